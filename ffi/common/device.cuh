@@ -1,0 +1,80 @@
+// What every kernel needs: 16-bit types, accumulators, sums over lanes, reading a pattern. It includes no
+// CUDA header, so that NVRTC needs none at run time and compiles in milliseconds.
+#pragma once
+
+#include "common/types.h"
+
+namespace jaxsparse {
+
+struct bfloat16 {
+  uint16_t bits;
+};
+struct float16 {
+  uint16_t bits;
+};
+
+__device__ __forceinline__ float ToAccumulator(float x) { return x; }
+__device__ __forceinline__ double ToAccumulator(double x) { return x; }
+__device__ __forceinline__ float ToAccumulator(bfloat16 x) {
+  return __uint_as_float(static_cast<uint32_t>(x.bits) << 16);
+}
+__device__ __forceinline__ float ToAccumulator(float16 x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+}
+
+__device__ __forceinline__ void FromAccumulator(float x, float* to) { *to = x; }
+__device__ __forceinline__ void FromAccumulator(double x, double* to) { *to = x; }
+__device__ __forceinline__ void FromAccumulator(float x, bfloat16* to) {
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to->bits) : "f"(x));
+}
+__device__ __forceinline__ void FromAccumulator(float x, float16* to) {
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to->bits) : "f"(x));
+}
+
+// Sums of 16-bit products are taken in float32.
+template <typename T>
+struct AccumulatorOf {
+  using type = float;
+};
+template <>
+struct AccumulatorOf<double> {
+  using type = double;
+};
+template <typename T>
+using Accumulator = typename AccumulatorOf<T>::type;
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// The sum over groups of `lanes` neighbouring lanes (a power of 2), the same in each lane of a group. The
+// order is fixed, so results repeat bitwise.
+template <typename Acc>
+__device__ __forceinline__ Acc SumOverLanes(Acc x, int lanes) {
+  for (int distance = lanes / 2; distance > 0; distance /= 2) {
+    x += __shfl_xor_sync(kAllLanes, x, distance);
+  }
+  return x;
+}
+
+// The least power of 2 that is no less than `size`, at most a warp.
+__device__ __forceinline__ int LanesFor(int64_t size) {
+  int lanes = 1;
+  while (lanes < size && lanes < kWarp) lanes *= 2;
+  return lanes;
+}
+
+// The stored entries of one row: bounds that can't leave the arrays, whatever the offsets say.
+struct RowBounds {
+  int64_t begin, end;
+  __device__ RowBounds(const int32_t* row_offsets, int64_t row, int64_t nse) {
+    begin = Clamp(row_offsets[row], nse);
+    end = Clamp(row_offsets[row + 1], nse);
+  }
+  __device__ static int64_t Clamp(int64_t offset, int64_t nse) {
+    return offset < 0 ? 0 : offset > nse ? nse : offset;
+  }
+};
+
+}  // namespace jaxsparse

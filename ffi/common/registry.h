@@ -1,0 +1,52 @@
+// What an operation tells the Python side: its FFI targets, its variants, and every kernel instance that
+// its device sources can be asked for.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common/ffi.h"
+
+namespace jaxsparse {
+
+struct OperationEntry {
+  std::string name;
+  XLA_FFI_Handler* cpu = nullptr;
+  XLA_FFI_Handler* cuda_initialize = nullptr;
+  XLA_FFI_Handler* cuda_execute = nullptr;
+  std::vector<std::string> cpu_variants;
+  std::vector<std::string> cuda_variants;
+  std::vector<KernelSource> kernels;
+};
+
+// `problems`: one for every combination of types that selects another kernel instance.
+template <typename Operation>
+OperationEntry MakeEntry(const std::vector<typename Operation::Problem>& problems) {
+  using Handlers = Targets<Operation>;
+  OperationEntry entry{Operation::kName, Handlers::Cpu, Handlers::CudaInitialize,
+                       Handlers::CudaExecute, Names(Operation::CpuVariants()),
+                       Names(Operation::CudaVariants()), {}};
+  for (const auto& row : Operation::CudaVariants()) {
+    for (const auto& problem : problems) {
+      if (row.fits(problem)) entry.kernels.push_back(row.kernel(problem));
+    }
+  }
+  return entry;
+}
+
+// Supported pairs of operand and result dtype.
+struct DTypePair {
+  DType dtype, out_dtype;
+};
+inline constexpr DTypePair kDTypePairs[] = {
+    {DType::kFloat32, DType::kFloat32},   {DType::kFloat64, DType::kFloat64},
+    {DType::kBFloat16, DType::kBFloat16}, {DType::kBFloat16, DType::kFloat32},
+    {DType::kFloat16, DType::kFloat16},   {DType::kFloat16, DType::kFloat32},
+};
+
+OperationEntry SpmmEntry();
+OperationEntry SddmmEntry();
+OperationEntry SparseSoftmaxEntry();
+OperationEntry CheckTopologyEntry();
+
+}  // namespace jaxsparse

@@ -1,0 +1,63 @@
+// Types that host and device code share. NVRTC has no standard headers, so this file includes none
+// for it.
+#pragma once
+
+#ifdef __CUDACC_RTC__
+using int32_t = int;
+using int64_t = long long;
+using uint16_t = unsigned short;
+using uint32_t = unsigned int;
+#define JAXSPARSE_INLINE __host__ __device__ __forceinline__
+#else
+#include <cstdint>
+// Internal linkage in effect: an out-of-line copy made for one instruction set must never be the one
+// that the linker picks for another.
+#define JAXSPARSE_INLINE [[gnu::always_inline]] inline
+#endif
+
+namespace jaxsparse {
+
+enum class DType : int { kFloat32, kFloat64, kBFloat16, kFloat16 };
+enum class IndexType : int { kInt32, kUint16 };
+
+// Leading (batch) dimensions of an operation's outputs. An operand may have size 1 where the output
+// has more; its stride is 0 there.
+constexpr int kMaxBatchRank = 8;
+
+struct Batch {
+  int rank = 0;
+  int64_t count = 1;
+  int64_t sizes[kMaxBatchRank] = {};
+};
+
+// One operand or result: the first element of its first batch entry, and the distance in elements
+// between neighbours along each batch dimension.
+struct Array {
+  void* data = nullptr;
+  int64_t strides[kMaxBatchRank] = {};
+
+  template <typename T>
+  JAXSPARSE_INLINE T* At(const Batch& batch, int64_t index) const {
+    int64_t offset = 0;
+    for (int d = batch.rank - 1; d >= 0; --d) {
+      offset += (index % batch.sizes[d]) * strides[d];
+      index /= batch.sizes[d];
+    }
+    return static_cast<T*>(data) + offset;
+  }
+};
+
+// The pattern that a kernel walks. Rows of a transposed product are the columns of the stored matrix:
+// then `permutation` says where in the stored order each value lies, and is null otherwise.
+struct Pattern {
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t nse = 0;  // stored entries, padding behind row_offsets[rows] included
+  IndexType index_type = IndexType::kInt32;
+  Array row_offsets;     // int32 (rows + 1,)
+  Array column_indices;  // index_type (nse,)
+  Array row_order;       // int32 (rows,), by falling length
+  Array permutation;     // int32 (nse,) or null
+};
+
+}  // namespace jaxsparse

@@ -1,0 +1,42 @@
+// Kernel variants are rows of a table: the cheapest one that fits wins, ties take table order, and
+// the last row fits everything the operation accepts.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/table.h"
+
+namespace jaxsparse {
+
+// Row is any struct with {const char* name; bool (*fits)(const Problem&); double (*cost)(const
+// Problem&);}. `forced` names a row, or is empty. Returns null and fills `error` if it can't be had.
+template <typename Row, typename Problem>
+const Row* Choose(const char* operation, Table<Row> table, const Problem& problem,
+                  std::string_view forced, std::string* error) {
+  const Row* best = nullptr;
+  for (const Row& row : table) {
+    if (!forced.empty()) {
+      if (forced != row.name) continue;
+      if (row.fits(problem)) return &row;
+      *error = std::string(operation) + ": variant '" + row.name + "' does not fit this problem";
+      return nullptr;
+    }
+    if (row.fits(problem) && (best == nullptr || row.cost(problem) < best->cost(problem))) best = &row;
+  }
+  if (best == nullptr) {
+    *error = std::string(operation) + ": no variant named '" + std::string(forced) + "'; there are";
+    for (const Row& row : table) *error += std::string(" '") + row.name + "'";
+  }
+  return best;
+}
+
+template <typename Row>
+std::vector<std::string> Names(Table<Row> table) {
+  std::vector<std::string> names;
+  for (const Row& row : table) names.push_back(row.name);
+  return names;
+}
+
+}  // namespace jaxsparse

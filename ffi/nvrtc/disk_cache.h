@@ -1,0 +1,18 @@
+// Compiled kernels on disk, shared by processes: a file a kernel, written aside and renamed, and
+// checked against its whole key when read. A folder that can't be written to is no error.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "nvrtc/compiler.h"
+
+namespace jaxsparse {
+
+// JAXSPARSE_CACHE_DIR (empty: no disk cache), else $XDG_CACHE_HOME/jaxsparse, else ~/.cache/jaxsparse.
+std::string CacheFolder();
+
+std::optional<CompiledKernel> ReadCache(const std::string& key);
+void WriteCache(const std::string& key, const CompiledKernel& kernel);
+
+}  // namespace jaxsparse

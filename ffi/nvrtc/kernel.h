@@ -1,0 +1,51 @@
+// Device code compiled at first use for the GPU that runs it, kept in memory and on disk.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace jaxsparse {
+
+// One instance of a kernel template: a file below the folder of device sources, and a C++ expression
+// that names the instance.
+struct KernelSource {
+  std::string file;
+  std::string expression;
+};
+
+struct LaunchShape {
+  int64_t blocks = 0;  // along x only, whose limit is 2^31 - 1; kernels stride over what lies beyond
+  int threads = 0;
+};
+
+// A row of an operation's table of CUDA variants (common/variant.h). The kernel takes the problem by
+// value as its only argument.
+template <typename Problem>
+struct CudaVariant {
+  const char* name;
+  bool (*fits)(const Problem&);
+  double (*cost)(const Problem&);
+  KernelSource (*kernel)(const Problem&);
+  LaunchShape (*shape)(const Problem&);
+};
+
+// The loaded kernel for a device (a cudaKernel_t), or null with the reason in `error`.
+const void* GetKernel(const KernelSource& source, int device, std::string* error);
+
+// Launches on `stream`; returns the reason of a failure, or an empty string.
+std::string LaunchKernel(const void* kernel, const LaunchShape& shape, void* problem, int device,
+                         void* stream);
+
+struct CudaDevice {
+  std::string name;
+  int compute_capability = 0;  // 90 for 9.0
+};
+
+// The GPUs the driver shows; `error` says why there are none.
+std::vector<CudaDevice> CudaDevices(std::string* error);
+
+// "sm_90a" for compute capability 9.0: kernels may use what only that generation has.
+std::string ArchitectureName(int compute_capability);
+
+}  // namespace jaxsparse

@@ -1,0 +1,103 @@
+// CPU kernels of the sampled dense-dense product. Every output is one dot product taken by one thread in
+// an order that depends on d alone.
+#include "common/parallel.h"
+#include "common/pattern_cpu.h"
+#include "sddmm/sddmm.h"
+
+namespace jaxsparse::JAXSPARSE_ISA {
+namespace {
+
+template <typename T>
+struct Matrices {
+  const int32_t* row_offsets;
+  IndexReader column_indices;
+  const T* x;
+  const T* y;
+  const T* scale_by;
+  OutWriter<T> out;
+
+  JAXSPARSE_INLINE Matrices(const SddmmProblem& p, int64_t entry)
+      : row_offsets(p.pattern.row_offsets.At<const int32_t>(p.batch, entry)),
+        column_indices(p.pattern, p.batch, entry),
+        x(p.x.At<const T>(p.batch, entry)),
+        y(p.y.At<const T>(p.batch, entry)),
+        scale_by(p.scale_by.data == nullptr ? nullptr : p.scale_by.At<const T>(p.batch, entry)),
+        out(p.out, p.out_dtype, p.batch, entry) {}
+
+  template <typename Acc>
+  JAXSPARSE_INLINE void Write(Acc sum, int64_t entry) const {
+    out.Write(scale_by == nullptr ? sum : sum * ToFloat(scale_by[entry]), entry);
+  }
+};
+
+// sums[j] += x[d..] . y[j][d..] by vectors of kLanes, then by narrower ones for the rest.
+template <int kLanes, int kEntries, typename T, typename Acc>
+JAXSPARSE_INLINE void Dot(const T* x, const T* const* y, int64_t d, int64_t size, Acc* sums) {
+  Vector<Acc, kLanes> partial[kEntries] = {};
+  const bool any = d + kLanes <= size;
+  for (; d + kLanes <= size; d += kLanes) {
+    const auto left = Load<kLanes>(x + d);
+#pragma GCC unroll 4
+    for (int j = 0; j < kEntries; ++j) partial[j] += left * Load<kLanes>(y[j] + d);
+  }
+  if (any) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kEntries; ++j) sums[j] += Sum<kLanes, Acc>(partial[j]);
+  }
+  if constexpr (kLanes > 1) {
+    if (d < size) Dot<(kLanes > 4 ? kLanes / 2 : 1), kEntries>(x, y, d, size, sums);
+  }
+}
+
+// Entries of a row in groups of kEntries: they share the loads of x and keep as many chains busy.
+template <int kEntries, typename T>
+JAXSPARSE_INLINE int64_t Groups(const Matrices<T>& matrices, const T* x, int64_t size, int64_t i,
+                                int64_t end) {
+  using Acc = typename Accumulator<T>::type;
+  for (; i + kEntries <= end; i += kEntries) {
+    const T* y[kEntries];
+    Acc sums[kEntries] = {};
+    for (int j = 0; j < kEntries; ++j) y[j] = matrices.y + matrices.column_indices[i + j] * size;
+    Dot<kMaxLanes<Acc>, kEntries>(x, y, 0, size, sums);
+    for (int j = 0; j < kEntries; ++j) matrices.Write(sums[j], i + j);
+  }
+  return i;
+}
+
+template <typename T>
+void Rows(const SddmmProblem& problem, Workers& workers) {
+  using Acc = typename Accumulator<T>::type;
+  const Pattern& pattern = problem.pattern;
+  const RowTasks tasks(pattern, problem.batch, problem.d, workers);
+  ParallelFor(workers, tasks.count(), [&](int64_t task) {
+    const Matrices<T> matrices(problem, tasks.BatchEntry(task));
+    const int64_t part = task % tasks.per_entry;
+    const int64_t last = tasks.FirstRow(matrices.row_offsets, part + 1);
+    for (int64_t row = tasks.FirstRow(matrices.row_offsets, part); row < last; ++row) {
+      const RowBounds bounds(matrices.row_offsets, row, pattern.nse);
+      const T* x = matrices.x + row * problem.d;
+      const int64_t rest = Groups<4>(matrices, x, problem.d, bounds.begin, bounds.end);
+      Groups<1>(matrices, x, problem.d, rest, bounds.end);
+    }
+    if (part + 1 == tasks.per_entry) {
+      for (int64_t i = StoredEnd(matrices.row_offsets, pattern); i < pattern.nse; ++i) {
+        matrices.out.Write(Acc(0), i);
+      }
+    }
+  });
+}
+
+void LaunchRows(const SddmmProblem& problem, Workers& workers) {
+  DispatchDType(problem.dtype, [&]<typename T>() { Rows<T>(problem, workers); });
+}
+
+constexpr CpuVariant<SddmmProblem> kVariants[] = {
+    {"rows", [](const SddmmProblem&) { return true; }, [](const SddmmProblem&) { return 1.0; },
+     LaunchRows},
+};
+
+}  // namespace
+
+extern constinit const Table<CpuVariant<SddmmProblem>> kSddmmCpuVariants = MakeTable(kVariants);
+
+}  // namespace jaxsparse::JAXSPARSE_ISA

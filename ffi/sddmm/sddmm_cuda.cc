@@ -1,0 +1,32 @@
+// CUDA variants of the sampled dense-dense product: which kernel, and how it is launched.
+#include "nvrtc/type_names.h"
+#include "sddmm/sddmm.h"
+
+namespace jaxsparse {
+namespace {
+
+constexpr int kThreads = 128;
+
+KernelSource Entries(const SddmmProblem& p) {
+  return {"sddmm/sddmm.cu", "jaxsparse::SddmmEntries<" + TypeName(p.dtype) + ", " +
+                                TypeName(p.out_dtype) + ", " + TypeName(p.pattern.index_type) + ">"};
+}
+
+// As the kernel cuts its work: lanes by d, an entry a group of lanes.
+LaunchShape EntriesShape(const SddmmProblem& p) {
+  int64_t lanes = 1;
+  while (lanes < p.d && lanes < 32) lanes *= 2;
+  const int64_t entries = kThreads / lanes;  // of a block
+  return {(p.batch.count * p.pattern.nse + entries - 1) / entries, kThreads};
+}
+
+constexpr CudaVariant<SddmmProblem> kVariants[] = {
+    {"generic_entries", [](const SddmmProblem&) { return true; },
+     [](const SddmmProblem&) { return 1.0; }, Entries, EntriesShape},
+};
+
+}  // namespace
+
+extern constinit const Table<CudaVariant<SddmmProblem>> kSddmmCudaVariants = MakeTable(kVariants);
+
+}  // namespace jaxsparse

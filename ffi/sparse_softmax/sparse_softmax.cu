@@ -1,0 +1,81 @@
+// Generic kernels of the softmax over stored entries and its derivative (problem.h): a warp a row, and
+// one more warp for the padding of each batch entry. Reads and writes pass through L1 and L2 twice.
+#include "common/device.cuh"
+#include "sparse_softmax/problem.h"
+
+namespace jaxsparse {
+
+template <typename Acc>
+__device__ __forceinline__ Acc MaxOverLanes(Acc x) {
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    const Acc other = __shfl_xor_sync(kAllLanes, x, distance);
+    x = other > x ? other : x;
+  }
+  return x;
+}
+
+template <typename T>
+__device__ void ForwardRow(const T* values, T* out, RowBounds bounds, Accumulator<T> scale) {
+  using Acc = Accumulator<T>;
+  const int lane = threadIdx.x % kWarp;
+  Acc max = -Acc(1) / Acc(0);
+  for (int64_t i = bounds.begin + lane; i < bounds.end; i += kWarp) {
+    const Acc value = scale * ToAccumulator(values[i]);
+    max = value > max ? value : max;  // a NaN is skipped here and reaches the sum below
+  }
+  max = MaxOverLanes(max);
+  Acc sum = 0;
+  for (int64_t i = bounds.begin + lane; i < bounds.end; i += kWarp) {
+    sum += exp(scale * ToAccumulator(values[i]) - max);
+  }
+  sum = SumOverLanes(sum, kWarp);
+  for (int64_t i = bounds.begin + lane; i < bounds.end; i += kWarp) {
+    FromAccumulator(exp(scale * ToAccumulator(values[i]) - max) / sum, &out[i]);
+  }
+}
+
+template <typename T>
+__device__ void BackwardRow(const T* y, const T* tangent, T* out, RowBounds bounds,
+                            Accumulator<T> scale) {
+  const int lane = threadIdx.x % kWarp;
+  Accumulator<T> sum = 0;
+  for (int64_t i = bounds.begin + lane; i < bounds.end; i += kWarp) {
+    sum += ToAccumulator(y[i]) * ToAccumulator(tangent[i]);
+  }
+  sum = SumOverLanes(sum, kWarp);
+  for (int64_t i = bounds.begin + lane; i < bounds.end; i += kWarp) {
+    FromAccumulator(scale * ToAccumulator(y[i]) * (ToAccumulator(tangent[i]) - sum), &out[i]);
+  }
+}
+
+template <typename T, bool kBackward>
+__global__ void SparseSoftmaxRows(const __grid_constant__ SparseSoftmaxProblem p) {
+  using Acc = Accumulator<T>;
+  const int64_t rows = p.pattern.rows, nse = p.pattern.nse;
+  const int64_t units = p.batch.count * (rows + 1);
+  const int64_t warps = static_cast<int64_t>(gridDim.x) * (blockDim.x / kWarp);
+  const Acc scale = static_cast<Acc>(p.scale);
+  for (int64_t unit = static_cast<int64_t>(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp;
+       unit < units; unit += warps) {
+    const int64_t entry = unit / (rows + 1), place = unit % (rows + 1);
+    const int32_t* row_offsets = p.pattern.row_offsets.At<const int32_t>(p.batch, entry);
+    T* out = p.out.At<T>(p.batch, entry);
+    if (place == rows) {
+      const int64_t stored = rows == 0 ? 0 : RowBounds::Clamp(row_offsets[rows], nse);
+      for (int64_t i = stored + threadIdx.x % kWarp; i < nse; i += kWarp) {
+        FromAccumulator(Acc(0), &out[i]);
+      }
+      continue;
+    }
+    const int64_t row = p.pattern.row_order.At<const int32_t>(p.batch, entry)[place];
+    const RowBounds bounds(row_offsets, row, nse);
+    const T* values = p.values.At<const T>(p.batch, entry);
+    if constexpr (kBackward) {
+      BackwardRow(values, p.tangent.At<const T>(p.batch, entry), out, bounds, scale);
+    } else {
+      ForwardRow(values, out, bounds, scale);
+    }
+  }
+}
+
+}  // namespace jaxsparse

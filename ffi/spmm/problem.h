@@ -1,0 +1,29 @@
+// out[m,n] = activation(sum_k a[m,k] * x[k,n] + bias[m]), a sparse, for every batch entry.
+//
+// `pattern` is the one that is walked by rows of `out`: for a transposed product the transposed
+// pattern, whose permutation finds the values. A product with columns contiguous has x as (n, k) and
+// out as (n, m), both row-major: the dense matrix stands on the left.
+#pragma once
+
+#include "common/types.h"
+
+namespace jaxsparse {
+
+enum class Activation : int { kNone, kRelu, kGelu };
+
+struct SpmmProblem {
+  Pattern pattern;
+  int64_t n = 0;
+  bool dense_on_left = false;
+  DType dtype = DType::kFloat32;      // values, x, bias
+  DType out_dtype = DType::kFloat32;  // out, preactivation
+  Activation activation = Activation::kNone;
+  Batch batch;
+  Array values;
+  Array x;
+  Array bias;           // or null
+  Array out;
+  Array preactivation;  // or null: what the activation was applied to, for its derivative
+};
+
+}  // namespace jaxsparse

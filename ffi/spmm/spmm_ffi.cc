@@ -1,0 +1,77 @@
+// FFI targets of the sparse-dense product.
+#include "common/registry.h"
+#include "spmm/spmm.h"
+
+namespace jaxsparse {
+namespace {
+
+Activation ParseActivation(CallParser& call) {
+  static constexpr struct {
+    std::string_view name;
+    Activation value;
+  } kTable[] = {
+      {"none", Activation::kNone}, {"relu", Activation::kRelu}, {"gelu", Activation::kGelu}};
+  const auto name = call.Attribute<std::string_view>("activation");
+  for (const auto& row : kTable) {
+    if (name == row.name) return row.value;
+  }
+  call.Fail("unknown activation '" + std::string(name) + "'");
+  return Activation::kNone;
+}
+
+struct Spmm {
+  using Problem = SpmmProblem;
+  static constexpr char kName[] = "spmm";
+  static constexpr size_t kResultRank = 2;
+
+  // Operands: values, x, the pattern's three or four, bias if there is one. Results: out, and the
+  // preactivation if it is asked for.
+  static void Parse(CallParser& call, Problem* problem) {
+    enum { kValues, kX, kPattern };
+    Problem& p = *problem;
+    const bool permuted = call.Attribute<bool>("permuted");
+    const size_t bias = kPattern + (permuted ? 4 : 3);
+    p.dense_on_left = call.Attribute<bool>("dense_on_left");
+    p.activation = ParseActivation(call);
+    p.n = call.Size(kX, p.dense_on_left ? 1 : 0);
+    const int64_t k = call.Size(kX, p.dense_on_left ? 0 : 1);
+    p.pattern = call.OperandPattern(kPattern, k, permuted);
+    const int64_t m = p.pattern.rows;
+    p.batch = call.batch();
+    p.dtype = call.OperandDType(kX, "x");
+    p.out_dtype = call.ResultDType(0, "out");
+    p.values = call.Operand(kValues, "values", {p.pattern.nse});
+    p.x = p.dense_on_left ? call.Operand(kX, "x", {p.n, k}) : call.Operand(kX, "x", {k, p.n});
+    if (call.operands() > bias) p.bias = call.Operand(bias, "bias", {m});
+    const int64_t first = p.dense_on_left ? p.n : m, second = p.dense_on_left ? m : p.n;
+    p.out = call.Result(0, "out", {first, second});
+    if (call.results() > 1) p.preactivation = call.Result(1, "preactivation", {first, second});
+  }
+
+  static Table<CpuVariant<Problem>> CpuVariants() {
+    return ForCurrentIsa(portable::kSpmmCpuVariants, avx2::kSpmmCpuVariants,
+                         avx512::kSpmmCpuVariants);
+  }
+  static Table<CudaVariant<Problem>> CudaVariants() { return kSpmmCudaVariants; }
+};
+
+}  // namespace
+
+OperationEntry SpmmEntry() {
+  std::vector<SpmmProblem> problems;
+  for (const DTypePair types : kDTypePairs) {
+    for (const IndexType index : {IndexType::kInt32, IndexType::kUint16}) {
+      for (const bool dense_on_left : {false, true}) {
+        SpmmProblem problem;
+        problem.dtype = types.dtype;
+        problem.out_dtype = types.out_dtype;
+        problem.pattern.index_type = index;
+        problem.dense_on_left = dense_on_left;
+        problems.push_back(problem);
+      }
+    }
+  }
+  return MakeEntry<Spmm>(problems);
+}
+
+}  // namespace jaxsparse

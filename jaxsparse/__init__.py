@@ -1,0 +1,30 @@
+"""Sparse matrix products, sampled products and sparse softmax as JAX primitives, on CPU and CUDA."""
+
+from importlib.metadata import version as _version
+
+from jaxsparse import backend as _backend
+from jaxsparse import masks
+from jaxsparse.backend import EXPORT_DISABLED_CHECKS
+from jaxsparse.csr import CSR
+from jaxsparse.differentiate import grad, value_and_grad
+from jaxsparse.ops.matmul import sddmm, spmm
+from jaxsparse.ops.sparse_attention import sparse_attention
+from jaxsparse.ops.sparse_softmax import sparse_softmax
+from jaxsparse.topology import Topology
+
+__version__ = _version("jaxsparse")
+
+__all__ = [
+    "CSR",
+    "EXPORT_DISABLED_CHECKS",
+    "Topology",
+    "grad",
+    "masks",
+    "sddmm",
+    "sparse_attention",
+    "sparse_softmax",
+    "spmm",
+    "value_and_grad",
+]
+
+_backend.register_targets()

@@ -1,0 +1,190 @@
+"""Softmax over the stored entries of each row.
+
+With y = softmax(s v) along a row, the Jacobian s (diag(y) - y y^T) is symmetric: one primitive, linear in
+its tangent and its own transpose, serves forward and reverse mode. Its derivative in y is composed of
+row sums and their spread over the entries, which are spmm and sddmm with a column of ones.
+"""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import ad
+
+from jaxsparse import backend
+from jaxsparse.csr import CSR
+from jaxsparse.ops import arguments
+from jaxsparse.ops.matmul import PATTERN, ROWS, sddmm_p, spmm_p
+from jaxsparse.primitive import Operation, Signature, bind, define_transpose, make_primitive
+from jaxsparse.topology import row_indices
+
+
+def sparse_softmax(
+    a: CSR, *, scale: Any = 1.0, implementation: str | None = None, variant: str | None = None
+) -> CSR:
+    r"""Softmax of each row over its stored entries.
+
+    .. math:: y_e = \frac{\exp(s\, v_e)}{\sum_{e' \in \mathrm{row}(e)} \exp(s\, v_{e'})}
+
+    What is not stored counts as masked out, as in ``jax.nn.softmax(x, where=mask)``; a stored -inf gets 0,
+    and a row that stores nothing but -inf gets NaN. Rows without entries stay empty, padding gets 0. Sums
+    are taken in float32, or float64 for float64. Differentiable to any order.
+
+    Args:
+        a: a matrix with values ``(..., nse)``, float32, float64, bfloat16 or float16.
+        scale: multiplies the values first; a number is fused, an array multiplied beforehand.
+        implementation: None (the platform's own), "cpu", "cuda" or "xla".
+        variant: the name of a kernel variant to force, see ``python -m jaxsparse info``.
+
+    Returns:
+        A CSR matrix on the same topology.
+
+    Raises:
+        TypeError: if ``a`` is no CSR matrix of these dtypes.
+        ValueError: for options that don't exist; at lowering, for an implementation or variant that
+            can't be had.
+
+    Method: the sparse softmax of Gale et al. 2020, "Sparse GPU Kernels for Deep Learning", section VII.
+
+    >>> import jax.numpy as jnp
+    >>> a = CSR.fromdense(jnp.array([[1.0, 1.0, 0.0], [0.0, 0.0, 5.0]]))
+    >>> sparse_softmax(a).values
+    Array([0.5, 0.5, 1. ], dtype=float32)
+    """
+    operation = "sparse_softmax"
+    if not isinstance(a, CSR):
+        raise TypeError(f"{operation}: a must be a CSR matrix, got {type(a).__name__}")
+    backend.check_implementation(operation, implementation)
+    values = a.values
+    dtype = arguments.check_floating(operation, values=values)
+    if not isinstance(scale, numbers.Real):
+        values = values * jnp.asarray(scale, dtype)
+        scale = 1.0
+    pattern = a.topology.operands()
+    batch_rank = max(x.ndim for x in (values, *pattern)) - 1
+    operands = [arguments.pad_batch(x, 1, batch_rank) for x in (values, *pattern)]
+    params = {"scale": float(scale), "implementation": implementation, "variant": variant}
+    return CSR(bind(sparse_softmax_p, *operands, **params)[0], a.topology)
+
+
+def _values_dtype(avals: Any, params: dict[str, Any]) -> Any:
+    return avals[0].dtype
+
+
+# ---- y = softmax(scale * values) ----
+
+
+def _row_sums(values: jax.Array, rows: jax.Array, size: int) -> jax.Array:
+    return jnp.zeros((size,), values.dtype).at[rows].add(values, mode="drop")
+
+
+def _softmax_xla(
+    values: jax.Array, row_offsets: jax.Array, *pattern: jax.Array, scale: float
+) -> list[jax.Array]:
+    size = row_offsets.shape[0] - 1
+    rows = row_indices(row_offsets, values.shape[0])
+    accumulator = jnp.promote_types(values.dtype, jnp.float32)
+    v = values.astype(accumulator) * jnp.asarray(scale, accumulator)
+    most = jnp.full((size,), -jnp.inf, accumulator).at[rows].max(v, mode="drop")
+    e = jnp.exp(v - most.at[rows].get(mode="fill", fill_value=0))
+    y = e / _row_sums(e, rows, size).at[rows].get(mode="fill", fill_value=1)
+    return [jnp.where(rows < size, y, 0).astype(values.dtype)]
+
+
+sparse_softmax_p = make_primitive(
+    Operation(
+        name="sparse_softmax",
+        target="sparse_softmax",
+        params=("scale",),
+        signature=lambda params: Signature((("values", "e"), *PATTERN), (("out", "e"),)),
+        result_dtype=_values_dtype,
+        shardable=(),
+        xla=_softmax_xla,
+        ffi=lambda params: (("values", *ROWS), {"scale": params["scale"]}),
+    )
+)
+
+
+def _softmax_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    (y,) = bind(sparse_softmax_p, *primals, **params)
+    tangent = tangents[0]
+    if type(tangent) is ad.Zero:
+        return [y], [ad.Zero(jax.typeof(y).to_tangent_aval())]
+    params = {**params, "variant": None}
+    return [y], bind(sparse_softmax_derivative_p, y, tangent, *primals[1:], **params)
+
+
+ad.primitive_jvps[sparse_softmax_p] = _softmax_jvp
+
+
+# ---- scale * y * (t - sum over the row of y t) ----
+
+
+def _derivative_xla(
+    y: jax.Array, tangent: jax.Array, row_offsets: jax.Array, *pattern: jax.Array, scale: float
+) -> list[jax.Array]:
+    size = row_offsets.shape[0] - 1
+    rows = row_indices(row_offsets, y.shape[0])
+    accumulator = jnp.promote_types(y.dtype, jnp.float32)
+    y_, t = y.astype(accumulator), tangent.astype(accumulator)
+    sums = _row_sums(y_ * t, rows, size).at[rows].get(mode="fill", fill_value=0)
+    out = jnp.asarray(scale, accumulator) * y_ * (t - sums)
+    return [jnp.where(rows < size, out, 0).astype(y.dtype)]
+
+
+sparse_softmax_derivative_p = make_primitive(
+    Operation(
+        name="sparse_softmax_derivative",
+        target="sparse_softmax",
+        params=("scale",),
+        signature=lambda params: Signature(
+            (("y", "e"), ("tangent", "e"), *PATTERN), (("out", "e"),)
+        ),
+        result_dtype=_values_dtype,
+        shardable=(),
+        xla=_derivative_xla,
+        ffi=lambda params: (("y", *ROWS, "tangent"), {"scale": params["scale"]}),
+    )
+)
+
+
+def _sum_and_spread(values: jax.Array, pattern: Any, implementation: str | None) -> jax.Array:
+    """For every entry, the sum of its row."""
+    m, k = pattern[0].shape[-1] - 1, pattern[3].shape[-1] - 1
+    ones = {size: jnp.ones((*(1,) * (values.ndim - 1), size, 1), values.dtype) for size in (m, k)}
+    common = {"out_dtype": values.dtype, "implementation": implementation, "variant": None}
+    (sums,) = bind(
+        spmm_p, values, *pattern, ones[k], transpose=False, dense_on_left=False, **common
+    )
+    return bind(sddmm_p, sums, ones[k], *pattern, scaled=False, **common)[0]
+
+
+def _derivative_jvp(primals: Any, tangents: Any, *, scale: float, **params: Any) -> Any:
+    y, t, *pattern = primals
+    dy, dt = tangents[:2]
+    params = {**params, "scale": scale}
+    (out,) = bind(sparse_softmax_derivative_p, *primals, **params)
+    params["variant"] = None
+    tangent: Any = ad.Zero(jax.typeof(out).to_tangent_aval())
+    if type(dt) is not ad.Zero:
+        tangent = bind(sparse_softmax_derivative_p, y, dt, *pattern, **params)[0]
+    if type(dy) is not ad.Zero:
+        implementation = params["implementation"]
+        # d/dy of s y (t - <y, t>):  s (dy (t - <y, t>) - y <dy, t>)
+        first = dy * (t - _sum_and_spread(y * t, pattern, implementation))
+        second = y * _sum_and_spread(dy * t, pattern, implementation)
+        tangent = ad.add_tangents(tangent, jnp.asarray(scale, y.dtype) * (first - second))
+    return [out], [tangent]
+
+
+def _derivative_transpose(ct: jax.Array, operands: Any, **params: Any) -> tuple[int, jax.Array]:
+    y, _, *pattern = operands
+    params = {**params, "variant": None}
+    return 1, bind(sparse_softmax_derivative_p, y, ct, *pattern, **params)[0]
+
+
+ad.primitive_jvps[sparse_softmax_derivative_p] = _derivative_jvp
+define_transpose(sparse_softmax_derivative_p, _derivative_transpose)

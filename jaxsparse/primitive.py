@@ -1,0 +1,366 @@
+"""Makes a JAX primitive from a declaration of an operation.
+
+This is the only module that knows JAX's interpreters. An operation declares the core dimensions of its
+operands and results by name ("k n"), how it is computed in plain jnp, and what its FFI target wants;
+`make_primitive` gives it abstract evaluation, eager evaluation, lowering on every platform, batching and
+sharding. Its derivative rules are its own (`jaxsparse.ops`).
+
+Every operand has the same number of leading batch dimensions; where an operand is not batched its size
+there is 1, and kernels read it with stride 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax._src import dispatch  # for prim_requires_devices_during_lowering; it has no public name
+from jax.core import ShapedArray
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxsparse import backend
+
+MAX_BATCH_RANK = 8  # kMaxBatchRank in ffi/common/types.h
+
+
+class Signature(NamedTuple):
+    """Names and core dimensions of operands and results, e.g. ``("x", "k n")``.
+
+    A dimension "m+1" is one longer than "m".
+    """
+
+    operands: tuple[tuple[str, str], ...]
+    results: tuple[tuple[str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """What makes an operation; see the module's docstring."""
+
+    name: str  # of the primitive
+    target: str  # of its FFI target, without the prefix
+    params: tuple[str, ...]  # static, beside implementation and variant
+    signature: Callable[[dict[str, Any]], Signature]
+    result_dtype: Callable[[Sequence[ShapedArray], dict[str, Any]], Any]
+    shardable: tuple[str, ...]  # core dimensions along which it is computed independently
+    xla: Callable[..., list[jax.Array]]  # one batch entry in plain jnp
+    ffi: Callable[[dict[str, Any]], tuple[tuple[str, ...], dict[str, Any]]]  # operands, attributes
+
+
+def bind(primitive: Primitive, *operands: jax.Array, **params: Any) -> list[jax.Array]:
+    """Binds a primitive, in the derivative rules too.
+
+    Inside ``shard_map`` all operands must vary over the same mesh axes: without the cast, a gradient
+    taken there misses the sum over the axes of the operand that varies less.
+    """
+    if any(isinstance(x, jax.core.Tracer) for x in operands):
+        varying = [jax.typeof(x).manual_axis_type.varying for x in operands]
+        union = frozenset().union(*varying)
+        operands = tuple(
+            jax.lax.pcast(x, tuple(sorted(union - axes)), to="varying") if union - axes else x
+            for x, axes in zip(operands, varying, strict=True)
+        )
+    return primitive.bind(*operands, **params)
+
+
+def _core_dims(spec: str) -> list[str]:
+    return spec.split()
+
+
+def _infer(
+    operation: Operation, avals: Sequence[ShapedArray], params: dict[str, Any]
+) -> list[tuple[tuple[int, ...], tuple[int, ...], list[str]]]:
+    """(batch shape, core shape, core dimensions) of every result; raises ValueError on a mismatch."""
+    signature = operation.signature(params)
+    if len(avals) != len(signature.operands):
+        raise ValueError(
+            f"{operation.name}: takes {len(signature.operands)} operands, got {len(avals)}"
+        )
+    sizes: dict[str, int] = {}
+    batches = []
+    for (name, spec), aval in zip(signature.operands, avals, strict=True):
+        dims = _core_dims(spec)
+        split = aval.ndim - len(dims)
+        if split < 0:
+            raise ValueError(
+                f"{operation.name}: {name} needs {len(dims)} dimensions ({spec}), "
+                f"got shape {aval.shape}"
+            )
+        batches.append(aval.shape[:split])
+        for dim, size in zip(dims, aval.shape[split:], strict=True):
+            base, extra = (dim[:-2], 1) if dim.endswith("+1") else (dim, 0)
+            if sizes.setdefault(base, size - extra) != size - extra:
+                raise ValueError(
+                    f"{operation.name}: {name} has shape {aval.shape}, expected {spec} with "
+                    f"{base} = {sizes[base]}"
+                )
+    if len({len(batch) for batch in batches}) > 1:
+        raise ValueError(f"{operation.name}: operands differ in batch dimensions: {batches}")
+    if len(batches[0]) > MAX_BATCH_RANK:
+        raise ValueError(
+            f"{operation.name}: takes at most {MAX_BATCH_RANK} batch dimensions, got {batches[0]}"
+        )
+    batch = jnp.broadcast_shapes(*batches)
+    return [
+        (batch, tuple(sizes[dim] for dim in _core_dims(spec)), _core_dims(spec))
+        for _, spec in signature.results
+    ]
+
+
+def _result_sharding(
+    operation: Operation,
+    avals: Sequence[ShapedArray],
+    params: dict[str, Any],
+    batch_rank: int,
+    result_dims: list[str],
+) -> NamedSharding | None:
+    """Under explicit axes: batch and shardable core dimensions keep their operands' sharding."""
+    mesh = next((a.sharding.mesh for a in avals if not a.sharding.mesh.empty), None)
+    if mesh is None:
+        return None
+    names: dict[str | int, Any] = {}
+    for (name, spec), aval in zip(operation.signature(params).operands, avals, strict=True):
+        dims: list[str | int] = [*range(batch_rank), *_core_dims(spec)]
+        for dim, size, axes in zip(dims, aval.shape, aval.sharding.spec, strict=True):
+            if axes is None or (isinstance(dim, int) and size == 1):
+                continue
+            if isinstance(dim, str) and dim not in operation.shardable:
+                raise ValueError(
+                    f"{operation.name}: {name} is sharded along {dim} over {axes!r}, where it can't "
+                    "be: reshard it, or use automatic axes"
+                )
+            if names.setdefault(dim, axes) != axes:
+                raise ValueError(
+                    f"{operation.name}: operands are sharded differently along dimension {dim}: "
+                    f"{names[dim]!r} and {axes!r}"
+                )
+    spec = [names.get(dim) for dim in [*range(batch_rank), *result_dims]]
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def _abstract_eval(operation: Operation, *avals: ShapedArray, **params: Any) -> list[ShapedArray]:
+    dtype = operation.result_dtype(avals, params)
+    results = []
+    for batch, core, dims in _infer(operation, avals, params):
+        results.append(
+            ShapedArray(
+                (*batch, *core),
+                dtype,
+                sharding=_result_sharding(operation, avals, params, len(batch), dims),
+                manual_axis_type=avals[0].manual_axis_type,
+            )
+        )
+    return results
+
+
+def _batch(primitive: Primitive, operands: Any, dims: Any, **params: Any) -> Any:
+    operands = [
+        jnp.expand_dims(x, 0) if dim is None else jnp.moveaxis(x, dim, 0)
+        for x, dim in zip(operands, dims, strict=True)
+    ]
+    results = bind(primitive, *operands, **params)
+    return results, [0] * len(results)
+
+
+def _sharding_rule(
+    operation: Operation, params: dict[str, Any], operands: Any, results: Any
+) -> Any:
+    """The einsum-like rule of Shardy; dimensions that can't be sharded are factors to replicate."""
+    signature = operation.signature(params)
+    batch_rank = len(results[0].shape) - len(_core_dims(signature.results[0][1]))
+    batch = [f"b{d}" for d in range(batch_rank)]
+    fresh = itertools.count()
+
+    def factors(spec: str, shape: Sequence[int]) -> str:
+        # A broadcast dimension needs a factor of its own: it does not follow the others' sharding.
+        lead = [
+            name if shape[d] == results[0].shape[d] else f"s{next(fresh)}"
+            for d, name in enumerate(batch)
+        ]
+        return " ".join([*lead, *(dim.replace("+1", "p") for dim in _core_dims(spec))])
+
+    left = ", ".join(
+        factors(spec, x.shape) for (_, spec), x in zip(signature.operands, operands, strict=True)
+    )
+    right = ", ".join(
+        factors(spec, x.shape) for (_, spec), x in zip(signature.results, results, strict=True)
+    )
+    # Shardy wants replicated factors in order of first appearance.
+    order = dict.fromkeys(f"{left} {right}".replace(",", " ").split())
+    replicated = tuple(f for f in order if f[0] not in "bs" and f not in operation.shardable)
+    return f"{left} -> {right}", {"need_replication_factors": replicated}
+
+
+@functools.cache
+def _partitioned(operation: Operation, call: Primitive, items: tuple[tuple[str, Any], ...]) -> Any:
+    """The call as something that the partitioner can cut along batch and shardable dimensions."""
+    params = dict(items)
+    signature = operation.signature(params)
+
+    def partition(mesh: Any, operands: Any, results: Any) -> Any:
+        dims = _core_dims(signature.results[0][1])
+        first = results[0]
+        spec = tuple(first.sharding.spec)
+        spec += (None,) * (len(first.shape) - len(spec))
+        batch_rank = len(first.shape) - len(dims)
+        axes = {
+            dim: name
+            for dim, name in zip(dims, spec[batch_rank:], strict=True)
+            if dim in operation.shardable
+        }
+
+        def sharding(core: str, shape: Sequence[int]) -> NamedSharding:
+            lead = [spec[d] if shape[d] == first.shape[d] else None for d in range(batch_rank)]
+            return NamedSharding(
+                mesh, PartitionSpec(*lead, *(axes.get(dim) for dim in _core_dims(core)))
+            )
+
+        operand_shardings = tuple(
+            sharding(core, x.shape)
+            for (_, core), x in zip(signature.operands, operands, strict=True)
+        )
+        result_shardings = [
+            sharding(core, x.shape) for (_, core), x in zip(signature.results, results, strict=True)
+        ]
+        return mesh, lambda *xs: call.bind(*xs, **params), result_shardings, operand_shardings
+
+    def rule(mesh: Any, operands: Any, results: Any) -> Any:
+        return _sharding_rule(operation, params, operands, results)
+
+    partitioned = custom_partitioning(lambda *xs: call.bind(*xs, **params))
+    partitioned.def_partition(
+        partition=partition, infer_sharding_from_operands=None, sharding_rule=rule
+    )
+    return partitioned
+
+
+def _xla(operation: Operation, params: dict[str, Any], *operands: jax.Array) -> list[jax.Array]:
+    """The plain jnp form over all batch dimensions, unbatched operands left so."""
+    compute = functools.partial(operation.xla, **params)
+    core_rank = len(_core_dims(operation.signature(params).operands[0][1]))
+    batch_rank = operands[0].ndim - core_rank
+
+    def over_batch(rank: int, *operands: jax.Array) -> list[jax.Array]:
+        if rank == 0:
+            return compute(*operands)
+        sizes = [x.shape[0] for x in operands]
+        size = next((s for s in sizes if s != 1), 1)
+        axes = [0 if s == size else None for s in sizes]
+        inner = [x if axis == 0 else x[0] for x, axis in zip(operands, axes, strict=True)]
+        return jax.vmap(functools.partial(over_batch, rank - 1), axes)(*inner)
+
+    return over_batch(batch_rank, *operands)
+
+
+def _lower(operation: Operation, platform: str) -> Any:
+    def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
+        variant = params["variant"]
+        chosen = backend.resolve(operation.target, platform, params["implementation"], variant)
+        declared = {name: params[name] for name in operation.params}
+        if chosen == "xla":
+            compute = functools.partial(_xla, operation, declared)
+            return mlir.lower_fun(compute, multiple_results=True)(ctx, *operands)
+        wanted, attributes = operation.ffi(declared)
+        names = [name for name, _ in operation.signature(declared).operands]
+        indices = [names.index(name) for name in wanted]
+        ctx = ctx.replace(avals_in=[ctx.avals_in[i] for i in indices])
+        lowering = jax.ffi.ffi_lowering(backend.target_name(operation.target))
+        return lowering(ctx, *(operands[i] for i in indices), variant=variant or "", **attributes)
+
+    return rule
+
+
+def make_primitive(operation: Operation) -> Primitive:
+    """A primitive of several results with every rule but the derivatives'."""
+    static = (*operation.params, "implementation", "variant")
+
+    # The primitive that users' programs hold lowers to a partitionable call of a second one, which
+    # lowers to the kernel: only so do sharded operands stay sharded.
+    primitive = Primitive(f"jaxsparse_{operation.name}")
+    call = Primitive(f"jaxsparse_{operation.name}_call")
+    for p in (primitive, call):
+        p.multiple_results = True
+        p.def_abstract_eval(functools.partial(_abstract_eval, operation))
+
+    jitted = jax.jit(
+        primitive.bind, static_argnames=static
+    )  # one object: eager calls hit its cache
+
+    def impl(*operands: Any, **params: Any) -> Any:
+        with jax.disable_jit(False):  # else jax.disable_jit() would come back here for ever
+            return jitted(*operands, **params)
+
+    primitive.def_impl(impl)
+    call.def_impl(impl)
+    batching.primitive_batchers[primitive] = functools.partial(_batch, primitive)
+
+    def lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
+        partitioned = _partitioned(operation, call, tuple(sorted(params.items())))
+        return mlir.lower_fun(partitioned, multiple_results=True)(ctx, *operands)
+
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
+    mlir.register_lowering(primitive, lowering)
+    for platform in ("cpu", "cuda"):
+        mlir.register_lowering(call, _lower(operation, platform), platform=platform)
+    mlir.register_lowering(call, _lower(operation, "other"))
+    return primitive
+
+
+def define_multilinear_jvp(primitive: Primitive, linear: Callable[..., tuple[int, ...]]) -> None:
+    """The JVP of an operation that is linear in each of some operands: a sum of one call each.
+
+    ``linear(**params)`` says which, by position.
+    """
+
+    def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+        results = bind(primitive, *primals, **params)
+        terms = []
+        for i in linear(**params):
+            if type(tangents[i]) is ad.Zero:
+                continue
+            operands = (*primals[:i], tangents[i], *primals[i + 1 :])
+            terms.append(bind(primitive, *operands, **params))
+        if not terms:
+            return results, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
+        return results, [
+            functools.reduce(ad.add_tangents, column) for column in zip(*terms, strict=True)
+        ]
+
+    ad.primitive_jvps[primitive] = jvp
+
+
+def define_transpose(primitive: Primitive, rule: Callable[..., tuple[int, jax.Array]]) -> None:
+    """The transpose of an operation of one result that is linear in the one undefined operand.
+
+    ``rule(cotangent, operands, **params)`` answers that operand's position and cotangent under the
+    result's batch dimensions; here it is summed to the operand's own shape and dtype.
+    """
+
+    def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
+        answers: list[Any] = [None] * len(operands)
+        if type(cotangents[0]) is ad.Zero:
+            return answers
+        position, cotangent = rule(cotangents[0], operands, **params)
+        aval = operands[position].aval
+        summed = tuple(
+            d for d, (a, b) in enumerate(zip(cotangent.shape, aval.shape, strict=True)) if a != b
+        )
+        if summed:
+            cotangent = jnp.sum(cotangent, summed, keepdims=True)
+        answers[position] = cotangent.astype(aval.dtype)
+        return answers
+
+    ad.primitive_transposes[primitive] = transpose
+
+
+def undefined(operand: Any) -> bool:
+    """Whether a transpose rule has to answer for this operand."""
+    return ad.is_undefined_primal(operand)

@@ -1,0 +1,56 @@
+"""Comparisons, and which implementations and variants this machine can run."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsparse import backend
+
+PLATFORM = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
+
+DTYPES = {
+    "float32": jnp.float32,
+    "float64": jnp.float64,
+    "bfloat16": jnp.bfloat16,
+    "float16": jnp.float16,
+}
+
+# Half a unit in the last place of a result, and the sum's own rounding in float32.
+_EPSILON = {"float64": 1e-13, "float32": 2e-6, "bfloat16": 2**-8, "float16": 2**-11}
+
+
+def cases(operation):
+    """Every (implementation, variant) of an operation on this platform."""
+    variants = backend.OPERATIONS[operation]["variants"].get(PLATFORM, [])
+    return [("xla", None), *((PLATFORM, variant) for variant in variants)]
+
+
+def fits(operation, variant, **options):
+    """Variants of the product are tied to the side on which the dense matrix stands."""
+    left_only, right_only = {"panels", "generic_dots"}, {"rows", "generic_rows"}
+    if operation != "spmm" or variant is None:
+        return True
+    return variant not in (right_only if options.get("dense_on_left") else left_only)
+
+
+def assert_close(actual, expected, dtype, magnitude):
+    """|actual - expected| within the rounding of a result and of sums of the given magnitude.
+
+    `magnitude` has the result's shape: the sum of the absolute values of what is added up.
+    """
+    actual = np.asarray(actual, np.float64)
+    expected = np.asarray(expected, np.float64)
+    assert actual.shape == expected.shape
+    name = jnp.dtype(dtype).name
+    sums = np.asarray(magnitude, np.float64) * (_EPSILON["float64"] if name == "float64" else 2e-6)
+    limit = np.abs(expected) * _EPSILON[name] + sums + np.finfo(np.float32).tiny
+    if name == "float16":
+        limit = limit + 2**-24  # its subnormals are spaced evenly
+    same = np.isnan(actual) == np.isnan(expected)
+    assert same.all(), f"NaN in different places: {np.argwhere(~same)[:5]}"
+    with np.errstate(invalid="ignore"):
+        close = (np.abs(actual - expected) <= limit) | (actual == expected) | np.isnan(expected)
+    worst = np.argwhere(~close)[:3]
+    assert close.all(), [(tuple(i), actual[tuple(i)], expected[tuple(i)]) for i in worst]

@@ -1,0 +1,8 @@
+"""Test-wide settings: 8 CPU devices for sharding, a kernel cache of the tests' own."""
+
+import os
+
+# Before JAX starts a backend. A GPU stays the default platform where there is one.
+flags = os.environ.get("XLA_FLAGS", "")
+if "xla_force_host_platform_device_count" not in flags:
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8".strip()

@@ -1,0 +1,86 @@
+"""The oracle: every operation in plain NumPy or jnp on dense matrices, in float64 where it matters."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def stored_mask(row_offsets, column_indices, shape):
+    """Boolean (m, k): what one pattern stores."""
+    mask = np.zeros(shape, bool)
+    for row in range(shape[0]):
+        mask[row, column_indices[row_offsets[row] : row_offsets[row + 1]]] = True
+    return mask
+
+
+def to_dense(values, topology):
+    """The dense float64 matrix of one concrete pattern; its values may be batched."""
+    offsets, columns = np.asarray(topology.row_offsets), np.asarray(topology.column_indices)
+    rows = np.repeat(np.arange(topology.shape[0]), np.diff(offsets))
+    values = np.asarray(values, np.float64)
+    dense = np.zeros((*values.shape[:-1], *topology.shape))
+    dense[..., rows, columns[: offsets[-1]]] = values[..., : offsets[-1]]
+    return dense
+
+
+def from_dense(dense, topology):
+    """The entries of a dense matrix at one concrete pattern, padding 0."""
+    offsets, columns = np.asarray(topology.row_offsets), np.asarray(topology.column_indices)
+    rows = np.repeat(np.arange(topology.shape[0]), np.diff(offsets))
+    values = np.zeros((*dense.shape[:-2], topology.nse), dense.dtype)
+    values[..., : offsets[-1]] = dense[..., rows, columns[: offsets[-1]]]
+    return values
+
+
+def spmm(values, topology, x, bias=None, activation=None):
+    """Only stored products are added, so that NaN and infinity stay where they belong."""
+    dense = to_dense(values, topology)
+    mask = stored_mask(topology.row_offsets, topology.column_indices, topology.shape)
+    x = np.asarray(x, np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        if np.isfinite(x).all() and np.isfinite(dense).all():
+            z = dense @ x
+        else:
+            terms = np.where(mask[:, :, None], dense[..., None] * x[..., None, :, :], 0)
+            z = terms.sum(-2)
+    if bias is not None:
+        z = z + np.asarray(bias, np.float64)[..., None]
+    if activation == "relu":
+        z = np.maximum(z, 0)
+    if activation == "gelu":
+        z = 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
+    return z
+
+
+def sddmm(x, y, topology, scale_by=None):
+    """The dense product, sampled."""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    values = from_dense(np.matmul(x, np.swapaxes(y, -1, -2)), topology)
+    return values if scale_by is None else values * np.asarray(scale_by, np.float64)
+
+
+def sparse_softmax(values, topology, scale=1.0):
+    """`jax.nn.softmax` of the dense matrix where it is stored."""
+    mask = stored_mask(topology.row_offsets, topology.column_indices, topology.shape)
+    dense = jnp.asarray(to_dense(values, topology)) * scale
+    if not mask.size:
+        return np.zeros(np.shape(values))
+    soft = jax.nn.softmax(dense, axis=-1, where=jnp.asarray(mask))
+    return from_dense(np.asarray(soft, np.float64), topology)
+
+
+def attention(query, key, value, mask, scale=None):
+    """Dense attention in float64; mask (T, S) or (N, T, S); queries that see nothing get 0."""
+    q, k, v = (np.asarray(x, np.float64) for x in (query, key, value))
+    group = q.shape[2] // k.shape[2]
+    k, v = np.repeat(k, group, 2), np.repeat(v, group, 2)
+    scale = 1 / np.sqrt(q.shape[-1]) if scale is None else scale
+    scores = np.einsum("btnh,bsnh->bnts", q, k) * scale
+    scores = np.where(mask, scores, -np.inf)
+    most = np.max(scores, -1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(np.isfinite(most), most, 0))
+    total = weights.sum(-1, keepdims=True)
+    weights = weights / np.where(total > 0, total, 1)
+    return np.einsum("bnts,bsnh->btnh", weights, v)

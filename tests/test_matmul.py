@@ -1,0 +1,326 @@
+"""spmm and sddmm: every legal variant against the oracle, options, errors."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checks import DTYPES, PLATFORM, assert_close, cases, fits
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import PROBLEMS
+from reference import sddmm as reference_sddmm
+from reference import spmm as reference_spmm
+from reference import to_dense
+
+from jaxsparse import CSR, Topology, sddmm, spmm
+from jaxsparse.ops import matmul
+
+
+def draw(rng, shape, dtype):
+    return jnp.asarray(rng.standard_normal(shape), dtype)
+
+
+def values_for(topology, dtype, rng, batch=()):
+    """Random values; padding is NaN, which must never be read."""
+    values = rng.standard_normal((*batch, topology.nse))
+    values[..., topology.nnz :] = np.nan
+    return jnp.asarray(values, dtype)
+
+
+@functools.cache
+def problem(name):
+    return PROBLEMS[name]()
+
+
+@functools.partial(jax.jit, static_argnames=("transpose", "dense_on_left", "options"))
+def product(a, x, bias, transpose, dense_on_left, options):
+    return matmul._spmm(
+        "spmm", a, x, bias=bias, transpose=transpose, dense_on_left=dense_on_left, **dict(options)
+    )
+
+
+SPMM_CASES = [
+    (implementation, variant, left)
+    for implementation, variant in cases("spmm")
+    for left in (False, True)
+    if fits("spmm", variant, dense_on_left=left)
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("transpose", [False, True], ids=["A", "AT"])
+@pytest.mark.parametrize("implementation, variant, left", SPMM_CASES)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_spmm(name, implementation, variant, left, transpose, dtype):
+    topology, n = problem(name)
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        values = values_for(topology, DTYPES[dtype], rng)
+        inner, rows = topology.shape if transpose else topology.shape[::-1]
+        x = draw(rng, (inner, n), DTYPES[dtype])
+        options = (("implementation", implementation), ("variant", variant))
+        out = product(CSR(values, topology), x.T if left else x, None, transpose, left, options)
+        assert out.dtype == DTYPES[dtype]
+        dense = to_dense(values, topology)
+        dense = dense.T if transpose else dense
+        x = np.asarray(x, np.float64)
+        expected, magnitude = dense @ x, np.abs(dense) @ np.abs(x)
+    flip = (lambda y: y.T) if left else (lambda y: y)
+    assert out.shape == flip(np.empty((rows, n))).shape
+    assert_close(out, flip(expected), dtype, flip(magnitude))
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("implementation", ["xla", PLATFORM])
+def test_epilogue(implementation, dtype, with_bias, activation, left):
+    topology, n = problem("odd")
+    rng = np.random.default_rng(1)
+    with jax.enable_x64(True):
+        values = values_for(topology, DTYPES[dtype], rng)
+        x = draw(rng, (topology.shape[1], n), DTYPES[dtype])
+        bias = draw(rng, topology.shape[0], DTYPES[dtype]) if with_bias else None
+        options = (("activation", activation), ("implementation", implementation))
+        out = product(CSR(values, topology), x.T if left else x, bias, False, left, options)
+    out = out.T if left else out
+    expected = reference_spmm(values, topology, x, bias, activation)
+    magnitude = np.abs(to_dense(values, topology)) @ np.abs(np.asarray(x, np.float64)) + 3
+    assert_close(out, expected, dtype, magnitude)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("implementation", ["xla", PLATFORM])
+def test_preferred_element_type(implementation, dtype):
+    topology, n = problem("uneven")
+    rng = np.random.default_rng(2)
+    values, x, y = (
+        values_for(topology, DTYPES[dtype], rng),
+        draw(rng, (topology.shape[1], n), DTYPES[dtype]),
+        draw(rng, (topology.shape[0], n), DTYPES[dtype]),
+    )
+    options = {"preferred_element_type": jnp.float32, "implementation": implementation}
+    out = spmm(CSR(values, topology), x, **options)
+    assert out.dtype == jnp.float32
+    dense, x64 = to_dense(values, topology), np.asarray(x, np.float64)
+    assert_close(out, dense @ x64, "float32", np.abs(dense) @ np.abs(x64))
+    sampled = sddmm(y, x, topology, **options)
+    assert sampled.dtype == jnp.float32
+    magnitude = reference_sddmm(np.abs(y), np.abs(x), topology)
+    assert_close(sampled.values, reference_sddmm(y, x, topology), "float32", magnitude)
+
+
+@functools.partial(jax.jit, static_argnames=("implementation", "variant"))
+def sampled(x, y, topology, scale_by, implementation, variant):
+    return sddmm(
+        x, y, topology, scale_by=scale_by, implementation=implementation, variant=variant
+    ).values
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("implementation, variant", cases("sddmm"))
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_sddmm(name, implementation, variant, scaled, dtype):
+    topology, d = problem(name)
+    rng = np.random.default_rng(3)
+    with jax.enable_x64(True):
+        x, y = (draw(rng, (size, d), DTYPES[dtype]) for size in topology.shape)
+        scale_by = values_for(topology, DTYPES[dtype], rng) if scaled else None
+        out = sampled(x, y, topology, scale_by, implementation, variant)
+    finite = None if scale_by is None else np.nan_to_num(np.asarray(scale_by, np.float64))
+    expected = reference_sddmm(x, y, topology, finite)
+    magnitude = reference_sddmm(
+        np.abs(x), np.abs(y), topology, None if finite is None else np.abs(finite)
+    )
+    assert_close(out, expected, dtype, magnitude)
+
+
+@st.composite
+def patterns(draw_):
+    """Masks in a fixed frame, so that few shapes are compiled: rows empty, full, or in between."""
+    rows = draw_(st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0]), min_size=6, max_size=6))
+    seed = draw_(st.integers(0, 2**16))
+    uniform = np.random.default_rng(seed).random((6, 11))
+    return uniform < np.asarray(rows)[:, None]
+
+
+@settings(max_examples=40, deadline=None)
+@given(mask=patterns(), seed=st.integers(0, 2**16))
+def test_random_patterns(mask, seed):
+    topology = Topology.from_mask(mask, nse=66)
+    rng = np.random.default_rng(seed)
+    values, x = values_for(topology, jnp.float32, rng), draw(rng, (11, 18), jnp.float32)
+    y = draw(rng, (6, 18), jnp.float32)
+    for implementation, variant in cases("spmm"):
+        for left in (False, True):
+            if fits("spmm", variant, dense_on_left=left):
+                options = (("implementation", implementation), ("variant", variant))
+                out = product(CSR(values, topology), x.T if left else x, None, False, left, options)
+                magnitude = reference_spmm(np.abs(values), topology, np.abs(x))
+                out = out.T if left else out
+                assert_close(out, reference_spmm(values, topology, x), "float32", magnitude)
+    for implementation, variant in cases("sddmm"):
+        out = sampled(y, x, topology, None, implementation, variant)
+        magnitude = reference_sddmm(np.abs(y), np.abs(x), topology)
+        assert_close(out, reference_sddmm(y, x, topology), "float32", magnitude)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("implementation, variant, left", SPMM_CASES)
+def test_bad_numbers_stay_in_their_rows(implementation, variant, left, bad):
+    topology, _ = problem("odd")
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((topology.shape[1], 9)).astype(np.float32)
+    x[3] = bad
+    x[7, 2] = bad
+    values = values_for(topology, jnp.float32, rng)
+    options = (("implementation", implementation), ("variant", variant))
+    out = product(CSR(values, topology), x.T if left else x, None, False, left, options)
+    out = out.T if left else out
+    expected = reference_spmm(values, topology, x)
+    assert np.isfinite(expected).any() and not np.isfinite(expected).all()
+    magnitude = np.nan_to_num(np.abs(expected), nan=0, posinf=0) + 10
+    assert_close(out, expected, "float32", magnitude)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("implementation, variant", cases("sddmm"))
+def test_bad_numbers_stay_in_their_entries(implementation, variant, bad):
+    topology, d = problem("odd")
+    rng = np.random.default_rng(5)
+    x, y = (rng.standard_normal((size, d)).astype(np.float32) for size in topology.shape)
+    x[4, 1] = bad
+    y[6, 0] = bad
+    out = np.asarray(sampled(x, y, topology, None, implementation, variant))
+    rows = np.asarray(topology.row_indices())
+    touched = (rows == 4) | (np.asarray(topology.column_indices) == 6)
+    assert touched.any()
+    np.testing.assert_array_equal(~np.isfinite(out), touched)
+
+
+@pytest.mark.smoke
+def test_results_repeat_bitwise():
+    topology, _ = problem("uneven")
+    rng = np.random.default_rng(6)
+    values, x = (
+        values_for(topology, jnp.float32, rng),
+        draw(rng, (topology.shape[1], 64), "float32"),
+    )
+    y = draw(rng, (topology.shape[0], 64), "float32")
+    a = CSR(values, topology)
+    first = [a @ x, y.T @ a, sddmm(y, x, topology).values]
+    for _ in range(5):
+        again = [a @ x, y.T @ a, sddmm(y, x, topology).values]
+        for one, other in zip(first, again, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_batch_slices_of_any_alignment():
+    # Odd sizes put every batch entry at another alignment.
+    topology, _ = problem("odd")
+    rng = np.random.default_rng(7)
+    values = values_for(topology, jnp.float32, rng, batch=(5,))
+    x = draw(rng, (5, topology.shape[1], 3), jnp.float32)
+    out = spmm(CSR(values, topology), x)
+    expected = np.stack([reference_spmm(values[i], topology, x[i]) for i in range(5)])
+    assert_close(out, expected, "float32", np.full(expected.shape, 50.0))
+
+
+def test_broadcast_batches():
+    topology, n = problem("odd")
+    rng = np.random.default_rng(8)
+    values = values_for(topology, jnp.float32, rng, batch=(2, 1))
+    x = draw(rng, (3, topology.shape[1], n), jnp.float32)
+    out = spmm(CSR(values, topology), x)
+    assert out.shape == (2, 3, topology.shape[0], n)
+    for i, j in np.ndindex(2, 3):
+        expected = reference_spmm(values[i, 0], topology, x[j])
+        assert_close(out[i, j], expected, "float32", np.full(expected.shape, 50.0))
+
+
+@pytest.mark.parametrize("implementation", ["xla", PLATFORM])
+def test_batch_of_patterns(implementation):
+    rng = np.random.default_rng(9)
+    masks = rng.random((3, 12, 15)) < 0.3
+    topology = Topology.from_mask(masks)
+    values = jnp.asarray(rng.standard_normal((3, topology.nse)), jnp.float32)
+    x = draw(rng, (3, 15, 6), jnp.float32)
+    out = spmm(CSR(values, topology), x, implementation=implementation)
+    back = product(
+        CSR(values, topology), out, None, True, False, (("implementation", implementation),)
+    )
+    pairs = sddmm(out, x, topology, implementation=implementation).values
+    for i in range(3):
+        one = Topology.from_mask(masks[i], nse=topology.nse)
+        expected = reference_spmm(values[i], one, x[i])
+        assert_close(out[i], expected, "float32", np.full(expected.shape, 20.0))
+        dense = to_dense(values[i], one)
+        assert_close(back[i], dense.T @ expected, "float32", np.full((15, 6), 100.0))
+        reference = reference_sddmm(expected, x[i], one)
+        assert_close(pairs[i], reference, "float32", np.full(reference.shape, 100.0))
+
+
+def small():
+    topology = Topology([0, 2, 3], [0, 2, 1], (2, 3))
+    return CSR(jnp.ones(3), topology)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda a: spmm(a.todense(), jnp.ones((3, 1))), TypeError, "spmm: a must be a CSR"),
+        (lambda a: spmm(a, "x"), TypeError, "spmm: x must be an array, got str"),
+        (lambda a: spmm(a, jnp.ones(3)), ValueError, r"at least 2 dimensions, got shape \(3,\)"),
+        (lambda a: spmm(a, jnp.ones((4, 2))), ValueError, r"shape \(4, 2\) must have 3 rows"),
+        (lambda a: jnp.ones((2, 5)) @ a, ValueError, r"shape \(2, 5\) must have 2 columns"),
+        (lambda a: spmm(a, jnp.ones((3, 2), int) * 1j), TypeError, "needs float32.*complex"),
+        (lambda a: spmm(a, jnp.ones((3, 1)), bias=jnp.ones(3)), ValueError, r"bias must .*2\)"),
+        (lambda a: spmm(a, jnp.ones((3, 1)), activation="tanh"), ValueError, "activation must"),
+        (lambda a: spmm(a, jnp.ones((3, 1)), precision="tensorfloat32"), ValueError, "precision"),
+        (
+            lambda a: spmm(a, jnp.ones((3, 1)), preferred_element_type=jnp.bfloat16),
+            ValueError,
+            "preferred_element_type must be float32",
+        ),
+        (lambda a: spmm(a, jnp.ones((3, 1)), implementation="tpu"), ValueError, "one of"),
+        (lambda a: spmm(a, jnp.ones((3, 1)), variant="nope"), ValueError, "no variant 'nope'"),
+        (
+            lambda a: spmm(a, jnp.ones((3, 1)), implementation="xla", variant="rows"),
+            ValueError,
+            "no variant",
+        ),
+        (
+            lambda a: sddmm(jnp.ones((2, 4)), jnp.ones((3, 5)), a.topology),
+            ValueError,
+            "sddmm: x and y",
+        ),
+        (lambda a: sddmm(jnp.ones((2, 4)), jnp.ones((3, 4)), a), TypeError, "must be a Topology"),
+        (
+            lambda a: sddmm(jnp.ones((2, 4)), jnp.ones((3, 4)), a.topology, scale_by=jnp.ones(2)),
+            ValueError,
+            r"scale_by must have shape \(..., 3\)",
+        ),
+    ],
+)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call(small())
+
+
+def test_variant_that_does_not_fit():
+    variant = "panels" if PLATFORM == "cpu" else "generic_dots"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"variant '{variant}' does not fit"):
+        spmm(small(), jnp.ones((3, 1)), variant=variant).block_until_ready()
+
+
+def test_mixed_dtypes_promote():
+    out = spmm(small().astype(jnp.bfloat16), jnp.ones((3, 2), jnp.float32))
+    assert out.dtype == jnp.float32
+    assert spmm(small(), np.ones((3, 2), np.int32)).dtype == jnp.float32

@@ -1,0 +1,226 @@
+"""Operations over several devices: jit with sharded operands, shard_map, two processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxsparse import CSR, Topology, sddmm, sparse_attention, sparse_softmax, spmm
+
+DEVICES = jax.devices("cpu")
+pytestmark = pytest.mark.skipif(len(DEVICES) < 8, reason="needs 8 CPU devices (tests/conftest.py)")
+
+
+def mesh_of(kind):
+    return jax.make_mesh((4, 2), ("data", "model"), (kind, kind), devices=DEVICES[:8])
+
+
+KINDS = pytest.mark.parametrize(
+    "kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"]
+)
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu():
+    with jax.default_device(DEVICES[0]):
+        yield
+
+
+def operands(batch=8, m=6, k=7, n=4):
+    rng = np.random.default_rng(0)
+    topology = Topology.from_mask(rng.random((m, k)) < 0.5, nse=60)
+    values = jnp.asarray(rng.standard_normal(topology.nse), jnp.float32)
+    x = jnp.asarray(rng.standard_normal((batch, k, n)), jnp.float32)
+    return values, topology, x
+
+
+def loss(values, topology, x):
+    """All three operations, with a batch of dense operands and one pattern."""
+    y = jnp.tanh(spmm(CSR(values, topology), x))
+    scores = sparse_softmax(sddmm(y, x, topology))
+    return jnp.sum(spmm(scores, x) ** 2)
+
+
+def place(mesh, topology, values, x, spec):
+    replicated = NamedSharding(mesh, P())
+    topology = jax.tree.map(lambda leaf: jax.device_put(leaf, replicated), topology)
+    return (
+        jax.device_put(values, replicated),
+        topology,
+        jax.device_put(x, NamedSharding(mesh, spec)),
+    )
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "spec", [P("data"), P(("data", "model")), P(None, None, "model"), P("data", None, "model")]
+)
+def test_sharded_operands_stay_sharded(kind, spec):
+    mesh = mesh_of(kind)
+    values, topology, x = operands()
+    expected = spmm(CSR(values, topology), x)
+    with jax.set_mesh(mesh):
+        v, t, sharded = place(mesh, topology, values, x, spec)
+        forward = jax.jit(lambda v, t, x: spmm(CSR(v, t), x))
+        out = forward(v, t, sharded)
+        assert out.sharding.is_equivalent_to(NamedSharding(mesh, spec), out.ndim)
+        text = forward.lower(v, t, sharded).compile().as_text()
+    assert "all-gather" not in text and "all-reduce" not in text
+    np.testing.assert_allclose(out, expected, rtol=1e-6)
+
+
+@KINDS
+def test_gradient_needs_one_reduction(kind):
+    mesh = mesh_of(kind)
+    values, topology, x = operands()
+    expected = jax.grad(loss, (0, 2))(values, topology, x)
+    with jax.set_mesh(mesh):
+        v, t, sharded = place(mesh, topology, values, x, P("data"))
+        gradient = jax.jit(jax.grad(loss, (0, 2)))
+        dv, dx = gradient(v, t, sharded)
+        text = gradient.lower(v, t, sharded).compile().as_text()
+    assert "all-gather" not in text and "all-reduce" in text
+    assert dx.sharding.is_equivalent_to(NamedSharding(mesh, P("data")), dx.ndim)
+    np.testing.assert_allclose(dv, expected[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(dx, expected[1], rtol=1e-4, atol=1e-5)
+
+
+@KINDS
+@pytest.mark.smoke
+def test_shard_map_gradient_inside_and_outside(kind):
+    mesh = mesh_of(kind)
+    values, topology, x = operands()
+    expected = jax.grad(loss, (0, 2))(values, topology, x)
+    specs = (P(), P(), P(("data", "model")))
+
+    def total(v, t, x):
+        return jax.lax.psum(loss(v, t, x), ("data", "model"))
+
+    with jax.set_mesh(mesh):
+        v, t, sharded = place(mesh, topology, values, x, P(("data", "model")))
+        outside = jax.jit(
+            jax.grad(
+                lambda v, t, x: jax.shard_map(total, mesh=mesh, in_specs=specs, out_specs=P())(
+                    v, t, x
+                ),
+                (0, 2),
+            )
+        )(v, t, sharded)
+        inside = jax.jit(
+            jax.shard_map(
+                jax.grad(total, (0, 2)),
+                mesh=mesh,
+                in_specs=specs,
+                out_specs=(P(), P(("data", "model"))),
+            )
+        )(v, t, sharded)
+    for got in (outside, inside):
+        np.testing.assert_allclose(got[0], expected[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(got[1], expected[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "cpu"])
+def test_shard_map_second_derivative(implementation):
+    mesh = mesh_of(AxisType.Auto)
+    values, topology, x = operands()
+
+    def local(v, t, x):
+        y = spmm(CSR(v, t), x, activation="gelu", implementation=implementation)
+        return jax.lax.psum(jnp.sum(y**2), ("data", "model"))
+
+    mapped = jax.shard_map(
+        local, mesh=mesh, in_specs=(P(), P(), P(("data", "model"))), out_specs=P()
+    )
+
+    def curvature(function, v):
+        slope = lambda v: jax.jvp(lambda v: function(v, topology, x), (v,), (jnp.ones_like(v),))[1]  # noqa: E731
+        return jax.grad(slope)(v)
+
+    plain = lambda v, t, x: jnp.sum(spmm(CSR(v, t), x, activation="gelu") ** 2)  # noqa: E731
+    got = jax.jit(lambda v: curvature(mapped, v))(values)
+    np.testing.assert_allclose(got, curvature(plain, values), rtol=1e-3, atol=1e-4)
+
+
+def test_attention_sharded_over_heads_and_batch():
+    mesh = mesh_of(AxisType.Auto)
+    rng = np.random.default_rng(1)
+    q, k, v = (jnp.asarray(rng.standard_normal((4, 6, 2, 3)), jnp.float32) for _ in range(3))
+    topology = Topology.from_mask(np.tril(np.ones((6, 6), bool)))
+    expected = sparse_attention(q, k, v, topology)
+    sharding = NamedSharding(mesh, P("data", None, "model"))
+    sharded = [jax.device_put(x, sharding) for x in (q, k, v)]
+    attend = jax.jit(sparse_attention, out_shardings=sharding)
+    replicated = jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, P())), topology)
+    out = attend(*sharded, replicated)
+    assert "all-gather" not in attend.lower(*sharded, replicated).compile().as_text()
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_explicit_axes_refuse_what_cannot_be():
+    mesh = mesh_of(AxisType.Explicit)
+    values, topology, x = operands(m=8, k=8)
+    with jax.set_mesh(mesh):
+        v, t, sharded = place(mesh, topology, values, x, P(None, "data"))
+        with pytest.raises(ValueError, match="spmm: x is sharded along k over 'data'"):
+            jax.jit(lambda v, t, x: spmm(CSR(v, t), x))(v, t, sharded)
+
+
+WORKER = """
+    import sys
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec as P
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    rank, port = int(sys.argv[1]), sys.argv[2]
+    jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
+    from jaxsparse import CSR, Topology, spmm
+
+    topology = Topology.from_mask(np.eye(4, 5, dtype=bool) | np.eye(4, 5, 1, dtype=bool))
+    values = jnp.arange(1.0, topology.nse + 1)
+    x = np.random.default_rng(0).standard_normal((4, 5, 3)).astype(np.float32)
+    mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,))
+    sharding = NamedSharding(mesh, P("data"))
+    sharded = jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+    loss = lambda v, x: jnp.sum(jnp.sin(spmm(CSR(v, topology), x)))
+    gradient = jax.jit(jax.grad(loss), out_shardings=NamedSharding(mesh, P()))(values, sharded)
+    got = np.asarray(gradient.addressable_data(0))
+    with jax.default_device(jax.local_devices()[0]):
+        expected = jax.grad(loss)(values, jnp.asarray(x))
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    print("equal", rank)
+"""
+
+
+def test_two_processes(tmp_path):
+    worker = tmp_path / "worker.py"
+    worker.write_text(textwrap.dedent(WORKER))
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(worker), str(rank), str(port)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    outputs = [p.communicate(timeout=120)[0] for p in processes]
+    for rank, (process, output) in enumerate(zip(processes, outputs, strict=True)):
+        assert process.returncode == 0 and f"equal {rank}" in output, output[-3000:]

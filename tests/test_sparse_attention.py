@@ -1,0 +1,120 @@
+"""sparse_attention against dense attention."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checks import PLATFORM
+from reference import attention
+
+from jaxsparse import Topology, masks, sparse_attention
+
+
+def operands(b, t, s, n, groups, h, dtype=jnp.float32, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = [(b, t, n, h), (b, s, groups, h), (b, s, groups, h)]
+    return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("implementation", ["xla", PLATFORM])
+@pytest.mark.parametrize(
+    "b, t, s, n, groups, h", [(2, 9, 9, 4, 4, 8), (1, 7, 13, 6, 2, 5), (3, 4, 5, 3, 1, 1)]
+)
+def test_against_dense(b, t, s, n, groups, h, implementation):
+    q, k, v = operands(b, t, s, n, groups, h)
+    mask = np.random.default_rng(1).random((t, s)) < 0.5
+    mask[1] = False  # a query that sees nothing
+    topology = Topology.from_mask(mask)
+    out = jax.jit(
+        lambda q, k, v: sparse_attention(q, k, v, topology, implementation=implementation)
+    )(q, k, v)
+    np.testing.assert_allclose(out, attention(q, k, v, mask), rtol=2e-5, atol=2e-6)
+    assert np.all(out[:, 1] == 0)
+
+
+@pytest.mark.smoke
+def test_against_jax_and_its_gradient():
+    q, k, v = operands(2, 11, 11, 4, 2, 8)
+    mask = masks.causal() & (masks.band(3) | masks.strided(4))
+    topology = Topology.from_mask(mask, (11, 11))
+    dense_mask = jnp.asarray(mask(*np.ogrid[:11, :11]))
+
+    def dense(q, k, v):
+        return jax.nn.dot_product_attention(q, k, v, mask=dense_mask)
+
+    def sparse(q, k, v):
+        return sparse_attention(q, k, v, topology)
+
+    np.testing.assert_allclose(sparse(q, k, v), dense(q, k, v), rtol=1e-5, atol=1e-6)
+    for a, b in zip(
+        jax.grad(lambda *x: jnp.sum(jnp.sin(sparse(*x))), (0, 1, 2))(q, k, v),
+        jax.grad(lambda *x: jnp.sum(jnp.sin(dense(*x))), (0, 1, 2))(q, k, v),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_pattern_per_head():
+    q, k, v = operands(2, 6, 8, 4, 2, 3)
+    mask = np.random.default_rng(2).random((4, 6, 8)) < 0.5
+    topology = Topology.from_mask(mask)
+    out = sparse_attention(q, k, v, topology)
+    np.testing.assert_allclose(out, attention(q, k, v, mask), rtol=2e-5, atol=2e-6)
+
+
+def test_unbatched_scale_and_dtype():
+    q, k, v = operands(1, 6, 6, 2, 2, 4, jnp.bfloat16)
+    topology = Topology.from_mask(masks.causal(), (6, 6))
+    out = sparse_attention(q[0], k[0], v[0], topology, scale=0.1)
+    assert out.shape == (6, 2, 4) and out.dtype == jnp.bfloat16
+    expected = attention(q, k, v, np.tril(np.ones((6, 6), bool)), scale=0.1)[0]
+    np.testing.assert_allclose(out.astype(jnp.float32), expected, rtol=2**-6, atol=2**-7)
+
+
+def test_memory_grows_with_stored_positions():
+    """No array of T * T elements in the program, backward pass included."""
+    t, h = 256, 4
+    topology = Topology.from_mask(masks.band(3), (t, t))
+    q, k, v = operands(1, t, t, 1, 1, h)
+    loss = lambda q, k, v: jnp.sum(sparse_attention(q, k, v, topology) ** 2)  # noqa: E731
+    jaxpr = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(q, k, v)
+    largest = max(np.prod(var.aval.shape, dtype=int) for eqn in jaxpr.eqns for var in eqn.outvars)
+    assert largest < t * t // 8
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            {"topology": Topology.from_mask(np.ones((6, 7), bool))},
+            r"topology must have shape \(6, 8\)",
+        ),
+        ({"topology": Topology.from_mask(np.ones((3, 6, 8), bool))}, "a batch of 4"),
+        ({"key": jnp.ones((2, 8, 3, 5))}, "key and value must have shape"),
+        (
+            {"key": jnp.ones((2, 8, 3, 3)), "value": jnp.ones((2, 8, 3, 3))},
+            "3 key heads must divide 4",
+        ),
+        ({"query": jnp.ones((6, 4, 3))}, "must all have shape"),
+    ],
+)
+def test_errors(change, message):
+    q, k, v = operands(2, 6, 8, 4, 2, 3)
+    arguments = {
+        "query": q,
+        "key": k,
+        "value": v,
+        "topology": Topology.from_mask(np.ones((6, 8), bool)),
+    }
+    with pytest.raises(ValueError, match=message):
+        sparse_attention(**{**arguments, **change})
+
+
+def test_type_errors():
+    q, k, v = operands(1, 2, 2, 1, 1, 2)
+    with pytest.raises(TypeError, match="topology must be a Topology"):
+        sparse_attention(q, k, v, np.ones((2, 2)))
+    with pytest.raises(TypeError, match="needs float32"):
+        sparse_attention(q.astype(int), k.astype(int), v.astype(int), Topology.from_mask(np.eye(2)))

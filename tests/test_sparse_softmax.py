@@ -1,0 +1,115 @@
+"""sparse_softmax: every variant against the oracle, limits, errors."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checks import DTYPES, assert_close, cases
+from problems import PROBLEMS
+from reference import sparse_softmax as reference
+
+from jaxsparse import CSR, Topology, sparse_softmax
+
+
+@functools.partial(jax.jit, static_argnames=("scale", "implementation", "variant"))
+def softmax(a, scale, implementation, variant):
+    return sparse_softmax(a, scale=scale, implementation=implementation, variant=variant).values
+
+
+@functools.partial(jax.jit, static_argnames=("scale", "implementation"))
+def derivative(a, tangent, scale, implementation):
+    function = lambda v: (
+        sparse_softmax(  # noqa: E731
+            CSR(v, a.topology), scale=scale, implementation=implementation
+        ).values
+    )
+    return jax.jvp(function, (a.values,), (tangent,))[1]
+
+
+def random_values(topology, dtype, seed, scale=3.0):
+    values = np.random.default_rng(seed).standard_normal(topology.nse) * scale
+    values[topology.nnz :] = np.nan  # padding is never read
+    return jnp.asarray(values, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("implementation, variant", cases("sparse_softmax"))
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_softmax(name, implementation, variant, dtype):
+    topology, _ = PROBLEMS[name]()
+    with jax.enable_x64(True):
+        values = random_values(topology, DTYPES[dtype], 0)
+        out = softmax(CSR(values, topology), 0.7, implementation, variant)
+        assert out.dtype == DTYPES[dtype]
+        expected = reference(values, topology, 0.7)
+        assert_close(out, expected, dtype, 10 * np.abs(expected))
+        tangent = random_values(topology, DTYPES[dtype], 1)
+        slope = derivative(CSR(values, topology), tangent, 0.7, implementation)
+        y = np.asarray(out, np.float64)  # the rule starts from the rounded result
+        t = np.nan_to_num(np.asarray(tangent, np.float64))
+        rows = np.asarray(topology.row_indices())
+        sums = np.zeros(topology.shape[0] + 1)
+        np.add.at(sums, rows, y * t)
+        magnitude = np.zeros(topology.shape[0] + 1)
+        np.add.at(magnitude, rows, np.abs(y * t))
+        expected = 0.7 * y * (t - sums[rows])
+        assert_close(slope, expected, dtype, np.abs(y) * (np.abs(t) + magnitude[rows]))
+
+
+@pytest.mark.parametrize("implementation, variant", cases("sparse_softmax"))
+def test_limits_as_in_jax(implementation, variant):
+    """-inf, rows of -inf alone, infinity, NaN and large values, as jax.nn.softmax(where=...) has them."""
+    inf, nan = np.inf, np.nan
+    rows = [
+        [1, -inf, 2],
+        [-inf, -inf],
+        [inf, 1],
+        [nan, 1, 2],
+        [1e4, -1e4],
+        [88.0, 89.0],
+        [-inf, 3],
+        [],
+    ]
+    offsets = np.cumsum([0, *map(len, rows)])
+    columns = np.concatenate([np.arange(len(row)) for row in rows])
+    topology = Topology(offsets, columns, (len(rows), 4))
+    values = jnp.asarray(np.concatenate(rows), jnp.float32)
+    out = softmax(CSR(values, topology), 1.0, implementation, variant)
+    with jax.enable_x64(True):
+        expected = reference(values, topology)
+    assert np.isnan(expected).any() and (expected == 0).any()
+    assert_close(out, expected, "float32", 10 * np.nan_to_num(expected))
+
+
+@pytest.mark.smoke
+def test_rows_sum_to_one():
+    topology, _ = PROBLEMS["uneven"]()
+    y = sparse_softmax(CSR(random_values(topology, jnp.float32, 2), topology))
+    lengths = np.diff(topology.row_offsets)
+    np.testing.assert_allclose((y @ jnp.ones(topology.shape[1])), (lengths > 0) * 1.0, rtol=1e-5)
+
+
+def test_scale_may_be_traced():
+    topology, _ = PROBLEMS["odd"]()
+    a = CSR(random_values(topology, jnp.float32, 3), topology)
+    a = CSR(jnp.nan_to_num(a.values), topology)
+    traced = jax.jit(lambda s: sparse_softmax(a, scale=s).values)(0.3)
+    np.testing.assert_allclose(traced, sparse_softmax(a, scale=0.3).values, rtol=1e-5)
+    slope = jax.grad(lambda s: jnp.sum(sparse_softmax(a, scale=s).values ** 2))(0.3)
+    step = 1e-2
+    ends = [jnp.sum(sparse_softmax(a, scale=0.3 + d).values ** 2) for d in (step, -step)]
+    np.testing.assert_allclose(slope, (ends[0] - ends[1]) / (2 * step), rtol=1e-2)
+
+
+def test_errors():
+    topology = Topology([0, 1], [0], (1, 1))
+    with pytest.raises(TypeError, match="sparse_softmax: a must be a CSR matrix"):
+        sparse_softmax(jnp.ones((1, 1)))
+    with pytest.raises(TypeError, match="needs float32.*int32"):
+        sparse_softmax(CSR(jnp.ones(1, jnp.int32), topology))
+    with pytest.raises(ValueError, match="implementation must be None or one of"):
+        sparse_softmax(CSR(jnp.ones(1), topology), implementation="gpu")

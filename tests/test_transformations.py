@@ -1,0 +1,269 @@
+"""Every operation under every transformation of JAX."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checks import PLATFORM
+from jax.test_util import check_grads
+
+from jaxsparse import CSR, Topology, sddmm, sparse_attention, sparse_softmax, spmm
+from jaxsparse.ops import matmul
+
+IMPLEMENTATIONS = ["xla", PLATFORM]
+
+
+def pattern(m, k, density=0.4, seed=0, padding=2):
+    mask = np.random.default_rng(seed).random((m, k)) < density
+    mask[m // 2] = False
+    return Topology.from_mask(mask, nse=int(mask.sum()) + padding)
+
+
+TOPOLOGY = pattern(5, 6)
+
+
+def normal(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape))
+
+
+# name -> (function of floating operands, their shapes). Each is differentiated in all of them.
+def functions(implementation):
+    def product(left, transpose, values, x, **options):
+        return matmul._spmm(
+            "spmm",
+            CSR(values, TOPOLOGY),
+            x,
+            transpose=transpose,
+            dense_on_left=left,
+            implementation=implementation,
+            **options,
+        )
+
+    nse, (m, k) = TOPOLOGY.nse, TOPOLOGY.shape
+    return {
+        "spmm": (functools.partial(product, False, False), [(nse,), (k, 3)]),
+        "spmm_transposed": (functools.partial(product, False, True), [(nse,), (m, 3)]),
+        "dense_on_left": (functools.partial(product, True, True), [(nse,), (3, m)]),
+        "dense_on_left_transposed": (functools.partial(product, True, False), [(nse,), (3, k)]),
+        "bias": (lambda v, x, b: product(False, False, v, x, bias=b), [(nse,), (k, 3), (m,)]),
+        "gelu": (
+            lambda v, x, b: product(False, False, v, x, bias=b, activation="gelu"),
+            [(nse,), (k, 3), (m,)],
+        ),
+        "left_gelu": (
+            lambda v, x, b: product(True, True, v, x, bias=b, activation="gelu"),
+            [(nse,), (3, m), (k,)],
+        ),
+        "sddmm": (
+            lambda x, y: sddmm(x, y, TOPOLOGY, implementation=implementation).values,
+            [(m, 3), (k, 3)],
+        ),
+        "sddmm_scaled": (
+            lambda x, y, s: sddmm(x, y, TOPOLOGY, scale_by=s, implementation=implementation).values,
+            [(m, 3), (k, 3), (nse,)],
+        ),
+        "sparse_softmax": (
+            lambda v: (
+                sparse_softmax(CSR(v, TOPOLOGY), scale=0.7, implementation=implementation).values
+            ),
+            [(nse,)],
+        ),
+        "sparse_attention": (
+            lambda q, k, v: sparse_attention(q, k, v, TOPOLOGY, implementation=implementation),
+            [(1, m, 2, 3), (1, k, 1, 3), (1, k, 1, 3)],
+        ),
+    }
+
+
+NAMES = list(functions("xla"))
+
+
+def case(name, implementation=PLATFORM, dtype=jnp.float32):
+    function, shapes = functions(implementation)[name]
+    return function, [normal(i, *shape).astype(dtype) for i, shape in enumerate(shapes)]
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", NAMES)
+def test_derivatives(name, implementation):
+    # Order 3 in both modes for what is bilinear or small; the composed attention to order 2.
+    with jax.enable_x64(True):
+        function, operands = case(name, implementation, jnp.float64)
+        order = 2 if name == "sparse_attention" or implementation == "xla" else 3
+        check_grads(jax.jit(function), operands, order, modes=("fwd", "rev"), eps=1e-4)
+
+
+@pytest.mark.parametrize("name", ["spmm", "gelu", "sddmm_scaled", "sparse_softmax"])
+def test_jacobians_agree(name):
+    function, operands = case(name)
+    every = tuple(range(len(operands)))
+    forward = jax.jit(jax.jacfwd(function, every))(*operands)
+    reverse = jax.jit(jax.jacrev(function, every))(*operands)
+    for a, b in zip(forward, reverse, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    scalar = lambda *xs: jnp.sum(function(*xs) ** 2)  # noqa: E731
+    hessian = jax.jit(jax.hessian(scalar))(*operands)
+    np.testing.assert_allclose(
+        hessian, jax.jit(jax.jacrev(jax.grad(scalar)))(*operands), rtol=1e-3, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_linearize_and_transpose(name):
+    function, operands = case(name)
+    out, linear = jax.linearize(function, *operands)
+    tangents = [normal(10 + i, *x.shape).astype(x.dtype) for i, x in enumerate(operands)]
+    expected, tangent = jax.jvp(function, tuple(operands), tuple(tangents))
+    np.testing.assert_allclose(out, expected, rtol=1e-5)
+    np.testing.assert_allclose(linear(*tangents), tangent, rtol=1e-4, atol=1e-5)
+    # <ct, J t> = <J^T ct, t>
+    ct = normal(20, *out.shape).astype(out.dtype)
+    pulled = jax.linear_transpose(linear, *tangents)(ct)
+    left = jnp.vdot(ct, tangent)
+    right = sum(jnp.vdot(p, t) for p, t in zip(pulled, tangents, strict=True))
+    np.testing.assert_allclose(left, right, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradient_of_padding_is_zero(name):
+    function, operands = case(name)
+    gradients = jax.grad(lambda *xs: jnp.sum(jnp.sin(function(*xs))), tuple(range(len(operands))))(
+        *operands
+    )
+    for gradient in gradients:
+        assert np.isfinite(gradient).all()
+        if gradient.shape == (TOPOLOGY.nse,):
+            assert np.all(gradient[TOPOLOGY.nnz :] == 0) and np.any(gradient != 0)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", NAMES)
+def test_vmap(name, implementation):
+    function, operands = case(name, implementation)
+    for batched in range(len(operands)):
+        axes = [0 if i == batched else None for i in range(len(operands))]
+        stacked = [
+            jnp.stack([x, 2 * x, -x]) if a == 0 else x for x, a in zip(operands, axes, strict=True)
+        ]
+        out = jax.jit(jax.vmap(function, axes, out_axes=1))(*stacked)
+        for i in range(3):
+            expected = function(
+                *(x[i] if a == 0 else x for x, a in zip(stacked, axes, strict=True))
+            )
+            np.testing.assert_allclose(out[:, i], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.smoke
+def test_nested_vmap_with_patterns():
+    """Two levels: patterns vary along one, dense operands along the other; gradients too."""
+    rng = np.random.default_rng(0)
+    masks = rng.random((3, 5, 6)) < 0.4
+    topologies = Topology.from_mask(masks)
+    values = jnp.asarray(rng.standard_normal((3, topologies.nse)), jnp.float32)
+    x = jnp.asarray(rng.standard_normal((2, 6, 4)), jnp.float32)
+
+    def loss(v, topology, x):
+        scores = sparse_softmax(CSR(v, topology))
+        return jnp.sum(jnp.tanh(spmm(scores, x))) + jnp.sum(
+            sddmm(spmm(scores, x), x, topology).values ** 2
+        )
+
+    gradient = jax.grad(loss, (0, 2))
+    inner = jax.vmap(gradient, (None, None, 0))
+    dv, dx = jax.jit(jax.vmap(inner, (0, 0, None)))(values, topologies, x)
+    for i, j in np.ndindex(3, 2):
+        one = Topology.from_mask(masks[i], nse=topologies.nse)
+        expected = gradient(values[i], one, x[j])
+        np.testing.assert_allclose(dv[i, j], expected[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(dx[i, j], expected[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_jit_checkpoint_and_no_jit(name):
+    function, operands = case(name)
+    expected = function(*operands)
+    np.testing.assert_allclose(jax.jit(function)(*operands), expected, rtol=1e-6)
+    with jax.disable_jit():
+        np.testing.assert_allclose(function(*operands), expected, rtol=1e-6)
+    loss = lambda f, xs: jnp.sum(jnp.sin(f(*xs)))  # noqa: E731
+    plain = jax.grad(lambda xs: loss(function, xs))(operands)
+    saved = jax.jit(jax.grad(lambda xs: loss(jax.checkpoint(function), xs)))(operands)
+    for a, b in zip(plain, saved, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_control_flow():
+    square = pattern(6, 6, padding=0)
+    a = CSR(normal(0, square.nse).astype(jnp.float32) / 4, square)
+    x = normal(1, 6, 2).astype(jnp.float32)
+
+    def scanned(a, x):
+        return jax.lax.scan(lambda c, _: (jnp.tanh(a @ c), c), x, None, length=4)[0]
+
+    def looped(a, x):
+        return jax.lax.fori_loop(0, 4, lambda _, c: jnp.tanh(a @ c), x)
+
+    def branched(a, x):
+        return jax.lax.cond(x[0, 0] > 100, lambda: x, lambda: scanned(a, x))
+
+    expected = x
+    for _ in range(4):
+        expected = jnp.tanh(a @ expected)
+    for function in (scanned, looped, branched):
+        np.testing.assert_allclose(jax.jit(function)(a, x), expected, rtol=1e-5)
+    gradient = jax.jit(jax.grad(lambda v, x: scanned(CSR(v, square), x).sum(), (0, 1)))(a.values, x)
+
+    def unrolled(v, x):
+        for _ in range(4):
+            x = jnp.tanh(CSR(v, square) @ x)
+        return x.sum()
+
+    for g, e in zip(gradient, jax.grad(unrolled, (0, 1))(a.values, x), strict=True):
+        np.testing.assert_allclose(g, e, rtol=1e-4, atol=1e-6)
+
+
+def test_integer_leaves_get_float0():
+    a = CSR(jnp.ones(TOPOLOGY.nse), TOPOLOGY)
+    gradient = jax.grad(lambda a: jnp.sum(a @ jnp.ones((6, 2))), allow_int=True)(a)
+    assert gradient.topology.row_offsets.dtype == jax.dtypes.float0
+    np.testing.assert_array_equal(gradient.values[: TOPOLOGY.nnz], 2)
+
+
+def test_topology_built_in_the_program():
+    """A pattern that depends on traced data, differentiated through."""
+    dense = normal(3, 5, 6).astype(jnp.float32)
+
+    @jax.jit
+    def loss(dense, x):
+        topology = Topology.from_mask(jnp.abs(dense) > 0.5, nse=30)
+        return jnp.sum(
+            jnp.sin(CSR.fromdense(dense, jnp.abs(dense) > 0.5, nse=30) @ x)
+        ), topology.nnz
+
+    def reference(dense, x):
+        return jnp.sum(jnp.sin(jnp.where(jnp.abs(dense) > 0.5, dense, 0) @ x))
+
+    x = normal(4, 6, 3).astype(jnp.float32)
+    (value, nnz), gradient = jax.value_and_grad(loss, has_aux=True)(dense, x)
+    assert nnz == np.sum(np.abs(dense) > 0.5)
+    np.testing.assert_allclose(value, reference(dense, x), rtol=1e-5)
+    np.testing.assert_allclose(gradient, jax.grad(reference)(dense, x), rtol=1e-4, atol=1e-6)
+
+
+def test_mixed_precision_gradients():
+    """bfloat16 operands with a float32 result: gradients have the operands' dtype, float32 sums."""
+    v, x = normal(5, TOPOLOGY.nse).astype(jnp.bfloat16), normal(6, 6, 40).astype(jnp.bfloat16)
+
+    def loss(v, x):
+        out = spmm(CSR(v, TOPOLOGY), x, preferred_element_type=jnp.float32)
+        return jnp.sum(out**2)
+
+    dv, dx = jax.jit(jax.grad(loss, (0, 1)))(v, x)
+    assert dv.dtype == dx.dtype == jnp.bfloat16
+    ev, ex = jax.grad(loss, (0, 1))(v.astype(jnp.float32), x.astype(jnp.float32))
+    np.testing.assert_allclose(dv.astype(jnp.float32), ev, rtol=2**-8, atol=1e-4)
+    np.testing.assert_allclose(dx.astype(jnp.float32), ex, rtol=2**-8, atol=1e-4)
