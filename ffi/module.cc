@@ -19,7 +19,8 @@ nb::capsule Capsule(XLA_FFI_Handler* handler) {
   return nb::capsule(reinterpret_cast<void*>(handler));
 }
 
-// {"name": ..., "cpu": {stage: capsule}, "cuda": {stage: capsule}, "variants": {...}, "kernels": [...]}
+// {"name": ..., "cpu": {stage: capsule}, "cuda": {stage: capsule}, "variants": {...}, "kernels":
+// [...]}
 nb::dict Describe(const OperationEntry& entry) {
   nb::dict cpu, cuda, variants, operation;
   cpu["execute"] = Capsule(entry.cpu);
@@ -50,7 +51,7 @@ nb::list Operations() {
 nb::bytes CompileKernel(const std::string& file, const std::string& expression,
                         const std::string& architecture) {
   std::string error;
-  const auto kernel = Compile({file, expression}, architecture, &error);
+  const auto kernel = CompileCached({file, expression}, architecture, &error);
   if (!kernel) throw std::runtime_error(error);
   return nb::bytes(kernel->code.data(), kernel->code.size());
 }

@@ -77,7 +77,7 @@ class CSR:
 
         Args:
             x: ``(..., m, k)``.
-            mask: boolean array of that shape or of (m, k).
+            mask: boolean array ``(..., m, k)``; batch dimensions broadcast.
             nse: room for so many entries, padding included. Needed under jit, where what does not fit
                 is left out.
 
@@ -164,12 +164,14 @@ class CSR:
 
         def scatter(values: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
             dense = jnp.zeros((m, k), self.dtype)
+            if not dense.size:  # a scatter into nothing can't be differentiated
+                return dense
             return dense.at[rows, columns].add(values, mode="drop")  # padding has row m
 
         return _over_batch(scatter, self)
 
     def to_scipy(self) -> Any:
-        """A `scipy.sparse.csr_array` of one concrete matrix; 16-bit values become float32."""
+        """A `scipy.sparse.csr_array` of one concrete matrix; 16-bit floats become float32."""
         offsets, columns = self.topology._arrays("to_scipy")
         values = np.asarray(self.values)
         if values.ndim != 1:
@@ -308,9 +310,10 @@ def _gather(x: jax.Array, topology: Topology) -> jax.Array:
     def gather(x: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
         return x.at[rows, columns].get(mode="fill", fill_value=0)
 
-    batch = x.shape[:-2]
+    batch = jnp.broadcast_shapes(x.shape[:-2], topology.batch_shape)
     if not x.size:  # nothing to gather from
-        return jnp.zeros((*jnp.broadcast_shapes(batch, topology.batch_shape), topology.nse), x.dtype)
+        return jnp.zeros((*batch, topology.nse), x.dtype)
+    x = jnp.broadcast_to(x, (*batch, *x.shape[-2:]))
     parts = (topology.row_indices(), topology.column_indices)
     for _ in batch:
         gather = jax.vmap(gather)

@@ -61,7 +61,10 @@ def bind(primitive: Primitive, *operands: jax.Array, **params: Any) -> list[jax.
     Inside ``shard_map`` all operands must vary over the same mesh axes: without the cast, a gradient
     taken there misses the sum over the axes of the operand that varies less.
     """
-    if any(isinstance(x, jax.core.Tracer) for x in operands):
+    tracing = any(isinstance(x, jax.core.Tracer) for x in operands)
+    if not tracing and not jax.config.jax_disable_jit:
+        return _eager(primitive, tuple(params.items()))(*operands)
+    if tracing:
         varying = [jax.typeof(x).manual_axis_type.varying for x in operands]
         union = frozenset().union(*varying)
         operands = tuple(
@@ -69,6 +72,14 @@ def bind(primitive: Primitive, *operands: jax.Array, **params: Any) -> list[jax.
             for x, axes in zip(operands, varying, strict=True)
         )
     return primitive.bind(*operands, **params)
+
+
+@functools.cache
+def _eager(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Any:
+    """The primitive as a compiled function: one object for each set of parameters, so that an eager call
+    hits its cache without going through Python's part of `bind`.
+    """
+    return jax.jit(functools.partial(primitive.bind, **dict(params)))
 
 
 def _core_dims(spec: str) -> list[str]:
@@ -278,10 +289,13 @@ def _lower(operation: Operation, platform: str) -> Any:
     return rule
 
 
+def _impl(primitive: Primitive, *operands: Any, **params: Any) -> Any:
+    with jax.disable_jit(False):  # else jax.disable_jit() would come back here for ever
+        return _eager(primitive, tuple(params.items()))(*operands)
+
+
 def make_primitive(operation: Operation) -> Primitive:
     """A primitive of several results with every rule but the derivatives'."""
-    static = (*operation.params, "implementation", "variant")
-
     # The primitive that users' programs hold lowers to a partitionable call of a second one, which
     # lowers to the kernel: only so do sharded operands stay sharded.
     primitive = Primitive(f"jaxsparse_{operation.name}")
@@ -289,17 +303,8 @@ def make_primitive(operation: Operation) -> Primitive:
     for p in (primitive, call):
         p.multiple_results = True
         p.def_abstract_eval(functools.partial(_abstract_eval, operation))
+        p.def_impl(functools.partial(_impl, p))
 
-    jitted = jax.jit(
-        primitive.bind, static_argnames=static
-    )  # one object: eager calls hit its cache
-
-    def impl(*operands: Any, **params: Any) -> Any:
-        with jax.disable_jit(False):  # else jax.disable_jit() would come back here for ever
-            return jitted(*operands, **params)
-
-    primitive.def_impl(impl)
-    call.def_impl(impl)
     batching.primitive_batchers[primitive] = functools.partial(_batch, primitive)
 
     def lowering(ctx: Any, *operands: Any, **params: Any) -> Any:

@@ -18,7 +18,7 @@ DTYPES = {
 }
 
 # Half a unit in the last place of a result, and the sum's own rounding in float32.
-_EPSILON = {"float64": 1e-13, "float32": 2e-6, "bfloat16": 2**-8, "float16": 2**-11}
+EPSILON = {"float64": 1e-13, "float32": 2e-6, "bfloat16": 2**-8, "float16": 2**-11}
 
 
 def cases(operation):
@@ -44,8 +44,10 @@ def assert_close(actual, expected, dtype, magnitude):
     expected = np.asarray(expected, np.float64)
     assert actual.shape == expected.shape
     name = jnp.dtype(dtype).name
-    sums = np.asarray(magnitude, np.float64) * (_EPSILON["float64"] if name == "float64" else 2e-6)
-    limit = np.abs(expected) * _EPSILON[name] + sums + np.finfo(np.float32).tiny
+    sums = (
+        np.asarray(magnitude, np.float64) * EPSILON["float64" if name == "float64" else "float32"]
+    )
+    limit = np.abs(expected) * EPSILON[name] + sums + np.finfo(np.float32).tiny
     if name == "float16":
         limit = limit + 2**-24  # its subnormals are spaced evenly
     same = np.isnan(actual) == np.isnan(expected)

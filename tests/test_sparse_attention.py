@@ -42,17 +42,19 @@ def test_against_jax_and_its_gradient():
     dense_mask = jnp.asarray(mask(*np.ogrid[:11, :11]))
 
     def dense(q, k, v):
-        return jax.nn.dot_product_attention(q, k, v, mask=dense_mask)
+        with jax.default_matmul_precision("highest"):
+            return jax.nn.dot_product_attention(q, k, v, mask=dense_mask)
 
     def sparse(q, k, v):
         return sparse_attention(q, k, v, topology)
 
     np.testing.assert_allclose(sparse(q, k, v), dense(q, k, v), rtol=1e-5, atol=1e-6)
-    for a, b in zip(
-        jax.grad(lambda *x: jnp.sum(jnp.sin(sparse(*x))), (0, 1, 2))(q, k, v),
-        jax.grad(lambda *x: jnp.sum(jnp.sin(dense(*x))), (0, 1, 2))(q, k, v),
-        strict=True,
-    ):
+    with jax.default_matmul_precision("highest"):
+        gradients = [
+            jax.grad(lambda *x, f=f: jnp.sum(jnp.sin(f(*x))), (0, 1, 2))(q, k, v)
+            for f in (sparse, dense)
+        ]
+    for a, b in zip(*gradients, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 

@@ -13,9 +13,8 @@ __global__ void CheckTopologyRows(const __grid_constant__ CheckTopologyProblem p
     const int64_t entry = unit / (a.rows + 1), row = unit % (a.rows + 1);
     const int32_t* row_offsets = a.row_offsets.At<const int32_t>(p.batch, entry);
     p.checked_offsets.At<int32_t>(p.batch, entry)[row] = row_offsets[row];
-    const int32_t* permutation = a.permutation.data == nullptr
-                                     ? nullptr
-                                     : a.permutation.At<const int32_t>(p.batch, entry);
+    const int32_t* permutation =
+        a.permutation.data == nullptr ? nullptr : a.permutation.At<const int32_t>(p.batch, entry);
     if (!RowIsValid(row_offsets, a.column_indices.At<const Index>(p.batch, entry),
                     a.row_order.At<const int32_t>(p.batch, entry), permutation, a.rows, a.columns,
                     a.nse, row)) {

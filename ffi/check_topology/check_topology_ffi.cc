@@ -1,6 +1,6 @@
-// FFI targets of the pattern check. Unlike the other operations it waits for its kernel, since a bad
-// pattern has to stop the program before the next kernel reads by it: so it has handlers of its own,
-// which can't be part of a captured graph.
+// FFI targets of the pattern check. Unlike the other operations it waits for its kernel, since a
+// bad pattern has to stop the program before the next kernel reads by it: so it has handlers of its
+// own, which can't be part of a captured graph.
 #include <cuda_runtime_api.h>
 
 #include <cstring>
@@ -16,8 +16,8 @@ constexpr char kName[] = "check_topology";
 constexpr unsigned long long kNoBadRow = ~0ull;
 
 // Operands: the pattern's three or four. Results: row_offsets, and the place of the first bad row.
-ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes,
-                 CheckTopologyProblem* problem) {
+ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
+                 ffi::Dictionary attributes, CheckTopologyProblem* problem) {
   CallParser call(kName, operands, results, attributes, 1);
   CheckTopologyProblem& p = *problem;
   p.pattern = call.OperandPattern(0, call.Attribute<int64_t>("columns"), call.operands() > 3);
@@ -35,23 +35,25 @@ ffi::Error Report(const CheckTopologyProblem& p, unsigned long long place, const
   std::string where = row == rows ? "the end of row_offsets" : "row " + std::to_string(row);
   if (p.batch.count > 1) where += " of batch entry " + std::to_string(place / (rows + 1));
   where += row == rows ? " (" + std::to_string(bounds[0]) + ")"
-                       : " (offsets " + std::to_string(bounds[0]) + " to " + std::to_string(bounds[1]) + ")";
-  return ffi::Error::InvalidArgument(
-      std::string(kName) + ": bad pattern at " + where + ", with " + std::to_string(p.pattern.columns) +
-      " columns and " + std::to_string(p.pattern.nse) +
-      " stored entries: offsets must start at 0, not fall and stay within the entries; the columns of "
-      "a row must rise and be in range");
+                       : " (offsets " + std::to_string(bounds[0]) + " to " +
+                             std::to_string(bounds[1]) + ")";
+  return ffi::Error::InvalidArgument(std::string(kName) + ": bad pattern at " + where + ", with " +
+                                     std::to_string(p.pattern.columns) + " columns and " +
+                                     std::to_string(p.pattern.nse) +
+                                     " stored entries: offsets must start at 0, not fall and stay "
+                                     "within the entries; the columns of "
+                                     "a row must rise and be in range");
 }
 
 template <typename Index>
 bool IsValid(const CheckTopologyProblem& p, int64_t entry, int64_t row) {
   const Pattern& a = p.pattern;
-  return RowIsValid(a.row_offsets.At<const int32_t>(p.batch, entry),
-                    a.column_indices.At<const Index>(p.batch, entry),
-                    a.row_order.At<const int32_t>(p.batch, entry),
-                    a.permutation.data == nullptr ? nullptr
-                                                  : a.permutation.At<const int32_t>(p.batch, entry),
-                    a.rows, a.columns, a.nse, row);
+  return RowIsValid(
+      a.row_offsets.At<const int32_t>(p.batch, entry),
+      a.column_indices.At<const Index>(p.batch, entry),
+      a.row_order.At<const int32_t>(p.batch, entry),
+      a.permutation.data == nullptr ? nullptr : a.permutation.At<const int32_t>(p.batch, entry),
+      a.rows, a.columns, a.nse, row);
 }
 
 ffi::Error RunOnCpu(ffi::RemainingArgs operands, ffi::RemainingRets results,
@@ -66,7 +68,8 @@ ffi::Error RunOnCpu(ffi::RemainingArgs operands, ffi::RemainingRets results,
                              ? IsValid<int32_t>(p, entry, row)
                              : IsValid<uint16_t>(p, entry, row);
       if (!valid) {
-        return Report(p, static_cast<unsigned long long>(entry * (rows + 1) + row), row_offsets + row);
+        return Report(p, static_cast<unsigned long long>(entry * (rows + 1) + row),
+                      row_offsets + row);
       }
     }
     std::memcpy(p.checked_offsets.At<int32_t>(p.batch, entry), row_offsets,
@@ -150,7 +153,12 @@ XLA_FFI_Error* CudaExecute(XLA_FFI_CallFrame* frame) {
 }  // namespace
 
 OperationEntry CheckTopologyEntry() {
-  return {kName, Cpu, CudaInitialize, CudaExecute, {"rows"}, {"generic_rows"},
+  return {kName,
+          Cpu,
+          CudaInitialize,
+          CudaExecute,
+          {"rows"},
+          {"generic_rows"},
           {Kernel(IndexType::kInt32), Kernel(IndexType::kUint16)}};
 }
 

@@ -1,5 +1,6 @@
-// Whether a pattern may be walked: offsets start at 0, never fall and end within the indices; columns of a
-// row rise and are in range; row_order and permutation, which are derived, stay in range.
+// Whether a pattern may be walked: offsets start at 0, never fall and end within the indices;
+// columns of a row rise and are in range; row_order and permutation, which are derived, stay in
+// range.
 #pragma once
 
 #include "common/types.h"
@@ -9,7 +10,7 @@ namespace jaxsparse {
 struct CheckTopologyProblem {
   Pattern pattern;
   Batch batch;
-  Array checked_offsets;            // result: row_offsets, so that whatever uses them runs later
+  Array checked_offsets;  // result: row_offsets, so that whatever uses them runs later
   unsigned long long* bad_row = nullptr;  // result: batch_entry * (rows + 1) + row, or all ones
 };
 

@@ -1,5 +1,5 @@
-// What every kernel needs: 16-bit types, accumulators, sums over lanes, reading a pattern. It includes no
-// CUDA header, so that NVRTC needs none at run time and compiles in milliseconds.
+// What every kernel needs: 16-bit types, accumulators, sums over lanes, reading a pattern. It
+// includes no CUDA header, so that NVRTC needs none at run time and compiles in milliseconds.
 #pragma once
 
 #include "common/types.h"
@@ -48,8 +48,8 @@ using Accumulator = typename AccumulatorOf<T>::type;
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// The sum over groups of `lanes` neighbouring lanes (a power of 2), the same in each lane of a group. The
-// order is fixed, so results repeat bitwise.
+// The sum over groups of `lanes` neighbouring lanes (a power of 2), the same in each lane of a
+// group. The order is fixed, so results repeat bitwise.
 template <typename Acc>
 __device__ __forceinline__ Acc SumOverLanes(Acc x, int lanes) {
   for (int distance = lanes / 2; distance > 0; distance /= 2) {

@@ -83,7 +83,8 @@ Array CallParser::Parse(const char* name, ffi::AnyBuffer buffer,
   if (!matches) {
     std::string expected;
     for (const int64_t size : core) expected += ", " + std::to_string(size);
-    Fail(std::string(name) + " has shape " + ShapeString(buffer) + ", expected (..." + expected + ")");
+    Fail(std::string(name) + " has shape " + ShapeString(buffer) + ", expected (..." + expected +
+         ")");
   }
   array.data = buffer.untyped_data();
   return array;
@@ -99,11 +100,17 @@ DType CallParser::ResultDType(size_t index, const char* name) {
 
 DType CallParser::ParseDType(const char* name, ffi::AnyBuffer buffer) {
   switch (buffer.element_type()) {
-    case ffi::F32: return DType::kFloat32;
-    case ffi::F64: return DType::kFloat64;
-    case ffi::BF16: return DType::kBFloat16;
-    case ffi::F16: return DType::kFloat16;
-    default: Fail(std::string(name) + " has an unsupported dtype"); return DType::kFloat32;
+    case ffi::F32:
+      return DType::kFloat32;
+    case ffi::F64:
+      return DType::kFloat64;
+    case ffi::BF16:
+      return DType::kBFloat16;
+    case ffi::F16:
+      return DType::kFloat16;
+    default:
+      Fail(std::string(name) + " has an unsupported dtype");
+      return DType::kFloat32;
   }
 }
 

@@ -24,9 +24,9 @@ namespace jaxsparse {
 
 namespace ffi = xla::ffi;
 
-// Reads the buffers and attributes of one call. The first thing that is wrong is kept and asked for once
-// at the end, so that a parse reads top-down. Shapes were checked where the operation was traced: what
-// is checked again here is what would read out of bounds.
+// Reads the buffers and attributes of one call. The first thing that is wrong is kept and asked for
+// once at the end, so that a parse reads top-down. Shapes were checked where the operation was
+// traced: what is checked again here is what would read out of bounds.
 class CallParser {
  public:
   // The batch dimensions are those of the first result in front of its last `result_rank` ones.
@@ -44,13 +44,14 @@ class CallParser {
   // Size of the dimension of operand `index` that stands `from_last` places before the last one.
   int64_t Size(size_t index, size_t from_last) const;
 
-  // An operand or result of the given core shape under the batch dimensions; an operand of size 1 there
-  // is broadcast.
+  // An operand or result of the given core shape under the batch dimensions; an operand of size 1
+  // there is broadcast.
   Array Operand(size_t index, const char* name, std::initializer_list<int64_t> core);
   Array Result(size_t index, const char* name, std::initializer_list<int64_t> core);
   DType OperandDType(size_t index, const char* name);
   DType ResultDType(size_t index, const char* name);
-  // Operands `index` on: row_offsets, column_indices, row_order, and permutation where it is `permuted`.
+  // Operands `index` on: row_offsets, column_indices, row_order, and permutation where it is
+  // `permuted`.
   Pattern OperandPattern(size_t index, int64_t columns, bool permuted);
 
   template <typename T>
@@ -102,21 +103,23 @@ class Targets {
     return handler->Call(frame);
   }
 
-  // Compiles and loads what the execution needs: before any graph capture, where neither is allowed.
+  // Compiles and loads what the execution needs: before any graph capture, where neither is
+  // allowed.
   static XLA_FFI_Error* CudaInitialize(XLA_FFI_CallFrame* frame) {
-    static auto* handler = WithCall(ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>()
-                                        .template Ctx<ffi::DeviceOrdinal>())
-                               .To(PrepareOnCuda)
-                               .release();
+    static auto* handler =
+        WithCall(
+            ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>().template Ctx<ffi::DeviceOrdinal>())
+            .To(PrepareOnCuda)
+            .release();
     return handler->Call(frame);
   }
 
   static XLA_FFI_Error* CudaExecute(XLA_FFI_CallFrame* frame) {
-    static auto* handler = WithCall(ffi::Ffi::Bind()
-                                        .Ctx<ffi::DeviceOrdinal>()
-                                        .template Ctx<ffi::PlatformStream<void*>>())
-                               .To(RunOnCuda, {ffi::Traits::kCmdBufferCompatible})
-                               .release();
+    static auto* handler =
+        WithCall(
+            ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().template Ctx<ffi::PlatformStream<void*>>())
+            .To(RunOnCuda, {ffi::Traits::kCmdBufferCompatible})
+            .release();
     return handler->Call(frame);
   }
 

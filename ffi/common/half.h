@@ -1,6 +1,6 @@
 // 16-bit storage types for CPU kernels. Arithmetic is done in float; conversions are exact one way
-// and round to nearest even the other, and keep NaN. They use integer operations only, because XLA's
-// threads flush subnormal floats to zero.
+// and round to nearest even the other, and keep NaN. They use integer operations only, because
+// XLA's threads flush subnormal floats to zero.
 #pragma once
 
 #include <cstring>
@@ -35,7 +35,8 @@ JAXSPARSE_INLINE float ToFloat(float16 x) {
   uint32_t bits = (magnitude << 13) + ((127 - 15) << 23);
   if (magnitude >= 0x7c00u) bits |= 0xffu << 23;
   if (magnitude < 0x0400u) {
-    bits = BitCast<uint32_t>(static_cast<float>(magnitude) * 0x1p-24f);  // subnormal in 16 bits only
+    bits =
+        BitCast<uint32_t>(static_cast<float>(magnitude) * 0x1p-24f);  // subnormal in 16 bits only
   }
   return BitCast<float>(bits | sign);
 }

@@ -18,9 +18,12 @@ const char* IsaName(Isa isa);
 template <typename T>
 T ForCurrentIsa(T portable, T avx2, T avx512) {
   switch (CurrentIsa()) {
-    case Isa::kAvx512: return avx512;
-    case Isa::kAvx2: return avx2;
-    default: return portable;
+    case Isa::kAvx512:
+      return avx512;
+    case Isa::kAvx2:
+      return avx2;
+    default:
+      return portable;
   }
 }
 

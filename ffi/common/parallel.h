@@ -18,8 +18,7 @@ class Workers {
 
 template <typename F>
 JAXSPARSE_INLINE void ParallelFor(Workers& workers, int64_t tasks, F&& f) {
-  workers.Run(
-      tasks, [](void* context, int64_t index) { (*static_cast<F*>(context))(index); }, &f);
+  workers.Run(tasks, [](void* context, int64_t index) { (*static_cast<F*>(context))(index); }, &f);
 }
 
 // Multiply-adds below which a second thread costs more than it brings.
@@ -33,7 +32,8 @@ struct RowTasks {
   int64_t per_entry;  // tasks for one batch entry
 
   // `work`: multiply-adds for one stored entry.
-  JAXSPARSE_INLINE RowTasks(const Pattern& pattern, const Batch& batch, int64_t work, Workers& workers)
+  JAXSPARSE_INLINE RowTasks(const Pattern& pattern, const Batch& batch, int64_t work,
+                            Workers& workers)
       : pattern(pattern), batch(batch) {
     const int64_t total = (pattern.nse + pattern.rows) * (work + 4) * batch.count;
     const int64_t wanted = workers.count() == 1 ? 1 : workers.count() * 4;
@@ -46,15 +46,16 @@ struct RowTasks {
   JAXSPARSE_INLINE int64_t count() const { return per_entry * batch.count; }
   JAXSPARSE_INLINE int64_t BatchEntry(int64_t task) const { return task / per_entry; }
 
-  // The first row of task `part` of a batch entry: the least one with that share of entries and rows
-  // before it.
+  // The first row of task `part` of a batch entry: the least one with that share of entries and
+  // rows before it.
   JAXSPARSE_INLINE int64_t FirstRow(const int32_t* row_offsets, int64_t part) const {
     if (part == per_entry) return pattern.rows;
     const int64_t share = (row_offsets[pattern.rows] + pattern.rows) * part / per_entry;
     int64_t low = 0, high = pattern.rows;
     while (low < high) {
       const int64_t middle = (low + high) / 2;
-      if (row_offsets[middle] + middle < share) low = middle + 1; else high = middle;
+      if (row_offsets[middle] + middle < share) low = middle + 1;
+      else high = middle;
     }
     return low;
   }

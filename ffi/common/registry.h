@@ -1,5 +1,5 @@
-// What an operation tells the Python side: its FFI targets, its variants, and every kernel instance that
-// its device sources can be asked for.
+// What an operation tells the Python side: its FFI targets, its variants, and every kernel instance
+// that its device sources can be asked for.
 #pragma once
 
 #include <string>
@@ -23,9 +23,13 @@ struct OperationEntry {
 template <typename Operation>
 OperationEntry MakeEntry(const std::vector<typename Operation::Problem>& problems) {
   using Handlers = Targets<Operation>;
-  OperationEntry entry{Operation::kName, Handlers::Cpu, Handlers::CudaInitialize,
-                       Handlers::CudaExecute, Names(Operation::CpuVariants()),
-                       Names(Operation::CudaVariants()), {}};
+  OperationEntry entry{Operation::kName,
+                       Handlers::Cpu,
+                       Handlers::CudaInitialize,
+                       Handlers::CudaExecute,
+                       Names(Operation::CpuVariants()),
+                       Names(Operation::CudaVariants()),
+                       {}};
   for (const auto& row : Operation::CudaVariants()) {
     for (const auto& problem : problems) {
       if (row.fits(problem)) entry.kernels.push_back(row.kernel(problem));

@@ -1,5 +1,5 @@
-// Vectors of the compiler's own (GCC and Clang), as wide as the instruction set this file is compiled
-// for: no intrinsics, so the same kernel serves x86-64 and every other processor.
+// Vectors of the compiler's own (GCC and Clang), as wide as the instruction set this file is
+// compiled for: no intrinsics, so the same kernel serves x86-64 and every other processor.
 //
 // Files that include this are compiled several times with different flags. Keep anything that could
 // be emitted out of line (the standard library's templates) out of them: the linker keeps one copy.
@@ -78,8 +78,8 @@ JAXSPARSE_INLINE Acc Sum(Vector<Acc, kLanes> v) {
   }
 }
 
-// e^x to 2 units in the last place; 0 below the least normal number, NaN for NaN. float or a vector.
-// Range reduction by Cody and Waite, polynomial of degree 6 (minimax on [-ln2/2, ln2/2]).
+// e^x to 2 units in the last place; 0 below the least normal number, NaN for NaN. float or a
+// vector. Range reduction by Cody and Waite, polynomial of degree 6 (minimax on [-ln2/2, ln2/2]).
 template <int kLanes>
 JAXSPARSE_INLINE Vector<float, kLanes> Exp(Vector<float, kLanes> x) {
   using Bits = Vector<int32_t, kLanes>;

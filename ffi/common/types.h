@@ -10,8 +10,8 @@ using uint32_t = unsigned int;
 #define JAXSPARSE_INLINE __host__ __device__ __forceinline__
 #else
 #include <cstdint>
-// Internal linkage in effect: an out-of-line copy made for one instruction set must never be the one
-// that the linker picks for another.
+// Internal linkage in effect: an out-of-line copy made for one instruction set must never be the
+// one that the linker picks for another.
 #define JAXSPARSE_INLINE [[gnu::always_inline]] inline
 #endif
 
@@ -47,8 +47,8 @@ struct Array {
   }
 };
 
-// The pattern that a kernel walks. Rows of a transposed product are the columns of the stored matrix:
-// then `permutation` says where in the stored order each value lies, and is null otherwise.
+// The pattern that a kernel walks. Rows of a transposed product are the columns of the stored
+// matrix: then `permutation` says where in the stored order each value lies, and is null otherwise.
 struct Pattern {
   int64_t rows = 0;
   int64_t columns = 0;

@@ -11,7 +11,8 @@
 namespace jaxsparse {
 
 // Row is any struct with {const char* name; bool (*fits)(const Problem&); double (*cost)(const
-// Problem&);}. `forced` names a row, or is empty. Returns null and fills `error` if it can't be had.
+// Problem&);}. `forced` names a row, or is empty. Returns null and fills `error` if it can't be
+// had.
 template <typename Row, typename Problem>
 const Row* Choose(const char* operation, Table<Row> table, const Problem& problem,
                   std::string_view forced, std::string* error) {
@@ -23,7 +24,8 @@ const Row* Choose(const char* operation, Table<Row> table, const Problem& proble
       *error = std::string(operation) + ": variant '" + row.name + "' does not fit this problem";
       return nullptr;
     }
-    if (row.fits(problem) && (best == nullptr || row.cost(problem) < best->cost(problem))) best = &row;
+    if (row.fits(problem) && (best == nullptr || row.cost(problem) < best->cost(problem)))
+      best = &row;
   }
   if (best == nullptr) {
     *error = std::string(operation) + ": no variant named '" + std::string(forced) + "'; there are";

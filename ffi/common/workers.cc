@@ -39,8 +39,8 @@ void XlaWorkers::Run(int64_t tasks, void (*task)(void*, int64_t), void* context)
   job->context = context;
   job->tasks = tasks;
   for (int64_t i = 0; i < helpers; ++i) pool_.Schedule([job] { job->Work(); });
-  // The caller works too, so a pool whose threads all wait here can't deadlock: it waits only for tasks
-  // that a running helper has taken.
+  // The caller works too, so a pool whose threads all wait here can't deadlock: it waits only for
+  // tasks that a running helper has taken.
   job->Work();
   while (job->done.load(std::memory_order_acquire) < tasks) std::this_thread::yield();
 }

@@ -14,8 +14,8 @@ namespace {
 using Program = struct _nvrtcProgram*;
 struct Nvrtc {
   int (*version)(int* major, int* minor);
-  int (*create)(Program*, const char* source, const char* name, int headers, const char* const* texts,
-                const char* const* names);
+  int (*create)(Program*, const char* source, const char* name, int headers,
+                const char* const* texts, const char* const* names);
   int (*destroy)(Program*);
   int (*add_name)(Program, const char* expression);
   int (*compile)(Program, int options, const char* const* values);
@@ -43,8 +43,8 @@ bool Find(void* library, const char* name, F* function) {
   return *function != nullptr;
 }
 
-// Loads libnvrtc with the builtins library that lies beside it: libnvrtc asks the loader for that one
-// by name, and would not find it inside a Python package.
+// Loads libnvrtc with the builtins library that lies beside it: libnvrtc asks the loader for that
+// one by name, and would not find it inside a Python package.
 std::optional<Nvrtc> Open(const std::string& path, std::string* error) {
   const size_t slash = path.rfind('/');
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
@@ -118,7 +118,8 @@ bool Collect(const std::string& name, Sources* sources, std::string* error) {
 }
 
 std::vector<std::string> Options(const std::string& architecture) {
-  return {"--gpu-architecture=" + architecture, "--std=c++20", "--device-as-default-execution-space"};
+  return {"--gpu-architecture=" + architecture, "--std=c++20",
+          "--device-as-default-execution-space"};
 }
 
 std::string Log(const Nvrtc& nvrtc, Program program) {

@@ -20,8 +20,8 @@ void ConfigureCompiler(std::string source_folder, std::vector<std::string> libra
 // "13.0", or an empty string with the reason in `error`.
 std::string NvrtcVersion(std::string* error);
 
-// All that a compilation depends on but the version: the source, every file it includes, the instance,
-// the options. Equal keys give equal code.
+// All that a compilation depends on but the version: the source, every file it includes, the
+// instance, the options. Equal keys give equal code.
 std::optional<std::string> SourceKey(const KernelSource& source, const std::string& architecture,
                                      std::string* error);
 

@@ -42,19 +42,6 @@ bool Take(const std::string& from, size_t* at, std::string* part) {
   return true;
 }
 
-}  // namespace
-
-std::string CacheFolder() {
-  if (const char* folder = std::getenv("JAXSPARSE_CACHE_DIR")) return folder;
-  if (const char* base = std::getenv("XDG_CACHE_HOME"); base != nullptr && *base != '\0') {
-    return std::string(base) + "/jaxsparse";
-  }
-  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') {
-    return std::string(home) + "/.cache/jaxsparse";
-  }
-  return "";
-}
-
 std::optional<CompiledKernel> ReadCache(const std::string& key) {
   const std::string folder = CacheFolder();
   if (folder.empty()) return std::nullopt;
@@ -97,6 +84,33 @@ void WriteCache(const std::string& key, const CompiledKernel& kernel) {
   }
   std::filesystem::rename(aside, path, ignored);
   if (ignored) std::filesystem::remove(aside, ignored);
+}
+
+}  // namespace
+
+std::string CacheFolder() {
+  if (const char* folder = std::getenv("JAXSPARSE_CACHE_DIR")) return folder;
+  if (const char* base = std::getenv("XDG_CACHE_HOME"); base != nullptr && *base != '\0') {
+    return std::string(base) + "/jaxsparse";
+  }
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') {
+    return std::string(home) + "/.cache/jaxsparse";
+  }
+  return "";
+}
+
+std::optional<CompiledKernel> CompileCached(const KernelSource& source,
+                                            const std::string& architecture, std::string* error) {
+  const std::string version = NvrtcVersion(error);
+  if (version.empty()) return std::nullopt;
+  std::optional<std::string> key = SourceKey(source, architecture, error);
+  if (!key) return std::nullopt;
+  *key = "NVRTC " + version + "\n" + *key;
+  std::optional<CompiledKernel> kernel = ReadCache(*key);
+  if (kernel) return kernel;
+  kernel = Compile(source, architecture, error);
+  if (kernel) WriteCache(*key, *kernel);
+  return kernel;
 }
 
 }  // namespace jaxsparse

@@ -9,10 +9,12 @@
 
 namespace jaxsparse {
 
-// JAXSPARSE_CACHE_DIR (empty: no disk cache), else $XDG_CACHE_HOME/jaxsparse, else ~/.cache/jaxsparse.
+// JAXSPARSE_CACHE_DIR (empty: no disk cache), else $XDG_CACHE_HOME/jaxsparse, else
+// ~/.cache/jaxsparse.
 std::string CacheFolder();
 
-std::optional<CompiledKernel> ReadCache(const std::string& key);
-void WriteCache(const std::string& key, const CompiledKernel& kernel);
+// The kernel from the cache, or compiled and put there.
+std::optional<CompiledKernel> CompileCached(const KernelSource& source,
+                                            const std::string& architecture, std::string* error);
 
 }  // namespace jaxsparse

@@ -6,7 +6,6 @@
 #include <mutex>
 #include <tuple>
 
-#include "nvrtc/compiler.h"
 #include "nvrtc/disk_cache.h"
 
 namespace jaxsparse {
@@ -43,21 +42,12 @@ int ComputeCapability(int device) {
 
 const void* Load(const KernelSource& source, int device, std::string* error) {
   const std::string architecture = ArchitectureName(ComputeCapability(device));
-  const std::string version = NvrtcVersion(error);
-  if (version.empty()) return nullptr;
-  std::optional<std::string> key = SourceKey(source, architecture, error);
-  if (!key) return nullptr;
-  *key = "NVRTC " + version + "\n" + *key;
-  std::optional<CompiledKernel> compiled = ReadCache(*key);
-  if (!compiled) {
-    compiled = Compile(source, architecture, error);
-    if (!compiled) return nullptr;
-    WriteCache(*key, *compiled);
-  }
+  const std::optional<CompiledKernel> compiled = CompileCached(source, architecture, error);
+  if (!compiled) return nullptr;
   const ScopedDevice scoped(device);
   cudaLibrary_t library = nullptr;
-  cudaError_t status =
-      cudaLibraryLoadData(&library, compiled->code.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
+  cudaError_t status = cudaLibraryLoadData(&library, compiled->code.data(), nullptr, nullptr, 0,
+                                           nullptr, nullptr, 0);
   cudaKernel_t kernel = nullptr;
   if (status == cudaSuccess) {
     status = cudaLibraryGetKernel(&kernel, library, compiled->lowered_name.c_str());
@@ -87,7 +77,8 @@ std::string LaunchKernel(const void* kernel, const LaunchShape& shape, void* pro
   const ScopedDevice scoped(device);
   constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(shape.blocks < kMaxBlocks ? shape.blocks : kMaxBlocks));
+  config.gridDim =
+      dim3(static_cast<unsigned>(shape.blocks < kMaxBlocks ? shape.blocks : kMaxBlocks));
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.stream = static_cast<cudaStream_t>(stream);
   void* arguments[] = {problem};

@@ -7,20 +7,21 @@
 
 namespace jaxsparse {
 
-// One instance of a kernel template: a file below the folder of device sources, and a C++ expression
-// that names the instance.
+// One instance of a kernel template: a file below the folder of device sources, and a C++
+// expression that names the instance.
 struct KernelSource {
   std::string file;
   std::string expression;
 };
 
 struct LaunchShape {
-  int64_t blocks = 0;  // along x only, whose limit is 2^31 - 1; kernels stride over what lies beyond
+  int64_t blocks =
+      0;  // along x only, whose limit is 2^31 - 1; kernels stride over what lies beyond
   int threads = 0;
 };
 
-// A row of an operation's table of CUDA variants (common/variant.h). The kernel takes the problem by
-// value as its only argument.
+// A row of an operation's table of CUDA variants (common/variant.h). The kernel takes the problem
+// by value as its only argument.
 template <typename Problem>
 struct CudaVariant {
   const char* name;

@@ -9,10 +9,14 @@ namespace jaxsparse {
 
 inline std::string TypeName(DType dtype) {
   switch (dtype) {
-    case DType::kFloat32: return "float";
-    case DType::kFloat64: return "double";
-    case DType::kBFloat16: return "jaxsparse::bfloat16";
-    case DType::kFloat16: return "jaxsparse::float16";
+    case DType::kFloat32:
+      return "float";
+    case DType::kFloat64:
+      return "double";
+    case DType::kBFloat16:
+      return "jaxsparse::bfloat16";
+    case DType::kFloat16:
+      return "jaxsparse::float16";
   }
   return "";
 }

@@ -1,5 +1,5 @@
-// out[e] = (sum_d x[row(e),d] * y[column(e),d]) * scale_by[e] at the stored entries e of a pattern, for
-// every batch entry; 0 at padding.
+// out[e] = (sum_d x[row(e),d] * y[column(e),d]) * scale_by[e] at the stored entries e of a pattern,
+// for every batch entry; 0 at padding.
 #pragma once
 
 #include "common/types.h"

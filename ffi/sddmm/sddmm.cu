@@ -1,5 +1,5 @@
-// Generic kernel of the sampled dense-dense product (problem.h): right for every shape, type, batch and
-// alignment. Work is cut by stored entries, so rows of any length balance and none is empty.
+// Generic kernel of the sampled dense-dense product (problem.h): right for every shape, type, batch
+// and alignment. Work is cut by stored entries, so rows of any length balance and none is empty.
 #include "common/device.cuh"
 #include "sddmm/problem.h"
 
@@ -10,7 +10,8 @@ __device__ __forceinline__ int64_t RowOf(const int32_t* row_offsets, int64_t row
   int64_t low = 0, high = rows;
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
-    if (row_offsets[middle] <= entry) low = middle; else high = middle;
+    if (row_offsets[middle] <= entry) low = middle;
+    else high = middle;
   }
   return low;
 }
@@ -24,7 +25,8 @@ __global__ void SddmmEntries(const __grid_constant__ SddmmProblem p) {
   const int groups = kWarp / lanes;  // in a warp
   const int64_t stride = static_cast<int64_t>(gridDim.x) * (blockDim.x / lanes);
   const int lane = threadIdx.x % lanes;
-  const int64_t warp = static_cast<int64_t>(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp;
+  const int64_t warp =
+      static_cast<int64_t>(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp;
   // The bound is the warp's, not the group's: all lanes take part in the sum.
   for (int64_t first = warp * groups; first < units; first += stride) {
     const int64_t unit = first + threadIdx.x % kWarp / lanes;
@@ -41,7 +43,8 @@ __global__ void SddmmEntries(const __grid_constant__ SddmmProblem p) {
         const int64_t column = p.pattern.column_indices.At<const Index>(p.batch, batch_entry)[i];
         const T* x = p.x.At<const T>(p.batch, batch_entry) + row * p.d;
         const T* y = p.y.At<const T>(p.batch, batch_entry) + column * p.d;
-        for (int64_t d = lane; d < p.d; d += lanes) sum += ToAccumulator(x[d]) * ToAccumulator(y[d]);
+        for (int64_t d = lane; d < p.d; d += lanes)
+          sum += ToAccumulator(x[d]) * ToAccumulator(y[d]);
       }
     }
     sum = SumOverLanes(sum, lanes);

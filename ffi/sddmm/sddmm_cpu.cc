@@ -1,5 +1,5 @@
-// CPU kernels of the sampled dense-dense product. Every output is one dot product taken by one thread in
-// an order that depends on d alone.
+// CPU kernels of the sampled dense-dense product. Every output is one dot product taken by one
+// thread in an order that depends on d alone.
 #include "common/parallel.h"
 #include "common/pattern_cpu.h"
 #include "sddmm/sddmm.h"

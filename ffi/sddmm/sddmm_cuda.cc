@@ -9,7 +9,8 @@ constexpr int kThreads = 128;
 
 KernelSource Entries(const SddmmProblem& p) {
   return {"sddmm/sddmm.cu", "jaxsparse::SddmmEntries<" + TypeName(p.dtype) + ", " +
-                                TypeName(p.out_dtype) + ", " + TypeName(p.pattern.index_type) + ">"};
+                                TypeName(p.out_dtype) + ", " + TypeName(p.pattern.index_type) +
+                                ">"};
 }
 
 // As the kernel cuts its work: lanes by d, an entry a group of lanes.

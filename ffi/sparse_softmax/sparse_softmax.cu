@@ -1,5 +1,6 @@
-// Generic kernels of the softmax over stored entries and its derivative (problem.h): a warp a row, and
-// one more warp for the padding of each batch entry. Reads and writes pass through L1 and L2 twice.
+// Generic kernels of the softmax over stored entries and its derivative (problem.h): a warp a row,
+// and one more warp for the padding of each batch entry. Reads and writes pass through L1 and L2
+// twice.
 #include "common/device.cuh"
 #include "sparse_softmax/problem.h"
 

@@ -72,10 +72,10 @@ void ForwardRow(const T* values, int64_t count, typename Accumulator<T>::type sc
   const Acc inverse = 1 / Sum<kLanes, Acc>(lane_sum);
   for (int64_t i = 0; i < count; i += kLanes) {
     // Values of 16 bits would lose digits if they were kept between the passes.
-    const auto e = std::is_same_v<T, Acc>
-                       ? LoadScaled<kLanes>(out + i, count - i, Acc(1))
-                       : Exponential<kLanes, Acc>(
-                             LoadScaled<kLanes>(values + i, count - i, scale) - max);
+    const auto e =
+        std::is_same_v<T, Acc>
+            ? LoadScaled<kLanes>(out + i, count - i, Acc(1))
+            : Exponential<kLanes, Acc>(LoadScaled<kLanes>(values + i, count - i, scale) - max);
     StoreSome<kLanes, Acc>(e * inverse, count - i, out + i);
   }
 }
@@ -87,7 +87,8 @@ void BackwardRow(const T* y, const T* tangent, int64_t count, typename Accumulat
   constexpr int kLanes = kMaxLanes<Acc>;
   Vector<Acc, kLanes> lane_sum = {};
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) lane_sum += Load<kLanes>(y + i) * Load<kLanes>(tangent + i);
+  for (; i + kLanes <= count; i += kLanes)
+    lane_sum += Load<kLanes>(y + i) * Load<kLanes>(tangent + i);
   Acc sum = Sum<kLanes, Acc>(lane_sum);
   for (; i < count; ++i) sum += Acc(ToFloat(y[i])) * Acc(ToFloat(tangent[i]));
   for (i = 0; i + kLanes <= count; i += kLanes) {
@@ -136,6 +137,7 @@ constexpr CpuVariant<SparseSoftmaxProblem> kVariants[] = {
 
 }  // namespace
 
-extern constinit const Table<CpuVariant<SparseSoftmaxProblem>> kSparseSoftmaxCpuVariants = MakeTable(kVariants);
+extern constinit const Table<CpuVariant<SparseSoftmaxProblem>> kSparseSoftmaxCpuVariants =
+    MakeTable(kVariants);
 
 }  // namespace jaxsparse::JAXSPARSE_ISA

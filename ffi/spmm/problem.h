@@ -1,8 +1,8 @@
 // out[m,n] = activation(sum_k a[m,k] * x[k,n] + bias[m]), a sparse, for every batch entry.
 //
 // `pattern` is the one that is walked by rows of `out`: for a transposed product the transposed
-// pattern, whose permutation finds the values. A product with columns contiguous has x as (n, k) and
-// out as (n, m), both row-major: the dense matrix stands on the left.
+// pattern, whose permutation finds the values. A product with columns contiguous has x as (n, k)
+// and out as (n, m), both row-major: the dense matrix stands on the left.
 #pragma once
 
 #include "common/types.h"
@@ -21,7 +21,7 @@ struct SpmmProblem {
   Batch batch;
   Array values;
   Array x;
-  Array bias;           // or null
+  Array bias;  // or null
   Array out;
   Array preactivation;  // or null: what the activation was applied to, for its derivative
 };

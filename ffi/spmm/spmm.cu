@@ -55,8 +55,8 @@ struct Matrices {
 
 constexpr int kColumnsPerThread = 4;
 
-// A group of lanes, one for each column up to a warp, owns a row and kColumnsPerThread times as many
-// columns; neighbouring lanes read neighbouring columns of x.
+// A group of lanes, one for each column up to a warp, owns a row and kColumnsPerThread times as
+// many columns; neighbouring lanes read neighbouring columns of x.
 template <typename T, typename Out, typename Index>
 __global__ void SpmmRows(const __grid_constant__ SpmmProblem p) {
   const int lanes = LanesFor(p.n);

@@ -1,5 +1,5 @@
-// CPU kernels of the sparse-dense product. Every output is one sum over its row's entries, taken by one
-// thread in an order that depends on the problem's shape alone.
+// CPU kernels of the sparse-dense product. Every output is one sum over its row's entries, taken by
+// one thread in an order that depends on the problem's shape alone.
 #include <cmath>
 
 #include "common/parallel.h"
@@ -9,7 +9,8 @@
 namespace jaxsparse::JAXSPARSE_ISA {
 namespace {
 
-// x * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))) / 2, written as x * sigmoid of twice the argument.
+// x * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))) / 2, written as x * sigmoid of twice the
+// argument.
 template <int kLanes, typename Acc>
 JAXSPARSE_INLINE Vector<Acc, kLanes> Gelu(Vector<Acc, kLanes> x) {
   const auto u = x * (Acc(1.5957691216057308) + Acc(0.071354816272600245) * x * x);
@@ -25,9 +26,12 @@ JAXSPARSE_INLINE Vector<Acc, kLanes> Gelu(Vector<Acc, kLanes> x) {
 template <int kLanes, typename Acc>
 JAXSPARSE_INLINE Vector<Acc, kLanes> Activate(Activation activation, Vector<Acc, kLanes> x) {
   switch (activation) {
-    case Activation::kRelu: return x < Acc(0) ? Vector<Acc, kLanes>{} : x;  // keeps NaN
-    case Activation::kGelu: return Gelu<kLanes, Acc>(x);
-    default: return x;
+    case Activation::kRelu:
+      return x < Acc(0) ? Vector<Acc, kLanes>{} : x;  // keeps NaN
+    case Activation::kGelu:
+      return Gelu<kLanes, Acc>(x);
+    default:
+      return x;
   }
 }
 
@@ -57,37 +61,44 @@ struct Matrices {
 };
 
 // A stretch of one row's entries, values as accumulators, in their order in the row.
-template <typename Acc>
+template <typename Acc, typename Index>
 struct Entries {
   const Acc* values;
-  const int32_t* columns;
+  const Index* columns;
   int64_t count;
 };
 
-// Hands out a row in stretches. Values that are permuted or of 16 bits, and 16-bit indices, are staged
-// in a small buffer, once for a row that fits it, however many column tiles then read it.
-template <typename T>
+// Hands out a row in stretches. Values that are permuted or of 16 bits are staged in a small
+// buffer, once for a row that fits it, however many column tiles then read it; so are 16-bit
+// indices beside 16-bit values, so that fewer kernels are instantiated. `Index` is what the kernel
+// then sees.
+template <typename T, typename Index>
 class RowReader {
   using Acc = typename Accumulator<T>::type;
   static constexpr int64_t kStage = 1024;
+  static constexpr bool kDirect = std::is_same_v<T, Acc>;
 
  public:
   JAXSPARSE_INLINE explicit RowReader(const Matrices<T>& matrices) : matrices_(matrices) {}
 
   // Entries [begin, end) or the first of them.
-  JAXSPARSE_INLINE Entries<Acc> Next(int64_t begin, int64_t end) {
-    const int32_t* columns = matrices_.column_indices.wide;
-    if constexpr (std::is_same_v<T, Acc>) {
-      if (matrices_.permutation == nullptr && columns != nullptr) {
-        return {matrices_.values + begin, columns + begin, end - begin};
+  JAXSPARSE_INLINE Entries<Acc, Index> Next(int64_t begin, int64_t end) {
+    if constexpr (kDirect) {
+      if (matrices_.permutation == nullptr) {
+        return {matrices_.values + begin, Columns() + begin, end - begin};
       }
     }
     const int64_t count = end - begin < kStage ? end - begin : kStage;
     if (begin != staged_begin_ || count != staged_count_) Stage(begin, count);
-    return {values_, columns == nullptr ? columns_ : columns + begin, count};
+    return {values_, Columns() == nullptr ? columns_ : Columns() + begin, count};
   }
 
  private:
+  JAXSPARSE_INLINE const Index* Columns() const {
+    if constexpr (sizeof(Index) == 4) return matrices_.column_indices.wide;
+    else return matrices_.column_indices.narrow;
+  }
+
   JAXSPARSE_INLINE void Stage(int64_t begin, int64_t count) {
     if (matrices_.permutation == nullptr) {
       for (int64_t i = 0; i < count; ++i) values_[i] = ToFloat(matrices_.values[begin + i]);
@@ -95,8 +106,10 @@ class RowReader {
       const int32_t* permutation = matrices_.permutation + begin;
       for (int64_t i = 0; i < count; ++i) values_[i] = ToFloat(matrices_.values[permutation[i]]);
     }
-    if (const uint16_t* narrow = matrices_.column_indices.narrow) {
-      for (int64_t i = 0; i < count; ++i) columns_[i] = narrow[begin + i];
+    if constexpr (!kDirect) {
+      if (const uint16_t* narrow = matrices_.column_indices.narrow) {
+        for (int64_t i = 0; i < count; ++i) columns_[i] = narrow[begin + i];
+      }
     }
     staged_begin_ = begin;
     staged_count_ = count;
@@ -106,18 +119,18 @@ class RowReader {
   int64_t staged_begin_ = -1;
   int64_t staged_count_ = 0;
   Acc values_[kStage];
-  int32_t columns_[kStage];
+  Index columns_[kDirect ? 1 : kStage];
 };
 
 // sums[v] = the products of one row with kVectors * kLanes neighbouring columns of x. Narrow tiles
 // interleave kChains partial sums, since one chain would wait for each multiply-add to finish.
-template <int kLanes, int kVectors, typename Acc, typename X, typename T>
-JAXSPARSE_INLINE void MultiplyRow(RowReader<T>& row, int64_t begin, int64_t end, const X* x,
+template <int kLanes, int kVectors, typename Acc, typename X, typename T, typename Index>
+JAXSPARSE_INLINE void MultiplyRow(RowReader<T, Index>& row, int64_t begin, int64_t end, const X* x,
                                   int64_t stride, Vector<Acc, kLanes>* sums) {
   constexpr int kChains = kVectors >= 8 ? 1 : kVectors >= 4 ? 2 : 4;
   Vector<Acc, kLanes> partial[kChains][kVectors] = {};
   while (begin < end) {
-    const Entries<Acc> entries = row.Next(begin, end);
+    const Entries<Acc, Index> entries = row.Next(begin, end);
     int64_t i = 0;
     for (; i + kChains <= entries.count; i += kChains) {
 #pragma GCC unroll 4
@@ -146,22 +159,58 @@ JAXSPARSE_INLINE void MultiplyRow(RowReader<T>& row, int64_t begin, int64_t end,
   }
 }
 
-// Tiles of one row of the output, widest first. A last, partial tile is moved back over columns that
-// are done already, so that it is full: they get the value they have.
-template <typename T>
+// The product of one row with one column of x: the entries fill the lanes.
+template <typename Acc, typename X, typename T, typename Index>
+JAXSPARSE_INLINE Acc DotRow(RowReader<T, Index>& row, int64_t begin, int64_t end, const X* x,
+                            int64_t stride) {
+  constexpr int kLanes = kMaxLanes<Acc>;
+  Vector<Acc, kLanes> lanes = {};
+  Acc sum = 0;
+  while (begin < end) {
+    const Entries<Acc, Index> entries = row.Next(begin, end);
+    int64_t i = 0;
+    for (; i + kLanes <= entries.count; i += kLanes) {
+      Acc gathered[kLanes];
+      for (int l = 0; l < kLanes; ++l) {
+        gathered[l] = ToFloat(x[static_cast<int64_t>(entries.columns[i + l]) * stride]);
+      }
+      lanes += Load<kLanes>(entries.values + i) * Load<kLanes>(gathered);
+    }
+    for (; i < entries.count; ++i) {
+      sum += entries.values[i] * ToFloat(x[static_cast<int64_t>(entries.columns[i]) * stride]);
+    }
+    begin += entries.count;
+  }
+  return sum + Sum<kLanes, Acc>(lanes);
+}
+
+// MultiplyRow, or DotRow for a single column.
+template <int kLanes, int kVectors, typename Acc, typename X, typename T, typename Index>
+JAXSPARSE_INLINE void Multiply(RowReader<T, Index>& row, int64_t begin, int64_t end, const X* x,
+                               int64_t stride, Vector<Acc, kLanes>* sums) {
+  if constexpr (kLanes == 1) {
+    sums[0] = Broadcast<1>(DotRow<Acc>(row, begin, end, x, stride));
+  } else {
+    MultiplyRow<kLanes, kVectors, Acc>(row, begin, end, x, stride, sums);
+  }
+}
+
+// Tiles of one row of the output, widest first. A last, partial tile is moved back over columns
+// that are done already, so that it is full: they get the value they have.
+template <typename T, typename Index>
 struct RowsKernel {
   using Acc = typename Accumulator<T>::type;
   static constexpr int kMax = kMaxLanes<Acc>;
 
   const SpmmProblem& problem;
   const Matrices<T>& matrices;
-  RowReader<T>& reader;
+  RowReader<T, Index>& reader;
   int64_t row, begin, end;
 
   template <int kLanes, int kVectors>
   JAXSPARSE_INLINE void Tile(int64_t column) {
     Vector<Acc, kLanes> sums[kVectors];
-    MultiplyRow<kLanes, kVectors, Acc>(reader, begin, end, matrices.x + column, problem.n, sums);
+    Multiply<kLanes, kVectors, Acc>(reader, begin, end, matrices.x + column, problem.n, sums);
     const Acc bias = matrices.bias == nullptr ? Acc(0) : Acc(ToFloat(matrices.bias[row]));
     const int64_t at = row * problem.n + column;
     for (int v = 0; v < kVectors; ++v) {
@@ -192,18 +241,18 @@ struct RowsKernel {
   }
 };
 
-template <typename T>
+template <typename T, typename Index>
 void Rows(const SpmmProblem& problem, Workers& workers) {
   constexpr int kMax = kMaxLanes<typename Accumulator<T>::type>;
   const RowTasks tasks(problem.pattern, problem.batch, problem.n, workers);
   ParallelFor(workers, tasks.count(), [&](int64_t task) {
     const Matrices<T> matrices(problem, tasks.BatchEntry(task));
-    RowReader<T> reader(matrices);
+    RowReader<T, Index> reader(matrices);
     const int64_t part = task % tasks.per_entry;
     const int64_t last = tasks.FirstRow(matrices.row_offsets, part + 1);
     for (int64_t row = tasks.FirstRow(matrices.row_offsets, part); row < last; ++row) {
       const RowBounds bounds(matrices.row_offsets, row, problem.pattern.nse);
-      RowsKernel<T> kernel{problem, matrices, reader, row, bounds.begin, bounds.end};
+      RowsKernel<T, Index> kernel{problem, matrices, reader, row, bounds.begin, bounds.end};
       kernel.template Tiles<kMax, 8>(0);
     }
   });
@@ -211,7 +260,7 @@ void Rows(const SpmmProblem& problem, Workers& workers) {
 
 // Dense matrix on the left: kPanel of its rows at a time are turned into a (k, kPanel) panel that
 // stays in cache, and each row of the pattern makes one column of kPanel outputs.
-template <typename T>
+template <typename T, typename Index>
 struct PanelKernel {
   using Acc = typename Accumulator<T>::type;
 
@@ -220,7 +269,7 @@ struct PanelKernel {
   Acc* panel;
 
   template <int kWidth>
-  JAXSPARSE_INLINE void Multiply(int64_t first_n, int64_t first_row, int64_t last_row) {
+  JAXSPARSE_INLINE void Panel(int64_t first_n, int64_t first_row, int64_t last_row) {
     const int64_t k = problem.pattern.columns, m = problem.pattern.rows;
     const T* x = matrices.x + first_n * k;
     for (int64_t column = 0; column < k; ++column) {
@@ -228,11 +277,11 @@ struct PanelKernel {
     }
     constexpr int kLanes = kWidth < kMaxLanes<Acc> ? kWidth : kMaxLanes<Acc>;
     constexpr int kVectors = kWidth / kLanes;
-    RowReader<T> reader(matrices);
+    RowReader<T, Index> reader(matrices);
     for (int64_t row = first_row; row < last_row; ++row) {
       const RowBounds bounds(matrices.row_offsets, row, problem.pattern.nse);
       Vector<Acc, kLanes> sums[kVectors];
-      MultiplyRow<kLanes, kVectors, Acc>(reader, bounds.begin, bounds.end, panel, kWidth, sums);
+      Multiply<kLanes, kVectors, Acc>(reader, bounds.begin, bounds.end, panel, kWidth, sums);
       const Acc bias = matrices.bias == nullptr ? Acc(0) : Acc(ToFloat(matrices.bias[row]));
       for (int v = 0; v < kVectors; ++v) {
         const auto z = sums[v] + bias;
@@ -246,24 +295,38 @@ struct PanelKernel {
     }
   }
 
-  JAXSPARSE_INLINE void MultiplyTail(int64_t n, int64_t last_n, int64_t first_row, int64_t last_row) {
-    if (last_n - n >= 8) { Multiply<8>(n, first_row, last_row); n += 8; }
-    if (last_n - n >= 4) { Multiply<4>(n, first_row, last_row); n += 4; }
-    if (last_n - n >= 2) { Multiply<2>(n, first_row, last_row); n += 2; }
-    if (last_n - n >= 1) { Multiply<1>(n, first_row, last_row); n += 1; }
+  JAXSPARSE_INLINE void PartialPanel(int64_t n, int64_t last_n, int64_t first_row,
+                                     int64_t last_row) {
+    if (last_n - n >= 8) {
+      Panel<8>(n, first_row, last_row);
+      n += 8;
+    }
+    if (last_n - n >= 4) {
+      Panel<4>(n, first_row, last_row);
+      n += 4;
+    }
+    if (last_n - n >= 2) {
+      Panel<2>(n, first_row, last_row);
+      n += 2;
+    }
+    if (last_n - n >= 1) {
+      Panel<1>(n, first_row, last_row);
+      n += 1;
+    }
   }
 };
 
 constexpr int64_t kPanel = 16;
 
 // The panel lies on the heap of its thread, so that a stack of any size does.
-template <typename T>
+template <typename T, typename Index>
 void Panels(const SpmmProblem& problem, Workers& workers) {
   using Acc = typename Accumulator<T>::type;
   const int64_t panels = (problem.n + kPanel - 1) / kPanel;
   Batch batch_of_panels = problem.batch;
   batch_of_panels.count *= panels;
-  // With few panels each is shared out by rows of the pattern; every task then makes the panel anew.
+  // With few panels each is shared out by rows of the pattern; every task then makes the panel
+  // anew.
   const RowTasks tasks(problem.pattern, batch_of_panels, kPanel, workers);
   ParallelFor(workers, tasks.count(), [&](int64_t task) {
     const int64_t panel = tasks.BatchEntry(task) % panels;
@@ -273,17 +336,18 @@ void Panels(const SpmmProblem& problem, Workers& workers) {
     const int64_t last_row = tasks.FirstRow(matrices.row_offsets, part + 1);
     const int64_t last_n = problem.n < (panel + 1) * kPanel ? problem.n : (panel + 1) * kPanel;
     Acc* memory = new Acc[kPanel * problem.pattern.columns];
-    PanelKernel<T> kernel{problem, matrices, memory};
+    PanelKernel<T, Index> kernel{problem, matrices, memory};
     if (last_n - panel * kPanel == kPanel) {
-      kernel.template Multiply<kPanel>(panel * kPanel, first_row, last_row);
+      kernel.template Panel<kPanel>(panel * kPanel, first_row, last_row);
     } else {
-      kernel.MultiplyTail(panel * kPanel, last_n, first_row, last_row);
+      kernel.PartialPanel(panel * kPanel, last_n, first_row, last_row);
     }
     delete[] memory;
   });
 }
 
-// One output at a time in its plainest form: what the faster variants are tested against on the spot.
+// One output at a time in its plainest form: what the faster variants are tested against on the
+// spot.
 template <typename T>
 void Scalar(const SpmmProblem& problem, Workers& workers) {
   using Acc = typename Accumulator<T>::type;
@@ -310,12 +374,25 @@ void Scalar(const SpmmProblem& problem, Workers& workers) {
   });
 }
 
+// f.operator()<T, Index>(): a kernel of its own for 16-bit indices only beside values that need no
+// staging.
+template <typename F>
+JAXSPARSE_INLINE void DispatchTypes(const SpmmProblem& problem, F&& f) {
+  DispatchDType(problem.dtype, [&]<typename T>() {
+    if constexpr (sizeof(T) > 2) {
+      if (problem.pattern.index_type == IndexType::kUint16)
+        return f.template operator()<T, uint16_t>();
+    }
+    f.template operator()<T, int32_t>();
+  });
+}
+
 void LaunchRows(const SpmmProblem& problem, Workers& workers) {
-  DispatchDType(problem.dtype, [&]<typename T>() { Rows<T>(problem, workers); });
+  DispatchTypes(problem, [&]<typename T, typename Index>() { Rows<T, Index>(problem, workers); });
 }
 
 void LaunchPanels(const SpmmProblem& problem, Workers& workers) {
-  DispatchDType(problem.dtype, [&]<typename T>() { Panels<T>(problem, workers); });
+  DispatchTypes(problem, [&]<typename T, typename Index>() { Panels<T, Index>(problem, workers); });
 }
 
 void LaunchScalar(const SpmmProblem& problem, Workers& workers) {

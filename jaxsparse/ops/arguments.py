@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-_FLOATS = tuple(jnp.dtype(t) for t in (jnp.float32, jnp.float64, jnp.bfloat16, jnp.float16))
+from jaxsparse.topology import Topology
+
+_FLOATS = {jnp.dtype(t) for t in (jnp.float32, jnp.float64, jnp.bfloat16, jnp.float16)}
 _EXACT = (None, jax.lax.Precision.HIGHEST, "highest", "float32")
 
 
 def check_floating(operation: str, **arrays: Any) -> Any:
     """The common dtype of the arrays; raises TypeError if it is not a supported floating type."""
-    dtypes = [x.dtype for x in arrays.values()]
-    dtype = dtypes[0] if all(d == dtypes[0] for d in dtypes) else jnp.result_type(*arrays.values())
+    dtypes = {x.dtype for x in arrays.values()}
+    dtype = dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*arrays.values())
     if dtype not in _FLOATS:
         got = ", ".join(f"{name} {x.dtype}" for name, x in arrays.items())
         raise TypeError(f"{operation}: needs float32, float64, bfloat16 or float16, got {got}")
-    return jnp.dtype(dtype)
+    return dtype
 
 
 def check_precision(operation: str, precision: Any) -> None:
@@ -44,10 +47,23 @@ def result_dtype(operation: str, dtype: Any, preferred_element_type: Any) -> Any
     )
 
 
-def pad_batch(array: jax.Array, core_rank: int, batch_rank: int) -> jax.Array:
-    """Leading dimensions of size 1 up to batch_rank."""
-    missing = batch_rank - (array.ndim - core_rank)
-    return jnp.expand_dims(array, tuple(range(missing))) if missing else array
+def align(
+    dense: Iterable[jax.Array], core_ranks: Sequence[int], dtype: Any, topology: Topology
+) -> tuple[list[jax.Array], Sequence[jax.Array]]:
+    """Floating operands in one dtype and a pattern's arrays, all with as many batch dimensions."""
+    arrays = [x if x.dtype == dtype else x.astype(dtype) for x in dense]
+    pattern = topology.operands()
+    pattern_rank = len(topology.batch_shape)
+    ranks = [x.ndim - core for x, core in zip(arrays, core_ranks, strict=True)]
+    batch_rank = max(pattern_rank, *ranks)
+
+    def pad(x: jax.Array, rank: int) -> jax.Array:
+        return x if rank == batch_rank else jnp.expand_dims(x, tuple(range(batch_rank - rank)))
+
+    return (
+        [pad(x, rank) for x, rank in zip(arrays, ranks, strict=True)],
+        [pad(x, pattern_rank) for x in pattern],
+    )
 
 
 def as_array(operation: str, name: str, x: Any, rank: int) -> jax.Array:

@@ -164,17 +164,16 @@ def _spmm(
         "implementation": implementation,
         "variant": variant,
     }
-    operands = [a.values, *a.topology.operands(), x]
-    ranks = [1] * 8 + [2]
-    if bias is not None:
-        operands.append(bias)
-        ranks.append(1)
-    operands = _align(operands, ranks, dtype)
+    ranks = (1, 2) if bias is None else (1, 2, 1)
+    (values, x, *rest), pattern = arguments.align(dense.values(), ranks, dtype, a.topology)
     if bias is None and activation is None:
-        return bind(spmm_p, *operands, **params)[0]
+        return bind(spmm_p, values, *pattern, x, **params)[0]
     return bind(
         spmm_epilogue_p,
-        *operands,
+        values,
+        *pattern,
+        x,
+        *rest,
         **params,
         has_bias=bias is not None,
         activation=activation,
@@ -247,33 +246,20 @@ def sddmm(
                 f"got {scale_by.shape}"
             )
     dtype = arguments.check_floating(operation, **dense)
-    operands = [x, y, *topology.operands()]
-    ranks = [2, 2] + [1] * 7
-    if scale_by is not None:
-        operands.append(scale_by)
-        ranks.append(1)
+    ranks = (2, 2) if scale_by is None else (2, 2, 1)
+    (x, y, *rest), pattern = arguments.align(dense.values(), ranks, dtype, topology)
     values = bind(
         sddmm_p,
-        *_align(operands, ranks, dtype),
+        x,
+        y,
+        *pattern,
+        *rest,
         scaled=scale_by is not None,
         out_dtype=arguments.result_dtype(operation, dtype, preferred_element_type),
         implementation=implementation,
         variant=variant,
     )[0]
     return CSR(values, topology)
-
-
-def _align(operands: list[Any], ranks: list[int], dtype: Any) -> list[Any]:
-    """Floating operands in one dtype, all with the same number of batch dimensions."""
-    batch_rank = max(x.ndim - rank for x, rank in zip(operands, ranks, strict=True))
-    return [
-        arguments.pad_batch(
-            x.astype(dtype) if x.dtype != dtype and jnp.issubdtype(x.dtype, jnp.inexact) else x,
-            rank,
-            batch_rank,
-        )
-        for x, rank in zip(operands, ranks, strict=True)
-    ]
 
 
 def _out_dtype(avals: Any, params: dict[str, Any]) -> Any:

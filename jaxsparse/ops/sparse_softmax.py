@@ -63,11 +63,9 @@ def sparse_softmax(
     if not isinstance(scale, numbers.Real):
         values = values * jnp.asarray(scale, dtype)
         scale = 1.0
-    pattern = a.topology.operands()
-    batch_rank = max(x.ndim for x in (values, *pattern)) - 1
-    operands = [arguments.pad_batch(x, 1, batch_rank) for x in (values, *pattern)]
+    (values,), pattern = arguments.align([values], [1], dtype, a.topology)
     params = {"scale": float(scale), "implementation": implementation, "variant": variant}
-    return CSR(bind(sparse_softmax_p, *operands, **params)[0], a.topology)
+    return CSR(bind(sparse_softmax_p, values, *pattern, **params)[0], a.topology)
 
 
 def _values_dtype(avals: Any, params: dict[str, Any]) -> Any:

@@ -1,0 +1,86 @@
+"""`python -m jaxsparse info [--json]`: what is installed, what runs where, and why CUDA can't be used."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import platform
+import sys
+from typing import Any
+
+import jax
+import jaxlib
+
+import jaxsparse
+from jaxsparse import _ffi, backend
+
+
+def information() -> dict[str, Any]:
+    """Versions, platforms, targets, variants, the kernel cache, and problems with CUDA. It starts JAX's
+    backends, since only they know the platforms.
+    """
+    try:
+        nvrtc = _ffi.nvrtc_version()
+    except RuntimeError as error:
+        nvrtc = None if not str(error) else f"none ({str(error).splitlines()[0]})"
+    folder = _ffi.cache_folder()
+    kernels = list(pathlib.Path(folder).glob("*.kernel")) if folder else []
+    devices = [f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()]
+    return {
+        "versions": {
+            "jaxsparse": jaxsparse.__version__,
+            "jax": jax.__version__,
+            "jaxlib": jaxlib.__version__,
+            "python": platform.python_version(),
+            "nvrtc": nvrtc,
+        },
+        "platforms": sorted({d.platform for d in jax.devices()}),
+        "devices": devices,
+        "cpu_instruction_set": _ffi.cpu_isa(),
+        "operations": {
+            name: {"target": backend.target_name(name), "variants": entry["variants"]}
+            for name, entry in backend.OPERATIONS.items()
+        },
+        "kernel_cache": {
+            "folder": folder or None,
+            "kernels": len(kernels),
+            "bytes": sum(kernel.stat().st_size for kernel in kernels),
+        },
+        "cuda_problems": list(backend.cuda_problems()),
+    }
+
+
+def as_text(facts: dict[str, Any]) -> str:
+    """The information for people."""
+    lines = [f"{name:<11}{version}" for name, version in facts["versions"].items()]
+    lines += ["", "devices"] + [f"  {device}" for device in facts["devices"]]
+    lines.append(f"  CPU kernels use {facts['cpu_instruction_set']}")
+    lines += ["", "operations: FFI target, variants in order of preference"]
+    for name, entry in facts["operations"].items():
+        lines.append(f"  {name}: {entry['target']}")
+        for where, variants in entry["variants"].items():
+            lines.append(f"    {where:<5}{', '.join(variants)}")
+    cache = facts["kernel_cache"]
+    where = cache["folder"] or "off (JAXSPARSE_CACHE_DIR is empty)"
+    lines += ["", f"kernel cache: {where}, {cache['kernels']} kernels, {cache['bytes']} bytes"]
+    problems = facts["cuda_problems"]
+    lines += ["", "CUDA: " + ("ready" if not problems else "not available, because")]
+    lines += [f"  - {problem}" for problem in problems]
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m jaxsparse", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    info = commands.add_parser("info", help="what is installed and what runs where")
+    info.add_argument("--json", action="store_true", help="print JSON")
+    arguments = parser.parse_args(argv)
+    facts = information()
+    print(json.dumps(facts, indent=1) if arguments.json else as_text(facts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""Which implementation is chosen where, and what is said when CUDA can't be had."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checks import PLATFORM
+
+from jaxsparse import CSR, Topology, backend, spmm
+from jaxsparse.__main__ import main
+
+
+def product(implementation=None, variant=None):
+    a = CSR(jnp.ones(3), Topology([0, 2, 3], [0, 2, 1], (2, 3)))
+    return spmm(a, jnp.ones((3, 1)), implementation=implementation, variant=variant)
+
+
+@pytest.mark.skipif(PLATFORM != "cpu", reason="there is a GPU")
+def test_cuda_without_a_gpu_says_why_and_what_mends_it():
+    with pytest.raises(ValueError) as caught:
+        product("cuda")
+    message = str(caught.value)
+    assert "spmm: implementation='cuda' was asked for, but it is lowered for 'cpu'" in message
+    assert backend.cuda_problems()
+    for problem in backend.cuda_problems():
+        assert problem in message
+    assert "pip install 'jaxsparse[cuda13]'" in message or "nvidia-smi" in message
+
+
+@pytest.mark.parametrize(
+    "devices, nvrtc, plugin, driver, expected",
+    [
+        ([("H200", 90)], "13.0", True, True, []),
+        ([("H200", 90)], "13.0", False, True, ["plugin is not installed: pip install"]),
+        ([("H200", 90)], None, True, True, ["no NVRTC here\n  mend it by: pip install"]),
+        (None, "13.0", True, True, ["the NVIDIA driver shows no GPU: hidden"]),
+        (
+            [("V100", 70), ("H200", 90)],
+            "13.0",
+            True,
+            True,
+            ["V100 is sm_70, the kernels need sm_80"],
+        ),
+        ([], "13.0", True, False, [r"no NVIDIA driver (libcuda.so.1)"]),
+    ],
+)
+def test_reasons(monkeypatch, devices, nvrtc, plugin, driver, expected):
+    def version():
+        if nvrtc is None:
+            raise RuntimeError("no NVRTC here")
+        return nvrtc
+
+    def shown():
+        if devices is None:
+            raise RuntimeError("hidden")
+        return devices
+
+    find_spec = backend.importlib.util.find_spec
+    monkeypatch.setattr(backend._ffi, "nvrtc_version", version)
+    monkeypatch.setattr(backend._ffi, "cuda_devices", shown)
+    monkeypatch.setattr(
+        backend.ctypes.util, "find_library", lambda name: "libcuda.so.1" if driver else None
+    )
+    monkeypatch.setattr(
+        backend.importlib.util,
+        "find_spec",
+        lambda name: (
+            (object() if plugin else None) if name == "jax_cuda13_plugin" else find_spec(name)
+        ),
+    )
+    problems = backend.cuda_problems.__wrapped__()
+    assert len(problems) == len(expected)
+    for problem, part in zip(problems, expected, strict=True):
+        assert part in problem
+
+
+def test_lowering_for_cuda_where_it_cannot_run(monkeypatch):
+    """None falls back on XLA with a warning, "cuda" is refused with the reasons."""
+    monkeypatch.setattr(backend, "_has_driver", lambda: True)
+    monkeypatch.setattr(backend, "cuda_problems", lambda: ("V100 is sm_70",))
+    backend._warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="plain XLA is used instead:\n  V100 is sm_70"):
+        assert backend.resolve("spmm", "cuda", None, None) == "xla"
+    with pytest.raises(ValueError, match="'cuda' was asked for, but\n  V100 is sm_70"):
+        backend.resolve("spmm", "cuda", "cuda", None)
+
+
+@pytest.mark.smoke
+def test_resolution():
+    assert backend.resolve("spmm", "cpu", None, None) == "cpu"
+    for platform in ("tpu", "rocm"):
+        assert backend.resolve("spmm", platform, None, None) == "xla"
+        assert backend.resolve("spmm", platform, "xla", None) == "xla"
+    with pytest.raises(ValueError, match="implementation='cpu' was asked for.*'tpu'"):
+        backend.resolve("spmm", "tpu", "cpu", None)
+
+
+def test_cross_lowering_for_every_platform():
+    """Export for platforms that are not here: kernels for CPU and CUDA, plain XLA for TPU."""
+    a = CSR(jnp.ones(3), Topology([0, 2, 3], [0, 2, 1], (2, 3)))
+    function = jax.jit(lambda a, x: spmm(a, x))
+    for platform, kernel in (("cpu", True), ("tpu", False)):
+        exported = jax.export.export(
+            function, platforms=[platform], disabled_checks=backend.EXPORT_DISABLED_CHECKS
+        )(a, jnp.ones((3, 2)))
+        assert ("@jaxsparse_spmm(" in exported.mlir_module()) == kernel
+    if PLATFORM == "cpu" and not backend._has_driver():
+        exported = jax.export.export(
+            function, platforms=["cuda"], disabled_checks=backend.EXPORT_DISABLED_CHECKS
+        )(a, jnp.ones((3, 2)))
+        assert "@jaxsparse_spmm(" in exported.mlir_module()
+
+
+def test_default_is_the_platforms_kernel():
+    a = CSR(jnp.ones(3), Topology([0, 2, 3], [0, 2, 1], (2, 3)))
+    text = jax.jit(lambda a, x: spmm(a, x)).lower(a, jnp.ones((3, 1))).as_text()
+    assert "@jaxsparse_spmm(" in text
+    plain = jax.jit(lambda a, x: spmm(a, x, implementation="xla")).lower(a, jnp.ones((3, 1)))
+    assert "@jaxsparse_spmm(" not in plain.as_text()
+    np.testing.assert_array_equal(product(), product("xla"))
+
+
+def test_info(capsys):
+    assert main(["info"]) == 0
+    text = capsys.readouterr().out
+    for part in ("jaxlib", "jaxsparse_spmm", "kernel cache", "CUDA:"):
+        assert part in text
+    assert main(["info", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert set(facts["operations"]) == set(backend.OPERATIONS)
+    assert facts["operations"]["spmm"]["variants"]["cpu"] == ["rows", "panels", "scalar"]
+    assert (facts["cuda_problems"] == []) == (PLATFORM == "cuda")
+
+
+def test_command_line():
+    run = subprocess.run(
+        [sys.executable, "-m", "jaxsparse", "info", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "JAXSPARSE_CACHE_DIR": ""},
+    )
+    facts = json.loads(run.stdout)
+    assert facts["platforms"] == ["cpu"] and facts["kernel_cache"]["folder"] is None
+
+
+@pytest.mark.parametrize("isa", ["portable", "avx2"])
+def test_lesser_instruction_sets(isa):
+    """The same numbers by the code for older processors."""
+    program = (
+        "import numpy as np, jax.numpy as jnp, jaxsparse as js\n"
+        "rng = np.random.default_rng(0)\n"
+        "d = (rng.standard_normal((40, 70)) * (rng.random((40, 70)) < 0.3)).astype(np.float32)\n"
+        "a, x = js.CSR.fromdense(d), rng.standard_normal((70, 45)).astype(np.float32)\n"
+        "np.testing.assert_allclose(a @ x, d @ x, rtol=1e-4, atol=1e-5)\n"
+        "np.testing.assert_allclose(x.T @ a.T, x.T @ d.T, rtol=1e-4, atol=1e-5)\n"
+        "s = js.sparse_softmax(js.sddmm(d, x.T, js.Topology.from_mask(np.ones((40, 45), bool))))\n"
+        "np.testing.assert_allclose(s.todense().sum(1), 1, rtol=1e-5)\n"
+        "from jaxsparse import _ffi\nprint(_ffi.cpu_isa())\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program.replace("x.T, js.Topology", "x.T[:, :70], js.Topology")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "JAXSPARSE_ISA": isa, "JAX_PLATFORMS": "cpu"},
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.strip() in ("portable", isa)

@@ -1,0 +1,112 @@
+"""Device code, without a GPU: every kernel compiles; the cache and its errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from jaxsparse import _ffi, backend
+
+try:
+    _ffi.nvrtc_version()
+except RuntimeError as error:
+    pytest.skip(f"needs NVRTC: {error}", allow_module_level=True)
+
+KERNELS = [kernel for entry in backend.OPERATIONS.values() for kernel in entry["kernels"]]
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("file, expression", KERNELS)
+def test_every_kernel_compiles(file, expression, architecture, monkeypatch):
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
+    assert _ffi.compile_kernel(file, expression, architecture).startswith(b"\x7fELF")
+
+
+def test_every_operation_has_kernels():
+    for name, entry in backend.OPERATIONS.items():
+        assert len(entry["kernels"]) >= 2 and entry["variants"]["cuda"], name
+        assert len(set(entry["kernels"])) == len(entry["kernels"]), name
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", str(tmp_path / "deep" / "cache"))
+    return tmp_path / "deep" / "cache"
+
+
+def test_cache_is_filled_and_read(cache):
+    file, expression = KERNELS[0]
+    code = _ffi.compile_kernel(file, expression, "sm_80")
+    (entry,) = cache.glob("*")
+    assert entry.suffix == ".kernel" and _ffi.cache_folder() == str(cache)
+    # NVRTC stamps what it compiles, so equal code was read and not compiled again.
+    text = entry.read_bytes()
+    before = entry.stat().st_mtime_ns
+    assert _ffi.compile_kernel(file, expression, "sm_80") == code
+    assert entry.stat().st_mtime_ns == before
+    # Another architecture and another instance are other entries.
+    _ffi.compile_kernel(file, expression, "sm_90a")
+    _ffi.compile_kernel(*KERNELS[1], "sm_80")
+    assert len(list(cache.glob("*.kernel"))) == 3
+    # Torn, cut and foreign entries are compiled anew.
+    for damage in (
+        b"",
+        text[:-40],
+        text[: len(text) // 2],
+        b"something else",
+        text.replace(b"ELF", b"FLE"),
+    ):
+        entry.write_bytes(damage)
+        again = _ffi.compile_kernel(file, expression, "sm_80")
+        assert again.startswith(b"\x7fELF") and again in entry.read_bytes()
+
+
+def test_cache_that_cannot_be_written(tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", str(blocked / "cache"))
+    assert _ffi.compile_kernel(*KERNELS[0], "sm_80")
+
+
+def test_processes_share_the_cache(cache):
+    program = (
+        "import sys, jaxsparse\nfrom jaxsparse import _ffi\n"
+        f"code = _ffi.compile_kernel(*{KERNELS[0]!r}, 'sm_80')\n"
+        "sys.stdout.buffer.write(code)"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(3)
+    ]
+    codes = [process.communicate(timeout=120)[0] for process in processes]
+    assert all(code.startswith(b"\x7fELF") for code in codes)
+    (entry,) = cache.iterdir()  # nothing half-written is left behind
+    assert any(code in entry.read_bytes() for code in codes)
+    assert _ffi.compile_kernel(*KERNELS[0], "sm_80") in codes
+
+
+def test_error_shows_the_source_line(tmp_path, cache):
+    (tmp_path / "bad.cuh").write_text(
+        "#pragma once\n__device__ int f() { return undeclared_name; }\n"
+    )
+    (tmp_path / "bad.cu").write_text(
+        '#include "bad.cuh"\ntemplate <typename T> __global__ void Kernel(T x) { f(); }\n'
+    )
+    _ffi.configure_compiler(str(tmp_path), backend.nvrtc_candidates())
+    try:
+        with pytest.raises(RuntimeError) as caught:
+            _ffi.compile_kernel("bad.cu", "Kernel<float>", "sm_80")
+        with pytest.raises(RuntimeError, match=r"missing\.cu can't be read"):
+            _ffi.compile_kernel("missing.cu", "Kernel<float>", "sm_80")
+    finally:
+        _ffi.configure_compiler(str(backend.device_source_folder()), backend.nvrtc_candidates())
+    message = str(caught.value)
+    assert "Kernel<float> of bad.cu for sm_80" in message
+    assert "bad.cuh(2)" in message and "return undeclared_name;" in message
+    assert not list(cache.glob("*")) if cache.exists() else True
+
+
+def test_architectures():
+    assert _ffi.architecture_name(80) == "sm_80"
+    assert _ffi.architecture_name(90) == "sm_90a"

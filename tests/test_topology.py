@@ -1,0 +1,617 @@
+"""Topologies: what is derived from a pattern, what is refused, and patterns that are traced."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend import core
+from reference import stored_mask
+
+import jaxsparse
+from jaxsparse import CSR, Topology, masks, sddmm, sparse_attention, sparse_softmax, spmm
+
+PAST_INT16 = 2**16 + 1
+
+
+def pattern(m, k, density=0.3, seed=0, padding=0):
+    """Offsets and columns of a random pattern, with nonsense as padding, and its shape."""
+    rng = np.random.default_rng(seed)
+    # The rows' lengths differ, some are 0.
+    stored = rng.random((m, k)) < rng.uniform(-density, 2 * density, (m, 1))
+    columns = np.concatenate([np.nonzero(stored)[1], rng.integers(-9, 2 * k + 9, padding)])
+    return np.concatenate([[0], np.cumsum(stored.sum(1))]), columns, (m, k)
+
+
+PATTERNS = {
+    "random": pattern(23, 17),
+    "padding": pattern(17, 23, seed=1, padding=7),
+    "full": pattern(5, 9, density=9.0),
+    "one_row": pattern(1, 40, density=0.9, seed=2),
+    "one_column": pattern(40, 1, density=0.9, seed=3),
+    "nothing": pattern(4, 6, density=0.0),
+    "only_padding": pattern(4, 6, density=0.0, padding=3),
+    "no_rows": pattern(0, 6),
+    "no_rows_padding": pattern(0, 6, padding=2),
+    "no_columns": pattern(6, 0),
+    "no_columns_padding": pattern(6, 0, padding=2),
+    "empty": pattern(0, 0),
+    "widest_compact": pattern(3, 2**16, density=1e-3, seed=4),
+    "wide": pattern(3, PAST_INT16, density=1e-3, seed=5),
+    "tall": pattern(PAST_INT16, 3, density=0.01, seed=6),
+}
+CONSTRUCTORS = {
+    "host": Topology,
+    "jit": lambda offsets, columns, shape: jax.jit(Topology, static_argnums=2)(
+        offsets, columns, shape
+    ),
+}
+
+
+def leaves(topology):
+    """{name: array}."""
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(topology)}
+
+
+def assert_equal(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    actual, expected = leaves(actual), leaves(expected)
+    for name, leaf in expected.items():
+        np.testing.assert_array_equal(actual[name], leaf, err_msg=name)
+        assert actual[name].dtype == leaf.dtype, name
+
+
+def assert_oriented(pattern, offsets, columns, column_count):
+    """One orientation, from its definition."""
+    lengths = np.diff(offsets)
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    indices = np.zeros(pattern.column_indices.shape, np.int32)
+    indices[: len(columns)] = columns
+    for name, expected in dict(
+        row_offsets=offsets, column_indices=indices, row_order=order
+    ).items():
+        actual = getattr(pattern, name)
+        assert isinstance(actual, jax.Array) and actual.dtype == jnp.int32
+        np.testing.assert_array_equal(actual, expected, err_msg=name)
+    compact = pattern.compact_column_indices
+    assert (compact is not None) == (column_count <= 2**16)
+    if compact is not None:
+        assert compact.dtype == jnp.uint16
+        np.testing.assert_array_equal(compact, indices)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("construct", CONSTRUCTORS)
+@pytest.mark.parametrize("name", PATTERNS)
+def test_derived_arrays(name, construct):
+    offsets, columns, (m, k) = PATTERNS[name]
+    nnz, nse = offsets[-1], len(columns)
+    topology = CONSTRUCTORS[construct](offsets, columns, (m, k))
+    assert (topology.shape, topology.nse, topology.batch_shape) == ((m, k), nse, ())
+    assert_oriented(topology.pattern, offsets, columns[:nnz], k)
+
+    rows = np.repeat(np.arange(m), np.diff(offsets))
+    by_column = np.lexsort((rows, columns[:nnz]))
+    counts = np.bincount(columns[:nnz].astype(int), minlength=k)
+    t_offsets = np.concatenate([[0], np.cumsum(counts)])
+    assert_oriented(topology.transposed_pattern, t_offsets, rows[by_column], m)
+    np.testing.assert_array_equal(topology.permutation, [*by_column, *range(nnz, nse)])
+    np.testing.assert_array_equal(topology.row_indices(), [*rows, *[m] * (nse - nnz)])
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_transpose(name):
+    offsets, columns, (m, k) = PATTERNS[name]
+    topology = Topology(offsets, columns, (m, k))
+    t = topology.transposed_pattern
+    expected = Topology(t.row_offsets, t.column_indices, (k, m))
+    assert_equal(topology.T, expected)
+    assert_equal(jax.jit(lambda t: t.T.T)(topology), topology)
+
+
+@pytest.mark.parametrize("construct", [*CONSTRUCTORS, "vmap"])
+def test_batch(construct):
+    patterns = [pattern(9, 7, 0.1 * i, seed=i) for i in range(6)]
+    nse = max(len(columns) for _, columns, _ in patterns) + 2
+    offsets = np.stack([o for o, _, _ in patterns]).reshape(2, 3, -1)
+    columns = np.stack([np.resize(c, nse) if len(c) else np.ones(nse, int) for _, c, _ in patterns])
+    columns = columns.reshape(2, 3, nse)
+    make = functools.partial(Topology, shape=(9, 7))
+    topology = {
+        "host": make,
+        "jit": jax.jit(make),
+        "vmap": jax.jit(jax.vmap(make)),  # of patterns that are a batch already
+    }[construct](offsets, columns)
+    assert (topology.batch_shape, topology.nse) == ((2, 3), nse)
+    np.testing.assert_array_equal(topology.nnz, offsets[..., -1])
+    np.testing.assert_array_equal(topology.sparsity, 1 - offsets[..., -1] / 63)
+    rows = np.asarray(topology.row_indices())
+    for i, j in np.ndindex(2, 3):
+        one = jax.tree.map(lambda x, at=(i, j): np.asarray(x)[at], topology)
+        assert_equal(one, make(offsets[i, j], columns[i, j]))
+        np.testing.assert_array_equal(rows[i, j], one.row_indices())
+    assert_equal(topology.T.T, topology)
+
+
+@pytest.mark.parametrize("batch", [(0,), (2, 0)])
+def test_batch_of_none(batch):
+    topology = Topology(np.zeros((*batch, 4), int), np.zeros((*batch, 5), int), (3, 2))
+    assert (topology.batch_shape, topology.nse, topology.nnz.shape) == (batch, 5, batch)
+
+
+NARROW = ["int8", "uint8", "int16", "uint16", "int32", "uint32"]
+
+
+@pytest.mark.parametrize(
+    ("construct", "dtype"),
+    [*(("jit", d) for d in NARROW), *(("host", d) for d in [*NARROW, "int64", "uint64"])],
+)
+def test_integer_dtypes(construct, dtype):
+    offsets, columns, shape = pattern(9, 70, seed=7)
+    actual = CONSTRUCTORS[construct](offsets.astype(dtype), columns.astype(dtype), shape)
+    assert_equal(actual, Topology(offsets.tolist(), columns.tolist(), shape))
+
+
+def test_x64():
+    offsets, columns, shape = pattern(9, 7, padding=2)
+    expected = Topology(offsets, columns, shape)
+    with jax.enable_x64(True):
+        traced = jax.jit(functools.partial(Topology, shape=shape))
+        assert_equal(traced(jnp.asarray(offsets), jnp.asarray(columns)), expected)
+        # 2**32 is 0 in 32 bits, but has to count as large.
+        clamped = traced(jnp.array([0] * 9 + [2**32]), jnp.full(9, 2**32))
+        assert clamped.nnz == 9 and (np.asarray(clamped.column_indices) == 6).all()
+
+
+# ---- Bad patterns ----
+
+# Of shape (3, 4): what the constructor says, and the row that the check names.
+BAD = {
+    "unsorted": ([0, 2, 2, 4], [0, 1, 3, 2], "row 2 has unsorted columns [3, 2]", 2),
+    "duplicate": ([0, 1, 3, 4], [3, 2, 2, 0], "row 1 has duplicate columns [2, 2]", 1),
+    "column_beyond": ([0, 2, 2, 4], [0, 4, 1, 2], "row 0 has column 4, out of range for 4", 0),
+    "negative_column": ([0, 1, 3, 4], [0, -1, 1, 2], "row 1 has column -1, out of range", 1),
+    "falling": ([0, 3, 2, 4], [0, 1, 2, 3], "row_offsets must not fall, got 3 then 2 at row 1", 1),
+    "start": ([1, 2, 2, 4], [0, 1, 2, 3], "row_offsets must start at 0, got 1", 0),
+    "end": ([0, 2, 2, 9], [0, 1, 2, 3], "end at 9, beyond the 4 column indices", 2),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_pattern_is_refused(name):
+    offsets, columns, message, _ = BAD[name]
+    with pytest.raises(ValueError, match="Topology: .*" + re.escape(message)):
+        Topology(offsets, columns, (3, 4))
+    batch = [[0, 1, 2, 3], offsets], [[0, 1, 2, 3], columns]
+    with pytest.raises(ValueError, match=r"of pattern \(1,\)"):
+        Topology(*batch, (3, 4))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "columns", "shape", "message"),
+    [
+        ([0, 1.0], [0], (1, 1), "row_offsets must be integers, got float64"),
+        ([0, 1], [0.0], (1, 1), "column_indices must be integers, got float64"),
+        ([0, 1], [True], (1, 1), "column_indices must be integers, got bool"),
+        ([0, 1], [0], (2, 1), "row_offsets must have shape (..., 3) for 2 rows, got (2,)"),
+        (0, [0], (1, 1), "row_offsets must have shape (..., 2) for 1 rows, got ()"),
+        ([0, 1], 0, (1, 1), "column_indices must have shape (..., nse)"),
+        ([0, 1], [[0]], (1, 1), "of row_offsets (), got (1, 1)"),
+        ([[0, 1]] * 2, [[0]] * 3, (1, 1), "of row_offsets (2,), got (3, 1)"),
+        ([0, 1], [0], (1,), "shape must be two integers (m, k), got (1,)"),
+        ([0, 1], [0], 1, "shape must be two integers (m, k), got 1"),
+        ([0, 1], [0], (1, 1.0), "shape must be two integers (m, k), got (1, 1.0)"),
+        ([0, 1], [0], (1, -1), "sizes must be in [0, 2147483647), got (1, -1)"),
+        ([0, 1], [0], (1, 2**31), "sizes must be in [0, 2147483647), got (1, 2147483648)"),
+        ([0, 2**31], [0], (1, 1), "must fit int32, got values from 0 to 2147483648"),
+        ([0, 1], [-(2**40)], (1, 1), "column_indices must fit int32, got values from -1099511"),
+        ([0, 1], np.array([2**63], np.uint64), (1, 1), "to 9223372036854775808"),
+    ],
+)  # fmt: skip
+def test_bad_argument_is_refused(offsets, columns, shape, message):
+    with pytest.raises(ValueError, match="Topology: .*" + re.escape(message)):
+        Topology(offsets, columns, shape)
+
+
+@pytest.mark.parametrize(("offsets", "columns"), [([0.0, 1], [0]), ([0, 1], [0.0])])
+def test_floats_are_refused_under_jit(offsets, columns):
+    with pytest.raises(ValueError, match="must be integers, got float32"):
+        CONSTRUCTORS["jit"](np.asarray(offsets), np.asarray(columns), (1, 1))
+
+
+# ---- Traced patterns ----
+
+
+def everything(offsets, columns, x, y):
+    """Every product, in both orientations, with a pattern of shape (3, 4)."""
+    topology = Topology(offsets, columns, (3, 4))
+    a = CSR(jnp.ones(topology.nse), topology)
+    results = [a @ x, a.T @ y, y.T @ a, sddmm(y, x, topology).values, sparse_softmax(a).values]
+    return topology, [*results, jax.grad(lambda x: jnp.sum((a @ x) ** 2))(x)]
+
+
+def random_problem(seed):
+    rng = np.random.default_rng(seed)
+    limits = np.iinfo(np.int32)
+    return rng.integers(limits.min, limits.max, 4), rng.integers(limits.min, limits.max, 4)
+
+
+@pytest.mark.parametrize("problem", [*BAD, *range(4)])
+def test_bad_traced_pattern_is_clamped(problem):
+    offsets, columns = random_problem(problem) if isinstance(problem, int) else BAD[problem][:2]
+    topology, results = jax.jit(everything)(
+        jnp.asarray(offsets, jnp.int32),
+        jnp.asarray(columns, jnp.int32),
+        jnp.ones((4, 2)),
+        jnp.ones((3, 2)),
+    )
+    for one, k in (topology.pattern, 4), (topology.transposed_pattern, 3):
+        offsets, columns = np.asarray(one.row_offsets), np.asarray(one.column_indices)
+        assert offsets[0] == 0 and offsets[-1] <= 4 and (np.diff(offsets) >= 0).all()
+        assert ((columns >= 0) & (columns < k)).all()
+    assert sorted(topology.permutation.tolist()) == [0, 1, 2, 3]
+    for result in results:
+        assert np.isfinite(result).all()
+
+
+def primitives(jaxpr):
+    """The names of all primitives, at any depth."""
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for parameter in jax.tree.leaves(
+            list(equation.params.values()),
+            is_leaf=lambda x: isinstance(x, core.Jaxpr | core.ClosedJaxpr),
+        ):
+            if isinstance(parameter, core.Jaxpr | core.ClosedJaxpr):
+                yield from primitives(getattr(parameter, "jaxpr", parameter))
+
+
+def test_traced_pattern_is_sorted_once():
+    offsets, columns, shape = pattern(9, 7)
+    make = functools.partial(Topology, shape=shape)
+    # Once to transpose it, and the rows of both orientations by length.
+    for function in make, lambda *args: make(*args).T.T:
+        jaxpr = jax.make_jaxpr(function)(offsets, columns)
+        assert list(primitives(jaxpr.jaxpr)).count("sort") == 3
+
+
+TOPOLOGY = Topology(*pattern(6, 5, padding=2))
+SQUARE = Topology.from_mask(masks.band(2), (5, 5))
+
+
+def operations(implementation=None, change=lambda leaf: leaf):
+    """{name: (function of floating operands, their shapes)}, on patterns of changed leaves."""
+    topology, square = jax.tree.map(change, (TOPOLOGY, SQUARE))
+    nse, kwargs = topology.nse, {"implementation": implementation}
+    return {
+        "spmm": (lambda v, x: spmm(CSR(v, topology), x, **kwargs), [(nse,), (5, 3)]),
+        "epilogue": (
+            lambda v, x, b: spmm(CSR(v, topology), x, bias=b, activation="gelu", **kwargs),
+            [(nse,), (5, 3), (6,)],
+        ),
+        "transposed": (lambda v, x: CSR(v, topology).T @ x, [(nse,), (6, 3)]),
+        "sddmm": (lambda x, y: sddmm(x, y, topology, **kwargs).values, [(6, 3), (5, 3)]),
+        "softmax": (lambda v: sparse_softmax(CSR(v, topology), **kwargs).values, [(nse,)]),
+        "attention": (
+            lambda q, k, v: sparse_attention(q, k, v, square, **kwargs),
+            [(5, 2, 4)] * 3,
+        ),
+    }
+
+
+def normal(shapes, seed=0):
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize("implementation", [None, "xla"])
+@pytest.mark.parametrize("name", operations())
+def test_gradients_do_not_sort(name, implementation):
+    function, shapes = operations(implementation)[name]
+    operands, every = normal(shapes), tuple(range(len(shapes)))
+
+    def first(*operands):
+        return jax.grad(lambda *xs: jnp.sum(function(*xs) ** 2), every)(*operands)
+
+    def second(*operands):
+        return jax.grad(lambda *xs: sum(jnp.sum(g**2) for g in first(*xs)), every)(*operands)
+
+    for gradient in first, second:
+        assert "sort" not in set(primitives(jax.make_jaxpr(gradient)(*operands).jaxpr))
+    assert "stablehlo.sort" not in jax.jit(second).lower(*operands).as_text()
+
+
+def test_new_pattern_needs_no_tracing():
+    traces = []
+
+    @jax.jit
+    def product(offsets, columns, other, values, x):
+        traces.append(1)
+        return CSR(values, Topology(offsets, columns, (3, 4))) @ x, CSR(values, other) @ x
+
+    values, x = normal([(4,), (4, 2)])
+    for offsets, columns in ([0, 2, 2, 4], [0, 3, 1, 2]), ([0, 0, 4, 4], [0, 1, 2, 3]):
+        offsets, columns = np.array(offsets), np.array(columns)
+        inside, outside = product(offsets, columns, Topology(offsets, columns, (3, 4)), values, x)
+        np.testing.assert_array_equal(inside, outside)
+    assert len(traces) == 1
+
+
+# ---- JAXSPARSE_CHECK=1 ----
+
+
+@pytest.fixture
+def check(monkeypatch):
+    monkeypatch.setenv("JAXSPARSE_CHECK", "1")
+
+
+def run(function, *operands):
+    """In a program of its own, traced now."""
+    return jax.block_until_ready(jax.jit(lambda *xs: function(*xs))(*operands))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", BAD)
+def test_check_names_the_row(check, name):
+    offsets, columns, _, row = BAD[name]
+    x, y = jnp.ones((4, 2)), jnp.ones((3, 2))
+
+    def product(offsets, columns):
+        return everything(offsets, columns, x, y)[1]
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match=rf"bad pattern at row {row} \("):
+        run(product, np.array(offsets), np.array(columns))
+    batch = np.array([[0, 1, 2, 3], offsets]), np.array([[0, 1, 2, 3], columns])
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=rf"bad pattern at row {row} of batch entry 1 \("
+    ):
+        run(lambda o, c: CSR(jnp.ones(4), Topology(o, c, (3, 4))) @ x, *batch)
+
+
+def test_check_of_a_running_program(check):
+    @jax.jit
+    def product(offsets, columns):
+        return CSR(jnp.ones(4), Topology(offsets, columns, (3, 4))) @ jnp.ones((4, 2))
+
+    good, bad = (np.array([0, 1, 3, 4]), np.array([2, 0, 3, 1])), BAD["unsorted"][:2]
+    expected = [[1, 1], [2, 2], [1, 1]]
+    for _ in range(3):
+        np.testing.assert_array_equal(product(*good), expected)
+        # JAX raises a ValueError if it finds the error while it still dispatches.
+        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="bad pattern at row 2"):
+            jax.block_until_ready(product(*map(np.array, bad)))
+    np.testing.assert_array_equal(product(*good), expected)
+
+
+@pytest.mark.parametrize("name", operations())
+@pytest.mark.parametrize("corrupt", [lambda x: x[::-1], lambda x: x + 1], ids=["turned", "raised"])
+def test_check_of_a_corrupted_topology(check, name, corrupt):
+    function, shapes = operations(change=corrupt)[name]
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"bad pattern at row \d+ \(offsets"):
+        run(function, *normal(shapes))
+
+
+WIDE = Topology([0, 2, 3], [60_000, 60_002, 69_000], (2, 70_000))
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        ".pattern.row_offsets",
+        ".pattern.column_indices",
+        ".pattern.row_order",
+        ".transposed_pattern.row_offsets",
+        ".transposed_pattern.compact_column_indices",
+        ".transposed_pattern.row_order",
+        ".permutation",
+    ],
+)
+def test_check_of_every_array(check, field):
+    """A product and its gradient read all arrays of a pattern without 16-bit indices."""
+    assert field in leaves(WIDE)
+    topology = jax.tree_util.tree_map_with_path(
+        lambda path, x: x + 50_000 if jax.tree_util.keystr(path) == field else x, WIDE
+    )
+    x = jnp.ones((70_000, 1))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="bad pattern at"):
+        run(jax.value_and_grad(lambda x: jnp.sum(CSR(jnp.ones(3), topology) @ x)), x)
+
+
+def transformed(name):
+    function, shapes = operations()[name]
+
+    def grad(*xs):
+        every = tuple(range(len(xs)))
+        return jax.grad(lambda *xs: jnp.sum(function(*xs) ** 2), every)(*xs)
+
+    def vmap(*xs):
+        return jax.vmap(function)(*(jnp.stack([x, 2 * x]) for x in xs))
+
+    return [function, grad, vmap], normal(shapes)
+
+
+@pytest.mark.parametrize("name", operations())
+def test_check_passes_good_patterns(monkeypatch, name):
+    functions, operands = transformed(name)
+    for function in functions:
+        expected = run(function, *operands)
+        with monkeypatch.context() as context:
+            context.setenv("JAXSPARSE_CHECK", "1")
+            actual = run(function, *operands)
+            assert (
+                "check_topology"
+                in jax.jit(lambda *xs, f=function: f(*xs)).lower(*operands).as_text()
+            )
+        jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_check_passes_good_traced_patterns(check, name):
+    offsets, columns, shape = PATTERNS[name]
+
+    def transposed(offsets, columns):
+        a = CSR(jnp.ones(columns.shape[-1]), Topology(offsets, columns, shape))
+        return a.T @ jnp.ones(shape[0]), jaxsparse.grad(lambda a: jnp.sum(a @ jnp.ones(shape[1])))(
+            a
+        )
+
+    sums, gradient = run(transposed, offsets, columns)
+    stored = columns[: offsets[-1]].astype(int)
+    np.testing.assert_array_equal(sums, np.bincount(stored, minlength=shape[1]))
+    np.testing.assert_array_equal(gradient.values, np.arange(len(columns)) < offsets[-1])
+
+
+# ---- Pytrees ----
+
+
+def test_pytree():
+    flat, treedef = jax.tree.flatten(TOPOLOGY)
+    assert all(isinstance(leaf, jax.Array) for leaf in flat)
+    assert_equal(jax.tree.unflatten(treedef, flat), TOPOLOGY)
+    assert_equal(pickle.loads(pickle.dumps(TOPOLOGY)), TOPOLOGY)
+    assert list(leaves(WIDE)) == [
+        ".pattern.row_offsets",
+        ".pattern.column_indices",
+        ".pattern.row_order",
+        ".transposed_pattern.row_offsets",
+        ".transposed_pattern.column_indices",
+        ".transposed_pattern.row_order",
+        ".transposed_pattern.compact_column_indices",
+        ".permutation",
+    ]
+
+
+@pytest.mark.parametrize("leaf", [None, object(), 0])
+def test_unflattening_accepts_any_leaf(leaf):
+    topology = jax.tree.map(lambda _: leaf, TOPOLOGY)
+    assert topology.shape == TOPOLOGY.shape
+    assert topology.permutation is leaf and topology.pattern.row_offsets is leaf
+    assert "shape=(6, 5)" in repr(topology) and str(topology) == repr(topology)
+
+
+def test_shape_is_static():
+    assert jax.jit(lambda t: t.shape[0] * t.nse * jnp.ones(t.shape))(TOPOLOGY).shape == (6, 5)
+
+
+# ---- Masks ----
+
+
+@pytest.mark.parametrize("shape", [(6, 9), (0, 3), (3, 0)])
+@pytest.mark.parametrize("padding", [None, 0, 4])
+def test_from_mask(shape, padding):
+    mask = masks.band(2) | masks.strided(3)
+    dense = mask(np.arange(shape[0])[:, None], np.arange(shape[1])[None])
+    nnz = int(dense.sum())
+    nse = None if padding is None else nnz + padding
+    topology = Topology.from_mask(mask, shape, nse=nse)
+    assert (topology.nse, topology.nnz) == (nnz + (padding or 0), nnz)
+    np.testing.assert_array_equal(
+        stored_mask(topology.row_offsets, topology.column_indices, shape), dense
+    )
+    for array in dense, jnp.asarray(dense), 3.0 * dense:
+        assert_equal(Topology.from_mask(array, nse=nse), topology)
+    assert_equal(Topology.from_mask(dense, shape, nse=nse), topology)
+    if padding:
+        make = functools.partial(Topology.from_mask, nse=nse)
+        assert_equal(jax.jit(make)(dense), topology)
+        assert_equal(jax.jit(lambda: make(mask, shape))(), topology)
+        assert_equal(jax.jit(lambda d: make(lambda i, j: d[i, j], shape))(dense), topology)
+
+
+def test_from_mask_batched():
+    dense = np.random.default_rng(0).random((2, 2, 5, 6)) < 0.4
+    counts = dense.sum((-2, -1))
+    topology = Topology.from_mask(dense)
+    assert topology.nse == counts.max()
+    np.testing.assert_array_equal(topology.nnz, counts)
+    make = functools.partial(Topology.from_mask, nse=topology.nse)
+    assert_equal(jax.jit(make)(dense), topology)
+    assert_equal(jax.jit(jax.vmap(make))(dense), topology)
+    for entry in np.ndindex(2, 2):
+        one = jax.tree.map(lambda x, entry=entry: np.asarray(x)[entry], topology)
+        assert_equal(one, make(dense[entry]))
+
+
+def test_from_mask_under_jit_leaves_out_what_does_not_fit():
+    dense = np.random.default_rng(0).random((5, 6)) < 0.5
+    rows, columns = (x[:7] for x in np.nonzero(dense))
+    first = np.zeros_like(dense)
+    first[rows, columns] = True
+    traced = jax.jit(functools.partial(Topology.from_mask, nse=7))(dense)
+    assert_equal(traced, Topology.from_mask(first))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Topology.from_mask(masks.causal()), "a mask function needs a shape (m, k)"),
+        (lambda: Topology.from_mask([True]), "needs an array (..., m, k), got (1,)"),
+        (lambda: Topology.from_mask([[True]], (1, 2)), "mask (1, 1) does not have shape (1, 2)"),
+        (lambda: Topology.from_mask(masks.causal(), (2, 2), 2), "nse=2 is less than the 3 entries"),
+        (lambda: Topology.from_mask(np.tri(2), nse=2), "nse=2 is less than the 3 entries"),
+        (lambda: jax.jit(Topology.from_mask)(np.tri(2)), "must be given as nse=..."),
+    ],
+)
+def test_from_mask_errors(call, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()
+
+
+# ---- What it tells of itself ----
+
+
+def test_nnz_and_sparsity():
+    topology = Topology([0, 2, 2, 3], [0, 2, 1, 9], (3, 4))
+    assert (topology.nnz, topology.sparsity) == (3, 0.75)
+    assert type(topology.nnz) is int
+    assert Topology([0], [], (0, 4)).sparsity == 0
+    nnz, sparsity = jax.jit(lambda t: (t.nnz, t.sparsity))(topology)
+    assert (nnz, sparsity) == (3, 0.75)
+
+
+def test_constant_of_a_traced_function_is_concrete():
+    @jax.jit
+    def function(x):
+        assert type(TOPOLOGY.nnz) is int and "stored" in str(TOPOLOGY)
+        return x
+
+    function(0)
+
+
+def test_str():
+    topology = Topology([0, 2, 2, 3], [0, 2, 1, 9], (3, 4))
+    assert str(topology).splitlines() == [
+        "Topology of shape (3, 4), 3 stored, 1 padding, 75.0 % sparse",
+        "┌────┐",
+        "│█ █ │",
+        "│    │",
+        "│ █  │",
+        "└────┘",
+    ]
+    assert "padding" not in str(SQUARE)
+    assert repr(topology) == "Topology(shape=(3, 4), column_indices=(4,))"
+    batch = jax.tree.map(lambda x: jnp.stack([x, x]), topology)
+    assert str(batch) == "Topology of shape (3, 4), batch (2,), nse 4"
+    traced = []
+    jax.jit(lambda t: traced.append((str(t), repr(t))))(topology)
+    assert traced == [(repr(topology), repr(topology))]
+
+
+def test_plot():
+    pytest.importorskip("matplotlib").use("Agg")
+    import matplotlib.pyplot as plt
+
+    _, ax = plt.subplots()
+    assert SQUARE.plot(ax=ax, title="a band") is ax and ax.get_title() == "a band"
+    band = masks.band(2)(np.arange(5)[:, None], np.arange(5))
+    np.testing.assert_array_equal(ax.get_images()[0].get_array().filled(0), band)
+    plt.close("all")
+    with pytest.raises(ValueError, match="plot: needs one concrete pattern"):
+        jax.tree.map(lambda x: x[None], SQUARE).plot()
+    with pytest.raises(ValueError, match="plot: needs one concrete pattern"):
+        jax.jit(lambda t: t.plot() and 0)(SQUARE)
