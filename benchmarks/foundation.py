@@ -2,13 +2,14 @@
 
     python benchmarks/foundation.py --output benchmarks/results/cpu/foundation.json
 
-Every figure is the median over repeats of the mean wall time of a few calls of a compiled function, in
-microseconds. Peers: dense XLA, `jax.experimental.sparse.BCSR`, SciPy (CPU only).
+Every figure is the median over repeats of the mean wall time of a few calls of a compiled function,
+in microseconds. Peers: dense XLA, `jax.experimental.sparse.BCSR`, SciPy (CPU only).
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -68,8 +69,8 @@ def product_times(m: int, k: int, n: int, sparsity: float, seed: int = 0) -> dic
             jax.value_and_grad(lambda w, x, f=function: jnp.sum(f(w, x) ** 2), (0, 1))
         )
         times[name] = {
-            "forward": microseconds(lambda: forward(weights, x)),
-            "forward_and_gradient": microseconds(lambda: gradient(weights, x)),
+            "forward": microseconds(functools.partial(forward, weights, x)),
+            "forward_and_gradient": microseconds(functools.partial(gradient, weights, x)),
         }
     if jax.default_backend() == "cpu":
         matrix, host = a.to_scipy(), np.asarray(x)

@@ -1,4 +1,4 @@
-"""Sparse matrix products, sampled products and sparse softmax as JAX primitives, on CPU and CUDA."""
+"""Sparse products, sampled products and sparse softmax as JAX primitives, on CPU and CUDA."""
 
 from importlib.metadata import version as _version
 

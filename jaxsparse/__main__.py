@@ -1,4 +1,4 @@
-"""`python -m jaxsparse info [--json]`: what is installed, what runs where, and why CUDA can't be used."""
+"""`python -m jaxsparse info [--json]`: what is installed, what runs where, why CUDA is not."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from jaxsparse import _ffi, backend
 
 
 def information() -> dict[str, Any]:
-    """Versions, platforms, targets, variants, the kernel cache, and problems with CUDA. It starts JAX's
-    backends, since only they know the platforms.
+    """Versions, platforms, targets, variants, the kernel cache, and problems with CUDA.
+
+    It starts JAX's backends, since only they know the platforms.
     """
     try:
         nvrtc = _ffi.nvrtc_version()
     except RuntimeError as error:
-        nvrtc = None if not str(error) else f"none ({str(error).splitlines()[0]})"
+        nvrtc = f"none ({str(error).splitlines()[0]})"
     folder = _ffi.cache_folder()
     kernels = list(pathlib.Path(folder).glob("*.kernel")) if folder else []
     devices = [f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()]

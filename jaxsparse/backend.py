@@ -29,8 +29,8 @@ def target_name(operation: str) -> str:
 EXPORT_DISABLED_CHECKS = tuple(
     jax.export.DisabledSafetyCheck.custom_call(target_name(name)) for name in OPERATIONS
 )
-"""Pass to ``jax.export.export(..., disabled_checks=...)``: export otherwise refuses custom calls whose
-stability it can't vouch for.
+"""Pass to ``jax.export.export(..., disabled_checks=...)``: export otherwise refuses custom calls
+whose stability it can't vouch for.
 
 >>> import jax
 >>> exported = jax.export.export(jax.jit(lambda x: x + 1), disabled_checks=EXPORT_DISABLED_CHECKS)
@@ -112,7 +112,8 @@ def resolve(operation: str, platform: str, implementation: str | None, variant: 
     chosen = implementation
     if implementation is None:
         chosen = platform if platform in ("cpu", "cuda") else "xla"
-        # Without a driver this lowers for a GPU elsewhere, which may well have what is missing here.
+        # Without a driver this lowers for a GPU elsewhere, which may well have what is missing
+        # here.
         if chosen == "cuda" and _has_driver() and cuda_problems():
             _warn_once(
                 "jaxsparse: its CUDA kernels can't be used, plain XLA is used instead:\n  "
@@ -122,8 +123,8 @@ def resolve(operation: str, platform: str, implementation: str | None, variant: 
     elif implementation == "cuda" and platform != "cuda":
         reasons = cuda_problems() or ("the computation is placed on another platform",)
         raise ValueError(
-            f"{operation}: implementation='cuda' was asked for, but it is lowered for {platform!r}:\n  "
-            + "\n  ".join(reasons)
+            f"{operation}: implementation='cuda' was asked for, but it is lowered for "
+            f"{platform!r}:\n  " + "\n  ".join(reasons)
         )
     elif implementation == "cuda" and _has_driver() and cuda_problems():
         raise ValueError(

@@ -18,15 +18,16 @@ from jaxsparse.topology import Topology, same_pattern
 class CSR:
     """A sparse matrix: values at the stored positions of a topology.
 
-    A pytree whose leaves are the values and the topology's integer arrays, so it passes through jit, vmap,
-    scan and checkpoints; `jaxsparse.grad` differentiates it with respect to its values.
+    A pytree whose leaves are the values and the topology's integer arrays, so it passes through
+    jit, vmap, scan and checkpoints; `jaxsparse.grad` differentiates it with respect to its values.
 
-    ``a @ x`` and ``x @ a`` are sparse-dense products; ``a.T``, ``-a``, ``a * 2``, ``a / 2`` and sums of
-    matrices on one pattern are sparse.
+    ``a @ x`` and ``x @ a`` are sparse-dense products; ``a.T``, ``-a``, ``a * 2``, ``a / 2`` and
+    sums of matrices on one pattern are sparse.
 
     Args:
         values: ``(..., nse)``; values behind the last stored entry are padding and ignored.
-        topology: the stored positions; its batch dimensions must broadcast with those of the values.
+        topology: the stored positions; its batch dimensions must broadcast with those of the
+            values.
 
     Raises:
         TypeError: if ``topology`` is no Topology.
@@ -73,13 +74,14 @@ class CSR:
     def fromdense(cls, x: Any, mask: Any = None, nse: int | None = None) -> CSR:
         """The entries of a dense matrix at a mask, by default those that are not 0.
 
-        Differentiable in ``x``. A batch ``(..., m, k)`` gives a batch of patterns, padded to the longest.
+        Differentiable in ``x``. A batch ``(..., m, k)`` gives a batch of patterns, padded to the
+        longest.
 
         Args:
             x: ``(..., m, k)``.
             mask: boolean array ``(..., m, k)``; batch dimensions broadcast.
-            nse: room for so many entries, padding included. Needed under jit, where what does not fit
-                is left out.
+            nse: room for so many entries, padding included. Needed under jit, where what does not
+                fit is left out.
 
         Raises:
             ValueError: for shapes that don't fit, and if ``nse`` is too small or missing under jit.
@@ -115,8 +117,10 @@ class CSR:
 
     @classmethod
     def from_bcoo(cls, matrix: jsparse.BCOO) -> CSR:
-        """From a two-dimensional `jax.experimental.sparse.BCOO`, concrete, without batch or dense
-        dimensions; duplicates are summed.
+        """From a concrete two-dimensional `jax.experimental.sparse.BCOO`; duplicates are summed.
+
+        Raises:
+            ValueError: if it has batch or dense dimensions.
         """
         if matrix.n_batch or matrix.n_dense or matrix.ndim != 2:
             raise ValueError(
@@ -189,8 +193,8 @@ class CSR:
             nnz = topology.nnz
             parts = (self.values[..., :nnz], topology.column_indices[:nnz], topology.row_offsets)
         batch = jnp.broadcast_shapes(*(x.shape[:-1] for x in parts))
-        parts = tuple(jnp.broadcast_to(x, (*batch, x.shape[-1])) for x in parts)
-        return jsparse.BCSR(parts, shape=(*batch, *self.shape))
+        data, indices, offsets = (jnp.broadcast_to(x, (*batch, x.shape[-1])) for x in parts)
+        return jsparse.BCSR((data, indices, offsets), shape=(*batch, *self.shape))
 
     def to_bcoo(self) -> jsparse.BCOO:
         """A `jax.experimental.sparse.BCOO`."""

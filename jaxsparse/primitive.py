@@ -1,12 +1,12 @@
 """Makes a JAX primitive from a declaration of an operation.
 
-This is the only module that knows JAX's interpreters. An operation declares the core dimensions of its
-operands and results by name ("k n"), how it is computed in plain jnp, and what its FFI target wants;
-`make_primitive` gives it abstract evaluation, eager evaluation, lowering on every platform, batching and
-sharding. Its derivative rules are its own (`jaxsparse.ops`).
+This is the only module that knows JAX's interpreters. An operation declares the core dimensions of
+its operands and results by name ("k n"), how it is computed in plain jnp, and what its FFI target
+wants; `make_primitive` gives it abstract evaluation, eager evaluation, lowering on every platform,
+batching and sharding. Its derivative rules are its own (`jaxsparse.ops`).
 
-Every operand has the same number of leading batch dimensions; where an operand is not batched its size
-there is 1, and kernels read it with stride 0.
+Every operand has the same number of leading batch dimensions; where an operand is not batched its
+size there is 1, and kernels read it with stride 0.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Operation:
 def bind(primitive: Primitive, *operands: jax.Array, **params: Any) -> list[jax.Array]:
     """Binds a primitive, in the derivative rules too.
 
-    Inside ``shard_map`` all operands must vary over the same mesh axes: without the cast, a gradient
-    taken there misses the sum over the axes of the operand that varies less.
+    Inside ``shard_map`` all operands must vary over the same mesh axes: without the cast, a
+    gradient taken there misses the sum over the axes of the operand that varies less.
     """
     tracing = any(isinstance(x, jax.core.Tracer) for x in operands)
-    if not tracing and not jax.config.jax_disable_jit:
+    if not tracing and not jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         return _eager(primitive, tuple(params.items()))(*operands)
     if tracing:
         varying = [jax.typeof(x).manual_axis_type.varying for x in operands]
@@ -76,8 +76,9 @@ def bind(primitive: Primitive, *operands: jax.Array, **params: Any) -> list[jax.
 
 @functools.cache
 def _eager(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Any:
-    """The primitive as a compiled function: one object for each set of parameters, so that an eager call
-    hits its cache without going through Python's part of `bind`.
+    """The primitive as a compiled function, one object for each set of parameters.
+
+    So an eager call hits its cache without going through Python's part of `bind`.
     """
     return jax.jit(functools.partial(primitive.bind, **dict(params)))
 
@@ -89,7 +90,7 @@ def _core_dims(spec: str) -> list[str]:
 def _infer(
     operation: Operation, avals: Sequence[ShapedArray], params: dict[str, Any]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...], list[str]]]:
-    """(batch shape, core shape, core dimensions) of every result; raises ValueError on a mismatch."""
+    """Batch shape, core shape and core dimensions of every result, or ValueError."""
     signature = operation.signature(params)
     if len(avals) != len(signature.operands):
         raise ValueError(
@@ -145,16 +146,16 @@ def _result_sharding(
                 continue
             if isinstance(dim, str) and dim not in operation.shardable:
                 raise ValueError(
-                    f"{operation.name}: {name} is sharded along {dim} over {axes!r}, where it can't "
-                    "be: reshard it, or use automatic axes"
+                    f"{operation.name}: {name} is sharded along {dim} over {axes!r}, where it "
+                    "can't be: reshard it, or use automatic axes"
                 )
             if names.setdefault(dim, axes) != axes:
                 raise ValueError(
                     f"{operation.name}: operands are sharded differently along dimension {dim}: "
                     f"{names[dim]!r} and {axes!r}"
                 )
-    spec = [names.get(dim) for dim in [*range(batch_rank), *result_dims]]
-    return NamedSharding(mesh, PartitionSpec(*spec))
+    axes_of_result = [names.get(dim) for dim in [*range(batch_rank), *result_dims]]
+    return NamedSharding(mesh, PartitionSpec(*axes_of_result))
 
 
 def _abstract_eval(operation: Operation, *avals: ShapedArray, **params: Any) -> list[ShapedArray]:

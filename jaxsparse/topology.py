@@ -46,19 +46,20 @@ class Pattern(NamedTuple):
 
 
 def checks_enabled() -> bool:
-    """Whether ``JAXSPARSE_CHECK=1``: patterns are verified where they are used. Read when tracing."""
+    """Whether ``JAXSPARSE_CHECK=1``: patterns are verified where used. Read when tracing."""
     return os.environ.get("JAXSPARSE_CHECK", "0") not in ("", "0")
 
 
 class Topology:
     """The stored positions of an (m, k) sparse matrix: compressed sparse rows without values.
 
-    A pytree of int32 arrays with static ``shape``. It is separate from the values so that a new pattern
-    with as many entries needs no new compilation, and so that what is derived from a pattern is made
-    once: the rows by falling length, the transposed pattern with the permutation that carries values
-    over, and 16-bit indices. The constructor makes these, on the host for concrete arrays and in the
-    program for traced ones; no operation or gradient ever sorts. Leading dimensions, the same for both
-    arrays, are a batch of patterns with equal numbers of stored entries.
+    A pytree of int32 arrays with static ``shape``. It is separate from the values so that a new
+    pattern with as many entries needs no new compilation, and so that what is derived from a
+    pattern is made
+    once: the rows by falling length, the transposed pattern with the permutation that carries
+    values over, and 16-bit indices. The constructor makes these, on the host for concrete arrays
+    and in the program for traced ones; no operation or gradient ever sorts. Leading dimensions, the
+    same for both arrays, are a batch of patterns with equal numbers of stored entries.
 
     Args:
         row_offsets: integers ``(..., m + 1)``, starting at 0 and not falling.
@@ -67,9 +68,9 @@ class Topology:
         shape: ``(m, k)``.
 
     Raises:
-        ValueError: if the structure is bad, naming the row and the values. Under ``jax.jit`` the values
-            are not known: they are clamped into range, so that nothing reads out of bounds, or reported
-            when the program runs if ``JAXSPARSE_CHECK=1`` is set.
+        ValueError: if the structure is bad, naming the row and the values. Under ``jax.jit`` the
+            values are not known: they are clamped into range, so that nothing reads out of bounds,
+            or reported when the program runs if ``JAXSPARSE_CHECK=1`` is set.
 
     >>> topology = Topology([0, 2, 2, 3], [0, 2, 1], (3, 4))
     >>> topology.nnz, topology.sparsity
@@ -139,7 +140,8 @@ class Topology:
             nse: room for so many entries, padding included. Needed where the mask is traced.
 
         Raises:
-            ValueError: if the mask stores more than ``nse`` positions, or ``nse`` is missing under jit.
+            ValueError: if the mask stores more than ``nse`` positions, or ``nse`` is missing under
+                jit.
 
         >>> from jaxsparse import masks
         >>> Topology.from_mask(masks.band(2) & masks.causal(), (4, 4)).nnz
@@ -167,7 +169,8 @@ class Topology:
 
             for _ in range(mask.ndim - 2):
                 one = jax.vmap(one)
-            return cls(*one(mask.astype(bool)), shape)
+            offsets, columns = one(mask.astype(bool))
+            return cls(offsets, columns, shape)
         dense = np.asarray(mask).astype(bool)
         batch = dense.shape[:-2]
         offsets = np.zeros((*batch, shape[0] + 1), np.int64)
@@ -227,8 +230,9 @@ class Topology:
         return row_indices(self.row_offsets, self.nse)
 
     def operands(self) -> tuple[jax.Array, ...]:
-        """The arrays that an operation's primitive takes: this pattern's three, the transposed
-        pattern's three, the permutation; checked first if ``JAXSPARSE_CHECK=1``.
+        """What an operation's primitive takes: both patterns' three arrays and the permutation.
+
+        They are checked first if ``JAXSPARSE_CHECK=1``.
         """
         m, k = self.shape
         rows, transposed = self.pattern.operands(), self.transposed_pattern.operands()
@@ -275,7 +279,9 @@ def _flatten(topology: Topology) -> Any:
 
 
 jax.tree_util.register_pytree_with_keys(
-    Topology, _flatten, lambda shape, children: Topology._from_parts(*children, shape)
+    Topology,
+    _flatten,
+    lambda shape, parts: Topology._from_parts(*parts, shape),  # type: ignore
 )
 
 
@@ -290,7 +296,7 @@ def same_pattern(a: Topology, b: Topology) -> bool:
         return True
     if any(isinstance(x, jax.core.Tracer) for pair in pairs for x in pair):
         raise ValueError(
-            "whether two traced patterns are equal is not known: build both matrices on one Topology"
+            "whether two traced patterns are equal is not known: build both on one Topology"
         )
     return all(np.array_equal(x, y) for x, y in pairs)
 
@@ -422,11 +428,11 @@ def _row_order_on_host(offsets: np.ndarray) -> np.ndarray:
     return np.argsort(-np.diff(offsets), axis=-1, kind="stable").astype(np.int32)
 
 
-def _pattern(offsets: Any, columns: Any, order: Any, column_count: int) -> Pattern:
-    compact = columns.astype(np.uint16) if column_count <= COMPACT_COLUMNS else None
-    return Pattern(
-        *(None if x is None else jnp.asarray(x) for x in (offsets, columns, order, compact))
-    )
+def _pattern(arrays: Sequence[Any], column_count: int) -> Pattern:
+    """From offsets, column indices and row order."""
+    offsets, columns, order = arrays
+    compact = jnp.asarray(columns.astype(np.uint16)) if column_count <= COMPACT_COLUMNS else None
+    return Pattern(jnp.asarray(offsets), jnp.asarray(columns), jnp.asarray(order), compact)
 
 
 def _derive_on_host(
@@ -447,8 +453,8 @@ def _derive_on_host(
             offsets, columns[entry], shape
         )
     return (
-        _pattern(row_offsets, columns, _row_order_on_host(row_offsets), k),
-        _pattern(t_offsets, t_columns, _row_order_on_host(t_offsets), m),
+        _pattern((row_offsets, columns, _row_order_on_host(row_offsets)), k),
+        _pattern((t_offsets, t_columns, _row_order_on_host(t_offsets)), m),
         jnp.asarray(permutation),
     )
 
@@ -462,7 +468,7 @@ def _derive_traced(
     m, k = shape
     row_offsets, column_indices = jnp.asarray(row_offsets), jnp.asarray(column_indices)
 
-    def derive(offsets: jax.Array, columns: jax.Array) -> Any:
+    def derive(offsets: Any, columns: Any) -> tuple[Any, Any, jax.Array]:
         nse = columns.shape[-1]
         rows = row_indices(offsets, nse)
         stored = rows < m
@@ -489,8 +495,8 @@ def _derive_traced(
         column_indices = jnp.clip(column_indices, 0, max(k - 1, 0))
     for _ in range(row_offsets.ndim - 1):
         derive = jax.vmap(derive)
-    rows, columns, permutation = derive(row_offsets, column_indices)
-    return _pattern(*rows, k), _pattern(*columns, m), permutation
+    by_row, by_column, permutation = derive(row_offsets, column_indices)
+    return _pattern(by_row, k), _pattern(by_column, m), permutation
 
 
 def _checked(

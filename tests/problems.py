@@ -24,7 +24,7 @@ def _one_entry(m, k):
     return Topology.from_mask(mask)
 
 
-# name -> (topology, n): sizes odd, even, one, zero; rows empty, full, long; padding; 32-bit indices.
+# name -> (topology, n): sizes odd, even, one, zero; rows empty, full, long; padding; wide indices.
 PROBLEMS = {
     "square": lambda: (_random(64, 64, 0.1), 128),
     "odd": lambda: (_random(37, 53, 0.2, seed=1), 19),

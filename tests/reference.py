@@ -1,4 +1,4 @@
-"""The oracle: every operation in plain NumPy or jnp on dense matrices, in float64 where it matters."""
+"""The oracle: every operation on dense matrices in NumPy or jnp, float64 where it matters."""
 
 from __future__ import annotations
 

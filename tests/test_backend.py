@@ -86,7 +86,7 @@ def test_lowering_for_cuda_where_it_cannot_run(monkeypatch):
     monkeypatch.setattr(backend, "_has_driver", lambda: True)
     monkeypatch.setattr(backend, "cuda_problems", lambda: ("V100 is sm_70",))
     backend._warn_once.cache_clear()
-    with pytest.warns(UserWarning, match="plain XLA is used instead:\n  V100 is sm_70"):
+    with pytest.warns(UserWarning, match=r"plain XLA is used instead:\n  V100 is sm_70"):
         assert backend.resolve("spmm", "cuda", None, None) == "xla"
     with pytest.raises(ValueError, match="'cuda' was asked for, but\n  V100 is sm_70"):
         backend.resolve("spmm", "cuda", "cuda", None)
@@ -98,7 +98,7 @@ def test_resolution():
     for platform in ("tpu", "rocm"):
         assert backend.resolve("spmm", platform, None, None) == "xla"
         assert backend.resolve("spmm", platform, "xla", None) == "xla"
-    with pytest.raises(ValueError, match="implementation='cpu' was asked for.*'tpu'"):
+    with pytest.raises(ValueError, match=r"implementation='cpu' was asked for.*'tpu'"):
         backend.resolve("spmm", "tpu", "cpu", None)
 
 

@@ -1,4 +1,4 @@
-"""The CPU kernels under AddressSanitizer and UBSanitizer, for every instruction set this machine has."""
+"""The CPU kernels under AddressSanitizer and UBSanitizer, for every instruction set there is."""
 
 from __future__ import annotations
 

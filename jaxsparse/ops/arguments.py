@@ -35,7 +35,7 @@ def check_precision(operation: str, precision: Any) -> None:
 
 
 def result_dtype(operation: str, dtype: Any, preferred_element_type: Any) -> Any:
-    """The dtype of a product's result: that of its operands, or float32 for 16-bit ones if preferred."""
+    """The dtype of a product: that of its operands, or float32 for 16-bit ones if preferred."""
     if preferred_element_type is None:
         return dtype
     preferred = jnp.dtype(preferred_element_type)
@@ -67,7 +67,7 @@ def align(
 
 
 def as_array(operation: str, name: str, x: Any, rank: int) -> jax.Array:
-    """x as a JAX array of at least so many dimensions; raises TypeError or ValueError."""
+    """An operand as a JAX array of at least so many dimensions, or TypeError or ValueError."""
     if not isinstance(x, jax.Array):
         if not isinstance(x, np.ndarray | np.generic | float | int | list | tuple):
             raise TypeError(f"{operation}: {name} must be an array, got {type(x).__name__}")

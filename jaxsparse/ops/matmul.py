@@ -6,8 +6,8 @@ primitives alone. With A the stored matrix of values v at the positions P:
 - ``spmm``:  y = A x.        dv -> A(dv) x,  dx -> A dx;  transposed: v <- sddmm(y, x),  x <- A^T y.
 - ``sddmm``: v = (x y^T)|P.  transposed: x <- A(v) y,  y <- A(v)^T x.
 
-The stored values always stand in the order of A's rows: a product by A^T walks the transposed pattern
-and finds them by its permutation, so no rule permutes or scatters.
+The stored values always stand in the order of A's rows: a product by A^T walks the transposed
+pattern and finds them by its permutation, so no rule permutes or scatters.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def spmm(
     .. math:: y_{ij} = f\Bigl(\sum_{k \in P_i} a_{ik} x_{kj} + b_i\Bigr)
 
     Only stored entries are read: a NaN or infinity in row k of ``x`` reaches only the rows of the
-    result that store a value in column k. Results repeat bitwise. Sums of 16-bit operands are taken in
-    float32. Differentiable to any order in the values, ``x`` and ``bias``; a differentiated call with an
-    activation also keeps its argument, in the result's dtype.
+    result that store a value in column k. Results repeat bitwise. Sums of 16-bit operands are taken
+    in float32. Differentiable to any order in the values, ``x`` and ``bias``; a differentiated call
+    with an activation also keeps its argument, in the result's dtype.
 
     Args:
         a: a matrix (m, k); its values and its pattern may have leading batch dimensions.
@@ -94,8 +94,8 @@ def spmm(
         ValueError: for shapes that don't fit and options that don't exist; at lowering, for an
             implementation or variant that can't be had.
 
-    Method: rows of A by 1-D tiles of the result, after Gale et al. 2020, "Sparse GPU Kernels for Deep
-    Learning".
+    Method: rows of A by 1-D tiles of the result, after Gale et al. 2020, "Sparse GPU Kernels for
+    Deep Learning".
 
     >>> import jax.numpy as jnp
     >>> a = CSR.fromdense(jnp.array([[1.0, 0.0, 2.0], [0.0, 0.0, 0.0]]))
@@ -143,7 +143,8 @@ def _spmm(
     if x.shape[-1 if dense_on_left else -2] != inner:
         side = "columns" if dense_on_left else "rows"
         raise ValueError(
-            f"{operation}: x of shape {x.shape} must have {inner} {side} for a matrix of shape {a.shape}"
+            f"{operation}: x of shape {x.shape} must have {inner} {side} for a matrix of shape "
+            f"{a.shape}"
         )
     if activation not in ACTIVATIONS:
         raise ValueError(
@@ -154,7 +155,8 @@ def _spmm(
         bias = dense["bias"] = arguments.as_array(operation, "bias", bias, 1)
         if bias.shape[-1] != rows:
             raise ValueError(
-                f"{operation}: bias must have shape (..., {rows}), one for each row, got {bias.shape}"
+                f"{operation}: bias must have shape (..., {rows}), one for each row, "
+                f"got {bias.shape}"
             )
     dtype = arguments.check_floating(operation, **dense)
     params = {
@@ -197,8 +199,8 @@ def sddmm(
     .. math:: v_e = s_e \sum_d x_{i_e d}\, y_{j_e d}
 
     Every entry is one dot product, so a NaN or infinity in a row of ``x`` or ``y`` reaches only the
-    entries of that row or column. Padding gets 0. Results repeat bitwise; sums of 16-bit operands are
-    taken in float32. Differentiable to any order in ``x``, ``y`` and ``scale_by``.
+    entries of that row or column. Padding gets 0. Results repeat bitwise; sums of 16-bit operands
+    are taken in float32. Differentiable to any order in ``x``, ``y`` and ``scale_by``.
 
     Args:
         x: ``(..., m, d)``, float32, float64, bfloat16 or float16; batch dimensions broadcast.
@@ -234,16 +236,16 @@ def sddmm(
     m, n = topology.shape
     if x.shape[-2] != m or y.shape[-2] != n or x.shape[-1] != y.shape[-1]:
         raise ValueError(
-            f"sddmm: x and y must have shapes (..., {m}, d) and (..., {n}, d) for a topology of shape "
-            f"{topology.shape}, got {x.shape} and {y.shape}"
+            f"sddmm: x and y must have shapes (..., {m}, d) and (..., {n}, d) for a topology of "
+            f"shape {topology.shape}, got {x.shape} and {y.shape}"
         )
     dense = {"x": x, "y": y}
     if scale_by is not None:
         scale_by = dense["scale_by"] = arguments.as_array(operation, "scale_by", scale_by, 1)
         if scale_by.shape[-1] != topology.nse:
             raise ValueError(
-                f"sddmm: scale_by must have shape (..., {topology.nse}), one for each stored entry, "
-                f"got {scale_by.shape}"
+                f"sddmm: scale_by must have shape (..., {topology.nse}), one for each stored "
+                f"entry, got {scale_by.shape}"
             )
     dtype = arguments.check_floating(operation, **dense)
     ranks = (2, 2) if scale_by is None else (2, 2, 1)
@@ -273,13 +275,9 @@ def _spmm_signature(params: dict[str, Any]) -> Signature:
     rows, inner = ("k", "m") if params["transpose"] else ("m", "k")
     left = params["dense_on_left"]
     x, out = (f"n {inner}", f"n {rows}") if left else (f"{inner} n", f"{rows} n")
-    operands = (("values", "e"), *PATTERN, ("x", x))
-    if params.get("has_bias"):
-        operands = (*operands, ("bias", rows))
-    results = (("out", out),)
-    if params.get("with_preactivation"):
-        results = (*results, ("preactivation", out))
-    return Signature(operands, results)
+    bias = (("bias", rows),) if params.get("has_bias") else ()
+    preactivation = (("preactivation", out),) if params.get("with_preactivation") else ()
+    return Signature((("values", "e"), *PATTERN, ("x", x), *bias), (("out", out), *preactivation))
 
 
 def _spmm_xla(
@@ -438,10 +436,7 @@ def _spmm_epilogue_jvp(
             tangents[_BIAS].astype(z.dtype), -2 if params["dense_on_left"] else -1
         )
         dz = ad.add_tangents(dz, jnp.broadcast_to(column, z.shape))
-    if type(dz) is ad.Zero:
-        dy = dz
-    else:
-        dy = jax.jvp(ACTIVATIONS[activation], (z,), (dz,))[1]
+    dy = dz if type(dz) is ad.Zero else jax.jvp(ACTIVATIONS[activation], (z,), (dz,))[1]
     return ([y, z], [dy, dz]) if with_preactivation else ([y], [dy])
 
 
@@ -452,10 +447,8 @@ ad.primitive_jvps[spmm_epilogue_p] = _spmm_epilogue_jvp
 
 
 def _sddmm_signature(params: dict[str, Any]) -> Signature:
-    operands = (("x", "m d"), ("y", "k d"), *PATTERN)
-    if params["scaled"]:
-        operands = (*operands, ("scale_by", "e"))
-    return Signature(operands, (("values", "e"),))
+    scale_by = (("scale_by", "e"),) if params["scaled"] else ()
+    return Signature((("x", "m d"), ("y", "k d"), *PATTERN, *scale_by), (("values", "e"),))
 
 
 def _sddmm_xla(

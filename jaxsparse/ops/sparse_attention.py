@@ -29,15 +29,17 @@ def sparse_attention(
     .. math:: y_t = \sum_{s \in P_t} \mathrm{softmax}_s\bigl(c\, q_t \cdot k_s\bigr)\, v_s
 
     Shapes are those of ``jax.nn.dot_product_attention``. It is composed of ``sddmm``,
-    ``sparse_softmax`` and ``spmm``: memory grows with the number of stored positions, never with T S.
-    Scores and probabilities of 16-bit operands are float32. A query that sees no key gets zeros.
+    ``sparse_softmax`` and ``spmm``: memory grows with the number of stored positions, never with T
+    S. Scores and probabilities of 16-bit operands are float32. A query that sees no key gets zeros.
 
-    On a GPU, dense attention in 16 bits on tensor cores is faster than this at the sparsities of the
-    paper's mask (5 % stored off the diagonal); it pays for float32, for memory, and for sparser patterns.
+    On a GPU, dense attention in 16 bits on tensor cores is faster than this at the sparsities of
+    the paper's mask (5 % stored off the diagonal); it pays for float32, for memory, and for sparser
+    patterns.
 
     Args:
         query: ``(B, T, N, H)`` or ``(T, N, H)``.
-        key: ``(B, S, K, H)`` or ``(S, K, H)``; K divides N, groups of N / K query heads share a key head.
+        key: ``(B, S, K, H)`` or ``(S, K, H)``; K divides N, groups of N / K query heads share a key
+            head.
         value: the shape of ``key``.
         topology: of shape (T, S), one for all heads, or a batch ``(N,)``, one for each head.
         scale: multiplies the scores; 1 / sqrt(H) by default.

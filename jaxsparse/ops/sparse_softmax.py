@@ -1,8 +1,9 @@
 """Softmax over the stored entries of each row.
 
-With y = softmax(s v) along a row, the Jacobian s (diag(y) - y y^T) is symmetric: one primitive, linear in
-its tangent and its own transpose, serves forward and reverse mode. Its derivative in y is composed of
-row sums and their spread over the entries, which are spmm and sddmm with a column of ones.
+With y = softmax(s v) along a row, the Jacobian s (diag(y) - y y^T) is symmetric: one primitive,
+linear in its tangent and its own transpose, serves forward and reverse mode. Its derivative in y is
+composed of row sums and their spread over the entries, which are spmm and sddmm with a column of
+ones.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ def sparse_softmax(
 
     .. math:: y_e = \frac{\exp(s\, v_e)}{\sum_{e' \in \mathrm{row}(e)} \exp(s\, v_{e'})}
 
-    What is not stored counts as masked out, as in ``jax.nn.softmax(x, where=mask)``; a stored -inf gets 0,
-    and a row that stores nothing but -inf gets NaN. Rows without entries stay empty, padding gets 0. Sums
-    are taken in float32, or float64 for float64. Differentiable to any order.
+    What is not stored counts as masked out, as in ``jax.nn.softmax(x, where=mask)``; a stored -inf
+    gets 0, and a row that stores nothing but -inf gets NaN. Rows without entries stay empty,
+    padding gets 0. Sums are taken in float32, or float64 for float64. Differentiable to any order.
 
     Args:
         a: a matrix with values ``(..., nse)``, float32, float64, bfloat16 or float16.
@@ -47,7 +48,8 @@ def sparse_softmax(
         ValueError: for options that don't exist; at lowering, for an implementation or variant that
             can't be had.
 
-    Method: the sparse softmax of Gale et al. 2020, "Sparse GPU Kernels for Deep Learning", section VII.
+    Method: the sparse softmax of Gale et al. 2020, "Sparse GPU Kernels for Deep Learning", section
+        VII.
 
     >>> import jax.numpy as jnp
     >>> a = CSR.fromdense(jnp.array([[1.0, 1.0, 0.0], [0.0, 0.0, 5.0]]))
