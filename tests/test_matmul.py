@@ -150,6 +150,7 @@ def patterns(draw_):
     return uniform < np.asarray(rows)[:, None]
 
 
+@pytest.mark.smoke
 @settings(max_examples=40, deadline=None)
 @given(mask=patterns(), seed=st.integers(0, 2**16))
 def test_random_patterns(mask, seed):
@@ -230,6 +231,22 @@ def test_batch_slices_of_any_alignment():
     out = spmm(CSR(values, topology), x)
     expected = np.stack([reference_spmm(values[i], topology, x[i]) for i in range(5)])
     assert_close(out, expected, "float32", np.full(expected.shape, 50.0))
+
+
+@pytest.mark.skipif(PLATFORM != "cuda", reason="needs 10 GB of memory to itself")
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_offsets_beyond_two_gigabytes(left):
+    """More than 2^31 elements in x: the last row is what is read."""
+    wide = 2**20 + 7
+    rows = 2**31 // wide + 2
+    topology = Topology([0, 1, 2], [rows - 1, 0], (2, rows))
+    shape = (wide, rows) if left else (rows, wide)
+    x = jax.random.normal(jax.random.key(0), shape, jnp.bfloat16)
+    a = CSR(jnp.asarray([2.0, -1.0], jnp.bfloat16), topology)
+    out = matmul._spmm("spmm", a, x, transpose=False, dense_on_left=left)
+    expected = [2 * x[:, -1], -x[:, 0]] if left else [2 * x[-1], -x[0]]
+    for i in range(2):
+        np.testing.assert_array_equal(out[:, i] if left else out[i], expected[i])
 
 
 def test_broadcast_batches():

@@ -66,6 +66,7 @@ def test_softmax(name, implementation, variant, dtype):
     assert_close(slope, 0.7 * y * (t - row_sums(y * t)), dtype, magnitude)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("implementation, variant", cases("sparse_softmax"))
 def test_limits_as_in_jax(implementation, variant):
     """-inf, rows of -inf alone, infinity, NaN and large values: as in jax.nn.softmax(where=...)."""
