@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 import scipy
 from jax.experimental import sparse as jsparse
@@ -53,24 +54,27 @@ def product_times(m: int, k: int, n: int, sparsity: float, seed: int = 0) -> dic
     x = jnp.asarray(rng.standard_normal((k, n)), jnp.float32)
     bcsr = jsparse.BCSR.fromdense(dense)
 
-    def rebuild(data: jax.Array) -> jsparse.BCSR:
-        return jsparse.BCSR((data, bcsr.indices, bcsr.indptr), shape=bcsr.shape)
+    def bcsr_product(
+        data: jax.Array, x: jax.Array, indices: jax.Array, indptr: jax.Array
+    ) -> jax.Array:
+        return jsparse.BCSR((data, indices, indptr), shape=bcsr.shape) @ x
 
-    cases: dict[str, tuple[Callable[..., jax.Array], jax.Array]] = {
-        "jaxsparse": (lambda v, x: CSR(v, a.topology) @ x, a.values),
-        "dense": (lambda w, x: jnp.dot(w, x, precision="highest"), jnp.asarray(dense)),
-        "bcsr": (lambda v, x: rebuild(v) @ x, bcsr.data),
+    # name -> (function of weights, x and the rest; weights; the rest)
+    cases: dict[str, tuple[Callable[..., jax.Array], jax.Array, tuple[Any, ...]]] = {
+        "jaxsparse": (lambda v, x, topology: CSR(v, topology) @ x, a.values, (a.topology,)),
+        "dense": (lambda w, x: jnp.dot(w, x, precision="highest"), jnp.asarray(dense), ()),
+        "bcsr": (bcsr_product, bcsr.data, (bcsr.indices, bcsr.indptr)),
     }
     times: dict[str, dict[str, float]] = {}
-    for name, (function, weights) in cases.items():
+    for name, (function, weights, rest) in cases.items():
         forward = jax.jit(function)
         # A gradient of a nonlinear loss, so that its forward pass is needed as well.
         gradient = jax.jit(
-            jax.value_and_grad(lambda w, x, f=function: jnp.sum(f(w, x) ** 2), (0, 1))
+            jax.value_and_grad(lambda w, x, *rest, f=function: jnp.sum(f(w, x, *rest) ** 2), (0, 1))
         )
         times[name] = {
-            "forward": microseconds(functools.partial(forward, weights, x)),
-            "forward_and_gradient": microseconds(functools.partial(gradient, weights, x)),
+            "forward": microseconds(functools.partial(forward, weights, x, *rest)),
+            "forward_and_gradient": microseconds(functools.partial(gradient, weights, x, *rest)),
         }
     if jax.default_backend() == "cpu":
         matrix, host = a.to_scipy(), np.asarray(x)
@@ -87,6 +91,16 @@ def eager_overhead() -> dict[str, float]:
     return {"eager": eager, "jitted": compiled, "difference": eager - compiled}
 
 
+def _first_line(path: str, start: str) -> str | None:
+    """The first line of a file that starts so, without the start; None if there is none."""
+    try:
+        lines = pathlib.Path(path).read_text().splitlines()
+    except OSError:
+        return None
+    found = (line[len(start) :].strip(" \t:") for line in lines if line.startswith(start))
+    return next(found, None)
+
+
 def environment() -> dict[str, Any]:
     """What the figures hold for."""
     commit = subprocess.run(
@@ -98,10 +112,14 @@ def environment() -> dict[str, Any]:
     ).stdout.strip()
     return {
         "device": jax.devices()[0].device_kind,
+        "driver": _first_line("/proc/driver/nvidia/version", ""),
+        "processor": _first_line("/proc/cpuinfo", "model name"),
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "isa": jaxsparse.backend._ffi.cpu_isa(),
+        "python": platform.python_version(),
         "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
         "scipy": scipy.__version__,
         "jaxsparse": jaxsparse.__version__,
         "commit": commit,

@@ -72,7 +72,7 @@ def nvrtc_candidates() -> list[str]:
 def cuda_problems() -> tuple[str, ...]:
     """Why ``implementation="cuda"`` can't be had here, each with what mends it; empty if it can."""
     problems = []
-    install = "pip install 'jaxsparse[cuda13]'"
+    install = "pip install 'jax[cuda13]'"
     if importlib.util.find_spec("jax_cuda13_plugin") is None:
         problems.append(f"jax's CUDA plugin is not installed: {install}")
     try:

@@ -31,7 +31,7 @@ class CSR:
 
     Raises:
         TypeError: if ``topology`` is no Topology.
-        ValueError: if there is not one value for each stored entry.
+        ValueError: if there is not one value for each stored entry, or batch dimensions differ.
 
     >>> import jax.numpy as jnp
     >>> a = CSR.fromdense(jnp.array([[0.0, 2.0], [3.0, 0.0]]))
@@ -58,6 +58,13 @@ class CSR:
                 f"CSR: values must have shape (..., {topology.nse}), one for each stored entry, "
                 f"got {values.shape}"
             )
+        try:
+            jnp.broadcast_shapes(values.shape[:-1], topology.batch_shape)
+        except ValueError:
+            raise ValueError(
+                f"CSR: batch dimensions of values {values.shape[:-1]} and topology "
+                f"{topology.batch_shape} must broadcast"
+            ) from None
         self.values = values
         self.topology = topology
 
@@ -260,6 +267,12 @@ def _flatten(matrix: CSR) -> Any:
 
 jax.tree_util.register_pytree_with_keys(
     CSR, _flatten, lambda _, children: CSR._from_parts(*children)
+)
+jax.export.register_pytree_node_serialization(
+    CSR,
+    serialized_name="jaxsparse.CSR",
+    serialize_auxdata=lambda _: b"",
+    deserialize_auxdata=lambda _: None,
 )
 
 

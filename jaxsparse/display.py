@@ -119,7 +119,7 @@ def plot(
         from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise ImportError(
-            "plot: needs matplotlib, install it with: pip install 'jaxsparse[examples]'"
+            "plot: needs matplotlib, install it with: pip install matplotlib"
         ) from error
     density = _density("plot", row_offsets, column_indices, shape, (_PLOT_CELLS, _PLOT_CELLS))
     if ax is None:

@@ -1,9 +1,10 @@
 """Makes a JAX primitive from a declaration of an operation.
 
-This is the only module that knows JAX's interpreters. An operation declares the core dimensions of
-its operands and results by name ("k n"), how it is computed in plain jnp, and what its FFI target
-wants; `make_primitive` gives it abstract evaluation, eager evaluation, lowering on every platform,
-batching and sharding. Its derivative rules are its own (`jaxsparse.ops`).
+This module and the operations' derivative rules are all that knows JAX's interpreters. An operation
+declares the core dimensions of its operands and results by name ("k n"), how it is computed in
+plain jnp, and what its FFI target wants; `make_primitive` gives it abstract evaluation, eager
+evaluation, lowering on every platform, batching and sharding. Its derivative rules are its own
+(`jaxsparse.ops`).
 
 Every operand has the same number of leading batch dimensions; where an operand is not batched its
 size there is 1, and kernels read it with stride 0.

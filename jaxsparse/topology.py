@@ -3,63 +3,36 @@
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
 
-from jaxsparse import backend, display, masks
+from jaxsparse import display, masks
+from jaxsparse.pattern import (
+    Pattern,
+    checked,
+    checks_enabled,
+    derive_on_host,
+    derive_traced,
+    row_indices,
+)
 
 INT32_MAX = 2**31 - 1
-COMPACT_COLUMNS = 2**16  # below this an index fits 16 bits
-
-
-class Pattern(NamedTuple):
-    """One orientation of a topology, with what kernels want to know of it.
-
-    Attributes:
-        row_offsets: int32 ``(..., m + 1)``; row i's entries are ``row_offsets[i]`` to
-            ``row_offsets[i + 1]``, and entries from ``row_offsets[m]`` on are padding.
-        column_indices: int32 ``(..., nse)``.
-        row_order: int32 ``(..., m)``, rows by falling length, so that work handed out in this order
-            balances (the row swizzle of Gale et al. 2020).
-        compact_column_indices: the indices in unsigned 16 bits where they fit, else None.
-    """
-
-    row_offsets: jax.Array
-    column_indices: jax.Array
-    row_order: jax.Array
-    compact_column_indices: jax.Array | None
-
-    def operands(self) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """What an operation's primitive takes: offsets, the narrowest indices, the row order."""
-        compact = self.compact_column_indices
-        return (
-            self.row_offsets,
-            self.column_indices if compact is None else compact,
-            self.row_order,
-        )
-
-
-def checks_enabled() -> bool:
-    """Whether ``JAXSPARSE_CHECK=1``: patterns are verified where used. Read when tracing."""
-    return os.environ.get("JAXSPARSE_CHECK", "0") not in ("", "0")
 
 
 class Topology:
     """The stored positions of an (m, k) sparse matrix: compressed sparse rows without values.
 
-    A pytree of int32 arrays with static ``shape``. It is separate from the values so that a new
+    A pytree of integer arrays with static ``shape``. It is separate from the values so that a new
     pattern with as many entries needs no new compilation, and so that what is derived from a
-    pattern is made
-    once: the rows by falling length, the transposed pattern with the permutation that carries
-    values over, and 16-bit indices. The constructor makes these, on the host for concrete arrays
-    and in the program for traced ones; no operation or gradient ever sorts. Leading dimensions, the
-    same for both arrays, are a batch of patterns with equal numbers of stored entries.
+    pattern is made once: the rows by falling length, the transposed pattern with the permutation
+    that carries values over, and 16-bit indices. The constructor makes these, on the host for
+    concrete arrays and in the program for traced ones; no operation or gradient ever sorts. Leading
+    dimensions, the same for both arrays, are a batch of patterns with equal numbers of stored
+    entries.
 
     Args:
         row_offsets: integers ``(..., m + 1)``, starting at 0 and not falling.
@@ -70,7 +43,8 @@ class Topology:
     Raises:
         ValueError: if the structure is bad, naming the row and the values. Under ``jax.jit`` the
             values are not known: they are clamped into range, so that nothing reads out of bounds,
-            or reported when the program runs if ``JAXSPARSE_CHECK=1`` is set.
+            or reported when the program runs if ``JAXSPARSE_CHECK=1`` is set (by a
+            JaxRuntimeError; by a ValueError where the runtime notices while it dispatches).
 
     >>> topology = Topology([0, 2, 2, 3], [0, 2, 1], (3, 4))
     >>> topology.nnz, topology.sparsity
@@ -109,7 +83,7 @@ class Topology:
         traced = isinstance(row_offsets, jax.core.Tracer) or isinstance(
             column_indices, jax.core.Tracer
         )
-        derive = _derive_traced if traced else _derive_on_host
+        derive = derive_traced if traced else derive_on_host
         self.pattern, self.transposed_pattern, self.permutation = derive(
             row_offsets, column_indices, self.shape
         )
@@ -237,9 +211,9 @@ class Topology:
         m, k = self.shape
         rows, transposed = self.pattern.operands(), self.transposed_pattern.operands()
         if checks_enabled():
-            rows = (_checked(*rows, columns=k), *rows[1:])
+            rows = (checked(*rows, columns=k), *rows[1:])
             transposed = (
-                _checked(*transposed, self.permutation, columns=m),
+                checked(*transposed, self.permutation, columns=m),
                 *transposed[1:],
             )
         return (*rows, *transposed, self.permutation)
@@ -282,6 +256,14 @@ jax.tree_util.register_pytree_with_keys(
     Topology,
     _flatten,
     lambda shape, parts: Topology._from_parts(*parts, shape),  # type: ignore
+)
+# So that exported programs may take and return topologies.
+jax.export.register_namedtuple_serialization(Pattern, serialized_name="jaxsparse.Pattern")
+jax.export.register_pytree_node_serialization(
+    Topology,
+    serialized_name="jaxsparse.Topology",
+    serialize_auxdata=lambda shape: f"{shape[0]} {shape[1]}".encode(),
+    deserialize_auxdata=lambda data: tuple(map(int, data.split())),
 )
 
 
@@ -350,183 +332,3 @@ def _pad(offsets: np.ndarray, columns: np.ndarray, nse: int | None) -> tuple[Any
     padded = np.zeros((*columns.shape[:-1], size), columns.dtype)
     padded[..., :most] = columns[..., :most]
     return offsets, padded
-
-
-def row_indices(row_offsets: jax.Array, nse: int) -> jax.Array:
-    """The row of every stored entry of ``row_offsets (..., m + 1)``; m for padding."""
-
-    def one(offsets: jax.Array) -> jax.Array:
-        entries = jnp.arange(nse, dtype=jnp.int32)
-        return (jnp.searchsorted(offsets, entries, side="right") - 1).astype(jnp.int32)
-
-    for _ in range(row_offsets.ndim - 1):
-        one = jax.vmap(one)
-    return one(row_offsets)
-
-
-# ---- Derived arrays of concrete patterns, on the host ----
-
-
-def _check_pattern(
-    offsets: np.ndarray, columns: np.ndarray, shape: tuple[int, int], where: str
-) -> None:
-    """Raises ValueError at the first row whose structure is bad."""
-    k, nse = shape[1], columns.shape[-1]
-    if offsets[0] != 0:
-        raise ValueError(f"Topology: row_offsets{where} must start at 0, got {offsets[0]}")
-    falling = np.flatnonzero(np.diff(offsets) < 0)
-    if falling.size:
-        row = falling[0]
-        raise ValueError(
-            f"Topology: row_offsets{where} must not fall, "
-            f"got {offsets[row]} then {offsets[row + 1]} at row {row}"
-        )
-    nnz = int(offsets[-1])
-    if nnz > nse:
-        raise ValueError(
-            f"Topology: row_offsets{where} end at {nnz}, beyond the {nse} column indices"
-        )
-    stored = columns[:nnz]
-
-    def row_of(entry: int) -> int:
-        return int(np.searchsorted(offsets, entry, side="right")) - 1
-
-    outside = np.flatnonzero((stored < 0) | (stored >= k))
-    if outside.size:
-        entry = int(outside[0])
-        raise ValueError(
-            f"Topology: row {row_of(entry)}{where} has column {stored[entry]}, "
-            f"out of range for {k} columns"
-        )
-    if nnz > 1:
-        rises = np.diff(stored) > 0
-        first = offsets[1:-1]
-        rises[first[(first > 0) & (first < nnz)] - 1] = True  # a new row begins
-        bad = np.flatnonzero(~rises)
-        if bad.size:
-            entry = int(bad[0])
-            pair = stored[entry : entry + 2].tolist()
-            what = "duplicate" if pair[0] == pair[1] else "unsorted"
-            raise ValueError(f"Topology: row {row_of(entry)}{where} has {what} columns {pair}")
-
-
-def _transpose_on_host(
-    offsets: np.ndarray, columns: np.ndarray, shape: tuple[int, int]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    nse, nnz = columns.shape[-1], int(offsets[-1])
-    entries = np.arange(nnz, dtype=np.int32)
-    # SciPy transposes by counting, in linear time.
-    transposed = scipy.sparse.csr_array((entries, columns[:nnz], offsets), shape=shape).tocsc()
-    indices = np.zeros(nse, np.int32)
-    indices[:nnz] = transposed.indices
-    permutation = np.arange(nse, dtype=np.int32)  # padding stays in its place
-    permutation[:nnz] = transposed.data
-    return transposed.indptr.astype(np.int32), indices, permutation
-
-
-def _row_order_on_host(offsets: np.ndarray) -> np.ndarray:
-    return np.argsort(-np.diff(offsets), axis=-1, kind="stable").astype(np.int32)
-
-
-def _pattern(arrays: Sequence[Any], column_count: int) -> Pattern:
-    """From offsets, column indices and row order."""
-    offsets, columns, order = arrays
-    compact = jnp.asarray(columns.astype(np.uint16)) if column_count <= COMPACT_COLUMNS else None
-    return Pattern(jnp.asarray(offsets), jnp.asarray(columns), jnp.asarray(order), compact)
-
-
-def _derive_on_host(
-    row_offsets: np.ndarray, column_indices: np.ndarray, shape: tuple[int, int]
-) -> tuple[Pattern, Pattern, jax.Array]:
-    m, k = shape
-    batch, nse = column_indices.shape[:-1], column_indices.shape[-1]
-    columns = np.zeros_like(column_indices)  # whatever padding holds is replaced by 0
-    t_offsets = np.zeros((*batch, k + 1), np.int32)
-    t_columns = np.zeros((*batch, nse), np.int32)
-    permutation = np.zeros((*batch, nse), np.int32)
-    for entry in np.ndindex(batch):
-        offsets = row_offsets[entry]
-        where = f" of pattern {entry}" if batch else ""
-        _check_pattern(offsets, column_indices[entry], shape, where)
-        columns[entry][: offsets[-1]] = column_indices[entry][: offsets[-1]]
-        t_offsets[entry], t_columns[entry], permutation[entry] = _transpose_on_host(
-            offsets, columns[entry], shape
-        )
-    return (
-        _pattern((row_offsets, columns, _row_order_on_host(row_offsets)), k),
-        _pattern((t_offsets, t_columns, _row_order_on_host(t_offsets)), m),
-        jnp.asarray(permutation),
-    )
-
-
-# ---- Derived arrays of traced patterns, in the program ----
-
-
-def _derive_traced(
-    row_offsets: jax.Array, column_indices: jax.Array, shape: tuple[int, int]
-) -> tuple[Pattern, Pattern, jax.Array]:
-    m, k = shape
-    row_offsets, column_indices = jnp.asarray(row_offsets), jnp.asarray(column_indices)
-
-    def derive(offsets: Any, columns: Any) -> tuple[Any, Any, jax.Array]:
-        nse = columns.shape[-1]
-        rows = row_indices(offsets, nse)
-        stored = rows < m
-        columns = jnp.where(stored, columns, 0)
-        # Entries lie row by row, so a stable sort by column leaves the rows of a column rising.
-        keys = jnp.where(stored, columns, k).astype(jnp.int32)
-        iota = jnp.arange(nse, dtype=jnp.int32)
-        keys, t_columns, permutation = jax.lax.sort(
-            (keys, jnp.where(stored, rows, 0), iota), num_keys=1
-        )
-        t_offsets = jnp.searchsorted(keys, jnp.arange(k + 1), side="left").astype(jnp.int32)
-        orders = [
-            jnp.argsort(-jnp.diff(x), stable=True).astype(jnp.int32) for x in (offsets, t_offsets)
-        ]
-        return (offsets, columns, orders[0]), (t_offsets, t_columns, orders[1]), permutation
-
-    if checks_enabled():
-        order = jnp.zeros((*row_offsets.shape[:-1], m), jnp.int32)
-        row_offsets = _checked(row_offsets, column_indices, order, columns=k)
-    else:
-        most = column_indices.shape[-1] if m and k else 0
-        row_offsets = jax.lax.cummax(jnp.clip(row_offsets, 0, most), axis=row_offsets.ndim - 1)
-        row_offsets = row_offsets.at[..., 0].set(0)
-        column_indices = jnp.clip(column_indices, 0, max(k - 1, 0))
-    for _ in range(row_offsets.ndim - 1):
-        derive = jax.vmap(derive)
-    by_row, by_column, permutation = derive(row_offsets, column_indices)
-    return _pattern(by_row, k), _pattern(by_column, m), permutation
-
-
-def _checked(
-    row_offsets: jax.Array,
-    column_indices: jax.Array,
-    row_order: jax.Array,
-    *permutation: jax.Array,
-    columns: int,
-) -> jax.Array:
-    """row_offsets behind a check of the pattern: the program stops with an error if it is bad."""
-    batch = jnp.broadcast_shapes(row_offsets.shape[:-1], column_indices.shape[:-1])
-    row_offsets = jnp.broadcast_to(row_offsets, (*batch, row_offsets.shape[-1]))
-
-    def check(*operands: jax.Array) -> jax.Array:
-        call = jax.ffi.ffi_call(
-            backend.target_name("check_topology"),
-            (
-                jax.ShapeDtypeStruct(row_offsets.shape, jnp.int32),
-                jax.ShapeDtypeStruct((2,), jnp.uint32),
-            ),
-            vmap_method="sequential",
-        )
-        return call(*operands, columns=columns)[0]
-
-    return jax.lax.platform_dependent(
-        row_offsets,
-        column_indices,
-        row_order,
-        *permutation,
-        cpu=check,
-        cuda=check,
-        default=lambda offsets, *_: offsets,
-    )

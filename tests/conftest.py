@@ -1,4 +1,4 @@
-"""Test-wide settings: 8 CPU devices for sharding, a kernel cache of the tests' own."""
+"""Test-wide settings: 8 CPU devices for sharding; patterns are checked only where a test asks."""
 
 import os
 
@@ -6,3 +6,4 @@ import os
 flags = os.environ.get("XLA_FLAGS", "")
 if "xla_force_host_platform_device_count" not in flags:
     os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8".strip()
+os.environ.pop("JAXSPARSE_CHECK", None)

@@ -31,7 +31,7 @@ def test_cuda_without_a_gpu_says_why_and_what_mends_it():
     assert backend.cuda_problems()
     for problem in backend.cuda_problems():
         assert problem in message
-    assert "pip install 'jaxsparse[cuda13]'" in message or "nvidia-smi" in message
+    assert "pip install 'jax[cuda13]'" in message or "nvidia-smi" in message
 
 
 @pytest.mark.parametrize(

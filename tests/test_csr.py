@@ -578,3 +578,10 @@ def test_grad_of_a_matrix_made_by_spmm_and_fromdense():
         return jnp.sum(jnp.dot(a.T, y, precision="highest"))
 
     np.testing.assert_array_equal(jax.grad(function)(DENSE), jax.grad(dense_function)(DENSE))
+
+
+def test_batch_dimensions_must_broadcast():
+    topology = jaxsparse.Topology.from_mask(np.ones((3, 2, 2), bool))
+    assert CSR(jnp.ones((5, 1, 4)), topology).values.shape == (5, 1, 4)
+    with pytest.raises(ValueError, match=r"values \(2,\) and topology \(3,\) must broadcast"):
+        CSR(jnp.ones((2, 4)), topology)

@@ -412,5 +412,5 @@ def test_pictures_of_nothing(pyplot, shape):
 
 def test_plot_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=re.escape("pip install 'jaxsparse[examples]'")):
+    with pytest.raises(ImportError, match=re.escape("pip install matplotlib")):
         display.plot([0, 1], [0], (1, 1))

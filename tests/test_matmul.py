@@ -94,6 +94,14 @@ def test_epilogue(implementation, dtype, with_bias, activation, left):
     assert_close(out, expected, dtype, magnitude)
 
 
+@pytest.mark.parametrize("implementation", ["xla", PLATFORM])
+def test_gelu_at_its_limits(implementation):
+    z = jnp.array([-np.inf, -1e38, -1e36, -30, -5, 0, 5, 30, 1e18, np.inf, np.nan], jnp.float32)
+    identity = CSR.fromdense(np.eye(z.size, dtype=np.float32))
+    out = spmm(identity, z[:, None], activation="gelu", implementation=implementation)[:, 0]
+    np.testing.assert_allclose(out, jax.nn.gelu(z), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("implementation", ["xla", PLATFORM])
 def test_preferred_element_type(implementation, dtype):

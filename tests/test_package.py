@@ -195,3 +195,27 @@ def test_export_of_a_pattern_as_arguments():
 def test_export_needs_the_disabled_checks():
     with pytest.raises(ValueError, match="jaxsparse_spmm"):
         exported("spmm")
+
+
+def test_exported_programs_take_matrices():
+    a = jaxsparse.CSR.fromdense(np.array([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]], np.float32))
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    function = jax.jit(lambda a, x: (a @ x, 2 * a))
+    exported = jax.export.export(function, disabled_checks=jaxsparse.EXPORT_DISABLED_CHECKS)(a, x)
+    product, doubled = jax.export.deserialize(exported.serialize()).call(a, x)
+    np.testing.assert_array_equal(product, a @ x)
+    np.testing.assert_array_equal(doubled.todense(), 2 * a.todense())
+    assert doubled.shape == (2, 3)
+
+
+def test_topology_made_in_a_program_is_concrete():
+    kept = []
+
+    @jax.jit
+    def function(x):
+        kept.append(jaxsparse.Topology([0, 1, 2], [1, 0], (2, 2)))
+        return jaxsparse.CSR(x, kept[0]) @ jnp.eye(2)
+
+    np.testing.assert_array_equal(function(jnp.array([1.0, 2.0])), [[0, 1], [2, 0]])
+    assert kept[0].nnz == 2
+    np.testing.assert_array_equal(kept[0].T.column_indices, [1, 0])

@@ -22,7 +22,7 @@ JAXSPARSE_INLINE void ParallelFor(Workers& workers, int64_t tasks, F&& f) {
 }
 
 // Multiply-adds below which a second thread costs more than it brings.
-constexpr int64_t kMinWorkPerTask = 1 << 16;
+constexpr int64_t kMinWorkPerTask = 1 << 15;
 
 // How the rows of every batch entry are cut into tasks of about equal numbers of stored entries.
 // Cuts lie between rows, so results never depend on the number of threads.
@@ -36,7 +36,7 @@ struct RowTasks {
                             Workers& workers)
       : pattern(pattern), batch(batch) {
     const int64_t total = (pattern.nse + pattern.rows) * (work + 4) * batch.count;
-    const int64_t wanted = workers.count() == 1 ? 1 : workers.count() * 4;
+    const int64_t wanted = workers.count() == 1 ? 1 : workers.count() * 16;
     int64_t tasks = total / kMinWorkPerTask;
     tasks = tasks < 1 ? 1 : tasks > wanted ? wanted : tasks;
     per_entry = (tasks + batch.count - 1) / (batch.count > 0 ? batch.count : 1);

@@ -63,7 +63,7 @@ JAXSPARSE_INLINE void Store(Vector<Acc, kLanes> v, T* to) {
 
 template <int kLanes, typename Acc>
 JAXSPARSE_INLINE Vector<Acc, kLanes> Broadcast(Acc value) {
-  return Vector<Acc, kLanes>{} + value;
+  return value - Vector<Acc, kLanes>{};  // folds away: x - 0 is x for every x, 0 + x is not
 }
 
 // The sum of all lanes, by halving: the order depends on kLanes alone.
@@ -84,7 +84,7 @@ template <int kLanes>
 JAXSPARSE_INLINE Vector<float, kLanes> Exp(Vector<float, kLanes> x) {
   using Bits = Vector<int32_t, kLanes>;
   const auto underflow = x < -87.33654f;
-  x = x > 88.37626f ? Broadcast<kLanes>(88.37626f) : x;  // a finite stand-in for overflow
+  const auto overflow = x > 88.72283f;
   // Adding 1.5 * 2^23 rounds to an integer that stands in the low bits: no conversion of NaN.
   const auto shifted = x * 1.44269504088896341f + 12582912.0f;
   const auto n = shifted - 12582912.0f;
@@ -98,7 +98,8 @@ JAXSPARSE_INLINE Vector<float, kLanes> Exp(Vector<float, kLanes> x) {
   p = p * (r * r) + r + 1.0f;
   const Bits exponent = (BitCast<Bits>(shifted) - 0x4b400000) << 23;
   const auto scaled = BitCast<Vector<float, kLanes>>(BitCast<Bits>(p) + exponent);
-  const auto result = underflow ? Vector<float, kLanes>{} : scaled;
+  auto result = underflow ? Vector<float, kLanes>{} : scaled;
+  result = overflow ? Broadcast<kLanes>(__builtin_inff()) : result;
   return x == x ? result : x;
 }
 

@@ -1,5 +1,5 @@
 // Kernel variants are rows of a table: the cheapest one that fits wins, ties take table order, and
-// the last row fits everything the operation accepts.
+// some row fits whatever the operation accepts.
 #pragma once
 
 #include <string>

@@ -1,6 +1,6 @@
 // Generic kernels of the softmax over stored entries and its derivative (problem.h): a warp a row,
-// and one more warp for the padding of each batch entry. Reads and writes pass through L1 and L2
-// twice.
+// and one more warp for the padding of each batch entry. The forward pass reads its row
+// three times; L1 or L2 serve two of them.
 #include "common/device.cuh"
 #include "sparse_softmax/problem.h"
 

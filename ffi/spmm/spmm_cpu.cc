@@ -1,5 +1,5 @@
 // CPU kernels of the sparse-dense product. Every output is one sum over its row's entries, taken by
-// one thread in an order that depends on the problem's shape alone.
+// one thread in an order that depends on the shape and the instruction set, never on the threads.
 #include <cmath>
 
 #include "common/parallel.h"
@@ -196,7 +196,7 @@ JAXSPARSE_INLINE void Multiply(RowReader<T, Index>& row, int64_t begin, int64_t 
 }
 
 // Tiles of one row of the output, widest first. A last, partial tile is moved back over columns
-// that are done already, so that it is full: they get the value they have.
+// that are done already, so that it is full; they are computed again, perhaps in another order.
 template <typename T, typename Index>
 struct RowsKernel {
   using Acc = typename Accumulator<T>::type;
@@ -318,7 +318,8 @@ struct PanelKernel {
 
 constexpr int64_t kPanel = 16;
 
-// The panel lies on the heap of its thread, so that a stack of any size does.
+// The panel lies on the heap, since threads' stacks may be small. As everywhere in XLA's runtime, a
+// host that has no memory left ends the program.
 template <typename T, typename Index>
 void Panels(const SpmmProblem& problem, Workers& workers) {
   using Acc = typename Accumulator<T>::type;

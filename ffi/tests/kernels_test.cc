@@ -1,6 +1,6 @@
 // Every CPU kernel on random patterns, with arrays of exactly their size on the heap: built with
-// AddressSanitizer and UBSanitizer by tests/test_sanitizers.py, so that a read or write one element too far
-// ends the program. Results are compared with plain loops.
+// AddressSanitizer and UBSanitizer by tests/test_sanitizers.py, so that a read or write one element
+// too far ends the program. Results are compared with plain loops.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -123,7 +123,9 @@ void Expect(double actual, double expected, double tolerance, const char* what) 
 }
 
 template <typename T>
-constexpr double kTolerance = sizeof(T) == 8 ? 1e-12 : sizeof(T) == 4 ? 2e-4 : 5e-2;
+constexpr double kTolerance = sizeof(T) == 8   ? 1e-12
+                              : sizeof(T) == 4 ? 2e-4
+                                               : 5e-2;
 
 template <typename T>
 void TestSpmm(Random& random, const TestPattern& pattern, int64_t n, Workers& workers,
@@ -131,7 +133,8 @@ void TestSpmm(Random& random, const TestPattern& pattern, int64_t n, Workers& wo
   for (const bool left : {false, true}) {
     for (const bool compact : {false, true}) {
       for (const bool permuted : {false, true}) {
-        const auto values = Values<T>(random, pattern.nse), x = Values<T>(random, pattern.columns * n),
+        const auto values = Values<T>(random, pattern.nse),
+                   x = Values<T>(random, pattern.columns * n),
                    bias = Values<T>(random, pattern.rows);
         const auto out = Block<T>(pattern.rows * n), z = Block<T>(pattern.rows * n);
         SpmmProblem p;
@@ -154,7 +157,8 @@ void TestSpmm(Random& random, const TestPattern& pattern, int64_t n, Workers& wo
               for (int32_t i = pattern.row_offsets[row]; i < pattern.row_offsets[row + 1]; ++i) {
                 const int64_t inner = pattern.wide[i];
                 sum += double(ToFloat(values[permuted ? pattern.permutation[i] : i])) *
-                       double(ToFloat(x[left ? column * pattern.columns + inner : inner * n + column]));
+                       double(ToFloat(
+                           x[left ? column * pattern.columns + inner : inner * n + column]));
               }
               const int64_t at = left ? column * pattern.rows + row : row * n + column;
               Expect(ToFloat(z[at]), sum, kTolerance<T>, variant.name);

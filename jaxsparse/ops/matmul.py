@@ -21,6 +21,7 @@ from jax.interpreters import ad
 from jaxsparse import backend
 from jaxsparse.csr import CSR
 from jaxsparse.ops import arguments
+from jaxsparse.pattern import row_indices
 from jaxsparse.primitive import (
     Operation,
     Signature,
@@ -30,7 +31,7 @@ from jaxsparse.primitive import (
     make_primitive,
     undefined,
 )
-from jaxsparse.topology import Topology, row_indices
+from jaxsparse.topology import Topology
 
 PATTERN = (
     ("row_offsets", "m+1"),
@@ -72,9 +73,9 @@ def spmm(
     .. math:: y_{ij} = f\Bigl(\sum_{k \in P_i} a_{ik} x_{kj} + b_i\Bigr)
 
     Only stored entries are read: a NaN or infinity in row k of ``x`` reaches only the rows of the
-    result that store a value in column k. Results repeat bitwise. Sums of 16-bit operands are taken
-    in float32. Differentiable to any order in the values, ``x`` and ``bias``; a differentiated call
-    with an activation also keeps its argument, in the result's dtype.
+    result that store a value in column k. The kernels' results repeat bitwise. Sums of 16-bit
+    operands are taken in float32. Differentiable to any order in the values, ``x`` and ``bias``; a
+    differentiated call with an activation also keeps its argument, in the result's dtype.
 
     Args:
         a: a matrix (m, k); its values and its pattern may have leading batch dimensions.
@@ -199,8 +200,9 @@ def sddmm(
     .. math:: v_e = s_e \sum_d x_{i_e d}\, y_{j_e d}
 
     Every entry is one dot product, so a NaN or infinity in a row of ``x`` or ``y`` reaches only the
-    entries of that row or column. Padding gets 0. Results repeat bitwise; sums of 16-bit operands
-    are taken in float32. Differentiable to any order in ``x``, ``y`` and ``scale_by``.
+    entries of that row or column. Padding gets 0. The kernels' results repeat bitwise; sums of
+    16-bit operands are taken in float32. Differentiable to any order in ``x``, ``y`` and
+    ``scale_by``.
 
     Args:
         x: ``(..., m, d)``, float32, float64, bfloat16 or float16; batch dimensions broadcast.

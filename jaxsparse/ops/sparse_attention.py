@@ -30,7 +30,8 @@ def sparse_attention(
 
     Shapes are those of ``jax.nn.dot_product_attention``. It is composed of ``sddmm``,
     ``sparse_softmax`` and ``spmm``: memory grows with the number of stored positions, never with T
-    S. Scores and probabilities of 16-bit operands are float32. A query that sees no key gets zeros.
+    S. Scores and their softmax are float32 for 16-bit operands; the
+    probabilities are then rounded to the dtype of ``value``. A query that sees no key gets zeros.
 
     On a GPU, dense attention in 16 bits on tensor cores is faster than this at the sparsities of
     the paper's mask (5 % stored off the diagonal); it pays for float32, for memory, and for sparser

@@ -19,8 +19,8 @@ from jaxsparse import backend
 from jaxsparse.csr import CSR
 from jaxsparse.ops import arguments
 from jaxsparse.ops.matmul import PATTERN, ROWS, sddmm_p, spmm_p
+from jaxsparse.pattern import row_indices
 from jaxsparse.primitive import Operation, Signature, bind, define_transpose, make_primitive
-from jaxsparse.topology import row_indices
 
 
 def sparse_softmax(

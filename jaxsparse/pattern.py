@@ -1,0 +1,230 @@
+"""One orientation of a topology: what is derived from it, and the check of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+
+from jaxsparse import backend
+
+COMPACT_COLUMNS = 2**16  # below this an index fits 16 bits
+
+
+class Pattern(NamedTuple):
+    """One orientation of a topology, with what kernels want to know of it.
+
+    Attributes:
+        row_offsets: int32 ``(..., m + 1)``; row i's entries are ``row_offsets[i]`` to
+            ``row_offsets[i + 1]``, and entries from ``row_offsets[m]`` on are padding.
+        column_indices: int32 ``(..., nse)``.
+        row_order: int32 ``(..., m)``, rows by falling length, so that work handed out in this order
+            balances (the row swizzle of Gale et al. 2020).
+        compact_column_indices: the indices in unsigned 16 bits where they fit, else None.
+    """
+
+    row_offsets: jax.Array
+    column_indices: jax.Array
+    row_order: jax.Array
+    compact_column_indices: jax.Array | None
+
+    def operands(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """What an operation's primitive takes: offsets, the narrowest indices, the row order."""
+        compact = self.compact_column_indices
+        return (
+            self.row_offsets,
+            self.column_indices if compact is None else compact,
+            self.row_order,
+        )
+
+
+def checks_enabled() -> bool:
+    """Whether ``JAXSPARSE_CHECK=1``: patterns are verified where used. Read when tracing."""
+    return os.environ.get("JAXSPARSE_CHECK", "0") not in ("", "0")
+
+
+def row_indices(row_offsets: jax.Array, nse: int) -> jax.Array:
+    """The row of every stored entry of ``row_offsets (..., m + 1)``; m for padding."""
+
+    def one(offsets: jax.Array) -> jax.Array:
+        entries = jnp.arange(nse, dtype=jnp.int32)
+        return (jnp.searchsorted(offsets, entries, side="right") - 1).astype(jnp.int32)
+
+    for _ in range(row_offsets.ndim - 1):
+        one = jax.vmap(one)
+    return one(row_offsets)
+
+
+# ---- Derived arrays of concrete patterns, on the host ----
+
+
+def _check_pattern(
+    offsets: np.ndarray, columns: np.ndarray, shape: tuple[int, int], where: str
+) -> None:
+    """Raises ValueError at the first row whose structure is bad."""
+    k, nse = shape[1], columns.shape[-1]
+    if offsets[0] != 0:
+        raise ValueError(f"Topology: row_offsets{where} must start at 0, got {offsets[0]}")
+    falling = np.flatnonzero(np.diff(offsets) < 0)
+    if falling.size:
+        row = falling[0]
+        raise ValueError(
+            f"Topology: row_offsets{where} must not fall, "
+            f"got {offsets[row]} then {offsets[row + 1]} at row {row}"
+        )
+    nnz = int(offsets[-1])
+    if nnz > nse:
+        raise ValueError(
+            f"Topology: row_offsets{where} end at {nnz}, beyond the {nse} column indices"
+        )
+    stored = columns[:nnz]
+
+    def row_of(entry: int) -> int:
+        return int(np.searchsorted(offsets, entry, side="right")) - 1
+
+    outside = np.flatnonzero((stored < 0) | (stored >= k))
+    if outside.size:
+        entry = int(outside[0])
+        raise ValueError(
+            f"Topology: row {row_of(entry)}{where} has column {stored[entry]}, "
+            f"out of range for {k} columns"
+        )
+    if nnz > 1:
+        rises = np.diff(stored) > 0
+        first = offsets[1:-1]
+        rises[first[(first > 0) & (first < nnz)] - 1] = True  # a new row begins
+        bad = np.flatnonzero(~rises)
+        if bad.size:
+            entry = int(bad[0])
+            pair = stored[entry : entry + 2].tolist()
+            what = "duplicate" if pair[0] == pair[1] else "unsorted"
+            raise ValueError(f"Topology: row {row_of(entry)}{where} has {what} columns {pair}")
+
+
+def _transpose_on_host(
+    offsets: np.ndarray, columns: np.ndarray, shape: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    nse, nnz = columns.shape[-1], int(offsets[-1])
+    entries = np.arange(nnz, dtype=np.int32)
+    # SciPy transposes by counting, in linear time.
+    transposed = scipy.sparse.csr_array((entries, columns[:nnz], offsets), shape=shape).tocsc()
+    indices = np.zeros(nse, np.int32)
+    indices[:nnz] = transposed.indices
+    permutation = np.arange(nse, dtype=np.int32)  # padding stays in its place
+    permutation[:nnz] = transposed.data
+    return transposed.indptr.astype(np.int32), indices, permutation
+
+
+def _row_order_on_host(offsets: np.ndarray) -> np.ndarray:
+    return np.argsort(-np.diff(offsets), axis=-1, kind="stable").astype(np.int32)
+
+
+def _pattern(arrays: Sequence[Any], column_count: int) -> Pattern:
+    """From offsets, column indices and row order."""
+    offsets, columns, order = arrays
+    compact = jnp.asarray(columns.astype(np.uint16)) if column_count <= COMPACT_COLUMNS else None
+    return Pattern(jnp.asarray(offsets), jnp.asarray(columns), jnp.asarray(order), compact)
+
+
+def derive_on_host(
+    row_offsets: np.ndarray, column_indices: np.ndarray, shape: tuple[int, int]
+) -> tuple[Pattern, Pattern, jax.Array]:
+    m, k = shape
+    batch, nse = column_indices.shape[:-1], column_indices.shape[-1]
+    columns = np.zeros_like(column_indices)  # whatever padding holds is replaced by 0
+    t_offsets = np.zeros((*batch, k + 1), np.int32)
+    t_columns = np.zeros((*batch, nse), np.int32)
+    permutation = np.zeros((*batch, nse), np.int32)
+    for entry in np.ndindex(batch):
+        offsets = row_offsets[entry]
+        where = f" of pattern {entry}" if batch else ""
+        _check_pattern(offsets, column_indices[entry], shape, where)
+        columns[entry][: offsets[-1]] = column_indices[entry][: offsets[-1]]
+        t_offsets[entry], t_columns[entry], permutation[entry] = _transpose_on_host(
+            offsets, columns[entry], shape
+        )
+    # Concrete also where a program is being traced: a pattern may be made in there and kept.
+    with jax.ensure_compile_time_eval():
+        return (
+            _pattern((row_offsets, columns, _row_order_on_host(row_offsets)), k),
+            _pattern((t_offsets, t_columns, _row_order_on_host(t_offsets)), m),
+            jnp.asarray(permutation),
+        )
+
+
+# ---- Derived arrays of traced patterns, in the program ----
+
+
+def derive_traced(
+    row_offsets: jax.Array, column_indices: jax.Array, shape: tuple[int, int]
+) -> tuple[Pattern, Pattern, jax.Array]:
+    m, k = shape
+    row_offsets, column_indices = jnp.asarray(row_offsets), jnp.asarray(column_indices)
+
+    def derive(offsets: Any, columns: Any) -> tuple[Any, Any, jax.Array]:
+        nse = columns.shape[-1]
+        rows = row_indices(offsets, nse)
+        stored = rows < m
+        columns = jnp.where(stored, columns, 0)
+        # Entries lie row by row, so a stable sort by column leaves the rows of a column rising.
+        keys = jnp.where(stored, columns, k).astype(jnp.int32)
+        iota = jnp.arange(nse, dtype=jnp.int32)
+        keys, t_columns, permutation = jax.lax.sort(
+            (keys, jnp.where(stored, rows, 0), iota), num_keys=1
+        )
+        t_offsets = jnp.searchsorted(keys, jnp.arange(k + 1), side="left").astype(jnp.int32)
+        orders = [
+            jnp.argsort(-jnp.diff(x), stable=True).astype(jnp.int32) for x in (offsets, t_offsets)
+        ]
+        return (offsets, columns, orders[0]), (t_offsets, t_columns, orders[1]), permutation
+
+    if checks_enabled():
+        order = jnp.zeros((*row_offsets.shape[:-1], m), jnp.int32)
+        row_offsets = checked(row_offsets, column_indices, order, columns=k)
+    else:
+        most = column_indices.shape[-1] if m and k else 0
+        row_offsets = jax.lax.cummax(jnp.clip(row_offsets, 0, most), axis=row_offsets.ndim - 1)
+        row_offsets = row_offsets.at[..., 0].set(0)
+        column_indices = jnp.clip(column_indices, 0, max(k - 1, 0))
+    for _ in range(row_offsets.ndim - 1):
+        derive = jax.vmap(derive)
+    by_row, by_column, permutation = derive(row_offsets, column_indices)
+    return _pattern(by_row, k), _pattern(by_column, m), permutation
+
+
+def checked(
+    row_offsets: jax.Array,
+    column_indices: jax.Array,
+    row_order: jax.Array,
+    *permutation: jax.Array,
+    columns: int,
+) -> jax.Array:
+    """row_offsets behind a check of the pattern: the program stops with an error if it is bad."""
+    batch = jnp.broadcast_shapes(row_offsets.shape[:-1], column_indices.shape[:-1])
+    row_offsets = jnp.broadcast_to(row_offsets, (*batch, row_offsets.shape[-1]))
+
+    def check(*operands: jax.Array) -> jax.Array:
+        call = jax.ffi.ffi_call(
+            backend.target_name("check_topology"),
+            (
+                jax.ShapeDtypeStruct(row_offsets.shape, jnp.int32),
+                jax.ShapeDtypeStruct((2,), jnp.uint32),
+            ),
+            vmap_method="sequential",
+        )
+        return call(*operands, columns=columns)[0]
+
+    return jax.lax.platform_dependent(
+        row_offsets,
+        column_indices,
+        row_order,
+        *permutation,
+        cpu=check,
+        cuda=check,
+        default=lambda offsets, *_: offsets,
+    )
