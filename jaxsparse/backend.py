@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes.util
+import ctypes
 import functools
 import importlib.util
 import os
@@ -79,7 +79,7 @@ def cuda_problems() -> tuple[str, ...]:
         _ffi.nvrtc_version()
     except RuntimeError as error:
         problems.append(f"{error}\n  mend it by: {install}")
-    if ctypes.util.find_library("cuda") is None:
+    if not _has_driver():
         problems.append("there is no NVIDIA driver (libcuda.so.1): install one, see nvidia-smi")
         return tuple(problems)
     try:
@@ -95,8 +95,13 @@ def cuda_problems() -> tuple[str, ...]:
     return tuple(problems)
 
 
+@functools.cache
 def _has_driver() -> bool:
-    return ctypes.util.find_library("cuda") is not None
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 @functools.cache

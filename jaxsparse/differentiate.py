@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,7 +42,8 @@ def value_and_grad(
     >>> value, gradient.values
     (Array(6., dtype=float32), Array([1., 1., 1.], dtype=float32))
     """
-    positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    single = hasattr(argnums, "__index__")
+    positions = (operator.index(argnums),) if single else tuple(map(operator.index, argnums))  # type: ignore
 
     @functools.wraps(fun)
     def wrapped(*args: Any, **keywords: Any) -> tuple[Any, Any]:
@@ -66,7 +68,7 @@ def value_and_grad(
 
         value, gradients = jax.value_and_grad(of_values, has_aux=has_aux, **kwargs)(values)
         gradient = rebuild(gradients)
-        return value, gradient[0] if isinstance(argnums, int) else gradient
+        return value, gradient[0] if single else gradient
 
     return wrapped
 

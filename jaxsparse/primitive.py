@@ -64,7 +64,7 @@ def bind(primitive: Primitive, *operands: jax.Array, **params: Any) -> list[jax.
     """
     tracing = any(isinstance(x, jax.core.Tracer) for x in operands)
     if not tracing and not jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-        return _eager(primitive, tuple(params.items()))(*operands)
+        return _eager(primitive, tuple(sorted(params.items())))(*operands)
     if tracing:
         varying = [jax.typeof(x).manual_axis_type.varying for x in operands]
         union = frozenset().union(*varying)
@@ -75,7 +75,7 @@ def bind(primitive: Primitive, *operands: jax.Array, **params: Any) -> list[jax.
     return primitive.bind(*operands, **params)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _eager(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Any:
     """The primitive as a compiled function, one object for each set of parameters.
 
@@ -121,7 +121,13 @@ def _infer(
         raise ValueError(
             f"{operation.name}: takes at most {MAX_BATCH_RANK} batch dimensions, got {batches[0]}"
         )
-    batch = jnp.broadcast_shapes(*batches)
+    try:
+        batch = jnp.broadcast_shapes(*batches)
+    except ValueError:
+        named = {name: b for (name, _), b in zip(signature.operands, batches, strict=True) if b}
+        raise ValueError(
+            f"{operation.name}: batch dimensions of the operands must broadcast, got {named}"
+        ) from None
     return [
         (batch, tuple(sizes[dim] for dim in _core_dims(spec)), _core_dims(spec))
         for _, spec in signature.results
@@ -212,7 +218,7 @@ def _sharding_rule(
     return f"{left} -> {right}", {"need_replication_factors": replicated}
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _partitioned(operation: Operation, call: Primitive, items: tuple[tuple[str, Any], ...]) -> Any:
     """The call as something that the partitioner can cut along batch and shardable dimensions."""
     params = dict(items)
@@ -280,6 +286,8 @@ def _lower(operation: Operation, platform: str) -> Any:
         declared = {name: params[name] for name in operation.params}
         if chosen == "xla":
             compute = functools.partial(_xla, operation, declared)
+            # The operands are one device's by now: mesh axes in their types would only get in the way.
+            ctx = ctx.replace(avals_in=[ShapedArray(a.shape, a.dtype) for a in ctx.avals_in])
             return mlir.lower_fun(compute, multiple_results=True)(ctx, *operands)
         wanted, attributes = operation.ffi(declared)
         names = [name for name, _ in operation.signature(declared).operands]
@@ -293,7 +301,7 @@ def _lower(operation: Operation, platform: str) -> Any:
 
 def _impl(primitive: Primitive, *operands: Any, **params: Any) -> Any:
     with jax.disable_jit(False):  # else jax.disable_jit() would come back here for ever
-        return _eager(primitive, tuple(params.items()))(*operands)
+        return _eager(primitive, tuple(sorted(params.items())))(*operands)
 
 
 def make_primitive(operation: Operation) -> Primitive:
@@ -311,6 +319,10 @@ def make_primitive(operation: Operation) -> Primitive:
 
     def lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
         partitioned = _partitioned(operation, call, tuple(sorted(params.items())))
+        if getattr(ctx.module_context.axis_context, "manual_axes", None):
+            # Inside shard_map the operands are local already. Over axes that it leaves to the
+            # compiler, which custom_partitioning can't serve there, the call is replicated.
+            partitioned = functools.partial(call.bind, **params)
         return mlir.lower_fun(partitioned, multiple_results=True)(ctx, *operands)
 
     dispatch.prim_requires_devices_during_lowering.add(primitive)
@@ -366,6 +378,16 @@ def define_transpose(primitive: Primitive, rule: Callable[..., tuple[int, jax.Ar
         return answers
 
     ad.primitive_transposes[primitive] = transpose
+
+
+def gathered(x: jax.Array, axis: int) -> jax.Array:
+    """An array that explicit sharding does not cut along an axis."""
+    sharding = jax.typeof(x).sharding
+    if sharding.mesh.empty or sharding.spec[axis] is None:
+        return x
+    spec = list(sharding.spec)
+    spec[axis] = None
+    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec(*spec)))
 
 
 def undefined(operand: Any) -> bool:

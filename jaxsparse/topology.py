@@ -111,11 +111,12 @@ class Topology:
         Args:
             mask: a mask function (``jaxsparse.masks``), or a boolean array ``(..., m, k)``.
             shape: ``(m, k)``; may be left out for an array.
-            nse: room for so many entries, padding included. Needed where the mask is traced.
+            nse: room for so many entries, padding included. Needed where the mask is traced; there,
+                what does not fit is left out.
 
         Raises:
-            ValueError: if the mask stores more than ``nse`` positions, or ``nse`` is missing under
-                jit.
+            ValueError: if a concrete mask stores more than ``nse`` positions, or ``nse`` is missing
+                for a traced one.
 
         >>> from jaxsparse import masks
         >>> Topology.from_mask(masks.band(2) & masks.causal(), (4, 4)).nnz
@@ -278,7 +279,8 @@ def same_pattern(a: Topology, b: Topology) -> bool:
         return True
     if any(isinstance(x, jax.core.Tracer) for pair in pairs for x in pair):
         raise ValueError(
-            "whether two traced patterns are equal is not known: build both on one Topology"
+            "whether two patterns that come as separate arguments of a traced function are equal "
+            "is not known: use CSR(a.values + b.values, a.topology)"
         )
     return all(np.array_equal(x, y) for x, y in pairs)
 

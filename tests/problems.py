@@ -44,6 +44,8 @@ PROBLEMS = {
     "no_columns_in_x": lambda: (_random(8, 8, 0.5, seed=10), 0),
     "no_rows": lambda: (Topology([0], [], (0, 5)), 3),
     "no_columns": lambda: (Topology([0, 0, 0], [], (2, 0)), 3),
+    "no_rows_but_padding": lambda: (Topology([0], [0, 0], (0, 3)), 2),
+    "no_columns_but_padding": lambda: (Topology([0, 0, 0], [0, 0], (2, 0)), 2),
     "many_columns": lambda: (_wide_indices(), 2),
 }
 

@@ -345,6 +345,12 @@ def test_variant_that_does_not_fit():
         spmm(small(), jnp.ones((3, 1)), variant=variant).block_until_ready()
 
 
+def test_batches_that_do_not_broadcast():
+    a = CSR(jnp.ones((2, 3)), small().topology)
+    with pytest.raises(ValueError, match=r"spmm: batch dimensions .*'values': \(2,\).*'x': \(4,\)"):
+        spmm(a, jnp.ones((4, 3, 1)))
+
+
 def test_mixed_dtypes_promote():
     out = spmm(small().astype(jnp.bfloat16), jnp.ones((3, 2), jnp.float32))
     assert out.dtype == jnp.float32

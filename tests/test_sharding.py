@@ -151,6 +151,51 @@ def test_shard_map_second_derivative(implementation):
     np.testing.assert_allclose(got, curvature(plain, values), rtol=1e-3, atol=1e-4)
 
 
+@KINDS
+@pytest.mark.parametrize("spec", [P("data"), P(None, None, "model"), P("data", None, "model")])
+def test_gradients_with_bias_and_activation(kind, spec):
+    mesh = mesh_of(kind)
+    values, topology, x = operands()
+    bias = jnp.linspace(-1, 1, 6)
+
+    def loss(v, t, x, b):
+        return jnp.sum(spmm(CSR(v, t), x, bias=b, activation="gelu") ** 2)
+
+    expected = jax.grad(loss, (0, 2, 3))(values, topology, x, bias)
+    with jax.set_mesh(mesh):
+        v, t, sharded = place(mesh, topology, values, x, spec)
+        b = jax.device_put(bias, NamedSharding(mesh, P()))
+        gradient = jax.jit(jax.grad(loss, (0, 2, 3)))(v, t, sharded, b)
+    for got, wanted in zip(gradient, expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("axis", ["data", "model"])
+@pytest.mark.parametrize("implementation", ["xla", "cpu"])
+def test_shard_map_over_some_axes(axis, implementation):
+    """Manual over one axis, the other left to the compiler; gradients inside."""
+    mesh = mesh_of(AxisType.Auto)
+    values, topology, x = operands()
+
+    def local(v, t, x):
+        return jnp.sum(spmm(CSR(v, t), x, activation="gelu", implementation=implementation) ** 2)
+
+    def total(v, t, x):
+        return jax.lax.psum(local(v, t, x), axis)
+
+    expected = jax.grad(local, (0, 2))(values, topology, x)
+    mapped = jax.shard_map(
+        jax.grad(total, (0, 2)),
+        mesh=mesh,
+        in_specs=(P(), P(), P(axis)),
+        out_specs=(P(), P(axis)),
+        axis_names={axis},
+    )
+    got = jax.jit(mapped)(values, topology, x)
+    np.testing.assert_allclose(got[0], expected[0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(got[1], expected[1], rtol=1e-4, atol=1e-4)
+
+
 def test_attention_sharded_over_heads_and_batch():
     mesh = mesh_of(AxisType.Auto)
     rng = np.random.default_rng(1)

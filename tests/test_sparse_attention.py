@@ -114,9 +114,14 @@ def test_errors(change, message):
         sparse_attention(**{**arguments, **change})
 
 
-def test_type_errors():
+def test_dtypes():
     q, k, v = operands(1, 2, 2, 1, 1, 2)
     with pytest.raises(TypeError, match="topology must be a Topology"):
         sparse_attention(q, k, v, np.ones((2, 2)))
+    out = sparse_attention(q.astype(int), k, v, Topology.from_mask(np.eye(2)))
+    assert out.dtype == jnp.float32 and np.any(out != 0)  # they promote as in any product
+    with jax.enable_x64(True):
+        mixed = sparse_attention(q, k.astype(jnp.float64), v, Topology.from_mask(np.eye(2)))
+        assert mixed.dtype == jnp.float64
     with pytest.raises(TypeError, match="needs float32"):
         sparse_attention(q.astype(int), k.astype(int), v.astype(int), Topology.from_mask(np.eye(2)))

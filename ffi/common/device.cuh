@@ -45,7 +45,6 @@ struct AccumulatorOf<double> {
 template <typename T>
 using Accumulator = typename AccumulatorOf<T>::type;
 
-constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 // The sum over groups of `lanes` neighbouring lanes (a power of 2), the same in each lane of a
@@ -56,13 +55,6 @@ __device__ __forceinline__ Acc SumOverLanes(Acc x, int lanes) {
     x += __shfl_xor_sync(kAllLanes, x, distance);
   }
   return x;
-}
-
-// The least power of 2 that is no less than `size`, at most a warp.
-__device__ __forceinline__ int LanesFor(int64_t size) {
-  int lanes = 1;
-  while (lanes < size && lanes < kWarp) lanes *= 2;
-  return lanes;
 }
 
 // The stored entries of one row: bounds that can't leave the arrays, whatever the offsets say.

@@ -9,9 +9,11 @@ namespace {
 Isa Detect() {
 #ifdef JAXSPARSE_X86
   const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                  __builtin_cpu_supports("bmi2");
+                  __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+                  __builtin_cpu_supports("lzcnt") && __builtin_cpu_supports("f16c");
   const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512vl");
   const char* wanted = std::getenv("JAXSPARSE_ISA");
   const std::string_view name = wanted == nullptr ? "" : wanted;
   if (name == "portable" || !v3) return Isa::kPortable;

@@ -20,6 +20,16 @@ namespace jaxsparse {
 enum class DType : int { kFloat32, kFloat64, kBFloat16, kFloat16 };
 enum class IndexType : int { kInt32, kUint16 };
 
+constexpr int kWarp = 32;  // lanes
+
+// The least power of 2 that is no less than `size`, at most a warp: lanes that share a unit of
+// work.
+JAXSPARSE_INLINE int LanesFor(int64_t size) {
+  int lanes = 1;
+  while (lanes < size && lanes < kWarp) lanes *= 2;
+  return lanes;
+}
+
 // Leading (batch) dimensions of an operation's outputs. An operand may have size 1 where the output
 // has more; its stride is 0 there.
 constexpr int kMaxBatchRank = 8;

@@ -47,7 +47,7 @@ bool Find(void* library, const char* name, F* function) {
 // one by name, and would not find it inside a Python package.
 std::optional<Nvrtc> Open(const std::string& path, std::string* error) {
   const size_t slash = path.rfind('/');
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     *error += "\n  " + std::string(dlerror());
     return std::nullopt;
@@ -72,7 +72,7 @@ std::optional<Nvrtc> Open(const std::string& path, std::string* error) {
   if (slash != std::string::npos) {
     const std::string builtins = path.substr(0, slash) + "/libnvrtc-builtins.so." +
                                  std::to_string(major) + "." + std::to_string(minor);
-    dlopen(builtins.c_str(), RTLD_NOW | RTLD_GLOBAL);  // where it is missing, compiling says so
+    dlopen(builtins.c_str(), RTLD_NOW | RTLD_LOCAL);  // where it is missing, compiling says so
   }
   return nvrtc;
 }

@@ -56,20 +56,38 @@ const void* Load(const KernelSource& source, int device, std::string* error) {
     *error = Describe(("loading " + source.expression).c_str(), status);
     return nullptr;
   }
+  // Asking for attributes loads the code now: the first launch, which may be captured in a graph or
+  // run beside a kernel that waits for another, must not.
+  cudaFuncAttributes attributes;
+  status = cudaFuncGetAttributes(&attributes, kernel);
+  if (status != cudaSuccess) {
+    *error = Describe(("loading " + source.expression).c_str(), status);
+    return nullptr;
+  }
   return kernel;  // the library stays loaded for as long as the process lives
+}
+
+// A kernel on a device. Its own lock is held while it is made, so that other kernels launch
+// meanwhile.
+struct Entry {
+  std::mutex mutex;
+  const void* kernel = nullptr;
+};
+
+Entry& EntryOf(const KernelSource& source, int device) {
+  static std::mutex mutex;
+  static auto* entries = new std::map<std::tuple<std::string, std::string, int>, Entry>;
+  const std::lock_guard lock(mutex);
+  return (*entries)[std::make_tuple(source.file, source.expression, device)];
 }
 
 }  // namespace
 
 const void* GetKernel(const KernelSource& source, int device, std::string* error) {
-  static std::mutex mutex;
-  static auto* kernels = new std::map<std::tuple<std::string, std::string, int>, const void*>;
-  const std::lock_guard lock(mutex);
-  const auto key = std::make_tuple(source.file, source.expression, device);
-  if (const auto found = kernels->find(key); found != kernels->end()) return found->second;
-  const void* kernel = Load(source, device, error);
-  if (kernel != nullptr) (*kernels)[key] = kernel;
-  return kernel;
+  Entry& entry = EntryOf(source, device);
+  const std::lock_guard lock(entry.mutex);
+  if (entry.kernel == nullptr) entry.kernel = Load(source, device, error);
+  return entry.kernel;
 }
 
 std::string LaunchKernel(const void* kernel, const LaunchShape& shape, void* problem, int device,

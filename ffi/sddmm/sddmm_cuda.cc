@@ -13,11 +13,8 @@ KernelSource Entries(const SddmmProblem& p) {
                                 ">"};
 }
 
-// As the kernel cuts its work: lanes by d, an entry a group of lanes.
 LaunchShape EntriesShape(const SddmmProblem& p) {
-  int64_t lanes = 1;
-  while (lanes < p.d && lanes < 32) lanes *= 2;
-  const int64_t entries = kThreads / lanes;  // of a block
+  const int entries = kThreads / LanesFor(p.d);  // of a block
   return {(p.batch.count * p.pattern.nse + entries - 1) / entries, kThreads};
 }
 

@@ -11,6 +11,9 @@ namespace jaxsparse {
 
 enum class Activation : int { kNone, kRelu, kGelu };
 
+// Columns of the result that one lane of a CUDA kernel owns.
+constexpr int kSpmmColumnsPerLane = 4;
+
 struct SpmmProblem {
   Pattern pattern;
   int64_t n = 0;

@@ -53,14 +53,12 @@ struct Matrices {
   }
 };
 
-constexpr int kColumnsPerThread = 4;
-
-// A group of lanes, one for each column up to a warp, owns a row and kColumnsPerThread times as
+// A group of lanes, one for each column up to a warp, owns a row and kSpmmColumnsPerLane times as
 // many columns; neighbouring lanes read neighbouring columns of x.
 template <typename T, typename Out, typename Index>
 __global__ void SpmmRows(const __grid_constant__ SpmmProblem p) {
   const int lanes = LanesFor(p.n);
-  const int64_t tile = static_cast<int64_t>(lanes) * kColumnsPerThread;
+  const int64_t tile = static_cast<int64_t>(lanes) * kSpmmColumnsPerLane;
   const int64_t tiles = (p.n + tile - 1) / tile;
   const int64_t rows = p.pattern.rows;
   const int64_t units = p.batch.count * tiles * rows;
@@ -72,18 +70,18 @@ __global__ void SpmmRows(const __grid_constant__ SpmmProblem p) {
     const int64_t row = m.row_order[unit % rows];
     const int64_t first = unit / rows % tiles * tile + lane;
     const RowBounds bounds(m.row_offsets, row, p.pattern.nse);
-    Accumulator<T> sums[kColumnsPerThread] = {};
+    Accumulator<T> sums[kSpmmColumnsPerLane] = {};
     for (int64_t i = bounds.begin; i < bounds.end; ++i) {
       const Accumulator<T> value = m.Value(i);
       const T* x = m.x + m.column_indices[i] * p.n;
 #pragma unroll
-      for (int c = 0; c < kColumnsPerThread; ++c) {
+      for (int c = 0; c < kSpmmColumnsPerLane; ++c) {
         const int64_t column = first + c * lanes;
         if (column < p.n) sums[c] += value * ToAccumulator(x[column]);
       }
     }
 #pragma unroll
-    for (int c = 0; c < kColumnsPerThread; ++c) {
+    for (int c = 0; c < kSpmmColumnsPerLane; ++c) {
       const int64_t column = first + c * lanes;
       if (column < p.n) m.Write(p.activation, row, row * p.n + column, sums[c]);
     }

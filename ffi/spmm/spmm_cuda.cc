@@ -14,16 +14,14 @@ KernelSource Instance(const char* kernel, const SpmmProblem& p) {
 
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// As the kernel cuts its work: lanes by columns, four columns a lane.
 LaunchShape RowsShape(const SpmmProblem& p) {
-  int64_t lanes = 1;
-  while (lanes < p.n && lanes < 32) lanes *= 2;
-  const int64_t units = p.batch.count * CeilDivide(p.n, lanes * 4) * p.pattern.rows;
-  return {CeilDivide(units, kThreads / lanes), kThreads};
+  const int lanes = LanesFor(p.n);
+  const int64_t tiles = CeilDivide(p.n, static_cast<int64_t>(lanes) * kSpmmColumnsPerLane);
+  return {CeilDivide(p.batch.count * tiles * p.pattern.rows, kThreads / lanes), kThreads};
 }
 
 LaunchShape DotsShape(const SpmmProblem& p) {
-  return {CeilDivide(p.batch.count * p.n * p.pattern.rows, kThreads / 32), kThreads};
+  return {CeilDivide(p.batch.count * p.n * p.pattern.rows, kThreads / kWarp), kThreads};
 }
 
 constexpr CudaVariant<SpmmProblem> kVariants[] = {

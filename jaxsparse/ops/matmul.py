@@ -28,6 +28,7 @@ from jaxsparse.primitive import (
     bind,
     define_multilinear_jvp,
     define_transpose,
+    gathered,
     make_primitive,
     undefined,
 )
@@ -305,7 +306,7 @@ def _spmm_xla(
     # Out-of-range targets are dropped: that is where padding goes.
     target = jnp.where(stored, out_rows, size)
 
-    def gathered(x: jax.Array) -> jax.Array:
+    def by_entries(x: jax.Array) -> jax.Array:
         terms = v[:, None] * x.at[source].get(mode="fill", fill_value=0)
         return jnp.zeros((size, x.shape[1]), accumulator).at[target].add(terms, mode="drop")
 
@@ -313,11 +314,13 @@ def _spmm_xla(
         dense = jnp.zeros((size, x.shape[0]), accumulator).at[target, source].add(v, mode="drop")
         return jnp.dot(dense, x, precision=jax.lax.Precision.HIGHEST)
 
-    if m * k > _DENSE_ELEMENTS or not m * k:
-        z = gathered(x)
+    if not m * k:
+        z = jnp.zeros((size, x.shape[1]), accumulator)
+    elif m * k > _DENSE_ELEMENTS:
+        z = by_entries(x)
     else:
         # 0 * NaN would spread through a dense product, so it is taken for finite x only.
-        z = jax.lax.cond(jnp.all(jnp.isfinite(x)), densified, gathered, x)
+        z = jax.lax.cond(jnp.all(jnp.isfinite(x)), densified, by_entries, x)
     if has_bias:
         z = z + operands[8].astype(accumulator)[:, None]
     y = ACTIVATIONS[activation](z).astype(out_dtype)
@@ -370,6 +373,8 @@ def _spmm_transpose(
         x = x.astype(ct.dtype)
         if dense_on_left:
             x, ct = jnp.swapaxes(x, -1, -2), jnp.swapaxes(ct, -1, -2)
+        # The columns of spmm may be sharded; sddmm sums over them.
+        x, ct = gathered(x, -1), gathered(ct, -1)
         pair = (x, ct) if transpose else (ct, x)
         return _VALUES, bind(sddmm_p, *pair, *pattern, scaled=False, out_dtype=ct.dtype, **params)[
             0
@@ -437,7 +442,7 @@ def _spmm_epilogue_jvp(
         column = jnp.expand_dims(
             tangents[_BIAS].astype(z.dtype), -2 if params["dense_on_left"] else -1
         )
-        dz = ad.add_tangents(dz, jnp.broadcast_to(column, z.shape))
+        dz = ad.add_tangents(dz, column + jnp.zeros_like(z))
     dy = dz if type(dz) is ad.Zero else jax.jvp(ACTIVATIONS[activation], (z,), (dz,))[1]
     return ([y, z], [dy, dz]) if with_preactivation else ([y], [dy])
 

@@ -31,7 +31,7 @@ def sparse_attention(
     Shapes are those of ``jax.nn.dot_product_attention``. It is composed of ``sddmm``,
     ``sparse_softmax`` and ``spmm``: memory grows with the number of stored positions, never with T
     S. Scores and their softmax are float32 for 16-bit operands; the
-    probabilities are then rounded to the dtype of ``value``. A query that sees no key gets zeros.
+    probabilities are then rounded to the operands' dtype. A query that sees no key gets zeros.
 
     On a GPU, dense attention in 16 bits on tensor cores is faster than this at the sparsities of
     the paper's mask (5 % stored off the diagonal); it pays for float32, for memory, and for sparser
@@ -47,7 +47,7 @@ def sparse_attention(
         implementation: None (the platform's own), "cpu", "cuda" or "xla".
 
     Returns:
-        The shape of ``query``, in its dtype.
+        The shape of ``query``, in the operands' common dtype.
 
     Raises:
         TypeError: for operands that are no arrays or not floating.
@@ -68,7 +68,8 @@ def sparse_attention(
         arguments.as_array(name, n, x, 3)
         for n, x in (("query", query), ("key", key), ("value", value))
     )
-    arguments.check_floating(name, query=query, key=key, value=value)
+    dtype = arguments.check_floating(name, query=query, key=key, value=value)
+    query, key, value = (x.astype(dtype) for x in (query, key, value))
     shape = query.shape
     if query.ndim == 3 and key.ndim == 3 and value.ndim == 3:
         query, key, value = query[None], key[None], value[None]
@@ -100,7 +101,7 @@ def sparse_attention(
     if topology.batch_shape:
         topology = jax.tree.map(lambda x: x.reshape(groups, n // groups, *x.shape[1:]), topology)
 
-    accumulator = jnp.promote_types(query.dtype, jnp.float32)
+    accumulator = jnp.promote_types(dtype, jnp.float32)
     scores = sddmm(
         q, k, topology, preferred_element_type=accumulator, implementation=implementation
     )
@@ -108,7 +109,7 @@ def sparse_attention(
     probabilities = sparse_softmax(
         scores, scale=1.0 if scale is None else scale, implementation=implementation
     )
-    weights = CSR(probabilities.values.astype(value.dtype), topology)
+    weights = CSR(probabilities.values.astype(dtype), topology)
     out = spmm(weights, v, implementation=implementation)
     out = jnp.swapaxes(out.reshape(b, n, t, h), 1, 2)
-    return out.reshape(shape).astype(query.dtype)
+    return out.reshape(shape)

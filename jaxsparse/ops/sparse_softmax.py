@@ -85,6 +85,8 @@ def _softmax_xla(
     values: jax.Array, row_offsets: jax.Array, *pattern: jax.Array, scale: float
 ) -> list[jax.Array]:
     size = row_offsets.shape[0] - 1
+    if not size:
+        return [jnp.zeros_like(values)]
     rows = row_indices(row_offsets, values.shape[0])
     accumulator = jnp.promote_types(values.dtype, jnp.float32)
     v = values.astype(accumulator) * jnp.asarray(scale, accumulator)
@@ -127,6 +129,8 @@ def _derivative_xla(
     y: jax.Array, tangent: jax.Array, row_offsets: jax.Array, *pattern: jax.Array, scale: float
 ) -> list[jax.Array]:
     size = row_offsets.shape[0] - 1
+    if not size:
+        return [jnp.zeros_like(y)]
     rows = row_indices(row_offsets, y.shape[0])
     accumulator = jnp.promote_types(y.dtype, jnp.float32)
     y_, t = y.astype(accumulator), tangent.astype(accumulator)
