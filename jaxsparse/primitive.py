@@ -286,7 +286,7 @@ def _lower(operation: Operation, platform: str) -> Any:
         declared = {name: params[name] for name in operation.params}
         if chosen == "xla":
             compute = functools.partial(_xla, operation, declared)
-            # The operands are one device's by now: mesh axes in their types would only get in the way.
+            # The operands are one device's by now: mesh axes in their types only get in the way.
             ctx = ctx.replace(avals_in=[ShapedArray(a.shape, a.dtype) for a in ctx.avals_in])
             return mlir.lower_fun(compute, multiple_results=True)(ctx, *operands)
         wanted, attributes = operation.ffi(declared)
