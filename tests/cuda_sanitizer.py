@@ -1,4 +1,4 @@
-"""Every CUDA kernel once, with few programs around them, for a run under compute-sanitizer.
+"""The CUDA kernels of all products and the softmax, for a run under compute-sanitizer.
 
     export XLA_PYTHON_CLIENT_ALLOCATOR=platform
     compute-sanitizer --tool memcheck python tests/cuda_sanitizer.py
