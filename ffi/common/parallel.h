@@ -31,12 +31,13 @@ struct RowTasks {
   const Batch& batch;
   int64_t per_entry;  // tasks for one batch entry
 
-  // `work`: multiply-adds for one stored entry.
+  // `work`: multiply-adds for one stored entry. `per_thread`: tasks wanted for each thread; many
+  // balance well, few repeat less of what each task sets up.
   JAXSPARSE_INLINE RowTasks(const Pattern& pattern, const Batch& batch, int64_t work,
-                            Workers& workers)
+                            Workers& workers, int64_t per_thread = 16)
       : pattern(pattern), batch(batch) {
     const int64_t total = (pattern.nse + pattern.rows) * (work + 4) * batch.count;
-    const int64_t wanted = workers.count() == 1 ? 1 : workers.count() * 16;
+    const int64_t wanted = workers.count() == 1 ? 1 : workers.count() * per_thread;
     int64_t tasks = total / kMinWorkPerTask;
     tasks = tasks < 1 ? 1 : tasks > wanted ? wanted : tasks;
     per_entry = (tasks + batch.count - 1) / (batch.count > 0 ? batch.count : 1);

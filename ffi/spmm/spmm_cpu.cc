@@ -295,24 +295,14 @@ struct PanelKernel {
     }
   }
 
-  JAXSPARSE_INLINE void PartialPanel(int64_t n, int64_t last_n, int64_t first_row,
-                                     int64_t last_row) {
-    if (last_n - n >= 8) {
-      Panel<8>(n, first_row, last_row);
-      n += 8;
+  // Columns [n, last_n) of the result, at most kWidth: one panel, or narrower and narrower ones.
+  template <int kWidth>
+  JAXSPARSE_INLINE void Columns(int64_t n, int64_t last_n, int64_t first_row, int64_t last_row) {
+    if (last_n - n >= kWidth) {
+      Panel<kWidth>(n, first_row, last_row);
+      n += kWidth;
     }
-    if (last_n - n >= 4) {
-      Panel<4>(n, first_row, last_row);
-      n += 4;
-    }
-    if (last_n - n >= 2) {
-      Panel<2>(n, first_row, last_row);
-      n += 2;
-    }
-    if (last_n - n >= 1) {
-      Panel<1>(n, first_row, last_row);
-      n += 1;
-    }
+    if constexpr (kWidth > 1) Columns<kWidth / 2>(n, last_n, first_row, last_row);
   }
 };
 
@@ -328,7 +318,7 @@ void Panels(const SpmmProblem& problem, Workers& workers) {
   batch_of_panels.count *= panels;
   // With few panels each is shared out by rows of the pattern; every task then makes the panel
   // anew.
-  const RowTasks tasks(problem.pattern, batch_of_panels, kPanel, workers);
+  const RowTasks tasks(problem.pattern, batch_of_panels, kPanel, workers, /*per_thread=*/2);
   ParallelFor(workers, tasks.count(), [&](int64_t task) {
     const int64_t panel = tasks.BatchEntry(task) % panels;
     const Matrices<T> matrices(problem, tasks.BatchEntry(task) / panels);
@@ -338,11 +328,7 @@ void Panels(const SpmmProblem& problem, Workers& workers) {
     const int64_t last_n = problem.n < (panel + 1) * kPanel ? problem.n : (panel + 1) * kPanel;
     Acc* memory = new Acc[kPanel * problem.pattern.columns];
     PanelKernel<T, Index> kernel{problem, matrices, memory};
-    if (last_n - panel * kPanel == kPanel) {
-      kernel.template Panel<kPanel>(panel * kPanel, first_row, last_row);
-    } else {
-      kernel.PartialPanel(panel * kPanel, last_n, first_row, last_row);
-    }
+    kernel.template Columns<kPanel>(panel * kPanel, last_n, first_row, last_row);
     delete[] memory;
   });
 }
