@@ -29,9 +29,9 @@ def sparse_attention(
     .. math:: y_t = \sum_{s \in P_t} \mathrm{softmax}_s\bigl(c\, q_t \cdot k_s\bigr)\, v_s
 
     Shapes are those of ``jax.nn.dot_product_attention``. It is composed of ``sddmm``,
-    ``sparse_softmax`` and ``spmm``: memory grows with the number of stored positions, never with T
-    S. Scores and their softmax are float32 for 16-bit operands; the
-    probabilities are then rounded to the operands' dtype. A query that sees no key gets zeros.
+    ``sparse_softmax`` and ``spmm``: memory grows with the number of stored positions, never
+    with T S. Scores and their softmax are float32 for 16-bit operands; the probabilities are then
+    rounded to the operands' dtype. A query that sees no key gets zeros.
 
     On a GPU, dense attention in 16 bits on tensor cores is faster than this at the sparsities of
     the paper's mask (5 % stored off the diagonal); it pays for float32, for memory, and for sparser

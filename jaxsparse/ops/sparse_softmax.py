@@ -48,8 +48,8 @@ def sparse_softmax(
         ValueError: for options that don't exist; at lowering, for an implementation or variant that
             can't be had.
 
-    Method: the sparse softmax of Gale et al. 2020, "Sparse GPU Kernels for Deep Learning", section
-        VII.
+    Method: the sparse softmax of Gale et al. 2020, "Sparse GPU Kernels for Deep Learning",
+    section VII.
 
     >>> import jax.numpy as jnp
     >>> a = CSR.fromdense(jnp.array([[1.0, 1.0, 0.0], [0.0, 0.0, 5.0]]))
@@ -157,13 +157,11 @@ sparse_softmax_derivative_p = make_primitive(
 
 def _sum_and_spread(values: jax.Array, pattern: Any, implementation: str | None) -> jax.Array:
     """For every entry, the sum of its row."""
-    m, k = pattern[0].shape[-1] - 1, pattern[3].shape[-1] - 1
-    ones = {size: jnp.ones((*(1,) * (values.ndim - 1), size, 1), values.dtype) for size in (m, k)}
+    k = pattern[3].shape[-1] - 1
+    ones = jnp.ones((*(1,) * (values.ndim - 1), k, 1), values.dtype)
     common = {"out_dtype": values.dtype, "implementation": implementation, "variant": None}
-    (sums,) = bind(
-        spmm_p, values, *pattern, ones[k], transpose=False, dense_on_left=False, **common
-    )
-    return bind(sddmm_p, sums, ones[k], *pattern, scaled=False, **common)[0]
+    (sums,) = bind(spmm_p, values, *pattern, ones, transpose=False, dense_on_left=False, **common)
+    return bind(sddmm_p, sums, ones, *pattern, scaled=False, **common)[0]
 
 
 def _derivative_jvp(primals: Any, tangents: Any, *, scale: float, **params: Any) -> Any:
