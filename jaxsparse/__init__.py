@@ -7,6 +7,7 @@ from jaxsparse import masks
 from jaxsparse.backend import EXPORT_DISABLED_CHECKS
 from jaxsparse.csr import CSR
 from jaxsparse.differentiate import grad, value_and_grad
+from jaxsparse.ops.linear import linear
 from jaxsparse.ops.matmul import sddmm, spmm
 from jaxsparse.ops.sparse_attention import sparse_attention
 from jaxsparse.ops.sparse_softmax import sparse_softmax
@@ -19,6 +20,7 @@ __all__ = [
     "EXPORT_DISABLED_CHECKS",
     "Topology",
     "grad",
+    "linear",
     "masks",
     "sddmm",
     "sparse_attention",

@@ -86,7 +86,7 @@ class CSR:
 
         Args:
             x: ``(..., m, k)``.
-            mask: boolean array ``(..., m, k)``; batch dimensions broadcast.
+            mask: boolean array ``(..., m, k)``, whose batch dimensions broadcast, or a Topology.
             nse: room for so many entries, padding included. Needed under jit, where what does not
                 fit is left out.
 
@@ -100,12 +100,12 @@ class CSR:
         if x.ndim < 2:
             raise ValueError(f"CSR.fromdense: needs an array (..., m, k), got shape {x.shape}")
         mask = x != 0 if mask is None else mask
-        if np.shape(mask)[-2:] != x.shape[-2:]:
+        shape = mask.shape if isinstance(mask, Topology) else np.shape(mask)
+        if shape[-2:] != x.shape[-2:]:
             raise ValueError(
-                f"CSR.fromdense: mask of shape {np.shape(mask)} must have the last dimensions of "
-                f"{x.shape}"
+                f"CSR.fromdense: mask of shape {shape} must have the last dimensions of {x.shape}"
             )
-        topology = Topology.from_mask(mask, nse=nse)
+        topology = mask if isinstance(mask, Topology) else Topology.from_mask(mask, nse=nse)
         return cls(_gather(x, topology), topology)
 
     @classmethod
@@ -298,7 +298,7 @@ def _product(a: CSR, x: Any, *, transpose: bool, dense_on_left: bool) -> jax.Arr
     vector = x.ndim == 1
     if vector:
         x = x[None, :] if dense_on_left else x[:, None]
-    y = matmul._spmm("matmul", a, x, transpose=transpose, dense_on_left=dense_on_left)
+    y = matmul.product("matmul", a, x, transpose=transpose, dense_on_left=dense_on_left)
     return y.squeeze(-2 if dense_on_left else -1) if vector else y
 
 

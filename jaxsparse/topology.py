@@ -219,6 +219,30 @@ class Topology:
             )
         return (*rows, *transposed, self.permutation)
 
+    def verify(self) -> Topology:
+        """Checks a concrete topology and what is derived from it; returns it.
+
+        The constructor checks what it is given. This is for arrays that came past it, from a file
+        for instance: kernels rely on them. Linear work, on the host.
+
+        Raises:
+            ValueError: if the pattern is bad, naming the row, or the derived arrays don't belong to
+                it.
+
+        >>> Topology([0, 1], [3], (1, 4)).verify().nnz
+        1
+        """
+        leaves = jax.tree.leaves(self)
+        if any(isinstance(x, jax.core.Tracer) for x in leaves):
+            raise ValueError("Topology.verify: needs a concrete topology, got a traced one")
+        derived = jax.tree.leaves(Topology(self.row_offsets, self.column_indices, self.shape))
+        if len(leaves) != len(derived) or not all(map(np.array_equal, leaves, derived)):
+            raise ValueError(
+                f"Topology.verify: the arrays derived from the pattern (row order, transposed "
+                f"pattern, permutation) of {self!r} are not those of its offsets and columns"
+            )
+        return self
+
     def plot(self, *, ax: Any = None, title: str | None = None) -> Any:
         """Draws the pattern's density with matplotlib and returns the axes."""
         return display.plot(*self._arrays("plot"), self.shape, ax=ax, title=title)

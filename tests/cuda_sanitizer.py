@@ -31,7 +31,7 @@ def main() -> None:
             for left in (False, True):
                 operand = jnp.asarray(np.asarray(dense).T.copy()) if left else dense
                 results.append(
-                    matmul._spmm("spmm", a, operand, transpose=transpose, dense_on_left=left)
+                    matmul.product("spmm", a, operand, transpose=transpose, dense_on_left=left)
                 )
         results += jax.jvp(
             lambda v: sparse_softmax(CSR(v, topology)).values, (a.values,), (results[0],)

@@ -38,7 +38,7 @@ def problem(name):
 
 @functools.partial(jax.jit, static_argnames=("transpose", "dense_on_left", "options"))
 def product(a, x, bias, transpose, dense_on_left, options):
-    return matmul._spmm(
+    return matmul.product(
         "spmm", a, x, bias=bias, transpose=transpose, dense_on_left=dense_on_left, **dict(options)
     )
 
@@ -251,7 +251,7 @@ def test_offsets_beyond_two_gigabytes(left):
     shape = (wide, rows) if left else (rows, wide)
     x = jax.random.normal(jax.random.key(0), shape, jnp.bfloat16)
     a = CSR(jnp.asarray([2.0, -1.0], jnp.bfloat16), topology)
-    out = matmul._spmm("spmm", a, x, transpose=False, dense_on_left=left)
+    out = matmul.product("spmm", a, x, transpose=False, dense_on_left=left)
     expected = [2 * x[:, -1], -x[:, 0]] if left else [2 * x[-1], -x[0]]
     for i in range(2):
         np.testing.assert_array_equal(out[:, i] if left else out[i], expected[i])

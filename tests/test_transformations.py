@@ -33,7 +33,7 @@ def normal(seed, *shape):
 # name -> (function of floating operands, their shapes). Each is differentiated in all of them.
 def functions(implementation):
     def product(left, transpose, values, x, **options):
-        return matmul._spmm(
+        return matmul.product(
             "spmm",
             CSR(values, TOPOLOGY),
             x,

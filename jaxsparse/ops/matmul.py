@@ -105,7 +105,7 @@ def spmm(
     Array([[3., 3.],
            [0., 0.]], dtype=float32)
     """
-    return _spmm(
+    return product(
         "spmm",
         a,
         x,
@@ -120,7 +120,7 @@ def spmm(
     )
 
 
-def _spmm(
+def product(
     operation: str,
     a: CSR,
     x: Any,

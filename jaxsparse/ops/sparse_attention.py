@@ -22,6 +22,9 @@ def sparse_attention(
     topology: Topology,
     *,
     scale: float | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: jax.Array | None = None,
+    broadcast_dropout: bool = False,
     implementation: str | None = None,
 ) -> jax.Array:
     r"""Attention in which query position t sees the key positions that row t of a pattern stores.
@@ -44,6 +47,9 @@ def sparse_attention(
         value: the shape of ``key``.
         topology: of shape (T, S), one for all heads, or a batch ``(N,)``, one for each head.
         scale: multiplies the scores; 1 / sqrt(H) by default.
+        dropout_rate: share of the probabilities that are set to 0, the others being scaled up.
+        dropout_key: the random key that chooses them; None for no dropout.
+        broadcast_dropout: choose the same for the whole batch and all heads.
         implementation: None (the platform's own), "cpu", "cuda" or "xla".
 
     Returns:
@@ -51,7 +57,7 @@ def sparse_attention(
 
     Raises:
         TypeError: for operands that are no arrays or not floating.
-        ValueError: for shapes that don't fit.
+        ValueError: for shapes that don't fit, and a dropout rate outside [0, 1).
 
     Source: Gale et al. 2020, "Sparse GPU Kernels for Deep Learning", section VII-C.
 
@@ -89,6 +95,8 @@ def sparse_attention(
         raise ValueError(f"{name}: {groups} key heads must divide {n} query heads")
     if topology.shape != (t, s):
         raise ValueError(f"{name}: topology must have shape {(t, s)}, got {topology.shape}")
+    if not 0 <= dropout_rate < 1:
+        raise ValueError(f"{name}: dropout_rate must be in [0, 1), got {dropout_rate}")
     if topology.batch_shape not in ((), (n,)):
         raise ValueError(
             f"{name}: topology must be one pattern or a batch of {n}, one for each head, "
@@ -109,7 +117,11 @@ def sparse_attention(
     probabilities = sparse_softmax(
         scores, scale=1.0 if scale is None else scale, implementation=implementation
     )
-    weights = CSR(probabilities.values.astype(dtype), topology)
-    out = spmm(weights, v, implementation=implementation)
+    weights = probabilities.values
+    if dropout_rate and dropout_key is not None:
+        kept_shape = weights.shape[-1:] if broadcast_dropout else weights.shape
+        kept = jax.random.bernoulli(dropout_key, 1 - dropout_rate, kept_shape)
+        weights = jnp.where(kept, weights / (1 - dropout_rate), 0)
+    out = spmm(CSR(weights.astype(dtype), topology), v, implementation=implementation)
     out = jnp.swapaxes(out.reshape(b, n, t, h), 1, 2)
     return out.reshape(shape)

@@ -1,0 +1,223 @@
+"""Attention over a sparse pattern, for `nnx.MultiHeadAttention` and as a layer of its own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jaxsparse.nn.variables import TopologyVariable
+from jaxsparse.ops import arguments
+from jaxsparse.ops.sparse_attention import sparse_attention
+from jaxsparse.topology import Topology
+
+Pattern = Topology | Callable[[Any, Any], Any]
+
+
+class SparseAttention(nnx.Module):
+    """Scaled dot-product attention over a pattern: an ``attention_fn`` of nnx.MultiHeadAttention.
+
+    As a submodule it brings its pattern along: part of the model's state, an argument of jitted
+    programs, no parameter.
+
+    Args:
+        pattern: a `jaxsparse.Topology` (T, S), also one for each head (N,), for sequences of one
+            length; or a mask function (`jaxsparse.masks`) for any length. A mask is made into a
+            topology where a program is traced and becomes a constant of it, so prefer a topology
+            for long sequences.
+        implementation: None (the platform's own), "cpu", "cuda" or "xla".
+
+    Raises:
+        TypeError: if ``pattern`` is neither.
+
+    >>> from jaxsparse import masks
+    >>> attend = SparseAttention(masks.band(8) & masks.causal())
+    >>> layer = nnx.MultiHeadAttention(
+    ...     4, 32, decode=False, attention_fn=attend, rngs=nnx.Rngs(0)
+    ... )
+    >>> layer(jax.numpy.ones((2, 64, 32))).shape
+    (2, 64, 32)
+    """
+
+    def __init__(self, pattern: Pattern, *, implementation: str | None = None):
+        if not isinstance(pattern, Topology) and not callable(pattern):
+            raise TypeError(
+                "SparseAttention: pattern must be a Topology or a mask function, "
+                f"got {type(pattern).__name__}"
+            )
+        self.pattern = TopologyVariable(pattern) if isinstance(pattern, Topology) else pattern
+        self.implementation = implementation
+
+    def __call__(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        *,
+        bias: None = None,
+        mask: None = None,
+        broadcast_dropout: bool = True,
+        dropout_rng: jax.Array | None = None,
+        dropout_rate: float = 0.0,
+        deterministic: bool = False,
+        dtype: Any = None,
+        precision: Any = None,
+        module: None = None,
+        is_causal: bool = False,
+    ) -> jax.Array:
+        """Attends; the arguments are those of `flax.nnx.dot_product_attention`.
+
+        Args:
+            query: ``(..., T, N, H)``.
+            key: ``(..., S, K, H)``; K divides N.
+            value: the shape of ``key``.
+            bias, mask, module, is_causal: must be left out: the pattern says what is seen, and
+                weights are not sown.
+            broadcast_dropout: drop the same probabilities for the whole batch and all heads.
+            dropout_rng: random key for dropout.
+            dropout_rate: share of the probabilities to drop.
+            deterministic: no dropout.
+            dtype: of the computation; by default the operands' common one.
+            precision: None or ``jax.lax.Precision.HIGHEST``.
+
+        Returns:
+            ``(..., T, N, H)``.
+
+        Raises:
+            ValueError: for arguments that must be left out, and shapes that don't fit the pattern.
+        """
+        refused = {"bias": bias, "mask": mask, "module (sow_weights)": module}
+        given = [name for name, x in refused.items() if x is not None]
+        given += ["is_causal"] if is_causal else []
+        if given:
+            raise ValueError(
+                f"SparseAttention: {', '.join(given)} can't be had: the pattern says what is seen "
+                "(combine it with masks.causal() and the like), and decoding is not supported"
+            )
+        arguments.check_precision("SparseAttention", precision)
+        if dtype is not None:
+            query, key, value = (x.astype(dtype) for x in (query, key, value))
+        batch = query.shape[:-3]
+        query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (query, key, value))
+        out = sparse_attention(
+            query,
+            key,
+            value,
+            self._topology((query.shape[1], key.shape[1])),
+            dropout_rate=dropout_rate,
+            dropout_key=None if deterministic else dropout_rng,
+            broadcast_dropout=broadcast_dropout,
+            implementation=self.implementation,
+        )
+        return out.reshape(*batch, *out.shape[1:])
+
+    def _topology(self, shape: tuple[int, int]) -> Topology:
+        if isinstance(self.pattern, TopologyVariable):
+            return self.pattern.get_value()
+        return _topology_of(self.pattern, shape)
+
+
+@functools.lru_cache(maxsize=32)
+def _topology_of(mask: Callable[[Any, Any], Any], shape: tuple[int, int]) -> Topology:
+    return Topology.from_mask(mask, shape)
+
+
+# What an nnx.MultiHeadAttention keeps of its constructor's options, and what has state.
+_OPTIONS = (
+    "num_kv_heads",
+    "in_kv_features",
+    "dtype",
+    "param_dtype",
+    "broadcast_dropout",
+    "dropout_rate",
+    "deterministic",
+    "precision",
+    "use_bias",
+    "normalize_qk",
+    "qkv_promote_dtype",
+    "out_promote_dtype",
+    "ln_promote_dtype",
+    "qkv_dot_general",
+    "out_dot_general",
+    "qkv_dot_general_cls",
+    "out_dot_general_cls",
+)
+_SUBMODULES = ("query", "key", "value", "out", "query_ln", "key_ln", "rngs")
+
+
+class SparseMultiHeadAttention(nnx.MultiHeadAttention):
+    """Multi-head attention in which each query sees the keys that a pattern stores.
+
+    `nnx.MultiHeadAttention` with a :class:`SparseAttention`; projections, grouped heads, dropout
+    and normalization are Flax's. Call it with a sequence ``(..., T, features)``, or with queries,
+    keys and values.
+
+    Args:
+        num_heads, in_features, qkv_features, ...: those of nnx.MultiHeadAttention, by position or
+            name, but for ``attention_fn`` and ``decode``.
+        pattern: a topology (T, S), also one for each head, or a mask function.
+        implementation: None (the platform's own), "cpu", "cuda" or "xla".
+
+    Raises:
+        TypeError: if ``pattern`` is no topology or mask function.
+        ValueError: as nnx.MultiHeadAttention; when called, for a ``mask``, ``is_causal``,
+            ``sow_weights`` or ``decode``, and for shapes that don't fit the pattern.
+
+    Source: the sparse Transformer of Gale et al. 2020, "Sparse GPU Kernels for Deep Learning",
+    section VII-C.
+
+    >>> from jaxsparse import masks
+    >>> topology = Topology.from_mask(masks.band(8) & masks.causal(), (64, 64))
+    >>> layer = SparseMultiHeadAttention(4, 32, pattern=topology, rngs=nnx.Rngs(0))
+    >>> layer(jax.numpy.ones((2, 64, 32))).shape
+    (2, 64, 32)
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        in_features: int,
+        *sizes: int | None,
+        pattern: Pattern,
+        implementation: str | None = None,
+        **options: Any,
+    ):
+        attend = SparseAttention(pattern, implementation=implementation)
+        super().__init__(
+            num_heads, in_features, *sizes, attention_fn=attend, decode=False, **options
+        )
+
+    @classmethod
+    def from_dense(
+        cls,
+        layer: nnx.MultiHeadAttention,
+        pattern: Pattern,
+        *,
+        implementation: str | None = None,
+    ) -> SparseMultiHeadAttention:
+        """The same layer, its parameters copied, with attention over a pattern.
+
+        Raises:
+            TypeError: if ``layer`` is no nnx.MultiHeadAttention.
+        """
+        if not isinstance(layer, nnx.MultiHeadAttention):
+            raise TypeError(
+                "SparseMultiHeadAttention.from_dense: layer must be an nnx.MultiHeadAttention, "
+                f"got {type(layer).__name__}"
+            )
+        sparse = cls(
+            layer.num_heads,
+            layer.in_features,
+            layer.qkv_features,
+            layer.out_features,
+            pattern=pattern,
+            implementation=implementation,
+            **{name: getattr(layer, name) for name in _OPTIONS},
+            rngs=nnx.Rngs(0),
+        )
+        for name in _SUBMODULES:
+            setattr(sparse, name, nnx.clone(getattr(layer, name)))
+        return sparse

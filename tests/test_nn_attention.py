@@ -1,0 +1,211 @@
+"""Sparse attention layers against the dense layer with the same mask."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+nnx = pytest.importorskip("flax.nnx")
+
+from jaxsparse import Topology, masks  # noqa: E402
+from jaxsparse.nn import (  # noqa: E402
+    SparseAttention,
+    SparseMultiHeadAttention,
+    TopologyVariable,
+    verify,
+)
+
+HEADS, FEATURES, LENGTH = 4, 16, 24
+MASK = (masks.band(4) | masks.random(0.8, LENGTH, band_width=4, seed=1)) & masks.causal()
+TOPOLOGY = Topology.from_mask(MASK, (LENGTH, LENGTH))
+DENSE_MASK = np.asarray(MASK(np.arange(LENGTH)[:, None], np.arange(LENGTH)))
+
+
+def inputs(*leading, length=LENGTH, features=FEATURES, seed=0):
+    return jax.random.normal(jax.random.key(seed), (*leading, length, features))
+
+
+def dense_layer(**options):
+    return nnx.MultiHeadAttention(HEADS, FEATURES, decode=False, **options, rngs=nnx.Rngs(0))
+
+
+def loss(layer, x, mask=None):
+    return jnp.sum(jnp.sin(layer(x, mask=mask)))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("pattern", [TOPOLOGY, MASK], ids=["topology", "mask"])
+@pytest.mark.parametrize("leading", [(), (2,), (2, 3)], ids=str)
+def test_values_and_gradients_are_those_of_the_dense_layer(leading, pattern):
+    dense = dense_layer()
+    sparse = SparseMultiHeadAttention.from_dense(dense, pattern)
+    x = inputs(*leading)
+    np.testing.assert_allclose(sparse(x), dense(x, mask=DENSE_MASK), rtol=1e-4, atol=1e-5)
+    gradients, of_x = nnx.grad(loss, argnums=(0, 1))(sparse, x)
+    expected, of_x_expected = nnx.grad(loss, argnums=(0, 1))(dense, x, DENSE_MASK)
+    np.testing.assert_allclose(of_x, of_x_expected, rtol=1e-4, atol=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5),
+        nnx.to_pure_dict(gradients),
+        nnx.to_pure_dict(expected),
+    )
+
+
+def test_every_spelling_is_the_same_layer():
+    dense = dense_layer()
+    sparse = SparseMultiHeadAttention.from_dense(dense, TOPOLOGY)
+    same_seed = SparseMultiHeadAttention(HEADS, FEATURES, pattern=TOPOLOGY, rngs=nnx.Rngs(0))
+    injected = dense_layer(attention_fn=SparseAttention(TOPOLOGY))
+    x = inputs(2)
+    for layer in (same_seed, injected):
+        np.testing.assert_array_equal(layer(x), sparse(x))
+    np.testing.assert_array_equal(nnx.jit(lambda m, x: m(x))(sparse, x).shape, x.shape)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"qkv_features": 32, "out_features": 8},
+        {"num_kv_heads": 2},
+        {"normalize_qk": True},
+        {"use_bias": False, "dtype": jnp.bfloat16},
+        {"param_dtype": jnp.bfloat16},
+        {"dropout_rate": 0.5, "deterministic": True},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_options_of_the_dense_layer(options):
+    dense = dense_layer(**options)
+    sparse = SparseMultiHeadAttention.from_dense(dense, TOPOLOGY)
+    x = inputs(2)
+    actual, expected = sparse(x), dense(x, mask=DENSE_MASK)
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape
+    tolerance = 2e-2 if jnp.bfloat16 in options.values() else 1e-5
+    np.testing.assert_allclose(
+        np.float32(actual), np.float32(expected), rtol=tolerance, atol=tolerance
+    )
+
+
+def test_cross_attention():
+    mask = np.random.default_rng(0).random((LENGTH, 10)) < 0.4
+    mask[:, 0] = True  # what a query that sees nothing gets differs between the two layers
+    dense = dense_layer()
+    sparse = SparseMultiHeadAttention.from_dense(dense, Topology.from_mask(mask))
+    q, k = inputs(2), inputs(2, length=10, seed=1)
+    np.testing.assert_allclose(sparse(q, k), dense(q, k, mask=mask), rtol=1e-4, atol=1e-5)
+
+
+def test_a_pattern_for_each_head():
+    rng = np.random.default_rng(0)
+    per_head = (rng.random((HEADS, LENGTH, LENGTH)) < 0.3) | np.eye(LENGTH, dtype=bool)
+    dense = dense_layer()
+    sparse = SparseMultiHeadAttention.from_dense(dense, Topology.from_mask(per_head))
+    expected = dense(inputs(2), mask=per_head)
+    np.testing.assert_allclose(sparse(inputs(2)), expected, rtol=1e-4, atol=1e-5)
+
+
+class TestDropout:
+    def layer(self, **options):
+        return SparseMultiHeadAttention(
+            HEADS, FEATURES, pattern=TOPOLOGY, dropout_rate=0.4, **options, rngs=nnx.Rngs(0)
+        )
+
+    def test_is_random_in_training_only(self):
+        layer, x = self.layer(), inputs(2)
+        first, second = (layer(x, deterministic=False) for _ in range(2))
+        assert not np.allclose(first, second)
+        plain = SparseMultiHeadAttention(HEADS, FEATURES, pattern=TOPOLOGY, rngs=nnx.Rngs(0))
+        np.testing.assert_array_equal(layer(x, deterministic=True), plain(x))
+
+    @pytest.mark.parametrize("broadcast", [True, False])
+    def test_drops_the_share_and_scales_the_rest(self, broadcast):
+        attend = SparseAttention(Topology.from_mask(np.ones((200, 200), bool)))
+        zeros = jnp.zeros((2, 200, 3, 4))
+        value = jnp.ones((2, 200, 3, 200)) * jnp.eye(200)[None, :, None, :]
+        q, key = jnp.zeros((2, 200, 3, 200)), jax.random.key(0)
+        options = {"dropout_rng": key, "dropout_rate": 0.4, "broadcast_dropout": broadcast}
+        weights = attend(q, q, value, **options)  # the probabilities themselves
+        kept = weights[weights > 0]
+        np.testing.assert_allclose(kept, 1 / 200 / 0.6, rtol=1e-5)
+        assert abs(kept.size / weights.size - 0.6) < 0.01
+        assert bool((weights == weights[:1, :, :1]).all()) == broadcast
+        plain = attend(q, q, value, dropout_rate=0.4, dropout_rng=key, deterministic=True)
+        np.testing.assert_allclose(plain, 1 / 200, rtol=1e-5)
+        assert attend(zeros, zeros, zeros).shape == zeros.shape
+
+
+def test_pattern_is_a_variable_and_an_argument():
+    layer = SparseMultiHeadAttention(HEADS, FEATURES, pattern=TOPOLOGY, rngs=nnx.Rngs(0))
+    graphdef, parameters, rest = nnx.split(layer, nnx.Param, ...)
+    assert [type(leaf) for _, leaf in nnx.to_flat_state(rest)] == [TopologyVariable]
+    other = Topology.from_mask(~MASK & masks.band(LENGTH), (LENGTH, LENGTH))
+    compiled = jax.jit(lambda p, r, x: nnx.merge(graphdef, p, r)(x))
+    text = compiled.lower(parameters, rest, inputs(2)).as_text()
+    assert max(map(len, text.splitlines())) < 10_000  # nowhere is a pattern baked in
+    assert other.nnz != TOPOLOGY.nnz
+    verify(layer)
+
+
+def test_patterns_of_masks_are_made_once():
+    calls = []
+
+    def mask(rows, columns):
+        calls.append(1)
+        return columns <= rows
+
+    attend, q = SparseAttention(mask), inputs(2, 3).swapaxes(1, 2)
+    attend(q, q, q)
+    made = len(calls)
+    attend(q, q, q)
+    assert made and len(calls) == made
+
+
+def test_linen_bridge_and_remat():
+    linen = nnx.bridge.to_linen(SparseMultiHeadAttention, HEADS, FEATURES, pattern=TOPOLOGY)
+    variables = linen.init(jax.random.key(0), inputs(2))
+    assert set(variables) == {"params", "topology"}
+    assert linen.apply(variables, inputs(2)).shape == (2, LENGTH, FEATURES)
+
+    layer = SparseMultiHeadAttention(HEADS, FEATURES, pattern=TOPOLOGY, rngs=nnx.Rngs(0))
+    plain = nnx.grad(loss)(layer, inputs(2))
+    remat = nnx.grad(lambda layer, x: jnp.sum(jnp.sin(nnx.remat(lambda m, x: m(x))(layer, x))))(
+        layer, inputs(2)
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        nnx.to_pure_dict(plain),
+        nnx.to_pure_dict(remat),
+    )
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"mask": jnp.ones((LENGTH, LENGTH), bool)}, "SparseAttention: mask can't be had"),
+        ({"is_causal": True}, "SparseAttention: is_causal can't be had"),
+        ({"sow_weights": True}, "sow_weights"),
+    ],
+    ids=lambda options: next(iter(options)) if isinstance(options, dict) else "",
+)
+def test_options_that_the_pattern_replaces(options, message):
+    layer = SparseMultiHeadAttention(HEADS, FEATURES, pattern=TOPOLOGY, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=message):
+        layer(inputs(2), **options)
+
+
+def test_errors():
+    with pytest.raises(TypeError, match="pattern must be a Topology or a mask function, got int"):
+        SparseMultiHeadAttention(HEADS, FEATURES, pattern=3, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"layer must be an nnx.MultiHeadAttention, got Linear"):
+        SparseMultiHeadAttention.from_dense(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), TOPOLOGY)
+    layer = SparseMultiHeadAttention(HEADS, FEATURES, pattern=TOPOLOGY, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"topology must have shape \(5, 5\), got \(24, 24\)"):
+        layer(inputs(2, length=5))
+    attend, q = SparseAttention(TOPOLOGY), jnp.ones((2, LENGTH, 3, 4))
+    for rate in (-0.1, 1.0):
+        with pytest.raises(ValueError, match=r"dropout_rate must be in \[0, 1\)"):
+            attend(q, q, q, dropout_rate=rate, dropout_rng=jax.random.key(0))
+    with pytest.raises(ValueError, match="SparseAttention: precision must be"):
+        attend(q, q, q, precision="default")

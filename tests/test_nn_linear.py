@@ -1,0 +1,389 @@
+"""SparseLinear against its dense twin, and under everything that Flax does with a layer."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+nnx = pytest.importorskip("flax.nnx")
+optax = pytest.importorskip("optax")
+ocp = pytest.importorskip("orbax.checkpoint")
+
+from jaxsparse import Topology, masks  # noqa: E402
+from jaxsparse.nn import SparseLinear, TopologyVariable, verify  # noqa: E402
+
+IN, OUT = 24, 16
+
+
+def inputs(*leading, features=IN, seed=0):
+    return jax.random.normal(jax.random.key(seed), (*leading, features))
+
+
+def dense_twin(layer):
+    """An nnx.Linear that computes the same, and the mask of what it may have."""
+    twin = nnx.Linear(
+        layer.in_features, layer.out_features, use_bias=layer.use_bias, rngs=nnx.Rngs(1)
+    )
+    twin.kernel[...] = layer.weight.todense().T
+    if layer.use_bias:
+        twin.bias[...] = layer.bias[...]
+    topology = layer.topology.get_value()
+    mask = np.zeros(topology.shape, bool)
+    rows = np.repeat(np.arange(topology.shape[0]), np.diff(topology.row_offsets))
+    mask[rows, topology.column_indices[: topology.nnz]] = True
+    return twin, mask.T
+
+
+@pytest.fixture
+def layer():
+    return SparseLinear(IN, OUT, sparsity=0.75, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.parametrize("leading", [(), (5,), (2, 3)], ids=str)
+def test_values_and_gradients_are_those_of_the_dense_layer(leading, use_bias):
+    layer = SparseLinear(IN, OUT, sparsity=0.75, use_bias=use_bias, rngs=nnx.Rngs(0))
+    if use_bias:
+        layer.bias[...] = jnp.linspace(-1, 1, OUT)
+    twin, mask = dense_twin(layer)
+    x = inputs(*leading)
+    np.testing.assert_allclose(layer(x), twin(x), rtol=1e-5, atol=1e-6)
+
+    def loss(layer, x):
+        return jnp.sum(jnp.sin(layer(x)))
+
+    gradients, of_x = nnx.grad(loss, argnums=(0, 1))(layer, x)
+    expected, of_x_expected = nnx.grad(loss, argnums=(0, 1))(twin, x)
+    np.testing.assert_allclose(of_x, of_x_expected, rtol=1e-5, atol=1e-6)
+    assert set(gradients) == ({"values", "bias"} if use_bias else {"values"})
+    # Row-major order of the matrix (out, in) is the order of its stored entries.
+    of_kernel = expected["kernel"][...].T[mask.T]
+    np.testing.assert_allclose(gradients["values"][...], of_kernel, rtol=1e-5, atol=1e-6)
+    if use_bias:
+        np.testing.assert_allclose(gradients["bias"][...], expected["bias"][...], rtol=1e-5)
+
+
+def test_training_steps_are_those_of_the_masked_dense_layer(layer):
+    twin, mask = dense_twin(layer)
+    x, target = inputs(32), inputs(32, features=OUT, seed=1)
+
+    def loss(layer, x):
+        return jnp.mean((layer(x) - target) ** 2)
+
+    @nnx.jit
+    def step(layer, optimizer, mask):
+        value, gradients = nnx.value_and_grad(loss)(layer, x)
+        if mask is not None:
+            gradients["kernel"][...] *= mask
+        optimizer.update(layer, gradients)
+        return value
+
+    optimizers = [nnx.Optimizer(m, optax.adam(1e-2), wrt=nnx.Param) for m in (layer, twin)]
+    first = None
+    for _ in range(10):
+        losses = [
+            step(layer, optimizers[0], None),
+            step(twin, optimizers[1], jnp.asarray(mask)),
+        ]
+        first = first if first is not None else losses[0]
+        np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+    assert losses[0] < 0.9 * first
+    np.testing.assert_allclose(layer.weight.todense().T, twin.kernel[...], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_activation_is_fused(activation):
+    layer = SparseLinear(IN, OUT, sparsity=0.5, activation=activation, rngs=nnx.Rngs(0))
+    twin, _ = dense_twin(layer)
+    expected = getattr(jax.nn, activation)(twin(inputs(7)))
+    np.testing.assert_allclose(layer(inputs(7)), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "sparsity, length", [(0.0, IN), (0.5, 12), (0.74, 6), (0.99, 1), (0.9999, 1)]
+)
+def test_random_pattern_is_balanced(sparsity, length):
+    layer = SparseLinear(IN, OUT, sparsity=sparsity, rngs=nnx.Rngs(0))
+    topology = layer.topology.get_value().verify()
+    assert np.diff(topology.row_offsets).tolist() == [length] * OUT
+    other = SparseLinear(IN, OUT, sparsity=sparsity, rngs=nnx.Rngs(1))
+    if 1 < length < IN:
+        columns = other.topology.get_value().column_indices
+        assert not np.array_equal(topology.column_indices, columns)
+
+
+def test_initial_variance_counts_the_weights_that_are_there():
+    rng = np.random.default_rng(0)
+    uneven = Topology.from_mask(
+        rng.random((400, 300)) < np.where(np.arange(400) < 200, 0.02, 0.9)[:, None]
+    )
+    layer = SparseLinear(300, 400, topology=uneven, rngs=nnx.Rngs(0))
+    used = np.diff(uneven.row_offsets) > 0
+    y = layer(inputs(500, features=300))[:, used]
+    sparse = used[:200].sum()
+    np.testing.assert_allclose([y[:, :sparse].std(), y[:, sparse:].std()], 1, rtol=0.1)
+
+
+def test_kernel_init_is_that_of_the_dense_layer():
+    topology = Topology.from_mask(masks.band(5), (OUT, IN))
+    initializer = nnx.initializers.orthogonal()
+    seen = []
+
+    def kernel_init(key, shape, dtype):
+        seen.append(initializer(key, shape, dtype))
+        return seen[-1]
+
+    layer = SparseLinear(IN, OUT, topology=topology, kernel_init=kernel_init, rngs=nnx.Rngs(0))
+    mask = np.abs(np.arange(OUT)[:, None] - np.arange(IN)) < 5
+    assert seen[0].shape == (IN, OUT)
+    np.testing.assert_array_equal(layer.weight.todense(), np.where(mask, seen[0].T, 0))
+
+
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("param_dtype", [jnp.float32, jnp.bfloat16])
+def test_dtypes_follow_the_dense_layer(dtype, param_dtype):
+    options = {"dtype": dtype, "param_dtype": param_dtype}
+    layer = SparseLinear(IN, OUT, sparsity=0.5, **options, rngs=nnx.Rngs(0))
+    dense = nnx.Linear(IN, OUT, **options, rngs=nnx.Rngs(0))
+    assert layer.values.dtype == layer.bias.dtype == param_dtype
+    for x in (inputs(3), inputs(3).astype(jnp.bfloat16)):
+        assert layer(x).dtype == dense(x).dtype
+
+
+class TestFromDense:
+    def dense(self, **options):
+        layer = nnx.Linear(IN, OUT, **options, rngs=nnx.Rngs(0))
+        if layer.use_bias:
+            layer.bias[...] = jnp.arange(OUT, dtype=layer.bias.dtype)
+        return layer
+
+    @pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.9, 0.995])
+    def test_keeps_the_largest_weights(self, sparsity):
+        dense = self.dense()
+        layer = SparseLinear.from_dense(dense, sparsity=sparsity)
+        kernel = np.asarray(dense.kernel[...])
+        kept = kernel.size - round(sparsity * kernel.size)
+        smallest = np.sort(np.abs(kernel).ravel())[::-1][kept - 1]
+        expected = np.where(np.abs(kernel) >= smallest, kernel, 0)
+        assert layer.values.shape == (kept,)
+        np.testing.assert_array_equal(layer.weight.todense().T, expected)
+        np.testing.assert_allclose(
+            layer(inputs(4)), inputs(4) @ expected + dense.bias[...], rtol=1e-5, atol=1e-5
+        )
+
+    def test_ties_and_nan(self):
+        dense = self.dense()
+        dense.kernel[...] = jnp.ones((IN, OUT)).at[0, 0].set(jnp.nan)
+        layer = SparseLinear.from_dense(dense, sparsity=0.5)
+        stored = layer.weight.todense()
+        assert np.isfinite(stored).all()
+        assert stored.sum() == IN * OUT / 2 and stored[0, 1:].all() and not stored[-1].any()
+
+    def test_keeps_a_topology(self):
+        topology = Topology.from_mask(masks.band(3), (OUT, IN))
+        layer = SparseLinear.from_dense(self.dense(), topology=topology, activation="relu")
+        assert layer.activation == "relu"
+        jax.tree.map(np.testing.assert_array_equal, layer.topology.get_value(), topology)
+
+    def test_keeps_what_is_pruned_already(self):
+        dense = self.dense()
+        dense.kernel[...] = jnp.where(jnp.abs(dense.kernel[...]) > 0.2, dense.kernel[...], 0)
+        layer = SparseLinear.from_dense(dense)
+        assert 0 < layer.values.size < IN * OUT
+        np.testing.assert_allclose(layer(inputs(4)), dense(inputs(4)), rtol=1e-5, atol=1e-5)
+
+    def test_keeps_the_options_and_leaves_the_dense_layer_alone(self):
+        dense = self.dense(use_bias=False, dtype=jnp.bfloat16, precision=jax.lax.Precision.HIGHEST)
+        before = dense.kernel[...]
+        layer = SparseLinear.from_dense(dense, sparsity=0.5)
+        assert layer.dtype == jnp.bfloat16 and layer.bias is None
+        assert layer.precision == jax.lax.Precision.HIGHEST
+        layer.values[...] = jnp.zeros_like(layer.values[...])
+        np.testing.assert_array_equal(dense.kernel[...], before)
+
+    def test_under_jit(self):
+        dense = self.dense()
+        expected = SparseLinear.from_dense(dense, sparsity=0.7)
+        layer = nnx.jit(lambda dense: SparseLinear.from_dense(dense, sparsity=0.7))(dense)
+        layer.topology.get_value().verify()
+        np.testing.assert_array_equal(layer.weight.todense(), expected.weight.todense())
+
+    @pytest.mark.parametrize(
+        "options, message",
+        [
+            ({"sparsity": 1.0}, r"sparsity must be in \[0, 1\), got 1.0"),
+            ({"sparsity": 0.5, "topology": Topology.from_mask(masks.band(3), (OUT, IN))}, "both"),
+            ({"topology": Topology.from_mask(masks.band(3), (IN, OUT))}, "topology must be one"),
+        ],
+    )
+    def test_errors(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            SparseLinear.from_dense(self.dense(), **options)
+
+    def test_other_layers_are_refused(self):
+        with pytest.raises(TypeError, match=r"layer must be an nnx.Linear, got Embed"):
+            SparseLinear.from_dense(nnx.Embed(3, 4, rngs=nnx.Rngs(0)))
+        dense = self.dense(dot_general=lambda *args, **kwargs: jax.lax.dot_general(*args, **kwargs))
+        with pytest.raises(ValueError, match="dot_general"):
+            SparseLinear.from_dense(dense, sparsity=0.5)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({}, "either sparsity or topology"),
+        ({"sparsity": 0.5, "topology": Topology.from_mask(masks.causal(), (OUT, IN))}, "either"),
+        ({"sparsity": -0.1}, r"sparsity must be in \[0, 1\), got -0.1"),
+        ({"sparsity": 1}, r"sparsity must be in \[0, 1\), got 1"),
+        ({"topology": Topology.from_mask(masks.causal(), (IN, OUT))}, r"shape \(24, 16\)"),
+    ],
+)
+def test_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        SparseLinear(IN, OUT, **options, rngs=nnx.Rngs(0))
+
+
+def test_wrong_input_names_the_sizes(layer):
+    with pytest.raises(ValueError, match=r"linear: x of shape \(5, 7\) must have 24 columns"):
+        layer(jnp.ones((5, 7)))
+
+
+# ---- What Flax does with layers ----
+
+
+def test_jit_takes_the_pattern_as_an_argument(layer):
+    compiled = nnx.jit(lambda layer, x: layer(x))
+    compiled(layer, inputs(5))
+    other = SparseLinear(IN, OUT, sparsity=0.75, rngs=nnx.Rngs(7))
+    np.testing.assert_allclose(compiled(other, inputs(5)), other(inputs(5)), rtol=1e-6)
+    lowered = jax.jit(lambda state, x: nnx.merge(nnx.graphdef(layer), state)(x))
+    text = lowered.lower(nnx.state(layer), inputs(5)).as_text()
+    assert 'dense<"0x' not in text  # no pattern baked in
+
+
+def test_parameters_and_pattern_are_told_apart(layer):
+    graphdef, parameters, patterns = nnx.split(layer, nnx.Param, TopologyVariable)
+    assert set(parameters) == {"values", "bias"} and set(patterns) == {"topology"}
+    merged = nnx.merge(graphdef, parameters, patterns)
+    np.testing.assert_array_equal(merged(inputs(5)), layer(inputs(5)))
+
+
+def test_vmap_makes_and_runs_an_ensemble():
+    @nnx.split_rngs(splits=3)
+    @nnx.vmap
+    def make(rngs):
+        return SparseLinear(IN, OUT, sparsity=0.75, rngs=rngs)
+
+    layers = make(nnx.Rngs(0))
+    assert layers.values.shape == (3, OUT * IN // 4)
+    x = inputs(3, 5)
+    y = nnx.vmap(lambda layer, x: layer(x))(layers, x)
+    for i in range(3):
+        one = jax.tree.map(lambda leaf, i=i: leaf[i], nnx.state(layers))
+        alone = nnx.merge(nnx.graphdef(layers), verify(one))
+        np.testing.assert_allclose(y[i], alone(x[i]), rtol=1e-5, atol=1e-6)
+
+
+def test_scan_over_layers_with_remat():
+    @nnx.split_rngs(splits=4)
+    @nnx.vmap
+    def make(rngs):
+        return SparseLinear(IN, IN, sparsity=0.75, activation="gelu", rngs=rngs)
+
+    layers, x = make(nnx.Rngs(0)), inputs(5)
+
+    def loss(layers, x, rematerialize):
+        call = nnx.remat(lambda layer, x: layer(x)) if rematerialize else lambda layer, x: layer(x)
+        return jnp.sum(nnx.scan(call, in_axes=(0, nnx.Carry), out_axes=nnx.Carry)(layers, x) ** 2)
+
+    plain, remat = (nnx.grad(loss)(layers, x, flag) for flag in (False, True))
+    np.testing.assert_allclose(plain["values"][...], remat["values"][...], rtol=1e-5)
+    expected = x
+    for i in range(4):
+        one = jax.tree.map(lambda leaf, i=i: leaf[i], nnx.state(layers))
+        expected = nnx.merge(nnx.graphdef(layers), one)(expected)
+    np.testing.assert_allclose(loss(layers, x, False), jnp.sum(expected**2), rtol=1e-5)
+
+
+def test_donated_training_step(layer):
+    optimizer = nnx.Optimizer(layer, optax.sgd(0.1), wrt=nnx.Param)
+
+    @nnx.jit(donate_argnames=("layer", "optimizer"))
+    def step(layer, optimizer, x):
+        optimizer.update(layer, nnx.grad(lambda layer: jnp.sum(layer(x) ** 2))(layer))
+
+    for _ in range(3):
+        step(layer, optimizer, inputs(5))
+    verify(layer)
+    assert np.isfinite(layer(inputs(5))).all()
+
+
+def corrupted(state):
+    """A state whose pattern has a column out of range."""
+    topology = state["topology"].get_value()
+    columns = topology.column_indices.at[3].set(10_000)
+    pattern = topology.pattern._replace(column_indices=columns)
+    leaves, structure = jax.tree.flatten(topology)
+    place = [leaf is topology.column_indices for leaf in leaves].index(True)
+    leaves[place] = pattern.column_indices
+    copy = jax.tree.map(lambda leaf: leaf, state)
+    copy["topology"].set_value(jax.tree.unflatten(structure, leaves))
+    return copy
+
+
+class TestCheckpoint:
+    def saved(self, folder, state):
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(folder / "checkpoint", state)
+
+    def restored(self, folder):
+        abstract = nnx.eval_shape(lambda: SparseLinear(IN, OUT, sparsity=0.75, rngs=nnx.Rngs(0)))
+        graphdef, state = nnx.split(abstract)
+        with ocp.StandardCheckpointer() as checkpointer:
+            return graphdef, checkpointer.restore(folder / "checkpoint", state)
+
+    def test_comes_back_bitwise(self, layer, tmp_path):
+        self.saved(tmp_path, nnx.state(layer))
+        graphdef, state = self.restored(tmp_path)
+        merged = nnx.merge(graphdef, verify(state))
+        np.testing.assert_array_equal(merged(inputs(5)), layer(inputs(5)))
+        other = SparseLinear(IN, OUT, sparsity=0.75, rngs=nnx.Rngs(9))
+        nnx.update(other, state)
+        np.testing.assert_array_equal(other(inputs(5)), layer(inputs(5)))
+
+    def test_corrupted_pattern_raises(self, layer, tmp_path):
+        self.saved(tmp_path, corrupted(nnx.state(layer)))
+        _, state = self.restored(tmp_path)
+        before = layer(inputs(5))
+        with pytest.raises(ValueError, match="column 10000, out of range for 24 columns"):
+            nnx.update(layer, state)
+        with pytest.raises(ValueError, match=r"verify: at \['topology'\].*column 10000"):
+            verify(state)
+        np.testing.assert_array_equal(layer(inputs(5)), before)
+
+    def test_corrupted_derived_arrays_raise(self, layer):
+        for i in range(len(jax.tree.leaves(layer.topology.get_value()))):
+            leaves, structure = jax.tree.flatten(layer.topology.get_value())
+            leaves[i] = leaves[i].at[-1].add(1)
+            state = nnx.state(layer)
+            state["topology"].set_value(jax.tree.unflatten(structure, leaves))
+            with pytest.raises(ValueError, match="Topology"):
+                verify(state)
+
+
+def test_linen_bridge():
+    linen = nnx.bridge.to_linen(SparseLinear, IN, OUT, sparsity=0.75)
+    variables = linen.init(jax.random.key(0), inputs(5))
+    assert set(variables) == {"params", "topology"}
+    y = linen.apply(variables, inputs(5))
+    topology = variables["topology"]["topology"]
+    direct = SparseLinear(IN, OUT, topology=topology.verify(), rngs=nnx.Rngs(0))
+    direct.values[...] = variables["params"]["values"]
+    np.testing.assert_allclose(y, direct(inputs(5)), rtol=1e-6)
+    gradient = jax.grad(
+        lambda params: jnp.sum(linen.apply({**variables, "params": params}, inputs(5)) ** 2)
+    )(variables["params"])
+    assert gradient["values"].shape == (OUT * IN // 4,)
