@@ -1,0 +1,59 @@
+"""Sphinx: `sphinx-build -W -b html docs build/docs`; see releasing.md."""
+
+import inspect
+from importlib.metadata import version as _version
+from pathlib import Path
+
+from sphinx.ext.autodoc.preserve_defaults import DefaultValue
+from sphinx.util.inspect import stringify_signature
+
+project = "jaxsparse"
+author = "the jaxsparse authors"
+release = version = _version("jaxsparse")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+# To be removed with benchmarks/README.md there, which benchmarks.md includes.
+if not (Path(__file__).parents[1] / "benchmarks" / "README.md").exists():
+    exclude_patterns += ["benchmarks.md"]
+    suppress_warnings = ["toc.excluded", "toc.not_readable"]
+myst_enable_extensions = ["tasklist"]
+myst_heading_anchors = 3
+
+# `name` in a docstring is a link where that name is documented here, code elsewhere.
+default_role = "py:obj"
+autodoc_typehints = "none"  # the docstrings say what is taken
+autodoc_member_order = "bysource"
+napoleon_use_param = False
+python_maximum_signature_line_length = 88
+
+html_theme = "furo"
+html_title = f"jaxsparse {release}"
+html_show_sourcelink = False
+
+
+def _whole_first_line(app, what, name, value, options, lines):
+    # Or napoleon takes "What it is: more" of an attribute for "type: description".
+    if what in ("attribute", "data", "property"):
+        lines[:0] = ["..", ""]
+
+
+def _signature_of_init(app, what, name, value, options, signature, result):
+    # Flax's metaclass hides it.
+    if what == "class" and signature == "(*args, **kwargs)":
+        whole = inspect.signature(value.__init__)
+        parameters = [
+            p.replace(default=DefaultValue(p.default.__name__))
+            if callable(p.default) and p.default is not p.empty
+            else p
+            for p in list(whole.parameters.values())[1:]
+        ]
+        own = whole.replace(parameters=parameters)
+        return stringify_signature(own, show_annotation=False), result
+    return None
+
+
+def setup(app):
+    """Connects what mends signatures and docstrings."""
+    app.connect("autodoc-process-docstring", _whole_first_line, priority=400)
+    app.connect("autodoc-process-signature", _signature_of_init)
