@@ -106,7 +106,7 @@ ffi::Error RunOnCuda(int32_t device, cudaStream_t stream, ffi::RemainingArgs ope
   const int64_t units = p.batch.count * (p.pattern.rows + 1);
   if (units == 0) return ffi::Error::Success();
   cudaMemsetAsync(p.bad_row, 0xff, sizeof(*p.bad_row), stream);
-  reason = LaunchKernel(kernel, {(units + kThreads - 1) / kThreads, kThreads}, &p, device, stream);
+  reason = LaunchKernel(kernel, {CeilDivide(units, kThreads), kThreads}, &p, device, stream);
   if (!reason.empty()) return ffi::Error::Internal(std::string(kName) + ": " + reason);
   unsigned long long place = kNoBadRow;
   cudaMemcpyAsync(&place, p.bad_row, sizeof(place), cudaMemcpyDeviceToHost, stream);

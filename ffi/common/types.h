@@ -30,6 +30,8 @@ JAXSPARSE_INLINE int LanesFor(int64_t size) {
   return lanes;
 }
 
+JAXSPARSE_INLINE int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // Leading (batch) dimensions of an operation's outputs. An operand may have size 1 where the output
 // has more; its stride is 0 there.
 constexpr int kMaxBatchRank = 8;

@@ -6,6 +6,10 @@
 
 namespace jaxsparse {
 
+// Stored entries that a group of lanes of the CUDA kernel owns: long enough to look a row up
+// seldom.
+inline constexpr int kSddmmEntriesPerGroup = 16;
+
 struct SddmmProblem {
   Pattern pattern;
   int64_t d = 0;

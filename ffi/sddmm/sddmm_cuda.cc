@@ -14,8 +14,8 @@ KernelSource Entries(const SddmmProblem& p) {
 }
 
 LaunchShape EntriesShape(const SddmmProblem& p) {
-  const int entries = kThreads / LanesFor(p.d);  // of a block
-  return {(p.batch.count * p.pattern.nse + entries - 1) / entries, kThreads};
+  const int64_t runs = CeilDivide(p.pattern.nse, kSddmmEntriesPerGroup);
+  return {CeilDivide(p.batch.count * runs, kThreads / LanesFor(p.d)), kThreads};
 }
 
 constexpr CudaVariant<SddmmProblem> kVariants[] = {

@@ -15,7 +15,7 @@ KernelSource Rows(const SparseSoftmaxProblem& p) {
 // A warp a row, and one for the padding.
 LaunchShape RowsShape(const SparseSoftmaxProblem& p) {
   const int64_t units = p.pattern.nse == 0 ? 0 : p.batch.count * (p.pattern.rows + 1);
-  return {(units + kThreads / kWarp - 1) / (kThreads / kWarp), kThreads};
+  return {CeilDivide(units, kThreads / kWarp), kThreads};
 }
 
 constexpr CudaVariant<SparseSoftmaxProblem> kVariants[] = {

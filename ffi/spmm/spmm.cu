@@ -59,7 +59,7 @@ template <typename T, typename Out, typename Index>
 __global__ void SpmmRows(const __grid_constant__ SpmmProblem p) {
   const int lanes = LanesFor(p.n);
   const int64_t tile = static_cast<int64_t>(lanes) * kSpmmColumnsPerLane;
-  const int64_t tiles = (p.n + tile - 1) / tile;
+  const int64_t tiles = CeilDivide(p.n, tile);
   const int64_t rows = p.pattern.rows;
   const int64_t units = p.batch.count * tiles * rows;
   const int64_t groups = static_cast<int64_t>(gridDim.x) * (blockDim.x / lanes);

@@ -313,7 +313,7 @@ constexpr int64_t kPanel = 16;
 template <typename T, typename Index>
 void Panels(const SpmmProblem& problem, Workers& workers) {
   using Acc = typename Accumulator<T>::type;
-  const int64_t panels = (problem.n + kPanel - 1) / kPanel;
+  const int64_t panels = CeilDivide(problem.n, kPanel);
   Batch batch_of_panels = problem.batch;
   batch_of_panels.count *= panels;
   // With few panels each is shared out by rows of the pattern; every task then makes the panel

@@ -12,8 +12,6 @@ KernelSource Instance(const char* kernel, const SpmmProblem& p) {
                               TypeName(p.out_dtype) + ", " + TypeName(p.pattern.index_type) + ">"};
 }
 
-int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 LaunchShape RowsShape(const SpmmProblem& p) {
   const int lanes = LanesFor(p.n);
   const int64_t tiles = CeilDivide(p.n, static_cast<int64_t>(lanes) * kSpmmColumnsPerLane);
