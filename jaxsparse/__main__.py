@@ -1,4 +1,4 @@
-"""`python -m jaxsparse info [--json]`: what is installed, what runs where, why CUDA is not."""
+"""`python -m jaxsparse`: what is installed and runs where (info); how fast (bench, table, plot)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import jaxlib
 
 import jaxsparse
 from jaxsparse import _ffi, backend
+from jaxsparse.bench import cli
 
 
 def information() -> dict[str, Any]:
@@ -71,16 +72,23 @@ def as_text(facts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m jaxsparse", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    info = commands.add_parser("info", help="what is installed and what runs where")
-    info.add_argument("--json", action="store_true", help="print JSON")
-    arguments = parser.parse_args(argv)
+def _info(arguments: argparse.Namespace) -> int:
     facts = information()
     print(json.dumps(facts, indent=1) if arguments.json else as_text(facts))
     return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line."""
+    parser = cli.Parser(prog="python -m jaxsparse", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    info = commands.add_parser("info", help="what is installed and what runs where")
+    info.add_argument("--json", action="store_true", help="print JSON")
+    info.set_defaults(run=_info)
+    cli.add_commands(commands)
+    arguments = parser.parse_args(argv)
+    status: int = arguments.run(arguments)
+    return status
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ import pytest
 from checks import DTYPES, PLATFORM, assert_close, cases, fits
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import PROBLEMS
 from reference import sddmm as reference_sddmm
 from reference import spmm as reference_spmm
 from reference import to_dense
 
 from jaxsparse import CSR, Topology, sddmm, spmm
+from jaxsparse.bench.edge_cases import EDGE_CASES as PROBLEMS
 from jaxsparse.ops import matmul
 
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import DTYPES, EPSILON, assert_close, cases
-from problems import PROBLEMS
 from reference import sparse_softmax as reference
 
 from jaxsparse import CSR, Topology, sparse_softmax
+from jaxsparse.bench.edge_cases import EDGE_CASES as PROBLEMS
 
 
 @functools.partial(jax.jit, static_argnames=("scale", "implementation", "variant"))

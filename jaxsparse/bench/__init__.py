@@ -1,0 +1,1 @@
+"""`python -m jaxsparse bench`: named problems, each measured beside its peers, as JSON."""

@@ -1,0 +1,95 @@
+"""What figures hold for: hardware, versions, commit."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import time
+from typing import Any
+
+import jax
+import jaxlib
+import numpy as np
+import scipy
+
+import jaxsparse
+from jaxsparse import _ffi
+
+
+def environment(commit: str | None = None) -> dict[str, Any]:
+    """Hardware and versions by name; PyTorch and CuPy if they are imported, else None.
+
+    Args:
+        commit: of jaxsparse, where it is known better than a checkout could tell.
+    """
+    return {
+        "platform": jax.default_backend(),
+        "device": jax.devices()[0].device_kind,
+        "driver": _first_line("/proc/driver/nvidia/version", "NVRM version"),
+        "processor": _first_line("/proc/cpuinfo", "model name"),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "isa": _ffi.cpu_isa(),
+        "nvrtc": _nvrtc(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+        "torch": _if_imported("torch"),
+        "cupy": _if_imported("cupy"),
+        "jaxsparse": jaxsparse.__version__,
+        "commit": commit or _commit(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def memory_limit() -> int:
+    """Bytes that one implementation may take: half of what the device has."""
+    device = jax.devices()[0]
+    if device.platform != "cpu":
+        return int((device.memory_stats() or {}).get("bytes_limit", 2**34)) // 2
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _nvrtc() -> str | None:
+    try:
+        return _ffi.nvrtc_version()
+    except RuntimeError:
+        return None
+
+
+def _if_imported(module: str) -> str | None:
+    version = getattr(sys.modules.get(module), "__version__", None)
+    return None if version is None else str(version)
+
+
+def _first_line(path: str, start: str) -> str | None:
+    """The first line of a file that starts so, without the start; None if there is none."""
+    try:
+        lines = pathlib.Path(path).read_text().splitlines()
+    except OSError:
+        return None
+    found = (line[len(start) :].strip(" \t:") for line in lines if line.startswith(start))
+    return next(found, None)
+
+
+def _commit() -> str | None:
+    """Of the checkout that this file is tracked in; None outside of one."""
+    file = pathlib.Path(__file__).resolve()
+    commands = (["ls-files", "--error-unmatch", file.name], ["rev-parse", "--short", "HEAD"])
+    output = ""
+    for command in commands:
+        try:
+            ran = subprocess.run(
+                ["git", *command], cwd=file.parent, capture_output=True, text=True, check=False
+            )
+        except OSError:  # no git
+            return None
+        if ran.returncode:
+            return None
+        output = ran.stdout.strip()
+    return output

@@ -1,0 +1,195 @@
+"""The table of implementations: what is measured for each operation, and when it is left out."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+
+from jaxsparse import backend
+from jaxsparse.bench import jax_programs, peer_programs
+from jaxsparse.bench.operations import OPERATIONS
+from jaxsparse.bench.peer_programs import needs_cpu, needs_cupy, needs_gpu, needs_torch
+from jaxsparse.bench.problems import Problem
+from jaxsparse.bench.timing import Program
+
+PASSES = ("forward", "gradient")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def _always() -> str | None:
+    return None
+
+
+def _little(problem: Problem, passed: str) -> int:
+    return 0
+
+
+def _dense(problem: Problem, passed: str) -> int:
+    """The matrix, and with gradients its gradient and what that is made of."""
+    m, k = problem.topology().shape
+    return m * k * problem.heads * (1 if passed == "forward" else 3)
+
+
+def _dense_gradient(problem: Problem, passed: str) -> int:
+    """BCSR's gradient of the values is gathered from a dense product."""
+    return 0 if passed == "forward" else _dense(problem, "forward")
+
+
+def _gathered(problem: Problem, passed: str) -> int:
+    """Plain XLA gathers a row of x for every entry of a matrix that is too large to densify."""
+    return problem.topology().nse * (problem.n or 1) * problem.heads
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to compute an operation.
+
+    Args:
+        name: what tables and the option ``--implementation`` call it.
+        operation: a key of ``OPERATIONS``.
+        build: (problem, dtype, pass) to a program.
+        available: None, or why it is left out here.
+        dtypes: what it computes in; the first if it can't in what is asked for.
+        passes: "forward" and "gradient" or one of them.
+        precision: a key of ``TOLERANCE``; its dtype by default.
+        computes: a key of ``COMPUTATIONS``; what the operation computes by default.
+        elements: how many numbers it holds at least beside operands and results.
+    """
+
+    name: str
+    operation: str
+    build: Callable[[Problem, str, str], Program]
+    available: Callable[[], str | None] = _always
+    dtypes: tuple[str, ...] = ("float32",)
+    passes: tuple[str, ...] = PASSES
+    precision: str | None = None
+    computes: str | None = None
+    elements: Callable[[Problem, str], int] = _little
+
+    def dtype(self, asked: str) -> str:
+        """What it computes in if that is asked for."""
+        return asked if asked in self.dtypes else self.dtypes[0]
+
+
+_JAXSPARSE = {
+    "spmm": jax_programs.jaxsparse_spmm,
+    "sddmm": jax_programs.jaxsparse_sddmm,
+    "sparse_softmax": jax_programs.jaxsparse_softmax,
+    "sparse_attention": jax_programs.jaxsparse_attention,
+}
+
+
+def _ours(operation: str) -> tuple[Implementation, Implementation]:
+    build = _JAXSPARSE[operation]
+    xla = functools.partial(build, implementation="xla")
+    return (
+        Implementation("jaxsparse", operation, build, dtypes=DTYPES),
+        Implementation("jaxsparse-xla", operation, xla, dtypes=DTYPES, elements=_gathered),
+    )
+
+
+def forced(operation: str, variant: str) -> Implementation:
+    """Our own with a kernel variant forced; in a gradient only its forward product is."""
+    build = functools.partial(_JAXSPARSE[operation], variant=variant)
+    return Implementation(f"jaxsparse[{variant}]", operation, build, dtypes=DTYPES)
+
+
+def variants(operation: str) -> list[str]:
+    """The variants that can be forced on this platform."""
+    kernel = OPERATIONS[operation].kernel
+    if kernel is None:
+        return []
+    platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
+    return list(backend.OPERATIONS[kernel]["variants"].get(platform, []))
+
+
+def _dense_products(
+    operation: str, build: Callable[..., Program]
+) -> tuple[Implementation, Implementation, Implementation]:
+    """In float32, TF32 and bfloat16: XLA's default precision on a GPU is TF32."""
+    exact, fast = (functools.partial(build, precision=p) for p in ("highest", "default"))
+    return (
+        Implementation("dense", operation, exact, elements=_dense),
+        Implementation(
+            "dense-tf32",
+            operation,
+            fast,
+            available=needs_gpu,
+            precision="tensorfloat32",
+            elements=_dense,
+        ),
+        Implementation("dense-bf16", operation, fast, dtypes=("bfloat16",), elements=_dense),
+    )
+
+
+def _dense_attention(name: str, dtype: str, precision: str, implementation: str) -> Implementation:
+    build = functools.partial(
+        jax_programs.dense_attention, precision=precision, implementation=implementation
+    )
+    return Implementation(
+        name,
+        "sparse_attention",
+        build,
+        available=needs_gpu if implementation == "cudnn" else _always,
+        dtypes=(dtype,),
+        computes="causal_attention",
+        elements=_little if implementation == "cudnn" else _dense,
+    )
+
+
+IMPLEMENTATIONS: tuple[Implementation, ...] = (
+    *_ours("spmm"),
+    *_dense_products("spmm", jax_programs.dense_spmm),
+    Implementation("bcsr", "spmm", jax_programs.bcsr_spmm, elements=_dense_gradient),
+    Implementation(
+        "scipy", "spmm", peer_programs.scipy_spmm, available=needs_cpu, passes=("forward",)
+    ),
+    Implementation("torch", "spmm", peer_programs.torch_spmm, available=needs_torch, dtypes=DTYPES),
+    Implementation(
+        "cupy", "spmm", peer_programs.cupy_spmm, available=needs_cupy, passes=("forward",)
+    ),
+    *_ours("sddmm"),
+    *_dense_products("sddmm", jax_programs.dense_sddmm),
+    Implementation("torch", "sddmm", peer_programs.torch_sddmm, available=needs_torch),
+    *_ours("sparse_softmax"),
+    Implementation(
+        "copy",
+        "sparse_softmax",
+        jax_programs.copy_of_values,
+        dtypes=DTYPES,
+        passes=("forward",),
+        computes="copy",
+    ),
+    *_ours("sparse_attention"),
+    _dense_attention("dense", "float32", "highest", "xla"),
+    _dense_attention("dense-bf16", "bfloat16", "default", "xla"),
+    _dense_attention("cudnn-bf16", "bfloat16", "default", "cudnn"),
+    *(
+        Implementation(
+            name,
+            "dispatch",
+            functools.partial(jax_programs.dispatched, jitted=name == "jitted"),
+            passes=("forward",),
+        )
+        for name in ("eager", "jitted")
+    ),
+)
+
+
+def implementations_of(operation: str) -> dict[str, Implementation]:
+    """Those of an operation, by name."""
+    return {i.name: i for i in IMPLEMENTATIONS if i.operation == operation}
+
+
+def release_memory() -> None:
+    """Gives back what earlier programs left in the frameworks' pools: they share one GPU."""
+    gc.collect()
+    if "torch" in sys.modules and sys.modules["torch"].cuda.is_available():
+        sys.modules["torch"].cuda.empty_cache()
+    if "cupy" in sys.modules and jax.default_backend() == "gpu":
+        sys.modules["cupy"].get_default_memory_pool().free_all_blocks()

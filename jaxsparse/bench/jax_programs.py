@@ -1,0 +1,232 @@
+"""Programs of JAX: jaxsparse, dense products, JAX's own sparse matrices.
+
+Patterns and values are arguments of the compiled function, never constants in it. A gradient is
+that of the sum of the squares of the output, so that the forward pass is needed as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import sparse as jsparse
+
+from jaxsparse.bench.problems import Problem
+from jaxsparse.bench.timing import Program
+from jaxsparse.csr import CSR
+from jaxsparse.ops.matmul import sddmm, spmm
+from jaxsparse.ops.sparse_attention import sparse_attention
+from jaxsparse.ops.sparse_softmax import sparse_softmax
+from jaxsparse.topology import Topology
+
+Convert = Callable[[np.ndarray], np.ndarray]
+
+
+def _program(
+    function: Callable[..., jax.Array],
+    differentiable: Sequence[Any],
+    rest: Sequence[Any],
+    passed: str,
+    dtype: str,
+    convert: Sequence[Convert | None] = (),
+    output: Convert | None = None,
+) -> Program:
+    """Of a function of dense operands to differentiate, then of other arrays.
+
+    ``convert`` and ``output`` turn gradients and the output into what others compute.
+    """
+    operands = (*(jnp.asarray(x).astype(dtype) for x in differentiable), *rest)
+
+    def loss(*operands: Any) -> jax.Array:
+        return jnp.sum(jnp.square(function(*operands).astype(jnp.float32)))
+
+    forward = passed == "forward"
+    which = tuple(range(len(differentiable)))
+    compiled = jax.jit(function if forward else jax.value_and_grad(loss, argnums=which))
+
+    def results(out: Any) -> tuple[np.ndarray, ...]:
+        arrays = [np.asarray(x).astype(np.float64) for x in ([out] if forward else out[1])]
+        changes = [output] if forward else [*convert, *([None] * len(arrays))][: len(arrays)]
+        return tuple(f(x) if f else x for f, x in zip(changes, arrays, strict=True))
+
+    return Program(
+        function=compiled,
+        operands=lambda: jax.tree.map(jnp.copy, operands),
+        nbytes=sum(leaf.nbytes for leaf in jax.tree.leaves(operands)),
+        wait=jax.block_until_ready,
+        results=results,
+    )
+
+
+def _stored(topology: Topology) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the stored entries, without padding, on the host."""
+    offsets, nnz = np.asarray(topology.row_offsets), topology.nnz
+    rows = np.repeat(np.arange(topology.shape[0]), np.diff(offsets))
+    return rows, np.asarray(topology.column_indices)[:nnz]
+
+
+def _cut(nnz: int) -> Convert:
+    return lambda values: values[:nnz]
+
+
+# ---- jaxsparse ----
+
+
+def jaxsparse_spmm(problem: Problem, dtype: str, passed: str, **options: Any) -> Program:
+    """`spmm`, with its options ``implementation`` and ``variant``."""
+    x, topology = problem.operands(), problem.topology()
+    return _program(
+        lambda values, x, topology: spmm(CSR(values, topology), x, **options),
+        (x["values"], x["x"]),
+        (topology,),
+        passed,
+        dtype,
+        convert=(_cut(topology.nnz),),
+    )
+
+
+def jaxsparse_sddmm(problem: Problem, dtype: str, passed: str, **options: Any) -> Program:
+    """`sddmm`, with its options."""
+    x, topology = problem.operands(), problem.topology()
+    return _program(
+        lambda x, y, topology: sddmm(x, y, topology, **options).values,
+        (x["x"], x["y"]),
+        (topology,),
+        passed,
+        dtype,
+        output=_cut(topology.nnz),
+    )
+
+
+def jaxsparse_softmax(problem: Problem, dtype: str, passed: str, **options: Any) -> Program:
+    """`sparse_softmax`, with its options."""
+    topology = problem.topology()
+    cut = _cut(topology.nnz)
+    return _program(
+        lambda values, topology: sparse_softmax(CSR(values, topology), **options).values,
+        (problem.operands()["values"],),
+        (topology,),
+        passed,
+        dtype,
+        convert=(cut,),
+        output=cut,
+    )
+
+
+def jaxsparse_attention(problem: Problem, dtype: str, passed: str, **options: Any) -> Program:
+    """`sparse_attention`, with its option ``implementation``."""
+    return _program(
+        lambda q, k, v, topology: sparse_attention(q, k, v, topology, **options),
+        tuple(problem.operands()[name] for name in ("query", "key", "value")),
+        (problem.topology(),),
+        passed,
+        dtype,
+    )
+
+
+def dispatched(problem: Problem, dtype: str, passed: str, *, jitted: bool) -> Program:
+    """`spmm` called eagerly, or compiled: what a call costs."""
+    program = jaxsparse_spmm(problem, dtype, passed)
+    if jitted:
+        return program
+    values, x, topology = program.operands()
+    a = CSR(values, topology)
+    return Program(
+        function=lambda a, x: spmm(a, x),
+        operands=lambda: (a, x),
+        nbytes=program.nbytes,
+        wait=program.wait,
+        results=program.results,
+    )
+
+
+# ---- peers ----
+
+
+def dense_spmm(problem: Problem, dtype: str, passed: str, *, precision: Any) -> Program:
+    """The product with the matrix stored densely; its gradient is that of every weight."""
+    x, topology = problem.operands(), problem.topology()
+    stored = _stored(topology)
+    weights = np.zeros(topology.shape, np.float32)
+    weights[stored] = x["values"][: topology.nnz]
+    return _program(
+        lambda weights, x: jnp.dot(weights, x, precision=precision),
+        (weights, x["x"]),
+        (),
+        passed,
+        dtype,
+        convert=(lambda gradient: gradient[stored],),
+    )
+
+
+def dense_sddmm(problem: Problem, dtype: str, passed: str, *, precision: Any) -> Program:
+    """All of x y^T, then the stored positions gathered."""
+    x = problem.operands()
+    return _program(
+        lambda x, y, rows, columns: jnp.dot(x, y.T, precision=precision)[rows, columns],
+        (x["x"], x["y"]),
+        tuple(jnp.asarray(indices, jnp.int32) for indices in _stored(problem.topology())),
+        passed,
+        dtype,
+    )
+
+
+def dense_attention(
+    problem: Problem, dtype: str, passed: str, *, precision: Any, implementation: Any
+) -> Program:
+    """Causal attention over all positions: more than the pattern stores, as it can't skip any."""
+
+    def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        with jax.default_matmul_precision(precision):
+            return jax.nn.dot_product_attention(
+                q,
+                k,
+                v,
+                is_causal=True,
+                implementation=implementation,
+            )
+
+    operands = tuple(problem.operands()[name] for name in ("query", "key", "value"))
+    return _program(attention, operands, (), passed, dtype)
+
+
+def copy_of_values(problem: Problem, dtype: str, passed: str) -> Program:
+    """Reads the values and writes as many: no softmax can move fewer bytes."""
+    values = problem.operands()["values"][: problem.topology().nnz]
+    return _program(jnp.copy, (values,), (), passed, dtype)
+
+
+@contextlib.contextmanager
+def _cusparse() -> Iterator[None]:
+    """JAX's matrices use cuSPARSE on a GPU only with this flag, read when they are lowered."""
+    name = "jax_bcoo_cusparse_lowering"
+    before = getattr(jax.config, name)
+    jax.config.update(name, True)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+def bcsr_spmm(problem: Problem, dtype: str, passed: str) -> Program:
+    """The product with `jax.experimental.sparse.BCSR`, by cuSPARSE on a GPU."""
+    x, topology = problem.operands(), problem.topology()
+    nnz, shape = topology.nnz, topology.shape
+
+    def product(data: jax.Array, x: jax.Array, indices: jax.Array, indptr: jax.Array) -> jax.Array:
+        return jsparse.BCSR((data, indices, indptr), shape=shape) @ x
+
+    program = _program(
+        product,
+        (x["values"][:nnz], x["x"]),
+        (topology.column_indices[:nnz], topology.row_offsets),
+        passed,
+        dtype,
+    )
+    with _cusparse():
+        program.wait(program.function(*program.operands()))  # compiles it
+    return program

@@ -1,0 +1,179 @@
+"""What each operation computes: shapes of its operands, and a float64 reference for some rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from jaxsparse.topology import Topology
+
+Shapes = dict[str, tuple[int, ...]]
+Operands = Mapping[str, np.ndarray]
+
+# Largest difference over largest value that rounding explains: operands are rounded alike on both
+# sides, so it is that of products, sums and the result. TF32 rounds its operands itself.
+TOLERANCE = {"float32": 1e-5, "tensorfloat32": 2**-8, "bfloat16": 2**-6, "float16": 2**-9}
+
+_CHECKED_POSITIONS = 2**23
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a pattern, to be checked: their indices, their entries, offsets among these."""
+
+    rows: np.ndarray
+    entries: np.ndarray
+    offsets: np.ndarray
+    columns: np.ndarray
+    width: int
+
+    @property
+    def row_of_entry(self) -> np.ndarray:
+        """For each entry, which of these rows it is in."""
+        return np.repeat(np.arange(self.rows.size), np.diff(self.offsets))
+
+
+def rows_to_check(topology: Topology, heads: int = 1) -> Rows:
+    """All rows of a small pattern; else as many, evenly spread, as cost a second or so."""
+    m, k = topology.shape
+    count = min(m, max(16, _CHECKED_POSITIONS // max(1, k * heads)))
+    rows = np.unique(np.linspace(0, m - 1, count).round().astype(np.int64)) if m else np.arange(0)
+    offsets = np.asarray(topology.row_offsets, np.int64)
+    lengths = offsets[rows + 1] - offsets[rows]
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    entries = np.arange(starts[-1]) + np.repeat(offsets[rows] - starts[:-1], lengths)
+    columns = np.asarray(topology.column_indices)[entries]
+    return Rows(rows, entries, starts, columns, k)
+
+
+def _spmm(operands: Operands, part: Rows) -> np.ndarray:
+    values = operands["values"][part.entries]
+    shape = (part.rows.size, part.width)
+    return scipy.sparse.csr_array((values, part.columns, part.offsets), shape=shape) @ operands["x"]
+
+
+def _sddmm(operands: Operands, part: Rows) -> np.ndarray:
+    products = operands["x"][part.rows] @ operands["y"].T
+    return products[part.row_of_entry, part.columns]
+
+
+def _row_softmax(scores: np.ndarray) -> np.ndarray:
+    """Along the last axis; zeros where a row is -inf altogether."""
+    most = np.max(scores, -1, keepdims=True, initial=-np.inf)
+    e = np.exp(scores - np.where(np.isfinite(most), most, 0))
+    total = e.sum(-1, keepdims=True)
+    return e / np.where(total > 0, total, 1)
+
+
+def _sparse_softmax(operands: Operands, part: Rows) -> np.ndarray:
+    scores = np.full((part.rows.size, part.width), -np.inf)
+    at = (part.row_of_entry, part.columns)
+    scores[at] = operands["values"][part.entries]
+    return _row_softmax(scores)[at]
+
+
+def _attend(operands: Operands, part: Rows, stored: np.ndarray) -> np.ndarray:
+    query, key, value = (operands[name][0] for name in ("query", "key", "value"))
+    out = np.empty((part.rows.size, *query.shape[1:]))
+    for head in range(query.shape[1]):
+        scores = query[part.rows, head] @ key[:, head].T / np.sqrt(query.shape[-1])
+        out[:, head] = _row_softmax(np.where(stored, scores, -np.inf)) @ value[:, head]
+    return out
+
+
+def _sparse_attention(operands: Operands, part: Rows) -> np.ndarray:
+    stored = np.zeros((part.rows.size, part.width), bool)
+    stored[part.row_of_entry, part.columns] = True
+    return _attend(operands, part, stored)
+
+
+def _causal_attention(operands: Operands, part: Rows) -> np.ndarray:
+    return _attend(operands, part, np.arange(part.width) <= part.rows[:, None])
+
+
+def _of_rows(out: Any, part: Rows) -> Any:
+    return out[part.rows]
+
+
+def _of_entries(out: Any, part: Rows) -> Any:
+    return out[part.entries]
+
+
+def _of_positions(out: Any, part: Rows) -> Any:
+    return out[0, part.rows]
+
+
+@dataclass(frozen=True)
+class Computation:
+    """A result to compare with: its reference for some rows, and where a full result has these."""
+
+    reference: Callable[[Operands, Rows], np.ndarray]
+    part: Callable[[Any, Rows], Any]
+
+
+COMPUTATIONS: dict[str, Computation] = {
+    "spmm": Computation(_spmm, _of_rows),
+    "sddmm": Computation(_sddmm, _of_entries),
+    "sparse_softmax": Computation(_sparse_softmax, _of_entries),
+    "sparse_attention": Computation(_sparse_attention, _of_positions),
+    "causal_attention": Computation(_causal_attention, _of_positions),
+    "copy": Computation(lambda operands, part: operands["values"][part.entries], _of_entries),
+}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation to measure.
+
+    Args:
+        shapes: of its operands by name, from topology, n and heads.
+        computes: a key of ``COMPUTATIONS``.
+        kernel: the operation of ``python -m jaxsparse info`` whose variants can be forced, or None.
+        has_n: whether its operands have a size n.
+        on_device: whether the device's time is meant, where there is a device, or the caller's.
+    """
+
+    shapes: Callable[[Topology, int | None, int], Shapes]
+    computes: str
+    kernel: str | None
+    has_n: bool = True
+    on_device: bool = True
+
+
+def _product_shapes(topology: Topology, n: Any, heads: int) -> Shapes:
+    return {"values": (topology.nse,), "x": (topology.shape[1], n)}
+
+
+def _sampled_shapes(topology: Topology, n: Any, heads: int) -> Shapes:
+    return {"x": (topology.shape[0], n), "y": (topology.shape[1], n)}
+
+
+def _softmax_shapes(topology: Topology, n: Any, heads: int) -> Shapes:
+    return {"values": (topology.nse,)}
+
+
+def _attention_shapes(topology: Topology, n: Any, heads: int) -> Shapes:
+    t, s = topology.shape
+    return {"query": (1, t, heads, n), "key": (1, s, heads, n), "value": (1, s, heads, n)}
+
+
+OPERATIONS: dict[str, Operation] = {
+    "spmm": Operation(_product_shapes, "spmm", "spmm"),
+    "sddmm": Operation(_sampled_shapes, "sddmm", "sddmm"),
+    "sparse_softmax": Operation(_softmax_shapes, "sparse_softmax", "sparse_softmax", has_n=False),
+    "sparse_attention": Operation(_attention_shapes, "sparse_attention", None),
+    "dispatch": Operation(_product_shapes, "spmm", None, on_device=False),
+}
+
+
+def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference over the largest expected value; infinite for another shape or NaN."""
+    if actual.shape != expected.shape:
+        return float("inf")
+    scale = np.max(np.abs(expected), initial=0) or 1
+    error = float(np.max(np.abs(np.asarray(actual, np.float64) - expected), initial=0) / scale)
+    return error if np.isfinite(error) else float("inf")

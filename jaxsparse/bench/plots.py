@@ -1,0 +1,124 @@
+"""Pictures of results: time against sparsity, or bars by problem. Needs matplotlib."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxsparse.bench.report import Panel, panels
+from jaxsparse.bench.run import Row
+
+FORMATS = (".png", ".svg", ".pdf")
+MISSING = "needs matplotlib: pip install matplotlib"
+
+
+def available() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def plot(rows: Sequence[Row], path: pathlib.Path) -> None:
+    """Draws every suite and operation, a panel for each pass, and writes the picture.
+
+    Raises:
+        ValueError: if there is nothing to draw.
+        ModuleNotFoundError: without matplotlib.
+    """
+    if not available():
+        raise ModuleNotFoundError(f"plot {MISSING}")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    drawn = [panel for panel in panels(rows) if any(r["us"] for r in panel.rows.values())]
+    if not drawn:
+        raise ValueError("plot: nothing was measured")
+    groups: dict[tuple[str, str], list[Panel]] = {}
+    for panel in drawn:
+        row = next(iter(panel.rows.values()))
+        groups.setdefault((row["suite"], row["operation"]), []).append(panel)
+    labels = dict.fromkeys(label for panel in drawn for label in panel.labels)
+    colours = {label: f"C{i % 10}" for i, label in enumerate(labels)}
+    columns = max(len(group) for group in groups.values())
+    figure = Figure(figsize=(8 * columns, 5 * len(groups)), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(groups), columns, squeeze=False)
+    for axes, ((suite, _), group) in zip(grid, groups.items(), strict=True):
+        for ax in axes[len(group) :]:
+            ax.set_axis_off()
+        for ax, panel in zip(axes, group, strict=False):
+            DRAWINGS.get(suite, _bars)(ax, panel, colours)
+            ax.set_title(panel.title)
+            ax.set_ylabel("microseconds")
+            ax.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
+    figure.savefig(path, dpi=120)
+
+
+def _crossover(ax: Any, panel: Panel, colours: dict[str, str]) -> None:
+    """A line for each sparse implementation and n; what is dense takes the same time throughout."""
+    sizes = list(dict.fromkeys(row["n"] for row in panel.rows.values()))
+    for label, (size, marker) in itertools.product(
+        panel.labels, zip(sizes, itertools.cycle("os^Dv"), strict=False)
+    ):
+        points = sorted(
+            (1 - row["sparsity"], row["us"])
+            for (_, name), row in panel.rows.items()
+            if (name, row["n"]) == (label, size) and row["us"] and row["sparsity"] < 1
+        )
+        if not points:
+            continue
+        density, us = np.array(points).T
+        style = {
+            "color": colours[label],
+            "label": label if len(sizes) == 1 else f"{label}, n = {size}",
+        }
+        if label.startswith("dense"):
+            ax.axhline(np.median(us), linestyle="--", **style)
+        else:
+            ax.plot(density, us, marker=marker, **style)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.invert_xaxis()
+    shown = sorted({round(row["sparsity"], 3) for row in panel.rows.values() if row["us"]})
+    ax.set_xticks([1 - s for s in shown if s < 1], [f"{100 * s:g} %" for s in shown if s < 1])
+    ax.set_xticks([], minor=True)
+    ax.set_xlabel("sparsity")
+
+
+_MOST_BARS = 16
+_MOST_LETTERS = 24
+
+
+def _bars(ax: Any, panel: Panel, colours: dict[str, str]) -> None:
+    """Grouped bars by problem; of more problems than fit, the geometric mean."""
+    means = len(panel.problems) > _MOST_BARS
+    groups = [panel.problems] if means else [(problem,) for problem in panel.problems]
+    width = 0.8 / len(panel.labels)
+    for i, label in enumerate(panel.labels):
+        heights = [_geometric_mean([panel.us(p, label) for p in group]) for group in groups]
+        positions = np.arange(len(groups)) + (i - (len(panel.labels) - 1) / 2) * width
+        ax.bar(positions, heights, width, color=colours[label], label=label)
+    ax.set_yscale("log")
+    names = [
+        name if len(name) <= _MOST_LETTERS else f"…{name[-_MOST_LETTERS:]}" for (name, *_) in groups
+    ]
+    if means:
+        names = [f"geometric mean of {len(panel.problems)} problems"]
+    ax.set_xticks(range(len(groups)), names)
+    if len(groups) > 3:
+        ax.tick_params(axis="x", rotation=30)
+        for tick in ax.get_xticklabels():
+            tick.set_ha("right")
+
+
+def _geometric_mean(values: Sequence[float | None]) -> float:
+    known = [value for value in values if value]
+    return float(np.exp(np.mean(np.log(known)))) if known else 0.0
+
+
+# suite -> how it is drawn; others as bars
+DRAWINGS: dict[str, Callable[[Any, Panel, dict[str, str]], None]] = {"crossover": _crossover}

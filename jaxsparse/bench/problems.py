@@ -1,0 +1,206 @@
+"""Named problems in named suites: data until their arrays are asked for.
+
+A suite is a function of what was asked for to problems. Sizes depend on the platform, so that a run
+takes a reasonable time on two cores and fills a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxsparse import masks
+from jaxsparse.bench import files
+from jaxsparse.bench.edge_cases import EDGE_CASES
+from jaxsparse.bench.operations import OPERATIONS
+from jaxsparse.topology import Topology
+
+BAND_WIDTH = 256
+"""Of the attention mask, as in the paper."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One pattern with the size of the dense operands.
+
+    Args:
+        suite: the suite's name.
+        name: unique in the suite.
+        operation: a key of ``OPERATIONS``.
+        pattern: makes the topology; shared by problems on one pattern.
+        n: columns of x for spmm, features of sddmm and attention, None where there is no such size.
+        heads: attention heads, all on one pattern.
+    """
+
+    suite: str
+    name: str
+    operation: str
+    pattern: Callable[[], Topology]
+    n: int | None
+    heads: int = 1
+
+    def topology(self) -> Topology:
+        """The pattern."""
+        return _latest(self.pattern)
+
+    def operands(self, seed: int = 0) -> dict[str, np.ndarray]:
+        """Dense operands and values by name: float32, standard normal, so never zero nor one."""
+        return _drawn(self, seed)
+
+
+# The latest of each is kept: implementations follow each other on one problem, problems on one
+# pattern.
+@functools.lru_cache(maxsize=1)
+def _latest(pattern: Callable[[], Topology]) -> Topology:
+    return pattern()
+
+
+@functools.lru_cache(maxsize=1)
+def _drawn(problem: Problem, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    shapes = OPERATIONS[problem.operation].shapes(problem.topology(), problem.n, problem.heads)
+    return {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a suite makes its problems of; None leaves a choice to the suite."""
+
+    operation: str
+    platform: str = "cpu"
+    n: tuple[int, ...] | None = None
+    sparsity: tuple[float, ...] | None = None
+
+    def sizes(self, default: Sequence[int]) -> Sequence[int | None]:
+        """What n is of the problems on each pattern."""
+        return (self.n or default) if OPERATIONS[self.operation].has_n else (None,)
+
+
+def uniform(m: int, k: int, sparsity: float, seed: int = 0) -> Topology:
+    """Every position is stored with probability 1 - sparsity, independently."""
+    rng, block = np.random.default_rng(seed), max(1, 2**24 // max(1, k))
+    offsets, columns = np.zeros(m + 1, np.int64), []
+    for start in range(0, m, block):  # bounds the memory taken
+        stored = rng.random((min(block, m - start), k), dtype=np.float32) >= sparsity
+        offsets[start + 1 : start + 1 + len(stored)] = stored.sum(1)
+        columns.append(np.nonzero(stored)[1].astype(np.int32))
+    return Topology(np.cumsum(offsets), np.concatenate(columns), (m, k))
+
+
+def attention_mask(length: int, sparsity: float) -> Topology:
+    """A band and random positions, causal: the mask of Gale et al. 2020, section VII-C."""
+    scattered = masks.random(sparsity, length, band_width=BAND_WIDTH)
+    return Topology.from_mask(
+        (masks.band(BAND_WIDTH) | scattered) & masks.causal(), (length, length)
+    )
+
+
+def _named(
+    suite: str,
+    request: Request,
+    shapes: Sequence[tuple[int, int]],
+    n: Sequence[int],
+    default: tuple,
+) -> Iterator[Problem]:
+    for m, k in shapes:
+        for sparsity in request.sparsity or default:
+            pattern = functools.partial(uniform, m, k, sparsity)
+            for size in request.sizes(n):
+                name = f"{m}x{k}" + (f"_n{size}" if size is not None else "") + f"_s{sparsity:g}"
+                yield Problem(suite, name, request.operation, pattern, size)
+
+
+def _square(request: Request) -> Iterator[Problem]:
+    yield from _named("square", request, [(1024, 1024)], (1, 4, 128), (0.7, 0.9))
+
+
+CROSSOVER = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
+
+
+def _crossover(request: Request) -> Iterator[Problem]:
+    size = 2048 if request.platform == "cpu" else 4096
+    yield from _named("crossover", request, [(size, size)], (128,), CROSSOVER)
+
+
+def _rnn(request: Request) -> Iterator[Problem]:
+    """Weights of RNN, GRU and LSTM cells: 1, 3 and 4 times as many rows as the state has."""
+    states = (1024, 2048) if request.platform == "cpu" else (1024, 2048, 4096, 8192)
+    shapes = [(gates * state, state) for state in states for gates in (1, 3, 4)]
+    yield from _named("rnn", request, shapes, (32, 128), (0.7, 0.8, 0.9))
+
+
+def _attention(request: Request) -> Iterator[Problem]:
+    length = 1024 if request.platform == "cpu" else 12288
+    heads = 8 if request.operation == "sparse_attention" else 1
+    for sparsity in request.sparsity or (0.95,):
+        pattern = functools.partial(attention_mask, length, sparsity)
+        for n in request.sizes((128,)):
+            name = f"{length}" + (f"_n{n}" if n is not None else "") + f"_s{sparsity:g}"
+            yield Problem("attention", name, request.operation, pattern, n, heads)
+
+
+def _edge_cases(request: Request) -> Iterator[Problem]:
+    for name, make in EDGE_CASES.items():
+        for n in request.sizes((make()[1],)):
+            label = name if n is None or request.n is None else f"{name}_n{n}"
+            pattern = functools.partial(lambda make: make()[0], make)
+            yield Problem("edge_cases", label, request.operation, pattern, n)
+
+
+def _files(request: Request) -> Iterator[Problem]:
+    folder = files.data_folder()
+    for path in files.matrix_files(folder):
+        pattern = functools.partial(files.read_topology, path)
+        for n in request.sizes((128,)):
+            name = str(path.relative_to(folder)) + (f"_n{n}" if n is not None else "")
+            yield Problem("files", name, request.operation, pattern, n)
+
+
+def _dispatch(request: Request) -> Iterator[Problem]:
+    """A product too small to matter: what is left is what a call costs."""
+    eye = functools.partial(Topology.from_mask, np.eye(8, dtype=bool))
+    yield Problem("dispatch", "8x8_n8", request.operation, eye, 8)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite: its problems, the operations it is for, and whether its sparsity can be chosen."""
+
+    problems: Callable[[Request], Iterator[Problem]]
+    operations: tuple[str, ...]
+    about: str
+    has_sparsity: bool = True
+
+
+_ON_MATRICES = ("spmm", "sddmm", "sparse_softmax")
+
+SUITES: dict[str, Suite] = {
+    "crossover": Suite(_crossover, _ON_MATRICES, "one shape, time against sparsity"),
+    "square": Suite(_square, _ON_MATRICES, "1024 x 1024 by few and many columns"),
+    "rnn": Suite(_rnn, _ON_MATRICES, "weights of RNN, GRU and LSTM cells"),
+    "attention": Suite(
+        _attention,
+        ("sddmm", "sparse_softmax", "sparse_attention"),
+        f"a band of {BAND_WIDTH} and random positions, causal",
+    ),
+    "edge_cases": Suite(
+        _edge_cases, _ON_MATRICES, "what the tests use: odd, empty, padded", has_sparsity=False
+    ),
+    "files": Suite(
+        _files,
+        _ON_MATRICES,
+        f"every {', '.join(files.READERS)} below ${files.FOLDER_VARIABLE}",
+        has_sparsity=False,
+    ),
+    "dispatch": Suite(
+        _dispatch, ("dispatch",), "what a call costs, eager and jitted", has_sparsity=False
+    ),
+}
+
+
+def suites_of(operation: str) -> list[str]:
+    """The suites that have problems for an operation; the first is its default."""
+    return [name for name, suite in SUITES.items() if operation in suite.operations]

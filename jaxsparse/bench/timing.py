@@ -1,0 +1,107 @@
+"""How long a call takes: device time on a GPU, wall time elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxsparse.bench import trace
+
+# A GPU reads its operands from memory, as in a network, if there are more of them than twice its
+# L2 cache holds (60 MB on an H200).
+ROTATED_BYTES = 2**27
+MOST_COPIES = 64
+
+_MOST_TRACED_CALLS = 200
+
+
+@dataclass(frozen=True)
+class Program:
+    """Something to time, of any framework.
+
+    Args:
+        function: computes on device arrays.
+        operands: makes a fresh copy of the operands.
+        nbytes: what one copy takes.
+        wait: returns when a result is there.
+        results: NumPy arrays of a result, for comparison: the output, or the gradients, with
+            weights as one value for each stored entry.
+    """
+
+    function: Callable[..., Any]
+    operands: Callable[[], tuple[Any, ...]]
+    nbytes: int
+    wait: Callable[[Any], Any]
+    results: Callable[[Any], tuple[np.ndarray, ...]]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds for each call.
+
+    Args:
+        us: the median.
+        us_quartiles: first and third.
+        us_range: least and most.
+        wall_us: the median of the wall time, whatever the timer.
+        timer: "device" (what a GPU was busy) or "wall".
+        calls: how many the figure is taken of.
+        copies: of the operands, through which calls go in turn.
+    """
+
+    us: float
+    us_quartiles: tuple[float, float]
+    us_range: tuple[float, float]
+    wall_us: float
+    timer: str
+    calls: int
+    copies: int
+
+
+def copies_to_rotate(nbytes: int) -> int:
+    """How many copies of operands don't fit a GPU's cache."""
+    return min(MOST_COPIES, max(1, -(-ROTATED_BYTES // max(1, nbytes))))
+
+
+def measure(program: Program, *, seconds: float, repeats: int, on_device: bool) -> Timing:
+    """Times a program, compilation and first calls left out.
+
+    Wall time is the median over repeats of the mean time of a few calls, which follow each other
+    without a wait; all repeats take about so many seconds. Device time, if asked for and to be had,
+    is the median over as many calls, at most 200, in a profiler's trace.
+    """
+    copies = copies_to_rotate(program.nbytes) if on_device else 1
+    rotation = itertools.cycle([program.operands() for _ in range(copies)])
+
+    def run(calls: int) -> None:
+        for _ in range(calls):
+            out = program.function(*next(rotation))
+        program.wait(out)
+
+    run(2)
+    start = time.perf_counter()
+    run(2)
+    estimate = max((time.perf_counter() - start) / 2, 1e-7)
+    calls = max(1, int(seconds / repeats / estimate))
+    wall = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run(calls)
+        wall.append((time.perf_counter() - start) / calls * 1e6)
+    median = float(np.median(wall))
+    if on_device:
+        traced = min(_MOST_TRACED_CALLS, max(3, int(seconds / (median * 1e-6))))
+        times = trace.device_times(lambda: run(traced), traced)
+        if times is not None:
+            return _timing(times, median, "device", traced, copies)
+    return _timing(wall, median, "wall", calls * repeats, copies)
+
+
+def _timing(times: list[float], wall_us: float, timer: str, calls: int, copies: int) -> Timing:
+    low, median, high = (float(q) for q in np.quantile(times, (0.25, 0.5, 0.75)))
+    return Timing(median, (low, high), (min(times), max(times)), wall_us, timer, calls, copies)

@@ -1,0 +1,423 @@
+"""The commands bench, table and plot: options, results, pictures, timers."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxsparse.__main__ import main
+from jaxsparse.bench import cli, environment, operations, plan, plots, report, run, timing, trace
+from jaxsparse.bench.edge_cases import EDGE_CASES
+from jaxsparse.bench.implementations import (
+    DTYPES,
+    PASSES,
+    Implementation,
+    implementations_of,
+    variants,
+)
+from jaxsparse.bench.problems import SUITES, Request, suites_of
+
+QUICK = ["--seconds", "0.01", "--repeats", "2"]
+EFFORT = run.Effort(seconds=0.01, repeats=2)
+
+
+def edge_case(name, operation="spmm"):
+    suite = SUITES["edge_cases"].problems(Request(operation))
+    return next(problem for problem in suite if problem.name == name)
+
+
+def planned(argv):
+    parser = cli.Parser()
+    cli.add_commands(parser.add_subparsers())
+    return plan.make_plan(cli.asked(parser.parse_args(["bench", *argv])), "cpu")
+
+
+# ---- options ----
+
+
+@st.composite
+def legal_options(draw):
+    """(argv, what it must plan: names of implementations by dtype, number of problems, passes)."""
+    operation = draw(st.sampled_from(sorted(operations.OPERATIONS)))
+    suites = [name for name in suites_of(operation) if name != "files"]
+    suites = draw(st.lists(st.sampled_from(suites), min_size=1, unique=True))
+    argv, sizes = [operation, "--suite", *suites], {}
+    options = {
+        "n": (
+            st.integers(1, 300),
+            operations.OPERATIONS[operation].has_n and suites != ["dispatch"],
+        ),
+        "sparsity": (st.floats(0, 0.99), all(SUITES[name].has_sparsity for name in suites)),
+    }
+    for option, (values, possible) in options.items():
+        if possible and draw(st.booleans()):
+            chosen = draw(st.lists(values, min_size=1, max_size=3, unique=True))
+            argv += [f"--{option}", *map(str, chosen)]
+            sizes[option] = len(chosen)
+    here = [i.name for i in implementations_of(operation).values() if i.available() is None]
+    names = draw(st.lists(st.sampled_from(here), min_size=1, unique=True))
+    argv += ["--implementation", *names]
+    if variants(operation) and draw(st.booleans()):
+        forced = draw(st.lists(st.sampled_from(variants(operation)), min_size=1, unique=True))
+        argv += ["--variant", *forced]
+        names += [f"jaxsparse[{name}]" for name in forced]
+    dtypes = draw(st.lists(st.sampled_from(DTYPES), min_size=1, unique=True))
+    argv += ["--dtype", *dtypes]
+    passes = draw(st.lists(st.sampled_from(PASSES), min_size=1, unique=True))
+    argv += ["--pass", *passes]
+    return argv, operation, suites, sizes, names, dtypes, passes
+
+
+# suite -> patterns, sizes n on each, for the CPU
+COUNTS = {
+    "square": (2, 3, 1),
+    "crossover": (8, 1, 1),
+    "rnn": (3, 2, 6),
+    "attention": (1, 1, 1),
+    "edge_cases": (1, 1, len(EDGE_CASES)),
+    "dispatch": (1, 1, 1),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(legal_options())
+def test_legal_options_plan_what_they_say(drawn):
+    argv, operation, suites, sizes, names, dtypes, passes = drawn
+    table = implementations_of(operation)
+    has_pass = [n for n in names if n not in table or set(passes) & set(table[n].passes)]
+    if not has_pass:
+        with pytest.raises(plan.UsageError, match="--pass"):
+            planned(argv)
+        return
+    made = planned(argv)
+    expected = 0
+    for suite in suites:
+        patterns, columns, shapes = COUNTS[suite]
+        columns = sizes.get("n", columns) if operations.OPERATIONS[operation].has_n else 1
+        expected += sizes.get("sparsity", patterns) * columns * shapes
+    assert len(made.problems) == expected
+    assert len({(p.suite, p.name) for p in made.problems}) == expected
+    assert {i.name for i, _ in made.candidates} == set(has_pass)
+    for implementation, dtype in made.candidates:
+        assert dtype in implementation.dtypes
+    for name in has_pass:
+        own = {dtype for i, dtype in made.candidates if i.name == name}
+        accepted = table[name].dtypes if name in table else DTYPES
+        assert own == ({d for d in dtypes if d in accepted} | (
+            {accepted[0]} if set(dtypes) - set(accepted) else set()
+        ))  # fmt: skip
+    assert made.passes == tuple(p for p in PASSES if p in passes)
+
+
+WORDS = st.text("abcxyz_", min_size=1).filter(lambda w: w not in ("copy",))
+ILLEGAL = {
+    "--suite": st.sampled_from(["attention", "dispatch"]) | WORDS,
+    "--problem": WORDS,
+    "--implementation": st.just("copy") | WORDS,
+    "--variant": WORDS,
+    "--dtype": st.sampled_from(["float64", "int8"]) | WORDS,
+    "--n": st.integers(-9, 0).map(str) | st.floats(0.1, 9).map(str) | WORDS,
+    "--sparsity": st.sampled_from(["1", "1.5", "nan", "inf"]) | WORDS,
+    "--pass": WORDS,
+    "--repeats": st.sampled_from(["0", "1.5"]) | WORDS,
+    "--seconds": st.sampled_from(["0", "nan", "inf"]) | WORDS,
+    "--plot": st.sampled_from(["a", "a.txt"]),
+    "--output": st.just("/"),
+}
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.sampled_from(sorted(ILLEGAL)).flatmap(lambda o: st.tuples(st.just(o), ILLEGAL[o])))
+def test_illegal_options_end_in_one_line(case):
+    option, value = case
+    with pytest.MonkeyPatch.context() as patch:
+        written = []
+        patch.setattr(
+            cli.argparse.ArgumentParser, "_print_message", lambda s, m, f: written.append(m)
+        )
+        patch.setattr(cli, "execute", lambda *args, **kwargs: pytest.fail("it ran"))
+        with pytest.raises(SystemExit) as stopped:
+            main(["bench", "spmm", f"{option}={value}"])
+    assert stopped.value.code == 2
+    (message,) = written
+    assert option in message and message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["bench", "nope"], "OPERATION"),
+        (["bench", "sparse_softmax", "--n", "4"], "--n: sparse_softmax has no size"),
+        (["bench", "spmm", "--suite", "edge_cases", "--sparsity", "0.5"], "--sparsity"),
+        (["bench", "spmm", "--suite", "files"], "--suite: 'files' .* JAXSPARSE_DATA: set it"),
+        (["bench", "sparse_attention", "--variant", "rows"], "--variant"),
+        (["bench", "spmm", "--implementation", "scipy", "--pass", "gradient"], "--pass|--impl"),
+        (["table", "nothing.json"], "nothing.json"),
+        (["plot", "nothing.json", "--output", "a.png"], "nothing.json"),
+        (["plot", "nothing.json", "--output", "a.gif"], "--output"),
+    ],
+)
+def test_usage_errors(argv, message, monkeypatch, capsys):
+    monkeypatch.delenv("JAXSPARSE_DATA", raising=False)
+    with pytest.raises(SystemExit) as stopped:
+        main(argv)
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(message, error), error
+
+
+def test_plots_need_matplotlib(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(plots, "available", lambda: False)
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", "spmm", "--plot", str(tmp_path / "a.png")])
+    assert stopped.value.code == 2
+    assert "--plot: needs matplotlib: pip install matplotlib" in capsys.readouterr().err
+
+
+def test_list(capsys):
+    assert main(["bench", "spmm", "--list"]) == 0
+    text = capsys.readouterr().out
+    for part in ("crossover", "JAXSPARSE_DATA", "jaxsparse-xla", "torch", *variants("spmm")):
+        assert part in text
+
+
+# ---- runs ----
+
+
+def spoiled(change, name="spoiled"):
+    """The product of jaxsparse with something done to its result."""
+    own = implementations_of("spmm")["jaxsparse"].build
+
+    def build(problem, dtype, passed):
+        program = own(problem, dtype, passed)
+        return timing.Program(
+            function=lambda *operands: change(program.function(*operands)),
+            operands=program.operands,
+            nbytes=program.nbytes,
+            wait=program.wait,
+            results=program.results,
+        )
+
+    return Implementation(name, "spmm", build, passes=("forward",))
+
+
+def plan_of(*implementations, problems=("odd", "vector")):
+    pairs = tuple((i, i.dtypes[0]) for i in implementations)
+    return plan.Plan(tuple(map(edge_case, problems)), pairs, ("forward",), {})
+
+
+def out_of_memory(y):
+    raise MemoryError("no room\nfor it")
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda y: y * 1.001, "WrongResult: relative error 0.001"),
+        (lambda y: y.at[-1, -1].set(jnp.nan), "WrongResult: relative error inf"),
+        (lambda y: y[:, :0], "WrongResult"),
+        (out_of_memory, "MemoryError: no room"),
+    ],
+)
+def test_failures_are_recorded_and_the_run_goes_on(change, error):
+    good = spoiled(lambda y: y, "good")
+    result, whole = run.execute(plan_of(spoiled(change), good), EFFORT)
+    assert whole and len(result["results"]) == 4
+    for row in result["results"]:
+        if row["implementation"] == "good":
+            assert row["us"] > 0 and row["error"] is None and row["relative_error"] < 1e-5
+        else:
+            assert row["us"] is None and row["timer"] is None
+            assert row["error"].startswith(error) and "\n" not in row["error"]
+    json.dumps(result, allow_nan=False)
+    text = report.table(result)
+    assert ("wrong" if error.startswith("Wrong") else "failed") in text and error in text
+
+
+def test_what_does_not_fit_is_not_tried(monkeypatch):
+    monkeypatch.setattr(run, "memory_limit", lambda: 1000)
+    dense = implementations_of("spmm")["dense"]
+    (row,) = run.execute(plan_of(dense, problems=("odd",)), EFFORT)[0]["results"]
+    assert row["us"] is None and "MemoryError: it needs" in row["error"]
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path, monkeypatch, capsys):
+    calls = iter(range(100))
+
+    def interrupt(y):
+        if next(calls) >= 12:
+            raise KeyboardInterrupt
+        return y
+
+    saved = []
+    made = plan_of(spoiled(lambda y: y, "good"), spoiled(interrupt))
+    result, whole = run.execute(made, EFFORT, save=lambda r: saved.append(json.dumps(r)))
+    assert not whole and json.loads(saved[-1]) == result
+    assert any(row["implementation"] == "good" and row["us"] for row in result["results"])
+    monkeypatch.setattr(cli, "make_plan", lambda *args: made)
+    calls = iter(range(100))
+    output = tmp_path / "new" / "out.json"
+    assert main(["bench", "spmm", "--output", str(output), *QUICK]) == cli.INTERRUPTED
+    assert json.loads(output.read_text())["results"]
+    assert "spmm, edge_cases, forward" in capsys.readouterr().out
+
+
+ROW = {
+    "suite": str, "problem": str, "operation": str, "m": int, "k": int, "n": int, "heads": int,
+    "nnz": int, "sparsity": float, "dtype": str, "implementation": str, "pass": str, "us": float,
+    "us_quartiles": list, "us_range": list, "wall_us": float, "timer": str, "calls": int,
+    "copies": int, "relative_error": float, "rows_checked": int, "error": type(None),
+}  # fmt: skip
+
+
+def test_from_command_to_picture(tmp_path, capsys):
+    output = tmp_path / "out.json"
+    argv = ["bench", "spmm", "--suite", "edge_cases", "--problem", "[op][da]d*", *QUICK]
+    argv += ["--implementation", "jaxsparse", "dense", "--commit", "abc", "--output", str(output)]
+    assert main([*argv, "--plot"]) == 0
+    shown = capsys.readouterr()
+    assert output.with_suffix(".png").stat().st_size > 10_000
+    result = json.loads(output.read_text())
+    assert result["schema"] == 1 and result["skipped"] == {}
+    known = result["environment"]
+    assert known["commit"] == "abc" and known["jax"] == jax.__version__ and known["cores"] > 0
+    assert {row["problem"] for row in result["results"]} == {"odd", "padding"}
+    assert len(result["results"]) == 2 * 2 * 2
+    for row in result["results"]:
+        assert {name: type(value) for name, value in row.items()} == ROW
+        low, high = row["us_quartiles"]
+        assert 0 < row["us_range"][0] <= low <= row["us"] <= high <= row["us_range"][1]
+        assert row["timer"] in ("wall", "device") and row["wall_us"] > 0
+        assert row["relative_error"] < 1e-5
+    assert "jaxsparse float32 forward" in shown.err
+    assert main(["table", str(output)]) == 0
+    assert capsys.readouterr().out == shown.out
+    assert main(["table", str(output), "--markdown"]) == 0
+    markdown = capsys.readouterr().out
+    assert "| problem | jaxsparse | dense |\n|---|---:|---:|\n| odd |" in markdown
+    picture = tmp_path / "both.svg"
+    assert main(["plot", str(output), str(output), "--output", str(picture)]) == 0
+    assert picture.stat().st_size > 10_000
+
+
+def test_dispatch(capsys):
+    assert main(["bench", "dispatch", "--quiet", *QUICK]) == 0
+    shown = capsys.readouterr()
+    assert "eager" in shown.out and not shown.err
+
+
+def rows(us):
+    """Results of the crossover suite: {implementation: [us at 50 %, at 90 %]}."""
+    return [
+        {"suite": "crossover", "problem": f"s{s}", "operation": "spmm", "n": 128, "sparsity": s,
+         "implementation": name, "dtype": "float32", "pass": passed, "us": figure, "error": None}
+        for name, figures in us.items()
+        for passed in PASSES
+        for s, figure in zip((0.5, 0.9), figures, strict=True)
+    ]  # fmt: skip
+
+
+def test_speedups_and_crossover_plot(tmp_path):
+    made = rows({"jaxsparse": [10.0, 1.0], "dense": [20.0, 32.0], "bcsr": [None, 3.0]})
+    panel = report.panels(made)[0]
+    assert panel.speedup("jaxsparse", "dense") == pytest.approx((8.0, 2))
+    assert panel.speedup("jaxsparse", "bcsr") == pytest.approx((3.0, 1))
+    assert panel.speedup("jaxsparse", "none") is None
+    text = report.table({"results": made})
+    assert "jaxsparse: 8.00 times as fast as dense (2 problems)" in text
+    plots.plot(made, tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+    with pytest.raises(ValueError, match="nothing was measured"):
+        plots.plot(rows({"jaxsparse": [None, None]}), tmp_path / "b.png")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"schema": 2}', '{"schema": 1, "results": [{}]}', '{"schema": 1}']
+)
+def test_files_that_are_no_results(text, tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"a\.json: "):
+        report.read_result(path)
+
+
+def test_commit_is_that_of_the_checkout(monkeypatch):
+    assert environment.environment("given")["commit"] == "given"
+    monkeypatch.setattr(environment, "__file__", str(pathlib.Path("/proc/nothing.py")))
+    assert environment.environment()["commit"] is None
+
+
+# ---- timers ----
+
+
+def test_wall_time_is_proportional_to_work():
+    def program(seconds):
+        return timing.Program(
+            lambda x: time.sleep(seconds), lambda: (0,), 1, lambda out: out, lambda out: ()
+        )
+
+    short, long = (
+        timing.measure(program(s), seconds=0.1, repeats=3, on_device=False) for s in (1e-3, 1e-2)
+    )
+    assert 5 < long.us / short.us < 15 and 1000 < short.us < 3000
+    assert short.timer == "wall" and short.us == short.wall_us and short.copies == 1
+
+
+def test_operands_are_rotated_on_a_gpu(monkeypatch):
+    made, seen = iter(range(1000)), []
+    program = timing.Program(
+        seen.append, lambda: (next(made),), timing.ROTATED_BYTES // 3, lambda x: x, lambda x: ()
+    )
+    monkeypatch.setattr(trace, "device_times", lambda run, calls: [2.0, 4.0, 9.0])
+    figure = timing.measure(program, seconds=1e-6, repeats=1, on_device=True)
+    assert figure.copies == 4 and seen[:5] == [0, 1, 2, 3, 0]
+    assert figure.timer == "device" and figure.us == 4 and figure.us_range == (2, 9)
+    monkeypatch.setattr(trace, "device_times", lambda run, calls: None)
+    assert timing.measure(program, seconds=1e-6, repeats=1, on_device=True).timer == "wall"
+    assert timing.copies_to_rotate(0) == timing.MOST_COPIES
+    assert timing.copies_to_rotate(2**30) == 1
+
+
+def test_device_time_is_of_streams_alone():
+    text = """planes { name: "/device:GPU:0"
+      lines { name: "Stream #7(Compute)" timestamp_ns: 1000
+        events { metadata_id: 1 offset_ps: 0 duration_ps: 5000000 }
+        events { metadata_id: 1 offset_ps: 9000000 duration_ps: 7000000 } }
+      lines { name: "XLA Ops" events { metadata_id: 1 offset_ps: 0 duration_ps: 5000000 } } }
+      planes { name: "/host:CPU"
+      lines { name: "Stream" events { metadata_id: 1 offset_ps: 0 duration_ps: 5000000 } } }"""
+    events = trace._stream_events(jax.profiler.ProfileData.from_text_proto(text))
+    assert events == [(1000, 6000), (10000, 17000)]
+    # Two that overlap count once.
+    assert trace.busy(np.array([[0, 4000], [1000, 2000], [3000, 5000], [9000, 10000]])) == 6
+
+
+def test_device_times_of_calls(monkeypatch):
+    events = np.array([[i * 10_000, i * 10_000 + 1000 * (1 + i % 2)] for i in range(8)])
+    monkeypatch.setattr(trace, "_trace", lambda run, light: events)
+    assert trace.device_times(None, 4) == [3.0, 3.0, 3.0, 3.0]
+    assert trace.device_times(None, 3) == [4.0, 4.0, 4.0]  # a record lost: means of three traces
+    monkeypatch.setattr(trace, "_trace", lambda run, light: np.empty((0, 2)))
+    assert trace.device_times(None, 3) is None
+
+
+def test_tracing():
+    """Of a GPU if there is one; else there is nothing to see, and the wall clock is used."""
+    program = implementations_of("spmm")["jaxsparse"].build(
+        edge_case("square"), "float32", "forward"
+    )
+    on_gpu = jax.default_backend() == "gpu"
+    figure = timing.measure(program, seconds=0.01, repeats=2, on_device=True)
+    assert figure.timer == ("device" if on_gpu else "wall")
+    if on_gpu:
+        assert 0.5 < figure.us <= figure.wall_us

@@ -1,0 +1,164 @@
+"""Problems of the benchmark: random patterns, and patterns from files."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+
+import numpy as np
+import pytest
+import reference
+import scipy.io
+import scipy.sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxsparse import Topology
+from jaxsparse.__main__ import main
+from jaxsparse.bench import files, plan
+from jaxsparse.bench.problems import SUITES, Request, uniform
+
+QUICK = ["--seconds", "0.01", "--repeats", "2"]
+
+
+def test_uniform_patterns():
+    topology = uniform(300, 200, 0.9, seed=1)
+    assert topology.shape == (300, 200) and abs(topology.sparsity - 0.9) < 0.01
+    # So wide that rows are drawn in several blocks.
+    large = uniform(9, 2**22, 0.999)
+    assert large.shape == (9, 2**22) and abs(large.nnz / (9 * 2**22 * 0.001) - 1) < 0.05
+
+
+def test_operands_are_no_zeros_and_no_ones():
+    suite = SUITES["edge_cases"].problems(Request("spmm"))
+    problem = next(problem for problem in suite if problem.name == "padding")
+    operands = problem.operands(3)
+    assert operands["values"].shape == (problem.topology().nse,)
+    for array in operands.values():
+        assert array.dtype == np.float32 and not np.isin(array, (0, 1)).any()
+        assert array.std() > 0.5
+    assert not np.array_equal(operands["x"], problem.operands(4)["x"])
+
+
+MATRIX = np.array([[0, 2, 0], [0, 0, 0], [1, 0, 3]])
+SMTX = "3, 3, 3\n0 1 1 3\n1 0 2\n"
+
+
+def write_matrix(path):
+    matrix = scipy.sparse.csr_array(MATRIX)
+    if path.name.endswith(".smtx"):
+        path.write_text(SMTX)
+    elif path.name.endswith(".mtx"):
+        scipy.io.mmwrite(path, matrix)
+    elif path.name.endswith(".mtx.gz"):
+        scipy.io.mmwrite(path.with_name("plain.mtx"), matrix)
+        path.write_bytes(gzip.compress(path.with_name("plain.mtx").read_bytes()))
+        path.with_name("plain.mtx").unlink()
+    elif "bare" in path.name:
+        np.savez(path, row_offsets=matrix.indptr, column_indices=matrix.indices, shape=(3, 3))
+    else:
+        scipy.sparse.save_npz(path, matrix.tocoo() if "coo" in path.name else matrix)
+
+
+NAMES = ["a.smtx", "a.mtx", "a.mtx.gz", "csr.npz", "coo.npz", "bare.npz"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_readers(name, tmp_path):
+    write_matrix(tmp_path / name)
+    topology = files.read_topology(tmp_path / name)
+    np.testing.assert_array_equal(reference.to_dense(np.ones(3), topology), MATRIX != 0)
+
+
+def test_columns_are_sorted_and_duplicates_merged(tmp_path):
+    (tmp_path / "a.smtx").write_text("1 4 4\n0 4\n3 1 1 0\n")
+    topology = files.read_topology(tmp_path / "a.smtx")
+    np.testing.assert_array_equal(topology.column_indices, [0, 1, 3])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "3, 3, 3\n", "3, 3\n0\n1\n", "3, 3, 3\n0 1 1 3\n1 0\n", "3, 3, 3\n0 1 1 3\n1 0 9\n",
+     "3, 3, 3\n0 2 1 3\n1 0 2\n", "3, 3, 3\n0 1 1 x\n1 0 2\n", "3, 3, 3\n0 1 1 3\n1 0 -1\n",
+     "-1, 3, 0\n\n\n", "3, 3, 3\n0 1 1 2\n1 0 2\n", f"3, {2**40}, 3\n0 1 1 3\n1 0 2\n", "\xff"],
+)  # fmt: skip
+def test_malformed_smtx(text, tmp_path):
+    path = tmp_path / "bad.smtx"
+    path.write_text(text, "latin-1")
+    with pytest.raises(ValueError, match=r"bad\.smtx: not a readable \.smtx matrix"):
+        files.read_topology(path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(NAMES),
+    cut=st.floats(0, 1),
+    byte=st.integers(0, 255),
+    end=st.booleans(),
+)
+def test_garbled_files_never_crash(tmp_path_factory, name, cut, byte, end):
+    path = tmp_path_factory.mktemp("garbled") / name
+    write_matrix(path)
+    data = bytearray(path.read_bytes())
+    at = int(cut * (len(data) - 1))
+    data[at] = byte
+    path.write_bytes(data[: at + 1] if end else data)
+    try:
+        topology = files.read_topology(path)
+    except ValueError as error:
+        assert str(path) in str(error)
+    else:
+        assert isinstance(topology, Topology)
+
+
+def test_files_that_are_no_matrices(tmp_path):
+    with pytest.raises(ValueError, match=r"a\.txt: must end in one of \.smtx"):
+        files.read_topology(tmp_path / "a.txt")
+    with pytest.raises(ValueError, match=r"gone\.mtx: not a readable"):
+        files.read_topology(tmp_path / "gone.mtx")
+    np.savez(tmp_path / "other.npz", a=np.ones(3))
+    with pytest.raises(ValueError, match=r"other\.npz: not a readable \.npz"):
+        files.read_topology(tmp_path / "other.npz")
+
+
+def test_folder_of_files(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("JAXSPARSE_DATA", str(tmp_path))
+    command = ["bench", "spmm", "--suite", "files", "--implementation", "jaxsparse", *QUICK]
+    with pytest.raises(SystemExit):
+        main(command)
+    assert f"finds no file ending in .smtx, .mtx, .mtx.gz, .npz below {tmp_path}" in (
+        capsys.readouterr().err
+    )
+    (tmp_path / "below").mkdir()
+    write_matrix(tmp_path / "below" / "a.smtx")
+    (tmp_path / "bad.smtx").write_text("1")
+    assert main([*command, "--n", "2", "--output", str(tmp_path / "out.json")]) == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert {row["problem"] for row in result["results"]} == {"below/a.smtx_n2"}
+    assert "not a readable" in result["skipped"]["bad.smtx_n2"]
+    assert "bad.smtx" in capsys.readouterr().err
+    monkeypatch.setenv("JAXSPARSE_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(plan.UsageError, match=r"needs a folder in JAXSPARSE_DATA, got .*nowhere"):
+        plan.make_plan(plan.Asked("spmm", suites=("files",)), "cpu")
+
+
+@pytest.mark.skipif(
+    not os.environ.get("JAXSPARSE_DATA"), reason="JAXSPARSE_DATA names no folder of matrices"
+)
+def test_real_files():
+    paths = files.matrix_files(files.data_folder())
+    by_suffix = {}
+    for path in paths:
+        by_suffix.setdefault(path.suffixes[-1], []).append(path)
+    read = 0
+    for path in itertools.chain.from_iterable(group[:3] for group in by_suffix.values()):
+        try:
+            topology = files.read_topology(path)
+        except ValueError as error:
+            assert str(path) in str(error)
+            continue
+        assert 0 < topology.nnz <= topology.shape[0] * topology.shape[1]
+        read += 1
+    assert read
