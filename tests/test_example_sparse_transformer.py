@@ -1,14 +1,14 @@
-"""Tests of examples/sparse_transformer.py, at a tiny size."""
+"""Tests of examples/sparse_transformer at a tiny size: options, data, model, pictures."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import signal
+import os
+import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -18,33 +18,43 @@ import pytest
 
 from jaxsparse import Topology, masks
 
-Image = pytest.importorskip("PIL.Image")
-for name in ("flax", "matplotlib", "optax", "skimage", "tqdm"):
-    pytest.importorskip(name)
+pytest.importorskip("PIL")
+pytest.importorskip("flax")
+pytest.importorskip("matplotlib")
+pytest.importorskip("optax")
+pytest.importorskip("orbax.checkpoint")
+pytest.importorskip("skimage")
+pytest.importorskip("tqdm")
+sys.path.append(str(Path(__file__).parent.parent))
 
-SOURCE = Path(__file__).parent.parent / "examples" / "sparse_transformer.py"
+from flax import nnx
+from PIL import Image
+
+from examples.sparse_transformer import data, training
+from examples.sparse_transformer.__main__ import main
+from examples.sparse_transformer.errors import UserError
+from examples.sparse_transformer.model import Transformer, dense_attention
+from examples.sparse_transformer.options import parse_args
+from examples.sparse_transformer.sampling import padded_rows, sample
+from jaxsparse.nn import SparseAttention
+
 TINY = ["--size=4", "--layers=1", "--heads=2", "--hidden=16", "--batch=4", "--samples=2"]
-
-
-@pytest.fixture(scope="module")
-def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("sparse_transformer", SOURCE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+TINY += ["--devices=1"]
+SIZES = {"size": 4, "layers": 2, "heads": 2, "hidden": 16, "mlp": 32}
 
 
 @pytest.fixture
-def run(example: ModuleType, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def run(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Runs the program, which must succeed, and returns its metrics."""
 
     def run(*argv: object) -> dict[str, Any]:
         output = tmp_path / "output"
-        assert example.main([*TINY, "--output", str(output), *map(str, argv)]) == 0
-        with Image.open(output / "sparse_transformer.png") as picture:
-            assert min(picture.size) > 500
-        return json.loads((output / "metrics.json").read_text())
+        assert main([*TINY, "--output", str(output), *map(str, argv)]) == 0
+        metrics = json.loads((output / "metrics.json").read_text())
+        picture = output / f"{metrics['options']['attention']}_transformer.png"
+        with Image.open(picture) as image:
+            assert min(image.size) > 500
+        return metrics
 
     return run
 
@@ -65,7 +75,7 @@ def test_learns_the_default_photographs(
     assert curve[-1]["held_out"] < 7.5
     assert metrics["steps"] == metrics["options"]["steps"] == 60
     assert metrics["tokens_per_second"] > 0
-    assert set(metrics["versions"]) == {"jax", "flax", "optax", "jaxsparse"}
+    assert {"jax", "jaxlib", "flax", "jaxsparse"} < set(metrics["versions"])
     for words in ("device: ", "5 photographs", "parameters", f"-> {curve[-1]['held_out']:.3f}"):
         assert words in out
     # A progress line every ten seconds, as this stderr is no terminal; at least first and last.
@@ -79,43 +89,119 @@ def test_quiet_prints_one_line(
 ) -> None:
     metrics = run("--steps", 1, "--quiet", "--dtype", "bfloat16")
     out, err = capsys.readouterr()
-    assert out.startswith("held out: 8.000 -> ") and out.count("\n") == 1
+    assert out.startswith("sparse, held out: 8.000 -> ") and out.count("\n") == 1
     assert err == ""
     assert metrics["curve"][-1]["held_out"] < 8.5
 
 
-def test_interrupt_ends_training_early(
-    run: Callable[..., dict[str, Any]], example: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train_step = example.train_step
-
-    def interrupted_step(*args: Any) -> jax.Array:
-        signal.raise_signal(signal.SIGINT)
-        return train_step(*args)
-
-    handler = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(example, "train_step", interrupted_step)
-    metrics = run("--steps", 1000)
-    assert metrics["steps"] == 1
-    assert [point["step"] for point in metrics["curve"]] == [0, 1]
-    assert signal.getsignal(signal.SIGINT) is handler
+def test_paper_preset() -> None:
+    args = parse_args(["--preset", "paper", "--steps", "100", "--hidden", "512"])
+    assert (args.size, args.layers, args.heads, args.filter) == (64, 3, 8, 4096)
+    assert (args.batch, args.band, args.sparsity) == (8, 256, 0.95)
+    assert (args.dtype, args.learning_rate) == ("bfloat16", 3e-4)
+    assert (args.steps, args.hidden) == (100, 512)
+    assert parse_args(["--preset", "paper"]).steps == 140_000
 
 
 @pytest.mark.parametrize("kind", ["folder", "npz"])
-def test_reads_data(kind: str, run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    data = tmp_path / "data"
+def test_reads_photographs(kind: str, run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    path = tmp_path / "data"
     if kind == "folder":
-        (data / "inner").mkdir(parents=True)
-        Image.fromarray(images(1, 9, 12)[0]).save(data / "inner" / "colour.PNG")
-        Image.fromarray(images(1, 20, 8)[0, :, :, 0]).save(data / "grey.jpg")
-        (data / "notes.txt").write_text("not an image")
+        (path / "inner").mkdir(parents=True)
+        Image.fromarray(images(1, 9, 12)[0]).save(path / "inner" / "colour.PNG")
+        Image.fromarray(images(1, 20, 8)[0, :, :, 0]).save(path / "grey.jpg")
+        (path / "notes.txt").write_text("not an image")
     else:
-        data = tmp_path / "data.npz"
-        np.savez(data, labels=np.arange(12), images=images(12, 5, 4))
-    metrics = run("--steps", 2, "--data", data)
-    assert metrics["options"]["data"] == str(data)
+        path = tmp_path / "data.npz"
+        np.savez(path, labels=np.arange(12), images=images(12, 5, 4))
+    metrics = run("--steps", 2, "--data", path)
+    assert metrics["options"]["data"] == str(path)
     assert math.isfinite(metrics["curve"][-1]["held_out"])
     assert metrics["curve"][-1]["held_out"] < 8.5
+
+
+def python_2_batch(planes: np.ndarray) -> bytes:
+    """A batch as the published files have it: pickled by Python 2, strings as bytes."""
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+        b"(K\x01K" + bytes([len(planes)]) + b"M\x00\x0c\x86"  # Version 1, shape (N, 3072).
+        b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        b"\x89T" + planes.size.to_bytes(4, "little") + planes.tobytes() + b"tb"
+    )
+    labels = b"U\x06labels](K\x03K\x07e"
+    return b"\x80\x02}(U\x04data" + array + labels + b"u."
+
+
+def write_cifar(folder: Path, kind: str, train: np.ndarray, test: np.ndarray) -> None:
+    """Writes two batches of one image to train on each, and one to test on."""
+    folder.mkdir()
+    for name, batch in (
+        ("data_batch_1", train[:1]),
+        ("data_batch_2", train[1:]),
+        ("test_batch", test),
+    ):
+        planes = batch.transpose(0, 3, 1, 2).reshape(len(batch), -1)
+        if kind == "binary":
+            labels = np.full((len(batch), 1), 9, np.uint8)
+            (folder / f"{name}.bin").write_bytes(np.hstack([labels, planes]).tobytes())
+        elif kind == "python":
+            (folder / name).write_bytes(python_2_batch(planes))
+        else:
+            Image.fromarray(batch.reshape(len(batch), 1024, 3)).save(folder / f"{name}.png")
+
+
+@pytest.mark.parametrize("kind", ["binary", "python", "sheets"])
+def test_reads_cifar(kind: str, tmp_path: Path) -> None:
+    pictures = images(5, 32, 32)
+    write_cifar(tmp_path / "cifar", kind, pictures[:2], pictures[2:])
+    dataset = data.load(tmp_path / "cifar", 32)
+    np.testing.assert_array_equal(dataset.train, pictures[:2])
+    np.testing.assert_array_equal(dataset.held_out, pictures[2:])
+    assert dataset.scales == 1
+    assert "2 photographs" in dataset.description
+
+
+class Malicious:
+    """Unpickled without care, it runs a program."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch proof",)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (pickle.dumps({"data": Malicious()}), "a reference to posix.system, which is not allowed"),
+        (b"cnumpy\nsave\n.", "a reference to numpy.save, which is not allowed"),
+        (pickle.dumps({"labels": [1]}), "expected data uint8(N, 3072), got no array"),
+        (b"no pickle", "expected a pickled CIFAR batch"),
+    ],
+)
+def test_refuses_a_pickle(
+    content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("data_batch_1", "test_batch"):
+        Path(name).write_bytes(content)
+    with pytest.raises(UserError) as info:
+        data.load(tmp_path, 4)
+    assert message in str(info.value)
+    assert not Path("proof").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "count", "held_out"),
+    [("cifar10", 10_000, 10_000), ("imagenet1000/imagenet_sample_64x64.npz", 900, 100)],
+)
+def test_reads_real_data(path: str, count: int, held_out: int) -> None:
+    folder = Path(os.environ.get("JAXSPARSE_DATA", "."))
+    if "JAXSPARSE_DATA" not in os.environ or not (folder / path).exists():
+        pytest.skip(f"needs the environment variable JAXSPARSE_DATA, a folder with {path}")
+    dataset = data.load(folder / path, 32)
+    assert (len(dataset.train), len(dataset.held_out)) == (count, held_out)
+    # Photographs, not noise: neighbours are alike.
+    image = np.asarray(dataset.train[0], np.int32)
+    assert np.abs(np.diff(image, axis=1)).mean() < 30
 
 
 @pytest.mark.parametrize(
@@ -129,6 +215,10 @@ def test_reads_data(kind: str, run: Callable[..., dict[str, Any]], tmp_path: Pat
         ("--data floats.npz", "expected an array uint8(N, H, W, 3), got x float64(2, 8, 8, 3)"),
         ("--data pickle.npz", "expected plain arrays"),
         ("--data small --size 7", "at least 14 pixels wide and 7 high, got 12 x 12"),
+        ("--data untested", "expected data_batch_*.bin and test_batch.bin, got 1 of the first"),
+        ("--data torn", "expected records of 3073 bytes, got 5 bytes"),
+        ("--data narrow", "expected 1024 pixels in a row, got 12"),
+        ("--data cifar --size 33", "--size: expected at most 32, the size of the images, got 33"),
         ("--size 10000", "at least 20000 pixels wide"),
         ("--size 0", "argument --size: expected int in [1, 2.14748e+09), got 0"),
         ("--steps many", "argument --steps: expected int"),
@@ -136,20 +226,24 @@ def test_reads_data(kind: str, run: Callable[..., dict[str, Any]], tmp_path: Pat
         ("--learning-rate nan", "argument --learning-rate: expected float in [0, inf), got nan"),
         ("--heads 3", "--hidden: expected a multiple of --heads 3, got 16"),
         ("--dtype float16", "argument --dtype: invalid choice"),
+        ("--compare --attention dense", "argument --attention: not allowed with argument"),
+        ("--preset huge", "argument --preset: invalid choice"),
+        ("--devices 1000", "--devices: expected at most"),
         ("--unknown", "unrecognized arguments: --unknown"),
-        ("--output notes.txt", "--output notes.txt: expected a folder"),
+        ("--output notes.txt", "--output: expected a writable folder"),
+        ("--resume", "--resume: expected a checkpoint in sparse_transformer_out/checkpoints"),
+        ("--resume --compare", "--resume: expected a checkpoint in"),
     ],
 )
 def test_reports_a_mistake_in_one_line(
     argv: str,
     message: str,
-    example: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for folder in ("empty", "broken", "small"):
+    for folder in ("empty", "broken", "small", "untested", "torn", "narrow"):
         Path(folder).mkdir()
     Path("notes.txt").write_text("not an image")
     Path("false.npz").write_text("not an archive")
@@ -157,36 +251,51 @@ def test_reports_a_mistake_in_one_line(
     Image.fromarray(images(1, 12, 12)[0]).save("small/image.png")
     np.savez("floats.npz", x=images(2, 8, 8) / 255)
     np.savez("pickle.npz", x=np.array([{}], object))
-    assert example.main([*TINY, *argv.split()]) == 2
+    Path("untested/data_batch_1.bin").write_bytes(bytes(3073))
+    for name in ("data_batch_1", "test_batch"):
+        Path(f"torn/{name}.bin").write_bytes(bytes(5))
+        Image.fromarray(images(1, 12, 12)[0]).save(f"narrow/{name}.png")
+    write_cifar(Path("cifar"), "binary", images(2, 32, 32), images(1, 32, 32))
+    assert main([*TINY, *argv.split()]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("sparse_transformer: error: ") and err.count("\n") == 1
     assert message in err
 
 
-def test_diverging_training_is_reported(
-    example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_diverging_training_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [*TINY, "--quiet", "--output", str(tmp_path), "--learning-rate", "1e38"]
-    assert example.main([*argv, "--steps", "9"]) == 2
+    assert main([*argv, "--steps", "9"]) == 2
     assert "expected a finite loss, got nan" in capsys.readouterr().err
 
 
-def test_split_holds_out(example: ModuleType) -> None:
+def test_exhausted_memory_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def exhaust(*_: Any) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nx")
+
+    monkeypatch.setattr(training, "crops", exhaust)
+    assert main([*TINY, "--quiet", "--output", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "got: Out of memory allocating 9 bytes; lower --batch, --size, --hidden, " in err
+
+
+def test_split_holds_out() -> None:
     few = images(2, 8, 20)
-    train, held_out = example.split(list(few), 4)
+    train, held_out = data.split(list(few), 4)
     np.testing.assert_array_equal(train, few[:, :, :16])
     np.testing.assert_array_equal(held_out, few[:, :, 16:])
     many = images(20, 4, 4)
-    train, held_out = example.split(list(many), 4)
+    train, held_out = data.split(list(many), 4)
     np.testing.assert_array_equal(held_out, many[[0, 10]])
     assert len(train) == 18
 
 
-def test_crops_are_means_of_windows(example: ModuleType) -> None:
+def test_crops_are_means_of_windows() -> None:
     image = images(1, 8, 8)[0]
-    batches = example.crops([image], 4, 64, 2, np.random.default_rng(0))
-    crops = next(batches).reshape(64, 4, 4, 3)
+    crops = data.crops([image], 4, 64, 2, (0, 0, 0)).reshape(64, 4, 4, 3)
     assert crops.dtype == np.int32
     whole = image.reshape(4, 2, 4, 2, 3).mean((1, 3)).round()
     windows = {image[i : i + 4, j : j + 4].tobytes() for i in range(5) for j in range(5)}
@@ -200,12 +309,12 @@ def test_crops_are_means_of_windows(example: ModuleType) -> None:
     assert found == {(1, 0), (1, 1), (2, 0), (2, 1)}
 
 
-@pytest.fixture(scope="module")
-def model(example: ModuleType) -> Any:
-    sizes = {"size": 4, "layers": 2, "heads": 2, "hidden": 16, "mlp": 32}
-    model = example.Transformer(**sizes, dtype=jnp.float32, seed=0)
-    model.norm.scale[...] = jnp.ones(16)  # As if trained: it starts at zero.
-    return model
+def test_crops_follow_from_their_seed() -> None:
+    pictures = images(3, 9, 9)
+    first, again = (data.crops(pictures, 4, 8, 2, (1, 2, 3)) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    for seed in ((0, 2, 3), (1, 0, 3), (1, 2, 0)):
+        assert (data.crops(pictures, 4, 8, 2, seed) != first).any()
 
 
 @pytest.fixture(scope="module")
@@ -214,28 +323,53 @@ def topology() -> Topology:
     return Topology.from_mask(mask, (48, 48))
 
 
-def test_model_is_causal(example: ModuleType, model: Any, topology: Topology) -> None:
+def make_model(attention: Any) -> Transformer:
+    model = Transformer(attention, **SIZES, dtype=jnp.float32, seed=0)
+    model.norm.scale[...] = jnp.ones(16)  # As if trained: it starts at zero.
+    return model
+
+
+@pytest.fixture(scope="module", params=["sparse", "dense"])
+def model(request: pytest.FixtureRequest, topology: Topology) -> Transformer:
+    return make_model(dense_attention if request.param == "dense" else SparseAttention(topology))
+
+
+def test_model_is_causal(model: Transformer) -> None:
     tokens = images(2, 4, 4).reshape(2, 48).astype(np.int32)
-    before = model(tokens, topology)
+    before = model(tokens)
     for t in (0, 1, 20, 46):
         changed = tokens.copy()
         changed[:, t] = (changed[:, t] + 128) % 256
-        after = model(changed, topology)
+        after = model(changed)
         np.testing.assert_array_equal(after[:, : t + 1], before[:, : t + 1])
         assert np.abs(after[:, t + 1] - before[:, t + 1]).max() > 1e-3
 
 
-def test_samples_are_drawn_from_the_model(
-    example: ModuleType, model: Any, topology: Topology
-) -> None:
+def test_samples_are_drawn_from_the_model(model: Transformer, topology: Topology) -> None:
     given = images(3, 4, 4).reshape(3, 48).astype(np.int32)
     known = np.zeros((3, 48), bool)
     known[0, :24] = known[1] = True
-    key, rows = jax.random.key(1), example.padded_rows(topology)
-    drawn = np.asarray(example.sample(model, given, known, rows, key))
+    rows = None if model.attention is dense_attention else padded_rows(topology)
+    drawn = np.asarray(sample(model, given, known, rows, jax.random.key(1)))
     np.testing.assert_array_equal(drawn[known], given[known])
     # The whole sequence at once, with the sparse kernels, gives what the cache gave.
-    logits = model(drawn, topology)
-    keys = jax.random.split(key, 48)
-    expected = jax.vmap(jax.random.categorical, (0, 1), 1)(keys, logits)
+    keys = jax.random.split(jax.random.key(1), 48)
+    expected = jax.vmap(jax.random.categorical, (0, 1), 1)(keys, model(drawn))
     np.testing.assert_array_equal(drawn[~known], np.asarray(expected)[~known])
+
+
+def test_dense_twin(topology: Topology) -> None:
+    sparse, dense = make_model(SparseAttention(topology)), make_model(dense_attention)
+    jax.tree.map(
+        np.testing.assert_array_equal, nnx.state(sparse, nnx.Param), nnx.state(dense, nnx.Param)
+    )
+
+    def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        scores = jnp.einsum("btnh,bsnh->bnts", query, key) / math.sqrt(query.shape[-1])
+        scores = jnp.where(jnp.tri(48, dtype=bool), scores, -jnp.inf)
+        return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(scores), value)
+
+    tokens = images(2, 4, 4).reshape(2, 48).astype(np.int32)
+    everything = Topology.from_mask(masks.causal(), (48, 48))
+    for same in (attend, SparseAttention(everything)):
+        np.testing.assert_allclose(make_model(same)(tokens), dense(tokens), rtol=1e-4, atol=1e-4)

@@ -16,15 +16,15 @@ __device__ __forceinline__ int64_t RowOf(const int32_t* row_offsets, int64_t row
   return low;
 }
 
-// A group of lanes, one for each element of d up to a warp, owns a run of entries. The row is
-// looked up where one ends, and kTogether entries are read at once, so that their loads overlap.
+// A group of lanes, one for each element of d up to a warp, owns a run of as many entries. Each
+// lane looks up the row and the column of one of them; then all take the dot products one after
+// another, kTogether at once, so that their loads overlap.
 template <typename T, typename Out, typename Index>
 __global__ void SddmmEntries(const __grid_constant__ SddmmProblem p) {
   constexpr int kTogether = 4;
-  static_assert(kSddmmEntriesPerGroup % kTogether == 0);
   const int lanes = LanesFor(p.d);
   const int64_t nse = p.pattern.nse, rows = p.pattern.rows;
-  const int64_t runs = CeilDivide(nse, kSddmmEntriesPerGroup);
+  const int64_t runs = CeilDivide(nse, lanes);
   const int64_t units = p.batch.count * runs;
   const int groups = kWarp / lanes;  // in a warp
   const int64_t stride = static_cast<int64_t>(gridDim.x) * (blockDim.x / lanes);
@@ -35,48 +35,54 @@ __global__ void SddmmEntries(const __grid_constant__ SddmmProblem p) {
   for (int64_t first = warp * groups; first < units; first += stride) {
     const int64_t unit = first + threadIdx.x % kWarp / lanes;
     const int64_t batch_entry = unit < units ? unit / runs : 0;
-    const int64_t begin = unit % runs * kSddmmEntriesPerGroup;
-    const int64_t whole = begin + kSddmmEntriesPerGroup;
-    const int64_t end = unit >= units ? begin : whole < nse ? whole : nse;
+    const int64_t i = unit % runs * lanes + lane;
     const int32_t* row_offsets = p.pattern.row_offsets.At<const int32_t>(p.batch, batch_entry);
-    const Index* columns = p.pattern.column_indices.At<const Index>(p.batch, batch_entry);
+    const bool valid = unit < units && i < nse;
+    const bool stored = valid && rows > 0 && i < row_offsets[rows];
+    int64_t row = 0, column = -1;
+    if (stored) {
+      row = RowOf(row_offsets, rows, i);
+      column = p.pattern.column_indices.At<const Index>(p.batch, batch_entry)[i];
+    }
     const T* x = p.x.At<const T>(p.batch, batch_entry);
     const T* y = p.y.At<const T>(p.batch, batch_entry);
-    const int64_t stored_end = rows > 0 ? row_offsets[rows] : 0;
-    int64_t row = 0, row_end = begin;
-    for (int offset = 0; offset < kSddmmEntriesPerGroup; offset += kTogether) {
-      const T* x_row[kTogether] = {};
-      const T* y_row[kTogether] = {};
+    const int64_t first_row = __shfl_sync(kAllLanes, row, 0, lanes);
+    const int64_t first_column = __shfl_sync(kAllLanes, column, 0, lanes);
+    // Padding is behind what is stored: a run with any entry has its first.
+    const int64_t size = first_column < 0 ? 0 : p.d;
+    if (!stored) {
+      row = first_row;
+      column = first_column;
+    }
+    Accumulator<T> own = 0;
+    for (int j = 0; j < lanes; j += kTogether) {
+      const T* x_row[kTogether];
+      const T* y_row[kTogether];
       Accumulator<T> sums[kTogether] = {};
 #pragma unroll
-      for (int j = 0; j < kTogether; ++j) {
-        const int64_t i = begin + offset + j;
-        if (i >= end || i >= stored_end) continue;
-        if (i >= row_end) {
-          row = RowOf(row_offsets, rows, i);
-          row_end = row_offsets[row + 1];
-        }
-        x_row[j] = x + row * p.d;
-        y_row[j] = y + columns[i] * p.d;
+      for (int e = 0; e < kTogether; ++e) {  // past a narrow group's end, it wraps around
+        x_row[e] = x + __shfl_sync(kAllLanes, row, j + e, lanes) * p.d;
+        y_row[e] = y + __shfl_sync(kAllLanes, column, j + e, lanes) * p.d;
       }
-      for (int64_t d = lane; d < p.d; d += lanes) {
+#pragma unroll 4
+      for (int64_t d = lane; d < size; d += lanes) {
 #pragma unroll
-        for (int j = 0; j < kTogether; ++j) {
-          if (y_row[j] != nullptr)
-            sums[j] += ToAccumulator(x_row[j][d]) * ToAccumulator(y_row[j][d]);
+        for (int e = 0; e < kTogether; ++e) {
+          sums[e] += ToAccumulator(x_row[e][d]) * ToAccumulator(y_row[e][d]);
         }
       }
 #pragma unroll
-      for (int j = 0; j < kTogether; ++j) {
-        const int64_t i = begin + offset + j;
-        Accumulator<T> sum = SumOverLanes(sums[j], lanes);
-        if (i >= end || lane != 0) continue;
-        if (p.scale_by.data != nullptr && y_row[j] != nullptr) {
-          sum *= ToAccumulator(p.scale_by.At<const T>(p.batch, batch_entry)[i]);
-        }
-        FromAccumulator(sum, &p.out.At<Out>(p.batch, batch_entry)[i]);
+      for (int e = 0; e < kTogether; ++e) {
+        const Accumulator<T> sum = SumOverLanes(sums[e], lanes);
+        if (lane == j + e) own = sum;
       }
     }
+    if (!valid) continue;
+    if (!stored) own = 0;
+    else if (p.scale_by.data != nullptr) {
+      own *= ToAccumulator(p.scale_by.At<const T>(p.batch, batch_entry)[i]);
+    }
+    FromAccumulator(own, &p.out.At<Out>(p.batch, batch_entry)[i]);
   }
 }
 

@@ -14,8 +14,8 @@ KernelSource Entries(const SddmmProblem& p) {
 }
 
 LaunchShape EntriesShape(const SddmmProblem& p) {
-  const int64_t runs = CeilDivide(p.pattern.nse, kSddmmEntriesPerGroup);
-  return {CeilDivide(p.batch.count * runs, kThreads / LanesFor(p.d)), kThreads};
+  const int lanes = LanesFor(p.d);
+  return {CeilDivide(p.batch.count * CeilDivide(p.pattern.nse, lanes), kThreads / lanes), kThreads};
 }
 
 constexpr CudaVariant<SddmmProblem> kVariants[] = {

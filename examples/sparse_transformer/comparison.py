@@ -1,0 +1,105 @@
+"""Sparse beside dense attention: throughput, memory, and the table of both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from .trainer import Trainer
+
+TIMED_CALLS = 10
+
+# Table III of the paper, whose memory and throughput are those of the forward pass in float32. None
+# is out of memory.
+PAPER: dict[str, dict[str, Any]] = {
+    "sparse": {
+        "held_out": 3.77,
+        "V100": {"tokens_per_second": 67_857, "gigabytes": 0.77},
+        "GTX 1080": {"tokens_per_second": 32_039, "gigabytes": 0.88},
+    },
+    "dense": {
+        "held_out": 3.76,
+        "V100": {"tokens_per_second": 32_477, "gigabytes": 9.88},
+        "GTX 1080": None,
+    },
+}
+
+
+def measure(trainer: Trainer, tokens: np.ndarray) -> dict[str, Any]:
+    """Throughput and memory of both programs of a trainer, which it trains on by some steps."""
+    batch = trainer.place(tokens)
+    programs = {
+        "forward": (trainer.score_program, lambda: trainer.score(batch)),
+        "training": (trainer.step_program, lambda: trainer.step(batch)),
+    }
+    result: dict[str, Any] = {
+        name: {
+            "tokens_per_second": tokens.size / median_seconds(call),
+            "peak_bytes": peak_bytes(program),
+        }
+        for name, (program, call) in programs.items()
+    }
+    # Of the process so far, sampling included; None on a CPU.
+    allocator = trainer.devices[0].memory_stats() or {}
+    return result | {"allocator_peak_bytes": allocator.get("peak_bytes_in_use")}
+
+
+def median_seconds(call: Callable[[], jax.Array]) -> float:
+    """The median time of a call, until its result is there."""
+    jax.block_until_ready(call())
+    seconds = []
+    for _ in range(TIMED_CALLS):
+        start = time.perf_counter()
+        jax.block_until_ready(call())
+        seconds.append(time.perf_counter() - start)
+    return float(np.median(seconds))
+
+
+def peak_bytes(program: jax.stages.Compiled) -> int:
+    """What a compiled program holds at most on one device, its arguments and results included."""
+    memory = program.memory_analysis()
+    return (
+        memory.argument_size_in_bytes
+        + memory.temp_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
+
+
+def table(results: dict[str, dict[str, Any] | None]) -> str:
+    """The results of sparse and dense attention beside the paper's; None is out of memory."""
+
+    def row(title: str, form: str, get: Callable[[dict[str, Any]], float], paper: str) -> list[str]:
+        ours = (format(get(x), form) if x else "out of memory" for x in results.values())
+        theirs = (paper.format(**PAPER[x], **PAPER[x]["V100"]) for x in results)
+        return [title, *ours, *theirs]
+
+    rows = [
+        ["", *results, *(f"paper, {x}" for x in results)],
+        row("held out, bits/dim", ".3f", lambda x: x["curve"][-1]["held_out"], "{held_out}"),
+    ]
+    for name, speed, memory in (
+        ("forward", "{tokens_per_second:,}", "{gigabytes}"),
+        ("training", "", ""),
+    ):
+        rows += [
+            row(f"{name}, tokens/s", ",.0f", lambda x, n=name: x[n]["tokens_per_second"], speed),
+            row(f"{name}, peak GB", ".3f", lambda x, n=name: x[n]["peak_bytes"] / 1e9, memory),
+        ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join([x[0].ljust(widths[0]), *map(str.rjust, x[1:], widths[1:])]).rstrip()
+        for x in rows
+    )
+    gpu = PAPER["sparse"]["GTX 1080"]
+    return "\n".join(
+        [
+            *lines,
+            "paper: Gale et al. 2020, Table III, a V100 in float32. On a GTX 1080: sparse "
+            f"{gpu['tokens_per_second']:,} tokens/s in {gpu['gigabytes']} GB, dense out of memory",
+        ]
+    )

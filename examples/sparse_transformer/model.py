@@ -1,0 +1,108 @@
+"""The Transformer, and the two kinds of attention that it is trained with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+START = 256  # The token before the first byte; a byte is its own token.
+
+Attend = Callable[[Array, Array, Array], Array]
+
+
+def dense_attention(query: Array, key: Array, value: Array) -> Array:
+    """Attention of every position to itself and to all before it."""
+    features = query.shape[-1]
+    fused = query.dtype.itemsize == 2 and features % 8 == 0 and features <= 128
+    implementation = "cudnn" if fused and jax.default_backend() == "gpu" else None
+    return jax.nn.dot_product_attention(
+        query, key, value, is_causal=True, implementation=implementation
+    )
+
+
+def smooth_codes(key: Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> Array:
+    """Initializes an embedding of bytes by sine waves, so that near values start out alike.
+
+    The model need not learn the order of 256 brightnesses first, which shortens training a lot.
+    """
+    values, features = shape
+    octave, phase = jax.random.uniform(key, (2, features))
+    waves = 2 ** (6 * octave - 1) * jnp.arange(values)[:, None] / 256 + phase
+    return jnp.sin(2 * jnp.pi * waves).astype(dtype) / math.sqrt(2)
+
+
+class Block(nnx.Module):
+    """A pre-norm Transformer layer, which leaves to its caller how queries meet keys and values.
+
+    So training, on whole sequences, and sampling, byte by byte on a cache, share the layer.
+    """
+
+    def __init__(self, hidden: int, heads: int, mlp: int, dtype: Any, rngs: nnx.Rngs):
+        self.heads = heads
+        self.attention_norm = nnx.LayerNorm(hidden, dtype=dtype, rngs=rngs)
+        self.qkv = nnx.Linear(hidden, 3 * hidden, use_bias=False, dtype=dtype, rngs=rngs)
+        self.merge = nnx.Linear(hidden, hidden, dtype=dtype, rngs=rngs)
+        self.mlp_norm = nnx.LayerNorm(hidden, dtype=dtype, rngs=rngs)
+        self.expand = nnx.Linear(hidden, mlp, dtype=dtype, rngs=rngs)
+        self.contract = nnx.Linear(mlp, hidden, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: Array, attend: Attend) -> Array:
+        qkv = self.qkv(self.attention_norm(x)).reshape(*x.shape[:2], 3 * self.heads, -1)
+        query, key, value = jnp.split(qkv, 3, axis=2)  # Each (batch, length, heads, features).
+        x = x + self.merge(attend(query, key, value).reshape(x.shape))
+        return x + self.contract(nnx.gelu(self.expand(self.mlp_norm(x))))
+
+
+class Transformer(nnx.Module):
+    """Predicts each byte of an image from the bytes before it."""
+
+    def __init__(
+        self,
+        attention: Attend,
+        *,
+        size: int,
+        layers: int,
+        heads: int,
+        hidden: int,
+        mlp: int,
+        dtype: Any,
+        seed: int,
+    ):
+        rngs = nnx.Rngs(seed)
+        self.attention = attention
+        self.size, self.hidden, self.dtype = size, hidden, dtype
+        small = nnx.initializers.normal(0.5)
+        self.byte = nnx.Embed(
+            START + 1, hidden, embedding_init=smooth_codes, dtype=dtype, rngs=rngs
+        )
+        self.row = nnx.Embed(size, hidden, embedding_init=small, dtype=dtype, rngs=rngs)
+        self.column = nnx.Embed(size, hidden, embedding_init=small, dtype=dtype, rngs=rngs)
+        self.channel = nnx.Embed(3, hidden, embedding_init=small, dtype=dtype, rngs=rngs)
+        self.blocks = nnx.List([Block(hidden, heads, mlp, dtype, rngs) for _ in range(layers)])
+        # In float32, as the softmax is. The zero scale starts from the uniform guess.
+        self.norm = nnx.LayerNorm(hidden, scale_init=nnx.initializers.zeros, rngs=rngs)
+        self.head = nnx.Embed(256, hidden, embedding_init=smooth_codes, rngs=rngs)
+
+    def embed(self, previous: Array, position: Array) -> Array:
+        """Embeds the previous byte and the place in the image of the one to predict."""
+        pixel, channel = jnp.divmod(position, 3)
+        row, column = jnp.divmod(pixel, self.size)
+        return self.byte(previous) + self.row(row) + self.column(column) + self.channel(channel)
+
+    def predict(self, x: Array) -> Array:
+        """The logits of the next byte."""
+        return self.head.attend(self.norm(x))
+
+    def __call__(self, tokens: Array) -> Array:
+        """The logits (batch, length, 256) of all bytes, each from the tokens before it."""
+        previous = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=START)
+        x = self.embed(previous, jnp.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x, self.attention)
+        return self.predict(x)

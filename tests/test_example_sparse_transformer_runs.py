@@ -1,0 +1,276 @@
+"""Tests of examples/sparse_transformer over whole runs: resuming, comparing, several devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxsparse import Topology, masks
+
+pytest.importorskip("PIL")
+pytest.importorskip("flax")
+pytest.importorskip("matplotlib")
+pytest.importorskip("optax")
+pytest.importorskip("orbax.checkpoint")
+pytest.importorskip("skimage")
+pytest.importorskip("tqdm")
+sys.path.append(str(Path(__file__).parent.parent))
+
+import optax
+import orbax.checkpoint as ocp
+from jax.experimental.compilation_cache import compilation_cache
+from PIL import Image
+
+from examples.sparse_transformer import comparison, training
+from examples.sparse_transformer.__main__ import main
+from examples.sparse_transformer.errors import OutOfMemoryError, UserError
+from examples.sparse_transformer.model import Transformer, dense_attention
+from examples.sparse_transformer.trainer import Trainer, choose_devices
+from jaxsparse.nn import SparseAttention
+
+ROOT = Path(__file__).parent.parent
+TINY = ["--size=4", "--layers=1", "--heads=2", "--hidden=16", "--batch=4", "--samples=2"]
+STEPS = 60
+RUN = [*TINY, "--devices=1", "--quiet", f"--steps={STEPS}", "--eval-every=7"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """All runs share what is compiled; the variables are for those in processes of their own."""
+    settings = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
+        "jax_persistent_cache_min_compile_time_secs": 0.1,
+    }
+    previous = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    yield {name.upper(): str(value) for name, value in settings.items()}
+    for name, value in previous.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of a run that nothing interrupted."""
+    output = tmp_path_factory.mktemp("unbroken")
+    assert main([*RUN, "--output", str(output)]) == 0
+    return output
+
+
+def assert_same_result(output: Path, expected: Path) -> None:
+    """Compares the loss curves, the parameters and the state of the optimizer bit by bit."""
+    curves = [json.loads((x / "metrics.json").read_text())["curve"] for x in (output, expected)]
+    assert curves[0] == curves[1]
+    states = []
+    for path in (output, expected):
+        manager = ocp.CheckpointManager(path / "checkpoints")
+        assert manager.latest_step() == STEPS
+        args = ocp.args.Composite(state=ocp.args.StandardRestore())
+        states.append(manager.restore(STEPS, args=args).state)
+    jax.tree.map(np.testing.assert_array_equal, *states)
+    assert len(jax.tree.leaves(states[0])) > 30
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_killed_run_resumes(
+    number: signal.Signals, unbroken: Path, compiled_once: dict[str, str], tmp_path: Path
+) -> None:
+    checkpoints = tmp_path / "checkpoints"
+
+    def newest() -> int:
+        return max((int(x.name) for x in checkpoints.glob("*") if x.name.isdigit()), default=0)
+
+    command = [sys.executable, "-m", "examples.sparse_transformer", *RUN, "--checkpoint-every=1"]
+    process = subprocess.Popen(
+        [*command, "--output", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | compiled_once,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while newest() < 3 and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert 3 <= newest() < STEPS
+    assert not (tmp_path / "metrics.json").exists()
+    if number == signal.SIGTERM:
+        assert process.returncode == 128 + number
+        assert err.count("\n") == 1
+        assert f"stopped by SIGTERM after step {newest()} of {STEPS}, which is saved" in err
+        assert "--resume" in err
+    else:
+        assert process.returncode == -number
+    assert main([*RUN, "--output", str(tmp_path), "--resume"]) == 0
+    assert_same_result(tmp_path, unbroken)
+
+
+@pytest.fixture
+def interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Path:
+    """The output of a run that Ctrl-C stopped in its tenth step."""
+    crops = training.crops
+
+    def interrupting_crops(*args: Any) -> np.ndarray:
+        if args[-1] == (0, training.TRAINING, 10):
+            signal.raise_signal(signal.SIGINT)
+        return crops(*args)
+
+    handlers = [signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)]
+    monkeypatch.setattr(training, "crops", interrupting_crops)
+    assert main([*RUN, "--output", str(tmp_path)]) == 130
+    assert f"stopped by SIGINT after step 10 of {STEPS}" in capsys.readouterr().err
+    assert [signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)] == handlers
+    monkeypatch.setattr(training, "crops", crops)
+    return tmp_path
+
+
+def test_interrupted_run_resumes(
+    interrupted: Path, unbroken: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [x.name for x in interrupted.iterdir()] == ["checkpoints"]
+    argv = [*RUN, "--output", str(interrupted)]
+    for wrong, message in (
+        ([], "--output: expected no unfinished run, got one after step 10 of 60"),
+        (
+            ["--resume", "--heads=4", "--learning-rate=1", "--attention=dense"],
+            "--resume: expected --attention sparse --heads 2 --learning-rate 0.003 as in",
+        ),
+    ):
+        assert main([*argv, *wrong]) == 2
+        assert message in capsys.readouterr().err
+    assert main([*argv, "--resume", "--checkpoint-every=20", "--samples=3"]) == 0
+    assert_same_result(interrupted, unbroken)
+    # A finished run is drawn again, or replaced.
+    assert main([*argv, "--resume"]) == 0
+    assert_same_result(interrupted, unbroken)
+    assert main(argv) == 0
+    assert_same_result(interrupted, unbroken)
+
+
+def test_second_signal_quits_at_once() -> None:
+    program = """
+import signal, time
+from examples.sparse_transformer.interruption import stop_request
+with stop_request() as stop:
+    signal.raise_signal(signal.SIGINT)
+    assert stop.number == signal.SIGINT
+    signal.raise_signal(signal.SIGTERM)
+    time.sleep(60)
+"""
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=30)
+    assert result.returncode == 128 + signal.SIGTERM
+
+
+def test_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*RUN, "--compare", "--output", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    report = json.loads((tmp_path / "comparison.json").read_text())
+    assert {"options", "device", "devices", "versions", "date", "paper"} < set(report)
+    for attention in ("sparse", "dense"):
+        with Image.open(tmp_path / attention / f"{attention}_transformer.png") as picture:
+            assert min(picture.size) > 500
+        result = report[attention]
+        assert result["curve"][-1]["step"] == STEPS
+        assert f"{result['curve'][-1]['held_out']:.3f}" in out
+        for program in ("forward", "training"):
+            assert result[program]["tokens_per_second"] > 0
+            assert f"{result[program]['tokens_per_second']:,.0f}" in out
+        # The least that they hold: 11,648 parameters, and for training two moments of each.
+        assert result["forward"]["peak_bytes"] > 4 * 11_648
+        assert result["training"]["peak_bytes"] > 3 * 4 * 11_648
+    start = [report[x]["curve"][0]["held_out"] for x in ("sparse", "dense")]
+    assert start[0] == start[1]
+    for figure in ("3.77", "3.76", "67,857", "32,477", "0.77", "9.88", "32,039"):
+        assert figure in out
+
+
+def test_comparison_without_memory_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def exhaust(*_: Any) -> None:
+        raise OutOfMemoryError("dense attention: expected it to fit")
+
+    monkeypatch.setattr("examples.sparse_transformer.__main__.dense_attention", exhaust)
+    assert main([*RUN, "--compare", "--output", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("out of memory") == 6  # Five rows of ours, and one of the paper's GPUs.
+    assert "dense attention: expected it to fit" in err
+    report = json.loads((tmp_path / "comparison.json").read_text())
+    assert report["dense"] is None and report["sparse"] is not None
+
+
+def make_trainer(attention: Callable[..., jax.Array], devices: list[jax.Device]) -> Trainer:
+    sizes = {"size": 4, "layers": 1, "heads": 2, "hidden": 16, "mlp": 32}
+    model = Transformer(attention, **sizes, dtype=jnp.float32, seed=0)
+    model.norm.scale[...] = jnp.ones(16)  # As if trained: it starts at zero.
+    return Trainer(model, optax.adamw(1e-2), np.zeros((8, 48), np.int32), devices)
+
+
+@pytest.mark.skipif(jax.local_device_count() < 8, reason="needs 8 devices (tests/conftest.py)")
+@pytest.mark.parametrize("attention", ["sparse", "dense"])
+def test_training_on_eight_devices(attention: str) -> None:
+    topology = Topology.from_mask(masks.band(16) & masks.causal(), (48, 48))
+    attend = dense_attention if attention == "dense" else SparseAttention(topology)
+    one, eight = (make_trainer(attend, jax.local_devices()[:n]) for n in (1, 8))
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        tokens = rng.integers(0, 256, (8, 48), np.int32)
+        batches = one.place(tokens), eight.place(tokens)
+        assert batches[1].addressable_shards[0].data.shape == (1, 48)
+        losses = one.step(batches[0]), eight.step(batches[1])
+        np.testing.assert_allclose(*losses, rtol=1e-5)
+        np.testing.assert_allclose(one.score(batches[0]), eight.score(batches[1]), rtol=1e-5)
+    for a, b in zip(*(jax.tree.leaves(x.state.params) for x in (one, eight)), strict=True):
+        assert len(b.addressable_shards) == 8 and b.is_fully_replicated
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+    for program in (eight.step_program, eight.score_program):
+        text = program.as_text()
+        assert "all-reduce" in text
+        assert not any(x in text for x in ("all-gather", "all-to-all", "collective-permute"))
+    # Activations are those of an eighth of the batch.
+    temporary = [x.score_program.memory_analysis().temp_size_in_bytes for x in (one, eight)]
+    assert temporary[1] < temporary[0] / 4
+
+
+@pytest.mark.skipif(jax.local_device_count() < 8, reason="needs 8 devices (tests/conftest.py)")
+def test_as_many_devices_as_divide_the_batch() -> None:
+    assert jax.local_device_count() == 8
+    counts = {(8, None): 8, (12, None): 6, (4, None): 4, (7, 4): 1, (8, 3): 2, (64, 8): 8}
+    assert {case: len(choose_devices(*case)) for case in counts} == counts
+    with pytest.raises(UserError, match="expected at most 8 here, got 9"):
+        choose_devices(8, 9)
+
+
+def test_program_on_eight_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*TINY, "--steps=5", "--batch=8", "--output", str(tmp_path)]
+    assert main(argv) == 0
+    count = min(8, jax.local_device_count())
+    assert f", {count} of {jax.local_device_count()}" in capsys.readouterr().out
+    # Any number of devices may go on.
+    assert main([*argv, "--resume", "--devices=1"]) == 0
+
+
+def test_peak_bytes_count_what_is_overwritten_once() -> None:
+    x = jnp.zeros(1000)
+    program = jax.jit(lambda x: x + 1, donate_argnums=0).lower(x).compile()
+    assert 4000 <= comparison.peak_bytes(program) < 4100
