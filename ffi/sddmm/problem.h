@@ -10,6 +10,8 @@ namespace jaxsparse {
 // seldom.
 inline constexpr int kSddmmEntriesPerGroup = 16;
 
+constexpr int kSddmmThreads = 128;  // of a block of the CUDA kernel
+
 struct SddmmProblem {
   Pattern pattern;
   int64_t d = 0;

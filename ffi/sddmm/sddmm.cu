@@ -16,11 +16,15 @@ __device__ __forceinline__ int64_t RowOf(const int32_t* row_offsets, int64_t row
   return low;
 }
 
+// Bounds the registers: the loads are long, so more warps bring more than registers do.
+constexpr int kBlocksPerSm = 8;
+
 // A group of lanes, one for each element of d up to a warp, owns a run of as many entries. Each
 // lane looks up the row and the column of one of them; then all take the dot products one after
 // another, kTogether at once, so that their loads overlap.
 template <typename T, typename Out, typename Index>
-__global__ void SddmmEntries(const __grid_constant__ SddmmProblem p) {
+__global__ void __launch_bounds__(kSddmmThreads, kBlocksPerSm)
+    SddmmEntries(const __grid_constant__ SddmmProblem p) {
   constexpr int kTogether = 4;
   const int lanes = LanesFor(p.d);
   const int64_t nse = p.pattern.nse, rows = p.pattern.rows;

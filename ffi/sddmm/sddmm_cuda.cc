@@ -5,8 +5,6 @@
 namespace jaxsparse {
 namespace {
 
-constexpr int kThreads = 128;
-
 KernelSource Entries(const SddmmProblem& p) {
   return {"sddmm/sddmm.cu", "jaxsparse::SddmmEntries<" + TypeName(p.dtype) + ", " +
                                 TypeName(p.out_dtype) + ", " + TypeName(p.pattern.index_type) +
@@ -15,7 +13,8 @@ KernelSource Entries(const SddmmProblem& p) {
 
 LaunchShape EntriesShape(const SddmmProblem& p) {
   const int lanes = LanesFor(p.d);
-  return {CeilDivide(p.batch.count * CeilDivide(p.pattern.nse, lanes), kThreads / lanes), kThreads};
+  return {CeilDivide(p.batch.count * CeilDivide(p.pattern.nse, lanes), kSddmmThreads / lanes),
+          kSddmmThreads};
 }
 
 constexpr CudaVariant<SddmmProblem> kVariants[] = {

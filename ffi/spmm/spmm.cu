@@ -71,7 +71,7 @@ __global__ void SpmmRows(const __grid_constant__ SpmmProblem p) {
     const int64_t first = unit / rows % tiles * tile + lane;
     const RowBounds bounds(m.row_offsets, row, p.pattern.nse);
     Accumulator<T> sums[kSpmmColumnsPerLane] = {};
-#pragma unroll 4
+#pragma unroll 8  // so that their loads overlap
     for (int64_t i = bounds.begin; i < bounds.end; ++i) {
       const Accumulator<T> value = m.Value(i);
       const T* x = m.x + m.column_indices[i] * p.n;

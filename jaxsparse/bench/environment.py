@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -28,7 +29,7 @@ def environment(commit: str | None = None) -> dict[str, Any]:
     return {
         "platform": jax.default_backend(),
         "device": jax.devices()[0].device_kind,
-        "driver": _first_line("/proc/driver/nvidia/version", "NVRM version"),
+        "driver": _driver(),
         "processor": _first_line("/proc/cpuinfo", "model name"),
         "machine": platform.machine(),
         "cores": os.cpu_count(),
@@ -60,6 +61,12 @@ def _nvrtc() -> str | None:
         return _ffi.nvrtc_version()
     except RuntimeError:
         return None
+
+
+def _driver() -> str | None:
+    """The version of NVIDIA's driver, out of a line that tells how it was built as well."""
+    found = re.search(r"\d+(\.\d+)+", _first_line("/proc/driver/nvidia/version", "NVRM") or "")
+    return found.group() if found else None
 
 
 def _if_imported(module: str) -> str | None:
