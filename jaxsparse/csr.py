@@ -105,6 +105,10 @@ class CSR:
             raise ValueError(
                 f"CSR.fromdense: mask of shape {shape} must have the last dimensions of {x.shape}"
             )
+        if isinstance(mask, Topology) and nse not in (None, mask.nse):
+            raise ValueError(
+                f"CSR.fromdense: nse must be that of the topology, {mask.nse}, got {nse}"
+            )
         topology = mask if isinstance(mask, Topology) else Topology.from_mask(mask, nse=nse)
         return cls(_gather(x, topology), topology)
 

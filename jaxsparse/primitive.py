@@ -54,6 +54,7 @@ class Operation:
     shardable: tuple[str, ...]  # core dimensions along which it is computed independently
     xla: Callable[..., list[jax.Array]]  # one batch entry in plain jnp
     ffi: Callable[[dict[str, Any]], tuple[tuple[str, ...], dict[str, Any]]]  # operands, attributes
+    summed: tuple[str, ...] = ()  # core dimensions along which parts of the results add up
 
 
 def bind(primitive: Primitive, *operands: jax.Array, **params: Any) -> list[jax.Array]:
@@ -214,8 +215,16 @@ def _sharding_rule(
     )
     # Shardy wants replicated factors in order of first appearance.
     order = dict.fromkeys(f"{left} {right}".replace(",", " ").split())
-    replicated = tuple(f for f in order if f[0] not in "bs" and f not in operation.shardable)
-    return f"{left} -> {right}", {"need_replication_factors": replicated}
+    free = (*operation.shardable, *operation.summed)
+    replicated = tuple(f for f in order if f[0] not in "bs" and f not in free)
+    summed = tuple(f for f in order if f in operation.summed)
+    kinds = {"need_replication_factors": replicated, "reduction_factors": summed}
+    return f"{left} -> {right}", kinds
+
+
+def _axis_names(axis: Any) -> tuple[str, ...]:
+    """The mesh axes that an entry of a PartitionSpec names."""
+    return () if axis is None else (axis,) if isinstance(axis, str) else tuple(axis)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -236,6 +245,17 @@ def _partitioned(operation: Operation, call: Primitive, items: tuple[tuple[str, 
             if dim in operation.shardable
         }
 
+        # Along summed dimensions operands are cut as the first one that is, by free mesh axes.
+        taken = {name for axis in spec for name in _axis_names(axis)}
+        for (_, core), x in zip(signature.operands, operands, strict=True):
+            of_operand = (*x.sharding.spec, *(None,) * len(x.shape))[batch_rank : len(x.shape)]
+            for dim, axis in zip(_core_dims(core), of_operand, strict=True):
+                if dim in operation.summed and axis and not taken & {*_axis_names(axis)}:
+                    axes.setdefault(dim, axis)
+        reduced = tuple(
+            name for dim in operation.summed if dim in axes for name in _axis_names(axes[dim])
+        )
+
         def sharding(core: str, shape: Sequence[int]) -> NamedSharding:
             lead = [spec[d] if shape[d] == first.shape[d] else None for d in range(batch_rank)]
             return NamedSharding(
@@ -249,7 +269,12 @@ def _partitioned(operation: Operation, call: Primitive, items: tuple[tuple[str, 
         result_shardings = [
             sharding(core, x.shape) for (_, core), x in zip(signature.results, results, strict=True)
         ]
-        return mesh, lambda *xs: call.bind(*xs, **params), result_shardings, operand_shardings
+
+        def local(*xs: jax.Array) -> list[jax.Array]:
+            parts = call.bind(*xs, **params)
+            return [jax.lax.psum(part, reduced) for part in parts] if reduced else parts
+
+        return mesh, local, result_shardings, operand_shardings
 
     def rule(mesh: Any, operands: Any, results: Any) -> Any:
         return _sharding_rule(operation, params, operands, results)

@@ -6,10 +6,6 @@
 
 namespace jaxsparse {
 
-// Stored entries that a group of lanes of the CUDA kernel owns: long enough to look a row up
-// seldom.
-inline constexpr int kSddmmEntriesPerGroup = 16;
-
 constexpr int kSddmmThreads = 128;  // of a block of the CUDA kernel
 
 struct SddmmProblem {
@@ -23,5 +19,14 @@ struct SddmmProblem {
   Array scale_by;  // (nse,) or null
   Array out;       // (nse,)
 };
+
+// Entries that a group of lanes of the CUDA kernel owns: one for each lane, or fewer where there
+// would be too few groups to fill a GPU.
+JAXSPARSE_INLINE int SddmmRun(const SddmmProblem& p) {
+  constexpr int64_t kEnoughGroups = 8192;
+  int run = LanesFor(p.d);
+  while (run > 4 && p.batch.count * CeilDivide(p.pattern.nse, run) < kEnoughGroups) run /= 2;
+  return run;
+}
 
 }  // namespace jaxsparse

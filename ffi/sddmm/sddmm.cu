@@ -19,16 +19,16 @@ __device__ __forceinline__ int64_t RowOf(const int32_t* row_offsets, int64_t row
 // Bounds the registers: the loads are long, so more warps bring more than registers do.
 constexpr int kBlocksPerSm = 8;
 
-// A group of lanes, one for each element of d up to a warp, owns a run of as many entries. Each
-// lane looks up the row and the column of one of them; then all take the dot products one after
-// another, kTogether at once, so that their loads overlap.
+// A group of lanes, one for each element of d up to a warp, owns a run of entries, no more than it
+// has lanes. Each lane looks up the row and the column of one of them; then all take the dot
+// products one after another, kTogether at once, so that their loads overlap.
 template <typename T, typename Out, typename Index>
 __global__ void __launch_bounds__(kSddmmThreads, kBlocksPerSm)
     SddmmEntries(const __grid_constant__ SddmmProblem p) {
   constexpr int kTogether = 4;
-  const int lanes = LanesFor(p.d);
+  const int lanes = LanesFor(p.d), run = SddmmRun(p);
   const int64_t nse = p.pattern.nse, rows = p.pattern.rows;
-  const int64_t runs = CeilDivide(nse, lanes);
+  const int64_t runs = CeilDivide(nse, run);
   const int64_t units = p.batch.count * runs;
   const int groups = kWarp / lanes;  // in a warp
   const int64_t stride = static_cast<int64_t>(gridDim.x) * (blockDim.x / lanes);
@@ -39,9 +39,9 @@ __global__ void __launch_bounds__(kSddmmThreads, kBlocksPerSm)
   for (int64_t first = warp * groups; first < units; first += stride) {
     const int64_t unit = first + threadIdx.x % kWarp / lanes;
     const int64_t batch_entry = unit < units ? unit / runs : 0;
-    const int64_t i = unit % runs * lanes + lane;
+    const int64_t i = unit % runs * run + lane;
     const int32_t* row_offsets = p.pattern.row_offsets.At<const int32_t>(p.batch, batch_entry);
-    const bool valid = unit < units && i < nse;
+    const bool valid = unit < units && lane < run && i < nse;
     const bool stored = valid && rows > 0 && i < row_offsets[rows];
     int64_t row = 0, column = -1;
     if (stored) {
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kSddmmThreads, kBlocksPerSm)
       column = first_column;
     }
     Accumulator<T> own = 0;
-    for (int j = 0; j < lanes; j += kTogether) {
+    for (int j = 0; j < run; j += kTogether) {
       const T* x_row[kTogether];
       const T* y_row[kTogether];
       Accumulator<T> sums[kTogether] = {};
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kSddmmThreads, kBlocksPerSm)
       for (int64_t d = lane; d < size; d += lanes) {
 #pragma unroll
         for (int e = 0; e < kTogether; ++e) {
-          sums[e] += ToAccumulator(x_row[e][d]) * ToAccumulator(y_row[e][d]);
+          if (e < lanes) sums[e] += ToAccumulator(x_row[e][d]) * ToAccumulator(y_row[e][d]);
         }
       }
 #pragma unroll

@@ -12,9 +12,8 @@ KernelSource Entries(const SddmmProblem& p) {
 }
 
 LaunchShape EntriesShape(const SddmmProblem& p) {
-  const int lanes = LanesFor(p.d);
-  return {CeilDivide(p.batch.count * CeilDivide(p.pattern.nse, lanes), kSddmmThreads / lanes),
-          kSddmmThreads};
+  const int64_t groups = p.batch.count * CeilDivide(p.pattern.nse, SddmmRun(p));
+  return {CeilDivide(groups, kSddmmThreads / LanesFor(p.d)), kSddmmThreads};
 }
 
 constexpr CudaVariant<SddmmProblem> kVariants[] = {

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from jaxsparse.nn.variables import TopologyVariable
+from jaxsparse.nn.variables import TopologyVariable, own_topology
 from jaxsparse.ops import arguments
 from jaxsparse.ops.sparse_attention import sparse_attention
 from jaxsparse.topology import Topology
 
+T = TypeVar("T")
 Pattern = Topology | Callable[[Any, Any], Any]
 
 
@@ -21,7 +24,7 @@ class SparseAttention(nnx.Module):
     """Scaled dot-product attention over a pattern: an ``attention_fn`` of nnx.MultiHeadAttention.
 
     As a submodule it brings its pattern along: part of the model's state, an argument of jitted
-    programs, no parameter.
+    programs, no parameter. Layers that share one module share its pattern; else each has a copy.
 
     Args:
         pattern: a `jaxsparse.Topology` (T, S), also one for each head (N,), for sequences of one
@@ -31,7 +34,7 @@ class SparseAttention(nnx.Module):
         implementation: None (the platform's own), "cpu", "cuda" or "xla".
 
     Raises:
-        TypeError: if ``pattern`` is neither.
+        TypeError: if ``pattern`` is neither, or a function that can't be hashed.
 
     >>> from jaxsparse import masks
     >>> attend = SparseAttention(masks.band(8) & masks.causal())
@@ -43,12 +46,13 @@ class SparseAttention(nnx.Module):
     """
 
     def __init__(self, pattern: Pattern, *, implementation: str | None = None):
-        if not isinstance(pattern, Topology) and not callable(pattern):
+        hashable = callable(pattern) and isinstance(pattern, Hashable)
+        if not isinstance(pattern, Topology) and not hashable:
             raise TypeError(
-                "SparseAttention: pattern must be a Topology or a mask function, "
+                "SparseAttention: pattern must be a Topology or a (hashable) mask function, "
                 f"got {type(pattern).__name__}"
             )
-        self.pattern = TopologyVariable(pattern) if isinstance(pattern, Topology) else pattern
+        self.pattern = own_topology(pattern) if isinstance(pattern, Topology) else pattern
         self.implementation = implementation
 
     def __call__(
@@ -76,7 +80,8 @@ class SparseAttention(nnx.Module):
             value: the shape of ``key``.
             bias, mask, module, is_causal: must be left out: the pattern says what is seen, and
                 weights are not sown.
-            broadcast_dropout: drop the same probabilities for the whole batch and all heads.
+            broadcast_dropout: drop the same probabilities for the whole batch and all heads; where
+                each head has a pattern of its own, those with the same place among its entries.
             dropout_rng: random key for dropout.
             dropout_rate: share of the probabilities to drop.
             deterministic: no dropout.
@@ -87,7 +92,8 @@ class SparseAttention(nnx.Module):
             ``(..., T, N, H)``.
 
         Raises:
-            ValueError: for arguments that must be left out, and shapes that don't fit the pattern.
+            ValueError: for arguments that must be left out, dropout without a random key, and
+                shapes that don't fit each other or the pattern.
         """
         refused = {"bias": bias, "mask": mask, "module (sow_weights)": module}
         given = [name for name, x in refused.items() if x is not None]
@@ -100,8 +106,17 @@ class SparseAttention(nnx.Module):
         arguments.check_precision("SparseAttention", precision)
         if dtype is not None:
             query, key, value = (x.astype(dtype) for x in (query, key, value))
+        if dropout_rate and not deterministic and dropout_rng is None:
+            raise ValueError("SparseAttention: dropout_rng must be given for dropout, got None")
         batch = query.shape[:-3]
-        query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (query, key, value))
+        shapes = [x.shape for x in (query, key, value)]
+        if any(len(shape) < 3 or shape[:-3] != batch for shape in shapes):
+            raise ValueError(
+                "SparseAttention: query, key and value must have shapes (..., T, N, H) of the same "
+                f"leading dimensions, got {', '.join(map(str, shapes))}"
+            )
+        size = math.prod(batch)
+        query, key, value = (x.reshape(size, *x.shape[-3:]) for x in (query, key, value))
         out = sparse_attention(
             query,
             key,
@@ -123,6 +138,12 @@ class SparseAttention(nnx.Module):
 @functools.lru_cache(maxsize=32)
 def _topology_of(mask: Callable[[Any, Any], Any], shape: tuple[int, int]) -> Topology:
     return Topology.from_mask(mask, shape)
+
+
+def _copied(module: T) -> T:
+    """A module with arrays of its own: a step that donates one must not delete the other's."""
+    graphdef, state = nnx.split(module)
+    return nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
 
 
 # What an nnx.MultiHeadAttention keeps of its constructor's options, and what has state.
@@ -185,6 +206,12 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
         implementation: str | None = None,
         **options: Any,
     ):
+        if given := [name for name in ("attention_fn", "decode") if options.get(name)]:
+            raise ValueError(
+                f"SparseMultiHeadAttention: {' and '.join(given)} can't be chosen: attention is "
+                "over the pattern, for which decoding is not supported"
+            )
+        options = {k: v for k, v in options.items() if k not in ("attention_fn", "decode")}
         attend = SparseAttention(pattern, implementation=implementation)
         super().__init__(
             num_heads, in_features, *sizes, attention_fn=attend, decode=False, **options
@@ -202,11 +229,17 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
 
         Raises:
             TypeError: if ``layer`` is no nnx.MultiHeadAttention.
+            ValueError: if it decodes or has an ``attention_fn`` other than Flax's own.
         """
         if not isinstance(layer, nnx.MultiHeadAttention):
             raise TypeError(
                 "SparseMultiHeadAttention.from_dense: layer must be an nnx.MultiHeadAttention, "
                 f"got {type(layer).__name__}"
+            )
+        if layer.decode or layer.attention_fn is not nnx.dot_product_attention:
+            raise ValueError(
+                "SparseMultiHeadAttention.from_dense: layer must have decode=False and Flax's own "
+                f"attention_fn, got decode={layer.decode} and {layer.attention_fn}"
             )
         sparse = cls(
             layer.num_heads,
@@ -219,5 +252,6 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
             rngs=nnx.Rngs(0),
         )
         for name in _SUBMODULES:
-            setattr(sparse, name, nnx.clone(getattr(layer, name)))
+            part = getattr(layer, name)
+            setattr(sparse, name, part if part is None else _copied(part))
         return sparse

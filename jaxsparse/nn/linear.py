@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 from jaxsparse.csr import CSR
-from jaxsparse.nn.variables import TopologyVariable
+from jaxsparse.nn.variables import own_topology
 from jaxsparse.ops.linear import linear
 from jaxsparse.topology import Topology
 
@@ -46,8 +47,10 @@ class SparseLinear(nnx.Module):
         promote_dtype: brings inputs, values and bias to one dtype.
         preferred_element_type: float32 for the result of 16-bit operands.
         rngs: random keys: the stream "params".
+        kernel_metadata, bias_metadata: metadata of the variables ``values`` and ``bias``.
 
     Raises:
+        TypeError: if ``topology`` is no Topology.
         ValueError: unless exactly one of ``sparsity`` and ``topology`` is given, and for values and
             shapes that don't fit.
 
@@ -75,29 +78,37 @@ class SparseLinear(nnx.Module):
         promote_dtype: Callable[..., Any] = dtypes.promote_dtype,
         preferred_element_type: Any = None,
         rngs: nnx.Rngs,
+        kernel_metadata: Mapping[str, Any] = MappingProxyType({}),
+        bias_metadata: Mapping[str, Any] = MappingProxyType({}),
     ):
         shape = (out_features, in_features)
         if (sparsity is None) == (topology is None):
             raise ValueError("SparseLinear: needs either sparsity or topology")
         if topology is None:
             assert sparsity is not None
+            _check_sparsity("SparseLinear", sparsity)
             topology = _random_topology(rngs.params(), shape, sparsity)
+        if not isinstance(topology, Topology):
+            raise TypeError(
+                f"SparseLinear: topology must be a Topology, got {type(topology).__name__}"
+            )
         if topology.shape != shape or topology.batch_shape:
             raise ValueError(
                 f"SparseLinear: topology must be one pattern of shape {shape}, (out_features, "
                 f"in_features), got shape {topology.shape}, batch {topology.batch_shape}"
             )
-        self.topology = TopologyVariable(topology)
+        self.topology = own_topology(topology)
         key = rngs.params()
         if kernel_init is None:
             values = _lecun_normal(key, topology, param_dtype)
         else:
             kernel = kernel_init(key, (in_features, out_features), param_dtype)
             values = CSR.fromdense(kernel.T, topology).values
-        self.values = nnx.Param(values)
+        self.values = nnx.Param(values, **kernel_metadata)
         self.bias = nnx.data(None)
         if use_bias:
-            self.bias = nnx.Param(bias_init(rngs.params(), (out_features,), param_dtype))
+            bias = bias_init(rngs.params(), (out_features,), param_dtype)
+            self.bias = nnx.Param(bias, **bias_metadata)
         self.in_features = in_features
         self.out_features = out_features
         self.use_bias = use_bias
@@ -120,9 +131,9 @@ class SparseLinear(nnx.Module):
         """Prunes an `nnx.Linear`: keeps its largest weights, those at a topology, or those not 0.
 
         Args:
-            layer: left as it is; its bias is copied.
+            layer: left as it is; its parameters are copied, without their metadata.
             sparsity: share of weights to leave out, the smallest magnitudes of the whole matrix
-                first; of equal ones the later.
+                first; of equal ones the later. At least one is kept, and NaN before all others.
             topology: the positions to keep instead, of shape (out_features, in_features). With
                 neither, the weights that are not 0 are kept: a layer that was pruned already.
             activation: as in the constructor.
@@ -147,8 +158,10 @@ class SparseLinear(nnx.Module):
                 "SparseLinear.from_dense: layer must have dot_general=jax.lax.dot_general, "
                 f"got {layer.dot_general}"
             )
+        if sparsity is not None:
+            _check_sparsity("SparseLinear.from_dense", sparsity)
         kernel = layer.kernel[...]
-        bias: Any = None if layer.bias is None else layer.bias[...]
+        bias: Any = None if layer.bias is None else jnp.copy(layer.bias[...])
         if topology is None:
             topology = _topology_of(kernel.T, sparsity)
         return cls(
@@ -188,14 +201,13 @@ class SparseLinear(nnx.Module):
         )
 
 
-def _check_sparsity(sparsity: float) -> None:
+def _check_sparsity(operation: str, sparsity: float) -> None:
     if not 0 <= sparsity < 1:
-        raise ValueError(f"SparseLinear: sparsity must be in [0, 1), got {sparsity}")
+        raise ValueError(f"{operation}: sparsity must be in [0, 1), got {sparsity}")
 
 
 def _random_topology(key: jax.Array, shape: tuple[int, int], sparsity: float) -> Topology:
     """Rows of equal length at random columns; also under a trace, where the length is static."""
-    _check_sparsity(sparsity)
     m, k = shape
     length = max(round((1 - sparsity) * k), min(k, 1))
     _, columns = jax.lax.top_k(jax.random.uniform(key, shape), length)
@@ -206,9 +218,9 @@ def _topology_of(matrix: jax.Array, sparsity: float | None) -> Topology:
     """The largest entries of a matrix, or those that are not 0."""
     if sparsity is None:
         return Topology.from_mask(matrix != 0)
-    _check_sparsity(sparsity)
-    kept = matrix.size - round(sparsity * matrix.size)
-    largest = jnp.argsort(-jnp.abs(matrix).ravel(), stable=True)[:kept]
+    kept = max(matrix.size - round(sparsity * matrix.size), min(matrix.size, 1))
+    magnitude = jnp.where(jnp.isnan(matrix), jnp.inf, jnp.abs(matrix)).ravel()
+    largest = jnp.argsort(-magnitude, stable=True)[:kept]
     mask = jnp.zeros(matrix.size, bool).at[largest].set(True).reshape(matrix.shape)
     return Topology.from_mask(mask, nse=kept)
 

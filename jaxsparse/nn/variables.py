@@ -6,6 +6,7 @@ import operator
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -45,17 +46,31 @@ def verify(tree: T) -> T:
 class TopologyVariable(nnx.Variable[Topology]):
     """Holds a layer's `jaxsparse.Topology`: an argument of jitted programs, and no parameter.
 
-    ``nnx.update`` with a pattern from elsewhere, a checkpoint for instance, verifies it.
+    ``nnx.update`` with a pattern from elsewhere, a checkpoint for instance, verifies it, unless the
+    old one was deleted by donation or the new one is spread over several processes. Assignment and
+    ``nnx.merge`` verify nothing: see :func:`verify`.
 
     Raises:
-        ValueError: on such an update, if the pattern is corrupted.
+        ValueError: on such an update, if the pattern is corrupted or of another shape.
     """
 
     def update_from_state(self, variable_state: nnx.Variable[Topology]) -> None:
         old, new = self.get_raw_value(), variable_state.get_raw_value()
         if _is_foreign(old, new):
+            if new.shape != old.shape:
+                raise ValueError(
+                    f"TopologyVariable: the pattern must have shape {old.shape}, got {new.shape}"
+                )
             new.verify()
         super().update_from_state(variable_state)
+
+
+def own_topology(topology: Topology) -> TopologyVariable:
+    """A variable with arrays of its own: a donated layer must not delete its user's pattern.
+
+    Nor may two layers on one pattern donate the same arrays.
+    """
+    return TopologyVariable(jax.tree.map(jnp.copy, topology))
 
 
 def _is_foreign(old: Any, new: Any) -> bool:

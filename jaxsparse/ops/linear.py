@@ -29,7 +29,9 @@ def linear(
 
     This is ``spmm`` for activations whose features come last: neither ``x`` nor the result nor
     ``a`` is transposed in memory, and neither is the gradient of ``x``. The gradient of the values
-    sums over the leading dimensions, for which their transposes are made. Otherwise as ``spmm``.
+    sums over the leading dimensions, for which their transposes are made. Sharding of the first
+    leading dimension is kept, forward and backward; others are gathered under automatic axes, and
+    refused by JAX under explicit ones. Otherwise as ``spmm``.
 
     Args:
         x: ``(..., k)``, float32, float64, bfloat16 or float16.

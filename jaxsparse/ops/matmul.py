@@ -498,6 +498,7 @@ sddmm_p = make_primitive(
         shardable=(),
         xla=_sddmm_xla,
         ffi=_sddmm_ffi,
+        summed=("d",),
     )
 )
 _SDDMM_X, _SDDMM_Y, _SCALE_BY = 0, 1, 9
