@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import shutil
+import subprocess
 import time
 
 import jax
@@ -118,6 +120,28 @@ def test_legal_options_plan_what_they_say(drawn):
     assert made.passes == tuple(p for p in PASSES if p in passes)
 
 
+def test_problem_takes_several_globs():
+    argv = ["spmm", "--suite", "square", "rnn", "--problem"]
+    every = [p.name for p in planned(argv[:-1]).problems]
+    expected = [name for name in every if "x1024_n32_" in name or "x2048_n" in name]
+    assert 0 < len(expected) < len(every)
+    for globs in (
+        ["*x1024_n32_*", "*x2048_*"],
+        ["*x2048_*", "*x1024_n32_*", "*x2048_n32*"],
+        ["*x1024_n32_*", "--problem", "*x2048_*"],
+    ):
+        assert [p.name for p in planned([*argv, *globs]).problems] == expected
+    with pytest.raises(plan.UsageError, match=r"--problem: '\*x3_\*' matches none of 1024x1024_"):
+        planned([*argv, "*x2048_*", "*x3_*"])
+
+
+def test_names_tell_problems_apart():
+    close = ["0.99", str(np.nextafter(0.99, 0)), "0.9900001", "0.0", "1e-300"]
+    for suite in "crossover", "attention":
+        problems = planned(["sddmm", "--suite", suite, "--sparsity", *close]).problems
+        assert [p.name.rpartition("_s")[2] for p in problems] == close
+
+
 WORDS = st.text("abcxyz_", min_size=1).filter(lambda w: w not in ("copy",))
 ILLEGAL = {
     "--suite": st.sampled_from(["attention", "dispatch"]) | WORDS,
@@ -203,7 +227,7 @@ def spoiled(change, name="spoiled"):
         return timing.Program(
             function=lambda *operands: change(program.function(*operands)),
             operands=program.operands,
-            nbytes=program.nbytes,
+            bytes_read=program.bytes_read,
             wait=program.wait,
             results=program.results,
         )
@@ -305,9 +329,24 @@ def test_from_command_to_picture(tmp_path, capsys):
     assert main(["table", str(output), "--markdown"]) == 0
     markdown = capsys.readouterr().out
     assert "| problem | jaxsparse | dense |\n|---|---:|---:|\n| odd |" in markdown
-    picture = tmp_path / "both.svg"
-    assert main(["plot", str(output), str(output), "--output", str(picture)]) == 0
+    picture, other = tmp_path / "both.svg", tmp_path / "other.json"
+    for row in result["results"]:
+        row["dtype"] = "float16"
+    other.write_text(json.dumps(result))
+    assert main(["plot", str(output), str(other), "--output", str(picture)]) == 0
     assert picture.stat().st_size > 10_000
+    # Two figures of the same: neither may hide the other.
+    result["results"] *= 2
+    other.write_text(json.dumps(result))
+    for command in (
+        ["plot", str(output), str(output), "--output", str(picture)],
+        ["table", str(other)],
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(command)
+        error = capsys.readouterr().err
+        assert stopped.value.code == 2 and error.count("\n") == 1
+        assert re.search("two figures of jaxsparse( float16)? on edge_cases odd, spmm for", error)
 
 
 def test_dispatch(capsys):
@@ -357,6 +396,28 @@ def test_commit_is_that_of_the_checkout(monkeypatch):
     assert environment.environment()["commit"] is None
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_commit_says_if_tracked_files_were_changed(tmp_path, monkeypatch):
+    file = tmp_path / "environment.py"
+    monkeypatch.setattr(environment, "__file__", str(file))
+
+    def git(*command):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+        subprocess.run(["git", *identity, *command], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init")
+    file.write_text("a")
+    assert environment._commit() is None
+    git("add", ".")
+    git("commit", "-m", "a")
+    commit = environment._commit()
+    assert re.fullmatch("[0-9a-f]{7,}", commit)
+    (tmp_path / "untracked").write_text("b")
+    assert environment._commit() == commit
+    file.write_text("b")
+    assert environment._commit() == f"{commit}-dirty"
+
+
 # ---- timers ----
 
 
@@ -380,7 +441,7 @@ def test_operands_are_rotated_on_a_gpu(monkeypatch):
     )
     monkeypatch.setattr(trace, "device_times", lambda run, calls: [2.0, 4.0, 9.0])
     figure = timing.measure(program, seconds=1e-6, repeats=1, on_device=True)
-    assert figure.copies == 4 and seen[:5] == [0, 1, 2, 3, 0]
+    assert figure.copies == 4 and seen[:5] == [0, 1, 2, 3, 0]  # 3 would be a little too few
     assert figure.timer == "device" and figure.us == 4 and figure.us_range == (2, 9)
     monkeypatch.setattr(trace, "device_times", lambda run, calls: None)
     assert timing.measure(program, seconds=1e-6, repeats=1, on_device=True).timer == "wall"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
 
-from jaxsparse.bench import operations, run
-from jaxsparse.bench.implementations import IMPLEMENTATIONS, implementations_of
+from jaxsparse.bench import operations, run, timing
+from jaxsparse.bench.implementations import IMPLEMENTATIONS, PASSES, implementations_of
 from jaxsparse.bench.problems import SUITES, Problem, Request, attention_mask
 
 
@@ -103,3 +106,66 @@ def test_some_rows_of_a_large_pattern_are_checked(monkeypatch):
             np.testing.assert_allclose(
                 computation.part(result, part), computation.reference(operands, part), rtol=1e-5
             )
+
+
+# ---- what a pass reads, which copies must keep out of a GPU's cache ----
+
+
+def expected_bytes(problem, dtype, gradient):
+    """By hand: values of dtype, 16-bit indices, all else 32 bits."""
+    topology, n = problem.topology(), problem.n
+    (m, k), nse, size = topology.shape, topology.nse, jnp.dtype(dtype).itemsize
+    offsets, columns, order = 4 * (m + 1), 2 * nse, 4 * m
+    both = offsets + columns + order + 4 * (k + 1) + 2 * nse + 4 * k + 4 * nse
+    if problem.operation == "spmm":
+        return size * (nse + k * n) + (both if gradient else offsets + columns + order)
+    if problem.operation == "sddmm":
+        return size * n * (m + k) + (both if gradient else offsets + columns)
+    return size * nse + offsets + order
+
+
+@pytest.mark.parametrize("operation", ["spmm", "sddmm", "sparse_softmax"])
+def test_bytes_read_of_the_square_suite(operation):
+    table = implementations_of(operation)
+    for problem in SUITES["square"].problems(Request(operation)):
+        for passed, dtype in itertools.product(PASSES, ("float32", "bfloat16")):
+            read = table["jaxsparse"].build(problem, dtype, passed).bytes_read
+            assert read == expected_bytes(problem, dtype, passed == "gradient")
+            assert 2**27 < read * timing.copies_to_rotate(read) <= 2**27 + read
+        for implementation in table.values():
+            if implementation.available() is None:
+                for passed in implementation.passes:
+                    read = implementation.build(problem, "float32", passed).bytes_read
+                    assert read * timing.copies_to_rotate(read) > 2**27
+
+
+def test_wide_indices_are_read_where_16_bits_do_not_do():
+    problem = edge_case("many_columns")
+    (m, k), nse = problem.topology().shape, problem.topology().nse
+    program = implementations_of("spmm")["jaxsparse"].build(problem, "float32", "forward")
+    assert program.bytes_read == 4 * (nse + k * problem.n + m + 1 + nse + m)
+
+
+READERS = [(i, p) for i in HERE for p in i.passes if i.name.startswith("jaxsparse")]
+
+
+@pytest.mark.parametrize(("implementation", "passed"), READERS, ids=lambda x: getattr(x, "name", x))
+def test_what_is_read_is_copied_and_nothing_else_matters(implementation, passed):
+    problem = next(p for p in CHECKED if p.operation == implementation.operation)
+    program = implementation.build(problem, "float32", passed)
+    first, second = program.operands(), program.operands()
+    copied = [a is not b for a, b in zip(*map(jax.tree.leaves, (first, second)), strict=True)]
+    leaves, tree = jax.tree.flatten(first)
+    others = jax.tree.leaves(second)
+    assert sum(x.nbytes for x, own in zip(leaves, copied, strict=True) if own) == (
+        program.bytes_read
+    )
+    for a, b, own in zip(leaves, others, copied, strict=True):
+        assert not own or a.unsafe_buffer_pointer() != b.unsafe_buffer_pointer()
+    erased = [x if own else jnp.zeros_like(x) for x, own in zip(leaves, copied, strict=True)]
+    for a, b in zip(
+        program.results(program.function(*first)),
+        program.results(program.function(*jax.tree.unflatten(tree, erased))),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)

@@ -68,7 +68,9 @@ def add_commands(commands: Any) -> None:
         "operation", metavar="OPERATION", choices=OPERATIONS, help=_names(OPERATIONS)
     )
     bench.add_argument("--suite", nargs="+", metavar="NAME", help=_names(SUITES))
-    bench.add_argument("--problem", metavar="GLOB", help="only problems of such a name")
+    bench.add_argument(
+        "--problem", nargs="+", action="extend", metavar="GLOB", help="only problems of such names"
+    )
     bench.add_argument("--implementation", nargs="+", metavar="NAME", help="only these, see --list")
     bench.add_argument(
         "--variant", nargs="+", metavar="NAME", default=(), help="also with these kernels forced"
@@ -144,7 +146,7 @@ def asked(arguments: argparse.Namespace) -> Asked:
     return Asked(
         operation=arguments.operation,
         suites=some(arguments.suite),
-        problem=arguments.problem,
+        names=some(arguments.problem),
         implementations=some(arguments.implementation),
         variants=some(arguments.variant) or (),
         dtypes=some(arguments.dtype) or (),
@@ -201,10 +203,10 @@ def listing(operation: str) -> str:
 
 def _table(arguments: argparse.Namespace, parser: Parser) -> int:
     try:
-        result = report.read_result(arguments.result)
+        text = report.table(report.read_result(arguments.result), markdown=arguments.markdown)
     except ValueError as error:
         parser.error(str(error))
-    print(report.table(result, markdown=arguments.markdown))
+    print(text)
     return 0
 
 

@@ -85,10 +85,14 @@ def _first_line(path: str, start: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Of the checkout that this file is tracked in; None outside of one."""
+    """Of the checkout that this file is tracked in, "-dirty" if it is changed; None outside."""
     file = pathlib.Path(__file__).resolve()
-    commands = (["ls-files", "--error-unmatch", file.name], ["rev-parse", "--short", "HEAD"])
-    output = ""
+    commands = (
+        ["ls-files", "--error-unmatch", file.name],
+        ["rev-parse", "--short", "HEAD"],
+        ["--no-optional-locks", "status", "--porcelain", "-uno"],
+    )
+    outputs = []
     for command in commands:
         try:
             ran = subprocess.run(
@@ -98,5 +102,6 @@ def _commit() -> str | None:
             return None
         if ran.returncode:
             return None
-        output = ran.stdout.strip()
-    return output
+        outputs.append(ran.stdout.strip())
+    _tracked, commit, changes = outputs
+    return f"{commit}-dirty" if changes else commit

@@ -34,12 +34,22 @@ def _program(
     dtype: str,
     convert: Sequence[Convert | None] = (),
     output: Convert | None = None,
+    read: Sequence[jax.Array] | None = None,
 ) -> Program:
     """Of a function of dense operands to differentiate, then of other arrays.
 
-    ``convert`` and ``output`` turn gradients and the output into what others compute.
+    ``convert`` and ``output`` turn gradients and the output into what others compute. ``read`` are
+    the arrays in ``rest`` that the pass reads, by default all.
     """
-    operands = (*(jnp.asarray(x).astype(dtype) for x in differentiable), *rest)
+    dense = tuple(jnp.asarray(x).astype(dtype) for x in differentiable)
+    leaves, tree = jax.tree.flatten((*dense, *rest))
+    read_ids = {id(x) for x in jax.tree.leaves((dense, rest if read is None else read))}
+    originals = [x for x in leaves if id(x) in read_ids]
+    copy = jax.jit(lambda arrays: [jnp.copy(x) for x in arrays])  # one dispatch for all of them
+
+    def operands() -> Any:
+        copies = iter(copy(originals))
+        return jax.tree.unflatten(tree, [next(copies) if id(x) in read_ids else x for x in leaves])
 
     def loss(*operands: Any) -> jax.Array:
         return jnp.sum(jnp.square(function(*operands).astype(jnp.float32)))
@@ -55,8 +65,8 @@ def _program(
 
     return Program(
         function=compiled,
-        operands=lambda: jax.tree.map(jnp.copy, operands),
-        nbytes=sum(leaf.nbytes for leaf in jax.tree.leaves(operands)),
+        operands=operands,
+        bytes_read=sum(x.nbytes for x in originals),
         wait=jax.block_until_ready,
         results=results,
     )
@@ -76,6 +86,24 @@ def _cut(nnz: int) -> Convert:
 # ---- jaxsparse ----
 
 
+_OFFSETS, _COLUMNS, _ORDER = range(3)  # of what Pattern.operands gives
+
+
+def _read(
+    topology: Topology, options: dict[str, Any], *parts: int, transposed: bool = False
+) -> list[jax.Array]:
+    """What a pass reads of a topology: parts of the pattern, or both orientations of it whole.
+
+    Plain XLA scatters: it reads neither the transposed pattern nor the row order.
+    """
+    rows = topology.pattern.operands()
+    if options.get("implementation") == "xla":
+        return [rows[part] for part in parts if part != _ORDER]
+    if transposed:
+        return [*rows, *topology.transposed_pattern.operands(), topology.permutation]
+    return [rows[part] for part in parts]
+
+
 def jaxsparse_spmm(problem: Problem, dtype: str, passed: str, **options: Any) -> Program:
     """`spmm`, with its options ``implementation`` and ``variant``."""
     x, topology = problem.operands(), problem.topology()
@@ -86,6 +114,7 @@ def jaxsparse_spmm(problem: Problem, dtype: str, passed: str, **options: Any) ->
         passed,
         dtype,
         convert=(_cut(topology.nnz),),
+        read=_read(topology, options, _OFFSETS, _COLUMNS, _ORDER, transposed=passed != "forward"),
     )
 
 
@@ -99,6 +128,7 @@ def jaxsparse_sddmm(problem: Problem, dtype: str, passed: str, **options: Any) -
         passed,
         dtype,
         output=_cut(topology.nnz),
+        read=_read(topology, options, _OFFSETS, _COLUMNS, transposed=passed != "forward"),
     )
 
 
@@ -114,17 +144,20 @@ def jaxsparse_softmax(problem: Problem, dtype: str, passed: str, **options: Any)
         dtype,
         convert=(cut,),
         output=cut,
+        read=_read(topology, options, _OFFSETS, _ORDER),
     )
 
 
 def jaxsparse_attention(problem: Problem, dtype: str, passed: str, **options: Any) -> Program:
     """`sparse_attention`, with its option ``implementation``."""
+    topology = problem.topology()
     return _program(
         lambda q, k, v, topology: sparse_attention(q, k, v, topology, **options),
         tuple(problem.operands()[name] for name in ("query", "key", "value")),
-        (problem.topology(),),
+        (topology,),
         passed,
         dtype,
+        read=_read(topology, options, _OFFSETS, _COLUMNS, _ORDER, transposed=passed != "forward"),
     )
 
 
@@ -138,7 +171,7 @@ def dispatched(problem: Problem, dtype: str, passed: str, *, jitted: bool) -> Pr
     return Program(
         function=lambda a, x: spmm(a, x),
         operands=lambda: (a, x),
-        nbytes=program.nbytes,
+        bytes_read=program.bytes_read,
         wait=program.wait,
         results=program.results,
     )

@@ -54,13 +54,17 @@ def _host_matrix(problem: Problem) -> Any:
     return scipy.sparse.csr_array(parts, shape=topology.shape)
 
 
+def _nbytes(*arrays: Any) -> int:
+    return sum(int(array.nbytes) for array in arrays)
+
+
 def scipy_spmm(problem: Problem, dtype: str, passed: str) -> Program:
     """The product of a `scipy.sparse.csr_array`, on one thread."""
     matrix, x = _host_matrix(problem), problem.operands()["x"]
     return Program(
         function=lambda matrix, x: matrix @ x,
         operands=lambda: (matrix.copy(), x.copy()),
-        nbytes=matrix.data.nbytes + matrix.indices.nbytes + x.nbytes,
+        bytes_read=_nbytes(matrix.data, matrix.indices, matrix.indptr, x),
         wait=lambda out: out,
         results=lambda out: (np.asarray(out, np.float64),),
     )
@@ -70,16 +74,18 @@ def cupy_spmm(problem: Problem, dtype: str, passed: str) -> Program:
     """The product of a `cupyx.scipy.sparse.csr_matrix`: cuSPARSE; x by columns, as it likes it."""
     cupy = importlib.import_module("cupy")
     sparse = importlib.import_module("cupyx.scipy.sparse")
-    host, x = _host_matrix(problem), problem.operands()["x"]
+    host = _host_matrix(problem)
+    parts = [cupy.asarray(part) for part in (host.data, host.indices, host.indptr)]
+    x = cupy.asarray(problem.operands()["x"], order="F")
 
     def operands() -> tuple[Any, ...]:
-        parts = (cupy.asarray(host.data), cupy.asarray(host.indices), cupy.asarray(host.indptr))
-        return sparse.csr_matrix(parts, shape=host.shape), cupy.asarray(x, order="F")
+        own = tuple(part.copy() for part in parts)
+        return sparse.csr_matrix(own, shape=host.shape), x.copy(order="F")
 
     return Program(
         function=lambda matrix, x: matrix @ x,
         operands=operands,
-        nbytes=host.data.nbytes + host.indices.nbytes + x.nbytes,
+        bytes_read=_nbytes(*parts, x),
         wait=lambda out: cupy.cuda.Device().synchronize(),
         results=lambda out: (cupy.asnumpy(out).astype(np.float64),),
     )
@@ -89,34 +95,40 @@ def cupy_spmm(problem: Problem, dtype: str, passed: str) -> Program:
 
 
 class _Pattern:
-    """A pattern and its transpose on the GPU."""
+    """A pattern and, if it is asked for, its transpose on the GPU."""
 
-    def __init__(self, torch: Any, topology: Topology):
-        nnz = topology.nnz
+    def __init__(self, torch: Any, topology: Topology, *, transpose: bool):
         self._torch = torch
         self.shape = topology.shape
-        self._rows, self._transposed = (
-            (self._move(p.row_offsets, np.int32), self._move(p.column_indices[:nnz], np.int32))
-            for p in (topology.pattern, topology.transposed_pattern)
-        )
-        self.permutation = self._move(topology.permutation[:nnz], np.int64)
+        nnz = topology.nnz
+        patterns = (topology.pattern, topology.transposed_pattern)[: 2 if transpose else 1]
+        # Offsets and columns of the rows, then of the columns, then the permutation.
+        self.arrays = [
+            self._move(array)
+            for pattern in patterns
+            for array in (pattern.row_offsets, pattern.column_indices[:nnz])
+        ]
+        if transpose:
+            self.arrays.append(self._move(topology.permutation[:nnz], np.int64))
 
-    def _move(self, array: Any, dtype: Any) -> Any:
+    def _move(self, array: Any, dtype: Any = np.int32) -> Any:
         return self._torch.from_numpy(np.array(array, dtype)).cuda()
 
+    @property
+    def permutation(self) -> Any:
+        return self.arrays[4]
+
     def matrix(self, values: Any) -> Any:
-        return self._torch.sparse_csr_tensor(*self._rows, values, size=self.shape)
+        return self._torch.sparse_csr_tensor(*self.arrays[:2], values, size=self.shape)
 
     def transposed(self, values: Any) -> Any:
         """Of values in the order of the transposed pattern."""
-        return self._torch.sparse_csr_tensor(*self._transposed, values, size=self.shape[::-1])
+        return self._torch.sparse_csr_tensor(*self.arrays[2:4], values, size=self.shape[::-1])
 
     def copy(self) -> _Pattern:
         other = object.__new__(_Pattern)
         other._torch, other.shape = self._torch, self.shape
-        other._rows = tuple(x.clone() for x in self._rows)
-        other._transposed = tuple(x.clone() for x in self._transposed)
-        other.permutation = self.permutation.clone()
+        other.arrays = [x.clone() for x in self.arrays]
         return other
 
 
@@ -124,11 +136,9 @@ def _torch_program(
     torch: Any,
     function: Callable[..., Any],
     operands: Callable[[], tuple[Any, ...]],
-    arrays: Sequence[np.ndarray],
-    topology: Topology,
+    read: Sequence[Any],
 ) -> Program:
-    """Of a function that gives a sequence of tensors."""
-    pattern_bytes = 4 * (topology.nnz + topology.shape[0] + 1)
+    """Of a function that gives a sequence of tensors, and of all tensors that it reads."""
 
     def results(out: Sequence[Any]) -> tuple[np.ndarray, ...]:
         return tuple(x.float().cpu().numpy().astype(np.float64) for x in out)
@@ -136,7 +146,7 @@ def _torch_program(
     return Program(
         function=function,
         operands=operands,
-        nbytes=sum(array.nbytes for array in arrays) + pattern_bytes,
+        bytes_read=sum(x.numel() * x.element_size() for x in read),
         wait=lambda out: torch.cuda.synchronize(),
         results=results,
     )
@@ -150,16 +160,16 @@ def torch_spmm(problem: Problem, dtype: str, passed: str) -> Program:
     """
     torch = importlib.import_module("torch")
     topology, kind = problem.topology(), getattr(torch, dtype)
-    host = problem.operands()
-    values, x = host["values"][: topology.nnz], host["x"]
-    pattern = _Pattern(torch, topology)
+    host, is_forward = problem.operands(), passed == "forward"
+    arrays = (host["values"][: topology.nnz], host["x"])
+    values, x = (torch.from_numpy(array.copy()).cuda().to(kind) for array in arrays)
+    pattern = _Pattern(torch, topology, transpose=not is_forward)
 
     def operands() -> tuple[Any, ...]:
-        own = pattern.copy()
-        v, dense = (torch.from_numpy(array.copy()).cuda().to(kind) for array in (values, x))
-        if passed == "forward":
-            return own.matrix(v), dense
-        return own.matrix(v), own.transposed(v[own.permutation]), dense
+        own, v = pattern.copy(), values.clone()
+        if is_forward:
+            return own.matrix(v), x.clone()
+        return own.matrix(v), own.transposed(v[own.permutation]), x.clone()
 
     def forward(a: Any, x: Any) -> tuple[Any, ...]:
         return (a @ x,)
@@ -169,21 +179,22 @@ def torch_spmm(problem: Problem, dtype: str, passed: str) -> Program:
         _loss, dy = (y * y).sum(), 2 * y
         return torch.sparse.sampled_addmm(a, dy, x.t(), beta=0.0).values(), a_transposed @ dy
 
-    function = forward if passed == "forward" else gradient
-    return _torch_program(torch, function, operands, (values, x), topology)
+    # The transposed matrix has values of its own; the permutation has done its work.
+    read = [*pattern.arrays[:4], x, *([values] if is_forward else [values, values])]
+    return _torch_program(torch, forward if is_forward else gradient, operands, read)
 
 
 def torch_sddmm(problem: Problem, dtype: str, passed: str) -> Program:
     """`torch.sparse.sampled_addmm`; its gradients are products of the result and its transpose."""
     torch = importlib.import_module("torch")
-    topology, host = problem.topology(), problem.operands()
-    pattern = _Pattern(torch, topology)
+    topology, host, is_forward = problem.topology(), problem.operands(), passed == "forward"
+    pattern = _Pattern(torch, topology, transpose=not is_forward)
+    x, y = (torch.from_numpy(host[name].copy()).cuda() for name in ("x", "y"))
+    ones = torch.ones(topology.nnz, device="cuda", dtype=torch.float32)
 
     def operands() -> tuple[Any, ...]:
         own = pattern.copy()
-        ones = own.matrix(torch.ones(topology.nnz, device="cuda", dtype=torch.float32))
-        x, y = (torch.from_numpy(host[name].copy()).cuda() for name in ("x", "y"))
-        return own, ones, x, y
+        return own, own.matrix(ones.clone()), x.clone(), y.clone()
 
     def forward(own: _Pattern, ones: Any, x: Any, y: Any) -> tuple[Any, ...]:
         return (torch.sparse.sampled_addmm(ones, x, y.t(), beta=0.0).values(),)
@@ -193,5 +204,5 @@ def torch_sddmm(problem: Problem, dtype: str, passed: str) -> Program:
         _loss, dv = (values * values).sum(), 2 * values
         return own.matrix(dv) @ y, own.transposed(dv[own.permutation]) @ x
 
-    function = forward if passed == "forward" else gradient
-    return _torch_program(torch, function, operands, (host["x"], host["y"]), topology)
+    read = [*pattern.arrays, ones, x, y]
+    return _torch_program(torch, forward if is_forward else gradient, operands, read)

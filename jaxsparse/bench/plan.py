@@ -26,11 +26,14 @@ class UsageError(ValueError):
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of the command that choose what is measured; None leaves a choice open."""
+    """The options of the command that choose what is measured; None leaves a choice open.
+
+    ``names`` are globs, of which a problem's name matches one.
+    """
 
     operation: str
     suites: tuple[str, ...] | None = None
-    problem: str | None = None
+    names: tuple[str, ...] | None = None
     implementations: tuple[str, ...] | None = None
     variants: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ("float32",)
@@ -91,13 +94,16 @@ def _problems(asked: Asked, platform: str) -> tuple[Problem, ...]:
             problems += SUITES[name].problems(request)
         except ValueError as error:
             raise UsageError("--suite", f"{name!r} {error}") from None
-    if asked.problem is not None:
-        chosen = [p for p in problems if fnmatch.fnmatchcase(p.name, asked.problem)]
-        if not chosen:
+    return tuple(problems if asked.names is None else _matching(problems, asked.names))
+
+
+def _matching(problems: Sequence[Problem], globs: Sequence[str]) -> list[Problem]:
+    """In their own order, each once."""
+    for glob in globs:
+        if not any(fnmatch.fnmatchcase(p.name, glob) for p in problems):
             examples = ", ".join(p.name for p in problems[:3])
-            raise UsageError("--problem", f"{asked.problem!r} matches none of {examples}, ...")
-        problems = chosen
-    return tuple(problems)
+            raise UsageError("--problem", f"{glob!r} matches none of {examples}, ...")
+    return [p for p in problems if any(fnmatch.fnmatchcase(p.name, glob) for glob in globs)]
 
 
 def _has_n(operation: str) -> bool:

@@ -98,6 +98,11 @@ def attention_mask(length: int, sparsity: float) -> Topology:
     )
 
 
+def _sparsity(sparsity: float) -> str:
+    """All digits that it has, so that no two are called alike."""
+    return f"_s{float(sparsity)!r}"
+
+
 def _named(
     suite: str,
     request: Request,
@@ -109,7 +114,7 @@ def _named(
         for sparsity in request.sparsity or default:
             pattern = functools.partial(uniform, m, k, sparsity)
             for size in request.sizes(n):
-                name = f"{m}x{k}" + (f"_n{size}" if size is not None else "") + f"_s{sparsity:g}"
+                name = f"{m}x{k}" + (f"_n{size}" if size is not None else "") + _sparsity(sparsity)
                 yield Problem(suite, name, request.operation, pattern, size)
 
 
@@ -138,7 +143,7 @@ def _attention(request: Request) -> Iterator[Problem]:
     for sparsity in request.sparsity or (0.95,):
         pattern = functools.partial(attention_mask, length, sparsity)
         for n in request.sizes((128,)):
-            name = f"{length}" + (f"_n{n}" if n is not None else "") + f"_s{sparsity:g}"
+            name = f"{length}" + (f"_n{n}" if n is not None else "") + _sparsity(sparsity)
             yield Problem("attention", name, request.operation, pattern, n, heads)
 
 

@@ -73,10 +73,23 @@ def _label(row: Row) -> str:
 
 
 def panels(rows: Sequence[Row]) -> list[Panel]:
-    """One for each suite, operation and pass, in the order they were measured."""
+    """One for each suite, operation and pass, in the order they were measured.
+
+    Raises:
+        ValueError: if there are two figures of the same, as where results overlap.
+    """
     groups: dict[tuple[str, str, str], list[Row]] = {}
+    seen = set()
     for row in rows:
-        groups.setdefault((row["suite"], row["operation"], row["pass"]), []).append(row)
+        group = (row["suite"], row["operation"], row["pass"])
+        key = (*group, row["problem"], _label(row))
+        if key in seen:
+            raise ValueError(
+                f"two figures of {_label(row)} on {row['suite']} {row['problem']}, "
+                f"{row['operation']} {row['pass']}: results that overlap don't go together"
+            )
+        seen.add(key)
+        groups.setdefault(group, []).append(row)
     return [
         Panel(
             title=f"{operation}, {suite}, {passed}",

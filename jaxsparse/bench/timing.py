@@ -12,10 +12,10 @@ import numpy as np
 
 from jaxsparse.bench import trace
 
-# A GPU reads its operands from memory, as in a network, if there are more of them than twice its
-# L2 cache holds (60 MB on an H200).
+# A GPU reads its operands from memory, as in a network, if calls in turn read more than twice what
+# its L2 cache holds (60 MB on an H200).
 ROTATED_BYTES = 2**27
-MOST_COPIES = 64
+MOST_COPIES = 2048  # so calls that read less than 64 KiB may find their operands in the cache
 
 _MOST_TRACED_CALLS = 200
 
@@ -26,8 +26,8 @@ class Program:
 
     Args:
         function: computes on device arrays.
-        operands: makes a fresh copy of the operands.
-        nbytes: what one copy takes.
+        operands: makes a fresh copy of the operands; what a call does not read is shared.
+        bytes_read: of one copy, each array counted once.
         wait: returns when a result is there.
         results: NumPy arrays of a result, for comparison: the output, or the gradients, with
             weights as one value for each stored entry.
@@ -35,7 +35,7 @@ class Program:
 
     function: Callable[..., Any]
     operands: Callable[[], tuple[Any, ...]]
-    nbytes: int
+    bytes_read: int
     wait: Callable[[Any], Any]
     results: Callable[[Any], tuple[np.ndarray, ...]]
 
@@ -63,9 +63,12 @@ class Timing:
     copies: int
 
 
-def copies_to_rotate(nbytes: int) -> int:
-    """How many copies of operands don't fit a GPU's cache."""
-    return min(MOST_COPIES, max(1, -(-ROTATED_BYTES // max(1, nbytes))))
+def copies_to_rotate(bytes_read: int) -> int:
+    """Of how many copies a GPU's cache can't keep what is read, unless that is too many.
+
+    As what is not read is shared, they take less than ``ROTATED_BYTES`` and one copy more.
+    """
+    return min(MOST_COPIES, ROTATED_BYTES // max(1, bytes_read) + 1)
 
 
 def measure(program: Program, *, seconds: float, repeats: int, on_device: bool) -> Timing:
@@ -75,7 +78,7 @@ def measure(program: Program, *, seconds: float, repeats: int, on_device: bool) 
     without a wait; all repeats take about so many seconds. Device time, if asked for and to be had,
     is the median over as many calls, at most 200, in a profiler's trace.
     """
-    copies = copies_to_rotate(program.nbytes) if on_device else 1
+    copies = copies_to_rotate(program.bytes_read) if on_device else 1
     rotation = itertools.cycle([program.operands() for _ in range(copies)])
 
     def run(calls: int) -> None:
