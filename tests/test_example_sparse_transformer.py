@@ -189,19 +189,74 @@ def test_refuses_a_pickle(
     assert not Path("proof").exists()
 
 
+def test_reads_published_downsampled_imagenet(tmp_path: Path) -> None:
+    pictures, path = images(12, 8, 8), tmp_path / "val_data.npz"
+    planes = pictures.transpose(0, 3, 1, 2).reshape(12, -1)
+    np.savez(path, mean=np.zeros(192), labels=np.ones((12, 12), np.uint8), data=planes)
+    dataset = data.load(path, 4)
+    np.testing.assert_array_equal(dataset.held_out, pictures[::10])
+    np.testing.assert_array_equal(dataset.train, np.delete(pictures, [0, 10], 0))
+
+
+def damage_png(path: Path, part: bytes, offset: int, value: bytes) -> None:
+    """Writes a PNG image, of which some bytes after the name of a chunk are overwritten."""
+    Image.fromarray(images(1, 64, 64)[0]).save(path)
+    content = bytearray(path.read_bytes())
+    at = content.index(part) + offset
+    content[at : at + len(value)] = value
+    path.write_bytes(content)
+
+
 @pytest.mark.parametrize(
-    ("path", "count", "held_out"),
-    [("cifar10", 10_000, 10_000), ("imagenet1000/imagenet_sample_64x64.npz", 900, 100)],
+    ("part", "offset", "value"),
+    [
+        (b"IHDR", 4, b"\x00\x00\x10"),  # SyntaxError: a wrong checksum.
+        (b"IHDR", -4, b"\x00\x00\x00\x00"),  # ValueError: a header cut short.
+        (b"IDAT", 40, b"\xff\x00\xff\x00"),
+        (b"IEND", -900, b"\x00" * 900),
+    ],
 )
-def test_reads_real_data(path: str, count: int, held_out: int) -> None:
-    folder = Path(os.environ.get("JAXSPARSE_DATA", "."))
-    if "JAXSPARSE_DATA" not in os.environ or not (folder / path).exists():
-        pytest.skip(f"needs the environment variable JAXSPARSE_DATA, a folder with {path}")
-    dataset = data.load(folder / path, 32)
-    assert (len(dataset.train), len(dataset.held_out)) == (count, held_out)
-    # Photographs, not noise: neighbours are alike.
-    image = np.asarray(dataset.train[0], np.int32)
-    assert np.abs(np.diff(image, axis=1)).mean() < 30
+@pytest.mark.parametrize("name", ["image.png", "data_batch_1.png"])
+def test_damaged_image_is_reported(
+    name: str, part: bytes, offset: int, value: bytes, tmp_path: Path
+) -> None:
+    for file in {name, "test_batch.png"} if "batch" in name else {name}:
+        damage_png(tmp_path / file, part, offset, value)
+    with pytest.raises(UserError, match=r"expected a PNG or JPEG image, got: \w+"):
+        data.load(tmp_path, 4)
+
+
+def test_image_too_large_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.fromarray(images(1, 64, 64)[0]).save(tmp_path / "image.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(UserError, match="expected a PNG or JPEG image, got: Image size"):
+        data.load(tmp_path, 4)
+
+
+@pytest.mark.parametrize("at", [0.02, 0.3, 0.5, 0.9, 0.97])
+def test_damaged_npz_is_reported(at: float, tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    np.savez_compressed(path, x=images(20, 8, 8) // 9)
+    content = bytearray(path.read_bytes())
+    start = int(at * len(content))
+    content[start : start + 8] = b"\xff" * 8
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"data\.npz: expected .*, got.* \w+"):
+        data.load(path, 4)
+
+
+IMAGES = "JAXSPARSE_IMAGES"
+
+
+@pytest.mark.skipif(
+    not os.environ.get(IMAGES), reason=f"{IMAGES} names no folder or file of images"
+)
+def test_reads_real_data() -> None:
+    dataset = data.load(Path(os.environ[IMAGES]), 8)
+    for part in (dataset.train, dataset.held_out):
+        assert len(part) > 0
+        assert all(x.dtype == np.uint8 and x.shape[2:] == (3,) for x in part)
+        assert all(min(x.shape[:2]) >= 8 for x in part)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +267,11 @@ def test_reads_real_data(path: str, count: int, held_out: int) -> None:
         ("--data false.npz", "expected a folder of images or an .npz file, got another kind"),
         ("--data empty", "expected .png or .jpg files in the folder, got none"),
         ("--data broken", "expected a PNG or JPEG image"),
-        ("--data floats.npz", "expected an array uint8(N, H, W, 3), got x float64(2, 8, 8, 3)"),
+        ("--data floats.npz", "or data uint8(N, 3 S S), got x float64(2, 8, 8, 3)"),
+        (
+            "--data oblong.npz",
+            "expected an array uint8(N, H, W, 3) or data uint8(N, 3 S S), got data",
+        ),
         ("--data pickle.npz", "expected plain arrays"),
         ("--data small --size 7", "at least 14 pixels wide and 7 high, got 12 x 12"),
         ("--data untested", "expected data_batch_*.bin and test_batch.bin, got 1 of the first"),
@@ -250,6 +309,7 @@ def test_reports_a_mistake_in_one_line(
     Path("broken/image.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     Image.fromarray(images(1, 12, 12)[0]).save("small/image.png")
     np.savez("floats.npz", x=images(2, 8, 8) / 255)
+    np.savez("oblong.npz", data=np.ones((2, 18), np.uint8))
     np.savez("pickle.npz", x=np.array([{}], object))
     Path("untested/data_batch_1.bin").write_bytes(bytes(3073))
     for name in ("data_batch_1", "test_batch"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import datetime
 import json
@@ -21,7 +22,7 @@ from jaxsparse.nn import SparseAttention
 
 from . import data
 from .checkpoint import Checkpoints
-from .comparison import PAPER, measure, table
+from .comparison import PAPER, is_papers_model, measure, table
 from .drawing import draw
 from .errors import OutOfMemoryError, UserError, memory_errors
 from .interruption import Interrupted
@@ -39,11 +40,7 @@ def run(args: argparse.Namespace) -> None:
     """Trains one model, or both kinds to compare them, and writes what came out."""
     dataset = data.load(args.data, args.size)
     devices = choose_devices(args.batch, args.devices)
-    runs = [args]
-    if args.compare:
-        runs = [copy.copy(args), copy.copy(args)]
-        for each, attention in zip(runs, ("sparse", "dense"), strict=True):
-            each.attention, each.output = attention, args.output / attention
+    runs = runs_of(args)
     checkpoints = open_checkpoints(runs)
     if not args.quiet:
         count = jax.local_device_count()
@@ -68,14 +65,29 @@ def run(args: argparse.Namespace) -> None:
             results[each.attention] = None  # As dense attention in a column of the paper's table.
             print(f"sparse_transformer: {error}", file=sys.stderr)
     if args.compare:
-        write_json(args.output / "comparison.json", {**about, **results, "paper": PAPER})
-        print(table(results))
+        with_paper = is_papers_model(args)
+        paper = {"paper": PAPER} if with_paper else {}
+        write_json(args.output / "comparison.json", {**about, **results, **paper})
+        print(table(results, with_paper))
     else:
         write_json(args.output / "metrics.json", {**about, **results[args.attention]})
 
 
+def runs_of(args: argparse.Namespace) -> list[argparse.Namespace]:
+    """The options of one run, or of the two to compare."""
+    if not args.compare:
+        return [args]
+    runs = [copy.copy(args), copy.copy(args)]
+    for each, attention in zip(runs, ("sparse", "dense"), strict=True):
+        each.attention, each.output = attention, args.output / attention
+    return runs
+
+
 def open_checkpoints(runs: list[argparse.Namespace]) -> list[Checkpoints]:
-    """Checks, before any work, that all runs may be resumed or started, as the options say."""
+    """Checks, before any work, that all runs may be resumed or started, as the options say.
+
+    Deletes the checkpoints of finished runs that are to be started anew.
+    """
     checkpoints = [Checkpoints(x.output / "checkpoints", training_options(x)) for x in runs]
     # Of two runs to compare, the second may not have begun when the program was stopped.
     begun = [x for x in checkpoints if x.newest() is not None] or checkpoints
@@ -85,6 +97,11 @@ def open_checkpoints(runs: list[argparse.Namespace]) -> list[Checkpoints]:
             saved.check_resume()
         else:
             saved.check_start()
+    # All at once: what an older comparison left of the second run is not to look begun when the
+    # program is stopped in the first.
+    for each, saved in zip(runs, checkpoints, strict=True):
+        if not each.resume:
+            saved.clear()
     return checkpoints
 
 
@@ -117,8 +134,6 @@ def train_and_draw(
     progress = Progress()
     if args.resume:
         progress, trainer.state = checkpoints.restore(trainer.state)
-    else:
-        checkpoints.clear()
     speed = train(trainer, dataset, progress, checkpoints, args)
 
     nnx.update(model, jax.device_put(trainer.state.params, devices[0]))
@@ -132,7 +147,9 @@ def train_and_draw(
         f"{args.attention}, held out: {before:.3f} -> {after:.3f} bits/dim in {progress.step} "
         f"steps{pace}; picture: {picture}"
     )
-    result = {"steps": progress.step, "curve": progress.curve, "tokens_per_second": speed}
+    result = {"steps": progress.step, "curve": progress.curve}
+    if speed is not None:  # None where a finished run was resumed: no step was timed.
+        result["tokens_per_second"] = speed
     if not args.compare:
         return result
     # A real batch: on equal tokens the gradient of their embedding adds up in one place.
@@ -169,18 +186,24 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
+def report(message: str) -> None:
+    """Tells why the program ends, unless its terminal was closed."""
+    with contextlib.suppress(OSError):
+        print(f"sparse_transformer: {message}", file=sys.stderr, flush=True)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs the program; returns its exit code."""
     try:
         run(parse_args(argv))
     except UserError as error:
-        print(f"sparse_transformer: error: {error}", file=sys.stderr)
+        report(f"error: {error}")
         return 2
     except Interrupted as interruption:
-        print(f"sparse_transformer: {interruption}", file=sys.stderr)
+        report(str(interruption))
         return interruption.exit_code
     except KeyboardInterrupt:
-        print("sparse_transformer: interrupted", file=sys.stderr)
+        report("interrupted")
         return 130
     return 0
 

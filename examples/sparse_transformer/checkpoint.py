@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
 
-from .errors import UserError
+from .errors import UserError, is_exhausted, one_line
 from .progress import Progress
 from .trainer import State
 
 KEEP = 2  # The newest, and one in case that its files are damaged.
+
+T = TypeVar("T")
 
 
 class Checkpoints:
@@ -25,25 +28,47 @@ class Checkpoints:
 
     def __init__(self, folder: Path, options: dict[str, Any]):
         self.folder, self.options = folder, options
+        self.damaged: set[int] = set()  # Steps.
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"--output: expected a writable folder, got: {error}") from error
-        self.manager = self._open()
-
-    def _open(self) -> ocp.CheckpointManager:
         # Saved while training waits: the next step overwrites the state in place.
         settings = ocp.CheckpointManagerOptions(
             max_to_keep=KEEP, enable_async_checkpointing=False, cleanup_tmp_directories=True
         )
-        return ocp.CheckpointManager(self.folder.resolve(), options=settings)
+        self.manager = ocp.CheckpointManager(folder.resolve(), options=settings)
 
     def newest(self) -> dict[str, Any] | None:
-        """The options and the progress of the newest checkpoint."""
-        step = self.manager.latest_step()
-        if step is None:
-            return None
-        return self.manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore())).run
+        """The options and the progress of the newest readable checkpoint, None without any."""
+
+        def read(step: int) -> dict[str, Any]:
+            args = ocp.args.Composite(run=ocp.args.JsonRestore())
+            run = self.manager.restore(step, args=args).run
+            return {name: run[name] for name in ("options", "progress")}
+
+        return self._read_newest(read) if self.manager.all_steps() else None
+
+    def _read_newest(self, read: Callable[[int], T]) -> T:
+        """What ``read`` makes of the newest checkpoint that is not damaged."""
+        left = sorted(set(self.manager.all_steps()) - self.damaged)
+        problem = f"reading {self.folder}: expected a checkpoint, got none that is readable"
+        while left:
+            step = left.pop()
+            try:
+                return read(step)
+            except Exception as error:  # A damaged checkpoint fails in any way.
+                if is_exhausted(error):
+                    raise
+                actual = one_line(error)
+            self.damaged.add(step)
+            problem = f"reading {self.folder / str(step)}: expected a checkpoint, got: {actual}"
+            if left:
+                print(
+                    f"sparse_transformer: {problem}; trying that of step {left[-1]}",
+                    file=sys.stderr,
+                )
+        raise UserError(f"{problem}; without an older one, delete {self.folder} to start anew")
 
     def check_resume(self) -> None:
         """Raises a UserError unless there is a checkpoint made with the same options."""
@@ -70,10 +95,10 @@ class Checkpoints:
             )
 
     def clear(self) -> None:
-        """Deletes the checkpoints of a finished run."""
-        self.manager.close()
-        shutil.rmtree(self.folder)
-        self.manager = self._open()
+        """Deletes all checkpoints."""
+        for step in sorted(self.manager.all_steps()):  # What shows the run finished goes last.
+            self.manager.delete(step)
+        self.damaged.clear()
 
     def save(self, progress: Progress, state: State) -> None:
         """Saves what :meth:`restore` needs."""
@@ -84,10 +109,21 @@ class Checkpoints:
         self.manager.save(progress.step, args=args)
 
     def restore(self, state: State) -> tuple[Progress, State]:
-        """The newest progress and state, placed on the devices of ``state``, of like shapes."""
+        """The newest progress and state, placed on the devices of ``state``, of like shapes.
+
+        Deletes newer checkpoints that are damaged, as their steps are to be saved again.
+        """
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, state._asdict())
         args = ocp.args.Composite(
             state=ocp.args.StandardRestore(abstract), run=ocp.args.JsonRestore()
         )
-        restored = self.manager.restore(self.manager.latest_step(), args=args)
-        return Progress(**restored.run["progress"]), State(**restored.state)
+
+        def read(step: int) -> tuple[Progress, State]:
+            restored = self.manager.restore(step, args=args)
+            return Progress(**restored.run["progress"]), State(**restored.state)
+
+        result = self._read_newest(read)
+        for step in self.damaged:
+            self.manager.delete(step)
+        self.damaged.clear()
+        return result

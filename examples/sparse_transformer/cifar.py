@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from .errors import UserError
+from .errors import UserError, one_line
+from .images import from_planes, read_image
 
 SIDE = 32
 PIXELS = SIDE * SIDE
@@ -57,7 +57,9 @@ def read_python(path: Path) -> np.ndarray:
     except OSError:
         raise
     except Exception as error:  # A pickle that is no pickle fails in any way.
-        raise UserError(f"reading {path}: expected a pickled CIFAR batch, got: {error}") from error
+        raise UserError(
+            f"reading {path}: expected a pickled CIFAR batch, got: {one_line(error)}"
+        ) from error
     data = batch.get(b"data", batch.get("data")) if isinstance(batch, dict) else None
     is_bytes = isinstance(data, np.ndarray) and data.dtype == np.uint8
     if not is_bytes or data.shape[1:] != (RECORD - 1,):
@@ -85,16 +87,10 @@ class ArrayUnpickler(pickle.Unpickler):
 
 def read_sheet(path: Path) -> np.ndarray:
     """Reads a PNG image, each row of which is an image of 32 x 32 pixels."""
-    with Image.open(path) as image:
-        sheet = np.asarray(image.convert("RGB"))
+    sheet = read_image(path)
     if sheet.shape[1] != PIXELS:
         raise UserError(f"reading {path}: expected {PIXELS} pixels in a row, got {sheet.shape[1]}")
     return sheet.reshape(-1, SIDE, SIDE, 3)
-
-
-def from_planes(data: np.ndarray) -> np.ndarray:
-    """Turns rows of planes into uint8 (N, 32, 32, 3)."""
-    return np.ascontiguousarray(data.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1))
 
 
 READERS: dict[str, Callable[[Path], np.ndarray]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from .options import PRESETS
 from .trainer import Trainer
 
 TIMED_CALLS = 10
+# Only with equal ones do the paper's figures compare.
+MODEL_OPTIONS = ("size", "layers", "heads", "hidden", "filter", "band", "sparsity")
 
 # Table III of the paper, whose memory and throughput are those of the forward pass in float32. None
 # is out of memory.
@@ -29,6 +33,11 @@ PAPER: dict[str, dict[str, Any]] = {
 }
 
 
+def is_papers_model(args: argparse.Namespace) -> bool:
+    """Whether the options give the model, and the size of its images, of the paper."""
+    return all(getattr(args, name) == PRESETS["paper"][name] for name in MODEL_OPTIONS)
+
+
 def measure(trainer: Trainer, tokens: np.ndarray) -> dict[str, Any]:
     """Throughput and memory of both programs of a trainer, which it trains on by some steps."""
     batch = trainer.place(tokens)
@@ -36,16 +45,13 @@ def measure(trainer: Trainer, tokens: np.ndarray) -> dict[str, Any]:
         "forward": (trainer.score_program, lambda: trainer.score(batch)),
         "training": (trainer.step_program, lambda: trainer.step(batch)),
     }
-    result: dict[str, Any] = {
+    return {
         name: {
             "tokens_per_second": tokens.size / median_seconds(call),
             "peak_bytes": peak_bytes(program),
         }
         for name, (program, call) in programs.items()
     }
-    # Of the process so far, sampling included; None on a CPU.
-    allocator = trainer.devices[0].memory_stats() or {}
-    return result | {"allocator_peak_bytes": allocator.get("peak_bytes_in_use")}
 
 
 def median_seconds(call: Callable[[], jax.Array]) -> float:
@@ -70,16 +76,17 @@ def peak_bytes(program: jax.stages.Compiled) -> int:
     )
 
 
-def table(results: dict[str, dict[str, Any] | None]) -> str:
-    """The results of sparse and dense attention beside the paper's; None is out of memory."""
+def table(results: dict[str, dict[str, Any] | None], with_paper: bool) -> str:
+    """The results of sparse and dense attention, None out of memory, and the paper's."""
+    columns = results if with_paper else ()
 
-    def row(title: str, form: str, get: Callable[[dict[str, Any]], float], paper: str) -> list[str]:
+    def row(title: str, form: str, get: Callable[[dict[str, Any]], float], text: str) -> list[str]:
         ours = (format(get(x), form) if x else "out of memory" for x in results.values())
-        theirs = (paper.format(**PAPER[x], **PAPER[x]["V100"]) for x in results)
+        theirs = (text.format(**PAPER[x], **PAPER[x]["V100"]) for x in columns)
         return [title, *ours, *theirs]
 
     rows = [
-        ["", *results, *(f"paper, {x}" for x in results)],
+        ["", *results, *(f"paper, {x}" for x in columns)],
         row("held out, bits/dim", ".3f", lambda x: x["curve"][-1]["held_out"], "{held_out}"),
     ]
     for name, speed, memory in (
@@ -95,11 +102,13 @@ def table(results: dict[str, dict[str, Any] | None]) -> str:
         "  ".join([x[0].ljust(widths[0]), *map(str.rjust, x[1:], widths[1:])]).rstrip()
         for x in rows
     )
-    gpu = PAPER["sparse"]["GTX 1080"]
-    return "\n".join(
-        [
-            *lines,
-            "paper: Gale et al. 2020, Table III, a V100 in float32. On a GTX 1080: sparse "
-            f"{gpu['tokens_per_second']:,} tokens/s in {gpu['gigabytes']} GB, dense out of memory",
-        ]
-    )
+    if not with_paper:
+        footnote = "the paper's figures are for another model: --preset paper"
+    else:
+        gpu, preset = PAPER["sparse"]["GTX 1080"], PRESETS["paper"]
+        footnote = (
+            f"paper: Gale et al. 2020, Table III, {preset['steps']:,} steps of {preset['batch']} "
+            "images of ImageNet, speed and memory on a V100 in float32. On a GTX 1080: sparse "
+            f"{gpu['tokens_per_second']:,} tokens/s in {gpu['gigabytes']} GB, dense out of memory"
+        )
+    return "\n".join([*lines, footnote])

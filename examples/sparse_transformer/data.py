@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from . import cifar
-from .errors import UserError
+from .errors import UserError, one_line
+from .images import from_planes, read_image
 
 PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "rocket.jpg")
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -78,28 +79,32 @@ def load_images(path: Path | None) -> tuple[Images, Images | None]:
     raise UserError(f"--data {path}: expected a folder of images or an .npz file, got {actual}")
 
 
-def read_image(path: Path) -> np.ndarray:
-    """Reads a PNG or JPEG image as uint8 (height, width, 3)."""
-    try:
-        with Image.open(path) as image:
-            return np.asarray(image.convert("RGB"))
-    except OSError as error:
-        raise UserError(f"reading {path}: expected a PNG or JPEG image, got: {error}") from error
-
-
 def read_npz(path: Path) -> np.ndarray:
-    """Reads the first array that holds images: uint8 (N, height, width, 3)."""
+    """Reads the first array that holds images: uint8 (N, height, width, 3).
+
+    Or the array ``data`` of uint8 (N, 3 side**2), planes as downsampled ImageNet is published.
+    """
     others = []
     try:
         with np.load(path) as archive:
             for name, array in archive.items():
-                if array.dtype == np.uint8 and array.shape[3:] == (3,) and array.size:
-                    return array
+                if array.dtype == np.uint8 and array.size:
+                    if array.shape[3:] == (3,):
+                        return array
+                    if name == "data" and is_square_planes(array):
+                        return from_planes(array)
                 others.append(f"{name} {array.dtype}{array.shape}")
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise UserError(f"reading {path}: expected plain arrays, got: {error}") from error
+    except Exception as error:  # A damaged archive fails in any way.
+        raise UserError(f"reading {path}: expected plain arrays, got: {one_line(error)}") from error
     actual = ", ".join(others) or "no array"
-    raise UserError(f"reading {path}: expected an array uint8(N, H, W, 3), got {actual}")
+    raise UserError(
+        f"reading {path}: expected an array uint8(N, H, W, 3) or data uint8(N, 3 S S), got {actual}"
+    )
+
+
+def is_square_planes(array: np.ndarray) -> bool:
+    """Whether rows have as many values as three planes of a square image."""
+    return array.ndim == 2 and 3 * math.isqrt(array.shape[1] // 3) ** 2 == array.shape[1]
 
 
 def shapes(images: Images) -> set[tuple[int, int]]:

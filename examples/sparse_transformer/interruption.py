@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM."""
+"""Ctrl-C, SIGTERM and SIGHUP."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SAME_REQUEST = 1.0  # Seconds in which more signals repeat the first: `timeout` sends it twice.
 
 
 class Interrupted(Exception):
@@ -28,11 +29,14 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Lets the first signal only ask to stop, so that it cuts no step in two; the second quits."""
+    """Lets the first signal only ask to stop, so that it cuts no step in two; a later one quits."""
     request = StopRequest()
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # Else started by nohup.
+        signals.append(signal.SIGHUP)
 
     def on_signal(number: int, _: Any) -> None:
-        request.number = number
+        request.number = request.number or number
 
     # Python runs its handlers once compiled code has returned, which may take many seconds. The
     # numbers of signals come through the pipe at once.
@@ -40,15 +44,18 @@ def stop_request() -> Iterator[StopRequest]:
     os.set_blocking(writer, False)
 
     def quit_at_the_second() -> None:
-        count = 0
+        first = None
         while number := os.read(reader, 1):
-            count += number[0] in SIGNALS
-            if count == 2:
+            if number[0] not in signals:
+                continue
+            now = time.monotonic()
+            first = now if first is None else first
+            if now - first > SAME_REQUEST:
                 os._exit(128 + number[0])
 
     watcher = threading.Thread(target=quit_at_the_second, daemon=True)
     watcher.start()
-    previous = {each: signal.signal(each, on_signal) for each in SIGNALS}
+    previous = {each: signal.signal(each, on_signal) for each in signals}
     previous_pipe = signal.set_wakeup_fd(writer)
     try:
         yield request
