@@ -2,7 +2,6 @@
 
 import inspect
 from importlib.metadata import version as _version
-from pathlib import Path
 
 from sphinx.ext.autodoc.preserve_defaults import DefaultValue
 from sphinx.util.inspect import stringify_signature
@@ -13,10 +12,6 @@ release = version = _version("jaxsparse")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
-# To be removed with benchmarks/README.md there, which benchmarks.md includes.
-if not (Path(__file__).parents[1] / "benchmarks" / "README.md").exists():
-    exclude_patterns += ["benchmarks.md"]
-    suppress_warnings = ["toc.excluded", "toc.not_readable"]
 myst_enable_extensions = ["tasklist"]
 myst_heading_anchors = 3
 

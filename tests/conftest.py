@@ -1,4 +1,5 @@
-"""Test-wide settings: 8 CPU devices for sharding; patterns are checked only where a test asks."""
+"""Test-wide settings: 8 CPU devices for sharding; exact dense products to compare with, also on a
+GPU; patterns are checked only where a test asks."""
 
 import os
 
@@ -6,4 +7,5 @@ import os
 flags = os.environ.get("XLA_FLAGS", "")
 if "xla_force_host_platform_device_count" not in flags:
     os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8".strip()
+os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"  # not TF32
 os.environ.pop("JAXSPARSE_CHECK", None)

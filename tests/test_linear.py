@@ -84,9 +84,10 @@ def test_activations_are_not_transposed():
     def loss(a, x):
         return jnp.sum(linear(x, a, activation="relu") ** 2)
 
-    assert not [op for op in ops_of(linear, x, a) if " transpose(" in op or " copy(" in op]
+    moves = (" transpose(", " copy(") if PLATFORM == "cpu" else (" transpose(",)
+    assert not [op for op in ops_of(linear, x, a) if any(move in op for move in moves)]
     of_x = ops_of(jax.grad(loss, 1), a, x)
-    assert not [op for op in of_x if " transpose(" in op or " copy(" in op]
+    assert not [op for op in of_x if any(move in op for move in moves)]
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])

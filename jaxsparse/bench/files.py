@@ -5,6 +5,8 @@ Only positions are read: values are drawn by whoever uses them.
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
 import pathlib
 import zipfile
@@ -42,7 +44,12 @@ def _read_smtx(path: pathlib.Path) -> Any:
 
 
 def _read_mtx(path: pathlib.Path) -> Any:
-    return scipy.io.mmread(path)
+    data = path.read_bytes()
+    text = gzip.decompress(data) if path.suffix == ".gz" else data
+    # SciPy's parser runs past the end of a text that has a NUL in it, or no new line at its end.
+    if b"\0" in text:
+        raise ValueError("needs text, got a NUL byte")
+    return scipy.io.mmread(io.BytesIO(text + b"\n"))
 
 
 # How a .npz archive of bare arrays may call them: row offsets, column indices.

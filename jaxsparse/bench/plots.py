@@ -84,9 +84,9 @@ def _crossover(ax: Any, panel: Panel, colours: dict[str, str]) -> None:
     ax.set_yscale("log")
     ax.invert_xaxis()
     shown = sorted({round(row["sparsity"], 3) for row in panel.rows.values() if row["us"]})
-    ax.set_xticks([1 - s for s in shown if s < 1], [f"{100 * s:g} %" for s in shown if s < 1])
+    ax.set_xticks([1 - s for s in shown if s < 1], [f"{100 * s:g}" for s in shown if s < 1])
     ax.set_xticks([], minor=True)
-    ax.set_xlabel("sparsity")
+    ax.set_xlabel("sparsity, %")
 
 
 _MOST_BARS = 16
