@@ -1,5 +1,7 @@
-"""Test-wide settings: 8 CPU devices for sharding; exact dense products to compare with, also on a
-GPU; patterns are checked only where a test asks."""
+"""Test-wide settings: 8 CPU devices for sharding, exact dense products to compare with.
+
+Patterns are checked only where a test asks.
+"""
 
 import os
 
