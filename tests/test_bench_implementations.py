@@ -168,4 +168,5 @@ def test_what_is_read_is_copied_and_nothing_else_matters(implementation, passed)
         program.results(program.function(*jax.tree.unflatten(tree, erased))),
         strict=True,
     ):
-        np.testing.assert_array_equal(a, b)
+        # Not bitwise: XLA's scatter on a GPU adds in any order.
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
