@@ -1,0 +1,1 @@
+"""Device code made at run time from what a user's function computes."""
