@@ -3,7 +3,7 @@
 from importlib.metadata import version as _version
 
 from jaxsparse import backend as _backend
-from jaxsparse import masks
+from jaxsparse import masks, recurrent
 from jaxsparse.backend import EXPORT_DISABLED_CHECKS
 from jaxsparse.csr import CSR
 from jaxsparse.differentiate import grad, value_and_grad
@@ -22,6 +22,7 @@ __all__ = [
     "grad",
     "linear",
     "masks",
+    "recurrent",
     "sddmm",
     "sparse_attention",
     "sparse_softmax",

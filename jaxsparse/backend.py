@@ -15,6 +15,7 @@ import jax
 from jaxsparse import _ffi
 
 IMPLEMENTATIONS = ("xla", "cpu", "cuda")
+_XLA_NAMES = {"cpu": "cpu", "cuda": "CUDA"}
 MINIMUM_COMPUTE_CAPABILITY = 80
 
 # {operation name: what _ffi.operations() says of it}
@@ -40,8 +41,8 @@ whose stability it can't vouch for.
 def register_targets() -> None:
     """Registers every FFI target. It starts no backend: "CUDA" needs no plugin to be named."""
     for name, entry in OPERATIONS.items():
-        jax.ffi.register_ffi_target(target_name(name), entry["cpu"]["execute"], platform="cpu")
-        jax.ffi.register_ffi_target(target_name(name), entry["cuda"], platform="CUDA")
+        for platform, stages in entry["targets"].items():
+            jax.ffi.register_ffi_target(target_name(name), stages, platform=_XLA_NAMES[platform])
     _ffi.configure_compiler(str(device_source_folder()), nvrtc_candidates())
 
 
@@ -86,7 +87,7 @@ def cuda_problems() -> tuple[str, ...]:
         devices = _ffi.cuda_devices()
     except RuntimeError as error:
         return (*problems, f"the NVIDIA driver shows no GPU: {error}; see nvidia-smi")
-    for name, capability in devices:
+    for name, capability, *_ in devices:
         if capability < MINIMUM_COMPUTE_CAPABILITY:
             problems.append(
                 f"{name} is sm_{capability}, the kernels need sm_{MINIMUM_COMPUTE_CAPABILITY} or "

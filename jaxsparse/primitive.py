@@ -35,11 +35,19 @@ MAX_BATCH_RANK = 8  # kMaxBatchRank in ffi/common/types.h
 class Signature(NamedTuple):
     """Names and core dimensions of operands and results, e.g. ``("x", "k n")``.
 
-    A dimension "m+1" is one longer than "m".
+    A dimension "m+1" is one longer than "m", and "3" is of size 3.
     """
 
     operands: tuple[tuple[str, str], ...]
     results: tuple[tuple[str, str], ...]
+
+
+class FfiCall(NamedTuple):
+    """A call of an operation's FFI target."""
+
+    operands: tuple[str, ...]  # which, in the target's order
+    attributes: dict[str, Any]
+    workspace: int = 0  # bytes of one more result, which nobody but the kernel uses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +58,11 @@ class Operation:
     target: str  # of its FFI target, without the prefix
     params: tuple[str, ...]  # static, beside implementation and variant
     signature: Callable[[dict[str, Any]], Signature]
-    result_dtype: Callable[[Sequence[ShapedArray], dict[str, Any]], Any]
+    result_dtypes: Callable[[Sequence[ShapedArray], dict[str, Any]], Sequence[Any]]
     shardable: tuple[str, ...]  # core dimensions along which it is computed independently
     xla: Callable[..., list[jax.Array]]  # one batch entry in plain jnp
-    ffi: Callable[[dict[str, Any]], tuple[tuple[str, ...], dict[str, Any]]]  # operands, attributes
+    # How its FFI target is called for operands of these types, or None for the form in plain jnp.
+    ffi: Callable[[dict[str, Any], Sequence[ShapedArray]], FfiCall | None]
     summed: tuple[str, ...] = ()  # core dimensions along which parts of the results add up
 
 
@@ -111,6 +120,8 @@ def _infer(
         batches.append(aval.shape[:split])
         for dim, size in zip(dims, aval.shape[split:], strict=True):
             base, extra = (dim[:-2], 1) if dim.endswith("+1") else (dim, 0)
+            if dim.isdigit():
+                sizes[dim] = int(dim)
             if sizes.setdefault(base, size - extra) != size - extra:
                 raise ValueError(
                     f"{operation.name}: {name} has shape {aval.shape}, expected {spec} with "
@@ -130,7 +141,11 @@ def _infer(
             f"{operation.name}: batch dimensions of the operands must broadcast, got {named}"
         ) from None
     return [
-        (batch, tuple(sizes[dim] for dim in _core_dims(spec)), _core_dims(spec))
+        (
+            batch,
+            tuple(int(dim) if dim.isdigit() else sizes[dim] for dim in _core_dims(spec)),
+            _core_dims(spec),
+        )
         for _, spec in signature.results
     ]
 
@@ -167,9 +182,10 @@ def _result_sharding(
 
 
 def _abstract_eval(operation: Operation, *avals: ShapedArray, **params: Any) -> list[ShapedArray]:
-    dtype = operation.result_dtype(avals, params)
     results = []
-    for batch, core, dims in _infer(operation, avals, params):
+    inferred = _infer(operation, avals, params)
+    dtypes = operation.result_dtypes(avals, params)
+    for (batch, core, dims), dtype in zip(inferred, dtypes, strict=True):
         results.append(
             ShapedArray(
                 (*batch, *core),
@@ -181,7 +197,8 @@ def _abstract_eval(operation: Operation, *avals: ShapedArray, **params: Any) -> 
     return results
 
 
-def _batch(primitive: Primitive, operands: Any, dims: Any, **params: Any) -> Any:
+def batch(primitive: Primitive, operands: Any, dims: Any, **params: Any) -> Any:
+    """The batching rule: one more leading dimension, of size 1 where an operand has none."""
     operands = [
         jnp.expand_dims(x, 0) if dim is None else jnp.moveaxis(x, dim, 0)
         for x, dim in zip(operands, dims, strict=True)
@@ -205,7 +222,11 @@ def _sharding_rule(
             name if shape[d] == results[0].shape[d] else f"s{next(fresh)}"
             for d, name in enumerate(batch)
         ]
-        return " ".join([*lead, *(dim.replace("+1", "p") for dim in _core_dims(spec))])
+        core = (
+            f"s{next(fresh)}" if dim.isdigit() else dim.replace("+1", "p")
+            for dim in _core_dims(spec)
+        )
+        return " ".join([*lead, *core])
 
     left = ", ".join(
         factors(spec, x.shape) for (_, spec), x in zip(signature.operands, operands, strict=True)
@@ -307,19 +328,26 @@ def _xla(operation: Operation, params: dict[str, Any], *operands: jax.Array) -> 
 def _lower(operation: Operation, platform: str) -> Any:
     def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         variant = params["variant"]
-        chosen = backend.resolve(operation.target, platform, params["implementation"], variant)
         declared = {name: params[name] for name in operation.params}
-        if chosen == "xla":
+        chosen = backend.resolve(operation.target, platform, params["implementation"], variant)
+        call = None
+        if chosen in backend.OPERATIONS[operation.target]["targets"]:
+            call = operation.ffi(params, ctx.avals_in)
+        if call is None:
             compute = functools.partial(_xla, operation, declared)
             # The operands are one device's by now: mesh axes in their types only get in the way.
             ctx = ctx.replace(avals_in=[ShapedArray(a.shape, a.dtype) for a in ctx.avals_in])
             return mlir.lower_fun(compute, multiple_results=True)(ctx, *operands)
-        wanted, attributes = operation.ffi(declared)
         names = [name for name, _ in operation.signature(declared).operands]
-        indices = [names.index(name) for name in wanted]
-        ctx = ctx.replace(avals_in=[ctx.avals_in[i] for i in indices])
+        indices = [names.index(name) for name in call.operands]
+        workspace = [ShapedArray((call.workspace,), jnp.uint8)] if call.workspace else []
+        ctx = ctx.replace(
+            avals_in=[ctx.avals_in[i] for i in indices], avals_out=[*ctx.avals_out, *workspace]
+        )
         lowering = jax.ffi.ffi_lowering(backend.target_name(operation.target))
-        return lowering(ctx, *(operands[i] for i in indices), variant=variant or "", **attributes)
+        attributes = {"variant": variant or "", **call.attributes}
+        results = lowering(ctx, *(operands[i] for i in indices), **attributes)
+        return results[: len(results) - len(workspace)]
 
     return rule
 
@@ -327,6 +355,15 @@ def _lower(operation: Operation, platform: str) -> Any:
 def _impl(primitive: Primitive, *operands: Any, **params: Any) -> Any:
     with jax.disable_jit(False):  # else jax.disable_jit() would come back here for ever
         return _eager(primitive, tuple(sorted(params.items())))(*operands)
+
+
+# The primitive that lowers to a kernel, of each that make_primitive made.
+_CALLS: dict[Primitive, Primitive] = {}
+
+
+def bind_local(primitive: Primitive, *operands: jax.Array, **params: Any) -> list[jax.Array]:
+    """Binds in the plain form of another operation, where the operands are one device's already."""
+    return _CALLS[primitive].bind(*operands, **params)
 
 
 def make_primitive(operation: Operation) -> Primitive:
@@ -339,8 +376,8 @@ def make_primitive(operation: Operation) -> Primitive:
         p.multiple_results = True
         p.def_abstract_eval(functools.partial(_abstract_eval, operation))
         p.def_impl(functools.partial(_impl, p))
-
-    batching.primitive_batchers[primitive] = functools.partial(_batch, primitive)
+        batching.primitive_batchers[p] = functools.partial(batch, p)
+    _CALLS[primitive] = call
 
     def lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
         partitioned = _partitioned(operation, call, tuple(sorted(params.items())))

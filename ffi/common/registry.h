@@ -11,7 +11,7 @@ namespace jaxsparse {
 
 struct OperationEntry {
   std::string name;
-  XLA_FFI_Handler* cpu = nullptr;
+  XLA_FFI_Handler* cpu = nullptr;  // null: there the operation is plain XLA
   XLA_FFI_Handler* cuda_initialize = nullptr;
   XLA_FFI_Handler* cuda_execute = nullptr;
   std::vector<std::string> cpu_variants;
@@ -52,5 +52,6 @@ OperationEntry SpmmEntry();
 OperationEntry SddmmEntry();
 OperationEntry SparseSoftmaxEntry();
 OperationEntry CheckTopologyEntry();
+OperationEntry RecurrentScanEntry();
 
 }  // namespace jaxsparse

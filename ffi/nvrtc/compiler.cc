@@ -100,6 +100,18 @@ std::optional<std::string> ReadFile(const std::string& path) {
 // A source and the files it includes by #include "...", by their names below the source folder.
 using Sources = std::map<std::string, std::string>;
 
+bool Collect(const std::string& name, Sources* sources, std::string* error);
+
+bool CollectIncluded(const std::string& text, Sources* sources, std::string* error) {
+  const std::string directive = "#include \"";
+  for (size_t at = text.find(directive); at != std::string::npos;
+       at = text.find(directive, at + 1)) {
+    const size_t begin = at + directive.size();
+    if (!Collect(text.substr(begin, text.find('"', begin) - begin), sources, error)) return false;
+  }
+  return true;
+}
+
 bool Collect(const std::string& name, Sources* sources, std::string* error) {
   if (sources->contains(name)) return true;
   const std::optional<std::string> text = ReadFile(Config().source_folder + "/" + name);
@@ -108,13 +120,13 @@ bool Collect(const std::string& name, Sources* sources, std::string* error) {
     return false;
   }
   (*sources)[name] = *text;
-  const std::string directive = "#include \"";
-  for (size_t at = text->find(directive); at != std::string::npos;
-       at = text->find(directive, at + 1)) {
-    const size_t begin = at + directive.size();
-    if (!Collect(text->substr(begin, text->find('"', begin) - begin), sources, error)) return false;
-  }
-  return true;
+  return CollectIncluded(*text, sources, error);
+}
+
+bool Collect(const KernelSource& source, Sources* sources, std::string* error) {
+  if (source.text.empty()) return Collect(source.file, sources, error);
+  (*sources)[source.file] = source.text;
+  return CollectIncluded(source.text, sources, error);
 }
 
 std::vector<std::string> Options(const std::string& architecture) {
@@ -148,7 +160,7 @@ std::string NvrtcVersion(std::string* error) {
 std::optional<std::string> SourceKey(const KernelSource& source, const std::string& architecture,
                                      std::string* error) {
   Sources sources;
-  if (!Collect(source.file, &sources, error)) return std::nullopt;
+  if (!Collect(source, &sources, error)) return std::nullopt;
   std::string key = source.expression + "\n" + source.file + "\n";
   for (const std::string& option : Options(architecture)) key += option + "\n";
   for (const auto& [name, text] : sources) {
@@ -161,7 +173,7 @@ std::optional<CompiledKernel> Compile(const KernelSource& source, const std::str
                                       std::string* error) {
   const Nvrtc* nvrtc = Library(error);
   Sources sources;
-  if (nvrtc == nullptr || !Collect(source.file, &sources, error)) return std::nullopt;
+  if (nvrtc == nullptr || !Collect(source, &sources, error)) return std::nullopt;
   std::vector<const char*> texts, names, options;
   for (const auto& [name, text] : sources) {
     if (name == source.file) continue;

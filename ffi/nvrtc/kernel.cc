@@ -76,9 +76,10 @@ struct Entry {
 
 Entry& EntryOf(const KernelSource& source, int device) {
   static std::mutex mutex;
-  static auto* entries = new std::map<std::tuple<std::string, std::string, int>, Entry>;
+  static auto* entries =
+      new std::map<std::tuple<std::string, std::string, std::string, int>, Entry>;
   const std::lock_guard lock(mutex);
-  return (*entries)[std::make_tuple(source.file, source.expression, device)];
+  return (*entries)[std::make_tuple(source.file, source.expression, source.text, device)];
 }
 
 }  // namespace
@@ -99,8 +100,27 @@ std::string LaunchKernel(const void* kernel, const LaunchShape& shape, void* pro
       dim3(static_cast<unsigned>(shape.blocks < kMaxBlocks ? shape.blocks : kMaxBlocks));
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.stream = static_cast<cudaStream_t>(stream);
+  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (shape.cooperative) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
+  }
+  if (shape.cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  }
+  constexpr int64_t kSharedWithoutAsking = 48 << 10;
+  cudaError_t status = cudaSuccess;
+  if (shape.shared_bytes > kSharedWithoutAsking) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(shape.shared_bytes));
+  }
   void* arguments[] = {problem};
-  const cudaError_t status = cudaLaunchKernelExC(&config, kernel, arguments);
+  if (status == cudaSuccess) status = cudaLaunchKernelExC(&config, kernel, arguments);
   return status == cudaSuccess ? "" : Describe("launch", status);
 }
 
@@ -115,7 +135,8 @@ std::vector<CudaDevice> CudaDevices(std::string* error) {
   for (int device = 0; device < count; ++device) {
     cudaDeviceProp properties;
     if (cudaGetDeviceProperties(&properties, device) != cudaSuccess) continue;
-    devices.push_back({properties.name, ComputeCapability(device)});
+    devices.push_back({properties.name, ComputeCapability(device), properties.multiProcessorCount,
+                       static_cast<int64_t>(properties.sharedMemPerBlockOptin)});
   }
   return devices;
 }

@@ -8,16 +8,22 @@
 namespace jaxsparse {
 
 // One instance of a kernel template: a file below the folder of device sources, and a C++
-// expression that names the instance.
+// expression that names the instance. Where `text` is not empty it stands in for the file's: source
+// that was written for one problem, which includes files of that folder.
 struct KernelSource {
   std::string file;
   std::string expression;
+  std::string text = "";
 };
 
 struct LaunchShape {
   int64_t blocks =
       0;  // along x only, whose limit is 2^31 - 1; kernels stride over what lies beyond
   int threads = 0;
+  int64_t shared_bytes = 0;  // dynamic, for each block
+  int cluster = 1;           // blocks
+  // All blocks run at once, or the launch fails: for kernels whose blocks wait for one another.
+  bool cooperative = false;
 };
 
 // A row of an operation's table of CUDA variants (common/variant.h). The kernel takes the problem
@@ -41,6 +47,8 @@ std::string LaunchKernel(const void* kernel, const LaunchShape& shape, void* pro
 struct CudaDevice {
   std::string name;
   int compute_capability = 0;  // 90 for 9.0
+  int multiprocessors = 0;
+  int64_t shared_bytes = 0;  // that a block can have
 };
 
 // The GPUs the driver shows; `error` says why there are none.

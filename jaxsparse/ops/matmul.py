@@ -23,6 +23,7 @@ from jaxsparse.csr import CSR
 from jaxsparse.ops import arguments
 from jaxsparse.pattern import row_indices
 from jaxsparse.primitive import (
+    FfiCall,
     Operation,
     Signature,
     bind,
@@ -267,8 +268,8 @@ def sddmm(
     return CSR(values, topology)
 
 
-def _out_dtype(avals: Any, params: dict[str, Any]) -> Any:
-    return params["out_dtype"]
+def _out_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
+    return [params["out_dtype"]] * (2 if params.get("with_preactivation") else 1)
 
 
 # ---- spmm: out = A x ----
@@ -329,16 +330,17 @@ def _spmm_xla(
     return [r.T for r in results] if dense_on_left else results
 
 
-def _spmm_ffi(params: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+def _spmm_ffi(params: dict[str, Any], _: Any) -> FfiCall:
     transpose = params["transpose"]
     operands = ("values", "x", *(TRANSPOSED if transpose else ROWS))
     if params.get("has_bias"):
         operands = (*operands, "bias")
-    return operands, {
+    attributes = {
         "permuted": transpose,
         "dense_on_left": params["dense_on_left"],
         "activation": params.get("activation") or "none",
     }
+    return FfiCall(operands, attributes)
 
 
 _LINEAR = ("transpose", "dense_on_left", "out_dtype")
@@ -349,7 +351,7 @@ spmm_p = make_primitive(
         target="spmm",
         params=_LINEAR,
         signature=_spmm_signature,
-        result_dtype=_out_dtype,
+        result_dtypes=_out_dtypes,
         shardable=("n",),
         xla=_spmm_xla,
         ffi=_spmm_ffi,
@@ -403,7 +405,7 @@ spmm_epilogue_p = make_primitive(
         target="spmm",
         params=(*_LINEAR, "has_bias", "activation", "with_preactivation"),
         signature=_spmm_signature,
-        result_dtype=_out_dtype,
+        result_dtypes=_out_dtypes,
         shardable=("n",),
         xla=_spmm_xla,
         ffi=_spmm_ffi,
@@ -484,8 +486,8 @@ def _sddmm_xla(
     return [jnp.where(rows < m, values, 0).astype(out_dtype)]
 
 
-def _sddmm_ffi(params: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
-    return ("x", "y", *ROWS, *(("scale_by",) if params["scaled"] else ())), {}
+def _sddmm_ffi(params: dict[str, Any], _: Any) -> FfiCall:
+    return FfiCall(("x", "y", *ROWS, *(("scale_by",) if params["scaled"] else ())), {})
 
 
 sddmm_p = make_primitive(
@@ -494,7 +496,7 @@ sddmm_p = make_primitive(
         target="sddmm",
         params=("scaled", "out_dtype"),
         signature=_sddmm_signature,
-        result_dtype=_out_dtype,
+        result_dtypes=_out_dtypes,
         shardable=(),
         xla=_sddmm_xla,
         ffi=_sddmm_ffi,

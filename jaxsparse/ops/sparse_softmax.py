@@ -20,7 +20,14 @@ from jaxsparse.csr import CSR
 from jaxsparse.ops import arguments
 from jaxsparse.ops.matmul import PATTERN, ROWS, sddmm_p, spmm_p
 from jaxsparse.pattern import row_indices
-from jaxsparse.primitive import Operation, Signature, bind, define_transpose, make_primitive
+from jaxsparse.primitive import (
+    FfiCall,
+    Operation,
+    Signature,
+    bind,
+    define_transpose,
+    make_primitive,
+)
 
 
 def sparse_softmax(
@@ -70,8 +77,8 @@ def sparse_softmax(
     return CSR(bind(sparse_softmax_p, values, *pattern, **params)[0], a.topology)
 
 
-def _values_dtype(avals: Any, params: dict[str, Any]) -> Any:
-    return avals[0].dtype
+def _values_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
+    return [avals[0].dtype]
 
 
 # ---- y = softmax(scale * values) ----
@@ -102,10 +109,10 @@ sparse_softmax_p = make_primitive(
         target="sparse_softmax",
         params=("scale",),
         signature=lambda params: Signature((("values", "e"), *PATTERN), (("out", "e"),)),
-        result_dtype=_values_dtype,
+        result_dtypes=_values_dtypes,
         shardable=(),
         xla=_softmax_xla,
-        ffi=lambda params: (("values", *ROWS), {"scale": params["scale"]}),
+        ffi=lambda params, _: FfiCall(("values", *ROWS), {"scale": params["scale"]}),
     )
 )
 
@@ -147,10 +154,10 @@ sparse_softmax_derivative_p = make_primitive(
         signature=lambda params: Signature(
             (("y", "e"), ("tangent", "e"), *PATTERN), (("out", "e"),)
         ),
-        result_dtype=_values_dtype,
+        result_dtypes=_values_dtypes,
         shardable=(),
         xla=_derivative_xla,
-        ffi=lambda params: (("y", *ROWS, "tangent"), {"scale": params["scale"]}),
+        ffi=lambda params, _: FfiCall(("y", *ROWS, "tangent"), {"scale": params["scale"]}),
     )
 )
 

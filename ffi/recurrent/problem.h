@@ -1,0 +1,64 @@
+// A whole recurrent scan in one launch. Per step t (falling if `reverse`), for every batch entry b
+// and unit u:
+//
+//   product[g] = sum over (s, k) of weights[(g, u), (s, k)] * state[b][s][k]
+//   (product, carry, input) -> (state[b][.][u], carry, output)         pointwise
+//
+// Forward pass of a cell: one state part s, as many products g as gates. Its adjoint: one product,
+// as many state parts as gates. The pointwise step and all sizes that decide register use are
+// template arguments of the kernel; what is here may change between launches of one kernel.
+#pragma once
+
+#include "common/types.h"
+
+namespace jaxsparse {
+
+// Arrays of one kind that a launch takes.
+constexpr int kMaxScanArrays = 16;
+// Behind the exchange buffer, zeroed before the launch: room for the word that `error` points to.
+constexpr int64_t kScanFlagBytes = 256;
+
+// Values of the state's dtype for every step, batch entry and unit, of several parts; the distance
+// in elements between neighbours is 0 where it repeats.
+struct ScanInput {
+  const void* data = nullptr;
+  int64_t step_stride = 0;
+  int64_t row_stride = 0;
+  int64_t part_stride = 0;
+  int64_t unit_stride = 0;
+};
+
+struct RecurrentScanProblem {
+  int64_t steps = 0;   // T
+  int64_t batch = 0;   // B
+  int64_t hidden = 0;  // h
+  bool reverse = false;
+
+  ScanInput inputs[kMaxScanArrays];
+  const float* initial_carry[kMaxScanArrays] = {};  // (B, h) each
+  const void* initial_state = nullptr;              // state dtype (B, state parts, h)
+  const void* weights = nullptr;     // weight dtype: stored values, or a dense matrix
+  int64_t weight_row_stride = 0;     // dense: elements between rows (g, u)
+  int64_t weight_column_stride = 0;  // dense: elements between columns (s, k)
+  const uint32_t* layout = nullptr;  // sparse: what sparse_layout.h makes of a pattern
+
+  void* states = nullptr;                   // state dtype (T, B, state parts, h)
+  void* outputs[kMaxScanArrays] = {};       // state dtype (T, B, parts, h) each
+  float* final_carry[kMaxScanArrays] = {};  // (B, h) each
+
+  // Workspace, every byte 0xff before the launch: a slot per step, in the order of the steps taken.
+  // Its layout is the kernel's.
+  void* exchange = nullptr;
+  // Clock cycles between the end of a block's product and its first look for the next state, and by
+  // how many that grows after a look in vain and falls after one in time (exchange.cuh).
+  uint32_t first_look = 0;
+  uint32_t look_later = 0;
+  uint32_t look_earlier = 0;
+  // A wait for other blocks longer than this sets *error to 1 (0 before the launch), and *report,
+  // in the host's memory, and turns what depends on it to NaN.
+  int64_t wait_limit_ns = 0;
+  uint32_t* error = nullptr;
+  uint32_t* report = nullptr;
+};
+
+}  // namespace jaxsparse

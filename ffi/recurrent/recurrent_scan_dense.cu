@@ -1,0 +1,268 @@
+// A whole recurrent scan with dense weights in one launch (problem.h). Product warps wait for their
+// columns of the last state, multiply, and leave partial sums in shared memory; pointwise warps sum
+// them in a fixed order, make the pointwise step and publish the new state. A named barrier a step
+// joins the two; product warps only arrive at it and go on to wait for the next state.
+#include "recurrent/arrays.cuh"
+#include "recurrent/product_dense_fma.cuh"
+#include "recurrent/product_dense_mma.cuh"
+
+namespace jaxsparse {
+
+template <int kThreads>
+__device__ __forceinline__ void ArriveAt(int barrier) {
+  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
+}
+template <int kThreads>
+__device__ __forceinline__ void WaitAt(int barrier) {
+  asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
+}
+
+// Buffers and barriers alternate between steps. Two are enough: whoever has received part of a
+// state knows that every block had received all of the state before it.
+__device__ __forceinline__ int BarrierOf(int64_t step) { return 1 + static_cast<int>(step & 1); }
+
+template <bool kTensorCores, typename Step, typename Plan>
+struct ProductOf {
+  using type = DenseFma<Step, Plan>;
+};
+template <typename Step, typename Plan>
+struct ProductOf<true, Step, Plan> {
+  using type = DenseMma<Step, Plan>;
+};
+
+template <typename Plan>
+__device__ __forceinline__ const typename Plan::State* SlotBefore(const RecurrentScanProblem& p,
+                                                                  int64_t step, int64_t slot) {
+  return static_cast<const typename Plan::State*>(p.exchange) +
+         (p.reverse ? p.steps - step : step - 1) * slot;
+}
+
+template <typename Step, typename Plan, typename Product>
+__device__ __forceinline__ void MakeProducts(const RecurrentScanProblem& p, Words4* weights,
+                                             float* partials, volatile uint32_t* stop) {
+  using Shape = DenseShape<Step, Plan>;
+  Product product(p, weights);
+  WaitLimit limit(p);
+  product.Start(p);
+  product.Multiply(partials);
+  ArriveAt<Shape::kThreads>(BarrierOf(0));
+  FirstLook first_look(p);
+  first_look.Start();
+  for (int64_t step = 1; step < p.steps; ++step) {
+    const bool stopped = __any_sync(kAllLanes, *stop != 0);
+    first_look.Wait();
+    product.Receive(SlotBefore<Plan>(p, step, Shape::kSlot), &limit);
+    // A thread that gave up has made this block's next products worthless. The flag comes before
+    // the arrival, and whoever sees it arrives once more, so that nobody waits in vain.
+    product.Multiply(partials + (step & 1) * Shape::kPartials);
+    if (limit.gave_up()) *stop = 1;
+    __syncwarp();
+    ArriveAt<Shape::kThreads>(BarrierOf(step));
+    first_look.Start();
+    first_look.Adapt(limit.TakeHasWaited());
+    if (stopped) break;
+  }
+}
+
+// The items (unit, batch entry) of one thread: inputs a step ahead, carries in registers.
+template <typename Step, typename Plan>
+class PointwiseStep {
+  using Shape = DenseShape<Step, Plan>;
+  using State = typename Plan::State;
+  static constexpr int kLanes = Plan::kReduceLanes;
+  static constexpr bool kPairs = sizeof(State) == 2;  // two units make a word
+  static constexpr int kAllItems = Plan::kUnits * Shape::kBatchSlots;
+  static constexpr int kItemsAtOnce = Shape::kPointwiseThreads / kLanes;
+  static constexpr int kItems = Shape::Ceil(kAllItems, kItemsAtOnce);
+  static constexpr int kStepsAhead = 4;  // inputs come to the L2 cache that much before their use
+  using Arrays = ScanArrays<Step, Plan>;
+  static_assert(!kPairs || Plan::kUnits % 2 == 0);
+
+ public:
+  __device__ __forceinline__ explicit PointwiseStep(const RecurrentScanProblem& p)
+      : thread_(threadIdx.x - Shape::kProductThreads) {
+#pragma unroll
+    for (int n = 0; n < kItems; ++n) {
+      const Item item = At(n);
+      if (item.real) Arrays::LoadCarry(p, item.b, item.unit, carry_[n]);
+    }
+    LoadInputs(p, 0);
+  }
+
+  __device__ __forceinline__ void Run(const RecurrentScanProblem& p, int64_t step,
+                                      const float* partials, bool stopped) {
+    const int64_t t = Arrays::TimeOf(p, step);
+    float states[kItems][Step::kStates], outputs[kItems][Arrays::kOutputSlots];
+#pragma unroll
+    for (int n = 0; n < kItems; ++n) {
+      const Item item = At(n);
+      float product[Shape::kGateSlots] = {}, input[Arrays::kInputSlots];
+#pragma unroll
+      for (int w = 0; w < Plan::kWarps; w += kLanes) {
+        const int warp = w + thread_ % kLanes;
+        if (Plan::kWarps % kLanes != 0 && warp >= Plan::kWarps) continue;
+        const float* part = partials + warp * Shape::kWarpPart + item.partial;
+        if constexpr (Shape::kRotated) {
+          const float4 v = *reinterpret_cast<const float4*>(part);
+          product[0] += v.x;
+          product[1] += v.y;
+          product[2] += v.z;
+          product[3] += v.w;
+        } else {
+#pragma unroll
+          for (int g = 0; g < Step::kProducts; ++g) product[g] += part[g];
+        }
+      }
+      if constexpr (Shape::kRotated) {
+        RotateIf<1>(item.b / 2 % 2 != 0, product);
+        RotateIf<2>(item.b / 4 % 2 != 0, product);
+      }
+#pragma unroll
+      for (int g = 0; g < Step::kProducts; ++g) product[g] = SumOverLanes(product[g], kLanes);
+#pragma unroll
+      for (int i = 0; i < Step::kInputs; ++i) input[i] = ToAccumulator(input_[n][i]);
+      Step::Apply(product, carry_[n], input, states[n], outputs[n]);
+      if (stopped) {
+#pragma unroll
+        for (int s = 0; s < Step::kStates; ++s) states[n][s] = __uint_as_float(0x7fffffffu);
+#pragma unroll
+        for (int o = 0; o < Step::kOutputs; ++o) outputs[n][o] = __uint_as_float(0x7fffffffu);
+#pragma unroll
+        for (int c = 0; c < Step::kCarries; ++c) carry_[n][c] = __uint_as_float(0x7fffffffu);
+      }
+      // Nothing is published that doesn't stem from all of the last state: two buffers are enough
+      // only as long as that holds. The other blocks give up by themselves.
+      Publish(p, t, item, states[n], stopped);
+    }
+    // What nobody waits for comes after what all wait for.
+    if (step + 1 < p.steps) LoadInputs(p, step + 1);
+#pragma unroll
+    for (int n = 0; n < kItems; ++n) {
+      const Item item = At(n);
+      if (!item.real || thread_ % kLanes != 0) continue;
+      Arrays::StoreResults(p, t, item.b, item.unit, states[n], outputs[n]);
+    }
+  }
+
+  __device__ __forceinline__ void Finish(const RecurrentScanProblem& p) {
+    if (thread_ % kLanes != 0) return;
+#pragma unroll
+    for (int n = 0; n < kItems; ++n) {
+      const Item item = At(n);
+      if (item.real) Arrays::StoreCarry(p, item.b, item.unit, carry_[n]);
+    }
+  }
+
+ private:
+  struct Item {
+    int unit, b;     // of the layer, of the batch
+    int partial;     // where the products' parts lie
+    bool real;       // else padding
+    bool published;  // padding too, up to whole sectors
+  };
+
+  template <int kBy>
+  __device__ __forceinline__ static void RotateIf(bool wanted, float (&v)[4]) {
+    const float old[4] = {v[0], v[1], v[2], v[3]};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = wanted ? old[(i + kBy) % 4] : old[i];
+  }
+
+  // In the order of the exchange buffer, so that a warp publishes whole cache lines.
+  __device__ __forceinline__ Item At(int n) const {
+    constexpr int kTogether = Plan::kUnits % Shape::kStatesPerLoad == 0 ? Shape::kStatesPerLoad
+                              : kPairs                                  ? 2
+                                                                        : 1;
+    constexpr int kBatch = Shape::kBatchSlots;
+    const int index = n * kItemsAtOnce + thread_ / kLanes;
+    const int unit = index / (kTogether * kBatch) * kTogether + index % kTogether;
+    Item item;
+    item.unit = blockIdx.x * Plan::kUnits + unit;
+    item.b = index / kTogether % kBatch;
+    const bool exists = index < kAllItems && item.b < Plan::kBatch;
+    item.real = exists && item.unit < Plan::kHidden;
+    item.published =
+        index < kAllItems && item.b < Shape::kExchangeBatch && item.unit < Shape::kPart;
+    item.partial = exists ? item.b * Shape::kRowSlots + unit * Shape::kGateSlots : 0;
+    return item;
+  }
+
+  __device__ __forceinline__ void Publish(const RecurrentScanProblem& p, int64_t t, Item item,
+                                          const float* states, bool stopped) {
+    State* slot = static_cast<State*>(p.exchange) + t * Shape::kSlot;
+#pragma unroll
+    for (int s = 0; s < Step::kStates; ++s) {
+      const float state = item.real ? states[s] : 0.f;
+      uint32_t* to =
+          reinterpret_cast<uint32_t*>(slot + Shape::Offset(item.b, s * Shape::kPart + item.unit));
+      if constexpr (kPairs) {
+        const float next = __shfl_xor_sync(kAllLanes, state, kLanes);
+        if (item.published && !stopped && thread_ % (2 * kLanes) == 0) {
+          StoreRelaxed(to, ToWord<State>(state, next));
+        }
+      } else {
+        if (item.published && !stopped && thread_ % kLanes == 0) StoreRelaxed(to, ToWord(state));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void LoadInputs(const RecurrentScanProblem& p, int64_t step) {
+    if (Step::kInputs == 0 || thread_ % kLanes != 0) return;
+#pragma unroll
+    for (int n = 0; n < kItems; ++n) {
+      const Item item = At(n);
+      if (!item.real) continue;
+      Arrays::LoadInputs(p, Arrays::TimeOf(p, step), item.b, item.unit, input_[n]);
+      if (step + kStepsAhead < p.steps) {
+        Arrays::PrefetchInputs(p, Arrays::TimeOf(p, step + kStepsAhead), item.b, item.unit);
+      }
+    }
+  }
+
+  const int thread_;
+  float carry_[kItems][Arrays::kCarrySlots] = {};
+  State input_[kItems][Arrays::kInputSlots] = {};
+};
+
+template <typename Step, typename Plan>
+__device__ __forceinline__ void MakeSteps(const RecurrentScanProblem& p, const float* partials,
+                                          volatile const uint32_t* stop) {
+  using Shape = DenseShape<Step, Plan>;
+  PointwiseStep<Step, Plan> pointwise(p);
+  bool stopped = false;
+  for (int64_t step = 0; step < p.steps; ++step) {
+    if (!stopped) {
+      WaitAt<Shape::kThreads>(BarrierOf(step));
+      stopped = __any_sync(kAllLanes, *stop != 0);
+    }
+    pointwise.Run(p, step, partials + (step & 1) * Shape::kPartials, stopped);
+  }
+  pointwise.Finish(p);
+}
+
+template <typename Step, typename Plan>
+__global__ void __launch_bounds__(DenseShape<Step, Plan>::kThreads, 1)
+    RecurrentScan(const __grid_constant__ RecurrentScanProblem p) {
+  using Shape = DenseShape<Step, Plan>;
+  using Product = typename ProductOf<Plan::kTensorCores, Step, Plan>::type;
+  static_assert(Plan::kLaunchBlocks == Shape::Blocks() && Plan::kLaunchSlot == Shape::kSlot &&
+                Plan::kLaunchSharedBytes == Shape::kWeightsAt + Product::kSharedBytes);
+  extern __shared__ Words4 shared[];
+  float* partials = reinterpret_cast<float*>(shared);
+  volatile uint32_t* stop = reinterpret_cast<uint32_t*>(shared) + Shape::kFlagAt / 4;
+  if (threadIdx.x == 0) *stop = 0;
+  __syncthreads();
+  if (threadIdx.x < Shape::kProductThreads) {
+    if constexpr (Plan::kProductRegisters > 0) {
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Plan::kProductRegisters));
+    }
+    MakeProducts<Step, Plan, Product>(p, shared + Shape::kWeightsAt / 16, partials, stop);
+  } else {
+    if constexpr (Plan::kProductRegisters > 0) {
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Plan::kPointwiseRegisters));
+    }
+    MakeSteps<Step, Plan>(p, partials, stop);
+  }
+}
+
+}  // namespace jaxsparse

@@ -1,0 +1,249 @@
+// FFI target of the persistent recurrent scan. What to launch was planned when the program was
+// lowered (jaxsparse/recurrent/plan.py): the attributes carry the kernel's source and its launch,
+// the last result is its workspace. There is no CPU kernel: elsewhere the scan is a loop of XLA.
+#include <cuda_runtime_api.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/registry.h"
+#include "recurrent/failures.h"
+#include "recurrent/problem.h"
+
+namespace jaxsparse {
+namespace {
+
+constexpr char kName[] = "recurrent_scan";
+
+// One call: everything but the place of a direction and batch entry in the arrays.
+struct Call {
+  Batch batch;
+  int64_t directions = 0, steps = 0, rows = 0, hidden = 0, state_parts = 0;
+  Array weights, state, states;
+  int64_t weights_size = 0;  // elements of a direction
+  int64_t weight_row_stride = 0, weight_column_stride = 0;
+  DType weight_dtype = DType::kFloat32, state_dtype = DType::kFloat32;
+  struct Input {
+    Array array;
+    int64_t size = 0;  // elements of a direction
+    ScanInput form;
+  };
+  struct Output {
+    Array array;
+    int64_t parts = 0;
+  };
+  std::vector<Array> carries, last_carries;
+  std::vector<Input> inputs;
+  std::vector<Output> outputs;
+  std::vector<bool> reversed;
+  char* workspace = nullptr;
+  int64_t exchange_bytes = 0;
+
+  KernelSource kernel;
+  LaunchShape shape;
+  uint32_t first_look = 0, look_later = 0, look_earlier = 0;
+  int64_t wait_limit_ns = 0;
+};
+
+int64_t SizeOf(DType dtype) {
+  return dtype == DType::kFloat32 ? 4 : dtype == DType::kFloat64 ? 8 : 2;
+}
+
+std::vector<std::string_view> Words(std::string_view text) {
+  std::vector<std::string_view> words;
+  while (!text.empty()) {
+    const size_t end = text.find(' ');
+    if (end != 0) words.push_back(text.substr(0, end));
+    text = end == std::string_view::npos ? "" : text.substr(end + 1);
+  }
+  return words;
+}
+
+ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
+                 ffi::Dictionary attributes, Call* c) {
+  // States are (directions, T, B, state parts, h) behind the batch dimensions.
+  constexpr size_t kStatesRank = 5;
+  CallParser call(kName, operands, results, attributes, kStatesRank);
+  auto states = results.get<ffi::AnyBuffer>(0);
+  if (!states.has_value() || !call.ok()) return call.ok() ? states.error() : call.error();
+  const auto shape = (*states)->dimensions().last(kStatesRank);
+  c->batch = call.batch();
+  c->directions = shape[0], c->steps = shape[1], c->rows = shape[2];
+  c->state_parts = shape[3], c->hidden = shape[4];
+  const int64_t d = c->directions, t = c->steps, b = c->rows, h = c->hidden;
+
+  const auto carries = static_cast<size_t>(call.Attribute<int64_t>("carries"));
+  const bool transposed = call.Attribute<bool>("transposed");
+  const auto inputs = Words(call.Attribute<std::string_view>("inputs"));    // such as "4tbh 4h 1tb"
+  const auto outputs = Words(call.Attribute<std::string_view>("outputs"));  // such as "1 4"
+  const auto reversed = call.Attribute<std::string_view>("reversed");       // such as "01"
+  size_t index = 0;
+  const int64_t rows = call.Size(0, 1), columns = call.Size(0, 0);
+  c->weights_size = rows * columns;
+  c->weight_row_stride = transposed ? columns : 1;
+  c->weight_column_stride = transposed ? 1 : columns;
+  c->weight_dtype = call.OperandDType(0, "recurrent");
+  c->weights = call.Operand(index++, "recurrent", {d, rows, columns});
+  c->state_dtype = call.OperandDType(index, "state");
+  c->state = call.Operand(index++, "state", {d, b, c->state_parts, h});
+  for (size_t i = 0; i < carries; ++i) {
+    c->carries.push_back(call.Operand(index++, "carry", {d, b, h}));
+    c->last_carries.push_back(call.Result(1 + i, "carry", {d, b, h}));
+  }
+  for (const std::string_view form : inputs) {
+    const auto has = [&](char dimension) { return form.find(dimension) != std::string_view::npos; };
+    const int64_t parts = std::atoll(std::string(form).c_str());
+    const int64_t time = has('t') ? t : 1, rows = has('b') ? b : 1, units = has('h') ? h : 1;
+    Call::Input input;
+    input.array = call.Operand(index++, "input", {d, time, rows, parts, units});
+    input.size = time * rows * parts * units;
+    input.form.part_stride = units;
+    input.form.unit_stride = has('h') ? 1 : 0;
+    input.form.row_stride = has('b') ? parts * units : 0;
+    input.form.step_stride = has('t') ? rows * parts * units : 0;
+    c->inputs.push_back(input);
+  }
+  c->states = call.Result(0, "states", {d, t, b, c->state_parts, h});
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const int64_t parts = std::atoll(std::string(outputs[i]).c_str());
+    c->outputs.push_back({call.Result(1 + carries + i, "output", {d, t, b, parts, h}), parts});
+  }
+  for (const char direction : reversed) c->reversed.push_back(direction == '1');
+
+  c->kernel = {std::string(call.Attribute<std::string_view>("name")),
+               std::string(call.Attribute<std::string_view>("expression")),
+               std::string(call.Attribute<std::string_view>("source"))};
+  c->shape = {call.Attribute<int64_t>("blocks"),
+              static_cast<int>(call.Attribute<int64_t>("threads")),
+              call.Attribute<int64_t>("shared_bytes"),
+              static_cast<int>(call.Attribute<int64_t>("cluster")), true};
+  c->first_look = static_cast<uint32_t>(call.Attribute<int64_t>("first_look"));
+  c->look_later = static_cast<uint32_t>(call.Attribute<int64_t>("look_later"));
+  c->look_earlier = static_cast<uint32_t>(call.Attribute<int64_t>("look_earlier"));
+  c->wait_limit_ns = call.Attribute<int64_t>("wait_limit_ns");
+  c->exchange_bytes = call.Attribute<int64_t>("exchange_bytes");
+  auto workspace = results.get<ffi::AnyBuffer>(1 + carries + outputs.size());
+  if (call.ok() && !workspace.has_value()) return workspace.error();
+  if (call.ok()) {
+    c->workspace = static_cast<char*>((*workspace)->untyped_data());
+    if (static_cast<int64_t>((*workspace)->size_bytes()) < c->exchange_bytes + kScanFlagBytes) {
+      call.Fail("the workspace is smaller than its plan says");
+    }
+    if (c->inputs.size() > kMaxScanArrays || c->outputs.size() > kMaxScanArrays ||
+        carries > kMaxScanArrays || static_cast<int64_t>(c->reversed.size()) != d) {
+      call.Fail("more carries, inputs or outputs than a launch takes");
+    }
+  }
+  return call.ok() ? ffi::Error::Success() : call.error();
+}
+
+// The problem of one direction of one batch entry.
+RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t direction) {
+  // `size`: elements of a direction; `bytes`: of an element.
+  const auto at = [&](const Array& array, int64_t size, int64_t bytes) {
+    auto* data = static_cast<char*>(array.data);
+    const int64_t elements = array.At<char>(c.batch, entry) - data + direction * size;
+    return data + elements * bytes;
+  };
+  const int64_t state = SizeOf(c.state_dtype), units = c.rows * c.hidden;
+  RecurrentScanProblem p;
+  p.steps = c.steps;
+  p.batch = c.rows;
+  p.hidden = c.hidden;
+  p.reverse = c.reversed[static_cast<size_t>(direction)];
+  p.weights = at(c.weights, c.weights_size, SizeOf(c.weight_dtype));
+  p.weight_row_stride = c.weight_row_stride;
+  p.weight_column_stride = c.weight_column_stride;
+  p.initial_state = at(c.state, units * c.state_parts, state);
+  p.states = at(c.states, units * c.state_parts * c.steps, state);
+  for (size_t i = 0; i < c.carries.size(); ++i) {
+    p.initial_carry[i] = reinterpret_cast<const float*>(at(c.carries[i], units, sizeof(float)));
+    p.final_carry[i] = reinterpret_cast<float*>(at(c.last_carries[i], units, sizeof(float)));
+  }
+  for (size_t i = 0; i < c.inputs.size(); ++i) {
+    const Call::Input& input = c.inputs[i];
+    p.inputs[i] = input.form;
+    p.inputs[i].data = at(input.array, input.size, state);
+  }
+  for (size_t i = 0; i < c.outputs.size(); ++i) {
+    p.outputs[i] = at(c.outputs[i].array, units * c.outputs[i].parts * c.steps, state);
+  }
+  p.exchange = c.workspace;
+  p.error = reinterpret_cast<uint32_t*>(c.workspace + c.exchange_bytes);
+  p.first_look = c.first_look;
+  p.look_later = c.look_later;
+  p.look_earlier = c.look_earlier;
+  p.wait_limit_ns = c.wait_limit_ns;
+  return p;
+}
+
+std::string FailedBefore(int device) {
+  return "an earlier scan on GPU " + std::to_string(device) +
+         " gave up: its blocks waited for one another longer than JAXSPARSE_SCAN_WAIT_LIMIT "
+         "seconds; its results are NaN";
+}
+
+ffi::Error PrepareOnCuda(int32_t device, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                         ffi::Dictionary attributes) {
+  Call call;
+  if (ffi::Error error = Parse(operands, results, attributes, &call); error.failure()) return error;
+  std::string reason;
+  if (FailureWord(device, &reason) == nullptr ||
+      GetKernel(call.kernel, device, &reason) == nullptr) {
+    return ffi::Error::Internal(std::string(kName) + ": " + reason);
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error RunOnCuda(int32_t device, cudaStream_t stream, ffi::RemainingArgs operands,
+                     ffi::RemainingRets results, ffi::Dictionary attributes) {
+  Call call;
+  if (ffi::Error error = Parse(operands, results, attributes, &call); error.failure()) return error;
+  std::string reason;
+  uint32_t* failure = FailureWord(device, &reason);
+  if (TakeFailure(device)) reason = FailedBefore(device);
+  const void* kernel = reason.empty() ? GetKernel(call.kernel, device, &reason) : nullptr;
+  for (int64_t entry = 0; entry < call.batch.count && reason.empty(); ++entry) {
+    for (int64_t direction = 0; direction < call.directions && reason.empty(); ++direction) {
+      RecurrentScanProblem problem = ProblemOf(call, entry, direction);
+      problem.report = failure;  // unified addressing: the device sees it there, too
+      cudaMemsetAsync(call.workspace, 0xff, static_cast<size_t>(call.exchange_bytes), stream);
+      cudaMemsetAsync(problem.error, 0, kScanFlagBytes, stream);
+      reason = LaunchKernel(kernel, call.shape, &problem, device, stream);
+    }
+  }
+  return reason.empty() ? ffi::Error::Success()
+                        : ffi::Error::Internal(std::string(kName) + ": " + reason);
+}
+
+template <typename Binding>
+auto WithCall(Binding binding) {
+  return std::move(binding).RemainingArgs().RemainingRets().Attrs();
+}
+
+XLA_FFI_Error* CudaInitialize(XLA_FFI_CallFrame* frame) {
+  static auto* handler =
+      WithCall(ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>().Ctx<ffi::DeviceOrdinal>())
+          .To(PrepareOnCuda)
+          .release();
+  return handler->Call(frame);
+}
+
+XLA_FFI_Error* CudaExecute(XLA_FFI_CallFrame* frame) {
+  static auto* handler =
+      WithCall(ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::PlatformStream<cudaStream_t>>())
+          .To(RunOnCuda, {ffi::Traits::kCmdBufferCompatible})
+          .release();
+  return handler->Call(frame);
+}
+
+}  // namespace
+
+OperationEntry RecurrentScanEntry() {
+  // Its kernels are printed for each plan; tests/test_recurrent_plan.py compiles some of every
+  // kind.
+  return {kName, nullptr, CudaInitialize, CudaExecute, {}, {"dense_tensor_cores", "dense_fma"}, {}};
+}
+
+}  // namespace jaxsparse

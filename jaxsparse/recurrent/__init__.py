@@ -1,0 +1,7 @@
+"""Recurrent scans whose weights, dense or sparse, stay on chip."""
+
+from jaxsparse.recurrent.cells import GRU, LSTM, RNN
+from jaxsparse.recurrent.diagnose import check, explain
+from jaxsparse.recurrent.scan import bidirectional_scan, scan
+
+__all__ = ["GRU", "LSTM", "RNN", "bidirectional_scan", "check", "explain", "scan"]

@@ -1,0 +1,148 @@
+"""The persistent kernel behind a recurrent scan: its source, and the call of its FFI target."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.core import ShapedArray
+
+from jaxsparse.codegen import printer
+from jaxsparse.primitive import FfiCall
+from jaxsparse.recurrent.plan import NoPlan, Plan, Problem, make_plan, present_device
+from jaxsparse.recurrent.step import Step
+
+_TYPES = {
+    "float32": "float",
+    "bfloat16": "jaxsparse::bfloat16",
+    "float16": "jaxsparse::float16",
+}
+_WAIT_LIMIT = "JAXSPARSE_SCAN_WAIT_LIMIT"
+_DEFAULT_WAIT_LIMIT = 10.0  # seconds
+
+
+def wait_limit() -> float:
+    """Seconds that a block waits for others before the scan gives up. Read when lowering."""
+    text = os.environ.get(_WAIT_LIMIT, "")
+    try:
+        limit = float(text) if text else _DEFAULT_WAIT_LIMIT
+    except ValueError:
+        limit = -1.0
+    if not 0 < limit < 1e9:
+        raise ValueError(f"{_WAIT_LIMIT} must be a number of seconds above 0, got {text!r}")
+    return limit
+
+
+def problem_of(
+    params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequence[str]
+) -> Problem:
+    """The form of a scan for operands of these types."""
+    step: Step = params["step"]
+    by_name = dict(zip(names, avals, strict=True))
+    state, weights = by_name["state"], by_name["recurrent"]
+    return Problem(
+        products=step.products,
+        states=step.states,
+        carries=step.carries,
+        inputs=sum(step.inputs),
+        outputs=sum(step.outputs),
+        arrays=max(step.carries, len(step.inputs), len(step.outputs)),
+        hidden=state.shape[-1],
+        batch=state.shape[-3],
+        length=params["length"],
+        state_dtype=state.dtype.name,
+        weight_dtype=weights.dtype.name,
+        sparse=params["sparse"],
+        exact=params["precision"] in (None, jax.lax.Precision.HIGHEST),
+    )
+
+
+def source(step: Step, problem: Problem, plan: Plan) -> str:
+    """The kernel's translation unit: the step and the plan, printed, and the kernel."""
+
+    def table(name: str, sizes: Sequence[int]) -> str:
+        # Arrays of length 0 are not C++.
+        values = ", ".join(map(str, sizes or (0,)))
+        return (
+            f"    static constexpr int k{name}s = {len(sizes)};\n"
+            f"    static constexpr int k{name}Parts[] = {{{values}}};\n"
+        )
+
+    constants = "".join(
+        f"  static constexpr {'bool' if isinstance(value, bool) else 'int'} {name} = "
+        f"{str(value).lower()};\n"
+        for name, value in plan.constants
+    )
+    printed = printer.print_step(
+        step.jaxpr,
+        name="PrintedStep",
+        products=step.products,
+        states=step.states,
+        carries=step.carries,
+        inputs=sum(step.inputs),
+        outputs=sum(step.outputs),
+    )
+    return (
+        f'#include "{plan.file}"\n#include "recurrent/pointwise.cuh"\n\n'
+        f"{printed}\n"
+        "struct PrintedPlan {\n"
+        f"  using State = {_TYPES[problem.state_dtype]};\n"
+        f"  using Weight = {_TYPES[problem.weight_dtype]};\n"
+        f"  struct Arrays {{\n{table('Input', step.inputs)}{table('Output', step.outputs)}  }};\n"
+        f"{constants}"
+        "};\n"
+    )
+
+
+_FLAG_BYTES = 256  # kScanFlagBytes in ffi/recurrent/problem.h
+EXPRESSION = "jaxsparse::RecurrentScan<PrintedStep, PrintedPlan>"
+
+
+@functools.lru_cache(maxsize=1024)
+def _planned(problem: Problem, variant: str | None, forced: bool) -> Plan | NoPlan:
+    return make_plan(problem, present_device(), variant, forced=forced)
+
+
+def ffi_call(
+    params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequence[str]
+) -> FfiCall | None:
+    """How the target is called for operands of these types; None for the plain path.
+
+    Raises ValueError if a kernel was asked for that can't run them.
+    """
+    step: Step = params["step"]
+    problem = problem_of(params, avals, names)
+    forced = params["implementation"] == "cuda" or params["variant"] is not None
+    plan = _planned(problem, params["variant"], forced)
+    if isinstance(plan, NoPlan):
+        if forced:
+            asked = params["variant"] or "implementation='cuda'"
+            raise ValueError(f"recurrent.scan: {asked} was asked for, but {plan.reason}")
+        return None
+    forms = (f"{n}{span}" for n, span in zip(step.inputs, params["spans"], strict=True))
+    return FfiCall(
+        tuple(names),
+        {
+            "name": f"recurrent_scan_{plan.variant}.cu",
+            "source": source(step, problem, plan),
+            "expression": EXPRESSION,
+            "transposed": params["transposed"],
+            "carries": step.carries,
+            "inputs": " ".join(forms),
+            "outputs": " ".join(map(str, step.outputs)),
+            "reversed": "".join(str(int(backwards)) for backwards in params["reversed"]),
+            "blocks": plan.blocks,
+            "threads": plan.threads,
+            "cluster": plan.cluster,
+            "shared_bytes": plan.shared_bytes,
+            "exchange_bytes": plan.exchange_bytes,
+            "first_look": plan.first_look,
+            "look_later": plan.look_later,
+            "look_earlier": plan.look_earlier,
+            "wait_limit_ns": int(wait_limit() * 1e9),
+        },
+        workspace=plan.exchange_bytes + _FLAG_BYTES,
+    )

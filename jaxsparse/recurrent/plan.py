@@ -1,0 +1,318 @@
+"""What a recurrent scan runs as on a GPU: which weights lie where, and in which kernel.
+
+Planning is host code and needs no GPU: a plan follows from the scan's form and a description of the
+device. A kernel is specialised for its plan, because weights can only stay in registers if all
+sizes are known when it is compiled. The rules for the constants, and the model of the time of a
+step, come from measurements on an H200 (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+from jaxsparse import _ffi, backend
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What a plan wants to know of a GPU."""
+
+    name: str
+    compute_capability: int  # 90 for 9.0
+    multiprocessors: int
+    shared_bytes: int  # that a block can have
+
+
+H200 = Device("NVIDIA H200", 90, 132, 232448)
+_OLDEST = 90  # the kernels use instructions of this compute capability
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_WARP = 32
+_TILE_ROWS = 16  # of a tensor core's stationary operand
+_TILE_BATCH = 8
+
+
+@functools.cache
+def present_device() -> Device:
+    """The first GPU of this machine; where there is none, an H200."""
+    return H200 if backend.cuda_problems() else Device(*_ffi.cuda_devices()[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """The form of one direction of a scan, on one device."""
+
+    products: int
+    states: int
+    carries: int
+    inputs: int  # arrays of h units in all, of outputs too
+    outputs: int
+    arrays: int  # most arrays of one kind that a launch has to take
+    hidden: int
+    batch: int
+    length: int
+    state_dtype: str
+    weight_dtype: str
+    sparse: bool
+    exact: bool  # float32 products by multiply-add
+
+    def __str__(self) -> str:
+        kind = "sparse" if self.sparse else "dense"
+        return (
+            f"{kind} {self.weight_dtype} weights ({self.products} x {self.hidden}, "
+            f"{self.states} x {self.hidden}), {self.state_dtype} state, batch {self.batch}, "
+            f"{self.length} steps"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A kernel for a problem, and its launch."""
+
+    variant: str
+    file: str  # of the kernel, below the folder of device sources
+    constants: tuple[tuple[str, int | bool], ...]  # of the kernel's Plan
+    blocks: int
+    threads: int
+    shared_bytes: int
+    exchange_bytes: int
+    first_look: int  # clock cycles from a product to the first look for the next state
+    look_later: int  # after a look in vain
+    look_earlier: int  # after a look in time
+    microseconds: float  # predicted, for a step
+    in_registers: float  # share of the weights; the rest lies in shared memory
+    cluster: int = 1
+
+    def __str__(self) -> str:
+        kept = f"{100 * self.in_registers:.0f} % of the weights in registers"
+        if self.in_registers < 1:
+            kept += ", the rest in shared memory"
+        return (
+            f"{self.variant}: {self.blocks} blocks of {self.threads} threads, {kept}, "
+            f"{self.shared_bytes / 1024:.0f} KiB of shared memory a block, about "
+            f"{self.microseconds:.1f} us a step"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class NoPlan:
+    """Why a scan runs as a loop of XLA."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"plain path, because {self.reason}"
+
+
+VARIANTS = ("dense_tensor_cores", "dense_fma")
+_MOST_ARRAYS = 16  # kMaxScanArrays in ffi/recurrent/problem.h
+_MOST_BATCH = {"dense_tensor_cores": 32, "dense_fma": 16}  # more would spill registers
+_FEWEST_STEPS = 4  # fewer don't pay for loading the weights
+
+
+def make_plan(
+    problem: Problem, device: Device, variant: str | None = None, *, forced: bool = False
+) -> Plan | NoPlan:
+    """The plan of least predicted time, or why there is none.
+
+    Args:
+        problem: the scan.
+        device: the GPU.
+        variant: the only one to consider.
+        forced: plans even what would be slower than the plain path.
+    """
+    p = problem
+    if device.compute_capability < _OLDEST:
+        return NoPlan(
+            f"{device.name} has compute capability {device.compute_capability / 10}, and the "
+            f"kernels need {_OLDEST / 10}"
+        )
+    if p.sparse:
+        return NoPlan("the persistent kernel of sparse weights is not called yet")
+    for name, dtype in (("state", p.state_dtype), ("weights", p.weight_dtype)):
+        if dtype not in _BYTES:
+            return NoPlan(f"the dtype of the {name} is {dtype}; the kernels take {list(_BYTES)}")
+    if p.arrays > _MOST_ARRAYS:
+        return NoPlan(f"{p.arrays} arrays of one kind are more than the {_MOST_ARRAYS} it takes")
+    if p.length < _FEWEST_STEPS and not forced:
+        return NoPlan(f"{p.length} steps are too few to pay for loading the weights")
+    wanted = VARIANTS if variant is None else (variant,)
+    reasons = []
+    plans: list[Plan] = []
+    for name in wanted:
+        reason = _unfit(name, p)
+        if reason is None:
+            found = list(_dense_plans(name, p, device))
+            plans += found
+            if not found:
+                reason = (
+                    f"{p.products} x {p.states} x {p.hidden} x {p.hidden} weights in "
+                    f"{p.weight_dtype} and a batch of {p.batch} don't fit the registers and shared "
+                    f"memory of {device.multiprocessors} multiprocessors"
+                )
+        if reason is not None:
+            reasons.append(f"{name}: {reason}")
+    if not plans:
+        return NoPlan("; ".join(reasons))
+    return min(plans, key=lambda plan: plan.microseconds)
+
+
+def _unfit(variant: str, p: Problem) -> str | None:
+    """Why a variant can't run a problem on any device, or None."""
+    most = _MOST_BATCH[variant]
+    if p.batch > most:
+        return f"a batch of {p.batch} is more than {most}"
+    narrow = p.state_dtype == p.weight_dtype and _BYTES[p.state_dtype] == 2
+    if variant == "dense_tensor_cores" and not narrow:
+        return (
+            f"needs 16-bit state and weights of one dtype, got {p.state_dtype} and {p.weight_dtype}"
+        )
+    if variant == "dense_fma" and narrow:
+        return "16-bit products run on tensor cores"
+    return None
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _up(a: int, multiple: int) -> int:
+    return _ceil(a, multiple) * multiple
+
+
+def _dense_plans(variant: str, p: Problem, device: Device) -> Iterator[Plan]:
+    tensor_cores = variant == "dense_tensor_cores"
+    size = _BYTES[p.state_dtype]
+    per_load = 16 // size
+    part = _up(p.hidden, per_load)
+    unit_multiple = 8 if tensor_cores else 4
+    first = _up(_ceil(part, device.multiprocessors), unit_multiple)
+    for units in range(first, first + 4 * unit_multiple, unit_multiple):
+        if tensor_cores and p.products * units < _TILE_ROWS and units < part:
+            continue  # a tensor core would multiply by rows of zeros
+        plans = [_dense_plan(variant, p, device, units, warps) for warps in range(1, 17)]
+        found = [plan for plan in plans if plan is not None]
+        yield from found
+        if found:
+            return  # more, smaller blocks do better, as far as there are multiprocessors
+
+
+def _dense_plan(variant: str, p: Problem, device: Device, units: int, warps: int) -> Plan | None:
+    """A plan with so many units and product warps; as ffi/recurrent/dense_shape.cuh has it."""
+    tensor_cores = variant == "dense_tensor_cores"
+    size = _BYTES[p.state_dtype]
+    per_load = 16 // size
+    part = _up(p.hidden, per_load)
+    columns = p.states * part
+    blocks = _ceil(part, units)
+    rows = p.products * units
+    tile_batch = 8 if p.batch > 8 else max(1 << (p.batch - 1).bit_length(), 2)
+    batch_tiles = _ceil(p.batch, _TILE_BATCH)
+    batch_slots = batch_tiles * tile_batch
+    exchange_batch = p.batch
+    if tensor_cores:
+        whole = (b for b in range(p.batch, batch_slots + 1) if units * b * size % 32 == 0)
+        exchange_batch = next(whole, p.batch)
+    slot = exchange_batch * columns
+
+    gate_slots = 4 if p.products == 3 else p.products
+    row_slots = _ceil(units, 8) * 32 if gate_slots == 4 else _up(units * gate_slots, 16) + 4
+    partials = warps * batch_slots * row_slots
+    weights_at = _up(2 * partials * 4 + 4, 16)
+
+    pointwise_warps = min(_ceil(units * batch_slots, _WARP), 4)
+    threads = _WARP * (warps + pointwise_warps)
+    share = min(512 // _ceil(warps + pointwise_warps, 4) // 8 * 8, 248)
+
+    row_groups = 4
+    batch_tile = min(4, p.batch)
+    group_lanes = _WARP // row_groups
+    chunk = 32 if tensor_cores else group_lanes * per_load
+    chunks = _ceil(columns, chunk)
+    loads = _ceil(chunks, warps)
+    if chunks <= (warps - 1) * loads:
+        return None  # a warp without columns
+    if tensor_cores:
+        tiles = _ceil(rows, _TILE_ROWS)
+        chains = 1 if tiles * batch_tiles >= 4 else 2
+        of_chunk = tiles * 8
+        other = 20 + loads * 4 * batch_tiles + 4 * tiles * batch_tiles * chains
+    else:
+        lane_rows = _ceil(rows, row_groups)
+        vectors = _ceil(lane_rows * per_load, 4)
+        of_chunk = vectors * 4
+        other = 40 + lane_rows * batch_tile + of_chunk
+
+    product_registers = pointwise_registers = 0
+    in_registers = min(loads, max(0, (share - other) // of_chunk))
+    light = p.inputs + p.outputs + p.products <= 10 and units * batch_slots <= 128
+    if in_registers < loads and warps % 4 == 0 and light:
+        # Pointwise threads need few registers: the product's get theirs.
+        pointwise_warps, threads = 4, _WARP * (warps + 4)
+        share = 512 // _ceil(warps + 4, 4) // 8 * 8
+        pointwise_registers = 56 if tensor_cores else 72
+        product_registers = (share * (warps + 4) - 4 * pointwise_registers) // warps // 8 * 8
+        product_registers = min(product_registers, 248)
+        in_registers = min(loads, max(0, (product_registers - other) // of_chunk))
+
+    shared = weights_at
+    if tensor_cores:
+        shared += (loads - in_registers) * tiles * 2 * warps * _WARP * 16
+    else:
+        state_words = loads * group_lanes * (exchange_batch | 1)
+        shared += (loads - in_registers) * vectors * warps * _WARP * 16 + warps * state_words * 16
+    if blocks > device.multiprocessors or shared > device.shared_bytes:
+        return None
+
+    received = slot * size / 1e3  # KB that every block receives in a step
+    if tensor_cores:
+        arithmetic = loads * 2 * tiles * batch_tiles * warps / 4 * 4 / 1.9e3
+    else:
+        arithmetic = rows * columns * p.batch / 128 / 1.9e3
+    from_shared = (shared - weights_at) / 128 / 1.9e3
+    latency = 0.2 + 0.03 * loads + (0.006 + 0.004 * p.products) * warps
+    microseconds = (
+        0.5
+        + 0.02 * received
+        + max(0.0, blocks * received / 5.5e3 - 0.18)
+        + arithmetic
+        + from_shared
+        + latency
+        + 0.03 * (pointwise_warps * _WARP < units * batch_slots)
+    )
+    look = 700 if tensor_cores and p.products == 1 and p.states == 1 else 800
+    look = 600 if not tensor_cores else look
+    look = 900 if p.batch > 4 or p.states > 1 or product_registers else look
+    look = 1200 if p.batch > 8 else look
+    return Plan(
+        variant=variant,
+        file="recurrent/recurrent_scan_dense.cu",
+        constants=(
+            ("kHidden", p.hidden),
+            ("kBatch", p.batch),
+            ("kUnits", units),
+            ("kWarps", warps),
+            ("kPointwiseWarps", pointwise_warps),
+            ("kReduceLanes", 1),
+            ("kTensorCores", tensor_cores),
+            ("kRegisterChunks", in_registers),
+            ("kProductRegisters", product_registers),
+            ("kPointwiseRegisters", pointwise_registers),
+            ("kRowGroups", row_groups),
+            ("kBatchTile", batch_tile),
+            ("kLaunchBlocks", blocks),
+            ("kLaunchSharedBytes", shared),
+            ("kLaunchSlot", slot),
+        ),
+        blocks=blocks,
+        threads=threads,
+        shared_bytes=shared,
+        exchange_bytes=_up(p.length * slot * size, 16),
+        first_look=look,
+        look_later=8 if tensor_cores else 0,
+        look_earlier=2 if tensor_cores else 0,
+        microseconds=microseconds,
+        in_registers=in_registers / loads,
+    )

@@ -1,0 +1,454 @@
+"""Recurrent scans: the public functions."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from jaxsparse import backend
+from jaxsparse.codegen import printer
+from jaxsparse.csr import CSR
+from jaxsparse.ops import arguments
+from jaxsparse.pattern import Pattern
+from jaxsparse.recurrent.cells import Cell
+from jaxsparse.recurrent.primitive import Operands, accumulator_dtype, scan_bind
+from jaxsparse.recurrent.step import CellStep
+from jaxsparse.topology import Topology
+
+_PRECISIONS = {
+    None: None,
+    "highest": jax.lax.Precision.HIGHEST,
+    "float32": jax.lax.Precision.HIGHEST,
+    "high": jax.lax.Precision.HIGH,
+    "default": jax.lax.Precision.DEFAULT,
+    "tensorfloat32": jax.lax.Precision.DEFAULT,
+}
+
+
+def scan(
+    cell: Cell,
+    recurrent: Any,
+    carry: Any,
+    xs: Any,
+    *,
+    recurrent_bias: Any = None,
+    reverse: bool = False,
+    seq_lengths: Any = None,
+    precision: Any = None,
+    recompute: bool = False,
+    implementation: str | None = None,
+    variant: str | None = None,
+) -> tuple[Any, jax.Array]:
+    r"""Runs a recurrent cell over time: ``jax.lax.scan`` with the recurrent product in its hands.
+
+    .. math:: (c_t, y_t) = \operatorname{cell}(x_t,\; h_{t-1} W + b,\; c_{t-1})
+
+    where :math:`h_t`, the state that the product takes, is the last leaf of the carry
+    :math:`c_t`. Sums, products, carries and the cell are computed in float32 (in float64 for
+    float64 ``xs``); what the product takes and ``ys`` are rounded to the dtype of ``xs``.
+
+    Differentiable to any order, forward and in reverse: the tangent of a scan is a scan by the
+    same weights, its transpose one by the transposed weights. A gradient keeps, for every step,
+    the recurrent products and the carries that the cell's derivative reads, in the dtype of
+    ``xs``, beside ``xs`` and the states: one array (T, B, gates * h) and at most one (T, B, h) for
+    each leaf of the carry. The gradient of the weights is one product over all steps after the
+    scan, for a sparse matrix a sampled one.
+
+    Args:
+        cell: a function ``(x, r, carry) -> (carry, y)``, pointwise over h, of tuples ``x`` and
+            ``r`` of one array for each gate: ``RNN()``, ``GRU``, ``LSTM`` or your own. Pass the
+            same function object each time: another one is compiled anew.
+        recurrent: the weights: ``(h, gates * h)``, or a CSR matrix ``(gates * h, h)``. Their dtype
+            may be wider than that of ``xs``.
+        carry: initial carry, a pytree of arrays ``(B, h)``; its leaves keep their dtypes outside.
+        xs: pre-activations of the input ``(T, B, gates * h)``, the input's bias included: float32,
+            float64, bfloat16 or float16.
+        recurrent_bias: ``(gates * h,)``, added to the recurrent product.
+        reverse: runs from the last step to the first; ``ys`` stays in the order of ``xs``.
+        seq_lengths: integers ``(B,)``: only the first so many steps of a row count. Past them
+            ``ys`` is 0, the carry stays what it was, and nothing has a gradient.
+        precision: of float32 products: None or HIGHEST for exact multiply-adds; DEFAULT, HIGH or
+            "tensorfloat32" allow tensor cores with shorter factors.
+        recompute: saves memory in a gradient: the recurrent products are not kept but computed
+            again, all steps in one product.
+        implementation: None (the platform's own), "cpu", "cuda" or "xla".
+        variant: the name of a kernel variant to force.
+
+    Returns:
+        The last carry, and ``ys (T, B, h)``.
+
+    Raises:
+        TypeError: for operands that are no arrays or not of these dtypes.
+        ValueError: for shapes that don't fit, options that don't exist, and cells that are not
+            pointwise or use what can't run in a kernel, naming it.
+
+    Method: Diamos et al. 2016, "Persistent RNNs"; Zhu et al. 2018, "Sparse Persistent RNNs".
+
+    >>> import jax.numpy as jnp
+    >>> xs = jnp.ones((3, 1, 2))
+    >>> carry, ys = scan(RNN("relu"), jnp.eye(2), jnp.zeros((1, 2)), xs)
+    >>> ys[:, 0, 0]
+    Array([1., 2., 3.], dtype=float32)
+    """
+    operation = "recurrent.scan"
+    direction = _Direction(operation, "", cell, recurrent, carry, xs, recurrent_bias)
+    (result,) = _run(
+        operation,
+        [direction],
+        (bool(reverse),),
+        seq_lengths,
+        precision,
+        recompute,
+        implementation,
+        variant,
+    )
+    return result
+
+
+def bidirectional_scan(
+    cell: Cell,
+    recurrent: Any,
+    carry: Any,
+    xs: Any,
+    *,
+    recurrent_bias: Any = (None, None),
+    seq_lengths: Any = None,
+    precision: Any = None,
+    recompute: bool = False,
+    implementation: str | None = None,
+    variant: str | None = None,
+) -> tuple[tuple[Any, Any], tuple[jax.Array, jax.Array]]:
+    """Two scans at once, one forward and one backward in time.
+
+    As ``scan``, but ``recurrent``, ``carry``, ``xs`` and ``recurrent_bias`` are pairs (forward,
+    backward) of equal shapes and dtypes; two sparse matrices may store different positions.
+
+    Returns:
+        The pair of last carries (the backward one is that before the first step), and the pair of
+        ``ys``, both in the order of time.
+
+    Raises:
+        TypeError, ValueError: as ``scan``, and if the two directions differ in form.
+
+    >>> import jax.numpy as jnp
+    >>> xs = jnp.ones((3, 1, 2))
+    >>> w, h = jnp.eye(2), jnp.zeros((1, 2))
+    >>> _, (forward, backward) = bidirectional_scan(RNN("relu"), (w, w), (h, h), (xs, xs))
+    >>> backward[:, 0, 0]
+    Array([3., 2., 1.], dtype=float32)
+    """
+    operation = "recurrent.bidirectional_scan"
+    pairs = {"recurrent": recurrent, "carry": carry, "xs": xs, "recurrent_bias": recurrent_bias}
+    for name, pair in pairs.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(
+                f"{operation}: {name} must be a pair (forward, backward), got {type(pair).__name__}"
+            )
+    directions = [
+        _Direction(operation, f"{side} ", cell, *parts)
+        for side, *parts in zip(("forward", "backward"), *pairs.values(), strict=True)
+    ]
+    first, second = (d.form for d in directions)
+    if first != second:
+        raise ValueError(
+            f"{operation}: both directions must have one form, got {first} and {second}"
+        )
+    results = _run(
+        operation,
+        directions,
+        (False, True),
+        seq_lengths,
+        precision,
+        recompute,
+        implementation,
+        variant,
+    )
+    carries, ys = zip(*results, strict=True)
+    return carries, ys
+
+
+class _Direction:
+    """The checked operands of one direction."""
+
+    def __init__(
+        self, operation: str, side: str, cell: Cell, recurrent: Any, carry: Any, xs: Any, bias: Any
+    ):
+        if not callable(cell):
+            raise TypeError(f"{operation}: cell must be a function, got {type(cell).__name__}")
+        try:
+            hash(cell)
+        except TypeError:
+            raise TypeError(
+                f"{operation}: cell must be hashable, {type(cell).__name__} is not"
+            ) from None
+        self.xs = _array(operation, f"{side}xs", xs, 3)
+        self.length, b, width = self.xs.shape
+        self.sparse = isinstance(recurrent, CSR)
+        if self.sparse:
+            self.recurrent = recurrent
+            rows, h = recurrent.shape
+            if recurrent.topology.batch_shape or recurrent.values.ndim != 1:
+                raise ValueError(
+                    f"{operation}: {side}recurrent must be one matrix, got values of shape "
+                    f"{recurrent.values.shape}: use jax.vmap"
+                )
+            expected = "a CSR matrix (gates * h, h)"
+        else:
+            self.recurrent = _array(operation, f"{side}recurrent", recurrent, 2)
+            h, rows = self.recurrent.shape
+            expected = "(h, gates * h), or a CSR matrix (gates * h, h)"
+        if h == 0 or rows % h or rows != width:
+            raise ValueError(
+                f"{operation}: {side}recurrent must be {expected}, with gates * h = {width}, the "
+                f"last dimension of xs, got shape {tuple(self.recurrent.shape)}"
+            )
+        self.h, self.gates, self.dtype = h, width // h, self.xs.dtype
+        leaves, self.tree = jax.tree.flatten(carry)
+        if not leaves:
+            raise ValueError(f"{operation}: {side}carry must have a leaf: the state, its last one")
+        self.carry = [_array(operation, f"{side}carry", x, 2) for x in leaves]
+        for x in self.carry:
+            if x.shape != (b, h):
+                raise ValueError(
+                    f"{operation}: the leaves of {side}carry must have shape (B, h) = {(b, h)}, "
+                    f"got {x.shape}"
+                )
+        values = self.recurrent.values if self.sparse else self.recurrent
+        arguments.check_floating(operation, recurrent=values)
+        arguments.check_floating(operation, xs=self.xs)
+        arguments.check_floating(operation, **{f"carry {i}": x for i, x in enumerate(self.carry)})
+        self.bias: Any = None
+        if bias is not None:
+            self.bias = _array(operation, f"{side}recurrent_bias", bias, 1)
+            arguments.check_floating(operation, recurrent_bias=self.bias)
+            if self.bias.shape != (width,):
+                raise ValueError(
+                    f"{operation}: {side}recurrent_bias must have shape {(width,)}, "
+                    f"got {self.bias.shape}"
+                )
+        self.cell = cell
+
+    @property
+    def form(self) -> Any:
+        """What the two directions of one scan must share."""
+        carries = [x.dtype.name for x in self.carry]
+        values = self.recurrent.values if self.sparse else self.recurrent
+        return (
+            self.xs.shape,
+            self.h,
+            self.dtype.name,
+            str(self.tree),
+            carries,
+            "CSR" if self.sparse else "dense",
+            values.dtype.name,
+            self.bias is not None,
+        )
+
+
+def _array(operation: str, name: str, x: Any, rank: int) -> jax.Array:
+    x = arguments.as_array(operation, name, x, rank)
+    if x.ndim != rank:
+        raise ValueError(
+            f"{operation}: {name} must have {rank} dimensions, got shape {x.shape}: use jax.vmap"
+        )
+    return x
+
+
+def _check_precision(operation: str, precision: Any) -> Any:
+    if isinstance(precision, jax.lax.Precision):
+        return precision
+    if not isinstance(precision, str | None) or precision not in _PRECISIONS:
+        raise ValueError(
+            f"{operation}: precision must be a jax.lax.Precision or one of {list(_PRECISIONS)}, "
+            f"got {precision!r}"
+        )
+    return _PRECISIONS[precision]
+
+
+@functools.lru_cache(maxsize=1024)
+def _checked_step(
+    operation: str, cell: Cell, gates: int, tree: Any, biased: bool, masked: bool
+) -> CellStep:
+    """The step of a cell that can run in a kernel, or TypeError or ValueError."""
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    name = getattr(cell, "__name__", type(cell).__name__)
+    carry = jax.tree.unflatten(tree, [scalar] * tree.num_leaves)
+    try:
+        results = jax.eval_shape(cell, (scalar,) * gates, (scalar,) * gates, carry)
+    except Exception as error:
+        raise ValueError(
+            f"{operation}: the cell {name} fails with {gates} gates (the last dimension of xs over "
+            f"h) and a carry {tree}: {error}"
+        ) from error
+    if not isinstance(results, tuple) or len(results) != 2:
+        raise TypeError(
+            f"{operation}: the cell {name} must return (carry, y), got {type(results).__name__}"
+        )
+    if jax.tree.structure(results[0]) != tree:
+        raise TypeError(
+            f"{operation}: the cell {name} must return a carry like the one it takes, {tree}, "
+            f"got {jax.tree.structure(results[0])}"
+        )
+    if not jax.tree_util.treedef_is_leaf(jax.tree.structure(results[1])):
+        raise TypeError(
+            f"{operation}: the cell {name} must return one array as y, "
+            f"got {jax.tree.structure(results[1])}"
+        )
+    for x in jax.tree.leaves(results):
+        if x.shape != () or not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ValueError(
+                f"{operation}: the cell {name} must be pointwise: of scalars it made {x}"
+            )
+    _check_arrays(operation, name, cell, gates, tree)
+    step = CellStep(cell, gates, tree, biased, masked)
+    printer.check_pointwise(step.jaxpr, operation)
+    return step
+
+
+def _check_arrays(operation: str, name: str, cell: Cell, gates: int, tree: Any) -> None:
+    """Raises ValueError for a cell that does more to arrays than to each of their elements.
+
+    Of a scalar alone a mean, say, can't be told from what it is taken of.
+    """
+    array = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+    carry = jax.tree.unflatten(tree, [array] * tree.num_leaves)
+    try:
+        jaxpr = jax.make_jaxpr(cell)((array,) * gates, (array,) * gates, carry)
+    except Exception as error:
+        raise ValueError(
+            f"{operation}: the cell {name} must be pointwise: it takes scalars, but with arrays "
+            f"it fails: {error}"
+        ) from error
+
+    def check(jaxpr: Any) -> None:
+        for equation in jaxpr.eqns:
+            inner = [p for p in equation.params.values() if isinstance(p, ClosedJaxpr | Jaxpr)]
+            for p in inner:
+                check(p.jaxpr if isinstance(p, ClosedJaxpr) else p)
+            taken, made = ({v.aval.shape for v in vs} for vs in (equation.invars, equation.outvars))
+            if not inner and array.shape in taken and made != {array.shape}:
+                raise ValueError(
+                    f"{operation}: the cell {name} must be pointwise, but it uses "
+                    f"{equation.primitive.name!r}, which mixes the elements of an array"
+                )
+
+    check(jaxpr.jaxpr)
+
+
+def _stacked(parts: list[Any]) -> Any:
+    """Arrays of every direction, (directions, ...)."""
+    return jnp.expand_dims(parts[0], 0) if len(parts) == 1 else jnp.stack(parts)
+
+
+def _stacked_patterns(topologies: list[Topology]) -> list[Any]:
+    """The operands of several patterns of one shape, padded to as many entries."""
+    nse = max(t.nse for t in topologies)
+
+    def padded(t: Topology) -> tuple[Any, ...]:
+        room = nse - t.nse
+        if not room:
+            return t.operands()
+
+        def pad(pattern: Pattern) -> Pattern:
+            compact = pattern.compact_column_indices
+            return pattern._replace(
+                column_indices=jnp.pad(pattern.column_indices, (0, room)),
+                compact_column_indices=None if compact is None else jnp.pad(compact, (0, room)),
+            )
+
+        # Padding stands behind the stored entries in both orientations.
+        permutation = jnp.concatenate([t.permutation, jnp.arange(t.nse, nse, dtype=jnp.int32)])
+        return Topology._from_parts(
+            pad(t.pattern), pad(t.transposed_pattern), permutation, t.shape
+        ).operands()
+
+    return [_stacked(list(arrays)) for arrays in zip(*map(padded, topologies), strict=True)]
+
+
+def _run(
+    operation: str,
+    directions: list[_Direction],
+    reversed: tuple[bool, ...],
+    seq_lengths: Any,
+    precision: Any,
+    recompute: bool,
+    implementation: str | None,
+    variant: str | None,
+) -> list[tuple[Any, jax.Array]]:
+    backend.check_implementation(operation, implementation)
+    precision = _check_precision(operation, precision)
+    one = directions[0]
+    length, b, _ = one.xs.shape
+    h, gates = one.h, one.gates
+    mask = _mask(operation, seq_lengths, length, b)
+    step = _checked_step(
+        operation, one.cell, gates, one.tree, one.bias is not None, mask is not None
+    )
+    if length == 0 or b == 0:
+        return [(jax.tree.unflatten(d.tree, d.carry), d.xs[:, :, :h]) for d in directions]
+
+    accumulator = accumulator_dtype(one.dtype)
+    inputs = [_stacked([d.xs.reshape(length, b, gates, h) for d in directions])]
+    spans = ["tbh"]
+    if one.bias is not None:
+        inputs.append(_stacked([d.bias.reshape(1, 1, gates, h) for d in directions]))
+        spans.append("h")
+    if mask is not None:
+        inputs.append(_stacked([mask.astype(one.dtype).reshape(length, b, 1, 1)] * len(directions)))
+        spans.append("tb")
+    if one.sparse:
+        weights = (
+            _stacked(_padded_values([d.recurrent for d in directions])),
+            *_stacked_patterns([d.recurrent.topology for d in directions]),
+        )
+    else:
+        weights = (_stacked([d.recurrent for d in directions]),)
+    carries = tuple(
+        _stacked([x.astype(accumulator) for x in leaves])
+        for leaves in zip(*(d.carry for d in directions), strict=True)
+    )
+    state = _stacked([d.carry[-1].astype(one.dtype) for d in directions])
+    _, last, (ys,) = scan_bind(
+        Operands(weights, jnp.expand_dims(state, -2), carries, tuple(inputs)),
+        step=step,
+        sparse=one.sparse,
+        transposed=False,
+        reversed=reversed,
+        length=length,
+        spans=tuple(spans),
+        precision=precision,
+        recompute=bool(recompute),
+        implementation=implementation,
+        variant=variant,
+    )
+    return [
+        (
+            jax.tree.unflatten(
+                d.tree, [c[i].astype(x.dtype) for c, x in zip(last, d.carry, strict=True)]
+            ),
+            ys[i, :, :, 0],
+        )
+        for i, d in enumerate(directions)
+    ]
+
+
+def _padded_values(matrices: list[CSR]) -> list[jax.Array]:
+    nse = max(m.nse for m in matrices)
+    return [jnp.pad(m.values, (0, nse - m.nse)) for m in matrices]
+
+
+def _mask(operation: str, seq_lengths: Any, length: int, b: int) -> Any:
+    """Which steps count, (T, B), or None if all do."""
+    if seq_lengths is None:
+        return None
+    lengths = _array(operation, "seq_lengths", seq_lengths, 1)
+    if lengths.shape != (b,) or not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise ValueError(
+            f"{operation}: seq_lengths must be {b} integers, got {lengths.dtype} of shape "
+            f"{lengths.shape}"
+        )
+    return jnp.arange(length)[:, None] < lengths

@@ -1,0 +1,376 @@
+"""The pointwise part of a recurrent scan, and what differentiation makes of it.
+
+A scan repeats two things: the recurrent product, which mixes units, and a step, which does not.
+A step maps
+
+    products (P arrays), carries (C arrays), inputs (arrays in groups)
+        -> states (S arrays), carries, outputs (arrays in groups)
+
+element by element. Its states are what the next step's product takes, its carries stay where they
+are. A cell's step has one state and as many products as gates; its tangent has the same form, and
+its adjoint too, with states and products in each other's place: so all three run on the same
+machinery. Steps are values, equal if they mean the same, so that a program finds what it has
+compiled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from jaxsparse.codegen import printer
+from jaxsparse.recurrent.cells import Cell
+
+Arrays = Sequence[Any]
+
+
+class Results(NamedTuple):
+    """What a step computes."""
+
+    states: list[Any]
+    carries: list[Any]
+    outputs: list[list[Any]]
+
+
+def _grouped(flat: Arrays, sizes: Sequence[int]) -> list[list[Any]]:
+    ends = np.cumsum(sizes)
+    return [list(flat[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _flat(groups: Sequence[Arrays]) -> list[Any]:
+    return [x for group in groups for x in group]
+
+
+class Step:
+    """The form of a step; see the module's docstring."""
+
+    products: int
+    states: int
+    carries: int
+    inputs: tuple[int, ...]  # how many arrays each input has
+    outputs: tuple[int, ...]
+
+    def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
+        """Applies the step to arrays of one shape."""
+        raise NotImplementedError
+
+    @property
+    def jaxpr(self) -> ClosedJaxpr:
+        """The step for one element: products, carries, inputs to states, carries, outputs."""
+        return _traced(self)
+
+
+@functools.lru_cache(maxsize=1024)
+def _traced(step: Step) -> ClosedJaxpr:
+    def flat(*arguments: Any) -> list[Any]:
+        products, carries, inputs = _grouped(
+            arguments, (step.products, step.carries, sum(step.inputs))
+        )
+        results = step(products, carries, _grouped(inputs, step.inputs))
+        return [*results.states, *results.carries, *_flat(results.outputs)]
+
+    count = step.products + step.carries + sum(step.inputs)
+    return jax.make_jaxpr(flat)(*[jax.ShapeDtypeStruct((), jnp.float32)] * count)
+
+
+@dataclasses.dataclass(frozen=True)
+class CellStep(Step):
+    """A cell's step.
+
+    Its inputs are the pre-activations of the input, then the recurrent bias and the mask of steps
+    that count, where there are such. Where the mask is false the carry stays and y is 0. Its one
+    output is y.
+    """
+
+    cell: Cell
+    products: int
+    tree: Any  # of the carry
+    biased: bool
+    masked: bool
+
+    states = 1
+    outputs = (1,)
+
+    @property
+    def carries(self) -> int:  # type: ignore[override]
+        return self.tree.num_leaves
+
+    @property
+    def inputs(self) -> tuple[int, ...]:  # type: ignore[override]
+        bias, mask = (self.products,) * self.biased, (1,) * self.masked
+        return (self.products, *bias, *mask)
+
+    def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
+        x, r, before = list(inputs[0]), list(products), list(carries)
+        if self.biased:
+            r = [a + b for a, b in zip(r, inputs[1], strict=True)]
+        mask = inputs[-1][0] != 0 if self.masked else None
+        if mask is not None:
+            # What stands in the padding, and what the cell makes of it, must not reach a
+            # derivative, where 0 * NaN is NaN: so there is a choice on both sides of the cell.
+            x, r, before = ([jnp.where(mask, a, 0) for a in group] for group in (x, r, before))
+        carry, y = self.cell(tuple(x), tuple(r), jax.tree.unflatten(self.tree, before))
+        like = products[0]  # a cell may return constants
+        *new, y = (
+            jnp.broadcast_to(jnp.asarray(a, like.dtype), like.shape)
+            for a in (*jax.tree.leaves(carry), y)
+        )
+        if mask is not None:
+            new = [jnp.where(mask, a, b) for a, b in zip(new, carries, strict=True)]
+            y = jnp.where(mask, y, 0)
+        return Results([new[-1]], new, [[y]])
+
+
+class _OfAnother(Step):
+    """A step made of another one, of the same form but for what it says itself."""
+
+    step: Step
+    products = property(lambda self: self.step.products)  # type: ignore[assignment]
+    states = property(lambda self: self.step.states)  # type: ignore[assignment]
+    carries = property(lambda self: self.step.carries)  # type: ignore[assignment]
+    inputs = property(lambda self: self.step.inputs)  # type: ignore[assignment]
+    outputs = property(lambda self: self.step.outputs)  # type: ignore[assignment]
+
+
+@dataclasses.dataclass(frozen=True)
+class Keeping(_OfAnother):
+    """A step with some of its outputs."""
+
+    step: Step
+    kept: tuple[int, ...]
+
+    @functools.cached_property
+    def outputs(self) -> tuple[int, ...]:  # type: ignore[override]
+        return tuple(self.step.outputs[i] for i in self.kept)
+
+    def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
+        states, new, outputs = self.step(products, carries, inputs)
+        return Results(states, new, [outputs[i] for i in self.kept])
+
+
+@functools.lru_cache(maxsize=1024)
+def without_repeats(step: Step) -> tuple[Step, tuple[int | None, ...]]:
+    """The step less the outputs that equal its states or other outputs, and where each one is.
+
+    The place of an output is its index in what is kept, or None for the states. A cell's y is most
+    often its state, and the cotangents of pre-activations are the states of an adjoint.
+    """
+    first = step.states + step.carries
+    ends = [0, *np.cumsum(step.outputs).tolist()]
+
+    def same(a: int, b: int, size: int) -> bool:
+        """Whether results a, a + 1, ... are results b, b + 1, ..."""
+        return all(printer.same_variable(step.jaxpr, a + i, b + i) for i in range(size))
+
+    kept: list[int] = []
+    places: list[int | None] = []
+    for i, size in enumerate(step.outputs):
+        at = first + ends[i]
+        twin = next(
+            (k for k in kept if step.outputs[k] == size and same(first + ends[k], at, size)), None
+        )
+        if size == step.states and same(0, at, size):
+            places.append(None)
+        elif twin is not None:
+            places.append(kept.index(twin))
+        else:
+            places.append(len(kept))
+            kept.append(i)
+    if len(kept) == len(step.outputs):
+        return step, tuple(places)
+    return Keeping(step, tuple(kept)), tuple(places)
+
+
+class Saved(NamedTuple):
+    """Which arguments of a step its derivative reads, beside its inputs."""
+
+    products: bool
+    carries: tuple[int, ...]
+
+    @property
+    def sizes(self) -> int:
+        return self.products + len(self.carries)
+
+
+@dataclasses.dataclass(frozen=True)
+class Saving(_OfAnother):
+    """A step that outputs what it got, too: its products, and some carries."""
+
+    step: Step
+    saved: Saved
+
+    @functools.cached_property
+    def outputs(self) -> tuple[int, ...]:  # type: ignore[override]
+        products = (self.products,) * self.saved.products
+        return (*self.step.outputs, *products, *(1,) * len(self.saved.carries))
+
+    def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
+        states, new, outputs = self.step(products, carries, inputs)
+        extra = [list(products)] if self.saved.products else []
+        return Results(states, new, [*outputs, *extra, *([carries[i]] for i in self.saved.carries)])
+
+
+@functools.lru_cache(maxsize=1024)
+def _read_by_derivative(step: Step, active: tuple[int, ...]) -> list[list[bool]]:
+    sizes = (step.products, step.carries, sum(step.inputs))
+    avals = [v.aval for v in step.jaxpr.jaxpr.invars]
+    moving = [True] * (sizes[0] + sizes[1]) + _flat(
+        [[i in active] * size for i, size in enumerate(step.inputs)]
+    )
+
+    def derivative(primals: Arrays, tangents: Arrays) -> Any:
+        given = iter(tangents)
+        directions = [
+            next(given) if moves else jnp.zeros_like(x)
+            for x, moves in zip(primals, moving, strict=True)
+        ]
+        return jax.jvp(jaxpr_as_fun(step.jaxpr), primals, directions)[1]
+
+    primals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    tangents = [x for x, moves in zip(primals, moving, strict=True) if moves]
+    used = printer.uses(jax.make_jaxpr(derivative)(primals, tangents))
+    return _grouped(used[: len(primals)], sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tangent(_OfAnother):
+    """The derivative of a step in the direction of its products, its carries and some inputs.
+
+    Linear in these. Inputs, in order: the step's own products and carries that it reads
+    (``saved``), the step's own inputs that it reads (``read``), what is to be added to the tangent
+    of the products if ``shifted`` (the change of the weights times the state), and the tangents of
+    the ``active`` inputs.
+    """
+
+    step: Step
+    active: tuple[int, ...]
+    shifted: bool
+
+    @functools.cached_property
+    def linear(self) -> tuple[int, ...]:
+        """The inputs in which it is linear, with products and carries."""
+        first = self.saved.sizes + len(self.read)
+        return tuple(range(first, first + self.shifted + len(self.active)))
+
+    @functools.cached_property
+    def inputs(self) -> tuple[int, ...]:  # type: ignore[override]
+        step = self.step
+        return (
+            *(step.products,) * self.saved.products,
+            *(1,) * len(self.saved.carries),
+            *(step.inputs[i] for i in self.read),
+            *(step.products,) * self.shifted,
+            *(step.inputs[i] for i in self.active),
+        )
+
+    @functools.cached_property
+    def saved(self) -> Saved:
+        products, carries, _ = self._reads
+        return Saved(any(products), tuple(i for i, read in enumerate(carries) if read))
+
+    @functools.cached_property
+    def read(self) -> tuple[int, ...]:
+        """The step's inputs whose values it reads."""
+        _, _, inputs = self._reads
+        return tuple(i for i, g in enumerate(_grouped(inputs, self.step.inputs)) if any(g))
+
+    @functools.cached_property
+    def _reads(self) -> list[list[bool]]:
+        """Which of the step's products, carries and inputs the derivative depends on."""
+        return _read_by_derivative(self.step, self.active)
+
+    def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
+        step, saved, read = self.step, self.saved, self.read
+        values = iter(inputs)
+        like = (products or carries or inputs[0])[0]
+        zero = jnp.zeros_like(like)
+        own_products = next(values) if saved.products else [zero] * step.products
+        own_carries = [next(values)[0] if i in saved.carries else zero for i in range(step.carries)]
+        own_inputs = [
+            next(values) if i in read else [zero] * size for i, size in enumerate(step.inputs)
+        ]
+        shift = next(values) if self.shifted else None
+        if shift is not None:
+            products = [a + b for a, b in zip(products, shift, strict=True)]
+        moves = [
+            next(values) if i in self.active else [zero] * step.inputs[i]
+            for i in range(len(step.inputs))
+        ]
+        _, tangents = jax.jvp(
+            lambda p, c, i: tuple(step(p, c, i)),
+            (list(own_products), own_carries, [list(x) for x in own_inputs]),
+            (list(products), list(carries), [list(x) for x in moves]),
+        )
+        return Results(*tangents)
+
+
+@dataclasses.dataclass(frozen=True)
+class Adjoint(_OfAnother):
+    """The transpose of a linear step, for the scan that runs the other way.
+
+    The step is linear in its products, its carries and the inputs ``linear``. The adjoint's
+    products are what reaches the step's states by the transposed weights; its states are the
+    cotangents of the step's products. Inputs, in order: the step's other inputs, the cotangent of
+    the states if ``states_used``, and those of the outputs ``used``. Outputs: the cotangents of the
+    step's linear inputs.
+    """
+
+    step: Step
+    linear: tuple[int, ...]
+    states_used: bool
+    used: tuple[int, ...]
+
+    products = property(lambda self: self.step.states)  # type: ignore[assignment]
+    states = property(lambda self: self.step.products)  # type: ignore[assignment]
+
+    @functools.cached_property
+    def fixed(self) -> tuple[int, ...]:
+        """The step's inputs that it is not transposed by."""
+        return tuple(i for i in range(len(self.step.inputs)) if i not in self.linear)
+
+    @functools.cached_property
+    def inputs(self) -> tuple[int, ...]:  # type: ignore[override]
+        step = self.step
+        return (
+            *(step.inputs[i] for i in self.fixed),
+            *(step.states,) * self.states_used,
+            *(step.outputs[i] for i in self.used),
+        )
+
+    @functools.cached_property
+    def outputs(self) -> tuple[int, ...]:  # type: ignore[override]
+        return tuple(self.step.inputs[i] for i in self.linear)
+
+    def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
+        step = self.step
+        values = iter(inputs)
+        fixed = {i: next(values) for i in self.fixed}
+        states = list(products)
+        if self.states_used:
+            states = [a + b for a, b in zip(states, next(values), strict=True)]
+        like = (products or carries)[0]
+        zero = jnp.zeros_like(like)
+        outputs = [
+            list(next(values)) if i in self.used else [zero] * size
+            for i, size in enumerate(step.outputs)
+        ]
+
+        def function(products: Any, carries: Any, linear: Any) -> Any:
+            given = dict(zip(self.linear, linear, strict=True))
+            every = [given[i] if i in given else list(fixed[i]) for i in range(len(step.inputs))]
+            return tuple(step(products, carries, every))
+
+        operands = (
+            [zero] * step.products,
+            [zero] * step.carries,
+            [[zero] * step.inputs[i] for i in self.linear],
+        )
+        transposed = jax.linear_transpose(function, *operands)
+        return Results(*transposed((states, list(carries), outputs)))
