@@ -1,5 +1,6 @@
 // The extension module: FFI targets, the tables of variants, and the device compiler.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -10,6 +11,7 @@
 #include "nvrtc/compiler.h"
 #include "nvrtc/disk_cache.h"
 #include "recurrent/failures.h"
+#include "recurrent/sparse_layout.h"
 
 namespace nb = nanobind;
 
@@ -89,6 +91,44 @@ std::vector<int> TakeScanFailures() {
   return failed;
 }
 
+using Indices = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// How a scan's sparse matrix lies on chip (recurrent/sparse_layout.h), or a ValueError that says why
+// it does not fit. `permutation`, which may be empty, says where each entry's value lies.
+nb::dict LayOutSparse(Indices row_offsets, Indices column_indices, Indices permutation,
+                      int64_t hidden, int products, int state_parts, int blocks, int cluster,
+                      int most_threads, int fewest_threads, int entries, int group,
+                      int piece_bytes) {
+  SparsePatternView pattern;
+  pattern.hidden = hidden;
+  pattern.row_offsets = row_offsets.data();
+  pattern.column_indices = column_indices.data();
+  pattern.permutation = permutation.size() == 0 ? nullptr : permutation.data();
+  SparseShape shape;
+  shape.products = products;
+  shape.state_parts = state_parts;
+  shape.blocks = blocks;
+  shape.cluster = cluster;
+  shape.units = UnitsPerBlock(hidden, blocks, cluster, state_parts, piece_bytes);
+  shape.threads = most_threads;
+  shape.entries = entries;
+  shape.group = group;
+  std::string error;
+  const auto layout = MakeSparseLayout(pattern, shape, fewest_threads, piece_bytes, &error);
+  if (!layout) throw nb::value_error(error.c_str());
+  nb::dict result;
+  result["units"] = layout->shape.units;
+  result["threads"] = layout->shape.threads;
+  result["lanes"] = layout->shape.lanes;
+  result["partial_sums"] = layout->partial_sums;
+  result["row_sums"] = layout->row_sums;
+  result["wavefronts"] = layout->wavefronts;
+  result["filling"] = layout->filling;
+  result["words"] = nb::bytes(reinterpret_cast<const char*>(layout->words.data()),
+                              layout->words.size() * sizeof(uint32_t));
+  return result;
+}
+
 }  // namespace
 
 NB_MODULE(_ffi, m) {
@@ -100,6 +140,10 @@ NB_MODULE(_ffi, m) {
   m.def("nvrtc_version", VersionOfNvrtc);
   m.def("cuda_devices", DevicesOfCuda);
   m.def("take_scan_failures", TakeScanFailures);
+  m.def("lay_out_sparse", LayOutSparse, nb::arg("row_offsets"), nb::arg("column_indices"),
+        nb::arg("permutation"), nb::kw_only(), nb::arg("hidden"), nb::arg("products"),
+        nb::arg("state_parts"), nb::arg("blocks"), nb::arg("cluster"), nb::arg("most_threads"),
+        nb::arg("fewest_threads"), nb::arg("entries"), nb::arg("group"), nb::arg("piece_bytes"));
   m.def("architecture_name", ArchitectureName, nb::arg("compute_capability"));
   m.def("cache_folder", CacheFolder);
 }

@@ -10,4 +10,20 @@ def nvrtc_version() -> str: ...
 def cuda_devices() -> list[tuple[str, int, int, int]]: ...
 def take_scan_failures() -> list[int]: ...
 def architecture_name(compute_capability: int) -> str: ...
+def lay_out_sparse(
+    row_offsets: Any,
+    column_indices: Any,
+    permutation: Any,
+    *,
+    hidden: int,
+    products: int,
+    state_parts: int,
+    blocks: int,
+    cluster: int,
+    most_threads: int,
+    fewest_threads: int,
+    entries: int,
+    group: int,
+    piece_bytes: int,
+) -> dict[str, Any]: ...
 def cache_folder() -> str: ...

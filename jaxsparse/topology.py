@@ -62,8 +62,9 @@ class Topology:
     transposed_pattern: Pattern
     permutation: jax.Array  # entry e of the transposed pattern is entry permutation[e] of this one
     shape: tuple[int, int]
+    scan_layout: Any  # what recurrent.pack makes of the pattern, or None
 
-    __slots__ = ("pattern", "permutation", "shape", "transposed_pattern")
+    __slots__ = ("pattern", "permutation", "scan_layout", "shape", "transposed_pattern")
 
     def __init__(self, row_offsets: Any, column_indices: Any, shape: Sequence[int]):
         self.shape = _check_shape(shape)
@@ -87,15 +88,22 @@ class Topology:
         self.pattern, self.transposed_pattern, self.permutation = derive(
             row_offsets, column_indices, self.shape
         )
+        self.scan_layout = None
 
     @classmethod
     def _from_parts(
-        cls, pattern: Any, transposed_pattern: Any, permutation: Any, shape: tuple[int, int]
+        cls,
+        pattern: Any,
+        transposed_pattern: Any,
+        permutation: Any,
+        scan_layout: Any,
+        shape: tuple[int, int],
     ) -> Topology:
         topology = object.__new__(cls)
         topology.pattern = pattern
         topology.transposed_pattern = transposed_pattern
         topology.permutation = permutation
+        topology.scan_layout = scan_layout
         topology.shape = shape
         return topology
 
@@ -198,7 +206,13 @@ class Topology:
             jnp.zeros_like(self.permutation), self.permutation, iota, axis=-1, inplace=False
         )
         m, k = self.shape
-        return Topology._from_parts(self.transposed_pattern, self.pattern, inverse, (k, m))
+        return Topology._from_parts(self.transposed_pattern, self.pattern, inverse, None, (k, m))
+
+    def with_scan_layout(self, layout: Any) -> Topology:
+        """The same topology, carrying what `jaxsparse.recurrent.pack` made of it."""
+        return Topology._from_parts(
+            self.pattern, self.transposed_pattern, self.permutation, layout, self.shape
+        )
 
     def row_indices(self) -> jax.Array:
         """The row of every stored entry, int32 ``(..., nse)``; m for padding."""
@@ -232,7 +246,7 @@ class Topology:
         >>> Topology([0, 1], [3], (1, 4)).verify().nnz
         1
         """
-        leaves = jax.tree.leaves(self)
+        leaves = jax.tree.leaves(self.with_scan_layout(None))
         if any(isinstance(x, jax.core.Tracer) for x in leaves):
             raise ValueError("Topology.verify: needs a concrete topology, got a traced one")
         derived = jax.tree.leaves(Topology(self.row_offsets, self.column_indices, self.shape))
@@ -272,7 +286,7 @@ class Topology:
 
 
 def _flatten(topology: Topology) -> Any:
-    names = ("pattern", "transposed_pattern", "permutation")
+    names = ("pattern", "transposed_pattern", "permutation", "scan_layout")
     children = [(jax.tree_util.GetAttrKey(n), getattr(topology, n)) for n in names]
     return children, topology.shape
 

@@ -14,7 +14,7 @@
 namespace jaxsparse {
 
 // Arrays of one kind that a launch takes.
-constexpr int kMaxScanArrays = 16;
+constexpr int kMaxScanArrays = 24;
 // Behind the exchange buffer, zeroed before the launch: room for the word that `error` points to.
 constexpr int64_t kScanFlagBytes = 256;
 

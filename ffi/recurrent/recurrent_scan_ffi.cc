@@ -20,8 +20,8 @@ constexpr char kName[] = "recurrent_scan";
 struct Call {
   Batch batch;
   int64_t directions = 0, steps = 0, rows = 0, hidden = 0, state_parts = 0;
-  Array weights, state, states;
-  int64_t weights_size = 0;  // elements of a direction
+  Array weights, layout, state, states;
+  int64_t weights_size = 0, layout_size = 0;  // elements of a direction
   int64_t weight_row_stride = 0, weight_column_stride = 0;
   DType weight_dtype = DType::kFloat32, state_dtype = DType::kFloat32;
   struct Input {
@@ -79,12 +79,19 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
   const auto outputs = Words(call.Attribute<std::string_view>("outputs"));  // such as "1 4"
   const auto reversed = call.Attribute<std::string_view>("reversed");       // such as "01"
   size_t index = 0;
-  const int64_t rows = call.Size(0, 1), columns = call.Size(0, 0);
-  c->weights_size = rows * columns;
-  c->weight_row_stride = transposed ? columns : 1;
-  c->weight_column_stride = transposed ? 1 : columns;
   c->weight_dtype = call.OperandDType(0, "recurrent");
-  c->weights = call.Operand(index++, "recurrent", {d, rows, columns});
+  if (call.Attribute<bool>("sparse")) {
+    c->weights_size = call.Size(0, 0);
+    c->weights = call.Operand(index++, "recurrent", {d, c->weights_size});
+    c->layout_size = call.Size(1, 0);
+    c->layout = call.Operand(index++, "layout", {d, c->layout_size});
+  } else {
+    const int64_t rows = call.Size(0, 1), columns = call.Size(0, 0);
+    c->weights_size = rows * columns;
+    c->weight_row_stride = transposed ? columns : 1;
+    c->weight_column_stride = transposed ? 1 : columns;
+    c->weights = call.Operand(index++, "recurrent", {d, rows, columns});
+  }
   c->state_dtype = call.OperandDType(index, "state");
   c->state = call.Operand(index++, "state", {d, b, c->state_parts, h});
   for (size_t i = 0; i < carries; ++i) {
@@ -153,6 +160,9 @@ RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t direction) 
   p.hidden = c.hidden;
   p.reverse = c.reversed[static_cast<size_t>(direction)];
   p.weights = at(c.weights, c.weights_size, SizeOf(c.weight_dtype));
+  if (c.layout.data != nullptr) {
+    p.layout = reinterpret_cast<const uint32_t*>(at(c.layout, c.layout_size, sizeof(uint32_t)));
+  }
   p.weight_row_stride = c.weight_row_stride;
   p.weight_column_stride = c.weight_column_stride;
   p.initial_state = at(c.state, units * c.state_parts, state);
@@ -243,7 +253,9 @@ XLA_FFI_Error* CudaExecute(XLA_FFI_CallFrame* frame) {
 OperationEntry RecurrentScanEntry() {
   // Its kernels are printed for each plan; tests/test_recurrent_plan.py compiles some of every
   // kind.
-  return {kName, nullptr, CudaInitialize, CudaExecute, {}, {"dense_tensor_cores", "dense_fma"}, {}};
+  return {kName,       nullptr, CudaInitialize,
+          CudaExecute, {},      {"dense_tensor_cores", "dense_fma", "sparse_pairs"},
+          {}};
 }
 
 }  // namespace jaxsparse

@@ -2,6 +2,7 @@
 
 from jaxsparse.recurrent.cells import GRU, LSTM, RNN
 from jaxsparse.recurrent.diagnose import check, explain
+from jaxsparse.recurrent.layout import pack
 from jaxsparse.recurrent.scan import bidirectional_scan, scan
 
-__all__ = ["GRU", "LSTM", "RNN", "bidirectional_scan", "check", "explain", "scan"]
+__all__ = ["GRU", "LSTM", "RNN", "bidirectional_scan", "check", "explain", "pack", "scan"]

@@ -56,6 +56,7 @@ def problem_of(
         state_dtype=state.dtype.name,
         weight_dtype=weights.dtype.name,
         sparse=params["sparse"],
+        form=params["forms"][params["transposed"]] if params["forms"] else None,
         exact=params["precision"] in (None, jax.lax.Precision.HIGHEST),
     )
 
@@ -76,6 +77,11 @@ def source(step: Step, problem: Problem, plan: Plan) -> str:
         f"{str(value).lower()};\n"
         for name, value in plan.constants
     )
+    if problem.form is not None:
+        f = problem.form
+        sizes = (f.products, f.state_parts, f.blocks, f.cluster, f.units)
+        shape = ", ".join(map(str, (*sizes, f.threads, f.lanes, f.entries, f.group)))
+        constants += f"  static constexpr jaxsparse::SparseShape kShape{{{shape}}};\n"
     printed = printer.print_step(
         step.jaxpr,
         name="PrintedStep",
@@ -123,12 +129,16 @@ def ffi_call(
             raise ValueError(f"recurrent.scan: {asked} was asked for, but {plan.reason}")
         return None
     forms = (f"{n}{span}" for n, span in zip(step.inputs, params["spans"], strict=True))
+    weights: tuple[str, ...] = ("recurrent",)
+    if problem.sparse:
+        weights = ("recurrent", "transposed layout" if params["transposed"] else "layout")
     return FfiCall(
-        tuple(names),
+        (*weights, *names[names.index("state") :]),
         {
             "name": f"recurrent_scan_{plan.variant}.cu",
             "source": source(step, problem, plan),
             "expression": EXPRESSION,
+            "sparse": problem.sparse,
             "transposed": params["transposed"],
             "carries": step.carries,
             "inputs": " ".join(forms),

@@ -37,7 +37,48 @@ _TILE_BATCH = 8
 @functools.cache
 def present_device() -> Device:
     """The first GPU of this machine; where there is none, an H200."""
-    return H200 if backend.cuda_problems() else Device(*_ffi.cuda_devices()[0])
+    return Device(*_ffi.cuda_devices()[0]) if has_engine() else H200
+
+
+@functools.cache
+def has_engine() -> bool:
+    """Whether this machine can run the kernels."""
+    return not backend.cuda_problems()
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseForm:
+    """The sizes of a layout that a kernel is compiled for; ffi/recurrent/sparse_record.h."""
+
+    products: int
+    state_parts: int
+    blocks: int
+    cluster: int
+    units: int
+    threads: int
+    lanes: int
+    entries: int
+    group: int
+    partial_sums: int
+    row_sums: int
+    piece_bytes: int
+
+    @property
+    def columns(self) -> int:
+        """Columns of the state, padding included."""
+        return self.state_parts * self.blocks * self.units
+
+    @property
+    def words(self) -> int:
+        """32-bit words of all blocks' records."""
+        groups = self.lanes * self.threads // self.group
+        slots = self.lanes * self.entries * self.threads
+        return self.blocks * (self.units * (1 + self.products) + 1 + groups + 2 * slots)
+
+
+def padded_batch(batch: int, item_size: int) -> int:
+    """The batch entries that a kernel has room for: a power of 2, whole words of a state."""
+    return max(1 << (batch - 1).bit_length(), 4 // item_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +98,7 @@ class Problem:
     weight_dtype: str
     sparse: bool
     exact: bool  # float32 products by multiply-add
+    form: SparseForm | None = None  # of the sparse matrix's layout
 
     def __str__(self) -> str:
         kind = "sparse" if self.sparse else "dense"
@@ -106,8 +148,8 @@ class NoPlan:
         return f"plain path, because {self.reason}"
 
 
-VARIANTS = ("dense_tensor_cores", "dense_fma")
-_MOST_ARRAYS = 16  # kMaxScanArrays in ffi/recurrent/problem.h
+VARIANTS = ("dense_tensor_cores", "dense_fma", "sparse_pairs")
+_MOST_ARRAYS = 24  # kMaxScanArrays in ffi/recurrent/problem.h
 _MOST_BATCH = {"dense_tensor_cores": 32, "dense_fma": 16}  # more would spill registers
 _FEWEST_STEPS = 4  # fewer don't pay for loading the weights
 
@@ -129,8 +171,11 @@ def make_plan(
             f"{device.name} has compute capability {device.compute_capability / 10}, and the "
             f"kernels need {_OLDEST / 10}"
         )
-    if p.sparse:
-        return NoPlan("the persistent kernel of sparse weights is not called yet")
+    if p.sparse and p.form is None:
+        return NoPlan(
+            "the pattern of its weights is traced or does not fit: recurrent.pack tells, and lays "
+            "it out beforehand"
+        )
     for name, dtype in (("state", p.state_dtype), ("weights", p.weight_dtype)):
         if dtype not in _BYTES:
             return NoPlan(f"the dtype of the {name} is {dtype}; the kernels take {list(_BYTES)}")
@@ -144,7 +189,8 @@ def make_plan(
     for name in wanted:
         reason = _unfit(name, p)
         if reason is None:
-            found = list(_dense_plans(name, p, device))
+            plan = _sparse_plan(p, device) if p.sparse else None
+            found = list(_dense_plans(name, p, device)) if not p.sparse else [plan] if plan else []
             plans += found
             if not found:
                 reason = (
@@ -161,6 +207,10 @@ def make_plan(
 
 def _unfit(variant: str, p: Problem) -> str | None:
     """Why a variant can't run a problem on any device, or None."""
+    if p.sparse != (variant == "sparse_pairs"):
+        return f"the weights are {'sparse' if p.sparse else 'dense'}"
+    if p.sparse:
+        return None
     most = _MOST_BATCH[variant]
     if p.batch > most:
         return f"a batch of {p.batch} is more than {most}"
@@ -180,6 +230,59 @@ def _ceil(a: int, b: int) -> int:
 
 def _up(a: int, multiple: int) -> int:
     return _ceil(a, multiple) * multiple
+
+
+def _sparse_plan(p: Problem, device: Device) -> Plan | None:
+    """The plan of a matrix that is laid out; as ffi/recurrent/recurrent_scan_sparse.cu has it."""
+    f = p.form
+    assert f is not None
+    size = _BYTES[p.state_dtype]
+    batch = padded_batch(p.batch, size)
+    if (f.products, f.state_parts) != (p.products, p.states):
+        return None
+    if f.piece_bytes != min(16, batch * size) or f.blocks > device.multiprocessors:
+        return None
+    cells = f.units * batch
+    cell_threads = max(_WARP, min(_up(cells, _WARP), 1024 - f.threads, 256))
+    threads = f.threads + cell_threads
+    # A register holds an index, another one its value; what has no room lies in shared memory.
+    packed = _BYTES[p.weight_dtype] == 2 and f.columns // f.cluster + 64 <= 1 << 16
+    packed = packed and p.weight_dtype == p.state_dtype
+    registers = min(65536 // _up(threads, 4 * _WARP) // 8 * 8, 248)
+    room = max(0, registers - 44 - batch) // (1 if packed else 2) // f.lanes
+    in_shared = max(0, f.entries - room)
+    pieces = batch * size // f.piece_bytes
+    sums = _up(f.partial_sums * batch * 4, 16)
+    plane = f.columns // f.cluster * f.piece_bytes
+    shared = pieces * (plane + 128) + in_shared * f.lanes * f.threads * 8 + 2 * sums
+    if shared > device.shared_bytes:
+        return None
+    received = pieces * plane / 1e3
+    per_entry = 5 if size == 4 else 9
+    issue = f.lanes * f.entries * f.threads / _WARP * per_entry * batch / 4 / 4 / 1.9e3
+    return Plan(
+        variant="sparse_pairs",
+        file="recurrent/recurrent_scan_sparse.cu",
+        constants=(
+            ("kBatch", batch),
+            ("kSharedEntries", in_shared),
+            ("kPartialSums", f.partial_sums),
+            ("kRowSums", f.row_sums),
+            ("kCellThreads", cell_threads),
+            ("kPacked", packed),
+            ("kLaunchSharedBytes", shared),
+        ),
+        blocks=f.blocks,
+        threads=threads,
+        shared_bytes=shared,
+        exchange_bytes=_up(p.length * pieces * f.columns * f.piece_bytes, 16),
+        first_look=900,
+        look_later=64,
+        look_earlier=2,
+        microseconds=0.7 + 0.03 * received + issue,
+        in_registers=1 - in_shared / f.entries,
+        cluster=f.cluster,
+    )
 
 
 def _dense_plans(variant: str, p: Problem, device: Device) -> Iterator[Plan]:

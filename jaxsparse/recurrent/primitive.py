@@ -45,14 +45,17 @@ _FULL = "tbh"  # the dimensions of an input that it does not repeat along
 class Operands(NamedTuple):
     """The operands of a scan by their roles, each with leading dimensions (..., directions)."""
 
-    weights: tuple[Any, ...]  # (k, m), or the values and the pattern of a sparse (m, k) matrix
+    # (k, m), or the values and the pattern of a sparse (m, k) matrix, with its layout on chip and
+    # its transpose's if there are ``forms``.
+    weights: tuple[Any, ...]
     state: Any  # (b, S, h)
     carries: tuple[Any, ...]  # (b, h) each
     inputs: tuple[Any, ...]  # (t, b, parts, h) each, t, b or h being 1 where it repeats
 
 
-def _split(operands: Sequence[Any], step: Step, sparse: bool) -> Operands:
-    count = 1 + len(PATTERN) if sparse else 1
+def _split(operands: Sequence[Any], params: dict[str, Any]) -> Operands:
+    step = params["step"]
+    count = (1 + len(PATTERN) if params["sparse"] else 1) + len(params["forms"])
     rest = operands[count + 1 :]
     return Operands(
         tuple(operands[:count]),
@@ -82,7 +85,11 @@ def _signature(params: dict[str, Any]) -> Signature:
     step = params["step"]
     d, t = len(params["reversed"]), params["length"]
     if params["sparse"]:
-        weights = tuple((name, f"{d} {spec}") for name, spec in (("recurrent", "e"), *PATTERN))
+        layouts = zip(("layout", "transposed layout"), params["forms"], strict=False)
+        weights = (
+            *((name, f"{d} {spec}") for name, spec in (("recurrent", "e"), *PATTERN)),
+            *((name, f"{d} {form.words}") for name, form in layouts),
+        )
     else:
         weights = (("recurrent", f"{d} k m"),)
     inputs = []
@@ -111,7 +118,7 @@ def operand_names(params: dict[str, Any]) -> list[str]:
 
 
 def _result_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
-    operands = _split(avals, params["step"], params["sparse"])
+    operands = _split(avals, params)
     carries = [x.dtype for x in operands.carries]
     return [operands.state.dtype, *carries, *[operands.state.dtype] * len(params["step"].outputs)]
 
@@ -147,7 +154,7 @@ def product(
     if not sparse:
         axes = "...nk,...mk->...nm" if transposed else "...nk,...km->...nm"
         return _einsum(axes, x, weights[0], precision)
-    values, *pattern = weights
+    values, *pattern = weights[: 1 + len(PATTERN)]
     dtype = jnp.promote_types(x.dtype, values.dtype)
     return (bind_local if local else bind)(
         spmm_p,
@@ -166,7 +173,7 @@ def _plain(*operands: Any, reversed: tuple[bool, ...], **params: Any) -> list[An
     """The scan as a loop of XLA, one direction after the other."""
     every = [
         _plain_direction(
-            _split([x[d] for x in operands], params["step"], params["sparse"]),
+            _split([x[d] for x in operands], params),
             reverse=reverse,
             **params,
         )
@@ -227,6 +234,7 @@ recurrent_scan_p = make_primitive(
         params=(
             "step",
             "sparse",
+            "forms",
             "transposed",
             "reversed",
             "length",
@@ -248,12 +256,12 @@ recurrent_scan_p = make_primitive(
 
 
 def _batching(operands: Any, dims: Any, **params: Any) -> Any:
-    step, sparse = params["step"], params["sparse"]
-    axes = _split(dims, step, sparse)
+    step = params["step"]
+    axes = _split(dims, params)
     if any(axis is not None for axis in axes.weights):
         return batch(recurrent_scan_p, operands, dims, **params)
     size = next(x.shape[axis] for x, axis in zip(operands, dims, strict=True) if axis is not None)
-    values = _split(operands, step, sparse)
+    values = _split(operands, params)
 
     def folded(x: Any, axis: int | None, place: int, repeats: bool) -> Any:
         """The mapped axis in front of the batch, which is `place` from the end, and one with it."""
@@ -339,8 +347,8 @@ def _products_of(weights: Sequence[Any], states: Any, parts: int, dtype: Any, op
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    step, sparse = params["step"], params["sparse"]
-    x, dx = _split(primals, step, sparse), _split(tangents, step, sparse)
+    step = params["step"]
+    x, dx = _split(primals, params), _split(tangents, params)
     active = tuple(i for i, t in enumerate(dx.inputs) if not _is_zero(t))
     shifted = not _is_zero(dx.weights[0])
     if not shifted and not active and all(map(_is_zero, (dx.state, *dx.carries))):
@@ -395,8 +403,8 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 
 
 def _transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
-    step, sparse = params["step"], params["sparse"]
-    weights, state, carries, inputs = _split(operands, step, sparse)
+    step = params["step"]
+    weights, state, carries, inputs = _split(operands, params)
     if any(map(undefined, weights)):
         raise ValueError("recurrent.scan: it is not linear in its weights")
     ct_states, *rest = cotangents

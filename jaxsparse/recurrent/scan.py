@@ -15,6 +15,8 @@ from jaxsparse.csr import CSR
 from jaxsparse.ops import arguments
 from jaxsparse.pattern import Pattern
 from jaxsparse.recurrent.cells import Cell
+from jaxsparse.recurrent.layout import ScanLayout, is_concrete, lay_out
+from jaxsparse.recurrent.plan import SparseForm, has_engine, present_device
 from jaxsparse.recurrent.primitive import Operands, accumulator_dtype, scan_bind
 from jaxsparse.recurrent.step import CellStep
 from jaxsparse.topology import Topology
@@ -89,6 +91,7 @@ def scan(
     Method: Diamos et al. 2016, "Persistent RNNs"; Zhu et al. 2018, "Sparse Persistent RNNs".
 
     >>> import jax.numpy as jnp
+    >>> from jaxsparse.recurrent import RNN
     >>> xs = jnp.ones((3, 1, 2))
     >>> carry, ys = scan(RNN("relu"), jnp.eye(2), jnp.zeros((1, 2)), xs)
     >>> ys[:, 0, 0]
@@ -135,6 +138,7 @@ def bidirectional_scan(
         TypeError, ValueError: as ``scan``, and if the two directions differ in form.
 
     >>> import jax.numpy as jnp
+    >>> from jaxsparse.recurrent import RNN
     >>> xs = jnp.ones((3, 1, 2))
     >>> w, h = jnp.eye(2), jnp.zeros((1, 2))
     >>> _, (forward, backward) = bidirectional_scan(RNN("relu"), (w, w), (h, h), (xs, xs))
@@ -303,9 +307,9 @@ def _checked_step(
             raise ValueError(
                 f"{operation}: the cell {name} must be pointwise: of scalars it made {x}"
             )
-    _check_arrays(operation, name, cell, gates, tree)
     step = CellStep(cell, gates, tree, biased, masked)
     printer.check_pointwise(step.jaxpr, operation)
+    _check_arrays(operation, name, cell, gates, tree)
     return step
 
 
@@ -363,7 +367,7 @@ def _stacked_patterns(topologies: list[Topology]) -> list[Any]:
         # Padding stands behind the stored entries in both orientations.
         permutation = jnp.concatenate([t.permutation, jnp.arange(t.nse, nse, dtype=jnp.int32)])
         return Topology._from_parts(
-            pad(t.pattern), pad(t.transposed_pattern), permutation, t.shape
+            pad(t.pattern), pad(t.transposed_pattern), permutation, None, t.shape
         ).operands()
 
     return [_stacked(list(arrays)) for arrays in zip(*map(padded, topologies), strict=True)]
@@ -400,11 +404,21 @@ def _run(
     if mask is not None:
         inputs.append(_stacked([mask.astype(one.dtype).reshape(length, b, 1, 1)] * len(directions)))
         spans.append("tb")
+    forms: tuple[SparseForm, ...] = ()
     if one.sparse:
+        topologies = [d.recurrent.topology for d in directions]
         weights = (
             _stacked(_padded_values([d.recurrent for d in directions])),
-            *_stacked_patterns([d.recurrent.topology for d in directions]),
+            *_stacked_patterns(topologies),
         )
+        layouts = _layouts(topologies, gates, b, one.dtype)
+        if layouts is not None:
+            forms = layouts[0].forms
+            weights = (
+                *weights,
+                _stacked([x.words for x in layouts]),
+                _stacked([x.transposed_words for x in layouts]),
+            )
     else:
         weights = (_stacked([d.recurrent for d in directions]),)
     carries = tuple(
@@ -416,6 +430,7 @@ def _run(
         Operands(weights, jnp.expand_dims(state, -2), carries, tuple(inputs)),
         step=step,
         sparse=one.sparse,
+        forms=forms,
         transposed=False,
         reversed=reversed,
         length=length,
@@ -434,6 +449,21 @@ def _run(
         )
         for i, d in enumerate(directions)
     ]
+
+
+def _layouts(
+    topologies: list[Topology], gates: int, batch: int, dtype: Any
+) -> list[ScanLayout] | None:
+    """Where the matrices lie on chip, if that is known or can be, and is of one form."""
+    layouts = []
+    for topology in topologies:
+        layout = topology.scan_layout
+        if layout is None and is_concrete(topology) and has_engine():
+            layout = lay_out(topology, gates, batch, dtype, present_device())
+        if not isinstance(layout, ScanLayout):
+            return None
+        layouts.append(layout)
+    return layouts if len({x.forms for x in layouts}) == 1 else None
 
 
 def _padded_values(matrices: list[CSR]) -> list[jax.Array]:

@@ -1,0 +1,229 @@
+// Sums of one block's sparse rows times the state. The entries stay with their thread for the whole
+// scan, in registers and, those that find no room there, in shared memory; the state comes from
+// shared memory, one wide load per entry for several batch entries.
+#pragma once
+
+#include "recurrent/exchange.cuh"
+#include "recurrent/sparse_record.h"
+
+namespace jaxsparse {
+
+// The values of one column for kWidth batch entries, as they lie in memory: 4, 8 or 16 bytes.
+template <typename State, int kWidth>
+struct Piece {
+  static constexpr int kBytes = kWidth * static_cast<int>(sizeof(State));
+  static constexpr int kWords = kBytes / 4;
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+
+  uint32_t words[kWords];
+
+  __device__ __forceinline__ static Piece FromShared(uint32_t address) {
+    Piece v;
+    // Not volatile, so that the compiler may order the loads; the clobber keeps them behind
+    // barriers.
+    if constexpr (kWords == 1) {
+      asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v.words[0]) : "r"(address));
+    } else if constexpr (kWords == 2) {
+      asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+                   : "=r"(v.words[0]), "=r"(v.words[1])
+                   : "r"(address));
+    } else {
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(v.words[0]), "=r"(v.words[1]), "=r"(v.words[2]), "=r"(v.words[3])
+                   : "r"(address));
+    }
+    return v;
+  }
+
+  __device__ __forceinline__ float Get(int i) const {
+    if constexpr (sizeof(State) == 4) {
+      return __uint_as_float(words[i]);
+    } else {
+      const uint32_t word = words[i / 2];
+      return ToAccumulator(State{static_cast<uint16_t>(i % 2 == 0 ? word & 0xffffu : word >> 16)});
+    }
+  }
+};
+
+// bfloat16 pairs unpack in one instruction each.
+template <int kWidth>
+__device__ __forceinline__ float Unpack(const Piece<bfloat16, kWidth>& v, int i) {
+  const uint32_t word = v.words[i / 2];
+  return __uint_as_float(i % 2 == 0 ? word << 16 : word & 0xffff0000u);
+}
+template <typename State, int kWidth>
+__device__ __forceinline__ float Unpack(const Piece<State, kWidth>& v, int i) {
+  return v.Get(i);
+}
+
+// Sums kCount values over kGroup neighbouring lanes, halving the values with every exchange while
+// there are several: kCount - 1 exchanges instead of kCount * log2(kGroup). Afterwards v[0 ..
+// max(kCount / kGroup, 1)) are the sums from number FirstSum() on.
+template <int kGroup, int kCount>
+__device__ __forceinline__ void SumOverGroup(float* v) {
+  if constexpr (kGroup > 1) {
+    constexpr int kDistance = kGroup / 2;
+    if constexpr (kCount > 1) {
+      const bool upper = (threadIdx.x & kDistance) != 0;
+#pragma unroll
+      for (int i = 0; i < kCount / 2; ++i) {
+        const float give = upper ? v[i] : v[i + kCount / 2];
+        const float keep = upper ? v[i + kCount / 2] : v[i];
+        v[i] = keep + __shfl_xor_sync(kAllLanes, give, kDistance);
+      }
+      SumOverGroup<kDistance, kCount / 2>(v);
+    } else {
+      v[0] += __shfl_xor_sync(kAllLanes, v[0], kDistance);
+      SumOverGroup<kDistance, 1>(v);
+    }
+  }
+}
+template <int kGroup, int kCount>
+struct GroupShare {
+  static constexpr int kSums = kCount > kGroup ? kCount / kGroup : 1;
+  static constexpr int kCopies = kCount < kGroup ? kGroup / kCount : 1;  // lanes with the same sum
+  __device__ static int FirstSum() { return threadIdx.x % kGroup / kCopies * kSums; }
+  __device__ static bool IsWriter() { return threadIdx.x % kCopies == 0; }
+};
+
+template <typename Plan>
+class SparseProduct {
+ public:
+  using State = typename Plan::State;
+  using Weight = typename Plan::Weight;
+  static constexpr SparseShape kShape = Plan::kShape;
+  static constexpr int kLanes = kShape.lanes;
+  static constexpr int kThreads = kShape.threads;
+  // A lane's last entries lie in shared memory.
+  static constexpr int kInShared = Plan::kSharedEntries;
+  static constexpr int kInRegisters = kShape.entries - kInShared;
+  static constexpr int kWidest = 16 / static_cast<int>(sizeof(State));
+  static constexpr int kWidth = Plan::kBatch < kWidest ? Plan::kBatch : kWidest;
+  static constexpr int kPieces = Plan::kBatch / kWidth;
+  using StatePiece = Piece<State, kWidth>;
+  // Columns lie next to each other, one plane of them for each piece of the batch, so that one
+  // order of the entries avoids bank conflicts in all planes.
+  static constexpr int kPlane = kShape.columns() * StatePiece::kBytes;           // exchange
+  static constexpr int kPartPlane = kShape.part_columns() * StatePiece::kBytes;  // one block's part
+  static constexpr int64_t kSlot = static_cast<int64_t>(kPieces) * kPlane;  // one step's exchange
+  static_assert(kPlane % 16 == 0 && kPartPlane % 16 == 0);
+  // Behind a plane of a block's part lie columns of zeros, one in each bank, for entries that only
+  // pad: what they read must not be a NaN.
+  static constexpr int kZeros = 128;
+  static constexpr int kSharedPlane = kPartPlane + kZeros;
+
+  static constexpr int kSharedBytes = kInShared * kLanes * kThreads * 8;
+
+  __device__ SparseProduct(const RecurrentScanProblem& p, const uint32_t* record, uint32_t shared)
+      : shared_(shared + threadIdx.x * 8) {
+    const auto* weights = static_cast<const Weight*>(p.weights);
+#pragma unroll
+    for (int l = 0; l < kLanes; ++l) {
+      destination_[l] = static_cast<int>(
+          record[kShape.groups_at() + (l * kThreads + threadIdx.x) / kShape.group]);
+#pragma unroll
+      for (int n = 0; n < kShape.entries; ++n) {
+        const int slot = (l * kShape.entries + n) * kThreads + threadIdx.x;
+        const uint32_t column = record[kShape.columns_at() + slot];
+        const int at = static_cast<int>(record[kShape.values_at() + slot]);
+        const float value = at < 0 ? 0.0f : ToAccumulator(weights[at]);
+        if (n < kInRegisters) {
+          if constexpr (Plan::kPacked) {
+            Weight narrow;
+            FromAccumulator(value, &narrow);
+            packed_[l][n] = column | static_cast<uint32_t>(narrow.bits) << 16;
+          } else {
+            offsets_[l][n] = column * StatePiece::kBytes;
+            values_[l][n] = value;
+          }
+        } else {
+          asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(SharedAddress(l, n)),
+                       "r"(column * StatePiece::kBytes), "r"(__float_as_uint(value))
+                       : "memory");
+        }
+      }
+    }
+  }
+
+  // Calls send<count>(destination, first batch entry, sums) for the partial sums. `state` is the
+  // shared address of the block's part of the state.
+  template <typename Send>
+  __device__ __forceinline__ void FromShared(uint32_t state, Send send) const {
+#pragma unroll
+    for (int l = 0; l < kLanes; ++l) {
+      float sums[kPieces][kWidth] = {};
+#pragma unroll
+      for (int n = 0; n < kShape.entries; ++n) {
+        uint32_t offset;
+        float value;
+        GetEntry(l, n, &offset, &value);
+#pragma unroll
+        for (int piece = 0; piece < kPieces; ++piece) {
+          Add(StatePiece::FromShared(state + offset + piece * kSharedPlane), value, sums[piece]);
+        }
+      }
+      Finish(l, sums, send);
+    }
+  }
+
+ private:
+  __device__ uint32_t SharedAddress(int l, int n) const {
+    return shared_ + (l * kInShared + n - kInRegisters) * (kThreads * 8);
+  }
+
+  __device__ __forceinline__ void GetEntry(int l, int n, uint32_t* offset, float* value) const {
+    if (n >= kInRegisters) {
+      uint32_t bits;
+      asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+                   : "=r"(*offset), "=r"(bits)
+                   : "r"(SharedAddress(l, n)));
+      *value = __uint_as_float(bits);
+    } else if constexpr (Plan::kPacked) {
+      *offset = (packed_[l][n] & 0xffffu) * StatePiece::kBytes;
+      *value = ToAccumulator(Weight{static_cast<uint16_t>(packed_[l][n] >> 16)});
+    } else {
+      *offset = offsets_[l][n];
+      *value = values_[l][n];
+    }
+  }
+
+  __device__ __forceinline__ static void Add(const StatePiece& state, float value, float* sums) {
+#pragma unroll
+    for (int b = 0; b < kWidth; ++b) sums[b] = fmaf(value, Unpack(state, b), sums[b]);
+  }
+
+  template <typename Send>
+  __device__ __forceinline__ void Finish(int l, float (&sums)[kPieces][kWidth], Send send) const {
+    using Share = GroupShare<kShape.group, kWidth>;
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      SumOverGroup<kShape.group, kWidth>(sums[piece]);
+      if constexpr (kShape.cluster > 1) {
+        // One message per group: it is their number that counts between blocks.
+        float all[kWidth];
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) {
+          all[i] = __shfl_sync(kAllLanes, sums[piece][i % Share::kSums],
+                               i / Share::kSums * Share::kCopies, kShape.group);
+        }
+        if (destination_[l] >= 0 && threadIdx.x % kShape.group == 0) {
+          send.template operator()<kWidth>(destination_[l], piece * kWidth, all);
+        }
+      } else if (destination_[l] >= 0 && Share::IsWriter()) {
+        send.template operator()<Share::kSums>(destination_[l], piece * kWidth + Share::FirstSum(),
+                                               sums[piece]);
+      }
+      __syncwarp();  // the next exchange of lanes and the next barrier need whole warps
+    }
+  }
+
+  static constexpr int kPackedSize = Plan::kPacked ? kInRegisters : 1;
+  static constexpr int kPlainSize = Plan::kPacked ? 1 : kInRegisters;
+  int destination_[kLanes];
+  uint32_t packed_[kLanes][kPackedSize];
+  uint32_t offsets_[kLanes][kPlainSize];
+  float values_[kLanes][kPlainSize];
+  uint32_t shared_;
+};
+
+}  // namespace jaxsparse

@@ -1,0 +1,372 @@
+// A recurrent scan with a sparse matrix, all of it in one cooperative launch (problem.h).
+//
+// A step of a block: wait for its part of the state and keep it in shared memory; multiply; hand
+// the partial sums to the blocks that own the units (to itself without clusters); apply the
+// pointwise step; publish. Loads of inputs and stores of results come behind that, where nobody
+// waits for them.
+#include "recurrent/arrays.cuh"
+#include "recurrent/product_sparse.cuh"
+
+namespace jaxsparse {
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// Counts the bytes of partial sums that have come from the blocks of a cluster, so that a block
+// waits for its own sums only and not for a barrier of the cluster.
+struct ByteCounter {
+  __device__ static void Init(uint32_t counter) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(counter) : "memory");
+  }
+  __device__ static void Expect(uint32_t counter, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(counter), "r"(bytes)
+                 : "memory");
+  }
+  __device__ static uint32_t OfRank(uint32_t address, uint32_t rank) {
+    uint32_t there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+  }
+  template <int kCount>
+  __device__ static void Send(uint32_t to, const float* v, uint32_t counter) {
+    if constexpr (kCount == 1) {
+      asm volatile(
+          "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
+          "r"(__float_as_uint(v[0])), "r"(counter)
+          : "memory");
+    } else if constexpr (kCount == 2) {
+      asm volatile(
+          "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::
+              "r"(to),
+          "r"(__float_as_uint(v[0])), "r"(__float_as_uint(v[1])), "r"(counter)
+          : "memory");
+    } else {
+      asm volatile(
+          "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+          "[%5];" ::"r"(to),
+          "r"(__float_as_uint(v[0])), "r"(__float_as_uint(v[1])), "r"(__float_as_uint(v[2])),
+          "r"(__float_as_uint(v[3])), "r"(counter)
+          : "memory");
+      if constexpr (kCount > 4) Send<kCount - 4>(to + 16, v + 4, counter);
+    }
+  }
+  __device__ static bool Wait(uint32_t counter, uint32_t phase, WaitLimit* limit) {
+    limit->Begin();
+    for (;;) {
+      uint32_t done;
+      asm volatile(
+          "{\n"
+          ".reg .pred p;\n"
+          "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, p;\n"
+          "}"
+          : "=r"(done)
+          : "r"(counter), "r"(phase)
+          : "memory");
+      if (done != 0) return true;
+      if (limit->GivesUp()) return false;
+    }
+  }
+};
+
+__device__ __forceinline__ void ClusterBarrier() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+
+template <typename Plan>
+struct SparseShared {
+  using Product = SparseProduct<Plan>;
+  static constexpr bool kClustered = Plan::kShape.cluster > 1;
+  static constexpr int kState = Product::kPieces * Product::kSharedPlane;
+  static constexpr int kSumsAt = kState + Product::kSharedBytes;
+  // Two sets, because a peer may be a step ahead.
+  static constexpr int kSetBytes = (Plan::kPartialSums * Plan::kBatch * 4 + 15) / 16 * 16;
+  static constexpr int kBytes = kSumsAt + 2 * kSetBytes;
+};
+
+// Threads of a block's first warps wait for the state and multiply; those of the warps behind them
+// own the cells (unit, batch entry): they add up, apply the pointwise step, publish, and have the
+// whole wait for the next state to load inputs and store results.
+template <typename Plan>
+constexpr int kBlockThreads = Plan::kShape.threads + Plan::kCellThreads;
+
+template <int kBarrier, int kThreads>
+__device__ __forceinline__ void Meet() {
+  __syncwarp();
+  asm volatile("barrier.sync.aligned %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
+}
+
+// The cells of one thread.
+template <typename Step, typename Plan>
+class Cells {
+ public:
+  using Product = SparseProduct<Plan>;
+  using State = typename Plan::State;
+  using Arrays = ScanArrays<Step, Plan>;
+  static constexpr SparseShape kShape = Plan::kShape;
+  static constexpr int kUnits = kShape.units;
+  static constexpr int kWidth = Product::kWidth;
+  static constexpr int kCount = kUnits * Plan::kBatch;  // of the block
+  static constexpr int kPerThread = (kCount + Plan::kCellThreads - 1) / Plan::kCellThreads;
+
+  // Cells are numbered by (piece, unit, batch entry in the piece), the last fastest: their order in
+  // the exchange buffer, so that neighbouring threads publish neighbouring words.
+  __device__ Cells(const RecurrentScanProblem& p, const uint32_t* record, int thread)
+      : thread_(thread), exchange_(static_cast<unsigned char*>(p.exchange)) {
+#pragma unroll
+    for (int c = 0; c < kPerThread; ++c) {
+      const int cell = c * Plan::kCellThreads + thread;
+      const bool exists = cell < kCount;
+      const int i = exists ? cell / kWidth % kUnits : 0;
+      const int piece = exists ? cell / (kWidth * kUnits) : 0;
+      batch_entry_[c] = piece * kWidth + cell % kWidth;
+      unit_[c] = exists && batch_entry_[c] < p.batch ? static_cast<int>(record[i]) : -1;
+      place_[c] = exists ? piece * (Product::kPlane / static_cast<int>(sizeof(State))) +
+                               (static_cast<int>(blockIdx.x) * kUnits + i) * kWidth + cell % kWidth
+                         : -1;
+#pragma unroll
+      for (int g = 0; g < Step::kProducts; ++g) {
+        first_sum_[c][g] = static_cast<int>(record[kShape.rows_at() + g * kUnits + i]);
+        sum_count_[c][g] =
+            static_cast<int>(record[kShape.rows_at() + g * kUnits + i + 1]) - first_sum_[c][g];
+      }
+      if (unit_[c] >= 0) Arrays::LoadCarry(p, batch_entry_[c], unit_[c], carry_[c]);
+      const auto* initial = static_cast<const State*>(p.initial_state) +
+                            batch_entry_[c] * Step::kStates * p.hidden + unit_[c];
+#pragma unroll
+      for (int s = 0; s < Step::kStates; ++s) {
+        state_[c][s] = unit_[c] >= 0 ? ToAccumulator(initial[s * p.hidden]) : 0.0f;
+      }
+    }
+    Publish(0);
+    LoadInputs(p, 0);
+  }
+
+  // `sums`: the partial sums that this block has received.
+  __device__ __forceinline__ void Apply(const float* sums, bool is_bad) {
+#pragma unroll
+    for (int c = 0; c < kPerThread; ++c) {
+      float products[Step::kProducts], input[Arrays::kInputSlots];
+#pragma unroll
+      for (int g = 0; g < Step::kProducts; ++g) {
+        products[g] =
+            SumOfRow(sums + first_sum_[c][g] * Plan::kBatch + batch_entry_[c], sum_count_[c][g]);
+        if (is_bad) products[g] = __uint_as_float(0x7fffffffu);
+      }
+#pragma unroll
+      for (int i = 0; i < Step::kInputs; ++i) input[i] = ToAccumulator(input_[c][i]);
+      Step::Apply(products, carry_[c], input, state_[c], output_[c]);
+      // What no unit or batch entry stands behind is published as zero.
+      if (unit_[c] < 0) {
+#pragma unroll
+        for (int s = 0; s < Step::kStates; ++s) state_[c][s] = 0.0f;
+      }
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void Publish(int64_t slot) {
+    auto* words = reinterpret_cast<uint32_t*>(exchange_ + slot * Product::kSlot);
+#pragma unroll
+    for (int c = 0; c < kPerThread; ++c) {
+#pragma unroll
+      for (int s = 0; s < Step::kStates; ++s) {
+        const int at = place_[c] + s * kShape.places() * kWidth;
+        if constexpr (sizeof(State) == 4) {
+          if (place_[c] >= 0) StoreRelaxed(words + at, ToWord(state_[c][s]));
+        } else {
+          // Batch entries 2i and 2i + 1 belong to neighbouring threads.
+          const float next = __shfl_down_sync(kAllLanes, state_[c][s], 1);
+          if (place_[c] >= 0 && thread_ % 2 == 0) {
+            StoreRelaxed(words + at / 2, ToWord<State>(state_[c][s], next));
+          }
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void LoadInputs(const RecurrentScanProblem& p, int64_t step) {
+#pragma unroll
+    for (int c = 0; c < kPerThread; ++c) {
+      if (unit_[c] < 0) continue;
+      Arrays::LoadInputs(p, Arrays::TimeOf(p, step), batch_entry_[c], unit_[c], input_[c]);
+    }
+  }
+
+  __device__ __forceinline__ void Store(const RecurrentScanProblem& p, int64_t step) {
+#pragma unroll
+    for (int c = 0; c < kPerThread; ++c) {
+      if (unit_[c] < 0) continue;
+      Arrays::StoreResults(p, Arrays::TimeOf(p, step), batch_entry_[c], unit_[c], state_[c],
+                           output_[c]);
+    }
+  }
+
+  __device__ void StoreCarries(const RecurrentScanProblem& p) const {
+#pragma unroll
+    for (int c = 0; c < kPerThread; ++c) {
+      if (unit_[c] >= 0) Arrays::StoreCarry(p, batch_entry_[c], unit_[c], carry_[c]);
+    }
+  }
+
+ private:
+  // As a tree, whose depth is what the step waits for.
+  template <int kFirst, int kTerms>
+  __device__ __forceinline__ static float SumOf(const float* terms) {
+    if constexpr (kTerms == 1) {
+      return terms[kFirst];
+    } else {
+      return SumOf<kFirst, kTerms / 2>(terms) +
+             SumOf<kFirst + kTerms / 2, kTerms - kTerms / 2>(terms);
+    }
+  }
+
+  // Loads don't wait for each other, since the step waits for them; of a pattern with very long
+  // rows only kAtOnce at a time, so that the code stays short.
+  __device__ __forceinline__ static float SumOfRow(const float* from, int count) {
+    constexpr int kAtOnce = Plan::kRowSums < 16 ? Plan::kRowSums : 16;
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int first = 0; first < Plan::kRowSums && (first == 0 || first < count); first += kAtOnce) {
+      float terms[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        terms[i] = first + i < count ? from[(first + i) * Plan::kBatch] : 0.0f;
+      }
+      sum += SumOf<0, kAtOnce>(terms);
+    }
+    return sum;
+  }
+
+  int thread_;
+  unsigned char* exchange_;
+  int unit_[kPerThread];  // -1: padding
+  int batch_entry_[kPerThread], place_[kPerThread];
+  int first_sum_[kPerThread][Step::kProducts], sum_count_[kPerThread][Step::kProducts];
+  float carry_[kPerThread][Arrays::kCarrySlots] = {};
+  // Converted where they are used: a conversion waits for the load.
+  State input_[kPerThread][Arrays::kInputSlots] = {};
+  float state_[kPerThread][Step::kStates];
+  float output_[kPerThread][Arrays::kOutputSlots];
+};
+
+template <typename Step, typename Plan>
+__global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
+    RecurrentScan(const __grid_constant__ RecurrentScanProblem p) {
+  using Product = SparseProduct<Plan>;
+  using Shared = SparseShared<Plan>;
+  static_assert(Plan::kLaunchSharedBytes == Shared::kBytes);
+  constexpr SparseShape kShape = Plan::kShape;
+  constexpr int kWorkers = kShape.threads;
+  constexpr int kThreads = kBlockThreads<Plan>;
+  constexpr int kStateIsThere = 1, kSumsAreThere = 2;  // barriers
+
+  extern __shared__ __align__(16) unsigned char dynamic_shared[];
+  __shared__ alignas(8) unsigned long long counters[2];
+  __shared__ int failed;
+
+  const int thread = static_cast<int>(threadIdx.x);
+  const uint32_t* record = p.layout + static_cast<int64_t>(blockIdx.x) * kShape.words();
+  const uint32_t state_shared = SharedAddress(dynamic_shared);
+  WaitLimit limit(p);
+
+  for (int i = thread; i < Product::kPieces * Product::kZeros / 4; i += kThreads) {
+    constexpr int kWordsOfZeros = Product::kZeros / 4;
+    const int at = i / kWordsOfZeros * Product::kSharedPlane + Product::kPartPlane;
+    *reinterpret_cast<uint32_t*>(dynamic_shared + at + i % kWordsOfZeros * 4) = 0;
+  }
+  if (thread == 0) {
+    failed = 0;
+    if constexpr (Shared::kClustered) {
+      ByteCounter::Init(SharedAddress(&counters[0]));
+      ByteCounter::Init(SharedAddress(&counters[1]));
+    }
+  }
+  if constexpr (Shared::kClustered) {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    ClusterBarrier();
+  } else {
+    __syncthreads();
+  }
+
+  if (thread < kWorkers) {
+    const Product product(p, record, state_shared + Shared::kState);
+    constexpr int kPlaneLoads = Product::kPartPlane / 16;
+    const auto* slot = static_cast<const unsigned char*>(p.exchange) +
+                       blockIdx.x % kShape.cluster * Product::kPartPlane;
+    FirstLook first_look(p);
+    first_look.Start();
+    for (int64_t step = 0; step < p.steps; ++step, slot += Product::kSlot) {
+      const uint32_t set = static_cast<uint32_t>(step & 1);
+      const uint32_t set_shared = state_shared + Shared::kSumsAt + set * Shared::kSetBytes;
+      const uint32_t counter = SharedAddress(&counters[set]);
+      auto send = [&]<int kCount>(int destination, int b, const float* v) {
+        const uint32_t to =
+            set_shared + (static_cast<uint32_t>(destination & 0xffff) * Plan::kBatch + b) * 4;
+        if constexpr (Shared::kClustered) {
+          const uint32_t there = static_cast<uint32_t>(destination) >> 16;
+          ByteCounter::Send<kCount>(ByteCounter::OfRank(to, there), v,
+                                    ByteCounter::OfRank(counter, there));
+        } else {
+#pragma unroll
+          for (int i = 0; i < kCount; ++i) {
+            asm volatile("st.shared.f32 [%0], %1;" ::"r"(to + i * 4), "f"(v[i]) : "memory");
+          }
+        }
+      };
+      first_look.Wait();
+      const bool received = Receive<kWorkers, Product::kPieces * kPlaneLoads>(
+          thread, &limit,
+          [&](int i) {
+            return reinterpret_cast<const Words4*>(slot + i / kPlaneLoads * Product::kPlane) +
+                   i % kPlaneLoads;
+          },
+          [&](int i, Words4 w) {
+            const uint32_t to =
+                state_shared + i / kPlaneLoads * Product::kSharedPlane + i % kPlaneLoads * 16;
+            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w.x), "r"(w.y),
+                         "r"(w.z), "r"(w.w)
+                         : "memory");
+          });
+      if (!received) failed = 1;
+      Meet<kStateIsThere, kWorkers>();
+      product.FromShared(state_shared, send);
+      // Nobody writes the next state before all have multiplied this one.
+      Meet<kSumsAreThere, kThreads>();
+      first_look.Adapt(__any_sync(kAllLanes, limit.TakeHasWaited()));
+      first_look.Start();
+    }
+  } else {
+    Cells<Step, Plan> cells(p, record, thread - kWorkers);
+    const uint32_t bytes_expected = record[kShape.groups_at() - 1] * (Plan::kBatch * 4);
+    for (int64_t step = 0; step < p.steps; ++step) {
+      const uint32_t set = static_cast<uint32_t>(step & 1);
+      if constexpr (Shared::kClustered) {
+        if (thread == kWorkers) ByteCounter::Expect(SharedAddress(&counters[set]), bytes_expected);
+      }
+      Meet<kSumsAreThere, kThreads>();
+      if constexpr (Shared::kClustered) {
+        const uint32_t phase = static_cast<uint32_t>(step >> 1 & 1);
+        if (!ByteCounter::Wait(SharedAddress(&counters[set]), phase, &limit)) failed = 1;
+      }
+      const auto* sums = reinterpret_cast<const float*>(dynamic_shared + Shared::kSumsAt +
+                                                        set * Shared::kSetBytes);
+      cells.Apply(sums, *static_cast<volatile int*>(&failed) != 0);
+      if (step + 1 < p.steps) {
+        cells.Publish(step + 1);
+        cells.LoadInputs(p, step + 1);
+      }
+      cells.Store(p, step);
+    }
+    cells.StoreCarries(p);
+  }
+  // A block's shared memory has to outlive what its peers send there.
+  __syncwarp();
+  if constexpr (Shared::kClustered) ClusterBarrier();
+}
+
+}  // namespace jaxsparse

@@ -1,0 +1,389 @@
+#include "recurrent/sparse_layout.h"
+
+#include <algorithm>
+#include <numeric>
+#include <queue>
+#include <utility>
+
+namespace jaxsparse {
+namespace {
+
+constexpr int kBankBytes = 128;  // one wavefront
+
+struct Entry {
+  int32_t column, value;
+};
+
+// What a row leaves to deal in one part: its entries by bank, each bank's taken from the end.
+struct Pool {
+  std::vector<Entry> entries;
+  std::vector<int32_t> begin, end;
+  int64_t padding = 0;
+};
+
+// One access of threads that are served together: to each an entry of its row, as many as possible
+// of different banks.
+class Wavefront {
+ public:
+  explicit Wavefront(int banks) : banks_(banks), thread_of_(banks), demand_(banks) {}
+
+  const std::vector<Entry>& taken() const { return taken_; }
+  const std::vector<int>& served() const { return served_; }  // entries by bank
+
+  // Takes them from pools[pool_of[k]] for k < count; pool_of[k] < 0: none.
+  void Deal(std::vector<Pool>* pools, const int* pool_of, int count) {
+    pools_ = pools;
+    pool_of_ = pool_of;
+    // What is left for these threads, by bank: banks in demand are to go first.
+    std::fill(demand_.begin(), demand_.end(), 0);
+    for (int k = 0; k < count; ++k) {
+      if (pool_of[k] < 0 || (k > 0 && pool_of[k] == pool_of[k - 1])) continue;
+      for (int b = 0; b < banks_; ++b) demand_[b] += Left(k, b);
+    }
+    std::fill(thread_of_.begin(), thread_of_.end(), -1);
+    bank_of_.assign(count, -1);
+    for (int k = 0; k < count; ++k) {
+      if (pool_of[k] < 0) continue;
+      seen_ = 0;
+      if (!TakeFree(k)) Rearrange(k);
+    }
+    taken_.assign(count, {-1, -1});
+    served_.assign(banks_, 0);
+    for (int k = 0; k < count; ++k) {
+      if (bank_of_[k] >= 0) Take(k, bank_of_[k]);
+    }
+    for (int k = 0; k < count; ++k) {
+      if (pool_of[k] >= 0 && bank_of_[k] < 0) TakeUsed(k);
+    }
+  }
+
+ private:
+  static constexpr int kOwnWeight = 8;  // of a row's own entries against its neighbours'
+
+  int Left(int k, int bank) const {
+    const Pool& pool = (*pools_)[pool_of_[k]];
+    return pool.end[bank] - pool.begin[bank];
+  }
+
+  bool TakeFree(int k) {
+    int best = -1, best_score = 0;
+    for (int b = 0; b < banks_; ++b) {
+      if (thread_of_[b] >= 0 || Left(k, b) == 0) continue;
+      const int score = kOwnWeight * Left(k, b) + demand_[b];
+      if (score > best_score) best = b, best_score = score;
+    }
+    if (best < 0) return false;
+    thread_of_[best] = k;
+    bank_of_[k] = best;
+    return true;
+  }
+
+  // An augmenting path of the matching of threads and banks.
+  bool Rearrange(int k) {
+    for (int b = 0; b < banks_; ++b) {
+      if ((seen_ >> b & 1) != 0 || Left(k, b) == 0) continue;
+      seen_ |= 1u << b;
+      if (thread_of_[b] >= 0 && !TakeFree(thread_of_[b]) && !Rearrange(thread_of_[b])) continue;
+      thread_of_[b] = k;
+      bank_of_[k] = b;
+      return true;
+    }
+    return false;
+  }
+
+  void Take(int k, int bank) {
+    Pool& pool = (*pools_)[pool_of_[k]];
+    taken_[k] = pool.entries[--pool.end[bank]];
+    ++served_[bank];
+  }
+
+  // Padding where the row has room for it, else the least used bank.
+  void TakeUsed(int k) {
+    Pool& pool = (*pools_)[pool_of_[k]];
+    if (pool.padding > 0) {
+      --pool.padding;
+      return;
+    }
+    int best = -1;
+    for (int b = 0; b < banks_; ++b) {
+      if (Left(k, b) > 0 && (best < 0 || served_[b] < served_[best])) best = b;
+    }
+    if (best >= 0) Take(k, best);
+  }
+
+  const int banks_;
+  std::vector<Pool>* pools_ = nullptr;
+  const int* pool_of_ = nullptr;
+  std::vector<int> thread_of_, bank_of_, demand_, served_;
+  std::vector<Entry> taken_;
+  uint32_t seen_ = 0;
+};
+
+class Builder {
+ public:
+  Builder(const SparsePatternView& pattern, const SparseShape& shape, int fewest_threads,
+          int piece_bytes)
+      : pattern_(pattern),
+        shape_(shape),
+        fewest_threads_(fewest_threads),
+        banks_(kBankBytes / piece_bytes) {}
+
+  std::optional<SparseLayout> Build(std::string* error) {
+    DealUnits();
+    CountPartialSums();
+    if (most_sums_ > 0xffff) {
+      *error = "more than 65535 partial sums in a block";
+      return std::nullopt;
+    }
+    layout_.partial_sums = most_sums_;
+    // No more threads than have work, as many lanes each as that takes.
+    const int64_t work = std::max<int64_t>(1, most_groups_) * shape_.group;
+    shape_.lanes = static_cast<int>(CeilDivide(work, shape_.threads));
+    const int64_t threads = CeilDivide(work, shape_.lanes);
+    shape_.threads =
+        std::max(fewest_threads_, static_cast<int>(CeilDivide(threads, kWarp)) * kWarp);
+    layout_.shape = shape_;
+    layout_.words.assign(static_cast<size_t>(shape_.words()) * shape_.blocks, 0);
+    for (int block = 0; block < shape_.blocks; ++block) Fill(block);
+    const int64_t slots = static_cast<int64_t>(shape_.slots()) * shape_.blocks;
+    const int64_t entries = pattern_.row_offsets[shape_.products * pattern_.hidden];
+    layout_.filling = static_cast<double>(entries) / static_cast<double>(slots);
+    layout_.wavefronts =
+        static_cast<double>(wavefronts_) / static_cast<double>(std::max<int64_t>(1, ideal_));
+    return std::move(layout_);
+  }
+
+ private:
+  // Longest first, each to the block with the fewest entries that has a place left. Inside a block
+  // units keep their order, so that neighbours' inputs and outputs share cache lines.
+  void DealUnits() {
+    const int64_t h = pattern_.hidden;
+    std::vector<int64_t> length(h);
+    for (int64_t u = 0; u < h; ++u) {
+      for (int g = 0; g < shape_.products; ++g) {
+        length[u] += pattern_.row_offsets[g * h + u + 1] - pattern_.row_offsets[g * h + u];
+      }
+    }
+    std::vector<int32_t> order(h);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int32_t a, int32_t b) { return length[a] > length[b]; });
+    using Load = std::pair<int64_t, int>;
+    std::priority_queue<Load, std::vector<Load>, std::greater<>> blocks;
+    for (int b = 0; b < shape_.blocks; ++b) blocks.push({0, b});
+    std::vector<std::vector<int32_t>> units(shape_.blocks);
+    for (int32_t u : order) {
+      auto [load, block] = blocks.top();
+      blocks.pop();
+      units[block].push_back(u);
+      if (static_cast<int>(units[block].size()) < shape_.units) {
+        blocks.push({load + length[u], block});
+      }
+    }
+    unit_at_.assign(shape_.places(), -1);
+    place_of_.assign(h, 0);
+    for (int b = 0; b < shape_.blocks; ++b) {
+      std::sort(units[b].begin(), units[b].end());
+      for (size_t i = 0; i < units[b].size(); ++i) {
+        const int place = b * shape_.units + static_cast<int>(i);
+        unit_at_[place] = units[b][i];
+        place_of_[units[b][i]] = place;
+      }
+    }
+  }
+
+  int32_t ColumnOfEntry(int64_t entry) const {
+    const int32_t column = pattern_.Column(entry);
+    const int64_t h = pattern_.hidden;
+    return static_cast<int32_t>(column / h) * shape_.places() + place_of_[column % h];
+  }
+
+  // Rows are numbered by block, product and place: the order of their partial sums.
+  int64_t Row(int block, int product, int i) const {
+    return (static_cast<int64_t>(block) * shape_.products + product) * shape_.units + i;
+  }
+
+  void CountPartialSums() {
+    const int parts = shape_.cluster;
+    const int part_columns = shape_.part_columns();
+    const int rows = shape_.products * shape_.units;
+    const int group_entries = shape_.group * shape_.entries;
+    counts_.assign(static_cast<size_t>(rows) * shape_.blocks * parts, 0);
+    first_sum_.assign(static_cast<size_t>(rows) * shape_.blocks * parts, 0);
+    sums_.assign(shape_.blocks, 0);
+    std::vector<int64_t> groups(shape_.blocks, 0);
+    for (int block = 0; block < shape_.blocks; ++block) {
+      for (int g = 0; g < shape_.products; ++g) {
+        for (int i = 0; i < shape_.units; ++i) {
+          const int32_t unit = unit_at_[block * shape_.units + i];
+          const int64_t row = Row(block, g, i);
+          if (unit >= 0) {
+            const int32_t* offsets = pattern_.row_offsets + g * pattern_.hidden + unit;
+            for (int64_t e = offsets[0]; e < offsets[1]; ++e) {
+              ++counts_[row * parts + ColumnOfEntry(e) / part_columns];
+            }
+          }
+          const int before = sums_[block];
+          for (int r = 0; r < parts; ++r) {
+            const int64_t needed = CeilDivide(counts_[row * parts + r], group_entries);
+            first_sum_[row * parts + r] = sums_[block];
+            sums_[block] += static_cast<int>(needed);
+            groups[block / parts * parts + r] += needed;
+          }
+          layout_.row_sums = std::max(layout_.row_sums, sums_[block] - before);
+        }
+      }
+    }
+    most_sums_ = std::max(1, *std::max_element(sums_.begin(), sums_.end()));
+    most_groups_ = *std::max_element(groups.begin(), groups.end());
+  }
+
+  void Fill(int block) {
+    uint32_t* record = layout_.words.data() + static_cast<int64_t>(block) * shape_.words();
+    const int parts = shape_.cluster, rank = block % parts, first_block = block - rank;
+    const int part_columns = shape_.part_columns();
+    const int group_entries = shape_.group * shape_.entries;
+    for (int i = 0; i < shape_.units; ++i) {
+      record[i] = static_cast<uint32_t>(unit_at_[block * shape_.units + i]);
+    }
+    uint32_t* rows = record + shape_.rows_at();
+    for (int g = 0; g < shape_.products; ++g) {
+      for (int i = 0; i < shape_.units; ++i) {
+        *rows++ = static_cast<uint32_t>(first_sum_[Row(block, g, i) * parts]);
+      }
+    }
+    *rows = static_cast<uint32_t>(sums_[block]);
+
+    // The rows of the cluster, in this block's part of the columns.
+    std::vector<Pool> pools;
+    struct Group {
+      int pool;
+      uint32_t destination;
+    };
+    std::vector<Group> groups;
+    std::vector<std::pair<int, int>> turns;  // (turn, group): rows take turns
+    for (int owner = 0; owner < parts; ++owner) {
+      for (int g = 0; g < shape_.products; ++g) {
+        for (int i = 0; i < shape_.units; ++i) {
+          const int64_t row = Row(first_block + owner, g, i) * parts + rank;
+          const int64_t count = counts_[row];
+          if (count == 0) continue;
+          const int needed = static_cast<int>(CeilDivide(count, group_entries));
+          for (int k = 0; k < needed; ++k) {
+            turns.push_back({k, static_cast<int>(groups.size())});
+            groups.push_back(
+                {static_cast<int>(pools.size()),
+                 static_cast<uint32_t>(owner) << 16 | static_cast<uint32_t>(first_sum_[row] + k)});
+          }
+          pools.push_back(MakePool(unit_at_[(first_block + owner) * shape_.units + i], g, rank));
+          pools.back().padding = static_cast<int64_t>(needed) * group_entries - count;
+        }
+      }
+    }
+    // Neighbouring groups of different rows: one row's entries are seldom spread evenly over the
+    // banks, those of several more so.
+    std::stable_sort(turns.begin(), turns.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+
+    const int threads = shape_.threads, slots = shape_.lanes * threads;
+    uint32_t* destinations = record + shape_.groups_at();
+    std::vector<int> pool_of(slots, -1);
+    for (int j = 0; j < shape_.groups(); ++j) {
+      const bool is_used = j < static_cast<int>(turns.size());
+      destinations[j] = is_used ? groups[turns[j].second].destination : 0xffffffffu;
+      for (int k = 0; is_used && k < shape_.group; ++k) {
+        pool_of[j * shape_.group + k] = groups[turns[j].second].pool;
+      }
+    }
+    uint32_t* columns = record + shape_.columns_at();
+    uint32_t* values = record + shape_.values_at();
+    Wavefront wavefront(banks_);
+    for (int lane = 0; lane < shape_.lanes; ++lane) {
+      for (int n = 0; n < shape_.entries; ++n) {
+        for (int first = 0; first < threads; first += banks_) {
+          const int count = std::min(banks_, threads - first);
+          const int at = (lane * shape_.entries + n) * threads + first;
+          wavefront.Deal(&pools, &pool_of[lane * threads + first], count);
+          for (int k = 0; k < count; ++k) {
+            columns[at + k] = static_cast<uint32_t>(wavefront.taken()[k].column);
+            values[at + k] = static_cast<uint32_t>(wavefront.taken()[k].value);
+          }
+          const std::vector<int>& served = wavefront.served();
+          // Padding reads columns of zeros behind the part's own, one in each bank.
+          int free_bank = 0;
+          for (int b = 0; b < banks_; ++b) {
+            if (served[b] == 0) free_bank = b;
+          }
+          const int zero = part_columns + ((free_bank - part_columns) % banks_ + banks_) % banks_;
+          for (int k = 0; k < count; ++k) {
+            if (columns[at + k] == 0xffffffffu) columns[at + k] = static_cast<uint32_t>(zero);
+          }
+          const int most = *std::max_element(served.begin(), served.end());
+          wavefronts_ += most;
+          ideal_ += most > 0;
+        }
+      }
+    }
+  }
+
+  Pool MakePool(int32_t unit, int product, int part) const {
+    const int part_columns = shape_.part_columns();
+    const int32_t* offsets = pattern_.row_offsets + product * pattern_.hidden + unit;
+    Pool pool;
+    pool.begin.assign(banks_ + 1, 0);
+    for (int64_t e = offsets[0]; e < offsets[1]; ++e) {
+      const int32_t column = ColumnOfEntry(e);
+      if (column / part_columns == part) ++pool.begin[column % part_columns % banks_ + 1];
+    }
+    for (int b = 0; b < banks_; ++b) pool.begin[b + 1] += pool.begin[b];
+    pool.entries.resize(pool.begin[banks_]);
+    pool.end = pool.begin;
+    for (int64_t e = offsets[0]; e < offsets[1]; ++e) {
+      const int32_t column = ColumnOfEntry(e);
+      if (column / part_columns != part) continue;
+      const int32_t within = column % part_columns;
+      pool.entries[pool.end[within % banks_]++] = {within, pattern_.permutation == nullptr
+                                                               ? static_cast<int32_t>(e)
+                                                               : pattern_.permutation[e]};
+    }
+    return pool;
+  }
+
+  const SparsePatternView& pattern_;
+  SparseShape shape_;
+  const int fewest_threads_;
+  const int banks_;
+  SparseLayout layout_;
+  std::vector<int32_t> unit_at_, place_of_;
+  std::vector<int32_t> counts_, first_sum_;  // by row and part
+  std::vector<int> sums_;                    // by block
+  int most_sums_ = 0;                        // of a block
+  int64_t most_groups_ = 0;
+  int64_t wavefronts_ = 0, ideal_ = 0;
+};
+
+}  // namespace
+
+int UnitsPerBlock(int64_t hidden, int blocks, int cluster, int state_parts, int piece_bytes) {
+  int units = static_cast<int>(std::max<int64_t>(1, CeilDivide(hidden, blocks)));
+  const auto fits = [&](int u) {
+    const int64_t columns = static_cast<int64_t>(state_parts) * blocks * u;
+    return columns % cluster == 0 && columns / cluster * piece_bytes % 16 == 0;
+  };
+  while (!fits(units)) ++units;
+  return units;
+}
+
+std::optional<SparseLayout> MakeSparseLayout(const SparsePatternView& pattern,
+                                             const SparseShape& shape, int fewest_threads,
+                                             int piece_bytes, std::string* error) {
+  if (shape.blocks % shape.cluster != 0 || shape.threads % kWarp != 0 ||
+      static_cast<int64_t>(shape.places()) < pattern.hidden ||
+      shape.columns() % shape.cluster != 0) {
+    *error = "the shape of the layout does not suit the pattern";
+    return std::nullopt;
+  }
+  return Builder(pattern, shape, fewest_threads, piece_bytes).Build(error);
+}
+
+}  // namespace jaxsparse

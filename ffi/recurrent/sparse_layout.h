@@ -1,0 +1,49 @@
+// The host's side of sparse_record.h: deals a pattern's units to blocks, its entries to threads,
+// and orders them so that threads that are served together read different banks of shared memory.
+// Once per pattern, in time linear in its entries.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "recurrent/sparse_record.h"
+
+namespace jaxsparse {
+
+// Rows are products x hidden, columns state parts x hidden.
+struct SparsePatternView {
+  int64_t hidden = 0;
+  const int32_t* row_offsets = nullptr;
+  const void* column_indices = nullptr;
+  IndexType index_type = IndexType::kInt32;
+  const int32_t* permutation = nullptr;  // where each entry's value lies; null: in this order
+
+  int32_t Column(int64_t i) const {
+    return index_type == IndexType::kInt32 ? static_cast<const int32_t*>(column_indices)[i]
+                                           : static_cast<const uint16_t*>(column_indices)[i];
+  }
+};
+
+struct SparseLayout {
+  SparseShape shape;     // what was asked for, with the threads and lanes that are needed
+  int partial_sums = 0;  // most that one block receives
+  int row_sums = 0;      // most that one row has, all parts together
+  double wavefronts =
+      0;               // shared-memory wavefronts over the fewest possible: 1 has no bank conflict
+  double filling = 0;  // share of the table's slots that hold entries
+  std::vector<uint32_t> words;  // shape.blocks records
+};
+
+// The fewest places per block for `hidden` units, such that parts begin at multiples of 16 bytes.
+int UnitsPerBlock(int64_t hidden, int blocks, int cluster, int state_parts, int piece_bytes);
+
+// `shape` without lanes and with the most threads allowed: both come out as needed, but no fewer
+// threads than `fewest_threads`, since they have the state to wait for as well. `piece_bytes`: what
+// one load takes of a column (4, 8 or 16 bytes).
+std::optional<SparseLayout> MakeSparseLayout(const SparsePatternView& pattern,
+                                             const SparseShape& shape, int fewest_threads,
+                                             int piece_bytes, std::string* error);
+
+}  // namespace jaxsparse

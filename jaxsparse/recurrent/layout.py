@@ -1,0 +1,201 @@
+"""How a sparse matrix lies in registers and shared memory for the length of a scan.
+
+A layout deals a pattern's units to thread blocks and its entries to threads, and orders them so
+that threads that are served together read different banks of shared memory (the bank-aware layout
+of Zhu et al. 2018, "Sparse Persistent RNNs"). It is made once for a pattern, on the host, and
+carries along where each value lies, so that values may change while the pattern stays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsparse import _ffi
+from jaxsparse.csr import CSR
+from jaxsparse.pattern import Pattern
+from jaxsparse.recurrent.plan import (
+    Device,
+    NoPlan,
+    Problem,
+    SparseForm,
+    make_plan,
+    padded_batch,
+    present_device,
+)
+from jaxsparse.topology import Topology
+
+_WARP = 32
+_MOST_THREADS = 928  # that multiply; the others of a block's 1024 make the pointwise step
+_USUAL_THREADS = 576
+_BUSY_ENTRIES = 6000  # of a block, from which on more threads pay
+_GROUP = 4  # neighbouring threads whose entries belong to one row
+_FEW_ENTRIES = 0.02  # density below which fewer, larger blocks do better
+
+
+@dataclasses.dataclass(frozen=True)
+class ScanLayout:
+    """The layouts of a pattern and of its transpose, for one batch size and state dtype."""
+
+    words: jax.Array  # uint32
+    transposed_words: jax.Array
+    forms: tuple[SparseForm, SparseForm]
+
+
+jax.tree_util.register_dataclass(
+    ScanLayout, data_fields=["words", "transposed_words"], meta_fields=["forms"]
+)
+
+
+def pack(matrix: CSR, *, batch: int, dtype: Any, device: Device | None = None) -> CSR:
+    """Lays a recurrent matrix out for persistent scans, once for its pattern.
+
+    ``recurrent.scan`` does this by itself where it sees the pattern. Inside ``jax.jit`` a matrix
+    that is an argument has none to be seen: pack it before, or it takes the plain path.
+
+    Args:
+        matrix: ``(gates * h, h)``, with a concrete pattern.
+        batch: B, the rows of the scans' carry, on one device.
+        dtype: that of ``xs``: float32, bfloat16 or float16.
+        device: a description of the GPU; this machine's first one, or else an H200.
+
+    Returns:
+        The same matrix; its topology carries the layout, through jit and pytree functions too.
+
+    Raises:
+        ValueError: if the pattern is not concrete, or does not fit the GPU, saying why.
+
+    >>> import jax.numpy as jnp
+    >>> w = pack(CSR.fromdense(jnp.eye(64)), batch=4, dtype=jnp.bfloat16)
+    >>> w.topology.scan_layout.forms[0].products
+    1
+    """
+    rows, h = matrix.shape
+    if h == 0 or rows % h:
+        raise ValueError(f"recurrent.pack: matrix must be (gates * h, h), got {matrix.shape}")
+    topology = matrix.topology
+    if not is_concrete(topology):
+        raise ValueError("recurrent.pack: needs one concrete pattern: call it outside of jax.jit")
+    device = present_device() if device is None else device
+    layout = lay_out(topology, rows // h, batch, jnp.dtype(dtype), device)
+    if isinstance(layout, str):
+        raise ValueError(f"recurrent.pack: {layout}")
+    for form in layout.forms:
+        problem = Problem(
+            products=form.products,
+            states=form.state_parts,
+            carries=1,
+            inputs=form.products,
+            outputs=0,
+            arrays=1,
+            hidden=h,
+            batch=batch,
+            length=1,
+            state_dtype=jnp.dtype(dtype).name,
+            weight_dtype=matrix.dtype.name,
+            sparse=True,
+            exact=True,
+            form=form,
+        )
+        plan = make_plan(problem, device, forced=True)
+        if isinstance(plan, NoPlan):
+            raise ValueError(f"recurrent.pack: {plan.reason}")
+    return CSR(matrix.values, topology.with_scan_layout(layout))
+
+
+def is_concrete(topology: Topology) -> bool:
+    """Whether the pattern is one, and known now."""
+    return not topology.batch_shape and not any(
+        isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(topology)
+    )
+
+
+# {(pattern, scan): (a reference that ends with the pattern, layout)}
+_made: dict[Any, tuple[Any, ScanLayout | str]] = {}
+
+
+def lay_out(
+    topology: Topology, gates: int, batch: int, dtype: Any, device: Device
+) -> ScanLayout | str:
+    """The layout of a concrete pattern, made once while the pattern lives; or why there is none."""
+    columns = topology.pattern.column_indices
+    key = (id(columns), gates, batch, dtype.name, device)
+    if key not in _made:
+        reference = weakref.ref(columns, lambda _: _made.pop(key, None))
+        _made[key] = (reference, _lay_out(topology, gates, batch, dtype, device))
+    return _made[key][1]
+
+
+def _lay_out(
+    topology: Topology, gates: int, batch: int, dtype: Any, device: Device
+) -> ScanLayout | str:
+    both = (
+        (topology.pattern, None, gates, 1),
+        (topology.transposed_pattern, topology.permutation, 1, gates),
+    )
+    h = topology.shape[1]
+    words, forms = [], []
+    for pattern, permutation, products, parts in both:
+        made = _one(pattern, permutation, products, parts, h, topology.nnz, batch, dtype, device)
+        if isinstance(made, str):
+            return made
+        with jax.ensure_compile_time_eval():  # not a tracer of the program that asks first
+            words.append(jnp.asarray(made[0]))
+        forms.append(made[1])
+    return ScanLayout(words[0], words[1], (forms[0], forms[1]))
+
+
+def _one(
+    pattern: Pattern,
+    permutation: Any,
+    products: int,
+    parts: int,
+    h: int,
+    nnz: int,
+    batch: int,
+    dtype: Any,
+    device: Device,
+) -> tuple[np.ndarray, SparseForm] | str:
+    item = dtype.itemsize
+    most = 8 if item == 4 else 16
+    if item > 4 or batch > most:
+        return f"a batch of {batch} in {dtype.name} is more than the kernel of sparse weights takes"
+    piece = min(16, padded_batch(batch, item) * item)
+    state = parts * h * padded_batch(batch, item) * item
+    density = nnz / (products * parts * h * h)
+    cluster = 4 if state > 64 << 10 else 1
+    share = 0.85 if density >= _FEW_ENTRIES else 0.5
+    blocks = max(1, min(int(device.multiprocessors * (0.91 if cluster > 1 else share)), h))
+    blocks = max(cluster, blocks // cluster * cluster)
+    of_block = nnz / blocks
+    threads = 0.9 * _MOST_THREADS if of_block > _BUSY_ENTRIES else _USUAL_THREADS
+    entries = max(1, -(-int(of_block) // int(threads)))
+    # Rows of few entries would leave most of a group's slots empty.
+    row = max(1, round(nnz / (products * h * cluster)))
+    group = _GROUP
+    while group > 1 and row <= entries * group // 2:
+        group //= 2
+    form = {"products": products, "state_parts": parts, "blocks": blocks, "cluster": cluster}
+    try:
+        made = _ffi.lay_out_sparse(
+            np.asarray(pattern.row_offsets),
+            np.asarray(pattern.column_indices),
+            np.zeros(0, np.int32) if permutation is None else np.asarray(permutation),
+            hidden=h,
+            most_threads=_MOST_THREADS,
+            fewest_threads=min(448, max(_WARP, -(-state // 16 // _WARP) * _WARP)),
+            entries=entries,
+            group=group,
+            piece_bytes=piece,
+            **form,
+        )
+    except ValueError as error:
+        return str(error)
+    words = np.frombuffer(made["words"], np.uint32)
+    sizes = {name: made[name] for name in ("units", "threads", "lanes", "partial_sums", "row_sums")}
+    return words, SparseForm(**form, **sizes, entries=entries, group=group, piece_bytes=piece)

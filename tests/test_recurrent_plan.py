@@ -1,0 +1,329 @@
+"""Plans of recurrent scans, without a GPU: what fits, why not, and that every kernel compiles."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from recurrent_problems import CELLS
+
+from jaxsparse import CSR, Topology, _ffi, recurrent
+from jaxsparse.recurrent.diagnose import explain
+from jaxsparse.recurrent.layout import is_concrete, lay_out
+from jaxsparse.recurrent.plan import H200, Device, NoPlan, Plan, Problem, make_plan
+
+
+def shape(*sizes, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+def dense(products=1, states=1, hidden=1024, batch=4, dtype="bfloat16", weights=None, **changes):
+    form = Problem(
+        products=products,
+        states=states,
+        carries=1,
+        inputs=products,
+        outputs=0,
+        arrays=1,
+        hidden=hidden,
+        batch=batch,
+        length=256,
+        state_dtype=dtype,
+        weight_dtype=weights or dtype,
+        sparse=False,
+        exact=True,
+    )
+    return dataclasses.replace(form, **changes)
+
+
+# Layers that a GPU with 132 multiprocessors has room for; the layer sizes are those of the papers.
+FITTING = {
+    "rnn 1152": dense(1, hidden=1152),
+    "rnn 1152 float32": dense(1, hidden=1152, dtype="float32"),
+    "rnn 1792 float32": dense(1, hidden=1792, dtype="float32"),
+    "lstm 1024": dense(4),
+    "lstm 1024 float32": dense(4, dtype="float32"),
+    "lstm 1024, batch 16": dense(4, batch=16),
+    "lstm 1024, batch 32": dense(4, batch=32),
+    "lstm 1792": dense(4, hidden=1792),
+    "gru 1024": dense(3),
+    "adjoint of lstm 1024": dense(1, 4, inputs=14),
+    "mixed": dense(4, hidden=331, batch=5, weights="float32"),
+    "one unit": dense(1, hidden=1, batch=1),
+}
+
+
+@pytest.mark.parametrize("name", list(FITTING))
+def test_what_fits(name):
+    problem = FITTING[name]
+    plan = make_plan(problem, H200)
+    assert isinstance(plan, Plan), plan
+    constants = dict(plan.constants)
+    assert plan.blocks <= H200.multiprocessors and plan.threads <= 1024
+    assert plan.shared_bytes <= H200.shared_bytes
+    assert plan.blocks * constants["kUnits"] >= problem.hidden
+    item = 4 if problem.state_dtype == "float32" else 2
+    slots = problem.length * problem.batch * problem.states * problem.hidden
+    assert plan.exchange_bytes >= slots * item
+    # All weights are somewhere: registers hold 64 K words, and some are needed for the rest.
+    on_chip = plan.blocks * (65536 * 4 + plan.shared_bytes)
+    weights = problem.products * problem.states * problem.hidden**2
+    assert on_chip > weights * (4 if problem.weight_dtype == "float32" else 2)
+    assert 0.5 < plan.microseconds < 6
+    assert re.search(r"blocks of \d+ threads, \d+ % of the weights in registers", str(plan))
+
+
+def test_larger_problems_take_longer():
+    times = [make_plan(dense(4, batch=b), H200).microseconds for b in (1, 4, 8, 16, 32)]
+    assert times == sorted(times)
+    sizes = [make_plan(dense(1, hidden=h), H200).microseconds for h in (256, 1024, 2048, 3072)]
+    assert sizes == sorted(sizes)
+
+
+@pytest.mark.parametrize(
+    "problem, reason",
+    [
+        (dense(4, hidden=4096), "don't fit the registers and shared memory of 132"),
+        (dense(batch=33), "a batch of 33 is more than 32"),
+        (dense(dtype="float32", batch=17), "a batch of 17 is more than 16"),
+        (dense(dtype="float64"), "the dtype of the state is float64"),
+        (dense(weights="float64"), "the dtype of the weights is float64"),
+        (dense(length=2), "2 steps are too few"),
+        (dense(arrays=99), "99 arrays of one kind are more than"),
+        (dense(sparse=True), "recurrent.pack"),
+    ],
+)
+def test_why_not(problem, reason):
+    plan = make_plan(problem, H200)
+    assert isinstance(plan, NoPlan) and reason in plan.reason
+    assert str(plan).startswith("plain path, because ")
+
+
+def test_devices():
+    small = Device("small", 90, 16, 100_000)
+    old = dataclasses.replace(H200, name="old", compute_capability=80)
+    assert "old has compute capability 8.0" in make_plan(dense(), old).reason
+    assert isinstance(make_plan(dense(4), small), NoPlan)
+    plan = make_plan(dense(4, hidden=256), small)
+    assert plan.blocks <= 16 and plan.shared_bytes <= 100_000
+
+
+def test_variants():
+    assert "is more than 32" not in make_plan(dense(), H200, "dense_fma").reason
+    assert "run on tensor cores" in make_plan(dense(), H200, "dense_fma").reason
+    float32 = dense(dtype="float32")
+    assert make_plan(float32, H200, "dense_fma").variant == "dense_fma"
+    assert "needs 16-bit" in make_plan(float32, H200, "dense_tensor_cores").reason
+    assert "the weights are dense" in make_plan(float32, H200, "sparse_pairs").reason
+    assert isinstance(make_plan(dense(length=1), H200, forced=True), Plan)
+
+
+def operands(name, sparse, dtype=jnp.bfloat16, T=16, B=3, h=40):
+    cell, gates, form = CELLS[name]
+    carry = jax.tree.map(lambda _: shape(B, h), form)
+    xs, bias = shape(T, B, gates * h, dtype=dtype), shape(gates * h, dtype=dtype)
+    if not sparse:
+        return cell, None, (shape(h, gates * h, dtype=dtype), carry, xs, bias)
+    mask = np.random.default_rng(0).random((gates * h, h)) < 0.3
+    topology = Topology.from_mask(mask)
+    packed = recurrent.pack(CSR(jnp.zeros(topology.nse, dtype), topology), batch=B, dtype=dtype)
+    return cell, packed.topology, (shape(topology.nse, dtype=dtype), carry, xs, bias)
+
+
+def loss_of(cell, topology, **options):
+    def loss(weights, carry, xs, bias):
+        w = weights if topology is None else CSR(weights, topology)
+        _, ys = recurrent.scan(cell, w, carry, xs, recurrent_bias=bias, **options)
+        return ys.astype(jnp.float32).sum()
+
+    return loss
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_explain(sparse):
+    cell, topology, shapes = operands("LSTM", sparse)
+    loss = loss_of(cell, topology)
+    (forward,) = explain(loss, *shapes)
+    assert (forward.problem.products, forward.problem.states) == (4, 1)
+    again, adjoint = explain(jax.jit(jax.grad(loss, (0, 1, 2, 3))), *shapes)
+    assert (adjoint.problem.products, adjoint.problem.states) == (1, 4)
+    assert again.problem.outputs == 5  # the products and c, for the adjoint
+    # The cotangents of pre-activations and products are the adjoint's states.
+    assert adjoint.problem.outputs == 0
+    variant = "sparse_pairs" if sparse else "dense_tensor_cores"
+    assert adjoint.plan.variant == forward.plan.variant == variant
+    assert str(explain(loss, *shapes)).count("\n") == 1
+    assert not explain(jnp.sin, 1.0) and str(explain(jnp.sin, 1.0)) == "no recurrent scans"
+    assert explain(loss, *shapes, device=Device("tiny", 90, 1, 1))[0].launches == 1
+
+
+def test_explain_a_pattern_that_is_an_argument():
+    def scan(matrix, h, xs):
+        return recurrent.scan(recurrent.RNN(), matrix, h, xs)[1]
+
+    matrix = CSR.fromdense(jnp.eye(64))
+    arguments = (jnp.zeros((2, 64)), jnp.zeros((9, 2, 64)))
+    assert "recurrent.pack" in str(explain(scan, matrix, *arguments))
+    packed = recurrent.pack(matrix, batch=2, dtype=jnp.float32)
+    assert explain(scan, packed, *arguments)[0].plan.variant == "sparse_pairs"
+    # For another batch it is laid out in another way.
+    arguments = (jnp.zeros((5, 64)), jnp.zeros((9, 5, 64)))
+    assert isinstance(explain(scan, packed, *arguments)[0].plan, NoPlan | Plan)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("name", list(CELLS))
+def test_a_program_for_cuda_calls_the_kernel(name, sparse):
+    cell, topology, shapes = operands(name, sparse)
+
+    def lowered(**options):
+        loss = loss_of(cell, topology, **options)
+        function = jax.jit(jax.grad(loss, (0, 1, 2, 3)))
+        return function.trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+
+    assert lowered().count("@jaxsparse_recurrent_scan") == 2
+    assert lowered(implementation="cuda").count("@jaxsparse_recurrent_scan") == 2
+    assert "@jaxsparse_recurrent_scan" not in lowered(implementation="xla")
+    assert "while" in lowered(implementation="xla")
+    wrong = "dense_fma" if sparse else "sparse_pairs"
+    with pytest.raises(ValueError, match=f"{wrong} was asked for, but"):
+        lowered(variant=wrong)
+
+
+def kernels(function, *shapes):
+    """The sources of a program's kernels, from its text."""
+    text = jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+    found = re.findall(r'name = "([^"]*)".*?source = "((?:[^"\\]|\\.)*)"', text)
+    return [(name, _unescaped(source)) for name, source in found]
+
+
+def _unescaped(text):
+    return re.sub(r"\\([0-9A-Fa-f]{2})", lambda m: chr(int(m[1], 16)), text)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", list(CELLS))
+def test_every_kind_of_kernel_compiles(name, dtype, sparse, monkeypatch):
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
+    try:
+        _ffi.nvrtc_version()
+    except RuntimeError as error:
+        pytest.skip(f"needs NVRTC: {error}")
+    cell, topology, shapes = operands(name, sparse, jnp.dtype(dtype))
+    lengths = jnp.array([1, 5, 16])
+    loss = loss_of(cell, topology, seq_lengths=lengths, reverse=True)
+    found = kernels(jax.grad(loss, (0, 1, 2, 3)), *shapes)
+    assert len(found) == 2
+    for file, source in found:
+        assert "struct PrintedStep" in source and "struct PrintedPlan" in source
+        expression = "jaxsparse::RecurrentScan<PrintedStep, PrintedPlan>"
+        assert _ffi.compile_kernel(file, expression, "sm_90a", source).startswith(b"\x7fELF")
+
+
+# ---- Layouts of sparse matrices ----
+
+
+def unpacked(topology, words, form, products, parts):
+    """The entries (row, column, place of the value) that a layout holds."""
+    h = topology.shape[1]
+    records = np.asarray(words).reshape(form.blocks, -1).astype(np.int32)
+    groups = form.lanes * form.threads // form.group
+    slots = form.lanes * form.entries * form.threads
+    rows_at = form.units
+    groups_at = rows_at + products * form.units + 1
+    columns_at, values_at = groups_at + groups, groups_at + groups + slots
+    unit_at = np.concatenate([r[: form.units] for r in records])
+    assert sorted(unit_at[unit_at >= 0]) == list(range(h))
+    places = form.blocks * form.units
+    width = form.columns // form.cluster
+    entries = set()
+    for block, record in enumerate(records):
+        first_of_cluster = block // form.cluster * form.cluster
+        for slot in np.flatnonzero(record[values_at : values_at + slots] >= 0):
+            lane, thread = divmod(slot, form.threads)
+            lane //= form.entries
+            group = (lane * form.threads + thread) // form.group
+            rank, place = divmod(record[groups_at + group], 1 << 16)
+            owner = records[first_of_cluster + rank]
+            starts = owner[rows_at : rows_at + products * form.units + 1]
+            row = np.searchsorted(starts, place, side="right") - 1
+            product, i = divmod(row, form.units)
+            column = record[columns_at + slot] + block % form.cluster * width
+            part, at = divmod(column, places)
+            entries.add(
+                (
+                    product * h + owner[i],
+                    part * h + unit_at[at],
+                    int(record[values_at + slot]),
+                )
+            )
+    return entries
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "gates, h, density, batch",
+    [(1, 37, 0.2, 1), (4, 61, 0.1, 3), (3, 150, 0.02, 8), (1, 5, 0.5, 2)],
+)
+def test_layouts_hold_every_entry_once(gates, h, density, batch, dtype):
+    mask = np.random.default_rng(h).random((gates * h, h)) < density
+    mask[h // 2] = False
+    topology = Topology.from_mask(mask, nse=int(mask.sum()) + 3)
+    layout = lay_out(topology, gates, batch, jnp.dtype(dtype), H200)
+    rows, columns = np.nonzero(mask)
+    values = np.arange(len(rows))
+    assert unpacked(topology, layout.words, layout.forms[0], gates, 1) == set(
+        zip(rows.tolist(), columns.tolist(), values.tolist(), strict=True)
+    )
+    assert unpacked(topology, layout.transposed_words, layout.forms[1], 1, gates) == set(
+        zip(columns.tolist(), rows.tolist(), values.tolist(), strict=True)
+    )
+
+
+def test_layouts_are_made_once_for_a_pattern():
+    topology = Topology.from_mask(np.eye(32, dtype=bool))
+    first = lay_out(topology, 1, 4, jnp.dtype("float32"), H200)
+    assert lay_out(topology, 1, 4, jnp.dtype("float32"), H200) is first
+    assert lay_out(topology, 1, 2, jnp.dtype("float32"), H200) is not first
+
+
+def test_pack():
+    matrix = CSR.fromdense(jnp.eye(32))
+    packed = recurrent.pack(matrix, batch=4, dtype=jnp.bfloat16)
+    assert packed.values is matrix.values and packed.topology.scan_layout is not None
+    np.testing.assert_array_equal(packed.todense(), matrix.todense())
+    doubled = jax.jit(lambda m: m * 2)(packed)
+    assert doubled.topology.scan_layout.forms == packed.topology.scan_layout.forms
+    assert packed.T.topology.scan_layout is None
+    packed.topology.verify()
+    with pytest.raises(ValueError, match=r"recurrent\.pack: matrix must be \(gates \* h, h\)"):
+        recurrent.pack(CSR.fromdense(jnp.ones((3, 2))), batch=1, dtype=jnp.float32)
+    with pytest.raises(ValueError, match="a batch of 40 in float32"):
+        recurrent.pack(matrix, batch=40, dtype=jnp.float32)
+    with pytest.raises(ValueError, match="needs one concrete pattern"):
+        jax.jit(lambda m: recurrent.pack(m, batch=1, dtype=jnp.float32))(matrix)
+    assert is_concrete(matrix.topology)
+    full = CSR.fromdense(jnp.ones((2048, 2048)))
+    with pytest.raises(ValueError, match=r"recurrent\.pack: "):
+        recurrent.pack(full, batch=4, dtype=jnp.float32, device=Device("tiny", 90, 4, 50_000))
+
+
+def test_wait_limit(monkeypatch):
+    from jaxsparse.recurrent.engine import wait_limit
+
+    assert wait_limit() == 10
+    monkeypatch.setenv("JAXSPARSE_SCAN_WAIT_LIMIT", "2.5")
+    assert wait_limit() == 2.5
+    for text in ("0", "-1", "soon"):
+        monkeypatch.setenv("JAXSPARSE_SCAN_WAIT_LIMIT", text)
+        with pytest.raises(ValueError, match="JAXSPARSE_SCAN_WAIT_LIMIT must be a number"):
+            wait_limit()
+
+
+def test_check_without_scans():
+    recurrent.check()
