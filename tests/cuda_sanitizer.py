@@ -1,9 +1,11 @@
-"""The CUDA kernels of all products and the softmax, for a run under compute-sanitizer.
+"""The CUDA kernels of all operations, for a run under compute-sanitizer.
 
     export XLA_PYTHON_CLIENT_ALLOCATOR=platform
+    export JAXSPARSE_SCAN_WAIT_LIMIT=100
     compute-sanitizer --tool memcheck python tests/cuda_sanitizer.py
 
-The other tools are racecheck, initcheck and synccheck.
+The other tools are racecheck, initcheck and synccheck. Blocks of a scan wait for one another, which
+takes long under a sanitizer.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse import CSR, Topology, sddmm, sparse_softmax
+from jaxsparse import CSR, Topology, recurrent, sddmm, sparse_softmax
 from jaxsparse.ops import matmul
 
 
@@ -36,9 +38,34 @@ def main() -> None:
         results += jax.jvp(
             lambda v: sparse_softmax(CSR(v, topology)).values, (a.values,), (results[0],)
         )
+        results += scans(rng, dtype)
         for result in results:
             assert np.isfinite(np.asarray(result, np.float32)).all()
     print("all kernels ran on", jax.devices()[0].device_kind)
+
+
+def scans(rng, dtype):
+    """A dense and a sparse LSTM with their gradients, of odd size."""
+    h, steps, batch = 37, 5, 3
+    mask = rng.random((4 * h, h)) < 0.3
+    sparse = CSR.fromdense(jnp.asarray(mask * rng.standard_normal(mask.shape) / 4, dtype))
+    carry = (jnp.zeros((batch, h)), jnp.zeros((batch, h)))
+    xs = jnp.asarray(rng.standard_normal((steps, batch, 4 * h)), dtype)
+    results = []
+    for weights, matrix in (
+        (sparse.todense().T, lambda w: w),
+        (sparse.values, lambda v: CSR(v, sparse.topology)),
+    ):
+
+        def scan(weights, xs, matrix=matrix):
+            return recurrent.scan(
+                recurrent.LSTM, matrix(weights), carry, xs, implementation="cuda"
+            )[1]
+
+        ys, pull = jax.vjp(scan, weights, xs)
+        results += [ys, *pull(ys)]
+    recurrent.check()
+    return results
 
 
 if __name__ == "__main__":

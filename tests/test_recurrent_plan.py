@@ -327,3 +327,27 @@ def test_wait_limit(monkeypatch):
 
 def test_check_without_scans():
     recurrent.check()
+
+
+@pytest.mark.parametrize("piece_bytes", [4, 8, 16])
+def test_layouts_avoid_bank_conflicts_and_padding(piece_bytes):
+    rng = np.random.default_rng(0)
+    topology = Topology.from_mask(rng.random((1024, 1024)) < 0.1)
+    made = _ffi.lay_out_sparse(
+        np.asarray(topology.row_offsets),
+        np.asarray(topology.column_indices),
+        np.zeros(0, np.int32),
+        hidden=1024,
+        products=1,
+        state_parts=1,
+        blocks=64,
+        cluster=1,
+        most_threads=928,
+        fewest_threads=32,
+        entries=6,
+        group=4,
+        piece_bytes=piece_bytes,
+    )
+    # Wavefronts over the fewest possible; rows in the order of their columns take 2 and more.
+    assert 1 <= made["wavefronts"] < 1.5
+    assert 0.8 < made["filling"] <= 1
