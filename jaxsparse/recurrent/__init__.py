@@ -3,6 +3,18 @@
 from jaxsparse.recurrent.cells import GRU, LSTM, RNN
 from jaxsparse.recurrent.diagnose import check, explain
 from jaxsparse.recurrent.layout import pack
+from jaxsparse.recurrent.plan import H200, Device
 from jaxsparse.recurrent.scan import bidirectional_scan, scan
 
-__all__ = ["GRU", "LSTM", "RNN", "bidirectional_scan", "check", "explain", "pack", "scan"]
+__all__ = [
+    "GRU",
+    "H200",
+    "LSTM",
+    "RNN",
+    "Device",
+    "bidirectional_scan",
+    "check",
+    "explain",
+    "pack",
+    "scan",
+]

@@ -118,7 +118,7 @@ def bidirectional_scan(
     carry: Any,
     xs: Any,
     *,
-    recurrent_bias: Any = (None, None),
+    recurrent_bias: Any = None,
     seq_lengths: Any = None,
     precision: Any = None,
     recompute: bool = False,
@@ -146,7 +146,8 @@ def bidirectional_scan(
     Array([3., 2., 1.], dtype=float32)
     """
     operation = "recurrent.bidirectional_scan"
-    pairs = {"recurrent": recurrent, "carry": carry, "xs": xs, "recurrent_bias": recurrent_bias}
+    bias = (None, None) if recurrent_bias is None else recurrent_bias
+    pairs = {"recurrent": recurrent, "carry": carry, "xs": xs, "recurrent_bias": bias}
     for name, pair in pairs.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ValueError(
