@@ -93,8 +93,8 @@ std::vector<int> TakeScanFailures() {
 
 using Indices = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// How a scan's sparse matrix lies on chip (recurrent/sparse_layout.h), or a ValueError that says why
-// it does not fit. `permutation`, which may be empty, says where each entry's value lies.
+// How a scan's sparse matrix lies on chip (recurrent/sparse_layout.h), or a ValueError that says
+// why it does not fit. `permutation`, which may be empty, says where each entry's value lies.
 nb::dict LayOutSparse(Indices row_offsets, Indices column_indices, Indices permutation,
                       int64_t hidden, int products, int state_parts, int blocks, int cluster,
                       int most_threads, int fewest_threads, int entries, int group,
