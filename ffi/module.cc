@@ -114,7 +114,11 @@ nb::dict LayOutSparse(Indices row_offsets, Indices column_indices, Indices permu
   shape.entries = entries;
   shape.group = group;
   std::string error;
-  const auto layout = MakeSparseLayout(pattern, shape, fewest_threads, piece_bytes, &error);
+  std::optional<SparseLayout> layout;
+  {
+    const nb::gil_scoped_release released;
+    layout = MakeSparseLayout(pattern, shape, fewest_threads, piece_bytes, &error);
+  }
   if (!layout) throw nb::value_error(error.c_str());
   nb::dict result;
   result["units"] = layout->shape.units;
@@ -139,7 +143,7 @@ NB_MODULE(_ffi, m) {
         nb::arg("architecture"), nb::arg("text") = "");
   m.def("nvrtc_version", VersionOfNvrtc);
   m.def("cuda_devices", DevicesOfCuda);
-  m.def("take_scan_failures", TakeScanFailures);
+  m.def("take_scan_failures", TakeScanFailures, nb::call_guard<nb::gil_scoped_release>());
   m.def("lay_out_sparse", LayOutSparse, nb::arg("row_offsets"), nb::arg("column_indices"),
         nb::arg("permutation"), nb::kw_only(), nb::arg("hidden"), nb::arg("products"),
         nb::arg("state_parts"), nb::arg("blocks"), nb::arg("cluster"), nb::arg("most_threads"),

@@ -25,7 +25,6 @@ def dense(products=1, states=1, hidden=1024, batch=4, dtype="bfloat16", weights=
     form = Problem(
         products=products,
         states=states,
-        carries=1,
         inputs=products,
         outputs=0,
         arrays=1,
@@ -35,7 +34,7 @@ def dense(products=1, states=1, hidden=1024, batch=4, dtype="bfloat16", weights=
         state_dtype=dtype,
         weight_dtype=weights or dtype,
         sparse=False,
-        exact=True,
+        input_dtypes=(dtype,),
     )
     return dataclasses.replace(form, **changes)
 
@@ -95,6 +94,7 @@ def test_larger_problems_take_longer():
         (dense(length=2), "2 steps are too few"),
         (dense(arrays=99), "99 arrays of one kind are more than"),
         (dense(sparse=True), "recurrent.pack"),
+        (dense(input_dtypes=("float16",)), "inputs of ['float16'] beside a state of bfloat16"),
     ],
 )
 def test_why_not(problem, reason):
@@ -283,6 +283,39 @@ def test_layouts_hold_every_entry_once(gates, h, density, batch, dtype):
     assert unpacked(topology, layout.transposed_words, layout.forms[1], 1, gates) == set(
         zip(columns.tolist(), rows.tolist(), values.tolist(), strict=True)
     )
+
+
+def compiles(function, *shapes):
+    found = kernels(function, *shapes)
+    for file, source in found:
+        expression = "jaxsparse::RecurrentScan<PrintedStep, PrintedPlan>"
+        assert _ffi.compile_kernel(file, expression, "sm_90a", source).startswith(b"\x7fELF")
+    return [source for _, source in found]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_kernels_of_odd_cases_compile(sparse):
+    try:
+        _ffi.nvrtc_version()
+    except RuntimeError as error:
+        pytest.skip(f"needs NVRTC: {error}")
+    # A float32 bias beside bfloat16 inputs is read as float32.
+    cell, topology, (weights, carry, xs, bias) = operands("GRU", sparse)
+    loss = loss_of(cell, topology)
+    sources = compiles(jax.grad(loss, 3), weights, carry, xs, shape(*bias.shape))
+    assert len(sources) == 2 and "kInputIsFloat[] = {false, true}" in sources[0]
+    narrow = shape(*bias.shape, dtype=jnp.float16)  # takes float32 to hold both
+    assert "kInputIsFloat[] = {false, true}" in compiles(loss, weights, carry, xs, narrow)[0]
+    if sparse:
+        empty = CSR.fromdense(jnp.zeros((40, 40)))
+        packed = recurrent.pack(empty, batch=2, dtype=jnp.float32)
+
+        def scan(h, xs):
+            return recurrent.scan(recurrent.RNN(), packed, h, xs)[1]
+
+        assert len(compiles(scan, shape(2, 40), shape(9, 2, 40))) == 1
+        # Batches that its registers have no room for take the plain path.
+        assert not compiles(scan, shape(256, 40), shape(9, 256, 40))
 
 
 def test_layouts_are_made_once_for_a_pattern():

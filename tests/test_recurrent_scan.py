@@ -584,3 +584,10 @@ def test_patterns_of_the_problems():
     topology = pattern(6, 5)
     assert topology.nse == topology.nnz + 2 and not np.diff(topology.row_offsets)[3]
     assert jax.tree.structure(CELLS["three_leaves"][2]).num_leaves == 3
+
+
+def test_every_leaf_of_the_carry_must_be_floating():
+    w, xs = jnp.ones((4, 16)), jnp.ones((2, 3, 16))
+    carry = (jnp.zeros((3, 4), int), jnp.zeros((3, 4)))
+    with pytest.raises(TypeError, match=r"needs float32, float64, .*, got carry 0 int32"):
+        recurrent.scan(recurrent.LSTM, w, carry, xs)

@@ -539,3 +539,27 @@ def test_a_bidirectional_scan_maps_and_differentiates():
     got = compiled(jax.vmap(gradient, 1, 1))(xs)
     for i in range(2):
         single(got[:, i], compiled(gradient)(xs[:, i]))
+
+
+def test_a_tangent_of_weights_passes_by_an_infinite_derivative_of_inputs():
+    def cell(x, r, h):
+        h = jnp.tanh(r[0]) + jnp.sqrt(x[0])
+        return h, h
+
+    w, h, xs = jnp.eye(4) / 2, jnp.ones((2, 4)), jnp.zeros((3, 2, 4))
+    _, tangent = jax.jvp(lambda w: recurrent.scan(cell, w, h, xs)[1], (w,), (w,))
+    assert np.isfinite(tangent).all() and np.abs(tangent).max() > 0
+
+
+def test_vmap_keeps_a_sharded_batch_sharded():
+    if jax.device_count() < 8:
+        pytest.skip("needs 8 devices (tests/conftest.py)")
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec(None, None, "d")
+    xs = jax.device_put(jnp.ones((3, 5, 8, 4)), jax.sharding.NamedSharding(mesh, spec))
+
+    def scan(xs):
+        return recurrent.scan(recurrent.RNN(), jnp.eye(4), jnp.zeros((8, 4)), xs)[1]
+
+    compiled = jax.jit(jax.vmap(scan)).lower(xs).compile()
+    assert "all-gather" not in compiled.as_text()

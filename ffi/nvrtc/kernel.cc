@@ -15,24 +15,6 @@ std::string Describe(const char* what, cudaError_t status) {
   return std::string(what) + ": " + cudaGetErrorString(status);
 }
 
-// XLA's thread may have another device current; it gets it back.
-class ScopedDevice {
- public:
-  explicit ScopedDevice(int device) : wanted_(device) {
-    cudaGetDevice(&previous_);
-    if (previous_ != wanted_) cudaSetDevice(wanted_);
-  }
-  ~ScopedDevice() {
-    if (previous_ != wanted_) cudaSetDevice(previous_);
-  }
-  ScopedDevice(const ScopedDevice&) = delete;
-  ScopedDevice& operator=(const ScopedDevice&) = delete;
-
- private:
-  int wanted_;
-  int previous_ = 0;
-};
-
 int ComputeCapability(int device) {
   int major = 0, minor = 0;
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
@@ -83,6 +65,15 @@ Entry& EntryOf(const KernelSource& source, int device) {
 }
 
 }  // namespace
+
+ScopedDevice::ScopedDevice(int device) : wanted_(device) {
+  cudaGetDevice(&previous_);
+  if (previous_ != wanted_) cudaSetDevice(wanted_);
+}
+
+ScopedDevice::~ScopedDevice() {
+  if (previous_ != wanted_) cudaSetDevice(previous_);
+}
 
 const void* GetKernel(const KernelSource& source, int device, std::string* error) {
   Entry& entry = EntryOf(source, device);

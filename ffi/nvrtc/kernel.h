@@ -44,6 +44,19 @@ const void* GetKernel(const KernelSource& source, int device, std::string* error
 std::string LaunchKernel(const void* kernel, const LaunchShape& shape, void* problem, int device,
                          void* stream);
 
+// XLA's thread may have another device current; it gets it back.
+class ScopedDevice {
+ public:
+  explicit ScopedDevice(int device);
+  ~ScopedDevice();
+  ScopedDevice(const ScopedDevice&) = delete;
+  ScopedDevice& operator=(const ScopedDevice&) = delete;
+
+ private:
+  int wanted_;
+  int previous_ = 0;
+};
+
 struct CudaDevice {
   std::string name;
   int compute_capability = 0;  // 90 for 9.0

@@ -4,6 +4,7 @@
 //   struct Arrays {
 //     static constexpr int kInputs = ..., kOutputs = ...;  // arrays
 //     static constexpr int kInputParts[] = {...}, kOutputParts[] = {...};
+//     static constexpr bool kInputIsFloat[] = {...};  // float32, or else the state's dtype
 //   };
 //
 // Addresses are made anew for each step: this happens while the block waits for the others anyway,
@@ -29,7 +30,7 @@ struct ScanArrays {
     return p.reverse ? p.steps - 1 - step : step;
   }
 
-  // visit(slot, address) for all inputs of a step at one place.
+  // visit(slot, address, is_float) for all inputs of a step at one place.
   template <typename Visit>
   __device__ __forceinline__ static void ForEachInput(const RecurrentScanProblem& p, int64_t t,
                                                       int64_t b, int64_t unit, Visit visit) {
@@ -37,23 +38,40 @@ struct ScanArrays {
 #pragma unroll
     for (int i = 0; i < Arrays::kInputs; ++i) {
       const ScanInput& in = p.inputs[i];
-      const State* from = static_cast<const State*>(in.data) + t * in.step_stride +
-                          b * in.row_stride + unit * in.unit_stride;
+      const int64_t at = t * in.step_stride + b * in.row_stride + unit * in.unit_stride;
+      const int64_t size = Arrays::kInputIsFloat[i] ? sizeof(float) : sizeof(State);
 #pragma unroll
       for (int part = 0; part < Arrays::kInputParts[i]; ++part) {
-        visit(slot++, from + part * in.part_stride);
+        visit(slot++, static_cast<const char*>(in.data) + (at + part * in.part_stride) * size,
+              Arrays::kInputIsFloat[i]);
       }
     }
   }
 
+  // As they lie in memory: a conversion would wait for the load.
   __device__ __forceinline__ static void LoadInputs(const RecurrentScanProblem& p, int64_t t,
-                                                    int64_t b, int64_t unit, State* inputs) {
-    ForEachInput(p, t, b, unit, [&](int slot, const State* from) { inputs[slot] = *from; });
+                                                    int64_t b, int64_t unit, uint32_t* inputs) {
+    ForEachInput(p, t, b, unit, [&](int slot, const char* from, bool is_float) {
+      inputs[slot] = is_float || sizeof(State) == 4 ? *reinterpret_cast<const uint32_t*>(from)
+                                                    : *reinterpret_cast<const uint16_t*>(from);
+    });
+  }
+
+  __device__ __forceinline__ static void ConvertInputs(const uint32_t* inputs, float* to) {
+    int slot = 0;
+#pragma unroll
+    for (int i = 0; i < Arrays::kInputs; ++i) {
+#pragma unroll
+      for (int part = 0; part < Arrays::kInputParts[i]; ++part, ++slot) {
+        to[slot] = Arrays::kInputIsFloat[i] ? __uint_as_float(inputs[slot])
+                                            : FromBits(State(), inputs[slot]);
+      }
+    }
   }
 
   __device__ __forceinline__ static void PrefetchInputs(const RecurrentScanProblem& p, int64_t t,
                                                         int64_t b, int64_t unit) {
-    ForEachInput(p, t, b, unit, [](int, const State* from) {
+    ForEachInput(p, t, b, unit, [](int, const char* from, bool) {
       asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
     });
   }
@@ -87,6 +105,15 @@ struct ScanArrays {
                                                     int64_t unit, const float* carry) {
 #pragma unroll
     for (int k = 0; k < Step::kCarries; ++k) p.final_carry[k][b * p.hidden + unit] = carry[k];
+  }
+
+ private:
+  __device__ __forceinline__ static float FromBits(float, uint32_t bits) {
+    return __uint_as_float(bits);
+  }
+  template <typename Half>
+  __device__ __forceinline__ static float FromBits(Half, uint32_t bits) {
+    return ToAccumulator(Half{static_cast<uint16_t>(bits)});
   }
 };
 

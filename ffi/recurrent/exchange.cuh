@@ -34,12 +34,6 @@ __device__ __forceinline__ void StoreRelaxed(uint32_t* to, uint32_t v) {
   asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
 }
 
-__device__ __forceinline__ void StoreRelaxed(Words4* to, Words4 v) {
-  asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y),
-               "r"(v.z), "r"(v.w)
-               : "memory");
-}
-
 __device__ __forceinline__ bool IsWritten(uint32_t v) { return v != kUnwritten; }
 __device__ __forceinline__ bool IsWritten(Words4 v) {
   return v.x != kUnwritten && v.y != kUnwritten && v.z != kUnwritten && v.w != kUnwritten;

@@ -6,6 +6,8 @@
 #include <map>
 #include <mutex>
 
+#include "nvrtc/kernel.h"
+
 namespace jaxsparse {
 namespace {
 
@@ -27,6 +29,7 @@ bool Take(uint32_t* word) { return std::atomic_ref<uint32_t>(*word).exchange(0) 
 uint32_t* FailureWord(int device, std::string* error) {
   const std::lock_guard lock(Mutex());
   if (const auto it = Words().find(device); it != Words().end()) return it->second;
+  const ScopedDevice scoped(device);
   void* word = nullptr;
   const cudaError_t status =
       cudaHostAlloc(&word, sizeof(uint32_t), cudaHostAllocMapped | cudaHostAllocPortable);
@@ -51,16 +54,13 @@ std::vector<int> WaitForFailures(std::string* error) {
     words = Words();
   }
   std::vector<int> failed;
-  int previous = 0;
-  if (!words.empty()) cudaGetDevice(&previous);
   for (const auto& [device, word] : words) {
-    cudaSetDevice(device);
+    const ScopedDevice scoped(device);
     if (const cudaError_t status = cudaDeviceSynchronize(); status != cudaSuccess) {
       *error = cudaGetErrorString(status);
     }
     if (Take(word)) failed.push_back(device);
   }
-  if (!words.empty()) cudaSetDevice(previous);
   return failed;
 }
 

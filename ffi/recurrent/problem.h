@@ -18,8 +18,8 @@ constexpr int kMaxScanArrays = 24;
 // Behind the exchange buffer, zeroed before the launch: room for the word that `error` points to.
 constexpr int64_t kScanFlagBytes = 256;
 
-// Values of the state's dtype for every step, batch entry and unit, of several parts; the distance
-// in elements between neighbours is 0 where it repeats.
+// Values of the state's dtype or of float32 for every step, batch entry and unit, of several parts;
+// the distance in elements between neighbours is 0 where it repeats.
 struct ScanInput {
   const void* data = nullptr;
   int64_t step_stride = 0;
@@ -46,8 +46,7 @@ struct RecurrentScanProblem {
   void* outputs[kMaxScanArrays] = {};       // state dtype (T, B, parts, h) each
   float* final_carry[kMaxScanArrays] = {};  // (B, h) each
 
-  // Workspace, every byte 0xff before the launch: a slot per step, in the order of the steps taken.
-  // Its layout is the kernel's.
+  // Workspace, every byte 0xff before the launch: a slot per step. Its layout is the kernel's.
   void* exchange = nullptr;
   // Clock cycles between the end of a block's product and its first look for the next state, and by
   // how many that grows after a look in vain and falls after one in time (exchange.cuh).

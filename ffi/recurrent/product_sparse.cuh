@@ -19,8 +19,7 @@ struct Piece {
 
   __device__ __forceinline__ static Piece FromShared(uint32_t address) {
     Piece v;
-    // Not volatile, so that the compiler may order the loads; the clobber keeps them behind
-    // barriers.
+    // Volatile, so that they stay in their order, between the barriers.
     if constexpr (kWords == 1) {
       asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v.words[0]) : "r"(address));
     } else if constexpr (kWords == 2) {
@@ -217,8 +216,8 @@ class SparseProduct {
     }
   }
 
-  static constexpr int kPackedSize = Plan::kPacked ? kInRegisters : 1;
-  static constexpr int kPlainSize = Plan::kPacked ? 1 : kInRegisters;
+  static constexpr int kPackedSize = Plan::kPacked && kInRegisters > 0 ? kInRegisters : 1;
+  static constexpr int kPlainSize = Plan::kPacked || kInRegisters == 0 ? 1 : kInRegisters;
   int destination_[kLanes];
   uint32_t packed_[kLanes][kPackedSize];
   uint32_t offsets_[kLanes][kPlainSize];

@@ -52,10 +52,14 @@ __device__ __forceinline__ void MakeProducts(const RecurrentScanProblem& p, Word
     const bool stopped = __any_sync(kAllLanes, *stop != 0);
     first_look.Wait();
     product.Receive(SlotBefore<Plan>(p, step, Shape::kSlot), &limit);
-    // A thread that gave up has made this block's next products worthless. The flag comes before
-    // the arrival, and whoever sees it arrives once more, so that nobody waits in vain.
-    product.Multiply(partials + (step & 1) * Shape::kPartials);
-    if (limit.gave_up()) *stop = 1;
+    // A warp that gave up has no products: what it would overwrite may still be read. The flag
+    // comes before the arrival, and whoever sees it arrives once more, so that nobody waits in
+    // vain.
+    if (__any_sync(kAllLanes, limit.gave_up())) {
+      *stop = 1;
+    } else {
+      product.Multiply(partials + (step & 1) * Shape::kPartials);
+    }
     __syncwarp();
     ArriveAt<Shape::kThreads>(BarrierOf(step));
     first_look.Start();
@@ -119,8 +123,7 @@ class PointwiseStep {
       }
 #pragma unroll
       for (int g = 0; g < Step::kProducts; ++g) product[g] = SumOverLanes(product[g], kLanes);
-#pragma unroll
-      for (int i = 0; i < Step::kInputs; ++i) input[i] = ToAccumulator(input_[n][i]);
+      Arrays::ConvertInputs(input_[n], input);
       Step::Apply(product, carry_[n], input, states[n], outputs[n]);
       if (stopped) {
 #pragma unroll
@@ -221,7 +224,7 @@ class PointwiseStep {
 
   const int thread_;
   float carry_[kItems][Arrays::kCarrySlots] = {};
-  State input_[kItems][Arrays::kInputSlots] = {};
+  uint32_t input_[kItems][Arrays::kInputSlots] = {};
 };
 
 template <typename Step, typename Plan>
@@ -234,6 +237,8 @@ __device__ __forceinline__ void MakeSteps(const RecurrentScanProblem& p, const f
     if (!stopped) {
       WaitAt<Shape::kThreads>(BarrierOf(step));
       stopped = __any_sync(kAllLanes, *stop != 0);
+      // Another pointwise warp may have come too early to see it, and wait once more.
+      if (stopped) ArriveAt<Shape::kThreads>(BarrierOf(step + 1));
     }
     pointwise.Run(p, step, partials + (step & 1) * Shape::kPartials, stopped);
   }

@@ -3,6 +3,7 @@
 // the last result is its workspace. There is no CPU kernel: elsewhere the scan is a loop of XLA.
 #include <cuda_runtime_api.h>
 
+#include <cstdlib>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,7 +27,8 @@ struct Call {
   DType weight_dtype = DType::kFloat32, state_dtype = DType::kFloat32;
   struct Input {
     Array array;
-    int64_t size = 0;  // elements of a direction
+    int64_t size = 0;   // elements of a direction
+    int64_t bytes = 0;  // of an element
     ScanInput form;
   };
   struct Output {
@@ -95,6 +97,7 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
   c->state_dtype = call.OperandDType(index, "state");
   c->state = call.Operand(index++, "state", {d, b, c->state_parts, h});
   for (size_t i = 0; i < carries; ++i) {
+    if (call.OperandDType(index, "carry") != DType::kFloat32) call.Fail("carries must be float32");
     c->carries.push_back(call.Operand(index++, "carry", {d, b, h}));
     c->last_carries.push_back(call.Result(1 + i, "carry", {d, b, h}));
   }
@@ -103,6 +106,11 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
     const int64_t parts = std::atoll(std::string(form).c_str());
     const int64_t time = has('t') ? t : 1, rows = has('b') ? b : 1, units = has('h') ? h : 1;
     Call::Input input;
+    const DType dtype = call.OperandDType(index, "input");
+    input.bytes = SizeOf(dtype);
+    if (dtype != c->state_dtype && dtype != DType::kFloat32) {
+      call.Fail("an input has neither the state's dtype nor float32");
+    }
     input.array = call.Operand(index++, "input", {d, time, rows, parts, units});
     input.size = time * rows * parts * units;
     input.form.part_stride = units;
@@ -139,7 +147,7 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
     }
     if (c->inputs.size() > kMaxScanArrays || c->outputs.size() > kMaxScanArrays ||
         carries > kMaxScanArrays || static_cast<int64_t>(c->reversed.size()) != d) {
-      call.Fail("more carries, inputs or outputs than a launch takes");
+      call.Fail("more carries, inputs or outputs than a launch takes, or a direction too many");
     }
   }
   return call.ok() ? ffi::Error::Success() : call.error();
@@ -174,7 +182,7 @@ RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t direction) 
   for (size_t i = 0; i < c.inputs.size(); ++i) {
     const Call::Input& input = c.inputs[i];
     p.inputs[i] = input.form;
-    p.inputs[i].data = at(input.array, input.size, state);
+    p.inputs[i].data = at(input.array, input.size, input.bytes);
   }
   for (size_t i = 0; i < c.outputs.size(); ++i) {
     p.outputs[i] = at(c.outputs[i].array, units * c.outputs[i].parts * c.steps, state);
@@ -186,6 +194,18 @@ RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t direction) 
   p.look_earlier = c.look_earlier;
   p.wait_limit_ns = c.wait_limit_ns;
   return p;
+}
+
+// A kernel that found an earlier scan's states in the exchange buffer would take them for its own.
+std::string Clear(const Call& call, const RecurrentScanProblem& problem, int device,
+                  cudaStream_t stream) {
+  const ScopedDevice scoped(device);
+  cudaError_t status =
+      cudaMemsetAsync(problem.exchange, 0xff, static_cast<size_t>(call.exchange_bytes), stream);
+  if (status == cudaSuccess) status = cudaMemsetAsync(problem.error, 0, kScanFlagBytes, stream);
+  return status == cudaSuccess
+             ? ""
+             : std::string("clearing the workspace: ") + cudaGetErrorString(status);
 }
 
 std::string FailedBefore(int device) {
@@ -218,9 +238,8 @@ ffi::Error RunOnCuda(int32_t device, cudaStream_t stream, ffi::RemainingArgs ope
     for (int64_t direction = 0; direction < call.directions && reason.empty(); ++direction) {
       RecurrentScanProblem problem = ProblemOf(call, entry, direction);
       problem.report = failure;  // unified addressing: the device sees it there, too
-      cudaMemsetAsync(call.workspace, 0xff, static_cast<size_t>(call.exchange_bytes), stream);
-      cudaMemsetAsync(problem.error, 0, kScanFlagBytes, stream);
-      reason = LaunchKernel(kernel, call.shape, &problem, device, stream);
+      reason = Clear(call, problem, device, stream);
+      if (reason.empty()) reason = LaunchKernel(kernel, call.shape, &problem, device, stream);
     }
   }
   return reason.empty() ? ffi::Error::Success()

@@ -155,11 +155,17 @@ class Cells {
       for (int g = 0; g < Step::kProducts; ++g) {
         products[g] =
             SumOfRow(sums + first_sum_[c][g] * Plan::kBatch + batch_entry_[c], sum_count_[c][g]);
-        if (is_bad) products[g] = __uint_as_float(0x7fffffffu);
       }
-#pragma unroll
-      for (int i = 0; i < Step::kInputs; ++i) input[i] = ToAccumulator(input_[c][i]);
+      Arrays::ConvertInputs(input_[c], input);
       Step::Apply(products, carry_[c], input, state_[c], output_[c]);
+      if (is_bad) {
+#pragma unroll
+        for (int s = 0; s < Step::kStates; ++s) state_[c][s] = __uint_as_float(0x7fffffffu);
+#pragma unroll
+        for (int o = 0; o < Step::kOutputs; ++o) output_[c][o] = __uint_as_float(0x7fffffffu);
+#pragma unroll
+        for (int k = 0; k < Step::kCarries; ++k) carry_[c][k] = __uint_as_float(0x7fffffffu);
+      }
       // What no unit or batch entry stands behind is published as zero.
       if (unit_[c] < 0) {
 #pragma unroll
@@ -248,8 +254,7 @@ class Cells {
   int batch_entry_[kPerThread], place_[kPerThread];
   int first_sum_[kPerThread][Step::kProducts], sum_count_[kPerThread][Step::kProducts];
   float carry_[kPerThread][Arrays::kCarrySlots] = {};
-  // Converted where they are used: a conversion waits for the load.
-  State input_[kPerThread][Arrays::kInputSlots] = {};
+  uint32_t input_[kPerThread][Arrays::kInputSlots] = {};
   float state_[kPerThread][Step::kStates];
   float output_[kPerThread][Arrays::kOutputSlots];
 };
@@ -304,12 +309,18 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
       const uint32_t set = static_cast<uint32_t>(step & 1);
       const uint32_t set_shared = state_shared + Shared::kSumsAt + set * Shared::kSetBytes;
       const uint32_t counter = SharedAddress(&counters[set]);
+      // What a block sends that didn't get all of its part of the state has to be NaN elsewhere,
+      // too.
+      float poison = 0.0f;
       auto send = [&]<int kCount>(int destination, int b, const float* v) {
         const uint32_t to =
             set_shared + (static_cast<uint32_t>(destination & 0xffff) * Plan::kBatch + b) * 4;
         if constexpr (Shared::kClustered) {
           const uint32_t there = static_cast<uint32_t>(destination) >> 16;
-          ByteCounter::Send<kCount>(ByteCounter::OfRank(to, there), v,
+          float sums[kCount];
+#pragma unroll
+          for (int i = 0; i < kCount; ++i) sums[i] = v[i] + poison;
+          ByteCounter::Send<kCount>(ByteCounter::OfRank(to, there), sums,
                                     ByteCounter::OfRank(counter, there));
         } else {
 #pragma unroll
@@ -334,6 +345,9 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
           });
       if (!received) failed = 1;
       Meet<kStateIsThere, kWorkers>();
+      if constexpr (Shared::kClustered) {
+        if (*static_cast<volatile int*>(&failed) != 0) poison = __uint_as_float(0x7fffffffu);
+      }
       product.FromShared(state_shared, send);
       // Nobody writes the next state before all have multiplied this one.
       Meet<kSumsAreThere, kThreads>();

@@ -136,6 +136,7 @@ class Builder {
       return std::nullopt;
     }
     layout_.partial_sums = most_sums_;
+    layout_.row_sums = std::max(layout_.row_sums, 1);  // arrays of length 0 are not C++
     // No more threads than have work, as many lanes each as that takes.
     const int64_t work = std::max<int64_t>(1, most_groups_) * shape_.group;
     shape_.lanes = static_cast<int>(CeilDivide(work, shape_.threads));

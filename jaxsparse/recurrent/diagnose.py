@@ -70,8 +70,8 @@ def check() -> None:
     """Waits for all GPUs that run scans, and raises if one of the scans gave up.
 
     A kernel whose blocks wait for one another longer than ``JAXSPARSE_SCAN_WAIT_LIMIT`` seconds (10
-    if it is not set) leaves, and what it did not compute is NaN. By then its call has returned, so
-    the failure is reported here, or by the next scan on that GPU.
+    if it is not set) waits no more, and what it did not compute is NaN. By then its call has
+    returned, so the failure is reported here, or by the next scan on that GPU.
 
     Raises:
         RuntimeError: if a scan gave up since this was last asked, naming the GPU.
@@ -107,4 +107,10 @@ def _explained(eqn: JaxprEqn, device: Device) -> ExplainedScan:
     launches = 1
     for size in states.shape[:-4]:  # batch dimensions and directions
         launches *= size
-    return ExplainedScan(problem, make_plan(problem, device, eqn.params["variant"]), launches)
+    implementation = eqn.params["implementation"]
+    if implementation in ("xla", "cpu"):
+        plan: Plan | NoPlan = NoPlan(f"implementation={implementation!r} asks for it")
+    else:
+        forced = engine.is_forced(eqn.params)
+        plan = make_plan(problem, device, eqn.params["variant"], forced=forced)
+    return ExplainedScan(problem, plan, launches)

@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 from jax.core import ShapedArray
 
 from jaxsparse.codegen import printer
@@ -46,7 +45,6 @@ def problem_of(
     return Problem(
         products=step.products,
         states=step.states,
-        carries=step.carries,
         inputs=sum(step.inputs),
         outputs=sum(step.outputs),
         arrays=max(step.carries, len(step.inputs), len(step.outputs)),
@@ -57,7 +55,7 @@ def problem_of(
         weight_dtype=weights.dtype.name,
         sparse=params["sparse"],
         form=params["forms"][params["transposed"]] if params["forms"] else None,
-        exact=params["precision"] in (None, jax.lax.Precision.HIGHEST),
+        input_dtypes=tuple(by_name[f"input {i}"].dtype.name for i in range(len(step.inputs))),
     )
 
 
@@ -72,6 +70,7 @@ def source(step: Step, problem: Problem, plan: Plan) -> str:
             f"    static constexpr int k{name}Parts[] = {{{values}}};\n"
         )
 
+    floats = ", ".join(str(d == "float32").lower() for d in problem.input_dtypes) or "false"
     constants = "".join(
         f"  static constexpr {'bool' if isinstance(value, bool) else 'int'} {name} = "
         f"{str(value).lower()};\n"
@@ -97,7 +96,8 @@ def source(step: Step, problem: Problem, plan: Plan) -> str:
         "struct PrintedPlan {\n"
         f"  using State = {_TYPES[problem.state_dtype]};\n"
         f"  using Weight = {_TYPES[problem.weight_dtype]};\n"
-        f"  struct Arrays {{\n{table('Input', step.inputs)}{table('Output', step.outputs)}  }};\n"
+        f"  struct Arrays {{\n{table('Input', step.inputs)}{table('Output', step.outputs)}"
+        f"    static constexpr bool kInputIsFloat[] = {{{floats}}};\n  }};\n"
         f"{constants}"
         "};\n"
     )
@@ -112,6 +112,11 @@ def _planned(problem: Problem, variant: str | None, forced: bool) -> Plan | NoPl
     return make_plan(problem, present_device(), variant, forced=forced)
 
 
+def is_forced(params: dict[str, Any]) -> bool:
+    """Whether a scan asks for a kernel, even where the plain path would be faster."""
+    return params["implementation"] == "cuda" or params["variant"] is not None
+
+
 def ffi_call(
     params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequence[str]
 ) -> FfiCall | None:
@@ -121,8 +126,17 @@ def ffi_call(
     """
     step: Step = params["step"]
     problem = problem_of(params, avals, names)
-    forced = params["implementation"] == "cuda" or params["variant"] is not None
-    plan = _planned(problem, params["variant"], forced)
+    forced = is_forced(params)
+    if not all(isinstance(size, int) for size in (problem.batch, problem.length, problem.hidden)):
+        plan: Plan | NoPlan = NoPlan("a size is open, and kernels are made for sizes")
+    else:
+        plan = _planned(problem, params["variant"], forced)
+    text = ""
+    if isinstance(plan, Plan):
+        try:
+            text = source(step, problem, plan)
+        except ValueError as error:  # in a derivative: the cell itself was checked
+            plan = NoPlan(str(error))
     if isinstance(plan, NoPlan):
         if forced:
             asked = params["variant"] or "implementation='cuda'"
@@ -136,7 +150,7 @@ def ffi_call(
         (*weights, *names[names.index("state") :]),
         {
             "name": f"recurrent_scan_{plan.variant}.cu",
-            "source": source(step, problem, plan),
+            "source": text,
             "expression": EXPRESSION,
             "sparse": problem.sparse,
             "transposed": params["transposed"],

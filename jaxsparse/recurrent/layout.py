@@ -89,7 +89,6 @@ def pack(matrix: CSR, *, batch: int, dtype: Any, device: Device | None = None) -
         problem = Problem(
             products=form.products,
             states=form.state_parts,
-            carries=1,
             inputs=form.products,
             outputs=0,
             arrays=1,
@@ -99,7 +98,7 @@ def pack(matrix: CSR, *, batch: int, dtype: Any, device: Device | None = None) -
             state_dtype=jnp.dtype(dtype).name,
             weight_dtype=matrix.dtype.name,
             sparse=True,
-            exact=True,
+            input_dtypes=(),
             form=form,
         )
         plan = make_plan(problem, device, forced=True)

@@ -30,6 +30,7 @@ _OLDEST = 90  # the kernels use instructions of this compute capability
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _WARP = 32
+_STATIC_SHARED = 32  # bytes that the sparse kernel has beside its dynamic ones
 _TILE_ROWS = 16  # of a tensor core's stationary operand
 _TILE_BATCH = 8
 
@@ -87,7 +88,6 @@ class Problem:
 
     products: int
     states: int
-    carries: int
     inputs: int  # arrays of h units in all, of outputs too
     outputs: int
     arrays: int  # most arrays of one kind that a launch has to take
@@ -97,7 +97,7 @@ class Problem:
     state_dtype: str
     weight_dtype: str
     sparse: bool
-    exact: bool  # float32 products by multiply-add
+    input_dtypes: tuple[str, ...]
     form: SparseForm | None = None  # of the sparse matrix's layout
 
     def __str__(self) -> str:
@@ -179,10 +179,15 @@ def make_plan(
     for name, dtype in (("state", p.state_dtype), ("weights", p.weight_dtype)):
         if dtype not in _BYTES:
             return NoPlan(f"the dtype of the {name} is {dtype}; the kernels take {list(_BYTES)}")
+    others = {*p.input_dtypes} - {p.state_dtype, "float32"}
+    if others:
+        return NoPlan(f"inputs of {sorted(others)} beside a state of {p.state_dtype}")
     if p.arrays > _MOST_ARRAYS:
         return NoPlan(f"{p.arrays} arrays of one kind are more than the {_MOST_ARRAYS} it takes")
     if p.length < _FEWEST_STEPS and not forced:
         return NoPlan(f"{p.length} steps are too few to pay for loading the weights")
+    if variant is not None and variant not in VARIANTS:
+        return NoPlan(f"there is no variant {variant!r}, there are {list(VARIANTS)}")
     wanted = VARIANTS if variant is None else (variant,)
     reasons = []
     plans: list[Plan] = []
@@ -192,7 +197,12 @@ def make_plan(
             plan = _sparse_plan(p, device) if p.sparse else None
             found = list(_dense_plans(name, p, device)) if not p.sparse else [plan] if plan else []
             plans += found
-            if not found:
+            if not found and p.sparse:
+                reason = (
+                    "its matrix is laid out for another batch, dtype or GPU, or does not fit: "
+                    "recurrent.pack it for what one device gets"
+                )
+            elif not found:
                 reason = (
                     f"{p.products} x {p.states} x {p.hidden} x {p.hidden} weights in "
                     f"{p.weight_dtype} and a batch of {p.batch} don't fit the registers and shared "
@@ -210,7 +220,8 @@ def _unfit(variant: str, p: Problem) -> str | None:
     if p.sparse != (variant == "sparse_pairs"):
         return f"the weights are {'sparse' if p.sparse else 'dense'}"
     if p.sparse:
-        return None
+        most = 8 if p.state_dtype == "float32" else 16
+        return f"a batch of {p.batch} is more than {most}" if p.batch > most else None
     most = _MOST_BATCH[variant]
     if p.batch > most:
         return f"a batch of {p.batch} is more than {most}"
@@ -255,7 +266,7 @@ def _sparse_plan(p: Problem, device: Device) -> Plan | None:
     sums = _up(f.partial_sums * batch * 4, 16)
     plane = f.columns // f.cluster * f.piece_bytes
     shared = pieces * (plane + 128) + in_shared * f.lanes * f.threads * 8 + 2 * sums
-    if shared > device.shared_bytes:
+    if shared + _STATIC_SHARED > device.shared_bytes:
         return None
     received = pieces * plane / 1e3
     per_entry = 5 if size == 4 else 9

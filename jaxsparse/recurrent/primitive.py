@@ -264,15 +264,18 @@ def _batching(operands: Any, dims: Any, **params: Any) -> Any:
     values = _split(operands, params)
 
     def folded(x: Any, axis: int | None, place: int, repeats: bool) -> Any:
-        """The mapped axis in front of the batch, which is `place` from the end, and one with it."""
+        """The mapped axis behind the batch, which is `place` from the end, and one with it.
+
+        Behind it, so that a sharded batch stays sharded.
+        """
         if axis is None and repeats:
             return x
         x = batching.bdim_at_front(x, axis, size)
-        rows = x.ndim - place
-        x = jnp.moveaxis(x, 0, rows - 1)
+        rows = x.ndim - place - 1
+        x = jnp.moveaxis(x, 0, rows + 1)
         if repeats:
-            x = jnp.repeat(x, count, rows)
-        return x.reshape(*x.shape[: rows - 1], size * count, *x.shape[rows + 1 :])
+            x = jnp.broadcast_to(x, (*x.shape[:rows], count, *x.shape[rows + 1 :]))
+        return x.reshape(*x.shape[:rows], count * size, *x.shape[rows + 2 :])
 
     state_axis = axes.state
     rows = values.state.shape
@@ -295,8 +298,8 @@ def _batching(operands: Any, dims: Any, **params: Any) -> Any:
     unfolded, at = [], []
     for i, x in enumerate(results):
         rows = x.ndim - (2 if 1 <= i <= step.carries else 3)
-        unfolded.append(x.reshape(*x.shape[:rows], size, count, *x.shape[rows + 1 :]))
-        at.append(rows)
+        unfolded.append(x.reshape(*x.shape[:rows], count, size, *x.shape[rows + 1 :]))
+        at.append(rows + 1)
     return unfolded, at
 
 

@@ -206,7 +206,7 @@ class _Direction:
             self.recurrent = _array(operation, f"{side}recurrent", recurrent, 2)
             h, rows = self.recurrent.shape
             expected = "(h, gates * h), or a CSR matrix (gates * h, h)"
-        if h == 0 or rows % h or rows != width:
+        if h == 0 or width == 0 or rows % h or rows != width:
             raise ValueError(
                 f"{operation}: {side}recurrent must be {expected}, with gates * h = {width}, the "
                 f"last dimension of xs, got shape {tuple(self.recurrent.shape)}"
@@ -225,7 +225,8 @@ class _Direction:
         values = self.recurrent.values if self.sparse else self.recurrent
         arguments.check_floating(operation, recurrent=values)
         arguments.check_floating(operation, xs=self.xs)
-        arguments.check_floating(operation, **{f"carry {i}": x for i, x in enumerate(self.carry)})
+        for i, x in enumerate(self.carry):
+            arguments.check_floating(operation, **{f"carry {i}": x})
         self.bias: Any = None
         if bias is not None:
             self.bias = _array(operation, f"{side}recurrent_bias", bias, 1)
@@ -396,11 +397,32 @@ def _run(
     if length == 0 or b == 0:
         return [(jax.tree.unflatten(d.tree, d.carry), d.xs[:, :, :h]) for d in directions]
 
+    layouts: list[ScanLayout | None] = [None] * len(directions)
+    if one.sparse and implementation in (None, "cuda"):
+        layouts = [_layout(d.recurrent.topology, gates, b, one.dtype) for d in directions]
+        if len({x and x.forms for x in layouts}) > 1:
+            # Kernels of different forms: each direction is a scan of its own.
+            return [
+                result
+                for d, backwards in zip(directions, reversed, strict=True)
+                for result in _run(
+                    operation,
+                    [d],
+                    (backwards,),
+                    seq_lengths,
+                    precision,
+                    recompute,
+                    implementation,
+                    variant,
+                )
+            ]
     accumulator = accumulator_dtype(one.dtype)
     inputs = [_stacked([d.xs.reshape(length, b, gates, h) for d in directions])]
     spans = ["tbh"]
     if one.bias is not None:
-        inputs.append(_stacked([d.bias.reshape(1, 1, gates, h) for d in directions]))
+        # The kernels take the dtype of xs and float32.
+        wide = jnp.promote_types(one.bias.dtype, one.dtype)
+        inputs.append(_stacked([d.bias.astype(wide).reshape(1, 1, gates, h) for d in directions]))
         spans.append("h")
     if mask is not None:
         inputs.append(_stacked([mask.astype(one.dtype).reshape(length, b, 1, 1)] * len(directions)))
@@ -412,13 +434,13 @@ def _run(
             _stacked(_padded_values([d.recurrent for d in directions])),
             *_stacked_patterns(topologies),
         )
-        layouts = _layouts(topologies, gates, b, one.dtype)
-        if layouts is not None:
-            forms = layouts[0].forms
+        made = [x for x in layouts if x is not None]
+        if made:
+            forms = made[0].forms
             weights = (
                 *weights,
-                _stacked([x.words for x in layouts]),
-                _stacked([x.transposed_words for x in layouts]),
+                _stacked([x.words for x in made]),
+                _stacked([x.transposed_words for x in made]),
             )
     else:
         weights = (_stacked([d.recurrent for d in directions]),)
@@ -452,19 +474,14 @@ def _run(
     ]
 
 
-def _layouts(
-    topologies: list[Topology], gates: int, batch: int, dtype: Any
-) -> list[ScanLayout] | None:
-    """Where the matrices lie on chip, if that is known or can be, and is of one form."""
-    layouts = []
-    for topology in topologies:
-        layout = topology.scan_layout
-        if layout is None and is_concrete(topology) and has_engine():
-            layout = lay_out(topology, gates, batch, dtype, present_device())
-        if not isinstance(layout, ScanLayout):
-            return None
-        layouts.append(layout)
-    return layouts if len({x.forms for x in layouts}) == 1 else None
+def _layout(topology: Topology, gates: int, batch: int, dtype: Any) -> ScanLayout | None:
+    """Where a matrix lies on chip, if that is known or can be."""
+    if topology.scan_layout is not None:
+        return topology.scan_layout
+    if not (is_concrete(topology) and has_engine() and isinstance(batch, int)):
+        return None
+    layout = lay_out(topology, gates, batch, dtype, present_device())
+    return layout if isinstance(layout, ScanLayout) else None
 
 
 def _padded_values(matrices: list[CSR]) -> list[jax.Array]:

@@ -226,12 +226,13 @@ def _read_by_derivative(step: Step, active: tuple[int, ...]) -> list[list[bool]]
     )
 
     def derivative(primals: Arrays, tangents: Arrays) -> Any:
-        given = iter(tangents)
-        directions = [
-            next(given) if moves else jnp.zeros_like(x)
-            for x, moves in zip(primals, moving, strict=True)
-        ]
-        return jax.jvp(jaxpr_as_fun(step.jaxpr), primals, directions)[1]
+        def of_moving(*given: Any) -> Any:
+            values = iter(given)
+            every = [next(values) if m else x for x, m in zip(primals, moving, strict=True)]
+            return jaxpr_as_fun(step.jaxpr)(*every)
+
+        own = [x for x, moves in zip(primals, moving, strict=True) if moves]
+        return jax.jvp(of_moving, own, list(tangents))[1]
 
     primals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
     tangents = [x for x, moves in zip(primals, moving, strict=True) if moves]
@@ -299,14 +300,17 @@ class Tangent(_OfAnother):
         shift = next(values) if self.shifted else None
         if shift is not None:
             products = [a + b for a, b in zip(products, shift, strict=True)]
-        moves = [
-            next(values) if i in self.active else [zero] * step.inputs[i]
-            for i in range(len(step.inputs))
-        ]
+        moves = [list(next(values)) for _ in self.active]
+
+        # Other inputs are constants: a tangent of 0 times an infinite derivative would be NaN.
+        def of_moving(products: Any, carries: Any, moving: Any) -> Any:
+            every = dict(enumerate(own_inputs)) | dict(zip(self.active, moving, strict=True))
+            return tuple(step(products, carries, [every[i] for i in range(len(own_inputs))]))
+
         _, tangents = jax.jvp(
-            lambda p, c, i: tuple(step(p, c, i)),
-            (list(own_products), own_carries, [list(x) for x in own_inputs]),
-            (list(products), list(carries), [list(x) for x in moves]),
+            of_moving,
+            (list(own_products), own_carries, [list(own_inputs[i]) for i in self.active]),
+            (list(products), list(carries), moves),
         )
         return Results(*tangents)
 
