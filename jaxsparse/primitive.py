@@ -61,8 +61,8 @@ class Operation:
     result_dtypes: Callable[[Sequence[ShapedArray], dict[str, Any]], Sequence[Any]]
     shardable: tuple[str, ...]  # core dimensions along which it is computed independently
     xla: Callable[..., list[jax.Array]]  # one batch entry in plain jnp
-    # How its FFI target is called for operands of these types, or None for the form in plain jnp.
-    ffi: Callable[[dict[str, Any], Sequence[ShapedArray]], FfiCall | None]
+    # How its FFI target is called for operands of these types on a platform, or None for plain jnp.
+    ffi: Callable[[dict[str, Any], Sequence[ShapedArray], str], FfiCall | None]
     summed: tuple[str, ...] = ()  # core dimensions along which parts of the results add up
 
 
@@ -332,7 +332,7 @@ def _lower(operation: Operation, platform: str) -> Any:
         chosen = backend.resolve(operation.target, platform, params["implementation"], variant)
         call = None
         if chosen in backend.OPERATIONS[operation.target]["targets"]:
-            call = operation.ffi(params, ctx.avals_in)
+            call = operation.ffi(params, ctx.avals_in, platform)
         if call is None:
             compute = functools.partial(_xla, operation, declared)
             # The operands are one device's by now: mesh axes in their types only get in the way.

@@ -4,11 +4,15 @@
     export JAXSPARSE_SCAN_WAIT_LIMIT=100
     compute-sanitizer --tool memcheck python tests/cuda_sanitizer.py
 
-The other tools are racecheck, initcheck and synccheck. Blocks of a scan wait for one another, which
+The other tools are initcheck, synccheck, and racecheck, which needs ``--barriers``: between the
+steps of a scan, what orders the reads and writes of a block's shared memory is the data that come
+from other blocks, and racecheck only knows barriers. Blocks of a scan wait for one another, which
 takes long under a sanitizer.
 """
 
 from __future__ import annotations
+
+import argparse
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +24,9 @@ from jaxsparse.ops import matmul
 
 def main() -> None:
     """Runs the kernels on one odd-sized pattern with padding, in float32 and bfloat16."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--barriers", action="store_true", help="in scans, blocks meet each step")
+    barriers = parser.parse_args().barriers
     rng = np.random.default_rng(0)
     topology = Topology.from_mask(rng.random((37, 53)) < 0.3, nse=700)
 
@@ -38,13 +45,13 @@ def main() -> None:
         results += jax.jvp(
             lambda v: sparse_softmax(CSR(v, topology)).values, (a.values,), (results[0],)
         )
-        results += scans(rng, dtype)
+        results += scans(rng, dtype, "_barrier" if barriers else "")
         for result in results:
             assert np.isfinite(np.asarray(result, np.float32)).all()
     print("all kernels ran on", jax.devices()[0].device_kind)
 
 
-def scans(rng, dtype):
+def scans(rng, dtype, suffix):
     """A dense and a sparse LSTM with their gradients, of odd size."""
     h, steps, batch = 37, 5, 3
     mask = rng.random((4 * h, h)) < 0.3
@@ -52,15 +59,15 @@ def scans(rng, dtype):
     carry = (jnp.zeros((batch, h)), jnp.zeros((batch, h)))
     xs = jnp.asarray(rng.standard_normal((steps, batch, 4 * h)), dtype)
     results = []
-    for weights, matrix in (
-        (sparse.todense().T, lambda w: w),
-        (sparse.values, lambda v: CSR(v, sparse.topology)),
+    units = "fma" if dtype == jnp.float32 else "tensor_cores"
+    for variant, weights, matrix in (
+        (f"dense_{units}", sparse.todense().T, lambda w: w),
+        (f"masked_{units}", sparse.values, lambda v: CSR(v, sparse.topology)),
+        ("sparse_pairs", sparse.values, lambda v: CSR(v, sparse.topology)),
     ):
 
-        def scan(weights, xs, matrix=matrix):
-            return recurrent.scan(
-                recurrent.LSTM, matrix(weights), carry, xs, implementation="cuda"
-            )[1]
+        def scan(weights, xs, matrix=matrix, variant=variant + suffix):
+            return recurrent.scan(recurrent.LSTM, matrix(weights), carry, xs, variant=variant)[1]
 
         ys, pull = jax.vjp(scan, weights, xs)
         results += [ys, *pull(ys)]

@@ -43,10 +43,11 @@ class Case:
 
         return function
 
-    def both(self, transform=lambda f: f, **options):
+    def both(self, transform=lambda f: f, variant=None, **options):
         """Results of a transformed scan by the kernel and by the plain path."""
         results = []
         for implementation in ("cuda", "xla"):
+            options["variant"] = variant if implementation == "cuda" else None
             function = jax.jit(transform(self.scan(implementation=implementation, **options)))
             if implementation == "cuda":
                 assert "jaxsparse_recurrent_scan" in function.lower(*self.operands).as_text()
@@ -76,25 +77,26 @@ def gradient(function):
     return transformed
 
 
+# (variant, dtype of the state, of the weights)
 FORMS = [
-    ("dense", False, "float32", None),
-    ("dense", False, "bfloat16", None),
-    ("dense", False, "float16", None),
-    ("dense", False, "bfloat16", "float32"),
-    ("sparse", True, "float32", None),
-    ("sparse", True, "bfloat16", None),
-    ("sparse", True, "float16", None),
-    ("sparse", True, "bfloat16", "float32"),
+    ("dense_fma", "float32", None),
+    ("dense_tensor_cores", "bfloat16", None),
+    ("dense_tensor_cores", "float16", None),
+    ("dense_fma", "bfloat16", "float32"),
+    ("sparse_pairs", "float32", None),
+    ("sparse_pairs", "bfloat16", None),
+    ("sparse_pairs", "float16", None),
+    ("sparse_pairs", "bfloat16", "float32"),
 ]
 
 
 @pytest.mark.parametrize("T, B, h", [(9, 4, 64), (6, 3, 37), (17, 1, 200), (5, 8, 96)])
-@pytest.mark.parametrize("_, sparse, dtype, weights", FORMS)
+@pytest.mark.parametrize("variant, dtype, weights", FORMS)
 @pytest.mark.parametrize("name", list(CELLS))
-def test_values_and_gradients(name, _, sparse, dtype, weights, T, B, h):
-    case = Case(name, sparse, T, B, h, dtype, weights)
+def test_values_and_gradients(name, variant, dtype, weights, T, B, h):
+    case = Case(name, variant == "sparse_pairs", T, B, h, dtype, weights)
     lengths = jnp.arange(B) * T // max(B - 1, 1) if h == 37 else None
-    case.agree(gradient, reverse=h == 64, seq_lengths=lengths)
+    case.agree(gradient, variant=variant, reverse=h == 64, seq_lengths=lengths)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -111,27 +113,28 @@ def test_second_derivatives(name, sparse):
     case.agree(transform)
 
 
-@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("variant", ["dense", "masked", "sparse_pairs"])
 @pytest.mark.parametrize("B", [1, 2, 4, 7, 8, 13, 16])
-def test_batches_and_larger_layers(B, sparse):
+def test_batches_and_larger_layers(B, variant):
     for dtype in ("float32", "bfloat16"):
-        if sparse and dtype == "float32" and B > 8:
+        if variant == "sparse_pairs" and dtype == "float32" and B > 8:
             continue
-        case = Case("LSTM", sparse, 12, B, 512, dtype, density=0.1)
-        case.agree(gradient)
+        kind = {"float32": "_fma", "bfloat16": "_tensor_cores"}[dtype]
+        case = Case("LSTM", variant != "dense", 12, B, 512, dtype, density=0.1)
+        case.agree(gradient, variant=variant + kind * (variant != "sparse_pairs"))
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-def test_one_step_and_many(sparse):
+@pytest.mark.parametrize("variant", ["dense_fma", "masked_fma", "sparse_pairs"])
+def test_one_step_and_many(variant):
     for T in (1, 2, 3, 3000):
-        Case("GRU", sparse, T, 2, 48, "float32").agree()
+        Case("GRU", variant != "dense_fma", T, 2, 48, "float32").agree(variant=variant)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("sparse", [False, True])
-def test_repeats_bitwise(sparse, dtype):
-    case = Case("LSTM", sparse, 50, 4, 512, dtype)
-    function = jax.jit(gradient(case.scan(implementation="cuda")))
+@pytest.mark.parametrize("variant", [None, "sparse_pairs"])
+def test_repeats_bitwise(variant, dtype):
+    case = Case("LSTM", variant is not None, 50, 4, 512, dtype)
+    function = jax.jit(gradient(case.scan(implementation="cuda", variant=variant)))
     first = jax.device_get(function(*case.operands))
     for _ in range(20):
         again = jax.device_get(function(*case.operands))
@@ -141,16 +144,19 @@ def test_repeats_bitwise(sparse, dtype):
 
 
 @pytest.mark.parametrize("bits", [0xFFFFFFFF, 0x7FC00000])
-@pytest.mark.parametrize("sparse", [False, True])
-def test_nan_stays_in_its_row(sparse, bits):
+@pytest.mark.parametrize("variant", ["dense_fma", "masked_fma", "sparse_pairs"])
+def test_nan_stays_in_its_row(variant, bits):
     """Also one whose bits are those of an exchange buffer that was not written yet."""
-    case = Case("RNN", sparse, 8, 4, 64, "float32")
+    case = Case("RNN", variant != "dense_fma", 8, 4, 64, "float32")
     bad = np.asarray(case.xs).copy()
     bad.view(np.uint32)[2, 1, :] = bits
     case.xs = jnp.asarray(bad)
     by_kernel, plain = (
-        np.isnan(case.scan(implementation=i)(*case.operands)[1]) for i in ("cuda", "xla")
+        np.isnan(case.scan(implementation=i, variant=v)(*case.operands)[1])
+        for i, v in (("cuda", variant), ("xla", None))
     )
+    if variant == "masked_fma":  # what is not stored multiplies by zero
+        plain[3:, 1] = True
     np.testing.assert_array_equal(by_kernel, plain)
     assert by_kernel[2, 1].all() and by_kernel[3:, 1].any()
     assert not by_kernel[:2].any() and not by_kernel[:, [0, 2, 3]].any()
@@ -178,6 +184,91 @@ def test_bidirectional_and_vmap(sparse):
         one = f(weights[1], *a.operands[1:])
         for x, y in zip(jax.tree.leaves(many), jax.tree.leaves(one), strict=True):
             np.testing.assert_allclose(x[1], y, rtol=0, atol=2e-5)
+
+
+# {variant: whether the weights are sparse, dtypes}
+VARIANTS = {
+    "dense_tensor_cores": (False, ["bfloat16", "float16"]),
+    "dense_fma": (False, ["float32"]),
+    "masked_tensor_cores": (True, ["bfloat16", "float16"]),
+    "masked_fma": (True, ["float32"]),
+    "sparse_pairs": (True, ["float32", "bfloat16", "float16"]),
+}
+
+
+@pytest.mark.parametrize("barrier", ["", "_barrier"])
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_variants(variant, barrier):
+    sparse, dtypes = VARIANTS[variant]
+    for dtype in dtypes:
+        for name, T, B, h in (("LSTM", 9, 4, 72), ("GRU", 5, 3, 37)):
+            case = Case(name, sparse, T, B, h, dtype)
+            case.agree(gradient, variant=variant + barrier, reverse=name == "GRU")
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_delays_change_nothing(variant, monkeypatch):
+    """Blocks that come late, at any place, in any order: bitwise the same."""
+    sparse, (dtype, *_) = VARIANTS[variant]
+    case = Case("LSTM", sparse, 40, 4, 256, dtype, density=0.1)
+    results = []
+    for delay in (0, 3_000, 100_000):
+        monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", str(delay))
+        function = jax.jit(gradient(case.scan(variant=variant)))
+        assert f"kMostDelay = {delay}" in function.lower(*case.operands).as_text()
+        results.append(jax.tree.leaves(jax.device_get(function(*case.operands))))
+    for delayed in results[1:]:
+        for a, b in zip(results[0], delayed, strict=True):
+            np.testing.assert_array_equal(a.view(np.uint8), b.view(np.uint8))
+
+
+@pytest.mark.parametrize("barrier", ["", "_barrier"])
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_gives_up_on_blocks_that_do_not_come(variant, barrier, monkeypatch):
+    sparse, (dtype, *_) = VARIANTS[variant]
+    case = Case("RNN", sparse, 5, 4, 256, dtype, density=0.1)
+    recurrent.check()
+    monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", str(10**8))  # 50 ms
+    monkeypatch.setenv("JAXSPARSE_SCAN_WAIT_LIMIT", "0.001")
+    late = jax.jit(case.scan(variant=variant + barrier))
+    _, ys = late(*case.operands)
+    if not barrier:  # there it is the meeting that is missed, and the data may still be in time
+        assert np.isnan(np.asarray(ys[-1], np.float32)).any()
+    with pytest.raises(RuntimeError, match=r"recurrent\.check: a scan on GPU 0 gave up"):
+        recurrent.check()
+    jax.block_until_ready(late(*case.operands))
+    monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", "0")
+    in_time = jax.jit(case.scan(variant=variant + barrier))
+    with pytest.raises(Exception, match="an earlier scan on GPU 0 gave up"):
+        jax.block_until_ready(in_time(*case.operands))
+    case.agree(variant=variant + barrier)
+    recurrent.check()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("B", [2, 16])
+def test_scans_side_by_side(B, sparse):
+    """Two directions, and parts of a batch, in one launch each."""
+    a, b = (Case("LSTM", sparse, 11, B, 96, "bfloat16", seed=s) for s in (0, 1))
+    matrix = (lambda c: CSR(c.weights, c.topology)) if sparse else (lambda c: c.weights)
+
+    def two(implementation):
+        def function(cases):
+            return recurrent.bidirectional_scan(
+                a.cell,
+                [matrix(c) for c in (a, b)],
+                (a.carry, b.carry),
+                (a.xs, b.xs),
+                implementation=implementation,
+            )
+
+        return function
+
+    scans = recurrent.explain(two("cuda"), ())
+    assert [s.launches for s in scans] == [1] or sparse
+    for x, y in zip(*(jax.tree.leaves(two(i)(())) for i in ("cuda", "xla")), strict=True):
+        x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
+        np.testing.assert_allclose(x, y, rtol=0, atol=3e-2)
 
 
 FUNCTIONS = {
@@ -215,15 +306,19 @@ def test_printed_functions(name):
     np.testing.assert_allclose(np.asarray(ys), expected, rtol=2e-6, atol=smallest)
 
 
-def test_a_matrix_that_is_an_argument_is_packed_before():
+def test_a_matrix_that_is_an_argument():
     case = Case("GRU", True, 6, 4, 64, "float32")
     matrix = CSR(case.weights, case.topology)
     packed = recurrent.pack(matrix, batch=4, dtype=jnp.float32)
 
-    def scan(matrix):
-        return recurrent.scan(case.cell, matrix, case.carry, case.xs, implementation="cuda")[1]
+    def by(variant):
+        def scan(matrix):
+            return recurrent.scan(case.cell, matrix, case.carry, case.xs, variant=variant)[1]
+
+        return jax.jit(scan)
 
     expected = case.scan(implementation="xla")(*case.operands[:3], jnp.zeros_like(case.bias))[1]
-    np.testing.assert_allclose(jax.jit(scan)(packed), expected, rtol=0, atol=2e-5)
+    for variant, argument in (("sparse_pairs", packed), ("masked_fma", packed), (None, matrix)):
+        np.testing.assert_allclose(by(variant)(argument), expected, rtol=0, atol=2e-5)
     with pytest.raises(ValueError, match=r"recurrent\.pack"):
-        jax.jit(scan)(matrix)
+        by("sparse_pairs")(matrix)

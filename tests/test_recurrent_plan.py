@@ -11,10 +11,18 @@ import numpy as np
 import pytest
 from recurrent_problems import CELLS
 
-from jaxsparse import CSR, Topology, _ffi, recurrent
+from jaxsparse import CSR, Topology, _ffi, backend, recurrent
 from jaxsparse.recurrent.diagnose import explain
 from jaxsparse.recurrent.layout import is_concrete, lay_out
-from jaxsparse.recurrent.plan import H200, Device, NoPlan, Plan, Problem, make_plan
+from jaxsparse.recurrent.plan import (
+    H200,
+    VARIANTS,
+    Device,
+    NoPlan,
+    Plan,
+    Problem,
+    make_plan,
+)
 
 
 def shape(*sizes, dtype=jnp.float32):
@@ -62,14 +70,15 @@ def test_what_fits(name):
     plan = make_plan(problem, H200)
     assert isinstance(plan, Plan), plan
     constants = dict(plan.constants)
-    assert plan.blocks <= H200.multiprocessors and plan.threads <= 1024
-    assert plan.shared_bytes <= H200.shared_bytes
+    assert plan.scans * plan.blocks <= plan.resident * H200.multiprocessors
+    assert plan.resident * plan.threads <= 2048 and plan.threads <= 1024
+    assert plan.resident * (plan.shared_bytes + 1024) <= H200.shared_bytes + 1024
     assert plan.blocks * constants["kUnits"] >= problem.hidden
     item = 4 if problem.state_dtype == "float32" else 2
     slots = problem.length * problem.batch * problem.states * problem.hidden
-    assert plan.exchange_bytes >= slots * item
+    assert plan.groups * plan.exchange_bytes >= slots * item
     # All weights are somewhere: registers hold 64 K words, and some are needed for the rest.
-    on_chip = plan.blocks * (65536 * 4 + plan.shared_bytes)
+    on_chip = plan.blocks * (65536 * 4 // plan.resident + plan.shared_bytes)
     weights = problem.products * problem.states * problem.hidden**2
     assert on_chip > weights * (4 if problem.weight_dtype == "float32" else 2)
     assert 0.5 < plan.microseconds < 6
@@ -93,7 +102,9 @@ def test_larger_problems_take_longer():
         (dense(weights="float64"), "the dtype of the weights is float64"),
         (dense(length=2), "2 steps are too few"),
         (dense(arrays=99), "99 arrays of one kind are more than"),
-        (dense(sparse=True), "recurrent.pack"),
+        (dense(sparse=True, hidden=8192), "recurrent.pack"),
+        (dense(sparse=True, hidden=8192), "masked_tensor_cores: 1 x 1 x 8192 x 8192 weights"),
+        (dense(sparse=True, hidden=8192), "dense_tensor_cores: the weights are sparse"),
         (dense(input_dtypes=("float16",)), "inputs of ['float16'] beside a state of bfloat16"),
     ],
 )
@@ -101,6 +112,51 @@ def test_why_not(problem, reason):
     plan = make_plan(problem, H200)
     assert isinstance(plan, NoPlan) and reason in plan.reason
     assert str(plan).startswith("plain path, because ")
+
+
+def test_sparse_matrices_in_dense_form():
+    """Where the pattern is traced; and where tensor cores are faster than the entries alone."""
+    traced = make_plan(dense(sparse=True), H200)
+    assert traced.variant == "masked_tensor_cores" and traced.dense_bytes == 2 * 1024**2
+    assert make_plan(dense(sparse=True, dtype="float32"), H200).variant == "masked_fma"
+    assert make_plan(dense(), H200).dense_bytes == 0
+
+    def chosen(h, density, dtype, weights):
+        mask = np.random.default_rng(0).random((h, h)) < density
+        layout = lay_out(Topology.from_mask(mask), 1, 4, jnp.dtype(dtype), H200)
+        problem = dense(1, hidden=h, sparse=True, dtype=dtype, weights=weights)
+        return make_plan(dataclasses.replace(problem, form=layout.forms[0]), H200).variant
+
+    assert chosen(2304, 0.3, "bfloat16", None) == "masked_tensor_cores"
+    assert chosen(1792, 0.1, "bfloat16", "float32") == "sparse_pairs"
+    assert chosen(1792, 0.1, "float32", None) == "sparse_pairs"
+
+
+def test_several_scans_share_the_gpu():
+    one, two = (make_plan(dense(4, directions=d), H200) for d in (1, 2))
+    assert two.scans == 2 and one.microseconds < two.microseconds < 2 * one.microseconds
+    parts = make_plan(dense(4, batch=16), H200)
+    assert (parts.groups, parts.scans) == (2, 2)
+    assert make_plan(dense(4, batch=15), H200).groups == 1
+    # No room for both directions at once.
+    large = make_plan(dense(4, hidden=1792, directions=2), H200)
+    assert large.scans == 1
+    assert large.microseconds == 2 * make_plan(dense(4, hidden=1792), H200).microseconds
+
+
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_barriers_are_only_chosen_on_demand(name):
+    variant = VARIANTS[name]
+    problem = dense(
+        sparse=variant.weights != "dense", dtype=("float32", "bfloat16")[variant.tensor_cores]
+    )
+    if variant.weights == "pairs":
+        layout = lay_out(Topology.from_mask(np.eye(1024, dtype=bool)), 1, 4, jnp.dtype("f4"), H200)
+        problem = dataclasses.replace(problem, form=layout.forms[0])
+    assert not VARIANTS[make_plan(problem, H200).variant].barrier
+    assert make_plan(problem, H200, name).variant == name
+    assert dict(make_plan(problem, H200, name).constants)["kBarrier"] == variant.barrier
+    assert name in backend.OPERATIONS["recurrent_scan"]["variants"]["cuda"]
 
 
 def test_devices():
@@ -143,10 +199,16 @@ def loss_of(cell, topology, **options):
     return loss
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-def test_explain(sparse):
+def variant_of(weights, dtype):
+    wide = jnp.dtype(dtype) == jnp.float32
+    return "sparse_pairs" if weights == "pairs" else f"{weights}_{('tensor_cores', 'fma')[wide]}"
+
+
+@pytest.mark.parametrize("weights", ["dense", "masked", "pairs"])
+def test_explain(weights):
+    sparse, variant = weights != "dense", variant_of(weights, "bfloat16")
     cell, topology, shapes = operands("LSTM", sparse)
-    loss = loss_of(cell, topology)
+    loss = loss_of(cell, topology, variant=variant)
     (forward,) = explain(loss, *shapes)
     assert (forward.problem.products, forward.problem.states) == (4, 1)
     again, adjoint = explain(jax.jit(jax.grad(loss, (0, 1, 2, 3))), *shapes)
@@ -154,7 +216,6 @@ def test_explain(sparse):
     assert again.problem.outputs == 5  # the products and c, for the adjoint
     # The cotangents of pre-activations and products are the adjoint's states.
     assert adjoint.problem.outputs == 0
-    variant = "sparse_pairs" if sparse else "dense_tensor_cores"
     assert adjoint.plan.variant == forward.plan.variant == variant
     assert str(explain(loss, *shapes)).count("\n") == 1
     assert not explain(jnp.sin, 1.0) and str(explain(jnp.sin, 1.0)) == "no recurrent scans"
@@ -167,9 +228,10 @@ def test_explain_a_pattern_that_is_an_argument():
 
     matrix = CSR.fromdense(jnp.eye(64))
     arguments = (jnp.zeros((2, 64)), jnp.zeros((9, 2, 64)))
-    assert "recurrent.pack" in str(explain(scan, matrix, *arguments))
+    assert explain(scan, matrix, *arguments)[0].plan.variant == "masked_fma"
     packed = recurrent.pack(matrix, batch=2, dtype=jnp.float32)
-    assert explain(scan, packed, *arguments)[0].plan.variant == "sparse_pairs"
+    assert packed.topology.scan_layout is not None
+    assert explain(scan, packed, *arguments)[0].problem.form is not None
     # For another batch it is laid out in another way.
     arguments = (jnp.zeros((5, 64)), jnp.zeros((9, 5, 64)))
     assert isinstance(explain(scan, packed, *arguments)[0].plan, NoPlan | Plan)
@@ -205,18 +267,21 @@ def _unescaped(text):
     return re.sub(r"\\([0-9A-Fa-f]{2})", lambda m: chr(int(m[1], 16)), text)
 
 
-@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("weights", ["dense", "masked", "pairs"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", list(CELLS))
-def test_every_kind_of_kernel_compiles(name, dtype, sparse, monkeypatch):
+def test_every_kind_of_kernel_compiles(name, dtype, weights, monkeypatch):
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
     try:
         _ffi.nvrtc_version()
     except RuntimeError as error:
         pytest.skip(f"needs NVRTC: {error}")
-    cell, topology, shapes = operands(name, sparse, jnp.dtype(dtype))
+    cell, topology, shapes = operands(name, weights != "dense", jnp.dtype(dtype))
     lengths = jnp.array([1, 5, 16])
-    loss = loss_of(cell, topology, seq_lengths=lengths, reverse=True)
+    variant = variant_of(weights, dtype) + ("_barrier" if name == "GRU" else "")
+    if name == "RNN":
+        monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", "1000")
+    loss = loss_of(cell, topology, seq_lengths=lengths, reverse=True, variant=variant)
     found = kernels(jax.grad(loss, (0, 1, 2, 3)), *shapes)
     assert len(found) == 2
     for file, source in found:
@@ -356,6 +421,18 @@ def test_wait_limit(monkeypatch):
         monkeypatch.setenv("JAXSPARSE_SCAN_WAIT_LIMIT", text)
         with pytest.raises(ValueError, match="JAXSPARSE_SCAN_WAIT_LIMIT must be a number"):
             wait_limit()
+
+
+def test_delay(monkeypatch):
+    from jaxsparse.recurrent.engine import most_delay
+
+    assert most_delay() == 0
+    monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", "2000")
+    assert most_delay() == 2000
+    for text in ("-1", "long", str(2**30)):
+        monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", text)
+        with pytest.raises(ValueError, match="JAXSPARSE_SCAN_DELAY must be a number of clock"):
+            most_delay()
 
 
 def test_check_without_scans():

@@ -114,18 +114,20 @@ DType CallParser::ParseDType(const char* name, ffi::AnyBuffer buffer) {
   }
 }
 
+IndexType CallParser::OperandIndexType(size_t index) {
+  const ffi::DataType type = OperandBuffer(index).element_type();
+  if (type != ffi::S32 && type != ffi::U16) Fail("column_indices must be int32 or uint16");
+  return type == ffi::S32 ? IndexType::kInt32 : IndexType::kUint16;
+}
+
 Pattern CallParser::OperandPattern(size_t index, int64_t columns, bool permuted) {
   Pattern pattern;
   pattern.rows = Size(index, 0) - 1;
   pattern.columns = columns;
   pattern.nse = Size(index + 1, 0);
   if (pattern.rows < 0) Fail("row_offsets is empty");
-  const ffi::DataType offsets = OperandBuffer(index).element_type();
-  const ffi::DataType indices = OperandBuffer(index + 1).element_type();
-  if (offsets != ffi::S32 || (indices != ffi::S32 && indices != ffi::U16)) {
-    Fail("row_offsets must be int32 and column_indices int32 or uint16");
-  }
-  pattern.index_type = indices == ffi::S32 ? IndexType::kInt32 : IndexType::kUint16;
+  if (OperandBuffer(index).element_type() != ffi::S32) Fail("row_offsets must be int32");
+  pattern.index_type = OperandIndexType(index + 1);
   pattern.row_offsets = Operand(index, "row_offsets", {pattern.rows + 1});
   pattern.column_indices = Operand(index + 1, "column_indices", {pattern.nse});
   pattern.row_order = Operand(index + 2, "row_order", {pattern.rows});

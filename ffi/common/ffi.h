@@ -50,6 +50,7 @@ class CallParser {
   Array Result(size_t index, const char* name, std::initializer_list<int64_t> core);
   DType OperandDType(size_t index, const char* name);
   DType ResultDType(size_t index, const char* name);
+  IndexType OperandIndexType(size_t index);  // of column_indices
   // Operands `index` on: row_offsets, column_indices, row_order, and permutation where it is
   // `permuted`.
   Pattern OperandPattern(size_t index, int64_t columns, bool permuted);

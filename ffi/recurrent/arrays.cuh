@@ -16,6 +16,9 @@
 
 namespace jaxsparse {
 
+// What a step reads is brought to the L2 cache so many steps before.
+constexpr int kStepsAhead = 4;
+
 template <typename Step, typename Plan>
 struct ScanArrays {
   using State = typename Plan::State;

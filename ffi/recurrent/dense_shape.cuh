@@ -16,7 +16,12 @@
 //   kPointwiseRegisters    the same of a pointwise thread
 //   kRowGroups             FMA: groups of lanes that share a warp's columns, each with its own rows
 //   kBatchTile             FMA: batch entries that are summed at a time
-//   kLaunchBlocks, kLaunchSharedBytes, kLaunchSlot    what the launch was planned with
+//   kScans, kBlocks        scans of the launch, and blocks of each
+//   kResident              blocks that share a multiprocessor
+//   kBarrier               blocks meet after each step, instead of looking for each other's data
+//   kPrefetch              the scan is so long that its exchange buffer leaves the L2 cache
+//   kMostDelay             clock cycles by which warps are held up, in tests
+//   kLaunchSharedBytes, kLaunchSlot    what the launch was planned with
 #pragma once
 
 #include "recurrent/exchange.cuh"
@@ -84,7 +89,7 @@ struct DenseShape {
   // A block can deal its registers anew, but not get more: that would wait for ever. Each quarter
   // of a multiprocessor has 512 for every lane of its warps.
   static constexpr int kAllWarps = Plan::kWarps + Plan::kPointwiseWarps;
-  static constexpr int kEqualShare = 512 / Ceil(kAllWarps, 4) / 8 * 8;
+  static constexpr int kEqualShare = 512 / (Plan::kResident * Ceil(kAllWarps, 4)) / 8 * 8;
   static_assert(Plan::kProductRegisters == 0 ||
                 (Plan::kWarps % 4 == 0 && Plan::kPointwiseWarps % 4 == 0 &&
                  Plan::kWarps * Plan::kProductRegisters +
@@ -96,7 +101,7 @@ struct DenseShape {
   static constexpr int kFlagAt = 2 * kPartials * 4;
   static constexpr int kWeightsAt = Ceil(kFlagAt + 4, 16) * 16;
 
-  static constexpr int Blocks() { return Ceil(kPart, Plan::kUnits); }
+  static_assert(Plan::kBlocks == Ceil(kPart, Plan::kUnits));
 };
 
 // Loads again what came too early. Branches would make the compiler expect diverged lanes at every
@@ -138,7 +143,7 @@ struct DenseRow {
   // `row`: gate * kUnits + unit of the block.
   __device__ __forceinline__ DenseRow(const RecurrentScanProblem& p, int row)
       : column_stride(p.weight_column_stride) {
-    const int unit = blockIdx.x * Plan::kUnits + row % Plan::kUnits;
+    const int unit = BlockOfScan<Plan>() * Plan::kUnits + row % Plan::kUnits;
     const bool exists = row < Shape::kRows && unit < Plan::kHidden;
     values = exists ? static_cast<const Weight*>(p.weights) +
                           (row / Plan::kUnits * Plan::kHidden + unit) * p.weight_row_stride

@@ -11,6 +11,17 @@ namespace jaxsparse {
 
 constexpr uint32_t kUnwritten = 0xffffffffu;  // a NaN that no conversion or sum makes
 
+// Blocks work for the scans of a launch in turn, each plan's kBlocks of them for one.
+template <typename Plan>
+__device__ __forceinline__ const RecurrentScanProblem& ScanOfBlock(
+    const RecurrentScans<Plan::kScans>& scans) {
+  return scans.scan[Plan::kScans == 1 ? 0 : blockIdx.x / Plan::kBlocks];
+}
+template <typename Plan>
+__device__ __forceinline__ int BlockOfScan() {
+  return static_cast<int>(Plan::kScans == 1 ? blockIdx.x : blockIdx.x % Plan::kBlocks);
+}
+
 struct alignas(16) Words4 {
   uint32_t x, y, z, w;
 };
@@ -93,10 +104,10 @@ class WaitLimit {
     const uint64_t now = Now();
     if (looks_ == kLooksPerCheck) start_ = now;
     if (now - start_ > limit_) {
-      StoreRelaxed(error_, 1u);
+      StoreRelaxed(error_, 0u);
       asm volatile("st.relaxed.sys.global.b32 [%0], 1;" ::"l"(report_) : "memory");
     }
-    gave_up_ = now - start_ > limit_ || LoadRelaxed(error_) != 0;
+    gave_up_ = now - start_ > limit_ || LoadRelaxed(error_) != kUnwritten;
   }
 
   uint32_t* error_;
@@ -150,6 +161,38 @@ __device__ __forceinline__ bool Receive(int thread, WaitLimit* limit, From from,
 
 __device__ __forceinline__ void WaitCycles(uint32_t start, uint32_t cycles) {
   while (static_cast<uint32_t>(clock()) - start < cycles) {
+  }
+}
+
+// The other way to exchange the state: after each step all blocks of a scan meet. It costs two more
+// trips through the L2 cache, and is there to measure and to check the first way by.
+//
+// Called by one thread, after the block's other threads have published and met it, and before they
+// read what the other blocks published.
+template <typename Plan>
+__device__ __forceinline__ void MeetOtherBlocks(const RecurrentScanProblem& p, int64_t step,
+                                                WaitLimit* limit) {
+  asm volatile("fence.acq_rel.gpu; red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(p.arrivals)
+               : "memory");
+  const uint32_t all = kUnwritten + static_cast<uint32_t>(step + 1) * Plan::kBlocks;
+  limit->Begin();
+  while (static_cast<int32_t>(LoadRelaxed(p.arrivals) - all) < 0 && !limit->GivesUp()) {
+  }
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
+// Holds a warp up now and then, by up to the plan's kMostDelay clock cycles, differently in every
+// block, warp and step: tests of the exchange turn it on, since a sanitizer does not see what
+// passes between blocks.
+template <typename Plan>
+__device__ __forceinline__ void Delay(int64_t step) {
+  if constexpr (Plan::kMostDelay > 0) {
+    uint32_t x = static_cast<uint32_t>(step) * 0x9e3779b9u ^ blockIdx.x * 0x85ebca6bu ^
+                 threadIdx.x / kWarp * 0xc2b2ae35u;
+    x = (x ^ x >> 16) * 0x21f0aaadu;
+    x = (x ^ x >> 15) * 0x735a2d97u;
+    x ^= x >> 15;
+    if (x % 4 == 0) WaitCycles(static_cast<uint32_t>(clock()), __umulhi(x, Plan::kMostDelay));
   }
 }
 

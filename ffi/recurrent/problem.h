@@ -1,5 +1,5 @@
-// A whole recurrent scan in one launch. Per step t (falling if `reverse`), for every batch entry b
-// and unit u:
+// A whole recurrent scan, or several side by side, in one launch. Per step t (falling if
+// `reverse`), for every batch entry b and unit u:
 //
 //   product[g] = sum over (s, k) of weights[(g, u), (s, k)] * state[b][s][k]
 //   (product, carry, input) -> (state[b][.][u], carry, output)         pointwise
@@ -15,8 +15,11 @@ namespace jaxsparse {
 
 // Arrays of one kind that a launch takes.
 constexpr int kMaxScanArrays = 24;
-// Behind the exchange buffer, zeroed before the launch: room for the word that `error` points to.
-constexpr int64_t kScanFlagBytes = 256;
+// Scans of one launch: directions of a layer, parts of a batch.
+constexpr int kMaxScansOfLaunch = 4;
+// Behind the exchange buffers, every byte 0xff before the launch, too: the words that `error` and
+// `arrivals` point to, each on a cache line of its own.
+constexpr int64_t kScanFlagBytes = 128 * (1 + kMaxScansOfLaunch);
 
 // Values of the state's dtype or of float32 for every step, batch entry and unit, of several parts;
 // the distance in elements between neighbours is 0 where it repeats.
@@ -30,7 +33,7 @@ struct ScanInput {
 
 struct RecurrentScanProblem {
   int64_t steps = 0;   // T
-  int64_t batch = 0;   // B
+  int64_t batch = 0;   // B of all arrays; a scan of a part of it points to its first entry
   int64_t hidden = 0;  // h
   bool reverse = false;
 
@@ -53,11 +56,28 @@ struct RecurrentScanProblem {
   uint32_t first_look = 0;
   uint32_t look_later = 0;
   uint32_t look_earlier = 0;
-  // A wait for other blocks longer than this sets *error to 1 (0 before the launch), and *report,
-  // in the host's memory, and turns what depends on it to NaN.
+  // A wait for other blocks longer than this sets *error to 0, and *report, in the host's memory,
+  // to 1, and turns what depends on it to NaN.
   int64_t wait_limit_ns = 0;
   uint32_t* error = nullptr;
   uint32_t* report = nullptr;
+  uint32_t* arrivals = nullptr;  // counts blocks, where these meet at a barrier (exchange.cuh)
+};
+
+// A CSR matrix and where it is wanted as a dense one.
+struct DensifyProblem {
+  const void* values = nullptr;
+  const int32_t* row_offsets = nullptr;
+  const void* column_indices = nullptr;
+  void* dense = nullptr;
+  int64_t rows = 0;
+  int64_t columns = 0;
+};
+constexpr int kDensifyThreads = 256;
+
+template <int kScans>
+struct RecurrentScans {
+  RecurrentScanProblem scan[kScans];
 };
 
 }  // namespace jaxsparse

@@ -1,4 +1,4 @@
-// A whole recurrent scan with dense weights in one launch (problem.h). Product warps wait for their
+// Recurrent scans with dense weights in one launch (problem.h). Product warps wait for their
 // columns of the last state, multiply, and leave partial sums in shared memory; pointwise warps sum
 // them in a fixed order, make the pointwise step and publish the new state. A named barrier a step
 // joins the two; product warps only arrive at it and go on to wait for the next state.
@@ -20,6 +20,19 @@ __device__ __forceinline__ void WaitAt(int barrier) {
 // Buffers and barriers alternate between steps. Two are enough: whoever has received part of a
 // state knows that every block had received all of the state before it.
 __device__ __forceinline__ int BarrierOf(int64_t step) { return 1 + static_cast<int>(step & 1); }
+
+// What a product warp does when its part of a step's products is there, or missing. One that gave
+// up waits for the pointwise warps: no data from other blocks keep it from running ahead of them.
+// With barriers all wait, since tools that look for races don't know arrivals.
+template <typename Step, typename Plan>
+__device__ __forceinline__ void HandOver(int64_t step, bool gave_up) {
+  constexpr int kThreads = DenseShape<Step, Plan>::kThreads;
+  if (Plan::kBarrier || gave_up) {
+    WaitAt<kThreads>(BarrierOf(step));
+  } else {
+    ArriveAt<kThreads>(BarrierOf(step));
+  }
+}
 
 template <bool kTensorCores, typename Step, typename Plan>
 struct ProductOf {
@@ -45,26 +58,30 @@ __device__ __forceinline__ void MakeProducts(const RecurrentScanProblem& p, Word
   WaitLimit limit(p);
   product.Start(p);
   product.Multiply(partials);
-  ArriveAt<Shape::kThreads>(BarrierOf(0));
+  HandOver<Step, Plan>(0, false);
   FirstLook first_look(p);
   first_look.Start();
   for (int64_t step = 1; step < p.steps; ++step) {
-    const bool stopped = __any_sync(kAllLanes, *stop != 0);
-    first_look.Wait();
+    if constexpr (Plan::kBarrier) {
+      __syncthreads();
+      if (threadIdx.x == 0) MeetOtherBlocks<Plan>(p, step - 1, &limit);
+      __syncthreads();
+    } else {
+      first_look.Wait();
+    }
+    Delay<Plan>(step);
     product.Receive(SlotBefore<Plan>(p, step, Shape::kSlot), &limit);
-    // A warp that gave up has no products: what it would overwrite may still be read. The flag
-    // comes before the arrival, and whoever sees it arrives once more, so that nobody waits in
-    // vain.
-    if (__any_sync(kAllLanes, limit.gave_up())) {
+    // A warp that gave up has no products: what it would overwrite may still be read.
+    const bool gave_up = __any_sync(kAllLanes, limit.gave_up());
+    if (gave_up) {
       *stop = 1;
     } else {
       product.Multiply(partials + (step & 1) * Shape::kPartials);
     }
     __syncwarp();
-    ArriveAt<Shape::kThreads>(BarrierOf(step));
+    HandOver<Step, Plan>(step, gave_up);
     first_look.Start();
     first_look.Adapt(limit.TakeHasWaited());
-    if (stopped) break;
   }
 }
 
@@ -78,7 +95,6 @@ class PointwiseStep {
   static constexpr int kAllItems = Plan::kUnits * Shape::kBatchSlots;
   static constexpr int kItemsAtOnce = Shape::kPointwiseThreads / kLanes;
   static constexpr int kItems = Shape::Ceil(kAllItems, kItemsAtOnce);
-  static constexpr int kStepsAhead = 4;  // inputs come to the L2 cache that much before their use
   using Arrays = ScanArrays<Step, Plan>;
   static_assert(!kPairs || Plan::kUnits % 2 == 0);
 
@@ -145,6 +161,9 @@ class PointwiseStep {
       if (!item.real || thread_ % kLanes != 0) continue;
       Arrays::StoreResults(p, t, item.b, item.unit, states[n], outputs[n]);
     }
+    if (Plan::kPrefetch && step + kStepsAhead < p.steps) {
+      PrefetchSlot(p, Arrays::TimeOf(p, step + kStepsAhead));
+    }
   }
 
   __device__ __forceinline__ void Finish(const RecurrentScanProblem& p) {
@@ -180,7 +199,7 @@ class PointwiseStep {
     const int index = n * kItemsAtOnce + thread_ / kLanes;
     const int unit = index / (kTogether * kBatch) * kTogether + index % kTogether;
     Item item;
-    item.unit = blockIdx.x * Plan::kUnits + unit;
+    item.unit = BlockOfScan<Plan>() * Plan::kUnits + unit;
     item.b = index / kTogether % kBatch;
     const bool exists = index < kAllItems && item.b < Plan::kBatch;
     item.real = exists && item.unit < Plan::kHidden;
@@ -205,6 +224,21 @@ class PointwiseStep {
         }
       } else {
         if (item.published && !stopped && thread_ % kLanes == 0) StoreRelaxed(to, ToWord(state));
+      }
+    }
+  }
+
+  // A long scan's exchange buffer does not stay in the L2 cache from when it was cleared.
+  __device__ __forceinline__ void PrefetchSlot(const RecurrentScanProblem& p, int64_t t) const {
+    const State* slot = static_cast<const State*>(p.exchange) + t * Shape::kSlot;
+#pragma unroll
+    for (int n = 0; n < kItems; ++n) {
+      const Item item = At(n);
+      if (!item.published) continue;
+#pragma unroll
+      for (int s = 0; s < Step::kStates; ++s) {
+        const State* at = slot + Shape::Offset(item.b, s * Shape::kPart + item.unit);
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
       }
     }
   }
@@ -234,24 +268,26 @@ __device__ __forceinline__ void MakeSteps(const RecurrentScanProblem& p, const f
   PointwiseStep<Step, Plan> pointwise(p);
   bool stopped = false;
   for (int64_t step = 0; step < p.steps; ++step) {
-    if (!stopped) {
-      WaitAt<Shape::kThreads>(BarrierOf(step));
-      stopped = __any_sync(kAllLanes, *stop != 0);
-      // Another pointwise warp may have come too early to see it, and wait once more.
-      if (stopped) ArriveAt<Shape::kThreads>(BarrierOf(step + 1));
-    }
+    WaitAt<Shape::kThreads>(BarrierOf(step));
+    stopped = stopped || __any_sync(kAllLanes, *stop != 0);
+    Delay<Plan>(step);
     pointwise.Run(p, step, partials + (step & 1) * Shape::kPartials, stopped);
+    if (Plan::kBarrier && step + 1 < p.steps) {
+      __syncthreads();
+      __syncthreads();
+    }
   }
   pointwise.Finish(p);
 }
 
 template <typename Step, typename Plan>
-__global__ void __launch_bounds__(DenseShape<Step, Plan>::kThreads, 1)
-    RecurrentScan(const __grid_constant__ RecurrentScanProblem p) {
+__global__ void __launch_bounds__(DenseShape<Step, Plan>::kThreads, Plan::kResident)
+    RecurrentScan(const __grid_constant__ RecurrentScans<Plan::kScans> scans) {
   using Shape = DenseShape<Step, Plan>;
   using Product = typename ProductOf<Plan::kTensorCores, Step, Plan>::type;
-  static_assert(Plan::kLaunchBlocks == Shape::Blocks() && Plan::kLaunchSlot == Shape::kSlot &&
+  static_assert(Plan::kLaunchSlot == Shape::kSlot &&
                 Plan::kLaunchSharedBytes == Shape::kWeightsAt + Product::kSharedBytes);
+  const RecurrentScanProblem& p = ScanOfBlock<Plan>(scans);
   extern __shared__ Words4 shared[];
   float* partials = reinterpret_cast<float*>(shared);
   volatile uint32_t* stop = reinterpret_cast<uint32_t*>(shared) + Shape::kFlagAt / 4;

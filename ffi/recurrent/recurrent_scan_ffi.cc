@@ -1,6 +1,8 @@
 // FFI target of the persistent recurrent scan. What to launch was planned when the program was
 // lowered (jaxsparse/recurrent/plan.py): the attributes carry the kernel's source and its launch,
-// the last result is its workspace. There is no CPU kernel: elsewhere the scan is a loop of XLA.
+// the last result is its workspace: exchange buffers of a launch's scans, flags, dense forms of
+// sparse matrices that are kept on chip as such. There is no CPU kernel: elsewhere the scan is a
+// loop of XLA.
 #include <cuda_runtime_api.h>
 
 #include <cstdlib>
@@ -9,6 +11,7 @@
 #include <vector>
 
 #include "common/registry.h"
+#include "nvrtc/type_names.h"
 #include "recurrent/failures.h"
 #include "recurrent/problem.h"
 
@@ -21,8 +24,11 @@ constexpr char kName[] = "recurrent_scan";
 struct Call {
   Batch batch;
   int64_t directions = 0, steps = 0, rows = 0, hidden = 0, state_parts = 0;
-  Array weights, layout, state, states;
+  Array weights, layout, row_offsets, column_indices, state, states;
   int64_t weights_size = 0, layout_size = 0;  // elements of a direction
+  int64_t matrix_rows = 0, matrix_columns = 0;
+  bool densified = false;
+  IndexType index_type = IndexType::kInt32;
   int64_t weight_row_stride = 0, weight_column_stride = 0;
   DType weight_dtype = DType::kFloat32, state_dtype = DType::kFloat32;
   struct Input {
@@ -40,7 +46,9 @@ struct Call {
   std::vector<Output> outputs;
   std::vector<bool> reversed;
   char* workspace = nullptr;
-  int64_t exchange_bytes = 0;
+  int64_t exchange_bytes = 0;  // of a scan
+  int64_t groups = 1;          // parts of the batch, a scan each
+  int64_t scans = 1;           // of a launch
 
   KernelSource kernel;
   LaunchShape shape;
@@ -50,6 +58,11 @@ struct Call {
 
 int64_t SizeOf(DType dtype) {
   return dtype == DType::kFloat32 ? 4 : dtype == DType::kFloat64 ? 8 : 2;
+}
+
+int64_t WorkspaceBytes(const Call& c) {
+  const int64_t dense = c.densified ? c.matrix_rows * c.matrix_columns * SizeOf(c.weight_dtype) : 0;
+  return c.scans * c.exchange_bytes + kScanFlagBytes + c.directions * dense;
 }
 
 std::vector<std::string_view> Words(std::string_view text) {
@@ -82,11 +95,23 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
   const auto reversed = call.Attribute<std::string_view>("reversed");       // such as "01"
   size_t index = 0;
   c->weight_dtype = call.OperandDType(0, "recurrent");
-  if (call.Attribute<bool>("sparse")) {
+  const auto weights = call.Attribute<std::string_view>("weights");
+  if (weights == "pairs") {
     c->weights_size = call.Size(0, 0);
     c->weights = call.Operand(index++, "recurrent", {d, c->weights_size});
     c->layout_size = call.Size(1, 0);
     c->layout = call.Operand(index++, "layout", {d, c->layout_size});
+  } else if (weights == "masked") {
+    c->densified = true;
+    c->matrix_rows = call.Size(1, 0) - 1;
+    c->matrix_columns = h;
+    c->weights_size = call.Size(0, 0);
+    c->weight_row_stride = transposed ? 1 : c->matrix_columns;
+    c->weight_column_stride = transposed ? c->matrix_columns : 1;
+    c->weights = call.Operand(index++, "recurrent", {d, c->weights_size});
+    c->row_offsets = call.Operand(index++, "row_offsets", {d, c->matrix_rows + 1});
+    c->index_type = call.OperandIndexType(index);
+    c->column_indices = call.Operand(index++, "column_indices", {d, c->weights_size});
   } else {
     const int64_t rows = call.Size(0, 1), columns = call.Size(0, 0);
     c->weights_size = rows * columns;
@@ -138,11 +163,16 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
   c->look_earlier = static_cast<uint32_t>(call.Attribute<int64_t>("look_earlier"));
   c->wait_limit_ns = call.Attribute<int64_t>("wait_limit_ns");
   c->exchange_bytes = call.Attribute<int64_t>("exchange_bytes");
+  c->groups = call.Attribute<int64_t>("groups");
+  c->scans = call.Attribute<int64_t>("scans");
   auto workspace = results.get<ffi::AnyBuffer>(1 + carries + outputs.size());
   if (call.ok() && !workspace.has_value()) return workspace.error();
   if (call.ok()) {
     c->workspace = static_cast<char*>((*workspace)->untyped_data());
-    if (static_cast<int64_t>((*workspace)->size_bytes()) < c->exchange_bytes + kScanFlagBytes) {
+    if (c->scans < 1 || c->scans > kMaxScansOfLaunch || c->groups < 1 || b % c->groups != 0 ||
+        d * c->groups % c->scans != 0) {
+      call.Fail("its scans can't be dealt to launches as its plan says");
+    } else if (static_cast<int64_t>((*workspace)->size_bytes()) < WorkspaceBytes(*c)) {
       call.Fail("the workspace is smaller than its plan says");
     }
     if (c->inputs.size() > kMaxScanArrays || c->outputs.size() > kMaxScanArrays ||
@@ -153,8 +183,16 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
   return call.ok() ? ffi::Error::Success() : call.error();
 }
 
-// The problem of one direction of one batch entry.
-RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t direction) {
+// The dense form of a direction's matrix.
+char* DenseOf(const Call& c, int64_t direction) {
+  return c.workspace + c.scans * c.exchange_bytes + kScanFlagBytes +
+         direction * c.matrix_rows * c.matrix_columns * SizeOf(c.weight_dtype);
+}
+
+// The problem of one direction and part of the batch, of one batch entry of the call; the scan'th
+// of its launch.
+RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t direction, int64_t group,
+                               int64_t scan) {
   // `size`: elements of a direction; `bytes`: of an element.
   const auto at = [&](const Array& array, int64_t size, int64_t bytes) {
     auto* data = static_cast<char*>(array.data);
@@ -162,33 +200,45 @@ RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t direction) 
     return data + elements * bytes;
   };
   const int64_t state = SizeOf(c.state_dtype), units = c.rows * c.hidden;
+  const int64_t first = c.rows / c.groups * group;  // batch entry
+  const int64_t first_unit = first * c.hidden;
   RecurrentScanProblem p;
   p.steps = c.steps;
   p.batch = c.rows;
   p.hidden = c.hidden;
   p.reverse = c.reversed[static_cast<size_t>(direction)];
-  p.weights = at(c.weights, c.weights_size, SizeOf(c.weight_dtype));
+  p.weights =
+      c.densified ? DenseOf(c, direction) : at(c.weights, c.weights_size, SizeOf(c.weight_dtype));
   if (c.layout.data != nullptr) {
     p.layout = reinterpret_cast<const uint32_t*>(at(c.layout, c.layout_size, sizeof(uint32_t)));
   }
   p.weight_row_stride = c.weight_row_stride;
   p.weight_column_stride = c.weight_column_stride;
-  p.initial_state = at(c.state, units * c.state_parts, state);
-  p.states = at(c.states, units * c.state_parts * c.steps, state);
+  p.initial_state = at(c.state, units * c.state_parts, state) + first_unit * c.state_parts * state;
+  p.states =
+      at(c.states, units * c.state_parts * c.steps, state) + first_unit * c.state_parts * state;
   for (size_t i = 0; i < c.carries.size(); ++i) {
-    p.initial_carry[i] = reinterpret_cast<const float*>(at(c.carries[i], units, sizeof(float)));
-    p.final_carry[i] = reinterpret_cast<float*>(at(c.last_carries[i], units, sizeof(float)));
+    const auto* initial = reinterpret_cast<const float*>(at(c.carries[i], units, sizeof(float)));
+    p.initial_carry[i] = initial + first_unit;
+    auto* last = reinterpret_cast<float*>(at(c.last_carries[i], units, sizeof(float)));
+    p.final_carry[i] = last + first_unit;
   }
   for (size_t i = 0; i < c.inputs.size(); ++i) {
     const Call::Input& input = c.inputs[i];
     p.inputs[i] = input.form;
-    p.inputs[i].data = at(input.array, input.size, input.bytes);
+    p.inputs[i].data =
+        at(input.array, input.size, input.bytes) + first * input.form.row_stride * input.bytes;
   }
   for (size_t i = 0; i < c.outputs.size(); ++i) {
-    p.outputs[i] = at(c.outputs[i].array, units * c.outputs[i].parts * c.steps, state);
+    const int64_t parts = c.outputs[i].parts;
+    p.outputs[i] =
+        at(c.outputs[i].array, units * parts * c.steps, state) + first_unit * parts * state;
   }
-  p.exchange = c.workspace;
-  p.error = reinterpret_cast<uint32_t*>(c.workspace + c.exchange_bytes);
+  char* flags = c.workspace + c.scans * c.exchange_bytes;
+  p.exchange = c.workspace + scan * c.exchange_bytes;
+  p.error = reinterpret_cast<uint32_t*>(flags);
+  p.arrivals =
+      reinterpret_cast<uint32_t*>(flags + kScanFlagBytes / (1 + kMaxScansOfLaunch) * (1 + scan));
   p.first_look = c.first_look;
   p.look_later = c.look_later;
   p.look_earlier = c.look_earlier;
@@ -197,15 +247,41 @@ RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t direction) 
 }
 
 // A kernel that found an earlier scan's states in the exchange buffer would take them for its own.
-std::string Clear(const Call& call, const RecurrentScanProblem& problem, int device,
-                  cudaStream_t stream) {
+std::string Clear(const Call& call, int device, cudaStream_t stream) {
   const ScopedDevice scoped(device);
-  cudaError_t status =
-      cudaMemsetAsync(problem.exchange, 0xff, static_cast<size_t>(call.exchange_bytes), stream);
-  if (status == cudaSuccess) status = cudaMemsetAsync(problem.error, 0, kScanFlagBytes, stream);
+  const auto bytes = static_cast<size_t>(call.scans * call.exchange_bytes + kScanFlagBytes);
+  const cudaError_t status = cudaMemsetAsync(call.workspace, 0xff, bytes, stream);
   return status == cudaSuccess
              ? ""
              : std::string("clearing the workspace: ") + cudaGetErrorString(status);
+}
+
+KernelSource DensifySource(DType dtype, IndexType index_type) {
+  return {"recurrent/densify.cu",
+          "jaxsparse::Densify<" + TypeName(dtype) + ", " + TypeName(index_type) + ">"};
+}
+
+std::string DensifyAll(const Call& c, int64_t entry, int device, cudaStream_t stream) {
+  std::string reason;
+  const void* kernel = GetKernel(DensifySource(c.weight_dtype, c.index_type), device, &reason);
+  const int64_t value_bytes = SizeOf(c.weight_dtype);
+  const int64_t index_bytes = c.index_type == IndexType::kInt32 ? 4 : 2;
+  for (int64_t direction = 0; direction < c.directions && reason.empty(); ++direction) {
+    const auto at = [&](const Array& array, int64_t size, int64_t bytes) {
+      auto* data = static_cast<char*>(array.data);
+      return data + (array.At<char>(c.batch, entry) - data + direction * size) * bytes;
+    };
+    DensifyProblem p;
+    p.values = at(c.weights, c.weights_size, value_bytes);
+    p.row_offsets =
+        reinterpret_cast<const int32_t*>(at(c.row_offsets, c.matrix_rows + 1, sizeof(int32_t)));
+    p.column_indices = at(c.column_indices, c.weights_size, index_bytes);
+    p.dense = DenseOf(c, direction);
+    p.rows = c.matrix_rows;
+    p.columns = c.matrix_columns;
+    reason = LaunchKernel(kernel, {p.rows, kDensifyThreads}, &p, device, stream);
+  }
+  return reason;
 }
 
 std::string FailedBefore(int device) {
@@ -220,7 +296,9 @@ ffi::Error PrepareOnCuda(int32_t device, ffi::RemainingArgs operands, ffi::Remai
   if (ffi::Error error = Parse(operands, results, attributes, &call); error.failure()) return error;
   std::string reason;
   if (FailureWord(device, &reason) == nullptr ||
-      GetKernel(call.kernel, device, &reason) == nullptr) {
+      GetKernel(call.kernel, device, &reason) == nullptr ||
+      (call.densified &&
+       GetKernel(DensifySource(call.weight_dtype, call.index_type), device, &reason) == nullptr)) {
     return ffi::Error::Internal(std::string(kName) + ": " + reason);
   }
   return ffi::Error::Success();
@@ -235,11 +313,17 @@ ffi::Error RunOnCuda(int32_t device, cudaStream_t stream, ffi::RemainingArgs ope
   if (TakeFailure(device)) reason = FailedBefore(device);
   const void* kernel = reason.empty() ? GetKernel(call.kernel, device, &reason) : nullptr;
   for (int64_t entry = 0; entry < call.batch.count && reason.empty(); ++entry) {
-    for (int64_t direction = 0; direction < call.directions && reason.empty(); ++direction) {
-      RecurrentScanProblem problem = ProblemOf(call, entry, direction);
-      problem.report = failure;  // unified addressing: the device sees it there, too
-      reason = Clear(call, problem, device, stream);
-      if (reason.empty()) reason = LaunchKernel(kernel, call.shape, &problem, device, stream);
+    if (call.densified) reason = DensifyAll(call, entry, device, stream);
+    const int64_t scans = call.directions * call.groups;
+    for (int64_t first = 0; first < scans && reason.empty(); first += call.scans) {
+      RecurrentScans<kMaxScansOfLaunch> launch;  // a kernel takes as many as it was planned for
+      for (int64_t i = 0; i < call.scans; ++i) {
+        const int64_t scan = first + i;
+        launch.scan[i] = ProblemOf(call, entry, scan / call.groups, scan % call.groups, i);
+        launch.scan[i].report = failure;  // unified addressing: the device sees it there, too
+      }
+      reason = Clear(call, device, stream);
+      if (reason.empty()) reason = LaunchKernel(kernel, call.shape, &launch, device, stream);
     }
   }
   return reason.empty() ? ffi::Error::Success()
@@ -270,11 +354,20 @@ XLA_FFI_Error* CudaExecute(XLA_FFI_CallFrame* frame) {
 }  // namespace
 
 OperationEntry RecurrentScanEntry() {
-  // Its kernels are printed for each plan; tests/test_recurrent_plan.py compiles some of every
+  // Kernels of scans are printed for each plan; tests/test_recurrent_plan.py compiles some of every
   // kind.
-  return {kName,       nullptr, CudaInitialize,
-          CudaExecute, {},      {"dense_tensor_cores", "dense_fma", "sparse_pairs"},
-          {}};
+  OperationEntry entry{kName, nullptr, CudaInitialize, CudaExecute, {}, {}, {}};
+  for (const char* weights :
+       {"dense_tensor_cores", "dense_fma", "masked_tensor_cores", "masked_fma", "sparse_pairs"}) {
+    entry.cuda_variants.push_back(weights);
+    entry.cuda_variants.push_back(std::string(weights) + "_barrier");
+  }
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (const IndexType index_type : {IndexType::kInt32, IndexType::kUint16}) {
+      entry.kernels.push_back(DensifySource(dtype, index_type));
+    }
+  }
+  return entry;
 }
 
 }  // namespace jaxsparse

@@ -1,4 +1,4 @@
-// A recurrent scan with a sparse matrix, all of it in one cooperative launch (problem.h).
+// Recurrent scans with sparse matrices in one cooperative launch (problem.h).
 //
 // A step of a block: wait for its part of the state and keep it in shared memory; multiply; hand
 // the partial sums to the blocks that own the units (to itself without clusters); apply the
@@ -126,7 +126,7 @@ class Cells {
       batch_entry_[c] = piece * kWidth + cell % kWidth;
       unit_[c] = exists && batch_entry_[c] < p.batch ? static_cast<int>(record[i]) : -1;
       place_[c] = exists ? piece * (Product::kPlane / static_cast<int>(sizeof(State))) +
-                               (static_cast<int>(blockIdx.x) * kUnits + i) * kWidth + cell % kWidth
+                               (BlockOfScan<Plan>() * kUnits + i) * kWidth + cell % kWidth
                          : -1;
 #pragma unroll
       for (int g = 0; g < Step::kProducts; ++g) {
@@ -191,6 +191,21 @@ class Cells {
             StoreRelaxed(words + at / 2, ToWord<State>(state_[c][s], next));
           }
         }
+      }
+    }
+  }
+
+  // A long scan's exchange buffer does not stay in the L2 cache from when it was cleared.
+  __device__ __forceinline__ void Prefetch(const RecurrentScanProblem& p, int64_t step) const {
+    const unsigned char* from = exchange_ + step * Product::kSlot;
+#pragma unroll
+    for (int c = 0; c < kPerThread; ++c) {
+      if (unit_[c] < 0) continue;
+      Arrays::PrefetchInputs(p, Arrays::TimeOf(p, step), batch_entry_[c], unit_[c]);
+#pragma unroll
+      for (int s = 0; s < Step::kStates; ++s) {
+        const int at = place_[c] + s * kShape.places() * kWidth;
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at * sizeof(State)));
       }
     }
   }
@@ -261,10 +276,11 @@ class Cells {
 
 template <typename Step, typename Plan>
 __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
-    RecurrentScan(const __grid_constant__ RecurrentScanProblem p) {
+    RecurrentScan(const __grid_constant__ RecurrentScans<Plan::kScans> scans) {
   using Product = SparseProduct<Plan>;
   using Shared = SparseShared<Plan>;
   static_assert(Plan::kLaunchSharedBytes == Shared::kBytes);
+  const RecurrentScanProblem& p = ScanOfBlock<Plan>(scans);
   constexpr SparseShape kShape = Plan::kShape;
   constexpr int kWorkers = kShape.threads;
   constexpr int kThreads = kBlockThreads<Plan>;
@@ -275,7 +291,7 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
   __shared__ int failed;
 
   const int thread = static_cast<int>(threadIdx.x);
-  const uint32_t* record = p.layout + static_cast<int64_t>(blockIdx.x) * kShape.words();
+  const uint32_t* record = p.layout + static_cast<int64_t>(BlockOfScan<Plan>()) * kShape.words();
   const uint32_t state_shared = SharedAddress(dynamic_shared);
   WaitLimit limit(p);
 
@@ -302,7 +318,7 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
     const Product product(p, record, state_shared + Shared::kState);
     constexpr int kPlaneLoads = Product::kPartPlane / 16;
     const auto* slot = static_cast<const unsigned char*>(p.exchange) +
-                       blockIdx.x % kShape.cluster * Product::kPartPlane;
+                       BlockOfScan<Plan>() % kShape.cluster * Product::kPartPlane;
     FirstLook first_look(p);
     first_look.Start();
     for (int64_t step = 0; step < p.steps; ++step, slot += Product::kSlot) {
@@ -329,7 +345,14 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
           }
         }
       };
-      first_look.Wait();
+      if constexpr (Plan::kBarrier) {
+        __syncthreads();
+        if (thread == 0) MeetOtherBlocks<Plan>(p, step, &limit);
+        __syncthreads();
+      } else {
+        first_look.Wait();
+      }
+      Delay<Plan>(step);
       const bool received = Receive<kWorkers, Product::kPieces * kPlaneLoads>(
           thread, &limit,
           [&](int i) {
@@ -359,6 +382,10 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
     const uint32_t bytes_expected = record[kShape.groups_at() - 1] * (Plan::kBatch * 4);
     for (int64_t step = 0; step < p.steps; ++step) {
       const uint32_t set = static_cast<uint32_t>(step & 1);
+      if constexpr (Plan::kBarrier) {
+        __syncthreads();
+        __syncthreads();
+      }
       if constexpr (Shared::kClustered) {
         if (thread == kWorkers) ByteCounter::Expect(SharedAddress(&counters[set]), bytes_expected);
       }
@@ -367,6 +394,7 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
         const uint32_t phase = static_cast<uint32_t>(step >> 1 & 1);
         if (!ByteCounter::Wait(SharedAddress(&counters[set]), phase, &limit)) failed = 1;
       }
+      Delay<Plan>(step);
       const auto* sums = reinterpret_cast<const float*>(dynamic_shared + Shared::kSumsAt +
                                                         set * Shared::kSetBytes);
       cells.Apply(sums, *static_cast<volatile int*>(&failed) != 0);
@@ -375,6 +403,7 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
         cells.LoadInputs(p, step + 1);
       }
       cells.Store(p, step);
+      if (Plan::kPrefetch && step + kStepsAhead < p.steps) cells.Prefetch(p, step + kStepsAhead);
     }
     cells.StoreCarries(p);
   }

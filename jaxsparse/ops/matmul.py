@@ -12,10 +12,13 @@ pattern and finds them by its permutation, so no rule permutes or scatters.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.interpreters import ad
 
 from jaxsparse import backend
@@ -330,7 +333,7 @@ def _spmm_xla(
     return [r.T for r in results] if dense_on_left else results
 
 
-def _spmm_ffi(params: dict[str, Any], _: Any) -> FfiCall:
+def _spmm_ffi(params: dict[str, Any], *_: Any) -> FfiCall:
     transpose = params["transpose"]
     operands = ("values", "x", *(TRANSPOSED if transpose else ROWS))
     if params.get("has_bias"):
@@ -472,22 +475,49 @@ def _sddmm_xla(
     m, k = x.shape[0], y.shape[0]
     rows = row_indices(row_offsets, columns.shape[0])
     accumulator = jnp.promote_types(x.dtype, jnp.float32)
-    x, y = x.astype(accumulator), y.astype(accumulator)
     columns = columns.astype(jnp.int32)
     if not m * k:
         values = jnp.zeros(columns.shape, accumulator)
-    elif m * k <= _DENSE_ELEMENTS:
-        product = jnp.dot(x, y.T, precision=jax.lax.Precision.HIGHEST)
+    elif m * k <= max(_DENSE_ELEMENTS, columns.size * x.shape[1]):
+        product = jnp.einsum(
+            "md,kd->mk",
+            x,
+            y,
+            precision=jax.lax.Precision.HIGHEST,
+            preferred_element_type=accumulator,
+        )
         values = product.at[rows, columns].get(mode="clip")
     else:
+        x, y = x.astype(accumulator), y.astype(accumulator)
         values = jnp.sum(x.at[rows].get(mode="clip") * y.at[columns].get(mode="clip"), axis=-1)
     if scaled:
         values = values * operands[-1].astype(accumulator)
     return [jnp.where(rows < m, values, 0).astype(out_dtype)]
 
 
-def _sddmm_ffi(params: dict[str, Any], _: Any) -> FfiCall:
+def _sddmm_ffi(
+    params: dict[str, Any], avals: Sequence[ShapedArray], platform: str
+) -> FfiCall | None:
+    free = params["implementation"] is None and params["variant"] is None
+    if platform == "cuda" and free and _dense_product_pays(avals):
+        return None
     return FfiCall(("x", "y", *ROWS, *(("scale_by",) if params["scaled"] else ())), {})
+
+
+# From so much density on a GPU's dense product, and picking entries of it, is faster than the
+# kernel, whose rate does not depend on the dtype as that of a dense product does.
+_DENSE_PAYS = {"float32": 0.08, "bfloat16": 0.02, "float16": 0.02}
+_DENSE_BYTES = 2**28  # that the dense product may take
+_DENSE_INNER = 256  # least d; below it, reading and writing the dense product takes the time
+
+
+def _dense_product_pays(avals: Sequence[ShapedArray]) -> bool:
+    x, y, _, columns = avals[:4]
+    (m, d), k, nse = x.shape[-2:], y.shape[-2], columns.shape[-1]
+    batch = math.prod(jnp.broadcast_shapes(*(a.shape[:-2] for a in (x, y)), columns.shape[:-1]))
+    least = _DENSE_PAYS.get(x.dtype.name, math.inf)
+    size = m * k
+    return d >= _DENSE_INNER and nse > least * size and 4 * batch * size <= _DENSE_BYTES
 
 
 sddmm_p = make_primitive(

@@ -112,7 +112,7 @@ sparse_softmax_p = make_primitive(
         result_dtypes=_values_dtypes,
         shardable=(),
         xla=_softmax_xla,
-        ffi=lambda params, _: FfiCall(("values", *ROWS), {"scale": params["scale"]}),
+        ffi=lambda params, *_: FfiCall(("values", *ROWS), {"scale": params["scale"]}),
     )
 )
 
@@ -157,7 +157,7 @@ sparse_softmax_derivative_p = make_primitive(
         result_dtypes=_values_dtypes,
         shardable=(),
         xla=_derivative_xla,
-        ffi=lambda params, _: FfiCall(("y", *ROWS, "tangent"), {"scale": params["scale"]}),
+        ffi=lambda params, *_: FfiCall(("y", *ROWS, "tangent"), {"scale": params["scale"]}),
     )
 )
 

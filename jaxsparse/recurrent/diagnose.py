@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ class ExplainedScan:
 
     problem: Problem
     plan: Plan | NoPlan
-    launches: int  # directions and batch entries that are scanned one after the other
+    launches: int  # directions and batch entries that are not scanned at once
 
     def __str__(self) -> str:
         times = f", {self.launches} launches" if self.launches > 1 else ""
@@ -104,13 +105,13 @@ def _explained(eqn: JaxprEqn, device: Device) -> ExplainedScan:
     avals: list[Any] = [v.aval for v in eqn.invars]
     problem = engine.problem_of(eqn.params, avals, operand_names(eqn.params))
     states: Any = eqn.outvars[0].aval
-    launches = 1
-    for size in states.shape[:-4]:  # batch dimensions and directions
-        launches *= size
+    launches = math.prod(states.shape[:-4])  # batch dimensions and directions
     implementation = eqn.params["implementation"]
     if implementation in ("xla", "cpu"):
         plan: Plan | NoPlan = NoPlan(f"implementation={implementation!r} asks for it")
     else:
         forced = engine.is_forced(eqn.params)
         plan = make_plan(problem, device, eqn.params["variant"], forced=forced)
+    if isinstance(plan, Plan):
+        launches = launches * plan.groups // plan.scans
     return ExplainedScan(problem, plan, launches)

@@ -11,7 +11,14 @@ from jax.core import ShapedArray
 
 from jaxsparse.codegen import printer
 from jaxsparse.primitive import FfiCall
-from jaxsparse.recurrent.plan import NoPlan, Plan, Problem, make_plan, present_device
+from jaxsparse.recurrent.plan import (
+    VARIANTS,
+    NoPlan,
+    Plan,
+    Problem,
+    make_plan,
+    present_device,
+)
 from jaxsparse.recurrent.step import Step
 
 _TYPES = {
@@ -21,6 +28,7 @@ _TYPES = {
 }
 _WAIT_LIMIT = "JAXSPARSE_SCAN_WAIT_LIMIT"
 _DEFAULT_WAIT_LIMIT = 10.0  # seconds
+_DELAY = "JAXSPARSE_SCAN_DELAY"
 
 
 def wait_limit() -> float:
@@ -33,6 +41,14 @@ def wait_limit() -> float:
     if not 0 < limit < 1e9:
         raise ValueError(f"{_WAIT_LIMIT} must be a number of seconds above 0, got {text!r}")
     return limit
+
+
+def most_delay() -> int:
+    """Clock cycles by which kernels hold up their warps now and then, to test their exchange."""
+    text = os.environ.get(_DELAY, "0")
+    if not text.isdecimal() or int(text) >= 2**30:  # the counter has 32 bits
+        raise ValueError(f"{_DELAY} must be a number of clock cycles below 2^30, got {text!r}")
+    return int(text)
 
 
 def problem_of(
@@ -56,6 +72,7 @@ def problem_of(
         sparse=params["sparse"],
         form=params["forms"][params["transposed"]] if params["forms"] else None,
         input_dtypes=tuple(by_name[f"input {i}"].dtype.name for i in range(len(step.inputs))),
+        directions=len(params["reversed"]),
     )
 
 
@@ -76,8 +93,10 @@ def source(step: Step, problem: Problem, plan: Plan) -> str:
         f"{str(value).lower()};\n"
         for name, value in plan.constants
     )
-    if problem.form is not None:
+    constants += f"  static constexpr unsigned kMostDelay = {most_delay()};\n"
+    if VARIANTS[plan.variant].weights == "pairs":
         f = problem.form
+        assert f is not None
         sizes = (f.products, f.state_parts, f.blocks, f.cluster, f.units)
         shape = ", ".join(map(str, (*sizes, f.threads, f.lanes, f.entries, f.group)))
         constants += f"  static constexpr jaxsparse::SparseShape kShape{{{shape}}};\n"
@@ -103,7 +122,12 @@ def source(step: Step, problem: Problem, plan: Plan) -> str:
     )
 
 
-_FLAG_BYTES = 256  # kScanFlagBytes in ffi/recurrent/problem.h
+_FLAG_BYTES = 640  # kScanFlagBytes in ffi/recurrent/problem.h
+_OPERANDS = {
+    "dense": ("recurrent",),
+    "masked": ("recurrent", "row_offsets", "column_indices"),
+    "pairs": ("recurrent", "layout"),
+}
 EXPRESSION = "jaxsparse::RecurrentScan<PrintedStep, PrintedPlan>"
 
 
@@ -143,22 +167,25 @@ def ffi_call(
             raise ValueError(f"recurrent.scan: {asked} was asked for, but {plan.reason}")
         return None
     forms = (f"{n}{span}" for n, span in zip(step.inputs, params["spans"], strict=True))
-    weights: tuple[str, ...] = ("recurrent",)
-    if problem.sparse:
-        weights = ("recurrent", "transposed layout" if params["transposed"] else "layout")
+    weights = VARIANTS[plan.variant].weights
+    operands = _OPERANDS[weights]
+    if weights == "pairs" and params["transposed"]:
+        operands = ("recurrent", "transposed layout")
     return FfiCall(
-        (*weights, *names[names.index("state") :]),
+        (*operands, *names[names.index("state") :]),
         {
             "name": f"recurrent_scan_{plan.variant}.cu",
             "source": text,
             "expression": EXPRESSION,
-            "sparse": problem.sparse,
+            "weights": weights,
             "transposed": params["transposed"],
             "carries": step.carries,
             "inputs": " ".join(forms),
             "outputs": " ".join(map(str, step.outputs)),
             "reversed": "".join(str(int(backwards)) for backwards in params["reversed"]),
-            "blocks": plan.blocks,
+            "groups": plan.groups,
+            "scans": plan.scans,
+            "blocks": plan.scans * plan.blocks,
             "threads": plan.threads,
             "cluster": plan.cluster,
             "shared_bytes": plan.shared_bytes,
@@ -168,5 +195,7 @@ def ffi_call(
             "look_earlier": plan.look_earlier,
             "wait_limit_ns": int(wait_limit() * 1e9),
         },
-        workspace=plan.exchange_bytes + _FLAG_BYTES,
+        workspace=plan.scans * plan.exchange_bytes
+        + _FLAG_BYTES
+        + problem.directions * plan.dense_bytes,
     )

@@ -128,16 +128,26 @@ def accumulator_dtype(dtype: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def _einsum(axes: str, x: Any, w: Any, precision: Any) -> Any:
+def _einsum(axes: str, x: Any, w: Any, precision: Any, out_dtype: Any) -> Any:
     """A product whose sums are in float32 at least, and exact unless a precision is asked for."""
     dtype = jnp.promote_types(x.dtype, w.dtype)
-    return jnp.einsum(
+    z = jnp.einsum(
         axes,
         x.astype(dtype),
         w.astype(dtype),
         precision=jax.lax.Precision.HIGHEST if precision is None else precision,
-        preferred_element_type=accumulator_dtype(dtype),
+        preferred_element_type=_sum_dtype(dtype, out_dtype),
     )
+    return z.astype(out_dtype)
+
+
+def _sum_dtype(dtype: Any, out_dtype: Any) -> Any:
+    """The dtype that a product of operands of one dtype is asked for in.
+
+    Where the result is as narrow as the operands it is theirs, so that the cotangents, which have
+    it too, meet 16-bit operands: products on tensor cores, with the same sums in float32.
+    """
+    return dtype if dtype == out_dtype else accumulator_dtype(dtype)
 
 
 def product(
@@ -148,25 +158,27 @@ def product(
     transposed: bool,
     precision: Any,
     implementation: str | None,
+    out_dtype: Any,
     local: bool = False,
 ) -> Any:
-    """The recurrent product of x (..., n, S h): (..., n, P h), in the accumulator's dtype."""
+    """The recurrent product of x (..., n, S h): (..., n, P h)."""
     if not sparse:
         axes = "...nk,...mk->...nm" if transposed else "...nk,...km->...nm"
-        return _einsum(axes, x, weights[0], precision)
+        return _einsum(axes, x, weights[0], precision, out_dtype)
     values, *pattern = weights[: 1 + len(PATTERN)]
     dtype = jnp.promote_types(x.dtype, values.dtype)
-    return (bind_local if local else bind)(
+    z = (bind_local if local else bind)(
         spmm_p,
         values.astype(dtype),
         *pattern,
         x.astype(dtype),
         transpose=transposed,
         dense_on_left=True,
-        out_dtype=accumulator_dtype(dtype),
+        out_dtype=_sum_dtype(dtype, out_dtype),
         implementation=implementation,
         variant=None,
     )[0]
+    return z.astype(out_dtype)
 
 
 def _plain(*operands: Any, reversed: tuple[bool, ...], **params: Any) -> list[Any]:
@@ -207,8 +219,9 @@ def _plain_direction(
             transposed=transposed,
             precision=precision,
             implementation=implementation,
+            out_dtype=accumulator,
             local=True,
-        ).astype(accumulator)
+        )
         products = [z[:, p * h : (p + 1) * h] for p in range(step.products)]
         at_this_step = iter(moving)
         groups = []
@@ -247,7 +260,7 @@ recurrent_scan_p = make_primitive(
         result_dtypes=_result_dtypes,
         shardable=("b",),
         xla=_plain,
-        ffi=lambda params, avals: engine.ffi_call(params, avals, operand_names(params)),
+        ffi=lambda params, avals, _: engine.ffi_call(params, avals, operand_names(params)),
     )
 )
 
@@ -341,12 +354,12 @@ def _products_of(weights: Sequence[Any], states: Any, parts: int, dtype: Any, op
     if options["sparse"]:
         # Steps and batch become one dimension, the batch outside so that it may stay sharded.
         x = jnp.swapaxes(x, -3, -2).reshape(*lead, b * t, s * h)
-        z = product(weights, x, **options)
+        z = product(weights, x, out_dtype=dtype, **options)
         z = jnp.swapaxes(z.reshape(*z.shape[:-2], b, t, z.shape[-1]), -3, -2)
     else:
         axes = "mk" if options["transposed"] else "km"
-        z = _einsum(f"...dtbk,...d{axes}->...dtbm", x, weights[0], options["precision"])
-    return z.astype(dtype).reshape(*z.shape[:-1], parts, h)
+        z = _einsum(f"...dtbk,...d{axes}->...dtbm", x, weights[0], options["precision"], dtype)
+    return z.reshape(*z.shape[:-1], parts, h)
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
@@ -467,6 +480,7 @@ def _transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
             weights,
             last.reshape(*last.shape[:-2], -1),
             transposed=not params["transposed"],
+            out_dtype=accumulator_dtype(last.dtype),
             **options,
         )
         ct_state = summed(z.reshape(*z.shape[:-1], step.states, shape[-1]), state)
