@@ -17,7 +17,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxsparse.__main__ import main
-from jaxsparse.bench import cli, environment, operations, plan, plots, report, run, timing, trace
+from jaxsparse.bench import (
+    cases,
+    choices,
+    cli,
+    environment,
+    operations,
+    panels,
+    plan,
+    plots,
+    report,
+    run,
+    timing,
+    trace,
+)
 from jaxsparse.bench.edge_cases import EDGE_CASES
 from jaxsparse.bench.implementations import (
     DTYPES,
@@ -97,7 +110,7 @@ def test_legal_options_plan_what_they_say(drawn):
     table = implementations_of(operation)
     has_pass = [n for n in names if n not in table or set(passes) & set(table[n].passes)]
     if not has_pass:
-        with pytest.raises(plan.UsageError, match="--pass"):
+        with pytest.raises(choices.UsageError, match="--pass"):
             planned(argv)
         return
     made = planned(argv)
@@ -131,7 +144,9 @@ def test_problem_takes_several_globs():
         ["*x1024_n32_*", "--problem", "*x2048_*"],
     ):
         assert [p.name for p in planned([*argv, *globs]).problems] == expected
-    with pytest.raises(plan.UsageError, match=r"--problem: '\*x3_\*' matches none of 1024x1024_"):
+    with pytest.raises(
+        choices.UsageError, match=r"--problem: '\*x3_\*' matches none of 1024x1024_"
+    ):
         planned([*argv, "*x2048_*", "*x3_*"])
 
 
@@ -184,6 +199,7 @@ def test_illegal_options_end_in_one_line(case):
         (["bench", "spmm", "--suite", "edge_cases", "--sparsity", "0.5"], "--sparsity"),
         (["bench", "spmm", "--suite", "files"], "--suite: 'files' .* JAXSPARSE_DATA: set it"),
         (["bench", "sparse_attention", "--variant", "rows"], "--variant"),
+        (["bench", "spmm", "--length", "4"], r"--length: spmm has no steps, got \[4\]"),
         (["bench", "spmm", "--implementation", "scipy", "--pass", "gradient"], "--pass|--impl"),
         (["table", "nothing.json"], "nothing.json"),
         (["plot", "nothing.json", "--output", "a.png"], "nothing.json"),
@@ -237,7 +253,7 @@ def spoiled(change, name="spoiled"):
 
 def plan_of(*implementations, problems=("odd", "vector")):
     pairs = tuple((i, i.dtypes[0]) for i in implementations)
-    return plan.Plan(tuple(map(edge_case, problems)), pairs, ("forward",), {})
+    return plan.OperationPlan(tuple(map(edge_case, problems)), pairs, ("forward",), {})
 
 
 def out_of_memory(y):
@@ -269,7 +285,7 @@ def test_failures_are_recorded_and_the_run_goes_on(change, error):
 
 
 def test_what_does_not_fit_is_not_tried(monkeypatch):
-    monkeypatch.setattr(run, "memory_limit", lambda: 1000)
+    monkeypatch.setattr(cases, "memory_limit", lambda: 1000)
     dense = implementations_of("spmm")["dense"]
     (row,) = run.execute(plan_of(dense, problems=("odd",)), EFFORT)[0]["results"]
     assert row["us"] is None and "MemoryError: it needs" in row["error"]
@@ -288,7 +304,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, monkeypatch, capsys):
     result, whole = run.execute(made, EFFORT, save=lambda r: saved.append(json.dumps(r)))
     assert not whole and json.loads(saved[-1]) == result
     assert any(row["implementation"] == "good" and row["us"] for row in result["results"])
-    monkeypatch.setattr(cli, "make_plan", lambda *args: made)
+    monkeypatch.setattr(plan, "make_plan", lambda *args: made)
     calls = iter(range(100))
     output = tmp_path / "new" / "out.json"
     assert main(["bench", "spmm", "--output", str(output), *QUICK]) == cli.INTERRUPTED
@@ -299,8 +315,9 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, monkeypatch, capsys):
 ROW = {
     "suite": str, "problem": str, "operation": str, "m": int, "k": int, "n": int, "heads": int,
     "nnz": int, "sparsity": float, "dtype": str, "implementation": str, "pass": str, "us": float,
-    "us_quartiles": list, "us_range": list, "wall_us": float, "timer": str, "calls": int,
-    "copies": int, "relative_error": float, "rows_checked": int, "error": type(None),
+    "us_quartiles": list, "us_range": list, "wall_us": float, "device_us": float,
+    "timer": str, "calls": int, "copies": int, "relative_error": float, "rows_checked": int,
+    "error": type(None),
 }  # fmt: skip
 
 
@@ -318,6 +335,9 @@ def test_from_command_to_picture(tmp_path, capsys):
     assert {row["problem"] for row in result["results"]} == {"odd", "padding"}
     assert len(result["results"]) == 2 * 2 * 2
     for row in result["results"]:
+        if row["timer"] == "wall":  # no GPU to trace
+            assert row["device_us"] is None
+            row = {**row, "device_us": 0.0}
         assert {name: type(value) for name, value in row.items()} == ROW
         low, high = row["us_quartiles"]
         assert 0 < row["us_range"][0] <= low <= row["us"] <= high <= row["us_range"][1]
@@ -368,7 +388,7 @@ def rows(us):
 
 def test_speedups_and_crossover_plot(tmp_path):
     made = rows({"jaxsparse": [10.0, 1.0], "dense": [20.0, 32.0], "bcsr": [None, 3.0]})
-    panel = report.panels(made)[0]
+    panel = panels.panels(made)[0]
     assert panel.speedup("jaxsparse", "dense") == pytest.approx((8.0, 2))
     assert panel.speedup("jaxsparse", "bcsr") == pytest.approx((3.0, 1))
     assert panel.speedup("jaxsparse", "none") is None
@@ -387,7 +407,7 @@ def test_files_that_are_no_results(text, tmp_path):
     path = tmp_path / "a.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"a\.json: "):
-        report.read_result(path)
+        panels.read_result(path)
 
 
 def test_commit_is_that_of_the_checkout(monkeypatch):

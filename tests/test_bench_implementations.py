@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import reference
 
-from jaxsparse.bench import operations, run, timing
+from jaxsparse.bench import operations, timing
+from jaxsparse.bench.cases import OperationCase
 from jaxsparse.bench.implementations import IMPLEMENTATIONS, PASSES, implementations_of
 from jaxsparse.bench.problems import SUITES, Problem, Request, attention_mask
 
@@ -73,19 +74,19 @@ def test_implementations_agree_with_the_oracle(implementation):
                 assert len(actual) == len(expected)
                 for one, other in zip(actual, expected, strict=True):
                     assert operations.relative_error(one, other) < limit, (problem, passed)
-        case = run.Case(problem, implementation, implementation.dtypes[0])
-        error, rows = run._check(case)
-        run._check_tolerance(case, error)
-        assert rows == problem.topology().shape[0]
+        case = OperationCase(problem, implementation, implementation.dtypes[0], PASSES)
+        check = case.check("forward")
+        assert check.relative_error <= check.limit
+        assert check.checked == problem.topology().shape[0]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("operation", ["spmm", "sddmm", "sparse_softmax", "sparse_attention"])
 def test_sixteen_bits_within_tolerance(operation, dtype):
     problem = next(p for p in CHECKED if p.operation == operation)
-    case = run.Case(problem, implementations_of(operation)["jaxsparse"], dtype)
-    error, _ = run._check(case)
-    run._check_tolerance(case, error)
+    implementation = implementations_of(operation)["jaxsparse"]
+    check = OperationCase(problem, implementation, dtype, PASSES).check("forward")
+    assert check.relative_error <= check.limit
 
 
 def test_some_rows_of_a_large_pattern_are_checked(monkeypatch):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from jaxsparse import Topology
 from jaxsparse.__main__ import main
-from jaxsparse.bench import files, plan
+from jaxsparse.bench import choices, files, plan
 from jaxsparse.bench.problems import SUITES, Request, uniform
 
 QUICK = ["--seconds", "0.01", "--repeats", "2"]
@@ -140,8 +140,10 @@ def test_folder_of_files(tmp_path, monkeypatch, capsys):
     assert "not a readable" in result["skipped"]["bad.smtx_n2"]
     assert "bad.smtx" in capsys.readouterr().err
     monkeypatch.setenv("JAXSPARSE_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(plan.UsageError, match=r"needs a folder in JAXSPARSE_DATA, got .*nowhere"):
-        plan.make_plan(plan.Asked("spmm", suites=("files",)), "cpu")
+    with pytest.raises(
+        choices.UsageError, match=r"needs a folder in JAXSPARSE_DATA, got .*nowhere"
+    ):
+        plan.make_plan(choices.Asked("spmm", suites=("files",)), "cpu")
 
 
 @pytest.mark.skipif(

@@ -9,16 +9,21 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NoReturn
 
 import jax
 
-from jaxsparse.bench import plots, report
-from jaxsparse.bench.implementations import DTYPES, PASSES, implementations_of, variants
+from jaxsparse.bench import plan, plots, report
+from jaxsparse.bench.choices import Asked, UsageError
+from jaxsparse.bench.implementations import DTYPES, PASSES
 from jaxsparse.bench.operations import OPERATIONS
-from jaxsparse.bench.plan import Asked, UsageError, make_plan
-from jaxsparse.bench.problems import SUITES, suites_of
+from jaxsparse.bench.panels import read_result
+from jaxsparse.bench.recurrent import plan as recurrent
 from jaxsparse.bench.run import Effort, Result, execute
+
+# what is measured -> the module that plans it
+PLANS: dict[str, ModuleType] = {**dict.fromkeys(OPERATIONS, plan), "recurrent": recurrent}
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as of a shell."""
@@ -64,10 +69,8 @@ def _picture(text: str) -> pathlib.Path:
 def add_commands(commands: Any) -> None:
     """Adds bench, plot and table to a parser's subcommands."""
     bench = commands.add_parser("bench", help="time an operation beside its peers")
-    bench.add_argument(
-        "operation", metavar="OPERATION", choices=OPERATIONS, help=_names(OPERATIONS)
-    )
-    bench.add_argument("--suite", nargs="+", metavar="NAME", help=_names(SUITES))
+    bench.add_argument("operation", metavar="OPERATION", choices=PLANS, help=_names(PLANS))
+    bench.add_argument("--suite", nargs="+", metavar="NAME", help="problems, see --list")
     bench.add_argument(
         "--problem", nargs="+", action="extend", metavar="GLOB", help="only problems of such names"
     )
@@ -76,16 +79,23 @@ def add_commands(commands: Any) -> None:
         "--variant", nargs="+", metavar="NAME", default=(), help="also with these kernels forced"
     )
     bench.add_argument(
-        "--dtype", nargs="+", choices=DTYPES, default=["float32"], metavar="NAME",
-        help=f"{', '.join(DTYPES)}; what has one of its own keeps it",
+        "--dtype", nargs="+", choices=DTYPES, metavar="NAME",
+        help=f"{', '.join(DTYPES)}; float32 by default; what has one of its own keeps it; in "
+        "recurrent, that of weights and state in place of the problems' own",
     )  # fmt: skip
     bench.add_argument("--n", nargs="+", type=_positive(int), metavar="N", help="columns, features")
     bench.add_argument("--sparsity", nargs="+", type=_sparsity, metavar="S", help="from 0 to 1")
-    bench.add_argument("--pass", nargs="+", choices=PASSES, default=PASSES, dest="passes")
+    bench.add_argument(
+        "--length", nargs="+", type=_positive(int), metavar="T", help="steps of recurrent"
+    )
+    bench.add_argument(
+        "--pass", nargs="+", choices=PASSES, dest="passes", metavar="NAME",
+        help=f"{', '.join(PASSES)}; all that there are by default",
+    )  # fmt: skip
     bench.add_argument("--repeats", type=_positive(int), default=Effort.repeats, metavar="R")
     bench.add_argument(
-        "--seconds", type=_positive(float), default=Effort.seconds, metavar="S",
-        help="for each figure, compilation not counted",
+        "--seconds", type=_positive(float), metavar="S",
+        help="for each figure, compilation not counted; 0.4, in recurrent 0.1 by default",
     )  # fmt: skip
     bench.add_argument("--output", type=pathlib.Path, metavar="FILE", help="write JSON here")
     bench.add_argument("--plot", nargs="?", const=True, metavar="FILE", help="draw the result")
@@ -113,18 +123,18 @@ def _bench(arguments: argparse.Namespace, parser: Parser) -> int:
     # PyTorch and CuPy need room on the GPU: this must come before JAX starts it.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if arguments.list:
-        print(listing(arguments.operation))
+        print(PLANS[arguments.operation].listing(arguments.operation))
         return 0
     try:
         picture = _plot_path(arguments)
-        plan = make_plan(asked(arguments), jax.default_backend())
+        made = PLANS[arguments.operation].make_plan(asked(arguments), jax.default_backend())
         _check_writable("--output", arguments.output)
         _check_writable("--plot", picture)
     except UsageError as error:
         parser.error(str(error))
     result, whole = execute(
-        plan,
-        Effort(arguments.seconds, arguments.repeats),
+        made,
+        Effort(arguments.seconds or made.seconds, arguments.repeats),
         commit=arguments.commit,
         say=lambda line: None if arguments.quiet else print(line, file=sys.stderr, flush=True),
         save=lambda result: _write(result, arguments.output),
@@ -149,10 +159,11 @@ def asked(arguments: argparse.Namespace) -> Asked:
         names=some(arguments.problem),
         implementations=some(arguments.implementation),
         variants=some(arguments.variant) or (),
-        dtypes=some(arguments.dtype) or (),
+        dtypes=some(arguments.dtype),
         n=some(arguments.n),
         sparsity=some(arguments.sparsity),
-        passes=tuple(p for p in PASSES if p in arguments.passes),
+        lengths=some(arguments.length),
+        passes=arguments.passes and tuple(p for p in PASSES if p in arguments.passes),
     )
 
 
@@ -188,22 +199,9 @@ def _write(result: Result, path: pathlib.Path | None) -> None:
         partial.replace(path)
 
 
-def listing(operation: str) -> str:
-    """Suites, implementations and variants of an operation, with what is left out and why."""
-    lines = [f"suites of {operation}, the first by default"]
-    lines += [f"  {name:<16}{SUITES[name].about}" for name in suites_of(operation)]
-    lines += ["", "implementations"]
-    for name, implementation in implementations_of(operation).items():
-        why = implementation.available()
-        about = f"left out: {why}" if why else ", ".join(implementation.dtypes)
-        lines.append(f"  {name:<16}{about}")
-    lines += ["", f"variants: {', '.join(variants(operation)) or 'none'}"]
-    return "\n".join(lines)
-
-
 def _table(arguments: argparse.Namespace, parser: Parser) -> int:
     try:
-        text = report.table(report.read_result(arguments.result), markdown=arguments.markdown)
+        text = report.table(read_result(arguments.result), markdown=arguments.markdown)
     except ValueError as error:
         parser.error(str(error))
     print(text)
@@ -212,7 +210,7 @@ def _table(arguments: argparse.Namespace, parser: Parser) -> int:
 
 def _plot(arguments: argparse.Namespace, parser: Parser) -> int:
     try:
-        rows = [row for path in arguments.results for row in report.read_result(path)["results"]]
+        rows = [row for path in arguments.results for row in read_result(path)["results"]]
         _check_writable("--output", arguments.output)
         plots.plot(rows, arguments.output)
     except ValueError as error:

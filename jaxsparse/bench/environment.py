@@ -21,7 +21,7 @@ from jaxsparse import _ffi
 
 
 def environment(commit: str | None = None) -> dict[str, Any]:
-    """Hardware and versions by name; PyTorch and CuPy if they are imported, else None.
+    """Hardware and versions by name; PyTorch with its cuDNN, and CuPy, if they are imported.
 
     Args:
         commit: of jaxsparse, where it is known better than a checkout could tell.
@@ -42,18 +42,11 @@ def environment(commit: str | None = None) -> dict[str, Any]:
         "scipy": scipy.__version__,
         "torch": _if_imported("torch"),
         "cupy": _if_imported("cupy"),
+        "cudnn": _cudnn(),
         "jaxsparse": jaxsparse.__version__,
         "commit": commit or _commit(),
         "date": time.strftime("%Y-%m-%d"),
     }
-
-
-def memory_limit() -> int:
-    """Bytes that one implementation may take: half of what the device has."""
-    device = jax.devices()[0]
-    if device.platform != "cpu":
-        return int((device.memory_stats() or {}).get("bytes_limit", 2**34)) // 2
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def _nvrtc() -> str | None:
@@ -61,6 +54,15 @@ def _nvrtc() -> str | None:
         return _ffi.nvrtc_version()
     except RuntimeError:
         return None
+
+
+def _cudnn() -> str | None:
+    """The version of cuDNN that PyTorch brings, if that is imported."""
+    torch = sys.modules.get("torch")
+    version = None if torch is None else torch.backends.cudnn.version()
+    if version is None:
+        return None
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
 
 
 def _driver() -> str | None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -184,12 +182,3 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
 def implementations_of(operation: str) -> dict[str, Implementation]:
     """Those of an operation, by name."""
     return {i.name: i for i in IMPLEMENTATIONS if i.operation == operation}
-
-
-def release_memory() -> None:
-    """Gives back what earlier programs left in the frameworks' pools: they share one GPU."""
-    gc.collect()
-    if "torch" in sys.modules and sys.modules["torch"].cuda.is_available():
-        sys.modules["torch"].cuda.empty_cache()
-    if "cupy" in sys.modules and jax.default_backend() == "gpu":
-        sys.modules["cupy"].get_default_memory_pool().free_all_blocks()

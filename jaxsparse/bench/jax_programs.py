@@ -26,6 +26,20 @@ from jaxsparse.topology import Topology
 Convert = Callable[[np.ndarray], np.ndarray]
 
 
+def fresh_copies(operands: Any, read: Any) -> tuple[Callable[[], Any], int]:
+    """What copies a pytree's arrays that are read, and shares the others; the bytes of a copy."""
+    leaves, tree = jax.tree.flatten(operands)
+    read_ids = {id(x) for x in jax.tree.leaves(read)}
+    originals = [x for x in leaves if id(x) in read_ids]
+    copy = jax.jit(lambda arrays: [jnp.copy(x) for x in arrays])  # one dispatch for all of them
+
+    def fresh() -> Any:
+        copies = iter(copy(originals))
+        return jax.tree.unflatten(tree, [next(copies) if id(x) in read_ids else x for x in leaves])
+
+    return fresh, sum(x.nbytes for x in originals)
+
+
 def _program(
     function: Callable[..., jax.Array],
     differentiable: Sequence[Any],
@@ -42,14 +56,7 @@ def _program(
     the arrays in ``rest`` that the pass reads, by default all.
     """
     dense = tuple(jnp.asarray(x).astype(dtype) for x in differentiable)
-    leaves, tree = jax.tree.flatten((*dense, *rest))
-    read_ids = {id(x) for x in jax.tree.leaves((dense, rest if read is None else read))}
-    originals = [x for x in leaves if id(x) in read_ids]
-    copy = jax.jit(lambda arrays: [jnp.copy(x) for x in arrays])  # one dispatch for all of them
-
-    def operands() -> Any:
-        copies = iter(copy(originals))
-        return jax.tree.unflatten(tree, [next(copies) if id(x) in read_ids else x for x in leaves])
+    operands, bytes_read = fresh_copies((*dense, *rest), (dense, rest if read is None else read))
 
     def loss(*operands: Any) -> jax.Array:
         return jnp.sum(jnp.square(function(*operands).astype(jnp.float32)))
@@ -66,7 +73,7 @@ def _program(
     return Program(
         function=compiled,
         operands=operands,
-        bytes_read=sum(x.nbytes for x in originals),
+        bytes_read=bytes_read,
         wait=jax.block_until_ready,
         results=results,
     )

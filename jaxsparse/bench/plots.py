@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxsparse.bench.report import Panel, panels
+from jaxsparse.bench.panels import Panel, panels
+from jaxsparse.bench.recurrent import plots as recurrent
 from jaxsparse.bench.run import Row
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -39,21 +40,23 @@ def plot(rows: Sequence[Row], path: pathlib.Path) -> None:
         raise ValueError("plot: nothing was measured")
     groups: dict[tuple[str, str], list[Panel]] = {}
     for panel in drawn:
-        row = next(iter(panel.rows.values()))
-        groups.setdefault((row["suite"], row["operation"]), []).append(panel)
+        groups.setdefault((panel.suite, panel.operation), []).append(panel)
     labels = dict.fromkeys(label for panel in drawn for label in panel.labels)
     colours = {label: f"C{i % 10}" for i, label in enumerate(labels)}
     columns = max(len(group) for group in groups.values())
     figure = Figure(figsize=(8 * columns, 5 * len(groups)), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(groups), columns, squeeze=False)
-    for axes, ((suite, _), group) in zip(grid, groups.items(), strict=True):
+    for axes, group in zip(grid, groups.values(), strict=True):
         for ax in axes[len(group) :]:
             ax.set_axis_off()
         for ax, panel in zip(axes, group, strict=False):
-            DRAWINGS.get(suite, _bars)(ax, panel, colours)
+            if panel.operation == "recurrent":
+                recurrent.draw(ax, panel)
+            else:
+                DRAWINGS.get(panel.suite, _bars)(ax, panel, colours)
+                ax.set_ylabel("microseconds")
             ax.set_title(panel.title)
-            ax.set_ylabel("microseconds")
             ax.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(path, dpi=120)
 

@@ -46,6 +46,10 @@ class Problem:
         """The pattern."""
         return _latest(self.pattern)
 
+    def prepare(self) -> None:
+        """Makes the pattern; ValueError or MemoryError if it can't be had."""
+        self.topology()
+
     def operands(self, seed: int = 0) -> dict[str, np.ndarray]:
         """Dense operands and values by name: float32, standard normal, so never zero nor one."""
         return _drawn(self, seed)

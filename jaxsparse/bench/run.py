@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse.bench.environment import environment, memory_limit
-from jaxsparse.bench.implementations import Implementation, release_memory
-from jaxsparse.bench.operations import (
-    COMPUTATIONS,
-    OPERATIONS,
-    TOLERANCE,
-    relative_error,
-    rows_to_check,
-)
-from jaxsparse.bench.plan import Plan
-from jaxsparse.bench.problems import Problem
-from jaxsparse.bench.timing import Timing, measure
+from jaxsparse.bench.environment import environment
+from jaxsparse.bench.memory import release_memory
+from jaxsparse.bench.timing import Program, Timing, measure
 
 SCHEMA = 1
 
@@ -35,17 +23,75 @@ Result = dict[str, Any]
 class Effort:
     """How figures are taken: for about so many seconds each, in so many repeats."""
 
-    seconds: float = 0.4
+    seconds: float
     repeats: int = 9
 
 
-@dataclass(frozen=True)
-class Case:
+class Check(NamedTuple):
+    """How far a result is from the reference, how far rounding explains, and of how much of it."""
+
+    relative_error: float
+    limit: float
+    checked: int
+
+
+class Case(Protocol):
     """One implementation in one dtype on one problem."""
 
-    problem: Problem
-    implementation: Implementation
-    dtype: str
+    passes: tuple[str, ...]  # to measure
+    counted: str  # the key that says how much was checked
+    timer: str  # "device" or "wall": what the figure is, where both are to be had
+
+    @property
+    def key(self) -> Hashable:
+        """Cases of equal keys take the same time: it is measured once in a run."""
+
+    @property
+    def traced(self) -> bool:
+        """Whether a device's time is to be had."""
+
+    def description(self, passed: str) -> Row:
+        """What a row says of problem and implementation."""
+
+    def check(self, passed: str) -> Check:
+        """Compares with the reference."""
+
+    def build(self, passed: str) -> Program:
+        """What is timed."""
+
+
+class Problem(Protocol):
+    """What is measured."""
+
+    @property
+    def suite(self) -> str:
+        """The suite's name."""
+
+    @property
+    def name(self) -> str:
+        """Unique in the suite."""
+
+    def prepare(self) -> None:
+        """Raises ValueError or MemoryError if it can't be had."""
+
+
+class Plan(Protocol):
+    """What will be measured, in this order: problems, on each the cases, of each the passes."""
+
+    @property
+    def problems(self) -> Sequence[Any]:
+        """All of them."""
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Names of implementations that are left out, and why."""
+
+    @property
+    def seconds(self) -> float:
+        """How long a figure is taken by default."""
+
+    def cases(self, problem: Any) -> Sequence[Case]:
+        """Those of a problem."""
 
 
 def execute(
@@ -69,17 +115,18 @@ def execute(
     }
     for name, why in plan.skipped.items():
         say(f"left out: {name}: {why}")
+    known: dict[Hashable, Row] = {}
     try:
         for number, problem in enumerate(plan.problems, 1):
             heading = f"[{number}/{len(plan.problems)}] {problem.suite} {problem.name}"
             try:
-                problem.topology()
+                problem.prepare()
             except (ValueError, MemoryError) as error:
                 result["skipped"][problem.name] = _reason(error)
                 say(f"{heading}: left out: {_reason(error)}")
                 continue
-            for implementation, dtype in plan.candidates:
-                for row in _rows(Case(problem, implementation, dtype), plan.passes, effort):
+            for case in plan.cases(problem):
+                for row in _rows(case, effort, known):
                     result["results"].append(row)
                     say(f"{heading} {_spoken(row)}")
             save(result)
@@ -89,100 +136,43 @@ def execute(
     return result, True
 
 
-def _rows(case: Case, passes: tuple[str, ...], effort: Effort) -> Iterator[Row]:
-    """A row for each pass; if the forward result is wrong, or can't be had, none is timed."""
-    failure: Exception | None = None
-    checked: Row = {"relative_error": None, "rows_checked": None}
-    try:
-        _check_memory(case, "forward")
-        checked["relative_error"], checked["rows_checked"] = _check(case)
-        _check_tolerance(case, checked["relative_error"])
-    except Exception as error:  # of any framework: it is recorded, and the run goes on
-        failure = error
-    if not np.isfinite(checked["relative_error"] or 0):
-        checked["relative_error"] = None  # JSON has no infinity
-    for passed in passes:
-        if passed not in case.implementation.passes:
-            continue
-        timing, reason = None, failure
-        if reason is None:
-            try:
-                timing = _timed(case, passed, effort)
-            except Exception as error:
-                reason = error
-            release_memory()
-        yield {
-            **_description(case.problem),
-            "dtype": case.dtype,
-            "implementation": case.implementation.name,
-            "pass": passed,
-            **_figures(timing),
-            **checked,
-            "error": None if reason is None else _reason(reason),
-        }
+def _rows(case: Case, effort: Effort, known: dict[Hashable, Row]) -> Iterator[Row]:
+    """A row for each pass."""
+    for passed in case.passes:
+        key = (case.key, passed)
+        if key not in known:
+            known[key] = _measured(case, passed, effort)
+            if known[key]["us"]:
+                release_memory()
+        yield {**case.description(passed), **known[key]}
 
 
 class WrongResult(ArithmeticError):
     """A result further from the reference than rounding explains."""
 
 
-def _check(case: Case) -> tuple[float, int]:
-    """The relative error of the forward result, and of how many rows."""
-    program = case.implementation.build(case.problem, case.dtype, "forward")
-    (actual,) = program.results(program.function(*program.operands()))
-    name = case.implementation.computes or OPERATIONS[case.problem.operation].computes
-    part = rows_to_check(case.problem.topology(), case.problem.heads)
-    expected = _expected(case.problem, name, case.dtype)
-    return relative_error(COMPUTATIONS[name].part(actual, part), expected), part.rows.size
-
-
-@functools.lru_cache(maxsize=4)  # of one problem: the implementations share them
-def _expected(problem: Problem, computation: str, dtype: str) -> np.ndarray:
-    operands = {
-        name: array.astype(jnp.dtype(dtype)).astype(np.float64)
-        for name, array in problem.operands().items()
-    }
-    part = rows_to_check(problem.topology(), problem.heads)
-    return COMPUTATIONS[computation].reference(operands, part)
-
-
-def _check_tolerance(case: Case, error: float) -> None:
-    limit = TOLERANCE[case.implementation.precision or case.dtype]
-    if not error <= limit:
-        raise WrongResult(f"relative error {error:.2g}, rounding explains {limit:.2g}")
-
-
-def _check_memory(case: Case, passed: str) -> None:
-    needed = 4 * case.implementation.elements(case.problem, passed)
-    limit = memory_limit()
-    if needed > limit:
-        raise MemoryError(
-            f"it needs {needed / 2**30:.1f} GiB, half of the device's memory is "
-            f"{limit / 2**30:.1f} GiB"
+def _measured(case: Case, passed: str, effort: Effort) -> Row:
+    """What is found out about a pass: if its result is wrong, or can't be had, it is not timed."""
+    timing, reason, error, count = None, None, None, None
+    try:
+        check = case.check(passed)
+        count = check.checked
+        if np.isfinite(check.relative_error):  # JSON has no infinity
+            error = check.relative_error
+        if not check.relative_error <= check.limit:
+            raise WrongResult(
+                f"relative error {check.relative_error:.2g}, rounding explains {check.limit:.2g}"
+            )
+        timing = measure(
+            case.build(passed),
+            seconds=effort.seconds,
+            repeats=effort.repeats,
+            on_device=case.traced,
+            timer=case.timer,
         )
-
-
-def _timed(case: Case, passed: str, effort: Effort) -> Timing:
-    _check_memory(case, passed)
-    program = case.implementation.build(case.problem, case.dtype, passed)
-    on_device = jax.default_backend() == "gpu" and OPERATIONS[case.problem.operation].on_device
-    return measure(program, seconds=effort.seconds, repeats=effort.repeats, on_device=on_device)
-
-
-def _description(problem: Problem) -> Row:
-    topology = problem.topology()
-    m, k = topology.shape
-    return {
-        "suite": problem.suite,
-        "problem": problem.name,
-        "operation": problem.operation,
-        "m": m,
-        "k": k,
-        "n": problem.n,
-        "heads": problem.heads,
-        "nnz": topology.nnz,
-        "sparsity": topology.sparsity,
-    }
+    except Exception as failure:  # of any framework: it is recorded, and the run goes on
+        reason = _reason(failure)
+    return {**_figures(timing), "relative_error": error, case.counted: count, "error": reason}
 
 
 def _figures(timing: Timing | None) -> Row:

@@ -17,7 +17,7 @@ from jaxsparse.bench import trace
 ROTATED_BYTES = 2**27
 MOST_COPIES = 2048  # so calls that read less than 64 KiB may find their operands in the cache
 
-_MOST_TRACED_CALLS = 200
+_MOST_TRACED_CALLS = {"device": 200, "wall": 10}  # by what the figure is
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Timing:
         us_quartiles: first and third.
         us_range: least and most.
         wall_us: the median of the wall time, whatever the timer.
-        timer: "device" (what a GPU was busy) or "wall".
+        device_us: the median of what a GPU was busy, whatever the timer; None if none was traced.
+        timer: "device" or "wall": which of the two ``us`` is.
         calls: how many the figure is taken of.
         copies: of the operands, through which calls go in turn.
     """
@@ -58,6 +59,7 @@ class Timing:
     us_quartiles: tuple[float, float]
     us_range: tuple[float, float]
     wall_us: float
+    device_us: float | None
     timer: str
     calls: int
     copies: int
@@ -71,12 +73,15 @@ def copies_to_rotate(bytes_read: int) -> int:
     return min(MOST_COPIES, ROTATED_BYTES // max(1, bytes_read) + 1)
 
 
-def measure(program: Program, *, seconds: float, repeats: int, on_device: bool) -> Timing:
+def measure(
+    program: Program, *, seconds: float, repeats: int, on_device: bool, timer: str = "device"
+) -> Timing:
     """Times a program, compilation and first calls left out.
 
     Wall time is the median over repeats of the mean time of a few calls, which follow each other
     without a wait; all repeats take about so many seconds. Device time, if asked for and to be had,
-    is the median over as many calls, at most 200, in a profiler's trace.
+    is the median over calls in a profiler's trace: as many, at most 200, or a few if the wall time
+    is the figure.
     """
     copies = copies_to_rotate(program.bytes_read) if on_device else 1
     rotation = itertools.cycle([program.operands() for _ in range(copies)])
@@ -97,14 +102,23 @@ def measure(program: Program, *, seconds: float, repeats: int, on_device: bool) 
         run(calls)
         wall.append((time.perf_counter() - start) / calls * 1e6)
     median = float(np.median(wall))
+    busy = None
     if on_device:
-        traced = min(_MOST_TRACED_CALLS, max(3, int(seconds / (median * 1e-6))))
-        times = trace.device_times(lambda: run(traced), traced)
-        if times is not None:
-            return _timing(times, median, "device", traced, copies)
-    return _timing(wall, median, "wall", calls * repeats, copies)
-
-
-def _timing(times: list[float], wall_us: float, timer: str, calls: int, copies: int) -> Timing:
-    low, median, high = (float(q) for q in np.quantile(times, (0.25, 0.5, 0.75)))
-    return Timing(median, (low, high), (min(times), max(times)), wall_us, timer, calls, copies)
+        traced = min(_MOST_TRACED_CALLS[timer], max(3, int(seconds / (median * 1e-6))))
+        busy = trace.device_times(lambda: run(traced), traced)
+    times, count = wall, calls * repeats
+    if busy is not None and timer == "device":
+        times, count = busy, traced
+    else:
+        timer = "wall"
+    low, middle, high = (float(q) for q in np.quantile(times, (0.25, 0.5, 0.75)))
+    return Timing(
+        us=middle,
+        us_quartiles=(low, high),
+        us_range=(min(times), max(times)),
+        wall_us=median,
+        device_us=None if busy is None else float(np.median(busy)),
+        timer=timer,
+        calls=count,
+        copies=copies,
+    )

@@ -1,0 +1,105 @@
+"""An implementation of an operation in one dtype on one problem: its check and its programs."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsparse.bench.implementations import Implementation
+from jaxsparse.bench.memory import memory_limit
+from jaxsparse.bench.operations import (
+    COMPUTATIONS,
+    OPERATIONS,
+    TOLERANCE,
+    relative_error,
+    rows_to_check,
+)
+from jaxsparse.bench.problems import Problem
+from jaxsparse.bench.run import Check, Row
+from jaxsparse.bench.timing import Program
+
+
+@dataclass(frozen=True)
+class OperationCase:
+    """One implementation in one dtype on one problem."""
+
+    problem: Problem
+    implementation: Implementation
+    dtype: str
+    passes: tuple[str, ...]
+
+    counted = "rows_checked"
+    timer = "device"
+
+    @property
+    def key(self) -> object:
+        """Itself: no two take the same time."""
+        return self
+
+    @property
+    def traced(self) -> bool:
+        """Whether the device's time is meant, and there is a device."""
+        on_device = OPERATIONS[self.problem.operation].on_device
+        return jax.default_backend() == "gpu" and on_device
+
+    def description(self, passed: str) -> Row:
+        """What a row says of problem and implementation."""
+        problem, topology = self.problem, self.problem.topology()
+        m, k = topology.shape
+        return {
+            "suite": problem.suite,
+            "problem": problem.name,
+            "operation": problem.operation,
+            "m": m,
+            "k": k,
+            "n": problem.n,
+            "heads": problem.heads,
+            "nnz": topology.nnz,
+            "sparsity": topology.sparsity,
+            "dtype": self.dtype,
+            "implementation": self.implementation.name,
+            "pass": passed,
+        }
+
+    def check(self, passed: str) -> Check:
+        """Compares some rows of the forward result, whatever the pass, with the reference."""
+        return _checked(self)
+
+    def build(self, passed: str) -> Program:
+        """The program of a pass."""
+        needed = 4 * self.implementation.elements(self.problem, passed)
+        limit = memory_limit()
+        if needed > limit:
+            raise MemoryError(
+                f"it needs {needed / 2**30:.1f} GiB, half of the device's memory is "
+                f"{limit / 2**30:.1f} GiB"
+            )
+        return self.implementation.build(self.problem, self.dtype, passed)
+
+
+@functools.lru_cache(maxsize=1)  # the passes of a case follow each other
+def _checked(case: OperationCase) -> Check:
+    program = case.build("forward")
+    (actual,) = program.results(program.function(*program.operands()))
+    name = case.implementation.computes or OPERATIONS[case.problem.operation].computes
+    part = rows_to_check(case.problem.topology(), case.problem.heads)
+    expected = _expected(case.problem, name, case.dtype)
+    return Check(
+        relative_error(COMPUTATIONS[name].part(actual, part), expected),
+        TOLERANCE[case.implementation.precision or case.dtype],
+        part.rows.size,
+    )
+
+
+@functools.lru_cache(maxsize=4)  # of one problem: the implementations share them
+def _expected(problem: Problem, computation: str, dtype: str) -> np.ndarray:
+    operands = {
+        name: array.astype(jnp.dtype(dtype)).astype(np.float64)
+        for name, array in problem.operands().items()
+    }
+    part = rows_to_check(problem.topology(), problem.heads)
+    return COMPUTATIONS[computation].reference(operands, part)

@@ -1,0 +1,114 @@
+"""Results read from files, and their figures put in order: problems by implementations."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jaxsparse.bench.run import SCHEMA, Result, Row
+
+_NEEDED = ("suite", "problem", "operation", "implementation", "dtype", "pass", "us", "sparsity")
+
+
+def read_result(path: pathlib.Path) -> Result:
+    """A result from a file.
+
+    Raises:
+        ValueError: if it is not one of this schema; names the file.
+    """
+    try:
+        result = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: not a readable result: {error}") from error
+    schema = result.get("schema") if isinstance(result, dict) else None
+    if schema != SCHEMA:
+        raise ValueError(f"{path}: not a result of schema {SCHEMA}, got schema {schema!r}")
+    rows = result.get("results")
+    if not isinstance(rows, list) or not all(
+        isinstance(row, dict) and set(_NEEDED) <= set(row) for row in rows
+    ):
+        raise ValueError(f"{path}: every entry of results must have {', '.join(_NEEDED)}")
+    return result
+
+
+class Table(NamedTuple):
+    """A table to show; the first row of cells is its head. Notes stand below."""
+
+    title: str
+    cells: list[list[str]]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The figures of one suite, operation and pass: problems by implementations.
+
+    Args:
+        title: names the three.
+        suite: the suite's name.
+        operation: the operation's name.
+        problems: in the order they were measured.
+        labels: implementations with their dtypes.
+        rows: by (problem, label).
+    """
+
+    title: str
+    suite: str
+    operation: str
+    passed: str
+    problems: tuple[str, ...]
+    labels: tuple[str, ...]
+    rows: dict[tuple[str, str], Row]
+
+    def us(self, problem: str, label: str) -> float | None:
+        """The figure, None if there is none."""
+        row = self.rows.get((problem, label))
+        return None if row is None else row["us"]
+
+    def speedup(self, label: str, peer: str) -> tuple[float, int] | None:
+        """How many times as fast as a peer: the geometric mean, and over how many problems."""
+        pairs = [(self.us(p, label), self.us(p, peer)) for p in self.problems]
+        logs = [math.log(theirs / ours) for ours, theirs in pairs if ours and theirs]
+        return (math.exp(sum(logs) / len(logs)), len(logs)) if logs else None
+
+
+def label(row: Row) -> str:
+    """The implementation, with its dtype unless that is usual there or part of the name."""
+    name, usual = str(row["implementation"]), row.get("state_dtype", "float32")
+    return name if row["dtype"] == usual or name.endswith("bf16") else f"{name} {row['dtype']}"
+
+
+def panels(rows: Sequence[Row]) -> list[Panel]:
+    """One for each suite, operation and pass, in the order they were measured.
+
+    Raises:
+        ValueError: if there are two figures of the same, as where results overlap.
+    """
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    seen = set()
+    for row in rows:
+        group = (row["suite"], row["operation"], row["pass"])
+        key = (*group, row["problem"], label(row))
+        if key in seen:
+            raise ValueError(
+                f"two figures of {label(row)} on {row['suite']} {row['problem']}, "
+                f"{row['operation']} {row['pass']}: results that overlap don't go together"
+            )
+        seen.add(key)
+        groups.setdefault(group, []).append(row)
+    return [
+        Panel(
+            title=f"{operation}, {suite}, {passed}",
+            suite=suite,
+            operation=operation,
+            passed=passed,
+            problems=tuple(dict.fromkeys(row["problem"] for row in group)),
+            labels=tuple(dict.fromkeys(label(row) for row in group)),
+            rows={(row["problem"], label(row)): row for row in group},
+        )
+        for (suite, operation, passed), group in groups.items()
+    ]

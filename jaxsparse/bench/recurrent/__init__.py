@@ -1,0 +1,1 @@
+"""`python -m jaxsparse bench recurrent`: recurrent scans beside what else runs them."""

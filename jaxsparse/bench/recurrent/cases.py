@@ -1,0 +1,90 @@
+"""An implementation in one dtype on one layer: its check and its programs."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import jax
+
+from jaxsparse.bench.recurrent import reference
+from jaxsparse.bench.recurrent.floor import exchange_floor
+from jaxsparse.bench.recurrent.implementations import Implementation
+from jaxsparse.bench.recurrent.problems import Problem
+from jaxsparse.bench.run import Check, Row
+from jaxsparse.bench.timing import Program
+
+
+@dataclass(frozen=True)
+class ScanCase:
+    """One implementation in one dtype on one layer."""
+
+    problem: Problem
+    implementation: Implementation
+    dtype: str
+    passes: tuple[str, ...]
+
+    counted = "steps_checked"
+    # A GPU idles between the kernels of a loop, which is part of the time that a step takes.
+    timer = "wall"
+
+    @property
+    def _ran(self) -> Problem:
+        """The layer with the weights that the implementation takes."""
+        return self.problem.with_dense_weights() if self.implementation.dense else self.problem
+
+    @property
+    def key(self) -> object:
+        """A layer with dense weights is measured once, whatever it stands beside."""
+        return self.implementation.name, self.dtype, self._ran
+
+    @property
+    def traced(self) -> bool:
+        """Whether there is a GPU."""
+        return jax.default_backend() == "gpu"
+
+    def description(self, passed: str) -> Row:
+        """What a row says of problem and implementation."""
+        p = self.problem
+        plan, predicted_us = self.implementation.plans(self._ran, passed)
+        return {
+            "suite": p.suite,
+            "problem": p.name,
+            "operation": "recurrent",
+            "cell": p.cell,
+            "hidden": p.hidden,
+            "batch": p.batch,
+            "length": p.length,
+            "weight_dtype": p.weight_dtype,
+            "state_dtype": p.state_dtype,
+            "nnz": p.nnz,
+            "sparsity": 1 - p.nnz / (p.gates * p.hidden**2),
+            "floor_us": exchange_floor(p, passed),
+            "dtype": self.dtype,
+            "implementation": self.implementation.name,
+            "way": self.implementation.way,
+            "pass": passed,
+            "plan": plan,
+            "predicted_us": predicted_us,
+        }
+
+    def check(self, passed: str) -> Check:
+        """Compares the first steps, or the gradients of all of them, with the reference."""
+        program = self.build(passed)
+        results = program.results(program.function(*program.operands()))
+        narrow = self.implementation.narrow
+        if passed == "forward":
+            error = reference.forward_error(self._ran, results[0], narrow=narrow)
+            steps = min(reference.CHECKED_STEPS, self.problem.length)
+            return Check(error, reference.TOLERANCE[self.dtype], steps)
+        error = reference.gradient_error(self._ran, results, narrow=narrow)
+        return Check(error, reference.GRADIENT_TOLERANCE[self.dtype], self.problem.length)
+
+    def build(self, passed: str) -> Program:
+        """The program of a pass: the one that was checked is the one that is timed."""
+        return _built(self.implementation, self._ran, self.dtype, passed)
+
+
+@functools.lru_cache(maxsize=1)
+def _built(implementation: Implementation, problem: Problem, dtype: str, passed: str) -> Program:
+    return implementation.build(problem, dtype, passed)

@@ -1,0 +1,187 @@
+"""The table of implementations: what a layer is measured with, in which dtypes, and where."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jaxsparse.bench.implementations import PASSES
+from jaxsparse.bench.peer_programs import needs_gpu, needs_torch
+from jaxsparse.bench.recurrent import cudnn, jax_programs, torch_programs
+from jaxsparse.bench.recurrent.problems import Problem
+from jaxsparse.bench.timing import Program
+from jaxsparse.recurrent.plan import VARIANTS
+
+
+def _always() -> str | None:
+    return None
+
+
+def _no_plans(problem: Problem, passed: str) -> tuple[None, None]:
+    return None, None
+
+
+def _any(problem: Problem) -> bool:
+    return True
+
+
+def _sparse(problem: Problem) -> bool:
+    return problem.density is not None
+
+
+def _sparse_but_fits(problem: Problem) -> bool:
+    """Where a kernel takes it as a dense layer: else it would be another loop of XLA."""
+    return _sparse(problem) and jax_programs.has_plan(problem.with_dense_weights())
+
+
+# choice -> dtype of the state -> those that a peer is measured in. A 16-bit layer may be run in any
+# dtype that holds as much: which of them are fast differs between libraries.
+DTYPES: dict[str, dict[str, tuple[str, ...]]] = {
+    "own": {dtype: (dtype,) for dtype in ("float32", "bfloat16", "float16")},
+    "float32": dict.fromkeys(("float32", "bfloat16", "float16"), ("float32",)),
+    "16 bits": {
+        "float32": ("float32",),
+        "bfloat16": ("bfloat16", "float16"),
+        "float16": ("float16",),
+    },
+    # cuDNN's persistent algorithms take bfloat16 too, but run as its standard one does then.
+    "persistent": {
+        "float32": ("float32",),
+        "bfloat16": ("float16", "float32"),
+        "float16": ("float16", "float32"),
+    },
+    "float16 alone": {"float32": (), "bfloat16": ("float16",), "float16": ("float16",)},
+}
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to scan a layer.
+
+    Args:
+        name: what tables and the option ``--implementation`` call it.
+        way: which of a few ways it is; a plot shows the fastest of each.
+        build: (problem, dtype, pass) to a program.
+        available: None, or why it is left out here.
+        dtypes: a key of ``DTYPES``.
+        passes: "forward" and "gradient" or one of them.
+        dense: it takes dense weights, whatever the problem's.
+        narrow: its input has one feature.
+        applies: whether it is another than the rest of the table on a problem.
+        usual_on: the platforms where it is measured without being asked for.
+        plans: what it runs and the predicted time of a step, for a pass.
+    """
+
+    name: str
+    way: str
+    build: Callable[[Problem, str, str], Program]
+    available: Callable[[], str | None] = _always
+    dtypes: str = "own"
+    passes: tuple[str, ...] = PASSES
+    dense: bool = True
+    narrow: bool = False
+    applies: Callable[[Problem], bool] = _any
+    usual_on: tuple[str, ...] = ("cpu", "gpu")
+    plans: Callable[[Problem, str], tuple[str | None, float | None]] = _no_plans
+
+
+def _ours(name: str, variant: str | None = None, *, dense: bool = False) -> Implementation:
+    return Implementation(
+        name,
+        "jaxsparse, dense" if dense else "jaxsparse",
+        functools.partial(jax_programs.jaxsparse_scan, variant=variant),
+        available=_always if variant is None else needs_gpu,
+        dense=dense,
+        applies=_sparse_but_fits if dense else _any,
+        plans=functools.partial(jax_programs.jaxsparse_plans, variant=variant),
+    )
+
+
+def forced(variant: str) -> Implementation:
+    """Our own with a kernel forced."""
+    return _ours(f"jaxsparse[{variant}]", variant)
+
+
+def variants() -> list[str]:
+    """Those that can be forced."""
+    return list(VARIANTS)
+
+
+def _cudnn(
+    algorithm: str,
+    dtypes: str = "persistent",
+    fill: int = 1,
+    applies: Callable[[Problem], bool] = _any,
+) -> Implementation:
+    return Implementation(
+        f"cudnn-{algorithm}" + (f"-b{fill}" if fill > 1 else ""),
+        "cuDNN, forced",
+        functools.partial(cudnn.scan, algorithm=algorithm, fill=fill),
+        available=needs_torch,
+        dtypes=dtypes,
+        applies=applies,
+    )
+
+
+def _filled(fill: int) -> Implementation:
+    """Statically persistent kernels use tensor cores for batches of 8 and 16, in float16."""
+    return _cudnn("static", "float16 alone", fill, lambda problem: problem.batch % fill != 0)
+
+
+IMPLEMENTATIONS: dict[str, Implementation] = {
+    i.name: i
+    for i in (
+        _ours("jaxsparse"),
+        _ours("jaxsparse-dense", dense=True),
+        Implementation(
+            "lax.scan",
+            "jax.lax.scan",
+            functools.partial(jax_programs.lax_scan, unroll=1),
+            usual_on=("cpu",),  # on a GPU the unrolled one is faster
+        ),
+        Implementation(
+            "lax.scan-unrolled", "jax.lax.scan", functools.partial(jax_programs.lax_scan, unroll=8)
+        ),
+        Implementation(
+            "torch",
+            "cuDNN by PyTorch",
+            functools.partial(torch_programs.module, narrow=False),
+            available=needs_torch,
+            dtypes="16 bits",
+        ),
+        Implementation(
+            "torch-narrow",
+            "cuDNN by PyTorch",
+            functools.partial(torch_programs.module, narrow=True),
+            available=needs_torch,
+            dtypes="16 bits",
+            narrow=True,
+            usual_on=(),
+        ),
+        _cudnn("standard", "16 bits"),
+        _cudnn("static"),
+        _filled(4),
+        _filled(8),
+        _filled(16),
+        _cudnn("dynamic"),
+        _cudnn("small-h"),
+        Implementation(
+            "cublas-graph",
+            "graph of cuBLAS",
+            torch_programs.cublas_graph,
+            available=needs_torch,
+            passes=("forward",),
+        ),
+        Implementation(
+            "cusparse-graph",
+            "graph of cuSPARSE",
+            torch_programs.cusparse_graph,
+            available=needs_torch,
+            dtypes="float32",
+            passes=("forward",),
+            dense=False,
+            applies=_sparse,
+        ),
+    )
+}

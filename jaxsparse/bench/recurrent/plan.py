@@ -1,0 +1,106 @@
+"""From what was asked for to the layers that will be scanned, or to why they can't be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from jaxsparse.bench.choices import Asked, UsageError, available, matching, one_of
+from jaxsparse.bench.implementations import PASSES
+from jaxsparse.bench.recurrent.cases import ScanCase
+from jaxsparse.bench.recurrent.implementations import (
+    DTYPES,
+    IMPLEMENTATIONS,
+    Implementation,
+    forced,
+    variants,
+)
+from jaxsparse.bench.recurrent.problems import SUITES, Problem
+
+DEFAULT_SUITE = {"cpu": "small"}
+
+
+@dataclass(frozen=True)
+class ScanPlan:
+    """What will be measured, in this order: layers, on each the implementations.
+
+    Args:
+        problems: the layers.
+        implementations: each in its dtypes.
+        passes: those that were asked for; None for each layer's own.
+        skipped: names of implementations that are left out, and why.
+    """
+
+    problems: tuple[Problem, ...]
+    implementations: tuple[Implementation, ...]
+    passes: tuple[str, ...] | None
+    skipped: dict[str, str]
+    seconds: float = 0.1
+
+    def cases(self, problem: Problem) -> list[ScanCase]:
+        """Those that can be told apart on a layer."""
+        passes = self.passes or (PASSES if problem.gradient else ("forward",))
+        return [
+            ScanCase(problem, i, dtype, tuple(p for p in passes if p in i.passes))
+            for i in self.implementations
+            if i.applies(problem)
+            for dtype in DTYPES[i.dtypes][problem.state_dtype]
+        ]
+
+
+def make_plan(asked: Asked, platform: str) -> ScanPlan:
+    """What the options stand for.
+
+    Raises:
+        UsageError: for a name that there isn't, and for options that it has no use for.
+    """
+    for option, values in ("--n", asked.n), ("--sparsity", asked.sparsity):
+        if values is not None:
+            raise UsageError(
+                option, f"the suites of recurrent have layers of their own, got {list(values)}"
+            )
+    suites = asked.suites or (DEFAULT_SUITE.get(platform, "layers"),)
+    one_of("--suite", suites, list(SUITES), asked.operation)
+    usual = tuple(i.name for i in IMPLEMENTATIONS.values() if platform in i.usual_on)
+    names = asked.implementations or usual
+    one_of("--implementation", names, list(IMPLEMENTATIONS), asked.operation)
+    one_of("--variant", asked.variants, variants(), asked.operation)
+    chosen = [IMPLEMENTATIONS[name] for name in names] + [forced(name) for name in asked.variants]
+    here, skipped = available(chosen)
+    if asked.passes is not None:
+        for i in here:
+            if not set(asked.passes) & set(i.passes):
+                skipped[i.name] = f"has no {' or '.join(asked.passes)} pass"
+        here = [i for i in here if i.name not in skipped]
+    if not here:
+        raise UsageError("--pass", f"no implementation of {asked.operation} has it")
+    problems = [p for name in suites for layer in SUITES[name].problems for p in _as(layer, asked)]
+    problems = list(dict.fromkeys(problems))
+    return ScanPlan(tuple(matching(problems, asked.names)), tuple(here), asked.passes, skipped)
+
+
+def _as(problem: Problem, asked: Asked) -> list[Problem]:
+    """A layer in the dtypes and lengths that were asked for."""
+    dtypes = (
+        [(problem.state_dtype, problem.weight_dtype)]
+        if asked.dtypes is None
+        else [(dtype, dtype) for dtype in asked.dtypes]
+    )
+    return [
+        replace(problem, length=length, state_dtype=state, weight_dtype=weights)
+        for length in asked.lengths or (problem.length,)
+        for state, weights in dtypes
+    ]
+
+
+def listing(operation: str) -> str:
+    """Suites, implementations and variants, with what is left out and why."""
+    defaults = "layers by default, small on a CPU"
+    lines = [f"suites of {operation}, {defaults}"]
+    lines += [f"  {name:<18}{suite.about}" for name, suite in SUITES.items()]
+    lines += ["", "implementations"]
+    for name, implementation in IMPLEMENTATIONS.items():
+        why, usual = implementation.available(), ", ".join(implementation.usual_on)
+        about = implementation.way + ("" if usual else ", if it is named")
+        lines.append(f"  {name:<18}{f'left out: {why}' if why else about}")
+    lines += ["", f"variants: {', '.join(variants())}"]
+    return "\n".join(lines)

@@ -1,0 +1,104 @@
+"""Pictures of recurrent scans: microseconds a step, above what the exchange of the state takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxsparse.bench.panels import Panel
+from jaxsparse.bench.recurrent.problems import SUITES, Suite
+from jaxsparse.bench.recurrent.report import fastest, step_us, ways
+from jaxsparse.bench.run import Row
+
+# way -> colour and marker, the same in every picture
+STYLES = {
+    "jaxsparse": ("C3", "o"),
+    "jaxsparse, dense": ("C1", "s"),
+    "jax.lax.scan": ("C0", "D"),
+    "cuDNN by PyTorch": ("C2", "v"),
+    "cuDNN, forced": ("C4", "^"),
+    "graph of cuBLAS": ("C5", "P"),
+    "graph of cuSPARSE": ("C6", "X"),
+}
+
+# what a suite varies -> the axis' label, and the value of a row
+AXES: dict[str, tuple[str, Callable[[Row], float]]] = {
+    "density": ("weights stored, %", lambda row: 100 * (1 - row["sparsity"])),
+    "hidden": ("units", lambda row: row["hidden"]),
+    "batch": ("batch", lambda row: row["batch"]),
+    "length": ("steps", lambda row: row["length"]),
+}
+
+
+def draw(ax: Any, panel: Panel) -> None:
+    """A line for each way over what the suite varies, or a row of dots for each layer."""
+    suite = SUITES.get(panel.suite)
+    if suite is None or suite.varies is None:
+        _dots(ax, panel)
+    else:
+        _lines(ax, panel, suite, suite.varies)
+
+
+def _lines(ax: Any, panel: Panel, suite: Suite, varies: str) -> None:
+    label, value = AXES[varies]
+
+    def point(row: Row, us: float) -> tuple[float, float]:
+        flops = 2 * row["nnz"] * row["batch"]
+        return value(row), flops / us / 1e6 if suite.throughput else us
+
+    for way in ways(panel):
+        rows = [row for p in panel.problems if (row := fastest(panel, p, way))]
+        points = sorted(point(row, step_us(row)) for row in rows)
+        if points:
+            colour, marker = STYLES[way]
+            ax.plot(*np.array(points).T, color=colour, marker=marker, label=way)
+    first = list({problem: row for (problem, _), row in panel.rows.items()}.values())
+    floors = sorted(point(row, row["floor_us"]) for row in first if row["floor_us"])
+    if floors:
+        ax.plot(*np.array(floors).T, color="black", linestyle="--", label="exchange floor")
+    ax.set_xscale("log")
+    shown = sorted({value(row) for row in first})
+    ax.set_xticks(shown, [f"{x:.3g}" if x < 100 else f"{x:g}" for x in shown])
+    ax.set_xticks([], minor=True)
+    ax.set_xlabel(label)
+    ax.set_yscale("log")
+    _plain_numbers(ax.yaxis)
+    ax.set_ylabel("TFLOP/s" if suite.throughput else "microseconds a step")
+    ax.grid(alpha=0.3)
+
+
+def _dots(ax: Any, panel: Panel) -> None:
+    heights = {problem: -i for i, problem in enumerate(panel.problems)}
+    for way in ways(panel):
+        rows = [(heights[p], fastest(panel, p, way)) for p in panel.problems]
+        points = [(step_us(row), y) for y, row in rows if row]
+        if points:
+            colour, marker = STYLES[way]
+            ax.plot(*np.array(points).T, marker, color=colour, label=way, alpha=0.85)
+    floors = {heights[p]: row["floor_us"] for (p, _), row in panel.rows.items() if row["floor_us"]}
+    if floors:
+        ys, xs = np.array(list(floors.items())).T
+        ax.vlines(xs, ys - 0.4, ys + 0.4, color="black", label="exchange floor")
+    ax.set_xscale("log")
+    _plain_numbers(ax.xaxis)
+    ax.set_xlabel("microseconds a step")
+    ax.set_yticks(list(heights.values()), _told_apart(list(heights)))
+    ax.grid(axis="x", alpha=0.3)
+
+
+def _told_apart(names: list[str]) -> list[str]:
+    """Without what is in all of them."""
+    parts = [name.split("_") for name in names]
+    shared = set.intersection(*map(set, parts)) if len(names) > 1 else set()
+    return [" ".join(part for part in name if part not in shared) for name in parts]
+
+
+def _plain_numbers(axis: Any) -> None:
+    """1, 2, 5, 10 instead of powers."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,79 @@
+"""Tables of recurrent scans: microseconds a step by way, and every implementation by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jaxsparse.bench.panels import Panel, Table, label
+from jaxsparse.bench.run import Row
+
+OURS = "jaxsparse"
+
+# kind of error -> what stands for a figure
+FAILURES = {"WrongResult": "wrong", "CudnnError": "refused"}
+
+
+def step_us(row: Row) -> float:
+    """Microseconds of a step."""
+    return float(row["us"] / row["length"])
+
+
+def ways(panel: Panel) -> list[str]:
+    """In the order they were measured."""
+    return list(dict.fromkeys(row["way"] for row in panel.rows.values()))
+
+
+def fastest(panel: Panel, problem: str, way: str) -> Row | None:
+    """Of the implementations that are one way; None if none was measured."""
+    rows = [
+        row
+        for (name, _), row in panel.rows.items()
+        if name == problem and row["way"] == way and row["us"]
+    ]
+    return min(rows, key=lambda row: row["us"], default=None)
+
+
+def tables(panel: Panel) -> Iterator[Table]:
+    """The fastest of each way, all of them, and the plans of our own."""
+    shown = ways(panel)
+    cells = [["layer", "exchange floor", *shown]]
+    for problem in panel.problems:
+        floor = next(row["floor_us"] for (p, _), row in panel.rows.items() if p == problem)
+        best = [fastest(panel, problem, way) for way in shown]
+        times = ["-" if row is None else f"{step_us(row):.3g}" for row in best]
+        cells.append([problem, "-" if floor is None else f"{floor:.2f}", *times])
+    yield Table(
+        f"{panel.title}: microseconds a step, the fastest of each way", cells, list(_ratios(panel))
+    )
+    head = ["implementation", "ms", "us a step", "GPU busy, ms"]
+    for problem in panel.problems:
+        rows = [row for (p, _), row in panel.rows.items() if p == problem]
+        yield Table(
+            f"{panel.title}: {problem}",
+            [head, *([label(row), *_figures(row)] for row in rows)],
+            [f"{label(row)}: {row['plan']}" for row in rows if row["plan"]],
+        )
+
+
+def _figures(row: Row) -> list[str]:
+    if row["us"] is None:
+        kind = row["error"].partition(":")[0]
+        return [FAILURES.get(kind, "failed"), "-", "-"]
+    busy = row["device_us"]
+    return [
+        f"{row['us'] / 1e3:.3f}",
+        f"{step_us(row):.3g}",
+        "-" if busy is None else f"{busy / 1e3:.3f}",
+    ]
+
+
+def _ratios(panel: Panel) -> Iterator[str]:
+    """How many times as fast we are, from the fastest of each way."""
+    for way in ways(panel):
+        pairs = [(fastest(panel, p, OURS), fastest(panel, p, way)) for p in panel.problems]
+        ratios = [theirs["us"] / ours["us"] for ours, theirs in pairs if ours and theirs]
+        if ratios and way != OURS:
+            yield (
+                f"{OURS}: {min(ratios):.2f} to {max(ratios):.2f} times as fast as {way} "
+                f"({len(ratios)} layer{'s' * (len(ratios) > 1)})"
+            )
