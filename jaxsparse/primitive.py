@@ -64,6 +64,11 @@ class Operation:
     # How its FFI target is called for operands of these types on a platform, or None for plain jnp.
     ffi: Callable[[dict[str, Any], Sequence[ShapedArray], str], FfiCall | None]
     summed: tuple[str, ...] = ()  # core dimensions along which parts of the results add up
+    # Params and dtypes of operands for the kernels, of a call whose own they may not take; its
+    # results are cast to what they should be.
+    cast: Callable[[dict[str, Any], Sequence[ShapedArray]], tuple[dict[str, Any], list[Any]]] = (
+        lambda params, avals: (params, [a.dtype for a in avals])
+    )
 
 
 def bind(primitive: Primitive, *operands: jax.Array, **params: Any) -> list[jax.Array]:
@@ -381,12 +386,18 @@ def make_primitive(operation: Operation) -> Primitive:
     _CALLS[primitive] = call
 
     def lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
+        params, dtypes = operation.cast(params, ctx.avals_in)
         partitioned = _partitioned(operation, call, tuple(sorted(params.items())))
         if getattr(ctx.module_context.axis_context, "manual_axes", None):
             # Inside shard_map the operands are local already. Over axes that it leaves to the
             # compiler, which custom_partitioning can't serve there, the call is replicated.
             partitioned = functools.partial(call.bind, **params)
-        return mlir.lower_fun(partitioned, multiple_results=True)(ctx, *operands)
+
+        def compute(*xs: jax.Array) -> list[jax.Array]:
+            results = partitioned(*(x.astype(d) for x, d in zip(xs, dtypes, strict=True)))
+            return [r.astype(a.dtype) for r, a in zip(results, ctx.avals_out, strict=True)]
+
+        return mlir.lower_fun(compute, multiple_results=True)(ctx, *operands)
 
     dispatch.prim_requires_devices_during_lowering.add(primitive)
     mlir.register_lowering(primitive, lowering)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 from recurrent_problems import CELLS, compiled, problem
 
-from jaxsparse import CSR, EXPORT_DISABLED_CHECKS, recurrent
+from jaxsparse import CSR, EXPORT_DISABLED_CHECKS, Topology, recurrent
 from jaxsparse.recurrent import LSTM, RNN
 
 LENGTHS = jnp.array([0, 5, 3])  # of T = 5
@@ -563,3 +564,29 @@ def test_vmap_keeps_a_sharded_batch_sharded():
 
     compiled = jax.jit(jax.vmap(scan)).lower(xs).compile()
     assert "all-gather" not in compiled.as_text()
+
+
+# ---- What runs ----
+
+
+@pytest.mark.parametrize("weights", ["dense bfloat16", "sparse bfloat16", "sparse float32"])
+def test_weight_gradients_meet_16_bit_operands(weights):
+    """One product after the scan, on tensor cores, whatever dtype the weights have."""
+    kind, dtype = weights.split()
+    h, gates, B, T = 64, 4, 2, 256
+    topology = Topology.from_mask(np.random.default_rng(0).random((gates * h, h)) < 0.5)
+    size = (h, gates * h) if kind == "dense" else (topology.nse,)
+    shapes = ((size, dtype), ((B, h), "bfloat16"), ((T, B, gates * h), "bfloat16"))
+
+    def loss(w, carry, xs):
+        matrix = w if kind == "dense" else CSR(w, topology)
+        _, ys = recurrent.scan(recurrent.LSTM, matrix, (carry, carry), xs)
+        return ys.astype(jnp.float32).sum()
+
+    operands = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
+    traced = jax.jit(jax.grad(loss)).trace(*operands)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    (product,) = re.findall(r"stablehlo.dot_general.*: \((.*)\) ->", text)
+    assert product.count("xbf16>") == 2
+    assert "jaxsparse_sddmm" not in text
+    assert traced.jaxpr.out_avals[0].dtype == dtype

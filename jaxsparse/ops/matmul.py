@@ -346,7 +346,19 @@ def _spmm_ffi(params: dict[str, Any], *_: Any) -> FfiCall:
     return FfiCall(operands, attributes)
 
 
+def _spmm_cast(
+    params: dict[str, Any], avals: Sequence[ShapedArray]
+) -> tuple[dict[str, Any], list[Any]]:
+    """Values and x may differ in dtype, so that their cotangents can be narrow where x is."""
+    dtypes = [a.dtype for a in avals]
+    if dtypes[_VALUES] != dtypes[_X]:
+        dtypes[_VALUES] = dtypes[_X] = jnp.promote_types(dtypes[_VALUES], dtypes[_X])
+        params = {**params, "out_dtype": jnp.promote_types(dtypes[_X], jnp.float32)}
+    return params, dtypes
+
+
 _LINEAR = ("transpose", "dense_on_left", "out_dtype")
+_VALUES, _X, _BIAS = 0, 8, 9
 
 spmm_p = make_primitive(
     Operation(
@@ -358,9 +370,9 @@ spmm_p = make_primitive(
         shardable=("n",),
         xla=_spmm_xla,
         ffi=_spmm_ffi,
+        cast=_spmm_cast,
     )
 )
-_VALUES, _X, _BIAS = 0, 8, 9
 
 
 def _spmm_transpose(
@@ -381,12 +393,11 @@ def _spmm_transpose(
         # The columns of spmm may be sharded; sddmm sums over them.
         x, ct = gathered(x, -1), gathered(ct, -1)
         pair = (x, ct) if transpose else (ct, x)
-        return _VALUES, bind(sddmm_p, *pair, *pattern, scaled=False, out_dtype=ct.dtype, **params)[
-            0
-        ]
+        dtype = jnp.promote_types(ct.dtype, values.aval.dtype)
+        return _VALUES, bind(sddmm_p, *pair, *pattern, scaled=False, out_dtype=dtype, **params)[0]
     return _X, bind(
         spmm_p,
-        values.astype(ct.dtype),
+        values.astype(jnp.promote_types(ct.dtype, values.dtype)),
         *pattern,
         ct,
         transpose=not transpose,

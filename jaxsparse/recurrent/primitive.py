@@ -167,17 +167,19 @@ def product(
         return _einsum(axes, x, weights[0], precision, out_dtype)
     values, *pattern = weights[: 1 + len(PATTERN)]
     dtype = jnp.promote_types(x.dtype, values.dtype)
-    z = (bind_local if local else bind)(
-        spmm_p,
-        values.astype(dtype),
-        *pattern,
-        x.astype(dtype),
-        transpose=transposed,
-        dense_on_left=True,
-        out_dtype=_sum_dtype(dtype, out_dtype),
-        implementation=implementation,
-        variant=None,
-    )[0]
+    options: dict[str, Any] = {
+        "transpose": transposed,
+        "dense_on_left": True,
+        "implementation": implementation,
+        "variant": None,
+    }
+    if local:
+        operands = (values.astype(dtype), *pattern, x.astype(dtype))
+        wide = accumulator_dtype(dtype)
+        return bind_local(spmm_p, *operands, out_dtype=wide, **options)[0].astype(out_dtype)
+    mixed = values.dtype != x.dtype
+    sum_dtype = out_dtype if mixed else _sum_dtype(dtype, out_dtype)
+    z = bind(spmm_p, values, *pattern, x, out_dtype=sum_dtype, **options)[0]
     return z.astype(out_dtype)
 
 
