@@ -97,8 +97,8 @@ using Indices = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device
 // why it does not fit. `permutation`, which may be empty, says where each entry's value lies.
 nb::dict LayOutSparse(Indices row_offsets, Indices column_indices, Indices permutation,
                       int64_t hidden, int products, int state_parts, int blocks, int cluster,
-                      int most_threads, int fewest_threads, int entries, int group,
-                      int piece_bytes) {
+                      int most_threads, int fewest_threads, int entries, int group, int piece_bytes,
+                      bool bank_aware) {
   SparsePatternView pattern;
   pattern.hidden = hidden;
   pattern.row_offsets = row_offsets.data();
@@ -117,7 +117,7 @@ nb::dict LayOutSparse(Indices row_offsets, Indices column_indices, Indices permu
   std::optional<SparseLayout> layout;
   {
     const nb::gil_scoped_release released;
-    layout = MakeSparseLayout(pattern, shape, fewest_threads, piece_bytes, &error);
+    layout = MakeSparseLayout(pattern, shape, fewest_threads, piece_bytes, bank_aware, &error);
   }
   if (!layout) throw nb::value_error(error.c_str());
   nb::dict result;
@@ -147,7 +147,8 @@ NB_MODULE(_ffi, m) {
   m.def("lay_out_sparse", LayOutSparse, nb::arg("row_offsets"), nb::arg("column_indices"),
         nb::arg("permutation"), nb::kw_only(), nb::arg("hidden"), nb::arg("products"),
         nb::arg("state_parts"), nb::arg("blocks"), nb::arg("cluster"), nb::arg("most_threads"),
-        nb::arg("fewest_threads"), nb::arg("entries"), nb::arg("group"), nb::arg("piece_bytes"));
+        nb::arg("fewest_threads"), nb::arg("entries"), nb::arg("group"), nb::arg("piece_bytes"),
+        nb::arg("bank_aware"));
   m.def("architecture_name", ArchitectureName, nb::arg("compute_capability"));
   m.def("cache_folder", CacheFolder);
 }

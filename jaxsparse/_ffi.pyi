@@ -25,5 +25,6 @@ def lay_out_sparse(
     entries: int,
     group: int,
     piece_bytes: int,
+    bank_aware: bool,
 ) -> dict[str, Any]: ...
 def cache_folder() -> str: ...

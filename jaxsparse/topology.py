@@ -255,6 +255,11 @@ class Topology:
                 f"Topology.verify: the arrays derived from the pattern (row order, transposed "
                 f"pattern, permutation) of {self!r} are not those of its offsets and columns"
             )
+        if self.scan_layout is not None:
+            try:
+                self.scan_layout.verify(self)
+            except ValueError as error:
+                raise ValueError(f"Topology.verify: {error}") from None
         return self
 
     def plot(self, *, ax: Any = None, title: str | None = None) -> Any:

@@ -330,16 +330,18 @@ def unpacked(topology, words, form, products, parts):
     return entries
 
 
+@pytest.mark.parametrize("options", [(None, True), (4, False)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "gates, h, density, batch",
     [(1, 37, 0.2, 1), (4, 61, 0.1, 3), (3, 150, 0.02, 8), (1, 5, 0.5, 2)],
 )
-def test_layouts_hold_every_entry_once(gates, h, density, batch, dtype):
+def test_layouts_hold_every_entry_once(gates, h, density, batch, dtype, options):
     mask = np.random.default_rng(h).random((gates * h, h)) < density
     mask[h // 2] = False
     topology = Topology.from_mask(mask, nse=int(mask.sum()) + 3)
-    layout = lay_out(topology, gates, batch, jnp.dtype(dtype), H200)
+    layout = lay_out(topology, gates, batch, jnp.dtype(dtype), H200, *options)
+    topology.with_scan_layout(layout).verify()
     rows, columns = np.nonzero(mask)
     values = np.arange(len(rows))
     assert unpacked(topology, layout.words, layout.forms[0], gates, 1) == set(
@@ -406,9 +408,55 @@ def test_pack():
     with pytest.raises(ValueError, match="needs one concrete pattern"):
         jax.jit(lambda m: recurrent.pack(m, batch=1, dtype=jnp.float32))(matrix)
     assert is_concrete(matrix.topology)
+    with pytest.raises(ValueError, match="piece_bytes must be 4, 8 or 16, and no more than the 8"):
+        recurrent.pack(matrix, batch=4, dtype=jnp.bfloat16, piece_bytes=16)
     full = CSR.fromdense(jnp.ones((2048, 2048)))
     with pytest.raises(ValueError, match=r"recurrent\.pack: "):
         recurrent.pack(full, batch=4, dtype=jnp.float32, device=Device("tiny", 90, 4, 50_000))
+
+
+def test_layouts_for_measurements():
+    """Narrow loads, in the pattern's order: only where they are asked for."""
+    matrix = CSR.fromdense(jnp.asarray(np.random.default_rng(0).random((96, 96)) < 0.3, "f4"))
+    packed = recurrent.pack(matrix, batch=4, dtype=jnp.float32, piece_bytes=4, bank_aware=False)
+    carry, xs = shape(4, 96), shape(9, 4, 96)
+
+    def scan(variant):
+        return lambda c, xs: recurrent.scan(recurrent.RNN(), packed, c, xs, variant=variant)
+
+    (source,) = compiles(scan("sparse_pairs_barrier"), carry, xs)
+    assert "kPieceBytes = 4;" in source
+    assert explain(scan(None), carry, xs)[0].plan.variant == "masked_fma"
+
+
+@pytest.mark.parametrize("part", ["units", "place", "column", "value"])
+def test_verify_finds_layouts_that_lead_out_of_bounds(part):
+    matrix = CSR.fromdense(jnp.asarray(np.random.default_rng(0).random((96, 96)) < 0.3, "f4"))
+    layout = recurrent.pack(matrix, batch=4, dtype=jnp.float32).topology.scan_layout
+    form = layout.forms[0]
+    slots = form.lanes * form.entries * form.threads
+    at = {
+        "units": 0,
+        "place": 2 * form.units + 1,
+        "column": form.words // form.blocks - 2 * slots,
+        "value": form.words // form.blocks - slots,
+    }[part]
+    words = np.array(layout.words)
+    words[at] = 0x7FFF
+    bad = dataclasses.replace(layout, words=jnp.asarray(words))
+    with pytest.raises(ValueError, match=r"Topology\.verify: the layout for scans leads out of"):
+        matrix.topology.with_scan_layout(bad).verify()
+    other = CSR.fromdense(jnp.ones((256, 64))).topology
+    with pytest.raises(ValueError, match="not of this pattern's size"):
+        other.with_scan_layout(layout).verify()
+
+
+def test_export_of_a_matrix_that_is_laid_out():
+    packed = recurrent.pack(CSR.fromdense(jnp.eye(64)), batch=4, dtype=jnp.float32)
+    doubled = jax.export.export(jax.jit(lambda m: m * 2))(packed)
+    again = jax.export.deserialize(doubled.serialize()).call(packed)
+    assert again.topology.scan_layout.forms == packed.topology.scan_layout.forms
+    np.testing.assert_array_equal(again.values, 2 * packed.values)
 
 
 def test_wait_limit(monkeypatch):
@@ -457,6 +505,7 @@ def test_layouts_avoid_bank_conflicts_and_padding(piece_bytes):
         entries=6,
         group=4,
         piece_bytes=piece_bytes,
+        bank_aware=True,
     )
     # Wavefronts over the fewest possible; rows in the order of their columns take 2 and more.
     assert 1 <= made["wavefronts"] < 1.5

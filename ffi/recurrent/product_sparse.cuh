@@ -96,7 +96,7 @@ class SparseProduct {
   // A lane's last entries lie in shared memory.
   static constexpr int kInShared = Plan::kSharedEntries;
   static constexpr int kInRegisters = kShape.entries - kInShared;
-  static constexpr int kWidest = 16 / static_cast<int>(sizeof(State));
+  static constexpr int kWidest = Plan::kPieceBytes / static_cast<int>(sizeof(State));
   static constexpr int kWidth = Plan::kBatch < kWidest ? Plan::kBatch : kWidest;
   static constexpr int kPieces = Plan::kBatch / kWidth;
   using StatePiece = Piece<State, kWidth>;

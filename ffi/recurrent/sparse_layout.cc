@@ -121,12 +121,8 @@ class Wavefront {
 
 class Builder {
  public:
-  Builder(const SparsePatternView& pattern, const SparseShape& shape, int fewest_threads,
-          int piece_bytes)
-      : pattern_(pattern),
-        shape_(shape),
-        fewest_threads_(fewest_threads),
-        banks_(kBankBytes / piece_bytes) {}
+  Builder(const SparsePatternView& pattern, const SparseShape& shape, int fewest_threads, int banks)
+      : pattern_(pattern), shape_(shape), fewest_threads_(fewest_threads), banks_(banks) {}
 
   std::optional<SparseLayout> Build(std::string* error) {
     DealUnits();
@@ -377,14 +373,15 @@ int UnitsPerBlock(int64_t hidden, int blocks, int cluster, int state_parts, int 
 
 std::optional<SparseLayout> MakeSparseLayout(const SparsePatternView& pattern,
                                              const SparseShape& shape, int fewest_threads,
-                                             int piece_bytes, std::string* error) {
+                                             int piece_bytes, bool bank_aware, std::string* error) {
   if (shape.blocks % shape.cluster != 0 || shape.threads % kWarp != 0 ||
       static_cast<int64_t>(shape.places()) < pattern.hidden ||
       shape.columns() % shape.cluster != 0) {
     *error = "the shape of the layout does not suit the pattern";
     return std::nullopt;
   }
-  return Builder(pattern, shape, fewest_threads, piece_bytes).Build(error);
+  const int banks = bank_aware ? kBankBytes / piece_bytes : 1;
+  return Builder(pattern, shape, fewest_threads, banks).Build(error);
 }
 
 }  // namespace jaxsparse

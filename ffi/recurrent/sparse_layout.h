@@ -41,9 +41,10 @@ int UnitsPerBlock(int64_t hidden, int blocks, int cluster, int state_parts, int 
 
 // `shape` without lanes and with the most threads allowed: both come out as needed, but no fewer
 // threads than `fewest_threads`, since they have the state to wait for as well. `piece_bytes`: what
-// one load takes of a column (4, 8 or 16 bytes).
+// one load takes of a column (4, 8 or 16 bytes). Without `bank_aware` a row's entries keep their
+// order.
 std::optional<SparseLayout> MakeSparseLayout(const SparsePatternView& pattern,
                                              const SparseShape& shape, int fewest_threads,
-                                             int piece_bytes, std::string* error);
+                                             int piece_bytes, bool bank_aware, std::string* error);
 
 }  // namespace jaxsparse

@@ -9,6 +9,7 @@ carries along where each value lies, so that values may change while the pattern
 from __future__ import annotations
 
 import dataclasses
+import json
 import weakref
 from typing import Any
 
@@ -46,23 +47,48 @@ class ScanLayout:
     transposed_words: jax.Array
     forms: tuple[SparseForm, SparseForm]
 
+    def verify(self, topology: Topology) -> None:
+        """Raises ValueError if a concrete layout would lead a kernel out of bounds."""
+        for words, form in zip((self.words, self.transposed_words), self.forms, strict=True):
+            _verify(np.asarray(words).view(np.int32), form, topology)
+
 
 jax.tree_util.register_dataclass(
     ScanLayout, data_fields=["words", "transposed_words"], meta_fields=["forms"]
 )
+# So that exported programs may take and return matrices that are laid out.
+jax.export.register_pytree_node_serialization(
+    ScanLayout,
+    serialized_name="jaxsparse.ScanLayout",
+    serialize_auxdata=lambda meta: json.dumps([dataclasses.astuple(f) for f in meta[0]]).encode(),
+    deserialize_auxdata=lambda data: (tuple(SparseForm(*f) for f in json.loads(data)),),
+)
 
 
-def pack(matrix: CSR, *, batch: int, dtype: Any, device: Device | None = None) -> CSR:
+def pack(
+    matrix: CSR,
+    *,
+    batch: int,
+    dtype: Any,
+    device: Device | None = None,
+    piece_bytes: int | None = None,
+    bank_aware: bool = True,
+) -> CSR:
     """Lays a recurrent matrix out for persistent scans, once for its pattern.
 
     ``recurrent.scan`` does this by itself where it sees the pattern. Inside ``jax.jit`` a matrix
-    that is an argument has none to be seen: pack it before, or it takes the plain path.
+    that is an argument has none to be seen: pack it before, or it is kept in dense form, if that
+    fits.
 
     Args:
         matrix: ``(gates * h, h)``, with a concrete pattern.
         batch: B, the rows of the scans' carry, on one device.
         dtype: that of ``xs``: float32, bfloat16 or float16.
         device: a description of the GPU; this machine's first one, or else an H200.
+        piece_bytes: 4, 8 or 16 bytes of the state's batch that an entry loads at once; as many as
+            there are by default. Fewer are slower, and there to measure by.
+        bank_aware: orders entries by banks of shared memory; without, there to measure by, a row's
+            entries stay in their order.
 
     Returns:
         The same matrix; its topology carries the layout, through jit and pytree functions too.
@@ -82,7 +108,15 @@ def pack(matrix: CSR, *, batch: int, dtype: Any, device: Device | None = None) -
     if not is_concrete(topology):
         raise ValueError("recurrent.pack: needs one concrete pattern: call it outside of jax.jit")
     device = present_device() if device is None else device
-    layout = lay_out(topology, rows // h, batch, jnp.dtype(dtype), device)
+    widest = min(16, padded_batch(batch, jnp.dtype(dtype).itemsize) * jnp.dtype(dtype).itemsize)
+    if piece_bytes is not None and (piece_bytes not in (4, 8, 16) or piece_bytes > widest):
+        raise ValueError(
+            f"recurrent.pack: piece_bytes must be 4, 8 or 16, and no more than the {widest} bytes "
+            f"of the batch, got {piece_bytes}"
+        )
+    layout = lay_out(
+        topology, rows // h, batch, jnp.dtype(dtype), device, piece_bytes or widest, bank_aware
+    )
     if isinstance(layout, str):
         raise ValueError(f"recurrent.pack: {layout}")
     for form in layout.forms:
@@ -101,7 +135,7 @@ def pack(matrix: CSR, *, batch: int, dtype: Any, device: Device | None = None) -
             input_dtypes=(),
             form=form,
         )
-        plan = make_plan(problem, device, forced=True)
+        plan = make_plan(problem, device, "sparse_pairs", forced=True)
         if isinstance(plan, NoPlan):
             raise ValueError(f"recurrent.pack: {plan.reason}")
     return CSR(matrix.values, topology.with_scan_layout(layout))
@@ -119,19 +153,33 @@ _made: dict[Any, tuple[Any, ScanLayout | str]] = {}
 
 
 def lay_out(
-    topology: Topology, gates: int, batch: int, dtype: Any, device: Device
+    topology: Topology,
+    gates: int,
+    batch: int,
+    dtype: Any,
+    device: Device,
+    piece_bytes: int | None = None,
+    bank_aware: bool = True,
 ) -> ScanLayout | str:
     """The layout of a concrete pattern, made once while the pattern lives; or why there is none."""
     columns = topology.pattern.column_indices
-    key = (id(columns), gates, batch, dtype.name, device)
+    item = dtype.itemsize
+    piece = piece_bytes or min(16, padded_batch(batch, item) * item)
+    key = (id(columns), gates, batch, dtype.name, device, piece, bank_aware)
     if key not in _made:
         reference = weakref.ref(columns, lambda _: _made.pop(key, None))
-        _made[key] = (reference, _lay_out(topology, gates, batch, dtype, device))
+        _made[key] = (reference, _lay_out(topology, *key[1:3], dtype, device, piece, bank_aware))
     return _made[key][1]
 
 
 def _lay_out(
-    topology: Topology, gates: int, batch: int, dtype: Any, device: Device
+    topology: Topology,
+    gates: int,
+    batch: int,
+    dtype: Any,
+    device: Device,
+    piece: int,
+    bank_aware: bool,
 ) -> ScanLayout | str:
     both = (
         (topology.pattern, None, gates, 1),
@@ -140,7 +188,19 @@ def _lay_out(
     h = topology.shape[1]
     words, forms = [], []
     for pattern, permutation, products, parts in both:
-        made = _one(pattern, permutation, products, parts, h, topology.nnz, batch, dtype, device)
+        made = _one(
+            pattern,
+            permutation,
+            products,
+            parts,
+            h,
+            topology.nnz,
+            batch,
+            dtype,
+            device,
+            piece,
+            bank_aware,
+        )
         if isinstance(made, str):
             return made
         with jax.ensure_compile_time_eval():  # not a tracer of the program that asks first
@@ -159,12 +219,13 @@ def _one(
     batch: int,
     dtype: Any,
     device: Device,
+    piece: int,
+    bank_aware: bool,
 ) -> tuple[np.ndarray, SparseForm] | str:
     item = dtype.itemsize
     most = 8 if item == 4 else 16
     if item > 4 or batch > most:
         return f"a batch of {batch} in {dtype.name} is more than the kernel of sparse weights takes"
-    piece = min(16, padded_batch(batch, item) * item)
     state = parts * h * padded_batch(batch, item) * item
     density = nnz / (products * parts * h * h)
     cluster = 4 if state > 64 << 10 else 1
@@ -191,6 +252,7 @@ def _one(
             entries=entries,
             group=group,
             piece_bytes=piece,
+            bank_aware=bank_aware,
             **form,
         )
     except ValueError as error:
@@ -198,3 +260,35 @@ def _one(
     words = np.frombuffer(made["words"], np.uint32)
     sizes = {name: made[name] for name in ("units", "threads", "lanes", "partial_sums", "row_sums")}
     return words, SparseForm(**form, **sizes, entries=entries, group=group, piece_bytes=piece)
+
+
+_ZERO_BYTES = 128  # of zeros behind the state in shared memory, which padding reads
+
+
+def _verify(words: np.ndarray, f: SparseForm, topology: Topology) -> None:
+    """What ffi/recurrent/sparse_record.h says of each block's record."""
+    rows, slots = f.products * f.units + 1, f.lanes * f.entries * f.threads
+    lengths = (f.units, rows, f.lanes * f.threads // f.group, slots, slots)
+    if words.shape != (f.words,) or f.products * f.state_parts * topology.shape[1] != max(
+        topology.shape
+    ):
+        raise ValueError("the layout for scans is not of this pattern's size")
+    records = words.reshape(f.blocks, -1)
+    units, sums, places, columns, values = np.split(records, np.cumsum(lengths)[:-1], axis=1)
+    rank, place = places >> 16, places & 0xFFFF
+    room = f.columns // f.cluster + _ZERO_BYTES // f.piece_bytes
+
+    def within(x: np.ndarray, low: int, high: int) -> bool:
+        return bool(((x >= low) & (x < high)).all())
+
+    if not (
+        within(units, -1, topology.shape[1])
+        and (sums[:, 0] == 0).all()
+        and (np.diff(sums) >= 0).all()
+        and within(np.diff(sums), 0, f.row_sums + 1)
+        and within(sums, 0, f.partial_sums + 1)
+        and ((places == -1) | (rank >= 0) & (rank < f.cluster) & (place < f.partial_sums)).all()
+        and within(columns, 0, room)
+        and within(values, -1, topology.nse)
+    ):
+        raise ValueError("the layout for scans leads out of bounds")

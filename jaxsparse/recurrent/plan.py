@@ -228,7 +228,7 @@ def make_plan(
     for name in wanted:
         reason = _unfit(VARIANTS[name], p)
         if reason is None and VARIANTS[name].weights == "pairs":
-            plan = _sparse_plan(name, p, device)
+            plan = _sparse_plan(name, p, device, forced=variant is not None)
             plans += [plan] if plan else []
             if plan is None:
                 reason = (
@@ -284,7 +284,7 @@ def _up(a: int, multiple: int) -> int:
     return _ceil(a, multiple) * multiple
 
 
-def _sparse_plan(variant: str, p: Problem, device: Device) -> Plan | None:
+def _sparse_plan(variant: str, p: Problem, device: Device, *, forced: bool) -> Plan | None:
     """The plan of a matrix that is laid out; as ffi/recurrent/recurrent_scan_sparse.cu has it."""
     f = p.form
     assert f is not None
@@ -293,8 +293,11 @@ def _sparse_plan(variant: str, p: Problem, device: Device) -> Plan | None:
     batch = padded_batch(p.batch, size)
     if (f.products, f.state_parts) != (p.products, p.states):
         return None
-    if f.piece_bytes != min(16, batch * size) or f.blocks > device.multiprocessors:
+    widest = min(16, batch * size)
+    if f.piece_bytes > widest or f.blocks > device.multiprocessors:
         return None
+    if f.piece_bytes < widest and not forced:
+        return None  # for another batch; it would do, but slowly
     cells = f.units * batch
     cell_threads = max(_WARP, min(_up(cells, _WARP), 1024 - f.threads, 256))
     threads = f.threads + cell_threads
@@ -323,6 +326,7 @@ def _sparse_plan(variant: str, p: Problem, device: Device) -> Plan | None:
             ("kBarrier", VARIANTS[variant].barrier),
             ("kPrefetch", exchange > _STAYS_IN_CACHE),
             ("kBatch", batch),
+            ("kPieceBytes", f.piece_bytes),
             ("kSharedEntries", in_shared),
             ("kPartialSums", f.partial_sums),
             ("kRowSums", f.row_sums),

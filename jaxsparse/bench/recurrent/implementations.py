@@ -98,6 +98,29 @@ def _ours(name: str, variant: str | None = None, *, dense: bool = False) -> Impl
     )
 
 
+# One upon the other: loads of 4 bytes in the pattern's order and a barrier of all blocks; as many
+# bytes as the batch has; entries ordered by banks; the data as their own flag.
+_STEPS: dict[str, tuple[str, jax_programs.Layout]] = {
+    "plain": ("sparse_pairs_barrier", (("piece_bytes", 4), ("bank_aware", False))),
+    "wide-loads": ("sparse_pairs_barrier", (("bank_aware", False),)),
+    "bank-aware": ("sparse_pairs_barrier", ()),
+    "data-flags": ("sparse_pairs", ()),
+}
+
+
+def _step(name: str) -> Implementation:
+    variant, layout = _STEPS[name]
+    return Implementation(
+        name,
+        name,
+        functools.partial(jax_programs.jaxsparse_scan, variant=variant, layout=layout),
+        available=needs_gpu,
+        dense=False,
+        applies=lambda problem: problem.suite == "ablation",
+        plans=functools.partial(jax_programs.jaxsparse_plans, variant=variant, layout=layout),
+    )
+
+
 def forced(variant: str) -> Implementation:
     """Our own with a kernel forced."""
     return _ours(f"jaxsparse[{variant}]", variant)
@@ -134,6 +157,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     for i in (
         _ours("jaxsparse"),
         _ours("jaxsparse-dense", dense=True),
+        *map(_step, _STEPS),
         Implementation(
             "lax.scan",
             "jax.lax.scan",

@@ -88,27 +88,36 @@ def _our_scan(problem: Problem, **options: Any) -> Callable[..., Any]:
     return scan
 
 
+Layout = tuple[tuple[str, Any], ...]
+"""Options of `recurrent.pack` that a program asks for."""
+
+
 @functools.lru_cache(maxsize=2)
-def _packed(problem: Problem) -> Topology | None:
+def _packed(problem: Problem, layout: Layout = ()) -> Topology | None:
     """The pattern, laid out where it is for a GPU and fits it."""
     topology = problem.topology()
     if topology is None or jax.default_backend() != "gpu":
         return topology
     matrix = CSR(jnp.zeros(topology.nse, problem.weight_dtype), topology)
     try:
-        return recurrent.pack(matrix, batch=problem.batch, dtype=problem.state_dtype).topology
+        return recurrent.pack(
+            matrix, batch=problem.batch, dtype=problem.state_dtype, **dict(layout)
+        ).topology
     except ValueError:  # scan takes the plain path then, as the row's plan says
         return topology
 
 
-def jaxsparse_scan(problem: Problem, dtype: str, passed: str, **options: Any) -> Program:
+def jaxsparse_scan(
+    problem: Problem, dtype: str, passed: str, layout: Layout = (), **options: Any
+) -> Program:
     """`recurrent.scan`, with its option ``variant``."""
     arrays = _arrays(problem, problem.weight_dtype, dtype)
-    return _program(problem, arrays, _packed(problem), _our_scan(problem, **options), passed)
+    topology = _packed(problem, layout)
+    return _program(problem, arrays, topology, _our_scan(problem, **options), passed)
 
 
 def jaxsparse_plans(
-    problem: Problem, passed: str, **options: Any
+    problem: Problem, passed: str, layout: Layout = (), **options: Any
 ) -> tuple[str | None, float | None]:
     """What runs on this GPU, scan by scan, and the time of a step that is predicted for it.
 
@@ -118,7 +127,8 @@ def jaxsparse_plans(
         return None, None
     arrays = _arrays(problem, problem.weight_dtype, problem.state_dtype)
     function = _function(_our_scan(problem, **options), passed)
-    plans = [scan.plan for scan in recurrent.explain(function, *arrays, _packed(problem))]
+    topology = _packed(problem, layout)
+    plans = [scan.plan for scan in recurrent.explain(function, *arrays, topology)]
     whole = all(isinstance(plan, Plan) for plan in plans)
     predicted = sum(plan.microseconds for plan in plans if isinstance(plan, Plan))
     return "; ".join(map(str, plans)), predicted if whole else None

@@ -16,6 +16,10 @@ from jaxsparse.bench.run import Row
 STYLES = {
     "jaxsparse": ("C3", "o"),
     "jaxsparse, dense": ("C1", "s"),
+    "plain": ("C3", "1"),
+    "wide-loads": ("C3", "2"),
+    "bank-aware": ("C3", "3"),
+    "data-flags": ("C3", "4"),
     "jax.lax.scan": ("C0", "D"),
     "cuDNN by PyTorch": ("C2", "v"),
     "cuDNN, forced": ("C4", "^"),

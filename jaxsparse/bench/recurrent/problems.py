@@ -239,6 +239,14 @@ SUITES: dict[str, Suite] = {
         "steps, 1792 units, 10 % stored",
         "length",
     ),
+    "ablation": Suite(
+        tuple(
+            Problem("ablation", "RNN", h, 0.1, state_dtype=dtype)
+            for h in (1152, 1792)
+            for dtype in ("float32", "bfloat16")
+        ),
+        "what each part of a sparse kernel brings",
+    ),
     "equal_rows": Suite(
         _sweep("equal_rows", "equal_rows", (False, True), cell="RNN", hidden=2304, density=0.25),
         "rows of random and of equal lengths",
