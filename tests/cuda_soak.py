@@ -1,0 +1,135 @@
+"""Scans beside other work on a GPU, for as many steps as asked: bitwise equal each time.
+
+    python tests/cuda_soak.py --steps 10_000_000
+    python tests/cuda_soak.py --processes 2          # that share the GPU
+
+Beside them PyTorch, where it is installed, multiplies matrices in a stream of its own. Blocks of a
+scan wait for one another, so what else runs on the GPU changes when each of them gets on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsparse import CSR, Topology, recurrent
+
+# name -> cell, gates, units, density, state, weights, variant
+SCANS = {
+    "dense LSTM": (recurrent.LSTM, 4, 1024, None, "bfloat16", "bfloat16", "dense_tensor_cores"),
+    "dense RNN": (recurrent.RNN(), 1, 1152, None, "float32", "float32", "dense_fma"),
+    "sparse RNN": (recurrent.RNN(), 1, 1792, 0.1, "bfloat16", "float32", "sparse_pairs"),
+    "wide sparse RNN": (recurrent.RNN(), 1, 5760, 0.01, "bfloat16", "bfloat16", "sparse_pairs"),
+    "masked GRU": (recurrent.GRU, 3, 1024, 0.1, "bfloat16", "bfloat16", "masked_tensor_cores"),
+}
+LENGTH, BATCH = 1000, 4
+
+
+def scan_of(cell, gates, h, density, state, weights, variant):
+    """A compiled scan and its operands."""
+    rng = np.random.default_rng(0)
+    xs = jnp.asarray(rng.standard_normal((LENGTH, BATCH, gates * h)), state)
+    zeros = jnp.zeros((BATCH, h), state)
+    carry = (zeros, zeros) if gates == 4 else zeros
+    gain = 1 / np.sqrt(h * (density or 1))
+    if density is None:
+        topology, size = None, (h, gates * h)
+    else:
+        topology = Topology.from_mask(rng.random((gates * h, h)) < density)
+        size = (topology.nse,)
+    values = jnp.asarray(gain * rng.standard_normal(size), weights)
+
+    @jax.jit
+    def scan(values, carry, xs):
+        matrix = values if topology is None else CSR(values, topology)
+        return recurrent.scan(cell, matrix, carry, xs, variant=variant)
+
+    return scan, (values, carry, xs)
+
+
+def differences(a, b):
+    """How many numbers of two results differ in any bit."""
+
+    def words(x):
+        return jax.lax.bitcast_convert_type(x, jnp.uint16 if x.dtype.itemsize == 2 else jnp.uint32)
+
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return sum(jnp.sum(words(x) != words(y)) for x, y in pairs)
+
+
+class Products(threading.Thread):
+    """Multiplies matrices of changing sizes in a stream of PyTorch's."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.stopping, self.count = threading.Event(), 0
+
+    def run(self):
+        try:
+            import torch
+        except ImportError:
+            return
+        sizes = (256, 1024, 3072)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            matrices = [torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for n in sizes]
+            while not self.stopping.is_set():
+                for x in matrices:
+                    x @ x
+                    self.count += 1
+                torch.cuda.current_stream().synchronize()
+
+
+def soak(steps: int) -> None:
+    """Repeats every scan until all have made so many steps together."""
+    products = Products()
+    products.start()
+    compared = jax.jit(differences)
+    programs = {name: scan_of(*form) for name, form in SCANS.items()}
+    first = {name: scan(*operands) for name, (scan, operands) in programs.items()}
+    wrong = dict.fromkeys(programs, 0)
+    done, start = 0, time.monotonic()
+    while done < steps:
+        counts = {}
+        for name, (scan, operands) in programs.items():
+            results = [scan(*operands) for _ in range(10)]
+            counts[name] = sum(compared(first[name], r) for r in results)
+            done += len(results) * LENGTH
+        for name, count in counts.items():
+            wrong[name] += int(count)
+        recurrent.check()
+    seconds = time.monotonic() - start
+    products.stopping.set()
+    products.join()
+    print(
+        f"{done:,} steps in {seconds:.0f} s beside {products.count:,} products; numbers that "
+        f"differed from the first time: {wrong}"
+    )
+    assert not any(wrong.values())
+
+
+def main() -> None:
+    """Runs the program."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=10_000_000)
+    parser.add_argument("--processes", type=int, default=1)
+    arguments = parser.parse_args()
+    if arguments.processes == 1:
+        soak(arguments.steps)
+        return
+    command = [sys.executable, __file__, "--steps", str(arguments.steps)]
+    # Each leaves memory to the others.
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    others = [subprocess.Popen(command, env=environment) for _ in range(arguments.processes)]
+    sys.exit(max(process.wait() for process in others))
+
+
+if __name__ == "__main__":
+    main()
