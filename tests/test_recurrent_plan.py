@@ -13,7 +13,7 @@ from recurrent_problems import CELLS
 
 from jaxsparse import CSR, Topology, _ffi, backend, recurrent
 from jaxsparse.recurrent.diagnose import explain
-from jaxsparse.recurrent.layout import is_concrete, lay_out
+from jaxsparse.recurrent.layout import is_concrete, lay_out, lay_out_side_by_side
 from jaxsparse.recurrent.plan import (
     H200,
     VARIANTS,
@@ -413,6 +413,29 @@ def test_pack():
     full = CSR.fromdense(jnp.ones((2048, 2048)))
     with pytest.raises(ValueError, match=r"recurrent\.pack: "):
         recurrent.pack(full, batch=4, dtype=jnp.float32, device=Device("tiny", 90, 4, 50_000))
+
+
+def test_layouts_of_two_directions_have_one_form():
+    rng = np.random.default_rng(0)
+    masks = [rng.random((4 * 256, 256)) < density for density in (0.1, 0.12)]
+    two = list(map(Topology.from_mask, masks))
+    dtype = jnp.dtype("bfloat16")
+    layouts = lay_out_side_by_side(two, 4, 4, dtype, dtype, H200)
+    assert layouts[0].forms == layouts[1].forms
+    for mask, topology, layout in zip(masks, two, layouts, strict=True):
+        rows, columns = np.nonzero(mask)
+        entries = set(zip(rows.tolist(), columns.tolist(), range(len(rows)), strict=True))
+        assert unpacked(topology, layout.words, layout.forms[0], 4, 1) == entries
+        topology.with_scan_layout(layout).verify()
+    for form, (products, states) in zip(layouts[0].forms, ((4, 1), (1, 4)), strict=True):
+        problem = dense(
+            products, states, hidden=256, sparse=True, form=form, directions=2, inputs=4
+        )
+        plan = make_plan(problem, H200, "sparse_pairs")
+        assert plan.scans == 2 and 2 * plan.blocks <= H200.multiprocessors
+    full = [Topology.from_mask(np.ones((1024, 1024), bool))] * 2
+    small = Device("small", 90, 16, 50_000)
+    assert lay_out_side_by_side(full, 1, 4, dtype, dtype, small) is None
 
 
 def test_layouts_for_measurements():

@@ -23,6 +23,7 @@ from jaxsparse.pattern import Pattern
 from jaxsparse.recurrent.plan import (
     Device,
     NoPlan,
+    Plan,
     Problem,
     SparseForm,
     make_plan,
@@ -120,25 +121,32 @@ def pack(
     if isinstance(layout, str):
         raise ValueError(f"recurrent.pack: {layout}")
     for form in layout.forms:
-        problem = Problem(
-            products=form.products,
-            states=form.state_parts,
-            inputs=form.products,
-            outputs=0,
-            arrays=1,
-            hidden=h,
-            batch=batch,
-            length=1,
-            state_dtype=jnp.dtype(dtype).name,
-            weight_dtype=matrix.dtype.name,
-            sparse=True,
-            input_dtypes=(),
-            form=form,
-        )
-        plan = make_plan(problem, device, "sparse_pairs", forced=True)
+        plan = _plan(form, h, batch, jnp.dtype(dtype).name, matrix.dtype.name, device)
         if isinstance(plan, NoPlan):
             raise ValueError(f"recurrent.pack: {plan.reason}")
     return CSR(matrix.values, topology.with_scan_layout(layout))
+
+
+def _plan(
+    form: SparseForm, h: int, batch: int, dtype: str, weight_dtype: str, device: Device
+) -> Plan | NoPlan:
+    """Whether a layout fits a device, whatever the cell."""
+    problem = Problem(
+        products=form.products,
+        states=form.state_parts,
+        inputs=form.products,
+        outputs=0,
+        arrays=1,
+        hidden=h,
+        batch=batch,
+        length=1,
+        state_dtype=dtype,
+        weight_dtype=weight_dtype,
+        sparse=True,
+        input_dtypes=(),
+        form=form,
+    )
+    return make_plan(problem, device, "sparse_pairs", forced=True)
 
 
 def is_concrete(topology: Topology) -> bool:
@@ -148,8 +156,22 @@ def is_concrete(topology: Topology) -> bool:
     )
 
 
-# {(pattern, scan): (a reference that ends with the pattern, layout)}
-_made: dict[Any, tuple[Any, ScanLayout | str]] = {}
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    """What a pattern is laid out for."""
+
+    gates: int
+    batch: int
+    dtype: str
+    device: Device
+    piece_bytes: int
+    bank_aware: bool
+    nnz: int  # entries to have room for
+    fewest_threads: tuple[int, int] = (0, 0)  # of the pattern, of its transpose
+
+
+# {(pattern, what for): (a reference that ends with the pattern, layout)}
+_made: dict[tuple[int, _Wanted], tuple[Any, ScanLayout | str]] = {}
 
 
 def lay_out(
@@ -162,45 +184,71 @@ def lay_out(
     bank_aware: bool = True,
 ) -> ScanLayout | str:
     """The layout of a concrete pattern, made once while the pattern lives; or why there is none."""
-    columns = topology.pattern.column_indices
-    item = dtype.itemsize
-    piece = piece_bytes or min(16, padded_batch(batch, item) * item)
-    key = (id(columns), gates, batch, dtype.name, device, piece, bank_aware)
-    if key not in _made:
-        reference = weakref.ref(columns, lambda _: _made.pop(key, None))
-        _made[key] = (reference, _lay_out(topology, *key[1:3], dtype, device, piece, bank_aware))
-    return _made[key][1]
+    piece = piece_bytes or min(16, padded_batch(batch, dtype.itemsize) * dtype.itemsize)
+    wanted = _Wanted(gates, batch, dtype.name, device, piece, bank_aware, topology.nnz)
+    return _laid_out(topology, wanted)
 
 
-def _lay_out(
-    topology: Topology,
+def lay_out_side_by_side(
+    topologies: list[Topology],
     gates: int,
     batch: int,
     dtype: Any,
+    weight_dtype: Any,
     device: Device,
-    piece: int,
-    bank_aware: bool,
-) -> ScanLayout | str:
+) -> list[ScanLayout] | None:
+    """Layouts of one form, for scans that share the device; None if they can't."""
+    share = dataclasses.replace(device, multiprocessors=device.multiprocessors // len(topologies))
+    piece = min(16, padded_batch(batch, dtype.itemsize) * dtype.itemsize)
+    nnz = max(t.nnz for t in topologies)
+    wanted = _Wanted(gates, batch, dtype.name, share, piece, True, nnz)
+    threads = [0, 0]
+    for topology in topologies:
+        layout = _laid_out(topology, wanted)
+        if isinstance(layout, str):
+            return None
+        threads = [max(t, f.threads) for t, f in zip(threads, layout.forms, strict=True)]
+    wanted = dataclasses.replace(wanted, fewest_threads=(threads[0], threads[1]))
+    layouts = [x for t in topologies if isinstance(x := _laid_out(t, wanted), ScanLayout)]
+    if len(layouts) < len(topologies):
+        return None
+    # Room for sums is all that may still differ.
+    forward, backward = (_roomiest(tuple(x.forms[i] for x in layouts)) for i in (0, 1))
+    if forward is None or backward is None:
+        return None
+    h = topologies[0].shape[1]
+    for form in (forward, backward):
+        plan = _plan(form, h, batch, dtype.name, weight_dtype.name, device)
+        if isinstance(plan, NoPlan) or form.blocks > share.multiprocessors:
+            return None
+    return [dataclasses.replace(x, forms=(forward, backward)) for x in layouts]
+
+
+def _roomiest(forms: tuple[SparseForm, ...]) -> SparseForm | None:
+    """The form that holds all of these, if they differ in nothing but the room for sums."""
+    sums = {name: max(getattr(f, name) for f in forms) for name in ("partial_sums", "row_sums")}
+    roomy = {dataclasses.replace(f, **sums) for f in forms}
+    return roomy.pop() if len(roomy) == 1 else None
+
+
+def _laid_out(topology: Topology, wanted: _Wanted) -> ScanLayout | str:
+    columns = topology.pattern.column_indices
+    key = (id(columns), wanted)
+    if key not in _made:
+        reference = weakref.ref(columns, lambda _: _made.pop(key, None))
+        _made[key] = (reference, _lay_out(topology, wanted))
+    return _made[key][1]
+
+
+def _lay_out(topology: Topology, wanted: _Wanted) -> ScanLayout | str:
+    forward, backward = wanted.fewest_threads
     both = (
-        (topology.pattern, None, gates, 1),
-        (topology.transposed_pattern, topology.permutation, 1, gates),
+        (topology.pattern, None, wanted.gates, 1, forward),
+        (topology.transposed_pattern, topology.permutation, 1, wanted.gates, backward),
     )
-    h = topology.shape[1]
     words, forms = [], []
-    for pattern, permutation, products, parts in both:
-        made = _one(
-            pattern,
-            permutation,
-            products,
-            parts,
-            h,
-            topology.nnz,
-            batch,
-            dtype,
-            device,
-            piece,
-            bank_aware,
-        )
+    for pattern, permutation, products, parts, threads in both:
+        made = _one(pattern, permutation, products, parts, threads, topology.shape[1], wanted)
         if isinstance(made, str):
             return made
         with jax.ensure_compile_time_eval():  # not a tracer of the program that asks first
@@ -214,23 +262,21 @@ def _one(
     permutation: Any,
     products: int,
     parts: int,
+    fewest_threads: int,
     h: int,
-    nnz: int,
-    batch: int,
-    dtype: Any,
-    device: Device,
-    piece: int,
-    bank_aware: bool,
+    wanted: _Wanted,
 ) -> tuple[np.ndarray, SparseForm] | str:
-    item = dtype.itemsize
+    batch, nnz = wanted.batch, wanted.nnz
+    item = jnp.dtype(wanted.dtype).itemsize
     most = 8 if item == 4 else 16
     if item > 4 or batch > most:
-        return f"a batch of {batch} in {dtype.name} is more than the kernel of sparse weights takes"
+        return f"a batch of {batch} in {wanted.dtype} is more than the kernel of pairs takes"
     state = parts * h * padded_batch(batch, item) * item
     density = nnz / (products * parts * h * h)
     cluster = 4 if state > 64 << 10 else 1
     share = 0.85 if density >= _FEW_ENTRIES else 0.5
-    blocks = max(1, min(int(device.multiprocessors * (0.91 if cluster > 1 else share)), h))
+    multiprocessors = wanted.device.multiprocessors
+    blocks = max(1, min(int(multiprocessors * (0.91 if cluster > 1 else share)), h))
     blocks = max(cluster, blocks // cluster * cluster)
     of_block = nnz / blocks
     threads = 0.9 * _MOST_THREADS if of_block > _BUSY_ENTRIES else _USUAL_THREADS
@@ -241,6 +287,7 @@ def _one(
     while group > 1 and row <= entries * group // 2:
         group //= 2
     form = {"products": products, "state_parts": parts, "blocks": blocks, "cluster": cluster}
+    waiting = min(448, max(_WARP, -(-state // 16 // _WARP) * _WARP))
     try:
         made = _ffi.lay_out_sparse(
             np.asarray(pattern.row_offsets),
@@ -248,18 +295,20 @@ def _one(
             np.zeros(0, np.int32) if permutation is None else np.asarray(permutation),
             hidden=h,
             most_threads=_MOST_THREADS,
-            fewest_threads=min(448, max(_WARP, -(-state // 16 // _WARP) * _WARP)),
+            fewest_threads=max(waiting, fewest_threads),
             entries=entries,
             group=group,
-            piece_bytes=piece,
-            bank_aware=bank_aware,
+            piece_bytes=wanted.piece_bytes,
+            bank_aware=wanted.bank_aware,
             **form,
         )
     except ValueError as error:
         return str(error)
     words = np.frombuffer(made["words"], np.uint32)
     sizes = {name: made[name] for name in ("units", "threads", "lanes", "partial_sums", "row_sums")}
-    return words, SparseForm(**form, **sizes, entries=entries, group=group, piece_bytes=piece)
+    return words, SparseForm(
+        **form, **sizes, entries=entries, group=group, piece_bytes=wanted.piece_bytes
+    )
 
 
 _ZERO_BYTES = 128  # of zeros behind the state in shared memory, which padding reads

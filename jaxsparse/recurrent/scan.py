@@ -15,7 +15,12 @@ from jaxsparse.csr import CSR
 from jaxsparse.ops import arguments
 from jaxsparse.pattern import Pattern
 from jaxsparse.recurrent.cells import Cell
-from jaxsparse.recurrent.layout import ScanLayout, is_concrete, lay_out
+from jaxsparse.recurrent.layout import (
+    ScanLayout,
+    is_concrete,
+    lay_out,
+    lay_out_side_by_side,
+)
 from jaxsparse.recurrent.plan import SparseForm, has_engine, present_device
 from jaxsparse.recurrent.primitive import Operands, accumulator_dtype, scan_bind
 from jaxsparse.recurrent.step import CellStep
@@ -399,7 +404,7 @@ def _run(
 
     layouts: list[ScanLayout | None] = [None] * len(directions)
     if one.sparse and implementation in (None, "cuda"):
-        layouts = [_layout(d.recurrent.topology, gates, b, one.dtype) for d in directions]
+        layouts = _layouts([d.recurrent for d in directions], gates, b, one.dtype)
         if len({x and x.forms for x in layouts}) > 1:
             # Kernels of different forms: each direction is a scan of its own.
             return [
@@ -474,14 +479,23 @@ def _run(
     ]
 
 
-def _layout(topology: Topology, gates: int, batch: int, dtype: Any) -> ScanLayout | None:
-    """Where a matrix lies on chip, if that is known or can be."""
-    if topology.scan_layout is not None:
-        return topology.scan_layout
-    if not (is_concrete(topology) and has_engine() and isinstance(batch, int)):
-        return None
-    layout = lay_out(topology, gates, batch, dtype, present_device())
-    return layout if isinstance(layout, ScanLayout) else None
+def _layouts(matrices: list[CSR], gates: int, batch: int, dtype: Any) -> list[ScanLayout | None]:
+    """Where matrices lie on chip, if that is known or can be; side by side if they fit so."""
+    topologies, weight_dtype = [m.topology for m in matrices], matrices[0].dtype
+    given = [t.scan_layout for t in topologies]
+    known = has_engine() and isinstance(batch, int)
+    if not known or not all(map(is_concrete, topologies)) or all(given):
+        return given
+    device = present_device()
+    if len(topologies) > 1 and not any(given):
+        layouts = lay_out_side_by_side(topologies, gates, batch, dtype, weight_dtype, device)
+        if layouts is not None:
+            return list(layouts)
+    made = [
+        layout or lay_out(t, gates, batch, dtype, device)
+        for t, layout in zip(topologies, given, strict=True)
+    ]
+    return [x if isinstance(x, ScanLayout) else None for x in made]
 
 
 def _padded_values(matrices: list[CSR]) -> list[jax.Array]:
