@@ -245,27 +245,30 @@ def test_gives_up_on_blocks_that_do_not_come(variant, barrier, monkeypatch):
     recurrent.check()
 
 
-@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("variant", ["dense_tensor_cores", "masked_tensor_cores", "sparse_pairs"])
 @pytest.mark.parametrize("B", [2, 16])
-def test_scans_side_by_side(B, sparse):
+def test_scans_side_by_side(B, variant):
     """Two directions, and parts of a batch, in one launch each."""
+    sparse = variant != "dense_tensor_cores"
     a, b = (Case("LSTM", sparse, 11, B, 96, "bfloat16", seed=s) for s in (0, 1))
     matrix = (lambda c: CSR(c.weights, c.topology)) if sparse else (lambda c: c.weights)
 
-    def two(implementation):
+    def two(variant, implementation):
         def function(cases):
             return recurrent.bidirectional_scan(
                 a.cell,
                 [matrix(c) for c in (a, b)],
                 (a.carry, b.carry),
                 (a.xs, b.xs),
+                variant=variant,
                 implementation=implementation,
             )
 
         return function
 
-    assert [s.launches for s in recurrent.explain(two("cuda"), ())] == [1]
-    for x, y in zip(*(jax.tree.leaves(two(i)(())) for i in ("cuda", "xla")), strict=True):
+    assert [s.launches for s in recurrent.explain(two(variant, "cuda"), ())] == [1]
+    results = (jax.tree.leaves(two(*p)(())) for p in ((variant, "cuda"), (None, "xla")))
+    for x, y in zip(*results, strict=True):
         x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
         np.testing.assert_allclose(x, y, rtol=0, atol=3e-2)
 

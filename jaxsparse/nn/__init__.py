@@ -1,4 +1,4 @@
-"""Flax NNX layers with sparse weights and sparse attention.
+"""Flax NNX layers with sparse weights, sparse attention and recurrent scans.
 
 Values are `flax.nnx.Param`, patterns are variables of a type of their own, so that gradients,
 optimizers and filters see the values alone.
@@ -10,13 +10,30 @@ except ImportError as error:
     raise ImportError("jaxsparse.nn needs Flax: pip install 'jaxsparse[flax]'") from error
 
 from jaxsparse.nn.attention import SparseAttention, SparseMultiHeadAttention
+from jaxsparse.nn.cells import GRUCell, LSTMCell, RecurrentCell, SimpleCell
+from jaxsparse.nn.flax_conversion import from_flax, to_flax
 from jaxsparse.nn.linear import SparseLinear
+from jaxsparse.nn.recurrent import RNN, Bidirectional, pack, unpack
+from jaxsparse.nn.stack import RecurrentStack
+from jaxsparse.nn.torch_conversion import from_torch
 from jaxsparse.nn.variables import TopologyVariable, verify
 
 __all__ = [
+    "RNN",
+    "Bidirectional",
+    "GRUCell",
+    "LSTMCell",
+    "RecurrentCell",
+    "RecurrentStack",
+    "SimpleCell",
     "SparseAttention",
     "SparseLinear",
     "SparseMultiHeadAttention",
     "TopologyVariable",
+    "from_flax",
+    "from_torch",
+    "pack",
+    "to_flax",
+    "unpack",
     "verify",
 ]
