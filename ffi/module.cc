@@ -11,6 +11,7 @@
 #include "nvrtc/compiler.h"
 #include "nvrtc/disk_cache.h"
 #include "recurrent/failures.h"
+#include "recurrent/problem.h"
 #include "recurrent/sparse_layout.h"
 
 namespace nb = nanobind;
@@ -151,6 +152,9 @@ NB_MODULE(_ffi, m) {
         nb::arg("bank_aware"));
   m.def("architecture_name", ArchitectureName, nb::arg("compute_capability"));
   m.def("cache_folder", CacheFolder);
+  m.attr("SCAN_MOST_ARRAYS") = kMaxScanArrays;
+  m.attr("SCANS_OF_LAUNCH") = kMaxScansOfLaunch;
+  m.attr("SCAN_FLAG_BYTES") = kScanFlagBytes;
 }
 
 }  // namespace jaxsparse

@@ -28,3 +28,7 @@ def lay_out_sparse(
     bank_aware: bool,
 ) -> dict[str, Any]: ...
 def cache_folder() -> str: ...
+
+SCAN_MOST_ARRAYS: int
+SCANS_OF_LAUNCH: int
+SCAN_FLAG_BYTES: int

@@ -94,6 +94,8 @@ def soak(steps: int) -> None:
     compared = jax.jit(differences)
     programs = {name: scan_of(*form) for name, form in SCANS.items()}
     first = {name: scan(*operands) for name, (scan, operands) in programs.items()}
+    for name, results in first.items():
+        assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(results)), name
     wrong = dict.fromkeys(programs, 0)
     done, start = 0, time.monotonic()
     while done < steps:
@@ -128,7 +130,8 @@ def main() -> None:
     # Each leaves memory to the others.
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     others = [subprocess.Popen(command, env=environment) for _ in range(arguments.processes)]
-    sys.exit(max(process.wait() for process in others))
+    codes = [process.wait() for process in others]
+    sys.exit(f"exit codes {codes}" if any(codes) else 0)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 from checks import PLATFORM
 from recurrent_problems import CELLS, pattern
 
-from jaxsparse import CSR, recurrent
+from jaxsparse import CSR, Topology, recurrent
 
 pytestmark = pytest.mark.skipif(PLATFORM != "cuda", reason="needs a GPU")
 
@@ -324,3 +324,25 @@ def test_a_matrix_that_is_an_argument():
         np.testing.assert_allclose(by(variant)(argument), expected, rtol=0, atol=2e-5)
     with pytest.raises(ValueError, match=r"recurrent\.pack"):
         by("sparse_pairs")(matrix)
+
+
+def test_a_traced_pattern_with_repeated_columns():
+    """As they stand: what stands twice in a row adds up, as in a product."""
+    h = 64
+    rng = np.random.default_rng(0)
+    columns = jnp.asarray(rng.integers(0, h, (h, 5)).ravel(), jnp.int32)
+    offsets = jnp.arange(0, 5 * h + 1, 5, dtype=jnp.int32)
+    values = jnp.asarray(rng.standard_normal(5 * h) / 3, jnp.float32)
+    xs = jnp.asarray(rng.standard_normal((6, 2, h)), jnp.float32)
+
+    def by(implementation):
+        def scan(offsets, columns, values):
+            matrix = CSR(values, Topology(offsets, columns, (h, h)))
+            carry = jnp.zeros((2, h))
+            return recurrent.scan(
+                recurrent.RNN(), matrix, carry, xs, implementation=implementation
+            )[1]
+
+        return jax.jit(scan)(offsets, columns, values)
+
+    np.testing.assert_allclose(by("cuda"), by("xla"), rtol=0, atol=2e-5)

@@ -164,6 +164,7 @@ def test_devices():
     old = dataclasses.replace(H200, name="old", compute_capability=80)
     assert "old has compute capability 8.0" in make_plan(dense(), old).reason
     assert isinstance(make_plan(dense(4), small), NoPlan)
+    assert isinstance(make_plan(dense(1, hidden=8), Device("one", 90, 1, 100_000)), Plan)
     plan = make_plan(dense(4, hidden=256), small)
     assert plan.blocks <= 16 and plan.shared_bytes <= 100_000
 
@@ -397,6 +398,7 @@ def test_pack():
     packed = recurrent.pack(matrix, batch=4, dtype=jnp.bfloat16)
     assert packed.values is matrix.values and packed.topology.scan_layout is not None
     np.testing.assert_array_equal(packed.todense(), matrix.todense())
+    jax.tree.map(lambda x: jnp.stack([x, x]), packed).topology.verify()
     doubled = jax.jit(lambda m: m * 2)(packed)
     assert doubled.topology.scan_layout.forms == packed.topology.scan_layout.forms
     assert packed.T.topology.scan_layout is None

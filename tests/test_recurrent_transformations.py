@@ -528,6 +528,24 @@ def test_an_exported_gradient():
     single(exported.call(p.operands), gradient(p.operands))
 
 
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+def test_an_exported_gradient_of_an_open_batch(platform):
+    h, T = 64, 9
+    topology = Topology.from_mask(np.random.default_rng(0).random((h, h)) < 0.5)
+    (b,) = jax.export.symbolic_shape("b")
+    shapes = [
+        jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((topology.nse,), (b, h), (T, b, h))
+    ]
+
+    def loss(values, carry, xs):
+        return total(recurrent.scan(RNN(), CSR(values, topology), carry, xs))
+
+    exported = jax.export.export(
+        compiled(jax.grad(loss)), platforms=[platform], disabled_checks=EXPORT_DISABLED_CHECKS
+    )(*shapes)
+    assert exported.out_avals[0].shape == (topology.nse,)
+
+
 def test_a_bidirectional_scan_maps_and_differentiates():
     p = problem("LSTM")
     both = functools.partial(recurrent.bidirectional_scan, LSTM)

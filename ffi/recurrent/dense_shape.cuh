@@ -7,7 +7,6 @@
 //   kUnits                 units of a block, all gates of each; even where states have 16 bits
 //   kWarps                 warps that make products; the columns (s, k) are split over them
 //   kPointwiseWarps        warps that sum the warps' parts and make the pointwise step
-//   kReduceLanes           lanes that share one such sum: 1, 2, 4 or 8
 //   kTensorCores           mma.sync (16 bits only), or FMA
 //   kRegisterChunks        chunks of columns of a warp whose weights stay in registers; the others'
 //                          are read from shared memory in every step

@@ -72,6 +72,7 @@ struct DensifyProblem {
   void* dense = nullptr;
   int64_t rows = 0;
   int64_t columns = 0;
+  int64_t nse = 0;
 };
 constexpr int kDensifyThreads = 256;
 

@@ -90,11 +90,9 @@ template <typename Step, typename Plan>
 class PointwiseStep {
   using Shape = DenseShape<Step, Plan>;
   using State = typename Plan::State;
-  static constexpr int kLanes = Plan::kReduceLanes;
   static constexpr bool kPairs = sizeof(State) == 2;  // two units make a word
   static constexpr int kAllItems = Plan::kUnits * Shape::kBatchSlots;
-  static constexpr int kItemsAtOnce = Shape::kPointwiseThreads / kLanes;
-  static constexpr int kItems = Shape::Ceil(kAllItems, kItemsAtOnce);
+  static constexpr int kItems = Shape::Ceil(kAllItems, Shape::kPointwiseThreads);
   using Arrays = ScanArrays<Step, Plan>;
   static_assert(!kPairs || Plan::kUnits % 2 == 0);
 
@@ -118,9 +116,7 @@ class PointwiseStep {
       const Item item = At(n);
       float product[Shape::kGateSlots] = {}, input[Arrays::kInputSlots];
 #pragma unroll
-      for (int w = 0; w < Plan::kWarps; w += kLanes) {
-        const int warp = w + thread_ % kLanes;
-        if (Plan::kWarps % kLanes != 0 && warp >= Plan::kWarps) continue;
+      for (int warp = 0; warp < Plan::kWarps; ++warp) {
         const float* part = partials + warp * Shape::kWarpPart + item.partial;
         if constexpr (Shape::kRotated) {
           const float4 v = *reinterpret_cast<const float4*>(part);
@@ -137,8 +133,6 @@ class PointwiseStep {
         RotateIf<1>(item.b / 2 % 2 != 0, product);
         RotateIf<2>(item.b / 4 % 2 != 0, product);
       }
-#pragma unroll
-      for (int g = 0; g < Step::kProducts; ++g) product[g] = SumOverLanes(product[g], kLanes);
       Arrays::ConvertInputs(input_[n], input);
       Step::Apply(product, carry_[n], input, states[n], outputs[n]);
       if (stopped) {
@@ -158,7 +152,7 @@ class PointwiseStep {
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
       const Item item = At(n);
-      if (!item.real || thread_ % kLanes != 0) continue;
+      if (!item.real) continue;
       Arrays::StoreResults(p, t, item.b, item.unit, states[n], outputs[n]);
     }
     if (Plan::kPrefetch && step + kStepsAhead < p.steps) {
@@ -167,7 +161,6 @@ class PointwiseStep {
   }
 
   __device__ __forceinline__ void Finish(const RecurrentScanProblem& p) {
-    if (thread_ % kLanes != 0) return;
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
       const Item item = At(n);
@@ -196,7 +189,7 @@ class PointwiseStep {
                               : kPairs                                  ? 2
                                                                         : 1;
     constexpr int kBatch = Shape::kBatchSlots;
-    const int index = n * kItemsAtOnce + thread_ / kLanes;
+    const int index = n * Shape::kPointwiseThreads + thread_;
     const int unit = index / (kTogether * kBatch) * kTogether + index % kTogether;
     Item item;
     item.unit = BlockOfScan<Plan>() * Plan::kUnits + unit;
@@ -218,12 +211,12 @@ class PointwiseStep {
       uint32_t* to =
           reinterpret_cast<uint32_t*>(slot + Shape::Offset(item.b, s * Shape::kPart + item.unit));
       if constexpr (kPairs) {
-        const float next = __shfl_xor_sync(kAllLanes, state, kLanes);
-        if (item.published && !stopped && thread_ % (2 * kLanes) == 0) {
+        const float next = __shfl_xor_sync(kAllLanes, state, 1);
+        if (item.published && !stopped && thread_ % 2 == 0) {
           StoreRelaxed(to, ToWord<State>(state, next));
         }
       } else {
-        if (item.published && !stopped && thread_ % kLanes == 0) StoreRelaxed(to, ToWord(state));
+        if (item.published && !stopped) StoreRelaxed(to, ToWord(state));
       }
     }
   }
@@ -244,7 +237,7 @@ class PointwiseStep {
   }
 
   __device__ __forceinline__ void LoadInputs(const RecurrentScanProblem& p, int64_t step) {
-    if (Step::kInputs == 0 || thread_ % kLanes != 0) return;
+    if (Step::kInputs == 0) return;
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
       const Item item = At(n);

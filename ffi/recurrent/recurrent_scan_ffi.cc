@@ -183,6 +183,19 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
   return call.ok() ? ffi::Error::Success() : call.error();
 }
 
+// Where a direction of a batch entry lies in the arrays.
+struct Place {
+  const Batch& batch;
+  int64_t entry;
+  int64_t direction;
+
+  // `size`: elements of a direction; `bytes`: of an element.
+  char* In(const Array& array, int64_t size, int64_t bytes) const {
+    auto* data = static_cast<char*>(array.data);
+    return data + (array.At<char>(batch, entry) - data + direction * size) * bytes;
+  }
+};
+
 // The dense form of a direction's matrix.
 char* DenseOf(const Call& c, int64_t direction) {
   return c.workspace + c.scans * c.exchange_bytes + kScanFlagBytes +
@@ -193,11 +206,9 @@ char* DenseOf(const Call& c, int64_t direction) {
 // of its launch.
 RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t direction, int64_t group,
                                int64_t scan) {
-  // `size`: elements of a direction; `bytes`: of an element.
+  const Place place{c.batch, entry, direction};
   const auto at = [&](const Array& array, int64_t size, int64_t bytes) {
-    auto* data = static_cast<char*>(array.data);
-    const int64_t elements = array.At<char>(c.batch, entry) - data + direction * size;
-    return data + elements * bytes;
+    return place.In(array, size, bytes);
   };
   const int64_t state = SizeOf(c.state_dtype), units = c.rows * c.hidden;
   const int64_t first = c.rows / c.groups * group;  // batch entry
@@ -267,18 +278,16 @@ std::string DensifyAll(const Call& c, int64_t entry, int device, cudaStream_t st
   const int64_t value_bytes = SizeOf(c.weight_dtype);
   const int64_t index_bytes = c.index_type == IndexType::kInt32 ? 4 : 2;
   for (int64_t direction = 0; direction < c.directions && reason.empty(); ++direction) {
-    const auto at = [&](const Array& array, int64_t size, int64_t bytes) {
-      auto* data = static_cast<char*>(array.data);
-      return data + (array.At<char>(c.batch, entry) - data + direction * size) * bytes;
-    };
+    const Place place{c.batch, entry, direction};
     DensifyProblem p;
-    p.values = at(c.weights, c.weights_size, value_bytes);
-    p.row_offsets =
-        reinterpret_cast<const int32_t*>(at(c.row_offsets, c.matrix_rows + 1, sizeof(int32_t)));
-    p.column_indices = at(c.column_indices, c.weights_size, index_bytes);
+    p.values = place.In(c.weights, c.weights_size, value_bytes);
+    p.row_offsets = reinterpret_cast<const int32_t*>(
+        place.In(c.row_offsets, c.matrix_rows + 1, sizeof(int32_t)));
+    p.column_indices = place.In(c.column_indices, c.weights_size, index_bytes);
     p.dense = DenseOf(c, direction);
     p.rows = c.matrix_rows;
     p.columns = c.matrix_columns;
+    p.nse = c.weights_size;
     reason = LaunchKernel(kernel, {p.rows, kDensifyThreads}, &p, device, stream);
   }
   return reason;

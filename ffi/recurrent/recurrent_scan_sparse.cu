@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
     RecurrentScan(const __grid_constant__ RecurrentScans<Plan::kScans> scans) {
   using Product = SparseProduct<Plan>;
   using Shared = SparseShared<Plan>;
-  static_assert(Plan::kLaunchSharedBytes == Shared::kBytes);
+  static_assert(Plan::kLaunchSharedBytes == Shared::kBytes && Plan::kLaunchSlot == Product::kSlot);
   const RecurrentScanProblem& p = ScanOfBlock<Plan>(scans);
   constexpr SparseShape kShape = Plan::kShape;
   constexpr int kWorkers = kShape.threads;

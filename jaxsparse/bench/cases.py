@@ -65,6 +65,10 @@ class OperationCase:
             "pass": passed,
         }
 
+    def ran(self, passed: str) -> Row:
+        """Nothing more."""
+        return {}
+
     def check(self, passed: str) -> Check:
         """Compares some rows of the forward result, whatever the pass, with the reference."""
         return _checked(self)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse.bench.environment import environment
@@ -59,6 +61,9 @@ class Case(Protocol):
     def build(self, passed: str) -> Program:
         """What is timed."""
 
+    def ran(self, passed: str) -> Row:
+        """What else a row says after it was timed; raises if it went wrong meanwhile."""
+
 
 class Problem(Protocol):
     """What is measured."""
@@ -105,7 +110,8 @@ def execute(
     """Measures a plan; the result as `benchmarks/README.md` documents it, and whether it is whole.
 
     A failure is recorded with its reason, and the run goes on. At Ctrl-C the result is what was
-    measured so far. ``save`` gets the result so far after every problem and at Ctrl-C.
+    measured so far, and so it is when the device answers no more. ``save`` gets the result so far
+    after every figure.
     """
     result: Result = {
         "schema": SCHEMA,
@@ -129,11 +135,23 @@ def execute(
                 for row in _rows(case, effort, known):
                     result["results"].append(row)
                     say(f"{heading} {_spoken(row)}")
-            save(result)
+                    save(result)
+                    if row["error"] and not _device_answers():
+                        say("the device is in an error state: nothing more can be measured")
+                        return result, False
     except KeyboardInterrupt:
         save(result)
         return result, False
     return result, True
+
+
+def _device_answers() -> bool:
+    """An error of one implementation may be the end of all."""
+    try:
+        jax.block_until_ready(jnp.arange(3) + 1)
+    except Exception:
+        return False
+    return True
 
 
 def _rows(case: Case, effort: Effort, known: dict[Hashable, Row]) -> Iterator[Row]:
@@ -142,8 +160,7 @@ def _rows(case: Case, effort: Effort, known: dict[Hashable, Row]) -> Iterator[Ro
         key = (case.key, passed)
         if key not in known:
             known[key] = _measured(case, passed, effort)
-            if known[key]["us"]:
-                release_memory()
+            release_memory()
         yield {**case.description(passed), **known[key]}
 
 
@@ -154,6 +171,7 @@ class WrongResult(ArithmeticError):
 def _measured(case: Case, passed: str, effort: Effort) -> Row:
     """What is found out about a pass: if its result is wrong, or can't be had, it is not timed."""
     timing, reason, error, count = None, None, None, None
+    ran: Row = {}
     try:
         check = case.check(passed)
         count = check.checked
@@ -170,9 +188,11 @@ def _measured(case: Case, passed: str, effort: Effort) -> Row:
             on_device=case.traced,
             timer=case.timer,
         )
+        ran = case.ran(passed)
     except Exception as failure:  # of any framework: it is recorded, and the run goes on
-        reason = _reason(failure)
-    return {**_figures(timing), "relative_error": error, case.counted: count, "error": reason}
+        timing, reason = None, _reason(failure)
+    figures = {"relative_error": error, case.counted: count, "error": reason}
+    return {**_figures(timing), **figures, **ran}
 
 
 def _figures(timing: Timing | None) -> Row:

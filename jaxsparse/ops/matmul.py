@@ -206,8 +206,9 @@ def sddmm(
 
     Every entry is one dot product, so a NaN or infinity in a row of ``x`` or ``y`` reaches only the
     entries of that row or column. Padding gets 0. The kernels' results repeat bitwise; sums of
-    16-bit operands are taken in float32. Differentiable to any order in ``x``, ``y`` and
-    ``scale_by``.
+    16-bit operands are taken in float32. On a GPU the dense product is computed, and its entries
+    picked, where that is faster: for many features and patterns that are not very sparse.
+    Differentiable to any order in ``x``, ``y`` and ``scale_by``.
 
     Args:
         x: ``(..., m, d)``, float32, float64, bfloat16 or float16; batch dimensions broadcast.
@@ -489,7 +490,9 @@ def _sddmm_xla(
     columns = columns.astype(jnp.int32)
     if not m * k:
         values = jnp.zeros(columns.shape, accumulator)
-    elif m * k <= max(_DENSE_ELEMENTS, columns.size * x.shape[1]):
+    elif m * k <= _DENSE_ELEMENTS or (
+        isinstance(x.shape[1], int) and m * k <= columns.size * x.shape[1]
+    ):
         product = jnp.einsum(
             "md,kd->mk",
             x,
@@ -524,6 +527,8 @@ _DENSE_INNER = 256  # least d; below it, reading and writing the dense product t
 
 def _dense_product_pays(avals: Sequence[ShapedArray]) -> bool:
     x, y, _, columns = avals[:4]
+    if not all(isinstance(size, int) for a in (x, y, columns) for size in a.shape):
+        return False
     (m, d), k, nse = x.shape[-2:], y.shape[-2], columns.shape[-1]
     batch = math.prod(jnp.broadcast_shapes(*(a.shape[:-2] for a in (x, y)), columns.shape[:-1]))
     least = _DENSE_PAYS.get(x.dtype.name, math.inf)

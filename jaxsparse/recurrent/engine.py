@@ -9,6 +9,7 @@ from typing import Any
 
 from jax.core import ShapedArray
 
+from jaxsparse import _ffi
 from jaxsparse.codegen import printer
 from jaxsparse.primitive import FfiCall
 from jaxsparse.recurrent.plan import (
@@ -122,7 +123,6 @@ def source(step: Step, problem: Problem, plan: Plan) -> str:
     )
 
 
-_FLAG_BYTES = 640  # kScanFlagBytes in ffi/recurrent/problem.h
 _OPERANDS = {
     "dense": ("recurrent",),
     "masked": ("recurrent", "row_offsets", "column_indices"),
@@ -196,6 +196,6 @@ def ffi_call(
             "wait_limit_ns": int(wait_limit() * 1e9),
         },
         workspace=plan.scans * plan.exchange_bytes
-        + _FLAG_BYTES
+        + _ffi.SCAN_FLAG_BYTES
         + problem.directions * plan.dense_bytes,
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -51,7 +52,11 @@ class ScanLayout:
     def verify(self, topology: Topology) -> None:
         """Raises ValueError if a concrete layout would lead a kernel out of bounds."""
         for words, form in zip((self.words, self.transposed_words), self.forms, strict=True):
-            _verify(np.asarray(words).view(np.int32), form, topology)
+            array = np.asarray(words).view(np.int32)
+            if array.shape != (*topology.batch_shape, form.words):
+                raise ValueError("the layout for scans is not of this pattern's size")
+            for one in array.reshape(-1, form.words):
+                _verify(one, form, topology)
 
 
 jax.tree_util.register_dataclass(
@@ -210,18 +215,29 @@ def lay_out_side_by_side(
         threads = [max(t, f.threads) for t, f in zip(threads, layout.forms, strict=True)]
     wanted = dataclasses.replace(wanted, fewest_threads=(threads[0], threads[1]))
     layouts = [x for t in topologies if isinstance(x := _laid_out(t, wanted), ScanLayout)]
-    if len(layouts) < len(topologies):
-        return None
-    # Room for sums is all that may still differ.
-    forward, backward = (_roomiest(tuple(x.forms[i] for x in layouts)) for i in (0, 1))
-    if forward is None or backward is None:
+    alike = of_one_form(layouts)
+    if len(layouts) < len(topologies) or alike is None:
         return None
     h = topologies[0].shape[1]
-    for form in (forward, backward):
+    for form in alike[0].forms:
         plan = _plan(form, h, batch, dtype.name, weight_dtype.name, device)
         if isinstance(plan, NoPlan) or form.blocks > share.multiprocessors:
             return None
+    return alike
+
+
+def of_one_form(layouts: Sequence[ScanLayout]) -> list[ScanLayout] | None:
+    """The layouts with one form, if theirs differ in nothing but the room for sums."""
+    forward, backward = (_roomiest(tuple(x.forms[i] for x in layouts)) for i in (0, 1))
+    if forward is None or backward is None:
+        return None
     return [dataclasses.replace(x, forms=(forward, backward)) for x in layouts]
+
+
+def suits(layout: ScanLayout, batch: int, dtype: Any) -> bool:
+    """Whether a layout loads all that a scan's batch has at once."""
+    widest = min(16, padded_batch(batch, dtype.itemsize) * dtype.itemsize)
+    return all(form.piece_bytes == widest for form in layout.forms)
 
 
 def _roomiest(forms: tuple[SparseForm, ...]) -> SparseForm | None:
@@ -318,9 +334,7 @@ def _verify(words: np.ndarray, f: SparseForm, topology: Topology) -> None:
     """What ffi/recurrent/sparse_record.h says of each block's record."""
     rows, slots = f.products * f.units + 1, f.lanes * f.entries * f.threads
     lengths = (f.units, rows, f.lanes * f.threads // f.group, slots, slots)
-    if words.shape != (f.words,) or f.products * f.state_parts * topology.shape[1] != max(
-        topology.shape
-    ):
+    if f.products * f.state_parts * topology.shape[1] != max(topology.shape):
         raise ValueError("the layout for scans is not of this pattern's size")
     records = words.reshape(f.blocks, -1)
     units, sums, places, columns, values = np.split(records, np.cumsum(lengths)[:-1], axis=1)

@@ -33,6 +33,7 @@ _WARP = 32
 _STATIC_SHARED = 32  # bytes that the sparse kernel has beside its dynamic ones
 _TILE_ROWS = 16  # of a tensor core's stationary operand
 _TILE_BATCH = 8
+_CACHE_LINE = 128  # bytes
 _RESERVED_SHARED = 1024  # bytes of a multiprocessor's shared memory that each block costs
 _STAYS_IN_CACHE = 4 << 20  # bytes of an exchange buffer, beside what a scan reads and writes
 _BATCH_GROUPS = (1, 2)  # a batch is one scan, or two side by side
@@ -186,8 +187,8 @@ VARIANTS = {
     for suffix, barrier in (("", False), ("_barrier", True))
 }
 
-_MOST_ARRAYS = 24  # kMaxScanArrays in ffi/recurrent/problem.h
-_MOST_SCANS = 4  # kMaxScansOfLaunch there
+_MOST_ARRAYS = _ffi.SCAN_MOST_ARRAYS
+_MOST_SCANS = _ffi.SCANS_OF_LAUNCH
 _MOST_BATCH = {True: 32, False: 16}  # with tensor cores or FMA; more would spill registers
 _FEWEST_STEPS = 4  # fewer don't pay for loading the weights
 
@@ -313,7 +314,8 @@ def _sparse_plan(variant: str, p: Problem, device: Device, *, forced: bool) -> P
     shared = pieces * (plane + 128) + in_shared * f.lanes * f.threads * 8 + 2 * sums
     if shared + _STATIC_SHARED > device.shared_bytes:
         return None
-    exchange = _up(p.length * pieces * f.columns * f.piece_bytes, 16)
+    slot = pieces * f.columns * f.piece_bytes
+    exchange = _up(p.length * slot, _CACHE_LINE)
     received = pieces * plane / 1e3
     per_entry = 5 if size == 4 else 9
     issue = f.lanes * f.entries * f.threads / _WARP * per_entry * batch / 4 / 4 / 1.9e3
@@ -333,6 +335,7 @@ def _sparse_plan(variant: str, p: Problem, device: Device, *, forced: bool) -> P
             ("kCellThreads", cell_threads),
             ("kPacked", packed),
             ("kLaunchSharedBytes", shared),
+            ("kLaunchSlot", slot),
         ),
         blocks=f.blocks,
         threads=threads,
@@ -354,12 +357,15 @@ def _dense_plans(variant: str, p: Problem, device: Device) -> Iterator[Plan]:
         for directions in sorted({1, p.directions}):
             scans = groups * directions
             for resident in (1, 2):
+                multiprocessors = device.multiprocessors * resident // scans
                 if p.batch % groups or resident > scans or scans > _MOST_SCANS:
+                    continue
+                if multiprocessors == 0:
                     continue
                 part = dataclasses.replace(p, batch=p.batch // groups)
                 share = dataclasses.replace(
                     device,
-                    multiprocessors=device.multiprocessors * resident // scans,
+                    multiprocessors=multiprocessors,
                     shared_bytes=(device.shared_bytes + _RESERVED_SHARED) // resident
                     - _RESERVED_SHARED,
                 )
@@ -450,12 +456,14 @@ def _dense_plan(
     light = p.inputs + p.outputs + p.products <= 10 and units * batch_slots <= 128
     if in_registers < loads and warps % 4 == 0 and light:
         # Pointwise threads need few registers: the product's get theirs.
-        pointwise_warps, threads = 4, _WARP * (warps + 4)
-        share = 512 // (resident * _ceil(warps + 4, 4)) // 8 * 8
-        pointwise_registers = 56 if tensor_cores else 72
-        product_registers = (share * (warps + 4) - 4 * pointwise_registers) // warps // 8 * 8
-        product_registers = min(product_registers, 248)
-        in_registers = min(loads, max(0, (product_registers - other) // of_chunk))
+        equal = 512 // (resident * _ceil(warps + 4, 4)) // 8 * 8
+        few = 56 if tensor_cores else 72
+        many = min((equal * (warps + 4) - 4 * few) // warps // 8 * 8, 248)
+        dealt = min(loads, max(0, (many - other) // of_chunk))
+        if few <= equal <= many and dealt > in_registers:
+            pointwise_warps, threads = 4, _WARP * (warps + 4)
+            product_registers, pointwise_registers = many, few
+            in_registers = dealt
 
     shared = weights_at
     if tensor_cores:
@@ -466,7 +474,7 @@ def _dense_plan(
     if blocks > device.multiprocessors or shared > device.shared_bytes:
         return None
 
-    exchange = _up(p.length * slot * size, 16)
+    exchange = _up(p.length * slot * size, _CACHE_LINE)
     # Fitted to measurements of some 100 plans on an H200, to within 7 % on average.
     received = slot * size / 1e3  # KB that every block receives in a step
     from_shared = resident * (shared - weights_at) / 128 / 1.9e3
@@ -506,7 +514,6 @@ def _dense_plan(
             ("kUnits", units),
             ("kWarps", warps),
             ("kPointwiseWarps", pointwise_warps),
-            ("kReduceLanes", 1),
             ("kTensorCores", tensor_cores),
             ("kRegisterChunks", in_registers),
             ("kProductRegisters", product_registers),

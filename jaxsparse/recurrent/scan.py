@@ -20,6 +20,8 @@ from jaxsparse.recurrent.layout import (
     is_concrete,
     lay_out,
     lay_out_side_by_side,
+    of_one_form,
+    suits,
 )
 from jaxsparse.recurrent.plan import SparseForm, has_engine, present_device
 from jaxsparse.recurrent.primitive import Operands, accumulator_dtype, scan_bind
@@ -70,7 +72,8 @@ def scan(
             ``r`` of one array for each gate: ``RNN()``, ``GRU``, ``LSTM`` or your own. Pass the
             same function object each time: another one is compiled anew.
         recurrent: the weights: ``(h, gates * h)``, or a CSR matrix ``(gates * h, h)``. Their dtype
-            may be wider than that of ``xs``.
+            may be wider than that of ``xs``. On a GPU a sparse matrix may be kept in dense form:
+            there a NaN or infinity in a row's state reaches all units of the next one.
         carry: initial carry, a pytree of arrays ``(B, h)``; its leaves keep their dtypes outside.
         xs: pre-activations of the input ``(T, B, gates * h)``, the input's bias included: float32,
             float64, bfloat16 or float16.
@@ -404,7 +407,7 @@ def _run(
 
     layouts: list[ScanLayout | None] = [None] * len(directions)
     if one.sparse and implementation in (None, "cuda"):
-        layouts = _layouts([d.recurrent for d in directions], gates, b, one.dtype)
+        layouts = _layouts([d.recurrent for d in directions], gates, b, one.dtype, variant)
         if len({x and x.forms for x in layouts}) > 1:
             # Kernels of different forms: each direction is a scan of its own.
             return [
@@ -479,23 +482,26 @@ def _run(
     ]
 
 
-def _layouts(matrices: list[CSR], gates: int, batch: int, dtype: Any) -> list[ScanLayout | None]:
+def _layouts(
+    matrices: list[CSR], gates: int, batch: int, dtype: Any, variant: str | None
+) -> list[ScanLayout | None]:
     """Where matrices lie on chip, if that is known or can be; side by side if they fit so."""
     topologies, weight_dtype = [m.topology for m in matrices], matrices[0].dtype
     given = [t.scan_layout for t in topologies]
-    known = has_engine() and isinstance(batch, int)
-    if not known or not all(map(is_concrete, topologies)) or all(given):
-        return given
-    device = present_device()
-    if len(topologies) > 1 and not any(given):
-        layouts = lay_out_side_by_side(topologies, gates, batch, dtype, weight_dtype, device)
-        if layouts is not None:
-            return list(layouts)
-    made = [
-        layout or lay_out(t, gates, batch, dtype, device)
-        for t, layout in zip(topologies, given, strict=True)
-    ]
-    return [x if isinstance(x, ScanLayout) else None for x in made]
+    if has_engine() and isinstance(batch, int) and all(map(is_concrete, topologies)):
+        # One that was made for another batch is made anew, unless it is asked for.
+        given = [x if x and (variant or suits(x, batch, dtype)) else None for x in given]
+        device = present_device()
+        if len(matrices) > 1 and not any(given):
+            made = lay_out_side_by_side(topologies, gates, batch, dtype, weight_dtype, device)
+            if made is not None:
+                return list(made)
+        for i, t in enumerate(topologies):
+            layout = given[i] or lay_out(t, gates, batch, dtype, device)
+            given[i] = layout if isinstance(layout, ScanLayout) else None
+    if len(matrices) > 1 and all(given):
+        return list(of_one_form(given) or given)
+    return given
 
 
 def _padded_values(matrices: list[CSR]) -> list[jax.Array]:

@@ -71,6 +71,8 @@ class Implementation:
         applies: whether it is another than the rest of the table on a problem.
         usual_on: the platforms where it is measured without being asked for.
         plans: what it runs and the predicted time of a step, for a pass.
+        sums_weights: when it adds up the gradient of the weights: a key of
+            ``reference.GRADIENT_TOLERANCE``.
     """
 
     name: str
@@ -84,12 +86,13 @@ class Implementation:
     applies: Callable[[Problem], bool] = _any
     usual_on: tuple[str, ...] = ("cpu", "gpu")
     plans: Callable[[Problem, str], tuple[str | None, float | None]] = _no_plans
+    sums_weights: str = "at once"
 
 
 def _ours(name: str, variant: str | None = None, *, dense: bool = False) -> Implementation:
     return Implementation(
         name,
-        "jaxsparse, dense" if dense else "jaxsparse",
+        "jaxsparse, dense" if dense else "jaxsparse, forced" if variant else "jaxsparse",
         functools.partial(jax_programs.jaxsparse_scan, variant=variant),
         available=_always if variant is None else needs_gpu,
         dense=dense,
@@ -163,9 +166,13 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
             "jax.lax.scan",
             functools.partial(jax_programs.lax_scan, unroll=1),
             usual_on=("cpu",),  # on a GPU the unrolled one is faster
+            sums_weights="step by step",
         ),
         Implementation(
-            "lax.scan-unrolled", "jax.lax.scan", functools.partial(jax_programs.lax_scan, unroll=8)
+            "lax.scan-unrolled",
+            "jax.lax.scan",
+            functools.partial(jax_programs.lax_scan, unroll=8),
+            sums_weights="step by step",
         ),
         Implementation(
             "torch",

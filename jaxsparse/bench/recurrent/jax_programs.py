@@ -125,7 +125,7 @@ def jaxsparse_plans(
     """
     if jax.default_backend() != "gpu":
         return None, None
-    arrays = _arrays(problem, problem.weight_dtype, problem.state_dtype)
+    arrays = jax.eval_shape(lambda: _arrays(problem, problem.weight_dtype, problem.state_dtype))
     function = _function(_our_scan(problem, **options), passed)
     topology = _packed(problem, layout)
     plans = [scan.plan for scan in recurrent.explain(function, *arrays, topology)]
@@ -155,7 +155,8 @@ def has_plan(problem: Problem) -> bool:
 def lax_scan(problem: Problem, dtype: str, passed: str, *, unroll: int) -> Program:
     """The same cell with dense weights in the dtype of the state.
 
-    Products are summed and the cell is computed in float32, as in ours.
+    Products are summed and the cell is computed in float32, as in ours. The gradient of the weights
+    is what JAX makes of the loop: a sum step by step, in their dtype.
     """
     cell, gates = CELLS[problem.cell], problem.gates
 

@@ -74,7 +74,12 @@ def make_plan(asked: Asked, platform: str) -> ScanPlan:
     if not here:
         raise UsageError("--pass", f"no implementation of {asked.operation} has it")
     problems = [p for name in suites for layer in SUITES[name].problems for p in _as(layer, asked)]
-    problems = list(dict.fromkeys(problems))
+    # Layers that only differed in what the options replace are one.
+    one: dict[tuple[str, str], Problem] = {}
+    for p in problems:
+        gradient = p.gradient or ((p.suite, p.name) in one and one[p.suite, p.name].gradient)
+        one[p.suite, p.name] = replace(p, gradient=gradient)
+    problems = list(one.values())
     return ScanPlan(tuple(matching(problems, asked.names)), tuple(here), asked.passes, skipped)
 
 

@@ -16,6 +16,7 @@ from jaxsparse.bench.run import Row
 STYLES = {
     "jaxsparse": ("C3", "o"),
     "jaxsparse, dense": ("C1", "s"),
+    "jaxsparse, forced": ("C8", "."),
     "plain": ("C3", "1"),
     "wide-loads": ("C3", "2"),
     "bank-aware": ("C3", "3"),
