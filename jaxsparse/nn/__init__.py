@@ -13,7 +13,8 @@ from jaxsparse.nn.attention import SparseAttention, SparseMultiHeadAttention
 from jaxsparse.nn.cells import GRUCell, LSTMCell, RecurrentCell, SimpleCell
 from jaxsparse.nn.flax_conversion import from_flax, to_flax
 from jaxsparse.nn.linear import SparseLinear
-from jaxsparse.nn.recurrent import RNN, Bidirectional, pack, unpack
+from jaxsparse.nn.packing import pack, unpack
+from jaxsparse.nn.recurrent import RNN, Bidirectional
 from jaxsparse.nn.stack import RecurrentStack
 from jaxsparse.nn.torch_conversion import from_torch
 from jaxsparse.nn.variables import TopologyVariable, verify

@@ -1,0 +1,982 @@
+"""The recurrent layers against Flax's, and under everything that Flax does with a layer."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+nnx = pytest.importorskip("flax.nnx")
+optax = pytest.importorskip("optax")
+ocp = pytest.importorskip("orbax.checkpoint")
+
+from jaxsparse import Topology, masks, recurrent  # noqa: E402
+from jaxsparse.nn import (  # noqa: E402
+    RNN,
+    Bidirectional,
+    GRUCell,
+    LSTMCell,
+    RecurrentCell,
+    SimpleCell,
+    SparseLinear,
+    TopologyVariable,
+    pack,
+    unpack,
+    verify,
+)
+
+IN, H, T, B = 5, 7, 6, 4
+LENGTHS = jnp.array([3, 0, 6, 1])
+CELLS = {
+    "simple": (SimpleCell, nnx.SimpleCell, {"kernel_init": nnx.initializers.lecun_normal()}),
+    "residual": (SimpleCell, nnx.SimpleCell, {"residual": True, "activation_fn": nnx.relu}),
+    "gru": (GRUCell, nnx.GRUCell, {}),
+    "gru, other functions": (
+        GRUCell,
+        nnx.GRUCell,
+        {"gate_fn": nnx.hard_sigmoid, "activation_fn": jax.nn.soft_sign},
+    ),
+    "lstm": (LSTMCell, nnx.OptimizedLSTMCell, {}),
+    "lstm, other functions": (
+        LSTMCell,
+        nnx.OptimizedLSTMCell,
+        {"gate_fn": nnx.hard_sigmoid, "activation_fn": nnx.gelu},
+    ),
+}
+OURS = {"simple": SimpleCell, "gru": GRUCell, "lstm": LSTMCell}
+# A bias of zeros would hide a bias that is not added.
+BIAS = {"bias_init": nnx.initializers.normal(0.5)}
+
+leaves = jax.tree.leaves
+
+
+def inputs(*shape, seed=0, dtype=jnp.float32):
+    return jax.random.normal(jax.random.key(seed), shape, dtype)
+
+
+def random_carry(cell, *batch, seed=5):
+    stream = nnx.RngStream(seed, tag="carry")
+    return cell.initialize_carry((*batch, IN), stream, nnx.initializers.normal(1.0))
+
+
+def pair(name, *, features=IN, seed=0, **options):
+    """Our cell and Flax's, made from one seed."""
+    ours, theirs, functions = CELLS[name]
+    options = BIAS | functions | options
+    return (cls(features, H, **options, rngs=nnx.Rngs(seed)) for cls in (ours, theirs))
+
+
+def flax_pair(name, **options):
+    ours, theirs = pair(name)
+    return RNN(ours, **options), nnx.RNN(theirs, **options)
+
+
+def close(got, expected, rtol=2e-6, atol=2e-6):
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for a, b in zip(leaves(got), leaves(expected), strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+
+
+def parameters(module):
+    return nnx.to_pure_dict(nnx.state(module, nnx.Param))
+
+
+def compiled(function):
+    """`jax.jit` of a layer and an array, for programs that run once: most time is LLVM's."""
+
+    def run(layer, x):
+        graphdef, state = nnx.split(layer)
+        program = jax.jit(
+            lambda state, x: function(nnx.merge(graphdef, state), x),
+            compiler_options={"xla_backend_optimization_level": 0},
+        )
+        return program(state, x)
+
+    return run
+
+
+def jitted_gradient(loss):
+    return compiled(nnx.grad(loss, argnums=(0, 1)))
+
+
+def check_against_flax(ours, theirs, x, valid, **call):
+    """Outputs, carries and gradients, of steps and rows that count (B, T)."""
+    rows, valid = valid.any(1)[:, None], valid[..., None]
+
+    def loss(layer, x):
+        carry, y = layer(x, **call, return_carry=True)
+        # Flax makes outputs past the end, too, and no carry of a row without steps.
+        carry = jax.tree.map(lambda c: jnp.where(rows, c, 0), carry)
+        results = carry, jnp.where(valid, y, 0)
+        parts = [jnp.sum(jnp.sin((i + 1) * a)) for i, a in enumerate(leaves(results))]
+        return sum(parts), results
+
+    run = compiled(nnx.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    (_, got), (ours_, x_) = run(ours, x)
+    (_, expected), (theirs_, of_x) = run(theirs, x)
+    close(got, expected)
+    close(x_, of_x, atol=5e-6)
+    close(nnx.to_pure_dict(ours_), nnx.to_pure_dict(theirs_), rtol=1e-5, atol=2e-5)
+
+
+# ---- The numbers of nnx.RNN ----
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_one_seed_makes_the_parameters_of_flax(name):
+    ours, theirs = pair(name)
+    assert set(parameters(ours)) == set(parameters(theirs))
+    jax.tree.map(np.testing.assert_array_equal, parameters(ours), parameters(theirs))
+
+
+@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["full", "lengths"])
+@pytest.mark.parametrize("name", CELLS)
+def test_outputs_carries_and_gradients_are_those_of_flax(name, lengths):
+    ours, theirs = flax_pair(name)
+    x = inputs(B, T, IN)
+    start = random_carry(ours.cell, B)
+    steps = jnp.full(B, T) if lengths is None else lengths
+    valid = jnp.arange(T) < steps[:, None]
+    check_against_flax(ours, theirs, x, valid, initial_carry=start, seq_lengths=lengths)
+
+
+@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["full", "lengths"])
+@pytest.mark.parametrize(
+    "reverse, keep_order, time_major", list(itertools.product([False, True], repeat=3))
+)
+def test_orders(reverse, keep_order, time_major, lengths):
+    options = {"reverse": reverse, "keep_order": keep_order, "time_major": time_major}
+    ours, theirs = pair("gru")
+    x = inputs(*((T, B) if time_major else (B, T)), IN)
+    call = {"seq_lengths": lengths, "return_carry": True}
+    expected_carry, expected = nnx.RNN(theirs, **options)(x, **call)
+    carry, y = RNN(ours, **options)(x, **call)
+    close(RNN(ours)(x, **call, **options), (carry, y))  # the call's options, and the layer's
+    if lengths is not None:
+        valid = (jnp.arange(T) < lengths[:, None])[..., None]
+        valid = jnp.swapaxes(valid, 0, 1) if time_major else valid
+        assert not np.any(np.where(valid, 0, y))
+        expected = jnp.where(valid, expected, 0)
+        rows = np.asarray(lengths) > 0
+        assert not np.any(carry[~rows])  # the initial one
+        carry, expected_carry = carry[rows], expected_carry[rows]
+    close((carry, y), (expected_carry, expected))
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+@pytest.mark.parametrize("batch", [(), (2, 1, 3)], ids=str)
+def test_batch_dimensions(batch, time_major):
+    ours, theirs = pair("lstm")
+    x = inputs(*((T, *batch) if time_major else (*batch, T)), IN)
+    options = {"time_major": time_major, "return_carry": True}
+    start = random_carry(ours, *batch)
+    got = RNN(ours, **options)(x, initial_carry=start)
+    close(got, nnx.RNN(theirs, **options)(x, initial_carry=start))
+    (c, h), y = got
+    assert c.shape == h.shape == (*batch, H)
+    assert y.shape == ((T, *batch, H) if time_major else (*batch, T, H))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("batch", [(), (2, 3)], ids=str)
+def test_lengths_of_any_batch_are_those_of_shorter_sequences(batch, reverse):
+    ours, theirs = pair("gru")
+    options = {"reverse": reverse, "keep_order": True, "return_carry": True}
+    x, start = inputs(*batch, T, IN), random_carry(ours, *batch)
+    lengths = np.random.default_rng(len(batch)).integers(0, T + 2, batch)
+    carry, y = RNN(ours, **options)(x, initial_carry=start, seq_lengths=jnp.asarray(lengths))
+    for row in np.ndindex(batch):
+        n = min(int(lengths[row]), T)
+        assert not np.any(y[row][n:])
+        expected, ys = start[row], np.zeros((n, H))
+        for t in range(n)[:: -1 if reverse else 1]:
+            expected, ys[t] = theirs(expected, x[row][t])
+        close((carry[row], y[row][:n]), (expected, ys))
+
+
+@pytest.mark.parametrize("reverse, keep_order", [(False, False), (True, False), (True, True)])
+def test_padding_reaches_neither_values_nor_gradients(reverse, keep_order):
+    layer = RNN(LSTMCell(IN, H, rngs=nnx.Rngs(0)), reverse=reverse, keep_order=keep_order)
+    x = inputs(B, T, IN)
+    padded = jnp.where((jnp.arange(T) < LENGTHS[:, None])[..., None], x, jnp.nan)
+
+    def loss(layer, x):
+        carry, y = layer(x, seq_lengths=LENGTHS, return_carry=True)
+        return sum(jnp.sum(a**2) for a in leaves((carry, y)))
+
+    np.testing.assert_array_equal(layer(padded, seq_lengths=LENGTHS), layer(x, seq_lengths=LENGTHS))
+    got, expected = (jitted_gradient(loss)(layer, a) for a in (padded, x))
+    jax.tree.map(np.testing.assert_array_equal, leaves(got), leaves(expected))
+    assert all(np.any(a) for a in leaves(got))
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("lengths", [None, jnp.array([1, 0])], ids=["full", "lengths"])
+def test_no_step_and_one(steps, lengths):
+    cell = GRUCell(IN, H, rngs=nnx.Rngs(0))
+    start = random_carry(cell, 2)
+    carry, y = RNN(cell, reverse=True)(
+        inputs(2, steps, IN), initial_carry=start, seq_lengths=lengths, return_carry=True
+    )
+    assert y.shape == (2, steps, H)
+    if steps == 0:
+        np.testing.assert_array_equal(carry, start)
+    else:
+        np.testing.assert_array_equal(carry[0], y[0, 0])
+
+
+@pytest.mark.parametrize("name", ["simple", "gru", "lstm"])
+def test_float64(name):
+    with jax.enable_x64(True):
+        ours, theirs = pair(name, dtype=jnp.float64, param_dtype=jnp.float64)
+        x = inputs(B, T, IN, dtype=jnp.float64)
+        got, expected = (layer(x, return_carry=True) for layer in (RNN(ours), nnx.RNN(theirs)))
+        assert {a.dtype for a in leaves(got)} == {np.dtype("float64")}
+        close(got, expected, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "dtype, param_dtype, x_dtype, y_dtype",
+    [
+        (None, "float32", "float32", "float32"),
+        (None, "float32", "bfloat16", "float32"),
+        (None, "bfloat16", "bfloat16", "bfloat16"),
+        ("bfloat16", "float32", "float32", "bfloat16"),
+        ("float32", "bfloat16", "bfloat16", "float32"),
+    ],
+)
+@pytest.mark.parametrize(
+    "sparse", [{}, {"recurrent_sparsity": 0.5, "input_sparsity": 0.5}], ids=len
+)
+def test_dtypes(dtype, param_dtype, x_dtype, y_dtype, sparse):
+    options = {"dtype": dtype and jnp.dtype(dtype), "param_dtype": jnp.dtype(param_dtype)}
+    cell = LSTMCell(IN, H, **options, **sparse, rngs=nnx.Rngs(0))
+    assert {x.dtype.name for x in leaves(parameters(cell))} == {param_dtype}
+    layer, x = RNN(cell, return_carry=True), inputs(B, T, IN)
+    carry, y = layer(x.astype(x_dtype))
+    assert {c.dtype.name for c in carry} == {param_dtype} and y.dtype.name == y_dtype
+    wide = LSTMCell(IN, H, **sparse, rngs=nnx.Rngs(0))
+    nnx.update(wide, jax.tree.map(lambda a: a.astype(jnp.float32), nnx.state(cell, nnx.Param)))
+    np.testing.assert_allclose(np.float32(y), RNN(wide)(x), atol=0.03)
+
+
+def test_orthogonal_kernels_in_16_bits():
+    narrow, wide = (
+        GRUCell(IN, H, param_dtype=dtype, rngs=nnx.Rngs(0)).dense_h.kernel[...]
+        for dtype in (jnp.bfloat16, jnp.float32)
+    )
+    np.testing.assert_array_equal(narrow, wide.astype(jnp.bfloat16))
+    np.testing.assert_allclose(wide @ wide.T, np.eye(H), atol=1e-5)
+
+
+# ---- The carry at the start ----
+
+
+def test_carry_init_draws_the_keys_that_flax_draws():
+    init = {"carry_init": nnx.initializers.normal(1.0)}
+    ours = RNN(LSTMCell(IN, H, **init, rngs=nnx.Rngs(0)))
+    with pytest.warns(UserWarning, match="carry_init"):
+        theirs = nnx.RNN(nnx.OptimizedLSTMCell(IN, H, **init, rngs=nnx.Rngs(0)))
+    x = inputs(B, T, IN)
+    first, second = ours(x), nnx.jit(lambda layer, x: layer(x))(ours, x)
+    close(first, theirs(x))
+    close(second, theirs(x))
+    assert not np.allclose(first, second)
+    for seeds in ({"carry": 3}, {"default": 4}):
+        close(ours(x, rngs=nnx.Rngs(**seeds)), theirs(x, rngs=nnx.Rngs(**seeds)))
+    given = RNN(ours.cell, rngs=nnx.Rngs(7)), nnx.RNN(theirs.cell, rngs=nnx.Rngs(7))
+    close(*(layer(x) for layer in given))
+    with pytest.raises(ValueError, match=r"LSTMCell.initialize_carry: rngs must be given"):
+        RNN(ours.cell, rngs=False)(x)
+
+
+def test_a_stream_is_kept_only_where_something_draws_from_it():
+    plain = RNN(GRUCell(IN, H, rngs=nnx.Rngs(0)))
+    drawing = RNN(GRUCell(IN, H, carry_init=nnx.initializers.ones, rngs=nnx.Rngs(0)))
+    both = Bidirectional(plain, drawing)
+    kept = [len(leaves(nnx.state(m, nnx.RngState))) for m in (plain, drawing, both)]
+    assert kept == [0, 2, 4]
+    np.testing.assert_array_equal(drawing.cell.initialize_carry((2, IN), nnx.Rngs(0)), 1)
+
+
+# ---- Cells ----
+
+
+def MGU(x, r, h):
+    (x_f, x_n), (r_f, r_n) = x, r
+    f = jax.nn.sigmoid(x_f + r_f)
+    h = h + f * (jnp.tanh(x_n + f * r_n) - h)
+    return h, h
+
+
+def leaky(x, r, carry):
+    (x,), (r,) = x, r
+    membrane = 0.9 * carry["membrane"] + 0.1 * (x + r)
+    return {"membrane": membrane, "state": jax.nn.relu(membrane)}, membrane
+
+
+@pytest.mark.parametrize("sparse", [{}, {"recurrent_sparsity": 0.4}], ids=len)
+@pytest.mark.parametrize(
+    "function, gates, carry_like", [(MGU, 2, 0), (leaky, 1, {"membrane": 0, "state": 0})]
+)
+def test_a_cell_of_ones_own(function, gates, carry_like, sparse):
+    cell = RecurrentCell(
+        IN,
+        H,
+        function,
+        gates=gates,
+        carry_like=carry_like,
+        use_recurrent_bias=True,
+        **BIAS,
+        **sparse,
+        rngs=nnx.Rngs(0),
+    )
+    x, start = inputs(B, T, IN), random_carry(cell, B)
+    layer = cell.dense_h
+    kernel = layer.weight.todense().T if sparse else layer.kernel[...]
+    carry, ys = start, []
+    for t in range(T):
+        state = leaves(carry)[-1]
+        r = jnp.split(state @ kernel + layer.bias[...], gates, -1)
+        carry, y = function(jnp.split(cell.dense_i(x[:, t]), gates, -1), r, carry)
+        ys.append(y)
+    got = RNN(cell, return_carry=True)(x, initial_carry=start)
+    close(got, (carry, jnp.stack(ys, 1)))
+
+
+def test_a_cell_makes_one_step_and_runs_in_flax():
+    cell = LSTMCell(IN, H, recurrent_sparsity=0.5, **BIAS, rngs=nnx.Rngs(0))
+    x, start = inputs(2, B, T, IN), random_carry(cell, 2, B)
+    expected = RNN(cell, return_carry=True)(x, initial_carry=start)
+    close(nnx.RNN(cell, return_carry=True)(x, initial_carry=start), expected)
+    carry, y = cell(start, x[:, :, 0])
+    np.testing.assert_allclose(y, expected[1][:, :, 0], rtol=1e-6)
+    assert jax.tree.map(jnp.shape, carry) == ((2, B, H), (2, B, H))
+
+
+def test_the_same_functions_make_the_same_cell():
+    make = lambda **o: LSTMCell(IN, H, **o, rngs=nnx.Rngs(0)).function  # noqa: E731
+    assert make() is recurrent.LSTM
+    assert make(gate_fn=nnx.hard_sigmoid) is make(gate_fn=nnx.hard_sigmoid)
+    assert GRUCell(IN, H, rngs=nnx.Rngs(0)).function is recurrent.GRU
+    assert SimpleCell(IN, H, rngs=nnx.Rngs(0)).function is recurrent.RNN("tanh")
+
+
+# ---- Sparse weights ----
+
+
+def dense_twin(cell):
+    """The same cell with dense kernels, and which of their entries are stored."""
+    twin = type(cell)(IN, H, rngs=nnx.Rngs(1))
+    stored = {}
+    for name in ("dense_i", "dense_h"):
+        layer, dense = getattr(cell, name), getattr(twin, name)
+        if isinstance(layer, SparseLinear):
+            dense.kernel[...] = layer.weight.todense().T
+            topology = layer.topology.get_value()
+            mask = np.zeros(topology.shape, bool)
+            mask[topology.row_indices(), topology.column_indices] = True
+            stored[name] = mask.T
+        else:
+            dense.kernel[...] = layer.kernel[...]
+        if layer.bias is not None:
+            dense.bias[...] = layer.bias[...]
+    return twin, stored
+
+
+UNEVEN = np.random.default_rng(0).random((3 * H, H)) < np.linspace(0, 1, 3 * H)[:, None]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    "cls, options",
+    [
+        (SimpleCell, {"recurrent_sparsity": 0.6}),
+        (GRUCell, {"recurrent_topology": Topology.from_mask(UNEVEN), "input_sparsity": 0.4}),
+        (LSTMCell, {"recurrent_sparsity": 0.6, "input_sparsity": 0.4}),
+        (LSTMCell, {"input_sparsity": 0.4}),
+    ],
+)
+def test_sparse_weights_are_masked_dense_ones(cls, options):
+    cell = cls(IN, H, **options, **BIAS, rngs=nnx.Rngs(0))
+    twin, stored = dense_twin(cell)
+    assert len(stored) == len(options)
+    x = inputs(B, T, IN)
+    run = {"seq_lengths": LENGTHS, "return_carry": True}
+    close(RNN(cell)(x, **run), RNN(twin)(x, **run))
+
+    def loss(cell, x):
+        return jnp.sum(jnp.sin(RNN(cell)(x, seq_lengths=LENGTHS)))
+
+    (got, of_x), (expected, of_x_expected) = (jitted_gradient(loss)(c, x) for c in (cell, twin))
+    np.testing.assert_allclose(of_x, of_x_expected, rtol=1e-5, atol=1e-6)
+    for name in ("dense_i", "dense_h"):
+        theirs = expected[name]["kernel"][...]
+        if name in stored:
+            # Row-major order of the matrix (out, in) is the order of its stored entries.
+            ours, theirs = got[name]["values"][...], theirs.T[stored[name].T]
+        else:
+            ours = got[name]["kernel"][...]
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_may_be_replaced_by_pruned_ones():
+    cell = LSTMCell(IN, H, **BIAS, rngs=nnx.Rngs(0))
+    layer, x = RNN(cell), inputs(B, T, IN)
+    full = layer(x)
+    cell.dense_h = SparseLinear.from_dense(cell.dense_h, sparsity=0.0)
+    close(layer(x), full)
+    cell.dense_h = SparseLinear.from_dense(nnx.Linear(H, 4 * H, rngs=nnx.Rngs(3)), sparsity=0.9)
+    twin, stored = dense_twin(cell)
+    assert stored["dense_h"].sum() == 4 * H * H - round(0.9 * 4 * H * H)
+    close(layer(x), RNN(twin)(x))
+
+
+def test_a_kernel_init_makes_the_dense_kernel():
+    topology = Topology.from_mask(masks.band(3), (H, H))
+    cell = SimpleCell(
+        IN,
+        H,
+        recurrent_topology=topology,
+        recurrent_kernel_init=nnx.initializers.constant(2.0),
+        rngs=nnx.Rngs(0),
+    )
+    mask = np.abs(np.arange(H)[:, None] - np.arange(H)) < 3
+    np.testing.assert_array_equal(cell.dense_h.weight.todense(), 2.0 * mask)
+
+
+# ---- Options of the scan ----
+
+
+def primitives(function, x):
+    """The names of all that a function does, but of what is inside of our own operations."""
+
+    def walk(jaxpr):
+        for equation in jaxpr.eqns:
+            yield equation.primitive.name
+            if not equation.primitive.name.startswith("jaxsparse"):
+                for p in equation.params.values():
+                    if isinstance(p, jax.extend.core.ClosedJaxpr):
+                        yield from walk(p.jaxpr)
+
+    return list(walk(jax.make_jaxpr(function)(x).jaxpr))
+
+
+def scans(names):
+    return sum(name.startswith("jaxsparse_recurrent_scan") for name in names)
+
+
+def test_inputs_are_multiplied_at_once():
+    layer = RNN(LSTMCell(IN, H, rngs=nnx.Rngs(0)))
+    names = primitives(layer, inputs(B, T, IN))
+    assert names.count("dot_general") == 1 and scans(names) == 1
+
+
+def test_recompute_keeps_less():
+    def kept(recompute):
+        layer = RNN(GRUCell(IN, H, rngs=nnx.Rngs(0)), recompute=recompute)
+        graphdef, state = nnx.split(layer)
+        _, pull = jax.vjp(lambda s, x: nnx.merge(graphdef, s)(x), state, inputs(B, T, IN))
+        return sum(a.size for a in leaves(pull))
+
+    assert kept(True) < kept(False)
+
+
+@pytest.mark.parametrize("option", ["implementation", "variant"])
+def test_implementations_and_variants_are_those_of_the_scan(option):
+    cell = GRUCell(IN, H, rngs=nnx.Rngs(0))
+    x = inputs(B, T, IN)
+    with pytest.raises(ValueError, match="nonsense"):
+        RNN(cell, **{option: "nonsense"})(x)
+    with pytest.raises(ValueError, match="nonsense"):
+        Bidirectional(RNN(cell, **{option: "nonsense"}), RNN(cell))(x)
+    close(RNN(cell, implementation="xla")(x), RNN(cell)(x))
+
+
+def test_precision_is_that_of_the_layers():
+    precise = GRUCell(IN, H, precision="highest", rngs=nnx.Rngs(0))
+    assert precise.dense_i.precision == precise.dense_h.precision == "highest"
+    sparse = GRUCell(IN, H, precision="nonsense", rngs=nnx.Rngs(0), recurrent_sparsity=0.5)
+    sparse.dense_i.precision = None
+    with pytest.raises(ValueError, match=r"precision .* got 'nonsense'"):
+        RNN(sparse)(inputs(B, T, IN))
+
+
+# ---- Both directions ----
+
+
+def both(first, second, **options):
+    """Bidirectional layers of ours and of Flax's."""
+    (a, x), (b, y) = first, second
+    return (
+        Bidirectional(RNN(a), RNN(b), **options),
+        nnx.Bidirectional(nnx.RNN(x), nnx.RNN(y), **options),
+    )
+
+
+@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["full", "lengths"])
+@pytest.mark.parametrize("second", ["lstm", "gru"])
+def test_bidirectional_is_that_of_flax(second, lengths):
+    ours, theirs = both(pair("lstm"), pair(second, seed=9))
+    x = inputs(B, T, IN)
+    start = tuple(random_carry(rnn.cell, B) for rnn in (ours.forward_rnn, ours.backward_rnn))
+    steps = jnp.full(B, T) if lengths is None else lengths
+    valid = jnp.arange(T) < steps[:, None]
+    check_against_flax(ours, theirs, x, valid, initial_carry=start, seq_lengths=lengths)
+    names = primitives(ours, x)
+    assert scans(names) == (1 if second == "lstm" else 2)
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+def test_bidirectional_options(time_major):
+    merge = {"merge_fn": lambda a, b: a - 2 * b}
+    ours, theirs = both(pair("gru"), pair("gru", seed=9), **merge, time_major=time_major)
+    x = inputs(*((T, 2, 3) if time_major else (2, 3, T)), IN)
+    close(ours(x, return_carry=True), theirs(x, return_carry=True))
+    # The layers' own order does not count.
+    ours.forward_rnn.reverse = ours.backward_rnn.time_major = True
+    close(ours(x), theirs(x))
+
+
+def test_bidirectional_of_two_patterns():
+    cells = [
+        GRUCell(IN, H, recurrent_topology=Topology.from_mask(mask), rngs=nnx.Rngs(i))
+        for i, mask in enumerate([UNEVEN, UNEVEN[::-1] & UNEVEN])
+    ]
+    x = inputs(B, T, IN)
+    forward, backward = (RNN(cell) for cell in cells)
+    layer = Bidirectional(forward, backward)
+    y = layer(x, seq_lengths=LENGTHS)
+    expected = [
+        forward(x, seq_lengths=LENGTHS),
+        backward(x, seq_lengths=LENGTHS, reverse=True, keep_order=True),
+    ]
+    close(y, jnp.concatenate(expected, -1))
+    assert scans(primitives(layer, x)) == 1
+    mixed = Bidirectional(forward, RNN(dense_twin(cells[1])[0]))
+    close(mixed(x, seq_lengths=LENGTHS), y)
+
+
+def test_bidirectional_may_share_a_layer():
+    rnn = RNN(GRUCell(IN, H, rngs=nnx.Rngs(0)))
+    layer, x = Bidirectional(rnn, rnn), inputs(B, T, IN)
+
+    def gradient(layer, **options):
+        loss = nnx.grad(lambda layer, x: jnp.sum(layer(x, **options) ** 2))
+        return nnx.to_pure_dict(compiled(loss)(layer, x))
+
+    (got,) = gradient(layer).values()  # one layer, under one of its names
+    parts = [gradient(rnn, reverse=reverse) for reverse in (False, True)]
+    close(got, jax.tree.map(jnp.add, *parts), rtol=1e-4, atol=1e-5)
+
+
+def test_bidirectional_random_carries():
+    init = {"carry_init": nnx.initializers.normal(1.0)}
+    ours = Bidirectional(*(RNN(GRUCell(IN, H, **init, rngs=nnx.Rngs(i))) for i in range(2)))
+    with pytest.warns(UserWarning, match="carry_init"):
+        theirs = nnx.Bidirectional(
+            *(nnx.RNN(nnx.GRUCell(IN, H, **init, rngs=nnx.Rngs(i))) for i in range(2))
+        )
+    x = inputs(B, T, IN)
+    close(ours(x), theirs(x))
+    close(ours(x, rngs=nnx.Rngs(8)), theirs(x, rngs=nnx.Rngs(8)))
+
+
+# ---- What Flax does with layers ----
+
+
+@pytest.fixture
+def layer():
+    return sparse_layer()
+
+
+def sparse_layer(seed=0):
+    return RNN(LSTMCell(IN, H, recurrent_sparsity=0.6, **BIAS, rngs=nnx.Rngs(seed)))
+
+
+def test_jit_takes_the_pattern_as_an_argument(layer):
+    traces, x = [], inputs(B, T, IN)
+
+    @nnx.jit
+    def compiled(layer, x):
+        traces.append(1)
+        return layer(x)
+
+    compiled(layer, x)
+    other = sparse_layer(7)
+    np.testing.assert_allclose(compiled(other, x), other(x), rtol=1e-5, atol=1e-6)
+    assert len(traces) == 1
+    graphdef, state = nnx.split(layer)
+    inside = jax.make_jaxpr(lambda state, x: nnx.merge(graphdef, state)(x))(state, x)
+    outside = jax.make_jaxpr(layer)(x)
+    assert not any(a.ndim for a in inside.consts) and any(a.ndim for a in outside.consts)
+
+
+def test_parameters_and_pattern_are_told_apart(layer):
+    graphdef, params, patterns = nnx.split(layer, nnx.Param, TopologyVariable)
+    assert set(params["cell"]["dense_h"]) == {"values", "bias"}
+    assert set(params["cell"]["dense_i"]) == {"kernel"}
+    assert set(patterns["cell"]) == {"dense_h"}
+    x = inputs(B, T, IN)
+    np.testing.assert_array_equal(nnx.merge(graphdef, params, patterns)(x), layer(x))
+
+
+def test_training_steps_are_those_of_the_masked_dense_layer():
+    cell = LSTMCell(IN, H, recurrent_sparsity=0.6, rngs=nnx.Rngs(0))
+    twin, stored = dense_twin(cell)
+    mask = jnp.asarray(stored["dense_h"])
+    x, target = inputs(16, T, IN), inputs(16, T, H, seed=1)
+
+    def loss(layer):
+        return jnp.mean((layer(x) - target) ** 2)
+
+    @nnx.jit
+    def step(layer, optimizer, mask):
+        value, gradients = nnx.value_and_grad(loss)(layer)
+        if mask is not None:
+            gradients["cell"]["dense_h"]["kernel"][...] *= mask
+        optimizer.update(layer, gradients)
+        return value
+
+    layers = RNN(cell), RNN(twin)
+    optimizers = [nnx.Optimizer(m, optax.adam(1e-2), wrt=nnx.Param) for m in layers]
+    first = loss(layers[0])
+    for _ in range(8):
+        losses = [
+            step(layers[0], optimizers[0], None),
+            step(layers[1], optimizers[1], mask),
+        ]
+        np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+    assert losses[0] < 0.98 * first
+    close(cell.dense_h.weight.todense().T, twin.dense_h.kernel[...], rtol=1e-3, atol=1e-4)
+
+
+def test_donated_training_step(layer):
+    optimizer = nnx.Optimizer(layer, optax.sgd(0.1), wrt=nnx.Param)
+    x = inputs(B, T, IN)
+
+    @nnx.jit(donate_argnames=("layer", "optimizer"))
+    def step(layer, optimizer, x):
+        optimizer.update(layer, nnx.grad(lambda layer: jnp.sum(layer(x) ** 2))(layer))
+
+    before = layer(x)
+    for _ in range(3):
+        step(layer, optimizer, x)
+    verify(layer)
+    assert np.isfinite(layer(x)).all() and not np.allclose(layer(x), before)
+
+
+def test_vmap_makes_and_runs_an_ensemble():
+    @nnx.jit
+    @nnx.split_rngs(splits=3)
+    @nnx.vmap
+    def make(rngs):
+        return RNN(GRUCell(IN, H, recurrent_sparsity=0.6, rngs=rngs))
+
+    layers, x = make(nnx.Rngs(0)), inputs(3, B, T, IN)
+    y = compiled(nnx.vmap(lambda layer, x: layer(x)))(layers, x)
+    assert len({float(row) for row in y[:, 0, 0, 0]}) == 3
+    for i in range(3):
+        one = jax.tree.map(lambda leaf, i=i: leaf[i], nnx.state(layers))
+        alone = nnx.merge(nnx.graphdef(layers), verify(one))
+        close(y[i], alone(x[i]))
+
+
+def test_scan_over_layers_with_remat():
+    @nnx.jit
+    @nnx.split_rngs(splits=3)
+    @nnx.vmap
+    def make(rngs):
+        return RNN(LSTMCell(H, H, recurrent_sparsity=0.6, rngs=rngs))
+
+    layers, x = make(nnx.Rngs(0)), inputs(B, T, H)
+
+    def results(call):
+        def loss(layers, x):
+            run = nnx.scan(call, in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+            return jnp.sum(run(layers, x) ** 2)
+
+        return compiled(nnx.value_and_grad(loss))(layers, x)
+
+    def call(layer, x):
+        return layer(x)
+
+    (value, plain), (_, remat) = (results(f) for f in (call, nnx.remat(call)))
+    close(nnx.to_pure_dict(plain), nnx.to_pure_dict(remat), rtol=1e-5)
+    expected = x
+    for i in range(3):
+        one = jax.tree.map(lambda leaf, i=i: leaf[i], nnx.state(layers))
+        expected = nnx.merge(nnx.graphdef(layers), one)(expected)
+    np.testing.assert_allclose(value, jnp.sum(expected**2), rtol=1e-5)
+
+
+def test_checkpoint_comes_back_bitwise(layer, tmp_path):
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "checkpoint", nnx.state(layer))
+    graphdef, state = nnx.split(nnx.eval_shape(sparse_layer))
+    with ocp.StandardCheckpointer() as checkpointer:
+        state = checkpointer.restore(tmp_path / "checkpoint", state)
+    x = inputs(B, T, IN)
+    np.testing.assert_array_equal(nnx.merge(graphdef, verify(state))(x), layer(x))
+    other = sparse_layer(9)
+    nnx.update(other, state)
+    np.testing.assert_array_equal(other(x), layer(x))
+
+
+def test_checkpoint_of_a_random_stream(tmp_path):
+    def make(seed=0):
+        cell = GRUCell(IN, H, carry_init=nnx.initializers.normal(1.0), rngs=nnx.Rngs(seed))
+        return RNN(cell, rngs=nnx.Rngs(seed))
+
+    layer, x = make(), inputs(B, T, IN)
+    layer(x)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "checkpoint", nnx.state(layer))
+    with ocp.StandardCheckpointer() as checkpointer:
+        state = checkpointer.restore(tmp_path / "checkpoint", nnx.state(make(3)))
+    other = make(3)
+    nnx.update(other, state)
+    np.testing.assert_array_equal(other(x), layer(x))
+
+
+def test_linen_bridge():
+    linen = nnx.bridge.to_linen(sparse_rnn, IN, H)
+    x = inputs(B, T, IN)
+    variables = linen.init(jax.random.key(0), x)
+    assert set(variables) == {"params", "topology"}
+    direct = sparse_rnn(IN, H, rngs=nnx.Rngs(3))
+    cell, params = direct.cell, variables["params"]["cell"]
+    cell.dense_i.kernel[...] = params["dense_i"]["kernel"]
+    cell.dense_i.bias[...] = params["dense_i"]["bias"]
+    cell.dense_h.values[...] = params["dense_h"]["values"]
+    cell.dense_h.topology.set_value(variables["topology"]["cell"]["dense_h"]["topology"].verify())
+    np.testing.assert_allclose(linen.apply(variables, x), direct(x), rtol=1e-6)
+    gradient = jax.grad(
+        lambda params: jnp.sum(linen.apply({**variables, "params": params}, x) ** 2)
+    )(variables["params"])
+    assert all(np.any(a) for a in leaves(gradient))
+
+
+def sparse_rnn(features, units, *, rngs):
+    return RNN(GRUCell(features, units, recurrent_sparsity=0.6, rngs=rngs))
+
+
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs several devices")
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize(
+    "sparse", [{}, {"recurrent_sparsity": 0.5, "input_sparsity": 0.4}], ids=len
+)
+def test_a_sharded_batch_stays_sharded(kind, sparse):
+    layer = Bidirectional(*(RNN(LSTMCell(IN, H, **sparse, rngs=nnx.Rngs(i))) for i in range(2)))
+    x, lengths = inputs(8, T, IN), jnp.arange(8)
+    expected = layer(x, seq_lengths=lengths)
+    mesh = jax.make_mesh((2,), ("batch",), axis_types=(kind,), devices=jax.devices()[:2])
+    with jax.set_mesh(mesh):
+        shards = jax.device_put(x, NamedSharding(mesh, PartitionSpec("batch")))
+        y = nnx.jit(lambda layer, x, lengths: layer(x, seq_lengths=lengths))(layer, shards, lengths)
+    assert y.sharding.spec[0] == "batch"
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+# ---- Layouts for a GPU ----
+
+
+def layouts(model):
+    return [
+        module.topology.get_value().scan_layout
+        for _, module in nnx.iter_modules(model)
+        if isinstance(module, SparseLinear)
+    ]
+
+
+def wide_model():
+    topology = Topology.from_mask(masks.band(3), (4 * 32, 32))
+    cells = [
+        LSTMCell(IN, 32, recurrent_topology=topology, input_sparsity=0.4, rngs=nnx.Rngs(i))
+        for i in range(2)
+    ]
+    return Bidirectional(*map(RNN, cells))
+
+
+def test_packed_models_carry_layouts_of_their_own():
+    model, x = wide_model(), inputs(B, T, IN)
+    run = nnx.jit(lambda model, x: model(x))
+    expected = run(model, x)
+    pack(model, batch=B, device=recurrent.H200)
+    assert sum(layout is not None for layout in layouts(model)) == 2  # the recurrent weights
+    np.testing.assert_array_equal(run(model, x), expected)
+    other = wide_model()
+    pack(other, batch=B, device=recurrent.H200)
+    nnx.jit(lambda model: None, donate_argnums=0)(model)
+    jax.tree.map(lambda a: a.delete(), nnx.state(model))
+    np.testing.assert_array_equal(run(other, x), expected)
+    pack(other, batch=B, device=recurrent.H200)
+    verify(other)
+    unpack(other)
+    assert jax.tree.structure(nnx.state(other)) == jax.tree.structure(nnx.state(wide_model()))
+
+
+def test_layouts_are_for_the_dtype_of_the_computation():
+    def forms(of_pack=None, **options):
+        cell = GRUCell(IN, 64, recurrent_sparsity=0.5, **options, rngs=nnx.Rngs(0))
+        pack(RNN(cell), batch=4, device=recurrent.H200, dtype=of_pack)
+        return cell.dense_h.topology.get_value().scan_layout.forms
+
+    narrow = forms(dtype=jnp.bfloat16)
+    assert narrow != forms()
+    assert narrow == forms(of_pack=jnp.bfloat16) == forms(param_dtype=jnp.bfloat16)
+    model = wide_model()
+    with pytest.raises(ValueError, match=r"pack: at \w+ward_rnn.cell: .*batch of 64 in float32"):
+        pack(model, batch=64, device=recurrent.H200)
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU to lay out for")
+def test_nothing_is_laid_out_without_a_gpu():
+    model = wide_model()
+    pack(model, batch=1000)
+    assert layouts(model) == [None] * 4
+
+
+# ---- Errors ----
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda m: m(jnp.ones((B, T, 3))), ValueError, "inputs must have 5 features, .* got 3"),
+        (lambda m: m(jnp.ones(IN)), ValueError, r"inputs must have at least 2 .* got shape \(5,\)"),
+        (lambda m: m("x"), TypeError, "inputs must be an array, got str"),
+        (lambda m: m(jnp.ones((B, T, IN), complex)), TypeError, "needs float32"),
+        (
+            lambda m: m(jnp.ones((B, T, IN)), seq_lengths=jnp.ones(3, int)),
+            ValueError,
+            r"seq_lengths must be integers of shape \(4,\), .* got int32 of shape \(3,\)",
+        ),
+        (
+            lambda m: m(jnp.ones((B, T, IN)), seq_lengths=jnp.ones(B)),
+            ValueError,
+            "seq_lengths must be integers .* got float32",
+        ),
+        (
+            lambda m: m(jnp.ones((B, T, IN)), seq_lengths="x"),
+            TypeError,
+            "seq_lengths must be an array, got str",
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["RNN", "Bidirectional"])
+def test_wrong_operands_are_named(name, call, error, message):
+    rnn = RNN(LSTMCell(IN, H, rngs=nnx.Rngs(0)))
+    layer = rnn if name == "RNN" else Bidirectional(rnn, rnn)
+    with pytest.raises(error, match=message):
+        call(layer)
+
+
+def test_wrong_carries_are_named():
+    layer, x = RNN(LSTMCell(IN, H, rngs=nnx.Rngs(0))), jnp.ones((B, T, IN))
+    good = jnp.ones((B, H))
+    with pytest.raises(TypeError, match=r"RNN: the carry of LSTMCell .* structure .*\(\*, \*\)"):
+        layer(x, initial_carry=good)
+    with pytest.raises(ValueError, match=r"RNN: .* shape \(4, 7\), .* got \(4, 5\)"):
+        layer(x, initial_carry=(good, good[:, :5]))
+    with pytest.raises(TypeError, match=r"RNN: carry must be an array, got str"):
+        layer(x, initial_carry=(good, "x"))
+    with pytest.raises(TypeError, match=r"needs float32.* got carry 1 int32"):
+        layer(x, initial_carry=(good, good.astype(int)))
+    with pytest.raises(TypeError, match=r"initial_carry must be a pair \(forward, backward\)"):
+        Bidirectional(layer, layer)(x, initial_carry=good)
+    with pytest.raises(ValueError, match=r"LSTMCell: inputs must have 5 features"):
+        layer.cell((good, good), jnp.ones((B, 3)))
+
+
+def test_unknown_cells_are_refused():
+    with pytest.raises(TypeError, match=r"RNN: cell must be .*RecurrentCell, got str"):
+        RNN("lstm")
+    with pytest.raises(TypeError, match=r"got GRUCell: convert it by from_flax"):
+        RNN(nnx.GRUCell(IN, H, rngs=nnx.Rngs(0)))
+    with pytest.raises(TypeError, match=r"Bidirectional: backward_rnn must be .* got GRUCell"):
+        cell = GRUCell(IN, H, rngs=nnx.Rngs(0))
+        Bidirectional(RNN(cell), cell)
+    with pytest.raises(TypeError, match=r"RNN: rngs must be nnx.Rngs, a stream or a bool, got int"):
+        RNN(GRUCell(IN, H, rngs=nnx.Rngs(0)), rngs=3)
+
+
+def centred(x):
+    return x - jnp.mean(x)
+
+
+class Unhashable:
+    __hash__ = None
+
+    def __call__(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({"gate_fn": "sigmoid"}, TypeError, "GRUCell: gate_fn must be a function .* got str"),
+        ({"activation_fn": nnx.PReLU()}, TypeError, "activation_fn must be .* got PReLU"),
+        ({"gate_fn": Unhashable()}, TypeError, "gate_fn must be hashable, Unhashable is not"),
+        ({"gate_fn": nnx.softmax}, ValueError, r"the cell GRU\(softmax, tanh\) fails"),
+        ({"activation_fn": centred}, ValueError, r"GRU\(sigmoid, centred\) must be pointwise"),
+        ({"activation_fn": jax.scipy.special.digamma}, ValueError, "digamma.* can't run inside"),
+        ({"recurrent_sparsity": 1.5}, ValueError, r"sparsity must be in \[0, 1\), got 1.5"),
+        (
+            {"recurrent_topology": Topology.from_mask(masks.causal(), (H, H))},
+            ValueError,
+            r"topology must be one pattern of shape \(21, 7\)",
+        ),
+    ],
+)
+def test_wrong_options_of_cells_are_named(options, error, message):
+    with pytest.raises(error, match=message):
+        GRUCell(IN, H, **options, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
+    "function, options, error, message",
+    [
+        (MGU, {"gates": 3}, ValueError, "the cell MGU fails with 3 gates"),
+        (MGU, {"gates": 2, "carry_like": (0, 0)}, ValueError, "the cell MGU fails with 2 gates"),
+        (lambda x, r, h: h, {}, TypeError, r"must return \(carry, y\)"),
+        ("tanh", {}, TypeError, "cell must be a function, got str"),
+        (MGU, {"gates": 2, "carry_like": ()}, ValueError, "carry must have a leaf"),
+    ],
+)
+def test_wrong_cells_show_when_they_are_made(function, options, error, message):
+    with pytest.raises(error, match=message):
+        RecurrentCell(IN, H, function, **options, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
+    "layer, error, message",
+    [
+        (nnx.Embed(H, 3 * H, rngs=nnx.Rngs(0)), TypeError, "dense_h must be .* got Embed"),
+        (
+            nnx.Linear(H, 2 * H, rngs=nnx.Rngs(0)),
+            ValueError,
+            "dense_h must map 7 to 21 features, got 7 to 14",
+        ),
+        (
+            SparseLinear(H, 3 * H, sparsity=0.5, activation="relu", rngs=nnx.Rngs(0)),
+            ValueError,
+            "dense_h must be the product and a bias alone",
+        ),
+        (
+            nnx.Linear(H, 3 * H, dot_general=lambda *a, **k: None, rngs=nnx.Rngs(0)),
+            ValueError,
+            "dense_h must be the product and a bias alone",
+        ),
+    ],
+)
+def test_wrong_layers_in_a_cell_are_named(layer, error, message):
+    cell = GRUCell(IN, H, rngs=nnx.Rngs(0))
+    cell.dense_h = layer
+    with pytest.raises(error, match=message):
+        RNN(cell)(inputs(B, T, IN))

@@ -1,0 +1,119 @@
+"""Stacks of recurrent layers against their formula."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+nnx = pytest.importorskip("flax.nnx")
+optax = pytest.importorskip("optax")
+
+from jaxsparse.nn import RNN, Bidirectional, GRUCell, RecurrentStack, SimpleCell  # noqa: E402
+
+IN, H, T, B = 3, 5, 6, 4
+LENGTHS = jnp.array([3, 0, 6, 1])
+VALID = (jnp.arange(T) < LENGTHS[:, None])[..., None]
+
+
+def inputs(*shape, seed=0):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def simple(depth, features=H, **options):
+    rngs = nnx.Rngs(0)
+    options = {"activation_fn": nnx.relu, "bias_init": nnx.initializers.normal(0.5)} | options
+    return [RNN(SimpleCell(features, H, **options, rngs=rngs)) for _ in range(depth)]
+
+
+def close(got, expected):
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, expected)
+
+
+@pytest.mark.parametrize("skip, ends", [(None, []), (1, [0, 1, 2, 3]), (2, [1, 3]), (3, [2])])
+def test_skips_span_n_layers(skip, ends):
+    layers = simple(4)
+    norms = [nnx.LayerNorm(H, rngs=nnx.Rngs(i)) for i in range(4)]
+    stack, x = RecurrentStack(layers, norms=norms, skip=skip), inputs(B, T, H)
+    y = start = x
+    for i, (layer, norm) in enumerate(zip(layers, norms, strict=True)):
+        y = layer(norm(y))
+        if i in ends:
+            y = start = y + start
+    close(stack(x), y)
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+def test_carries_and_lengths_reach_every_layer(time_major):
+    rngs = nnx.Rngs(0)
+    first = Bidirectional(*(RNN(GRUCell(IN, H, rngs=rngs)) for _ in range(2)))
+    second = RNN(GRUCell(2 * H, H, recurrent_sparsity=0.5, rngs=rngs))
+    stack = RecurrentStack([first, second], time_major=time_major, return_carry=True)
+    x = inputs(B, T, IN)
+    start = ((jnp.ones((B, H)), inputs(B, H)), inputs(B, H, seed=1))
+    middle = first(x, initial_carry=start[0], seq_lengths=LENGTHS, return_carry=True)
+    last = second(middle[1], initial_carry=start[1], seq_lengths=LENGTHS, return_carry=True)
+    x = jnp.swapaxes(x, 0, 1) if time_major else x
+    carries, y = stack(x, initial_carry=start, seq_lengths=LENGTHS)
+    close((carries, jnp.swapaxes(y, 0, 1) if time_major else y), ((middle[0], last[0]), last[1]))
+    close(
+        stack(x, initial_carry=(None, start[1]), return_carry=False),
+        stack(x, initial_carry=(2 * (jnp.zeros((B, H)),), start[1]))[1],
+    )
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+def test_batch_statistics_are_those_of_the_steps_that_count(time_major):
+    norm = nnx.BatchNorm(H, momentum=0.0, rngs=nnx.Rngs(0))
+    stack = RecurrentStack(simple(1), norms=[norm], skip=1, time_major=time_major)
+    x = inputs(B, T, H)
+    padded = jnp.where(VALID, x, jnp.nan)
+    y = stack(jnp.swapaxes(padded, 0, 1) if time_major else padded, seq_lengths=LENGTHS)
+    steps = np.asarray(x)[np.broadcast_to(VALID, x.shape)].reshape(-1, H)
+    np.testing.assert_allclose(norm.mean[...], steps.mean(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(norm.var[...], steps.var(0), rtol=1e-4)
+    y = jnp.swapaxes(y, 0, 1) if time_major else y
+    assert not np.any(np.where(VALID, 0, y)) and np.isfinite(y).all()
+
+
+def test_a_residual_stack_trains_on_padded_sequences():
+    layers = simple(4, recurrent_sparsity=0.4)
+    stack = RecurrentStack(
+        layers, norms=[nnx.BatchNorm(H, rngs=nnx.Rngs(0)) for _ in layers], skip=2
+    )
+    x = jnp.where(VALID, inputs(B, T, H), jnp.nan)
+    target = jnp.where(VALID, inputs(B, T, H, seed=1), 0)
+    optimizer = nnx.Optimizer(stack, optax.adam(1e-2), wrt=nnx.Param)
+
+    @nnx.jit(donate_argnames=("stack", "optimizer"))
+    def step(stack, optimizer, x):
+        def loss(stack):
+            return jnp.mean((stack(x, seq_lengths=LENGTHS) - target) ** 2)
+
+        value, gradients = nnx.value_and_grad(loss)(stack)
+        optimizer.update(stack, gradients)
+        return value
+
+    losses = [step(stack, optimizer, x) for _ in range(25)]
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(nnx.state(stack, nnx.Param)))
+
+
+def test_errors():
+    layers = simple(2)
+    with pytest.raises(ValueError, match="got 0 layers and 0 norms"):
+        RecurrentStack([])
+    with pytest.raises(ValueError, match="got 2 layers and 1 norms"):
+        RecurrentStack(layers, norms=[None])
+    with pytest.raises(ValueError, match="skip must be at least 1, got 0"):
+        RecurrentStack(layers, skip=0)
+    wide = RecurrentStack(simple(1, IN), skip=1)
+    with pytest.raises(ValueError, match=r"the skip that ends at layer 0 .* \(4, 6, 3\) and \(4,"):
+        wide(inputs(B, T, IN))
+    stack = RecurrentStack(layers)
+    with pytest.raises(ValueError, match=r"initial_carry must have 2 carries, .* got 1"):
+        stack(inputs(B, T, H), initial_carry=[None])
+    with pytest.raises(ValueError, match=r"RecurrentStack: seq_lengths must be integers of shape"):
+        stack(inputs(B, T, H), seq_lengths=jnp.ones(3, int))
