@@ -1,0 +1,49 @@
+"""Pruning while training, as an optax transformation, and sparse layers from a pruned model.
+
+`prune` wraps an optimizer: it multiplies parameters by masks that follow a schedule. `sparsify`
+then replaces the pruned layers of a Flax model by sparse ones.
+"""
+
+try:
+    import flax.nnx as _nnx  # noqa: F401
+    import optax as _optax  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "jaxsparse.pruning needs Flax, which brings optax: pip install 'jaxsparse[flax]'"
+    ) from error
+
+from jaxsparse.pruning.kinds import KINDS, Kind
+from jaxsparse.pruning.layers import SparseLinearGeneral
+from jaxsparse.pruning.masks import apply_masks, make_masks
+from jaxsparse.pruning.packing import pack_masks, unpack_masks
+from jaxsparse.pruning.schedules import PruningSchedule, half_epochs, one_shot, polynomial
+from jaxsparse.pruning.scores import SCORES
+from jaxsparse.pruning.sparsify import densify, sparsify
+from jaxsparse.pruning.structures import SCOPES, STRUCTURES
+from jaxsparse.pruning.table import SparsityTable
+from jaxsparse.pruning.targets import Target
+from jaxsparse.pruning.transform import PruneState, dense_parameters, prune
+
+__all__ = [
+    "KINDS",
+    "SCOPES",
+    "SCORES",
+    "STRUCTURES",
+    "Kind",
+    "PruneState",
+    "PruningSchedule",
+    "SparseLinearGeneral",
+    "SparsityTable",
+    "Target",
+    "apply_masks",
+    "dense_parameters",
+    "densify",
+    "half_epochs",
+    "make_masks",
+    "one_shot",
+    "pack_masks",
+    "polynomial",
+    "prune",
+    "sparsify",
+    "unpack_masks",
+]

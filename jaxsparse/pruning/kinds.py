@@ -1,0 +1,78 @@
+"""The kinds of layers that can be sparse: a table from the dense type to its sparse twin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from jaxsparse.nn import RNN, Bidirectional, SparseLinear
+from jaxsparse.pruning import layers, recurrent_layers
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How layers of one type become sparse, and dense again.
+
+    Args:
+        sparse: the type of the sparse layer.
+        weights: dense layer -> its matrices (outputs, inputs) that would be sparse.
+        obstacle: dense layer -> why it can't be sparse, or None.
+        to_sparse: dense layer -> a sparse one with a copy of its weights that are not 0.
+        to_dense: sparse layer -> a dense one with a copy of its weights.
+        prepare: (sparse layer, arguments of a call) makes it ready for such calls, in place, or
+            None if there is nothing to do.
+    """
+
+    sparse: type[nnx.Module]
+    weights: Callable[[Any], list[np.ndarray]]
+    obstacle: Callable[[Any], str | None]
+    to_sparse: Callable[[Any], nnx.Module]
+    to_dense: Callable[[Any], nnx.Module]
+    prepare: Callable[..., None] | None = None
+
+
+def _of_linear(layer: nnx.Linear) -> list[np.ndarray]:
+    return [np.asarray(layer.kernel[...]).T]
+
+
+def _of_linear_general(layer: nnx.LinearGeneral) -> list[np.ndarray]:
+    return [np.asarray(layer.kernel[...]).reshape(math.prod(layer.in_features), -1).T]
+
+
+KINDS: Mapping[type[nnx.Module], Kind] = MappingProxyType(
+    {
+        nnx.Linear: Kind(
+            sparse=SparseLinear,
+            weights=_of_linear,
+            obstacle=layers.obstacle_of_linear,
+            to_sparse=SparseLinear.from_dense,
+            to_dense=layers.dense_linear,
+        ),
+        # The projections of nnx.MultiHeadAttention.
+        nnx.LinearGeneral: Kind(
+            sparse=layers.SparseLinearGeneral,
+            weights=_of_linear_general,
+            obstacle=layers.obstacle_of_linear_general,
+            to_sparse=layers.SparseLinearGeneral.from_dense,
+            to_dense=layers.dense_linear_general,
+        ),
+        # Sparse or dense, a recurrent layer is of one type: its cell's matrices are what changes.
+        **{
+            cls: Kind(
+                sparse=cls,
+                weights=recurrent_layers.weights,
+                obstacle=recurrent_layers.obstacle,
+                to_sparse=recurrent_layers.to_sparse,
+                to_dense=recurrent_layers.to_dense,
+                prepare=recurrent_layers.prepare,
+            )
+            for cls in (RNN, Bidirectional)
+        },
+    }
+)

@@ -1,0 +1,169 @@
+"""Sparse layers from pruned ones, and back."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxsparse.nn import SparseLinear
+
+# What a linear layer of Flax keeps of its constructor's options, and passes on.
+_OPTIONS = (
+    "use_bias",
+    "dtype",
+    "param_dtype",
+    "precision",
+    "promote_dtype",
+    "preferred_element_type",
+)
+
+
+class SparseLinearGeneral(nnx.Module):
+    r"""`nnx.LinearGeneral` with a sparse matrix: a linear transformation of several dimensions.
+
+    .. math:: y_{no} = \sum_{i \in P_o} x_{ni}\, a_{oi} + b_o
+
+    where i runs over the input dimensions together and o over the output dimensions. The
+    projections of nnx.MultiHeadAttention are such layers, with outputs (heads, features).
+
+    Args:
+        linear: the matrix and the bias, for one input and one output dimension.
+        in_features: sizes of the input dimensions.
+        out_features: sizes of the output dimensions.
+        axis: which dimensions of an input are meant; ``in_features`` are those in rising order.
+
+    Raises:
+        ValueError: if the sizes are not those of ``linear``, or there isn't one axis for each input
+            dimension; when called, for an ``out_sharding``.
+
+    >>> dense = nnx.LinearGeneral(8, (2, 3), rngs=nnx.Rngs(0))
+    >>> layer = SparseLinearGeneral.from_dense(dense)
+    >>> layer(jnp.ones((5, 8))).shape, layer.linear.weight.shape
+    ((5, 2, 3), (6, 8))
+    """
+
+    def __init__(
+        self,
+        linear: SparseLinear,
+        in_features: tuple[int, ...],
+        out_features: tuple[int, ...],
+        *,
+        axis: tuple[int, ...] = (-1,),
+    ):
+        sizes = (math.prod(in_features), math.prod(out_features))
+        if sizes != (linear.in_features, linear.out_features):
+            raise ValueError(
+                f"SparseLinearGeneral: linear must map {sizes[0]} features to {sizes[1]}, "
+                f"got {linear.in_features} and {linear.out_features}"
+            )
+        if len(axis) != len(in_features):
+            raise ValueError(
+                "SparseLinearGeneral: axis must name a dimension for each of in_features "
+                f"{in_features}, got {axis}"
+            )
+        self.linear = linear
+        self.in_features = in_features
+        self.out_features = out_features
+        self.axis = axis
+
+    @classmethod
+    def from_dense(cls, layer: nnx.LinearGeneral) -> SparseLinearGeneral:
+        """The weights of an `nnx.LinearGeneral` that are not 0, copied.
+
+        Raises:
+            TypeError: if ``layer`` is no nnx.LinearGeneral.
+            ValueError: if it has batch axes, or a ``dot_general`` of its own, which a sparse
+                product can't follow.
+        """
+        if not isinstance(layer, nnx.LinearGeneral):
+            raise TypeError(
+                "SparseLinearGeneral.from_dense: layer must be an nnx.LinearGeneral, "
+                f"got {type(layer).__name__}"
+            )
+        if reason := obstacle_of_linear_general(layer):
+            raise ValueError(f"SparseLinearGeneral.from_dense: {reason}")
+        inputs, outputs = math.prod(layer.in_features), math.prod(layer.out_features)
+        kernel = layer.kernel[...].reshape(inputs, outputs)
+        bias: Any = None if layer.bias is None else layer.bias[...].reshape(outputs)
+        flat = nnx.Linear(
+            inputs,
+            outputs,
+            **{name: getattr(layer, name) for name in _OPTIONS},
+            kernel_init=lambda *_: kernel,
+            bias_init=lambda *_: bias,
+            rngs=nnx.Rngs(0),
+        )
+        linear = SparseLinear.from_dense(flat)
+        return cls(linear, layer.in_features, layer.out_features, axis=layer.axis)
+
+    def __call__(self, inputs: jax.Array, out_sharding: None = None) -> jax.Array:
+        """Maps the dimensions ``axis`` away and puts ``out_features`` at the end."""
+        if out_sharding is not None:
+            raise ValueError(
+                f"SparseLinearGeneral: out_sharding must be left out, got {out_sharding}"
+            )
+        # In rising order, whichever they are named in, as in nnx.LinearGeneral.
+        axis = sorted(a % inputs.ndim for a in self.axis)
+        x = jnp.moveaxis(inputs, axis, range(-len(axis), 0))
+        leading = x.shape[: -len(self.axis)]
+        y = self.linear(x.reshape(*leading, self.linear.in_features))
+        return y.reshape(*leading, *self.out_features)
+
+
+def obstacle_of_linear(layer: nnx.Linear) -> str | None:
+    """Why a linear layer can't be sparse, or None."""
+    if layer.kernel[...].ndim != 2:
+        return f"its kernel is a stack of shape {layer.kernel[...].shape}, not one matrix"
+    if layer.dot_general is not jax.lax.dot_general:
+        return "it has a dot_general of its own, which a sparse product can't follow"
+    return None
+
+
+def obstacle_of_linear_general(layer: nnx.LinearGeneral) -> str | None:
+    """Why a general linear layer can't be sparse, or None."""
+    if layer.kernel[...].shape != (*layer.in_features, *layer.out_features):
+        return f"its kernel is a stack of shape {layer.kernel[...].shape}, not one matrix"
+    if layer.dot_general is not None or layer.dot_general_cls is not None:
+        return "it has a dot_general of its own, which a sparse product can't follow"
+    return None
+
+
+def dense_linear(layer: SparseLinear) -> nnx.Linear:
+    """An nnx.Linear with a copy of the matrix, zeros in place, and of the bias.
+
+    Raises:
+        ValueError: if an activation is fused with the product.
+    """
+    if layer.activation is not None:
+        raise ValueError(
+            "densify: nnx.Linear has no activation, "
+            f"but a SparseLinear was made with activation={layer.activation!r}"
+        )
+    bias: Any = None if layer.bias is None else jnp.copy(layer.bias[...])
+    return nnx.Linear(
+        layer.in_features,
+        layer.out_features,
+        **{name: getattr(layer, name) for name in _OPTIONS},
+        kernel_init=lambda *_: layer.weight.todense().T,
+        bias_init=lambda *_: bias,
+        rngs=nnx.Rngs(0),
+    )
+
+
+def dense_linear_general(layer: SparseLinearGeneral) -> nnx.LinearGeneral:
+    """An nnx.LinearGeneral with a copy of the matrix, zeros in place, and of the bias."""
+    flat = dense_linear(layer.linear)
+    bias: Any = None if flat.bias is None else flat.bias[...]
+    return nnx.LinearGeneral(
+        layer.in_features,
+        layer.out_features,
+        axis=layer.axis,
+        **{name: getattr(flat, name) for name in _OPTIONS},
+        kernel_init=lambda *_: flat.kernel[...],
+        bias_init=lambda *_: bias,
+        rngs=nnx.Rngs(0),
+    )

@@ -1,0 +1,37 @@
+"""How much a weight counts: those with the least scores are pruned first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+
+Score = Callable[[jax.Array, jax.Array | None, jax.Array], jax.Array]
+
+
+def magnitude(weight: jax.Array, gradient: jax.Array | None, key: jax.Array) -> jax.Array:
+    """The absolute value of the weight."""
+    return jnp.abs(weight)
+
+
+def magnitude_gradient(weight: jax.Array, gradient: jax.Array | None, key: jax.Array) -> jax.Array:
+    """How far the loss would move without the weight, to first order."""
+    if gradient is None:
+        raise ValueError("make_masks: score 'magnitude_gradient' needs gradients, got None")
+    return jnp.abs(weight * gradient)
+
+
+def random(weight: jax.Array, gradient: jax.Array | None, key: jax.Array) -> jax.Array:
+    """A uniform random number, another one at every pruning step."""
+    return jax.random.uniform(key, weight.shape)
+
+
+SCORES: Mapping[str, Score] = MappingProxyType(
+    {
+        "magnitude": magnitude,
+        "magnitude_gradient": magnitude_gradient,
+        "random": random,
+    }
+)

@@ -1,0 +1,109 @@
+"""From scores to masks: how many weights each group keeps (scope), and which (structure)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+_INT32_MAX = 2**31 - 1
+
+# Scores (rows, columns) of one matrix and the number of weights to keep -> bool (rows, columns).
+Structure = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def _ranks(scores: jax.Array) -> jax.Array:
+    """Places along the last dimension by falling score: NaN first, of equal ones the earlier."""
+    places = jax.lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
+    keys = (~jnp.isnan(scores), -scores)
+    *_, order = jax.lax.sort((*keys, places), num_keys=len(keys), is_stable=True)
+    return jax.lax.sort((order, places), num_keys=1)[1]
+
+
+# ---- Structures ----
+
+
+def unstructured(scores: jax.Array, kept: jax.Array) -> jax.Array:
+    """The ``kept`` highest scores of the matrix."""
+    return (_ranks(scores.reshape(-1)) < kept).reshape(scores.shape)
+
+
+def row_balanced(scores: jax.Array, kept: jax.Array) -> jax.Array:
+    """The highest scores of each row, in every row the same number, at least one."""
+    rows = scores.shape[0]
+    each = kept // rows + (2 * (kept % rows) >= rows)
+    return _ranks(scores) < jnp.maximum(each, 1)
+
+
+def refilled(scores: jax.Array, kept: jax.Array) -> jax.Array:
+    """Unstructured, then every row is filled up to the longest with its own highest scores."""
+    # A row's share of the highest scores of all is its own highest, so nothing kept is lost.
+    longest = jnp.max(jnp.sum(unstructured(scores, kept), axis=-1))
+    return _ranks(scores) < longest
+
+
+STRUCTURES: Mapping[str, Structure] = MappingProxyType(
+    {
+        "unstructured": unstructured,
+        "row_balanced": row_balanced,
+        "refilled": refilled,
+    }
+)
+
+# ---- Scopes ----
+
+
+def _kept(size: int, density: Any) -> jax.Array:
+    """How many of so many weights are kept: ``size - round((1 - density) size)``, at least one.
+
+    Counted from what is left out, so that density 1 keeps all however coarse float32 is.
+    """
+    sparsity = 1 - jnp.asarray(density, jnp.float32)
+    left_out = jnp.round(sparsity * jnp.float32(size)).astype(jnp.int32)
+    return jnp.clip(size - left_out, min(size, 1), size)
+
+
+def _each_alone(groups: Sequence[jax.Array], density: Any) -> list[jax.Array]:
+    return [_kept(group.size, density) for group in groups]
+
+
+def _all_together(groups: Sequence[jax.Array], density: Any) -> list[jax.Array]:
+    """How many of the highest scores of all groups fall into each."""
+    size = sum(group.size for group in groups)
+    if size > _INT32_MAX:
+        raise ValueError(
+            f"make_masks: scope 'model' ranks at most {_INT32_MAX} weights, got {size}"
+        )
+    scores = jnp.concatenate([group.reshape(-1) for group in groups])
+    chosen = _ranks(scores) < _kept(size, density)
+    starts = [sum(group.size for group in groups[:i]) for i in range(len(groups))]
+    return [
+        jnp.sum(chosen[start : start + group.size])
+        for start, group in zip(starts, groups, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Among which weights scores are compared.
+
+    Args:
+        splits_gates: whether each gate of a parameter is a group, else all its gates are one.
+        budgets: (scores of every group, density) -> how many weights each group keeps.
+    """
+
+    splits_gates: bool
+    budgets: Callable[[Sequence[jax.Array], Any], list[jax.Array]]
+
+
+SCOPES: Mapping[str, Scope] = MappingProxyType(
+    {
+        "gate": Scope(splits_gates=True, budgets=_each_alone),
+        "layer": Scope(splits_gates=False, budgets=_each_alone),
+        "model": Scope(splits_gates=False, budgets=_all_together),
+    }
+)

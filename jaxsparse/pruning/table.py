@@ -1,0 +1,140 @@
+"""What `sparsify` found and did, layer by layer: as text, as data, as a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One layer of a model; None where something was not measured.
+
+    Args:
+        path: its name in the model.
+        layer: the name of its dense type.
+        shapes: (outputs, inputs) of its matrices.
+        density: share of weights that are not 0.
+        imbalance: the longest row over the mean row; 1 where all outputs have as many weights.
+        dense_bytes, sparse_bytes: what its parameters and patterns take.
+        dense_seconds, sparse_seconds: a call's time on this device.
+        kept_dense: why it was left dense, or None.
+    """
+
+    path: str
+    layer: str
+    shapes: tuple[tuple[int, int], ...]
+    density: float | None
+    imbalance: float | None
+    dense_bytes: int
+    sparse_bytes: int | None
+    dense_seconds: float | None
+    sparse_seconds: float | None
+    kept_dense: str | None
+
+
+def _shapes(row: LayerReport) -> str:
+    return ", ".join(f"{outputs}x{inputs}" for outputs, inputs in row.shapes)
+
+
+def _number(form: str, value: float | None, scale: float = 1) -> str:
+    return "-" if value is None else form.format(value * scale)
+
+
+# The columns of the text: heading, whether to align left, and what a row shows.
+_COLUMNS: tuple[tuple[str, bool, Callable[[LayerReport], str]], ...] = (
+    ("path", True, lambda row: row.path or "(model)"),
+    ("layer", True, lambda row: row.layer),
+    ("shape", False, _shapes),
+    ("density", False, lambda row: _number("{:.3f}", row.density)),
+    ("imbalance", False, lambda row: _number("{:.2f}", row.imbalance)),
+    ("KiB dense", False, lambda row: _number("{:.1f}", row.dense_bytes, 1 / 1024)),
+    ("KiB sparse", False, lambda row: _number("{:.1f}", row.sparse_bytes, 1 / 1024)),
+    ("us dense", False, lambda row: _number("{:.1f}", row.dense_seconds, 1e6)),
+    ("us sparse", False, lambda row: _number("{:.1f}", row.sparse_seconds, 1e6)),
+    ("now", True, lambda row: "sparse" if row.kept_dense is None else f"dense: {row.kept_dense}"),
+)
+
+
+class SparsityTable:
+    """What `sparsify` found and did: ``print`` it, take its ``rows``, or ``plot`` it.
+
+    Args:
+        reports: one for each layer.
+
+    >>> report = LayerReport("out", "Linear", ((4, 8),), 0.5, 1.0, 144, 320, 2e-6, 1e-6, None)
+    >>> print(SparsityTable([report]))
+    path  layer   shape  density  imbalance  KiB dense  KiB sparse  us dense  us sparse  now
+    out   Linear    4x8    0.500       1.00        0.1         0.3       2.0        1.0  sparse
+    """
+
+    def __init__(self, reports: list[LayerReport]):
+        self._reports = tuple(reports)
+
+    @property
+    def rows(self) -> list[Mapping[str, Any]]:
+        """A dict for each layer.
+
+        The keys are ``path``, ``layer``, ``shapes`` (outputs, inputs) of each matrix, ``density``,
+        ``imbalance`` (the longest row over the mean), ``dense_bytes``, ``sparse_bytes``,
+        ``dense_seconds``, ``sparse_seconds`` and ``kept_dense``: why it was left dense, or None.
+        What was not measured is None.
+        """
+        return [asdict(report) for report in self._reports]
+
+    def __len__(self) -> int:
+        return len(self._reports)
+
+    def __str__(self) -> str:
+        cells = [
+            [heading, *(show(report) for report in self._reports)] for heading, _, show in _COLUMNS
+        ]
+        widths = [max(map(len, column)) for column in cells]
+        lines = []
+        for row in zip(*cells, strict=True):
+            parts = [
+                cell.ljust(width) if left else cell.rjust(width)
+                for cell, width, (_, left, _) in zip(row, widths, _COLUMNS, strict=True)
+            ]
+            lines.append("  ".join(parts).rstrip())
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"SparsityTable({len(self)} layers)"
+
+    def plot(self, *, axes: Any = None) -> Any:
+        """Draws bytes and times, dense beside sparse, with matplotlib; returns the two axes.
+
+        Args:
+            axes: two axes to draw into, by default those of a new figure.
+
+        Raises:
+            ImportError: if matplotlib is not installed.
+        """
+        try:
+            import matplotlib.pyplot as plt
+        except ImportError as error:
+            raise ImportError(
+                "SparsityTable.plot: needs matplotlib, install it with: pip install matplotlib"
+            ) from error
+        if axes is None:
+            height = 1.2 + 0.4 * len(self)
+            _, axes = plt.subplots(1, 2, sharey=True, figsize=(9, height), layout="constrained")
+        panels = (("KiB", "bytes", 1 / 1024), ("microseconds a call", "seconds", 1e6))
+        for ax, (label, quantity, scale) in zip(axes, panels, strict=True):
+            for offset, form in (-0.2, "dense"), (0.2, "sparse"):
+                measured = [
+                    (place + offset, scale * value)
+                    for place, row in enumerate(self.rows)
+                    if (value := row[f"{form}_{quantity}"]) is not None
+                ]
+                places, values = zip(*measured, strict=True) if measured else ((), ())
+                ax.barh(places, values, height=0.4, label=form)
+            ax.set_xlabel(label)
+        labels = [row.path or "(model)" for row in self._reports]
+        axes[0].set_yticks(range(len(labels)), labels)
+        if not axes[0].yaxis_inverted():
+            axes[0].invert_yaxis()  # the first layer on top, as in the text
+        axes[1].legend()
+        return axes

@@ -1,0 +1,138 @@
+"""Which parameters are pruned, by name, and how their dimensions are read as a sparse matrix."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from flax import nnx
+
+
+@dataclass(frozen=True)
+class Target:
+    """Parameters by name, and how they are read as matrices with a row for each output unit.
+
+    A parameter is called by the keys that lead to it, joined by ``/``: ``encoder/0/kernel``. Its
+    dimensions are those of a Flax kernel, inputs first: ``(inputs..., outputs...)``. A row of the
+    sparse matrix is an output unit, that is a column of a kernel (in, out).
+
+    Args:
+        pattern: a name, or a pattern of names with ``*``, ``?`` and ``[...]`` as in a shell; ``*``
+            stands for any characters, ``/`` too. Parameters that have no more than ``output_dims``
+            dimensions, such as a bias, are never meant.
+        output_dims: how many of the last dimensions are outputs: 1 for a linear or convolution
+            kernel, 2 for the query, key and value kernels (in, heads, features) of
+            nnx.MultiHeadAttention.
+        gates: into how many equal blocks the outputs fall, as the kernel (in, gates * h) of a
+            recurrent cell.
+        only: prune these gates alone, the others stay dense; by default all.
+
+    Raises:
+        ValueError: if ``output_dims`` or ``gates`` is less than 1, or ``only`` does not hold
+            distinct gates.
+
+    >>> Target("*/dense_h/kernel", gates=4, only=(1,)).pattern
+    '*/dense_h/kernel'
+    """
+
+    pattern: str
+    output_dims: int = 1
+    gates: int = 1
+    only: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("output_dims", "gates"):
+            if operator.index(getattr(self, name)) < 1:
+                raise ValueError(f"Target: {name} must be >= 1, got {getattr(self, name)}")
+        if self.only is not None:
+            known = set(range(self.gates))
+            if not self.only or len(set(self.only)) != len(self.only) or set(self.only) - known:
+                raise ValueError(
+                    f"Target: only must hold distinct gates of 0 to {self.gates - 1}, "
+                    f"got {self.only}"
+                )
+
+    @property
+    def pruned_gates(self) -> tuple[int, ...]:
+        """The gates that are pruned."""
+        return tuple(range(self.gates)) if self.only is None else self.only
+
+    def matrices(self, x: jax.Array) -> jax.Array:
+        """A parameter as matrices (gates, output units of a gate, inputs)."""
+        outputs = math.prod(x.shape[-self.output_dims :])
+        inputs = math.prod(x.shape[: -self.output_dims])
+        return x.reshape(inputs, outputs).T.reshape(self.gates, outputs // self.gates, inputs)
+
+    def parameter(self, matrices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """The inverse of :meth:`matrices`."""
+        gates, outputs, inputs = matrices.shape
+        return matrices.reshape(gates * outputs, inputs).T.reshape(shape)
+
+
+Where = str | Target | Sequence[str | Target]
+
+
+def join(path: Iterable[Any]) -> str:
+    """The name of what a path of keys leads to."""
+    return "/".join(str(part) for part in path)
+
+
+def _part(key: Any) -> Any:
+    """What stands in a key of a pytree's path, whatever its type."""
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return getattr(key, attribute)
+    return key
+
+
+def names_of(params: Any) -> list[str]:
+    """The name of every leaf, in the order of ``jax.tree.leaves``.
+
+    The same whether the tree holds Flax variables, as an optimizer's ``init`` sees it, or their
+    values, as its ``update`` does.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(
+        params, is_leaf=lambda node: isinstance(node, nnx.Variable)
+    )
+    return [join(map(_part, path)) for path, leaf in leaves for _ in jax.tree.leaves(leaf)]
+
+
+def targets_of(operation: str, params: Any, where: Where) -> list[Target | None]:
+    """For every leaf the first target that means it, or None.
+
+    Raises:
+        ValueError: if a target means no parameter, or its gates don't divide the outputs of one.
+    """
+    given = [where] if isinstance(where, str | Target) else list(where)
+    targets = [Target(target) if isinstance(target, str) else target for target in given]
+    if not targets:
+        raise ValueError(f"{operation}: where must name a parameter, got {where!r}")
+    leaves, names = jax.tree.leaves(params), names_of(params)
+    used: set[Target] = set()
+    found: list[Target | None] = []
+    for name, leaf in zip(names, leaves, strict=True):
+        matching = [
+            target
+            for target in targets
+            if leaf.ndim > target.output_dims and fnmatch.fnmatchcase(name, target.pattern)
+        ]
+        used.update(matching)
+        found.append(matching[0] if matching else None)
+        outputs = math.prod(leaf.shape[-matching[0].output_dims :]) if matching else 0
+        if matching and outputs % matching[0].gates:
+            raise ValueError(
+                f"{operation}: the outputs of {name} must be a multiple of "
+                f"{matching[0].gates} gates, got {outputs}"
+            )
+    for target in targets:
+        if target not in used:
+            raise ValueError(
+                f"{operation}: where must name parameters of more than {target.output_dims} "
+                f"dimensions, got {target.pattern!r}, which matches none of {', '.join(names)}"
+            )
+    return found

@@ -1,0 +1,295 @@
+"""Masks against an oracle in plain Python: scores, scopes, structures, targets, packing."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("flax.nnx")
+optax = pytest.importorskip("optax")
+hypothesis = pytest.importorskip("hypothesis")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from jaxsparse.nn import SparseLinear  # noqa: E402
+from jaxsparse.pruning import (  # noqa: E402
+    Target,
+    apply_masks,
+    make_masks,
+    pack_masks,
+    unpack_masks,
+)
+
+nnx = pytest.importorskip("flax.nnx")
+
+
+# ---- The oracle ----
+
+
+def kept(size, density):
+    sparsity = np.float32(1) - np.float32(density)
+    return max(size - int(np.rint(sparsity * np.float32(size))), min(size, 1))
+
+
+def best_first(scores):
+    """Places of a flat list: NaN first, then by falling score, of equal ones the earlier."""
+    return sorted(
+        range(len(scores)),
+        key=lambda i: (0, 0.0, i) if math.isnan(scores[i]) else (1, -scores[i], i),
+    )
+
+
+def oracle(scores, density, gates=1, only=None, scope="layer", structure="unstructured"):
+    """Masks of several (inputs, outputs) score arrays."""
+    only = range(gates) if only is None else only
+    groups = []  # lists of (parameter, output, [(input, score)...]) rows
+    for index, array in enumerate(scores):
+        height = array.shape[1] // gates
+        by_gate = [
+            [(index, out) for out in range(gate * height, (gate + 1) * height)] for gate in only
+        ]
+        groups += by_gate if scope == "gate" else [[row for rows in by_gate for row in rows]]
+    sizes = [sum(scores[i].shape[0] for i, _ in rows) for rows in groups]
+    flat = [[float(x) for i, out in rows for x in scores[i][:, out]] for rows in groups]
+    if scope == "model":
+        everything = [(g, x) for g, xs in enumerate(flat) for x in xs]
+        order = best_first([x for _, x in everything])[: kept(sum(sizes), density)]
+        budgets = [sum(everything[place][0] == g for place in order) for g in range(len(groups))]
+    else:
+        budgets = [kept(size, density) for size in sizes]
+    masks = [np.ones(array.shape, bool) for array in scores]
+    for rows, budget, values in zip(groups, budgets, flat, strict=True):
+        if not values:
+            continue
+        length = len(values) // len(rows)
+        chosen = np.zeros(len(values), bool)
+        chosen[best_first(values)[:budget]] = True
+        chosen = chosen.reshape(len(rows), length)
+        per_row = {
+            "unstructured": None,
+            "row_balanced": max(math.floor(budget / len(rows) + 0.5), 1),
+            "refilled": chosen.sum(1).max(),
+        }[structure]
+        for place, (index, out) in enumerate(rows):
+            row = chosen[place]
+            if per_row is not None:
+                row = np.zeros(length, bool)
+                row[best_first([float(x) for x in scores[index][:, out]])[:per_row]] = True
+            masks[index][:, out] = row
+    return masks
+
+
+def by_score(weight, gradient, key):
+    return weight
+
+
+SCOPES = pytest.mark.parametrize("scope", ["gate", "layer", "model"])
+STRUCTURES = pytest.mark.parametrize("structure", ["unstructured", "row_balanced", "refilled"])
+
+
+# ---- Masks ----
+
+
+@st.composite
+def problems(draw):
+    gates = draw(st.integers(1, 3))
+    only = draw(st.none() | st.sets(st.integers(0, gates - 1), min_size=1).map(sorted))
+    # Few different scores, so that most are tied; zeros of both signs, infinities and NaN.
+    score = st.sampled_from([0.0, -0.0, 1.0, 2.0, 3.5, math.inf, math.nan])
+    arrays = []
+    for _ in range(draw(st.integers(1, 3))):
+        inputs, outputs = draw(st.integers(0, 6)), gates * draw(st.integers(0, 4))
+        values = draw(st.lists(score, min_size=inputs * outputs, max_size=inputs * outputs))
+        arrays.append(np.array(values, np.float32).reshape(inputs, outputs))
+    density = draw(st.floats(0.001, 1.0))
+    return arrays, density, gates, only
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    problems(),
+    st.sampled_from(["gate", "layer", "model"]),
+    st.sampled_from(["unstructured", "row_balanced", "refilled"]),
+)
+def test_masks_are_those_of_the_oracle(problem, scope, structure):
+    arrays, density, gates, only = problem
+    target = Target("*", gates=gates, only=None if only is None else tuple(only))
+    options = {"scope": scope, "structure": structure}
+    masks = make_masks([jnp.asarray(a) for a in arrays], density, target, score=by_score, **options)
+    expected = oracle(arrays, density, gates, only, **options)
+    for mask, array in zip(masks, expected, strict=True):
+        assert mask.dtype == bool
+        np.testing.assert_array_equal(mask, array)
+
+
+@pytest.mark.smoke
+@SCOPES
+@STRUCTURES
+@pytest.mark.parametrize("score", ["magnitude", "magnitude_gradient"])
+def test_scores_of_floats(score, structure, scope):
+    rng = np.random.default_rng(0)
+    weights, gradients = (
+        {name: rng.standard_normal((17, 12)).astype(np.float32) for name in "ab"} for _ in range(2)
+    )
+    scores = [
+        np.abs(weights[k] * gradients[k]) if score == "magnitude_gradient" else np.abs(weights[k])
+        for k in "ab"
+    ]
+    options = {"scope": scope, "structure": structure}
+    expected = oracle(scores, 0.3, gates=4, **options)
+    for function in make_masks, jax.jit(make_masks, static_argnums=2, static_argnames=OPTIONS):
+        masks = function(
+            weights, 0.3, Target("?", gates=4), gradients=gradients, score=score, **options
+        )
+        np.testing.assert_array_equal(masks["a"], expected[0])
+        np.testing.assert_array_equal(masks["b"], expected[1])
+
+
+OPTIONS = ("score", "scope", "structure")
+
+
+@STRUCTURES
+@SCOPES
+def test_density_1_keeps_all_and_a_tiny_one_something(structure, scope):
+    params = {"a": jnp.zeros((5, 4)), "row": jnp.ones((1, 3)), "column": jnp.ones((3, 1))}
+    masks = make_masks(params, 1.0, structure=structure, scope=scope)
+    assert all(mask.all() for mask in masks.values())
+    masks = make_masks(params, 1e-9, structure=structure, scope=scope)
+    assert any(mask.any() for mask in masks.values())
+    if scope != "model":
+        assert all(mask.any() for mask in masks.values())
+
+
+def test_density_1_keeps_all_of_more_weights_than_float32_counts():
+    # 2**24 + 1 is the first integer that float32 does not hold.
+    from jaxsparse.pruning import structures
+
+    assert int(structures._kept(2**24 + 1, 1.0)) == 2**24 + 1
+
+
+def test_balanced_rows_are_equally_long():
+    weight = np.random.default_rng(0).standard_normal((40, 30)) ** 5
+    balanced = make_masks([weight], 0.1, structure="row_balanced")[0]
+    assert balanced.sum(0).tolist() == [4] * 30
+    free = make_masks([weight], 0.1)[0]
+    filled = make_masks([weight], 0.1, structure="refilled")[0]
+    assert free.sum() == 120 and free.sum(0).max() > 4
+    assert filled.sum(0).tolist() == [free.sum(0).max()] * 30
+    assert (filled | ~free).all()  # nothing that was kept is lost
+
+
+def test_the_pattern_is_that_of_a_sparse_layer():
+    dense = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
+    mask = make_masks([dense.kernel[...]], 0.25)[0]
+    layer = SparseLinear.from_dense(dense, sparsity=0.75)
+    np.testing.assert_array_equal(mask.T, layer.weight.todense() != 0)
+
+
+def test_random_scores_follow_the_key_and_the_parameter():
+    params = {"a": jnp.ones((20, 20)), "b": jnp.ones((20, 20))}
+    first, again, other = (
+        make_masks(params, 0.5, score="random", key=jax.random.key(seed)) for seed in (1, 1, 2)
+    )
+    assert (first["a"] == again["a"]).all()
+    assert (first["a"] != other["a"]).any() and (first["a"] != first["b"]).any()
+    assert first["a"].sum() == 200
+
+
+def test_output_dimensions_of_attention_and_convolution():
+    rng = np.random.default_rng(0)
+    query, conv = rng.standard_normal((8, 2, 3)), rng.standard_normal((3, 3, 4, 5))
+    masks = make_masks(
+        {"query": query, "conv": conv},
+        0.25,
+        [Target("query", output_dims=2), "conv"],
+        structure="row_balanced",
+    )
+    assert masks["query"].sum(0).tolist() == [[2] * 3] * 2
+    assert masks["conv"].sum((0, 1, 2)).tolist() == [9] * 5
+    expected = oracle([np.abs(query).reshape(8, 6)], 0.25, structure="row_balanced")[0]
+    np.testing.assert_array_equal(masks["query"].reshape(8, 6), expected)
+
+
+def test_only_what_is_named_has_a_mask():
+    params = {"a": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}, "b": {"kernel": jnp.ones(3)}}
+    masks = make_masks(params, 0.5, "a/*")
+    assert masks["a"]["kernel"].shape == (2, 2)
+    assert masks["a"]["bias"] == masks["b"]["kernel"] == optax.MaskedNode()
+    applied = apply_masks(params, masks)
+    assert applied["a"]["kernel"].sum() == 2 and applied["a"]["bias"] is params["a"]["bias"]
+
+
+def test_the_first_of_two_targets_counts():
+    weight = jnp.arange(1.0, 9).reshape(2, 4)
+    masks = make_masks([weight], 0.5, [Target("0", gates=2, only=(0,)), "*"])
+    assert masks[0].tolist() == [[False, False, True, True], [True, True, True, True]]
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"density": 0.0}, r"density must be in \(0, 1\], got 0.0"),
+        ({"density": 1.5}, r"density must be in \(0, 1\], got 1.5"),
+        ({"density": math.nan}, r"density must be in \(0, 1\], got nan"),
+        ({"where": "kernle"}, "'kernle', which matches none of bias, kernel"),
+        ({"where": "bias"}, "more than 1 dimensions, got 'bias'"),
+        ({"where": ["kernel", "nothing"]}, "'nothing', which matches none"),
+        ({"where": []}, "where must name a parameter"),
+        ({"where": Target("kernel", gates=3)}, "multiple of 3 gates, got 4"),
+        ({"score": "size"}, "one of magnitude, magnitude_gradient, random, got 'size'"),
+        ({"scope": "world"}, "scope must be one of gate, layer, model, got 'world'"),
+        ({"structure": "2:4"}, "structure must be one of unstructured, row_balanced, refilled"),
+        ({"score": "magnitude_gradient"}, "needs gradients, got None"),
+        ({"gradients": [1]}, "the 2 leaves of params, got 1"),
+        ({"score": lambda w, g, k: w.sum(0)}, r"shape of the weight, \(3, 4\), got float32 \(4,\)"),
+        ({"score": lambda w, g, k: w > 0}, r"must be floating .* got bool"),
+    ],
+)
+def test_errors(change, message):
+    params = {"kernel": jnp.ones((3, 4)), "bias": jnp.ones(4)}
+    with pytest.raises(ValueError, match=message):
+        make_masks(**{"params": params, "density": 0.5, **change})
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"gates": 0}, "gates must be >= 1, got 0"),
+        ({"output_dims": 0}, "output_dims must be >= 1, got 0"),
+        ({"gates": 2, "only": (2,)}, r"distinct gates of 0 to 1, got \(2,\)"),
+        ({"gates": 2, "only": (1, 1)}, "distinct gates"),
+        ({"only": ()}, "distinct gates"),
+    ],
+)
+def test_errors_of_targets(change, message):
+    with pytest.raises(ValueError, match=message):
+        Target("*", **change)
+
+
+# ---- Packing ----
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 11), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
+def test_packing_and_back(shape, seed):
+    tree = {"mask": np.random.default_rng(seed).random(shape) < 0.5, "x": np.ones(3), "flag": True}
+    tree = jax.tree.map(jnp.asarray, tree)
+    packed = pack_masks(tree)
+    assert packed["mask"].dtype == jnp.uint8
+    np.testing.assert_array_equal(packed["mask"], np.packbits(tree["mask"], axis=-1))
+    assert packed["x"] is tree["x"] and packed["flag"] is tree["flag"]
+    like = jax.eval_shape(lambda: tree)
+    restored = unpack_masks(packed, like)
+    assert restored["mask"].dtype == bool
+    np.testing.assert_array_equal(restored["mask"], tree["mask"])
+
+
+@pytest.mark.parametrize("bits", [jnp.zeros((3, 1), jnp.uint8), jnp.zeros((3, 2), jnp.int32)])
+def test_unpacking_something_else(bits):
+    with pytest.raises(ValueError, match=r"mask of shape \(3, 9\) .* uint8 \(3, 2\), got"):
+        unpack_masks(bits, jnp.ones((3, 9), bool))

@@ -1,0 +1,526 @@
+"""Models with sparse layers: numbers, gradients, the table, what stays dense, and back."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+nnx = pytest.importorskip("flax.nnx")
+optax = pytest.importorskip("optax")
+
+from jaxsparse.bench import timing  # noqa: E402
+from jaxsparse.nn import RNN, Bidirectional, GRUCell, LSTMCell, SparseLinear  # noqa: E402
+from jaxsparse.pruning import (  # noqa: E402
+    KINDS,
+    SparseLinearGeneral,
+    apply_masks,
+    densify,
+    make_masks,
+    one_shot,
+    prune,
+    sparsify,
+)
+
+
+class Model(nnx.Module):
+    """Layers in a list, in a dict, shared, within attention, and some that can't be sparse."""
+
+    def __init__(self, rngs):
+        self.blocks = nnx.List([nnx.Linear(16, 16, rngs=rngs), nnx.Linear(16, 16, rngs=rngs)])
+        self.by_name = nnx.Dict({"wide": nnx.Linear(16, 32, use_bias=False, rngs=rngs)})
+        self.again = self.blocks[0]
+        self.attention = nnx.MultiHeadAttention(2, 32, decode=False, rngs=rngs)
+        self.conv = nnx.Conv(32, 16, 3, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.unused = nnx.Linear(4, 4, rngs=rngs)
+        self.out = nnx.Linear(16, 3, rngs=rngs)
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = jnp.tanh(block(x))
+        x = self.again(x) + x
+        x = self.attention(self.by_name["wide"](x))
+        return self.out(self.dropout(jax.nn.relu(self.conv(x)), deterministic=True))
+
+
+X = jax.random.normal(jax.random.key(0), (2, 5, 16))
+SPARSE = {
+    "again": "Linear",  # of its two names, the first
+    "blocks/1": "Linear",
+    "by_name/wide": "Linear",
+    "attention/query": "LinearGeneral",
+    "attention/key": "LinearGeneral",
+    "attention/value": "LinearGeneral",
+    "attention/out": "LinearGeneral",
+}
+
+
+def pruned(model, density=0.25, where="*kernel", **options):
+    params = nnx.as_pure(nnx.state(model, nnx.Param))
+    nnx.update(model, apply_masks(params, make_masks(params, density, where, **options)))
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Pruned but for its last layer."""
+    model = Model(nnx.Rngs(0))
+    out = model.out.kernel[...]
+    pruned(model)
+    model.out.kernel[...] = out
+    return model
+
+
+def sparse_of(model, **options):
+    return sparsify(model, X, **{"faster_only": False, "seconds": 1e-3, **options})
+
+
+def data(x):
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+@pytest.fixture(scope="module")
+def converted(model):
+    return sparse_of(model)
+
+
+@pytest.mark.smoke
+def test_results_and_gradients_are_those_of_the_dense_model(model, converted):
+    sparse, _ = converted
+    np.testing.assert_allclose(sparse(X), model(X), rtol=1e-5, atol=1e-6)
+
+    def loss(model, x):
+        return jnp.sum(jnp.sin(model(x)))
+
+    gradients, of_x = nnx.grad(loss, argnums=(0, 1))(sparse, X)
+    expected, of_x_expected = nnx.grad(loss, argnums=(0, 1))(model, X)
+    np.testing.assert_allclose(of_x, of_x_expected, rtol=1e-4, atol=1e-5)
+    for name, columns in ("blocks", 16), ("attention", 32):
+        if name == "blocks":
+            kernel, slope = model.blocks[1].kernel[...], expected["blocks"][1]["kernel"]
+            values = gradients["blocks"][1]["values"][...]
+        else:
+            kernel, slope = model.attention.query.kernel[...], expected[name]["query"]["kernel"]
+            values = gradients[name]["query"]["linear"]["values"][...]
+        kernel, slope = (np.asarray(x[...]).reshape(-1, columns).T for x in (kernel, slope))
+        np.testing.assert_allclose(values, slope[kernel != 0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        gradients["out"]["bias"][...], expected["out"]["bias"][...], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_the_table(model, converted):
+    sparse, table = converted
+    rows = {row["path"]: row for row in table.rows}
+    assert {path: row["layer"] for path, row in rows.items() if not row["kept_dense"]} == SPARSE
+    assert rows["out"]["kept_dense"] == "it is not pruned" and rows["out"]["density"] == 1
+    assert rows["unused"]["kept_dense"] == "example_inputs don't reach it"
+    assert rows["unused"]["dense_seconds"] is None
+    assert len(table) == len(rows) == 9
+
+    query = rows["attention/query"]
+    kernel = np.asarray(model.attention.query.kernel[...]).reshape(32, 32).T
+    lengths = np.count_nonzero(kernel, axis=1)
+    assert query["shapes"] == ((32, 32),) and query["density"] == 0.25
+    assert query["imbalance"] == pytest.approx(lengths.max() / lengths.mean())
+    assert query["dense_bytes"] == 4 * (32 * 32 + 32)
+    leaves = jax.tree.leaves(nnx.state(sparse.attention.query))
+    assert query["sparse_bytes"] == sum(x.nbytes for x in leaves) > 4 * 256
+    assert all(rows[path][f"{form}_seconds"] > 0 for path in SPARSE for form in ("dense", "sparse"))
+    assert rows["by_name/wide"]["shapes"] == ((32, 16),)
+
+    text = str(table).splitlines()
+    assert len(text) == 10 and text[0].split()[:4] == ["path", "layer", "shape", "density"]
+    line = next(line for line in text if line.startswith("out "))
+    assert line.endswith("dense: it is not pruned")
+    assert next(line for line in text if line.startswith("blocks/1")).endswith("  sparse")
+
+
+def test_balanced_rows_show_in_the_table():
+    model = pruned(nnx.Linear(16, 8, rngs=nnx.Rngs(0)), structure="row_balanced")
+    sparse, table = sparse_of(model)
+    assert type(sparse) is SparseLinear
+    assert table.rows[0]["imbalance"] == 1 and table.rows[0]["path"] == ""
+    assert "(model)" in str(table)
+
+
+def test_plot(converted):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    _, table = converted
+    left, right = table.plot()
+    assert [len(bars) for bars in left.containers] == [9, 7]  # unmeasured ones have no bar
+    assert [len(bars) for bars in right.containers] == [8, 7]
+    widths = [bar.get_width() for bar in left.containers[0]]
+    assert widths == pytest.approx([row["dense_bytes"] / 1024 for row in table.rows])
+    labels = [label.get_text() for label in left.get_yticklabels()]
+    assert labels == [row["path"] for row in table.rows]
+    assert table.plot(axes=(left, right))[0] is left
+    plt.close("all")
+
+
+def test_the_model_is_left_as_it_is_and_shares_nothing(model):
+    before = [np.array(data(x)) for x in jax.tree.leaves(nnx.state(model))]
+    sparse, _ = sparse_of(model)
+    assert type(model.blocks[0]) is nnx.Linear and type(sparse.blocks[0]) is SparseLinear
+    assert sparse.again is sparse.blocks[0]
+    for leaf in jax.tree.leaves(nnx.state(sparse)):
+        leaf.delete()
+    after = [data(x) for x in jax.tree.leaves(nnx.state(model))]
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+    assert "sparsify_path" not in vars(model.blocks[0])
+
+
+def test_densify_goes_back(model, converted):
+    dense = densify(converted[0])
+    expected = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model)))
+    restored = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(dense)))
+    assert [path for path, _ in restored] == [path for path, _ in expected]
+    for (_, a), (_, b) in zip(restored, expected, strict=True):
+        np.testing.assert_array_equal(data(a), data(b))
+    np.testing.assert_array_equal(dense(X), model(X))
+    assert dense.again is dense.blocks[0]
+
+
+def test_densify_some(model, converted):
+    sparse, _ = converted
+    partly = densify(sparse, where="attention/*")
+    assert type(partly.attention.query) is nnx.LinearGeneral
+    assert type(partly.blocks[0]) is SparseLinear
+    np.testing.assert_allclose(partly(X), model(X), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
+def test_options_of_layers_survive(dtype):
+    rngs = nnx.Rngs(0)
+    options = {"dtype": dtype, "param_dtype": jnp.bfloat16, "precision": jax.lax.Precision.HIGHEST}
+    model = nnx.Sequential(
+        nnx.Linear(16, 8, use_bias=False, preferred_element_type=jnp.float32, **options, rngs=rngs),
+        nnx.LinearGeneral((2, 4), (3, 5), axis=(-2, -1), **options, rngs=rngs),
+    )
+    pruned(model.layers[0])
+    pruned(model.layers[1])
+    model = nnx.Sequential(model.layers[0], lambda x: x.reshape(-1, 2, 4), model.layers[1])
+    x = jax.random.normal(jax.random.key(0), (7, 16))
+    sparse, _ = sparsify(model, x, faster_only=False, seconds=1e-3)
+    back = densify(sparse)
+    assert sparse(x).dtype == model(x).dtype and sparse(x).shape == (7, 3, 5)
+    np.testing.assert_array_equal(back(x), model(x))
+    first = sparse.layers[0]
+    assert (first.param_dtype, first.use_bias, first.dtype) == (jnp.bfloat16, False, dtype)
+    assert back.layers[0].preferred_element_type == jnp.float32
+
+
+@pytest.mark.parametrize("axis", [(-1,), (1,), (0, 2), (2, 1)])
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_sparse_linear_general_is_the_dense_one(axis, use_bias):
+    x = jax.random.normal(jax.random.key(0), (3, 4, 5))
+    features = tuple(x.shape[a] for a in sorted(a % 3 for a in axis))
+    dense = nnx.LinearGeneral(features, (2, 3), axis=axis, use_bias=use_bias, rngs=nnx.Rngs(0))
+    dense.kernel[...] = jnp.where(jnp.abs(dense.kernel[...]) > 0.3, dense.kernel[...], 0)
+    if use_bias:
+        dense.bias[...] = jnp.arange(6.0).reshape(2, 3)
+    layer = SparseLinearGeneral.from_dense(dense)
+    assert layer(x).shape == dense(x).shape
+    np.testing.assert_allclose(layer(x), dense(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(densify(layer)(x), dense(x))
+
+
+# ---- What is measured, and on what ----
+
+
+def test_layers_are_timed_on_what_reaches_them(monkeypatch, model):
+    """A stopwatch of ours: it sees every program's operands, and says what is slower."""
+    seen = []
+
+    def measure(program, **_):
+        out = program.function(*program.operands())
+        arrays = jax.tree.leaves(program.operands()[1])
+        seen.append(([np.asarray(x) for x in arrays], np.asarray(out)))
+        slow = program.bytes_read > 4000  # a density of 0.25 takes more bytes than dense here
+        us = 3.0 if slow else 1.0
+        return timing.Timing(us, (us, us), (us, us), us, None, "wall", 1, 1)
+
+    monkeypatch.setattr(timing, "measure", measure)
+    sparse, table = sparsify(model, X)
+    first, second = model.blocks[0], model.blocks[1]
+    order = [row["path"] for row in table.rows if row["dense_seconds"]]
+    (inputs,), out = seen[2 * order.index("attention/key")]  # each is seen dense, then sparse
+    wide = jnp.tanh(second(jnp.tanh(first(X))))
+    wide = model.by_name["wide"](first(wide) + wide)
+    np.testing.assert_allclose(inputs, wide, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(out, model.attention.key(wide), rtol=1e-5, atol=1e-6)
+    rows = {row["path"]: row for row in table.rows}
+    # Called twice, on arrays of one shape: measured once, counted twice.
+    assert rows["again"]["dense_seconds"] == pytest.approx(2e-6)
+    assert rows["blocks/1"]["dense_seconds"] == pytest.approx(1e-6)
+    slower = [p for p, row in rows.items() if row["kept_dense"] == "it would be slower"]
+    faster = [p for p in SPARSE if p not in slower]
+    for path in SPARSE:
+        row = rows[path]
+        assert (row["sparse_seconds"] < row["dense_seconds"]) == (path in faster)
+    assert "again" in slower and type(sparse.blocks[0]) is nnx.Linear
+
+
+class Jitted(nnx.Module):
+    def __init__(self, rngs):
+        self.layer = nnx.Linear(8, 8, rngs=rngs)
+
+    def __call__(self, x, flag=True):
+        if not flag:
+            return x
+        x = nnx.jit(lambda layer, x: jnp.tanh(layer(x)))(self.layer, x)
+        graphdef, state = nnx.split(self.layer)
+
+        def step(x, _):
+            return jnp.tanh(nnx.merge(graphdef, state)(x)), None
+
+        return jax.lax.scan(step, x, None, length=3)[0]
+
+
+def test_layers_within_jit_and_scan_are_seen():
+    model = pruned(Jitted(nnx.Rngs(0)))
+    x = jnp.ones((2, 8))
+    sparse, table = sparsify(model, (x, True), faster_only=False, seconds=1e-3)
+    assert table.rows[0]["kept_dense"] is None and type(sparse.layer) is SparseLinear
+    np.testing.assert_allclose(sparse(x), model(x), rtol=1e-5, atol=1e-6)
+    _, table = sparsify(model, (x, False), faster_only=False, seconds=1e-3)
+    assert table.rows[0]["kept_dense"] == "example_inputs don't reach it"
+
+
+class Counting(nnx.Module):
+    def __init__(self, rngs):
+        self.layer = nnx.Linear(4, 4, rngs=rngs)
+        self.calls = nnx.Variable(jnp.array(0))
+
+    def __call__(self, x):
+        self.calls[...] += 1
+        return self.layer(x)
+
+
+def test_the_state_of_the_model_does_not_move():
+    model = pruned(Counting(nnx.Rngs(0)))
+    sparse, _ = sparsify(model, jnp.ones((2, 4)), faster_only=False, seconds=1e-3)
+    assert model.calls[...] == 0 and sparse.calls[...] == 0
+
+
+# ---- Recurrent layers ----
+
+
+def test_recurrent_layers(monkeypatch):
+    packed = []
+    monkeypatch.setattr(
+        "jaxsparse.pruning.recurrent_layers.pack",
+        lambda layer, batch: packed.append((type(layer).__name__, batch)),
+    )
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(
+        RNN(LSTMCell(16, 8, rngs=rngs)),
+        Bidirectional(RNN(GRUCell(8, 6, rngs=rngs)), RNN(GRUCell(8, 6, rngs=rngs))),
+        RNN(LSTMCell(12, 4, rngs=rngs)),
+    )
+    pruned(model, where=["layers/0/cell/dense_h/kernel", "layers/1/*kernel"])
+    x = jax.random.normal(jax.random.key(0), (3, 5, 16))
+    sparse, table = sparsify(model, x, faster_only=False, seconds=1e-3)
+    kept = {row["path"]: row["kept_dense"] for row in table.rows}
+    assert kept == {"layers/0": None, "layers/1": None, "layers/2": "it is not pruned"}
+    assert packed == [("RNN", 3), ("Bidirectional", 3)]
+    assert table.rows[0]["shapes"] == ((32, 16), (32, 8)) and len(table.rows[1]["shapes"]) == 4
+    assert type(sparse.layers[0].cell.dense_h) is SparseLinear
+    assert type(sparse.layers[0].cell.dense_i) is nnx.Linear  # it has no zeros
+    assert type(sparse.layers[1].backward_rnn.cell.dense_i) is SparseLinear
+    np.testing.assert_allclose(sparse(x), model(x), rtol=1e-5, atol=1e-6)
+    dense = densify(sparse)
+    assert type(dense.layers[1].backward_rnn.cell.dense_i) is nnx.Linear
+    np.testing.assert_array_equal(dense(x), model(x))
+    assert type(model.layers[0].cell.dense_h) is nnx.Linear
+
+    _, table = sparsify(sparse, x, faster_only=False, seconds=1e-3)
+    assert table.rows[1]["kept_dense"] == "its cells have no dense matrices"
+
+
+@pytest.mark.parametrize("time_major", [True, False])
+def test_recurrent_layers_are_laid_out_for_the_batch_of_the_call(monkeypatch, time_major):
+    seen = []
+    monkeypatch.setattr(
+        "jaxsparse.pruning.recurrent_layers.pack", lambda _, batch: seen.append(batch)
+    )
+    layer = pruned(RNN(GRUCell(4, 8, rngs=nnx.Rngs(0)), time_major=time_major))
+    shape = (7, 2, 3, 4) if time_major else (2, 3, 7, 4)
+    sparsify(layer, jnp.ones(shape), faster_only=False, seconds=1e-3)
+    assert seen == [6]
+
+
+def test_weights_that_do_not_fit_the_chip_take_the_plain_path(monkeypatch):
+    def pack(layer, batch):
+        raise ValueError("too large")
+
+    monkeypatch.setattr("jaxsparse.pruning.recurrent_layers.pack", pack)
+    layer = pruned(RNN(GRUCell(4, 8, rngs=nnx.Rngs(0))))
+    sparse, table = sparsify(layer, jnp.ones((2, 3, 4)), faster_only=False, seconds=1e-3)
+    assert table.rows[0]["kept_dense"] is None and type(sparse.cell.dense_h) is SparseLinear
+
+
+# ---- What stays dense ----
+
+
+def test_kept_dense_by_name(model):
+    sparse, table = sparse_of(model, keep_dense=["blocks/*", "attention/out"])
+    asked = {row["path"] for row in table.rows if row["kept_dense"] == "asked for"}
+    assert asked == {"again", "blocks/1", "attention/out"}
+    assert type(sparse.blocks[1]) is nnx.Linear
+    assert type(sparse.attention.query) is SparseLinearGeneral
+
+
+def test_where(model):
+    sparse, table = sparse_of(model, where=["blocks/1", "attention/?e*"])
+    assert [row["path"] for row in table.rows] == ["attention/key", "blocks/1"]
+    assert type(sparse.blocks[0]) is nnx.Linear and type(sparse.blocks[1]) is SparseLinear
+
+
+def test_obstacles():
+    @nnx.vmap(in_axes=0)
+    def stack(rngs):
+        return nnx.Linear(4, 4, rngs=rngs)
+
+    def dot(*args, **kwargs):
+        return jax.lax.dot_general(*args, **kwargs)
+
+    class Special(nnx.Linear):
+        pass
+
+    rngs = nnx.Rngs(0)
+    cases = {
+        "a stack of shape (3, 4, 4)": stack(nnx.Rngs(0).split(3)),
+        "a dot_general of its own": nnx.Linear(4, 4, dot_general=dot, rngs=rngs),
+        "dot_general of its own, which": nnx.LinearGeneral(4, 4, dot_general=dot, rngs=rngs),
+        "its kernel is a stack": nnx.LinearGeneral(4, 4, batch_axis={0: 2}, rngs=rngs),
+    }
+    for reason, layer in cases.items():
+        layer.kernel[...] = layer.kernel[...].at[0].set(0)
+        x = jnp.ones((2, 4))
+        sparse, table = sparsify(Unused(layer), x, faster_only=False, seconds=1e-3)
+        assert reason in table.rows[0]["kept_dense"], reason
+        assert table.rows[0]["density"] is None and type(sparse.layer) is type(layer)
+    special = Special(4, 4, rngs=rngs)
+    _, table = sparsify(nnx.Sequential(special, nnx.Linear(4, 4, rngs=rngs)), x, seconds=1e-3)
+    assert [row["path"] for row in table.rows] == ["layers/1"]
+
+
+class Unused(nnx.Module):
+    def __init__(self, layer):
+        self.layer = layer
+
+    def __call__(self, x):
+        return x
+
+
+ZEROS = {"kernel_init": nnx.initializers.zeros, "rngs": nnx.Rngs(0)}
+
+
+def test_layers_without_weights():
+    model = nnx.Sequential(*(nnx.Linear(*sizes, **ZEROS) for sizes in ((4, 0), (0, 3))))
+    sparse, table = sparsify(model, jnp.ones((2, 4)), faster_only=False, seconds=1e-3)
+    assert [row["kept_dense"] for row in table.rows] == ["it is not pruned"] * 2
+    assert table.rows[0]["density"] is None
+    np.testing.assert_array_equal(sparse(jnp.ones((2, 4))), model(jnp.ones((2, 4))))
+
+
+def test_a_layer_of_zeros():
+    model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+    model.kernel[...] = jnp.zeros((4, 3))
+    sparse, table = sparsify(model, jnp.ones((2, 4)), faster_only=False, seconds=1e-3)
+    assert table.rows[0]["density"] == 0 and table.rows[0]["imbalance"] == 1
+    assert sparse.weight.nse == 0
+    np.testing.assert_array_equal(sparse(jnp.ones((2, 4))), model(jnp.ones((2, 4))))
+
+
+def test_a_kind_of_ones_own(model):
+    class Special(nnx.Linear):
+        pass
+
+    layer = pruned(Special(16, 4, rngs=nnx.Rngs(0)))
+    kinds = {**KINDS, Special: KINDS[nnx.Linear]}
+    sparse, table = sparsify(layer, X, faster_only=False, seconds=1e-3, kinds=kinds)
+    assert type(sparse) is SparseLinear and table.rows[0]["layer"] == "Special"
+
+
+# ---- From training to a sparse model ----
+
+
+def test_prune_then_sparsify_then_train_on():
+    model = nnx.Sequential(nnx.Linear(16, 32, rngs=nnx.Rngs(0)), nnx.relu)
+    tx = prune(optax.adam(1e-2), one_shot(0.1, step=2), structure="row_balanced")
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+    def loss(model):
+        return jnp.mean((model(X) - 1) ** 2)
+
+    @nnx.jit
+    def step(model, optimizer):
+        value, gradients = nnx.value_and_grad(loss)(model)
+        optimizer.update(model, gradients)
+        return value
+
+    for _ in range(4):
+        step(model, optimizer)
+    sparse, table = sparse_of(model)
+    assert table.rows[0]["imbalance"] == 1 and sparse.layers[0].weight.nse == 2 * 32
+    np.testing.assert_allclose(loss(sparse), loss(model), rtol=1e-5)
+    tuned = nnx.Optimizer(sparse, optax.adam(1e-2), wrt=nnx.Param)
+    losses = [step(sparse, tuned) for _ in range(5)]
+    assert losses[-1] < losses[0]
+
+
+# ---- Errors ----
+
+
+@pytest.mark.parametrize(
+    "error, options, message",
+    [
+        (
+            ValueError,
+            {"where": "block/0"},
+            "where must name layers .* got 'block/0', which matches",
+        ),
+        (ValueError, {"where": ["out", "x"]}, "got 'x', which matches none"),
+        (ValueError, {"keep_dense": "x"}, "keep_dense must name layers of the model, got 'x'"),
+        (
+            TypeError,
+            {"where": "conv"},
+            "type Linear, LinearGeneral, RNN, .* 'conv', which matches Conv",
+        ),
+        (TypeError, {"keep_dense": "dropout"}, "got 'dropout', which matches Dropout"),
+    ],
+)
+def test_errors(model, error, options, message):
+    with pytest.raises(error, match=message):
+        sparsify(model, X, **options)
+
+
+def test_errors_of_densify(model):
+    with pytest.raises(TypeError, match=r"densify: where must name layers of type SparseLinear, "):
+        densify(model, where="out")
+    with pytest.raises(ValueError, match="densify: where must name layers of the model, got 'x'"):
+        densify(model, where="x")
+    fused = SparseLinear(4, 4, sparsity=0.5, activation="relu", rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="made with activation='relu'"):
+        densify(fused)
+
+
+def test_errors_of_sparse_linear_general():
+    linear = SparseLinear(4, 6, sparsity=0.5, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="must map 4 features to 4, got 4 and 6"):
+        SparseLinearGeneral(linear, (4,), (2, 2))
+    with pytest.raises(ValueError, match=r"for each of in_features \(2, 2\), got \(-1,\)"):
+        SparseLinearGeneral(linear, (2, 2), (6,))
+    with pytest.raises(ValueError, match="out_sharding must be left out, got 1"):
+        SparseLinearGeneral(linear, (4,), (6,))(jnp.ones((1, 4)), out_sharding=1)
+    with pytest.raises(TypeError, match=r"must be an nnx.LinearGeneral, got Linear"):
+        SparseLinearGeneral.from_dense(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=r"from_dense: its kernel is a stack"):
+        SparseLinearGeneral.from_dense(nnx.LinearGeneral(4, 4, batch_axis={0: 2}, rngs=nnx.Rngs(0)))

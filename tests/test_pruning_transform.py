@@ -1,0 +1,485 @@
+"""The transformation: exact masks, a live master copy, optax and Flax around it, checkpoints."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+nnx = pytest.importorskip("flax.nnx")
+optax = pytest.importorskip("optax")
+ocp = pytest.importorskip("orbax.checkpoint")
+
+from jaxsparse.pruning import (  # noqa: E402
+    PruneState,
+    PruningSchedule,
+    Target,
+    dense_parameters,
+    half_epochs,
+    make_masks,
+    one_shot,
+    pack_masks,
+    polynomial,
+    prune,
+    unpack_masks,
+)
+
+CUBIC = polynomial(0.25, begin=2, end=10, frequency=2)
+
+
+def bits(x):
+    x = np.asarray(x)
+    return x.view(f"u{x.dtype.itemsize}")
+
+
+def assert_same_bits(a, b):
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(bits(x), bits(y)), a, b)
+
+
+def parameters(dtype=jnp.float32, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "first": {"kernel": jnp.asarray(rng.standard_normal((12, 8)), dtype)},
+        "second": {
+            "kernel": jnp.asarray(rng.standard_normal((8, 6)), dtype),
+            "bias": jnp.zeros(6, dtype),
+        },
+    }
+
+
+def gradients_at(step, params):
+    """Large and uneven, so that many weights change sign and place."""
+    rng = np.random.default_rng(step)
+    return jax.tree.map(
+        lambda x: jnp.asarray(
+            rng.standard_normal(x.shape) * 4.0 ** rng.integers(-8, 3, x.shape), x.dtype
+        ),
+        params,
+    )
+
+
+def run(tx, params, steps, update=None, state=None, start=0):
+    """(params, state) after each step."""
+
+    @jax.jit
+    def jitted(gradients, state, params):
+        updates, state = tx.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    update = jitted if update is None else update
+    state = tx.init(params) if state is None else state
+    history = []
+    for step in range(start, start + steps):
+        params, state = update(gradients_at(step, params), state, params)
+        history.append((params, state))
+    return history
+
+
+# ---- What it computes ----
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("structure", ["unstructured", "row_balanced", "refilled"])
+@pytest.mark.parametrize("scope", ["layer", "model"])
+def test_parameters_are_master_times_mask_bitwise(scope, structure):
+    """Against an independent dense run in NumPy.
+
+    The rate is a power of two: a product is exact, whether or not it is fused with a sum.
+    """
+    params = parameters()
+    tx = prune(optax.sgd(0.125), CUBIC, scope=scope, structure=structure)
+    master = jax.tree.map(np.asarray, params)
+    masks = jax.tree.map(lambda x: np.ones(x.shape, bool), master)
+    returned = 0
+    for step, (pruned, state) in enumerate(run(tx, params, 14), start=1):
+        slopes = jax.tree.map(np.asarray, gradients_at(step - 1, params))
+        master = jax.tree.map(lambda w, g: w - np.float32(0.125) * g, master, slopes)
+        if step in (2, 4, 6, 8, 10):
+            before = masks
+            density = np.float32(CUBIC.density(step))
+            masks = make_masks(master, density, scope=scope, structure=structure)
+            masks["second"]["bias"] = np.ones(6, bool)
+            masks = jax.tree.map(np.asarray, masks)
+            returned += sum(
+                jax.tree.leaves(jax.tree.map(lambda a, b: (~a & b).sum(), before, masks))
+            )
+        expected = jax.tree.map(lambda w, m: np.where(m, w, np.float32(0)), master, masks)
+        assert_same_bits(pruned, expected)
+        assert_same_bits(dense_parameters(pruned, state), master)
+        np.testing.assert_array_equal(state.masks["first"]["kernel"], masks["first"]["kernel"])
+        assert state.step == step
+    assert returned > 0  # weights came back, or the master was tested for nothing
+    assert not np.asarray(masks["first"]["kernel"]).all()
+
+
+@pytest.mark.parametrize(
+    "inner, dtype",
+    [
+        ("adamw", jnp.bfloat16),
+        ("adamw", jnp.float16),
+        ("adamw", jnp.float32),
+        ("momentum", jnp.float32),
+    ],
+)
+def test_kept_weights_are_those_of_the_optimizer_alone(inner, dtype):
+    """One update of a state against the same update of the dense master, op by op."""
+    within = {
+        "adamw": optax.adamw(0.05, eps=1e-3, weight_decay=0.1),
+        "momentum": optax.sgd(0.1, momentum=0.9, nesterov=True),
+    }[inner]
+    params = parameters(dtype)
+    tx = prune(within, CUBIC)
+    state, dense_state, master = tx.init(params), within.init(params), params
+    for step in range(5):
+        gradients = gradients_at(step, params)
+        changes, dense_state = within.update(gradients, dense_state, master)
+        master = optax.apply_updates(master, changes)
+        updates, state = tx.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+        assert_same_bits(dense_parameters(params, state), master)
+        assert_same_bits(state.inner_state, dense_state)
+        mask, kernel = state.masks["first"]["kernel"], params["first"]["kernel"]
+        assert kernel.dtype == dtype
+        assert (bits(kernel)[~np.asarray(mask)] == 0).all()
+    assert not mask.all()
+
+
+def test_updates_of_another_dtype_than_the_parameters():
+    """Wider ones as optimizers with a master precision make, narrower ones after a cast."""
+    for dtype, narrow in (jnp.bfloat16, jnp.float32), (jnp.float32, jnp.bfloat16):
+        params = parameters(dtype)
+        cast = optax.stateless(lambda u, _, d=narrow: optax.tree.cast(u, d))
+        tx = prune(optax.chain(optax.sgd(0.125), cast), CUBIC)
+        for pruned, state in run(tx, params, 12):
+            mask = np.asarray(state.masks["first"]["kernel"])
+            kernel = pruned["first"]["kernel"]
+            assert kernel.dtype == dtype and (bits(kernel)[~mask] == 0).all()
+        master = dense_parameters(pruned, state)["first"]["kernel"]
+        assert (bits(master)[mask] == bits(kernel)[mask]).all() and not mask.all()
+
+
+def test_gradients_reach_pruned_weights_and_the_inner_optimizer_sees_the_master():
+    seen = []
+    spy = optax.stateless(lambda u, p: seen.append(p) or u)
+    params = {"w": jnp.array([[4.0, 1.0]])}
+    tx = prune(optax.chain(spy, optax.sgd(1.0)), one_shot(0.5, step=1))
+    state = tx.init(params)
+    for gradient in [[0.0, 0.0], [0.0, -2.0], [0.5, -2.0]]:
+        updates, state = tx.update({"w": jnp.array([gradient])}, state, params)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_array_equal(params["w"], [[3.5, 0.0]])
+    np.testing.assert_array_equal(dense_parameters(params, state)["w"], [[3.5, 5.0]])
+    np.testing.assert_array_equal(seen[2]["w"], [[4.0, 3.0]])
+
+
+@pytest.mark.parametrize("score", ["magnitude_gradient", "random"])
+def test_other_scores(score):
+    params = parameters()
+    tx = prune(optax.sgd(0.125), one_shot(0.5, step=3), score=score, seed=7)
+    pruned, state = run(tx, params, 3)[-1]
+    master = dense_parameters(pruned, state)
+    key = jax.random.fold_in(jax.random.key(7), 3)
+    expected = make_masks(master, 0.5, gradients=gradients_at(2, params), score=score, key=key)
+    by_magnitude = make_masks(master, 0.5)["first"]["kernel"]
+    for name in "first", "second":
+        np.testing.assert_array_equal(state.masks[name]["kernel"], expected[name]["kernel"])
+    assert (by_magnitude != state.masks["first"]["kernel"]).any()
+
+
+def test_gates_and_a_gate_that_stays_dense():
+    params = {"dense_h": {"kernel": jax.random.normal(jax.random.key(0), (16, 32))}}
+    target = Target("*/kernel", gates=4, only=(0, 2))
+    tx = prune(optax.sgd(0.125), one_shot(0.25, step=1), target, scope="gate")
+    pruned, _ = run(tx, params, 1)[-1]
+    gates = np.asarray(pruned["dense_h"]["kernel"]).reshape(16, 4, 8)
+    assert np.count_nonzero(gates, axis=(0, 2)).tolist() == [32, 128, 32, 128]
+
+
+def test_nan_weights_are_kept():
+    params = {"w": jnp.array([[1.0, math.nan, 0.5, 2.0]])}
+    tx = prune(optax.sgd(0.125), one_shot(0.5, step=1))
+    updates, _ = tx.update({"w": jnp.zeros((1, 4))}, tx.init(params), params)
+    np.testing.assert_array_equal(optax.apply_updates(params, updates)["w"], [[0, math.nan, 0, 2]])
+
+
+def test_parameters_without_elements():
+    params = {"empty": jnp.ones((0, 4)), "none": jnp.ones((3, 0)), "w": jnp.ones((2, 2))}
+    tx = prune(optax.sgd(0.125), one_shot(0.5, step=1), scope="model")
+    pruned, _ = run(tx, params, 1)[-1]
+    assert pruned["empty"].shape == (0, 4) and np.count_nonzero(pruned["w"]) == 2
+
+
+def test_one_program_for_all_steps():
+    params, traces = parameters(), []
+    tx = prune(optax.adam(1e-2), half_epochs(0.5, steps_per_epoch=4, epochs=4, fixed_epochs=1))
+
+    @jax.jit
+    def update(gradients, state, params):
+        traces.append(1)
+        updates, state = tx.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    counts = [
+        int(np.count_nonzero(pruned["first"]["kernel"]))
+        for pruned, _ in run(tx, params, 16, update)
+    ]
+    assert len(traces) == 1 and update._cache_size() == 1
+    assert counts == [96] + [48] * 15
+
+
+def test_masks_change_only_at_pruning_steps():
+    schedule = PruningSchedule(optax.constant_schedule(0.5), 3, 8, 3)
+    history = run(prune(optax.sgd(0.125), schedule), parameters(), 12)
+    masks = [np.ones((12, 8), bool), *(np.asarray(s.masks["first"]["kernel"]) for _, s in history)]
+    changed = [step for step in range(1, 13) if (masks[step] != masks[step - 1]).any()]
+    assert changed == [3, 6, 8]
+
+
+# ---- Within and around optax ----
+
+
+def test_multi_steps_inside():
+    """Mini-batches between two updates leave the master alone."""
+    params = parameters()
+    tx = prune(
+        optax.MultiSteps(optax.sgd(0.125), 4).gradient_transformation(), one_shot(0.5, step=8)
+    )
+    history = run(tx, params, 10)
+    assert_same_bits(history[2][0], params)
+    dense = run(optax.MultiSteps(optax.sgd(0.125), 4), params, 10)
+    assert_same_bits(history[6][0], dense[6][0])
+    pruned, state = history[8]
+    assert_same_bits(dense_parameters(pruned, state), dense[8][0])
+    assert np.count_nonzero(pruned["first"]["kernel"]) == 48
+    assert state.inner_state.gradient_step == 2
+
+
+def test_multi_steps_outside():
+    params = parameters()
+    tx = optax.MultiSteps(prune(optax.sgd(0.125), one_shot(0.5, step=2)), 3)
+    history = run(tx, params, 7)
+    counts = [int(np.count_nonzero(pruned["first"]["kernel"])) for pruned, _ in history]
+    assert counts == [96] * 5 + [48] * 2
+    assert history[-1][1].inner_opt_state.step == 2
+    dense = run(optax.MultiSteps(optax.sgd(0.125), 3), params, 7)[-1][0]
+    assert_same_bits(dense_parameters(history[-1][0], history[-1][1].inner_opt_state), dense)
+
+
+def test_a_chain_before_it():
+    params = parameters()
+    tx = optax.chain(optax.clip(0.5), prune(optax.sgd(0.125), one_shot(0.5, step=2)))
+    pruned, (_, state) = run(tx, params, 4)[-1]
+    dense = run(optax.chain(optax.clip(0.5), optax.sgd(0.125)), params, 4)[-1][0]
+    assert_same_bits(dense_parameters(pruned, state), dense)
+    assert isinstance(state, PruneState) and np.count_nonzero(pruned["first"]["kernel"]) == 48
+
+
+def test_multi_transform_outside_and_inside():
+    params = parameters()
+    groups = {"first": "a", "second": {"kernel": "b", "bias": "rest"}}
+
+    def outer(wrap):
+        rates = {"a": 0.125, "b": 0.5, "rest": 0.25}
+        return optax.multi_transform(
+            {name: wrap(name, optax.sgd(rate)) for name, rate in rates.items()}, groups
+        )
+
+    schedules = {"a": one_shot(0.5, step=1), "b": one_shot(0.25, step=2)}
+    tx = outer(lambda name, inner: prune(inner, schedules[name]) if name in schedules else inner)
+    dense = run(outer(lambda name, inner: inner), params, 3)[-1][0]
+    pruned, _ = run(tx, params, 3)[-1]
+    assert np.count_nonzero(pruned["first"]["kernel"]) == 48
+    assert np.count_nonzero(pruned["second"]["kernel"]) == 12
+    kept = np.asarray(pruned["second"]["kernel"]) != 0
+    np.testing.assert_array_equal(pruned["second"]["kernel"][kept], dense["second"]["kernel"][kept])
+    np.testing.assert_array_equal(pruned["second"]["bias"], dense["second"]["bias"])
+
+    inside = prune(outer(lambda name, inner: inner), one_shot(0.5, step=1))
+    pruned, state = run(inside, params, 3)[-1]
+    assert_same_bits(dense_parameters(pruned, state), dense)
+
+
+def test_extra_arguments_reach_the_inner_optimizer():
+    seen = []
+
+    def update(updates, state, params=None, *, value, **_):
+        seen.append(value)
+        return updates, state
+
+    inner = optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
+    tx = prune(inner, one_shot(0.5, step=1))
+    params = {"w": jnp.ones((2, 2))}
+    tx.update(params, tx.init(params), params, value=3.0)
+    assert seen == [3.0]
+
+
+def test_specifications_of_the_state():
+    """`optax.tree.map_params` finds the trees that are like the parameters."""
+    params = parameters()
+    tx = prune(optax.adam(1e-2), one_shot(0.5, step=1), "*/kernel")
+    specs = jax.tree.map(lambda x: f"{x.ndim} dimensions", params)
+    state = optax.tree.map_params(
+        tx,
+        lambda x, spec: x if isinstance(x, optax.MaskedNode) else spec,
+        tx.init(params),
+        specs,
+        transform_non_params=lambda _: "whole",
+        is_leaf=lambda node: isinstance(node, optax.MaskedNode),
+    )
+    expected = {
+        "first": {"kernel": "2 dimensions"},
+        "second": {"kernel": "2 dimensions", "bias": optax.MaskedNode()},
+    }
+    assert state.masks == state.pruned_weights == expected
+    assert state.step == "whole" and state.inner_state[0].mu == specs
+
+
+# ---- Within Flax ----
+
+
+def model_of(seed=0):
+    rngs = nnx.Rngs(seed)
+    return nnx.Sequential(nnx.Linear(12, 32, rngs=rngs), nnx.relu, nnx.Linear(32, 4, rngs=rngs))
+
+
+X = jax.random.normal(jax.random.key(0), (16, 12))
+Y = jax.random.normal(jax.random.key(1), (16, 4))
+
+
+@nnx.jit(donate_argnames=("model", "optimizer"))
+def train_step(model, optimizer):
+    loss, gradients = nnx.value_and_grad(lambda model: jnp.mean((model(X) - Y) ** 2))(model)
+    optimizer.update(model, gradients)
+    return loss
+
+
+TX = prune(
+    optax.adam(1e-2),
+    polynomial(0.25, begin=2, end=8, frequency=2),
+    "*/kernel",
+    structure="row_balanced",
+)
+
+
+def optimizer_of(model):
+    return nnx.Optimizer(model, TX, wrt=nnx.Param)
+
+
+def test_nnx_optimizer():
+    model = model_of()
+    optimizer = optimizer_of(model)
+    losses = [train_step(model, optimizer) for _ in range(40)]
+    assert losses[-1] < 0.8 * losses[0]
+    kernel = np.asarray(model.layers[0].kernel[...])
+    assert np.count_nonzero(kernel, axis=0).tolist() == [3] * 32
+    params = nnx.as_pure(nnx.state(model, nnx.Param))
+    master = dense_parameters(params, nnx.as_pure(optimizer.opt_state))
+    assert np.count_nonzero(master["layers"][0]["kernel"]) > np.count_nonzero(kernel)
+
+
+def test_nnx_names_that_match_nothing():
+    tx = prune(optax.sgd(0.1), one_shot(0.5, step=1), "layers/1/kernel")
+    with pytest.raises(ValueError, match="'layers/1/kernel', which matches none of layers/0/bias"):
+        nnx.Optimizer(model_of(), tx, wrt=nnx.Param)
+
+
+def test_interrupted_runs_resume_bitwise(tmp_path):
+    """Saved and restored at every phase: before, amid and after pruning."""
+    unbroken, model = model_of(), model_of()
+    unbroken_optimizer, optimizer = optimizer_of(unbroken), optimizer_of(model)
+    for step in range(12):
+        train_step(unbroken, unbroken_optimizer)
+        train_step(model, optimizer)
+        if step in (0, 4, 10):
+            path = tmp_path / str(step)
+            with ocp.StandardCheckpointer() as checkpointer:
+                checkpointer.save(path, pack_masks(nnx.state((model, optimizer))))
+            model = model_of(seed=1)  # nothing of the old run is left
+            optimizer = optimizer_of(model)
+            state = nnx.state((model, optimizer))
+            with ocp.StandardCheckpointer() as checkpointer:
+                packed = checkpointer.restore(path, jax.eval_shape(pack_masks, state))
+            nnx.update((model, optimizer), unpack_masks(packed, state))
+        assert_same_bits(
+            jax.tree.leaves(nnx.state((model, optimizer))),
+            jax.tree.leaves(nnx.state((unbroken, unbroken_optimizer))),
+        )
+    stored = jax.tree.leaves(jax.eval_shape(pack_masks, nnx.state(optimizer)))
+    assert not any(x.dtype == bool for x in stored)
+
+
+# ---- Sharding ----
+
+
+DEVICES = jax.devices("cpu")
+
+
+@pytest.mark.skipif(len(DEVICES) < 8, reason="needs 8 CPU devices (tests/conftest.py)")
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+@pytest.mark.parametrize("structure", ["unstructured", "row_balanced"])
+@pytest.mark.parametrize("scope", ["layer", "model"])
+def test_state_is_sharded_like_the_parameters(kind, structure, scope):
+    mesh = jax.make_mesh((4, 2), ("data", "model"), (kind, kind), devices=DEVICES[:8])
+    rng = np.random.default_rng(0)
+    params = {
+        "a": jnp.asarray(rng.standard_normal((16, 8)), jnp.float32),
+        "b": jnp.asarray(rng.standard_normal((8, 12)), jnp.float32),
+    }
+    shardings = {"a": NamedSharding(mesh, P("data", "model")), "b": NamedSharding(mesh, P("model"))}
+    tx = prune(optax.sgd(0.125), CUBIC, structure=structure, scope=scope)
+    expected = run(tx, params, 6)[-1]
+
+    @jax.jit
+    def update(gradients, state, params):
+        updates, state = tx.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    def placed(gradients, state, params):
+        return update(jax.device_put(gradients, shardings), state, params)
+
+    with jax.set_mesh(mesh):
+        history = run(tx, jax.device_put(params, shardings), 6, placed)
+        for sharded, state in history:
+            for tree in sharded, state.masks, state.pruned_weights:
+                for name, x in tree.items():
+                    assert x.sharding.is_equivalent_to(shardings[name], x.ndim), (name, x.sharding)
+        first = jax.tree.leaves(tx.init(jax.device_put(params, shardings)).masks)
+        assert [x.sharding.spec for x in first] == [P("data", "model"), P("model")]
+        packed = jax.jit(pack_masks)(state.masks)
+        restored = unpack_masks(packed, state.masks)
+        assert restored["a"].sharding.is_equivalent_to(shardings["a"], 2)
+    assert update._cache_size() <= 2  # the first state's scalar is not committed
+    assert_same_bits(sharded, expected[0])
+    jax.tree.map(np.testing.assert_array_equal, state.masks, expected[1].masks)
+    jax.tree.map(np.testing.assert_array_equal, restored, expected[1].masks)
+
+
+# ---- Errors ----
+
+
+@pytest.mark.parametrize(
+    "error, options, message",
+    [
+        (TypeError, {"schedule": 0.5}, "schedule must be a PruningSchedule, got float"),
+        (ValueError, {"score": "size"}, "prune: score must be one of .* got 'size'"),
+        (ValueError, {"scope": "row"}, "prune: scope must be one of .* got 'row'"),
+        (ValueError, {"structure": "block"}, "prune: structure must be one of .* got 'block'"),
+    ],
+)
+def test_errors(error, options, message):
+    with pytest.raises(error, match=message):
+        prune(optax.sgd(0.1), **{"schedule": one_shot(0.5, step=1), **options})
+
+
+def test_errors_of_init_and_update():
+    params = parameters()
+    with pytest.raises(ValueError, match=r"prune: .* got 'third/kernel', which matches none of"):
+        prune(optax.sgd(0.1), one_shot(0.5, step=1), "third/kernel").init(params)
+    tx = prune(optax.sgd(0.1), one_shot(0.5, step=1))
+    with pytest.raises(ValueError, match="update needs params, got None"):
+        tx.update(params, tx.init(params))
