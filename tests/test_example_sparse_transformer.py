@@ -30,9 +30,9 @@ sys.path.append(str(Path(__file__).parent.parent))
 from flax import nnx
 from PIL import Image
 
+from examples.common.errors import UserError
 from examples.sparse_transformer import data, training
 from examples.sparse_transformer.__main__ import main
-from examples.sparse_transformer.errors import UserError
 from examples.sparse_transformer.model import Transformer, dense_attention
 from examples.sparse_transformer.options import parse_args
 from examples.sparse_transformer.sampling import padded_rows, sample

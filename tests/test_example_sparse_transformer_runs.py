@@ -37,14 +37,14 @@ import orbax.checkpoint as ocp
 from jax.experimental.compilation_cache import compilation_cache
 from PIL import Image
 
+from examples.common.checkpoint import Checkpoints
+from examples.common.errors import OutOfMemoryError, UserError
+from examples.common.interruption import Interrupted, stop_request
+from examples.common.progress import Progress
 from examples.sparse_transformer import comparison, training
 from examples.sparse_transformer.__main__ import main, open_checkpoints, runs_of
-from examples.sparse_transformer.checkpoint import Checkpoints
-from examples.sparse_transformer.errors import OutOfMemoryError, UserError
-from examples.sparse_transformer.interruption import Interrupted, stop_request
 from examples.sparse_transformer.model import Transformer, dense_attention
 from examples.sparse_transformer.options import parse_args
-from examples.sparse_transformer.progress import Progress
 from examples.sparse_transformer.trainer import State, Trainer, choose_devices
 from jaxsparse.nn import SparseAttention
 
@@ -196,7 +196,7 @@ def test_interrupted_run_resumes(
 def test_later_signal_quits_at_once() -> None:
     program = """
 import signal, time
-from examples.sparse_transformer.interruption import SAME_REQUEST, stop_request
+from examples.common.interruption import SAME_REQUEST, stop_request
 with stop_request() as stop:
     signal.raise_signal(signal.SIGINT)
     signal.raise_signal(signal.SIGHUP)

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
-import datetime
-import json
 import sys
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,20 +15,23 @@ from flax import nnx
 from jaxsparse import Topology, masks
 from jaxsparse.nn import SparseAttention
 
+from ..common.checkpoint import Checkpoints
+from ..common.errors import OutOfMemoryError, memory_errors
+from ..common.files import write_json
+from ..common.options import to_json
+from ..common.program import describe, run_program
+from ..common.progress import Progress
 from . import data
-from .checkpoint import Checkpoints
 from .comparison import PAPER, is_papers_model, measure, table
 from .drawing import draw
-from .errors import OutOfMemoryError, UserError, memory_errors
-from .interruption import Interrupted
 from .model import Transformer, dense_attention
-from .options import parse_args, to_json, training_options
-from .progress import Progress
+from .options import parse_args, training_options
 from .sampling import padded_rows, sample
 from .trainer import Trainer, choose_devices
 from .training import make_optimizer, train
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "jaxsparse")
+NAME = "sparse_transformer"
+MEMORY_OPTIONS = "--batch, --size, --hidden, --layers or --samples"
 
 
 def run(args: argparse.Namespace) -> None:
@@ -47,23 +45,17 @@ def run(args: argparse.Namespace) -> None:
         print(f"device: {devices[0].device_kind}, {len(devices)} of {count} used")
         print(f"data: {dataset.description}", flush=True)
 
-    about = {
-        "options": to_json(args),
-        "device": devices[0].device_kind,
-        "devices": len(devices),
-        "versions": {name: version(name) for name in PACKAGES},
-        "date": datetime.date.today().isoformat(),
-    }
+    about = describe(to_json(args), devices)
     results: dict[str, dict[str, Any] | None] = {}
     for each, saved in zip(runs, checkpoints, strict=True):
         try:
-            with memory_errors(f"training with {each.attention} attention"):
+            with memory_errors(f"training with {each.attention} attention", MEMORY_OPTIONS):
                 results[each.attention] = train_and_draw(each, dataset, devices, saved)
         except OutOfMemoryError as error:
             if not args.compare:
                 raise
             results[each.attention] = None  # As dense attention in a column of the paper's table.
-            print(f"sparse_transformer: {error}", file=sys.stderr)
+            print(f"{NAME}: {error}", file=sys.stderr)
     if args.compare:
         with_paper = is_papers_model(args)
         paper = {"paper": PAPER} if with_paper else {}
@@ -88,7 +80,7 @@ def open_checkpoints(runs: list[argparse.Namespace]) -> list[Checkpoints]:
 
     Deletes the checkpoints of finished runs that are to be started anew.
     """
-    checkpoints = [Checkpoints(x.output / "checkpoints", training_options(x)) for x in runs]
+    checkpoints = [Checkpoints(NAME, x.output / "checkpoints", training_options(x)) for x in runs]
     # Of two runs to compare, the second may not have begun when the program was stopped.
     begun = [x for x in checkpoints if x.newest() is not None] or checkpoints
     for each, saved in zip(runs, checkpoints, strict=True):
@@ -181,31 +173,9 @@ def sample_images(
     return dict(zip(titles, (originals, completed, generated), strict=True))
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes a JSON file."""
-    path.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def report(message: str) -> None:
-    """Tells why the program ends, unless its terminal was closed."""
-    with contextlib.suppress(OSError):
-        print(f"sparse_transformer: {message}", file=sys.stderr, flush=True)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Runs the program; returns its exit code."""
-    try:
-        run(parse_args(argv))
-    except UserError as error:
-        report(f"error: {error}")
-        return 2
-    except Interrupted as interruption:
-        report(str(interruption))
-        return interruption.exit_code
-    except KeyboardInterrupt:
-        report("interrupted")
-        return 130
-    return 0
+    return run_program(NAME, lambda: run(parse_args(argv)))
 
 
 if __name__ == "__main__":

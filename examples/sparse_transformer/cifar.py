@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import UserError, one_line
+from ..common.errors import UserError, one_line
 from .images import from_planes, read_image
 
 SIDE = 32

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
+from ..common.timing import median_seconds
 from .options import PRESETS
 from .trainer import Trainer
 
@@ -47,22 +47,11 @@ def measure(trainer: Trainer, tokens: np.ndarray) -> dict[str, Any]:
     }
     return {
         name: {
-            "tokens_per_second": tokens.size / median_seconds(call),
+            "tokens_per_second": tokens.size / median_seconds(call, TIMED_CALLS),
             "peak_bytes": peak_bytes(program),
         }
         for name, (program, call) in programs.items()
     }
-
-
-def median_seconds(call: Callable[[], jax.Array]) -> float:
-    """The median time of a call, until its result is there."""
-    jax.block_until_ready(call())
-    seconds = []
-    for _ in range(TIMED_CALLS):
-        start = time.perf_counter()
-        jax.block_until_ready(call())
-        seconds.append(time.perf_counter() - start)
-    return float(np.median(seconds))
 
 
 def peak_bytes(program: jax.stages.Compiled) -> int:

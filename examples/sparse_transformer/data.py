@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..common.errors import UserError, one_line
 from . import cifar
-from .errors import UserError, one_line
 from .images import from_planes, read_image
 
 PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "rocket.jpg")

@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 
 from jaxsparse import Topology
 
+from ..common.files import replacing
+
 MASK_CELLS = 256  # Of the triangle that stands for dense attention; more could not be seen.
 
 
@@ -44,4 +46,5 @@ def draw(
     axes["loss"].set(xlabel="step", title="bits per dimension")
     axes["loss"].grid(alpha=0.3)
     axes["loss"].legend()
-    figure.savefig(path, dpi=120)
+    with replacing(path) as aside:
+        figure.savefig(aside, dpi=120)

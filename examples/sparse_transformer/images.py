@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from .errors import UserError, one_line
+from ..common.errors import UserError, one_line
 
 
 def read_image(path: Path) -> np.ndarray:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from ..common.errors import UserError
+from ..common.options import Parser, number, parse_with_presets
 from . import __doc__ as description
-from .errors import UserError
 
 # Section VII-C of the paper, which leaves open the optimizer, its learning rate and the dtype.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -52,27 +50,6 @@ TRAINING_OPTIONS = (
 )
 
 
-def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], Any]:
-    """Returns a parser of an int or float from ``low`` up to, but not including, ``high``."""
-
-    def parse(text: str) -> Any:
-        with contextlib.suppress(ValueError):
-            if low <= (value := kind(text)) < high:
-                return value
-        raise argparse.ArgumentTypeError(
-            f"expected {kind.__name__} in [{low:g}, {high:g}), got {text}"
-        )
-
-    return parse
-
-
-class Parser(argparse.ArgumentParser):
-    """Leaves out the usage text when an option is wrong."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message)
-
-
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     """Parses and checks the options, and derives the defaults that depend on others."""
     parser = Parser(
@@ -108,20 +85,12 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--samples", type=count, default=8, help="images to complete, and to generate (8)")
     add("--seed", type=number(int, 0, 2**32), default=0, help="of the data, mask and model (0)")
     add("--quiet", action="store_true", help="print only the result")
-    args = parser.parse_args(argv)
-    if args.preset:
-        parser.set_defaults(**PRESETS[args.preset])
-        args = parser.parse_args(argv)
+    args = parse_with_presets(parser, argv, PRESETS)
     if args.hidden % args.heads:
         raise UserError(f"--hidden: expected a multiple of --heads {args.heads}, got {args.hidden}")
     args.filter = args.filter or 4 * args.hidden
     args.band = args.band or 4 * args.size
     return args
-
-
-def to_json(args: argparse.Namespace) -> dict[str, Any]:
-    """The options as JSON values."""
-    return {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
 
 
 def training_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from jax import Array
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from .errors import UserError
+from ..common.errors import UserError
 from .model import Transformer
 
 

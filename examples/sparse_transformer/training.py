@@ -1,20 +1,17 @@
-"""The training loop."""
+"""Training: the optimizer, the batches, and the score."""
 
 from __future__ import annotations
 
 import argparse
-import math
-import signal
-import time
 
 import numpy as np
 import optax
+from jax import Array
 
-from .checkpoint import Checkpoints
+from ..common import training as loop
+from ..common.checkpoint import Checkpoints
+from ..common.progress import Progress
 from .data import SCORING, TRAINING, Dataset, crops
-from .errors import UserError
-from .interruption import Interrupted, stop_request
-from .progress import Progress, progress_bar
 from .trainer import Trainer
 
 EVAL_BATCHES = 8
@@ -51,50 +48,25 @@ def train(
     def score() -> float:
         return float(np.mean([trainer.score(trainer.place(tokens)) for tokens in held_out]))
 
-    seconds: list[float] = []
-    with (
-        stop_request() as stop,
-        progress_bar(progress.step, args.steps, args.quiet) as bar,
-    ):
-        if not progress.curve:
-            progress.curve.append({"step": 0, "train": None, "held_out": score()})
-        tokens = trainer.place(batch(progress.step))
-        saved = progress.step if args.resume else None
-        while progress.step < args.steps and not stop.number:
-            start = time.perf_counter()
-            result = trainer.step(tokens)
-            # While the device works: the step above is only enqueued.
-            tokens = trainer.place(batch(progress.step + 1))
-            loss = float(result)
-            seconds.append(time.perf_counter() - start)
-            progress.step += 1
-            if not math.isfinite(loss):
-                raise UserError(
-                    f"training: expected a finite loss, got {loss} at step {progress.step}; "
-                    f"lower --learning-rate"
-                )
-            progress.losses.append(loss)
-            last = progress.step == args.steps
-            if last or progress.step % args.eval_every == 0:
-                mean = float(np.mean(progress.losses))
-                progress.curve.append({"step": progress.step, "train": mean, "held_out": score()})
-                progress.losses.clear()
-            if last or progress.step % args.checkpoint_every == 0:
-                checkpoints.save(progress, trainer.state)
-                saved = progress.step
-            bar.set_postfix_str(
-                f"{loss:.2f} bits/dim, held out {progress.curve[-1]['held_out']:.2f}, "
-                f"{tokens.size / np.mean(seconds[-20:]):,.0f} tokens/s",
-                refresh=False,
-            )
-            bar.update()
-        if stop.number and saved != progress.step:
-            checkpoints.save(progress, trainer.state)
-    if stop.number:
-        raise Interrupted(
-            stop.number,
-            f"stopped by {signal.Signals(stop.number).name} after step {progress.step} of "
-            f"{args.steps}, which is saved; the same command with --resume goes on",
-        )
-    timed = seconds[1:] or seconds  # The first one loads the kernels.
-    return float(tokens.size / np.median(timed)) if timed else None
+    ready = trainer.place(batch(progress.step))
+
+    def step(index: int) -> Array:
+        nonlocal ready
+        loss = trainer.step(ready)
+        # While the device works: the step above is only enqueued.
+        ready = trainer.place(batch(index + 1))
+        return loss
+
+    return loop.train(
+        progress,
+        steps=args.steps,
+        step=step,
+        score=score,
+        save=lambda: checkpoints.save(progress, trainer.state),
+        resumed=args.resume,
+        tokens=ready.size,
+        unit="bits/dim",
+        eval_every=args.eval_every,
+        checkpoint_every=args.checkpoint_every,
+        quiet=args.quiet,
+    )

@@ -29,9 +29,15 @@ class LineWriter(io.TextIOBase):
         return len(text)
 
 
-def progress_bar(done: int, steps: int, quiet: bool) -> tqdm:
+def progress_bar(done: int, steps: int, quiet: bool, title: str = "") -> tqdm:
     """A bar on a terminal, else a line every ten seconds."""
     file, interval = (sys.stderr, 0.1) if sys.stderr.isatty() else (LineWriter(), 10)
     return tqdm(
-        initial=done, total=steps, disable=quiet, file=file, mininterval=interval, miniters=1
+        desc=title or None,
+        initial=done,
+        total=steps,
+        disable=quiet,
+        file=file,
+        mininterval=interval,
+        miniters=1,
     )

@@ -33,7 +33,7 @@ def is_exhausted(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def memory_errors(operation: str) -> Iterator[None]:
+def memory_errors(operation: str, lower: str) -> Iterator[None]:
     """Turns the errors of an exhausted memory into one line that says what to lower."""
     try:
         yield
@@ -42,6 +42,5 @@ def memory_errors(operation: str) -> Iterator[None]:
             raise
         reason = str(error).partition("\n")[0].removeprefix(f"{EXHAUSTED}: ").rstrip(".")
         raise OutOfMemoryError(
-            f"{operation}: expected it to fit into memory, got: {reason}; "
-            f"lower --batch, --size, --hidden, --layers or --samples"
+            f"{operation}: expected it to fit into memory, got: {reason}; lower {lower}"
         ) from error

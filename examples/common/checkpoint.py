@@ -13,11 +13,11 @@ import orbax.checkpoint as ocp
 
 from .errors import UserError, is_exhausted, one_line
 from .progress import Progress
-from .trainer import State
 
 KEEP = 2  # The newest, and one in case that its files are damaged.
 
 T = TypeVar("T")
+State = TypeVar("State", bound=tuple[Any, ...])  # A NamedTuple.
 
 
 class Checkpoints:
@@ -26,8 +26,8 @@ class Checkpoints:
     Orbax writes each aside and renames it, so that a killed program leaves no half of one.
     """
 
-    def __init__(self, folder: Path, options: dict[str, Any]):
-        self.folder, self.options = folder, options
+    def __init__(self, program: str, folder: Path, options: dict[str, Any]):
+        self.program, self.folder, self.options = program, folder, options
         self.damaged: set[int] = set()  # Steps.
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -64,10 +64,7 @@ class Checkpoints:
             self.damaged.add(step)
             problem = f"reading {self.folder / str(step)}: expected a checkpoint, got: {actual}"
             if left:
-                print(
-                    f"sparse_transformer: {problem}; trying that of step {left[-1]}",
-                    file=sys.stderr,
-                )
+                print(f"{self.program}: {problem}; trying that of step {left[-1]}", file=sys.stderr)
         raise UserError(f"{problem}; without an older one, delete {self.folder} to start anew")
 
     def check_resume(self) -> None:
@@ -120,7 +117,7 @@ class Checkpoints:
 
         def read(step: int) -> tuple[Progress, State]:
             restored = self.manager.restore(step, args=args)
-            return Progress(**restored.run["progress"]), State(**restored.state)
+            return Progress(**restored.run["progress"]), type(state)(**restored.state)
 
         result = self._read_newest(read)
         for step in self.damaged:

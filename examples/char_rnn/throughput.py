@@ -1,0 +1,57 @@
+"""Tokens per second of a model: its loop in plain JAX, its dense and its sparse layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ..common.timing import median_seconds
+from .model import CharRNN, with_implementation
+from .sparse_form import packed
+from .text import Windows
+from .trainer import State, Trainer, placed, score_window, train_on_window
+
+TIMED_CALLS = 5
+FORMS = ("jax.lax.scan", "dense", "sparse")
+PROGRAMS = ("inference", "training")
+
+
+def measure(trainer: Trainer, batch: int, tokens: Any) -> dict[str, dict[str, float]]:
+    """Tokens per second of inference and training of all forms that a trained model has."""
+    windows = Windows(tokens, batch, trainer.length)
+    forms: dict[str, CharRNN] = {
+        "jax.lax.scan": with_implementation(trainer.model, "xla"),
+        "dense": trainer.model,
+    }
+    if trainer.sparse_model is not None:
+        forms["sparse"] = packed(trainer.sparse_model, batch)[0]
+    speeds: dict[str, dict[str, float]] = {name: {} for name in PROGRAMS}
+    for form, model in forms.items():
+        for program, seconds in _seconds(trainer, model, windows, batch).items():
+            speeds[program][form] = batch * trainer.length / seconds
+    return speeds
+
+
+def _seconds(trainer: Trainer, model: CharRNN, windows: Windows, batch: int) -> dict[str, float]:
+    graph, params, constants = nnx.split(model, nnx.Param, ...)
+    params, carries = placed((params, model.initialize_carries(batch)))
+    window = windows[0]
+    # A copy, since a step gives the memory of its state to the next one.
+    copies = jax.tree.map(jnp.copy, (params, carries))
+    state = placed(State(copies[0], trainer.inner.init(params), copies[1]))
+
+    def infer() -> Any:
+        return score_window(graph, params, constants, carries, window)
+
+    def train() -> Any:
+        nonlocal state
+        state, loss = train_on_window(graph, trainer.inner, state, constants, window)
+        return loss
+
+    return {
+        name: median_seconds(call, TIMED_CALLS)
+        for name, call in zip(PROGRAMS, (infer, train), strict=True)
+    }
