@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.experimental.shard_alike import shard_alike
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -184,7 +183,8 @@ def _sharded_like(mask: jax.Array, weight: jax.Array) -> jax.Array:
     if sharding is not None:
         return jax.sharding.reshard(mask, sharding)
     if isinstance(weight, jax.core.Tracer):
-        return shard_alike(mask, weight)[0]
+        # The mask itself, in an operation with the weight, so that the partitioner cuts both alike.
+        return mask & (mask | (weight == weight))
     return jax.device_put(mask, weight.sharding) if isinstance(weight, jax.Array) else mask
 
 
