@@ -9,6 +9,8 @@ import pytest
 
 nnx = pytest.importorskip("flax.nnx")
 
+from nn_recurrent_problems import BIAS, IN, LENGTHS, B, H, T, close, compiled, inputs, leaves  # noqa: E402
+
 from jaxsparse.nn import (  # noqa: E402
     RNN,
     Bidirectional,
@@ -23,9 +25,6 @@ from jaxsparse.nn import (  # noqa: E402
     to_flax,
 )
 
-IN, H, T, B = 5, 7, 6, 4
-LENGTHS = jnp.array([3, 0, 6, 1])
-BIAS = {"bias_init": nnx.initializers.normal(0.5)}
 OTHER = {"gate_fn": nnx.hard_sigmoid, "activation_fn": nnx.gelu}
 # Flax's cell, its options, what it becomes, and what that becomes.
 CELLS = {
@@ -43,37 +42,10 @@ CELLS = {
     "optimized lstm": (nnx.OptimizedLSTMCell, {}, LSTMCell, nnx.OptimizedLSTMCell),
 }
 
-leaves = jax.tree.leaves
-
-
-def inputs(*shape, seed=0):
-    return jax.random.normal(jax.random.key(seed), shape)
-
 
 def flax_cell(name, seed=0, **options):
     cls, functions, *_ = CELLS[name]
     return cls(IN, H, **BIAS, **functions, **options, rngs=nnx.Rngs(seed))
-
-
-def close(got, expected, rtol=2e-6, atol=2e-6):
-    assert jax.tree.structure(got) == jax.tree.structure(expected)
-    for a, b in zip(leaves(got), leaves(expected), strict=True):
-        assert a.shape == b.shape
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
-
-
-def compiled(function):
-    """`jax.jit` of a layer and an array, for programs that run once: most time is LLVM's."""
-
-    def run(layer, x):
-        graphdef, state = nnx.split(layer)
-        program = jax.jit(
-            lambda state, x: function(nnx.merge(graphdef, state), x),
-            compiler_options={"xla_backend_optimization_level": 0},
-        )
-        return program(state, x)
-
-    return run
 
 
 def kernels(parameters):

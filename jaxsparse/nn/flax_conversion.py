@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxsparse.nn.cells import GRUCell, LSTMCell, RecurrentCell, SimpleCell
-from jaxsparse.nn.linear import SparseLinear
+from jaxsparse.nn.linear import LINEAR_OPTIONS, SparseLinear
 from jaxsparse.nn.recurrent import RNN, Bidirectional
 
 
@@ -197,7 +197,7 @@ def _joined(operation: str, layers: list[Any]) -> nnx.Linear:
     bias: Any = None
     if one.bias is not None:
         bias = jnp.concatenate([layer.bias[...] for layer in layers])
-    options = {name: getattr(one, name) for name in _LINEAR_OPTIONS}
+    options = {name: getattr(one, name) for name in LINEAR_OPTIONS}
     return nnx.Linear(
         *kernel.shape,
         kernel_init=lambda *_: jnp.copy(kernel),
@@ -215,14 +215,6 @@ _HOME = {"from_flax": "flax.nnx", "to_flax": "jaxsparse.nn"}
 _RNN_OPTIONS = ("time_major", "return_carry", "reverse", "keep_order")
 _BIDIRECTIONAL_OPTIONS = ("merge_fn", "time_major", "return_carry")
 _CELL_OPTIONS = ("dtype", "param_dtype", "promote_dtype")
-_LINEAR_OPTIONS = (
-    "use_bias",
-    "dtype",
-    "param_dtype",
-    "precision",
-    "promote_dtype",
-    "preferred_element_type",
-)
 _GATED = ("gate_fn", "activation_fn")
 _SIMPLE = ("residual", "activation_fn")
 _LAYERS = (("dense_i",), ("dense_h",))

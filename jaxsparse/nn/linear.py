@@ -20,6 +20,17 @@ from jaxsparse.topology import Topology
 Initializer = Callable[..., jax.Array]
 
 
+# What a linear layer of Flax, and SparseLinear too, keeps of its constructor's options.
+LINEAR_OPTIONS = (
+    "use_bias",
+    "dtype",
+    "param_dtype",
+    "precision",
+    "promote_dtype",
+    "preferred_element_type",
+)
+
+
 class SparseLinear(nnx.Module):
     r"""A linear transformation of the last dimension by a sparse matrix: `nnx.Linear`, pruned.
 
@@ -168,15 +179,10 @@ class SparseLinear(nnx.Module):
             layer.in_features,
             layer.out_features,
             topology=topology,
-            use_bias=layer.use_bias,
             activation=activation,
-            dtype=layer.dtype,
-            param_dtype=layer.param_dtype,
-            precision=layer.precision,
+            **{name: getattr(layer, name) for name in LINEAR_OPTIONS},
             kernel_init=lambda *_: kernel,
             bias_init=lambda *_: bias,
-            promote_dtype=layer.promote_dtype,
-            preferred_element_type=layer.preferred_element_type,
             rngs=nnx.Rngs(0),
         )
 

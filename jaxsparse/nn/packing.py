@@ -18,8 +18,9 @@ def pack(model: nnx.Module, *, batch: int, dtype: Any = None, device: Any = None
     """Lays the sparse recurrent weights of a model out for persistent scans, in place.
 
     Under ``nnx.jit`` a model is an argument, whose patterns are not known when scans are made:
-    their layouts must be part of it, or they take the plain path. Call this once, after the model
-    is made or restored, and after each change of a pattern. Without a GPU it does nothing.
+    their layouts must be part of it, or they stay in dense form if that fits. Call this once, after
+    the model is made or restored, and after each change of a pattern. Without a GPU it does
+    nothing.
 
     A layout is made for one batch size, dtype and kind of GPU; it is not for checkpoints:
     :func:`unpack` a model before its whole state is saved.

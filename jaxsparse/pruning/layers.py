@@ -10,16 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxsparse.nn import SparseLinear
-
-# What a linear layer of Flax keeps of its constructor's options, and passes on.
-_OPTIONS = (
-    "use_bias",
-    "dtype",
-    "param_dtype",
-    "precision",
-    "promote_dtype",
-    "preferred_element_type",
-)
+from jaxsparse.nn.linear import LINEAR_OPTIONS
 
 
 class SparseLinearGeneral(nnx.Module):
@@ -92,7 +83,7 @@ class SparseLinearGeneral(nnx.Module):
         flat = nnx.Linear(
             inputs,
             outputs,
-            **{name: getattr(layer, name) for name in _OPTIONS},
+            **{name: getattr(layer, name) for name in LINEAR_OPTIONS},
             kernel_init=lambda *_: kernel,
             bias_init=lambda *_: bias,
             rngs=nnx.Rngs(0),
@@ -147,7 +138,7 @@ def dense_linear(layer: SparseLinear) -> nnx.Linear:
     return nnx.Linear(
         layer.in_features,
         layer.out_features,
-        **{name: getattr(layer, name) for name in _OPTIONS},
+        **{name: getattr(layer, name) for name in LINEAR_OPTIONS},
         kernel_init=lambda *_: layer.weight.todense().T,
         bias_init=lambda *_: bias,
         rngs=nnx.Rngs(0),
@@ -162,7 +153,7 @@ def dense_linear_general(layer: SparseLinearGeneral) -> nnx.LinearGeneral:
         layer.in_features,
         layer.out_features,
         axis=layer.axis,
-        **{name: getattr(flat, name) for name in _OPTIONS},
+        **{name: getattr(flat, name) for name in LINEAR_OPTIONS},
         kernel_init=lambda *_: flat.kernel[...],
         bias_init=lambda *_: bias,
         rngs=nnx.Rngs(0),

@@ -30,6 +30,7 @@ from jaxsparse.recurrent.plan import (
     make_plan,
     padded_batch,
     present_device,
+    widest_piece,
 )
 from jaxsparse.topology import Topology
 
@@ -114,7 +115,7 @@ def pack(
     if not is_concrete(topology):
         raise ValueError("recurrent.pack: needs one concrete pattern: call it outside of jax.jit")
     device = present_device() if device is None else device
-    widest = min(16, padded_batch(batch, jnp.dtype(dtype).itemsize) * jnp.dtype(dtype).itemsize)
+    widest = widest_piece(batch, jnp.dtype(dtype).itemsize)
     if piece_bytes is not None and (piece_bytes not in (4, 8, 16) or piece_bytes > widest):
         raise ValueError(
             f"recurrent.pack: piece_bytes must be 4, 8 or 16, and no more than the {widest} bytes "
@@ -189,7 +190,7 @@ def lay_out(
     bank_aware: bool = True,
 ) -> ScanLayout | str:
     """The layout of a concrete pattern, made once while the pattern lives; or why there is none."""
-    piece = piece_bytes or min(16, padded_batch(batch, dtype.itemsize) * dtype.itemsize)
+    piece = piece_bytes or widest_piece(batch, dtype.itemsize)
     wanted = _Wanted(gates, batch, dtype.name, device, piece, bank_aware, topology.nnz)
     return _laid_out(topology, wanted)
 
@@ -204,7 +205,7 @@ def lay_out_side_by_side(
 ) -> list[ScanLayout] | None:
     """Layouts of one form, for scans that share the device; None if they can't."""
     share = dataclasses.replace(device, multiprocessors=device.multiprocessors // len(topologies))
-    piece = min(16, padded_batch(batch, dtype.itemsize) * dtype.itemsize)
+    piece = widest_piece(batch, dtype.itemsize)
     nnz = max(t.nnz for t in topologies)
     wanted = _Wanted(gates, batch, dtype.name, share, piece, True, nnz)
     threads = [0, 0]
@@ -236,7 +237,7 @@ def of_one_form(layouts: Sequence[ScanLayout]) -> list[ScanLayout] | None:
 
 def suits(layout: ScanLayout, batch: int, dtype: Any) -> bool:
     """Whether a layout loads all that a scan's batch has at once."""
-    widest = min(16, padded_batch(batch, dtype.itemsize) * dtype.itemsize)
+    widest = widest_piece(batch, dtype.itemsize)
     return all(form.piece_bytes == widest for form in layout.forms)
 
 

@@ -86,6 +86,11 @@ def padded_batch(batch: int, item_size: int) -> int:
     return max(1 << (batch - 1).bit_length(), 4 // item_size)
 
 
+def widest_piece(batch: int, item_size: int) -> int:
+    """Bytes of a column of the state that an entry loads at once: the whole batch, up to 16."""
+    return min(16, padded_batch(batch, item_size) * item_size)
+
+
 @dataclasses.dataclass(frozen=True)
 class Problem:
     """The form of a scan, on one device."""
@@ -294,7 +299,7 @@ def _sparse_plan(variant: str, p: Problem, device: Device, *, forced: bool) -> P
     batch = padded_batch(p.batch, size)
     if (f.products, f.state_parts) != (p.products, p.states):
         return None
-    widest = min(16, batch * size)
+    widest = widest_piece(p.batch, size)
     if f.piece_bytes > widest or f.blocks > device.multiprocessors:
         return None
     if f.piece_bytes < widest and not forced:
