@@ -3,19 +3,11 @@
 // them in a fixed order, make the pointwise step and publish the new state. A named barrier a step
 // joins the two; product warps only arrive at it and go on to wait for the next state.
 #include "recurrent/arrays.cuh"
+#include "recurrent/named_barrier.cuh"
 #include "recurrent/product_dense_fma.cuh"
 #include "recurrent/product_dense_mma.cuh"
 
 namespace jaxsparse {
-
-template <int kThreads>
-__device__ __forceinline__ void ArriveAt(int barrier) {
-  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
-}
-template <int kThreads>
-__device__ __forceinline__ void WaitAt(int barrier) {
-  asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
-}
 
 // Buffers and barriers alternate between steps. Two are enough: whoever has received part of a
 // state knows that every block had received all of the state before it.
@@ -63,9 +55,9 @@ __device__ __forceinline__ void MakeProducts(const RecurrentScanProblem& p, Word
   first_look.Start();
   for (int64_t step = 1; step < p.steps; ++step) {
     if constexpr (Plan::kBarrier) {
-      __syncthreads();
+      WaitAt<Shape::kThreads>(kAllThreads);
       if (threadIdx.x == 0) MeetOtherBlocks<Plan>(p, step - 1, &limit);
-      __syncthreads();
+      WaitAt<Shape::kThreads>(kAllThreads);
     } else {
       first_look.Wait();
     }
@@ -266,8 +258,8 @@ __device__ __forceinline__ void MakeSteps(const RecurrentScanProblem& p, const f
     Delay<Plan>(step);
     pointwise.Run(p, step, partials + (step & 1) * Shape::kPartials, stopped);
     if (Plan::kBarrier && step + 1 < p.steps) {
-      __syncthreads();
-      __syncthreads();
+      WaitAt<Shape::kThreads>(kAllThreads);
+      WaitAt<Shape::kThreads>(kAllThreads);
     }
   }
   pointwise.Finish(p);

@@ -5,6 +5,7 @@
 // pointwise step; publish. Loads of inputs and stores of results come behind that, where nobody
 // waits for them.
 #include "recurrent/arrays.cuh"
+#include "recurrent/named_barrier.cuh"
 #include "recurrent/product_sparse.cuh"
 
 namespace jaxsparse {
@@ -93,12 +94,6 @@ struct SparseShared {
 // whole wait for the next state to load inputs and store results.
 template <typename Plan>
 constexpr int kBlockThreads = Plan::kShape.threads + Plan::kCellThreads;
-
-template <int kBarrier, int kThreads>
-__device__ __forceinline__ void Meet() {
-  __syncwarp();
-  asm volatile("barrier.sync.aligned %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
-}
 
 // The cells of one thread.
 template <typename Step, typename Plan>
@@ -284,7 +279,10 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
   constexpr SparseShape kShape = Plan::kShape;
   constexpr int kWorkers = kShape.threads;
   constexpr int kThreads = kBlockThreads<Plan>;
-  constexpr int kStateIsThere = 1, kSumsAreThere = 2;  // barriers
+  // Barriers. In variants with barriers all of a block's threads meet each time, since tools that
+  // look for races lose track of barriers for some of them.
+  constexpr int kStateIsThere = Plan::kBarrier ? kAllThreads : 1;
+  constexpr int kSumsAreThere = Plan::kBarrier ? kAllThreads : 2;
 
   extern __shared__ __align__(16) unsigned char dynamic_shared[];
   __shared__ alignas(8) unsigned long long counters[2];
@@ -346,9 +344,9 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
         }
       };
       if constexpr (Plan::kBarrier) {
-        __syncthreads();
+        WaitAt<kThreads>(kAllThreads);
         if (thread == 0) MeetOtherBlocks<Plan>(p, step, &limit);
-        __syncthreads();
+        WaitAt<kThreads>(kAllThreads);
       } else {
         first_look.Wait();
       }
@@ -367,13 +365,15 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
                          : "memory");
           });
       if (!received) failed = 1;
-      Meet<kStateIsThere, kWorkers>();
+      __syncwarp();
+      WaitAt<Plan::kBarrier ? kThreads : kWorkers>(kStateIsThere);
       if constexpr (Shared::kClustered) {
         if (*static_cast<volatile int*>(&failed) != 0) poison = __uint_as_float(0x7fffffffu);
       }
       product.FromShared(state_shared, send);
       // Nobody writes the next state before all have multiplied this one.
-      Meet<kSumsAreThere, kThreads>();
+      __syncwarp();
+      WaitAt<kThreads>(kSumsAreThere);
       first_look.Adapt(__any_sync(kAllLanes, limit.TakeHasWaited()));
       first_look.Start();
     }
@@ -383,13 +383,15 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
     for (int64_t step = 0; step < p.steps; ++step) {
       const uint32_t set = static_cast<uint32_t>(step & 1);
       if constexpr (Plan::kBarrier) {
-        __syncthreads();
-        __syncthreads();
+        WaitAt<kThreads>(kAllThreads);  // all have published
+        WaitAt<kThreads>(kAllThreads);  // in all blocks
+        WaitAt<kThreads>(kAllThreads);  // and the state is there
       }
       if constexpr (Shared::kClustered) {
         if (thread == kWorkers) ByteCounter::Expect(SharedAddress(&counters[set]), bytes_expected);
       }
-      Meet<kSumsAreThere, kThreads>();
+      __syncwarp();
+      WaitAt<kThreads>(kSumsAreThere);
       if constexpr (Shared::kClustered) {
         const uint32_t phase = static_cast<uint32_t>(step >> 1 & 1);
         if (!ByteCounter::Wait(SharedAddress(&counters[set]), phase, &limit)) failed = 1;
