@@ -1,4 +1,4 @@
-"""Test-wide settings: 8 CPU devices for sharding, exact dense products to compare with.
+"""Test-wide settings: 8 CPU devices for sharding, programs that compile soon, exact dense products.
 
 Patterns are checked only where a test asks.
 """
@@ -7,7 +7,13 @@ import os
 
 # Before JAX starts a backend. A GPU stays the default platform where there is one.
 flags = os.environ.get("XLA_FLAGS", "")
-if "xla_force_host_platform_device_count" not in flags:
-    os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8".strip()
+for flag, value in (
+    ("xla_force_host_platform_device_count", "8"),
+    # Most programs run once: LLVM would take longer than it saves.
+    ("xla_llvm_disable_expensive_passes", "true"),
+):
+    if flag not in flags:
+        flags = f"{flags} --{flag}={value}"
+os.environ["XLA_FLAGS"] = flags.strip()
 os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"  # not TF32
 os.environ.pop("JAXSPARSE_CHECK", None)

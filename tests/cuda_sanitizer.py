@@ -1,6 +1,7 @@
 """The CUDA kernels of all operations, for a run under compute-sanitizer.
 
     export XLA_PYTHON_CLIENT_ALLOCATOR=platform
+    export XLA_FLAGS="--xla_gpu_enable_command_buffer= --xla_gpu_autotune_level=0"
     export JAXSPARSE_SCAN_WAIT_LIMIT=100
     compute-sanitizer --tool memcheck python tests/cuda_sanitizer.py
 

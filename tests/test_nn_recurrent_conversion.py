@@ -29,12 +29,8 @@ OTHER = {"gate_fn": nnx.hard_sigmoid, "activation_fn": nnx.gelu}
 # Flax's cell, its options, what it becomes, and what that becomes.
 CELLS = {
     "simple": (nnx.SimpleCell, {}, SimpleCell, nnx.SimpleCell),
-    "residual": (
-        nnx.SimpleCell,
-        {"residual": True, "activation_fn": nnx.relu},
-        SimpleCell,
-        nnx.SimpleCell,
-    ),
+    "relu": (nnx.SimpleCell, {"activation_fn": nnx.relu}, SimpleCell, nnx.SimpleCell),
+    "residual": (nnx.SimpleCell, {"residual": True}, SimpleCell, nnx.SimpleCell),
     "gru": (nnx.GRUCell, {}, GRUCell, nnx.GRUCell),
     "gru, other functions": (nnx.GRUCell, OTHER, GRUCell, nnx.GRUCell),
     "lstm": (nnx.LSTMCell, {}, LSTMCell, nnx.OptimizedLSTMCell),
