@@ -9,8 +9,9 @@ import os
 flags = os.environ.get("XLA_FLAGS", "")
 for flag, value in (
     ("xla_force_host_platform_device_count", "8"),
-    # Most programs run once: LLVM would take longer than it saves.
+    # Most programs run once: these would take longer than they save.
     ("xla_llvm_disable_expensive_passes", "true"),
+    ("xla_gpu_autotune_level", "0"),
 ):
     if flag not in flags:
         flags = f"{flags} --{flag}={value}"

@@ -95,7 +95,7 @@ def add_commands(commands: Any) -> None:
     bench.add_argument("--repeats", type=_positive(int), default=Effort.repeats, metavar="R")
     bench.add_argument(
         "--seconds", type=_positive(float), metavar="S",
-        help="for each figure, compilation not counted; 0.4, in recurrent 0.1 by default",
+        help="for each figure, compilation not counted; 0.4, in recurrent 0.3 by default",
     )  # fmt: skip
     bench.add_argument("--output", type=pathlib.Path, metavar="FILE", help="write JSON here")
     bench.add_argument("--plot", nargs="?", const=True, metavar="FILE", help="draw the result")

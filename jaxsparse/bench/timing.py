@@ -79,9 +79,10 @@ def measure(
     """Times a program, compilation and first calls left out.
 
     Wall time is the median over repeats of the mean time of a few calls, which follow each other
-    without a wait; all repeats take about so many seconds. Device time, if asked for and to be had,
-    is the median over calls in a profiler's trace: as many, at most 200, or a few if the wall time
-    is the figure.
+    without a wait; all repeats take about so many seconds. A repeat's first call and the wait for
+    its last one add about 0.4 ms on a GPU, so repeats should take much longer than that. Device
+    time, if asked for and to be had, is the median over calls in a profiler's trace: as many, at
+    most 200, or a few if the wall time is the figure.
     """
     copies = copies_to_rotate(program.bytes_read) if on_device else 1
     rotation = itertools.cycle([program.operands() for _ in range(copies)])

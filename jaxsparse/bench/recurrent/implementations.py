@@ -165,7 +165,6 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
             "lax.scan",
             "jax.lax.scan",
             functools.partial(jax_programs.lax_scan, unroll=1),
-            usual_on=("cpu",),  # on a GPU the unrolled one is faster
             sums_weights="step by step",
         ),
         Implementation(

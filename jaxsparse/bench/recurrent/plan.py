@@ -34,7 +34,7 @@ class ScanPlan:
     implementations: tuple[Implementation, ...]
     passes: tuple[str, ...] | None
     skipped: dict[str, str]
-    seconds: float = 0.1
+    seconds: float = 0.3
 
     def cases(self, problem: Problem) -> list[ScanCase]:
         """Those that can be told apart on a layer."""
