@@ -63,6 +63,8 @@ class Operation:
     xla: Callable[..., list[jax.Array]]  # one batch entry in plain jnp
     # How its FFI target is called for operands of these types on a platform, or None for plain jnp.
     ffi: Callable[[dict[str, Any], Sequence[ShapedArray], str], FfiCall | None]
+    # As `xla`, for a GPU: what is fastest there without a kernel.
+    xla_on_gpu: Callable[..., list[jax.Array]] | None = None
     summed: tuple[str, ...] = ()  # core dimensions along which parts of the results add up
     # Params and dtypes of operands for the kernels, of a call whose own they may not take; its
     # results are cast to what they should be.
@@ -312,9 +314,12 @@ def _partitioned(operation: Operation, call: Primitive, items: tuple[tuple[str, 
     return partitioned
 
 
-def _xla(operation: Operation, params: dict[str, Any], *operands: jax.Array) -> list[jax.Array]:
+def _xla(
+    operation: Operation, platform: str, params: dict[str, Any], *operands: jax.Array
+) -> list[jax.Array]:
     """The plain jnp form over all batch dimensions, unbatched operands left so."""
-    compute = functools.partial(operation.xla, **params)
+    on_gpu = operation.xla_on_gpu if platform == "cuda" else None
+    compute = functools.partial(on_gpu or operation.xla, **params)
     core_rank = len(_core_dims(operation.signature(params).operands[0][1]))
     batch_rank = operands[0].ndim - core_rank
 
@@ -339,7 +344,7 @@ def _lower(operation: Operation, platform: str) -> Any:
         if chosen in backend.OPERATIONS[operation.target]["targets"]:
             call = operation.ffi(params, ctx.avals_in, platform)
         if call is None:
-            compute = functools.partial(_xla, operation, declared)
+            compute = functools.partial(_xla, operation, platform, declared)
             # The operands are one device's by now: mesh axes in their types only get in the way.
             ctx = ctx.replace(avals_in=[ShapedArray(a.shape, a.dtype) for a in ctx.avals_in])
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):

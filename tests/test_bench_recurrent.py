@@ -148,7 +148,8 @@ HERE = [i for i in IMPLEMENTATIONS.values() if i.available() is None]
 @pytest.mark.parametrize("implementation", HERE, ids=lambda i: i.name)
 @pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
 def test_implementations_agree_with_the_reference(implementation, state_dtype):
-    problems = [layer("LSTM"), layer("GRU", 0.3), layer("RNN", 0.3)]
+    # Of 24 units cuDNN's statically persistent kernel gives a gradient of NaN now and then.
+    problems = [layer(*kind, hidden=32) for kind in (("LSTM",), ("GRU", 0.3), ("RNN", 0.3))]
     for problem in problems:
         problem = dataclasses.replace(problem, state_dtype=state_dtype, weight_dtype=state_dtype)
         if not implementation.applies(problem):

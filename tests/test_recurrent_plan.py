@@ -96,11 +96,13 @@ def test_larger_problems_take_longer():
     "problem, reason",
     [
         (dense(4, hidden=4096), "don't fit the registers and shared memory of 132"),
-        (dense(batch=33), "a batch of 33 is more than 32"),
+        (dense(batch=33), "a batch of 33 is more than 32, and so are the parts of (2, 4)"),
+        (dense(batch=132), "a batch of 132 is more than 32"),
         (dense(dtype="float32", batch=17), "a batch of 17 is more than 16"),
+        (dense(4, hidden=1792, batch=48), "it takes about 14.0 us a step, and a kernel"),
         (dense(dtype="float64"), "the dtype of the state is float64"),
         (dense(weights="float64"), "the dtype of the weights is float64"),
-        (dense(length=2), "2 steps are too few"),
+        (dense(length=2), "a kernel 15 us to start"),
         (dense(arrays=99), "99 arrays of one kind are more than"),
         (dense(sparse=True, hidden=8192), "recurrent.pack"),
         (dense(sparse=True, hidden=8192), "masked_tensor_cores: 1 x 1 x 8192 x 8192 weights"),
@@ -142,6 +144,24 @@ def test_several_scans_share_the_gpu():
     large = make_plan(dense(4, hidden=1792, directions=2), H200)
     assert large.scans == 1
     assert large.microseconds == 2 * make_plan(dense(4, hidden=1792), H200).microseconds
+
+
+def test_parts_of_a_large_batch_follow_each_other():
+    large, half = (make_plan(dense(4, hidden=1792, batch=b), H200) for b in (32, 16))
+    assert (large.groups, large.scans) == (2, 1)
+    assert large.microseconds == 2 * half.microseconds
+    both = make_plan(dense(3, batch=32, dtype="float32"), H200)
+    assert (both.groups, both.scans) == (4, 2)
+
+
+def test_the_plain_path_where_it_is_faster():
+    """Unless a kernel was asked for; and not because of what starting a kernel takes."""
+    slow = dense(4, hidden=1792, batch=48)
+    assert isinstance(make_plan(slow, H200), NoPlan)
+    assert make_plan(slow, H200, forced=True).groups == 4
+    assert make_plan(slow, H200, "dense_tensor_cores").groups == 4
+    assert isinstance(make_plan(dense(length=4), H200), NoPlan)
+    assert isinstance(make_plan(dense(length=16), H200), Plan)
 
 
 @pytest.mark.parametrize("name", list(VARIANTS))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from recurrent_problems import CELLS, compiled, pattern, problem
 
 from jaxsparse import CSR, Topology, recurrent
-from jaxsparse.recurrent import GRU, LSTM, RNN
+from jaxsparse.recurrent import GRU, LSTM, RNN, primitive
 
 LENGTHS = jnp.array([0, 5, 3])  # of T = 5
 EVERY = {"reverse": True, "seq_lengths": LENGTHS}
@@ -129,6 +129,48 @@ def _scan_three_leaves(a, carry, xs, lengths, reverse):
 def _reference_three_leaves(weights, carry, xs, lengths, reverse):
     p = problem("three_leaves", T=5, B=4, h=3)
     return p.reference(weights, carry, xs, seq_lengths=lengths, reverse=reverse)
+
+
+@pytest.mark.parametrize("density", [0.3, 0.0])
+def test_the_plain_path_of_a_gpu_computes_the_same(density, monkeypatch):
+    """It multiplies by the dense form, unless the matrix is too sparse for that to pay."""
+    h, length, b = 37, 11, 3
+    rng = np.random.default_rng(0)
+    mask = rng.random((4 * h, h)) < density
+    mask[5, 7] = True
+    topology = Topology.from_mask(mask, nse=int(mask.sum()) + 3)
+    values = (
+        jnp.asarray(rng.standard_normal(topology.nse), jnp.float32).at[topology.nnz :].set(np.nan)
+    )
+    carry = tuple(jnp.asarray(rng.standard_normal((2, b, h)), jnp.float32))
+    xs = jnp.asarray(rng.standard_normal((length, b, 4 * h)), jnp.float32)
+    called = {}
+
+    def record(bound, *operands, **params):
+        traced = any(isinstance(x, jax.core.Tracer) for x in operands)
+        if bound is primitive.recurrent_scan_p and not traced:
+            called[params["transposed"]] = operands, params
+        return bind(bound, *operands, **params)
+
+    def scanned(values, xs):
+        return recurrent.scan(LSTM, CSR(values, topology), carry, xs)[1]
+
+    bind = primitive.bind
+    monkeypatch.setattr(primitive, "bind", record)
+    jax.vjp(scanned, values, xs)[1](scanned(values, xs))
+    assert set(called) == {False, True}
+    for operands, params in called.values():
+        options = {name: value for name, value in params.items() if name != "variant"}
+        plain, on_gpu = (
+            jax.make_jaxpr(functools.partial(primitive._plain, on_gpu=on, **options))(*operands)
+            for on in (False, True)
+        )
+        assert ("spmm" in str(on_gpu)) == (density < 0.01) and "spmm" in str(plain)
+        assert "unroll=8" in str(on_gpu) and "unroll=1" in str(plain)
+        expected, got = (jax.core.eval_jaxpr(j.jaxpr, j.consts, *operands) for j in (plain, on_gpu))
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6), got, expected
+        )
 
 
 def test_y_is_zero_and_the_carry_stays_past_the_end():

@@ -35,8 +35,10 @@ _TILE_ROWS = 16  # of a tensor core's stationary operand
 _TILE_BATCH = 8
 _CACHE_LINE = 128  # bytes
 _RESERVED_SHARED = 1024  # bytes of a multiprocessor's shared memory that each block costs
+_L2_MEGABYTES = 50
 _STAYS_IN_CACHE = 4 << 20  # bytes of an exchange buffer, beside what a scan reads and writes
-_BATCH_GROUPS = (1, 2)  # a batch is one scan, or two side by side
+_BATCH_GROUPS = (1, 2, 4)  # the parts of a batch: a scan each, side by side or one after another
+_START = 15.0  # microseconds for which a launch clears its buffers and loads weights
 
 
 @functools.cache
@@ -195,7 +197,6 @@ VARIANTS = {
 _MOST_ARRAYS = _ffi.SCAN_MOST_ARRAYS
 _MOST_SCANS = _ffi.SCANS_OF_LAUNCH
 _MOST_BATCH = {True: 32, False: 16}  # with tensor cores or FMA; more would spill registers
-_FEWEST_STEPS = 4  # fewer don't pay for loading the weights
 
 
 def make_plan(
@@ -223,8 +224,6 @@ def make_plan(
         return NoPlan(f"inputs of {sorted(others)} beside a state of {p.state_dtype}")
     if p.arrays > _MOST_ARRAYS:
         return NoPlan(f"{p.arrays} arrays of one kind are more than the {_MOST_ARRAYS} it takes")
-    if p.length < _FEWEST_STEPS and not forced:
-        return NoPlan(f"{p.length} steps are too few to pay for loading the weights")
     if variant is not None and variant not in VARIANTS:
         return NoPlan(f"there is no variant {variant!r}, there are {list(VARIANTS)}")
     default = [name for name, v in VARIANTS.items() if not v.barrier]
@@ -254,7 +253,29 @@ def make_plan(
             reasons.append(f"{name}: {reason}")
     if not plans:
         return NoPlan("; ".join(reasons))
-    return min(plans, key=lambda plan: plan.microseconds)
+    best = min(plans, key=lambda plan: _whole_microseconds(plan, p))
+    loop = _loop_microseconds(p)
+    if not forced and variant is None and p.length * loop < _whole_microseconds(best, p):
+        return NoPlan(
+            f"it takes about {loop:.1f} us a step, and a kernel {_START:.0f} us to start; {best}"
+        )
+    return best
+
+
+def _whole_microseconds(plan: Plan, p: Problem) -> float:
+    """Predicted for all steps."""
+    launches = p.directions * plan.groups // plan.scans
+    return p.length * plan.microseconds + launches * _START
+
+
+def _loop_microseconds(p: Problem) -> float:
+    """Predicted for a step of a loop of XLA by dense weights, fitted to measurements on an H200."""
+    wide = "float32" in (p.state_dtype, p.weight_dtype)
+    megabytes = p.products * p.states * p.hidden**2 * (4 if wide else 2) / 1e6
+    start, per_megabyte = (5.3, 0.2) if wide else (3.6, 0.11)
+    cached = start + per_megabyte * megabytes + (0.03 + 0.005 * megabytes) * p.batch
+    from_memory = megabytes / 4 if megabytes > _L2_MEGABYTES else 0.0
+    return max(cached, from_memory) * p.directions
 
 
 def _unfit(variant: Variant, p: Problem) -> str | None:
@@ -270,8 +291,10 @@ def _unfit(variant: Variant, p: Problem) -> str | None:
         most = 8 if p.state_dtype == "float32" else 16
         return f"a batch of {p.batch} is more than {most}" if p.batch > most else None
     most = _MOST_BATCH[variant.tensor_cores]
-    if p.batch > most:
-        return f"a batch of {p.batch} is more than {most}"
+    if all(p.batch % groups or p.batch // groups > most for groups in _BATCH_GROUPS):
+        return (
+            f"a batch of {p.batch} is more than {most}, and so are the parts of {_BATCH_GROUPS[1:]}"
+        )
     narrow = p.state_dtype == p.weight_dtype and _BYTES[p.state_dtype] == 2
     if variant.tensor_cores and not narrow:
         return (
@@ -357,24 +380,24 @@ def _sparse_plan(variant: str, p: Problem, device: Device, *, forced: bool) -> P
 
 
 def _dense_plans(variant: str, p: Problem, device: Device) -> Iterator[Plan]:
-    """Plans for each way to share the GPU among scans."""
+    """Plans for each way to share the GPU among scans, or to let them follow each other."""
+    most = _MOST_BATCH[VARIANTS[variant].tensor_cores]
     for groups in _BATCH_GROUPS:
-        for directions in sorted({1, p.directions}):
-            scans = groups * directions
+        if p.batch % groups or p.batch // groups > most:
+            continue
+        part = dataclasses.replace(p, batch=p.batch // groups)
+        for scans in range(1, _MOST_SCANS + 1):
+            launches, rest = divmod(p.directions * groups, scans)
             for resident in (1, 2):
                 multiprocessors = device.multiprocessors * resident // scans
-                if p.batch % groups or resident > scans or scans > _MOST_SCANS:
+                if rest or resident > scans or multiprocessors == 0:
                     continue
-                if multiprocessors == 0:
-                    continue
-                part = dataclasses.replace(p, batch=p.batch // groups)
                 share = dataclasses.replace(
                     device,
                     multiprocessors=multiprocessors,
                     shared_bytes=(device.shared_bytes + _RESERVED_SHARED) // resident
                     - _RESERVED_SHARED,
                 )
-                launches = p.directions // directions
                 for plan in _dense_plans_of_scan(variant, part, share, scans, resident):
                     yield dataclasses.replace(
                         plan,
@@ -493,7 +516,7 @@ def _dense_plan(
             + 0.52 * from_shared
             + 0.064 * loads
             + (0.0045 + 0.0092 * (p.products - 1)) * warps
-            + 0.12 * (scans > 1)
+            + 0.12 * (scans - 1)
             + 0.074 * (p.states - 1)
         )
     else:
@@ -504,7 +527,7 @@ def _dense_plan(
             + 0.53 * from_shared
             + 0.032 * loads
             + 0.02 * warps
-            + 0.3 * (scans > 1)
+            + 0.3 * (scans - 1)
         )
     look = 700 if tensor_cores and p.products == 1 and p.states == 1 else 800
     look = 600 if not tensor_cores else look

@@ -18,6 +18,7 @@ whose transpose is the weights' gradient: one product, or one sampled product, a
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching
 
 from jaxsparse.ops.matmul import PATTERN, spmm_p
+from jaxsparse.pattern import row_indices
 from jaxsparse.primitive import (
     Operation,
     Signature,
@@ -183,12 +185,34 @@ def product(
     return z.astype(out_dtype)
 
 
-def _plain(*operands: Any, reversed: tuple[bool, ...], **params: Any) -> list[Any]:
+# On a GPU the start of XLA's kernels is what a step of a loop waits for, and a dense product takes
+# less time than one by the kernels of spmm unless the matrix is very sparse or large.
+_UNROLLED = 8
+_LEAST_DENSITY = 1 / 512
+_MOST_DENSE_BYTES = 2**28
+
+
+def _dense_form(weights: Sequence[Any]) -> Any | None:
+    """A sparse (m, k) matrix as a dense (k, m) one, if a product by that is faster on a GPU."""
+    values, *pattern = weights[: 1 + len(PATTERN)]
+    row_offsets, columns, _, t_row_offsets, *_ = pattern
+    m, k, nse = row_offsets.shape[0] - 1, t_row_offsets.shape[0] - 1, values.shape[0]
+    if nse < _LEAST_DENSITY * m * k or m * k * values.dtype.itemsize > _MOST_DENSE_BYTES:
+        return None
+    rows = row_indices(row_offsets, nse)  # padding's is m, which is dropped
+    columns = columns.astype(jnp.int32)
+    return jnp.zeros((k, m), values.dtype).at[columns, rows].add(values, mode="drop")
+
+
+def _plain(
+    *operands: Any, reversed: tuple[bool, ...], on_gpu: bool = False, **params: Any
+) -> list[Any]:
     """The scan as a loop of XLA, one direction after the other."""
     every = [
         _plain_direction(
             _split([x[d] for x in operands], params),
             reverse=reverse,
+            on_gpu=on_gpu,
             **params,
         )
         for d, reverse in enumerate(reversed)
@@ -199,6 +223,7 @@ def _plain(*operands: Any, reversed: tuple[bool, ...], **params: Any) -> list[An
 def _plain_direction(
     operands: Operands,
     *,
+    on_gpu: bool,
     step: Step,
     sparse: bool,
     transposed: bool,
@@ -211,6 +236,8 @@ def _plain_direction(
     weights, state, carries, inputs = operands
     b, _, h = state.shape
     dtype, accumulator = state.dtype, carries[0].dtype
+    if on_gpu and sparse and (dense := _dense_form(weights)) is not None:
+        weights, sparse = (dense,), False
 
     def body(before: Any, moving: Any) -> Any:
         state, carries = before
@@ -238,7 +265,8 @@ def _plain_direction(
 
     moving = [x for x, own in zip(inputs, spans, strict=True) if "t" in own]
     first: Any = (state, list(carries))
-    (_, last), (states, outputs) = jax.lax.scan(body, first, moving, reverse=reverse)
+    unroll = _UNROLLED if on_gpu else 1
+    (_, last), (states, outputs) = jax.lax.scan(body, first, moving, reverse=reverse, unroll=unroll)
     return [states, *last, *outputs]
 
 
@@ -262,6 +290,7 @@ recurrent_scan_p = make_primitive(
         result_dtypes=_result_dtypes,
         shardable=("b",),
         xla=_plain,
+        xla_on_gpu=functools.partial(_plain, on_gpu=True),
         ffi=lambda params, avals, _: engine.ffi_call(params, avals, operand_names(params)),
     )
 )
