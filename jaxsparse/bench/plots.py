@@ -43,11 +43,14 @@ def plot(rows: Sequence[Row], path: pathlib.Path) -> None:
         groups.setdefault((panel.suite, panel.operation), []).append(panel)
     labels = dict.fromkeys(label for panel in drawn for label in panel.labels)
     colours = {label: f"C{i % 10}" for i, label in enumerate(labels)}
-    columns = max(len(group) for group in groups.values())
-    figure = Figure(figsize=(8 * columns, 5 * len(groups)), layout="constrained")
+    lines = list(groups.values())
+    if len(lines) == len(drawn) > 2:  # of one pass each: two in a line
+        lines = [drawn[i : i + 2] for i in range(0, len(drawn), 2)]
+    columns = max(len(line) for line in lines)
+    figure = Figure(figsize=(8 * columns, 5 * len(lines)), layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.subplots(len(groups), columns, squeeze=False)
-    for axes, group in zip(grid, groups.values(), strict=True):
+    grid = figure.subplots(len(lines), columns, squeeze=False)
+    for axes, group in zip(grid, lines, strict=True):
         for ax in axes[len(group) :]:
             ax.set_axis_off()
         for ax, panel in zip(axes, group, strict=False):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,10 +63,11 @@ def _lines(ax: Any, panel: Panel, suite: Suite, varies: str) -> None:
     first = list({problem: row for (problem, _), row in panel.rows.items()}.values())
     floors = sorted(point(row, row["floor_us"]) for row in first if row["floor_us"])
     if floors:
-        ax.plot(*np.array(floors).T, color="black", linestyle="--", label="exchange floor")
+        name = "at the exchange floor" if suite.throughput else "exchange floor"
+        ax.plot(*np.array(floors).T, color="black", linestyle="--", label=name)
     ax.set_xscale("log")
     shown = sorted({value(row) for row in first})
-    ax.set_xticks(shown, [f"{x:.3g}" if x < 100 else f"{x:g}" for x in shown])
+    ax.set_xticks(shown, _tick_labels(shown))
     ax.set_xticks([], minor=True)
     ax.set_xlabel(label)
     ax.set_yscale("log")
@@ -76,8 +78,10 @@ def _lines(ax: Any, panel: Panel, suite: Suite, varies: str) -> None:
 
 def _dots(ax: Any, panel: Panel) -> None:
     heights = {problem: -i for i, problem in enumerate(panel.problems)}
-    for way in ways(panel):
-        rows = [(heights[p], fastest(panel, p, way)) for p in panel.problems]
+    drawn = ways(panel)
+    for i, way in enumerate(drawn):
+        lower = 0.4 * ((i + 0.5) / len(drawn) - 0.5)  # or equal times would hide each other
+        rows = [(heights[p] - lower, fastest(panel, p, way)) for p in panel.problems]
         points = [(step_us(row), y) for y, row in rows if row]
         if points:
             colour, marker = STYLES[way]
@@ -94,10 +98,29 @@ def _dots(ax: Any, panel: Panel) -> None:
 
 
 def _told_apart(names: list[str]) -> list[str]:
-    """Without what is in all of them."""
+    """Without what is in all of them; densities, batches and lengths spelled out."""
     parts = [name.split("_") for name in names]
     shared = set.intersection(*map(set, parts)) if len(names) > 1 else set()
-    return [" ".join(part for part in name if part not in shared) for name in parts]
+    return [" ".join(_spelled(part) for part in name if part not in shared) for name in parts]
+
+
+def _spelled(part: str) -> str:
+    match = re.fullmatch(r"([dbt])([0-9.]+)", part)
+    if match is None:
+        return part
+    kind, number = match.groups()
+    if kind == "d":
+        return f"({100 * float(number):g} %)"
+    return f"batch {number}" if kind == "b" else f"{number} steps"
+
+
+def _tick_labels(values: Sequence[float]) -> list[str]:
+    """On a logarithmic axis; empty where one would touch the one before it."""
+    labels, last, least = [], 0.0, (values[-1] / values[0]) ** 0.07
+    for x in values:
+        labels.append("" if x < last * least else f"{x:.2g}" if x < 100 else f"{x:g}")
+        last = x if labels[-1] else last
+    return labels
 
 
 def _plain_numbers(axis: Any) -> None:
