@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "common/isa.h"
@@ -94,12 +95,27 @@ std::vector<int> TakeScanFailures() {
 
 using Indices = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+bool IsPatternOf(const Indices& row_offsets, const Indices& column_indices, int64_t rows,
+                 int64_t columns) {
+  if (static_cast<int64_t>(row_offsets.size()) != rows + 1) return false;
+  const int32_t* offsets = row_offsets.data();
+  const int64_t entries = offsets[rows];
+  return offsets[0] == 0 && std::is_sorted(offsets, offsets + rows + 1) &&
+         entries <= static_cast<int64_t>(column_indices.size()) &&
+         std::all_of(column_indices.data(), column_indices.data() + entries,
+                     [&](int32_t column) { return column >= 0 && column < columns; });
+}
+
 // How a scan's sparse matrix lies on chip (recurrent/sparse_layout.h), or a ValueError that says
 // why it does not fit. `permutation`, which may be empty, says where each entry's value lies.
 nb::dict LayOutSparse(Indices row_offsets, Indices column_indices, Indices permutation,
                       int64_t hidden, int products, int state_parts, int blocks, int cluster,
                       int most_threads, int fewest_threads, int entries, int group, int piece_bytes,
                       bool bank_aware) {
+  if (!IsPatternOf(row_offsets, column_indices, products * hidden, state_parts * hidden) ||
+      (permutation.size() != 0 && permutation.size() < column_indices.size())) {
+    throw nb::value_error("the pattern is not one of a recurrent matrix of this size");
+  }
   SparsePatternView pattern;
   pattern.hidden = hidden;
   pattern.row_offsets = row_offsets.data();

@@ -437,6 +437,20 @@ def test_pack():
         recurrent.pack(full, batch=4, dtype=jnp.float32, device=Device("tiny", 90, 4, 50_000))
 
 
+@pytest.mark.parametrize(
+    "gates, change",
+    [(1, lambda o, c: (o, c)), (2, lambda o, c: (o[::-1], c)), (2, lambda o, c: (o, c + 9))],
+)
+def test_layouts_of_no_recurrent_matrix(gates, change):
+    offsets, columns = change(np.arange(0, 34, 2, np.int32), np.zeros(34, np.int32))
+    form = {"hidden": 8, "products": gates, "state_parts": 1, "blocks": 2, "cluster": 1}
+    sizes = {"most_threads": 512, "fewest_threads": 32, "entries": 4, "group": 4, "piece_bytes": 8}
+    with pytest.raises(ValueError, match="not one of a recurrent matrix of this size"):
+        _ffi.lay_out_sparse(
+            offsets, columns, np.zeros(0, np.int32), bank_aware=True, **form, **sizes
+        )
+
+
 def test_layouts_of_two_directions_have_one_form():
     rng = np.random.default_rng(0)
     masks = [rng.random((4 * 256, 256)) < density for density in (0.1, 0.12)]
