@@ -24,6 +24,15 @@ def test_every_kernel_compiles(file, expression, architecture, monkeypatch):
     assert _ffi.compile_kernel(file, expression, architecture).startswith(b"\x7fELF")
 
 
+# Columns of a lane, lanes of a group, groups that share a row: what other sizes ask for.
+@pytest.mark.parametrize("tiling", [(1, 1, 128), (2, 16, 8), (4, 8, 4), (4, 32, 1)])
+def test_tilings_compile(tiling, monkeypatch):
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
+    numbers = ", ".join(map(str, tiling))
+    expression = f"jaxsparse::SpmmTiled<float, float, uint16_t, {numbers}, false, true>"
+    assert _ffi.compile_kernel("spmm/spmm_tiled.cu", expression, "sm_90a")
+
+
 def test_every_operation_has_kernels():
     for name, entry in backend.OPERATIONS.items():
         if name == "recurrent_scan":

@@ -2,6 +2,7 @@
 // that its device sources can be asked for.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,7 @@ struct OperationEntry {
   std::vector<KernelSource> kernels;
 };
 
-// `problems`: one for every combination of types that selects another kernel instance.
+// `problems`: at least one for every combination of types that selects another kernel instance.
 template <typename Operation>
 OperationEntry MakeEntry(const std::vector<typename Operation::Problem>& problems) {
   using Handlers = Targets<Operation>;
@@ -32,7 +33,14 @@ OperationEntry MakeEntry(const std::vector<typename Operation::Problem>& problem
                        {}};
   for (const auto& row : Operation::CudaVariants()) {
     for (const auto& problem : problems) {
-      if (row.fits(problem)) entry.kernels.push_back(row.kernel(problem));
+      if (!row.fits(problem)) continue;
+      const KernelSource kernel = row.kernel(problem);
+      const auto is_same = [&](const KernelSource& other) {
+        return other.file == kernel.file && other.expression == kernel.expression;
+      };
+      if (std::none_of(entry.kernels.begin(), entry.kernels.end(), is_same)) {
+        entry.kernels.push_back(kernel);
+      }
     }
   }
   return entry;

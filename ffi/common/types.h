@@ -7,6 +7,7 @@ using int32_t = int;
 using int64_t = long long;
 using uint16_t = unsigned short;
 using uint32_t = unsigned int;
+using uint64_t = unsigned long long;
 #define JAXSPARSE_INLINE __host__ __device__ __forceinline__
 #else
 #include <cstdint>
@@ -19,6 +20,10 @@ namespace jaxsparse {
 
 enum class DType : int { kFloat32, kFloat64, kBFloat16, kFloat16 };
 enum class IndexType : int { kInt32, kUint16 };
+
+JAXSPARSE_INLINE int64_t SizeOf(DType dtype) {
+  return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
+}
 
 constexpr int kWarp = 32;  // lanes
 
@@ -51,6 +56,9 @@ struct Array {
   template <typename T>
   JAXSPARSE_INLINE T* At(const Batch& batch, int64_t index) const {
     int64_t offset = 0;
+#ifdef __CUDACC_RTC__
+#pragma unroll 1  // divisions, which would be most of a kernel's code
+#endif
     for (int d = batch.rank - 1; d >= 0; --d) {
       offset += (index % batch.sizes[d]) * strides[d];
       index /= batch.sizes[d];

@@ -91,7 +91,6 @@ class WaitLimit {
   }
 
  private:
-  using uint64_t = unsigned long long;
   static constexpr uint32_t kLooksPerCheck = 256;
 
   __device__ static uint64_t Now() {

@@ -56,10 +56,6 @@ struct Call {
   int64_t wait_limit_ns = 0;
 };
 
-int64_t SizeOf(DType dtype) {
-  return dtype == DType::kFloat32 ? 4 : dtype == DType::kFloat64 ? 8 : 2;
-}
-
 int64_t WorkspaceBytes(const Call& c) {
   const int64_t dense = c.densified ? c.matrix_rows * c.matrix_columns * SizeOf(c.weight_dtype) : 0;
   return c.scans * c.exchange_bytes + kScanFlagBytes + c.directions * dense;

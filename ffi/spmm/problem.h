@@ -11,8 +11,9 @@ namespace jaxsparse {
 
 enum class Activation : int { kNone, kRelu, kGelu };
 
-// Columns of the result that one lane of a CUDA kernel owns.
+// Columns of the result that one lane of a generic CUDA kernel owns.
 constexpr int kSpmmColumnsPerLane = 4;
+constexpr int kSpmmTiledThreads = 128;  // of a block
 
 struct SpmmProblem {
   Pattern pattern;

@@ -1,4 +1,7 @@
 // CUDA variants of the sparse-dense product: which kernel, and how it is launched.
+#include <limits>
+#include <string>
+
 #include "nvrtc/type_names.h"
 #include "spmm/spmm.h"
 
@@ -22,6 +25,69 @@ LaunchShape DotsShape(const SpmmProblem& p) {
   return {CeilDivide(p.batch.count * p.n * p.pattern.rows, kThreads / kWarp), kThreads};
 }
 
+// How a row of the result is cut into tiles, and shared.
+struct Tiling {
+  int vector;  // columns of a lane
+  int lanes;   // of a group
+  int groups;  // that share a row
+};
+
+constexpr int kWidestLoad = 16;  // bytes
+// Threads that fill a GPU: a row's entries are shared until there are so many, or until a group
+// has too few entries for its loads to overlap.
+constexpr int64_t kThreadsToFill = 132 * 2048;
+constexpr int64_t kFewestEntries = 16;
+
+Tiling TilingOf(const SpmmProblem& p) {
+  Tiling tiling{static_cast<int>(kWidestLoad / SizeOf(p.dtype)), 1, 1};
+  while (p.n % tiling.vector != 0) tiling.vector /= 2;
+  tiling.lanes = LanesFor(CeilDivide(p.n, tiling.vector));
+  const int64_t tiles = CeilDivide(p.n, tiling.lanes * tiling.vector);
+  const int64_t threads = p.batch.count * tiles * p.pattern.rows * tiling.lanes;
+  const int64_t entries = p.pattern.nse / (p.pattern.rows > 0 ? p.pattern.rows : 1);
+  while (tiling.lanes * tiling.groups < kSpmmTiledThreads &&
+         threads * tiling.groups < kThreadsToFill && entries > kFewestEntries * tiling.groups) {
+    tiling.groups *= 2;
+  }
+  return tiling;
+}
+
+// Counters of 32 bits.
+bool FitsTiled(const SpmmProblem& p) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  return !p.dense_on_left && p.n * SizeOf(p.dtype) < kMost && p.pattern.nse < kMost &&
+         (p.n == 0 || p.pattern.rows * p.batch.count < kMost / p.n);
+}
+
+KernelSource TiledInstance(const SpmmProblem& p, const Tiling& tiling, bool ordered) {
+  return {"spmm/spmm_tiled.cu",
+          "jaxsparse::SpmmTiled<" + TypeName(p.dtype) + ", " + TypeName(p.out_dtype) + ", " +
+              TypeName(p.pattern.index_type) + ", " + std::to_string(tiling.vector) + ", " +
+              std::to_string(tiling.lanes) + ", " + std::to_string(tiling.groups) + ", " +
+              (p.pattern.permutation.data == nullptr ? "false" : "true") + ", " +
+              (ordered ? "true" : "false") + ">"};
+}
+
+LaunchShape TiledShape(const SpmmProblem& p, const Tiling& tiling) {
+  const int64_t tiles = CeilDivide(p.n, tiling.lanes * tiling.vector);
+  const int64_t rows = kSpmmTiledThreads / (tiling.lanes * tiling.groups);
+  return {CeilDivide(p.batch.count * tiles * p.pattern.rows, rows), kSpmmTiledThreads};
+}
+
+// The tiling without one of its techniques, to measure what that brings.
+Tiling Scalar(Tiling tiling, const SpmmProblem& p) {
+  tiling.lanes = LanesFor(p.n);
+  tiling.vector = 1;
+  while (tiling.lanes * tiling.groups > kSpmmTiledThreads) tiling.groups /= 2;
+  return tiling;
+}
+Tiling Unshared(Tiling tiling) {
+  tiling.groups = 1;
+  return tiling;
+}
+
+constexpr double kOnDemand = std::numeric_limits<double>::infinity();
+
 constexpr CudaVariant<SpmmProblem> kVariants[] = {
     {"generic_rows", [](const SpmmProblem& p) { return !p.dense_on_left; },
      [](const SpmmProblem&) { return 1.0; },
@@ -29,6 +95,18 @@ constexpr CudaVariant<SpmmProblem> kVariants[] = {
     {"generic_dots", [](const SpmmProblem& p) { return p.dense_on_left; },
      [](const SpmmProblem&) { return 1.0; },
      [](const SpmmProblem& p) { return Instance("SpmmDots", p); }, DotsShape},
+    {"tiled_rows", FitsTiled, [](const SpmmProblem&) { return kOnDemand; },
+     [](const SpmmProblem& p) { return TiledInstance(p, TilingOf(p), true); },
+     [](const SpmmProblem& p) { return TiledShape(p, TilingOf(p)); }},
+    {"tiled_rows_scalar", FitsTiled, [](const SpmmProblem&) { return kOnDemand; },
+     [](const SpmmProblem& p) { return TiledInstance(p, Scalar(TilingOf(p), p), true); },
+     [](const SpmmProblem& p) { return TiledShape(p, Scalar(TilingOf(p), p)); }},
+    {"tiled_rows_unshared", FitsTiled, [](const SpmmProblem&) { return kOnDemand; },
+     [](const SpmmProblem& p) { return TiledInstance(p, Unshared(TilingOf(p)), true); },
+     [](const SpmmProblem& p) { return TiledShape(p, Unshared(TilingOf(p))); }},
+    {"tiled_rows_unordered", FitsTiled, [](const SpmmProblem&) { return kOnDemand; },
+     [](const SpmmProblem& p) { return TiledInstance(p, TilingOf(p), false); },
+     [](const SpmmProblem& p) { return TiledShape(p, TilingOf(p)); }},
 };
 
 }  // namespace

@@ -59,16 +59,21 @@ struct Spmm {
 
 OperationEntry SpmmEntry() {
   std::vector<SpmmProblem> problems;
+  int32_t permuted = 0;  // only whether there is a permutation counts
   for (const DTypePair types : kDTypePairs) {
     for (const IndexType index : {IndexType::kInt32, IndexType::kUint16}) {
-      for (const bool dense_on_left : {false, true}) {
-        SpmmProblem problem;
-        problem.dtype = types.dtype;
-        problem.out_dtype = types.out_dtype;
-        problem.pattern.index_type = index;
-        problem.dense_on_left = dense_on_left;
-        problems.push_back(problem);
-      }
+      SpmmProblem problem;
+      problem.dtype = types.dtype;
+      problem.out_dtype = types.out_dtype;
+      problem.pattern.index_type = index;
+      problem.n = 128;  // a size at which no two variants are one kernel
+      problem.pattern.rows = 1024;
+      problem.pattern.nse = 65536;
+      problems.push_back(problem);
+      problem.pattern.permutation.data = &permuted;
+      problems.push_back(problem);
+      problem.dense_on_left = true;
+      problems.push_back(problem);
     }
   }
   return MakeEntry<Spmm>(problems);

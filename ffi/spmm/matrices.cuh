@@ -1,0 +1,107 @@
+// What the CUDA kernels of the sparse-dense product share: one batch entry's arrays, the epilogue.
+#pragma once
+
+#include "common/device.cuh"
+#include "spmm/problem.h"
+
+namespace jaxsparse {
+
+// So many elements by one access.
+template <typename T, int kCount>
+struct alignas(kCount * sizeof(T)) Packet {
+  T elements[kCount];
+};
+
+template <typename P>
+__device__ __forceinline__ bool IsAligned(const void* at) {
+  return reinterpret_cast<unsigned long long>(at) % sizeof(P) == 0;
+}
+
+// kCount elements; one by one where `wide` is false.
+template <int kCount, typename T>
+__device__ __forceinline__ Packet<T, kCount> LoadPacket(const T* from, bool wide) {
+  Packet<T, kCount> packet;
+  if (wide) {
+    packet = *reinterpret_cast<const Packet<T, kCount>*>(from);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) packet.elements[i] = from[i];
+  }
+  return packet;
+}
+
+template <typename T, int kCount>
+__device__ __forceinline__ void StorePacket(T* to, const Packet<T, kCount>& packet) {
+  if (IsAligned<Packet<T, kCount>>(to)) {
+    *reinterpret_cast<Packet<T, kCount>*>(to) = packet;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) to[i] = packet.elements[i];
+  }
+}
+
+template <typename Acc>
+__device__ __forceinline__ Acc Activate(Activation activation, Acc x) {
+  if (activation == Activation::kRelu) return x < Acc(0) ? Acc(0) : x;  // keeps NaN
+  if (activation == Activation::kGelu) {
+    // x * (1 + tanh(u)) / 2 as x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3)
+    return x / (Acc(1) + exp(-x * (Acc(1.5957691216057308) + Acc(0.071354816272600245) * x * x)));
+  }
+  return x;
+}
+
+// The arrays of one batch entry.
+template <typename T, typename Out, typename Index>
+struct Matrices {
+  const T* values;
+  const int32_t* row_offsets;
+  const Index* column_indices;
+  const int32_t* row_order;
+  const int32_t* permutation;
+  const T* x;
+  const T* bias;
+  Out* out;
+  Out* preactivation;
+
+  __device__ Matrices(const SpmmProblem& p, int64_t entry)
+      : values(p.values.At<const T>(p.batch, entry)),
+        row_offsets(p.pattern.row_offsets.At<const int32_t>(p.batch, entry)),
+        column_indices(p.pattern.column_indices.At<const Index>(p.batch, entry)),
+        row_order(p.pattern.row_order.At<const int32_t>(p.batch, entry)),
+        permutation(p.pattern.permutation.data == nullptr
+                        ? nullptr
+                        : p.pattern.permutation.At<const int32_t>(p.batch, entry)),
+        x(p.x.At<const T>(p.batch, entry)),
+        bias(p.bias.data == nullptr ? nullptr : p.bias.At<const T>(p.batch, entry)),
+        out(p.out.At<Out>(p.batch, entry)),
+        preactivation(p.preactivation.data == nullptr ? nullptr
+                                                      : p.preactivation.At<Out>(p.batch, entry)) {}
+
+  __device__ Accumulator<T> Value(int64_t i) const {
+    return ToAccumulator(values[permutation == nullptr ? i : permutation[i]]);
+  }
+
+  __device__ void Write(Activation activation, int64_t row, int64_t at, Accumulator<T> z) const {
+    if (bias != nullptr) z += ToAccumulator(bias[row]);
+    if (preactivation != nullptr) FromAccumulator(z, &preactivation[at]);
+    FromAccumulator(Activate(activation, z), &out[at]);
+  }
+
+  // Neighbouring columns of a row, by one store where their place allows it.
+  template <int kCount>
+  __device__ void WriteRun(Activation activation, int64_t row, int64_t at,
+                           Accumulator<T> (&z)[kCount]) const {
+    const Accumulator<T> b = bias == nullptr ? Accumulator<T>(0) : ToAccumulator(bias[row]);
+    Packet<Out, kCount> before, after;
+#pragma unroll
+    for (int c = 0; c < kCount; ++c) {
+      if (bias != nullptr) z[c] += b;
+      FromAccumulator(z[c], &before.elements[c]);
+      FromAccumulator(Activate(activation, z[c]), &after.elements[c]);
+    }
+    if (preactivation != nullptr) StorePacket(preactivation + at, before);
+    StorePacket(out + at, after);
+  }
+};
+
+}  // namespace jaxsparse
