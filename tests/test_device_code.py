@@ -33,6 +33,15 @@ def test_tilings_compile(tiling, monkeypatch):
     assert _ffi.compile_kernel("spmm/spmm_tiled.cu", expression, "sm_90a")
 
 
+# Lanes that own a row, packets that each keeps.
+@pytest.mark.parametrize("keeping", [(2, 2), (16, 2), (32, 8)])
+def test_kept_rows_compile(keeping, monkeypatch):
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
+    for backward in ("false", "true"):
+        expression = f"jaxsparse::SparseSoftmaxKept<float, {backward}, {keeping[0]}, {keeping[1]}>"
+        assert _ffi.compile_kernel("sparse_softmax/sparse_softmax_kept.cu", expression, "sm_90a")
+
+
 def test_every_operation_has_kernels():
     for name, entry in backend.OPERATIONS.items():
         if name == "recurrent_scan":

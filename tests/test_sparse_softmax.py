@@ -13,6 +13,8 @@ from reference import sparse_softmax as reference
 
 from jaxsparse import CSR, Topology, sparse_softmax
 from jaxsparse.bench.edge_cases import EDGE_CASES as PROBLEMS
+from jaxsparse.ops.sparse_softmax import sparse_softmax_derivative_p
+from jaxsparse.primitive import bind
 
 
 @functools.partial(jax.jit, static_argnames=("scale", "implementation", "variant"))
@@ -26,6 +28,14 @@ def derivative(a, tangent, scale, implementation):
         return softmax(CSR(v, a.topology), scale, implementation, None)
 
     return jax.jvp(function, (a.values,), (tangent,))[1]
+
+
+@functools.partial(jax.jit, static_argnames=("scale", "implementation", "variant"))
+def forced_derivative(y, tangent, topology, scale, implementation, variant):
+    """Its kernels by name, which derivatives of `sparse_softmax` don't hand on."""
+    options = {"scale": scale, "implementation": implementation, "variant": variant}
+    operands = topology.operands()
+    return bind(sparse_softmax_derivative_p, y, tangent, *operands, **options)[0]
 
 
 def random_values(topology, dtype, seed, scale=3.0):
@@ -46,7 +56,10 @@ def test_softmax(name, implementation, variant, dtype):
         expected = reference(values, topology, 0.7)
         assert_close(out, expected, dtype, 10 * np.abs(expected))
         tangent = random_values(topology, DTYPES[dtype], 1)
-        slope = derivative(CSR(values, topology), tangent, 0.7, implementation)
+        slopes = [
+            derivative(CSR(values, topology), tangent, 0.7, implementation),
+            forced_derivative(out, tangent, topology, 0.7, implementation, variant),
+        ]
         t = np.nan_to_num(np.asarray(tangent, np.float64))
     rows = np.asarray(topology.row_indices())
 
@@ -63,7 +76,19 @@ def test_softmax(name, implementation, variant, dtype):
     magnitude = (
         np.abs(y) * terms + rounding / EPSILON["float64" if dtype == "float64" else "float32"]
     )
-    assert_close(slope, 0.7 * y * (t - row_sums(y * t)), dtype, magnitude)
+    for slope in slopes:
+        assert_close(slope, 0.7 * y * (t - row_sums(y * t)), dtype, magnitude)
+
+
+@pytest.mark.parametrize("implementation, variant", cases("sparse_softmax"))
+@pytest.mark.parametrize("scale", [0.0, -1.3])
+def test_scales_that_reverse_or_level(scale, implementation, variant):
+    """Whatever a kernel keeps in place of missing entries must not reach the sums."""
+    topology, _ = PROBLEMS["odd"]()
+    values = random_values(topology, jnp.float32, 0)
+    out = softmax(CSR(values, topology), scale, implementation, variant)
+    expected = reference(values, topology, scale)
+    assert_close(out, expected, "float32", 10 * np.abs(expected))
 
 
 @pytest.mark.smoke

@@ -8,6 +8,8 @@
 
 namespace jaxsparse {
 
+constexpr int kSoftmaxThreads = 128;  // of a CUDA block
+
 struct SparseSoftmaxProblem {
   Pattern pattern;  // column_indices and permutation are not read
   double scale = 1;

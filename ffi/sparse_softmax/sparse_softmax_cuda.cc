@@ -1,11 +1,12 @@
 // CUDA variants of the softmax over stored entries: which kernel, and how it is launched.
+#include <limits>
+#include <string>
+
 #include "nvrtc/type_names.h"
 #include "sparse_softmax/sparse_softmax.h"
 
 namespace jaxsparse {
 namespace {
-
-constexpr int kThreads = 128;
 
 KernelSource Rows(const SparseSoftmaxProblem& p) {
   return {"sparse_softmax/sparse_softmax.cu", "jaxsparse::SparseSoftmaxRows<" + TypeName(p.dtype) +
@@ -15,12 +16,49 @@ KernelSource Rows(const SparseSoftmaxProblem& p) {
 // A warp a row, and one for the padding.
 LaunchShape RowsShape(const SparseSoftmaxProblem& p) {
   const int64_t units = p.pattern.nse == 0 ? 0 : p.batch.count * (p.pattern.rows + 1);
-  return {CeilDivide(units, kThreads / kWarp), kThreads};
+  return {CeilDivide(units, kSoftmaxThreads / kWarp), kSoftmaxThreads};
 }
+
+// Lanes that own a row, and packets of 16 bytes that each of them keeps.
+struct Keeping {
+  int lanes = 1;
+  int runs = 1;
+};
+
+// Room for rows of twice the mean length, by few lanes as long as they have few packets.
+Keeping KeepingOf(const SparseSoftmaxProblem& p) {
+  constexpr int kFewRuns = 2, kMostRuns = 8;
+  const int64_t packet = 16 / SizeOf(p.dtype);
+  const int64_t packets = CeilDivide(2 * p.pattern.nse, (p.pattern.rows + 1) * packet) + 1;
+  Keeping keeping;
+  while (keeping.lanes < kWarp && keeping.lanes * kFewRuns < packets) keeping.lanes *= 2;
+  while (keeping.runs < kMostRuns && keeping.lanes * keeping.runs < packets) keeping.runs *= 2;
+  return keeping;
+}
+
+KernelSource Kept(const SparseSoftmaxProblem& p) {
+  const Keeping keeping = KeepingOf(p);
+  return {"sparse_softmax/sparse_softmax_kept.cu",
+          "jaxsparse::SparseSoftmaxKept<" + TypeName(p.dtype) +
+              (p.backward ? ", true, " : ", false, ") + std::to_string(keeping.lanes) + ", " +
+              std::to_string(keeping.runs) + ">"};
+}
+
+LaunchShape KeptShape(const SparseSoftmaxProblem& p) {
+  if (p.pattern.nse == 0) return {0, kSoftmaxThreads};
+  const int64_t warps = p.batch.count * CeilDivide(p.pattern.rows, kWarp / KeepingOf(p).lanes);
+  const int64_t blocks = CeilDivide(warps, kSoftmaxThreads / kWarp);
+  return {blocks > 0 ? blocks : 1, kSoftmaxThreads};  // for the padding of a matrix without rows
+}
+
+// Only on demand, as long as it has not been measured.
+constexpr double kOnDemand = std::numeric_limits<double>::infinity();
 
 constexpr CudaVariant<SparseSoftmaxProblem> kVariants[] = {
     {"generic_rows", [](const SparseSoftmaxProblem&) { return true; },
      [](const SparseSoftmaxProblem&) { return 1.0; }, Rows, RowsShape},
+    {"kept_rows", [](const SparseSoftmaxProblem&) { return true; },
+     [](const SparseSoftmaxProblem&) { return kOnDemand; }, Kept, KeptShape},
 };
 
 }  // namespace

@@ -1,0 +1,185 @@
+// The softmax over stored entries and its derivative with rows kept in registers: a group of lanes
+// owns a row, reads it once by wide loads, and writes it once. Rows that find no room there are
+// read again for each pass, by a warp.
+//
+// Floor: values in and out once, 2 or 3 times nse elements; two exponentials fewer for each entry
+// than the generic kernel, which has three passes.
+#include "common/packet.cuh"
+#include "sparse_softmax/rows.cuh"
+
+namespace jaxsparse {
+
+// The entries of a row that one lane holds: kRuns packets, kLanes apart. A row's first packet
+// begins in front of the row, where a load is aligned.
+template <typename T, int kLanes, int kRuns>
+class KeptEntries {
+  using Acc = Accumulator<T>;
+
+ public:
+  static constexpr int kCount = 16 / static_cast<int>(sizeof(T));
+  static constexpr int64_t kMost = (int64_t{kLanes} * kRuns - 1) * kCount;
+
+  __device__ __forceinline__ KeptEntries(RowBounds bounds, int lane)
+      : bounds_(bounds), first_(bounds.begin / kCount * kCount + lane * kCount) {}
+
+  // Times `factor`; what is not stored is `missing`.
+  __device__ __forceinline__ void Load(const T* from, Acc factor, Acc missing,
+                                       Acc (&to)[kRuns][kCount]) const {
+    const bool wide = IsAligned<Packet<T, kCount>>(from);
+#pragma unroll
+    for (int r = 0; r < kRuns; ++r) {
+      Packet<T, kCount> packet;
+      if (IsWhole(r)) packet = LoadPacket<kCount>(from + Index(r, 0), wide);
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) {
+        if (!IsWhole(r) && IsStored(r, e)) packet.elements[e] = from[Index(r, e)];
+        to[r][e] = IsStored(r, e) ? factor * ToAccumulator(packet.elements[e]) : missing;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void Store(T* to, const Acc (&from)[kRuns][kCount]) const {
+#pragma unroll
+    for (int r = 0; r < kRuns; ++r) {
+      Packet<T, kCount> packet;
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) FromAccumulator(from[r][e], &packet.elements[e]);
+      if (IsWhole(r)) {
+        StorePacket(to + Index(r, 0), packet);
+      } else {
+#pragma unroll
+        for (int e = 0; e < kCount; ++e) {
+          if (IsStored(r, e)) to[Index(r, e)] = packet.elements[e];
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int64_t Index(int r, int e) const {
+    return first_ + r * (kLanes * kCount) + e;
+  }
+  __device__ __forceinline__ bool IsStored(int r, int e) const {
+    return Index(r, e) >= bounds_.begin && Index(r, e) < bounds_.end;
+  }
+  __device__ __forceinline__ bool IsWhole(int r) const {
+    return Index(r, 0) >= bounds_.begin && Index(r, kCount - 1) < bounds_.end;
+  }
+
+  RowBounds bounds_;
+  int64_t first_;
+};
+
+// All lanes of a warp call these, those of groups without a row with empty bounds.
+template <int kLanes, int kRuns, typename T>
+__device__ __forceinline__ void KeptForwardRow(const T* values, T* out, RowBounds bounds, int lane,
+                                               Accumulator<T> scale) {
+  using Acc = Accumulator<T>;
+  using Entries = KeptEntries<T, kLanes, kRuns>;
+  const Entries entries(bounds, lane);
+  Acc x[kRuns][Entries::kCount], max = -Acc(1) / Acc(0), sum = 0;
+  entries.Load(values, scale, max, x);
+#pragma unroll
+  for (int r = 0; r < kRuns; ++r) {
+#pragma unroll
+    for (int e = 0; e < Entries::kCount; ++e) {
+      max = x[r][e] > max ? x[r][e] : max;  // a NaN is skipped here and reaches the sum below
+    }
+  }
+  max = MaxOverLanes<kLanes>(max);
+#pragma unroll
+  for (int r = 0; r < kRuns; ++r) {
+#pragma unroll
+    for (int e = 0; e < Entries::kCount; ++e) {
+      x[r][e] = exp(x[r][e] - max);
+      sum += x[r][e];
+    }
+  }
+  sum = SumOverLanes(sum, kLanes);
+#pragma unroll
+  for (int r = 0; r < kRuns; ++r) {
+#pragma unroll
+    for (int e = 0; e < Entries::kCount; ++e) x[r][e] /= sum;
+  }
+  entries.Store(out, x);
+}
+
+template <int kLanes, int kRuns, typename T>
+__device__ __forceinline__ void KeptBackwardRow(const T* y, const T* tangent, T* out,
+                                                RowBounds bounds, int lane, Accumulator<T> scale) {
+  using Acc = Accumulator<T>;
+  using Entries = KeptEntries<T, kLanes, kRuns>;
+  const Entries entries(bounds, lane);
+  Acc of_y[kRuns][Entries::kCount], t[kRuns][Entries::kCount], sum = 0;
+  entries.Load(y, Acc(1), Acc(0), of_y);
+  entries.Load(tangent, Acc(1), Acc(0), t);
+#pragma unroll
+  for (int r = 0; r < kRuns; ++r) {
+#pragma unroll
+    for (int e = 0; e < Entries::kCount; ++e) sum += of_y[r][e] * t[r][e];
+  }
+  sum = SumOverLanes(sum, kLanes);
+#pragma unroll
+  for (int r = 0; r < kRuns; ++r) {
+#pragma unroll
+    for (int e = 0; e < Entries::kCount; ++e) t[r][e] = scale * of_y[r][e] * (t[r][e] - sum);
+  }
+  entries.Store(out, t);
+}
+
+template <typename T, bool kBackward, int kLanes, int kRuns>
+__global__ void __launch_bounds__(kSoftmaxThreads)
+    SparseSoftmaxKept(const __grid_constant__ SparseSoftmaxProblem p) {
+  using Entries = KeptEntries<T, kLanes, kRuns>;
+  constexpr int kGroups = kWarp / kLanes;
+  const int64_t rows = p.pattern.rows, nse = p.pattern.nse;
+  const int64_t of_entry = CeilDivide(rows, kGroups);  // warps
+  const int64_t warps = static_cast<int64_t>(gridDim.x) * (kSoftmaxThreads / kWarp);
+  const int64_t warp =
+      static_cast<int64_t>(blockIdx.x) * (kSoftmaxThreads / kWarp) + threadIdx.x / kWarp;
+  const int lane = threadIdx.x % kLanes, group = threadIdx.x % kWarp / kLanes;
+  const Accumulator<T> scale = static_cast<Accumulator<T>>(p.scale);
+  for (int64_t unit = warp; unit < p.batch.count * of_entry; unit += warps) {
+    const int64_t entry = unit / of_entry, place = unit % of_entry * kGroups + group;
+    const int32_t* row_offsets = p.pattern.row_offsets.At<const int32_t>(p.batch, entry);
+    const int32_t* order = p.pattern.row_order.At<const int32_t>(p.batch, entry);
+    const T* values = p.values.At<const T>(p.batch, entry);
+    const T* tangent = kBackward ? p.tangent.At<const T>(p.batch, entry) : nullptr;
+    T* out = p.out.At<T>(p.batch, entry);
+    RowBounds bounds(row_offsets, place < rows ? order[place] : 0, place < rows ? nse : 0);
+    const bool is_long = bounds.end - bounds.begin > Entries::kMost;
+    // Rows are in the order of their lengths, so that few warps have both kinds.
+    for (unsigned left = __ballot_sync(kAllLanes, is_long && lane == 0); left != 0;
+         left &= left - 1) {
+      const int owner = __ffs(static_cast<int>(left)) - 1;
+      RowBounds of_long = bounds;
+      of_long.begin = __shfl_sync(kAllLanes, bounds.begin, owner);
+      of_long.end = __shfl_sync(kAllLanes, bounds.end, owner);
+      if constexpr (kBackward) {
+        BackwardRow(values, tangent, out, of_long, scale);
+      } else {
+        ForwardRow(values, out, of_long, scale);
+      }
+      __syncwarp();
+    }
+    if (is_long) bounds.end = bounds.begin;
+    if constexpr (kBackward) {
+      KeptBackwardRow<kLanes, kRuns>(values, tangent, out, bounds, lane, scale);
+    } else {
+      KeptForwardRow<kLanes, kRuns>(values, out, bounds, lane, scale);
+    }
+  }
+  // Padding, by all threads.
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * kSoftmaxThreads;
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kSoftmaxThreads + threadIdx.x;
+  for (int64_t entry = 0; entry < p.batch.count; ++entry) {
+    const int32_t* row_offsets = p.pattern.row_offsets.At<const int32_t>(p.batch, entry);
+    const int64_t stored = rows == 0 ? 0 : RowBounds::Clamp(row_offsets[rows], nse);
+    T* out = p.out.At<T>(p.batch, entry);
+    for (int64_t i = stored + thread; i < nse; i += threads) {
+      FromAccumulator(Accumulator<T>(0), &out[i]);
+    }
+  }
+}
+
+}  // namespace jaxsparse
