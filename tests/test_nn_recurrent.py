@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import itertools
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +37,10 @@ from jaxsparse.nn import (  # noqa: E402
     GRUCell,
     LSTMCell,
     RecurrentCell,
+    RecurrentStack,
     SimpleCell,
     SparseLinear,
+    cell_functions,
     pack,
     unpack,
     verify,
@@ -179,6 +184,58 @@ def test_lengths_of_any_batch_are_those_of_shorter_sequences(batch, reverse):
         for t in range(n)[:: -1 if reverse else 1]:
             expected, ys[t] = theirs(expected, x[row][t])
         close((carry[row], y[row][:n]), (expected, ys))
+
+
+@pytest.mark.parametrize("kind", ["rnn", "bidirectional", "stack"])
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "int8", "uint8", "int16", "uint16"])
+def test_lengths_of_a_dtype_that_has_no_number_for_all_steps(dtype, kind):
+    longest = int(jnp.iinfo(dtype).max)
+    rnn = RNN(SimpleCell(1, 1, bias_init=nnx.initializers.ones, rngs=nnx.Rngs(0)))
+    made = {
+        "bidirectional": lambda: Bidirectional(rnn, rnn),
+        "stack": lambda: RecurrentStack([rnn]),
+    }
+    layer = made.get(kind, lambda: rnn)()
+    x = jnp.ones((3, longest + 20, 1))
+    lengths = jnp.array([0, 3, longest])
+    counted = jnp.sum(jnp.any(layer(x, seq_lengths=lengths.astype(dtype)) != 0, -1), -1)
+    np.testing.assert_array_equal(counted, lengths)
+
+
+@pytest.mark.parametrize("kind", ["rnn", "bidirectional", "stack"])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        np.array([-1, 3, 100], np.int8),
+        np.array([-(2**31), 3, 2**31 - 1], np.int32),
+        np.array([0, 3, 2**31 + 1], np.uint32),
+        np.array([-(2**40) + 2, 3, 2**40 + 2], np.int64),
+        np.array([0, 3, 2**63 + 2], np.uint64),
+    ],
+    ids=lambda lengths: lengths.dtype.name,
+)
+def test_lengths_out_of_range_are_clipped_in_their_own_dtype(lengths, kind):
+    rnn = RNN(SimpleCell(1, 1, bias_init=nnx.initializers.ones, rngs=nnx.Rngs(0)))
+    made = {
+        "bidirectional": lambda: Bidirectional(rnn, rnn),
+        "stack": lambda: RecurrentStack([rnn]),
+    }
+    layer = made.get(kind, lambda: rnn)()
+    x = jnp.ones((3, T, 1))
+    expected = layer(x, seq_lengths=jnp.array([0, 3, T]))
+    np.testing.assert_array_equal(layer(x, seq_lengths=lengths), expected)
+    with jax.enable_x64(True):
+        wide = jnp.asarray(lengths)
+        assert wide.dtype == lengths.dtype
+        np.testing.assert_array_equal(layer(x, seq_lengths=wide), expected)
+
+
+def test_sizes_of_a_dtype_that_their_product_exceeds():
+    zeros = {f"{name}_init": nnx.initializers.zeros for name in ("kernel", "recurrent_kernel")}
+    cell = LSTMCell(np.uint8(3), np.uint8(100), **zeros, rngs=nnx.Rngs(0))
+    assert cell.dense_i.kernel.shape == (3, 400) and cell.dense_h.kernel.shape == (100, 400)
+    layer = SparseLinear(np.int8(2), np.int8(127), sparsity=0.5, rngs=nnx.Rngs(0))
+    assert layer.weight.shape == (127, 2) and layer.values.shape == (127,)
 
 
 @pytest.mark.parametrize("reverse, keep_order", [(False, False), (True, False), (True, True)])
@@ -677,6 +734,95 @@ def centred(x):
     return x - jnp.mean(x)
 
 
+PRELU = nnx.PReLU()
+SLOPE = PRELU.negative_slope
+VECTOR = jnp.ones(1)
+
+
+class Calling:
+    """A function that is no module, but has one."""
+
+    def __init__(self):
+        self.function = PRELU
+
+    def __call__(self, x):
+        return self.function(x)
+
+
+def in_closure(function):
+    return lambda x: function(x)
+
+
+@pytest.mark.parametrize(
+    "function, held",
+    [
+        (PRELU.__call__, "PReLU"),
+        (functools.partial(nnx.PReLU.__call__, PRELU), "PReLU"),
+        (functools.partial(lambda x, slope: x * slope, slope=SLOPE), "Param"),
+        (functools.partial(lambda x, slopes: x * slopes["a"][0], slopes={"a": [SLOPE]}), "Param"),
+        (lambda x: PRELU(x), "PReLU"),
+        (lambda x, function=PRELU: function(x), "PReLU"),
+        (in_closure(PRELU), "PReLU"),
+        (in_closure(in_closure(PRELU.__call__)), "PReLU"),
+        (jax.jit(in_closure(PRELU)), "PReLU"),
+        (nnx.jit(in_closure(PRELU)), "PReLU"),
+        (Calling(), "PReLU"),
+        (Calling().__call__, "PReLU"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else getattr(x, "__name__", type(x).__name__),
+)
+def test_functions_with_parameters_are_refused(function, held):
+    message = rf"must be a function without parameters, got .*, which refers to a {held}"
+    with pytest.raises(TypeError, match=f"GRUCell: activation_fn {message}"):
+        GRUCell(IN, H, activation_fn=function, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=f"RecurrentCell: function {message}"):
+        RecurrentCell(IN, H, functools.partial(applied, function), rngs=nnx.Rngs(0))
+
+
+def applied(function, x, r, h):
+    h = function(x[0] + r[0])
+    return h, h
+
+
+@pytest.mark.parametrize("function", [lambda x: x * VECTOR[0], lambda x: x + jnp.sum(VECTOR)])
+def test_functions_of_other_arrays_are_refused(function):
+    message = r"must be a function of its .*, which uses a constant array of shape \(1,\)"
+    with pytest.raises(ValueError, match=rf"LSTMCell: gate_fn {message}"):
+        LSTMCell(IN, H, gate_fn=function, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=rf"RecurrentCell: function {message}"):
+        RecurrentCell(IN, H, functools.partial(applied, function), rngs=nnx.Rngs(0))
+
+
+def test_functions_of_traced_values_are_refused():
+    def make(slope):
+        SimpleCell(IN, H, activation_fn=lambda x: x * slope, rngs=nnx.Rngs(0))
+
+    with pytest.raises(ValueError, match=r"SimpleCell: activation_fn .* uses a traced array"):
+        jax.jit(make)(1.0)
+
+
+def test_functions_of_constant_scalars_are_taken():
+    slope = jnp.float32(0.5)
+    for function in (lambda x: x * slope, functools.partial(jnp.multiply, np.float32(0.5))):
+        layer = RNN(SimpleCell(IN, H, activation_fn=function, rngs=nnx.Rngs(0)))
+        half = RNN(SimpleCell(IN, H, activation_fn=lambda x: 0.5 * x, rngs=nnx.Rngs(0)))
+        close(layer(inputs(B, T, IN)), half(inputs(B, T, IN)))
+
+
+@pytest.mark.parametrize("make", ["residual_rnn", "gru", "lstm"])
+def test_functions_that_nothing_uses_are_not_kept(make):
+    make = getattr(cell_functions, make)
+
+    def made():
+        function = lambda x: x  # noqa: E731
+        make(*(function,) * (1 if make is cell_functions.residual_rnn else 2))
+        return weakref.ref(function)
+
+    first, *_ = [made() for _ in range(2000)]
+    gc.collect()
+    assert first() is None
+
+
 class Unhashable:
     __hash__ = None
 
@@ -714,6 +860,7 @@ def test_wrong_options_of_cells_are_named(options, error, message):
         (lambda x, r, h: h, {}, TypeError, r"must return \(carry, y\)"),
         ("tanh", {}, TypeError, "cell must be a function, got str"),
         (MGU, {"gates": 2, "carry_like": ()}, ValueError, "carry must have a leaf"),
+        (MGU, {"gates": 2.0}, TypeError, r"RecurrentCell: gates must be an integer, got 2\.0"),
     ],
 )
 def test_wrong_cells_show_when_they_are_made(function, options, error, message):

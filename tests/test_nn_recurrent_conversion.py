@@ -217,6 +217,11 @@ def test_other_layers_are_refused_by_name():
         ({"gate_fn": nnx.softmax}, ValueError, r"the cell LSTM\(softmax, tanh\)"),
         ({"gate_fn": lambda x: x / jnp.max(x)}, ValueError, r"LSTM\(<lambda>, tanh\) must be poin"),
         ({"activation_fn": nnx.PReLU()}, TypeError, "activation_fn must be .* got PReLU"),
+        (
+            {"activation_fn": nnx.PReLU().__call__},
+            TypeError,
+            r"LSTMCell: activation_fn must be .* got PReLU\.__call__, which refers to a PReLU",
+        ),
     ],
 )
 def test_functions_that_cannot_be_had_are_refused_by_name(options, error, message):
@@ -343,6 +348,16 @@ def test_torch_names_dtypes_and_options():
     rounded = {k: np.float32(jnp.asarray(v, jnp.bfloat16)) for k, v in weights.items()}
     expected, _ = torch_reference(rounded, np.swapaxes(x, 0, 1), "gru")
     np.testing.assert_allclose(layer(x)[1], np.swapaxes(expected, 0, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_a_stack_of_torch_layers_has_their_order_of_dimensions():
+    layers = from_torch(state_dict("gru"), time_major=True, return_carry=True)
+    x = inputs(T, B, IN)
+    carries, expected = [], x
+    for layer in layers:
+        carry, expected = layer(expected)
+        carries.append(carry)
+    close(RecurrentStack(layers)(x), (tuple(carries), expected))
 
 
 def test_torch_weights_are_copied():

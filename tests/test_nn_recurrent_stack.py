@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,6 +103,41 @@ def test_a_residual_stack_trains_on_padded_sequences():
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(nnx.state(stack, nnx.Param)))
 
 
+@pytest.mark.parametrize("kind", ["stack", "bidirectional"])
+@pytest.mark.parametrize("option", ["time_major", "return_carry"])
+def test_options_that_are_not_given_are_those_of_the_layers(option, kind):
+    cells = [SimpleCell(H, H, rngs=nnx.Rngs(i)) for i in range(2)]
+
+    def made(first, second, **options):
+        layers = RNN(cells[0], **{option: first}), RNN(cells[1], **{option: second})
+        if kind == "stack":
+            return RecurrentStack(layers, **options)
+        return Bidirectional(*layers, **options)
+
+    names = ["layers[0]", "layers[1]"] if kind == "stack" else ["forward_rnn", "backward_rnn"]
+    x = inputs(B, T, H)
+    for value in (False, True):
+        layer = made(value, value)
+        assert getattr(layer, option) is value
+        close(layer(x), made(value, value, **{option: value})(x))
+        # What is given counts more than what the layers say, also where they disagree.
+        for first in (False, True):
+            close(made(first, not value, **{option: value})(x), layer(x))
+        assert getattr(RecurrentStack([layer]), option) is value
+    message = f"{option} must be given or the same in all layers, got True of {names[0]} and False "
+    with pytest.raises(ValueError, match=re.escape(f"{message}of {names[1]}")):
+        made(True, False)
+
+
+def test_layers_without_an_option_leave_it_to_the_others():
+    class Doubling(nnx.Module):
+        def __call__(self, x, **_):
+            return None, 2 * x
+
+    layers = [Doubling(), RNN(SimpleCell(H, H, rngs=nnx.Rngs(0)), time_major=True)]
+    assert RecurrentStack(layers).time_major and not RecurrentStack(layers[:1]).time_major
+
+
 def test_errors():
     layers = simple(2)
     with pytest.raises(ValueError, match="got 0 layers and 0 norms"):
@@ -109,6 +146,8 @@ def test_errors():
         RecurrentStack(layers, norms=[None])
     with pytest.raises(ValueError, match="skip must be at least 1, got 0"):
         RecurrentStack(layers, skip=0)
+    with pytest.raises(TypeError, match=r"RecurrentStack: skip must be an integer, got 1\.5"):
+        RecurrentStack(layers, skip=1.5)
     wide = RecurrentStack(simple(1, IN), skip=1)
     with pytest.raises(ValueError, match=r"the skip that ends at layer 0 .* \(4, 6, 3\) and \(4,"):
         wide(inputs(B, T, IN))

@@ -16,7 +16,7 @@ from jaxsparse import recurrent
 from jaxsparse.csr import CSR
 from jaxsparse.nn import cell_functions
 from jaxsparse.nn.cell_functions import Function
-from jaxsparse.nn.linear import Initializer, SparseLinear
+from jaxsparse.nn.linear import Initializer, SparseLinear, as_integer
 from jaxsparse.ops import arguments
 from jaxsparse.recurrent.cells import Cell
 from jaxsparse.topology import Topology
@@ -63,9 +63,11 @@ class RecurrentCell(nnx.RNNCellBase):
         kernel_metadata, recurrent_kernel_metadata, bias_metadata: metadata of the parameters.
 
     Raises:
-        TypeError: if ``function`` is no (hashable) function or returns something else.
-        ValueError: if it is not pointwise or uses what can't run in a kernel, naming it; and for
-            sparsities and topologies as `SparseLinear`.
+        TypeError: if ``function`` is no (hashable) function, has parameters or returns something
+            else, and for sizes that are no integers.
+        ValueError: if it is not pointwise or uses what can't run in a kernel, naming it; if it uses
+            traced values or arrays other than its operands; and for sparsities and topologies as
+            `SparseLinear`.
 
     Method: Diamos et al. 2016, "Persistent RNNs", of which `jaxsparse.recurrent.scan` is the
     operation.
@@ -113,7 +115,11 @@ class RecurrentCell(nnx.RNNCellBase):
         recurrent_kernel_metadata: Mapping[str, Any] = MappingProxyType({}),
         bias_metadata: Mapping[str, Any] = MappingProxyType({}),
     ):
-        cell_functions.check_cell(function, gates, carry_like)
+        operation = type(self).__name__
+        in_features = as_integer(operation, "in_features", in_features)
+        hidden_features = as_integer(operation, "hidden_features", hidden_features)
+        gates = as_integer(operation, "gates", gates)
+        cell_functions.check_cell(operation, function, gates, carry_like)
         self.in_features = in_features
         self.hidden_features = hidden_features
         self.function = function

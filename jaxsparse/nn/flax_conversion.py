@@ -29,7 +29,7 @@ def from_flax(layer: Any) -> Any:
 
     Raises:
         TypeError: for other layers and cells, subclasses included, and for a gate or activation
-            function that has parameters or can't be hashed.
+            function that has parameters, refers to a module or variable, or can't be hashed.
         ValueError: if such a function is not pointwise or uses what can't run in a kernel, naming
             it, or a layer has a ``dot_general`` of its own.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -61,7 +62,7 @@ class SparseLinear(nnx.Module):
         kernel_metadata, bias_metadata: metadata of the variables ``values`` and ``bias``.
 
     Raises:
-        TypeError: if ``topology`` is no Topology.
+        TypeError: if ``topology`` is no Topology, or a number of features no integer.
         ValueError: unless exactly one of ``sparsity`` and ``topology`` is given, and for values and
             shapes that don't fit.
 
@@ -92,6 +93,8 @@ class SparseLinear(nnx.Module):
         kernel_metadata: Mapping[str, Any] = MappingProxyType({}),
         bias_metadata: Mapping[str, Any] = MappingProxyType({}),
     ):
+        in_features = as_integer("SparseLinear", "in_features", in_features)
+        out_features = as_integer("SparseLinear", "out_features", out_features)
         shape = (out_features, in_features)
         if (sparsity is None) == (topology is None):
             raise ValueError("SparseLinear: needs either sparsity or topology")
@@ -205,6 +208,14 @@ class SparseLinear(nnx.Module):
             precision=self.precision,
             preferred_element_type=self.preferred_element_type,
         )
+
+
+def as_integer(operation: str, name: str, value: Any) -> int:
+    """A Python int of any integer, or TypeError: products of NumPy's narrow ones wrap."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{operation}: {name} must be an integer, got {value!r}") from None
 
 
 def _check_sparsity(operation: str, sparsity: float) -> None:

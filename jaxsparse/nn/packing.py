@@ -10,7 +10,7 @@ from flax import nnx
 
 from jaxsparse import recurrent
 from jaxsparse.nn.cells import RecurrentCell
-from jaxsparse.nn.linear import SparseLinear
+from jaxsparse.nn.linear import SparseLinear, as_integer
 from jaxsparse.recurrent.plan import has_engine
 
 
@@ -34,6 +34,7 @@ def pack(model: nnx.Module, *, batch: int, dtype: Any = None, device: Any = None
             is here or not.
 
     Raises:
+        TypeError: if ``batch`` is no integer.
         ValueError: if weights do not fit the GPU, saying where in the model and why, or their
             pattern is not concrete.
 
@@ -44,6 +45,7 @@ def pack(model: nnx.Module, *, batch: int, dtype: Any = None, device: Any = None
     >>> layer.cell.dense_h.topology.get_value().scan_layout is None
     False
     """
+    batch = as_integer("pack", "batch", batch)
     if device is None and not has_engine():
         return
     for path, cell in _sparse_cells(model):

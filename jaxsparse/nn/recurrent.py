@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from flax.nnx.nn.recurrent import flip_sequences
 
@@ -107,8 +108,8 @@ class RNN(nnx.Module):
         Args:
             inputs: ``(*batch, T, in_features)``, or ``(T, *batch, in_features)`` if time_major.
             initial_carry: a pytree of ``(*batch, h)``; by default ``cell.initialize_carry``.
-            seq_lengths: integers ``(*batch,)``: only the first so many steps of a row count. Beyond
-                T they mean T.
+            seq_lengths: integers ``(*batch,)`` of any width: only the first so many steps of a row
+                count. Beyond T they mean T, below 0 they mean 0.
             return_carry, time_major, reverse, keep_order: as in the constructor.
             rngs: random keys for the cell's ``carry_init``.
 
@@ -152,18 +153,21 @@ class Bidirectional(nnx.Module):
     """Runs one layer forward and one backward in time, and merges their outputs.
 
     `nnx.Bidirectional` of two :class:`RNN`. Where their cells are of one form (function, sizes,
-    dtypes, both dense or both sparse) the two are one scan.
+    dtypes, both dense or both sparse) the two are one scan. Where nnx.Bidirectional is batch-major
+    and returns no carry by default, this one does what its layers do.
 
     Args:
-        forward_rnn: an RNN; of its options those of the scan count.
+        forward_rnn: an RNN; its ``reverse``, ``keep_order`` and ``rngs`` do not count.
         backward_rnn: another; the same object means shared parameters.
         merge_fn: of the two outputs, both in the order of time; by default they are concatenated.
-        time_major: time is the first dimension, not the last but one.
-        return_carry: the call returns (carries, outputs).
+        time_major: time is the first dimension, not the last but one. By default that of the
+            layers; what is given here overrides it.
+        return_carry: the call returns (carries, outputs); by default that of the layers.
         rngs: as in :class:`RNN`.
 
     Raises:
         TypeError: if a layer is no `jaxsparse.nn.RNN`, or ``rngs`` is not what RNN takes.
+        ValueError: if the layers disagree about an option that is not given.
 
     Source: Schuster and Paliwal 1997, "Bidirectional Recurrent Neural Networks".
 
@@ -180,11 +184,12 @@ class Bidirectional(nnx.Module):
         backward_rnn: RNN,
         *,
         merge_fn: Callable[[jax.Array, jax.Array], jax.Array] = _concatenated,
-        time_major: bool = False,
-        return_carry: bool = False,
+        time_major: bool | None = None,
+        return_carry: bool | None = None,
         rngs: Rngs | bool = True,
     ):
-        for name, rnn in (("forward_rnn", forward_rnn), ("backward_rnn", backward_rnn)):
+        rnns = {"forward_rnn": forward_rnn, "backward_rnn": backward_rnn}
+        for name, rnn in rnns.items():
             if not isinstance(rnn, RNN):
                 raise TypeError(
                     f"Bidirectional: {name} must be a jaxsparse.nn.RNN, got {type(rnn).__name__}"
@@ -192,8 +197,8 @@ class Bidirectional(nnx.Module):
         self.forward_rnn = forward_rnn
         self.backward_rnn = backward_rnn
         self.merge_fn = merge_fn
-        self.time_major = time_major
-        self.return_carry = return_carry
+        self.time_major = shared_option("Bidirectional", "time_major", time_major, rnns)
+        self.return_carry = shared_option("Bidirectional", "return_carry", return_carry, rnns)
         self.rngs = _stream("Bidirectional", rngs, forward_rnn.cell, backward_rnn.cell)
 
     def __call__(
@@ -273,6 +278,25 @@ def _or(given: Any, default: Any) -> Any:
     return default if given is None else given
 
 
+def shared_option(operation: str, name: str, given: bool | None, layers: Mapping[str, Any]) -> bool:
+    """An option of a layer made of others: as given, or else theirs, or ValueError.
+
+    A default of its own would override what its layers were made with.
+    """
+    if given is not None:
+        return given
+    owners: dict[bool, list[str]] = {}
+    for layer_name, layer in layers.items():
+        # Layers of other classes may not have the option.
+        value = getattr(layer, name, None)
+        if value is not None:
+            owners.setdefault(value, []).append(layer_name)
+    if len(owners) > 1:
+        got = " and ".join(f"{value} of {', '.join(names)}" for value, names in owners.items())
+        raise ValueError(f"{operation}: {name} must be given or the same in all layers, got {got}")
+    return next(iter(owners), False)
+
+
 def _stream(operation: str, rngs: Any, *cells: RecurrentCell) -> Any:
     """The stream of a layer: without an initializer that draws from it, it would be dead state."""
     if rngs is True and any(cell.carry_init is not None for cell in cells):
@@ -290,22 +314,33 @@ def _fork(rngs: Any) -> Any:
     return rngs.carry.fork() if isinstance(rngs, nnx.Rngs) else rngs
 
 
-def time_mask(operation: str, inputs: Any, seq_lengths: Any, time_major: bool) -> Any:
-    """Which steps count: None for all, or bool (*batch, T, 1), or (T, *batch, 1) if time_major."""
+def clipped_lengths(operation: str, inputs: Any, seq_lengths: Any, time_major: bool) -> Any:
+    """Lengths in [0, T], int32 (*batch,), or None for None."""
     if seq_lengths is None:
         return None
     inputs = arguments.as_array(operation, "inputs", inputs, 2)
     batch = inputs.shape[1:-1] if time_major else inputs.shape[:-2]
-    lengths = arguments.as_array(operation, "seq_lengths", seq_lengths, 0)
+    lengths: Any = seq_lengths
+    if not isinstance(lengths, np.ndarray | np.generic):
+        lengths = arguments.as_array(operation, "seq_lengths", lengths, 0)
     if lengths.shape != batch or not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise ValueError(
             f"{operation}: seq_lengths must be integers of shape {batch}, the batch dimensions of "
             f"the inputs, got {lengths.dtype} of shape {lengths.shape}"
         )
+    # Neither may T wrap in the dtype of the lengths, nor a length in int32. JAX would make int32 of
+    # a NumPy array of 64 bits, so that one is clipped by NumPy.
+    longest = min(inputs.shape[0 if time_major else -2], int(jnp.iinfo(lengths.dtype).max))
+    clip: Any = jnp.clip if isinstance(lengths, jax.Array) else np.clip
+    return jnp.asarray(clip(lengths, 0, longest).astype(np.int32))
+
+
+def time_mask(inputs: jax.Array, lengths: jax.Array, time_major: bool) -> jax.Array:
+    """Which steps count: bool (*batch, T, 1), or (T, *batch, 1) if time_major."""
     axis = 0 if time_major else -1
     steps = jnp.arange(inputs.shape[0 if time_major else -2])
     if time_major:
-        steps = steps.reshape(-1, *(1 for _ in batch))
+        steps = steps.reshape(-1, *(1 for _ in lengths.shape))
     return (steps < jnp.expand_dims(lengths, axis))[..., None]
 
 
@@ -314,16 +349,13 @@ def _time_first(
 ) -> tuple[jax.Array, Any]:
     """Inputs (T, *batch, features), zero past their ends, and lengths (B,) in [0, T] or None."""
     inputs = arguments.as_array(operation, "inputs", inputs, 2)
-    mask = time_mask(operation, inputs, seq_lengths, time_major)
-    if mask is not None:
+    lengths = clipped_lengths(operation, inputs, seq_lengths, time_major)
+    if lengths is not None:
         # The scan itself ignores padding, but the gradient of the input's weights is a sum over
         # all steps, in which 0 times NaN would be NaN.
-        inputs = jnp.where(mask, inputs, 0)
-    if not time_major:
-        inputs = jnp.moveaxis(inputs, -2, 0)
-    if mask is None:
-        return inputs, None
-    return inputs, jnp.clip(jnp.asarray(seq_lengths), 0, inputs.shape[0]).reshape(-1)
+        inputs = jnp.where(time_mask(inputs, lengths, time_major), inputs, 0)
+        lengths = lengths.reshape(-1)
+    return inputs if time_major else jnp.moveaxis(inputs, -2, 0), lengths
 
 
 def _outputs(ys: jax.Array, batch: tuple[int, ...], time_major: bool) -> jax.Array:

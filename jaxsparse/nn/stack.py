@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxsparse.nn.recurrent import time_mask
+from jaxsparse.nn.linear import as_integer
+from jaxsparse.nn.recurrent import clipped_lengths, shared_option, time_mask
+from jaxsparse.ops import arguments
 
 
 class RecurrentStack(nnx.Module):
@@ -28,11 +30,14 @@ class RecurrentStack(nnx.Module):
         norms: as many normalisations over the features, or None for a layer without one. An
             `nnx.BatchNorm` takes its statistics over the batch and the steps that count.
         skip: n; None for no skips.
-        time_major: time is the first dimension, not the last but one.
-        return_carry: the call returns (carries, outputs).
+        time_major: time is the first dimension, not the last but one. By default that of the
+            layers; what is given here overrides it.
+        return_carry: the call returns (carries, outputs); by default that of the layers.
 
     Raises:
-        ValueError: if there is no layer, not one norm for each, or ``skip`` is not positive.
+        TypeError: if ``skip`` is no integer.
+        ValueError: if there is no layer, not one norm for each, or ``skip`` is not positive, and if
+            the layers disagree about an option that is not given, naming them.
 
     Source: the residual stacks of Diamos et al. 2016, "Persistent RNNs", where skips over three or
     four layers served best, with the batch normalisation of Amodei et al. 2015, "Deep Speech 2".
@@ -54,8 +59,8 @@ class RecurrentStack(nnx.Module):
         *,
         norms: Iterable[Any] | None = None,
         skip: int | None = None,
-        time_major: bool = False,
-        return_carry: bool = False,
+        time_major: bool | None = None,
+        return_carry: bool | None = None,
     ):
         layers = list(layers)
         norms = [None] * len(layers) if norms is None else list(norms)
@@ -64,13 +69,15 @@ class RecurrentStack(nnx.Module):
                 f"RecurrentStack: needs a layer and one norm for each, got {len(layers)} layers "
                 f"and {len(norms)} norms"
             )
+        skip = None if skip is None else as_integer("RecurrentStack", "skip", skip)
         if skip is not None and skip < 1:
             raise ValueError(f"RecurrentStack: skip must be at least 1, got {skip}")
+        named = {f"layers[{i}]": layer for i, layer in enumerate(layers)}
         self.layers = nnx.List(layers)
         self.norms = nnx.List(norms)
         self.skip = skip
-        self.time_major = time_major
-        self.return_carry = return_carry
+        self.time_major = shared_option("RecurrentStack", "time_major", time_major, named)
+        self.return_carry = shared_option("RecurrentStack", "return_carry", return_carry, named)
 
     def __call__(
         self,
@@ -105,14 +112,16 @@ class RecurrentStack(nnx.Module):
                 f"RecurrentStack: initial_carry must have {len(self.layers)} carries, one for each "
                 f"layer, got {len(given)}"
             )
-        mask = time_mask("RecurrentStack", inputs, seq_lengths, time_major)
+        inputs = arguments.as_array("RecurrentStack", "inputs", inputs, 2)
+        lengths = clipped_lengths("RecurrentStack", inputs, seq_lengths, time_major)
+        mask = None if lengths is None else time_mask(inputs, lengths, time_major)
         y = start = inputs if mask is None else jnp.where(mask, inputs, 0)
         carries = []
         for i, (layer, norm, carry) in enumerate(zip(self.layers, self.norms, given, strict=True)):
             carry, y = layer(
                 y if norm is None else _normalised(norm, y, mask),
                 initial_carry=carry,
-                seq_lengths=seq_lengths,
+                seq_lengths=lengths,
                 return_carry=True,
                 time_major=time_major,
                 rngs=rngs,

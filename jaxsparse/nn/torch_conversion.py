@@ -48,8 +48,9 @@ def from_torch(
             out.
         nonlinearity: of a torch.nn.RNN: "tanh" or "relu".
         dtype: of the computation, as in `RecurrentCell`; parameters keep theirs.
-        time_major: time is the first dimension, not the last but one.
-        return_carry: calls return (carry, outputs).
+        time_major: time is the first dimension, not the last but one; of a `RecurrentStack` of the
+            layers, too.
+        return_carry: calls return (carry, outputs); those of a stack, too.
         options: of the scans: ``recompute``, ``implementation``, ``variant``.
 
     Returns:
