@@ -22,6 +22,7 @@ from jaxsparse.pruning import (  # noqa: E402
     apply_masks,
     make_masks,
     pack_masks,
+    packed_like,
     unpack_masks,
 )
 
@@ -190,6 +191,42 @@ def test_the_pattern_is_that_of_a_sparse_layer():
     np.testing.assert_array_equal(mask.T, layer.weight.todense() != 0)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@SCOPES
+@STRUCTURES
+def test_ties_and_nan_of_every_dtype(structure, scope, dtype):
+    """Many equal scores among several hundred."""
+    rng = np.random.default_rng(0)
+    values = np.array([0.0, -0.0, 1.0, 1.0, 2.0, math.inf, -math.inf, math.nan, -math.nan])
+    arrays = [rng.choice(values, shape).astype(np.float32) for shape in ((40, 24), (9, 12))]
+    options = {"scope": scope, "structure": structure}
+    for density in 0.01, 0.3, 0.77, 0.9:
+        masks = make_masks(
+            [jnp.asarray(a, dtype) for a in arrays],
+            density,
+            Target("*", gates=4),
+            score=by_score,
+            **options,
+        )
+        for mask, expected in zip(masks, oracle(arrays, density, 4, **options), strict=True):
+            np.testing.assert_array_equal(mask, expected)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+def test_small_products_of_weight_and_gradient_are_not_lost(dtype):
+    weight = jnp.array([[1e-4], [2e-4], [4e-4], [3e-4]], dtype)
+    gradient = jnp.full((4, 1), 1e-5, dtype)
+    masks = make_masks([weight], 0.5, gradients=[gradient], score="magnitude_gradient")
+    assert masks[0][:, 0].tolist() == [False, False, True, True]
+
+
+def test_weights_with_nan_gradients_are_kept_first():
+    weight = jnp.array([[1.0], [2.0], [3.0], [4.0]])
+    gradient = jnp.array([[math.nan], [1.0], [1.0], [1.0]])
+    masks = make_masks([weight], 0.5, gradients=[gradient], score="magnitude_gradient")
+    assert masks[0][:, 0].tolist() == [True, False, False, True]
+
+
 def test_random_scores_follow_the_key_and_the_parameter():
     params = {"a": jnp.ones((20, 20)), "b": jnp.ones((20, 20))}
     first, again, other = (
@@ -215,6 +252,49 @@ def test_output_dimensions_of_attention_and_convolution():
     np.testing.assert_array_equal(masks["query"].reshape(8, 6), expected)
 
 
+@STRUCTURES
+@SCOPES
+def test_a_stack_is_pruned_as_its_matrices(scope, structure):
+    weight = np.random.default_rng(0).standard_normal((2, 3, 5, 2, 4)).astype(np.float32)
+    target = Target("*", output_dims=2, gates=2, only=(1,), batch_dims=2)
+    options = {"scope": scope, "structure": structure}
+    mask = make_masks([weight], 0.3, target, **options)[0]
+    assert mask.shape == weight.shape
+    matrices = list(np.abs(weight).reshape(6, 5, 8))
+    if scope == "model":
+        expected = oracle(matrices, 0.3, 2, [1], **options)
+    else:
+        expected = [oracle([matrix], 0.3, 2, [1], **options)[0] for matrix in matrices]
+    np.testing.assert_array_equal(np.asarray(mask).reshape(6, 5, 8), expected)
+
+
+def test_a_stack_of_linear_layers():
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def layers(key):
+        return nnx.Linear(8, 8, rngs=nnx.Rngs(key))
+
+    params = nnx.as_pure(nnx.state(layers(jax.random.split(jax.random.key(0), 3)), nnx.Param))
+    target = Target("*", batch_dims=1)
+    for where in "*", target:
+        masks = make_masks(params, 0.25, where, structure="row_balanced")
+        assert masks["bias"] == optax.MaskedNode()
+    assert masks["kernel"].sum(1).tolist() == [[2] * 8] * 3
+
+
+def test_biases_and_scales_are_no_matrices():
+    attention = nnx.MultiHeadAttention(2, 8, decode=False, normalize_qk=True, rngs=nnx.Rngs(0))
+    params = nnx.as_pure(nnx.state(attention, nnx.Param))
+    masks = make_masks(params, 0.25)
+    assert params["query"]["bias"].ndim == 2
+    for name in "query", "key", "value", "out":
+        assert masks[name]["bias"] == optax.MaskedNode()
+        assert masks[name]["kernel"].sum() == 16
+    assert masks["query_ln"]["scale"] == optax.MaskedNode()
+    assert make_masks(params, 0.25, "query/bias")["query"]["bias"].sum() == 2
+    with pytest.raises(ValueError, match=r"'\*/\*as', which matches none of"):
+        make_masks(params, 0.25, "*/*as")
+
+
 def test_only_what_is_named_has_a_mask():
     params = {"a": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}, "b": {"kernel": jnp.ones(3)}}
     masks = make_masks(params, 0.5, "a/*")
@@ -237,7 +317,8 @@ def test_the_first_of_two_targets_counts():
         ({"density": 1.5}, r"density must be in \(0, 1\], got 1.5"),
         ({"density": math.nan}, r"density must be in \(0, 1\], got nan"),
         ({"where": "kernle"}, "'kernle', which matches none of bias, kernel"),
-        ({"where": "bias"}, "more than 1 dimensions, got 'bias'"),
+        ({"where": "bias"}, "at least 2 dimensions, got 'bias'"),
+        ({"where": Target("*", batch_dims=1)}, r"at least 3 dimensions, got '\*'"),
         ({"where": ["kernel", "nothing"]}, "'nothing', which matches none"),
         ({"where": []}, "where must name a parameter"),
         ({"where": Target("kernel", gates=3)}, "multiple of 3 gates, got 4"),
@@ -256,10 +337,35 @@ def test_errors(change, message):
         make_masks(**{"params": params, "density": 0.5, **change})
 
 
+@pytest.mark.parametrize("density", ["0.5", None, [0.5], 0.5j, True, np.array([0.5])])
+def test_a_density_must_be_a_number(density):
+    with pytest.raises(TypeError, match="make_masks: density must be a number, got"):
+        make_masks([jnp.ones((3, 4))], density)
+
+
+@pytest.mark.parametrize("density", [1, np.float16(0.5), jnp.bfloat16(0.5), np.array(0.5)])
+def test_numbers_of_other_types_are_densities(density):
+    assert make_masks([jnp.ones((3, 4))], density)[0].sum() == 12 * float(density)
+
+
+@pytest.mark.parametrize("only", [[0, 1], np.array([0, 1]), range(2)])
+def test_gates_as_another_sequence(only):
+    target = Target("*", gates=4, only=only)
+    assert target == Target("*", gates=4, only=(0, 1)) and target.pruned_gates == (0, 1)
+    assert make_masks([jnp.ones((2, 4))], 0.5, target)[0].sum() == 6
+
+
+@pytest.mark.parametrize("only", [1, "01", (0.5,)])
+def test_gates_must_be_integers(only):
+    with pytest.raises(TypeError, match="Target: only must hold integers, got"):
+        Target("*", gates=2, only=only)
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
         ({"gates": 0}, "gates must be >= 1, got 0"),
+        ({"batch_dims": -1}, "batch_dims must be >= 0, got -1"),
         ({"output_dims": 0}, "output_dims must be >= 1, got 0"),
         ({"gates": 2, "only": (2,)}, r"distinct gates of 0 to 1, got \(2,\)"),
         ({"gates": 2, "only": (1, 1)}, "distinct gates"),
@@ -293,3 +399,12 @@ def test_packing_and_back(shape, seed):
 def test_unpacking_something_else(bits):
     with pytest.raises(ValueError, match=r"mask of shape \(3, 9\) .* uint8 \(3, 2\), got"):
         unpack_masks(bits, jnp.ones((3, 9), bool))
+
+
+def test_what_a_packed_state_is_like():
+    tree = {"mask": jnp.ones((3, 9), bool), "x": np.ones(2), "key": jax.random.key(0), "n": 1}
+    packed, like = pack_masks(tree), packed_like(tree)
+    assert like["mask"].shape == (3, 2) and like["mask"].dtype == jnp.uint8
+    assert like["mask"].sharding == tree["mask"].sharding
+    assert like["x"].sharding is None and like["key"].dtype == tree["key"].dtype
+    assert jax.tree.map(jnp.shape, packed) == jax.tree.map(jnp.shape, like)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,6 +73,11 @@ def test_half_epochs_without_a_fixed_stretch():
     ]
 
 
+def at_step(odd, value):
+    """A density of ``value`` at one step of three."""
+    return PruningSchedule(lambda step: jnp.where(step == odd, value, 0.5), 1, 3, 1)
+
+
 @pytest.mark.parametrize(
     "make, message",
     [
@@ -79,13 +86,18 @@ def test_half_epochs_without_a_fixed_stretch():
         (lambda: one_shot(0.5, step=0), "begin must be >= 1, got 0"),
         (lambda: PruningSchedule(CONSTANT, 5, 4, 1), "end must be >= begin = 5, got 4"),
         (lambda: PruningSchedule(CONSTANT, 1, 4, 0), "frequency must be >= 1, got 0"),
+        (lambda: at_step(2, -3.0), r"at step 2: density must be in \(0, 1\], got -3.0"),
+        (lambda: at_step(2, math.nan), r"at step 2: density must be in \(0, 1\], got nan"),
+        (lambda: at_step(1, 0.0), r"at step 1: density must be in \(0, 1\], got 0.0"),
+        (lambda: at_step(3, 1.5), r"at step 3: density must be in \(0, 1\], got 1.5"),
+        (lambda: jax.jit(lambda: at_step(2, -3.0).begin)(), "at step 2: density must be in"),
         (
             lambda: polynomial(-0.1, begin=1, end=5, frequency=1),
-            r"at step 5: density must be in \(0, 1\], got -0.1",
+            r"polynomial: density must be in \(0, 1\], got -0.1",
         ),
         (
             lambda: polynomial(0.1, begin=1, end=5, frequency=1, initial_density=1.2),
-            r"at step 1: density must be in \(0, 1\], got 1.2",
+            r"polynomial: initial_density must be in \(0, 1\], got 1.2",
         ),
         (
             lambda: polynomial(0.1, begin=5, end=5, frequency=1),
@@ -106,3 +118,58 @@ def test_errors(make, message):
 def test_a_step_must_be_an_integer():
     with pytest.raises(TypeError, match=r"frequency must be an integer, got 0\.5"):
         PruningSchedule(CONSTANT, 1, 4, 0.5)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: PruningSchedule(0.5, 1, 4, 1), "density must be a function of the step, got 0.5"),
+        (lambda: one_shot("0.5", step=1), "at step 1: density must be a number, got '0.5'"),
+        (
+            lambda: half_epochs(None, steps_per_epoch=2),
+            "at step 1: density must be a number, got None",
+        ),
+        (
+            lambda: polynomial("0.5", begin=1, end=5, frequency=1),
+            "polynomial: density must be a number, got '0.5'",
+        ),
+        (
+            lambda: PruningSchedule(lambda step: jnp.ones(2) * step, 1, 4, 1),
+            "at step 1: density must be a number, got Array",
+        ),
+        (
+            lambda: PruningSchedule(lambda step: 0.5 if step < 3 else 0.25, 1, 4, 1),
+            "density must be a function of a traced step",
+        ),
+    ],
+)
+def test_a_density_must_be_a_function_to_numbers(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_only_pruning_steps_are_checked():
+    schedule = PruningSchedule(lambda step: jnp.where(step % 3 == 1, 0.5, 2.0), 1, 10, 3)
+    assert pruning_steps(schedule, 12) == [1, 4, 7, 10]
+
+
+def test_many_pruning_steps_are_checked_in_one_call():
+    calls = []
+
+    def density(step):
+        calls.append(step)
+        return jnp.where(step == 100_001, -1.0, 0.5)
+
+    with pytest.raises(ValueError, match="at step 100001: density must be in"):
+        PruningSchedule(density, 2, 200_000, 1)
+    assert len(calls) == 2  # the first step alone, for its type
+    assert PruningSchedule(CONSTANT, 1, 2**31 - 1, 1).end == 2**31 - 1
+
+
+def test_a_traced_density_is_not_known_in_advance():
+    def densities(density):
+        schedule = polynomial(density, begin=1, end=5, frequency=2)
+        return schedule.density(5) + one_shot(density, step=3).density(3)
+
+    assert jax.jit(densities)(0.25) == 0.5
+    assert jax.vmap(densities)(jnp.array([0.25, 0.5])).tolist() == [0.5, 1.0]

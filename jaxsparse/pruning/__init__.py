@@ -15,7 +15,7 @@ except ImportError as error:
 from jaxsparse.pruning.kinds import KINDS, Kind
 from jaxsparse.pruning.layers import SparseLinearGeneral
 from jaxsparse.pruning.masks import apply_masks, make_masks
-from jaxsparse.pruning.packing import pack_masks, unpack_masks
+from jaxsparse.pruning.packing import pack_masks, packed_like, unpack_masks
 from jaxsparse.pruning.schedules import PruningSchedule, half_epochs, one_shot, polynomial
 from jaxsparse.pruning.scores import SCORES
 from jaxsparse.pruning.sparsify import densify, sparsify
@@ -42,6 +42,7 @@ __all__ = [
     "make_masks",
     "one_shot",
     "pack_masks",
+    "packed_like",
     "polynomial",
     "prune",
     "sparsify",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -20,14 +19,17 @@ from jaxsparse.pruning.targets import Target, Where, targets_of
 T = TypeVar("T")
 
 
-def check_density(operation: str, density: Any) -> None:
-    """Raises a ValueError unless a density, if it is known, is in (0, 1]."""
-    if isinstance(density, numbers.Real | np.ndarray) or (
-        isinstance(density, jax.Array) and not isinstance(density, jax.core.Tracer)
-    ):
-        value = float(density)
-        if not 0 < value <= 1:
-            raise ValueError(f"{operation}: density must be in (0, 1], got {value}")
+def check_density(operation: str, density: Any, name: str = "density") -> None:
+    """Raises a TypeError unless a density is a number, a ValueError unless it is in (0, 1].
+
+    Of a traced one only the type is known.
+    """
+    array = density if hasattr(density, "dtype") else np.asarray(density)
+    real = any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.floating, jnp.integer))
+    if not real or array.shape:
+        raise TypeError(f"{operation}: {name} must be a number, got {density!r}")
+    if not isinstance(density, jax.core.Tracer) and not 0 < float(density) <= 1:
+        raise ValueError(f"{operation}: {name} must be in (0, 1], got {float(density)}")
 
 
 def choose(operation: str, name: str, value: str, table: Mapping[str, T]) -> T:
@@ -59,17 +61,20 @@ def make_masks(
         params: a pytree of floating-point arrays, also of Flax variables.
         density: share of the weights to keep, in (0, 1].
         where: a name, a `Target` or several: see `Target` for names and dimensions. Where two mean
-            one parameter, the first counts.
+            one parameter, the first counts. By default all parameters of two dimensions and more
+            that are not called ``bias`` or ``scale``.
         gradients: the tree of their gradients, for scores that need it.
         score: a name in `SCORES`, or a function (weight, gradient or None, random key) -> array of
             the weight's shape.
 
             - ``"magnitude"``: :math:`|w|`.
             - ``"magnitude_gradient"``: :math:`|w\,g|`, how far the loss moves without the weight,
-              to first order.
+              to first order, in float32 at least. It is NaN where the weight or its gradient is,
+              so such a weight is kept before all others.
             - ``"random"``: uniform random numbers.
         scope: a name in `SCOPES`: scores are compared within each ``"gate"`` of each parameter,
-            each ``"layer"`` (parameter), or the whole ``"model"`` (all that ``where`` names).
+            each ``"layer"`` (parameter, or matrix of a stack: ``batch_dims`` of `Target`), or the
+            whole ``"model"`` (all that ``where`` names).
         structure: a name in `STRUCTURES`; a row is an output unit.
 
             - ``"unstructured"``: the n highest scores.
@@ -84,6 +89,7 @@ def make_masks(
         ``optax.MaskedNode()`` in that of all others.
 
     Raises:
+        TypeError: for a density that is not a number.
         ValueError: for a density outside (0, 1], a name that matches nothing, gates that don't
             divide the outputs, a score, scope or structure that is not known, gradients that are
             missing, and scores of another shape than the weight or not floating.
@@ -155,19 +161,20 @@ def _select(
     budgets = SCOPES[scope].budgets(grouped, density)
     for (index, gates), group, kept in zip(groups, grouped, budgets, strict=True):
         if group.size:  # of nothing, there is nothing to rank
-            mask = STRUCTURES[structure](group, kept)
-            shape = (len(gates), *masks[index].shape[1:])
-            masks[index] = masks[index].at[jnp.array(gates)].set(mask.reshape(shape))
+            mask = jax.vmap(STRUCTURES[structure])(group, kept)
+            stack, _, outputs, inputs = masks[index].shape
+            mask = mask.reshape(stack, len(gates), outputs, inputs)
+            masks[index] = masks[index].at[:, jnp.array(gates)].set(mask)
     return {i: targets[i].parameter(mask, scores[i].shape) for i, mask in masks.items()}
 
 
 def _rows_of(matrices: jax.Array, gates: tuple[int, ...]) -> jax.Array:
-    """Some gates of (gates, outputs, inputs), one below the other."""
-    _, outputs, inputs = matrices.shape
-    return matrices[jnp.array(gates)].reshape(len(gates) * outputs, inputs)
+    """Some gates of (stack, gates, outputs, inputs), one below the other in each matrix."""
+    stack, _, outputs, inputs = matrices.shape
+    return matrices[:, jnp.array(gates)].reshape(stack, len(gates) * outputs, inputs)
 
 
-def _explicit_sharding(x: Any) -> NamedSharding | None:
+def explicit_sharding(x: Any) -> NamedSharding | None:
     """The sharding in the type of an array, where a mesh has explicit axes."""
     sharding = jax.typeof(x).sharding
     return sharding if AxisType.Explicit in sharding.mesh.axis_types else None
@@ -175,11 +182,11 @@ def _explicit_sharding(x: Any) -> NamedSharding | None:
 
 def _gathered(x: jax.Array) -> jax.Array:
     # Under explicit axes a ranking over sharded dimensions must be asked for.
-    return x if _explicit_sharding(x) is None else jax.sharding.reshard(x, P())
+    return x if explicit_sharding(x) is None else jax.sharding.reshard(x, P())
 
 
 def _sharded_like(mask: jax.Array, weight: jax.Array) -> jax.Array:
-    sharding = _explicit_sharding(weight)
+    sharding = explicit_sharding(weight)
     if sharding is not None:
         return jax.sharding.reshard(mask, sharding)
     if isinstance(weight, jax.core.Tracer):

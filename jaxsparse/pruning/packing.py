@@ -6,6 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxsparse.pruning.masks import explicit_sharding
 
 
 def _is_mask(leaf: Any) -> bool:
@@ -28,7 +32,68 @@ def pack_masks(tree: Any) -> Any:
     >>> pack_masks({"mask": jnp.array([True, False, True]), "weight": jnp.ones(3)})["mask"]
     Array([160], dtype=uint8)
     """
-    return jax.tree.map(lambda x: jnp.packbits(x, axis=-1) if _is_mask(x) else x, tree)
+    return jax.tree.map(lambda x: _packed(x) if _is_mask(x) else x, tree)
+
+
+def _packed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-1], -(-shape[-1] // 8))
+
+
+def _packed_sharding(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
+    """How a packed mask is sharded: as the mask, but whole where its bytes don't divide."""
+    packed_shape = _packed_shape(shape)
+    try:
+        sharding.shard_shape(packed_shape)
+    except ValueError:
+        # Only the last dimension is another than that of the mask.
+        spec = P(*sharding.spec[: len(shape) - 1])
+        return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
+    return sharding
+
+
+def _packed(mask: jax.Array) -> jax.Array:
+    sharding = explicit_sharding(mask)
+    if sharding is not None:
+        mask = jax.sharding.reshard(mask, _packed_sharding(sharding, mask.shape))
+    return jnp.packbits(mask, axis=-1)
+
+
+def packed_like(state: Any) -> Any:
+    """What `pack_masks` would return for a state, abstract: shapes, dtypes and shardings.
+
+    For a checkpoint library to restore a packed state as this one is placed, on however many
+    devices the one that was saved had been.
+
+    Args:
+        state: a pytree of arrays, concrete or abstract.
+
+    Returns:
+        The same tree with a jax.ShapeDtypeStruct for each array. Its sharding is that of the array;
+        a packed mask is whole on every device along its last dimension if the bytes of that don't
+        divide evenly. Arrays that are not committed to a device, such as a fresh step counter, are
+        replicated over the mesh of the others, if one has a mesh.
+
+    >>> packed_like({"mask": jnp.ones((3, 9), bool)})["mask"].shape
+    (3, 2)
+    """
+    shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(state)]
+    meshes = [x.mesh for x in shardings if isinstance(x, NamedSharding)]
+    mesh = meshes[0] if meshes else None
+
+    def placed(leaf: Any, packed: Any) -> Any:
+        sharding = getattr(leaf, "sharding", None)
+        if mesh is not None and not _is_committed(leaf):
+            sharding = NamedSharding(mesh, P())
+        elif _is_mask(leaf) and isinstance(sharding, NamedSharding):
+            sharding = _packed_sharding(sharding, leaf.shape)
+        return jax.ShapeDtypeStruct(packed.shape, packed.dtype, sharding=sharding)
+
+    return jax.tree.map(placed, state, jax.eval_shape(pack_masks, state))
+
+
+def _is_committed(leaf: Any) -> bool:
+    """Whether a leaf says where it belongs: one that is not committed may go anywhere."""
+    return getattr(leaf, "sharding", None) is not None and getattr(leaf, "committed", True)
 
 
 def unpack_masks(packed: Any, like: Any) -> Any:
@@ -37,7 +102,8 @@ def unpack_masks(packed: Any, like: Any) -> Any:
     Args:
         packed: what `pack_masks` returned, or a checkpoint of it.
         like: the tree that was packed, or one of the same structure, shapes and dtypes, abstract or
-            not. Masks get the shardings of its leaves, if they have one.
+            not. All arrays, masks and others, get the shardings of its leaves, if they have one;
+            where a leaf is not committed to a device, they stay where they are.
 
     Raises:
         ValueError: if a leaf is not that of a packed mask of the shape in ``like``.
@@ -47,21 +113,24 @@ def unpack_masks(packed: Any, like: Any) -> Any:
     Array([ True, False,  True], dtype=bool)
     """
 
-    def unpack(target: Any, bits: Any) -> Any:
-        if not _is_mask(target):
-            return bits
-        expected = (*target.shape[:-1], -(-target.shape[-1] // 8))
-        if bits.shape != expected or bits.dtype != jnp.uint8:
-            raise ValueError(
-                f"unpack_masks: the mask of shape {target.shape} must be packed as uint8 "
-                f"{expected}, got {bits.dtype} {bits.shape}"
-            )
-        # jnp.unpackbits fails on arrays without elements.
-        flags = bits[..., None] >> jnp.arange(7, -1, -1, dtype=jnp.uint8) & 1
-        flat = flags.reshape(*bits.shape[:-1], 8 * bits.shape[-1])
-        mask = flat[..., : target.shape[-1]].astype(bool)
-        sharding = getattr(target, "sharding", None)
-        concrete = sharding is not None and not isinstance(mask, jax.core.Tracer)
-        return jax.device_put(mask, sharding) if concrete else mask
+    def unpack(target: Any, leaf: Any) -> Any:
+        value = _unpacked(leaf, target) if _is_mask(target) else leaf
+        known = _is_committed(target) and not isinstance(value, jax.core.Tracer)
+        return jax.device_put(value, target.sharding) if known else value
 
     return jax.tree.map(unpack, like, packed)
+
+
+def _unpacked(bits: Any, mask: Any) -> Any:
+    """The booleans in the bits, of the shape of a mask."""
+    expected = _packed_shape(mask.shape)
+    if bits.shape != expected or bits.dtype != jnp.uint8:
+        raise ValueError(
+            f"unpack_masks: the mask of shape {mask.shape} must be packed as uint8 "
+            f"{expected}, got {bits.dtype} {bits.shape}"
+        )
+    # jnp.unpackbits fails on arrays without elements.
+    flags = bits[..., None] >> jnp.arange(7, -1, -1, dtype=jnp.uint8) & 1
+    flat = flags.reshape(*bits.shape[:-1], 8 * bits.shape[-1])
+    # An index would be a gather, which explicit sharding refuses.
+    return jax.lax.slice_in_dim(flat, 0, mask.shape[-1], axis=-1).astype(bool)

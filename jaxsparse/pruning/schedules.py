@@ -9,9 +9,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxsparse.pruning.masks import check_density
+
+# At so many pruning steps the density is checked in advance.
+_CHECKED = 2**20
 
 
 @dataclass(frozen=True)
@@ -23,15 +27,18 @@ class PruningSchedule:
 
     Args:
         density: the share of weights to keep at a step, in (0, 1]: a function of the step, such as
-            an optax schedule. It is called with traced steps.
+            an optax schedule. It is called with traced steps. Its values are checked in advance,
+            at every pruning step (of more than a million, at so many from ``begin`` to ``end``),
+            unless it depends on traced values itself.
         begin: the first pruning step, at least 1.
         end: the last one; it prunes whether or not ``frequency`` leads to it.
         frequency: steps from one pruning step to the next.
 
     Raises:
-        TypeError: if a step is no integer.
+        TypeError: if a step is no integer, or ``density`` is not a function from a traced step to
+            a number.
         ValueError: if ``begin`` or ``frequency`` is less than 1, ``end`` is before ``begin``, or
-            the density at ``begin`` or ``end`` is outside (0, 1].
+            the density at a pruning step is outside (0, 1].
 
     >>> schedule = PruningSchedule(optax.constant_schedule(0.5), begin=2, end=7, frequency=3)
     >>> [step for step in range(10) if schedule.prunes(step)]
@@ -55,8 +62,30 @@ class PruningSchedule:
             if value < least:
                 bound = f"begin = {least}" if name == "end" else least
                 raise ValueError(f"PruningSchedule: {name} must be >= {bound}, got {value}")
-        for step in (self.begin, self.end):
-            check_density(f"PruningSchedule: at step {step}", self.density(step))
+        if not callable(self.density):
+            raise TypeError(
+                f"PruningSchedule: density must be a function of the step, got {self.density!r}"
+            )
+        check_density(f"PruningSchedule: at step {self.begin}", self.density(self.begin))
+        self._check_densities()
+
+    def _check_densities(self) -> None:
+        """Raises unless the density is in (0, 1] at all pruning steps, in one call of it."""
+        due = range(self.begin, self.end + 1, self.frequency)
+        due = due[:: -(-len(due) // _CHECKED)]
+        steps = np.append(np.arange(due.start, due.stop, due.step), self.end).astype(np.int32)
+        try:
+            with jax.ensure_compile_time_eval():  # values, also where a program is being traced
+                densities = jax.vmap(self.density)(steps)
+        except jax.errors.JAXTypeError as error:
+            raise TypeError(
+                f"PruningSchedule: density must be a function of a traced step, got {self.density}"
+            ) from error
+        if isinstance(densities, jax.core.Tracer):
+            return
+        values = np.asarray(densities)
+        for place in np.flatnonzero(~((values > 0) & (values <= 1)))[:1]:
+            check_density(f"PruningSchedule: at step {steps[place]}", values[place])
 
     def prunes(self, step: Any) -> jax.Array:
         """Whether masks are made after so many updates: a boolean scalar, also of a traced step."""
@@ -73,7 +102,7 @@ def one_shot(density: float, *, step: int) -> PruningSchedule:
         step: after how many updates, at least 1.
 
     Raises:
-        ValueError: for values that don't fit, as `PruningSchedule`.
+        TypeError, ValueError: for values that don't fit, as `PruningSchedule`.
 
     >>> schedule = one_shot(0.25, step=3)
     >>> [step for step in range(6) if schedule.prunes(step)]
@@ -105,7 +134,9 @@ def polynomial(
         power: p.
 
     Raises:
-        ValueError: if ``end`` is not after ``begin``, and as `PruningSchedule`.
+        TypeError: if a density is not a number, and as `PruningSchedule`.
+        ValueError: if ``end`` is not after ``begin``, a density is outside (0, 1], and as
+            `PruningSchedule`.
 
     Source: with power 3, Zhu and Gupta 2017, "To prune, or not to prune: exploring the efficacy of
     pruning for model compression", https://arxiv.org/abs/1710.01878.
@@ -116,6 +147,8 @@ def polynomial(
     """
     if end <= begin:
         raise ValueError(f"polynomial: end must be after begin = {begin}, got {end}")
+    check_density("polynomial", density)
+    check_density("polynomial", initial_density, "initial_density")
     falling = optax.polynomial_schedule(
         initial_density, density, power, transition_steps=end - begin, transition_begin=begin
     )
@@ -137,6 +170,7 @@ def half_epochs(
         fixed_epochs: how many of them, at the end, leave the pattern alone.
 
     Raises:
+        TypeError: as `PruningSchedule`.
         ValueError: if an epoch has fewer than 2 steps or no epoch is left for pruning, and as
             `PruningSchedule`.
 

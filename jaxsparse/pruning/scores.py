@@ -17,10 +17,12 @@ def magnitude(weight: jax.Array, gradient: jax.Array | None, key: jax.Array) -> 
 
 
 def magnitude_gradient(weight: jax.Array, gradient: jax.Array | None, key: jax.Array) -> jax.Array:
-    """How far the loss would move without the weight, to first order."""
+    """How far the loss would move without the weight, to first order; NaN where a factor is."""
     if gradient is None:
         raise ValueError("make_masks: score 'magnitude_gradient' needs gradients, got None")
-    return jnp.abs(weight * gradient)
+    # In float16 the product of two small numbers would be 0, and all such weights alike.
+    dtype = jnp.promote_types(jnp.result_type(weight, gradient), jnp.float32)
+    return jnp.abs(weight.astype(dtype) * gradient.astype(dtype))
 
 
 def random(weight: jax.Array, gradient: jax.Array | None, key: jax.Array) -> jax.Array:

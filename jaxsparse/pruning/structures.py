@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -16,12 +17,19 @@ _INT32_MAX = 2**31 - 1
 Structure = Callable[[jax.Array, jax.Array], jax.Array]
 
 
-def _ranks(scores: jax.Array) -> jax.Array:
-    """Places along the last dimension by falling score: NaN first, of equal ones the earlier."""
-    places = jax.lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
-    keys = (~jnp.isnan(scores), -scores)
-    *_, order = jax.lax.sort((*keys, places), num_keys=len(keys), is_stable=True)
-    return jax.lax.sort((order, places), num_keys=1)[1]
+def _highest(scores: jax.Array, kept: Any) -> jax.Array:
+    """The ``kept`` highest along the last dimension: NaN first, of equal ones the earlier."""
+    size = scores.shape[-1]
+    if not size:
+        return jnp.zeros(scores.shape, bool)
+    # NaN is last in a sort, as the highest would be.
+    rising = jnp.sort(scores, axis=-1)
+    least = jax.lax.dynamic_index_in_dim(rising, size - jnp.maximum(kept, 1), scores.ndim - 1)
+    nan, least_nan = jnp.isnan(scores), jnp.isnan(least)
+    above = (scores > least) | (nan & ~least_nan)
+    tied = (scores == least) | (nan & least_nan)
+    missing = kept - jnp.sum(above, axis=-1, keepdims=True, dtype=jnp.int32)
+    return above | (tied & (jnp.cumsum(tied, axis=-1, dtype=jnp.int32) <= missing))
 
 
 # ---- Structures ----
@@ -29,21 +37,21 @@ def _ranks(scores: jax.Array) -> jax.Array:
 
 def unstructured(scores: jax.Array, kept: jax.Array) -> jax.Array:
     """The ``kept`` highest scores of the matrix."""
-    return (_ranks(scores.reshape(-1)) < kept).reshape(scores.shape)
+    return _highest(scores.reshape(-1), kept).reshape(scores.shape)
 
 
 def row_balanced(scores: jax.Array, kept: jax.Array) -> jax.Array:
     """The highest scores of each row, in every row the same number, at least one."""
     rows = scores.shape[0]
     each = kept // rows + (2 * (kept % rows) >= rows)
-    return _ranks(scores) < jnp.maximum(each, 1)
+    return _highest(scores, jnp.maximum(each, 1))
 
 
 def refilled(scores: jax.Array, kept: jax.Array) -> jax.Array:
     """Unstructured, then every row is filled up to the longest with its own highest scores."""
     # A row's share of the highest scores of all is its own highest, so nothing kept is lost.
     longest = jnp.max(jnp.sum(unstructured(scores, kept), axis=-1))
-    return _ranks(scores) < longest
+    return _highest(scores, longest)
 
 
 STRUCTURES: Mapping[str, Structure] = MappingProxyType(
@@ -68,21 +76,23 @@ def _kept(size: int, density: Any) -> jax.Array:
 
 
 def _each_alone(groups: Sequence[jax.Array], density: Any) -> list[jax.Array]:
-    return [_kept(group.size, density) for group in groups]
+    return [
+        jnp.full(group.shape[0], _kept(math.prod(group.shape[1:]), density)) for group in groups
+    ]
 
 
 def _all_together(groups: Sequence[jax.Array], density: Any) -> list[jax.Array]:
-    """How many of the highest scores of all groups fall into each."""
+    """How many of the highest scores of all groups fall into each matrix."""
     size = sum(group.size for group in groups)
     if size > _INT32_MAX:
         raise ValueError(
             f"make_masks: scope 'model' ranks at most {_INT32_MAX} weights, got {size}"
         )
     scores = jnp.concatenate([group.reshape(-1) for group in groups])
-    chosen = _ranks(scores) < _kept(size, density)
+    chosen = _highest(scores, _kept(size, density))
     starts = [sum(group.size for group in groups[:i]) for i in range(len(groups))]
     return [
-        jnp.sum(chosen[start : start + group.size])
+        jnp.sum(chosen[start : start + group.size].reshape(group.shape), axis=(1, 2))
         for start, group in zip(starts, groups, strict=True)
     ]
 
@@ -93,7 +103,8 @@ class Scope:
 
     Args:
         splits_gates: whether each gate of a parameter is a group, else all its gates are one.
-        budgets: (scores of every group, density) -> how many weights each group keeps.
+        budgets: (scores (stack, rows, columns) of every group, density) -> how many weights each
+            matrix of each group keeps, int (stack,).
     """
 
     splits_gates: bool

@@ -12,29 +12,39 @@ from typing import Any
 import jax
 from flax import nnx
 
+# What Flax layers call parameters that are no matrices, however many dimensions they have: the bias
+# of an attention's projection has two, that of a stack of layers one more.
+_VECTORS = ("bias", "scale")
+
 
 @dataclass(frozen=True)
 class Target:
     """Parameters by name, and how they are read as matrices with a row for each output unit.
 
     A parameter is called by the keys that lead to it, joined by ``/``: ``encoder/0/kernel``. Its
-    dimensions are those of a Flax kernel, inputs first: ``(inputs..., outputs...)``. A row of the
-    sparse matrix is an output unit, that is a column of a kernel (in, out).
+    dimensions are those of a Flax kernel, inputs first: ``(inputs..., outputs...)``, after those of
+    a stack, if it is one. A row of the sparse matrix is an output unit, that is a column of a
+    kernel (in, out).
 
     Args:
         pattern: a name, or a pattern of names with ``*``, ``?`` and ``[...]`` as in a shell; ``*``
-            stands for any characters, ``/`` too. Parameters that have no more than ``output_dims``
-            dimensions, such as a bias, are never meant.
+            stands for any characters, ``/`` too. Never meant are parameters that have no more
+            than ``batch_dims + output_dims`` dimensions. Those that are called ``bias`` or
+            ``scale`` are meant only by a pattern that ends in this very name: ``*/scale``.
         output_dims: how many of the last dimensions are outputs: 1 for a linear or convolution
             kernel, 2 for the query, key and value kernels (in, heads, features) of
             nnx.MultiHeadAttention.
         gates: into how many equal blocks the outputs fall, as the kernel (in, gates * h) of a
             recurrent cell.
         only: prune these gates alone, the others stay dense; by default all.
+        batch_dims: how many of the first dimensions are a stack of matrices, each of them pruned by
+            itself: 1 for a kernel (layers, in, out) of layers that ``nnx.vmap`` made. By default
+            none: a stack would count among the inputs, as the window of a convolution does.
 
     Raises:
-        ValueError: if ``output_dims`` or ``gates`` is less than 1, or ``only`` does not hold
-            distinct gates.
+        TypeError: if ``only`` does not hold integers.
+        ValueError: if ``output_dims`` or ``gates`` is less than 1, ``batch_dims`` is negative, or
+            ``only`` does not hold distinct gates.
 
     >>> Target("*/dense_h/kernel", gates=4, only=(1,)).pattern
     '*/dense_h/kernel'
@@ -43,35 +53,57 @@ class Target:
     pattern: str
     output_dims: int = 1
     gates: int = 1
-    only: tuple[int, ...] | None = None
+    only: Sequence[int] | None = None
+    batch_dims: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("output_dims", "gates"):
-            if operator.index(getattr(self, name)) < 1:
-                raise ValueError(f"Target: {name} must be >= 1, got {getattr(self, name)}")
-        if self.only is not None:
-            known = set(range(self.gates))
-            if not self.only or len(set(self.only)) != len(self.only) or set(self.only) - known:
-                raise ValueError(
-                    f"Target: only must hold distinct gates of 0 to {self.gates - 1}, "
-                    f"got {self.only}"
-                )
+        for name, least in (("output_dims", 1), ("gates", 1), ("batch_dims", 0)):
+            if operator.index(getattr(self, name)) < least:
+                raise ValueError(f"Target: {name} must be >= {least}, got {getattr(self, name)}")
+        if self.only is None:
+            return
+        try:
+            only = tuple(map(operator.index, self.only))
+        except TypeError:
+            raise TypeError(f"Target: only must hold integers, got {self.only!r}") from None
+        if not only or len(set(only)) != len(only) or set(only) - set(range(self.gates)):
+            raise ValueError(
+                f"Target: only must hold distinct gates of 0 to {self.gates - 1}, got {only}"
+            )
+        # A target is looked up in sets, so it holds nothing that changes.
+        object.__setattr__(self, "only", only)
 
     @property
     def pruned_gates(self) -> tuple[int, ...]:
         """The gates that are pruned."""
-        return tuple(range(self.gates)) if self.only is None else self.only
+        return tuple(range(self.gates) if self.only is None else self.only)
+
+    @property
+    def least_dims(self) -> int:
+        """The fewest dimensions of a parameter that it means: one of inputs, with the others."""
+        return self.batch_dims + 1 + self.output_dims
+
+    def means(self, name: str, dims: int) -> bool:
+        """Whether it means a parameter of this name, with so many dimensions."""
+        last, of_pattern = name.rpartition("/")[2], self.pattern.rpartition("/")[2]
+        return (
+            dims >= self.least_dims
+            and fnmatch.fnmatchcase(name, self.pattern)
+            and (last not in _VECTORS or last == of_pattern)
+        )
 
     def matrices(self, x: jax.Array) -> jax.Array:
-        """A parameter as matrices (gates, output units of a gate, inputs)."""
+        """A parameter as matrices (stack, gates, output units of a gate, inputs)."""
+        stack = math.prod(x.shape[: self.batch_dims])
+        inputs = math.prod(x.shape[self.batch_dims : -self.output_dims])
         outputs = math.prod(x.shape[-self.output_dims :])
-        inputs = math.prod(x.shape[: -self.output_dims])
-        return x.reshape(inputs, outputs).T.reshape(self.gates, outputs // self.gates, inputs)
+        rows = x.reshape(stack, inputs, outputs).mT
+        return rows.reshape(stack, self.gates, outputs // self.gates, inputs)
 
     def parameter(self, matrices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """The inverse of :meth:`matrices`."""
-        gates, outputs, inputs = matrices.shape
-        return matrices.reshape(gates * outputs, inputs).T.reshape(shape)
+        stack, gates, outputs, inputs = matrices.shape
+        return matrices.reshape(stack, gates * outputs, inputs).mT.reshape(shape)
 
 
 Where = str | Target | Sequence[str | Target]
@@ -116,11 +148,7 @@ def targets_of(operation: str, params: Any, where: Where) -> list[Target | None]
     used: set[Target] = set()
     found: list[Target | None] = []
     for name, leaf in zip(names, leaves, strict=True):
-        matching = [
-            target
-            for target in targets
-            if leaf.ndim > target.output_dims and fnmatch.fnmatchcase(name, target.pattern)
-        ]
+        matching = [target for target in targets if target.means(name, leaf.ndim)]
         used.update(matching)
         found.append(matching[0] if matching else None)
         outputs = math.prod(leaf.shape[-matching[0].output_dims :]) if matching else 0
@@ -132,7 +160,7 @@ def targets_of(operation: str, params: Any, where: Where) -> list[Target | None]
     for target in targets:
         if target not in used:
             raise ValueError(
-                f"{operation}: where must name parameters of more than {target.output_dims} "
+                f"{operation}: where must name parameters of at least {target.least_dims} "
                 f"dimensions, got {target.pattern!r}, which matches none of {', '.join(names)}"
             )
     return found

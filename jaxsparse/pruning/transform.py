@@ -95,7 +95,8 @@ def prune(
         inner: the optimizer. As parameters it sees the master copy.
         schedule: when to prune, and to which density: `one_shot`, `polynomial`, `half_epochs` or a
             `PruningSchedule`.
-        where: which parameters, by name: see `Target`; by default all of two dimensions and more.
+        where: which parameters, by name: see `Target`; by default all of two dimensions and more
+            that are not called ``bias`` or ``scale``.
         score, scope, structure: as in `make_masks`; the gradients are those given to ``update``.
         seed: of the random keys that scores get.
 
