@@ -32,7 +32,7 @@ from flax import nnx
 from examples.char_rnn import options, text
 from examples.char_rnn.__main__ import load_corpus, main
 from examples.char_rnn.entries import rows_of
-from examples.char_rnn.model import CharRNN
+from examples.char_rnn.model import CELLS, CharRNN, with_flax_layers
 from examples.char_rnn.recipe import Entry, make_schedule, parse_entry, schedule_options
 from examples.char_rnn.sampling import sample
 from examples.char_rnn.sparse_form import gather, scatter
@@ -145,6 +145,16 @@ def assert_same_result(output: Path, expected: Path) -> None:
             jax.tree.map(np.testing.assert_array_equal, *states)
 
 
+def test_checkpoints_have_packed_masks(unbroken: tuple[Path, str]) -> None:
+    checkpoints = Checkpoints("test", unbroken[0] / "16_0.25" / "checkpoints", {})
+    args = ocp.args.Composite(state=ocp.args.StandardRestore())
+    state = checkpoints.manager.restore(STEPS, args=args).state
+    masks = jax.tree.leaves(state["optimizer"]["masks"])
+    assert [x.dtype for x in masks] == [np.uint8, np.uint8]
+    assert sorted(x.shape for x in masks) == [(8, 8), (16, 8)]  # Of 64 outputs.
+    assert sum(int(np.bitwise_count(np.asarray(x)).sum()) for x in masks) == 64 * (8 + 16) // 4
+
+
 @pytest.mark.parametrize(
     ("model", "stop"),
     [
@@ -194,9 +204,21 @@ def test_finished_models_are_kept_and_others_added(
     output = tmp_path / "output"
     shutil.copytree(unbroken[0], output)
     argv = [*TINY, "--data", str(book), "--output", str(output), "--resume"]
-    assert main([*argv, *MODELS, "16"]) == 0
+    assert main([*argv, *MODELS, "16:0.25:unstructured"]) == 0
     before, after = metrics_of(unbroken[0])["models"], metrics_of(output)["models"]
-    assert after[:2] == before and after[2]["name"] == "16"
+    assert after[:2] == before
+    # The same size in another structure is a model of its own.
+    balanced, uneven = after[1:]
+    assert uneven["name"] == "16:0.25:unstructured"
+    assert [x["structure"] for x in after] == [None, "row_balanced", "unstructured"]
+    assert (output / "16_0.25_unstructured" / "result.json").exists()
+    assert uneven["recurrent_nonzeros"] == balanced["recurrent_nonzeros"]
+    for described in uneven["rows"].values():
+        assert described["shortest"] < described["longest"]
+    assert uneven["curve"][0] == balanced["curve"][0]
+    assert uneven["bits_per_character"] != balanced["bits_per_character"]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["16:0.25:unstructured", "unstructured", "8"] in [line[:3] for line in lines]
     # A sample of another length is drawn from what was trained.
     assert main([*argv, *MODELS, "--sample-length=5"]) == 0
     assert [len(x["sample"]) for x in metrics_of(output)["models"]] == [6, 6]
@@ -207,8 +229,46 @@ def test_finished_models_are_kept_and_others_added(
     assert "got one after 8, 16:0.25 in" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("change", ["same characters", "another character"])
+def test_resume_expects_the_same_text(
+    change: str,
+    book: Path,
+    unbroken: tuple[Path, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = tmp_path / "output"
+    shutil.copytree(unbroken[0], output)
+    content = book.read_text()
+    try:
+        book.write_text(content[::-1] if change == "same characters" else content + "\u2603")
+        argv = [*TINY, *MODELS, "--data", str(book), "--output", str(output), "--resume"]
+        assert main(argv) == 2
+    finally:
+        book.write_text(content)
+    err = capsys.readouterr().err
+    assert err.startswith("char_rnn: error: --resume: expected --data ") and err.count("\n") == 1
+    assert err.count(f"--data {book} (SHA-256 ") == 2 and " as in the checkpoint in " in err
+    size = len(set(content))
+    assert f"{size} different characters) as in" in err
+    assert f"{size + (change == 'another character')} different characters)\n" in err
+
+
+def test_help_texts_of_another_python_are_another_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    def described() -> str:
+        args = options.parse_args([])
+        return options.training_options(args, Entry(8), load_corpus(args))["data"]
+
+    before = described()
+    assert before == described()
+    monkeypatch.setitem(topics, "class", topics["class"][::-1])
+    after = described()
+    assert before != after
+    assert all(x.startswith("the help texts of Python (SHA-256 ") for x in (before, after))
+
+
 def test_unstructured_masks_have_uneven_rows(book: Path) -> None:
-    trainer = make_trainer(book, 0.25, "--structure=unstructured", "--pruned=recurrent")
+    trainer = make_trainer(book, 0.25, "--pruned=recurrent", structure="unstructured")
     for index in range(19):
         trainer.step(index)
     (path,) = rows_of(trainer)
@@ -237,7 +297,10 @@ def test_presets_are_consistent(preset: str) -> None:
     args = options.parse_args(["--preset", preset])
     table = options.PRESETS[preset]
     assert set(table) <= set(vars(args))
-    assert {name: getattr(args, name) for name in table} == table
+    assert {name: getattr(args, name) for name in set(table) - {"hidden"}} == {
+        name: value for name, value in table.items() if name != "hidden"
+    }
+    assert [x[:2] for x in args.hidden] == [x[:2] for x in table["hidden"]]
     others = {x for other in options.PRESETS.values() for x in other}
     assert others - set(table) <= {"steps_per_epoch"}
     # All pruning is over before the last epochs, of which some are in sparse form.
@@ -257,6 +320,8 @@ def test_presets_are_consistent(preset: str) -> None:
 def test_sizes_of_the_presets() -> None:
     quick, paper = (options.PRESETS[name]["hidden"] for name in ("quick", "h200"))
     assert {x.effective_units for x in quick if x.density < 1} == {64}
+    for entries in (quick, paper):  # Naive pruning beside row balanced, at one size.
+        assert any(x.structure == "unstructured" and Entry(*x[:2]) in entries for x in entries)
     assert Entry(64) in quick
     assert {(x.hidden, round(x.effective_units)) for x in paper if x.density < 1} == {
         (256, 91), (512, 128), (768, 157), (1024, 222), (1024, 362), (1448, 314),
@@ -270,12 +335,17 @@ def test_sizes_of_the_presets() -> None:
         ("--data .", "--data .: expected a text file, got:"),
         ("--data binary", "--data: expected text in UTF-8, got byte 0xff at offset 1;"),
         ("--data short", "--data: expected at least 33 characters to train on, got 9"),
-        ("--held-out 0", "--data: expected at least 33 characters held out, got 0"),
+        (
+            "--held-out 0",
+            "expected at least 1 characters held out, got 0; raise --held-out",
+        ),
         ("--held-out 1", "argument --held-out: expected float in [0, 1), got 1"),
         ("--tokens words", "argument --tokens: invalid choice"),
-        ("--hidden 8:0", "expected units, or units:density with a density in (0, 1], got 8:0"),
-        ("--hidden 8 wide", "expected units, or units:density with a density in (0, 1], got wide"),
-        ("--hidden 8:", "expected units, or units:density"),
+        ("--hidden 8:0", "units:density:structure with a density in (0, 1], got 8:0"),
+        ("--hidden 8 wide", "units:density:structure with a density in (0, 1], got wide"),
+        ("--hidden 8:", "expected units, units:density or units:density:structure with"),
+        ("--hidden 8:0.5:unstructured:2", "(0, 1], got 8:0.5:unstructured:2"),
+        ("--hidden 8:0.5:blocks", "expected a structure of unstructured, row_balanced, refilled, "),
         ("--hidden 8 8:1.0", "--hidden: expected each model once, got 8 twice"),
         ("--cell rnn", "argument --cell: invalid choice"),
         ("--structure blocks", "argument --structure: invalid choice"),
@@ -324,6 +394,34 @@ def test_entries_are_named_by_units_and_density() -> None:
     assert entry.effective_units == 128
 
 
+def test_entries_may_name_a_structure() -> None:
+    entry = parse_entry("512:0.0625:unstructured")
+    assert entry == Entry(512, 0.0625, "unstructured")
+    assert (entry.name, entry.folder) == (
+        "512:0.0625:unstructured",
+        "512_0.0625_unstructured",
+    )
+    assert parse_entry("512:0.0625:row_balanced").name == "512:0.0625"
+    assert parse_entry("512:1:unstructured") == Entry(512)  # No masks.
+
+
+def test_default_structure_is_that_of_entries_without_one() -> None:
+    argv = ["--hidden", "8", "8:0.5", "8:0.25:row_balanced"]
+    assert options.parse_args(argv).hidden == [
+        Entry(8),
+        Entry(8, 0.5, "row_balanced"),
+        Entry(8, 0.25, "row_balanced"),
+    ]
+    args = options.parse_args([*argv, "--structure=unstructured"])
+    assert [x.structure for x in args.hidden] == [None, "unstructured", "row_balanced"]
+    # The preset's unstructured model is then the same as one that names no structure.
+    args = options.parse_args(["--structure=unstructured"])
+    assert [x.name for x in args.hidden][-2:] == [
+        "128:0.25:unstructured",
+        "256:0.0625:unstructured",
+    ]
+
+
 @pytest.mark.parametrize("tokens", text.TOKENS)
 def test_text_is_split_by_position(tokens: str, book: Path) -> None:
     content = book.read_text()
@@ -355,9 +453,32 @@ def test_windows_follow_each_other() -> None:
     assert text.Windows(np.arange(3 * 5 + 1), batch=3, length=5).count == 1
 
 
-def make_trainer(book: Path, density: float = 0.25, *argv: str) -> Trainer:
+@pytest.mark.parametrize("size", [1, 511, 512, 513, 2000])
+def test_passage_has_each_token_as_a_target_once(size: int) -> None:
+    tokens = np.arange(1, size + 1)
+    passage = text.Passage(np.array([7]), tokens)
+    windows = [passage.windows[i] for i in range(passage.windows.count)]
+    targets = [x["targets"] for x in windows]
+    np.testing.assert_array_equal(np.concatenate(targets, 1).ravel()[:size], tokens)
+    inputs = np.concatenate([x["inputs"] for x in windows], 1).ravel()[:size]
+    np.testing.assert_array_equal(inputs, [7, *tokens[:-1]])
+    assert passage.mean(targets) == tokens.mean()
+    assert {x.shape for x in targets} == {(text.SCORING_STREAMS, text.SCORING_LENGTH)}
+
+
+def test_score_is_of_the_same_text_for_any_batch_and_length(book: Path) -> None:
+    one, other = (
+        make_trainer(book, 1, *sizes)
+        for sizes in (["--batch=4", "--length=8"], ["--batch=3", "--length=50"])
+    )
+    assert one.score() == other.score()
+
+
+def make_trainer(
+    book: Path, density: float = 0.25, *argv: str, structure: str = "row_balanced"
+) -> Trainer:
     args = options.parse_args([*TINY, "--data", str(book), *argv])
-    return Trainer(Entry(16, density), load_corpus(args), args)
+    return Trainer(Entry(16, density, structure), load_corpus(args), args)
 
 
 def test_sparse_form_continues_the_dense_one(book: Path) -> None:
@@ -406,6 +527,23 @@ def test_state_is_carried_over_and_begins_anew(book: Path) -> None:
     np.testing.assert_allclose(np.concatenate([one, two], 1), both, rtol=1e-5, atol=1e-5)
     begin = trainer.train.count
     assert trainer.train[begin]["fresh"] and not trainer.train[begin + 1]["fresh"]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.02)])
+def test_flax_layers_compute_the_same(cell: str, dtype: str, tolerance: float) -> None:
+    sizes = {"hidden": 12, "layers": 2, "embedding": 5, "dtype": jnp.dtype(dtype), "seed": 3}
+    model = CharRNN(11, cell=cell, **sizes)
+    carries = model.initialize_carries(2)
+    flax = with_flax_layers(model)
+    assert [type(x) for x in flax.stack.layers] == [nnx.RNN, nnx.RNN]
+    assert not any(isinstance(x, nnx.RNN) for x in model.stack.layers)
+    tokens = np.arange(18).reshape(2, 9) % 11
+    one, other = (x(tokens, carries) for x in (model, flax))
+    for x, y in zip(*map(jax.tree.leaves, (one, other)), strict=True):
+        np.testing.assert_allclose(
+            x.astype("float32"), y.astype("float32"), rtol=tolerance, atol=tolerance
+        )
 
 
 def test_sample_at_zero_temperature_is_the_likeliest() -> None:

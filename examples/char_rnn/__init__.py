@@ -8,16 +8,17 @@ table 2 of the paper, has large sparse models beside small dense ones; the score
 character on held-out text.
 
     python -m examples.char_rnn                                  # about two minutes on two cores
-    python -m examples.char_rnn --structure unstructured         # without balanced rows
+    python -m examples.char_rnn --hidden 256:0.0625 256:0.0625:unstructured
     python -m examples.char_rnn --data book.txt --hidden 128 512:0.0625 --cell gru
     python -m examples.char_rnn --preset h200                    # the sizes of the paper, for a GPU
 
---hidden names the models: units, and after a colon the density to prune to. Without --data they
-learn from the help texts that come with Python (pydoc_data.topics). --data takes any text file, in
-UTF-8 or, with --tokens bytes, of any kind.
+--hidden names the models: units, after a colon the density to prune to, and after another one the
+structure of the masks, where it is not that of --structure. Without --data they learn from the help
+texts that come with Python (pydoc_data.topics). --data takes any text file, in UTF-8 or, with
+--tokens bytes, of any kind.
 
 Ctrl-C, SIGTERM and a closed terminal (unless under nohup) save the state after the step in flight,
 and a signal more than a second later quits at once. --resume goes on from there: finished models
 are kept, the result is that of an unbroken run, to the last bit on a CPU, and --hidden may name
-further models.
+further models. The text must be the same.
 """

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> None:
     """Trains the models, one after the other, and writes what came out."""
     corpus = load_corpus(args)
     prompt = corpus.held_out[:1] if args.prompt is None else corpus.encode(args.prompt)
-    runs = open_runs(NAME, args)
+    runs = open_runs(NAME, corpus, args)
     device = jax.local_devices()[0]
     if not args.quiet:
         print(f"device: {device.device_kind}")
@@ -37,7 +37,8 @@ def run(args: argparse.Namespace) -> None:
         with memory_errors(f"training with {each.entry.name} units", MEMORY_OPTIONS):
             results.append(result_of(each, corpus, prompt, args))
     best = best_of(results)
-    about = describe(to_json(args), [device])
+    data = {"source": corpus.source, "sha256": corpus.digest, "vocabulary": len(corpus.vocabulary)}
+    about = {**describe(to_json(args), [device]), "text": data}
     picture = args.output / "char_rnn.png"
     schedule = make_schedule(1.0, **schedule_options(args))
     draw(picture, results, (schedule.begin, schedule.end))

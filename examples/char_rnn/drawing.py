@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from ..common.files import replacing
 from .throughput import FORMS, PROGRAMS
 
 BITS = "bits per character, held out"
+# The marker and the line of dense models (None) and of those pruned to a structure.
+STYLES = {None: "o-", "row_balanced": "s--", "unstructured": "^:", "refilled": "v-."}
 
 
 def draw(path: Path, results: list[dict[str, Any]], pruning: tuple[int, int]) -> None:
@@ -27,11 +30,17 @@ def draw(path: Path, results: list[dict[str, Any]], pruning: tuple[int, int]) ->
 
 
 def _draw_density(ax: Any, results: list[dict[str, Any]]) -> None:
-    """One line for each number of units."""
-    for units in sorted({x["hidden"] for x in results}):
-        line = sorted((x for x in results if x["hidden"] == units), key=lambda x: x["density"])
-        densities = [100 * x["density"] for x in line]
-        ax.plot(densities, [x["bits_per_character"] for x in line], "o-", label=f"{units} units")
+    """One line for each number of units and each structure, to the dense model of these units."""
+    for i, units in enumerate(sorted({x["hidden"] for x in results})):
+        alike = [x for x in results if x["hidden"] == units]
+        found = {x["structure"] for x in alike} - {None}
+        for structure in sorted(found) or [None]:
+            line = [x for x in alike if x["structure"] in (None, structure)]
+            line.sort(key=lambda x: x["density"])
+            densities = [100 * x["density"] for x in line]
+            style, label = STYLES[structure], f"{units} units, {structure or 'dense'}"
+            scores = [x["bits_per_character"] for x in line]
+            ax.plot(densities, scores, style, color=f"C{i}", label=label)
     ax.set_xscale("log")
     ticks = sorted({100 * x["density"] for x in results})
     ax.set_xticks(ticks, [f"{tick:.3g} %" for tick in ticks])
@@ -43,18 +52,23 @@ def _draw_density(ax: Any, results: list[dict[str, Any]]) -> None:
 
 def _draw_size(ax: Any, results: list[dict[str, Any]]) -> None:
     """Dense and sparse models at their effective units: one above another is equally large."""
-    for label, style, chosen in (
-        ("dense", "o-", [x for x in results if x["density"] == 1]),
-        ("sparse", "s", [x for x in results if x["density"] < 1]),
-    ):
-        chosen.sort(key=lambda x: (x["effective_units"], -x["bits_per_character"]))
-        if chosen:
-            points = [(x["effective_units"], x["bits_per_character"]) for x in chosen]
-            ax.plot(*zip(*points, strict=True), style, label=label)
-            for i, (point, result) in enumerate(zip(points, chosen, strict=True)):
-                # Above and below in turn, as models of equal size may score alike.
-                place = (6, -13 if i % 2 else 6)
-                ax.annotate(result["name"], point, textcoords="offset points", xytext=place)
+    for structure, style in STYLES.items():
+        chosen = [x for x in results if x["structure"] == structure]
+        chosen.sort(key=lambda x: x["effective_units"])
+        points = [(x["effective_units"], x["bits_per_character"]) for x in chosen]
+        # A line joins dense models alone: sparse ones of other units are no series.
+        style = style if structure is None else style[0]
+        if points:
+            ax.plot(*zip(*points, strict=True), style, label=structure or "dense")
+    order = sorted(results, key=lambda x: (x["effective_units"], -x["bits_per_character"]))
+    for _, alike in itertools.groupby(order, key=lambda x: round(x["effective_units"])):
+        for i, result in enumerate(alike):
+            # One below the other, as models of equal size may score alike. The marker shows the
+            # structure.
+            place = (6, 8 - 11 * i)
+            point = (result["effective_units"], result["bits_per_character"])
+            name = result["name"].removesuffix(f":{result['structure']}")
+            ax.annotate(name, point, textcoords="offset points", xytext=place)
     ax.margins(0.15)  # Room for the names.
     ax.set(xlabel="effective units: of a dense layer with as many weights", ylabel=BITS)
     ax.grid(alpha=0.3)
@@ -64,7 +78,7 @@ def _draw_size(ax: Any, results: list[dict[str, Any]]) -> None:
 def _draw_curves(ax: Any, results: list[dict[str, Any]], pruning: tuple[int, int]) -> None:
     for result in results:
         curve = result["curve"][1:]  # The first point is the guess of an untrained model.
-        style = "o-" if result["density"] == 1 else "s--"
+        style = STYLES[result["structure"]]
         steps, scores = [x["step"] for x in curve], [x["held_out"] for x in curve]
         ax.plot(steps, scores, style, label=result["name"], markersize=4)
     ax.axvspan(*pruning, alpha=0.1, color="grey", label="pruned every half epoch")
@@ -96,7 +110,8 @@ def _draw_speed(ax: Any, results: list[dict[str, Any]]) -> None:
                 label=f"{form}, {program}",
             )
     ax.set_yscale("log")
-    ax.set_xticks(range(len(results)), [x["name"] for x in results], rotation=30)
+    names = [x["name"].replace(":", "\n") for x in results]
+    ax.set_xticks(range(len(results)), names, fontsize="small")
     ax.set(ylabel=f"tokens per second, {batch} streams")
     ax.grid(alpha=0.3, axis="y")
     ax.legend(fontsize="small", ncols=2)

@@ -49,7 +49,7 @@ class Run:
         return saved["result"] if saved["options"] == self.options else None
 
 
-def open_runs(program: str, args: argparse.Namespace) -> list[Run]:
+def open_runs(program: str, corpus: Corpus, args: argparse.Namespace) -> list[Run]:
     """Checks, before any work, that all models may be resumed or started, as the options say.
 
     Deletes what an earlier comparison left of models that are to be started anew.
@@ -58,7 +58,7 @@ def open_runs(program: str, args: argparse.Namespace) -> list[Run]:
     runs = []
     for entry in args.hidden:
         folder = args.output / entry.folder
-        options = training_options(args, entry)
+        options = training_options(args, entry, corpus)
         runs.append(
             Run(
                 entry,
@@ -103,13 +103,14 @@ def result_of(
     trainer = Trainer(entry, corpus, args)
     progress = Progress()
     if run.resume:
-        progress, trainer.state = run.checkpoints.restore(trainer.state)
+        progress, saved = run.checkpoints.restore(trainer.saved_state)
+        trainer.restore(saved)
     train(
         progress,
         steps=args.steps,
         step=trainer.step,
         score=trainer.score,
-        save=lambda: run.checkpoints.save(progress, trainer.dense_state),
+        save=lambda: run.checkpoints.save(progress, trainer.saved_state),
         resumed=run.resume,
         tokens=args.batch * args.length,
         unit="bits/char",
@@ -131,6 +132,7 @@ def result_of(
         "name": entry.name,
         "hidden": entry.hidden,
         "density": entry.density,
+        "structure": entry.structure,
         "effective_units": entry.effective_units,
         **count_weights(trainer.model),
         "bits_per_character": progress.curve[-1]["held_out"],

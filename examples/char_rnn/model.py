@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxsparse.nn import RNN, GRUCell, LSTMCell, RecurrentStack
+from jaxsparse.nn import RNN, GRUCell, LSTMCell, RecurrentStack, to_flax
 
 CELLS = {"lstm": LSTMCell, "gru": GRUCell}
 
@@ -48,9 +48,8 @@ class CharRNN(nnx.Module):
         return carries, self.head(y).astype(jnp.float32)
 
 
-def with_implementation(model: CharRNN, implementation: str | None) -> CharRNN:
-    """A copy of a model whose recurrent layers run by an implementation."""
+def with_flax_layers(model: CharRNN) -> CharRNN:
+    """A copy of a model whose recurrent layers are those of Flax, which are a jax.lax.scan."""
     copy = nnx.clone(model)
-    for layer in copy.stack.layers:
-        layer.implementation = implementation
+    copy.stack.layers = nnx.List([to_flax(layer) for layer in copy.stack.layers])
     return copy

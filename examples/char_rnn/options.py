@@ -13,20 +13,25 @@ from ..common.errors import UserError
 from ..common.options import Parser, number, parse_with_presets
 from . import __doc__ as description
 from .model import CELLS
-from .recipe import PRUNED, Entry, parse_entry
-from .text import TOKENS
+from .recipe import DEFAULT_STRUCTURE, PRUNED, Entry, parse_entry
+from .text import TOKENS, Corpus
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # Two sparse models with as many recurrent weights as the smallest dense one.
+    # Three sparse models with as many recurrent weights as the smallest dense one.
     "quick": {
-        "hidden": [Entry(64), Entry(128), Entry(256), Entry(128, 0.25), Entry(256, 0.0625)],
+        "hidden": [
+            *map(Entry, (64, 128, 256)),
+            Entry(128, 0.25),
+            Entry(256, 0.0625),
+            Entry(256, 0.0625, "unstructured"),
+        ],
         "layers": 1,
         "embedding": 64,
         "batch": 8,
         "length": 64,
-        "steps_per_epoch": 64,
-        "eval_every": 128,
-        "checkpoint_every": 256,
+        "steps_per_epoch": 48,
+        "eval_every": 96,
+        "checkpoint_every": 192,
         "learning_rate": 1e-2,
         "dtype": "float32",
         "speed_batches": [8],
@@ -41,6 +46,7 @@ PRESETS: dict[str, dict[str, Any]] = {
             Entry(1024, 0.047),
             Entry(1024, 0.125),
             Entry(1448, 0.047),
+            Entry(1024, 0.047, "unstructured"),
         ],
         "layers": 2,
         "embedding": 512,
@@ -68,7 +74,6 @@ TRAINING_OPTIONS = (
     "sparse_epochs",
     "steps_per_epoch",
     "steps",
-    "structure",
     "pruned",
     "learning_rate",
     "dtype",
@@ -100,7 +105,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         "--hidden",
         type=parse_entry,
         nargs="+",
-        metavar="UNITS[:DENSITY]",
+        metavar="UNITS[:DENSITY[:STRUCTURE]]",
         help=f"one model each ({models})",
     )
     add("--layers", type=count, help=f"recurrent layers ({quick['layers']})")
@@ -115,7 +120,12 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         type=number(int, 2, 2**31),
         help=f"({quick['steps_per_epoch']}; with --preset h200 a pass over the text)",
     )
-    add("--structure", choices=STRUCTURES, default="row_balanced", help="of masks (row_balanced)")
+    add(
+        "--structure",
+        choices=STRUCTURES,
+        default=DEFAULT_STRUCTURE,
+        help=f"of masks where --hidden names none ({DEFAULT_STRUCTURE})",
+    )
     add("--pruned", choices=PRUNED, default="all", help="weights of recurrent layers (all)")
     add(
         "--learning-rate",
@@ -145,6 +155,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     names = [entry.name for entry in args.hidden]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UserError(f"--hidden: expected each model once, got {repeated[0]} twice")
+    # With --structure unstructured two models of a preset are the same: it is trained once.
+    args.hidden = list(dict.fromkeys(_with_structure(x, args.structure) for x in args.hidden))
     if args.fixed_epochs >= args.epochs:
         raise UserError(
             f"--fixed-epochs: expected less than --epochs {args.epochs}, got {args.fixed_epochs}"
@@ -159,13 +171,19 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
+def _with_structure(entry: Entry, default: str) -> Entry:
+    return entry if entry.density == 1 else entry._replace(structure=entry.structure or default)
+
+
 def to_json(args: argparse.Namespace) -> dict[str, Any]:
     """The options as JSON values."""
     return options.to_json(args) | {"hidden": [entry.name for entry in args.hidden]}
 
 
-def training_options(args: argparse.Namespace, entry: Entry) -> dict[str, Any]:
+def training_options(args: argparse.Namespace, entry: Entry, corpus: Corpus) -> dict[str, Any]:
     """The options in which a resumed run of a model must agree, as JSON values."""
     agreeing = {name: getattr(args, name) for name in TRAINING_OPTIONS}
-    data = str(args.data.resolve()) if args.data else None
+    # A file may have been replaced, and the help texts change with the version of Python.
+    size = len(corpus.vocabulary)
+    data = f"{corpus.source} (SHA-256 {corpus.digest}, {size} different {args.tokens})"
     return agreeing | {"data": data, "hidden": entry.name}

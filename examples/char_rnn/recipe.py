@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import optax
 
-from jaxsparse.pruning import PruningSchedule, half_epochs, prune
+from jaxsparse.pruning import STRUCTURES, PruningSchedule, half_epochs, prune
 
 from ..common.options import number
 
@@ -22,16 +22,25 @@ PRUNED = {
 }
 
 
+DEFAULT_STRUCTURE = "row_balanced"
+
+
 class Entry(NamedTuple):
     """One model of the comparison."""
 
     hidden: int
     density: float = 1.0
+    structure: str | None = None  # Of the masks; None until the options name one, and if dense.
 
     @property
     def name(self) -> str:
-        """As --hidden has it."""
-        return f"{self.hidden}" if self.density == 1 else f"{self.hidden}:{self.density:g}"
+        """As --hidden has it, without the default structure."""
+        parts = [f"{self.hidden}"]
+        if self.density < 1:
+            parts.append(f"{self.density:g}")
+        if self.structure not in (None, DEFAULT_STRUCTURE):
+            parts.append(self.structure)
+        return ":".join(parts)
 
     @property
     def folder(self) -> str:
@@ -45,17 +54,22 @@ class Entry(NamedTuple):
 
 
 def parse_entry(text: str) -> Entry:
-    """Reads ``units`` or ``units:density``."""
-    hidden, colon, density = text.partition(":")
+    """Reads ``units``, ``units:density`` or ``units:density:structure``."""
+    hidden, *others = text.split(":")
     try:
-        entry = Entry(number(int, 1, 2**20)(hidden), float(density) if colon else 1.0)
+        entry = Entry(number(int, 1, 2**20)(hidden), *map(float, others[:1]), *others[1:2])
     except (ValueError, argparse.ArgumentTypeError):
         entry = None
-    if entry is None or not 0 < entry.density <= 1:
+    if entry is None or not 0 < entry.density <= 1 or len(others) > 2:
         raise argparse.ArgumentTypeError(
-            f"expected units, or units:density with a density in (0, 1], got {text}"
+            f"expected units, units:density or units:density:structure with a density in (0, 1], "
+            f"got {text}"
         )
-    return entry
+    if entry.structure not in (None, *STRUCTURES):
+        raise argparse.ArgumentTypeError(
+            f"expected a structure of {', '.join(STRUCTURES)}, got {entry.structure} in {text}"
+        )
+    return entry if entry.density < 1 else Entry(entry.hidden)
 
 
 def sparse_from(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from .throughput import FORMS, PROGRAMS
 
-HEADINGS = ("units:density", "eff. units", "recurrent", "all weights", "bits/char")
+HEADINGS = ("model", "structure", "eff. units", "recurrent", "all weights", "bits/char")
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -15,6 +15,7 @@ def table(results: list[dict[str, Any]]) -> str:
     scores = [
         [
             result["name"],
+            result["structure"] or "dense",
             f"{result['effective_units']:.0f}",
             f"{result['recurrent_nonzeros']:,}",
             f"{result['nonzeros']:,}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -11,6 +12,11 @@ import numpy as np
 
 from ..common.errors import UserError
 
+# Held-out text is scored in a fixed number of streams, as each begins with a state of 0: scores of
+# all batch sizes and lengths compare.
+SCORING_STREAMS = 8
+SCORING_LENGTH = 64
+
 
 class Corpus(NamedTuple):
     """Tokens to train on and tokens held out, as indices into a vocabulary."""
@@ -18,6 +24,8 @@ class Corpus(NamedTuple):
     train: np.ndarray
     held_out: np.ndarray
     vocabulary: list[str] | list[bytes]
+    source: str  # Names the text.
+    digest: str  # SHA-256 of the content.
     description: str
 
     def decode(self, tokens: np.ndarray) -> str:
@@ -70,7 +78,7 @@ def load(path: Path | None, tokens: str, held_out: float, least: int) -> Corpus:
         path: the file.
         tokens: a name in `TOKENS`.
         held_out: the share that is held out.
-        least: the tokens that each part must have.
+        least: how many tokens to train on there must be.
     """
     if path is None:
         content = "\n\n".join(topics[name] for name in sorted(topics)).encode()
@@ -85,17 +93,21 @@ def load(path: Path | None, tokens: str, held_out: float, least: int) -> Corpus:
     indices = np.array([places[symbol] for symbol in symbols], np.int32)
     cut = len(indices) - round(held_out * len(indices))
     train, end = indices[:cut], indices[cut:]
-    for name, part in (("to train on", train), ("held out", end)):
-        if len(part) < least:
+    for name, part, fewest, remedy in (
+        ("to train on", train, least, "lower --batch or --length"),
+        ("held out", end, 1, "raise --held-out"),
+    ):
+        if len(part) < fewest:
             raise UserError(
-                f"--data: expected at least {least:,} {tokens} {name}, got {len(part):,}; lower "
-                f"--batch or --length"
+                f"--data: expected at least {fewest:,} {tokens} {name}, got {len(part):,}; {remedy}"
             )
+    source = str(path.resolve()) if path else "the help texts of Python"
     description = (
-        f"{path or 'the help texts of Python'}, {len(train):,} {tokens} to train on, the last "
-        f"{len(end):,} held out, {len(vocabulary)} different ones"
+        f"{path or source}, {len(train):,} {tokens} to train on, the last {len(end):,} held out, "
+        f"{len(vocabulary)} different ones"
     )
-    return Corpus(train, end, vocabulary, description)
+    digest = hashlib.sha256(content).hexdigest()
+    return Corpus(train, end, vocabulary, source, digest, description)
 
 
 class Windows:
@@ -120,6 +132,25 @@ class Windows:
             "targets": self.targets[:, columns],
             "fresh": np.array(place == 0),
         }
+
+
+class Passage:
+    """A text in windows that hold all of it, whatever the sizes of training are.
+
+    Each token is a target once, in the order of the text from row to row. The last rows are padded.
+    """
+
+    def __init__(self, before: np.ndarray, tokens: np.ndarray):
+        """Takes the token before the text, which the first one is predicted from."""
+        self.size = len(tokens)
+        multiple = SCORING_STREAMS * SCORING_LENGTH
+        padded = np.pad(np.concatenate([before, tokens]), (0, -self.size % multiple))
+        self.windows = Windows(padded, SCORING_STREAMS, SCORING_LENGTH)
+
+    def mean(self, losses: list[np.ndarray]) -> float:
+        """The mean over the text of what each window has of its targets."""
+        in_order = np.concatenate(losses, axis=1).ravel()
+        return float(np.mean(in_order[: self.size], dtype=np.float64))
 
 
 def printable(text: str) -> str:

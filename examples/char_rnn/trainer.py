@@ -9,17 +9,16 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 from jax import Array
 
-from jaxsparse.pruning import PruneState, SparsityTable
+from jaxsparse.pruning import PruneState, SparsityTable, pack_masks, unpack_masks
 
 from .model import CharRNN
 from .recipe import Entry, make_optimizer, make_pruner, schedule_options, sparse_from
 from .sparse_form import gather, packed, scatter, to_sparse, topologies_of
-from .text import Corpus, Windows
+from .text import SCORING_STREAMS, Corpus, Passage, Windows
 
 T = TypeVar("T")
 
@@ -32,18 +31,18 @@ class State(NamedTuple):
     carries: Any
 
 
-def bits_per_character(
+def bits_of_characters(
     graph: nnx.GraphDef, params: Any, constants: Any, carries: Any, window: dict[str, Array]
 ) -> tuple[Array, Any]:
-    """The loss on a window, and the state after it."""
+    """The loss on each target of a window, and the state after it."""
     carries = jax.tree.map(lambda x: jnp.where(window["fresh"], 0, x), carries)
     carries, logits = nnx.merge(graph, params, constants)(window["inputs"], carries)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, window["targets"])
-    return losses.mean() / math.log(2), carries
+    return losses / math.log(2), carries
 
 
 # Both are compiled once for all models of the same sizes: what differs is their arrays.
-score_window = jax.jit(bits_per_character, static_argnums=0)
+score_window = jax.jit(bits_of_characters, static_argnums=0)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
@@ -57,7 +56,8 @@ def train_on_window(
     """Makes a training step; the loss is that before."""
 
     def loss(params: Any) -> tuple[Array, Any]:
-        return bits_per_character(graph, params, constants, state.carries, window)
+        bits, carries = bits_of_characters(graph, params, constants, state.carries, window)
+        return bits.mean(), carries
 
     # Truncated: no gradient flows into the state from the window before.
     (value, carries), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
@@ -92,7 +92,7 @@ class Trainer:
         )
         self.batch, self.length = args.batch, args.length
         self.train = Windows(corpus.train, args.batch, args.length)
-        self.held_out = Windows(corpus.held_out, args.batch, args.length)
+        self.held_out = Passage(corpus.train[-1:], corpus.held_out)
         self.is_pruned = entry.density < 1
         self.sparse_from = sparse_from(args)
         self.sparse_model: CharRNN | None = None
@@ -105,11 +105,12 @@ class Trainer:
                 self.inner,
                 entry.density,
                 pruned=args.pruned,
-                structure=args.structure,
+                structure=entry.structure,
                 seed=args.seed,
                 **schedule_options(args),
             )
         self.graph, params, self.constants = nnx.split(self.model, nnx.Param, ...)
+        self.scoring = (self.graph, self.constants)
         # A copy, since a step gives the memory of its state to the next one.
         params = jax.tree.map(jnp.copy, params)
         carries = self.model.initialize_carries(args.batch)
@@ -123,6 +124,15 @@ class Trainer:
         params, moments = scatter((self.state.params, self.state.optimizer), self.topologies)
         return State(params, self.pruning._replace(inner_state=moments), self.state.carries)
 
+    @property
+    def saved_state(self) -> State:
+        """What a checkpoint has: the dense form, a bit for each element of a mask."""
+        return pack_masks(self.dense_state)
+
+    def restore(self, saved: State) -> None:
+        """Goes on from a saved state."""
+        self.state = unpack_masks(saved, self.state)
+
     def become_sparse(self) -> None:
         """Goes on with the sparse model, which has parameters for stored weights alone."""
         params, pruning, carries = self.state
@@ -134,6 +144,10 @@ class Trainer:
         params, moments = gather((params, pruning.inner_state), self.topologies)
         model, self.off_chip = packed(self.sparse_model, self.batch)
         self.graph, _, self.constants = nnx.split(model, nnx.Param, ...)
+        # The layout for a GPU is made for one batch size.
+        model, _ = packed(self.sparse_model, SCORING_STREAMS)
+        graph, _, constants = nnx.split(model, nnx.Param, ...)
+        self.scoring = (graph, constants)
         self.optimizer = self.inner
         self.state = placed(State(params, moments, carries))
 
@@ -148,14 +162,14 @@ class Trainer:
 
     def score(self) -> float:
         """The loss on all of the held-out text."""
-        carries = placed(self.model.initialize_carries(self.batch))
+        graph, constants = self.scoring
+        carries = placed(self.model.initialize_carries(SCORING_STREAMS))
         losses = []
-        for index in range(self.held_out.count):
-            loss, carries = score_window(
-                self.graph, self.state.params, self.constants, carries, self.held_out[index]
-            )
+        for index in range(self.held_out.windows.count):
+            window = self.held_out.windows[index]
+            loss, carries = score_window(graph, self.state.params, constants, carries, window)
             losses.append(loss)
-        return float(np.mean(jax.device_get(losses), dtype=np.float64))
+        return self.held_out.mean(jax.device_get(losses))
 
     def finish(self) -> None:
         """Brings the trained parameters into the models of both forms."""
