@@ -10,18 +10,28 @@ import pytest
 nnx = pytest.importorskip("flax.nnx")
 optax = pytest.importorskip("optax")
 
+from jaxsparse import nn  # noqa: E402
 from jaxsparse.bench import timing  # noqa: E402
-from jaxsparse.nn import RNN, Bidirectional, GRUCell, LSTMCell, SparseLinear  # noqa: E402
+from jaxsparse.nn import (  # noqa: E402
+    RNN,
+    Bidirectional,
+    GRUCell,
+    LSTMCell,
+    SimpleCell,
+    SparseLinear,
+)
 from jaxsparse.pruning import (  # noqa: E402
     KINDS,
     SparseLinearGeneral,
     apply_masks,
     densify,
     make_masks,
+    measure,
     one_shot,
     prune,
     sparsify,
 )
+from jaxsparse.recurrent import H200  # noqa: E402
 
 
 class Model(nnx.Module):
@@ -116,7 +126,7 @@ def test_the_table(model, converted):
     rows = {row["path"]: row for row in table.rows}
     assert {path: row["layer"] for path, row in rows.items() if not row["kept_dense"]} == SPARSE
     assert rows["out"]["kept_dense"] == "it is not pruned" and rows["out"]["density"] == 1
-    assert rows["unused"]["kept_dense"] == "example_inputs don't reach it"
+    assert rows["unused"]["kept_dense"] == "it is never called with example_inputs"
     assert rows["unused"]["dense_seconds"] is None
     assert len(table) == len(rows) == 9
 
@@ -247,13 +257,12 @@ def test_layers_are_timed_on_what_reaches_them(monkeypatch, model):
 
     monkeypatch.setattr(timing, "measure", measure)
     sparse, table = sparsify(model, X)
-    first, second = model.blocks[0], model.blocks[1]
     order = [row["path"] for row in table.rows if row["dense_seconds"]]
     (inputs,), out = seen[2 * order.index("attention/key")]  # each is seen dense, then sparse
-    wide = jnp.tanh(second(jnp.tanh(first(X))))
-    wide = model.by_name["wide"](first(wide) + wide)
-    np.testing.assert_allclose(inputs, wide, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(out, model.attention.key(wide), rtol=1e-5, atol=1e-6)
+    assert inputs.shape == (2, 5, 32) and inputs.std() > 0.5  # random numbers
+    np.testing.assert_allclose(out, model.attention.key(inputs), rtol=1e-5, atol=1e-6)
+    (inputs,), _ = seen[2 * order.index("again")]
+    np.testing.assert_array_equal(inputs, X)  # what is known is taken as it is
     rows = {row["path"]: row for row in table.rows}
     # Called twice, on arrays of one shape: measured once, counted twice.
     assert rows["again"]["dense_seconds"] == pytest.approx(2e-6)
@@ -289,7 +298,147 @@ def test_layers_within_jit_and_scan_are_seen():
     assert table.rows[0]["kept_dense"] is None and type(sparse.layer) is SparseLinear
     np.testing.assert_allclose(sparse(x), model(x), rtol=1e-5, atol=1e-6)
     _, table = sparsify(model, (x, False), faster_only=False, seconds=1e-3)
-    assert table.rows[0]["kept_dense"] == "example_inputs don't reach it"
+    assert table.rows[0]["kept_dense"] == "it is never called with example_inputs"
+
+
+class Applied(nnx.Module):
+    """A layer that is run by a function of the layer and the inputs."""
+
+    def __init__(self, layer, function):
+        self.layer = layer
+        self.function = function
+
+    def __call__(self, x):
+        return self.function(self.layer, x)
+
+
+TRANSFORMED = {
+    "nnx.remat": nnx.remat(lambda layer, x: layer(x)),
+    "jax.checkpoint": lambda layer, x: jax.checkpoint(lambda x: layer(x))(x),
+    "jax.grad": lambda layer, x: jax.grad(lambda x: jnp.sum(jnp.sin(layer(x))))(x),
+    "jax.jvp": lambda layer, x: jax.jvp(layer, (x,), (x,))[1],
+}
+
+
+def decides_by_value(function):
+    """A model that no trace can follow, so that it is computed."""
+    return lambda layer, x: function(layer, x if float(x[0, 0]) < 9 else -x)
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+@pytest.mark.parametrize("computed", [False, True])
+def test_layers_within_transformations(name, computed):
+    function = TRANSFORMED[name]
+    layer = pruned(nnx.Linear(8, 8, rngs=nnx.Rngs(0)))
+    model = Applied(layer, decides_by_value(function) if computed else function)
+    x = jax.random.normal(jax.random.key(0), (2, 8))
+    sparse, table = sparsify(model, x, faster_only=False, seconds=1e-3)
+    assert table.rows[0]["kept_dense"] is None and table.rows[0]["dense_seconds"] > 0
+    np.testing.assert_allclose(sparse(x), model(x), rtol=1e-5, atol=1e-6)
+
+
+def test_layers_under_vmap_are_not_timed():
+    def function(layer, x):
+        return jax.vmap(jax.checkpoint(lambda x: layer(x)))(x)
+
+    model = Applied(pruned(nnx.Linear(8, 8, rngs=nnx.Rngs(0))), function)
+    x = jnp.ones((2, 8))
+    dense, table = sparsify(model, x, seconds=1e-3)
+    assert "runs under jax.vmap, where it can't be timed" in table.rows[0]["kept_dense"]
+    assert table.rows[0]["dense_seconds"] is None and type(dense.layer) is nnx.Linear
+    sparse, table = sparsify(model, x, faster_only=False, seconds=1e-3)
+    assert table.rows[0]["note"] == "not timed: it runs under jax.vmap"
+    assert str(table).endswith("sparse (not timed: it runs under jax.vmap)")
+    np.testing.assert_allclose(sparse(x), model(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_stack_that_is_run_stays_dense():
+    @nnx.vmap(in_axes=0)
+    def stack(rngs):
+        return nnx.Linear(8, 8, rngs=rngs)
+
+    @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+    def run(layer, x):
+        return jnp.tanh(layer(x))
+
+    layer = stack(nnx.Rngs(0).split(3))
+    layer.kernel[...] = layer.kernel[...].at[:, 0].set(0)
+    model = Applied(layer, run)
+    same, table = sparsify(model, X[0, :, :8], faster_only=False, seconds=1e-3)
+    assert "a stack of shape (3, 8, 8)" in table.rows[0]["kept_dense"]
+    assert table.rows[0]["dense_seconds"] is None
+    np.testing.assert_array_equal(same(X[0, :, :8]), model(X[0, :, :8]))
+
+
+def steps(layer, x):
+    return jax.lax.scan(lambda x, _: (jnp.tanh(layer(x)), None), x, None, length=50)[0]
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_calls_that_are_alike_are_kept_once(computed):
+    layer = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+    model = Applied(layer, decides_by_value(steps) if computed else steps)
+    calls = measure.record_calls(model, {"layer": layer}, lambda model: model(jnp.ones((2, 8))))
+    assert [call.count for call in calls["layer"]] == [50]
+
+
+def test_a_model_that_can_be_traced_is_not_computed():
+    seen = []
+
+    def function(layer, x):
+        jax.debug.callback(lambda: seen.append(1))
+        return layer(x)
+
+    model = Applied(pruned(nnx.Linear(8, 8, rngs=nnx.Rngs(0))), function)
+    sparsify(model, jnp.ones((2, 8)), faster_only=False, seconds=1e-3)
+    assert not seen
+
+
+def test_integers_that_reach_a_layer_are_known():
+    def function(layer, x):
+        return layer(x, seq_lengths=jnp.sum(x[..., 0] > 0, axis=-1))
+
+    layer = RNN(GRUCell(4, 8, rngs=nnx.Rngs(0)))
+    x = jnp.ones((2, 3, 4))
+    calls = measure.record_calls(Applied(layer, function), {"layer": layer}, lambda model: model(x))
+    args, options = calls["layer"][0].arguments()
+    np.testing.assert_array_equal(args[0], x)
+    np.testing.assert_array_equal(options["seq_lengths"], [3, 3])
+
+
+def test_what_stands_for_traced_arguments():
+    kept = {
+        "float8": jax.ShapeDtypeStruct((3, 4), jnp.float8_e4m3fn),
+        "complex": jax.ShapeDtypeStruct((3,), jnp.complex64),
+        "index": jax.ShapeDtypeStruct((2,), jnp.int32),
+        "key": jax.ShapeDtypeStruct((2,), jax.random.key(0).dtype),
+    }
+    leaves, treedef = jax.tree.flatten(((), kept))
+    _, options = measure.Call(leaves, treedef, batched=False).arguments()
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), options) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), kept
+    )
+    assert not options["index"].any() and options["complex"].any()
+
+
+def test_call():
+    class Options(nnx.Module):
+        def __init__(self, rngs):
+            self.layer = nnx.Linear(8, 8, rngs=rngs)
+
+        def encode(self, x, *, deterministic):
+            return self.layer(x) if deterministic else x
+
+    model = pruned(Options(nnx.Rngs(0)))
+    x = jnp.ones((2, 8))
+    sparse, table = sparsify(
+        model,
+        x,
+        call=lambda model, x: model.encode(x, deterministic=True),
+        faster_only=False,
+        seconds=1e-3,
+    )
+    assert table.rows[0]["kept_dense"] is None and type(sparse.layer) is SparseLinear
 
 
 class Counting(nnx.Module):
@@ -340,7 +489,7 @@ def test_recurrent_layers(monkeypatch):
     assert type(model.layers[0].cell.dense_h) is nnx.Linear
 
     _, table = sparsify(sparse, x, faster_only=False, seconds=1e-3)
-    assert table.rows[1]["kept_dense"] == "its cells have no dense matrices"
+    assert table.rows[1]["kept_dense"] == "it has no dense matrices"
 
 
 @pytest.mark.parametrize("time_major", [True, False])
@@ -357,12 +506,154 @@ def test_recurrent_layers_are_laid_out_for_the_batch_of_the_call(monkeypatch, ti
 
 def test_weights_that_do_not_fit_the_chip_take_the_plain_path(monkeypatch):
     def pack(layer, batch):
-        raise ValueError("too large")
+        nn.pack(layer.forward_rnn, batch=batch, device=H200)
+        raise ValueError("pack: at backward_rnn.cell: too large")
 
     monkeypatch.setattr("jaxsparse.pruning.recurrent_layers.pack", pack)
-    layer = pruned(RNN(GRUCell(4, 8, rngs=nnx.Rngs(0))))
+    rngs = nnx.Rngs(0)
+    layer = pruned(Bidirectional(*(RNN(GRUCell(4, 8, rngs=rngs)) for _ in range(2))))
     sparse, table = sparsify(layer, jnp.ones((2, 3, 4)), faster_only=False, seconds=1e-3)
-    assert table.rows[0]["kept_dense"] is None and type(sparse.cell.dense_h) is SparseLinear
+    assert table.rows[0]["kept_dense"] is None
+    assert table.rows[0]["note"] == "pack: at backward_rnn.cell: too large"
+    assert str(table).endswith("sparse (pack: at backward_rnn.cell: too large)")
+    dense_h = sparse.forward_rnn.cell.dense_h
+    assert type(dense_h) is SparseLinear and dense_h.topology.get_value().scan_layout is None
+
+
+@pytest.mark.parametrize("cls", [SimpleCell, GRUCell, LSTMCell])
+def test_cells_that_the_model_steps(monkeypatch, cls):
+    batches = []
+    monkeypatch.setattr(
+        "jaxsparse.pruning.recurrent_layers.pack", lambda _, batch: batches.append(batch)
+    )
+
+    def loop(cell, x):
+        carry = cell.initialize_carry(x[0].shape)
+        for step in x:
+            carry, y = cell(carry, step)
+        return y
+
+    model = pruned(Applied(cls(4, 8, rngs=nnx.Rngs(0)), loop))
+    x = jnp.ones((3, 2, 4))
+    sparse, table = sparsify(model, x, faster_only=False, seconds=1e-3)
+    assert table.rows[0]["kept_dense"] is None and batches == [2] and len(table) == 1
+    assert type(sparse.layer.dense_h) is SparseLinear
+    np.testing.assert_allclose(sparse(x), model(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(densify(sparse)(x), model(x))
+
+
+# ---- What is shared ----
+
+
+class Two(nnx.Module):
+    """Two layers, one on top of the other."""
+
+    def __init__(self, a, b):
+        self.a = a
+        self.b = b
+
+    def __call__(self, x):
+        return self.b(self.a(x))
+
+
+def count(model):
+    return len(jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+
+def test_layers_of_one_cell_still_share_it():
+    cell = pruned(GRUCell(4, 4, rngs=nnx.Rngs(0)))
+    model = Two(RNN(cell), Bidirectional(RNN(cell), RNN(cell), merge_fn=jnp.add))
+    x = jax.random.normal(jax.random.key(0), (2, 3, 4))
+    sparse, table = sparsify(model, x, faster_only=False, seconds=1e-3)
+    assert [row["kept_dense"] for row in table.rows] == [None, None]
+    assert type(sparse.a.cell.dense_h) is SparseLinear
+    assert sparse.a.cell is sparse.b.forward_rnn.cell is sparse.b.backward_rnn.cell
+    np.testing.assert_allclose(sparse(x), model(x), rtol=1e-5, atol=1e-6)
+    dense = densify(sparse)
+    assert dense.a.cell is dense.b.forward_rnn.cell and count(dense) == count(model)
+    with pytest.raises(ValueError, match=r"densify: .* but 'a' shares some with 'b/"):
+        densify(sparse, where="a")
+
+    kept, table = sparsify(model, x, faster_only=False, seconds=1e-3, keep_dense="a")
+    assert [row["kept_dense"] for row in table.rows] == [
+        "asked for",
+        "its weights are shared with a, which stays dense",
+    ]
+    assert kept.a.cell is kept.b.forward_rnn.cell and type(kept.a.cell.dense_h) is nnx.Linear
+
+
+@pytest.mark.parametrize("name", ["a_cell", "z_cell"])  # before the layer, and after it
+def test_a_cell_with_a_name_of_its_own_becomes_what_it_is_in_its_layer(name):
+    model = Applied(RNN(pruned(GRUCell(4, 4, rngs=nnx.Rngs(0)))), lambda layer, x: layer(x))
+    setattr(model, name, model.layer.cell)
+    sparse, table = sparsify(model, jnp.ones((2, 3, 4)), faster_only=False, seconds=1e-3)
+    assert [(row["path"], row["kept_dense"]) for row in table.rows] == [("layer", None)]
+    assert getattr(sparse, name) is sparse.layer.cell
+    assert type(sparse.layer.cell.dense_h) is SparseLinear
+    _, table = sparsify(model, jnp.ones((2, 3, 4)), faster_only=False, where="layer")
+    assert table.rows[0]["kept_dense"] == f"its weights are shared with {name}"
+
+
+def test_layers_that_share_a_parameter_stay_dense():
+    rngs = nnx.Rngs(0)
+    model = Two(nnx.Linear(8, 8, rngs=rngs), nnx.Linear(8, 8, rngs=rngs))
+    model.b.kernel = model.a.kernel
+    pruned(model)
+    kept, table = sparsify(model, jnp.ones((2, 8)), faster_only=False, seconds=1e-3)
+    assert [row["kept_dense"] for row in table.rows] == [
+        "its weights are shared with b",
+        "its weights are shared with a",
+    ]
+    assert kept.a.kernel is kept.b.kernel and count(kept) == count(model) == 3
+
+
+def test_recurrent_layers_that_share_a_parameter_stay_dense():
+    model = Two(*(RNN(pruned(GRUCell(4, 4, rngs=nnx.Rngs(0)))) for _ in range(2)))
+    model.b.cell.dense_h.kernel = model.a.cell.dense_h.kernel
+    kept, table = sparsify(model, jnp.ones((2, 3, 4)), faster_only=False, seconds=1e-3)
+    assert table.rows[0]["kept_dense"] == "its weights are shared with b/cell/dense_h"
+    assert count(kept) == count(densify(kept)) == count(model)
+
+
+def test_layers_of_one_random_stream():
+    stream = nnx.RngStream(0, tag="carry")
+    cells = [pruned(GRUCell(4, 4, rngs=nnx.Rngs(0))) for _ in range(2)]
+    model = Two(*(RNN(cell, rngs=stream) for cell in cells))
+    assert model.a.rngs is model.b.rngs
+    _, table = sparsify(model, jnp.ones((2, 3, 4)), faster_only=False, seconds=1e-3)
+    assert [row["kept_dense"] for row in table.rows] == [None, None]
+
+
+def test_a_parameter_that_the_model_holds_too():
+    model = Applied(pruned(nnx.Linear(8, 8, rngs=nnx.Rngs(0))), lambda layer, x: layer(x))
+    model.weight = model.layer.kernel
+    kept, table = sparsify(model, jnp.ones((2, 8)), faster_only=False, seconds=1e-3)
+    assert table.rows[0]["kept_dense"] == "its weights are shared with (model)"
+    assert kept.weight is kept.layer.kernel
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_kernel_that_the_model_uses_itself(computed):
+    def function(layer, x):
+        return layer(x) @ layer.kernel[...].T
+
+    layer = pruned(nnx.Linear(8, 8, rngs=nnx.Rngs(0)))
+    model = Applied(layer, decides_by_value(function) if computed else function)
+    x = jnp.ones((2, 8))
+    with pytest.raises(ValueError, match="uses 'kernel' of 'layer', which SparseLinear doesn't"):
+        sparsify(model, x, faster_only=False, seconds=1e-3)
+    _, table = sparsify(model, x, faster_only=False, seconds=1e-3, keep_dense="layer")
+    assert table.rows[0]["kept_dense"] == "asked for"
+
+
+def test_a_model_that_fails_with_sparse_layers():
+    def function(layer, x):
+        assert isinstance(layer, nnx.Linear)
+        return layer(x)
+
+    model = Applied(pruned(nnx.Linear(8, 8, rngs=nnx.Rngs(0))), function)
+    with pytest.raises(ValueError, match=r"must run .* are sparse: 'layer', got AssertionError"):
+        sparsify(model, jnp.ones((2, 8)), faster_only=False, seconds=1e-3)
 
 
 # ---- What stays dense ----

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from jaxsparse.nn import RNN, Bidirectional, SparseLinear
+from jaxsparse.nn import (
+    RNN,
+    Bidirectional,
+    GRUCell,
+    LSTMCell,
+    RecurrentCell,
+    SimpleCell,
+    SparseLinear,
+)
 from jaxsparse.pruning import layers, recurrent_layers
 
 
@@ -25,8 +33,8 @@ class Kind:
         obstacle: dense layer -> why it can't be sparse, or None.
         to_sparse: dense layer -> a sparse one with a copy of its weights that are not 0.
         to_dense: sparse layer -> a dense one with a copy of its weights.
-        prepare: (sparse layer, arguments of a call) makes it ready for such calls, in place, or
-            None if there is nothing to do.
+        prepare: (sparse layer, arguments of a call) makes it ready for such calls, in place; it
+            returns a remark for the table, or None. None if there is nothing to do.
     """
 
     sparse: type[nnx.Module]
@@ -34,7 +42,7 @@ class Kind:
     obstacle: Callable[[Any], str | None]
     to_sparse: Callable[[Any], nnx.Module]
     to_dense: Callable[[Any], nnx.Module]
-    prepare: Callable[..., None] | None = None
+    prepare: Callable[..., str | None] | None = None
 
 
 def _of_linear(layer: nnx.Linear) -> list[np.ndarray]:
@@ -43,6 +51,18 @@ def _of_linear(layer: nnx.Linear) -> list[np.ndarray]:
 
 def _of_linear_general(layer: nnx.LinearGeneral) -> list[np.ndarray]:
     return [np.asarray(layer.kernel[...]).reshape(math.prod(layer.in_features), -1).T]
+
+
+def _recurrent(cls: type[nnx.Module], prepare: Callable[..., str | None]) -> Kind:
+    # Sparse or dense, a recurrent layer is of one type: its cell's matrices are what changes.
+    return Kind(
+        sparse=cls,
+        weights=recurrent_layers.weights,
+        obstacle=recurrent_layers.obstacle,
+        to_sparse=recurrent_layers.to_sparse,
+        to_dense=recurrent_layers.to_dense,
+        prepare=prepare,
+    )
 
 
 KINDS: Mapping[type[nnx.Module], Kind] = MappingProxyType(
@@ -62,17 +82,12 @@ KINDS: Mapping[type[nnx.Module], Kind] = MappingProxyType(
             to_sparse=layers.SparseLinearGeneral.from_dense,
             to_dense=layers.dense_linear_general,
         ),
-        # Sparse or dense, a recurrent layer is of one type: its cell's matrices are what changes.
-        **{
-            cls: Kind(
-                sparse=cls,
-                weights=recurrent_layers.weights,
-                obstacle=recurrent_layers.obstacle,
-                to_sparse=recurrent_layers.to_sparse,
-                to_dense=recurrent_layers.to_dense,
-                prepare=recurrent_layers.prepare,
-            )
-            for cls in (RNN, Bidirectional)
-        },
+        RNN: _recurrent(RNN, recurrent_layers.prepare),
+        Bidirectional: _recurrent(Bidirectional, recurrent_layers.prepare),
+        # Cells that the model steps itself.
+        SimpleCell: _recurrent(SimpleCell, recurrent_layers.prepare_cell),
+        GRUCell: _recurrent(GRUCell, recurrent_layers.prepare_cell),
+        LSTMCell: _recurrent(LSTMCell, recurrent_layers.prepare_cell),
+        RecurrentCell: _recurrent(RecurrentCell, recurrent_layers.prepare_cell),
     }
 )

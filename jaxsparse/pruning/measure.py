@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -11,51 +11,154 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax._src.interpreters.batching import BatchTrace  # it has no public name
 
 from jaxsparse.bench import timing
 from jaxsparse.pruning.targets import join
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+Run = Callable[[Any], Any]  # calls a model on the example inputs
 
 _REPEATS = 7  # of each measurement, of which the median counts
-_TAG = "sparsify_path"  # the attribute by which a recorded layer knows its name
+_TAG = "sparsify_path"  # the attribute by which a layer knows its name in the model
+
+
+@dataclass(frozen=True, eq=False)
+class _Tag:
+    """A name for one run alone: no trace of an earlier run, of an equal layer, is found again."""
+
+    name: str
+
+
+@dataclass
+class Call:
+    """Calls of a layer that are alike: same structure, shapes and dtypes.
+
+    Args:
+        leaves: of the first call's arguments; a `jax.ShapeDtypeStruct` where they were traced.
+        treedef: the structure of (positional arguments, keyword arguments).
+        batched: whether it was made under `jax.vmap`, so that its shapes lack a dimension.
+        count: how many there were.
+    """
+
+    leaves: list[Any]
+    treedef: Any
+    batched: bool
+    count: int = 0
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of such a call: random numbers and zeros for what was traced."""
+        args, options = jax.tree.unflatten(self.treedef, list(map(_concrete, self.leaves)))
+        return args, options
 
 
 def record_calls(
-    model: nnx.Module, layers: Mapping[str, nnx.Module], inputs: tuple[Any, ...]
+    model: nnx.Module, layers: Mapping[str, nnx.Module], run: Run
 ) -> dict[str, list[Call]]:
-    """The arguments of every call of each layer, in one call of the model."""
-    model = nnx.clone(model)  # it is called, which may change its state
-    calls: dict[str, list[Call]] = {name: [] for name in layers}
-    for path, module in nnx.iter_modules(model):
-        if join(path) in layers:
-            setattr(module, _TAG, join(path))
+    """The calls of each layer in one run of the model, those that are alike once.
+
+    A function under `jax.checkpoint` is traced once, so that its repetitions don't count.
+    """
+    try:
+        calls = _record(model, layers, run, abstract=True)
+    except Exception:
+        # Values decide what the model does, which a trace can't follow. If the model itself is
+        # wrong, it says so again.
+        return _record(model, layers, run, abstract=False)
+    traced = [
+        leaf
+        for recorded in calls.values()
+        for call in recorded
+        for leaf in call.leaves
+        if isinstance(leaf, jax.ShapeDtypeStruct)
+    ]
+    # How long a layer takes may depend on lengths and indices, but not on other numbers.
+    if all(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in traced):
+        return calls
+    return _record(model, layers, run, abstract=False)
+
+
+def _record(
+    model: nnx.Module, layers: Mapping[str, nnx.Module], run: Run, *, abstract: bool
+) -> dict[str, list[Call]]:
+    calls: dict[str, dict[Hashable, Call]] = {name: {} for name in layers}
 
     def recording(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Any, *args: Any, **options: Any) -> Any:
             # A transformation such as nnx.jit calls a copy, which has the tag, too.
-            if (name := getattr(self, _TAG, None)) is None:
+            if (tag := getattr(self, _TAG, None)) is None:
                 return original(self, *args, **options)
-            calls[name].append((args, options))
+            signature, recorded = _describe(args, options)
+            calls[tag.name].setdefault(signature, recorded).count += 1
             with jax.disable_jit(False):  # nothing within is recorded, so it may be fast
                 return original(self, *args, **options)
 
         return call
 
-    # jit and scan would give the layers tracers.
-    with jax.disable_jit():
-        patches = [
-            mock.patch.object(cls, "__call__", recording(cls.__call__))
-            for cls in {type(layer) for layer in layers.values()}
-        ]
+    patches = [
+        mock.patch.object(cls, "__call__", recording(cls.__call__))  # type: ignore[operator]
+        for cls in {type(layer) for layer in layers.values()}
+    ]
+    for patch in patches:
+        patch.start()
+    try:
+        # Without jit every step of a scan, and each call of a compiled function, is a call.
+        with jax.disable_jit():
+            _run(model, {name: name for name in layers}.get, run, abstract)
+    finally:
         for patch in patches:
-            patch.start()
-        try:
-            model(*inputs)  # type: ignore[operator]
-        finally:
-            for patch in patches:
-                patch.stop()
-    return calls
+            patch.stop()
+    return {name: list(recorded.values()) for name, recorded in calls.items()}
+
+
+def check_runs(model: nnx.Module, layers: Iterable[str], run: Run) -> None:
+    """Runs a model with sparse layers once.
+
+    Raises:
+        ValueError: if it fails, naming the layer if it lacks an attribute that the model uses.
+    """
+    names = sorted(layers)
+
+    def owner_of(path: str) -> str | None:
+        return next((n for n in names if not n or f"{path}/".startswith(f"{n}/")), None)
+
+    try:
+        _run(model, owner_of, run, abstract=True)
+        return
+    except Exception:
+        pass  # as in record_calls: a trace may not be able to follow
+    try:
+        with jax.disable_jit():  # a compiled function could donate arrays that are not ours
+            _run(model, owner_of, run, abstract=False)
+    except Exception as error:
+        owner = getattr(error, "obj", None)
+        tag = getattr(owner, _TAG, None)
+        if isinstance(error, AttributeError) and tag is not None:
+            raise ValueError(
+                "sparsify: a layer that becomes sparse must be used by calls alone, but the model "
+                f"uses {error.name!r} of {tag.name or '(model)'!r}, which {type(owner).__name__} "
+                "doesn't have: name the layer in keep_dense"
+            ) from error
+        raise ValueError(
+            "sparsify: the model must run on example_inputs when these layers are sparse: "
+            f"{', '.join(map(repr, names))}, got {type(error).__name__}: {error}"
+        ) from error
+
+
+def _run(model: nnx.Module, name_of: Callable[[str], str | None], run: Run, abstract: bool) -> None:
+    """Runs a copy of a model in which modules are tagged with a name, by their path."""
+
+    def go() -> None:
+        copy = nnx.clone(model)  # a run may change its state
+        tags: dict[str, _Tag] = {}
+        for path, module in paths_of(copy).items():
+            if (name := name_of(join(path))) is not None:
+                setattr(module, _TAG, tags.setdefault(name, _Tag(name)))
+        run(copy)
+
+    if abstract:
+        jax.eval_shape(go)
+    else:
+        go()
 
 
 def size_of(layer: nnx.Module) -> int:
@@ -64,24 +167,13 @@ def size_of(layer: nnx.Module) -> int:
 
 
 def time_of(layer: nnx.Module, calls: list[Call], seconds: float) -> float:
-    """Seconds that all calls take: calls alike are measured once, on the first one's arrays."""
-    first: dict[Any, Call] = {}
-    counts: Counter[Any] = Counter()
-    for call in calls:
-        leaves, treedef = jax.tree.flatten(call)
-        kinds = (jax.typeof(x) if _is_array(x) else x for x in leaves)
-        signature = (treedef, *map(str, kinds))
-        first.setdefault(signature, call)
-        counts[signature] += 1
-    return sum(
-        count * _time_one(layer, first[signature], seconds / len(counts))
-        for signature, count in counts.items()
-    )
+    """Seconds that all calls take: calls alike are measured once."""
+    return sum(call.count * _time_one(layer, call, seconds / len(calls)) for call in calls)
 
 
 def _time_one(layer: nnx.Module, call: Call, seconds: float) -> float:
     graphdef, state = nnx.split(layer)
-    leaves, treedef = jax.tree.flatten(call)
+    leaves, treedef = jax.tree.flatten(call.arguments())
     arrays = {i: jnp.asarray(x) for i, x in enumerate(leaves) if _is_array(x)}
 
     @jax.jit
@@ -100,6 +192,63 @@ def _time_one(layer: nnx.Module, call: Call, seconds: float) -> float:
     )
     on_device = jax.default_backend() == "gpu"
     return timing.measure(program, seconds=seconds, repeats=_REPEATS, on_device=on_device).us * 1e-6
+
+
+def paths_of(model: nnx.Module) -> dict[tuple[Any, ...], nnx.Module]:
+    """Every path of every module: one that is shared has several."""
+    paths = {tuple(path): module for path, module in nnx.iter_modules(model)}
+
+    def walk(path: tuple[Any, ...], module: nnx.Module, above: tuple[nnx.Module, ...]) -> None:
+        paths[path] = module
+        for key, child in nnx.iter_children(module):
+            cycle = any(child is parent for parent in above)
+            if isinstance(child, nnx.Module) and not cycle:
+                walk((*path, key), child, (*above, child))
+
+    walk((), model, (model,))
+    return paths
+
+
+# ---- Arguments of a call ----
+
+
+def _describe(args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Hashable, Call]:
+    """What calls that are alike have in common, and one of them."""
+    leaves, treedef = jax.tree.flatten((args, options))
+    kinds = (jax.typeof(x) if _is_array(x) else x for x in leaves)
+    batched = any(_under_vmap(x) for x in leaves)
+    signature = (treedef, batched, *map(str, kinds))
+    kept = [
+        # A tracer must not outlive its trace.
+        jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, jax.core.Tracer) else x
+        for x in leaves
+    ]
+    return signature, Call(kept, treedef, batched)
+
+
+def _under_vmap(x: Any) -> bool:
+    """Whether one of the transformations around a tracer is `jax.vmap`."""
+    trace = getattr(x, "_trace", None)  # it has no public name
+    while trace is not None:
+        if isinstance(trace, BatchTrace):
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
+def _concrete(leaf: Any) -> Any:
+    """Random numbers, or zeros for integers, in place of what was traced."""
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    key = jax.random.key(0)
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jnp.broadcast_to(key, leaf.shape)
+    if jnp.issubdtype(leaf.dtype, jnp.inexact):
+        # In a wide dtype: JAX draws no 8-bit numbers.
+        is_complex = jnp.issubdtype(leaf.dtype, jnp.complexfloating)
+        wide = jnp.complex64 if is_complex else jnp.float32
+        return jax.random.normal(key, leaf.shape, wide).astype(leaf.dtype)
+    return jnp.zeros(leaf.shape, leaf.dtype)  # an index that is in any range
 
 
 def _is_array(x: Any) -> bool:

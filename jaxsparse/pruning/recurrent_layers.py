@@ -1,4 +1,4 @@
-"""Recurrent layers whose cells get sparse weights, and dense ones again."""
+"""Recurrent layers and cells that get sparse weights, and dense ones again."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from jaxsparse.nn import RNN, Bidirectional, RecurrentCell, SparseLinear, pack
+from jaxsparse.nn import RNN, Bidirectional, RecurrentCell, SparseLinear, pack, unpack
 from jaxsparse.pruning.layers import dense_linear, obstacle_of_linear
 
-Recurrent = RNN | Bidirectional
+Recurrent = RNN | Bidirectional | RecurrentCell
 
 _PARTS = ("dense_i", "dense_h")
 
 
 def _cells(layer: Recurrent) -> list[RecurrentCell]:
-    """The cells of a layer, a shared one once."""
+    """The cells of a layer, a shared one once; of a cell itself."""
+    if isinstance(layer, RecurrentCell):
+        return [layer]
     rnns = [layer] if isinstance(layer, RNN) else [layer.forward_rnn, layer.backward_rnn]
     return list({id(rnn.cell): rnn.cell for rnn in rnns}.values())
 
@@ -38,7 +40,11 @@ def weights(layer: Recurrent) -> list[np.ndarray]:
 
 def obstacle(layer: Recurrent) -> str | None:
     """Why a recurrent layer can't become sparse, or None."""
-    return None if any(_dense_parts(layer)) else "its cells have no dense matrices"
+    if any(_dense_parts(layer)):
+        return None
+    parts = [getattr(cell, name) for cell in _cells(layer) for name in _PARTS]
+    found = [obstacle_of_linear(part) for part in parts if type(part) is nnx.Linear]
+    return found[0] if found else "it has no dense matrices"
 
 
 def to_sparse(layer: Recurrent) -> Recurrent:
@@ -70,13 +76,28 @@ def _changed(layer: Recurrent, change: Callable[[Recurrent], None]) -> Recurrent
     return copy
 
 
-def prepare(layer: Recurrent, inputs: Any, **options: Any) -> None:
-    """Lays sparse weights out for scans of the batch size of a call, where a GPU runs them."""
+def prepare(layer: RNN | Bidirectional, inputs: Any, **options: Any) -> str | None:
+    """Lays sparse weights out for scans of the batch size of a call, where a GPU runs them.
+
+    Returns:
+        Why they are not laid out, or None.
+    """
     time_major = options.get("time_major")
     time_major = layer.time_major if time_major is None else time_major
     steps = inputs.shape[0 if time_major else -2]
+    return _packed(layer, math.prod(inputs.shape[:-1]) // max(steps, 1))
+
+
+def prepare_cell(cell: RecurrentCell, carry: Any, inputs: Any) -> str | None:
+    """The same for the steps that a cell makes."""
+    return _packed(cell, math.prod(inputs.shape[:-1]))
+
+
+def _packed(layer: Recurrent, batch: int) -> str | None:
     try:
-        pack(layer, batch=math.prod(inputs.shape[:-1]) // max(steps, 1))
-    except ValueError:
-        # They don't fit on the chip: what will run is the plain path, so that is measured.
-        return
+        pack(layer, batch=batch)
+    except ValueError as error:
+        # What will run is the plain path, in all cells, so that is measured.
+        unpack(layer)
+        return str(error)
+    return None

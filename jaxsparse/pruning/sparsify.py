@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
@@ -11,8 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxsparse.nn import SparseLinear
 from jaxsparse.pruning.kinds import KINDS, Kind
-from jaxsparse.pruning.measure import Call, record_calls, size_of, time_of
+from jaxsparse.pruning.measure import (
+    Call,
+    check_runs,
+    paths_of,
+    record_calls,
+    size_of,
+    time_of,
+)
 from jaxsparse.pruning.table import LayerReport, SparsityTable
 from jaxsparse.pruning.targets import join
 
@@ -27,24 +36,36 @@ def sparsify(
     *,
     where: Patterns = "*",
     keep_dense: Patterns = (),
+    call: Callable[..., Any] | None = None,
     faster_only: bool = True,
     seconds: float = 0.1,
     kinds: Kinds = KINDS,
 ) -> tuple[M, SparsityTable]:
     r"""Replaces pruned layers by sparse ones that store the weights that are not 0.
 
-    Every layer is run on this device, dense and sparse, on the arrays that reach it when the model
-    is called with ``example_inputs``; it becomes sparse if that is faster. Results of the model are
-    the same up to rounding.
+    Every layer is run on this device, dense and sparse, on arrays of the shapes and dtypes that
+    reach it when the model is called with ``example_inputs``; it becomes sparse if that is faster.
+    Results of the model are the same up to rounding.
+
+    The call is traced, not computed, if it can be: then both branches of a condition count, and
+    layers are timed on random numbers. Where integers reach a layer, lengths for instance, the
+    model is run to know them; what a transformation within the model (``jax.grad``, ``nnx.remat``)
+    hides of them is taken to be 0.
 
     Args:
-        model: left as it is. Layers that are shared stay shared.
+        model: left as it is. Layers and cells that are shared stay shared. Layers that share single
+            parameters stay dense.
         example_inputs: a tuple of positional arguments, or the only one.
         where: names of the layers in question (``encoder/0``), or patterns as of a shell, where
             ``*`` stands for any characters, ``/`` too. A layer that is shared has several names, of
             which the table shows one.
         keep_dense: names or patterns of layers to leave as they are.
-        faster_only: leave a layer dense that would be slower; else every pruned one becomes sparse.
+        call: ``(model, *example_inputs)`` runs the model, by default ``model(*example_inputs)``:
+            for keyword arguments and other methods, as
+            ``lambda model, x: model.encode(x, deterministic=True)``.
+        faster_only: leave a layer dense that would be slower, or that can't be timed because it
+            runs under ``jax.vmap``, where the batch is not seen; else every pruned one becomes
+            sparse.
         seconds: about how long each measurement takes.
         kinds: the types that can be sparse, `KINDS` by default. A layer within such a layer is not
             looked at, nor are subclasses: their code may do something else. Recurrent layers come
@@ -55,7 +76,8 @@ def sparsify(
 
     Raises:
         TypeError: if a pattern means layers, but none of a type that can be sparse.
-        ValueError: if a pattern means no layer.
+        ValueError: if a pattern means no layer, or the model does not run with its sparse layers,
+            because it uses the ``kernel`` of one itself for instance.
 
     >>> model = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
     >>> model.kernel[...] = jnp.where(jnp.abs(model.kernel[...]) > 0.2, model.kernel[...], 0)
@@ -64,30 +86,62 @@ def sparsify(
     ('SparseLinear', 0.12)
     """
     inputs = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+
+    def run(model: Any) -> None:
+        if call is None:
+            model(*inputs)
+        else:
+            call(model, *inputs)
+
     names = _names(model)
     found = _outermost(model, kinds)
     chosen = _matching("sparsify", "where", where, names, found, kinds)
     unwanted = _matching("sparsify", "keep_dense", keep_dense, names, found, kinds)
     considered = {name: found[name] for name in found if name in chosen}
-    calls = record_calls(model, considered, inputs)
+    obstacles = {name: kinds[type(x)].obstacle(x) for name, x in considered.items()}
+    modules, sharing = _shared(model, names, considered)
+    for name, other in sharing.items():
+        obstacles[name] = obstacles[name] or f"its weights are shared with {other or '(model)'}"
+    free = {name: layer for name, layer in considered.items() if obstacles[name] is None}
+    calls = record_calls(model, free, run)
+    # A cell that only layers run becomes what it is in them.
+    parts = {
+        name
+        for places in modules
+        for name, within in places
+        if not within and not calls.get(name) and name not in unwanted
+    }
     replacements: dict[str, nnx.Module] = {}
-    reports = []
+    reports = {}
     for name, layer in considered.items():
-        kind = kinds[type(layer)]
-        report, sparse = _judge(
-            name, layer, kind, calls[name], name in unwanted, faster_only, seconds
+        if name in parts:
+            continue
+        reports[name], sparse = _judge(
+            name,
+            layer,
+            kinds[type(layer)],
+            obstacles[name],
+            calls.get(name, []),
+            name in unwanted,
+            faster_only,
+            seconds,
         )
-        reports.append(report)
-        if report.kept_dense is None and sparse is not None:
+        if sparse is not None:
             replacements[name] = sparse
-    return _replaced(model, replacements), SparsityTable(reports)
+    for name, other in _tied(replacements, modules, parts).items():
+        reason = f"its weights are shared with {other or '(model)'}, which stays dense"
+        reports[name] = replace(reports[name], kept_dense=reason)
+    result = _replaced(model, names, replacements)
+    if replacements:
+        check_runs(result, replacements, run)
+    return result, SparsityTable(list(reports.values()))
 
 
 def densify(model: M, *, where: Patterns = "*", kinds: Kinds = KINDS) -> M:
     """Replaces sparse layers by dense ones with the same weights, zeros in place.
 
     Args:
-        model: left as it is.
+        model: left as it is. Layers and cells that are shared stay shared.
         where: names or patterns of the layers, as in `sparsify`.
         kinds: the types that can be sparse.
 
@@ -96,7 +150,8 @@ def densify(model: M, *, where: Patterns = "*", kinds: Kinds = KINDS) -> M:
 
     Raises:
         TypeError: if a pattern means layers, but none of a sparse type.
-        ValueError: if a pattern means no layer, and for a layer with a fused activation.
+        ValueError: if a pattern means no layer, and for a layer with a fused activation, or with
+            weights that it shares with a part of the model that is not replaced.
 
     >>> from jaxsparse.nn import SparseLinear
     >>> type(densify(SparseLinear(8, 4, sparsity=0.5, rngs=nnx.Rngs(0)))).__name__
@@ -104,9 +159,26 @@ def densify(model: M, *, where: Patterns = "*", kinds: Kinds = KINDS) -> M:
     """
     back: Kinds = {kind.sparse: kind for kind in kinds.values()}
     found = _outermost(model, back)
-    chosen = _matching("densify", "where", where, _names(model), found, back)
-    layers = {name: layer for name, layer in found.items() if name in chosen}
-    return _replaced(model, {n: back[type(x)].to_dense(x) for n, x in layers.items()})
+    names = _names(model)
+    chosen = _matching("densify", "where", where, names, found, back)
+    layers = {
+        name: layer
+        for name, layer in found.items()
+        if name in chosen and not (type(layer) in kinds and _is_dense(layer))
+    }
+    modules, sharing = _shared(model, names, layers)
+    replacements = {n: back[type(x)].to_dense(x) for n, x in layers.items()}
+    for name, other in (sharing | _tied(replacements, modules, set())).items():
+        raise ValueError(
+            f"densify: a layer must not share weights with what stays as it is, but {name!r} "
+            f"shares some with {other or '(model)'!r}"
+        )
+    return _replaced(model, names, replacements)
+
+
+def _is_dense(layer: nnx.Module) -> bool:
+    """Whether a layer of a type that is dense or sparse, such as RNN, is dense."""
+    return not any(isinstance(part, SparseLinear) for _, part in nnx.iter_modules(layer))
 
 
 # ---- Finding layers and putting others in their place ----
@@ -114,27 +186,21 @@ def densify(model: M, *, where: Patterns = "*", kinds: Kinds = KINDS) -> M:
 
 def _names(model: nnx.Module) -> dict[str, nnx.Module]:
     """Every name of every module: one that is shared has several."""
-    names = {join(path): module for path, module in nnx.iter_modules(model)}
-
-    def walk(path: tuple[Any, ...], module: nnx.Module, above: tuple[nnx.Module, ...]) -> None:
-        names[join(path)] = module
-        for key, child in nnx.iter_children(module):
-            cycle = any(child is parent for parent in above)
-            if isinstance(child, nnx.Module) and not cycle:
-                walk((*path, key), child, (*above, child))
-
-    walk((), model, (model,))
-    return names
+    return {join(path): module for path, module in paths_of(model).items()}
 
 
 def _outermost(model: nnx.Module, kinds: Kinds) -> dict[str, nnx.Module]:
-    """Layers of these types by name, without those that are parts of another one."""
-    modules = sorted(nnx.iter_modules(model), key=lambda item: len(item[0]))
+    """Layers of these types by name, without those that are only parts of another one."""
+    paths = paths_of(model)
     found: dict[tuple[Any, ...], nnx.Module] = {}
-    for path, module in modules:
-        inside = any(path[:depth] in found for depth in range(len(path)))
-        if type(module) in kinds and not inside:
+    known: set[int] = set()
+    for path, module in sorted(paths.items(), key=lambda item: len(item[0])):
+        # A child within a plain container has a longer path than its parent by more than one.
+        above = (paths.get(path[:depth]) for depth in range(len(path)))
+        inside = any(id(parent) in known for parent in above)
+        if type(module) in kinds and not inside and id(module) not in known:
             found[path] = module
+            known.add(id(module))
     return {
         join(path): found[path] for path in sorted(found, key=lambda path: list(map(str, path)))
     }
@@ -170,15 +236,103 @@ def _matching(
     return chosen
 
 
-def _replaced(model: M, replacements: Mapping[str, nnx.Module]) -> M:
+# A place of a module that several layers hold: the layer's name, and the path within the layer.
+Place = tuple[str, tuple[Any, ...]]
+
+
+def _shared(
+    model: nnx.Module, names: Mapping[str, nnx.Module], layers: Mapping[str, nnx.Module]
+) -> tuple[list[list[Place]], dict[str, str]]:
+    """What layers share: modules, with their places, and otherwise with which part of the model.
+
+    Layers that share a module can share its replacement. A single parameter, or a module that is
+    also used elsewhere, can't be replaced.
+    """
+    name_of = {id(layer): name for name, layer in layers.items()}
+
+    def place_of(path: tuple[Any, ...]) -> Place | None:
+        for depth in range(len(path) + 1):
+            name = name_of.get(id(names.get(join(path[:depth]))))
+            if name is not None:
+                return name, path[depth:]
+        return None
+
+    def is_meant(_: Any, x: Any) -> bool:  # layers may draw from one random stream
+        return isinstance(x, nnx.Module | nnx.Variable) and not isinstance(x, nnx.RngState)
+
+    modules: list[list[Place]] = []
+    sharing: dict[str, str] = {}
+    for paths in nnx.find_duplicates(model, only=is_meant):
+        places = [place_of(path) for path in paths]
+        known = [place for place in places if place is not None]
+        is_module = join(paths[0]) in names
+        if is_module and len(known) == len(places):
+            if any(within for _, within in known):  # else it is a layer of several names
+                modules.append(known)
+            continue
+        holders = [join(path if is_module else path[:-1]) for path in paths]
+        for i, place in enumerate(places):
+            if place is not None:
+                sharing.setdefault(place[0], holders[i - 1])
+    return modules, sharing
+
+
+def _tied(
+    replacements: dict[str, nnx.Module], modules: list[list[Place]], parts: set[str]
+) -> dict[str, str]:
+    """Lets replacements share what the layers share, in place, or takes them away.
+
+    Args:
+        replacements: by the name of the layer.
+        modules: the places of each shared module.
+        parts: shared modules that are replaced if the layers that hold them are.
+
+    Returns:
+        For each replacement that is taken away, the name of a layer that has none.
+    """
+
+    def holds(place: Place) -> bool:
+        name, within = place
+        return name in parts or (
+            name in replacements and join(within) in _names(replacements[name])
+        )
+
+    untied: dict[str, str] = {}
+    changed = True
+    while changed:  # a layer may share one module with one layer, and another with another
+        changed = False
+        for places in modules:
+            missing = next((place[0] for place in places if not holds(place)), None)
+            for name, _ in places:
+                if missing is not None and name in replacements:
+                    del replacements[name]
+                    untied[name] = missing
+                    changed = True
+    for places in modules:
+        owners = [place for place in places if place[0] in replacements]
+        if not owners:
+            continue
+        first, within = owners[0]
+        module = _names(replacements[first])[join(within)]
+        for name, path in places:
+            if path:
+                setattr(_names(replacements[name])[join(path[:-1])], path[-1], module)
+            else:
+                replacements[name] = module
+    return untied
+
+
+def _replaced(
+    model: M, names: Mapping[str, nnx.Module], replacements: Mapping[str, nnx.Module]
+) -> M:
     """A copy of a model with other layers at some names."""
+    new = {id(names[name]): layer for name, layer in replacements.items()}
 
-    def replace(path: tuple[Any, ...], node: Any) -> Any:
-        if isinstance(node, nnx.Module):
-            return replacements.get(join(path), node)
-        return node
+    def replace_at(path: tuple[Any, ...], node: Any) -> Any:
+        # A shared module is met under one of its names, of which any may be meant.
+        return new.get(id(names.get(join(path))), node) if isinstance(node, nnx.Module) else node
 
-    graphdef, state = nnx.split(nnx.recursive_map(replace, nnx.clone(model)))
+    graphdef, state = nnx.split(nnx.recursive_map(replace_at, nnx.clone(model)))
     # A step that donates one model's arrays must not delete the other's.
     result: M = nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
     return result
@@ -191,29 +345,37 @@ def _judge(
     name: str,
     layer: nnx.Module,
     kind: Kind,
+    obstacle: str | None,
     calls: list[Call],
     unwanted: bool,
     faster_only: bool,
     seconds: float,
 ) -> tuple[LayerReport, nnx.Module | None]:
-    """What is to be said of a layer, and its sparse twin if it can have one."""
-    obstacle = kind.obstacle(layer)
+    """What is to be said of a layer, and its sparse twin if it becomes sparse."""
     matrices = [] if obstacle else kind.weights(layer)
     size = sum(matrix.size for matrix in matrices)
     stored = sum(int(np.count_nonzero(matrix)) for matrix in matrices)
+    batched = any(call.batched for call in calls)
     reasons = (
         ("asked for", unwanted),
         (obstacle, obstacle is not None),
         ("it is not pruned", stored == size),
-        ("example_inputs don't reach it", not calls),
+        ("it is never called with example_inputs", not calls),
+        (
+            "it runs under jax.vmap, where it can't be timed: faster_only=False makes it sparse",
+            batched and faster_only,
+        ),
     )
     reason = next((text for text, holds in reasons if holds), None)
     sparse = kind.to_sparse(layer) if reason is None else None
-    before = after = None
-    if sparse is not None and kind.prepare is not None:
-        args, options = calls[0]
-        kind.prepare(sparse, *args, **options)
-    if calls:
+    before = after = note = None
+    if batched:
+        # The shapes are those of one example, not of the batch that will run.
+        note = "not timed: it runs under jax.vmap" if sparse is not None else None
+    elif calls:
+        if sparse is not None and kind.prepare is not None:
+            args, options = calls[0].arguments()
+            note = kind.prepare(sparse, *args, **options)
         before = time_of(layer, calls, seconds)
         after = None if sparse is None else time_of(sparse, calls, seconds)
     if faster_only and before is not None and after is not None and after >= before:
@@ -229,8 +391,9 @@ def _judge(
         dense_seconds=before,
         sparse_seconds=after,
         kept_dense=reason,
+        note=note,
     )
-    return report, sparse
+    return report, sparse if reason is None else None
 
 
 def _imbalance(matrix: np.ndarray) -> float:

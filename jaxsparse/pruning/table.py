@@ -18,8 +18,9 @@ class LayerReport:
         density: share of weights that are not 0.
         imbalance: the longest row over the mean row; 1 where all outputs have as many weights.
         dense_bytes, sparse_bytes: what its parameters and patterns take.
-        dense_seconds, sparse_seconds: a call's time on this device.
+        dense_seconds, sparse_seconds: the time on this device of all calls in a run of the model.
         kept_dense: why it was left dense, or None.
+        note: what else is to be known of the times, or None.
     """
 
     path: str
@@ -32,6 +33,7 @@ class LayerReport:
     dense_seconds: float | None
     sparse_seconds: float | None
     kept_dense: str | None
+    note: str | None = None
 
 
 def _shapes(row: LayerReport) -> str:
@@ -40,6 +42,11 @@ def _shapes(row: LayerReport) -> str:
 
 def _number(form: str, value: float | None, scale: float = 1) -> str:
     return "-" if value is None else form.format(value * scale)
+
+
+def _now(row: LayerReport) -> str:
+    now = "sparse" if row.kept_dense is None else f"dense: {row.kept_dense}"
+    return now if row.note is None else f"{now} ({row.note})"
 
 
 # The columns of the text: heading, whether to align left, and what a row shows.
@@ -53,7 +60,7 @@ _COLUMNS: tuple[tuple[str, bool, Callable[[LayerReport], str]], ...] = (
     ("KiB sparse", False, lambda row: _number("{:.1f}", row.sparse_bytes, 1 / 1024)),
     ("us dense", False, lambda row: _number("{:.1f}", row.dense_seconds, 1e6)),
     ("us sparse", False, lambda row: _number("{:.1f}", row.sparse_seconds, 1e6)),
-    ("now", True, lambda row: "sparse" if row.kept_dense is None else f"dense: {row.kept_dense}"),
+    ("now", True, _now),
 )
 
 
@@ -78,8 +85,10 @@ class SparsityTable:
 
         The keys are ``path``, ``layer``, ``shapes`` (outputs, inputs) of each matrix, ``density``,
         ``imbalance`` (the longest row over the mean), ``dense_bytes``, ``sparse_bytes``,
-        ``dense_seconds``, ``sparse_seconds`` and ``kept_dense``: why it was left dense, or None.
-        What was not measured is None.
+        ``dense_seconds``, ``sparse_seconds`` (of all calls in a run of the model), ``kept_dense``
+        (why it was left dense, or None) and ``note``: what else is to be known of the times, why a
+        layer could not be laid out for the GPU for instance, or None. What was not measured is
+        None.
         """
         return [asdict(report) for report in self._reports]
 
