@@ -18,8 +18,9 @@ import argparse
 import jax
 import jax.numpy as jnp
 import numpy as np
+from checks import fits
 
-from jaxsparse import CSR, Topology, recurrent, sddmm, sparse_softmax
+from jaxsparse import CSR, Topology, backend, recurrent, sddmm, sparse_softmax
 from jaxsparse.ops import matmul
 
 
@@ -38,11 +39,21 @@ def main() -> None:
         a = CSR(values, topology)
         results = [sddmm(y, x, topology).values]
         for transpose, dense in ((False, x), (True, y)):
-            for left in (False, True):
+            for variant in backend.OPERATIONS["spmm"]["variants"]["cuda"]:
+                left = not fits("spmm", variant)
                 operand = jnp.asarray(np.asarray(dense).T.copy()) if left else dense
                 results.append(
-                    matmul.product("spmm", a, operand, transpose=transpose, dense_on_left=left)
+                    matmul.product(
+                        "spmm",
+                        a,
+                        operand,
+                        transpose=transpose,
+                        dense_on_left=left,
+                        variant=variant,
+                    )
                 )
+        for variant in backend.OPERATIONS["sparse_softmax"]["variants"]["cuda"]:
+            results.append(sparse_softmax(a, variant=variant).values)
         results += jax.jvp(
             lambda v: sparse_softmax(CSR(v, topology)).values, (a.values,), (results[0],)
         )

@@ -49,6 +49,7 @@ SPMM_CASES = [
     for left in (False, True)
     if fits("spmm", variant, dense_on_left=left)
 ]
+RIGHT_CASES = [case[:2] for case in SPMM_CASES if not case[2]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -74,19 +75,22 @@ def test_spmm(name, implementation, variant, left, transpose, dtype):
     assert_close(out, flip(expected), dtype, flip(magnitude))
 
 
-@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 @pytest.mark.parametrize("activation", [None, "relu", "gelu"])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("implementation", ["xla", PLATFORM])
-def test_epilogue(implementation, dtype, with_bias, activation, left):
+@pytest.mark.parametrize("implementation, variant, left", SPMM_CASES)
+def test_epilogue(implementation, variant, left, dtype, with_bias, activation):
     topology, n = problem("odd")
     rng = np.random.default_rng(1)
     with jax.enable_x64(True):
         values = values_for(topology, DTYPES[dtype], rng)
         x = draw(rng, (topology.shape[1], n), DTYPES[dtype])
         bias = draw(rng, topology.shape[0], DTYPES[dtype]) if with_bias else None
-        options = (("activation", activation), ("implementation", implementation))
+        options = (
+            ("activation", activation),
+            ("implementation", implementation),
+            ("variant", variant),
+        )
         out = product(CSR(values, topology), x.T if left else x, bias, False, left, options)
     out = out.T if left else out
     expected = reference_spmm(values, topology, x, bias, activation)
@@ -223,20 +227,27 @@ def test_results_repeat_bitwise():
     )
     y = draw(rng, (topology.shape[0], 64), "float32")
     a = CSR(values, topology)
-    first = [a @ x, y.T @ a, sddmm(y, x, topology).values]
+
+    def results():
+        forced = [spmm(a, x, implementation=i, variant=v) for i, v in RIGHT_CASES]
+        return [a @ x, y.T @ a, sddmm(y, x, topology).values, *forced]
+
+    first = results()
     for _ in range(5):
-        again = [a @ x, y.T @ a, sddmm(y, x, topology).values]
+        again = results()
         for one, other in zip(first, again, strict=True):
             np.testing.assert_array_equal(one, other)
 
 
-def test_batch_slices_of_any_alignment():
+@pytest.mark.parametrize("n", [3, 4])
+@pytest.mark.parametrize("implementation, variant", RIGHT_CASES)
+def test_batch_slices_of_any_alignment(implementation, variant, n):
     # Odd sizes put every batch entry at another alignment.
     topology, _ = problem("odd")
     rng = np.random.default_rng(7)
     values = values_for(topology, jnp.float32, rng, batch=(5,))
-    x = draw(rng, (5, topology.shape[1], 3), jnp.float32)
-    out = spmm(CSR(values, topology), x)
+    x = draw(rng, (5, topology.shape[1], n), jnp.float32)
+    out = spmm(CSR(values, topology), x, implementation=implementation, variant=variant)
     expected = np.stack([reference_spmm(values[i], topology, x[i]) for i in range(5)])
     assert_close(out, expected, "float32", np.full(expected.shape, 50.0))
 

@@ -124,6 +124,17 @@ def test_batches_and_larger_layers(B, variant):
         case.agree(gradient, variant=variant + kind * (variant != "sparse_pairs"))
 
 
+@pytest.mark.parametrize("weights", ["dense", "masked"])
+@pytest.mark.parametrize("B, dtype", [(48, "float32"), (96, "bfloat16")])
+def test_parts_of_a_batch_follow_each_other(B, dtype, weights):
+    """More parts than run side by side: launches take turns in one workspace."""
+    variant = f"{weights}_{'fma' if dtype == 'float32' else 'tensor_cores'}"
+    case = Case("LSTM", weights == "masked", 12, B, 256, dtype, density=0.1)
+    explained = recurrent.explain(case.scan(variant=variant), *case.operands)
+    assert explained[0].launches > 1
+    case.agree(gradient, variant=variant)
+
+
 @pytest.mark.parametrize("variant", ["dense_fma", "masked_fma", "sparse_pairs"])
 def test_one_step_and_many(variant):
     for T in (1, 2, 3, 3000):

@@ -134,7 +134,7 @@ def _reference_three_leaves(weights, carry, xs, lengths, reverse):
 @pytest.mark.parametrize("density", [0.3, 0.0])
 def test_the_plain_path_of_a_gpu_computes_the_same(density, monkeypatch):
     """It multiplies by the dense form, unless the matrix is too sparse for that to pay."""
-    h, length, b = 37, 11, 3
+    h, length, b = 37, 19, 3
     rng = np.random.default_rng(0)
     mask = rng.random((4 * h, h)) < density
     mask[5, 7] = True

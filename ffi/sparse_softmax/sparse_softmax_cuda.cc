@@ -46,9 +46,9 @@ KernelSource Kept(const SparseSoftmaxProblem& p) {
 
 LaunchShape KeptShape(const SparseSoftmaxProblem& p) {
   if (p.pattern.nse == 0) return {0, kSoftmaxThreads};
-  const int64_t warps = p.batch.count * CeilDivide(p.pattern.rows, kWarp / KeepingOf(p).lanes);
-  const int64_t blocks = CeilDivide(warps, kSoftmaxThreads / kWarp);
-  return {blocks > 0 ? blocks : 1, kSoftmaxThreads};  // for the padding of a matrix without rows
+  const int64_t of_entry = CeilDivide(p.pattern.rows, kWarp / KeepingOf(p).lanes);
+  const int64_t warps = p.batch.count * (of_entry > 0 ? of_entry : 1);  // one for padding alone
+  return {CeilDivide(warps, kSoftmaxThreads / kWarp), kSoftmaxThreads};
 }
 
 // Only on demand, as long as it has not been measured.

@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kSoftmaxThreads)
   using Entries = KeptEntries<T, kLanes, kRuns>;
   constexpr int kGroups = kWarp / kLanes;
   const int64_t rows = p.pattern.rows, nse = p.pattern.nse;
-  const int64_t of_entry = CeilDivide(rows, kGroups);  // warps
+  const int64_t of_entry = rows > 0 ? CeilDivide(rows, kGroups) : 1;  // warps
   const int64_t warps = static_cast<int64_t>(gridDim.x) * (kSoftmaxThreads / kWarp);
   const int64_t warp =
       static_cast<int64_t>(blockIdx.x) * (kSoftmaxThreads / kWarp) + threadIdx.x / kWarp;
@@ -146,6 +146,14 @@ __global__ void __launch_bounds__(kSoftmaxThreads)
     const T* values = p.values.At<const T>(p.batch, entry);
     const T* tangent = kBackward ? p.tangent.At<const T>(p.batch, entry) : nullptr;
     T* out = p.out.At<T>(p.batch, entry);
+    if (unit % of_entry == of_entry - 1) {
+      const int64_t stored = rows == 0 ? 0 : RowBounds::Clamp(row_offsets[rows], nse);
+      for (int64_t i = stored + threadIdx.x % kWarp; i < nse; i += kWarp) {
+        FromAccumulator(Accumulator<T>(0), &out[i]);
+      }
+      __syncwarp();
+    }
+    if (rows == 0) continue;
     RowBounds bounds(row_offsets, place < rows ? order[place] : 0, place < rows ? nse : 0);
     const bool is_long = bounds.end - bounds.begin > Entries::kMost;
     // Rows are in the order of their lengths, so that few warps have both kinds.
@@ -163,21 +171,11 @@ __global__ void __launch_bounds__(kSoftmaxThreads)
       __syncwarp();
     }
     if (is_long) bounds.end = bounds.begin;
+    if (!__any_sync(kAllLanes, bounds.begin < bounds.end)) continue;
     if constexpr (kBackward) {
       KeptBackwardRow<kLanes, kRuns>(values, tangent, out, bounds, lane, scale);
     } else {
       KeptForwardRow<kLanes, kRuns>(values, out, bounds, lane, scale);
-    }
-  }
-  // Padding, by all threads.
-  const int64_t threads = static_cast<int64_t>(gridDim.x) * kSoftmaxThreads;
-  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kSoftmaxThreads + threadIdx.x;
-  for (int64_t entry = 0; entry < p.batch.count; ++entry) {
-    const int32_t* row_offsets = p.pattern.row_offsets.At<const int32_t>(p.batch, entry);
-    const int64_t stored = rows == 0 ? 0 : RowBounds::Clamp(row_offsets[rows], nse);
-    T* out = p.out.At<T>(p.batch, entry);
-    for (int64_t i = stored + thread; i < nse; i += threads) {
-      FromAccumulator(Accumulator<T>(0), &out[i]);
     }
   }
 }

@@ -255,10 +255,10 @@ def make_plan(
     if not plans:
         return NoPlan("; ".join(reasons))
     best = min(plans, key=lambda plan: _whole_microseconds(plan, p))
-    loop = _loop_microseconds(p)
-    if not forced and variant is None and p.length * loop < _whole_microseconds(best, p):
+    loop, whole = _loop_microseconds(p), _whole_microseconds(best, p)
+    if not forced and variant is None and loop < whole:
         return NoPlan(
-            f"it takes about {loop:.1f} us a step, and a kernel {_START:.0f} us to start; {best}"
+            f"it takes about {loop:.0f} us for all steps, and {whole:.0f} would be taken by {best}"
         )
     return best
 
@@ -271,13 +271,15 @@ def _whole_microseconds(plan: Plan, p: Problem) -> float:
 
 
 def _loop_microseconds(p: Problem) -> float:
-    """Predicted for a step of a loop of XLA by dense weights, fitted to measurements on an H200."""
+    """Predicted for all steps of XLA's loop by dense weights, fitted to measurements on an H200."""
     wide = "float32" in (p.state_dtype, p.weight_dtype)
-    megabytes = p.products * p.states * p.hidden**2 * (4 if wide else 2) / 1e6
+    size = p.products * p.states * p.hidden**2 * (4 if wide else 2)
+    megabytes = size / 1e6
     start, per_megabyte = (5.3, 0.2) if wide else (3.6, 0.11)
     cached = start + per_megabyte * megabytes + (0.03 + 0.005 * megabytes) * p.batch
     from_memory = megabytes / 4 if megabytes > _L2_MEGABYTES else 0.0
-    return max(cached, from_memory) * p.directions
+    before = size * _WRITE_OUT if p.sparse else 0.0
+    return p.directions * (p.length * max(cached, from_memory) + before)
 
 
 def _unfit(variant: Variant, p: Problem) -> str | None:
@@ -294,9 +296,8 @@ def _unfit(variant: Variant, p: Problem) -> str | None:
         return f"a batch of {p.batch} is more than {most}" if p.batch > most else None
     most = _MOST_BATCH[variant.tensor_cores]
     if all(p.batch % groups or p.batch // groups > most for groups in _BATCH_GROUPS):
-        return (
-            f"a batch of {p.batch} is more than {most}, and so are the parts of {_BATCH_GROUPS[1:]}"
-        )
+        parts = " or ".join(map(str, _BATCH_GROUPS[1:]))
+        return f"a batch of {p.batch} is more than {most}, and not {parts} parts of at most that"
     narrow = p.state_dtype == p.weight_dtype and _BYTES[p.state_dtype] == 2
     if variant.tensor_cores and not narrow:
         return (
@@ -398,7 +399,8 @@ def _dense_plans(variant: str, p: Problem, device: Device) -> Iterator[Plan]:
         if p.batch % groups or p.batch // groups > most:
             continue
         part = dataclasses.replace(p, batch=p.batch // groups)
-        for scans in range(1, _MOST_SCANS + 1):
+        # More than two of a direction side by side have not been measured.
+        for scans in range(1, min(2 * p.directions, _MOST_SCANS) + 1):
             launches, rest = divmod(p.directions * groups, scans)
             for resident in (1, 2):
                 multiprocessors = device.multiprocessors * resident // scans
@@ -528,7 +530,7 @@ def _dense_plan(
             + 0.52 * from_shared
             + 0.064 * loads
             + (0.0045 + 0.0092 * (p.products - 1)) * warps
-            + 0.12 * (scans - 1)
+            + 0.12 * (scans > 1)
             + 0.074 * (p.states - 1)
         )
     else:
@@ -539,7 +541,7 @@ def _dense_plan(
             + 0.53 * from_shared
             + 0.032 * loads
             + 0.02 * warps
-            + 0.3 * (scans - 1)
+            + 0.3 * (scans > 1)
         )
     look = 700 if tensor_cores and p.products == 1 and p.states == 1 else 800
     look = 600 if not tensor_cores else look

@@ -186,8 +186,10 @@ def product(
 
 
 # On a GPU the start of XLA's kernels is what a step of a loop waits for, and a dense product takes
-# less time than one by the kernels of spmm unless the matrix is very sparse or large.
+# less time than one by the kernels of spmm unless the matrix is very sparse or large. To write it
+# out takes as long as some steps.
 _UNROLLED = 8
+_FEWEST_STEPS = 16
 _LEAST_DENSITY = 1 / 512
 _MOST_DENSE_BYTES = 2**28
 
@@ -200,8 +202,9 @@ def _dense_form(weights: Sequence[Any]) -> Any | None:
     if nse < _LEAST_DENSITY * m * k or m * k * values.dtype.itemsize > _MOST_DENSE_BYTES:
         return None
     rows = row_indices(row_offsets, nse)  # padding's is m, which is dropped
-    columns = columns.astype(jnp.int32)
-    return jnp.zeros((k, m), values.dtype).at[columns, rows].add(values, mode="drop")
+    places = columns.astype(jnp.int32), rows
+    dense = jnp.zeros((k, m), accumulator_dtype(values.dtype))  # columns may repeat
+    return dense.at[places].add(values.astype(dense.dtype), mode="drop").astype(values.dtype)
 
 
 def _plain(
@@ -231,12 +234,14 @@ def _plain_direction(
     spans: tuple[str, ...],
     precision: Any,
     implementation: str | None,
+    length: int,
     **_: Any,
 ) -> list[Any]:
     weights, state, carries, inputs = operands
     b, _, h = state.shape
     dtype, accumulator = state.dtype, carries[0].dtype
-    if on_gpu and sparse and (dense := _dense_form(weights)) is not None:
+    densifies = on_gpu and sparse and implementation is None and length >= _FEWEST_STEPS
+    if densifies and (dense := _dense_form(weights)) is not None:
         weights, sparse = (dense,), False
 
     def body(before: Any, moving: Any) -> Any:
