@@ -13,7 +13,7 @@ struct alignas(kCount * sizeof(T)) Packet {
 
 template <typename P>
 __device__ __forceinline__ bool IsAligned(const void* at) {
-  return reinterpret_cast<unsigned long long>(at) % sizeof(P) == 0;
+  return reinterpret_cast<uint64_t>(at) % sizeof(P) == 0;
 }
 
 // kCount elements; one by one where `wide` is false.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,9 @@ struct LaunchShape {
   // All blocks run at once, or the launch fails: for kernels whose blocks wait for one another.
   bool cooperative = false;
 };
+
+// The cost of a variant that is only taken by its name, as long as it has not been measured.
+constexpr double kOnDemand = std::numeric_limits<double>::infinity();
 
 // A row of an operation's table of CUDA variants (common/variant.h). The kernel takes the problem
 // by value as its only argument.

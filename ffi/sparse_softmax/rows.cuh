@@ -1,5 +1,5 @@
-// One row of the softmax or of its derivative by a group of lanes, however long it is: the forward
-// pass reads it three times, of which L1 or L2 serve two.
+// One row of the softmax or of its derivative by a warp, however long it is: the forward pass reads
+// it three times, of which L1 or L2 serve two. And the padding of a batch entry.
 #pragma once
 
 #include "common/device.cuh"
@@ -7,13 +7,22 @@
 
 namespace jaxsparse {
 
-template <int kLanes, typename Acc>
-__device__ __forceinline__ Acc MaxOverLanes(Acc x) {
-  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+// As SumOverLanes.
+template <typename Acc>
+__device__ __forceinline__ Acc MaxOverLanes(Acc x, int lanes) {
+  for (int distance = lanes / 2; distance > 0; distance /= 2) {
     const Acc other = __shfl_xor_sync(kAllLanes, x, distance);
     x = other > x ? other : x;
   }
   return x;
+}
+
+template <typename T>
+__device__ void ClearPadding(T* out, const int32_t* row_offsets, int64_t rows, int64_t nse) {
+  const int64_t stored = rows == 0 ? 0 : RowBounds::Clamp(row_offsets[rows], nse);
+  for (int64_t i = stored + threadIdx.x % kWarp; i < nse; i += kWarp) {
+    FromAccumulator(Accumulator<T>(0), &out[i]);
+  }
 }
 
 template <typename T>
@@ -25,7 +34,7 @@ __device__ void ForwardRow(const T* values, T* out, RowBounds bounds, Accumulato
     const Acc value = scale * ToAccumulator(values[i]);
     max = value > max ? value : max;  // a NaN is skipped here and reaches the sum below
   }
-  max = MaxOverLanes<kWarp>(max);
+  max = MaxOverLanes(max, kWarp);
   Acc sum = 0;
   for (int64_t i = bounds.begin + lane; i < bounds.end; i += kWarp) {
     sum += exp(scale * ToAccumulator(values[i]) - max);

@@ -17,10 +17,7 @@ __global__ void SparseSoftmaxRows(const __grid_constant__ SparseSoftmaxProblem p
     const int32_t* row_offsets = p.pattern.row_offsets.At<const int32_t>(p.batch, entry);
     T* out = p.out.At<T>(p.batch, entry);
     if (place == rows) {
-      const int64_t stored = rows == 0 ? 0 : RowBounds::Clamp(row_offsets[rows], nse);
-      for (int64_t i = stored + threadIdx.x % kWarp; i < nse; i += kWarp) {
-        FromAccumulator(Acc(0), &out[i]);
-      }
+      ClearPadding(out, row_offsets, rows, nse);
       continue;
     }
     const int64_t row = p.pattern.row_order.At<const int32_t>(p.batch, entry)[place];

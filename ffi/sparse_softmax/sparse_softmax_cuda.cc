@@ -1,5 +1,4 @@
 // CUDA variants of the softmax over stored entries: which kernel, and how it is launched.
-#include <limits>
 #include <string>
 
 #include "nvrtc/type_names.h"
@@ -50,9 +49,6 @@ LaunchShape KeptShape(const SparseSoftmaxProblem& p) {
   const int64_t warps = p.batch.count * (of_entry > 0 ? of_entry : 1);  // one for padding alone
   return {CeilDivide(warps, kSoftmaxThreads / kWarp), kSoftmaxThreads};
 }
-
-// Only on demand, as long as it has not been measured.
-constexpr double kOnDemand = std::numeric_limits<double>::infinity();
 
 constexpr CudaVariant<SparseSoftmaxProblem> kVariants[] = {
     {"generic_rows", [](const SparseSoftmaxProblem&) { return true; },

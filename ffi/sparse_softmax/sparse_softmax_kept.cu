@@ -2,8 +2,8 @@
 // owns a row, reads it once by wide loads, and writes it once. Rows that find no room there are
 // read again for each pass, by a warp.
 //
-// Floor: values in and out once, 2 or 3 times nse elements; two exponentials fewer for each entry
-// than the generic kernel, which has three passes.
+// Floor: values in and out once, 2 or 3 times nse elements; one exponential for each entry, where
+// the generic kernel takes two.
 #include "common/packet.cuh"
 #include "sparse_softmax/rows.cuh"
 
@@ -86,7 +86,7 @@ __device__ __forceinline__ void KeptForwardRow(const T* values, T* out, RowBound
       max = x[r][e] > max ? x[r][e] : max;  // a NaN is skipped here and reaches the sum below
     }
   }
-  max = MaxOverLanes<kLanes>(max);
+  max = MaxOverLanes(max, kLanes);
 #pragma unroll
   for (int r = 0; r < kRuns; ++r) {
 #pragma unroll
@@ -147,10 +147,7 @@ __global__ void __launch_bounds__(kSoftmaxThreads)
     const T* tangent = kBackward ? p.tangent.At<const T>(p.batch, entry) : nullptr;
     T* out = p.out.At<T>(p.batch, entry);
     if (unit % of_entry == of_entry - 1) {
-      const int64_t stored = rows == 0 ? 0 : RowBounds::Clamp(row_offsets[rows], nse);
-      for (int64_t i = stored + threadIdx.x % kWarp; i < nse; i += kWarp) {
-        FromAccumulator(Accumulator<T>(0), &out[i]);
-      }
+      ClearPadding(out, row_offsets, rows, nse);
       __syncwarp();
     }
     if (rows == 0) continue;

@@ -1,5 +1,4 @@
 // CUDA variants of the sparse-dense product: which kernel, and how it is launched.
-#include <limits>
 #include <string>
 
 #include "nvrtc/type_names.h"
@@ -85,8 +84,6 @@ Tiling Unshared(Tiling tiling) {
   tiling.groups = 1;
   return tiling;
 }
-
-constexpr double kOnDemand = std::numeric_limits<double>::infinity();
 
 constexpr CudaVariant<SpmmProblem> kVariants[] = {
     {"generic_rows", [](const SpmmProblem& p) { return !p.dense_on_left; },
