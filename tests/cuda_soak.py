@@ -2,14 +2,17 @@
 
     python tests/cuda_soak.py --steps 10_000_000
     python tests/cuda_soak.py --processes 2          # that share the GPU
+    python tests/cuda_soak.py --devices 2            # gradients, summed over GPUs
 
-Beside them PyTorch, where it is installed, multiplies matrices in a stream of its own. Blocks of a
-scan wait for one another, so what else runs on the GPU changes when each of them gets on.
+Beside them PyTorch, where it is installed, multiplies matrices in a stream of its own; with several
+GPUs, NCCL sums large arrays over them. Blocks of a scan wait for one another, and kernels of NCCL
+for those of other GPUs, so what else runs on a GPU changes when each of them gets on.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import subprocess
 import sys
@@ -87,12 +90,47 @@ class Products(threading.Thread):
                 torch.cuda.current_stream().synchronize()
 
 
-def soak(steps: int) -> None:
+def summed_gradient_of(devices, *form):
+    """A compiled gradient of a scan, each device's own batch, summed over devices; its operands.
+
+    Beside the scans an array that has nothing to do with them is summed.
+    """
+    scan, (values, carry, xs) = scan_of(*form)
+    mesh = jax.make_mesh((devices,), ("data",))
+    shared, split = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("data")
+    batches = jax.sharding.PartitionSpec(None, "data")
+
+    @jax.jit
+    @functools.partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(shared, split, batches, split),
+        out_specs=(split, batches, shared, shared),
+        check_vma=False,
+    )
+    def gradient(values, carry, xs, other):
+        (carry, ys), pull = jax.vjp(scan, values, carry, xs)
+        return carry, ys, jax.lax.psum(pull((carry, ys)), "data")[0], jax.lax.psum(other, "data")
+
+    carry, xs = jax.tree.map(
+        lambda x: jnp.concatenate([x * (1 + i) for i in range(devices)], x.ndim - 2), (carry, xs)
+    )
+    other = jnp.arange(devices << 24, dtype=jnp.float32)
+    specs = (shared, split, batches, split)
+    operands = tuple(
+        jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))
+        for x, spec in zip((values, carry, xs, other), specs, strict=True)
+    )
+    return gradient, operands
+
+
+def soak(steps: int, devices: int) -> None:
     """Repeats every scan until all have made so many steps together."""
     products = Products()
     products.start()
     compared = jax.jit(differences)
-    programs = {name: scan_of(*form) for name, form in SCANS.items()}
+    program_of = scan_of if devices == 1 else functools.partial(summed_gradient_of, devices)
+    programs = {name: program_of(*form) for name, form in SCANS.items()}
     first = {name: scan(*operands) for name, (scan, operands) in programs.items()}
     for name, results in first.items():
         assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(results)), name
@@ -122,11 +160,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10_000_000)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--devices", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.processes == 1:
-        soak(arguments.steps)
+        soak(arguments.steps, arguments.devices)
         return
     command = [sys.executable, __file__, "--steps", str(arguments.steps)]
+    command += ["--devices", str(arguments.devices)]
     # Each leaves memory to the others.
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     others = [subprocess.Popen(command, env=environment) for _ in range(arguments.processes)]
