@@ -135,6 +135,14 @@ def test_parts_of_a_batch_follow_each_other(B, dtype, weights):
     case.agree(gradient, variant=variant)
 
 
+def test_shared_memory_that_a_kernel_gets_unasked():
+    """48 KiB with its static arrays: this one's dynamic memory alone takes that."""
+    case = Case("RNN", True, 3, 4, 2880, "float32", density=0.002)
+    (explained,) = recurrent.explain(case.scan(variant="sparse_pairs"), *case.operands)
+    assert explained.plan.shared_bytes == 48 << 10
+    case.agree(variant="sparse_pairs")
+
+
 @pytest.mark.parametrize("variant", ["dense_fma", "masked_fma", "sparse_pairs"])
 def test_one_step_and_many(variant):
     for T in (1, 2, 3, 3000):
