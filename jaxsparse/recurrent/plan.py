@@ -470,7 +470,8 @@ def _dense_plan(
     partials = warps * batch_slots * row_slots
     weights_at = _up(2 * partials * 4 + 4, 16)
 
-    pointwise_warps = min(_ceil(units * batch_slots, _WARP), 4)
+    cell_warps = _ceil(units * batch_slots, _WARP)
+    pointwise_warps = min(cell_warps, 4)  # twice and four times as many were not faster
     threads = _WARP * (warps + pointwise_warps)
     share = min(512 // (resident * _ceil(warps + pointwise_warps, 4)) // 8 * 8, 248)
 
@@ -520,6 +521,7 @@ def _dense_plan(
     # Fitted to measurements of some 100 plans on an H200, to within 7 % on average.
     received = slot * size / 1e3  # KB that every block receives in a step
     from_shared = resident * (shared - weights_at) / 128 / 1.9e3
+    spilled = resident * max(0, other - share)  # registers
     if tensor_cores:
         products = loads * 2 * tiles * batch_tiles * warps / 1.9e3  # on one tensor core of four
         microseconds = (
@@ -532,6 +534,8 @@ def _dense_plan(
             + (0.0045 + 0.0092 * (p.products - 1)) * warps
             + 0.12 * (scans > 1)
             + 0.074 * (p.states - 1)
+            + 0.24 * p.products * max(0.0, cell_warps / pointwise_warps - 2)
+            + 0.1 * spilled
         )
     else:
         microseconds = (
@@ -542,6 +546,7 @@ def _dense_plan(
             + 0.032 * loads
             + 0.02 * warps
             + 0.3 * (scans > 1)
+            + 0.1 * spilled
         )
     look = 700 if tensor_cores and p.products == 1 and p.states == 1 else 800
     look = 600 if not tensor_cores else look
