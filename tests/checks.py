@@ -27,12 +27,14 @@ def cases(operation):
     return [("xla", None), *((PLATFORM, variant) for variant in variants)]
 
 
-def fits(operation, variant, **options):
-    """Variants of the product are tied to the side on which the dense matrix stands."""
-    left_only = {"panels", "generic_dots"}
-    if operation != "spmm" or variant is None:
+def fits(operation, variant, *, dense_on_left=False, dtype="float32"):
+    """Whether a variant takes such problems: most products are for one side of the dense matrix."""
+    left_only, either_side = {"panels", "generic_dots"}, {"tensor_cores"}
+    if variant == "tensor_cores" and dtype == "float64":
+        return False
+    if operation != "spmm" or variant is None or variant in either_side:
         return True
-    return (variant in left_only) == bool(options.get("dense_on_left"))
+    return (variant in left_only) == dense_on_left
 
 
 def assert_close(actual, expected, dtype, magnitude):

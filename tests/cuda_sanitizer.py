@@ -14,6 +14,7 @@ takes long under a sanitizer.
 from __future__ import annotations
 
 import argparse
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +40,11 @@ def main() -> None:
         a = CSR(values, topology)
         results = [sddmm(y, x, topology).values]
         for transpose, dense in ((False, x), (True, y)):
-            for variant in backend.OPERATIONS["spmm"]["variants"]["cuda"]:
-                left = not fits("spmm", variant)
+            for variant, left in itertools.product(
+                backend.OPERATIONS["spmm"]["variants"]["cuda"], (False, True)
+            ):
+                if not fits("spmm", variant, dense_on_left=left):
+                    continue
                 operand = jnp.asarray(np.asarray(dense).T.copy()) if left else dense
                 results.append(
                     matmul.product(

@@ -50,11 +50,16 @@ SPMM_CASES = [
     if fits("spmm", variant, dense_on_left=left)
 ]
 RIGHT_CASES = [case[:2] for case in SPMM_CASES if not case[2]]
+TYPED_CASES = [
+    (*case, dtype)
+    for dtype in DTYPES
+    for case in SPMM_CASES
+    if fits("spmm", case[1], dtype=dtype, dense_on_left=case[2])
+]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("transpose", [False, True], ids=["A", "AT"])
-@pytest.mark.parametrize("implementation, variant, left", SPMM_CASES)
+@pytest.mark.parametrize("implementation, variant, left, dtype", TYPED_CASES)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_spmm(name, implementation, variant, left, transpose, dtype):
     topology, n = problem(name)
@@ -75,10 +80,23 @@ def test_spmm(name, implementation, variant, left, transpose, dtype):
     assert_close(out, flip(expected), dtype, flip(magnitude))
 
 
+@pytest.mark.parametrize("implementation, variant, left, dtype", TYPED_CASES)
+def test_many_tiles(implementation, variant, left, dtype):
+    """Sizes beyond any tile, and none a multiple of one."""
+    rng = np.random.default_rng(8)
+    topology = Topology.from_mask(rng.random((201, 413)) < 0.2)
+    with jax.enable_x64(True):
+        values = values_for(topology, DTYPES[dtype], rng)
+        x = draw(rng, (413, 139), DTYPES[dtype])
+        options = (("implementation", implementation), ("variant", variant))
+        out = product(CSR(values, topology), x.T if left else x, None, False, left, options)
+    dense, x64 = to_dense(values, topology), np.asarray(x, np.float64)
+    assert_close(out.T if left else out, dense @ x64, dtype, np.abs(dense) @ np.abs(x64))
+
+
 @pytest.mark.parametrize("activation", [None, "relu", "gelu"])
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("implementation, variant, left", SPMM_CASES)
+@pytest.mark.parametrize("implementation, variant, left, dtype", TYPED_CASES)
 def test_epilogue(implementation, variant, left, dtype, with_bias, activation):
     topology, n = problem("odd")
     rng = np.random.default_rng(1)

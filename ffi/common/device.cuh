@@ -2,7 +2,7 @@
 // includes no CUDA header, so that NVRTC needs none at run time and compiles in milliseconds.
 #pragma once
 
-#include "common/types.h"
+#include "common/instructions.cuh"
 
 namespace jaxsparse {
 
@@ -18,20 +18,14 @@ __device__ __forceinline__ double ToAccumulator(double x) { return x; }
 __device__ __forceinline__ float ToAccumulator(bfloat16 x) {
   return __uint_as_float(static_cast<uint32_t>(x.bits) << 16);
 }
-__device__ __forceinline__ float ToAccumulator(float16 x) {
-  float y;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
-  return y;
-}
+__device__ __forceinline__ float ToAccumulator(float16 x) { return FloatOfHalf(x.bits); }
 
 __device__ __forceinline__ void FromAccumulator(float x, float* to) { *to = x; }
 __device__ __forceinline__ void FromAccumulator(double x, double* to) { *to = x; }
 __device__ __forceinline__ void FromAccumulator(float x, bfloat16* to) {
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to->bits) : "f"(x));
+  to->bits = BfloatOfFloat(x);
 }
-__device__ __forceinline__ void FromAccumulator(float x, float16* to) {
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to->bits) : "f"(x));
-}
+__device__ __forceinline__ void FromAccumulator(float x, float16* to) { to->bits = HalfOfFloat(x); }
 
 // Sums of 16-bit products are taken in float32.
 template <typename T>

@@ -11,16 +11,10 @@
 namespace jaxsparse {
 
 __device__ __forceinline__ void Mma(bfloat16, float (&d)[4], Words4 a, uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+  MultiplyAddBfloats(d, {a.x, a.y, a.z, a.w}, b0, b1);
 }
 __device__ __forceinline__ void Mma(float16, float (&d)[4], Words4 a, uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+  MultiplyAddHalves(d, {a.x, a.y, a.z, a.w}, b0, b1);
 }
 
 template <typename Step, typename Plan>

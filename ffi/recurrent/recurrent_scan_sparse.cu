@@ -4,8 +4,8 @@
 // the partial sums to the blocks that own the units (to itself without clusters); apply the
 // pointwise step; publish. Loads of inputs and stores of results come behind that, where nobody
 // waits for them.
+#include "common/instructions.cuh"
 #include "recurrent/arrays.cuh"
-#include "recurrent/named_barrier.cuh"
 #include "recurrent/product_sparse.cuh"
 
 namespace jaxsparse {

@@ -15,6 +15,16 @@ enum class Activation : int { kNone, kRelu, kGelu };
 constexpr int kSpmmColumnsPerLane = 4;
 constexpr int kSpmmTiledThreads = 128;  // of a block
 
+// On tensor cores: threads of a block; tiles of so many rows and inner places, each a matrix of 16
+// bits or several (`planes`), with as many places of x by so many columns; how many at a time.
+constexpr int kSpmmTensorThreads = 256;
+constexpr int kSpmmTensorRows = 64;
+constexpr int kSpmmTensorInner = 64;
+constexpr int kSpmmStages = 2;
+constexpr int SpmmStageBytes(int planes, int columns) {
+  return planes * (kSpmmTensorRows + columns) * kSpmmTensorInner * 2;
+}
+
 struct SpmmProblem {
   Pattern pattern;
   int64_t n = 0;

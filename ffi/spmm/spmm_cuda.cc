@@ -85,6 +85,28 @@ Tiling Unshared(Tiling tiling) {
   return tiling;
 }
 
+// Columns of x that a block multiplies by.
+int TensorColumns(const SpmmProblem& p) { return p.n <= 32 ? 32 : p.n <= 64 ? 64 : 128; }
+
+bool FitsTensorCores(const SpmmProblem& p) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  return p.dtype != DType::kFloat64 && p.pattern.nse < kMost && p.pattern.columns < kMost;
+}
+
+KernelSource TensorInstance(const SpmmProblem& p) {
+  return {"spmm/spmm_tensor_cores.cu",
+          "jaxsparse::SpmmTensorCores<" + TypeName(p.dtype) + ", " + TypeName(p.out_dtype) + ", " +
+              TypeName(p.pattern.index_type) + ", " + std::to_string(TensorColumns(p)) + ", " +
+              (p.dense_on_left ? "true" : "false") + ">"};
+}
+
+LaunchShape TensorShape(const SpmmProblem& p) {
+  const int columns = TensorColumns(p);
+  const int planes = p.dtype == DType::kFloat32 ? 3 : 1;
+  return {p.batch.count * CeilDivide(p.pattern.rows, kSpmmTensorRows) * CeilDivide(p.n, columns),
+          kSpmmTensorThreads, kSpmmStages * SpmmStageBytes(planes, columns)};
+}
+
 constexpr CudaVariant<SpmmProblem> kVariants[] = {
     {"generic_rows", [](const SpmmProblem& p) { return !p.dense_on_left; },
      [](const SpmmProblem&) { return 1.0; },
@@ -104,6 +126,8 @@ constexpr CudaVariant<SpmmProblem> kVariants[] = {
     {"tiled_rows_unordered", FitsTiled, [](const SpmmProblem&) { return kOnDemand; },
      [](const SpmmProblem& p) { return TiledInstance(p, TilingOf(p), false); },
      [](const SpmmProblem& p) { return TiledShape(p, TilingOf(p)); }},
+    {"tensor_cores", FitsTensorCores, [](const SpmmProblem&) { return kOnDemand; }, TensorInstance,
+     TensorShape},
 };
 
 }  // namespace

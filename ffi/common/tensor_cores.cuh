@@ -1,0 +1,154 @@
+// Products on tensor cores of tiles in shared memory; those of float32 as exact as in float32.
+//
+// A float32 is the sum of three bfloat16 numbers of 8 bits each. Of the nine products of two such
+// sums the six largest are taken; what is left out is below 2^-23 of the product. Tensor cores cut
+// off what does not fit when they add, always towards zero, so only few products are summed there
+// before they are added to the result as float32 numbers are.
+#pragma once
+
+#include "common/device.cuh"
+
+namespace jaxsparse {
+
+// Matrices of 16 bits that stand for one of T.
+template <typename T>
+constexpr int kPlanes = 1;
+template <>
+constexpr int kPlanes<float> = 3;
+
+__device__ __forceinline__ bool IsFinite(bfloat16 x) { return (x.bits & 0x7f80) != 0x7f80; }
+__device__ __forceinline__ bool IsFinite(float16 x) { return (x.bits & 0x7c00) != 0x7c00; }
+
+// Two neighbours in each plane, the first one in the lower half of a word. `finite` becomes false
+// for NaN and infinite numbers, which would spoil what they meet in a tile, and in float32 for
+// those next to infinite, too.
+__device__ __forceinline__ void Split(float x, float y, uint32_t (&words)[3], bool* finite) {
+#pragma unroll
+  for (int plane = 0; plane < 3; ++plane) {
+    words[plane] = BfloatsOfFloats(x, y);
+    if (plane == 2) break;
+    x -= __uint_as_float(words[plane] << 16);
+    y -= __uint_as_float(words[plane] & 0xffff0000u);
+  }
+  *finite = *finite && x == x && y == y;  // infinity less infinity is NaN
+}
+template <typename T>
+__device__ __forceinline__ void Split(T x, T y, uint32_t (&words)[1], bool* finite) {
+  words[0] = x.bits | static_cast<uint32_t>(y.bits) << 16;
+  *finite = *finite && IsFinite(x) && IsFinite(y);
+}
+
+// One plane of a tile: rows of kWidth numbers of 16 bits, in chunks of 16 bytes whose order changes
+// from row to row, so that eight rows' chunks of one column lie in different banks.
+template <int kRowCount, int kWidth>
+struct Plane {
+  static constexpr int kRows = kRowCount;
+  static constexpr int kChunks = kWidth / 8;
+  static constexpr int kBytes = kRows * kWidth * 2;
+  static_assert(kWidth % 8 == 0 && (kChunks & (kChunks - 1)) == 0);
+
+  __device__ __forceinline__ static int At(int row, int column) {
+    constexpr int kTurn = kChunks < 8 ? 8 / kChunks : 1;  // rows that share 128 bytes
+    constexpr int kMask = kChunks < 8 ? kChunks - 1 : 7;
+    const int chunk = (column / 8) ^ (row / kTurn & kMask);
+    return row * kWidth * 2 + chunk * 16 + column % 8 * 2;
+  }
+};
+
+__device__ __forceinline__ void MultiplyAdd(float, float (&d)[4], const uint32_t (&a)[4],
+                                            uint32_t b0, uint32_t b1) {
+  MultiplyAddBfloats(d, a, b0, b1);
+}
+__device__ __forceinline__ void MultiplyAdd(bfloat16, float (&d)[4], const uint32_t (&a)[4],
+                                            uint32_t b0, uint32_t b1) {
+  MultiplyAddBfloats(d, a, b0, b1);
+}
+__device__ __forceinline__ void MultiplyAdd(float16, float (&d)[4], const uint32_t (&a)[4],
+                                            uint32_t b0, uint32_t b1) {
+  MultiplyAddHalves(d, a, b0, b1);
+}
+
+// One warp's part of a product: 16 * kRowTiles rows of a by 8 * kColumnTiles columns of b.
+template <typename T, int kRowTiles, int kColumnTiles>
+struct WarpProduct {
+  static_assert(kColumnTiles % 2 == 0);
+  float sums[kRowTiles][kColumnTiles][4] = {};
+
+  // Calls with (row, column, two neighbouring sums) for each pair that this lane has.
+  template <typename Function>
+  __device__ __forceinline__ void ForEachPair(Function function) const {
+    const int lane = threadIdx.x % kWarp;
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+      for (int c = 0; c < kColumnTiles; ++c) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          function(r * 16 + half * 8 + lane / 4, c * 8 + lane % 4 * 2, sums[r][c][2 * half],
+                   sums[r][c][2 * half + 1]);
+        }
+      }
+    }
+  }
+
+  // Adds the product over 16 places of the inner dimension, from `k` on. `a` has rows of the inner
+  // dimension, from `row` on; so has `b`, from `column` on, or, transposed, it has columns of it.
+  template <typename PlaneA, typename PlaneB, bool kTransposed>
+  __device__ __forceinline__ void Add(const unsigned char* a, const unsigned char* b, int row,
+                                      int column, int k) {
+    const int lane = threadIdx.x % kWarp;
+    uint32_t of_a[kPlanes<T>][kRowTiles][4];
+#pragma unroll
+    for (int plane = 0; plane < kPlanes<T>; ++plane) {
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) {
+        LoadMatrices(of_a[plane][r], a + plane * PlaneA::kBytes +
+                                         PlaneA::At(row + r * 16 + lane % 16, k + lane / 16 * 8));
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < kColumnTiles; c += 2) {
+      uint32_t of_b[kPlanes<T>][4];
+#pragma unroll
+      for (int plane = 0; plane < kPlanes<T>; ++plane) {
+        const unsigned char* from = b + plane * PlaneB::kBytes;
+        if constexpr (kTransposed) {
+          LoadMatricesTransposed(of_b[plane],
+                                 from + PlaneB::At(k + lane % 16, column + c * 8 + lane / 16 * 8));
+        } else {
+          LoadMatrices(of_b[plane], from + PlaneB::At(column + c * 8 + lane % 8 + lane / 16 * 8,
+                                                      k + lane / 8 % 2 * 8));
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) AddTile(of_a, of_b, r, c, half);
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void AddTile(const uint32_t (&a)[kPlanes<T>][kRowTiles][4],
+                                          const uint32_t (&b)[kPlanes<T>][4], int r, int c,
+                                          int half) {
+    float (&to)[4] = sums[r][c + half];
+    if constexpr (kPlanes<T> == 1) {
+      MultiplyAdd(T(), to, a[0][r], b[0][2 * half], b[0][2 * half + 1]);
+    } else {
+      float part[4] = {};
+      // The smallest first.
+#pragma unroll
+      for (int order = kPlanes<T> - 1; order >= 0; --order) {
+#pragma unroll
+        for (int i = 0; i <= order; ++i) {
+          MultiplyAdd(T(), part, a[i][r], b[order - i][2 * half], b[order - i][2 * half + 1]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) to[i] += part[i];
+    }
+  }
+};
+
+}  // namespace jaxsparse

@@ -1,0 +1,125 @@
+// ffi/common/instructions.cuh on an emulated GPU.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "common/types.h"
+#include "emulated/gpu.h"
+
+namespace jaxsparse {
+
+inline float FloatOfHalf(uint16_t bits) {
+  return static_cast<float>(std::bit_cast<_Float16>(bits));
+}
+inline uint16_t HalfOfFloat(float x) { return std::bit_cast<uint16_t>(static_cast<_Float16>(x)); }
+inline float FloatOfBfloat(uint16_t bits) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
+inline uint16_t BfloatOfFloat(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  return static_cast<uint16_t>(std::isnan(x) ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline uint32_t BfloatsOfFloats(float low, float high) {
+  return BfloatOfFloat(low) | static_cast<uint32_t>(BfloatOfFloat(high)) << 16;
+}
+
+struct MmaOperands {
+  uint32_t a[4], b[2];
+  float d[4];
+};
+struct MmaResult {
+  float d[4];
+};
+
+// Rounds towards zero, as tensor cores do when they add.
+inline float CutOff(double x) {
+  const float nearest = static_cast<float>(x);
+  return std::fabs(static_cast<double>(nearest)) > std::fabs(x) ? std::nextafter(nearest, 0.0f)
+                                                                : nearest;
+}
+
+template <typename ToFloat>
+void EmulateMma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, ToFloat number) {
+  const MmaOperands mine{{a[0], a[1], a[2], a[3]}, {b0, b1}, {d[0], d[1], d[2], d[3]}};
+  const MmaResult result =
+      emulated::Block::current->Collect<MmaOperands, MmaResult>(mine, [&](auto given, auto taken) {
+        double of_a[16][16], of_b[16][8];
+        for (int lane = 0; lane < kWarp; ++lane) {
+          for (int word = 0; word < 4; ++word) {
+            for (int half = 0; half < 2; ++half) {
+              const int row = lane / 4 + word % 2 * 8, k = lane % 4 * 2 + half + word / 2 * 8;
+              of_a[row][k] = number(static_cast<uint16_t>(given(lane).a[word] >> 16 * half));
+            }
+          }
+          for (int word = 0; word < 2; ++word) {
+            for (int half = 0; half < 2; ++half) {
+              of_b[lane % 4 * 2 + half + word * 8][lane / 4] =
+                  number(static_cast<uint16_t>(given(lane).b[word] >> 16 * half));
+            }
+          }
+        }
+        for (int lane = 0; lane < kWarp; ++lane) {
+          for (int i = 0; i < 4; ++i) {
+            double sum = given(lane).d[i];
+            for (int k = 0; k < 16; ++k) {
+              sum += of_a[lane / 4 + i / 2 * 8][k] * of_b[k][lane % 4 * 2 + i % 2];
+            }
+            taken(lane).d[i] = CutOff(sum);
+          }
+        }
+      });
+  for (int i = 0; i < 4; ++i) d[i] = result.d[i];
+}
+inline void MultiplyAddBfloats(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  EmulateMma(d, a, b0, b1, FloatOfBfloat);
+}
+inline void MultiplyAddHalves(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  EmulateMma(d, a, b0, b1, FloatOfHalf);
+}
+
+struct FourWords {
+  uint32_t words[4];
+};
+
+inline void EmulateLoad(uint32_t (&to)[4], const void* row, bool transposed) {
+  const FourWords result =
+      emulated::Block::current->Collect<const void*, FourWords>(row, [&](auto given, auto taken) {
+        for (int matrix = 0; matrix < 4; ++matrix) {
+          uint16_t numbers[8][8];
+          for (int r = 0; r < 8; ++r) {
+            const void* from = given(matrix * 8 + r);
+            if (reinterpret_cast<uintptr_t>(from) % 16 != 0)
+              emulated::Block::Fail("misaligned row");
+            std::memcpy(numbers[r], from, 16);
+          }
+          for (int lane = 0; lane < kWarp; ++lane) {
+            const int i = lane / 4, j = lane % 4 * 2;
+            const uint32_t low = transposed ? numbers[j][i] : numbers[i][j];
+            const uint32_t high = transposed ? numbers[j + 1][i] : numbers[i][j + 1];
+            taken(lane).words[matrix] = low | high << 16;
+          }
+        }
+      });
+  for (int i = 0; i < 4; ++i) to[i] = result.words[i];
+}
+inline void LoadMatrices(uint32_t (&to)[4], const void* row) { EmulateLoad(to, row, false); }
+inline void LoadMatricesTransposed(uint32_t (&to)[4], const void* row) {
+  EmulateLoad(to, row, true);
+}
+
+constexpr int kAllThreads = 0;
+
+template <int kThreads>
+void ArriveAt(int barrier) {
+  emulated::Block& block = *emulated::Block::current;
+  block.Meet(block.Barrier(barrier), kThreads, false);
+}
+template <int kThreads>
+void WaitAt(int barrier) {
+  emulated::Block& block = *emulated::Block::current;
+  block.Meet(block.Barrier(barrier), kThreads);
+}
+
+}  // namespace jaxsparse

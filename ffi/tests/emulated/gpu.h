@@ -1,0 +1,235 @@
+// A GPU of one multiprocessor on a host: runs a kernel's blocks one after another, the threads of a
+// block as fibers that take turns where they wait for one another. It finds wrong results, reads
+// and writes out of bounds (with AddressSanitizer, shared memory included) and barriers that not
+// all come to; it does not find races.
+#pragma once
+
+#include <sanitizer/common_interface_defs.h>
+#include <ucontext.h>
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __grid_constant__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__
+#define __align__(bytes) __attribute__((aligned(bytes)))
+
+namespace emulated {
+
+struct Dimension {
+  unsigned x = 1;
+};
+
+constexpr int kWarpLanes = 32;
+
+// Where threads wait for one another, and what they leave there.
+struct Meeting {
+  int expected = 0, arrived = 0;
+  uint64_t turn = 0;
+};
+
+class Block {
+ public:
+  static Block* current;
+  Dimension thread;
+
+  Block(int threads, std::function<void()> kernel)
+      : kernel_(std::move(kernel)), fibers_(threads), warps_(threads / kWarpLanes) {}
+
+  void Run() {
+    current = this;
+    for (Fiber& fiber : fibers_) {
+      fiber.stack = std::make_unique_for_overwrite<char[]>(kStack);
+      getcontext(&fiber.context);
+      fiber.context.uc_stack.ss_sp = fiber.stack.get();
+      fiber.context.uc_stack.ss_size = kStack;
+      makecontext(&fiber.context, &Block::Start, 0);
+    }
+    for (size_t running = fibers_.size(); running > 0;) {
+      const uint64_t before = progress_;
+      for (size_t i = 0; i < fibers_.size(); ++i) {
+        const Fiber& fiber = fibers_[i];
+        if (fiber.done || (fiber.waits_at != nullptr && fiber.waits_at->turn == fiber.turn))
+          continue;
+        thread.x = static_cast<unsigned>(i);
+        void* fake = nullptr;
+        __sanitizer_start_switch_fiber(&fake, fibers_[i].stack.get(), kStack);
+        swapcontext(&host_, &fibers_[i].context);
+        __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+        running -= fibers_[i].done;
+      }
+      if (progress_ == before) Fail("every thread waits: some never come to a barrier");
+    }
+    current = nullptr;
+  }
+
+  int Threads() const { return static_cast<int>(fibers_.size()); }
+  int Lane() const { return static_cast<int>(thread.x % kWarpLanes); }
+  Meeting& Barrier(int which) { return barriers_.at(which); }
+
+  // Meets `expected` threads; the last one to come calls `complete` before any goes on.
+  template <typename Complete>
+  void Meet(Meeting& meeting, int expected, bool waits, Complete complete) {
+    if (meeting.arrived == 0) meeting.expected = expected;
+    if (meeting.expected != expected) Fail("threads expect different numbers at a barrier");
+    const uint64_t turn = meeting.turn;
+    if (++meeting.arrived == expected) {
+      complete();
+      meeting.arrived = 0;
+      ++meeting.turn;
+      ++progress_;
+    }
+    if (waits && meeting.turn == turn) Wait(meeting);
+  }
+  void Meet(Meeting& meeting, int expected, bool waits = true) {
+    Meet(meeting, expected, waits, [] {});
+  }
+
+  // Every lane of a warp hands something in; `exchange` fills what each takes once all have.
+  template <typename Given, typename Taken, typename Exchange>
+  Taken Collect(const Given& given, Exchange exchange) {
+    Warp& warp = warps_[thread.x / kWarpLanes];
+    Taken taken{};
+    warp.given[Lane()] = &given;
+    warp.taken[Lane()] = &taken;
+    Meet(warp.meeting, kWarpLanes, true, [&] {
+      exchange(
+          [&](int lane) -> const Given& { return *static_cast<const Given*>(warp.given[lane]); },
+          [&](int lane) -> Taken& { return *static_cast<Taken*>(warp.taken[lane]); });
+    });
+    return taken;
+  }
+
+  bool any = false, any_of_last = false;  // of __syncthreads_or
+
+  [[noreturn]] static void Fail(const char* what) {
+    std::fprintf(stderr, "emulated GPU: %s\n", what);
+    std::abort();
+  }
+
+ private:
+  static constexpr size_t kStack = 64 << 10;
+  struct Fiber {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    void* fake = nullptr;
+    const Meeting* waits_at = nullptr;
+    uint64_t turn = 0;
+    bool done = false;
+  };
+  struct Warp {
+    Meeting meeting;
+    std::array<const void*, kWarpLanes> given;
+    std::array<void*, kWarpLanes> taken;
+  };
+
+  static void Start() {
+    Block* block = current;
+    __sanitizer_finish_switch_fiber(nullptr, &block->host_stack_, &block->host_size_);
+    block->kernel_();
+    Fiber& fiber = block->fibers_[block->thread.x];
+    fiber.done = true;
+    ++block->progress_;
+    __sanitizer_start_switch_fiber(nullptr, block->host_stack_, block->host_size_);
+    swapcontext(&fiber.context, &block->host_);
+  }
+  // Until the next turn there: only then it is resumed.
+  void Wait(const Meeting& meeting) {
+    Fiber& fiber = fibers_[thread.x];
+    fiber.waits_at = &meeting;
+    fiber.turn = meeting.turn;
+    __sanitizer_start_switch_fiber(&fiber.fake, host_stack_, host_size_);
+    swapcontext(&fiber.context, &host_);
+    __sanitizer_finish_switch_fiber(fiber.fake, &host_stack_, &host_size_);
+  }
+
+  std::function<void()> kernel_;
+  std::vector<Fiber> fibers_;
+  std::vector<Warp> warps_;
+  std::array<Meeting, 16> barriers_;
+  uint64_t progress_ = 0;
+  ucontext_t host_;
+  const void* host_stack_ = nullptr;
+  size_t host_size_ = 0;
+};
+
+inline Block* Block::current = nullptr;
+inline Dimension block_index, grid, block;
+
+// Runs a kernel's blocks.
+inline void Launch(int blocks, int threads, const std::function<void()>& kernel) {
+  grid.x = static_cast<unsigned>(blocks);
+  block.x = static_cast<unsigned>(threads);
+  for (block_index.x = 0; block_index.x < grid.x; ++block_index.x) Block(threads, kernel).Run();
+}
+
+}  // namespace emulated
+
+#define threadIdx (emulated::Block::current->thread)
+#define blockIdx emulated::block_index
+#define gridDim emulated::grid
+#define blockDim emulated::block
+
+inline void __syncthreads() {
+  emulated::Block& b = *emulated::Block::current;
+  b.Meet(b.Barrier(0), b.Threads());
+}
+inline int __syncthreads_or(int predicate) {
+  emulated::Block& b = *emulated::Block::current;
+  b.any = b.any || predicate != 0;
+  b.Meet(b.Barrier(0), b.Threads(), true, [&] {
+    b.any_of_last = b.any;
+    b.any = false;
+  });
+  return b.any_of_last;
+}
+inline void __syncwarp() {
+  emulated::Block::current->Collect<int, int>(0, [](auto, auto) {});
+}
+inline unsigned __ballot_sync(unsigned, bool predicate) {
+  return emulated::Block::current->Collect<bool, unsigned>(predicate, [](auto given, auto taken) {
+    unsigned all = 0;
+    for (int lane = 0; lane < emulated::kWarpLanes; ++lane) all |= unsigned(given(lane)) << lane;
+    for (int lane = 0; lane < emulated::kWarpLanes; ++lane) taken(lane) = all;
+  });
+}
+namespace emulated {
+template <typename T>
+struct Shuffled {
+  T x;
+  int from;
+};
+template <typename T>
+T Shuffle(T x, int from) {
+  return Block::current->Collect<Shuffled<T>, T>({x, from}, [](auto given, auto taken) {
+    for (int lane = 0; lane < kWarpLanes; ++lane) taken(lane) = given(given(lane).from).x;
+  });
+}
+inline int Lane() { return Block::current->Lane(); }
+}  // namespace emulated
+template <typename T>
+T __shfl_sync(unsigned, T x, int from) {
+  return emulated::Shuffle(x, from);
+}
+template <typename T>
+T __shfl_xor_sync(unsigned, T x, int mask) {
+  return emulated::Shuffle(x, emulated::Lane() ^ mask);
+}
+template <typename T>
+T __shfl_up_sync(unsigned, T x, int distance) {
+  const int lane = emulated::Lane();
+  return emulated::Shuffle(x, lane < distance ? lane : lane - distance);
+}
+inline int __popc(unsigned x) { return std::popcount(x); }
+inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
+inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }

@@ -1,0 +1,42 @@
+"""Kernels of tensor cores on an emulated GPU, with sanitizers: results where there is no GPU."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+FFI = pathlib.Path(__file__).parent.parent / "ffi"
+
+
+def test_kernels(tmp_path):
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++")
+    program = tmp_path / "device_test"
+    build = subprocess.run(
+        [
+            compiler,
+            "-std=c++20",
+            "-O1",
+            "-g1",
+            "-fsanitize=address,undefined",
+            "-fno-sanitize-recover=all",
+            "-Wno-unknown-pragmas",
+            f"-I{FFI / 'tests' / 'emulated'}",  # in front of the headers that it replaces
+            f"-I{FFI / 'tests'}",
+            f"-I{FFI}",
+            str(FFI / "tests" / "device_test.cc"),
+            "-o",
+            str(program),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert build.returncode == 0, build.stderr[-4000:]
+    run = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=600)
+    assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
+    assert "all products agree" in run.stdout
