@@ -104,7 +104,8 @@ std::string LaunchKernel(const void* kernel, const LaunchShape& shape, void* pro
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
   }
-  // Dynamic and static shared memory have 48 KiB together; no kernel has as much as 16 of the latter.
+  // Dynamic and static shared memory have 48 KiB together; no kernel has as much as 16 of the
+  // latter.
   constexpr int64_t kSharedWithoutAsking = 32 << 10;
   cudaError_t status = cudaSuccess;
   if (shape.shared_bytes > kSharedWithoutAsking) {
