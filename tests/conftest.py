@@ -3,18 +3,27 @@
 Patterns are checked only where a test asks.
 """
 
+import importlib.util
 import os
 
-# Before JAX starts a backend. A GPU stays the default platform where there is one.
-flags = os.environ.get("XLA_FLAGS", "")
-for flag, value in (
-    ("xla_force_host_platform_device_count", "8"),
+import jaxlib
+
+flags = {
+    "xla_force_host_platform_device_count": "8",
     # Most programs run once: these would take longer than they save.
-    ("xla_llvm_disable_expensive_passes", "true"),
-    ("xla_gpu_autotune_level", "0"),
-):
-    if flag not in flags:
-        flags = f"{flags} --{flag}={value}"
-os.environ["XLA_FLAGS"] = flags.strip()
+    "xla_llvm_disable_expensive_passes": "true",
+    "xla_gpu_autotune_level": "0",
+}
+if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
+    # Nor is what LLVM makes faster worth its time; a GPU's programs stay those that users run.
+    flags["xla_backend_optimization_level"] = "0"
+if jaxlib.version.__version_info__ < (0, 11):
+    # MLIR's passes take most of the time that is left. Newer versions have no other emitters.
+    flags["xla_cpu_use_fusion_emitters"] = "false"
+
+# Before JAX starts a backend. A GPU stays the default platform where there is one.
+given = os.environ.get("XLA_FLAGS", "")
+added = [f"--{flag}={value}" for flag, value in flags.items() if flag not in given]
+os.environ["XLA_FLAGS"] = " ".join([*given.split(), *added])
 os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"  # not TF32
 os.environ.pop("JAXSPARSE_CHECK", None)
