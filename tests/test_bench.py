@@ -97,6 +97,7 @@ COUNTS = {
     "square": (2, 3, 1),
     "crossover": (8, 1, 1),
     "rnn": (3, 2, 6),
+    "imbalance": (1, 1, 11),
     "attention": (1, 1, 1),
     "edge_cases": (1, 1, len(EDGE_CASES)),
     "dispatch": (1, 1, 1),
@@ -398,6 +399,38 @@ def test_speedups_and_crossover_plot(tmp_path):
     assert (tmp_path / "a.png").stat().st_size > 10_000
     with pytest.raises(ValueError, match="nothing was measured"):
         plots.plot(rows({"jaxsparse": [None, None]}), tmp_path / "b.png")
+
+
+def test_imbalance_plot_shows_throughput(tmp_path):
+    made = [
+        {**row, "suite": "imbalance", "problem": f"4x4_v{v}", "nnz": 100, "us": us}
+        for row in rows({"jaxsparse": [1.0, 1.0]})[:1]
+        for v, us in ((0.0, 10.0), (1.0, 20.0), (2.0, None))
+    ]
+    drawn = Drawn()
+    plots.DRAWINGS["imbalance"](drawn, panels.panels(made)[0], {"jaxsparse": "C0"})
+    assert [(list(x), list(y)) for x, y in drawn.lines] == [([0.0, 1.0], [100.0, 50.0])]
+    plots.plot(made, tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+
+
+class Drawn:
+    """Axes that keep what is drawn."""
+
+    def __init__(self):
+        self.lines = []
+
+    def plot(self, x, y, **style):
+        self.lines.append((x, y))
+
+    def set_ylim(self, **limits):
+        assert limits == {"bottom": 0}
+
+    def set_xlabel(self, text):
+        assert "variation" in text
+
+    def set_ylabel(self, text):
+        assert "throughput" in text
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from jaxsparse import Topology
 from jaxsparse.__main__ import main
 from jaxsparse.bench import choices, files, plan
-from jaxsparse.bench.problems import SUITES, Request, uniform
+from jaxsparse.bench.problems import SUITES, Request, uneven, uniform
 
 QUICK = ["--seconds", "0.01", "--repeats", "2"]
 
@@ -29,6 +29,21 @@ def test_uniform_patterns():
     # So wide that rows are drawn in several blocks.
     large = uniform(9, 2**22, 0.999)
     assert large.shape == (9, 2**22) and abs(large.nnz / (9 * 2**22 * 0.001) - 1) < 0.05
+
+
+@pytest.mark.parametrize("sparsity, variation", [(0.9, 0.0), (0.9, 0.5), (0.75, 1.5), (0.9, 2.0)])
+def test_uneven_patterns(sparsity, variation):
+    topology = uneven(2000, 512, sparsity, variation)
+    lengths = np.diff(np.asarray(topology.row_offsets))
+    assert lengths.std() / lengths.mean() == pytest.approx(variation, abs=0.02)
+    assert topology.nnz == pytest.approx((1 - sparsity) * 2000 * 512, rel=0.01)
+    topology.verify()
+    assert abs(np.corrcoef(lengths, np.arange(2000))[0, 1]) < 0.1 or variation == 0  # not in order
+
+
+def test_rows_that_cannot_be_so_uneven():
+    with pytest.raises(ValueError, match=r"uneven: .* can't vary by 2.0: at most by 1.56"):
+        uneven(10, 10, 0.75, 2.0)
 
 
 def test_operands_are_no_zeros_and_no_ones():

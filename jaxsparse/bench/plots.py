@@ -57,8 +57,8 @@ def plot(rows: Sequence[Row], path: pathlib.Path) -> None:
             if panel.operation == "recurrent":
                 recurrent.draw(ax, panel)
             else:
-                DRAWINGS.get(panel.suite, _bars)(ax, panel, colours)
                 ax.set_ylabel("microseconds")
+                DRAWINGS.get(panel.suite, _bars)(ax, panel, colours)
             ax.set_title(panel.title)
             ax.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(path, dpi=120)
@@ -95,6 +95,33 @@ def _crossover(ax: Any, panel: Panel, colours: dict[str, str]) -> None:
     ax.set_xlabel("sparsity, %")
 
 
+def _imbalance(ax: Any, panel: Panel, colours: dict[str, str]) -> None:
+    """Throughput against the variation of row lengths, of that with equal rows."""
+    sizes = list(dict.fromkeys(_even(row) for row in panel.rows.values()))
+    for label, (size, marker) in itertools.product(
+        panel.labels, zip(sizes, itertools.cycle("os^Dv"), strict=False)
+    ):
+        points = sorted(
+            (float(row["problem"].rpartition("_v")[2]), row["nnz"] / row["us"])
+            for (_, name), row in panel.rows.items()
+            if (name, _even(row)) == (label, size) and row["us"]
+        )
+        if not points or points[0][0] != 0:
+            continue
+        variation, throughput = np.array(points).T
+        name = label if len(sizes) == 1 else f"{label}, {size}"
+        shares = 100 * throughput / throughput[0]
+        ax.plot(variation, shares, marker=marker, color=colours[label], label=name)
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel("coefficient of variation of row lengths")
+    ax.set_ylabel("throughput, % of that with equal rows")
+
+
+def _even(row: Row) -> str:
+    """A problem's name without the variation."""
+    return str(row["problem"]).rpartition("_v")[0]
+
+
 _MOST_BARS = 16
 _MOST_LETTERS = 24
 
@@ -127,4 +154,7 @@ def _geometric_mean(values: Sequence[float | None]) -> float:
 
 
 # suite -> how it is drawn; others as bars
-DRAWINGS: dict[str, Callable[[Any, Panel, dict[str, str]], None]] = {"crossover": _crossover}
+DRAWINGS: dict[str, Callable[[Any, Panel, dict[str, str]], None]] = {
+    "crossover": _crossover,
+    "imbalance": _imbalance,
+}

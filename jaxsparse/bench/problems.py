@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.stats
 
 from jaxsparse import masks
 from jaxsparse.bench import files
@@ -94,6 +95,40 @@ def uniform(m: int, k: int, sparsity: float, seed: int = 0) -> Topology:
     return Topology(np.cumsum(offsets), np.concatenate(columns), (m, k))
 
 
+def _most_variation(sparsity: float) -> float:
+    """Of the lengths of rows that are full or empty."""
+    return float(np.sqrt(sparsity / (1 - sparsity)))
+
+
+def uneven(m: int, k: int, sparsity: float, variation: float, seed: int = 0) -> Topology:
+    """Rows whose lengths have a coefficient of variation, in random order, at random columns.
+
+    Lengths follow a gamma distribution, cut off at the width; its parameters are such that mean and
+    variation are right behind the cut.
+
+    Raises:
+        ValueError: if the variation is next to that of full and empty rows, or above it.
+    """
+    if variation > 0.9 * _most_variation(sparsity):
+        raise ValueError(
+            f"uneven: rows of a matrix {sparsity:.1%} sparse can't vary by {variation}: at most by "
+            f"{0.9 * _most_variation(sparsity):.2f}"
+        )
+    rng, mean = np.random.default_rng(seed), (1 - sparsity) * k
+    lengths = np.full(m, mean)
+    if variation > 0:
+        drawn, wide, scale = rng.random(m), variation, 1.0
+        for _ in range(50):
+            lengths = scale * mean * scipy.stats.gamma.ppf(drawn, wide**-2, scale=wide**2)
+            lengths = np.minimum(lengths, k)
+            scale *= mean / lengths.mean()
+            wide *= np.clip(variation * lengths.mean() / lengths.std(), 0.8, 1.25)
+    counts = np.diff(np.round(np.concatenate([[0], np.cumsum(lengths)]))).astype(np.int64)
+    columns = [np.sort(rng.choice(k, min(n, k), replace=False)) for n in counts]
+    offsets = np.concatenate([[0], np.cumsum([len(c) for c in columns])])
+    return Topology(offsets, np.concatenate(columns), (m, k))
+
+
 def attention_mask(length: int, sparsity: float) -> Topology:
     """A band and random positions, causal: the mask of Gale et al. 2020, section VII-C."""
     scattered = masks.random(sparsity, length, band_width=BAND_WIDTH)
@@ -139,6 +174,22 @@ def _rnn(request: Request) -> Iterator[Problem]:
     states = (1024, 2048) if request.platform == "cpu" else (1024, 2048, 4096, 8192)
     shapes = [(gates * state, state) for state in states for gates in (1, 3, 4)]
     yield from _named("rnn", request, shapes, (32, 128), (0.7, 0.8, 0.9))
+
+
+VARIATIONS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)
+
+
+def _imbalance(request: Request) -> Iterator[Problem]:
+    """Rows of ever more uneven lengths: Gale et al. 2020, figure 7, and a sparser matrix."""
+    m, k = (2048, 512) if request.platform == "cpu" else (8192, 2048)
+    for sparsity in (0.75, 0.9):
+        possible = 0.9 * _most_variation(sparsity)
+        for variation in (v for v in VARIATIONS if v <= possible):
+            pattern = functools.partial(uneven, m, k, sparsity, variation)
+            for n in request.sizes((128,)):
+                size = f"_n{n}" if n is not None else ""
+                name = f"{m}x{k}{size}{_sparsity(sparsity)}_v{variation!r}"
+                yield Problem("imbalance", name, request.operation, pattern, n)
 
 
 def _attention(request: Request) -> Iterator[Problem]:
@@ -190,6 +241,9 @@ SUITES: dict[str, Suite] = {
     "crossover": Suite(_crossover, _ON_MATRICES, "one shape, time against sparsity"),
     "square": Suite(_square, _ON_MATRICES, "1024 x 1024 by few and many columns"),
     "rnn": Suite(_rnn, _ON_MATRICES, "weights of RNN, GRU and LSTM cells"),
+    "imbalance": Suite(
+        _imbalance, _ON_MATRICES, "rows of ever more uneven lengths", has_sparsity=False
+    ),
     "attention": Suite(
         _attention,
         ("sddmm", "sparse_softmax", "sparse_attention"),
