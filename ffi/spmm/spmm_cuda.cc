@@ -33,8 +33,10 @@ struct Tiling {
 
 constexpr int kWidestLoad = 16;  // bytes
 // Threads that fill a GPU: a row's entries are shared until there are so many, or until a group
-// has too few entries for its loads to overlap.
-constexpr int64_t kThreadsToFill = 132 * 2048;
+// has too few entries for its loads to overlap. On an H200 262,144 threads that do not share take
+// 17 % less time than twice as many that do, 131,072 a third less than four times as many; 32,768
+// take two to four times as long.
+constexpr int64_t kThreadsToFill = 132 * 768;
 constexpr int64_t kFewestEntries = 16;
 
 Tiling TilingOf(const SpmmProblem& p) {
@@ -114,7 +116,7 @@ constexpr CudaVariant<SpmmProblem> kVariants[] = {
     {"generic_dots", [](const SpmmProblem& p) { return p.dense_on_left; },
      [](const SpmmProblem&) { return 1.0; },
      [](const SpmmProblem& p) { return Instance("SpmmDots", p); }, DotsShape},
-    {"tiled_rows", FitsTiled, [](const SpmmProblem&) { return kOnDemand; },
+    {"tiled_rows", FitsTiled, [](const SpmmProblem&) { return 0.5; },  // measured: 0.3 to 0.7
      [](const SpmmProblem& p) { return TiledInstance(p, TilingOf(p), true); },
      [](const SpmmProblem& p) { return TiledShape(p, TilingOf(p)); }},
     {"tiled_rows_scalar", FitsTiled, [](const SpmmProblem&) { return kOnDemand; },
