@@ -1,6 +1,7 @@
 // The softmax over stored entries and its derivative with rows kept in registers: a group of lanes
-// owns a row, reads it once by wide loads, and writes it once. Rows that find no room there are
-// read again for each pass, by a warp.
+// owns a row, reads it once by wide loads, and writes it once. Rows that find no room there, that
+// reach to the end of their array, or whose arrays are not aligned are read again for each pass, by
+// a warp.
 //
 // Floor: values in and out once, 2 or 3 times nse elements; one exponential for each entry, where
 // the generic kernel takes two.
@@ -10,29 +11,35 @@
 namespace jaxsparse {
 
 // The entries of a row that one lane holds: kRuns packets, kLanes apart. A row's first packet
-// begins in front of the row, where a load is aligned.
+// begins in front of the row, where a load is aligned, and its last one may reach into the next
+// row: what does not belong to the row is read, but not used.
 template <typename T, int kLanes, int kRuns>
 class KeptEntries {
   using Acc = Accumulator<T>;
 
  public:
   static constexpr int kCount = 16 / static_cast<int>(sizeof(T));
-  static constexpr int64_t kMost = (int64_t{kLanes} * kRuns - 1) * kCount;
+
+  __device__ __forceinline__ static bool Fits(RowBounds bounds, int64_t nse) {
+    constexpr int64_t kMost = (int64_t{kLanes} * kRuns - 1) * kCount;
+    return bounds.end - bounds.begin <= kMost && CeilDivide(bounds.end, kCount) * kCount <= nse;
+  }
 
   __device__ __forceinline__ KeptEntries(RowBounds bounds, int lane)
-      : bounds_(bounds), first_(bounds.begin / kCount * kCount + lane * kCount) {}
+      : first_(bounds.begin / kCount * kCount),
+        place_(lane * kCount),
+        begin_(static_cast<int>(bounds.begin - first_)),
+        end_(static_cast<int>(bounds.end - first_)) {}
 
   // Times `factor`; what is not stored is `missing`.
   __device__ __forceinline__ void Load(const T* from, Acc factor, Acc missing,
                                        Acc (&to)[kRuns][kCount]) const {
-    const bool wide = IsAligned<Packet<T, kCount>>(from);
 #pragma unroll
     for (int r = 0; r < kRuns; ++r) {
       Packet<T, kCount> packet;
-      if (IsWhole(r)) packet = LoadPacket<kCount>(from + Index(r, 0), wide);
+      if (Place(r, 0) < end_) packet = LoadPacket<kCount>(from + first_ + Place(r, 0), true);
 #pragma unroll
       for (int e = 0; e < kCount; ++e) {
-        if (!IsWhole(r) && IsStored(r, e)) packet.elements[e] = from[Index(r, e)];
         to[r][e] = IsStored(r, e) ? factor * ToAccumulator(packet.elements[e]) : missing;
       }
     }
@@ -44,30 +51,29 @@ class KeptEntries {
       Packet<T, kCount> packet;
 #pragma unroll
       for (int e = 0; e < kCount; ++e) FromAccumulator(from[r][e], &packet.elements[e]);
-      if (IsWhole(r)) {
-        StorePacket(to + Index(r, 0), packet);
+      T* run = to + first_ + Place(r, 0);
+      if (IsStored(r, 0) && Place(r, kCount) <= end_) {
+        *reinterpret_cast<Packet<T, kCount>*>(run) = packet;
       } else {
 #pragma unroll
         for (int e = 0; e < kCount; ++e) {
-          if (IsStored(r, e)) to[Index(r, e)] = packet.elements[e];
+          if (IsStored(r, e)) run[e] = packet.elements[e];
         }
       }
     }
   }
 
  private:
-  __device__ __forceinline__ int64_t Index(int r, int e) const {
-    return first_ + r * (kLanes * kCount) + e;
+  // From where the first packet of the row begins.
+  __device__ __forceinline__ int Place(int r, int e) const {
+    return place_ + r * (kLanes * kCount) + e;
   }
   __device__ __forceinline__ bool IsStored(int r, int e) const {
-    return Index(r, e) >= bounds_.begin && Index(r, e) < bounds_.end;
-  }
-  __device__ __forceinline__ bool IsWhole(int r) const {
-    return Index(r, 0) >= bounds_.begin && Index(r, kCount - 1) < bounds_.end;
+    return (r > 0 || Place(r, e) >= begin_) && Place(r, e) < end_;
   }
 
-  RowBounds bounds_;
   int64_t first_;
+  int place_, begin_, end_;
 };
 
 // All lanes of a warp call these, those of groups without a row with empty bounds.
@@ -95,11 +101,11 @@ __device__ __forceinline__ void KeptForwardRow(const T* values, T* out, RowBound
       sum += x[r][e];
     }
   }
-  sum = SumOverLanes(sum, kLanes);
+  const Acc factor = Acc(1) / SumOverLanes(sum, kLanes);  // a division for each would take longer
 #pragma unroll
   for (int r = 0; r < kRuns; ++r) {
 #pragma unroll
-    for (int e = 0; e < Entries::kCount; ++e) x[r][e] /= sum;
+    for (int e = 0; e < Entries::kCount; ++e) x[r][e] *= factor;
   }
   entries.Store(out, x);
 }
@@ -152,9 +158,12 @@ __global__ void __launch_bounds__(kSoftmaxThreads)
     }
     if (rows == 0) continue;
     RowBounds bounds(row_offsets, place < rows ? order[place] : 0, place < rows ? nse : 0);
-    const bool is_long = bounds.end - bounds.begin > Entries::kMost;
+    using Wide = Packet<T, Entries::kCount>;
+    const bool aligned =
+        IsAligned<Wide>(values) && IsAligned<Wide>(out) && (!kBackward || IsAligned<Wide>(tangent));
+    const bool kept = aligned && Entries::Fits(bounds, nse);
     // Rows are in the order of their lengths, so that few warps have both kinds.
-    for (unsigned left = __ballot_sync(kAllLanes, is_long && lane == 0); left != 0;
+    for (unsigned left = __ballot_sync(kAllLanes, !kept && lane == 0); left != 0;
          left &= left - 1) {
       const int owner = __ffs(static_cast<int>(left)) - 1;
       RowBounds of_long = bounds;
@@ -167,7 +176,7 @@ __global__ void __launch_bounds__(kSoftmaxThreads)
       }
       __syncwarp();
     }
-    if (is_long) bounds.end = bounds.begin;
+    if (!kept) bounds.begin = bounds.end = 0;
     if (!__any_sync(kAllLanes, bounds.begin < bounds.end)) continue;
     if constexpr (kBackward) {
       KeptBackwardRow<kLanes, kRuns>(values, tangent, out, bounds, lane, scale);

@@ -230,6 +230,10 @@ T __shfl_up_sync(unsigned, T x, int distance) {
   const int lane = emulated::Lane();
   return emulated::Shuffle(x, lane < distance ? lane : lane - distance);
 }
+inline bool __any_sync(unsigned mask, bool predicate) {
+  return __ballot_sync(mask, predicate) != 0;
+}
+inline int __ffs(int x) { return std::countr_zero(static_cast<unsigned>(x)) % 32 + (x != 0); }
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
 inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }
