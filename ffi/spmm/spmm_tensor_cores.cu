@@ -187,15 +187,10 @@ __global__ void __launch_bounds__(kSpmmTensorThreads)
     SpmmTensorCores(const __grid_constant__ SpmmProblem p) {
   using Stage = SpmmStage<T, kColumns, kLeft>;
   using M = Matrices<T, Out, Index>;
-  constexpr int kThreads = kSpmmTensorThreads;
   // Warps that multiply, along rows and columns.
   constexpr int kAcross = kColumns > 32 ? 2 : 1, kDown = kMultipliers / kWarp / kAcross;
   constexpr int kWarpRows = kSpmmTensorRows / kDown, kWarpColumns = kColumns / kAcross;
   extern __shared__ __align__(128) unsigned char spmm_stages[];
-  // Barriers at which a stage is found written, or read.
-  const auto written = [](int stage) { return 1 + stage; };
-  const auto read = [](int stage) { return 1 + kSpmmStages + stage; };
-
   const int64_t down = CeilDivide(p.pattern.rows, kSpmmTensorRows),
                 across = CeilDivide(p.n, kColumns);
   const int64_t tiles = p.batch.count * down * across;
@@ -208,17 +203,17 @@ __global__ void __launch_bounds__(kSpmmTensorThreads)
     WarpProduct<T, kWarpRows / 16, kWarpColumns / 8> product;
     const int warp = threadIdx.x / kWarp;
     const int row = warp / kAcross * kWarpRows, column = warp % kAcross * kWarpColumns;
+    // At its end a step's tile is written and the one before it read: two stages are enough.
     if (threadIdx.x < kMultipliers) {
       for (int step = 0; step < steps; ++step) {
         const int stage = step % kSpmmStages;
         const unsigned char* from = spmm_stages + stage * Stage::kBytes;
-        WaitAt<kThreads>(written(stage));
+        WaitAt<kSpmmTensorThreads>(kAllThreads);
 #pragma unroll 1
         for (int k = 0; k < kSpmmTensorInner; k += 16) {
           product.template Add<typename Stage::PlaneA, typename Stage::PlaneX, !kLeft>(
               from, from + Stage::kXAt, row, column, k);
         }
-        if (step + kSpmmStages < steps) ArriveAt<kThreads>(read(stage));
       }
     } else {
       const int thread = threadIdx.x - kMultipliers;
@@ -230,12 +225,11 @@ __global__ void __launch_bounds__(kSpmmTensorThreads)
       for (int step = 0; step < steps; ++step) {
         const int stage = step % kSpmmStages;
         unsigned char* to = spmm_stages + stage * Stage::kBytes;
-        if (step >= kSpmmStages) WaitAt<kThreads>(read(stage));
         x.Store(to, thread, &exact);
         const int64_t next = static_cast<int64_t>(step + 1) * kSpmmTensorInner;
         if (step + 1 < steps) x.Load(m.x, p.pattern.columns, p.n, next, first_column, thread);
         entries.template Write<typename Stage::PlaneA>(to, own, step * kSpmmTensorInner, &exact);
-        ArriveAt<kThreads>(written(stage));
+        WaitAt<kSpmmTensorThreads>(kAllThreads);
       }
     }
     if (__syncthreads_or(!exact)) {
