@@ -38,7 +38,10 @@ def main() -> None:
             jnp.asarray(rng.standard_normal(shape), dtype) for shape in (700, (53, 19), (37, 19))
         )
         a = CSR(values, topology)
-        results = [sddmm(y, x, topology).values]
+        results = [
+            sddmm(y, x, topology, variant=variant).values
+            for variant in backend.OPERATIONS["sddmm"]["variants"]["cuda"]
+        ]
         for transpose, dense in ((False, x), (True, y)):
             for variant, left in itertools.product(
                 backend.OPERATIONS["spmm"]["variants"]["cuda"], (False, True)

@@ -39,6 +39,15 @@ def test_tilings_compile(tiling, monkeypatch):
     assert _ffi.compile_kernel("spmm/spmm_tiled.cu", expression, "sm_90a")
 
 
+@pytest.mark.parametrize("columns", [64, 128])
+@pytest.mark.parametrize("dtype", ["float", "jaxsparse::bfloat16"])
+def test_tensor_tiles_compile(dtype, columns, monkeypatch):
+    """The wider ones, for large problems."""
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
+    expression = f"jaxsparse::SpmmTensorCores<{dtype}, {dtype}, uint16_t, {columns}, false>"
+    assert _ffi.compile_kernel("spmm/spmm_tensor_cores.cu", expression, "sm_90a")
+
+
 # Lanes that own a row, packets that each keeps.
 @pytest.mark.parametrize("keeping", [(2, 2), (16, 2), (32, 8)])
 def test_kept_rows_compile(keeping, monkeypatch):

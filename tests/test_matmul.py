@@ -50,6 +50,12 @@ SPMM_CASES = [
     if fits("spmm", variant, dense_on_left=left)
 ]
 RIGHT_CASES = [case[:2] for case in SPMM_CASES if not case[2]]
+SAMPLED_CASES = [
+    (*case, dtype)
+    for dtype in DTYPES
+    for case in cases("sddmm")
+    if fits("sddmm", case[1], dtype=dtype)
+]
 TYPED_CASES = [
     (*case, dtype)
     for dtype in DTYPES
@@ -80,14 +86,15 @@ def test_spmm(name, implementation, variant, left, transpose, dtype):
     assert_close(out, flip(expected), dtype, flip(magnitude))
 
 
+@pytest.mark.parametrize("m, k, n", [(201, 413, 139), (4500, 70, 130), (8500, 70, 50)])
 @pytest.mark.parametrize("implementation, variant, left, dtype", TYPED_CASES)
-def test_many_tiles(implementation, variant, left, dtype):
-    """Sizes beyond any tile, and none a multiple of one."""
+def test_many_tiles(implementation, variant, left, dtype, m, k, n):
+    """Sizes beyond any tile, and none a multiple of one; enough rows for the widest tiles."""
     rng = np.random.default_rng(8)
-    topology = Topology.from_mask(rng.random((201, 413)) < 0.2)
+    topology = Topology.from_mask(rng.random((m, k)) < 0.2)
     with jax.enable_x64(True):
         values = values_for(topology, DTYPES[dtype], rng)
-        x = draw(rng, (413, 139), DTYPES[dtype])
+        x = draw(rng, (k, n), DTYPES[dtype])
         options = (("implementation", implementation), ("variant", variant))
         out = product(CSR(values, topology), x.T if left else x, None, False, left, options)
     dense, x64 = to_dense(values, topology), np.asarray(x, np.float64)
@@ -152,9 +159,8 @@ def sampled(x, y, topology, scale_by, implementation, variant):
     ).values
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("implementation, variant", cases("sddmm"))
+@pytest.mark.parametrize("implementation, variant, dtype", SAMPLED_CASES)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_sddmm(name, implementation, variant, scaled, dtype):
     topology, d = problem(name)
@@ -169,6 +175,22 @@ def test_sddmm(name, implementation, variant, scaled, dtype):
         np.abs(x), np.abs(y), topology, None if finite is None else np.abs(finite)
     )
     assert_close(out, expected, dtype, magnitude)
+
+
+@pytest.mark.parametrize("d", [40, 139])
+@pytest.mark.parametrize("implementation, variant, dtype", SAMPLED_CASES)
+def test_many_sampled_tiles(implementation, variant, dtype, d):
+    """Sizes beyond any tile, and batch entries at odd places; some tiles have no entries."""
+    rng = np.random.default_rng(10)
+    mask = rng.random((201, 413)) < 0.2
+    mask[:90, 100:300] = False
+    topology = Topology.from_mask(mask)
+    with jax.enable_x64(True):
+        x, y = (draw(rng, (3, size, d), DTYPES[dtype]) for size in topology.shape)
+        out = sampled(x, y, topology, None, implementation, variant)
+    for i in range(3):
+        magnitude = reference_sddmm(np.abs(x[i]), np.abs(y[i]), topology)
+        assert_close(out[i], reference_sddmm(x[i], y[i], topology), dtype, magnitude)
 
 
 @st.composite
@@ -248,6 +270,7 @@ def test_results_repeat_bitwise():
 
     def results():
         forced = [spmm(a, x, implementation=i, variant=v) for i, v in RIGHT_CASES]
+        forced += [sampled(y, x, topology, None, i, v) for i, v in cases("sddmm")]
         return [a @ x, y.T @ a, sddmm(y, x, topology).values, *forced]
 
     first = results()

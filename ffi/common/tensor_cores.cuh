@@ -6,7 +6,7 @@
 // before they are added to the result as float32 numbers are.
 #pragma once
 
-#include "common/device.cuh"
+#include "common/packet.cuh"
 
 namespace jaxsparse {
 
@@ -52,6 +52,70 @@ struct Plane {
     constexpr int kMask = kChunks < 8 ? kChunks - 1 : 7;
     const int chunk = (column / 8) ^ (row / kTurn & kMask);
     return row * kWidth * 2 + chunk * 16 + column % 8 * 2;
+  }
+};
+
+// A tile of a row-major matrix on its way through the registers of kThreads threads to its planes:
+// kHeight rows of kWidth numbers.
+template <typename T, int kHeight, int kWidth, int kThreads>
+class TileInRegisters {
+  using To = Plane<kHeight, kWidth>;
+  static constexpr int kPacket = 16 / sizeof(T);
+  static constexpr int kOfRow = kWidth / kPacket;
+  static constexpr int kRowsAtOnce = kThreads / kOfRow;
+  static constexpr int kCount = kHeight / kRowsAtOnce;
+  static_assert(kThreads % kOfRow == 0 && kHeight % kRowsAtOnce == 0);
+  Packet<T, kPacket> packets_[kCount];
+
+ public:
+  // Whether tiles of this matrix can be loaded by packets.
+  __device__ __forceinline__ static bool IsWide(const T* matrix, int64_t width) {
+    return width % kPacket == 0 && IsAligned<Packet<T, kPacket>>(matrix);
+  }
+
+  // From row `top` and column `side` on. Places beyond the matrix are 0.
+  __device__ __forceinline__ void Load(const T* matrix, int64_t height, int64_t width, int64_t top,
+                                       int64_t side, bool wide, unsigned thread) {
+    const int row = thread / kOfRow, column = thread % kOfRow * kPacket;
+    const int rows = static_cast<int>(height - top < kHeight ? height - top : kHeight);
+    const int columns = static_cast<int>(width - side < kWidth ? width - side : kWidth);
+    const T* from = matrix + (top + row) * width + side + column;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      packets_[i] = {};
+      if (row + i * kRowsAtOnce < rows && column < columns) {
+        if (wide) {
+          packets_[i] = LoadPacket<kPacket>(from, true);
+        } else {
+#pragma unroll
+          for (int e = 0; e < kPacket; ++e) {
+            if (column + e < columns) packets_[i].elements[e] = from[e];
+          }
+        }
+      }
+      from += kRowsAtOnce * width;
+    }
+  }
+
+  __device__ __forceinline__ void Store(unsigned char* planes, unsigned thread,
+                                        bool* finite) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      Packet<uint32_t, kPacket / 2> words[kPlanes<T>];
+#pragma unroll
+      for (int e = 0; e < kPacket; e += 2) {
+        uint32_t pair[kPlanes<T>];
+        Split(packets_[i].elements[e], packets_[i].elements[e + 1], pair, finite);
+#pragma unroll
+        for (int plane = 0; plane < kPlanes<T>; ++plane) words[plane].elements[e / 2] = pair[plane];
+      }
+      unsigned char* to =
+          planes + To::At(thread / kOfRow + i * kRowsAtOnce, thread % kOfRow * kPacket);
+#pragma unroll
+      for (int plane = 0; plane < kPlanes<T>; ++plane) {
+        *reinterpret_cast<Packet<uint32_t, kPacket / 2>*>(to + plane * To::kBytes) = words[plane];
+      }
+    }
   }
 };
 

@@ -16,9 +16,29 @@ LaunchShape EntriesShape(const SddmmProblem& p) {
   return {CeilDivide(groups, kSddmmThreads / LanesFor(p.d)), kSddmmThreads};
 }
 
+bool FitsTensorCores(const SddmmProblem& p) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  return p.dtype != DType::kFloat64 && p.pattern.nse < kMost && p.pattern.columns < kMost;
+}
+
+KernelSource TensorInstance(const SddmmProblem& p) {
+  return {"sddmm/sddmm_tensor_cores.cu",
+          "jaxsparse::SddmmTensorCores<" + TypeName(p.dtype) + ", " + TypeName(p.out_dtype) + ", " +
+              TypeName(p.pattern.index_type) + ", " +
+              (p.d <= kSddmmTensorKeptInner ? "true" : "false") + ">"};
+}
+
+LaunchShape TensorShape(const SddmmProblem& p) {
+  const SddmmParts parts = SddmmPartsOf(p);
+  const int planes = p.dtype == DType::kFloat32 ? 3 : 1;
+  return {p.batch.count * parts.down * parts.across, kSddmmTensorThreads, SddmmSharedBytes(planes)};
+}
+
 constexpr CudaVariant<SddmmProblem> kVariants[] = {
     {"generic_entries", [](const SddmmProblem&) { return true; },
      [](const SddmmProblem&) { return 1.0; }, Entries, EntriesShape},
+    {"tensor_cores", FitsTensorCores, [](const SddmmProblem&) { return kOnDemand; }, TensorInstance,
+     TensorShape},
 };
 
 }  // namespace

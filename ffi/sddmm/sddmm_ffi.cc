@@ -41,11 +41,14 @@ OperationEntry SddmmEntry() {
   std::vector<SddmmProblem> problems;
   for (const DTypePair types : kDTypePairs) {
     for (const IndexType index : {IndexType::kInt32, IndexType::kUint16}) {
-      SddmmProblem problem;
-      problem.dtype = types.dtype;
-      problem.out_dtype = types.out_dtype;
-      problem.pattern.index_type = index;
-      problems.push_back(problem);
+      for (const int d : {kSddmmTensorKeptInner, kSddmmTensorKeptInner + 1}) {
+        SddmmProblem problem;
+        problem.d = d;
+        problem.dtype = types.dtype;
+        problem.out_dtype = types.out_dtype;
+        problem.pattern.index_type = index;
+        problems.push_back(problem);
+      }
     }
   }
   return MakeEntry<Sddmm>(problems);

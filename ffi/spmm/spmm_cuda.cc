@@ -87,8 +87,17 @@ Tiling Unshared(Tiling tiling) {
   return tiling;
 }
 
-// Columns of x that a block multiplies by.
-int TensorColumns(const SpmmProblem& p) { return p.n <= 32 ? 32 : p.n <= 64 ? 64 : 128; }
+int64_t TensorTiles(const SpmmProblem& p, int columns) {
+  return p.batch.count * CeilDivide(p.pattern.rows, kSpmmTensorRows) * CeilDivide(p.n, columns);
+}
+
+// Columns of x that a block multiplies by: few where there are fewer tiles than multiprocessors.
+int TensorColumns(const SpmmProblem& p) {
+  constexpr int64_t kMultiprocessors = 132;
+  int columns = p.n <= 32 ? 32 : p.n <= 64 ? 64 : 128;
+  while (columns > 32 && TensorTiles(p, columns) < kMultiprocessors) columns /= 2;
+  return columns;
+}
 
 bool FitsTensorCores(const SpmmProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30;
@@ -105,8 +114,8 @@ KernelSource TensorInstance(const SpmmProblem& p) {
 LaunchShape TensorShape(const SpmmProblem& p) {
   const int columns = TensorColumns(p);
   const int planes = p.dtype == DType::kFloat32 ? 3 : 1;
-  return {p.batch.count * CeilDivide(p.pattern.rows, kSpmmTensorRows) * CeilDivide(p.n, columns),
-          kSpmmTensorThreads, kSpmmStages * SpmmStageBytes(planes, columns)};
+  return {TensorTiles(p, columns), kSpmmTensorThreads,
+          kSpmmStages * SpmmStageBytes(planes, columns)};
 }
 
 constexpr CudaVariant<SpmmProblem> kVariants[] = {

@@ -21,70 +21,14 @@ static_assert(kWriters + kMultipliers == kSpmmTensorThreads);
 template <typename T, int kColumns, bool kLeft>
 struct SpmmStage {
   using PlaneA = Plane<kSpmmTensorRows, kSpmmTensorInner>;
-  using PlaneX = Plane<kLeft ? kColumns : kSpmmTensorInner, kLeft ? kSpmmTensorInner : kColumns>;
+  static constexpr int kXRows = kLeft ? kColumns : kSpmmTensorInner;
+  static constexpr int kXWidth = kLeft ? kSpmmTensorInner : kColumns;
+  using PlaneX = Plane<kXRows, kXWidth>;
+  using TileOfX = TileInRegisters<T, kXRows, kXWidth, kWriters>;
   static constexpr int kXAt = kPlanes<T> * PlaneA::kBytes;
   static constexpr int kBytes = kXAt + kPlanes<T> * PlaneX::kBytes;
 };
 static_assert(SpmmStage<float, 128, false>::kBytes == SpmmStageBytes(3, 128));
-
-// A tile of x on its way through registers.
-template <typename T, int kColumns, bool kLeft>
-class TileOfX {
-  using Stage = SpmmStage<T, kColumns, kLeft>;
-  static constexpr int kPacket = 16 / sizeof(T);
-  static constexpr int kWidth = kLeft ? kSpmmTensorInner : kColumns;  // of a row
-  static constexpr int kOfRow = kWidth / kPacket;
-  static constexpr int kCount = kSpmmTensorInner * kColumns / kPacket / kWriters;
-  Packet<T, kPacket> packets_[kCount];
-
- public:
-  // Places beyond the matrix are 0.
-  __device__ __forceinline__ void Load(const T* x, int64_t inner, int64_t n, int64_t k,
-                                       int64_t column, int thread) {
-    const int64_t width = kLeft ? inner : n, height = kLeft ? n : inner;
-    const int64_t top = kLeft ? column : k, side = kLeft ? k : column;
-    const bool wide = width % kPacket == 0 && IsAligned<Packet<T, kPacket>>(x);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int at = i * kWriters + thread;
-      const int64_t r = top + at / kOfRow, c = side + at % kOfRow * kPacket;
-      const T* from = x + r * width + c;
-      packets_[i] = {};
-      if (r >= height || c >= width) continue;
-      if (wide) {
-        packets_[i] = LoadPacket<kPacket>(from, true);
-      } else {
-#pragma unroll
-        for (int e = 0; e < kPacket; ++e) {
-          if (c + e < width) packets_[i].elements[e] = from[e];
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void Store(unsigned char* stage, int thread, bool* exact) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int at = i * kWriters + thread;
-      Packet<uint32_t, kPacket / 2> planes[kPlanes<T>];
-#pragma unroll
-      for (int e = 0; e < kPacket; e += 2) {
-        uint32_t words[kPlanes<T>];
-        Split(packets_[i].elements[e], packets_[i].elements[e + 1], words, exact);
-#pragma unroll
-        for (int plane = 0; plane < kPlanes<T>; ++plane)
-          planes[plane].elements[e / 2] = words[plane];
-      }
-      unsigned char* to =
-          stage + Stage::kXAt + Stage::PlaneX::At(at / kOfRow, at % kOfRow * kPacket);
-#pragma unroll
-      for (int plane = 0; plane < kPlanes<T>; ++plane) {
-        *reinterpret_cast<Packet<uint32_t, kPacket / 2>*>(to + plane * Stage::PlaneX::kBytes) =
-            planes[plane];
-      }
-    }
-  }
-};
 
 // The entries of a warp's rows, in the order of their columns: of each row the next 32 are in
 // registers, one a lane, so that a tile does not wait for memory. Where they are, a lane knows for
@@ -220,14 +164,20 @@ __global__ void __launch_bounds__(kSpmmTensorThreads)
       constexpr int kRows = kSpmmTensorRows * kWarp / kWriters;  // of a warp
       const int own = thread / kWarp * kRows;
       EntriesOfRows<T, Index, M> entries(m, p.pattern.rows, p.pattern.nse, first_row + own);
-      TileOfX<T, kColumns, kLeft> x;
-      if (steps > 0) x.Load(m.x, p.pattern.columns, p.n, 0, first_column, thread);
+      const int64_t inner = p.pattern.columns;
+      typename Stage::TileOfX x;
+      const bool wide = x.IsWide(m.x, kLeft ? inner : p.n);
+      const auto load = [&](int step) {
+        const int64_t k = static_cast<int64_t>(step) * kSpmmTensorInner;
+        x.Load(m.x, kLeft ? p.n : inner, kLeft ? inner : p.n, kLeft ? first_column : k,
+               kLeft ? k : first_column, wide, thread);
+      };
+      if (steps > 0) load(0);
       for (int step = 0; step < steps; ++step) {
         const int stage = step % kSpmmStages;
         unsigned char* to = spmm_stages + stage * Stage::kBytes;
-        x.Store(to, thread, &exact);
-        const int64_t next = static_cast<int64_t>(step + 1) * kSpmmTensorInner;
-        if (step + 1 < steps) x.Load(m.x, p.pattern.columns, p.n, next, first_column, thread);
+        x.Store(to + Stage::kXAt, thread, &exact);
+        if (step + 1 < steps) load(step + 1);
         entries.template Write<typename Stage::PlaneA>(to, own, step * kSpmmTensorInner, &exact);
         WaitAt<kSpmmTensorThreads>(kAllThreads);
       }

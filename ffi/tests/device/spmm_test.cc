@@ -1,11 +1,5 @@
-// Kernels of tensor cores on an emulated GPU, against sums in float64.
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <limits>
-#include <random>
-#include <vector>
-
+// The sparse-dense product on tensor cores of an emulated GPU, against sums in float64.
+#include "device/operands.h"
 #include "emulated/gpu.h"
 #include "spmm/spmm_tensor_cores.cu"
 
@@ -15,45 +9,13 @@ alignas(128) unsigned char spmm_stages[kSpmmStages * SpmmStageBytes(3, 128)];
 
 namespace {
 
-std::mt19937 generator(0);
-
-template <typename T>
-T FromFloat(float x) {
-  T y;
-  FromAccumulator(x, &y);
-  return y;
-}
-
-template <typename T>
-std::vector<T> Normal(int64_t size) {
-  std::normal_distribution<float> normal;
-  std::vector<T> x(static_cast<size_t>(size));
-  for (T& element : x) element = FromFloat<T>(normal(generator));
-  return x;
-}
-
-template <typename T>
-Array Of(std::vector<T>& x) {
-  Array array;
-  array.data = x.data();
-  return array;
-}
-
-[[noreturn]] void Fail(const char* what, int64_t row, int64_t column, double got, double wanted) {
-  std::fprintf(stderr, "%s: (%ld, %ld) is %.9g, not %.9g\n", what, long(row), long(column), got,
-               wanted);
-  std::exit(1);
-}
-
-enum class Disorder { kNone, kReversed, kRepeated, kNan, kInfinite };
-
 struct Size {
   int64_t rows, inner, n;
   double density;
 };
 
 template <typename T, typename Out, typename Index, int kColumns, bool kPermuted, bool kLeft>
-void TestSpmm(const Size& size, Disorder disorder, bool bias) {
+void Test(const Size& size, Disorder disorder, bool bias) {
   std::bernoulli_distribution stored(size.density);
   std::vector<int32_t> offsets{0};
   std::vector<Index> columns;
@@ -112,12 +74,7 @@ void TestSpmm(const Size& size, Disorder disorder, bool bias) {
       if (bias) sum += ToAccumulator(offset[r]);
       if (bias && sum < 0) sum = 0;
       const double got = ToAccumulator(out[kLeft ? c * size.rows + r : r * size.n + c]);
-      const double rounding = sizeof(Out) == 4 ? 0x1p-21 : 0x1p-8;
-      const bool same = std::isnan(sum) ? std::isnan(got)
-                        : std::isinf(sum)
-                            ? got == sum
-                            : std::fabs(got - sum) <= rounding * (most + std::fabs(sum)) + 1e-30;
-      if (!same) Fail("spmm", r, c, got, sum);
+      if (!IsClose<Out>(got, sum, most)) Fail("spmm", r, c, got, sum);
     }
   }
 }
@@ -127,12 +84,12 @@ void TestSizes() {
   for (const Size& size :
        {Size{1, 1, 1, 1.0}, Size{70, 130, 5, 0.6}, Size{37, 300, kColumns + 3, 0.1},
         Size{130, 0, 4, 0.5}, Size{65, 200, kColumns - 8, 0.95}}) {
-    TestSpmm<T, Out, uint16_t, kColumns, false, kLeft>(size, Disorder::kNone, false);
-    TestSpmm<T, Out, int32_t, kColumns, true, kLeft>(size, Disorder::kNone, true);
+    Test<T, Out, uint16_t, kColumns, false, kLeft>(size, Disorder::kNone, false);
+    Test<T, Out, int32_t, kColumns, true, kLeft>(size, Disorder::kNone, true);
   }
   for (Disorder disorder :
        {Disorder::kReversed, Disorder::kRepeated, Disorder::kNan, Disorder::kInfinite}) {
-    TestSpmm<T, Out, uint16_t, kColumns, false, kLeft>({40, 150, 20, 0.3}, disorder, false);
+    Test<T, Out, uint16_t, kColumns, false, kLeft>({40, 150, 20, 0.3}, disorder, false);
   }
 }
 
@@ -146,5 +103,5 @@ int main() {
   TestSizes<float, float, 64, true>();
   TestSizes<bfloat16, bfloat16, 64, false>();
   TestSizes<float16, float, 32, true>();
-  std::puts("all products agree");
+  std::puts("all results agree");
 }
