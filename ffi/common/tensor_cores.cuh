@@ -184,33 +184,44 @@ struct WarpProduct {
                                                       k + lane / 8 % 2 * 8));
         }
       }
-#pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) AddTile(of_a, of_b, r, c, half);
-      }
+      AddTiles(of_a, of_b, c);
     }
   }
 
  private:
-  __device__ __forceinline__ void AddTile(const uint32_t (&a)[kPlanes<T>][kRowTiles][4],
-                                          const uint32_t (&b)[kPlanes<T>][4], int r, int c,
-                                          int half) {
-    float (&to)[4] = sums[r][c + half];
+  // To tiles c and c + 1 of each row.
+  __device__ __forceinline__ void AddTiles(const uint32_t (&a)[kPlanes<T>][kRowTiles][4],
+                                           const uint32_t (&b)[kPlanes<T>][4], int c) {
+    const auto add = [&](int of_a, int of_b, auto&& sums_of) {
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          MultiplyAdd(T(), sums_of(r, half), a[of_a][r], b[of_b][2 * half], b[of_b][2 * half + 1]);
+        }
+      }
+    };
     if constexpr (kPlanes<T> == 1) {
-      MultiplyAdd(T(), to, a[0][r], b[0][2 * half], b[0][2 * half + 1]);
+      add(0, 0, [&](int r, int half) -> float (&)[4] { return sums[r][c + half]; });
     } else {
-      float part[4] = {};
-      // The smallest first.
+      // The smallest products first; those of one sum not next to one another, as each waits for
+      // the one before it.
+      float parts[kRowTiles][2][4] = {};
 #pragma unroll
       for (int order = kPlanes<T> - 1; order >= 0; --order) {
 #pragma unroll
         for (int i = 0; i <= order; ++i) {
-          MultiplyAdd(T(), part, a[i][r], b[order - i][2 * half], b[order - i][2 * half + 1]);
+          add(i, order - i, [&](int r, int half) -> float (&)[4] { return parts[r][half]; });
         }
       }
 #pragma unroll
-      for (int i = 0; i < 4; ++i) to[i] += part[i];
+      for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sums[r][c + half][i] += parts[r][half][i];
+        }
+      }
     }
   }
 };

@@ -18,7 +18,8 @@ LaunchShape EntriesShape(const SddmmProblem& p) {
 
 bool FitsTensorCores(const SddmmProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30;
-  return p.dtype != DType::kFloat64 && p.pattern.nse < kMost && p.pattern.columns < kMost;
+  return p.dtype != DType::kFloat64 && p.pattern.nse < kMost && p.pattern.columns < kMost &&
+         p.pattern.rows < kMost;
 }
 
 KernelSource TensorInstance(const SddmmProblem& p) {

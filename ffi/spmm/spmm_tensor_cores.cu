@@ -43,12 +43,47 @@ class EntriesOfRows {
   int columns_[kRows];
   T values_[kRows];
 
-  __device__ __forceinline__ void Load(int r) {
-    const int i = __shfl_sync(kAllLanes, next_, r) + lane_;
-    columns_[r] = kNone;
-    if (i >= __shfl_sync(kAllLanes, end_, r)) return;
-    columns_[r] = static_cast<int>(m_.column_indices[i]);
-    values_[r] = m_.values[m_.permutation == nullptr ? i : m_.permutation[i]];
+  // The next entries of those rows that `moved` has a bit of; all loads are on their way at once.
+  __device__ __forceinline__ void Load(unsigned moved) {
+    int at[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int i = __shfl_sync(kAllLanes, next_, r) + lane_;
+      const bool stored = i < __shfl_sync(kAllLanes, end_, r);
+      at[r] = -1;
+      if (!(moved >> r & 1)) continue;
+      columns_[r] = stored ? static_cast<int>(m_.column_indices[i]) : kNone;
+      if (stored) at[r] = m_.permutation == nullptr ? i : m_.permutation[i];
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (at[r] >= 0) values_[r] = m_.values[at[r]];
+    }
+  }
+
+  // Writes those entries of a row that lie in a tile from `k` on and behind `last`; how many.
+  template <typename PlaneA>
+  __device__ __forceinline__ int Scatter(unsigned char* tile, int row, int r, int k, int last,
+                                         bool* exact) {
+    const int column = columns_[r];
+    const bool inside = column < k + kSpmmTensorInner;
+    int before = __shfl_up_sync(kAllLanes, column, 1);
+    if (lane_ == 0) before = last;
+    if (inside) {
+      *exact = *exact && column > before;
+      uint32_t words[kPlanes<T>];
+      Split(values_[r], T{}, words, exact);
+#pragma unroll
+      for (int plane = 0; plane < kPlanes<T>; ++plane) {
+        if (column < k) continue;
+        *reinterpret_cast<uint16_t*>(tile + plane * PlaneA::kBytes +
+                                     PlaneA::At(row + r, column - k)) =
+            static_cast<uint16_t>(words[plane]);
+      }
+    }
+    const int taken = __popc(__ballot_sync(kAllLanes, inside));
+    if (lane_ == r) next_ += taken;
+    return taken;
   }
 
  public:
@@ -60,8 +95,7 @@ class EntriesOfRows {
       next_ = static_cast<int>(bounds.begin);
       end_ = static_cast<int>(bounds.end);
     }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) Load(r);
+    Load(~0u);
   }
 
   // Writes out columns `k` to k + kSpmmTensorInner of these rows, of the tile's from `row` on.
@@ -76,33 +110,29 @@ class EntriesOfRows {
                                               row * kSpmmTensorInner * 2 + within) = {};
     }
     __syncwarp();
+    unsigned moved = 0, full = 0;  // rows
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      int last = k - 1;
-      int taken = kWarp;
-      while (taken == kWarp) {
-        const int column = columns_[r];
-        const bool inside = column < k + kSpmmTensorInner;
-        int before = __shfl_up_sync(kAllLanes, column, 1);
-        if (lane_ == 0) before = last;
-        if (inside) {
-          *exact = *exact && column > before;
-          uint32_t words[kPlanes<T>];
-          Split(values_[r], T{}, words, exact);
-#pragma unroll
-          for (int plane = 0; plane < kPlanes<T>; ++plane) {
-            if (column < k) continue;
-            *reinterpret_cast<uint16_t*>(tile + plane * PlaneA::kBytes +
-                                         PlaneA::At(row + r, column - k)) =
-                static_cast<uint16_t>(words[plane]);
-          }
-        }
-        taken = __popc(__ballot_sync(kAllLanes, inside));
-        last = __shfl_sync(kAllLanes, column, kWarp - 1);
-        if (lane_ == r) next_ += taken;
-        Load(r);
-      }
+      const int taken = Scatter<PlaneA>(tile, row, r, k, k - 1, exact);
+      moved |= static_cast<unsigned>(taken > 0) << r;
+      full |= static_cast<unsigned>(taken == kWarp) << r;
     }
+    while (full !=
+           0) {  // of a row more than the lanes held: its next ones may lie in the tile, too
+      int last[kRows];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) last[r] = __shfl_sync(kAllLanes, columns_[r], kWarp - 1);
+      Load(full);
+      unsigned still_full = 0;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        if (!(full >> r & 1)) continue;
+        const int taken = Scatter<PlaneA>(tile, row, r, k, last[r], exact);
+        still_full |= static_cast<unsigned>(taken == kWarp) << r;
+      }
+      full = still_full;
+    }
+    Load(moved);
   }
 };
 
@@ -158,6 +188,11 @@ __global__ void __launch_bounds__(kSpmmTensorThreads)
           product.template Add<typename Stage::PlaneA, typename Stage::PlaneX, !kLeft>(
               from, from + Stage::kXAt, row, column, k);
         }
+      }
+      if constexpr (kPlanes<T> > 1) {  // planes may overflow where the number itself would not
+        product.ForEachPair([&](int, int, float low, float high) {
+          exact = exact && low - low == 0 && high - high == 0;
+        });
       }
     } else {
       const int thread = threadIdx.x - kMultipliers;

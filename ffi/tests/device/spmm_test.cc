@@ -41,6 +41,11 @@ void Test(const Size& size, Disorder disorder, bool bias) {
   if (disorder == Disorder::kNan && !x.empty()) x[x.size() / 3] = FromFloat<T>(NAN);
   if (disorder == Disorder::kInfinite && !x.empty()) x[x.size() / 3] = FromFloat<T>(infinity);
   if (disorder == Disorder::kInfinite && nnz > 3) values[3] = FromFloat<T>(-infinity);
+  // Their product is infinite, though planes of it are of both signs.
+  if (disorder == Disorder::kHuge) {
+    values[3] = FromFloat<T>(0x1.ffcp80f);
+    x[kLeft ? 3 : 3 * size.n] = FromFloat<T>(0x1p80f);
+  }
   std::vector<Out> out(static_cast<size_t>(size.rows * size.n));
 
   SpmmProblem p;
@@ -71,6 +76,7 @@ void Test(const Size& size, Disorder disorder, bool bias) {
         sum += product;
         most += std::fabs(product);
       }
+      if (std::fabs(sum) > std::numeric_limits<float>::max()) sum = std::copysign(infinity, sum);
       if (bias) sum += ToAccumulator(offset[r]);
       if (bias && sum < 0) sum = 0;
       const double got = ToAccumulator(out[kLeft ? c * size.rows + r : r * size.n + c]);
@@ -86,6 +92,9 @@ void TestSizes() {
         Size{130, 0, 4, 0.5}, Size{65, 200, kColumns - 8, 0.95}}) {
     Test<T, Out, uint16_t, kColumns, false, kLeft>(size, Disorder::kNone, false);
     Test<T, Out, int32_t, kColumns, true, kLeft>(size, Disorder::kNone, true);
+  }
+  if (sizeof(T) == 4) {
+    Test<T, Out, uint16_t, kColumns, false, kLeft>({3, 30, 20, 1.0}, Disorder::kHuge, true);
   }
   for (Disorder disorder :
        {Disorder::kReversed, Disorder::kRepeated, Disorder::kNan, Disorder::kInfinite}) {

@@ -33,11 +33,11 @@ struct MmaResult {
   float d[4];
 };
 
-// Rounds towards zero, as tensor cores do when they add.
+// Rounds towards zero, as tensor cores do when they add; what is too large becomes infinite.
 inline float CutOff(double x) {
   const float nearest = static_cast<float>(x);
-  return std::fabs(static_cast<double>(nearest)) > std::fabs(x) ? std::nextafter(nearest, 0.0f)
-                                                                : nearest;
+  return std::fabs(nearest) > std::fabs(x) && std::isfinite(nearest) ? std::nextafter(nearest, 0.0f)
+                                                                     : nearest;
 }
 
 template <typename ToFloat>
