@@ -27,6 +27,16 @@ __device__ __forceinline__ void FromAccumulator(float x, bfloat16* to) {
 }
 __device__ __forceinline__ void FromAccumulator(float x, float16* to) { to->bits = HalfOfFloat(x); }
 
+// d += a b on tensor cores, of numbers of the first argument's type.
+__device__ __forceinline__ void MultiplyAdd(bfloat16, float (&d)[4], const uint32_t (&a)[4],
+                                            uint32_t b0, uint32_t b1) {
+  MultiplyAddBfloats(d, a, b0, b1);
+}
+__device__ __forceinline__ void MultiplyAdd(float16, float (&d)[4], const uint32_t (&a)[4],
+                                            uint32_t b0, uint32_t b1) {
+  MultiplyAddHalves(d, a, b0, b1);
+}
+
 // Sums of 16-bit products are taken in float32.
 template <typename T>
 struct AccumulatorOf {

@@ -10,11 +10,19 @@
 
 namespace jaxsparse {
 
-// Matrices of 16 bits that stand for one of T.
+// Matrices of 16 bits that stand for one of T, and what is in them.
 template <typename T>
 constexpr int kPlanes = 1;
 template <>
 constexpr int kPlanes<float> = 3;
+template <typename T>
+struct InPlanes {
+  using type = T;
+};
+template <>
+struct InPlanes<float> {
+  using type = bfloat16;
+};
 
 __device__ __forceinline__ bool IsFinite(bfloat16 x) { return (x.bits & 0x7f80) != 0x7f80; }
 __device__ __forceinline__ bool IsFinite(float16 x) { return (x.bits & 0x7c00) != 0x7c00; }
@@ -119,19 +127,6 @@ class TileInRegisters {
   }
 };
 
-__device__ __forceinline__ void MultiplyAdd(float, float (&d)[4], const uint32_t (&a)[4],
-                                            uint32_t b0, uint32_t b1) {
-  MultiplyAddBfloats(d, a, b0, b1);
-}
-__device__ __forceinline__ void MultiplyAdd(bfloat16, float (&d)[4], const uint32_t (&a)[4],
-                                            uint32_t b0, uint32_t b1) {
-  MultiplyAddBfloats(d, a, b0, b1);
-}
-__device__ __forceinline__ void MultiplyAdd(float16, float (&d)[4], const uint32_t (&a)[4],
-                                            uint32_t b0, uint32_t b1) {
-  MultiplyAddHalves(d, a, b0, b1);
-}
-
 // One warp's part of a product: 16 * kRowTiles rows of a by 8 * kColumnTiles columns of b.
 template <typename T, int kRowTiles, int kColumnTiles>
 struct WarpProduct {
@@ -197,7 +192,8 @@ struct WarpProduct {
       for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          MultiplyAdd(T(), sums_of(r, half), a[of_a][r], b[of_b][2 * half], b[of_b][2 * half + 1]);
+          MultiplyAdd(typename InPlanes<T>::type(), sums_of(r, half), a[of_a][r], b[of_b][2 * half],
+                      b[of_b][2 * half + 1]);
         }
       }
     };

@@ -10,13 +10,6 @@
 
 namespace jaxsparse {
 
-__device__ __forceinline__ void Mma(bfloat16, float (&d)[4], Words4 a, uint32_t b0, uint32_t b1) {
-  MultiplyAddBfloats(d, {a.x, a.y, a.z, a.w}, b0, b1);
-}
-__device__ __forceinline__ void Mma(float16, float (&d)[4], Words4 a, uint32_t b0, uint32_t b1) {
-  MultiplyAddHalves(d, {a.x, a.y, a.z, a.w}, b0, b1);
-}
-
 template <typename Step, typename Plan>
 class DenseMma {
   using Shape = DenseShape<Step, Plan>;
@@ -98,8 +91,8 @@ class DenseMma {
 #pragma unroll
           for (int n = 0; n < Shape::kBatchTiles; ++n) {
             const Words4 x = x_[j][n];
-            Mma(State(), sums[(2 * j + half) % kChains][m][n], a, half == 0 ? x.x : x.z,
-                half == 0 ? x.y : x.w);
+            MultiplyAdd(State(), sums[(2 * j + half) % kChains][m][n], {a.x, a.y, a.z, a.w},
+                        half == 0 ? x.x : x.z, half == 0 ? x.y : x.w);
           }
         }
       }

@@ -117,8 +117,8 @@ class EntriesOfRows {
       moved |= static_cast<unsigned>(taken > 0) << r;
       full |= static_cast<unsigned>(taken == kWarp) << r;
     }
-    while (full !=
-           0) {  // of a row more than the lanes held: its next ones may lie in the tile, too
+    // Of a full row the lanes held too few: its next entries may lie in the tile, too.
+    while (full != 0) {
       int last[kRows];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) last[r] = __shfl_sync(kAllLanes, columns_[r], kWarp - 1);
