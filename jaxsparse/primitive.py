@@ -48,6 +48,8 @@ class FfiCall(NamedTuple):
     operands: tuple[str, ...]  # which, in the target's order
     attributes: dict[str, Any]
     workspace: int = 0  # bytes of one more result, which nobody but the kernel uses
+    # Operands and results whose last two dimensions the target has in the other order.
+    swapped: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,18 +351,50 @@ def _lower(operation: Operation, platform: str) -> Any:
             ctx = ctx.replace(avals_in=[ShapedArray(a.shape, a.dtype) for a in ctx.avals_in])
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
                 return mlir.lower_fun(compute, multiple_results=True)(ctx, *operands)
-        names = [name for name, _ in operation.signature(declared).operands]
+        signature = operation.signature(declared)
+        names = [name for name, _ in signature.operands]
         indices = [names.index(name) for name in call.operands]
+        swaps_in = [name in call.swapped for name in call.operands]
+        swaps_out = [name in call.swapped for name, _ in signature.results]
+        passed = [
+            _swap_axes(ctx, ctx.avals_in[i], operands[i])
+            if swap
+            else (ctx.avals_in[i], operands[i])
+            for i, swap in zip(indices, swaps_in, strict=True)
+        ]
+        returned = [
+            _with_swapped_axes(aval) if swap else aval
+            for aval, swap in zip(ctx.avals_out, swaps_out, strict=True)
+        ]
         workspace = [ShapedArray((call.workspace,), jnp.uint8)] if call.workspace else []
-        ctx = ctx.replace(
-            avals_in=[ctx.avals_in[i] for i in indices], avals_out=[*ctx.avals_out, *workspace]
-        )
         lowering = jax.ffi.ffi_lowering(backend.target_name(operation.target))
         attributes = {"variant": variant or "", **call.attributes}
-        results = lowering(ctx, *(operands[i] for i in indices), **attributes)
-        return results[: len(results) - len(workspace)]
+        results = lowering(
+            ctx.replace(avals_in=[aval for aval, _ in passed], avals_out=[*returned, *workspace]),
+            *(operand for _, operand in passed),
+            **attributes,
+        )
+        return [
+            _swap_axes(ctx, aval, result)[1] if swap else result
+            for aval, result, swap in zip(
+                returned, results[: len(returned)], swaps_out, strict=True
+            )
+        ]
 
     return rule
+
+
+def _with_swapped_axes(aval: ShapedArray) -> ShapedArray:
+    *batch, rows, columns = aval.shape
+    return ShapedArray((*batch, columns, rows), aval.dtype)
+
+
+def _swap_axes(ctx: Any, aval: ShapedArray, operand: Any) -> tuple[ShapedArray, Any]:
+    """An operand with its last two dimensions swapped, which XLA may do where it is made."""
+    to = _with_swapped_axes(aval)
+    ctx = ctx.replace(avals_in=[ShapedArray(aval.shape, aval.dtype)], avals_out=[to])
+    swap = mlir.lower_fun(lambda x: jnp.swapaxes(x, -1, -2), multiple_results=False)
+    return to, swap(ctx, operand)[0]
 
 
 def _impl(primitive: Primitive, *operands: Any, **params: Any) -> Any:

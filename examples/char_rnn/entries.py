@@ -122,8 +122,8 @@ def result_of(
     trainer.finish()
     if trainer.table is not None and not args.quiet:
         print(f"{entry.name}, recurrent layers in sparse form:\n{trainer.table}\n")
-        if trainer.off_chip is not None:
-            print(f"{entry.name}, in plain JAX: {trainer.off_chip}")
+        if trainer.scans is not None:
+            print(f"{entry.name}, its recurrent scans in training:\n{trainer.scans}\n")
     model = trainer.sparse_model or trainer.model
     drawn = sample(
         model, prompt, length=args.sample_length, temperature=args.temperature, seed=args.seed
@@ -139,7 +139,7 @@ def result_of(
         "curve": progress.curve,
         "rows": rows_of(trainer),
         "layers": [] if trainer.table is None else trainer.table.rows,
-        "off_chip": trainer.off_chip,
+        "scans": trainer.scans,
         "tokens_per_second": {
             str(batch): measure(trainer, batch, corpus.train) for batch in args.speed_batches
         },

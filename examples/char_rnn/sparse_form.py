@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxsparse import CSR, Topology
+from jaxsparse import CSR, Topology, recurrent
 from jaxsparse.nn import SparseLinear, pack, unpack
 from jaxsparse.pruning import SparsityTable, sparsify
 
@@ -34,14 +34,27 @@ def to_sparse(model: CharRNN, batch: int, length: int) -> tuple[CharRNN, Sparsit
     return sparse, table
 
 
-def packed(model: CharRNN, batch: int) -> tuple[CharRNN, str | None]:
-    """A copy that is laid out for a GPU, where there is one; else why it is not."""
+def packed(model: CharRNN, batch: int) -> CharRNN:
+    """A copy that is laid out for a GPU, where there is one and the layout fits it."""
     copy = nnx.clone(model)
     try:
         pack(copy, batch=batch)
-    except ValueError as error:  # It does not fit: the scan takes the plain path.
-        return nnx.clone(model), str(error)
-    return copy, None
+    except ValueError:  # The scans take the dense form, or the plain path.
+        return nnx.clone(model)
+    return copy
+
+
+def scans_of(model: CharRNN, batch: int, length: int) -> str | None:
+    """How the recurrent scans of a model run on this GPU; None without one."""
+    if jax.local_devices()[0].platform != "gpu":
+        return None
+    graph, state = nnx.split(model)
+
+    def apply(state: Any, tokens: Array, carries: Any) -> Any:
+        return nnx.merge(graph, state)(tokens, carries)
+
+    tokens = jnp.zeros((batch, length), jnp.int32)
+    return str(recurrent.explain(apply, state, tokens, model.initialize_carries(batch)))
 
 
 def topologies_of(model: nnx.Module) -> dict[Path, Topology]:

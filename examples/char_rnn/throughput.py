@@ -27,7 +27,7 @@ def measure(trainer: Trainer, batch: int, tokens: Any) -> dict[str, dict[str, fl
         "dense": trainer.model,
     }
     if trainer.sparse_model is not None:
-        forms["sparse"] = packed(trainer.sparse_model, batch)[0]
+        forms["sparse"] = packed(trainer.sparse_model, batch)
     speeds: dict[str, dict[str, float]] = {name: {} for name in PROGRAMS}
     for form, model in forms.items():
         for program, seconds in _seconds(trainer, model, windows, batch).items():

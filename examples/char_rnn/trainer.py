@@ -17,7 +17,7 @@ from jaxsparse.pruning import PruneState, SparsityTable, pack_masks, unpack_mask
 
 from .model import CharRNN
 from .recipe import Entry, make_optimizer, make_pruner, schedule_options, sparse_from
-from .sparse_form import gather, packed, scatter, to_sparse, topologies_of
+from .sparse_form import gather, packed, scans_of, scatter, to_sparse, topologies_of
 from .text import SCORING_STREAMS, Corpus, Passage, Windows
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ class Trainer:
         self.sparse_from = sparse_from(args)
         self.sparse_model: CharRNN | None = None
         self.table: SparsityTable | None = None  # What becoming sparse did to each layer.
-        self.off_chip: str | None = None  # Why sparse layers don't run in a persistent kernel.
+        self.scans: str | None = None  # How the sparse layers run on a GPU.
         self.inner = make_optimizer(args.learning_rate, args.steps)
         self.optimizer = self.inner
         if self.is_pruned:
@@ -142,10 +142,11 @@ class Trainer:
         assert isinstance(pruning, PruneState)
         self.pruning = pruning._replace(inner_state=None)
         params, moments = gather((params, pruning.inner_state), self.topologies)
-        model, self.off_chip = packed(self.sparse_model, self.batch)
+        model = packed(self.sparse_model, self.batch)
+        self.scans = scans_of(model, self.batch, self.length)
         self.graph, _, self.constants = nnx.split(model, nnx.Param, ...)
         # The layout for a GPU is made for one batch size.
-        model, _ = packed(self.sparse_model, SCORING_STREAMS)
+        model = packed(self.sparse_model, SCORING_STREAMS)
         graph, _, constants = nnx.split(model, nnx.Param, ...)
         self.scoring = (graph, constants)
         self.optimizer = self.inner

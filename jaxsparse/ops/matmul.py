@@ -334,17 +334,20 @@ def _spmm_xla(
     return [r.T for r in results] if dense_on_left else results
 
 
-def _spmm_ffi(params: dict[str, Any], *_: Any) -> FfiCall:
+def _spmm_ffi(params: dict[str, Any], avals: Sequence[ShapedArray], platform: str) -> FfiCall:
     transpose = params["transpose"]
     operands = ("values", "x", *(TRANSPOSED if transpose else ROWS))
     if params.get("has_bias"):
         operands = (*operands, "bias")
+    # A GPU's kernels take a row of x at once, which with x on the left are neighbours only after a
+    # transposition. That costs little next to the product.
+    swap = params["dense_on_left"] and platform == "cuda" and params["variant"] is None
     attributes = {
         "permuted": transpose,
-        "dense_on_left": params["dense_on_left"],
+        "dense_on_left": params["dense_on_left"] and not swap,
         "activation": params.get("activation") or "none",
     }
-    return FfiCall(operands, attributes)
+    return FfiCall(operands, attributes, swapped=("x", "out", "preactivation") if swap else ())
 
 
 def _spmm_cast(

@@ -97,7 +97,7 @@ def _packed(layer: Recurrent, batch: int) -> str | None:
     try:
         pack(layer, batch=batch)
     except ValueError as error:
-        # What will run is the plain path, in all cells, so that is measured.
+        # What will run is the dense form or the plain path, in all cells, so that is measured.
         unpack(layer)
         return str(error)
     return None
