@@ -35,11 +35,22 @@ LaunchShape TensorShape(const SddmmProblem& p) {
   return {p.batch.count * parts.down * parts.across, kSddmmTensorThreads, SddmmSharedBytes(planes)};
 }
 
+// Nanoseconds on an H200, fitted to 20 problems in float32: positions 1024 x 1024 to 16384 x 4096,
+// d 32 and 128, 10 and 30 % stored.
+double EntriesCost(const SddmmProblem& p) {
+  return static_cast<double>(p.pattern.nse) * (0.125 + 0.00063 * static_cast<double>(p.d));
+}
+double TensorCost(const SddmmProblem& p) {
+  const double positions =
+      static_cast<double>(p.pattern.rows) * static_cast<double>(p.pattern.columns);
+  return positions * (0.0016 + 0.000036 * static_cast<double>(p.d)) +
+         0.01 * static_cast<double>(p.pattern.nse);
+}
+
 constexpr CudaVariant<SddmmProblem> kVariants[] = {
-    {"generic_entries", [](const SddmmProblem&) { return true; },
-     [](const SddmmProblem&) { return 1.0; }, Entries, EntriesShape},
-    {"tensor_cores", FitsTensorCores, [](const SddmmProblem&) { return kOnDemand; }, TensorInstance,
-     TensorShape},
+    {"generic_entries", [](const SddmmProblem&) { return true; }, EntriesCost, Entries,
+     EntriesShape},
+    {"tensor_cores", FitsTensorCores, TensorCost, TensorInstance, TensorShape},
 };
 
 }  // namespace

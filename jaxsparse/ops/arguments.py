@@ -26,11 +26,10 @@ def check_floating(operation: str, **arrays: Any) -> Any:
 
 
 def check_precision(operation: str, precision: Any) -> None:
-    """Raises ValueError unless exact multiply-adds are asked for: there are no others yet."""
+    """Raises ValueError unless float32 is to be exact: there is no other way yet."""
     if precision not in _EXACT:
         raise ValueError(
-            f"{operation}: precision must be None or HIGHEST (products are exact FMA), "
-            f"got {precision!r}"
+            f"{operation}: precision must be None or HIGHEST (never TF32), got {precision!r}"
         )
 
 

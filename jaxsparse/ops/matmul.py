@@ -87,7 +87,8 @@ def spmm(
         x: ``(..., k, n)``, float32, float64, bfloat16 or float16; batch dimensions broadcast.
         bias: ``(m,)`` or ``(..., m)``, added to every column.
         activation: None, "relu" or "gelu" (the tanh form), applied last.
-        precision: None or ``jax.lax.Precision.HIGHEST``: products are exact FMA.
+        precision: None or ``jax.lax.Precision.HIGHEST``: float32 products are as exact as
+            float32, never TF32.
         preferred_element_type: float32 for 16-bit operands, else their own dtype.
         implementation: None (the platform's own), "cpu", "cuda" or "xla".
         variant: the name of a kernel variant to force, see ``python -m jaxsparse info``.
@@ -215,7 +216,8 @@ def sddmm(
         y: ``(..., n, d)``.
         topology: stored positions of an (m, n) matrix; may have leading batch dimensions.
         scale_by: values ``(..., nse)`` to multiply with, entry by entry.
-        precision: None or ``jax.lax.Precision.HIGHEST``: products are exact FMA.
+        precision: None or ``jax.lax.Precision.HIGHEST``: float32 products are as exact as
+            float32, never TF32.
         preferred_element_type: float32 for 16-bit operands, else their own dtype.
         implementation: None (the platform's own), "cpu", "cuda" or "xla".
         variant: the name of a kernel variant to force, see ``python -m jaxsparse info``.
