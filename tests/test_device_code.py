@@ -39,6 +39,15 @@ def test_tilings_compile(tiling, monkeypatch):
     assert _ffi.compile_kernel("spmm/spmm_tiled.cu", expression, "sm_90a")
 
 
+# Lanes that read a row of x, rows of a warp, rows of x in a panel.
+@pytest.mark.parametrize("staging", [(8, 1, 512), (16, 8, 256), (32, 4, 128), (32, 8, 16)])
+def test_stagings_compile(staging, monkeypatch):
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
+    numbers = ", ".join(map(str, staging))
+    expression = f"jaxsparse::SpmmStaged<float, float, uint16_t, {numbers}, 3, true>"
+    assert _ffi.compile_kernel("spmm/spmm_staged.cu", expression, "sm_90a")
+
+
 @pytest.mark.parametrize("columns", [64, 128])
 @pytest.mark.parametrize("dtype", ["float", "jaxsparse::bfloat16"])
 def test_tensor_tiles_compile(dtype, columns, monkeypatch):

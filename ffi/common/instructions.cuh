@@ -74,4 +74,81 @@ __device__ __forceinline__ void WaitAt(int barrier) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
 }
 
+// Shared memory by addresses of 32 bits, with which an access takes half the arithmetic.
+__device__ __forceinline__ uint32_t AddressOfShared(const void* shared) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+}
+template <typename T>
+__device__ __forceinline__ T& SharedAt(uint32_t address) {
+  return *static_cast<T*>(__cvta_shared_to_generic(address));
+}
+
+// Adds to a number in shared memory and returns what it was before. What the warps that added
+// before have read and written comes before what the caller does after.
+__device__ __forceinline__ uint32_t FetchAndAdd(uint32_t* shared, uint32_t x) {
+  const uint32_t address = AddressOfShared(shared);
+  uint32_t before;
+  asm volatile("atom.acq_rel.cta.shared.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(address), "r"(x)
+               : "memory");
+  return before;
+}
+
+// Barriers in shared memory that count arrivals and bytes of bulk copies. Each completion ends a
+// phase, the first one of which is phase 0; phases are told apart by whether they are odd.
+__device__ __forceinline__ void InitBarrier(uint64_t* barrier, uint32_t arrivals) {
+  const uint32_t address = AddressOfShared(barrier);
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+// Makes barriers known to bulk copies.
+__device__ __forceinline__ void FenceBarriers() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+// Arrives, and has the phase last until so many bytes have come.
+__device__ __forceinline__ void ArriveAndExpect(uint64_t* barrier, uint32_t bytes) {
+  const uint32_t address = AddressOfShared(barrier);
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void WaitForPhase(uint64_t* barrier, uint32_t odd) {
+  const uint32_t address = AddressOfShared(barrier);
+  uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(address), "r"(odd)
+        : "memory");
+  }
+}
+// Copies from memory to shared memory, without waiting. Addresses and size are multiples of 16.
+__device__ __forceinline__ void BulkCopy(void* shared, const void* from, uint32_t bytes,
+                                         uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(AddressOfShared(shared)),
+      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(AddressOfShared(barrier))
+      : "memory");
+}
+
+#else
+
+// Earlier architectures have no bulk copies: kernels that use them compile, and stop.
+__device__ __forceinline__ void FenceBarriers() { asm volatile("trap;"); }
+__device__ __forceinline__ void ArriveAndExpect(uint64_t*, uint32_t) { asm volatile("trap;"); }
+__device__ __forceinline__ void WaitForPhase(uint64_t*, uint32_t) { asm volatile("trap;"); }
+__device__ __forceinline__ void BulkCopy(void*, const void*, uint32_t, uint64_t*) {
+  asm volatile("trap;");
+}
+
+#endif
+
 }  // namespace jaxsparse

@@ -118,6 +118,83 @@ LaunchShape TensorShape(const SpmmProblem& p) {
           kSpmmStages * SpmmStageBytes(planes, columns)};
 }
 
+// How x is staged, and the result cut into tiles.
+struct Staging {
+  int lanes;  // that read a row of x, 16 bytes each
+  int rows;   // of a warp
+  int panel;  // rows of x
+};
+
+constexpr int kStagedStages = 3;
+constexpr int kStagedStageBytes = 64 << 10;
+constexpr int64_t kStagedBlocks = 132;  // one for each multiprocessor
+
+int64_t StagedTiles(const SpmmProblem& p, const Staging& staging) {
+  const int64_t columns = staging.lanes * kWidestLoad / SizeOf(p.dtype);
+  return p.batch.count * CeilDivide(p.n, columns) *
+         CeilDivide(p.pattern.rows, kSpmmStagedWarps * staging.rows);
+}
+
+// Clocks of the multiprocessor that has most to do.
+double StagedClocks(const SpmmProblem& p, const Staging& staging) {
+  constexpr double kSharedBytes = 128, kL2Bytes = 24;  // a clock and multiprocessor
+  constexpr double kForRowInPanel = 12;  // what it costs besides its entries: not yet measured
+  const double bytes = staging.lanes * kWidestLoad, inner = static_cast<double>(p.pattern.columns);
+  const int64_t tile_rows = kSpmmStagedWarps * staging.rows;
+  const double rows = static_cast<double>(p.pattern.rows < tile_rows ? p.pattern.rows : tile_rows);
+  const double mean =
+      p.pattern.rows > 0 ? static_cast<double>(p.pattern.nse) / p.pattern.rows : 0;  // entries
+  const double entries = rows * mean * bytes * 1.125 / kSharedBytes;
+  const double panels = rows * CeilDivide(p.pattern.columns, staging.panel) * kForRowInPanel;
+  const double shared = entries + panels + inner * bytes / kSharedBytes;
+  const double l2 = inner * bytes / kL2Bytes;
+  return static_cast<double>(CeilDivide(StagedTiles(p, staging), kStagedBlocks)) *
+         (shared > l2 ? shared : l2);
+}
+
+// The least clocks; among equals the widest rows of x, whose entries are walked over least often.
+Staging StagingOf(const SpmmProblem& p) {
+  const int elements = static_cast<int>(kWidestLoad / SizeOf(p.dtype));  // of a lane
+  const int most_lanes = p.dtype == DType::kFloat32 ? 32 : 16;
+  const int most_rows = 32 / elements;  // so that sums fit into registers
+  Staging best{0, 0, 0};
+  for (int lanes = 8; lanes <= most_lanes; lanes *= 2) {
+    int panel = 16;
+    while (panel < p.pattern.columns && panel * 2 * lanes * kWidestLoad <= kStagedStageBytes) {
+      panel *= 2;
+    }
+    for (int rows = 1; rows <= most_rows; rows *= 2) {
+      const Staging staging{lanes, rows, panel};
+      if (best.lanes == 0 || StagedClocks(p, staging) <= StagedClocks(p, best)) best = staging;
+    }
+  }
+  return best;
+}
+
+// Counters and places in the ring of 32 bits.
+bool FitsStaged(const SpmmProblem& p) {
+  constexpr int64_t kMost = int64_t{1} << 30, kWidestRow = 512;
+  return FitsTiled(p) && p.dtype != DType::kFloat64 && p.pattern.columns * kWidestRow < kMost &&
+         p.batch.count * CeilDivide(p.n, 8) * (p.pattern.rows + p.pattern.columns) < kMost;
+}
+
+KernelSource StagedInstance(const SpmmProblem& p) {
+  const Staging staging = StagingOf(p);
+  return {"spmm/spmm_staged.cu",
+          "jaxsparse::SpmmStaged<" + TypeName(p.dtype) + ", " + TypeName(p.out_dtype) + ", " +
+              TypeName(p.pattern.index_type) + ", " + std::to_string(staging.lanes) + ", " +
+              std::to_string(staging.rows) + ", " + std::to_string(staging.panel) + ", " +
+              std::to_string(kStagedStages) + ", " +
+              (p.pattern.permutation.data == nullptr ? "false" : "true") + ">"};
+}
+
+LaunchShape StagedShape(const SpmmProblem& p) {
+  const Staging staging = StagingOf(p);
+  const int64_t tiles = StagedTiles(p, staging);
+  return {tiles < kStagedBlocks ? tiles : kStagedBlocks, kSpmmStagedThreads,
+          SpmmStagedBytes(staging.lanes * kWidestLoad, staging.panel, kStagedStages)};
+}
+
 constexpr CudaVariant<SpmmProblem> kVariants[] = {
     {"generic_rows", [](const SpmmProblem& p) { return !p.dense_on_left; },
      [](const SpmmProblem&) { return 1.0; },
@@ -137,6 +214,8 @@ constexpr CudaVariant<SpmmProblem> kVariants[] = {
     {"tiled_rows_unordered", FitsTiled, [](const SpmmProblem&) { return kOnDemand; },
      [](const SpmmProblem& p) { return TiledInstance(p, TilingOf(p), false); },
      [](const SpmmProblem& p) { return TiledShape(p, TilingOf(p)); }},
+    {"staged_rows", FitsStaged, [](const SpmmProblem&) { return kOnDemand; }, StagedInstance,
+     StagedShape},
     {"tensor_cores", FitsTensorCores, [](const SpmmProblem&) { return kOnDemand; }, TensorInstance,
      TensorShape},
 };

@@ -40,7 +40,16 @@ Array Of(std::vector<T>& x, int64_t first = 0, int64_t stride = 0) {
 }
 
 // What may be odd about a pattern or its operands.
-enum class Disorder { kNone, kReversed, kRepeated, kNan, kInfinite, kHuge, kWrongOffsets };
+enum class Disorder {
+  kNone,
+  kReversed,
+  kShuffled,
+  kRepeated,
+  kNan,
+  kInfinite,
+  kHuge,
+  kWrongOffsets
+};
 
 // `most`: the sum of the absolute values of what was added up.
 template <typename Out>

@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -95,6 +96,25 @@ class Block {
     Meet(meeting, expected, waits, [] {});
   }
 
+  // Barriers in shared memory, which count arrivals and bytes.
+  void InitCounter(const void* at, uint32_t arrivals) {
+    counters_[at] = {{}, arrivals, arrivals, 0};
+  }
+  void Count(const void* at, uint32_t arrivals, int64_t bytes) {
+    Counter& counter = CounterAt(at);
+    if (counter.missing < arrivals) Fail("more arrivals than a barrier expects");
+    counter.missing -= arrivals;
+    counter.bytes += bytes;
+    if (counter.missing > 0 || counter.bytes != 0) return;
+    counter.missing = counter.expected;
+    ++counter.phase.turn;
+    ++progress_;
+  }
+  void WaitForPhase(const void* at, uint32_t odd) {
+    const Counter& counter = CounterAt(at);
+    while (counter.phase.turn % 2 == odd) Wait(counter.phase);
+  }
+
   // Every lane of a warp hands something in; `exchange` fills what each takes once all have.
   template <typename Given, typename Taken, typename Exchange>
   Taken Collect(const Given& given, Exchange exchange) {
@@ -127,6 +147,16 @@ class Block {
     uint64_t turn = 0;
     bool done = false;
   };
+  struct Counter {
+    Meeting phase;
+    uint32_t expected = 0, missing = 0;  // arrivals
+    int64_t bytes = 0;                   // expected, less those that came
+  };
+  Counter& CounterAt(const void* at) {
+    const auto found = counters_.find(at);
+    if (found == counters_.end()) Fail("a barrier in shared memory is used before it is made");
+    return found->second;
+  }
   struct Warp {
     Meeting meeting;
     std::array<const void*, kWarpLanes> given;
@@ -157,6 +187,7 @@ class Block {
   std::vector<Fiber> fibers_;
   std::vector<Warp> warps_;
   std::array<Meeting, 16> barriers_;
+  std::map<const void*, Counter> counters_;
   uint64_t progress_ = 0;
   ucontext_t host_;
   const void* host_stack_ = nullptr;

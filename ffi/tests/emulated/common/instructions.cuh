@@ -122,4 +122,43 @@ void WaitAt(int barrier) {
   block.Meet(block.Barrier(barrier), kThreads);
 }
 
+// Counted from a place in the program, of which an emulated GPU's shared memory is part.
+inline char start_of_shared;
+inline uint32_t AddressOfShared(const void* shared) {
+  return static_cast<uint32_t>(static_cast<const char*>(shared) - &start_of_shared);
+}
+template <typename T>
+T& SharedAt(uint32_t address) {
+  return *reinterpret_cast<T*>(&start_of_shared + static_cast<int32_t>(address));
+}
+
+inline uint32_t FetchAndAdd(uint32_t* shared, uint32_t x) {
+  const uint32_t before = *shared;
+  *shared += x;
+  return before;
+}
+
+inline void InitBarrier(uint64_t* barrier, uint32_t arrivals) {
+  emulated::Block::current->InitCounter(barrier, arrivals);
+}
+inline void FenceBarriers() {}
+inline void ArriveAndExpect(uint64_t* barrier, uint32_t bytes) {
+  constexpr uint32_t kMostBytes = (1 << 20) - 1;
+  if (bytes > kMostBytes) emulated::Block::Fail("a barrier can't count so many bytes");
+  emulated::Block::current->Count(barrier, 1, bytes);
+}
+inline void WaitForPhase(uint64_t* barrier, uint32_t odd) {
+  emulated::Block::current->WaitForPhase(barrier, odd);
+}
+// At once, so that a copy to where another thread still reads shows.
+inline void BulkCopy(void* shared, const void* from, uint32_t bytes, uint64_t* barrier) {
+  for (const uint64_t number :
+       {reinterpret_cast<uint64_t>(shared), reinterpret_cast<uint64_t>(from), uint64_t{bytes}}) {
+    if (number % 16 != 0) emulated::Block::Fail("misaligned bulk copy");
+  }
+  if (bytes == 0) emulated::Block::Fail("empty bulk copy");
+  std::memcpy(shared, from, bytes);
+  emulated::Block::current->Count(barrier, 0, -static_cast<int64_t>(bytes));
+}
+
 }  // namespace jaxsparse

@@ -1,0 +1,477 @@
+// The sparse-dense product of rows that all read x from shared memory. A block computes a tile of
+// the result and walks over x panel by panel; bulk copies bring the next panels meanwhile. A warp
+// owns kRows rows of the tile and adds, of each, the entries that lie in the panel. So every load
+// of x takes the same time, whether or not rows walk through the columns in step.
+//
+// The panels lie in a ring of stages. A warp that is done with one goes on to the next; the last
+// warp to leave a stage has it filled again. So warps may be kStages - 1 panels apart, and what
+// counts is how many entries a warp has in all of them, not in the worst one.
+//
+// Columns of a row may stand in any order and more than once: the walk stops at the first entry
+// behind the panel, and entries in front of it read x from memory.
+//
+// Floors: every entry reads kRowBytes of x from shared memory, 128 bytes a clock and
+// multiprocessor, and 8 bytes for its place and value, which is half a clock for kLanes == 32; each
+// tile writes its columns of x there once. From memory come the entries, x and the result, once
+// each; from L2 x as often as there are tiles down the result.
+#include "spmm/matrices.cuh"
+
+namespace jaxsparse {
+
+// Where an entry's row of x lies in the ring, and what it is multiplied by.
+struct alignas(8) StagedEntry {
+  uint32_t at;
+  float value;
+};
+
+// A tile of the result: of one batch entry some columns, and the rows that DealtRow tells.
+struct StagedTile {
+  uint32_t entry;
+  uint32_t first_column;
+  uint32_t number;  // among those down the result
+};
+
+template <typename T, int kLanes, int kRows, int kPanel, int kStages>
+struct StagedShape {
+  static constexpr int kVector = 16 / sizeof(T);  // columns of a lane
+  static constexpr int kColumns = kLanes * kVector;
+  static constexpr int kGroups = kWarp / kLanes;  // that share a row's entries
+  static constexpr int kRowBytes = kLanes * 16;
+  static constexpr int kStageBytes = kPanel * kRowBytes;
+  static constexpr int kTileRows = kSpmmStagedWarps * kRows;
+  // Behind the ring: of each warp two buffers of entries, and what counts bytes and warps.
+  static constexpr int kBufferBytes = kWarp * sizeof(StagedEntry);
+  static constexpr int kBuffersAt = kStages * kStageBytes;
+  static constexpr int kFullAt = kBuffersAt + kSpmmStagedWarps * 2 * kBufferBytes;
+  static constexpr int kLeftAt = kFullAt + kStages * 8;
+  static_assert(kLeftAt + kStages * 4 <= SpmmStagedBytes(kRowBytes, kPanel, kStages));
+  // The buffers hold a warp's part of a row, too.
+  static_assert(kColumns * sizeof(float) <= 2 * kBufferBytes);
+
+  // Of a lane: the group that it belongs to, and which of the group's it is.
+  __device__ static int Group() { return static_cast<int>(threadIdx.x) % kWarp / kLanes; }
+  __device__ static int Lane() { return static_cast<int>(threadIdx.x) % kLanes; }
+
+  uint32_t down, across;  // tiles
+  uint32_t panels;        // of each
+
+  __device__ explicit StagedShape(const SpmmProblem& p)
+      : down(static_cast<uint32_t>(CeilDivide(p.pattern.rows, kTileRows))),
+        across(static_cast<uint32_t>(CeilDivide(p.n, kColumns))),
+        panels(static_cast<uint32_t>(CeilDivide(p.pattern.columns, kPanel))) {}
+
+  __device__ StagedTile TileAt(uint32_t tile) const {
+    return {tile / down / across, tile / down % across * kColumns, tile % down};
+  }
+
+  // Deals the rows, which are ordered by length, to tiles and their warps, forth and back, so that
+  // all get about as many entries. Returns the place in that order of row `r` of a warp.
+  __device__ uint32_t DealtRow(uint32_t tile, int warp, int r) const {
+    const uint32_t turn = r * kSpmmStagedWarps + (r % 2 == 0 ? warp : kSpmmStagedWarps - 1 - warp);
+    return turn * down + (turn % 2 == 0 ? tile : down - 1 - tile);
+  }
+};
+
+// The panels of all of a block's tiles, one after another.
+template <typename T, typename Shape, int kPanel, int kStages>
+class PanelRing {
+  const SpmmProblem& p_;
+  const Shape& shape_;
+  unsigned char* shared_;
+  uint32_t panels_;  // of all tiles
+  uint32_t at_ = 0;  // the panel that the warp is in
+  uint32_t stage_ = 0, phase_ = 0;
+
+  __device__ __forceinline__ uint64_t* Full(uint32_t stage) const {
+    return reinterpret_cast<uint64_t*>(shared_ + Shape::kFullAt) + stage;
+  }
+  __device__ __forceinline__ uint32_t* Left(uint32_t stage) const {
+    return reinterpret_cast<uint32_t*>(shared_ + Shape::kLeftAt) + stage;
+  }
+
+  // Where rows of x are not aligned, a warp copies them itself.
+  __device__ void CopyByElements(T* to, const T* from, int rows, int columns) const {
+#pragma unroll 4
+    for (int r = 0; r < rows; ++r) {
+      for (int c = threadIdx.x % kWarp; c < columns; c += kWarp) {
+        to[r * Shape::kColumns + c] = from[r * p_.n + c];
+      }
+    }
+  }
+
+  // Starts the copies of a panel; called by all lanes of a warp.
+  __device__ void Fill(uint32_t panel, uint32_t stage) {
+    const StagedTile tile = shape_.TileAt(blockIdx.x + panel / shape_.panels * gridDim.x);
+    const int64_t first = static_cast<int64_t>(panel % shape_.panels) * kPanel;
+    const int64_t rows_left = p_.pattern.columns - first, columns_left = p_.n - tile.first_column;
+    const int rows = static_cast<int>(rows_left < kPanel ? rows_left : kPanel);
+    const int columns =
+        static_cast<int>(columns_left < Shape::kColumns ? columns_left : Shape::kColumns);
+    const uint32_t row_bytes = columns * sizeof(T);
+    const T* from = p_.x.At<const T>(p_.batch, tile.entry) + first * p_.n + tile.first_column;
+    unsigned char* to = shared_ + stage * Shape::kStageBytes;
+    const int lane = threadIdx.x % kWarp;
+    if (p_.n % Shape::kVector != 0 || !IsAligned<Packet<T, Shape::kVector>>(from)) {
+      CopyByElements(reinterpret_cast<T*>(to), from, rows, columns);
+      __syncwarp();
+      if (lane == 0) ArriveAndExpect(Full(stage), 0);
+      return;
+    }
+    if (lane == 0) ArriveAndExpect(Full(stage), rows * row_bytes);
+    __syncwarp();
+    if (p_.n == Shape::kColumns) {
+      if (lane == 0) BulkCopy(to, from, rows * row_bytes, Full(stage));
+      return;
+    }
+    for (int r = lane; r < rows; r += kWarp) {
+      BulkCopy(to + r * Shape::kRowBytes, from + r * p_.n, row_bytes, Full(stage));
+    }
+  }
+
+ public:
+  // Called by all threads of a block.
+  __device__ PanelRing(const SpmmProblem& p, const Shape& shape, unsigned char* shared,
+                       uint32_t tiles)
+      : p_(p), shape_(shape), shared_(shared), panels_(tiles * shape.panels) {
+    if (threadIdx.x == 0) {
+      for (int stage = 0; stage < kStages; ++stage) {
+        InitBarrier(Full(stage), 1);
+        *Left(stage) = 0;
+      }
+      FenceBarriers();
+    }
+    __syncthreads();
+    if (threadIdx.x >= kWarp) return;
+    for (uint32_t panel = 0; panel < kStages && panel < panels_; ++panel) Fill(panel, panel);
+  }
+
+  // Waits for the next panel. Returns where its first row lies.
+  __device__ __forceinline__ uint32_t Enter() {
+    WaitForPhase(Full(stage_), phase_);
+    return stage_ * Shape::kStageBytes;
+  }
+
+  // Leaves the panel; called by all lanes of a warp.
+  __device__ __forceinline__ void Leave() {
+    const uint32_t next = at_ + kStages;
+    if (next < panels_) {
+      uint32_t left = 0;
+      __syncwarp();
+      if (threadIdx.x % kWarp == 0) left = FetchAndAdd(Left(stage_), 1);
+      left = __shfl_sync(kAllLanes, left, 0);
+      if (left % kSpmmStagedWarps == kSpmmStagedWarps - 1) Fill(next, stage_);
+    }
+    ++at_;
+    if (++stage_ == kStages) {
+      stage_ = 0;
+      phase_ ^= 1;
+    }
+  }
+};
+
+// The arrays of a batch entry that a walk over rows reads.
+template <typename T, typename Index, bool kPermuted>
+struct StagedArrays {
+  const T* values;
+  const Index* columns;
+  const int32_t* permutation;
+
+  template <typename M>
+  __device__ explicit StagedArrays(const M& m)
+      : values(m.values), columns(m.column_indices), permutation(m.permutation) {}
+};
+
+// Where the entries of a warp's rows are that have not been added: lane `slot` knows it for row
+// `slot`, so that it takes no register for each row.
+struct RowCursors {
+  int next = 0, end = 0;
+};
+
+// The next 32 entries of a row, one a lane, loaded while the warp multiplies others. kTeam warps
+// share a row: each counts, and takes, every kTeam-th run of 32 of all stored entries.
+template <typename T, typename Index, bool kPermuted, int kTeam>
+struct StagedRow {
+  static constexpr uint32_t kNone = ~0u;  // no column
+  uint32_t column = kNone;
+  int32_t place = 0;
+  T value = {};
+
+  // Which of the warp's entries is the first one from `begin` on.
+  __device__ __forceinline__ static int FirstFrom(int begin, int warp) {
+    if constexpr (kTeam == 1) return begin;
+    const int run = begin / kWarp;
+    return (run - warp + kTeam - 1) / kTeam * kWarp + (run % kTeam == warp ? begin % kWarp : 0);
+  }
+
+  using Arrays = StagedArrays<T, Index, kPermuted>;
+  __device__ __forceinline__ void Load(const Arrays& from, const RowCursors& cursors, int slot) {
+    int i = __shfl_sync(kAllLanes, cursors.next, slot) + static_cast<int>(threadIdx.x % kWarp);
+    const int end = __shfl_sync(kAllLanes, cursors.end, slot);
+    if constexpr (kTeam > 1) {
+      i = i / kWarp * (kTeam * kWarp) + static_cast<int>(threadIdx.x / kWarp) * kWarp + i % kWarp;
+    }
+    const bool stored = i < end;
+    column = kNone;
+    if (stored) column = static_cast<uint32_t>(from.columns[i]);
+    if constexpr (kPermuted) {
+      place = stored ? from.permutation[i] : 0;
+    } else {
+      if (stored) value = from.values[i];
+    }
+  }
+  // What has to wait for the first load.
+  __device__ __forceinline__ void LoadPermuted(const Arrays& from) {
+    if constexpr (kPermuted) value = column != kNone ? from.values[place] : T{};
+  }
+};
+
+// What all rows of a warp have in common in a panel. Places in shared memory are addresses.
+template <typename T, typename Shape>
+struct PanelView {
+  uint32_t ring;      // the first stage
+  uint32_t buffers;   // of the warp, two: all lanes have read the one before the last one
+  uint32_t last = 0;  // which one that is, in bytes
+  const T* x;         // the lane's part of the tile, in memory
+  int owned;          // columns that x has there
+  int64_t n;
+  uint32_t begin, end;  // columns of the matrix
+  uint32_t first_row;   // the panel's
+
+  using Vector = Packet<T, Shape::kVector>;
+
+  __device__ __forceinline__ uint32_t NextBuffer() {
+    last ^= Shape::kBufferBytes;
+    return buffers + last;
+  }
+  __device__ __forceinline__ static Vector ReadRow(uint32_t row) {
+    return SharedAt<const Vector>(row + Shape::Lane() * 16);
+  }
+  __device__ __forceinline__ static void Add(float value, const Vector& of_x,
+                                             float (&sums)[Shape::kVector]) {
+#pragma unroll
+    for (int c = 0; c < Shape::kVector; ++c) sums[c] += value * ToAccumulator(of_x.elements[c]);
+  }
+
+  __device__ __forceinline__ StagedEntry Entry(uint32_t column, float value) const {
+    return {first_row + (column - begin) * Shape::kRowBytes, value};
+  }
+
+  // Adds the first `count` entries of a buffer: of each 2 * kGroups every group takes two.
+  __device__ __forceinline__ void AddFromRing(uint32_t buffer, int count,
+                                              float (&sums)[Shape::kVector]) const {
+    using Pair = Packet<StagedEntry, 2>;
+    constexpr int kPairs = 2;  // of a group, at a time
+    constexpr uint32_t kStep = Shape::kGroups * sizeof(Pair);
+    const uint32_t ahead = Shape::Group() * sizeof(Pair);
+    const uint32_t end = buffer + ahead + count * sizeof(StagedEntry);
+    uint32_t at = buffer + ahead;
+#pragma unroll 1
+    for (const uint32_t last = end - kPairs * kStep; at <= last; at += kPairs * kStep) {
+      Pair pairs[kPairs];
+      Vector of_x[2 * kPairs];
+#pragma unroll
+      for (int k = 0; k < kPairs; ++k) pairs[k] = SharedAt<const Pair>(at + k * kStep);
+#pragma unroll
+      for (int k = 0; k < 2 * kPairs; ++k) of_x[k] = ReadRow(pairs[k / 2].elements[k % 2].at);
+#pragma unroll
+      for (int k = 0; k < 2 * kPairs; ++k) {
+        Add(pairs[k / 2].elements[k % 2].value, of_x[k], sums);
+      }
+    }
+#pragma unroll 1
+    for (; at < end; at += kStep) {
+      const Pair pair = SharedAt<const Pair>(at);
+      // What lies behind the last entry may be anything: not even its product with 0 is added.
+      const int left = static_cast<int>(end - ahead - at);
+      if (left > 0) Add(pair.elements[0].value, ReadRow(pair.elements[0].at), sums);
+      if (left > static_cast<int>(sizeof(StagedEntry))) {
+        Add(pair.elements[1].value, ReadRow(pair.elements[1].at), sums);
+      }
+    }
+  }
+
+  // The same from memory, for entries that need not lie in the panel.
+  __device__ __forceinline__ void AddFromMemory(uint32_t buffer, int count,
+                                                float (&sums)[Shape::kVector]) const {
+#pragma unroll 1
+    for (int i = Shape::Group(); i < count; i += Shape::kGroups) {
+      const StagedEntry entry = SharedAt<const StagedEntry>(buffer + i * sizeof(StagedEntry));
+      const int from_begin = static_cast<int>(entry.at - first_row) / Shape::kRowBytes;
+      const T* row = x + (static_cast<int64_t>(begin) + from_begin) * n;
+      Vector of_x = {};
+#pragma unroll
+      for (int c = 0; c < Shape::kVector; ++c) {
+        if (c < owned) of_x.elements[c] = row[c];
+      }
+      Add(entry.value, of_x, sums);
+    }
+  }
+};
+
+// Adds those of a row's next entries that lie in a panel, or in front of it.
+template <typename Row, typename View, int kVector>
+__device__ __forceinline__ void AddEntries(Row& row, const typename Row::Arrays& arrays,
+                                           RowCursors& cursors, int slot, View& view,
+                                           float (&sums)[kVector]) {
+  const int lane = threadIdx.x % kWarp;
+  for (;;) {
+    const unsigned inside = __ballot_sync(kAllLanes, row.column < view.end);
+    const int count = inside == kAllLanes ? kWarp : __ffs(static_cast<int>(~inside)) - 1;
+    if (count == 0) return;
+    const bool in_front = __any_sync(kAllLanes, lane < count && row.column < view.begin);
+    const uint32_t buffer = view.NextBuffer();
+    if (lane < count) {
+      SharedAt<StagedEntry>(buffer + lane * sizeof(StagedEntry)) =
+          view.Entry(row.column, ToAccumulator(row.value));
+    }
+    if (lane == slot) cursors.next += count;
+    row.Load(arrays, cursors, slot);
+    __syncwarp();
+    if (in_front) {
+      view.AddFromMemory(buffer, count, sums);
+    } else {
+      view.AddFromRing(buffer, count, sums);
+    }
+    row.LoadPermuted(arrays);
+    if (count < kWarp) return;
+  }
+}
+
+// Of partial sums of groups the whole, in each of them.
+template <typename Shape>
+__device__ __forceinline__ void AddUpGroups(float (&sums)[Shape::kVector]) {
+  __syncwarp();
+#pragma unroll
+  for (int distance = kWarp / Shape::kGroups; distance < kWarp; distance *= 2) {
+#pragma unroll
+    for (int c = 0; c < Shape::kVector; ++c) {
+      sums[c] += __shfl_xor_sync(kAllLanes, sums[c], distance);
+    }
+  }
+}
+
+// Adds up the warps' parts of the row that they share. The whole is the first warp's.
+template <typename Shape>
+__device__ __forceinline__ void AddUpWarps(uint32_t all_buffers, float (&sums)[Shape::kVector]) {
+  const int warp = threadIdx.x / kWarp;
+  const auto part = [&](int w, int c) -> float& {
+    const int at = c * (kWarp / Shape::kGroups) + Shape::Lane();
+    return SharedAt<float>(all_buffers + w * 2 * Shape::kBufferBytes + at * sizeof(float));
+  };
+  __syncwarp();
+  if (Shape::Group() == 0) {
+#pragma unroll
+    for (int c = 0; c < Shape::kVector; ++c) part(warp, c) = sums[c];
+  }
+  __syncthreads();
+  if (warp == 0) {
+    for (int w = 1; w < kSpmmStagedWarps; ++w) {
+#pragma unroll
+      for (int c = 0; c < Shape::kVector; ++c) sums[c] += part(w, c);
+    }
+  }
+  __syncthreads();  // the buffers are read
+}
+
+// Writes a lane's part of a row of the result, of which `owned` columns exist.
+template <typename M, int kVector>
+__device__ __forceinline__ void WriteOwned(const M& m, const SpmmProblem& p, uint32_t at,
+                                           uint32_t column, int owned, float (&sums)[kVector]) {
+  const int64_t row = m.row_order[at], first = row * p.n + column;
+  if (owned == kVector) {
+    m.WriteRun(p.activation, row, first, sums);
+    return;
+  }
+#pragma unroll
+  for (int c = 0; c < kVector; ++c) {
+    if (c < owned) m.Write(p.activation, row, first + c, sums[c]);
+  }
+}
+
+template <typename T, typename Out, typename Index, int kLanes, int kRows, int kPanel, int kStages,
+          bool kPermuted>
+__global__ void __launch_bounds__(kSpmmStagedThreads, 1)
+    SpmmStaged(const __grid_constant__ SpmmProblem p) {
+  using Shape = StagedShape<T, kLanes, kRows, kPanel, kStages>;
+  using M = Matrices<T, Out, Index>;
+  using View = PanelView<T, Shape>;
+  extern __shared__ __align__(128) unsigned char spmm_ring[];
+  const Shape shape(p);
+  const uint32_t rows = static_cast<uint32_t>(p.pattern.rows);
+  const uint32_t tiles = static_cast<uint32_t>(p.batch.count) * shape.across * shape.down;
+  const uint32_t mine = (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
+  PanelRing<T, Shape, kPanel, kStages> ring(p, shape, spmm_ring, mine);
+
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  View view;
+  view.ring = AddressOfShared(spmm_ring);
+  view.buffers = view.ring + Shape::kBuffersAt + warp * 2 * Shape::kBufferBytes;
+  view.n = p.n;
+  for (uint32_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+    const StagedTile tile = shape.TileAt(t);
+    const uint32_t column = tile.first_column + Shape::Lane() * Shape::kVector;
+    const int64_t left = p.n - column;
+    view.owned =
+        static_cast<int>(left < Shape::kVector ? left : Shape::kVector);  // or fewer than 0
+
+    StagedRow<T, Index, kPermuted, 1> own[kRows];
+    StagedRow<T, Index, kPermuted, kSpmmStagedWarps> common;
+    RowCursors cursors;  // the common row's are behind those of the warp's own
+    bool has_common;
+    float sums[kRows][Shape::kVector] = {}, common_sums[Shape::kVector] = {};
+    {
+      const M m(p, tile.entry);
+      const StagedArrays<T, Index, kPermuted> arrays(m);
+      view.x = m.x + column;
+      // The longest row of the tile, if it would keep its warp busy for longer than the others.
+      const int64_t mean = p.pattern.nse / rows;
+      const int64_t longest = (kRows > 4 ? kRows / 2 : 2) * mean + kSpmmStagedWarps * kWarp / 4;
+      const RowBounds first(m.row_offsets, m.row_order[tile.number], p.pattern.nse);
+      has_common = first.end - first.begin > longest;
+      cursors = {};
+      if (lane < kRows) {
+        const uint32_t at = shape.DealtRow(tile.number, warp, lane);
+        if (at < rows && !(has_common && at == tile.number)) {
+          const RowBounds bounds(m.row_offsets, m.row_order[at], p.pattern.nse);
+          cursors = {static_cast<int>(bounds.begin), static_cast<int>(bounds.end)};
+        }
+      } else if (has_common) {
+        cursors = {common.FirstFrom(static_cast<int>(first.begin), warp),
+                   static_cast<int>(first.end)};
+      }
+      __syncwarp();
+      common.Load(arrays, cursors, kRows);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) own[r].Load(arrays, cursors, r);
+      common.LoadPermuted(arrays);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) own[r].LoadPermuted(arrays);
+
+      for (uint32_t panel = 0; panel < shape.panels; ++panel) {
+        view.begin = panel * kPanel;
+        // Entries behind the last panel would be columns that x does not have.
+        view.end = panel + 1 < shape.panels ? view.begin + kPanel : ~0u;
+        view.first_row = view.ring + ring.Enter();
+        if (has_common) AddEntries(common, arrays, cursors, kRows, view, common_sums);
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) AddEntries(own[r], arrays, cursors, r, view, sums[r]);
+        ring.Leave();
+      }
+    }
+    const M m(p, tile.entry);
+    const int owned = Shape::Group() == 0 ? view.owned : 0;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      AddUpGroups<Shape>(sums[r]);
+      const uint32_t at = shape.DealtRow(tile.number, warp, r);
+      if (at >= rows || (has_common && at == tile.number)) continue;
+      WriteOwned(m, p, at, column, owned, sums[r]);
+    }
+    if (!has_common) continue;
+    AddUpGroups<Shape>(common_sums);
+    AddUpWarps<Shape>(view.ring + Shape::kBuffersAt, common_sums);
+    if (warp == 0) WriteOwned(m, p, tile.number, column, owned, common_sums);
+  }
+}
+
+}  // namespace jaxsparse
