@@ -78,8 +78,8 @@ nb::list DevicesOfCuda() {
   std::string error;
   nb::list devices;
   for (const CudaDevice& device : CudaDevices(&error)) {
-    devices.append(nb::make_tuple(device.name, device.compute_capability, device.multiprocessors,
-                                  device.shared_bytes));
+    devices.append(nb::make_tuple(device.name, device.gpu.compute_capability,
+                                  device.gpu.multiprocessors, device.gpu.shared_bytes));
   }
   if (!error.empty()) throw std::runtime_error(error);
   return devices;

@@ -85,8 +85,9 @@ struct ParsedCall {
   ffi::Error error = ffi::Error::Success();
 
   ParsedCall(Table<Row> table, ffi::RemainingArgs operands, ffi::RemainingRets results,
-             ffi::Dictionary attributes) {
+             ffi::Dictionary attributes, const Gpu& gpu = {}) {
     CallParser call(Operation::kName, operands, results, attributes, Operation::kResultRank);
+    if constexpr (requires { problem.gpu; }) problem.gpu = gpu;
     const auto forced = call.Attribute<std::string_view>("variant");
     if (call.ok()) Operation::Parse(call, &problem);
     std::string reason;
@@ -144,7 +145,7 @@ class Targets {
 
   static ffi::Error PrepareOnCuda(int32_t device, ffi::RemainingArgs operands,
                                   ffi::RemainingRets results, ffi::Dictionary attributes) {
-    const OnCuda call(Operation::CudaVariants(), operands, results, attributes);
+    const OnCuda call(Operation::CudaVariants(), operands, results, attributes, GpuOf(device));
     if (call.variant == nullptr) return call.error;
     std::string reason;
     if (GetKernel(call.variant->kernel(call.problem), device, &reason) == nullptr) {
@@ -155,7 +156,7 @@ class Targets {
 
   static ffi::Error RunOnCuda(int32_t device, void* stream, ffi::RemainingArgs operands,
                               ffi::RemainingRets results, ffi::Dictionary attributes) {
-    OnCuda call(Operation::CudaVariants(), operands, results, attributes);
+    OnCuda call(Operation::CudaVariants(), operands, results, attributes, GpuOf(device));
     if (call.variant == nullptr) return call.error;
     const LaunchShape shape = call.variant->shape(call.problem);
     if (shape.blocks == 0) return ffi::Error::Success();  // there is no output to write

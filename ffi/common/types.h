@@ -27,6 +27,14 @@ JAXSPARSE_INLINE int64_t SizeOf(DType dtype) {
 
 constexpr int kWarp = 32;  // lanes
 
+// What kernels are chosen for, where the choice depends on it. An H200 unless a call says
+// otherwise.
+struct Gpu {
+  int compute_capability = 90;  // 9.0
+  int multiprocessors = 132;
+  int64_t shared_bytes = 232448;  // that a block can have
+};
+
 // The least power of 2 that is no less than `size`, at most a warp: lanes that share a unit of
 // work.
 JAXSPARSE_INLINE int LanesFor(int64_t size) {

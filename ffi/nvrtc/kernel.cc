@@ -15,15 +15,14 @@ std::string Describe(const char* what, cudaError_t status) {
   return std::string(what) + ": " + cudaGetErrorString(status);
 }
 
-int ComputeCapability(int device) {
-  int major = 0, minor = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  return major * 10 + minor;
+int AttributeOf(int device, cudaDeviceAttr attribute) {
+  int value = 0;
+  cudaDeviceGetAttribute(&value, attribute, device);
+  return value;
 }
 
 const void* Load(const KernelSource& source, int device, std::string* error) {
-  const std::string architecture = ArchitectureName(ComputeCapability(device));
+  const std::string architecture = ArchitectureName(GpuOf(device).compute_capability);
   const std::optional<CompiledKernel> compiled = CompileCached(source, architecture, error);
   if (!compiled) return nullptr;
   const ScopedDevice scoped(device);
@@ -117,6 +116,13 @@ std::string LaunchKernel(const void* kernel, const LaunchShape& shape, void* pro
   return status == cudaSuccess ? "" : Describe("launch", status);
 }
 
+Gpu GpuOf(int device) {
+  return {AttributeOf(device, cudaDevAttrComputeCapabilityMajor) * 10 +
+              AttributeOf(device, cudaDevAttrComputeCapabilityMinor),
+          AttributeOf(device, cudaDevAttrMultiProcessorCount),
+          AttributeOf(device, cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+}
+
 std::vector<CudaDevice> CudaDevices(std::string* error) {
   int count = 0;
   if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess) {
@@ -128,8 +134,7 @@ std::vector<CudaDevice> CudaDevices(std::string* error) {
   for (int device = 0; device < count; ++device) {
     cudaDeviceProp properties;
     if (cudaGetDeviceProperties(&properties, device) != cudaSuccess) continue;
-    devices.push_back({properties.name, ComputeCapability(device), properties.multiProcessorCount,
-                       static_cast<int64_t>(properties.sharedMemPerBlockOptin)});
+    devices.push_back({properties.name, GpuOf(device)});
   }
   return devices;
 }

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "common/types.h"
+
 namespace jaxsparse {
 
 // One instance of a kernel template: a file below the folder of device sources, and a C++
@@ -61,11 +63,11 @@ class ScopedDevice {
   int previous_ = 0;
 };
 
+Gpu GpuOf(int device);
+
 struct CudaDevice {
   std::string name;
-  int compute_capability = 0;  // 90 for 9.0
-  int multiprocessors = 0;
-  int64_t shared_bytes = 0;  // that a block can have
+  Gpu gpu;
 };
 
 // The GPUs the driver shows; `error` says why there are none.

@@ -35,6 +35,7 @@ constexpr int SpmmStagedBytes(int row_bytes, int panel, int stages) {
 }
 
 struct SpmmProblem {
+  Gpu gpu;
   Pattern pattern;
   int64_t n = 0;
   bool dense_on_left = false;

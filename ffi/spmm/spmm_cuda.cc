@@ -32,11 +32,11 @@ struct Tiling {
 };
 
 constexpr int kWidestLoad = 16;  // bytes
-// Threads that fill a GPU: a row's entries are shared until there are so many, or until a group
-// has too few entries for its loads to overlap. On an H200 262,144 threads that do not share take
-// 17 % less time than twice as many that do, 131,072 a third less than four times as many; 32,768
-// take two to four times as long.
-constexpr int64_t kThreadsToFill = 132 * 768;
+// Threads that fill a multiprocessor: a row's entries are shared until there are so many, or until
+// a group has too few entries for its loads to overlap. On an H200 262,144 threads that do not
+// share take 17 % less time than twice as many that do, 131,072 a third less than four times as
+// many; 32,768 take two to four times as long.
+constexpr int64_t kThreadsToFill = 768;
 constexpr int64_t kFewestEntries = 16;
 
 Tiling TilingOf(const SpmmProblem& p) {
@@ -47,7 +47,8 @@ Tiling TilingOf(const SpmmProblem& p) {
   const int64_t threads = p.batch.count * tiles * p.pattern.rows * tiling.lanes;
   const int64_t entries = p.pattern.nse / (p.pattern.rows > 0 ? p.pattern.rows : 1);
   while (tiling.lanes * tiling.groups < kSpmmTiledThreads &&
-         threads * tiling.groups < kThreadsToFill && entries > kFewestEntries * tiling.groups) {
+         threads * tiling.groups < kThreadsToFill * p.gpu.multiprocessors &&
+         entries > kFewestEntries * tiling.groups) {
     tiling.groups *= 2;
   }
   return tiling;
@@ -93,15 +94,9 @@ int64_t TensorTiles(const SpmmProblem& p, int columns) {
 
 // Columns of x that a block multiplies by: few where there are fewer tiles than multiprocessors.
 int TensorColumns(const SpmmProblem& p) {
-  constexpr int64_t kMultiprocessors = 132;
   int columns = p.n <= 32 ? 32 : p.n <= 64 ? 64 : 128;
-  while (columns > 32 && TensorTiles(p, columns) < kMultiprocessors) columns /= 2;
+  while (columns > 32 && TensorTiles(p, columns) < p.gpu.multiprocessors) columns /= 2;
   return columns;
-}
-
-bool FitsTensorCores(const SpmmProblem& p) {
-  constexpr int64_t kMost = int64_t{1} << 30;
-  return p.dtype != DType::kFloat64 && p.pattern.nse < kMost && p.pattern.columns < kMost;
 }
 
 KernelSource TensorInstance(const SpmmProblem& p) {
@@ -118,6 +113,12 @@ LaunchShape TensorShape(const SpmmProblem& p) {
           kSpmmStages * SpmmStageBytes(planes, columns)};
 }
 
+bool FitsTensorCores(const SpmmProblem& p) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  return p.dtype != DType::kFloat64 && p.pattern.nse < kMost && p.pattern.columns < kMost &&
+         p.gpu.compute_capability >= 80 && TensorShape(p).shared_bytes <= p.gpu.shared_bytes;
+}
+
 // How x is staged, and the result cut into tiles.
 struct Staging {
   int lanes;  // that read a row of x, 16 bytes each
@@ -127,7 +128,6 @@ struct Staging {
 
 constexpr int kStagedStages = 3;
 constexpr int kStagedStageBytes = 64 << 10;
-constexpr int64_t kStagedBlocks = 132;  // one for each multiprocessor
 
 int64_t StagedTiles(const SpmmProblem& p, const Staging& staging) {
   const int64_t columns = staging.lanes * kWidestLoad / SizeOf(p.dtype);
@@ -148,7 +148,7 @@ double StagedClocks(const SpmmProblem& p, const Staging& staging) {
   const double panels = rows * CeilDivide(p.pattern.columns, staging.panel) * kForRowInPanel;
   const double shared = entries + panels + inner * bytes / kSharedBytes;
   const double l2 = inner * bytes / kL2Bytes;
-  return static_cast<double>(CeilDivide(StagedTiles(p, staging), kStagedBlocks)) *
+  return static_cast<double>(CeilDivide(StagedTiles(p, staging), p.gpu.multiprocessors)) *
          (shared > l2 ? shared : l2);
 }
 
@@ -171,13 +171,6 @@ Staging StagingOf(const SpmmProblem& p) {
   return best;
 }
 
-// Counters and places in the ring of 32 bits.
-bool FitsStaged(const SpmmProblem& p) {
-  constexpr int64_t kMost = int64_t{1} << 30, kWidestRow = 512;
-  return FitsTiled(p) && p.dtype != DType::kFloat64 && p.pattern.columns * kWidestRow < kMost &&
-         p.batch.count * CeilDivide(p.n, 8) * (p.pattern.rows + p.pattern.columns) < kMost;
-}
-
 KernelSource StagedInstance(const SpmmProblem& p) {
   const Staging staging = StagingOf(p);
   return {"spmm/spmm_staged.cu",
@@ -190,9 +183,17 @@ KernelSource StagedInstance(const SpmmProblem& p) {
 
 LaunchShape StagedShape(const SpmmProblem& p) {
   const Staging staging = StagingOf(p);
-  const int64_t tiles = StagedTiles(p, staging);
-  return {tiles < kStagedBlocks ? tiles : kStagedBlocks, kSpmmStagedThreads,
+  const int64_t tiles = StagedTiles(p, staging), blocks = p.gpu.multiprocessors;
+  return {tiles < blocks ? tiles : blocks, kSpmmStagedThreads,
           SpmmStagedBytes(staging.lanes * kWidestLoad, staging.panel, kStagedStages)};
+}
+
+// Counters and places in the ring of 32 bits; bulk copies.
+bool FitsStaged(const SpmmProblem& p) {
+  constexpr int64_t kMost = int64_t{1} << 30, kWidestRow = 512;
+  return FitsTiled(p) && p.dtype != DType::kFloat64 && p.pattern.columns * kWidestRow < kMost &&
+         p.batch.count * CeilDivide(p.n, 8) * (p.pattern.rows + p.pattern.columns) < kMost &&
+         p.gpu.compute_capability >= 90 && StagedShape(p).shared_bytes <= p.gpu.shared_bytes;
 }
 
 constexpr CudaVariant<SpmmProblem> kVariants[] = {
