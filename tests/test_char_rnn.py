@@ -35,7 +35,7 @@ from examples.char_rnn.entries import rows_of
 from examples.char_rnn.model import CELLS, CharRNN, with_flax_layers
 from examples.char_rnn.recipe import Entry, make_schedule, parse_entry, schedule_options
 from examples.char_rnn.sampling import sample
-from examples.char_rnn.sparse_form import gather, scatter
+from examples.char_rnn.sparse_form import gather, scans_of, scatter
 from examples.char_rnn.throughput import FORMS, PROGRAMS
 from examples.char_rnn.trainer import Trainer
 from examples.common.checkpoint import Checkpoints
@@ -488,6 +488,8 @@ def test_sparse_form_continues_the_dense_one(book: Path) -> None:
     dense, score = jax.tree.map(jnp.copy, trainer.dense_state), trainer.score()
     trainer.become_sparse()  # As the next step would.
     assert trainer.score() == pytest.approx(score, rel=1e-5)
+    scans = scans_of(trainer.sparse_model, trainer.batch, trainer.length)
+    assert scans.count("\n  masked_fma: ") == len(trainer.sparse_model.stack.layers)
     # There and back nothing changes, but for the moments of weights that are gone for good.
     back = trainer.dense_state
     jax.tree.map(np.testing.assert_array_equal, dense.params, back.params)
@@ -544,6 +546,12 @@ def test_flax_layers_compute_the_same(cell: str, dtype: str, tolerance: float) -
         np.testing.assert_allclose(
             x.astype("float32"), y.astype("float32"), rtol=tolerance, atol=tolerance
         )
+
+
+def test_embedding_is_that_of_each_token() -> None:
+    model = CharRNN(11, cell="gru", hidden=12, layers=1, embedding=5, dtype=jnp.float32, seed=3)
+    tokens = np.arange(18).reshape(2, 9) % 11
+    np.testing.assert_array_equal(model.embedded(tokens), model.embed(tokens))
 
 
 def test_sample_at_zero_temperature_is_the_likeliest() -> None:

@@ -123,7 +123,7 @@ def result_of(
     if trainer.table is not None and not args.quiet:
         print(f"{entry.name}, recurrent layers in sparse form:\n{trainer.table}\n")
         if trainer.scans is not None:
-            print(f"{entry.name}, its recurrent scans in training:\n{trainer.scans}\n")
+            print(f"{entry.name}, recurrent scans of the forward pass:\n{trainer.scans}\n")
     model = trainer.sparse_model or trainer.model
     drawn = sample(
         model, prompt, length=args.sample_length, temperature=args.temperature, seed=args.seed

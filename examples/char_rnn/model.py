@@ -55,7 +55,8 @@ class CharRNN(nnx.Module):
         in no fixed order; there are few tokens and each is frequent.
         """
         table = self.embed.embedding.get_value().astype(self.embed.dtype)
-        return jax.nn.one_hot(tokens, len(table), dtype=table.dtype) @ table
+        chosen = jax.nn.one_hot(tokens, len(table), dtype=table.dtype)
+        return jnp.matmul(chosen, table, precision=jax.lax.Precision.HIGHEST)
 
 
 def with_flax_layers(model: CharRNN) -> CharRNN:

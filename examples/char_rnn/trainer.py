@@ -143,7 +143,8 @@ class Trainer:
         self.pruning = pruning._replace(inner_state=None)
         params, moments = gather((params, pruning.inner_state), self.topologies)
         model = packed(self.sparse_model, self.batch)
-        self.scans = scans_of(model, self.batch, self.length)
+        if jax.local_devices()[0].platform == "gpu":
+            self.scans = scans_of(model, self.batch, self.length)
         self.graph, _, self.constants = nnx.split(model, nnx.Param, ...)
         # The layout for a GPU is made for one batch size.
         model = packed(self.sparse_model, SCORING_STREAMS)

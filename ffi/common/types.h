@@ -27,8 +27,7 @@ JAXSPARSE_INLINE int64_t SizeOf(DType dtype) {
 
 constexpr int kWarp = 32;  // lanes
 
-// What kernels are chosen for, where the choice depends on it. An H200 unless a call says
-// otherwise.
+// The GPU that a kernel is chosen for: an H200 unless a call says otherwise.
 struct Gpu {
   int compute_capability = 90;  // 9.0
   int multiprocessors = 132;

@@ -15,10 +15,10 @@ std::string Describe(const char* what, cudaError_t status) {
   return std::string(what) + ": " + cudaGetErrorString(status);
 }
 
-int AttributeOf(int device, cudaDeviceAttr attribute) {
+int AttributeOf(int device, cudaDeviceAttr attribute, int64_t otherwise) {
   int value = 0;
-  cudaDeviceGetAttribute(&value, attribute, device);
-  return value;
+  const bool known = cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess;
+  return known ? value : static_cast<int>(otherwise);
 }
 
 const void* Load(const KernelSource& source, int device, std::string* error) {
@@ -117,10 +117,12 @@ std::string LaunchKernel(const void* kernel, const LaunchShape& shape, void* pro
 }
 
 Gpu GpuOf(int device) {
-  return {AttributeOf(device, cudaDevAttrComputeCapabilityMajor) * 10 +
-              AttributeOf(device, cudaDevAttrComputeCapabilityMinor),
-          AttributeOf(device, cudaDevAttrMultiProcessorCount),
-          AttributeOf(device, cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+  const Gpu other;
+  const int capability = other.compute_capability;
+  return {AttributeOf(device, cudaDevAttrComputeCapabilityMajor, capability / 10) * 10 +
+              AttributeOf(device, cudaDevAttrComputeCapabilityMinor, capability % 10),
+          AttributeOf(device, cudaDevAttrMultiProcessorCount, other.multiprocessors),
+          AttributeOf(device, cudaDevAttrMaxSharedMemoryPerBlockOptin, other.shared_bytes)};
 }
 
 std::vector<CudaDevice> CudaDevices(std::string* error) {

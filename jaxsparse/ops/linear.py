@@ -27,11 +27,12 @@ def linear(
 
     .. math:: y_{ni} = f\Bigl(\sum_{j \in P_i} x_{nj}\, a_{ij} + b_i\Bigr)
 
-    This is ``spmm`` for activations whose features come last: neither ``x`` nor the result nor
-    ``a`` is transposed in memory, and neither is the gradient of ``x``. The gradient of the values
-    sums over the leading dimensions, for which their transposes are made. Sharding of the first
-    leading dimension is kept, forward and backward; others are gathered under automatic axes, and
-    refused by JAX under explicit ones. Otherwise as ``spmm``.
+    This is ``spmm`` for activations whose features come last. On a CPU neither ``x`` nor the result
+    nor ``a`` is transposed in memory, and neither is the gradient of ``x``; a GPU's kernels get
+    ``x`` transposed, and so their result is. The gradient of the values sums over the leading
+    dimensions, for which their transposes are made. Sharding of the first leading dimension is
+    kept, forward and backward; others are gathered under automatic axes, and refused by JAX under
+    explicit ones. Otherwise as ``spmm``.
 
     Args:
         x: ``(..., k)``, float32, float64, bfloat16 or float16.

@@ -336,17 +336,21 @@ def _spmm_xla(
     return [r.T for r in results] if dense_on_left else results
 
 
+_WITH_X_ON_THE_LEFT = ("generic_dots", "tensor_cores")  # CUDA variants that take it so
+
+
 def _spmm_ffi(params: dict[str, Any], avals: Sequence[ShapedArray], platform: str) -> FfiCall:
     transpose = params["transpose"]
     operands = ("values", "x", *(TRANSPOSED if transpose else ROWS))
     if params.get("has_bias"):
         operands = (*operands, "bias")
-    # A GPU's kernels take a row of x at once, which with x on the left are neighbours only after a
-    # transposition. That costs little next to the product.
-    swap = params["dense_on_left"] and platform == "cuda" and params["variant"] is None
+    # Most of a GPU's kernels read what stands in the columns of x where it is on the left: they get
+    # it transposed.
+    left = params["dense_on_left"]
+    swap = left and platform == "cuda" and params["variant"] not in _WITH_X_ON_THE_LEFT
     attributes = {
         "permuted": transpose,
-        "dense_on_left": params["dense_on_left"] and not swap,
+        "dense_on_left": left and not swap,
         "activation": params.get("activation") or "none",
     }
     return FfiCall(operands, attributes, swapped=("x", "out", "preactivation") if swap else ())
@@ -524,7 +528,8 @@ def _sddmm_ffi(
 
 
 # From so much density on a GPU's dense product, and picking entries of it, is faster than the
-# kernel, whose rate does not depend on the dtype as that of a dense product does.
+# generic kernel, whose rate does not depend on the dtype as that of a dense product does. With the
+# kernel on tensor cores it was not compared yet.
 _DENSE_PAYS = {"float32": 0.08, "bfloat16": 0.02, "float16": 0.02}
 _DENSE_BYTES = 2**28  # that the dense product may take
 _DENSE_INNER = 256  # least d; below it, reading and writing the dense product takes the time
