@@ -39,13 +39,26 @@ def test_tilings_compile(tiling, monkeypatch):
     assert _ffi.compile_kernel("spmm/spmm_tiled.cu", expression, "sm_90a")
 
 
-# Lanes that read a row of x, rows of a warp, rows of x in a panel.
-@pytest.mark.parametrize("staging", [(8, 1, 512), (16, 8, 256), (32, 4, 128), (32, 8, 16)])
-def test_stagings_compile(staging, monkeypatch):
+# Of spmm: lanes that read a row of x, rows of a warp, rows of x in a panel, stages, permuted.
+# Of sddmm: lanes that take an entry, pieces of each, rows of a warp, rows of y in a panel, stages,
+# parts of the columns.
+@pytest.mark.parametrize(
+    "file, kernel, numbers",
+    [
+        *(
+            ("spmm/spmm_staged.cu", "SpmmStaged", f"{numbers}, 3, true")
+            for numbers in ("8, 1, 512", "16, 8, 256", "32, 4, 128", "32, 8, 16")
+        ),
+        *(
+            ("sddmm/sddmm_staged.cu", "SddmmStaged", numbers)
+            for numbers in ("2, 4, 8, 512, 3, 1", "4, 4, 8, 256, 3, 1", "8, 4, 1, 16, 3, 4")
+        ),
+    ],
+)
+def test_stagings_compile(file, kernel, numbers, monkeypatch):
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    numbers = ", ".join(map(str, staging))
-    expression = f"jaxsparse::SpmmStaged<float, float, uint16_t, {numbers}, 3, true>"
-    assert _ffi.compile_kernel("spmm/spmm_staged.cu", expression, "sm_90a")
+    expression = f"jaxsparse::{kernel}<float, float, uint16_t, {numbers}>"
+    assert _ffi.compile_kernel(file, expression, "sm_90a")
 
 
 @pytest.mark.parametrize("columns", [64, 128])

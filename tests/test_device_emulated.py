@@ -13,7 +13,9 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("operation", ["spmm", "spmm_staged", "sddmm", "sparse_softmax"])
+@pytest.mark.parametrize(
+    "operation", ["spmm", "spmm_staged", "sddmm", "sddmm_staged", "sparse_softmax"]
+)
 def test_kernels(operation, tmp_path):
     source = sanitized.FFI / "tests" / "device" / f"{operation}_test.cc"
     assert "all results agree" in sanitized.output_of([source], OPTIONS, tmp_path)

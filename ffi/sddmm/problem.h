@@ -36,7 +36,17 @@ constexpr int SddmmSharedBytes(int planes) {  // and a number of each warp
   return SddmmKeptBytes(planes) + SddmmTileBytes(planes) + kSddmmTensorThreads / kWarp * 4;
 }
 
+// With y staged in shared memory: warps of a block, and what a block has of it for panels of so
+// many rows of y, `stages` at a time, and for so many rows of x for each warp. Behind them lie 12
+// bytes of counters for each stage.
+constexpr int kSddmmStagedWarps = 16;
+constexpr int kSddmmStagedThreads = kSddmmStagedWarps * kWarp;
+constexpr int SddmmStagedBytes(int row_bytes, int rows, int panel, int stages) {
+  return (stages * panel + kSddmmStagedWarps * rows) * row_bytes + stages * 12;
+}
+
 struct SddmmProblem {
+  Gpu gpu;
   Pattern pattern;
   int64_t d = 0;
   DType dtype = DType::kFloat32;      // x, y, scale_by

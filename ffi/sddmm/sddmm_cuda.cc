@@ -1,4 +1,6 @@
 // CUDA variants of the sampled dense-dense product: which kernel, and how it is launched.
+#include <string>
+
 #include "nvrtc/type_names.h"
 #include "sddmm/sddmm.h"
 
@@ -16,12 +18,6 @@ LaunchShape EntriesShape(const SddmmProblem& p) {
   return {CeilDivide(groups, kSddmmThreads / LanesFor(p.d)), kSddmmThreads};
 }
 
-bool FitsTensorCores(const SddmmProblem& p) {
-  constexpr int64_t kMost = int64_t{1} << 30;
-  return p.dtype != DType::kFloat64 && p.pattern.nse < kMost && p.pattern.columns < kMost &&
-         p.pattern.rows < kMost;
-}
-
 KernelSource TensorInstance(const SddmmProblem& p) {
   return {"sddmm/sddmm_tensor_cores.cu",
           "jaxsparse::SddmmTensorCores<" + TypeName(p.dtype) + ", " + TypeName(p.out_dtype) + ", " +
@@ -35,21 +31,128 @@ LaunchShape TensorShape(const SddmmProblem& p) {
   return {p.batch.count * parts.down * parts.across, kSddmmTensorThreads, SddmmSharedBytes(planes)};
 }
 
+bool FitsTensorCores(const SddmmProblem& p) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  return p.dtype != DType::kFloat64 && p.pattern.nse < kMost && p.pattern.columns < kMost &&
+         p.pattern.rows < kMost && p.gpu.compute_capability >= 80 &&
+         TensorShape(p).shared_bytes <= p.gpu.shared_bytes;
+}
+
+// How y is staged, and the product cut into tiles.
+struct Staging {
+  int lanes;   // that take an entry
+  int pieces;  // of 16 bytes of a lane
+  int rows;    // of a warp
+  int panel;   // rows of y
+  int parts;   // of the columns
+
+  int RowBytes() const;
+};
+
+constexpr int kStagedStages = 3;
+constexpr int kStagedStageBytes = 64 << 10;
+constexpr int kStagedRowBytes = 2 << 10;  // of x, for each warp
+
+int Staging::RowBytes() const { return lanes * pieces * 16; }
+
+int64_t StagedTiles(const SddmmProblem& p, const Staging& staging) {
+  const int64_t down = CeilDivide(p.pattern.rows, kSddmmStagedWarps * staging.rows);
+  return p.batch.count * (down > 0 ? down : 1) * staging.parts;  // somebody writes the padding
+}
+
+// Clocks of the multiprocessor that has most to do.
+double StagedClocks(const SddmmProblem& p, const Staging& staging) {
+  constexpr double kSharedBytes = 128, kL2Bytes = 24;  // a clock and multiprocessor
+  // What a row costs in a panel besides its entries, and a tile; not yet measured.
+  constexpr double kForRowInPanel = 24, kForTile = 2000, kForSearch = 4000;
+  const double bytes = staging.RowBytes();
+  const int64_t panels = CeilDivide(p.pattern.columns, staging.panel * staging.parts);
+  const double inner = static_cast<double>(panels * staging.panel);  // rows of y for each tile
+  const int64_t tile_rows = kSddmmStagedWarps * staging.rows;
+  const double rows = static_cast<double>(p.pattern.rows < tile_rows ? p.pattern.rows : tile_rows);
+  const double mean =
+      p.pattern.rows > 0 ? static_cast<double>(p.pattern.nse) / p.pattern.rows : 0;  // entries
+  const double entries = rows * mean / staging.parts * (bytes / kSharedBytes + 0.3);
+  const double visits = rows * static_cast<double>(panels) * kForRowInPanel;
+  const double shared = entries + visits + inner * bytes / kSharedBytes;
+  const double l2 = inner * bytes / kL2Bytes;
+  return static_cast<double>(CeilDivide(StagedTiles(p, staging), p.gpu.multiprocessors)) *
+         ((shared > l2 ? shared : l2) + kForTile + (staging.parts > 1 ? kForSearch : 0));
+}
+
+// The least clocks; among equals the most rows, for which y is read least often.
+Staging StagingOf(const SddmmProblem& p) {
+  Staging best{2, 4, 0, 16, 1};
+  while (best.RowBytes() < p.d * SizeOf(p.dtype)) {
+    if (best.lanes < 8) best.lanes *= 2;
+    else best.pieces *= 2;
+  }
+  while (best.panel < p.pattern.columns && best.panel * 2 * best.RowBytes() <= kStagedStageBytes) {
+    best.panel *= 2;
+  }
+  for (int parts = 1; parts <= 8; parts *= 2) {
+    for (int rows = 1; rows <= 8 && rows * best.RowBytes() <= kStagedRowBytes; rows *= 2) {
+      const Staging staging{best.lanes, best.pieces, rows, best.panel, parts};
+      const double clocks = StagedClocks(p, staging);
+      const bool is_better = best.rows == 0 || clocks < StagedClocks(p, best) ||
+                             (parts == best.parts && clocks == StagedClocks(p, best));
+      if (is_better) best = staging;
+    }
+  }
+  return best;
+}
+
+KernelSource StagedInstance(const SddmmProblem& p) {
+  const Staging staging = StagingOf(p);
+  return {"sddmm/sddmm_staged.cu",
+          "jaxsparse::SddmmStaged<" + TypeName(p.dtype) + ", " + TypeName(p.out_dtype) + ", " +
+              TypeName(p.pattern.index_type) + ", " + std::to_string(staging.lanes) + ", " +
+              std::to_string(staging.pieces) + ", " + std::to_string(staging.rows) + ", " +
+              std::to_string(staging.panel) + ", " + std::to_string(kStagedStages) + ", " +
+              std::to_string(staging.parts) + ">"};
+}
+
+LaunchShape StagedShape(const SddmmProblem& p) {
+  const Staging staging = StagingOf(p);
+  const int64_t tiles = StagedTiles(p, staging), blocks = p.gpu.multiprocessors;
+  return {tiles < blocks ? tiles : blocks, kSddmmStagedThreads,
+          SddmmStagedBytes(staging.RowBytes(), staging.rows, staging.panel, kStagedStages)};
+}
+
+// Places of 32 bits; bulk copies. Panels are no smaller than 16 rows, or there is one.
+bool FitsStaged(const SddmmProblem& p) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  const int64_t widest_row = p.dtype == DType::kFloat32 ? 1024 : 512;  // x stays in registers
+  return p.dtype != DType::kFloat64 && p.d * SizeOf(p.dtype) <= widest_row &&
+         p.pattern.nse < kMost && p.pattern.columns < kMost && p.pattern.rows < kMost &&
+         p.batch.count < kMost / (p.pattern.rows + kWarp) &&
+         p.batch.count * (p.pattern.rows / 16 + 1) < kMost / (p.pattern.columns / 16 + 1) &&
+         p.gpu.compute_capability >= 90 && StagedShape(p).shared_bytes <= p.gpu.shared_bytes;
+}
+
 // Nanoseconds on an H200, fitted to 20 problems in float32: positions 1024 x 1024 to 16384 x 4096,
-// d 32 and 128, 10 and 30 % stored.
+// d 32 and 128, 10 and 30 % stored. With larger d, for which x is read again for each tile, tensor
+// cores were not measured.
 double EntriesCost(const SddmmProblem& p) {
   return static_cast<double>(p.pattern.nse) * (0.125 + 0.00063 * static_cast<double>(p.d));
 }
 double TensorCost(const SddmmProblem& p) {
+  if (p.d > kSddmmTensorKeptInner) return kOnDemand;
   const double positions =
       static_cast<double>(p.pattern.rows) * static_cast<double>(p.pattern.columns);
-  return positions * (0.0016 + 0.000036 * static_cast<double>(p.d)) +
-         0.01 * static_cast<double>(p.pattern.nse);
+  const double full = positions * (0.0016 + 0.000036 * static_cast<double>(p.d)) +
+                      0.01 * static_cast<double>(p.pattern.nse);
+  // Two blocks fill a multiprocessor.
+  const double blocks = static_cast<double>(TensorShape(p).blocks),
+               wanted = 2 * p.gpu.multiprocessors;
+  return blocks < wanted ? full * wanted / blocks : full;
 }
 
 constexpr CudaVariant<SddmmProblem> kVariants[] = {
     {"generic_entries", [](const SddmmProblem&) { return true; }, EntriesCost, Entries,
      EntriesShape},
+    {"staged_entries", FitsStaged, [](const SddmmProblem&) { return kOnDemand; }, StagedInstance,
+     StagedShape},
     {"tensor_cores", FitsTensorCores, TensorCost, TensorInstance, TensorShape},
 };
 

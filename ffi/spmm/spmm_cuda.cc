@@ -188,11 +188,12 @@ LaunchShape StagedShape(const SpmmProblem& p) {
           SpmmStagedBytes(staging.lanes * kWidestLoad, staging.panel, kStagedStages)};
 }
 
-// Counters and places in the ring of 32 bits; bulk copies.
+// Counters, of panels too, and places in the ring of 32 bits; bulk copies.
 bool FitsStaged(const SpmmProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30, kWidestRow = 512;
   return FitsTiled(p) && p.dtype != DType::kFloat64 && p.pattern.columns * kWidestRow < kMost &&
-         p.batch.count * CeilDivide(p.n, 8) * (p.pattern.rows + p.pattern.columns) < kMost &&
+         p.batch.count * CeilDivide(p.n, 8) * (p.pattern.rows / 16 + 1) <
+             kMost / (p.pattern.columns / 16 + 1) &&
          p.gpu.compute_capability >= 90 && StagedShape(p).shared_bytes <= p.gpu.shared_bytes;
 }
 

@@ -3,9 +3,8 @@
 // owns kRows rows of the tile and adds, of each, the entries that lie in the panel. So every load
 // of x takes the same time, whether or not rows walk through the columns in step.
 //
-// The panels lie in a ring of stages. A warp that is done with one goes on to the next; the last
-// warp to leave a stage has it filled again. So warps may be kStages - 1 panels apart, and what
-// counts is how many entries a warp has in all of them, not in the worst one.
+// The panels lie in a ring of stages (common/panel_ring.cuh). Warps may be kStages - 1 panels
+// apart, so what counts is how many entries a warp has in all of them, not in the worst one.
 //
 // Columns of a row may stand in any order and more than once: the walk stops at the first entry
 // behind the panel, and entries in front of it read x from memory.
@@ -14,6 +13,7 @@
 // multiprocessor, and 8 bytes for its place and value, which is half a clock for kLanes == 32; each
 // tile writes its columns of x there once. From memory come the entries, x and the result, once
 // each; from L2 x as often as there are tiles down the result.
+#include "common/panel_ring.cuh"
 #include "spmm/matrices.cuh"
 
 namespace jaxsparse {
@@ -42,9 +42,7 @@ struct StagedShape {
   // Behind the ring: of each warp two buffers of entries, and what counts bytes and warps.
   static constexpr int kBufferBytes = kWarp * sizeof(StagedEntry);
   static constexpr int kBuffersAt = kStages * kStageBytes;
-  static constexpr int kFullAt = kBuffersAt + kSpmmStagedWarps * 2 * kBufferBytes;
-  static constexpr int kLeftAt = kFullAt + kStages * 8;
-  static_assert(kLeftAt + kStages * 4 <= SpmmStagedBytes(kRowBytes, kPanel, kStages));
+  static constexpr int kCountersAt = kBuffersAt + kSpmmStagedWarps * 2 * kBufferBytes;
   // The buffers hold a warp's part of a row, too.
   static_assert(kColumns * sizeof(float) <= 2 * kBufferBytes);
 
@@ -73,99 +71,18 @@ struct StagedShape {
 };
 
 // The panels of all of a block's tiles, one after another.
-template <typename T, typename Shape, int kPanel, int kStages>
-class PanelRing {
-  const SpmmProblem& p_;
-  const Shape& shape_;
-  unsigned char* shared_;
-  uint32_t panels_;  // of all tiles
-  uint32_t at_ = 0;  // the panel that the warp is in
-  uint32_t stage_ = 0, phase_ = 0;
+template <typename T, typename Shape, int kPanel>
+struct StagedPanels {
+  const SpmmProblem& p;
+  const Shape& shape;
 
-  __device__ __forceinline__ uint64_t* Full(uint32_t stage) const {
-    return reinterpret_cast<uint64_t*>(shared_ + Shape::kFullAt) + stage;
-  }
-  __device__ __forceinline__ uint32_t* Left(uint32_t stage) const {
-    return reinterpret_cast<uint32_t*>(shared_ + Shape::kLeftAt) + stage;
-  }
-
-  // Where rows of x are not aligned, a warp copies them itself.
-  __device__ void CopyByElements(T* to, const T* from, int rows, int columns) const {
-#pragma unroll 4
-    for (int r = 0; r < rows; ++r) {
-      for (int c = threadIdx.x % kWarp; c < columns; c += kWarp) {
-        to[r * Shape::kColumns + c] = from[r * p_.n + c];
-      }
-    }
-  }
-
-  // Starts the copies of a panel; called by all lanes of a warp.
-  __device__ void Fill(uint32_t panel, uint32_t stage) {
-    const StagedTile tile = shape_.TileAt(blockIdx.x + panel / shape_.panels * gridDim.x);
-    const int64_t first = static_cast<int64_t>(panel % shape_.panels) * kPanel;
-    const int64_t rows_left = p_.pattern.columns - first, columns_left = p_.n - tile.first_column;
-    const int rows = static_cast<int>(rows_left < kPanel ? rows_left : kPanel);
-    const int columns =
-        static_cast<int>(columns_left < Shape::kColumns ? columns_left : Shape::kColumns);
-    const uint32_t row_bytes = columns * sizeof(T);
-    const T* from = p_.x.At<const T>(p_.batch, tile.entry) + first * p_.n + tile.first_column;
-    unsigned char* to = shared_ + stage * Shape::kStageBytes;
-    const int lane = threadIdx.x % kWarp;
-    if (p_.n % Shape::kVector != 0 || !IsAligned<Packet<T, Shape::kVector>>(from)) {
-      CopyByElements(reinterpret_cast<T*>(to), from, rows, columns);
-      __syncwarp();
-      if (lane == 0) ArriveAndExpect(Full(stage), 0);
-      return;
-    }
-    if (lane == 0) ArriveAndExpect(Full(stage), rows * row_bytes);
-    __syncwarp();
-    if (p_.n == Shape::kColumns) {
-      if (lane == 0) BulkCopy(to, from, rows * row_bytes, Full(stage));
-      return;
-    }
-    for (int r = lane; r < rows; r += kWarp) {
-      BulkCopy(to + r * Shape::kRowBytes, from + r * p_.n, row_bytes, Full(stage));
-    }
-  }
-
- public:
-  // Called by all threads of a block.
-  __device__ PanelRing(const SpmmProblem& p, const Shape& shape, unsigned char* shared,
-                       uint32_t tiles)
-      : p_(p), shape_(shape), shared_(shared), panels_(tiles * shape.panels) {
-    if (threadIdx.x == 0) {
-      for (int stage = 0; stage < kStages; ++stage) {
-        InitBarrier(Full(stage), 1);
-        *Left(stage) = 0;
-      }
-      FenceBarriers();
-    }
-    __syncthreads();
-    if (threadIdx.x >= kWarp) return;
-    for (uint32_t panel = 0; panel < kStages && panel < panels_; ++panel) Fill(panel, panel);
-  }
-
-  // Waits for the next panel. Returns where its first row lies.
-  __device__ __forceinline__ uint32_t Enter() {
-    WaitForPhase(Full(stage_), phase_);
-    return stage_ * Shape::kStageBytes;
-  }
-
-  // Leaves the panel; called by all lanes of a warp.
-  __device__ __forceinline__ void Leave() {
-    const uint32_t next = at_ + kStages;
-    if (next < panels_) {
-      uint32_t left = 0;
-      __syncwarp();
-      if (threadIdx.x % kWarp == 0) left = FetchAndAdd(Left(stage_), 1);
-      left = __shfl_sync(kAllLanes, left, 0);
-      if (left % kSpmmStagedWarps == kSpmmStagedWarps - 1) Fill(next, stage_);
-    }
-    ++at_;
-    if (++stage_ == kStages) {
-      stage_ = 0;
-      phase_ ^= 1;
-    }
+  __device__ MatrixPanel<T> operator()(uint32_t panel) const {
+    const StagedTile tile = shape.TileAt(blockIdx.x + panel / shape.panels * gridDim.x);
+    const int64_t first = static_cast<int64_t>(panel % shape.panels) * kPanel;
+    const int64_t rows_left = p.pattern.columns - first, columns_left = p.n - tile.first_column;
+    return {p.x.At<const T>(p.batch, tile.entry) + first * p.n + tile.first_column, p.n,
+            static_cast<int>(rows_left < kPanel ? rows_left : kPanel),
+            static_cast<int>(columns_left < Shape::kColumns ? columns_left : Shape::kColumns)};
   }
 };
 
@@ -395,12 +312,17 @@ __global__ void __launch_bounds__(kSpmmStagedThreads, 1)
   using Shape = StagedShape<T, kLanes, kRows, kPanel, kStages>;
   using M = Matrices<T, Out, Index>;
   using View = PanelView<T, Shape>;
+  using Panels = StagedPanels<T, Shape, kPanel>;
+  using Ring = PanelRing<T, Shape::kRowBytes, kPanel, kStages, kSpmmStagedWarps, Panels>;
+  static_assert(Shape::kCountersAt + Ring::kCounterBytes <=
+                SpmmStagedBytes(Shape::kRowBytes, kPanel, kStages));
   extern __shared__ __align__(128) unsigned char spmm_ring[];
   const Shape shape(p);
   const uint32_t rows = static_cast<uint32_t>(p.pattern.rows);
   const uint32_t tiles = static_cast<uint32_t>(p.batch.count) * shape.across * shape.down;
   const uint32_t mine = (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
-  PanelRing<T, Shape, kPanel, kStages> ring(p, shape, spmm_ring, mine);
+  const Panels panels{p, shape};
+  Ring ring(panels, spmm_ring, spmm_ring + Shape::kCountersAt, mine * shape.panels);
 
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   View view;

@@ -1,0 +1,364 @@
+// The sampled dense-dense product of rows that all read y from shared memory. A block computes the
+// entries of some rows, a tile, and walks over y panel by panel; bulk copies bring the next panels
+// meanwhile. A warp owns kRows rows of the tile and takes, of each, the entries that lie in the
+// panel, 32 at a time. So every load of y takes the same time, whether or not rows walk through the
+// columns in step. Where rows are few, kParts tiles share them, each with its part of the columns.
+//
+// A group of kLanes lanes takes an entry: each multiplies kPieces pieces of 16 bytes by the row of
+// x in its registers. Of a quarter of a warp, which reads shared memory at once, no two lanes read
+// the same banks, though they read several rows: groups take their pieces in different order. What
+// the lanes of a group have to add up they exchange for all entries at once.
+//
+// Columns of a row may stand in any order and more than once: the walk stops at the first entry
+// behind the panel, and entries that lie outside of it read y from memory.
+//
+// Floors: every entry reads kRowBytes of y from shared memory, 128 bytes a clock and
+// multiprocessor, and passes about two words from lane to lane, a sixteenth of a clock for each
+// lane of a group; each tile writes its part of y there once, and each visit of a row reads x. From
+// memory come the columns, x and y once, and the result is written once; from L2 comes y as often
+// as there are tiles of rows.
+#include "common/panel_ring.cuh"
+#include "sddmm/problem.h"
+
+namespace jaxsparse {
+
+// Of one batch entry some columns, and the rows that DealtRow tells.
+struct StagedTile {
+  uint32_t entry;
+  uint32_t part;
+  uint32_t number;  // among those of the same columns
+};
+
+template <typename T, int kLanes, int kPieces, int kRows, int kPanel, int kStages, int kParts>
+struct StagedShape {
+  static constexpr int kVector = 16 / sizeof(T);  // elements of a piece
+  static constexpr int kRowBytes = kLanes * kPieces * 16;
+  static constexpr int kElements = kRowBytes / sizeof(T);
+  static constexpr int kGroups = kWarp / kLanes;
+  static constexpr int kTileRows = kSddmmStagedWarps * kRows;
+  // Behind the ring: the tile's rows of x, and what counts bytes and warps.
+  static constexpr int kRowsAt = kStages * kPanel * kRowBytes;
+  static constexpr int kCountersAt = kRowsAt + kTileRows * kRowBytes;
+  static constexpr int kBanksBytes = 128;
+  static_assert(kRowBytes % kBanksBytes == 0 && kLanes <= 8 && kRows < kWarp);
+
+  uint32_t down;    // tiles of the same columns
+  uint32_t panels;  // of each
+
+  __device__ explicit StagedShape(const SddmmProblem& p)
+      : down(p.pattern.rows == 0 ? 1
+                                 : static_cast<uint32_t>(CeilDivide(p.pattern.rows, kTileRows))),
+        panels(p.pattern.rows == 0
+                   ? 0
+                   : static_cast<uint32_t>(CeilDivide(p.pattern.columns, kPanel * kParts))) {}
+
+  __device__ StagedTile TileAt(uint32_t tile) const {
+    return {tile / down / kParts, tile / down % kParts, tile % down};
+  }
+  __device__ uint32_t FirstColumn(uint32_t part) const { return part * panels * kPanel; }
+
+  // Deals the rows, which are ordered by length, to tiles and their warps, forth and back, so that
+  // all get about as many entries. Returns the place in that order of row `r` of a warp.
+  __device__ uint32_t DealtRow(uint32_t tile, int warp, int r) const {
+    const uint32_t turn =
+        r * kSddmmStagedWarps + (r % 2 == 0 ? warp : kSddmmStagedWarps - 1 - warp);
+    return turn * down + (turn % 2 == 0 ? tile : down - 1 - tile);
+  }
+};
+
+// The panels of all of a block's tiles, one after another.
+template <typename T, typename Shape, int kPanel>
+struct StagedPanels {
+  const SddmmProblem& p;
+  const Shape& shape;
+
+  __device__ MatrixPanel<T> operator()(uint32_t panel) const {
+    const StagedTile tile = shape.TileAt(blockIdx.x + panel / shape.panels * gridDim.x);
+    const int64_t first = shape.FirstColumn(tile.part) + panel % shape.panels * kPanel;
+    const int64_t left = p.pattern.columns - first;
+    const T* y = p.y.At<const T>(p.batch, tile.entry);
+    return {y + first * p.d, p.d,
+            static_cast<int>(left < 0        ? 0
+                             : left < kPanel ? left
+                                             : kPanel),
+            static_cast<int>(p.d)};
+  }
+};
+
+// The first of a row's entries from this column on; of a row in any order some entry, later for
+// later columns.
+template <typename Index>
+__device__ int FirstFrom(const Index* columns, const RowBounds& row, uint32_t column) {
+  int low = static_cast<int>(row.begin), high = static_cast<int>(row.end);
+  while (low < high) {
+    const int middle = low + (high - low) / 2;
+    if (static_cast<uint32_t>(columns[middle]) < column) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+// Where the entries of a warp's rows are that have not been taken: lane `slot` knows it for row
+// `slot`. Behind the warp's own rows comes one that all warps share, each taking 32 entries of
+// every 512.
+template <int kRows>
+struct RowCursors {
+  int next = 0, end = 0;  // of the shared row, `next` counts the warp's entries
+  int first_shared = 0;   // the warp's first, in all lanes
+
+  __device__ __forceinline__ int PlaceOf(int slot, uint32_t i) const {
+    return slot == kRows ? first_shared + i + i / kWarp * (kSddmmStagedThreads - kWarp) : i;
+  }
+};
+
+// The next 32 entries of a row, loaded while the warp multiplies others.
+template <typename Shape, int kRows>
+struct Chunk {
+  static constexpr uint32_t kNone = ~0u;  // no column
+  uint32_t column;                        // of the entry of the lane's number
+  int place;                              // of the entry whose sum the lane gets
+
+  // Which of the entries that is.
+  __device__ __forceinline__ static int Mine(int lane) {
+    constexpr int kLanes = kWarp / Shape::kGroups;
+    return lane % kLanes * Shape::kGroups + lane / kLanes;
+  }
+
+  template <typename Index>
+  __device__ __forceinline__ void Load(const Index* columns, const RowCursors<kRows>& cursors,
+                                       int slot) {
+    const int lane = threadIdx.x % kWarp;
+    const int next = __shfl_sync(kAllLanes, cursors.next, slot);
+    const int end = __shfl_sync(kAllLanes, cursors.end, slot);
+    const int from = cursors.PlaceOf(slot, next + lane);
+    column = from < end ? static_cast<uint32_t>(columns[from]) : kNone;
+    place = cursors.PlaceOf(slot, next + Mine(lane));
+  }
+};
+
+// A lane's part of rows in shared memory, by addresses.
+template <typename T, typename Shape, int kLanes, int kPieces>
+struct LanePart {
+  static constexpr int kTurns = 8 / kLanes;  // pieces of a lane in 128 bytes
+  using Vector = Packet<T, Shape::kVector>;
+
+  float x[kPieces * Shape::kVector];
+
+  __device__ __forceinline__ static Vector Piece(uint32_t row, int piece) {
+    const uint32_t slot = (threadIdx.x % 8 ^ piece % kTurns * kLanes) * 16;
+    return SharedAt<const Vector>(row + slot + piece / kTurns * Shape::kBanksBytes);
+  }
+
+  __device__ __forceinline__ void LoadX(uint32_t row) {
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const Vector of_x = Piece(row, piece);
+#pragma unroll
+      for (int i = 0; i < Shape::kVector; ++i) {
+        x[piece * Shape::kVector + i] = ToAccumulator(of_x.elements[i]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ float MultiplyBy(uint32_t row) const {
+    float sums[2] = {};  // so that an addition need not wait for the one before
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const Vector of_y = Piece(row, piece);
+#pragma unroll
+      for (int i = 0; i < Shape::kVector; ++i) {
+        sums[i % 2] += x[piece * Shape::kVector + i] * ToAccumulator(of_y.elements[i]);
+      }
+    }
+    return sums[0] + sums[1];
+  }
+
+  // Sums of the first `count` entries of a chunk, whose rows of y lie at `row`, one a lane. A lane
+  // gets that of Chunk::Mine.
+  template <bool kWhole>
+  __device__ __forceinline__ float SumsOf(uint32_t row, int count) const {
+    const int lane = threadIdx.x % kWarp, group = lane / kLanes;
+    float sums[kLanes] = {};
+#pragma unroll
+    for (int k = 0; k < kLanes; ++k) {
+      const int entry = k * Shape::kGroups + group;
+      if (!kWhole && k * Shape::kGroups >= count) break;
+      const uint32_t at = __shfl_sync(kAllLanes, row, entry);
+      if (kWhole || entry < count) sums[k] = MultiplyBy(at);
+    }
+    // Lanes hand over the half of their sums that the other one keeps.
+#pragma unroll
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+      const bool upper = (lane & half) != 0;
+#pragma unroll
+      for (int k = 0; k < half; ++k) {
+        const float other = upper ? sums[k] : sums[k + half];
+        const float own = upper ? sums[k + half] : sums[k];
+        sums[k] = own + __shfl_xor_sync(kAllLanes, other, half);
+      }
+    }
+    return sums[0];
+  }
+};
+
+// The same for entries that need not lie in the panel: y comes from memory, x is a row in shared
+// memory.
+template <typename T, typename ChunkOf>
+__device__ float SumsFromMemory(const T* x, const T* y, int64_t d, int64_t columns, uint32_t column,
+                                int count) {
+  const int lane = threadIdx.x % kWarp;
+  float own = 0;
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    const int64_t from = __shfl_sync(kAllLanes, column, i);
+    float sum = 0;
+#pragma unroll 1
+    for (int64_t c = lane; c < d && from < columns; c += kWarp) {
+      sum += ToAccumulator(x[c]) * ToAccumulator(y[from * d + c]);
+    }
+    sum = SumOverLanes(sum, kWarp);
+    if (ChunkOf::Mine(lane) == i) own = sum;
+  }
+  return own;
+}
+
+// Writes a row of x to shared memory, with zeros behind it; called by all lanes of a warp.
+template <typename T, int kElements>
+__device__ __forceinline__ void KeepRow(T* to, const T* from, int64_t d) {
+#pragma unroll
+  for (int k = 0; k < CeilDivide(kElements, kWarp); ++k) {
+    const int c = k * kWarp + threadIdx.x % kWarp;
+    if (c < kElements) to[c] = c < d ? from[c] : T{};
+  }
+}
+
+template <typename T, typename Out, typename Index, int kLanes, int kPieces, int kRows, int kPanel,
+          int kStages, int kParts>
+__global__ void __launch_bounds__(kSddmmStagedThreads, 1)
+    SddmmStaged(const __grid_constant__ SddmmProblem p) {
+  using Shape = StagedShape<T, kLanes, kPieces, kRows, kPanel, kStages, kParts>;
+  using Panels = StagedPanels<T, Shape, kPanel>;
+  using Ring = PanelRing<T, Shape::kRowBytes, kPanel, kStages, kSddmmStagedWarps, Panels>;
+  using ChunkOf = Chunk<Shape, kRows>;
+  static_assert(Shape::kCountersAt + Ring::kCounterBytes <=
+                SddmmStagedBytes(Shape::kRowBytes, kRows, kPanel, kStages));
+  extern __shared__ __align__(128) unsigned char sddmm_ring[];
+  const Shape shape(p);
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  // Rows of y are multiplied up to their pitch, and what lies in shared memory may be NaN.
+#pragma unroll 1
+  for (int r = warp; r < kStages * kPanel; r += kSddmmStagedWarps) {
+    T* row = reinterpret_cast<T*>(sddmm_ring + r * Shape::kRowBytes);
+#pragma unroll 1
+    for (int64_t c = p.d + lane; c < Shape::kElements; c += kWarp) row[c] = T{};
+  }
+  const uint32_t rows = static_cast<uint32_t>(p.pattern.rows);
+  const uint32_t tiles_of_entry = shape.down * kParts;
+  const uint32_t tiles = static_cast<uint32_t>(p.batch.count) * tiles_of_entry;
+  const uint32_t mine = (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
+  const Panels panels{p, shape};
+  Ring ring(panels, sddmm_ring, sddmm_ring + Shape::kCountersAt, mine * shape.panels);
+
+  const uint32_t stages = AddressOfShared(sddmm_ring);
+  const auto kept_row = [&](int w, int slot) {  // the shared one is the first warp's first
+    return Shape::kRowsAt + (slot == kRows ? 0 : w * kRows + slot) * Shape::kRowBytes;
+  };
+  for (uint32_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+    const StagedTile tile = shape.TileAt(t);
+    const int32_t* row_offsets = p.pattern.row_offsets.At<const int32_t>(p.batch, tile.entry);
+    const int32_t* row_order = p.pattern.row_order.At<const int32_t>(p.batch, tile.entry);
+    const Index* columns = p.pattern.column_indices.At<const Index>(p.batch, tile.entry);
+    const T* x = p.x.At<const T>(p.batch, tile.entry);
+    const T* y = p.y.At<const T>(p.batch, tile.entry);
+    const T* scale_by =
+        p.scale_by.data == nullptr ? nullptr : p.scale_by.At<const T>(p.batch, tile.entry);
+    Out* out = p.out.At<Out>(p.batch, tile.entry);
+
+    // All tiles of a batch entry share the padding.
+    const int64_t stored = rows > 0 ? RowBounds::Clamp(row_offsets[rows], p.pattern.nse) : 0;
+#pragma unroll 1
+    for (int64_t i = stored + t % tiles_of_entry * kSddmmStagedThreads + threadIdx.x;
+         i < p.pattern.nse; i += tiles_of_entry * kSddmmStagedThreads) {
+      FromAccumulator(Accumulator<T>(0), &out[i]);
+    }
+    if (rows == 0) continue;
+
+    // The longest row of the tile, if it would keep its warp busy for longer than the others.
+    const int64_t longest =
+        (kRows > 4 ? kRows / 2 : 2) * (p.pattern.nse / rows) + kSddmmStagedThreads / 4;
+    const RowBounds longest_row(row_offsets, row_order[tile.number], p.pattern.nse);
+    const bool has_common = longest_row.end - longest_row.begin > longest;
+    const int slots = kRows + (has_common ? 1 : 0);
+    __syncwarp();  // the rows of the tile before are read
+#pragma unroll 1
+    for (int r = 0; r < kRows; ++r) {
+      const uint32_t at = shape.DealtRow(tile.number, warp, r);
+      if (at >= rows) break;
+      KeepRow<T, Shape::kElements>(reinterpret_cast<T*>(sddmm_ring + kept_row(warp, r)),
+                                   x + row_order[at] * p.d, p.d);
+    }
+    RowCursors<kRows> cursors;
+    const uint32_t at = lane < kRows ? shape.DealtRow(tile.number, warp, lane) : tile.number;
+    if (lane < slots && at < rows && (lane == kRows || !has_common || at != tile.number)) {
+      const RowBounds bounds(row_offsets, row_order[at], p.pattern.nse);
+      cursors.next = static_cast<int>(bounds.begin);
+      cursors.end = static_cast<int>(bounds.end);
+      if (tile.part > 0) {
+        cursors.next = FirstFrom(columns, bounds, shape.FirstColumn(tile.part));
+      }
+      if (tile.part + 1 < kParts) {
+        cursors.end = FirstFrom(columns, bounds, shape.FirstColumn(tile.part + 1));
+      }
+    }
+    cursors.first_shared = __shfl_sync(kAllLanes, cursors.next, kRows) + warp * kWarp;
+    if (lane == kRows) cursors.next = 0;
+    if (has_common) {
+      __syncthreads();
+    } else {
+      __syncwarp();
+    }
+
+    LanePart<T, Shape, kLanes, kPieces> part;
+    int loaded = -1;  // whose x the lanes have
+    ChunkOf next;
+    next.Load(columns, cursors, 0);
+    for (uint32_t panel = 0; panel < shape.panels; ++panel) {
+      const uint32_t begin = shape.FirstColumn(tile.part) + panel * kPanel;
+      // The last panel takes whatever is left.
+      const uint32_t end = panel + 1 < shape.panels ? begin + kPanel : ChunkOf::kNone;
+      const uint32_t first_row = stages + ring.Enter();
+      for (int slot = 0; slot < slots;) {
+        const ChunkOf chunk = next;
+        const unsigned inside = __ballot_sync(kAllLanes, chunk.column < end);
+        const int count = inside == kAllLanes ? kWarp : __ffs(static_cast<int>(~inside)) - 1;
+        const int row = slot;
+        if (lane == row) cursors.next += count;
+        if (count < kWarp) ++slot;
+        next.Load(columns, cursors, slot < slots ? slot : 0);
+        if (count == 0) continue;
+
+        const int entry = ChunkOf::Mine(lane);
+        float factor = 1;
+        if (scale_by != nullptr && entry < count) factor = ToAccumulator(scale_by[chunk.place]);
+        const uint32_t from_begin = chunk.column - begin;
+        float sum;
+        if (__any_sync(kAllLanes, lane < count && from_begin >= kPanel)) {
+          sum = SumsFromMemory<T, ChunkOf>(
+              reinterpret_cast<const T*>(sddmm_ring + kept_row(warp, row)), y, p.d,
+              p.pattern.columns, chunk.column, count);
+        } else {
+          if (row != loaded) part.LoadX(stages + kept_row(warp, row));
+          loaded = row;
+          const uint32_t of_y = first_row + from_begin * Shape::kRowBytes;
+          sum = count == kWarp ? part.template SumsOf<true>(of_y, count)
+                               : part.template SumsOf<false>(of_y, count);
+        }
+        if (entry < count) FromAccumulator(sum * factor, &out[chunk.place]);
+      }
+      ring.Leave();
+    }
+    if (has_common) __syncthreads();  // its row of x is read
+  }
+}
+
+}  // namespace jaxsparse
