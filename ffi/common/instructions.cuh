@@ -83,12 +83,11 @@ __device__ __forceinline__ T& SharedAt(uint32_t address) {
   return *static_cast<T*>(__cvta_shared_to_generic(address));
 }
 
-// Adds to a number in shared memory and returns what it was before. What the warps that added
-// before have read and written comes before what the caller does after.
+// Adds to a number in shared memory and returns what it was before. It orders nothing else.
 __device__ __forceinline__ uint32_t FetchAndAdd(uint32_t* shared, uint32_t x) {
   const uint32_t address = AddressOfShared(shared);
   uint32_t before;
-  asm volatile("atom.acq_rel.cta.shared.add.u32 %0, [%1], %2;"
+  asm volatile("atom.relaxed.cta.shared.add.u32 %0, [%1], %2;"
                : "=r"(before)
                : "r"(address), "r"(x)
                : "memory");
@@ -102,11 +101,27 @@ __device__ __forceinline__ void InitBarrier(uint64_t* barrier, uint32_t arrivals
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
 }
 
+// Copies 16 bytes from memory to shared memory, without waiting; both are aligned to them.
+__device__ __forceinline__ void AsyncCopy(uint32_t shared, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared),
+               "l"(__cvta_generic_to_global(from))
+               : "memory");
+}
+
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
 // Makes barriers known to bulk copies.
 __device__ __forceinline__ void FenceBarriers() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void Arrive(uint64_t* barrier) {
+  const uint32_t address = AddressOfShared(barrier);
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
+}
+// Arrives once what the thread has copied by AsyncCopy is there.
+__device__ __forceinline__ void ArriveWhenCopied(uint64_t* barrier) {
+  const uint32_t address = AddressOfShared(barrier);
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(address) : "memory");
 }
 // Arrives, and has the phase last until so many bytes have come.
 __device__ __forceinline__ void ArriveAndExpect(uint64_t* barrier, uint32_t bytes) {
@@ -143,6 +158,8 @@ __device__ __forceinline__ void BulkCopy(void* shared, const void* from, uint32_
 
 // Earlier architectures have no bulk copies: kernels that use them compile, and stop.
 __device__ __forceinline__ void FenceBarriers() { asm volatile("trap;"); }
+__device__ __forceinline__ void Arrive(uint64_t*) { asm volatile("trap;"); }
+__device__ __forceinline__ void ArriveWhenCopied(uint64_t*) { asm volatile("trap;"); }
 __device__ __forceinline__ void ArriveAndExpect(uint64_t*, uint32_t) { asm volatile("trap;"); }
 __device__ __forceinline__ void WaitForPhase(uint64_t*, uint32_t) { asm volatile("trap;"); }
 __device__ __forceinline__ void BulkCopy(void*, const void*, uint32_t, uint64_t*) {

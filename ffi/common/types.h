@@ -27,6 +27,8 @@ JAXSPARSE_INLINE int64_t SizeOf(DType dtype) {
 
 constexpr int kWarp = 32;  // lanes
 
+constexpr int kRingCounterBytes = 20;  // of each stage of a PanelRing
+
 // The GPU that a kernel is chosen for: an H200 unless a call says otherwise.
 struct Gpu {
   int compute_capability = 90;  // 9.0

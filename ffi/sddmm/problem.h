@@ -42,7 +42,7 @@ constexpr int SddmmSharedBytes(int planes) {  // and a number of each warp
 constexpr int kSddmmStagedWarps = 16;
 constexpr int kSddmmStagedThreads = kSddmmStagedWarps * kWarp;
 constexpr int SddmmStagedBytes(int row_bytes, int rows, int panel, int stages) {
-  return (stages * panel + kSddmmStagedWarps * rows) * row_bytes + stages * 12;
+  return (stages * panel + kSddmmStagedWarps * rows) * row_bytes + stages * kRingCounterBytes;
 }
 
 struct SddmmProblem {

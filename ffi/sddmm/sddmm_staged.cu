@@ -17,6 +17,7 @@
 // lane of a group; each tile writes its part of y there once, and each visit of a row reads x. From
 // memory come the columns, x and y once, and the result is written once; from L2 comes y as often
 // as there are tiles of rows.
+#include "common/dealt_rows.cuh"
 #include "common/panel_ring.cuh"
 #include "sddmm/problem.h"
 
@@ -56,14 +57,6 @@ struct StagedShape {
     return {tile / down / kParts, tile / down % kParts, tile % down};
   }
   __device__ uint32_t FirstColumn(uint32_t part) const { return part * panels * kPanel; }
-
-  // Deals the rows, which are ordered by length, to tiles and their warps, forth and back, so that
-  // all get about as many entries. Returns the place in that order of row `r` of a warp.
-  __device__ uint32_t DealtRow(uint32_t tile, int warp, int r) const {
-    const uint32_t turn =
-        r * kSddmmStagedWarps + (r % 2 == 0 ? warp : kSddmmStagedWarps - 1 - warp);
-    return turn * down + (turn % 2 == 0 ? tile : down - 1 - tile);
-  }
 };
 
 // The panels of all of a block's tiles, one after another.
@@ -283,22 +276,22 @@ __global__ void __launch_bounds__(kSddmmStagedThreads, 1)
     }
     if (rows == 0) continue;
 
-    // The longest row of the tile, if it would keep its warp busy for longer than the others.
-    const int64_t longest =
-        (kRows > 4 ? kRows / 2 : 2) * (p.pattern.nse / rows) + kSddmmStagedThreads / 4;
     const RowBounds longest_row(row_offsets, row_order[tile.number], p.pattern.nse);
-    const bool has_common = longest_row.end - longest_row.begin > longest;
+    const bool has_common = longest_row.end - longest_row.begin >
+                            MostEntriesOfWarp<kSddmmStagedWarps, kRows>(p.pattern);
     const int slots = kRows + (has_common ? 1 : 0);
     __syncwarp();  // the rows of the tile before are read
 #pragma unroll 1
     for (int r = 0; r < kRows; ++r) {
-      const uint32_t at = shape.DealtRow(tile.number, warp, r);
+      const uint32_t at = DealtRow<kSddmmStagedWarps>(shape.down, tile.number, warp, r);
       if (at >= rows) break;
       KeepRow<T, Shape::kElements>(reinterpret_cast<T*>(sddmm_ring + kept_row(warp, r)),
                                    x + row_order[at] * p.d, p.d);
     }
     RowCursors<kRows> cursors;
-    const uint32_t at = lane < kRows ? shape.DealtRow(tile.number, warp, lane) : tile.number;
+    const uint32_t at = lane < kRows
+                            ? DealtRow<kSddmmStagedWarps>(shape.down, tile.number, warp, lane)
+                            : tile.number;
     if (lane < slots && at < rows && (lane == kRows || !has_common || at != tile.number)) {
       const RowBounds bounds(row_offsets, row_order[at], p.pattern.nse);
       cursors.next = static_cast<int>(bounds.begin);

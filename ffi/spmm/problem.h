@@ -27,11 +27,11 @@ constexpr int SpmmStageBytes(int planes, int columns) {
 
 // With x staged in shared memory: warps of a block, and what a block has of it for panels of so
 // many rows of x, of so many bytes each, of which `stages` are there at a time. Behind them lie two
-// buffers of 256 bytes for each warp, and 12 bytes of counters for each stage.
+// buffers of 256 bytes for each warp, and the counters of each stage.
 constexpr int kSpmmStagedWarps = 16;
 constexpr int kSpmmStagedThreads = kSpmmStagedWarps * kWarp;
 constexpr int SpmmStagedBytes(int row_bytes, int panel, int stages) {
-  return stages * (panel * row_bytes + 12) + kSpmmStagedWarps * 512;
+  return stages * (panel * row_bytes + kRingCounterBytes) + kSpmmStagedWarps * 512;
 }
 
 struct SpmmProblem {

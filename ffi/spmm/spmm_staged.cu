@@ -13,6 +13,7 @@
 // multiprocessor, and 8 bytes for its place and value, which is half a clock for kLanes == 32; each
 // tile writes its columns of x there once. From memory come the entries, x and the result, once
 // each; from L2 x as often as there are tiles down the result.
+#include "common/dealt_rows.cuh"
 #include "common/panel_ring.cuh"
 #include "spmm/matrices.cuh"
 
@@ -60,13 +61,6 @@ struct StagedShape {
 
   __device__ StagedTile TileAt(uint32_t tile) const {
     return {tile / down / across, tile / down % across * kColumns, tile % down};
-  }
-
-  // Deals the rows, which are ordered by length, to tiles and their warps, forth and back, so that
-  // all get about as many entries. Returns the place in that order of row `r` of a warp.
-  __device__ uint32_t DealtRow(uint32_t tile, int warp, int r) const {
-    const uint32_t turn = r * kSpmmStagedWarps + (r % 2 == 0 ? warp : kSpmmStagedWarps - 1 - warp);
-    return turn * down + (turn % 2 == 0 ? tile : down - 1 - tile);
   }
 };
 
@@ -345,14 +339,11 @@ __global__ void __launch_bounds__(kSpmmStagedThreads, 1)
       const M m(p, tile.entry);
       const StagedArrays<T, Index, kPermuted> arrays(m);
       view.x = m.x + column;
-      // The longest row of the tile, if it would keep its warp busy for longer than the others.
-      const int64_t mean = p.pattern.nse / rows;
-      const int64_t longest = (kRows > 4 ? kRows / 2 : 2) * mean + kSpmmStagedWarps * kWarp / 4;
       const RowBounds first(m.row_offsets, m.row_order[tile.number], p.pattern.nse);
-      has_common = first.end - first.begin > longest;
+      has_common = first.end - first.begin > MostEntriesOfWarp<kSpmmStagedWarps, kRows>(p.pattern);
       cursors = {};
       if (lane < kRows) {
-        const uint32_t at = shape.DealtRow(tile.number, warp, lane);
+        const uint32_t at = DealtRow<kSpmmStagedWarps>(shape.down, tile.number, warp, lane);
         if (at < rows && !(has_common && at == tile.number)) {
           const RowBounds bounds(m.row_offsets, m.row_order[at], p.pattern.nse);
           cursors = {static_cast<int>(bounds.begin), static_cast<int>(bounds.end)};
@@ -385,7 +376,7 @@ __global__ void __launch_bounds__(kSpmmStagedThreads, 1)
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       AddUpGroups<Shape>(sums[r]);
-      const uint32_t at = shape.DealtRow(tile.number, warp, r);
+      const uint32_t at = DealtRow<kSpmmStagedWarps>(shape.down, tile.number, warp, r);
       if (at >= rows || (has_common && at == tile.number)) continue;
       WriteOwned(m, p, at, column, owned, sums[r]);
     }

@@ -115,6 +115,16 @@ class Block {
     while (counter.phase.turn % 2 == odd) Wait(counter.phase);
   }
 
+  // What a thread has started and is done later.
+  void Postpone(std::function<void()> act) {
+    fibers_[thread.x].postponed.push_back(std::move(act));
+  }
+  void DoPostponed() {
+    std::vector<std::function<void()>> acts = std::move(fibers_[thread.x].postponed);
+    fibers_[thread.x].postponed.clear();
+    for (const auto& act : acts) act();
+  }
+
   // Every lane of a warp hands something in; `exchange` fills what each takes once all have.
   template <typename Given, typename Taken, typename Exchange>
   Taken Collect(const Given& given, Exchange exchange) {
@@ -146,6 +156,7 @@ class Block {
     const Meeting* waits_at = nullptr;
     uint64_t turn = 0;
     bool done = false;
+    std::vector<std::function<void()>> postponed;
   };
   struct Counter {
     Meeting phase;

@@ -142,6 +142,21 @@ inline void InitBarrier(uint64_t* barrier, uint32_t arrivals) {
   emulated::Block::current->InitCounter(barrier, arrivals);
 }
 inline void FenceBarriers() {}
+inline void Arrive(uint64_t* barrier) { emulated::Block::current->Count(barrier, 1, 0); }
+// What is copied comes when the thread arrives; until then there is rubbish.
+inline void AsyncCopy(uint32_t shared, const void* from) {
+  constexpr int kBytes = 16;
+  void* to = &SharedAt<char>(shared);
+  for (const uint64_t place : {reinterpret_cast<uint64_t>(to), reinterpret_cast<uint64_t>(from)}) {
+    if (place % kBytes != 0) emulated::Block::Fail("misaligned copy");
+  }
+  std::memset(to, 0xff, kBytes);
+  emulated::Block::current->Postpone([=] { std::memcpy(to, from, kBytes); });
+}
+inline void ArriveWhenCopied(uint64_t* barrier) {
+  emulated::Block::current->DoPostponed();
+  Arrive(barrier);
+}
 inline void ArriveAndExpect(uint64_t* barrier, uint32_t bytes) {
   constexpr uint32_t kMostBytes = (1 << 20) - 1;
   if (bytes > kMostBytes) emulated::Block::Fail("a barrier can't count so many bytes");
