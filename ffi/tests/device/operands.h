@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -43,12 +44,79 @@ Array Of(std::vector<T>& x, int64_t first = 0, int64_t stride = 0) {
 enum class Disorder {
   kNone,
   kReversed,
-  kShuffled,
+  kShuffled,  // every other row
   kRepeated,
   kNan,
   kInfinite,
   kHuge,
   kWrongOffsets
+};
+
+// A random pattern whose middle row is empty. The columns begin `lead` elements behind an aligned
+// place; padding follows them, which nothing must read.
+template <typename Index>
+class RandomPattern {
+  static constexpr int64_t kPadding = 5;
+
+  int64_t rows_, columns_, lead_;
+  std::vector<int32_t> offsets_{0}, order_;
+  std::vector<Index> column_indices_;
+
+  void AddRow(int64_t row, double density, Disorder disorder) {
+    const auto first = static_cast<std::ptrdiff_t>(column_indices_.size());
+    std::bernoulli_distribution stored(density);
+    for (int64_t c = 0; c < columns_; ++c) {
+      if (!stored(generator)) continue;
+      const int times = disorder == Disorder::kRepeated && c % 7 == 0 ? 2 : 1;
+      column_indices_.insert(column_indices_.end(), times, static_cast<Index>(c));
+    }
+    if (disorder == Disorder::kReversed) {
+      std::reverse(column_indices_.begin() + first, column_indices_.end());
+    }
+    if (disorder == Disorder::kShuffled && row % 2 == 1) {
+      std::shuffle(column_indices_.begin() + first, column_indices_.end(), generator);
+    }
+    offsets_.push_back(static_cast<int32_t>(static_cast<int64_t>(column_indices_.size()) - lead_));
+  }
+
+ public:
+  // Row 1 has a density of its own unless that is 0.
+  RandomPattern(int64_t rows, int64_t columns, double density, double density_of_longest,
+                Disorder disorder, int64_t lead)
+      : rows_(rows),
+        columns_(columns),
+        lead_(lead),
+        order_(static_cast<size_t>(rows)),
+        column_indices_(static_cast<size_t>(lead)) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const bool empty = rows > 1 && r == rows / 2, longest = r == 1 && density_of_longest != 0;
+      AddRow(r, empty ? 0 : longest ? density_of_longest : density, disorder);
+    }
+    column_indices_.resize(column_indices_.size() + kPadding, static_cast<Index>(-1));
+    std::iota(order_.begin(), order_.end(), 0);
+    std::stable_sort(order_.begin(), order_.end(), [&](int32_t a, int32_t b) {
+      return offsets_[a + 1] - offsets_[a] > offsets_[b + 1] - offsets_[b];
+    });
+    if (disorder == Disorder::kWrongOffsets) {
+      offsets_[rows / 3] = -7;
+      offsets_[rows / 2] = offsets_[rows] = 1 << 30;
+    }
+  }
+
+  int64_t nse() const { return static_cast<int64_t>(column_indices_.size()) - lead_; }
+  int64_t offset(int64_t row) const { return offsets_[row]; }
+  int64_t column(int64_t i) const { return static_cast<int64_t>(column_indices_[lead_ + i]); }
+
+  Pattern AsOperand() {
+    Pattern pattern;
+    pattern.rows = rows_;
+    pattern.columns = columns_;
+    pattern.nse = nse();
+    pattern.row_offsets = Of(offsets_);
+    pattern.column_indices = Of(column_indices_, lead_);
+    pattern.row_order = Of(order_);
+    return pattern;
+  }
 };
 
 // `most`: the sum of the absolute values of what was added up.

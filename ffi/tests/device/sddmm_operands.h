@@ -1,8 +1,6 @@
 // A sampled dense-dense product of random operands, and what it is in float64.
 #pragma once
 
-#include <numeric>
-
 #include "device/operands.h"
 #include "sddmm/problem.h"
 
@@ -17,49 +15,17 @@ struct SddmmSize {
 // Two batch entries; arrays begin `lead` elements behind an aligned place.
 template <typename T, typename Out, typename Index>
 class SddmmTest {
-  static constexpr int64_t kEntries = 2, kPadding = 5;
+  static constexpr int64_t kEntries = 2;
   static constexpr float kUntouched = 77, kInfinity = std::numeric_limits<float>::infinity();
 
   SddmmSize size_;
   Disorder disorder_;
   bool scaled_;
-  int64_t lead_, nse_ = 0;
-  std::vector<int32_t> offsets_{0}, order_;
-  std::vector<Index> columns_;
+  int64_t lead_;
+  RandomPattern<Index> pattern_;
+  int64_t nse_;
   std::vector<T> x_, y_, scale_;
   std::vector<Out> out_;
-
-  void MakePattern() {
-    std::bernoulli_distribution stored(size_.density), of_longest(size_.density_of_longest);
-    columns_.resize(static_cast<size_t>(lead_));
-    for (int64_t r = 0; r < size_.rows; ++r) {
-      const auto first = static_cast<std::ptrdiff_t>(columns_.size());
-      const bool longest = r == 1 && size_.density_of_longest != 0;
-      for (int64_t c = 0; c < size_.columns; ++c) {
-        if (r == size_.rows / 2 || !(longest ? of_longest : stored)(generator)) continue;
-        const int times = disorder_ == Disorder::kRepeated && c % 7 == 0 ? 2 : 1;
-        columns_.insert(columns_.end(), times, static_cast<Index>(c));
-      }
-      if (disorder_ == Disorder::kReversed && r % 3 == 0) {
-        std::reverse(columns_.begin() + first, columns_.end());
-      }
-      if (disorder_ == Disorder::kReversed && r % 3 == 1) {
-        std::shuffle(columns_.begin() + first, columns_.end(), generator);
-      }
-      offsets_.push_back(static_cast<int32_t>(columns_.size()) - static_cast<int32_t>(lead_));
-    }
-    columns_.resize(columns_.size() + kPadding, static_cast<Index>(-1));  // not to be read
-    nse_ = static_cast<int64_t>(columns_.size()) - lead_;
-    order_.resize(static_cast<size_t>(size_.rows));
-    std::iota(order_.begin(), order_.end(), 0);
-    std::stable_sort(order_.begin(), order_.end(), [&](int32_t a, int32_t b) {
-      return offsets_[a + 1] - offsets_[a] > offsets_[b + 1] - offsets_[b];
-    });
-    if (disorder_ == Disorder::kWrongOffsets) {
-      offsets_[size_.rows / 3] = -7;
-      offsets_[size_.rows / 2] = offsets_[size_.rows] = 1 << 30;
-    }
-  }
 
   void MakeOperands() {
     x_ = Normal<T>(lead_ + kEntries * size_.rows * size_.d);
@@ -77,19 +43,18 @@ class SddmmTest {
 
  public:
   SddmmTest(const SddmmSize& size, Disorder disorder, bool scaled, int64_t lead)
-      : size_(size), disorder_(disorder), scaled_(scaled), lead_(lead) {
-    MakePattern();
+      : size_(size),
+        disorder_(disorder),
+        scaled_(scaled),
+        lead_(lead),
+        pattern_(size.rows, size.columns, size.density, size.density_of_longest, disorder, lead),
+        nse_(pattern_.nse()) {
     MakeOperands();
   }
 
   SddmmProblem Problem() {
     SddmmProblem p;
-    p.pattern.rows = size_.rows;
-    p.pattern.columns = size_.columns;
-    p.pattern.nse = nse_;
-    p.pattern.row_offsets = Of(offsets_);
-    p.pattern.column_indices = Of(columns_, lead_, 0);
-    p.pattern.row_order = Of(order_);
+    p.pattern = pattern_.AsOperand();
     p.d = size_.d;
     p.batch.rank = 1;
     p.batch.count = p.batch.sizes[0] = kEntries;
@@ -108,9 +73,11 @@ class SddmmTest {
     if (disorder_ == Disorder::kWrongOffsets) return;  // nothing was out of bounds
     for (int64_t entry = 0; entry < kEntries; ++entry) {
       for (int64_t r = 0; r < size_.rows; ++r) {
-        for (int64_t i = offsets_[r]; i < offsets_[r + 1]; ++i) CheckStored(entry, r, i);
+        for (int64_t i = pattern_.offset(r); i < pattern_.offset(r + 1); ++i) {
+          CheckStored(entry, r, i);
+        }
       }
-      for (int64_t i = offsets_[size_.rows]; i < nse_; ++i) {
+      for (int64_t i = pattern_.offset(size_.rows); i < nse_; ++i) {
         CheckElement(entry, size_.rows, i, 0, 0);
       }
     }
@@ -124,8 +91,7 @@ class SddmmTest {
 
   void CheckStored(int64_t entry, int64_t r, int64_t i) const {
     const T* of_row = x_.data() + lead_ + (entry * size_.rows + r) * size_.d;
-    const auto column = static_cast<int64_t>(columns_[lead_ + i]);
-    const T* of_column = y_.data() + lead_ + (entry * size_.columns + column) * size_.d;
+    const T* of_column = y_.data() + lead_ + (entry * size_.columns + pattern_.column(i)) * size_.d;
     const double factor = scaled_ ? ToAccumulator(scale_[lead_ + entry * nse_ + i]) : 1;
     float in_float = 0;
     double sum = 0, most = 0;

@@ -28,9 +28,11 @@ void TestSizes() {
     Test<T, Out, int32_t, kKept>(size, Disorder::kNone, true, 8);
   }
   Test<T, Out, int32_t, kKept>({70, 140, 7, 0.2}, Disorder::kWrongOffsets, true, 8);
-  Test<T, Out, uint16_t, kKept>({3, 65536, 2, 0.0001}, Disorder::kNone, false, 1);
-  for (Disorder disorder :
-       {Disorder::kReversed, Disorder::kRepeated, Disorder::kNan, Disorder::kInfinite}) {
+  if (sizeof(T) == 2) {  // as many columns as there can be
+    Test<T, Out, uint16_t, kKept>({3, 65536, 2, 0.0001}, Disorder::kNone, false, 1);
+  }
+  for (Disorder disorder : {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated,
+                            Disorder::kNan, Disorder::kInfinite}) {
     Test<T, Out, uint16_t, kKept>({40, 200, 20, 0.3}, disorder, false, 8);
     Test<T, Out, int32_t, kKept>({66, 110, 34, 0.1}, disorder, true, 1);
   }

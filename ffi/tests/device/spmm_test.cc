@@ -10,9 +10,10 @@ alignas(128) unsigned char spmm_stages[kSpmmStages * SpmmStageBytes(3, 128)];
 namespace {
 
 template <typename T, typename Out, typename Index, int kColumns, bool kPermuted, bool kLeft>
-void Test(const SpmmSize& size, Disorder disorder, bool bias) {
-  SpmmTest<T, Out, Index> test(
-      size, {.disorder = disorder, .permuted = kPermuted, .left = kLeft, .bias = bias});
+void Test(const SpmmSize& size, SpmmOptions options) {
+  options.permuted = kPermuted;
+  options.left = kLeft;
+  SpmmTest<T, Out, Index> test(size, options);
   const SpmmProblem p = test.Problem();
   emulated::Launch(2, kSpmmTensorThreads,
                    [&] { SpmmTensorCores<T, Out, Index, kColumns, kLeft>(p); });
@@ -24,15 +25,18 @@ void TestSizes() {
   for (const SpmmSize& size :
        {SpmmSize{1, 1, 1, 1.0}, SpmmSize{70, 130, 5, 0.6}, SpmmSize{37, 300, kColumns + 3, 0.1},
         SpmmSize{130, 0, 4, 0.5}, SpmmSize{65, 200, kColumns - 8, 0.95}}) {
-    Test<T, Out, uint16_t, kColumns, false, kLeft>(size, Disorder::kNone, false);
-    Test<T, Out, int32_t, kColumns, true, kLeft>(size, Disorder::kNone, true);
+    Test<T, Out, uint16_t, kColumns, false, kLeft>(size, {.preactivation = true});
+    Test<T, Out, int32_t, kColumns, true, kLeft>(size,
+                                                 {.bias = true, .activation = Activation::kGelu});
   }
   if (sizeof(T) == 4) {
-    Test<T, Out, uint16_t, kColumns, false, kLeft>({3, 30, 20, 1.0}, Disorder::kHuge, true);
+    Test<T, Out, uint16_t, kColumns, false, kLeft>(
+        {3, 30, 20, 1.0},
+        {.disorder = Disorder::kHuge, .bias = true, .activation = Activation::kRelu});
   }
-  for (Disorder disorder :
-       {Disorder::kReversed, Disorder::kRepeated, Disorder::kNan, Disorder::kInfinite}) {
-    Test<T, Out, uint16_t, kColumns, false, kLeft>({40, 150, 20, 0.3}, disorder, false);
+  for (Disorder disorder : {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated,
+                            Disorder::kNan, Disorder::kInfinite}) {
+    Test<T, Out, uint16_t, kColumns, false, kLeft>({40, 150, 20, 0.3}, {.disorder = disorder});
   }
 }
 
