@@ -60,11 +60,12 @@ int64_t StagedTiles(const SddmmProblem& p, const Staging& staging) {
   return p.batch.count * (down > 0 ? down : 1) * staging.parts;  // somebody writes the padding
 }
 
-// Clocks of the multiprocessor that has most to do.
+// Clocks of the multiprocessor that has most to do, fitted to 9 problems of float32: 2048 x 2048,
+// 8192 x 2048 and 24576 x 8192, d 32 and 128, 10 and 30 % stored.
 double StagedClocks(const SddmmProblem& p, const Staging& staging) {
-  constexpr double kSharedBytes = 128, kL2Bytes = 24;  // a clock and multiprocessor
-  // What a row costs in a panel besides its entries, and a tile; not yet measured.
-  constexpr double kForRowInPanel = 24, kForTile = 2000, kForSearch = 4000;
+  constexpr double kStart = 15000, kL2Bytes = 42;  // a clock and multiprocessor
+  constexpr double kForVisit = 45;                 // of a row, in a panel
+  constexpr double kForTile = 2000, kForSearch = 4000;
   const double bytes = staging.RowBytes();
   const int64_t panels = CeilDivide(p.pattern.columns, staging.panel * staging.parts);
   const double inner = static_cast<double>(panels * staging.panel);  // rows of y for each tile
@@ -72,12 +73,13 @@ double StagedClocks(const SddmmProblem& p, const Staging& staging) {
   const double rows = static_cast<double>(p.pattern.rows < tile_rows ? p.pattern.rows : tile_rows);
   const double mean =
       p.pattern.rows > 0 ? static_cast<double>(p.pattern.nse) / p.pattern.rows : 0;  // entries
-  const double entries = rows * mean / staging.parts * (bytes / kSharedBytes + 0.3);
-  const double visits = rows * static_cast<double>(panels) * kForRowInPanel;
-  const double shared = entries + visits + inner * bytes / kSharedBytes;
+  const double entry = 0.6 + bytes * 0.93 / 128;
+  const double shared =
+      rows * (mean / staging.parts * entry + static_cast<double>(panels) * kForVisit);
   const double l2 = inner * bytes / kL2Bytes;
   return static_cast<double>(CeilDivide(StagedTiles(p, staging), p.gpu.multiprocessors)) *
-         ((shared > l2 ? shared : l2) + kForTile + (staging.parts > 1 ? kForSearch : 0));
+             ((shared > l2 ? shared : l2) + kForTile + (staging.parts > 1 ? kForSearch : 0)) +
+         kStart;
 }
 
 // The least clocks; among equals the most rows, for which y is read least often.
@@ -130,29 +132,35 @@ bool FitsStaged(const SddmmProblem& p) {
          p.gpu.compute_capability >= 90 && StagedShape(p).shared_bytes <= p.gpu.shared_bytes;
 }
 
-// Nanoseconds on an H200, fitted to 20 problems in float32: positions 1024 x 1024 to 16384 x 4096,
-// d 32 and 128, 10 and 30 % stored. With larger d, for which x is read again for each tile, tensor
-// cores were not measured.
+// Costs are microseconds on an H200. Fitted to 20 problems in float32: positions 1024 x 1024 to
+// 16384 x 4096, d 32 and 128, 10 and 30 % stored. With larger d, for which x is read again for each
+// tile, tensor cores were not measured.
 double EntriesCost(const SddmmProblem& p) {
-  return static_cast<double>(p.pattern.nse) * (0.125 + 0.00063 * static_cast<double>(p.d));
+  constexpr double kStart = 4;
+  return kStart + static_cast<double>(p.batch.count * p.pattern.nse) *
+                      (0.125e-3 + 0.63e-6 * static_cast<double>(p.d));
 }
 double TensorCost(const SddmmProblem& p) {
   if (p.d > kSddmmTensorKeptInner) return kOnDemand;
   const double positions =
       static_cast<double>(p.pattern.rows) * static_cast<double>(p.pattern.columns);
-  const double full = positions * (0.0016 + 0.000036 * static_cast<double>(p.d)) +
-                      0.01 * static_cast<double>(p.pattern.nse);
+  const double full = static_cast<double>(p.batch.count) *
+                      (positions * (1.6e-6 + 0.036e-6 * static_cast<double>(p.d)) +
+                       10e-6 * static_cast<double>(p.pattern.nse));
   // Two blocks fill a multiprocessor.
   const double blocks = static_cast<double>(TensorShape(p).blocks),
                wanted = 2 * p.gpu.multiprocessors;
   return blocks < wanted ? full * wanted / blocks : full;
 }
+double StagedCost(const SddmmProblem& p) {
+  constexpr double kClocksOfMicrosecond = 1755;  // of an H200
+  return StagedClocks(p, StagingOf(p)) / kClocksOfMicrosecond;
+}
 
 constexpr CudaVariant<SddmmProblem> kVariants[] = {
     {"generic_entries", [](const SddmmProblem&) { return true; }, EntriesCost, Entries,
      EntriesShape},
-    {"staged_entries", FitsStaged, [](const SddmmProblem&) { return kOnDemand; }, StagedInstance,
-     StagedShape},
+    {"staged_entries", FitsStaged, StagedCost, StagedInstance, StagedShape},
     {"tensor_cores", FitsTensorCores, TensorCost, TensorInstance, TensorShape},
 };
 

@@ -50,11 +50,16 @@ LaunchShape KeptShape(const SparseSoftmaxProblem& p) {
   return {CeilDivide(warps, kSoftmaxThreads / kWarp), kSoftmaxThreads};
 }
 
+// Microseconds on an H200, fitted to 3 problems of float32: 0.1, 0.3 and 7 million entries.
+double Cost(const SparseSoftmaxProblem& p, double start, double of_entry) {
+  return start + of_entry * static_cast<double>(p.batch.count * p.pattern.nse);
+}
+
 constexpr CudaVariant<SparseSoftmaxProblem> kVariants[] = {
     {"generic_rows", [](const SparseSoftmaxProblem&) { return true; },
-     [](const SparseSoftmaxProblem&) { return 1.0; }, Rows, RowsShape},
+     [](const SparseSoftmaxProblem& p) { return Cost(p, 4.2, 3e-6); }, Rows, RowsShape},
     {"kept_rows", [](const SparseSoftmaxProblem&) { return true; },
-     [](const SparseSoftmaxProblem&) { return kOnDemand; }, Kept, KeptShape},
+     [](const SparseSoftmaxProblem& p) { return Cost(p, 3.0, 2.3e-6); }, Kept, KeptShape},
 };
 
 }  // namespace
