@@ -1,7 +1,10 @@
 // The extension module: FFI targets, the tables of variants, and the device compiler.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -48,13 +51,40 @@ nb::dict Describe(const OperationEntry& entry) {
   return operation;
 }
 
+const std::vector<OperationEntry>& Entries() {
+  static const auto* entries = new std::vector<OperationEntry>{
+      SpmmEntry(), SddmmEntry(), SparseSoftmaxEntry(), CheckTopologyEntry(), RecurrentScanEntry()};
+  return *entries;
+}
+
 nb::list Operations() {
   nb::list operations;
-  for (const auto entry :
-       {SpmmEntry, SddmmEntry, SparseSoftmaxEntry, CheckTopologyEntry, RecurrentScanEntry}) {
-    operations.append(Describe(entry()));
-  }
+  for (const OperationEntry& entry : Entries()) operations.append(Describe(entry));
   return operations;
+}
+
+// (the variant that a call takes on a GPU, [(name, cost)] of all that fit), or a ValueError that
+// says why there is none.
+nb::tuple ChooseVariant(const std::string& operation, std::vector<BufferType> operands,
+                        std::vector<BufferType> results,
+                        std::map<std::string, AttributeValue> attributes, int compute_capability,
+                        int multiprocessors, int64_t shared_bytes) {
+  const auto& entries = Entries();
+  const auto entry = std::find_if(entries.begin(), entries.end(),
+                                  [&](const OperationEntry& e) { return e.name == operation; });
+  if (entry == entries.end() || entry->choose_on_cuda == nullptr) {
+    throw nb::value_error((operation + " has no table of variants to choose from").c_str());
+  }
+  if (multiprocessors < 1) throw nb::value_error("a GPU has at least one multiprocessor");
+  const DescribedCall call(std::move(operands), std::move(results), std::move(attributes));
+  const CudaChoice choice =
+      entry->choose_on_cuda(call, {compute_capability, multiprocessors, shared_bytes});
+  if (!choice.error.empty()) throw nb::value_error(choice.error.c_str());
+  nb::list fitting;
+  for (const Candidate& candidate : choice.fitting) {
+    fitting.append(nb::make_tuple(candidate.name, candidate.cost));
+  }
+  return nb::make_tuple(choice.chosen, fitting);
 }
 
 nb::bytes CompileKernel(const std::string& file, const std::string& expression,
@@ -154,6 +184,9 @@ nb::dict LayOutSparse(Indices row_offsets, Indices column_indices, Indices permu
 
 NB_MODULE(_ffi, m) {
   m.def("operations", Operations);
+  m.def("choose_variant", ChooseVariant, nb::arg("operation"), nb::arg("operands"),
+        nb::arg("results"), nb::arg("attributes"), nb::kw_only(), nb::arg("compute_capability"),
+        nb::arg("multiprocessors"), nb::arg("shared_bytes"));
   m.def("cpu_isa", [] { return std::string(IsaName(CurrentIsa())); });
   m.def("configure_compiler", ConfigureCompiler, nb::arg("source_folder"), nb::arg("libraries"));
   m.def("compile_kernel", CompileKernel, nb::arg("file"), nb::arg("expression"),

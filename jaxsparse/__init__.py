@@ -7,6 +7,7 @@ from jaxsparse import masks, recurrent
 from jaxsparse.backend import EXPORT_DISABLED_CHECKS
 from jaxsparse.csr import CSR
 from jaxsparse.differentiate import grad, value_and_grad
+from jaxsparse.explain import explain
 from jaxsparse.ops.linear import linear
 from jaxsparse.ops.matmul import sddmm, spmm
 from jaxsparse.ops.sparse_attention import sparse_attention
@@ -19,6 +20,7 @@ __all__ = [
     "CSR",
     "EXPORT_DISABLED_CHECKS",
     "Topology",
+    "explain",
     "grad",
     "linear",
     "masks",

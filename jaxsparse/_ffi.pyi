@@ -1,8 +1,19 @@
 """The extension module (ffi/module.cc)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 def operations() -> list[dict[str, Any]]: ...
+def choose_variant(
+    operation: str,
+    operands: Sequence[tuple[str, Sequence[int]]],
+    results: Sequence[tuple[str, Sequence[int]]],
+    attributes: dict[str, bool | int | float | str],
+    *,
+    compute_capability: int,
+    multiprocessors: int,
+    shared_bytes: int,
+) -> tuple[str, list[tuple[str, float]]]: ...
 def cpu_isa() -> str: ...
 def configure_compiler(source_folder: str, libraries: list[str]) -> None: ...
 def compile_kernel(file: str, expression: str, architecture: str, text: str = "") -> bytes: ...

@@ -142,13 +142,18 @@ def resolve(operation: str, platform: str, implementation: str | None, variant: 
             f"{operation}: implementation='cpu' was asked for, but it is lowered for {platform!r}"
         )
     assert chosen is not None
-    if variant is not None:
-        names = OPERATIONS[operation]["variants"].get(chosen, [])
-        if variant not in names:
-            raise ValueError(
-                f"{operation}: implementation {chosen!r} has no variant {variant!r}, it has {names}"
-            )
+    check_variant(operation, chosen, variant)
     return chosen
+
+
+def check_variant(operation: str, implementation: str, variant: str | None) -> None:
+    """Raises ValueError if the implementation has no variant of that name."""
+    names = OPERATIONS[operation]["variants"].get(implementation, [])
+    if variant is not None and variant not in names:
+        raise ValueError(
+            f"{operation}: implementation {implementation!r} has no variant {variant!r}, it has "
+            f"{names}"
+        )
 
 
 def check_implementation(operation: str, implementation: str | None) -> None:

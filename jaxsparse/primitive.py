@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax._src import dispatch  # for prim_requires_devices_during_lowering; it has no public name
 from jax.core import ShapedArray
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -337,47 +337,93 @@ def _xla(
     return over_batch(batch_rank, *operands)
 
 
+class TargetCall(NamedTuple):
+    """A call of an operation's FFI target, with the types that it is lowered to."""
+
+    positions: list[int]  # of its operands, among the primitive's
+    operands: list[ShapedArray]
+    results: list[ShapedArray]  # the primitive's; last the workspace, if there is one
+    swapped_operands: list[bool]  # which have their last two dimensions in the other order
+    swapped_results: list[bool]
+    attributes: dict[str, Any]
+
+
+def target_call(
+    operation: Operation,
+    platform: str,
+    params: dict[str, Any],
+    avals_in: Sequence[ShapedArray],
+    avals_out: Sequence[ShapedArray],
+) -> TargetCall | None:
+    """How the kernel for a call of these types is called, or None for plain jnp."""
+    call = operation.ffi(params, avals_in, platform)
+    if call is None:
+        return None
+    signature = operation.signature(params)
+    names = [name for name, _ in signature.operands]
+    positions = [names.index(name) for name in call.operands]
+    swapped_operands = [name in call.swapped for name in call.operands]
+    swapped_results = [name in call.swapped for name, _ in signature.results]
+    workspace = [ShapedArray((call.workspace,), jnp.uint8)] if call.workspace else []
+
+    def swapped(avals: Sequence[ShapedArray], swaps: list[bool]) -> list[ShapedArray]:
+        return [
+            _with_swapped_axes(aval) if swap else aval
+            for aval, swap in zip(avals, swaps, strict=True)
+        ]
+
+    return TargetCall(
+        positions,
+        swapped([avals_in[i] for i in positions], swapped_operands),
+        [*swapped(avals_out, swapped_results), *workspace],
+        swapped_operands,
+        swapped_results,
+        {"variant": params["variant"] or "", **call.attributes},
+    )
+
+
+def call_types(
+    operation: Operation, params: dict[str, Any], avals: Sequence[ShapedArray]
+) -> tuple[dict[str, Any], list[ShapedArray], list[ShapedArray]]:
+    """Params, operands and results of what a primitive lowers to, on one device."""
+    params, dtypes = operation.cast(params, avals)
+    operands = [ShapedArray(a.shape, d) for a, d in zip(avals, dtypes, strict=True)]
+    return params, operands, _abstract_eval(operation, *operands, **params)
+
+
 def _lower(operation: Operation, platform: str) -> Any:
     def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
-        variant = params["variant"]
         declared = {name: params[name] for name in operation.params}
-        chosen = backend.resolve(operation.target, platform, params["implementation"], variant)
+        chosen = backend.resolve(
+            operation.target, platform, params["implementation"], params["variant"]
+        )
         call = None
         if chosen in backend.OPERATIONS[operation.target]["targets"]:
-            call = operation.ffi(params, ctx.avals_in, platform)
+            call = target_call(operation, platform, params, ctx.avals_in, ctx.avals_out)
         if call is None:
             compute = functools.partial(_xla, operation, platform, declared)
             # The operands are one device's by now: mesh axes in their types only get in the way.
             ctx = ctx.replace(avals_in=[ShapedArray(a.shape, a.dtype) for a in ctx.avals_in])
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
                 return mlir.lower_fun(compute, multiple_results=True)(ctx, *operands)
-        signature = operation.signature(declared)
-        names = [name for name, _ in signature.operands]
-        indices = [names.index(name) for name in call.operands]
-        swaps_in = [name in call.swapped for name in call.operands]
-        swaps_out = [name in call.swapped for name, _ in signature.results]
         passed = [
-            _swap_axes(ctx, ctx.avals_in[i], operands[i])
-            if swap
-            else (ctx.avals_in[i], operands[i])
-            for i, swap in zip(indices, swaps_in, strict=True)
+            _swap_axes(ctx, ctx.avals_in[i], operands[i]) if swap else operands[i]
+            for i, swap in zip(call.positions, call.swapped_operands, strict=True)
         ]
-        returned = [
-            _with_swapped_axes(aval) if swap else aval
-            for aval, swap in zip(ctx.avals_out, swaps_out, strict=True)
-        ]
-        workspace = [ShapedArray((call.workspace,), jnp.uint8)] if call.workspace else []
         lowering = jax.ffi.ffi_lowering(backend.target_name(operation.target))
-        attributes = {"variant": variant or "", **call.attributes}
         results = lowering(
-            ctx.replace(avals_in=[aval for aval, _ in passed], avals_out=[*returned, *workspace]),
-            *(operand for _, operand in passed),
-            **attributes,
+            ctx.replace(avals_in=call.operands, avals_out=call.results),
+            *passed,
+            **call.attributes,
         )
+        of_primitive = len(call.swapped_results)
         return [
-            _swap_axes(ctx, aval, result)[1] if swap else result
+            _swap_axes(ctx, aval, result) if swap else result
             for aval, result, swap in zip(
-                returned, results[: len(returned)], swaps_out, strict=True
+                call.results[:of_primitive],
+                results[:of_primitive],
+                call.swapped_results,
+                strict=True,
             )
         ]
 
@@ -389,12 +435,13 @@ def _with_swapped_axes(aval: ShapedArray) -> ShapedArray:
     return ShapedArray((*batch, columns, rows), aval.dtype)
 
 
-def _swap_axes(ctx: Any, aval: ShapedArray, operand: Any) -> tuple[ShapedArray, Any]:
+def _swap_axes(ctx: Any, aval: ShapedArray, operand: Any) -> Any:
     """An operand with its last two dimensions swapped, which XLA may do where it is made."""
-    to = _with_swapped_axes(aval)
-    ctx = ctx.replace(avals_in=[ShapedArray(aval.shape, aval.dtype)], avals_out=[to])
+    ctx = ctx.replace(
+        avals_in=[ShapedArray(aval.shape, aval.dtype)], avals_out=[_with_swapped_axes(aval)]
+    )
     swap = mlir.lower_fun(lambda x: jnp.swapaxes(x, -1, -2), multiple_results=False)
-    return to, swap(ctx, operand)[0]
+    return swap(ctx, operand)[0]
 
 
 def _impl(primitive: Primitive, *operands: Any, **params: Any) -> Any:
@@ -402,7 +449,8 @@ def _impl(primitive: Primitive, *operands: Any, **params: Any) -> Any:
         return _eager(primitive, tuple(sorted(params.items())))(*operands)
 
 
-# The primitive that lowers to a kernel, of each that make_primitive made.
+# What each primitive that make_primitive made computes, and the one that it lowers to.
+OPERATIONS: dict[Primitive, Operation] = {}
 _CALLS: dict[Primitive, Primitive] = {}
 
 
@@ -422,7 +470,7 @@ def make_primitive(operation: Operation) -> Primitive:
         p.def_abstract_eval(functools.partial(_abstract_eval, operation))
         p.def_impl(functools.partial(_impl, p))
         batching.primitive_batchers[p] = functools.partial(batch, p)
-    _CALLS[primitive] = call
+    OPERATIONS[primitive], _CALLS[primitive] = operation, call
 
     def lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
         params, dtypes = operation.cast(params, ctx.avals_in)
@@ -501,6 +549,18 @@ def gathered(x: jax.Array, axis: int) -> jax.Array:
     spec = list(sharding.spec)
     spec[axis] = None
     return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec(*spec)))
+
+
+def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """The equations of a program in its order, with those of the programs inside them."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(inner, ClosedJaxpr):
+                    yield from equations(inner.jaxpr)
+                elif isinstance(inner, Jaxpr):
+                    yield from equations(inner)
 
 
 def undefined(operand: Any) -> bool:

@@ -1,5 +1,7 @@
 #include "common/ffi.h"
 
+#include <utility>
+
 namespace jaxsparse {
 namespace {
 
@@ -17,7 +19,69 @@ ffi::AnyBuffer NoBuffer() {
   return ffi::AnyBuffer(&none);
 }
 
+XLA_FFI_DataType DataTypeOf(const std::string& name) {
+  static constexpr struct {
+    std::string_view name;
+    XLA_FFI_DataType type;
+  } kTable[] = {{"float32", XLA_FFI_DataType_F32},   {"float64", XLA_FFI_DataType_F64},
+                {"bfloat16", XLA_FFI_DataType_BF16}, {"float16", XLA_FFI_DataType_F16},
+                {"int32", XLA_FFI_DataType_S32},     {"uint16", XLA_FFI_DataType_U16},
+                {"uint8", XLA_FFI_DataType_U8}};
+  for (const auto& row : kTable) {
+    if (name == row.name) return row.type;
+  }
+  return XLA_FFI_DataType_INVALID;  // which the parser refuses
+}
+
 }  // namespace
+
+DescribedCall::Buffers::Buffers(std::vector<BufferType> given) : types(std::move(given)) {
+  alignas(64) static char nowhere;
+  for (BufferType& type : types) {
+    buffers.push_back({XLA_FFI_Buffer_STRUCT_SIZE, nullptr, DataTypeOf(type.first), &nowhere,
+                       static_cast<int64_t>(type.second.size()), type.second.data()});
+  }
+  for (XLA_FFI_Buffer& buffer : buffers) pointers.push_back(&buffer);
+}
+
+DescribedCall::DescribedCall(std::vector<BufferType> operands, std::vector<BufferType> results,
+                             std::map<std::string, AttributeValue> attributes)
+    : operand_buffers_(std::move(operands)),
+      result_buffers_(std::move(results)),
+      values_(std::move(attributes)) {
+  operand_kinds_.resize(operand_buffers_.types.size(), XLA_FFI_ArgType_BUFFER);
+  result_kinds_.resize(result_buffers_.types.size(), XLA_FFI_RetType_BUFFER);
+  operands_ = {XLA_FFI_Args_STRUCT_SIZE, nullptr, static_cast<int64_t>(operand_kinds_.size()),
+               operand_kinds_.data(), operand_buffers_.pointers.data()};
+  results_ = {XLA_FFI_Rets_STRUCT_SIZE, nullptr, static_cast<int64_t>(result_kinds_.size()),
+              result_kinds_.data(), result_buffers_.pointers.data()};
+  // The map's order is the one in which XLA looks names up.
+  names_.reserve(values_.size());
+  texts_.reserve(values_.size());
+  scalars_.reserve(values_.size());
+  for (auto& [name, value] : values_) {
+    names_.push_back({name.data(), name.size()});
+    name_pointers_.push_back(&names_.back());
+    if (const auto* text = std::get_if<std::string>(&value)) {
+      attribute_kinds_.push_back(XLA_FFI_AttrType_STRING);
+      texts_.push_back({text->data(), text->size()});
+      value_pointers_.push_back(&texts_.back());
+    } else {
+      static constexpr XLA_FFI_DataType kTypes[] = {XLA_FFI_DataType_PRED, XLA_FFI_DataType_S64,
+                                                    XLA_FFI_DataType_F64};
+      attribute_kinds_.push_back(XLA_FFI_AttrType_SCALAR);
+      void* data = std::visit([](auto& scalar) -> void* { return &scalar; }, value);
+      scalars_.push_back({kTypes[value.index()], data});
+      value_pointers_.push_back(&scalars_.back());
+    }
+  }
+  attributes_ = {XLA_FFI_Attrs_STRUCT_SIZE,
+                 nullptr,
+                 static_cast<int64_t>(values_.size()),
+                 attribute_kinds_.data(),
+                 name_pointers_.data(),
+                 value_pointers_.data()};
+}
 
 CallParser::CallParser(const char* operation, ffi::RemainingArgs operands,
                        ffi::RemainingRets results, ffi::Dictionary attributes, size_t result_rank)

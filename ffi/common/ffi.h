@@ -11,8 +11,12 @@
 #pragma once
 
 #include <initializer_list>
+#include <map>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
 
 #include "common/types.h"
 #include "common/variant.h"
@@ -77,6 +81,50 @@ class CallParser {
   Batch batch_;
 };
 
+// A dtype, as NumPy names it, and a shape.
+using BufferType = std::pair<std::string, std::vector<int64_t>>;
+using AttributeValue = std::variant<bool, int64_t, double, std::string>;
+
+// A call of types without data, to ask what it would run as. Its buffers all lie at one place that
+// holds nothing, so a problem that is parsed from it must not be launched.
+class DescribedCall {
+ public:
+  DescribedCall(std::vector<BufferType> operands, std::vector<BufferType> results,
+                std::map<std::string, AttributeValue> attributes);
+  DescribedCall(const DescribedCall&) = delete;
+  DescribedCall& operator=(const DescribedCall&) = delete;
+
+  ffi::RemainingArgs operands() const { return {&operands_, 0}; }
+  ffi::RemainingRets results() const { return {&results_, 0}; }
+  ffi::Dictionary attributes() const { return ffi::Dictionary(&attributes_); }
+
+ private:
+  // What XLA's structs point to.
+  struct Buffers {
+    explicit Buffers(std::vector<BufferType> types);
+    std::vector<BufferType> types;
+    std::vector<XLA_FFI_Buffer> buffers;
+    std::vector<void*> pointers;
+  };
+
+  Buffers operand_buffers_, result_buffers_;
+  std::map<std::string, AttributeValue> values_;
+  std::vector<XLA_FFI_ByteSpan> names_, texts_;
+  std::vector<XLA_FFI_Scalar> scalars_;
+  std::vector<XLA_FFI_ArgType> operand_kinds_;
+  std::vector<XLA_FFI_RetType> result_kinds_;
+  std::vector<XLA_FFI_AttrType> attribute_kinds_;
+  std::vector<XLA_FFI_ByteSpan*> name_pointers_;
+  std::vector<void*> value_pointers_;
+  XLA_FFI_Args operands_ = {};
+  XLA_FFI_Rets results_ = {};
+  XLA_FFI_Attrs attributes_ = {};
+};
+
+// Whether an operation's variants depend on the GPU.
+template <typename Problem>
+concept SeesGpu = requires(Problem problem) { problem.gpu; };
+
 // Everything that the handlers of one call share: the parsed problem and the chosen variant.
 template <typename Operation, typename Row>
 struct ParsedCall {
@@ -87,15 +135,32 @@ struct ParsedCall {
   ParsedCall(Table<Row> table, ffi::RemainingArgs operands, ffi::RemainingRets results,
              ffi::Dictionary attributes, const Gpu& gpu = {}) {
     CallParser call(Operation::kName, operands, results, attributes, Operation::kResultRank);
-    if constexpr (requires { problem.gpu; }) problem.gpu = gpu;
+    if constexpr (SeesGpu<typename Operation::Problem>) problem.gpu = gpu;
     const auto forced = call.Attribute<std::string_view>("variant");
     if (call.ok()) Operation::Parse(call, &problem);
     std::string reason;
-    if (call.ok()) variant = Choose(Operation::kName, table, problem, forced, &reason);
+    if (call.ok()) variant = Choose(table, problem, forced, &reason);
     if (!reason.empty()) call.Fail(reason);
     if (!call.ok()) error = call.error();
   }
 };
+
+// What a call would run as on a GPU: the variants that fit, and the one that is taken; or why none
+// is.
+struct CudaChoice {
+  std::string chosen;
+  std::vector<Candidate> fitting;
+  std::string error;
+};
+
+template <typename Operation>
+CudaChoice ChooseOnCuda(const DescribedCall& described, const Gpu& gpu) {
+  const ParsedCall<Operation, CudaVariant<typename Operation::Problem>> call(
+      Operation::CudaVariants(), described.operands(), described.results(), described.attributes(),
+      gpu);
+  if (call.variant == nullptr) return {"", {}, call.error.message()};
+  return {call.variant->name, Fitting(Operation::CudaVariants(), call.problem), ""};
+}
 
 template <typename Operation>
 class Targets {
@@ -143,9 +208,15 @@ class Targets {
 
   using OnCuda = ParsedCall<Operation, CudaVariant<typename Operation::Problem>>;
 
+  // Every execution parses its call, so the driver is only asked where the answer counts.
+  static Gpu SeenGpu(int32_t device) {
+    if constexpr (SeesGpu<typename Operation::Problem>) return GpuOf(device);
+    return {};
+  }
+
   static ffi::Error PrepareOnCuda(int32_t device, ffi::RemainingArgs operands,
                                   ffi::RemainingRets results, ffi::Dictionary attributes) {
-    const OnCuda call(Operation::CudaVariants(), operands, results, attributes, GpuOf(device));
+    const OnCuda call(Operation::CudaVariants(), operands, results, attributes, SeenGpu(device));
     if (call.variant == nullptr) return call.error;
     std::string reason;
     if (GetKernel(call.variant->kernel(call.problem), device, &reason) == nullptr) {
@@ -156,7 +227,7 @@ class Targets {
 
   static ffi::Error RunOnCuda(int32_t device, void* stream, ffi::RemainingArgs operands,
                               ffi::RemainingRets results, ffi::Dictionary attributes) {
-    OnCuda call(Operation::CudaVariants(), operands, results, attributes, GpuOf(device));
+    OnCuda call(Operation::CudaVariants(), operands, results, attributes, SeenGpu(device));
     if (call.variant == nullptr) return call.error;
     const LaunchShape shape = call.variant->shape(call.problem);
     if (shape.blocks == 0) return ffi::Error::Success();  // there is no output to write

@@ -1,5 +1,5 @@
-// What an operation tells the Python side: its FFI targets, its variants, and every kernel instance
-// that its device sources can be asked for.
+// What an operation tells the Python side: its FFI targets, its variants, every kernel instance
+// that its device sources can be asked for, and which variant a call takes.
 #pragma once
 
 #include <algorithm>
@@ -18,6 +18,8 @@ struct OperationEntry {
   std::vector<std::string> cpu_variants;
   std::vector<std::string> cuda_variants;
   std::vector<KernelSource> kernels;
+  // Null where the choice is not made among variants of a table.
+  CudaChoice (*choose_on_cuda)(const DescribedCall&, const Gpu&) = nullptr;
 };
 
 // `problems`: at least one for every combination of types that selects another kernel instance.
@@ -30,7 +32,8 @@ OperationEntry MakeEntry(const std::vector<typename Operation::Problem>& problem
                        Handlers::CudaExecute,
                        Names(Operation::CpuVariants()),
                        Names(Operation::CudaVariants()),
-                       {}};
+                       {},
+                       ChooseOnCuda<Operation>};
   for (const auto& row : Operation::CudaVariants()) {
     for (const auto& problem : problems) {
       if (!row.fits(problem)) continue;

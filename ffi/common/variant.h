@@ -14,24 +14,39 @@ namespace jaxsparse {
 // Problem&);}. `forced` names a row, or is empty. Returns null and fills `error` if it can't be
 // had.
 template <typename Row, typename Problem>
-const Row* Choose(const char* operation, Table<Row> table, const Problem& problem,
-                  std::string_view forced, std::string* error) {
+const Row* Choose(Table<Row> table, const Problem& problem, std::string_view forced,
+                  std::string* error) {
   const Row* best = nullptr;
   for (const Row& row : table) {
     if (!forced.empty()) {
       if (forced != row.name) continue;
       if (row.fits(problem)) return &row;
-      *error = std::string(operation) + ": variant '" + row.name + "' does not fit this problem";
+      *error = std::string("variant '") + row.name + "' does not fit this problem";
       return nullptr;
     }
     if (row.fits(problem) && (best == nullptr || row.cost(problem) < best->cost(problem)))
       best = &row;
   }
   if (best == nullptr) {
-    *error = std::string(operation) + ": no variant named '" + std::string(forced) + "'; there are";
+    *error = "no variant named '" + std::string(forced) + "'; there are";
     for (const Row& row : table) *error += std::string(" '") + row.name + "'";
   }
   return best;
+}
+
+struct Candidate {
+  std::string name;
+  double cost;
+};
+
+// The rows that fit, in table order.
+template <typename Row, typename Problem>
+std::vector<Candidate> Fitting(Table<Row> table, const Problem& problem) {
+  std::vector<Candidate> candidates;
+  for (const Row& row : table) {
+    if (row.fits(problem)) candidates.push_back({row.name, row.cost(problem)});
+  }
+  return candidates;
 }
 
 template <typename Row>

@@ -63,6 +63,15 @@ Entry& EntryOf(const KernelSource& source, int device) {
   return (*entries)[std::make_tuple(source.file, source.expression, source.text, device)];
 }
 
+Gpu AskForGpu(int device) {
+  const Gpu other;
+  const int capability = other.compute_capability;
+  return {AttributeOf(device, cudaDevAttrComputeCapabilityMajor, capability / 10) * 10 +
+              AttributeOf(device, cudaDevAttrComputeCapabilityMinor, capability % 10),
+          AttributeOf(device, cudaDevAttrMultiProcessorCount, other.multiprocessors),
+          AttributeOf(device, cudaDevAttrMaxSharedMemoryPerBlockOptin, other.shared_bytes)};
+}
+
 }  // namespace
 
 ScopedDevice::ScopedDevice(int device) : wanted_(device) {
@@ -117,12 +126,12 @@ std::string LaunchKernel(const void* kernel, const LaunchShape& shape, void* pro
 }
 
 Gpu GpuOf(int device) {
-  const Gpu other;
-  const int capability = other.compute_capability;
-  return {AttributeOf(device, cudaDevAttrComputeCapabilityMajor, capability / 10) * 10 +
-              AttributeOf(device, cudaDevAttrComputeCapabilityMinor, capability % 10),
-          AttributeOf(device, cudaDevAttrMultiProcessorCount, other.multiprocessors),
-          AttributeOf(device, cudaDevAttrMaxSharedMemoryPerBlockOptin, other.shared_bytes)};
+  static std::mutex mutex;
+  static auto* gpus = new std::map<int, Gpu>;
+  const std::lock_guard lock(mutex);
+  auto found = gpus->find(device);
+  if (found == gpus->end()) found = gpus->emplace(device, AskForGpu(device)).first;
+  return found->second;
 }
 
 std::vector<CudaDevice> CudaDevices(std::string* error) {

@@ -63,7 +63,7 @@ class ScopedDevice {
   int previous_ = 0;
 };
 
-// Of a device; what the driver does not say is as on the default one.
+// Of a device; what the driver does not say is as on the default one. It is asked once.
 Gpu GpuOf(int device);
 
 struct CudaDevice {

@@ -1,9 +1,9 @@
 """Recurrent scans whose weights, dense or sparse, stay on chip."""
 
+from jaxsparse.device import H200, Device
 from jaxsparse.recurrent.cells import GRU, LSTM, RNN
 from jaxsparse.recurrent.diagnose import check, explain
 from jaxsparse.recurrent.layout import pack
-from jaxsparse.recurrent.plan import H200, Device
 from jaxsparse.recurrent.scan import bidirectional_scan, scan
 
 __all__ = [

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import JaxprEqn
 
 from jaxsparse import _ffi
+from jaxsparse.device import Device, present_device
+from jaxsparse.primitive import equations
 from jaxsparse.recurrent import engine
-from jaxsparse.recurrent.plan import Device, NoPlan, Plan, Problem, make_plan, present_device
+from jaxsparse.recurrent.plan import NoPlan, Plan, Problem, make_plan
 from jaxsparse.recurrent.primitive import operand_names, recurrent_scan_p
 
 
@@ -20,6 +22,7 @@ from jaxsparse.recurrent.primitive import operand_names, recurrent_scan_p
 class ExplainedScan:
     """One scan of a program, and what it runs as on a GPU."""
 
+    operation: ClassVar[str] = "recurrent_scan"
     problem: Problem
     plan: Plan | NoPlan
     launches: int  # directions and batch entries that are not scanned at once
@@ -64,7 +67,11 @@ def explain(
     """
     device = present_device() if device is None else device
     jaxpr = jax.make_jaxpr(function)(*arguments)
-    return Explanation(_explained(eqn, device) for eqn in _scans(jaxpr.jaxpr))
+    return Explanation(
+        explained_scan(eqn, device)
+        for eqn in equations(jaxpr.jaxpr)
+        if eqn.primitive is recurrent_scan_p
+    )
 
 
 def check() -> None:
@@ -89,19 +96,8 @@ def check() -> None:
         )
 
 
-def _scans(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is recurrent_scan_p:
-            yield eqn
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                if isinstance(inner, ClosedJaxpr):
-                    yield from _scans(inner.jaxpr)
-                elif isinstance(inner, Jaxpr):
-                    yield from _scans(inner)
-
-
-def _explained(eqn: JaxprEqn, device: Device) -> ExplainedScan:
+def explained_scan(eqn: JaxprEqn, device: Device) -> ExplainedScan:
+    """What a scan runs as on a GPU."""
     avals: list[Any] = [v.aval for v in eqn.invars]
     problem = engine.problem_of(eqn.params, avals, operand_names(eqn.params))
     states: Any = eqn.outvars[0].aval

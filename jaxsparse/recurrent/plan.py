@@ -9,23 +9,14 @@ step, come from measurements on an H200 (docs/performance.md).
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator
 
-from jaxsparse import _ffi, backend
+from jaxsparse import _ffi
+from jaxsparse.device import H200 as H200
+from jaxsparse.device import Device as Device
+from jaxsparse.device import has_engine as has_engine
+from jaxsparse.device import present_device as present_device
 
-
-@dataclasses.dataclass(frozen=True)
-class Device:
-    """What a plan wants to know of a GPU."""
-
-    name: str
-    compute_capability: int  # 90 for 9.0
-    multiprocessors: int
-    shared_bytes: int  # that a block can have
-
-
-H200 = Device("NVIDIA H200", 90, 132, 232448)
 _OLDEST = 90  # the kernels use instructions of this compute capability
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -40,18 +31,6 @@ _STAYS_IN_CACHE = 4 << 20  # bytes of an exchange buffer, beside what a scan rea
 _BATCH_GROUPS = (1, 2, 4)  # the parts of a batch: a scan each, side by side or one after another
 _START = 15.0  # microseconds for which a launch clears its buffers and loads weights
 _WRITE_OUT = 1.2e-6  # microseconds for each byte of a sparse matrix in dense form
-
-
-@functools.cache
-def present_device() -> Device:
-    """The first GPU of this machine; where there is none, an H200."""
-    return Device(*_ffi.cuda_devices()[0]) if has_engine() else H200
-
-
-@functools.cache
-def has_engine() -> bool:
-    """Whether this machine can run the kernels."""
-    return not backend.cuda_problems()
 
 
 @dataclasses.dataclass(frozen=True)

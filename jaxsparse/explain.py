@@ -1,0 +1,212 @@
+"""What a program's sparse operations run as on a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.core import ShapedArray
+from jax.extend.core import JaxprEqn
+
+from jaxsparse import _ffi, backend
+from jaxsparse.device import Device, present_device
+from jaxsparse.ops.matmul import PATTERN
+from jaxsparse.primitive import OPERATIONS, Operation, call_types, equations, target_call
+from jaxsparse.recurrent.diagnose import ExplainedScan, explained_scan
+from jaxsparse.recurrent.primitive import recurrent_scan_p
+
+_OF_PATTERN = {name for name, _ in PATTERN}
+
+
+@dataclasses.dataclass(frozen=True)
+class ExplainedCall:
+    """One sparse operation of a program, and what it runs as on a GPU."""
+
+    operation: str
+    options: dict[str, Any]  # its own, such as "transpose"
+    operands: dict[str, jax.ShapeDtypeStruct]  # those of its pattern, too
+    results: dict[str, jax.ShapeDtypeStruct]
+    # Variants of the kernel that fit and their predicted microseconds: first the chosen one, the
+    # others by rising cost. Infinity is for those that are only taken by their name.
+    variants: tuple[tuple[str, float], ...]
+    forced: bool  # the chosen one was asked for by its name
+    otherwise: str  # what happens without a kernel, and why; empty where there is one
+
+    @property
+    def variant(self) -> str | None:
+        """The chosen variant, or None where no kernel runs."""
+        return self.variants[0][0] if self.variants else None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the stored matrix."""
+        sizes = (self.operands[f"{side}row_offsets"].shape[-1] for side in ("", "transposed_"))
+        rows, columns = (size - 1 for size in sizes)
+        return rows, columns
+
+    @property
+    def entries(self) -> int:
+        """Stored entries of the matrix, of each where there is a batch of them."""
+        return self.operands["column_indices"].shape[-1]
+
+    def __str__(self) -> str:
+        return f"{self._problem()}\n  {self._choice() if self.variants else self.otherwise}"
+
+    def _problem(self) -> str:
+        options = [
+            name if value is True else f"{name}={value!r}"
+            for name, value in self.options.items()
+            if value is not None and value is not False
+        ]
+        dense = {name: x for name, x in self.operands.items() if name not in _OF_PATTERN}
+        return (
+            f"{self.operation}{' (' + ', '.join(options) + ')' if options else ''}: "
+            f"matrix {self.shape} with {self.entries} stored entries, "
+            f"{self.operands['column_indices'].dtype} columns; {_listed(dense)} -> "
+            f"{_listed(self.results)}"
+        )
+
+    def _choice(self) -> str:
+        (chosen, cost), *others = self.variants
+        priced = [f"{name} {us:.1f} us" for name, us in others if math.isfinite(us)]
+        by_name = [name for name, us in others if not math.isfinite(us)]
+        text = chosen
+        if self.forced:
+            text += ", asked for by its name"
+        # The cost of a variant that is alone is only a place in an order.
+        if priced and math.isfinite(cost):
+            text += f", about {cost:.1f} us"
+        if priced:
+            text += f"; others: {', '.join(priced)}"
+        if by_name:
+            text += f"; by name only: {', '.join(by_name)}"
+        return text
+
+
+class Explanation(tuple[ExplainedCall | ExplainedScan, ...]):
+    """The sparse operations of a program, in its order; prints as a text."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self)) if self else "no sparse operations"
+
+
+def explain(
+    function: Callable[..., Any], *arguments: Any, device: Device | None = None
+) -> Explanation:
+    """How the sparse operations of a function would run on a GPU.
+
+    Nothing is computed or compiled, and no GPU is needed: a kernel is chosen by shapes and types
+    alone. A program that the compiler cuts for several devices is explained as if one had all of
+    it; inside ``shard_map`` sizes are those of one device. Operations are listed even if nothing
+    uses their results, where the compiler drops them.
+
+    Args:
+        function: uses operations of this package, in any depth; ``jaxsparse.grad(loss)`` shows
+            those of a gradient, too.
+        *arguments: what it is called with: arrays, or anything with ``shape`` and ``dtype``.
+        device: a description of the GPU (`jaxsparse.recurrent.Device`); this machine's first one,
+            or else an H200.
+
+    Returns:
+        A tuple that prints as a text. Recurrent scans are as in `jaxsparse.recurrent.explain`, all
+        else has ``operation``, ``options``, ``operands`` and ``results`` (shapes and dtypes, by
+        name), ``shape`` and ``entries`` of the stored matrix, ``variant``, the chosen one, and
+        ``variants``, pairs of name and predicted microseconds of all that fit, the chosen one
+        first. Where no kernel runs there are none, and ``otherwise`` says what happens and why.
+
+    Raises:
+        ValueError: for a device without multiprocessors.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxsparse import CSR, spmm
+    >>> from jaxsparse.recurrent import H200
+    >>> a = CSR.fromdense(jnp.eye(64))
+    >>> print(explain(lambda x: spmm(a, x, implementation="xla"), jnp.ones((64, 8)), device=H200))
+    spmm: matrix (64, 64) with 64 stored entries, uint16 columns; values float32 (64,),
+        x float32 (64, 8) -> out float32 (64, 8)
+      plain XLA, because implementation='xla' asks for it
+    >>> (product,) = explain(lambda x: spmm(a, x, variant="generic_rows"), jnp.ones((64, 8)))
+    >>> product.variant
+    'generic_rows'
+    """
+    device = present_device() if device is None else device
+    if device.multiprocessors < 1:
+        raise ValueError(f"explain: {device.name} has {device.multiprocessors} multiprocessors")
+    jaxpr = jax.make_jaxpr(function)(*arguments)
+    return Explanation(
+        explained_scan(eqn, device)
+        if eqn.primitive is recurrent_scan_p
+        else _explained_call(eqn, OPERATIONS[eqn.primitive], device)
+        for eqn in equations(jaxpr.jaxpr)
+        if eqn.primitive in OPERATIONS
+    )
+
+
+def _explained_call(eqn: JaxprEqn, operation: Operation, device: Device) -> ExplainedCall:
+    params: dict[str, Any] = eqn.params
+    avals: list[Any] = [v.aval for v in eqn.invars]
+    out_avals: list[Any] = [v.aval for v in eqn.outvars]
+    signature = operation.signature(params)
+    variants, otherwise = _choice(operation, params, avals, device)
+    return ExplainedCall(
+        operation=operation.name,
+        options={name: params[name] for name in operation.params if name != "out_dtype"},
+        operands=_by_name(signature.operands, avals),
+        results=_by_name(signature.results, out_avals),
+        variants=tuple(variants),
+        forced=params["variant"] is not None,
+        otherwise=otherwise,
+    )
+
+
+def _choice(
+    operation: Operation, params: dict[str, Any], avals: Sequence[ShapedArray], device: Device
+) -> tuple[list[tuple[str, float]], str]:
+    """The variants that fit, the chosen one first; or none, and what happens instead."""
+    asked = params["implementation"]
+    has, needs = device.compute_capability, backend.MINIMUM_COMPUTE_CAPABILITY
+    too_old = f"{device.name} has compute capability {has / 10}, and the kernels need {needs / 10}"
+    if asked == "cpu":
+        return [], "refused, because implementation='cpu' asks for a CPU"
+    if asked == "cuda" and has < needs:
+        return [], f"refused, because {too_old}"
+    chosen = asked or ("cuda" if has >= needs else "xla")
+    try:
+        backend.check_variant(operation.target, chosen, params["variant"])
+        if chosen == "xla":
+            asks = "implementation='xla' asks for it"
+            return [], f"plain XLA, because {asks if asked else too_old}"
+        params, operands, results = call_types(operation, params, avals)
+        call = target_call(operation, chosen, params, operands, results)
+        if call is None:
+            return [], "plain XLA, because a dense product by cuBLAS is taken to be faster"
+        if not all(isinstance(n, int) for a in (*call.operands, *call.results) for n in a.shape):
+            return [], "a variant that is chosen when it runs, because a size is open"
+        name, fitting = _ffi.choose_variant(
+            operation.target,
+            [(a.dtype.name, a.shape) for a in call.operands],
+            [(a.dtype.name, a.shape) for a in call.results],
+            call.attributes,
+            compute_capability=device.compute_capability,
+            multiprocessors=device.multiprocessors,
+            shared_bytes=device.shared_bytes,
+        )
+    except ValueError as error:
+        return [], f"refused, because {error}"
+    return sorted(fitting, key=lambda pair: (pair[0] != name, pair[1])), ""
+
+
+def _by_name(
+    names: Sequence[tuple[str, str]], avals: Sequence[ShapedArray]
+) -> dict[str, jax.ShapeDtypeStruct]:
+    return {
+        name: jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+        for (name, _), aval in zip(names, avals, strict=True)
+    }
+
+
+def _listed(arrays: dict[str, jax.ShapeDtypeStruct]) -> str:
+    return ", ".join(f"{name} {x.dtype} {x.shape}" for name, x in arrays.items())

@@ -1,0 +1,327 @@
+"""jaxsparse.explain: what sparse operations would run as on a GPU, asked without one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+import jaxsparse
+from jaxsparse import CSR, Topology, backend, explain, recurrent, sddmm, sparse_softmax, spmm
+from jaxsparse.recurrent import H200
+
+A100 = dataclasses.replace(H200, name="A100", compute_capability=80, shared_bytes=166912)
+V100 = dataclasses.replace(H200, name="V100", compute_capability=70)
+TOPOLOGY = Topology.from_mask(np.random.default_rng(0).random((96, 64)) < 0.2)
+X = jax.ShapeDtypeStruct((64, 32), jnp.float32)
+VALUES = jax.ShapeDtypeStruct((TOPOLOGY.nse,), jnp.float32)
+
+
+def product(values, x, **options):
+    return spmm(CSR(values, TOPOLOGY), x, **options)
+
+
+def sampled(x, y, **options):
+    return sddmm(x, y, TOPOLOGY, **options).values
+
+
+def loss(values, x):
+    return jnp.sum(product(values, x) ** 2)
+
+
+def names(explanation):
+    return [call.operation for call in explanation]
+
+
+def assert_cheapest_is_chosen(call):
+    costs = [cost for _, cost in call.variants]
+    assert not call.otherwise and not call.forced and call.variant == call.variants[0][0]
+    assert math.isfinite(costs[0]) and costs == sorted(costs)
+    variants = [name for name, _ in call.variants]
+    assert len({*variants}) == len(variants)
+
+
+@pytest.mark.smoke
+def test_a_product():
+    explanation = explain(product, VALUES, X, device=H200)
+    (call,) = explanation
+    assert isinstance(explanation, tuple) and call.operation == "spmm"
+    assert call.shape == (96, 64) and call.entries == TOPOLOGY.nse
+    assert call.operands["x"] == X and call.operands["values"] == VALUES
+    assert call.results == {"out": jax.ShapeDtypeStruct((96, 32), jnp.float32)}
+    assert_cheapest_is_chosen(call)
+    assert {name for name, _ in call.variants} <= {
+        *backend.OPERATIONS["spmm"]["variants"]["cuda"],
+    }
+    problem, choice = str(explanation).splitlines()
+    for part in ("spmm: matrix (96, 64)", f"{TOPOLOGY.nse} stored", "x float32 (64, 32)"):
+        assert part in problem
+    assert choice.startswith(f"  {call.variant}, about ") and " us" in choice
+    by_name = choice.partition("by name only: ")[2]
+    assert by_name.split(", ") == [name for name, cost in call.variants if math.isinf(cost)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("operation", ["spmm", "linear", "sddmm", "sparse_softmax"])
+def test_every_operation_and_dtype(operation, dtype):
+    def call(values, x):
+        a = CSR(values, TOPOLOGY)
+        return {
+            "spmm": lambda: spmm(a, x),
+            "linear": lambda: jaxsparse.linear(x.T, a, activation="gelu"),
+            "sddmm": lambda: sampled(jnp.ones((96, 32), dtype), x),
+            "sparse_softmax": lambda: sparse_softmax(a, scale=0.5),
+        }[operation]()
+
+    with jax.enable_x64(dtype == "float64"):
+        arguments = (jax.ShapeDtypeStruct(s.shape, dtype) for s in (VALUES, X))
+        (explained,) = explain(call, *arguments, device=H200)
+    assert_cheapest_is_chosen(explained)
+    expected = {"linear": "spmm_epilogue"}.get(operation, operation)
+    assert explained.operation == expected and expected in str(explained)
+
+
+def test_mixed_dtypes():
+    narrow = jax.ShapeDtypeStruct(X.shape, jnp.bfloat16)
+    gradient = jax.grad(lambda v, x: product(v, x).astype(jnp.float32).sum(), (0, 1))
+    for call in explain(gradient, VALUES, narrow, device=H200):
+        assert_cheapest_is_chosen(call)
+
+
+VARIANTS = [
+    (operation, variant)
+    for operation in ("spmm", "sddmm", "sparse_softmax")
+    for variant in backend.OPERATIONS[operation]["variants"]["cuda"]
+]
+
+
+@pytest.mark.parametrize(("operation", "variant"), VARIANTS)
+def test_forced(operation, variant):
+    """A variant that is asked for is the chosen one, or refused where it does not fit."""
+
+    def call(values, x, variant=None):
+        a = CSR(values, TOPOLOGY)
+        return {
+            "spmm": lambda: spmm(a, x, variant=variant),
+            "sddmm": lambda: sampled(jnp.ones((96, 32)), x, variant=variant),
+            "sparse_softmax": lambda: sparse_softmax(a, variant=variant),
+        }[operation]()
+
+    (free,) = explain(call, VALUES, X, device=H200)
+    (forced,) = explain(functools.partial(call, variant=variant), VALUES, X, device=H200)
+    if variant not in dict(free.variants):
+        assert f"variant '{variant}' does not fit" in forced.otherwise
+        return
+    assert forced.variant == variant and forced.forced
+    assert f"  {variant}, asked for by its name" in str(forced)
+    assert sorted(forced.variants) == sorted(free.variants)
+    others = [cost for _, cost in forced.variants[1:]]
+    assert others == sorted(others)
+
+
+@pytest.mark.parametrize("variant", ["generic_dots", "tensor_cores"])
+def test_variants_that_take_x_on_the_left(variant):
+    """They read it as it is; the others' choice is that of a call with x transposed."""
+
+    def call(values, x, variant=None):
+        return jaxsparse.linear(x.T, CSR(values, TOPOLOGY), variant=variant)
+
+    (forced,) = explain(functools.partial(call, variant=variant), VALUES, X, device=H200)
+    assert forced.variant == variant and "(dense_on_left)" in str(forced)
+    (free,) = explain(call, VALUES, X, device=H200)
+    assert free.variants == explain(product, VALUES, X, device=H200)[0].variants
+
+
+def test_what_can_not_be_had_is_refused():
+    for options, reason in (
+        ({"variant": "none_such"}, "has no variant 'none_such'"),
+        ({"variant": "generic_dots"}, "'generic_dots' does not fit"),
+        ({"variant": "generic_rows", "implementation": "xla"}, "'xla' has no variant"),
+        ({"implementation": "cpu"}, "asks for a CPU"),
+    ):
+        (call,) = explain(lambda v, x, o=options: product(v, x, **o), VALUES, X, device=H200)
+        assert call.variant is None and call.variants == ()
+        assert call.otherwise.startswith("refused, because ") and reason in call.otherwise
+        assert call.otherwise in str(call) and "spmm: spmm:" not in call.otherwise
+    (call,) = explain(lambda v, x: product(v, x, implementation="cuda"), VALUES, X, device=V100)
+    assert "refused, because V100 has compute capability 7.0" in call.otherwise
+
+
+def test_devices():
+    """What a variant needs of a GPU counts: bulk copies are of compute capability 9.0."""
+    new, old = (
+        {name for name, _ in explain(product, VALUES, X, device=device)[0].variants}
+        for device in (H200, A100)
+    )
+    assert "staged_rows" in new and "staged_rows" not in old and old
+    (call,) = explain(lambda v, x: product(v, x, variant="staged_rows"), VALUES, X, device=A100)
+    assert "variant 'staged_rows' does not fit" in call.otherwise
+    (call,) = explain(product, VALUES, X, device=V100)
+    assert call.otherwise.startswith("plain XLA, because V100 has compute capability 7.0")
+    tiny = dataclasses.replace(H200, multiprocessors=1, shared_bytes=1)
+    assert_cheapest_is_chosen(explain(product, VALUES, X, device=tiny)[0])
+    with pytest.raises(ValueError, match="NVIDIA H200 has 0 multiprocessors"):
+        explain(product, VALUES, X, device=dataclasses.replace(H200, multiprocessors=0))
+
+
+def test_plain_xla():
+    (call,) = explain(lambda v, x: product(v, x, implementation="xla"), VALUES, X, device=H200)
+    assert call.variant is None
+    assert call.otherwise == "plain XLA, because implementation='xla' asks for it"
+
+
+def test_the_dense_product():
+    """As the lowering chooses: without a kernel where that is faster, unless one is asked for."""
+    x, y = (jax.ShapeDtypeStruct((n, 512), jnp.float32) for n in TOPOLOGY.shape)
+    (call,) = explain(sampled, x, y, device=H200)
+    if call.otherwise:
+        assert "plain XLA, because a dense product" in call.otherwise
+    (asked,) = explain(lambda x, y: sampled(x, y, implementation="cuda"), x, y, device=H200)
+    assert_cheapest_is_chosen(asked)
+    lowered = jax.jit(sampled).trace(x, y).lower(lowering_platforms=("cuda",)).as_text()
+    if backend.resolve("sddmm", "cuda", None, None) == "cuda":
+        assert ("@jaxsparse_sddmm(" in lowered) == (call.variant is not None)
+
+
+def test_gradients():
+    explanation = explain(jax.grad(loss, (0, 1)), VALUES, X, device=H200)
+    assert sorted(names(explanation)) == ["sddmm", "spmm", "spmm"]
+    (transposed,) = (c for c in explanation if c.options.get("transpose"))
+    assert transposed.results["out"].shape == X.shape and "(transpose)" in str(transposed)
+    for call in explanation:
+        assert_cheapest_is_chosen(call)
+    matrix = CSR(jnp.ones(TOPOLOGY.nse), TOPOLOGY)
+    of_matrix = jaxsparse.grad(lambda a, x: jnp.sum((a @ x) ** 2))
+    assert "sddmm" in names(explain(of_matrix, matrix, X, device=H200))
+
+
+@jax.custom_vjp
+def rewritten(values, x):
+    return product(values, x)
+
+
+rewritten.defvjp(
+    lambda values, x: (rewritten(values, x), values),
+    lambda values, ct: (jnp.zeros_like(values), CSR(values, TOPOLOGY).T @ ct),
+)
+
+NESTED = {
+    "jit": (jax.jit(product), 1),
+    "scan": (
+        lambda v, x: jax.lax.scan(lambda c, _: (c + product(v, x).sum(), None), 0.0, None, 3),
+        1,
+    ),
+    "cond": (
+        lambda v, x: jax.lax.cond(v[0] > 0, product, lambda v, x: product(2 * v, x), v, x),
+        2,
+    ),
+    "while": (
+        lambda v, x: jax.lax.while_loop(lambda c: c < 9, lambda c: c + product(v, x).sum(), 0.0),
+        1,
+    ),
+    "remat": (jax.checkpoint(product), 1),
+    "custom_vjp": (rewritten, 1),
+    "gradient of custom_vjp": (jax.grad(lambda v, x: rewritten(v, x).sum(), 1), 2),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_nested(name):
+    function, count = NESTED[name]
+    explanation = explain(function, VALUES, X, device=H200)
+    assert names(explanation) == ["spmm"] * count
+
+
+def test_vmap():
+    batch = jax.ShapeDtypeStruct((5, *X.shape), jnp.float32)
+    (call,) = explain(jax.vmap(product, (None, 0)), VALUES, batch, device=H200)
+    assert call.operands["x"].shape == batch.shape and call.results["out"].shape == (5, 96, 32)
+    assert_cheapest_is_chosen(call)
+    patterns = jax.tree.map(lambda x: jnp.stack([x] * 5), TOPOLOGY)
+    (call,) = explain(lambda t, v, x: spmm(CSR(v, t), x), patterns, VALUES, X, device=H200)
+    assert call.shape == TOPOLOGY.shape and call.entries == TOPOLOGY.nse
+
+
+@pytest.mark.parametrize(
+    "shape, n", [((0, 4), 3), ((4, 0), 3), ((0, 0), 0), ((5, 7), 0), ((5, 7), 1), ((1, 1), 33)]
+)
+def test_odd_and_empty_shapes(shape, n):
+    m, k = shape
+    empty = Topology(np.zeros(m + 1, np.int32), np.zeros(0, np.int32), shape)
+    full = Topology.from_mask(np.ones(shape, bool))
+    for topology in (empty, full):
+        values = jnp.ones(topology.nse)
+        functions = (
+            lambda x, t=topology, v=values: spmm(CSR(v, t), x),
+            lambda x, t=topology: sddmm(jnp.ones((m, n)), x, t).values,
+            lambda x, t=topology, v=values: sparse_softmax(CSR(x.sum() * v, t)).values,
+        )
+        for function in functions:
+            (call,) = explain(function, jax.ShapeDtypeStruct((k, n), jnp.float32), device=H200)
+            assert call.shape == shape and call.entries == topology.nse
+            assert call.variant and str(call)
+
+
+def test_an_open_size():
+    (b,) = export.symbolic_shape("b")
+    (call,) = explain(product, VALUES, jax.ShapeDtypeStruct((64, b), jnp.float32), device=H200)
+    assert call.variant is None and "a size is open" in call.otherwise and "(64, b)" in str(call)
+
+
+def test_scans_and_products_in_their_order():
+    def model(w, h, xs, values):
+        states = recurrent.scan(recurrent.RNN(), w, h, xs)[1]
+        return product(values, states[-1].T)
+
+    shapes = ((64, 64), (2, 64), (9, 2, 64), VALUES.shape)
+    arguments = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+    explanation = explain(model, *arguments, device=H200)
+    assert names(explanation) == ["recurrent_scan", "spmm"]
+    (alone,) = recurrent.explain(model, *arguments, device=H200)
+    assert explanation[0] == alone
+    assert str(explanation) == f"{alone}\n{explanation[1]}"
+
+
+def test_nothing_to_explain():
+    assert explain(jnp.sin, 1.0) == ()
+    assert str(explain(jnp.sin, 1.0)) == "no sparse operations"
+
+
+def test_arrays_are_as_good_as_their_types():
+    """And nothing is computed by them: the same answer from types alone, on this machine's GPU."""
+    given = explain(product, jnp.ones(VALUES.shape), jnp.ones(X.shape))
+    assert given == explain(product, VALUES, X)
+
+
+def test_choices_that_are_not_among_variants():
+    """The extension module says why it has no answer."""
+    ask = {"compute_capability": 90, "multiprocessors": 132, "shared_bytes": 232448}
+    for operation in ("recurrent_scan", "none_such"):
+        with pytest.raises(ValueError, match=f"{operation} has no table of variants"):
+            backend._ffi.choose_variant(operation, [], [], {}, **ask)
+    with pytest.raises(ValueError, match="at least one multiprocessor"):
+        backend._ffi.choose_variant("spmm", [], [], {}, **{**ask, "multiprocessors": 0})
+    with pytest.raises(ValueError, match="spmm: a result of shape"):
+        backend._ffi.choose_variant("spmm", [], [], {}, **ask)
+
+
+def test_sharding():
+    """Inside shard_map and under explicit axes."""
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec(None, "data")
+    mapped = jax.shard_map(
+        lambda x: product(jnp.ones(TOPOLOGY.nse), x), mesh=mesh, in_specs=spec, out_specs=spec
+    )
+    (call,) = explain(mapped, X, device=H200)
+    assert_cheapest_is_chosen(call)
+    explicit = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(explicit):
+        x = jax.device_put(jnp.ones(X.shape), jax.NamedSharding(explicit, spec))
+        (call,) = explain(product, jnp.ones(TOPOLOGY.nse), x, device=H200)
+    assert_cheapest_is_chosen(call)
