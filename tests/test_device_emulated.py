@@ -8,9 +8,6 @@ import sanitized
 OPTIONS = [
     "-O1",
     "-Wno-unknown-pragmas",
-    # Emulated shared memory is addressed relative to one object of the program, and g++ 13 takes
-    # accesses for ones to that object. AddressSanitizer checks where each really goes.
-    "-fno-sanitize=object-size",
     f"-I{sanitized.FFI / 'tests' / 'emulated'}",  # in front of the headers that it replaces
     f"-I{sanitized.FFI / 'tests'}",
 ]

@@ -124,12 +124,18 @@ void WaitAt(int barrier) {
 
 // Counted from a place in the program, of which an emulated GPU's shared memory is part.
 inline char start_of_shared;
+// A compiler that knew which object lies there would take all accesses for ones to that.
+inline char* StartOfShared() {
+  char* start = &start_of_shared;
+  asm("" : "+r"(start));
+  return start;
+}
 inline uint32_t AddressOfShared(const void* shared) {
-  return static_cast<uint32_t>(static_cast<const char*>(shared) - &start_of_shared);
+  return static_cast<uint32_t>(static_cast<const char*>(shared) - StartOfShared());
 }
 template <typename T>
 T& SharedAt(uint32_t address) {
-  return *reinterpret_cast<T*>(&start_of_shared + static_cast<int32_t>(address));
+  return *reinterpret_cast<T*>(StartOfShared() + static_cast<int32_t>(address));
 }
 
 inline uint32_t FetchAndAdd(uint32_t* shared, uint32_t x) {
