@@ -30,9 +30,14 @@ def table(results: list[dict[str, Any]]) -> str:
             measured = result["tokens_per_second"][batch][program]
             cells = (measured.get(form) for form in FORMS)
             speeds.append([result["name"], *("-" if x is None else f"{x:,.0f}" for x in cells)])
-        title = f"{program}, {batch} streams, tokens/s"
+        title = f"{program}, {streams(batch)}, tokens/s"
         parts.append(_aligned([[title, *FORMS], *speeds]))
     return "\n\n".join(parts)
+
+
+def streams(batch: str) -> str:
+    """How many streams a batch has, in words."""
+    return f"{batch} stream" if batch == "1" else f"{batch} streams"
 
 
 def _aligned(rows: list[list[str]]) -> str:
