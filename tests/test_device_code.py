@@ -39,19 +39,28 @@ def test_tilings_compile(tiling, monkeypatch):
     assert _ffi.compile_kernel("spmm/spmm_tiled.cu", expression, "sm_90a")
 
 
-# Of spmm: lanes that read a row of x, rows of a warp, rows of x in a panel, stages, permuted.
-# Of sddmm: lanes that take an entry, pieces of each, rows of a warp, rows of y in a panel, stages,
-# parts of the columns.
+# Of spmm: lanes that read a row of x, rows of a warp, rows of x in a panel, stages, warps, whether
+# tiles are even, prefetched, permuted. Of sddmm: lanes that take an entry, pieces of each, rows of
+# a warp, rows of y in a panel, stages, parts of the columns, whether tiles are even.
 @pytest.mark.parametrize(
     "file, kernel, numbers",
     [
         *(
-            ("spmm/spmm_staged.cu", "SpmmStaged", f"{numbers}, 3, true")
-            for numbers in ("8, 1, 512", "16, 8, 256", "32, 4, 128", "32, 8, 16")
+            ("spmm/spmm_staged.cu", "SpmmStaged", f"{numbers}, true")
+            for numbers in (
+                "8, 1, 512, 3, 16, false, false",
+                "16, 8, 256, 3, 16, false, false",
+                "32, 4, 128, 3, 16, true, true",
+                "32, 8, 16, 3, 20, true, false",
+            )
         ),
         *(
             ("sddmm/sddmm_staged.cu", "SddmmStaged", numbers)
-            for numbers in ("2, 4, 8, 512, 3, 1", "4, 4, 8, 256, 3, 1", "8, 4, 1, 16, 3, 4")
+            for numbers in (
+                "2, 4, 8, 512, 3, 1, false",
+                "4, 4, 8, 256, 3, 1, false",
+                "8, 4, 1, 16, 3, 4, true",
+            )
         ),
     ],
 )

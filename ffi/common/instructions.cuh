@@ -101,6 +101,11 @@ __device__ __forceinline__ void InitBarrier(uint64_t* barrier, uint32_t arrivals
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
 }
 
+// Has a cache fetch what a load will want.
+__device__ __forceinline__ void Prefetch(const void* from) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(from)));
+}
+
 // Copies 16 bytes from memory to shared memory, without waiting; both are aligned to them.
 __device__ __forceinline__ void AsyncCopy(uint32_t shared, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared),

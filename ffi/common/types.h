@@ -46,6 +46,14 @@ JAXSPARSE_INLINE int LanesFor(int64_t size) {
 
 JAXSPARSE_INLINE int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// How many tiles, at least `down`, there are to be in each of `across` stacks, so that blocks which
+// take turns all have about as much to do.
+JAXSPARSE_INLINE int64_t EvenTiles(int64_t across, int64_t down, int64_t most, int64_t blocks) {
+  if (across == 0) return down;
+  const int64_t even = CeilDivide(across * down, blocks) * blocks / across;
+  return even < most ? even : most;
+}
+
 // Leading (batch) dimensions of an operation's outputs. An operand may have size 1 where the output
 // has more; its stride is 0 there.
 constexpr int kMaxBatchRank = 8;

@@ -37,8 +37,8 @@ constexpr int SddmmSharedBytes(int planes) {  // and a number of each warp
 }
 
 // With y staged in shared memory: warps of a block, and what a block has of it for panels of so
-// many rows of y, `stages` at a time, and for so many rows of x for each warp. Behind them lie 12
-// bytes of counters for each stage.
+// many rows of y, `stages` at a time, and for so many rows of x for each warp. Behind them lie the
+// counters of each stage.
 constexpr int kSddmmStagedWarps = 16;
 constexpr int kSddmmStagedThreads = kSddmmStagedWarps * kWarp;
 constexpr int SddmmStagedBytes(int row_bytes, int rows, int panel, int stages) {

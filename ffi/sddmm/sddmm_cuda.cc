@@ -55,35 +55,42 @@ constexpr int kStagedRowBytes = 2 << 10;  // of x, for each warp
 
 int Staging::RowBytes() const { return lanes * pieces * 16; }
 
-int64_t StagedTiles(const SddmmProblem& p, const Staging& staging) {
+// Tiles of the same columns, whose rows are shared out evenly, or as many to each as go in.
+int64_t StagedDown(const SddmmProblem& p, bool even, const Staging& staging) {
+  if (p.pattern.rows == 0) return 1;  // somebody writes the padding
   const int64_t down = CeilDivide(p.pattern.rows, kSddmmStagedWarps * staging.rows);
-  return p.batch.count * (down > 0 ? down : 1) * staging.parts;  // somebody writes the padding
+  return even
+             ? EvenTiles(p.batch.count * staging.parts, down, p.pattern.rows, p.gpu.multiprocessors)
+             : down;
+}
+
+int64_t StagedTiles(const SddmmProblem& p, bool even, const Staging& staging) {
+  return p.batch.count * staging.parts * StagedDown(p, even, staging);
 }
 
 // Clocks of the multiprocessor that has most to do, fitted to 9 problems of float32: 2048 x 2048,
 // 8192 x 2048 and 24576 x 8192, d 32 and 128, 10 and 30 % stored.
-double StagedClocks(const SddmmProblem& p, const Staging& staging) {
+double StagedClocks(const SddmmProblem& p, bool even, const Staging& staging) {
   constexpr double kStart = 15000, kL2Bytes = 42;  // a clock and multiprocessor
   constexpr double kForVisit = 45;                 // of a row, in a panel
   constexpr double kForTile = 2000, kForSearch = 4000;
   const double bytes = staging.RowBytes();
   const int64_t panels = CeilDivide(p.pattern.columns, staging.panel * staging.parts);
   const double inner = static_cast<double>(panels * staging.panel);  // rows of y for each tile
-  const int64_t tile_rows = kSddmmStagedWarps * staging.rows;
-  const double rows = static_cast<double>(p.pattern.rows < tile_rows ? p.pattern.rows : tile_rows);
+  const double rows = static_cast<double>(CeilDivide(p.pattern.rows, StagedDown(p, even, staging)));
   const double mean =
       p.pattern.rows > 0 ? static_cast<double>(p.pattern.nse) / p.pattern.rows : 0;  // entries
   const double entry = 0.6 + bytes * 0.93 / 128;
   const double shared =
       rows * (mean / staging.parts * entry + static_cast<double>(panels) * kForVisit);
   const double l2 = inner * bytes / kL2Bytes;
-  return static_cast<double>(CeilDivide(StagedTiles(p, staging), p.gpu.multiprocessors)) *
+  return static_cast<double>(CeilDivide(StagedTiles(p, even, staging), p.gpu.multiprocessors)) *
              ((shared > l2 ? shared : l2) + kForTile + (staging.parts > 1 ? kForSearch : 0)) +
          kStart;
 }
 
 // The least clocks; among equals the most rows, for which y is read least often.
-Staging StagingOf(const SddmmProblem& p) {
+Staging StagingOf(const SddmmProblem& p, bool even) {
   Staging best{2, 4, 0, 16, 1};
   while (best.RowBytes() < p.d * SizeOf(p.dtype)) {
     if (best.lanes < 8) best.lanes *= 2;
@@ -95,28 +102,30 @@ Staging StagingOf(const SddmmProblem& p) {
   for (int parts = 1; parts <= 8; parts *= 2) {
     for (int rows = 1; rows <= 8 && rows * best.RowBytes() <= kStagedRowBytes; rows *= 2) {
       const Staging staging{best.lanes, best.pieces, rows, best.panel, parts};
-      const double clocks = StagedClocks(p, staging);
-      const bool is_better = best.rows == 0 || clocks < StagedClocks(p, best) ||
-                             (parts == best.parts && clocks == StagedClocks(p, best));
+      const double clocks = StagedClocks(p, even, staging);
+      const bool is_better = best.rows == 0 || clocks < StagedClocks(p, even, best) ||
+                             (parts == best.parts && clocks == StagedClocks(p, even, best));
       if (is_better) best = staging;
     }
   }
   return best;
 }
 
+template <bool kEven>
 KernelSource StagedInstance(const SddmmProblem& p) {
-  const Staging staging = StagingOf(p);
+  const Staging staging = StagingOf(p, kEven);
   return {"sddmm/sddmm_staged.cu",
           "jaxsparse::SddmmStaged<" + TypeName(p.dtype) + ", " + TypeName(p.out_dtype) + ", " +
               TypeName(p.pattern.index_type) + ", " + std::to_string(staging.lanes) + ", " +
               std::to_string(staging.pieces) + ", " + std::to_string(staging.rows) + ", " +
               std::to_string(staging.panel) + ", " + std::to_string(kStagedStages) + ", " +
-              std::to_string(staging.parts) + ">"};
+              std::to_string(staging.parts) + (kEven ? ", true>" : ", false>")};
 }
 
+template <bool kEven>
 LaunchShape StagedShape(const SddmmProblem& p) {
-  const Staging staging = StagingOf(p);
-  const int64_t tiles = StagedTiles(p, staging), blocks = p.gpu.multiprocessors;
+  const Staging staging = StagingOf(p, kEven);
+  const int64_t tiles = StagedTiles(p, kEven, staging), blocks = p.gpu.multiprocessors;
   return {tiles < blocks ? tiles : blocks, kSddmmStagedThreads,
           SddmmStagedBytes(staging.RowBytes(), staging.rows, staging.panel, kStagedStages)};
 }
@@ -129,7 +138,7 @@ bool FitsStaged(const SddmmProblem& p) {
          p.pattern.nse < kMost && p.pattern.columns < kMost && p.pattern.rows < kMost &&
          p.batch.count < kMost / (p.pattern.rows + kWarp) &&
          p.batch.count * (p.pattern.rows / 16 + 1) < kMost / (p.pattern.columns / 16 + 1) &&
-         p.gpu.compute_capability >= 90 && StagedShape(p).shared_bytes <= p.gpu.shared_bytes;
+         p.gpu.compute_capability >= 90 && StagedShape<false>(p).shared_bytes <= p.gpu.shared_bytes;
 }
 
 // Costs are microseconds on an H200. Fitted to 20 problems in float32: positions 1024 x 1024 to
@@ -154,13 +163,15 @@ double TensorCost(const SddmmProblem& p) {
 }
 double StagedCost(const SddmmProblem& p) {
   constexpr double kClocksOfMicrosecond = 1755;  // of an H200
-  return StagedClocks(p, StagingOf(p)) / kClocksOfMicrosecond;
+  return StagedClocks(p, false, StagingOf(p, false)) / kClocksOfMicrosecond;
 }
 
 constexpr CudaVariant<SddmmProblem> kVariants[] = {
     {"generic_entries", [](const SddmmProblem&) { return true; }, EntriesCost, Entries,
      EntriesShape},
-    {"staged_entries", FitsStaged, StagedCost, StagedInstance, StagedShape},
+    {"staged_entries", FitsStaged, StagedCost, StagedInstance<false>, StagedShape<false>},
+    {"staged_entries_even", FitsStaged, [](const SddmmProblem&) { return kOnDemand; },
+     StagedInstance<true>, StagedShape<true>},
     {"tensor_cores", FitsTensorCores, TensorCost, TensorInstance, TensorShape},
 };
 

@@ -25,13 +25,11 @@ constexpr int SpmmStageBytes(int planes, int columns) {
   return planes * (kSpmmTensorRows + columns) * kSpmmTensorInner * 2;
 }
 
-// With x staged in shared memory: warps of a block, and what a block has of it for panels of so
-// many rows of x, of so many bytes each, of which `stages` are there at a time. Behind them lie two
+// With x staged in shared memory: what a block of so many warps has of it for panels of so many
+// rows of x, of so many bytes each, of which `stages` are there at a time. Behind them lie two
 // buffers of 256 bytes for each warp, and the counters of each stage.
-constexpr int kSpmmStagedWarps = 16;
-constexpr int kSpmmStagedThreads = kSpmmStagedWarps * kWarp;
-constexpr int SpmmStagedBytes(int row_bytes, int panel, int stages) {
-  return stages * (panel * row_bytes + kRingCounterBytes) + kSpmmStagedWarps * 512;
+constexpr int SpmmStagedBytes(int row_bytes, int panel, int stages, int warps) {
+  return stages * (panel * row_bytes + kRingCounterBytes) + warps * 512;
 }
 
 struct SpmmProblem {

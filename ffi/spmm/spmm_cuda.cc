@@ -122,27 +122,44 @@ bool FitsTensorCores(const SpmmProblem& p) {
 // How x is staged, and the result cut into tiles.
 struct Staging {
   int lanes;  // that read a row of x, 16 bytes each
-  int rows;   // of a warp
+  int rows;   // of a warp, at most
   int panel;  // rows of x
 };
 
+// What variants differ in; see SpmmStaged.
+struct StagingPlan {
+  int warps;
+  bool even, prefetch;
+};
+
+constexpr StagingPlan kStaged{16, false, false}, kStagedEvenly{16, true, false},
+    kStagedByMoreWarps{20, true, false}, kStagedFromCache{16, true, true};
 constexpr int kStagedStages = 3;
 constexpr int kStagedStageBytes = 64 << 10;
 
-int64_t StagedTiles(const SpmmProblem& p, const Staging& staging) {
+struct StagedTiles {
+  int64_t across, down;
+};
+
+StagedTiles StagedTilesOf(const SpmmProblem& p, const StagingPlan& plan, const Staging& staging) {
   const int64_t columns = staging.lanes * kWidestLoad / SizeOf(p.dtype);
-  return p.batch.count * CeilDivide(p.n, columns) *
-         CeilDivide(p.pattern.rows, kSpmmStagedWarps * staging.rows);
+  StagedTiles tiles{p.batch.count * CeilDivide(p.n, columns),
+                    CeilDivide(p.pattern.rows, plan.warps * staging.rows)};
+  if (plan.even) {
+    tiles.down = EvenTiles(tiles.across, tiles.down, p.pattern.rows, p.gpu.multiprocessors);
+  }
+  return tiles;
 }
 
 // Clocks of the multiprocessor that has most to do, fitted to 15 problems of float32 and 16 bits:
 // 2048 x 2048 to 24576 x 8192, 32 and 128 columns, 10 and 30 % stored.
-double StagedClocks(const SpmmProblem& p, const Staging& staging) {
+double StagedClocks(const SpmmProblem& p, const StagingPlan& plan, const Staging& staging) {
   constexpr double kStart = 9000, kL2Bytes = 42;  // a clock and multiprocessor
   const double vector = static_cast<double>(kWidestLoad / SizeOf(p.dtype));
   const double bytes = staging.lanes * kWidestLoad, inner = static_cast<double>(p.pattern.columns);
-  const int64_t tile_rows = kSpmmStagedWarps * staging.rows;
-  const double rows = static_cast<double>(p.pattern.rows < tile_rows ? p.pattern.rows : tile_rows);
+  const StagedTiles tiles = StagedTilesOf(p, plan, staging);
+  const double rows =
+      static_cast<double>(CeilDivide(p.pattern.rows, tiles.down > 0 ? tiles.down : 1));
   const double mean =
       p.pattern.rows > 0 ? static_cast<double>(p.pattern.nse) / p.pattern.rows : 0;  // entries
   // What comes from shared memory, or else multiplications and conversions.
@@ -152,13 +169,13 @@ double StagedClocks(const SpmmProblem& p, const Staging& staging) {
   const double shared =
       rows * (mean * entry + CeilDivide(p.pattern.columns, staging.panel) * visit);
   const double l2 = inner * bytes / kL2Bytes;
-  return static_cast<double>(CeilDivide(StagedTiles(p, staging), p.gpu.multiprocessors)) *
+  return static_cast<double>(CeilDivide(tiles.across * tiles.down, p.gpu.multiprocessors)) *
              (shared > l2 ? shared : l2) +
          kStart;
 }
 
 // The least clocks; among equals the widest rows of x, whose entries are walked over least often.
-Staging StagingOf(const SpmmProblem& p) {
+Staging StagingOf(const SpmmProblem& p, const StagingPlan& plan) {
   const int elements = static_cast<int>(kWidestLoad / SizeOf(p.dtype));  // of a lane
   const int most_lanes = p.dtype == DType::kFloat32 ? 32 : 16;
   const int most_rows = 32 / elements;  // so that sums fit into registers
@@ -170,27 +187,33 @@ Staging StagingOf(const SpmmProblem& p) {
     }
     for (int rows = 1; rows <= most_rows; rows *= 2) {
       const Staging staging{lanes, rows, panel};
-      if (best.lanes == 0 || StagedClocks(p, staging) <= StagedClocks(p, best)) best = staging;
+      if (best.lanes == 0 || StagedClocks(p, plan, staging) <= StagedClocks(p, plan, best)) {
+        best = staging;
+      }
     }
   }
   return best;
 }
 
+template <StagingPlan kPlan>
 KernelSource StagedInstance(const SpmmProblem& p) {
-  const Staging staging = StagingOf(p);
+  const Staging staging = StagingOf(p, kPlan);
   return {"spmm/spmm_staged.cu",
           "jaxsparse::SpmmStaged<" + TypeName(p.dtype) + ", " + TypeName(p.out_dtype) + ", " +
               TypeName(p.pattern.index_type) + ", " + std::to_string(staging.lanes) + ", " +
               std::to_string(staging.rows) + ", " + std::to_string(staging.panel) + ", " +
-              std::to_string(kStagedStages) + ", " +
+              std::to_string(kStagedStages) + ", " + std::to_string(kPlan.warps) + ", " +
+              (kPlan.even ? "true, " : "false, ") + (kPlan.prefetch ? "true, " : "false, ") +
               (p.pattern.permutation.data == nullptr ? "false" : "true") + ">"};
 }
 
+template <StagingPlan kPlan>
 LaunchShape StagedShape(const SpmmProblem& p) {
-  const Staging staging = StagingOf(p);
-  const int64_t tiles = StagedTiles(p, staging), blocks = p.gpu.multiprocessors;
-  return {tiles < blocks ? tiles : blocks, kSpmmStagedThreads,
-          SpmmStagedBytes(staging.lanes * kWidestLoad, staging.panel, kStagedStages)};
+  const Staging staging = StagingOf(p, kPlan);
+  const StagedTiles tiles = StagedTilesOf(p, kPlan, staging);
+  const int64_t all = tiles.across * tiles.down, blocks = p.gpu.multiprocessors;
+  return {all < blocks ? all : blocks, kPlan.warps * kWarp,
+          SpmmStagedBytes(staging.lanes * kWidestLoad, staging.panel, kStagedStages, kPlan.warps)};
 }
 
 // Counters, of panels too, and places in the ring of 32 bits; bulk copies.
@@ -199,7 +222,8 @@ bool FitsStaged(const SpmmProblem& p) {
   return FitsTiled(p) && p.dtype != DType::kFloat64 && p.pattern.columns * kWidestRow < kMost &&
          p.batch.count * CeilDivide(p.n, 8) * (p.pattern.rows / 16 + 1) <
              kMost / (p.pattern.columns / 16 + 1) &&
-         p.gpu.compute_capability >= 90 && StagedShape(p).shared_bytes <= p.gpu.shared_bytes;
+         p.gpu.compute_capability >= 90 &&
+         StagedShape<kStagedByMoreWarps>(p).shared_bytes <= p.gpu.shared_bytes;
 }
 
 // Costs are microseconds on an H200.
@@ -208,7 +232,9 @@ double MicrosecondsOf(double clocks) {
   return clocks / kClocksOfMicrosecond;
 }
 
-double StagedCost(const SpmmProblem& p) { return MicrosecondsOf(StagedClocks(p, StagingOf(p))); }
+double StagedCost(const SpmmProblem& p) {
+  return MicrosecondsOf(StagedClocks(p, kStaged, StagingOf(p, kStaged)));
+}
 
 // Fitted to 84 problems of 32 and 128 columns, float32 and 16 bits, 1024 x 1024 to 32768 x 8192,
 // whose rows are of about one length: those of uneven length take up to three times as long.
@@ -241,7 +267,13 @@ constexpr CudaVariant<SpmmProblem> kVariants[] = {
     {"tiled_rows_unordered", FitsTiled, [](const SpmmProblem&) { return kOnDemand; },
      [](const SpmmProblem& p) { return TiledInstance(p, TilingOf(p), false); },
      [](const SpmmProblem& p) { return TiledShape(p, TilingOf(p)); }},
-    {"staged_rows", FitsStaged, StagedCost, StagedInstance, StagedShape},
+    {"staged_rows", FitsStaged, StagedCost, StagedInstance<kStaged>, StagedShape<kStaged>},
+    {"staged_rows_even", FitsStaged, [](const SpmmProblem&) { return kOnDemand; },
+     StagedInstance<kStagedEvenly>, StagedShape<kStagedEvenly>},
+    {"staged_rows_more_warps", FitsStaged, [](const SpmmProblem&) { return kOnDemand; },
+     StagedInstance<kStagedByMoreWarps>, StagedShape<kStagedByMoreWarps>},
+    {"staged_rows_prefetched", FitsStaged, [](const SpmmProblem&) { return kOnDemand; },
+     StagedInstance<kStagedFromCache>, StagedShape<kStagedFromCache>},
     {"tensor_cores", FitsTensorCores, [](const SpmmProblem&) { return kOnDemand; }, TensorInstance,
      TensorShape},
 };

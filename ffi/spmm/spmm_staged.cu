@@ -32,18 +32,18 @@ struct StagedTile {
   uint32_t number;  // among those down the result
 };
 
-template <typename T, int kLanes, int kRows, int kPanel, int kStages>
+template <typename T, int kLanes, int kRows, int kPanel, int kStages, int kWarps>
 struct StagedShape {
   static constexpr int kVector = 16 / sizeof(T);  // columns of a lane
   static constexpr int kColumns = kLanes * kVector;
   static constexpr int kGroups = kWarp / kLanes;  // that share a row's entries
   static constexpr int kRowBytes = kLanes * 16;
   static constexpr int kStageBytes = kPanel * kRowBytes;
-  static constexpr int kTileRows = kSpmmStagedWarps * kRows;
+  static constexpr int kTileRows = kWarps * kRows;
   // Behind the ring: of each warp two buffers of entries, and what counts bytes and warps.
   static constexpr int kBufferBytes = kWarp * sizeof(StagedEntry);
   static constexpr int kBuffersAt = kStages * kStageBytes;
-  static constexpr int kCountersAt = kBuffersAt + kSpmmStagedWarps * 2 * kBufferBytes;
+  static constexpr int kCountersAt = kBuffersAt + kWarps * 2 * kBufferBytes;
   // The buffers hold a warp's part of a row, too.
   static_assert(kColumns * sizeof(float) <= 2 * kBufferBytes);
 
@@ -100,7 +100,7 @@ struct RowCursors {
 
 // The next 32 entries of a row, one a lane, loaded while the warp multiplies others. kTeam warps
 // share a row: each counts, and takes, every kTeam-th run of 32 of all stored entries.
-template <typename T, typename Index, bool kPermuted, int kTeam>
+template <typename T, typename Index, bool kPermuted, bool kPrefetch, int kTeam>
 struct StagedRow {
   static constexpr uint32_t kNone = ~0u;  // no column
   uint32_t column = kNone;
@@ -120,6 +120,14 @@ struct StagedRow {
     const int end = __shfl_sync(kAllLanes, cursors.end, slot);
     if constexpr (kTeam > 1) {
       i = i / kWarp * (kTeam * kWarp) + static_cast<int>(threadIdx.x / kWarp) * kWarp + i % kWarp;
+    }
+    if constexpr (kPrefetch) {
+      const int behind = i + kTeam * kWarp;
+      if (behind < end) {
+        Prefetch(from.columns + behind);
+        if constexpr (kPermuted) Prefetch(from.permutation + behind);
+        else Prefetch(from.values + behind);
+      }
     }
     const bool stored = i < end;
     column = kNone;
@@ -262,7 +270,7 @@ __device__ __forceinline__ void AddUpGroups(float (&sums)[Shape::kVector]) {
 }
 
 // Adds up the warps' parts of the row that they share. The whole is the first warp's.
-template <typename Shape>
+template <typename Shape, int kWarps>
 __device__ __forceinline__ void AddUpWarps(uint32_t all_buffers, float (&sums)[Shape::kVector]) {
   const int warp = threadIdx.x / kWarp;
   const auto part = [&](int w, int c) -> float& {
@@ -276,7 +284,7 @@ __device__ __forceinline__ void AddUpWarps(uint32_t all_buffers, float (&sums)[S
   }
   __syncthreads();
   if (warp == 0) {
-    for (int w = 1; w < kSpmmStagedWarps; ++w) {
+    for (int w = 1; w < kWarps; ++w) {
 #pragma unroll
       for (int c = 0; c < Shape::kVector; ++c) sums[c] += part(w, c);
     }
@@ -299,19 +307,25 @@ __device__ __forceinline__ void WriteOwned(const M& m, const SpmmProblem& p, uin
   }
 }
 
+// kEven: a tile has as many rows as give all blocks about as much to do, kWarps * kRows at most.
+// kPrefetch: the entries behind those that a warp loads are brought nearer.
 template <typename T, typename Out, typename Index, int kLanes, int kRows, int kPanel, int kStages,
-          bool kPermuted>
-__global__ void __launch_bounds__(kSpmmStagedThreads, 1)
+          int kWarps, bool kEven, bool kPrefetch, bool kPermuted>
+__global__ void __launch_bounds__(kWarps* kWarp, 1)
     SpmmStaged(const __grid_constant__ SpmmProblem p) {
-  using Shape = StagedShape<T, kLanes, kRows, kPanel, kStages>;
+  using Shape = StagedShape<T, kLanes, kRows, kPanel, kStages, kWarps>;
   using M = Matrices<T, Out, Index>;
   using View = PanelView<T, Shape>;
   using Panels = StagedPanels<T, Shape, kPanel>;
-  using Ring = PanelRing<T, Shape::kRowBytes, kPanel, kStages, kSpmmStagedWarps, Panels>;
+  using Ring = PanelRing<T, Shape::kRowBytes, kPanel, kStages, kWarps, Panels>;
   static_assert(Shape::kCountersAt + Ring::kCounterBytes <=
-                SpmmStagedBytes(Shape::kRowBytes, kPanel, kStages));
+                SpmmStagedBytes(Shape::kRowBytes, kPanel, kStages, kWarps));
   extern __shared__ __align__(128) unsigned char spmm_ring[];
-  const Shape shape(p);
+  Shape shape(p);
+  if constexpr (kEven) {
+    shape.down = static_cast<uint32_t>(
+        EvenTiles(p.batch.count * shape.across, shape.down, p.pattern.rows, gridDim.x));
+  }
   const uint32_t rows = static_cast<uint32_t>(p.pattern.rows);
   const uint32_t tiles = static_cast<uint32_t>(p.batch.count) * shape.across * shape.down;
   const uint32_t mine = (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
@@ -330,8 +344,8 @@ __global__ void __launch_bounds__(kSpmmStagedThreads, 1)
     view.owned =
         static_cast<int>(left < Shape::kVector ? left : Shape::kVector);  // or fewer than 0
 
-    StagedRow<T, Index, kPermuted, 1> own[kRows];
-    StagedRow<T, Index, kPermuted, kSpmmStagedWarps> common;
+    StagedRow<T, Index, kPermuted, kPrefetch, 1> own[kRows];
+    StagedRow<T, Index, kPermuted, kPrefetch, kWarps> common;
     RowCursors cursors;  // the common row's are behind those of the warp's own
     bool has_common;
     float sums[kRows][Shape::kVector] = {}, common_sums[Shape::kVector] = {};
@@ -340,10 +354,10 @@ __global__ void __launch_bounds__(kSpmmStagedThreads, 1)
       const StagedArrays<T, Index, kPermuted> arrays(m);
       view.x = m.x + column;
       const RowBounds first(m.row_offsets, m.row_order[tile.number], p.pattern.nse);
-      has_common = first.end - first.begin > MostEntriesOfWarp<kSpmmStagedWarps, kRows>(p.pattern);
+      has_common = first.end - first.begin > MostEntriesOfWarp<kWarps, kRows>(p.pattern);
       cursors = {};
       if (lane < kRows) {
-        const uint32_t at = DealtRow<kSpmmStagedWarps>(shape.down, tile.number, warp, lane);
+        const uint32_t at = DealtRow<kWarps>(shape.down, tile.number, warp, lane);
         if (at < rows && !(has_common && at == tile.number)) {
           const RowBounds bounds(m.row_offsets, m.row_order[at], p.pattern.nse);
           cursors = {static_cast<int>(bounds.begin), static_cast<int>(bounds.end)};
@@ -376,13 +390,13 @@ __global__ void __launch_bounds__(kSpmmStagedThreads, 1)
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       AddUpGroups<Shape>(sums[r]);
-      const uint32_t at = DealtRow<kSpmmStagedWarps>(shape.down, tile.number, warp, r);
+      const uint32_t at = DealtRow<kWarps>(shape.down, tile.number, warp, r);
       if (at >= rows || (has_common && at == tile.number)) continue;
       WriteOwned(m, p, at, column, owned, sums[r]);
     }
     if (!has_common) continue;
     AddUpGroups<Shape>(common_sums);
-    AddUpWarps<Shape>(view.ring + Shape::kBuffersAt, common_sums);
+    AddUpWarps<Shape, kWarps>(view.ring + Shape::kBuffersAt, common_sums);
     if (warp == 0) WriteOwned(m, p, tile.number, column, owned, common_sums);
   }
 }

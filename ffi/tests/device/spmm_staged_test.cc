@@ -8,21 +8,22 @@
 
 namespace jaxsparse {
 
-alignas(128) unsigned char spmm_ring[SpmmStagedBytes(512, 40, 3)];
+alignas(128) unsigned char spmm_ring[SpmmStagedBytes(512, 40, 3, 20)];
 
 namespace {
 
 template <typename T, typename Out, typename Index, int kLanes, int kRows, int kPanel, int kStages,
-          bool kPermuted>
+          int kWarps, bool kEven, bool kPrefetch, bool kPermuted>
 void Test(const SpmmSize& size, SpmmOptions options, int blocks = 2) {
-  static_assert(SpmmStagedBytes(kLanes * 16, kPanel, kStages) <= sizeof(spmm_ring));
+  static_assert(SpmmStagedBytes(kLanes * 16, kPanel, kStages, kWarps) <= sizeof(spmm_ring));
   options.permuted = kPermuted;
   SpmmTest<T, Out, Index> test(size, options);
   const SpmmProblem p = test.Problem();
   const auto run = [&] {
     std::memset(spmm_ring, 0xff, sizeof(spmm_ring));  // NaN that nothing must read
-    emulated::Launch(blocks, kSpmmStagedThreads, [&] {
-      SpmmStaged<T, Out, Index, kLanes, kRows, kPanel, kStages, kPermuted>(p);
+    emulated::Launch(blocks, kWarps * kWarp, [&] {
+      SpmmStaged<T, Out, Index, kLanes, kRows, kPanel, kStages, kWarps, kEven, kPrefetch,
+                 kPermuted>(p);
     });
   };
   run();
@@ -36,21 +37,24 @@ void Test(const SpmmSize& size, SpmmOptions options, int blocks = 2) {
   }
 }
 
-template <typename T, typename Out, int kLanes, int kRows, int kPanel, int kStages>
+template <typename T, typename Out, int kLanes, int kRows, int kPanel, int kStages, int kWarps,
+          bool kEven, bool kPrefetch>
 void TestSizes() {
   constexpr int64_t kVector = 16 / sizeof(T), kColumns = kLanes * kVector;
   const auto plain = [](const SpmmSize& size, const SpmmOptions& options, int blocks = 2) {
-    Test<T, Out, uint16_t, kLanes, kRows, kPanel, kStages, false>(size, options, blocks);
+    Test<T, Out, uint16_t, kLanes, kRows, kPanel, kStages, kWarps, kEven, kPrefetch, false>(
+        size, options, blocks);
   };
   const auto permuted = [](const SpmmSize& size, const SpmmOptions& options, int blocks = 2) {
-    Test<T, Out, int32_t, kLanes, kRows, kPanel, kStages, true>(size, options, blocks);
+    Test<T, Out, int32_t, kLanes, kRows, kPanel, kStages, kWarps, kEven, kPrefetch, true>(
+        size, options, blocks);
   };
   for (const SpmmSize& size :
        {SpmmSize{1, 1, kVector, 1.0},
         SpmmSize{40, (2 * kStages + 1) * kPanel - 3, kColumns, 0.97},  // stages are filled thrice
         SpmmSize{37, 2 * kPanel, kColumns + kVector, 0.1}, SpmmSize{45, 0, kVector, 0.5},
         SpmmSize{20, 13, 2 * kColumns, 0.9}, SpmmSize{20, 600, kColumns - kVector, 0.03, 0.97},
-        SpmmSize{16 * kRows + 5, kPanel + 7, kColumns, 0.5, 0, 2},  // a block has several tiles
+        SpmmSize{kWarps * kRows + 5, kPanel + 7, kColumns, 0.5, 0, 2},  // a block has several tiles
         SpmmSize{23, 50, 2 * kVector - 1, 0.4}, SpmmSize{19, kPanel + 9, kColumns + 3, 0.3}}) {
     plain(size, {.preactivation = true});
     permuted(size, {.bias = true, .activation = Activation::kGelu});
@@ -79,9 +83,10 @@ void TestSizes() {
 
 int main() {
   using namespace jaxsparse;
-  TestSizes<float, float, 32, 4, 40, 3>();
-  TestSizes<float, float, 8, 8, 72, 2>();
-  TestSizes<bfloat16, bfloat16, 16, 1, 24, 3>();
-  TestSizes<float16, float, 16, 2, 40, 2>();
+  TestSizes<float, float, 32, 4, 40, 3, 16, false, false>();
+  TestSizes<float, float, 8, 8, 72, 2, 16, false, false>();
+  TestSizes<float, float, 8, 4, 40, 2, 20, true, false>();
+  TestSizes<bfloat16, bfloat16, 16, 1, 24, 3, 16, true, true>();
+  TestSizes<float16, float, 16, 2, 40, 2, 16, false, false>();
   std::puts("all results agree");
 }

@@ -148,6 +148,10 @@ inline void InitBarrier(uint64_t* barrier, uint32_t arrivals) {
   emulated::Block::current->InitCounter(barrier, arrivals);
 }
 inline void FenceBarriers() {}
+// Reads, so that it shows what is out of bounds.
+inline void Prefetch(const void* from) {
+  static_cast<void>(*static_cast<const volatile char*>(from));
+}
 inline void Arrive(uint64_t* barrier) { emulated::Block::current->Count(barrier, 1, 0); }
 // What is copied comes when the thread arrives; until then there is rubbish.
 inline void AsyncCopy(uint32_t shared, const void* from) {
