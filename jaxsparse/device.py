@@ -24,10 +24,10 @@ H200 = Device("NVIDIA H200", 90, 132, 232448)
 @functools.cache
 def present_device() -> Device:
     """The first GPU of this machine; where there is none, an H200."""
-    return Device(*_ffi.cuda_devices()[0]) if has_engine() else H200
+    return Device(*_ffi.cuda_devices()[0]) if has_gpu() else H200
 
 
 @functools.cache
-def has_engine() -> bool:
-    """Whether this machine can run the kernels."""
+def has_gpu() -> bool:
+    """Whether this machine has a GPU that can run the kernels."""
     return not backend.cuda_problems()

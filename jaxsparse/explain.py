@@ -18,6 +18,7 @@ from jaxsparse.primitive import OPERATIONS, Operation, call_types, equations, ta
 from jaxsparse.recurrent.diagnose import ExplainedScan, explained_scan
 from jaxsparse.recurrent.primitive import recurrent_scan_p
 
+_MOST_MULTIPROCESSORS = 2**31 - 1  # a C++ int
 _OF_PATTERN = {name for name, _ in PATTERN}
 
 
@@ -99,9 +100,10 @@ def explain(
     """How the sparse operations of a function would run on a GPU.
 
     Nothing is computed or compiled, and no GPU is needed: a kernel is chosen by shapes and types
-    alone. A program that the compiler cuts for several devices is explained as if one had all of
-    it; inside ``shard_map`` sizes are those of one device. Operations are listed even if nothing
-    uses their results, where the compiler drops them.
+    alone. Predicted times are fitted to measurements on an H200; for other GPUs they only put the
+    variants in an order. A program that the compiler cuts for several devices is explained as if
+    one had all of it; inside ``shard_map`` sizes are those of one device. Operations are listed
+    even if nothing uses their results, where the compiler drops them.
 
     Args:
         function: uses operations of this package, in any depth; ``jaxsparse.grad(loss)`` shows
@@ -118,7 +120,7 @@ def explain(
         first. Where no kernel runs there are none, and ``otherwise`` says what happens and why.
 
     Raises:
-        ValueError: for a device without multiprocessors.
+        ValueError: for a device without multiprocessors, or with more than 2^31 - 1.
 
     >>> import jax.numpy as jnp
     >>> from jaxsparse import CSR, spmm
@@ -133,7 +135,7 @@ def explain(
     'generic_rows'
     """
     device = present_device() if device is None else device
-    if device.multiprocessors < 1:
+    if not 1 <= device.multiprocessors <= _MOST_MULTIPROCESSORS:
         raise ValueError(f"explain: {device.name} has {device.multiprocessors} multiprocessors")
     jaxpr = jax.make_jaxpr(function)(*arguments)
     return Explanation(

@@ -473,7 +473,7 @@ def make_primitive(operation: Operation) -> Primitive:
     OPERATIONS[primitive], _CALLS[primitive] = operation, call
 
     def lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
-        params, dtypes = operation.cast(params, ctx.avals_in)
+        params, types, _ = call_types(operation, params, ctx.avals_in)
         partitioned = _partitioned(operation, call, tuple(sorted(params.items())))
         if getattr(ctx.module_context.axis_context, "manual_axes", None):
             # Inside shard_map the operands are local already. Over axes that it leaves to the
@@ -481,7 +481,7 @@ def make_primitive(operation: Operation) -> Primitive:
             partitioned = functools.partial(call.bind, **params)
 
         def compute(*xs: jax.Array) -> list[jax.Array]:
-            results = partitioned(*(x.astype(d) for x, d in zip(xs, dtypes, strict=True)))
+            results = partitioned(*(x.astype(t.dtype) for x, t in zip(xs, types, strict=True)))
             return [r.astype(a.dtype) for r, a in zip(results, ctx.avals_out, strict=True)]
 
         return mlir.lower_fun(compute, multiple_results=True)(ctx, *operands)

@@ -12,12 +12,11 @@ import pytest
 from recurrent_problems import CELLS
 
 from jaxsparse import CSR, Topology, _ffi, backend, recurrent
+from jaxsparse.device import H200, Device
 from jaxsparse.recurrent.diagnose import explain
 from jaxsparse.recurrent.layout import is_concrete, lay_out, lay_out_side_by_side
 from jaxsparse.recurrent.plan import (
-    H200,
     VARIANTS,
-    Device,
     NoPlan,
     Plan,
     Problem,

@@ -208,15 +208,9 @@ class Targets {
 
   using OnCuda = ParsedCall<Operation, CudaVariant<typename Operation::Problem>>;
 
-  // Every execution parses its call, so the driver is only asked where the answer counts.
-  static Gpu SeenGpu(int32_t device) {
-    if constexpr (SeesGpu<typename Operation::Problem>) return GpuOf(device);
-    return {};
-  }
-
   static ffi::Error PrepareOnCuda(int32_t device, ffi::RemainingArgs operands,
                                   ffi::RemainingRets results, ffi::Dictionary attributes) {
-    const OnCuda call(Operation::CudaVariants(), operands, results, attributes, SeenGpu(device));
+    const OnCuda call(Operation::CudaVariants(), operands, results, attributes, GpuOf(device));
     if (call.variant == nullptr) return call.error;
     std::string reason;
     if (GetKernel(call.variant->kernel(call.problem), device, &reason) == nullptr) {
@@ -227,7 +221,7 @@ class Targets {
 
   static ffi::Error RunOnCuda(int32_t device, void* stream, ffi::RemainingArgs operands,
                               ffi::RemainingRets results, ffi::Dictionary attributes) {
-    OnCuda call(Operation::CudaVariants(), operands, results, attributes, SeenGpu(device));
+    OnCuda call(Operation::CudaVariants(), operands, results, attributes, GpuOf(device));
     if (call.variant == nullptr) return call.error;
     const LaunchShape shape = call.variant->shape(call.problem);
     if (shape.blocks == 0) return ffi::Error::Success();  // there is no output to write

@@ -15,12 +15,6 @@ std::string Describe(const char* what, cudaError_t status) {
   return std::string(what) + ": " + cudaGetErrorString(status);
 }
 
-int AttributeOf(int device, cudaDeviceAttr attribute, int64_t otherwise) {
-  int value = 0;
-  const bool known = cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess;
-  return known ? value : static_cast<int>(otherwise);
-}
-
 const void* Load(const KernelSource& source, int device, std::string* error) {
   const std::string architecture = ArchitectureName(GpuOf(device).compute_capability);
   const std::optional<CompiledKernel> compiled = CompileCached(source, architecture, error);
@@ -63,13 +57,20 @@ Entry& EntryOf(const KernelSource& source, int device) {
   return (*entries)[std::make_tuple(source.file, source.expression, source.text, device)];
 }
 
-Gpu AskForGpu(int device) {
-  const Gpu other;
-  const int capability = other.compute_capability;
-  return {AttributeOf(device, cudaDevAttrComputeCapabilityMajor, capability / 10) * 10 +
-              AttributeOf(device, cudaDevAttrComputeCapabilityMinor, capability % 10),
-          AttributeOf(device, cudaDevAttrMultiProcessorCount, other.multiprocessors),
-          AttributeOf(device, cudaDevAttrMaxSharedMemoryPerBlockOptin, other.shared_bytes)};
+// Whether the driver says all; what it does not say stays as it is in `gpu`.
+bool AskForGpu(int device, Gpu* gpu) {
+  const auto ask = [&](cudaDeviceAttr attribute, int* value) {
+    return cudaDeviceGetAttribute(value, attribute, device) == cudaSuccess;
+  };
+  int major = 0, minor = 0, multiprocessors = 0, shared_bytes = 0;
+  const bool capability_known = ask(cudaDevAttrComputeCapabilityMajor, &major) &&
+                                ask(cudaDevAttrComputeCapabilityMinor, &minor);
+  const bool multiprocessors_known = ask(cudaDevAttrMultiProcessorCount, &multiprocessors);
+  const bool shared_known = ask(cudaDevAttrMaxSharedMemoryPerBlockOptin, &shared_bytes);
+  if (capability_known) gpu->compute_capability = major * 10 + minor;
+  if (multiprocessors_known) gpu->multiprocessors = multiprocessors;
+  if (shared_known) gpu->shared_bytes = shared_bytes;
+  return capability_known && multiprocessors_known && shared_known;
 }
 
 }  // namespace
@@ -129,9 +130,10 @@ Gpu GpuOf(int device) {
   static std::mutex mutex;
   static auto* gpus = new std::map<int, Gpu>;
   const std::lock_guard lock(mutex);
-  auto found = gpus->find(device);
-  if (found == gpus->end()) found = gpus->emplace(device, AskForGpu(device)).first;
-  return found->second;
+  if (const auto found = gpus->find(device); found != gpus->end()) return found->second;
+  Gpu gpu;
+  if (AskForGpu(device, &gpu)) gpus->emplace(device, gpu);
+  return gpu;
 }
 
 std::vector<CudaDevice> CudaDevices(std::string* error) {

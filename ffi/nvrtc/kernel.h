@@ -29,8 +29,11 @@ struct LaunchShape {
   bool cooperative = false;
 };
 
-// The cost of a variant that is only taken by its name, as long as it has not been measured.
+// The cost of a variant that is only taken by its name, whether or not it has been measured.
 constexpr double kOnDemand = std::numeric_limits<double>::infinity();
+
+// Of an H200, for which costs are predicted.
+constexpr double kClocksOfMicrosecond = 1755;
 
 // A row of an operation's table of CUDA variants (common/variant.h). The kernel takes the problem
 // by value as its only argument.
@@ -38,7 +41,7 @@ template <typename Problem>
 struct CudaVariant {
   const char* name;
   bool (*fits)(const Problem&);
-  double (*cost)(const Problem&);
+  double (*cost)(const Problem&);  // predicted microseconds, which `explain` prints
   KernelSource (*kernel)(const Problem&);
   LaunchShape (*shape)(const Problem&);
 };
@@ -63,7 +66,8 @@ class ScopedDevice {
   int previous_ = 0;
 };
 
-// Of a device; what the driver does not say is as on the default one. It is asked once.
+// Of a device; what the driver does not say is as on the default one. Once it has said all it is
+// not asked again: every execution wants to know.
 Gpu GpuOf(int device);
 
 struct CudaDevice {

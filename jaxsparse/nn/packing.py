@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxsparse import recurrent
+from jaxsparse.device import has_gpu
 from jaxsparse.nn.cells import RecurrentCell
 from jaxsparse.nn.linear import SparseLinear, as_integer
-from jaxsparse.recurrent.plan import has_engine
 
 
 def pack(model: nnx.Module, *, batch: int, dtype: Any = None, device: Any = None) -> None:
@@ -46,7 +46,7 @@ def pack(model: nnx.Module, *, batch: int, dtype: Any = None, device: Any = None
     False
     """
     batch = as_integer("pack", "batch", batch)
-    if device is None and not has_engine():
+    if device is None and not has_gpu():
         return
     for path, cell in _sparse_cells(model):
         state_dtype = jnp.dtype(dtype or cell.dtype or cell.param_dtype)

@@ -11,6 +11,7 @@ from jax.core import ShapedArray
 
 from jaxsparse import _ffi
 from jaxsparse.codegen import printer
+from jaxsparse.device import present_device
 from jaxsparse.primitive import FfiCall
 from jaxsparse.recurrent.plan import (
     VARIANTS,
@@ -18,7 +19,6 @@ from jaxsparse.recurrent.plan import (
     Plan,
     Problem,
     make_plan,
-    present_device,
 )
 from jaxsparse.recurrent.step import Step
 

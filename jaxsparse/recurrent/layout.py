@@ -20,16 +20,15 @@ import numpy as np
 
 from jaxsparse import _ffi
 from jaxsparse.csr import CSR
+from jaxsparse.device import Device, present_device
 from jaxsparse.pattern import Pattern
 from jaxsparse.recurrent.plan import (
-    Device,
     NoPlan,
     Plan,
     Problem,
     SparseForm,
     make_plan,
     padded_batch,
-    present_device,
     widest_piece,
 )
 from jaxsparse.topology import Topology

@@ -12,10 +12,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from jaxsparse import _ffi
-from jaxsparse.device import H200 as H200
-from jaxsparse.device import Device as Device
-from jaxsparse.device import has_engine as has_engine
-from jaxsparse.device import present_device as present_device
+from jaxsparse.device import Device
 
 _OLDEST = 90  # the kernels use instructions of this compute capability
 

@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jaxsparse import backend
 from jaxsparse.codegen import printer
 from jaxsparse.csr import CSR
+from jaxsparse.device import has_gpu, present_device
 from jaxsparse.ops import arguments
 from jaxsparse.pattern import Pattern
 from jaxsparse.recurrent.cells import Cell
@@ -23,7 +24,7 @@ from jaxsparse.recurrent.layout import (
     of_one_form,
     suits,
 )
-from jaxsparse.recurrent.plan import SparseForm, has_engine, present_device
+from jaxsparse.recurrent.plan import SparseForm
 from jaxsparse.recurrent.primitive import Operands, accumulator_dtype, scan_bind
 from jaxsparse.recurrent.step import CellStep
 from jaxsparse.topology import Topology
@@ -488,7 +489,7 @@ def _layouts(
     """Where matrices lie on chip, if that is known or can be; side by side if they fit so."""
     topologies, weight_dtype = [m.topology for m in matrices], matrices[0].dtype
     given = [t.scan_layout for t in topologies]
-    if has_engine() and isinstance(batch, int) and all(map(is_concrete, topologies)):
+    if has_gpu() and isinstance(batch, int) and all(map(is_concrete, topologies)):
         # One that was made for another batch is made anew, unless it is asked for.
         given = [x if x and (variant or suits(x, batch, dtype)) else None for x in given]
         device = present_device()

@@ -48,7 +48,8 @@ void TestSizes() {
         size, disorder, scaled, lead, blocks);
   };
   test({1, 1, 1, 1.0}, Disorder::kNone, false, 1);
-  test({17, 70, kMost, 0.95}, Disorder::kNone, true, 8);
+  // By bulk copies, which fill stages thrice.
+  test({17, ((2 * kStages + 1) * kPanel - 3) * kParts, kMost, 0.95}, Disorder::kNone, true, 8);
   test({16 * kRows + 5, 30, kVector, 0.3}, Disorder::kNone, true, 1);  // x and y are misaligned
   test({9, 0, kVector, 0.5}, Disorder::kNone, false, 8);
   test({0, 20, 3, 0.5}, Disorder::kNone, false, 8);

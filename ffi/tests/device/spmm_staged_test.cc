@@ -28,7 +28,10 @@ void Test(const SpmmSize& size, SpmmOptions options, int blocks = 2) {
   };
   run();
   test.Check();
-  if (options.disorder != Disorder::kNone || size.density_of_longest == 0) return;
+  const bool several_tiles = size.batch * size.rows > blocks * kWarps * kRows;  // of a block
+  if (options.disorder != Disorder::kNone || (size.density_of_longest == 0 && !several_tiles)) {
+    return;
+  }
   const std::vector<Out> first = test.out();
   run();
   if (std::memcmp(first.data(), test.out().data(), first.size() * sizeof(Out)) != 0) {
@@ -54,7 +57,7 @@ void TestSizes() {
         SpmmSize{40, (2 * kStages + 1) * kPanel - 3, kColumns, 0.97},  // stages are filled thrice
         SpmmSize{37, 2 * kPanel, kColumns + kVector, 0.1}, SpmmSize{45, 0, kVector, 0.5},
         SpmmSize{20, 13, 2 * kColumns, 0.9}, SpmmSize{20, 600, kColumns - kVector, 0.03, 0.97},
-        SpmmSize{kWarps * kRows + 5, kPanel + 7, kColumns, 0.5, 0, 2},  // a block has several tiles
+        SpmmSize{kWarps * kRows + 5, kPanel + 7, kColumns, 0.2, 0, 2},  // a block has several tiles
         SpmmSize{23, 50, 2 * kVector - 1, 0.4}, SpmmSize{19, kPanel + 9, kColumns + 3, 0.3}}) {
     plain(size, {.preactivation = true});
     permuted(size, {.bias = true, .activation = Activation::kGelu});
