@@ -12,7 +12,8 @@
 
 namespace jaxsparse {
 
-// Where the rows of a panel lie in memory: neighbours are `pitch` elements apart.
+// Where the rows of a panel lie in memory: neighbours are `pitch` elements apart. If these are as
+// many bytes as in the ring, the panel has all columns.
 template <typename T>
 struct MatrixPanel {
   const T* from;

@@ -68,19 +68,19 @@ int64_t StagedTiles(const SddmmProblem& p, bool even, const Staging& staging) {
   return p.batch.count * staging.parts * StagedDown(p, even, staging);
 }
 
-// Clocks of the multiprocessor that has most to do, fitted to 9 problems of float32: 2048 x 2048,
-// 8192 x 2048 and 24576 x 8192, d 32 and 128, 10 and 30 % stored.
+// Clocks of the multiprocessor that has most to do, fitted to 37 problems of float32, 1024 x 1024
+// to 24576 x 8192, d 32 and 128, 10 to 30 % stored.
 double StagedClocks(const SddmmProblem& p, bool even, const Staging& staging) {
-  constexpr double kStart = 15000, kL2Bytes = 42;  // a clock and multiprocessor
-  constexpr double kForVisit = 45;                 // of a row, in a panel
-  constexpr double kForTile = 2000, kForSearch = 4000;
+  constexpr double kStart = 10550, kL2Bytes = 42;  // a clock and multiprocessor
+  constexpr double kForVisit = 45.6;               // of a row, in a panel
+  constexpr double kForTile = 3290, kForSearch = 2440;
   const double bytes = staging.RowBytes();
   const int64_t panels = CeilDivide(p.pattern.columns, staging.panel * staging.parts);
   const double inner = static_cast<double>(panels * staging.panel);  // rows of y for each tile
   const double rows = static_cast<double>(CeilDivide(p.pattern.rows, StagedDown(p, even, staging)));
   const double mean =
       p.pattern.rows > 0 ? static_cast<double>(p.pattern.nse) / p.pattern.rows : 0;  // entries
-  const double entry = 0.6 + bytes * 0.93 / 128;
+  const double entry = 1.17 + bytes * 0.74 / 128;
   const double shared =
       rows * (mean / staging.parts * entry + static_cast<double>(panels) * kForVisit);
   const double l2 = inner * bytes / kL2Bytes;
@@ -130,7 +130,8 @@ LaunchShape StagedShape(const SddmmProblem& p) {
           SddmmStagedBytes(staging.RowBytes(), staging.rows, staging.panel, kStagedStages)};
 }
 
-// Places of 32 bits; bulk copies. Panels are no smaller than 16 rows, or there is one.
+// Places of 32 bits; barriers that count copies. Panels are no smaller than 16 rows, or there is
+// one.
 bool FitsStaged(const SddmmProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30;
   const int64_t widest_row = p.dtype == DType::kFloat32 ? 1024 : 512;  // x stays in registers
@@ -141,28 +142,30 @@ bool FitsStaged(const SddmmProblem& p) {
          p.gpu.compute_capability >= 90 && StagedShape<false>(p).shared_bytes <= p.gpu.shared_bytes;
 }
 
-// Costs are microseconds on an H200. Fitted to 20 problems in float32: positions 1024 x 1024 to
-// 16384 x 4096, d 32 and 128, 10 and 30 % stored. With larger d, for which x is read again for each
-// tile, tensor cores were not measured.
 double EntriesCost(const SddmmProblem& p) {
   constexpr double kStart = 4;
   return kStart + static_cast<double>(p.batch.count * p.pattern.nse) *
                       (0.125e-3 + 0.63e-6 * static_cast<double>(p.d));
 }
+
+// Fitted to 49 problems in float32: positions 1024 x 1024 to 24576 x 8192, d 32 and 128, 10 to 30 %
+// stored. With larger d, for which x is read again for each tile, it was not measured.
 double TensorCost(const SddmmProblem& p) {
   if (p.d > kSddmmTensorKeptInner) return kOnDemand;
-  const double positions =
-      static_cast<double>(p.pattern.rows) * static_cast<double>(p.pattern.columns);
-  const double full = static_cast<double>(p.batch.count) *
-                      (positions * (1.6e-6 + 0.036e-6 * static_cast<double>(p.d)) +
-                       10e-6 * static_cast<double>(p.pattern.nse));
-  // Two blocks fill a multiprocessor.
-  const double blocks = static_cast<double>(TensorShape(p).blocks),
-               wanted = 2 * p.gpu.multiprocessors;
-  return blocks < wanted ? full * wanted / blocks : full;
+  constexpr double kStart = 6.5;
+  const int64_t columns = SddmmPartsOf(p).columns;  // of a block
+  const double block = static_cast<double>(
+      kSddmmTensorRows * (columns < p.pattern.columns ? columns : p.pattern.columns));  // places
+  const int64_t at_once = 2 * p.gpu.multiprocessors;
+  const double places =
+      static_cast<double>(CeilDivide(TensorShape(p).blocks, at_once) * at_once) * block;
+  return kStart + places * (0.8e-6 + 0.0325e-6 * static_cast<double>(p.d)) +
+         8.7e-6 * static_cast<double>(p.batch.count * p.pattern.nse);
 }
+
+// Where rows of y are not aligned they come number by number, which was not measured.
 double StagedCost(const SddmmProblem& p) {
-  constexpr double kClocksOfMicrosecond = 1755;  // of an H200
+  if (p.d * SizeOf(p.dtype) % 16 != 0) return kOnDemand;
   return StagedClocks(p, false, StagingOf(p, false)) / kClocksOfMicrosecond;
 }
 

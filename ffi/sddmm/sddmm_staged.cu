@@ -1,5 +1,5 @@
 // The sampled dense-dense product of rows that all read y from shared memory. A block computes the
-// entries of some rows, a tile, and walks over y panel by panel; bulk copies bring the next panels
+// entries of some rows, a tile, and walks over y panel by panel; the next panels are copied
 // meanwhile. A warp owns kRows rows of the tile and takes, of each, the entries that lie in the
 // panel, 32 at a time. So every load of y takes the same time, whether or not rows walk through the
 // columns in step. Where rows are few, kParts tiles share them, each with its part of the columns.

@@ -1,5 +1,5 @@
 // The sparse-dense product of rows that all read x from shared memory. A block computes a tile of
-// the result and walks over x panel by panel; bulk copies bring the next panels meanwhile. A warp
+// the result and walks over x panel by panel; the next panels are copied meanwhile. A warp
 // owns kRows rows of the tile and adds, of each, the entries that lie in the panel. So every load
 // of x takes the same time, whether or not rows walk through the columns in step.
 //
