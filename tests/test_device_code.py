@@ -52,6 +52,7 @@ def test_tilings_compile(tiling, monkeypatch):
                 "16, 8, 256, 3, 16, false, false",
                 "32, 4, 128, 3, 16, true, true",
                 "32, 8, 16, 3, 20, true, false",
+                "32, 4, 192, 2, 16, true, false",
             )
         ),
         *(

@@ -49,89 +49,96 @@ struct Staging {
   int RowBytes() const;
 };
 
-constexpr int kStagedStages = 3;
-constexpr int kStagedStageBytes = 64 << 10;
+// What variants differ in; see SddmmStaged.
+struct StagingPlan {
+  int stages;
+  bool even;
+};
+
+constexpr StagingPlan kStaged{3, false}, kStagedEvenly{3, true}, kStagedInTwo{2, true};
+constexpr int kStagedBytes = 192 << 10;   // of all stages
 constexpr int kStagedRowBytes = 2 << 10;  // of x, for each warp
 
 int Staging::RowBytes() const { return lanes * pieces * 16; }
 
 // Tiles of the same columns, whose rows are shared out evenly, or as many to each as go in.
-int64_t StagedDown(const SddmmProblem& p, bool even, const Staging& staging) {
+int64_t StagedDown(const SddmmProblem& p, const StagingPlan& plan, const Staging& staging) {
   if (p.pattern.rows == 0) return 1;  // somebody writes the padding
   const int64_t down = CeilDivide(p.pattern.rows, kSddmmStagedWarps * staging.rows);
-  return even
+  return plan.even
              ? EvenTiles(p.batch.count * staging.parts, down, p.pattern.rows, p.gpu.multiprocessors)
              : down;
 }
 
-int64_t StagedTiles(const SddmmProblem& p, bool even, const Staging& staging) {
-  return p.batch.count * staging.parts * StagedDown(p, even, staging);
+int64_t StagedTiles(const SddmmProblem& p, const StagingPlan& plan, const Staging& staging) {
+  return p.batch.count * staging.parts * StagedDown(p, plan, staging);
 }
 
 // Clocks of the multiprocessor that has most to do, fitted to 37 problems of float32, 1024 x 1024
 // to 24576 x 8192, d 32 and 128, 10 to 30 % stored.
-double StagedClocks(const SddmmProblem& p, bool even, const Staging& staging) {
+double StagedClocks(const SddmmProblem& p, const StagingPlan& plan, const Staging& staging) {
   constexpr double kStart = 10550, kL2Bytes = 42;  // a clock and multiprocessor
   constexpr double kForVisit = 45.6;               // of a row, in a panel
   constexpr double kForTile = 3290, kForSearch = 2440;
   const double bytes = staging.RowBytes();
   const int64_t panels = CeilDivide(p.pattern.columns, staging.panel * staging.parts);
   const double inner = static_cast<double>(panels * staging.panel);  // rows of y for each tile
-  const double rows = static_cast<double>(CeilDivide(p.pattern.rows, StagedDown(p, even, staging)));
+  const double rows = static_cast<double>(CeilDivide(p.pattern.rows, StagedDown(p, plan, staging)));
   const double mean =
       p.pattern.rows > 0 ? static_cast<double>(p.pattern.nse) / p.pattern.rows : 0;  // entries
   const double entry = 1.17 + bytes * 0.74 / 128;
   const double shared =
       rows * (mean / staging.parts * entry + static_cast<double>(panels) * kForVisit);
   const double l2 = inner * bytes / kL2Bytes;
-  return static_cast<double>(CeilDivide(StagedTiles(p, even, staging), p.gpu.multiprocessors)) *
+  return static_cast<double>(CeilDivide(StagedTiles(p, plan, staging), p.gpu.multiprocessors)) *
              ((shared > l2 ? shared : l2) + kForTile + (staging.parts > 1 ? kForSearch : 0)) +
          kStart;
 }
 
 // The least clocks; among equals the most rows, for which y is read least often.
-Staging StagingOf(const SddmmProblem& p, bool even) {
+Staging StagingOf(const SddmmProblem& p, const StagingPlan& plan) {
   Staging best{2, 4, 0, 16, 1};
   while (best.RowBytes() < p.d * SizeOf(p.dtype)) {
     if (best.lanes < 8) best.lanes *= 2;
     else best.pieces *= 2;
   }
-  while (best.panel < p.pattern.columns && best.panel * 2 * best.RowBytes() <= kStagedStageBytes) {
-    best.panel *= 2;
-  }
+  const int most = kStagedBytes / plan.stages / best.RowBytes();
+  while (best.panel < p.pattern.columns && best.panel * 2 <= most) best.panel *= 2;
+  if (best.panel < p.pattern.columns && best.panel / 2 * 3 <= most) best.panel = best.panel / 2 * 3;
   for (int parts = 1; parts <= 8; parts *= 2) {
     for (int rows = 1; rows <= 8 && rows * best.RowBytes() <= kStagedRowBytes; rows *= 2) {
       const Staging staging{best.lanes, best.pieces, rows, best.panel, parts};
-      const double clocks = StagedClocks(p, even, staging);
-      const bool is_better = best.rows == 0 || clocks < StagedClocks(p, even, best) ||
-                             (parts == best.parts && clocks == StagedClocks(p, even, best));
+      const double clocks = StagedClocks(p, plan, staging);
+      const bool is_better = best.rows == 0 || clocks < StagedClocks(p, plan, best) ||
+                             (parts == best.parts && clocks == StagedClocks(p, plan, best));
       if (is_better) best = staging;
     }
   }
   return best;
 }
 
-template <bool kEven>
+template <StagingPlan kPlan>
 KernelSource StagedInstance(const SddmmProblem& p) {
-  const Staging staging = StagingOf(p, kEven);
+  const Staging staging = StagingOf(p, kPlan);
   return {"sddmm/sddmm_staged.cu",
           "jaxsparse::SddmmStaged<" + TypeName(p.dtype) + ", " + TypeName(p.out_dtype) + ", " +
               TypeName(p.pattern.index_type) + ", " + std::to_string(staging.lanes) + ", " +
               std::to_string(staging.pieces) + ", " + std::to_string(staging.rows) + ", " +
-              std::to_string(staging.panel) + ", " + std::to_string(kStagedStages) + ", " +
-              std::to_string(staging.parts) + (kEven ? ", true>" : ", false>")};
+              std::to_string(staging.panel) + ", " + std::to_string(kPlan.stages) + ", " +
+              std::to_string(staging.parts) + (kPlan.even ? ", true>" : ", false>")};
 }
 
-template <bool kEven>
+template <StagingPlan kPlan>
 LaunchShape StagedShape(const SddmmProblem& p) {
-  const Staging staging = StagingOf(p, kEven);
-  const int64_t tiles = StagedTiles(p, kEven, staging), blocks = p.gpu.multiprocessors;
+  const Staging staging = StagingOf(p, kPlan);
+  const int64_t tiles = StagedTiles(p, kPlan, staging), blocks = p.gpu.multiprocessors;
   return {tiles < blocks ? tiles : blocks, kSddmmStagedThreads,
-          SddmmStagedBytes(staging.RowBytes(), staging.rows, staging.panel, kStagedStages)};
+          SddmmStagedBytes(staging.RowBytes(), staging.rows, staging.panel, kPlan.stages)};
 }
 
 // Places of 32 bits; barriers that count copies. Panels are no smaller than 16 rows, or there is
 // one.
+template <StagingPlan kPlan>
 bool FitsStaged(const SddmmProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30;
   const int64_t widest_row = p.dtype == DType::kFloat32 ? 1024 : 512;  // x stays in registers
@@ -139,7 +146,7 @@ bool FitsStaged(const SddmmProblem& p) {
          p.pattern.nse < kMost && p.pattern.columns < kMost && p.pattern.rows < kMost &&
          p.batch.count < kMost / (p.pattern.rows + kWarp) &&
          p.batch.count * (p.pattern.rows / 16 + 1) < kMost / (p.pattern.columns / 16 + 1) &&
-         p.gpu.compute_capability >= 90 && StagedShape<false>(p).shared_bytes <= p.gpu.shared_bytes;
+         p.gpu.compute_capability >= 90 && StagedShape<kPlan>(p).shared_bytes <= p.gpu.shared_bytes;
 }
 
 double EntriesCost(const SddmmProblem& p) {
@@ -166,15 +173,20 @@ double TensorCost(const SddmmProblem& p) {
 // Where rows of y are not aligned they come number by number, which was not measured.
 double StagedCost(const SddmmProblem& p) {
   if (p.d * SizeOf(p.dtype) % 16 != 0) return kOnDemand;
-  return StagedClocks(p, false, StagingOf(p, false)) / kClocksOfMicrosecond;
+  return StagedClocks(p, kStaged, StagingOf(p, kStaged)) / kClocksOfMicrosecond;
 }
 
 constexpr CudaVariant<SddmmProblem> kVariants[] = {
     {"generic_entries", [](const SddmmProblem&) { return true; }, EntriesCost, Entries,
      EntriesShape},
-    {"staged_entries", FitsStaged, StagedCost, StagedInstance<false>, StagedShape<false>},
-    {"staged_entries_even", FitsStaged, [](const SddmmProblem&) { return kOnDemand; },
-     StagedInstance<true>, StagedShape<true>},
+    {"staged_entries", FitsStaged<kStaged>, StagedCost, StagedInstance<kStaged>,
+     StagedShape<kStaged>},
+    {"staged_entries_even", FitsStaged<kStagedEvenly>,
+     [](const SddmmProblem&) { return kOnDemand; }, StagedInstance<kStagedEvenly>,
+     StagedShape<kStagedEvenly>},
+    {"staged_entries_two_stages", FitsStaged<kStagedInTwo>,
+     [](const SddmmProblem&) { return kOnDemand; }, StagedInstance<kStagedInTwo>,
+     StagedShape<kStagedInTwo>},
     {"tensor_cores", FitsTensorCores, TensorCost, TensorInstance, TensorShape},
 };
 

@@ -128,14 +128,14 @@ struct Staging {
 
 // What variants differ in; see SpmmStaged.
 struct StagingPlan {
-  int warps;
+  int warps, stages;
   bool even, prefetch;
 };
 
-constexpr StagingPlan kStaged{16, false, false}, kStagedEvenly{16, true, false},
-    kStagedByMoreWarps{20, true, false}, kStagedFromCache{16, true, true};
-constexpr int kStagedStages = 3;
-constexpr int kStagedStageBytes = 64 << 10;
+constexpr StagingPlan kStaged{16, 3, false, false}, kStagedEvenly{16, 3, true, false},
+    kStagedByMoreWarps{20, 3, true, false}, kStagedFromCache{16, 3, true, true},
+    kStagedInTwo{16, 2, true, false};
+constexpr int kStagedBytes = 192 << 10;  // of all stages
 
 struct StagedTiles {
   int64_t across, down;
@@ -182,9 +182,9 @@ Staging StagingOf(const SpmmProblem& p, const StagingPlan& plan) {
   Staging best{0, 0, 0};
   for (int lanes = 8; lanes <= most_lanes; lanes *= 2) {
     int panel = 16;
-    while (panel < p.pattern.columns && panel * 2 * lanes * kWidestLoad <= kStagedStageBytes) {
-      panel *= 2;
-    }
+    const int most = kStagedBytes / plan.stages / (lanes * static_cast<int>(kWidestLoad));
+    while (panel < p.pattern.columns && panel * 2 <= most) panel *= 2;
+    if (panel < p.pattern.columns && panel / 2 * 3 <= most) panel = panel / 2 * 3;
     for (int rows = 1; rows <= most_rows; rows *= 2) {
       const Staging staging{lanes, rows, panel};
       if (best.lanes == 0 || StagedClocks(p, plan, staging) <= StagedClocks(p, plan, best)) {
@@ -202,7 +202,7 @@ KernelSource StagedInstance(const SpmmProblem& p) {
           "jaxsparse::SpmmStaged<" + TypeName(p.dtype) + ", " + TypeName(p.out_dtype) + ", " +
               TypeName(p.pattern.index_type) + ", " + std::to_string(staging.lanes) + ", " +
               std::to_string(staging.rows) + ", " + std::to_string(staging.panel) + ", " +
-              std::to_string(kStagedStages) + ", " + std::to_string(kPlan.warps) + ", " +
+              std::to_string(kPlan.stages) + ", " + std::to_string(kPlan.warps) + ", " +
               (kPlan.even ? "true, " : "false, ") + (kPlan.prefetch ? "true, " : "false, ") +
               (p.pattern.permutation.data == nullptr ? "false" : "true") + ">"};
 }
@@ -213,17 +213,17 @@ LaunchShape StagedShape(const SpmmProblem& p) {
   const StagedTiles tiles = StagedTilesOf(p, kPlan, staging);
   const int64_t all = tiles.across * tiles.down, blocks = p.gpu.multiprocessors;
   return {all < blocks ? all : blocks, kPlan.warps * kWarp,
-          SpmmStagedBytes(staging.lanes * kWidestLoad, staging.panel, kStagedStages, kPlan.warps)};
+          SpmmStagedBytes(staging.lanes * kWidestLoad, staging.panel, kPlan.stages, kPlan.warps)};
 }
 
 // Counters, of panels too, and places in the ring of 32 bits; barriers that count copies.
+template <StagingPlan kPlan>
 bool FitsStaged(const SpmmProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30, kWidestRow = 512;
   return FitsTiled(p) && p.dtype != DType::kFloat64 && p.pattern.columns * kWidestRow < kMost &&
          p.batch.count * CeilDivide(p.n, 8) * (p.pattern.rows / 16 + 1) <
              kMost / (p.pattern.columns / 16 + 1) &&
-         p.gpu.compute_capability >= 90 &&
-         StagedShape<kStagedByMoreWarps>(p).shared_bytes <= p.gpu.shared_bytes;
+         p.gpu.compute_capability >= 90 && StagedShape<kPlan>(p).shared_bytes <= p.gpu.shared_bytes;
 }
 
 // Where rows of x are not aligned they come number by number, which was not measured.
@@ -263,13 +263,18 @@ constexpr CudaVariant<SpmmProblem> kVariants[] = {
     {"tiled_rows_unordered", FitsTiled, [](const SpmmProblem&) { return kOnDemand; },
      [](const SpmmProblem& p) { return TiledInstance(p, TilingOf(p), false); },
      [](const SpmmProblem& p) { return TiledShape(p, TilingOf(p)); }},
-    {"staged_rows", FitsStaged, StagedCost, StagedInstance<kStaged>, StagedShape<kStaged>},
-    {"staged_rows_even", FitsStaged, [](const SpmmProblem&) { return kOnDemand; },
+    {"staged_rows", FitsStaged<kStaged>, StagedCost, StagedInstance<kStaged>, StagedShape<kStaged>},
+    {"staged_rows_even", FitsStaged<kStagedEvenly>, [](const SpmmProblem&) { return kOnDemand; },
      StagedInstance<kStagedEvenly>, StagedShape<kStagedEvenly>},
-    {"staged_rows_more_warps", FitsStaged, [](const SpmmProblem&) { return kOnDemand; },
-     StagedInstance<kStagedByMoreWarps>, StagedShape<kStagedByMoreWarps>},
-    {"staged_rows_prefetched", FitsStaged, [](const SpmmProblem&) { return kOnDemand; },
-     StagedInstance<kStagedFromCache>, StagedShape<kStagedFromCache>},
+    {"staged_rows_more_warps", FitsStaged<kStagedByMoreWarps>,
+     [](const SpmmProblem&) { return kOnDemand; }, StagedInstance<kStagedByMoreWarps>,
+     StagedShape<kStagedByMoreWarps>},
+    {"staged_rows_two_stages", FitsStaged<kStagedInTwo>,
+     [](const SpmmProblem&) { return kOnDemand; }, StagedInstance<kStagedInTwo>,
+     StagedShape<kStagedInTwo>},
+    {"staged_rows_prefetched", FitsStaged<kStagedFromCache>,
+     [](const SpmmProblem&) { return kOnDemand; }, StagedInstance<kStagedFromCache>,
+     StagedShape<kStagedFromCache>},
     {"tensor_cores", FitsTensorCores, [](const SpmmProblem&) { return kOnDemand; }, TensorInstance,
      TensorShape},
 };
