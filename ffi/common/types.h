@@ -27,7 +27,9 @@ JAXSPARSE_INLINE int64_t SizeOf(DType dtype) {
 
 constexpr int kWarp = 32;  // lanes
 
-constexpr int kRingCounterBytes = 20;  // of each stage of a PanelRing
+// Of a PanelRing: for each stage its counters, and for all of them the rows.
+constexpr int kRingCounterBytes = 20;
+constexpr int kRingBytes = 192 << 10;
 
 // The GPU that a kernel is chosen for: an H200 unless a call says otherwise.
 struct Gpu {
@@ -45,6 +47,14 @@ JAXSPARSE_INLINE int LanesFor(int64_t size) {
 }
 
 JAXSPARSE_INLINE int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Rows of a panel, of which a ring has room for `most`: as many as are useful for a matrix of so
+// many rows.
+JAXSPARSE_INLINE int PanelRows(int64_t rows, int most) {
+  int panel = 16;
+  while (panel < rows && panel * 2 <= most) panel *= 2;
+  return panel < rows && panel / 2 * 3 <= most ? panel / 2 * 3 : panel;
+}
 
 // How many tiles, at least `down`, there are to be in each of `across` stacks, so that blocks which
 // take turns all have about as much to do.

@@ -1,6 +1,7 @@
 // Device code compiled at first use for the GPU that runs it, kept in memory and on disk.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -29,7 +30,7 @@ struct LaunchShape {
   bool cooperative = false;
 };
 
-// The cost of a variant that is only taken by its name, whether or not it has been measured.
+// The cost on problems for which a variant is only taken by its name.
 constexpr double kOnDemand = std::numeric_limits<double>::infinity();
 
 // Of an H200, for which costs are predicted.
@@ -41,10 +42,14 @@ template <typename Problem>
 struct CudaVariant {
   const char* name;
   bool (*fits)(const Problem&);
-  double (*cost)(const Problem&);  // predicted microseconds, which `explain` prints
+  double (*cost)(const Problem&);  // predicted microseconds, which `explain` prints; or null
   KernelSource (*kernel)(const Problem&);
   LaunchShape (*shape)(const Problem&);
 };
+
+// In place of the cost of a variant that is only taken by its name, whether or not it has been
+// measured.
+constexpr std::nullptr_t kByName = nullptr;
 
 // The loaded kernel for a device (a cudaKernel_t), or null with the reason in `error`.
 const void* GetKernel(const KernelSource& source, int device, std::string* error);

@@ -56,7 +56,6 @@ struct StagingPlan {
 };
 
 constexpr StagingPlan kStaged{3, false}, kStagedEvenly{3, true}, kStagedInTwo{2, true};
-constexpr int kStagedBytes = 192 << 10;   // of all stages
 constexpr int kStagedRowBytes = 2 << 10;  // of x, for each warp
 
 int Staging::RowBytes() const { return lanes * pieces * 16; }
@@ -97,14 +96,12 @@ double StagedClocks(const SddmmProblem& p, const StagingPlan& plan, const Stagin
 
 // The least clocks; among equals the most rows, for which y is read least often.
 Staging StagingOf(const SddmmProblem& p, const StagingPlan& plan) {
-  Staging best{2, 4, 0, 16, 1};
+  Staging best{2, 4, 0, 0, 1};
   while (best.RowBytes() < p.d * SizeOf(p.dtype)) {
     if (best.lanes < 8) best.lanes *= 2;
     else best.pieces *= 2;
   }
-  const int most = kStagedBytes / plan.stages / best.RowBytes();
-  while (best.panel < p.pattern.columns && best.panel * 2 <= most) best.panel *= 2;
-  if (best.panel < p.pattern.columns && best.panel / 2 * 3 <= most) best.panel = best.panel / 2 * 3;
+  best.panel = PanelRows(p.pattern.columns, kRingBytes / plan.stages / best.RowBytes());
   for (int parts = 1; parts <= 8; parts *= 2) {
     for (int rows = 1; rows <= 8 && rows * best.RowBytes() <= kStagedRowBytes; rows *= 2) {
       const Staging staging{best.lanes, best.pieces, rows, best.panel, parts};
@@ -181,11 +178,9 @@ constexpr CudaVariant<SddmmProblem> kVariants[] = {
      EntriesShape},
     {"staged_entries", FitsStaged<kStaged>, StagedCost, StagedInstance<kStaged>,
      StagedShape<kStaged>},
-    {"staged_entries_even", FitsStaged<kStagedEvenly>,
-     [](const SddmmProblem&) { return kOnDemand; }, StagedInstance<kStagedEvenly>,
+    {"staged_entries_even", FitsStaged<kStagedEvenly>, kByName, StagedInstance<kStagedEvenly>,
      StagedShape<kStagedEvenly>},
-    {"staged_entries_two_stages", FitsStaged<kStagedInTwo>,
-     [](const SddmmProblem&) { return kOnDemand; }, StagedInstance<kStagedInTwo>,
+    {"staged_entries_two_stages", FitsStaged<kStagedInTwo>, kByName, StagedInstance<kStagedInTwo>,
      StagedShape<kStagedInTwo>},
     {"tensor_cores", FitsTensorCores, TensorCost, TensorInstance, TensorShape},
 };

@@ -135,7 +135,6 @@ struct StagingPlan {
 constexpr StagingPlan kStaged{16, 3, false, false}, kStagedEvenly{16, 3, true, false},
     kStagedByMoreWarps{20, 3, true, false}, kStagedFromCache{16, 3, true, true},
     kStagedInTwo{16, 2, true, false};
-constexpr int kStagedBytes = 192 << 10;  // of all stages
 
 struct StagedTiles {
   int64_t across, down;
@@ -181,10 +180,8 @@ Staging StagingOf(const SpmmProblem& p, const StagingPlan& plan) {
   const int most_rows = 32 / elements;  // so that sums fit into registers
   Staging best{0, 0, 0};
   for (int lanes = 8; lanes <= most_lanes; lanes *= 2) {
-    int panel = 16;
-    const int most = kStagedBytes / plan.stages / (lanes * static_cast<int>(kWidestLoad));
-    while (panel < p.pattern.columns && panel * 2 <= most) panel *= 2;
-    if (panel < p.pattern.columns && panel / 2 * 3 <= most) panel = panel / 2 * 3;
+    const int most = kRingBytes / plan.stages / (lanes * static_cast<int>(kWidestLoad));
+    const int panel = PanelRows(p.pattern.columns, most);
     for (int rows = 1; rows <= most_rows; rows *= 2) {
       const Staging staging{lanes, rows, panel};
       if (best.lanes == 0 || StagedClocks(p, plan, staging) <= StagedClocks(p, plan, best)) {
@@ -254,29 +251,25 @@ constexpr CudaVariant<SpmmProblem> kVariants[] = {
     {"tiled_rows", FitsTiled, TiledCost,
      [](const SpmmProblem& p) { return TiledInstance(p, TilingOf(p), true); },
      [](const SpmmProblem& p) { return TiledShape(p, TilingOf(p)); }},
-    {"tiled_rows_scalar", FitsTiled, [](const SpmmProblem&) { return kOnDemand; },
+    {"tiled_rows_scalar", FitsTiled, kByName,
      [](const SpmmProblem& p) { return TiledInstance(p, Scalar(TilingOf(p), p), true); },
      [](const SpmmProblem& p) { return TiledShape(p, Scalar(TilingOf(p), p)); }},
-    {"tiled_rows_unshared", FitsTiled, [](const SpmmProblem&) { return kOnDemand; },
+    {"tiled_rows_unshared", FitsTiled, kByName,
      [](const SpmmProblem& p) { return TiledInstance(p, Unshared(TilingOf(p)), true); },
      [](const SpmmProblem& p) { return TiledShape(p, Unshared(TilingOf(p))); }},
-    {"tiled_rows_unordered", FitsTiled, [](const SpmmProblem&) { return kOnDemand; },
+    {"tiled_rows_unordered", FitsTiled, kByName,
      [](const SpmmProblem& p) { return TiledInstance(p, TilingOf(p), false); },
      [](const SpmmProblem& p) { return TiledShape(p, TilingOf(p)); }},
     {"staged_rows", FitsStaged<kStaged>, StagedCost, StagedInstance<kStaged>, StagedShape<kStaged>},
-    {"staged_rows_even", FitsStaged<kStagedEvenly>, [](const SpmmProblem&) { return kOnDemand; },
-     StagedInstance<kStagedEvenly>, StagedShape<kStagedEvenly>},
-    {"staged_rows_more_warps", FitsStaged<kStagedByMoreWarps>,
-     [](const SpmmProblem&) { return kOnDemand; }, StagedInstance<kStagedByMoreWarps>,
-     StagedShape<kStagedByMoreWarps>},
-    {"staged_rows_two_stages", FitsStaged<kStagedInTwo>,
-     [](const SpmmProblem&) { return kOnDemand; }, StagedInstance<kStagedInTwo>,
+    {"staged_rows_even", FitsStaged<kStagedEvenly>, kByName, StagedInstance<kStagedEvenly>,
+     StagedShape<kStagedEvenly>},
+    {"staged_rows_more_warps", FitsStaged<kStagedByMoreWarps>, kByName,
+     StagedInstance<kStagedByMoreWarps>, StagedShape<kStagedByMoreWarps>},
+    {"staged_rows_two_stages", FitsStaged<kStagedInTwo>, kByName, StagedInstance<kStagedInTwo>,
      StagedShape<kStagedInTwo>},
-    {"staged_rows_prefetched", FitsStaged<kStagedFromCache>,
-     [](const SpmmProblem&) { return kOnDemand; }, StagedInstance<kStagedFromCache>,
-     StagedShape<kStagedFromCache>},
-    {"tensor_cores", FitsTensorCores, [](const SpmmProblem&) { return kOnDemand; }, TensorInstance,
-     TensorShape},
+    {"staged_rows_prefetched", FitsStaged<kStagedFromCache>, kByName,
+     StagedInstance<kStagedFromCache>, StagedShape<kStagedFromCache>},
+    {"tensor_cores", FitsTensorCores, kByName, TensorInstance, TensorShape},
 };
 
 }  // namespace
