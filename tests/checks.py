@@ -29,10 +29,10 @@ def cases(operation):
 
 def fits(operation, variant, *, dense_on_left=False, dtype="float32"):
     """Whether a variant takes such problems: most products are for one side of the dense matrix."""
-    left_only, either_side = {"panels", "generic_dots"}, {"tensor_cores"}
+    left_only = {"panels", "generic_dots"}
     if dtype == "float64" and (variant or "").startswith(("staged", "tensor_cores")):
         return False
-    if operation != "spmm" or variant is None or variant in either_side:
+    if operation != "spmm" or variant is None:
         return True
     return (variant in left_only) == dense_on_left
 

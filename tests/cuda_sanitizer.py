@@ -26,48 +26,47 @@ from jaxsparse.ops import matmul
 
 
 def main() -> None:
-    """Runs the kernels on one odd-sized pattern with padding, in float32 and bfloat16."""
+    """Runs the kernels on odd-sized patterns, one with padding, in float32 and bfloat16."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--barriers", action="store_true", help="in scans, blocks meet each step")
     barriers = parser.parse_args().barriers
     rng = np.random.default_rng(0)
     topology = Topology.from_mask(rng.random((37, 53)) < 0.3, nse=700)
+    large = Topology.from_mask(rng.random((150, 410)) < 0.3)  # stages are filled several times
 
     for dtype in (jnp.float32, jnp.bfloat16):
-        values, x, y = (
-            jnp.asarray(rng.standard_normal(shape), dtype) for shape in (700, (53, 19), (37, 19))
-        )
-        a = CSR(values, topology)
-        results = [
-            sddmm(y, x, topology, variant=variant).values
-            for variant in backend.OPERATIONS["sddmm"]["variants"]["cuda"]
-        ]
-        for transpose, dense in ((False, x), (True, y)):
-            for variant, left in itertools.product(
-                backend.OPERATIONS["spmm"]["variants"]["cuda"], (False, True)
-            ):
-                if not fits("spmm", variant, dense_on_left=left):
-                    continue
-                operand = jnp.asarray(np.asarray(dense).T.copy()) if left else dense
-                results.append(
-                    matmul.product(
-                        "spmm",
-                        a,
-                        operand,
-                        transpose=transpose,
-                        dense_on_left=left,
-                        variant=variant,
-                    )
-                )
+        results = [*products(rng, dtype, topology, 19), *products(rng, dtype, large, 40)]
+        a = CSR(jnp.asarray(rng.standard_normal(700), dtype), topology)
         for variant in backend.OPERATIONS["sparse_softmax"]["variants"]["cuda"]:
             results.append(sparse_softmax(a, variant=variant).values)
         results += jax.jvp(
-            lambda v: sparse_softmax(CSR(v, topology)).values, (a.values,), (results[0],)
+            lambda v: sparse_softmax(CSR(v, topology)).values, (a.values,), (a.values,)
         )
         results += scans(rng, dtype, "_barrier" if barriers else "")
         for result in results:
             assert np.isfinite(np.asarray(result, np.float32)).all()
     print("all kernels ran on", jax.devices()[0].device_kind)
+
+
+def products(rng, dtype, topology, n):
+    """By every variant, with the matrix, and its transpose, and x on either side."""
+    (m, k), nse = topology.shape, topology.nse
+    values, x, y = (jnp.asarray(rng.standard_normal(s), dtype) for s in (nse, (k, n), (m, n)))
+    a = CSR(values, topology)
+    results = [
+        sddmm(y, x, topology, variant=variant).values
+        for variant in backend.OPERATIONS["sddmm"]["variants"]["cuda"]
+    ]
+    for transpose, dense in ((False, x), (True, y)):
+        for variant, left in itertools.product(
+            backend.OPERATIONS["spmm"]["variants"]["cuda"], (False, True)
+        ):
+            if not fits("spmm", variant, dense_on_left=left):
+                continue
+            operand = jnp.asarray(np.asarray(dense).T.copy()) if left else dense
+            options = {"transpose": transpose, "dense_on_left": left, "variant": variant}
+            results.append(matmul.product("spmm", a, operand, **options))
+    return results
 
 
 def scans(rng, dtype, suffix):

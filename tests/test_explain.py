@@ -126,17 +126,49 @@ def test_forced(operation, variant):
     assert others == sorted(others)
 
 
-@pytest.mark.parametrize("variant", ["generic_dots", "tensor_cores"])
-def test_variants_that_take_x_on_the_left(variant):
-    """They read it as it is; the others' choice is that of a call with x transposed."""
+def test_the_variant_that_takes_x_on_the_left():
+    """It reads it as it is; the others' choice is that of a call with x transposed."""
 
     def call(values, x, variant=None):
         return jaxsparse.linear(x.T, CSR(values, TOPOLOGY), variant=variant)
 
-    (forced,) = explain(functools.partial(call, variant=variant), VALUES, X, device=H200)
-    assert forced.variant == variant and "(dense_on_left)" in str(forced)
+    (forced,) = explain(functools.partial(call, variant="generic_dots"), VALUES, X, device=H200)
+    assert forced.variant == "generic_dots" and "(dense_on_left)" in str(forced)
     (free,) = explain(call, VALUES, X, device=H200)
     assert free.variants == explain(product, VALUES, X, device=H200)[0].variants
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("n", [0, 1, 32, 33, 64, 65, 130])
+def test_tensor_cores_have_the_workspace_they_need(n, dtype):
+    """Whatever the shape, the side of x, the batch and which of the two is batched."""
+    values, x = jax.ShapeDtypeStruct(VALUES.shape, dtype), jax.ShapeDtypeStruct((64, n), dtype)
+    batched = jax.ShapeDtypeStruct((3, *x.shape), dtype)
+    forced = {"variant": "tensor_cores"}
+
+    def left(v, x):
+        return jaxsparse.linear(x.T, CSR(v, TOPOLOGY), **forced)
+
+    def inner(y, x):
+        return sampled(y.T, x, **forced)
+
+    calls = [
+        explain(functools.partial(product, **forced), values, x, device=H200),
+        explain(left, values, x, device=H200),
+        explain(jax.vmap(functools.partial(product, **forced), (None, 0)), values, batched),
+        explain(jax.vmap(inner, (None, 0)), jax.ShapeDtypeStruct((n, 96), dtype), batched),
+    ]
+    for (call,) in calls:
+        fits = call.operation == "spmm" or 0 < n <= (128 if dtype == "float32" else 256)
+        assert call.variant == ("tensor_cores" if fits else None), call.otherwise
+
+
+def test_no_workspace_where_few_entries_are_stored():
+    """There, another kernel is chosen."""
+    few = Topology.from_mask(np.eye(256) > 0)
+    values, x = jax.ShapeDtypeStruct((256,), "float32"), jax.ShapeDtypeStruct((256, 64), "float32")
+    (call,) = explain(lambda v, x: spmm(CSR(v, few), x), values, x, device=H200)
+    assert "tensor_cores" not in dict(call.variants)
 
 
 def test_what_can_not_be_had_is_refused():

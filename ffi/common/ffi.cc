@@ -184,6 +184,20 @@ IndexType CallParser::OperandIndexType(size_t index) {
   return type == ffi::S32 ? IndexType::kInt32 : IndexType::kUint16;
 }
 
+Workspace CallParser::ResultWorkspace(size_t index) {
+  Workspace workspace;
+  workspace.bytes = Attribute<int64_t>("workspace");
+  if (workspace.bytes <= 0) return {};
+  const ffi::AnyBuffer buffer = ResultBuffer(index);
+  if (buffer.element_type() != ffi::U8 ||
+      static_cast<int64_t>(buffer.size_bytes()) < workspace.bytes) {
+    Fail("the workspace is smaller than its call says");
+    return {};
+  }
+  workspace.data = static_cast<char*>(buffer.untyped_data());
+  return workspace;
+}
+
 Pattern CallParser::OperandPattern(size_t index, int64_t columns, bool permuted) {
   Pattern pattern;
   pattern.rows = Size(index, 0) - 1;

@@ -55,6 +55,8 @@ class CallParser {
   DType OperandDType(size_t index, const char* name);
   DType ResultDType(size_t index, const char* name);
   IndexType OperandIndexType(size_t index);  // of column_indices
+  // Result `index`, of as many bytes as attribute `workspace` says; none, where these are 0.
+  Workspace ResultWorkspace(size_t index);
   // Operands `index` on: row_offsets, column_indices, row_order, and permutation where it is
   // `permuted`.
   Pattern OperandPattern(size_t index, int64_t columns, bool permuted);
@@ -213,10 +215,11 @@ class Targets {
     const OnCuda call(Operation::CudaVariants(), operands, results, attributes, GpuOf(device));
     if (call.variant == nullptr) return call.error;
     std::string reason;
-    if (GetKernel(call.variant->kernel(call.problem), device, &reason) == nullptr) {
-      return ffi::Error::Internal(std::string(Operation::kName) + ": " + reason);
-    }
-    return ffi::Error::Success();
+    const auto& before = call.variant->before;
+    if (before != nullptr) GetKernel(before->source(call.problem), device, &reason);
+    if (reason.empty()) GetKernel(call.variant->kernel(call.problem), device, &reason);
+    if (reason.empty()) return ffi::Error::Success();
+    return ffi::Error::Internal(std::string(Operation::kName) + ": " + reason);
   }
 
   static ffi::Error RunOnCuda(int32_t device, void* stream, ffi::RemainingArgs operands,
@@ -225,9 +228,18 @@ class Targets {
     if (call.variant == nullptr) return call.error;
     const LaunchShape shape = call.variant->shape(call.problem);
     if (shape.blocks == 0) return ffi::Error::Success();  // there is no output to write
+    const auto launch = [&](const KernelSource& source, const LaunchShape& as) {
+      std::string reason;
+      const void* kernel = GetKernel(source, device, &reason);
+      if (kernel != nullptr) reason = LaunchKernel(kernel, as, &call.problem, device, stream);
+      return reason;
+    };
+    const auto& before = call.variant->before;
     std::string reason;
-    const void* kernel = GetKernel(call.variant->kernel(call.problem), device, &reason);
-    if (kernel != nullptr) reason = LaunchKernel(kernel, shape, &call.problem, device, stream);
+    if (before != nullptr && before->shape(call.problem).blocks > 0) {
+      reason = launch(before->source(call.problem), before->shape(call.problem));
+    }
+    if (reason.empty()) reason = launch(call.variant->kernel(call.problem), shape);
     if (reason.empty()) return ffi::Error::Success();
     return ffi::Error::Internal(std::string(Operation::kName) + ": " + reason);
   }

@@ -108,7 +108,7 @@ class PanelRing {
         InitBarrier(left_ + stage, kWarps);
         turns_[stage] = 0;
       }
-      FenceBarriers();
+      FenceShared();
     }
     __syncthreads();
     const uint32_t warp = threadIdx.x / kWarp;

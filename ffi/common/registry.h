@@ -37,12 +37,15 @@ OperationEntry MakeEntry(const std::vector<typename Operation::Problem>& problem
   for (const auto& row : Operation::CudaVariants()) {
     for (const auto& problem : problems) {
       if (!row.fits(problem)) continue;
-      const KernelSource kernel = row.kernel(problem);
-      const auto is_same = [&](const KernelSource& other) {
-        return other.file == kernel.file && other.expression == kernel.expression;
-      };
-      if (std::none_of(entry.kernels.begin(), entry.kernels.end(), is_same)) {
-        entry.kernels.push_back(kernel);
+      std::vector<KernelSource> kernels = {row.kernel(problem)};
+      if (row.before != nullptr) kernels.push_back(row.before->source(problem));
+      for (const KernelSource& kernel : kernels) {
+        const auto is_same = [&](const KernelSource& other) {
+          return other.file == kernel.file && other.expression == kernel.expression;
+        };
+        if (std::none_of(entry.kernels.begin(), entry.kernels.end(), is_same)) {
+          entry.kernels.push_back(kernel);
+        }
       }
     }
   }

@@ -46,6 +46,19 @@ __device__ __forceinline__ void Split(T x, T y, uint32_t (&words)[1], bool* fini
   *finite = *finite && IsFinite(x) && IsFinite(y);
 }
 
+// One number.
+__device__ __forceinline__ void SplitOne(float x, uint32_t (&words)[3]) {
+#pragma unroll
+  for (int plane = 0; plane < 3; ++plane) {
+    words[plane] = BfloatOfFloat(x);
+    x -= __uint_as_float(words[plane] << 16);
+  }
+}
+template <typename T>
+__device__ __forceinline__ void SplitOne(T x, uint32_t (&words)[1]) {
+  words[0] = x.bits;
+}
+
 // One plane of a tile: rows of kWidth numbers of 16 bits, in chunks of 16 bytes whose order changes
 // from row to row, so that eight rows' chunks of one column lie in different banks.
 template <int kRowCount, int kWidth>
@@ -65,9 +78,8 @@ struct Plane {
 
 // A tile of a row-major matrix on its way through the registers of kThreads threads to its planes:
 // kHeight rows of kWidth numbers.
-template <typename T, int kHeight, int kWidth, int kThreads>
+template <typename T, int kHeight, int kWidth, int kThreads, typename To = Plane<kHeight, kWidth>>
 class TileInRegisters {
-  using To = Plane<kHeight, kWidth>;
   static constexpr int kPacket = 16 / sizeof(T);
   static constexpr int kOfRow = kWidth / kPacket;
   static constexpr int kRowsAtOnce = kThreads / kOfRow;
@@ -88,18 +100,23 @@ class TileInRegisters {
     const int rows = static_cast<int>(height - top < kHeight ? height - top : kHeight);
     const int columns = static_cast<int>(width - side < kWidth ? width - side : kWidth);
     const T* from = matrix + (top + row) * width + side + column;
+    if (wide) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        packets_[i] = {};
+        if (row + i * kRowsAtOnce < rows && column < columns) {
+          packets_[i] = LoadPacket<kPacket>(from, true);
+        }
+        from += kRowsAtOnce * width;
+      }
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       packets_[i] = {};
-      if (row + i * kRowsAtOnce < rows && column < columns) {
-        if (wide) {
-          packets_[i] = LoadPacket<kPacket>(from, true);
-        } else {
 #pragma unroll
-          for (int e = 0; e < kPacket; ++e) {
-            if (column + e < columns) packets_[i].elements[e] = from[e];
-          }
-        }
+      for (int e = 0; e < kPacket; ++e) {
+        if (row + i * kRowsAtOnce < rows && column + e < columns) packets_[i].elements[e] = from[e];
       }
       from += kRowsAtOnce * width;
     }

@@ -56,14 +56,6 @@ JAXSPARSE_INLINE int PanelRows(int64_t rows, int most) {
   return panel < rows && panel / 2 * 3 <= most ? panel / 2 * 3 : panel;
 }
 
-// How many tiles, at least `down`, there are to be in each of `across` stacks, so that blocks which
-// take turns all have about as much to do.
-JAXSPARSE_INLINE int64_t EvenTiles(int64_t across, int64_t down, int64_t most, int64_t blocks) {
-  if (across == 0) return down;
-  const int64_t even = CeilDivide(across * down, blocks) * blocks / across;
-  return even < most ? even : most;
-}
-
 // Leading (batch) dimensions of an operation's outputs. An operand may have size 1 where the output
 // has more; its stride is 0 there.
 constexpr int kMaxBatchRank = 8;
@@ -92,6 +84,35 @@ struct Array {
     }
     return static_cast<T*>(data) + offset;
   }
+};
+
+// How many of a batch's entries an operand has: 1 along dimensions in which it is broadcast.
+JAXSPARSE_INLINE int64_t OwnEntries(const Batch& batch, const Array& array) {
+  int64_t entries = 1;
+  for (int d = 0; d < batch.rank; ++d) entries *= array.strides[d] == 0 ? 1 : batch.sizes[d];
+  return entries;
+}
+
+// Matrices of 16 bits that stand for one of this type on tensor cores (common/tensor_cores.cuh).
+JAXSPARSE_INLINE int PlanesOf(DType dtype) { return dtype == DType::kFloat32 ? 3 : 1; }
+
+// The planes of a dense operand in a workspace: of each of its own batch entries, and of so many
+// columns at a time, tiles of 64 lines one behind the other, as they are copied to shared memory.
+struct PlaneTiles {
+  int64_t down, across;  // tiles
+  int64_t tile_bytes;
+
+  JAXSPARSE_INLINE PlaneTiles(int64_t lines, int64_t width, int columns, int planes)
+      : down(CeilDivide(lines, 64)),
+        across(CeilDivide(width, columns)),
+        tile_bytes(static_cast<int64_t>(planes) * 64 * columns * 2) {}
+  JAXSPARSE_INLINE int64_t Bytes() const { return down * across * tile_bytes; }  // of an entry
+};
+
+// Memory for what a call's kernels leave for one another, aligned as XLA's buffers are.
+struct Workspace {
+  char* data = nullptr;
+  int64_t bytes = 0;
 };
 
 // The pattern that a kernel walks. Rows of a transposed product are the columns of the stored

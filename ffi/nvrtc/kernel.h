@@ -36,8 +36,14 @@ constexpr double kOnDemand = std::numeric_limits<double>::infinity();
 // Of an H200, for which costs are predicted.
 constexpr double kClocksOfMicrosecond = 1755;
 
-// A row of an operation's table of CUDA variants (common/variant.h). The kernel takes the problem
-// by value as its only argument.
+// A kernel, which takes the problem by value as its only argument, and how it is launched.
+template <typename Problem>
+struct CudaKernel {
+  KernelSource (*source)(const Problem&);
+  LaunchShape (*shape)(const Problem&);
+};
+
+// A row of an operation's table of CUDA variants (common/variant.h).
 template <typename Problem>
 struct CudaVariant {
   const char* name;
@@ -45,6 +51,7 @@ struct CudaVariant {
   double (*cost)(const Problem&);  // predicted microseconds, which `explain` prints; or null
   KernelSource (*kernel)(const Problem&);
   LaunchShape (*shape)(const Problem&);
+  const CudaKernel<Problem>* before = nullptr;  // what is launched before it, if anything
 };
 
 // In place of the cost of a variant that is only taken by its name, whether or not it has been

@@ -8,32 +8,41 @@ namespace jaxsparse {
 
 constexpr int kSddmmThreads = 128;  // of a block of the generic CUDA kernel
 
-// On tensor cores: threads of a block; tiles of the product of so many rows by columns, in steps of
-// so many places of d, each a matrix of 16 bits or several (`planes`); steps of which x is kept
-// from tile to tile, and how many of y are there at a time.
-constexpr int kSddmmTensorThreads = 256;
-constexpr int kSddmmTensorRows = 64;
-constexpr int kSddmmTensorColumns = 128;
-constexpr int kSddmmTensorInner = 32;
-constexpr int kSddmmTensorKept = 4;
-constexpr int kSddmmTensorKeptInner = kSddmmTensorKept * kSddmmTensorInner;
-constexpr int kSddmmStages = 2;
-// Of a row of a product in shared memory: rows that a warp writes at once lie in different banks.
-constexpr int kSddmmTensorPitch = kSddmmTensorColumns + 8;
-constexpr int SddmmStageBytes(int planes) {
-  return planes * kSddmmTensorColumns * kSddmmTensorInner * 2;
+// On tensor cores: threads of a block, half of which multiply, the others pick entries; tiles of
+// the product of so many rows by columns; how many of them at most a unit has, whose rows of x stay
+// in registers.
+constexpr int kSddmmTensorRole = 256, kSddmmTensorThreads = 2 * kSddmmTensorRole;
+constexpr int kSddmmPlanesThreads = 256;  // of the kernel before
+constexpr int kSddmmTensorRows = 128;
+constexpr int kSddmmTensorColumns = 64;
+constexpr int kSddmmUnitTiles = 32;
+// Places of d that a kernel is compiled for, the least that has all of them.
+constexpr int kSddmmTensorLeastInner = 32;
+constexpr int SddmmTensorInner(int64_t d) {
+  int inner = kSddmmTensorLeastInner;
+  while (inner < d) inner *= 2;
+  return inner;
 }
-// The stages of y, whose place a product takes when it is complete.
-constexpr int SddmmTileBytes(int planes) {
-  const int stages = kSddmmStages * SddmmStageBytes(planes);
-  const int product = kSddmmTensorRows * kSddmmTensorPitch * 4;
-  return stages > product ? stages : product;
+// Stages of a tile of y each, in matrices of 16 bits: one, or several (`planes`).
+constexpr int kSddmmMostStages = 8;
+constexpr int SddmmStageBytes(int planes, int inner) {
+  return planes * kSddmmTensorColumns * inner * 2;
 }
-constexpr int SddmmKeptBytes(int planes) {
-  return planes * kSddmmTensorKept * kSddmmTensorRows * kSddmmTensorInner * 2;
+constexpr int SddmmStages(int planes, int inner) {
+  constexpr int kBytes = 144 << 10;
+  const int stages = kBytes / SddmmStageBytes(planes, inner);
+  return stages < kSddmmMostStages ? stages : kSddmmMostStages;
 }
-constexpr int SddmmSharedBytes(int planes) {  // and a number of each warp
-  return SddmmKeptBytes(planes) + SddmmTileBytes(planes) + kSddmmTensorThreads / kWarp * 4;
+// Of products of tiles: how many have room, and the pitch of their rows, with which rows that a
+// warp writes at once lie in different banks.
+constexpr int kSddmmProducts = 2;
+constexpr int kSddmmProductPitch = kSddmmTensorColumns + 8;
+constexpr int kSddmmProductBytes = kSddmmTensorRows * kSddmmProductPitch * 4;
+// Barriers, units, and where the entries of their rows are.
+constexpr int kSddmmNotesBytes = 3584;
+constexpr int SddmmSharedBytes(int planes, int inner) {
+  return SddmmStages(planes, inner) * SddmmStageBytes(planes, inner) +
+         kSddmmProducts * kSddmmProductBytes + kSddmmNotesBytes;
 }
 
 // With y staged in shared memory: warps of a block, and what a block has of it for panels of so
@@ -52,10 +61,11 @@ struct SddmmProblem {
   DType dtype = DType::kFloat32;      // x, y, scale_by
   DType out_dtype = DType::kFloat32;  // out
   Batch batch;
-  Array x;         // (rows, d)
-  Array y;         // (columns, d)
-  Array scale_by;  // (nse,) or null
-  Array out;       // (nse,)
+  Array x;              // (rows, d)
+  Array y;              // (columns, d)
+  Array scale_by;       // (nse,) or null
+  Array out;            // (nse,)
+  Workspace workspace;  // for planes of y, if it is large enough for them
 };
 
 // Entries that a group of lanes of the generic CUDA kernel owns: one for each lane, or fewer where
@@ -67,26 +77,17 @@ JAXSPARSE_INLINE int SddmmRun(const SddmmProblem& p) {
   return run;
 }
 
-// Parts of a batch entry's product that blocks of tensor cores take, each with a tile's rows and
-// with `columns` of the pattern: several tiles of them, if there are still enough parts to fill a
-// GPU. There is always one, since somebody writes the padding.
-struct SddmmParts {
-  int down = 1, across = 1, columns = 8 * kSddmmTensorColumns;
+// A batch entry's product in tiles of tensor cores. There is always one, since somebody writes the
+// padding.
+struct SddmmTiles {
+  int64_t down = 1, across = 1;
 };
 
-JAXSPARSE_INLINE SddmmParts SddmmPartsOf(const SddmmProblem& p) {
-  constexpr int64_t kEnoughParts = 256;
-  SddmmParts parts;
-  const int64_t down = CeilDivide(p.pattern.rows, kSddmmTensorRows);
-  while (parts.columns > kSddmmTensorColumns &&
-         p.batch.count * down * CeilDivide(p.pattern.columns, parts.columns) < kEnoughParts) {
-    parts.columns /= 2;
-  }
-  if (down > 0) parts.down = static_cast<int>(down);
-  if (p.pattern.columns > 0) {
-    parts.across = static_cast<int>(CeilDivide(p.pattern.columns, parts.columns));
-  }
-  return parts;
+JAXSPARSE_INLINE SddmmTiles SddmmTilesOf(const SddmmProblem& p) {
+  SddmmTiles tiles;
+  if (p.pattern.rows > 0) tiles.down = CeilDivide(p.pattern.rows, kSddmmTensorRows);
+  if (p.pattern.columns > 0) tiles.across = CeilDivide(p.pattern.columns, kSddmmTensorColumns);
+  return tiles;
 }
 
 }  // namespace jaxsparse

@@ -21,21 +21,44 @@ LaunchShape EntriesShape(const SddmmProblem& p) {
 KernelSource TensorInstance(const SddmmProblem& p) {
   return {"sddmm/sddmm_tensor_cores.cu",
           "jaxsparse::SddmmTensorCores<" + TypeName(p.dtype) + ", " + TypeName(p.out_dtype) + ", " +
-              TypeName(p.pattern.index_type) + ", " +
-              (p.d <= kSddmmTensorKeptInner ? "true" : "false") + ">"};
+              TypeName(p.pattern.index_type) + ", " + std::to_string(SddmmTensorInner(p.d)) +
+              (p.scale_by.data == nullptr ? ", false>" : ", true>")};
 }
 
 LaunchShape TensorShape(const SddmmProblem& p) {
-  const SddmmParts parts = SddmmPartsOf(p);
-  const int planes = p.dtype == DType::kFloat32 ? 3 : 1;
-  return {p.batch.count * parts.down * parts.across, kSddmmTensorThreads, SddmmSharedBytes(planes)};
+  const SddmmTiles of_entry = SddmmTilesOf(p);
+  const int64_t tiles = p.batch.count * of_entry.down * of_entry.across;
+  const int64_t blocks = p.gpu.multiprocessors;
+  return {tiles < blocks ? tiles : blocks, kSddmmTensorThreads,
+          SddmmSharedBytes(PlanesOf(p.dtype), SddmmTensorInner(p.d))};
 }
 
+PlaneTiles PlanesOfY(const SddmmProblem& p) {
+  return PlaneTiles(p.pattern.columns, p.d, SddmmTensorInner(p.d), PlanesOf(p.dtype));
+}
+
+constexpr CudaKernel<SddmmProblem> kPlanesOfY{
+    [](const SddmmProblem& p) {
+      return KernelSource{"sddmm/sddmm_tensor_cores.cu",
+                          "jaxsparse::SddmmPlanes<" + TypeName(p.dtype) + ", " +
+                              std::to_string(SddmmTensorInner(p.d)) + ">"};
+    },
+    [](const SddmmProblem& p) {
+      const int64_t tiles = OwnEntries(p.batch, p.y) * PlanesOfY(p).down;
+      constexpr int64_t kMostBlocks = 1 << 16;
+      return LaunchShape{tiles < kMostBlocks ? tiles : kMostBlocks, kSddmmPlanesThreads};
+    }};
+
+// Places and tiles of 32 bits.
 bool FitsTensorCores(const SddmmProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30;
-  return p.dtype != DType::kFloat64 && p.pattern.nse < kMost && p.pattern.columns < kMost &&
-         p.pattern.rows < kMost && p.gpu.compute_capability >= 80 &&
-         TensorShape(p).shared_bytes <= p.gpu.shared_bytes;
+  const int64_t most_inner = p.dtype == DType::kFloat32 ? 128 : 256;  // x stays in registers
+  return p.dtype != DType::kFloat64 && p.d > 0 && p.d <= most_inner && p.pattern.nse < kMost &&
+         p.pattern.columns < kMost && p.pattern.rows < kMost &&
+         p.batch.count < kMost / (p.pattern.rows / kSddmmTensorRows + 1) /
+                             (p.pattern.columns / kSddmmTensorColumns + 1) &&
+         p.gpu.compute_capability == 90 && TensorShape(p).shared_bytes <= p.gpu.shared_bytes &&
+         OwnEntries(p.batch, p.y) * PlanesOfY(p).Bytes() <= p.workspace.bytes;
 }
 
 // How y is staged, and the product cut into tiles.
@@ -47,95 +70,89 @@ struct Staging {
   int parts;   // of the columns
 
   int RowBytes() const;
+  int Stages() const;
 };
 
-// What variants differ in; see SddmmStaged.
-struct StagingPlan {
-  int stages;
-  bool even;
-};
-
-constexpr StagingPlan kStaged{3, false}, kStagedEvenly{3, true}, kStagedInTwo{2, true};
 constexpr int kStagedRowBytes = 2 << 10;  // of x, for each warp
+// From so many bytes of a row of y on, two stages of larger panels take 4 to 16 % less time than
+// three.
+constexpr int kWideRowBytes = 512;
 
 int Staging::RowBytes() const { return lanes * pieces * 16; }
+int Staging::Stages() const { return RowBytes() >= kWideRowBytes ? 2 : 3; }
 
-// Tiles of the same columns, whose rows are shared out evenly, or as many to each as go in.
-int64_t StagedDown(const SddmmProblem& p, const StagingPlan& plan, const Staging& staging) {
+// Tiles of the same columns.
+int64_t StagedDown(const SddmmProblem& p, const Staging& staging) {
   if (p.pattern.rows == 0) return 1;  // somebody writes the padding
-  const int64_t down = CeilDivide(p.pattern.rows, kSddmmStagedWarps * staging.rows);
-  return plan.even
-             ? EvenTiles(p.batch.count * staging.parts, down, p.pattern.rows, p.gpu.multiprocessors)
-             : down;
+  return CeilDivide(p.pattern.rows, kSddmmStagedWarps * staging.rows);
 }
 
-int64_t StagedTiles(const SddmmProblem& p, const StagingPlan& plan, const Staging& staging) {
-  return p.batch.count * staging.parts * StagedDown(p, plan, staging);
+int64_t StagedTiles(const SddmmProblem& p, const Staging& staging) {
+  return p.batch.count * staging.parts * StagedDown(p, staging);
 }
 
 // Clocks of the multiprocessor that has most to do, fitted to 37 problems of float32, 1024 x 1024
-// to 24576 x 8192, d 32 and 128, 10 to 30 % stored.
-double StagedClocks(const SddmmProblem& p, const StagingPlan& plan, const Staging& staging) {
+// to 24576 x 8192, d 32 and 128, 10 to 30 % stored, and to 6 of bfloat16.
+double StagedClocks(const SddmmProblem& p, const Staging& staging) {
   constexpr double kStart = 10550, kL2Bytes = 42;  // a clock and multiprocessor
   constexpr double kForVisit = 45.6;               // of a row, in a panel
   constexpr double kForTile = 3290, kForSearch = 2440;
   const double bytes = staging.RowBytes();
   const int64_t panels = CeilDivide(p.pattern.columns, staging.panel * staging.parts);
   const double inner = static_cast<double>(panels * staging.panel);  // rows of y for each tile
-  const double rows = static_cast<double>(CeilDivide(p.pattern.rows, StagedDown(p, plan, staging)));
+  const double rows = static_cast<double>(CeilDivide(p.pattern.rows, StagedDown(p, staging)));
   const double mean =
       p.pattern.rows > 0 ? static_cast<double>(p.pattern.nse) / p.pattern.rows : 0;  // entries
   const double entry = 1.17 + bytes * 0.74 / 128;
   const double shared =
       rows * (mean / staging.parts * entry + static_cast<double>(panels) * kForVisit);
   const double l2 = inner * bytes / kL2Bytes;
-  return static_cast<double>(CeilDivide(StagedTiles(p, plan, staging), p.gpu.multiprocessors)) *
-             ((shared > l2 ? shared : l2) + kForTile + (staging.parts > 1 ? kForSearch : 0)) +
+  const double convert = SizeOf(p.dtype) == 2 ? 1.33 : 1;
+  return static_cast<double>(CeilDivide(StagedTiles(p, staging), p.gpu.multiprocessors)) *
+             ((shared > l2 ? shared : l2) * convert + kForTile +
+              (staging.parts > 1 ? kForSearch : 0)) +
          kStart;
 }
 
 // The least clocks; among equals the most rows, for which y is read least often.
-Staging StagingOf(const SddmmProblem& p, const StagingPlan& plan) {
+Staging StagingOf(const SddmmProblem& p) {
   Staging best{2, 4, 0, 0, 1};
   while (best.RowBytes() < p.d * SizeOf(p.dtype)) {
     if (best.lanes < 8) best.lanes *= 2;
     else best.pieces *= 2;
   }
-  best.panel = PanelRows(p.pattern.columns, kRingBytes / plan.stages / best.RowBytes());
+  best.panel = PanelRows(p.pattern.columns, kRingBytes / best.Stages() / best.RowBytes());
   for (int parts = 1; parts <= 8; parts *= 2) {
     for (int rows = 1; rows <= 8 && rows * best.RowBytes() <= kStagedRowBytes; rows *= 2) {
       const Staging staging{best.lanes, best.pieces, rows, best.panel, parts};
-      const double clocks = StagedClocks(p, plan, staging);
-      const bool is_better = best.rows == 0 || clocks < StagedClocks(p, plan, best) ||
-                             (parts == best.parts && clocks == StagedClocks(p, plan, best));
+      const double clocks = StagedClocks(p, staging);
+      const bool is_better = best.rows == 0 || clocks < StagedClocks(p, best) ||
+                             (parts == best.parts && clocks == StagedClocks(p, best));
       if (is_better) best = staging;
     }
   }
   return best;
 }
 
-template <StagingPlan kPlan>
 KernelSource StagedInstance(const SddmmProblem& p) {
-  const Staging staging = StagingOf(p, kPlan);
+  const Staging staging = StagingOf(p);
   return {"sddmm/sddmm_staged.cu",
           "jaxsparse::SddmmStaged<" + TypeName(p.dtype) + ", " + TypeName(p.out_dtype) + ", " +
               TypeName(p.pattern.index_type) + ", " + std::to_string(staging.lanes) + ", " +
               std::to_string(staging.pieces) + ", " + std::to_string(staging.rows) + ", " +
-              std::to_string(staging.panel) + ", " + std::to_string(kPlan.stages) + ", " +
-              std::to_string(staging.parts) + (kPlan.even ? ", true>" : ", false>")};
+              std::to_string(staging.panel) + ", " + std::to_string(staging.Stages()) + ", " +
+              std::to_string(staging.parts) + ">"};
 }
 
-template <StagingPlan kPlan>
 LaunchShape StagedShape(const SddmmProblem& p) {
-  const Staging staging = StagingOf(p, kPlan);
-  const int64_t tiles = StagedTiles(p, kPlan, staging), blocks = p.gpu.multiprocessors;
+  const Staging staging = StagingOf(p);
+  const int64_t tiles = StagedTiles(p, staging), blocks = p.gpu.multiprocessors;
   return {tiles < blocks ? tiles : blocks, kSddmmStagedThreads,
-          SddmmStagedBytes(staging.RowBytes(), staging.rows, staging.panel, kPlan.stages)};
+          SddmmStagedBytes(staging.RowBytes(), staging.rows, staging.panel, staging.Stages())};
 }
 
 // Places of 32 bits; barriers that count copies. Panels are no smaller than 16 rows, or there is
 // one.
-template <StagingPlan kPlan>
 bool FitsStaged(const SddmmProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30;
   const int64_t widest_row = p.dtype == DType::kFloat32 ? 1024 : 512;  // x stays in registers
@@ -143,7 +160,7 @@ bool FitsStaged(const SddmmProblem& p) {
          p.pattern.nse < kMost && p.pattern.columns < kMost && p.pattern.rows < kMost &&
          p.batch.count < kMost / (p.pattern.rows + kWarp) &&
          p.batch.count * (p.pattern.rows / 16 + 1) < kMost / (p.pattern.columns / 16 + 1) &&
-         p.gpu.compute_capability >= 90 && StagedShape<kPlan>(p).shared_bytes <= p.gpu.shared_bytes;
+         p.gpu.compute_capability >= 90 && StagedShape(p).shared_bytes <= p.gpu.shared_bytes;
 }
 
 double EntriesCost(const SddmmProblem& p) {
@@ -152,37 +169,34 @@ double EntriesCost(const SddmmProblem& p) {
                       (0.125e-3 + 0.63e-6 * static_cast<double>(p.d));
 }
 
-// Fitted to 49 problems in float32: positions 1024 x 1024 to 24576 x 8192, d 32 and 128, 10 to 30 %
-// stored. With larger d, for which x is read again for each tile, it was not measured.
+// Fitted to 14 problems in float32, positions 1024 x 1024 to 24576 x 8192, d 32 and 128, 10 to 30 %
+// stored, and to 6 of bfloat16. With fewer entries, empty tiles are not come to.
 double TensorCost(const SddmmProblem& p) {
-  if (p.d > kSddmmTensorKeptInner) return kOnDemand;
-  constexpr double kStart = 6.5;
-  const int64_t columns = SddmmPartsOf(p).columns;  // of a block
-  const double block = static_cast<double>(
-      kSddmmTensorRows * (columns < p.pattern.columns ? columns : p.pattern.columns));  // places
-  const int64_t at_once = 2 * p.gpu.multiprocessors;
-  const double places =
-      static_cast<double>(CeilDivide(TensorShape(p).blocks, at_once) * at_once) * block;
-  return kStart + places * (0.8e-6 + 0.0325e-6 * static_cast<double>(p.d)) +
-         8.7e-6 * static_cast<double>(p.batch.count * p.pattern.nse);
+  constexpr double kStart = 9, kForUnit = 6, kOfEntries = 4;  // of a tile if all were stored
+  const SddmmTiles of_entry = SddmmTilesOf(p);
+  const int64_t tiles = p.batch.count * of_entry.down * of_entry.across;
+  if (tiles == 0) return kStart;
+  const double shared_out = static_cast<double>(tiles) / p.gpu.multiprocessors;
+  const double of_block = shared_out > 1 ? shared_out : 1;
+  const double units = of_block > 1 ? 2 + of_block / static_cast<double>(of_entry.across) : 1;
+  const double density = static_cast<double>(p.batch.count * p.pattern.nse) /
+                         (static_cast<double>(tiles) * kSddmmTensorRows * kSddmmTensorColumns);
+  const double of_d = p.dtype == DType::kFloat32 ? 0.0077 : 0.001;
+  const double tile = 1.95 + of_d * static_cast<double>(p.d) + kOfEntries * density;
+  return kStart + units * kForUnit + of_block * tile;
 }
 
 // Where rows of y are not aligned they come number by number, which was not measured.
 double StagedCost(const SddmmProblem& p) {
   if (p.d * SizeOf(p.dtype) % 16 != 0) return kOnDemand;
-  return StagedClocks(p, kStaged, StagingOf(p, kStaged)) / kClocksOfMicrosecond;
+  return StagedClocks(p, StagingOf(p)) / kClocksOfMicrosecond;
 }
 
 constexpr CudaVariant<SddmmProblem> kVariants[] = {
     {"generic_entries", [](const SddmmProblem&) { return true; }, EntriesCost, Entries,
      EntriesShape},
-    {"staged_entries", FitsStaged<kStaged>, StagedCost, StagedInstance<kStaged>,
-     StagedShape<kStaged>},
-    {"staged_entries_even", FitsStaged<kStagedEvenly>, kByName, StagedInstance<kStagedEvenly>,
-     StagedShape<kStagedEvenly>},
-    {"staged_entries_two_stages", FitsStaged<kStagedInTwo>, kByName, StagedInstance<kStagedInTwo>,
-     StagedShape<kStagedInTwo>},
-    {"tensor_cores", FitsTensorCores, TensorCost, TensorInstance, TensorShape},
+    {"staged_entries", FitsStaged, StagedCost, StagedInstance, StagedShape},
+    {"tensor_cores", FitsTensorCores, TensorCost, TensorInstance, TensorShape, &kPlanesOfY},
 };
 
 }  // namespace

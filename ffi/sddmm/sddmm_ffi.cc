@@ -10,7 +10,8 @@ struct Sddmm {
   static constexpr char kName[] = "sddmm";
   static constexpr size_t kResultRank = 1;
 
-  // Operands: x, y, the pattern's three, scale_by if there is one. Result: the values.
+  // Operands: x, y, the pattern's three, scale_by if there is one. Results: the values, the
+  // workspace if there is one.
   static void Parse(CallParser& call, Problem* problem) {
     enum { kX, kY, kPattern, kScaleBy = kPattern + 3 };
     Problem& p = *problem;
@@ -26,6 +27,7 @@ struct Sddmm {
       p.scale_by = call.Operand(kScaleBy, "scale_by", {p.pattern.nse});
     }
     p.out = call.Result(0, "out", {p.pattern.nse});
+    p.workspace = call.ResultWorkspace(1);
   }
 
   static Table<CpuVariant<Problem>> CpuVariants() {
@@ -41,9 +43,10 @@ OperationEntry SddmmEntry() {
   std::vector<SddmmProblem> problems;
   for (const DTypePair types : kDTypePairs) {
     for (const IndexType index : {IndexType::kInt32, IndexType::kUint16}) {
-      for (const int d : {kSddmmTensorKeptInner, kSddmmTensorKeptInner + 1}) {
+      for (const int d : {32, 128}) {
         SddmmProblem problem;
         problem.d = d;
+        problem.workspace.bytes = int64_t{1} << 30;
         problem.dtype = types.dtype;
         problem.out_dtype = types.out_dtype;
         problem.pattern.index_type = index;

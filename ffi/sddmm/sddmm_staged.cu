@@ -225,9 +225,8 @@ __device__ __forceinline__ void KeepRow(T* to, const T* from, int64_t d) {
   }
 }
 
-// kEven: a tile has as many rows as give all blocks about as much to do, kRows a warp at most.
 template <typename T, typename Out, typename Index, int kLanes, int kPieces, int kRows, int kPanel,
-          int kStages, int kParts, bool kEven>
+          int kStages, int kParts>
 __global__ void __launch_bounds__(kSddmmStagedThreads, 1)
     SddmmStaged(const __grid_constant__ SddmmProblem p) {
   using Shape = StagedShape<T, kLanes, kPieces, kRows, kPanel, kStages, kParts>;
@@ -237,13 +236,7 @@ __global__ void __launch_bounds__(kSddmmStagedThreads, 1)
   static_assert(Shape::kCountersAt + Ring::kCounterBytes <=
                 SddmmStagedBytes(Shape::kRowBytes, kRows, kPanel, kStages));
   extern __shared__ __align__(128) unsigned char sddmm_ring[];
-  Shape shape(p);
-  if constexpr (kEven) {
-    if (p.pattern.rows > 0) {
-      shape.down = static_cast<uint32_t>(
-          EvenTiles(p.batch.count * kParts, shape.down, p.pattern.rows, gridDim.x));
-    }
-  }
+  const Shape shape(p);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   // Rows of y are multiplied up to their pitch, and what lies in shared memory may be NaN.
 #pragma unroll 1

@@ -2,26 +2,39 @@
 // stored entries are picked. A tile costs what tensor cores take for it, however many entries it
 // has, where a product entry by entry reads a row of y for each.
 //
-// A block goes along the columns of its rows, so that these rows of x are split into planes once
-// (as far as they fit), and each row's entries are walked once. The next tile is the one of the
-// lowest column that is still to be written: tiles without entries are never come to. Two blocks
-// share a multiprocessor, and one picks entries while the other multiplies.
+// A kernel before it splits y into planes of 16 bits (common/tensor_cores.cuh) and leaves them in
+// the workspace, tile by tile as they are copied to shared memory. Two of a block's warpgroups
+// multiply, the others pick the entries of one tile while the next one is multiplied, each warp
+// those that one of the first has the sums of. A block's work is cut into units of a tile's rows
+// and some neighbouring tiles: for a unit, rows of x are in registers, and each row's entries are
+// walked once. While the first tile of a unit is multiplied, pickers find out where the entries of
+// the next one are and which of its tiles have any, from some entries of each row, or from all
+// where these leave a tile in doubt. Other tiles are left out.
 //
-// What a tile can't tell is computed entry by entry: entries that stand behind higher columns of
-// their row, and sums in float32 that are not finite. There is no plane of an infinite number
-// (common/tensor_cores.cuh), so what meets one is NaN in the tile, and it alone: rows and columns
-// do not mix.
+// Columns of a row may stand in any order and more than once: what is written is what lies in the
+// tile, and at a unit's end the number of entries written tells whether some stood behind higher
+// columns. Such a row is computed entry by entry then, and so are sums in float32 that are not
+// finite: there is no plane of an infinite number, so what meets one is NaN in the tile, and it
+// alone, since rows and columns do not mix.
 //
-// Floors: kProducts * 2 * rows * columns * d operations of tensor cores for tiles with entries,
-// kProducts being 6 in float32 and else 1; from memory x, y, column indices, the result and its
-// scale, once each. In between, y passes from the L2 cache once for every kSddmmTensorRows rows.
-#include "common/tensor_cores.cuh"
+// Floors: kProducts * rows * columns * d multiply-adds of tensor cores for tiles with entries,
+// kProducts being 6 in float32 and else 1, of which a multiprocessor does 2,048 a clock. Through
+// shared memory, 128 bytes a clock, pass for each place of d of a tile, in float32, 6 * 64 bytes of
+// y as they are copied and 2 * 12 * 64 as the warpgroups multiply; for each tile 32 KiB of sums,
+// and 4 bytes for each entry. Pickers take about eight instructions for an entry. From memory come
+// x, y, column indices and scale, and goes the result, once each; in between, planes of y pass from
+// the L2 cache once for every kSddmmTensorRows rows.
+#include "common/warpgroup.cuh"
 #include "sddmm/problem.h"
 
 namespace jaxsparse {
 
-constexpr int kSddmmTensorWarps = kSddmmTensorThreads / kWarp;
 constexpr uint32_t kNoColumn = 0xffffffffu;
+constexpr int kSddmmWarps = kSddmmTensorRole / kWarp;  // of each role
+constexpr int kSddmmWarpRows = kSddmmTensorRows / kSddmmWarps;
+constexpr int kRegistersToMultiply = 168, kRegistersToPick = 88;
+constexpr int kOfPickers = 1;  // the barrier at which they meet
+static_assert(kSddmmTensorRole == 2 * kWarpgroup && kSddmmWarpRows == 16);
 
 // The arrays of one batch entry.
 template <typename T, typename Out, typename Index>
@@ -47,232 +60,635 @@ struct SddmmArrays {
   }
 };
 
-// Where in [low, high) the entries from `column` on begin. If columns do not rise, it is some place
-// that is never further for a lower column, so that parts cut there have every entry once.
-template <typename Arrays>
-__device__ __forceinline__ int FirstFrom(const Arrays& arrays, int low, int high, uint32_t column) {
-  while (low < high) {
-    const int middle = low + (high - low) / 2;
-    if (arrays.Column(middle) < column) low = middle + 1;
-    else high = middle;
+// Neighbouring tiles of the same rows.
+struct SddmmUnit {
+  uint32_t entry;
+  uint32_t of_entry;  // its first tile's number in the batch entry
+  int first_row;
+  uint32_t first, count;  // tiles
+  bool is_last;           // of its rows
+  uint32_t tiles;         // a bit for each one that has entries; none, once there are no more units
+
+  __device__ uint32_t FirstColumn() const { return first * kSddmmTensorColumns; }
+  // A bit for the tile that a column lies in, or the one next to it.
+  __device__ uint32_t BitOf(uint32_t column) const {
+    if (column < FirstColumn()) return 1;
+    const uint32_t tile = column / kSddmmTensorColumns - first;
+    return 1u << (tile < count ? tile : count - 1);
   }
-  return low;
-}
+};
 
-// The entries of a warp's rows that are still to be written, in the order in which they are stored.
-// Where they are, a lane knows for one row each; of every row the next 32 pass through registers,
-// one a lane.
-template <typename T, typename Arrays>
-class SampledRows {
-  static constexpr int kRows = kSddmmTensorRows / kSddmmTensorWarps;
-  const Arrays& arrays_;
-  int lane_, warp_;
-  int next_ = 0, end_ = 0;
-  uint32_t columns_[kRows];
-  float scales_[kRows];
+// All tiles, row by row, are cut into runs of about the same length, a few for each block; where
+// rows end a run is cut into units. Blocks take turns in alternating order, so that later rows may
+// have more entries than earlier ones.
+struct SddmmSchedule {
+  uint32_t across, of_entry;  // tiles
+  uint32_t rounds, shorter, longer;
 
-  __device__ __forceinline__ void Load(int r) {
-    const int i = __shfl_sync(kAllLanes, next_, r) + lane_;
-    columns_[r] = kNoColumn;
-    if (i >= __shfl_sync(kAllLanes, end_, r)) return;
-    columns_[r] = arrays_.Column(i);
-    scales_[r] = arrays_.Scale(i);
-  }
-
-  // Whether the tile of columns from `first` on tells an entry's sum.
-  __device__ __forceinline__ static bool Find(const float* product, int row, uint32_t column,
-                                              uint32_t first, float* sum) {
-    if (column < first) return false;
-    *sum = product[row * kSddmmTensorPitch + (column - first)];
-    return kPlanes<T> == 1 || *sum - *sum == 0;
+  __device__ explicit SddmmSchedule(const SddmmProblem& p) {
+    const SddmmTiles tiles_of_entry = SddmmTilesOf(p);
+    across = static_cast<uint32_t>(tiles_of_entry.across);
+    of_entry = static_cast<uint32_t>(tiles_of_entry.down) * across;
+    const uint32_t tiles = static_cast<uint32_t>(p.batch.count) * of_entry;
+    rounds = (tiles - 1) / (gridDim.x * kSddmmUnitTiles) + 1;
+    shorter = tiles / (rounds * gridDim.x);
+    longer = tiles % (rounds * gridDim.x);
   }
 
- public:
-  // Those of part `part` of `parts`, of the block's rows from `first_row` on.
-  __device__ __forceinline__ SampledRows(const SddmmProblem& p, const Arrays& arrays,
-                                         const SddmmParts& parts, int64_t stored, int first_row,
-                                         int part)
-      : arrays_(arrays), lane_(threadIdx.x % kWarp), warp_(threadIdx.x / kWarp) {
-    // One lane finds where a row's entries begin, another one where they end.
-    static_assert(2 * kRows <= kWarp);
-    const int64_t row = int64_t{first_row} + warp_ * kRows + lane_ % kRows;
-    const int cut = part + lane_ / kRows;
-    int found = 0;
-    if (lane_ < 2 * kRows && row < p.pattern.rows) {
-      const RowBounds bounds(arrays.row_offsets, row, stored);
-      const int begin = static_cast<int>(bounds.begin), end = static_cast<int>(bounds.end);
-      found = cut == 0 ? begin
-              : cut == parts.across
-                  ? end
-                  : FirstFrom(arrays, begin, end, static_cast<uint32_t>(cut) * parts.columns);
-    }
-    end_ = __shfl_sync(kAllLanes, found, (lane_ + kRows) % kWarp);
-    if (lane_ < kRows) next_ = found;
-    else end_ = 0;
+  __device__ uint32_t RunAt(uint32_t round) const {
+    return round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
   }
-
-  // The lowest column of all rows' next entries. All of the block's threads meet here.
-  __device__ __forceinline__ uint32_t LowestColumn(uint32_t* of_warps) const {
-    uint32_t lowest = next_ < end_ ? arrays_.Column(next_) : kNoColumn;
-#pragma unroll
-    for (int distance = kRows / 2; distance > 0; distance /= 2) {
-      const uint32_t other = __shfl_xor_sync(kAllLanes, lowest, distance);
-      if (other < lowest) lowest = other;
-    }
-    if (lane_ == 0) of_warps[warp_] = lowest;
-    __syncthreads();
-#pragma unroll
-    for (int w = 0; w < kSddmmTensorWarps; ++w) {
-      if (of_warps[w] < lowest) lowest = of_warps[w];
-    }
-    return lowest;
+  __device__ uint32_t BeginOf(uint32_t run) const {
+    return run * shorter + (run < longer ? run : longer);
   }
-
-  __device__ __forceinline__ void Load() {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) Load(r);
+  __device__ SddmmUnit UnitAt(uint32_t tile, uint32_t end) const {
+    SddmmUnit unit;
+    unit.entry = tile / of_entry;
+    unit.of_entry = tile - unit.entry * of_entry;
+    unit.first_row = static_cast<int>(unit.of_entry / across) * kSddmmTensorRows;
+    unit.first = unit.of_entry % across;
+    const uint32_t left = across - unit.first;
+    unit.is_last = left <= end - tile;
+    unit.count = unit.is_last ? left : end - tile;
+    return unit;
   }
+};
 
-  // Writes what comes next in each row as long as its columns are below `limit`. `product` is the
-  // tile of columns from `first` to there.
-  __device__ __forceinline__ void Write(const SddmmProblem& p, const float* product, int first_row,
-                                        uint32_t first, uint32_t limit) {
-    const int begin = next_;
-    bool found = true;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      while (true) {
-        const int i = __shfl_sync(kAllLanes, next_, r) + lane_;
-        const unsigned below = __ballot_sync(kAllLanes, columns_[r] < limit);
-        const int taken = __popc(below & ~(below + 1));  // up to the first that is not
-        if (lane_ < taken) {
-          float sum;
-          const bool here = Find(product, warp_ * kRows + r, columns_[r], first, &sum);
-          if (here) FromAccumulator(sum * scales_[r], &arrays_.out[i]);
-          found = found && here;
-        }
-        if (lane_ == r) next_ += taken;
-        if (taken < kWarp) break;
-        Load(r);
-      }
-    }
-    if (__ballot_sync(kAllLanes, !found) != 0) WriteOthers(p, product, first_row, first, begin);
-  }
-
- private:
-  // From `begin` up to what comes next, the entries whose sums the tile does not tell.
-  __device__ __forceinline__ void WriteOthers(const SddmmProblem& p, const float* product,
-                                              int first_row, uint32_t first, int begin) {
-#pragma unroll 1
-    for (int r = 0; r < kRows; ++r) {
-      const int end = __shfl_sync(kAllLanes, next_, r);
-      const T* x = arrays_.x + (int64_t{first_row} + warp_ * kRows + r) * p.d;
-#pragma unroll 1
-      for (int i = __shfl_sync(kAllLanes, begin, r) + lane_; i < end; i += kWarp) {
-        const uint32_t column = arrays_.Column(i);
-        float sum;
-        if (Find(product, warp_ * kRows + r, column, first, &sum)) continue;
-        const T* y = arrays_.y + column * p.d;
-        sum = 0;
-        for (int64_t d = 0; d < p.d; ++d) sum += ToAccumulator(x[d]) * ToAccumulator(y[d]);
-        FromAccumulator(sum * arrays_.Scale(i), &arrays_.out[i]);
-      }
+// A place in a ring, and the phase that its barriers are in.
+template <uint32_t kPlaces>
+struct RingPlace {
+  uint32_t at = 0, odd = 0;
+  __device__ __forceinline__ void Advance() {
+    if (++at == kPlaces) {
+      at = 0;
+      odd ^= 1;
     }
   }
 };
 
-// `kKept`: d is small enough for a part's rows of x to be kept.
-template <typename T, typename Out, typename Index, bool kKept>
-__global__ void __launch_bounds__(kSddmmTensorThreads, 2)
-    SddmmTensorCores(const __grid_constant__ SddmmProblem p) {
-  using PlaneX = Plane<kSddmmTensorRows, kSddmmTensorInner>;
-  using PlaneY = Plane<kSddmmTensorColumns, kSddmmTensorInner>;
-  using Arrays = SddmmArrays<T, Out, Index>;
-  constexpr int kThreads = kSddmmTensorThreads;
-  using TileX = TileInRegisters<T, kSddmmTensorRows, kSddmmTensorInner, kThreads>;
-  using TileY = TileInRegisters<T, kSddmmTensorColumns, kSddmmTensorInner, kThreads>;
-  constexpr int kStepBytes = kPlanes<T> * PlaneX::kBytes;  // of x
-  constexpr int kStageBytes = SddmmStageBytes(kPlanes<T>);
-  static_assert(SddmmKeptBytes(kPlanes<T>) == kSddmmTensorKept * kStepBytes);
-  static_assert(kStageBytes == kPlanes<T> * PlaneY::kBytes);
-  // Warps along the columns and rows of a tile.
-  constexpr int kAcross = 4, kDown = kSddmmTensorWarps / kAcross;
-  constexpr int kWarpRows = kSddmmTensorRows / kDown, kWarpColumns = kSddmmTensorColumns / kAcross;
-  extern __shared__ __align__(128) unsigned char sddmm_shared[];
-  unsigned char* stages = sddmm_shared + SddmmKeptBytes(kPlanes<T>);
-  auto* sums = reinterpret_cast<float*>(stages);
-  auto* of_warps = reinterpret_cast<uint32_t*>(stages + SddmmTileBytes(kPlanes<T>));
+// What the thread knows that has tiles of y copied.
+struct SddmmCopies {
+  const char* from;        // the first tile of a unit
+  uint32_t tiles;          // of the unit, that are not copied yet
+  uint32_t unit;           // the next one
+  uint32_t number, ahead;  // tiles copied in all; of these not picked
+};
 
-  const unsigned thread = threadIdx.x;
-  const int warp = thread / kWarp;
-  const int row = warp / kAcross * kWarpRows, column = warp % kAcross * kWarpColumns;
-  const SddmmParts parts = SddmmPartsOf(p);
-  const int64_t per_entry = int64_t{parts.down} * parts.across;
-  const int64_t rows = p.pattern.rows, nse = p.pattern.nse;
-  const auto columns = static_cast<uint32_t>(p.pattern.columns);
-  const int steps = static_cast<int>(CeilDivide(p.d, kSddmmTensorInner));
-  const auto of_x = [&](int step) { return sddmm_shared + step % kSddmmTensorKept * kStepBytes; };
-  const auto of_y = [&](int step) { return stages + step % kSddmmStages * kStageBytes; };
-  for (int64_t unit = blockIdx.x; unit < p.batch.count * per_entry; unit += gridDim.x) {
-    const Arrays arrays(p, unit / per_entry);
-    const int64_t stored = rows > 0 ? RowBounds::Clamp(arrays.row_offsets[rows], nse) : 0;
-    for (int64_t i = stored + unit % per_entry * kThreads + thread; i < nse;
-         i += per_entry * kThreads) {
-      FromAccumulator(0.0f, &arrays.out[i]);
-    }
-    const int first_row = static_cast<int>(unit / parts.across % parts.down * kSddmmTensorRows);
-    TileY y;
-    bool finite = true;  // of no matter: the sums tell
-    const bool wide = TileX::IsWide(arrays.x, p.d) && TileY::IsWide(arrays.y, p.d);
-    const auto load_x = [&](TileX& x, int step) {
-      x.Load(arrays.x, rows, p.d, first_row, step * int64_t{kSddmmTensorInner}, wide, thread);
-    };
-    if constexpr (kKept) {
-      TileX x[2];  // more of them at a time leave addresses behind that take registers later
+// What a block has in shared memory behind stages and products. There are notes of two units: of
+// the one that is multiplied and of the next one.
+struct SddmmNotes {
+  SddmmSchedule schedule;
+  SddmmUnit units[2];
+  SddmmCopies copies;
+  uint64_t noted[2];
+  // Of stages; of products, for each warp that multiplies and the one that picks its rows.
+  uint64_t full[kSddmmMostStages], empty[kSddmmMostStages];
+  uint64_t computed[kSddmmProducts][kSddmmWarps], picked[kSddmmProducts][kSddmmWarps];
+  int begin[2][kSddmmTensorRows], end[2][kSddmmTensorRows];  // of a unit's entries
+  int missing[kSddmmTensorRows];                             // of a row's entries
+  // Of each warp of pickers bits of tiles: those between the first and the last entry of a row,
+  // those of some entries and those of all. Warps may be one unit apart.
+  uint32_t between[2][kSddmmWarps], found[2][kSddmmWarps], found_of_all[2][kSddmmWarps];
+};
+static_assert(sizeof(SddmmNotes) <= kSddmmNotesBytes);
+
+// Called by all lanes of a warp, which arrive as one.
+__device__ __forceinline__ void ArriveAsWarp(uint64_t* barrier) {
+  __syncwarp();
+  if (threadIdx.x % kWarp == 0) Arrive(barrier);
+}
+
+// The bits that any of the lanes has, or any of the warps has noted.
+__device__ __forceinline__ uint32_t BitsOfLanes(uint32_t bits) {
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    bits |= __shfl_xor_sync(kAllLanes, bits, distance);
+  }
+  return bits;
+}
+__device__ __forceinline__ uint32_t BitsOfWarps(const uint32_t (&noted)[kSddmmWarps]) {
+  return BitsOfLanes(noted[threadIdx.x % kSddmmWarps]);
+}
+
+// How pickers share a warp's rows: eight lanes have a row in each of several turns.
+struct SddmmLanes {
+  static constexpr int kOfRow = 8, kAtOnce = kWarp / kOfRow, kTurns = kSddmmWarpRows / kAtOnce;
+  int warp, lane, row;  // the lane's among those of a row; its row in the first turn
+
+  __device__ SddmmLanes()
+      : warp((threadIdx.x - kSddmmTensorRole) / kWarp),
+        lane(threadIdx.x % kOfRow),
+        row(warp * kSddmmWarpRows + threadIdx.x % kWarp / kOfRow) {}
+};
+
+// Pickers' search for a block's units, in turn.
+template <typename T, typename Out, typename Index>
+class SddmmScout : SddmmLanes {
+  using Arrays = SddmmArrays<T, Out, Index>;
+  const SddmmProblem& p_;
+  SddmmNotes& notes_;
+  uint32_t round_ = 0, tile_, searches_ = 0;
+
+ public:
+  __device__ SddmmScout(const SddmmProblem& p, SddmmNotes& notes)
+      : p_(p), notes_(notes), tile_(notes.schedule.BeginOf(notes.schedule.RunAt(0))) {}
+
+  // Notes the next unit that has entries, or that there is none, once all pickers are done with
+  // what was noted there.
+  __device__ void Note(int slot) {
+    SddmmUnit unit;
 #pragma unroll 1
-      for (int step = 0; step < kSddmmTensorKept; step += 2) {
-        load_x(x[0], step);
-        load_x(x[1], step + 1);
-        x[0].Store(of_x(step), thread, &finite);
-        x[1].Store(of_x(step + 1), thread, &finite);
+    while (NextUnit(&unit)) {
+      const Arrays arrays(p_, unit.entry);
+      unit.tiles = TilesOf(arrays, unit, slot);
+      if (unit.tiles != 0) Publish(unit, slot);
+      WritePadding(arrays, unit);
+      if (unit.tiles != 0) return;
+    }
+    WaitAt<kSddmmTensorRole>(kOfPickers);
+    Publish(unit, slot);
+  }
+
+ private:
+  __device__ void Publish(const SddmmUnit& unit, int slot) {
+    if (threadIdx.x != kSddmmTensorRole) return;
+    notes_.units[slot] = unit;
+    Arrive(&notes_.noted[slot]);
+  }
+
+  __device__ bool NextUnit(SddmmUnit* unit) {
+    const SddmmSchedule& schedule = notes_.schedule;
+    unit->tiles = 0;
+    while (round_ < schedule.rounds) {
+      const uint32_t end = schedule.BeginOf(schedule.RunAt(round_) + 1);
+      if (tile_ < end) {
+        *unit = schedule.UnitAt(tile_, end);
+        tile_ += unit->count;
+        return true;
+      }
+      if (++round_ < schedule.rounds) tile_ = schedule.BeginOf(schedule.RunAt(round_));
+    }
+    return false;
+  }
+
+  // All tiles of a batch entry share the padding.
+  __device__ void WritePadding(const Arrays& arrays, const SddmmUnit& unit) {
+    constexpr int64_t kAtOnce = kSddmmTensorRole;
+    const int64_t nse = p_.pattern.nse;
+    const int64_t stored =
+        p_.pattern.rows > 0 ? RowBounds::Clamp(arrays.row_offsets[p_.pattern.rows], nse) : 0;
+#pragma unroll 1
+    for (int64_t from = stored + unit.of_entry * kAtOnce; from < nse;
+         from += notes_.schedule.of_entry * kAtOnce) {
+      const int64_t end = from + unit.count * kAtOnce;
+#pragma unroll 1
+      for (int64_t i = from + threadIdx.x - kSddmmTensorRole; i < end && i < nse; i += kAtOnce) {
+        FromAccumulator(0.0f, &arrays.out[i]);
       }
     }
-    SampledRows<T, Arrays> entries(p, arrays, parts, stored, first_row,
-                                   static_cast<int>(unit % parts.across));
-    uint32_t lowest = entries.LowestColumn(of_warps);
-    while (lowest < columns) {
-      const uint32_t first = lowest / kSddmmTensorColumns * kSddmmTensorColumns;
-      const auto load_y = [&](int step) {
-        y.Load(arrays.y, columns, p.d, first, step * int64_t{kSddmmTensorInner}, wide, thread);
-      };
-      WarpProduct<T, kWarpRows / 16, kWarpColumns / 8> product;
-      if (steps > 0) load_y(0);
+  }
+
+  // Where a row's entries of a unit begin and end. Lanes of a row search together, for all turns at
+  // once. If columns do not rise, a place found is never further for a lower column, so that units
+  // cut there have every entry once.
+  __device__ __forceinline__ void FindEntries(const Arrays& arrays, const SddmmUnit& unit,
+                                              int (&begin)[kTurns], int (&end)[kTurns]) {
+    int low[2 * kTurns], high[2 * kTurns];
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int64_t row = int64_t{unit.first_row} + this->row + turn * kAtOnce;
+      begin[turn] = end[turn] = 0;
+      if (row < p_.pattern.rows) {
+        const RowBounds bounds(arrays.row_offsets, row, p_.pattern.nse);
+        begin[turn] = static_cast<int>(bounds.begin);
+        end[turn] = static_cast<int>(bounds.end);
+      }
+      low[turn] = begin[turn];
+      high[turn] = unit.first == 0 ? begin[turn] : end[turn];
+      low[kTurns + turn] = unit.is_last ? end[turn] : begin[turn];
+      high[kTurns + turn] = end[turn];
+    }
+    while (true) {
+      uint32_t columns[2 * kTurns];
+      bool is_open = false;
+#pragma unroll
+      for (int i = 0; i < 2 * kTurns; ++i) {
+        columns[i] = kNoColumn;
+        if (low[i] >= high[i]) continue;
+        columns[i] = arrays.Column(Probe(low[i], high[i], lane + 1));
+        is_open = true;
+      }
+      if (!__any_sync(kAllLanes, is_open)) break;
+#pragma unroll
+      for (int i = 0; i < 2 * kTurns; ++i) {
+        const uint32_t wanted = (unit.first + i / kTurns * unit.count) * kSddmmTensorColumns;
+        const unsigned all = __ballot_sync(kAllLanes, columns[i] < wanted);
+        const int below = __popc(all >> threadIdx.x % kWarp / kOfRow * kOfRow & 0xff);
+        if (low[i] >= high[i]) continue;
+        const int next = Probe(low[i], high[i], below) + (below > 0);
+        high[i] = Probe(low[i], high[i], below + 1);
+        low[i] = next;
+      }
+    }
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      begin[turn] = low[turn];
+      end[turn] = low[kTurns + turn];
+    }
+  }
+  // One of the places that cut a range into as many parts as lanes of a row and one.
+  __device__ static int Probe(int low, int high, int which) {
+    constexpr unsigned kParts = kOfRow + 1;
+    const unsigned size = high - low;
+    return low + static_cast<int>(size / kParts * which + size % kParts * which / kParts);
+  }
+
+  // The tiles of a unit that have entries; of rows whose columns do not rise any tiles, but never
+  // none. Notes where entries begin and end.
+  __device__ __forceinline__ uint32_t TilesOf(const Arrays& arrays, const SddmmUnit& unit,
+                                              int slot) {
+    constexpr int kSamples = 2 * kOfRow - 1;  // behind the first one
+    int begin[kTurns], end[kTurns];
+    FindEntries(arrays, unit, begin, end);
+    uint32_t between = 0, found = 0, columns[kTurns][2];
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      if (lane == 0) {
+        notes_.begin[slot][row + turn * kAtOnce] = begin[turn];
+        notes_.end[slot][row + turn * kAtOnce] = end[turn];
+      }
+      const int last = end[turn] - 1 - begin[turn];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int sample = lane + i * kOfRow;  // the first and the last entry are among them
+        if (last < 0) continue;
+        columns[turn][i] = arrays.Column(begin[turn] + last / kSamples * sample +
+                                         last % kSamples * sample / kSamples);
+      }
+    }
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const bool has_any = begin[turn] < end[turn];
+      const uint32_t low = has_any ? unit.BitOf(columns[turn][0]) : 0;
+      const uint32_t high = has_any ? unit.BitOf(columns[turn][1]) : 0;
+      const uint32_t last = __shfl_xor_sync(kAllLanes, high, kOfRow - 1);
+      found |= low | high;
+      if (lane == 0) between |= low < last ? (last - low) | last : (low - last) | low;
+    }
+    between = BitsOfLanes(between);
+    found = BitsOfLanes(found);
+    const uint32_t search = searches_++ % 2;
+    const bool is_first = threadIdx.x % kWarp == 0;
+    if (is_first) {
+      notes_.between[search][warp] = between;
+      notes_.found[search][warp] = found;
+    }
+    WaitAt<kSddmmTensorRole>(kOfPickers);
+    if (p_.pattern.columns == 0) return 0;
+    found = BitsOfWarps(notes_.found[search]);
+    if ((BitsOfWarps(notes_.between[search]) & ~found) == 0) return found;
+
 #pragma unroll 1
-      for (int step = 0; step < steps; ++step) {
-        TileX x;
-        if constexpr (!kKept) load_x(x, step);  // no registers are left to have it earlier
-        y.Store(of_y(step), thread, &finite);
-        if constexpr (!kKept) x.Store(of_x(step), thread, &finite);
-        if (step + 1 < steps) load_y(step + 1);
-        // Once for each stage: nobody is further behind than in the product of the other one.
-        __syncthreads();
+    for (int row = warp * kSddmmWarpRows; row < (warp + 1) * kSddmmWarpRows; ++row) {
+      const int end_of_row = notes_.end[slot][row];
 #pragma unroll 1
-        for (int k = 0; k < kSddmmTensorInner; k += 16) {
-          product.template Add<PlaneX, PlaneY, false>(of_x(step), of_y(step), row, column, k);
+      for (int i = notes_.begin[slot][row] + threadIdx.x % kWarp; i < end_of_row; i += kWarp) {
+        found |= unit.BitOf(arrays.Column(i));
+      }
+    }
+    found = BitsOfLanes(found);
+    if (is_first) notes_.found_of_all[search][warp] = found;
+    WaitAt<kSddmmTensorRole>(kOfPickers);
+    return BitsOfWarps(notes_.found_of_all[search]);
+  }
+};
+
+// The entries of a warp's rows of a unit that are still to be written, in the order in which they
+// are stored. Each lane of a row has every eighth of the next ones in registers, which were loaded
+// while the next tile was multiplied.
+template <typename T, typename Out, typename Index, bool kScaled>
+class SampledRows : SddmmLanes {
+  using Arrays = SddmmArrays<T, Out, Index>;
+  static constexpr int kHalf = 2, kSlots = 2 * kHalf;  // entries of a lane
+  static constexpr int kFew = kHalf * kOfRow;
+  const Index* column_indices_;
+  const T* scale_by_;
+  Out* out_;
+  int held_ = 2 * kFew;  // entries of a row that lanes have
+  float told_ = 0;       // NaN if a sum is not finite
+  int place_[kTurns];    // of the lane's first entry
+  int left_[kTurns];     // entries of the row from there on
+  uint32_t columns_[kTurns][kSlots];
+  T scales_[kTurns][kSlots];
+
+ public:
+  __device__ __forceinline__ SampledRows(const Arrays& arrays, const SddmmNotes& notes, int slot)
+      : column_indices_(arrays.column_indices), scale_by_(arrays.scale_by), out_(arrays.out) {
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      place_[turn] = notes.begin[slot][row + turn * kAtOnce] + lane;
+      left_[turn] = notes.end[slot][row + turn * kAtOnce] - place_[turn];
+    }
+  }
+
+  // Loads what the next tile may have.
+  __device__ __forceinline__ void Load() {
+    LoadHalf<0>();
+    if (held_ > kFew) LoadHalf<kHalf>();
+  }
+
+  // Writes the entries in columns `first` to first + kSddmmTensorColumns; `product` is the tile of
+  // them.
+  __device__ __forceinline__ void Write(uint32_t product, uint32_t first) {
+    product += row * (kSddmmProductPitch * static_cast<int>(sizeof(float)));
+    uint32_t closed = 0;  // turns in which the tile ends before the entries held
+    int most = 0;
+    while (true) {
+      // Of each turn in a byte: how many entries of the row lie in the tile.
+      uint32_t counts = WriteHalf<0>(product, first);
+      if (held_ > kFew) counts += WriteHalf<kHalf>(product, first);
+#pragma unroll
+      for (int distance = 1; distance < kOfRow; distance *= 2) {
+        counts += __shfl_xor_sync(kAllLanes, counts, distance);
+      }
+      bool may_go_on = false;
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) {
+        const int count = static_cast<int>(counts >> 8 * turn & 0xff);
+        place_[turn] += count;
+        left_[turn] -= count;
+        if (count > most) most = count;
+        may_go_on = may_go_on || (count == held_ && left_[turn] > 0);
+      }
+      if (!__any_sync(kAllLanes, may_go_on)) break;
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) {
+        if (static_cast<int>(counts >> 8 * turn & 0xff) < held_) closed |= 1u << turn;
+      }
+      held_ = most = 2 * kFew;
+      Load();
+      // An entry of another row must not be counted twice.
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) {
+#pragma unroll
+        for (int j = 0; j < kSlots; ++j) {
+          if ((closed >> turn & 1) != 0) columns_[turn][j] = kNoColumn;
         }
       }
-      entries.Load();
-      __syncthreads();  // the stages are read
-      product.ForEachPair([&](int r, int c, float low, float high) {
-        *reinterpret_cast<Packet<float, 2>*>(&sums[(row + r) * kSddmmTensorPitch + column + c]) = {
-            {low, high}};
-      });
-      __syncthreads();
-      const uint32_t limit = first + kSddmmTensorColumns;
-      entries.Write(p, sums, first_row, first, limit < columns ? limit : columns);
-      lowest = entries.LowestColumn(of_warps);
     }
-    __syncthreads();  // the next part's lowest columns
+    // As many as this time, and a few more.
+    held_ = __any_sync(kAllLanes, most + 3 > kFew) ? 2 * kFew : kFew;
+  }
+
+  // Writes what tiles did not tell, entry by entry; called behind the last one.
+  __device__ void WriteOthers(const SddmmProblem& p, const SddmmUnit& unit, SddmmNotes& notes,
+                              int slot) {
+    bool is_told = kPlanes<T> == 1 || told_ == 0;
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) is_told = is_told && left_[turn] <= 0;
+    if (!__any_sync(kAllLanes, !is_told)) return;
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      if (lane == 0) notes.missing[row + turn * kAtOnce] = left_[turn];
+    }
+    __syncwarp();
+    const Arrays arrays(p, unit.entry);
+#pragma unroll 1
+    for (int r = warp * kSddmmWarpRows; r < (warp + 1) * kSddmmWarpRows; ++r) {
+      const T* x = arrays.x + (int64_t{unit.first_row} + r) * p.d;
+      const int end = notes.end[slot][r];
+      const bool has_all = notes.missing[r] <= 0;
+#pragma unroll 1
+      for (int i = notes.begin[slot][r] + threadIdx.x % kWarp; i < end; i += kWarp) {
+        if (has_all) {
+          const float before = ToAccumulator(arrays.out[i]);
+          if (before - before == 0) continue;
+        }
+        const uint32_t column = arrays.Column(i);
+        if (column >= p.pattern.columns) continue;
+        const T* y = arrays.y + column * p.d;
+        float sum = 0;
+#pragma unroll 1
+        for (int64_t d = 0; d < p.d; ++d) sum += ToAccumulator(x[d]) * ToAccumulator(y[d]);
+        FromAccumulator(sum * arrays.Scale(i), &arrays.out[i]);
+      }
+    }
+  }
+
+ private:
+  template <int kFirst>
+  __device__ __forceinline__ void LoadHalf() {
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+#pragma unroll
+      for (int j = kFirst; j < kFirst + kHalf; ++j) {
+        columns_[turn][j] = kNoColumn;
+        if (j * kOfRow >= left_[turn]) continue;
+        const int at = place_[turn] + j * kOfRow;
+        columns_[turn][j] = static_cast<uint32_t>(column_indices_[at]);
+        if constexpr (kScaled) scales_[turn][j] = scale_by_[at];
+      }
+    }
+  }
+
+  // Of a half of what lanes have.
+  template <int kFirst>
+  __device__ __forceinline__ uint32_t WriteHalf(uint32_t product, uint32_t first) {
+    // Reads of all entries are on their way before the first one is written.
+    float sums[kTurns][kHalf];
+    uint32_t counts = 0;
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      constexpr int kBytes = kAtOnce * kSddmmProductPitch * static_cast<int>(sizeof(float));
+#pragma unroll
+      for (int j = 0; j < kHalf; ++j) {
+        const uint32_t at = columns_[turn][kFirst + j] - first;
+        sums[turn][j] = 0;
+        if (at >= kSddmmTensorColumns) continue;
+        sums[turn][j] = SharedAt<const float>(product + turn * kBytes + at * sizeof(float));
+        counts += 1u << 8 * turn;
+      }
+    }
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+#pragma unroll
+      for (int j = 0; j < kHalf; ++j) {
+        float sum = sums[turn][j];
+        if constexpr (kPlanes<T> > 1) told_ += sum * 0.0f;
+        if constexpr (kScaled) sum *= ToAccumulator(scales_[turn][kFirst + j]);
+        if (columns_[turn][kFirst + j] - first < kSddmmTensorColumns) {
+          FromAccumulator(sum, &out_[place_[turn] + (kFirst + j) * kOfRow]);
+        }
+      }
+    }
+    return counts;
+  }
+};
+
+// Has tiles of y copied, in the order in which they are multiplied, as far as there are stages and
+// units noted, which are those before `units`; called by one thread.
+template <typename T, int kInner>
+__device__ __forceinline__ void CopyTiles(const SddmmProblem& p, SddmmNotes& notes,
+                                          unsigned char* stages, uint32_t units) {
+  constexpr int kBytes = SddmmStageBytes(kPlanes<T>, kInner);
+  constexpr uint32_t kStages = SddmmStages(kPlanes<T>, kInner);
+  SddmmCopies& copies = notes.copies;
+#pragma unroll 1
+  while (copies.ahead < kStages) {
+    if (copies.tiles == 0) {
+      if (copies.unit == units) return;
+      const SddmmUnit& unit = notes.units[copies.unit % 2];
+      if (unit.tiles == 0) return;
+      const PlaneTiles of_y(p.pattern.columns, p.d, kInner, kPlanes<T>);
+      const int64_t own = (p.y.At<const T>(p.batch, unit.entry) - static_cast<const T*>(p.y.data)) /
+                          (p.pattern.columns * p.d);
+      copies.from = p.workspace.data + own * of_y.Bytes() + int64_t{unit.first} * kBytes;
+      copies.tiles = unit.tiles;
+      ++copies.unit;
+    }
+    const uint32_t tiles = copies.tiles, stage = copies.number % kStages;
+    const int tile = __ffs(static_cast<int>(tiles)) - 1;
+    uint64_t* full = &notes.full[stage];
+    WaitForPhase(&notes.empty[stage], copies.number / kStages % 2 ^ 1);
+    ArriveAndExpect(full, kBytes);
+    BulkCopy(stages + stage * kBytes, copies.from + tile * kBytes, kBytes, full);
+    copies.tiles = tiles & (tiles - 1);
+    ++copies.number;
+    ++copies.ahead;
+  }
+}
+
+// Multiplies the tiles of a block's units, by its first threads.
+template <typename T, int kInner>
+__device__ __forceinline__ void MultiplyUnits(const SddmmProblem& p, SddmmNotes& notes,
+                                              uint32_t stages) {
+  using PlaneY = BlockPlane<kSddmmTensorColumns, kInner>;
+  constexpr int kStages = SddmmStages(kPlanes<T>, kInner);
+  constexpr int kStageBytes = SddmmStageBytes(kPlanes<T>, kInner);
+  static_assert(kStageBytes == kPlanes<T> * PlaneY::kBytes && kStageBytes % 1024 == 0);
+  const int warp = threadIdx.x / kWarp, group = WarpgroupOfBlock();
+  const uint32_t products =
+      stages + kStages * kStageBytes + group * (kSddmmTensorRows / 2 * kSddmmProductPitch * 4);
+  RingPlace<kStages> stage;
+  RingPlace<kSddmmProducts> place;
+#pragma unroll 1
+  for (RingPlace<2> slot;; slot.Advance()) {
+    WaitForPhase(&notes.noted[slot.at], slot.odd);
+    const SddmmUnit& unit = notes.units[slot.at];
+    int tiles = __popc(unit.tiles);
+    if (tiles == 0) return;
+    WarpgroupRows<T, kInner> rows;
+    rows.Load(p.x.At<const T>(p.batch, unit.entry), p.pattern.rows, p.d,
+              int64_t{unit.first_row} + group * (kSddmmTensorRows / 2));
+#pragma unroll 1
+    for (; tiles > 0; --tiles) {
+      WarpgroupProduct<T, kSddmmTensorColumns> product;
+      WaitForPhase(&notes.full[stage.at], stage.odd);
+      product.template Add<PlaneY, false>(rows, stages + stage.at * kStageBytes);
+      ArriveAsWarp(&notes.empty[stage.at]);
+      stage.Advance();
+      WaitForPhase(&notes.picked[place.at][warp], place.odd ^ 1);
+      const uint32_t to = products + place.at * kSddmmProductBytes;
+      product.ForEachPair([&](int r, int c, float low, float high) {
+        SharedAt<Packet<float, 2>>(to + (r * kSddmmProductPitch + c) * 4) = {{low, high}};
+      });
+      ArriveAsWarp(&notes.computed[place.at][warp]);
+      place.Advance();
+    }
+  }
+}
+
+// Picks the entries of a block's units, by its other threads.
+template <typename T, typename Out, typename Index, int kInner, bool kScaled>
+__device__ __forceinline__ void PickUnits(const SddmmProblem& p, SddmmNotes& notes,
+                                          unsigned char* stages) {
+  const uint32_t products = AddressOfShared(stages) +
+                            SddmmStages(kPlanes<T>, kInner) * SddmmStageBytes(kPlanes<T>, kInner);
+  const int warp = threadIdx.x / kWarp - kSddmmWarps;
+  const bool copies = threadIdx.x == kSddmmTensorRole;
+  SddmmScout<T, Out, Index> scout(p, notes);
+  RingPlace<kSddmmProducts> place;
+  // The unit before the first one is empty.
+#pragma unroll 1
+  for (uint32_t noted = 0;; ++noted) {
+    scout.Note(noted % 2);
+    const int slot = (noted + 1) % 2;
+    const SddmmUnit& unit = notes.units[slot];
+    uint32_t left = unit.tiles;
+    if (noted > 0 && left == 0) return;
+    SampledRows<T, Out, Index, kScaled> entries(SddmmArrays<T, Out, Index>(p, unit.entry), notes,
+                                                slot);
+    entries.Load();
+#pragma unroll 1
+    while (true) {
+      if (copies) CopyTiles<T, kInner>(p, notes, stages, noted + 1);
+      if (left == 0) break;
+      const uint32_t tile = unit.first + __ffs(static_cast<int>(left)) - 1;
+      left &= left - 1;
+      WaitForPhase(&notes.computed[place.at][warp], place.odd);
+      entries.Write(products + place.at * kSddmmProductBytes, tile * kSddmmTensorColumns);
+      ArriveAsWarp(&notes.picked[place.at][warp]);
+      place.Advance();
+      if (copies) --notes.copies.ahead;
+      entries.Load();
+    }
+    entries.WriteOthers(p, unit, notes, slot);
+  }
+}
+
+// Before SddmmTensorCores: writes the planes of y to the workspace.
+template <typename T, int kInner>
+__global__ void __launch_bounds__(kSddmmPlanesThreads)
+    SddmmPlanes(const __grid_constant__ SddmmProblem p) {
+  const int64_t lines = p.pattern.columns;
+  const PlaneTiles planes(lines, p.d, kInner, kPlanes<T>);
+  const int64_t tiles = OwnEntries(p.batch, p.y) * planes.down;
+  for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+    const T* y = static_cast<const T*>(p.y.data) + t / planes.down * lines * p.d;
+    TileInRegisters<T, kSddmmTensorColumns, kInner, kSddmmPlanesThreads,
+                    BlockPlane<kSddmmTensorColumns, kInner>>
+        tile;
+    tile.Load(y, lines, p.d, t % planes.down * kSddmmTensorColumns, 0, tile.IsWide(y, p.d),
+              threadIdx.x);
+    bool finite = true;  // of no matter: the sums tell
+    tile.Store(reinterpret_cast<unsigned char*>(p.workspace.data) + t * planes.tile_bytes,
+               threadIdx.x, &finite);
+  }
+}
+
+// `kInner` is no less than d.
+template <typename T, typename Out, typename Index, int kInner, bool kScaled>
+__global__ void __launch_bounds__(kSddmmTensorThreads, 1)
+    SddmmTensorCores(const __grid_constant__ SddmmProblem p) {
+  constexpr int kStages = SddmmStages(kPlanes<T>, kInner);
+  constexpr int kNotesAt = SddmmSharedBytes(kPlanes<T>, kInner) - kSddmmNotesBytes;
+  extern __shared__ __align__(1024) unsigned char sddmm_shared[];
+  SddmmNotes& notes = *reinterpret_cast<SddmmNotes*>(sddmm_shared + kNotesAt);
+  if (threadIdx.x == 0) {
+    for (int slot = 0; slot < 2; ++slot) InitBarrier(&notes.noted[slot], 1);
+    for (int stage = 0; stage < kStages; ++stage) {
+      InitBarrier(&notes.full[stage], 1);
+      InitBarrier(&notes.empty[stage], kSddmmWarps);
+    }
+    for (int product = 0; product < kSddmmProducts; ++product) {
+      for (int warp = 0; warp < kSddmmWarps; ++warp) {
+        InitBarrier(&notes.computed[product][warp], 1);
+        InitBarrier(&notes.picked[product][warp], 1);
+      }
+    }
+    FenceShared();
+    notes.schedule = SddmmSchedule(p);
+    notes.units[1] = {};
+    notes.copies = {};
+  }
+  if (threadIdx.x < kSddmmTensorRows) notes.begin[1][threadIdx.x] = notes.end[1][threadIdx.x] = 0;
+  __syncthreads();
+  if (threadIdx.x < kSddmmTensorRole) {
+    TakeRegisters<kRegistersToMultiply>();
+    MultiplyUnits<T, kInner>(p, notes, AddressOfShared(sddmm_shared));
+  } else {
+    GiveUpRegisters<kRegistersToPick>();
+    PickUnits<T, Out, Index, kInner, kScaled>(p, notes, sddmm_shared);
   }
 }
 

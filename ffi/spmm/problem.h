@@ -15,14 +15,29 @@ enum class Activation : int { kNone, kRelu, kGelu };
 constexpr int kSpmmColumnsPerLane = 4;
 constexpr int kSpmmTiledThreads = 128;  // of a block
 
-// On tensor cores: threads of a block; tiles of so many rows and inner places, each a matrix of 16
-// bits or several (`planes`), with as many places of x by so many columns; how many at a time.
-constexpr int kSpmmTensorThreads = 256;
+// On tensor cores: threads of a block, half of which multiply tiles, the others write those of the
+// sparse matrix; tiles of so many rows and inner places, as many of x by so many columns.
+constexpr int kSpmmTensorRole = 256, kSpmmTensorThreads = 2 * kSpmmTensorRole;
+constexpr int kSpmmPlanesThreads = 256;  // of the kernel before
 constexpr int kSpmmTensorRows = 64;
 constexpr int kSpmmTensorInner = 64;
-constexpr int kSpmmStages = 2;
-constexpr int SpmmStageBytes(int planes, int columns) {
-  return planes * (kSpmmTensorRows + columns) * kSpmmTensorInner * 2;
+// The matrix is written out in planes of 16 bits, or as it is, with space behind each row, to be
+// split by who multiplies, where these have less to do than those who write.
+constexpr bool SpmmWritesPlanes(int planes, int columns) { return planes == 1 || columns > 32; }
+constexpr int kSpmmTensorPitch = kSpmmTensorInner + 8;  // numbers
+// Of a stage, in which as many matrices of 16 bits as x has planes lie; how many stages.
+constexpr int SpmmTensorStageBytes(int planes, int columns) {
+  return planes * kSpmmTensorInner * columns * 2 +
+         (SpmmWritesPlanes(planes, columns) ? planes * kSpmmTensorRows * kSpmmTensorInner * 2
+                                            : kSpmmTensorRows * kSpmmTensorPitch * 4);
+}
+constexpr int SpmmTensorStages(int stage_bytes) {
+  constexpr int kMost = 4, kBytes = 216 << 10;
+  return kBytes / stage_bytes < kMost ? kBytes / stage_bytes : kMost;
+}
+constexpr int SpmmTensorBytes(int planes, int columns) {
+  const int stage = SpmmTensorStageBytes(planes, columns);
+  return SpmmTensorStages(stage) * (stage + 16);  // and two counters
 }
 
 // With x staged in shared memory: what a block of so many warps has of it for panels of so many
@@ -46,6 +61,7 @@ struct SpmmProblem {
   Array bias;  // or null
   Array out;
   Array preactivation;  // or null: what the activation was applied to, for its derivative
+  Workspace workspace;  // for planes of x, if it is large enough for them
 };
 
 }  // namespace jaxsparse

@@ -92,31 +92,77 @@ int64_t TensorTiles(const SpmmProblem& p, int columns) {
   return p.batch.count * CeilDivide(p.pattern.rows, kSpmmTensorRows) * CeilDivide(p.n, columns);
 }
 
-// Columns of x that a block multiplies by: few where there are fewer tiles than multiprocessors.
+// Microseconds if a block multiplies by so many columns of x, fitted to 40 problems of 32 and 128
+// columns, 1024 x 1024 to 24576 x 8192, 10 to 30 % stored. In 16 bits, 64 columns at a time were
+// not measured.
+double TensorMicroseconds(const SpmmProblem& p, int columns) {
+  struct Fit {
+    int planes, columns;
+    double start, step, of_entries;  // of a step if all were stored
+  };
+  constexpr Fit kFits[] = {{3, 32, 6, 0.74, 1.4},     {3, 64, 8.5, 0.9, 2.05},
+                           {3, 128, 10, 1.265, 1.95}, {1, 32, 5, 0.55, 1.95},
+                           {1, 64, 6.5, 0.54, 1.95},  {1, 128, 8, 0.52, 1.95}};
+  const double places =
+      static_cast<double>(p.pattern.rows) * static_cast<double>(p.pattern.columns);
+  const double density = places > 0 ? static_cast<double>(p.pattern.nse) / places : 0;
+  const double steps =
+      static_cast<double>(CeilDivide(TensorTiles(p, columns), p.gpu.multiprocessors) *
+                          CeilDivide(p.pattern.columns, kSpmmTensorInner));
+  for (const Fit& fit : kFits) {
+    if (fit.planes != PlanesOf(p.dtype) || fit.columns != columns) continue;
+    return fit.start + steps * (fit.step + density * fit.of_entries);
+  }
+  return kOnDemand;
+}
+
+PlaneTiles PlanesOfX(const SpmmProblem& p, int columns) {
+  return PlaneTiles(p.pattern.columns, p.n, columns, PlanesOf(p.dtype));
+}
+
+// Columns of x that a block multiplies by.
 int TensorColumns(const SpmmProblem& p) {
-  int columns = p.n <= 32 ? 32 : p.n <= 64 ? 64 : 128;
-  while (columns > 32 && TensorTiles(p, columns) < p.gpu.multiprocessors) columns /= 2;
-  return columns;
+  int best = 32;
+  for (int columns = 64; columns <= 128 && columns / 2 < p.n; columns *= 2) {
+    if (TensorMicroseconds(p, columns) < TensorMicroseconds(p, best)) best = columns;
+  }
+  return best;
 }
 
 KernelSource TensorInstance(const SpmmProblem& p) {
   return {"spmm/spmm_tensor_cores.cu",
           "jaxsparse::SpmmTensorCores<" + TypeName(p.dtype) + ", " + TypeName(p.out_dtype) + ", " +
               TypeName(p.pattern.index_type) + ", " + std::to_string(TensorColumns(p)) + ", " +
-              (p.dense_on_left ? "true" : "false") + ">"};
+              (p.pattern.permutation.data == nullptr ? "false" : "true") + ">"};
 }
 
 LaunchShape TensorShape(const SpmmProblem& p) {
   const int columns = TensorColumns(p);
-  const int planes = p.dtype == DType::kFloat32 ? 3 : 1;
-  return {TensorTiles(p, columns), kSpmmTensorThreads,
-          kSpmmStages * SpmmStageBytes(planes, columns)};
+  const int64_t tiles = TensorTiles(p, columns), blocks = p.gpu.multiprocessors;
+  return {tiles < blocks ? tiles : blocks, kSpmmTensorThreads,
+          SpmmTensorBytes(PlanesOf(p.dtype), columns)};
 }
 
+constexpr CudaKernel<SpmmProblem> kPlanes{
+    [](const SpmmProblem& p) {
+      return KernelSource{"spmm/spmm_tensor_cores.cu", "jaxsparse::SpmmPlanes<" +
+                                                           TypeName(p.dtype) + ", " +
+                                                           std::to_string(TensorColumns(p)) + ">"};
+    },
+    [](const SpmmProblem& p) {
+      const PlaneTiles planes = PlanesOfX(p, TensorColumns(p));
+      const int64_t tiles = OwnEntries(p.batch, p.x) * planes.across * planes.down;
+      constexpr int64_t kMostBlocks = 1 << 16;
+      return LaunchShape{tiles < kMostBlocks ? tiles : kMostBlocks, kSpmmPlanesThreads};
+    }};
+
+// Warpgroups are what GPUs of this compute capability have.
 bool FitsTensorCores(const SpmmProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30;
-  return p.dtype != DType::kFloat64 && p.pattern.nse < kMost && p.pattern.columns < kMost &&
-         p.gpu.compute_capability >= 80 && TensorShape(p).shared_bytes <= p.gpu.shared_bytes;
+  return !p.dense_on_left && p.dtype != DType::kFloat64 && p.pattern.nse < kMost &&
+         p.pattern.columns < kMost && p.gpu.compute_capability == 90 &&
+         SpmmTensorBytes(3, 128) <= p.gpu.shared_bytes &&
+         OwnEntries(p.batch, p.x) * PlanesOfX(p, TensorColumns(p)).Bytes() <= p.workspace.bytes;
 }
 
 // How x is staged, and the result cut into tiles.
@@ -126,37 +172,28 @@ struct Staging {
   int panel;  // rows of x
 };
 
-// What variants differ in; see SpmmStaged.
-struct StagingPlan {
-  int warps, stages;
-  bool even, prefetch;
-};
-
-constexpr StagingPlan kStaged{16, 3, false, false}, kStagedEvenly{16, 3, true, false},
-    kStagedByMoreWarps{20, 3, true, false}, kStagedFromCache{16, 3, true, true},
-    kStagedInTwo{16, 2, true, false};
+constexpr int kStagedWarps = 16, kStagedStages = 3;
+// With so narrow rows of x, entries are waited for: bringing them nearer takes 3 to 12 % less time,
+// with wider ones up to 8 % more.
+constexpr int kPrefetchedLanes = 8;
 
 struct StagedTiles {
   int64_t across, down;
 };
 
-StagedTiles StagedTilesOf(const SpmmProblem& p, const StagingPlan& plan, const Staging& staging) {
+StagedTiles StagedTilesOf(const SpmmProblem& p, const Staging& staging) {
   const int64_t columns = staging.lanes * kWidestLoad / SizeOf(p.dtype);
-  StagedTiles tiles{p.batch.count * CeilDivide(p.n, columns),
-                    CeilDivide(p.pattern.rows, plan.warps * staging.rows)};
-  if (plan.even) {
-    tiles.down = EvenTiles(tiles.across, tiles.down, p.pattern.rows, p.gpu.multiprocessors);
-  }
-  return tiles;
+  return {p.batch.count * CeilDivide(p.n, columns),
+          CeilDivide(p.pattern.rows, kStagedWarps * staging.rows)};
 }
 
 // Clocks of the multiprocessor that has most to do, fitted to 68 problems of float32, 1024 x 1024
 // to 32768 x 8192, 32 and 128 columns, 10 to 30 % stored, and to 4 of bfloat16.
-double StagedClocks(const SpmmProblem& p, const StagingPlan& plan, const Staging& staging) {
+double StagedClocks(const SpmmProblem& p, const Staging& staging) {
   constexpr double kStart = 6060, kForTile = 4235, kL2Bytes = 40;  // a clock and multiprocessor
   const double vector = static_cast<double>(kWidestLoad / SizeOf(p.dtype));
   const double bytes = staging.lanes * kWidestLoad, inner = static_cast<double>(p.pattern.columns);
-  const StagedTiles tiles = StagedTilesOf(p, plan, staging);
+  const StagedTiles tiles = StagedTilesOf(p, staging);
   const double rows =
       static_cast<double>(CeilDivide(p.pattern.rows, tiles.down > 0 ? tiles.down : 1));
   const double mean =
@@ -168,23 +205,24 @@ double StagedClocks(const SpmmProblem& p, const StagingPlan& plan, const Staging
   const double shared =
       rows * (mean * entry + CeilDivide(p.pattern.columns, staging.panel) * visit);
   const double l2 = inner * bytes / kL2Bytes;
+  const double prefetched = staging.lanes == kPrefetchedLanes ? 0.9 : 1;
   return static_cast<double>(CeilDivide(tiles.across * tiles.down, p.gpu.multiprocessors)) *
-             ((shared > l2 ? shared : l2) + kForTile) +
+             ((shared > l2 ? shared : l2) * prefetched + kForTile) +
          kStart;
 }
 
 // The least clocks; among equals the widest rows of x, whose entries are walked over least often.
-Staging StagingOf(const SpmmProblem& p, const StagingPlan& plan) {
+Staging StagingOf(const SpmmProblem& p) {
   const int elements = static_cast<int>(kWidestLoad / SizeOf(p.dtype));  // of a lane
   const int most_lanes = p.dtype == DType::kFloat32 ? 32 : 16;
   const int most_rows = 32 / elements;  // so that sums fit into registers
   Staging best{0, 0, 0};
   for (int lanes = 8; lanes <= most_lanes; lanes *= 2) {
-    const int most = kRingBytes / plan.stages / (lanes * static_cast<int>(kWidestLoad));
+    const int most = kRingBytes / kStagedStages / (lanes * static_cast<int>(kWidestLoad));
     const int panel = PanelRows(p.pattern.columns, most);
     for (int rows = 1; rows <= most_rows; rows *= 2) {
       const Staging staging{lanes, rows, panel};
-      if (best.lanes == 0 || StagedClocks(p, plan, staging) <= StagedClocks(p, plan, best)) {
+      if (best.lanes == 0 || StagedClocks(p, staging) <= StagedClocks(p, best)) {
         best = staging;
       }
     }
@@ -192,41 +230,38 @@ Staging StagingOf(const SpmmProblem& p, const StagingPlan& plan) {
   return best;
 }
 
-template <StagingPlan kPlan>
 KernelSource StagedInstance(const SpmmProblem& p) {
-  const Staging staging = StagingOf(p, kPlan);
+  const Staging staging = StagingOf(p);
   return {"spmm/spmm_staged.cu",
           "jaxsparse::SpmmStaged<" + TypeName(p.dtype) + ", " + TypeName(p.out_dtype) + ", " +
               TypeName(p.pattern.index_type) + ", " + std::to_string(staging.lanes) + ", " +
               std::to_string(staging.rows) + ", " + std::to_string(staging.panel) + ", " +
-              std::to_string(kPlan.stages) + ", " + std::to_string(kPlan.warps) + ", " +
-              (kPlan.even ? "true, " : "false, ") + (kPlan.prefetch ? "true, " : "false, ") +
+              std::to_string(kStagedStages) + ", " + std::to_string(kStagedWarps) + ", " +
+              (staging.lanes == kPrefetchedLanes ? "true, " : "false, ") +
               (p.pattern.permutation.data == nullptr ? "false" : "true") + ">"};
 }
 
-template <StagingPlan kPlan>
 LaunchShape StagedShape(const SpmmProblem& p) {
-  const Staging staging = StagingOf(p, kPlan);
-  const StagedTiles tiles = StagedTilesOf(p, kPlan, staging);
+  const Staging staging = StagingOf(p);
+  const StagedTiles tiles = StagedTilesOf(p, staging);
   const int64_t all = tiles.across * tiles.down, blocks = p.gpu.multiprocessors;
-  return {all < blocks ? all : blocks, kPlan.warps * kWarp,
-          SpmmStagedBytes(staging.lanes * kWidestLoad, staging.panel, kPlan.stages, kPlan.warps)};
+  return {all < blocks ? all : blocks, kStagedWarps * kWarp,
+          SpmmStagedBytes(staging.lanes * kWidestLoad, staging.panel, kStagedStages, kStagedWarps)};
 }
 
 // Counters, of panels too, and places in the ring of 32 bits; barriers that count copies.
-template <StagingPlan kPlan>
 bool FitsStaged(const SpmmProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30, kWidestRow = 512;
   return FitsTiled(p) && p.dtype != DType::kFloat64 && p.pattern.columns * kWidestRow < kMost &&
          p.batch.count * CeilDivide(p.n, 8) * (p.pattern.rows / 16 + 1) <
              kMost / (p.pattern.columns / 16 + 1) &&
-         p.gpu.compute_capability >= 90 && StagedShape<kPlan>(p).shared_bytes <= p.gpu.shared_bytes;
+         p.gpu.compute_capability >= 90 && StagedShape(p).shared_bytes <= p.gpu.shared_bytes;
 }
 
 // Where rows of x are not aligned they come number by number, which was not measured.
 double StagedCost(const SpmmProblem& p) {
   if (p.n * SizeOf(p.dtype) % kWidestLoad != 0) return kOnDemand;
-  return StagedClocks(p, kStaged, StagingOf(p, kStaged)) / kClocksOfMicrosecond;
+  return StagedClocks(p, StagingOf(p)) / kClocksOfMicrosecond;
 }
 
 // Fitted to 78 problems of 32 and 128 columns, float32 and 16 bits, 1024 x 1024 to 32768 x 8192,
@@ -234,11 +269,15 @@ double StagedCost(const SpmmProblem& p) {
 double TiledCost(const SpmmProblem& p) {
   constexpr double kStart = 5;
   const double bytes = static_cast<double>(p.n * SizeOf(p.dtype));
-  const double convert = SizeOf(p.dtype) == 2 ? static_cast<double>(p.n) * 0.018 : 0;
-  const double entry = 1.3 + bytes * 1.68 / 128 + convert;  // clocks of a multiprocessor
+  const bool converts = SizeOf(p.dtype) == 2;
+  const double convert = converts ? static_cast<double>(p.n) * 0.018 : 0;
+  // Clocks of a multiprocessor.
+  const double entry = (converts ? 0.3 : 1.3) + bytes * 1.68 / 128 + convert;
   return kStart + static_cast<double>(p.batch.count * p.pattern.nse) * entry /
                       (p.gpu.multiprocessors * kClocksOfMicrosecond);
 }
+
+double TensorCost(const SpmmProblem& p) { return TensorMicroseconds(p, TensorColumns(p)); }
 
 // The kernel before it, which takes 1.4 to 3 times as long.
 double GenericCost(const SpmmProblem& p) { return 2 * TiledCost(p); }
@@ -260,16 +299,8 @@ constexpr CudaVariant<SpmmProblem> kVariants[] = {
     {"tiled_rows_unordered", FitsTiled, kByName,
      [](const SpmmProblem& p) { return TiledInstance(p, TilingOf(p), false); },
      [](const SpmmProblem& p) { return TiledShape(p, TilingOf(p)); }},
-    {"staged_rows", FitsStaged<kStaged>, StagedCost, StagedInstance<kStaged>, StagedShape<kStaged>},
-    {"staged_rows_even", FitsStaged<kStagedEvenly>, kByName, StagedInstance<kStagedEvenly>,
-     StagedShape<kStagedEvenly>},
-    {"staged_rows_more_warps", FitsStaged<kStagedByMoreWarps>, kByName,
-     StagedInstance<kStagedByMoreWarps>, StagedShape<kStagedByMoreWarps>},
-    {"staged_rows_two_stages", FitsStaged<kStagedInTwo>, kByName, StagedInstance<kStagedInTwo>,
-     StagedShape<kStagedInTwo>},
-    {"staged_rows_prefetched", FitsStaged<kStagedFromCache>, kByName,
-     StagedInstance<kStagedFromCache>, StagedShape<kStagedFromCache>},
-    {"tensor_cores", FitsTensorCores, kByName, TensorInstance, TensorShape},
+    {"staged_rows", FitsStaged, StagedCost, StagedInstance, StagedShape},
+    {"tensor_cores", FitsTensorCores, TensorCost, TensorInstance, TensorShape, &kPlanes},
 };
 
 }  // namespace

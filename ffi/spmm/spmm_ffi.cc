@@ -24,8 +24,8 @@ struct Spmm {
   static constexpr char kName[] = "spmm";
   static constexpr size_t kResultRank = 2;
 
-  // Operands: values, x, the pattern's three or four, bias if there is one. Results: out, and the
-  // preactivation if it is asked for.
+  // Operands: values, x, the pattern's three or four, bias if there is one. Results: out, the
+  // preactivation if it is asked for, the workspace if there is one.
   static void Parse(CallParser& call, Problem* problem) {
     enum { kValues, kX, kPattern };
     Problem& p = *problem;
@@ -45,7 +45,10 @@ struct Spmm {
     if (call.operands() > bias) p.bias = call.Operand(bias, "bias", {m});
     const int64_t first = p.dense_on_left ? p.n : m, second = p.dense_on_left ? m : p.n;
     p.out = call.Result(0, "out", {first, second});
-    if (call.results() > 1) p.preactivation = call.Result(1, "preactivation", {first, second});
+    p.workspace = call.ResultWorkspace(call.results() - 1);
+    if (call.results() > (p.workspace.bytes > 0 ? 2 : 1)) {
+      p.preactivation = call.Result(1, "preactivation", {first, second});
+    }
   }
 
   static Table<CpuVariant<Problem>> CpuVariants() {
@@ -67,6 +70,7 @@ OperationEntry SpmmEntry() {
       problem.out_dtype = types.out_dtype;
       problem.pattern.index_type = index;
       problem.n = 128;  // a size at which no two variants are one kernel
+      problem.workspace.bytes = int64_t{1} << 30;
       problem.pattern.rows = 1024;
       problem.pattern.nse = 65536;
       problems.push_back(problem);

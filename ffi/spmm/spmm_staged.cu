@@ -307,10 +307,9 @@ __device__ __forceinline__ void WriteOwned(const M& m, const SpmmProblem& p, uin
   }
 }
 
-// kEven: a tile has as many rows as give all blocks about as much to do, kWarps * kRows at most.
 // kPrefetch: the entries behind those that a warp loads are brought nearer.
 template <typename T, typename Out, typename Index, int kLanes, int kRows, int kPanel, int kStages,
-          int kWarps, bool kEven, bool kPrefetch, bool kPermuted>
+          int kWarps, bool kPrefetch, bool kPermuted>
 __global__ void __launch_bounds__(kWarps* kWarp, 1)
     SpmmStaged(const __grid_constant__ SpmmProblem p) {
   using Shape = StagedShape<T, kLanes, kRows, kPanel, kStages, kWarps>;
@@ -321,11 +320,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
   static_assert(Shape::kCountersAt + Ring::kCounterBytes <=
                 SpmmStagedBytes(Shape::kRowBytes, kPanel, kStages, kWarps));
   extern __shared__ __align__(128) unsigned char spmm_ring[];
-  Shape shape(p);
-  if constexpr (kEven) {
-    shape.down = static_cast<uint32_t>(
-        EvenTiles(p.batch.count * shape.across, shape.down, p.pattern.rows, gridDim.x));
-  }
+  const Shape shape(p);
   const uint32_t rows = static_cast<uint32_t>(p.pattern.rows);
   const uint32_t tiles = static_cast<uint32_t>(p.batch.count) * shape.across * shape.down;
   const uint32_t mine = (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;

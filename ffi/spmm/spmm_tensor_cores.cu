@@ -1,242 +1,483 @@
 // The sparse-dense product on tensor cores: tile by tile the matrix is written out densely in
-// shared memory, and multiplied there. A stored entry costs three stores of 16 bits however many
-// columns x has, where a product entry by entry reads a row of x for each; a position that is not
-// stored costs what a tensor core takes for it.
+// shared memory, and multiplied there. A stored entry costs one store however many columns x has,
+// where a product entry by entry reads a row of x for each; a position that is not stored costs
+// what a tensor core takes for it. Products of float32 are as exact as in float32.
 //
-// Half of a block's warps write the next tile out and bring x, the others multiply. What the planes
-// of a tile can't stand for (common/tensor_cores.cuh), columns that are not in order or stand
-// twice, makes the block compute its part of the result entry by entry instead: then zeros of the
-// tile do not meet a NaN of x either.
+// A kernel before it splits x into planes of 16 bits (common/tensor_cores.cuh) and leaves them in
+// the workspace, tile by tile as they are copied to shared memory. Half of a block's warps write
+// tiles of the matrix out and have those of x copied, the others, two warpgroups, multiply: they
+// share a ring of stages, take every other one, and in the end add up what they have.
 //
-// Floors: kProducts * 2 * rows * columns * n operations of tensor cores, kProducts being 6 in
-// float32 and else 1; from memory the entries, x and the result, once each.
-#include "common/tensor_cores.cuh"
+// A number that is infinite or NaN, or too large for a plane, makes sums that are not finite: zeros
+// of the tile meet a NaN of x. These, and columns that are not in order or stand twice, make the
+// block compute its part of the result entry by entry instead.
+//
+// Floors: kProducts * rows * columns * n multiply-adds of tensor cores, kProducts being 6 in
+// float32 and else 1, of which a multiprocessor does 2,048 a clock. From shared memory at 128 bytes
+// a clock, for a tile of 64 x 64 and 128 columns in float32: 96 KB that tensor cores read of x and
+// 48 that are written of it, 16 each to clear and to read the tile, and the entries. From memory
+// the entries, x and the result, once each; from L2 x as often as there are tiles down the result.
+#include "common/warpgroup.cuh"
 #include "spmm/matrices.cuh"
 
 namespace jaxsparse {
 
-constexpr int kWriters = 128, kMultipliers = 128;  // of a block's threads
-static_assert(kWriters + kMultipliers == kSpmmTensorThreads);
+// Threads of a block: two warpgroups multiply, behind them come those that write entries, who leave
+// registers to them.
+constexpr int kMultipliers = kSpmmTensorRole, kWriters = kSpmmTensorRole;
+constexpr int kRegistersToMultiply = 184, kRegistersToWrite = 72;
+constexpr int kOfMultipliers = 1;  // the barrier at which they meet
+constexpr int kGroups = 2;
+static_assert(kMultipliers == kGroups * kWarpgroup);
 
-template <typename T, int kColumns, bool kLeft>
-struct SpmmStage {
-  using PlaneA = Plane<kSpmmTensorRows, kSpmmTensorInner>;
-  static constexpr int kXRows = kLeft ? kColumns : kSpmmTensorInner;
-  static constexpr int kXWidth = kLeft ? kSpmmTensorInner : kColumns;
-  using PlaneX = Plane<kXRows, kXWidth>;
-  using TileOfX = TileInRegisters<T, kXRows, kXWidth, kWriters>;
-  static constexpr int kXAt = kPlanes<T> * PlaneA::kBytes;
-  static constexpr int kBytes = kXAt + kPlanes<T> * PlaneX::kBytes;
-};
-static_assert(SpmmStage<float, 128, false>::kBytes == SpmmStageBytes(3, 128));
-
-// The entries of a warp's rows, in the order of their columns: of each row the next 32 are in
-// registers, one a lane, so that a tile does not wait for memory. Where they are, a lane knows for
-// one row each.
-template <typename T, typename Index, typename M>
-class EntriesOfRows {
-  static constexpr int kRows = kSpmmTensorRows * kWarp / kWriters;
-  static constexpr int kNone = 0x7fffffff;
-  const M& m_;
-  int lane_;
-  int next_ = 0, end_ = 0;
-  int columns_[kRows];
-  T values_[kRows];
-
-  // The next entries of those rows that `moved` has a bit of; all loads are on their way at once.
-  __device__ __forceinline__ void Load(unsigned moved) {
-    int at[kRows];
+// Writes zeros over what a warp has to itself.
+template <int kBytes>
+__device__ __forceinline__ void ClearBytes(uint32_t from) {
+  using Zeros = Packet<uint32_t, 4>;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const int i = __shfl_sync(kAllLanes, next_, r) + lane_;
-      const bool stored = i < __shfl_sync(kAllLanes, end_, r);
-      at[r] = -1;
-      if (!(moved >> r & 1)) continue;
-      columns_[r] = stored ? static_cast<int>(m_.column_indices[i]) : kNone;
-      if (stored) at[r] = m_.permutation == nullptr ? i : m_.permutation[i];
+  for (int at = 0; at < kBytes; at += kWarp * sizeof(Zeros)) {
+    const int mine = at + static_cast<int>(threadIdx.x % kWarp * sizeof(Zeros));
+    if (mine < kBytes) SharedAt<Zeros>(from + mine) = {};
+  }
+}
+
+// A tile of the matrix in planes, in which a number takes a store for each.
+template <typename T>
+struct TileInPlanes {
+  using OfRows = Plane<kSpmmTensorRows, kSpmmTensorInner>;
+  static constexpr int kBytes = kPlanes<T> * OfRows::kBytes;
+  static constexpr int kRowBytes = kSpmmTensorInner * 2;
+
+  // Writes zeros over kRows rows of a warp.
+  template <int kRows>
+  __device__ __forceinline__ static void Clear(uint32_t tile, int row) {
+#pragma unroll
+    for (int plane = 0; plane < kPlanes<T>; ++plane) {
+      ClearBytes<kRows * kRowBytes>(tile + plane * OfRows::kBytes + row * kRowBytes);
     }
+  }
+  // `row` is row number `number` of the tile.
+  __device__ __forceinline__ static void Write(uint32_t row, int number, uint32_t place, T value) {
+    const uint32_t at = row + (place * 2 ^ number % 8 * 16);  // as OfRows::At
+    uint32_t words[kPlanes<T>];
+    SplitOne(value, words);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (at[r] >= 0) values_[r] = m_.values[at[r]];
+    for (int plane = 0; plane < kPlanes<T>; ++plane) {
+      SharedAt<uint16_t>(at + plane * OfRows::kBytes) = static_cast<uint16_t>(words[plane]);
+    }
+  }
+};
+
+// One as it is, of float32.
+struct TileAsItIs {
+  using OfRows = PlainTile<float, kSpmmTensorRows, kSpmmTensorInner>;
+  static constexpr int kBytes = OfRows::kBytes, kRowBytes = OfRows::kRowBytes;
+  static_assert(OfRows::kPitch == kSpmmTensorPitch);
+
+  template <int kRows>
+  __device__ __forceinline__ static void Clear(uint32_t tile, int row) {
+    ClearBytes<kRows * kRowBytes>(tile + row * kRowBytes);
+  }
+  __device__ __forceinline__ static void Write(uint32_t row, int, uint32_t place, float value) {
+    SharedAt<float>(row + place * sizeof(float)) = value;
+  }
+};
+
+template <typename T, int kColumns>
+struct SpmmTensorShape {
+  static constexpr bool kWritesPlanes = SpmmWritesPlanes(kPlanes<T>, kColumns);
+  using TileA = Either<kWritesPlanes, TileInPlanes<T>, TileAsItIs>;
+  using PlaneX = BlockPlane<kSpmmTensorInner, kColumns>;
+  static constexpr int kXBytes = kPlanes<T> * PlaneX::kBytes;
+  static constexpr int kStageBytes = kXBytes + TileA::kBytes;
+  static constexpr int kStages = SpmmTensorStages(kStageBytes);
+  static constexpr int kCountersAt = kStages * kStageBytes;
+  static_assert(kStageBytes == SpmmTensorStageBytes(kPlanes<T>, kColumns));
+  static_assert(kStageBytes % 1024 == 0 && kStages >= 3);
+};
+
+// Stages that writers fill and multipliers empty, in turn.
+template <typename Shape>
+class TileRing {
+  uint64_t* full_;  // counts the writers' warps, and bytes of x
+  uint64_t* empty_;
+  uint32_t stage_ = 0, phase_ = 0;
+
+ public:
+  __device__ explicit TileRing(unsigned char* counters)
+      : full_(reinterpret_cast<uint64_t*>(counters)), empty_(full_ + Shape::kStages) {
+    if (threadIdx.x == 0) {
+      for (int stage = 0; stage < Shape::kStages; ++stage) {
+        InitBarrier(full_ + stage, kWriters / kWarp + 1);
+        InitBarrier(empty_ + stage, kWarpgroup / kWarp);
+      }
+      FenceShared();
+    }
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ uint32_t Stage() const { return stage_ * Shape::kStageBytes; }
+  __device__ __forceinline__ void WaitUntilEmpty() { WaitForPhase(empty_ + stage_, phase_ ^ 1); }
+  __device__ __forceinline__ void WaitUntilFull() { WaitForPhase(full_ + stage_, phase_); }
+  // By one thread.
+  __device__ __forceinline__ void CopyX(unsigned char* stages, const char* planes) {
+    ArriveAndExpect(full_ + stage_, Shape::kXBytes);
+    BulkCopy(stages + Stage(), planes, Shape::kXBytes, full_ + stage_);
+  }
+  __device__ __forceinline__ void Filled() { Signal(full_ + stage_); }
+  __device__ __forceinline__ void Emptied() { Signal(empty_ + stage_); }
+  __device__ __forceinline__ void Next() {
+    if (++stage_ == Shape::kStages) {
+      stage_ = 0;
+      phase_ ^= 1;
     }
   }
 
-  // Writes those entries of a row that lie in a tile from `k` on and behind `last`; how many.
-  template <typename PlaneA>
-  __device__ __forceinline__ int Scatter(unsigned char* tile, int row, int r, int k, int last,
-                                         bool* exact) {
-    const int column = columns_[r];
-    const bool inside = column < k + kSpmmTensorInner;
-    int before = __shfl_up_sync(kAllLanes, column, 1);
-    if (lane_ == 0) before = last;
-    if (inside) {
-      *exact = *exact && column > before;
-      uint32_t words[kPlanes<T>];
-      Split(values_[r], T{}, words, exact);
+ private:
+  __device__ __forceinline__ static void Signal(uint64_t* counter) {
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) Arrive(counter);
+  }
+};
+
+// The entries of a tile's rows, in the order of their columns. Four lanes hold a row's next 16 or
+// 32 in registers, each every fourth one, which were loaded while the tile before was written.
+template <typename T, typename Index, bool kPermuted, typename TileA>
+class EntriesOfRow {
+  static constexpr int kLanes = kWriters / kSpmmTensorRows;
+  static constexpr int kHalf = 4, kSlots = 2 * kHalf;  // entries of a lane
+  static constexpr int kNone = -1;                     // no column
+  const T* stored_values_;
+  const Index* column_indices_;
+  const int32_t* permutation_;
+  bool can_overrun_;        // all rows can be read on beyond their ends: no lane has to look
+  int number_, lane_;       // of the row in the tile, and the lane's of the row
+  int next_ = 0, end_ = 0;  // of the row's entries: the first one that is not written, their end
+  const char* ahead_;       // what the lane has brought nearer, of entry 0, and in bytes an entry
+  int step_;
+  int held_ = 0;   // entries of a row that lanes hold, from there on: of all rows as many
+  int taken_ = 0;  // of the row by the last tile
+  int columns_[kSlots];
+  int places_[kSlots];  // of values, if permuted
+  T values_[kSlots];
+
+  // Calls with the place of each entry that the lane has to load.
+  template <int kFirst, typename Function>
+  __device__ __forceinline__ void ForHalf(Function function) const {
+    const int first = next_ + lane_ + kFirst * kLanes;
+    if (can_overrun_) {
 #pragma unroll
-      for (int plane = 0; plane < kPlanes<T>; ++plane) {
-        if (column < k) continue;
-        *reinterpret_cast<uint16_t*>(tile + plane * PlaneA::kBytes +
-                                     PlaneA::At(row + r, column - k)) =
-            static_cast<uint16_t>(words[plane]);
+      for (int j = 0; j < kHalf; ++j) function(kFirst + j, first + j * kLanes);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kHalf; ++j) {
+        if (first + j * kLanes < end_) function(kFirst + j, first + j * kLanes);
       }
     }
-    const int taken = __popc(__ballot_sync(kAllLanes, inside));
-    if (lane_ == r) next_ += taken;
+  }
+  template <int kFirst>
+  __device__ __forceinline__ void LoadHalf() {
+    ForHalf<kFirst>([&](int j, int at) {
+      columns_[j] = static_cast<int>(column_indices_[at]);
+      if constexpr (kPermuted) places_[j] = permutation_[at];
+      else values_[j] = stored_values_[at];
+    });
+  }
+
+  // Writes those entries of a half that lie in the tile's columns, from `first` on; how many the
+  // lane has. `before` is the column of the entry in front of a row's first one. `rises` becomes
+  // false if one does not stand behind the one before it.
+  template <int kFirst>
+  __device__ __forceinline__ int ScatterHalf(uint32_t row, int first, int* before,
+                                             bool* rises) const {
+    const int lane = threadIdx.x % kWarp, stored = end_ - next_ - lane_;
+    int taken = 0;
+#pragma unroll
+    for (int j = kFirst; j < kFirst + kHalf; ++j) {
+      const auto place = static_cast<uint32_t>(columns_[j]) - static_cast<uint32_t>(first);
+      const bool inside = place < kSpmmTensorInner && j * kLanes < stored;
+      // The lane's neighbour has the entry before; of the row's first lane that was its last one.
+      const int left = __shfl_sync(kAllLanes, columns_[j],
+                                   lane / kLanes * kLanes + (lane + kLanes - 1) % kLanes);
+      *rises = *rises && (!inside || columns_[j] > (lane_ == 0 ? *before : left));
+      *before = left;
+      if (inside) TileA::Write(row, number_, place, values_[j]);
+      taken += inside;
+    }
     return taken;
   }
 
  public:
-  __device__ __forceinline__ EntriesOfRows(const M& m, int64_t rows, int64_t nse, int64_t first)
-      : m_(m), lane_(threadIdx.x % kWarp) {
-    static_assert(kRows <= kWarp);
-    if (lane_ < kRows && first + lane_ < rows) {
-      const RowBounds bounds(m.row_offsets, first + lane_, nse);
+  template <typename M>
+  __device__ __forceinline__ EntriesOfRow(const M& m, const SpmmProblem& p, int64_t first_row,
+                                          int number, int lane)
+      : stored_values_(m.values),
+        column_indices_(m.column_indices),
+        permutation_(m.permutation),
+        number_(number),
+        lane_(lane) {
+    const int64_t row = first_row + number;
+    if (row < p.pattern.rows) {
+      const RowBounds bounds(m.row_offsets, row, p.pattern.nse);
       next_ = static_cast<int>(bounds.begin);
       end_ = static_cast<int>(bounds.end);
     }
-    Load(~0u);
+    // Half of the lanes care for columns, the others for values or where these are, as far as 64
+    // and 128 entries behind the next one.
+    constexpr int kAhead = 64;
+    const void* arrays[2] = {m.column_indices, m.values};
+    if constexpr (kPermuted) arrays[1] = m.permutation;
+    const int sizes[2] = {sizeof(Index), kPermuted ? 4 : sizeof(T)};
+    step_ = lane % 2 == 0 ? sizes[0] : sizes[1];
+    ahead_ = static_cast<const char*>(lane % 2 == 0 ? arrays[0] : arrays[1]) +
+             (1 + lane / 2) * kAhead * step_;
+    can_overrun_ = !__any_sync(kAllLanes, end_ + (kLanes / 2 + 1) * kAhead > p.pattern.nse);
   }
 
-  // Writes out columns `k` to k + kSpmmTensorInner of these rows, of the tile's from `row` on.
-  template <typename PlaneA>
-  __device__ __forceinline__ void Write(unsigned char* tile, int row, int k, bool* exact) {
-#pragma unroll
-    for (int i = 0; i < kPlanes<T> * kRows * kSpmmTensorInner * 2 / (16 * kWarp); ++i) {
-      const int at = (i * kWarp + lane_) * 16;
-      constexpr int kOfRows = kRows * kSpmmTensorInner * 2;
-      const int plane = at / kOfRows, within = at % kOfRows;
-      *reinterpret_cast<Packet<uint32_t, 4>*>(tile + plane * PlaneA::kBytes +
-                                              row * kSpmmTensorInner * 2 + within) = {};
+  // Loads what the next tile may have: more than 16 entries of a row only where so many may come,
+  // as many as the last time and half as many again.
+  __device__ __forceinline__ void Load() {
+    constexpr int kFew = kLanes * kHalf;
+    if (can_overrun_) Prefetch(ahead_ + int64_t{next_} * step_);
+    LoadHalf<0>();
+    held_ = kFew;
+    if (__any_sync(kAllLanes, taken_ + taken_ / 2 + 2 > kFew)) {
+      LoadHalf<kHalf>();
+      held_ = 2 * kFew;
     }
-    __syncwarp();
-    unsigned moved = 0, full = 0;  // rows
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const int taken = Scatter<PlaneA>(tile, row, r, k, k - 1, exact);
-      moved |= static_cast<unsigned>(taken > 0) << r;
-      full |= static_cast<unsigned>(taken == kWarp) << r;
-    }
-    // Of a full row the lanes held too few: its next entries may lie in the tile, too.
-    while (full != 0) {
-      int last[kRows];
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) last[r] = __shfl_sync(kAllLanes, columns_[r], kWarp - 1);
-      Load(full);
-      unsigned still_full = 0;
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        if (!(full >> r & 1)) continue;
-        const int taken = Scatter<PlaneA>(tile, row, r, k, last[r], exact);
-        still_full |= static_cast<unsigned>(taken == kWarp) << r;
-      }
-      full = still_full;
-    }
-    Load(moved);
   }
+  // What has to wait for that.
+  __device__ __forceinline__ void LoadPermuted() {
+    if constexpr (kPermuted) {
+      const auto load = [&](int j, int at) { values_[j] = stored_values_[places_[j]]; };
+      ForHalf<0>(load);
+      if (held_ > kLanes * kHalf) ForHalf<kHalf>(load);
+    }
+  }
+
+  // Writes the row's numbers in columns `first` to first + kSpmmTensorInner, which are 0 yet.
+  // `ordered` becomes false if a column stands twice, or behind a higher one.
+  __device__ __forceinline__ void Write(uint32_t row, int first, bool* ordered) {
+    taken_ = 0;
+    int before = kNone;
+    while (true) {
+      int taken = ScatterHalf<0>(row, first, &before, ordered);
+      const auto place = static_cast<uint32_t>(columns_[kHalf]) - static_cast<uint32_t>(first);
+      if (held_ > kLanes * kHalf && __any_sync(kAllLanes, place < kSpmmTensorInner || !*ordered)) {
+        taken += ScatterHalf<kHalf>(row, first, &before, ordered);
+      }
+#pragma unroll
+      for (int distance = 1; distance < kLanes; distance *= 2) {
+        taken += __shfl_xor_sync(kAllLanes, taken, distance);
+      }
+      next_ += taken;
+      taken_ += taken;
+      // All that lanes hold of a row lies in the tile: more may.
+      if (!__any_sync(kAllLanes, taken == held_ && next_ < end_)) return;
+      Load();
+      LoadPermuted();
+    }
+  }
+
+  // Whether all entries of the row have been written: if not, some stood behind higher columns.
+  __device__ __forceinline__ bool AllWritten() const { return next_ >= end_; }
 };
 
-// The result's rows of a tile entry by entry: any numbers, in any order.
-template <int kColumns, bool kLeft, typename T, typename M>
+// A tile of the result entry by entry, by the multipliers: any numbers, in any order.
+template <int kColumns, typename T, typename M>
 __device__ void MultiplyEntryByEntry(const SpmmProblem& p, const M& m, int64_t first_row,
                                      int64_t first_column) {
   const int lane = threadIdx.x % kWarp;
-  for (int r = threadIdx.x / kWarp; r < kSpmmTensorRows; r += kSpmmTensorThreads / kWarp) {
+  for (int r = threadIdx.x / kWarp; r < kSpmmTensorRows; r += kMultipliers / kWarp) {
     const int64_t row = first_row + r;
     if (row >= p.pattern.rows) break;
     const RowBounds bounds(m.row_offsets, row, p.pattern.nse);
     for (int64_t c = first_column + lane; c < first_column + kColumns && c < p.n; c += kWarp) {
       Accumulator<T> sum = 0;
       for (int64_t i = bounds.begin; i < bounds.end; ++i) {
-        const int64_t k = m.column_indices[i];
-        sum += m.Value(i) * ToAccumulator(m.x[kLeft ? c * p.pattern.columns + k : k * p.n + c]);
+        sum += m.Value(i) * ToAccumulator(m.x[m.column_indices[i] * p.n + c]);
       }
-      m.Write(p.activation, row, kLeft ? c * p.pattern.rows + row : row * p.n + c, sum);
+      m.Write(p.activation, row, row * p.n + c, sum);
     }
   }
 }
 
-template <typename T, typename Out, typename Index, int kColumns, bool kLeft>
-__global__ void __launch_bounds__(kSpmmTensorThreads)
-    SpmmTensorCores(const __grid_constant__ SpmmProblem p) {
-  using Stage = SpmmStage<T, kColumns, kLeft>;
-  using M = Matrices<T, Out, Index>;
-  // Warps that multiply, along rows and columns.
-  constexpr int kAcross = kColumns > 32 ? 2 : 1, kDown = kMultipliers / kWarp / kAcross;
-  constexpr int kWarpRows = kSpmmTensorRows / kDown, kWarpColumns = kColumns / kAcross;
-  extern __shared__ __align__(128) unsigned char spmm_stages[];
-  const int64_t down = CeilDivide(p.pattern.rows, kSpmmTensorRows),
-                across = CeilDivide(p.n, kColumns);
-  const int64_t tiles = p.batch.count * down * across;
-  const int steps = static_cast<int>(CeilDivide(p.pattern.columns, kSpmmTensorInner));
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const M m(p, tile / (down * across));
-    const int64_t first_row = tile / across % down * kSpmmTensorRows;
-    const int64_t first_column = tile % across * kColumns;
-    bool exact = true;
-    WarpProduct<T, kWarpRows / 16, kWarpColumns / 8> product;
-    const int warp = threadIdx.x / kWarp;
-    const int row = warp / kAcross * kWarpRows, column = warp % kAcross * kWarpColumns;
-    // At its end a step's tile is written and the one before it read: two stages are enough.
-    if (threadIdx.x < kMultipliers) {
-      for (int step = 0; step < steps; ++step) {
-        const int stage = step % kSpmmStages;
-        const unsigned char* from = spmm_stages + stage * Stage::kBytes;
-        WaitAt<kSpmmTensorThreads>(kAllThreads);
-#pragma unroll 1
-        for (int k = 0; k < kSpmmTensorInner; k += 16) {
-          product.template Add<typename Stage::PlaneA, typename Stage::PlaneX, !kLeft>(
-              from, from + Stage::kXAt, row, column, k);
-        }
-      }
-      if constexpr (kPlanes<T> > 1) {  // planes may overflow where the number itself would not
-        product.ForEachPair([&](int, int, float low, float high) {
-          exact = exact && low - low == 0 && high - high == 0;
-        });
-      }
+// A tile of the result.
+template <int kColumns>
+struct ResultTile {
+  int64_t entry, first_row, first_column;
+
+  __device__ ResultTile(const SpmmProblem& p, int64_t tile) {
+    const int64_t down = CeilDivide(p.pattern.rows, kSpmmTensorRows);
+    const int64_t across = CeilDivide(p.n, kColumns);
+    entry = tile / (down * across);
+    first_row = tile / across % down * kSpmmTensorRows;
+    first_column = tile % across * kColumns;
+  }
+  __device__ static int64_t Count(const SpmmProblem& p) {
+    return p.batch.count * CeilDivide(p.pattern.rows, kSpmmTensorRows) * CeilDivide(p.n, kColumns);
+  }
+};
+
+__device__ inline int StepsOf(const SpmmProblem& p) {
+  return static_cast<int>(CeilDivide(p.pattern.columns, kSpmmTensorInner));
+}
+
+// Writes the entries of a tile of the result to the stages, and has its planes of x copied there.
+// Returns whether the entries were in order.
+template <typename T, typename Out, typename Index, int kColumns, bool kPermuted, typename Shape>
+__device__ __forceinline__ bool WriteStages(const SpmmProblem& p, const ResultTile<kColumns>& tile,
+                                            unsigned char* stages, TileRing<Shape>& ring) {
+  using TileA = typename Shape::TileA;
+  constexpr int kLanes = kWriters / kSpmmTensorRows, kRows = kWarp / kLanes;
+  const Matrices<T, Out, Index> m(p, tile.entry);
+  const PlaneTiles planes(p.pattern.columns, p.n, kColumns, kPlanes<T>);
+  const int64_t of_x = p.pattern.columns * p.n;
+  const int64_t own = of_x == 0 ? 0 : (m.x - static_cast<const T*>(p.x.data)) / of_x;
+  const char* x = p.workspace.data + own * planes.Bytes() +
+                  tile.first_column / kColumns * planes.down * planes.tile_bytes;
+  const int writer = threadIdx.x - kMultipliers, row = writer / kLanes, steps = StepsOf(p);
+  EntriesOfRow<T, Index, kPermuted, TileA> entries(m, p, tile.first_row, row, writer % kLanes);
+  bool ordered = true;
+  entries.Load();
+  for (int step = 0; step < steps; ++step, ring.Next()) {
+    entries.LoadPermuted();
+    ring.WaitUntilEmpty();
+    if (writer == 0) ring.CopyX(stages, x + step * planes.tile_bytes);
+    const uint32_t to = AddressOfShared(stages) + ring.Stage() + Shape::kXBytes;
+    TileA::template Clear<kRows>(to, writer / kWarp * kRows);
+    __syncwarp();
+    entries.Write(to + row * TileA::kRowBytes, step * kSpmmTensorInner, &ordered);
+    ring.Filled();
+    entries.Load();
+  }
+  return ordered && entries.AllWritten();
+}
+
+// Multiplies what is in a warpgroup's stages of a tile of the result.
+template <typename Product, typename Shape>
+__device__ __forceinline__ void MultiplyStages(const SpmmProblem& p, unsigned char* stages,
+                                               int group, TileRing<Shape>& ring, Product& product) {
+  const int steps = StepsOf(p);
+  for (int step = 0; step < steps; ++step, ring.Next()) {
+    if (step % kGroups != group) continue;
+    ring.WaitUntilFull();
+    const uint32_t stage = AddressOfShared(stages) + ring.Stage();
+    using OfRows = typename Shape::TileA::OfRows;
+    if constexpr (Shape::kWritesPlanes) {
+      product.template AddPlanes<OfRows, kSpmmTensorInner, typename Shape::PlaneX, true>(
+          stages + ring.Stage() + Shape::kXBytes, stage);
     } else {
-      const int thread = threadIdx.x - kMultipliers;
-      constexpr int kRows = kSpmmTensorRows * kWarp / kWriters;  // of a warp
-      const int own = thread / kWarp * kRows;
-      EntriesOfRows<T, Index, M> entries(m, p.pattern.rows, p.pattern.nse, first_row + own);
-      const int64_t inner = p.pattern.columns;
-      typename Stage::TileOfX x;
-      const bool wide = x.IsWide(m.x, kLeft ? inner : p.n);
-      const auto load = [&](int step) {
-        const int64_t k = static_cast<int64_t>(step) * kSpmmTensorInner;
-        x.Load(m.x, kLeft ? p.n : inner, kLeft ? inner : p.n, kLeft ? first_column : k,
-               kLeft ? k : first_column, wide, thread);
-      };
-      if (steps > 0) load(0);
-      for (int step = 0; step < steps; ++step) {
-        const int stage = step % kSpmmStages;
-        unsigned char* to = spmm_stages + stage * Stage::kBytes;
-        x.Store(to + Stage::kXAt, thread, &exact);
-        if (step + 1 < steps) load(step + 1);
-        entries.template Write<typename Stage::PlaneA>(to, own, step * kSpmmTensorInner, &exact);
-        WaitAt<kSpmmTensorThreads>(kAllThreads);
+      product.template Add<OfRows::kPitch, kSpmmTensorInner, typename Shape::PlaneX, true>(
+          stage + Shape::kXBytes, stage);
+    }
+    ring.Emptied();
+  }
+}
+
+// What the warpgroups have of a tile, in stages that are empty: a few instructions write it out
+// from there, where one copy of the epilogue for each register took longer than the product, as
+// instructions come from memory.
+template <int kColumns>
+struct SumTiles {
+  static constexpr int kPitch =
+      kColumns + 8;  // so that rows which a warp writes lie in other banks
+  static constexpr int kBytes = kSpmmTensorRows * kPitch * sizeof(float);  // of a warpgroup
+};
+
+template <typename T, typename Out, typename Index, int kColumns>
+__device__ __forceinline__ void WriteTile(const SpmmProblem& p, const ResultTile<kColumns>& tile,
+                                          uint32_t sums) {
+  using Sums = SumTiles<kColumns>;
+  constexpr int kRun = 4, kRuns = kColumns / kRun;
+  const Matrices<T, Out, Index> m(p, tile.entry);
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kSpmmTensorRows * kRuns; i += kMultipliers) {
+    const int64_t row = tile.first_row + i / kRuns, first = tile.first_column + i % kRuns * kRun;
+    if (row >= p.pattern.rows || first >= p.n) continue;
+    const uint32_t at = sums + (i / kRuns * Sums::kPitch + i % kRuns * kRun) * sizeof(float);
+    const auto one = SharedAt<const Packet<float, kRun>>(at);
+    const auto other = SharedAt<const Packet<float, kRun>>(at + Sums::kBytes);
+    float z[kRun];
+#pragma unroll
+    for (int c = 0; c < kRun; ++c) z[c] = one.elements[c] + other.elements[c];
+    if (first + kRun <= p.n) {
+      m.WriteRun(p.activation, row, row * p.n + first, z);
+    } else {
+#pragma unroll
+      for (int c = 0; c < kRun; ++c) {
+        if (first + c < p.n) m.Write(p.activation, row, row * p.n + first + c, z[c]);
       }
     }
-    if (__syncthreads_or(!exact)) {
-      MultiplyEntryByEntry<kColumns, kLeft, T>(p, m, first_row, first_column);
-    } else if (threadIdx.x < kMultipliers) {
-      product.ForEachPair([&](int r, int c, float low, float high) {
-        const int64_t at_row = first_row + row + r, at_column = first_column + column + c;
-        if (at_row >= p.pattern.rows || at_column >= p.n) return;
-        if constexpr (kLeft) {
-          m.Write(p.activation, at_row, at_column * p.pattern.rows + at_row, low);
-          if (at_column + 1 < p.n) {
-            m.Write(p.activation, at_row, (at_column + 1) * p.pattern.rows + at_row, high);
-          }
-        } else if (at_column + 1 < p.n) {
-          float pair[2] = {low, high};
-          m.WriteRun(p.activation, at_row, at_row * p.n + at_column, pair);
-        } else {
-          m.Write(p.activation, at_row, at_row * p.n + at_column, low);
-        }
-      });
+  }
+}
+
+// Before SpmmTensorCores: writes the planes of x to the workspace.
+template <typename T, int kColumns>
+__global__ void __launch_bounds__(kSpmmPlanesThreads)
+    SpmmPlanes(const __grid_constant__ SpmmProblem p) {
+  const int64_t lines = p.pattern.columns;
+  const PlaneTiles planes(lines, p.n, kColumns, kPlanes<T>);
+  const int64_t tiles = OwnEntries(p.batch, p.x) * planes.across * planes.down;
+  for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+    const T* x = static_cast<const T*>(p.x.data) + t / planes.down / planes.across * lines * p.n;
+    TileInRegisters<T, kSpmmTensorInner, kColumns, kSpmmPlanesThreads,
+                    BlockPlane<kSpmmTensorInner, kColumns>>
+        tile;
+    tile.Load(x, lines, p.n, t % planes.down * kSpmmTensorInner,
+              t / planes.down % planes.across * kColumns, tile.IsWide(x, p.n), threadIdx.x);
+    bool finite = true;  // of no matter: the sums tell
+    tile.Store(reinterpret_cast<unsigned char*>(p.workspace.data) + t * planes.tile_bytes,
+               threadIdx.x, &finite);
+  }
+}
+
+template <typename T, typename Out, typename Index, int kColumns, bool kPermuted>
+__global__ void __launch_bounds__(kSpmmTensorThreads, 1)
+    SpmmTensorCores(const __grid_constant__ SpmmProblem p) {
+  using Shape = SpmmTensorShape<T, kColumns>;
+  using Tile = ResultTile<kColumns>;
+  extern __shared__ __align__(1024) unsigned char spmm_stages[];
+  TileRing<Shape> ring(spmm_stages + Shape::kCountersAt);
+  const int64_t tiles = Tile::Count(p);
+  if (threadIdx.x >= kMultipliers) {
+    GiveUpRegisters<kRegistersToWrite>();
+    for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+      const bool ordered =
+          WriteStages<T, Out, Index, kColumns, kPermuted>(p, Tile(p, t), spmm_stages, ring);
+      AnyAt<kSpmmTensorThreads>(kAllThreads, !ordered);
+      WaitAt<kSpmmTensorThreads>(kAllThreads);
     }
-    __syncthreads();  // the next tile's stages
+    return;
+  }
+  TakeRegisters<kRegistersToMultiply>();
+  const int group = WarpgroupOfBlock();
+  for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+    WarpgroupProduct<T, kColumns> product;
+    MultiplyStages(p, spmm_stages, group, ring, product);
+    using Sums = SumTiles<kColumns>;
+    static_assert(kGroups * Sums::kBytes <= Shape::kCountersAt);
+    float not_finite = 0;  // NaN, if a sum is not
+    product.ForEachPair([&](int, int, float low, float high) {
+      not_finite += low * 0.0f;
+      not_finite += high * 0.0f;
+    });
+    const bool exact = !AnyAt<kSpmmTensorThreads>(kAllThreads, !(not_finite == 0));
+    const Tile tile(p, t);
+    if (exact) {
+      const uint32_t sums = AddressOfShared(spmm_stages);
+      product.ForEachPair([&](int r, int c, float low, float high) {
+        SharedAt<Packet<float, 2>>(sums + group * Sums::kBytes +
+                                   (r * Sums::kPitch + c) * sizeof(float)) = {{low, high}};
+      });
+      WaitAt<kMultipliers>(kOfMultipliers);
+      WriteTile<T, Out, Index>(p, tile, sums);
+      FenceShared();  // copies of x are written there next
+    } else {
+      MultiplyEntryByEntry<kColumns, T>(p, Matrices<T, Out, Index>(p, tile.entry), tile.first_row,
+                                        tile.first_column);
+    }
+    WaitAt<kSpmmTensorThreads>(kAllThreads);
   }
 }
 

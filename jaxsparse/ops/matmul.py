@@ -336,7 +336,7 @@ def _spmm_xla(
     return [r.T for r in results] if dense_on_left else results
 
 
-_WITH_X_ON_THE_LEFT = ("generic_dots", "tensor_cores")  # CUDA variants that take it so
+_WITH_X_ON_THE_LEFT = "generic_dots"  # the CUDA variant that takes it so
 
 
 def _spmm_ffi(params: dict[str, Any], avals: Sequence[ShapedArray], platform: str) -> FfiCall:
@@ -347,13 +347,42 @@ def _spmm_ffi(params: dict[str, Any], avals: Sequence[ShapedArray], platform: st
     # Most of a GPU's kernels read what stands in the columns of x where it is on the left: they get
     # it transposed.
     left = params["dense_on_left"]
-    swap = left and platform == "cuda" and params["variant"] not in _WITH_X_ON_THE_LEFT
+    swap = left and platform == "cuda" and params["variant"] != _WITH_X_ON_THE_LEFT
+    x, entries = avals[_X], avals[0].shape[-1]
+    n, k = x.shape[-2:] if left else x.shape[:-3:-1]
+    rows = avals[6 if transpose else 3].shape[-1]
+    workspace = 0
+    if platform == "cuda" and (swap or not left):
+        workspace = _planes_bytes(params["variant"], x, (k, n), rows, entries)
     attributes = {
         "permuted": transpose,
         "dense_on_left": left and not swap,
         "activation": params.get("activation") or "none",
+        "workspace": workspace,
     }
-    return FfiCall(operands, attributes, swapped=("x", "out", "preactivation") if swap else ())
+    swapped = ("x", "out", "preactivation") if swap else ()
+    return FfiCall(operands, attributes, workspace, swapped)
+
+
+# Tensor cores read the dense operand in planes of 16 bits, which a kernel before writes. There is
+# no place for them where so few entries are stored that another kernel is chosen.
+_PLANES = {"float32": 3, "bfloat16": 1, "float16": 1}
+_LEAST_DENSITY_FOR_PLANES = 1 / 64
+
+
+def _planes_bytes(
+    variant: str | None, dense: ShapedArray, shape: Sequence[Any], rows: Any, entries: Any
+) -> int:
+    """The workspace for the planes of a dense operand: as `PlaneTiles` in ffi/common/types.h."""
+    lines, width = shape
+    of_number = 2 * _PLANES.get(dense.dtype.name, 0)
+    if not all(isinstance(size, int) for size in (*dense.shape, rows, entries)):
+        return 0
+    if variant != "tensor_cores" and entries < _LEAST_DENSITY_FOR_PLANES * rows * lines:
+        return 0
+    least = 32 if width <= 32 else 64 if width <= 64 else 128
+    padded = -(-lines // 64) * 64 * -(-width // least) * least
+    return math.prod(dense.shape[:-2]) * padded * of_number
 
 
 def _spmm_cast(
@@ -524,7 +553,13 @@ def _sddmm_ffi(
     free = params["implementation"] is None and params["variant"] is None
     if platform == "cuda" and free and _dense_product_pays(avals):
         return None
-    return FfiCall(("x", "y", *ROWS, *(("scale_by",) if params["scaled"] else ())), {})
+    y, rows, entries = avals[_SDDMM_Y], avals[4].shape[-1], avals[3].shape[-1]
+    workspace = 0
+    if platform == "cuda":
+        columns, d = y.shape[-2:]
+        workspace = _planes_bytes(params["variant"], y, (columns, d), rows, entries)
+    operands = ("x", "y", *ROWS, *(("scale_by",) if params["scaled"] else ()))
+    return FfiCall(operands, {"workspace": workspace}, workspace)
 
 
 # From so much density on a GPU's dense product, and picking entries of it, is faster than the

@@ -10,6 +10,7 @@ struct SddmmSize {
   int64_t rows, columns, d;
   double density;
   double density_of_longest = 0;  // of row 1, where it is not 0
+  bool shared_y = false;          // by batch entries
 };
 
 // Two batch entries; arrays begin `lead` elements behind an aligned place.
@@ -59,7 +60,7 @@ class SddmmTest {
     p.batch.rank = 1;
     p.batch.count = p.batch.sizes[0] = kEntries;
     p.x = Of(x_, lead_, size_.rows * size_.d);
-    p.y = Of(y_, lead_, size_.columns * size_.d);
+    p.y = Of(y_, lead_, size_.shared_y ? 0 : size_.columns * size_.d);
     if (scaled_) p.scale_by = Of(scale_, lead_, nse_);
     p.out = Of(out_, lead_, nse_);
     return p;
@@ -91,7 +92,8 @@ class SddmmTest {
 
   void CheckStored(int64_t entry, int64_t r, int64_t i) const {
     const T* of_row = x_.data() + lead_ + (entry * size_.rows + r) * size_.d;
-    const T* of_column = y_.data() + lead_ + (entry * size_.columns + pattern_.column(i)) * size_.d;
+    const int64_t of_y = size_.shared_y ? 0 : entry;
+    const T* of_column = y_.data() + lead_ + (of_y * size_.columns + pattern_.column(i)) * size_.d;
     const double factor = scaled_ ? ToAccumulator(scale_[lead_ + entry * nse_ + i]) : 1;
     float in_float = 0;
     double sum = 0, most = 0;

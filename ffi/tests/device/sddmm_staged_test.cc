@@ -14,7 +14,7 @@ alignas(128) unsigned char sddmm_ring[SddmmStagedBytes(1024, 2, 40, 2)];
 namespace {
 
 template <typename T, typename Out, typename Index, int kLanes, int kPieces, int kRows, int kPanel,
-          int kStages, int kParts, bool kEven>
+          int kStages, int kParts>
 void Test(const SddmmSize& size, Disorder disorder, bool scaled, int64_t lead, int blocks) {
   static_assert(SddmmStagedBytes(kLanes * kPieces * 16, kRows, kPanel, kStages) <=
                 sizeof(sddmm_ring));
@@ -23,7 +23,7 @@ void Test(const SddmmSize& size, Disorder disorder, bool scaled, int64_t lead, i
   const auto run = [&] {
     std::memset(sddmm_ring, 0xff, sizeof(sddmm_ring));  // NaN that nothing must read
     emulated::Launch(blocks, kSddmmStagedThreads, [&] {
-      SddmmStaged<T, Out, Index, kLanes, kPieces, kRows, kPanel, kStages, kParts, kEven>(p);
+      SddmmStaged<T, Out, Index, kLanes, kPieces, kRows, kPanel, kStages, kParts>(p);
     });
   };
   run();
@@ -38,14 +38,14 @@ void Test(const SddmmSize& size, Disorder disorder, bool scaled, int64_t lead, i
 }
 
 template <typename T, typename Out, int kLanes, int kPieces, int kRows, int kPanel, int kStages,
-          int kParts, bool kEven>
+          int kParts>
 void TestSizes() {
   constexpr int64_t kMost = kLanes * kPieces * 16 / sizeof(T), kVector = 16 / sizeof(T);
   const auto test = [](const SddmmSize& size, Disorder disorder, bool scaled, int64_t lead,
                        int blocks = 2) {
     using Index = std::conditional_t<kRows % 4 == 0, uint16_t, int32_t>;
-    Test<T, Out, Index, kLanes, kPieces, kRows, kPanel, kStages, kParts, kEven>(
-        size, disorder, scaled, lead, blocks);
+    Test<T, Out, Index, kLanes, kPieces, kRows, kPanel, kStages, kParts>(size, disorder, scaled,
+                                                                         lead, blocks);
   };
   test({1, 1, 1, 1.0}, Disorder::kNone, false, 1);
   // By bulk copies, which fill stages thrice.
@@ -67,9 +67,9 @@ void TestSizes() {
 
 int main() {
   using namespace jaxsparse;
-  TestSizes<float, float, 8, 4, 4, 40, 3, 1, false>();
-  TestSizes<float, float, 2, 4, 8, 48, 2, 2, true>();
-  TestSizes<bfloat16, bfloat16, 4, 4, 1, 36, 2, 4, false>();
-  TestSizes<float16, float, 8, 8, 2, 40, 2, 1, true>();
+  TestSizes<float, float, 8, 4, 4, 40, 3, 1>();
+  TestSizes<float, float, 2, 4, 8, 48, 2, 2>();
+  TestSizes<bfloat16, bfloat16, 4, 4, 1, 36, 2, 4>();
+  TestSizes<float16, float, 8, 8, 2, 40, 2, 1>();
   std::puts("all results agree");
 }

@@ -96,6 +96,16 @@ class Block {
     Meet(meeting, expected, waits, [] {});
   }
 
+  // Meets all threads; whether the predicate is true for any.
+  bool MeetOr(bool predicate) {
+    any_ = any_ || predicate;
+    Meet(barriers_[0], Threads(), true, [&] {
+      any_of_last_ = any_;
+      any_ = false;
+    });
+    return any_of_last_;
+  }
+
   // Barriers in shared memory, which count arrivals and bytes.
   void InitCounter(const void* at, uint32_t arrivals) {
     counters_[at] = {{}, arrivals, arrivals, 0};
@@ -139,8 +149,6 @@ class Block {
     });
     return taken;
   }
-
-  bool any = false, any_of_last = false;  // of __syncthreads_or
 
   [[noreturn]] static void Fail(const char* what) {
     std::fprintf(stderr, "emulated GPU: %s\n", what);
@@ -199,6 +207,7 @@ class Block {
   std::vector<Warp> warps_;
   std::array<Meeting, 16> barriers_;
   std::map<const void*, Counter> counters_;
+  bool any_ = false, any_of_last_ = false;  // of predicates
   uint64_t progress_ = 0;
   ucontext_t host_;
   const void* host_stack_ = nullptr;
@@ -225,15 +234,6 @@ inline void Launch(int blocks, int threads, const std::function<void()>& kernel)
 inline void __syncthreads() {
   emulated::Block& b = *emulated::Block::current;
   b.Meet(b.Barrier(0), b.Threads());
-}
-inline int __syncthreads_or(int predicate) {
-  emulated::Block& b = *emulated::Block::current;
-  b.any = b.any || predicate != 0;
-  b.Meet(b.Barrier(0), b.Threads(), true, [&] {
-    b.any_of_last = b.any;
-    b.any = false;
-  });
-  return b.any_of_last;
 }
 inline void __syncwarp() {
   emulated::Block::current->Collect<int, int>(0, [](auto, auto) {});

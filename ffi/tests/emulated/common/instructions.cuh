@@ -1,6 +1,7 @@
 // ffi/common/instructions.cuh on an emulated GPU.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -122,8 +123,15 @@ void WaitAt(int barrier) {
   block.Meet(block.Barrier(barrier), kThreads);
 }
 
+template <int kThreads>
+bool AnyAt(int barrier, bool predicate) {
+  emulated::Block& block = *emulated::Block::current;
+  if (barrier != kAllThreads) emulated::Block::Fail("predicates are not kept for this barrier");
+  return block.MeetOr(predicate);
+}
+
 // Counted from a place in the program, of which an emulated GPU's shared memory is part.
-inline char start_of_shared;
+alignas(1024) inline char start_of_shared;
 // A compiler that knew which object lies there would take all accesses for ones to that.
 inline char* StartOfShared() {
   char* start = &start_of_shared;
@@ -138,6 +146,75 @@ T& SharedAt(uint32_t address) {
   return *reinterpret_cast<T*>(StartOfShared() + static_cast<int32_t>(address));
 }
 
+template <int kWidth>
+uint64_t SharedMatrix(uint32_t address) {
+  return uint64_t{kWidth} << 32 | address;
+}
+inline uint64_t Behind(uint64_t matrix, int bytes) {
+  if (bytes % 16 != 0) emulated::Block::Fail("misaligned matrix");
+  return (matrix & ~uint64_t{0xffffffff}) | static_cast<uint32_t>(matrix + bytes);
+}
+// Line `line` of a SharedMatrix, and there number `at`. Chunks change places by their addresses.
+inline uint16_t NumberOf(uint64_t matrix, int line, int at) {
+  const auto width = static_cast<uint32_t>(matrix >> 32);
+  uint32_t address = static_cast<uint32_t>(matrix) + line * width * 2 + at * 2;
+  address ^= (address >> 7 & (width / 8 - 1)) << 4;
+  return SharedAt<uint16_t>(address);
+}
+
+// Done when the warpgroup waits, and not before; a warp does its own 16 rows.
+template <bool kTransposed, int kCount, typename ToFloat>
+void EmulateWarpgroupMma(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b, ToFloat number) {
+  constexpr int kColumns = kCount * 2;
+  const std::array<uint32_t, 4> own{a[0], a[1], a[2], a[3]};
+  if (static_cast<uint32_t>(b) % 16 != 0) emulated::Block::Fail("misaligned matrix");
+  emulated::Block::current->Postpone([=, &d] {
+    struct Rows {
+      float of[2][16];
+    };
+    const Rows rows = emulated::Block::current->Collect<std::array<uint32_t, 4>, Rows>(
+        own, [&](auto given, auto taken) {
+          for (int lane = 0; lane < kWarp; ++lane) {
+            for (int k = 0; k < 16; ++k) {
+              for (int half = 0; half < 2; ++half) {
+                const int from = lane / 4 * 4 + k % 8 / 2, word = half + k / 8 * 2;
+                taken(lane).of[half][k] =
+                    number(static_cast<uint16_t>(given(from)[word] >> 16 * (k % 2)));
+              }
+            }
+          }
+        });
+    for (int i = 0; i < kCount; ++i) {
+      const int column = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+      static_assert(kColumns % 8 == 0);
+      double sum = d[i];
+      for (int k = 0; k < 16; ++k) {
+        sum += double(rows.of[i / 2 % 2][k]) *
+               number(kTransposed ? NumberOf(b, k, column) : NumberOf(b, column, k));
+      }
+      d[i] = CutOff(sum);
+    }
+  });
+}
+template <bool kTransposed, int kCount>
+void MultiplyAddBfloats(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b) {
+  EmulateWarpgroupMma<kTransposed>(d, a, b, FloatOfBfloat);
+}
+template <bool kTransposed, int kCount>
+void MultiplyAddHalves(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b) {
+  EmulateWarpgroupMma<kTransposed>(d, a, b, FloatOfHalf);
+}
+template <int kCount>
+void TakeRegisters() {}
+template <int kCount>
+void GiveUpRegisters() {}
+template <int kBlocks, int kCount>
+void BeginProducts(float (&)[kBlocks][kCount]) {}
+template <int kBlocks, int kCount>
+void WaitForProducts(float (&)[kBlocks][kCount]) {
+  emulated::Block::current->DoPostponed();
+}
+
 inline uint32_t FetchAndAdd(uint32_t* shared, uint32_t x) {
   const uint32_t before = *shared;
   *shared += x;
@@ -147,7 +224,7 @@ inline uint32_t FetchAndAdd(uint32_t* shared, uint32_t x) {
 inline void InitBarrier(uint64_t* barrier, uint32_t arrivals) {
   emulated::Block::current->InitCounter(barrier, arrivals);
 }
-inline void FenceBarriers() {}
+inline void FenceShared() {}
 // Reads, so that it shows what is out of bounds.
 inline void Prefetch(const void* from) {
   static_cast<void>(*static_cast<const volatile char*>(from));

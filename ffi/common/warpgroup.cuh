@@ -1,0 +1,290 @@
+// Products of tiles in shared memory on the tensor cores of a warpgroup; those of float32 as exact
+// as in float32 (see common/tensor_cores.cuh for the planes that a number is split into).
+//
+// `a` lies in shared memory as it is and passes through registers, where it is split: so a tile
+// that is written entry by entry takes one store for an entry, and is read once. `b` lies there in
+// planes, which tensor cores read.
+#pragma once
+
+#include "common/tensor_cores.cuh"
+
+namespace jaxsparse {
+
+constexpr int kWarpgroup = 4 * kWarp;
+
+// Which of its block's a thread's warpgroup is, in a way that tells a compiler that all lanes
+// agree.
+__device__ __forceinline__ int WarpgroupOfBlock() {
+  return __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+}
+
+// A tile of rows of kWidth numbers as they are, with space behind each row, so that lanes that read
+// eight rows find them in different banks.
+template <typename T, int kRowCount, int kWidth>
+struct PlainTile {
+  static constexpr int kPitch = kWidth + 8;  // numbers
+  static constexpr int kRowBytes = kPitch * sizeof(T);
+  static constexpr int kBytes = kRowCount * kRowBytes;
+};
+
+// Planes of a tile of kHeight lines of kWidth numbers, in blocks of at most 64 numbers of each
+// line.
+template <int kHeight, int kWidth>
+struct BlockPlane {
+  static constexpr int kBlockWidth = kWidth < 64 ? kWidth : 64;
+  using Block = Plane<kHeight, kBlockWidth>;
+  static constexpr int kBytes = kWidth / kBlockWidth * Block::kBytes;
+  static_assert(kWidth % kBlockWidth == 0);
+
+  __device__ __forceinline__ static int At(int line, int at) {
+    return at / kBlockWidth * Block::kBytes + Block::At(line, at % kBlockWidth);
+  }
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// d = a b, else as MultiplyAddBfloats. Sums that are cleared before take other registers than those
+// they had, which there are not where many are in use: all products wait for one another then.
+template <bool kTransposed>
+__device__ __forceinline__ void MultiplyBfloats(float (&d)[16], const uint32_t (&a)[4],
+                                                uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, "
+      "%7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, 0, 1, 1, %21;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed));
+}
+template <bool kTransposed>
+__device__ __forceinline__ void MultiplyBfloats(float (&d)[32], const uint32_t (&a)[4],
+                                                uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, "
+      "%7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, 0, 1, 1, %37;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed));
+}
+
+#else
+
+template <bool kTransposed, int kCount>
+__device__ __forceinline__ void MultiplyBfloats(float (&d)[kCount], const uint32_t (&a)[4],
+                                                uint64_t b) {
+  for (float& sum : d) sum = 0;
+  MultiplyAddBfloats<kTransposed>(d, a, b);
+}
+
+#endif
+
+// The planes of 64 rows of kInner numbers in the registers of a warpgroup, dealt as its tensor
+// cores take them.
+template <typename T, int kInner>
+struct WarpgroupRows {
+  static constexpr int kSteps = kInner / 16;
+  uint32_t planes[kPlanes<T>][kSteps][4];
+
+  // From row `first` on of a row-major matrix. Places beyond it are 0.
+  __device__ __forceinline__ void Load(const T* matrix, int64_t height, int64_t width,
+                                       int64_t first) {
+    Packet<T, 2> pairs[kSteps][4];
+    if (width % 2 == 0 && IsAligned<Packet<T, 2>>(matrix)) {
+      LoadPairs<true>(pairs, matrix, height, width, first);
+    } else {
+      LoadPairs<false>(pairs, matrix, height, width, first);
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        uint32_t words[kPlanes<T>];
+        bool finite = true;  // of no matter: sums tell
+        const Packet<T, 2>& pair = pairs[step][word];
+        Split(pair.elements[0], pair.elements[1], words, &finite);
+#pragma unroll
+        for (int plane = 0; plane < kPlanes<T>; ++plane) planes[plane][step][word] = words[plane];
+      }
+    }
+  }
+
+ private:
+  template <bool kWide>
+  __device__ __forceinline__ static void LoadPairs(Packet<T, 2> (&pairs)[kSteps][4],
+                                                   const T* matrix, int64_t height, int64_t width,
+                                                   int64_t first) {
+    const int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp;
+    const int64_t top = first + thread / kWarp * 16 + lane / 4;
+    const int side = lane % 4 * 2, columns = static_cast<int>(width) - side;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const T* from = matrix + (top + half * 8) * width + side;
+      const int inside = top + half * 8 < height ? columns : 0;
+#pragma unroll
+      for (int i = 0; i < 2 * kSteps; ++i) {
+        Packet<T, 2>& pair = pairs[i / 2][i % 2 * 2 + half];
+        pair = {};
+        if constexpr (kWide) {
+          if (i * 8 < inside) pair = LoadPacket<2>(from + i * 8, true);
+        } else {
+          if (i * 8 < inside) pair.elements[0] = from[i * 8];
+          if (i * 8 + 1 < inside) pair.elements[1] = from[i * 8 + 1];
+        }
+      }
+    }
+  }
+};
+
+// One warpgroup's part of a product: 64 rows by kColumns columns.
+template <typename T, int kColumns>
+struct WarpgroupProduct {
+  static constexpr int kBlockColumns = kColumns < 64 ? kColumns : 64;
+  static constexpr int kBlocks = kColumns / kBlockColumns;
+  static constexpr int kCount = kBlockColumns / 2;  // of a lane, in a block
+  float sums[kBlocks][kCount] = {};
+
+  // Calls with (row, column, two neighbouring sums) for each pair that this lane has.
+  template <typename Function>
+  __device__ __forceinline__ void ForEachPair(Function function) const {
+    const int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+      for (int i = 0; i < kCount; i += 2) {
+        function(thread / kWarp * 16 + i / 2 % 2 * 8 + lane / 4,
+                 block * kBlockColumns + i / 4 * 8 + lane % 4 * 2, sums[block][i],
+                 sums[block][i + 1]);
+      }
+    }
+  }
+
+  // Adds the product over kInner places of the inner dimension. `a` is the first of 64 rows of a
+  // PlainTile<T, ..., kPitch - 8>, `b` the first plane of a BlockPlane: its blocks' lines are
+  // columns of the product or, transposed, places of the inner dimension. All numbers of `a` have
+  // planes.
+  template <int kPitch, int kInner, typename PlaneB, bool kTransposed>
+  __device__ __forceinline__ void Add(uint32_t a, uint32_t b) {
+    constexpr int kSteps = (kPlanes<T> > 1 ? 32 : kInner) / 16;  // at a time, by registers
+    static_assert(kInner % (16 * kSteps) == 0);
+#pragma unroll 1  // together they would take too many registers
+    for (int k = 0; k < kInner; k += 16 * kSteps) {
+      uint32_t of_a[kPlanes<T>][kSteps][4];
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        LoadRows<kPitch>(of_a, step, a + (k + step * 16) * sizeof(T));
+      }
+      float part[kBlocks][kCount];
+      AddSteps<PlaneB, kTransposed, kSteps, kInner>(part, of_a, 0, b, k);
+    }
+  }
+
+  // The same of rows that lie in planes there, too, one behind the other from `a` on.
+  template <typename PlaneA, int kInner, typename PlaneB, bool kTransposed>
+  __device__ __forceinline__ void AddPlanes(const unsigned char* a, uint32_t b) {
+    constexpr int kSteps = (kPlanes<T> > 1 ? 32 : kInner) / 16;
+    const int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp;
+    static_assert(kInner % (16 * kSteps) == 0);
+#pragma unroll 1
+    for (int k = 0; k < kInner; k += 16 * kSteps) {
+      uint32_t of_a[kPlanes<T>][kSteps][4];
+#pragma unroll
+      for (int plane = 0; plane < kPlanes<T>; ++plane) {
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+          LoadMatrices(of_a[plane][step], a + plane * PlaneA::kBytes +
+                                              PlaneA::At(thread / kWarp * 16 + lane % 16,
+                                                         k + step * 16 + lane / 16 * 8));
+        }
+      }
+      float part[kBlocks][kCount];
+      AddSteps<PlaneB, kTransposed, kSteps, kInner>(part, of_a, 0, b, k);
+    }
+  }
+
+  // The same of rows that are in registers.
+  template <typename PlaneB, bool kTransposed, int kInner>
+  __device__ __forceinline__ void Add(const WarpgroupRows<T, kInner>& a, uint32_t b) {
+    constexpr int kSteps = kPlanes<T> > 1 ? 2 : kInner / 16;  // that are summed there
+    float part[kBlocks][kCount];
+#pragma unroll
+    for (int k = 0; k < kInner; k += 16 * kSteps) {
+      AddSteps<PlaneB, kTransposed, kSteps, kInner>(part, a.planes, k / 16, b, k);
+    }
+  }
+
+ private:
+  // Adds the product over 16 * kSteps places from `k` on; those of `a` begin at its step `first`.
+  template <typename PlaneB, bool kTransposed, int kSteps, int kInner, int kStepsOfA>
+  __device__ __forceinline__ void AddSteps(float (&part)[kBlocks][kCount],
+                                           const uint32_t (&a)[kPlanes<T>][kStepsOfA][4], int first,
+                                           uint32_t b, int k) {
+    static_assert(kTransposed || kBlocks == 1);
+    const auto place_of = [](int from) {  // in a plane
+      return kTransposed ? from * PlaneB::kBlockWidth * 2
+                         : from / PlaneB::kBlockWidth * PlaneB::Block::kBytes +
+                               from % PlaneB::kBlockWidth * 2;
+    };
+    const uint64_t first_plane = SharedMatrix<PlaneB::kBlockWidth>(b + place_of(k));
+    const auto matrix_at = [&](int plane, int block, int step) {
+      return Behind(first_plane, plane * PlaneB::kBytes + block * PlaneB::Block::kBytes +
+                                     (place_of(k + step * 16) - place_of(k)));
+    };
+    const auto add = [&](auto number, float (&to)[kBlocks][kCount], int of_a, int of_b) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+          const uint64_t matrix = matrix_at(of_b, block, step);
+          const bool is_first = kPlanes<T> > 1 && of_a == 0 && of_b == kPlanes<T> - 1 && step == 0;
+          if (is_first) MultiplyBfloats<kTransposed>(to[block], a[of_a][first + step], matrix);
+          else MultiplyAdd<kTransposed>(number, to[block], a[of_a][first + step], matrix);
+        }
+      }
+    };
+    if constexpr (kPlanes<T> == 1) {
+      BeginProducts(sums);
+      add(T(), sums, 0, 0);
+      WaitForProducts(sums);
+    } else {
+      // The smallest products first, as what is added is cut off.
+      BeginProducts(part);
+#pragma unroll
+      for (int order = kPlanes<T> - 1; order >= 0; --order) {
+#pragma unroll
+        for (int i = 0; i <= order; ++i) add(bfloat16(), part, i, order - i);
+      }
+      WaitForProducts(part);
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) sums[block][i] += part[block][i];
+      }
+    }
+  }
+
+  // This lane's part of 64 rows by 16 places.
+  template <int kPitch, int kSteps>
+  __device__ __forceinline__ static void LoadRows(uint32_t (&to)[kPlanes<T>][kSteps][4], int step,
+                                                  uint32_t a) {
+    using Pair = Packet<T, 2>;
+    const int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp;
+    const uint32_t from =
+        a + ((thread / kWarp * 16 + lane / 4) * kPitch + lane % 4 * 2) * sizeof(T);
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      const Pair pair =
+          SharedAt<const Pair>(from + (word % 2 * 8 * kPitch + word / 2 * 8) * sizeof(T));
+      uint32_t words[kPlanes<T>];
+      bool finite = true;  // of no matter: who wrote the tile has looked
+      Split(pair.elements[0], pair.elements[1], words, &finite);
+#pragma unroll
+      for (int plane = 0; plane < kPlanes<T>; ++plane) to[plane][step][word] = words[plane];
+    }
+  }
+};
+
+}  // namespace jaxsparse
