@@ -27,11 +27,13 @@ def cases(operation):
     return [("xla", None), *((PLATFORM, variant) for variant in variants)]
 
 
-def fits(operation, variant, *, dense_on_left=False, dtype="float32"):
+def fits(operation, variant, *, dense_on_left=False, dtype="float32", d=1):
     """Whether a variant takes such problems: most products are for one side of the dense matrix."""
     left_only = {"panels", "generic_dots"}
     if dtype == "float64" and (variant or "").startswith(("staged", "tensor_cores")):
         return False
+    if (operation, variant) == ("sddmm", "tensor_cores"):
+        return 0 < d <= (128 if dtype == "float32" else 256)
     if operation != "spmm" or variant is None:
         return True
     return (variant in left_only) == dense_on_left

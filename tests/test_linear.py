@@ -97,7 +97,7 @@ def test_a_gpu_gets_rows_of_activations():
     call = next(line for line in program.splitlines() if "@jaxsparse_spmm(" in line)
     assert "dense_on_left = false" in call
     assert "tensor<96x128xf32>" in call
-    assert "-> tensor<64x128xf32>" in call
+    assert "-> (tensor<64x128xf32>" in call  # and a workspace
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])

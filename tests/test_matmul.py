@@ -159,6 +159,12 @@ def sampled(x, y, topology, scale_by, implementation, variant):
     ).values
 
 
+def assert_refused(call):
+    """A variant that is asked for by its name says that it does not take the problem."""
+    with pytest.raises(jax.errors.JaxRuntimeError, match="does not fit this problem"):
+        jax.block_until_ready(call())
+
+
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("implementation, variant, dtype", SAMPLED_CASES)
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -168,6 +174,9 @@ def test_sddmm(name, implementation, variant, scaled, dtype):
     with jax.enable_x64(True):
         x, y = (draw(rng, (size, d), DTYPES[dtype]) for size in topology.shape)
         scale_by = values_for(topology, DTYPES[dtype], rng) if scaled else None
+        if not fits("sddmm", variant, dtype=dtype, d=d):
+            assert_refused(lambda: sampled(x, y, topology, scale_by, implementation, variant))
+            return
         out = sampled(x, y, topology, scale_by, implementation, variant)
     finite = None if scale_by is None else np.nan_to_num(np.asarray(scale_by, np.float64))
     expected = reference_sddmm(x, y, topology, finite)
@@ -187,6 +196,9 @@ def test_many_sampled_tiles(implementation, variant, dtype, d):
     topology = Topology.from_mask(mask)
     with jax.enable_x64(True):
         x, y = (draw(rng, (3, size, d), DTYPES[dtype]) for size in topology.shape)
+        if not fits("sddmm", variant, dtype=dtype, d=d):
+            assert_refused(lambda: sampled(x, y, topology, None, implementation, variant))
+            return
         out = sampled(x, y, topology, None, implementation, variant)
     for i in range(3):
         magnitude = reference_sddmm(np.abs(x[i]), np.abs(y[i]), topology)
