@@ -27,26 +27,6 @@ __device__ __forceinline__ void FromAccumulator(float x, bfloat16* to) {
 }
 __device__ __forceinline__ void FromAccumulator(float x, float16* to) { to->bits = HalfOfFloat(x); }
 
-// Numbers of 16 and 32 bits as bits, and back.
-__device__ __forceinline__ uint32_t WordOf(float x) { return __float_as_uint(x); }
-__device__ __forceinline__ uint32_t WordOf(int32_t x) { return static_cast<uint32_t>(x); }
-__device__ __forceinline__ uint32_t WordOf(uint16_t x) { return x; }
-__device__ __forceinline__ uint32_t WordOf(bfloat16 x) { return x.bits; }
-__device__ __forceinline__ uint32_t WordOf(float16 x) { return x.bits; }
-__device__ __forceinline__ void OfWord(uint32_t word, float* x) { *x = __uint_as_float(word); }
-__device__ __forceinline__ void OfWord(uint32_t word, int32_t* x) {
-  *x = static_cast<int32_t>(word);
-}
-__device__ __forceinline__ void OfWord(uint32_t word, uint16_t* x) {
-  *x = static_cast<uint16_t>(word);
-}
-__device__ __forceinline__ void OfWord(uint32_t word, bfloat16* x) {
-  x->bits = static_cast<uint16_t>(word);
-}
-__device__ __forceinline__ void OfWord(uint32_t word, float16* x) {
-  x->bits = static_cast<uint16_t>(word);
-}
-
 // d += a b on tensor cores, of numbers of the first argument's type.
 __device__ __forceinline__ void MultiplyAdd(bfloat16, float (&d)[4], const uint32_t (&a)[4],
                                             uint32_t b0, uint32_t b1) {

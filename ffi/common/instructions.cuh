@@ -45,17 +45,10 @@ __device__ __forceinline__ void MultiplyAddHalves(float (&d)[4], const uint32_t 
 
 // Four matrices of 8 x 8 numbers of 16 bits. A lane names one row of one of them, 16 bytes of
 // shared memory: lanes 0 to 7 those of the first. It receives two neighbours of row lane / 4 of
-// each, or, transposed, of column lane / 4.
+// each.
 __device__ __forceinline__ void LoadMatrices(uint32_t (&to)[4], const void* row) {
   const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(address)
-               : "memory");
-}
-__device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&to)[4], const void* row) {
-  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(address)
                : "memory");
@@ -265,6 +258,34 @@ __device__ __forceinline__ void MultiplyAddHalves(float (&d)[32], const uint32_t
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed));
 }
 
+// d = a b, else as MultiplyAddBfloats. Sums that are cleared before take other registers than those
+// they had, which there are not where many are in use: all products wait for one another then.
+template <bool kTransposed>
+__device__ __forceinline__ void MultiplyBfloats(float (&d)[16], const uint32_t (&a)[4],
+                                                uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, "
+      "%7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, 0, 1, 1, %21;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed));
+}
+template <bool kTransposed>
+__device__ __forceinline__ void MultiplyBfloats(float (&d)[32], const uint32_t (&a)[4],
+                                                uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, "
+      "%7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, 0, 1, 1, %37;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed));
+}
+
 // Has a warpgroup take registers that others of its block have given up, or give some up: so many
 // each thread has from there on, a multiple of 8.
 template <int kCount>
@@ -318,6 +339,11 @@ __device__ __forceinline__ void MultiplyAddBfloats(float (&)[kCount], const uint
 template <bool kTransposed, int kCount>
 __device__ __forceinline__ void MultiplyAddHalves(float (&)[kCount], const uint32_t (&)[4],
                                                   uint64_t) {
+  asm volatile("trap;");
+}
+template <bool kTransposed, int kCount>
+__device__ __forceinline__ void MultiplyBfloats(float (&)[kCount], const uint32_t (&)[4],
+                                                uint64_t) {
   asm volatile("trap;");
 }
 template <int kBlocks, int kCount>

@@ -41,47 +41,6 @@ struct BlockPlane {
   }
 };
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-// d = a b, else as MultiplyAddBfloats. Sums that are cleared before take other registers than those
-// they had, which there are not where many are in use: all products wait for one another then.
-template <bool kTransposed>
-__device__ __forceinline__ void MultiplyBfloats(float (&d)[16], const uint32_t (&a)[4],
-                                                uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, "
-      "%7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, 0, 1, 1, %21;"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed));
-}
-template <bool kTransposed>
-__device__ __forceinline__ void MultiplyBfloats(float (&d)[32], const uint32_t (&a)[4],
-                                                uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, "
-      "%7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, 0, 1, 1, %37;"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed));
-}
-
-#else
-
-template <bool kTransposed, int kCount>
-__device__ __forceinline__ void MultiplyBfloats(float (&d)[kCount], const uint32_t (&a)[4],
-                                                uint64_t b) {
-  for (float& sum : d) sum = 0;
-  MultiplyAddBfloats<kTransposed>(d, a, b);
-}
-
-#endif
-
 // The planes of 64 rows of kInner numbers in the registers of a warpgroup, dealt as its tensor
 // cores take them.
 template <typename T, int kInner>
@@ -103,9 +62,8 @@ struct WarpgroupRows {
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
         uint32_t words[kPlanes<T>];
-        bool finite = true;  // of no matter: sums tell
         const Packet<T, 2>& pair = pairs[step][word];
-        Split(pair.elements[0], pair.elements[1], words, &finite);
+        Split(pair.elements[0], pair.elements[1], words);
 #pragma unroll
         for (int plane = 0; plane < kPlanes<T>; ++plane) planes[plane][step][word] = words[plane];
       }
@@ -279,8 +237,7 @@ struct WarpgroupProduct {
       const Pair pair =
           SharedAt<const Pair>(from + (word % 2 * 8 * kPitch + word / 2 * 8) * sizeof(T));
       uint32_t words[kPlanes<T>];
-      bool finite = true;  // of no matter: who wrote the tile has looked
-      Split(pair.elements[0], pair.elements[1], words, &finite);
+      Split(pair.elements[0], pair.elements[1], words);
 #pragma unroll
       for (int plane = 0; plane < kPlanes<T>; ++plane) to[plane][step][word] = words[plane];
     }

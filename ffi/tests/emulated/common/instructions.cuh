@@ -84,7 +84,7 @@ struct FourWords {
   uint32_t words[4];
 };
 
-inline void EmulateLoad(uint32_t (&to)[4], const void* row, bool transposed) {
+inline void LoadMatrices(uint32_t (&to)[4], const void* row) {
   const FourWords result =
       emulated::Block::current->Collect<const void*, FourWords>(row, [&](auto given, auto taken) {
         for (int matrix = 0; matrix < 4; ++matrix) {
@@ -97,19 +97,13 @@ inline void EmulateLoad(uint32_t (&to)[4], const void* row, bool transposed) {
           }
           for (int lane = 0; lane < kWarp; ++lane) {
             const int i = lane / 4, j = lane % 4 * 2;
-            const uint32_t low = transposed ? numbers[j][i] : numbers[i][j];
-            const uint32_t high = transposed ? numbers[j + 1][i] : numbers[i][j + 1];
+            const uint32_t low = numbers[i][j], high = numbers[i][j + 1];
             taken(lane).words[matrix] = low | high << 16;
           }
         }
       });
   for (int i = 0; i < 4; ++i) to[i] = result.words[i];
 }
-inline void LoadMatrices(uint32_t (&to)[4], const void* row) { EmulateLoad(to, row, false); }
-inline void LoadMatricesTransposed(uint32_t (&to)[4], const void* row) {
-  EmulateLoad(to, row, true);
-}
-
 constexpr int kAllThreads = 0;
 
 template <int kThreads>
@@ -203,6 +197,13 @@ void MultiplyAddBfloats(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b) 
 template <bool kTransposed, int kCount>
 void MultiplyAddHalves(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b) {
   EmulateWarpgroupMma<kTransposed>(d, a, b, FloatOfHalf);
+}
+template <bool kTransposed, int kCount>
+void MultiplyBfloats(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b) {
+  emulated::Block::current->Postpone([&d] {
+    for (float& sum : d) sum = 0;
+  });
+  MultiplyAddBfloats<kTransposed>(d, a, b);
 }
 template <int kCount>
 void TakeRegisters() {}
