@@ -121,7 +121,8 @@ def test_forced(operation, variant):
         return
     assert forced.variant == variant and forced.forced
     assert f"  {variant}, asked for by its name" in str(forced)
-    assert sorted(forced.variants) == sorted(free.variants)
+    without = {"tensor_cores"} - {variant}  # whose workspace only those calls have that may use it
+    assert sorted(forced.variants) == sorted(v for v in free.variants if v[0] not in without)
     others = [cost for _, cost in forced.variants[1:]]
     assert others == sorted(others)
 

@@ -35,6 +35,8 @@ constexpr double kOnDemand = std::numeric_limits<double>::infinity();
 
 // Of an H200, for which costs are predicted.
 constexpr double kClocksOfMicrosecond = 1755;
+// Of planes of a dense operand that are written in a microsecond, and read by the next kernel.
+constexpr double kPlanesBytes = 2e6;
 
 // A kernel, which takes the problem by value as its only argument, and how it is launched.
 template <typename Problem>

@@ -183,7 +183,8 @@ double TensorCost(const SddmmProblem& p) {
                          (static_cast<double>(tiles) * kSddmmTensorRows * kSddmmTensorColumns);
   const double of_d = p.dtype == DType::kFloat32 ? 0.0077 : 0.001;
   const double tile = 1.95 + of_d * static_cast<double>(p.d) + kOfEntries * density;
-  return kStart + units * kForUnit + of_block * tile;
+  const auto planes = static_cast<double>(OwnEntries(p.batch, p.y) * PlanesOfY(p).Bytes());
+  return kStart + units * kForUnit + of_block * tile + planes / kPlanesBytes;
 }
 
 // Where rows of y are not aligned they come number by number, which was not measured.

@@ -277,7 +277,11 @@ double TiledCost(const SpmmProblem& p) {
                       (p.gpu.multiprocessors * kClocksOfMicrosecond);
 }
 
-double TensorCost(const SpmmProblem& p) { return TensorMicroseconds(p, TensorColumns(p)); }
+double TensorCost(const SpmmProblem& p) {
+  const int columns = TensorColumns(p);
+  const auto planes = static_cast<double>(OwnEntries(p.batch, p.x) * PlanesOfX(p, columns).Bytes());
+  return TensorMicroseconds(p, columns) + planes / kPlanesBytes;
+}
 
 // The kernel before it, which takes 1.4 to 3 times as long.
 double GenericCost(const SpmmProblem& p) { return 2 * TiledCost(p); }

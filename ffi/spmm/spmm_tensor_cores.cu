@@ -109,7 +109,7 @@ class TileRing {
     if (threadIdx.x == 0) {
       for (int stage = 0; stage < Shape::kStages; ++stage) {
         InitBarrier(full_ + stage, kWriters / kWarp + 1);
-        InitBarrier(empty_ + stage, kWarpgroup / kWarp);
+        InitBarrier(empty_ + stage, kMultipliers / kWarp);
       }
       FenceShared();
     }
@@ -185,12 +185,12 @@ class EntriesOfRow {
   }
 
   // Writes those entries of a half that lie in the tile's columns, from `first` on; how many the
-  // lane has. `before` is the column of the entry in front of a row's first one. `rises` becomes
-  // false if one does not stand behind the one before it.
+  // lane has; none, if its row is not `open`. `before` is the column of the entry in front of a
+  // row's first one. `rises` becomes false if one does not stand behind the one before it.
   template <int kFirst>
-  __device__ __forceinline__ int ScatterHalf(uint32_t row, int first, int* before,
+  __device__ __forceinline__ int ScatterHalf(uint32_t row, int first, bool open, int* before,
                                              bool* rises) const {
-    const int lane = threadIdx.x % kWarp, stored = end_ - next_ - lane_;
+    const int lane = threadIdx.x % kWarp, stored = open ? end_ - next_ - lane_ : 0;
     int taken = 0;
 #pragma unroll
     for (int j = kFirst; j < kFirst + kHalf; ++j) {
@@ -220,7 +220,7 @@ class EntriesOfRow {
     if (row < p.pattern.rows) {
       const RowBounds bounds(m.row_offsets, row, p.pattern.nse);
       next_ = static_cast<int>(bounds.begin);
-      end_ = static_cast<int>(bounds.end);
+      end_ = static_cast<int>(bounds.end < bounds.begin ? bounds.begin : bounds.end);
     }
     // Half of the lanes care for columns, the others for values or where these are, as far as 64
     // and 128 entries behind the next one.
@@ -260,11 +260,12 @@ class EntriesOfRow {
   __device__ __forceinline__ void Write(uint32_t row, int first, bool* ordered) {
     taken_ = 0;
     int before = kNone;
+    bool open = true;  // entries may come: else some that are out of order would count twice
     while (true) {
-      int taken = ScatterHalf<0>(row, first, &before, ordered);
+      int taken = ScatterHalf<0>(row, first, open, &before, ordered);
       const auto place = static_cast<uint32_t>(columns_[kHalf]) - static_cast<uint32_t>(first);
       if (held_ > kLanes * kHalf && __any_sync(kAllLanes, place < kSpmmTensorInner || !*ordered)) {
-        taken += ScatterHalf<kHalf>(row, first, &before, ordered);
+        taken += ScatterHalf<kHalf>(row, first, open, &before, ordered);
       }
 #pragma unroll
       for (int distance = 1; distance < kLanes; distance *= 2) {
@@ -273,7 +274,8 @@ class EntriesOfRow {
       next_ += taken;
       taken_ += taken;
       // All that lanes hold of a row lies in the tile: more may.
-      if (!__any_sync(kAllLanes, taken == held_ && next_ < end_)) return;
+      open = taken == held_ && next_ < end_;
+      if (!__any_sync(kAllLanes, open)) return;
       Load();
       LoadPermuted();
     }
@@ -360,16 +362,18 @@ __device__ __forceinline__ void MultiplyStages(const SpmmProblem& p, unsigned ch
                                                int group, TileRing<Shape>& ring, Product& product) {
   const int steps = StepsOf(p);
   for (int step = 0; step < steps; ++step, ring.Next()) {
-    if (step % kGroups != group) continue;
+    // Of the other one's stages, too: who left phases out could take a later one for its own.
     ring.WaitUntilFull();
-    const uint32_t stage = AddressOfShared(stages) + ring.Stage();
-    using OfRows = typename Shape::TileA::OfRows;
-    if constexpr (Shape::kWritesPlanes) {
-      product.template AddPlanes<OfRows, kSpmmTensorInner, typename Shape::PlaneX, true>(
-          stages + ring.Stage() + Shape::kXBytes, stage);
-    } else {
-      product.template Add<OfRows::kPitch, kSpmmTensorInner, typename Shape::PlaneX, true>(
-          stage + Shape::kXBytes, stage);
+    if (step % kGroups == group) {
+      const uint32_t stage = AddressOfShared(stages) + ring.Stage();
+      using OfRows = typename Shape::TileA::OfRows;
+      if constexpr (Shape::kWritesPlanes) {
+        product.template AddPlanes<OfRows, kSpmmTensorInner, typename Shape::PlaneX, true>(
+            stages + ring.Stage() + Shape::kXBytes, stage);
+      } else {
+        product.template Add<OfRows::kPitch, kSpmmTensorInner, typename Shape::PlaneX, true>(
+            stage + Shape::kXBytes, stage);
+      }
     }
     ring.Emptied();
   }

@@ -368,6 +368,8 @@ def _spmm_ffi(params: dict[str, Any], avals: Sequence[ShapedArray], platform: st
 # no place for them where so few entries are stored that another kernel is chosen.
 _PLANES = {"float32": 3, "bfloat16": 1, "float16": 1}
 _LEAST_DENSITY_FOR_PLANES = 1 / 64
+_PLANES_BYTES = 2**29  # that planes may take where nobody asked for them
+_WIDEST_SAMPLED = {"float32": 128, "bfloat16": 256, "float16": 256}  # d on tensor cores
 
 
 def _planes_bytes(
@@ -378,11 +380,11 @@ def _planes_bytes(
     of_number = 2 * _PLANES.get(dense.dtype.name, 0)
     if not all(isinstance(size, int) for size in (*dense.shape, rows, entries)):
         return 0
-    if variant != "tensor_cores" and entries < _LEAST_DENSITY_FOR_PLANES * rows * lines:
-        return 0
     least = 32 if width <= 32 else 64 if width <= 64 else 128
     padded = -(-lines // 64) * 64 * -(-width // least) * least
-    return math.prod(dense.shape[:-2]) * padded * of_number
+    size = math.prod(dense.shape[:-2]) * padded * of_number
+    pays = entries >= _LEAST_DENSITY_FOR_PLANES * rows * lines and size <= _PLANES_BYTES
+    return size if variant == "tensor_cores" or (variant is None and pays) else 0
 
 
 def _spmm_cast(
@@ -555,8 +557,8 @@ def _sddmm_ffi(
         return None
     y, rows, entries = avals[_SDDMM_Y], avals[4].shape[-1], avals[3].shape[-1]
     workspace = 0
-    if platform == "cuda":
-        columns, d = y.shape[-2:]
+    columns, d = y.shape[-2:]
+    if platform == "cuda" and d <= _WIDEST_SAMPLED.get(y.dtype.name, 0):
         workspace = _planes_bytes(params["variant"], y, (columns, d), rows, entries)
     operands = ("x", "y", *ROWS, *(("scale_by",) if params["scaled"] else ()))
     return FfiCall(operands, {"workspace": workspace}, workspace)

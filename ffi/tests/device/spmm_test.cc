@@ -57,14 +57,61 @@ void TestSizes() {
   }
 }
 
+// Rows of which one asks for more entries while what another one holds is not in order.
+void TestHeldEntries() {
+  std::vector<std::vector<int>> rows(16, {0, 1, 2, 3, 4, 5});
+  rows[0].resize(64);
+  std::iota(rows[0].begin(), rows[0].end(), 64);
+  rows[1] = {64, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 3, 90, 91};
+  std::vector<int32_t> offsets{0}, columns, order(rows.size());
+  for (const std::vector<int>& row : rows) {
+    columns.insert(columns.end(), row.begin(), row.end());
+    offsets.push_back(static_cast<int32_t>(columns.size()));
+  }
+  columns.resize(columns.size() + 200);  // so that rows can be read on behind their ends
+  const auto count = static_cast<int64_t>(rows.size());
+  constexpr int64_t kInner = 320, kN = 8;
+  std::vector<float> values(columns.size(), 1), x(kInner * kN, 1), out(count * kN);
+  SpmmProblem p;
+  p.pattern.rows = count;
+  p.pattern.columns = kInner;
+  p.pattern.nse = static_cast<int64_t>(columns.size());
+  p.pattern.row_offsets = Of(offsets);
+  p.pattern.column_indices = Of(columns);
+  p.pattern.row_order = Of(order);
+  p.n = kN;
+  p.batch.rank = 1;
+  p.batch.sizes[0] = 1;
+  p.values = Of(values);
+  p.x = Of(x);
+  p.out = Of(out);
+  const auto run = [&] {
+    const PlaneTiles planes(kInner, kN, 32, 3);
+    std::vector<Packet<uint32_t, 4>> workspace(planes.Bytes() / 16);
+    p.workspace.data = reinterpret_cast<char*>(workspace.data());
+    emulated::Launch(1, kSpmmPlanesThreads, [&] { SpmmPlanes<float, 32>(p); });
+    emulated::Launch(1, kSpmmTensorThreads,
+                     [&] { SpmmTensorCores<float, float, int32_t, 32, false>(p); });
+  };
+  run();
+  for (int64_t r = 0; r < count; ++r) {
+    if (out[r * kN] != rows[r].size()) Fail("spmm", r, 0, out[r * kN], rows[r].size());
+  }
+  for (size_t r = 0; r < offsets.size(); ++r) offsets[r] = static_cast<int32_t>(r);
+  offsets[8] = 1 << 30;
+  run();  // nothing is read out of bounds
+}
+
 }  // namespace
 }  // namespace jaxsparse
 
 int main() {
   using namespace jaxsparse;
   TestSizes<float, float, 32>();
+  TestSizes<float, float, 64>();
   TestSizes<float, float, 128>();
   TestSizes<bfloat16, bfloat16, 64>();
   TestSizes<float16, float, 32>();
+  TestHeldEntries();
   std::puts("all results agree");
 }
