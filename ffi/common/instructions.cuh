@@ -203,10 +203,10 @@ __device__ __forceinline__ uint64_t Behind(uint64_t matrix, int bytes) {
   return matrix + (bytes >> 4);
 }
 
-// d += a b on the tensor cores of a warpgroup, which are four warps: a is
-// 64 x 16, each warp's lanes having 16 rows as mma.m16n8k16 deals them, so that rows of d are
-// dealt; b is in shared memory. Its lines are columns of the product or, transposed, of the inner
-// dimension. The product is there, and `a` may be changed, once the warpgroup has waited.
+// d += a b on the tensor cores of a warpgroup, which are four warps: a is 64 x 16, each warp's
+// lanes having 16 rows as mma.m16n8k16 deals them, so that rows of d are dealt; b is in shared
+// memory. Its lines are columns of the product or, transposed, of the inner dimension. The product
+// is there, and `a` may be changed, once the warpgroup has waited.
 template <bool kTransposed>
 __device__ __forceinline__ void MultiplyAddBfloats(float (&d)[16], const uint32_t (&a)[4],
                                                    uint64_t b) {

@@ -1,9 +1,8 @@
-// Products of tiles in shared memory on the tensor cores of a warpgroup; those of float32 as exact
-// as in float32 (see common/tensor_cores.cuh for the planes that a number is split into).
+// Products of tiles on the tensor cores of a warpgroup; those of float32 as exact as in float32
+// (see common/tensor_cores.cuh for the planes that a number is split into).
 //
-// `a` lies in shared memory as it is and passes through registers, where it is split: so a tile
-// that is written entry by entry takes one store for an entry, and is read once. `b` lies there in
-// planes, which tensor cores read.
+// `a` passes through registers: from shared memory as it is, to be split, or from there in planes,
+// or it stays in registers. `b` lies in shared memory in planes, which tensor cores read.
 #pragma once
 
 #include "common/tensor_cores.cuh"
@@ -122,8 +121,7 @@ struct WarpgroupProduct {
 
   // Adds the product over kInner places of the inner dimension. `a` is the first of 64 rows of a
   // PlainTile<T, ..., kPitch - 8>, `b` the first plane of a BlockPlane: its blocks' lines are
-  // columns of the product or, transposed, places of the inner dimension. All numbers of `a` have
-  // planes.
+  // columns of the product or, transposed, places of the inner dimension.
   template <int kPitch, int kInner, typename PlaneB, bool kTransposed>
   __device__ __forceinline__ void Add(uint32_t a, uint32_t b) {
     constexpr int kSteps = (kPlanes<T> > 1 ? 32 : kInner) / 16;  // at a time, by registers

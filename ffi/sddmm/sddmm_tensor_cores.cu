@@ -17,13 +17,13 @@
 // finite: there is no plane of an infinite number, so what meets one is NaN in the tile, and it
 // alone, since rows and columns do not mix.
 //
-// Floors: kProducts * rows * columns * d multiply-adds of tensor cores for tiles with entries,
-// kProducts being 6 in float32 and else 1, of which a multiprocessor does 2,048 a clock. Through
-// shared memory, 128 bytes a clock, pass for each place of d of a tile, in float32, 6 * 64 bytes of
-// y as they are copied and 2 * 12 * 64 as the warpgroups multiply; for each tile 32 KiB of sums,
-// and 4 bytes for each entry. Pickers take about eight instructions for an entry. From memory come
-// x, y, column indices and scale, and goes the result, once each; in between, planes of y pass from
-// the L2 cache once for every kSddmmTensorRows rows.
+// Floors: 6 * rows * columns * d multiply-adds of tensor cores in float32, a sixth of them in 16
+// bits, for tiles with entries, of which a multiprocessor does 2,048 a clock. Through shared
+// memory, 128 bytes a clock, pass for each place of d of a tile, in float32, 6 * 64 bytes of y as
+// they are copied and 2 * 12 * 64 as the warpgroups multiply; for each tile 32 KiB of sums, and 4
+// bytes for each entry. Pickers take about eight instructions for an entry. From memory come x, y,
+// column indices and scale, and goes the result, once each; in between, planes of y pass from the
+// L2 cache once for every kSddmmTensorRows rows.
 #include "common/warpgroup.cuh"
 #include "sddmm/problem.h"
 

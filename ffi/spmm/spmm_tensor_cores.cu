@@ -12,11 +12,11 @@
 // of the tile meet a NaN of x. These, and columns that are not in order or stand twice, make the
 // block compute its part of the result entry by entry instead.
 //
-// Floors: kProducts * rows * columns * n multiply-adds of tensor cores, kProducts being 6 in
-// float32 and else 1, of which a multiprocessor does 2,048 a clock. From shared memory at 128 bytes
-// a clock, for a tile of 64 x 64 and 128 columns in float32: 96 KB that tensor cores read of x and
-// 48 that are written of it, 16 each to clear and to read the tile, and the entries. From memory
-// the entries, x and the result, once each; from L2 x as often as there are tiles down the result.
+// Floors: 6 * rows * columns * n multiply-adds of tensor cores in float32, a sixth of them in 16
+// bits, of which a multiprocessor does 2,048 a clock. From shared memory at 128 bytes a clock, for
+// a tile of 64 x 64 and 128 columns in float32: 96 KB that tensor cores read of x and 48 that are
+// copied of it, 24 each to clear and to read the tile, and the entries. From memory the entries, x
+// and the result, once each; from L2 x as often as there are tiles down the result.
 #include "common/warpgroup.cuh"
 #include "spmm/matrices.cuh"
 
