@@ -558,7 +558,8 @@ def _sddmm_ffi(
     y, rows, entries = avals[_SDDMM_Y], avals[4].shape[-1], avals[3].shape[-1]
     workspace = 0
     columns, d = y.shape[-2:]
-    if platform == "cuda" and d <= _WIDEST_SAMPLED.get(y.dtype.name, 0):
+    # What is not a number yet can't be compared with one.
+    if platform == "cuda" and isinstance(d, int) and d <= _WIDEST_SAMPLED.get(y.dtype.name, 0):
         workspace = _planes_bytes(params["variant"], y, (columns, d), rows, entries)
     operands = ("x", "y", *ROWS, *(("scale_by",) if params["scaled"] else ()))
     return FfiCall(operands, {"workspace": workspace}, workspace)
