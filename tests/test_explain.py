@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checks import fits
 from jax import export
 
 import jaxsparse
@@ -160,8 +161,8 @@ def test_tensor_cores_have_the_workspace_they_need(n, dtype):
         explain(jax.vmap(inner, (None, 0)), jax.ShapeDtypeStruct((n, 96), dtype), batched),
     ]
     for (call,) in calls:
-        fits = call.operation == "spmm" or 0 < n <= (128 if dtype == "float32" else 256)
-        assert call.variant == ("tensor_cores" if fits else None), call.otherwise
+        taken = fits(call.operation, "tensor_cores", dtype=dtype, d=n)
+        assert call.variant == ("tensor_cores" if taken else None), call.otherwise
 
 
 def test_no_workspace_where_few_entries_are_stored():

@@ -61,18 +61,6 @@ struct AccumulatorOf<double> {
 template <typename T>
 using Accumulator = typename AccumulatorOf<T>::type;
 
-// One of two types.
-template <bool kFirst, typename First, typename Second>
-struct EitherOf {
-  using type = First;
-};
-template <typename First, typename Second>
-struct EitherOf<false, First, Second> {
-  using type = Second;
-};
-template <bool kFirst, typename First, typename Second>
-using Either = typename EitherOf<kFirst, First, Second>::type;
-
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 // The sum over groups of `lanes` neighbouring lanes (a power of 2), the same in each lane of a

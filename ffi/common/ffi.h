@@ -215,8 +215,9 @@ class Targets {
     const OnCuda call(Operation::CudaVariants(), operands, results, attributes, GpuOf(device));
     if (call.variant == nullptr) return call.error;
     std::string reason;
-    const auto& before = call.variant->before;
-    if (before != nullptr) GetKernel(before->source(call.problem), device, &reason);
+    if (const auto* before = call.variant->before) {
+      GetKernel(before->source(call.problem), device, &reason);
+    }
     if (reason.empty()) GetKernel(call.variant->kernel(call.problem), device, &reason);
     if (reason.empty()) return ffi::Error::Success();
     return ffi::Error::Internal(std::string(Operation::kName) + ": " + reason);
@@ -234,10 +235,10 @@ class Targets {
       if (kernel != nullptr) reason = LaunchKernel(kernel, as, &call.problem, device, stream);
       return reason;
     };
-    const auto& before = call.variant->before;
     std::string reason;
-    if (before != nullptr && before->shape(call.problem).blocks > 0) {
-      reason = launch(before->source(call.problem), before->shape(call.problem));
+    if (const auto* before = call.variant->before) {
+      const LaunchShape first = before->shape(call.problem);
+      if (first.blocks > 0) reason = launch(before->source(call.problem), first);
     }
     if (reason.empty()) reason = launch(call.variant->kernel(call.problem), shape);
     if (reason.empty()) return ffi::Error::Success();

@@ -207,30 +207,33 @@ __device__ __forceinline__ uint64_t Behind(uint64_t matrix, int bytes) {
 // lanes having 16 rows as mma.m16n8k16 deals them, so that rows of d are dealt; b is in shared
 // memory. Its lines are columns of the product or, transposed, of the inner dimension. The product
 // is there, and `a` may be changed, once the warpgroup has waited.
-template <bool kTransposed>
+//
+// Without kAdd it is d = a b: sums that are cleared before take other registers than those they
+// had, which there are not where many are in use, and all products wait for one another then.
+template <bool kTransposed, bool kAdd = true>
 __device__ __forceinline__ void MultiplyAddBfloats(float (&d)[16], const uint32_t (&a)[4],
                                                    uint64_t b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, "
-      "%7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, 1, 1, 1, %21;"
+      "%7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, %22, 1, 1, %21;"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
         "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
         "+f"(d[14]), "+f"(d[15])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed), "n"(kAdd));
 }
-template <bool kTransposed>
+template <bool kTransposed, bool kAdd = true>
 __device__ __forceinline__ void MultiplyAddBfloats(float (&d)[32], const uint32_t (&a)[4],
                                                    uint64_t b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, "
       "%7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"
+      "%24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, %38, 1, 1, %37;"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
         "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
         "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
         "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
         "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed), "n"(kAdd));
 }
 template <bool kTransposed>
 __device__ __forceinline__ void MultiplyAddHalves(float (&d)[16], const uint32_t (&a)[4],
@@ -250,34 +253,6 @@ __device__ __forceinline__ void MultiplyAddHalves(float (&d)[32], const uint32_t
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
       "%25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed));
-}
-
-// d = a b, else as MultiplyAddBfloats. Sums that are cleared before take other registers than those
-// they had, which there are not where many are in use: all products wait for one another then.
-template <bool kTransposed>
-__device__ __forceinline__ void MultiplyBfloats(float (&d)[16], const uint32_t (&a)[4],
-                                                uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, "
-      "%7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, 0, 1, 1, %21;"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed));
-}
-template <bool kTransposed>
-__device__ __forceinline__ void MultiplyBfloats(float (&d)[32], const uint32_t (&a)[4],
-                                                uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, "
-      "%7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, 0, 1, 1, %37;"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
         "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
         "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
@@ -331,7 +306,7 @@ template <int kCount>
 __device__ __forceinline__ void TakeRegisters() {}
 template <int kCount>
 __device__ __forceinline__ void GiveUpRegisters() {}
-template <bool kTransposed, int kCount>
+template <bool kTransposed, bool kAdd = true, int kCount>
 __device__ __forceinline__ void MultiplyAddBfloats(float (&)[kCount], const uint32_t (&)[4],
                                                    uint64_t) {
   asm volatile("trap;");
@@ -339,11 +314,6 @@ __device__ __forceinline__ void MultiplyAddBfloats(float (&)[kCount], const uint
 template <bool kTransposed, int kCount>
 __device__ __forceinline__ void MultiplyAddHalves(float (&)[kCount], const uint32_t (&)[4],
                                                   uint64_t) {
-  asm volatile("trap;");
-}
-template <bool kTransposed, int kCount>
-__device__ __forceinline__ void MultiplyBfloats(float (&)[kCount], const uint32_t (&)[4],
-                                                uint64_t) {
   asm volatile("trap;");
 }
 template <int kBlocks, int kCount>

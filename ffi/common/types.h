@@ -97,15 +97,18 @@ JAXSPARSE_INLINE int64_t OwnEntries(const Batch& batch, const Array& array) {
 JAXSPARSE_INLINE int PlanesOf(DType dtype) { return dtype == DType::kFloat32 ? 3 : 1; }
 
 // The planes of a dense operand in a workspace: of each of its own batch entries, and of so many
-// columns at a time, tiles of 64 lines one behind the other, as they are copied to shared memory.
+// columns at a time, tiles of kPlaneLines lines one behind the other, as they are copied to shared
+// memory. Blocks of so many threads write them.
+constexpr int kPlaneLines = 64, kPlanesThreads = 256;
+
 struct PlaneTiles {
   int64_t down, across;  // tiles
   int64_t tile_bytes;
 
   JAXSPARSE_INLINE PlaneTiles(int64_t lines, int64_t width, int columns, int planes)
-      : down(CeilDivide(lines, 64)),
+      : down(CeilDivide(lines, kPlaneLines)),
         across(CeilDivide(width, columns)),
-        tile_bytes(static_cast<int64_t>(planes) * 64 * columns * 2) {}
+        tile_bytes(static_cast<int64_t>(planes) * kPlaneLines * columns * 2) {}
   JAXSPARSE_INLINE int64_t Bytes() const { return down * across * tile_bytes; }  // of an entry
 };
 

@@ -17,6 +17,24 @@ __device__ __forceinline__ int WarpgroupOfBlock() {
   return __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
 }
 
+// Called by all lanes of a warp, which arrive as one.
+__device__ __forceinline__ void ArriveAsWarp(uint64_t* barrier) {
+  __syncwarp();
+  if (threadIdx.x % kWarp == 0) Arrive(barrier);
+}
+
+// A place in a ring, and the phase that its barriers are in.
+template <uint32_t kPlaces>
+struct RingPlace {
+  uint32_t at = 0, odd = 0;
+  __device__ __forceinline__ void Advance() {
+    if (++at == kPlaces) {
+      at = 0;
+      odd ^= 1;
+    }
+  }
+};
+
 // A tile of rows of kWidth numbers as they are, with space behind each row, so that lanes that read
 // eight rows find them in different banks.
 template <typename T, int kRowCount, int kWidth>
@@ -39,6 +57,25 @@ struct BlockPlane {
     return at / kBlockWidth * Block::kBytes + Block::At(line, at % kBlockWidth);
   }
 };
+
+// Writes the planes of a dense operand of `lines` by `width` to a workspace, as PlaneTiles says, of
+// each batch entry that it has. By blocks of kPlanesThreads.
+template <typename T, int kColumns>
+__device__ __forceinline__ void WritePlanes(const Batch& batch, const Array& operand, int64_t lines,
+                                            int64_t width, const Workspace& workspace) {
+  const PlaneTiles planes(lines, width, kColumns, kPlanes<T>);
+  const int64_t tiles = OwnEntries(batch, operand) * planes.across * planes.down;
+  for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+    const T* matrix =
+        static_cast<const T*>(operand.data) + t / planes.down / planes.across * lines * width;
+    TileInRegisters<T, kPlaneLines, kColumns, kPlanesThreads, BlockPlane<kPlaneLines, kColumns>>
+        tile;
+    tile.Load(matrix, lines, width, t % planes.down * kPlaneLines,
+              t / planes.down % planes.across * kColumns, tile.IsWide(matrix, width), threadIdx.x);
+    tile.Store(reinterpret_cast<unsigned char*>(workspace.data) + t * planes.tile_bytes,
+               threadIdx.x);
+  }
+}
 
 // The planes of 64 rows of kInner numbers in the registers of a warpgroup, dealt as its tensor
 // cores take them.
@@ -196,8 +233,9 @@ struct WarpgroupProduct {
         for (int block = 0; block < kBlocks; ++block) {
           const uint64_t matrix = matrix_at(of_b, block, step);
           const bool is_first = kPlanes<T> > 1 && of_a == 0 && of_b == kPlanes<T> - 1 && step == 0;
-          if (is_first) MultiplyBfloats<kTransposed>(to[block], a[of_a][first + step], matrix);
-          else MultiplyAdd<kTransposed>(number, to[block], a[of_a][first + step], matrix);
+          const auto& rows = a[of_a][first + step];
+          if (is_first) MultiplyAddBfloats<kTransposed, false>(to[block], rows, matrix);
+          else MultiplyAdd<kTransposed>(number, to[block], rows, matrix);
         }
       }
     };

@@ -12,7 +12,6 @@ constexpr int kSddmmThreads = 128;  // of a block of the generic CUDA kernel
 // the product of so many rows by columns; how many of them at most a unit has, whose rows of x stay
 // in registers.
 constexpr int kSddmmTensorRole = 256, kSddmmTensorThreads = 2 * kSddmmTensorRole;
-constexpr int kSddmmPlanesThreads = 256;  // of the kernel before
 constexpr int kSddmmTensorRows = 128;
 constexpr int kSddmmTensorColumns = 64;
 constexpr int kSddmmUnitTiles = 32;

@@ -43,11 +43,7 @@ constexpr CudaKernel<SddmmProblem> kPlanesOfY{
                           "jaxsparse::SddmmPlanes<" + TypeName(p.dtype) + ", " +
                               std::to_string(SddmmTensorInner(p.d)) + ">"};
     },
-    [](const SddmmProblem& p) {
-      const int64_t tiles = OwnEntries(p.batch, p.y) * PlanesOfY(p).down;
-      constexpr int64_t kMostBlocks = 1 << 16;
-      return LaunchShape{tiles < kMostBlocks ? tiles : kMostBlocks, kSddmmPlanesThreads};
-    }};
+    [](const SddmmProblem& p) { return PlanesShape(p.batch, p.y, PlanesOfY(p)); }};
 
 // Places and tiles of 32 bits.
 bool FitsTensorCores(const SddmmProblem& p) {

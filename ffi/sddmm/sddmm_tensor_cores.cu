@@ -114,18 +114,6 @@ struct SddmmSchedule {
   }
 };
 
-// A place in a ring, and the phase that its barriers are in.
-template <uint32_t kPlaces>
-struct RingPlace {
-  uint32_t at = 0, odd = 0;
-  __device__ __forceinline__ void Advance() {
-    if (++at == kPlaces) {
-      at = 0;
-      odd ^= 1;
-    }
-  }
-};
-
 // What the thread knows that has tiles of y copied.
 struct SddmmCopies {
   const char* from;        // the first tile of a unit
@@ -151,12 +139,6 @@ struct SddmmNotes {
   uint32_t between[2][kSddmmWarps], found[2][kSddmmWarps], found_of_all[2][kSddmmWarps];
 };
 static_assert(sizeof(SddmmNotes) <= kSddmmNotesBytes);
-
-// Called by all lanes of a warp, which arrive as one.
-__device__ __forceinline__ void ArriveAsWarp(uint64_t* barrier) {
-  __syncwarp();
-  if (threadIdx.x % kWarp == 0) Arrive(barrier);
-}
 
 // The bits that any of the lanes has, or any of the warps has noted.
 __device__ __forceinline__ uint32_t BitsOfLanes(uint32_t bits) {
@@ -638,21 +620,10 @@ __device__ __forceinline__ void PickUnits(const SddmmProblem& p, SddmmNotes& not
 
 // Before SddmmTensorCores: writes the planes of y to the workspace.
 template <typename T, int kInner>
-__global__ void __launch_bounds__(kSddmmPlanesThreads)
+__global__ void __launch_bounds__(kPlanesThreads)
     SddmmPlanes(const __grid_constant__ SddmmProblem p) {
-  const int64_t lines = p.pattern.columns;
-  const PlaneTiles planes(lines, p.d, kInner, kPlanes<T>);
-  const int64_t tiles = OwnEntries(p.batch, p.y) * planes.down;
-  for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
-    const T* y = static_cast<const T*>(p.y.data) + t / planes.down * lines * p.d;
-    TileInRegisters<T, kSddmmTensorColumns, kInner, kSddmmPlanesThreads,
-                    BlockPlane<kSddmmTensorColumns, kInner>>
-        tile;
-    tile.Load(y, lines, p.d, t % planes.down * kSddmmTensorColumns, 0, tile.IsWide(y, p.d),
-              threadIdx.x);
-    tile.Store(reinterpret_cast<unsigned char*>(p.workspace.data) + t * planes.tile_bytes,
-               threadIdx.x);
-  }
+  static_assert(kPlaneLines == kSddmmTensorColumns);
+  WritePlanes<T, kInner>(p.batch, p.y, p.pattern.columns, p.d, p.workspace);
 }
 
 // `kInner` is no less than d.

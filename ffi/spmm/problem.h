@@ -18,7 +18,6 @@ constexpr int kSpmmTiledThreads = 128;  // of a block
 // On tensor cores: threads of a block, half of which multiply tiles, the others write those of the
 // sparse matrix; tiles of so many rows and inner places, as many of x by so many columns.
 constexpr int kSpmmTensorRole = 256, kSpmmTensorThreads = 2 * kSpmmTensorRole;
-constexpr int kSpmmPlanesThreads = 256;  // of the kernel before
 constexpr int kSpmmTensorRows = 64;
 constexpr int kSpmmTensorInner = 64;
 // The matrix is written out in planes of 16 bits, or as it is, with space behind each row, to be

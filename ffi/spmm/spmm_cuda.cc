@@ -151,12 +151,7 @@ constexpr CudaKernel<SpmmProblem> kPlanes{
                                                            TypeName(p.dtype) + ", " +
                                                            std::to_string(TensorColumns(p)) + ">"};
     },
-    [](const SpmmProblem& p) {
-      const PlaneTiles planes = PlanesOfX(p, TensorColumns(p));
-      const int64_t tiles = OwnEntries(p.batch, p.x) * planes.across * planes.down;
-      constexpr int64_t kMostBlocks = 1 << 16;
-      return LaunchShape{tiles < kMostBlocks ? tiles : kMostBlocks, kSpmmPlanesThreads};
-    }};
+    [](const SpmmProblem& p) { return PlanesShape(p.batch, p.x, PlanesOfX(p, TensorColumns(p))); }};
 
 // Warpgroups are what GPUs of this compute capability have.
 bool FitsTensorCores(const SpmmProblem& p) {

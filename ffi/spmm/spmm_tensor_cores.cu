@@ -42,8 +42,8 @@ __device__ __forceinline__ void ClearBytes(uint32_t from) {
 }
 
 // A tile of the matrix in planes, in which a number takes a store for each.
-template <typename T>
-struct TileInPlanes {
+template <typename T, bool kInPlanes>
+struct MatrixTile {
   using OfRows = Plane<kSpmmTensorRows, kSpmmTensorInner>;
   static constexpr int kBytes = kPlanes<T> * OfRows::kBytes;
   static constexpr int kRowBytes = kSpmmTensorInner * 2;
@@ -68,8 +68,9 @@ struct TileInPlanes {
   }
 };
 
-// One as it is, of float32.
-struct TileAsItIs {
+// One of float32 as it is.
+template <>
+struct MatrixTile<float, false> {
   using OfRows = PlainTile<float, kSpmmTensorRows, kSpmmTensorInner>;
   static constexpr int kBytes = OfRows::kBytes, kRowBytes = OfRows::kRowBytes;
   static_assert(OfRows::kPitch == kSpmmTensorPitch);
@@ -86,7 +87,7 @@ struct TileAsItIs {
 template <typename T, int kColumns>
 struct SpmmTensorShape {
   static constexpr bool kWritesPlanes = SpmmWritesPlanes(kPlanes<T>, kColumns);
-  using TileA = Either<kWritesPlanes, TileInPlanes<T>, TileAsItIs>;
+  using TileA = MatrixTile<T, kWritesPlanes>;
   using PlaneX = BlockPlane<kSpmmTensorInner, kColumns>;
   static constexpr int kXBytes = kPlanes<T> * PlaneX::kBytes;
   static constexpr int kStageBytes = kXBytes + TileA::kBytes;
@@ -101,7 +102,7 @@ template <typename Shape>
 class TileRing {
   uint64_t* full_;  // counts the writers' warps, and bytes of x
   uint64_t* empty_;
-  uint32_t stage_ = 0, phase_ = 0;
+  RingPlace<Shape::kStages> stage_;
 
  public:
   __device__ explicit TileRing(unsigned char* counters)
@@ -116,28 +117,19 @@ class TileRing {
     __syncthreads();
   }
 
-  __device__ __forceinline__ uint32_t Stage() const { return stage_ * Shape::kStageBytes; }
-  __device__ __forceinline__ void WaitUntilEmpty() { WaitForPhase(empty_ + stage_, phase_ ^ 1); }
-  __device__ __forceinline__ void WaitUntilFull() { WaitForPhase(full_ + stage_, phase_); }
+  __device__ __forceinline__ uint32_t Stage() const { return stage_.at * Shape::kStageBytes; }
+  __device__ __forceinline__ void WaitUntilEmpty() {
+    WaitForPhase(empty_ + stage_.at, stage_.odd ^ 1);
+  }
+  __device__ __forceinline__ void WaitUntilFull() { WaitForPhase(full_ + stage_.at, stage_.odd); }
   // By one thread.
   __device__ __forceinline__ void CopyX(unsigned char* stages, const char* planes) {
-    ArriveAndExpect(full_ + stage_, Shape::kXBytes);
-    BulkCopy(stages + Stage(), planes, Shape::kXBytes, full_ + stage_);
+    ArriveAndExpect(full_ + stage_.at, Shape::kXBytes);
+    BulkCopy(stages + Stage(), planes, Shape::kXBytes, full_ + stage_.at);
   }
-  __device__ __forceinline__ void Filled() { Signal(full_ + stage_); }
-  __device__ __forceinline__ void Emptied() { Signal(empty_ + stage_); }
-  __device__ __forceinline__ void Next() {
-    if (++stage_ == Shape::kStages) {
-      stage_ = 0;
-      phase_ ^= 1;
-    }
-  }
-
- private:
-  __device__ __forceinline__ static void Signal(uint64_t* counter) {
-    __syncwarp();
-    if (threadIdx.x % kWarp == 0) Arrive(counter);
-  }
+  __device__ __forceinline__ void Filled() { ArriveAsWarp(full_ + stage_.at); }
+  __device__ __forceinline__ void Emptied() { ArriveAsWarp(empty_ + stage_.at); }
+  __device__ __forceinline__ void Next() { stage_.Advance(); }
 };
 
 // The entries of a tile's rows, in the order of their columns. Four lanes hold a row's next 16 or
@@ -418,21 +410,10 @@ __device__ __forceinline__ void WriteTile(const SpmmProblem& p, const ResultTile
 
 // Before SpmmTensorCores: writes the planes of x to the workspace.
 template <typename T, int kColumns>
-__global__ void __launch_bounds__(kSpmmPlanesThreads)
+__global__ void __launch_bounds__(kPlanesThreads)
     SpmmPlanes(const __grid_constant__ SpmmProblem p) {
-  const int64_t lines = p.pattern.columns;
-  const PlaneTiles planes(lines, p.n, kColumns, kPlanes<T>);
-  const int64_t tiles = OwnEntries(p.batch, p.x) * planes.across * planes.down;
-  for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
-    const T* x = static_cast<const T*>(p.x.data) + t / planes.down / planes.across * lines * p.n;
-    TileInRegisters<T, kSpmmTensorInner, kColumns, kSpmmPlanesThreads,
-                    BlockPlane<kSpmmTensorInner, kColumns>>
-        tile;
-    tile.Load(x, lines, p.n, t % planes.down * kSpmmTensorInner,
-              t / planes.down % planes.across * kColumns, tile.IsWide(x, p.n), threadIdx.x);
-    tile.Store(reinterpret_cast<unsigned char*>(p.workspace.data) + t * planes.tile_bytes,
-               threadIdx.x);
-  }
+  static_assert(kPlaneLines == kSpmmTensorInner);
+  WritePlanes<T, kColumns>(p.batch, p.x, p.pattern.columns, p.n, p.workspace);
 }
 
 template <typename T, typename Out, typename Index, int kColumns, bool kPermuted>

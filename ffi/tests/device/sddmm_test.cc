@@ -23,7 +23,7 @@ void Test(const SddmmSize& size, Disorder disorder, int64_t lead, int blocks = 3
     // NaN that nothing must read.
     std::fill(workspace.begin(), workspace.end(), Packet<uint32_t, 4>{{~0u, ~0u, ~0u, ~0u}});
     std::memset(sddmm_shared, 0xff, sizeof(sddmm_shared));
-    emulated::Launch(3, kSddmmPlanesThreads, [&] { SddmmPlanes<T, kInner>(p); });
+    emulated::Launch(3, kPlanesThreads, [&] { SddmmPlanes<T, kInner>(p); });
     emulated::Launch(blocks, kSddmmTensorThreads,
                      [&] { SddmmTensorCores<T, Out, Index, kInner, kScaled>(p); });
   };

@@ -15,7 +15,7 @@ struct SpmmSize {
 
 struct SpmmOptions {
   Disorder disorder = Disorder::kNone;
-  bool permuted = false, left = false;
+  bool permuted = false;
   bool bias = false;
   Activation activation = Activation::kNone;
   bool preactivation = false;
@@ -60,7 +60,7 @@ class SpmmTest {
     // Their product is infinite, though planes of it are of both signs.
     if (disorder == Disorder::kHuge) {
       values_[lead + 3] = FromFloat<T>(0x1.ffcp80f);
-      x_[lead + (options_.left ? 3 : 3 * size_.n)] = FromFloat<T>(0x1p80f);
+      x_[lead + 3 * size_.n] = FromFloat<T>(0x1p80f);
     }
   }
 
@@ -83,7 +83,6 @@ class SpmmTest {
     p.pattern = pattern_.AsOperand();
     if (options_.permuted) p.pattern.permutation = Of(permutation_, lead);
     p.n = size_.n;
-    p.dense_on_left = options_.left;
     p.activation = options_.activation;
     p.batch.rank = 1;
     p.batch.count = p.batch.sizes[0] = size_.batch;
@@ -120,7 +119,7 @@ class SpmmTest {
       const int64_t k = pattern_.column(i);
       const double product =
           double(ToAccumulator(values[options_.permuted ? permutation_[lead + i] : i])) *
-          ToAccumulator(x[options_.left ? c * size_.inner + k : k * size_.n + c]);
+          ToAccumulator(x[k * size_.n + c]);
       sum += product;
       most += std::fabs(product);
     }
@@ -132,8 +131,7 @@ class SpmmTest {
       sum += bias;
       most += std::fabs(bias);
     }
-    const int64_t at =
-        lead + entry * out_stride_ + (options_.left ? c * size_.rows + r : r * size_.n + c);
+    const int64_t at = lead + entry * out_stride_ + r * size_.n + c;
     const double before = ToAccumulator(preactivation_[at]), got = ToAccumulator(out_[at]);
     if (options_.preactivation && !IsClose<Out>(before, sum, most)) {
       Fail("spmm's preactivation", r, c, before, sum);

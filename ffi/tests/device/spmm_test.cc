@@ -22,7 +22,7 @@ void Test(const SpmmSize& size, SpmmOptions options) {
   std::vector<Packet<uint32_t, 4>> workspace(OwnEntries(p.batch, p.x) * planes.Bytes() / 16);
   std::fill_n(reinterpret_cast<char*>(workspace.data()), workspace.size() * 16, char(0xff));
   p.workspace.data = reinterpret_cast<char*>(workspace.data());
-  emulated::Launch(3, kSpmmPlanesThreads, [&] { SpmmPlanes<T, kColumns>(p); });
+  emulated::Launch(3, kPlanesThreads, [&] { SpmmPlanes<T, kColumns>(p); });
   emulated::Launch(2, kSpmmTensorThreads,
                    [&] { SpmmTensorCores<T, Out, Index, kColumns, kPermuted>(p); });
   test.Check();
@@ -89,7 +89,7 @@ void TestHeldEntries() {
     const PlaneTiles planes(kInner, kN, 32, 3);
     std::vector<Packet<uint32_t, 4>> workspace(planes.Bytes() / 16);
     p.workspace.data = reinterpret_cast<char*>(workspace.data());
-    emulated::Launch(1, kSpmmPlanesThreads, [&] { SpmmPlanes<float, 32>(p); });
+    emulated::Launch(1, kPlanesThreads, [&] { SpmmPlanes<float, 32>(p); });
     emulated::Launch(1, kSpmmTensorThreads,
                      [&] { SpmmTensorCores<float, float, int32_t, 32, false>(p); });
   };

@@ -190,20 +190,18 @@ void EmulateWarpgroupMma(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b,
     }
   });
 }
-template <bool kTransposed, int kCount>
+template <bool kTransposed, bool kAdd = true, int kCount>
 void MultiplyAddBfloats(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b) {
+  if constexpr (!kAdd) {
+    emulated::Block::current->Postpone([&d] {
+      for (float& sum : d) sum = 0;
+    });
+  }
   EmulateWarpgroupMma<kTransposed>(d, a, b, FloatOfBfloat);
 }
 template <bool kTransposed, int kCount>
 void MultiplyAddHalves(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b) {
   EmulateWarpgroupMma<kTransposed>(d, a, b, FloatOfHalf);
-}
-template <bool kTransposed, int kCount>
-void MultiplyBfloats(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b) {
-  emulated::Block::current->Postpone([&d] {
-    for (float& sum : d) sum = 0;
-  });
-  MultiplyAddBfloats<kTransposed>(d, a, b);
 }
 template <int kCount>
 void TakeRegisters() {}
