@@ -30,12 +30,12 @@ def test_every_kernel_compiles(file, expression, architecture, monkeypatch):
     assert _ffi.compile_kernel(file, expression, architecture).startswith(b"\x7fELF")
 
 
-# Columns of a lane, lanes of a group, groups that share a row: what other sizes ask for.
-@pytest.mark.parametrize("tiling", [(1, 1, 128), (2, 16, 8), (4, 8, 4), (4, 32, 1)])
+# Columns of a lane, lanes of a group, rows of a block, entries at once: what other sizes ask for.
+@pytest.mark.parametrize("tiling", [(1, 1, 128, 4), (2, 16, 8, 8), (4, 8, 4, 8), (4, 32, 1, 4)])
 def test_tilings_compile(tiling, monkeypatch):
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
     numbers = ", ".join(map(str, tiling))
-    expression = f"jaxsparse::SpmmTiled<float, float, uint16_t, {numbers}, false, true>"
+    expression = f"jaxsparse::SpmmTiled<float, float, uint16_t, {numbers}, false, true, true>"
     assert _ffi.compile_kernel("spmm/spmm_tiled.cu", expression, "sm_90a")
 
 

@@ -14,7 +14,8 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(
-    "operation", ["spmm", "spmm_staged", "sddmm", "sddmm_staged", "sparse_softmax"]
+    "operation",
+    ["spmm", "spmm_staged", "spmm_tiled", "sddmm", "sddmm_staged", "sparse_softmax"],
 )
 def test_kernels(operation, tmp_path):
     source = sanitized.FFI / "tests" / "device" / f"{operation}_test.cc"

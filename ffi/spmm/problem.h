@@ -13,7 +13,15 @@ enum class Activation : int { kNone, kRelu, kGelu };
 
 // Columns of the result that one lane of a generic CUDA kernel owns.
 constexpr int kSpmmColumnsPerLane = 4;
-constexpr int kSpmmTiledThreads = 128;  // of a block
+
+// Tile by tile of a row: threads of a block, and how many blocks a multiprocessor has registers
+// for, if so many bytes are a number. In shared memory threads leave sums of so many columns where
+// groups of them share a row.
+constexpr int kSpmmTiledThreads = 256;
+constexpr int SpmmTiledBlocks(int64_t number_bytes) { return number_bytes == 4 ? 4 : 3; }
+constexpr int64_t SpmmTiledBytes(int vector, int64_t number_bytes) {
+  return kSpmmTiledThreads * vector * (number_bytes < 4 ? 4 : number_bytes);
+}
 
 // On tensor cores: threads of a block, half of which multiply tiles, the others write those of the
 // sparse matrix; tiles of so many rows and inner places, as many of x by so many columns.

@@ -71,7 +71,7 @@ OperationEntry SpmmEntry() {
       problem.pattern.index_type = index;
       problem.n = 128;  // a size at which no two variants are one kernel
       problem.workspace.bytes = int64_t{1} << 30;
-      problem.pattern.rows = 1024;
+      problem.pattern.rows = 512;
       problem.pattern.nse = 65536;
       problems.push_back(problem);
       problem.pattern.permutation.data = &permuted;

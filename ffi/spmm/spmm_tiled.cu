@@ -1,154 +1,225 @@
 // The sparse-dense product tile by tile of a row of the result (Gale et al. 2020, "Sparse GPU
 // Kernels for Deep Learning"). Lanes own kVector neighbouring columns each, so that an entry costs
-// one wide load of x; kLanes of them make a group, as wide as the tile, and kGroups of groups share
-// a row's entries where there are too few rows to fill the GPU, and add up in a fixed order.
+// one wide load of x; kLanes of them make a group, as wide as the tile, which adds kAtOnce entries
+// at a time. A block takes kRows rows and deals its groups to them by their lengths, so that a long
+// row is shared by many; they add up in a fixed order.
 //
 // Floors: every entry reads kLanes * kVector elements of x from L1, 128 bytes a clock and
-// multiprocessor; from memory come the entries, x and the result, once each.
+// multiprocessor; from memory come the entries, x and the result, once each. A group waits for
+// memory once for every kAtOnce entries.
 #include "spmm/matrices.cuh"
 
 namespace jaxsparse {
 
-// A run of neighbouring entries. A row's first run begins in front of the row, where a load is
-// aligned; what does not belong to the row is not used.
-template <typename T, typename Index, bool kPermuted>
-struct Entries {
-  static constexpr int kCount = 4;
-  Packet<T, kCount> values;
-  Packet<Index, kCount> columns;
+constexpr int kRun = 4;  // entries that one load brings
 
-  // `wide`: by one load each.
-  template <typename M>
-  __device__ __forceinline__ void Load(const M& m, int first, int nse, bool wide) {
-    if (first + kCount <= nse) {
-      columns = LoadPacket<kCount>(m.column_indices + first, wide);
-      if constexpr (kPermuted) {
-        const auto from = LoadPacket<kCount>(m.permutation + first, wide);
-#pragma unroll
-        for (int e = 0; e < kCount; ++e) values.elements[e] = m.values[from.elements[e]];
-      } else {
-        values = LoadPacket<kCount>(m.values + first, wide);
-      }
-    } else {
-#pragma unroll
-      for (int e = 0; e < kCount; ++e) {
-        if (first + e >= nse) continue;
-        columns.elements[e] = m.column_indices[first + e];
-        values.elements[e] = m.values[kPermuted ? m.permutation[first + e] : first + e];
-      }
-    }
+// A row's first run begins in front of the row, where a load is aligned; what does not belong to
+// the row is not used.
+__device__ __forceinline__ int FirstRun(int begin) { return begin / kRun * kRun; }
+
+// A run of elements of 4 or 8 bytes, or of 2: these stay in the words in which they come, since to
+// take them apart is to wait for them.
+template <typename T, bool kHalves = sizeof(T) == 2>
+struct Run {
+  Packet<T, kRun> elements;
+
+  __device__ __forceinline__ void Set(int e, const T* from) { elements.elements[e] = *from; }
+  __device__ __forceinline__ T Get(int e) const { return elements.elements[e]; }
+};
+template <typename T>
+struct Run<T, true> {
+  Packet<uint32_t, kRun / 2> words;
+
+  __device__ __forceinline__ void Set(int e, const T* from) {
+    const uint32_t bits = *reinterpret_cast<const uint16_t*>(from);
+    words.elements[e / 2] = e % 2 == 0 ? bits : words.elements[e / 2] | bits << 16;
+  }
+  __device__ __forceinline__ T Get(int e) const {
+    return {static_cast<uint16_t>(words.elements[e / 2] >> e % 2 * 16)};
   }
 };
 
-// Adds one group's share of a row's entries: runs `group`, `group` + kGroups, ...
-template <int kGroups, typename Run, bool kWide, int kVector, typename M, typename T, typename Acc>
-__device__ __forceinline__ void AddRuns(const M& m, int begin, int end, int nse, int group,
-                                        const T* x, uint32_t row_bytes, Acc (&sums)[kVector]) {
-  constexpr int kStep = Run::kCount * kGroups;
+// Neighbouring entries, which a group adds at once.
+template <typename T, typename Index, int kEntries, bool kPermuted>
+struct Entries {
+  static constexpr int kCount = kEntries, kRuns = kCount / kRun;
+  Run<T> values[kRuns];
+  Run<Index> columns[kRuns];
+
+  // The runs that begin in front of `end`.
+  template <typename M>
+  __device__ __forceinline__ void Load(const M& m, int first, int end, int nse, bool wide) {
+#pragma unroll
+    for (int r = 0; r < kRuns; ++r) {
+      const int at = first + r * kRun;
+      if (at >= end) continue;
+      if (wide && at + kRun <= nse) {
+        columns[r] = *reinterpret_cast<const Run<Index>*>(m.column_indices + at);
+        if constexpr (kPermuted) {
+          const auto from = *reinterpret_cast<const Run<int32_t>*>(m.permutation + at);
+#pragma unroll
+          for (int e = 0; e < kRun; ++e) values[r].Set(e, m.values + from.Get(e));
+        } else {
+          values[r] = *reinterpret_cast<const Run<T>*>(m.values + at);
+        }
+      } else {
+#pragma unroll
+        for (int e = 0; e < kRun; ++e) {
+          if (at + e >= nse) continue;
+          columns[r].Set(e, m.column_indices + at + e);
+          values[r].Set(e, m.values + (kPermuted ? m.permutation[at + e] : at + e));
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ T Value(int e) const { return values[e / kRun].Get(e % kRun); }
+  __device__ __forceinline__ Index Column(int e) const { return columns[e / kRun].Get(e % kRun); }
+};
+
+// A row, or -1, and a group's share of it: of every so many chunks of entries one.
+struct RowShare {
+  int row, begin, end;
+  int share, shares;
+};
+
+template <bool kWide, typename Chunk, int kVector, typename M, typename T, typename Acc>
+__device__ __forceinline__ void AddShare(const M& m, const RowShare& s, int nse, const T* x,
+                                         uint32_t row_bytes, Acc (&sums)[kVector]) {
   const auto load = [&](uint32_t k) {
     const char* from = reinterpret_cast<const char*>(x) + static_cast<uint64_t>(k) * row_bytes;
     return LoadPacket<kVector>(reinterpret_cast<const T*>(from), kWide);
   };
-  const auto add = [&](T value, const Packet<T, kVector>& of_x) {
+  const auto add = [&](Acc value, const Packet<T, kVector>& of_x) {
 #pragma unroll
-    for (int c = 0; c < kVector; ++c) {
-      sums[c] += ToAccumulator(value) * ToAccumulator(of_x.elements[c]);
-    }
+    for (int c = 0; c < kVector; ++c) sums[c] += value * ToAccumulator(of_x.elements[c]);
   };
-  int i = begin / Run::kCount * Run::kCount + group * Run::kCount;
-  Run next = {};
-  if (i < end) next.Load(m, i, nse, kWide);
-  for (; i < end; i += kStep) {
-    const Run run = next;
-    if (i + kStep < end) next.Load(m, i + kStep, nse, kWide);
-    if (i >= begin && i + Run::kCount <= end) {
-      Packet<T, kVector> of_x[Run::kCount];
+  constexpr int kCount = Chunk::kCount;
+  const int step = s.shares * kCount;
+  int i = FirstRun(s.begin) + s.share * kCount;
+  Chunk next = {};
+  if (i < s.end) next.Load(m, i, s.end, nse, kWide);
+  for (; i < s.end; i += step) {
+    const Chunk entries = next;
+    if (i + step < s.end) next.Load(m, i + step, s.end, nse, kWide);
+    Packet<T, kVector> of_x[kCount];
+    if (i >= s.begin && i + kCount <= s.end) {
 #pragma unroll
-      for (int e = 0; e < Run::kCount; ++e) of_x[e] = load(run.columns.elements[e]);
+      for (int e = 0; e < kCount; ++e) of_x[e] = load(entries.Column(e));
 #pragma unroll
-      for (int e = 0; e < Run::kCount; ++e) add(run.values.elements[e], of_x[e]);
-    } else {
+      for (int e = 0; e < kCount; ++e) add(ToAccumulator(entries.Value(e)), of_x[e]);
+    } else {  // what does not belong to the row is not loaded, and counts as 0
+      const auto belongs = [&](int e) { return i + e >= s.begin && i + e < s.end; };
 #pragma unroll
-      for (int e = 0; e < Run::kCount; ++e) {
-        if (i + e < begin || i + e >= end) continue;
-        add(run.values.elements[e], load(run.columns.elements[e]));
+      for (int e = 0; e < kCount; ++e) {
+        of_x[e] = {};
+        if (belongs(e)) of_x[e] = load(entries.Column(e));
+      }
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) {
+        add(belongs(e) ? ToAccumulator(entries.Value(e)) : Acc(0), of_x[e]);
       }
     }
   }
 }
 
-template <typename T, typename Out, typename Index, int kVector, int kLanes, int kGroups,
-          bool kPermuted, bool kOrdered>
-__global__ void __launch_bounds__(kSpmmTiledThreads)
+// Deals a block's groups to its rows by their lengths: lane r % kRows knows row r, a group gets
+// what is its own. A group without a share has an empty row.
+template <int kGroups, int kRows, int kCount>
+__device__ __forceinline__ RowShare Deal(const RowShare& of_lane, int group) {
+  const auto divide = [](int a, int b) { return (a + b - 1) / b; };  // rounded up
+  const int r = static_cast<int>(threadIdx.x) % kRows;
+  const int length = of_lane.end - FirstRun(of_lane.begin);
+  const int chunks = length > kCount ? divide(length, kCount) : 1;
+  // With at most so many chunks for each group, rows never take more groups than there are.
+  const int most = divide(SumOverLanes(chunks, kRows), kGroups - kRows + 1);
+  const int shares = divide(chunks, most);
+  int behind = shares;  // the first group behind the row's
+#pragma unroll
+  for (int distance = 1; distance < kRows; distance *= 2) {
+    const int before = __shfl_up_sync(kAllLanes, behind, distance);
+    if (r >= distance) behind += before;
+  }
+  int mine = 0;
+#pragma unroll
+  for (int k = 0; k + 1 < kRows; ++k) mine += __shfl_sync(kAllLanes, behind, k) <= group;
+  const auto of_mine = [&](int x) { return __shfl_sync(kAllLanes, x, mine); };
+  RowShare dealt{of_mine(of_lane.row), of_mine(of_lane.begin), of_mine(of_lane.end),
+                 group - of_mine(behind - shares), of_mine(shares)};
+  if (dealt.share >= dealt.shares) dealt.end = dealt.begin;
+  return dealt;
+}
+
+template <typename T, typename Out, typename Index, int kVector, int kLanes, int kRows, int kAtOnce,
+          bool kPermuted, bool kOrdered, bool kBatched>
+__global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
     SpmmTiled(const __grid_constant__ SpmmProblem p) {
   using Acc = Accumulator<T>;
-  using Run = Entries<T, Index, kPermuted>;
-  constexpr int kSharing = kLanes * kGroups;  // threads of a row
-  constexpr int kRows = kSpmmTiledThreads / kSharing;
-  constexpr int kWarps = kSharing / kWarp;  // of a row, if there is more than one
-  static_assert(kSharing <= kSpmmTiledThreads && kSpmmTiledThreads % kSharing == 0);
-  __shared__ Acc parts[kWarps > 1 ? kRows * (kWarps - 1) * kLanes * kVector : 1];
+  using Chunk = Entries<T, Index, kAtOnce, kPermuted>;
+  constexpr int kGroups = kSpmmTiledThreads / kLanes;
+  constexpr int kShares = kGroups / kRows;
+  static_assert(kShares >= 1 && kShares * kRows == kGroups);
+  constexpr bool kDealt = kShares > 1 && kRows <= kWarp;  // more rows get as many groups each
+  extern __shared__ __align__(64) unsigned char spmm_parts[];
+  auto* parts = reinterpret_cast<Packet<Acc, kVector>*>(spmm_parts);
 
-  const int member = threadIdx.x % kSharing;
-  const int lane = member % kLanes, group = member / kLanes;
+  const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
   const uint32_t rows = static_cast<uint32_t>(p.pattern.rows);
+  const uint32_t down = (rows + kRows - 1) / kRows;
   const uint32_t tiles = static_cast<uint32_t>(CeilDivide(p.n, kLanes * kVector));
-  const uint32_t units = static_cast<uint32_t>(p.batch.count) * tiles * rows;
+  const uint32_t blocks = static_cast<uint32_t>(p.batch.count) * tiles * down;
   const uint32_t row_bytes = static_cast<uint32_t>(p.n * sizeof(T));
 
-  for (uint32_t first = blockIdx.x * kRows; first < units; first += gridDim.x * kRows) {
-    const uint32_t unit = first + threadIdx.x / kSharing;
-    const bool exists = unit < units;
-    const uint32_t at_row = exists ? unit % rows : 0, tile = exists ? unit / rows % tiles : 0;
-    const Matrices<T, Out, Index> m(p, exists ? unit / rows / tiles : 0);
-    const int64_t row = kOrdered ? m.row_order[at_row] : at_row;
+  for (uint32_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const uint32_t at = block % down;
+    const uint32_t tile = kBatched ? block / down % tiles : block / down;
+    const Matrices<T, Out, Index> m(p, kBatched ? block / down / tiles : 0);
+    // Neighbours of the order are of about one length. Rows to which groups are dealt come from all
+    // over it, there and back, so that every block has about as much to do.
+    uint32_t place = at * kRows + group / kShares;
+    if constexpr (kDealt) {
+      const uint32_t r = threadIdx.x % kRows;
+      place = r * down + (r % 2 == 0 ? at : down - 1 - at);
+    }
+    const bool exists = place < rows;
+    const int row = !exists ? 0 : kOrdered ? m.row_order[place] : static_cast<int>(place);
     const RowBounds bounds(m.row_offsets, row, exists ? p.pattern.nse : 0);
+    RowShare share{exists ? row : -1, static_cast<int>(bounds.begin), static_cast<int>(bounds.end),
+                   group % kShares, kShares};
+    if constexpr (kDealt) share = Deal<kGroups, kRows, kAtOnce>(share, group);
     const int64_t column = (static_cast<int64_t>(tile) * kLanes + lane) * kVector;
-    const bool owns = exists && column < p.n;
     // Lanes behind the last column read the first ones, and write nothing.
-    const T* x = m.x + (owns ? column : 0);
-    const bool wide = IsAligned<Packet<T, kVector>>(m.x) &&
-                      IsAligned<Packet<T, Run::kCount>>(m.values) &&
-                      IsAligned<Packet<Index, Run::kCount>>(m.column_indices) &&
-                      (!kPermuted || IsAligned<Packet<int32_t, Run::kCount>>(m.permutation));
+    const T* x = m.x + (column < p.n ? column : 0);
+    const bool wide = IsAligned<Packet<T, kVector>>(m.x) && IsAligned<Run<T>>(m.values) &&
+                      IsAligned<Run<Index>>(m.column_indices) &&
+                      (!kPermuted || IsAligned<Run<int32_t>>(m.permutation));
 
-    Acc sums[kVector] = {};
+    Packet<Acc, kVector> sums = {};
     const auto add = [&]<bool kWide>() {
-      AddRuns<kGroups, Run, kWide>(m, static_cast<int>(bounds.begin), static_cast<int>(bounds.end),
-                                   static_cast<int>(p.pattern.nse), group, x, row_bytes, sums);
+      AddShare<kWide, Chunk>(m, share, static_cast<int>(p.pattern.nse), x, row_bytes,
+                             sums.elements);
     };
     if (wide) {
       add.template operator()<true>();
     } else {
       add.template operator()<false>();
     }
-    __syncwarp();
-#pragma unroll
-    for (int distance = kLanes; distance < kSharing && distance < kWarp; distance *= 2) {
-#pragma unroll
-      for (int c = 0; c < kVector; ++c) sums[c] += __shfl_xor_sync(kAllLanes, sums[c], distance);
-    }
-    if constexpr (kWarps > 1) {
-      const int warp = member / kWarp;
-      Acc* of_row = parts + threadIdx.x / kSharing * ((kWarps - 1) * kLanes * kVector);
-      const auto part = [&](int w, int c) -> Acc& {
-        return of_row[((w - 1) * kVector + c) * kLanes + lane];
-      };
-      __syncthreads();  // the last row's parts have been read
-      if (warp > 0 && member % kWarp < kLanes) {
-#pragma unroll
-        for (int c = 0; c < kVector; ++c) part(warp, c) = sums[c];
-      }
+    if constexpr (kShares > 1) {
+      __syncthreads();  // the last rows' parts have been read
+      if (share.share > 0) parts[threadIdx.x] = sums;
       __syncthreads();
-      if (group == 0) {
+      if (share.share == 0) {
+#pragma unroll 4
+        for (int s = 1; s < share.shares; ++s) {
+          const Packet<Acc, kVector> part = parts[threadIdx.x + s * kLanes];
 #pragma unroll
-        for (int w = 1; w < kWarps; ++w) {
-#pragma unroll
-          for (int c = 0; c < kVector; ++c) sums[c] += part(w, c);
+          for (int c = 0; c < kVector; ++c) sums.elements[c] += part.elements[c];
         }
       }
     }
-    if (group == 0 && owns) m.WriteRun(p.activation, row, row * p.n + column, sums);
+    if (share.share == 0 && share.row >= 0 && column < p.n) {
+      m.WriteRun(p.activation, share.row, share.row * p.n + column, sums.elements);
+    }
   }
 }
 
