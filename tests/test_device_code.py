@@ -78,9 +78,9 @@ def test_tensor_tiles_compile(dtype, columns, monkeypatch):
     types = f"{dtype}, {dtype}, uint16_t"
     for file, expression in (
         ("spmm", f"SpmmTensorCores<{types}, {columns}, false>"),
-        ("spmm", f"SpmmPlanes<{dtype}, {columns}>"),
+        ("spmm", f"SpmmPrepare<{dtype}, uint16_t, {columns}>"),
         ("sddmm", f"SddmmTensorCores<{types}, {columns}, true>"),
-        ("sddmm", f"SddmmPlanes<{dtype}, {columns}>"),
+        ("sddmm", f"SddmmPrepare<{dtype}, uint16_t, {columns}>"),
     ):
         source = f"{file}/{file}_tensor_cores.cu"
         assert _ffi.compile_kernel(source, f"jaxsparse::{expression}", "sm_90a")

@@ -85,4 +85,18 @@ struct RowBounds {
   }
 };
 
+// The first of a row's entries from this column on; of a row in any order some entry, later for
+// later columns.
+template <typename Index>
+__device__ __forceinline__ int FirstFrom(const Index* columns, const RowBounds& row,
+                                         uint32_t column) {
+  int low = static_cast<int>(row.begin), high = static_cast<int>(row.end);
+  while (low < high) {
+    const int middle = low + (high - low) / 2;
+    if (static_cast<uint32_t>(columns[middle]) < column) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
 }  // namespace jaxsparse

@@ -67,23 +67,6 @@ __device__ __forceinline__ void WaitAt(int barrier) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
 }
 
-// The same; tells whether `predicate` is true for any of the threads.
-template <int kThreads>
-__device__ __forceinline__ bool AnyAt(int barrier, bool predicate) {
-  int any;
-  asm volatile(
-      "{\n"
-      ".reg .pred p, q;\n"
-      "setp.ne.s32 p, %1, 0;\n"
-      "barrier.cta.red.or.pred q, %2, %3, p;\n"
-      "selp.s32 %0, 1, 0, q;\n"
-      "}"
-      : "=r"(any)
-      : "r"(static_cast<int>(predicate)), "r"(barrier), "n"(kThreads)
-      : "memory");
-  return any != 0;
-}
-
 // Shared memory by addresses of 32 bits, with which an access takes half the arithmetic.
 __device__ __forceinline__ uint32_t AddressOfShared(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
@@ -91,6 +74,28 @@ __device__ __forceinline__ uint32_t AddressOfShared(const void* shared) {
 template <typename T>
 __device__ __forceinline__ T& SharedAt(uint32_t address) {
   return *static_cast<T*>(__cvta_shared_to_generic(address));
+}
+
+// Stores there if `condition` is true, without a branch, whatever else depends on it.
+__device__ __forceinline__ void StoreSharedIf(bool condition, uint32_t address, uint16_t x) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.s32 p, %0, 0;\n"
+      "@p st.shared.u16 [%1], %2;\n"
+      "}" ::"r"(static_cast<int>(condition)),
+      "r"(address), "h"(x)
+      : "memory");
+}
+__device__ __forceinline__ void StoreSharedIf(bool condition, uint32_t address, float x) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.s32 p, %0, 0;\n"
+      "@p st.shared.f32 [%1], %2;\n"
+      "}" ::"r"(static_cast<int>(condition)),
+      "r"(address), "f"(x)
+      : "memory");
 }
 
 // Adds to a number in shared memory and returns what it was before. It orders nothing else.

@@ -29,6 +29,18 @@ __device__ __forceinline__ Packet<T, kCount> LoadPacket(const T* from, bool wide
   return packet;
 }
 
+// The same where there are only `left` elements.
+template <int kCount, typename T>
+__device__ __forceinline__ Packet<T, kCount> LoadPacket(const T* from, bool wide, int left) {
+  if (left >= kCount) return LoadPacket<kCount>(from, wide);
+  Packet<T, kCount> packet = {};
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (i < left) packet.elements[i] = from[i];
+  }
+  return packet;
+}
+
 template <typename T, int kCount>
 __device__ __forceinline__ void StorePacket(T* to, const Packet<T, kCount>& packet) {
   if (IsAligned<Packet<T, kCount>>(to)) {

@@ -93,23 +93,69 @@ JAXSPARSE_INLINE int64_t OwnEntries(const Batch& batch, const Array& array) {
   return entries;
 }
 
+// Which of them a batch entry reads.
+JAXSPARSE_INLINE int64_t OwnEntry(const Batch& batch, const Array& array, int64_t index) {
+  int64_t own = 0, distance = 1;
+#ifdef __CUDACC_RTC__
+#pragma unroll 1  // as in Array::At
+#endif
+  for (int d = batch.rank - 1; d >= 0; --d) {
+    if (array.strides[d] != 0) {
+      own += index % batch.sizes[d] * distance;
+      distance *= batch.sizes[d];
+    }
+    index /= batch.sizes[d];
+  }
+  return own;
+}
+
+// Whether two arrays are broadcast along the same dimensions of a batch.
+JAXSPARSE_INLINE bool OwnSameEntries(const Batch& batch, const Array& a, const Array& b) {
+  for (int d = 0; d < batch.rank; ++d) {
+    if ((a.strides[d] == 0) != (b.strides[d] == 0)) return false;
+  }
+  return true;
+}
+
 // Matrices of 16 bits that stand for one of this type on tensor cores (common/tensor_cores.cuh).
 JAXSPARSE_INLINE int PlanesOf(DType dtype) { return dtype == DType::kFloat32 ? 3 : 1; }
 
-// The planes of a dense operand in a workspace: of each of its own batch entries, and of so many
-// columns at a time, tiles of kPlaneLines lines one behind the other, as they are copied to shared
-// memory. Blocks of so many threads write them.
-constexpr int kPlaneLines = 64, kPlanesThreads = 256;
+// On tensor cores a sparse matrix is cut into tiles of so many rows and columns, as the dense
+// operand it meets into tiles of so many lines. A kernel before prepares them, in blocks of so many
+// threads.
+constexpr int kTileSize = 64, kPrepareThreads = 256;
+constexpr int kPrepareBlocks = 8;  // of a multiprocessor, so that rows are waited for at once
+constexpr int kPrepareRows = kPrepareThreads / kWarp;  // of which a block finds out the starts
+constexpr int kPrepareBytes = kPrepareThreads * 4;     // of shared memory
 
+// The planes of a dense operand in a workspace: of each of its own batch entries, and of so many
+// columns at a time, tiles of kTileSize lines one behind the other, as they are copied to shared
+// memory.
 struct PlaneTiles {
   int64_t down, across;  // tiles
   int64_t tile_bytes;
 
   JAXSPARSE_INLINE PlaneTiles(int64_t lines, int64_t width, int columns, int planes)
-      : down(CeilDivide(lines, kPlaneLines)),
+      : down(CeilDivide(lines, kTileSize)),
         across(CeilDivide(width, columns)),
-        tile_bytes(static_cast<int64_t>(planes) * kPlaneLines * columns * 2) {}
+        tile_bytes(static_cast<int64_t>(planes) * kTileSize * columns * 2) {}
   JAXSPARSE_INLINE int64_t Bytes() const { return down * across * tile_bytes; }  // of an entry
+};
+
+// Where in a pattern the entries of each row in each tile begin, int32 in a workspace behind the
+// planes: of each of the pattern's own batch entries and of kTileSize rows at a time, for each tile
+// across, and for the end, one number for each row. A row whose columns do not rise has no entries
+// in any tile, and in the end stands the complement.
+struct TileStarts {
+  int64_t down, across;  // tiles
+
+  JAXSPARSE_INLINE TileStarts(int64_t rows, int64_t columns)
+      : down(CeilDivide(rows, kTileSize)), across(CeilDivide(columns, kTileSize)) {}
+  // The first number of some rows.
+  JAXSPARSE_INLINE int64_t At(int64_t own_entry, int64_t tile_down) const {
+    return (own_entry * down + tile_down) * (across + 1) * kTileSize;
+  }
+  JAXSPARSE_INLINE int64_t Bytes() const { return At(1, 0) * 4; }  // of an entry
 };
 
 // Memory for what a call's kernels leave for one another, aligned as XLA's buffers are.
@@ -129,6 +175,44 @@ struct Pattern {
   Array column_indices;  // index_type (nse,)
   Array row_order;       // int32 (rows,), by falling length
   Array permutation;     // int32 (nse,) or null
+};
+
+// Lines of planes of so many numbers of so many bytes that a block prepares at once: few, so that
+// they take few registers, which the search for starts does not need.
+JAXSPARSE_INLINE constexpr int LinesToPrepare(int columns, int size) {
+  constexpr int kBytes = 8 << 10;
+  return columns * size * kTileSize <= kBytes ? kTileSize : kBytes / (columns * size);
+}
+
+// What a kernel before prepares for a product on tensor cores of a pattern and a dense operand of
+// one line for each of its columns.
+struct Preparation {
+  int64_t lines, width;
+  PlaneTiles planes;
+  int lines_at_once;
+  TileStarts starts;
+  int64_t own_planes, own_starts;  // batch entries
+
+  // `columns` and `split`: those of the dense operand at a time, and into how many planes.
+  JAXSPARSE_INLINE Preparation(const Batch& batch, const Pattern& pattern, const Array& operand,
+                               int64_t operand_width, int columns, int split)
+      : lines(pattern.columns),
+        width(operand_width),
+        planes(lines, width, columns, split),
+        lines_at_once(LinesToPrepare(columns, split > 1 ? 4 : 2)),
+        starts(pattern.rows, pattern.columns),
+        own_planes(OwnEntries(batch, operand)),
+        own_starts(OwnEntries(batch, pattern.row_offsets)) {}
+
+  JAXSPARSE_INLINE int64_t StartsAt() const { return own_planes * planes.Bytes(); }
+  JAXSPARSE_INLINE int64_t Bytes() const { return StartsAt() + own_starts * starts.Bytes(); }
+  // Units of work for a block: some lines of a tile of planes each, then some rows.
+  JAXSPARSE_INLINE int64_t PlaneUnits() const {
+    return own_planes * planes.down * planes.across * (kTileSize / lines_at_once);
+  }
+  JAXSPARSE_INLINE int64_t Units() const {
+    return PlaneUnits() + own_starts * starts.down * (kTileSize / kPrepareRows);
+  }
 };
 
 }  // namespace jaxsparse

@@ -17,12 +17,6 @@ __device__ __forceinline__ int WarpgroupOfBlock() {
   return __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
 }
 
-// Called by all lanes of a warp, which arrive as one.
-__device__ __forceinline__ void ArriveAsWarp(uint64_t* barrier) {
-  __syncwarp();
-  if (threadIdx.x % kWarp == 0) Arrive(barrier);
-}
-
 // A place in a ring, and the phase that its barriers are in.
 template <uint32_t kPlaces>
 struct RingPlace {
@@ -58,25 +52,6 @@ struct BlockPlane {
   }
 };
 
-// Writes the planes of a dense operand of `lines` by `width` to a workspace, as PlaneTiles says, of
-// each batch entry that it has. By blocks of kPlanesThreads.
-template <typename T, int kColumns>
-__device__ __forceinline__ void WritePlanes(const Batch& batch, const Array& operand, int64_t lines,
-                                            int64_t width, const Workspace& workspace) {
-  const PlaneTiles planes(lines, width, kColumns, kPlanes<T>);
-  const int64_t tiles = OwnEntries(batch, operand) * planes.across * planes.down;
-  for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
-    const T* matrix =
-        static_cast<const T*>(operand.data) + t / planes.down / planes.across * lines * width;
-    TileInRegisters<T, kPlaneLines, kColumns, kPlanesThreads, BlockPlane<kPlaneLines, kColumns>>
-        tile;
-    tile.Load(matrix, lines, width, t % planes.down * kPlaneLines,
-              t / planes.down % planes.across * kColumns, tile.IsWide(matrix, width), threadIdx.x);
-    tile.Store(reinterpret_cast<unsigned char*>(workspace.data) + t * planes.tile_bytes,
-               threadIdx.x);
-  }
-}
-
 // The planes of 64 rows of kInner numbers in the registers of a warpgroup, dealt as its tensor
 // cores take them.
 template <typename T, int kInner>
@@ -84,51 +59,40 @@ struct WarpgroupRows {
   static constexpr int kSteps = kInner / 16;
   uint32_t planes[kPlanes<T>][kSteps][4];
 
-  // From row `first` on of a row-major matrix. Places beyond it are 0.
-  __device__ __forceinline__ void Load(const T* matrix, int64_t height, int64_t width,
-                                       int64_t first) {
-    Packet<T, 2> pairs[kSteps][4];
-    if (width % 2 == 0 && IsAligned<Packet<T, 2>>(matrix)) {
-      LoadPairs<true>(pairs, matrix, height, width, first);
-    } else {
-      LoadPairs<false>(pairs, matrix, height, width, first);
-    }
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-      for (int word = 0; word < 4; ++word) {
-        uint32_t words[kPlanes<T>];
-        const Packet<T, 2>& pair = pairs[step][word];
-        Split(pair.elements[0], pair.elements[1], words);
-#pragma unroll
-        for (int plane = 0; plane < kPlanes<T>; ++plane) planes[plane][step][word] = words[plane];
-      }
-    }
-  }
+  // Of shared memory that each warp passes its rows through.
+  static constexpr int kPartWidth = 32;
+  using Part = Plane<16, kPartWidth>;
+  static constexpr int kSpaceBytes = kPlanes<T> * Part::kBytes;
 
- private:
-  template <bool kWide>
-  __device__ __forceinline__ static void LoadPairs(Packet<T, 2> (&pairs)[kSteps][4],
-                                                   const T* matrix, int64_t height, int64_t width,
-                                                   int64_t first) {
-    const int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp;
-    const int64_t top = first + thread / kWarp * 16 + lane / 4;
-    const int side = lane % 4 * 2, columns = static_cast<int>(width) - side;
+  // From row `first` on of a row-major matrix; `space` is the warp's. Places beyond the matrix
+  // are 0. By whole lines: loads of the pairs that tensor cores take had 64 KB take 6 us.
+  __device__ __forceinline__ void Load(const T* matrix, int64_t height, int64_t width,
+                                       int64_t first, unsigned char* space) {
+    constexpr int kParts = kInner / kPartWidth;
+    const int warp = threadIdx.x % kWarpgroup / kWarp, lane = threadIdx.x % kWarp;
+    TileInRegisters<T, Part::kRows, kPartWidth, kWarp> parts[kParts];
+    const auto load = [&](bool wide) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const T* from = matrix + (top + half * 8) * width + side;
-      const int inside = top + half * 8 < height ? columns : 0;
+      for (int i = 0; i < kParts; ++i) {
+        parts[i].Load(matrix, height, width, first + warp * Part::kRows, i * kPartWidth, wide,
+                      lane);
+      }
+    };
+    if (parts[0].IsWide(matrix, width)) load(true);
+    else load(false);
 #pragma unroll
-      for (int i = 0; i < 2 * kSteps; ++i) {
-        Packet<T, 2>& pair = pairs[i / 2][i % 2 * 2 + half];
-        pair = {};
-        if constexpr (kWide) {
-          if (i * 8 < inside) pair = LoadPacket<2>(from + i * 8, true);
-        } else {
-          if (i * 8 < inside) pair.elements[0] = from[i * 8];
-          if (i * 8 + 1 < inside) pair.elements[1] = from[i * 8 + 1];
+    for (int i = 0; i < kParts; ++i) {
+      parts[i].Store(space, lane);
+      __syncwarp();
+#pragma unroll
+      for (int plane = 0; plane < kPlanes<T>; ++plane) {
+#pragma unroll
+        for (int at = 0; at < kPartWidth; at += 16) {
+          LoadMatrices(planes[plane][(i * kPartWidth + at) / 16],
+                       space + plane * Part::kBytes + Part::At(lane % 16, at + lane / 16 * 8));
         }
       }
+      __syncwarp();
     }
   }
 };

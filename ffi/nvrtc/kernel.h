@@ -38,11 +38,10 @@ constexpr double kClocksOfMicrosecond = 1755;
 // Of planes of a dense operand that are written in a microsecond, and read by the next kernel.
 constexpr double kPlanesBytes = 2e6;
 
-// Of a kernel that writes the planes of an operand: a block for each tile, or several.
-inline LaunchShape PlanesShape(const Batch& batch, const Array& operand, const PlaneTiles& planes) {
+// Of a kernel that prepares a product on tensor cores.
+inline LaunchShape PrepareShape(const Preparation& of) {
   constexpr int64_t kMostBlocks = 1 << 16;
-  const int64_t tiles = OwnEntries(batch, operand) * planes.across * planes.down;
-  return {tiles < kMostBlocks ? tiles : kMostBlocks, kPlanesThreads};
+  return {of.Units() < kMostBlocks ? of.Units() : kMostBlocks, kPrepareThreads, kPrepareBytes};
 }
 
 // A kernel, which takes the problem by value as its only argument, and how it is launched.

@@ -37,8 +37,8 @@ constexpr int SddmmStages(int planes, int inner) {
 constexpr int kSddmmProducts = 2;
 constexpr int kSddmmProductPitch = kSddmmTensorColumns + 8;
 constexpr int kSddmmProductBytes = kSddmmTensorRows * kSddmmProductPitch * 4;
-// Barriers, units, and where the entries of their rows are.
-constexpr int kSddmmNotesBytes = 3584;
+// Barriers, and what is known of units.
+constexpr int kSddmmNotesBytes = 1024;
 constexpr int SddmmSharedBytes(int planes, int inner) {
   return SddmmStages(planes, inner) * SddmmStageBytes(planes, inner) +
          kSddmmProducts * kSddmmProductBytes + kSddmmNotesBytes;
@@ -64,7 +64,7 @@ struct SddmmProblem {
   Array y;              // (columns, d)
   Array scale_by;       // (nse,) or null
   Array out;            // (nse,)
-  Workspace workspace;  // for planes of y, if it is large enough for them
+  Workspace workspace;  // for planes of y and starts of tiles, if it is large enough for them
 };
 
 // Entries that a group of lanes of the generic CUDA kernel owns: one for each lane, or fewer where

@@ -33,17 +33,18 @@ LaunchShape TensorShape(const SddmmProblem& p) {
           SddmmSharedBytes(PlanesOf(p.dtype), SddmmTensorInner(p.d))};
 }
 
-PlaneTiles PlanesOfY(const SddmmProblem& p) {
-  return PlaneTiles(p.pattern.columns, p.d, SddmmTensorInner(p.d), PlanesOf(p.dtype));
+Preparation PreparationOf(const SddmmProblem& p) {
+  return Preparation(p.batch, p.pattern, p.y, p.d, SddmmTensorInner(p.d), PlanesOf(p.dtype));
 }
 
-constexpr CudaKernel<SddmmProblem> kPlanesOfY{
+constexpr CudaKernel<SddmmProblem> kPrepare{
     [](const SddmmProblem& p) {
       return KernelSource{"sddmm/sddmm_tensor_cores.cu",
-                          "jaxsparse::SddmmPlanes<" + TypeName(p.dtype) + ", " +
+                          "jaxsparse::SddmmPrepare<" + TypeName(p.dtype) + ", " +
+                              TypeName(p.pattern.index_type) + ", " +
                               std::to_string(SddmmTensorInner(p.d)) + ">"};
     },
-    [](const SddmmProblem& p) { return PlanesShape(p.batch, p.y, PlanesOfY(p)); }};
+    [](const SddmmProblem& p) { return PrepareShape(PreparationOf(p)); }};
 
 // Places and tiles of 32 bits.
 bool FitsTensorCores(const SddmmProblem& p) {
@@ -54,7 +55,8 @@ bool FitsTensorCores(const SddmmProblem& p) {
          p.batch.count < kMost / (p.pattern.rows / kSddmmTensorRows + 1) /
                              (p.pattern.columns / kSddmmTensorColumns + 1) &&
          p.gpu.compute_capability == 90 && TensorShape(p).shared_bytes <= p.gpu.shared_bytes &&
-         OwnEntries(p.batch, p.y) * PlanesOfY(p).Bytes() <= p.workspace.bytes;
+         OwnSameEntries(p.batch, p.pattern.row_offsets, p.pattern.column_indices) &&
+         PreparationOf(p).Bytes() <= p.workspace.bytes;
 }
 
 // How y is staged, and the product cut into tiles.
@@ -179,7 +181,7 @@ double TensorCost(const SddmmProblem& p) {
                          (static_cast<double>(tiles) * kSddmmTensorRows * kSddmmTensorColumns);
   const double of_d = p.dtype == DType::kFloat32 ? 0.0077 : 0.001;
   const double tile = 1.95 + of_d * static_cast<double>(p.d) + kOfEntries * density;
-  const auto planes = static_cast<double>(OwnEntries(p.batch, p.y) * PlanesOfY(p).Bytes());
+  const auto planes = static_cast<double>(PreparationOf(p).StartsAt());
   return kStart + units * kForUnit + of_block * tile + planes / kPlanesBytes;
 }
 
@@ -193,7 +195,7 @@ constexpr CudaVariant<SddmmProblem> kVariants[] = {
     {"generic_entries", [](const SddmmProblem&) { return true; }, EntriesCost, Entries,
      EntriesShape},
     {"staged_entries", FitsStaged, StagedCost, StagedInstance, StagedShape},
-    {"tensor_cores", FitsTensorCores, TensorCost, TensorInstance, TensorShape, &kPlanesOfY},
+    {"tensor_cores", FitsTensorCores, TensorCost, TensorInstance, TensorShape, &kPrepare},
 };
 
 }  // namespace

@@ -42,9 +42,10 @@ constexpr int SpmmTensorStages(int stage_bytes) {
   constexpr int kMost = 4, kBytes = 216 << 10;
   return kBytes / stage_bytes < kMost ? kBytes / stage_bytes : kMost;
 }
+constexpr int kSpmmCounterBytes = 16, kSpmmFlagBytes = 8;  // of a stage; of a block
 constexpr int SpmmTensorBytes(int planes, int columns) {
   const int stage = SpmmTensorStageBytes(planes, columns);
-  return SpmmTensorStages(stage) * (stage + 16);  // and two counters
+  return SpmmTensorStages(stage) * (stage + kSpmmCounterBytes) + kSpmmFlagBytes;
 }
 
 // With x staged in shared memory: what a block of so many warps has of it for panels of so many

@@ -137,10 +137,6 @@ double TensorMicroseconds(const SpmmProblem& p, int columns) {
   return kOnDemand;
 }
 
-PlaneTiles PlanesOfX(const SpmmProblem& p, int columns) {
-  return PlaneTiles(p.pattern.columns, p.n, columns, PlanesOf(p.dtype));
-}
-
 // Columns of x that a block multiplies by.
 int TensorColumns(const SpmmProblem& p) {
   int best = 32;
@@ -164,13 +160,18 @@ LaunchShape TensorShape(const SpmmProblem& p) {
           SpmmTensorBytes(PlanesOf(p.dtype), columns)};
 }
 
-constexpr CudaKernel<SpmmProblem> kPlanes{
+Preparation PreparationOf(const SpmmProblem& p) {
+  return Preparation(p.batch, p.pattern, p.x, p.n, TensorColumns(p), PlanesOf(p.dtype));
+}
+
+constexpr CudaKernel<SpmmProblem> kPrepare{
     [](const SpmmProblem& p) {
-      return KernelSource{"spmm/spmm_tensor_cores.cu", "jaxsparse::SpmmPlanes<" +
+      return KernelSource{"spmm/spmm_tensor_cores.cu", "jaxsparse::SpmmPrepare<" +
                                                            TypeName(p.dtype) + ", " +
+                                                           TypeName(p.pattern.index_type) + ", " +
                                                            std::to_string(TensorColumns(p)) + ">"};
     },
-    [](const SpmmProblem& p) { return PlanesShape(p.batch, p.x, PlanesOfX(p, TensorColumns(p))); }};
+    [](const SpmmProblem& p) { return PrepareShape(PreparationOf(p)); }};
 
 // Warpgroups are what GPUs of this compute capability have.
 bool FitsTensorCores(const SpmmProblem& p) {
@@ -178,7 +179,8 @@ bool FitsTensorCores(const SpmmProblem& p) {
   return !p.dense_on_left && p.dtype != DType::kFloat64 && p.pattern.nse < kMost &&
          p.pattern.columns < kMost && p.gpu.compute_capability == 90 &&
          SpmmTensorBytes(3, 128) <= p.gpu.shared_bytes &&
-         OwnEntries(p.batch, p.x) * PlanesOfX(p, TensorColumns(p)).Bytes() <= p.workspace.bytes;
+         OwnSameEntries(p.batch, p.pattern.row_offsets, p.pattern.column_indices) &&
+         PreparationOf(p).Bytes() <= p.workspace.bytes;
 }
 
 // How x is staged, and the result cut into tiles.
@@ -303,9 +305,8 @@ double TiledCost(const SpmmProblem& p) {
 }
 
 double TensorCost(const SpmmProblem& p) {
-  const int columns = TensorColumns(p);
-  const auto planes = static_cast<double>(OwnEntries(p.batch, p.x) * PlanesOfX(p, columns).Bytes());
-  return TensorMicroseconds(p, columns) + planes / kPlanesBytes;
+  const auto planes = static_cast<double>(PreparationOf(p).StartsAt());
+  return TensorMicroseconds(p, TensorColumns(p)) + planes / kPlanesBytes;
 }
 
 // The kernel before it, which takes 1.4 to 3 times as long.
@@ -329,7 +330,7 @@ constexpr CudaVariant<SpmmProblem> kVariants[] = {
      [](const SpmmProblem& p) { return TiledInstance(p, TilingOf(p), false); },
      [](const SpmmProblem& p) { return TiledShape(p, TilingOf(p)); }},
     {"staged_rows", FitsStaged, StagedCost, StagedInstance, StagedShape},
-    {"tensor_cores", FitsTensorCores, TensorCost, TensorInstance, TensorShape, &kPlanes},
+    {"tensor_cores", FitsTensorCores, TensorCost, TensorInstance, TensorShape, &kPrepare},
 };
 
 }  // namespace

@@ -4,9 +4,10 @@
 // what a tensor core takes for it. Products of float32 are as exact as in float32.
 //
 // A kernel before it splits x into planes of 16 bits (common/tensor_cores.cuh) and leaves them in
-// the workspace, tile by tile as they are copied to shared memory. Half of a block's warps write
-// tiles of the matrix out and have those of x copied, the others, two warpgroups, multiply: they
-// share a ring of stages, take every other one, and in the end add up what they have.
+// the workspace, tile by tile as they are copied to shared memory; and it finds out where the
+// entries of each row in each tile begin. Half of a block's warps write tiles of the matrix out and
+// have those of x copied, the others, two warpgroups, multiply: they share a ring of stages, take
+// every other one, and in the end add up what they have.
 //
 // A number that is infinite or NaN, or too large for a plane, makes sums that are not finite: zeros
 // of the tile meet a NaN of x. These, and columns that are not in order or stand twice, make the
@@ -17,7 +18,7 @@
 // a tile of 64 x 64 and 128 columns in float32: 96 KB that tensor cores read of x and 48 that are
 // copied of it, 24 each to clear and to read the tile, and the entries. From memory the entries, x
 // and the result, once each; from L2 x as often as there are tiles down the result.
-#include "common/warpgroup.cuh"
+#include "common/prepare.cuh"
 #include "spmm/matrices.cuh"
 
 namespace jaxsparse {
@@ -25,10 +26,11 @@ namespace jaxsparse {
 // Threads of a block: two warpgroups multiply, behind them come those that write entries, who leave
 // registers to them.
 constexpr int kMultipliers = kSpmmTensorRole, kWriters = kSpmmTensorRole;
-constexpr int kRegistersToMultiply = 184, kRegistersToWrite = 72;
+constexpr int kRegistersToMultiply = 160, kRegistersToWrite = 96;
 constexpr int kOfMultipliers = 1;  // the barrier at which they meet
 constexpr int kGroups = 2;
 static_assert(kMultipliers == kGroups * kWarpgroup);
+constexpr int kWriterRows = kSpmmTensorRows / (kWriters / kWarp);  // of a warp
 
 // Writes zeros over what a warp has to itself.
 template <int kBytes>
@@ -56,14 +58,17 @@ struct MatrixTile {
       ClearBytes<kRows * kRowBytes>(tile + plane * OfRows::kBytes + row * kRowBytes);
     }
   }
-  // `row` is row number `number` of the tile.
-  __device__ __forceinline__ static void Write(uint32_t row, int number, uint32_t place, T value) {
-    const uint32_t at = row + (place * 2 ^ number % 8 * 16);  // as OfRows::At
+  // `row` is row number `number` of the tile. Only what is stored depends on the condition, for
+  // which no branch is taken: those took 1.4 times as long.
+  __device__ __forceinline__ static void WriteIf(bool condition, uint32_t row, int number,
+                                                 uint32_t column, T value) {
+    const uint32_t place = column % kSpmmTensorInner * 2;
+    const uint32_t at = row + (place ^ number % 8 * 16);  // as OfRows::At
     uint32_t words[kPlanes<T>];
     SplitOne(value, words);
 #pragma unroll
     for (int plane = 0; plane < kPlanes<T>; ++plane) {
-      SharedAt<uint16_t>(at + plane * OfRows::kBytes) = static_cast<uint16_t>(words[plane]);
+      StoreSharedIf(condition, at + plane * OfRows::kBytes, static_cast<uint16_t>(words[plane]));
     }
   }
 };
@@ -79,8 +84,9 @@ struct MatrixTile<float, false> {
   __device__ __forceinline__ static void Clear(uint32_t tile, int row) {
     ClearBytes<kRows * kRowBytes>(tile + row * kRowBytes);
   }
-  __device__ __forceinline__ static void Write(uint32_t row, int, uint32_t place, float value) {
-    SharedAt<float>(row + place * sizeof(float)) = value;
+  __device__ __forceinline__ static void WriteIf(bool condition, uint32_t row, int, uint32_t column,
+                                                 float value) {
+    StoreSharedIf(condition, row + column % kSpmmTensorInner * sizeof(float), value);
   }
 };
 
@@ -93,6 +99,7 @@ struct SpmmTensorShape {
   static constexpr int kStageBytes = kXBytes + TileA::kBytes;
   static constexpr int kStages = SpmmTensorStages(kStageBytes);
   static constexpr int kCountersAt = kStages * kStageBytes;
+  static constexpr int kFlagAt = kCountersAt + kStages * kSpmmCounterBytes;
   static_assert(kStageBytes == SpmmTensorStageBytes(kPlanes<T>, kColumns));
   static_assert(kStageBytes % 1024 == 0 && kStages >= 3);
 };
@@ -100,7 +107,7 @@ struct SpmmTensorShape {
 // Stages that writers fill and multipliers empty, in turn.
 template <typename Shape>
 class TileRing {
-  uint64_t* full_;  // counts the writers' warps, and bytes of x
+  uint64_t* full_;  // counts writers, one more time who has x copied, and bytes of it
   uint64_t* empty_;
   RingPlace<Shape::kStages> stage_;
 
@@ -109,8 +116,8 @@ class TileRing {
       : full_(reinterpret_cast<uint64_t*>(counters)), empty_(full_ + Shape::kStages) {
     if (threadIdx.x == 0) {
       for (int stage = 0; stage < Shape::kStages; ++stage) {
-        InitBarrier(full_ + stage, kWriters / kWarp + 1);
-        InitBarrier(empty_ + stage, kMultipliers / kWarp);
+        InitBarrier(full_ + stage, kWriters + 1);
+        InitBarrier(empty_ + stage, kMultipliers);
       }
       FenceShared();
     }
@@ -127,154 +134,190 @@ class TileRing {
     ArriveAndExpect(full_ + stage_.at, Shape::kXBytes);
     BulkCopy(stages + Stage(), planes, Shape::kXBytes, full_ + stage_.at);
   }
-  __device__ __forceinline__ void Filled() { ArriveAsWarp(full_ + stage_.at); }
-  __device__ __forceinline__ void Emptied() { ArriveAsWarp(empty_ + stage_.at); }
+  __device__ __forceinline__ void Filled() { Arrive(full_ + stage_.at); }
+  __device__ __forceinline__ void Emptied() { Arrive(empty_ + stage_.at); }
   __device__ __forceinline__ void Next() { stage_.Advance(); }
 };
 
-// The entries of a tile's rows, in the order of their columns. Four lanes hold a row's next 16 or
-// 32 in registers, each every fourth one, which were loaded while the tile before was written.
+// Tells all of a block whether anything went wrong in a tile of the result.
+class TileFlag {
+  int* flags_;  // of this tile and of the one before or behind it
+  int turn_ = 0;
+
+ public:
+  __device__ explicit TileFlag(unsigned char* flags) : flags_(reinterpret_cast<int*>(flags)) {
+    if (threadIdx.x == 0) flags_[0] = flags_[1] = 0;
+    __syncthreads();
+  }
+
+  // Called by all threads at the end of a tile, before they meet; between that and their next
+  // meeting; and behind that, there.
+  __device__ __forceinline__ void Raise(bool wrong) {
+    if (wrong) flags_[turn_] = 1;
+  }
+  __device__ __forceinline__ bool IsRaised() const { return flags_[turn_] != 0; }
+  __device__ __forceinline__ void Next() {
+    turn_ ^= 1;
+    if (threadIdx.x == 0) flags_[turn_] = 0;
+  }
+};
+
+// The entries of a warp's rows in one tile after another. Four lanes have a row, and hold up to 32
+// of its entries in a tile in registers, each every fourth one, from when the tile but one before
+// it has been written. Of rows that have more, all lanes take the others, one each.
 template <typename T, typename Index, bool kPermuted, typename TileA>
-class EntriesOfRow {
-  static constexpr int kLanes = kWriters / kSpmmTensorRows;
-  static constexpr int kHalf = 4, kSlots = 2 * kHalf;  // entries of a lane
-  static constexpr int kNone = -1;                     // no column
+class EntriesOfRows {
+  static constexpr int kOfRow = kWarp / kWriterRows;
+  static constexpr int kSlots = 8, kHeld = kSlots * kOfRow;
+  static constexpr int kAhead = 64;  // entries, that lines are brought nearer at a time
+  static constexpr int kLongRows = kPermuted ? 1 : 4;  // whose other entries are loaded at once
+  static_assert(kHeld + kWarp == kTileSize);
   const T* stored_values_;
   const Index* column_indices_;
   const int32_t* permutation_;
-  bool can_overrun_;        // all rows can be read on beyond their ends: no lane has to look
-  int number_, lane_;       // of the row in the tile, and the lane's of the row
-  int next_ = 0, end_ = 0;  // of the row's entries: the first one that is not written, their end
-  const char* ahead_;       // what the lane has brought nearer, of entry 0, and in bytes an entry
-  int step_;
-  int held_ = 0;   // entries of a row that lanes hold, from there on: of all rows as many
-  int taken_ = 0;  // of the row by the last tile
-  int columns_[kSlots];
-  int places_[kSlots];  // of values, if permuted
-  T values_[kSlots];
-
-  // Calls with the place of each entry that the lane has to load.
-  template <int kFirst, typename Function>
-  __device__ __forceinline__ void ForHalf(Function function) const {
-    const int first = next_ + lane_ + kFirst * kLanes;
-    if (can_overrun_) {
-#pragma unroll
-      for (int j = 0; j < kHalf; ++j) function(kFirst + j, first + j * kLanes);
-    } else {
-#pragma unroll
-      for (int j = 0; j < kHalf; ++j) {
-        if (first + j * kLanes < end_) function(kFirst + j, first + j * kLanes);
-      }
-    }
-  }
-  template <int kFirst>
-  __device__ __forceinline__ void LoadHalf() {
-    ForHalf<kFirst>([&](int j, int at) {
-      columns_[j] = static_cast<int>(column_indices_[at]);
-      if constexpr (kPermuted) places_[j] = permutation_[at];
-      else values_[j] = stored_values_[at];
-    });
-  }
-
-  // Writes those entries of a half that lie in the tile's columns, from `first` on; how many the
-  // lane has; none, if its row is not `open`. `before` is the column of the entry in front of a
-  // row's first one. `rises` becomes false if one does not stand behind the one before it.
-  template <int kFirst>
-  __device__ __forceinline__ int ScatterHalf(uint32_t row, int first, bool open, int* before,
-                                             bool* rises) const {
-    const int lane = threadIdx.x % kWarp, stored = open ? end_ - next_ - lane_ : 0;
-    int taken = 0;
-#pragma unroll
-    for (int j = kFirst; j < kFirst + kHalf; ++j) {
-      const auto place = static_cast<uint32_t>(columns_[j]) - static_cast<uint32_t>(first);
-      const bool inside = place < kSpmmTensorInner && j * kLanes < stored;
-      // The lane's neighbour has the entry before; of the row's first lane that was its last one.
-      const int left = __shfl_sync(kAllLanes, columns_[j],
-                                   lane / kLanes * kLanes + (lane + kLanes - 1) % kLanes);
-      *rises = *rises && (!inside || columns_[j] > (lane_ == 0 ? *before : left));
-      *before = left;
-      if (inside) TileA::Write(row, number_, place, values_[j]);
-      taken += inside;
-    }
-    return taken;
-  }
+  int last_;               // of all that are stored
+  int lane_;               // of a row
+  int row_;                // the lane's, of the warp's
+  const int32_t* starts_;  // behind those of the tile that `next_` is the end of
+  int left_;               // tiles there
+  int end_ = 0, next_ = 0;
 
  public:
+  struct Held {
+    int begin, count;  // of the row's entries in the tile
+    int most;          // that any of the warp's rows has
+    int columns[kSlots];
+    int places[kSlots];  // of values, if permuted
+    T values[kSlots];
+  };
+
+  // `starts` are those of the warp's first row.
   template <typename M>
-  __device__ __forceinline__ EntriesOfRow(const M& m, const SpmmProblem& p, int64_t first_row,
-                                          int number, int lane)
+  __device__ __forceinline__ EntriesOfRows(const M& m, const SpmmProblem& p, const int32_t* starts)
       : stored_values_(m.values),
         column_indices_(m.column_indices),
         permutation_(m.permutation),
-        number_(number),
-        lane_(lane) {
-    const int64_t row = first_row + number;
-    if (row < p.pattern.rows) {
-      const RowBounds bounds(m.row_offsets, row, p.pattern.nse);
-      next_ = static_cast<int>(bounds.begin);
-      end_ = static_cast<int>(bounds.end < bounds.begin ? bounds.begin : bounds.end);
-    }
-    // Half of the lanes care for columns, the others for values or where these are, as far as 64
-    // and 128 entries behind the next one.
-    constexpr int kAhead = 64;
-    const void* arrays[2] = {m.column_indices, m.values};
-    if constexpr (kPermuted) arrays[1] = m.permutation;
-    const int sizes[2] = {sizeof(Index), kPermuted ? 4 : sizeof(T)};
-    step_ = lane % 2 == 0 ? sizes[0] : sizes[1];
-    ahead_ = static_cast<const char*>(lane % 2 == 0 ? arrays[0] : arrays[1]) +
-             (1 + lane / 2) * kAhead * step_;
-    can_overrun_ = !__any_sync(kAllLanes, end_ + (kLanes / 2 + 1) * kAhead > p.pattern.nse);
+        last_(static_cast<int>(p.pattern.nse) - 1),
+        lane_(threadIdx.x % kOfRow),
+        row_(threadIdx.x % kWarp / kOfRow),
+        starts_(starts + row_),
+        left_(static_cast<int>(CeilDivide(p.pattern.columns, kTileSize)) + 1) {
+    TakeStart();  // the first one
+    TakeStart();
   }
 
-  // Loads what the next tile may have: more than 16 entries of a row only where so many may come,
-  // as many as the last time and half as many again.
-  __device__ __forceinline__ void Load() {
-    constexpr int kFew = kLanes * kHalf;
-    if (can_overrun_) Prefetch(ahead_ + int64_t{next_} * step_);
-    LoadHalf<0>();
-    held_ = kFew;
-    if (__any_sync(kAllLanes, taken_ + taken_ / 2 + 2 > kFew)) {
-      LoadHalf<kHalf>();
-      held_ = 2 * kFew;
-    }
+  // Loads what the next tile has, if there is one. Half of the lanes of a row bring columns nearer,
+  // the others values or where these are.
+  __device__ __forceinline__ void Load(Held& held) {
+    if (left_ < 0) return;
+    held.begin = end_;
+    TakeStart();
+    held.count = end_ - held.begin;
+    held.most = __reduce_max_sync(kAllLanes, held.count);
+    const int first = held.begin + lane_;
+    const Index* columns = column_indices_ + first;
+    ForEach(held, [&](int j, bool stored) {
+      // What would keep its value if nothing is loaded would take a register for the whole loop.
+      if constexpr (kPermuted) held.places[j] = 0;
+      if (!stored) return;
+      held.columns[j] = static_cast<int>(columns[j * kOfRow]);
+      if constexpr (kPermuted) held.places[j] = (permutation_ + first)[j * kOfRow];
+      else held.values[j] = (stored_values_ + first)[j * kOfRow];
+    });
+    int ahead = held.begin + (1 + lane_ / 2) * kAhead;
+    if (ahead > last_) ahead = last_;
+    if (ahead < 0) return;
+    if (lane_ % 2 == 0) Prefetch(column_indices_ + ahead);
+    else if constexpr (kPermuted) Prefetch(permutation_ + ahead);
+    else Prefetch(stored_values_ + ahead);
   }
   // What has to wait for that.
-  __device__ __forceinline__ void LoadPermuted() {
+  __device__ __forceinline__ void LoadPermuted(Held& held) const {
     if constexpr (kPermuted) {
-      const auto load = [&](int j, int at) { values_[j] = stored_values_[places_[j]]; };
-      ForHalf<0>(load);
-      if (held_ > kLanes * kHalf) ForHalf<kHalf>(load);
+      ForEach(held, [&](int j, bool stored) {
+        held.values[j] = {};
+        if (stored) held.values[j] = stored_values_[held.places[j]];
+      });
     }
   }
 
-  // Writes the row's numbers in columns `first` to first + kSpmmTensorInner, which are 0 yet.
-  // `ordered` becomes false if a column stands twice, or behind a higher one.
-  __device__ __forceinline__ void Write(uint32_t row, int first, bool* ordered) {
-    taken_ = 0;
-    int before = kNone;
-    bool open = true;  // entries may come: else some that are out of order would count twice
+  // Writes the entries to the tile from the warp's first row on, where all is 0 yet.
+  __device__ __forceinline__ void Write(const Held& held, uint32_t tile) const {
+    if (held.most <= kHeld) {
+      WriteHeld(held, tile);
+      return;
+    }
+    unsigned rows = __ballot_sync(kAllLanes, lane_ == 0 && held.count > kHeld);
+    LongRows long_rows(*this, held, rows);
+    WriteHeld(held, tile);
     while (true) {
-      int taken = ScatterHalf<0>(row, first, open, &before, ordered);
-      const auto place = static_cast<uint32_t>(columns_[kHalf]) - static_cast<uint32_t>(first);
-      if (held_ > kLanes * kHalf && __any_sync(kAllLanes, place < kSpmmTensorInner || !*ordered)) {
-        taken += ScatterHalf<kHalf>(row, first, open, &before, ordered);
-      }
-#pragma unroll
-      for (int distance = 1; distance < kLanes; distance *= 2) {
-        taken += __shfl_xor_sync(kAllLanes, taken, distance);
-      }
-      next_ += taken;
-      taken_ += taken;
-      // All that lanes hold of a row lies in the tile: more may.
-      open = taken == held_ && next_ < end_;
-      if (!__any_sync(kAllLanes, open)) return;
-      Load();
-      LoadPermuted();
+      long_rows.Write(tile);
+      if (rows == 0) return;
+      long_rows = LongRows(*this, held, rows);
     }
   }
 
-  // Whether all entries of the row have been written: if not, some stood behind higher columns.
-  __device__ __forceinline__ bool AllWritten() const { return next_ >= end_; }
+  // Whether columns rise, at the last tile.
+  __device__ __forceinline__ bool IsOrdered() const { return end_ >= 0; }
+
+ private:
+  // Of some rows the entries that their lanes do not hold.
+  struct LongRows {
+    int rows[kLongRows];
+    bool stored[kLongRows];
+    int columns[kLongRows];
+    T values[kLongRows];
+
+    // `left`: a bit for the first lane of each row, which is cleared when it is taken.
+    __device__ __forceinline__ LongRows(const EntriesOfRows& entries, const Held& held,
+                                        unsigned& left) {
+      const int lane = threadIdx.x % kWarp;
+#pragma unroll
+      for (int r = 0; r < kLongRows; ++r) {
+        const int from = left == 0 ? 0 : __ffs(static_cast<int>(left)) - 1;
+        const int at = __shfl_sync(kAllLanes, held.begin, from) + kHeld + lane;
+        const int count = __shfl_sync(kAllLanes, held.count, from);
+        rows[r] = from / kOfRow;
+        stored[r] = left != 0 && kHeld + lane < count;
+        columns[r] = 0;
+        values[r] = {};
+        left &= left - 1;
+        if (!stored[r]) continue;
+        columns[r] = static_cast<int>(entries.column_indices_[at]);
+        values[r] = entries.stored_values_[kPermuted ? entries.permutation_[at] : at];
+      }
+    }
+    __device__ __forceinline__ void Write(uint32_t tile) const {
+#pragma unroll
+      for (int r = 0; r < kLongRows; ++r) {
+        TileA::WriteIf(stored[r], tile + rows[r] * TileA::kRowBytes, rows[r], columns[r],
+                       values[r]);
+      }
+    }
+  };
+
+  // Takes the start of the next tile but one, which is not waited for before that one is next.
+  __device__ __forceinline__ void TakeStart() {
+    end_ = next_;
+    if (left_ > 0) next_ = *starts_;
+    starts_ += kTileSize;
+    --left_;
+  }
+
+  // Calls with each of the lane's slots that the warp has entries for, and whether the lane has.
+  template <typename Function>
+  __device__ __forceinline__ void ForEach(const Held& held, Function function) const {
+#pragma unroll
+    for (int j = 0; j < kSlots; ++j) {
+      if (j % 2 == 0 && held.most <= j * kOfRow) return;  // fewer branches than slots
+      function(j, j * kOfRow < held.count - lane_);
+    }
+  }
+  __device__ __forceinline__ void WriteHeld(const Held& held, uint32_t tile) const {
+    ForEach(held, [&](int j, bool stored) {
+      TileA::WriteIf(stored, tile + row_ * TileA::kRowBytes, row_, held.columns[j], held.values[j]);
+    });
+  }
 };
 
 // A tile of the result entry by entry, by the multipliers: any numbers, in any order.
@@ -317,35 +360,52 @@ __device__ inline int StepsOf(const SpmmProblem& p) {
   return static_cast<int>(CeilDivide(p.pattern.columns, kSpmmTensorInner));
 }
 
+template <typename T, int kColumns>
+__device__ __forceinline__ Preparation PreparationOf(const SpmmProblem& p) {
+  return Preparation(p.batch, p.pattern, p.x, p.n, kColumns, kPlanes<T>);
+}
+
 // Writes the entries of a tile of the result to the stages, and has its planes of x copied there.
 // Returns whether the entries were in order.
 template <typename T, typename Out, typename Index, int kColumns, bool kPermuted, typename Shape>
 __device__ __forceinline__ bool WriteStages(const SpmmProblem& p, const ResultTile<kColumns>& tile,
                                             unsigned char* stages, TileRing<Shape>& ring) {
   using TileA = typename Shape::TileA;
-  constexpr int kLanes = kWriters / kSpmmTensorRows, kRows = kWarp / kLanes;
   const Matrices<T, Out, Index> m(p, tile.entry);
-  const PlaneTiles planes(p.pattern.columns, p.n, kColumns, kPlanes<T>);
-  const int64_t of_x = p.pattern.columns * p.n;
-  const int64_t own = of_x == 0 ? 0 : (m.x - static_cast<const T*>(p.x.data)) / of_x;
-  const char* x = p.workspace.data + own * planes.Bytes() +
+  const Preparation prepared = PreparationOf<T, kColumns>(p);
+  const PlaneTiles& planes = prepared.planes;
+  const int64_t own_x = OwnEntry(p.batch, p.x, tile.entry);
+  const char* x = p.workspace.data + own_x * planes.Bytes() +
                   tile.first_column / kColumns * planes.down * planes.tile_bytes;
-  const int writer = threadIdx.x - kMultipliers, row = writer / kLanes, steps = StepsOf(p);
-  EntriesOfRow<T, Index, kPermuted, TileA> entries(m, p, tile.first_row, row, writer % kLanes);
-  bool ordered = true;
-  entries.Load();
-  for (int step = 0; step < steps; ++step, ring.Next()) {
-    entries.LoadPermuted();
+  const int64_t own = OwnEntry(p.batch, p.pattern.row_offsets, tile.entry);
+  const auto* starts = reinterpret_cast<const int32_t*>(p.workspace.data + prepared.StartsAt()) +
+                       prepared.starts.At(own, tile.first_row / kTileSize);
+  using Entries = EntriesOfRows<T, Index, kPermuted, TileA>;
+  const int writer = threadIdx.x - kMultipliers, steps = StepsOf(p);
+  const int first_row = writer / kWarp * kWriterRows;
+  Entries entries(m, p, starts + first_row);
+  const auto write = [&](int step, auto& held, auto& next) {
+    entries.LoadPermuted(next);
     ring.WaitUntilEmpty();
     if (writer == 0) ring.CopyX(stages, x + step * planes.tile_bytes);
-    const uint32_t to = AddressOfShared(stages) + ring.Stage() + Shape::kXBytes;
-    TileA::template Clear<kRows>(to, writer / kWarp * kRows);
+    const uint32_t tile = AddressOfShared(stages) + ring.Stage() + Shape::kXBytes;
+    TileA::template Clear<kWriterRows>(tile, first_row);
     __syncwarp();
-    entries.Write(to + row * TileA::kRowBytes, step * kSpmmTensorInner, &ordered);
+    entries.Write(held, tile + first_row * TileA::kRowBytes);
     ring.Filled();
-    entries.Load();
+    ring.Next();
+    entries.Load(held);
+  };
+  typename Entries::Held held[2] = {};
+  entries.Load(held[0]);
+  entries.Load(held[1]);
+  entries.LoadPermuted(held[0]);
+#pragma unroll 1
+  for (int step = 0; step < steps; step += 2) {
+    write(step, held[0], held[1]);
+    if (step + 1 < steps) write(step + 1, held[1], held[0]);
   }
-  return ordered && entries.AllWritten();
+  return entries.IsOrdered();
 }
 
 // Multiplies what is in a warpgroup's stages of a tile of the result.
@@ -408,12 +468,13 @@ __device__ __forceinline__ void WriteTile(const SpmmProblem& p, const ResultTile
   }
 }
 
-// Before SpmmTensorCores: writes the planes of x to the workspace.
-template <typename T, int kColumns>
-__global__ void __launch_bounds__(kPlanesThreads)
-    SpmmPlanes(const __grid_constant__ SpmmProblem p) {
-  static_assert(kPlaneLines == kSpmmTensorInner);
-  WritePlanes<T, kColumns>(p.batch, p.x, p.pattern.columns, p.n, p.workspace);
+// Before SpmmTensorCores.
+template <typename T, typename Index, int kColumns>
+__global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocks)
+    SpmmPrepare(const __grid_constant__ SpmmProblem p) {
+  static_assert(kTileSize == kSpmmTensorInner && kTileSize == kSpmmTensorRows);
+  Prepare<T, Index, kColumns>(PreparationOf<T, kColumns>(p), p.batch, p.pattern, p.x,
+                              p.workspace.data);
 }
 
 template <typename T, typename Out, typename Index, int kColumns, bool kPermuted>
@@ -423,13 +484,16 @@ __global__ void __launch_bounds__(kSpmmTensorThreads, 1)
   using Tile = ResultTile<kColumns>;
   extern __shared__ __align__(1024) unsigned char spmm_stages[];
   TileRing<Shape> ring(spmm_stages + Shape::kCountersAt);
+  TileFlag inexact(spmm_stages + Shape::kFlagAt);
   const int64_t tiles = Tile::Count(p);
   if (threadIdx.x >= kMultipliers) {
     GiveUpRegisters<kRegistersToWrite>();
     for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
       const bool ordered =
           WriteStages<T, Out, Index, kColumns, kPermuted>(p, Tile(p, t), spmm_stages, ring);
-      AnyAt<kSpmmTensorThreads>(kAllThreads, !ordered);
+      inexact.Raise(!ordered);
+      WaitAt<kSpmmTensorThreads>(kAllThreads);
+      inexact.Next();
       WaitAt<kSpmmTensorThreads>(kAllThreads);
     }
     return;
@@ -446,7 +510,10 @@ __global__ void __launch_bounds__(kSpmmTensorThreads, 1)
       not_finite += low * 0.0f;
       not_finite += high * 0.0f;
     });
-    const bool exact = !AnyAt<kSpmmTensorThreads>(kAllThreads, !(not_finite == 0));
+    inexact.Raise(!(not_finite == 0));
+    WaitAt<kSpmmTensorThreads>(kAllThreads);
+    const bool exact = !inexact.IsRaised();
+    inexact.Next();
     const Tile tile(p, t);
     if (exact) {
       const uint32_t sums = AddressOfShared(spmm_stages);

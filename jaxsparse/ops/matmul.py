@@ -350,10 +350,10 @@ def _spmm_ffi(params: dict[str, Any], avals: Sequence[ShapedArray], platform: st
     swap = left and platform == "cuda" and params["variant"] != _WITH_X_ON_THE_LEFT
     x, entries = avals[_X], avals[0].shape[-1]
     n, k = x.shape[-2:] if left else x.shape[:-3:-1]
-    rows = avals[6 if transpose else 3].shape[-1]
     workspace = 0
     if platform == "cuda" and (swap or not left):
-        workspace = _planes_bytes(params["variant"], x, (k, n), rows, entries)
+        row_offsets = avals[4 if transpose else 1]
+        workspace = _preparation_bytes(params["variant"], x, (k, n), row_offsets, entries)
     attributes = {
         "permuted": transpose,
         "dense_on_left": left and not swap,
@@ -364,26 +364,35 @@ def _spmm_ffi(params: dict[str, Any], avals: Sequence[ShapedArray], platform: st
     return FfiCall(operands, attributes, workspace, swapped)
 
 
-# Tensor cores read the dense operand in planes of 16 bits, which a kernel before writes. There is
-# no place for them where so few entries are stored that another kernel is chosen.
+# Before tensor cores multiply, a kernel writes planes of 16 bits of the dense operand and the places
+# where the entries of tiles begin. There is no place for them where so few entries are stored that
+# another kernel is chosen.
 _PLANES = {"float32": 3, "bfloat16": 1, "float16": 1}
-_LEAST_DENSITY_FOR_PLANES = 1 / 64
-_PLANES_BYTES = 2**29  # that planes may take where nobody asked for them
+_LEAST_DENSITY_TO_PREPARE = 1 / 64
+_PREPARATION_BYTES = 2**29  # that may be taken where nobody asked for it
 _WIDEST_SAMPLED = {"float32": 128, "bfloat16": 256, "float16": 256}  # d on tensor cores
 
 
-def _planes_bytes(
-    variant: str | None, dense: ShapedArray, shape: Sequence[Any], rows: Any, entries: Any
+def _preparation_bytes(
+    variant: str | None,
+    dense: ShapedArray,
+    shape: Sequence[Any],
+    row_offsets: ShapedArray,
+    entries: Any,
 ) -> int:
-    """The workspace for the planes of a dense operand: as `PlaneTiles` in ffi/common/types.h."""
+    """The workspace of tensor cores: as `Preparation` in ffi/common/types.h."""
     lines, width = shape
-    of_number = 2 * _PLANES.get(dense.dtype.name, 0)
-    if not all(isinstance(size, int) for size in (*dense.shape, rows, entries)):
+    sizes = (*dense.shape, *row_offsets.shape, entries)
+    if dense.dtype.name not in _PLANES or not all(isinstance(size, int) for size in sizes):
         return 0
+    rows = row_offsets.shape[-1] - 1
+    tiles_down, tiles_across = -(-rows // 64), -(-lines // 64)
     least = 32 if width <= 32 else 64 if width <= 64 else 128
-    padded = -(-lines // 64) * 64 * -(-width // least) * least
-    size = math.prod(dense.shape[:-2]) * padded * of_number
-    pays = entries >= _LEAST_DENSITY_FOR_PLANES * rows * lines and size <= _PLANES_BYTES
+    padded = tiles_across * 64 * -(-width // least) * least
+    planes = math.prod(dense.shape[:-2]) * padded * 2 * _PLANES[dense.dtype.name]
+    starts = math.prod(row_offsets.shape[:-1]) * tiles_down * (tiles_across + 1) * 64 * 4
+    size = planes + starts
+    pays = entries >= _LEAST_DENSITY_TO_PREPARE * rows * lines and size <= _PREPARATION_BYTES
     return size if variant == "tensor_cores" or (variant is None and pays) else 0
 
 
@@ -555,12 +564,12 @@ def _sddmm_ffi(
     free = params["implementation"] is None and params["variant"] is None
     if platform == "cuda" and free and _dense_product_pays(avals):
         return None
-    y, rows, entries = avals[_SDDMM_Y], avals[4].shape[-1], avals[3].shape[-1]
+    y, row_offsets, entries = avals[_SDDMM_Y], avals[2], avals[3].shape[-1]
     workspace = 0
     columns, d = y.shape[-2:]
     # What is not a number yet can't be compared with one.
     if platform == "cuda" and isinstance(d, int) and d <= _WIDEST_SAMPLED.get(y.dtype.name, 0):
-        workspace = _planes_bytes(params["variant"], y, (columns, d), rows, entries)
+        workspace = _preparation_bytes(params["variant"], y, (columns, d), row_offsets, entries)
     operands = ("x", "y", *ROWS, *(("scale_by",) if params["scaled"] else ()))
     return FfiCall(operands, {"workspace": workspace}, workspace)
 

@@ -1,5 +1,6 @@
 // The sampled dense-dense product on tensor cores of an emulated GPU, against sums in float64.
 #include <cstring>
+#include <memory>
 
 #include "device/sddmm_operands.h"
 #include "emulated/gpu.h"
@@ -8,22 +9,37 @@
 namespace jaxsparse {
 
 alignas(1024) unsigned char sddmm_shared[SddmmSharedBytes(3, 128)];
+int32_t found_starts[kPrepareBytes / 4];
 
 namespace {
 
 template <typename T, typename Out, typename Index, int kInner, bool kScaled>
-void Test(const SddmmSize& size, Disorder disorder, int64_t lead, int blocks = 3) {
+void Test(const SddmmSize& size, Disorder disorder, int64_t lead, int blocks = 3,
+          bool own_patterns = false) {
   static_assert(SddmmSharedBytes(kPlanes<T>, kInner) <= sizeof(sddmm_shared));
   SddmmTest<T, Out, Index> test(size, disorder, kScaled, lead);
   SddmmProblem p = test.Problem();
-  const PlaneTiles planes(size.columns, size.d, kInner, kPlanes<T>);
-  std::vector<Packet<uint32_t, 4>> workspace(OwnEntries(p.batch, p.y) * planes.Bytes() / 16);
-  p.workspace.data = reinterpret_cast<char*>(workspace.data());
+  // The same one for each batch entry, but stored for each.
+  std::vector<int32_t> offsets;
+  std::vector<Index> columns;
+  if (own_patterns) {
+    const auto* of_rows = static_cast<const int32_t*>(p.pattern.row_offsets.data);
+    const auto* of_entries = static_cast<const Index*>(p.pattern.column_indices.data);
+    for (int64_t entry = 0; entry < p.batch.count; ++entry) {
+      offsets.insert(offsets.end(), of_rows, of_rows + size.rows + 1);
+      columns.insert(columns.end(), of_entries, of_entries + p.pattern.nse);
+    }
+    p.pattern.row_offsets = Of(offsets, 0, size.rows + 1);
+    p.pattern.column_indices = Of(columns, 0, p.pattern.nse);
+  }
+  const int64_t packets = PreparationOf<T, kInner>(p).Bytes() / 16;
+  const std::unique_ptr<Packet<uint32_t, 4>[]> workspace(new Packet<uint32_t, 4>[packets]);
+  p.workspace.data = reinterpret_cast<char*>(workspace.get());
   const auto run = [&] {
-    // NaN that nothing must read.
-    std::fill(workspace.begin(), workspace.end(), Packet<uint32_t, 4>{{~0u, ~0u, ~0u, ~0u}});
+    // NaN, and places outside, that nothing must read.
+    std::memset(workspace.get(), 0xff, packets * 16);
     std::memset(sddmm_shared, 0xff, sizeof(sddmm_shared));
-    emulated::Launch(3, kPlanesThreads, [&] { SddmmPlanes<T, kInner>(p); });
+    emulated::Launch(3, kPrepareThreads, [&] { SddmmPrepare<T, Index, kInner>(p); });
     emulated::Launch(blocks, kSddmmTensorThreads,
                      [&] { SddmmTensorCores<T, Out, Index, kInner, kScaled>(p); });
   };
@@ -69,6 +85,10 @@ int main() {
   Test<float, float, int32_t, 64, false>({140, 2200, 33, 0.01, 1.0}, Disorder::kShuffled, 1, 2);
   // Batch entries that share y.
   Test<float, float, int32_t, 32, false>({150, 300, 32, 0.4, 0, true}, Disorder::kNone, 1);
+  // Patterns of their own; rows of many more entries in a tile than others have.
+  Test<float, float, uint16_t, 32, true>({150, 300, 30, 0.3}, Disorder::kNone, 1, 3, true);
+  Test<float, float, int32_t, 32, true>({150, 300, 30, 0.1, 1.0}, Disorder::kRepeated, 8, 2, true);
+  Test<bfloat16, float, uint16_t, 32, true>({150, 300, 30, 0.1, 1.0}, Disorder::kNone, 8, 1);
   // Tiles without entries; as many columns as there can be.
   Test<bfloat16, float, int32_t, 32, true>({130, 3000, 32, 0.0005}, Disorder::kNone, 1, 2);
   Test<float16, float16, uint16_t, 32, false>({3, 65536, 2, 0.0001}, Disorder::kNone, 1);

@@ -1,5 +1,6 @@
 // The sparse-dense product on tensor cores of an emulated GPU, against sums in float64.
 #include <cstring>
+#include <memory>
 
 #include "device/spmm_operands.h"
 #include "emulated/gpu.h"
@@ -8,8 +9,18 @@
 namespace jaxsparse {
 
 alignas(1024) unsigned char spmm_stages[SpmmTensorBytes(3, 128)];
+int32_t found_starts[kPrepareBytes / 4];
 
 namespace {
+
+// Of exactly so many bytes, numbers that are not finite and no places.
+template <typename T, int kColumns>
+std::unique_ptr<Packet<uint32_t, 4>[]> PreparedSpace(const SpmmProblem& p) {
+  const int64_t count = PreparationOf<T, kColumns>(p).Bytes() / 16;
+  std::unique_ptr<Packet<uint32_t, 4>[]> space(new Packet<uint32_t, 4>[count]);
+  std::memset(space.get(), 0xff, count * 16);
+  return space;
+}
 
 template <typename T, typename Out, typename Index, int kColumns, bool kPermuted>
 void Test(const SpmmSize& size, SpmmOptions options) {
@@ -18,11 +29,9 @@ void Test(const SpmmSize& size, SpmmOptions options) {
   SpmmTest<T, Out, Index> test(size, options);
   SpmmProblem p = test.Problem();
   std::memset(spmm_stages, 0xff, sizeof(spmm_stages));  // NaN that nothing must read
-  const PlaneTiles planes(size.inner, size.n, kColumns, kPlanes<T>);
-  std::vector<Packet<uint32_t, 4>> workspace(OwnEntries(p.batch, p.x) * planes.Bytes() / 16);
-  std::fill_n(reinterpret_cast<char*>(workspace.data()), workspace.size() * 16, char(0xff));
-  p.workspace.data = reinterpret_cast<char*>(workspace.data());
-  emulated::Launch(3, kPlanesThreads, [&] { SpmmPlanes<T, kColumns>(p); });
+  const auto workspace = PreparedSpace<T, kColumns>(p);
+  p.workspace.data = reinterpret_cast<char*>(workspace.get());
+  emulated::Launch(3, kPrepareThreads, [&] { SpmmPrepare<T, Index, kColumns>(p); });
   emulated::Launch(2, kSpmmTensorThreads,
                    [&] { SpmmTensorCores<T, Out, Index, kColumns, kPermuted>(p); });
   test.Check();
@@ -86,10 +95,9 @@ void TestHeldEntries() {
   p.x = Of(x);
   p.out = Of(out);
   const auto run = [&] {
-    const PlaneTiles planes(kInner, kN, 32, 3);
-    std::vector<Packet<uint32_t, 4>> workspace(planes.Bytes() / 16);
-    p.workspace.data = reinterpret_cast<char*>(workspace.data());
-    emulated::Launch(1, kPlanesThreads, [&] { SpmmPlanes<float, 32>(p); });
+    const auto workspace = PreparedSpace<float, 32>(p);
+    p.workspace.data = reinterpret_cast<char*>(workspace.get());
+    emulated::Launch(1, kPrepareThreads, [&] { SpmmPrepare<float, int32_t, 32>(p); });
     emulated::Launch(1, kSpmmTensorThreads,
                      [&] { SpmmTensorCores<float, float, int32_t, 32, false>(p); });
   };

@@ -260,20 +260,26 @@ T Shuffle(T x, int from) {
 inline int Lane() { return Block::current->Lane(); }
 }  // namespace emulated
 template <typename T>
-T __shfl_sync(unsigned, T x, int from) {
-  return emulated::Shuffle(x, from);
+T __shfl_sync(unsigned, T x, int from, int width = 32) {
+  return emulated::Shuffle(x, emulated::Lane() / width * width + from);
 }
 template <typename T>
 T __shfl_xor_sync(unsigned, T x, int mask) {
   return emulated::Shuffle(x, emulated::Lane() ^ mask);
 }
 template <typename T>
-T __shfl_up_sync(unsigned, T x, int distance) {
+T __shfl_up_sync(unsigned, T x, int distance, int width = 32) {
   const int lane = emulated::Lane();
-  return emulated::Shuffle(x, lane < distance ? lane : lane - distance);
+  return emulated::Shuffle(x, lane % width < distance ? lane : lane - distance);
 }
 inline bool __any_sync(unsigned mask, bool predicate) {
   return __ballot_sync(mask, predicate) != 0;
+}
+inline int __reduce_max_sync(unsigned mask, int x) {
+  for (int distance = 1; distance < 32; distance *= 2) {
+    x = std::max(x, __shfl_xor_sync(mask, x, distance));
+  }
+  return x;
 }
 inline int __ffs(int x) { return std::countr_zero(static_cast<unsigned>(x)) % 32 + (x != 0); }
 inline int __popc(unsigned x) { return std::popcount(x); }

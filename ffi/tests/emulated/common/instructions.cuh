@@ -117,13 +117,6 @@ void WaitAt(int barrier) {
   block.Meet(block.Barrier(barrier), kThreads);
 }
 
-template <int kThreads>
-bool AnyAt(int barrier, bool predicate) {
-  emulated::Block& block = *emulated::Block::current;
-  if (barrier != kAllThreads) emulated::Block::Fail("predicates are not kept for this barrier");
-  return block.MeetOr(predicate);
-}
-
 // Counted from a place in the program, of which an emulated GPU's shared memory is part.
 alignas(1024) inline char start_of_shared;
 // A compiler that knew which object lies there would take all accesses for ones to that.
@@ -212,6 +205,11 @@ void BeginProducts(float (&)[kBlocks][kCount]) {}
 template <int kBlocks, int kCount>
 void WaitForProducts(float (&)[kBlocks][kCount]) {
   emulated::Block::current->DoPostponed();
+}
+
+template <typename T>
+void StoreSharedIf(bool condition, uint32_t address, T x) {
+  if (condition) SharedAt<T>(address) = x;
 }
 
 inline uint32_t FetchAndAdd(uint32_t* shared, uint32_t x) {

@@ -1,0 +1,38 @@
+// What is prepared for products on tensor cores: planes of the dense operand, and where the entries
+// of the sparse matrix's tiles begin.
+#pragma once
+
+#include "common/tile_starts.cuh"
+#include "common/warpgroup.cuh"
+
+namespace jaxsparse {
+
+// Writes both to a workspace, by blocks of kPrepareThreads; of `operand`, kColumns columns at a
+// time.
+template <typename T, typename Index, int kColumns>
+__device__ __forceinline__ void Prepare(const Preparation& of, const Batch& batch,
+                                        const Pattern& pattern, const Array& operand, char* to) {
+  const PlaneTiles& planes = of.planes;
+  auto* starts = reinterpret_cast<int32_t*>(to + of.StartsAt());
+#pragma unroll 1
+  for (int64_t unit = blockIdx.x; unit < of.Units(); unit += gridDim.x) {
+    if (unit >= of.PlaneUnits()) {
+      WriteStartsOfRows<Index>(pattern, (unit - of.PlaneUnits()) * kPrepareRows, starts);
+      continue;
+    }
+    constexpr int kLines = LinesToPrepare(kColumns, sizeof(T)), kParts = kTileSize / kLines;
+    using To = BlockPlane<kTileSize, kColumns>;
+    const int64_t number = unit / kParts, own = number / planes.down / planes.across;
+    const int first = static_cast<int>(unit % kParts) * kLines;
+    const T* matrix = static_cast<const T*>(operand.data) + own * of.lines * of.width;
+    TileInRegisters<T, kLines, kColumns, kPrepareThreads, To> tile;
+    tile.Load(matrix, of.lines, of.width, number % planes.down * kTileSize + first,
+              number / planes.down % planes.across * kColumns, tile.IsWide(matrix, of.width),
+              threadIdx.x);
+    static_assert(kLines % 8 == 0);  // after which the places in a plane repeat
+    tile.Store(reinterpret_cast<unsigned char*>(to) + number * planes.tile_bytes + To::At(first, 0),
+               threadIdx.x);
+  }
+}
+
+}  // namespace jaxsparse
