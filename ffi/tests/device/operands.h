@@ -107,14 +107,23 @@ class RandomPattern {
   int64_t offset(int64_t row) const { return offsets_[row]; }
   int64_t column(int64_t i) const { return static_cast<int64_t>(column_indices_[lead_ + i]); }
 
-  Pattern AsOperand() {
+  // For so many batch entries that have a copy each, or for all of them.
+  Pattern AsOperand(int64_t copies = 0) {
+    const int64_t of_row = copies > 0 ? rows_ : 0, of_entry = copies > 0 ? nse() : 0;
+    const auto repeat = [&](auto& x, int64_t first) {
+      const std::vector copy(x.begin() + first, x.end());
+      for (int64_t i = 1; i < copies; ++i) x.insert(x.end(), copy.begin(), copy.end());
+    };
     Pattern pattern;
     pattern.rows = rows_;
     pattern.columns = columns_;
     pattern.nse = nse();
-    pattern.row_offsets = Of(offsets_);
-    pattern.column_indices = Of(column_indices_, lead_);
-    pattern.row_order = Of(order_);
+    repeat(offsets_, 0);
+    repeat(column_indices_, lead_);
+    repeat(order_, 0);
+    pattern.row_offsets = Of(offsets_, 0, copies > 0 ? rows_ + 1 : 0);
+    pattern.column_indices = Of(column_indices_, lead_, of_entry);
+    pattern.row_order = Of(order_, 0, of_row);
     return pattern;
   }
 };

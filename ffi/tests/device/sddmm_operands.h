@@ -53,9 +53,9 @@ class SddmmTest {
     MakeOperands();
   }
 
-  SddmmProblem Problem() {
+  SddmmProblem Problem(bool own_patterns = false) {
     SddmmProblem p;
-    p.pattern = pattern_.AsOperand();
+    p.pattern = pattern_.AsOperand(own_patterns ? kEntries : 0);
     p.d = size_.d;
     p.batch.rank = 1;
     p.batch.count = p.batch.sizes[0] = kEntries;

@@ -18,20 +18,7 @@ void Test(const SddmmSize& size, Disorder disorder, int64_t lead, int blocks = 3
           bool own_patterns = false) {
   static_assert(SddmmSharedBytes(kPlanes<T>, kInner) <= sizeof(sddmm_shared));
   SddmmTest<T, Out, Index> test(size, disorder, kScaled, lead);
-  SddmmProblem p = test.Problem();
-  // The same one for each batch entry, but stored for each.
-  std::vector<int32_t> offsets;
-  std::vector<Index> columns;
-  if (own_patterns) {
-    const auto* of_rows = static_cast<const int32_t*>(p.pattern.row_offsets.data);
-    const auto* of_entries = static_cast<const Index*>(p.pattern.column_indices.data);
-    for (int64_t entry = 0; entry < p.batch.count; ++entry) {
-      offsets.insert(offsets.end(), of_rows, of_rows + size.rows + 1);
-      columns.insert(columns.end(), of_entries, of_entries + p.pattern.nse);
-    }
-    p.pattern.row_offsets = Of(offsets, 0, size.rows + 1);
-    p.pattern.column_indices = Of(columns, 0, p.pattern.nse);
-  }
+  SddmmProblem p = test.Problem(own_patterns);
   const int64_t packets = PreparationOf<T, kInner>(p).Bytes() / 16;
   const std::unique_ptr<Packet<uint32_t, 4>[]> workspace(new Packet<uint32_t, 4>[packets]);
   p.workspace.data = reinterpret_cast<char*>(workspace.get());

@@ -20,6 +20,7 @@ struct SpmmOptions {
   Activation activation = Activation::kNone;
   bool preactivation = false;
   bool shared_values = false, shared_x = false, shared_bias = false;  // by all batch entries
+  bool own_patterns = false;
   int64_t lead = 0;  // elements between an aligned place and each array
 };
 
@@ -80,7 +81,7 @@ class SpmmTest {
   SpmmProblem Problem() {
     const int64_t lead = options_.lead;
     SpmmProblem p;
-    p.pattern = pattern_.AsOperand();
+    p.pattern = pattern_.AsOperand(options_.own_patterns ? size_.batch : 0);
     if (options_.permuted) p.pattern.permutation = Of(permutation_, lead);
     p.n = size_.n;
     p.activation = options_.activation;

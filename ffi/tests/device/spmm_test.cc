@@ -54,6 +54,7 @@ void TestSizes() {
   }
   const SpmmSize batch{18, 150, kColumns + 4, 0.3, 0, 5};  // a block has several tiles
   plain(batch, {.bias = true, .preactivation = true, .lead = 1});
+  plain(batch, {.shared_x = true, .own_patterns = true});
   permuted(batch, {.activation = Activation::kRelu, .shared_x = true, .lead = 2});
   if (sizeof(T) == 4) {
     plain({3, 30, 20, 1.0},

@@ -49,6 +49,7 @@ void TestSizes() {
   }
   const SpmmSize batch{18, 150, kTile + kVector, 0.1, 0.9, 3};
   plain(batch, {.bias = true, .preactivation = true, .lead = 1});
+  plain(batch, {.shared_x = true, .own_patterns = true});
   permuted(batch, {.activation = Activation::kRelu, .shared_x = true, .lead = 2});
   for (Disorder disorder :
        {Disorder::kShuffled, Disorder::kRepeated, Disorder::kNan, Disorder::kInfinite}) {
