@@ -165,6 +165,23 @@ def test_tensor_cores_have_the_workspace_they_need(n, dtype):
         assert call.variant == ("tensor_cores" if taken else None), call.otherwise
 
 
+@pytest.mark.parametrize("entries", [0, 50])
+def test_tensor_cores_take_batches_of_patterns(entries):
+    masks = np.zeros((3, 96, 64), bool)
+    masks.reshape(3, -1)[:, :entries] = True
+    topology = Topology.from_mask(masks)
+    values = jax.ShapeDtypeStruct((3, entries), "float32")
+    dense = jax.ShapeDtypeStruct((3, 64, 32), "float32"), jax.ShapeDtypeStruct((96, 32), "float32")
+
+    def call(values, x, y):
+        a = CSR(values, topology)
+        sums = sddmm(y, x, topology, variant="tensor_cores").values
+        return spmm(a, x, variant="tensor_cores"), sums
+
+    for found in explain(call, values, *dense, device=H200):
+        assert found.variant == "tensor_cores", found.otherwise
+
+
 def test_no_workspace_where_few_entries_are_stored():
     """There, another kernel is chosen."""
     few = Topology.from_mask(np.eye(256) > 0)

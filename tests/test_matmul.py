@@ -333,26 +333,38 @@ def test_broadcast_batches():
         assert_close(out[i, j], expected, "float32", np.full(expected.shape, 50.0))
 
 
-@pytest.mark.parametrize("implementation", ["xla", PLATFORM])
-def test_batch_of_patterns(implementation):
+def batch_of_patterns():
+    """Three of one size, values, and the matrices they make."""
     rng = np.random.default_rng(9)
     masks = rng.random((3, 12, 15)) < 0.3
     topology = Topology.from_mask(masks)
     values = jnp.asarray(rng.standard_normal((3, topology.nse)), jnp.float32)
+    each = [Topology.from_mask(mask, nse=topology.nse) for mask in masks]
+    return rng, topology, values, each
+
+
+@pytest.mark.parametrize("implementation, variant", RIGHT_CASES)
+def test_batch_of_patterns(implementation, variant):
+    rng, topology, values, each = batch_of_patterns()
     x = draw(rng, (3, 15, 6), jnp.float32)
-    out = spmm(CSR(values, topology), x, implementation=implementation)
-    back = product(
-        CSR(values, topology), out, None, True, False, (("implementation", implementation),)
-    )
-    pairs = sddmm(out, x, topology, implementation=implementation).values
+    options = (("implementation", implementation), ("variant", variant))
+    out = product(CSR(values, topology), x, None, False, False, options)
+    back = product(CSR(values, topology), out, None, True, False, options)
     for i in range(3):
-        one = Topology.from_mask(masks[i], nse=topology.nse)
-        expected = reference_spmm(values[i], one, x[i])
+        expected = reference_spmm(values[i], each[i], x[i])
         assert_close(out[i], expected, "float32", np.full(expected.shape, 20.0))
-        dense = to_dense(values[i], one)
+        dense = to_dense(values[i], each[i])
         assert_close(back[i], dense.T @ expected, "float32", np.full((15, 6), 100.0))
-        reference = reference_sddmm(expected, x[i], one)
-        assert_close(pairs[i], reference, "float32", np.full(reference.shape, 100.0))
+
+
+@pytest.mark.parametrize("implementation, variant", cases("sddmm"))
+def test_sampled_batch_of_patterns(implementation, variant):
+    rng, topology, _, each = batch_of_patterns()
+    x, y = draw(rng, (3, 12, 6), jnp.float32), draw(rng, (3, 15, 6), jnp.float32)
+    out = sddmm(x, y, topology, implementation=implementation, variant=variant).values
+    for i in range(3):
+        expected = reference_sddmm(x[i], y[i], each[i])
+        assert_close(out[i], expected, "float32", np.full(expected.shape, 50.0))
 
 
 def small():

@@ -78,24 +78,16 @@ __device__ __forceinline__ T& SharedAt(uint32_t address) {
 
 // Stores there if `condition` is true, without a branch, whatever else depends on it.
 __device__ __forceinline__ void StoreSharedIf(bool condition, uint32_t address, uint16_t x) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.s32 p, %0, 0;\n"
-      "@p st.shared.u16 [%1], %2;\n"
-      "}" ::"r"(static_cast<int>(condition)),
-      "r"(address), "h"(x)
-      : "memory");
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %0, 0; @p st.shared.u16 [%1], %2; }" ::"r"(
+                   static_cast<int>(condition)),
+               "r"(address), "h"(x)
+               : "memory");
 }
 __device__ __forceinline__ void StoreSharedIf(bool condition, uint32_t address, float x) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.s32 p, %0, 0;\n"
-      "@p st.shared.f32 [%1], %2;\n"
-      "}" ::"r"(static_cast<int>(condition)),
-      "r"(address), "f"(x)
-      : "memory");
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %0, 0; @p st.shared.f32 [%1], %2; }" ::"r"(
+                   static_cast<int>(condition)),
+               "r"(address), "f"(x)
+               : "memory");
 }
 
 // Adds to a number in shared memory and returns what it was before. It orders nothing else.

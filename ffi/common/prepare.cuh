@@ -20,7 +20,7 @@ __device__ __forceinline__ void Prepare(const Preparation& of, const Batch& batc
       WriteStartsOfRows<Index>(pattern, (unit - of.PlaneUnits()) * kPrepareRows, starts);
       continue;
     }
-    constexpr int kLines = LinesToPrepare(kColumns, sizeof(T)), kParts = kTileSize / kLines;
+    constexpr int kLines = LinesToPrepare(kColumns, kPlanes<T>), kParts = kTileSize / kLines;
     using To = BlockPlane<kTileSize, kColumns>;
     const int64_t number = unit / kParts, own = number / planes.down / planes.across;
     const int first = static_cast<int>(unit % kParts) * kLines;

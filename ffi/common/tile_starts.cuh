@@ -1,6 +1,8 @@
 // Where the entries of tiles begin (TileStarts), found once for all who come to the tiles: a warp
 // reads a row, to see whether its columns rise, and bisects for the starts in what it has read.
 //
+// Columns are taken to be those of the matrix: one that is not may be found in any tile.
+//
 // Floors: from memory come the columns, once; to L2 go 4 bytes for each row and tile. To compare
 // the tiles of neighbouring entries, and write where one begins, took three times as long.
 #pragma once

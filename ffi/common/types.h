@@ -109,14 +109,6 @@ JAXSPARSE_INLINE int64_t OwnEntry(const Batch& batch, const Array& array, int64_
   return own;
 }
 
-// Whether two arrays are broadcast along the same dimensions of a batch.
-JAXSPARSE_INLINE bool OwnSameEntries(const Batch& batch, const Array& a, const Array& b) {
-  for (int d = 0; d < batch.rank; ++d) {
-    if ((a.strides[d] == 0) != (b.strides[d] == 0)) return false;
-  }
-  return true;
-}
-
 // Matrices of 16 bits that stand for one of this type on tensor cores (common/tensor_cores.cuh).
 JAXSPARSE_INLINE int PlanesOf(DType dtype) { return dtype == DType::kFloat32 ? 3 : 1; }
 
@@ -177,11 +169,22 @@ struct Pattern {
   Array permutation;     // int32 (nse,) or null
 };
 
-// Lines of planes of so many numbers of so many bytes that a block prepares at once: few, so that
-// they take few registers, which the search for starts does not need.
-JAXSPARSE_INLINE constexpr int LinesToPrepare(int columns, int size) {
+// Whether batch entries have offsets and columns of their own along the same dimensions. Without
+// stored entries there are no columns.
+JAXSPARSE_INLINE bool IsBatchedAsOne(const Batch& batch, const Pattern& pattern) {
+  for (int d = 0; d < batch.rank && pattern.nse > 0; ++d) {
+    const bool own_offsets = pattern.row_offsets.strides[d] != 0;
+    if (own_offsets != (pattern.column_indices.strides[d] != 0)) return false;
+  }
+  return true;
+}
+
+// Lines of so many numbers, which are split into so many planes, that a block prepares at once:
+// few, so that they take few registers, which the search for starts does not need.
+JAXSPARSE_INLINE constexpr int LinesToPrepare(int columns, int split) {
   constexpr int kBytes = 8 << 10;
-  return columns * size * kTileSize <= kBytes ? kTileSize : kBytes / (columns * size);
+  const int line = columns * (split > 1 ? 4 : 2);
+  return line * kTileSize <= kBytes ? kTileSize : kBytes / line;
 }
 
 // What a kernel before prepares for a product on tensor cores of a pattern and a dense operand of
@@ -199,7 +202,7 @@ struct Preparation {
       : lines(pattern.columns),
         width(operand_width),
         planes(lines, width, columns, split),
-        lines_at_once(LinesToPrepare(columns, split > 1 ? 4 : 2)),
+        lines_at_once(LinesToPrepare(columns, split)),
         starts(pattern.rows, pattern.columns),
         own_planes(OwnEntries(batch, operand)),
         own_starts(OwnEntries(batch, pattern.row_offsets)) {}

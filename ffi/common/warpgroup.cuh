@@ -17,18 +17,6 @@ __device__ __forceinline__ int WarpgroupOfBlock() {
   return __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
 }
 
-// A place in a ring, and the phase that its barriers are in.
-template <uint32_t kPlaces>
-struct RingPlace {
-  uint32_t at = 0, odd = 0;
-  __device__ __forceinline__ void Advance() {
-    if (++at == kPlaces) {
-      at = 0;
-      odd ^= 1;
-    }
-  }
-};
-
 // A tile of rows of kWidth numbers as they are, with space behind each row, so that lanes that read
 // eight rows find them in different banks.
 template <typename T, int kRowCount, int kWidth>

@@ -37,7 +37,7 @@ constexpr int SddmmStages(int planes, int inner) {
 constexpr int kSddmmProducts = 2;
 constexpr int kSddmmProductPitch = kSddmmTensorColumns + 8;
 constexpr int kSddmmProductBytes = kSddmmTensorRows * kSddmmProductPitch * 4;
-// Barriers, and what is known of units.
+// Barriers, what is known of units, and which tiles of y are copied.
 constexpr int kSddmmNotesBytes = 1024;
 constexpr int SddmmSharedBytes(int planes, int inner) {
   return SddmmStages(planes, inner) * SddmmStageBytes(planes, inner) +

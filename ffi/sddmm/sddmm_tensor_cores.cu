@@ -129,11 +129,12 @@ __device__ __forceinline__ void WritePadding(const SddmmProblem& p) {
   for (int64_t share = blockIdx.x; share < p.batch.count * parts; share += gridDim.x) {
     const int64_t entry = share / parts;
     const auto* offsets = p.pattern.row_offsets.At<const int32_t>(p.batch, entry);
-    const int64_t stored = RowBounds::Clamp(offsets[p.pattern.rows], nse);
+    const int64_t stored = p.pattern.rows > 0 ? RowBounds::Clamp(offsets[p.pattern.rows], nse) : 0;
+    Out* out = p.out.At<Out>(p.batch, entry);
     const int64_t first = share % parts * kSddmmTensorRole + threadIdx.x % kSddmmTensorRole;
 #pragma unroll 1
     for (int64_t i = stored + first; i < nse; i += parts * kSddmmTensorRole) {
-      FromAccumulator(0.0f, &p.out.At<Out>(p.batch, entry)[i]);
+      FromAccumulator(0.0f, &out[i]);
     }
   }
 }

@@ -111,9 +111,9 @@ int64_t TensorTiles(const SpmmProblem& p, int columns) {
   return p.batch.count * CeilDivide(p.pattern.rows, kSpmmTensorRows) * CeilDivide(p.n, columns);
 }
 
-// Microseconds if a block multiplies by so many columns of x, fitted to 40 problems of 32 and 128
-// columns, 1024 x 1024 to 24576 x 8192, 10 to 30 % stored. In 16 bits, 64 columns at a time were
-// not measured.
+// Microseconds if a block multiplies by so many columns of x, with the kernel before. Fitted,
+// before that one found where tiles begin, to 40 problems of 32 and 128 columns, 1024 x 1024 to
+// 24576 x 8192, 10 to 30 % stored. In 16 bits, 64 columns at a time were not measured.
 double TensorMicroseconds(const SpmmProblem& p, int columns) {
   struct Fit {
     int planes, columns;
@@ -130,7 +130,7 @@ double TensorMicroseconds(const SpmmProblem& p, int columns) {
                           CeilDivide(p.pattern.columns, kSpmmTensorInner));
   for (const Fit& fit : kFits) {
     if (fit.planes != PlanesOf(p.dtype) || fit.columns != columns) continue;
-    // Behind a permutation, places are waited for before values are: by estimate, not measured.
+    // Behind a permutation, places are loaded before values are: by estimate, not measured.
     const double waits = p.pattern.permutation.data == nullptr ? 0 : 1.2;
     return fit.start + steps * (fit.step + waits + density * fit.of_entries);
   }
@@ -173,13 +173,13 @@ constexpr CudaKernel<SpmmProblem> kPrepare{
     },
     [](const SpmmProblem& p) { return PrepareShape(PreparationOf(p)); }};
 
-// Warpgroups are what GPUs of this compute capability have.
+// Warpgroups are what GPUs of this compute capability have. Places of 32 bits: the distance between
+// two of them, or the complement of one, is one, too.
 bool FitsTensorCores(const SpmmProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30;
-  return !p.dense_on_left && p.dtype != DType::kFloat64 && p.pattern.nse < kMost &&
+  return !p.dense_on_left && p.dtype != DType::kFloat64 && p.pattern.nse < kMost - kWarp &&
          p.pattern.columns < kMost && p.gpu.compute_capability == 90 &&
-         SpmmTensorBytes(3, 128) <= p.gpu.shared_bytes &&
-         OwnSameEntries(p.batch, p.pattern.row_offsets, p.pattern.column_indices) &&
+         SpmmTensorBytes(3, 128) <= p.gpu.shared_bytes && IsBatchedAsOne(p.batch, p.pattern) &&
          PreparationOf(p).Bytes() <= p.workspace.bytes;
 }
 

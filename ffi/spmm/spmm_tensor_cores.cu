@@ -104,6 +104,18 @@ struct SpmmTensorShape {
   static_assert(kStageBytes % 1024 == 0 && kStages >= 3);
 };
 
+// A place in a ring, and the phase that its barriers are in.
+template <uint32_t kPlaces>
+struct RingPlace {
+  uint32_t at = 0, odd = 0;
+  __device__ __forceinline__ void Advance() {
+    if (++at == kPlaces) {
+      at = 0;
+      odd ^= 1;
+    }
+  }
+};
+
 // Stages that writers fill and multipliers empty, in turn.
 template <typename Shape>
 class TileRing {

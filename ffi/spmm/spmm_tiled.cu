@@ -40,9 +40,9 @@ struct Run<T, true> {
 };
 
 // Neighbouring entries, which a group adds at once.
-template <typename T, typename Index, int kEntries, bool kPermuted>
+template <typename T, typename Index, int kAtOnce, bool kPermuted>
 struct Entries {
-  static constexpr int kCount = kEntries, kRuns = kCount / kRun;
+  static constexpr int kCount = kAtOnce, kRuns = kCount / kRun;
   Run<T> values[kRuns];
   Run<Index> columns[kRuns];
 
@@ -130,7 +130,9 @@ __device__ __forceinline__ RowShare Deal(const RowShare& of_lane, int group) {
   const auto divide = [](int a, int b) { return (a + b - 1) / b; };  // rounded up
   const int r = static_cast<int>(threadIdx.x) % kRows;
   const int length = of_lane.end - FirstRun(of_lane.begin);
-  const int chunks = length > kCount ? divide(length, kCount) : 1;
+  // So many that a warp's sum of them fits, whatever offsets are; no others are shared out.
+  constexpr int kMost = 1 << 25;
+  const int all = length > kCount ? divide(length, kCount) : 1, chunks = all < kMost ? all : kMost;
   // With at most so many chunks for each group, rows never take more groups than there are.
   const int most = divide(SumOverLanes(chunks, kRows), kGroups - kRows + 1);
   const int shares = divide(chunks, most);
@@ -190,9 +192,9 @@ __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
     const int64_t column = (static_cast<int64_t>(tile) * kLanes + lane) * kVector;
     // Lanes behind the last column read the first ones, and write nothing.
     const T* x = m.x + (column < p.n ? column : 0);
-    const bool wide = IsAligned<Packet<T, kVector>>(m.x) && IsAligned<Run<T>>(m.values) &&
-                      IsAligned<Run<Index>>(m.column_indices) &&
-                      (!kPermuted || IsAligned<Run<int32_t>>(m.permutation));
+    const bool wide =
+        IsAligned<Packet<T, kVector>>(m.x) && IsAligned<Run<Index>>(m.column_indices) &&
+        (kPermuted ? IsAligned<Run<int32_t>>(m.permutation) : IsAligned<Run<T>>(m.values));
 
     Packet<Acc, kVector> sums = {};
     const auto add = [&]<bool kWide>() {

@@ -364,8 +364,8 @@ def _spmm_ffi(params: dict[str, Any], avals: Sequence[ShapedArray], platform: st
     return FfiCall(operands, attributes, workspace, swapped)
 
 
-# Before tensor cores multiply, a kernel writes planes of 16 bits of the dense operand and the places
-# where the entries of tiles begin. There is no place for them where so few entries are stored that
+# Before tensor cores multiply, a kernel writes planes of 16 bits of the dense operand, and where
+# the entries of tiles begin. There is no place for them where so few entries are stored that
 # another kernel is chosen.
 _PLANES = {"float32": 3, "bfloat16": 1, "float16": 1}
 _LEAST_DENSITY_TO_PREPARE = 1 / 64

@@ -96,16 +96,6 @@ class Block {
     Meet(meeting, expected, waits, [] {});
   }
 
-  // Meets all threads; whether the predicate is true for any.
-  bool MeetOr(bool predicate) {
-    any_ = any_ || predicate;
-    Meet(barriers_[0], Threads(), true, [&] {
-      any_of_last_ = any_;
-      any_ = false;
-    });
-    return any_of_last_;
-  }
-
   // Barriers in shared memory, which count arrivals and bytes.
   void InitCounter(const void* at, uint32_t arrivals) {
     counters_[at] = {{}, arrivals, arrivals, 0};
@@ -207,7 +197,6 @@ class Block {
   std::vector<Warp> warps_;
   std::array<Meeting, 16> barriers_;
   std::map<const void*, Counter> counters_;
-  bool any_ = false, any_of_last_ = false;  // of predicates
   uint64_t progress_ = 0;
   ucontext_t host_;
   const void* host_stack_ = nullptr;
@@ -260,17 +249,17 @@ T Shuffle(T x, int from) {
 inline int Lane() { return Block::current->Lane(); }
 }  // namespace emulated
 template <typename T>
-T __shfl_sync(unsigned, T x, int from, int width = 32) {
-  return emulated::Shuffle(x, emulated::Lane() / width * width + from);
+T __shfl_sync(unsigned, T x, int from) {
+  return emulated::Shuffle(x, from);
 }
 template <typename T>
 T __shfl_xor_sync(unsigned, T x, int mask) {
   return emulated::Shuffle(x, emulated::Lane() ^ mask);
 }
 template <typename T>
-T __shfl_up_sync(unsigned, T x, int distance, int width = 32) {
+T __shfl_up_sync(unsigned, T x, int distance) {
   const int lane = emulated::Lane();
-  return emulated::Shuffle(x, lane % width < distance ? lane : lane - distance);
+  return emulated::Shuffle(x, lane < distance ? lane : lane - distance);
 }
 inline bool __any_sync(unsigned mask, bool predicate) {
   return __ballot_sync(mask, predicate) != 0;
