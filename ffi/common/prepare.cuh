@@ -11,9 +11,10 @@ namespace jaxsparse {
 // time.
 template <typename T, typename Index, int kColumns>
 __device__ __forceinline__ void Prepare(const Preparation& of, const Batch& batch,
-                                        const Pattern& pattern, const Array& operand, char* to) {
+                                        const Pattern& pattern, const Array& operand,
+                                        const Workspace& to) {
   const PlaneTiles& planes = of.planes;
-  auto* starts = reinterpret_cast<int32_t*>(to + of.StartsAt());
+  int32_t* starts = of.StartsIn(to);
 #pragma unroll 1
   for (int64_t unit = blockIdx.x; unit < of.Units(); unit += gridDim.x) {
     if (unit >= of.PlaneUnits()) {
@@ -30,8 +31,9 @@ __device__ __forceinline__ void Prepare(const Preparation& of, const Batch& batc
               number / planes.down % planes.across * kColumns, tile.IsWide(matrix, of.width),
               threadIdx.x);
     static_assert(kLines % 8 == 0);  // after which the places in a plane repeat
-    tile.Store(reinterpret_cast<unsigned char*>(to) + number * planes.tile_bytes + To::At(first, 0),
-               threadIdx.x);
+    tile.Store(
+        reinterpret_cast<unsigned char*>(to.data) + number * planes.tile_bytes + To::At(first, 0),
+        threadIdx.x);
   }
 }
 

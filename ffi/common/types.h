@@ -207,8 +207,11 @@ struct Preparation {
         own_planes(OwnEntries(batch, operand)),
         own_starts(OwnEntries(batch, pattern.row_offsets)) {}
 
-  JAXSPARSE_INLINE int64_t StartsAt() const { return own_planes * planes.Bytes(); }
-  JAXSPARSE_INLINE int64_t Bytes() const { return StartsAt() + own_starts * starts.Bytes(); }
+  JAXSPARSE_INLINE int64_t PlanesBytes() const { return own_planes * planes.Bytes(); }
+  JAXSPARSE_INLINE int64_t Bytes() const { return PlanesBytes() + own_starts * starts.Bytes(); }
+  JAXSPARSE_INLINE int32_t* StartsIn(const Workspace& workspace) const {
+    return reinterpret_cast<int32_t*>(workspace.data + PlanesBytes());
+  }
   // Units of work for a block: some lines of a tile of planes each, then some rows.
   JAXSPARSE_INLINE int64_t PlaneUnits() const {
     return own_planes * planes.down * planes.across * (kTileSize / lines_at_once);

@@ -13,7 +13,7 @@ constexpr int kSddmmThreads = 128;  // of a block of the generic CUDA kernel
 // in registers.
 constexpr int kSddmmTensorRole = 256, kSddmmTensorThreads = 2 * kSddmmTensorRole;
 constexpr int kSddmmTensorRows = 128;
-constexpr int kSddmmTensorColumns = 64;
+constexpr int kSddmmTensorColumns = kTileSize;
 constexpr int kSddmmUnitTiles = 32;
 // Places of d that a kernel is compiled for, the least that has all of them.
 constexpr int kSddmmTensorLeastInner = 32;

@@ -182,7 +182,7 @@ double TensorCost(const SddmmProblem& p) {
                          (static_cast<double>(tiles) * kSddmmTensorRows * kSddmmTensorColumns);
   const double of_d = p.dtype == DType::kFloat32 ? 0.0077 : 0.001;
   const double tile = 1.95 + of_d * static_cast<double>(p.d) + kOfEntries * density;
-  const auto planes = static_cast<double>(PreparationOf(p).StartsAt());
+  const auto planes = static_cast<double>(PreparationOf(p).PlanesBytes());
   return kStart + units * kForUnit + of_block * tile + planes / kPlanesBytes;
 }
 

@@ -185,7 +185,7 @@ class SddmmScout {
         const int64_t of_y = OwnEntry(p_.batch, p_.y, unit->entry);
         unit->tile_of_y = static_cast<uint32_t>(of_y * prepared.planes.down) + unit->first;
         const int64_t own = OwnEntry(p_.batch, p_.pattern.row_offsets, unit->entry);
-        unit->starts = reinterpret_cast<const int32_t*>(p_.workspace.data + prepared.StartsAt()) +
+        unit->starts = prepared.StartsIn(p_.workspace) +
                        prepared.starts.At(own, unit->first_row / kTileSize) +
                        unit->first * kTileSize;
         return true;
@@ -517,8 +517,7 @@ __device__ __forceinline__ void PickUnits(const SddmmProblem& p, SddmmNotes& not
 template <typename T, typename Index, int kInner>
 __global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocks)
     SddmmPrepare(const __grid_constant__ SddmmProblem p) {
-  static_assert(kTileSize == kSddmmTensorColumns);
-  Prepare<T, Index, kInner>(PreparationOf<T, kInner>(p), p.batch, p.pattern, p.y, p.workspace.data);
+  Prepare<T, Index, kInner>(PreparationOf<T, kInner>(p), p.batch, p.pattern, p.y, p.workspace);
 }
 
 // `kInner` is no less than d.

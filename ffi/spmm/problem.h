@@ -26,8 +26,8 @@ constexpr int64_t SpmmTiledBytes(int vector, int64_t number_bytes) {
 // On tensor cores: threads of a block, half of which multiply tiles, the others write those of the
 // sparse matrix; tiles of so many rows and inner places, as many of x by so many columns.
 constexpr int kSpmmTensorRole = 256, kSpmmTensorThreads = 2 * kSpmmTensorRole;
-constexpr int kSpmmTensorRows = 64;
-constexpr int kSpmmTensorInner = 64;
+constexpr int kSpmmTensorRows = kTileSize;
+constexpr int kSpmmTensorInner = kTileSize;
 // The matrix is written out in planes of 16 bits, or as it is, with space behind each row, to be
 // split by who multiplies, where these have less to do than those who write.
 constexpr bool SpmmWritesPlanes(int planes, int columns) { return planes == 1 || columns > 32; }

@@ -214,14 +214,12 @@ double StagedClocks(const SpmmProblem& p, const Staging& staging) {
   const StagedTiles tiles = StagedTilesOf(p, staging);
   const double rows =
       static_cast<double>(CeilDivide(p.pattern.rows, tiles.down > 0 ? tiles.down : 1));
-  const double mean =
-      p.pattern.rows > 0 ? static_cast<double>(p.pattern.nse) / p.pattern.rows : 0;  // entries
   // What comes from shared memory, or else multiplications and conversions.
   const double by_bytes = bytes * 1.015 / 128, by_columns = staging.lanes * vector * 0.027;
   const double entry = 0.78 + (by_bytes > by_columns ? by_bytes : by_columns);
   const double visit = 8.3 * (kWarp / staging.lanes) * vector / 4;  // of a row, in a panel
   const double shared =
-      rows * (mean * entry + CeilDivide(p.pattern.columns, staging.panel) * visit);
+      rows * (MeanLength(p) * entry + CeilDivide(p.pattern.columns, staging.panel) * visit);
   const double l2 = inner * bytes / kL2Bytes;
   const double prefetched = staging.lanes == kPrefetchedLanes ? 0.9 : 1;
   return static_cast<double>(CeilDivide(tiles.across * tiles.down, p.gpu.multiprocessors)) *
@@ -305,7 +303,7 @@ double TiledCost(const SpmmProblem& p) {
 }
 
 double TensorCost(const SpmmProblem& p) {
-  const auto planes = static_cast<double>(PreparationOf(p).StartsAt());
+  const auto planes = static_cast<double>(PreparationOf(p).PlanesBytes());
   return TensorMicroseconds(p, TensorColumns(p)) + planes / kPlanesBytes;
 }
 

@@ -104,24 +104,12 @@ struct SpmmTensorShape {
   static_assert(kStageBytes % 1024 == 0 && kStages >= 3);
 };
 
-// A place in a ring, and the phase that its barriers are in.
-template <uint32_t kPlaces>
-struct RingPlace {
-  uint32_t at = 0, odd = 0;
-  __device__ __forceinline__ void Advance() {
-    if (++at == kPlaces) {
-      at = 0;
-      odd ^= 1;
-    }
-  }
-};
-
 // Stages that writers fill and multipliers empty, in turn.
 template <typename Shape>
 class TileRing {
   uint64_t* full_;  // counts writers, one more time who has x copied, and bytes of it
   uint64_t* empty_;
-  RingPlace<Shape::kStages> stage_;
+  uint32_t stage_ = 0, odd_ = 0;  // the phase that its barriers are in
 
  public:
   __device__ explicit TileRing(unsigned char* counters)
@@ -136,19 +124,22 @@ class TileRing {
     __syncthreads();
   }
 
-  __device__ __forceinline__ uint32_t Stage() const { return stage_.at * Shape::kStageBytes; }
-  __device__ __forceinline__ void WaitUntilEmpty() {
-    WaitForPhase(empty_ + stage_.at, stage_.odd ^ 1);
-  }
-  __device__ __forceinline__ void WaitUntilFull() { WaitForPhase(full_ + stage_.at, stage_.odd); }
+  __device__ __forceinline__ uint32_t Stage() const { return stage_ * Shape::kStageBytes; }
+  __device__ __forceinline__ void WaitUntilEmpty() { WaitForPhase(empty_ + stage_, odd_ ^ 1); }
+  __device__ __forceinline__ void WaitUntilFull() { WaitForPhase(full_ + stage_, odd_); }
   // By one thread.
   __device__ __forceinline__ void CopyX(unsigned char* stages, const char* planes) {
-    ArriveAndExpect(full_ + stage_.at, Shape::kXBytes);
-    BulkCopy(stages + Stage(), planes, Shape::kXBytes, full_ + stage_.at);
+    ArriveAndExpect(full_ + stage_, Shape::kXBytes);
+    BulkCopy(stages + Stage(), planes, Shape::kXBytes, full_ + stage_);
   }
-  __device__ __forceinline__ void Filled() { Arrive(full_ + stage_.at); }
-  __device__ __forceinline__ void Emptied() { Arrive(empty_ + stage_.at); }
-  __device__ __forceinline__ void Next() { stage_.Advance(); }
+  __device__ __forceinline__ void Filled() { Arrive(full_ + stage_); }
+  __device__ __forceinline__ void Emptied() { Arrive(empty_ + stage_); }
+  __device__ __forceinline__ void Next() {
+    if (++stage_ == Shape::kStages) {
+      stage_ = 0;
+      odd_ ^= 1;
+    }
+  }
 };
 
 // Tells all of a block whether anything went wrong in a tile of the result.
@@ -390,8 +381,8 @@ __device__ __forceinline__ bool WriteStages(const SpmmProblem& p, const ResultTi
   const char* x = p.workspace.data + own_x * planes.Bytes() +
                   tile.first_column / kColumns * planes.down * planes.tile_bytes;
   const int64_t own = OwnEntry(p.batch, p.pattern.row_offsets, tile.entry);
-  const auto* starts = reinterpret_cast<const int32_t*>(p.workspace.data + prepared.StartsAt()) +
-                       prepared.starts.At(own, tile.first_row / kTileSize);
+  const int32_t* starts =
+      prepared.StartsIn(p.workspace) + prepared.starts.At(own, tile.first_row / kTileSize);
   using Entries = EntriesOfRows<T, Index, kPermuted, TileA>;
   const int writer = threadIdx.x - kMultipliers, steps = StepsOf(p);
   const int first_row = writer / kWarp * kWriterRows;
@@ -484,9 +475,7 @@ __device__ __forceinline__ void WriteTile(const SpmmProblem& p, const ResultTile
 template <typename T, typename Index, int kColumns>
 __global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocks)
     SpmmPrepare(const __grid_constant__ SpmmProblem p) {
-  static_assert(kTileSize == kSpmmTensorInner && kTileSize == kSpmmTensorRows);
-  Prepare<T, Index, kColumns>(PreparationOf<T, kColumns>(p), p.batch, p.pattern, p.x,
-                              p.workspace.data);
+  Prepare<T, Index, kColumns>(PreparationOf<T, kColumns>(p), p.batch, p.pattern, p.x, p.workspace);
 }
 
 template <typename T, typename Out, typename Index, int kColumns, bool kPermuted>

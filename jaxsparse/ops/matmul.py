@@ -368,6 +368,7 @@ def _spmm_ffi(params: dict[str, Any], avals: Sequence[ShapedArray], platform: st
 # the entries of tiles begin. There is no place for them where so few entries are stored that
 # another kernel is chosen.
 _PLANES = {"float32": 3, "bfloat16": 1, "float16": 1}
+_TILE_SIZE = 64  # kTileSize
 _LEAST_DENSITY_TO_PREPARE = 1 / 64
 _PREPARATION_BYTES = 2**29  # that may be taken where nobody asked for it
 _WIDEST_SAMPLED = {"float32": 128, "bfloat16": 256, "float16": 256}  # d on tensor cores
@@ -386,11 +387,12 @@ def _preparation_bytes(
     if dense.dtype.name not in _PLANES or not all(isinstance(size, int) for size in sizes):
         return 0
     rows = row_offsets.shape[-1] - 1
-    tiles_down, tiles_across = -(-rows // 64), -(-lines // 64)
+    tiles_down, tiles_across = -(-rows // _TILE_SIZE), -(-lines // _TILE_SIZE)
     least = 32 if width <= 32 else 64 if width <= 64 else 128
-    padded = tiles_across * 64 * -(-width // least) * least
+    padded = tiles_across * _TILE_SIZE * -(-width // least) * least
     planes = math.prod(dense.shape[:-2]) * padded * 2 * _PLANES[dense.dtype.name]
-    starts = math.prod(row_offsets.shape[:-1]) * tiles_down * (tiles_across + 1) * 64 * 4
+    starts_of_entry = tiles_down * (tiles_across + 1) * _TILE_SIZE * 4
+    starts = math.prod(row_offsets.shape[:-1]) * starts_of_entry
     size = planes + starts
     pays = entries >= _LEAST_DENSITY_TO_PREPARE * rows * lines and size <= _PREPARATION_BYTES
     return size if variant == "tensor_cores" or (variant is None and pays) else 0

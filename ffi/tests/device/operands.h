@@ -5,12 +5,14 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <vector>
 
-#include "common/device.cuh"
+#include "common/packet.cuh"
 
 namespace jaxsparse {
 
@@ -127,6 +129,15 @@ class RandomPattern {
     return pattern;
   }
 };
+
+// A workspace of exactly as many bytes, of numbers that are not finite and places that are outside,
+// which nothing must read.
+inline std::unique_ptr<Packet<uint32_t, 4>[]> SpaceFor(const Preparation& of) {
+  const int64_t count = of.Bytes() / 16;
+  std::unique_ptr<Packet<uint32_t, 4>[]> space(new Packet<uint32_t, 4>[count]);
+  std::memset(space.get(), 0xff, count * 16);
+  return space;
+}
 
 // `most`: the sum of the absolute values of what was added up.
 template <typename Out>

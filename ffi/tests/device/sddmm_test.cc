@@ -1,6 +1,5 @@
 // The sampled dense-dense product on tensor cores of an emulated GPU, against sums in float64.
 #include <cstring>
-#include <memory>
 
 #include "device/sddmm_operands.h"
 #include "emulated/gpu.h"
@@ -19,13 +18,10 @@ void Test(const SddmmSize& size, Disorder disorder, int64_t lead, int blocks = 3
   static_assert(SddmmSharedBytes(kPlanes<T>, kInner) <= sizeof(sddmm_shared));
   SddmmTest<T, Out, Index> test(size, disorder, kScaled, lead);
   SddmmProblem p = test.Problem(own_patterns);
-  const int64_t packets = PreparationOf<T, kInner>(p).Bytes() / 16;
-  const std::unique_ptr<Packet<uint32_t, 4>[]> workspace(new Packet<uint32_t, 4>[packets]);
-  p.workspace.data = reinterpret_cast<char*>(workspace.get());
   const auto run = [&] {
-    // NaN, and places outside, that nothing must read.
-    std::memset(workspace.get(), 0xff, packets * 16);
-    std::memset(sddmm_shared, 0xff, sizeof(sddmm_shared));
+    const auto workspace = SpaceFor(PreparationOf<T, kInner>(p));
+    p.workspace.data = reinterpret_cast<char*>(workspace.get());
+    std::memset(sddmm_shared, 0xff, sizeof(sddmm_shared));  // NaN that nothing must read
     emulated::Launch(3, kPrepareThreads, [&] { SddmmPrepare<T, Index, kInner>(p); });
     emulated::Launch(blocks, kSddmmTensorThreads,
                      [&] { SddmmTensorCores<T, Out, Index, kInner, kScaled>(p); });

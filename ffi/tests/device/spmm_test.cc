@@ -1,6 +1,5 @@
 // The sparse-dense product on tensor cores of an emulated GPU, against sums in float64.
 #include <cstring>
-#include <memory>
 
 #include "device/spmm_operands.h"
 #include "emulated/gpu.h"
@@ -13,15 +12,6 @@ int32_t found_starts[kPrepareBytes / 4];
 
 namespace {
 
-// Of exactly so many bytes, numbers that are not finite and no places.
-template <typename T, int kColumns>
-std::unique_ptr<Packet<uint32_t, 4>[]> PreparedSpace(const SpmmProblem& p) {
-  const int64_t count = PreparationOf<T, kColumns>(p).Bytes() / 16;
-  std::unique_ptr<Packet<uint32_t, 4>[]> space(new Packet<uint32_t, 4>[count]);
-  std::memset(space.get(), 0xff, count * 16);
-  return space;
-}
-
 template <typename T, typename Out, typename Index, int kColumns, bool kPermuted>
 void Test(const SpmmSize& size, SpmmOptions options) {
   static_assert(SpmmTensorBytes(kPlanes<T>, kColumns) <= sizeof(spmm_stages));
@@ -29,7 +19,7 @@ void Test(const SpmmSize& size, SpmmOptions options) {
   SpmmTest<T, Out, Index> test(size, options);
   SpmmProblem p = test.Problem();
   std::memset(spmm_stages, 0xff, sizeof(spmm_stages));  // NaN that nothing must read
-  const auto workspace = PreparedSpace<T, kColumns>(p);
+  const auto workspace = SpaceFor(PreparationOf<T, kColumns>(p));
   p.workspace.data = reinterpret_cast<char*>(workspace.get());
   emulated::Launch(3, kPrepareThreads, [&] { SpmmPrepare<T, Index, kColumns>(p); });
   emulated::Launch(2, kSpmmTensorThreads,
@@ -96,7 +86,7 @@ void TestHeldEntries() {
   p.x = Of(x);
   p.out = Of(out);
   const auto run = [&] {
-    const auto workspace = PreparedSpace<float, 32>(p);
+    const auto workspace = SpaceFor(PreparationOf<float, 32>(p));
     p.workspace.data = reinterpret_cast<char*>(workspace.get());
     emulated::Launch(1, kPrepareThreads, [&] { SpmmPrepare<float, int32_t, 32>(p); });
     emulated::Launch(1, kSpmmTensorThreads,
