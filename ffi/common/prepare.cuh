@@ -14,26 +14,26 @@ __device__ __forceinline__ void Prepare(const Preparation& of, const Batch& batc
                                         const Pattern& pattern, const Array& operand,
                                         const Workspace& to) {
   const PlaneTiles& planes = of.planes;
-  int32_t* starts = of.StartsIn(to);
 #pragma unroll 1
   for (int64_t unit = blockIdx.x; unit < of.Units(); unit += gridDim.x) {
-    if (unit >= of.PlaneUnits()) {
-      WriteStartsOfRows<Index>(pattern, (unit - of.PlaneUnits()) * kPrepareRows, starts);
+    if (unit < of.RowUnits()) {
+      WriteStartsOfRows<Index>(pattern, static_cast<uint32_t>(unit), of.StartsIn(to));
       continue;
     }
+    const int64_t part = unit - of.RowUnits();
     constexpr int kLines = LinesToPrepare(kColumns, kPlanes<T>), kParts = kTileSize / kLines;
     using To = BlockPlane<kTileSize, kColumns>;
-    const int64_t number = unit / kParts, own = number / planes.down / planes.across;
-    const int first = static_cast<int>(unit % kParts) * kLines;
+    const int64_t number = part / kParts, own = number / planes.down / planes.across;
+    const int first = static_cast<int>(part % kParts) * kLines;
     const T* matrix = static_cast<const T*>(operand.data) + own * of.lines * of.width;
     TileInRegisters<T, kLines, kColumns, kPrepareThreads, To> tile;
     tile.Load(matrix, of.lines, of.width, number % planes.down * kTileSize + first,
               number / planes.down % planes.across * kColumns, tile.IsWide(matrix, of.width),
               threadIdx.x);
     static_assert(kLines % 8 == 0);  // after which the places in a plane repeat
-    tile.Store(
-        reinterpret_cast<unsigned char*>(to.data) + number * planes.tile_bytes + To::At(first, 0),
-        threadIdx.x);
+    tile.Store(reinterpret_cast<unsigned char*>(of.PlanesIn(to)) + number * planes.tile_bytes +
+                   To::At(first, 0),
+               threadIdx.x);
   }
 }
 

@@ -7,68 +7,92 @@
 // the tiles of neighbouring entries, and write where one begins, took three times as long.
 #pragma once
 
-#include "common/packet.cuh"
+#include "common/device.cuh"
 
 namespace jaxsparse {
 
 extern __shared__ int32_t found_starts[];  // of some tiles, for each row of a block
 
-// Whether columns of a row rise, called by all lanes of a warp.
+__device__ __forceinline__ int Clamp(int x, int least, int most) {
+  return x < least ? least : x > most ? most : x;
+}
+
+// Whether each column of a row is beyond the one before, called by all lanes of a warp. Several
+// columns for each lane are under way at once.
 template <typename Index>
-__device__ __forceinline__ bool Rises(const Index* column_indices, const RowBounds& row, int nse) {
-  constexpr int kRun = 16 / sizeof(Index);  // entries that a lane loads at once
-  using Run = Packet<Index, kRun>;
-  const int lane = threadIdx.x % kWarp;
-  const bool wide = IsAligned<Run>(column_indices);
-  const int begin = static_cast<int>(row.begin), end = static_cast<int>(row.end);
-  const uint32_t pairs = end > begin ? end - begin - 1 : 0;
-  bool rises = true;
-#pragma unroll 2
-  for (int first = begin / kRun * kRun; first < end; first += kWarp * kRun) {
-    const int at = first + lane * kRun;
-    int columns[kRun + 1];  // the first one is that of the entry before
-    columns[0] = -1;
-    if (at > begin && at < end) columns[0] = static_cast<int>(column_indices[at - 1]);
-    Run run = {};
-    if (at < end) run = LoadPacket<kRun>(column_indices + at, wide, nse - at);
+__device__ __forceinline__ bool Rises(const Index* columns, int begin, int end) {
+  constexpr int kAtOnce = 8;
+  const Index* column = columns + begin + 1 + threadIdx.x % kWarp;
+  int left = end - begin - 1 - static_cast<int>(threadIdx.x % kWarp);
+  bool falls = false;
+#pragma unroll 1
+  for (int all = end - begin - 1; all > 0; all -= kAtOnce * kWarp) {
+    int before[kAtOnce], here[kAtOnce];
 #pragma unroll
-    for (int e = 0; e < kRun; ++e) {
-      columns[e + 1] = static_cast<int>(run.elements[e]);
-      const bool is_pair = static_cast<uint32_t>(at + e - begin - 1) < pairs;
-      rises = rises && !(is_pair && columns[e + 1] <= columns[e]);
+    for (int i = 0; i < kAtOnce; ++i) {
+      const bool exists = left > i * kWarp;
+      before[i] = exists ? static_cast<int>(column[i * kWarp - 1]) : 0;
+      here[i] = exists ? static_cast<int>(column[i * kWarp]) : 1;
     }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) falls = falls || here[i] <= before[i];
+    column += kAtOnce * kWarp;
+    left -= kAtOnce * kWarp;
   }
-  return !__any_sync(kAllLanes, !rises);
+  return !__any_sync(kAllLanes, falls);
+}
+
+// The first of a row's entries from this column on, in as many steps whatever it is.
+template <typename Index>
+__device__ __forceinline__ int FirstOfRising(const Index* columns, int begin, int end,
+                                             uint32_t column) {
+  const Index* before = columns + begin - 1;
+  uint32_t found = 0;  // that are left of it
+#pragma unroll 1
+  for (uint32_t left = end - begin; left > 0; left /= 2) {
+    const uint32_t middle = found + (left + 1) / 2;
+    if (static_cast<uint32_t>(before[middle]) < column) found = middle;
+  }
+  return begin + static_cast<int>(found);
 }
 
 // Writes the starts of neighbouring rows of a pattern, one for each warp of a block. All rows of
 // all of the pattern's own batch entries are numbered, those that fill up the last tiles included.
+//
+// Most blocks have nothing else to do, and a row takes few instructions: those of 64 bits and
+// divisions would be most of them.
 template <typename Index>
-__device__ __forceinline__ void WriteStartsOfRows(const Pattern& pattern, int64_t first,
+__device__ __forceinline__ void WriteStartsOfRows(const Pattern& pattern, uint32_t unit,
                                                   int32_t* to) {
-  const TileStarts starts(pattern.rows, pattern.columns);
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int64_t rows = starts.down * kTileSize, own = first / rows, row = first % rows + warp;
+  constexpr uint32_t kUnits = kTileSize / kPrepareRows;  // of a tile
+  const auto down = static_cast<uint32_t>(CeilDivide(pattern.rows, kTileSize));
+  const auto across = static_cast<uint32_t>(CeilDivide(pattern.columns, kTileSize));
+  const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const uint32_t tile_down = unit / kUnits;
+  const uint32_t own = tile_down < down ? 0 : tile_down / down;
+  const uint32_t row_of_tile = unit % kUnits * kPrepareRows;
+  const uint32_t row = (tile_down - own * down) * kTileSize + row_of_tile + warp;
   const auto* columns = static_cast<const Index*>(pattern.column_indices.data) + own * pattern.nse;
-  const auto* offsets =
-      static_cast<const int32_t*>(pattern.row_offsets.data) + own * (pattern.rows + 1);
-  const bool exists = row < pattern.rows;
-  const RowBounds bounds(offsets, exists ? row : 0, exists ? pattern.nse : 0);
-  const bool rises = Rises(columns, bounds, static_cast<int>(pattern.nse));
-  to += starts.At(own, first % rows / kTileSize) + first % kTileSize;
-  if (lane == 0) {
-    const int end = static_cast<int>(bounds.end);
-    to[starts.across * kTileSize + warp] = rises ? end : ~end;
+  int begin = 0, end = 0;
+  if (row < pattern.rows) {
+    const auto* offsets =
+        static_cast<const int32_t*>(pattern.row_offsets.data) + own * (pattern.rows + 1) + row;
+    const auto nse = static_cast<int>(pattern.nse);
+    begin = Clamp(offsets[0], 0, nse);
+    end = Clamp(offsets[1], begin, nse);
   }
+  const bool rises = Rises(columns, begin, end);
+  to += static_cast<int64_t>(tile_down) * (across + 1) * kTileSize + row_of_tile;
+  if (lane == 0) to[across * kTileSize + warp] = rises ? end : ~end;
+  if (!rises) end = begin;
   // Of some tiles at a time, so that rows stand next to one another when they are written.
 #pragma unroll 1
-  for (int64_t tile = 0; tile < starts.across; tile += kWarp) {
-    const auto column = static_cast<uint32_t>((tile + lane) * kTileSize);
+  for (uint32_t tile = 0; tile < across; tile += kWarp) {
     found_starts[lane * kPrepareRows + warp] =
-        rises ? FirstFrom(columns, bounds, column) : static_cast<int>(bounds.begin);
+        FirstOfRising(columns, begin, end, (tile + lane) * kTileSize);
     __syncthreads();
-    const int64_t t = tile + threadIdx.x / kPrepareRows;
-    if (t < starts.across) {
+    const uint32_t t = tile + threadIdx.x / kPrepareRows;
+    if (t < across) {
       to[t * kTileSize + threadIdx.x % kPrepareRows] = found_starts[threadIdx.x];
     }
     __syncthreads();

@@ -92,6 +92,7 @@ __device__ __forceinline__ Preparation PreparationOf(const SddmmProblem& p) {
 struct SddmmNotes {
   SddmmSchedule schedule;
   Preparation prepared;
+  const char* planes_of_y;
   SddmmUnit units[2];
   uint64_t noted[2];
   // Of stages; of products, for each warp that multiplies and the one that picks its rows.
@@ -424,7 +425,7 @@ class SddmmCopies {
       const int64_t tile = notes.queue[next_ % (2 * kSddmmUnitTiles)];
       WaitForPhase(&notes.empty[stage], next_ / kStages % 2 ^ 1);
       ArriveAndExpect(&notes.full[stage], kBytes);
-      BulkCopy(stages + stage * kBytes, p.workspace.data + tile * kBytes, kBytes,
+      BulkCopy(stages + stage * kBytes, notes.planes_of_y + tile * kBytes, kBytes,
                &notes.full[stage]);
     }
     next_ += kSddmmWarps;
@@ -543,7 +544,10 @@ __global__ void __launch_bounds__(kSddmmTensorThreads, 1)
     FenceShared();
   }
   if (threadIdx.x == kWarp) notes.schedule = SddmmSchedule(p);
-  if (threadIdx.x == 2 * kWarp) notes.prepared = PreparationOf<T, kInner>(p);
+  if (threadIdx.x == 2 * kWarp) {
+    notes.prepared = PreparationOf<T, kInner>(p);
+    notes.planes_of_y = notes.prepared.PlanesIn(p.workspace);
+  }
   if (threadIdx.x == 3 * kWarp) notes.units[1] = {};
   __syncthreads();
   if (threadIdx.x < kSddmmTensorRole) {

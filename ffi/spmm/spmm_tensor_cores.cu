@@ -378,7 +378,7 @@ __device__ __forceinline__ bool WriteStages(const SpmmProblem& p, const ResultTi
   const Preparation prepared = PreparationOf<T, kColumns>(p);
   const PlaneTiles& planes = prepared.planes;
   const int64_t own_x = OwnEntry(p.batch, p.x, tile.entry);
-  const char* x = p.workspace.data + own_x * planes.Bytes() +
+  const char* x = prepared.PlanesIn(p.workspace) + own_x * planes.Bytes() +
                   tile.first_column / kColumns * planes.down * planes.tile_bytes;
   const int64_t own = OwnEntry(p.batch, p.pattern.row_offsets, tile.entry);
   const int32_t* starts =
