@@ -50,7 +50,8 @@ class PanelRing {
 
   // Starts copies by which lanes copy 16 bytes each.
   __device__ static void CopyByPieces(uint32_t to, const MatrixPanel<T>& panel) {
-    constexpr int kAcross = 8, kDown = kWarp / kAcross, kTurns = kRowBytes / (16 * kAcross);
+    constexpr int kAcross = kRowBytes < 128 ? kRowBytes / 16 : 8;
+    constexpr int kDown = kWarp / kAcross, kTurns = kRowBytes / (16 * kAcross);
     static_assert(kRowBytes % (16 * kAcross) == 0);
     const int lane = threadIdx.x % kWarp, column = lane % kAcross * kVector;
     int r = lane / kAcross;

@@ -221,7 +221,7 @@ double StagedClocks(const SpmmProblem& p, const Staging& staging) {
   const double shared =
       rows * (MeanLength(p) * entry + CeilDivide(p.pattern.columns, staging.panel) * visit);
   const double l2 = inner * bytes / kL2Bytes;
-  const double prefetched = staging.lanes == kPrefetchedLanes ? 0.9 : 1;
+  const double prefetched = staging.lanes <= kPrefetchedLanes ? 0.9 : 1;
   return static_cast<double>(CeilDivide(tiles.across * tiles.down, p.gpu.multiprocessors)) *
              ((shared > l2 ? shared : l2) * prefetched + kForTile) +
          kStart;
@@ -230,10 +230,11 @@ double StagedClocks(const SpmmProblem& p, const Staging& staging) {
 // The least clocks; among equals the widest rows of x, whose entries are walked over least often.
 Staging StagingOf(const SpmmProblem& p) {
   const int elements = static_cast<int>(kWidestLoad / SizeOf(p.dtype));  // of a lane
-  const int most_lanes = p.dtype == DType::kFloat32 ? 32 : 16;
+  const int least_lanes = p.dtype == DType::kFloat32 ? 8 : 4;  // 32 columns
+  const int most_lanes = 4 * least_lanes;
   const int most_rows = 32 / elements;  // so that sums fit into registers
   Staging best{0, 0, 0};
-  for (int lanes = 8; lanes <= most_lanes; lanes *= 2) {
+  for (int lanes = least_lanes; lanes <= most_lanes; lanes *= 2) {
     const int most = kRingBytes / kStagedStages / (lanes * static_cast<int>(kWidestLoad));
     const int panel = PanelRows(p.pattern.columns, most);
     for (int rows = 1; rows <= most_rows; rows *= 2) {
@@ -253,7 +254,7 @@ KernelSource StagedInstance(const SpmmProblem& p) {
               TypeName(p.pattern.index_type) + ", " + std::to_string(staging.lanes) + ", " +
               std::to_string(staging.rows) + ", " + std::to_string(staging.panel) + ", " +
               std::to_string(kStagedStages) + ", " + std::to_string(kStagedWarps) + ", " +
-              (staging.lanes == kPrefetchedLanes ? "true, " : "false, ") +
+              (staging.lanes <= kPrefetchedLanes ? "true, " : "false, ") +
               (p.pattern.permutation.data == nullptr ? "false" : "true") + ">"};
 }
 
