@@ -63,7 +63,7 @@ def planned(argv):
 def legal_options(draw):
     """(argv, what it must plan: names of implementations by dtype, number of problems, passes)."""
     operation = draw(st.sampled_from(sorted(operations.OPERATIONS)))
-    suites = [name for name in suites_of(operation) if name != "files"]
+    suites = [name for name in suites_of(operation) if name not in ("files", "dlmc")]
     suites = draw(st.lists(st.sampled_from(suites), min_size=1, unique=True))
     argv, sizes = [operation, "--suite", *suites], {}
     options = {
@@ -98,6 +98,7 @@ COUNTS = {
     "crossover": (8, 1, 1),
     "rnn": (3, 2, 6),
     "imbalance": (1, 1, 11),
+    "networks": (2, 1, 18),
     "attention": (1, 1, 1),
     "edge_cases": (1, 1, len(EDGE_CASES)),
     "dispatch": (1, 1, 1),
@@ -156,6 +157,20 @@ def test_names_tell_problems_apart():
     for suite in "crossover", "attention":
         problems = planned(["sddmm", "--suite", suite, "--sparsity", *close]).problems
         assert [p.name.rpartition("_s")[2] for p in problems] == close
+
+
+def test_variant_takes_globs():
+    argv = ["spmm", "--implementation", "jaxsparse", "--variant"]
+
+    def forced(*globs):
+        return [i.name for i, _ in planned([*argv, *globs]).candidates][1:]
+
+    names = [f"jaxsparse[{name}]" for name in variants("spmm")]
+    assert forced("*") == forced("*", names[0][10:-1]) == names
+    last = variants("spmm")[-1]
+    assert forced(last, "*") == [names[-1], *names[:-1]]
+    with pytest.raises(choices.UsageError, match=r"--variant: spmm has .*there is no 'zz\*'"):
+        planned([*argv, "*", "zz*"])
 
 
 WORDS = st.text("abcxyz_", min_size=1).filter(lambda w: w not in ("copy",))
@@ -390,15 +405,89 @@ def rows(us):
 def test_speedups_and_crossover_plot(tmp_path):
     made = rows({"jaxsparse": [10.0, 1.0], "dense": [20.0, 32.0], "bcsr": [None, 3.0]})
     panel = panels.panels(made)[0]
-    assert panel.speedup("jaxsparse", "dense") == pytest.approx((8.0, 2))
-    assert panel.speedup("jaxsparse", "bcsr") == pytest.approx((3.0, 1))
-    assert panel.speedup("jaxsparse", "none") is None
-    text = report.table({"results": made})
-    assert "jaxsparse: 8.00 times as fast as dense (2 problems)" in text
+    assert panel.speedups("jaxsparse", "dense") == pytest.approx([2.0, 32.0])
+    assert panel.speedups("jaxsparse", "bcsr") == pytest.approx([3.0])
+    assert panel.speedups("jaxsparse", "none") == []
+    text = report.table({"results": made}, markdown=True)
+    head = "|  | geometric mean | least | most | faster on | TFLOP/s at most |"
+    assert head in text
+    assert "| jaxsparse over dense | 8.00 | 2.00 | 32.00 | 2 of 2 | - |" in text
+    assert "| jaxsparse over bcsr | 3.00 | 3.00 | 3.00 | 1 of 1 | - |" in text
     plots.plot(made, tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 10_000
     with pytest.raises(ValueError, match="nothing was measured"):
         plots.plot(rows({"jaxsparse": [None, None]}), tmp_path / "b.png")
+
+
+def of_networks(us):
+    """The same on layers of two networks: {implementation: us of each}."""
+    groups = "transformer_b1/a", "rn50_b1/a", "rn50_b1/b"
+    return [
+        {**rows({name: [1.0, 1.0]})[0], "suite": "networks", "problem": problem, "nnz": 10**6,
+         "us": figure}
+        for name, figures in us.items()
+        for problem, figure in zip(groups, figures, strict=True)
+    ]  # fmt: skip
+
+
+def test_summaries_by_network():
+    made = of_networks({"jaxsparse": [10.0, 10.0, 10.0], "torch": [20.0, 5.0, 10.0]})
+    text = report.table({"results": made}, markdown=True)
+    for line in (
+        "| jaxsparse over torch, transformer_b1 | 2.00 | 2.00 | 2.00 | 1 of 1 | 25.6 |",
+        "| jaxsparse over torch, rn50_b1 | 0.71 | 0.50 | 1.00 | 0 of 2 | 25.6 |",
+        "| jaxsparse over torch | 1.00 | 0.50 | 2.00 | 1 of 3 | 25.6 |",
+    ):
+        assert line in text
+    (row, *_) = made
+    assert panels.teraflops(row) == pytest.approx(2e6 * 128 / 10e-6 / 1e12)
+    assert panels.teraflops({**row, "pass": "gradient"}) == pytest.approx(3 * 25.6)
+    assert panels.teraflops({**row, "operation": "spmm_pullback"}) == pytest.approx(2 * 25.6)
+    for unknown in {"us": None}, {"n": None}, {"operation": "sparse_softmax"}:
+        assert panels.teraflops({**row, **unknown}) is None
+
+
+def test_what_is_left_without_a_technique(tmp_path):
+    made = of_networks(
+        {
+            "jaxsparse": [8.0, 8.0, 8.0],
+            "jaxsparse[rows]": [10.0, 10.0, 10.0],
+            "jaxsparse[rows_scalar]": [20.0, 10.0, 40.0],
+            "jaxsparse[rows_scalar_twice]": [40.0, None, 40.0],
+            "jaxsparse[other]": [1.0, 1.0, 1.0],
+        }
+    )
+    (panel,) = panels.panels(made)
+    base, without = "jaxsparse[rows]", "jaxsparse[rows_scalar]"
+    assert panel.ablations() == {base: [without], without: ["jaxsparse[rows_scalar_twice]"]}
+    text = report.table({"results": made}, markdown=True)
+    assert f"### spmm, networks, forward: throughput, of that of {base}" in text
+    assert "|  | transformer_b1 | rn50_b1 | all |" in text
+    assert "| jaxsparse[rows_scalar] | 50.0 % | 50.0 % | 50.0 % |" in text
+    assert "| jaxsparse[rows_scalar_twice] | 50.0 % | 100.0 % | 70.7 % |" in text
+    assert "jaxsparse over jaxsparse[rows] |" in text  # of all problems together
+    assert "jaxsparse over jaxsparse[rows], " not in text
+    half = [{**row, "dtype": "float16"} for row in made]
+    both = panels.panels([*made, *half])[0].ablations()
+    assert both[f"{base} float16"] == [f"{without} float16"] and both[base] == [without]
+    plots.plot(made, tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("operation", ["spmm", "sparse_softmax"])
+def test_points_by_size(operation, tmp_path):
+    made = of_networks({"jaxsparse": [10.0, 20.0, None], "torch": [20.0, 5.0, 10.0]})
+    made = [{**row, "operation": operation} for row in made]
+    (panel,) = panels.panels(made)
+    drawn = Points()
+    if operation == "spmm":
+        plots.DRAWINGS["networks"](drawn, panel, {"jaxsparse": "C0", "torch": "C1"})
+        assert [len(x) for x, y in drawn.lines] == [2, 3]
+        for x, _ in drawn.lines:
+            assert set(x) == {128 * 10**6}
+        assert sorted(drawn.lines[0][1]) == pytest.approx([12.8, 25.6])
+    plots.plot(made, tmp_path / "a.png")  # of what multiplies nothing, bars
+    assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
 def test_imbalance_plot_shows_throughput(tmp_path):
@@ -431,6 +520,22 @@ class Drawn:
 
     def set_ylabel(self, text):
         assert "throughput" in text
+
+
+class Points(Drawn):
+    """The same, on axes of throughput by size."""
+
+    def plot(self, x, y, marker, **style):
+        assert marker == "."
+        super().plot(x, y, **style)
+
+    def set_xscale(self, name):
+        assert name == "log"
+
+    set_yscale = set_xscale
+
+    def set_xlabel(self, text):
+        assert "entries" in text
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 
@@ -23,7 +24,10 @@ def edge_case(name, operation="spmm"):
 
 
 CHECKED = [
-    *(edge_case("padding", operation) for operation in ("spmm", "sddmm", "sparse_softmax")),
+    *(
+        edge_case("padding", operation)
+        for operation in ("spmm", "spmm_bias_relu", "spmm_pullback", "sddmm", "sparse_softmax")
+    ),
     edge_case("vector", "spmm"),
     Problem(
         "attention", "40", "sparse_attention",
@@ -34,26 +38,35 @@ HERE = [i for i in IMPLEMENTATIONS if i.available() is None and i.operation != "
 
 
 def oracle(problem):
-    """Output and gradients of the sum of its squares, from the tests' reference."""
+    """Outputs, and gradients of the sum of their squares, from the tests' reference."""
     topology, x = problem.topology(), problem.operands()
     stored = slice(topology.nnz)
     if problem.operation == "spmm":
         dense, x64 = reference.to_dense(x["values"], topology), x["x"].astype(np.float64)
         y = dense @ x64
         sampled = reference.from_dense(2 * y @ x64.T, topology)[stored]
-        return y, (sampled, dense.T @ (2 * y))
+        return (y,), (sampled, dense.T @ (2 * y))
+    if problem.operation == "spmm_bias_relu":
+        dense, x64 = reference.to_dense(x["values"], topology), x["x"].astype(np.float64)
+        y = np.maximum(dense @ x64 + x["bias"][:, None], 0)
+        sampled = reference.from_dense(2 * y @ x64.T, topology)[stored]
+        return (y,), (sampled, dense.T @ (2 * y), (2 * y).sum(1))
+    if problem.operation == "spmm_pullback":
+        dense, x64 = reference.to_dense(x["values"], topology), x["x"].astype(np.float64)
+        sampled = reference.from_dense(x["dy"].astype(np.float64) @ x64.T, topology)[stored]
+        return (sampled, dense.T @ x["dy"]), None
     if problem.operation == "sddmm":
         values = reference.sddmm(x["x"], x["y"], topology)
         slope = reference.to_dense(2 * values, topology)
-        return values[stored], (slope @ x["y"], slope.T @ x["x"])
+        return (values[stored],), (slope @ x["y"], slope.T @ x["x"])
     if problem.operation == "sparse_softmax":
         y = reference.sparse_softmax(x["values"], topology)
         rows = np.asarray(topology.row_indices())[stored]
         y = y[stored]
         sums = np.bincount(rows, 2 * y * y, topology.shape[0])
-        return y, (y * (2 * y - sums[rows]),)
+        return (y,), (y * (2 * y - sums[rows]),)
     mask = reference.stored_mask(topology.row_offsets, topology.column_indices, topology.shape)
-    return reference.attention(x["query"], x["key"], x["value"], mask), None
+    return (reference.attention(x["query"], x["key"], x["value"], mask),), None
 
 
 @pytest.mark.parametrize("implementation", HERE, ids=lambda i: f"{i.operation}-{i.name}")
@@ -65,8 +78,8 @@ def test_implementations_agree_with_the_oracle(implementation):
         if problem.operation != implementation.operation:
             continue
         if implementation.computes is None:
-            output, gradients = oracle(problem)
-            for passed, expected in ("forward", (output,)), ("gradient", gradients):
+            outputs, gradients = oracle(problem)
+            for passed, expected in ("forward", outputs), ("gradient", gradients):
                 if passed not in implementation.passes or expected is None:
                     continue
                 program = implementation.build(problem, implementation.dtypes[0], passed)
@@ -77,11 +90,42 @@ def test_implementations_agree_with_the_oracle(implementation):
         case = OperationCase(problem, implementation, implementation.dtypes[0], PASSES)
         check = case.check("forward")
         assert check.relative_error <= check.limit
-        assert check.checked == problem.topology().shape[0]
+        m, k = problem.topology().shape
+        assert check.checked == (m + k if problem.operation == "spmm_pullback" else m)
+
+
+@pytest.mark.parametrize("result", [0, 1])
+def test_every_result_is_checked(result):
+    problem = edge_case("padding", "spmm_pullback")
+    own = implementations_of("spmm_pullback")["parts"]
+
+    def build(*options):
+        program = own.build(*options)
+
+        def wrong(out):
+            results = list(program.results(out))
+            results[result] = results[result] * 1.001
+            return tuple(results)
+
+        return dataclasses.replace(program, results=wrong)
+
+    for spoiled, fine in (own, True), (dataclasses.replace(own, build=build), False):
+        check = OperationCase(problem, spoiled, "float32", ("forward",)).check("forward")
+        assert (check.relative_error <= check.limit) == fine
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("operation", ["spmm", "sddmm", "sparse_softmax", "sparse_attention"])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        "spmm",
+        "spmm_bias_relu",
+        "spmm_pullback",
+        "sddmm",
+        "sparse_softmax",
+        "sparse_attention",
+    ],
+)
 def test_sixteen_bits_within_tolerance(operation, dtype):
     problem = next(p for p in CHECKED if p.operation == operation)
     implementation = implementations_of(operation)["jaxsparse"]
@@ -91,21 +135,24 @@ def test_sixteen_bits_within_tolerance(operation, dtype):
 
 def test_some_rows_of_a_large_pattern_are_checked(monkeypatch):
     problem = edge_case("tall")
-    whole = operations.rows_to_check(problem.topology())
+    topology = problem.topology()
+    whole = [operations.rows_to_check(topology, transposed=of) for of in (False, True)]
     monkeypatch.setattr(operations, "_CHECKED_POSITIONS", 100)
-    part = operations.rows_to_check(problem.topology())
-    assert part.rows.size == 20 and part.rows[0] == 0 and part.rows[-1] == 300
-    for name, computation in operations.COMPUTATIONS.items():
-        if "attention" not in name:
-            operands = {
-                **edge_case("tall", "sddmm").operands(),
-                **edge_case("tall", "sparse_softmax").operands(),
-            }
-            if name == "spmm":
-                operands = problem.operands()
-            result = computation.reference(operands, whole)
+    part = [operations.rows_to_check(topology, transposed=of) for of in (False, True)]
+    assert part[0].rows.size == 20 and part[0].rows[0] == 0 and part[0].rows[-1] == 300
+    assert part[1].rows.size == min(16, topology.shape[1])
+    for name, results in operations.COMPUTATIONS.items():
+        if "attention" in name:
+            continue
+        operation = name if name in operations.OPERATIONS else "sparse_softmax"
+        operands = edge_case("tall", operation).operands()
+        for computation in results:
+            of = computation.transposed
+            result = computation.reference(operands, whole[of])
             np.testing.assert_allclose(
-                computation.part(result, part), computation.reference(operands, part), rtol=1e-5
+                computation.part(result, part[of]),
+                computation.reference(operands, part[of]),
+                rtol=1e-5,
             )
 
 

@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import os
+import pathlib
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from jaxsparse import Topology
 from jaxsparse.__main__ import main
-from jaxsparse.bench import choices, files, plan
+from jaxsparse.bench import choices, files, networks, plan
 from jaxsparse.bench.problems import SUITES, Request, uneven, uniform
 
 QUICK = ["--seconds", "0.01", "--repeats", "2"]
@@ -159,6 +160,78 @@ def test_folder_of_files(tmp_path, monkeypatch, capsys):
         choices.UsageError, match=r"needs a folder in JAXSPARSE_DATA, got .*nowhere"
     ):
         plan.make_plan(choices.Asked("spmm", suites=("files",)), "cpu")
+
+
+# ---- layers of networks ----
+
+
+def test_layers_at_their_batches():
+    made = list(SUITES["networks"].problems(Request("spmm", "gpu")))
+    by_name = {problem.name: problem for problem in made}
+    assert len(by_name) == len(made) == (3 + 15) * 2 * 2
+    groups = {problem.name.partition("/")[0] for problem in made}
+    assert groups == {"transformer_b1", "transformer_b8", "rn50_b1", "rn50_b256"}
+    for name, n in (
+        ("transformer_b1/2048x512_n256_s0.9", 256),
+        ("transformer_b8/512x2048_n2048_s0.7", 2048),
+        ("rn50_b1/64x576_n3136_s0.9", 56 * 56),
+        ("rn50_b1/2048x1024_n52_s0.9", 52),  # 49 pixels, padded
+        ("rn50_b256/512x4608_n12544_s0.7", 256 * 49),
+    ):
+        assert by_name[name].n == n
+    (small,) = {
+        p.topology().shape for p in made if p.name.startswith("transformer_b1/512x512_n256_s0.9")
+    }
+    assert small == (512, 512)
+    on_cpu = [p.name for p in SUITES["networks"].problems(Request("sddmm"))]
+    assert {name.partition("/")[0] for name in on_cpu} == {"transformer_b1", "rn50_b1"}
+    (asked,) = {p.n for p in SUITES["networks"].problems(Request("spmm", "gpu", n=(8,)))}
+    assert asked == 8
+
+
+@pytest.mark.parametrize(
+    "path, expected",
+    [
+        ("dlmc/rn50/magnitude_pruning/0.8/bottleneck_2_block_group1_1_1.smtx", ("rn50", 56 * 56)),
+        ("rn50/a/bottleneck_projection_block_group_projection_block_group4.smtx", ("rn50", 49)),
+        ("rn50/a/initial_conv.smtx", ("rn50", 112 * 112)),
+        ("rn50/a/final_dense.smtx", ("rn50", 1)),
+        ("transformer/body_encoder_layer_0_ffn_conv1.smtx", ("transformer", 256)),
+        ("other/rn50.smtx", None),
+    ],
+)
+def test_layers_of_the_collection(path, expected):
+    layer = networks.layer_of(pathlib.PurePath(path))
+    if expected is None:
+        assert layer is None
+    else:
+        network, below = layer
+        assert (network.name, network.positions(path.rpartition("/")[2])) == expected
+        assert path.endswith(f"{expected[0]}/{below}")
+
+
+def test_suite_of_the_collection(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("JAXSPARSE_DATA", str(tmp_path))
+    write_matrix(tmp_path / "a.smtx")
+    command = ["bench", "spmm", "--suite", "dlmc", "--implementation", "jaxsparse", *QUICK]
+    with pytest.raises(SystemExit):
+        main(command)
+    assert f"finds no matrix in a folder transformer or rn50 below {tmp_path}" in (
+        capsys.readouterr().err
+    )
+    for folder in "transformer/l0", "dlmc/rn50/random/0.9":
+        (tmp_path / folder).mkdir(parents=True)
+        write_matrix(tmp_path / folder / "a_group3.smtx")
+    made = list(SUITES["dlmc"].problems(Request("spmm", "gpu")))
+    assert {(p.name, p.n) for p in made} == {
+        ("transformer_b1/l0/a_group3.smtx_n256", 256),
+        ("transformer_b8/l0/a_group3.smtx_n2048", 2048),
+        ("rn50_b1/random/0.9/a_group3.smtx_n196", 196),
+        ("rn50_b256/random/0.9/a_group3.smtx_n50176", 50176),
+    }
+    assert main([*command, "--n", "4", "--pass", "forward"]) == 0
+    shown = capsys.readouterr().out
+    assert "rn50/random/0.9/a_group3.smtx_n4" in shown and "transformer/l0/" in shown
 
 
 @pytest.mark.skipif(

@@ -128,6 +128,22 @@ def test_forced(operation, variant):
     assert others == sorted(others)
 
 
+def test_places_that_32_bits_do_not_hold():
+    """Columns are scaled beforehand where 32 bits hold what becomes of them."""
+    wide = Topology(np.array([0, 1, 2]), np.array([5, 2**20 - 1]), (2, 2**20))
+
+    def call(values, x):
+        return spmm(CSR(values, wide), x, variant="tiled_rows_prescaled")
+
+    for n, taken in (1024, True), (1028, False):
+        shapes = ((2,), (2**20, n))
+        (forced,) = explain(
+            call, *map(jax.ShapeDtypeStruct, shapes, [jnp.float32] * 2), device=H200
+        )
+        assert (forced.variant == "tiled_rows_prescaled") == taken
+        assert taken or "does not fit" in forced.otherwise
+
+
 def test_the_variant_that_takes_x_on_the_left():
     """It reads it as it is; the others' choice is that of a call with x transposed."""
 

@@ -23,6 +23,16 @@ constexpr int64_t SpmmTiledBytes(int vector, int64_t number_bytes) {
   return kSpmmTiledThreads * vector * (number_bytes < 4 ? 4 : number_bytes);
 }
 
+// What the product tile by tile gains by; a variant does without one, to measure what it brings.
+enum class SpmmTechnique : int {
+  kNone,
+  kWideLoads,     // a lane owns neighbouring columns of x, and loads them at once
+  kSharing,       // long rows are shared by groups of lanes
+  kOrder,         // rows are taken in the order of their lengths
+  kUnrolledRest,  // what is left of a row is added at once, too
+  kLateScaling,   // a column becomes a place in x where it is used, not when it is loaded
+};
+
 // On tensor cores: threads of a block, half of which multiply tiles, the others write those of the
 // sparse matrix; tiles of so many rows and inner places, as many of x by so many columns.
 constexpr int kSpmmTensorRole = 256, kSpmmTensorThreads = 2 * kSpmmTensorRole;

@@ -79,32 +79,40 @@ bool FitsTiled(const SpmmProblem& p) {
          (p.n == 0 || p.pattern.rows * p.batch.count < kMost / p.n);
 }
 
-KernelSource TiledInstance(const SpmmProblem& p, const Tiling& tiling, bool ordered) {
+// The tiling with all techniques, or without one.
+Tiling TilingWithout(SpmmTechnique technique, const SpmmProblem& p) {
+  Tiling tiling = TilingOf(p);
+  if (technique == SpmmTechnique::kWideLoads) {
+    tiling.lanes = LanesFor(p.n);
+    tiling.vector = 1;
+    if (tiling.rows > GroupsOf(tiling)) tiling.rows = GroupsOf(tiling);
+  }
+  if (technique == SpmmTechnique::kSharing) tiling.rows = GroupsOf(tiling);
+  return tiling;
+}
+
+// Columns that are scaled when they are loaded become places of 32 bits.
+bool FitsTiledWithout(SpmmTechnique technique, const SpmmProblem& p) {
+  constexpr int64_t kMost = int64_t{1} << 32;
+  return FitsTiled(p) && (technique != SpmmTechnique::kLateScaling ||
+                          p.pattern.columns * p.n * SizeOf(p.dtype) <= kMost);
+}
+
+KernelSource TiledInstance(const SpmmProblem& p, const Tiling& tiling, SpmmTechnique without) {
   return {"spmm/spmm_tiled.cu",
           "jaxsparse::SpmmTiled<" + TypeName(p.dtype) + ", " + TypeName(p.out_dtype) + ", " +
               TypeName(p.pattern.index_type) + ", " + std::to_string(tiling.vector) + ", " +
               std::to_string(tiling.lanes) + ", " + std::to_string(tiling.rows) + ", " +
               std::to_string(tiling.at_once) + ", " +
-              (p.pattern.permutation.data == nullptr ? "false" : "true") + ", " +
-              (ordered ? "true, " : "false, ") + (p.batch.rank > 0 ? "true" : "false") + ">"};
+              (p.pattern.permutation.data == nullptr ? "false" : "true") +
+              ", jaxsparse::SpmmTechnique(" + std::to_string(static_cast<int>(without)) + "), " +
+              (p.batch.rank > 0 ? "true" : "false") + ">"};
 }
 
 LaunchShape TiledShape(const SpmmProblem& p, const Tiling& tiling) {
   const int64_t bytes =
       tiling.rows < GroupsOf(tiling) ? SpmmTiledBytes(tiling.vector, SizeOf(p.dtype)) : 0;
   return {TiledBlocks(p, tiling), kSpmmTiledThreads, bytes};
-}
-
-// The tiling without one of its techniques, to measure what that brings.
-Tiling Scalar(Tiling tiling, const SpmmProblem& p) {
-  tiling.lanes = LanesFor(p.n);
-  tiling.vector = 1;
-  if (tiling.rows > GroupsOf(tiling)) tiling.rows = GroupsOf(tiling);
-  return tiling;
-}
-Tiling Unshared(Tiling tiling) {
-  tiling.rows = GroupsOf(tiling);
-  return tiling;
 }
 
 int64_t TensorTiles(const SpmmProblem& p, int columns) {
@@ -311,23 +319,26 @@ double TensorCost(const SpmmProblem& p) {
 // The kernel before it, which takes 1.4 to 3 times as long.
 double GenericCost(const SpmmProblem& p) { return 2 * TiledCost(p); }
 
+// A row of the table, for tiles with all techniques or without one.
+template <SpmmTechnique kWithout>
+constexpr CudaVariant<SpmmProblem> TiledRows(const char* name, double (*cost)(const SpmmProblem&)) {
+  return {
+      name, [](const SpmmProblem& p) { return FitsTiledWithout(kWithout, p); }, cost,
+      [](const SpmmProblem& p) { return TiledInstance(p, TilingWithout(kWithout, p), kWithout); },
+      [](const SpmmProblem& p) { return TiledShape(p, TilingWithout(kWithout, p)); }};
+}
+
 constexpr CudaVariant<SpmmProblem> kVariants[] = {
     {"generic_rows", [](const SpmmProblem& p) { return !p.dense_on_left; }, GenericCost,
      [](const SpmmProblem& p) { return Instance("SpmmRows", p); }, RowsShape},
     {"generic_dots", [](const SpmmProblem& p) { return p.dense_on_left; }, GenericCost,
      [](const SpmmProblem& p) { return Instance("SpmmDots", p); }, DotsShape},
-    {"tiled_rows", FitsTiled, TiledCost,
-     [](const SpmmProblem& p) { return TiledInstance(p, TilingOf(p), true); },
-     [](const SpmmProblem& p) { return TiledShape(p, TilingOf(p)); }},
-    {"tiled_rows_scalar", FitsTiled, kByName,
-     [](const SpmmProblem& p) { return TiledInstance(p, Scalar(TilingOf(p), p), true); },
-     [](const SpmmProblem& p) { return TiledShape(p, Scalar(TilingOf(p), p)); }},
-    {"tiled_rows_unshared", FitsTiled, kByName,
-     [](const SpmmProblem& p) { return TiledInstance(p, Unshared(TilingOf(p)), true); },
-     [](const SpmmProblem& p) { return TiledShape(p, Unshared(TilingOf(p))); }},
-    {"tiled_rows_unordered", FitsTiled, kByName,
-     [](const SpmmProblem& p) { return TiledInstance(p, TilingOf(p), false); },
-     [](const SpmmProblem& p) { return TiledShape(p, TilingOf(p)); }},
+    TiledRows<SpmmTechnique::kNone>("tiled_rows", TiledCost),
+    TiledRows<SpmmTechnique::kWideLoads>("tiled_rows_scalar", kByName),
+    TiledRows<SpmmTechnique::kSharing>("tiled_rows_unshared", kByName),
+    TiledRows<SpmmTechnique::kOrder>("tiled_rows_unordered", kByName),
+    TiledRows<SpmmTechnique::kUnrolledRest>("tiled_rows_rolled", kByName),
+    TiledRows<SpmmTechnique::kLateScaling>("tiled_rows_prescaled", kByName),
     {"staged_rows", FitsStaged, StagedCost, StagedInstance, StagedShape},
     {"tensor_cores", FitsTensorCores, TensorCost, TensorInstance, TensorShape, &kPrepare},
 };

@@ -77,17 +77,42 @@ struct Entries {
   __device__ __forceinline__ Index Column(int e) const { return columns[e / kRun].Get(e % kRun); }
 };
 
+// Entries whose columns become places in x, in bytes, where they are used: the multiplication is
+// part of that of the address.
+template <typename Chunk, bool kPrescaled>
+struct Placed : Chunk {
+  __device__ __forceinline__ void Scale(uint32_t) {}
+  __device__ __forceinline__ uint64_t Place(int e, uint32_t row_bytes) const {
+    const uint32_t column = Chunk::Column(e);
+    return static_cast<uint64_t>(column) * row_bytes;
+  }
+};
+// Or when they are loaded, which is to wait for them; they are kept in 32 bits.
+template <typename Chunk>
+struct Placed<Chunk, true> : Chunk {
+  uint32_t places[Chunk::kCount];
+
+  __device__ __forceinline__ void Scale(uint32_t row_bytes) {
+#pragma unroll
+    for (int e = 0; e < Chunk::kCount; ++e) {
+      places[e] = static_cast<uint32_t>(Chunk::Column(e)) * row_bytes;
+    }
+  }
+  __device__ __forceinline__ uint64_t Place(int e, uint32_t) const { return places[e]; }
+};
+
 // A row, or -1, and a group's share of it: of every so many chunks of entries one.
 struct RowShare {
   int row, begin, end;
   int share, shares;
 };
 
-template <bool kWide, typename Chunk, int kVector, typename M, typename T, typename Acc>
+template <bool kWide, typename Chunk, bool kUnrolledRest, int kVector, typename M, typename T,
+          typename Acc>
 __device__ __forceinline__ void AddShare(const M& m, const RowShare& s, int nse, const T* x,
                                          uint32_t row_bytes, Acc (&sums)[kVector]) {
-  const auto load = [&](uint32_t k) {
-    const char* from = reinterpret_cast<const char*>(x) + static_cast<uint64_t>(k) * row_bytes;
+  const auto load = [&](uint64_t place) {
+    const char* from = reinterpret_cast<const char*>(x) + place;
     return LoadPacket<kVector>(reinterpret_cast<const T*>(from), kWide);
   };
   const auto add = [&](Acc value, const Packet<T, kVector>& of_x) {
@@ -98,26 +123,38 @@ __device__ __forceinline__ void AddShare(const M& m, const RowShare& s, int nse,
   const int step = s.shares * kCount;
   int i = FirstRun(s.begin) + s.share * kCount;
   Chunk next = {};
-  if (i < s.end) next.Load(m, i, s.end, nse, kWide);
+  const auto load_entries = [&](int at) {
+    next.Load(m, at, s.end, nse, kWide);
+    next.Scale(row_bytes);
+  };
+  if (i < s.end) load_entries(i);
   for (; i < s.end; i += step) {
     const Chunk entries = next;
-    if (i + step < s.end) next.Load(m, i + step, s.end, nse, kWide);
+    if (i + step < s.end) load_entries(i + step);
     Packet<T, kVector> of_x[kCount];
     if (i >= s.begin && i + kCount <= s.end) {
 #pragma unroll
-      for (int e = 0; e < kCount; ++e) of_x[e] = load(entries.Column(e));
+      for (int e = 0; e < kCount; ++e) of_x[e] = load(entries.Place(e, row_bytes));
 #pragma unroll
       for (int e = 0; e < kCount; ++e) add(ToAccumulator(entries.Value(e)), of_x[e]);
-    } else {  // what does not belong to the row is not loaded, and counts as 0
+    } else if constexpr (kUnrolledRest) {
+      // What does not belong to the row is not loaded, and counts as 0.
       const auto belongs = [&](int e) { return i + e >= s.begin && i + e < s.end; };
 #pragma unroll
       for (int e = 0; e < kCount; ++e) {
         of_x[e] = {};
-        if (belongs(e)) of_x[e] = load(entries.Column(e));
+        if (belongs(e)) of_x[e] = load(entries.Place(e, row_bytes));
       }
 #pragma unroll
       for (int e = 0; e < kCount; ++e) {
         add(belongs(e) ? ToAccumulator(entries.Value(e)) : Acc(0), of_x[e]);
+      }
+    } else {  // entry by entry, from memory
+      const int first = i < s.begin ? s.begin : i, end = i + kCount < s.end ? i + kCount : s.end;
+#pragma unroll 1
+      for (int e = first; e < end; ++e) {
+        const uint32_t column = m.column_indices[e];
+        add(m.Value(e), load(static_cast<uint64_t>(column) * row_bytes));
       }
     }
   }
@@ -153,11 +190,14 @@ __device__ __forceinline__ RowShare Deal(const RowShare& of_lane, int group) {
 }
 
 template <typename T, typename Out, typename Index, int kVector, int kLanes, int kRows, int kAtOnce,
-          bool kPermuted, bool kOrdered, bool kBatched>
+          bool kPermuted, SpmmTechnique kWithout, bool kBatched>
 __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
     SpmmTiled(const __grid_constant__ SpmmProblem p) {
   using Acc = Accumulator<T>;
-  using Chunk = Entries<T, Index, kAtOnce, kPermuted>;
+  using Chunk =
+      Placed<Entries<T, Index, kAtOnce, kPermuted>, kWithout == SpmmTechnique::kLateScaling>;
+  constexpr bool kOrdered = kWithout != SpmmTechnique::kOrder;
+  constexpr bool kUnrolledRest = kWithout != SpmmTechnique::kUnrolledRest;
   constexpr int kGroups = kSpmmTiledThreads / kLanes;
   constexpr int kShares = kGroups / kRows;
   static_assert(kShares >= 1 && kShares * kRows == kGroups);
@@ -198,8 +238,8 @@ __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
 
     Packet<Acc, kVector> sums = {};
     const auto add = [&]<bool kWide>() {
-      AddShare<kWide, Chunk>(m, share, static_cast<int>(p.pattern.nse), x, row_bytes,
-                             sums.elements);
+      AddShare<kWide, Chunk, kUnrolledRest>(m, share, static_cast<int>(p.pattern.nse), x, row_bytes,
+                                            sums.elements);
     };
     if (wide) {
       add.template operator()<true>();

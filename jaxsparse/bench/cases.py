@@ -15,6 +15,7 @@ from jaxsparse.bench.operations import (
     COMPUTATIONS,
     OPERATIONS,
     TOLERANCE,
+    Rows,
     relative_error,
     rows_to_check,
 )
@@ -88,22 +89,27 @@ class OperationCase:
 @functools.lru_cache(maxsize=1)  # the passes of a case follow each other
 def _checked(case: OperationCase) -> Check:
     program = case.build("forward")
-    (actual,) = program.results(program.function(*program.operands()))
+    results = program.results(program.function(*program.operands()))
     name = case.implementation.computes or OPERATIONS[case.problem.operation].computes
-    part = rows_to_check(case.problem.topology(), case.problem.heads)
-    expected = _expected(case.problem, name, case.dtype)
-    return Check(
-        relative_error(COMPUTATIONS[name].part(actual, part), expected),
-        TOLERANCE[case.implementation.precision or case.dtype],
-        part.rows.size,
-    )
+    compared = [
+        (relative_error(computation.part(actual, part), expected), part.rows.size)
+        for actual, computation, (expected, part) in zip(
+            results, COMPUTATIONS[name], _expected(case.problem, name, case.dtype), strict=True
+        )
+    ]
+    limit = TOLERANCE[case.implementation.precision or case.dtype]
+    return Check(max(error for error, _ in compared), limit, sum(rows for _, rows in compared))
 
 
 @functools.lru_cache(maxsize=4)  # of one problem: the implementations share them
-def _expected(problem: Problem, computation: str, dtype: str) -> np.ndarray:
+def _expected(problem: Problem, name: str, dtype: str) -> list[tuple[np.ndarray, Rows]]:
+    """The results for some rows, and for which."""
     operands = {
         name: array.astype(jnp.dtype(dtype)).astype(np.float64)
         for name, array in problem.operands().items()
     }
-    part = rows_to_check(problem.topology(), problem.heads)
-    return COMPUTATIONS[computation].reference(operands, part)
+    topology, compared = problem.topology(), []
+    for computation in COMPUTATIONS[name]:
+        part = rows_to_check(topology, problem.heads, transposed=computation.transposed)
+        compared.append((computation.reference(operands, part), part))
+    return compared

@@ -21,7 +21,7 @@ class UsageError(ValueError):
 class Asked:
     """The options of the command that choose what is measured; None leaves a choice open.
 
-    ``names`` are globs, of which a problem's name matches one.
+    ``names`` are globs, of which a problem's name matches one, and so are ``variants``.
     """
 
     operation: str
@@ -43,6 +43,17 @@ def one_of(option: str, asked: Sequence[str], known: Sequence[str], operation: s
             raise UsageError(
                 option, f"{operation} has {', '.join(known) or 'none'}, there is no {name!r}"
             )
+
+
+def named(option: str, globs: Sequence[str], known: Sequence[str], operation: str) -> list[str]:
+    """The names that globs match, each once, in the order of the globs.
+
+    Raises:
+        UsageError: for a glob that matches none.
+    """
+    found = {glob: fnmatch.filter(known, glob) for glob in globs}
+    one_of(option, [glob for glob, names in found.items() if not names], known, operation)
+    return list(dict.fromkeys(name for names in found.values() for name in names))
 
 
 P = TypeVar("P", bound=Problem)

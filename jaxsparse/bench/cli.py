@@ -76,7 +76,7 @@ def add_commands(commands: Any) -> None:
     )
     bench.add_argument("--implementation", nargs="+", metavar="NAME", help="only these, see --list")
     bench.add_argument(
-        "--variant", nargs="+", metavar="NAME", default=(), help="also with these kernels forced"
+        "--variant", nargs="+", metavar="GLOB", default=(), help="also with such kernels forced"
     )
     bench.add_argument(
         "--dtype", nargs="+", choices=DTYPES, metavar="NAME",

@@ -76,18 +76,24 @@ class Implementation:
 
 _JAXSPARSE = {
     "spmm": jax_programs.jaxsparse_spmm,
+    "spmm_bias_relu": jax_programs.jaxsparse_bias_relu,
+    "spmm_pullback": jax_programs.jaxsparse_pullback,
     "sddmm": jax_programs.jaxsparse_sddmm,
     "sparse_softmax": jax_programs.jaxsparse_softmax,
     "sparse_attention": jax_programs.jaxsparse_attention,
 }
 
 
-def _ours(operation: str) -> tuple[Implementation, Implementation]:
+def _ours(
+    operation: str, passes: tuple[str, ...] = PASSES
+) -> tuple[Implementation, Implementation]:
     build = _JAXSPARSE[operation]
     xla = functools.partial(build, implementation="xla")
     return (
-        Implementation("jaxsparse", operation, build, dtypes=DTYPES),
-        Implementation("jaxsparse-xla", operation, xla, dtypes=DTYPES, elements=_gathered),
+        Implementation("jaxsparse", operation, build, dtypes=DTYPES, passes=passes),
+        Implementation(
+            "jaxsparse-xla", operation, xla, dtypes=DTYPES, passes=passes, elements=_gathered
+        ),
     )
 
 
@@ -107,21 +113,24 @@ def variants(operation: str) -> list[str]:
 
 
 def _dense_products(
-    operation: str, build: Callable[..., Program]
+    operation: str, build: Callable[..., Program], passes: tuple[str, ...] = PASSES
 ) -> tuple[Implementation, Implementation, Implementation]:
     """In float32, TF32 and bfloat16: XLA's default precision on a GPU is TF32."""
     exact, fast = (functools.partial(build, precision=p) for p in ("highest", "default"))
     return (
-        Implementation("dense", operation, exact, elements=_dense),
+        Implementation("dense", operation, exact, passes=passes, elements=_dense),
         Implementation(
             "dense-tf32",
             operation,
             fast,
             available=needs_gpu,
+            passes=passes,
             precision="tensorfloat32",
             elements=_dense,
         ),
-        Implementation("dense-bf16", operation, fast, dtypes=("bfloat16",), elements=_dense),
+        Implementation(
+            "dense-bf16", operation, fast, dtypes=("bfloat16",), passes=passes, elements=_dense
+        ),
     )
 
 
@@ -150,6 +159,37 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     Implementation("torch", "spmm", peer_programs.torch_spmm, available=needs_torch, dtypes=DTYPES),
     Implementation(
         "cupy", "spmm", peer_programs.cupy_spmm, available=needs_cupy, passes=("forward",)
+    ),
+    *_ours("spmm_bias_relu"),
+    Implementation(
+        "product",
+        "spmm_bias_relu",
+        jax_programs.jaxsparse_spmm,
+        dtypes=DTYPES,
+        computes="spmm",
+    ),
+    Implementation(
+        "unfused",
+        "spmm_bias_relu",
+        functools.partial(jax_programs.jaxsparse_bias_relu, fused=False),
+        dtypes=DTYPES,
+    ),
+    *_dense_products("spmm_bias_relu", jax_programs.dense_bias_relu),
+    *_ours("spmm_pullback", ("forward",)),
+    Implementation(
+        "parts",
+        "spmm_pullback",
+        jax_programs.parts_of_pullback,
+        dtypes=DTYPES,
+        passes=("forward",),
+    ),
+    *_dense_products("spmm_pullback", jax_programs.dense_pullback, ("forward",)),
+    Implementation(
+        "torch",
+        "spmm_pullback",
+        peer_programs.torch_pullback,
+        available=needs_torch,
+        passes=("forward",),
     ),
     *_ours("sddmm"),
     *_dense_products("sddmm", jax_programs.dense_sddmm),

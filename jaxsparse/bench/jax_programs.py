@@ -7,6 +7,8 @@ that of the sum of the squares of the output, so that the forward pass is needed
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -41,19 +43,19 @@ def fresh_copies(operands: Any, read: Any) -> tuple[Callable[[], Any], int]:
 
 
 def _program(
-    function: Callable[..., jax.Array],
+    function: Callable[..., Any],
     differentiable: Sequence[Any],
     rest: Sequence[Any],
     passed: str,
     dtype: str,
     convert: Sequence[Convert | None] = (),
-    output: Convert | None = None,
+    output: Sequence[Convert | None] = (),
     read: Sequence[jax.Array] | None = None,
 ) -> Program:
     """Of a function of dense operands to differentiate, then of other arrays.
 
-    ``convert`` and ``output`` turn gradients and the output into what others compute. ``read`` are
-    the arrays in ``rest`` that the pass reads, by default all.
+    ``convert`` and ``output`` turn gradients and outputs into what others compute. ``read`` are the
+    arrays in ``rest`` that the pass reads, by default all. Gradients are those of a single output.
     """
     dense = tuple(jnp.asarray(x).astype(dtype) for x in differentiable)
     operands, bytes_read = fresh_copies((*dense, *rest), (dense, rest if read is None else read))
@@ -66,9 +68,10 @@ def _program(
     compiled = jax.jit(function if forward else jax.value_and_grad(loss, argnums=which))
 
     def results(out: Any) -> tuple[np.ndarray, ...]:
-        arrays = [np.asarray(x).astype(np.float64) for x in ([out] if forward else out[1])]
-        changes = [output] if forward else [*convert, *([None] * len(arrays))][: len(arrays)]
-        return tuple(f(x) if f else x for f, x in zip(changes, arrays, strict=True))
+        leaves = jax.tree.leaves(out if forward else out[1])
+        arrays = [np.asarray(x).astype(np.float64) for x in leaves]
+        changes = itertools.chain(output if forward else convert, itertools.repeat(None))
+        return tuple(f(x) if f else x for f, x in zip(changes, arrays, strict=False))
 
     return Program(
         function=compiled,
@@ -125,6 +128,78 @@ def jaxsparse_spmm(problem: Problem, dtype: str, passed: str, **options: Any) ->
     )
 
 
+def jaxsparse_bias_relu(
+    problem: Problem, dtype: str, passed: str, *, fused: bool = True, **options: Any
+) -> Program:
+    """`spmm` with bias and ReLU fused, or left to XLA."""
+    x, topology = problem.operands(), problem.topology()
+
+    def layer(values: jax.Array, x: jax.Array, bias: jax.Array, topology: Topology) -> jax.Array:
+        a = CSR(values, topology)
+        if fused:
+            return spmm(a, x, bias=bias, activation="relu", **options)
+        return jax.nn.relu(spmm(a, x, **options) + bias[:, None])
+
+    return _program(
+        layer,
+        (x["values"], x["x"], x["bias"]),
+        (topology,),
+        passed,
+        dtype,
+        convert=(_cut(topology.nnz),),
+        read=_read(topology, options, _OFFSETS, _COLUMNS, _ORDER, transposed=passed != "forward"),
+    )
+
+
+def jaxsparse_pullback(problem: Problem, dtype: str, passed: str, **options: Any) -> Program:
+    """The gradients of `spmm` in values and x, given that of its result."""
+    x, topology = problem.operands(), problem.topology()
+
+    def pullback(values: jax.Array, x: jax.Array, dy: jax.Array, topology: Topology) -> Any:
+        def forward(values: jax.Array, x: jax.Array) -> jax.Array:
+            return spmm(CSR(values, topology), x, **options)
+
+        return jax.vjp(forward, values, x)[1](dy)
+
+    return _program(
+        pullback,
+        (x["values"], x["x"], x["dy"]),
+        (topology,),
+        passed,
+        dtype,
+        output=(_cut(topology.nnz),),
+        read=_read(topology, options, _OFFSETS, _COLUMNS, transposed=True),
+    )
+
+
+def parts_of_pullback(problem: Problem, dtype: str, passed: str) -> Program:
+    """`sddmm`, and `spmm` by the transposed matrix, which is there already with its values.
+
+    Two calls, so that each is what it is by itself.
+    """
+    x, topology = problem.operands(), problem.topology()
+    sampled = jax.jit(lambda dy, x, topology: sddmm(dy, x, topology).values)
+    product = jax.jit(lambda values, dy, transposed: spmm(CSR(values, transposed), dy))
+    values = x["values"][np.asarray(topology.permutation)]
+    program = _program(
+        lambda *operands: (),
+        (values, x["x"], x["dy"]),
+        (topology, topology.T),
+        passed,
+        dtype,
+        output=(_cut(topology.nnz),),
+        read=[
+            *_read(topology, {}, _OFFSETS, _COLUMNS, _ORDER),
+            *_read(topology.T, {}, _OFFSETS, _COLUMNS, _ORDER),
+        ],
+    )
+
+    def parts(values: Any, x: Any, dy: Any, topology: Any, transposed: Any) -> Any:
+        return sampled(dy, x, topology), product(values, dy, transposed)
+
+    return dataclasses.replace(program, function=parts)
+
+
 def jaxsparse_sddmm(problem: Problem, dtype: str, passed: str, **options: Any) -> Program:
     """`sddmm`, with its options."""
     x, topology = problem.operands(), problem.topology()
@@ -134,7 +209,7 @@ def jaxsparse_sddmm(problem: Problem, dtype: str, passed: str, **options: Any) -
         (topology,),
         passed,
         dtype,
-        output=_cut(topology.nnz),
+        output=(_cut(topology.nnz),),
         read=_read(topology, options, _OFFSETS, _COLUMNS, transposed=passed != "forward"),
     )
 
@@ -150,7 +225,7 @@ def jaxsparse_softmax(problem: Problem, dtype: str, passed: str, **options: Any)
         passed,
         dtype,
         convert=(cut,),
-        output=cut,
+        output=(cut,),
         read=_read(topology, options, _OFFSETS, _ORDER),
     )
 
@@ -187,12 +262,19 @@ def dispatched(problem: Problem, dtype: str, passed: str, *, jitted: bool) -> Pr
 # ---- peers ----
 
 
-def dense_spmm(problem: Problem, dtype: str, passed: str, *, precision: Any) -> Program:
-    """The product with the matrix stored densely; its gradient is that of every weight."""
-    x, topology = problem.operands(), problem.topology()
+def _weights(problem: Problem) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """The matrix stored densely, and rows and columns of what is stored."""
+    topology = problem.topology()
     stored = _stored(topology)
     weights = np.zeros(topology.shape, np.float32)
-    weights[stored] = x["values"][: topology.nnz]
+    weights[stored] = problem.operands()["values"][: topology.nnz]
+    return weights, stored
+
+
+def dense_spmm(problem: Problem, dtype: str, passed: str, *, precision: Any) -> Program:
+    """The product with the matrix stored densely; its gradient is that of every weight."""
+    x = problem.operands()
+    weights, stored = _weights(problem)
     return _program(
         lambda weights, x: jnp.dot(weights, x, precision=precision),
         (weights, x["x"]),
@@ -200,6 +282,39 @@ def dense_spmm(problem: Problem, dtype: str, passed: str, *, precision: Any) -> 
         passed,
         dtype,
         convert=(lambda gradient: gradient[stored],),
+    )
+
+
+def dense_bias_relu(problem: Problem, dtype: str, passed: str, *, precision: Any) -> Program:
+    """The same with the matrix stored densely; XLA fuses what follows the product."""
+    x = problem.operands()
+    weights, stored = _weights(problem)
+    return _program(
+        lambda weights, x, bias: jax.nn.relu(
+            jnp.dot(weights, x, precision=precision) + bias[:, None]
+        ),
+        (weights, x["x"], x["bias"]),
+        (),
+        passed,
+        dtype,
+        convert=(lambda gradient: gradient[stored],),
+    )
+
+
+def dense_pullback(problem: Problem, dtype: str, passed: str, *, precision: Any) -> Program:
+    """The gradients of every weight and of x."""
+    x = problem.operands()
+    weights, stored = _weights(problem)
+    return _program(
+        lambda weights, x, dy: (
+            jnp.dot(dy, x.T, precision=precision),
+            jnp.dot(weights.T, dy, precision=precision),
+        ),
+        (weights, x["x"], x["dy"]),
+        (),
+        passed,
+        dtype,
+        output=(lambda gradient: gradient[stored],),
     )
 
 

@@ -23,7 +23,10 @@ _CHECKED_POSITIONS = 2**23
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a pattern, to be checked: their indices, their entries, offsets among these."""
+    """Some rows of a pattern, to be checked: their indices, their entries, offsets among these.
+
+    Of a transposed pattern ``entries`` are those of the pattern itself.
+    """
 
     rows: np.ndarray
     entries: np.ndarray
@@ -37,16 +40,19 @@ class Rows:
         return np.repeat(np.arange(self.rows.size), np.diff(self.offsets))
 
 
-def rows_to_check(topology: Topology, heads: int = 1) -> Rows:
+def rows_to_check(topology: Topology, heads: int = 1, *, transposed: bool = False) -> Rows:
     """All rows of a small pattern; else as many, evenly spread, as cost a second or so."""
-    m, k = topology.shape
+    m, k = topology.shape[::-1] if transposed else topology.shape
+    pattern = topology.transposed_pattern if transposed else topology.pattern
     count = min(m, max(16, _CHECKED_POSITIONS // max(1, k * heads)))
     rows = np.unique(np.linspace(0, m - 1, count).round().astype(np.int64)) if m else np.arange(0)
-    offsets = np.asarray(topology.row_offsets, np.int64)
+    offsets = np.asarray(pattern.row_offsets, np.int64)
     lengths = offsets[rows + 1] - offsets[rows]
     starts = np.concatenate([[0], np.cumsum(lengths)])
     entries = np.arange(starts[-1]) + np.repeat(offsets[rows] - starts[:-1], lengths)
-    columns = np.asarray(topology.column_indices)[entries]
+    columns = np.asarray(pattern.column_indices)[entries]
+    if transposed:
+        entries = np.asarray(topology.permutation)[entries]
     return Rows(rows, entries, starts, columns, k)
 
 
@@ -59,6 +65,19 @@ def _spmm(operands: Operands, part: Rows) -> np.ndarray:
 def _sddmm(operands: Operands, part: Rows) -> np.ndarray:
     products = operands["x"][part.rows] @ operands["y"].T
     return products[part.row_of_entry, part.columns]
+
+
+def _spmm_bias_relu(operands: Operands, part: Rows) -> np.ndarray:
+    return np.maximum(_spmm(operands, part) + operands["bias"][part.rows, None], 0)
+
+
+def _gradient_of_values(operands: Operands, part: Rows) -> np.ndarray:
+    return _sddmm({"x": operands["dy"], "y": operands["x"]}, part)
+
+
+def _gradient_of_x(operands: Operands, part: Rows) -> np.ndarray:
+    """Of a part of the transposed pattern."""
+    return _spmm({"values": operands["values"], "x": operands["dy"]}, part)
 
 
 def _row_softmax(scores: np.ndarray) -> np.ndarray:
@@ -109,20 +128,30 @@ def _of_positions(out: Any, part: Rows) -> Any:
 
 @dataclass(frozen=True)
 class Computation:
-    """A result to compare with: its reference for some rows, and where a full result has these."""
+    """A result to compare with: its reference for some rows, and where a full result has these.
+
+    The rows are those of the pattern, or of the transposed one.
+    """
 
     reference: Callable[[Operands, Rows], np.ndarray]
     part: Callable[[Any, Rows], Any]
+    transposed: bool = False
 
 
-COMPUTATIONS: dict[str, Computation] = {
-    "spmm": Computation(_spmm, _of_rows),
-    "sddmm": Computation(_sddmm, _of_entries),
-    "sparse_softmax": Computation(_sparse_softmax, _of_entries),
-    "sparse_attention": Computation(_sparse_attention, _of_positions),
-    "causal_attention": Computation(_causal_attention, _of_positions),
-    "copy": Computation(lambda operands, part: operands["values"][part.entries], _of_entries),
+COMPUTATIONS: dict[str, tuple[Computation, ...]] = {
+    "spmm": (Computation(_spmm, _of_rows),),
+    "spmm_bias_relu": (Computation(_spmm_bias_relu, _of_rows),),
+    "spmm_pullback": (
+        Computation(_gradient_of_values, _of_entries),
+        Computation(_gradient_of_x, _of_rows, transposed=True),
+    ),
+    "sddmm": (Computation(_sddmm, _of_entries),),
+    "sparse_softmax": (Computation(_sparse_softmax, _of_entries),),
+    "sparse_attention": (Computation(_sparse_attention, _of_positions),),
+    "causal_attention": (Computation(_causal_attention, _of_positions),),
+    "copy": (Computation(lambda operands, part: operands["values"][part.entries], _of_entries),),
 }
+"""By name, one for each result."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +164,7 @@ class Operation:
         kernel: the operation of ``python -m jaxsparse info`` whose variants can be forced, or None.
         has_n: whether its operands have a size n.
         on_device: whether the device's time is meant, where there is a device, or the caller's.
+        products: how often its forward pass multiplies and adds n numbers for each stored entry.
     """
 
     shapes: Callable[[Topology, int | None, int], Shapes]
@@ -142,10 +172,19 @@ class Operation:
     kernel: str | None
     has_n: bool = True
     on_device: bool = True
+    products: int = 0
 
 
 def _product_shapes(topology: Topology, n: Any, heads: int) -> Shapes:
     return {"values": (topology.nse,), "x": (topology.shape[1], n)}
+
+
+def _epilogue_shapes(topology: Topology, n: Any, heads: int) -> Shapes:
+    return {**_product_shapes(topology, n, heads), "bias": (topology.shape[0],)}
+
+
+def _pullback_shapes(topology: Topology, n: Any, heads: int) -> Shapes:
+    return {**_product_shapes(topology, n, heads), "dy": (topology.shape[0], n)}
 
 
 def _sampled_shapes(topology: Topology, n: Any, heads: int) -> Shapes:
@@ -162,8 +201,10 @@ def _attention_shapes(topology: Topology, n: Any, heads: int) -> Shapes:
 
 
 OPERATIONS: dict[str, Operation] = {
-    "spmm": Operation(_product_shapes, "spmm", "spmm"),
-    "sddmm": Operation(_sampled_shapes, "sddmm", "sddmm"),
+    "spmm": Operation(_product_shapes, "spmm", "spmm", products=1),
+    "spmm_bias_relu": Operation(_epilogue_shapes, "spmm_bias_relu", "spmm", products=1),
+    "spmm_pullback": Operation(_pullback_shapes, "spmm_pullback", None, products=2),
+    "sddmm": Operation(_sampled_shapes, "sddmm", "sddmm", products=1),
     "sparse_softmax": Operation(_softmax_shapes, "sparse_softmax", "sparse_softmax", has_n=False),
     "sparse_attention": Operation(_attention_shapes, "sparse_attention", None),
     "dispatch": Operation(_product_shapes, "spmm", None, on_device=False),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from jaxsparse.bench.operations import OPERATIONS
 from jaxsparse.bench.run import SCHEMA, Result, Row
 
 _NEEDED = ("suite", "problem", "operation", "implementation", "dtype", "pass", "us", "sparsity")
@@ -69,11 +71,51 @@ class Panel:
         row = self.rows.get((problem, label))
         return None if row is None else row["us"]
 
-    def speedup(self, label: str, peer: str) -> tuple[float, int] | None:
-        """How many times as fast as a peer: the geometric mean, and over how many problems."""
-        pairs = [(self.us(p, label), self.us(p, peer)) for p in self.problems]
-        logs = [math.log(theirs / ours) for ours, theirs in pairs if ours and theirs]
-        return (math.exp(sum(logs) / len(logs)), len(logs)) if logs else None
+    def speedups(self, label: str, peer: str, problems: Sequence[str] | None = None) -> list[float]:
+        """How many times as fast as a peer, on each problem that both have a figure of."""
+        pairs = [
+            (self.us(p, label), self.us(p, peer))
+            for p in (self.problems if problems is None else problems)
+        ]
+        return [theirs / ours for ours, theirs in pairs if ours and theirs]
+
+    def groups(self) -> dict[str, list[str]]:
+        """The problems by the first folder of their names, "" where there is none."""
+        groups: dict[str, list[str]] = {}
+        for problem in self.problems:
+            groups.setdefault(problem.rpartition("/")[0].partition("/")[0], []).append(problem)
+        return groups
+
+    def ablations(self) -> dict[str, list[str]]:
+        """Kernels that were forced, and those named after each, which lack a technique of it."""
+        forced = {m[1]: (m[2], m[3]) for m in map(_FORCED.fullmatch, self.labels) if m}
+        ablations: dict[str, list[str]] = {}
+        for label, (variant, dtype) in forced.items():
+            bases = [
+                base
+                for base, (name, other) in forced.items()
+                if other == dtype and variant.startswith(f"{name}_")
+            ]
+            if bases:
+                ablations.setdefault(max(bases, key=len), []).append(label)
+        return ablations
+
+
+_FORCED = re.compile(r"(.*\[(\w+)\](.*))")
+
+
+def geometric_mean(values: Sequence[float]) -> float | None:
+    """None of no values."""
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else None
+
+
+def teraflops(row: Row) -> float | None:
+    """Multiplications and additions of stored entries, 10^12 a second; None if nothing is known."""
+    products = OPERATIONS[row["operation"]].products if row["operation"] in OPERATIONS else 0
+    if row["pass"] != "forward":
+        products *= 3
+    work = 2 * products * (row.get("nnz") or 0) * (row.get("n") or 0)
+    return work / row["us"] / 1e6 if work and row["us"] else None
 
 
 def label(row: Row) -> str:

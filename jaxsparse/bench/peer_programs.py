@@ -152,6 +152,29 @@ def _torch_program(
     )
 
 
+def _torch_pullback(torch: Any, a: Any, a_transposed: Any, x: Any, dy: Any) -> tuple[Any, ...]:
+    return torch.sparse.sampled_addmm(a, dy, x.t(), beta=0.0).values(), a_transposed @ dy
+
+
+def torch_pullback(problem: Problem, dtype: str, passed: str) -> Program:
+    """The gradients of a product: the sampled one, and that by a transposed matrix made before."""
+    torch = importlib.import_module("torch")
+    topology, host = problem.topology(), problem.operands()
+    arrays = (host["values"][: topology.nnz], host["x"], host["dy"])
+    values, x, dy = (torch.from_numpy(array.copy()).cuda() for array in arrays)
+    pattern = _Pattern(torch, topology, transpose=True)
+
+    def operands() -> tuple[Any, ...]:
+        own, v = pattern.copy(), values.clone()
+        return own.matrix(v), own.transposed(v[own.permutation]), x.clone(), dy.clone()
+
+    def pullback(*operands: Any) -> tuple[Any, ...]:
+        return _torch_pullback(torch, *operands)
+
+    # The sampled product reads no values: it writes as many.
+    return _torch_program(torch, pullback, operands, [*pattern.arrays[:4], values, x, dy])
+
+
 def torch_spmm(problem: Problem, dtype: str, passed: str) -> Program:
     """The product of a CSR tensor.
 
@@ -177,7 +200,7 @@ def torch_spmm(problem: Problem, dtype: str, passed: str) -> Program:
     def gradient(a: Any, a_transposed: Any, x: Any) -> tuple[Any, ...]:
         y = a @ x
         _loss, dy = (y * y).sum(), 2 * y
-        return torch.sparse.sampled_addmm(a, dy, x.t(), beta=0.0).values(), a_transposed @ dy
+        return _torch_pullback(torch, a, a_transposed, x, dy)
 
     # The transposed matrix has values of its own; the permutation has done its work.
     read = [*pattern.arrays[:4], x, *([values] if is_forward else [values, values])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxsparse.bench.cases import OperationCase
-from jaxsparse.bench.choices import Asked, UsageError, available, matching, one_of
+from jaxsparse.bench.choices import Asked, UsageError, available, matching, named, one_of
 from jaxsparse.bench.implementations import (
     PASSES,
     Implementation,
@@ -100,9 +100,9 @@ def _candidates(
     table = implementations_of(asked.operation)
     names = list(table) if asked.implementations is None else asked.implementations
     one_of("--implementation", names, list(table), asked.operation)
-    one_of("--variant", asked.variants, variants(asked.operation), asked.operation)
+    kernels = named("--variant", asked.variants, variants(asked.operation), asked.operation)
     chosen = [table[name] for name in dict.fromkeys(names)]
-    chosen += [forced(asked.operation, name) for name in dict.fromkeys(asked.variants)]
+    chosen += [forced(asked.operation, name) for name in kernels]
     chosen, skipped = available(chosen)
     for i in chosen:
         if not set(passes) & set(i.passes):

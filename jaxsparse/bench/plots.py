@@ -1,4 +1,4 @@
-"""Pictures of results: time against sparsity, or bars by problem. Needs matplotlib."""
+"""Pictures of results: lines, points and bars, as suits the suite. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxsparse.bench.panels import Panel, panels
+from jaxsparse.bench.panels import Panel, geometric_mean, panels, teraflops
 from jaxsparse.bench.recurrent import plots as recurrent
 from jaxsparse.bench.run import Row
 
@@ -132,7 +132,8 @@ def _bars(ax: Any, panel: Panel, colours: dict[str, str]) -> None:
     groups = [panel.problems] if means else [(problem,) for problem in panel.problems]
     width = 0.8 / len(panel.labels)
     for i, label in enumerate(panel.labels):
-        heights = [_geometric_mean([panel.us(p, label) for p in group]) for group in groups]
+        figures = [[us for p in group if (us := panel.us(p, label))] for group in groups]
+        heights = [geometric_mean(known) or 0.0 for known in figures]
         positions = np.arange(len(groups)) + (i - (len(panel.labels) - 1) / 2) * width
         ax.bar(positions, heights, width, color=colours[label], label=label)
     ax.set_yscale("log")
@@ -148,13 +149,46 @@ def _bars(ax: Any, panel: Panel, colours: dict[str, str]) -> None:
             tick.set_ha("right")
 
 
-def _geometric_mean(values: Sequence[float | None]) -> float:
-    known = [value for value in values if value]
-    return float(np.exp(np.mean(np.log(known)))) if known else 0.0
+def _by_size(ax: Any, panel: Panel, colours: dict[str, str]) -> None:
+    """A point for each problem: throughput against multiply-adds; bars where there are none."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for (_, label), row in panel.rows.items():
+        rate = teraflops(row)
+        if rate is not None:
+            points.setdefault(label, []).append((row["nnz"] * row["n"], rate))
+    if not points:
+        _bars(ax, panel, colours)
+        return
+    for label, both in points.items():
+        ax.plot(*zip(*sorted(both), strict=True), ".", color=colours[label], label=label)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlabel("stored entries by columns")
+    ax.set_ylabel("throughput of stored entries, TFLOP/s")
+
+
+def _networks(ax: Any, panel: Panel, colours: dict[str, str]) -> None:
+    """What is left of throughput without techniques, if that was measured; else by size."""
+    ablations = [(base, x) for base, without in panel.ablations().items() for x in without]
+    if not ablations:
+        _by_size(ax, panel, colours)
+        return
+    groups, width = panel.groups(), 0.8 / len(ablations)
+    for i, (base, label) in enumerate(ablations):
+        shares = [geometric_mean(panel.speedups(label, base, g)) for g in groups.values()]
+        positions = np.arange(len(groups)) + (i - (len(ablations) - 1) / 2) * width
+        heights = [100 * (share or 0.0) for share in shares]
+        ax.bar(positions, heights, width, color=colours[label], label=label)
+    ax.axhline(100, color="black", linewidth=0.8)
+    ax.set_xticks(range(len(groups)), groups)
+    ax.set_ylabel(f"throughput, % of that of {' and '.join(panel.ablations())}")
 
 
 # suite -> how it is drawn; others as bars
 DRAWINGS: dict[str, Callable[[Any, Panel, dict[str, str]], None]] = {
     "crossover": _crossover,
     "imbalance": _imbalance,
+    "files": _by_size,
+    "networks": _networks,
+    "dlmc": _networks,
 }

@@ -16,6 +16,7 @@ import scipy.stats
 from jaxsparse import masks
 from jaxsparse.bench import files
 from jaxsparse.bench.edge_cases import EDGE_CASES
+from jaxsparse.bench.networks import NETWORKS, Network, layer_of
 from jaxsparse.bench.operations import OPERATIONS
 from jaxsparse.topology import Topology
 
@@ -219,6 +220,47 @@ def _files(request: Request) -> Iterator[Problem]:
             yield Problem("files", name, request.operation, pattern, n)
 
 
+def _of_network(
+    request: Request, network: Network, positions: int
+) -> Iterator[tuple[str, int | None]]:
+    """What problems on a layer are called first, and their n: by batches, or as it was asked for.
+
+    On a CPU for inference only.
+    """
+    if request.n is not None:
+        yield from ((network.name, n) for n in request.n)
+        return
+    for batch in network.batches[: 1 if request.platform == "cpu" else None]:
+        yield f"{network.name}_b{batch}", network.columns(batch, positions)
+
+
+def _networks(request: Request) -> Iterator[Problem]:
+    """Random patterns of the layers' sizes."""
+    for network in NETWORKS:
+        for m, k, positions in network.layers:
+            for sparsity in request.sparsity or (0.7, 0.9):
+                pattern = functools.partial(uniform, m, k, sparsity)
+                for group, n in _of_network(request, network, positions):
+                    name = f"{group}/{m}x{k}_n{n}{_sparsity(sparsity)}"
+                    yield Problem("networks", name, request.operation, pattern, n)
+
+
+def _collection(request: Request) -> Iterator[Problem]:
+    """The layers themselves, as far as their files are there."""
+    folder, found = files.data_folder(), False
+    for path in files.matrix_files(folder):
+        layer = layer_of(path.relative_to(folder))
+        if layer is None:
+            continue
+        found, (network, below) = True, layer
+        pattern = functools.partial(files.read_topology, path)
+        for group, n in _of_network(request, network, network.positions(path.name)):
+            yield Problem("dlmc", f"{group}/{below}_n{n}", request.operation, pattern, n)
+    if not found:
+        names = " or ".join(network.name for network in NETWORKS)
+        raise ValueError(f"finds no matrix in a folder {names} below {folder}")
+
+
 def _dispatch(request: Request) -> Iterator[Problem]:
     """A product too small to matter: what is left is what a call costs."""
     eye = functools.partial(Topology.from_mask, np.eye(8, dtype=bool))
@@ -235,7 +277,8 @@ class Suite:
     has_sparsity: bool = True
 
 
-_ON_MATRICES = ("spmm", "sddmm", "sparse_softmax")
+_PRODUCTS = ("spmm", "spmm_bias_relu", "spmm_pullback", "sddmm")
+_ON_MATRICES = (*_PRODUCTS, "sparse_softmax")
 
 SUITES: dict[str, Suite] = {
     "crossover": Suite(_crossover, _ON_MATRICES, "one shape, time against sparsity"),
@@ -256,6 +299,15 @@ SUITES: dict[str, Suite] = {
         _files,
         _ON_MATRICES,
         f"every {', '.join(files.READERS)} below ${files.FOLDER_VARIABLE}",
+        has_sparsity=False,
+    ),
+    "networks": Suite(
+        _networks, _PRODUCTS, "layers of a Transformer and of ResNet-50, random patterns"
+    ),
+    "dlmc": Suite(
+        _collection,
+        _PRODUCTS,
+        f"the same layers, pruned: those of the collection below ${files.FOLDER_VARIABLE}",
         has_sparsity=False,
     ),
     "dispatch": Suite(

@@ -1,11 +1,12 @@
-"""Results as tables of text or Markdown, and how many times as fast jaxsparse is as its peers."""
+"""Results as tables of text or Markdown: figures, and summaries over problems."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jaxsparse.bench.panels import Panel, Table, panels
+from jaxsparse.bench.panels import Panel, Table, geometric_mean, panels, teraflops
 from jaxsparse.bench.recurrent import report as recurrent
 from jaxsparse.bench.run import Result, Row
 
@@ -21,18 +22,50 @@ def _figure(row: Row | None) -> str:
     return f"{us:,.0f}" if us >= 99.5 else f"{us:.3g}"
 
 
-def _speedups(panel: Panel) -> Iterator[str]:
+def _grouped(panel: Panel) -> dict[str, Sequence[str]]:
+    """Groups of problems to summarise, and all of them, which have no name."""
+    groups = panel.groups()
+    return {**(groups if len(groups) > 1 else {}), "": panel.problems}
+
+
+def _speedups(panel: Panel) -> Iterator[Table]:
+    """How many times as fast our own are as others; by groups, too, but not of forced kernels."""
+    cells = [["", "geometric mean", "least", "most", "faster on", "TFLOP/s at most"]]
     ours = [label for label in panel.labels if label.split()[0] == OURS]
-    for label in ours:
-        for peer in panel.labels:
-            speedup = None if peer in ours else panel.speedup(label, peer)
-            if speedup is not None:
-                many = "problem" if speedup[1] == 1 else "problems"
-                yield f"{label}: {speedup[0]:.2f} times as fast as {peer} ({speedup[1]} {many})"
+    for label, peer in itertools.product(ours, (p for p in panel.labels if p not in ours)):
+        groups = {"": panel.problems} if peer.startswith(f"{OURS}[") else _grouped(panel)
+        for group, problems in groups.items():
+            ratios = panel.speedups(label, peer, problems)
+            mean = geometric_mean(ratios)
+            if mean is None:
+                continue
+            rates = [panel.rows[p, label] for p in problems if (p, label) in panel.rows]
+            most = max((rate for rate in map(teraflops, rates) if rate), default=None)
+            cells.append(
+                [
+                    f"{label} over {peer}" + (f", {group}" if group else ""),
+                    *(f"{ratio:.2f}" for ratio in (mean, min(ratios), max(ratios))),
+                    f"{sum(ratio > 1 for ratio in ratios)} of {len(ratios)}",
+                    "-" if most is None else f"{most:.3g}",
+                ]
+            )
+    if len(cells) > 1:
+        yield Table(f"{panel.title}: times as fast", cells, [])
+
+
+def _ablations(panel: Panel) -> Iterator[Table]:
+    """What is left of a kernel's throughput without one technique, geometric means."""
+    for base, without in panel.ablations().items():
+        groups = _grouped(panel)
+        cells = [["", *(group or "all" for group in groups)]]
+        for label in without:
+            means = [geometric_mean(panel.speedups(label, base, p)) for p in groups.values()]
+            cells.append([label, *("-" if m is None else f"{100 * m:.1f} %" for m in means)])
+        yield Table(f"{panel.title}: throughput, of that of {base}", cells, [])
 
 
 def _tables(panel: Panel) -> Iterator[Table]:
-    """Problems by implementations."""
+    """Problems by implementations, and summaries."""
     timers = dict.fromkeys(row.get("timer") for row in panel.rows.values() if row["us"])
     clock = " and ".join(f"{timer} time" for timer in timers if timer) or "nothing measured"
     cells = [["problem", *panel.labels]]
@@ -40,7 +73,9 @@ def _tables(panel: Panel) -> Iterator[Table]:
         [problem, *(_figure(panel.rows.get((problem, label))) for label in panel.labels)]
         for problem in panel.problems
     ]
-    yield Table(f"{panel.title}: microseconds, {clock}", cells, list(_speedups(panel)))
+    yield Table(f"{panel.title}: microseconds, {clock}", cells, [])
+    yield from _speedups(panel)
+    yield from _ablations(panel)
 
 
 # operation -> its tables, where they are others

@@ -11,13 +11,13 @@ alignas(128) unsigned char spmm_parts[SpmmTiledBytes(8, 4)];
 namespace {
 
 template <typename T, typename Out, typename Index, int kVector, int kLanes, int kRows, int kAtOnce,
-          bool kPermuted, bool kOrdered = true>
+          bool kPermuted, SpmmTechnique kWithout = SpmmTechnique::kNone>
 void Test(const SpmmSize& size, SpmmOptions options) {
   options.permuted = kPermuted;
   SpmmTest<T, Out, Index> test(size, options);
   const SpmmProblem p = test.Problem();
   const auto run = [&]<bool kBatched>() {
-    SpmmTiled<T, Out, Index, kVector, kLanes, kRows, kAtOnce, kPermuted, kOrdered, kBatched>(p);
+    SpmmTiled<T, Out, Index, kVector, kLanes, kRows, kAtOnce, kPermuted, kWithout, kBatched>(p);
   };
   emulated::Launch(3, kSpmmTiledThreads, [&] {
     if (size.batch > 1) {
@@ -55,8 +55,16 @@ void TestSizes() {
        {Disorder::kShuffled, Disorder::kRepeated, Disorder::kNan, Disorder::kInfinite}) {
     plain({40, 150, kTile, 0.2}, {.disorder = disorder});
   }
-  Test<T, Out, int32_t, kVector, kLanes, kRows, kAtOnce, false, false>({37, 700, kTile, 0.02, 0.9},
-                                                                       {});  // rows as they stand
+  const auto without = [&]<SpmmTechnique kTechnique>() {
+    Test<T, Out, uint16_t, kVector, kLanes, kRows, kAtOnce, false, kTechnique>(
+        {37, 700, kTile, 0.02, 0.9}, {});
+    Test<T, Out, int32_t, kVector, kLanes, kRows, kAtOnce, true, kTechnique>(batch, {.lead = 1});
+    Test<T, Out, int32_t, kVector, kLanes, kRows, kAtOnce, false, kTechnique>(
+        {40, 150, kTile, 0.2}, {.disorder = Disorder::kNan});
+  };
+  without.template operator()<SpmmTechnique::kOrder>();
+  without.template operator()<SpmmTechnique::kUnrolledRest>();
+  without.template operator()<SpmmTechnique::kLateScaling>();
 }
 
 }  // namespace

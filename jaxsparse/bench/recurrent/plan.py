@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jaxsparse.bench.choices import Asked, UsageError, available, matching, one_of
+from jaxsparse.bench.choices import Asked, UsageError, available, matching, named, one_of
 from jaxsparse.bench.implementations import PASSES
 from jaxsparse.bench.recurrent.cases import ScanCase
 from jaxsparse.bench.recurrent.implementations import (
@@ -63,8 +63,8 @@ def make_plan(asked: Asked, platform: str) -> ScanPlan:
     usual = tuple(i.name for i in IMPLEMENTATIONS.values() if platform in i.usual_on)
     names = asked.implementations or usual
     one_of("--implementation", names, list(IMPLEMENTATIONS), asked.operation)
-    one_of("--variant", asked.variants, variants(), asked.operation)
-    chosen = [IMPLEMENTATIONS[name] for name in names] + [forced(name) for name in asked.variants]
+    kernels = named("--variant", asked.variants, variants(), asked.operation)
+    chosen = [IMPLEMENTATIONS[name] for name in names] + [forced(name) for name in kernels]
     here, skipped = available(chosen)
     if asked.passes is not None:
         for i in here:
