@@ -14,7 +14,14 @@ from jax.extend.core import JaxprEqn
 from jaxsparse import _ffi, backend
 from jaxsparse.device import Device, present_device
 from jaxsparse.ops.matmul import PATTERN
-from jaxsparse.primitive import OPERATIONS, Operation, call_types, equations, target_call
+from jaxsparse.primitive import (
+    OPERATIONS,
+    Operation,
+    TargetCall,
+    call_types,
+    equations,
+    target_call,
+)
 from jaxsparse.recurrent.diagnose import ExplainedScan, explained_scan
 from jaxsparse.recurrent.primitive import recurrent_scan_p
 
@@ -35,6 +42,7 @@ class ExplainedCall:
     variants: tuple[tuple[str, float], ...]
     forced: bool  # the chosen one was asked for by its name
     otherwise: str  # what happens without a kernel, and why; empty where there is one
+    remark: str  # what else bears on the choice
 
     @property
     def variant(self) -> str | None:
@@ -54,7 +62,8 @@ class ExplainedCall:
         return self.operands["column_indices"].shape[-1]
 
     def __str__(self) -> str:
-        return f"{self._problem()}\n  {self._choice() if self.variants else self.otherwise}"
+        lines = (self._problem(), self._choice() if self.variants else self.otherwise, self.remark)
+        return "\n  ".join(line for line in lines if line)
 
     def _problem(self) -> str:
         options = [
@@ -117,7 +126,8 @@ def explain(
         else has ``operation``, ``options``, ``operands`` and ``results`` (shapes and dtypes, by
         name), ``shape`` and ``entries`` of the stored matrix, ``variant``, the chosen one, and
         ``variants``, pairs of name and predicted microseconds of all that fit, the chosen one
-        first. Where no kernel runs there are none, and ``otherwise`` says what happens and why.
+        first. Where no kernel runs there are none, and ``otherwise`` says what happens and why;
+        ``remark`` what would allow something faster.
 
     Raises:
         ValueError: for a device without multiprocessors, or with more than 2^31 - 1.
@@ -152,7 +162,7 @@ def _explained_call(eqn: JaxprEqn, operation: Operation, device: Device) -> Expl
     avals: list[Any] = [v.aval for v in eqn.invars]
     out_avals: list[Any] = [v.aval for v in eqn.outvars]
     signature = operation.signature(params)
-    variants, otherwise = _choice(operation, params, avals, device)
+    variants, otherwise, remark = _choice(operation, params, avals, device)
     return ExplainedCall(
         operation=operation.name,
         options={name: params[name] for name in operation.params if name != "out_dtype"},
@@ -161,32 +171,33 @@ def _explained_call(eqn: JaxprEqn, operation: Operation, device: Device) -> Expl
         variants=tuple(variants),
         forced=params["variant"] is not None,
         otherwise=otherwise,
+        remark=remark,
     )
 
 
 def _choice(
     operation: Operation, params: dict[str, Any], avals: Sequence[ShapedArray], device: Device
-) -> tuple[list[tuple[str, float]], str]:
-    """The variants that fit, the chosen one first; or none, and what happens instead."""
+) -> tuple[list[tuple[str, float]], str, str]:
+    """The variants that fit, the chosen one first; or none, and what happens instead; a remark."""
     asked = params["implementation"]
     has, needs = device.compute_capability, backend.MINIMUM_COMPUTE_CAPABILITY
     too_old = f"{device.name} has compute capability {has / 10}, and the kernels need {needs / 10}"
     if asked == "cpu":
-        return [], "refused, because implementation='cpu' asks for a CPU"
+        return [], "refused, because implementation='cpu' asks for a CPU", ""
     if asked == "cuda" and has < needs:
-        return [], f"refused, because {too_old}"
+        return [], f"refused, because {too_old}", ""
     chosen = asked or ("cuda" if has >= needs else "xla")
     try:
         backend.check_variant(operation.target, chosen, params["variant"])
         if chosen == "xla":
             asks = "implementation='xla' asks for it"
-            return [], f"plain XLA, because {asks if asked else too_old}"
+            return [], f"plain XLA, because {asks if asked else too_old}", ""
         params, operands, results = call_types(operation, params, avals)
         call = target_call(operation, chosen, params, operands, results)
-        if call is None:
-            return [], "plain XLA, because a dense product by cuBLAS is taken to be faster"
+        if not isinstance(call, TargetCall):
+            return [], f"plain XLA, because {call.reason}" if call else "plain XLA", ""
         if not all(isinstance(n, int) for a in (*call.operands, *call.results) for n in a.shape):
-            return [], "a variant that is chosen when it runs, because a size is open"
+            return [], "a variant that is chosen when it runs, because a size is open", ""
         name, fitting = _ffi.choose_variant(
             operation.target,
             [(a.dtype.name, a.shape) for a in call.operands],
@@ -197,8 +208,8 @@ def _choice(
             shared_bytes=device.shared_bytes,
         )
     except ValueError as error:
-        return [], f"refused, because {error}"
-    return sorted(fitting, key=lambda pair: (pair[0] != name, pair[1])), ""
+        return [], f"refused, because {error}", ""
+    return sorted(fitting, key=lambda pair: (pair[0] != name, pair[1])), "", call.remark
 
 
 def _by_name(

@@ -50,6 +50,16 @@ class FfiCall(NamedTuple):
     workspace: int = 0  # bytes of one more result, which nobody but the kernel uses
     # Operands and results whose last two dimensions the target has in the other order.
     swapped: tuple[str, ...] = ()
+    remark: str = ""  # for `explain`
+
+
+class Instead(NamedTuple):
+    """What is computed in jnp where an operation's FFI target would be slower."""
+
+    reason: str
+    # Of the operands with all their batch dimensions, and the operation's own params; it may bind
+    # primitives by `bind_local`.
+    compute: Callable[..., list[jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +73,9 @@ class Operation:
     result_dtypes: Callable[[Sequence[ShapedArray], dict[str, Any]], Sequence[Any]]
     shardable: tuple[str, ...]  # core dimensions along which it is computed independently
     xla: Callable[..., list[jax.Array]]  # one batch entry in plain jnp
-    # How its FFI target is called for operands of these types on a platform, or None for plain jnp.
-    ffi: Callable[[dict[str, Any], Sequence[ShapedArray], str], FfiCall | None]
+    # How its FFI target is called for operands of these types on a platform, what is computed
+    # instead, or None for plain jnp.
+    ffi: Callable[[dict[str, Any], Sequence[ShapedArray], str], FfiCall | Instead | None]
     # As `xla`, for a GPU: what is fastest there without a kernel.
     xla_on_gpu: Callable[..., list[jax.Array]] | None = None
     summed: tuple[str, ...] = ()  # core dimensions along which parts of the results add up
@@ -323,18 +334,18 @@ def _xla(
     on_gpu = operation.xla_on_gpu if platform == "cuda" else None
     compute = functools.partial(on_gpu or operation.xla, **params)
     core_rank = len(_core_dims(operation.signature(params).operands[0][1]))
-    batch_rank = operands[0].ndim - core_rank
+    return over_batch(compute, operands[0].ndim - core_rank, *operands)
 
-    def over_batch(rank: int, *operands: jax.Array) -> list[jax.Array]:
-        if rank == 0:
-            return compute(*operands)
-        sizes = [x.shape[0] for x in operands]
-        size = next((s for s in sizes if s != 1), 1)
-        axes = [0 if s == size else None for s in sizes]
-        inner = [x if axis == 0 else x[0] for x, axis in zip(operands, axes, strict=True)]
-        return jax.vmap(functools.partial(over_batch, rank - 1), axes)(*inner)
 
-    return over_batch(batch_rank, *operands)
+def over_batch(compute: Callable[..., Any], rank: int, *operands: jax.Array) -> Any:
+    """Computes for each entry of so many batch dimensions; an operand has all or 1 of each."""
+    if rank == 0:
+        return compute(*operands)
+    sizes = [x.shape[0] for x in operands]
+    size = next((s for s in sizes if s != 1), 1)
+    axes = [0 if s == size else None for s in sizes]
+    inner = [x if axis == 0 else x[0] for x, axis in zip(operands, axes, strict=True)]
+    return jax.vmap(functools.partial(over_batch, compute, rank - 1), axes)(*inner)
 
 
 class TargetCall(NamedTuple):
@@ -346,6 +357,7 @@ class TargetCall(NamedTuple):
     swapped_operands: list[bool]  # which have their last two dimensions in the other order
     swapped_results: list[bool]
     attributes: dict[str, Any]
+    remark: str
 
 
 def target_call(
@@ -354,11 +366,11 @@ def target_call(
     params: dict[str, Any],
     avals_in: Sequence[ShapedArray],
     avals_out: Sequence[ShapedArray],
-) -> TargetCall | None:
-    """How the kernel for a call of these types is called, or None for plain jnp."""
+) -> TargetCall | Instead | None:
+    """How the kernel for a call of these types is called, or as `Operation.ffi` what is instead."""
     call = operation.ffi(params, avals_in, platform)
-    if call is None:
-        return None
+    if not isinstance(call, FfiCall):
+        return call
     signature = operation.signature(params)
     names = [name for name, _ in signature.operands]
     positions = [names.index(name) for name in call.operands]
@@ -379,6 +391,7 @@ def target_call(
         swapped_operands,
         swapped_results,
         {"variant": params["variant"] or "", **call.attributes},
+        call.remark,
     )
 
 
@@ -397,11 +410,13 @@ def _lower(operation: Operation, platform: str) -> Any:
         chosen = backend.resolve(
             operation.target, platform, params["implementation"], params["variant"]
         )
-        call = None
+        call: TargetCall | Instead | None = None
         if chosen in backend.OPERATIONS[operation.target]["targets"]:
             call = target_call(operation, platform, params, ctx.avals_in, ctx.avals_out)
-        if call is None:
+        if not isinstance(call, TargetCall):
             compute = functools.partial(_xla, operation, platform, declared)
+            if call is not None:
+                compute = functools.partial(call.compute, **declared)
             # The operands are one device's by now: mesh axes in their types only get in the way.
             ctx = ctx.replace(avals_in=[ShapedArray(a.shape, a.dtype) for a in ctx.avals_in])
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):

@@ -258,6 +258,43 @@ def test_the_dense_product():
         assert "@jaxsparse_sddmm(" not in lowered
 
 
+@pytest.mark.parametrize(
+    "dtype, precision, reason",
+    [
+        ("bfloat16", None, "sums in float32 there, too"),
+        ("float32", "tensorfloat32", "jax.default_matmul_precision 'tensorfloat32' allows TF32"),
+        ("float32", None, None),
+        ("float64", "tensorfloat32", None),
+    ],
+)
+def test_the_dense_product_of_a_sparse_matrix(dtype, precision, reason):
+    """Why it is taken, or what would allow it."""
+    m, k, n, nse = 4096, 2048, 2048, 2**20
+    shapes = ((nse, dtype), (m + 1, "int32"), (nse, "int32"))
+    matrix = [jax.ShapeDtypeStruct((size,), dtype) for size, dtype in shapes]
+
+    def call(values, offsets, columns, x, **options):
+        return spmm(CSR(values, Topology(offsets, columns, (m, k))), x, **options)
+
+    with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision(precision):
+        x = jax.ShapeDtypeStruct((k, n), dtype)
+        (free,) = explain(call, *matrix, x, device=H200)
+        asked = functools.partial(call, implementation="cuda")
+        (asked,) = explain(asked, *matrix, x, device=H200)
+        (small,) = explain(call, *matrix, jax.ShapeDtypeStruct((k, 4), dtype), device=H200)
+    assert asked.variants and small.variants and not asked.remark and not small.remark
+    if reason is None:
+        assert free.variants == asked.variants
+        assert ("allow TF32" in free.remark) == (dtype == "float32")
+    else:
+        assert free.variant is None and not free.remark
+        for part in ("plain XLA, because a dense product", reason, "a kernel where x is not"):
+            assert part in free.otherwise
+    assert str(free).splitlines()[1:] == [
+        f"  {line}" for line in (free.otherwise or free._choice(), free.remark) if line
+    ]
+
+
 def test_gradients():
     explanation = explain(jax.grad(loss, (0, 1)), VALUES, X, device=H200)
     assert sorted(names(explanation)) == ["sddmm", "spmm", "spmm"]

@@ -167,7 +167,8 @@ def _sum_and_spread(values: jax.Array, pattern: Any, implementation: str | None)
     k = pattern[3].shape[-1] - 1
     ones = jnp.ones((*(1,) * (values.ndim - 1), k, 1), values.dtype)
     common = {"out_dtype": values.dtype, "implementation": implementation, "variant": None}
-    (sums,) = bind(spmm_p, values, *pattern, ones, transpose=False, dense_on_left=False, **common)
+    product = {"transpose": False, "dense_on_left": False, "precision": None}
+    (sums,) = bind(spmm_p, values, *pattern, ones, **product, **common)
     return bind(sddmm_p, sums, ones, *pattern, scaled=False, **common)[0]
 
 

@@ -172,6 +172,7 @@ def product(
     options: dict[str, Any] = {
         "transpose": transposed,
         "dense_on_left": True,
+        "precision": None,
         "implementation": implementation,
         "variant": None,
     }
