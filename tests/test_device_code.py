@@ -42,6 +42,18 @@ def test_tilings_compile(tiling, monkeypatch):
     assert _ffi.compile_kernel("spmm/spmm_tiled.cu", expression, "sm_90a")
 
 
+# Lanes that take an entry, pieces of each, chunks of a warp, whether a row is whole, scaled,
+# batched.
+@pytest.mark.parametrize(
+    "tiling",
+    ["1, 1, 16, true, true, false", "4, 1, 2, false, false, true", "8, 3, 1, true, true, true"],
+)
+def test_tilings_of_entries_compile(tiling, monkeypatch):
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
+    expression = f"jaxsparse::SddmmTiled<float, float, uint16_t, {tiling}>"
+    assert _ffi.compile_kernel("sddmm/sddmm_tiled.cu", expression, "sm_90a")
+
+
 # Of spmm: lanes that read a row of x, rows of a warp, rows of x in a panel, stages, warps, whether
 # prefetched, permuted. Of sddmm: lanes that take an entry, pieces of each, rows of
 # a warp, rows of y in a panel, stages, parts of the columns.

@@ -15,7 +15,15 @@ OPTIONS = [
 
 @pytest.mark.parametrize(
     "operation",
-    ["spmm", "spmm_staged", "spmm_tiled", "sddmm", "sddmm_staged", "sparse_softmax"],
+    [
+        "spmm",
+        "spmm_staged",
+        "spmm_tiled",
+        "sddmm",
+        "sddmm_staged",
+        "sddmm_tiled",
+        "sparse_softmax",
+    ],
 )
 def test_kernels(operation, tmp_path):
     source = sanitized.FFI / "tests" / "device" / f"{operation}_test.cc"

@@ -25,8 +25,11 @@ def abstract_topology(shape, entries):
     )
 
 
+NEWER = ("tiled_entries",)  # kernels that the figures do not know
+
+
 def predicted(row):
-    """Microseconds of the kernel that is chosen."""
+    """Microseconds of the kernel that was chosen."""
     topology = abstract_topology((row["m"], row["k"]), row["nnz"])
     y = jax.ShapeDtypeStruct((row["k"], row["n"]), np.float32)
     if row["operation"] == "spmm":
@@ -35,7 +38,7 @@ def predicted(row):
     else:
         x = jax.ShapeDtypeStruct((row["m"], row["n"]), np.float32)
         (call,) = explain(lambda x, y, t: sddmm(x, y, t).values, x, y, topology, device=H200)
-    return call.variants[0][1]
+    return next(us for name, us in call.variants if name not in NEWER)
 
 
 @pytest.mark.parametrize("operation, figures, far", [("spmm", 64, 3), ("sddmm", 24, 1)])

@@ -8,6 +8,11 @@ namespace jaxsparse {
 
 constexpr int kSddmmThreads = 128;  // of a block of the generic CUDA kernel
 
+// In tiles of entries: threads of a block, and blocks that a multiprocessor runs at once where a
+// lane takes so many pieces of a row.
+constexpr int kSddmmTiledThreads = 128;
+constexpr int SddmmTiledBlocks(int pieces) { return pieces > 2 ? 6 : pieces > 1 ? 7 : 9; }
+
 // On tensor cores: threads of a block, half of which multiply, the others pick entries; tiles of
 // the product of so many rows by columns; how many of them at most a unit has, whose rows of x stay
 // in registers.

@@ -249,8 +249,8 @@ T Shuffle(T x, int from) {
 inline int Lane() { return Block::current->Lane(); }
 }  // namespace emulated
 template <typename T>
-T __shfl_sync(unsigned, T x, int from) {
-  return emulated::Shuffle(x, from);
+T __shfl_sync(unsigned, T x, int from, int width = emulated::kWarpLanes) {
+  return emulated::Shuffle(x, emulated::Lane() / width * width + from);
 }
 template <typename T>
 T __shfl_xor_sync(unsigned, T x, int mask) {
