@@ -238,7 +238,7 @@ double StagedClocks(const SpmmProblem& p, const Staging& staging) {
 // The least clocks; among equals the widest rows of x, whose entries are walked over least often.
 Staging StagingOf(const SpmmProblem& p) {
   const int elements = static_cast<int>(kWidestLoad / SizeOf(p.dtype));  // of a lane
-  const int least_lanes = p.dtype == DType::kFloat32 ? 8 : 4;  // 32 columns
+  const int least_lanes = p.dtype == DType::kFloat32 ? 8 : 4;            // 32 columns
   const int most_lanes = 4 * least_lanes;
   const int most_rows = 32 / elements;  // so that sums fit into registers
   Staging best{0, 0, 0};

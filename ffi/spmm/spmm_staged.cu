@@ -1,7 +1,12 @@
 // The sparse-dense product of rows that all read x from shared memory. A block computes a tile of
-// the result and walks over x panel by panel; the next panels are copied meanwhile. A warp
-// owns kRows rows of the tile and adds, of each, the entries that lie in the panel. So every load
-// of x takes the same time, whether or not rows walk through the columns in step.
+// the result, kRows rows for each of its warps, and walks over x panel by panel; the next panels
+// are copied meanwhile. A warp owns kRows rows of the tile and adds, of each, the entries that lie
+// in the panel. So every load of x takes the same time, whether or not rows walk through the
+// columns in step.
+//
+// Rows are dealt so that warps have about as many entries. Of a tile that has a row for which this
+// does not do, the long rows are cut into parts, and each warp has room for kSpares of them besides
+// its other rows.
 //
 // The panels lie in a ring of stages (common/panel_ring.cuh). Warps may be kStages - 1 panels
 // apart, so what counts is how many entries a warp has in all of them, not in the worst one.
@@ -25,7 +30,8 @@ struct alignas(8) StagedEntry {
   float value;
 };
 
-// A tile of the result: of one batch entry some columns, and the rows that DealtRow tells.
+// A tile of the result: of one batch entry some columns, and rows from all over the order of
+// lengths.
 struct StagedTile {
   uint32_t entry;
   uint32_t first_column;
@@ -92,37 +98,37 @@ struct StagedArrays {
       : values(m.values), columns(m.column_indices), permutation(m.permutation) {}
 };
 
-// Where the entries of a warp's rows are that have not been added: lane `slot` knows it for row
-// `slot`, so that it takes no register for each row.
-struct RowCursors {
+// What a warp knows of its rows and parts: lane `slot` of slot `slot`, so that it takes no register
+// for each. Of a row, `next` is the entry to go on with. Of a part it counts the part's entries:
+// these are the runs of 32 from `begin` on of which each is `parts` behind another.
+struct StagedSlots {
   int next = 0, end = 0;
+  int row = kNone;  // of the result, if the warp is to write it: of parts the first one's warp is
+  int begin = 0, parts = 0;
+
+  static constexpr int kNone = -1;
 };
 
-// The next 32 entries of a row, one a lane, loaded while the warp multiplies others. kTeam warps
-// share a row: each counts, and takes, every kTeam-th run of 32 of all stored entries.
-template <typename T, typename Index, bool kPermuted, bool kPrefetch, int kTeam>
+// The next 32 entries of a row or part, one a lane, loaded while the warp multiplies others.
+template <typename T, typename Index, bool kPermuted, bool kPrefetch>
 struct StagedRow {
   static constexpr uint32_t kNone = ~0u;  // no column
   uint32_t column = kNone;
   int32_t place = 0;
   T value = {};
 
-  // Which of the warp's entries is the first one from `begin` on.
-  __device__ __forceinline__ static int FirstFrom(int begin, int warp) {
-    if constexpr (kTeam == 1) return begin;
-    const int run = begin / kWarp;
-    return (run - warp + kTeam - 1) / kTeam * kWarp + (run % kTeam == warp ? begin % kWarp : 0);
-  }
-
   using Arrays = StagedArrays<T, Index, kPermuted>;
-  __device__ __forceinline__ void Load(const Arrays& from, const RowCursors& cursors, int slot) {
-    int i = __shfl_sync(kAllLanes, cursors.next, slot) + static_cast<int>(threadIdx.x % kWarp);
-    const int end = __shfl_sync(kAllLanes, cursors.end, slot);
-    if constexpr (kTeam > 1) {
-      i = i / kWarp * (kTeam * kWarp) + static_cast<int>(threadIdx.x / kWarp) * kWarp + i % kWarp;
+  template <bool kPart>
+  __device__ __forceinline__ void Load(const Arrays& from, const StagedSlots& slots, int slot) {
+    int i = __shfl_sync(kAllLanes, slots.next, slot) + static_cast<int>(threadIdx.x % kWarp);
+    const int end = __shfl_sync(kAllLanes, slots.end, slot);
+    int behind = i + kWarp;
+    if constexpr (kPart) {
+      const int parts = __shfl_sync(kAllLanes, slots.parts, slot);
+      i = __shfl_sync(kAllLanes, slots.begin, slot) + i / kWarp * (parts * kWarp) + i % kWarp;
+      behind = i + parts * kWarp;
     }
     if constexpr (kPrefetch) {
-      const int behind = i + kTeam * kWarp;
       if (behind < end) {
         Prefetch(from.columns + behind);
         if constexpr (kPermuted) Prefetch(from.permutation + behind);
@@ -227,10 +233,10 @@ struct PanelView {
   }
 };
 
-// Adds those of a row's next entries that lie in a panel, or in front of it.
-template <typename Row, typename View, int kVector>
+// Adds those of a row's or part's next entries that lie in a panel, or in front of it.
+template <bool kPart, typename Row, typename View, int kVector>
 __device__ __forceinline__ void AddEntries(Row& row, const typename Row::Arrays& arrays,
-                                           RowCursors& cursors, int slot, View& view,
+                                           StagedSlots& slots, int slot, View& view,
                                            float (&sums)[kVector]) {
   const int lane = threadIdx.x % kWarp;
   for (;;) {
@@ -243,8 +249,8 @@ __device__ __forceinline__ void AddEntries(Row& row, const typename Row::Arrays&
       SharedAt<StagedEntry>(buffer + lane * sizeof(StagedEntry)) =
           view.Entry(row.column, ToAccumulator(row.value));
     }
-    if (lane == slot) cursors.next += count;
-    row.Load(arrays, cursors, slot);
+    if (lane == slot) slots.next += count;
+    row.template Load<kPart>(arrays, slots, slot);
     __syncwarp();
     if (in_front) {
       view.AddFromMemory(buffer, count, sums);
@@ -269,34 +275,142 @@ __device__ __forceinline__ void AddUpGroups(float (&sums)[Shape::kVector]) {
   }
 }
 
-// Adds up the warps' parts of the row that they share. The whole is the first warp's.
-template <typename Shape, int kWarps>
-__device__ __forceinline__ void AddUpWarps(uint32_t all_buffers, float (&sums)[Shape::kVector]) {
-  const int warp = threadIdx.x / kWarp;
-  const auto part = [&](int w, int c) -> float& {
-    const int at = c * (kWarp / Shape::kGroups) + Shape::Lane();
-    return SharedAt<float>(all_buffers + w * 2 * Shape::kBufferBytes + at * sizeof(float));
-  };
-  __syncwarp();
-  if (Shape::Group() == 0) {
-#pragma unroll
-    for (int c = 0; c < Shape::kVector; ++c) part(warp, c) = sums[c];
+// A row of a tile, and where its entries are.
+struct TileRow {
+  int row = StagedSlots::kNone;
+  int begin = 0, end = 0;
+
+  __device__ int Entries() const { return end > begin ? end - begin : 0; }
+  __device__ TileRow Of(int lane) const {
+    return {__shfl_sync(kAllLanes, row, lane), __shfl_sync(kAllLanes, begin, lane),
+            __shfl_sync(kAllLanes, end, lane)};
   }
-  __syncthreads();
-  if (warp == 0) {
-    for (int w = 1; w < kWarps; ++w) {
+};
+
+// Which rows a tile has: each turn deals one to every tile, in the order of lengths, forth and
+// back. Where the matrix has long rows, lengths differ most in the first turn, often by as much as
+// in many others together: there it goes forth, some turns back, and others forth and back again.
+template <int kTileRows>
+struct DealtTurns {
+  uint32_t tiles, tile;
+
+  __device__ uint32_t Place(int turn, bool back) const {
+    return turn * tiles + (back ? tiles - 1 - tile : tile);
+  }
+  __device__ static bool IsBack(int turn, int turns_back) {
+    return turn > turns_back ? (turn - turns_back) % 2 == 0 : turn > 0;
+  }
+
+  // Rows that tell how many turns go back, and whether rows are cut: the tile's longest one, the
+  // longest of all, and the last ones of the first turn, of an eighth of the turns, a quarter, a
+  // half, all.
+  static constexpr int kSamples = 7;
+  __device__ uint32_t PlaceOfSample(int sample) const {
+    if (sample < 2) return sample == 0 ? tile : 0;
+    return (sample == 2 ? 1 : kTileRows >> (kSamples - 1 - sample)) * tiles - 1;
+  }
+  // After as many turns back as lengths take to fall by what they fell in the first one, the first
+  // tile has as much as the last one.
+  __device__ static int TurnsBack(int entries, int first_sample) {
+    const int longest = __shfl_sync(kAllLanes, entries, first_sample + 1);
+    const int last = __shfl_sync(kAllLanes, entries, first_sample + 2);
+    const int sample = static_cast<int>(threadIdx.x % kWarp) - first_sample;
+    const int above = __popc(__ballot_sync(
+        kAllLanes, sample > 2 && sample < kSamples && entries > last - (longest - last)));
+    return above == 0 ? 1 : kTileRows >> (kSamples - 3 - above);
+  }
+};
+
+// How a tile's longest rows are cut into parts, of which each warp has one, then some a second one.
+template <int kWarps, int kRows, int kSpares>
+struct CutRows {
+  int rows;   // so many are cut
+  int parts;  // of all
+
+  // Lane i knows the tile's row i. Gives the warp's parts to lanes behind those of its rows.
+  __device__ __forceinline__ CutRows(const Pattern& pattern, const TileRow& row, int warp,
+                                     StagedSlots& slots) {
+    constexpr int kLongest = 1 << 25;   // a sum of so many for each row is a number of 32 bits
+    constexpr int kLeast = 8 * kWarps;  // entries: less is not worth a visit
+    constexpr int kMostRows =
+        kWarps * 3 / 4;  // so that warps whose rows are cut have parts instead
+    const int lane = threadIdx.x % kWarp;
+    // Of a quarter of a warp's rows, or of one.
+    const int64_t mean = pattern.nse / pattern.rows * (kRows > 4 ? kRows / 4 : 1);
+    const int entries = row.Entries() < kLongest ? row.Entries() : kLongest;
+    const unsigned are_long = __ballot_sync(kAllLanes, lane < kMostRows && entries > mean + kLeast);
+    rows = __ffs(static_cast<int>(~are_long)) - 1;
+    const bool is_cut = lane < rows;
+    const int all = SumOverLanes(is_cut ? entries : 0, kWarp);
+    // With at least so many entries there are no more parts than warps have room for.
+    int least = (all + kSpares * kWarps - 1 - rows) / (kSpares * kWarps - rows);
+    if (least < mean) least = static_cast<int>(mean);
+    if (least < kLeast) least = kLeast;
+    const int of_row = is_cut ? (entries - 1) / least + 1 : 0;
+    int behind = of_row;
 #pragma unroll
-      for (int c = 0; c < Shape::kVector; ++c) sums[c] += part(w, c);
+    for (int distance = 1; distance < kMostRows; distance *= 2) {
+      const int before = __shfl_up_sync(kAllLanes, behind, distance);
+      if (lane >= distance) behind += before;
+    }
+    parts = __shfl_sync(kAllLanes, behind, kMostRows - 1);
+#pragma unroll
+    for (int spare = 0; spare < kSpares; ++spare) {
+      const int number = spare * kWarps + warp;
+      const int from = __popc(__ballot_sync(kAllLanes, lane < kMostRows && behind <= number));
+      const TileRow its = row.Of(from);
+      const int its_parts = __shfl_sync(kAllLanes, of_row, from);
+      const int part = number - (__shfl_sync(kAllLanes, behind, from) - its_parts);
+      if (number >= parts || lane != kRows + spare) continue;
+      slots.row = part == 0 ? its.row : StagedSlots::kNone;
+      slots.begin = its.begin + part * kWarp;
+      slots.end = its.end;
+      slots.parts = its_parts;
     }
   }
-  __syncthreads();  // the buffers are read
+};
+
+// Adds up the parts of long rows, in order. The whole is the sum of a row's first part.
+template <typename Shape, int kWarps, int kSpares, int kVector>
+__device__ __forceinline__ void AddUpParts(const StagedSlots& slots, int first_slot, int parts,
+                                           uint32_t all_buffers, float (*sums)[kVector]) {
+  const int warp = threadIdx.x / kWarp;
+  const auto element = [&](int part, int c) -> float& {
+    const int at = c * (kWarp / Shape::kGroups) + Shape::Lane();
+    return SharedAt<float>(all_buffers + part % kWarps * (2 * Shape::kBufferBytes) +
+                           at * sizeof(float));
+  };
+#pragma unroll
+  for (int spare = 0; spare < kSpares; ++spare) {
+    if (spare * kWarps >= parts) break;
+    __syncthreads();  // buffers are read
+    if (__shfl_sync(kAllLanes, slots.row, first_slot + spare) == StagedSlots::kNone &&
+        Shape::Group() == 0) {
+#pragma unroll
+      for (int c = 0; c < kVector; ++c) element(warp, c) = sums[spare][c];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int whole = 0; whole <= spare; ++whole) {
+      if (__shfl_sync(kAllLanes, slots.row, first_slot + whole) == StagedSlots::kNone) continue;
+      const int number = whole * kWarps + warp, from = spare * kWarps;
+      int end = number + __shfl_sync(kAllLanes, slots.parts, first_slot + whole);
+      if (end > from + kWarps) end = from + kWarps;
+#pragma unroll 1
+      for (int part = number + 1 > from ? number + 1 : from; part < end; ++part) {
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) sums[whole][c] += element(part, c);
+      }
+    }
+  }
+  __syncthreads();
 }
 
 // Writes a lane's part of a row of the result, of which `owned` columns exist.
 template <typename M, int kVector>
-__device__ __forceinline__ void WriteOwned(const M& m, const SpmmProblem& p, uint32_t at,
+__device__ __forceinline__ void WriteOwned(const M& m, const SpmmProblem& p, int64_t row,
                                            uint32_t column, int owned, float (&sums)[kVector]) {
-  const int64_t row = m.row_order[at], first = row * p.n + column;
+  const int64_t first = row * p.n + column;
   if (owned == kVector) {
     m.WriteRun(p.activation, row, first, sums);
     return;
@@ -327,6 +441,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
   const Panels panels{p, shape};
   Ring ring(panels, spmm_ring, spmm_ring + Shape::kCountersAt, mine * shape.panels);
 
+  using Turns = DealtTurns<Shape::kTileRows>;
+  constexpr int kSpares = kRows * Shape::kVector > 16 ? 1 : 2;  // as many as fit into registers
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   View view;
   view.ring = AddressOfShared(spmm_ring);
@@ -339,60 +455,101 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
     view.owned =
         static_cast<int>(left < Shape::kVector ? left : Shape::kVector);  // or fewer than 0
 
-    StagedRow<T, Index, kPermuted, kPrefetch, 1> own[kRows];
-    StagedRow<T, Index, kPermuted, kPrefetch, kWarps> common;
-    RowCursors cursors;  // the common row's are behind those of the warp's own
-    bool has_common;
-    float sums[kRows][Shape::kVector] = {}, common_sums[Shape::kVector] = {};
+    constexpr int kSlots = kRows + kSpares;
+    StagedRow<T, Index, kPermuted, kPrefetch> own[kSlots];
+    float sums[kSlots][Shape::kVector] = {};
+    StagedSlots slots;
+    int parts = 0;
     {
       const M m(p, tile.entry);
       const StagedArrays<T, Index, kPermuted> arrays(m);
       view.x = m.x + column;
-      const RowBounds first(m.row_offsets, m.row_order[tile.number], p.pattern.nse);
-      has_common = first.end - first.begin > MostEntriesOfWarp<kWarps, kRows>(p.pattern);
-      cursors = {};
-      if (lane < kRows) {
-        const uint32_t at = DealtRow<kWarps>(shape.down, tile.number, warp, lane);
-        if (at < rows && !(has_common && at == tile.number)) {
-          const RowBounds bounds(m.row_offsets, m.row_order[at], p.pattern.nse);
-          cursors = {static_cast<int>(bounds.begin), static_cast<int>(bounds.end)};
+      // Lanes look at the warp's rows, where turns go forth and back, at those that it has where
+      // the same turns go the other way, and at samples: all at once, as each takes two loads.
+      constexpr int kFirstSample = 2 * kRows;
+      static_assert(kFirstSample + Turns::kSamples <= kWarp);
+      const Turns turns{shape.down, tile.number};
+      const int turn = DealtTurn<kWarps>(warp, lane % kRows);
+      uint32_t place = rows;
+      if (lane < kFirstSample) {
+        place = turns.Place(turn, (turn % 2 == 1) == (lane < kRows));
+      } else if (lane < kFirstSample + Turns::kSamples) {
+        place = turns.PlaceOfSample(lane - kFirstSample);
+      }
+      TileRow row;
+      if (place < rows) {
+        row.row = m.row_order[place];
+        const RowBounds bounds(m.row_offsets, row.row, p.pattern.nse);
+        row.begin = static_cast<int>(bounds.begin);
+        row.end = static_cast<int>(bounds.end);
+      }
+      const int64_t most = MostEntriesOfWarp<kWarps, kRows>(p.pattern);
+      const int longest = __shfl_sync(kAllLanes, row.Entries(), kFirstSample);
+      int cut = 0;
+      if (__shfl_sync(kAllLanes, row.Entries(), kFirstSample + 1) > most) {
+        const bool back = Turns::IsBack(turn, Turns::TurnsBack(row.Entries(), kFirstSample));
+        row = row.Of(back == (turn % 2 == 1) ? lane : (lane + kRows) % kWarp);
+        if (longest > most) {
+          TileRow* rows_of_tile = reinterpret_cast<TileRow*>(spmm_ring + Shape::kBuffersAt);
+          __syncthreads();  // buffers are read
+          if (lane == 0) rows_of_tile[warp] = row;
+          __syncthreads();
+          const CutRows<kWarps, kRows, kSpares> all(
+              p.pattern, lane < kWarps ? rows_of_tile[lane] : TileRow(), warp, slots);
+          cut = all.rows;
+          parts = all.parts;
+          __syncthreads();
+#pragma unroll
+          for (int r = kRows; r < kSlots; ++r) own[r].template Load<true>(arrays, slots, r);
         }
-      } else if (has_common) {
-        cursors = {common.FirstFrom(static_cast<int>(first.begin), warp),
-                   static_cast<int>(first.end)};
+      }
+      if (lane < kRows && turn >= cut) {
+        slots.next = row.begin;
+        slots.end = row.end;
+        slots.row = row.row;
       }
       __syncwarp();
-      common.Load(arrays, cursors, kRows);
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) own[r].Load(arrays, cursors, r);
-      common.LoadPermuted(arrays);
+      for (int r = 0; r < kRows; ++r) own[r].template Load<false>(arrays, slots, r);
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) own[r].LoadPermuted(arrays);
+      for (int r = 0; r < kSlots; ++r) own[r].LoadPermuted(arrays);
 
       for (uint32_t panel = 0; panel < shape.panels; ++panel) {
         view.begin = panel * kPanel;
         // Entries behind the last panel would be columns that x does not have.
         view.end = panel + 1 < shape.panels ? view.begin + kPanel : ~0u;
         view.first_row = view.ring + ring.Enter();
-        if (has_common) AddEntries(common, arrays, cursors, kRows, view, common_sums);
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) AddEntries(own[r], arrays, cursors, r, view, sums[r]);
+        for (int r = 0; r < kRows; ++r) {
+          AddEntries<false>(own[r], arrays, slots, r, view, sums[r]);
+        }
+#pragma unroll
+        for (int r = kRows; r < kSlots; ++r) {
+          if (parts <= (r - kRows) * kWarps) break;
+          AddEntries<true>(own[r], arrays, slots, r, view, sums[r]);
+        }
         ring.Leave();
       }
     }
+#pragma unroll
+    for (int r = 0; r < kSlots; ++r) AddUpGroups<Shape>(sums[r]);
+    if (parts > 0) {
+      AddUpParts<Shape, kWarps, kSpares>(slots, kRows, parts, view.ring + Shape::kBuffersAt,
+                                         sums + kRows);
+    }
     const M m(p, tile.entry);
     const int owned = Shape::Group() == 0 ? view.owned : 0;
+    // One copy of the code that writes, which is long, and is waited for.
+#pragma unroll 1
+    for (int r = 0; r < kSlots; ++r) {
+      const int row = __shfl_sync(kAllLanes, slots.row, r);
+      if (row != StagedSlots::kNone) WriteOwned(m, p, row, column, owned, sums[0]);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      AddUpGroups<Shape>(sums[r]);
-      const uint32_t at = DealtRow<kWarps>(shape.down, tile.number, warp, r);
-      if (at >= rows || (has_common && at == tile.number)) continue;
-      WriteOwned(m, p, at, column, owned, sums[r]);
+      for (int next = 1; next < kSlots; ++next) {
+#pragma unroll
+        for (int c = 0; c < Shape::kVector; ++c) sums[next - 1][c] = sums[next][c];
+      }
     }
-    if (!has_common) continue;
-    AddUpGroups<Shape>(common_sums);
-    AddUpWarps<Shape, kWarps>(view.ring + Shape::kBuffersAt, common_sums);
-    if (warp == 0) WriteOwned(m, p, tile.number, column, owned, common_sums);
   }
 }
 

@@ -82,7 +82,7 @@ class RandomPattern {
   }
 
  public:
-  // Row 1 has a density of its own unless that is 0.
+  // Every eighth row has a density of its own unless that is 0.
   RandomPattern(int64_t rows, int64_t columns, double density, double density_of_longest,
                 Disorder disorder, int64_t lead)
       : rows_(rows),
@@ -91,7 +91,7 @@ class RandomPattern {
         order_(static_cast<size_t>(rows)),
         column_indices_(static_cast<size_t>(lead)) {
     for (int64_t r = 0; r < rows; ++r) {
-      const bool empty = rows > 1 && r == rows / 2, longest = r == 1 && density_of_longest != 0;
+      const bool empty = rows > 1 && r == rows / 2, longest = r % 8 == 1 && density_of_longest != 0;
       AddRow(r, empty ? 0 : longest ? density_of_longest : density, disorder);
     }
     column_indices_.resize(column_indices_.size() + kPadding, static_cast<Index>(-1));

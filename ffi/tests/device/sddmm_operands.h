@@ -9,7 +9,7 @@ namespace jaxsparse {
 struct SddmmSize {
   int64_t rows, columns, d;
   double density;
-  double density_of_longest = 0;  // of row 1, where it is not 0
+  double density_of_longest = 0;  // of every eighth row, where it is not 0
   bool shared_y = false;          // by batch entries
 };
 

@@ -9,7 +9,7 @@ namespace jaxsparse {
 struct SpmmSize {
   int64_t rows, inner, n;
   double density;
-  double density_of_longest = 0;  // of row 1, where it is not 0
+  double density_of_longest = 0;  // of every eighth row, where it is not 0
   int64_t batch = 1;
 };
 

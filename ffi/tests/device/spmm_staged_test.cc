@@ -57,6 +57,7 @@ void TestSizes() {
         SpmmSize{37, 2 * kPanel, kColumns + kVector, 0.1}, SpmmSize{45, 0, kVector, 0.5},
         SpmmSize{20, 13, 2 * kColumns, 0.9}, SpmmSize{20, 600, kColumns - kVector, 0.03, 0.97},
         SpmmSize{kWarps * kRows + 5, kPanel + 7, kColumns, 0.2, 0, 2},  // a block has several tiles
+        SpmmSize{2 * kWarps * kRows + 5, 700, kVector, 0.02, 0.97, 2},  // of which rows are cut
         SpmmSize{23, 50, 2 * kVector - 1, 0.4}, SpmmSize{19, kPanel + 9, kColumns + 3, 0.3}}) {
     plain(size, {.preactivation = true});
     permuted(size, {.bias = true, .activation = Activation::kGelu});
@@ -90,5 +91,6 @@ int main() {
   TestSizes<float, float, 8, 4, 40, 2, 20, false>();
   TestSizes<bfloat16, bfloat16, 16, 1, 24, 3, 16, true>();
   TestSizes<float16, float, 16, 2, 40, 2, 16, false>();
+  TestSizes<float16, float16, 4, 4, 40, 3, 16, true>();
   std::puts("all results agree");
 }
