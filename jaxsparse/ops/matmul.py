@@ -527,6 +527,8 @@ def _dense_matrix_pays(params: dict[str, Any], avals: Sequence[ShapedArray]) -> 
     of_matrix = jnp.broadcast_shapes(values.shape[:-1], columns.shape[:-1])
     matrices = math.prod(of_matrix)
     products = math.prod(jnp.broadcast_shapes(of_matrix, x.shape[:-2]))
+    if min(k if params["transpose"] else m, n) < 2:
+        return False  # XLA rounds each term of a product with one row or column to 16 bits
     size = m * k
     if not size or matrices * size * x.dtype.itemsize > _DENSE_BYTES:
         return False
