@@ -73,6 +73,24 @@ __device__ __forceinline__ Acc SumOverLanes(Acc x, int lanes) {
   return x;
 }
 
+// Of kLanes sums a lane's parts: of a group of as many neighbouring lanes, lane k receives the
+// whole of sum k. They hand over the half that the other one keeps, so that it takes kLanes - 1
+// exchanges.
+template <int kLanes, typename Acc>
+__device__ __forceinline__ Acc ExchangeSums(Acc (&sums)[kLanes]) {
+#pragma unroll
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    const bool upper = (threadIdx.x & half) != 0;
+#pragma unroll
+    for (int k = 0; k < half; ++k) {
+      const Acc other = upper ? sums[k] : sums[k + half];
+      const Acc own = upper ? sums[k + half] : sums[k];
+      sums[k] = own + __shfl_xor_sync(kAllLanes, other, half);
+    }
+  }
+  return sums[0];
+}
+
 // The stored entries of one row: bounds that can't leave the arrays, whatever the offsets say.
 struct RowBounds {
   int64_t begin, end;

@@ -157,7 +157,7 @@ struct LanePart {
   // gets that of Chunk::Mine.
   template <bool kWhole>
   __device__ __forceinline__ float SumsOf(uint32_t row, int count) const {
-    const int lane = threadIdx.x % kWarp, group = lane / kLanes;
+    const int group = threadIdx.x % kWarp / kLanes;
     float sums[kLanes] = {};
 #pragma unroll
     for (int k = 0; k < kLanes; ++k) {
@@ -166,18 +166,7 @@ struct LanePart {
       const uint32_t at = __shfl_sync(kAllLanes, row, entry);
       if (kWhole || entry < count) sums[k] = MultiplyBy(at);
     }
-    // Lanes hand over the half of their sums that the other one keeps.
-#pragma unroll
-    for (int half = kLanes / 2; half > 0; half /= 2) {
-      const bool upper = (lane & half) != 0;
-#pragma unroll
-      for (int k = 0; k < half; ++k) {
-        const float other = upper ? sums[k] : sums[k + half];
-        const float own = upper ? sums[k + half] : sums[k];
-        sums[k] = own + __shfl_xor_sync(kAllLanes, other, half);
-      }
-    }
-    return sums[0];
+    return ExchangeSums(sums);
   }
 };
 

@@ -100,22 +100,6 @@ struct RowPart {
   }
 };
 
-// Of each entry of a group a lane's part of the sum: the lane receives the whole of its own.
-template <int kLanes, typename Acc>
-__device__ __forceinline__ Acc ExchangeSums(Acc (&sums)[kLanes]) {
-#pragma unroll
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    const bool upper = (threadIdx.x & half) != 0;
-#pragma unroll
-    for (int k = 0; k < half; ++k) {
-      const Acc other = upper ? sums[k] : sums[k + half];
-      const Acc own = upper ? sums[k + half] : sums[k];
-      sums[k] = own + __shfl_xor_sync(kAllLanes, other, half);
-    }
-  }
-  return sums[0];
-}
-
 // The sums of 32 entries of a row, each lane's own.
 template <int kLanes, int kPieces, bool kWhole, typename T>
 __device__ __forceinline__ Accumulator<T> SumsOfRow(const T* row, const T* y, uint32_t d,

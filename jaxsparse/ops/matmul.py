@@ -776,11 +776,10 @@ def _sddmm_ffi(
     return FfiCall(operands, {"workspace": workspace}, workspace)
 
 
-# From so much density on a GPU's dense product, and picking entries of it, is faster than the
-# generic kernel, whose rate does not depend on the dtype as that of a dense product does. For 8192
-# x 2048 with d = 512, 98 to 70 % sparse, it takes 0.27 to 0.05 times as long on an H200 in 16 bits,
-# 2.1 to 0.19 times in float32.
-_DENSE_PAYS = {"float32": 0.05, "bfloat16": 0.005, "float16": 0.005}
+# From so much density on a GPU's dense product, and picking entries of it, is faster. For 8192 x
+# 2048 with d = 512, 98 to 70 % sparse, that takes 52 to 111 us on an H200 in 16 bits, 385 to 445 in
+# float32; kernels would take 62 to 565 and 82 to 757, as predicted from smaller d.
+_DENSE_PAYS = {"float32": 0.15, "bfloat16": 0.015, "float16": 0.015}
 # Least d: up to 256 there are other kernels. With so many the dense product takes 0.85 to 2.5 times
 # as long in 16 bits, 1.1 to 2.4 times in float32.
 _DENSE_INNER = 257
