@@ -282,10 +282,13 @@ def test_the_dense_product_of_a_sparse_matrix(dtype, precision, reason):
         asked = functools.partial(call, implementation="cuda")
         (asked,) = explain(asked, *matrix, x, device=H200)
         (small,) = explain(call, *matrix, jax.ShapeDtypeStruct((k, 4), dtype), device=H200)
+        exact = functools.partial(call, precision=jax.lax.Precision.HIGHEST)
+        (exact,) = explain(exact, *matrix, x, device=H200)
+    assert ("is to be exact" in exact.remark) == (dtype == "float32")
     assert asked.variants and small.variants and not asked.remark and not small.remark
     if reason is None:
         assert free.variants == asked.variants
-        assert ("allow TF32" in free.remark) == (dtype == "float32")
+        assert ("is to be exact" in free.remark) == (dtype == "float32")
     else:
         assert free.variant is None and not free.remark
         for part in ("plain XLA, because a dense product", reason, "a kernel where x is not"):

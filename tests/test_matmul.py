@@ -536,6 +536,20 @@ def test_batches_of_a_dense_product(own_kernels, bad):
         assert_close(back[i], dense.T @ expected, "float32", np.full((15, 6), 100.0))
 
 
+@pytest.mark.parametrize("shape", [(0, 20), (20, 0)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_dense_product_without_rows_or_columns(shape, dtype):
+    """There may be padding."""
+    x, y = (jax.ShapeDtypeStruct((size, 512), dtype) for size in shape)
+    offsets, columns = (jax.ShapeDtypeStruct((size,), jnp.int32) for size in (shape[0] + 1, 5))
+
+    def call(x, y, offsets, columns):
+        return sddmm(x, y, Topology(offsets, columns, shape)).values
+
+    traced = jax.jit(call).trace(x, y, offsets, columns)
+    assert "jaxsparse_sddmm" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("name", ["odd", "uneven", "empty_rows", "padding", "nothing_stored"])

@@ -26,7 +26,7 @@ def check_floating(operation: str, **arrays: Any) -> Any:
 
 
 def check_precision(operation: str, precision: Any) -> None:
-    """Raises ValueError unless float32 is to be exact: there is no other way yet."""
+    """Raises ValueError unless float32 is to be exact: for one call there is no other way yet."""
     if precision not in _EXACT:
         raise ValueError(
             f"{operation}: precision must be None or HIGHEST (never TF32), got {precision!r}"

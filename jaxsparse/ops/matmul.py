@@ -88,8 +88,9 @@ def spmm(
 
     On a GPU the matrix is written out, and a dense product taken, where that is faster: for many
     columns of ``x`` and matrices that are not very sparse, in 16 bits, and in float32 if
-    ``jax.default_matmul_precision`` is set to "tensorfloat32" or less. That takes at most 256 MiB,
-    and a kernel does it after all where ``x`` is not finite.
+    ``jax.default_matmul_precision`` is set to "tensorfloat32" or less. The matrix takes at most 256
+    MiB, and about 12 bytes more for each entry; a kernel does it after all where ``x`` is not
+    finite.
 
     Args:
         a: a matrix (m, k); its values and its pattern may have leading batch dimensions.
@@ -411,7 +412,8 @@ def _spmm_dense(
             left,
             right,
             (contracted, ((), ())),
-            precision=precision if values.dtype == jnp.float32 else jax.lax.Precision.DEFAULT,
+            # Of any that allow TF32: of less, x might not be finite.
+            precision="tensorfloat32" if precision else jax.lax.Precision.DEFAULT,
             preferred_element_type=sums,
         )
         if has_bias:
@@ -457,9 +459,7 @@ def _spmm_ffi(
             )
         if dtype.itemsize == 2 or precision is not None:
             return Instead(f"{reason}; a kernel where x is not finite", _spmm_dense)
-        remark = (
-            "XLA's dense product is not taken: jax.default_matmul_precision does not allow TF32"
-        )
+        remark = "a dense product is taken to be faster in TF32, but this one is to be exact"
     transpose = params["transpose"]
     operands = ("values", "x", *(TRANSPOSED if transpose else ROWS))
     if params.get("has_bias"):
@@ -780,8 +780,8 @@ def _sddmm_ffi(
 # 2048 with d = 512, 98 to 70 % sparse, that takes 52 to 111 us on an H200 in 16 bits, 385 to 445 in
 # float32; kernels would take 62 to 565 and 82 to 757, as predicted from smaller d.
 _DENSE_PAYS = {"float32": 0.15, "bfloat16": 0.015, "float16": 0.015}
-# Least d: up to 256 there are other kernels. With so many the dense product takes 0.85 to 2.5 times
-# as long in 16 bits, 1.1 to 2.4 times in float32.
+# Least d: up to 256 other kernels stage y or use tensor cores. With so many the dense product takes
+# 0.85 to 2.5 times as long in 16 bits, 1.1 to 2.4 times in float32.
 _DENSE_INNER = 257
 
 
@@ -793,7 +793,8 @@ def _dense_product_pays(avals: Sequence[ShapedArray]) -> bool:
     batch = math.prod(jnp.broadcast_shapes(*(a.shape[:-2] for a in (x, y)), columns.shape[:-1]))
     least = _DENSE_PAYS.get(x.dtype.name, math.inf)
     size = m * k
-    return d >= _DENSE_INNER and nse > least * size and 4 * batch * size <= _DENSE_BYTES
+    fits = 0 < 4 * batch * size <= _DENSE_BYTES
+    return fits and d >= _DENSE_INNER and nse > least * size
 
 
 sddmm_p = make_primitive(

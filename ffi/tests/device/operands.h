@@ -105,6 +105,9 @@ class RandomPattern {
     }
   }
 
+  // Rows may be taken in any order.
+  void ShuffleRows() { std::shuffle(order_.begin(), order_.end(), generator); }
+
   int64_t nse() const { return static_cast<int64_t>(column_indices_.size()) - lead_; }
   int64_t offset(int64_t row) const { return offsets_[row]; }
   int64_t column(int64_t i) const { return static_cast<int64_t>(column_indices_[lead_ + i]); }

@@ -18,7 +18,11 @@ void Test(const SddmmSize& size, Disorder disorder, int64_t lead, bool own_patte
   const int blocks = static_cast<int>(CeilDivide(warps, kSddmmTiledThreads / kWarp));
   const auto run = [&] {
     emulated::Launch(blocks, kSddmmTiledThreads, [&] {
-      SddmmTiled<T, Out, Index, kLanes, kPieces, kChunks, kWhole, kScaled, true>(p);
+      if (p.batch.count == 1) {
+        SddmmTiled<T, Out, Index, kLanes, kPieces, kChunks, kWhole, kScaled, false>(p);
+      } else {
+        SddmmTiled<T, Out, Index, kLanes, kPieces, kChunks, kWhole, kScaled, true>(p);
+      }
     });
   };
   run();

@@ -21,7 +21,8 @@ struct SpmmOptions {
   bool preactivation = false;
   bool shared_values = false, shared_x = false, shared_bias = false;  // by all batch entries
   bool own_patterns = false;
-  int64_t lead = 0;  // elements between an aligned place and each array
+  bool shuffled_rows = false;  // taken in no order of their lengths
+  int64_t lead = 0;            // elements between an aligned place and each array
 };
 
 inline double Activated(Activation activation, double x) {
@@ -81,6 +82,7 @@ class SpmmTest {
   SpmmProblem Problem() {
     const int64_t lead = options_.lead;
     SpmmProblem p;
+    if (options_.shuffled_rows) pattern_.ShuffleRows();
     p.pattern = pattern_.AsOperand(options_.own_patterns ? size_.batch : 0);
     if (options_.permuted) p.pattern.permutation = Of(permutation_, lead);
     p.n = size_.n;

@@ -66,6 +66,9 @@ void TestSizes() {
   plain(batch, {.bias = true, .preactivation = true, .lead = 1});  // x is misaligned
   permuted(batch, {.activation = Activation::kRelu, .shared_x = true, .lead = kVector / 2});
   plain(batch, {.bias = true, .shared_x = true});
+  const SpmmSize uneven{2 * kWarps * kRows + 5, 700, kVector, 0.02, 0.97, 2};
+  plain(uneven, {.own_patterns = true});
+  permuted(uneven, {.bias = true, .shuffled_rows = true});
   permuted(batch, {.bias = true, .shared_values = true, .shared_bias = true});
   for (Disorder disorder : {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated,
                             Disorder::kNan, Disorder::kInfinite}) {
