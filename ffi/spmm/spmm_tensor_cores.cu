@@ -181,13 +181,12 @@ class EntriesOfRows {
   int last_;               // of all that are stored
   int lane_;               // of a row
   int row_;                // the lane's, of the warp's
-  const int32_t* starts_;  // the lane's row's, which is loaded next
-  int left_;               // starts, of tiles and of the end
+  const int32_t* starts_;  // behind those of the tile that `next_` is the end of
+  int left_;               // tiles there
+  int end_ = 0, next_ = 0;
 
  public:
-  // What a lane holds of every other tile.
   struct Held {
-    int start;  // of the row in the next tile whose entries are held here, or behind the last
     int begin, count;  // of the row's entries in the tile
     int most;          // that any of the warp's rows has
     int columns[kSlots];
@@ -205,24 +204,18 @@ class EntriesOfRows {
         lane_(threadIdx.x % kOfRow),
         row_(threadIdx.x % kWarp / kOfRow),
         starts_(starts + row_),
-        left_(static_cast<int>(CeilDivide(p.pattern.columns, kTileSize)) + 1) {}
-
-  // Takes the start of the next tile whose entries these will be, which is not waited for before
-  // that tile is next: in a variable that both kinds of tiles had in turn it would be copied, and
-  // waited for there.
-  __device__ __forceinline__ void TakeStart(Held& held) {
-    if (left_ > 0) held.start = *starts_;
-    starts_ += kTileSize;
-    --left_;
+        left_(static_cast<int>(CeilDivide(p.pattern.columns, kTileSize)) + 1) {
+    TakeStart();  // the first one
+    TakeStart();
   }
 
-  // Loads what the next tile has, if there is one; `next` are the entries of the one behind it.
-  // Half of the lanes of a row bring columns nearer, the others values or where these are.
-  __device__ __forceinline__ void Load(Held& held, const Held& next) {
+  // Loads what the next tile has, if there is one. Half of the lanes of a row bring columns nearer,
+  // the others values or where these are.
+  __device__ __forceinline__ void Load(Held& held) {
     if (left_ < 0) return;
-    held.begin = held.start;
-    held.count = next.start - held.begin;
-    TakeStart(held);
+    held.begin = end_;
+    TakeStart();
+    held.count = end_ - held.begin;
     held.most = __reduce_max_sync(kAllLanes, held.count);
     const int first = held.begin + lane_;
     const Index* columns = column_indices_ + first;
@@ -267,6 +260,9 @@ class EntriesOfRows {
     }
   }
 
+  // Whether columns rise, at the last tile.
+  __device__ __forceinline__ bool IsOrdered() const { return end_ >= 0; }
+
  private:
   // Of some rows the entries that their lanes do not hold.
   struct LongRows {
@@ -302,6 +298,14 @@ class EntriesOfRows {
       }
     }
   };
+
+  // Takes the start of the next tile but one, which is not waited for before that one is next.
+  __device__ __forceinline__ void TakeStart() {
+    end_ = next_;
+    if (left_ > 0) next_ = *starts_;
+    starts_ += kTileSize;
+    --left_;
+  }
 
   // Calls with each of the lane's slots that the warp has entries for, and whether the lane has.
   template <typename Function>
@@ -393,21 +397,18 @@ __device__ __forceinline__ bool WriteStages(const SpmmProblem& p, const ResultTi
     entries.Write(held, tile + first_row * TileA::kRowBytes);
     ring.Filled();
     ring.Next();
-    entries.Load(held, next);
+    entries.Load(held);
   };
   typename Entries::Held held[2] = {};
-  entries.TakeStart(held[0]);
-  entries.TakeStart(held[1]);
-  entries.Load(held[0], held[1]);
-  entries.Load(held[1], held[0]);
+  entries.Load(held[0]);
+  entries.Load(held[1]);
   entries.LoadPermuted(held[0]);
 #pragma unroll 1
   for (int step = 0; step < steps; step += 2) {
     write(step, held[0], held[1]);
     if (step + 1 < steps) write(step + 1, held[1], held[0]);
   }
-  const int even = held[0].start, odd = held[1].start;
-  return (steps % 2 == 0 ? even : odd) >= 0;  // behind the last tile
+  return entries.IsOrdered();
 }
 
 // Multiplies what is in a warpgroup's stages of a tile of the result.
