@@ -42,7 +42,12 @@ def predicted(row):
 
 @pytest.mark.parametrize(
     "name, figures",
-    [("spmm_rnn_variants", 36), ("spmm_rnn_variants_float16", 24), ("sddmm_rnn_variants", 18)],
+    [
+        ("spmm_rnn_variants", 36),
+        ("spmm_rnn_variants_float16", 24),
+        ("spmm_rnn_tensor_cores", 24),
+        ("sddmm_rnn_variants", 18),
+    ],
 )
 def test_predictions_are_near_what_was_measured(name, figures):
     rows = [
