@@ -13,11 +13,17 @@ __device__ __forceinline__ int DealtTurn(int warp, int r) {
   return r * kWarps + (r % 2 == 0 ? warp : kWarps - 1 - warp);
 }
 
-// The same among tiles. Returns the place of the row in the order of lengths.
+// The place in the order of lengths of a tile's row of a turn, which deals one row to every tile.
+__device__ __forceinline__ uint32_t PlaceOfTurn(uint32_t tiles, uint32_t tile, int turn,
+                                                bool back) {
+  return turn * tiles + (back ? tiles - 1 - tile : tile);
+}
+
+// That of row `r` of a warp where turns go forth and back.
 template <int kWarps>
 __device__ __forceinline__ uint32_t DealtRow(uint32_t tiles, uint32_t tile, int warp, int r) {
-  const uint32_t turn = DealtTurn<kWarps>(warp, r);
-  return turn * tiles + (turn % 2 == 0 ? tile : tiles - 1 - tile);
+  const int turn = DealtTurn<kWarps>(warp, r);
+  return PlaceOfTurn(tiles, tile, turn, turn % 2 == 1);
 }
 
 // A row of more entries would keep its warp, which has kRows rows, busy for longer than the others:

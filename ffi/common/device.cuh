@@ -103,18 +103,19 @@ struct RowBounds {
   }
 };
 
-// The first of a row's entries from this column on; of a row in any order some entry, later for
-// later columns.
+// The first of a row's entries from this column on, in as many steps whatever it is; of a row in
+// any order some entry, later for later columns.
 template <typename Index>
-__device__ __forceinline__ int FirstFrom(const Index* columns, const RowBounds& row,
+__device__ __forceinline__ int FirstFrom(const Index* columns, int begin, int end,
                                          uint32_t column) {
-  int low = static_cast<int>(row.begin), high = static_cast<int>(row.end);
-  while (low < high) {
-    const int middle = low + (high - low) / 2;
-    if (static_cast<uint32_t>(columns[middle]) < column) low = middle + 1;
-    else high = middle;
+  const Index* before = columns + begin - 1;
+  uint32_t found = 0;  // that are left of it
+#pragma unroll 1
+  for (uint32_t left = end > begin ? end - begin : 0; left > 0; left /= 2) {
+    const uint32_t middle = found + (left + 1) / 2;
+    if (static_cast<uint32_t>(before[middle]) < column) found = middle;
   }
-  return low;
+  return begin + static_cast<int>(found);
 }
 
 }  // namespace jaxsparse

@@ -3,8 +3,7 @@
 //
 // Columns are taken to be those of the matrix: one that is not may be found in any tile.
 //
-// Floors: from memory come the columns, once; to L2 go 4 bytes for each row and tile. To compare
-// the tiles of neighbouring entries, and write where one begins, took three times as long.
+// Floors: from memory come the columns, once; to L2 go 4 bytes for each row and tile.
 #pragma once
 
 #include "common/device.cuh"
@@ -42,20 +41,6 @@ __device__ __forceinline__ bool Rises(const Index* columns, int begin, int end) 
   return !__any_sync(kAllLanes, falls);
 }
 
-// The first of a row's entries from this column on, in as many steps whatever it is.
-template <typename Index>
-__device__ __forceinline__ int FirstOfRising(const Index* columns, int begin, int end,
-                                             uint32_t column) {
-  const Index* before = columns + begin - 1;
-  uint32_t found = 0;  // that are left of it
-#pragma unroll 1
-  for (uint32_t left = end - begin; left > 0; left /= 2) {
-    const uint32_t middle = found + (left + 1) / 2;
-    if (static_cast<uint32_t>(before[middle]) < column) found = middle;
-  }
-  return begin + static_cast<int>(found);
-}
-
 // Writes the starts of neighbouring rows of a pattern, one for each warp of a block. All rows of
 // all of the pattern's own batch entries are numbered, those that fill up the last tiles included.
 //
@@ -89,7 +74,7 @@ __device__ __forceinline__ void WriteStartsOfRows(const Pattern& pattern, uint32
 #pragma unroll 1
   for (uint32_t tile = 0; tile < across; tile += kWarp) {
     found_starts[lane * kPrepareRows + warp] =
-        FirstOfRising(columns, begin, end, (tile + lane) * kTileSize);
+        FirstFrom(columns, begin, end, (tile + lane) * kTileSize);
     __syncthreads();
     const uint32_t t = tile + threadIdx.x / kPrepareRows;
     if (t < across) {

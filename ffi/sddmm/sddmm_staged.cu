@@ -270,13 +270,14 @@ __global__ void __launch_bounds__(kSddmmStagedThreads, 1)
                             : tile.number;
     if (lane < slots && at < rows && (lane == kRows || !has_common || at != tile.number)) {
       const RowBounds bounds(row_offsets, row_order[at], p.pattern.nse);
-      cursors.next = static_cast<int>(bounds.begin);
-      cursors.end = static_cast<int>(bounds.end);
+      const int first = static_cast<int>(bounds.begin), end = static_cast<int>(bounds.end);
+      cursors.next = first;
+      cursors.end = end;
       if (tile.part > 0) {
-        cursors.next = FirstFrom(columns, bounds, shape.FirstColumn(tile.part));
+        cursors.next = FirstFrom(columns, first, end, shape.FirstColumn(tile.part));
       }
       if (tile.part + 1 < kParts) {
-        cursors.end = FirstFrom(columns, bounds, shape.FirstColumn(tile.part + 1));
+        cursors.end = FirstFrom(columns, first, end, shape.FirstColumn(tile.part + 1));
       }
     }
     cursors.first_shared = __shfl_sync(kAllLanes, cursors.next, kRows) + warp * kWarp;

@@ -294,9 +294,6 @@ template <int kTileRows>
 struct DealtTurns {
   uint32_t tiles, tile;
 
-  __device__ uint32_t Place(int turn, bool back) const {
-    return turn * tiles + (back ? tiles - 1 - tile : tile);
-  }
   __device__ static bool IsBack(int turn, int turns_back) {
     return turn > turns_back ? (turn - turns_back) % 2 == 0 : turn > 0;
   }
@@ -472,7 +469,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
       const int turn = DealtTurn<kWarps>(warp, lane % kRows);
       uint32_t place = rows;
       if (lane < kFirstSample) {
-        place = turns.Place(turn, (turn % 2 == 1) == (lane < kRows));
+        place = PlaceOfTurn(shape.down, tile.number, turn, (turn % 2 == 1) == (lane < kRows));
       } else if (lane < kFirstSample + Turns::kSamples) {
         place = turns.PlaceOfSample(lane - kFirstSample);
       }

@@ -181,7 +181,8 @@ def _networks(ax: Any, panel: Panel, colours: dict[str, str]) -> None:
         ax.bar(positions, heights, width, color=colours[label], label=label)
     ax.axhline(100, color="black", linewidth=0.8)
     ax.set_xticks(range(len(groups)), groups)
-    ax.set_ylabel(f"throughput, % of that of {' and '.join(panel.ablations())}")
+    bases = dict.fromkeys(base for base, _ in ablations)
+    ax.set_ylabel(f"throughput, % of that of {' and '.join(bases)}")
 
 
 # suite -> how it is drawn; others as bars

@@ -133,6 +133,16 @@ class RandomPattern {
   }
 };
 
+// Runs a kernel once more, which has to write what it wrote before, bit by bit.
+template <typename Out, typename Run>
+void CheckRepeats(const char* operation, const std::vector<Out>& out, const Run& run) {
+  const std::vector<Out> first = out;
+  run();
+  if (std::memcmp(first.data(), out.data(), first.size() * sizeof(Out)) == 0) return;
+  std::printf("%s: a second run differs\n", operation);
+  std::exit(1);
+}
+
 // A workspace of exactly as many bytes, of numbers that are not finite and places that are outside,
 // which nothing must read.
 inline std::unique_ptr<Packet<uint32_t, 4>[]> SpaceFor(const Preparation& of) {

@@ -29,12 +29,7 @@ void Test(const SddmmSize& size, Disorder disorder, bool scaled, int64_t lead, i
   run();
   test.Check();
   if (disorder != Disorder::kNone || size.density_of_longest == 0) return;
-  const std::vector<Out> first = test.out();
-  run();
-  if (std::memcmp(first.data(), test.out().data(), first.size() * sizeof(Out)) != 0) {
-    std::puts("sddmm: a second run differs");
-    std::exit(1);
-  }
+  CheckRepeats("sddmm", test.out(), run);
 }
 
 template <typename T, typename Out, int kLanes, int kPieces, int kRows, int kPanel, int kStages,

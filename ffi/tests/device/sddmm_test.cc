@@ -29,12 +29,7 @@ void Test(const SddmmSize& size, Disorder disorder, int64_t lead, int blocks = 3
   run();
   test.Check();
   if (disorder != Disorder::kNone || size.rows < kSddmmTensorRows) return;
-  const std::vector<Out> first = test.out();
-  run();
-  if (std::memcmp(first.data(), test.out().data(), first.size() * sizeof(Out)) != 0) {
-    std::puts("sddmm: a second run differs");
-    std::exit(1);
-  }
+  CheckRepeats("sddmm", test.out(), run);
 }
 
 template <typename T, typename Out, int kInner>

@@ -1,8 +1,6 @@
 // The sampled dense-dense product in tiles of entries, on an emulated GPU.
 #include "sddmm/sddmm_tiled.cu"
 
-#include <cstring>
-
 #include "device/sddmm_operands.h"
 #include "emulated/gpu.h"
 
@@ -28,12 +26,7 @@ void Test(const SddmmSize& size, Disorder disorder, int64_t lead, bool own_patte
   run();
   test.Check();
   if (disorder != Disorder::kNone || size.density_of_longest == 0) return;
-  const std::vector<Out> first = test.out();
-  run();
-  if (std::memcmp(first.data(), test.out().data(), first.size() * sizeof(Out)) != 0) {
-    std::puts("sddmm: a second run differs");
-    std::exit(1);
-  }
+  CheckRepeats("sddmm", test.out(), run);
 }
 
 template <typename T, typename Out, int kLanes, int kPieces, int kChunks>

@@ -31,12 +31,7 @@ void Test(const SpmmSize& size, SpmmOptions options, int blocks = 2) {
   if (options.disorder != Disorder::kNone || (size.density_of_longest == 0 && !several_tiles)) {
     return;
   }
-  const std::vector<Out> first = test.out();
-  run();
-  if (std::memcmp(first.data(), test.out().data(), first.size() * sizeof(Out)) != 0) {
-    std::puts("spmm: a second run differs");
-    std::exit(1);
-  }
+  CheckRepeats("spmm", test.out(), run);
 }
 
 template <typename T, typename Out, int kLanes, int kRows, int kPanel, int kStages, int kWarps,
