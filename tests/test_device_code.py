@@ -42,15 +42,22 @@ def test_tilings_compile(tiling, monkeypatch):
     assert _ffi.compile_kernel("spmm/spmm_tiled.cu", expression, "sm_90a")
 
 
-# Lanes that take an entry, pieces of each, chunks of a warp, whether a row is whole, scaled,
+# Lanes that take an entry, pieces of each, chunks of a warp, whether a row is whole, scaled;
 # batched.
 @pytest.mark.parametrize(
-    "tiling",
-    ["1, 1, 16, true, true, false", "4, 1, 2, false, false, true", "8, 3, 1, true, true, true"],
+    "tiling, batched",
+    [
+        ("1, 1, 16, true, true", "false"),
+        ("4, 1, 2, false, false", "true"),
+        ("8, 3, 1, true, true", "true"),
+    ],
 )
-def test_tilings_of_entries_compile(tiling, monkeypatch):
+def test_tilings_of_entries_compile(tiling, batched, monkeypatch):
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    expression = f"jaxsparse::SddmmTiled<float, float, uint16_t, {tiling}>"
+    expression = (
+        "jaxsparse::SddmmTiled<float, float, uint16_t, "
+        f"{tiling}, jaxsparse::SddmmTechnique::kNone, {batched}>"
+    )
     assert _ffi.compile_kernel("sddmm/sddmm_tiled.cu", expression, "sm_90a")
 
 
@@ -118,6 +125,9 @@ def test_every_operation_has_kernels():
     # Variants, pairs of dtypes, index types, permuted or not: none is another one's kernel.
     tiled = [expression for _, expression in KERNELS if "SpmmTiled" in expression]
     assert len(tiled) == 6 * 6 * 2 * 2
+    # Variants, pairs of dtypes, index types, sizes.
+    tiled = [expression for _, expression in KERNELS if "SddmmTiled" in expression]
+    assert len(tiled) == 3 * 6 * 2 * 2
 
 
 @pytest.fixture

@@ -13,6 +13,14 @@ constexpr int kSddmmThreads = 128;  // of a block of the generic CUDA kernel
 constexpr int kSddmmTiledThreads = 128;
 constexpr int SddmmTiledBlocks(int pieces) { return pieces > 2 ? 6 : pieces > 1 ? 7 : 9; }
 
+// What the product in tiles of entries gains by; a variant does without one, to measure what it
+// brings.
+enum class SddmmTechnique : int {
+  kNone,
+  kWideLoads,  // a lane owns 16 bytes of neighbouring columns of y, and loads them at once
+  kBalance,    // warps own equally many entries, whatever rows they are of
+};
+
 // On tensor cores: threads of a block, half of which multiply, the others pick entries; tiles of
 // the product of so many rows by columns; how many of them at most a unit has, whose rows of x stay
 // in registers.

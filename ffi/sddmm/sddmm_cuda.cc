@@ -51,7 +51,7 @@ bool FitsTiled(const SddmmProblem& p) {
          p.pattern.rows < kMost && p.batch.count < kMost / (p.pattern.nse + kWarp);
 }
 
-KernelSource TiledInstance(const SddmmProblem& p) {
+KernelSource TiledInstance(const SddmmProblem& p, SddmmTechnique without) {
   const Tiling tiling = TilingOf(p);
   const bool is_whole = p.d * SizeOf(p.dtype) == int64_t{tiling.lanes} * tiling.pieces * 16;
   return {"sddmm/sddmm_tiled.cu",
@@ -59,7 +59,8 @@ KernelSource TiledInstance(const SddmmProblem& p) {
               TypeName(p.pattern.index_type) + ", " + std::to_string(tiling.lanes) + ", " +
               std::to_string(tiling.pieces) + ", " + std::to_string(tiling.chunks) +
               (is_whole ? ", true" : ", false") +
-              (p.scale_by.data == nullptr ? ", false" : ", true") +
+              (p.scale_by.data == nullptr ? ", false" : ", true") + ", jaxsparse::SddmmTechnique(" +
+              std::to_string(static_cast<int>(without)) + ")" +
               (p.batch.rank > 0 ? ", true>" : ", false>")};
 }
 
@@ -267,10 +268,20 @@ double StagedCost(const SddmmProblem& p) {
   return StagedClocks(p, StagingOf(p)) / kClocksOfMicrosecond;
 }
 
+// A row of the table, for tiles with all techniques or without one, for equally many warps.
+template <SddmmTechnique kWithout>
+constexpr CudaVariant<SddmmProblem> TiledEntries(const char* name,
+                                                 double (*cost)(const SddmmProblem&)) {
+  return {name, FitsTiled, cost, [](const SddmmProblem& p) { return TiledInstance(p, kWithout); },
+          TiledShape};
+}
+
 constexpr CudaVariant<SddmmProblem> kVariants[] = {
     {"generic_entries", [](const SddmmProblem&) { return true; }, EntriesCost, Entries,
      EntriesShape},
-    {"tiled_entries", FitsTiled, TiledCost, TiledInstance, TiledShape},
+    TiledEntries<SddmmTechnique::kNone>("tiled_entries", TiledCost),
+    TiledEntries<SddmmTechnique::kWideLoads>("tiled_entries_scalar", kByName),
+    TiledEntries<SddmmTechnique::kBalance>("tiled_entries_unbalanced", kByName),
     {"staged_entries", FitsStaged, StagedCost, StagedInstance, StagedShape},
     {"tensor_cores", FitsTensorCores, TensorCost, TensorInstance, TensorShape, &kPrepare},
 };

@@ -64,12 +64,31 @@ struct RowEnds {
   }
 };
 
-// A lane's pieces of kBytes of a row.
-template <typename T, int kLanes, int kPieces>
+// One of so many runs of equally many rows, and its entries, where work is not cut by entries. The
+// last run has the padding, too.
+struct RowRun {
+  int row, first, behind;
+
+  __device__ __forceinline__ RowRun(const int32_t* row_offsets, int rows, int nse, uint32_t run,
+                                    uint32_t runs) {
+    const uint32_t all = static_cast<uint32_t>(rows), each = (all + runs - 1) / runs;
+    const auto row_of = [&](uint32_t i) { return i * each < all ? i * each : all; };
+    const auto begin_of = [&](uint32_t row) {
+      return row > 0 ? static_cast<int>(RowBounds::Clamp(row_offsets[row], nse)) : 0;
+    };
+    row = static_cast<int>(row_of(run));
+    first = begin_of(row_of(run));
+    behind = run + 1 == runs ? nse : begin_of(row_of(run + 1));
+  }
+};
+
+// A lane's pieces, of kVector elements each, of kBytes of a row.
+template <typename T, int kLanes, int kPieces, int kVector>
 struct RowPart {
-  static constexpr int kVector = 16 / sizeof(T);  // elements of a piece
-  static constexpr int kBytes = kLanes * kPieces * 16;
   using Piece = Packet<T, kVector>;
+  static constexpr int kPieceBytes = sizeof(Piece);
+  static constexpr int kBytes = kLanes * kPieces * kPieceBytes;
+  static constexpr int kRegisters = kPieces * (kPieceBytes < 4 ? 1 : kPieceBytes / 4);
 
   Piece pieces[kPieces];
 
@@ -82,8 +101,8 @@ struct RowPart {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       part.pieces[i] = {};
-      if (kWhole || at + i * kLanes * 16 < row_bytes) {
-        part.pieces[i] = *reinterpret_cast<const Piece*>(from + i * kLanes * 16);
+      if (kWhole || at + i * kLanes * kPieceBytes < row_bytes) {
+        part.pieces[i] = *reinterpret_cast<const Piece*>(from + i * kLanes * kPieceBytes);
       }
     }
     return part;
@@ -101,15 +120,15 @@ struct RowPart {
 };
 
 // The sums of 32 entries of a row, each lane's own.
-template <int kLanes, int kPieces, bool kWhole, typename T>
+template <typename Part, int kLanes, bool kWhole, typename T>
 __device__ __forceinline__ Accumulator<T> SumsOfRow(const T* row, const T* y, uint32_t d,
                                                     uint32_t column) {
-  using Part = RowPart<T, kLanes, kPieces>;
-  constexpr int kLoads = 8;  // of a lane in flight, beside those of x
-  constexpr int kCount = kLoads / kPieces < kLanes ? kLoads / kPieces : kLanes;
+  constexpr int kInFlight = 32;  // registers of a lane that loads fill at once, beside those of x
+  constexpr int kParts = kInFlight / Part::kRegisters;
+  constexpr int kCount = kParts < kLanes ? kParts : kLanes;
   const uint32_t row_bytes = d * static_cast<uint32_t>(sizeof(T));
   Accumulator<T> sums[kLanes] = {};
-  uint32_t at = threadIdx.x % kLanes * 16;
+  uint32_t at = threadIdx.x % kLanes * Part::kPieceBytes;
 #pragma unroll 1
   do {
     const char* from_y = reinterpret_cast<const char*>(y) + at;
@@ -135,7 +154,7 @@ __device__ __forceinline__ Accumulator<T> SumsOfRow(const T* row, const T* y, ui
       }
     }
     at += Part::kBytes;
-  } while (!kWhole && at - threadIdx.x % kLanes * 16 < row_bytes);
+  } while (!kWhole && at - threadIdx.x % kLanes * Part::kPieceBytes < row_bytes);
   return ExchangeSums(sums);
 }
 
@@ -161,18 +180,23 @@ __device__ __forceinline__ Accumulator<T> SumsByNumber(const T* row, const T* y,
 }
 
 template <typename T, typename Out, typename Index, int kLanes, int kPieces, int kChunks,
-          bool kWhole, bool kScaled, bool kBatched>
+          bool kWhole, bool kScaled, SddmmTechnique kWithout, bool kBatched>
 __global__ void __launch_bounds__(kSddmmTiledThreads, SddmmTiledBlocks(kPieces))
     SddmmTiled(const __grid_constant__ SddmmProblem p) {
   using Acc = Accumulator<T>;
   constexpr int kRun = kChunks * kWarp;
+  constexpr bool kBalanced = kWithout != SddmmTechnique::kBalance;
+  constexpr int kWidest = 16 / sizeof(T);
+  constexpr int kVector = kWithout == SddmmTechnique::kWideLoads ? 1 : kWidest;
+  using Part = RowPart<T, kLanes, kPieces * kWidest / kVector, kVector>;  // of as many bytes
   const int nse = static_cast<int>(p.pattern.nse), rows = static_cast<int>(p.pattern.rows);
   const uint32_t runs = (p.pattern.nse + kRun - 1) / kRun;
   const uint32_t warp = (blockIdx.x * kSddmmTiledThreads + threadIdx.x) / kWarp;
   const uint32_t entry = kBatched ? warp / runs : 0;
   if (entry >= (kBatched ? static_cast<uint32_t>(p.batch.count) : 1)) return;
-  int first = static_cast<int>(kBatched ? warp % runs : warp) * kRun;
-  const int behind = first + kRun < nse ? first + kRun : nse;
+  const uint32_t run = kBatched ? warp % runs : warp;
+  int first = static_cast<int>(run) * kRun;
+  int behind = first + kRun < nse ? first + kRun : nse;
 
   const int lane = threadIdx.x % kWarp;
   const auto of_entry = [&]<typename E>(const Array& array) {
@@ -184,9 +208,17 @@ __global__ void __launch_bounds__(kSddmmTiledThreads, SddmmTiledBlocks(kPieces))
   const T* y = of_entry.template operator()<const T>(p.y);
   Out* out = of_entry.template operator()<Out>(p.out);
   const uint32_t d = static_cast<uint32_t>(p.d);
-  using Piece = typename RowPart<T, kLanes, kPieces>::Piece;
+  using Piece = typename Part::Piece;
   const bool wide =
-      (kWhole || d * sizeof(T) % 16 == 0) && IsAligned<Piece>(x) && IsAligned<Piece>(y);
+      (kWhole || d * sizeof(T) % sizeof(Piece) == 0) && IsAligned<Piece>(x) && IsAligned<Piece>(y);
+
+  int first_row = 0;
+  if constexpr (!kBalanced) {
+    const RowRun of_rows(row_offsets, p.pattern.columns > 0 ? rows : 0, nse, run, runs);
+    first_row = of_rows.row;
+    first = of_rows.first;
+    behind = of_rows.behind;
+  }
 
   const auto load_column = [&](int at) -> uint32_t {
     return at < behind ? static_cast<uint32_t>(columns[at]) : 0;
@@ -194,13 +226,17 @@ __global__ void __launch_bounds__(kSddmmTiledThreads, SddmmTiledBlocks(kPieces))
   uint32_t next = load_column(first + lane);
   // Without rows or columns there is nothing to read, whatever the offsets say.
   int stored = rows > 0 && p.pattern.columns > 0 ? row_offsets[rows] : 0;
-  // Rows among which the first entry's is, if they are of about one length.
-  const int guess = static_cast<int>(static_cast<float>(first) * static_cast<float>(rows) /
-                                     static_cast<float>(nse)) -
-                    kWarp / 2;
+  // Rows among which the first entry's is, if they are of about one length; of a run it is known.
+  const int guess = kBalanced
+                        ? static_cast<int>(static_cast<float>(first) * static_cast<float>(rows) /
+                                           static_cast<float>(nse)) -
+                              kWarp / 2
+                        : first_row;
   RowEnds ends(row_offsets, rows, guess < 0 ? 0 : guess);
-  stored = stored < nse ? stored : nse;
-  if (ends.first > 0 && ends.Before(first) == 0) {
+  // A run of rows may end within 32 entries, of which the others are not its own.
+  const int most = kBalanced ? nse : behind;
+  stored = stored < most ? stored : most;
+  if (kBalanced && ends.first > 0 && ends.Before(first) == 0) {
     ends = RowEnds(row_offsets, rows, SearchRows(row_offsets, 0, rows, first));
   }
 
@@ -227,7 +263,7 @@ __global__ void __launch_bounds__(kSddmmTiledThreads, SddmmTiledBlocks(kPieces))
         const uint32_t some = __shfl_sync(kAllLanes, column, from - first);
         const uint32_t mine = is_mine ? column : some;
         const T* of_x = x + static_cast<uint64_t>(ends.first + before) * d;
-        const Acc sum = wide ? SumsOfRow<kLanes, kPieces, kWhole>(of_x, y, d, mine)
+        const Acc sum = wide ? SumsOfRow<Part, kLanes, kWhole>(of_x, y, d, mine)
                              : SumsByNumber<kLanes>(of_x, y, d, mine);
         if (is_mine) own = sum * factor;
         from = end_of_row > from ? end_of_row : from + 1;  // whatever the offsets say

@@ -8,7 +8,7 @@ namespace jaxsparse {
 namespace {
 
 template <typename T, typename Out, typename Index, int kLanes, int kPieces, int kChunks,
-          bool kWhole, bool kScaled>
+          bool kWhole, bool kScaled, SddmmTechnique kWithout>
 void Test(const SddmmSize& size, Disorder disorder, int64_t lead, bool own_patterns = false) {
   SddmmTest<T, Out, Index> test(size, disorder, kScaled, lead);
   const SddmmProblem p = test.Problem(own_patterns);
@@ -17,9 +17,9 @@ void Test(const SddmmSize& size, Disorder disorder, int64_t lead, bool own_patte
   const auto run = [&] {
     emulated::Launch(blocks, kSddmmTiledThreads, [&] {
       if (p.batch.count == 1) {
-        SddmmTiled<T, Out, Index, kLanes, kPieces, kChunks, kWhole, kScaled, false>(p);
+        SddmmTiled<T, Out, Index, kLanes, kPieces, kChunks, kWhole, kScaled, kWithout, false>(p);
       } else {
-        SddmmTiled<T, Out, Index, kLanes, kPieces, kChunks, kWhole, kScaled, true>(p);
+        SddmmTiled<T, Out, Index, kLanes, kPieces, kChunks, kWhole, kScaled, kWithout, true>(p);
       }
     });
   };
@@ -29,17 +29,19 @@ void Test(const SddmmSize& size, Disorder disorder, int64_t lead, bool own_patte
   CheckRepeats("sddmm", test.out(), run);
 }
 
-template <typename T, typename Out, int kLanes, int kPieces, int kChunks>
+template <typename T, typename Out, int kLanes, int kPieces, int kChunks,
+          SddmmTechnique kWithout = SddmmTechnique::kNone>
 void TestSizes() {
   constexpr int64_t kVector = 16 / sizeof(T), kPart = kLanes * kPieces * kVector;
   const auto whole = [](const SddmmSize& size, Disorder disorder = Disorder::kNone) {
-    Test<T, Out, uint16_t, kLanes, kPieces, kChunks, true, false>(size, disorder, 8);
-    Test<T, Out, int32_t, kLanes, kPieces, kChunks, true, true>(size, disorder, 1, true);
+    Test<T, Out, uint16_t, kLanes, kPieces, kChunks, true, false, kWithout>(size, disorder, 8);
+    Test<T, Out, int32_t, kLanes, kPieces, kChunks, true, true, kWithout>(size, disorder, 1, true);
   };
   const auto part = [](const SddmmSize& size, Disorder disorder = Disorder::kNone,
                        int64_t lead = 8) {
-    Test<T, Out, int32_t, kLanes, kPieces, kChunks, false, true>(size, disorder, lead);
-    Test<T, Out, uint16_t, kLanes, kPieces, kChunks, false, false>(size, disorder, lead, true);
+    Test<T, Out, int32_t, kLanes, kPieces, kChunks, false, true, kWithout>(size, disorder, lead);
+    Test<T, Out, uint16_t, kLanes, kPieces, kChunks, false, false, kWithout>(size, disorder, lead,
+                                                                             true);
   };
   whole({1, 1, kPart, 1.0});
   whole({70, 130, kPart, 0.4});
@@ -71,5 +73,9 @@ int main() {
   TestSizes<bfloat16, bfloat16, 1, 1, 2>();
   TestSizes<float16, float, 8, 3, 1>();
   TestSizes<double, double, 2, 1, 1>();
+  TestSizes<float, float, 4, 2, 2, SddmmTechnique::kWideLoads>();
+  TestSizes<bfloat16, bfloat16, 2, 1, 1, SddmmTechnique::kWideLoads>();
+  TestSizes<float, float, 2, 1, 1, SddmmTechnique::kBalance>();
+  TestSizes<float16, float, 4, 1, 3, SddmmTechnique::kBalance>();
   std::puts("all results agree");
 }
