@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.core import ShapedArray
@@ -162,42 +162,51 @@ def _explained_call(eqn: JaxprEqn, operation: Operation, device: Device) -> Expl
     avals: list[Any] = [v.aval for v in eqn.invars]
     out_avals: list[Any] = [v.aval for v in eqn.outvars]
     signature = operation.signature(params)
-    variants, otherwise, remark = _choice(operation, params, avals, device)
+    choice = _choice(operation, params, avals, device)
     return ExplainedCall(
         operation=operation.name,
         options={name: params[name] for name in operation.params if name != "out_dtype"},
         operands=_by_name(signature.operands, avals),
         results=_by_name(signature.results, out_avals),
-        variants=tuple(variants),
+        variants=choice.variants,
         forced=params["variant"] is not None,
-        otherwise=otherwise,
-        remark=remark,
+        otherwise=choice.otherwise,
+        remark=choice.remark,
     )
+
+
+class _Choice(NamedTuple):
+    """As in `ExplainedCall`: either the variants that fit, or what happens without a kernel."""
+
+    variants: tuple[tuple[str, float], ...] = ()
+    otherwise: str = ""
+    remark: str = ""
 
 
 def _choice(
     operation: Operation, params: dict[str, Any], avals: Sequence[ShapedArray], device: Device
-) -> tuple[list[tuple[str, float]], str, str]:
-    """The variants that fit, the chosen one first; or none, and what happens instead; a remark."""
+) -> _Choice:
     asked = params["implementation"]
     has, needs = device.compute_capability, backend.MINIMUM_COMPUTE_CAPABILITY
     too_old = f"{device.name} has compute capability {has / 10}, and the kernels need {needs / 10}"
     if asked == "cpu":
-        return [], "refused, because implementation='cpu' asks for a CPU", ""
+        return _Choice(otherwise="refused, because implementation='cpu' asks for a CPU")
     if asked == "cuda" and has < needs:
-        return [], f"refused, because {too_old}", ""
+        return _Choice(otherwise=f"refused, because {too_old}")
     chosen = asked or ("cuda" if has >= needs else "xla")
     try:
         backend.check_variant(operation.target, chosen, params["variant"])
         if chosen == "xla":
             asks = "implementation='xla' asks for it"
-            return [], f"plain XLA, because {asks if asked else too_old}", ""
+            return _Choice(otherwise=f"plain XLA, because {asks if asked else too_old}")
         params, operands, results = call_types(operation, params, avals)
         call = target_call(operation, chosen, params, operands, results)
         if not isinstance(call, TargetCall):
-            return [], f"plain XLA, because {call.reason}" if call else "plain XLA", ""
+            return _Choice(otherwise=f"plain XLA, because {call.reason}" if call else "plain XLA")
         if not all(isinstance(n, int) for a in (*call.operands, *call.results) for n in a.shape):
-            return [], "a variant that is chosen when it runs, because a size is open", ""
+            return _Choice(
+                otherwise="a variant that is chosen when it runs, because a size is open"
+            )
         name, fitting = _ffi.choose_variant(
             operation.target,
             [(a.dtype.name, a.shape) for a in call.operands],
@@ -208,8 +217,9 @@ def _choice(
             shared_bytes=device.shared_bytes,
         )
     except ValueError as error:
-        return [], f"refused, because {error}", ""
-    return sorted(fitting, key=lambda pair: (pair[0] != name, pair[1])), "", call.remark
+        return _Choice(otherwise=f"refused, because {error}")
+    fitting.sort(key=lambda pair: (pair[0] != name, pair[1]))
+    return _Choice(tuple(fitting), remark=call.remark)
 
 
 def _by_name(

@@ -18,6 +18,7 @@ from reference import to_dense
 from jaxsparse import CSR, Topology, sddmm, spmm
 from jaxsparse.bench.edge_cases import EDGE_CASES as PROBLEMS
 from jaxsparse.ops import arguments, matmul
+from jaxsparse.ops.dense_product import dense_sddmm, dense_spmm, dense_spmm_pays
 from jaxsparse.primitive import bind_local, equations
 
 
@@ -377,7 +378,8 @@ def own_kernels(monkeypatch):
     if PLATFORM != "cuda":
         replaced = {"implementation": None}
         monkeypatch.setattr(
-            matmul, "bind_local", lambda p, *xs, **params: bind_local(p, *xs, **params | replaced)
+            "jaxsparse.ops.dense_product.bind_local",
+            lambda p, *xs, **params: bind_local(p, *xs, **params | replaced),
         )
 
 
@@ -388,13 +390,16 @@ def dense_product(a, x, bias=None, *, transpose=False, left=False, activation=No
     )
     has_bias = bias is not None
     epilogue = {"has_bias": has_bias, "activation": activation, "with_preactivation": True}
+    plain = bias is None and activation is None
     compute = functools.partial(
-        matmul._spmm_dense,
+        dense_spmm,
+        primitive=matmul.spmm_p if plain else matmul.spmm_epilogue_p,
+        activate=matmul.ACTIVATIONS[activation],
         transpose=transpose,
         dense_on_left=left,
         out_dtype=jnp.dtype(jnp.float32) if wide else x.dtype,
         precision="highest",
-        **({} if bias is None and activation is None else epilogue),
+        **({} if plain else epilogue),
     )
     y, *z = jax.jit(compute)(values, *pattern, x, *rest)
     if z:
@@ -476,7 +481,7 @@ def test_when_a_dense_product_is_left_to_a_kernel(monkeypatch):
         avals = primitive.abstract_eval(*map(jax.typeof, operands), **params)[0]
         return [jnp.full(aval.shape, -7, aval.dtype) for aval in avals]
 
-    monkeypatch.setattr(matmul, "bind_local", kernel)
+    monkeypatch.setattr("jaxsparse.ops.dense_product.bind_local", kernel)
     rng = np.random.default_rng(3)
     x = draw(rng, (6, 5), jnp.float32)
     values = draw(rng, 6, jnp.float32)
@@ -560,7 +565,7 @@ def test_entries_of_a_dense_product(name, dtype, scaled):
     scale = [values_for(topology, dtype, rng)] if scaled else []
     ranks = (2, 2, 1)[: 2 + len(scale)]
     (x_, y_, *rest), pattern = arguments.align([x, y, *scale], ranks, x.dtype, topology)
-    compute = functools.partial(matmul._sddmm_dense, scaled=scaled, out_dtype=x.dtype)
+    compute = functools.partial(dense_sddmm, scaled=scaled, out_dtype=x.dtype)
     (out,) = jax.jit(compute)(x_, y_, *pattern, *rest)
     finite = [np.nan_to_num(np.asarray(v, np.float64)) for v in scale]
     expected = reference_sddmm(x, y, topology, *finite)
@@ -623,7 +628,7 @@ def test_a_dense_matrix_takes_no_more_than_it_may():
         values = jax.core.ShapedArray((*batch, nse), jnp.dtype(dtype))
         x = jax.core.ShapedArray((*x_batch, m if transpose else k, n), jnp.dtype(dtype))
         params = {"dense_on_left": False, "transpose": transpose}
-        return matmul._dense_matrix_pays(params, [values, *pattern, x])
+        return dense_spmm_pays(params, [values, *pattern, x])
 
     assert pays(8192, 16384, 2048) and not pays(8192, 16385, 2048)
     assert pays(8192, 8192, 2048, "float32") and not pays(8192, 8193, 2048, "float32")

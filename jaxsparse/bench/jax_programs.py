@@ -7,7 +7,6 @@ that of the sum of the squares of the output, so that the forward pass is needed
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -178,26 +177,28 @@ def parts_of_pullback(problem: Problem, dtype: str, passed: str) -> Program:
     Two calls, so that each is what it is by itself.
     """
     x, topology = problem.operands(), problem.topology()
+    transposed = topology.T
     sampled = jax.jit(lambda dy, x, topology: sddmm(dy, x, topology).values)
     product = jax.jit(lambda values, dy, transposed: spmm(CSR(values, transposed), dy))
     values = x["values"][np.asarray(topology.permutation)]
-    program = _program(
-        lambda *operands: (),
-        (values, x["x"], x["dy"]),
-        (topology, topology.T),
-        passed,
-        dtype,
-        output=(_cut(topology.nnz),),
-        read=[
-            *_read(topology, {}, _OFFSETS, _COLUMNS, _ORDER),
-            *_read(topology.T, {}, _OFFSETS, _COLUMNS, _ORDER),
-        ],
-    )
+    dense = [jnp.asarray(array).astype(dtype) for array in (values, x["x"], x["dy"])]
+    patterns = [_read(t, {}, _OFFSETS, _COLUMNS, _ORDER) for t in (topology, transposed)]
+    operands, bytes_read = fresh_copies((*dense, topology, transposed), (dense, patterns))
 
     def parts(values: Any, x: Any, dy: Any, topology: Any, transposed: Any) -> Any:
         return sampled(dy, x, topology), product(values, dy, transposed)
 
-    return dataclasses.replace(program, function=parts)
+    def results(out: Any) -> tuple[np.ndarray, ...]:
+        of_values, of_x = (np.asarray(x).astype(np.float64) for x in out)
+        return of_values[: topology.nnz], of_x
+
+    return Program(
+        function=parts,
+        operands=operands,
+        bytes_read=bytes_read,
+        wait=jax.block_until_ready,
+        results=results,
+    )
 
 
 def jaxsparse_sddmm(problem: Problem, dtype: str, passed: str, **options: Any) -> Program:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,15 @@ from jax.interpreters import ad
 from jaxsparse import backend
 from jaxsparse.csr import CSR
 from jaxsparse.ops import arguments
+from jaxsparse.ops.dense_product import (
+    DENSE_IS_FASTER,
+    allowed_precision,
+    dense_sddmm,
+    dense_sddmm_pays,
+    dense_spmm,
+    dense_spmm_pays,
+    reason_for_dense_spmm,
+)
 from jaxsparse.pattern import row_indices
 from jaxsparse.primitive import (
     FfiCall,
@@ -32,12 +41,10 @@ from jaxsparse.primitive import (
     Operation,
     Signature,
     bind,
-    bind_local,
     define_multilinear_jvp,
     define_transpose,
     gathered,
     make_primitive,
-    over_batch,
     undefined,
 )
 from jaxsparse.topology import Topology
@@ -181,7 +188,7 @@ def product(
         "transpose": transpose,
         "dense_on_left": dense_on_left,
         "out_dtype": arguments.result_dtype(operation, dtype, preferred_element_type),
-        "precision": _allowed_precision(precision),
+        "precision": allowed_precision(precision),
         "implementation": implementation,
         "variant": variant,
     }
@@ -286,19 +293,6 @@ def sddmm(
     return CSR(values, topology)
 
 
-# What jax.default_matmul_precision may be for TF32 to be precise enough.
-_ALLOW_TF32 = {
-    *("tensorfloat32", "high", "TF32_TF32_F32"),
-    *("bfloat16", "default", "BF16_BF16_F32"),
-}
-
-
-def _allowed_precision(precision: Any) -> str | None:
-    """The default precision if it was set to one that allows TF32. JAX keys its caches by it."""
-    default = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    return default if precision is None and default in _ALLOW_TF32 else None
-
-
 def _out_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
     return [params["out_dtype"]] * (2 if params.get("with_preactivation") else 1)
 
@@ -362,85 +356,6 @@ def _spmm_xla(
     return [r.T for r in results] if dense_on_left else results
 
 
-def _places(row_offsets: jax.Array, columns: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """Where entries stand in the matrix, row by row, padding behind it; and whether they rise."""
-    nse = columns.shape[0]
-    # As `row_indices`, whose search takes up to eight times as long on a GPU.
-    begun = jnp.zeros(nse, jnp.int32).at[row_offsets[1:-1]].add(1, mode="drop")
-    rows = jnp.cumsum(begun)
-    entries = jnp.arange(nse, dtype=jnp.int32)
-    stored = entries < row_offsets[-1]
-    beyond = (row_offsets.shape[0] - 1) * k
-    places = jnp.where(stored, rows * k + columns.astype(jnp.int32), beyond)
-    return places, jnp.all((places[1:] > places[:-1]) | ~stored[1:])
-
-
-def _spmm_dense(
-    *operands: jax.Array,
-    transpose: bool,
-    dense_on_left: bool,
-    out_dtype: Any,
-    precision: str | None,
-    **epilogue: Any,
-) -> list[jax.Array]:
-    """A dense product where x is finite and no column stands twice, else that of the kernels.
-
-    0 * NaN would spread through a dense product. Of entries in one place their sum would be rounded
-    to 16 bits, and to add them up would need atomic additions, which have no order.
-    """
-    has_bias, activation = epilogue.get("has_bias"), epilogue.get("activation")
-    values, row_offsets, columns, _, t_row_offsets = operands[:5]
-    rank = values.ndim - 1
-    m, k = row_offsets.shape[-1] - 1, t_row_offsets.shape[-1] - 1
-    places, rise = over_batch(functools.partial(_places, k=k), rank, row_offsets, columns)
-    # With an epilogue, rounded after it only.
-    sums = jnp.promote_types(values.dtype, jnp.float32) if epilogue else out_dtype
-
-    def one(values: jax.Array, places: jax.Array, x: jax.Array, *bias: jax.Array) -> Any:
-        matrix = jnp.zeros(m * k, values.dtype)
-        matrix = matrix.at[places].set(
-            values,
-            mode="drop",
-            unique_indices=True,
-            indices_are_sorted=True,
-            wrap_negative_indices=False,
-        )
-        matrix, inner = matrix.reshape(m, k), 0 if transpose else 1
-        left, right = (x, matrix) if dense_on_left else (matrix, x)
-        contracted = ((1,), (inner,)) if dense_on_left else ((inner,), (0,))
-        z = jax.lax.dot_general(
-            left,
-            right,
-            (contracted, ((), ())),
-            # Of any that allow TF32: of less, x might not be finite.
-            precision="tensorfloat32" if precision else jax.lax.Precision.DEFAULT,
-            preferred_element_type=sums,
-        )
-        if has_bias:
-            z = z + jnp.expand_dims(bias[0].astype(sums), 0 if dense_on_left else 1)
-        y = ACTIVATIONS[activation](z).astype(out_dtype)
-        return [y, z.astype(out_dtype)] if epilogue.get("with_preactivation") else [y]
-
-    def by_dense_product(*operands: jax.Array) -> list[jax.Array]:
-        return over_batch(one, rank, operands[_VALUES], places, *operands[_X:])
-
-    def by_kernel(*operands: jax.Array) -> list[jax.Array]:
-        return bind_local(
-            spmm_epilogue_p if epilogue else spmm_p,
-            *operands,
-            transpose=transpose,
-            dense_on_left=dense_on_left,
-            out_dtype=out_dtype,
-            precision=precision,
-            implementation="cuda",
-            variant=None,
-            **epilogue,
-        )
-
-    usual = jnp.all(rise) & jnp.all(jnp.isfinite(operands[_X]))
-    return jax.lax.cond(usual, by_dense_product, by_kernel, *operands)
-
-
 _WITH_X_ON_THE_LEFT = "generic_dots"  # the CUDA variant that takes it so
 
 
@@ -449,16 +364,15 @@ def _spmm_ffi(
 ) -> FfiCall | Instead:
     free = params["implementation"] is None and params["variant"] is None
     remark = ""
-    if platform == "cuda" and free and _dense_matrix_pays(params, avals):
-        dtype, precision = avals[_X].dtype, params["precision"]
-        if dtype.itemsize == 2:
-            reason = f"{_DENSE_IS_FASTER}, and sums in float32 there, too"
-        else:
-            reason = (
-                f"{_DENSE_IS_FASTER}, and jax.default_matmul_precision {precision!r} allows TF32"
+    if platform == "cuda" and free and dense_spmm_pays(params, avals):
+        reason = reason_for_dense_spmm(avals[_X].dtype, params["precision"])
+        if reason is not None:
+            compute = functools.partial(
+                dense_spmm,
+                primitive=spmm_epilogue_p if "activation" in params else spmm_p,
+                activate=ACTIVATIONS[params.get("activation")],
             )
-        if dtype.itemsize == 2 or precision is not None:
-            return Instead(f"{reason}; a kernel where x is not finite", _spmm_dense)
+            return Instead(reason, compute)
         remark = "a dense product is taken to be faster in TF32, but this one is to be exact"
     transpose = params["transpose"]
     operands = ("values", "x", *(TRANSPOSED if transpose else ROWS))
@@ -482,60 +396,6 @@ def _spmm_ffi(
     }
     swapped = ("x", "out", "preactivation") if swap else ()
     return FfiCall(operands, attributes, workspace, swapped, remark)
-
-
-_DENSE_IS_FASTER = "a dense product by cuBLAS is taken to be faster"
-_DENSE_BYTES = 2**28  # that a dense matrix or product may take
-
-
-class _ProductCosts(NamedTuple):
-    """Microseconds of spmm on an H200: for 10^9 multiply-adds, or 10^6 entries or places."""
-
-    # Of kernels: of a dense product if they write its tiles out, times 1 and the density squared;
-    # of the stored entries if these are taken by themselves.
-    tiles: float
-    fullness: float
-    entries: float
-    # Of the dense product, of entries that are written out for it, and places that are cleared.
-    product: float
-    written: float
-    cleared: float
-
-
-# Fitted to the device time of 144 products by kernels and 80 dense ones: 2048 x 2048 to 16384 x
-# 4096, 50 to 98 % sparse, 128 to 2048 columns. Most of them are within 10 %, and at 95 % and more
-# the kernels are up to 1.5 times slower. Behind a permutation they are slower, too.
-_IN_16_BITS = _ProductCosts(9.6, 33, 185, 2.45, 16.5, 1.2)
-_SPMM_COSTS = {
-    "float32": _ProductCosts(19.3, 46, 210, 5.5, 17, 1.95),
-    "bfloat16": _IN_16_BITS,
-    "float16": _IN_16_BITS,
-}
-# To start programs of XLA, and up to 60 for the host to learn whether x is finite, while the GPU
-# waits.
-_DENSE_START = 27 + 60
-
-
-def _dense_matrix_pays(params: dict[str, Any], avals: Sequence[ShapedArray]) -> bool:
-    values, row_offsets, columns, _, t_row_offsets = avals[:5]
-    x = avals[_X]
-    cost = _SPMM_COSTS.get(x.dtype.name)
-    if cost is None or not all(isinstance(size, int) for a in avals for size in a.shape):
-        return False
-    m, k, nse = row_offsets.shape[-1] - 1, t_row_offsets.shape[-1] - 1, columns.shape[-1]
-    n = x.shape[-2 if params["dense_on_left"] else -1]
-    of_matrix = jnp.broadcast_shapes(values.shape[:-1], columns.shape[:-1])
-    matrices = math.prod(of_matrix)
-    products = math.prod(jnp.broadcast_shapes(of_matrix, x.shape[:-2]))
-    if min(k if params["transpose"] else m, n) < 2:
-        return False  # XLA rounds each term of a product with one row or column to 16 bits
-    size = m * k
-    if not size or matrices * size * x.dtype.itemsize > _DENSE_BYTES:
-        return False
-    density, work = nse / size, products * size * n / 1e9
-    kernel = min(cost.tiles + cost.fullness * density**2, cost.entries * density) * work
-    written = matrices * (nse * cost.written + size * cost.cleared) / 1e6
-    return kernel > _DENSE_START + written + cost.product * work
 
 
 # Before tensor cores multiply, a kernel writes planes of 16 bits of the dense operand, and where
@@ -736,36 +596,12 @@ def _sddmm_xla(
     return [jnp.where(rows < m, values, 0).astype(out_dtype)]
 
 
-def _sddmm_dense(*operands: jax.Array, scaled: bool, out_dtype: Any) -> list[jax.Array]:
-    """The entries of a dense product."""
-
-    def one(
-        x: jax.Array, y: jax.Array, offsets: jax.Array, columns: jax.Array, *scale_by: jax.Array
-    ) -> list[jax.Array]:
-        accumulator = jnp.promote_types(x.dtype, jnp.float32)
-        product = jax.lax.dot_general(
-            x,
-            y,
-            (((1,), (1,)), ((), ())),
-            precision=jax.lax.Precision.HIGHEST,
-            preferred_element_type=accumulator,
-        )
-        places, _ = _places(offsets, columns, y.shape[0])
-        values = product.reshape(-1).at[places].get(mode="fill", fill_value=0)
-        if scaled:
-            values = jnp.where(places < product.size, values * scale_by[0].astype(accumulator), 0)
-        return [values.astype(out_dtype)]
-
-    x, y, offsets, columns, *_ = operands
-    return over_batch(one, x.ndim - 2, x, y, offsets, columns, *operands[_SCALE_BY:])
-
-
 def _sddmm_ffi(
     params: dict[str, Any], avals: Sequence[ShapedArray], platform: str
 ) -> FfiCall | Instead:
     free = params["implementation"] is None and params["variant"] is None
-    if platform == "cuda" and free and _dense_product_pays(avals):
-        return Instead(_DENSE_IS_FASTER, _sddmm_dense)
+    if platform == "cuda" and free and dense_sddmm_pays(avals):
+        return Instead(DENSE_IS_FASTER, dense_sddmm)
     y, row_offsets, entries = avals[_SDDMM_Y], avals[2], avals[3].shape[-1]
     workspace = 0
     columns, d = y.shape[-2:]
@@ -774,27 +610,6 @@ def _sddmm_ffi(
         workspace = _preparation_bytes(params["variant"], y, (columns, d), row_offsets, entries)
     operands = ("x", "y", *ROWS, *(("scale_by",) if params["scaled"] else ()))
     return FfiCall(operands, {"workspace": workspace}, workspace)
-
-
-# From so much density on a GPU's dense product, and picking entries of it, is faster. For 8192 x
-# 2048 with d = 512, 98 to 70 % sparse, that takes 52 to 111 us on an H200 in 16 bits, 385 to 445 in
-# float32; kernels would take 62 to 565 and 82 to 757, as predicted from smaller d.
-_DENSE_PAYS = {"float32": 0.15, "bfloat16": 0.015, "float16": 0.015}
-# Least d: up to 256 other kernels stage y or use tensor cores. With so many the dense product takes
-# 0.85 to 2.5 times as long in 16 bits, 1.1 to 2.4 times in float32.
-_DENSE_INNER = 257
-
-
-def _dense_product_pays(avals: Sequence[ShapedArray]) -> bool:
-    x, y, _, columns = avals[:4]
-    if not all(isinstance(size, int) for a in (x, y, columns) for size in a.shape):
-        return False
-    (m, d), k, nse = x.shape[-2:], y.shape[-2], columns.shape[-1]
-    batch = math.prod(jnp.broadcast_shapes(*(a.shape[:-2] for a in (x, y)), columns.shape[:-1]))
-    least = _DENSE_PAYS.get(x.dtype.name, math.inf)
-    size = m * k
-    fits = 0 < 4 * batch * size <= _DENSE_BYTES
-    return fits and d >= _DENSE_INNER and nse > least * size
 
 
 sddmm_p = make_primitive(
