@@ -103,19 +103,30 @@ struct RowBounds {
   }
 };
 
-// The first of a row's entries from this column on, in as many steps whatever it is; of a row in
-// any order some entry, later for later columns.
+// The first of a row's entries from each of some columns on, in as many steps whatever they are; of
+// a row in any order some entries, later ones for later columns. All are looked for at once.
+template <int kCount, typename Index>
+__device__ __forceinline__ void FirstFrom(const Index* columns, int begin, int end,
+                                          const uint32_t (&wanted)[kCount], int (&first)[kCount]) {
+  const Index* before = columns + begin - 1;
+  uint32_t found[kCount] = {};  // that are left of it
+#pragma unroll 1
+  for (uint32_t left = end > begin ? end - begin : 0; left > 0; left /= 2) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const uint32_t middle = found[i] + (left + 1) / 2;
+      if (static_cast<uint32_t>(before[middle]) < wanted[i]) found[i] = middle;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) first[i] = begin + static_cast<int>(found[i]);
+}
 template <typename Index>
 __device__ __forceinline__ int FirstFrom(const Index* columns, int begin, int end,
                                          uint32_t column) {
-  const Index* before = columns + begin - 1;
-  uint32_t found = 0;  // that are left of it
-#pragma unroll 1
-  for (uint32_t left = end > begin ? end - begin : 0; left > 0; left /= 2) {
-    const uint32_t middle = found + (left + 1) / 2;
-    if (static_cast<uint32_t>(before[middle]) < column) found = middle;
-  }
-  return begin + static_cast<int>(found);
+  int first[1];
+  FirstFrom<1>(columns, begin, end, {column}, first);
+  return first[0];
 }
 
 }  // namespace jaxsparse

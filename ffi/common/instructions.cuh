@@ -90,6 +90,18 @@ __device__ __forceinline__ void StoreSharedIf(bool condition, uint32_t address, 
                : "memory");
 }
 
+// Has a number, or an address in memory, computed here, and not again where it is used.
+template <typename T>
+__device__ __forceinline__ void KeepInRegister(T& x) {
+  asm volatile("" : "+r"(x)::"memory");
+}
+template <typename T>
+__device__ __forceinline__ void KeepInRegister(const T*& x) {
+  uint64_t address = __cvta_generic_to_global(x);
+  asm volatile("" : "+l"(address)::"memory");
+  x = static_cast<const T*>(__cvta_global_to_generic(address));
+}
+
 // Adds to a number in shared memory and returns what it was before. It orders nothing else.
 __device__ __forceinline__ uint32_t FetchAndAdd(uint32_t* shared, uint32_t x) {
   const uint32_t address = AddressOfShared(shared);

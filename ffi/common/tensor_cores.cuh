@@ -31,20 +31,6 @@ __device__ __forceinline__ void Split(T x, T y, uint32_t (&words)[1]) {
   words[0] = x.bits | static_cast<uint32_t>(y.bits) << 16;
 }
 
-// One number, by the instruction that converts two: that for one takes four times as long.
-__device__ __forceinline__ void SplitOne(float x, uint32_t (&words)[3]) {
-#pragma unroll
-  for (int plane = 0; plane < 3; ++plane) {
-    const uint32_t upper = BfloatsOfFloats(0, x);
-    words[plane] = upper >> 16;
-    x -= __uint_as_float(upper);
-  }
-}
-template <typename T>
-__device__ __forceinline__ void SplitOne(T x, uint32_t (&words)[1]) {
-  words[0] = x.bits;
-}
-
 // One plane of a tile: rows of kWidth numbers of 16 bits, in chunks of 16 bytes whose order changes
 // from row to row, so that eight rows' chunks of one column lie in different banks.
 template <int kRowCount, int kWidth>

@@ -41,6 +41,33 @@ __device__ __forceinline__ bool Rises(const Index* columns, int begin, int end) 
   return !__any_sync(kAllLanes, falls);
 }
 
+// Writes the starts of kCount times 32 tiles from `tile` on, of a row for each warp of a block.
+// They pass through shared memory, so that rows stand next to one another when they are written.
+template <int kCount, typename Index>
+__device__ __forceinline__ void WriteStartsOfTiles(const Index* columns, int begin, int end,
+                                                   uint32_t tile, uint32_t across, int32_t* to) {
+  const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  uint32_t wanted[kCount];
+  int first[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) wanted[i] = (tile + i * kWarp + lane) * kTileSize;
+  FirstFrom<kCount>(columns, begin, end, wanted, first);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    found_starts[(i * kWarp + lane) * kPrepareRows + warp] = first[i];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const uint32_t t = tile + i * kWarp + threadIdx.x / kPrepareRows;
+    if (t < across) {
+      to[t * kTileSize + threadIdx.x % kPrepareRows] =
+          found_starts[i * kPrepareThreads + threadIdx.x];
+    }
+  }
+  __syncthreads();
+}
+
 // Writes the starts of neighbouring rows of a pattern, one for each warp of a block. All rows of
 // all of the pattern's own batch entries are numbered, those that fill up the last tiles included.
 //
@@ -70,18 +97,12 @@ __device__ __forceinline__ void WriteStartsOfRows(const Pattern& pattern, uint32
   to += static_cast<int64_t>(tile_down) * (across + 1) * kTileSize + row_of_tile;
   if (lane == 0) to[across * kTileSize + warp] = rises ? end : ~end;
   if (!rises) end = begin;
-  // Of some tiles at a time, so that rows stand next to one another when they are written.
+  uint32_t tile = 0;
 #pragma unroll 1
-  for (uint32_t tile = 0; tile < across; tile += kWarp) {
-    found_starts[lane * kPrepareRows + warp] =
-        FirstFrom(columns, begin, end, (tile + lane) * kTileSize);
-    __syncthreads();
-    const uint32_t t = tile + threadIdx.x / kPrepareRows;
-    if (t < across) {
-      to[t * kTileSize + threadIdx.x % kPrepareRows] = found_starts[threadIdx.x];
-    }
-    __syncthreads();
+  for (; tile + kWarp < across; tile += kMostTiles * kWarp) {
+    WriteStartsOfTiles<kMostTiles>(columns, begin, end, tile, across, to);
   }
+  if (tile < across) WriteStartsOfTiles<1>(columns, begin, end, tile, across, to);
 }
 
 }  // namespace jaxsparse

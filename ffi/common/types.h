@@ -118,7 +118,8 @@ JAXSPARSE_INLINE int PlanesOf(DType dtype) { return dtype == DType::kFloat32 ? 3
 constexpr int kTileSize = 64, kPrepareThreads = 256;
 constexpr int kPrepareBlocks = 8;  // of a multiprocessor, so that rows are waited for at once
 constexpr int kPrepareRows = kPrepareThreads / kWarp;  // of which a block finds out the starts
-constexpr int kPrepareBytes = kPrepareThreads * 4;     // of shared memory
+constexpr int kMostTiles = 2;  // times 32, whose starts a warp looks for at once
+constexpr int kPrepareBytes = kMostTiles * kPrepareThreads * 4;  // of shared memory
 
 // The planes of a dense operand in a workspace: of each of its own batch entries, and of so many
 // columns at a time, tiles of kTileSize lines one behind the other, as they are copied to shared

@@ -11,11 +11,12 @@ namespace jaxsparse {
 
 constexpr int kWarpgroup = 4 * kWarp;
 
-// Which of its block's a thread's warpgroup is, in a way that tells a compiler that all lanes
-// agree.
-__device__ __forceinline__ int WarpgroupOfBlock() {
-  return __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+// Which of its block's a thread's warp is, and its warpgroup, in a way that tells a compiler that
+// all lanes agree.
+__device__ __forceinline__ int WarpOfBlock() {
+  return __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarp, 0);
 }
+__device__ __forceinline__ int WarpgroupOfBlock() { return WarpOfBlock() * kWarp / kWarpgroup; }
 
 // A tile of rows of kWidth numbers as they are, with space behind each row, so that lanes that read
 // eight rows find them in different banks.

@@ -33,24 +33,29 @@ enum class SpmmTechnique : int {
   kLateScaling,   // a column becomes a place in x where it is used, not when it is loaded
 };
 
-// On tensor cores: threads of a block, half of which multiply tiles, the others write those of the
-// sparse matrix; tiles of so many rows and inner places, as many of x by so many columns.
-constexpr int kSpmmTensorRole = 256, kSpmmTensorThreads = 2 * kSpmmTensorRole;
+// On tensor cores: threads of each role in a block, one of which multiplies tiles, others write
+// those of the sparse matrix; tiles of so many rows and inner places, as many of x by so many
+// columns.
+constexpr int kSpmmTensorRole = 256;
 constexpr int kSpmmTensorRows = kTileSize;
 constexpr int kSpmmTensorInner = kTileSize;
-// The matrix is written out in planes of 16 bits, or as it is, with space behind each row, to be
-// split by who multiplies, where these have less to do than those who write.
-constexpr bool SpmmWritesPlanes(int planes, int columns) { return planes == 1 || columns > 32; }
-constexpr int kSpmmTensorPitch = kSpmmTensorInner + 8;  // numbers
-// Of a stage, in which as many matrices of 16 bits as x has planes lie; how many stages.
+constexpr int kSpmmTensorPitch = kSpmmTensorInner + 8;  // numbers of float32
+// Of a stage, in which x has so many planes of 16 bits; how many stages. The matrix is written out
+// as it is, in float32 with space behind each row.
 constexpr int SpmmTensorStageBytes(int planes, int columns) {
   return planes * kSpmmTensorInner * columns * 2 +
-         (SpmmWritesPlanes(planes, columns) ? planes * kSpmmTensorRows * kSpmmTensorInner * 2
-                                            : kSpmmTensorRows * kSpmmTensorPitch * 4);
+         kSpmmTensorRows * (planes > 1 ? kSpmmTensorPitch * 4 : kSpmmTensorInner * 2);
 }
 constexpr int SpmmTensorStages(int stage_bytes) {
   constexpr int kMost = 4, kBytes = 216 << 10;
   return kBytes / stage_bytes < kMost ? kBytes / stage_bytes : kMost;
+}
+// Two teams of writers where there are registers for them: a warp waits for most instructions.
+constexpr int SpmmWriterTeams(int planes, int columns) {
+  return planes == 1 || columns <= 32 ? 2 : 1;
+}
+constexpr int SpmmTensorThreads(int planes, int columns) {
+  return (1 + SpmmWriterTeams(planes, columns)) * kSpmmTensorRole;
 }
 constexpr int kSpmmCounterBytes = 16, kSpmmFlagBytes = 8;  // of a stage; of a block
 constexpr int SpmmTensorBytes(int planes, int columns) {

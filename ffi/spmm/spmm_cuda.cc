@@ -166,7 +166,7 @@ KernelSource TensorInstance(const SpmmProblem& p) {
 LaunchShape TensorShape(const SpmmProblem& p) {
   const int columns = TensorColumns(p);
   const int64_t tiles = TensorTiles(p, columns), blocks = p.gpu.multiprocessors;
-  return {tiles < blocks ? tiles : blocks, kSpmmTensorThreads,
+  return {tiles < blocks ? tiles : blocks, SpmmTensorThreads(PlanesOf(p.dtype), columns),
           SpmmTensorBytes(PlanesOf(p.dtype), columns)};
 }
 

@@ -23,14 +23,13 @@
 
 namespace jaxsparse {
 
-// Threads of a block: two warpgroups multiply, behind them come those that write entries, who leave
-// registers to them.
-constexpr int kMultipliers = kSpmmTensorRole, kWriters = kSpmmTensorRole;
-constexpr int kRegistersToMultiply = 160, kRegistersToWrite = 96;
+// Threads of a block: two warpgroups multiply, behind them come those that write entries, in one
+// team or two, of which each has every other stage.
+constexpr int kMultipliers = kSpmmTensorRole, kTeam = kSpmmTensorRole;  // one of writers
 constexpr int kOfMultipliers = 1;  // the barrier at which they meet
 constexpr int kGroups = 2;
 static_assert(kMultipliers == kGroups * kWarpgroup);
-constexpr int kWriterRows = kSpmmTensorRows / (kWriters / kWarp);  // of a warp
+constexpr int kWriterWarps = kTeam / kWarp, kWriterRows = kSpmmTensorRows / kWriterWarps;
 
 // Writes zeros over what a warp has to itself.
 template <int kBytes>
@@ -43,57 +42,41 @@ __device__ __forceinline__ void ClearBytes(uint32_t from) {
   }
 }
 
-// A tile of the matrix in planes, in which a number takes a store for each.
-template <typename T, bool kInPlanes>
+// A tile of the matrix: one plane of 16-bit numbers. Of numbers only what is stored depends on
+// conditions, for which no branch is taken: those took 1.4 times as long.
+template <typename T>
 struct MatrixTile {
   using OfRows = Plane<kSpmmTensorRows, kSpmmTensorInner>;
-  static constexpr int kBytes = kPlanes<T> * OfRows::kBytes;
-  static constexpr int kRowBytes = kSpmmTensorInner * 2;
+  static constexpr int kBytes = OfRows::kBytes, kRowBytes = kSpmmTensorInner * 2;
 
-  // Writes zeros over kRows rows of a warp.
-  template <int kRows>
-  __device__ __forceinline__ static void Clear(uint32_t tile, int row) {
-#pragma unroll
-    for (int plane = 0; plane < kPlanes<T>; ++plane) {
-      ClearBytes<kRows * kRowBytes>(tile + plane * OfRows::kBytes + row * kRowBytes);
-    }
+  // `row` is row number `number` of the tile.
+  __device__ __forceinline__ static uint32_t PlaceOf(uint32_t row, int number, uint32_t column) {
+    return row + (column % kSpmmTensorInner * 2 ^ number % 8 * 16);  // as OfRows::At
   }
-  // `row` is row number `number` of the tile. Only what is stored depends on the condition, for
-  // which no branch is taken: those took 1.4 times as long.
-  __device__ __forceinline__ static void WriteIf(bool condition, uint32_t row, int number,
-                                                 uint32_t column, T value) {
-    const uint32_t place = column % kSpmmTensorInner * 2;
-    const uint32_t at = row + (place ^ number % 8 * 16);  // as OfRows::At
-    uint32_t words[kPlanes<T>];
-    SplitOne(value, words);
-#pragma unroll
-    for (int plane = 0; plane < kPlanes<T>; ++plane) {
-      StoreSharedIf(condition, at + plane * OfRows::kBytes, static_cast<uint16_t>(words[plane]));
-    }
+  __device__ __forceinline__ static void WriteIf(bool condition, uint32_t place, uint32_t bits) {
+    StoreSharedIf(condition, place, static_cast<uint16_t>(bits));
   }
 };
 
-// One of float32 as it is.
+// One of float32 as it is: who multiplies has more time to split it into planes than who writes.
 template <>
-struct MatrixTile<float, false> {
+struct MatrixTile<float> {
   using OfRows = PlainTile<float, kSpmmTensorRows, kSpmmTensorInner>;
   static constexpr int kBytes = OfRows::kBytes, kRowBytes = OfRows::kRowBytes;
   static_assert(OfRows::kPitch == kSpmmTensorPitch);
 
-  template <int kRows>
-  __device__ __forceinline__ static void Clear(uint32_t tile, int row) {
-    ClearBytes<kRows * kRowBytes>(tile + row * kRowBytes);
+  __device__ __forceinline__ static uint32_t PlaceOf(uint32_t row, int, uint32_t column) {
+    return row + column % kSpmmTensorInner * sizeof(float);
   }
-  __device__ __forceinline__ static void WriteIf(bool condition, uint32_t row, int, uint32_t column,
-                                                 float value) {
-    StoreSharedIf(condition, row + column % kSpmmTensorInner * sizeof(float), value);
+  __device__ __forceinline__ static void WriteIf(bool condition, uint32_t place, uint32_t bits) {
+    StoreSharedIf(condition, place, __uint_as_float(bits));
   }
 };
 
 template <typename T, int kColumns>
 struct SpmmTensorShape {
-  static constexpr bool kWritesPlanes = SpmmWritesPlanes(kPlanes<T>, kColumns);
-  using TileA = MatrixTile<T, kWritesPlanes>;
+  using TileA = MatrixTile<T>;
+  static constexpr bool kSplits = kPlanes<T> > 1;
   using PlaneX = BlockPlane<kSpmmTensorInner, kColumns>;
   static constexpr int kXBytes = kPlanes<T> * PlaneX::kBytes;
   static constexpr int kStageBytes = kXBytes + TileA::kBytes;
@@ -102,41 +85,63 @@ struct SpmmTensorShape {
   static constexpr int kFlagAt = kCountersAt + kStages * kSpmmCounterBytes;
   static_assert(kStageBytes == SpmmTensorStageBytes(kPlanes<T>, kColumns));
   static_assert(kStageBytes % 1024 == 0 && kStages >= 3);
+  static constexpr int kTeams = SpmmWriterTeams(kPlanes<T>, kColumns);
+  static constexpr int kThreads = SpmmTensorThreads(kPlanes<T>, kColumns);
+  static_assert(kStages % kTeams == 0);  // so that a stage is always filled by the same one
+  // Writers leave some to multipliers.
+  static constexpr int kRegistersToMultiply = kTeams == 1 ? 160 : kColumns > 64 ? 96 : 80;
+  static constexpr int kRegistersToWrite = kTeams == 1 ? 96 : kColumns > 64 ? 72 : 80;
 };
 
-// Stages that writers fill and multipliers empty, in turn.
+// Stages that writers fill and multipliers empty, in turn. By addresses that stay in registers:
+// writers have few warps, which wait for each instruction.
 template <typename Shape>
 class TileRing {
-  uint64_t* full_;  // counts writers, one more time who has x copied, and bytes of it
-  uint64_t* empty_;
+  static constexpr int kFullAt = Shape::kCountersAt;
+  static constexpr int kEmptyAt = kFullAt + Shape::kStages * sizeof(uint64_t);
+  uint32_t stages_;
   uint32_t stage_ = 0, odd_ = 0;  // the phase that its barriers are in
 
+  // `from` kFullAt, one that counts writers, one more time who has x copied, and bytes of it; from
+  // kEmptyAt, one that counts multipliers.
+  __device__ __forceinline__ uint64_t* Barrier(int from, uint32_t stage) const {
+    return &SharedAt<uint64_t>(stages_ + stage * sizeof(uint64_t) + from);
+  }
+
  public:
-  __device__ explicit TileRing(unsigned char* counters)
-      : full_(reinterpret_cast<uint64_t*>(counters)), empty_(full_ + Shape::kStages) {
+  __device__ explicit TileRing(const unsigned char* stages) : stages_(AddressOfShared(stages)) {
     if (threadIdx.x == 0) {
       for (int stage = 0; stage < Shape::kStages; ++stage) {
-        InitBarrier(full_ + stage, kWriters + 1);
-        InitBarrier(empty_ + stage, kMultipliers);
+        InitBarrier(Barrier(kFullAt, stage), kTeam + 1);
+        InitBarrier(Barrier(kEmptyAt, stage), kMultipliers);
       }
       FenceShared();
     }
     __syncthreads();
   }
 
-  __device__ __forceinline__ uint32_t Stage() const { return stage_ * Shape::kStageBytes; }
-  __device__ __forceinline__ void WaitUntilEmpty() { WaitForPhase(empty_ + stage_, odd_ ^ 1); }
-  __device__ __forceinline__ void WaitUntilFull() { WaitForPhase(full_ + stage_, odd_); }
-  // By one thread.
-  __device__ __forceinline__ void CopyX(unsigned char* stages, const char* planes) {
-    ArriveAndExpect(full_ + stage_, Shape::kXBytes);
-    BulkCopy(stages + Stage(), planes, Shape::kXBytes, full_ + stage_);
+  // For who has a register left: otherwise it is computed again for each stage.
+  __device__ __forceinline__ void KeepAddress() { KeepInRegister(stages_); }
+
+  __device__ __forceinline__ uint32_t Stage() const {
+    return stages_ + stage_ * Shape::kStageBytes;
   }
-  __device__ __forceinline__ void Filled() { Arrive(full_ + stage_); }
-  __device__ __forceinline__ void Emptied() { Arrive(empty_ + stage_); }
-  __device__ __forceinline__ void Next() {
-    if (++stage_ == Shape::kStages) {
-      stage_ = 0;
+  __device__ __forceinline__ void WaitUntilEmpty() {
+    WaitForPhase(Barrier(kEmptyAt, stage_), odd_ ^ 1);
+  }
+  __device__ __forceinline__ void WaitUntilFull() { WaitForPhase(Barrier(kFullAt, stage_), odd_); }
+  // By one thread.
+  __device__ __forceinline__ void CopyX(const char* planes) {
+    uint64_t* full = Barrier(kFullAt, stage_);
+    ArriveAndExpect(full, Shape::kXBytes);
+    BulkCopy(&SharedAt<char>(Stage()), planes, Shape::kXBytes, full);
+  }
+  __device__ __forceinline__ void Filled() { Arrive(Barrier(kFullAt, stage_)); }
+  __device__ __forceinline__ void Emptied() { Arrive(Barrier(kEmptyAt, stage_)); }
+  __device__ __forceinline__ void Next(int stages = 1) {
+    stage_ += stages;
+    if (stage_ >= Shape::kStages) {
+      stage_ -= Shape::kStages;
       odd_ ^= 1;
     }
   }
@@ -165,160 +170,291 @@ class TileFlag {
   }
 };
 
-// The entries of a warp's rows in one tile after another. Four lanes have a row, and hold up to 32
-// of its entries in a tile in registers, each every fourth one, from when the tile but one before
-// it has been written. Of rows that have more, all lanes take the others, one each.
-template <typename T, typename Index, bool kPermuted, typename TileA>
+// The entries of a warp's rows in one tile after another. Four lanes have a row, and hold in
+// registers, from before the tile is written, up to 32 places of its entries in runs of four, which
+// one load brings: what lanes load of a row costs L1 as much, however little it is. Of rows that
+// have more, all lanes take the others, one each.
+template <typename T, typename Index, bool kPermuted, typename Shape>
 class EntriesOfRows {
+  using TileA = typename Shape::TileA;
   static constexpr int kOfRow = kWarp / kWriterRows;
-  static constexpr int kSlots = 8, kHeld = kSlots * kOfRow;
-  static constexpr int kAhead = 64;  // entries, that lines are brought nearer at a time
-  static constexpr int kLongRows = kPermuted ? 1 : 4;  // whose other entries are loaded at once
-  static_assert(kHeld + kWarp == kTileSize);
+  static constexpr int kRun = 4, kRuns = 2;  // of neighbouring entries; of a lane
+  static constexpr int kAtOnce = kOfRow * kRun, kHeld = kRuns * kAtOnce;
+  static constexpr int kLine = 128, kNever = 1 << 30;
+  static constexpr int kLongRows = kPermuted ? 1
+                                   : Shape::kTeams > 1
+                                       ? 2
+                                       : 4;  // whose other entries are loaded at once
   const T* stored_values_;
   const Index* column_indices_;
   const int32_t* permutation_;
-  int last_;               // of all that are stored
+  int skew_;               // how far the first column is from where runs begin
+  int wide_;               // entries from the first one on of which runs are loaded at once
+  const int64_t& stored_;  // entries
+  const char* lines_;      // which the lane brings nearer: of columns, of values or where these are
+  int line_bytes_;         // of an entry there
+  int skipped_;            // entries there: all, if the lane has no line
   int lane_;               // of a row
   int row_;                // the lane's, of the warp's
-  const int32_t* starts_;  // behind those of the tile that `next_` is the end of
-  int left_;               // tiles there
-  int end_ = 0, next_ = 0;
+  const int32_t* starts_;  // of the lane's row
+  int across_;             // tiles
+  int next_;               // the tile whose starts are loaded next
 
- public:
-  struct Held {
-    int begin, count;  // of the row's entries in the tile
-    int most;          // that any of the warp's rows has
-    int columns[kSlots];
-    int places[kSlots];  // of values, if permuted
-    T values[kSlots];
+  // Neighbours as they are loaded: who takes them apart waits for them.
+  template <typename E>
+  struct alignas(kRun * sizeof(E)) Run {
+    static constexpr int kOfWord = sizeof(uint32_t) / sizeof(E), kBits = 32 / kOfWord;
+    uint32_t words[kRun / kOfWord];
+
+    __device__ __forceinline__ uint32_t Bits(int i) const {
+      const uint32_t above = words[i / kOfWord] >> i % kOfWord * kBits;
+      return kBits == 32 ? above : above & 0xffff;
+    }
+    __device__ __forceinline__ void SetBits(int i, uint32_t bits) {
+      words[i / kOfWord] |= bits << i % kOfWord * kBits;
+    }
   };
 
-  // `starts` are those of the warp's first row.
+  template <typename E>
+  __device__ __forceinline__ static int SkewOf(const E* array) {
+    return static_cast<int>(reinterpret_cast<uint64_t>(array) / sizeof(E) % kRun);
+  }
+
+ public:
+  static constexpr int kOfLane = kRuns * kRun;
+  static constexpr int kAhead = 64;  // entries, whose lines are brought nearer at a time
+  struct Held {
+    int start, end;    // of the row's entries in the tile that is held next
+    int begin, count;  // and in the one that is
+    int first;         // place in them of the lane's first run, before the begin perhaps
+    bool two_runs;     // any of the warp's rows has, or even more
+    bool long_rows;
+    Run<Index> columns[kRuns];
+    Run<int32_t> places[kRuns];  // of values, if permuted
+    Run<T> values[kRuns];
+  };
+
+  // `starts` are those of the warp's first row, `first_tile` is the team's.
   template <typename M>
-  __device__ __forceinline__ EntriesOfRows(const M& m, const SpmmProblem& p, const int32_t* starts)
+  __device__ __forceinline__ EntriesOfRows(const M& m, const SpmmProblem& p, const int32_t* starts,
+                                           int first_tile)
       : stored_values_(m.values),
         column_indices_(m.column_indices),
         permutation_(m.permutation),
-        last_(static_cast<int>(p.pattern.nse) - 1),
+        skew_(SkewOf(m.column_indices)),
+        wide_(skew_ == (kPermuted ? SkewOf(m.permutation) : SkewOf(m.values))
+                  ? static_cast<int>(p.pattern.nse)
+                  : 0),
+        stored_(p.pattern.nse),
         lane_(threadIdx.x % kOfRow),
         row_(threadIdx.x % kWarp / kOfRow),
         starts_(starts + row_),
-        left_(static_cast<int>(CeilDivide(p.pattern.columns, kTileSize)) + 1) {
-    TakeStart();  // the first one
-    TakeStart();
+        across_(static_cast<int>(CeilDivide(p.pattern.columns, kTileSize))),
+        next_(first_tile) {
+    const bool of_columns = lane_ % 2 == 0;
+    lines_ = of_columns  ? reinterpret_cast<const char*>(column_indices_)
+             : kPermuted ? reinterpret_cast<const char*>(permutation_)
+                         : reinterpret_cast<const char*>(stored_values_);
+    line_bytes_ = of_columns ? sizeof(Index) : kPermuted ? sizeof(int32_t) : sizeof(T);
+    const int at = lane_ / 2 * kLine;
+    lines_ += at;
+    skipped_ = at < kAhead * line_bytes_ ? 0 : kNever;
+    // Or they would be computed again for each tile.
+    KeepInRegister(column_indices_);
+    if constexpr (kPermuted) KeepInRegister(permutation_);
+    else KeepInRegister(stored_values_);
+    KeepInRegister(lines_);
+    KeepInRegister(line_bytes_);
+    KeepInRegister(skipped_);
+    KeepInRegister(skew_);
+    KeepInRegister(wide_);
+    KeepInRegister(lane_);
+    KeepInRegister(row_);
   }
 
-  // Loads what the next tile has, if there is one. Half of the lanes of a row bring columns nearer,
-  // the others values or where these are.
-  __device__ __forceinline__ void Load(Held& held) {
-    if (left_ < 0) return;
-    held.begin = end_;
-    TakeStart();
-    held.count = end_ - held.begin;
-    held.most = __reduce_max_sync(kAllLanes, held.count);
-    const int first = held.begin + lane_;
-    const Index* columns = column_indices_ + first;
-    ForEach(held, [&](int j, bool stored) {
-      // What would keep its value if nothing is loaded would take a register for the whole loop.
-      if constexpr (kPermuted) held.places[j] = 0;
-      if (!stored) return;
-      held.columns[j] = static_cast<int>(columns[j * kOfRow]);
-      if constexpr (kPermuted) held.places[j] = (permutation_ + first)[j * kOfRow];
-      else held.values[j] = (stored_values_ + first)[j * kOfRow];
-    });
-    int ahead = held.begin + (1 + lane_ / 2) * kAhead;
-    if (ahead > last_) ahead = last_;
-    if (ahead < 0) return;
-    if (lane_ % 2 == 0) Prefetch(column_indices_ + ahead);
-    else if constexpr (kPermuted) Prefetch(permutation_ + ahead);
-    else Prefetch(stored_values_ + ahead);
+  // Loads where the next tile begins and ends that the team writes; behind the last one there is
+  // nothing. That is not waited for before the tile is loaded.
+  __device__ __forceinline__ void LoadStarts(Held& held) {
+    const int start = next_ < across_ ? next_ : across_;
+    const int end = next_ < across_ ? next_ + 1 : across_;
+    held.start = starts_[start * kTileSize];
+    held.end = starts_[end * kTileSize];
+    next_ += Shape::kTeams;
+  }
+
+  // Brings lines nearer of so many entries from a multiple of as many on.
+  __device__ __forceinline__ void BringNearer(int multiple) const {
+    const unsigned from = multiple * kAhead + skipped_;
+    if (from < static_cast<unsigned>(stored_)) {
+      Prefetch(lines_ + static_cast<uint64_t>(from) * line_bytes_);
+    }
+  }
+
+  // Loads what the tile has, and where the one behind it begins, which `next` is to hold.
+  __device__ __forceinline__ void Load(Held& held, Held& next) {
+    held.begin = held.start;
+    held.count = held.end > held.start ? held.end - held.start : 0;
+    const int behind = held.begin + held.count;
+    LoadStarts(next);
+    const int before = held.begin + skew_ & kRun - 1;
+    held.first = lane_ * kRun - before;
+    held.two_runs = __any_sync(kAllLanes, before + held.count > kAtOnce);
+    held.long_rows = __any_sync(kAllLanes, before + held.count > kHeld);
+    const int entry = held.begin + held.first;
+    // What would keep its value if nothing is loaded would take a register for the whole loop.
+    if constexpr (kPermuted) held.places[0] = held.places[1] = {};
+    if (entry + kHeld - kAtOnce + kRun <= wide_) {
+      ForEachRun([&](int run, int first) {
+        if (first + held.first >= held.count || held.count == 0) return;
+        LoadRun(column_indices_ + (entry + first), held.columns[run]);
+        if constexpr (kPermuted) LoadRun(permutation_ + (entry + first), held.places[run]);
+        else LoadRun(stored_values_ + (entry + first), held.values[run]);
+      });
+    } else {
+      ForEachRun([&](int run, int first) {
+        LoadSome(column_indices_, held, first, held.columns[run]);
+        if constexpr (kPermuted) LoadSome(permutation_, held, first, held.places[run]);
+        else LoadSome(stored_values_, held, first, held.values[run]);
+      });
+    }
+    // L1 has room for few lines: whenever the row comes to others.
+    if ((held.begin ^ behind) >= kAhead) BringNearer(behind / kAhead + 2);
   }
   // What has to wait for that.
   __device__ __forceinline__ void LoadPermuted(Held& held) const {
     if constexpr (kPermuted) {
-      ForEach(held, [&](int j, bool stored) {
-        held.values[j] = {};
-        if (stored) held.values[j] = stored_values_[held.places[j]];
+      ForEachRun([&](int run, int first) {
+        held.values[run] = {};
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) {
+          if (IsStored(held, held.first + first + i)) {
+            held.values[run].SetBits(i, BitsOf(stored_values_[held.places[run].Bits(i)]));
+          }
+        }
       });
     }
   }
 
-  // Writes the entries to the tile from the warp's first row on, where all is 0 yet.
-  __device__ __forceinline__ void Write(const Held& held, uint32_t tile) const {
-    if (held.most <= kHeld) {
-      WriteHeld(held, tile);
+  // Where in the tile, from the warp's first row on, the lane's entries belong, for which it waits
+  // until columns are there.
+  __device__ __forceinline__ void Place(const Held& held, uint32_t tile,
+                                        uint32_t (&places)[kOfLane]) const {
+    const uint32_t row = tile + row_ * TileA::kRowBytes;
+    ForEachRun([&](int run, int) {
+      if (run > 0 && !held.two_runs) return;
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        uint32_t& place = places[run * kRun + i];
+        place = TileA::PlaceOf(row, row_, held.columns[run].Bits(i));
+        KeepInRegister(place);
+      }
+    });
+  }
+
+  // Writes the entries to the tile, where all is 0 yet.
+  __device__ __forceinline__ void Write(const Held& held, const uint32_t (&places)[kOfLane],
+                                        uint32_t tile) const {
+    if (!held.long_rows) {
+      WriteHeld(held, places);
       return;
     }
-    unsigned rows = __ballot_sync(kAllLanes, lane_ == 0 && held.count > kHeld);
-    LongRows long_rows(*this, held, rows);
-    WriteHeld(held, tile);
+    // A bit for each part of a row that its lanes do not hold.
+    const int left = held.count - (held.first - lane_ * kRun + kHeld);
+    unsigned parts = __ballot_sync(kAllLanes, left > lane_ * kWarp);
+    LongRows long_rows(*this, held, parts);
+    WriteHeld(held, places);
     while (true) {
       long_rows.Write(tile);
-      if (rows == 0) return;
-      long_rows = LongRows(*this, held, rows);
+      if (parts == 0) return;
+      long_rows = LongRows(*this, held, parts);
     }
   }
 
-  // Whether columns rise, at the last tile.
-  __device__ __forceinline__ bool IsOrdered() const { return end_ >= 0; }
+  // Whether the row's columns rise.
+  __device__ __forceinline__ bool IsOrdered() const { return starts_[across_ * kTileSize] >= 0; }
 
  private:
-  // Of some rows the entries that their lanes do not hold.
+  // Of some rows as many entries as a warp has lanes that the row's do not hold.
   struct LongRows {
     int rows[kLongRows];
     bool stored[kLongRows];
     int columns[kLongRows];
     T values[kLongRows];
 
-    // `left`: a bit for the first lane of each row, which is cleared when it is taken.
+    // `left`: the lowest bits are cleared, as many as are taken.
     __device__ __forceinline__ LongRows(const EntriesOfRows& entries, const Held& held,
                                         unsigned& left) {
       const int lane = threadIdx.x % kWarp;
 #pragma unroll
       for (int r = 0; r < kLongRows; ++r) {
         const int from = left == 0 ? 0 : __ffs(static_cast<int>(left)) - 1;
-        const int at = __shfl_sync(kAllLanes, held.begin, from) + kHeld + lane;
-        const int count = __shfl_sync(kAllLanes, held.count, from);
+        const int part = from % kOfRow;
+        const int first = __shfl_sync(kAllLanes, held.first, from) - part * kRun;
+        const int at = first + kHeld + part * kWarp + lane;
+        const int begin = __shfl_sync(kAllLanes, held.begin, from);
         rows[r] = from / kOfRow;
-        stored[r] = left != 0 && kHeld + lane < count;
+        stored[r] = left != 0 && at < __shfl_sync(kAllLanes, held.count, from);
         columns[r] = 0;
         values[r] = {};
         left &= left - 1;
         if (!stored[r]) continue;
-        columns[r] = static_cast<int>(entries.column_indices_[at]);
-        values[r] = entries.stored_values_[kPermuted ? entries.permutation_[at] : at];
+        const int entry = begin + at;
+        columns[r] = static_cast<int>(entries.column_indices_[entry]);
+        values[r] = entries.stored_values_[kPermuted ? entries.permutation_[entry] : entry];
       }
     }
     __device__ __forceinline__ void Write(uint32_t tile) const {
 #pragma unroll
       for (int r = 0; r < kLongRows; ++r) {
-        TileA::WriteIf(stored[r], tile + rows[r] * TileA::kRowBytes, rows[r], columns[r],
-                       values[r]);
+        TileA::WriteIf(stored[r],
+                       TileA::PlaceOf(tile + rows[r] * TileA::kRowBytes, rows[r], columns[r]),
+                       BitsOf(values[r]));
       }
     }
   };
 
-  // Takes the start of the next tile but one, which is not waited for before that one is next.
-  __device__ __forceinline__ void TakeStart() {
-    end_ = next_;
-    if (left_ > 0) next_ = *starts_;
-    starts_ += kTileSize;
-    --left_;
+  __device__ __forceinline__ static uint32_t BitsOf(float x) { return __float_as_uint(x); }
+  __device__ __forceinline__ static uint32_t BitsOf(bfloat16 x) { return x.bits; }
+  __device__ __forceinline__ static uint32_t BitsOf(float16 x) { return x.bits; }
+  __device__ __forceinline__ static uint32_t BitsOf(uint16_t x) { return x; }
+  __device__ __forceinline__ static uint32_t BitsOf(int32_t x) { return x; }
+  // Whether the row has so many entries in the tile; those before its begin are none.
+  __device__ __forceinline__ static bool IsStored(const Held& held, int place) {
+    return static_cast<unsigned>(place) < static_cast<unsigned>(held.count);
   }
 
-  // Calls with each of the lane's slots that the warp has entries for, and whether the lane has.
-  template <typename Function>
-  __device__ __forceinline__ void ForEach(const Held& held, Function function) const {
+  template <typename E>
+  __device__ __forceinline__ static void LoadRun(const E* from, Run<E>& run) {
+    run = *reinterpret_cast<const Run<E>*>(from);
+  }
+  // The same of those that the row has, one by one; `first` is the run's place behind the lane's
+  // first.
+  template <typename E>
+  __device__ __forceinline__ static void LoadSome(const E* array, const Held& held, int first,
+                                                  Run<E>& run) {
+    run = {};
 #pragma unroll
-    for (int j = 0; j < kSlots; ++j) {
-      if (j % 2 == 0 && held.most <= j * kOfRow) return;  // fewer branches than slots
-      function(j, j * kOfRow < held.count - lane_);
+    for (int i = 0; i < kRun; ++i) {
+      const int place = held.first + first + i;
+      if (IsStored(held, place)) run.SetBits(i, BitsOf(array[held.begin + place]));
     }
   }
-  __device__ __forceinline__ void WriteHeld(const Held& held, uint32_t tile) const {
-    ForEach(held, [&](int j, bool stored) {
-      TileA::WriteIf(stored, tile + row_ * TileA::kRowBytes, row_, held.columns[j], held.values[j]);
+
+  // Calls with each of a lane's runs and its place behind the lane's first.
+  template <typename Function>
+  __device__ __forceinline__ static void ForEachRun(Function function) {
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run) function(run, run * kAtOnce);
+  }
+  __device__ __forceinline__ void WriteHeld(const Held& held,
+                                            const uint32_t (&places)[kOfLane]) const {
+    ForEachRun([&](int run, int first) {
+      if (run > 0 && !held.two_runs) return;
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        TileA::WriteIf(IsStored(held, held.first + first + i), places[run * kRun + i],
+                       held.values[run].Bits(i));
+      }
     });
   }
 };
@@ -369,10 +505,11 @@ __device__ __forceinline__ Preparation PreparationOf(const SpmmProblem& p) {
 }
 
 // Writes the entries of a tile of the result to the stages, and has its planes of x copied there.
-// Returns whether the entries were in order.
+// Returns whether the entries were in order. `first_step` is the team's, of this tile and then of
+// the next one.
 template <typename T, typename Out, typename Index, int kColumns, bool kPermuted, typename Shape>
 __device__ __forceinline__ bool WriteStages(const SpmmProblem& p, const ResultTile<kColumns>& tile,
-                                            unsigned char* stages, TileRing<Shape>& ring) {
+                                            int& first_step, TileRing<Shape>& ring) {
   using TileA = typename Shape::TileA;
   const Matrices<T, Out, Index> m(p, tile.entry);
   const Preparation prepared = PreparationOf<T, kColumns>(p);
@@ -383,51 +520,70 @@ __device__ __forceinline__ bool WriteStages(const SpmmProblem& p, const ResultTi
   const int64_t own = OwnEntry(p.batch, p.pattern.row_offsets, tile.entry);
   const int32_t* starts =
       prepared.StartsIn(p.workspace) + prepared.starts.At(own, tile.first_row / kTileSize);
-  using Entries = EntriesOfRows<T, Index, kPermuted, TileA>;
-  const int writer = threadIdx.x - kMultipliers, steps = StepsOf(p);
-  const int first_row = writer / kWarp * kWriterRows;
-  Entries entries(m, p, starts + first_row);
-  const auto write = [&](int step, auto& held, auto& next) {
-    entries.LoadPermuted(next);
+  using Entries = EntriesOfRows<T, Index, kPermuted, Shape>;
+  const int steps = StepsOf(p);
+  const int writer = WarpOfBlock() - kMultipliers / kWarp;
+  const int warp = writer % kWriterWarps;
+  const int first_row = warp * kWriterRows;
+  int step = first_step;
+  Entries entries(m, p, starts + first_row, step);
+  const auto write = [&](auto& held, auto& next) {
+    const uint32_t tile = ring.Stage() + Shape::kXBytes;
+    const uint32_t rows = tile + first_row * TileA::kRowBytes;
+    uint32_t places[Entries::kOfLane];
+    entries.Place(held, rows, places);
     ring.WaitUntilEmpty();
-    if (writer == 0) ring.CopyX(stages, x + step * planes.tile_bytes);
-    const uint32_t tile = AddressOfShared(stages) + ring.Stage() + Shape::kXBytes;
-    TileA::template Clear<kWriterRows>(tile, first_row);
+    if (step / Shape::kTeams % kWriterWarps == warp) {  // in turn, as it takes a while
+      if (threadIdx.x % kWarp == 0) ring.CopyX(x + step * planes.tile_bytes);
+      __syncwarp();
+    }
+    // Who waits for loads waits for all of them: so these were waited for before there are others.
+    if constexpr (kPermuted) entries.LoadPermuted(next);
+    else entries.Load(next, held);
+    ClearBytes<kWriterRows * TileA::kRowBytes>(rows);
     __syncwarp();
-    entries.Write(held, tile + first_row * TileA::kRowBytes);
+    entries.Write(held, places, rows);
     ring.Filled();
-    ring.Next();
-    entries.Load(held);
+    ring.Next(Shape::kTeams);
+    step += Shape::kTeams;
+    if constexpr (kPermuted) entries.Load(held, next);
   };
+  ring.KeepAddress();
   typename Entries::Held held[2] = {};
-  entries.Load(held[0]);
-  entries.Load(held[1]);
-  entries.LoadPermuted(held[0]);
-#pragma unroll 1
-  for (int step = 0; step < steps; step += 2) {
-    write(step, held[0], held[1]);
-    if (step + 1 < steps) write(step + 1, held[1], held[0]);
+  entries.LoadStarts(held[0]);
+  entries.BringNearer(held[0].start / Entries::kAhead + 1);
+  entries.BringNearer(held[0].start / Entries::kAhead + 2);
+  entries.Load(held[0], held[1]);
+  if constexpr (kPermuted) {
+    entries.Load(held[1], held[0]);
+    entries.LoadPermuted(held[0]);
   }
+#pragma unroll 1
+  while (step < steps) {
+    write(held[0], held[1]);
+    if (step < steps) write(held[1], held[0]);
+  }
+  first_step = step - steps;
   return entries.IsOrdered();
 }
 
 // Multiplies what is in a warpgroup's stages of a tile of the result.
 template <typename Product, typename Shape>
-__device__ __forceinline__ void MultiplyStages(const SpmmProblem& p, unsigned char* stages,
-                                               int group, TileRing<Shape>& ring, Product& product) {
+__device__ __forceinline__ void MultiplyStages(const SpmmProblem& p, int group,
+                                               TileRing<Shape>& ring, Product& product) {
   const int steps = StepsOf(p);
   for (int step = 0; step < steps; ++step, ring.Next()) {
     // Of the other one's stages, too: who left phases out could take a later one for its own.
     ring.WaitUntilFull();
     if (step % kGroups == group) {
-      const uint32_t stage = AddressOfShared(stages) + ring.Stage();
+      const uint32_t stage = ring.Stage();
       using OfRows = typename Shape::TileA::OfRows;
-      if constexpr (Shape::kWritesPlanes) {
-        product.template AddPlanes<OfRows, kSpmmTensorInner, typename Shape::PlaneX, true>(
-            stages + ring.Stage() + Shape::kXBytes, stage);
-      } else {
+      if constexpr (Shape::kSplits) {
         product.template Add<OfRows::kPitch, kSpmmTensorInner, typename Shape::PlaneX, true>(
             stage + Shape::kXBytes, stage);
+      } else {
+        product.template AddPlanes<OfRows, kSpmmTensorInner, typename Shape::PlaneX, true>(
+            &SharedAt<unsigned char>(stage + Shape::kXBytes), stage);
       }
     }
     ring.Emptied();
@@ -479,31 +635,33 @@ __global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocks)
 }
 
 template <typename T, typename Out, typename Index, int kColumns, bool kPermuted>
-__global__ void __launch_bounds__(kSpmmTensorThreads, 1)
+__global__ void __launch_bounds__(SpmmTensorThreads(kPlanes<T>, kColumns), 1)
     SpmmTensorCores(const __grid_constant__ SpmmProblem p) {
   using Shape = SpmmTensorShape<T, kColumns>;
   using Tile = ResultTile<kColumns>;
   extern __shared__ __align__(1024) unsigned char spmm_stages[];
-  TileRing<Shape> ring(spmm_stages + Shape::kCountersAt);
+  TileRing<Shape> ring(spmm_stages);
   TileFlag inexact(spmm_stages + Shape::kFlagAt);
   const int64_t tiles = Tile::Count(p);
   if (threadIdx.x >= kMultipliers) {
-    GiveUpRegisters<kRegistersToWrite>();
+    GiveUpRegisters<Shape::kRegistersToWrite>();
+    int step = WarpgroupOfBlock() * kWarpgroup / kTeam - 1;  // the team's first one
+    ring.Next(step);
     for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
       const bool ordered =
-          WriteStages<T, Out, Index, kColumns, kPermuted>(p, Tile(p, t), spmm_stages, ring);
+          WriteStages<T, Out, Index, kColumns, kPermuted>(p, Tile(p, t), step, ring);
       inexact.Raise(!ordered);
-      WaitAt<kSpmmTensorThreads>(kAllThreads);
+      WaitAt<Shape::kThreads>(kAllThreads);
       inexact.Next();
-      WaitAt<kSpmmTensorThreads>(kAllThreads);
+      WaitAt<Shape::kThreads>(kAllThreads);
     }
     return;
   }
-  TakeRegisters<kRegistersToMultiply>();
+  TakeRegisters<Shape::kRegistersToMultiply>();
   const int group = WarpgroupOfBlock();
   for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
     WarpgroupProduct<T, kColumns> product;
-    MultiplyStages(p, spmm_stages, group, ring, product);
+    MultiplyStages(p, group, ring, product);
     using Sums = SumTiles<kColumns>;
     static_assert(kGroups * Sums::kBytes <= Shape::kCountersAt);
     float not_finite = 0;  // NaN, if a sum is not
@@ -512,7 +670,7 @@ __global__ void __launch_bounds__(kSpmmTensorThreads, 1)
       not_finite += high * 0.0f;
     });
     inexact.Raise(!(not_finite == 0));
-    WaitAt<kSpmmTensorThreads>(kAllThreads);
+    WaitAt<Shape::kThreads>(kAllThreads);
     const bool exact = !inexact.IsRaised();
     inexact.Next();
     const Tile tile(p, t);
@@ -529,7 +687,7 @@ __global__ void __launch_bounds__(kSpmmTensorThreads, 1)
       MultiplyEntryByEntry<kColumns, T>(p, Matrices<T, Out, Index>(p, tile.entry), tile.first_row,
                                         tile.first_column);
     }
-    WaitAt<kSpmmTensorThreads>(kAllThreads);
+    WaitAt<Shape::kThreads>(kAllThreads);
   }
 }
 
