@@ -97,7 +97,8 @@ def _checked(case: OperationCase) -> Check:
             results, COMPUTATIONS[name], _expected(case.problem, name, case.dtype), strict=True
         )
     ]
-    limit = TOLERANCE[case.implementation.precision or case.dtype]
+    implementation = case.implementation
+    limit = TOLERANCE[implementation.precision or case.dtype] * implementation.leeway
     return Check(max(error for error, _ in compared), limit, sum(rows for _, rows in compared))
 
 
