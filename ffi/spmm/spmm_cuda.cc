@@ -120,20 +120,23 @@ int64_t TensorTiles(const SpmmProblem& p, int columns) {
 }
 
 // Microseconds if a block multiplies by so many columns of x, with the kernel before but for
-// planes. Fitted to 54 problems of 32 and 128 columns, 1024 x 1024 to 8192 x 2048 and 4096 x 4096,
-// 10 to 30 % stored: half of the predictions are within 2 %, all within 8 %.
+// planes. Fitted to 72 problems of 32 to 128 columns, 1024 x 1024 to 24576 x 8192, 10 to 30 %
+// stored: half of the predictions are within 2 %, all within 11 %.
 double TensorMicroseconds(const SpmmProblem& p, int columns) {
   struct Fit {
     int planes, columns;
-    double start, step, of_entries;  // of a step if all were stored
+    // Of a step: by itself, if all were stored, if all multiprocessors have x copied at once.
+    double start, step, of_entries, of_copies;
   };
-  constexpr Fit kFits[] = {{3, 32, 7.3, 0.605, 0.58}, {3, 64, 8.6, 0.71, 1.14},
-                           {3, 128, 10, 1.12, 0.71},  {1, 32, 7.4, 0.48, 0.59},
-                           {1, 64, 8.8, 0.48, 0.51},  {1, 128, 8.5, 0.6, 0.29}};
+  constexpr Fit kFits[] = {{3, 32, 8.75, 0.549, 0.421, 0.067},  {3, 64, 9.48, 0.481, 0.444, 0.25},
+                           {3, 128, 11.5, 0.297, 0.388, 0.896}, {1, 32, 8.33, 0.241, 0.331, 0.036},
+                           {1, 64, 8.58, 0.219, 0.4, 0.078},    {1, 128, 10.8, 0.035, 0.351, 0.51}};
   constexpr double kForEntries = 1.5e-6;
   const double places =
       static_cast<double>(p.pattern.rows) * static_cast<double>(p.pattern.columns);
   const double density = places > 0 ? static_cast<double>(p.pattern.nse) / places : 0;
+  const auto tiles = static_cast<double>(TensorTiles(p, columns));
+  const double busy = tiles < p.gpu.multiprocessors ? tiles / p.gpu.multiprocessors : 1;
   const double steps =
       static_cast<double>(CeilDivide(TensorTiles(p, columns), p.gpu.multiprocessors) *
                           CeilDivide(p.pattern.columns, kSpmmTensorInner));
@@ -141,7 +144,8 @@ double TensorMicroseconds(const SpmmProblem& p, int columns) {
     if (fit.planes != PlanesOf(p.dtype) || fit.columns != columns) continue;
     // Behind a permutation, places are loaded before values are: by estimate, not measured.
     const double waits = p.pattern.permutation.data == nullptr ? 0 : 1.2;
-    return fit.start + steps * (fit.step + waits + density * fit.of_entries) +
+    return fit.start +
+           steps * (fit.step + waits + density * fit.of_entries + busy * fit.of_copies) +
            static_cast<double>(p.batch.count * p.pattern.nse) * kForEntries;
   }
   return kOnDemand;
@@ -291,27 +295,32 @@ double StagedCost(const SpmmProblem& p) {
   return StagedClocks(p, StagingOf(p)) / kClocksOfMicrosecond;
 }
 
-// Fitted to the 72 matrices that are named above, of 64 to 2048 columns, and to 10 uniformly random
-// ones of 32 to 256, 1024 x 1024 to 65536 x 2048, 0.5 to 30 % stored: half of the predictions are
-// within 7 %. Where rows are very uneven it takes up to 2.2 times as long.
+// Clocks are fitted to uniformly random matrices, 1024 x 1024 to 65536 x 2048, 0.5 to 30 % stored,
+// of 32 to 256 columns; the rest in float32 to 28 problems on which it is the fastest, layers of a
+// Transformer and of ResNet-50 and the smaller ones of the RNN set, most of them within 8 %. Where
+// rows are very uneven it takes up to 2.2 times as long.
 double TiledCost(const SpmmProblem& p) {
-  constexpr double kStart = 2, kWave = 2.15;  // of blocks that run at once
+  struct Fit {
+    double start, wave;         // of blocks that run at once
+    double shared, own;         // of a wait of a group, with others or by itself
+    double of_entry, of_lanes;  // clocks of a multiprocessor for an entry of a tile
+  };
+  constexpr Fit kWide{1.36, 2.26, 0.456, 0.505, 1.1, 0.1425};
+  constexpr Fit kNarrow{2, 2.15, 0.16, 1.6, 0.86, 0.266};  // numbers of 16 bits are converted
+  const Fit& fit = SizeOf(p.dtype) == 2 ? kNarrow : kWide;
   const Tiling tiling = TilingOf(p);
   const double waves =
       static_cast<double>(TiledBlocks(p, tiling)) / static_cast<double>(TiledBlocksAtOnce(p));
-  // Clocks of a multiprocessor for an entry of a tile. Numbers of 16 bits are converted.
-  const bool is_narrow = SizeOf(p.dtype) == 2;
   const double permuted = p.pattern.permutation.data == nullptr ? 0 : 2.5;
-  const double entry =
-      permuted + (is_narrow ? 0.86 + tiling.lanes * 0.266 : 1.1 + tiling.lanes * 0.1425);
+  const double entry = permuted + fit.of_entry + tiling.lanes * fit.of_lanes;
   const auto tiles = static_cast<double>(CeilDivide(p.n, tiling.lanes * tiling.vector));
   const double entries = static_cast<double>(p.batch.count * p.pattern.nse) * tiles;
   // A group waits for memory each time: with a row to itself the first two times, then there are
   // other groups' loads; if it shares long ones, until the block's last group is done.
   const double times = MeanLength(p) * tiling.rows / (tiling.at_once * GroupsOf(tiling));
-  const double waits = tiling.rows < GroupsOf(tiling) ? (is_narrow ? 0.16 : 0.65) * times
-                                                      : 1.6 * (times < 2 ? times : 2);
-  return kStart + kWave * (waves > 1 ? waves : 1) + waits +
+  const double waits =
+      tiling.rows < GroupsOf(tiling) ? fit.shared * times : fit.own * (times < 2 ? times : 2);
+  return fit.start + fit.wave * (waves > 1 ? waves : 1) + waits +
          entries * entry / (p.gpu.multiprocessors * kClocksOfMicrosecond);
 }
 
