@@ -5,9 +5,10 @@
 //
 // A kernel before it splits x into planes of 16 bits (common/tensor_cores.cuh) and leaves them in
 // the workspace, tile by tile as they are copied to shared memory; and it finds out where the
-// entries of each row in each tile begin. Half of a block's warps write tiles of the matrix out and
+// entries of each row in each tile begin. Some of a block's warps write tiles of the matrix out and
 // have those of x copied, the others, two warpgroups, multiply: they share a ring of stages, take
-// every other one, and in the end add up what they have.
+// every other one, and in the end add up what they have. Who writes waits for its instructions more
+// than for memory: hence two teams, if registers allow, and what saves instructions there.
 //
 // A number that is infinite or NaN, or too large for a plane, makes sums that are not finite: zeros
 // of the tile meet a NaN of x. These, and columns that are not in order or stand twice, make the
@@ -16,8 +17,9 @@
 // Floors: 6 * rows * columns * n multiply-adds of tensor cores in float32, a sixth of them in 16
 // bits, of which a multiprocessor does 2,048 a clock. From shared memory at 128 bytes a clock, for
 // a tile of 64 x 64 and 128 columns in float32: 96 KB that tensor cores read of x and 48 that are
-// copied of it, 24 each to clear and to read the tile, and the entries. From memory the entries, x
-// and the result, once each; from L2 x as often as there are tiles down the result.
+// copied of it, 18 each to clear and to read the tile, and the entries. From memory the entries, x
+// and the result, once each; from L2, at 42 bytes a clock, x as often as there are tiles down the
+// result.
 #include "common/prepare.cuh"
 #include "spmm/matrices.cuh"
 
