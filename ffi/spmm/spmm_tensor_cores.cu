@@ -183,19 +183,17 @@ class EntriesOfRows {
   static constexpr int kRun = 4, kRuns = 2;  // of neighbouring entries; of a lane
   static constexpr int kAtOnce = kOfRow * kRun, kHeld = kRuns * kAtOnce;
   static constexpr int kLine = 128, kNever = 1 << 30;
-  static constexpr int kLongRows = kPermuted ? 1
-                                   : Shape::kTeams > 1
-                                       ? 2
-                                       : 4;  // whose other entries are loaded at once
+  // Rows whose other entries are loaded at once, as registers have room for them.
+  static constexpr int kLongRows = kPermuted ? 1 : Shape::kTeams > 1 ? 2 : 4;
   const T* stored_values_;
   const Index* column_indices_;
   const int32_t* permutation_;
   int skew_;               // how far the first column is from where runs begin
-  int wide_;               // entries from the first one on of which runs are loaded at once
+  int wide_;               // entries in front of which runs are loaded at once
   const int64_t& stored_;  // entries
   const char* lines_;      // which the lane brings nearer: of columns, of values or where these are
   int line_bytes_;         // of an entry there
-  int skipped_;            // entries there: all, if the lane has no line
+  int skipped_;            // entries: beyond all, if the lane has no line
   int lane_;               // of a row
   int row_;                // the lane's, of the warp's
   const int32_t* starts_;  // of the lane's row
