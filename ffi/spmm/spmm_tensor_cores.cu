@@ -193,7 +193,7 @@ class EntriesOfRows {
   const int64_t& stored_;  // entries
   const char* lines_;      // which the lane brings nearer: of columns, of values or where these are
   int line_bytes_;         // of an entry there
-  int skipped_;            // entries: beyond all, if the lane has no line
+  int skipped_;            // entries of other lanes' lines; all, if it has none
   int lane_;               // of a row
   int row_;                // the lane's, of the warp's
   const int32_t* starts_;  // of the lane's row
@@ -256,9 +256,8 @@ class EntriesOfRows {
              : kPermuted ? reinterpret_cast<const char*>(permutation_)
                          : reinterpret_cast<const char*>(stored_values_);
     line_bytes_ = of_columns ? sizeof(Index) : kPermuted ? sizeof(int32_t) : sizeof(T);
-    const int at = lane_ / 2 * kLine;
-    lines_ += at;
-    skipped_ = at < kAhead * line_bytes_ ? 0 : kNever;
+    const int line = lane_ / 2 * kLine / line_bytes_;
+    skipped_ = line < kAhead ? line : kNever;
     // Or they would be computed again for each tile.
     KeepInRegister(column_indices_);
     if constexpr (kPermuted) KeepInRegister(permutation_);

@@ -22,7 +22,7 @@ void Test(const SpmmSize& size, SpmmOptions options) {
   const auto workspace = SpaceFor(PreparationOf<T, kColumns>(p));
   p.workspace.data = reinterpret_cast<char*>(workspace.get());
   emulated::Launch(3, kPrepareThreads, [&] { SpmmPrepare<T, Index, kColumns>(p); });
-  emulated::Launch(2, kSpmmTensorThreads,
+  emulated::Launch(2, SpmmTensorThreads(kPlanes<T>, kColumns),
                    [&] { SpmmTensorCores<T, Out, Index, kColumns, kPermuted>(p); });
   test.Check();
 }
@@ -89,7 +89,7 @@ void TestHeldEntries() {
     const auto workspace = SpaceFor(PreparationOf<float, 32>(p));
     p.workspace.data = reinterpret_cast<char*>(workspace.get());
     emulated::Launch(1, kPrepareThreads, [&] { SpmmPrepare<float, int32_t, 32>(p); });
-    emulated::Launch(1, kSpmmTensorThreads,
+    emulated::Launch(1, SpmmTensorThreads(kPlanes<float>, 32),
                      [&] { SpmmTensorCores<float, float, int32_t, 32, false>(p); });
   };
   run();

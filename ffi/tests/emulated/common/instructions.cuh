@@ -218,6 +218,9 @@ inline uint32_t FetchAndAdd(uint32_t* shared, uint32_t x) {
   return before;
 }
 
+template <typename T>
+void KeepInRegister(T&) {}
+
 inline void InitBarrier(uint64_t* barrier, uint32_t arrivals) {
   emulated::Block::current->InitCounter(barrier, arrivals);
 }
