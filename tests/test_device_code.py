@@ -99,7 +99,7 @@ def test_tensor_tiles_compile(dtype, columns, monkeypatch):
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
     types = f"{dtype}, {dtype}, uint16_t"
     for file, expression in (
-        ("spmm", f"SpmmTensorCores<{types}, {columns}, false>"),
+        ("spmm", f"SpmmTensorCores<{types}, uint16_t, {columns}, false>"),
         ("spmm", f"SpmmPrepare<{dtype}, uint16_t, {columns}>"),
         ("sddmm", f"SddmmTensorCores<{types}, {columns}, true>"),
         ("sddmm", f"SddmmPrepare<{dtype}, uint16_t, {columns}>"),

@@ -16,10 +16,12 @@ from jax import export
 
 import jaxsparse
 from jaxsparse import CSR, Topology, backend, explain, recurrent, sddmm, sparse_softmax, spmm
+from jaxsparse.ops import matmul
 from jaxsparse.recurrent import H200
 
 A100 = dataclasses.replace(H200, name="A100", compute_capability=80, shared_bytes=166912)
 V100 = dataclasses.replace(H200, name="V100", compute_capability=70)
+SHARED = "tensor_cores_shared"
 TOPOLOGY = Topology.from_mask(np.random.default_rng(0).random((96, 64)) < 0.2)
 X = jax.ShapeDtypeStruct((64, 32), jnp.float32)
 VALUES = jax.ShapeDtypeStruct((TOPOLOGY.nse,), jnp.float32)
@@ -122,7 +124,8 @@ def test_forced(operation, variant):
         return
     assert forced.variant == variant and forced.forced
     assert f"  {variant}, asked for by its name" in str(forced)
-    without = {"tensor_cores"} - {variant}  # whose workspace only those calls have that may use it
+    # Whose workspace only those calls have that may use it.
+    without = set() if variant.startswith("tensor_cores") else {"tensor_cores", SHARED}
     assert sorted(forced.variants) == sorted(v for v in free.variants if v[0] not in without)
     others = [cost for _, cost in forced.variants[1:]]
     assert others == sorted(others)
@@ -164,6 +167,10 @@ def test_tensor_cores_have_the_workspace_they_need(n, dtype):
     batched = jax.ShapeDtypeStruct((3, *x.shape), dtype)
     forced = {"variant": "tensor_cores"}
 
+    def shared(v, y):
+        options = {"transpose": True, "dense_on_left": False, "variant": SHARED}
+        return matmul.product("spmm", CSR(v, TOPOLOGY), y, **options)
+
     def left(v, x):
         return jaxsparse.linear(x.T, CSR(v, TOPOLOGY), **forced)
 
@@ -179,6 +186,8 @@ def test_tensor_cores_have_the_workspace_they_need(n, dtype):
     for (call,) in calls:
         taken = fits(call.operation, "tensor_cores", dtype=dtype, d=n)
         assert call.variant == ("tensor_cores" if taken else None), call.otherwise
+    (call,) = explain(shared, values, jax.ShapeDtypeStruct((96, n), dtype), device=H200)
+    assert call.variant == SHARED, call.otherwise
 
 
 @pytest.mark.parametrize("entries", [0, 50])

@@ -88,18 +88,22 @@ def test_spmm(name, implementation, variant, left, transpose, dtype):
     assert_close(out, flip(expected), dtype, flip(magnitude))
 
 
-@pytest.mark.parametrize("m, k, n", [(201, 413, 139), (4500, 70, 130), (8500, 70, 50)])
+@pytest.mark.parametrize(
+    "m, k, n, transpose",
+    [(201, 413, 139, False), (201, 413, 139, True), (4500, 70, 130, False), (8500, 70, 50, False)],
+)
 @pytest.mark.parametrize("implementation, variant, left, dtype", TYPED_CASES)
-def test_many_tiles(implementation, variant, left, dtype, m, k, n):
+def test_many_tiles(implementation, variant, left, dtype, m, k, n, transpose):
     """Sizes beyond any tile, and none a multiple of one; enough rows for the widest tiles."""
     rng = np.random.default_rng(8)
     topology = Topology.from_mask(rng.random((m, k)) < 0.2)
     with jax.enable_x64(True):
         values = values_for(topology, DTYPES[dtype], rng)
-        x = draw(rng, (k, n), DTYPES[dtype])
+        x = draw(rng, (m if transpose else k, n), DTYPES[dtype])
         options = (("implementation", implementation), ("variant", variant))
-        out = product(CSR(values, topology), x.T if left else x, None, False, left, options)
+        out = product(CSR(values, topology), x.T if left else x, None, transpose, left, options)
     dense, x64 = to_dense(values, topology), np.asarray(x, np.float64)
+    dense = dense.T if transpose else dense
     assert_close(out.T if left else out, dense @ x64, dtype, np.abs(dense) @ np.abs(x64))
 
 

@@ -198,7 +198,7 @@ Workspace CallParser::ResultWorkspace(size_t index) {
   return workspace;
 }
 
-Pattern CallParser::OperandPattern(size_t index, int64_t columns, bool permuted) {
+Pattern CallParser::OperandStored(size_t index, int64_t columns) {
   Pattern pattern;
   pattern.rows = Size(index, 0) - 1;
   pattern.columns = columns;
@@ -208,6 +208,11 @@ Pattern CallParser::OperandPattern(size_t index, int64_t columns, bool permuted)
   pattern.index_type = OperandIndexType(index + 1);
   pattern.row_offsets = Operand(index, "row_offsets", {pattern.rows + 1});
   pattern.column_indices = Operand(index + 1, "column_indices", {pattern.nse});
+  return pattern;
+}
+
+Pattern CallParser::OperandPattern(size_t index, int64_t columns, bool permuted) {
+  Pattern pattern = OperandStored(index, columns);
   pattern.row_order = Operand(index + 2, "row_order", {pattern.rows});
   if (permuted) pattern.permutation = Operand(index + 3, "permutation", {pattern.nse});
   return pattern;

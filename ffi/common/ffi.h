@@ -57,8 +57,9 @@ class CallParser {
   IndexType OperandIndexType(size_t index);  // of column_indices
   // Result `index`, of as many bytes as attribute `workspace` says; none, where these are 0.
   Workspace ResultWorkspace(size_t index);
-  // Operands `index` on: row_offsets, column_indices, row_order, and permutation where it is
-  // `permuted`.
+  // Operands `index` on: row_offsets, column_indices.
+  Pattern OperandStored(size_t index, int64_t columns);
+  // These, row_order, and permutation where it is `permuted`.
   Pattern OperandPattern(size_t index, int64_t columns, bool permuted);
 
   template <typename T>

@@ -113,6 +113,16 @@ __device__ __forceinline__ uint32_t FetchAndAdd(uint32_t* shared, uint32_t x) {
   return before;
 }
 
+// The same in memory: what the block wrote, behind a barrier, others see who add later.
+__device__ __forceinline__ uint32_t FetchAndAddOfGpu(uint32_t* global, uint32_t x) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(__cvta_generic_to_global(global)), "r"(x)
+               : "memory");
+  return before;
+}
+
 // Barriers in shared memory that count arrivals and bytes of bulk copies. Each completion ends a
 // phase, the first one of which is phase 0; phases are told apart by whether they are odd.
 __device__ __forceinline__ void InitBarrier(uint64_t* barrier, uint32_t arrivals) {

@@ -189,7 +189,7 @@ JAXSPARSE_INLINE constexpr int LinesToPrepare(int columns, int split) {
 }
 
 // What a kernel before prepares for a product on tensor cores of a pattern and a dense operand of
-// one line for each of its columns.
+// so many lines.
 struct Preparation {
   int64_t lines, width;
   PlaneTiles planes;
@@ -198,9 +198,9 @@ struct Preparation {
   int64_t own_planes, own_starts;  // batch entries
 
   // `columns` and `split`: those of the dense operand at a time, and into how many planes.
-  JAXSPARSE_INLINE Preparation(const Batch& batch, const Pattern& pattern, const Array& operand,
-                               int64_t operand_width, int columns, int split)
-      : lines(pattern.columns),
+  JAXSPARSE_INLINE Preparation(const Batch& batch, const Pattern& pattern, int64_t operand_lines,
+                               const Array& operand, int64_t operand_width, int columns, int split)
+      : lines(operand_lines),
         width(operand_width),
         planes(lines, width, columns, split),
         lines_at_once(LinesToPrepare(columns, split)),

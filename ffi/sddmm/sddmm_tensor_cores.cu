@@ -84,7 +84,7 @@ struct SddmmSchedule {
 
 template <typename T, int kInner>
 __device__ __forceinline__ Preparation PreparationOf(const SddmmProblem& p) {
-  return Preparation(p.batch, p.pattern, p.y, p.d, kInner, kPlanes<T>);
+  return Preparation(p.batch, p.pattern, p.pattern.columns, p.y, p.d, kInner, kPlanes<T>);
 }
 
 // What a block has in shared memory behind stages and products. There are notes of two units: of

@@ -1,8 +1,9 @@
 // out[m,n] = activation(sum_k a[m,k] * x[k,n] + bias[m]), a sparse, for every batch entry.
 //
 // `pattern` is the one that is walked by rows of `out`: for a transposed product the transposed
-// pattern, whose permutation finds the values. A product with columns contiguous has x as (n, k)
-// and out as (n, m), both row-major: the dense matrix stands on the left.
+// pattern, whose permutation finds the values, unless a kernel walks over `stored` instead. A
+// product with columns contiguous has x as (n, k) and out as (n, m), both row-major: the dense
+// matrix stands on the left.
 #pragma once
 
 #include "common/types.h"
@@ -57,10 +58,17 @@ constexpr int SpmmWriterTeams(int planes, int columns) {
 constexpr int SpmmTensorThreads(int planes, int columns) {
   return (1 + SpmmWriterTeams(planes, columns)) * kSpmmTensorRole;
 }
-constexpr int kSpmmCounterBytes = 16, kSpmmFlagBytes = 8;  // of a stage; of a block
+constexpr int kSpmmCounterBytes = 16, kSpmmFlagBytes = 12;  // of a stage; of a block
 constexpr int SpmmTensorBytes(int planes, int columns) {
   const int stage = SpmmTensorStageBytes(planes, columns);
   return SpmmTensorStages(stage) * (stage + kSpmmCounterBytes) + kSpmmFlagBytes;
+}
+
+// Where several blocks share a tile of the result, each leaves its sums in the workspace, behind
+// what is prepared and a count for each tile of those who have. There are at most so many.
+constexpr int kSpmmMostParts = 512, kSpmmArrivedBytes = kSpmmMostParts * 4;
+constexpr int64_t SpmmPartsBytes(int64_t parts, int columns) {
+  return parts * kSpmmTensorRows * columns * 4;
 }
 
 // With x staged in shared memory: what a block of so many warps has of it for panels of so many
@@ -73,6 +81,9 @@ constexpr int SpmmStagedBytes(int row_bytes, int panel, int stages, int warps) {
 struct SpmmProblem {
   Gpu gpu;
   Pattern pattern;
+  // The one by whose rows values are stored: the same, or of a transposed product that of which it
+  // is the transpose. Without an order of rows, as nothing needs it.
+  Pattern stored;
   int64_t n = 0;
   bool dense_on_left = false;
   DType dtype = DType::kFloat32;      // values, x, bias

@@ -115,14 +115,23 @@ LaunchShape TiledShape(const SpmmProblem& p, const Tiling& tiling) {
   return {TiledBlocks(p, tiling), kSpmmTiledThreads, bytes};
 }
 
+int64_t StepsOf(const SpmmProblem& p) { return CeilDivide(p.pattern.columns, kSpmmTensorInner); }
+
 int64_t TensorTiles(const SpmmProblem& p, int columns) {
   return p.batch.count * CeilDivide(p.pattern.rows, kSpmmTensorRows) * CeilDivide(p.n, columns);
 }
 
-// Microseconds if a block multiplies by so many columns of x, with the kernel before but for
-// planes. Fitted to 124 figures of 32 to 128 columns, 1024 x 1024 to 24576 x 8192, 10 to 30 %
-// stored: half of the predictions are within 2 %, all within 6 %.
-double TensorMicroseconds(const SpmmProblem& p, int columns) {
+// How work is cut on tensor cores: a block multiplies by so many columns of x, in one of so many
+// parts of the inner places.
+struct TensorTiling {
+  int columns, parts;
+};
+
+// Microseconds with the kernel before but for planes. Fitted to 124 figures of 32 to 128 columns,
+// 1024 x 1024 to 24576 x 8192, 10 to 30 % stored: half of the predictions are within 2 %, all
+// within 6 %. What it takes to share a tile is estimated: a block leaves its sums, and the last one
+// reads those of all.
+double TensorMicroseconds(const SpmmProblem& p, const TensorTiling& tiling) {
   struct Fit {
     int planes, columns;
     // Of a step: by itself, if all were stored, if all multiprocessors have x copied at once.
@@ -132,70 +141,101 @@ double TensorMicroseconds(const SpmmProblem& p, int columns) {
       {3, 32, 8.7, 0.542, 0.462, 0.07},    {3, 64, 9.3, 0.655, 0.445, 0.077},
       {3, 128, 13.3, 0.993, 0.005, 0.203}, {1, 32, 8.3, 0.231, 0.373, 0.047},
       {1, 64, 9, 0.245, 0.286, 0.056},     {1, 128, 11.5, 0.432, 0.377, 0.106}};
-  constexpr double kForEntries = 1.5e-6;
+  constexpr double kForEntries = 1.5e-6, kForSharing = 2, kForSums = 0.0035, kForWave = 2;
   const double places =
       static_cast<double>(p.pattern.rows) * static_cast<double>(p.pattern.columns);
   const double density = places > 0 ? static_cast<double>(p.pattern.nse) / places : 0;
-  const auto tiles = static_cast<double>(TensorTiles(p, columns));
-  const double busy = tiles < p.gpu.multiprocessors ? tiles / p.gpu.multiprocessors : 1;
-  const double steps =
-      static_cast<double>(CeilDivide(TensorTiles(p, columns), p.gpu.multiprocessors) *
-                          CeilDivide(p.pattern.columns, kSpmmTensorInner));
+  const int64_t items = TensorTiles(p, tiling.columns) * tiling.parts;
+  const double busy =
+      items < p.gpu.multiprocessors ? static_cast<double>(items) / p.gpu.multiprocessors : 1;
+  const auto waves = static_cast<double>(CeilDivide(items, p.gpu.multiprocessors));
+  const double steps = waves * static_cast<double>(CeilDivide(StepsOf(p), tiling.parts));
+  const double sharing = tiling.parts == 1 ? 0
+                                           : kForSharing + kForWave * (waves - 1) +
+                                                 kForSums * tiling.columns * (1 + tiling.parts);
   for (const Fit& fit : kFits) {
-    if (fit.planes != PlanesOf(p.dtype) || fit.columns != columns) continue;
-    // Behind a permutation, places are loaded before values are: by estimate, not measured.
-    const double waits = p.pattern.permutation.data == nullptr ? 0 : 1.2;
-    return fit.start +
-           steps * (fit.step + waits + density * fit.of_entries + busy * fit.of_copies) +
-           static_cast<double>(p.batch.count * p.pattern.nse) * kForEntries;
+    if (fit.planes != PlanesOf(p.dtype) || fit.columns != tiling.columns) continue;
+    return fit.start + steps * (fit.step + density * fit.of_entries + busy * fit.of_copies) +
+           sharing + static_cast<double>(p.batch.count * p.pattern.nse) * kForEntries;
   }
   return kOnDemand;
 }
 
-// Columns of x that a block multiplies by.
-int TensorColumns(const SpmmProblem& p) {
-  int best = 32;
-  for (int columns = 64; columns <= 128 && columns / 2 < p.n; columns *= 2) {
-    if (TensorMicroseconds(p, columns) < TensorMicroseconds(p, best)) best = columns;
+Preparation PreparationOf(const SpmmProblem& p, int columns) {
+  return Preparation(p.batch, p.stored, p.pattern.columns, p.x, p.n, columns, PlanesOf(p.dtype));
+}
+
+// Whether there is space for what is prepared, and for parts if tiles are shared.
+bool HasSpaceFor(const SpmmProblem& p, const TensorTiling& tiling) {
+  const int64_t items = TensorTiles(p, tiling.columns) * tiling.parts;
+  const int64_t parts = tiling.parts == 1 ? 0 : items;
+  return parts <= kSpmmMostParts && PreparationOf(p, tiling.columns).Bytes() + kSpmmArrivedBytes +
+                                            SpmmPartsBytes(parts, tiling.columns) <=
+                                        p.workspace.bytes;
+}
+
+// Whether tiles of the result are shared by blocks, if there is anything to share.
+struct Sharing {
+  int least, most;  // parts of a tile
+};
+constexpr Sharing kUnshared{1, 1}, kShared{2, 8};
+
+template <const Sharing& kSharing>
+TensorTiling TensorTilingOf(const SpmmProblem& p) {
+  const int least = StepsOf(p) < kSharing.least ? 1 : kSharing.least;
+  TensorTiling best{32, least};
+  for (int columns = 32; columns == 32 || (columns <= 128 && columns / 2 < p.n); columns *= 2) {
+    for (int parts = least; parts <= kSharing.most; ++parts) {
+      const TensorTiling tiling{columns, parts};
+      if (parts > 1 && (parts > StepsOf(p) || !HasSpaceFor(p, tiling))) break;
+      if (TensorMicroseconds(p, tiling) < TensorMicroseconds(p, best)) best = tiling;
+    }
   }
   return best;
 }
 
+template <const Sharing& kSharing>
 KernelSource TensorInstance(const SpmmProblem& p) {
   return {"spmm/spmm_tensor_cores.cu",
           "jaxsparse::SpmmTensorCores<" + TypeName(p.dtype) + ", " + TypeName(p.out_dtype) + ", " +
-              TypeName(p.pattern.index_type) + ", " + std::to_string(TensorColumns(p)) + ", " +
+              TypeName(p.stored.index_type) + ", " + TypeName(p.pattern.index_type) + ", " +
+              std::to_string(TensorTilingOf<kSharing>(p).columns) + ", " +
               (p.pattern.permutation.data == nullptr ? "false" : "true") + ">"};
 }
 
+template <const Sharing& kSharing>
 LaunchShape TensorShape(const SpmmProblem& p) {
-  const int columns = TensorColumns(p);
+  const auto [columns, parts] = TensorTilingOf<kSharing>(p);
   const int64_t tiles = TensorTiles(p, columns), blocks = p.gpu.multiprocessors;
-  return {tiles < blocks ? tiles : blocks, SpmmTensorThreads(PlanesOf(p.dtype), columns),
+  return {parts > 1        ? tiles * parts
+          : tiles < blocks ? tiles
+                           : blocks,
+          SpmmTensorThreads(PlanesOf(p.dtype), columns),
           SpmmTensorBytes(PlanesOf(p.dtype), columns)};
 }
 
-Preparation PreparationOf(const SpmmProblem& p) {
-  return Preparation(p.batch, p.pattern, p.x, p.n, TensorColumns(p), PlanesOf(p.dtype));
-}
-
+template <const Sharing& kSharing>
 constexpr CudaKernel<SpmmProblem> kPrepare{
     [](const SpmmProblem& p) {
-      return KernelSource{"spmm/spmm_tensor_cores.cu", "jaxsparse::SpmmPrepare<" +
-                                                           TypeName(p.dtype) + ", " +
-                                                           TypeName(p.pattern.index_type) + ", " +
-                                                           std::to_string(TensorColumns(p)) + ">"};
+      return KernelSource{"spmm/spmm_tensor_cores.cu",
+                          "jaxsparse::SpmmPrepare<" + TypeName(p.dtype) + ", " +
+                              TypeName(p.stored.index_type) + ", " +
+                              std::to_string(TensorTilingOf<kSharing>(p).columns) + ">"};
     },
-    [](const SpmmProblem& p) { return PrepareShape(PreparationOf(p)); }};
+    [](const SpmmProblem& p) {
+      return PrepareShape(PreparationOf(p, TensorTilingOf<kSharing>(p).columns));
+    }};
 
 // Warpgroups are what GPUs of this compute capability have. Places of 32 bits: the distance between
-// two of them, or the complement of one, is one, too.
+// two of them, or the complement of one, is one, too; so are those of starts.
+template <const Sharing& kSharing>
 bool FitsTensorCores(const SpmmProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30;
   return !p.dense_on_left && p.dtype != DType::kFloat64 && p.pattern.nse < kMost - kWarp &&
          p.pattern.columns < kMost && p.gpu.compute_capability == 90 &&
-         SpmmTensorBytes(3, 128) <= p.gpu.shared_bytes && IsBatchedAsOne(p.batch, p.pattern) &&
-         PreparationOf(p).Bytes() <= p.workspace.bytes;
+         SpmmTensorBytes(3, 128) <= p.gpu.shared_bytes && IsBatchedAsOne(p.batch, p.stored) &&
+         TileStarts(p.stored.rows, p.stored.columns).At(1, 0) < kMost &&
+         HasSpaceFor(p, TensorTilingOf<kSharing>(p));
 }
 
 // How x is staged, and the result cut into tiles.
@@ -326,14 +366,25 @@ double TiledCost(const SpmmProblem& p) {
 }
 
 double TensorCost(const SpmmProblem& p) {
-  const auto planes = static_cast<double>(PreparationOf(p).PlanesBytes());
-  return TensorMicroseconds(p, TensorColumns(p)) + planes / kPlanesBytes;
+  const TensorTiling tiling = TensorTilingOf<kUnshared>(p);
+  const auto planes = static_cast<double>(PreparationOf(p, tiling.columns).PlanesBytes());
+  return TensorMicroseconds(p, tiling) + planes / kPlanesBytes;
 }
 
 // The kernel before it, which takes 1.4 to 3 times as long.
 double GenericCost(const SpmmProblem& p) { return 2 * TiledCost(p); }
 
-// A row of the table, for tiles with all techniques or without one.
+// Rows of the table: on tensor cores, for tiles with all techniques or without one.
+template <const Sharing& kSharing>
+constexpr CudaVariant<SpmmProblem> TensorCores(const char* name,
+                                               double (*cost)(const SpmmProblem&)) {
+  return {name,
+          FitsTensorCores<kSharing>,
+          cost,
+          TensorInstance<kSharing>,
+          TensorShape<kSharing>,
+          &kPrepare<kSharing>};
+}
 template <SpmmTechnique kWithout>
 constexpr CudaVariant<SpmmProblem> TiledRows(const char* name, double (*cost)(const SpmmProblem&)) {
   return {
@@ -354,7 +405,8 @@ constexpr CudaVariant<SpmmProblem> kVariants[] = {
     TiledRows<SpmmTechnique::kUnrolledRest>("tiled_rows_rolled", kByName),
     TiledRows<SpmmTechnique::kLateScaling>("tiled_rows_prescaled", kByName),
     {"staged_rows", FitsStaged, StagedCost, StagedInstance, StagedShape},
-    {"tensor_cores", FitsTensorCores, TensorCost, TensorInstance, TensorShape, &kPrepare},
+    TensorCores<kUnshared>("tensor_cores", TensorCost),
+    TensorCores<kShared>("tensor_cores_shared", kByName),
 };
 
 }  // namespace

@@ -24,19 +24,24 @@ struct Spmm {
   static constexpr char kName[] = "spmm";
   static constexpr size_t kResultRank = 2;
 
-  // Operands: values, x, the pattern's three or four, bias if there is one. Results: out, the
-  // preactivation if it is asked for, the workspace if there is one.
+  // Operands: values, x, the pattern's three, or of a transposed product four and two of the stored
+  // one, bias if there is one. Results: out, the preactivation if it is asked for, the workspace if
+  // there is one.
   static void Parse(CallParser& call, Problem* problem) {
     enum { kValues, kX, kPattern };
     Problem& p = *problem;
     const bool permuted = call.Attribute<bool>("permuted");
-    const size_t bias = kPattern + (permuted ? 4 : 3);
+    const size_t bias = kPattern + (permuted ? 6 : 3);
     p.dense_on_left = call.Attribute<bool>("dense_on_left");
     p.activation = ParseActivation(call);
     p.n = call.Size(kX, p.dense_on_left ? 1 : 0);
     const int64_t k = call.Size(kX, p.dense_on_left ? 0 : 1);
     p.pattern = call.OperandPattern(kPattern, k, permuted);
     const int64_t m = p.pattern.rows;
+    p.stored = permuted ? call.OperandStored(kPattern + 4, m) : p.pattern;
+    if (permuted && (p.stored.rows != k || p.stored.nse != p.pattern.nse)) {
+      call.Fail("the stored pattern is not that of which the other one is the transpose");
+    }
     p.batch = call.batch();
     p.dtype = call.OperandDType(kX, "x");
     p.out_dtype = call.ResultDType(0, "out");
@@ -73,6 +78,7 @@ OperationEntry SpmmEntry() {
       problem.workspace.bytes = int64_t{1} << 30;
       problem.pattern.rows = 512;
       problem.pattern.nse = 65536;
+      problem.stored = problem.pattern;
       problems.push_back(problem);
       problem.pattern.permutation.data = &permuted;
       problems.push_back(problem);

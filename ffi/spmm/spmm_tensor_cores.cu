@@ -10,6 +10,11 @@
 // every other one, and in the end add up what they have. Who writes waits for its instructions more
 // than for memory: hence two teams, if registers allow, and what saves instructions there.
 //
+// A transposed product reads the matrix as it is stored, by rows, and writes these as columns of
+// the tiles: its entries never have to be looked up one by one. Where tiles of the result are few,
+// several blocks share one, each with its part of the inner places, and the last to be done adds up
+// what they have left in the workspace, in the order of parts.
+//
 // A number that is infinite or NaN, or too large for a plane, makes sums that are not finite: zeros
 // of the tile meet a NaN of x. These, and columns that are not in order or stand twice, make the
 // block compute its part of the result entry by entry instead.
@@ -33,17 +38,6 @@ constexpr int kGroups = 2;
 static_assert(kMultipliers == kGroups * kWarpgroup);
 constexpr int kWriterWarps = kTeam / kWarp, kWriterRows = kSpmmTensorRows / kWriterWarps;
 
-// Writes zeros over what a warp has to itself.
-template <int kBytes>
-__device__ __forceinline__ void ClearBytes(uint32_t from) {
-  using Zeros = Packet<uint32_t, 4>;
-#pragma unroll
-  for (int at = 0; at < kBytes; at += kWarp * sizeof(Zeros)) {
-    const int mine = at + static_cast<int>(threadIdx.x % kWarp * sizeof(Zeros));
-    if (mine < kBytes) SharedAt<Zeros>(from + mine) = {};
-  }
-}
-
 // A tile of the matrix: one plane of 16-bit numbers. Of numbers only what is stored depends on
 // conditions, for which no branch is taken: those took 1.4 times as long.
 template <typename T>
@@ -51,9 +45,8 @@ struct MatrixTile {
   using OfRows = Plane<kSpmmTensorRows, kSpmmTensorInner>;
   static constexpr int kBytes = OfRows::kBytes, kRowBytes = kSpmmTensorInner * 2;
 
-  // `row` is row number `number` of the tile.
-  __device__ __forceinline__ static uint32_t PlaceOf(uint32_t row, int number, uint32_t column) {
-    return row + (column % kSpmmTensorInner * 2 ^ number % 8 * 16);  // as OfRows::At
+  __device__ __forceinline__ static uint32_t PlaceOf(uint32_t tile, uint32_t row, uint32_t column) {
+    return tile + row * kRowBytes + (column * 2 ^ row % 8 * 16);  // as OfRows::At
   }
   __device__ __forceinline__ static void WriteIf(bool condition, uint32_t place, uint32_t bits) {
     StoreSharedIf(condition, place, static_cast<uint16_t>(bits));
@@ -67,11 +60,42 @@ struct MatrixTile<float> {
   static constexpr int kBytes = OfRows::kBytes, kRowBytes = OfRows::kRowBytes;
   static_assert(OfRows::kPitch == kSpmmTensorPitch);
 
-  __device__ __forceinline__ static uint32_t PlaceOf(uint32_t row, int, uint32_t column) {
-    return row + column % kSpmmTensorInner * sizeof(float);
+  __device__ __forceinline__ static uint32_t PlaceOf(uint32_t tile, uint32_t row, uint32_t column) {
+    return tile + row * kRowBytes + column * sizeof(float);
   }
   __device__ __forceinline__ static void WriteIf(bool condition, uint32_t place, uint32_t bits) {
     StoreSharedIf(condition, place, __uint_as_float(bits));
+  }
+};
+
+// What a warp writes of a tile: some of its rows, or of a transposed one some of its columns.
+template <typename T, bool kTransposed>
+struct WarpsPart {
+  using TileA = MatrixTile<T>;
+  using Zeros = Packet<uint32_t, 4>;
+
+  // `line` is a row of the stored matrix, `column` one of its columns, both in the tile.
+  __device__ __forceinline__ static uint32_t PlaceOf(uint32_t tile, uint32_t line,
+                                                     uint32_t column) {
+    return kTransposed ? TileA::PlaceOf(tile, column, line) : TileA::PlaceOf(tile, line, column);
+  }
+  __device__ __forceinline__ static void Clear(uint32_t tile, int first_line) {
+    const int lane = threadIdx.x % kWarp;
+    if constexpr (kTransposed) {
+      constexpr int kOfPiece = sizeof(Zeros) / sizeof(T), kPieces = kWriterRows / kOfPiece;
+#pragma unroll
+      for (int i = 0; i < kSpmmTensorRows * kPieces; i += kWarp) {
+        const int row = (i + lane) / kPieces, piece = (i + lane) % kPieces;
+        SharedAt<Zeros>(TileA::PlaceOf(tile, row, first_line + piece * kOfPiece)) = {};
+      }
+    } else {
+      constexpr int kBytes = kWriterRows * TileA::kRowBytes;
+#pragma unroll
+      for (int at = 0; at < kBytes; at += kWarp * sizeof(Zeros)) {
+        const int mine = at + static_cast<int>(lane * sizeof(Zeros));
+        if (mine < kBytes) SharedAt<Zeros>(tile + first_line * TileA::kRowBytes + mine) = {};
+      }
+    }
   }
 };
 
@@ -150,12 +174,12 @@ class TileRing {
 };
 
 // Tells all of a block whether anything went wrong in a tile of the result.
-class TileFlag {
-  int* flags_;  // of this tile and of the one before or behind it
+class TileFlags {
+  int* flags_;  // of this tile and of the one before or behind it; what multipliers tell each other
   int turn_ = 0;
 
  public:
-  __device__ explicit TileFlag(unsigned char* flags) : flags_(reinterpret_cast<int*>(flags)) {
+  __device__ explicit TileFlags(unsigned char* flags) : flags_(reinterpret_cast<int*>(flags)) {
     if (threadIdx.x == 0) flags_[0] = flags_[1] = 0;
     __syncthreads();
   }
@@ -170,35 +194,41 @@ class TileFlag {
     turn_ ^= 1;
     if (threadIdx.x == 0) flags_[turn_] = 0;
   }
+
+  __device__ __forceinline__ void Tell(bool what) { flags_[2] = what; }
+  __device__ __forceinline__ bool IsTold() const { return flags_[2] != 0; }
 };
 
-// The entries of a warp's rows in one tile after another. Four lanes have a row, and hold in
+// The entries of a warp's rows of the stored matrix in one tile after another: those across, or of
+// a transposed product those down, which are of other rows each. Four lanes have a row, and hold in
 // registers, from before the tile is written, up to 32 places of its entries in runs of four, which
 // one load brings: what lanes load of a row costs L1 as much, however little it is. Of rows that
 // have more, all lanes take the others, one each.
-template <typename T, typename Index, bool kPermuted, typename Shape>
+template <typename T, typename Index, bool kTransposed, typename Shape>
 class EntriesOfRows {
   using TileA = typename Shape::TileA;
+  using Part = WarpsPart<T, kTransposed>;
   static constexpr int kOfRow = kWarp / kWriterRows;
   static constexpr int kRun = 4, kRuns = 2;  // of neighbouring entries; of a lane
   static constexpr int kAtOnce = kOfRow * kRun, kHeld = kRuns * kAtOnce;
   static constexpr int kLine = 128, kNever = 1 << 30;
   // Rows whose other entries are loaded at once, as registers have room for them.
-  static constexpr int kLongRows = kPermuted ? 1 : Shape::kTeams > 1 ? 2 : 4;
-  const T* stored_values_;
-  const Index* column_indices_;
-  const int32_t* permutation_;
+  static constexpr int kLongRows = Shape::kTeams > 1 ? 2 : 4;
+  const T* values_;
+  const Index* columns_;
   int skew_;               // how far the first column is from where runs begin
   int wide_;               // entries in front of which runs are loaded at once
   const int64_t& stored_;  // entries
-  const char* lines_;      // which the lane brings nearer: of columns, of values or where these are
+  const char* lines_;      // which the lane brings nearer: of columns or of values
   int line_bytes_;         // of an entry there
   int skipped_;            // entries of other lanes' lines; all, if it has none
   int lane_;               // of a row
-  int row_;                // the lane's, of the warp's
-  const int32_t* starts_;  // of the lane's row
-  int across_;             // tiles
-  int next_;               // the tile whose starts are loaded next
+  int row_;                // the lane's, of the tile
+  const int32_t* starts_;  // of the lane's row, of a transposed product of that of the first step
+  int stride_;             // from there to those of the next step
+  int to_end_;             // from there to the end of the row
+  int next_, end_;         // the step whose starts are loaded next; the one behind the last
+  int ends_ = 0;           // complements among them are those of rows that are not in order
 
   // Neighbours as they are loaded: who takes them apart waits for them.
   template <typename E>
@@ -225,46 +255,46 @@ class EntriesOfRows {
   static constexpr int kAhead = 64;  // entries, whose lines are brought nearer at a time
   struct Held {
     int start, end;    // of the row's entries in the tile that is held next
+    int end_of_row;    // of a transposed product, in which that is another row
     int begin, count;  // and in the one that is
     int first;         // place in them of the lane's first run, before the begin perhaps
     bool two_runs;     // any of the warp's rows has, or even more
     bool long_rows;
     Run<Index> columns[kRuns];
-    Run<int32_t> places[kRuns];  // of values, if permuted
     Run<T> values[kRuns];
   };
 
-  // `starts` are those of the warp's first row, `first_tile` is the team's.
-  template <typename M>
-  __device__ __forceinline__ EntriesOfRows(const M& m, const SpmmProblem& p, const int32_t* starts,
-                                           int first_tile)
-      : stored_values_(m.values),
-        column_indices_(m.column_indices),
-        permutation_(m.permutation),
-        skew_(SkewOf(m.column_indices)),
-        wide_(skew_ == (kPermuted ? SkewOf(m.permutation) : SkewOf(m.values))
-                  ? static_cast<int>(p.pattern.nse)
-                  : 0),
-        stored_(p.pattern.nse),
+  // Of steps from `step` to `end`; `starts` are those of the first row and the tile in step 0.
+  __device__ __forceinline__ EntriesOfRows(const T* values, const Index* columns,
+                                           const Pattern& stored, const int32_t* starts,
+                                           int64_t tile_across, int first_row, int step, int end)
+      : values_(values),
+        columns_(columns),
+        skew_(SkewOf(columns)),
+        wide_(skew_ == SkewOf(values) ? static_cast<int>(stored.nse) : 0),
+        stored_(stored.nse),
         lane_(threadIdx.x % kOfRow),
-        row_(threadIdx.x % kWarp / kOfRow),
+        row_(first_row + static_cast<int>(threadIdx.x) % kWarp / kOfRow),
         starts_(starts + row_),
-        across_(static_cast<int>(CeilDivide(p.pattern.columns, kTileSize))),
-        next_(first_tile) {
-    const bool of_columns = lane_ % 2 == 0;
-    lines_ = of_columns  ? reinterpret_cast<const char*>(column_indices_)
-             : kPermuted ? reinterpret_cast<const char*>(permutation_)
-                         : reinterpret_cast<const char*>(stored_values_);
-    line_bytes_ = of_columns ? sizeof(Index) : kPermuted ? sizeof(int32_t) : sizeof(T);
-    const int line = lane_ / 2 * kLine / line_bytes_;
-    skipped_ = line < kAhead ? line : kNever;
+        next_(step),
+        end_(end) {
+    const auto across = static_cast<int>(CeilDivide(stored.columns, kTileSize));
+    stride_ = (kTransposed ? across + 1 : 1) * kTileSize;
+    to_end_ = (across - static_cast<int>(tile_across)) * kTileSize;
     // Or they would be computed again for each tile.
-    KeepInRegister(column_indices_);
-    if constexpr (kPermuted) KeepInRegister(permutation_);
-    else KeepInRegister(stored_values_);
-    KeepInRegister(lines_);
-    KeepInRegister(line_bytes_);
-    KeepInRegister(skipped_);
+    KeepInRegister(columns_);
+    KeepInRegister(values_);
+    if constexpr (!kTransposed) {
+      const bool of_columns = lane_ % 2 == 0;
+      lines_ = of_columns ? reinterpret_cast<const char*>(columns_)
+                          : reinterpret_cast<const char*>(values_);
+      line_bytes_ = of_columns ? sizeof(Index) : sizeof(T);
+      const int line = lane_ / 2 * kLine / line_bytes_;
+      skipped_ = line < kAhead ? line : kNever;
+      KeepInRegister(lines_);
+      KeepInRegister(line_bytes_);
+      KeepInRegister(skipped_);
+    }
     KeepInRegister(skew_);
     KeepInRegister(wide_);
     KeepInRegister(lane_);
@@ -274,10 +304,11 @@ class EntriesOfRows {
   // Loads where the next tile begins and ends that the team writes; behind the last one there is
   // nothing. That is not waited for before the tile is loaded.
   __device__ __forceinline__ void LoadStarts(Held& held) {
-    const int start = next_ < across_ ? next_ : across_;
-    const int end = next_ < across_ ? next_ + 1 : across_;
-    held.start = starts_[start * kTileSize];
-    held.end = starts_[end * kTileSize];
+    const bool exists = next_ < end_;
+    const int start = exists ? next_ * stride_ : 0;
+    held.start = starts_[start];
+    held.end = starts_[exists ? start + kTileSize : start];
+    if constexpr (kTransposed) held.end_of_row = starts_[start + to_end_];
     next_ += Shape::kTeams;
   }
 
@@ -289,10 +320,18 @@ class EntriesOfRows {
     }
   }
 
+  __device__ __forceinline__ void BringFirstNearer(const Held& held) const {
+    if constexpr (!kTransposed) {
+      BringNearer(held.start / kAhead + 1);
+      BringNearer(held.start / kAhead + 2);
+    }
+  }
+
   // Loads what the tile has, and where the one behind it begins, which `next` is to hold.
   __device__ __forceinline__ void Load(Held& held, Held& next) {
     held.begin = held.start;
     held.count = held.end > held.start ? held.end - held.start : 0;
+    if constexpr (kTransposed) ends_ |= held.end_of_row;
     const int behind = held.begin + held.count;
     LoadStarts(next);
     const int before = held.begin + skew_ & kRun - 1;
@@ -300,51 +339,33 @@ class EntriesOfRows {
     held.two_runs = __any_sync(kAllLanes, before + held.count > kAtOnce);
     held.long_rows = __any_sync(kAllLanes, before + held.count > kHeld);
     const int entry = held.begin + held.first;
-    // What would keep its value if nothing is loaded would take a register for the whole loop.
-    if constexpr (kPermuted) held.places[0] = held.places[1] = {};
     if (entry + kHeld - kAtOnce + kRun <= wide_) {
       ForEachRun([&](int run, int first) {
         if (first + held.first >= held.count || held.count == 0) return;
-        LoadRun(column_indices_ + (entry + first), held.columns[run]);
-        if constexpr (kPermuted) LoadRun(permutation_ + (entry + first), held.places[run]);
-        else LoadRun(stored_values_ + (entry + first), held.values[run]);
+        LoadRun(columns_ + (entry + first), held.columns[run]);
+        LoadRun(values_ + (entry + first), held.values[run]);
       });
     } else {
       ForEachRun([&](int run, int first) {
-        LoadSome(column_indices_, held, first, held.columns[run]);
-        if constexpr (kPermuted) LoadSome(permutation_, held, first, held.places[run]);
-        else LoadSome(stored_values_, held, first, held.values[run]);
+        LoadSome(columns_, held, first, held.columns[run]);
+        LoadSome(values_, held, first, held.values[run]);
       });
     }
     // L1 has room for few lines: whenever the row comes to others.
-    if ((held.begin ^ behind) >= kAhead) BringNearer(behind / kAhead + 2);
-  }
-  // What has to wait for that.
-  __device__ __forceinline__ void LoadPermuted(Held& held) const {
-    if constexpr (kPermuted) {
-      ForEachRun([&](int run, int first) {
-        held.values[run] = {};
-#pragma unroll
-        for (int i = 0; i < kRun; ++i) {
-          if (IsStored(held, held.first + first + i)) {
-            held.values[run].SetBits(i, BitsOf(stored_values_[held.places[run].Bits(i)]));
-          }
-        }
-      });
+    if constexpr (!kTransposed) {
+      if ((held.begin ^ behind) >= kAhead) BringNearer(behind / kAhead + 2);
     }
   }
 
-  // Where in the tile, from the warp's first row on, the lane's entries belong, for which it waits
-  // until columns are there.
+  // Where in the tile the lane's entries belong, for which it waits until columns are there.
   __device__ __forceinline__ void Place(const Held& held, uint32_t tile,
                                         uint32_t (&places)[kOfLane]) const {
-    const uint32_t row = tile + row_ * TileA::kRowBytes;
     ForEachRun([&](int run, int) {
       if (run > 0 && !held.two_runs) return;
 #pragma unroll
       for (int i = 0; i < kRun; ++i) {
         uint32_t& place = places[run * kRun + i];
-        place = TileA::PlaceOf(row, row_, held.columns[run].Bits(i));
+        place = Part::PlaceOf(tile, row_, held.columns[run].Bits(i) % kTileSize);
         KeepInRegister(place);
       }
     });
@@ -369,15 +390,17 @@ class EntriesOfRows {
     }
   }
 
-  // Whether the row's columns rise.
-  __device__ __forceinline__ bool IsOrdered() const { return starts_[across_ * kTileSize] >= 0; }
+  // Whether the columns of all rows rise that it has come to.
+  __device__ __forceinline__ bool IsOrdered() const {
+    return (kTransposed ? ends_ : starts_[to_end_]) >= 0;
+  }
 
  private:
   // Of some rows as many entries as a warp has lanes that the row's do not hold.
   struct LongRows {
     int rows[kLongRows];
     bool stored[kLongRows];
-    int columns[kLongRows];
+    uint32_t columns[kLongRows];
     T values[kLongRows];
 
     // `left`: the lowest bits are cleared, as many as are taken.
@@ -391,22 +414,21 @@ class EntriesOfRows {
         const int first = __shfl_sync(kAllLanes, held.first, from) - part * kRun;
         const int at = first + kHeld + part * kWarp + lane;
         const int begin = __shfl_sync(kAllLanes, held.begin, from);
-        rows[r] = from / kOfRow;
+        rows[r] = entries.row_ - lane / kOfRow + from / kOfRow;
         stored[r] = left != 0 && at < __shfl_sync(kAllLanes, held.count, from);
         columns[r] = 0;
         values[r] = {};
         left &= left - 1;
         if (!stored[r]) continue;
         const int entry = begin + at;
-        columns[r] = static_cast<int>(entries.column_indices_[entry]);
-        values[r] = entries.stored_values_[kPermuted ? entries.permutation_[entry] : entry];
+        columns[r] = static_cast<uint32_t>(entries.columns_[entry]);
+        values[r] = entries.values_[entry];
       }
     }
     __device__ __forceinline__ void Write(uint32_t tile) const {
 #pragma unroll
       for (int r = 0; r < kLongRows; ++r) {
-        TileA::WriteIf(stored[r],
-                       TileA::PlaceOf(tile + rows[r] * TileA::kRowBytes, rows[r], columns[r]),
+        TileA::WriteIf(stored[r], Part::PlaceOf(tile, rows[r], columns[r] % kTileSize),
                        BitsOf(values[r]));
       }
     }
@@ -477,100 +499,106 @@ __device__ void MultiplyEntryByEntry(const SpmmProblem& p, const M& m, int64_t f
   }
 }
 
-// A tile of the result.
-template <int kColumns>
-struct ResultTile {
-  int64_t entry, first_row, first_column;
-
-  __device__ ResultTile(const SpmmProblem& p, int64_t tile) {
-    const int64_t down = CeilDivide(p.pattern.rows, kSpmmTensorRows);
-    const int64_t across = CeilDivide(p.n, kColumns);
-    entry = tile / (down * across);
-    first_row = tile / across % down * kSpmmTensorRows;
-    first_column = tile % across * kColumns;
-  }
-  __device__ static int64_t Count(const SpmmProblem& p) {
-    return p.batch.count * CeilDivide(p.pattern.rows, kSpmmTensorRows) * CeilDivide(p.n, kColumns);
-  }
-};
-
 __device__ inline int StepsOf(const SpmmProblem& p) {
   return static_cast<int>(CeilDivide(p.pattern.columns, kSpmmTensorInner));
 }
 
+// A tile of the result, or one of the parts into which its inner places are cut.
+template <int kColumns>
+struct ResultTile {
+  int64_t number, entry, first_row, first_column;
+  int part, parts;
+  int first_step, end_step;
+
+  __device__ ResultTile(const SpmmProblem& p, int64_t item, int of_tile)
+      : number(item / of_tile), part(static_cast<int>(item % of_tile)), parts(of_tile) {
+    const int64_t down = CeilDivide(p.pattern.rows, kSpmmTensorRows);
+    const int64_t across = CeilDivide(p.n, kColumns);
+    entry = number / (down * across);
+    first_row = number / across % down * kSpmmTensorRows;
+    first_column = number % across * kColumns;
+    const int steps = StepsOf(p);
+    first_step = steps * part / parts;
+    end_step = steps * (part + 1) / parts;
+  }
+  __device__ static int64_t Count(const SpmmProblem& p) {
+    return p.batch.count * CeilDivide(p.pattern.rows, kSpmmTensorRows) * CeilDivide(p.n, kColumns);
+  }
+  // There are more blocks than tiles only if each tile has several.
+  __device__ static int PartsOfEach(const SpmmProblem& p) {
+    const int64_t tiles = Count(p);
+    return gridDim.x > tiles ? static_cast<int>(gridDim.x / tiles) : 1;
+  }
+};
+
 template <typename T, int kColumns>
 __device__ __forceinline__ Preparation PreparationOf(const SpmmProblem& p) {
-  return Preparation(p.batch, p.pattern, p.x, p.n, kColumns, kPlanes<T>);
+  return Preparation(p.batch, p.stored, p.pattern.columns, p.x, p.n, kColumns, kPlanes<T>);
 }
 
 // Writes the entries of a tile of the result to the stages, and has its planes of x copied there.
-// Returns whether the entries were in order. `first_step` is the team's, of this tile and then of
-// the next one.
-template <typename T, typename Out, typename Index, int kColumns, bool kPermuted, typename Shape>
+// Returns whether the entries were in order. `ahead` is how many steps behind the first one the
+// team's begin, in this tile and then in the next one.
+template <typename T, typename Index, int kColumns, bool kTransposed, typename Shape>
 __device__ __forceinline__ bool WriteStages(const SpmmProblem& p, const ResultTile<kColumns>& tile,
-                                            int& first_step, TileRing<Shape>& ring) {
-  using TileA = typename Shape::TileA;
-  const Matrices<T, Out, Index> m(p, tile.entry);
+                                            int& ahead, TileRing<Shape>& ring) {
+  using Part = WarpsPart<T, kTransposed>;
+  if (tile.first_step == tile.end_step) return true;  // there may be no row of the matrix
   const Preparation prepared = PreparationOf<T, kColumns>(p);
   const PlaneTiles& planes = prepared.planes;
   const int64_t own_x = OwnEntry(p.batch, p.x, tile.entry);
   const char* x = prepared.PlanesIn(p.workspace) + own_x * planes.Bytes() +
                   tile.first_column / kColumns * planes.down * planes.tile_bytes;
-  const int64_t own = OwnEntry(p.batch, p.pattern.row_offsets, tile.entry);
+  const int64_t own = OwnEntry(p.batch, p.stored.row_offsets, tile.entry);
+  const int64_t at = tile.first_row / kTileSize;  // of the result's tiles down
   const int32_t* starts =
-      prepared.StartsIn(p.workspace) + prepared.starts.At(own, tile.first_row / kTileSize);
-  using Entries = EntriesOfRows<T, Index, kPermuted, Shape>;
-  const int steps = StepsOf(p);
+      prepared.StartsIn(p.workspace) +
+      (kTransposed ? prepared.starts.At(own, 0) + at * kTileSize : prepared.starts.At(own, at));
+  using Entries = EntriesOfRows<T, Index, kTransposed, Shape>;
   const int writer = WarpOfBlock() - kMultipliers / kWarp;
   const int warp = writer % kWriterWarps;
-  const int first_row = warp * kWriterRows;
-  int step = first_step;
-  Entries entries(m, p, starts + first_row, step);
+  const int first_line = warp * kWriterRows;
+  int step = tile.first_step + ahead;
+  const int end = tile.end_step;
+  Entries entries(p.values.At<const T>(p.batch, tile.entry),
+                  p.stored.column_indices.At<const Index>(p.batch, tile.entry), p.stored, starts,
+                  kTransposed ? at : 0, first_line, step, end);
   const auto write = [&](auto& held, auto& next) {
-    const uint32_t tile = ring.Stage() + Shape::kXBytes;
-    const uint32_t rows = tile + first_row * TileA::kRowBytes;
+    const uint32_t matrix = ring.Stage() + Shape::kXBytes;
     uint32_t places[Entries::kOfLane];
-    entries.Place(held, rows, places);
+    entries.Place(held, matrix, places);
     ring.WaitUntilEmpty();
     if (step / Shape::kTeams % kWriterWarps == warp) {  // in turn, as it takes a while
       if (threadIdx.x % kWarp == 0) ring.CopyX(x + step * planes.tile_bytes);
       __syncwarp();
     }
     // Who waits for loads waits for all of them: so these were waited for before there are others.
-    if constexpr (kPermuted) entries.LoadPermuted(next);
-    else entries.Load(next, held);
-    ClearBytes<kWriterRows * TileA::kRowBytes>(rows);
+    entries.Load(next, held);
+    Part::Clear(matrix, first_line);
     __syncwarp();
-    entries.Write(held, places, rows);
+    entries.Write(held, places, matrix);
     ring.Filled();
     ring.Next(Shape::kTeams);
     step += Shape::kTeams;
-    if constexpr (kPermuted) entries.Load(held, next);
   };
   ring.KeepAddress();
   typename Entries::Held held[2] = {};
   entries.LoadStarts(held[0]);
-  entries.BringNearer(held[0].start / Entries::kAhead + 1);
-  entries.BringNearer(held[0].start / Entries::kAhead + 2);
+  entries.BringFirstNearer(held[0]);
   entries.Load(held[0], held[1]);
-  if constexpr (kPermuted) {
-    entries.Load(held[1], held[0]);
-    entries.LoadPermuted(held[0]);
-  }
 #pragma unroll 1
-  while (step < steps) {
+  while (step < end) {
     write(held[0], held[1]);
-    if (step < steps) write(held[1], held[0]);
+    if (step < end) write(held[1], held[0]);
   }
-  first_step = step - steps;
+  ahead = step - end;
   return entries.IsOrdered();
 }
 
-// Multiplies what is in a warpgroup's stages of a tile of the result.
+// Multiplies what is in a warpgroup's stages of so many.
 template <typename Product, typename Shape>
-__device__ __forceinline__ void MultiplyStages(const SpmmProblem& p, int group,
-                                               TileRing<Shape>& ring, Product& product) {
-  const int steps = StepsOf(p);
+__device__ __forceinline__ void MultiplyStages(int steps, int group, TileRing<Shape>& ring,
+                                               Product& product) {
   for (int step = 0; step < steps; ++step, ring.Next()) {
     // Of the other one's stages, too: who left phases out could take a later one for its own.
     ring.WaitUntilFull();
@@ -594,73 +622,165 @@ __device__ __forceinline__ void MultiplyStages(const SpmmProblem& p, int group,
 // instructions come from memory.
 template <int kColumns>
 struct SumTiles {
+  static constexpr int kRun = 4, kRuns = kColumns / kRun;
+  static constexpr int kAllRuns = kSpmmTensorRows * kRuns;
+  using Run = Packet<float, kRun>;
   static constexpr int kPitch =
       kColumns + 8;  // so that rows which a warp writes lie in other banks
   static constexpr int kBytes = kSpmmTensorRows * kPitch * sizeof(float);  // of a warpgroup
+
+  uint32_t sums;  // the first warpgroup's
+  int count;      // of warpgroups, 1 or 2
+
+  // The place of run number `run`, of those of a warpgroup's row one behind the other.
+  __device__ __forceinline__ Run& At(int run) const {
+    return SharedAt<Run>(sums + (run / kRuns * kPitch + run % kRuns * kRun) * sizeof(float));
+  }
+  __device__ __forceinline__ Run Sum(int run) const {
+    Run sum = At(run);
+    if (count == 1) return sum;
+    const Run other = SumTiles{sums + kBytes, 1}.At(run);
+#pragma unroll
+    for (int c = 0; c < kRun; ++c) sum.elements[c] += other.elements[c];
+    return sum;
+  }
 };
 
 template <typename T, typename Out, typename Index, int kColumns>
 __device__ __forceinline__ void WriteTile(const SpmmProblem& p, const ResultTile<kColumns>& tile,
-                                          uint32_t sums) {
+                                          const SumTiles<kColumns>& sums) {
   using Sums = SumTiles<kColumns>;
-  constexpr int kRun = 4, kRuns = kColumns / kRun;
   const Matrices<T, Out, Index> m(p, tile.entry);
 #pragma unroll 1
-  for (int i = threadIdx.x; i < kSpmmTensorRows * kRuns; i += kMultipliers) {
-    const int64_t row = tile.first_row + i / kRuns, first = tile.first_column + i % kRuns * kRun;
+  for (int i = threadIdx.x; i < Sums::kAllRuns; i += kMultipliers) {
+    const int64_t row = tile.first_row + i / Sums::kRuns;
+    const int64_t first = tile.first_column + i % Sums::kRuns * Sums::kRun;
     if (row >= p.pattern.rows || first >= p.n) continue;
-    const uint32_t at = sums + (i / kRuns * Sums::kPitch + i % kRuns * kRun) * sizeof(float);
-    const auto one = SharedAt<const Packet<float, kRun>>(at);
-    const auto other = SharedAt<const Packet<float, kRun>>(at + Sums::kBytes);
-    float z[kRun];
-#pragma unroll
-    for (int c = 0; c < kRun; ++c) z[c] = one.elements[c] + other.elements[c];
-    if (first + kRun <= p.n) {
-      m.WriteRun(p.activation, row, row * p.n + first, z);
+    typename Sums::Run z = sums.Sum(i);
+    if (first + Sums::kRun <= p.n) {
+      m.WriteRun(p.activation, row, row * p.n + first, z.elements);
     } else {
 #pragma unroll
-      for (int c = 0; c < kRun; ++c) {
-        if (first + c < p.n) m.Write(p.activation, row, row * p.n + first + c, z[c]);
+      for (int c = 0; c < Sums::kRun; ++c) {
+        if (first + c < p.n) m.Write(p.activation, row, row * p.n + first + c, z.elements[c]);
       }
     }
   }
 }
 
+// A tile whose inner places several blocks share. Each leaves its sums in the workspace; who comes
+// last adds up all of them, in the order of parts, so that nobody waits for a block that may not
+// run yet.
+template <int kColumns>
+class SharedTile {
+  using Sums = SumTiles<kColumns>;
+  using Run = typename Sums::Run;
+  uint32_t* arrived_;  // blocks
+  Run* parts_;         // one tile behind the other
+  int part_, count_;
+
+ public:
+  __device__ SharedTile(const Preparation& prepared, const Workspace& workspace,
+                        const ResultTile<kColumns>& tile)
+      : part_(tile.part), count_(tile.parts) {
+    char* behind = workspace.data + prepared.Bytes();
+    arrived_ = reinterpret_cast<uint32_t*>(behind) + tile.number;
+    parts_ = reinterpret_cast<Run*>(behind + kSpmmArrivedBytes) +
+             tile.number * tile.parts * Sums::kAllRuns;
+  }
+
+  // By the multipliers. Sums that are not exact become NaN, which tells the last one.
+  __device__ __forceinline__ void Leave(const Sums& sums, bool exact) const {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < Sums::kAllRuns; i += kMultipliers) {
+      Run sum = sums.Sum(i);
+#pragma unroll
+      for (int c = 0; c < Sums::kRun; ++c) {
+        if (!exact) sum.elements[c] = __uint_as_float(0x7fffffff);
+      }
+      parts_[part_ * Sums::kAllRuns + i] = sum;
+    }
+  }
+  // Whether all have left theirs, by one thread, behind what the block wrote.
+  __device__ __forceinline__ bool IsLast() const {
+    return FetchAndAddOfGpu(arrived_, 1) == static_cast<uint32_t>(count_ - 1);
+  }
+  // Adds up into what one warpgroup had; returns whether what the thread added is finite.
+  __device__ __forceinline__ bool AddUp(const Sums& sums) const {
+    constexpr int kAtOnce = Sums::kAllRuns / kMultipliers < 4 ? Sums::kAllRuns / kMultipliers : 4;
+    static_assert(Sums::kAllRuns % (kAtOnce * kMultipliers) == 0);
+    float not_finite = 0;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < Sums::kAllRuns; i += kAtOnce * kMultipliers) {
+      Run all[kAtOnce] = {};
+#pragma unroll 1
+      for (int part = 0; part < count_; ++part) {
+        Run of_part[kAtOnce];
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k) {
+          of_part[k] = parts_[part * Sums::kAllRuns + i + k * kMultipliers];
+        }
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k) {
+#pragma unroll
+          for (int c = 0; c < Sums::kRun; ++c) all[k].elements[c] += of_part[k].elements[c];
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+#pragma unroll
+        for (int c = 0; c < Sums::kRun; ++c) not_finite += all[k].elements[c] * 0.0f;
+        sums.At(i + k * kMultipliers) = all[k];
+      }
+    }
+    return not_finite == 0;
+  }
+};
+
 // Before SpmmTensorCores.
 template <typename T, typename Index, int kColumns>
 __global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocks)
     SpmmPrepare(const __grid_constant__ SpmmProblem p) {
-  Prepare<T, Index, kColumns>(PreparationOf<T, kColumns>(p), p.batch, p.pattern, p.x, p.workspace);
+  const Preparation prepared = PreparationOf<T, kColumns>(p);
+  if (blockIdx.x == 0) {  // nobody has come to a SharedTile yet
+    auto* arrived = reinterpret_cast<uint32_t*>(p.workspace.data + prepared.Bytes());
+    for (int i = threadIdx.x; i < kSpmmMostParts; i += kPrepareThreads) arrived[i] = 0;
+  }
+  Prepare<T, Index, kColumns>(prepared, p.batch, p.stored, p.x, p.workspace);
 }
 
-template <typename T, typename Out, typename Index, int kColumns, bool kPermuted>
+// `Index` is that of the stored matrix, `OwnIndex` that of the one that is multiplied by.
+template <typename T, typename Out, typename Index, typename OwnIndex, int kColumns,
+          bool kTransposed>
 __global__ void __launch_bounds__(SpmmTensorThreads(kPlanes<T>, kColumns), 1)
     SpmmTensorCores(const __grid_constant__ SpmmProblem p) {
   using Shape = SpmmTensorShape<T, kColumns>;
   using Tile = ResultTile<kColumns>;
   extern __shared__ __align__(1024) unsigned char spmm_stages[];
   TileRing<Shape> ring(spmm_stages);
-  TileFlag inexact(spmm_stages + Shape::kFlagAt);
-  const int64_t tiles = Tile::Count(p);
+  TileFlags flags(spmm_stages + Shape::kFlagAt);
+  const int parts = Tile::PartsOfEach(p);
+  const int64_t items = Tile::Count(p) * parts;
   if (threadIdx.x >= kMultipliers) {
     GiveUpRegisters<Shape::kRegistersToWrite>();
-    int step = WarpgroupOfBlock() * kWarpgroup / kTeam - 1;  // the team's first one
-    ring.Next(step);
-    for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+    int ahead = WarpgroupOfBlock() * kWarpgroup / kTeam - 1;
+    ring.Next(ahead);
+    for (int64_t i = blockIdx.x; i < items; i += gridDim.x) {
       const bool ordered =
-          WriteStages<T, Out, Index, kColumns, kPermuted>(p, Tile(p, t), step, ring);
-      inexact.Raise(!ordered);
+          WriteStages<T, Index, kColumns, kTransposed>(p, Tile(p, i, parts), ahead, ring);
+      flags.Raise(!ordered);
       WaitAt<Shape::kThreads>(kAllThreads);
-      inexact.Next();
+      flags.Next();
       WaitAt<Shape::kThreads>(kAllThreads);
     }
     return;
   }
   TakeRegisters<Shape::kRegistersToMultiply>();
   const int group = WarpgroupOfBlock();
-  for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+  for (int64_t i = blockIdx.x; i < items; i += gridDim.x) {
+    const Tile tile(p, i, parts);
     WarpgroupProduct<T, kColumns> product;
-    MultiplyStages(p, group, ring, product);
+    MultiplyStages(tile.end_step - tile.first_step, group, ring, product);
     using Sums = SumTiles<kColumns>;
     static_assert(kGroups * Sums::kBytes <= Shape::kCountersAt);
     float not_finite = 0;  // NaN, if a sum is not
@@ -668,24 +788,42 @@ __global__ void __launch_bounds__(SpmmTensorThreads(kPlanes<T>, kColumns), 1)
       not_finite += low * 0.0f;
       not_finite += high * 0.0f;
     });
-    inexact.Raise(!(not_finite == 0));
+    flags.Raise(!(not_finite == 0));
     WaitAt<Shape::kThreads>(kAllThreads);
-    const bool exact = !inexact.IsRaised();
-    inexact.Next();
-    const Tile tile(p, t);
-    if (exact) {
-      const uint32_t sums = AddressOfShared(spmm_stages);
+    bool exact = !flags.IsRaised();
+    flags.Next();
+    Sums sums{AddressOfShared(spmm_stages), kGroups};
+    if (exact || parts > 1) {
       product.ForEachPair([&](int r, int c, float low, float high) {
-        SharedAt<Packet<float, 2>>(sums + group * Sums::kBytes +
+        SharedAt<Packet<float, 2>>(sums.sums + group * Sums::kBytes +
                                    (r * Sums::kPitch + c) * sizeof(float)) = {{low, high}};
       });
       WaitAt<kMultipliers>(kOfMultipliers);
-      WriteTile<T, Out, Index>(p, tile, sums);
-      FenceShared();  // copies of x are written there next
-    } else {
-      MultiplyEntryByEntry<kColumns, T>(p, Matrices<T, Out, Index>(p, tile.entry), tile.first_row,
-                                        tile.first_column);
     }
+    bool is_last = true;
+    if (parts > 1) {
+      const SharedTile<kColumns> shared(PreparationOf<T, kColumns>(p), p.workspace, tile);
+      shared.Leave(sums, exact);
+      WaitAt<kMultipliers>(kOfMultipliers);
+      if (threadIdx.x == 0) flags.Tell(shared.IsLast());
+      WaitAt<kMultipliers>(kOfMultipliers);
+      is_last = flags.IsTold();
+      if (is_last) {
+        sums.count = 1;
+        exact = shared.AddUp(sums);
+        WaitAt<kMultipliers>(kOfMultipliers);
+        if (!exact) flags.Tell(false);
+        WaitAt<kMultipliers>(kOfMultipliers);
+        exact = flags.IsTold();
+      }
+    }
+    if (is_last && exact) {
+      WriteTile<T, Out, OwnIndex>(p, tile, sums);
+    } else if (is_last) {
+      MultiplyEntryByEntry<kColumns, T>(p, Matrices<T, Out, OwnIndex>(p, tile.entry),
+                                        tile.first_row, tile.first_column);
+    }
+    FenceShared();  // copies of x are written there next
     WaitAt<Shape::kThreads>(kAllThreads);
   }
 }

@@ -61,7 +61,8 @@ PATTERN = (
 """Both orientations of a pattern, as ``Topology.operands`` gives them."""
 
 ROWS = tuple(name for name, _ in PATTERN[:3])
-TRANSPOSED = tuple(name for name, _ in PATTERN[3:])
+# With what says where values are stored.
+TRANSPOSED = tuple(name for name, _ in (*PATTERN[3:], *PATTERN[:2]))
 
 ACTIVATIONS = {
     None: lambda z: z,
@@ -386,8 +387,11 @@ def _spmm_ffi(
     n, k = x.shape[-2:] if left else x.shape[:-3:-1]
     workspace = 0
     if platform == "cuda" and (swap or not left):
-        row_offsets = avals[4 if transpose else 1]
-        workspace = _preparation_bytes(params["variant"], x, (k, n), row_offsets, entries)
+        offsets = (avals[1], avals[4])
+        workspace = _preparation_bytes(params["variant"], x, (k, n), offsets, entries)
+        if workspace > 0:
+            rows = avals[4 if transpose else 1].shape[-1] - 1
+            workspace += _parts_bytes(params["variant"], rows, n)
     attributes = {
         "permuted": transpose,
         "dense_on_left": left and not swap,
@@ -412,24 +416,46 @@ def _preparation_bytes(
     variant: str | None,
     dense: ShapedArray,
     shape: Sequence[Any],
-    row_offsets: ShapedArray,
+    offsets: Sequence[ShapedArray],
     entries: Any,
 ) -> int:
-    """The workspace of tensor cores: as `Preparation` in ffi/common/types.h."""
-    lines, width = shape
-    sizes = (*dense.shape, *row_offsets.shape, entries)
+    """The workspace of tensor cores: as `Preparation` in ffi/common/types.h.
+
+    `shape` is that of a matrix of `dense`, `offsets` are those of the rows and of the columns of
+    the sparse one, which is read by rows.
+    """
+    sizes = (*dense.shape, *(size for x in offsets for size in x.shape), entries)
     if dense.dtype.name not in _PLANES or not all(isinstance(size, int) for size in sizes):
         return 0
-    rows = row_offsets.shape[-1] - 1
-    tiles_down, tiles_across = -(-rows // _TILE_SIZE), -(-lines // _TILE_SIZE)
-    least = 32 if width <= 32 else 64 if width <= 64 else 128
-    padded = tiles_across * _TILE_SIZE * -(-width // least) * least
-    planes = math.prod(dense.shape[:-2]) * padded * 2 * _PLANES[dense.dtype.name]
-    starts_of_entry = tiles_down * (tiles_across + 1) * _TILE_SIZE * 4
-    starts = math.prod(row_offsets.shape[:-1]) * starts_of_entry
+    rows, columns = (x.shape[-1] - 1 for x in offsets)
+    planes = math.prod(dense.shape[:-2]) * _padded(*shape) * 2 * _PLANES[dense.dtype.name]
+    starts_of_entry = _tiles(rows) * (_tiles(columns) + 1) * _TILE_SIZE * 4
+    starts = math.prod(offsets[0].shape[:-1]) * starts_of_entry
     size = planes + starts
-    pays = entries >= _LEAST_DENSITY_TO_PREPARE * rows * lines and size <= _PREPARATION_BYTES
-    return size if variant == "tensor_cores" or (variant is None and pays) else 0
+    pays = entries >= _LEAST_DENSITY_TO_PREPARE * rows * columns and size <= _PREPARATION_BYTES
+    forced = variant in ("tensor_cores", _SHARED)
+    return size if forced or (variant is None and pays) else 0
+
+
+def _tiles(size: int) -> int:
+    return -(-size // _TILE_SIZE)
+
+
+def _padded(lines: int, width: int) -> int:
+    """Numbers of a dense matrix in tiles, of whatever width."""
+    widest = 32 if width <= 32 else 64 if width <= 64 else 128
+    return _tiles(lines) * _TILE_SIZE * -(-width // widest) * widest
+
+
+_SHARED = "tensor_cores_shared"  # where several blocks share a tile of the result
+_MOST_PARTS, _MOST_PARTS_OF_TILE = 512, 8  # kSpmmMostParts, kShared.most
+_WIDEST_TILE_BYTES = _TILE_SIZE * 128 * 4
+
+
+def _parts_bytes(variant: str | None, rows: int, width: int) -> int:
+    """What more there is in the workspace of spmm: as `SpmmPartsBytes` in ffi/spmm/problem.h."""
+    of_all = _MOST_PARTS_OF_TILE * _padded(rows, width) * 4 if variant == _SHARED else 0
+    return _MOST_PARTS * 4 + min(of_all, _MOST_PARTS * _WIDEST_TILE_BYTES)
 
 
 def _spmm_cast(
@@ -602,12 +628,13 @@ def _sddmm_ffi(
     free = params["implementation"] is None and params["variant"] is None
     if platform == "cuda" and free and dense_sddmm_pays(avals):
         return Instead(DENSE_IS_FASTER, dense_sddmm)
-    y, row_offsets, entries = avals[_SDDMM_Y], avals[2], avals[3].shape[-1]
+    y, entries = avals[_SDDMM_Y], avals[3].shape[-1]
     workspace = 0
     columns, d = y.shape[-2:]
     # What is not a number yet can't be compared with one.
     if platform == "cuda" and isinstance(d, int) and d <= _WIDEST_SAMPLED.get(y.dtype.name, 0):
-        workspace = _preparation_bytes(params["variant"], y, (columns, d), row_offsets, entries)
+        offsets = (avals[2], avals[5])
+        workspace = _preparation_bytes(params["variant"], y, (columns, d), offsets, entries)
     operands = ("x", "y", *ROWS, *(("scale_by",) if params["scaled"] else ()))
     return FfiCall(operands, {"workspace": workspace}, workspace)
 

@@ -42,6 +42,14 @@ Array Of(std::vector<T>& x, int64_t first = 0, int64_t stride = 0) {
   return array;
 }
 
+// Batch entries that have a copy each of what begins at `first`, or all the same if there are none.
+template <typename T>
+Array CopiesOf(std::vector<T>& x, int64_t first, int64_t copies) {
+  const std::vector<T> copy(x.begin() + first, x.end());
+  for (int64_t i = 1; i < copies; ++i) x.insert(x.end(), copy.begin(), copy.end());
+  return Of(x, first, copies > 0 ? static_cast<int64_t>(copy.size()) : 0);
+}
+
 // What may be odd about a pattern or its operands.
 enum class Disorder {
   kNone,
@@ -114,21 +122,13 @@ class RandomPattern {
 
   // For so many batch entries that have a copy each, or for all of them.
   Pattern AsOperand(int64_t copies = 0) {
-    const int64_t of_row = copies > 0 ? rows_ : 0, of_entry = copies > 0 ? nse() : 0;
-    const auto repeat = [&](auto& x, int64_t first) {
-      const std::vector copy(x.begin() + first, x.end());
-      for (int64_t i = 1; i < copies; ++i) x.insert(x.end(), copy.begin(), copy.end());
-    };
     Pattern pattern;
     pattern.rows = rows_;
     pattern.columns = columns_;
     pattern.nse = nse();
-    repeat(offsets_, 0);
-    repeat(column_indices_, lead_);
-    repeat(order_, 0);
-    pattern.row_offsets = Of(offsets_, 0, copies > 0 ? rows_ + 1 : 0);
-    pattern.column_indices = Of(column_indices_, lead_, of_entry);
-    pattern.row_order = Of(order_, 0, of_row);
+    pattern.row_offsets = CopiesOf(offsets_, 0, copies);
+    pattern.column_indices = CopiesOf(column_indices_, lead_, copies);
+    pattern.row_order = CopiesOf(order_, 0, copies);
     return pattern;
   }
 };
@@ -145,8 +145,8 @@ void CheckRepeats(const char* operation, const std::vector<Out>& out, const Run&
 
 // A workspace of exactly as many bytes, of numbers that are not finite and places that are outside,
 // which nothing must read.
-inline std::unique_ptr<Packet<uint32_t, 4>[]> SpaceFor(const Preparation& of) {
-  const int64_t count = of.Bytes() / 16;
+inline std::unique_ptr<Packet<uint32_t, 4>[]> SpaceFor(int64_t bytes) {
+  const int64_t count = bytes / 16;
   std::unique_ptr<Packet<uint32_t, 4>[]> space(new Packet<uint32_t, 4>[count]);
   std::memset(space.get(), 0xff, count * 16);
   return space;

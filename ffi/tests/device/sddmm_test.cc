@@ -19,7 +19,7 @@ void Test(const SddmmSize& size, Disorder disorder, int64_t lead, int blocks = 3
   SddmmTest<T, Out, Index> test(size, disorder, kScaled, lead);
   SddmmProblem p = test.Problem(own_patterns);
   const auto run = [&] {
-    const auto workspace = SpaceFor(PreparationOf<T, kInner>(p));
+    const auto workspace = SpaceFor(PreparationOf<T, kInner>(p).Bytes());
     p.workspace.data = reinterpret_cast<char*>(workspace.get());
     std::memset(sddmm_shared, 0xff, sizeof(sddmm_shared));  // NaN that nothing must read
     emulated::Launch(3, kPrepareThreads, [&] { SddmmPrepare<T, Index, kInner>(p); });

@@ -40,14 +40,44 @@ class SpmmTest {
   RandomPattern<Index> pattern_;
   int64_t values_stride_, x_stride_, bias_stride_, out_stride_;  // of batch entries
   std::vector<int32_t> permutation_;
+  // Of a transposed product, the pattern as it is stored.
+  std::vector<int32_t> stored_offsets_;
+  std::vector<Index> stored_columns_;
   std::vector<T> values_, x_, bias_;
   std::vector<Out> out_, preactivation_;
 
+  // The pattern that is walked is the transpose of another one, which is out of order as it is.
+  void MakeStored() {
+    const int64_t nse = pattern_.nse(), lead = options_.lead;
+    permutation_.assign(static_cast<size_t>(lead + nse), 0);
+    stored_columns_.assign(static_cast<size_t>(lead + nse), static_cast<Index>(-1));
+    struct Entry {
+      int64_t column, place;  // in a row of the stored one; of the walked one
+    };
+    std::vector<std::vector<Entry>> rows(static_cast<size_t>(size_.inner));
+    for (int64_t r = 0; r < size_.rows; ++r) {
+      for (int64_t i = pattern_.offset(r); i < pattern_.offset(r + 1); ++i) {
+        rows[pattern_.column(i)].push_back({r, i});
+      }
+    }
+    stored_offsets_ = {0};
+    int32_t at = 0;
+    for (size_t r = 0; r < rows.size(); ++r) {
+      if (options_.disorder == Disorder::kReversed) std::reverse(rows[r].begin(), rows[r].end());
+      if (options_.disorder == Disorder::kShuffled && r % 2 == 1) {
+        std::shuffle(rows[r].begin(), rows[r].end(), generator);
+      }
+      for (const auto& [column, place] : rows[r]) {
+        permutation_[lead + place] = at;
+        stored_columns_[lead + at++] = static_cast<Index>(column);
+      }
+      stored_offsets_.push_back(at);
+    }
+  }
+
   void MakeOperands() {
     const int64_t nse = pattern_.nse(), lead = options_.lead;
-    permutation_.resize(static_cast<size_t>(lead + nse));
-    std::iota(permutation_.begin() + lead, permutation_.end(), 0);
-    std::shuffle(permutation_.begin() + lead, permutation_.end(), generator);
+    if (options_.permuted) MakeStored();
     values_ = Normal<T>(lead + size_.batch * nse);
     x_ = Normal<T>(lead + size_.batch * size_.inner * size_.n);
     bias_ = Normal<T>(lead + size_.batch * size_.rows);
@@ -83,8 +113,16 @@ class SpmmTest {
     const int64_t lead = options_.lead;
     SpmmProblem p;
     if (options_.shuffled_rows) pattern_.ShuffleRows();
-    p.pattern = pattern_.AsOperand(options_.own_patterns ? size_.batch : 0);
-    if (options_.permuted) p.pattern.permutation = Of(permutation_, lead);
+    const int64_t copies = options_.own_patterns ? size_.batch : 0;
+    p.pattern = pattern_.AsOperand(copies);
+    p.stored = p.pattern;
+    if (options_.permuted) {
+      p.pattern.permutation = CopiesOf(permutation_, lead, copies);
+      p.stored.rows = size_.inner;
+      p.stored.columns = size_.rows;
+      p.stored.row_offsets = CopiesOf(stored_offsets_, 0, copies);
+      p.stored.column_indices = CopiesOf(stored_columns_, lead, copies);
+    }
     p.n = size_.n;
     p.activation = options_.activation;
     p.batch.rank = 1;

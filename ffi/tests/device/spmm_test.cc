@@ -12,40 +12,49 @@ int32_t found_starts[kPrepareBytes / 4];
 
 namespace {
 
-template <typename T, typename Out, typename Index, int kColumns, bool kPermuted>
-void Test(const SpmmSize& size, SpmmOptions options) {
+// By so many blocks; several for each tile if that many are more than there are tiles.
+template <typename T, typename Out, typename Index, int kColumns, bool kTransposed>
+void Test(const SpmmSize& size, SpmmOptions options, int parts = 0) {
   static_assert(SpmmTensorBytes(kPlanes<T>, kColumns) <= sizeof(spmm_stages));
-  options.permuted = kPermuted;
+  options.permuted = kTransposed;
   SpmmTest<T, Out, Index> test(size, options);
   SpmmProblem p = test.Problem();
   std::memset(spmm_stages, 0xff, sizeof(spmm_stages));  // NaN that nothing must read
-  const auto workspace = SpaceFor(PreparationOf<T, kColumns>(p));
+  const auto tiles = static_cast<int>(ResultTile<kColumns>::Count(p));
+  const auto workspace = SpaceFor(PreparationOf<T, kColumns>(p).Bytes() + kSpmmArrivedBytes +
+                                  SpmmPartsBytes(tiles * parts, kColumns));
   p.workspace.data = reinterpret_cast<char*>(workspace.get());
   emulated::Launch(3, kPrepareThreads, [&] { SpmmPrepare<T, Index, kColumns>(p); });
-  emulated::Launch(2, SpmmTensorThreads(kPlanes<T>, kColumns),
-                   [&] { SpmmTensorCores<T, Out, Index, kColumns, kPermuted>(p); });
+  const int blocks = parts > 0 ? tiles * parts : tiles < 2 ? tiles : 2;
+  emulated::Launch(blocks, SpmmTensorThreads(kPlanes<T>, kColumns),
+                   [&] { SpmmTensorCores<T, Out, Index, Index, kColumns, kTransposed>(p); });
   test.Check();
 }
 
 template <typename T, typename Out, int kColumns>
 void TestSizes() {
-  const auto plain = [](const SpmmSize& size, const SpmmOptions& options) {
-    Test<T, Out, uint16_t, kColumns, false>(size, options);
+  const auto plain = [](const SpmmSize& size, const SpmmOptions& options, int parts = 0) {
+    Test<T, Out, uint16_t, kColumns, false>(size, options, parts);
   };
-  const auto permuted = [](const SpmmSize& size, const SpmmOptions& options) {
-    Test<T, Out, int32_t, kColumns, true>(size, options);
+  const auto transposed = [](const SpmmSize& size, const SpmmOptions& options, int parts = 0) {
+    Test<T, Out, int32_t, kColumns, true>(size, options, parts);
   };
   for (const SpmmSize& size :
        {SpmmSize{1, 1, 1, 1.0}, SpmmSize{70, 130, 5, 0.6}, SpmmSize{37, 700, kColumns + 3, 0.1},
         SpmmSize{130, 0, 4, 0.5}, SpmmSize{65, 200, kColumns - 8, 0.95},
         SpmmSize{20, 600, 12, 0.03, 0.97}}) {
     plain(size, {.preactivation = true});
-    permuted(size, {.bias = true, .activation = Activation::kGelu});
+    transposed(size, {.bias = true, .activation = Activation::kGelu});
   }
+  transposed({130, 90, 7, 0.5, 0.99}, {.lead = 3});
+  plain({70, 330, kColumns + 3, 0.2}, {.bias = true, .preactivation = true}, 2);
+  transposed({70, 330, kColumns + 3, 0.6}, {.activation = Activation::kRelu}, 3);
   const SpmmSize batch{18, 150, kColumns + 4, 0.3, 0, 5};  // a block has several tiles
   plain(batch, {.bias = true, .preactivation = true, .lead = 1});
   plain(batch, {.shared_x = true, .own_patterns = true});
-  permuted(batch, {.activation = Activation::kRelu, .shared_x = true, .lead = 2});
+  transposed(batch, {.activation = Activation::kRelu, .shared_x = true, .lead = 2});
+  plain(batch, {.own_patterns = true}, 3);
+  transposed(batch, {.bias = true, .own_patterns = true});
   if (sizeof(T) == 4) {
     plain({3, 30, 20, 1.0},
           {.disorder = Disorder::kHuge, .bias = true, .activation = Activation::kRelu});
@@ -53,7 +62,9 @@ void TestSizes() {
   for (Disorder disorder : {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated,
                             Disorder::kNan, Disorder::kInfinite}) {
     plain({40, 150, 20, 0.3}, {.disorder = disorder});
-    permuted({10, 70, 20, 0.9}, {.disorder = disorder});
+    transposed({10, 70, 20, 0.9}, {.disorder = disorder});
+    plain({9, 150, 20, 0.3}, {.disorder = disorder}, 3);
+    transposed({10, 140, 20, 0.9}, {.disorder = disorder}, 2);
   }
 }
 
@@ -80,17 +91,18 @@ void TestHeldEntries() {
   p.pattern.column_indices = Of(columns);
   p.pattern.row_order = Of(order);
   p.n = kN;
+  p.stored = p.pattern;
   p.batch.rank = 1;
   p.batch.sizes[0] = 1;
   p.values = Of(values);
   p.x = Of(x);
   p.out = Of(out);
   const auto run = [&] {
-    const auto workspace = SpaceFor(PreparationOf<float, 32>(p));
+    const auto workspace = SpaceFor(PreparationOf<float, 32>(p).Bytes() + kSpmmArrivedBytes);
     p.workspace.data = reinterpret_cast<char*>(workspace.get());
     emulated::Launch(1, kPrepareThreads, [&] { SpmmPrepare<float, int32_t, 32>(p); });
     emulated::Launch(1, SpmmTensorThreads(kPlanes<float>, 32),
-                     [&] { SpmmTensorCores<float, float, int32_t, 32, false>(p); });
+                     [&] { SpmmTensorCores<float, float, int32_t, int32_t, 32, false>(p); });
   };
   run();
   for (int64_t r = 0; r < count; ++r) {

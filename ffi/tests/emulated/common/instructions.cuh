@@ -218,6 +218,8 @@ inline uint32_t FetchAndAdd(uint32_t* shared, uint32_t x) {
   return before;
 }
 
+inline uint32_t FetchAndAddOfGpu(uint32_t* global, uint32_t x) { return FetchAndAdd(global, x); }
+
 template <typename T>
 void KeepInRegister(T&) {}
 
