@@ -144,7 +144,7 @@ struct StagedRow {
       if (stored) value = from.values[i];
     }
   }
-  // What has to wait for the first load.
+  // What has to wait for the first load, and is waited for when the warp has multiplied.
   __device__ __forceinline__ void LoadPermuted(const Arrays& from) {
     if constexpr (kPermuted) value = column != kNone ? from.values[place] : T{};
   }
@@ -181,17 +181,22 @@ struct PanelView {
     return {first_row + (column - begin) * Shape::kRowBytes, value};
   }
 
-  // Adds the first `count` entries of a buffer: of each 2 * kGroups every group takes two.
+  // Adds the first `count` entries of a buffer: of each 2 * kGroups every group takes two. Half of
+  // the time later `meanwhile` is called.
+  template <typename Meanwhile>
   __device__ __forceinline__ void AddFromRing(uint32_t buffer, int count,
-                                              float (&sums)[Shape::kVector]) const {
+                                              float (&sums)[Shape::kVector],
+                                              Meanwhile meanwhile) const {
     using Pair = Packet<StagedEntry, 2>;
     constexpr int kPairs = 2;  // of a group, at a time
     constexpr uint32_t kStep = Shape::kGroups * sizeof(Pair);
     const uint32_t ahead = Shape::Group() * sizeof(Pair);
     const uint32_t end = buffer + ahead + count * sizeof(StagedEntry);
     uint32_t at = buffer + ahead;
+    const uint32_t half = at + count / (4 * kPairs * Shape::kGroups) * (kPairs * kStep);
 #pragma unroll 1
     for (const uint32_t last = end - kPairs * kStep; at <= last; at += kPairs * kStep) {
+      if (at == half) meanwhile();
       Pair pairs[kPairs];
       Vector of_x[2 * kPairs];
 #pragma unroll
@@ -203,6 +208,7 @@ struct PanelView {
         Add(pairs[k / 2].elements[k % 2].value, of_x[k], sums);
       }
     }
+    if (at <= half) meanwhile();
 #pragma unroll 1
     for (; at < end; at += kStep) {
       const Pair pair = SharedAt<const Pair>(at);
@@ -254,10 +260,10 @@ __device__ __forceinline__ void AddEntries(Row& row, const typename Row::Arrays&
     __syncwarp();
     if (in_front) {
       view.AddFromMemory(buffer, count, sums);
+      row.LoadPermuted(arrays);
     } else {
-      view.AddFromRing(buffer, count, sums);
+      view.AddFromRing(buffer, count, sums, [&] { row.LoadPermuted(arrays); });
     }
-    row.LoadPermuted(arrays);
     if (count < kWarp) return;
   }
 }
