@@ -58,10 +58,11 @@ constexpr int SpmmWriterTeams(int planes, int columns) {
 constexpr int SpmmTensorThreads(int planes, int columns) {
   return (1 + SpmmWriterTeams(planes, columns)) * kSpmmTensorRole;
 }
-constexpr int kSpmmCounterBytes = 16, kSpmmFlagBytes = 12;  // of a stage; of a block
+constexpr int kSpmmCounterBytes = 16;  // of a stage
+constexpr int kSpmmFlagBytes = 16, kSpmmBiasBytes = kSpmmTensorRows * 4;
 constexpr int SpmmTensorBytes(int planes, int columns) {
   const int stage = SpmmTensorStageBytes(planes, columns);
-  return SpmmTensorStages(stage) * (stage + kSpmmCounterBytes) + kSpmmFlagBytes;
+  return SpmmTensorStages(stage) * (stage + kSpmmCounterBytes) + kSpmmFlagBytes + kSpmmBiasBytes;
 }
 
 // Where several blocks share a tile of the result, each leaves its sums in the workspace, behind

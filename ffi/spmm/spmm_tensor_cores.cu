@@ -109,6 +109,7 @@ struct SpmmTensorShape {
   static constexpr int kStages = SpmmTensorStages(kStageBytes);
   static constexpr int kCountersAt = kStages * kStageBytes;
   static constexpr int kFlagAt = kCountersAt + kStages * kSpmmCounterBytes;
+  static constexpr int kBiasAt = kFlagAt + kSpmmFlagBytes;
   static_assert(kStageBytes == SpmmTensorStageBytes(kPlanes<T>, kColumns));
   static_assert(kStageBytes % 1024 == 0 && kStages >= 3);
   static constexpr int kTeams = SpmmWriterTeams(kPlanes<T>, kColumns);
@@ -648,15 +649,21 @@ struct SumTiles {
 
 template <typename T, typename Out, typename Index, int kColumns>
 __device__ __forceinline__ void WriteTile(const SpmmProblem& p, const ResultTile<kColumns>& tile,
-                                          const SumTiles<kColumns>& sums) {
+                                          const SumTiles<kColumns>& sums, const float* bias) {
   using Sums = SumTiles<kColumns>;
-  const Matrices<T, Out, Index> m(p, tile.entry);
+  Matrices<T, Out, Index> m(p, tile.entry);
+  const bool has_bias = m.bias != nullptr;
+  m.bias = nullptr;  // memory would be waited for at every turn
 #pragma unroll 1
   for (int i = threadIdx.x; i < Sums::kAllRuns; i += kMultipliers) {
     const int64_t row = tile.first_row + i / Sums::kRuns;
     const int64_t first = tile.first_column + i % Sums::kRuns * Sums::kRun;
     if (row >= p.pattern.rows || first >= p.n) continue;
     typename Sums::Run z = sums.Sum(i);
+    if (has_bias) {
+#pragma unroll
+      for (int c = 0; c < Sums::kRun; ++c) z.elements[c] += bias[i / Sums::kRuns];
+    }
     if (first + Sums::kRun <= p.n) {
       m.WriteRun(p.activation, row, row * p.n + first, z.elements);
     } else {
@@ -759,6 +766,7 @@ __global__ void __launch_bounds__(SpmmTensorThreads(kPlanes<T>, kColumns), 1)
   extern __shared__ __align__(1024) unsigned char spmm_stages[];
   TileRing<Shape> ring(spmm_stages);
   TileFlags flags(spmm_stages + Shape::kFlagAt);
+  auto* bias = reinterpret_cast<float*>(spmm_stages + Shape::kBiasAt);  // of the tile's rows
   const int parts = Tile::PartsOfEach(p);
   const int64_t items = Tile::Count(p) * parts;
   if (threadIdx.x >= kMultipliers) {
@@ -766,8 +774,13 @@ __global__ void __launch_bounds__(SpmmTensorThreads(kPlanes<T>, kColumns), 1)
     int ahead = WarpgroupOfBlock() * kWarpgroup / kTeam - 1;
     ring.Next(ahead);
     for (int64_t i = blockIdx.x; i < items; i += gridDim.x) {
-      const bool ordered =
-          WriteStages<T, Index, kColumns, kTransposed>(p, Tile(p, i, parts), ahead, ring);
+      const Tile tile(p, i, parts);
+      const bool ordered = WriteStages<T, Index, kColumns, kTransposed>(p, tile, ahead, ring);
+      const int row = static_cast<int>(threadIdx.x) - kMultipliers;
+      if (p.bias.data != nullptr && row < kSpmmTensorRows &&
+          tile.first_row + row < p.pattern.rows) {
+        bias[row] = ToAccumulator(p.bias.At<const T>(p.batch, tile.entry)[tile.first_row + row]);
+      }
       flags.Raise(!ordered);
       WaitAt<Shape::kThreads>(kAllThreads);
       flags.Next();
@@ -818,7 +831,7 @@ __global__ void __launch_bounds__(SpmmTensorThreads(kPlanes<T>, kColumns), 1)
       }
     }
     if (is_last && exact) {
-      WriteTile<T, Out, OwnIndex>(p, tile, sums);
+      WriteTile<T, Out, OwnIndex>(p, tile, sums, bias);
     } else if (is_last) {
       MultiplyEntryByEntry<kColumns, T>(p, Matrices<T, Out, OwnIndex>(p, tile.entry),
                                         tile.first_row, tile.first_column);
