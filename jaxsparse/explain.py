@@ -13,7 +13,7 @@ from jax.extend.core import JaxprEqn
 
 from jaxsparse import _ffi, backend
 from jaxsparse.device import Device, present_device
-from jaxsparse.ops.matmul import PATTERN
+from jaxsparse.ops.arguments import PATTERN
 from jaxsparse.primitive import (
     OPERATIONS,
     Operation,

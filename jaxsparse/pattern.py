@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import scipy.sparse
 from jaxsparse import backend
 
 COMPACT_COLUMNS = 2**16  # below this an index fits 16 bits
+TILE = 64  # rows and columns of a tile on tensor cores: kTileSize in ffi/common/types.h
 
 
 class Pattern(NamedTuple):
@@ -41,6 +43,17 @@ class Pattern(NamedTuple):
             self.column_indices if compact is None else compact,
             self.row_order,
         )
+
+
+def tile_starts_shape(shape: tuple[int, int], nse: int) -> tuple[int, ...]:
+    """(tiles down, tiles across + 1, TILE), or (0,) where there would be more starts than entries.
+
+    Tensor cores are not taken for so sparse a matrix.
+    """
+    m, k = shape
+    if m * k == 0 or TILE * nse < m * k:
+        return (0,)
+    return -(-m // TILE), -(-k // TILE) + 1, TILE
 
 
 def checks_enabled() -> bool:
@@ -124,6 +137,21 @@ def _row_order_on_host(offsets: np.ndarray) -> np.ndarray:
     return np.argsort(-np.diff(offsets), axis=-1, kind="stable").astype(np.int32)
 
 
+def _tile_starts_on_host(
+    offsets: np.ndarray, columns: np.ndarray, shape: tuple[int, int]
+) -> np.ndarray:
+    """As `tile_starts` says."""
+    sizes = tile_starts_shape(shape, columns.shape[-1])
+    if len(sizes) == 1:
+        return np.zeros(sizes, np.int32)
+    m, (down, ends, _) = shape[0], sizes
+    rows, stored = np.repeat(np.arange(m), np.diff(offsets)), columns[: offsets[-1]]
+    counts = np.bincount(rows * ends + stored // TILE + 1, minlength=m * ends)[: m * ends]
+    starts = np.zeros((down * TILE, ends), np.int32)
+    starts[:m] = offsets[:-1, None] + np.cumsum(counts.reshape(m, ends), axis=1)
+    return starts.reshape(down, TILE, ends).swapaxes(1, 2).reshape(-1)
+
+
 def _pattern(arrays: Sequence[Any], column_count: int) -> Pattern:
     """From offsets, column indices and row order."""
     offsets, columns, order = arrays
@@ -133,13 +161,14 @@ def _pattern(arrays: Sequence[Any], column_count: int) -> Pattern:
 
 def derive_on_host(
     row_offsets: np.ndarray, column_indices: np.ndarray, shape: tuple[int, int]
-) -> tuple[Pattern, Pattern, jax.Array]:
+) -> tuple[Pattern, Pattern, jax.Array, jax.Array]:
     m, k = shape
     batch, nse = column_indices.shape[:-1], column_indices.shape[-1]
     columns = np.zeros_like(column_indices)  # whatever padding holds is replaced by 0
     t_offsets = np.zeros((*batch, k + 1), np.int32)
     t_columns = np.zeros((*batch, nse), np.int32)
     permutation = np.zeros((*batch, nse), np.int32)
+    starts = np.zeros((*batch, math.prod(tile_starts_shape(shape, nse))), np.int32)
     for entry in np.ndindex(batch):
         offsets = row_offsets[entry]
         where = f" of pattern {entry}" if batch else ""
@@ -148,21 +177,54 @@ def derive_on_host(
         t_offsets[entry], t_columns[entry], permutation[entry] = _transpose_on_host(
             offsets, columns[entry], shape
         )
+        starts[entry] = _tile_starts_on_host(offsets, columns[entry], shape)
     # Concrete also where a program is being traced: a pattern may be made in there and kept.
     with jax.ensure_compile_time_eval():
         return (
             _pattern((row_offsets, columns, _row_order_on_host(row_offsets)), k),
             _pattern((t_offsets, t_columns, _row_order_on_host(t_offsets)), m),
             jnp.asarray(permutation),
+            jnp.asarray(starts),
         )
 
 
 # ---- Derived arrays of traced patterns, in the program ----
 
 
+def tile_starts(
+    row_offsets: jax.Array, column_indices: jax.Array, shape: tuple[int, int]
+) -> jax.Array:
+    """Where the entries of each row in each tile begin, int32 ``(..., starts)``.
+
+    Of TILE rows at a time, for each tile of TILE columns, and for the end, one number for each row.
+    A row whose columns do not rise has no entries in any tile, and in the end the complement.
+    """
+    m, sizes = shape[0], tile_starts_shape(shape, column_indices.shape[-1])
+
+    def one(offsets: jax.Array, columns: jax.Array) -> jax.Array:
+        down, ends, _ = sizes
+        rows = row_indices(offsets, columns.shape[-1])  # padding's is m, which is dropped
+        places = rows * ends + columns.astype(jnp.int32) // TILE + 1
+        places = jnp.where(rows < m, places, m * ends)
+        counts = jnp.zeros(m * ends, jnp.int32).at[places].add(1, mode="drop").reshape(m, ends)
+        begins = offsets[:-1, None]
+        falls = (rows[1:] == rows[:-1]) & (columns[1:] <= columns[:-1])
+        falling = jnp.zeros(m, bool).at[rows[1:]].max(falls, mode="drop")[:, None]
+        starts = jnp.where(falling, begins, begins + jnp.cumsum(counts, axis=1))
+        starts = starts.at[:, -1:].set(jnp.where(falling, ~offsets[1:, None], starts[:, -1:]))
+        starts = jnp.zeros((down * TILE, ends), jnp.int32).at[:m].set(starts)
+        return starts.reshape(down, TILE, ends).swapaxes(1, 2).reshape(-1)
+
+    if len(sizes) == 1:
+        return jnp.zeros((*row_offsets.shape[:-1], *sizes), jnp.int32)
+    for _ in range(row_offsets.ndim - 1):
+        one = jax.vmap(one)
+    return one(row_offsets, column_indices)
+
+
 def derive_traced(
     row_offsets: jax.Array, column_indices: jax.Array, shape: tuple[int, int]
-) -> tuple[Pattern, Pattern, jax.Array]:
+) -> tuple[Pattern, Pattern, jax.Array, jax.Array]:
     m, k = shape
     row_offsets, column_indices = jnp.asarray(row_offsets), jnp.asarray(column_indices)
 
@@ -194,7 +256,8 @@ def derive_traced(
     for _ in range(row_offsets.ndim - 1):
         derive = jax.vmap(derive)
     by_row, by_column, permutation = derive(row_offsets, column_indices)
-    return _pattern(by_row, k), _pattern(by_column, m), permutation
+    starts = tile_starts(by_row[0], by_row[1], shape)
+    return _pattern(by_row, k), _pattern(by_column, m), permutation, starts
 
 
 def checked(

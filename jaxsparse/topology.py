@@ -18,6 +18,7 @@ from jaxsparse.pattern import (
     derive_on_host,
     derive_traced,
     row_indices,
+    tile_starts,
 )
 
 INT32_MAX = 2**31 - 1
@@ -29,7 +30,8 @@ class Topology:
     A pytree of integer arrays with static ``shape``. It is separate from the values so that a new
     pattern with as many entries needs no new compilation, and so that what is derived from a
     pattern is made once: the rows by falling length, the transposed pattern with the permutation
-    that carries values over, and 16-bit indices. The constructor makes these, on the host for
+    that carries values over, 16-bit indices, and where the entries of each tile begin that tensor
+    cores multiply by. The constructor makes these, on the host for
     concrete arrays and in the program for traced ones; no operation or gradient ever sorts. Leading
     dimensions, the same for both arrays, are a batch of patterns with equal numbers of stored
     entries.
@@ -61,10 +63,18 @@ class Topology:
     pattern: Pattern
     transposed_pattern: Pattern
     permutation: jax.Array  # entry e of the transposed pattern is entry permutation[e] of this one
+    tile_starts: jax.Array  # of pattern.tile_starts, or (..., 0)
     shape: tuple[int, int]
     scan_layout: Any  # what recurrent.pack makes of the pattern, or None
 
-    __slots__ = ("pattern", "permutation", "scan_layout", "shape", "transposed_pattern")
+    __slots__ = (
+        "pattern",
+        "permutation",
+        "scan_layout",
+        "shape",
+        "tile_starts",
+        "transposed_pattern",
+    )
 
     def __init__(self, row_offsets: Any, column_indices: Any, shape: Sequence[int]):
         self.shape = _check_shape(shape)
@@ -85,9 +95,8 @@ class Topology:
             column_indices, jax.core.Tracer
         )
         derive = derive_traced if traced else derive_on_host
-        self.pattern, self.transposed_pattern, self.permutation = derive(
-            row_offsets, column_indices, self.shape
-        )
+        derived = derive(row_offsets, column_indices, self.shape)
+        self.pattern, self.transposed_pattern, self.permutation, self.tile_starts = derived
         self.scan_layout = None
 
     @classmethod
@@ -96,6 +105,7 @@ class Topology:
         pattern: Any,
         transposed_pattern: Any,
         permutation: Any,
+        tile_starts: Any,
         scan_layout: Any,
         shape: tuple[int, int],
     ) -> Topology:
@@ -103,6 +113,7 @@ class Topology:
         topology.pattern = pattern
         topology.transposed_pattern = transposed_pattern
         topology.permutation = permutation
+        topology.tile_starts = tile_starts
         topology.scan_layout = scan_layout
         topology.shape = shape
         return topology
@@ -206,12 +217,19 @@ class Topology:
             jnp.zeros_like(self.permutation), self.permutation, iota, axis=-1, inplace=False
         )
         m, k = self.shape
-        return Topology._from_parts(self.transposed_pattern, self.pattern, inverse, None, (k, m))
+        t = self.transposed_pattern
+        starts = tile_starts(t.row_offsets, t.column_indices, (k, m))
+        return Topology._from_parts(t, self.pattern, inverse, starts, None, (k, m))
 
     def with_scan_layout(self, layout: Any) -> Topology:
         """The same topology, carrying what `jaxsparse.recurrent.pack` made of it."""
         return Topology._from_parts(
-            self.pattern, self.transposed_pattern, self.permutation, layout, self.shape
+            self.pattern,
+            self.transposed_pattern,
+            self.permutation,
+            self.tile_starts,
+            layout,
+            self.shape,
         )
 
     def row_indices(self) -> jax.Array:
@@ -219,19 +237,22 @@ class Topology:
         return row_indices(self.row_offsets, self.nse)
 
     def operands(self) -> tuple[jax.Array, ...]:
-        """What an operation's primitive takes: both patterns' three arrays and the permutation.
+        """What an operation's primitive takes: both patterns' three arrays and what joins them.
 
-        They are checked first if ``JAXSPARSE_CHECK=1``.
+        That is the permutation, and the starts of tiles. They are checked first if
+        ``JAXSPARSE_CHECK=1``, but for starts, which kernels find out for themselves then.
         """
         m, k = self.shape
         rows, transposed = self.pattern.operands(), self.transposed_pattern.operands()
+        starts = self.tile_starts
         if checks_enabled():
             rows = (checked(*rows, columns=k), *rows[1:])
             transposed = (
                 checked(*transposed, self.permutation, columns=m),
                 *transposed[1:],
             )
-        return (*rows, *transposed, self.permutation)
+            starts = starts[..., :0]
+        return (*rows, *transposed, self.permutation, starts)
 
     def verify(self) -> Topology:
         """Checks a concrete topology and what is derived from it; returns it.
@@ -253,7 +274,8 @@ class Topology:
         if len(leaves) != len(derived) or not all(map(np.array_equal, leaves, derived)):
             raise ValueError(
                 f"Topology.verify: the arrays derived from the pattern (row order, transposed "
-                f"pattern, permutation) of {self!r} are not those of its offsets and columns"
+                f"pattern, permutation, starts of tiles) of {self!r} are not those of its offsets "
+                f"and columns"
             )
         if self.scan_layout is not None:
             try:
@@ -291,7 +313,7 @@ class Topology:
 
 
 def _flatten(topology: Topology) -> Any:
-    names = ("pattern", "transposed_pattern", "permutation", "scan_layout")
+    names = ("pattern", "transposed_pattern", "permutation", "tile_starts", "scan_layout")
     children = [(jax.tree_util.GetAttrKey(n), getattr(topology, n)) for n in names]
     return children, topology.shape
 

@@ -17,12 +17,8 @@ RESULTS = pathlib.Path(__file__).parent.parent / "benchmarks" / "results" / "h20
 
 def abstract_topology(shape, entries):
     """A pattern of which there are only shapes."""
-    empty = Topology(np.zeros(shape[0] + 1, np.int32), np.zeros(0, np.int32), shape)
-    leaves, structure = jax.tree.flatten(empty)
-    sizes = [x.shape if x.shape != (0,) else (entries,) for x in leaves]
-    return structure.unflatten(
-        jax.ShapeDtypeStruct(size, x.dtype) for size, x in zip(sizes, leaves, strict=True)
-    )
+    offsets, columns = (jax.ShapeDtypeStruct((size,), "int32") for size in (shape[0] + 1, entries))
+    return jax.eval_shape(lambda *arrays: Topology(*arrays, shape), offsets, columns)
 
 
 def predicted(row):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import pickle
 import re
 
@@ -102,6 +103,58 @@ def test_derived_arrays(name, construct):
     assert_oriented(topology.transposed_pattern, t_offsets, rows[by_column], m)
     np.testing.assert_array_equal(topology.permutation, [*by_column, *range(nnz, nse)])
     np.testing.assert_array_equal(topology.row_indices(), [*rows, *[m] * (nse - nnz)])
+
+
+def tile_starts(offsets, columns, shape):
+    """From their definition, with tiles of 64 x 64; a row that does not rise is in none."""
+    down, across = -(-shape[0] // 64), -(-shape[1] // 64)
+    starts = np.zeros((down, across + 1, 64), np.int32)
+    for row, (begin, end) in enumerate(itertools.pairwise(offsets)):
+        stored = columns[begin:end]
+        rises = (np.diff(stored) > 0).all()
+        for tile in range(across + 1):
+            before = int((stored < 64 * tile).sum()) if rises else 0
+            starts[row // 64, tile, row % 64] = begin + before
+        if not rises:
+            starts[row // 64, across, row % 64] = ~end
+    return starts.reshape(-1)
+
+
+@pytest.mark.parametrize("construct", CONSTRUCTORS)
+@pytest.mark.parametrize("m, k", [(1, 1), (64, 64), (65, 130), (200, 63)])
+@pytest.mark.parametrize("padding", [0, 9])
+def test_tile_starts(m, k, padding, construct):
+    offsets, columns, shape = pattern(m, k, density=0.4, seed=m, padding=padding)
+    topology = CONSTRUCTORS[construct](offsets, columns, shape)
+    assert topology.tile_starts.dtype == jnp.int32
+    np.testing.assert_array_equal(topology.tile_starts, tile_starts(offsets, columns, shape))
+
+
+def test_tile_starts_of_rows_that_do_not_rise():
+    """A traced pattern may have such rows."""
+    offsets, columns, shape = pattern(70, 140, density=0.4)
+    columns = columns.copy()
+    falling, repeating = offsets[np.flatnonzero(np.diff(offsets) >= 2)[[3, -1]]]
+    columns[falling : falling + 2] = columns[falling : falling + 2][::-1]
+    columns[repeating + 1] = columns[repeating]
+    topology = CONSTRUCTORS["jit"](offsets, columns, shape)
+    expected = tile_starts(offsets, columns, shape)
+    assert (expected < 0).sum() == 2
+    np.testing.assert_array_equal(topology.tile_starts, expected)
+
+
+def test_no_tile_starts_where_there_are_fewer_entries():
+    for entries, starts in (63, 0), (64, 65 * 64):
+        topology = Topology([0, entries], np.arange(entries) * 64, (1, 64 * 64))
+        assert topology.tile_starts.shape == (starts,)
+        jitted = CONSTRUCTORS["jit"](topology.row_offsets, topology.column_indices, (1, 64 * 64))
+        assert_equal(jitted, topology)
+
+
+def test_checks_leave_tile_starts_to_kernels(monkeypatch):
+    assert TOPOLOGY.operands()[-1] is TOPOLOGY.tile_starts
+    monkeypatch.setenv("JAXSPARSE_CHECK", "1")
+    assert TOPOLOGY.operands()[-1].shape == (0,) != TOPOLOGY.tile_starts.shape
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -488,6 +541,7 @@ def test_pytree():
         ".transposed_pattern.row_order",
         ".transposed_pattern.compact_column_indices",
         ".permutation",
+        ".tile_starts",
     ]
 
 

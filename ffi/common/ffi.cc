@@ -211,6 +211,13 @@ Pattern CallParser::OperandStored(size_t index, int64_t columns) {
   return pattern;
 }
 
+Array CallParser::OperandTileStarts(size_t index, const Pattern& pattern) {
+  if (Size(index, 0) == 0) return {};
+  if (OperandBuffer(index).element_type() != ffi::S32) Fail("tile_starts must be int32");
+  const TileStarts starts(pattern.rows, pattern.columns);
+  return Operand(index, "tile_starts", {starts.At(1, 0)});
+}
+
 Pattern CallParser::OperandPattern(size_t index, int64_t columns, bool permuted) {
   Pattern pattern = OperandStored(index, columns);
   pattern.row_order = Operand(index + 2, "row_order", {pattern.rows});

@@ -135,10 +135,10 @@ struct PlaneTiles {
   JAXSPARSE_INLINE int64_t Bytes() const { return down * across * tile_bytes; }  // of an entry
 };
 
-// Where in a pattern the entries of each row in each tile begin, int32 at the begin of a workspace:
-// of each of the pattern's own batch entries and of kTileSize rows at a time, for each tile
-// across, and for the end, one number for each row. A row whose columns do not rise has no entries
-// in any tile, and in the end stands the complement.
+// Where in a pattern the entries of each row in each tile begin, int32, given with the pattern or
+// at the begin of a workspace: of each of the pattern's own batch entries and of kTileSize rows at
+// a time, for each tile across, and for the end, one number for each row. A row whose columns do
+// not rise has no entries in any tile, and in the end stands the complement.
 struct TileStarts {
   int64_t down, across;  // tiles
 
@@ -168,6 +168,7 @@ struct Pattern {
   Array column_indices;  // index_type (nse,)
   Array row_order;       // int32 (rows,), by falling length
   Array permutation;     // int32 (nse,) or null
+  Array tile_starts;     // int32, as TileStarts says, or null
 };
 
 // Whether batch entries have offsets and columns of their own along the same dimensions. Without
@@ -195,7 +196,7 @@ struct Preparation {
   PlaneTiles planes;
   int lines_at_once;
   TileStarts starts;
-  int64_t own_planes, own_starts;  // batch entries
+  int64_t own_planes, own_starts;  // batch entries, of starts if they are not given
 
   // `columns` and `split`: those of the dense operand at a time, and into how many planes.
   JAXSPARSE_INLINE Preparation(const Batch& batch, const Pattern& pattern, int64_t operand_lines,
@@ -206,13 +207,20 @@ struct Preparation {
         lines_at_once(LinesToPrepare(columns, split)),
         starts(pattern.rows, pattern.columns),
         own_planes(OwnEntries(batch, operand)),
-        own_starts(OwnEntries(batch, pattern.row_offsets)) {}
+        own_starts(pattern.tile_starts.data == nullptr ? OwnEntries(batch, pattern.row_offsets)
+                                                       : 0) {}
 
   JAXSPARSE_INLINE int64_t PlanesBytes() const { return own_planes * planes.Bytes(); }
   JAXSPARSE_INLINE int64_t StartsBytes() const { return own_starts * starts.Bytes(); }
   JAXSPARSE_INLINE int64_t Bytes() const { return StartsBytes() + PlanesBytes(); }
   JAXSPARSE_INLINE int32_t* StartsIn(const Workspace& workspace) const {
     return reinterpret_cast<int32_t*>(workspace.data);
+  }
+  // Of a batch entry, given or found.
+  JAXSPARSE_INLINE const int32_t* StartsOf(const Batch& batch, const Pattern& pattern,
+                                           const Workspace& workspace, int64_t entry) const {
+    if (own_starts == 0) return pattern.tile_starts.At<const int32_t>(batch, entry);
+    return StartsIn(workspace) + starts.At(OwnEntry(batch, pattern.row_offsets, entry), 0);
   }
   JAXSPARSE_INLINE char* PlanesIn(const Workspace& workspace) const {
     return workspace.data + StartsBytes();

@@ -85,7 +85,8 @@ LaunchShape TensorShape(const SddmmProblem& p) {
 }
 
 Preparation PreparationOf(const SddmmProblem& p) {
-  return Preparation(p.batch, p.pattern, p.pattern.columns, p.y, p.d, SddmmTensorInner(p.d), PlanesOf(p.dtype));
+  return Preparation(p.batch, p.pattern, p.pattern.columns, p.y, p.d, SddmmTensorInner(p.d),
+                     PlanesOf(p.dtype));
 }
 
 constexpr CudaKernel<SddmmProblem> kPrepare{

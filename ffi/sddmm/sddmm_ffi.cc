@@ -10,14 +10,15 @@ struct Sddmm {
   static constexpr char kName[] = "sddmm";
   static constexpr size_t kResultRank = 1;
 
-  // Operands: x, y, the pattern's three, scale_by if there is one. Results: the values, the
-  // workspace if there is one.
+  // Operands: x, y, the pattern's three and the starts of its tiles, scale_by if there is one.
+  // Results: the values, the workspace if there is one.
   static void Parse(CallParser& call, Problem* problem) {
-    enum { kX, kY, kPattern, kScaleBy = kPattern + 3 };
+    enum { kX, kY, kPattern, kStarts = kPattern + 3, kScaleBy };
     Problem& p = *problem;
     p.d = call.Size(kX, 0);
     const int64_t columns = call.Size(kY, 1);
     p.pattern = call.OperandPattern(kPattern, columns, false);
+    p.pattern.tile_starts = call.OperandTileStarts(kStarts, p.pattern);
     p.batch = call.batch();
     p.dtype = call.OperandDType(kX, "x");
     p.out_dtype = call.ResultDType(0, "out");

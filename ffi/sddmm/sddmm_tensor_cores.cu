@@ -185,9 +185,8 @@ class SddmmScout {
         const Preparation& prepared = notes_.prepared;
         const int64_t of_y = OwnEntry(p_.batch, p_.y, unit->entry);
         unit->tile_of_y = static_cast<uint32_t>(of_y * prepared.planes.down) + unit->first;
-        const int64_t own = OwnEntry(p_.batch, p_.pattern.row_offsets, unit->entry);
-        unit->starts = prepared.StartsIn(p_.workspace) +
-                       prepared.starts.At(own, unit->first_row / kTileSize) +
+        unit->starts = prepared.StartsOf(p_.batch, p_.pattern, p_.workspace, unit->entry) +
+                       prepared.starts.At(0, unit->first_row / kTileSize) +
                        unit->first * kTileSize;
         return true;
       }

@@ -25,13 +25,13 @@ struct Spmm {
   static constexpr size_t kResultRank = 2;
 
   // Operands: values, x, the pattern's three, or of a transposed product four and two of the stored
-  // one, bias if there is one. Results: out, the preactivation if it is asked for, the workspace if
-  // there is one.
+  // one, the starts of its tiles, bias if there is one. Results: out, the preactivation if it is
+  // asked for, the workspace if there is one.
   static void Parse(CallParser& call, Problem* problem) {
     enum { kValues, kX, kPattern };
     Problem& p = *problem;
     const bool permuted = call.Attribute<bool>("permuted");
-    const size_t bias = kPattern + (permuted ? 6 : 3);
+    const size_t starts = kPattern + (permuted ? 6 : 3), bias = starts + 1;
     p.dense_on_left = call.Attribute<bool>("dense_on_left");
     p.activation = ParseActivation(call);
     p.n = call.Size(kX, p.dense_on_left ? 1 : 0);
@@ -42,6 +42,7 @@ struct Spmm {
     if (permuted && (p.stored.rows != k || p.stored.nse != p.pattern.nse)) {
       call.Fail("the stored pattern is not that of which the other one is the transpose");
     }
+    p.stored.tile_starts = call.OperandTileStarts(starts, p.stored);
     p.batch = call.batch();
     p.dtype = call.OperandDType(kX, "x");
     p.out_dtype = call.ResultDType(0, "out");

@@ -550,11 +550,9 @@ __device__ __forceinline__ bool WriteStages(const SpmmProblem& p, const ResultTi
   const int64_t own_x = OwnEntry(p.batch, p.x, tile.entry);
   const char* x = prepared.PlanesIn(p.workspace) + own_x * planes.Bytes() +
                   tile.first_column / kColumns * planes.down * planes.tile_bytes;
-  const int64_t own = OwnEntry(p.batch, p.stored.row_offsets, tile.entry);
   const int64_t at = tile.first_row / kTileSize;  // of the result's tiles down
-  const int32_t* starts =
-      prepared.StartsIn(p.workspace) +
-      (kTransposed ? prepared.starts.At(own, 0) + at * kTileSize : prepared.starts.At(own, at));
+  const int32_t* starts = prepared.StartsOf(p.batch, p.stored, p.workspace, tile.entry) +
+                          (kTransposed ? at * kTileSize : prepared.starts.At(0, at));
   using Entries = EntriesOfRows<T, Index, kTransposed, Shape>;
   const int writer = WarpOfBlock() - kMultipliers / kWarp;
   const int warp = writer % kWriterWarps;

@@ -1,4 +1,4 @@
-"""Checks and shapes that the public functions of all operations share."""
+"""What all operations share: checks and shapes of arguments, and the operands of a pattern."""
 
 from __future__ import annotations
 
@@ -10,6 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse.topology import Topology
+
+PATTERN = (
+    ("row_offsets", "m+1"),
+    ("column_indices", "e"),
+    ("row_order", "m"),
+    ("transposed_row_offsets", "k+1"),
+    ("transposed_column_indices", "e"),
+    ("transposed_row_order", "k"),
+    ("permutation", "e"),
+    ("tile_starts", "s"),
+)
+"""Both orientations of a pattern and what joins them, as ``Topology.operands`` gives them."""
+
+ROWS = tuple(name for name, _ in PATTERN[:3])
+STARTS = PATTERN[7][0]
+TRANSPOSED = tuple(name for name, _ in (*PATTERN[3:7], *PATTERN[:2]))  # and where values are stored
 
 _FLOATS = {jnp.dtype(t) for t in (jnp.float32, jnp.float64, jnp.bfloat16, jnp.float16)}
 _EXACT = (None, jax.lax.Precision.HIGHEST, "highest", "float32")

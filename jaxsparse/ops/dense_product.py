@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 
+from jaxsparse.ops.arguments import PATTERN
 from jaxsparse.primitive import bind_local, over_batch
 
 DENSE_IS_FASTER = "a dense product by cuBLAS is taken to be faster"
@@ -39,6 +40,7 @@ def _places(row_offsets: jax.Array, columns: jax.Array, k: int) -> tuple[jax.Arr
 
 # ---- spmm ----
 
+_BIAS = 2 + len(PATTERN)  # behind values, the pattern and x
 
 # What jax.default_matmul_precision may be for TF32 to be precise enough.
 _ALLOW_TF32 = {
@@ -83,7 +85,7 @@ _START = 27 + 60
 
 def dense_spmm_pays(params: dict[str, Any], avals: Sequence[ShapedArray]) -> bool:
     """Whether it is taken to be faster, in TF32 for float32."""
-    values, row_offsets, columns, _, t_row_offsets, *_, x = avals[:9]
+    values, row_offsets, columns, _, t_row_offsets, *_, x = avals[:_BIAS]
     cost = _COSTS.get(x.dtype.name)
     if cost is None or not all(isinstance(size, int) for a in avals for size in a.shape):
         return False
@@ -131,8 +133,8 @@ def dense_spmm(
 
     Operands and other params are those of the primitive, and ``activate`` is its activation.
     """
-    values, row_offsets, columns, _, t_row_offsets, *_, x = operands[:9]
-    bias = operands[9:]
+    values, row_offsets, columns, _, t_row_offsets, *_, x = operands[:_BIAS]
+    bias = operands[_BIAS:]
     rank = values.ndim - 1
     m, k = row_offsets.shape[-1] - 1, t_row_offsets.shape[-1] - 1
     places, rise = over_batch(functools.partial(_places, k=k), rank, row_offsets, columns)

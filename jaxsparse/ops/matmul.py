@@ -25,6 +25,7 @@ from jax.interpreters import ad
 from jaxsparse import backend
 from jaxsparse.csr import CSR
 from jaxsparse.ops import arguments
+from jaxsparse.ops.arguments import PATTERN, ROWS, STARTS, TRANSPOSED
 from jaxsparse.ops.dense_product import (
     DENSE_IS_FASTER,
     allowed_precision,
@@ -34,7 +35,7 @@ from jaxsparse.ops.dense_product import (
     dense_spmm_pays,
     reason_for_dense_spmm,
 )
-from jaxsparse.pattern import row_indices
+from jaxsparse.pattern import TILE, row_indices
 from jaxsparse.primitive import (
     FfiCall,
     Instead,
@@ -48,21 +49,6 @@ from jaxsparse.primitive import (
     undefined,
 )
 from jaxsparse.topology import Topology
-
-PATTERN = (
-    ("row_offsets", "m+1"),
-    ("column_indices", "e"),
-    ("row_order", "m"),
-    ("transposed_row_offsets", "k+1"),
-    ("transposed_column_indices", "e"),
-    ("transposed_row_order", "k"),
-    ("permutation", "e"),
-)
-"""Both orientations of a pattern, as ``Topology.operands`` gives them."""
-
-ROWS = tuple(name for name, _ in PATTERN[:3])
-# With what says where values are stored.
-TRANSPOSED = tuple(name for name, _ in (*PATTERN[3:], *PATTERN[:2]))
 
 ACTIVATIONS = {
     None: lambda z: z,
@@ -321,7 +307,7 @@ def _spmm_xla(
     activation: str | None = None,
     with_preactivation: bool = False,
 ) -> list[jax.Array]:
-    row_offsets, columns, _, t_row_offsets, *_, x = operands[:8]
+    row_offsets, columns, _, t_row_offsets, *_, x = operands[:_X]
     rows = row_indices(row_offsets, values.shape[0])
     m, k = row_offsets.shape[0] - 1, t_row_offsets.shape[0] - 1
     accumulator = jnp.promote_types(values.dtype, jnp.float32)
@@ -350,7 +336,7 @@ def _spmm_xla(
         # 0 * NaN would spread through a dense product, so it is taken for finite x only.
         z = jax.lax.cond(jnp.all(jnp.isfinite(x)), densified, by_entries, x)
     if has_bias:
-        z = z + operands[8].astype(accumulator)[:, None]
+        z = z + operands[_BIAS - 1].astype(accumulator)[:, None]
     y = ACTIVATIONS[activation](z).astype(out_dtype)
     z = z.astype(out_dtype)
     results = [y, z] if with_preactivation else [y]
@@ -376,22 +362,20 @@ def _spmm_ffi(
             return Instead(reason, compute)
         remark = "a dense product is taken to be faster in TF32, but this one is to be exact"
     transpose = params["transpose"]
-    operands = ("values", "x", *(TRANSPOSED if transpose else ROWS))
+    operands = ("values", "x", *(TRANSPOSED if transpose else ROWS), STARTS)
     if params.get("has_bias"):
         operands = (*operands, "bias")
     # Most of a GPU's kernels read what stands in the columns of x where it is on the left: they get
     # it transposed.
     left = params["dense_on_left"]
     swap = left and platform == "cuda" and params["variant"] != _WITH_X_ON_THE_LEFT
-    x, entries = avals[_X], avals[0].shape[-1]
+    x = avals[_X]
     n, k = x.shape[-2:] if left else x.shape[:-3:-1]
     workspace = 0
     if platform == "cuda" and (swap or not left):
-        offsets = (avals[1], avals[4])
-        workspace = _preparation_bytes(params["variant"], x, (k, n), offsets, entries)
-        if workspace > 0:
-            rows = avals[4 if transpose else 1].shape[-1] - 1
-            workspace += _parts_bytes(params["variant"], rows, n)
+        pattern = avals[1 : 1 + len(PATTERN)]
+        rows = avals[4 if transpose else 1].shape[-1] - 1
+        workspace = _preparation_bytes(params["variant"], x, (k, n), pattern, rows)
     attributes = {
         "permuted": transpose,
         "dense_on_left": left and not swap,
@@ -403,10 +387,9 @@ def _spmm_ffi(
 
 
 # Before tensor cores multiply, a kernel writes planes of 16 bits of the dense operand, and where
-# the entries of tiles begin. There is no place for them where so few entries are stored that
-# another kernel is chosen.
+# the entries of tiles begin if the topology does not say so. There is no place for them where so
+# few entries are stored that another kernel is chosen.
 _PLANES = {"float32": 3, "bfloat16": 1, "float16": 1}
-_TILE_SIZE = 64  # kTileSize
 _LEAST_DENSITY_TO_PREPARE = 1 / 64
 _PREPARATION_BYTES = 2**29  # that may be taken where nobody asked for it
 _WIDEST_SAMPLED = {"float32": 128, "bfloat16": 256, "float16": 256}  # d on tensor cores
@@ -416,44 +399,48 @@ def _preparation_bytes(
     variant: str | None,
     dense: ShapedArray,
     shape: Sequence[Any],
-    offsets: Sequence[ShapedArray],
-    entries: Any,
+    pattern: Sequence[ShapedArray],
+    rows_of_result: Any = None,
 ) -> int:
     """The workspace of tensor cores: as `Preparation` in ffi/common/types.h.
 
-    `shape` is that of a matrix of `dense`, `offsets` are those of the rows and of the columns of
-    the sparse one, which is read by rows.
+    `shape` is that of a matrix of `dense`. With so many rows of the result, that of spmm: there is
+    space for what blocks tell each other, too.
     """
-    sizes = (*dense.shape, *(size for x in offsets for size in x.shape), entries)
+    offsets, indices, _, transposed_offsets, *_, given_starts = pattern
+    sizes = (size for x in (dense, *pattern) for size in x.shape)
     if dense.dtype.name not in _PLANES or not all(isinstance(size, int) for size in sizes):
         return 0
-    rows, columns = (x.shape[-1] - 1 for x in offsets)
-    planes = math.prod(dense.shape[:-2]) * _padded(*shape) * 2 * _PLANES[dense.dtype.name]
-    starts_of_entry = _tiles(rows) * (_tiles(columns) + 1) * _TILE_SIZE * 4
-    starts = math.prod(offsets[0].shape[:-1]) * starts_of_entry
-    size = planes + starts
+    rows, columns = (x.shape[-1] - 1 for x in (offsets, transposed_offsets))
+    size = math.prod(dense.shape[:-2]) * _padded(*shape) * 2 * _PLANES[dense.dtype.name]
+    if not given_starts.shape[-1]:
+        starts_of_entry = _tiles(rows) * (_tiles(columns) + 1) * TILE * 4
+        size += math.prod(offsets.shape[:-1]) * starts_of_entry
+    if rows_of_result is not None:
+        size += _parts_bytes(variant, rows_of_result, shape[1])
+    entries = indices.shape[-1]
     pays = entries >= _LEAST_DENSITY_TO_PREPARE * rows * columns and size <= _PREPARATION_BYTES
     forced = variant in ("tensor_cores", _SHARED)
     return size if forced or (variant is None and pays) else 0
 
 
 def _tiles(size: int) -> int:
-    return -(-size // _TILE_SIZE)
+    return -(-size // TILE)
 
 
 def _padded(lines: int, width: int) -> int:
     """Numbers of a dense matrix in tiles, of whatever width."""
     widest = 32 if width <= 32 else 64 if width <= 64 else 128
-    return _tiles(lines) * _TILE_SIZE * -(-width // widest) * widest
+    return _tiles(lines) * TILE * -(-width // widest) * widest
 
 
 _SHARED = "tensor_cores_shared"  # where several blocks share a tile of the result
 _MOST_PARTS, _MOST_PARTS_OF_TILE = 512, 8  # kSpmmMostParts, kShared.most
-_WIDEST_TILE_BYTES = _TILE_SIZE * 128 * 4
+_WIDEST_TILE_BYTES = TILE * 128 * 4
 
 
 def _parts_bytes(variant: str | None, rows: int, width: int) -> int:
-    """What more there is in the workspace of spmm: as `SpmmPartsBytes` in ffi/spmm/problem.h."""
+    """As `kSpmmArrivedBytes` and `SpmmPartsBytes` in ffi/spmm/problem.h."""
     of_all = _MOST_PARTS_OF_TILE * _padded(rows, width) * 4 if variant == _SHARED else 0
     return _MOST_PARTS * 4 + min(of_all, _MOST_PARTS * _WIDEST_TILE_BYTES)
 
@@ -470,7 +457,7 @@ def _spmm_cast(
 
 
 _LINEAR = ("transpose", "dense_on_left", "out_dtype", "precision")
-_VALUES, _X, _BIAS = 0, 8, 9
+_VALUES, _X, _BIAS = 0, 1 + len(PATTERN), 2 + len(PATTERN)
 
 spmm_p = make_primitive(
     Operation(
@@ -628,14 +615,14 @@ def _sddmm_ffi(
     free = params["implementation"] is None and params["variant"] is None
     if platform == "cuda" and free and dense_sddmm_pays(avals):
         return Instead(DENSE_IS_FASTER, dense_sddmm)
-    y, entries = avals[_SDDMM_Y], avals[3].shape[-1]
+    y = avals[_SDDMM_Y]
     workspace = 0
     columns, d = y.shape[-2:]
     # What is not a number yet can't be compared with one.
     if platform == "cuda" and isinstance(d, int) and d <= _WIDEST_SAMPLED.get(y.dtype.name, 0):
-        offsets = (avals[2], avals[5])
-        workspace = _preparation_bytes(params["variant"], y, (columns, d), offsets, entries)
-    operands = ("x", "y", *ROWS, *(("scale_by",) if params["scaled"] else ()))
+        pattern = avals[2 : 2 + len(PATTERN)]
+        workspace = _preparation_bytes(params["variant"], y, (columns, d), pattern)
+    operands = ("x", "y", *ROWS, STARTS, *(("scale_by",) if params["scaled"] else ()))
     return FfiCall(operands, {"workspace": workspace}, workspace)
 
 
@@ -652,7 +639,7 @@ sddmm_p = make_primitive(
         summed=("d",),
     )
 )
-_SDDMM_X, _SDDMM_Y, _SCALE_BY = 0, 1, 9
+_SDDMM_X, _SDDMM_Y, _SCALE_BY = 0, 1, 2 + len(PATTERN)
 
 
 def _sddmm_transpose(

@@ -18,7 +18,8 @@ from jax.interpreters import ad
 from jaxsparse import backend
 from jaxsparse.csr import CSR
 from jaxsparse.ops import arguments
-from jaxsparse.ops.matmul import PATTERN, ROWS, sddmm_p, spmm_p
+from jaxsparse.ops.arguments import PATTERN, ROWS
+from jaxsparse.ops.matmul import sddmm_p, spmm_p
 from jaxsparse.pattern import row_indices
 from jaxsparse.primitive import (
     FfiCall,

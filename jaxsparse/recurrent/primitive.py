@@ -27,7 +27,8 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching
 
-from jaxsparse.ops.matmul import PATTERN, spmm_p
+from jaxsparse.ops.arguments import PATTERN
+from jaxsparse.ops.matmul import spmm_p
 from jaxsparse.pattern import row_indices
 from jaxsparse.primitive import (
     Operation,

@@ -362,10 +362,13 @@ def _stacked(parts: list[Any]) -> Any:
 def _stacked_patterns(topologies: list[Topology]) -> list[Any]:
     """The operands of several patterns of one shape, padded to as many entries."""
     nse = max(t.nse for t in topologies)
+    # As many entries as there will be may have starts of tiles where these have none.
+    alike = len({t.tile_starts.shape for t in topologies}) == 1
+    no_starts = jnp.zeros(0, jnp.int32)
 
     def padded(t: Topology) -> tuple[Any, ...]:
         room = nse - t.nse
-        if not room:
+        if not room and alike:
             return t.operands()
 
         def pad(pattern: Pattern) -> Pattern:
@@ -378,7 +381,12 @@ def _stacked_patterns(topologies: list[Topology]) -> list[Any]:
         # Padding stands behind the stored entries in both orientations.
         permutation = jnp.concatenate([t.permutation, jnp.arange(t.nse, nse, dtype=jnp.int32)])
         return Topology._from_parts(
-            pad(t.pattern), pad(t.transposed_pattern), permutation, None, t.shape
+            pad(t.pattern),
+            pad(t.transposed_pattern),
+            permutation,
+            t.tile_starts if alike else no_starts,
+            None,
+            t.shape,
         ).operands()
 
     return [_stacked(list(arrays)) for arrays in zip(*map(padded, topologies), strict=True)]

@@ -152,6 +152,15 @@ inline std::unique_ptr<Packet<uint32_t, 4>[]> SpaceFor(int64_t bytes) {
   return space;
 }
 
+// Starts of a pattern's tiles as a kernel has found them, given with the pattern from now on.
+inline std::vector<int32_t> GiveStarts(const Preparation& found, const Workspace& workspace,
+                                       Pattern* pattern) {
+  const int32_t* starts = found.StartsIn(workspace);
+  std::vector<int32_t> given(starts, starts + found.StartsBytes() / 4);
+  pattern->tile_starts = Of(given, 0, found.own_starts > 1 ? found.starts.At(1, 0) : 0);
+  return given;
+}
+
 // `most`: the sum of the absolute values of what was added up.
 template <typename Out>
 bool IsClose(double got, double wanted, double most) {

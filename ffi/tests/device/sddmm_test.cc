@@ -28,6 +28,17 @@ void Test(const SddmmSize& size, Disorder disorder, int64_t lead, int blocks = 3
   };
   run();
   test.Check();
+  if (own_patterns || disorder == Disorder::kShuffled) {
+    const auto found = PreparationOf<T, kInner>(p);
+    const auto workspace = SpaceFor(found.Bytes());
+    p.workspace.data = reinterpret_cast<char*>(workspace.get());
+    emulated::Launch(3, kPrepareThreads, [&] { SddmmPrepare<T, Index, kInner>(p); });
+    auto given = GiveStarts(found, p.workspace, &p.pattern);
+    std::fill(test.out().begin() + lead, test.out().end(), FromFloat<Out>(NAN));
+    run();
+    test.Check();
+    p.pattern.tile_starts = {};
+  }
   if (disorder != Disorder::kNone || size.rows < kSddmmTensorRows) return;
   CheckRepeats("sddmm", test.out(), run);
 }

@@ -21,14 +21,23 @@ void Test(const SpmmSize& size, SpmmOptions options, int parts = 0) {
   SpmmProblem p = test.Problem();
   std::memset(spmm_stages, 0xff, sizeof(spmm_stages));  // NaN that nothing must read
   const auto tiles = static_cast<int>(ResultTile<kColumns>::Count(p));
-  const auto workspace = SpaceFor(PreparationOf<T, kColumns>(p).Bytes() + kSpmmArrivedBytes +
-                                  SpmmPartsBytes(tiles * parts, kColumns));
-  p.workspace.data = reinterpret_cast<char*>(workspace.get());
-  emulated::Launch(3, kPrepareThreads, [&] { SpmmPrepare<T, Index, kColumns>(p); });
   const int blocks = parts > 0 ? tiles * parts : tiles < 2 ? tiles : 2;
-  emulated::Launch(blocks, SpmmTensorThreads(kPlanes<T>, kColumns),
-                   [&] { SpmmTensorCores<T, Out, Index, Index, kColumns, kTransposed>(p); });
-  test.Check();
+  const auto run = [&] {
+    auto workspace = SpaceFor(PreparationOf<T, kColumns>(p).Bytes() + kSpmmArrivedBytes +
+                              SpmmPartsBytes(tiles * parts, kColumns));
+    p.workspace.data = reinterpret_cast<char*>(workspace.get());
+    emulated::Launch(3, kPrepareThreads, [&] { SpmmPrepare<T, Index, kColumns>(p); });
+    emulated::Launch(blocks, SpmmTensorThreads(kPlanes<T>, kColumns),
+                     [&] { SpmmTensorCores<T, Out, Index, Index, kColumns, kTransposed>(p); });
+    test.Check();
+    return workspace;
+  };
+  const auto workspace = run();
+  if (size.batch == 1 && options.disorder != Disorder::kShuffled) return;
+  const std::vector<int32_t> starts =
+      GiveStarts(PreparationOf<T, kColumns>(p), p.workspace, &p.stored);
+  std::fill(test.out().begin(), test.out().end(), FromFloat<Out>(NAN));
+  run();
 }
 
 template <typename T, typename Out, int kColumns>
