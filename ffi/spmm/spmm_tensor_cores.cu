@@ -204,7 +204,7 @@ class TileFlags {
 // a transposed product those down, which are of other rows each. Four lanes have a row, and hold in
 // registers, from before the tile is written, up to 32 places of its entries in runs of four, which
 // one load brings: what lanes load of a row costs L1 as much, however little it is. Of rows that
-// have more, all lanes take the others, one each.
+// have more, as many others are loaded when the tile is written, and if need be again.
 template <typename T, typename Index, bool kTransposed, typename Shape>
 class EntriesOfRows {
   using TileA = typename Shape::TileA;
@@ -213,8 +213,6 @@ class EntriesOfRows {
   static constexpr int kRun = 4, kRuns = 2;  // of neighbouring entries; of a lane
   static constexpr int kAtOnce = kOfRow * kRun, kHeld = kRuns * kAtOnce;
   static constexpr int kLine = 128, kNever = 1 << 30;
-  // Rows whose other entries are loaded at once, as registers have room for them.
-  static constexpr int kLongRows = Shape::kTeams > 1 ? 2 : 4;
   const T* values_;
   const Index* columns_;
   int skew_;               // how far the first column is from where runs begin
@@ -339,6 +337,15 @@ class EntriesOfRows {
     held.first = lane_ * kRun - before;
     held.two_runs = __any_sync(kAllLanes, before + held.count > kAtOnce);
     held.long_rows = __any_sync(kAllLanes, before + held.count > kHeld);
+    LoadEntries(held);
+    // L1 has room for few lines: whenever the row comes to others.
+    if constexpr (!kTransposed) {
+      if ((held.begin ^ behind) >= kAhead) BringNearer(behind / kAhead + 2);
+    }
+  }
+
+  // From the lane's first run on.
+  __device__ __forceinline__ void LoadEntries(Held& held) const {
     const int entry = held.begin + held.first;
     if (entry + kHeld - kAtOnce + kRun <= wide_) {
       ForEachRun([&](int run, int first) {
@@ -351,10 +358,6 @@ class EntriesOfRows {
         LoadSome(columns_, held, first, held.columns[run]);
         LoadSome(values_, held, first, held.values[run]);
       });
-    }
-    // L1 has room for few lines: whenever the row comes to others.
-    if constexpr (!kTransposed) {
-      if ((held.begin ^ behind) >= kAhead) BringNearer(behind / kAhead + 2);
     }
   }
 
@@ -373,22 +376,19 @@ class EntriesOfRows {
   }
 
   // Writes the entries to the tile, where all is 0 yet.
-  __device__ __forceinline__ void Write(const Held& held, const uint32_t (&places)[kOfLane],
+  __device__ __forceinline__ void Write(const Held& held, uint32_t (&places)[kOfLane],
                                         uint32_t tile) const {
-    if (!held.long_rows) {
-      WriteHeld(held, places);
-      return;
-    }
-    // A bit for each part of a row that its lanes do not hold.
-    const int left = held.count - (held.first - lane_ * kRun + kHeld);
-    unsigned parts = __ballot_sync(kAllLanes, left > lane_ * kWarp);
-    LongRows long_rows(*this, held, parts);
     WriteHeld(held, places);
-    while (true) {
-      long_rows.Write(tile);
-      if (parts == 0) return;
-      long_rows = LongRows(*this, held, parts);
-    }
+    if (!held.long_rows) return;
+    Held more = held;
+    more.two_runs = true;
+#pragma unroll 1
+    do {
+      more.first += kHeld;
+      LoadEntries(more);
+      Place(more, tile, places);
+      WriteHeld(more, places);
+    } while (__any_sync(kAllLanes, more.first - lane_ * kRun + kHeld < more.count));
   }
 
   // Whether the columns of all rows rise that it has come to.
@@ -397,44 +397,6 @@ class EntriesOfRows {
   }
 
  private:
-  // Of some rows as many entries as a warp has lanes that the row's do not hold.
-  struct LongRows {
-    int rows[kLongRows];
-    bool stored[kLongRows];
-    uint32_t columns[kLongRows];
-    T values[kLongRows];
-
-    // `left`: the lowest bits are cleared, as many as are taken.
-    __device__ __forceinline__ LongRows(const EntriesOfRows& entries, const Held& held,
-                                        unsigned& left) {
-      const int lane = threadIdx.x % kWarp;
-#pragma unroll
-      for (int r = 0; r < kLongRows; ++r) {
-        const int from = left == 0 ? 0 : __ffs(static_cast<int>(left)) - 1;
-        const int part = from % kOfRow;
-        const int first = __shfl_sync(kAllLanes, held.first, from) - part * kRun;
-        const int at = first + kHeld + part * kWarp + lane;
-        const int begin = __shfl_sync(kAllLanes, held.begin, from);
-        rows[r] = entries.row_ - lane / kOfRow + from / kOfRow;
-        stored[r] = left != 0 && at < __shfl_sync(kAllLanes, held.count, from);
-        columns[r] = 0;
-        values[r] = {};
-        left &= left - 1;
-        if (!stored[r]) continue;
-        const int entry = begin + at;
-        columns[r] = static_cast<uint32_t>(entries.columns_[entry]);
-        values[r] = entries.values_[entry];
-      }
-    }
-    __device__ __forceinline__ void Write(uint32_t tile) const {
-#pragma unroll
-      for (int r = 0; r < kLongRows; ++r) {
-        TileA::WriteIf(stored[r], Part::PlaceOf(tile, rows[r], columns[r] % kTileSize),
-                       BitsOf(values[r]));
-      }
-    }
-  };
-
   __device__ __forceinline__ static uint32_t BitsOf(float x) { return __float_as_uint(x); }
   __device__ __forceinline__ static uint32_t BitsOf(bfloat16 x) { return x.bits; }
   __device__ __forceinline__ static uint32_t BitsOf(float16 x) { return x.bits; }
