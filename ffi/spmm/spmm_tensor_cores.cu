@@ -5,10 +5,11 @@
 //
 // A kernel before it splits x into planes of 16 bits (common/tensor_cores.cuh) and leaves them in
 // the workspace, tile by tile as they are copied to shared memory; and it finds out where the
-// entries of each row in each tile begin. Some of a block's warps write tiles of the matrix out and
-// have those of x copied, the others, two warpgroups, multiply: they share a ring of stages, take
-// every other one, and in the end add up what they have. Who writes waits for its instructions more
-// than for memory: hence two teams, if registers allow, and what saves instructions there.
+// entries of each row in each tile begin, unless that is given with the pattern. Some of a block's
+// warps write tiles of the matrix out and have those of x copied, the others, two warpgroups,
+// multiply: they share a ring of stages, take every other one, and in the end add up what they
+// have. Who writes waits for its instructions more than for memory: hence two teams, if registers
+// allow, and what saves instructions there.
 //
 // A transposed product reads the matrix as it is stored, by rows, and writes these as columns of
 // the tiles: its entries never have to be looked up one by one. Where tiles of the result are few,
