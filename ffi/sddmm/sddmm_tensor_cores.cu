@@ -186,8 +186,7 @@ class SddmmScout {
         const int64_t of_y = OwnEntry(p_.batch, p_.y, unit->entry);
         unit->tile_of_y = static_cast<uint32_t>(of_y * prepared.planes.down) + unit->first;
         unit->starts = prepared.StartsOf(p_.batch, p_.pattern, p_.workspace, unit->entry) +
-                       prepared.starts.At(0, unit->first_row / kTileSize) +
-                       unit->first * kTileSize;
+                       prepared.starts.At(0, unit->first_row / kTileSize) + unit->first * kTileSize;
         return true;
       }
       if (++round_ < schedule.rounds) tile_ = schedule.BeginOf(schedule.RunAt(round_));
