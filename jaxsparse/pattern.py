@@ -16,6 +16,7 @@ from jaxsparse import backend
 
 COMPACT_COLUMNS = 2**16  # below this an index fits 16 bits
 TILE = 64  # rows and columns of a tile on tensor cores: kTileSize in ffi/common/types.h
+_MOST_STARTS = 2**30  # places of which fit 32 bits
 
 
 class Pattern(NamedTuple):
@@ -46,14 +47,13 @@ class Pattern(NamedTuple):
 
 
 def tile_starts_shape(shape: tuple[int, int], nse: int) -> tuple[int, ...]:
-    """(tiles down, tiles across + 1, TILE), or (0,) where there would be more starts than entries.
+    """(tiles down, tiles across + 1, TILE), or (0,) where that is more than two for each entry.
 
-    Tensor cores are not taken for so sparse a matrix.
+    Those are matrices that are too sparse or too narrow for tensor cores.
     """
     m, k = shape
-    if m * k == 0 or TILE * nse < m * k:
-        return (0,)
-    return -(-m // TILE), -(-k // TILE) + 1, TILE
+    sizes = (-(-m // TILE), -(-k // TILE) + 1, TILE)
+    return sizes if 0 < math.prod(sizes) <= min(2 * nse, _MOST_STARTS) else (0,)
 
 
 def checks_enabled() -> bool:
@@ -146,7 +146,7 @@ def _tile_starts_on_host(
         return np.zeros(sizes, np.int32)
     m, (down, ends, _) = shape[0], sizes
     rows, stored = np.repeat(np.arange(m), np.diff(offsets)), columns[: offsets[-1]]
-    counts = np.bincount(rows * ends + stored // TILE + 1, minlength=m * ends)[: m * ends]
+    counts = np.bincount(rows * ends + stored // TILE + 1, minlength=m * ends)
     starts = np.zeros((down * TILE, ends), np.int32)
     starts[:m] = offsets[:-1, None] + np.cumsum(counts.reshape(m, ends), axis=1)
     return starts.reshape(down, TILE, ends).swapaxes(1, 2).reshape(-1)

@@ -31,10 +31,9 @@ class Topology:
     pattern with as many entries needs no new compilation, and so that what is derived from a
     pattern is made once: the rows by falling length, the transposed pattern with the permutation
     that carries values over, 16-bit indices, and where the entries of each tile begin that tensor
-    cores multiply by. The constructor makes these, on the host for
-    concrete arrays and in the program for traced ones; no operation or gradient ever sorts. Leading
-    dimensions, the same for both arrays, are a batch of patterns with equal numbers of stored
-    entries.
+    cores multiply by. The constructor makes these, on the host for concrete arrays and in the
+    program for traced ones; no operation or gradient ever sorts. Leading dimensions, the same for
+    both arrays, are a batch of patterns with equal numbers of stored entries.
 
     Args:
         row_offsets: integers ``(..., m + 1)``, starting at 0 and not falling.

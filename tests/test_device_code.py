@@ -100,6 +100,7 @@ def test_tensor_tiles_compile(dtype, columns, monkeypatch):
     types = f"{dtype}, {dtype}, uint16_t"
     for file, expression in (
         ("spmm", f"SpmmTensorCores<{types}, uint16_t, {columns}, false>"),
+        ("spmm", f"SpmmTensorCores<{types}, int32_t, {columns}, true>"),  # of two index types
         ("spmm", f"SpmmPrepare<{dtype}, uint16_t, {columns}>"),
         ("sddmm", f"SddmmTensorCores<{types}, {columns}, true>"),
         ("sddmm", f"SddmmPrepare<{dtype}, uint16_t, {columns}>"),

@@ -186,8 +186,12 @@ def test_tensor_cores_have_the_workspace_they_need(n, dtype):
     for (call,) in calls:
         taken = fits(call.operation, "tensor_cores", dtype=dtype, d=n)
         assert call.variant == ("tensor_cores" if taken else None), call.otherwise
-    (call,) = explain(shared, values, jax.ShapeDtypeStruct((96, n), dtype), device=H200)
-    assert call.variant == SHARED, call.otherwise
+    y, many = jax.ShapeDtypeStruct((96, n), dtype), jax.ShapeDtypeStruct((9, 96, n), dtype)
+    for (call,) in (
+        explain(shared, values, y, device=H200),
+        explain(jax.vmap(shared, (None, 0)), values, many, device=H200),
+    ):
+        assert call.variant == SHARED, call.otherwise
 
 
 @pytest.mark.parametrize("entries", [0, 50])

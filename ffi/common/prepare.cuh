@@ -1,5 +1,5 @@
 // What is prepared for products on tensor cores: planes of the dense operand, and where the entries
-// of the sparse matrix's tiles begin.
+// of the sparse matrix's tiles begin if that is not given.
 #pragma once
 
 #include "common/tile_starts.cuh"

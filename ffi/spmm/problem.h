@@ -86,6 +86,7 @@ struct SpmmProblem {
   // is the transpose. Without an order of rows, as nothing needs it.
   Pattern stored;
   int64_t n = 0;
+  bool transposed = false;  // the product by the stored matrix
   bool dense_on_left = false;
   DType dtype = DType::kFloat32;      // values, x, bias
   DType out_dtype = DType::kFloat32;  // out, preactivation

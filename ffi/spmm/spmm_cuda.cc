@@ -129,8 +129,8 @@ struct TensorTiling {
 
 // Microseconds with the kernel before but for planes. Fitted to 124 figures of 32 to 128 columns,
 // 1024 x 1024 to 24576 x 8192, 10 to 30 % stored: half of the predictions are within 2 %, all
-// within 6 %. What it takes to share a tile is estimated: a block leaves its sums, and the last one
-// reads those of all.
+// within 6 %, where that kernel searched for starts. What it takes to share a tile is estimated: a
+// block leaves its sums, and the last one reads those of all.
 double TensorMicroseconds(const SpmmProblem& p, const TensorTiling& tiling) {
   struct Fit {
     int planes, columns;
@@ -200,7 +200,7 @@ KernelSource TensorInstance(const SpmmProblem& p) {
           "jaxsparse::SpmmTensorCores<" + TypeName(p.dtype) + ", " + TypeName(p.out_dtype) + ", " +
               TypeName(p.stored.index_type) + ", " + TypeName(p.pattern.index_type) + ", " +
               std::to_string(TensorTilingOf<kSharing>(p).columns) + ", " +
-              (p.pattern.permutation.data == nullptr ? "false" : "true") + ">"};
+              (p.transposed ? "true" : "false") + ">"};
 }
 
 template <const Sharing& kSharing>

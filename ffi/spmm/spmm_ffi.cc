@@ -38,6 +38,7 @@ struct Spmm {
     const int64_t k = call.Size(kX, p.dense_on_left ? 0 : 1);
     p.pattern = call.OperandPattern(kPattern, k, permuted);
     const int64_t m = p.pattern.rows;
+    p.transposed = permuted;
     p.stored = permuted ? call.OperandStored(kPattern + 4, m) : p.pattern;
     if (permuted && (p.stored.rows != k || p.stored.nse != p.pattern.nse)) {
       call.Fail("the stored pattern is not that of which the other one is the transpose");
@@ -75,12 +76,13 @@ OperationEntry SpmmEntry() {
       problem.dtype = types.dtype;
       problem.out_dtype = types.out_dtype;
       problem.pattern.index_type = index;
-      problem.n = 128;  // a size at which no two variants are one kernel
+      problem.n = 128;  // a size at which variants are different kernels, but for tensor cores
       problem.workspace.bytes = int64_t{1} << 30;
       problem.pattern.rows = 512;
       problem.pattern.nse = 65536;
       problem.stored = problem.pattern;
       problems.push_back(problem);
+      problem.transposed = true;
       problem.pattern.permutation.data = &permuted;
       problems.push_back(problem);
       problem.dense_on_left = true;

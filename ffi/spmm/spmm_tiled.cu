@@ -45,10 +45,10 @@ struct Entries {
   static constexpr int kCount = kAtOnce, kRuns = kCount / kRun;
   Run<T> values[kRuns];
   Run<Index> columns[kRuns];
-  Run<int32_t> places[kRuns];  // if permuted: of the values that are loaded next
+  Run<int32_t> sources[kRuns];  // if permuted: where the values stand that are loaded next
 
-  // The runs that begin in front of `end`. What is permuted is not waited for twice: places have
-  // been loaded before.
+  // The runs that begin in front of `end`. What is permuted is not waited for twice: where values
+  // stand has been loaded before.
   template <typename M>
   __device__ __forceinline__ void Load(const M& m, int first, int end, int nse, bool wide) {
 #pragma unroll
@@ -59,7 +59,7 @@ struct Entries {
         columns[r] = *reinterpret_cast<const Run<Index>*>(m.column_indices + at);
         if constexpr (kPermuted) {
 #pragma unroll
-          for (int e = 0; e < kRun; ++e) values[r].Set(e, m.values + places[r].Get(e));
+          for (int e = 0; e < kRun; ++e) values[r].Set(e, m.values + sources[r].Get(e));
         } else {
           values[r] = *reinterpret_cast<const Run<T>*>(m.values + at);
         }
@@ -68,24 +68,24 @@ struct Entries {
         for (int e = 0; e < kRun; ++e) {
           if (at + e >= nse) continue;
           columns[r].Set(e, m.column_indices + at + e);
-          values[r].Set(e, m.values + (kPermuted ? places[r].Get(e) : at + e));
+          values[r].Set(e, m.values + (kPermuted ? sources[r].Get(e) : at + e));
         }
       }
     }
   }
   template <typename M>
-  __device__ __forceinline__ void LoadPlaces(const M& m, int first, int end, int nse, bool wide) {
+  __device__ __forceinline__ void LoadSources(const M& m, int first, int end, int nse, bool wide) {
     if constexpr (!kPermuted) return;
 #pragma unroll
     for (int r = 0; r < kRuns; ++r) {
       const int at = first + r * kRun;
       if (at >= end) continue;
       if (wide && at + kRun <= nse) {
-        places[r] = *reinterpret_cast<const Run<int32_t>*>(m.permutation + at);
+        sources[r] = *reinterpret_cast<const Run<int32_t>*>(m.permutation + at);
       } else {
 #pragma unroll
         for (int e = 0; e < kRun; ++e) {
-          if (at + e < nse) places[r].Set(e, m.permutation + at + e);
+          if (at + e < nse) sources[r].Set(e, m.permutation + at + e);
         }
       }
     }
@@ -144,9 +144,9 @@ __device__ __forceinline__ void AddShare(const M& m, const RowShare& s, int nse,
   const auto load_entries = [&](int at) {
     next.Load(m, at, s.end, nse, kWide);
     next.Scale(row_bytes);
-    next.LoadPlaces(m, at + step, s.end, nse, kWide);
+    next.LoadSources(m, at + step, s.end, nse, kWide);
   };
-  next.LoadPlaces(m, i, s.end, nse, kWide);
+  next.LoadSources(m, i, s.end, nse, kWide);
   if (i < s.end) load_entries(i);
   for (; i < s.end; i += step) {
     const Chunk entries = next;

@@ -19,7 +19,7 @@ PATTERN = (
     ("transposed_column_indices", "e"),
     ("transposed_row_order", "k"),
     ("permutation", "e"),
-    ("tile_starts", "s"),
+    ("tile_starts", "tiles"),
 )
 """Both orientations of a pattern and what joins them, as ``Topology.operands`` gives them."""
 

@@ -7,7 +7,8 @@ primitives alone. With A the stored matrix of values v at the positions P:
 - ``sddmm``: v = (x y^T)|P.  transposed: x <- A(v) y,  y <- A(v)^T x.
 
 The stored values always stand in the order of A's rows: a product by A^T walks the transposed
-pattern and finds them by its permutation, so no rule permutes or scatters.
+pattern and finds them by its permutation, or walks over A as it is stored, so no rule permutes or
+scatters.
 """
 
 from __future__ import annotations
@@ -375,7 +376,7 @@ def _spmm_ffi(
     if platform == "cuda" and (swap or not left):
         pattern = avals[1 : 1 + len(PATTERN)]
         rows = avals[4 if transpose else 1].shape[-1] - 1
-        workspace = _preparation_bytes(params["variant"], x, (k, n), pattern, rows)
+        workspace = _preparation_bytes(params["variant"], x, (k, n), pattern, (avals[0], rows))
     attributes = {
         "permuted": transpose,
         "dense_on_left": left and not swap,
@@ -400,15 +401,16 @@ def _preparation_bytes(
     dense: ShapedArray,
     shape: Sequence[Any],
     pattern: Sequence[ShapedArray],
-    rows_of_result: Any = None,
+    product: tuple[ShapedArray, Any] | None = None,
 ) -> int:
     """The workspace of tensor cores: as `Preparation` in ffi/common/types.h.
 
-    `shape` is that of a matrix of `dense`. With so many rows of the result, that of spmm: there is
-    space for what blocks tell each other, too.
+    `shape` is that of a matrix of `dense`. Of a `product` by values, with so many rows of the
+    result, there is space for what blocks tell each other, too.
     """
     offsets, indices, _, transposed_offsets, *_, given_starts = pattern
-    sizes = (size for x in (dense, *pattern) for size in x.shape)
+    values, rows_of_result = product or (dense, 0)
+    sizes = (size for x in (values, dense, *pattern) for size in x.shape)
     if dense.dtype.name not in _PLANES or not all(isinstance(size, int) for size in sizes):
         return 0
     rows, columns = (x.shape[-1] - 1 for x in (offsets, transposed_offsets))
@@ -416,8 +418,9 @@ def _preparation_bytes(
     if not given_starts.shape[-1]:
         starts_of_entry = _tiles(rows) * (_tiles(columns) + 1) * TILE * 4
         size += math.prod(offsets.shape[:-1]) * starts_of_entry
-    if rows_of_result is not None:
-        size += _parts_bytes(variant, rows_of_result, shape[1])
+    if product is not None:
+        batch = jnp.broadcast_shapes(values.shape[:-1], offsets.shape[:-1], dense.shape[:-2])
+        size += _parts_bytes(variant, math.prod(batch) * _padded(rows_of_result, shape[1]))
     entries = indices.shape[-1]
     pays = entries >= _LEAST_DENSITY_TO_PREPARE * rows * columns and size <= _PREPARATION_BYTES
     forced = variant in ("tensor_cores", _SHARED)
@@ -439,9 +442,9 @@ _MOST_PARTS, _MOST_PARTS_OF_TILE = 512, 8  # kSpmmMostParts, kShared.most
 _WIDEST_TILE_BYTES = TILE * 128 * 4
 
 
-def _parts_bytes(variant: str | None, rows: int, width: int) -> int:
+def _parts_bytes(variant: str | None, results: int) -> int:
     """As `kSpmmArrivedBytes` and `SpmmPartsBytes` in ffi/spmm/problem.h."""
-    of_all = _MOST_PARTS_OF_TILE * _padded(rows, width) * 4 if variant == _SHARED else 0
+    of_all = _MOST_PARTS_OF_TILE * results * 4 if variant == _SHARED else 0
     return _MOST_PARTS * 4 + min(of_all, _MOST_PARTS * _WIDEST_TILE_BYTES)
 
 

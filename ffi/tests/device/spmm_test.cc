@@ -12,7 +12,7 @@ int32_t found_starts[kPrepareBytes / 4];
 
 namespace {
 
-// By so many blocks; several for each tile if that many are more than there are tiles.
+// By two blocks, or by one for each of so many parts of every tile.
 template <typename T, typename Out, typename Index, int kColumns, bool kTransposed>
 void Test(const SpmmSize& size, SpmmOptions options, int parts = 0) {
   static_assert(SpmmTensorBytes(kPlanes<T>, kColumns) <= sizeof(spmm_stages));
@@ -27,8 +27,8 @@ void Test(const SpmmSize& size, SpmmOptions options, int parts = 0) {
                               SpmmPartsBytes(tiles * parts, kColumns));
     p.workspace.data = reinterpret_cast<char*>(workspace.get());
     emulated::Launch(3, kPrepareThreads, [&] { SpmmPrepare<T, Index, kColumns>(p); });
-    emulated::Launch(blocks, SpmmTensorThreads(kPlanes<T>, kColumns),
-                     [&] { SpmmTensorCores<T, Out, Index, Index, kColumns, kTransposed>(p); });
+    const auto kernel = [&] { SpmmTensorCores<T, Out, Index, Index, kColumns, kTransposed>(p); };
+    emulated::Launch(blocks, SpmmTensorThreads(kPlanes<T>, kColumns), kernel, parts == 3);
     test.Check();
     return workspace;
   };
@@ -57,7 +57,7 @@ void TestSizes() {
   }
   transposed({130, 90, 7, 0.5, 0.99}, {.lead = 3});
   plain({70, 330, kColumns + 3, 0.2}, {.bias = true, .preactivation = true}, 2);
-  transposed({70, 330, kColumns + 3, 0.6}, {.activation = Activation::kRelu}, 3);
+  transposed({70, 330, kColumns + 3, 0.6}, {.bias = true, .activation = Activation::kRelu}, 3);
   const SpmmSize batch{18, 150, kColumns + 4, 0.3, 0, 5};  // a block has several tiles
   plain(batch, {.bias = true, .preactivation = true, .lead = 1});
   plain(batch, {.shared_x = true, .own_patterns = true});

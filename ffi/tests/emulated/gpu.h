@@ -206,11 +206,15 @@ class Block {
 inline Block* Block::current = nullptr;
 inline Dimension block_index, grid, block;
 
-// Runs a kernel's blocks.
-inline void Launch(int blocks, int threads, const std::function<void()>& kernel) {
+// Runs a kernel's blocks, the first one last if `backwards`.
+inline void Launch(int blocks, int threads, const std::function<void()>& kernel,
+                   bool backwards = false) {
   grid.x = static_cast<unsigned>(blocks);
   block.x = static_cast<unsigned>(threads);
-  for (block_index.x = 0; block_index.x < grid.x; ++block_index.x) Block(threads, kernel).Run();
+  for (unsigned i = 0; i < grid.x; ++i) {
+    block_index.x = backwards ? grid.x - 1 - i : i;
+    Block(threads, kernel).Run();
+  }
 }
 
 }  // namespace emulated
