@@ -95,7 +95,8 @@ def _cut(nnz: int) -> Convert:
 # ---- jaxsparse ----
 
 
-_OFFSETS, _COLUMNS, _ORDER = range(3)  # of what Pattern.operands gives
+_OFFSETS, _COLUMNS, _ORDER, _STARTS = range(4)  # of what Pattern.operands gives, and of tiles
+_ALL = (_OFFSETS, _COLUMNS, _ORDER, _STARTS)
 
 
 def _read(
@@ -103,11 +104,11 @@ def _read(
 ) -> list[jax.Array]:
     """What a pass reads of a topology: parts of the pattern, or both orientations of it whole.
 
-    Plain XLA scatters: it reads neither the transposed pattern nor the row order.
+    Plain XLA scatters: it reads neither the transposed pattern nor what is derived of rows.
     """
-    rows = topology.pattern.operands()
+    rows = (*topology.pattern.operands(), topology.tile_starts)
     if options.get("implementation") == "xla":
-        return [rows[part] for part in parts if part != _ORDER]
+        return [rows[part] for part in parts if part not in (_ORDER, _STARTS)]
     if transposed:
         return [*rows, *topology.transposed_pattern.operands(), topology.permutation]
     return [rows[part] for part in parts]
@@ -123,7 +124,7 @@ def jaxsparse_spmm(problem: Problem, dtype: str, passed: str, **options: Any) ->
         passed,
         dtype,
         convert=(_cut(topology.nnz),),
-        read=_read(topology, options, _OFFSETS, _COLUMNS, _ORDER, transposed=passed != "forward"),
+        read=_read(topology, options, *_ALL, transposed=passed != "forward"),
     )
 
 
@@ -146,7 +147,7 @@ def jaxsparse_bias_relu(
         passed,
         dtype,
         convert=(_cut(topology.nnz),),
-        read=_read(topology, options, _OFFSETS, _COLUMNS, _ORDER, transposed=passed != "forward"),
+        read=_read(topology, options, *_ALL, transposed=passed != "forward"),
     )
 
 
@@ -167,7 +168,7 @@ def jaxsparse_pullback(problem: Problem, dtype: str, passed: str, **options: Any
         passed,
         dtype,
         output=(_cut(topology.nnz),),
-        read=_read(topology, options, _OFFSETS, _COLUMNS, transposed=True),
+        read=_read(topology, options, _OFFSETS, _COLUMNS, _STARTS, transposed=True),
     )
 
 
@@ -182,7 +183,7 @@ def parts_of_pullback(problem: Problem, dtype: str, passed: str) -> Program:
     product = jax.jit(lambda values, dy, transposed: spmm(CSR(values, transposed), dy))
     values = x["values"][np.asarray(topology.permutation)]
     dense = [jnp.asarray(array).astype(dtype) for array in (values, x["x"], x["dy"])]
-    patterns = [_read(t, {}, _OFFSETS, _COLUMNS, _ORDER) for t in (topology, transposed)]
+    patterns = [_read(t, {}, *_ALL) for t in (topology, transposed)]
     operands, bytes_read = fresh_copies((*dense, topology, transposed), (dense, patterns))
 
     def parts(values: Any, x: Any, dy: Any, topology: Any, transposed: Any) -> Any:
@@ -211,7 +212,7 @@ def jaxsparse_sddmm(problem: Problem, dtype: str, passed: str, **options: Any) -
         passed,
         dtype,
         output=(_cut(topology.nnz),),
-        read=_read(topology, options, _OFFSETS, _COLUMNS, transposed=passed != "forward"),
+        read=_read(topology, options, _OFFSETS, _COLUMNS, _STARTS, transposed=passed != "forward"),
     )
 
 
@@ -240,7 +241,7 @@ def jaxsparse_attention(problem: Problem, dtype: str, passed: str, **options: An
         (topology,),
         passed,
         dtype,
-        read=_read(topology, options, _OFFSETS, _COLUMNS, _ORDER, transposed=passed != "forward"),
+        read=_read(topology, options, *_ALL, transposed=passed != "forward"),
     )
 
 
