@@ -230,7 +230,7 @@ class Targets {
                               ffi::RemainingRets results, ffi::Dictionary attributes) {
     OnCuda call(Operation::CudaVariants(), operands, results, attributes, GpuOf(device));
     if (call.variant == nullptr) return call.error;
-    const LaunchShape shape = call.variant->shape(call.problem);
+    LaunchShape shape = call.variant->shape(call.problem);
     if (shape.blocks == 0) return ffi::Error::Success();  // there is no output to write
     const auto launch = [&](const KernelSource& source, const LaunchShape& as) {
       std::string reason;
@@ -241,7 +241,10 @@ class Targets {
     std::string reason;
     if (const auto* before = call.variant->before) {
       const LaunchShape first = before->shape(call.problem);
-      if (first.blocks > 0) reason = launch(before->source(call.problem), first);
+      if (first.blocks > 0) {
+        reason = launch(before->source(call.problem), first);
+        shape.overlaps = true;
+      }
     }
     if (reason.empty()) reason = launch(call.variant->kernel(call.problem), shape);
     if (reason.empty()) return ffi::Error::Success();

@@ -144,6 +144,16 @@ __device__ __forceinline__ void AsyncCopy(uint32_t shared, const void* from) {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
+// What a kernel says that prepares something for the next one: that its blocks may take the place
+// of the kernel's, once all of these have begun. The next one waits until the kernel is done, and
+// sees all it wrote then; of each of its blocks some thread has to.
+__device__ __forceinline__ void LetNextKernelBegin() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+__device__ __forceinline__ void WaitForKernelBefore() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
 // Makes what the thread has written to shared memory known to bulk copies and to the tensor cores
 // of warpgroups.
 __device__ __forceinline__ void FenceShared() {

@@ -8,11 +8,12 @@
 namespace jaxsparse {
 
 // Writes both to a workspace, by blocks of kPrepareThreads; of `operand`, kColumns columns at a
-// time.
+// time. The next kernel begins meanwhile, and waits for what it needs of it.
 template <typename T, typename Index, int kColumns>
 __device__ __forceinline__ void Prepare(const Preparation& of, const Batch& batch,
                                         const Pattern& pattern, const Array& operand,
                                         const Workspace& to) {
+  LetNextKernelBegin();
   const PlaneTiles& planes = of.planes;
 #pragma unroll 1
   for (int64_t unit = blockIdx.x; unit < of.Units(); unit += gridDim.x) {

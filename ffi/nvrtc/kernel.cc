@@ -101,7 +101,7 @@ std::string LaunchKernel(const void* kernel, const LaunchShape& shape, void* pro
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.stream = static_cast<cudaStream_t>(stream);
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
-  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchAttribute attributes[3] = {};
   config.attrs = attributes;
   if (shape.cooperative) {
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
@@ -112,6 +112,11 @@ std::string LaunchKernel(const void* kernel, const LaunchShape& shape, void* pro
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  }
+  if (shape.overlaps) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
   }
   // Dynamic and static shared memory have 48 KiB together; no kernel has as much as 16 of the
   // latter.

@@ -28,6 +28,8 @@ struct LaunchShape {
   int cluster = 1;           // blocks
   // All blocks run at once, or the launch fails: for kernels whose blocks wait for one another.
   bool cooperative = false;
+  // May begin before the kernel in front of it is done, for which it waits itself.
+  bool overlaps = false;
 };
 
 // The cost on problems for which a variant is only taken by its name.
@@ -59,7 +61,8 @@ struct CudaVariant {
   double (*cost)(const Problem&);  // predicted microseconds, which `explain` prints; or null
   KernelSource (*kernel)(const Problem&);
   LaunchShape (*shape)(const Problem&);
-  const CudaKernel<Problem>* before = nullptr;  // what is launched before it, if anything
+  // What is launched before it, if anything, and may be overlapped by it.
+  const CudaKernel<Problem>* before = nullptr;
 };
 
 // In place of the cost of a variant that is only taken by its name, whether or not it has been

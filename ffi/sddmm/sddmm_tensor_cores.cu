@@ -485,6 +485,7 @@ __device__ __forceinline__ void PickUnits(const SddmmProblem& p, SddmmNotes& not
   const uint32_t products = AddressOfShared(stages) +
                             SddmmStages(kPlanes<T>, kInner) * SddmmStageBytes(kPlanes<T>, kInner);
   const int warp = threadIdx.x / kWarp - kSddmmWarps;
+  if (notes.prepared.own_starts > 0) WaitForKernelBefore();  // it finds starts
   SddmmScout<T, Out, Index> scout(p, notes);
   SddmmCopies<T, kInner> copies(warp);
   uint32_t picked = 0;  // tiles
@@ -494,6 +495,7 @@ __device__ __forceinline__ void PickUnits(const SddmmProblem& p, SddmmNotes& not
   for (int tiles = 0;; slot ^= 1) {
     const SddmmUnit next = scout.Note(slot);
     copies.Add(notes, next);
+    WaitForKernelBefore();  // it writes planes of y
     SampledRows<T, Out, Index, kScaled> entries(notes.prepared, notes.units[slot ^ 1]);
 #pragma unroll 1
     while (true) {

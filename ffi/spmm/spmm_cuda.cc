@@ -45,18 +45,15 @@ double MeanLength(const SpmmProblem& p) {
   return p.pattern.rows > 0 ? static_cast<double>(p.pattern.nse) / p.pattern.rows : 0;
 }
 
-// Values of float32 that are read in the order in which they are stored.
-bool IsPlain(const SpmmProblem& p) {
-  return p.dtype == DType::kFloat32 && p.pattern.permutation.data == nullptr;
-}
-
 int64_t TiledBlocksAtOnce(const SpmmProblem& p) {
   return int64_t{p.gpu.multiprocessors} * SpmmTiledBlocks(SizeOf(p.dtype));
 }
 
 // As few rows for a block as let all blocks run at once. On 72 pruned matrices of 64 to 2048 rows,
 // and 64 to 2048 columns of x, half as many rows take 6 to 25 % more time in the mean, twice as
-// many 10 to 21 %; eight entries at once 3 % less than four where a group has so many.
+// many 10 to 21 %; eight entries at once 3 % less than four where a group has so many. In 16 bits
+// eight take 3 to 25 % less time where a multiprocessor has few blocks, up to 18 % more where the
+// threads of three hide what is waited for.
 Tiling TilingOf(const SpmmProblem& p) {
   constexpr int kMostShares = 32;  // of a row of mean length: one group adds them all up
   constexpr int kMostAtOnce = 8;   // where registers have room for them
@@ -66,7 +63,10 @@ Tiling TilingOf(const SpmmProblem& p) {
   const int groups = GroupsOf(tiling);
   if (groups > kMostShares) tiling.rows = groups / kMostShares;
   while (tiling.rows < groups && TiledBlocks(p, tiling) > TiledBlocksAtOnce(p)) tiling.rows *= 2;
-  if (IsPlain(p) && MeanLength(p) * tiling.rows >= kMostAtOnce * groups) {
+  const bool has_registers = p.dtype != DType::kFloat64 && p.pattern.permutation.data == nullptr;
+  const bool hides = SizeOf(p.dtype) == 2 && TiledBlocks(p, tiling) > 2 * p.gpu.multiprocessors &&
+                     TiledBlocks(p, tiling) <= TiledBlocksAtOnce(p);
+  if (has_registers && !hides && MeanLength(p) * tiling.rows >= kMostAtOnce * groups) {
     tiling.at_once = kMostAtOnce;
   }
   return tiling;
@@ -174,11 +174,12 @@ bool HasSpaceFor(const SpmmProblem& p, const TensorTiling& tiling) {
                                         p.workspace.bytes;
 }
 
-// Whether tiles of the result are shared by blocks, if there is anything to share.
+// Whether tiles of the result are shared by blocks: if that is faster, not at all, or wherever
+// there is anything to share.
 struct Sharing {
   int least, most;  // parts of a tile
 };
-constexpr Sharing kUnshared{1, 1}, kShared{2, 8};
+constexpr Sharing kIfFaster{1, 8}, kUnshared{1, 1}, kShared{2, 8};
 
 template <const Sharing& kSharing>
 TensorTiling TensorTilingOf(const SpmmProblem& p) {
@@ -271,7 +272,8 @@ double StagedClocks(const SpmmProblem& p, const Staging& staging) {
       static_cast<double>(CeilDivide(p.pattern.rows, tiles.down > 0 ? tiles.down : 1));
   // What comes from shared memory, or else multiplications and conversions.
   const double by_bytes = bytes * 1.015 / 128, by_columns = staging.lanes * vector * 0.0215;
-  const double entry = 0.78 + (by_bytes > by_columns ? by_bytes : by_columns);
+  const double permuted = p.pattern.permutation.data == nullptr ? 0 : 2.2;
+  const double entry = 0.78 + permuted + (by_bytes > by_columns ? by_bytes : by_columns);
   const double visit = 8.3 * (kWarp / staging.lanes) * vector / 4;  // of a row, in a panel
   const double shared =
       rows * (MeanLength(p) * entry + CeilDivide(p.pattern.columns, staging.panel) * visit);
@@ -352,7 +354,8 @@ double TiledCost(const SpmmProblem& p) {
   const Tiling tiling = TilingOf(p);
   const double waves =
       static_cast<double>(TiledBlocks(p, tiling)) / static_cast<double>(TiledBlocksAtOnce(p));
-  const double permuted = p.pattern.permutation.data == nullptr ? 0 : 2.5;
+  const double permuted =
+      p.pattern.permutation.data == nullptr ? 0 : 0.4 + 0.045 * tiling.lanes;  // within 10 %
   const double entry = permuted + fit.of_entry + tiling.lanes * fit.of_lanes;
   const auto tiles = static_cast<double>(CeilDivide(p.n, tiling.lanes * tiling.vector));
   const double entries = static_cast<double>(p.batch.count * p.pattern.nse) * tiles;
@@ -366,7 +369,7 @@ double TiledCost(const SpmmProblem& p) {
 }
 
 double TensorCost(const SpmmProblem& p) {
-  const TensorTiling tiling = TensorTilingOf<kUnshared>(p);
+  const TensorTiling tiling = TensorTilingOf<kIfFaster>(p);
   const auto planes = static_cast<double>(PreparationOf(p, tiling.columns).PlanesBytes());
   return TensorMicroseconds(p, tiling) + planes / kPlanesBytes;
 }
@@ -405,7 +408,8 @@ constexpr CudaVariant<SpmmProblem> kVariants[] = {
     TiledRows<SpmmTechnique::kUnrolledRest>("tiled_rows_rolled", kByName),
     TiledRows<SpmmTechnique::kLateScaling>("tiled_rows_prescaled", kByName),
     {"staged_rows", FitsStaged, StagedCost, StagedInstance, StagedShape},
-    TensorCores<kUnshared>("tensor_cores", TensorCost),
+    TensorCores<kIfFaster>("tensor_cores", TensorCost),
+    TensorCores<kUnshared>("tensor_cores_unshared", kByName),
     TensorCores<kShared>("tensor_cores_shared", kByName),
 };
 

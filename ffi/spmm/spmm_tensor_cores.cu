@@ -206,7 +206,8 @@ class TileFlags {
 // a transposed product those down, which are of other rows each. Four lanes have a row, and hold in
 // registers, from before the tile is written, up to 32 places of its entries in runs of four, which
 // one load brings: what lanes load of a row costs L1 as much, however little it is. Of rows that
-// have more, as many others are loaded when the tile is written, and if need be again.
+// have more, as many others are loaded when the tile is written, and if need be again. A warp has
+// other rows in each step, so that all have long ones in turn, and nobody is always late.
 template <typename T, typename Index, bool kTransposed, typename Shape>
 class EntriesOfRows {
   using TileA = typename Shape::TileA;
@@ -224,8 +225,8 @@ class EntriesOfRows {
   int line_bytes_;         // of an entry there
   int skipped_;            // entries of other lanes' lines; all, if it has none
   int lane_;               // of a row
-  int row_;                // the lane's, of the tile
-  const int32_t* starts_;  // of the lane's row, of a transposed product of that of the first step
+  int row_;                // the lane's, of the tile in step 0
+  const int32_t* starts_;  // of rows in step 0
   int stride_;             // from there to those of the next step
   int to_end_;             // from there to the end of the row
   int next_, end_;         // the step whose starts are loaded next; the one behind the last
@@ -265,7 +266,8 @@ class EntriesOfRows {
     Run<T> values[kRuns];
   };
 
-  // Of steps from `step` to `end`; `starts` are those of the first row and the tile in step 0.
+  // Of steps from `step` to `end`, for a warp that has rows from `first_row` on in step 0, whose
+  // starts are `starts`.
   __device__ __forceinline__ EntriesOfRows(const T* values, const Index* columns,
                                            const Pattern& stored, const int32_t* starts,
                                            int64_t tile_across, int first_row, int step, int end)
@@ -276,7 +278,7 @@ class EntriesOfRows {
         stored_(stored.nse),
         lane_(threadIdx.x % kOfRow),
         row_(first_row + static_cast<int>(threadIdx.x) % kWarp / kOfRow),
-        starts_(starts + row_),
+        starts_(starts),
         next_(step),
         end_(end) {
     const auto across = static_cast<int>(CeilDivide(stored.columns, kTileSize));
@@ -302,11 +304,17 @@ class EntriesOfRows {
     KeepInRegister(row_);
   }
 
+  // What is row `row` of a tile for the warp in step 0 is this one in `step`.
+  __device__ __forceinline__ static int RowIn(int step, int row) {
+    static_assert(kSpmmTensorRows == kSpmmTensorInner);
+    return row + step / Shape::kTeams * kWriterRows & kSpmmTensorRows - 1;
+  }
+
   // Loads where the next tile begins and ends that the team writes; behind the last one there is
   // nothing. That is not waited for before the tile is loaded.
   __device__ __forceinline__ void LoadStarts(Held& held) {
     const bool exists = next_ < end_;
-    const int start = exists ? next_ * stride_ : 0;
+    const int start = (exists ? next_ * stride_ : 0) + RowIn(next_, row_);
     held.start = starts_[start];
     held.end = starts_[exists ? start + kTileSize : start];
     if constexpr (kTransposed) held.end_of_row = starts_[start + to_end_];
@@ -364,14 +372,15 @@ class EntriesOfRows {
   }
 
   // Where in the tile the lane's entries belong, for which it waits until columns are there.
-  __device__ __forceinline__ void Place(const Held& held, uint32_t tile,
+  __device__ __forceinline__ void Place(const Held& held, uint32_t tile, int step,
                                         uint32_t (&places)[kOfLane]) const {
+    const int row = RowIn(step, row_);
     ForEachRun([&](int run, int) {
       if (run > 0 && !held.two_runs) return;
 #pragma unroll
       for (int i = 0; i < kRun; ++i) {
         uint32_t& place = places[run * kRun + i];
-        place = Part::PlaceOf(tile, row_, held.columns[run].Bits(i) % kTileSize);
+        place = Part::PlaceOf(tile, row, held.columns[run].Bits(i) % kTileSize);
         KeepInRegister(place);
       }
     });
@@ -379,7 +388,7 @@ class EntriesOfRows {
 
   // Writes the entries to the tile, where all is 0 yet.
   __device__ __forceinline__ void Write(const Held& held, uint32_t (&places)[kOfLane],
-                                        uint32_t tile) const {
+                                        uint32_t tile, int step) const {
     WriteHeld(held, places);
     if (!held.long_rows) return;
     Held more = held;
@@ -388,14 +397,14 @@ class EntriesOfRows {
     do {
       more.first += kHeld;
       LoadEntries(more);
-      Place(more, tile, places);
+      Place(more, tile, step, places);
       WriteHeld(more, places);
     } while (__any_sync(kAllLanes, more.first - lane_ * kRun + kHeld < more.count));
   }
 
   // Whether the columns of all rows rise that it has come to.
   __device__ __forceinline__ bool IsOrdered() const {
-    return (kTransposed ? ends_ : starts_[to_end_]) >= 0;
+    return (kTransposed ? ends_ : starts_[row_ + to_end_]) >= 0;
   }
 
  private:
@@ -529,7 +538,7 @@ __device__ __forceinline__ bool WriteStages(const SpmmProblem& p, const ResultTi
   const auto write = [&](auto& held, auto& next) {
     const uint32_t matrix = ring.Stage() + Shape::kXBytes;
     uint32_t places[Entries::kOfLane];
-    entries.Place(held, matrix, places);
+    entries.Place(held, matrix, step, places);
     ring.WaitUntilEmpty();
     if (step / Shape::kTeams % kWriterWarps == warp) {  // in turn, as it takes a while
       if (threadIdx.x % kWarp == 0) ring.CopyX(x + step * planes.tile_bytes);
@@ -537,9 +546,9 @@ __device__ __forceinline__ bool WriteStages(const SpmmProblem& p, const ResultTi
     }
     // Who waits for loads waits for all of them: so these were waited for before there are others.
     entries.Load(next, held);
-    Part::Clear(matrix, first_line);
+    Part::Clear(matrix, Entries::RowIn(step, first_line));
     __syncwarp();
-    entries.Write(held, places, matrix);
+    entries.Write(held, places, matrix, step);
     ring.Filled();
     ring.Next(Shape::kTeams);
     step += Shape::kTeams;
@@ -549,6 +558,7 @@ __device__ __forceinline__ bool WriteStages(const SpmmProblem& p, const ResultTi
   entries.LoadStarts(held[0]);
   entries.BringFirstNearer(held[0]);
   entries.Load(held[0], held[1]);
+  WaitForKernelBefore();  // it writes planes of x
 #pragma unroll 1
   while (step < end) {
     write(held[0], held[1]);
@@ -733,6 +743,7 @@ __global__ void __launch_bounds__(SpmmTensorThreads(kPlanes<T>, kColumns), 1)
   const int64_t items = Tile::Count(p) * parts;
   if (threadIdx.x >= kMultipliers) {
     GiveUpRegisters<Shape::kRegistersToWrite>();
+    if (p.stored.tile_starts.data == nullptr) WaitForKernelBefore();  // it finds them
     int ahead = WarpgroupOfBlock() * kWarpgroup / kTeam - 1;
     ring.Next(ahead);
     for (int64_t i = blockIdx.x; i < items; i += gridDim.x) {

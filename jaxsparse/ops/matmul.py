@@ -423,7 +423,7 @@ def _preparation_bytes(
         size += _parts_bytes(variant, math.prod(batch) * _padded(rows_of_result, shape[1]))
     entries = indices.shape[-1]
     pays = entries >= _LEAST_DENSITY_TO_PREPARE * rows * columns and size <= _PREPARATION_BYTES
-    forced = variant in ("tensor_cores", _SHARED)
+    forced = variant is not None and variant.startswith("tensor_cores")
     return size if forced or (variant is None and pays) else 0
 
 
@@ -437,14 +437,14 @@ def _padded(lines: int, width: int) -> int:
     return _tiles(lines) * TILE * -(-width // widest) * widest
 
 
-_SHARED = "tensor_cores_shared"  # where several blocks share a tile of the result
-_MOST_PARTS, _MOST_PARTS_OF_TILE = 512, 8  # kSpmmMostParts, kShared.most
+_UNSHARED = "tensor_cores_unshared"  # elsewhere several blocks may share a tile of the result
+_MOST_PARTS, _MOST_PARTS_OF_TILE = 512, 8  # kSpmmMostParts, kIfFaster.most
 _WIDEST_TILE_BYTES = TILE * 128 * 4
 
 
 def _parts_bytes(variant: str | None, results: int) -> int:
     """As `kSpmmArrivedBytes` and `SpmmPartsBytes` in ffi/spmm/problem.h."""
-    of_all = _MOST_PARTS_OF_TILE * results * 4 if variant == _SHARED else 0
+    of_all = 0 if variant == _UNSHARED else _MOST_PARTS_OF_TILE * results * 4
     return _MOST_PARTS * 4 + min(of_all, _MOST_PARTS * _WIDEST_TILE_BYTES)
 
 

@@ -223,6 +223,10 @@ inline uint32_t FetchAndAddOfGpu(uint32_t* global, uint32_t x) { return FetchAnd
 template <typename T>
 void KeepInRegister(T&) {}
 
+// One kernel runs after the other.
+inline void LetNextKernelBegin() {}
+inline void WaitForKernelBefore() {}
+
 inline void InitBarrier(uint64_t* barrier, uint32_t arrivals) {
   emulated::Block::current->InitCounter(barrier, arrivals);
 }
