@@ -239,7 +239,8 @@ class Targets {
       return reason;
     };
     std::string reason;
-    if (const auto* before = call.variant->before) {
+    if (call.variant->complete != nullptr) reason = call.variant->complete(&call.problem);
+    if (const auto* before = call.variant->before; reason.empty() && before != nullptr) {
       const LaunchShape first = before->shape(call.problem);
       if (first.blocks > 0) {
         reason = launch(before->source(call.problem), first);

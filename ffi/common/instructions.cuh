@@ -198,6 +198,16 @@ __device__ __forceinline__ void BulkCopy(void* shared, const void* from, uint32_
       "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(AddressOfShared(barrier))
       : "memory");
 }
+// Copies a tile of a matrix as its map says, from this column and line of this matrix on.
+__device__ __forceinline__ void TensorCopy(void* shared, const TensorMap& map, int column, int line,
+                                           int matrix, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%2, %3, %4}], [%5];" ::"r"(AddressOfShared(shared)),
+      "l"(reinterpret_cast<uint64_t>(&map)), "r"(column), "r"(line), "r"(matrix),
+      "r"(AddressOfShared(barrier))
+      : "memory");
+}
 
 #else
 

@@ -56,6 +56,12 @@ JAXSPARSE_INLINE int PanelRows(int64_t rows, int most) {
   return panel < rows && panel / 2 * 3 <= most ? panel / 2 * 3 : panel;
 }
 
+// What a driver says of matrices whose tiles a kernel copies by one instruction each: a CUtensorMap
+// (nvrtc/tensor_map.h).
+struct alignas(64) TensorMap {
+  uint64_t opaque[16] = {};
+};
+
 // Leading (batch) dimensions of an operation's outputs. An operand may have size 1 where the output
 // has more; its stride is 0 there.
 constexpr int kMaxBatchRank = 8;

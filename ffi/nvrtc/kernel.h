@@ -63,6 +63,9 @@ struct CudaVariant {
   LaunchShape (*shape)(const Problem&);
   // What is launched before it, if anything, and may be overlapped by it.
   const CudaKernel<Problem>* before = nullptr;
+  // Adds to the problem what only a driver can say; returns the reason of a failure, or an empty
+  // string.
+  std::string (*complete)(Problem*) = nullptr;
 };
 
 // In place of the cost of a variant that is only taken by its name, whether or not it has been

@@ -96,8 +96,16 @@ struct SpmmProblem {
   Array x;
   Array bias;  // or null
   Array out;
-  Array preactivation;  // or null: what the activation was applied to, for its derivative
-  Workspace workspace;  // for planes of x, if it is large enough for them
+  Array preactivation;   // or null: what the activation was applied to, for its derivative
+  Workspace workspace;   // for planes of x, if it is large enough for them
+  TensorMap tiles_of_x;  // if SpmmCopiesX
 };
+
+// Whether tensor cores can have tiles of x as it is: one plane, of aligned rows.
+JAXSPARSE_INLINE bool SpmmCopiesX(const SpmmProblem& p) {
+  constexpr int64_t kMost = int64_t{1} << 31, kAlignment = 16;
+  return SizeOf(p.dtype) == 2 && p.n > 0 && p.n < kMost && p.n * 2 % kAlignment == 0 &&
+         p.pattern.columns > 0 && reinterpret_cast<uint64_t>(p.x.data) % kAlignment == 0;
+}
 
 }  // namespace jaxsparse

@@ -1,6 +1,7 @@
 // CUDA variants of the sparse-dense product: which kernel, and how it is launched.
 #include <string>
 
+#include "nvrtc/tensor_map.h"
 #include "nvrtc/type_names.h"
 #include "spmm/spmm.h"
 
@@ -162,7 +163,9 @@ double TensorMicroseconds(const SpmmProblem& p, const TensorTiling& tiling) {
 }
 
 Preparation PreparationOf(const SpmmProblem& p, int columns) {
-  return Preparation(p.batch, p.stored, p.pattern.columns, p.x, p.n, columns, PlanesOf(p.dtype));
+  Preparation prepared(p.batch, p.stored, p.pattern.columns, p.x, p.n, columns, PlanesOf(p.dtype));
+  if (SpmmCopiesX(p)) prepared.own_planes = 0;
+  return prepared;
 }
 
 // Whether there is space for what is prepared, and for parts if tiles are shared.
@@ -224,8 +227,19 @@ constexpr CudaKernel<SpmmProblem> kPrepare{
                               std::to_string(TensorTilingOf<kSharing>(p).columns) + ">"};
     },
     [](const SpmmProblem& p) {
-      return PrepareShape(PreparationOf(p, TensorTilingOf<kSharing>(p).columns));
+      const auto [columns, parts] = TensorTilingOf<kSharing>(p);
+      LaunchShape shape = PrepareShape(PreparationOf(p, columns));
+      if (parts > 1 && shape.blocks == 0) shape.blocks = 1;  // nobody has arrived yet
+      return shape;
     }};
+
+template <const Sharing& kSharing>
+std::string Complete(SpmmProblem* p) {
+  if (!SpmmCopiesX(*p)) return "";
+  const int columns = TensorTilingOf<kSharing>(*p).columns;
+  return EncodeTensorMap({p->x.data, OwnEntries(p->batch, p->x), p->pattern.columns, p->n},
+                         columns < 64 ? columns : 64, &p->tiles_of_x);
+}
 
 // Warpgroups are what GPUs of this compute capability have. Places of 32 bits: the distance between
 // two of them, or the complement of one, is one, too; so are those of starts.
@@ -386,7 +400,8 @@ constexpr CudaVariant<SpmmProblem> TensorCores(const char* name,
           cost,
           TensorInstance<kSharing>,
           TensorShape<kSharing>,
-          &kPrepare<kSharing>};
+          &kPrepare<kSharing>,
+          Complete<kSharing>};
 }
 template <SpmmTechnique kWithout>
 constexpr CudaVariant<SpmmProblem> TiledRows(const char* name, double (*cost)(const SpmmProblem&)) {

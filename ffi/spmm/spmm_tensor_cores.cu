@@ -159,11 +159,12 @@ class TileRing {
     WaitForPhase(Barrier(kEmptyAt, stage_), odd_ ^ 1);
   }
   __device__ __forceinline__ void WaitUntilFull() { WaitForPhase(Barrier(kFullAt, stage_), odd_); }
-  // By one thread.
-  __device__ __forceinline__ void CopyX(const char* planes) {
+  // By one thread; calls with where x belongs, and the barrier.
+  template <typename Copy>
+  __device__ __forceinline__ void CopyX(Copy copy) {
     uint64_t* full = Barrier(kFullAt, stage_);
     ArriveAndExpect(full, Shape::kXBytes);
-    BulkCopy(&SharedAt<char>(Stage()), planes, Shape::kXBytes, full);
+    copy(&SharedAt<char>(Stage()), full);
   }
   __device__ __forceinline__ void Filled() { Arrive(Barrier(kFullAt, stage_)); }
   __device__ __forceinline__ void Emptied() { Arrive(Barrier(kEmptyAt, stage_)); }
@@ -507,8 +508,46 @@ struct ResultTile {
 
 template <typename T, int kColumns>
 __device__ __forceinline__ Preparation PreparationOf(const SpmmProblem& p) {
-  return Preparation(p.batch, p.stored, p.pattern.columns, p.x, p.n, kColumns, kPlanes<T>);
+  Preparation prepared(p.batch, p.stored, p.pattern.columns, p.x, p.n, kColumns, kPlanes<T>);
+  if (SpmmCopiesX(p)) prepared.own_planes = 0;
+  return prepared;
 }
+
+// Tiles of x in one step after another: planes that were prepared, or x itself.
+template <typename T, int kColumns>
+class TilesOfX {
+  static constexpr bool kMayCopy = kPlanes<T> == 1;
+  const SpmmProblem& p_;
+  const char* planes_;  // or null
+  int64_t tile_bytes_;
+  int first_column_, own_entry_;
+
+ public:
+  __device__ __forceinline__ TilesOfX(const SpmmProblem& p, const Preparation& prepared,
+                                      const ResultTile<kColumns>& tile)
+      : p_(p), planes_(nullptr), tile_bytes_(prepared.planes.tile_bytes) {
+    const int64_t own_entry = OwnEntry(p.batch, p.x, tile.entry);
+    first_column_ = static_cast<int>(tile.first_column);
+    own_entry_ = static_cast<int>(own_entry);
+    if (kMayCopy && prepared.own_planes == 0) return;
+    planes_ = prepared.PlanesIn(p.workspace) + own_entry * prepared.planes.Bytes() +
+              tile.first_column / kColumns * prepared.planes.down * tile_bytes_;
+  }
+  // By one thread.
+  __device__ __forceinline__ void Copy(int step, char* to, uint64_t* full) const {
+    using Tile = BlockPlane<kSpmmTensorInner, kColumns>;
+    if (!kMayCopy || planes_ != nullptr) {
+      BulkCopy(to, planes_ + step * tile_bytes_, kPlanes<T> * Tile::kBytes, full);
+      return;
+    }
+#pragma unroll
+    for (int block = 0; block < kColumns / Tile::kBlockWidth; ++block) {
+      TensorCopy(to + block * Tile::Block::kBytes, p_.tiles_of_x,
+                 first_column_ + block * Tile::kBlockWidth, step * kSpmmTensorInner, own_entry_,
+                 full);
+    }
+  }
+};
 
 // Writes the entries of a tile of the result to the stages, and has its planes of x copied there.
 // Returns whether the entries were in order. `ahead` is how many steps behind the first one the
@@ -519,10 +558,7 @@ __device__ __forceinline__ bool WriteStages(const SpmmProblem& p, const ResultTi
   using Part = WarpsPart<T, kTransposed>;
   if (tile.first_step == tile.end_step) return true;  // there may be no row of the matrix
   const Preparation prepared = PreparationOf<T, kColumns>(p);
-  const PlaneTiles& planes = prepared.planes;
-  const int64_t own_x = OwnEntry(p.batch, p.x, tile.entry);
-  const char* x = prepared.PlanesIn(p.workspace) + own_x * planes.Bytes() +
-                  tile.first_column / kColumns * planes.down * planes.tile_bytes;
+  const TilesOfX<T, kColumns> x(p, prepared, tile);
   const int64_t at = tile.first_row / kTileSize;  // of the result's tiles down
   const int32_t* starts = prepared.StartsOf(p.batch, p.stored, p.workspace, tile.entry) +
                           (kTransposed ? at * kTileSize : prepared.starts.At(0, at));
@@ -541,7 +577,9 @@ __device__ __forceinline__ bool WriteStages(const SpmmProblem& p, const ResultTi
     entries.Place(held, matrix, step, places);
     ring.WaitUntilEmpty();
     if (step / Shape::kTeams % kWriterWarps == warp) {  // in turn, as it takes a while
-      if (threadIdx.x % kWarp == 0) ring.CopyX(x + step * planes.tile_bytes);
+      if (threadIdx.x % kWarp == 0) {
+        ring.CopyX([&](char* to, uint64_t* full) { x.Copy(step, to, full); });
+      }
       __syncwarp();
     }
     // Who waits for loads waits for all of them: so these were waited for before there are others.

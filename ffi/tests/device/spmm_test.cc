@@ -19,6 +19,11 @@ void Test(const SpmmSize& size, SpmmOptions options, int parts = 0) {
   options.permuted = kTransposed;
   SpmmTest<T, Out, Index> test(size, options);
   SpmmProblem p = test.Problem();
+  if (SpmmCopiesX(p)) {
+    const EmulatedTensorMap map{static_cast<const uint16_t*>(p.x.data), OwnEntries(p.batch, p.x),
+                                p.pattern.columns, p.n, kColumns < 64 ? kColumns : 64};
+    std::memcpy(&p.tiles_of_x, &map, sizeof(map));
+  }
   std::memset(spmm_stages, 0xff, sizeof(spmm_stages));  // NaN that nothing must read
   const auto tiles = static_cast<int>(ResultTile<kColumns>::Count(p));
   const int blocks = parts > 0 ? tiles * parts : tiles < 2 ? tiles : 2;
@@ -62,8 +67,10 @@ void TestSizes() {
   plain(batch, {.bias = true, .preactivation = true, .lead = 1});
   plain(batch, {.shared_x = true, .own_patterns = true});
   transposed(batch, {.activation = Activation::kRelu, .shared_x = true, .lead = 2});
-  plain(batch, {.own_patterns = true}, 3);
-  transposed(batch, {.bias = true, .own_patterns = true});
+  const SpmmSize aligned{18, 150, kColumns + 8, 0.3, 0, 5};  // so that x can be copied as it is
+  plain(aligned, {.own_patterns = true}, 3);
+  plain(aligned, {.shared_x = true});
+  transposed(aligned, {.bias = true, .own_patterns = true});
   if (sizeof(T) == 4) {
     plain({3, 30, 20, 1.0},
           {.disorder = Disorder::kHuge, .bias = true, .activation = Activation::kRelu});
@@ -71,8 +78,8 @@ void TestSizes() {
   for (Disorder disorder : {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated,
                             Disorder::kNan, Disorder::kInfinite}) {
     plain({40, 150, 20, 0.3}, {.disorder = disorder});
-    transposed({10, 70, 20, 0.9}, {.disorder = disorder});
-    plain({9, 150, 20, 0.3}, {.disorder = disorder}, 3);
+    transposed({10, 70, 24, 0.9}, {.disorder = disorder});
+    plain({9, 150, 24, 0.3}, {.disorder = disorder}, 3);
     transposed({10, 140, 20, 0.9}, {.disorder = disorder}, 2);
   }
 }

@@ -1,0 +1,22 @@
+// What drivers say of matrices in memory, for copies of their tiles.
+#pragma once
+
+#include <string>
+
+#include "common/types.h"
+
+namespace jaxsparse {
+
+// Matrices of 16-bit numbers, row-major, one behind the other: rows that are a multiple of 16 bytes
+// long, of which the first one is as aligned.
+struct MatricesOfHalves {
+  const void* data;
+  int64_t count, lines, width;
+};
+
+// Of tiles of kTileSize lines of `tile_width` numbers, 32 or 64, which shared memory gets as a
+// Plane<kTileSize, tile_width> (common/tensor_cores.cuh); what lies beyond the matrix is 0. Returns
+// the reason of a failure, or an empty string.
+std::string EncodeTensorMap(const MatricesOfHalves& matrices, int tile_width, TensorMap* map);
+
+}  // namespace jaxsparse
