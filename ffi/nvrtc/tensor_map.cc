@@ -25,7 +25,7 @@ Encode DriversEncode() {
 
 }  // namespace
 
-std::string EncodeTensorMap(const MatricesOfHalves& matrices, int tile_width, TensorMap* map) {
+std::string EncodeTensorMap(const MatricesOfHalves& matrices, TensorMap* map) {
   static_assert(sizeof(CUtensorMap) == sizeof(TensorMap));
   const Encode encode = DriversEncode();
   if (encode == nullptr) return "the driver has no tensor maps";
@@ -36,13 +36,13 @@ std::string EncodeTensorMap(const MatricesOfHalves& matrices, int tile_width, Te
                                    static_cast<cuuint64_t>(matrices.count)};
   const cuuint64_t strides[kRank - 1] = {row_bytes,
                                          row_bytes * static_cast<cuuint64_t>(matrices.lines)};
-  const cuuint32_t tile[kRank] = {static_cast<cuuint32_t>(tile_width), kTileSize, 1};
+  const cuuint32_t tile[kRank] = {kTileSize, kTileSize, 1};
   const cuuint32_t steps[kRank] = {1, 1, 1};
-  const CUresult result = encode(
-      reinterpret_cast<CUtensorMap*>(map), CU_TENSOR_MAP_DATA_TYPE_UINT16, kRank,
-      const_cast<void*>(matrices.data), sizes, strides, tile, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      tile_width == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(reinterpret_cast<CUtensorMap*>(map), CU_TENSOR_MAP_DATA_TYPE_UINT16, kRank,
+             const_cast<void*>(matrices.data), sizes, strides, tile, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? "" : "a tensor map: error " + std::to_string(result);
 }
 

@@ -14,9 +14,9 @@ struct MatricesOfHalves {
   int64_t count, lines, width;
 };
 
-// Of tiles of kTileSize lines of `tile_width` numbers, 32 or 64, which shared memory gets as a
-// Plane<kTileSize, tile_width> (common/tensor_cores.cuh); what lies beyond the matrix is 0. Returns
-// the reason of a failure, or an empty string.
-std::string EncodeTensorMap(const MatricesOfHalves& matrices, int tile_width, TensorMap* map);
+// Of tiles of kTileSize lines of as many numbers, which shared memory gets as a Plane
+// (common/tensor_cores.cuh); what lies beyond the matrix is 0. Returns the reason of a failure, or
+// an empty string.
+std::string EncodeTensorMap(const MatricesOfHalves& matrices, TensorMap* map);
 
 }  // namespace jaxsparse

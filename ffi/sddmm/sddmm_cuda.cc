@@ -224,7 +224,8 @@ double EntriesCost(const SddmmProblem& p) {
 // 13 %. With fewer entries, empty tiles are not come to.
 double TensorCost(const SddmmProblem& p) {
   constexpr double kStart = 8.44, kOfByte = 0.0022;  // of a row of x, in planes
-  constexpr double kForUnit = 0.63, kForEntries = 2.1e-6;
+  constexpr double kForUnit = 0.63, kForEntries = 5e-7;
+  constexpr double kToFindStarts = 1.6e-6;  // of an entry
   const SddmmTiles of_entry = SddmmTilesOf(p);
   const int64_t tiles = p.batch.count * of_entry.down * of_entry.across;
   if (tiles == 0) return kStart;
@@ -236,12 +237,14 @@ double TensorCost(const SddmmProblem& p) {
   const auto d = static_cast<double>(p.d);
   const bool is_split = p.dtype == DType::kFloat32;
   const double multiply = is_split ? 0.51 + 0.0123 * d : 0.26 + 0.0055 * d;
-  const double pick = 0.62 + 1.83 * density;
+  const double pick = 0.62 + 2.2 * density;
   const double row_bytes = 2.0 * PlanesOf(p.dtype) * SddmmTensorInner(p.d);
-  const auto planes = static_cast<double>(PreparationOf(p).PlanesBytes());
+  const Preparation prepared = PreparationOf(p);
+  const auto planes = static_cast<double>(prepared.PlanesBytes());
+  const double found = prepared.own_starts == 0 ? 0 : entries;
   return kStart + row_bytes * kOfByte + units * kForUnit +
          of_block * (multiply > pick ? multiply : pick) + planes / kPlanesBytes +
-         entries * kForEntries;
+         entries * kForEntries + found * kToFindStarts;
 }
 
 // Clocks of a multiprocessor for 32 entries of a row or fewer, fitted to 30 problems in float32,

@@ -98,13 +98,14 @@ struct SpmmProblem {
   Array out;
   Array preactivation;   // or null: what the activation was applied to, for its derivative
   Workspace workspace;   // for planes of x, if it is large enough for them
-  TensorMap tiles_of_x;  // if SpmmCopiesX
+  TensorMap tiles_of_x;  // if SpmmCopiesX says so
 };
 
-// Whether tensor cores can have tiles of x as it is: one plane, of aligned rows.
-JAXSPARSE_INLINE bool SpmmCopiesX(const SpmmProblem& p) {
+// Whether tensor cores have tiles of so many columns of x copied as it is: one plane, of aligned
+// rows. Those of 32 columns come as slowly as those of 64, which costs more than planes do.
+JAXSPARSE_INLINE bool SpmmCopiesX(const SpmmProblem& p, int columns) {
   constexpr int64_t kMost = int64_t{1} << 31, kAlignment = 16;
-  return SizeOf(p.dtype) == 2 && p.n > 0 && p.n < kMost && p.n * 2 % kAlignment == 0 &&
+  return SizeOf(p.dtype) == 2 && columns >= 64 && p.n < kMost && p.n * 2 % kAlignment == 0 &&
          p.pattern.columns > 0 && reinterpret_cast<uint64_t>(p.x.data) % kAlignment == 0;
 }
 

@@ -19,9 +19,9 @@ void Test(const SpmmSize& size, SpmmOptions options, int parts = 0) {
   options.permuted = kTransposed;
   SpmmTest<T, Out, Index> test(size, options);
   SpmmProblem p = test.Problem();
-  if (SpmmCopiesX(p)) {
+  if (SpmmCopiesX(p, kColumns)) {
     const EmulatedTensorMap map{static_cast<const uint16_t*>(p.x.data), OwnEntries(p.batch, p.x),
-                                p.pattern.columns, p.n, kColumns < 64 ? kColumns : 64};
+                                p.pattern.columns, p.n};
     std::memcpy(&p.tiles_of_x, &map, sizeof(map));
   }
   std::memset(spmm_stages, 0xff, sizeof(spmm_stages));  // NaN that nothing must read

@@ -273,29 +273,27 @@ inline void BulkCopy(void* shared, const void* from, uint32_t bytes, uint64_t* b
 struct EmulatedTensorMap {
   const uint16_t* data;
   int64_t count, lines, width;
-  int tile_width;
 };
 inline void TensorCopy(void* shared, const TensorMap& map, int column, int line, int matrix,
                        uint64_t* barrier) {
   EmulatedTensorMap m;
   static_assert(sizeof(m) <= sizeof(map));
   std::memcpy(&m, &map, sizeof(m));
-  const int tile_bytes = kTileSize * m.tile_width * 2, repeat = m.tile_width * 2 / 16 * 128;
-  if (reinterpret_cast<uint64_t>(shared) % repeat != 0 || m.width * 2 % 16 != 0 ||
-      reinterpret_cast<uint64_t>(m.data) % 16 != 0) {
+  constexpr int kRowBytes = kTileSize * 2, kChunk = 16, kRepeat = 8 * kRowBytes;
+  if (reinterpret_cast<uint64_t>(shared) % kRepeat != 0 || m.width * 2 % kChunk != 0 ||
+      reinterpret_cast<uint64_t>(m.data) % kChunk != 0) {
     emulated::Block::Fail("misaligned tensor copy");
   }
   for (int l = 0; l < kTileSize; ++l) {
-    for (int c = 0; c < m.tile_width; ++c) {
-      const int at = (l * m.tile_width + c) * 2;
-      const int chunk = at >> 7 & m.tile_width * 2 / 16 - 1;  // is added, without carry
+    for (int c = 0; c < kTileSize; ++c) {
       const bool exists = column + c < m.width && line + l < m.lines && matrix < m.count;
       const int64_t from = (matrix * m.lines + line + l) * m.width + column + c;
       const uint16_t bits = exists ? m.data[from] : 0;
-      std::memcpy(static_cast<char*>(shared) + (at ^ chunk << 4), &bits, sizeof(bits));
+      const int to = l * kRowBytes + (c * 2 ^ l % 8 * kChunk);
+      std::memcpy(static_cast<char*>(shared) + to, &bits, sizeof(bits));
     }
   }
-  emulated::Block::current->Count(barrier, 0, -static_cast<int64_t>(tile_bytes));
+  emulated::Block::current->Count(barrier, 0, -int64_t{kTileSize * kRowBytes});
 }
 
 }  // namespace jaxsparse
