@@ -211,13 +211,18 @@ __device__ __forceinline__ void TensorCopy(void* shared, const TensorMap& map, i
 
 #else
 
-// Earlier architectures have no bulk copies: kernels that use them compile, and stop.
+// Earlier architectures have none of these: kernels that use them compile, and stop.
+__device__ __forceinline__ void LetNextKernelBegin() { asm volatile("trap;"); }
+__device__ __forceinline__ void WaitForKernelBefore() { asm volatile("trap;"); }
 __device__ __forceinline__ void FenceShared() { asm volatile("trap;"); }
 __device__ __forceinline__ void Arrive(uint64_t*) { asm volatile("trap;"); }
 __device__ __forceinline__ void ArriveWhenCopied(uint64_t*) { asm volatile("trap;"); }
 __device__ __forceinline__ void ArriveAndExpect(uint64_t*, uint32_t) { asm volatile("trap;"); }
 __device__ __forceinline__ void WaitForPhase(uint64_t*, uint32_t) { asm volatile("trap;"); }
 __device__ __forceinline__ void BulkCopy(void*, const void*, uint32_t, uint64_t*) {
+  asm volatile("trap;");
+}
+__device__ __forceinline__ void TensorCopy(void*, const TensorMap&, int, int, int, uint64_t*) {
   asm volatile("trap;");
 }
 
