@@ -374,7 +374,7 @@ double TiledCost(const SpmmProblem& p) {
   };
   constexpr Fit kWide{1.36, 2.26, 0.35, 0.505, 1.1, 0.1425, 0, 0.09};
   // Numbers of 16 bits are converted.
-  constexpr Fit kNarrow{2, 2.15, 0.2, 1.6, 0.86, 0.266, 3.8, 0.25};
+  constexpr Fit kNarrow{2, 2.15, 0.2, 1.6, 0.83, 0.268, 3.8, 0.25};
   constexpr double kMostWaits = 20;  // then there are other groups' loads
   const Fit& fit = SizeOf(p.dtype) == 2 ? kNarrow : kWide;
   const Tiling tiling = TilingOf(p);
