@@ -110,14 +110,10 @@ KernelSource TiledInstance(const SpmmProblem& p, const Tiling& tiling, SpmmTechn
               (p.batch.rank > 0 ? "true" : "false") + ">"};
 }
 
-// Parts of rows are left in shared memory: by all groups, or by those that help others with long
-// rows, beside what these have.
-LaunchShape TiledShape(const SpmmProblem& p, const Tiling& tiling, SpmmTechnique without) {
-  const int groups = GroupsOf(tiling);
-  const bool helped = tiling.rows <= kWarp && without != SpmmTechnique::kSharing;
-  const int parts = tiling.rows < groups ? 1 : helped ? 2 : 0;
-  return {TiledBlocks(p, tiling), kSpmmTiledThreads,
-          parts * SpmmTiledBytes(tiling.vector, SizeOf(p.dtype))};
+LaunchShape TiledShape(const SpmmProblem& p, const Tiling& tiling) {
+  const int64_t bytes =
+      tiling.rows < GroupsOf(tiling) ? SpmmTiledBytes(tiling.vector, SizeOf(p.dtype)) : 0;
+  return {TiledBlocks(p, tiling), kSpmmTiledThreads, bytes};
 }
 
 int64_t StepsOf(const SpmmProblem& p) { return CeilDivide(p.pattern.columns, kSpmmTensorInner); }
@@ -430,7 +426,7 @@ constexpr CudaVariant<SpmmProblem> TiledRows(const char* name, double (*cost)(co
   return {
       name, [](const SpmmProblem& p) { return FitsTiledWithout(kWithout, p); }, cost,
       [](const SpmmProblem& p) { return TiledInstance(p, TilingWithout(kWithout, p), kWithout); },
-      [](const SpmmProblem& p) { return TiledShape(p, TilingWithout(kWithout, p), kWithout); }};
+      [](const SpmmProblem& p) { return TiledShape(p, TilingWithout(kWithout, p)); }};
 }
 
 constexpr CudaVariant<SpmmProblem> kVariants[] = {

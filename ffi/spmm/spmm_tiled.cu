@@ -180,80 +180,34 @@ __device__ __forceinline__ void AddShare(const M& m, const RowShare& s, int nse,
   }
 }
 
-// How a block's groups are dealt to its rows by their lengths: lane r % kRows knows row r.
-struct Dealing {
-  RowShare of_lane;  // all of the lane's row
-  int behind;        // the first group behind those of the row
-
-  // A row of its own may have no entries, and gets a group all the same if kAll; if not, it may
-  // have none left.
-  template <int kGroups, int kRows, int kCount, bool kAll>
-  __device__ __forceinline__ static Dealing Of(const RowShare& row) {
-    const auto divide = [](int a, int b) { return (a + b - 1) / b; };  // rounded up
-    const int length = row.end - FirstRun(row.begin);
-    // So many that a warp's sum of them fits, whatever offsets are; no others are shared out.
-    constexpr int kMost = 1 << 25;
-    const int all = kAll && length <= kCount ? 1
-                    : row.end <= row.begin   ? 0
-                                             : divide(length, kCount);
-    const int chunks = all < kMost ? all : kMost;
-    // With at most so many chunks for each group, rows never take more groups than there are.
-    const int rows = kAll ? kRows : SumOverLanes(chunks > 0 ? 1 : 0, kRows);
-    const int most = divide(SumOverLanes(chunks, kRows), kGroups - rows + 1);
-    Dealing dealing{row, 0};
-    dealing.of_lane.shares = most > 0 ? divide(chunks, most) : 0;
-    dealing.behind = dealing.of_lane.shares;
-#pragma unroll
-    for (int distance = 1; distance < kRows; distance *= 2) {
-      const int before = __shfl_up_sync(kAllLanes, dealing.behind, distance);
-      if (static_cast<int>(threadIdx.x) % kRows >= distance) dealing.behind += before;
-    }
-    return dealing;
-  }
-
-  // A group without a share has an empty row.
-  template <int kRows>
-  __device__ __forceinline__ RowShare ShareOf(int group) const {
-    int mine = 0;
-#pragma unroll
-    for (int k = 0; k + 1 < kRows; ++k) mine += __shfl_sync(kAllLanes, behind, k) <= group;
-    const auto of_mine = [&](int x) { return __shfl_sync(kAllLanes, x, mine); };
-    RowShare dealt{of_mine(of_lane.row), of_mine(of_lane.begin), of_mine(of_lane.end),
-                   group - of_mine(behind - of_lane.shares), of_mine(of_lane.shares)};
-    if (dealt.share >= dealt.shares) dealt.begin = dealt.end = 0;
-    return dealt;
-  }
-};
-
-// Where rows get one group each: what a row has more than 1.5 times the mean of its block, which is
-// dealt to all groups once they are done with the rest.
+// Deals a block's groups to its rows by their lengths: lane r % kRows knows row r, a group gets
+// what is its own. A group without a share has an empty row.
 template <int kGroups, int kRows, int kCount>
-class LongRows {
-  RowShare of_lane_;
-  int first_left_;  // entry of the lane's row that its group leaves to others
-
- public:
-  __device__ __forceinline__ explicit LongRows(const RowShare& of_lane) : of_lane_(of_lane) {
-    constexpr int kMost = 1 << 25;  // as in Dealing
-    const int length = of_lane.end - FirstRun(of_lane.begin);
-    const int mean = SumOverLanes(length < kMost ? length : kMost, kRows) / kRows;
-    first_left_ = FirstRun(of_lane.begin) + (mean + mean / 2 + kCount) / kCount * kCount;
+__device__ __forceinline__ RowShare Deal(const RowShare& of_lane, int group) {
+  const auto divide = [](int a, int b) { return (a + b - 1) / b; };  // rounded up
+  const int r = static_cast<int>(threadIdx.x) % kRows;
+  const int length = of_lane.end - FirstRun(of_lane.begin);
+  // So many that a warp's sum of them fits, whatever offsets are; no others are shared out.
+  constexpr int kMost = 1 << 25;
+  const int all = length > kCount ? divide(length, kCount) : 1, chunks = all < kMost ? all : kMost;
+  // With at most so many chunks for each group, rows never take more groups than there are.
+  const int most = divide(SumOverLanes(chunks, kRows), kGroups - kRows + 1);
+  const int shares = divide(chunks, most);
+  int behind = shares;  // the first group behind the row's
+#pragma unroll
+  for (int distance = 1; distance < kRows; distance *= 2) {
+    const int before = __shfl_up_sync(kAllLanes, behind, distance);
+    if (r >= distance) behind += before;
   }
-  // The same for all threads of the block.
-  __device__ __forceinline__ bool Exist() const {
-    return __any_sync(kAllLanes, first_left_ < of_lane_.end);
-  }
-  __device__ __forceinline__ RowShare Own(int group) const {
-    const auto of_row = [&](int x) { return __shfl_sync(kAllLanes, x, group); };
-    const int end = of_lane_.end < first_left_ ? of_lane_.end : first_left_;
-    return {of_row(of_lane_.row), of_row(of_lane_.begin), of_row(end), 0, 1};
-  }
-  __device__ __forceinline__ Dealing Deal() const {
-    RowShare left = of_lane_;
-    left.begin = first_left_ < left.end ? first_left_ : left.end;
-    return Dealing::Of<kGroups, kRows, kCount, false>(left);
-  }
-};
+  int mine = 0;
+#pragma unroll
+  for (int k = 0; k + 1 < kRows; ++k) mine += __shfl_sync(kAllLanes, behind, k) <= group;
+  const auto of_mine = [&](int x) { return __shfl_sync(kAllLanes, x, mine); };
+  RowShare dealt{of_mine(of_lane.row), of_mine(of_lane.begin), of_mine(of_lane.end),
+                 group - of_mine(behind - shares), of_mine(shares)};
+  if (dealt.share >= dealt.shares) dealt.end = dealt.begin;
+  return dealt;
+}
 
 template <typename T, typename Out, typename Index, int kVector, int kLanes, int kRows, int kAtOnce,
           bool kPermuted, SpmmTechnique kWithout, bool kBatched>
@@ -267,10 +221,7 @@ __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
   constexpr int kGroups = kSpmmTiledThreads / kLanes;
   constexpr int kShares = kGroups / kRows;
   static_assert(kShares >= 1 && kShares * kRows == kGroups);
-  constexpr bool kDealt = kShares > 1 && kRows <= kWarp;      // more rows get as many groups each
-  constexpr bool kHelped = kShares == 1 && kRows <= kWarp &&  // by groups that are done
-                           kWithout != SpmmTechnique::kSharing;
-  using Helped = LongRows<kGroups, kRows, kAtOnce>;
+  constexpr bool kDealt = kShares > 1 && kRows <= kWarp;  // more rows get as many groups each
   extern __shared__ __align__(64) unsigned char spmm_parts[];
   auto* parts = reinterpret_cast<Packet<Acc, kVector>*>(spmm_parts);
 
@@ -288,7 +239,7 @@ __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
     // Neighbours of the order are of about one length. Rows to which groups are dealt come from all
     // over it, there and back, so that every block has about as much to do.
     uint32_t place = at * kRows + group / kShares;
-    if constexpr (kDealt || kHelped) {
+    if constexpr (kDealt) {
       const uint32_t r = threadIdx.x % kRows;
       place = r * down + (r % 2 == 0 ? at : down - 1 - at);
     }
@@ -297,11 +248,7 @@ __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
     const RowBounds bounds(m.row_offsets, row, exists ? p.pattern.nse : 0);
     RowShare share{exists ? row : -1, static_cast<int>(bounds.begin), static_cast<int>(bounds.end),
                    group % kShares, kShares};
-    [[maybe_unused]] const RowShare of_lane = share;
-    if constexpr (kDealt) {
-      share = Dealing::Of<kGroups, kRows, kAtOnce, true>(of_lane).template ShareOf<kRows>(group);
-    }
-    if constexpr (kHelped) share = Helped(of_lane).Own(group);
+    if constexpr (kDealt) share = Deal<kGroups, kRows, kAtOnce>(share, group);
     const int64_t column = (static_cast<int64_t>(tile) * kLanes + lane) * kVector;
     // Lanes behind the last column read the first ones, and write nothing.
     const T* x = m.x + (column < p.n ? column : 0);
@@ -314,46 +261,23 @@ __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
       AddShare<kWide, Chunk, kUnrolledRest>(m, share, static_cast<int>(p.pattern.nse), x, row_bytes,
                                             sums.elements);
     };
-    const auto add_parts = [&](const Packet<Acc, kVector>* first, int count) {
-#pragma unroll 4
-      for (int s = 0; s < count; ++s) {
-        const Packet<Acc, kVector> part = first[s * kLanes + lane];
-#pragma unroll
-        for (int c = 0; c < kVector; ++c) sums.elements[c] += part.elements[c];
-      }
-    };
-#pragma unroll 1
-    for (bool helps = false;; helps = true) {
-      if (wide) {
-        add.template operator()<true>();
-      } else {
-        add.template operator()<false>();
-      }
-      if constexpr (!kHelped) break;
-      if (helps || !Helped(of_lane).Exist()) break;
-      __syncthreads();  // the last rows' parts have been read
-      parts[threadIdx.x] = sums;
-      sums = {};
-      share = Helped(of_lane).Deal().template ShareOf<kRows>(group);
-    }
-    if constexpr (kHelped) {
-      if (Helped(of_lane).Exist()) {
-        auto* of_helpers = parts + kSpmmTiledThreads;
-        of_helpers[threadIdx.x] = sums;
-        __syncthreads();
-        share = Helped(of_lane).Own(group);
-        const Dealing dealing = Helped(of_lane).Deal();
-        const int shares = __shfl_sync(kAllLanes, dealing.of_lane.shares, group);
-        const int behind = __shfl_sync(kAllLanes, dealing.behind, group);
-        sums = parts[threadIdx.x];
-        add_parts(of_helpers + (behind - shares) * kLanes, shares);
-      }
+    if (wide) {
+      add.template operator()<true>();
+    } else {
+      add.template operator()<false>();
     }
     if constexpr (kShares > 1) {
       __syncthreads();  // the last rows' parts have been read
       if (share.share > 0) parts[threadIdx.x] = sums;
       __syncthreads();
-      if (share.share == 0) add_parts(parts + (group + 1) * kLanes, share.shares - 1);
+      if (share.share == 0) {
+#pragma unroll 4
+        for (int s = 1; s < share.shares; ++s) {
+          const Packet<Acc, kVector> part = parts[threadIdx.x + s * kLanes];
+#pragma unroll
+          for (int c = 0; c < kVector; ++c) sums.elements[c] += part.elements[c];
+        }
+      }
     }
     if (share.share == 0 && share.row >= 0 && column < p.n) {
       m.WriteRun(p.activation, share.row, share.row * p.n + column, sums.elements);

@@ -6,7 +6,7 @@
 
 namespace jaxsparse {
 
-alignas(128) unsigned char spmm_parts[2 * SpmmTiledBytes(8, 4)];
+alignas(128) unsigned char spmm_parts[SpmmTiledBytes(8, 4)];
 
 namespace {
 
