@@ -164,11 +164,12 @@ def expected_bytes(problem, dtype, gradient):
     topology, n = problem.topology(), problem.n
     (m, k), nse, size = topology.shape, topology.nse, jnp.dtype(dtype).itemsize
     offsets, columns, order = 4 * (m + 1), 2 * nse, 4 * m
-    both = offsets + columns + order + 4 * (k + 1) + 2 * nse + 4 * k + 4 * nse
+    starts = 4 * (m // 64) * (k // 64 + 1) * 64  # m and k are multiples of 64
+    both = offsets + columns + order + starts + 4 * (k + 1) + 2 * nse + 4 * k + 4 * nse
     if problem.operation == "spmm":
-        return size * (nse + k * n) + (both if gradient else offsets + columns + order)
+        return size * (nse + k * n) + (both if gradient else offsets + columns + order + starts)
     if problem.operation == "sddmm":
-        return size * n * (m + k) + (both if gradient else offsets + columns)
+        return size * n * (m + k) + (both if gradient else offsets + columns + starts)
     return size * nse + offsets + order
 
 

@@ -39,15 +39,16 @@ def predicted(row):
     "name, variant, figures, usual, most",
     [
         ("spmm_rnn_variants", "tensor_cores", 26, 1.03, 1.07),
-        ("spmm_rnn_variants", "staged_rows", 26, 1.04, 1.17),
-        ("spmm_rnn_variants", "tiled_rows", 26, 1.09, 1.45),
-        ("spmm_rnn_variants_float16", "tensor_cores", 26, 1.03, 1.07),
-        ("spmm_rnn_variants_float16", "staged_rows", 26, 1.06, 1.18),
-        ("spmm_rnn_variants_float16", "tiled_rows", 26, 1.07, 1.3),
-        ("sddmm_rnn_variants", "tensor_cores", 18, 1.04, 1.15),
+        ("spmm_rnn_variants", "staged_rows", 26, 1.1, 1.25),
+        ("spmm_rnn_variants", "tiled_rows", 26, 1.1, 1.35),
+        ("spmm_rnn_variants_float16", "tensor_cores", 26, 1.06, 1.16),
+        ("spmm_rnn_variants_float16", "staged_rows", 26, 1.12, 1.25),
+        ("spmm_rnn_variants_float16", "tiled_rows", 26, 1.08, 1.22),
+        ("sddmm_rnn_variants", "tensor_cores", 26, 1.05, 1.21),
     ],
 )
 def test_predictions_are_near_what_was_measured(name, variant, figures, usual, most):
+    """Those of staged and tiled rows with what is added for uneven ones, which these are not."""
     rows = json.loads((RESULTS / f"{name}.json").read_text())["results"]
     forced = [row for row in rows if row["implementation"] == f"jaxsparse[{variant}]"]
     assert len(forced) == figures

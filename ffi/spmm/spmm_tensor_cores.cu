@@ -207,9 +207,8 @@ class TileFlags {
 // a transposed product those down, which are of other rows each. Four lanes have a row, and hold in
 // registers, from before the tile is written, up to 32 places of its entries in runs of four, which
 // one load brings: what lanes load of a row costs L1 as much, however little it is. Of rows that
-// have more, the others are loaded when the tile is written: by all lanes, if few rows have, or
-// else as many again by each row's own. A warp has other rows in each step, so that all have long
-// ones in turn, and nobody is always late.
+// have more, as many others are loaded when the tile is written, and if need be again. A warp has
+// other rows in each step, so that all have long ones in turn, and nobody is always late.
 template <typename T, typename Index, bool kTransposed, typename Shape>
 class EntriesOfRows {
   using TileA = typename Shape::TileA;
@@ -217,7 +216,6 @@ class EntriesOfRows {
   static constexpr int kOfRow = kWarp / kWriterRows;
   static constexpr int kRun = 4, kRuns = 2;  // of neighbouring entries; of a lane
   static constexpr int kAtOnce = kOfRow * kRun, kHeld = kRuns * kAtOnce;
-  static constexpr int kFew = 3;  // long rows
   static constexpr int kLine = 128, kNever = 1 << 30;
   const T* values_;
   const Index* columns_;
@@ -394,13 +392,6 @@ class EntriesOfRows {
                                         uint32_t tile, int step) const {
     WriteHeld(held, places);
     if (!held.long_rows) return;
-    constexpr unsigned kFirstLanes = 0xffffffff / ((1u << kOfRow) - 1);
-    const int behind = kHeld + held.first - lane_ * kRun;  // the place of what was not held
-    const unsigned long_rows = __ballot_sync(kAllLanes, behind < held.count) & kFirstLanes;
-    if (__popc(long_rows) <= kFew) {
-      WriteFew(held, behind, long_rows, tile, RowIn(step, row_));
-      return;
-    }
     Held more = held;
     more.two_runs = true;
 #pragma unroll 1
@@ -442,43 +433,6 @@ class EntriesOfRows {
     for (int i = 0; i < kRun; ++i) {
       const int place = held.first + first + i;
       if (IsStored(held, place)) run.SetBits(i, BitsOf(array[held.begin + place]));
-    }
-  }
-
-  // Writes what rows have from a place on: few rows, of which the first lanes are given.
-  __device__ __forceinline__ void WriteFew(const Held& held, int place, unsigned first_lanes,
-                                           uint32_t tile, int row) const {
-    int from[kFew], left[kFew], rows[kFew];
-#pragma unroll
-    for (int i = 0; i < kFew; ++i) {
-      const bool exists = first_lanes != 0;
-      const int source = exists ? __ffs(static_cast<int>(first_lanes)) - 1 : 0;
-      const auto of_row = [&](int x) { return __shfl_sync(kAllLanes, x, source); };
-      const int mine = of_row(place) + static_cast<int>(threadIdx.x) % kWarp;
-      from[i] = of_row(held.begin) + mine;
-      left[i] = exists ? of_row(held.count) - mine : 0;
-      rows[i] = of_row(row);
-      first_lanes &= first_lanes - 1;
-    }
-    bool any_left = true;
-#pragma unroll 1
-    while (any_left) {
-      Index columns[kFew] = {};
-      T values[kFew] = {};
-#pragma unroll
-      for (int i = 0; i < kFew; ++i) {
-        if (left[i] > 0) columns[i] = columns_[from[i]], values[i] = values_[from[i]];
-      }
-      any_left = false;
-#pragma unroll
-      for (int i = 0; i < kFew; ++i) {
-        TileA::WriteIf(left[i] > 0, Part::PlaceOf(tile, rows[i], BitsOf(columns[i]) % kTileSize),
-                       BitsOf(values[i]));
-        from[i] += kWarp;
-        left[i] -= kWarp;
-        any_left = any_left || left[i] > 0;
-      }
-      any_left = __any_sync(kAllLanes, any_left);
     }
   }
 
