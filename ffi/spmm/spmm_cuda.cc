@@ -377,14 +377,14 @@ double TiledCost(const SpmmProblem& p) {
   constexpr Fit kWide{1.36, 2.26, 0.35, 0.505, 1.1, 0.1425, 0, 0.09};
   // Numbers of 16 bits are converted.
   constexpr Fit kNarrow{2, 2.15, 0.2, 1.6, 0.83, 0.268, 3.8, 0.25};
-  constexpr double kMostWaits = 20;  // then there are other groups' loads
+  constexpr double kMostWaits = 20;  // where values are permuted: then there are other loads
   const Fit& fit = SizeOf(p.dtype) == 2 ? kNarrow : kWide;
   const Tiling tiling = TilingOf(p);
   const double waves =
       static_cast<double>(TiledBlocks(p, tiling)) / static_cast<double>(TiledBlocksAtOnce(p));
   const int wide_lanes = tiling.lanes > 8 ? tiling.lanes - 8 : 0;
-  const double permuted =
-      p.pattern.permutation.data == nullptr ? 0 : fit.permuted + fit.permuted_lanes * wide_lanes;
+  const bool is_permuted = p.pattern.permutation.data != nullptr;
+  const double permuted = is_permuted ? fit.permuted + fit.permuted_lanes * wide_lanes : 0;
   const double entry = permuted + fit.of_entry + tiling.lanes * fit.of_lanes;
   const auto tiles = static_cast<double>(CeilDivide(p.n, tiling.lanes * tiling.vector));
   const double entries = static_cast<double>(p.batch.count * p.pattern.nse) * tiles;
@@ -392,8 +392,9 @@ double TiledCost(const SpmmProblem& p) {
   // other groups' loads; if it shares long ones, until the block's last group is done.
   const double times = MeanLength(p) * tiling.rows / (tiling.at_once * GroupsOf(tiling));
   const bool shared = tiling.rows < GroupsOf(tiling);
-  const double waits = shared ? fit.shared * (times < kMostWaits ? times : kMostWaits)
-                              : fit.own * (times < 2 ? times : 2);
+  const double waits = shared
+                           ? fit.shared * (is_permuted && times > kMostWaits ? kMostWaits : times)
+                           : fit.own * (times < 2 ? times : 2);
   const double microseconds = fit.start + fit.wave * (waves > 1 ? waves : 1) + waits +
                               entries * entry / (p.gpu.multiprocessors * kClocksOfMicrosecond);
   return shared ? microseconds : kForUnevenRows * microseconds;
