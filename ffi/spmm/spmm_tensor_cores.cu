@@ -4,8 +4,9 @@
 // what a tensor core takes for it. Products of float32 are as exact as in float32.
 //
 // A kernel before it splits x into planes of 16 bits (common/tensor_cores.cuh) and leaves them in
-// the workspace, tile by tile as they are copied to shared memory; and it finds out where the
-// entries of each row in each tile begin, unless that is given with the pattern. Some of a block's
+// the workspace, tile by tile as they are copied to shared memory, unless x has 16 bits, and tensor
+// maps can copy its tiles as they are; and it finds out where the entries of each row in each tile
+// begin, unless that is given with the pattern. This one begins meanwhile. Some of a block's
 // warps write tiles of the matrix out and have those of x copied, the others, two warpgroups,
 // multiply: they share a ring of stages, take every other one, and in the end add up what they
 // have. Who writes waits for its instructions more than for memory: hence two teams, if registers

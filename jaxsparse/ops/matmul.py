@@ -388,7 +388,8 @@ def _spmm_ffi(
 
 
 # Before tensor cores multiply, a kernel writes planes of 16 bits of the dense operand, and where
-# the entries of tiles begin if the topology does not say so. There is no place for them where so
+# the entries of tiles begin if the topology does not say so. Operands of 16 bits may need no planes
+# after all, if addresses are aligned, which is not known here. There is no place for them where so
 # few entries are stored that another kernel is chosen.
 _PLANES = {"float32": 3, "bfloat16": 1, "float16": 1}
 _LEAST_DENSITY_TO_PREPARE = 1 / 64
