@@ -103,6 +103,10 @@ struct RowBounds {
   }
 };
 
+__device__ __forceinline__ int Clamp(int x, int least, int most) {
+  return x < least ? least : x > most ? most : x;
+}
+
 // The first of a row's entries from each of some columns on, in as many steps whatever they are; of
 // a row in any order some entries, later ones for later columns. All are looked for at once.
 template <int kCount, typename Index>

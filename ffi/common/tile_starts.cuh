@@ -13,10 +13,6 @@ namespace jaxsparse {
 
 extern __shared__ int32_t found_starts[];  // of some tiles, for each row of a block
 
-__device__ __forceinline__ int Clamp(int x, int least, int most) {
-  return x < least ? least : x > most ? most : x;
-}
-
 // Whether each column of a row is beyond the one before, called by all lanes of a warp. Several
 // columns for each lane are under way at once.
 template <typename Index>

@@ -109,46 +109,39 @@ struct WarpgroupProduct {
     }
   }
 
-  // Adds the product over kInner places of the inner dimension. `a` is the first of 64 rows of a
-  // PlainTile<T, ..., kPitch - 8>, `b` the first plane of a BlockPlane: its blocks' lines are
-  // columns of the product or, transposed, places of the inner dimension.
+  // Adds the product over kInner places of the inner dimension from `first` on, as many as
+  // registers have room for. `a` is the first of 64 rows of a PlainTile<T, ..., kPitch - 8>, `b`
+  // the first plane of a BlockPlane: its blocks' lines are columns of the product or, transposed,
+  // places of the inner dimension.
   template <int kPitch, int kInner, typename PlaneB, bool kTransposed>
-  __device__ __forceinline__ void Add(uint32_t a, uint32_t b) {
-    constexpr int kSteps = (kPlanes<T> > 1 ? 32 : kInner) / 16;  // at a time, by registers
-    static_assert(kInner % (16 * kSteps) == 0);
-#pragma unroll 1  // together they would take too many registers
-    for (int k = 0; k < kInner; k += 16 * kSteps) {
-      uint32_t of_a[kPlanes<T>][kSteps][4];
+  __device__ __forceinline__ void Add(uint32_t a, uint32_t b, int first) {
+    constexpr int kSteps = kInner / 16;
+    uint32_t of_a[kPlanes<T>][kSteps][4];
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        LoadRows<kPitch>(of_a, step, a + (k + step * 16) * sizeof(T));
-      }
-      float part[kBlocks][kCount];
-      AddSteps<PlaneB, kTransposed, kSteps, kInner>(part, of_a, 0, b, k);
+    for (int step = 0; step < kSteps; ++step) {
+      LoadRows<kPitch>(of_a, step, a + (first + step * 16) * sizeof(T));
     }
+    float part[kBlocks][kCount];
+    AddSteps<PlaneB, kTransposed, kSteps>(part, of_a, 0, b, first);
   }
 
   // The same of rows that lie in planes there, too, one behind the other from `a` on.
   template <typename PlaneA, int kInner, typename PlaneB, bool kTransposed>
-  __device__ __forceinline__ void AddPlanes(const unsigned char* a, uint32_t b) {
-    constexpr int kSteps = (kPlanes<T> > 1 ? 32 : kInner) / 16;
+  __device__ __forceinline__ void AddPlanes(const unsigned char* a, uint32_t b, int first) {
+    constexpr int kSteps = kInner / 16;
     const int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp;
-    static_assert(kInner % (16 * kSteps) == 0);
-#pragma unroll 1
-    for (int k = 0; k < kInner; k += 16 * kSteps) {
-      uint32_t of_a[kPlanes<T>][kSteps][4];
+    uint32_t of_a[kPlanes<T>][kSteps][4];
 #pragma unroll
-      for (int plane = 0; plane < kPlanes<T>; ++plane) {
+    for (int plane = 0; plane < kPlanes<T>; ++plane) {
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-          LoadMatrices(of_a[plane][step], a + plane * PlaneA::kBytes +
-                                              PlaneA::At(thread / kWarp * 16 + lane % 16,
-                                                         k + step * 16 + lane / 16 * 8));
-        }
+      for (int step = 0; step < kSteps; ++step) {
+        LoadMatrices(of_a[plane][step], a + plane * PlaneA::kBytes +
+                                            PlaneA::At(thread / kWarp * 16 + lane % 16,
+                                                       first + step * 16 + lane / 16 * 8));
       }
-      float part[kBlocks][kCount];
-      AddSteps<PlaneB, kTransposed, kSteps, kInner>(part, of_a, 0, b, k);
     }
+    float part[kBlocks][kCount];
+    AddSteps<PlaneB, kTransposed, kSteps>(part, of_a, 0, b, first);
   }
 
   // The same of rows that are in registers.
@@ -158,13 +151,13 @@ struct WarpgroupProduct {
     float part[kBlocks][kCount];
 #pragma unroll
     for (int k = 0; k < kInner; k += 16 * kSteps) {
-      AddSteps<PlaneB, kTransposed, kSteps, kInner>(part, a.planes, k / 16, b, k);
+      AddSteps<PlaneB, kTransposed, kSteps>(part, a.planes, k / 16, b, k);
     }
   }
 
  private:
   // Adds the product over 16 * kSteps places from `k` on; those of `a` begin at its step `first`.
-  template <typename PlaneB, bool kTransposed, int kSteps, int kInner, int kStepsOfA>
+  template <typename PlaneB, bool kTransposed, int kSteps, int kStepsOfA>
   __device__ __forceinline__ void AddSteps(float (&part)[kBlocks][kCount],
                                            const uint32_t (&a)[kPlanes<T>][kStepsOfA][4], int first,
                                            uint32_t b, int k) {

@@ -63,8 +63,8 @@ struct CudaVariant {
   LaunchShape (*shape)(const Problem&);
   // What is launched before it, if anything, and may be overlapped by it.
   const CudaKernel<Problem>* before = nullptr;
-  // Adds to the problem what only a driver can say; returns the reason of a failure, or an empty
-  // string.
+  // Adds to the problem what this kernel is told besides, by a driver or by how it is launched;
+  // returns the reason of a failure, or an empty string.
   std::string (*complete)(Problem*) = nullptr;
 };
 

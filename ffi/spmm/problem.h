@@ -60,9 +60,12 @@ constexpr int SpmmTensorThreads(int planes, int columns) {
 }
 constexpr int kSpmmCounterBytes = 16;  // of a stage
 constexpr int kSpmmFlagBytes = 16, kSpmmBiasBytes = kSpmmTensorRows * 4;
+constexpr int kSpmmOrdersBytes = kSpmmTensorRole / 32 * kSpmmTensorRows;  // of a team of writers
 constexpr int SpmmTensorBytes(int planes, int columns) {
   const int stage = SpmmTensorStageBytes(planes, columns);
-  return SpmmTensorStages(stage) * (stage + kSpmmCounterBytes) + kSpmmFlagBytes + kSpmmBiasBytes;
+  const int orders = SpmmWriterTeams(planes, columns) * kSpmmOrdersBytes;
+  return SpmmTensorStages(stage) * (stage + kSpmmCounterBytes) + kSpmmFlagBytes + kSpmmBiasBytes +
+         orders;
 }
 
 // Where several blocks share a tile of the result, each leaves its sums in the workspace, behind
@@ -99,6 +102,9 @@ struct SpmmProblem {
   Array preactivation;   // or null: what the activation was applied to, for its derivative
   Workspace workspace;   // for planes of x, if it is large enough for them
   TensorMap tiles_of_x;  // if SpmmCopiesX says so
+  // With tiles of rows: groups that have one each help with the longest ones if one has so many
+  // entries.
+  uint32_t long_row = 1u << 30;
 };
 
 // Whether tensor cores have tiles of so many columns of x copied as it is: one plane, of aligned

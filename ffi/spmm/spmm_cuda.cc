@@ -110,10 +110,22 @@ KernelSource TiledInstance(const SpmmProblem& p, const Tiling& tiling, SpmmTechn
               (p.batch.rank > 0 ? "true" : "false") + ">"};
 }
 
+// Groups that share a row leave parts of it, those that may help another one with a long row parts
+// of one column.
 LaunchShape TiledShape(const SpmmProblem& p, const Tiling& tiling) {
-  const int64_t bytes =
-      tiling.rows < GroupsOf(tiling) ? SpmmTiledBytes(tiling.vector, SizeOf(p.dtype)) : 0;
-  return {TiledBlocks(p, tiling), kSpmmTiledThreads, bytes};
+  const int columns = tiling.rows < GroupsOf(tiling) ? tiling.vector : tiling.rows <= kWarp ? 1 : 0;
+  return {TiledBlocks(p, tiling), kSpmmTiledThreads, SpmmTiledBytes(columns, SizeOf(p.dtype))};
+}
+
+// From where on one group would still add the longest row when all others are done with theirs, and
+// for longer than it takes to deal rows.
+std::string CompleteTiled(SpmmProblem* p) {
+  constexpr double kMuch = 4, kToDeal = 96, kMost = 1 << 30;
+  const double waves = static_cast<double>(TiledBlocks(*p, TilingOf(*p))) /
+                       static_cast<double>(TiledBlocksAtOnce(*p));
+  const double length = kMuch * MeanLength(*p) * (waves > 1 ? waves : 1) + kToDeal;
+  p->long_row = static_cast<uint32_t>(length < kMost ? length : kMost);
+  return "";
 }
 
 int64_t StepsOf(const SpmmProblem& p) { return CeilDivide(p.pattern.columns, kSpmmTensorInner); }
@@ -427,9 +439,13 @@ constexpr CudaVariant<SpmmProblem> TensorCores(const char* name,
 template <SpmmTechnique kWithout>
 constexpr CudaVariant<SpmmProblem> TiledRows(const char* name, double (*cost)(const SpmmProblem&)) {
   return {
-      name, [](const SpmmProblem& p) { return FitsTiledWithout(kWithout, p); }, cost,
+      name,
+      [](const SpmmProblem& p) { return FitsTiledWithout(kWithout, p); },
+      cost,
       [](const SpmmProblem& p) { return TiledInstance(p, TilingWithout(kWithout, p), kWithout); },
-      [](const SpmmProblem& p) { return TiledShape(p, TilingWithout(kWithout, p)); }};
+      [](const SpmmProblem& p) { return TiledShape(p, TilingWithout(kWithout, p)); },
+      nullptr,
+      CompleteTiled};
 }
 
 constexpr CudaVariant<SpmmProblem> kVariants[] = {

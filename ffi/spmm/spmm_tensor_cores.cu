@@ -8,9 +8,9 @@
 // maps can copy its tiles as they are; and it finds out where the entries of each row in each tile
 // begin, unless that is given with the pattern. This one begins meanwhile. Some of a block's
 // warps write tiles of the matrix out and have those of x copied, the others, two warpgroups,
-// multiply: they share a ring of stages, take every other one, and in the end add up what they
-// have. Who writes waits for its instructions more than for memory: hence two teams, if registers
-// allow, and what saves instructions there.
+// multiply, each half of the inner places of a tile: all share a ring of stages, and in the end the
+// warpgroups add up what they have. Who writes waits for its instructions more than for memory:
+// hence two teams, if registers allow, and what saves instructions there.
 //
 // A transposed product reads the matrix as it is stored, by rows, and writes these as columns of
 // the tiles: its entries never have to be looked up one by one. Where tiles of the result are few,
@@ -33,8 +33,8 @@
 
 namespace jaxsparse {
 
-// Threads of a block: two warpgroups multiply, behind them come those that write entries, in one
-// team or two, of which each has every other stage.
+// Threads of a block: two warpgroups multiply every stage, behind them come those that write
+// entries, in one team or two, of which each has every other one.
 constexpr int kMultipliers = kSpmmTensorRole, kTeam = kSpmmTensorRole;  // one of writers
 constexpr int kOfMultipliers = 1;  // the barrier at which they meet
 constexpr int kGroups = 2;
@@ -71,32 +71,42 @@ struct MatrixTile<float> {
   }
 };
 
-// What a warp writes of a tile: some of its rows, or of a transposed one some of its columns.
+// What a warp writes of a tile: some of its rows, anywhere, of which so many lanes have one each;
+// or of a transposed one some of its columns.
+constexpr int kOfRow = kWarp / kWriterRows;
+
 template <typename T, bool kTransposed>
 struct WarpsPart {
   using TileA = MatrixTile<T>;
   using Zeros = Packet<uint32_t, 4>;
+  static constexpr int kOfPiece = sizeof(Zeros) / sizeof(T);
 
   // `line` is a row of the stored matrix, `column` one of its columns, both in the tile.
   __device__ __forceinline__ static uint32_t PlaceOf(uint32_t tile, uint32_t line,
                                                      uint32_t column) {
     return kTransposed ? TileA::PlaceOf(tile, column, line) : TileA::PlaceOf(tile, line, column);
   }
-  __device__ __forceinline__ static void Clear(uint32_t tile, int first_line) {
+  // `line` is the lane's.
+  __device__ __forceinline__ static void Clear(uint32_t tile, int line) {
     const int lane = threadIdx.x % kWarp;
     if constexpr (kTransposed) {
-      constexpr int kOfPiece = sizeof(Zeros) / sizeof(T), kPieces = kWriterRows / kOfPiece;
+      const int first_line = line / kWriterRows * kWriterRows;
+      constexpr int kPieces = kWriterRows / kOfPiece;
 #pragma unroll
       for (int i = 0; i < kSpmmTensorRows * kPieces; i += kWarp) {
         const int row = (i + lane) / kPieces, piece = (i + lane) % kPieces;
         SharedAt<Zeros>(TileA::PlaceOf(tile, row, first_line + piece * kOfPiece)) = {};
       }
     } else {
-      constexpr int kBytes = kWriterRows * TileA::kRowBytes;
+      // Of two rows in turn that are neighbours the lanes begin with pieces in other banks.
+      constexpr int kPieces = kSpmmTensorInner / kOfPiece;
+      constexpr int kFurther = kOfRow - TileA::kRowBytes / sizeof(Zeros) % (2 * kOfRow);
+      static_assert(kFurther > 0 && kFurther <= kOfRow);
+      const int first = lane % kOfRow + lane / kOfRow % 2 * kFurther;
 #pragma unroll
-      for (int at = 0; at < kBytes; at += kWarp * sizeof(Zeros)) {
-        const int mine = at + static_cast<int>(lane * sizeof(Zeros));
-        if (mine < kBytes) SharedAt<Zeros>(tile + first_line * TileA::kRowBytes + mine) = {};
+      for (int i = 0; i < kPieces; i += kOfRow) {
+        const int piece = i + kOfRow < kPieces ? first + i : (first + i) % kPieces;
+        SharedAt<Zeros>(TileA::PlaceOf(tile, line, piece * kOfPiece)) = {};
       }
     }
   }
@@ -113,6 +123,7 @@ struct SpmmTensorShape {
   static constexpr int kCountersAt = kStages * kStageBytes;
   static constexpr int kFlagAt = kCountersAt + kStages * kSpmmCounterBytes;
   static constexpr int kBiasAt = kFlagAt + kSpmmFlagBytes;
+  static constexpr int kOrdersAt = kBiasAt + kSpmmBiasBytes;
   static_assert(kStageBytes == SpmmTensorStageBytes(kPlanes<T>, kColumns));
   static_assert(kStageBytes % 1024 == 0 && kStages >= 3);
   static constexpr int kTeams = SpmmWriterTeams(kPlanes<T>, kColumns);
@@ -153,6 +164,8 @@ class TileRing {
   // For who has a register left: otherwise it is computed again for each stage.
   __device__ __forceinline__ void KeepAddress() { KeepInRegister(stages_); }
 
+  // Space of the writers.
+  __device__ __forceinline__ uint32_t Orders() const { return stages_ + Shape::kOrdersAt; }
   __device__ __forceinline__ uint32_t Stage() const {
     return stages_ + stage_ * Shape::kStageBytes;
   }
@@ -208,13 +221,14 @@ class TileFlags {
 // a transposed product those down, which are of other rows each. Four lanes have a row, and hold in
 // registers, from before the tile is written, up to 32 places of its entries in runs of four, which
 // one load brings: what lanes load of a row costs L1 as much, however little it is. Of rows that
-// have more, as many others are loaded when the tile is written, and if need be again. A warp has
-// other rows in each step, so that all have long ones in turn, and nobody is always late.
+// have more, as many others are loaded when the tile is written, and if need be again.
+//
+// What a warp has to do depends on the longest of its rows: so the longest ones of a tile of the
+// result are those of one warp, of another one in each step, so that nobody is always late.
 template <typename T, typename Index, bool kTransposed, typename Shape>
 class EntriesOfRows {
   using TileA = typename Shape::TileA;
   using Part = WarpsPart<T, kTransposed>;
-  static constexpr int kOfRow = kWarp / kWriterRows;
   static constexpr int kRun = 4, kRuns = 2;  // of neighbouring entries; of a lane
   static constexpr int kAtOnce = kOfRow * kRun, kHeld = kRuns * kAtOnce;
   static constexpr int kLine = 128, kNever = 1 << 30;
@@ -227,7 +241,8 @@ class EntriesOfRows {
   int line_bytes_;         // of an entry there
   int skipped_;            // entries of other lanes' lines; all, if it has none
   int lane_;               // of a row
-  int row_;                // the lane's, of the tile in step 0
+  uint32_t order_;         // of the tile's rows: a byte for each place in it
+  int place_;              // of the lane's row in step 0
   const int32_t* starts_;  // of rows in step 0
   int stride_;             // from there to those of the next step
   int to_end_;             // from there to the end of the row
@@ -258,28 +273,30 @@ class EntriesOfRows {
   static constexpr int kOfLane = kRuns * kRun;
   static constexpr int kAhead = 64;  // entries, whose lines are brought nearer at a time
   struct Held {
-    int start, end;    // of the row's entries in the tile that is held next
-    int end_of_row;    // of a transposed product, in which that is another row
-    int begin, count;  // and in the one that is
-    int first;         // place in them of the lane's first run, before the begin perhaps
-    bool two_runs;     // any of the warp's rows has, or even more
-    bool long_rows;
+    int start, end;  // of the row's entries in the tile that is held next
+    int next_row;
+    int end_of_row;  // of a transposed product, in which that is another row
+    int row;         // of the tile that is held, where it has these entries
+    int begin, count;
+    int first;  // place in them of the lane's first run, before the begin perhaps
     Run<Index> columns[kRuns];
     Run<T> values[kRuns];
   };
 
-  // Of steps from `step` to `end`, for a warp that has rows from `first_row` on in step 0, whose
-  // starts are `starts`.
+  // Of steps from `step` to `end`, for a warp that has places from `first_place` on in step 0;
+  // `starts` are those of the tile's rows, `order` is space for a byte for each of them.
   __device__ __forceinline__ EntriesOfRows(const T* values, const Index* columns,
                                            const Pattern& stored, const int32_t* starts,
-                                           int64_t tile_across, int first_row, int step, int end)
+                                           int64_t tile_across, uint32_t order, int first_place,
+                                           int step, int end)
       : values_(values),
         columns_(columns),
         skew_(SkewOf(columns)),
         wide_(skew_ == SkewOf(values) ? static_cast<int>(stored.nse) : 0),
         stored_(stored.nse),
         lane_(threadIdx.x % kOfRow),
-        row_(first_row + static_cast<int>(threadIdx.x) % kWarp / kOfRow),
+        order_(order),
+        place_(first_place + static_cast<int>(threadIdx.x) % kWarp / kOfRow),
         starts_(starts),
         next_(step),
         end_(end) {
@@ -303,20 +320,52 @@ class EntriesOfRows {
     KeepInRegister(skew_);
     KeepInRegister(wide_);
     KeepInRegister(lane_);
-    KeepInRegister(row_);
+    KeepInRegister(place_);
+    if constexpr (!kTransposed) {
+      KeepInRegister(order_);
+#pragma unroll
+      for (int row = threadIdx.x % kWarp; row < kSpmmTensorRows; row += kWarp) RowAt(row) = row;
+      __syncwarp();
+    }
   }
 
-  // What is row `row` of a tile for the warp in step 0 is this one in `step`.
-  __device__ __forceinline__ static int RowIn(int step, int row) {
-    static_assert(kSpmmTensorRows == kSpmmTensorInner);
-    return row + step / Shape::kTeams * kWriterRows & kSpmmTensorRows - 1;
+  // Puts rows that have about so many entries in each of the steps before others.
+  __device__ __forceinline__ void PutLongRowsFirst(int first_step, int end_step) {
+    static_assert(kSpmmTensorRows == 2 * kWarp);
+    constexpr int kEntries[] = {40, 28, 20, 14, 10, 0};
+    const int lane = threadIdx.x % kWarp, steps = end_step - first_step;
+    const int32_t* starts = starts_ + lane;
+    int lengths[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t* of_row = starts + half * kWarp;
+      const int length = of_row[end_step * kTileSize] - of_row[first_step * kTileSize];
+      lengths[half] = length > 0 ? length : 0;
+    }
+    const unsigned before = (1u << lane) - 1;
+    unsigned placed[2] = {};
+    int count = 0;
+#pragma unroll
+    for (const int least : kEntries) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const bool has = lengths[half] >= least * steps;
+        const unsigned rows = __ballot_sync(kAllLanes, has) & ~placed[half];
+        if (rows >> lane & 1) RowAt(count + __popc(rows & before)) = lane + half * kWarp;
+        count += __popc(rows);
+        placed[half] |= rows;
+      }
+    }
+    __syncwarp();
   }
 
   // Loads where the next tile begins and ends that the team writes; behind the last one there is
   // nothing. That is not waited for before the tile is loaded.
   __device__ __forceinline__ void LoadStarts(Held& held) {
     const bool exists = next_ < end_;
-    const int start = (exists ? next_ * stride_ : 0) + RowIn(next_, row_);
+    const int place = PlaceIn(next_), row = kTransposed ? place : RowAt(place);
+    if constexpr (!kTransposed) held.next_row = row;
+    const int start = (exists ? next_ * stride_ : 0) + row;
     held.start = starts_[start];
     held.end = starts_[exists ? start + kTileSize : start];
     if constexpr (kTransposed) held.end_of_row = starts_[start + to_end_];
@@ -340,6 +389,7 @@ class EntriesOfRows {
 
   // Loads what the tile has, and where the one behind it begins, which `next` is to hold.
   __device__ __forceinline__ void Load(Held& held, Held& next) {
+    if constexpr (!kTransposed) held.row = held.next_row;
     held.begin = held.start;
     held.count = held.end > held.start ? held.end - held.start : 0;
     if constexpr (kTransposed) ends_ |= held.end_of_row;
@@ -347,8 +397,6 @@ class EntriesOfRows {
     LoadStarts(next);
     const int before = held.begin + skew_ & kRun - 1;
     held.first = lane_ * kRun - before;
-    held.two_runs = __any_sync(kAllLanes, before + held.count > kAtOnce);
-    held.long_rows = __any_sync(kAllLanes, before + held.count > kHeld);
     LoadEntries(held);
     // L1 has room for few lines: whenever the row comes to others.
     if constexpr (!kTransposed) {
@@ -373,12 +421,24 @@ class EntriesOfRows {
     }
   }
 
+  // Whether any of the warp's rows has more than so many from its lanes' first on.
+  __device__ __forceinline__ bool AnyHasMore(const Held& held, int entries) const {
+    return __any_sync(kAllLanes, held.count - held.first + lane_ * kRun > entries);
+  }
+  __device__ __forceinline__ bool HasTwoRuns(const Held& held) const {
+    return AnyHasMore(held, kAtOnce);
+  }
+
+  // The lane's row of the tile that is held, which is that of `step`.
+  __device__ __forceinline__ int RowOf(const Held& held, int step) const {
+    return kTransposed ? PlaceIn(step) : held.row;
+  }
+
   // Where in the tile the lane's entries belong, for which it waits until columns are there.
-  __device__ __forceinline__ void Place(const Held& held, uint32_t tile, int step,
+  __device__ __forceinline__ void Place(const Held& held, int row, bool two_runs, uint32_t tile,
                                         uint32_t (&places)[kOfLane]) const {
-    const int row = RowIn(step, row_);
     ForEachRun([&](int run, int) {
-      if (run > 0 && !held.two_runs) return;
+      if (run > 0 && !two_runs) return;
 #pragma unroll
       for (int i = 0; i < kRun; ++i) {
         uint32_t& place = places[run * kRun + i];
@@ -389,27 +449,35 @@ class EntriesOfRows {
   }
 
   // Writes the entries to the tile, where all is 0 yet.
-  __device__ __forceinline__ void Write(const Held& held, uint32_t (&places)[kOfLane],
-                                        uint32_t tile, int step) const {
-    WriteHeld(held, places);
-    if (!held.long_rows) return;
+  __device__ __forceinline__ void Write(const Held& held, int row, bool two_runs, uint32_t tile,
+                                        uint32_t (&places)[kOfLane]) const {
+    WriteHeld(held, two_runs, places);
+    if (!two_runs || !AnyHasMore(held, kHeld)) return;
     Held more = held;
-    more.two_runs = true;
 #pragma unroll 1
     do {
       more.first += kHeld;
       LoadEntries(more);
-      Place(more, tile, step, places);
-      WriteHeld(more, places);
-    } while (__any_sync(kAllLanes, more.first - lane_ * kRun + kHeld < more.count));
+      Place(more, row, true, tile, places);
+      WriteHeld(more, true, places);
+    } while (AnyHasMore(more, kHeld));
   }
 
-  // Whether the columns of all rows rise that it has come to.
+  // Whether the columns of all rows rise that it has come to, or would have in step 0.
   __device__ __forceinline__ bool IsOrdered() const {
-    return (kTransposed ? ends_ : starts_[row_ + to_end_]) >= 0;
+    return (kTransposed ? ends_ : starts_[place_ + to_end_]) >= 0;
   }
 
  private:
+  __device__ __forceinline__ unsigned char& RowAt(int place) const {
+    return SharedAt<unsigned char>(order_ + place);
+  }
+  // The lane's.
+  __device__ __forceinline__ int PlaceIn(int step) const {
+    static_assert(kSpmmTensorRows == kSpmmTensorInner);
+    return place_ + step / Shape::kTeams * kWriterRows & kSpmmTensorRows - 1;
+  }
+
   __device__ __forceinline__ static uint32_t BitsOf(float x) { return __float_as_uint(x); }
   __device__ __forceinline__ static uint32_t BitsOf(bfloat16 x) { return x.bits; }
   __device__ __forceinline__ static uint32_t BitsOf(float16 x) { return x.bits; }
@@ -443,10 +511,10 @@ class EntriesOfRows {
 #pragma unroll
     for (int run = 0; run < kRuns; ++run) function(run, run * kAtOnce);
   }
-  __device__ __forceinline__ void WriteHeld(const Held& held,
+  __device__ __forceinline__ void WriteHeld(const Held& held, bool two_runs,
                                             const uint32_t (&places)[kOfLane]) const {
     ForEachRun([&](int run, int first) {
-      if (run > 0 && !held.two_runs) return;
+      if (run > 0 && !two_runs) return;
 #pragma unroll
       for (int i = 0; i < kRun; ++i) {
         TileA::WriteIf(IsStored(held, held.first + first + i), places[run * kRun + i],
@@ -566,16 +634,18 @@ __device__ __forceinline__ bool WriteStages(const SpmmProblem& p, const ResultTi
   using Entries = EntriesOfRows<T, Index, kTransposed, Shape>;
   const int writer = WarpOfBlock() - kMultipliers / kWarp;
   const int warp = writer % kWriterWarps;
-  const int first_line = warp * kWriterRows;
   int step = tile.first_step + ahead;
   const int end = tile.end_step;
   Entries entries(p.values.At<const T>(p.batch, tile.entry),
                   p.stored.column_indices.At<const Index>(p.batch, tile.entry), p.stored, starts,
-                  kTransposed ? at : 0, first_line, step, end);
+                  kTransposed ? at : 0, ring.Orders() + writer * kSpmmTensorRows,
+                  warp * kWriterRows, step, end);
   const auto write = [&](auto& held, auto& next) {
     const uint32_t matrix = ring.Stage() + Shape::kXBytes;
     uint32_t places[Entries::kOfLane];
-    entries.Place(held, matrix, step, places);
+    const int row = entries.RowOf(held, step);
+    const bool two_runs = entries.HasTwoRuns(held);
+    entries.Place(held, row, two_runs, matrix, places);
     ring.WaitUntilEmpty();
     if (step / Shape::kTeams % kWriterWarps == warp) {  // in turn, as it takes a while
       if (threadIdx.x % kWarp == 0) {
@@ -585,9 +655,9 @@ __device__ __forceinline__ bool WriteStages(const SpmmProblem& p, const ResultTi
     }
     // Who waits for loads waits for all of them: so these were waited for before there are others.
     entries.Load(next, held);
-    Part::Clear(matrix, Entries::RowIn(step, first_line));
+    Part::Clear(matrix, row);
     __syncwarp();
-    entries.Write(held, places, matrix, step);
+    entries.Write(held, row, two_runs, matrix, places);
     ring.Filled();
     ring.Next(Shape::kTeams);
     step += Shape::kTeams;
@@ -597,6 +667,9 @@ __device__ __forceinline__ bool WriteStages(const SpmmProblem& p, const ResultTi
   entries.LoadStarts(held[0]);
   entries.BringFirstNearer(held[0]);
   entries.Load(held[0], held[1]);
+  if (!kTransposed && end - step > 2 * Shape::kTeams) {
+    entries.PutLongRowsFirst(tile.first_step, end);  // while entries are loaded
+  }
   WaitForKernelBefore();  // it writes planes of x
 #pragma unroll 1
   while (step < end) {
@@ -607,23 +680,24 @@ __device__ __forceinline__ bool WriteStages(const SpmmProblem& p, const ResultTi
   return entries.IsOrdered();
 }
 
-// Multiplies what is in a warpgroup's stages of so many.
+// Multiplies what is in so many stages, each warpgroup over its part of the inner places: had each
+// of them every other stage, they would be full for twice as long, and who is late with one would
+// be waited for.
 template <typename Product, typename Shape>
 __device__ __forceinline__ void MultiplyStages(int steps, int group, TileRing<Shape>& ring,
                                                Product& product) {
+  constexpr int kInner = kSpmmTensorInner / kGroups;
+  using OfRows = typename Shape::TileA::OfRows;
+  using PlaneX = typename Shape::PlaneX;
+  const int first = group * kInner;
   for (int step = 0; step < steps; ++step, ring.Next()) {
-    // Of the other one's stages, too: who left phases out could take a later one for its own.
     ring.WaitUntilFull();
-    if (step % kGroups == group) {
-      const uint32_t stage = ring.Stage();
-      using OfRows = typename Shape::TileA::OfRows;
-      if constexpr (Shape::kSplits) {
-        product.template Add<OfRows::kPitch, kSpmmTensorInner, typename Shape::PlaneX, true>(
-            stage + Shape::kXBytes, stage);
-      } else {
-        product.template AddPlanes<OfRows, kSpmmTensorInner, typename Shape::PlaneX, true>(
-            &SharedAt<unsigned char>(stage + Shape::kXBytes), stage);
-      }
+    const uint32_t x = ring.Stage(), matrix = x + Shape::kXBytes;
+    if constexpr (Shape::kSplits) {
+      product.template Add<OfRows::kPitch, kInner, PlaneX, true>(matrix, x, first);
+    } else {
+      product.template AddPlanes<OfRows, kInner, PlaneX, true>(&SharedAt<unsigned char>(matrix), x,
+                                                               first);
     }
     ring.Emptied();
   }

@@ -180,34 +180,69 @@ __device__ __forceinline__ void AddShare(const M& m, const RowShare& s, int nse,
   }
 }
 
-// Deals a block's groups to its rows by their lengths: lane r % kRows knows row r, a group gets
-// what is its own. A group without a share has an empty row.
-template <int kGroups, int kRows, int kCount>
-__device__ __forceinline__ RowShare Deal(const RowShare& of_lane, int group) {
-  const auto divide = [](int a, int b) { return (a + b - 1) / b; };  // rounded up
-  const int r = static_cast<int>(threadIdx.x) % kRows;
-  const int length = of_lane.end - FirstRun(of_lane.begin);
-  // So many that a warp's sum of them fits, whatever offsets are; no others are shared out.
-  constexpr int kMost = 1 << 25;
-  const int all = length > kCount ? divide(length, kCount) : 1, chunks = all < kMost ? all : kMost;
-  // With at most so many chunks for each group, rows never take more groups than there are.
-  const int most = divide(SumOverLanes(chunks, kRows), kGroups - kRows + 1);
-  const int shares = divide(chunks, most);
-  int behind = shares;  // the first group behind the row's
+// How a block's groups are dealt to its rows by their lengths: lane r % kRows knows row r.
+struct Dealing {
+  RowShare of_lane;  // all of the lane's row
+  int behind;        // the first group behind those of the row
+
+  // If kAll, rows without entries get a group, too.
+  template <int kGroups, int kRows, int kCount, bool kAll>
+  __device__ __forceinline__ static Dealing Of(const RowShare& row) {
+    const auto divide = [](int a, int b) { return (a + b - 1) / b; };  // rounded up
+    const int length = row.end > row.begin ? row.end - FirstRun(row.begin) : 0;
+    // So many that a warp's sum of them fits, whatever offsets are; no others are shared out.
+    constexpr int kMost = 1 << 25;
+    const int all = kAll && length <= kCount ? 1 : divide(length, kCount);
+    const int chunks = all < kMost ? all : kMost;
+    // With at most so many chunks for each group, rows never take more groups than there are.
+    const int rows = kAll ? kRows : SumOverLanes(chunks > 0 ? 1 : 0, kRows);
+    const int most = divide(SumOverLanes(chunks, kRows), kGroups - rows + 1);
+    Dealing dealing{row, 0};
+    dealing.of_lane.shares = chunks > 0 ? divide(chunks, most) : 0;
+    dealing.behind = dealing.of_lane.shares;
 #pragma unroll
-  for (int distance = 1; distance < kRows; distance *= 2) {
-    const int before = __shfl_up_sync(kAllLanes, behind, distance);
-    if (r >= distance) behind += before;
+    for (int distance = 1; distance < kRows; distance *= 2) {
+      const int before = __shfl_up_sync(kAllLanes, dealing.behind, distance);
+      if (static_cast<int>(threadIdx.x) % kRows >= distance) dealing.behind += before;
+    }
+    return dealing;
   }
-  int mine = 0;
+
+  // What is a group's own; without a share it has an empty row.
+  template <int kRows>
+  __device__ __forceinline__ RowShare ShareOf(int group) const {
+    int mine = 0;
 #pragma unroll
-  for (int k = 0; k + 1 < kRows; ++k) mine += __shfl_sync(kAllLanes, behind, k) <= group;
-  const auto of_mine = [&](int x) { return __shfl_sync(kAllLanes, x, mine); };
-  RowShare dealt{of_mine(of_lane.row), of_mine(of_lane.begin), of_mine(of_lane.end),
-                 group - of_mine(behind - shares), of_mine(shares)};
-  if (dealt.share >= dealt.shares) dealt.end = dealt.begin;
-  return dealt;
-}
+    for (int k = 0; k + 1 < kRows; ++k) mine += __shfl_sync(kAllLanes, behind, k) <= group;
+    const auto of_mine = [&](int x) { return __shfl_sync(kAllLanes, x, mine); };
+    RowShare dealt{of_mine(of_lane.row), of_mine(of_lane.begin), of_mine(of_lane.end),
+                   group - of_mine(behind - of_lane.shares), of_mine(of_lane.shares)};
+    if (dealt.share >= dealt.shares) dealt.begin = dealt.end = 0;
+    return dealt;
+  }
+};
+
+// Where rows get one group each: of a long row it adds so many entries, and what is left is dealt
+// to all groups of the block.
+template <int kRows, int kCount>
+struct LongRows {
+  RowShare of_lane;
+  int first_left;  // entry of the lane's row
+
+  __device__ __forceinline__ LongRows(const RowShare& row, int most) : of_lane(row) {
+    const int behind = FirstRun(row.begin) + (most / kCount + 1) * kCount;
+    first_left = behind < row.end ? behind : row.end;
+  }
+  __device__ __forceinline__ RowShare Own(int group) const {
+    const auto of_row = [&](int x) { return __shfl_sync(kAllLanes, x, group % kRows); };
+    return {of_row(of_lane.row), of_row(of_lane.begin), of_row(first_left), 0, 1};
+  }
+  __device__ __forceinline__ Dealing Left() const {
+    RowShare left = of_lane;
+    left.begin = first_left;
+    return Dealing::Of<kRows, kRows, kCount, false>(left);
+  }
+};
 
 template <typename T, typename Out, typename Index, int kVector, int kLanes, int kRows, int kAtOnce,
           bool kPermuted, SpmmTechnique kWithout, bool kBatched>
@@ -222,6 +257,9 @@ __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
   constexpr int kShares = kGroups / kRows;
   static_assert(kShares >= 1 && kShares * kRows == kGroups);
   constexpr bool kDealt = kShares > 1 && kRows <= kWarp;  // more rows get as many groups each
+  // Groups may help others: then there are parts of rows, too.
+  constexpr bool kMayHelp =
+      kShares == 1 && kRows <= kWarp && kOrdered && kWithout != SpmmTechnique::kSharing;
   extern __shared__ __align__(64) unsigned char spmm_parts[];
   auto* parts = reinterpret_cast<Packet<Acc, kVector>*>(spmm_parts);
 
@@ -236,19 +274,42 @@ __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
     const uint32_t at = block % down;
     const uint32_t tile = kBatched ? block / down % tiles : block / down;
     const Matrices<T, Out, Index> m(p, kBatched ? block / down / tiles : 0);
-    // Neighbours of the order are of about one length. Rows to which groups are dealt come from all
-    // over it, there and back, so that every block has about as much to do.
-    uint32_t place = at * kRows + group / kShares;
-    if constexpr (kDealt) {
+    const auto row_at = [&](uint32_t place) {
+      const bool exists = place < rows;
+      const int row = !exists ? 0 : kOrdered ? m.row_order[place] : static_cast<int>(place);
+      const int nse = exists ? static_cast<int>(p.pattern.nse) : 0;
+      return RowShare{exists ? row : -1, Clamp(m.row_offsets[row], 0, nse),
+                      Clamp(m.row_offsets[row + 1], 0, nse), group % kShares, kShares};
+    };
+    // From all over the order, there and back, so that every block has about as much to do.
+    const auto row_of_lane = [&] {
       const uint32_t r = threadIdx.x % kRows;
-      place = r * down + (r % 2 == 0 ? at : down - 1 - at);
+      return row_at(r * down + (r % 2 == 0 ? at : down - 1 - at));
+    };
+    RowShare share;
+    bool helps = false;
+    if constexpr (kDealt) {
+      share =
+          Dealing::Of<kGroups, kRows, kAtOnce, true>(row_of_lane()).template ShareOf<kRows>(group);
+    } else {
+      share = row_at(at * kRows + group / kShares);  // neighbours are of about one length
     }
-    const bool exists = place < rows;
-    const int row = !exists ? 0 : kOrdered ? m.row_order[place] : static_cast<int>(place);
-    const RowBounds bounds(m.row_offsets, row, exists ? p.pattern.nse : 0);
-    RowShare share{exists ? row : -1, static_cast<int>(bounds.begin), static_cast<int>(bounds.end),
-                   group % kShares, kShares};
-    if constexpr (kDealt) share = Deal<kGroups, kRows, kAtOnce>(share, group);
+    [[maybe_unused]] RowShare own;  // if the group helps first
+    [[maybe_unused]] int helpers, first_helper;
+    if constexpr (kMayHelp) {
+      const int longest = m.row_order[0];
+      const int begin = m.row_offsets[longest], end = m.row_offsets[longest + 1];
+      helps = static_cast<uint32_t>(end) - static_cast<uint32_t>(begin) >= p.long_row;
+      if (helps) {
+        const uint32_t mean = static_cast<uint32_t>(p.pattern.nse) / rows;
+        const LongRows<kRows, kAtOnce> long_rows(row_of_lane(), static_cast<int>(mean + mean / 4));
+        const Dealing left = long_rows.Left();
+        own = long_rows.Own(group);
+        share = left.template ShareOf<kRows>(group);
+        helpers = __shfl_sync(kAllLanes, left.of_lane.shares, group);
+        first_helper = __shfl_sync(kAllLanes, left.behind, group) - helpers;
+      }
+    }
     const int64_t column = (static_cast<int64_t>(tile) * kLanes + lane) * kVector;
     // Lanes behind the last column read the first ones, and write nothing.
     const T* x = m.x + (column < p.n ? column : 0);
@@ -261,10 +322,30 @@ __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
       AddShare<kWide, Chunk, kUnrolledRest>(m, share, static_cast<int>(p.pattern.nse), x, row_bytes,
                                             sums.elements);
     };
-    if (wide) {
-      add.template operator()<true>();
-    } else {
-      add.template operator()<false>();
+#pragma unroll 1
+    for (;; helps = false) {
+      if (wide) {
+        add.template operator()<true>();
+      } else {
+        add.template operator()<false>();
+      }
+      if (!kMayHelp || !helps) break;
+      if constexpr (kMayHelp) {
+        // Column by column: L1 has the more room.
+        auto* of_column = reinterpret_cast<Acc*>(spmm_parts);
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+          __syncthreads();  // the last parts have been read
+          of_column[threadIdx.x] = sums.elements[c];
+          __syncthreads();
+          sums.elements[c] = 0;
+#pragma unroll 1
+          for (int g = first_helper; g < first_helper + helpers; ++g) {
+            sums.elements[c] += of_column[g * kLanes + lane];
+          }
+        }
+        share = own;
+      }
     }
     if constexpr (kShares > 1) {
       __syncthreads();  // the last rows' parts have been read

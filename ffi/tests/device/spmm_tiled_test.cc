@@ -15,7 +15,8 @@ template <typename T, typename Out, typename Index, int kVector, int kLanes, int
 void Test(const SpmmSize& size, SpmmOptions options) {
   options.permuted = kPermuted;
   SpmmTest<T, Out, Index> test(size, options);
-  const SpmmProblem p = test.Problem();
+  SpmmProblem p = test.Problem();
+  p.long_row = 100;
   const auto run = [&]<bool kBatched>() {
     SpmmTiled<T, Out, Index, kVector, kLanes, kRows, kAtOnce, kPermuted, kWithout, kBatched>(p);
   };
@@ -42,8 +43,8 @@ void TestSizes() {
   constexpr int64_t kTile = kVector * kLanes;
   for (const SpmmSize& size :
        {SpmmSize{1, 1, kVector, 1.0}, SpmmSize{70, 130, kTile + kVector, 0.3},
-        SpmmSize{37, 700, kTile, 0.02, 0.9}, SpmmSize{13, 0, kTile, 0.5},
-        SpmmSize{3, 300, kTile, 0.1, 0.97}}) {
+        SpmmSize{37, 700, kTile, 0.02, 0.9}, SpmmSize{64, 360, kTile, 0.02, 0.9},
+        SpmmSize{13, 0, kTile, 0.5}, SpmmSize{3, 300, kTile, 0.1, 0.97}}) {
     plain(size, {.preactivation = true});
     permuted(size, {.bias = true, .activation = Activation::kGelu});
   }
@@ -72,7 +73,8 @@ void TestSizes() {
 
 int main() {
   using namespace jaxsparse;
-  // A row for each group; groups dealt to rows; all to one; more rows than lanes of a warp.
+  // A row for each group, which may help another one; groups dealt to rows; all to one; more rows
+  // than lanes of a warp.
   TestSizes<float, float, 4, 32, 8, 4>();
   TestSizes<float, float, 4, 32, 2, 8>();
   TestSizes<float, float, 4, 16, 1, 8>();
@@ -81,6 +83,7 @@ int main() {
   TestSizes<float, float, 1, 4, 32, 8>();
   TestSizes<bfloat16, bfloat16, 8, 8, 16, 4>();
   TestSizes<float16, float, 2, 32, 2, 4>();
+  TestSizes<float16, float16, 2, 8, 32, 8>();
   TestSizes<double, double, 2, 2, 32, 4>();
   std::puts("all results agree");
 }
