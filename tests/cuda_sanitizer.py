@@ -36,12 +36,9 @@ def main() -> None:
 
     for dtype in (jnp.float32, jnp.bfloat16):
         results = [*products(rng, dtype, topology, 19), *products(rng, dtype, large, 40)]
-        a = CSR(jnp.asarray(rng.standard_normal(700), dtype), topology)
-        for variant in backend.OPERATIONS["sparse_softmax"]["variants"]["cuda"]:
-            results.append(sparse_softmax(a, variant=variant).values)
-        results += jax.jvp(
-            lambda v: sparse_softmax(CSR(v, topology)).values, (a.values,), (a.values,)
-        )
+        results += softmaxes(rng, dtype, topology)
+        results += softmaxes(rng, dtype, Topology.from_mask(rng.random((5, 3000)) < 0.6))
+        results += long_rows(rng, dtype)
         results += scans(rng, dtype, "_barrier" if barriers else "")
         for result in results:
             assert np.isfinite(np.asarray(result, np.float32)).all()
@@ -67,6 +64,26 @@ def products(rng, dtype, topology, n):
             options = {"transpose": transpose, "dense_on_left": left, "variant": variant}
             results.append(matmul.product("spmm", a, operand, **options))
     return results
+
+
+def long_rows(rng, dtype):
+    """A product in which others help with long rows."""
+    mask = rng.random((600, 700)) < np.where(np.arange(600)[:, None] % 97 == 5, 0.9, 0.01)
+    a = CSR.fromdense(jnp.asarray(mask * rng.standard_normal(mask.shape), dtype))
+    x = jnp.asarray(rng.standard_normal((700, 2048)), dtype)
+    return [matmul.product("spmm", a, x, variant="tiled_rows")]
+
+
+def softmaxes(rng, dtype, topology):
+    """By every variant, and the derivative."""
+    values = jnp.asarray(rng.standard_normal(topology.nse), dtype)
+
+    def softmax(values, variant=None):
+        return sparse_softmax(CSR(values, topology), variant=variant).values
+
+    variants = backend.OPERATIONS["sparse_softmax"]["variants"]["cuda"]
+    results = [softmax(values, variant) for variant in variants]
+    return [*results, *jax.jvp(softmax, (values,), (values,))]
 
 
 def scans(rng, dtype, suffix):

@@ -107,6 +107,25 @@ def test_many_tiles(implementation, variant, left, dtype, m, k, n, transpose):
     assert_close(out.T if left else out, dense @ x64, dtype, np.abs(dense) @ np.abs(x64))
 
 
+@pytest.mark.parametrize("transpose", [False, True], ids=["A", "AT"])
+@pytest.mark.parametrize(
+    "implementation, variant, left, dtype", [case for case in TYPED_CASES if not case[2]]
+)
+def test_few_long_rows(implementation, variant, left, dtype, transpose):
+    """More rows than there are groups for: on a GPU others help with those that are long."""
+    rng = np.random.default_rng(9)
+    mask = rng.random((600, 700)) < np.where(np.arange(600)[:, None] % 97 == 5, 0.9, 0.01)
+    topology = Topology.from_mask(mask.T if transpose else mask)
+    with jax.enable_x64(True):
+        values = values_for(topology, DTYPES[dtype], rng)
+        x = draw(rng, (700, 2048), DTYPES[dtype])
+        options = (("implementation", implementation), ("variant", variant))
+        out = product(CSR(values, topology), x, None, transpose, left, options)
+    dense, x64 = to_dense(values, topology), np.asarray(x, np.float64)
+    dense = dense.T if transpose else dense
+    assert_close(out, dense @ x64, dtype, np.abs(dense) @ np.abs(x64))
+
+
 @pytest.mark.parametrize("activation", [None, "relu", "gelu"])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("implementation, variant, left, dtype", TYPED_CASES)

@@ -44,11 +44,28 @@ def random_values(topology, dtype, seed, scale=3.0):
     return jnp.asarray(values, dtype)
 
 
+def rows_of_lengths(*lengths):
+    """Random columns of a matrix with room for them, and padding."""
+    rng, k = np.random.default_rng(0), max(lengths) + 1
+    rows = [np.sort(rng.choice(k, length, replace=False)) for length in lengths]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    columns = np.concatenate([*rows, np.zeros(7)]).astype(np.int32)
+    return Topology(offsets, columns, (len(lengths), k)), None
+
+
+# Rows that are longer than a warp keeps, in float32 or in 16 bits, or than a block does.
+LONG_ROWS = {
+    "long_rows": lambda: rows_of_lengths(1100, 0, 1501, 800, 1, 2047),
+    "longer_rows": lambda: rows_of_lengths(2900, 3000, 7, 2501, 4090),
+    "longest_rows": lambda: rows_of_lengths(9001, 3, 600, 0, 450, 700),
+}
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("implementation, variant", cases("sparse_softmax"))
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", [*PROBLEMS, *LONG_ROWS])
 def test_softmax(name, implementation, variant, dtype):
-    topology, _ = PROBLEMS[name]()
+    topology, _ = (PROBLEMS | LONG_ROWS)[name]()
     with jax.enable_x64(True):
         values = random_values(topology, DTYPES[dtype], 0)
         out = softmax(CSR(values, topology), 0.7, implementation, variant)

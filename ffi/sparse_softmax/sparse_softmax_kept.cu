@@ -1,7 +1,7 @@
 // The softmax over stored entries and its derivative with rows kept in registers: a group of lanes
-// owns a row, reads it once by wide loads, and writes it once. Rows that find no room there, that
-// reach to the end of their array, or whose arrays are not aligned are read again for each pass, by
-// a warp.
+// of a warp, or a block where rows are longer than that, owns a row, reads it once by wide loads,
+// and writes it once. Rows that find no room there, that reach to the end of their array, or whose
+// arrays are not aligned are read again for each pass, by a warp.
 //
 // Floor: values in and out once, 2 or 3 times nse elements; one exponential for each entry, where
 // the generic kernel takes two.
@@ -76,10 +76,46 @@ class KeptEntries {
   int place_, begin_, end_;
 };
 
-// All lanes of a warp call these, those of groups without a row with empty bounds.
+// What the lanes that own a row have together, in a fixed order.
+template <typename Acc, int kLanes>
+class LanesOfRow {
+  static constexpr int kWarps = (kLanes + kWarp - 1) / kWarp;
+  Acc (&parts_)[2][kWarps];  // warps', for one time and the next
+  int turn_ = 0;
+
+ public:
+  __device__ __forceinline__ explicit LanesOfRow(Acc (&parts)[2][kWarps]) : parts_(parts) {}
+
+  __device__ __forceinline__ Acc Max(Acc x) {
+    const auto greater = [](Acc a, Acc b) { return b > a ? b : a; };
+    return OfWarps(MaxOverLanes(x, kLanes < kWarp ? kLanes : kWarp), greater);
+  }
+  __device__ __forceinline__ Acc Sum(Acc x) {
+    const auto sum = [](Acc a, Acc b) { return a + b; };
+    return OfWarps(SumOverLanes(x, kLanes < kWarp ? kLanes : kWarp), sum);
+  }
+
+ private:
+  template <typename Function>
+  __device__ __forceinline__ Acc OfWarps(Acc x, Function function) {
+    if constexpr (kWarps == 1) return x;
+    Acc* parts = parts_[turn_];
+    turn_ ^= 1;  // parts of the last time may still be read
+    if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = x;
+    __syncthreads();
+    Acc all = parts[0];
+#pragma unroll
+    for (int warp = 1; warp < kWarps; ++warp) all = function(all, parts[warp]);
+    return all;
+  }
+};
+
+// All lanes of a warp call these, those of groups without a row with empty bounds; or all threads
+// of a block.
 template <int kLanes, int kRuns, typename T>
 __device__ __forceinline__ void KeptForwardRow(const T* values, T* out, RowBounds bounds, int lane,
-                                               Accumulator<T> scale) {
+                                               Accumulator<T> scale,
+                                               LanesOfRow<Accumulator<T>, kLanes>& lanes) {
   using Acc = Accumulator<T>;
   using Entries = KeptEntries<T, kLanes, kRuns>;
   const Entries entries(bounds, lane);
@@ -92,7 +128,7 @@ __device__ __forceinline__ void KeptForwardRow(const T* values, T* out, RowBound
       max = x[r][e] > max ? x[r][e] : max;  // a NaN is skipped here and reaches the sum below
     }
   }
-  max = MaxOverLanes(max, kLanes);
+  max = lanes.Max(max);
 #pragma unroll
   for (int r = 0; r < kRuns; ++r) {
 #pragma unroll
@@ -101,7 +137,7 @@ __device__ __forceinline__ void KeptForwardRow(const T* values, T* out, RowBound
       sum += x[r][e];
     }
   }
-  const Acc factor = Acc(1) / SumOverLanes(sum, kLanes);  // a division for each would take longer
+  const Acc factor = Acc(1) / lanes.Sum(sum);  // a division for each would take longer
 #pragma unroll
   for (int r = 0; r < kRuns; ++r) {
 #pragma unroll
@@ -112,7 +148,8 @@ __device__ __forceinline__ void KeptForwardRow(const T* values, T* out, RowBound
 
 template <int kLanes, int kRuns, typename T>
 __device__ __forceinline__ void KeptBackwardRow(const T* y, const T* tangent, T* out,
-                                                RowBounds bounds, int lane, Accumulator<T> scale) {
+                                                RowBounds bounds, int lane, Accumulator<T> scale,
+                                                LanesOfRow<Accumulator<T>, kLanes>& lanes) {
   using Acc = Accumulator<T>;
   using Entries = KeptEntries<T, kLanes, kRuns>;
   const Entries entries(bounds, lane);
@@ -124,7 +161,7 @@ __device__ __forceinline__ void KeptBackwardRow(const T* y, const T* tangent, T*
 #pragma unroll
     for (int e = 0; e < Entries::kCount; ++e) sum += of_y[r][e] * t[r][e];
   }
-  sum = SumOverLanes(sum, kLanes);
+  sum = lanes.Sum(sum);
 #pragma unroll
   for (int r = 0; r < kRuns; ++r) {
 #pragma unroll
@@ -137,22 +174,26 @@ template <typename T, bool kBackward, int kLanes, int kRuns>
 __global__ void __launch_bounds__(kSoftmaxThreads)
     SparseSoftmaxKept(const __grid_constant__ SparseSoftmaxProblem p) {
   using Entries = KeptEntries<T, kLanes, kRuns>;
-  constexpr int kGroups = kWarp / kLanes;
+  // Of owners, which are warps or blocks.
+  constexpr int kThreads = kLanes < kWarp ? kWarp : kLanes, kGroups = kThreads / kLanes;
+  constexpr int kOfBlock = kSoftmaxThreads / kThreads;
+  static_assert(kOfBlock * kThreads == kSoftmaxThreads && (kThreads == kWarp || kOfBlock == 1));
   const int64_t rows = p.pattern.rows, nse = p.pattern.nse;
-  const int64_t of_entry = rows > 0 ? CeilDivide(rows, kGroups) : 1;  // warps
-  const int64_t warps = static_cast<int64_t>(gridDim.x) * (kSoftmaxThreads / kWarp);
-  const int64_t warp =
-      static_cast<int64_t>(blockIdx.x) * (kSoftmaxThreads / kWarp) + threadIdx.x / kWarp;
-  const int lane = threadIdx.x % kLanes, group = threadIdx.x % kWarp / kLanes;
+  const int64_t of_entry = rows > 0 ? CeilDivide(rows, kGroups) : 1;
+  const int64_t owners = static_cast<int64_t>(gridDim.x) * kOfBlock;
+  const int64_t own = static_cast<int64_t>(blockIdx.x) * kOfBlock + threadIdx.x / kThreads;
+  const int lane = threadIdx.x % kLanes, group = threadIdx.x % kThreads / kLanes;
+  __shared__ Accumulator<T> parts[2][kThreads / kWarp];
+  LanesOfRow<Accumulator<T>, kLanes> lanes(parts);
   const Accumulator<T> scale = static_cast<Accumulator<T>>(p.scale);
-  for (int64_t unit = warp; unit < p.batch.count * of_entry; unit += warps) {
+  for (int64_t unit = own; unit < p.batch.count * of_entry; unit += owners) {
     const int64_t entry = unit / of_entry, place = unit % of_entry * kGroups + group;
     const int32_t* row_offsets = p.pattern.row_offsets.At<const int32_t>(p.batch, entry);
     const int32_t* order = p.pattern.row_order.At<const int32_t>(p.batch, entry);
     const T* values = p.values.At<const T>(p.batch, entry);
     const T* tangent = kBackward ? p.tangent.At<const T>(p.batch, entry) : nullptr;
     T* out = p.out.At<T>(p.batch, entry);
-    if (unit % of_entry == of_entry - 1) {
+    if (unit % of_entry == of_entry - 1 && threadIdx.x % kThreads < kWarp) {
       ClearPadding(out, row_offsets, rows, nse);
       __syncwarp();
     }
@@ -177,11 +218,11 @@ __global__ void __launch_bounds__(kSoftmaxThreads)
       __syncwarp();
     }
     if (!kept) bounds.begin = bounds.end = 0;
-    if (!__any_sync(kAllLanes, bounds.begin < bounds.end)) continue;
+    if (!__any_sync(kAllLanes, bounds.begin < bounds.end)) continue;  // in all of a block's warps
     if constexpr (kBackward) {
-      KeptBackwardRow<kLanes, kRuns>(values, tangent, out, bounds, lane, scale);
+      KeptBackwardRow<kLanes, kRuns>(values, tangent, out, bounds, lane, scale, lanes);
     } else {
-      KeptForwardRow<kLanes, kRuns>(values, out, bounds, lane, scale);
+      KeptForwardRow<kLanes, kRuns>(values, out, bounds, lane, scale, lanes);
     }
   }
 }
