@@ -17,6 +17,7 @@ from jaxsparse import backend
 COMPACT_COLUMNS = 2**16  # below this an index fits 16 bits
 TILE = 64  # rows and columns of a tile on tensor cores: kTileSize in ffi/common/types.h
 _MOST_STARTS = 2**30  # places of which fit 32 bits
+NO_STARTS = (1,)  # none would be an array of size 0, which JAX 0.11 can not compile in a shard_map
 
 
 class Pattern(NamedTuple):
@@ -47,13 +48,13 @@ class Pattern(NamedTuple):
 
 
 def tile_starts_shape(shape: tuple[int, int], nse: int) -> tuple[int, ...]:
-    """(tiles down, tiles across + 1, TILE), or (0,) where that is more than two for each entry.
+    """(tiles down, tiles across + 1, TILE), or NO_STARTS where there'd be over two for each entry.
 
     Those are matrices that are too sparse or too narrow for tensor cores.
     """
     m, k = shape
     sizes = (-(-m // TILE), -(-k // TILE) + 1, TILE)
-    return sizes if 0 < math.prod(sizes) <= min(2 * nse, _MOST_STARTS) else (0,)
+    return sizes if 0 < math.prod(sizes) <= min(2 * nse, _MOST_STARTS) else NO_STARTS
 
 
 def checks_enabled() -> bool:

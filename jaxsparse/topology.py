@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxsparse import display, masks
 from jaxsparse.pattern import (
+    NO_STARTS,
     Pattern,
     checked,
     checks_enabled,
@@ -62,7 +63,7 @@ class Topology:
     pattern: Pattern
     transposed_pattern: Pattern
     permutation: jax.Array  # entry e of the transposed pattern is entry permutation[e] of this one
-    tile_starts: jax.Array  # of pattern.tile_starts, or (..., 0)
+    tile_starts: jax.Array  # of pattern.tile_starts, or (..., 1)
     shape: tuple[int, int]
     scan_layout: Any  # what recurrent.pack makes of the pattern, or None
 
@@ -250,7 +251,7 @@ class Topology:
                 checked(*transposed, self.permutation, columns=m),
                 *transposed[1:],
             )
-            starts = starts[..., :0]
+            starts = jnp.zeros_like(starts, shape=(*starts.shape[:-1], *NO_STARTS))
         return (*rows, *transposed, self.permutation, starts)
 
     def verify(self) -> Topology:

@@ -112,7 +112,7 @@ def tile_starts(offsets, columns, shape):
     """
     down, across = -(-shape[0] // 64), -(-shape[1] // 64)
     if down * (across + 1) * 64 > 2 * len(columns):
-        return np.zeros(0, np.int32)
+        return np.zeros(1, np.int32)
     starts = np.zeros((down, across + 1, 64), np.int32)
     for row, (begin, end) in enumerate(itertools.pairwise(offsets)):
         stored = columns[begin:end]
@@ -149,7 +149,7 @@ def test_tile_starts_of_rows_that_do_not_rise():
 
 
 def test_no_tile_starts_where_there_are_fewer_entries():
-    for entries, starts in (63, 0), (64, 128):
+    for entries, starts in (63, 1), (64, 128):
         topology = Topology(np.arange(65).clip(0, entries), np.zeros(entries, int), (64, 1))
         assert topology.tile_starts.shape == (starts,)
         jitted = CONSTRUCTORS["jit"](topology.row_offsets, topology.column_indices, (64, 1))
@@ -160,7 +160,7 @@ def test_checks_leave_tile_starts_to_kernels(monkeypatch):
     topology = Topology(*pattern(64, 64))
     assert topology.operands()[-1] is topology.tile_starts
     monkeypatch.setenv("JAXSPARSE_CHECK", "1")
-    assert topology.operands()[-1].shape == (0,) != topology.tile_starts.shape
+    assert topology.operands()[-1].shape == (1,) != topology.tile_starts.shape
 
 
 @pytest.mark.parametrize("name", PATTERNS)

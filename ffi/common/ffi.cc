@@ -212,7 +212,8 @@ Pattern CallParser::OperandStored(size_t index, int64_t columns) {
 }
 
 Array CallParser::OperandTileStarts(size_t index, const Pattern& pattern) {
-  if (Size(index, 0) == 0) return {};
+  constexpr int64_t kNone = 1;  // as NO_STARTS in jaxsparse/pattern.py
+  if (Size(index, 0) == kNone) return {};
   if (OperandBuffer(index).element_type() != ffi::S32) Fail("tile_starts must be int32");
   const TileStarts starts(pattern.rows, pattern.columns);
   return Operand(index, "tile_starts", {starts.At(1, 0)});

@@ -59,7 +59,7 @@ class CallParser {
   Workspace ResultWorkspace(size_t index);
   // Operands `index` on: row_offsets, column_indices.
   Pattern OperandStored(size_t index, int64_t columns);
-  // Operand `index`: where the entries of the pattern's tiles begin, if it is not empty.
+  // Operand `index`: where the entries of the pattern's tiles begin, if it says so.
   Array OperandTileStarts(size_t index, const Pattern& pattern);
   // row_offsets, column_indices, row_order, and permutation where it is `permuted`.
   Pattern OperandPattern(size_t index, int64_t columns, bool permuted);

@@ -24,16 +24,23 @@ struct Keeping {
   int runs = 1;
 };
 
-// Room for rows of twice the mean length, by few lanes as long as they have few packets; by all of
-// a block where those of a warp have too many.
+// Room for rows of twice the mean length, by few lanes as long as they have few packets. Where
+// those of a warp have no room for rows somewhat longer than the mean, by as few of a block as
+// have.
 Keeping KeepingOf(const SparseSoftmaxProblem& p) {
-  constexpr int kFewRuns = 2, kMostRuns = 8;
+  constexpr int kFewRuns = 2, kMostRuns = 8, kMostLanes = 256;
   const int64_t packet = 16 / SizeOf(p.dtype);
-  const int64_t packets = CeilDivide(2 * p.pattern.nse, (p.pattern.rows + 1) * packet) + 1;
+  const auto packets_of = [&](int64_t quarters) {  // of the mean length
+    return CeilDivide(quarters * p.pattern.nse, 4 * (p.pattern.rows + 1) * packet) + 1;
+  };
   Keeping keeping;
-  while (keeping.lanes < kWarp && keeping.lanes * kFewRuns < packets) keeping.lanes *= 2;
-  if (keeping.lanes * kMostRuns < packets) keeping.lanes = kSoftmaxThreads;
-  while (keeping.runs < kMostRuns && keeping.lanes * keeping.runs < packets) keeping.runs *= 2;
+  while (keeping.lanes < kWarp && keeping.lanes * kFewRuns < packets_of(8)) keeping.lanes *= 2;
+  while (keeping.lanes < kMostLanes && keeping.lanes * kMostRuns < packets_of(5)) {
+    keeping.lanes *= 2;
+  }
+  while (keeping.runs < kMostRuns && keeping.lanes * keeping.runs < packets_of(8)) {
+    keeping.runs *= 2;
+  }
   return keeping;
 }
 
@@ -47,11 +54,12 @@ KernelSource Kept(const SparseSoftmaxProblem& p) {
 
 LaunchShape KeptShape(const SparseSoftmaxProblem& p) {
   if (p.pattern.nse == 0) return {0, kSoftmaxThreads};
-  const int lanes = KeepingOf(p).lanes, rows = lanes < kWarp ? kWarp / lanes : 1;  // of an owner
-  const int owners = kSoftmaxThreads / (lanes < kWarp ? kWarp : lanes);            // of a block
+  const int lanes = KeepingOf(p).lanes, threads = SoftmaxKeptThreads(lanes);
+  const int rows = lanes < kWarp ? kWarp / lanes : 1;            // of an owner
+  const int owners = threads / (lanes < kWarp ? kWarp : lanes);  // of a block
   const int64_t of_entry = CeilDivide(p.pattern.rows, rows);
   const int64_t all = p.batch.count * (of_entry > 0 ? of_entry : 1);  // one for padding alone
-  return {CeilDivide(all, owners), kSoftmaxThreads};
+  return {CeilDivide(all, owners), threads};
 }
 
 // Microseconds on an H200, fitted to 3 problems of float32: 0.1, 0.3 and 7 million entries. So rows

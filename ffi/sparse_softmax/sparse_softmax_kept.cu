@@ -171,13 +171,13 @@ __device__ __forceinline__ void KeptBackwardRow(const T* y, const T* tangent, T*
 }
 
 template <typename T, bool kBackward, int kLanes, int kRuns>
-__global__ void __launch_bounds__(kSoftmaxThreads)
+__global__ void __launch_bounds__(SoftmaxKeptThreads(kLanes))
     SparseSoftmaxKept(const __grid_constant__ SparseSoftmaxProblem p) {
   using Entries = KeptEntries<T, kLanes, kRuns>;
   // Of owners, which are warps or blocks.
   constexpr int kThreads = kLanes < kWarp ? kWarp : kLanes, kGroups = kThreads / kLanes;
-  constexpr int kOfBlock = kSoftmaxThreads / kThreads;
-  static_assert(kOfBlock * kThreads == kSoftmaxThreads && (kThreads == kWarp || kOfBlock == 1));
+  constexpr int kOfBlock = SoftmaxKeptThreads(kLanes) / kThreads;
+  static_assert(kThreads == kWarp || kOfBlock == 1);
   const int64_t rows = p.pattern.rows, nse = p.pattern.nse;
   const int64_t of_entry = rows > 0 ? CeilDivide(rows, kGroups) : 1;
   const int64_t owners = static_cast<int64_t>(gridDim.x) * kOfBlock;

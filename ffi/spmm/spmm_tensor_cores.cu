@@ -344,6 +344,7 @@ class EntriesOfRows {
     }
     const unsigned before = (1u << lane) - 1;
     unsigned placed[2] = {};
+    __syncwarp();  // the order so far has been read
     int count = 0;
 #pragma unroll
     for (const int least : kEntries) {

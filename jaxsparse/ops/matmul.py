@@ -36,7 +36,7 @@ from jaxsparse.ops.dense_product import (
     dense_spmm_pays,
     reason_for_dense_spmm,
 )
-from jaxsparse.pattern import TILE, row_indices
+from jaxsparse.pattern import NO_STARTS, TILE, row_indices
 from jaxsparse.primitive import (
     FfiCall,
     Instead,
@@ -416,7 +416,7 @@ def _preparation_bytes(
         return 0
     rows, columns = (x.shape[-1] - 1 for x in (offsets, transposed_offsets))
     size = math.prod(dense.shape[:-2]) * _padded(*shape) * 2 * _PLANES[dense.dtype.name]
-    if not given_starts.shape[-1]:
+    if given_starts.shape[-1:] == NO_STARTS:
         starts_of_entry = _tiles(rows) * (_tiles(columns) + 1) * TILE * 4
         size += math.prod(offsets.shape[:-1]) * starts_of_entry
     if product is not None:

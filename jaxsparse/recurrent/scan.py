@@ -14,7 +14,7 @@ from jaxsparse.codegen import printer
 from jaxsparse.csr import CSR
 from jaxsparse.device import has_gpu, present_device
 from jaxsparse.ops import arguments
-from jaxsparse.pattern import Pattern
+from jaxsparse.pattern import NO_STARTS, Pattern
 from jaxsparse.recurrent.cells import Cell
 from jaxsparse.recurrent.layout import (
     ScanLayout,
@@ -364,7 +364,7 @@ def _stacked_patterns(topologies: list[Topology]) -> list[Any]:
     nse = max(t.nse for t in topologies)
     # As many entries as there will be may have starts of tiles where these have none.
     alike = len({t.tile_starts.shape for t in topologies}) == 1
-    no_starts = jnp.zeros(0, jnp.int32)
+    no_starts = jnp.zeros(NO_STARTS, jnp.int32)
 
     def padded(t: Topology) -> tuple[Any, ...]:
         room = nse - t.nse
