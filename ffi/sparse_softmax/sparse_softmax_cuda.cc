@@ -30,15 +30,15 @@ struct Keeping {
 Keeping KeepingOf(const SparseSoftmaxProblem& p) {
   constexpr int kFewRuns = 2, kMostRuns = 8, kMostLanes = 256;
   const int64_t packet = 16 / SizeOf(p.dtype);
-  const auto packets_of = [&](int64_t quarters) {  // of the mean length
-    return CeilDivide(quarters * p.pattern.nse, 4 * (p.pattern.rows + 1) * packet) + 1;
+  const auto packets_of = [&](int64_t eighths) {  // of the mean length
+    return CeilDivide(eighths * p.pattern.nse, 8 * (p.pattern.rows + 1) * packet) + 1;
   };
   Keeping keeping;
-  while (keeping.lanes < kWarp && keeping.lanes * kFewRuns < packets_of(8)) keeping.lanes *= 2;
-  while (keeping.lanes < kMostLanes && keeping.lanes * kMostRuns < packets_of(5)) {
+  while (keeping.lanes < kWarp && keeping.lanes * kFewRuns < packets_of(16)) keeping.lanes *= 2;
+  while (keeping.lanes < kMostLanes && keeping.lanes * kMostRuns < packets_of(9)) {
     keeping.lanes *= 2;
   }
-  while (keeping.runs < kMostRuns && keeping.lanes * keeping.runs < packets_of(8)) {
+  while (keeping.runs < kMostRuns && keeping.lanes * keeping.runs < packets_of(16)) {
     keeping.runs *= 2;
   }
   return keeping;
