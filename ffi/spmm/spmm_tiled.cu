@@ -2,7 +2,8 @@
 // Kernels for Deep Learning"). Lanes own kVector neighbouring columns each, so that an entry costs
 // one wide load of x; kLanes of them make a group, as wide as the tile, which adds kAtOnce entries
 // at a time. A block takes kRows rows and deals its groups to them by their lengths, so that a long
-// row is shared by many; they add up in a fixed order.
+// row is shared by many; they add up in a fixed order. Where each row has one group, since there
+// are more blocks than run at once, groups help with long ones first, if any is long enough.
 //
 // Floors: every entry reads kLanes * kVector elements of x from L1, 128 bytes a clock and
 // multiprocessor; from memory come the entries, x and the result, once each. A group waits for
