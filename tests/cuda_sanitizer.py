@@ -92,14 +92,14 @@ def scans(rng, dtype, suffix):
     """A dense and a sparse LSTM with their gradients, of odd size."""
     h, steps, batch = 37, 5, 3
     mask = rng.random((4 * h, h)) < 0.3
-    dense = jnp.asarray(mask * rng.standard_normal(mask.shape) / 4, dtype)
-    sparse = CSR.fromdense(dense)
+    dense = mask * rng.standard_normal(mask.shape) / 4
+    sparse = CSR(jnp.asarray(dense[mask], dtype), Topology.from_mask(mask))
     carry = (jnp.zeros((batch, h)), jnp.zeros((batch, h)))
     xs = jnp.asarray(rng.standard_normal((steps, batch, 4 * h)), dtype)
     results = []
     units = "fma" if dtype == jnp.float32 else "tensor_cores"
     for variant, weights, matrix in (
-        (f"dense_{units}", dense.T, lambda w: w),
+        (f"dense_{units}", jnp.asarray(dense.T, dtype), lambda w: w),
         (f"masked_{units}", sparse.values, lambda v: CSR(v, sparse.topology)),
         ("sparse_pairs", sparse.values, lambda v: CSR(v, sparse.topology)),
     ):
