@@ -37,7 +37,7 @@ def main() -> None:
     for dtype in (jnp.float32, jnp.bfloat16):
         results = [*products(rng, dtype, topology, 19), *products(rng, dtype, large, 40)]
         results += softmaxes(rng, dtype, topology)
-        results += softmaxes(rng, dtype, Topology.from_mask(rng.random((5, 3000)) < 0.6))
+        results += softmaxes(rng, dtype, Topology.from_mask(rng.random((5, 4000)) < 0.6))
         results += long_rows(rng, dtype)
         results += scans(rng, dtype, "_barrier" if barriers else "")
         for result in results:

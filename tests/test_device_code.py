@@ -110,7 +110,7 @@ def test_tensor_tiles_compile(dtype, columns, monkeypatch):
 
 
 # Lanes that own a row, packets that each keeps.
-@pytest.mark.parametrize("keeping", [(2, 2), (16, 2), (32, 8), (64, 8), (256, 4)])
+@pytest.mark.parametrize("keeping", [(2, 2), (16, 2), (32, 8), (64, 8), (256, 8)])
 def test_kept_rows_compile(keeping, monkeypatch):
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
     for backward in ("false", "true"):

@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(SoftmaxKeptThreads(kLanes))
   const int64_t owners = static_cast<int64_t>(gridDim.x) * kOfBlock;
   const int64_t own = static_cast<int64_t>(blockIdx.x) * kOfBlock + threadIdx.x / kThreads;
   const int lane = threadIdx.x % kLanes, group = threadIdx.x % kThreads / kLanes;
-  __shared__ Accumulator<T> parts[2][kThreads / kWarp];
+  static __shared__ Accumulator<T> parts[2][kThreads / kWarp];
   LanesOfRow<Accumulator<T>, kLanes> lanes(parts);
   const Accumulator<T> scale = static_cast<Accumulator<T>>(p.scale);
   for (int64_t unit = own; unit < p.batch.count * of_entry; unit += owners) {

@@ -39,7 +39,8 @@ void Test(int rows, int longest, int first, int padding) {
   p.values = Of(values, first);
   p.tangent = Of(tangent, first);
   p.out = Of(out, first);
-  emulated::Launch(3, kSoftmaxThreads, [&] { SparseSoftmaxKept<T, kBackward, kLanes, kRuns>(p); });
+  emulated::Launch(3, SoftmaxKeptThreads(kLanes),
+                   [&] { SparseSoftmaxKept<T, kBackward, kLanes, kRuns>(p); });
 
   const auto number = [&](const std::vector<T>& x, int i) -> double {
     return ToAccumulator(x[first + i]);
@@ -90,6 +91,12 @@ int main() {
       Test<bfloat16, 8, 2, false>(31, 150, first, padding);
       Test<float16, 16, 2, false>(9, 260, first, padding);
       Test<double, 2, 4, true>(9, 30, first, padding);
+      // Rows of a block.
+      Test<float, 64, 8, false>(7, 2200, first, padding);
+      Test<float, 128, 8, true>(8, 4300, first, padding);
+      Test<bfloat16, 256, 8, true>(4, 17000, first, padding);
+      Test<float16, 64, 8, false>(5, 4300, first, padding);
+      Test<double, 128, 8, false>(0, 0, first, padding);
     }
   }
   std::puts("all results agree");

@@ -22,7 +22,7 @@
 #define __grid_constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __shared__
+#define __shared__  // of what is static or extern, as blocks run one after another
 #define __align__(bytes) __attribute__((aligned(bytes)))
 
 namespace emulated {
