@@ -17,11 +17,11 @@ constexpr int kSpmmColumnsPerLane = 4;
 
 // Tile by tile of a row: threads of a block, and how many blocks a multiprocessor has registers
 // for, if so many bytes are a number. In shared memory threads leave sums of so many columns where
-// groups of them share a row.
+// groups of them share rows, or help each other.
 constexpr int kSpmmTiledThreads = 256;
 constexpr int SpmmTiledBlocks(int64_t number_bytes) { return number_bytes == 4 ? 4 : 3; }
-constexpr int64_t SpmmTiledBytes(int vector, int64_t number_bytes) {
-  return kSpmmTiledThreads * vector * (number_bytes < 4 ? 4 : number_bytes);
+constexpr int64_t SpmmTiledBytes(int columns, int64_t number_bytes) {
+  return kSpmmTiledThreads * columns * (number_bytes < 4 ? 4 : number_bytes);
 }
 
 // What the product tile by tile gains by; a variant does without one, to measure what it brings.
@@ -33,6 +33,11 @@ enum class SpmmTechnique : int {
   kUnrolledRest,  // what is left of a row is added at once, too
   kLateScaling,   // a column becomes a place in x where it is used, not when it is loaded
 };
+// Whether groups with a row each may help with long ones. The longest is the first in the order.
+constexpr bool SpmmGroupsMayHelp(SpmmTechnique without, int rows, int groups) {
+  return rows == groups && rows <= kWarp && without != SpmmTechnique::kOrder &&
+         without != SpmmTechnique::kSharing;
+}
 
 // On tensor cores: threads of each role in a block, one of which multiplies tiles, others write
 // those of the sparse matrix; tiles of so many rows and inner places, as many of x by so many

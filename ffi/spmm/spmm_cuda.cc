@@ -112,16 +112,19 @@ KernelSource TiledInstance(const SpmmProblem& p, const Tiling& tiling, SpmmTechn
 
 // Groups that share a row leave parts of it, those that may help another one with a long row parts
 // of one column.
-LaunchShape TiledShape(const SpmmProblem& p, const Tiling& tiling) {
-  const int columns = tiling.rows < GroupsOf(tiling) ? tiling.vector : tiling.rows <= kWarp ? 1 : 0;
+LaunchShape TiledShape(const SpmmProblem& p, const Tiling& tiling, SpmmTechnique without) {
+  const int groups = GroupsOf(tiling);
+  const int of_helped = SpmmGroupsMayHelp(without, tiling.rows, groups) ? 1 : 0;
+  const int columns = tiling.rows < groups ? tiling.vector : of_helped;
   return {TiledBlocks(p, tiling), kSpmmTiledThreads, SpmmTiledBytes(columns, SizeOf(p.dtype))};
 }
 
 // From where on one group would still add the longest row when all others are done with theirs, and
 // for longer than it takes to deal rows.
+template <SpmmTechnique kWithout>
 std::string CompleteTiled(SpmmProblem* p) {
   constexpr double kMuch = 4, kToDeal = 96, kMost = 1 << 30;
-  const double waves = static_cast<double>(TiledBlocks(*p, TilingOf(*p))) /
+  const double waves = static_cast<double>(TiledBlocks(*p, TilingWithout(kWithout, *p))) /
                        static_cast<double>(TiledBlocksAtOnce(*p));
   const double length = kMuch * MeanLength(*p) * (waves > 1 ? waves : 1) + kToDeal;
   p->long_row = static_cast<uint32_t>(length < kMost ? length : kMost);
@@ -364,8 +367,8 @@ bool FitsStaged(const SpmmProblem& p) {
 }
 
 // What patterns hide from costs, which are fitted to rows of about one length: where lengths vary
-// by twice their mean tensor cores take 6 % longer, staged rows 16 %, and 2.7 times as long whoever
-// leaves each row to one group. So something is added to what the latter two take.
+// by twice their mean tensor cores take 4 % longer, staged rows 15 %, and tiled rows of one group
+// each 1.7 times as long. So something is added to what the latter two take.
 constexpr double kForUnevenRows = 1.06;
 
 // Where rows of x are not aligned they come number by number, which was not measured.
@@ -377,7 +380,7 @@ double StagedCost(const SpmmProblem& p) {
 // Clocks are fitted to uniformly random matrices, 1024 x 1024 to 65536 x 2048, 0.5 to 30 % stored,
 // of 32 to 256 columns; the rest in float32 to 28 problems on which it is the fastest, layers of a
 // Transformer and of ResNet-50 and the smaller ones of the RNN set, most of them within 8 %. Where
-// rows are very uneven it takes up to 2.2 times as long.
+// rows are very uneven it takes up to 1.9 times as long.
 double TiledCost(const SpmmProblem& p) {
   struct Fit {
     double start, wave;               // of blocks that run at once
@@ -442,9 +445,9 @@ constexpr CudaVariant<SpmmProblem> TiledRows(const char* name, double (*cost)(co
       [](const SpmmProblem& p) { return FitsTiledWithout(kWithout, p); },
       cost,
       [](const SpmmProblem& p) { return TiledInstance(p, TilingWithout(kWithout, p), kWithout); },
-      [](const SpmmProblem& p) { return TiledShape(p, TilingWithout(kWithout, p)); },
+      [](const SpmmProblem& p) { return TiledShape(p, TilingWithout(kWithout, p), kWithout); },
       nullptr,
-      CompleteTiled};
+      CompleteTiled<kWithout>};
 }
 
 constexpr CudaVariant<SpmmProblem> kVariants[] = {

@@ -230,9 +230,11 @@ struct LongRows {
   RowShare of_lane;
   int first_left;  // entry of the lane's row
 
-  __device__ __forceinline__ LongRows(const RowShare& row, int most) : of_lane(row) {
+  __device__ __forceinline__ LongRows(const RowShare& row, int most)
+      : of_lane(row), first_left(row.end) {
+    if (row.end - row.begin <= most) return;  // the sum may be too large otherwise
     const int behind = FirstRun(row.begin) + (most / kCount + 1) * kCount;
-    first_left = behind < row.end ? behind : row.end;
+    if (behind < row.end) first_left = behind;
   }
   __device__ __forceinline__ RowShare Own(int group) const {
     const auto of_row = [&](int x) { return __shfl_sync(kAllLanes, x, group % kRows); };
@@ -258,9 +260,7 @@ __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
   constexpr int kShares = kGroups / kRows;
   static_assert(kShares >= 1 && kShares * kRows == kGroups);
   constexpr bool kDealt = kShares > 1 && kRows <= kWarp;  // more rows get as many groups each
-  // Groups may help others: then there are parts of rows, too.
-  constexpr bool kMayHelp =
-      kShares == 1 && kRows <= kWarp && kOrdered && kWithout != SpmmTechnique::kSharing;
+  constexpr bool kMayHelp = SpmmGroupsMayHelp(kWithout, kRows, kGroups);
   extern __shared__ __align__(64) unsigned char spmm_parts[];
   auto* parts = reinterpret_cast<Packet<Acc, kVector>*>(spmm_parts);
 
