@@ -50,6 +50,13 @@ int64_t TiledBlocksAtOnce(const SpmmProblem& p) {
   return int64_t{p.gpu.multiprocessors} * SpmmTiledBlocks(SizeOf(p.dtype));
 }
 
+// How many times all places for blocks are taken, a part of one as all of it if it is the only one.
+double TiledWaves(const SpmmProblem& p, const Tiling& tiling) {
+  const double waves =
+      static_cast<double>(TiledBlocks(p, tiling)) / static_cast<double>(TiledBlocksAtOnce(p));
+  return waves > 1 ? waves : 1;
+}
+
 // As few rows for a block as let all blocks run at once. On 72 pruned matrices of 64 to 2048 rows,
 // and 64 to 2048 columns of x, half as many rows take 6 to 25 % more time in the mean, twice as
 // many 10 to 21 %; eight entries at once 3 % less than four where a group has so many. In 16 bits
@@ -99,7 +106,8 @@ bool FitsTiledWithout(SpmmTechnique technique, const SpmmProblem& p) {
                           p.pattern.columns * p.n * SizeOf(p.dtype) <= kMost);
 }
 
-KernelSource TiledInstance(const SpmmProblem& p, const Tiling& tiling, SpmmTechnique without) {
+KernelSource TiledInstance(const SpmmProblem& p, SpmmTechnique without) {
+  const Tiling tiling = TilingWithout(without, p);
   return {"spmm/spmm_tiled.cu",
           "jaxsparse::SpmmTiled<" + TypeName(p.dtype) + ", " + TypeName(p.out_dtype) + ", " +
               TypeName(p.pattern.index_type) + ", " + std::to_string(tiling.vector) + ", " +
@@ -112,7 +120,8 @@ KernelSource TiledInstance(const SpmmProblem& p, const Tiling& tiling, SpmmTechn
 
 // Groups that share a row leave parts of it, those that may help another one with a long row parts
 // of one column.
-LaunchShape TiledShape(const SpmmProblem& p, const Tiling& tiling, SpmmTechnique without) {
+LaunchShape TiledShape(const SpmmProblem& p, SpmmTechnique without) {
+  const Tiling tiling = TilingWithout(without, p);
   const int groups = GroupsOf(tiling);
   const int of_helped = SpmmGroupsMayHelp(without, tiling.rows, groups) ? 1 : 0;
   const int columns = tiling.rows < groups ? tiling.vector : of_helped;
@@ -121,12 +130,10 @@ LaunchShape TiledShape(const SpmmProblem& p, const Tiling& tiling, SpmmTechnique
 
 // From where on one group would still add the longest row when all others are done with theirs, and
 // for longer than it takes to deal rows.
-template <SpmmTechnique kWithout>
-std::string CompleteTiled(SpmmProblem* p) {
+std::string CompleteTiled(SpmmProblem* p, SpmmTechnique without) {
   constexpr double kMuch = 4, kToDeal = 96, kMost = 1 << 30;
-  const double waves = static_cast<double>(TiledBlocks(*p, TilingWithout(kWithout, *p))) /
-                       static_cast<double>(TiledBlocksAtOnce(*p));
-  const double length = kMuch * MeanLength(*p) * (waves > 1 ? waves : 1) + kToDeal;
+  const double waves = TiledWaves(*p, TilingWithout(without, *p));
+  const double length = kMuch * MeanLength(*p) * waves + kToDeal;
   p->long_row = static_cast<uint32_t>(length < kMost ? length : kMost);
   return "";
 }
@@ -394,8 +401,6 @@ double TiledCost(const SpmmProblem& p) {
   constexpr double kMostWaits = 20;  // where values are permuted: then there are other loads
   const Fit& fit = SizeOf(p.dtype) == 2 ? kNarrow : kWide;
   const Tiling tiling = TilingOf(p);
-  const double waves =
-      static_cast<double>(TiledBlocks(p, tiling)) / static_cast<double>(TiledBlocksAtOnce(p));
   const int wide_lanes = tiling.lanes > 8 ? tiling.lanes - 8 : 0;
   const bool is_permuted = p.pattern.permutation.data != nullptr;
   const double permuted = is_permuted ? fit.permuted + fit.permuted_lanes * wide_lanes : 0;
@@ -409,7 +414,7 @@ double TiledCost(const SpmmProblem& p) {
   const double waits = shared
                            ? fit.shared * (is_permuted && times > kMostWaits ? kMostWaits : times)
                            : fit.own * (times < 2 ? times : 2);
-  const double microseconds = fit.start + fit.wave * (waves > 1 ? waves : 1) + waits +
+  const double microseconds = fit.start + fit.wave * TiledWaves(p, tiling) + waits +
                               entries * entry / (p.gpu.multiprocessors * kClocksOfMicrosecond);
   return shared ? microseconds : kForUnevenRows * microseconds;
 }
@@ -440,14 +445,13 @@ constexpr CudaVariant<SpmmProblem> TensorCores(const char* name,
 }
 template <SpmmTechnique kWithout>
 constexpr CudaVariant<SpmmProblem> TiledRows(const char* name, double (*cost)(const SpmmProblem&)) {
-  return {
-      name,
-      [](const SpmmProblem& p) { return FitsTiledWithout(kWithout, p); },
-      cost,
-      [](const SpmmProblem& p) { return TiledInstance(p, TilingWithout(kWithout, p), kWithout); },
-      [](const SpmmProblem& p) { return TiledShape(p, TilingWithout(kWithout, p), kWithout); },
-      nullptr,
-      CompleteTiled<kWithout>};
+  return {name,
+          [](const SpmmProblem& p) { return FitsTiledWithout(kWithout, p); },
+          cost,
+          [](const SpmmProblem& p) { return TiledInstance(p, kWithout); },
+          [](const SpmmProblem& p) { return TiledShape(p, kWithout); },
+          nullptr,
+          [](SpmmProblem* p) { return CompleteTiled(p, kWithout); }};
 }
 
 constexpr CudaVariant<SpmmProblem> kVariants[] = {
