@@ -34,6 +34,8 @@ def fits(operation, variant, *, dense_on_left=False, dtype="float32", d=1):
         return False
     if (operation, variant) == ("sddmm", "tensor_cores"):
         return 0 < d <= (128 if dtype == "float32" else 256)
+    if (operation, variant) == ("sddmm", "staged_entries"):
+        return d <= 256
     if operation != "spmm" or variant is None:
         return True
     return (variant in left_only) == dense_on_left

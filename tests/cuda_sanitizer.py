@@ -38,11 +38,27 @@ def main() -> None:
         results = [*products(rng, dtype, topology, 19), *products(rng, dtype, large, 40)]
         results += softmaxes(rng, dtype, topology)
         results += softmaxes(rng, dtype, Topology.from_mask(rng.random((5, 4000)) < 0.6))
-        results += long_rows(rng, dtype)
+        results += [*long_rows(rng, dtype), *short_rows(rng, dtype)]
         results += scans(rng, dtype, "_barrier" if barriers else "")
         for result in results:
             assert np.isfinite(np.asarray(result, np.float32)).all()
     print("all kernels ran on", jax.devices()[0].device_kind)
+
+
+def sampled_products(x, y, topology):
+    return [
+        sddmm(x, y, topology, variant=variant).values
+        for variant in backend.OPERATIONS["sddmm"]["variants"]["cuda"]
+        if fits("sddmm", variant, dtype=x.dtype.name, d=x.shape[1])
+    ]
+
+
+def short_rows(rng, dtype):
+    """Sampled products in which warps share entries, each of which loads its own row of x."""
+    topology = Topology.from_mask(rng.random((90, 61)) < 0.1)
+    return sampled_products(
+        *(jnp.asarray(rng.standard_normal((size, 264)), dtype) for size in topology.shape), topology
+    )
 
 
 def products(rng, dtype, topology, n):
@@ -50,10 +66,7 @@ def products(rng, dtype, topology, n):
     (m, k), nse = topology.shape, topology.nse
     values, x, y = (jnp.asarray(rng.standard_normal(s), dtype) for s in (nse, (k, n), (m, n)))
     a = CSR(values, topology)
-    results = [
-        sddmm(y, x, topology, variant=variant).values
-        for variant in backend.OPERATIONS["sddmm"]["variants"]["cuda"]
-    ]
+    results = sampled_products(y, x, topology)
     for transpose, dense in ((False, x), (True, y)):
         for variant, left in itertools.product(
             backend.OPERATIONS["spmm"]["variants"]["cuda"], (False, True)

@@ -42,22 +42,20 @@ def test_tilings_compile(tiling, monkeypatch):
     assert _ffi.compile_kernel("spmm/spmm_tiled.cu", expression, "sm_90a")
 
 
-# Lanes that take an entry, pieces of each, chunks of a warp, whether a row is whole, scaled;
-# batched.
+# Lanes that take an entry, numbers of a piece, pieces, chunks of a warp, warps that share one,
+# whether rows are short, whole, scaled, cut by entries, batched.
 @pytest.mark.parametrize(
-    "tiling, batched",
+    "tiling",
     [
-        ("1, 1, 16, true, true", "false"),
-        ("4, 1, 2, false, false", "true"),
-        ("8, 3, 1, true, true", "true"),
+        "1, 1, 1, 16, 1, true, true, true, true, false",
+        "4, 2, 1, 2, 1, false, false, false, true, true",
+        "8, 4, 3, 1, 8, true, true, true, true, true",
+        "32, 4, 4, 1, 16, false, false, false, true, false",
     ],
 )
-def test_tilings_of_entries_compile(tiling, batched, monkeypatch):
+def test_tilings_of_entries_compile(tiling, monkeypatch):
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    expression = (
-        "jaxsparse::SddmmTiled<float, float, uint16_t, "
-        f"{tiling}, jaxsparse::SddmmTechnique::kNone, {batched}>"
-    )
+    expression = f"jaxsparse::SddmmTiled<float, float, uint16_t, {tiling}>"
     assert _ffi.compile_kernel("sddmm/sddmm_tiled.cu", expression, "sm_90a")
 
 

@@ -230,6 +230,24 @@ def test_many_sampled_tiles(implementation, variant, dtype, d):
         assert_close(out[i], reference_sddmm(x[i], y[i], topology), dtype, magnitude)
 
 
+@pytest.mark.parametrize("d", [48, 520])
+@pytest.mark.parametrize("implementation, variant, dtype", SAMPLED_CASES)
+def test_sampled_short_rows(implementation, variant, dtype, d):
+    """So few entries that a GPU's warps share them; rows are short, but some are empty or full."""
+    rng = np.random.default_rng(11)
+    mask = rng.random((160, 70)) < 0.05
+    mask[30:85], mask[7] = False, True
+    topology = Topology.from_mask(mask, nse=int(mask.sum()) + 9)
+    with jax.enable_x64(True):
+        x, y = (draw(rng, (size, d), DTYPES[dtype]) for size in topology.shape)
+        if not fits("sddmm", variant, dtype=dtype, d=d):
+            assert_refused(lambda: sampled(x, y, topology, None, implementation, variant))
+            return
+        out = sampled(x, y, topology, None, implementation, variant)
+    magnitude = reference_sddmm(np.abs(x), np.abs(y), topology)
+    assert_close(out, reference_sddmm(x, y, topology), dtype, magnitude)
+
+
 @st.composite
 def patterns(draw_):
     """Masks in a fixed frame, so that few shapes are compiled: rows empty, full, or in between."""

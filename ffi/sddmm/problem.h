@@ -9,17 +9,21 @@ namespace jaxsparse {
 constexpr int kSddmmThreads = 128;  // of a block of the generic CUDA kernel
 
 // In tiles of entries: threads of a block, and blocks that a multiprocessor runs at once where a
-// lane takes so many pieces of a row.
+// lane has so many registers of a row.
 constexpr int kSddmmTiledThreads = 128;
-constexpr int SddmmTiledBlocks(int pieces) { return pieces > 2 ? 6 : pieces > 1 ? 7 : 9; }
-
-// What the product in tiles of entries gains by; a variant does without one, to measure what it
-// brings.
-enum class SddmmTechnique : int {
-  kNone,
-  kWideLoads,  // a lane owns 16 bytes of neighbouring columns of y, and loads them at once
-  kBalance,    // warps own equally many entries, whatever rows they are of
-};
+constexpr int SddmmTiledBlocks(int registers) { return registers > 8 ? 6 : registers > 4 ? 7 : 9; }
+// What a lane has of a row is loaded in so many pieces.
+constexpr int SddmmTiledRegisters(int pieces, int piece_bytes) {
+  return pieces * (piece_bytes < 4 ? 1 : piece_bytes / 4);
+}
+// Entries of a group of lanes that are loaded at once, if a lane has so many registers of a row of
+// y, and of an entry's own row of x where rows are short.
+constexpr int SddmmTiledTogether(int registers, bool short_rows) {
+  constexpr int kInFlight = 32;
+  int entries = 1;  // a power of 2, as the entries of a group are
+  while (2 * entries * registers * (short_rows ? 2 : 1) <= kInFlight) entries *= 2;
+  return entries;
+}
 
 // On tensor cores: threads of a block, half of which multiply, the others pick entries; tiles of
 // the product of so many rows by columns; how many of them at most a unit has, whose rows of x stay

@@ -1,4 +1,5 @@
 // CUDA variants of the sampled dense-dense product: which kernel, and how it is launched.
+#include <cmath>
 #include <string>
 
 #include "nvrtc/type_names.h"
@@ -18,29 +19,65 @@ LaunchShape EntriesShape(const SddmmProblem& p) {
   return {CeilDivide(groups, kSddmmThreads / LanesFor(p.d)), kSddmmThreads};
 }
 
-// How a warp takes entries.
-struct Tiling {
-  int lanes;   // that take an entry
-  int pieces;  // of 16 bytes of a lane, at a time
-  int chunks;  // of 32 entries of a warp
+// What the product in tiles of entries gains by; a variant does without one, to measure what it
+// brings.
+enum class Technique {
+  kNone,
+  kWideLoads,  // a lane owns neighbouring columns of y, and loads them at once
+  kBalance,    // warps own equally many entries, whatever rows they are of
 };
 
+// How warps take entries.
+struct Tiling {
+  int lanes;        // that take an entry
+  int vector;       // elements of a piece, up to 16 bytes
+  int pieces;       // of a lane, at a time
+  int chunks;       // of 32 entries of a warp
+  int sharing;      // warps, 32 entries
+  bool short_rows;  // each entry loads its own row of x
+  int registers;    // of a lane's pieces
+
+  int64_t PartSize() const { return int64_t{lanes} * vector * pieces; }  // of a row, at a time
+  int EntriesOfGroup() const { return lanes / sharing; }
+  int Together() const { return SddmmTiledTogether(registers, short_rows); }
+};
+
+// Of which none shares entries.
 int64_t TiledWarps(const SddmmProblem& p, int chunks) {
   return p.batch.count * CeilDivide(p.pattern.nse, chunks * kWarp);
 }
 
 // As few chunks for a warp as let all run at once, or one after another if they would be too many:
-// half or twice as many take up to 35 % more time.
-Tiling TilingOf(const SddmmProblem& p) {
-  constexpr int kMostLanes = 8, kMostPieces = 4, kMostChunks = 32;
-  const int64_t pieces = CeilDivide(p.d * SizeOf(p.dtype), 16);  // of a row
-  Tiling tiling{1, 1, 1};
-  while (tiling.lanes < pieces && tiling.lanes < kMostLanes) tiling.lanes *= 2;
-  while (tiling.pieces * tiling.lanes < pieces && tiling.pieces < kMostPieces) ++tiling.pieces;
-  const int64_t at_once = int64_t{p.gpu.multiprocessors} * SddmmTiledBlocks(tiling.pieces) *
+// half or twice as many take up to 35 % more time. Where there is room for more warps, or nearly
+// so, they share entries until each of a group is loaded at once; then more lanes take an entry, a
+// long row's.
+Tiling TilingOf(const SddmmProblem& p, Technique without) {
+  constexpr int kManyLanes = 8, kManyRegisters = 16, kMostChunks = 32, kShortRow = 64;
+  const auto bytes = static_cast<int>(SizeOf(p.dtype));
+  Tiling tiling{1, 1, 1, 1, 1, p.pattern.nse <= p.pattern.rows * kShortRow, 0};
+  while (without != Technique::kWideLoads && tiling.vector * bytes < 16 &&
+         p.d % (tiling.vector * 2) == 0) {
+    tiling.vector *= 2;
+  }
+  const auto registers = [&](int pieces) {
+    return SddmmTiledRegisters(pieces, tiling.vector * bytes);
+  };
+  while (tiling.PartSize() < p.d && tiling.lanes < kManyLanes) tiling.lanes *= 2;
+  while (tiling.PartSize() < p.d && registers(tiling.pieces + 1) <= kManyRegisters) {
+    ++tiling.pieces;
+  }
+  tiling.registers = registers(tiling.pieces);
+  const int64_t at_once = int64_t{p.gpu.multiprocessors} * SddmmTiledBlocks(tiling.registers) *
                           (kSddmmTiledThreads / kWarp);
   const int64_t times = CeilDivide(TiledWarps(p, kMostChunks), at_once);
   if (times > 0) tiling.chunks = static_cast<int>(CeilDivide(TiledWarps(p, 1), at_once * times));
+  const int64_t most = at_once + at_once / 4;
+  const auto has_room = [&] { return TiledWarps(p, 1) * tiling.sharing * 2 <= most; };
+  while (tiling.EntriesOfGroup() > tiling.Together() && has_room()) tiling.sharing *= 2;
+  while (tiling.PartSize() < p.d && tiling.lanes < kWarp && has_room()) {
+    tiling.lanes *= 2;
+    tiling.sharing *= 2;
+  }
   return tiling;
 }
 
@@ -51,22 +88,24 @@ bool FitsTiled(const SddmmProblem& p) {
          p.pattern.rows < kMost && p.batch.count < kMost / (p.pattern.nse + kWarp);
 }
 
-KernelSource TiledInstance(const SddmmProblem& p, SddmmTechnique without) {
-  const Tiling tiling = TilingOf(p);
-  const bool is_whole = p.d * SizeOf(p.dtype) == int64_t{tiling.lanes} * tiling.pieces * 16;
-  return {"sddmm/sddmm_tiled.cu",
-          "jaxsparse::SddmmTiled<" + TypeName(p.dtype) + ", " + TypeName(p.out_dtype) + ", " +
-              TypeName(p.pattern.index_type) + ", " + std::to_string(tiling.lanes) + ", " +
-              std::to_string(tiling.pieces) + ", " + std::to_string(tiling.chunks) +
-              (is_whole ? ", true" : ", false") +
-              (p.scale_by.data == nullptr ? ", false" : ", true") + ", jaxsparse::SddmmTechnique(" +
-              std::to_string(static_cast<int>(without)) + ")" +
-              (p.batch.rank > 0 ? ", true>" : ", false>")};
+KernelSource TiledInstance(const SddmmProblem& p, Technique without) {
+  const Tiling tiling = TilingOf(p, without);
+  std::string expression = "jaxsparse::SddmmTiled<" + TypeName(p.dtype) + ", " +
+                           TypeName(p.out_dtype) + ", " + TypeName(p.pattern.index_type);
+  for (int number : {tiling.lanes, tiling.vector, tiling.pieces, tiling.chunks, tiling.sharing}) {
+    expression += ", " + std::to_string(number);
+  }
+  for (bool is : {tiling.short_rows, p.d == tiling.PartSize(), p.scale_by.data != nullptr,
+                  without != Technique::kBalance, p.batch.rank > 0}) {
+    expression += is ? ", true" : ", false";
+  }
+  return {"sddmm/sddmm_tiled.cu", expression + ">"};
 }
 
-LaunchShape TiledShape(const SddmmProblem& p) {
+LaunchShape TiledShape(const SddmmProblem& p, Technique without) {
   constexpr int kWarps = kSddmmTiledThreads / kWarp;
-  return {CeilDivide(TiledWarps(p, TilingOf(p).chunks), kWarps), kSddmmTiledThreads};
+  const Tiling tiling = TilingOf(p, without);
+  return {CeilDivide(TiledWarps(p, tiling.chunks) * tiling.sharing, kWarps), kSddmmTiledThreads};
 }
 
 KernelSource TensorInstance(const SddmmProblem& p) {
@@ -213,10 +252,14 @@ bool FitsStaged(const SddmmProblem& p) {
          p.gpu.compute_capability >= 90 && StagedShape(p).shared_bytes <= p.gpu.shared_bytes;
 }
 
+// A long row of few entries, of which groups of lanes load four at once, waits more than it loads.
 double EntriesCost(const SddmmProblem& p) {
-  constexpr double kStart = 4;
-  return kStart + static_cast<double>(p.batch.count * p.pattern.nse) *
+  constexpr double kStart = 4, kWait = 0.5;
+  const int64_t loads = CeilDivide(p.d, LanesFor(p.d)) * CeilDivide(SddmmRun(p), 4);
+  const double wait = kWait * static_cast<double>(loads);
+  const double load = static_cast<double>(p.batch.count * p.pattern.nse) *
                       (0.125e-3 + 0.63e-6 * static_cast<double>(p.d));
+  return kStart + (load > wait ? load : wait);
 }
 
 // With the kernel before. Fitted to 30 problems in float32, 1024 x 1024 to 8192 x 2048, d 32 and
@@ -247,23 +290,40 @@ double TensorCost(const SddmmProblem& p) {
          entries * kForEntries + found * kToFindStarts;
 }
 
-// Clocks of a multiprocessor for 32 entries of a row or fewer, fitted to 30 problems in float32,
-// 1024 x 1024 to 8192 x 2048, d 32 and 128, 10 to 30 % stored: predictions are within 11 %; to 12
-// in 16 bits, whose numbers are converted, within 10 %. Where rows of y are not aligned they come
-// number by number, which was not measured.
+// Clocks of a multiprocessor for 32 entries of a row or fewer, or for what it loads of y from L2
+// once; then microseconds in which a warp waits for its first 32 entries. Fitted to problems in
+// float32: 30 of 1024 x 1024 to 8192 x 2048, d 32 and 128, 10 to 30 % stored, of which predictions
+// are within 11 %, and 157 of pruned weights and their sizes, 64 x 576 to 2048 x 1024, d 52 to
+// 3136, of which half are within 7 % and nine in ten within 15 %, but far less than those of which
+// some rows are much shorter than others; and to 12 in 16 bits, whose numbers are converted, within
+// 10 %. What narrower loads take follows from the variant that has no others.
 double TiledCost(const SddmmProblem& p) {
-  constexpr double kStart = 2.85, kForPass = 11.5, kForLoad = 8.2;  // of a lane
-  constexpr double kOfRow = 0.9;  // passes that its ends take more
-  const double convert = SizeOf(p.dtype) == 2 ? 1.5 : 1;
-  if (p.d * SizeOf(p.dtype) % 16 != 0) return kOnDemand;
-  const Tiling tiling = TilingOf(p);
-  const int64_t part = int64_t{tiling.lanes} * tiling.pieces;
-  const auto loads = static_cast<double>(CeilDivide(p.d * SizeOf(p.dtype), part * 16) * part);
+  constexpr double kStart = 2.3, kForPass = 11.5;
+  constexpr double kForLoad = 1.4, kForByte = 0.425;  // of a lane
+  constexpr double kOfRow = 0.9;                      // passes that its ends take more
+  constexpr double kOfShortRow = 0.75;  // of a load, with that of x, which other lanes share
+  constexpr double kWait = 0.38;        // for what a lane loads at once
+  constexpr double kL2Bytes = 42;
+  if (p.batch.count * p.pattern.nse == 0) return kStart;
+  const auto bytes = static_cast<double>(SizeOf(p.dtype));
+  const double convert = bytes == 2 ? 1.5 : 1;
+  const Tiling tiling = TilingOf(p, Technique::kNone);
+  const int64_t parts = CeilDivide(p.d, tiling.PartSize());  // of a row
+  const double loads = static_cast<double>(parts * tiling.lanes * tiling.pieces) *
+                       (kForLoad + kForByte * bytes * tiling.vector) *
+                       (tiling.short_rows ? kOfShortRow : 1);
   const int64_t nse = p.pattern.nse, rows = p.pattern.rows < nse ? p.pattern.rows : nse;
-  const double passes = static_cast<double>(nse) / kWarp + kOfRow * static_cast<double>(rows);
-  const double clocks =
-      static_cast<double>(p.batch.count) * passes * (kForPass + loads * kForLoad) * convert;
-  return kStart + clocks / (p.gpu.multiprocessors * kClocksOfMicrosecond);
+  const double chunks = static_cast<double>(nse) / kWarp;
+  const double passes = chunks + (tiling.short_rows ? 0 : kOfRow * static_cast<double>(rows));
+  const auto batch = static_cast<double>(p.batch.count);
+  const double compute = batch * passes * (kForPass + loads) * convert / p.gpu.multiprocessors;
+  const double columns = batch * static_cast<double>(p.pattern.columns);
+  const double entries = batch * static_cast<double>(nse) / p.gpu.multiprocessors;
+  const double rows_of_y = columns * (1 - std::exp(-entries / columns));  // expected, of them all
+  const double l2 = rows_of_y * static_cast<double>(p.d) * bytes / kL2Bytes;
+  const int64_t waits = parts * CeilDivide(tiling.EntriesOfGroup(), tiling.Together());
+  return kStart + (compute > l2 ? compute : l2) / kClocksOfMicrosecond +
+         kWait * static_cast<double>(waits) * passes / chunks;
 }
 
 // Where rows of y are not aligned they come number by number, which was not measured.
@@ -272,20 +332,20 @@ double StagedCost(const SddmmProblem& p) {
   return StagedClocks(p, StagingOf(p)) / kClocksOfMicrosecond;
 }
 
-// A row of the table, for tiles with all techniques or without one, for equally many warps.
-template <SddmmTechnique kWithout>
+// A row of the table, for tiles with all techniques or without one.
+template <Technique kWithout>
 constexpr CudaVariant<SddmmProblem> TiledEntries(const char* name,
                                                  double (*cost)(const SddmmProblem&)) {
   return {name, FitsTiled, cost, [](const SddmmProblem& p) { return TiledInstance(p, kWithout); },
-          TiledShape};
+          [](const SddmmProblem& p) { return TiledShape(p, kWithout); }};
 }
 
 constexpr CudaVariant<SddmmProblem> kVariants[] = {
     {"generic_entries", [](const SddmmProblem&) { return true; }, EntriesCost, Entries,
      EntriesShape},
-    TiledEntries<SddmmTechnique::kNone>("tiled_entries", TiledCost),
-    TiledEntries<SddmmTechnique::kWideLoads>("tiled_entries_scalar", kByName),
-    TiledEntries<SddmmTechnique::kBalance>("tiled_entries_unbalanced", kByName),
+    TiledEntries<Technique::kNone>("tiled_entries", TiledCost),
+    TiledEntries<Technique::kWideLoads>("tiled_entries_scalar", kByName),
+    TiledEntries<Technique::kBalance>("tiled_entries_unbalanced", kByName),
     {"staged_entries", FitsStaged, StagedCost, StagedInstance, StagedShape},
     {"tensor_cores", FitsTensorCores, TensorCost, TensorInstance, TensorShape, &kPrepare},
 };

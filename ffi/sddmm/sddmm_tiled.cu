@@ -2,9 +2,13 @@
 // Kernels for Deep Learning"), cut by entries, so that rows of any length balance. A warp takes
 // kChunks times 32 neighbouring entries, one for each lane, and passes over them once for each row
 // that has some of the 32. Groups of kLanes lanes take the entries of their lanes, and each lane
-// kPieces pieces of 16 bytes of a row of y at a time: several entries' loads are in flight. What
-// the lanes of a group have to add up they exchange for all their entries at once, so that a lane
-// ends with its own entry's sum.
+// kPieces pieces of a row of y at a time, of kVector elements, 16 bytes if d allows it: several
+// entries' loads are in flight. What the lanes of a group have to add up they exchange for all
+// their entries at once, so that a lane ends with its own entry's sum.
+//
+// Where rows are so short (kShortRows) that there would be many passes, there is one, in which
+// every entry loads its own row of x, too. Where there are too few entries to fill a GPU, kSharing
+// warps share 32: each takes as many of every group's.
 //
 // Small problems wait more than they load. So a warp asks for its columns and for the ends of rows
 // at once: it guesses which rows its entries are in, as if all were of one length, and searches
@@ -51,6 +55,17 @@ struct RowEnds {
     return __popc(__ballot_sync(kAllLanes, end <= entry));
   }
 
+  // Which one is that of an entry, of each lane's its own, if it is one of these. What is stored
+  // ends with the last row, so it is none of those that there are not, whatever other offsets say.
+  __device__ __forceinline__ int Of(int entry) const {
+    int row = 0;
+#pragma unroll
+    for (int step = kWarp / 2; step > 0; step /= 2) {
+      if (__shfl_sync(kAllLanes, end, row + step - 1) <= entry) row += step;
+    }
+    return row;
+  }
+
   // Goes on to rows among which is that of the entry; returns which it is.
   __device__ __forceinline__ int GoTo(const int32_t* row_offsets, int rows, int entry) {
     int before = Before(entry);
@@ -83,12 +98,12 @@ struct RowRun {
 };
 
 // A lane's pieces, of kVector elements each, of kBytes of a row.
-template <typename T, int kLanes, int kPieces, int kVector>
+template <typename T, int kLanes, int kVector, int kPieces>
 struct RowPart {
   using Piece = Packet<T, kVector>;
   static constexpr int kPieceBytes = sizeof(Piece);
   static constexpr int kBytes = kLanes * kPieces * kPieceBytes;
-  static constexpr int kRegisters = kPieces * (kPieceBytes < 4 ? 1 : kPieceBytes / 4);
+  static constexpr int kRegisters = SddmmTiledRegisters(kPieces, kPieceBytes);
 
   Piece pieces[kPieces];
 
@@ -119,59 +134,77 @@ struct RowPart {
   }
 };
 
-// The sums of 32 entries of a row, each lane's own.
-template <typename Part, int kLanes, bool kWhole, typename T>
-__device__ __forceinline__ Accumulator<T> SumsOfRow(const T* row, const T* y, uint32_t d,
-                                                    uint32_t column) {
-  constexpr int kInFlight = 32;  // registers of a lane that loads fill at once, beside those of x
-  constexpr int kParts = kInFlight / Part::kRegisters;
-  constexpr int kCount = kParts < kLanes ? kParts : kLanes;
+// A lane's own of the sums of 32 entries, or of those of them that are a warp's share. They are all
+// of the row of x that is given first, or each lane's of the so-manieth from there on.
+template <typename Part, int kLanes, int kSharing, bool kShortRows, bool kWhole, typename T>
+__device__ __forceinline__ Accumulator<T> SumsOf(const T* x, uint32_t row, const T* y,
+                                                 uint32_t column, uint32_t d, uint32_t share) {
+  constexpr int kEntries = kLanes / kSharing;  // of a group
+  constexpr int kTogether = SddmmTiledTogether(Part::kRegisters, kShortRows);
+  constexpr int kCount = kTogether < kEntries ? kTogether : kEntries;
+  static_assert(kEntries % kCount == 0);
   const uint32_t row_bytes = d * static_cast<uint32_t>(sizeof(T));
-  Accumulator<T> sums[kLanes] = {};
+  const int first_lane = static_cast<int>(share) * kEntries;
+  Accumulator<T> sums[kEntries] = {};
   uint32_t at = threadIdx.x % kLanes * Part::kPieceBytes;
+  const auto load = [&](const T* of, uint64_t number) {
+    const char* from = reinterpret_cast<const char*>(of) + at;
+    return Part::template Load<kWhole>(from + number * row_bytes, at, row_bytes);
+  };
 #pragma unroll 1
   do {
-    const char* from_y = reinterpret_cast<const char*>(y) + at;
-    const auto of_x =
-        Part::template Load<kWhole>(reinterpret_cast<const char*>(row) + at, at, row_bytes);
+    Part of_x[kShortRows ? kCount : 1];
+    if constexpr (!kShortRows) of_x[0] = load(x, 0);
 #pragma unroll 1
-    for (int first = 0; first < kLanes; first += kCount) {
+    for (int first = 0; first < kEntries; first += kCount) {
       Part of_y[kCount];
 #pragma unroll
       for (int k = 0; k < kCount; ++k) {
-        const uint64_t number = __shfl_sync(kAllLanes, column, first + k, kLanes);
-        of_y[k] = Part::template Load<kWhole>(from_y + number * row_bytes, at, row_bytes);
+        const int lane = first_lane + first + k;
+        of_y[k] = load(y, __shfl_sync(kAllLanes, column, lane, kLanes));
+        if constexpr (kShortRows) of_x[k] = load(x, __shfl_sync(kAllLanes, row, lane, kLanes));
       }
 #pragma unroll
-      for (int k = 0; k < kCount; ++k) of_x.AddProduct(of_y[k], &sums[k]);
+      for (int k = 0; k < kCount; ++k) of_x[kShortRows ? k : 0].AddProduct(of_y[k], &sums[k]);
       // The next ones' sums become the first, since which registers they are in is compiled.
       Accumulator<T> done[kCount];
 #pragma unroll
       for (int k = 0; k < kCount; ++k) done[k] = sums[k];
 #pragma unroll
-      for (int k = 0; k < kLanes; ++k) {
-        sums[k] = k + kCount < kLanes ? sums[k + kCount] : done[k + kCount - kLanes];
+      for (int k = 0; k < kEntries; ++k) {
+        sums[k] = k + kCount < kEntries ? sums[k + kCount] : done[k + kCount - kEntries];
       }
     }
     at += Part::kBytes;
   } while (!kWhole && at - threadIdx.x % kLanes * Part::kPieceBytes < row_bytes);
-  return ExchangeSums(sums);
+  Accumulator<T> own = ExchangeSums(sums);
+#pragma unroll
+  for (int distance = kEntries; distance < kLanes; distance *= 2) {
+    own += __shfl_xor_sync(kAllLanes, own, distance);
+  }
+  return own;
 }
 
-// The same number by number, where rows are not aligned.
-template <int kLanes, typename T>
-__device__ __forceinline__ Accumulator<T> SumsByNumber(const T* row, const T* y, uint32_t d,
-                                                       uint32_t column) {
+// The same number by number, where arrays are not aligned.
+template <int kLanes, int kSharing, bool kShortRows, typename T>
+__device__ __forceinline__ Accumulator<T> SumsByNumber(const T* x, uint32_t row, const T* y,
+                                                       uint32_t column, uint32_t d,
+                                                       uint32_t share) {
+  constexpr uint32_t kEntries = kLanes / kSharing;
   const uint32_t lane = threadIdx.x % kLanes;
   Accumulator<T> own = 0;
 #pragma unroll 1
-  for (uint32_t k = 0; k < kLanes; ++k) {
-    const uint64_t from = __shfl_sync(kAllLanes, column, static_cast<int>(k), kLanes);
-    const T* of_y = y + from * d;
+  for (uint32_t k = share * kEntries; k < (share + 1) * kEntries; ++k) {
+    const auto row_of = [&](const T* of, uint32_t number) {
+      const uint64_t of_entry = __shfl_sync(kAllLanes, number, static_cast<int>(k), kLanes);
+      return of + of_entry * d;
+    };
+    const T* of_x = kShortRows ? row_of(x, row) : x;
+    const T* of_y = row_of(y, column);
     Accumulator<T> sum = 0;
 #pragma unroll 4
     for (uint32_t c = lane; c < d; c += kLanes) {
-      sum += ToAccumulator(row[c]) * ToAccumulator(of_y[c]);
+      sum += ToAccumulator(of_x[c]) * ToAccumulator(of_y[c]);
     }
     sum = SumOverLanes(sum, kLanes);
     if (lane == k) own = sum;
@@ -179,22 +212,22 @@ __device__ __forceinline__ Accumulator<T> SumsByNumber(const T* row, const T* y,
   return own;
 }
 
-template <typename T, typename Out, typename Index, int kLanes, int kPieces, int kChunks,
-          bool kWhole, bool kScaled, SddmmTechnique kWithout, bool kBatched>
-__global__ void __launch_bounds__(kSddmmTiledThreads, SddmmTiledBlocks(kPieces))
+template <typename T, typename Out, typename Index, int kLanes, int kVector, int kPieces,
+          int kChunks, int kSharing, bool kShortRows, bool kWhole, bool kScaled, bool kBalanced,
+          bool kBatched>
+__global__ void __launch_bounds__(
+    kSddmmTiledThreads, SddmmTiledBlocks(RowPart<T, kLanes, kVector, kPieces>::kRegisters))
     SddmmTiled(const __grid_constant__ SddmmProblem p) {
   using Acc = Accumulator<T>;
+  using Part = RowPart<T, kLanes, kVector, kPieces>;
   constexpr int kRun = kChunks * kWarp;
-  constexpr bool kBalanced = kWithout != SddmmTechnique::kBalance;
-  constexpr int kWidest = 16 / sizeof(T);
-  constexpr int kVector = kWithout == SddmmTechnique::kWideLoads ? 1 : kWidest;
-  using Part = RowPart<T, kLanes, kPieces * kWidest / kVector, kVector>;  // of as many bytes
   const int nse = static_cast<int>(p.pattern.nse), rows = static_cast<int>(p.pattern.rows);
   const uint32_t runs = (p.pattern.nse + kRun - 1) / kRun;
   const uint32_t warp = (blockIdx.x * kSddmmTiledThreads + threadIdx.x) / kWarp;
-  const uint32_t entry = kBatched ? warp / runs : 0;
+  const uint32_t share = warp % kSharing, unit = warp / kSharing;
+  const uint32_t entry = kBatched ? unit / runs : 0;
   if (entry >= (kBatched ? static_cast<uint32_t>(p.batch.count) : 1)) return;
-  const uint32_t run = kBatched ? warp % runs : warp;
+  const uint32_t run = kBatched ? unit % runs : unit;
   int first = static_cast<int>(run) * kRun;
   int behind = first + kRun < nse ? first + kRun : nse;
 
@@ -240,6 +273,11 @@ __global__ void __launch_bounds__(kSddmmTiledThreads, SddmmTiledBlocks(kPieces))
     ends = RowEnds(row_offsets, rows, SearchRows(row_offsets, 0, rows, first));
   }
 
+  const bool is_of_share = lane % kLanes / (kLanes / kSharing) == static_cast<int>(share);
+  const auto sums_of = [&](const T* of_x, uint32_t row, uint32_t column) {
+    return wide ? SumsOf<Part, kLanes, kSharing, kShortRows, kWhole>(of_x, row, y, column, d, share)
+                : SumsByNumber<kLanes, kSharing, kShortRows>(of_x, row, y, column, d, share);
+  };
 #pragma unroll 1
   for (; first < behind; first += kWarp) {
     const int at = first + lane;
@@ -254,22 +292,33 @@ __global__ void __launch_bounds__(kSddmmTiledThreads, SddmmTiledBlocks(kPieces))
       const uint32_t column = next < last_column ? next : last_column;
       next = load_column(at + kWarp);
       const int end = first + kWarp < stored ? first + kWarp : stored;
+      int row = 0;
 #pragma unroll 1
       for (int from = first; from < end;) {  // rows that have entries in the chunk
         const int before = ends.GoTo(row_offsets, rows, from);
-        const int end_of_row = __shfl_sync(kAllLanes, ends.end, before);
-        const bool is_mine = at >= from && at < end_of_row && at < end;
-        // Lanes whose entries are in other rows load what one of this row does.
-        const uint32_t some = __shfl_sync(kAllLanes, column, from - first);
-        const uint32_t mine = is_mine ? column : some;
-        const T* of_x = x + static_cast<uint64_t>(ends.first + before) * d;
-        const Acc sum = wide ? SumsOfRow<Part, kLanes, kWhole>(of_x, y, d, mine)
-                             : SumsByNumber<kLanes>(of_x, y, d, mine);
-        if (is_mine) own = sum * factor;
-        from = end_of_row > from ? end_of_row : from + 1;  // whatever the offsets say
+        if constexpr (kShortRows) {
+          const int end_of_rows = __shfl_sync(kAllLanes, ends.end, kWarp - 1);
+          const int of_mine = ends.Of(at);
+          if (at >= from && at < end_of_rows && at < end) row = ends.first + of_mine;
+          from = end_of_rows > from ? end_of_rows : from + 1;  // whatever the offsets say
+        } else {
+          const int end_of_row = __shfl_sync(kAllLanes, ends.end, before);
+          const bool is_mine = at >= from && at < end_of_row && at < end;
+          // Lanes whose entries are in other rows load what one of this row does.
+          const uint32_t some = __shfl_sync(kAllLanes, column, from - first);
+          const uint32_t mine = is_mine ? column : some;
+          const T* of_x = x + static_cast<uint64_t>(ends.first + before) * d;
+          const Acc sum = sums_of(of_x, 0, mine);
+          if (is_mine) own = sum * factor;
+          from = end_of_row > from ? end_of_row : from + 1;
+        }
+      }
+      if constexpr (kShortRows) {
+        const Acc sum = sums_of(x, static_cast<uint32_t>(row), column);
+        if (at < end) own = sum * factor;
       }
     }
-    if (at < behind) FromAccumulator(own, &out[at]);
+    if (at < behind && is_of_share) FromAccumulator(own, &out[at]);
   }
 }
 

@@ -7,20 +7,29 @@
 namespace jaxsparse {
 namespace {
 
-template <typename T, typename Out, typename Index, int kLanes, int kPieces, int kChunks,
-          bool kWhole, bool kScaled, SddmmTechnique kWithout>
+// How warps take entries.
+struct Tiling {
+  int lanes, vector, pieces, chunks;
+  int sharing = 1;
+  bool short_rows = false;
+  bool balanced = true;
+};
+
+template <typename T, typename Out, typename Index, Tiling kTiling, bool kWhole, bool kScaled>
 void Test(const SddmmSize& size, Disorder disorder, int64_t lead, bool own_patterns = false) {
   SddmmTest<T, Out, Index> test(size, disorder, kScaled, lead);
   const SddmmProblem p = test.Problem(own_patterns);
-  const int64_t warps = p.batch.count * CeilDivide(p.pattern.nse, kChunks * kWarp);
-  const int blocks = static_cast<int>(CeilDivide(warps, kSddmmTiledThreads / kWarp));
+  const int64_t warps = p.batch.count * CeilDivide(p.pattern.nse, kTiling.chunks * kWarp);
+  const int blocks =
+      static_cast<int>(CeilDivide(warps * kTiling.sharing, kSddmmTiledThreads / kWarp));
+  const auto kernel = [&]<bool kBatched>() {
+    SddmmTiled<T, Out, Index, kTiling.lanes, kTiling.vector, kTiling.pieces, kTiling.chunks,
+               kTiling.sharing, kTiling.short_rows, kWhole, kScaled, kTiling.balanced, kBatched>(p);
+  };
   const auto run = [&] {
     emulated::Launch(blocks, kSddmmTiledThreads, [&] {
-      if (p.batch.count == 1) {
-        SddmmTiled<T, Out, Index, kLanes, kPieces, kChunks, kWhole, kScaled, kWithout, false>(p);
-      } else {
-        SddmmTiled<T, Out, Index, kLanes, kPieces, kChunks, kWhole, kScaled, kWithout, true>(p);
-      }
+      if (p.batch.count == 1) kernel.template operator()<false>();
+      else kernel.template operator()<true>();
     });
   };
   run();
@@ -29,19 +38,17 @@ void Test(const SddmmSize& size, Disorder disorder, int64_t lead, bool own_patte
   CheckRepeats("sddmm", test.out(), run);
 }
 
-template <typename T, typename Out, int kLanes, int kPieces, int kChunks,
-          SddmmTechnique kWithout = SddmmTechnique::kNone>
+template <typename T, typename Out, Tiling kTiling>
 void TestSizes() {
-  constexpr int64_t kVector = 16 / sizeof(T), kPart = kLanes * kPieces * kVector;
+  constexpr int64_t kVector = kTiling.vector, kPart = kTiling.lanes * kVector * kTiling.pieces;
   const auto whole = [](const SddmmSize& size, Disorder disorder = Disorder::kNone) {
-    Test<T, Out, uint16_t, kLanes, kPieces, kChunks, true, false, kWithout>(size, disorder, 8);
-    Test<T, Out, int32_t, kLanes, kPieces, kChunks, true, true, kWithout>(size, disorder, 1, true);
+    Test<T, Out, uint16_t, kTiling, true, false>(size, disorder, 8);
+    Test<T, Out, int32_t, kTiling, true, true>(size, disorder, 1, true);
   };
   const auto part = [](const SddmmSize& size, Disorder disorder = Disorder::kNone,
                        int64_t lead = 8) {
-    Test<T, Out, int32_t, kLanes, kPieces, kChunks, false, true, kWithout>(size, disorder, lead);
-    Test<T, Out, uint16_t, kLanes, kPieces, kChunks, false, false, kWithout>(size, disorder, lead,
-                                                                             true);
+    Test<T, Out, int32_t, kTiling, false, true>(size, disorder, lead);
+    Test<T, Out, uint16_t, kTiling, false, false>(size, disorder, lead, true);
   };
   whole({1, 1, kPart, 1.0});
   whole({70, 130, kPart, 0.4});
@@ -67,15 +74,19 @@ void TestSizes() {
 
 int main() {
   using namespace jaxsparse;
-  TestSizes<float, float, 8, 1, 1>();
-  TestSizes<float, float, 8, 4, 3>();
-  TestSizes<float, float, 4, 2, 2>();
-  TestSizes<bfloat16, bfloat16, 1, 1, 2>();
-  TestSizes<float16, float, 8, 3, 1>();
-  TestSizes<double, double, 2, 1, 1>();
-  TestSizes<float, float, 4, 2, 2, SddmmTechnique::kWideLoads>();
-  TestSizes<bfloat16, bfloat16, 2, 1, 1, SddmmTechnique::kWideLoads>();
-  TestSizes<float, float, 2, 1, 1, SddmmTechnique::kBalance>();
-  TestSizes<float16, float, 4, 1, 3, SddmmTechnique::kBalance>();
+  TestSizes<float, float, Tiling{8, 4, 1, 1}>();
+  TestSizes<float, float, Tiling{8, 4, 4, 3}>();
+  TestSizes<float, float, Tiling{4, 4, 2, 2}>();
+  TestSizes<bfloat16, bfloat16, Tiling{1, 8, 1, 2}>();
+  TestSizes<float16, float, Tiling{8, 8, 3, 1}>();
+  TestSizes<double, double, Tiling{2, 2, 1, 1}>();
+  TestSizes<float, float, Tiling{8, 1, 5, 1}>();
+  TestSizes<bfloat16, bfloat16, Tiling{2, 2, 3, 1}>();
+  TestSizes<float, float, Tiling{2, 4, 1, 1, 1, false, false}>();
+  TestSizes<float16, float, Tiling{4, 8, 1, 3, 1, false, false}>();
+  TestSizes<float, float, Tiling{4, 4, 2, 1, 2}>();
+  TestSizes<float16, float, Tiling{16, 4, 1, 1, 4, true}>();
+  TestSizes<bfloat16, bfloat16, Tiling{2, 1, 3, 2, 1, true}>();
+  TestSizes<float, float, Tiling{2, 2, 1, 1, 2, true, false}>();
   std::puts("all results agree");
 }
