@@ -12,7 +12,7 @@ constexpr int kSddmmThreads = 128;  // of a block of the generic CUDA kernel
 // lane has so many registers of a row.
 constexpr int kSddmmTiledThreads = 128;
 constexpr int SddmmTiledBlocks(int registers) { return registers > 8 ? 6 : registers > 4 ? 7 : 9; }
-// What a lane has of a row is loaded in so many pieces.
+// Registers of a lane's pieces of a row, of so many bytes each.
 constexpr int SddmmTiledRegisters(int pieces, int piece_bytes) {
   return pieces * (piece_bytes < 4 ? 1 : piece_bytes / 4);
 }

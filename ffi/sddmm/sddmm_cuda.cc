@@ -33,7 +33,7 @@ struct Tiling {
   int vector;       // elements of a piece, up to 16 bytes
   int pieces;       // of a lane, at a time
   int chunks;       // of 32 entries of a warp
-  int sharing;      // warps, 32 entries
+  int sharing;      // warps that share 32 entries
   bool short_rows;  // each entry loads its own row of x
   int registers;    // of a lane's pieces
 
@@ -42,7 +42,7 @@ struct Tiling {
   int Together() const { return SddmmTiledTogether(registers, short_rows); }
 };
 
-// Of which none shares entries.
+// If none shared entries.
 int64_t TiledWarps(const SddmmProblem& p, int chunks) {
   return p.batch.count * CeilDivide(p.pattern.nse, chunks * kWarp);
 }
@@ -294,9 +294,9 @@ double TensorCost(const SddmmProblem& p) {
 // once; then microseconds in which a warp waits for its first 32 entries. Fitted to problems in
 // float32: 30 of 1024 x 1024 to 8192 x 2048, d 32 and 128, 10 to 30 % stored, of which predictions
 // are within 11 %, and 157 of pruned weights and their sizes, 64 x 576 to 2048 x 1024, d 52 to
-// 3136, of which half are within 7 % and nine in ten within 15 %, but far less than those of which
-// some rows are much shorter than others; and to 12 in 16 bits, whose numbers are converted, within
-// 10 %. What narrower loads take follows from the variant that has no others.
+// 3136, of which half are within 7 % and nine in ten within 15 %, but far too low for those of
+// which some rows are much shorter than others; and to 12 in 16 bits, whose numbers are converted,
+// within 10 %. What narrower loads take follows from the variant that has no others.
 double TiledCost(const SddmmProblem& p) {
   constexpr double kStart = 2.3, kForPass = 11.5;
   constexpr double kForLoad = 1.4, kForByte = 0.425;  // of a lane

@@ -1,4 +1,4 @@
-// The sampled dense-dense product in tiles of one row's entries (Gale et al. 2020, "Sparse GPU
+// The sampled dense-dense product in tiles of a row's entries (Gale et al. 2020, "Sparse GPU
 // Kernels for Deep Learning"), cut by entries, so that rows of any length balance. A warp takes
 // kChunks times 32 neighbouring entries, one for each lane, and passes over them once for each row
 // that has some of the 32. Groups of kLanes lanes take the entries of their lanes, and each lane
@@ -15,9 +15,9 @@
 // only if 32 neighbouring ones do not tell.
 //
 // Floors: every entry reads d elements of y from L1, 128 bytes a clock and multiprocessor, and from
-// L2, 42 bytes, what L1 has no room for; from memory come the columns, x and y once, and the result
-// is written once. Before it is, memory is waited for twice: for columns and ends of rows, then for
-// x and y.
+// L2, 42 bytes, what L1 has no room for, and of short rows as many of x; from memory come the
+// columns, x and y once, and the result is written once. Before it is, memory is waited for twice:
+// for columns and ends of rows, then for x and y.
 #include "common/packet.cuh"
 #include "sddmm/problem.h"
 

@@ -84,7 +84,8 @@ int main() {
   TestSizes<bfloat16, bfloat16, Tiling{2, 2, 3, 1}>();
   TestSizes<float, float, Tiling{2, 4, 1, 1, 1, false, false}>();
   TestSizes<float16, float, Tiling{4, 8, 1, 3, 1, false, false}>();
-  TestSizes<float, float, Tiling{4, 4, 2, 1, 2}>();
+  TestSizes<float, float, Tiling{8, 4, 4, 1, 2}>();
+  TestSizes<float, float, Tiling{8, 4, 4, 1, 2, true}>();  // in several rounds
   TestSizes<float16, float, Tiling{16, 4, 1, 1, 4, true}>();
   TestSizes<bfloat16, bfloat16, Tiling{2, 1, 3, 2, 1, true}>();
   TestSizes<float, float, Tiling{2, 2, 1, 1, 2, true, false}>();
