@@ -50,7 +50,7 @@ int64_t TiledWarps(const SddmmProblem& p, int chunks) {
 // As few chunks for a warp as let all run at once, or one after another if they would be too many:
 // half or twice as many take up to 35 % more time. Where there is room for more warps, or nearly
 // so, they share entries until each of a group is loaded at once; then more lanes take an entry, a
-// long row's.
+// long row's. Parts of a row are about as long as one another, lest the last one be mostly empty.
 Tiling TilingOf(const SddmmProblem& p, Technique without) {
   constexpr int kManyLanes = 8, kManyRegisters = 16, kMostChunks = 32, kShortRow = 64;
   const auto bytes = static_cast<int>(SizeOf(p.dtype));
@@ -59,14 +59,17 @@ Tiling TilingOf(const SddmmProblem& p, Technique without) {
          p.d % (tiling.vector * 2) == 0) {
     tiling.vector *= 2;
   }
-  const auto registers = [&](int pieces) {
-    return SddmmTiledRegisters(pieces, tiling.vector * bytes);
+  const int piece = SddmmTiledRegisters(1, tiling.vector * bytes);
+  const auto take_lanes = [&](int lanes) {
+    const int64_t pieces = CeilDivide(p.d, int64_t{lanes} * tiling.vector);
+    const int64_t parts = CeilDivide(pieces, kManyRegisters / piece);
+    tiling.lanes = lanes;
+    tiling.pieces = parts > 0 ? static_cast<int>(CeilDivide(pieces, parts)) : 1;
+    tiling.registers = SddmmTiledRegisters(tiling.pieces, tiling.vector * bytes);
   };
-  while (tiling.PartSize() < p.d && tiling.lanes < kManyLanes) tiling.lanes *= 2;
-  while (tiling.PartSize() < p.d && registers(tiling.pieces + 1) <= kManyRegisters) {
-    ++tiling.pieces;
-  }
-  tiling.registers = registers(tiling.pieces);
+  int lanes = 1;
+  while (lanes * tiling.vector < p.d && lanes < kManyLanes) lanes *= 2;
+  take_lanes(lanes);
   const int64_t at_once = int64_t{p.gpu.multiprocessors} * SddmmTiledBlocks(tiling.registers) *
                           (kSddmmTiledThreads / kWarp);
   const int64_t times = CeilDivide(TiledWarps(p, kMostChunks), at_once);
@@ -75,7 +78,7 @@ Tiling TilingOf(const SddmmProblem& p, Technique without) {
   const auto has_room = [&] { return TiledWarps(p, 1) * tiling.sharing * 2 <= most; };
   while (tiling.EntriesOfGroup() > tiling.Together() && has_room()) tiling.sharing *= 2;
   while (tiling.PartSize() < p.d && tiling.lanes < kWarp && has_room()) {
-    tiling.lanes *= 2;
+    take_lanes(tiling.lanes * 2);
     tiling.sharing *= 2;
   }
   return tiling;

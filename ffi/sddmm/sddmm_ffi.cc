@@ -44,9 +44,11 @@ OperationEntry SddmmEntry() {
   std::vector<SddmmProblem> problems;
   for (const DTypePair types : kDTypePairs) {
     for (const IndexType index : {IndexType::kInt32, IndexType::kUint16}) {
-      for (const int d : {32, 128}) {
-        SddmmProblem problem;
-        problem.d = d;
+      for (const bool short_rows : {false, true}) {
+        SddmmProblem problem;  // of a size that fills a GPU
+        problem.d = short_rows ? 128 : 32;
+        problem.pattern.rows = problem.pattern.columns = short_rows ? 16384 : 1024;
+        problem.pattern.nse = 1 << 19;
         problem.workspace.bytes = int64_t{1} << 30;
         problem.dtype = types.dtype;
         problem.out_dtype = types.out_dtype;

@@ -23,6 +23,18 @@
 
 namespace jaxsparse {
 
+// The row of an entry, of each lane's its own, which is no row in front of `low`.
+__device__ __forceinline__ int SearchRow(const int32_t* row_offsets, int low, int rows, int entry) {
+  int high = rows - 1;
+#pragma unroll 1
+  while (low < high) {
+    const int middle = low + (high - low) / 2;
+    if (row_offsets[middle + 1] <= entry) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
 // The first of at most 32 neighbouring rows from `low` on, one of which has the entry. All lanes of
 // a warp look at different rows, so that few loads wait for one another.
 __device__ __forceinline__ int SearchRows(const int32_t* row_offsets, int low, int rows,
@@ -76,6 +88,27 @@ struct RowEnds {
     *this = RowEnds(row_offsets, rows, SearchRows(row_offsets, first, rows, entry));
     before = Before(entry);
     return before < kWarp ? before : kWarp - 1;  // it is less, unless offsets do not rise
+  }
+
+  // The row of an entry, of each lane's its own, if it is one of those from `from` on and in front
+  // of `behind`, of which there are at most 32. If they are scattered over many rows, lanes search.
+  __device__ __forceinline__ int RowOf(const int32_t* row_offsets, int rows, int entry, int from,
+                                       int behind) {
+    constexpr int kMostTimes = 4;
+    int row = 0;
+    GoTo(row_offsets, rows, from);
+#pragma unroll 1
+    for (int times = 1;; ++times) {
+      const int end_of_rows = __shfl_sync(kAllLanes, end, kWarp - 1);
+      const int of_mine = Of(entry);
+      if (entry >= from && entry < end_of_rows && entry < behind) row = first + of_mine;
+      if (end_of_rows >= behind) return row;
+      from = end_of_rows;
+      if (times == kMostTimes) break;
+      *this = RowEnds(row_offsets, rows, first + kWarp);
+    }
+    if (entry < from || entry >= behind) return row;
+    return SearchRow(row_offsets, first + kWarp, rows, entry);
   }
 };
 
@@ -242,8 +275,8 @@ __global__ void __launch_bounds__(
   Out* out = of_entry.template operator()<Out>(p.out);
   const uint32_t d = static_cast<uint32_t>(p.d);
   using Piece = typename Part::Piece;
-  const bool wide =
-      (kWhole || d * sizeof(T) % sizeof(Piece) == 0) && IsAligned<Piece>(x) && IsAligned<Piece>(y);
+  const bool wide = kVector == 1 || ((kWhole || d * sizeof(T) % sizeof(Piece) == 0) &&
+                                     IsAligned<Piece>(x) && IsAligned<Piece>(y));
 
   int first_row = 0;
   if constexpr (!kBalanced) {
@@ -292,16 +325,14 @@ __global__ void __launch_bounds__(
       const uint32_t column = next < last_column ? next : last_column;
       next = load_column(at + kWarp);
       const int end = first + kWarp < stored ? first + kWarp : stored;
-      int row = 0;
+      if constexpr (kShortRows) {
+        const int row = ends.RowOf(row_offsets, rows, at, first, end);
+        const Acc sum = sums_of(x, static_cast<uint32_t>(row), column);
+        if (at < end) own = sum * factor;
+      } else {
 #pragma unroll 1
-      for (int from = first; from < end;) {  // rows that have entries in the chunk
-        const int before = ends.GoTo(row_offsets, rows, from);
-        if constexpr (kShortRows) {
-          const int end_of_rows = __shfl_sync(kAllLanes, ends.end, kWarp - 1);
-          const int of_mine = ends.Of(at);
-          if (at >= from && at < end_of_rows && at < end) row = ends.first + of_mine;
-          from = end_of_rows > from ? end_of_rows : from + 1;  // whatever the offsets say
-        } else {
+        for (int from = first; from < end;) {  // rows that have entries in the chunk
+          const int before = ends.GoTo(row_offsets, rows, from);
           const int end_of_row = __shfl_sync(kAllLanes, ends.end, before);
           const bool is_mine = at >= from && at < end_of_row && at < end;
           // Lanes whose entries are in other rows load what one of this row does.
@@ -310,12 +341,8 @@ __global__ void __launch_bounds__(
           const T* of_x = x + static_cast<uint64_t>(ends.first + before) * d;
           const Acc sum = sums_of(of_x, 0, mine);
           if (is_mine) own = sum * factor;
-          from = end_of_row > from ? end_of_row : from + 1;
+          from = end_of_row > from ? end_of_row : from + 1;  // whatever the offsets say
         }
-      }
-      if constexpr (kShortRows) {
-        const Acc sum = sums_of(x, static_cast<uint32_t>(row), column);
-        if (at < end) own = sum * factor;
       }
     }
     if (at < behind && is_of_share) FromAccumulator(own, &out[at]);

@@ -59,8 +59,11 @@ enum class Disorder {
   kNan,
   kInfinite,
   kHuge,
-  kWrongOffsets
+  kWrongOffsets,   // negative, or behind the end
+  kFallingOffsets  // to fewer entries than there are
 };
+
+inline bool AreWrong(Disorder offsets) { return offsets >= Disorder::kWrongOffsets; }
 
 // A random pattern whose middle row is empty. The columns begin `lead` elements behind an aligned
 // place; padding follows them, which nothing must read.
@@ -110,6 +113,11 @@ class RandomPattern {
     if (disorder == Disorder::kWrongOffsets) {
       offsets_[rows / 3] = -7;
       offsets_[rows / 2] = offsets_[rows] = 1 << 30;
+    }
+    if (disorder == Disorder::kFallingOffsets) {
+      offsets_[rows / 4] = 1 << 30;
+      offsets_[rows / 2] = -7;
+      offsets_[rows] /= 2;
     }
   }
 

@@ -11,12 +11,12 @@ struct SddmmSize {
   double density;
   double density_of_longest = 0;  // of every eighth row, where it is not 0
   bool shared_y = false;          // by batch entries
+  int64_t entries = 2;            // of the batch
 };
 
-// Two batch entries; arrays begin `lead` elements behind an aligned place.
+// Arrays begin `lead` elements behind an aligned place.
 template <typename T, typename Out, typename Index>
 class SddmmTest {
-  static constexpr int64_t kEntries = 2;
   static constexpr float kUntouched = 77, kInfinity = std::numeric_limits<float>::infinity();
 
   SddmmSize size_;
@@ -29,10 +29,10 @@ class SddmmTest {
   std::vector<Out> out_;
 
   void MakeOperands() {
-    x_ = Normal<T>(lead_ + kEntries * size_.rows * size_.d);
-    y_ = Normal<T>(lead_ + kEntries * size_.columns * size_.d);
-    scale_ = Normal<T>(lead_ + kEntries * nse_);
-    out_.resize(static_cast<size_t>(lead_ + kEntries * nse_), FromFloat<Out>(kUntouched));
+    x_ = Normal<T>(lead_ + size_.entries * size_.rows * size_.d);
+    y_ = Normal<T>(lead_ + size_.entries * size_.columns * size_.d);
+    scale_ = Normal<T>(lead_ + size_.entries * nse_);
+    out_.resize(static_cast<size_t>(lead_ + size_.entries * nse_), FromFloat<Out>(kUntouched));
     if (disorder_ == Disorder::kNan) x_[x_.size() / 3] = y_[y_.size() / 2] = FromFloat<T>(NAN);
     if (disorder_ == Disorder::kInfinite) {
       x_[x_.size() / 3] = FromFloat<T>(kInfinity);
@@ -55,10 +55,10 @@ class SddmmTest {
 
   SddmmProblem Problem(bool own_patterns = false) {
     SddmmProblem p;
-    p.pattern = pattern_.AsOperand(own_patterns ? kEntries : 0);
+    p.pattern = pattern_.AsOperand(own_patterns ? size_.entries : 0);
     p.d = size_.d;
-    p.batch.rank = 1;
-    p.batch.count = p.batch.sizes[0] = kEntries;
+    p.batch.rank = size_.entries > 1 ? 1 : 0;
+    p.batch.count = p.batch.sizes[0] = size_.entries;
     p.x = Of(x_, lead_, size_.rows * size_.d);
     p.y = Of(y_, lead_, size_.shared_y ? 0 : size_.columns * size_.d);
     if (scaled_) p.scale_by = Of(scale_, lead_, nse_);
@@ -71,8 +71,8 @@ class SddmmTest {
   void Check() const {
     const float before = ToAccumulator(out_[lead_ - 1]);
     if (before != kUntouched) Fail("sddmm", -1, -1, before, kUntouched);
-    if (disorder_ == Disorder::kWrongOffsets) return;  // nothing was out of bounds
-    for (int64_t entry = 0; entry < kEntries; ++entry) {
+    if (AreWrong(disorder_)) return;  // nothing was out of bounds
+    for (int64_t entry = 0; entry < size_.entries; ++entry) {
       for (int64_t r = 0; r < size_.rows; ++r) {
         for (int64_t i = pattern_.offset(r); i < pattern_.offset(r + 1); ++i) {
           CheckStored(entry, r, i);

@@ -53,6 +53,7 @@ void TestSizes() {
     Test<T, Out, int32_t, kInner, true>(size, Disorder::kNone, 8);
   }
   Test<T, Out, int32_t, kInner, true>({70, 140, 7, 0.2}, Disorder::kWrongOffsets, 8);
+  Test<T, Out, int32_t, kInner, true>({70, 140, 7, 0.2}, Disorder::kFallingOffsets, 8);
   for (Disorder disorder : {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated,
                             Disorder::kNan, Disorder::kInfinite}) {
     Test<T, Out, uint16_t, kInner, false>({40, 200, 20, 0.3}, disorder, 8);

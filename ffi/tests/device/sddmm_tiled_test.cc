@@ -28,7 +28,7 @@ void Test(const SddmmSize& size, Disorder disorder, int64_t lead, bool own_patte
   };
   const auto run = [&] {
     emulated::Launch(blocks, kSddmmTiledThreads, [&] {
-      if (p.batch.count == 1) kernel.template operator()<false>();
+      if (p.batch.rank == 0) kernel.template operator()<false>();
       else kernel.template operator()<true>();
     });
   };
@@ -62,8 +62,11 @@ void TestSizes() {
   whole({7, 600, kPart, 0.03, 0.97});
   whole({1500, 40, kPart, 0.002, 1.0});
   whole({60, 2000, kPart, 0.0, 0.5});
-  for (Disorder disorder : {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated,
-                            Disorder::kNan, Disorder::kInfinite, Disorder::kWrongOffsets}) {
+  whole({9000, 40, kPart, 0.0002});
+  whole({90, 110, kPart, 0.1, 0.9, false, 1});
+  for (Disorder disorder :
+       {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated, Disorder::kNan,
+        Disorder::kInfinite, Disorder::kWrongOffsets, Disorder::kFallingOffsets}) {
     whole({20, 220, kPart, 0.03, 1.0}, disorder);
     part({200, 50, kPart + kVector, 0.05, 1.0}, disorder);
   }
