@@ -38,7 +38,7 @@ def main() -> None:
         results = [*products(rng, dtype, topology, 19), *products(rng, dtype, large, 40)]
         results += softmaxes(rng, dtype, topology)
         results += softmaxes(rng, dtype, Topology.from_mask(rng.random((5, 4000)) < 0.6))
-        results += [*long_rows(rng, dtype), *short_rows(rng, dtype)]
+        results += [*long_rows(rng, dtype), *sampled_rows(rng, dtype)]
         results += scans(rng, dtype, "_barrier" if barriers else "")
         for result in results:
             assert np.isfinite(np.asarray(result, np.float32)).all()
@@ -53,12 +53,14 @@ def sampled_products(x, y, topology):
     ]
 
 
-def short_rows(rng, dtype):
-    """Sampled products in which warps share entries, each of which loads its own row of x."""
-    topology = Topology.from_mask(rng.random((90, 61)) < 0.1)
-    return sampled_products(
-        *(jnp.asarray(rng.standard_normal((size, 264)), dtype) for size in topology.shape), topology
-    )
+def sampled_rows(rng, dtype):
+    """Sampled products with rows so short that each entry loads its own, and so long that none."""
+    results = []
+    for shape, density in (((90, 61), 0.1), ((12, 3000), 0.5)):
+        topology = Topology.from_mask(rng.random(shape) < density)
+        x, y = (jnp.asarray(rng.standard_normal((size, 520)), dtype) for size in shape)
+        results += sampled_products(x, y, topology)
+    return results
 
 
 def products(rng, dtype, topology, n):

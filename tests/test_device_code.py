@@ -43,7 +43,7 @@ def test_tilings_compile(tiling, monkeypatch):
 
 
 # Lanes that take an entry, numbers of a piece, pieces, chunks of a warp, warps that share one,
-# whether rows are short, whole, scaled, cut by entries, batched.
+# whether each loads its own row of x, is whole, scaled, cut by entries, batched.
 @pytest.mark.parametrize(
     "tiling",
     [

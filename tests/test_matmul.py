@@ -230,13 +230,14 @@ def test_many_sampled_tiles(implementation, variant, dtype, d):
         assert_close(out[i], reference_sddmm(x[i], y[i], topology), dtype, magnitude)
 
 
-@pytest.mark.parametrize("d", [48, 520])
+@pytest.mark.parametrize("d", [80, 520])
+@pytest.mark.parametrize("shape, density", [((160, 70), 0.05), ((16, 6000), 0.6)], ids=str)
 @pytest.mark.parametrize("implementation, variant, dtype", SAMPLED_CASES)
-def test_sampled_short_rows(implementation, variant, dtype, d):
-    """So few entries that a GPU's warps share them; rows are short, but some are empty or full."""
+def test_sampled_rows(implementation, variant, dtype, shape, density, d):
+    """Of few entries, which load x one by one and which warps share, or many; empty or full, too."""
     rng = np.random.default_rng(11)
-    mask = rng.random((160, 70)) < 0.05
-    mask[30:85], mask[7] = False, True
+    mask = rng.random(shape) < density
+    mask[shape[0] // 5 : shape[0] // 2], mask[3] = False, True
     topology = Topology.from_mask(mask, nse=int(mask.sum()) + 9)
     with jax.enable_x64(True):
         x, y = (draw(rng, (size, d), DTYPES[dtype]) for size in topology.shape)

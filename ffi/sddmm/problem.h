@@ -17,11 +17,11 @@ constexpr int SddmmTiledRegisters(int pieces, int piece_bytes) {
   return pieces * (piece_bytes < 4 ? 1 : piece_bytes / 4);
 }
 // Entries of a group of lanes that are loaded at once, if a lane has so many registers of a row of
-// y, and of an entry's own row of x where rows are short.
-constexpr int SddmmTiledTogether(int registers, bool short_rows) {
+// y, and as many of x if each entry loads its own.
+constexpr int SddmmTiledTogether(int registers, bool own_rows) {
   constexpr int kInFlight = 32;
   int entries = 1;  // a power of 2, as the entries of a group are
-  while (2 * entries * registers * (short_rows ? 2 : 1) <= kInFlight) entries *= 2;
+  while (2 * entries * registers * (own_rows ? 2 : 1) <= kInFlight) entries *= 2;
   return entries;
 }
 

@@ -29,32 +29,40 @@ enum class Technique {
 
 // How warps take entries.
 struct Tiling {
-  int lanes;        // that take an entry
-  int vector;       // elements of a piece, up to 16 bytes
-  int pieces;       // of a lane, at a time
-  int chunks;       // of 32 entries of a warp
-  int sharing;      // warps that share 32 entries
-  bool short_rows;  // each entry loads its own row of x
-  int registers;    // of a lane's pieces
+  int lanes;      // that take an entry
+  int vector;     // elements of a piece, up to 16 bytes
+  int pieces;     // of a lane, at a time
+  int chunks;     // of 32 entries of a warp
+  int sharing;    // warps that share 32 entries
+  bool own_rows;  // each entry loads its own row of x
+  int registers;  // of a lane's pieces
 
   int64_t PartSize() const { return int64_t{lanes} * vector * pieces; }  // of a row, at a time
   int EntriesOfGroup() const { return lanes / sharing; }
-  int Together() const { return SddmmTiledTogether(registers, short_rows); }
+  int Together() const { return SddmmTiledTogether(registers, own_rows); }
 };
 
-// If none shared entries.
+// Warps, if none shared entries.
 int64_t TiledWarps(const SddmmProblem& p, int chunks) {
   return p.batch.count * CeilDivide(p.pattern.nse, chunks * kWarp);
 }
 
+// Warps that a GPU runs at once.
+int64_t TiledAtOnce(const SddmmProblem& p, const Tiling& tiling) {
+  return int64_t{p.gpu.multiprocessors} * SddmmTiledBlocks(tiling.registers) *
+         (kSddmmTiledThreads / kWarp);
+}
+
 // As few chunks for a warp as let all run at once, or one after another if they would be too many:
-// half or twice as many take up to 35 % more time. Where there is room for more warps, or nearly
-// so, they share entries until each of a group is loaded at once; then more lanes take an entry, a
-// long row's. Parts of a row are about as long as one another, lest the last one be mostly empty.
-Tiling TilingOf(const SddmmProblem& p, Technique without) {
-  constexpr int kManyLanes = 8, kManyRegisters = 16, kMostChunks = 32, kShortRow = 64;
+// half or twice as many take up to 35 % more time. Where there is room for more warps, they share
+// entries until each of a group is loaded at once; then more lanes take an entry, a long row's.
+// Where they load their own rows of x, a fifth of the warps may wait for others to end: up to 24 %
+// less time than half as many warps take; where they share x it is more. Parts of a row are about
+// as long as one another, lest the last one be mostly empty.
+Tiling TilingOf(const SddmmProblem& p, Technique without, bool own_rows) {
+  constexpr int kManyLanes = 8, kManyRegisters = 16, kMostChunks = 32;
   const auto bytes = static_cast<int>(SizeOf(p.dtype));
-  Tiling tiling{1, 1, 1, 1, 1, p.pattern.nse <= p.pattern.rows * kShortRow, 0};
+  Tiling tiling{1, 1, 1, 1, 1, own_rows, 0};
   while (without != Technique::kWideLoads && tiling.vector * bytes < 16 &&
          p.d % (tiling.vector * 2) == 0) {
     tiling.vector *= 2;
@@ -70,18 +78,63 @@ Tiling TilingOf(const SddmmProblem& p, Technique without) {
   int lanes = 1;
   while (lanes * tiling.vector < p.d && lanes < kManyLanes) lanes *= 2;
   take_lanes(lanes);
-  const int64_t at_once = int64_t{p.gpu.multiprocessors} * SddmmTiledBlocks(tiling.registers) *
-                          (kSddmmTiledThreads / kWarp);
-  const int64_t times = CeilDivide(TiledWarps(p, kMostChunks), at_once);
-  if (times > 0) tiling.chunks = static_cast<int>(CeilDivide(TiledWarps(p, 1), at_once * times));
-  const int64_t most = at_once + at_once / 4;
-  const auto has_room = [&] { return TiledWarps(p, 1) * tiling.sharing * 2 <= most; };
+  const int64_t at_once = TiledAtOnce(p, tiling);
+  const int64_t most = own_rows ? at_once + at_once / 4 : at_once, warps = TiledWarps(p, 1);
+  if (warps > most) {
+    const int64_t times = CeilDivide(TiledWarps(p, kMostChunks), at_once);
+    tiling.chunks = static_cast<int>(CeilDivide(warps, at_once * times));
+  }
+  const auto has_room = [&] { return warps * tiling.sharing * 2 <= most; };
   while (tiling.EntriesOfGroup() > tiling.Together() && has_room()) tiling.sharing *= 2;
   while (tiling.PartSize() < p.d && tiling.lanes < kWarp && has_room()) {
     take_lanes(tiling.lanes * 2);
     tiling.sharing *= 2;
   }
   return tiling;
+}
+
+// Microseconds: from clocks of a multiprocessor for 32 entries of a row or fewer, which are more
+// where it runs fewer warps than it could, or for what it loads of y from L2 once; and those in
+// which a warp waits for its first 32 entries. Fitted to 237 measurements in float32, with x shared
+// and not, of 64 x 576 to 4096 x 4096, d 32 to 3136, and of graphs of 100,000 nodes: half of them
+// are within 5 %, nine in ten within 16 %; it is far too low where some rows are much shorter than
+// others and x is shared. Then to 12 in 16 bits, whose numbers are converted. What narrower loads
+// take follows from the variant that has no others.
+double TiledTime(const SddmmProblem& p, const Tiling& tiling) {
+  constexpr double kStart = 2.3, kForPass = 11.5;
+  constexpr double kForLoad = 1.4, kForByte = 0.425;  // of a lane
+  constexpr double kWithX = 1.57;                     // loads, with those of an own row of x
+  constexpr double kOfRow = 0.9;  // passes that its ends take more, if x is shared
+  constexpr double kWait = 0.21;  // for what a lane loads at once, if x is shared
+  constexpr double kFewWarps = 0.3, kL2Bytes = 31;
+  if (p.batch.count * p.pattern.nse == 0) return kStart;
+  const auto bytes = static_cast<double>(SizeOf(p.dtype));
+  const double convert = bytes == 2 ? 1.5 : 1;
+  const int64_t parts = CeilDivide(p.d, tiling.PartSize());  // of a row
+  const double loads = static_cast<double>(parts * tiling.lanes * tiling.pieces) *
+                       (kForLoad + kForByte * bytes * tiling.vector) *
+                       (tiling.own_rows ? kWithX : 1);
+  const int64_t nse = p.pattern.nse, rows = p.pattern.rows < nse ? p.pattern.rows : nse;
+  const double chunks = static_cast<double>(nse) / kWarp;
+  const double passes = chunks + (tiling.own_rows ? 0 : kOfRow * static_cast<double>(rows));
+  const auto batch = static_cast<double>(p.batch.count);
+  const double full = static_cast<double>(TiledWarps(p, tiling.chunks) * tiling.sharing) /
+                      static_cast<double>(TiledAtOnce(p, tiling));
+  const double compute = batch * passes * (kForPass + loads) * convert / p.gpu.multiprocessors /
+                         (full < 1 ? std::pow(full, kFewWarps) : 1);
+  const double columns = batch * static_cast<double>(p.pattern.columns);
+  const double entries = batch * static_cast<double>(nse) / p.gpu.multiprocessors;
+  const double rows_of_y = columns * (1 - std::exp(-entries / columns));  // expected, of them all
+  const double l2 = rows_of_y * static_cast<double>(p.d) * bytes / kL2Bytes;
+  const int64_t waits = parts * CeilDivide(tiling.EntriesOfGroup(), tiling.Together());
+  return kStart + (compute > l2 ? compute : l2) / kClocksOfMicrosecond +
+         (tiling.own_rows ? 0 : kWait * static_cast<double>(waits) * passes / chunks);
+}
+
+// Whether entries load their own rows of x is what takes less time.
+Tiling TilingOf(const SddmmProblem& p, Technique without) {
+  const Tiling shared = TilingOf(p, without, false), own = TilingOf(p, without, true);
+  return TiledTime(p, own) < TiledTime(p, shared) ? own : shared;
 }
 
 // Places of 32 bits, of lanes too.
@@ -98,7 +151,7 @@ KernelSource TiledInstance(const SddmmProblem& p, Technique without) {
   for (int number : {tiling.lanes, tiling.vector, tiling.pieces, tiling.chunks, tiling.sharing}) {
     expression += ", " + std::to_string(number);
   }
-  for (bool is : {tiling.short_rows, p.d == tiling.PartSize(), p.scale_by.data != nullptr,
+  for (bool is : {tiling.own_rows, p.d == tiling.PartSize(), p.scale_by.data != nullptr,
                   without != Technique::kBalance, p.batch.rank > 0}) {
     expression += is ? ", true" : ", false";
   }
@@ -258,7 +311,8 @@ bool FitsStaged(const SddmmProblem& p) {
 // A long row of few entries, of which groups of lanes load four at once, waits more than it loads.
 double EntriesCost(const SddmmProblem& p) {
   constexpr double kStart = 4, kWait = 0.5;
-  const int64_t loads = CeilDivide(p.d, LanesFor(p.d)) * CeilDivide(SddmmRun(p), 4);
+  constexpr int kTogether = 4;
+  const int64_t loads = CeilDivide(p.d, LanesFor(p.d)) * CeilDivide(SddmmRun(p), kTogether);
   const double wait = kWait * static_cast<double>(loads);
   const double load = static_cast<double>(p.batch.count * p.pattern.nse) *
                       (0.125e-3 + 0.63e-6 * static_cast<double>(p.d));
@@ -293,41 +347,7 @@ double TensorCost(const SddmmProblem& p) {
          entries * kForEntries + found * kToFindStarts;
 }
 
-// Clocks of a multiprocessor for 32 entries of a row or fewer, or for what it loads of y from L2
-// once; then microseconds in which a warp waits for its first 32 entries. Fitted to problems in
-// float32: 30 of 1024 x 1024 to 8192 x 2048, d 32 and 128, 10 to 30 % stored, of which predictions
-// are within 11 %, and 157 of pruned weights and their sizes, 64 x 576 to 2048 x 1024, d 52 to
-// 3136, of which half are within 7 % and nine in ten within 15 %, but far too low for those of
-// which some rows are much shorter than others; and to 12 in 16 bits, whose numbers are converted,
-// within 10 %. What narrower loads take follows from the variant that has no others.
-double TiledCost(const SddmmProblem& p) {
-  constexpr double kStart = 2.3, kForPass = 11.5;
-  constexpr double kForLoad = 1.4, kForByte = 0.425;  // of a lane
-  constexpr double kOfRow = 0.9;                      // passes that its ends take more
-  constexpr double kOfShortRow = 0.75;  // of a load, with that of x, which other lanes share
-  constexpr double kWait = 0.38;        // for what a lane loads at once
-  constexpr double kL2Bytes = 42;
-  if (p.batch.count * p.pattern.nse == 0) return kStart;
-  const auto bytes = static_cast<double>(SizeOf(p.dtype));
-  const double convert = bytes == 2 ? 1.5 : 1;
-  const Tiling tiling = TilingOf(p, Technique::kNone);
-  const int64_t parts = CeilDivide(p.d, tiling.PartSize());  // of a row
-  const double loads = static_cast<double>(parts * tiling.lanes * tiling.pieces) *
-                       (kForLoad + kForByte * bytes * tiling.vector) *
-                       (tiling.short_rows ? kOfShortRow : 1);
-  const int64_t nse = p.pattern.nse, rows = p.pattern.rows < nse ? p.pattern.rows : nse;
-  const double chunks = static_cast<double>(nse) / kWarp;
-  const double passes = chunks + (tiling.short_rows ? 0 : kOfRow * static_cast<double>(rows));
-  const auto batch = static_cast<double>(p.batch.count);
-  const double compute = batch * passes * (kForPass + loads) * convert / p.gpu.multiprocessors;
-  const double columns = batch * static_cast<double>(p.pattern.columns);
-  const double entries = batch * static_cast<double>(nse) / p.gpu.multiprocessors;
-  const double rows_of_y = columns * (1 - std::exp(-entries / columns));  // expected, of them all
-  const double l2 = rows_of_y * static_cast<double>(p.d) * bytes / kL2Bytes;
-  const int64_t waits = parts * CeilDivide(tiling.EntriesOfGroup(), tiling.Together());
-  return kStart + (compute > l2 ? compute : l2) / kClocksOfMicrosecond +
-         kWait * static_cast<double>(waits) * passes / chunks;
-}
+double TiledCost(const SddmmProblem& p) { return TiledTime(p, TilingOf(p, Technique::kNone)); }
 
 // Where rows of y are not aligned they come number by number, which was not measured.
 double StagedCost(const SddmmProblem& p) {

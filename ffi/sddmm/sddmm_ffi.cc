@@ -44,10 +44,10 @@ OperationEntry SddmmEntry() {
   std::vector<SddmmProblem> problems;
   for (const DTypePair types : kDTypePairs) {
     for (const IndexType index : {IndexType::kInt32, IndexType::kUint16}) {
-      for (const bool short_rows : {false, true}) {
-        SddmmProblem problem;  // of a size that fills a GPU
-        problem.d = short_rows ? 128 : 32;
-        problem.pattern.rows = problem.pattern.columns = short_rows ? 16384 : 1024;
+      for (const int64_t rows : {1024, 16384}) {  // long ones, and short ones
+        SddmmProblem problem;                     // of a size that fills a GPU
+        problem.d = rows == 1024 ? 32 : 128;
+        problem.pattern.rows = problem.pattern.columns = rows;
         problem.pattern.nse = 1 << 19;
         problem.workspace.bytes = int64_t{1} << 30;
         problem.dtype = types.dtype;

@@ -6,18 +6,18 @@
 // entries' loads are in flight. What the lanes of a group have to add up they exchange for all
 // their entries at once, so that a lane ends with its own entry's sum.
 //
-// Where rows are so short (kShortRows) that there would be many passes, there is one, in which
-// every entry loads its own row of x, too. Where there are too few entries to fill a GPU, kSharing
-// warps share 32: each takes as many of every group's.
+// Where rows are so short, or entries so few, that passes take longer than loads do, there is one,
+// in which every entry loads its own row of x, too (kOwnRows). Where there are too few entries to
+// fill a GPU, kSharing warps share 32: each takes as many of every group's.
 //
 // Small problems wait more than they load. So a warp asks for its columns and for the ends of rows
 // at once: it guesses which rows its entries are in, as if all were of one length, and searches
 // only if 32 neighbouring ones do not tell.
 //
 // Floors: every entry reads d elements of y from L1, 128 bytes a clock and multiprocessor, and from
-// L2, 42 bytes, what L1 has no room for, and of short rows as many of x; from memory come the
-// columns, x and y once, and the result is written once. Before it is, memory is waited for twice:
-// for columns and ends of rows, then for x and y.
+// L2, 42 bytes, what L1 has no room for, and with rows of x of its own twice that; from memory come
+// the columns, x and y once, and the result is written once. Before it is, memory is waited for
+// twice: for columns and ends of rows, then for x and y.
 #include "common/packet.cuh"
 #include "sddmm/problem.h"
 
@@ -169,11 +169,11 @@ struct RowPart {
 
 // A lane's own of the sums of 32 entries, or of those of them that are a warp's share. They are all
 // of the row of x that is given first, or each lane's of the so-manieth from there on.
-template <typename Part, int kLanes, int kSharing, bool kShortRows, bool kWhole, typename T>
+template <typename Part, int kLanes, int kSharing, bool kOwnRows, bool kWhole, typename T>
 __device__ __forceinline__ Accumulator<T> SumsOf(const T* x, uint32_t row, const T* y,
                                                  uint32_t column, uint32_t d, uint32_t share) {
   constexpr int kEntries = kLanes / kSharing;  // of a group
-  constexpr int kTogether = SddmmTiledTogether(Part::kRegisters, kShortRows);
+  constexpr int kTogether = SddmmTiledTogether(Part::kRegisters, kOwnRows);
   constexpr int kCount = kTogether < kEntries ? kTogether : kEntries;
   static_assert(kEntries % kCount == 0);
   const uint32_t row_bytes = d * static_cast<uint32_t>(sizeof(T));
@@ -186,8 +186,8 @@ __device__ __forceinline__ Accumulator<T> SumsOf(const T* x, uint32_t row, const
   };
 #pragma unroll 1
   do {
-    Part of_x[kShortRows ? kCount : 1];
-    if constexpr (!kShortRows) of_x[0] = load(x, 0);
+    Part of_x[kOwnRows ? kCount : 1];
+    if constexpr (!kOwnRows) of_x[0] = load(x, 0);
 #pragma unroll 1
     for (int first = 0; first < kEntries; first += kCount) {
       Part of_y[kCount];
@@ -195,10 +195,10 @@ __device__ __forceinline__ Accumulator<T> SumsOf(const T* x, uint32_t row, const
       for (int k = 0; k < kCount; ++k) {
         const int lane = first_lane + first + k;
         of_y[k] = load(y, __shfl_sync(kAllLanes, column, lane, kLanes));
-        if constexpr (kShortRows) of_x[k] = load(x, __shfl_sync(kAllLanes, row, lane, kLanes));
+        if constexpr (kOwnRows) of_x[k] = load(x, __shfl_sync(kAllLanes, row, lane, kLanes));
       }
 #pragma unroll
-      for (int k = 0; k < kCount; ++k) of_x[kShortRows ? k : 0].AddProduct(of_y[k], &sums[k]);
+      for (int k = 0; k < kCount; ++k) of_x[kOwnRows ? k : 0].AddProduct(of_y[k], &sums[k]);
       // The next ones' sums become the first, since which registers they are in is compiled.
       Accumulator<T> done[kCount];
 #pragma unroll
@@ -219,7 +219,7 @@ __device__ __forceinline__ Accumulator<T> SumsOf(const T* x, uint32_t row, const
 }
 
 // The same number by number, where arrays are not aligned.
-template <int kLanes, int kSharing, bool kShortRows, typename T>
+template <int kLanes, int kSharing, bool kOwnRows, typename T>
 __device__ __forceinline__ Accumulator<T> SumsByNumber(const T* x, uint32_t row, const T* y,
                                                        uint32_t column, uint32_t d,
                                                        uint32_t share) {
@@ -232,7 +232,7 @@ __device__ __forceinline__ Accumulator<T> SumsByNumber(const T* x, uint32_t row,
       const uint64_t of_entry = __shfl_sync(kAllLanes, number, static_cast<int>(k), kLanes);
       return of + of_entry * d;
     };
-    const T* of_x = kShortRows ? row_of(x, row) : x;
+    const T* of_x = kOwnRows ? row_of(x, row) : x;
     const T* of_y = row_of(y, column);
     Accumulator<T> sum = 0;
 #pragma unroll 4
@@ -246,7 +246,7 @@ __device__ __forceinline__ Accumulator<T> SumsByNumber(const T* x, uint32_t row,
 }
 
 template <typename T, typename Out, typename Index, int kLanes, int kVector, int kPieces,
-          int kChunks, int kSharing, bool kShortRows, bool kWhole, bool kScaled, bool kBalanced,
+          int kChunks, int kSharing, bool kOwnRows, bool kWhole, bool kScaled, bool kBalanced,
           bool kBatched>
 __global__ void __launch_bounds__(
     kSddmmTiledThreads, SddmmTiledBlocks(RowPart<T, kLanes, kVector, kPieces>::kRegisters))
@@ -293,11 +293,11 @@ __global__ void __launch_bounds__(
   // Without rows or columns there is nothing to read, whatever the offsets say.
   int stored = rows > 0 && p.pattern.columns > 0 ? row_offsets[rows] : 0;
   // Rows among which the first entry's is, if they are of about one length; of a run it is known.
-  const int guess = kBalanced
-                        ? static_cast<int>(static_cast<float>(first) * static_cast<float>(rows) /
-                                           static_cast<float>(nse)) -
-                              kWarp / 2
-                        : first_row;
+  const int guess =
+      kBalanced ? static_cast<int>(__fdividef(static_cast<float>(first) * static_cast<float>(rows),
+                                              static_cast<float>(nse))) -
+                      kWarp / 2
+                : first_row;
   RowEnds ends(row_offsets, rows, guess < 0 ? 0 : guess);
   // A run of rows may end within 32 entries, of which the others are not its own.
   const int most = kBalanced ? nse : behind;
@@ -308,8 +308,8 @@ __global__ void __launch_bounds__(
 
   const bool is_of_share = lane % kLanes / (kLanes / kSharing) == static_cast<int>(share);
   const auto sums_of = [&](const T* of_x, uint32_t row, uint32_t column) {
-    return wide ? SumsOf<Part, kLanes, kSharing, kShortRows, kWhole>(of_x, row, y, column, d, share)
-                : SumsByNumber<kLanes, kSharing, kShortRows>(of_x, row, y, column, d, share);
+    return wide ? SumsOf<Part, kLanes, kSharing, kOwnRows, kWhole>(of_x, row, y, column, d, share)
+                : SumsByNumber<kLanes, kSharing, kOwnRows>(of_x, row, y, column, d, share);
   };
 #pragma unroll 1
   for (; first < behind; first += kWarp) {
@@ -325,7 +325,7 @@ __global__ void __launch_bounds__(
       const uint32_t column = next < last_column ? next : last_column;
       next = load_column(at + kWarp);
       const int end = first + kWarp < stored ? first + kWarp : stored;
-      if constexpr (kShortRows) {
+      if constexpr (kOwnRows) {
         const int row = ends.RowOf(row_offsets, rows, at, first, end);
         const Acc sum = sums_of(x, static_cast<uint32_t>(row), column);
         if (at < end) own = sum * factor;

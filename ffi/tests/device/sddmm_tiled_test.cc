@@ -11,7 +11,7 @@ namespace {
 struct Tiling {
   int lanes, vector, pieces, chunks;
   int sharing = 1;
-  bool short_rows = false;
+  bool own_rows = false;
   bool balanced = true;
 };
 
@@ -24,7 +24,7 @@ void Test(const SddmmSize& size, Disorder disorder, int64_t lead, bool own_patte
       static_cast<int>(CeilDivide(warps * kTiling.sharing, kSddmmTiledThreads / kWarp));
   const auto kernel = [&]<bool kBatched>() {
     SddmmTiled<T, Out, Index, kTiling.lanes, kTiling.vector, kTiling.pieces, kTiling.chunks,
-               kTiling.sharing, kTiling.short_rows, kWhole, kScaled, kTiling.balanced, kBatched>(p);
+               kTiling.sharing, kTiling.own_rows, kWhole, kScaled, kTiling.balanced, kBatched>(p);
   };
   const auto run = [&] {
     emulated::Launch(blocks, kSddmmTiledThreads, [&] {

@@ -276,5 +276,6 @@ inline int __reduce_max_sync(unsigned mask, int x) {
 }
 inline int __ffs(int x) { return std::countr_zero(static_cast<unsigned>(x)) % 32 + (x != 0); }
 inline int __popc(unsigned x) { return std::popcount(x); }
+inline float __fdividef(float x, float y) { return x / y; }
 inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
 inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }
