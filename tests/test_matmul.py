@@ -234,7 +234,7 @@ def test_many_sampled_tiles(implementation, variant, dtype, d):
 @pytest.mark.parametrize("shape, density", [((160, 70), 0.05), ((16, 6000), 0.6)], ids=str)
 @pytest.mark.parametrize("implementation, variant, dtype", SAMPLED_CASES)
 def test_sampled_rows(implementation, variant, dtype, shape, density, d):
-    """Of few entries, which load x one by one and which warps share, or many; empty or full, too."""
+    """Of few entries, which warps share and which load rows of x of their own, or of many."""
     rng = np.random.default_rng(11)
     mask = rng.random(shape) < density
     mask[shape[0] // 5 : shape[0] // 2], mask[3] = False, True
