@@ -54,11 +54,11 @@ def sampled_products(x, y, topology):
 
 
 def sampled_rows(rng, dtype):
-    """Sampled products with rows so short that each entry loads its own, and so long that none."""
+    """Sampled products with few and with many entries, in rows of their own or shared ones."""
     results = []
-    for shape, density in (((90, 61), 0.1), ((12, 3000), 0.5)):
+    for shape, density, d in (((90, 61), 0.1, 520), ((12, 3000), 0.5, 520), ((90, 3100), 0.9, 32)):
         topology = Topology.from_mask(rng.random(shape) < density)
-        x, y = (jnp.asarray(rng.standard_normal((size, 520)), dtype) for size in shape)
+        x, y = (jnp.asarray(rng.standard_normal((size, d)), dtype) for size in shape)
         results += sampled_products(x, y, topology)
     return results
 

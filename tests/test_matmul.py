@@ -249,6 +249,22 @@ def test_sampled_rows(implementation, variant, dtype, shape, density, d):
     assert_close(out, reference_sddmm(x, y, topology), dtype, magnitude)
 
 
+@pytest.mark.parametrize("d", [32, 36])
+@pytest.mark.parametrize("shape, density", [((160, 3100), 0.85), ((20000, 700), 0.03)], ids=str)
+@pytest.mark.parametrize("implementation, variant, dtype", SAMPLED_CASES)
+def test_many_sampled_entries(implementation, variant, dtype, shape, density, d):
+    """So many that a warp takes several times 32: of rows of x of their own, or of shared ones."""
+    rng = np.random.default_rng(12)
+    mask = rng.random(shape) < density * rng.uniform(0.5, 1.17, (shape[0], 1))
+    mask[shape[0] // 5 : shape[0] // 2] = False
+    topology = Topology.from_mask(mask, nse=int(mask.sum()) + 70)
+    with jax.enable_x64(True):
+        x, y = (draw(rng, (size, d), DTYPES[dtype]) for size in topology.shape)
+        out = sampled(x, y, topology, None, implementation, variant)
+    magnitude = reference_sddmm(np.abs(x), np.abs(y), topology)
+    assert_close(out, reference_sddmm(x, y, topology), dtype, magnitude)
+
+
 @st.composite
 def patterns(draw_):
     """Masks in a fixed frame, so that few shapes are compiled: rows empty, full, or in between."""

@@ -62,7 +62,9 @@ void TestSizes() {
   whole({7, 600, kPart, 0.03, 0.97});
   whole({1500, 40, kPart, 0.002, 1.0});
   whole({60, 2000, kPart, 0.0, 0.5});
-  whole({9000, 40, kPart, 0.0002});
+  for (Disorder disorder : {Disorder::kNone, Disorder::kWrongOffsets, Disorder::kFallingOffsets}) {
+    whole({9000, 40, kPart, 0.0002}, disorder);  // some rows' entries are searched for
+  }
   whole({90, 110, kPart, 0.1, 0.9, false, 1});
   for (Disorder disorder :
        {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated, Disorder::kNan,
