@@ -11,7 +11,7 @@ import jax
 from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn
 
-from jaxsparse import _ffi, backend
+from jaxsparse import backend
 from jaxsparse.device import Device, present_device
 from jaxsparse.ops.arguments import PATTERN
 from jaxsparse.primitive import (
@@ -207,19 +207,12 @@ def _choice(
             return _Choice(
                 otherwise="a variant that is chosen when it runs, because a size is open"
             )
-        name, fitting = _ffi.choose_variant(
-            operation.target,
-            [(a.dtype.name, a.shape) for a in call.operands],
-            [(a.dtype.name, a.shape) for a in call.results],
-            call.attributes,
-            compute_capability=device.compute_capability,
-            multiprocessors=device.multiprocessors,
-            shared_bytes=device.shared_bytes,
+        variants = device.choose_variant(
+            operation.target, call.operands, call.results, call.attributes
         )
     except ValueError as error:
         return _Choice(otherwise=f"refused, because {error}")
-    fitting.sort(key=lambda pair: (pair[0] != name, pair[1]))
-    return _Choice(tuple(fitting), remark=call.remark)
+    return _Choice(variants, remark=call.remark)
 
 
 def _by_name(

@@ -262,7 +262,12 @@ def test_plain_xla():
 
 def test_the_dense_product():
     """As the lowering chooses: without a kernel where that is faster, unless one is asked for."""
-    x, y = (jax.ShapeDtypeStruct((n, 512), jnp.float32) for n in TOPOLOGY.shape)
+    topology = Topology.from_mask(np.random.default_rng(1).random((2048, 512)) < 0.3)
+    x, y = (jax.ShapeDtypeStruct((n, 2048), jnp.float32) for n in topology.shape)
+
+    def sampled(x, y, **options):
+        return sddmm(x, y, topology, **options).values
+
     (call,) = explain(sampled, x, y, device=H200)
     assert call.variant is None and "plain XLA, because a dense product" in call.otherwise
     (asked,) = explain(lambda x, y: sampled(x, y, implementation="cuda"), x, y, device=H200)

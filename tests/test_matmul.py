@@ -638,6 +638,41 @@ def test_entries_of_a_dense_product(name, dtype, scaled):
     np.testing.assert_array_equal(batched, out[None])
 
 
+@pytest.mark.parametrize(
+    "dtype, shape, d, density, taken",
+    [
+        ("float32", (2048, 512), 2048, 0.3, True),
+        ("float32", (2048, 512), 2048, 0.1, False),
+        ("float32", (64, 256), 3136, 0.3, False),  # a GPU's multiprocessors would mostly wait
+        ("float32", (8192, 2048), 256, 0.5, False),
+        ("float64", (2048, 512), 2048, 0.3, False),
+        ("bfloat16", (8192, 2048), 512, 0.1, True),
+        ("float16", (2048, 512), 2048, 0.1, True),
+        ("bfloat16", (2048, 512), 2048, 0.005, False),
+        ("bfloat16", (512, 512), 512, 0.1, False),
+        ("bfloat16", (9000, 9000), 512, 0.3, False),  # it would take more than 256 MiB
+    ],
+)
+def test_where_a_gpu_picks_from_a_dense_product(dtype, shape, d, density, taken):
+    m, k = shape
+    nse = int(m * k * density)
+    with jax.enable_x64(dtype == "float64"):
+        x, y, scale_by = (jax.ShapeDtypeStruct(s, dtype) for s in ((m, d), (k, d), (nse,)))
+        offsets, columns = (jax.ShapeDtypeStruct((size,), jnp.int32) for size in (m + 1, nse))
+
+        def is_dense(*scale_by, **options):
+            def call(x, y, offsets, columns, *scale_by):
+                scale = dict(zip(["scale_by"], scale_by, strict=False))
+                return sddmm(x, y, Topology(offsets, columns, shape), **scale, **options).values
+
+            traced = jax.jit(call).trace(x, y, offsets, columns, *scale_by)
+            text = traced.lower(lowering_platforms=("cuda",)).as_text()
+            return "jaxsparse_sddmm" not in text and "dot_general" in text
+
+        assert is_dense() == is_dense(scale_by) == taken
+        assert not is_dense(variant="tiled_entries") and not is_dense(implementation="cuda")
+
+
 TF32 = "tensorfloat32"
 
 

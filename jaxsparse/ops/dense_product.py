@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 
+from jaxsparse.device import H200
 from jaxsparse.ops.arguments import PATTERN
 from jaxsparse.primitive import bind_local, over_batch
 
@@ -189,26 +190,48 @@ def dense_spmm(
 # ---- sddmm ----
 
 
-# From so much density on a GPU's dense product, and picking entries of it, is faster. For 8192 x
-# 2048 with d = 512, 98 to 70 % sparse, that takes 52 to 111 us on an H200 in 16 bits, 385 to 445 in
-# float32; kernels would take 62 to 565 and 82 to 757, as predicted from smaller d.
-_LEAST_DENSITY = {"float32": 0.15, "bfloat16": 0.015, "float16": 0.015}
-# Up to 256 other kernels stage y or use tensor cores. With so many the dense product takes 0.85 to
-# 2.5 times as long in 16 bits, 1.1 to 2.4 times in float32.
+class _SampledCosts(NamedTuple):
+    """Microseconds of sddmm by a dense product on an H200."""
+
+    start: float  # of XLA's programs
+    product: float  # 10^9 multiply-adds
+    # Of kernels over what is predicted of them: of so many features that was fitted to float32.
+    kernel: float
+
+
+_PLACES, _PICKED = 0.95, 19  # for 10^6 of the product to be written, and entries to be picked
+
+# Fitted to the device time of 54 problems: 512 x 512 to 8192 x 2048, 64 x 576 to 512 x 256, 70 to
+# 98 % sparse, d = 512 to 3136. In float32 it is within 9 %, in 16 bits half within 14 %: XLA's
+# programs start in 11 to 19 us. The faster way is chosen but for 5, which take 12 to 25 % longer.
+_SAMPLED_IN_16_BITS = _SampledCosts(17, 2.2, 1.3)
+_SAMPLED_COSTS = {
+    "float32": _SampledCosts(20, 39, 1),
+    "bfloat16": _SAMPLED_IN_16_BITS,
+    "float16": _SAMPLED_IN_16_BITS,
+}
+# Up to 256 other kernels stage y or use tensor cores. With so many, on 8192 x 2048, the dense
+# product takes 0.85 to 2.5 times as long in 16 bits, 1.1 to 2.4 times in float32.
 _LEAST_FEATURES = 257
 
 
-def dense_sddmm_pays(avals: Sequence[ShapedArray]) -> bool:
-    """Whether it is taken to be faster."""
-    x, y, _, columns = avals[:4]
-    if not all(isinstance(size, int) for a in (x, y, columns) for size in a.shape):
+def dense_sddmm_pays(operands: Sequence[ShapedArray], out_dtype: Any) -> bool:
+    """Whether it is taken to be faster than the kernel that would be chosen for these operands."""
+    x, y, *vectors = operands
+    cost = _SAMPLED_COSTS.get(x.dtype.name)
+    if cost is None or not all(isinstance(size, int) for a in operands for size in a.shape):
         return False
-    (m, d), k, nse = x.shape[-2:], y.shape[-2], columns.shape[-1]
-    batch = math.prod(jnp.broadcast_shapes(*(a.shape[:-2] for a in (x, y)), columns.shape[:-1]))
-    least = _LEAST_DENSITY.get(x.dtype.name, math.inf)
-    size = m * k
-    fits = 0 < 4 * batch * size <= _MOST_BYTES
-    return fits and d >= _LEAST_FEATURES and nse > least * size
+    (m, d), k, nse = x.shape[-2:], y.shape[-2], vectors[1].shape[-1]
+    batch = jnp.broadcast_shapes(*(a.shape[:-2] for a in (x, y)), *(a.shape[:-1] for a in vectors))
+    products = math.prod(batch)
+    places, picked = products * m * k, products * nse
+    if d < _LEAST_FEATURES or not 0 < 4 * places <= _MOST_BYTES:
+        return False
+    values = ShapedArray((*batch, nse), out_dtype)
+    attributes = {"variant": "", "workspace": 0}
+    (_, kernel), *_ = H200.choose_variant("sddmm", operands, [values], attributes)
+    dense = cost.start + (places * (_PLACES + cost.product * d / 1e3) + picked * _PICKED) / 1e6
+    return kernel * cost.kernel > dense
 
 
 def dense_sddmm(*operands: jax.Array, scaled: bool, out_dtype: Any) -> list[jax.Array]:

@@ -616,8 +616,11 @@ def _sddmm_xla(
 def _sddmm_ffi(
     params: dict[str, Any], avals: Sequence[ShapedArray], platform: str
 ) -> FfiCall | Instead:
+    operands = ("x", "y", *ROWS, STARTS, *(("scale_by",) if params["scaled"] else ()))
+    names = [name for name, _ in _sddmm_signature(params).operands]
+    types = [avals[names.index(name)] for name in operands]
     free = params["implementation"] is None and params["variant"] is None
-    if platform == "cuda" and free and dense_sddmm_pays(avals):
+    if platform == "cuda" and free and dense_sddmm_pays(types, params["out_dtype"]):
         return Instead(DENSE_IS_FASTER, dense_sddmm)
     y = avals[_SDDMM_Y]
     workspace = 0
@@ -626,7 +629,6 @@ def _sddmm_ffi(
     if platform == "cuda" and isinstance(d, int) and d <= _WIDEST_SAMPLED.get(y.dtype.name, 0):
         pattern = avals[2 : 2 + len(PATTERN)]
         workspace = _preparation_bytes(params["variant"], y, (columns, d), pattern)
-    operands = ("x", "y", *ROWS, STARTS, *(("scale_by",) if params["scaled"] else ()))
     return FfiCall(operands, {"workspace": workspace}, workspace)
 
 
