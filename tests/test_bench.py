@@ -474,6 +474,32 @@ def test_what_is_left_without_a_technique(tmp_path):
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
+def test_what_a_paper_says_stands_beside(tmp_path):
+    us = {"jaxsparse": [8.0, 8.0, 8.0], "jaxsparse[tiled_rows]": [10.0, 10.0, 10.0]}
+    us |= {"jaxsparse[tiled_rows_rolled]": [20.0, 10.0, 40.0], "torch": [16.0, 16.0, 16.0]}
+    made = of_networks(us)
+    cells = report.table({"results": made}, markdown=True).splitlines()
+    ours = cells.index("| jaxsparse[tiled_rows_rolled] | 50.0 % | 50.0 % | 50.0 % |")
+    assert cells[ours + 1] == "| Gale et al. 2020, V100 | 92.0 % | 87.8 % | - |"
+    assert len([line for line in cells if "Gale" in line]) == 1  # not of this suite's speedups
+    plots.plot(made, tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+
+    pruned = [{**row, "suite": "dlmc"} for row in made if "[" not in row["implementation"]]
+    line = "| Gale et al. 2020, V100, over cuSPARSE | 3.58 | - | 14.2 | - | 4.29 |"
+    assert line in report.table({"results": pruned}, markdown=True)
+    drawn = Points()
+    colours = {"jaxsparse": "C0", "torch": "C1"}
+    plots.DRAWINGS["dlmc"](drawn, panels.panels(pruned)[0], colours)
+    assert drawn.levels == [4.29]
+
+    # A technique in another dtype, and gradients, are not what the paper has figures of.
+    half = [{**row, "dtype": "float16"} for row in made]
+    backward = [{**row, "pass": "gradient"} for row in (*made, *pruned)]
+    for others in half, backward:
+        assert "Gale" not in report.table({"results": others})
+
+
 @pytest.mark.parametrize("operation", ["spmm", "sparse_softmax"])
 def test_points_by_size(operation, tmp_path):
     made = of_networks({"jaxsparse": [10.0, 20.0, None], "torch": [20.0, 5.0, 10.0]})
@@ -499,6 +525,7 @@ def test_imbalance_plot_shows_throughput(tmp_path):
     drawn = Drawn()
     plots.DRAWINGS["imbalance"](drawn, panels.panels(made)[0], {"jaxsparse": "C0"})
     assert [(list(x), list(y)) for x, y in drawn.lines] == [([0.0, 1.0], [100.0, 50.0])]
+    assert drawn.levels == [47.5, 96.5]  # the paper's
     plots.plot(made, tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
@@ -507,7 +534,10 @@ class Drawn:
     """Axes that keep what is drawn."""
 
     def __init__(self):
-        self.lines = []
+        self.lines, self.levels = [], []
+
+    def axhline(self, y, **style):
+        self.levels.append(y)
 
     def plot(self, x, y, **style):
         self.lines.append((x, y))

@@ -88,7 +88,7 @@ class Panel:
 
     def ablations(self) -> dict[str, list[str]]:
         """Kernels that were forced, and those named after each, which lack a technique of it."""
-        forced = {m[1]: (m[2], m[3]) for m in map(_FORCED.fullmatch, self.labels) if m}
+        forced = {label: known for label in self.labels if (known := forced_variant(label))}
         ablations: dict[str, list[str]] = {}
         for label, (variant, dtype) in forced.items():
             bases = [
@@ -101,7 +101,13 @@ class Panel:
         return ablations
 
 
-_FORCED = re.compile(r"(.*\[(\w+)\](.*))")
+_FORCED = re.compile(r".*\[(\w+)\] ?(.*)")
+
+
+def forced_variant(label: str) -> tuple[str, str] | None:
+    """The kernel that was forced and the dtype, which is "" where it is usual; None if none was."""
+    match = _FORCED.fullmatch(label)
+    return None if match is None else (match[1], match[2])
 
 
 def geometric_mean(values: Sequence[float]) -> float | None:

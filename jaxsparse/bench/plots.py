@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxsparse.bench.panels import Panel, geometric_mean, panels, teraflops
+from jaxsparse.bench.published import SOURCE, UNEVEN_ROWS, over_cusparse, without_technique
 from jaxsparse.bench.recurrent import plots as recurrent
 from jaxsparse.bench.run import Row
 
@@ -112,6 +113,10 @@ def _imbalance(ax: Any, panel: Panel, colours: dict[str, str]) -> None:
         name = label if len(sizes) == 1 else f"{label}, {size}"
         shares = 100 * throughput / throughput[0]
         ax.plot(variation, shares, marker=marker, color=colours[label], label=name)
+    if panel.operation == "spmm":
+        for (order, share), style in zip(UNEVEN_ROWS.items(), (":", "--"), strict=True):
+            label = f"{SOURCE}, s0.75: {order}"
+            ax.axhline(share, color="black", linewidth=0.8, linestyle=style, label=label)
     ax.set_ylim(bottom=0)
     ax.set_xlabel("coefficient of variation of row lengths")
     ax.set_ylabel("throughput, % of that with equal rows")
@@ -161,6 +166,11 @@ def _by_size(ax: Any, panel: Panel, colours: dict[str, str]) -> None:
         return
     for label, both in points.items():
         ax.plot(*zip(*sorted(both), strict=True), ".", color=colours[label], label=label)
+        published = over_cusparse(panel, label)
+        if published is not None and published.teraflops is not None:
+            about = label.replace("jaxsparse", f"the most of {SOURCE}")
+            style = {"linewidth": 0.8, "linestyle": "--", "color": colours[label]}
+            ax.axhline(published.teraflops, label=about, **style)
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_xlabel("stored entries by columns")
@@ -174,11 +184,16 @@ def _networks(ax: Any, panel: Panel, colours: dict[str, str]) -> None:
         _by_size(ax, panel, colours)
         return
     groups, width = panel.groups(), 0.8 / len(ablations)
+    published: list[tuple[float, float]] = []
     for i, (base, label) in enumerate(ablations):
         shares = [geometric_mean(panel.speedups(label, base, g)) for g in groups.values()]
         positions = np.arange(len(groups)) + (i - (len(ablations) - 1) / 2) * width
         heights = [100 * (share or 0.0) for share in shares]
         ax.bar(positions, heights, width, color=colours[label], label=label)
+        theirs = without_technique(panel, label)
+        published += [(x, theirs[g]) for x, g in zip(positions, groups, strict=True) if g in theirs]
+    if published:
+        ax.plot(*zip(*published, strict=True), "k_", markersize=15, label=SOURCE)
     ax.axhline(100, color="black", linewidth=0.8)
     ax.set_xticks(range(len(groups)), groups)
     bases = dict.fromkeys(base for base, _ in ablations)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxsparse.bench.panels import Panel, Table, geometric_mean, panels, teraflops
+from jaxsparse.bench.published import SOURCE, over_cusparse, without_technique
 from jaxsparse.bench.recurrent import report as recurrent
 from jaxsparse.bench.run import Result, Row
 
@@ -50,17 +51,33 @@ def _speedups(panel: Panel) -> Iterator[Table]:
                 ]
             )
     if len(cells) > 1:
-        yield Table(f"{panel.title}: times as fast", cells, [])
+        yield Table(f"{panel.title}: times as fast", cells + list(_published_speedups(panel)), [])
+
+
+def _published_speedups(panel: Panel) -> Iterator[list[str]]:
+    """A paper's, where our own were measured in the same dtype."""
+    for label in panel.labels:
+        speedup = over_cusparse(panel, label)
+        if speedup is not None:
+            mean, most, rate = ("-" if x is None else f"{x:.3g}" for x in speedup)
+            yield [f"{label.replace(OURS, SOURCE)}, over cuSPARSE", mean, "-", most, "-", rate]
 
 
 def _ablations(panel: Panel) -> Iterator[Table]:
-    """What is left of a kernel's throughput without one technique, geometric means."""
+    """What is left of a kernel's throughput without one technique, geometric means.
+
+    Below, what a paper says of the same technique.
+    """
     for base, without in panel.ablations().items():
         groups = _grouped(panel)
         cells = [["", *(group or "all" for group in groups)]]
         for label in without:
             means = [geometric_mean(panel.speedups(label, base, p)) for p in groups.values()]
             cells.append([label, *("-" if m is None else f"{100 * m:.1f} %" for m in means)])
+            theirs = without_technique(panel, label)
+            if theirs.keys() & groups.keys():
+                percent = (theirs.get(group) for group in groups)
+                cells.append([SOURCE, *("-" if p is None else f"{p} %" for p in percent)])
         yield Table(f"{panel.title}: throughput, of that of {base}", cells, [])
 
 
