@@ -139,6 +139,7 @@ def test_some_rows_of_a_large_pattern_are_checked(monkeypatch):
     whole = [operations.rows_to_check(topology, transposed=of) for of in (False, True)]
     monkeypatch.setattr(operations, "_CHECKED_POSITIONS", 100)
     part = [operations.rows_to_check(topology, transposed=of) for of in (False, True)]
+    assert operations.rows_to_check(topology, n=50).rows.size == 16
     assert part[0].rows.size == 20 and part[0].rows[0] == 0 and part[0].rows[-1] == 300
     assert part[1].rows.size == min(16, topology.shape[1])
     for name, results in operations.COMPUTATIONS.items():

@@ -111,6 +111,8 @@ def _expected(problem: Problem, name: str, dtype: str) -> list[tuple[np.ndarray,
     }
     topology, compared = problem.topology(), []
     for computation in COMPUTATIONS[name]:
-        part = rows_to_check(topology, problem.heads, transposed=computation.transposed)
+        part = rows_to_check(
+            topology, problem.heads, problem.n or 1, transposed=computation.transposed
+        )
         compared.append((computation.reference(operands, part), part))
     return compared

@@ -68,7 +68,7 @@ def _program(
 
     def results(out: Any) -> tuple[np.ndarray, ...]:
         leaves = jax.tree.leaves(out if forward else out[1])
-        arrays = [np.asarray(x).astype(np.float64) for x in leaves]
+        arrays = [np.asarray(x) for x in leaves]
         changes = itertools.chain(output if forward else convert, itertools.repeat(None))
         return tuple(f(x) if f else x for f, x in zip(changes, arrays, strict=False))
 
@@ -190,7 +190,7 @@ def parts_of_pullback(problem: Problem, dtype: str, passed: str) -> Program:
         return sampled(dy, x, topology), product(values, dy, transposed)
 
     def results(out: Any) -> tuple[np.ndarray, ...]:
-        of_values, of_x = (np.asarray(x).astype(np.float64) for x in out)
+        of_values, of_x = (np.asarray(x) for x in out)
         return of_values[: topology.nnz], of_x
 
     return Program(

@@ -66,7 +66,7 @@ def scipy_spmm(problem: Problem, dtype: str, passed: str) -> Program:
         operands=lambda: (matrix.copy(), x.copy()),
         bytes_read=_nbytes(matrix.data, matrix.indices, matrix.indptr, x),
         wait=lambda out: out,
-        results=lambda out: (np.asarray(out, np.float64),),
+        results=lambda out: (np.asarray(out),),
     )
 
 
@@ -87,7 +87,7 @@ def cupy_spmm(problem: Problem, dtype: str, passed: str) -> Program:
         operands=operands,
         bytes_read=_nbytes(*parts, x),
         wait=lambda out: cupy.cuda.Device().synchronize(),
-        results=lambda out: (cupy.asnumpy(out).astype(np.float64),),
+        results=lambda out: (cupy.asnumpy(out),),
     )
 
 
@@ -141,7 +141,7 @@ def _torch_program(
     """Of a function that gives a sequence of tensors, and of all tensors that it reads."""
 
     def results(out: Sequence[Any]) -> tuple[np.ndarray, ...]:
-        return tuple(x.float().cpu().numpy().astype(np.float64) for x in out)
+        return tuple(x.float().cpu().numpy() for x in out)
 
     return Program(
         function=function,
