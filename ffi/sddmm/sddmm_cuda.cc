@@ -132,10 +132,14 @@ double TiledTime(const SddmmProblem& p, const Tiling& tiling) {
          (tiling.own_rows ? 0 : kWait * static_cast<double>(waits) * passes / chunks);
 }
 
-// Whether entries load their own rows of x is what takes less time.
+// Whether entries load their own rows of x is what takes less time with all techniques, so that a
+// variant without one differs in that alone.
 Tiling TilingOf(const SddmmProblem& p, Technique without) {
-  const Tiling shared = TilingOf(p, without, false), own = TilingOf(p, without, true);
-  return TiledTime(p, own) < TiledTime(p, shared) ? own : shared;
+  const Tiling shared = TilingOf(p, Technique::kNone, false);
+  const Tiling own = TilingOf(p, Technique::kNone, true);
+  const bool own_rows = TiledTime(p, own) < TiledTime(p, shared);
+  if (without != Technique::kNone) return TilingOf(p, without, own_rows);
+  return own_rows ? own : shared;
 }
 
 // Places of 32 bits, of lanes too.

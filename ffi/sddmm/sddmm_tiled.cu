@@ -258,8 +258,9 @@ __global__ void __launch_bounds__(
   const uint32_t runs = (p.pattern.nse + kRun - 1) / kRun;
   const uint32_t warp = (blockIdx.x * kSddmmTiledThreads + threadIdx.x) / kWarp;
   const uint32_t share = warp % kSharing, unit = warp / kSharing;
+  // The last block may have warps too many.
+  if (unit >= (kBatched ? runs * static_cast<uint32_t>(p.batch.count) : runs)) return;
   const uint32_t entry = kBatched ? unit / runs : 0;
-  if (entry >= (kBatched ? static_cast<uint32_t>(p.batch.count) : 1)) return;
   const uint32_t run = kBatched ? unit % runs : unit;
   int first = static_cast<int>(run) * kRun;
   int behind = first + kRun < nse ? first + kRun : nse;
@@ -275,8 +276,7 @@ __global__ void __launch_bounds__(
   Out* out = of_entry.template operator()<Out>(p.out);
   const uint32_t d = static_cast<uint32_t>(p.d);
   using Piece = typename Part::Piece;
-  const bool wide = kVector == 1 || ((kWhole || d * sizeof(T) % sizeof(Piece) == 0) &&
-                                     IsAligned<Piece>(x) && IsAligned<Piece>(y));
+  const bool wide = kVector == 1 || (IsAligned<Piece>(x) && IsAligned<Piece>(y));
 
   int first_row = 0;
   if constexpr (!kBalanced) {

@@ -74,6 +74,18 @@ void TestSizes() {
   }
 }
 
+// Of which so many warps share 32 entries that all sizes would take minutes.
+template <Tiling kTiling>
+void TestFewLongRows() {
+  for (const int64_t d : {128, 520}) {
+    const SddmmSize size{12, 30, d, 0.3, 1.0};
+    for (Disorder disorder : {Disorder::kNone, Disorder::kNan, Disorder::kWrongOffsets}) {
+      Test<float, float, uint16_t, kTiling, false, false>(size, disorder, 8);
+      Test<float, float, int32_t, kTiling, false, true>(size, disorder, 1, true);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace jaxsparse
 
@@ -92,6 +104,7 @@ int main() {
   TestSizes<float, float, Tiling{8, 4, 4, 1, 2}>();
   TestSizes<float, float, Tiling{8, 4, 4, 1, 2, true}>();  // in several rounds
   TestSizes<float16, float, Tiling{16, 4, 1, 1, 4, true}>();
+  TestFewLongRows<Tiling{32, 4, 1, 1, 32, true}>();
   TestSizes<bfloat16, bfloat16, Tiling{2, 1, 3, 2, 1, true}>();
   TestSizes<float, float, Tiling{2, 2, 1, 1, 2, true, false}>();
   std::puts("all results agree");
