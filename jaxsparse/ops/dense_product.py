@@ -222,9 +222,9 @@ def dense_sddmm_pays(operands: Sequence[ShapedArray], out_dtype: Any) -> bool:
     if cost is None or not all(isinstance(size, int) for a in operands for size in a.shape):
         return False
     (m, d), k, nse = x.shape[-2:], y.shape[-2], vectors[1].shape[-1]
-    batch = jnp.broadcast_shapes(*(a.shape[:-2] for a in (x, y)), *(a.shape[:-1] for a in vectors))
-    products = math.prod(batch)
-    places, picked = products * m * k, products * nse
+    of_product = jnp.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    batch = jnp.broadcast_shapes(of_product, *(a.shape[:-1] for a in vectors))
+    places, picked = math.prod(of_product) * m * k, math.prod(batch) * nse
     if d < _LEAST_FEATURES or not 0 < 4 * places <= _MOST_BYTES:
         return False
     values = ShapedArray((*batch, nse), out_dtype)
