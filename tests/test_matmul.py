@@ -365,20 +365,99 @@ def test_batch_slices_of_any_alignment(implementation, variant, n):
     assert_close(out, expected, "float32", np.full(expected.shape, 50.0))
 
 
-@pytest.mark.skipif(PLATFORM != "cuda", reason="needs 10 GB of memory to itself")
+NEEDS_MEMORY = pytest.mark.skipif(PLATFORM != "cuda", reason="needs 10 GB of memory to itself")
+
+
+@NEEDS_MEMORY
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 def test_offsets_beyond_two_gigabytes(left):
-    """More than 2^31 elements in x: the last row is what is read."""
+    """More than 2^31 elements in x: the last row is what is read. By every kernel, one by one."""
     wide = 2**20 + 7
     rows = 2**31 // wide + 2
     topology = Topology([0, 1, 2], [rows - 1, 0], (2, rows))
     shape = (wide, rows) if left else (rows, wide)
     x = jax.random.normal(jax.random.key(0), shape, jnp.bfloat16)
     a = CSR(jnp.asarray([2.0, -1.0], jnp.bfloat16), topology)
-    out = matmul.product("spmm", a, x, transpose=False, dense_on_left=left)
     expected = [2 * x[:, -1], -x[:, 0]] if left else [2 * x[-1], -x[0]]
-    for i in range(2):
-        np.testing.assert_array_equal(out[:, i] if left else out[i], expected[i])
+    for variant in (None, *(v for _, v, on_left in SPMM_CASES if v and on_left == left)):
+        options = {"transpose": False, "dense_on_left": left, "variant": variant}
+        out = matmul.product("spmm", a, x, **options)
+        for i in range(2):
+            part = out[:, i] if left else out[i]
+            np.testing.assert_array_equal(part, expected[i], err_msg=str(variant))
+
+
+@NEEDS_MEMORY
+def test_results_beyond_two_gigabytes():
+    """More than 2^31 elements in the result: its last row is one of those that hold something."""
+    wide = 2**20 + 7
+    rows = 2**31 // wide + 2
+    offsets = np.full(rows + 1, 1)
+    offsets[0], offsets[-1] = 0, 2
+    topology = Topology(offsets, [1, 0], (rows, 2))
+    x = jax.random.normal(jax.random.key(1), (2, wide), jnp.bfloat16)
+    a = CSR(jnp.asarray([2.0, -1.0], jnp.bfloat16), topology)
+    for variant in (None, *(v for _, v in RIGHT_CASES if v)):
+        out = spmm(a, x, variant=variant)
+        for row, expected in ((0, 2 * x[1]), (rows // 2, 0 * x[0]), (rows - 1, -x[0])):
+            np.testing.assert_array_equal(out[row], expected, err_msg=str(variant))
+
+
+@NEEDS_MEMORY
+def test_sampled_rows_beyond_two_gigabytes():
+    """More than 2^31 elements in y."""
+    d = 2**20 + 7
+    rows = 2**31 // d + 2
+    topology = Topology([0, 2], [0, rows - 1], (1, rows))
+    y = jax.random.normal(jax.random.key(2), (rows, d), jnp.bfloat16)
+    x = jnp.zeros((1, d), jnp.bfloat16).at[0, -3:].set(jnp.asarray([1.0, -2.0, 0.5], jnp.bfloat16))
+    expected = np.asarray(y[jnp.asarray([0, rows - 1]), -3:], np.float32) @ [1, -2, 0.5]
+    for _, variant in cases("sddmm"):
+        if variant and fits("sddmm", variant, dtype="bfloat16", d=d):
+            values = sddmm(x, y, topology, preferred_element_type=jnp.float32, variant=variant)
+            np.testing.assert_allclose(values.values, expected, rtol=1e-5, err_msg=variant)
+
+
+@pytest.mark.parametrize("operation", ["spmm", "sddmm"])
+def test_columns_beyond_signed_16_bits(operation):
+    """Indices take 16 bits up to 65,536 columns; none may be read as a negative number."""
+    rng, k, n = np.random.default_rng(12), 2**16, 4
+    columns = np.concatenate([[0, 2**15 - 1], np.arange(2**15, 2**16, 97), [2**16 - 1]])
+    topology = Topology([0, 2, 2, columns.size], columns, (3, k))
+    values, x = values_for(topology, jnp.float32, rng), draw(rng, (k, n), jnp.float32)
+    y = draw(rng, (3, n), jnp.float32)
+    for implementation, variant in cases(operation):
+        if operation == "sddmm":
+            out = sampled(y, x, topology, None, implementation, variant)
+            expected = reference_sddmm(y, x, topology)
+        elif fits("spmm", variant):
+            out = spmm(CSR(values, topology), x, implementation=implementation, variant=variant)
+            expected = reference_spmm(values, topology, x)
+        else:
+            continue
+        assert_close(out, expected, "float32", np.full(expected.shape, 1000.0))
+
+
+@pytest.mark.parametrize("rows, batch", [(70_001, ()), (2, (70_001,))], ids=["rows", "batch"])
+@pytest.mark.parametrize("operation", ["spmm", "sddmm"])
+def test_more_than_fit_a_grid_dimension(operation, rows, batch):
+    """65,535 are the most blocks in two of its three."""
+    rng = np.random.default_rng(13)
+    columns = rng.integers(0, 3, rows)
+    topology = Topology(np.arange(rows + 1), columns, (rows, 3))
+    values, x = values_for(topology, jnp.float32, rng, batch), draw(rng, (*batch, 3, 2), "float32")
+    y = draw(rng, (*batch, rows, 2), jnp.float32)
+    taken = np.asarray(x, np.float64)[..., columns, :]
+    for implementation, variant in cases(operation):
+        if operation == "sddmm":
+            out = sampled(y, x, topology, None, implementation, variant)
+            expected = (taken * np.asarray(y, np.float64)).sum(-1)
+        elif fits("spmm", variant):
+            out = spmm(CSR(values, topology), x, implementation=implementation, variant=variant)
+            expected = np.asarray(values, np.float64)[..., None] * taken
+        else:
+            continue
+        assert_close(out, expected, "float32", np.full(expected.shape, 10.0))
 
 
 def test_broadcast_batches():
@@ -671,6 +750,24 @@ def test_where_a_gpu_picks_from_a_dense_product(dtype, shape, d, density, taken)
 
         assert is_dense() == is_dense(scale_by) == taken
         assert not is_dense(variant="tiled_entries") and not is_dense(implementation="cuda")
+
+
+@pytest.mark.parametrize("batched", ["patterns", "x"])
+def test_dense_products_of_a_batch(batched):
+    """One serves all patterns; as many as there are of x would take more than 256 MiB."""
+    m, k, d, nse, batch = 2048, 512, 2048, 300_000, (100,)
+    of_x, of_patterns = (batch if batched == name else () for name in ("x", "patterns"))
+    x = jax.ShapeDtypeStruct((*of_x, m, d), jnp.float32)
+    y = jax.ShapeDtypeStruct((k, d), jnp.float32)
+    offsets = jax.ShapeDtypeStruct((*of_patterns, m + 1), jnp.int32)
+    columns = jax.ShapeDtypeStruct((*of_patterns, nse), jnp.int32)
+
+    def call(x, y, offsets, columns):
+        return sddmm(x, y, Topology(offsets, columns, (m, k))).values
+
+    traced = jax.jit(call).trace(x, y, offsets, columns)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert ("jaxsparse_sddmm" in text) == (batched == "x")
 
 
 TF32 = "tensorfloat32"
