@@ -9,6 +9,9 @@ The other tools are initcheck, synccheck, and racecheck, which needs ``--barrier
 steps of a scan, what orders the reads and writes of a block's shared memory is the data that come
 from other blocks, and racecheck only knows barriers. Blocks of a scan wait for one another, which
 takes long under a sanitizer.
+
+This is no selection of tests for pytest, since a sanitizer looks at each program that XLA compiles
+for a test as well, which takes far longer than the kernels do.
 """
 
 from __future__ import annotations
@@ -21,12 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 from checks import fits
 
-from jaxsparse import CSR, Topology, backend, recurrent, sddmm, sparse_softmax
+from jaxsparse import CSR, Topology, backend, recurrent, sddmm, sparse_softmax, spmm
 from jaxsparse.ops import matmul
 
 
 def main() -> None:
-    """Runs the kernels on odd-sized patterns, one with padding, in float32 and bfloat16."""
+    """Runs the kernels on odd-sized patterns, one with padding, in float32 and 16 bits."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--barriers", action="store_true", help="in scans, blocks meet each step")
     barriers = parser.parse_args().barriers
@@ -38,7 +41,7 @@ def main() -> None:
         results = [*products(rng, dtype, topology, 19), *products(rng, dtype, large, 40)]
         results += softmaxes(rng, dtype, topology)
         results += softmaxes(rng, dtype, Topology.from_mask(rng.random((5, 4000)) < 0.6))
-        results += [*long_rows(rng, dtype), *sampled_rows(rng, dtype)]
+        results += [*long_rows(rng, dtype), *sampled_rows(rng, dtype), *batches(rng, dtype)]
         results += scans(rng, dtype, "_barrier" if barriers else "")
         for result in results:
             assert np.isfinite(np.asarray(result, np.float32)).all()
@@ -78,6 +81,33 @@ def products(rng, dtype, topology, n):
             operand = jnp.asarray(np.asarray(dense).T.copy()) if left else dense
             options = {"transpose": transpose, "dense_on_left": left, "variant": variant}
             results.append(matmul.product("spmm", a, operand, **options))
+    return results
+
+
+def batches(rng, dtype):
+    """Of values and of patterns, in 16 bits of the other type, too; slices begin anywhere.
+
+    Products have a bias and an activation, sampled ones are scaled.
+    """
+    dtype = jnp.float16 if dtype == jnp.bfloat16 else dtype
+    topologies = (
+        Topology.from_mask(rng.random((37, 53)) < 0.3),
+        Topology.from_mask(rng.random((3, 37, 53)) < 0.3),
+    )
+    x, y = (jnp.asarray(rng.standard_normal((3, size, 5)), dtype) for size in (53, 37))
+    bias = jnp.asarray(rng.standard_normal(37), dtype)
+    results = []
+    for topology in topologies:
+        values = jnp.asarray(rng.standard_normal((3, topology.nse)), dtype)
+        a = CSR(values, topology)
+        for variant in backend.OPERATIONS["spmm"]["variants"]["cuda"]:
+            if fits("spmm", variant):
+                results.append(spmm(a, x, bias=bias, activation="relu", variant=variant))
+        for variant in backend.OPERATIONS["sddmm"]["variants"]["cuda"]:
+            if fits("sddmm", variant, dtype=x.dtype.name, d=5):
+                results.append(sddmm(y, x, topology, scale_by=values, variant=variant).values)
+        for variant in backend.OPERATIONS["sparse_softmax"]["variants"]["cuda"]:
+            results.append(sparse_softmax(a, variant=variant).values)
     return results
 
 
