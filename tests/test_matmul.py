@@ -330,20 +330,22 @@ def test_bad_numbers_stay_in_their_entries(implementation, variant, bad):
 
 
 @pytest.mark.smoke
-def test_results_repeat_bitwise():
-    topology, _ = problem("uneven")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["uneven", "few_tiles"])
+def test_results_repeat_bitwise(name, dtype):
+    """Where blocks share tiles of the result, and in gradients, too."""
     rng = np.random.default_rng(6)
-    values, x = (
-        values_for(topology, jnp.float32, rng),
-        draw(rng, (topology.shape[1], 64), "float32"),
-    )
-    y = draw(rng, (topology.shape[0], 64), "float32")
+    few_tiles = Topology.from_mask(rng.random((70, 900)) < 0.2)
+    topology = few_tiles if name == "few_tiles" else problem(name)[0]
+    values, x = values_for(topology, dtype, rng), draw(rng, (topology.shape[1], 64), dtype)
+    y = draw(rng, (topology.shape[0], 64), dtype)
     a = CSR(values, topology)
 
     def results():
         forced = [spmm(a, x, implementation=i, variant=v) for i, v in RIGHT_CASES]
         forced += [sampled(y, x, topology, None, i, v) for i, v in cases("sddmm")]
-        return [a @ x, y.T @ a, sddmm(y, x, topology).values, *forced]
+        gradients = jax.grad(lambda v, x: jnp.sum((CSR(v, topology) @ x) * y), (0, 1))(values, x)
+        return [a @ x, y.T @ a, sddmm(y, x, topology).values, *forced, *gradients]
 
     first = results()
     for _ in range(5):

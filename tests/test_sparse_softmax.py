@@ -136,6 +136,18 @@ def test_limits_as_in_jax(implementation, variant):
     assert_close(out, expected, "float32", 10 * np.nan_to_num(expected))
 
 
+@pytest.mark.parametrize("rows, batch", [(70_001, ()), (2, (70_001,))], ids=["rows", "batch"])
+@pytest.mark.parametrize("implementation, variant", cases("sparse_softmax"))
+def test_more_than_fit_a_grid_dimension(implementation, variant, rows, batch):
+    """65,535 are the most blocks in two of its three."""
+    topology = Topology(np.arange(rows + 1) * 2, np.tile([0, 2], rows), (rows, 3))
+    values = np.random.default_rng(4).standard_normal((*batch, rows, 2))
+    flat = jnp.asarray(values.reshape(*batch, -1), jnp.float32)
+    out = softmax(CSR(flat, topology), 1.0, implementation, variant)
+    expected = np.exp(values) / np.exp(values).sum(-1, keepdims=True)
+    np.testing.assert_allclose(out, expected.reshape(flat.shape), rtol=1e-5)
+
+
 @pytest.mark.smoke
 def test_rows_sum_to_one():
     topology, _ = PROBLEMS["uneven"]()
