@@ -85,7 +85,7 @@ def products(rng, dtype, topology, n):
 
 
 def batches(rng, dtype):
-    """Of values and of patterns, in 16 bits of the other type, too; slices begin anywhere.
+    """Batches of values and of patterns, in float32 and float16, whose slices begin anywhere.
 
     Products have a bias and an activation, sampled ones are scaled.
     """

@@ -492,6 +492,9 @@ def test_what_a_paper_says_stands_beside(tmp_path):
     colours = {"jaxsparse": "C0", "torch": "C1"}
     plots.DRAWINGS["dlmc"](drawn, panels.panels(pruned)[0], colours)
     assert drawn.levels == [4.29]
+    narrow = [{**row, "dtype": "float16"} for row in pruned]
+    line = "| Gale et al. 2020, V100 float16, over cuSPARSE | 5.97 | - | 297.5 | - | 5.57 |"
+    assert line in report.table({"results": narrow}, markdown=True)
 
     # A technique in another dtype, and gradients, are not what the paper has figures of.
     half = [{**row, "dtype": "float16"} for row in made]
@@ -526,6 +529,9 @@ def test_imbalance_plot_shows_throughput(tmp_path):
     plots.DRAWINGS["imbalance"](drawn, panels.panels(made)[0], {"jaxsparse": "C0"})
     assert [(list(x), list(y)) for x, y in drawn.lines] == [([0.0, 1.0], [100.0, 50.0])]
     assert drawn.levels == [47.5, 96.5]  # the paper's
+    drawn, backward = Drawn(), [{**row, "pass": "gradient"} for row in made]
+    plots.DRAWINGS["imbalance"](drawn, panels.panels(backward)[0], {"jaxsparse": "C0"})
+    assert drawn.lines and not drawn.levels
     plots.plot(made, tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 10_000
 

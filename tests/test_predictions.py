@@ -61,7 +61,7 @@ def test_predictions_are_near_what_was_measured(name, variant, figures, usual, m
     [
         ("spmm_rnn_variants", 26),
         ("spmm_rnn_variants_float16", 26),
-        ("spmm_networks_variants", 24),  # rows of x are no multiple of what memory is read in
+        ("spmm_networks_variants", 24),  # of 16 of them rows of x begin amid a sector
     ],
 )
 def test_the_fastest_kernel_is_chosen(name, count):

@@ -45,11 +45,11 @@ def rows_to_check(
 ) -> Rows:
     """All rows of a small pattern; else as many, evenly spread, as cost a second or so.
 
-    A row has as many positions, and n numbers of a dense result, for each head.
+    For each head a row costs its k positions, or n numbers if the other operand is wider.
     """
     m, k = topology.shape[::-1] if transposed else topology.shape
     pattern = topology.transposed_pattern if transposed else topology.pattern
-    count = min(m, max(16, _CHECKED_POSITIONS // max(1, k * heads, n * heads)))
+    count = min(m, max(16, _CHECKED_POSITIONS // max(1, heads * max(k, n))))
     rows = np.unique(np.linspace(0, m - 1, count).round().astype(np.int64)) if m else np.arange(0)
     offsets = np.asarray(pattern.row_offsets, np.int64)
     lengths = offsets[rows + 1] - offsets[rows]

@@ -113,7 +113,7 @@ def _imbalance(ax: Any, panel: Panel, colours: dict[str, str]) -> None:
         name = label if len(sizes) == 1 else f"{label}, {size}"
         shares = 100 * throughput / throughput[0]
         ax.plot(variation, shares, marker=marker, color=colours[label], label=name)
-    if panel.operation == "spmm":
+    if (panel.operation, panel.passed) == ("spmm", "forward"):
         for (order, share), style in zip(UNEVEN_ROWS.items(), (":", "--"), strict=True):
             label = f"{SOURCE}, s0.75: {order}"
             ax.axhline(share, color="black", linewidth=0.8, linestyle=style, label=label)

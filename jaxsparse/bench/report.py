@@ -59,7 +59,7 @@ def _published_speedups(panel: Panel) -> Iterator[list[str]]:
     for label in panel.labels:
         speedup = over_cusparse(panel, label)
         if speedup is not None:
-            mean, most, rate = ("-" if x is None else f"{x:.3g}" for x in speedup)
+            mean, most, rate = ("-" if x is None else f"{x:g}" for x in speedup)
             yield [f"{label.replace(OURS, SOURCE)}, over cuSPARSE", mean, "-", most, "-", rate]
 
 

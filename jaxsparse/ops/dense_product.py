@@ -228,7 +228,7 @@ def dense_sddmm_pays(operands: Sequence[ShapedArray], out_dtype: Any) -> bool:
     if d < _LEAST_FEATURES or not 0 < 4 * places <= _MOST_BYTES:
         return False
     values = ShapedArray((*batch, nse), out_dtype)
-    attributes = {"variant": "", "workspace": 0}  # which only fewer features have
+    attributes = {"variant": "", "workspace": 0}  # so many features need none: no tensor cores
     (_, kernel), *_ = H200.choose_variant("sddmm", operands, [values], attributes)
     dense = cost.start + (places * (_PLACES + cost.product * d / 1e3) + picked * _PICKED) / 1e6
     return kernel * cost.kernel > dense
