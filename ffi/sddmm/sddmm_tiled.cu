@@ -258,7 +258,8 @@ __global__ void __launch_bounds__(
   const uint32_t runs = (p.pattern.nse + kRun - 1) / kRun;
   const uint32_t warp = (blockIdx.x * kSddmmTiledThreads + threadIdx.x) / kWarp;
   const uint32_t share = warp % kSharing, unit = warp / kSharing;
-  // The last block may have warps too many.
+  // The last block may have more warps than there is work for: what they would guess may not fit
+  // 32 bits.
   if (unit >= (kBatched ? runs * static_cast<uint32_t>(p.batch.count) : runs)) return;
   const uint32_t entry = kBatched ? unit / runs : 0;
   const uint32_t run = kBatched ? unit % runs : unit;

@@ -74,7 +74,7 @@ void TestSizes() {
   }
 }
 
-// Of which so many warps share 32 entries that all sizes would take minutes.
+// 32 warps share 32 entries: all of TestSizes would take minutes.
 template <Tiling kTiling>
 void TestFewLongRows() {
   for (const int64_t d : {128, 520}) {
