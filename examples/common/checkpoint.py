@@ -64,7 +64,8 @@ class Checkpoints:
             self.damaged.add(step)
             problem = f"reading {self.folder / str(step)}: expected a checkpoint, got: {actual}"
             if left:
-                print(f"{self.program}: {problem}; trying that of step {left[-1]}", file=sys.stderr)
+                # In one piece, the end of the line too: Orbax's threads may be writing.
+                sys.stderr.write(f"{self.program}: {problem}; trying that of step {left[-1]}\n")
         raise UserError(f"{problem}; without an older one, delete {self.folder} to start anew")
 
     def check_resume(self) -> None:
