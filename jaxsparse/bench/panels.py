@@ -13,6 +13,9 @@ from typing import NamedTuple
 from jaxsparse.bench.operations import OPERATIONS
 from jaxsparse.bench.run import SCHEMA, Result, Row
 
+OURS = "jaxsparse"
+"""The implementation that is measured beside its peers."""
+
 _NEEDED = ("suite", "problem", "operation", "implementation", "dtype", "pass", "us", "sparsity")
 
 

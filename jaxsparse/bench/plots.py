@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxsparse.bench.panels import Panel, geometric_mean, panels, teraflops
+from jaxsparse.bench.panels import OURS, Panel, geometric_mean, panels, teraflops
 from jaxsparse.bench.published import SOURCE, UNEVEN_ROWS, over_cusparse, without_technique
 from jaxsparse.bench.recurrent import plots as recurrent
 from jaxsparse.bench.run import Row
@@ -168,7 +168,7 @@ def _by_size(ax: Any, panel: Panel, colours: dict[str, str]) -> None:
         ax.plot(*zip(*sorted(both), strict=True), ".", color=colours[label], label=label)
         published = over_cusparse(panel, label)
         if published is not None and published.teraflops is not None:
-            about = label.replace("jaxsparse", f"the most of {SOURCE}")
+            about = label.replace(OURS, f"the most of {SOURCE}")
             style = {"linewidth": 0.8, "linestyle": "--", "color": colours[label]}
             ax.axhline(published.teraflops, label=about, **style)
     ax.set_xscale("log")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jaxsparse.bench.panels import Panel, forced_variant
+from jaxsparse.bench.panels import OURS, Panel, forced_variant
 
 SOURCE = "Gale et al. 2020, V100"
 
@@ -52,7 +52,7 @@ UNEVEN_ROWS = {"as they stand": 47.5, "reordered": 96.5}
 def over_cusparse(panel: Panel, label: str) -> Speedup | None:
     """What stands beside our own on a panel's problems; None for others, and for gradients."""
     name, _, dtype = label.partition(" ")
-    if name != "jaxsparse" or panel.passed != "forward":
+    if name != OURS or panel.passed != "forward":
         return None
     return _OVER_CUSPARSE.get((panel.suite, panel.operation, dtype or "float32"))
 

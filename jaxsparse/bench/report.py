@@ -6,12 +6,10 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jaxsparse.bench.panels import Panel, Table, geometric_mean, panels, teraflops
+from jaxsparse.bench.panels import OURS, Panel, Table, geometric_mean, panels, teraflops
 from jaxsparse.bench.published import SOURCE, over_cusparse, without_technique
 from jaxsparse.bench.recurrent import report as recurrent
 from jaxsparse.bench.run import Result, Row
-
-OURS = "jaxsparse"
 
 
 def _figure(row: Row | None) -> str:
