@@ -2,9 +2,9 @@
 // Kernels for Deep Learning"), cut by entries, so that rows of any length balance. A warp takes
 // kChunks times 32 neighbouring entries, one for each lane, and passes over them once for each row
 // that has some of the 32. Groups of kLanes lanes take the entries of their lanes, and each lane
-// kPieces pieces of a row of y at a time, of kVector elements, 16 bytes if d allows it: several
-// entries' loads are in flight. What the lanes of a group have to add up they exchange for all
-// their entries at once, so that a lane ends with its own entry's sum.
+// kPieces pieces of a row of y at a time, of kVector elements, a divisor of d and 16 bytes if d
+// allows it: several entries' loads are in flight. What the lanes of a group have to add up they
+// exchange for all their entries at once, so that a lane ends with its own entry's sum.
 //
 // Where rows are so short, or entries so few, that passes take longer than loads do, there is one,
 // in which every entry loads its own row of x, too (kOwnRows). Where there are too few entries to
