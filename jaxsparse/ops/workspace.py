@@ -1,6 +1,6 @@
-"""How many bytes of workspace the products' CUDA kernels may take, counted as they count.
+"""The most bytes of workspace that CUDA kernels of spmm and sddmm take, by the formulas in ffi/.
 
-XLA has to know at lowering, before a kernel is chosen.
+XLA has to know it at lowering, before a kernel is chosen.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from jax.core import ShapedArray
 from jaxsparse.pattern import NO_STARTS, TILE
 
 # Before tensor cores multiply, a kernel writes planes of 16 bits of the dense operand, and where
-# the entries of tiles begin if the topology does not say so. Operands of 16 bits may need no planes
+# the entries of tiles begin if the topology does not say so. An x of 16 bits may need no planes
 # after all, if addresses are aligned, which is not known here. There is no place for them where so
 # few entries are stored that another kernel is chosen.
 _PLANES = {"float32": 3, "bfloat16": 1, "float16": 1}
 _LEAST_DENSITY_TO_PREPARE = 1 / 64
 _PREPARATION_BYTES = 2**29  # that may be taken where nobody asked for it
-_WIDEST_SAMPLED = {"float32": 128, "bfloat16": 256, "float16": 256}  # d on tensor cores
+# d on tensor cores, as `FitsTensorCores` in ffi/sddmm/sddmm_cuda.cc
+_WIDEST_SAMPLED = {"float32": 128, "bfloat16": 256, "float16": 256}
 _UNSHARED = "tensor_cores_unshared"  # elsewhere several blocks may share a tile of the result
-_MOST_PARTS, _MOST_PARTS_OF_TILE = 512, 8  # kSpmmMostParts, kIfFaster.most
+# kSpmmMostParts in ffi/spmm/problem.h, kIfFaster.most in ffi/spmm/spmm_cuda.cc
+_MOST_PARTS, _MOST_PARTS_OF_TILE = 512, 8
 _WIDEST_TILE_BYTES = TILE * 128 * 4
 
 
@@ -36,14 +38,14 @@ def preparation_bytes(
 ) -> int:
     """The workspace of tensor cores: as `Preparation` in ffi/common/types.h.
 
-    `shape` is that of a matrix of `dense`. Of a `product` by values, with so many rows of the
-    result, there is space for what blocks tell each other, too; without one, products are sampled.
+    `shape` is that of a matrix of `dense`. `product` is None for sddmm; for spmm, the values and
+    the number of rows of the result, and there is space for what blocks tell each other, too.
     """
     offsets, indices, _, transposed_offsets, *_, given_starts = pattern
     values, rows_of_result = product or (dense, 0)
     sizes = (size for x in (values, dense, *pattern) for size in x.shape)
     if dense.dtype.name not in _PLANES or not all(isinstance(size, int) for size in sizes):
-        return 0  # what is not a number yet can't be compared with one
+        return 0  # no tensor cores for float64; and a size that is no number yet can't be compared
     if product is None and shape[1] > _WIDEST_SAMPLED[dense.dtype.name]:
         return 0
     rows, columns = (x.shape[-1] - 1 for x in (offsets, transposed_offsets))
