@@ -35,7 +35,7 @@ from jaxsparse.ops.dense_product import (
     dense_spmm_pays,
     reason_for_dense_spmm,
 )
-from jaxsparse.ops.workspace import preparation_bytes
+from jaxsparse.ops.workspace import sddmm_bytes, spmm_bytes
 from jaxsparse.pattern import row_indices
 from jaxsparse.primitive import (
     FfiCall,
@@ -376,7 +376,7 @@ def _spmm_ffi(
     if platform == "cuda" and (swap or not left):
         pattern = avals[1 : 1 + len(PATTERN)]
         rows = avals[4 if transpose else 1].shape[-1] - 1
-        workspace = preparation_bytes(params["variant"], x, (k, n), pattern, (avals[0], rows))
+        workspace = spmm_bytes(params["variant"], avals[_VALUES], pattern, x, (k, n), rows)
     attributes = {
         "permuted": transpose,
         "dense_on_left": left and not swap,
@@ -560,11 +560,10 @@ def _sddmm_ffi(
     free = params["implementation"] is None and params["variant"] is None
     if platform == "cuda" and free and dense_sddmm_pays(types, params["out_dtype"]):
         return Instead(DENSE_IS_FASTER, dense_sddmm)
-    y = avals[_SDDMM_Y]
     workspace = 0
     if platform == "cuda":
         pattern = avals[2 : 2 + len(PATTERN)]
-        workspace = preparation_bytes(params["variant"], y, y.shape[-2:], pattern)
+        workspace = sddmm_bytes(params["variant"], pattern, avals[_SDDMM_Y])
     return FfiCall(operands, {"workspace": workspace}, workspace)
 
 

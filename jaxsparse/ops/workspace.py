@@ -29,37 +29,70 @@ _MOST_PARTS, _MOST_PARTS_OF_TILE = 512, 8
 _WIDEST_TILE_BYTES = TILE * 128 * 4
 
 
-def preparation_bytes(
+def spmm_bytes(
     variant: str | None,
-    dense: ShapedArray,
-    shape: Sequence[Any],
+    values: ShapedArray,
     pattern: Sequence[ShapedArray],
-    product: tuple[ShapedArray, Any] | None = None,
+    x: ShapedArray,
+    shape: Sequence[Any],
+    rows: Any,
 ) -> int:
-    """The workspace of tensor cores: as `Preparation` in ffi/common/types.h.
+    """Of a product by x, whose matrices are of that shape: planes, starts of tiles, and parts.
 
-    `shape` is that of a matrix of `dense`. `product` is None for sddmm; for spmm, the values and
-    the number of rows of the result, and there is space for what blocks tell each other, too.
+    `rows` are those of the result.
     """
-    offsets, indices, _, transposed_offsets, *_, given_starts = pattern
-    values, rows_of_result = product or (dense, 0)
-    sizes = (size for x in (values, dense, *pattern) for size in x.shape)
-    if dense.dtype.name not in _PLANES or not all(isinstance(size, int) for size in sizes):
-        return 0  # no tensor cores for float64; and a size that is no number yet can't be compared
-    if product is None and shape[1] > _WIDEST_SAMPLED[dense.dtype.name]:
+    if not _may_prepare(x, values, *pattern):
         return 0
-    rows, columns = (x.shape[-1] - 1 for x in (offsets, transposed_offsets))
+    batch = jnp.broadcast_shapes(values.shape[:-1], pattern[0].shape[:-1], x.shape[:-2])
+    parts = _parts_bytes(variant, math.prod(batch) * _padded(rows, shape[1]))
+    return _granted(variant, pattern, _preparation_bytes(pattern, x, shape) + parts)
+
+
+def sddmm_bytes(variant: str | None, pattern: Sequence[ShapedArray], y: ShapedArray) -> int:
+    """Of products of rows of x and y: planes of y, and starts of tiles."""
+    if not _may_prepare(y, *pattern) or y.shape[-1] > _WIDEST_SAMPLED[y.dtype.name]:
+        return 0
+    return _granted(variant, pattern, _preparation_bytes(pattern, y, y.shape[-2:]))
+
+
+def _may_prepare(dense: ShapedArray, *others: ShapedArray) -> bool:
+    """Whether tensor cores take the dense operand's dtype, and every size is a number by now."""
+    sizes = (size for x in (dense, *others) for size in x.shape)
+    return dense.dtype.name in _PLANES and all(isinstance(size, int) for size in sizes)
+
+
+def _granted(variant: str | None, pattern: Sequence[ShapedArray], size: int) -> int:
+    """So many bytes if tensor cores are asked for, or may be chosen."""
+    if variant is not None:
+        return size if variant.startswith("tensor_cores") else 0
+    rows, columns = _shape(pattern)
+    entries = pattern[1].shape[-1]
+    pays = entries >= _LEAST_DENSITY_TO_PREPARE * rows * columns and size <= _PREPARATION_BYTES
+    return size if pays else 0
+
+
+def _shape(pattern: Sequence[ShapedArray]) -> tuple[int, int]:
+    offsets, _, _, transposed_offsets, *_ = pattern
+    return offsets.shape[-1] - 1, transposed_offsets.shape[-1] - 1
+
+
+def _preparation_bytes(
+    pattern: Sequence[ShapedArray], dense: ShapedArray, shape: Sequence[int]
+) -> int:
+    """As `Preparation` in ffi/common/types.h; `shape` is that of a matrix of `dense`."""
+    offsets, *_, given_starts = pattern
     size = math.prod(dense.shape[:-2]) * _padded(*shape) * 2 * _PLANES[dense.dtype.name]
     if given_starts.shape[-1:] == NO_STARTS:
+        rows, columns = _shape(pattern)
         starts_of_entry = _tiles(rows) * (_tiles(columns) + 1) * TILE * 4
         size += math.prod(offsets.shape[:-1]) * starts_of_entry
-    if product is not None:
-        batch = jnp.broadcast_shapes(values.shape[:-1], offsets.shape[:-1], dense.shape[:-2])
-        size += _parts_bytes(variant, math.prod(batch) * _padded(rows_of_result, shape[1]))
-    entries = indices.shape[-1]
-    pays = entries >= _LEAST_DENSITY_TO_PREPARE * rows * columns and size <= _PREPARATION_BYTES
-    forced = variant is not None and variant.startswith("tensor_cores")
-    return size if forced or (variant is None and pays) else 0
+    return size
+
+
+def _parts_bytes(variant: str | None, results: int) -> int:
+    """What blocks tell each other: `kSpmmArrivedBytes`, `SpmmPartsBytes` in ffi/spmm/problem.h."""
+    of_all = 0 if variant == _UNSHARED else _MOST_PARTS_OF_TILE * results * 4
+    return _MOST_PARTS * 4 + min(of_all, _MOST_PARTS * _WIDEST_TILE_BYTES)
 
 
 def _tiles(size: int) -> int:
@@ -70,9 +103,3 @@ def _padded(lines: int, width: int) -> int:
     """Numbers of a dense matrix in tiles, of whatever width."""
     widest = 32 if width <= 32 else 64 if width <= 64 else 128
     return _tiles(lines) * TILE * -(-width // widest) * widest
-
-
-def _parts_bytes(variant: str | None, results: int) -> int:
-    """As `kSpmmArrivedBytes` and `SpmmPartsBytes` in ffi/spmm/problem.h."""
-    of_all = 0 if variant == _UNSHARED else _MOST_PARTS_OF_TILE * results * 4
-    return _MOST_PARTS * 4 + min(of_all, _MOST_PARTS * _WIDEST_TILE_BYTES)
