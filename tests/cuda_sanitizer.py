@@ -103,8 +103,7 @@ def batches(rng, dtype):
             if fits("spmm", variant):
                 results.append(spmm(a, x, bias=bias, activation="relu", variant=variant))
         results += sampled_products(y, x, topology, scale_by=values)
-        for variant in backend.OPERATIONS["sparse_softmax"]["variants"]["cuda"]:
-            results.append(sparse_softmax(a, variant=variant).values)
+        results += softmax_by_variant(a)
     return results
 
 
@@ -118,15 +117,19 @@ def long_rows(rng, dtype):
     return [matmul.product("spmm", a, x, **options)]
 
 
+def softmax_by_variant(a):
+    variants = backend.OPERATIONS["sparse_softmax"]["variants"]["cuda"]
+    return [sparse_softmax(a, variant=variant).values for variant in variants]
+
+
 def softmaxes(rng, dtype, topology):
     """By every variant, and the derivative."""
     values = jnp.asarray(rng.standard_normal(topology.nse), dtype)
 
-    def softmax(values, variant=None):
-        return sparse_softmax(CSR(values, topology), variant=variant).values
+    def softmax(values):
+        return sparse_softmax(CSR(values, topology)).values
 
-    variants = backend.OPERATIONS["sparse_softmax"]["variants"]["cuda"]
-    results = [softmax(values, variant) for variant in variants]
+    results = softmax_by_variant(CSR(values, topology))
     return [*results, *jax.jvp(softmax, (values,), (values,))]
 
 

@@ -167,6 +167,14 @@ def sampled(x, y, topology, scale_by, implementation, variant):
     ).values
 
 
+def by_every_kernel(operation, topology, values, x, y):
+    """Products A x, or the values of y x^T at the pattern of A."""
+    if operation == "sddmm":
+        return [sampled(y, x, topology, None, *case) for case in cases("sddmm")]
+    a = CSR(values, topology)
+    return [spmm(a, x, implementation=i, variant=v) for i, v in RIGHT_CASES]
+
+
 def assert_refused(call):
     """A variant that is asked for by its name says that it does not take the problem."""
     with pytest.raises(jax.errors.JaxRuntimeError, match="does not fit this problem"):
@@ -325,10 +333,10 @@ def test_results_repeat_bitwise(name, dtype):
     a = CSR(values, topology)
 
     def results():
-        forced = [spmm(a, x, implementation=i, variant=v) for i, v in RIGHT_CASES]
-        forced += [sampled(y, x, topology, None, i, v) for i, v in cases("sddmm")]
+        products = by_every_kernel("spmm", topology, values, x, y)
+        samples = by_every_kernel("sddmm", topology, values, x, y)
         gradients = jax.grad(lambda v, x: jnp.sum((CSR(v, topology) @ x) * y), (0, 1))(values, x)
-        return [a @ x, y.T @ a, sddmm(y, x, topology).values, *forced, *gradients]
+        return [a @ x, y.T @ a, sddmm(y, x, topology).values, *products, *samples, *gradients]
 
     first = results()
     for _ in range(5):
@@ -431,15 +439,11 @@ def test_columns_beyond_signed_16_bits(operation):
     topology = Topology([0, 2, 2, columns.size], columns, (3, k))
     values, x = values_for(topology, jnp.float32, rng), draw(rng, (k, n), jnp.float32)
     y = draw(rng, (3, n), jnp.float32)
-    for implementation, variant in cases(operation):
-        if operation == "sddmm":
-            out = sampled(y, x, topology, None, implementation, variant)
-            expected = reference_sddmm(y, x, topology)
-        elif fits("spmm", variant):
-            out = spmm(CSR(values, topology), x, implementation=implementation, variant=variant)
-            expected = reference_spmm(values, topology, x)
-        else:
-            continue
+    if operation == "sddmm":
+        expected = reference_sddmm(y, x, topology)
+    else:
+        expected = reference_spmm(values, topology, x)
+    for out in by_every_kernel(operation, topology, values, x, y):
         assert_close(out, expected, "float32", np.full(expected.shape, 1000.0))
 
 
@@ -452,15 +456,11 @@ def test_more_batch_entries_than_fit_a_grid_dimension(operation):
     values, x = values_for(topology, jnp.float32, rng, batch), draw(rng, (*batch, 3, 2), "float32")
     y = draw(rng, (*batch, rows, 2), jnp.float32)
     taken = np.asarray(x, np.float64)[..., columns, :]
-    for implementation, variant in cases(operation):
-        if operation == "sddmm":
-            out = sampled(y, x, topology, None, implementation, variant)
-            expected = (taken * np.asarray(y, np.float64)).sum(-1)
-        elif fits("spmm", variant):
-            out = spmm(CSR(values, topology), x, implementation=implementation, variant=variant)
-            expected = np.asarray(values, np.float64)[..., None] * taken
-        else:
-            continue
+    if operation == "sddmm":
+        expected = (taken * np.asarray(y, np.float64)).sum(-1)
+    else:
+        expected = np.asarray(values, np.float64)[..., None] * taken
+    for out in by_every_kernel(operation, topology, values, x, y):
         assert_close(out, expected, "float32", np.full(expected.shape, 10.0))
 
 
