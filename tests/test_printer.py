@@ -9,7 +9,7 @@ import itertools
 import pathlib
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,12 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, primitives
+from jax.extend.core import ClosedJaxpr, Primitive, primitives
 from jax.interpreters import partial_eval
 
 from jaxsparse import backend
 from jaxsparse.codegen import printer
 from jaxsparse.codegen.printer import PRIMITIVES, check_pointwise, print_step, same_variable, uses
+from jaxsparse.primitive import equations
 
 HEADER = pathlib.Path(__file__).parent.parent / "ffi" / "recurrent" / "pointwise.cuh"
 
@@ -637,18 +638,8 @@ def test_any_floats(library, values):
             check(case, part, run(library, case, part)[:, 0])
 
 
-def primitives_in(jaxpr: Jaxpr) -> Iterator[str]:
-    for equation in jaxpr.eqns:
-        yield equation.primitive.name
-        for value in jax.tree.leaves(
-            list(equation.params.values()), is_leaf=lambda x: isinstance(x, ClosedJaxpr | Jaxpr)
-        ):
-            if isinstance(value, ClosedJaxpr | Jaxpr):
-                yield from primitives_in(getattr(value, "jaxpr", value))
-
-
 def test_every_primitive_is_tested():
-    tested = {name for case in CASES for name in primitives_in(case.jaxpr.jaxpr)}
+    tested = {e.primitive.name for case in CASES for e in equations(case.jaxpr.jaxpr)}
     assert set(PRIMITIVES) - tested == set()
     assert len({step.name for step in STEPS}) == len(STEPS)
 

@@ -16,6 +16,7 @@ from jax.test_util import check_grads
 from recurrent_problems import CELLS, compiled, problem
 
 from jaxsparse import CSR, EXPORT_DISABLED_CHECKS, Topology, recurrent
+from jaxsparse.primitive import equations
 from jaxsparse.recurrent import LSTM, RNN
 
 LENGTHS = jnp.array([0, 5, 3])  # of T = 5
@@ -297,16 +298,6 @@ def test_recompute_changes_nothing(sparse):
 # ---- vmap ----
 
 
-def scans(jaxpr):
-    """The scans in a jaxpr, in those of its calls too."""
-    for equation in jaxpr.eqns:
-        if "step" in equation.params:
-            yield equation
-        for value in equation.params.values():
-            if hasattr(value, "jaxpr"):
-                yield from scans(value.jaxpr)
-
-
 AXES = {"weights": 0, "carry": 1, "xs": 2, "bias": 1, "lengths": 0}
 
 
@@ -376,7 +367,8 @@ def test_sequences_fold_into_the_batch(sparse):
 
     inner = jax.vmap(gradient, (None, 2), (0, 1, 2))
     both = jax.vmap(lambda carry, xs: inner(carry, xs), (None, 0))
-    for equation in (found := [*scans(jax.make_jaxpr(both)(p.carry, xs).jaxpr)]):
+    jaxpr = jax.make_jaxpr(both)(p.carry, xs).jaxpr
+    for equation in (found := [e for e in equations(jaxpr) if "step" in e.params]):
         assert equation.invars[0].aval.shape == (1, *p.weights.shape)
         assert equation.outvars[0].aval.shape[:3] == (1, 5, 3 * 3 * 2)
     assert len(found) == 2
