@@ -11,17 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from bench_problems import edge_case
 
 from jaxsparse.bench import operations, timing
 from jaxsparse.bench.cases import OperationCase
 from jaxsparse.bench.implementations import IMPLEMENTATIONS, PASSES, implementations_of
 from jaxsparse.bench.problems import SUITES, Problem, Request, attention_mask
-
-
-def edge_case(name, operation="spmm"):
-    suite = SUITES["edge_cases"].problems(Request(operation))
-    return next(problem for problem in suite if problem.name == name)
-
 
 CHECKED = [
     *(

@@ -13,6 +13,7 @@ import pytest
 import reference
 import scipy.io
 import scipy.sparse
+from bench_problems import edge_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,8 +49,7 @@ def test_rows_that_cannot_be_so_uneven():
 
 
 def test_operands_are_no_zeros_and_no_ones():
-    suite = SUITES["edge_cases"].problems(Request("spmm"))
-    problem = next(problem for problem in suite if problem.name == "padding")
+    problem = edge_case("padding")
     operands = problem.operands(3)
     assert operands["values"].shape == (problem.topology().nse,)
     for array in operands.values():
