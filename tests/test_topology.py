@@ -11,52 +11,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from patterns import (
+    BAD,
+    PATTERNS,
+    SQUARE,
+    TOPOLOGY,
+    WIDE,
+    everything,
+    leaves,
+    normal,
+    operations,
+    pattern,
+)
 from reference import stored_mask
 
-import jaxsparse
-from jaxsparse import CSR, Topology, masks, sddmm, sparse_attention, sparse_softmax, spmm
+from jaxsparse import CSR, Topology, masks
 from jaxsparse.primitive import equations
 
-PAST_INT16 = 2**16 + 1
-
-
-def pattern(m, k, density=0.3, seed=0, padding=0):
-    """Offsets and columns of a random pattern, with nonsense as padding, and its shape."""
-    rng = np.random.default_rng(seed)
-    # The rows' lengths differ, some are 0.
-    stored = rng.random((m, k)) < rng.uniform(-density, 2 * density, (m, 1))
-    columns = np.concatenate([np.nonzero(stored)[1], rng.integers(-9, 2 * k + 9, padding)])
-    return np.concatenate([[0], np.cumsum(stored.sum(1))]), columns, (m, k)
-
-
-PATTERNS = {
-    "random": pattern(23, 17),
-    "padding": pattern(17, 23, seed=1, padding=7),
-    "full": pattern(5, 9, density=9.0),
-    "one_row": pattern(1, 40, density=0.9, seed=2),
-    "one_column": pattern(40, 1, density=0.9, seed=3),
-    "nothing": pattern(4, 6, density=0.0),
-    "only_padding": pattern(4, 6, density=0.0, padding=3),
-    "no_rows": pattern(0, 6),
-    "no_rows_padding": pattern(0, 6, padding=2),
-    "no_columns": pattern(6, 0),
-    "no_columns_padding": pattern(6, 0, padding=2),
-    "empty": pattern(0, 0),
-    "widest_compact": pattern(3, 2**16, density=1e-3, seed=4),
-    "wide": pattern(3, PAST_INT16, density=1e-3, seed=5),
-    "tall": pattern(PAST_INT16, 3, density=0.01, seed=6),
-}
 CONSTRUCTORS = {
     "host": Topology,
     "jit": lambda offsets, columns, shape: jax.jit(Topology, static_argnums=2)(
         offsets, columns, shape
     ),
 }
-
-
-def leaves(topology):
-    """{name: array}."""
-    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(topology)}
 
 
 def assert_equal(actual, expected):
@@ -229,17 +206,6 @@ def test_x64():
 
 # ---- Bad patterns ----
 
-# Of shape (3, 4): what the constructor says, and the row that the check names.
-BAD = {
-    "unsorted": ([0, 2, 2, 4], [0, 1, 3, 2], "row 2 has unsorted columns [3, 2]", 2),
-    "duplicate": ([0, 1, 3, 4], [3, 2, 2, 0], "row 1 has duplicate columns [2, 2]", 1),
-    "column_beyond": ([0, 2, 2, 4], [0, 4, 1, 2], "row 0 has column 4, out of range for 4", 0),
-    "negative_column": ([0, 1, 3, 4], [0, -1, 1, 2], "row 1 has column -1, out of range", 1),
-    "falling": ([0, 3, 2, 4], [0, 1, 2, 3], "row_offsets must not fall, got 3 then 2 at row 1", 1),
-    "start": ([1, 2, 2, 4], [0, 1, 2, 3], "row_offsets must start at 0, got 1", 0),
-    "end": ([0, 2, 2, 9], [0, 1, 2, 3], "end at 9, beyond the 4 column indices", 2),
-}
-
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_pattern_is_refused(name):
@@ -286,14 +252,6 @@ def test_floats_are_refused_under_jit(offsets, columns):
 # ---- Traced patterns ----
 
 
-def everything(offsets, columns, x, y):
-    """Every product, in both orientations, with a pattern of shape (3, 4)."""
-    topology = Topology(offsets, columns, (3, 4))
-    a = CSR(jnp.ones(topology.nse), topology)
-    results = [a @ x, a.T @ y, y.T @ a, sddmm(y, x, topology).values, sparse_softmax(a).values]
-    return topology, [*results, jax.grad(lambda x: jnp.sum((a @ x) ** 2))(x)]
-
-
 def random_problem(seed):
     rng = np.random.default_rng(seed)
     limits = np.iinfo(np.int32)
@@ -336,35 +294,6 @@ def test_traced_pattern_is_sorted_once():
         assert primitives(function, offsets, columns).count("sort") == 3
 
 
-TOPOLOGY = Topology(*pattern(6, 5, padding=2))
-SQUARE = Topology.from_mask(masks.band(2), (5, 5))
-
-
-def operations(implementation=None, change=lambda leaf: leaf):
-    """{name: (function of floating operands, their shapes)}, on patterns of changed leaves."""
-    topology, square = jax.tree.map(change, (TOPOLOGY, SQUARE))
-    nse, kwargs = topology.nse, {"implementation": implementation}
-    return {
-        "spmm": (lambda v, x: spmm(CSR(v, topology), x, **kwargs), [(nse,), (5, 3)]),
-        "epilogue": (
-            lambda v, x, b: spmm(CSR(v, topology), x, bias=b, activation="gelu", **kwargs),
-            [(nse,), (5, 3), (6,)],
-        ),
-        "transposed": (lambda v, x: CSR(v, topology).T @ x, [(nse,), (6, 3)]),
-        "sddmm": (lambda x, y: sddmm(x, y, topology, **kwargs).values, [(6, 3), (5, 3)]),
-        "softmax": (lambda v: sparse_softmax(CSR(v, topology), **kwargs).values, [(nse,)]),
-        "attention": (
-            lambda q, k, v: sparse_attention(q, k, v, square, **kwargs),
-            [(5, 2, 4)] * 3,
-        ),
-    }
-
-
-def normal(shapes, seed=0):
-    rng = np.random.default_rng(seed)
-    return [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
-
-
 @pytest.mark.parametrize("implementation", [None, "xla"])
 @pytest.mark.parametrize("name", operations())
 def test_gradients_do_not_sort(name, implementation):
@@ -396,130 +325,6 @@ def test_new_pattern_needs_no_tracing():
         inside, outside = product(offsets, columns, Topology(offsets, columns, (3, 4)), values, x)
         np.testing.assert_array_equal(inside, outside)
     assert len(traces) == 1
-
-
-# ---- JAXSPARSE_CHECK=1 ----
-
-
-@pytest.fixture
-def check(monkeypatch):
-    monkeypatch.setenv("JAXSPARSE_CHECK", "1")
-
-
-def run(function, *operands):
-    """In a program of its own, traced now."""
-    return jax.block_until_ready(jax.jit(lambda *xs: function(*xs))(*operands))
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("name", BAD)
-def test_check_names_the_row(check, name):
-    offsets, columns, _, row = BAD[name]
-    x, y = jnp.ones((4, 2)), jnp.ones((3, 2))
-
-    def product(offsets, columns):
-        return everything(offsets, columns, x, y)[1]
-
-    with pytest.raises(jax.errors.JaxRuntimeError, match=rf"bad pattern at row {row} \("):
-        run(product, np.array(offsets), np.array(columns))
-    batch = np.array([[0, 1, 2, 3], offsets]), np.array([[0, 1, 2, 3], columns])
-    with pytest.raises(
-        jax.errors.JaxRuntimeError, match=rf"bad pattern at row {row} of batch entry 1 \("
-    ):
-        run(lambda o, c: CSR(jnp.ones(4), Topology(o, c, (3, 4))) @ x, *batch)
-
-
-def test_check_of_a_running_program(check):
-    @jax.jit
-    def product(offsets, columns):
-        return CSR(jnp.ones(4), Topology(offsets, columns, (3, 4))) @ jnp.ones((4, 2))
-
-    good, bad = (np.array([0, 1, 3, 4]), np.array([2, 0, 3, 1])), BAD["unsorted"][:2]
-    expected = [[1, 1], [2, 2], [1, 1]]
-    for _ in range(3):
-        np.testing.assert_array_equal(product(*good), expected)
-        # JAX raises a ValueError if it finds the error while it still dispatches.
-        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="bad pattern at row 2"):
-            jax.block_until_ready(product(*map(np.array, bad)))
-    np.testing.assert_array_equal(product(*good), expected)
-
-
-@pytest.mark.parametrize("name", operations())
-@pytest.mark.parametrize("corrupt", [lambda x: x[::-1], lambda x: x + 1], ids=["turned", "raised"])
-def test_check_of_a_corrupted_topology(check, name, corrupt):
-    function, shapes = operations(change=corrupt)[name]
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"bad pattern at row \d+ \(offsets"):
-        run(function, *normal(shapes))
-
-
-WIDE = Topology([0, 2, 3], [60_000, 60_002, 69_999], (2, 70_000))
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        ".pattern.row_offsets",
-        ".pattern.column_indices",
-        ".pattern.row_order",
-        ".transposed_pattern.row_offsets",
-        ".transposed_pattern.compact_column_indices",
-        ".transposed_pattern.row_order",
-        ".permutation",
-    ],
-)
-def test_check_of_every_array(check, field):
-    """A product and its gradient read all arrays of a pattern; each is too large by just 1."""
-    assert field in leaves(WIDE)
-    topology = jax.tree_util.tree_map_with_path(
-        lambda path, x: x + 1 if jax.tree_util.keystr(path) == field else x, WIDE
-    )
-    x = jnp.ones((70_000, 1))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="bad pattern at"):
-        run(jax.value_and_grad(lambda x: jnp.sum(CSR(jnp.ones(3), topology) @ x)), x)
-
-
-def transformed(name):
-    function, shapes = operations()[name]
-
-    def grad(*xs):
-        every = tuple(range(len(xs)))
-        return jax.grad(lambda *xs: jnp.sum(function(*xs) ** 2), every)(*xs)
-
-    def vmap(*xs):
-        return jax.vmap(function)(*(jnp.stack([x, 2 * x]) for x in xs))
-
-    return [function, grad, vmap], normal(shapes)
-
-
-@pytest.mark.parametrize("name", operations())
-def test_check_passes_good_patterns(monkeypatch, name):
-    functions, operands = transformed(name)
-    for function in functions:
-        expected = run(function, *operands)
-        with monkeypatch.context() as context:
-            context.setenv("JAXSPARSE_CHECK", "1")
-            actual = run(function, *operands)
-            assert (
-                "check_topology"
-                in jax.jit(lambda *xs, f=function: f(*xs)).lower(*operands).as_text()
-            )
-        jax.tree.map(np.testing.assert_array_equal, actual, expected)
-
-
-@pytest.mark.parametrize("name", PATTERNS)
-def test_check_passes_good_traced_patterns(check, name):
-    offsets, columns, shape = PATTERNS[name]
-
-    def transposed(offsets, columns):
-        a = CSR(jnp.ones(columns.shape[-1]), Topology(offsets, columns, shape))
-        return a.T @ jnp.ones(shape[0]), jaxsparse.grad(lambda a: jnp.sum(a @ jnp.ones(shape[1])))(
-            a
-        )
-
-    sums, gradient = run(transposed, offsets, columns)
-    stored = columns[: offsets[-1]].astype(int)
-    np.testing.assert_array_equal(sums, np.bincount(stored, minlength=shape[1]))
-    np.testing.assert_array_equal(gradient.values, np.arange(len(columns)) < offsets[-1])
 
 
 # ---- Pytrees ----
