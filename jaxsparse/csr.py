@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numbers
+import io
 import operator
 from typing import Any
 
@@ -12,17 +12,25 @@ import numpy as np
 import scipy.sparse
 from jax.experimental import sparse as jsparse
 
-from jaxsparse.topology import Topology, same_pattern
+from jaxsparse import coordinates, entrywise
+from jaxsparse.entrywise import is_dense
+from jaxsparse.topology import Topology, TopologyKey, check_shape, same_pattern
 
 
 class CSR:
     """A sparse matrix: values at the stored positions of a topology.
 
-    A pytree whose leaves are the values and the topology's integer arrays, so it passes through
-    jit, vmap, scan and checkpoints; `jaxsparse.grad` differentiates it with respect to its values.
+    A pytree, so it passes through jit, grad, vmap and scan. On a static topology, which is what
+    concrete arrays make, its only leaf is ``values``: derivatives, optimizers and
+    ``jax.tree.map`` work as for an array, and the pattern stays. On a dynamic topology, see
+    :class:`Topology`, the pattern's integer arrays are leaves too; `jaxsparse.grad` differentiates
+    such a matrix with respect to its values.
 
-    ``a @ x`` and ``x @ a`` are sparse-dense products; ``a.T``, ``-a``, ``a * 2``, ``a / 2`` and
-    sums of matrices on one pattern are sparse.
+    ``a @ x`` and ``x @ a`` are sparse-dense products. ``a.T``, ``-a``, ``abs(a)``, ``a * x`` and
+    ``a / x`` of numbers and of dense arrays that broadcast to the matrix (``a * x[:, None]`` scales
+    rows), ``a + b``, ``a - b``, ``a[rows]``, and comparisons that are False where nothing is stored
+    (``a != 0``) are sparse. Sums of matrices on different patterns, and ``a[rows]``, need concrete
+    patterns.
 
     Args:
         values: ``(..., nse)``; values behind the last stored entry are padding and ignored.
@@ -47,6 +55,8 @@ class CSR:
 
     __slots__ = ("topology", "values")
     __array_ufunc__ = None  # NumPy arrays leave `x @ a` and `x * a` to this class
+    __hash__ = None  # type: ignore[assignment]  # as of any array
+    __iter__ = None
 
     def __init__(self, values: Any, topology: Topology):
         if not isinstance(topology, Topology):
@@ -91,11 +101,17 @@ class CSR:
                 fit is left out.
 
         Raises:
+            TypeError: for a matrix that is sparse already.
             ValueError: for shapes that don't fit, and if ``nse`` is too small or missing under jit.
 
         >>> CSR.fromdense(np.eye(3), nse=4).topology.nnz
         3
         """
+        if scipy.sparse.issparse(x) or isinstance(x, jsparse.JAXSparse | CSR):
+            raise TypeError(
+                "CSR.fromdense: needs a dense array, got a sparse matrix: use CSR.from_scipy, "
+                f"from_bcsr or from_bcoo; got {type(x).__name__}"
+            )
         x = jnp.asarray(x)
         if x.ndim < 2:
             raise ValueError(f"CSR.fromdense: needs an array (..., m, k), got shape {x.shape}")
@@ -110,7 +126,66 @@ class CSR:
                 f"CSR.fromdense: nse must be that of the topology, {mask.nse}, got {nse}"
             )
         topology = mask if isinstance(mask, Topology) else Topology.from_mask(mask, nse=nse)
-        return cls(_gather(x, topology), topology)
+        if x.shape[-2:] != topology.shape:
+            raise ValueError(f"CSR.fromdense: needs a matrix {topology.shape}, got {x.shape}")
+        return cls(_entries(x, topology), topology)
+
+    @classmethod
+    def from_coo(
+        cls, rows: Any, columns: Any, values: Any, shape: Any, *, nse: int | None = None
+    ) -> CSR:
+        """From coordinates in any order; entries at one position are summed.
+
+        Differentiable in ``values``. Under jit the coordinates may be traced: so a program takes
+        another graph at each step without a new compilation.
+
+        Args:
+            rows: integers ``(entries,)``.
+            columns: integers ``(entries,)``.
+            values: ``(..., entries)``.
+            shape: ``(m, k)``.
+            nse: room for so many entries, padding included, which makes the pattern dynamic. By
+                default as many as there are positions or, for traced coordinates, as coordinates.
+
+        Raises:
+            ValueError: for shapes that don't fit, and for concrete coordinates outside the matrix
+                or more of them than ``nse``. Traced ones are left out there.
+
+        >>> CSR.from_coo([1, 0, 1], [0, 1, 0], [1.0, 2.0, 3.0], (2, 2)).todense()
+        Array([[0., 2.],
+               [4., 0.]], dtype=float32)
+        """
+        shape = check_shape(shape)
+        values = jnp.asarray(values)
+        traced = any(isinstance(x, jax.core.Tracer) for x in (rows, columns))
+        module: Any = jnp if traced else np
+        rows, columns = module.asarray(rows), module.asarray(columns)
+        if rows.ndim != 1 or rows.shape != columns.shape or values.shape[-1:] != rows.shape:
+            raise ValueError(
+                "CSR.from_coo: rows, columns and values must have shapes (entries,), (entries,) "
+                f"and (..., entries), got {rows.shape}, {columns.shape} and {values.shape}"
+            )
+        for name, x in ("rows", rows), ("columns", columns):
+            if x.size and not module.issubdtype(x.dtype, module.integer):
+                raise ValueError(f"CSR.from_coo: {name} must be integers, got {x.dtype}")
+        if traced:
+            size = rows.size if nse is None else operator.index(nse)
+            compressed = coordinates.compress_traced(rows, columns, shape, size)
+            topology = Topology(compressed.row_offsets, compressed.column_indices, shape)
+        else:
+            for name, x, limit in ("row", rows, shape[0]), ("column", columns, shape[1]):
+                outside = np.flatnonzero((x < 0) | (x >= limit))
+                if outside.size:
+                    raise ValueError(
+                        f"CSR.from_coo: entry {outside[0]} has {name} {x[outside[0]]}, out of "
+                        f"range for {limit} {name}s"
+                    )
+            compressed = coordinates.compress_on_host(rows, columns, shape)
+            topology = Topology.with_room(
+                compressed.row_offsets, compressed.column_indices, shape, nse
+            )
+        entries = compressed.entries
+        return cls(coordinates.sum_into_entries(values, entries, topology.nse), topology)
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> CSR:
@@ -128,7 +203,9 @@ class CSR:
 
     @classmethod
     def from_bcoo(cls, matrix: jsparse.BCOO) -> CSR:
-        """From a concrete two-dimensional `jax.experimental.sparse.BCOO`; duplicates are summed.
+        """From a two-dimensional `jax.experimental.sparse.BCOO`; duplicates are summed.
+
+        Under jit it keeps the BCOO's ``nse``.
 
         Raises:
             ValueError: if it has batch or dense dimensions.
@@ -138,14 +215,13 @@ class CSR:
                 f"CSR.from_bcoo: needs two sparse dimensions alone, got {matrix.n_batch} batch, "
                 f"{matrix.n_sparse} sparse and {matrix.n_dense} dense"
             )
-        rows, columns = np.asarray(matrix.indices).T
-        stored = (rows < matrix.shape[0]) & (columns < matrix.shape[1])  # BCOO pads out of range
-        data = np.asarray(matrix.data)[stored]
-        if _is_16_bit_float(data):  # which SciPy does not know
-            data = data.astype(np.float32)
-        coordinates = (rows[stored], columns[stored])
-        summed = scipy.sparse.coo_array((data, coordinates), shape=matrix.shape)
-        return cls.from_scipy(summed).astype(matrix.dtype)
+        rows, columns = matrix.indices[:, 0], matrix.indices[:, 1]
+        if isinstance(rows, jax.core.Tracer):
+            return cls.from_coo(rows, columns, matrix.data, matrix.shape)
+        indices = np.asarray(matrix.indices)
+        stored = np.flatnonzero((indices < matrix.shape).all(-1))  # BCOO pads out of range
+        rows, columns = indices[stored].T
+        return cls.from_coo(rows, columns, matrix.data[stored], matrix.shape)
 
     # ---- What it is ----
 
@@ -164,6 +240,25 @@ class CSR:
         """Stored entries, padding included: static."""
         return self.topology.nse
 
+    @property
+    def ndim(self) -> int:
+        """2: batch dimensions do not count, as in ``shape``."""
+        return 2
+
+    @property
+    def size(self) -> int:
+        """Positions, stored or not: m k."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values and of all arrays of the pattern."""
+        return sum(x.nbytes for x in jax.tree.leaves((self.values, self.topology)))
+
+    def block_until_ready(self) -> CSR:
+        """Waits for the values, and the pattern if it is dynamic; returns the matrix."""
+        return jax.block_until_ready(self)
+
     def __str__(self) -> str:
         return f"CSR {self.dtype} on {self.topology}"
 
@@ -181,16 +276,21 @@ class CSR:
             dense = jnp.zeros((m, k), self.dtype)
             if not dense.size:  # a scatter into nothing can't be differentiated
                 return dense
-            return dense.at[rows, columns].add(values, mode="drop")  # padding has row m
+            entries = dense.at[rows, columns]  # padding has row m
+            if self.dtype == bool:
+                return entries.set(values, mode="drop")
+            return entries.add(values, mode="drop")
 
-        return _over_batch(scatter, self)
+        return self.over_batch(scatter)
 
     def to_scipy(self) -> Any:
         """A `scipy.sparse.csr_array` of one concrete matrix; 16-bit floats become float32."""
-        offsets, columns = self.topology._arrays("to_scipy")
+        offsets, columns = self.topology.concrete_arrays("CSR.to_scipy")
+        if self.values.ndim != 1 or isinstance(self.values, jax.core.Tracer):
+            raise ValueError(
+                f"CSR.to_scipy: needs one concrete matrix, got values {self.values.shape}"
+            )
         values = np.asarray(self.values)
-        if values.ndim != 1:
-            raise ValueError(f"CSR.to_scipy: needs one matrix, got values of shape {values.shape}")
         if _is_16_bit_float(values):
             values = values.astype(np.float32)
         nnz = offsets[-1]
@@ -213,85 +313,203 @@ class CSR:
 
     def astype(self, dtype: Any) -> CSR:
         """The same matrix with values of another dtype."""
-        return CSR(self.values.astype(dtype), self.topology)
+        return self.with_values(self.values.astype(dtype))
+
+    def with_values(self, values: jax.Array, topology: Topology | None = None) -> CSR:
+        """Other values on the same pattern, or on the one that is given.
+
+        >>> import jax.numpy as jnp
+        >>> CSR.fromdense(jnp.eye(2)).with_values(jnp.array([2.0, 3.0])).todense()
+        Array([[2., 0.],
+               [0., 3.]], dtype=float32)
+        """
+        return CSR(values, self.topology if topology is None else topology)
 
     # ---- Arithmetic ----
 
     @property
     def T(self) -> CSR:
         """The transposed matrix: its values are gathered, its pattern is there already."""
-        permutation = self.topology.permutation
-        if permutation.ndim == 1:
-            values = self.values[..., permutation]
-        else:
-            batch = jnp.broadcast_shapes(self.values.shape[:-1], permutation.shape[:-1])
-            values = jnp.take_along_axis(
-                jnp.broadcast_to(self.values, (*batch, self.nse)),
-                jnp.broadcast_to(permutation, (*batch, self.nse)),
-                axis=-1,
-            )
-        return CSR(values, self.topology.T)
+        topology = self.topology.T  # first: it knows whether there are positions
+        return CSR(_permuted(self.values, self.topology.permutation), topology)
 
     def __matmul__(self, x: Any) -> Any:
-        if not _is_dense(x):
+        if not is_dense(x):
+            entrywise.check_dense_operand("matmul", x)
             return NotImplemented
         return _product(self, x, transpose=False, dense_on_left=False)
 
     def __rmatmul__(self, x: Any) -> Any:
-        if not _is_dense(x):
+        if not is_dense(x):
+            entrywise.check_dense_operand("matmul", x)
             return NotImplemented
         return _product(self, x, transpose=True, dense_on_left=True)
 
     def __mul__(self, factor: Any) -> Any:
-        if not _is_scalar(factor):
-            return NotImplemented
-        return CSR(self.values * factor, self.topology)
+        return self._scale(operator.mul, factor)
 
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: Any) -> Any:
-        if not _is_scalar(divisor):
-            return NotImplemented
-        return CSR(self.values / divisor, self.topology)
+        return self._scale(operator.truediv, divisor)
+
+    def _scale(self, function: Any, factor: Any) -> Any:
+        if isinstance(factor, CSR):
+            if not same_pattern(self.topology, factor.topology):
+                raise ValueError(
+                    "CSR: matrices that are multiplied or divided entry by entry must be on one "
+                    f"pattern, got {self.topology!r} and {factor.topology!r}"
+                )
+            return self.with_values(function(self.values, factor.values))
+        return entrywise.scale(function, self, factor)
 
     def __neg__(self) -> CSR:
-        return CSR(-self.values, self.topology)
+        return self.with_values(-self.values)
+
+    def __abs__(self) -> CSR:
+        return self.with_values(jnp.abs(self.values))
 
     def __add__(self, other: Any) -> Any:
-        return _combine(operator.add, self, other)
+        return self._add(operator.add, other)
+
+    def __radd__(self, other: Any) -> Any:
+        if isinstance(other, int) and other == 0:  # what sum() begins with
+            return self
+        return self._add(operator.add, other)
 
     def __sub__(self, other: Any) -> Any:
-        return _combine(operator.sub, self, other)
+        return self._add(operator.sub, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._add(operator.sub, other)
+
+    def _add(self, function: Any, other: Any) -> Any:
+        if isinstance(other, CSR):
+            return entrywise.add(function, self, other)
+        if is_dense(other) or entrywise.is_scalar(other):
+            raise TypeError(
+                "CSR: the sum with a number or a dense array is no sparse matrix: write "
+                f"a.todense() + x; got {type(other).__name__}"
+            )
+        return NotImplemented
+
+    def sum(self, axis: int | None = None) -> jax.Array:
+        """The sum of all entries, or of each column's (axis 0) or row's (axis 1): dense.
+
+        >>> import jax.numpy as jnp
+        >>> CSR.fromdense(jnp.array([[0.0, 2.0], [3.0, 1.0]])).sum(1)
+        Array([2., 4.], dtype=float32)
+        """
+        return entrywise.sum_over(self, axis)
+
+    def diagonal(self) -> jax.Array:
+        """The entries (i, i) as a dense array ``(..., min(m, k))``."""
+        return entrywise.diagonal(self)
+
+    def __getitem__(self, rows: Any) -> CSR:
+        return entrywise.take_rows(self, rows)
+
+    # ---- What Python and NumPy ask ----
+
+    def __eq__(self, other: Any) -> Any:
+        return entrywise.compare("==", self, other)
+
+    def __ne__(self, other: Any) -> Any:
+        return entrywise.compare("!=", self, other)
+
+    def __lt__(self, other: Any) -> Any:
+        return entrywise.compare("<", self, other)
+
+    def __le__(self, other: Any) -> Any:
+        return entrywise.compare("<=", self, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return entrywise.compare(">", self, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return entrywise.compare(">=", self, other)
+
+    def __bool__(self) -> bool:
+        raise ValueError(
+            "CSR: the truth value of a matrix is ambiguous: use a.values.any() or a.values.all()"
+        )
+
+    def __len__(self) -> int:
+        raise TypeError(
+            "CSR: the length of a sparse matrix is ambiguous: use a.shape[0] for its rows, a.nse "
+            "for its entries"
+        )
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        raise TypeError(
+            "CSR: a sparse matrix is no array of NumPy: use a.todense() or a.to_scipy()"
+        )
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if function is np.dot and len(args) == 2:
+            return args[0] @ args[1]
+        raise TypeError(
+            f"CSR: numpy.{function.__name__} takes no sparse matrix: use its methods, jaxsparse's "
+            "functions or a.todense()"
+        )
+
+    def over_batch(self, function: Any) -> jax.Array:
+        """``function(values, rows, columns)`` of one matrix, over all batch dimensions."""
+        parts = (self.values, self.topology.row_indices, self.topology.column_indices)
+        batch = jnp.broadcast_shapes(*(x.shape[:-1] for x in parts))
+        for _ in batch:
+            function = jax.vmap(function)
+        result: jax.Array = function(*(jnp.broadcast_to(x, (*batch, x.shape[-1])) for x in parts))
+        return result
+
+
+_VALUES, _TOPOLOGY = jax.tree_util.GetAttrKey("values"), jax.tree_util.GetAttrKey("topology")
 
 
 def _flatten(matrix: CSR) -> Any:
-    names = ("values", "topology")
-    return [(jax.tree_util.GetAttrKey(n), getattr(matrix, n)) for n in names], None
+    values, topology = (_VALUES, matrix.values), matrix.topology
+    if isinstance(topology, Topology) and topology.static:
+        return (values,), topology.key
+    return (values, (_TOPOLOGY, topology)), None
 
 
-jax.tree_util.register_pytree_with_keys(
-    CSR, _flatten, lambda _, children: CSR._from_parts(*children)
-)
+def _unflatten(key: TopologyKey | None, children: Any) -> CSR:
+    values, topology = children if key is None else (*children, key.topology)
+    return CSR._from_parts(values, topology)
+
+
+def _serialize(key: TopologyKey | None) -> bytes:
+    if key is None:
+        return b""
+    topology, file = key.topology, io.BytesIO()
+    np.savez(
+        file,
+        row_offsets=topology.row_offsets,
+        column_indices=topology.column_indices,
+        shape=topology.shape,
+    )
+    return file.getvalue()
+
+
+def _deserialize(data: bytes) -> TopologyKey | None:
+    if not data:
+        return None
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        shape = tuple(arrays["shape"].tolist())
+        return Topology(arrays["row_offsets"], arrays["column_indices"], shape).as_static().key
+
+
+jax.tree_util.register_pytree_with_keys(CSR, _flatten, _unflatten)  # type: ignore
 jax.export.register_pytree_node_serialization(
     CSR,
     serialized_name="jaxsparse.CSR",
-    serialize_auxdata=lambda _: b"",
-    deserialize_auxdata=lambda _: None,
+    serialize_auxdata=_serialize,
+    deserialize_auxdata=_deserialize,
 )
-
-
-def _is_dense(x: Any) -> bool:
-    return isinstance(x, jax.Array | np.ndarray)
 
 
 def _is_16_bit_float(x: np.ndarray) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize == 2
-
-
-def _is_scalar(x: Any) -> bool:
-    return (
-        isinstance(x, numbers.Number) or (_is_dense(x) and x.ndim == 0) or isinstance(x, np.generic)
-    )
 
 
 def _product(a: CSR, x: Any, *, transpose: bool, dense_on_left: bool) -> jax.Array:
@@ -306,36 +524,17 @@ def _product(a: CSR, x: Any, *, transpose: bool, dense_on_left: bool) -> jax.Arr
     return y.squeeze(-2 if dense_on_left else -1) if vector else y
 
 
-def _combine(function: Any, a: CSR, b: Any) -> Any:
-    if not isinstance(b, CSR):
-        return NotImplemented
-    if not same_pattern(a.topology, b.topology):
-        raise ValueError(
-            f"CSR: only matrices on one pattern can be added, got {a.topology!r} and {b.topology!r}"
-        )
-    return CSR(function(a.values, b.values), a.topology)
+@jax.jit
+def _permuted(values: jax.Array, permutation: jax.Array) -> jax.Array:
+    if permutation.ndim == 1:
+        return values[..., permutation]
+    batch = jnp.broadcast_shapes(values.shape[:-1], permutation.shape[:-1])
+    nse = permutation.shape[-1]
+    values, permutation = (jnp.broadcast_to(x, (*batch, nse)) for x in (values, permutation))
+    return jnp.take_along_axis(values, permutation, axis=-1)
 
 
-def _over_batch(function: Any, a: CSR) -> jax.Array:
-    """function(values, rows, columns) of one matrix, over all batch dimensions."""
-    parts = (a.values, a.topology.row_indices(), a.topology.column_indices)
-    batch = jnp.broadcast_shapes(*(x.shape[:-1] for x in parts))
-    for _ in batch:
-        function = jax.vmap(function)
-    return function(*(jnp.broadcast_to(x, (*batch, x.shape[-1])) for x in parts))
-
-
-def _gather(x: jax.Array, topology: Topology) -> jax.Array:
+@jax.jit
+def _entries(x: jax.Array, topology: Topology) -> jax.Array:
     """The entries of a dense matrix (..., m, k) at a topology; 0 at padding."""
-
-    def gather(x: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
-        return x.at[rows, columns].get(mode="fill", fill_value=0)
-
-    batch = jnp.broadcast_shapes(x.shape[:-2], topology.batch_shape)
-    if not x.size:  # nothing to gather from
-        return jnp.zeros((*batch, topology.nse), x.dtype)
-    x = jnp.broadcast_to(x, (*batch, *x.shape[-2:]))
-    parts = (topology.row_indices(), topology.column_indices)
-    for _ in batch:
-        gather = jax.vmap(gather)
-    return gather(x, *(jnp.broadcast_to(p, (*batch, p.shape[-1])) for p in parts))
+    return entrywise.at_entries(x, topology, fill=0)

@@ -25,7 +25,10 @@ def value_and_grad(
     """`jax.value_and_grad` for functions of CSR matrices, at any depth of their arguments' pytrees.
 
     A matrix is differentiated with respect to its values; its gradient is a CSR matrix on the same
-    topology. Other leaves behave as in `jax.value_and_grad`.
+    topology. Other leaves behave as in `jax.value_and_grad`, and for matrices on static patterns
+    (see `Topology`) it does all that this function does. A gradient on a dynamic pattern has leaves
+    of JAX's type float0 in place of the pattern's arrays, which no optimizer can change; a jitted
+    function returns it without positions: ``a.with_values(gradient.values)`` has them.
 
     Args:
         fun: a function with a scalar result, or a pair of it and auxiliary data if ``has_aux``.
@@ -35,6 +38,9 @@ def value_and_grad(
 
     Returns:
         A function of the same arguments that returns (value, gradient).
+
+    Raises:
+        TypeError: if ``fun`` is called with too few arguments by position.
 
     >>> import jax.numpy as jnp
     >>> a = CSR.fromdense(jnp.array([[1.0, 0.0], [2.0, 3.0]]))
@@ -47,15 +53,22 @@ def value_and_grad(
 
     @functools.wraps(fun)
     def wrapped(*args: Any, **keywords: Any) -> tuple[Any, Any]:
+        if any(not -len(args) <= i < len(args) for i in positions):
+            raise TypeError(
+                f"grad: argnums={argnums} needs arguments that are passed by position, got "
+                f"{len(args)} of them" + (f" and {', '.join(keywords)} by name" if keywords else "")
+            )
         chosen = tuple(args[i] for i in positions)
         leaves, treedef = jax.tree.flatten(chosen, is_leaf=_is_csr)
         values = [x.values if _is_csr(x) else x for x in leaves]
 
-        def rebuild(values: Sequence[Any]) -> Any:
+        def rebuild(values: Sequence[Any], *, derivative: bool = False) -> Any:
             return jax.tree.unflatten(
                 treedef,
                 [
-                    CSR(v, x.topology) if _is_csr(x) else v
+                    CSR(v, x.topology.as_tangent() if derivative else x.topology)
+                    if _is_csr(x)
+                    else v
                     for v, x in zip(values, leaves, strict=True)
                 ],
             )
@@ -67,7 +80,7 @@ def value_and_grad(
             return fun(*full, **keywords)
 
         value, gradients = jax.value_and_grad(of_values, has_aux=has_aux, **kwargs)(values)
-        gradient = rebuild(gradients)
+        gradient = rebuild(gradients, derivative=True)
         return value, gradient[0] if single else gradient
 
     return wrapped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Sequence
@@ -189,6 +190,21 @@ def derive_on_host(
         )
 
 
+def transpose_on_host(
+    transposed: Pattern, permutation: jax.Array, shape: tuple[int, int]
+) -> tuple[jax.Array, jax.Array]:
+    """The inverse of a permutation, and the starts of tiles of the transposed pattern.
+
+    ``shape`` is that of the transposed pattern.
+    """
+    inverse = np.empty(permutation.shape, np.int32)
+    inverse[np.asarray(permutation)] = np.arange(inverse.size, dtype=np.int32)
+    offsets, columns = np.asarray(transposed.row_offsets), np.asarray(transposed.column_indices)
+    starts = _tile_starts_on_host(offsets, columns, shape)
+    with jax.ensure_compile_time_eval():
+        return jnp.asarray(inverse), jnp.asarray(starts)
+
+
 # ---- Derived arrays of traced patterns, in the program ----
 
 
@@ -221,6 +237,18 @@ def tile_starts(
     for _ in range(row_offsets.ndim - 1):
         one = jax.vmap(one)
     return one(row_offsets, column_indices)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def transpose_traced(
+    transposed: Pattern, permutation: jax.Array, shape: tuple[int, int]
+) -> tuple[jax.Array, jax.Array]:
+    """As `transpose_on_host`, of traced patterns and of batches."""
+    iota = jnp.broadcast_to(jnp.arange(permutation.shape[-1]), permutation.shape)
+    inverse = jnp.put_along_axis(
+        jnp.zeros_like(permutation), permutation, iota.astype(jnp.int32), axis=-1, inplace=False
+    )
+    return inverse, tile_starts(transposed.row_offsets, transposed.column_indices, shape)
 
 
 def derive_traced(

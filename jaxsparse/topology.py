@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,8 @@ from jaxsparse.pattern import (
     derive_on_host,
     derive_traced,
     row_indices,
-    tile_starts,
+    transpose_on_host,
+    transpose_traced,
 )
 
 INT32_MAX = 2**31 - 1
@@ -35,6 +37,14 @@ class Topology:
     cores multiply by. The constructor makes these, on the host for concrete arrays and in the
     program for traced ones; no operation or gradient ever sorts. Leading dimensions, the same for
     both arrays, are a batch of patterns with equal numbers of stored entries.
+
+    A topology is *static* or *dynamic*, which says how a :class:`jaxsparse.CSR` carries it through
+    a program. A static one is a part of the matrix's type, as its shape is: the only leaf of the
+    matrix is its values, so that gradients, optimizers and ``jax.tree.map`` see nothing else, and a
+    program is compiled for the pattern. A dynamic one is data: its arrays are leaves beside the
+    values, and another pattern of as many entries needs no new compilation. What is made from
+    concrete arrays is static; traced patterns, batches of patterns and patterns with room for more
+    entries (``nse=``) are dynamic. :meth:`as_static` and :meth:`as_dynamic` change that.
 
     Args:
         row_offsets: integers ``(..., m + 1)``, starting at 0 and not falling.
@@ -66,8 +76,13 @@ class Topology:
     tile_starts: jax.Array  # of pattern.tile_starts, or (..., 1)
     shape: tuple[int, int]
     scan_layout: Any  # what recurrent.pack makes of the pattern, or None
+    kind: Literal["static", "dynamic", "tangent"]  # a tangent's leaves are of type float0
 
     __slots__ = (
+        "_key",  # these three are made when first asked for
+        "_row_indices",
+        "_transposed",
+        "kind",
         "pattern",
         "permutation",
         "scan_layout",
@@ -77,7 +92,7 @@ class Topology:
     )
 
     def __init__(self, row_offsets: Any, column_indices: Any, shape: Sequence[int]):
-        self.shape = _check_shape(shape)
+        self.shape = check_shape(shape)
         row_offsets = _check_indices("row_offsets", row_offsets)
         column_indices = _check_indices("column_indices", column_indices)
         m = self.shape[0]
@@ -98,6 +113,9 @@ class Topology:
         derived = derive(row_offsets, column_indices, self.shape)
         self.pattern, self.transposed_pattern, self.permutation, self.tile_starts = derived
         self.scan_layout = None
+        exact = not traced and column_indices.ndim == 1
+        exact = exact and row_offsets[-1] == column_indices.size
+        self._set_kind("static" if exact else "dynamic")
 
     @classmethod
     def _from_parts(
@@ -108,6 +126,7 @@ class Topology:
         tile_starts: Any,
         scan_layout: Any,
         shape: tuple[int, int],
+        kind: Literal["static", "dynamic", "tangent"] = "dynamic",
     ) -> Topology:
         topology = object.__new__(cls)
         topology.pattern = pattern
@@ -116,7 +135,20 @@ class Topology:
         topology.tile_starts = tile_starts
         topology.scan_layout = scan_layout
         topology.shape = shape
+        topology._set_kind(kind)
         return topology
+
+    def _set_kind(self, kind: Literal["static", "dynamic", "tangent"]) -> None:
+        self.kind = kind
+        self._key: TopologyKey | None = None
+        self._row_indices: jax.Array | None = None
+        self._transposed: Topology | None = None
+
+    def _of_kind(self, kind: Literal["static", "dynamic", "tangent"]) -> Topology:
+        if kind == self.kind:
+            return self
+        parts: Any = [getattr(self, name) for name in _PARTS]
+        return Topology._from_parts(*parts, shape=self.shape, kind=kind)
 
     @classmethod
     def from_mask(
@@ -130,8 +162,8 @@ class Topology:
         Args:
             mask: a mask function (``jaxsparse.masks``), or a boolean array ``(..., m, k)``.
             shape: ``(m, k)``; may be left out for an array.
-            nse: room for so many entries, padding included. Needed where the mask is traced; there,
-                what does not fit is left out.
+            nse: room for so many entries, padding included; makes the topology dynamic. Needed
+                where the mask is traced; there, what does not fit is left out.
 
         Raises:
             ValueError: if a concrete mask stores more than ``nse`` positions, or ``nse`` is missing
@@ -144,15 +176,15 @@ class Topology:
         if callable(mask):
             if shape is None:
                 raise ValueError("Topology.from_mask: a mask function needs a shape (m, k)")
-            shape = _check_shape(shape)
+            shape = check_shape(shape)
             try:
-                return cls(*_pad(*masks.nonzero(mask, shape), nse), shape)
+                return cls.with_room(*masks.nonzero(mask, shape), shape, nse)
             except jax.errors.TracerArrayConversionError:
                 return cls(*masks.nonzero_traced(mask, shape, _needed(nse)), shape)
         mask = mask if isinstance(mask, jax.Array) else np.asarray(mask)
         if mask.ndim < 2:
             raise ValueError(f"Topology.from_mask: needs an array (..., m, k), got {mask.shape}")
-        shape = _check_shape(mask.shape[-2:] if shape is None else shape)
+        shape = check_shape(mask.shape[-2:] if shape is None else shape)
         if tuple(mask.shape[-2:]) != shape:
             raise ValueError(f"Topology.from_mask: mask {mask.shape} does not have shape {shape}")
         if isinstance(mask, jax.core.Tracer):
@@ -173,7 +205,16 @@ class Topology:
         columns = np.zeros((*batch, most), np.int32)
         for entry in np.ndindex(batch):
             columns[entry][: offsets[entry][-1]] = np.nonzero(dense[entry])[1]
-        return cls(*_pad(offsets, columns, nse), shape)
+        return cls.with_room(offsets, columns, shape, nse)
+
+    @classmethod
+    def with_room(
+        cls, offsets: np.ndarray, columns: np.ndarray, shape: tuple[int, int], nse: int | None
+    ) -> Topology:
+        """Of concrete arrays, with padding up to ``nse`` if it is given, which makes it dynamic."""
+        if nse is None:
+            return cls(offsets, columns, shape)
+        return cls(offsets, _pad(offsets, columns, nse), shape).as_dynamic()
 
     @property
     def row_offsets(self) -> jax.Array:
@@ -210,16 +251,85 @@ class Topology:
         return 1 - self.nnz / size if size else 0.0
 
     @property
+    def static(self) -> bool:
+        """Whether a CSR carries this pattern as a part of its type, rather than as leaves."""
+        return self.kind == "static"
+
+    def as_static(self) -> Topology:
+        """The same pattern, static; see the class.
+
+        Raises:
+            ValueError: if the pattern is traced, or a batch of patterns.
+
+        >>> Topology([0, 1], [3], (1, 4)).as_dynamic().as_static().static
+        True
+        """
+        if not self._is_concrete() or self.batch_shape:
+            what = f"a batch {self.batch_shape}" if self.batch_shape else "a traced or abstract one"
+            raise ValueError(f"Topology.as_static: needs one concrete pattern, got {what}")
+        return self._of_kind("static")
+
+    def as_dynamic(self) -> Topology:
+        """The same pattern, dynamic; see the class.
+
+        >>> import jax
+        >>> topology = Topology([0, 1], [3], (1, 4))
+        >>> len(jax.tree.leaves(topology.as_dynamic())) == len(jax.tree.leaves(topology))
+        True
+        """
+        return self._of_kind("dynamic")
+
+    def as_tangent(self) -> Topology:
+        """The pattern of a derivative: static like this one, or with leaves of JAX's type float0.
+
+        JAX gives integers derivatives of type float0, which no arithmetic takes: what an optimizer
+        or ``jax.tree.map`` computes with the leaves of a matrix stops there instead of changing
+        the pattern.
+        """
+        return self if self.static else self._of_kind("tangent")
+
+    @property
+    def has_positions(self) -> bool:
+        """False for a derivative's pattern whose arrays became float0 on the way out of a program.
+
+        See `as_tangent`.
+        """
+        return not (self.kind == "tangent" and self.permutation.dtype == _FLOAT0)
+
+    def _check_positions(self) -> None:
+        if not self.has_positions:
+            raise ValueError(
+                f"{self!r} came out of a program as the pattern of a derivative, without its "
+                "positions: use a.with_values(gradient.values), a being what was differentiated"
+            )
+
+    @property
+    def key(self) -> TopologyKey:
+        """What stands for a static topology in a tree structure: equal where patterns are equal."""
+        if self._key is None:
+            self._key = TopologyKey(self)
+        return self._key
+
+    def _is_concrete(self) -> bool:
+        arrays = (self.row_offsets, self.column_indices)
+        return all(isinstance(x, jax.Array | np.ndarray) for x in arrays) and not any(
+            isinstance(x, jax.core.Tracer) for x in arrays
+        )
+
+    @property
     def T(self) -> Topology:
         """The transposed topology: what is derived changes places, nothing is sorted."""
-        iota = jnp.broadcast_to(jnp.arange(self.nse, dtype=jnp.int32), self.permutation.shape)
-        inverse = jnp.put_along_axis(
-            jnp.zeros_like(self.permutation), self.permutation, iota, axis=-1, inplace=False
-        )
+        self._check_positions()
+        if self._transposed is not None:
+            return self._transposed
         m, k = self.shape
         t = self.transposed_pattern
-        starts = tile_starts(t.row_offsets, t.column_indices, (k, m))
-        return Topology._from_parts(t, self.pattern, inverse, starts, None, (k, m))
+        transpose = transpose_on_host if self.static else transpose_traced
+        inverse, starts = transpose(t, self.permutation, (k, m))
+        result = Topology._from_parts(t, self.pattern, inverse, starts, None, (k, m), self.kind)
+        if self.static:
+            self._transposed = result
+        return result
 
     def with_scan_layout(self, layout: Any) -> Topology:
         """The same topology, carrying what `jaxsparse.recurrent.pack` made of it."""
@@ -230,11 +340,23 @@ class Topology:
             self.tile_starts,
             layout,
             self.shape,
+            self.kind,
         )
 
+    @property
     def row_indices(self) -> jax.Array:
         """The row of every stored entry, int32 ``(..., nse)``; m for padding."""
-        return row_indices(self.row_offsets, self.nse)
+        self._check_positions()
+        if not self.static:
+            return _row_indices(self.row_offsets, self.nse)
+        if self._row_indices is None:
+            rows = np.repeat(
+                np.arange(self.shape[0] + 1, dtype=np.int32),
+                np.diff(np.asarray(self.row_offsets), append=self.nse),
+            )
+            with jax.ensure_compile_time_eval():
+                self._row_indices = jnp.asarray(rows)
+        return self._row_indices
 
     def operands(self) -> tuple[jax.Array, ...]:
         """What an operation's primitive takes: both patterns' three arrays and what joins them.
@@ -242,6 +364,7 @@ class Topology:
         That is the permutation, and the starts of tiles. They are checked first if
         ``JAXSPARSE_CHECK=1``, but for starts, which kernels find out for themselves then.
         """
+        self._check_positions()
         m, k = self.shape
         rows, transposed = self.pattern.operands(), self.transposed_pattern.operands()
         starts = self.tile_starts
@@ -286,17 +409,17 @@ class Topology:
 
     def plot(self, *, ax: Any = None, title: str | None = None) -> Any:
         """Draws the pattern's density with matplotlib and returns the axes."""
-        return display.plot(*self._arrays("plot"), self.shape, ax=ax, title=title)
+        return display.plot(*self.concrete_arrays("Topology.plot"), self.shape, ax=ax, title=title)
 
-    def _arrays(self, purpose: str) -> tuple[np.ndarray, np.ndarray]:
-        if isinstance(self.row_offsets, jax.core.Tracer) or self.batch_shape:
-            raise ValueError(f"Topology.{purpose}: needs one concrete pattern")
+    def concrete_arrays(self, purpose: str) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets and columns of one pattern as NumPy arrays, or ValueError."""
+        if not self._is_concrete() or self.batch_shape:
+            raise ValueError(f"{purpose}: needs one concrete pattern")
+        self._check_positions()
         return np.asarray(self.row_offsets), np.asarray(self.column_indices)
 
     def __str__(self) -> str:
-        if not isinstance(self.row_offsets, jax.Array) or isinstance(
-            self.row_offsets, jax.core.Tracer
-        ):
+        if not self._is_concrete() or not self.has_positions:
             return repr(self)
         if self.batch_shape:
             return f"Topology of shape {self.shape}, batch {self.batch_shape}, nse {self.nse}"
@@ -305,24 +428,71 @@ class Topology:
             f"Topology of shape {self.shape}, {self.nnz} stored{padding}, "
             f"{100 * self.sparsity:.1f} % sparse"
         )
-        return f"{head}\n{display.grid(*self._arrays('__str__'), self.shape)}"
+        return f"{head}\n{display.grid(*self.concrete_arrays('str'), self.shape)}"
 
     def __repr__(self) -> str:
         leaf = self.pattern.column_indices if isinstance(self.pattern, Pattern) else None
         return f"Topology(shape={self.shape}, column_indices={getattr(leaf, 'shape', leaf)})"
 
 
+class TopologyKey:
+    """A static topology as a part of a tree structure: compared and hashed by its positions.
+
+    Programs that were compiled for one pattern are found again for an equal one, and trees of
+    matrices on different patterns do not match.
+    """
+
+    __slots__ = ("digest", "topology")
+
+    def __init__(self, topology: Topology):
+        self.topology = topology
+        positions = hashlib.blake2b(digest_size=16)
+        positions.update(repr((topology.shape, topology.nse)).encode())
+        for array in (topology.row_offsets, topology.column_indices):
+            positions.update(np.ascontiguousarray(array).data)
+        self.digest = positions.digest()
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, TopologyKey) and (
+            self is other
+            or (
+                self.digest == other.digest
+                # A program compiled with one layout for a scan does not serve another.
+                and self.topology.scan_layout is other.topology.scan_layout
+            )
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"{self.topology!r}, positions {self.digest.hex()[:8]}"
+
+
+# Jitted, so that an eager call compiles one program.
+_row_indices = jax.jit(row_indices, static_argnums=1)
+
+_PARTS = ("pattern", "transposed_pattern", "permutation", "tile_starts", "scan_layout")
+_FLOAT0 = jax.dtypes.float0
+
+
 def _flatten(topology: Topology) -> Any:
-    names = ("pattern", "transposed_pattern", "permutation", "tile_starts", "scan_layout")
-    children = [(jax.tree_util.GetAttrKey(n), getattr(topology, n)) for n in names]
-    return children, topology.shape
+    parts = [getattr(topology, name) for name in _PARTS]
+    if topology.kind == "tangent":
+        parts = jax.tree.map(lambda x: np.zeros(np.shape(x), _FLOAT0), parts)
+    keys = map(jax.tree_util.GetAttrKey, _PARTS)
+    return list(zip(keys, parts, strict=True)), topology.shape
 
 
-jax.tree_util.register_pytree_with_keys(
-    Topology,
-    _flatten,
-    lambda shape, parts: Topology._from_parts(*parts, shape),  # type: ignore
-)
+def _unflatten(shape: tuple[int, int], parts: Any) -> Topology:
+    topology = Topology._from_parts(*parts, shape=shape)
+    permutation = topology.permutation
+    if isinstance(permutation, np.ndarray) and permutation.dtype == _FLOAT0:
+        topology.kind = "tangent"
+    return topology
+
+
+jax.tree_util.register_pytree_with_keys(Topology, _flatten, _unflatten)  # type: ignore
 # So that exported programs may take and return topologies.
 jax.export.register_namedtuple_serialization(Pattern, serialized_name="jaxsparse.Pattern")
 jax.export.register_pytree_node_serialization(
@@ -339,18 +509,22 @@ def same_pattern(a: Topology, b: Topology) -> bool:
         return True
     if a.shape != b.shape or a.nse != b.nse or a.batch_shape != b.batch_shape:
         return False
+    if a.static and b.static:
+        return a.key.digest == b.key.digest
+    if not (a.has_positions and b.has_positions):
+        return True  # a derivative is on the pattern of what was differentiated
     pairs = ((a.row_offsets, b.row_offsets), (a.column_indices, b.column_indices))
     if all(x is y for x, y in pairs):
         return True
     if any(isinstance(x, jax.core.Tracer) for pair in pairs for x in pair):
         raise ValueError(
-            "whether two patterns that come as separate arguments of a traced function are equal "
-            "is not known: use CSR(a.values + b.values, a.topology)"
+            "whether two dynamic patterns that come as separate arguments of a traced function are "
+            "equal is not known: use a.with_values(a.values + b.values)"
         )
     return all(np.array_equal(x, y) for x, y in pairs)
 
 
-def _check_shape(shape: Sequence[int]) -> tuple[int, int]:
+def check_shape(shape: Sequence[int]) -> tuple[int, int]:
     try:
         m, k = (operator.index(size) for size in shape)
     except (TypeError, ValueError) as error:
@@ -388,14 +562,12 @@ def _needed(nse: int | None) -> int:
     return operator.index(nse)
 
 
-def _pad(offsets: np.ndarray, columns: np.ndarray, nse: int | None) -> tuple[Any, Any]:
-    """Appends padding entries up to nse."""
-    if nse is None:
-        return offsets, columns
+def _pad(offsets: np.ndarray, columns: np.ndarray, nse: int) -> np.ndarray:
+    """The columns with padding entries up to nse."""
     size = operator.index(nse)
     most = int(offsets[..., -1].max(initial=0))
     if size < most:
         raise ValueError(f"Topology: nse={size} is less than the {most} entries to store")
     padded = np.zeros((*columns.shape[:-1], size), columns.dtype)
     padded[..., :most] = columns[..., :most]
-    return offsets, padded
+    return padded

@@ -54,7 +54,7 @@ def dense_twin(cell):
             dense.kernel[...] = layer.weight.todense().T
             topology = layer.topology.get_value()
             mask = np.zeros(topology.shape, bool)
-            mask[topology.row_indices(), topology.column_indices] = True
+            mask[topology.row_indices, topology.column_indices] = True
             stored[name] = mask.T
         else:
             dense.kernel[...] = layer.kernel[...]

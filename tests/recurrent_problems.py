@@ -72,7 +72,7 @@ class Problem(NamedTuple):
         """The oracle as a function of the same operands."""
         if self.topology is not None:
             t = self.topology
-            rows, columns = t.row_indices()[: t.nnz], t.column_indices[: t.nnz]
+            rows, columns = t.row_indices[: t.nnz], t.column_indices[: t.nnz]
             dense = jnp.zeros(t.shape, weights.dtype).at[rows, columns].set(weights[: t.nnz])
             weights = dense.T
         return reference.recurrent_scan(

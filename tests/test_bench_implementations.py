@@ -56,7 +56,7 @@ def oracle(problem):
         return (values[stored],), (slope @ x["y"], slope.T @ x["x"])
     if problem.operation == "sparse_softmax":
         y = reference.sparse_softmax(x["values"], topology)
-        rows = np.asarray(topology.row_indices())[stored]
+        rows = np.asarray(topology.row_indices)[stored]
         y = y[stored]
         sums = np.bincount(rows, 2 * y * y, topology.shape[0])
         return (y,), (y * (2 * y - sums[rows]),)

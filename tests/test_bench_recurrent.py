@@ -125,7 +125,7 @@ def test_reference_is_that_of_the_tests(problem, narrow):
 
     def scan(weights, x, *carry):
         if topology is not None:
-            at = (topology.row_indices(), topology.column_indices)
+            at = (topology.row_indices, topology.column_indices)
             weights = jnp.zeros(topology.shape).at[at].set(weights).T
         carry = carry if len(carry) > 1 else carry[0]
         return oracle.recurrent_scan(cell, weights, carry, x @ projection)[1]

@@ -18,7 +18,7 @@ import scipy.sparse
 from jax.experimental import sparse as jsparse
 
 import jaxsparse
-from jaxsparse import CSR, spmm
+from jaxsparse import CSR, entrywise, spmm
 
 SHAPE = (7, 9)
 
@@ -38,7 +38,12 @@ DENSE = sparse(0, *SHAPE)
 
 
 def assert_same(a, b):
-    """Equal in structure, values and dtypes."""
+    """Equal in structure, values and dtypes, of whatever kind their patterns are."""
+
+    def dynamic(x):
+        return CSR(x.values, x.topology.as_dynamic()) if isinstance(x, CSR) else x
+
+    a, b = (jax.tree.map(dynamic, x, is_leaf=lambda x: isinstance(x, CSR)) for x in (a, b))
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_array_equal(x, y)
@@ -156,7 +161,7 @@ def test_transpose(shape):
     assert_same(again, a)
     assert_same(a.T.T, a)
     gradient = jax.jit(jaxsparse.grad(lambda a: jnp.sum(a.T.todense() * expected)))(a)
-    np.testing.assert_array_equal(gradient.todense(), dense)
+    np.testing.assert_array_equal(a.with_values(gradient.values).todense(), dense)
 
 
 @pytest.mark.parametrize(("batch", "pattern_batch"), [((3,), ()), ((), (3,))])
@@ -205,18 +210,45 @@ A = CSR.fromdense(DENSE)
         (lambda: A @ np.array(2.0), ValueError, "matmul: a scalar is no operand of @, use *"),
         (lambda: np.array(2.0) @ A, ValueError, "matmul: a scalar is no operand of @, use *"),
         (lambda: jnp.array(2.0) @ A, ValueError, "matmul: a scalar is no operand of @, use *"),
-        (lambda: A @ A.T, TypeError, "unsupported operand type(s) for @: 'CSR' and 'CSR'"),
+        (lambda: A @ A.T, TypeError, "matmul: takes a sparse and a dense matrix, got two sparse"),
+        (lambda: A @ A.to_scipy().T, TypeError, "matmul: takes a sparse and a dense matrix"),
+        (lambda: A @ A.T.to_bcoo(), TypeError, "matmul: takes a sparse and a dense matrix"),
         (lambda: A @ [1.0] * 9, TypeError, "unsupported operand type(s) for @"),
         (lambda: A @ np.ones(7), ValueError, "must have 9 rows for a matrix of shape (7, 9)"),
         (lambda: np.ones(9) @ A, ValueError, "must have 7 columns for a matrix of shape (7, 9)"),
-        (lambda: A * A, TypeError, "unsupported operand type(s) for *"),
-        (lambda: A * jnp.ones(2), TypeError, "unsupported operand type(s) for *"),
-        (lambda: np.ones(2) * A, TypeError, "unsupported operand type(s) for *"),
-        (lambda: A / np.ones(2), TypeError, "operand 'CSR' does not support ufuncs"),
-        (lambda: A / A, TypeError, "unsupported operand type(s) for /"),
+        (lambda: A * A.T, ValueError, "must be on one pattern"),
+        (lambda: A * jnp.ones(2), ValueError, "must broadcast to (..., 7, 9), got shape (2,)"),
+        (lambda: np.ones((7, 2)) * A, ValueError, "to (..., 7, 9), got shape (7, 2)"),
+        (lambda: A * {}, TypeError, "unsupported operand type(s) for *"),
         (lambda: 1 / A, TypeError, "unsupported operand type(s) for /"),
-        (lambda: A + 1, TypeError, "unsupported operand type(s) for +"),
-        (lambda: A - DENSE, TypeError, "operand 'CSR' does not support ufuncs"),
+        (lambda: A + 1, TypeError, "write a.todense() + x; got int"),
+        (lambda: A - DENSE, TypeError, "write a.todense() + x; got ndarray"),
+        (lambda: DENSE - A, TypeError, "write a.todense() + x; got ndarray"),
+        (lambda: A + A.T, ValueError, "must have one shape, got (7, 9), (9, 7)"),
+        (lambda: A + CSR.fromdense(DENSE[None]), ValueError, "needs one concrete pattern"),
+        (lambda: A == A, TypeError, "CSR: == holds, or may hold, where nothing is stored"),
+        (lambda: A == 0, TypeError, "CSR: == holds"),
+        (lambda: A != 2, TypeError, "CSR: != holds"),
+        (lambda: A <= A, TypeError, "CSR: <= holds"),
+        (lambda: A != DENSE, TypeError, "CSR: != holds"),
+        (lambda: jax.jit(lambda x: x < A)(1), TypeError, "CSR: > holds, or may hold"),
+        (lambda: bool(A), ValueError, "CSR: the truth value of a matrix is ambiguous"),
+        (lambda: len(A), TypeError, "CSR: the length of a sparse matrix is ambiguous"),
+        (lambda: list(A), TypeError, "'CSR' object is not iterable"),
+        (lambda: hash(A), TypeError, "unhashable type: 'CSR'"),
+        (lambda: np.asarray(A), TypeError, "use a.todense() or a.to_scipy()"),
+        (lambda: np.sum(A), TypeError, "CSR: numpy.sum takes no sparse matrix"),
+        (lambda: A[2], TypeError, "rows are taken by a slice or by an array of row numbers"),
+        (lambda: A[:, 1:], TypeError, "columns by a.T[...].T"),
+        (lambda: A[[7]], IndexError, "out of bounds"),
+        (lambda: A.sum(2), ValueError, "CSR.sum: axis must be None, 0, 1, -1 or -2, got 2"),
+        (lambda: CSR.fromdense(A), TypeError, "needs a dense array, got a sparse matrix"),
+        (lambda: CSR.fromdense(A.to_scipy()), TypeError, "use CSR.from_scipy"),
+        (lambda: CSR.from_coo([0], [9], [1.0], SHAPE), ValueError, "column 9, out of range for 9"),
+        (lambda: CSR.from_coo([-1], [0], [1.0], SHAPE), ValueError, "row -1, out of range for 7"),
+        (lambda: CSR.from_coo([0.5], [0], [1.0], SHAPE), ValueError, "rows must be integers"),
+        (lambda: CSR.from_coo([0], [0, 1], [1.0], SHAPE), ValueError, "have shapes (entries,)"),
+        (lambda: CSR.from_coo([0, 1], [0, 1], [1, 2], SHAPE, nse=1), ValueError, "nse=1 is less"),
         (lambda: CSR([1.0], [0]), TypeError, "CSR: topology must be a Topology, got list"),
         (lambda: CSR(1.0, A.topology), ValueError, "one for each stored entry, got ()"),
         (lambda: CSR([1.0], A.topology), ValueError, "one for each stored entry, got (1,)"),
@@ -224,9 +256,9 @@ A = CSR.fromdense(DENSE)
         (lambda: CSR.fromdense(DENSE, DENSE.T > 0), ValueError, "mask of shape (9, 7) must have"),
         (lambda: CSR.fromdense(DENSE, nse=2), ValueError, "nse=2 is less than the"),
         (lambda: jax.jit(CSR.fromdense)(DENSE), ValueError, "must be given as nse=..."),
-        (lambda: CSR(A.values[None], A.topology).to_scipy(), ValueError, "needs one matrix"),
+        (lambda: CSR(A.values[None], A.topology).to_scipy(), ValueError, "one concrete matrix"),
         (lambda: CSR.fromdense(DENSE[None]).to_scipy(), ValueError, "needs one concrete pattern"),
-        (lambda: jax.jit(lambda a: a.to_scipy())(A), ValueError, "needs one concrete pattern"),
+        (lambda: jax.jit(lambda a: a.to_scipy())(A), ValueError, "needs one concrete matrix"),
         (lambda: CSR.from_scipy(scipy.sparse.coo_array(np.ones(3))), ValueError, "two integers"),
     ],
 )  # fmt: skip
@@ -279,16 +311,34 @@ def test_sums():
     [
         CSR.fromdense(sparse(7, *SHAPE)),
         CSR.fromdense(DENSE[:, ::-1]),  # as many entries
-        CSR.fromdense(DENSE.reshape(9, 7)),
         CSR.fromdense(DENSE, nse=A.nse + 1),
-        CSR.fromdense(DENSE[None]),
+        CSR.fromdense(np.zeros(SHAPE, np.float16)),
+        CSR.fromdense(np.ones(SHAPE, np.int32)),
     ],
-    ids=["random", "mirrored", "reshaped", "padded", "batched"],
+    ids=["random", "mirrored", "padded", "empty", "full"],
 )
 def test_sums_of_different_patterns(other):
-    for operation in (lambda: A + other), (lambda: A - other), (lambda: other + A):
-        with pytest.raises(ValueError, match="only matrices on one pattern can be added"):
-            operation()
+    b = other.todense()
+    batched = other.with_values(jnp.stack([other.values, 2 * other.values]))
+    for actual, expected in (
+        (A + other, DENSE + b),
+        (A - other, DENSE - b),
+        (other - A, b - DENSE),
+        (sum([A, other, A]), 2 * DENSE + b),
+        (A + batched, np.stack([DENSE + b, DENSE + 2 * b])),
+    ):
+        np.testing.assert_array_equal(actual.todense(), expected)
+        assert actual.dtype == expected.dtype
+        np.testing.assert_array_equal(actual.topology.nnz, np.sum((DENSE != 0) | (b != 0)))
+        assert actual.topology.static is other.topology.static
+
+
+def test_sums_of_different_patterns_are_differentiable():
+    other, weights = CSR.fromdense(sparse(7, *SHAPE)), integers(8, *SHAPE)
+    loss = jax.jit(lambda a, b: jnp.sum((a - 2 * b).todense() * weights))
+    da, db = jax.grad(loss, (0, 1))(A, other)
+    np.testing.assert_array_equal(da.todense(), np.where(DENSE != 0, weights, 0))
+    np.testing.assert_array_equal(db.todense(), np.where(other.todense() != 0, -2 * weights, 0))
 
 
 def test_sums_under_jit():
@@ -297,17 +347,95 @@ def test_sums_under_jit():
     def one_topology(a):
         return a + 2 * jax.tree.map(lambda x: x, a)
 
-    np.testing.assert_array_equal(jax.jit(one_topology)(A).todense(), expected)
     again = copy.deepcopy(A)
     constants = jax.jit(lambda v: CSR(v, A.topology) + 2 * again)
     np.testing.assert_array_equal(constants(A.values).todense(), expected)
+    dynamic = CSR(A.values, A.topology.as_dynamic())
+    for a in A, dynamic:
+        np.testing.assert_array_equal(jax.jit(one_topology)(a).todense(), expected)
+    np.testing.assert_array_equal(jax.jit(lambda a, b: a + 2 * b)(A, again).todense(), expected)
     with pytest.raises(ValueError, match="separate arguments of a traced function"):
-        jax.jit(lambda a, b: a + b)(A, A)
+        jax.jit(lambda a, b: a + b)(dynamic, dynamic)
     with pytest.raises(ValueError, match="separate arguments of a traced function"):
-        jax.jit(lambda b: A + b)(A)
-    # Another shape or number of entries is known to be different.
-    with pytest.raises(ValueError, match="only matrices on one pattern can be added"):
-        jax.jit(lambda a, b: a + b)(A, A.T)
+        jax.jit(lambda b: A + b)(dynamic)
+    with pytest.raises(ValueError, match="needs one concrete pattern"):  # known to be different
+        jax.jit(lambda b: A + b)(CSR.fromdense(DENSE, nse=A.nse + 1))
+
+
+@pytest.mark.parametrize("pattern_batch", [(), (2,)])
+@pytest.mark.parametrize("shape", [(9,), (1, 9), (7, 1), SHAPE, (1, 1), (2, *SHAPE), (2, 7, 1)])
+def test_products_with_dense_arrays_entry_by_entry(shape, pattern_batch):
+    dense = sparse(1, *pattern_batch, *SHAPE)
+    a, x = CSR.fromdense(dense, nse=40), integers(4, *shape)
+    for function in (lambda f: f, jax.jit):
+        for actual, expected in (
+            (function(lambda a, x: a * x)(a, x), dense * x),
+            (function(lambda a, x: x * a)(a, x), dense * x),
+            (function(lambda a, x: a / x)(a, jnp.asarray(x)), dense / x),
+        ):
+            np.testing.assert_array_equal(actual.todense(), expected)
+            assert np.isfinite(actual.values).all()  # padding, too
+
+
+def test_products_of_two_matrices_entry_by_entry():
+    b = A.with_values(integers(9, A.nse))
+    np.testing.assert_array_equal((A * b).todense(), DENSE * b.todense())
+    np.testing.assert_array_equal((A / b).values, A.values / b.values)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int32, bool])
+@pytest.mark.parametrize("shape", [SHAPE, (3, *SHAPE), (0, 4), (4, 0)])
+def test_sums_and_diagonal(shape, dtype):
+    dense = sparse(1, *shape).astype(dtype)
+    a = CSR.fromdense(dense, nse=40)
+    for axis in None, 0, 1, -1, -2:
+        over = {None: (-2, -1), 0: -2, 1: -1}.get(axis, axis)
+        np.testing.assert_array_equal(a.sum(axis), dense.astype(np.float64).sum(over))
+    expected = np.diagonal(dense, axis1=-2, axis2=-1)
+    assert a.diagonal().dtype == dtype
+    np.testing.assert_array_equal(a.diagonal(), expected)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [slice(2, 5), slice(None, None, -2), slice(5, 5), [3, 3, -1], np.arange(7) % 2 == 0, []],
+    ids=str,
+)
+def test_rows(key):
+    key = np.asarray(key, int) if isinstance(key, list) else key
+    rows = CSR.fromdense(DENSE, nse=40)[key]
+    np.testing.assert_array_equal(A[key].todense(), DENSE[key])
+    np.testing.assert_array_equal(rows.todense(), DENSE[key])
+    assert (A[key].topology.static, rows.topology.static) == (True, False)
+    batched = A.with_values(jnp.stack([A.values, 2 * A.values]))
+    np.testing.assert_array_equal(batched[key].todense(), np.stack([DENSE[key], 2 * DENSE[key]]))
+    gradient = jax.grad(lambda a: jnp.sum(a[key].todense() ** 2) / 2)(A)
+    times = np.bincount(np.arange(7)[key], minlength=7)[:, None]
+    np.testing.assert_array_equal(gradient.todense(), DENSE * times)
+
+
+@pytest.mark.parametrize("symbol", ["!=", "<", ">"])
+def test_comparisons(symbol):
+    b, compare = A.with_values(integers(9, A.nse)), entrywise._COMPARISONS[symbol]
+    compared = compare(A, b)
+    assert compared.dtype == compared.todense().dtype == bool
+    np.testing.assert_array_equal(compared.todense(), compare(DENSE, b.todense()))
+    for scalar in (0, np.float32(0), jnp.zeros(())):
+        np.testing.assert_array_equal(compare(A, scalar).todense(), compare(DENSE, 0))
+    np.testing.assert_array_equal((A >= 3).todense(), DENSE >= 3)
+    np.testing.assert_array_equal((A == 3).todense(), DENSE == 3)
+    assert A != "a"
+
+
+def test_what_python_and_numpy_ask():
+    dense = CSR.fromdense(DENSE[None])
+    for a in A, dense:
+        assert (a.ndim, a.size, a.shape) == (2, 63, SHAPE)
+    assert A.nbytes == sum(x.nbytes for x in jax.tree.leaves((A.values, A.topology)))
+    assert A.block_until_ready() is A
+    np.testing.assert_array_equal(abs(-A).todense(), DENSE)
+    np.testing.assert_array_equal(np.dot(np.ones(7), A), DENSE.sum(0))
+    np.testing.assert_array_equal(np.dot(A, np.ones(9)), DENSE.sum(1))
 
 
 # ---- Pytrees ----
@@ -450,7 +578,11 @@ def test_str_and_repr():
     assert repr(a) == "CSR(values=float32[2], topology=Topology(shape=(2, 2), column_indices=(2,)))"
     traced = []
     jax.jit(lambda a: traced.append((str(a), repr(a))))(a)
+    jax.jit(lambda a: traced.append((str(a), repr(a))))(
+        a.with_values(a.values, a.topology.as_dynamic())
+    )
     assert traced == [
+        (str(a), repr(a)),  # the pattern is static
         ("CSR float32 on Topology(shape=(2, 2), column_indices=(2,))", repr(a)),
     ]
 

@@ -80,7 +80,7 @@ def test_softmax(name, implementation, variant, dtype):
             forced_derivative(out, tangent, topology, 0.7, implementation, variant),
         ]
         t = np.nan_to_num(np.asarray(tangent, np.float64))
-    rows = np.asarray(topology.row_indices())
+    rows = np.asarray(topology.row_indices)
 
     def row_sums(terms):
         sums = np.zeros(topology.shape[0] + 1)

@@ -79,7 +79,7 @@ def test_derived_arrays(name, construct):
     t_offsets = np.concatenate([[0], np.cumsum(counts)])
     assert_oriented(topology.transposed_pattern, t_offsets, rows[by_column], m)
     np.testing.assert_array_equal(topology.permutation, [*by_column, *range(nnz, nse)])
-    np.testing.assert_array_equal(topology.row_indices(), [*rows, *[m] * (nse - nnz)])
+    np.testing.assert_array_equal(topology.row_indices, [*rows, *[m] * (nse - nnz)])
 
 
 def tile_starts(offsets, columns, shape):
@@ -166,11 +166,11 @@ def test_batch(construct):
     assert (topology.batch_shape, topology.nse) == ((2, 3), nse)
     np.testing.assert_array_equal(topology.nnz, offsets[..., -1])
     np.testing.assert_array_equal(topology.sparsity, 1 - offsets[..., -1] / 63)
-    rows = np.asarray(topology.row_indices())
+    rows = np.asarray(topology.row_indices)
     for i, j in np.ndindex(2, 3):
         one = jax.tree.map(lambda x, at=(i, j): np.asarray(x)[at], topology)
         assert_equal(one, make(offsets[i, j], columns[i, j]))
-        np.testing.assert_array_equal(rows[i, j], one.row_indices())
+        np.testing.assert_array_equal(rows[i, j], one.row_indices)
     assert_equal(topology.T.T, topology)
 
 

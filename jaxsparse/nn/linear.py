@@ -244,9 +244,7 @@ def _topology_of(matrix: jax.Array, sparsity: float | None) -> Topology:
 
 def _lecun_normal(key: jax.Array, topology: Topology, dtype: Any) -> jax.Array:
     """Truncated normal values of variance 1 / (entries of the row)."""
-    lengths = (
-        jnp.diff(topology.row_offsets).at[topology.row_indices()].get(mode="fill", fill_value=1)
-    )
+    lengths = jnp.diff(topology.row_offsets).at[topology.row_indices].get(mode="fill", fill_value=1)
     # Cutting the normal distribution off at two standard deviations leaves it this much of one.
     unit = jax.random.truncated_normal(key, -2, 2, (topology.nse,), dtype) / 0.87962566103423978
     return unit / jnp.sqrt(lengths).astype(dtype)
