@@ -147,8 +147,15 @@ class Topology:
     def _of_kind(self, kind: Literal["static", "dynamic", "tangent"]) -> Topology:
         if kind == self.kind:
             return self
-        parts: Any = [getattr(self, name) for name in _PARTS]
-        return Topology._from_parts(*parts, shape=self.shape, kind=kind)
+        return Topology._from_parts(
+            self.pattern,
+            self.transposed_pattern,
+            self.permutation,
+            self.tile_starts,
+            self.scan_layout,
+            self.shape,
+            kind,
+        )
 
     @classmethod
     def from_mask(
@@ -485,8 +492,8 @@ def _flatten(topology: Topology) -> Any:
 
 
 def _unflatten(shape: tuple[int, int], parts: Any) -> Topology:
-    topology = Topology._from_parts(*parts, shape=shape)
-    permutation = topology.permutation
+    pattern, transposed_pattern, permutation, starts, layout = parts
+    topology = Topology._from_parts(pattern, transposed_pattern, permutation, starts, layout, shape)
     if isinstance(permutation, np.ndarray) and permutation.dtype == _FLOAT0:
         topology.kind = "tangent"
     return topology

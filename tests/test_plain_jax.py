@@ -151,17 +151,22 @@ def test_flax_parameters():
     def model_loss(model):
         return loss({"matrix": model.matrix[...], "bias": model.bias[...]})
 
-    a = CSR.fromdense(DENSE)
+    a, tx = CSR.fromdense(DENSE), optax.adamw(0.1)
     model = Model(a)
-    optimizer = nnx.Optimizer(model, optax.adamw(0.1), wrt=nnx.Param)
+    state = tx.init(nnx.state(model, nnx.Param))
 
     @nnx.jit
-    def step(model, optimizer):
+    def step(model, state):
         value, gradient = nnx.value_and_grad(model_loss)(model)
-        optimizer.update(model, gradient)
-        return value
+        params = nnx.state(model, nnx.Param)
+        updates, state = tx.update(gradient, state, params)
+        nnx.update(model, optax.apply_updates(params, updates))
+        return value, state
 
-    losses = [step(model, optimizer) for _ in range(5)]
+    losses = []
+    for _ in range(5):
+        value, state = step(model, state)
+        losses.append(value)
     assert losses[-1] < losses[0]
     assert model.matrix.get_value().topology is a.topology
 
