@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Sequence
@@ -197,10 +196,14 @@ def transpose_on_host(
 
     ``shape`` is that of the transposed pattern.
     """
-    inverse = np.empty(permutation.shape, np.int32)
-    inverse[np.asarray(permutation)] = np.arange(inverse.size, dtype=np.int32)
     offsets, columns = np.asarray(transposed.row_offsets), np.asarray(transposed.column_indices)
-    starts = _tile_starts_on_host(offsets, columns, shape)
+    order = np.asarray(permutation)
+    batch, nse = order.shape[:-1], order.shape[-1]
+    inverse = np.empty(order.shape, np.int32)
+    starts = np.zeros((*batch, math.prod(tile_starts_shape(shape, nse))), np.int32)
+    for entry in np.ndindex(batch):
+        inverse[entry][order[entry]] = np.arange(nse, dtype=np.int32)
+        starts[entry] = _tile_starts_on_host(offsets[entry], columns[entry], shape)
     with jax.ensure_compile_time_eval():
         return jnp.asarray(inverse), jnp.asarray(starts)
 
@@ -239,11 +242,10 @@ def tile_starts(
     return one(row_offsets, column_indices)
 
 
-@functools.partial(jax.jit, static_argnums=2)
 def transpose_traced(
     transposed: Pattern, permutation: jax.Array, shape: tuple[int, int]
 ) -> tuple[jax.Array, jax.Array]:
-    """As `transpose_on_host`, of traced patterns and of batches."""
+    """As `transpose_on_host`, of traced patterns."""
     iota = jnp.broadcast_to(jnp.arange(permutation.shape[-1]), permutation.shape)
     inverse = jnp.put_along_axis(
         jnp.zeros_like(permutation), permutation, iota.astype(jnp.int32), axis=-1, inplace=False

@@ -331,7 +331,7 @@ class Topology:
             return self._transposed
         m, k = self.shape
         t = self.transposed_pattern
-        transpose = transpose_on_host if self.static else transpose_traced
+        transpose = transpose_on_host if self._is_concrete() else transpose_traced
         inverse, starts = transpose(t, self.permutation, (k, m))
         result = Topology._from_parts(t, self.pattern, inverse, starts, None, (k, m), self.kind)
         if self.static:
