@@ -312,8 +312,13 @@ def _partitioned(operation: Operation, call: Primitive, items: tuple[tuple[str, 
         ]
 
         def local(*xs: jax.Array) -> list[jax.Array]:
-            parts = call.bind(*xs, **params)
-            return [jax.lax.psum(part, reduced) for part in parts] if reduced else parts
+            if not reduced:
+                return call.bind(*xs, **params)
+            parts = call.bind(*xs, **unrounded(params))
+            return [
+                jax.lax.psum(part, reduced).astype(x.dtype)
+                for part, x in zip(parts, results, strict=True)
+            ]
 
         return mesh, local, result_shardings, operand_shardings
 
@@ -509,25 +514,50 @@ def make_primitive(operation: Operation) -> Primitive:
     return primitive
 
 
+def accumulator_dtype(*dtypes: Any) -> Any:
+    """What sums of such numbers are taken in: float32, or float64 if one of them is.
+
+    Not by `jnp.promote_types`, which ``jax.numpy_dtype_promotion("strict")`` makes raise.
+    """
+    wide = jnp.dtype(jnp.float64)
+    return wide if wide in map(jnp.dtype, dtypes) else jnp.dtype(jnp.float32)
+
+
+def common_dtype(a: Any, b: Any) -> Any:
+    """What numbers of two dtypes are multiplied in."""
+    return a if a == b else accumulator_dtype(a, b)
+
+
+def unrounded(params: dict[str, Any]) -> dict[str, Any]:
+    """Params of a product that is rounded only after more was added to it or done with it.
+
+    Its cotangent is as wide as its sums; what was meant to be the result's dtype is what the
+    cotangent is rounded to before it is an operand of further products.
+    """
+    dtype = params["out_dtype"]
+    wide = accumulator_dtype(dtype)
+    if wide == dtype:
+        return params
+    return {**params, "out_dtype": wide, "cotangent_dtype": dtype}
+
+
 def define_multilinear_jvp(primitive: Primitive, linear: Callable[..., tuple[int, ...]]) -> None:
-    """The JVP of an operation that is linear in each of some operands: a sum of one call each.
+    """The JVP of a product that is linear in each of some operands: a sum of one call each.
 
     ``linear(**params)`` says which, by position.
     """
 
     def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-        results = bind(primitive, *primals, **params)
-        terms = []
-        for i in linear(**params):
-            if type(tangents[i]) is ad.Zero:
-                continue
-            operands = (*primals[:i], tangents[i], *primals[i + 1 :])
-            terms.append(bind(primitive, *operands, **params))
-        if not terms:
-            return results, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
-        return results, [
-            functools.reduce(ad.add_tangents, column) for column in zip(*terms, strict=True)
-        ]
+        (result,) = bind(primitive, *primals, **params)
+        varying = [i for i in linear(**params) if type(tangents[i]) is not ad.Zero]
+        if not varying:
+            return [result], [ad.Zero(jax.typeof(result).to_tangent_aval())]
+        of_term = params if len(varying) == 1 else unrounded(params)
+        terms = (
+            bind(primitive, *primals[:i], tangents[i], *primals[i + 1 :], **of_term)[0]
+            for i in varying
+        )
+        return [result], [functools.reduce(ad.add_tangents, terms).astype(result.dtype)]
 
     ad.primitive_jvps[primitive] = jvp
 
@@ -554,6 +584,18 @@ def define_transpose(primitive: Primitive, rule: Callable[..., tuple[int, jax.Ar
         return answers
 
     ad.primitive_transposes[primitive] = transpose
+
+
+def cotangent_params(
+    cotangent: jax.Array, operand: Any, batch_rank: int, **params: Any
+) -> dict[str, Any]:
+    """Params of the product that answers an undefined operand's cotangent.
+
+    It is rounded here unless `define_transpose` sums it over batch dimensions.
+    """
+    params = {**params, "out_dtype": common_dtype(cotangent.dtype, operand.aval.dtype)}
+    summed = operand.aval.shape[:batch_rank] != cotangent.shape[:batch_rank]
+    return unrounded(params) if summed else params
 
 
 def gathered(x: jax.Array, axis: int) -> jax.Array:
