@@ -14,7 +14,7 @@ scatters.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -66,7 +66,11 @@ def _gelu(z: jax.Array) -> jax.Array:
     return jnp.where(curved, jax.nn.gelu(jnp.where(curved, z, 0), approximate=True), jax.nn.relu(z))
 
 
-ACTIVATIONS = {None: lambda z: z, "relu": jax.nn.relu, "gelu": _gelu}
+ACTIVATIONS: dict[str | None, Callable[[Any], Any]] = {
+    None: lambda z: z,
+    "relu": jax.nn.relu,
+    "gelu": _gelu,
+}
 
 # The xla implementation multiplies a densified matrix where that has at most so many elements.
 _DENSE_ELEMENTS = 2**22
@@ -89,8 +93,9 @@ def spmm(
 
     Only stored entries are read: a NaN or infinity in row k of ``x`` reaches only the rows of the
     result that store a value in column k. The kernels' results repeat bitwise. Sums of 16-bit
-    operands are taken in float32. Differentiable to any order in the values, ``x`` and ``bias``; a
-    differentiated call with an activation also keeps its argument, in the result's dtype.
+    operands are taken in float32, and so are derivatives until they are rounded. Differentiable to
+    any order in the values, ``x`` and ``bias``; a differentiated call with an activation also keeps
+    its argument, in float32 or float64.
 
     On a GPU the matrix is written out, and a dense product taken, where that is faster: for many
     columns of ``x`` and matrices that are not very sparse, in 16 bits, and in float32 if
