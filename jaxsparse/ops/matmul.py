@@ -62,8 +62,10 @@ _GELU_IS_RELU = 16
 
 @jax.jit
 def _gelu(z: jax.Array) -> jax.Array:
-    curved = jnp.abs(z) < _GELU_IS_RELU
-    return jnp.where(curved, jax.nn.gelu(jnp.where(curved, z, 0), approximate=True), jax.nn.relu(z))
+    # The formula, and so the kernels, have NaN for negative infinity.
+    straight = (jnp.abs(z) >= _GELU_IS_RELU) & (z != -jnp.inf)
+    curved = jax.nn.gelu(jnp.where(straight, 0, z), approximate=True)
+    return jnp.where(straight, jax.nn.relu(z), curved)
 
 
 ACTIVATIONS: dict[str | None, Callable[[Any], Any]] = {
