@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,12 +21,13 @@ import jax
 import jax.numpy as jnp
 from jax._src import dispatch  # for prim_requires_devices_during_lowering; it has no public name
 from jax.core import ShapedArray
-from jax.experimental.custom_partitioning import custom_partitioning
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsparse import backend
+from jaxsparse.partitioning import make_key_stable, partitioned
+from jaxsparse.precision import unrounded
 
 MAX_BATCH_RANK = 8  # kMaxBatchRank in ffi/common/types.h
 
@@ -227,111 +227,6 @@ def batch(primitive: Primitive, operands: Any, dims: Any, **params: Any) -> Any:
     return results, [0] * len(results)
 
 
-def _sharding_rule(
-    operation: Operation, params: dict[str, Any], operands: Any, results: Any
-) -> Any:
-    """The einsum-like rule of Shardy; dimensions that can't be sharded are factors to replicate."""
-    signature = operation.signature(params)
-    batch_rank = len(results[0].shape) - len(_core_dims(signature.results[0][1]))
-    batch = [f"b{d}" for d in range(batch_rank)]
-    fresh = itertools.count()
-
-    def factors(spec: str, shape: Sequence[int]) -> str:
-        # A broadcast dimension needs a factor of its own: it does not follow the others' sharding.
-        lead = [
-            name if shape[d] == results[0].shape[d] else f"s{next(fresh)}"
-            for d, name in enumerate(batch)
-        ]
-        core = (
-            f"s{next(fresh)}" if dim.isdigit() else dim.replace("+1", "p")
-            for dim in _core_dims(spec)
-        )
-        return " ".join([*lead, *core])
-
-    left = ", ".join(
-        factors(spec, x.shape) for (_, spec), x in zip(signature.operands, operands, strict=True)
-    )
-    right = ", ".join(
-        factors(spec, x.shape) for (_, spec), x in zip(signature.results, results, strict=True)
-    )
-    # Shardy wants replicated factors in order of first appearance.
-    order = dict.fromkeys(f"{left} {right}".replace(",", " ").split())
-    free = (*operation.shardable, *operation.summed)
-    replicated = tuple(f for f in order if f[0] not in "bs" and f not in free)
-    summed = tuple(f for f in order if f in operation.summed)
-    kinds = {"need_replication_factors": replicated, "reduction_factors": summed}
-    return f"{left} -> {right}", kinds
-
-
-def _axis_names(axis: Any) -> tuple[str, ...]:
-    """The mesh axes that an entry of a PartitionSpec names."""
-    return () if axis is None else (axis,) if isinstance(axis, str) else tuple(axis)
-
-
-@functools.lru_cache(maxsize=1024)
-def _partitioned(operation: Operation, call: Primitive, items: tuple[tuple[str, Any], ...]) -> Any:
-    """The call as something that the partitioner can cut along batch and shardable dimensions."""
-    params = dict(items)
-    signature = operation.signature(params)
-
-    def partition(mesh: Any, operands: Any, results: Any) -> Any:
-        dims = _core_dims(signature.results[0][1])
-        first = results[0]
-        spec = tuple(first.sharding.spec)
-        spec += (None,) * (len(first.shape) - len(spec))
-        batch_rank = len(first.shape) - len(dims)
-        axes = {
-            dim: name
-            for dim, name in zip(dims, spec[batch_rank:], strict=True)
-            if dim in operation.shardable
-        }
-
-        # Along summed dimensions operands are cut as the first one that is, by free mesh axes.
-        taken = {name for axis in spec for name in _axis_names(axis)}
-        for (_, core), x in zip(signature.operands, operands, strict=True):
-            of_operand = (*x.sharding.spec, *(None,) * len(x.shape))[batch_rank : len(x.shape)]
-            for dim, axis in zip(_core_dims(core), of_operand, strict=True):
-                if dim in operation.summed and axis and not taken & {*_axis_names(axis)}:
-                    axes.setdefault(dim, axis)
-        reduced = tuple(
-            name for dim in operation.summed if dim in axes for name in _axis_names(axes[dim])
-        )
-
-        def sharding(core: str, shape: Sequence[int]) -> NamedSharding:
-            lead = [spec[d] if shape[d] == first.shape[d] else None for d in range(batch_rank)]
-            return NamedSharding(
-                mesh, PartitionSpec(*lead, *(axes.get(dim) for dim in _core_dims(core)))
-            )
-
-        operand_shardings = tuple(
-            sharding(core, x.shape)
-            for (_, core), x in zip(signature.operands, operands, strict=True)
-        )
-        result_shardings = [
-            sharding(core, x.shape) for (_, core), x in zip(signature.results, results, strict=True)
-        ]
-
-        def local(*xs: jax.Array) -> list[jax.Array]:
-            if not reduced:
-                return call.bind(*xs, **params)
-            parts = call.bind(*xs, **unrounded(params))
-            return [
-                jax.lax.psum(part, reduced).astype(x.dtype)
-                for part, x in zip(parts, results, strict=True)
-            ]
-
-        return mesh, local, result_shardings, operand_shardings
-
-    def rule(mesh: Any, operands: Any, results: Any) -> Any:
-        return _sharding_rule(operation, params, operands, results)
-
-    partitioned = custom_partitioning(lambda *xs: call.bind(*xs, **params))
-    partitioned.def_partition(
-        partition=partition, infer_sharding_from_operands=None, sharding_rule=rule
-    )
-    return partitioned
-
-
 def _xla(
     operation: Operation, platform: str, params: dict[str, Any], *operands: jax.Array
 ) -> list[jax.Array]:
@@ -494,17 +389,21 @@ def make_primitive(operation: Operation) -> Primitive:
 
     def lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
         params, types, _ = call_types(operation, params, ctx.avals_in)
-        partitioned = _partitioned(operation, call, tuple(sorted(params.items())))
-        if getattr(ctx.module_context.axis_context, "manual_axes", None):
+        function = partitioned(operation, call, tuple(sorted(params.items())))
+        local = getattr(ctx.module_context.axis_context, "manual_axes", None)
+        if local:
             # Inside shard_map the operands are local already. Over axes that it leaves to the
             # compiler, which custom_partitioning can't serve there, the call is replicated.
-            partitioned = functools.partial(call.bind, **params)
+            function = functools.partial(call.bind, **params)
 
         def compute(*xs: jax.Array) -> list[jax.Array]:
-            results = partitioned(*(x.astype(t.dtype) for x, t in zip(xs, types, strict=True)))
+            results = function(*(x.astype(t.dtype) for x, t in zip(xs, types, strict=True)))
             return [r.astype(a.dtype) for r, a in zip(results, ctx.avals_out, strict=True)]
 
-        return mlir.lower_fun(compute, multiple_results=True)(ctx, *operands)
+        results = mlir.lower_fun(compute, multiple_results=True)(ctx, *operands)
+        if not local:
+            make_key_stable(ctx, results[0], functools.partial(call.bind, **params), types)
+        return results
 
     dispatch.prim_requires_devices_during_lowering.add(primitive)
     mlir.register_lowering(primitive, lowering)
@@ -512,33 +411,6 @@ def make_primitive(operation: Operation) -> Primitive:
         mlir.register_lowering(call, _lower(operation, platform), platform=platform)
     mlir.register_lowering(call, _lower(operation, "other"))
     return primitive
-
-
-def accumulator_dtype(*dtypes: Any) -> Any:
-    """What sums of such numbers are taken in: float32, or float64 if one of them is.
-
-    Not by `jnp.promote_types`, which ``jax.numpy_dtype_promotion("strict")`` makes raise.
-    """
-    wide = jnp.dtype(jnp.float64)
-    return wide if wide in map(jnp.dtype, dtypes) else jnp.dtype(jnp.float32)
-
-
-def common_dtype(a: Any, b: Any) -> Any:
-    """What numbers of two dtypes are multiplied in."""
-    return a if a == b else accumulator_dtype(a, b)
-
-
-def unrounded(params: dict[str, Any]) -> dict[str, Any]:
-    """Params of a product that is rounded only after more was added to it or done with it.
-
-    Its cotangent is as wide as its sums; what was meant to be the result's dtype is what the
-    cotangent is rounded to before it is an operand of further products.
-    """
-    dtype = params["out_dtype"]
-    wide = accumulator_dtype(dtype)
-    if wide == dtype:
-        return params
-    return {**params, "out_dtype": wide, "cotangent_dtype": dtype}
 
 
 def define_multilinear_jvp(primitive: Primitive, linear: Callable[..., tuple[int, ...]]) -> None:
@@ -584,18 +456,6 @@ def define_transpose(primitive: Primitive, rule: Callable[..., tuple[int, jax.Ar
         return answers
 
     ad.primitive_transposes[primitive] = transpose
-
-
-def cotangent_params(
-    cotangent: jax.Array, operand: Any, batch_rank: int, **params: Any
-) -> dict[str, Any]:
-    """Params of the product that answers an undefined operand's cotangent.
-
-    It is rounded here unless `define_transpose` sums it over batch dimensions.
-    """
-    params = {**params, "out_dtype": common_dtype(cotangent.dtype, operand.aval.dtype)}
-    summed = operand.aval.shape[:batch_rank] != cotangent.shape[:batch_rank]
-    return unrounded(params) if summed else params
 
 
 def gathered(x: jax.Array, axis: int) -> jax.Array:

@@ -19,7 +19,8 @@ from jax.extend.core import Primitive
 
 from jaxsparse.device import H200
 from jaxsparse.ops.arguments import PATTERN
-from jaxsparse.primitive import accumulator_dtype, bind_local, over_batch
+from jaxsparse.precision import accumulator_dtype
+from jaxsparse.primitive import bind_local, over_batch
 
 DENSE_IS_FASTER = "a dense product by cuBLAS is taken to be faster"
 

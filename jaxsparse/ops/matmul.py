@@ -37,21 +37,18 @@ from jaxsparse.ops.dense_product import (
 )
 from jaxsparse.ops.workspace import sddmm_bytes, spmm_bytes
 from jaxsparse.pattern import row_indices
+from jaxsparse.precision import accumulator_dtype, common_dtype, cotangent_params, unrounded
 from jaxsparse.primitive import (
     FfiCall,
     Instead,
     Operation,
     Signature,
-    accumulator_dtype,
     bind,
-    common_dtype,
-    cotangent_params,
     define_multilinear_jvp,
     define_transpose,
     gathered,
     make_primitive,
     undefined,
-    unrounded,
 )
 from jaxsparse.topology import Topology
 

@@ -21,11 +21,11 @@ from jaxsparse.ops import arguments
 from jaxsparse.ops.arguments import PATTERN, ROWS
 from jaxsparse.ops.matmul import sddmm_p, spmm_p
 from jaxsparse.pattern import row_indices
+from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import (
     FfiCall,
     Operation,
     Signature,
-    accumulator_dtype,
     bind,
     define_transpose,
     make_primitive,
