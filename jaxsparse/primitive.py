@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax._src import dispatch  # for prim_requires_devices_during_lowering; it has no public name
 from jax.core import ShapedArray
+from jax.experimental import jet
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
@@ -364,6 +366,35 @@ def _impl(primitive: Primitive, *operands: Any, **params: Any) -> Any:
         return _eager(primitive, tuple(sorted(params.items())))(*operands)
 
 
+def _taylor(primitive: Primitive, primals: Any, series: Any, **params: Any) -> Any:
+    """The rule of `jax.experimental.jet`: Taylor coefficients of results along those of operands.
+
+    They are derivatives along the curve, by the JVP, whose number doubles with each order.
+    """
+
+    def along(t: jax.Array) -> list[jax.Array]:
+        powers = [t**k for k in range(1, len(series[0]) + 1)]
+        operands = [
+            x + sum(c * t_k.astype(x.dtype) for c, t_k in zip(terms, powers, strict=True))
+            if jnp.issubdtype(x.dtype, jnp.floating)
+            else x
+            for x, terms in zip(primals, series, strict=True)
+        ]
+        return bind(primitive, *operands, **params)
+
+    coefficients = []
+    for order in range(len(series[0]) + 1):
+        scale = 1 / math.factorial(order)
+        coefficients.append([(x * scale).astype(x.dtype) for x in along(jnp.zeros(()))])
+        along = functools.partial(_derivative, along)
+    first, *rest = coefficients
+    return first, [list(terms) for terms in zip(*rest, strict=True)]
+
+
+def _derivative(function: Callable[..., Any], t: jax.Array) -> Any:
+    return jax.jvp(function, (t,), (jnp.ones_like(t),))[1]
+
+
 # What each primitive that make_primitive made computes, and the one that it lowers to.
 OPERATIONS: dict[Primitive, Operation] = {}
 _CALLS: dict[Primitive, Primitive] = {}
@@ -386,6 +417,7 @@ def make_primitive(operation: Operation) -> Primitive:
         p.def_impl(functools.partial(_impl, p))
         batching.primitive_batchers[p] = functools.partial(batch, p)
     OPERATIONS[primitive], _CALLS[primitive] = operation, call
+    jet.jet_rules[primitive] = functools.partial(_taylor, primitive)
 
     def lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
         params, types, _ = call_types(operation, params, ctx.avals_in)
