@@ -12,6 +12,7 @@ from jaxsparse.csr import CSR
 from jaxsparse.ops import arguments
 from jaxsparse.ops.matmul import sddmm, spmm
 from jaxsparse.ops.sparse_softmax import sparse_softmax
+from jaxsparse.precision import accumulator_dtype
 from jaxsparse.topology import Topology
 
 
@@ -109,7 +110,7 @@ def sparse_attention(
     if topology.batch_shape:
         topology = jax.tree.map(lambda x: x.reshape(groups, n // groups, *x.shape[1:]), topology)
 
-    accumulator = jnp.promote_types(dtype, jnp.float32)
+    accumulator = accumulator_dtype(dtype)
     scores = sddmm(
         q, k, topology, preferred_element_type=accumulator, implementation=implementation
     )
