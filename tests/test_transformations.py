@@ -197,6 +197,23 @@ def test_jit_checkpoint_and_no_jit(name):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", NAMES)
+def test_no_implicit_promotion(name, implementation):
+    """Nothing promotes dtypes or ranks, up to second derivatives and a batch of them."""
+    function, operands = case(name, implementation, jnp.bfloat16)
+    every = tuple(range(len(operands)))
+
+    def curvature(*operands):
+        slope = lambda *xs: jnp.sum(jax.jvp(function, xs, xs)[1].astype(jnp.float32))  # noqa: E731
+        return jax.grad(slope, every)(*operands)
+
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        jax.jit(jax.vmap(curvature, (0, *[None] * len(every[1:])))).lower(
+            jnp.stack([operands[0]] * 2), *operands[1:]
+        )
+
+
 @pytest.mark.parametrize("name", ["bias", "gelu", "sddmm_scaled", "sparse_softmax"])
 def test_jet(name):
     """Taylor series of operands to those of results, as derivatives along the curve give them."""

@@ -518,22 +518,43 @@ def _spmm_epilogue_jvp(
     bias_varies = has_bias and type(tangents[_BIAS]) is not ad.Zero
     of_term = params if activation is None and len(varying) + bias_varies == 1 else of_sums
     of_term = {**of_term, "variant": None}
-    dz: Any = ad.Zero(jax.typeof(z).to_tangent_aval())
-    for i in varying:
-        operands = (*primals[:i], tangents[i], *primals[i + 1 : _BIAS])
-        dz = ad.add_tangents(dz, bind(spmm_p, *operands, **of_term)[0])
-    if bias_varies:
-        column = jnp.expand_dims(
-            tangents[_BIAS].astype(of_term["out_dtype"]), -2 if params["dense_on_left"] else -1
+    terms = [
+        bind(spmm_p, *primals[:i], tangents[i], *primals[i + 1 : _BIAS], **of_term)[0]
+        for i in varying
+    ]
+    if varying or bias_varies:
+        dy, dz = _epilogue_tangents(
+            z,
+            terms,
+            tangents[_BIAS] if bias_varies else None,
+            activation=activation,
+            of_columns=params["dense_on_left"],
+            dtype=of_term["out_dtype"],
+            out_dtype=y.dtype,
         )
-        dz = ad.add_tangents(dz, column + jnp.zeros_like(z, of_term["out_dtype"]))
-    dy = dz
-    if type(dz) is not ad.Zero:
-        dy = jax.jvp(ACTIVATIONS[activation], (z.astype(dz.dtype),), (dz,))[1].astype(y.dtype)
-    if not with_preactivation:
-        return [y], [dy]
-    z = z.astype(y.dtype)
-    return [y, z], [dy, dz if type(dz) is ad.Zero else dz.astype(z.dtype)]
+    else:
+        dy = dz = ad.Zero(jax.typeof(y).to_tangent_aval())
+    return ([y, z.astype(y.dtype)], [dy, dz]) if with_preactivation else ([y], [dy])
+
+
+@functools.partial(jax.jit, static_argnames=("activation", "of_columns", "dtype", "out_dtype"))
+def _epilogue_tangents(
+    z: jax.Array,
+    terms: list[jax.Array],
+    bias: jax.Array | None,
+    *,
+    activation: str | None,
+    of_columns: bool,
+    dtype: Any,
+    out_dtype: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """The tangents dy and dz, of terms of dz: one program where nothing is compiled around it."""
+    if bias is not None:
+        column = jnp.expand_dims(bias.astype(dtype), -2 if of_columns else -1)
+        terms = [*terms, column + jnp.zeros_like(z, dtype)]
+    dz = functools.reduce(jnp.add, terms)
+    dy = jax.jvp(ACTIVATIONS[activation], (z.astype(dtype),), (dz,))[1]
+    return dy.astype(out_dtype), dz.astype(out_dtype)
 
 
 ad.primitive_jvps[spmm_epilogue_p] = _spmm_epilogue_jvp
