@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from checks import PLATFORM
 
-from jaxsparse import CSR, Topology, sddmm, sparse_softmax, spmm
+from jaxsparse import CSR, Topology, sddmm, sparse_attention, sparse_softmax, spmm
 from jaxsparse.ops import matmul
 
 M, K, N, BATCH = 9, 11, 5, 3
@@ -147,6 +147,34 @@ def check(kind, got, exact, single):
     assert np.all(np.abs(got - exact) <= limit), (
         f"{kind}: {np.max(np.abs(got - exact) - limit):.2e} beyond what rounding once gives"
     )
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
+def test_gradient_of_attention(dtype):
+    """The softmax's derivative takes differences of like numbers, which were not rounded before."""
+    rng = np.random.default_rng(2)
+    q, k, v, ct = (
+        jnp.asarray(rng.standard_normal((1, n, 2, 8)) + offset, dtype)
+        for n, offset in ((M, 0), (K, 0), (K, 30), (M, 0))
+    )
+
+    def of_dense(q, k, v):
+        scores = jnp.einsum("btnh,bsnh->bnts", q, k) * 8**-0.5
+        weights = jax.nn.softmax(jnp.where(MASK, scores, -1e30), axis=-1)
+        return jnp.einsum("bnts,bsnh->btnh", jnp.where(MASK, weights, 0), v)
+
+    def gradient(function, *operands):
+        *operands, ct = operands
+        return jax.vjp(function, *operands)[1](ct)[:2]
+
+    with jax.enable_x64(True):
+        got = gradient(lambda *xs: sparse_attention(*xs, TOPOLOGY), q, k, v, ct)
+        exact, single = (
+            gradient(of_dense, *(x.astype(to) for x in (q, k, v, ct)))
+            for to in (jnp.float64, jnp.float32)
+        )
+    for name, *results in zip("qk", got, exact, single, strict=True):
+        check(name, *results)
 
 
 def test_gelu_far_out():

@@ -414,8 +414,14 @@ def _spmm_ffi(
 def _spmm_cast(
     params: dict[str, Any], avals: Sequence[ShapedArray]
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Values and x may differ in dtype, so that their cotangents can be narrow where x is."""
+    """Values and x may differ in dtype, so that their cotangents can be narrow where x is.
+
+    The wider one is what is multiplied in, unless values are rounded, for the cotangent's sake
+    alone in a wider dtype.
+    """
     dtypes = [a.dtype for a in avals]
+    if params.get("rounds_values"):
+        dtypes[_VALUES] = dtypes[_X]
     if dtypes[_VALUES] != dtypes[_X]:
         dtypes[_VALUES] = dtypes[_X] = common_dtype(dtypes[_VALUES], dtypes[_X])
         params = {**params, "out_dtype": dtypes[_X]}
@@ -448,6 +454,7 @@ def _spmm_transpose(
     dense_on_left: bool,
     precision: str | None,
     cotangent_dtype: Any = None,
+    rounds_values: bool = False,
     **params: Any,
 ) -> tuple[int, jax.Array]:
     values, *pattern, x = operands
@@ -462,14 +469,17 @@ def _spmm_transpose(
         x, ct = gathered(x, -1), gathered(ct, -1)
         pair = (x, ct) if transpose else (ct, x)
         return _VALUES, bind(sddmm_p, *pair, *pattern, scaled=False, **params)[0]
+    if not rounds_values:
+        values = values.astype(common_dtype(ct.dtype, values.dtype))
     return _X, bind(
         spmm_p,
-        values.astype(common_dtype(ct.dtype, values.dtype)),
+        values,
         *pattern,
         ct,
         transpose=not transpose,
         dense_on_left=dense_on_left,
         precision=precision,
+        rounds_values=rounds_values,
         **cotangent_params(ct, x, ct.ndim - 2, **params),
     )[0]
 
