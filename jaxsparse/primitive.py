@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,12 +22,14 @@ import jax
 import jax.numpy as jnp
 from jax._src import dispatch  # for prim_requires_devices_during_lowering; it has no public name
 from jax.core import ShapedArray
-from jax.experimental.custom_partitioning import custom_partitioning
+from jax.experimental import jet
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsparse import backend
+from jaxsparse.partitioning import make_key_stable, partitioned
+from jaxsparse.precision import unrounded
 
 MAX_BATCH_RANK = 8  # kMaxBatchRank in ffi/common/types.h
 
@@ -227,106 +229,6 @@ def batch(primitive: Primitive, operands: Any, dims: Any, **params: Any) -> Any:
     return results, [0] * len(results)
 
 
-def _sharding_rule(
-    operation: Operation, params: dict[str, Any], operands: Any, results: Any
-) -> Any:
-    """The einsum-like rule of Shardy; dimensions that can't be sharded are factors to replicate."""
-    signature = operation.signature(params)
-    batch_rank = len(results[0].shape) - len(_core_dims(signature.results[0][1]))
-    batch = [f"b{d}" for d in range(batch_rank)]
-    fresh = itertools.count()
-
-    def factors(spec: str, shape: Sequence[int]) -> str:
-        # A broadcast dimension needs a factor of its own: it does not follow the others' sharding.
-        lead = [
-            name if shape[d] == results[0].shape[d] else f"s{next(fresh)}"
-            for d, name in enumerate(batch)
-        ]
-        core = (
-            f"s{next(fresh)}" if dim.isdigit() else dim.replace("+1", "p")
-            for dim in _core_dims(spec)
-        )
-        return " ".join([*lead, *core])
-
-    left = ", ".join(
-        factors(spec, x.shape) for (_, spec), x in zip(signature.operands, operands, strict=True)
-    )
-    right = ", ".join(
-        factors(spec, x.shape) for (_, spec), x in zip(signature.results, results, strict=True)
-    )
-    # Shardy wants replicated factors in order of first appearance.
-    order = dict.fromkeys(f"{left} {right}".replace(",", " ").split())
-    free = (*operation.shardable, *operation.summed)
-    replicated = tuple(f for f in order if f[0] not in "bs" and f not in free)
-    summed = tuple(f for f in order if f in operation.summed)
-    kinds = {"need_replication_factors": replicated, "reduction_factors": summed}
-    return f"{left} -> {right}", kinds
-
-
-def _axis_names(axis: Any) -> tuple[str, ...]:
-    """The mesh axes that an entry of a PartitionSpec names."""
-    return () if axis is None else (axis,) if isinstance(axis, str) else tuple(axis)
-
-
-@functools.lru_cache(maxsize=1024)
-def _partitioned(operation: Operation, call: Primitive, items: tuple[tuple[str, Any], ...]) -> Any:
-    """The call as something that the partitioner can cut along batch and shardable dimensions."""
-    params = dict(items)
-    signature = operation.signature(params)
-
-    def partition(mesh: Any, operands: Any, results: Any) -> Any:
-        dims = _core_dims(signature.results[0][1])
-        first = results[0]
-        spec = tuple(first.sharding.spec)
-        spec += (None,) * (len(first.shape) - len(spec))
-        batch_rank = len(first.shape) - len(dims)
-        axes = {
-            dim: name
-            for dim, name in zip(dims, spec[batch_rank:], strict=True)
-            if dim in operation.shardable
-        }
-
-        # Along summed dimensions operands are cut as the first one that is, by free mesh axes.
-        taken = {name for axis in spec for name in _axis_names(axis)}
-        for (_, core), x in zip(signature.operands, operands, strict=True):
-            of_operand = (*x.sharding.spec, *(None,) * len(x.shape))[batch_rank : len(x.shape)]
-            for dim, axis in zip(_core_dims(core), of_operand, strict=True):
-                if dim in operation.summed and axis and not taken & {*_axis_names(axis)}:
-                    axes.setdefault(dim, axis)
-        reduced = tuple(
-            name for dim in operation.summed if dim in axes for name in _axis_names(axes[dim])
-        )
-
-        def sharding(core: str, shape: Sequence[int]) -> NamedSharding:
-            lead = [spec[d] if shape[d] == first.shape[d] else None for d in range(batch_rank)]
-            return NamedSharding(
-                mesh, PartitionSpec(*lead, *(axes.get(dim) for dim in _core_dims(core)))
-            )
-
-        operand_shardings = tuple(
-            sharding(core, x.shape)
-            for (_, core), x in zip(signature.operands, operands, strict=True)
-        )
-        result_shardings = [
-            sharding(core, x.shape) for (_, core), x in zip(signature.results, results, strict=True)
-        ]
-
-        def local(*xs: jax.Array) -> list[jax.Array]:
-            parts = call.bind(*xs, **params)
-            return [jax.lax.psum(part, reduced) for part in parts] if reduced else parts
-
-        return mesh, local, result_shardings, operand_shardings
-
-    def rule(mesh: Any, operands: Any, results: Any) -> Any:
-        return _sharding_rule(operation, params, operands, results)
-
-    partitioned = custom_partitioning(lambda *xs: call.bind(*xs, **params))
-    partitioned.def_partition(
-        partition=partition, infer_sharding_from_operands=None, sharding_rule=rule
-    )
-    return partitioned
-
-
 def _xla(
     operation: Operation, platform: str, params: dict[str, Any], *operands: jax.Array
 ) -> list[jax.Array]:
@@ -464,6 +366,35 @@ def _impl(primitive: Primitive, *operands: Any, **params: Any) -> Any:
         return _eager(primitive, tuple(sorted(params.items())))(*operands)
 
 
+def _taylor(primitive: Primitive, primals: Any, series: Any, **params: Any) -> Any:
+    """The rule of `jax.experimental.jet`: Taylor coefficients of results along those of operands.
+
+    They are derivatives along the curve, by the JVP, whose number doubles with each order.
+    """
+
+    def along(t: jax.Array) -> list[jax.Array]:
+        powers = [t**k for k in range(1, len(series[0]) + 1)]
+        operands = [
+            x + sum(c * t_k.astype(x.dtype) for c, t_k in zip(terms, powers, strict=True))
+            if jnp.issubdtype(x.dtype, jnp.floating)
+            else x
+            for x, terms in zip(primals, series, strict=True)
+        ]
+        return bind(primitive, *operands, **params)
+
+    coefficients = []
+    for order in range(len(series[0]) + 1):
+        scale = 1 / math.factorial(order)
+        coefficients.append([(x * scale).astype(x.dtype) for x in along(jnp.zeros(()))])
+        along = functools.partial(_derivative, along)
+    first, *rest = coefficients
+    return first, [list(terms) for terms in zip(*rest, strict=True)]
+
+
+def _derivative(function: Callable[..., Any], t: jax.Array) -> Any:
+    return jax.jvp(function, (t,), (jnp.ones_like(t),))[1]
+
+
 # What each primitive that make_primitive made computes, and the one that it lowers to.
 OPERATIONS: dict[Primitive, Operation] = {}
 _CALLS: dict[Primitive, Primitive] = {}
@@ -486,20 +417,25 @@ def make_primitive(operation: Operation) -> Primitive:
         p.def_impl(functools.partial(_impl, p))
         batching.primitive_batchers[p] = functools.partial(batch, p)
     OPERATIONS[primitive], _CALLS[primitive] = operation, call
+    jet.jet_rules[primitive] = functools.partial(_taylor, primitive)
 
     def lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
         params, types, _ = call_types(operation, params, ctx.avals_in)
-        partitioned = _partitioned(operation, call, tuple(sorted(params.items())))
-        if getattr(ctx.module_context.axis_context, "manual_axes", None):
+        function = partitioned(operation, call, tuple(sorted(params.items())))
+        local = getattr(ctx.module_context.axis_context, "manual_axes", None)
+        if local:
             # Inside shard_map the operands are local already. Over axes that it leaves to the
             # compiler, which custom_partitioning can't serve there, the call is replicated.
-            partitioned = functools.partial(call.bind, **params)
+            function = functools.partial(call.bind, **params)
 
         def compute(*xs: jax.Array) -> list[jax.Array]:
-            results = partitioned(*(x.astype(t.dtype) for x, t in zip(xs, types, strict=True)))
+            results = function(*(x.astype(t.dtype) for x, t in zip(xs, types, strict=True)))
             return [r.astype(a.dtype) for r, a in zip(results, ctx.avals_out, strict=True)]
 
-        return mlir.lower_fun(compute, multiple_results=True)(ctx, *operands)
+        results = mlir.lower_fun(compute, multiple_results=True)(ctx, *operands)
+        if not local:
+            make_key_stable(ctx, results[0], functools.partial(call.bind, **params), types)
+        return results
 
     dispatch.prim_requires_devices_during_lowering.add(primitive)
     mlir.register_lowering(primitive, lowering)
@@ -510,24 +446,22 @@ def make_primitive(operation: Operation) -> Primitive:
 
 
 def define_multilinear_jvp(primitive: Primitive, linear: Callable[..., tuple[int, ...]]) -> None:
-    """The JVP of an operation that is linear in each of some operands: a sum of one call each.
+    """The JVP of a product that is linear in each of some operands: a sum of one call each.
 
     ``linear(**params)`` says which, by position.
     """
 
     def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-        results = bind(primitive, *primals, **params)
-        terms = []
-        for i in linear(**params):
-            if type(tangents[i]) is ad.Zero:
-                continue
-            operands = (*primals[:i], tangents[i], *primals[i + 1 :])
-            terms.append(bind(primitive, *operands, **params))
-        if not terms:
-            return results, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
-        return results, [
-            functools.reduce(ad.add_tangents, column) for column in zip(*terms, strict=True)
-        ]
+        (result,) = bind(primitive, *primals, **params)
+        varying = [i for i in linear(**params) if type(tangents[i]) is not ad.Zero]
+        if not varying:
+            return [result], [ad.Zero(jax.typeof(result).to_tangent_aval())]
+        of_term = params if len(varying) == 1 else unrounded(params)
+        terms = (
+            bind(primitive, *primals[:i], tangents[i], *primals[i + 1 :], **of_term)[0]
+            for i in varying
+        )
+        return [result], [functools.reduce(ad.add_tangents, terms).astype(result.dtype)]
 
     ad.primitive_jvps[primitive] = jvp
 

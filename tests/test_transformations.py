@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import PLATFORM
+from jax.experimental import jet
 from jax.test_util import check_grads
 
 from jaxsparse import CSR, Topology, sddmm, sparse_attention, sparse_softmax, spmm
@@ -194,6 +195,44 @@ def test_jit_checkpoint_and_no_jit(name):
     saved = jax.jit(jax.grad(lambda xs: loss(jax.checkpoint(function), xs)))(operands)
     for a, b in zip(plain, saved, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", NAMES)
+def test_no_implicit_promotion(name, implementation):
+    """Nothing promotes dtypes or ranks, up to second derivatives and a batch of them."""
+    function, operands = case(name, implementation, jnp.bfloat16)
+    every = tuple(range(len(operands)))
+
+    def curvature(*operands):
+        slope = lambda *xs: jnp.sum(jax.jvp(function, xs, xs)[1].astype(jnp.float32))  # noqa: E731
+        return jax.grad(slope, every)(*operands)
+
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        jax.jit(jax.vmap(curvature, (0, *[None] * len(every[1:])))).lower(
+            jnp.stack([operands[0]] * 2), *operands[1:]
+        )
+
+
+@pytest.mark.parametrize("name", ["bias", "gelu", "sddmm_scaled", "sparse_softmax"])
+def test_jet(name):
+    """Taylor series of operands to those of results, as derivatives along the curve give them."""
+    with jax.enable_x64(True):
+        function, operands = case(name, dtype=jnp.float64)
+        series = [[normal(10 * i + j, *x.shape) for j in range(3)] for i, x in enumerate(operands)]
+        out, terms = jax.jit(lambda xs, cs: jet.jet(function, xs, cs))(operands, series)
+
+        def along(t):
+            return function(
+                *(
+                    x + t * (c + t / 2 * (d + t / 3 * e))
+                    for x, (c, d, e) in zip(operands, series, strict=True)
+                )
+            )
+
+        for got in (out, *terms):
+            np.testing.assert_allclose(got, along(0.0), rtol=1e-9, atol=1e-9)
+            along = jax.jacfwd(along)
 
 
 def test_control_flow():

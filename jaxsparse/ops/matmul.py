@@ -14,7 +14,7 @@ scatters.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -37,6 +37,7 @@ from jaxsparse.ops.dense_product import (
 )
 from jaxsparse.ops.workspace import sddmm_bytes, spmm_bytes
 from jaxsparse.pattern import row_indices
+from jaxsparse.precision import accumulator_dtype, common_dtype, cotangent_params, unrounded
 from jaxsparse.primitive import (
     FfiCall,
     Instead,
@@ -51,10 +52,23 @@ from jaxsparse.primitive import (
 )
 from jaxsparse.topology import Topology
 
-ACTIVATIONS = {
+# From here on gelu is 0 or its argument to the last bit, in float64 too; powers of the argument
+# that its formula and derivatives hold would overflow much farther out.
+_GELU_IS_RELU = 16
+
+
+@jax.jit
+def _gelu(z: jax.Array) -> jax.Array:
+    # The formula, and so the kernels, have NaN for negative infinity.
+    straight = (jnp.abs(z) >= _GELU_IS_RELU) & (z != -jnp.inf)
+    curved = jax.nn.gelu(jnp.where(straight, 0, z), approximate=True)
+    return jnp.where(straight, jax.nn.relu(z), curved)
+
+
+ACTIVATIONS: dict[str | None, Callable[[Any], Any]] = {
     None: lambda z: z,
     "relu": jax.nn.relu,
-    "gelu": lambda z: jax.nn.gelu(z, approximate=True),
+    "gelu": _gelu,
 }
 
 # The xla implementation multiplies a densified matrix where that has at most so many elements.
@@ -78,8 +92,9 @@ def spmm(
 
     Only stored entries are read: a NaN or infinity in row k of ``x`` reaches only the rows of the
     result that store a value in column k. The kernels' results repeat bitwise. Sums of 16-bit
-    operands are taken in float32. Differentiable to any order in the values, ``x`` and ``bias``; a
-    differentiated call with an activation also keeps its argument, in the result's dtype.
+    operands are taken in float32, and so are derivatives until they are rounded. Differentiable to
+    any order in the values, ``x`` and ``bias``; a differentiated call with an activation also keeps
+    its argument, in float32 or float64.
 
     On a GPU the matrix is written out, and a dense product taken, where that is faster: for many
     columns of ``x`` and matrices that are not very sparse, in 16 bits, and in float32 if
@@ -285,6 +300,15 @@ def _out_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
     return [params["out_dtype"]] * (2 if params.get("with_preactivation") else 1)
 
 
+def _multiplied(params: dict[str, Any]) -> dict[str, Any]:
+    """As `unrounded`, of a product that is then multiplied by more than ones and zeros.
+
+    So is its cotangent, which may leave float16's range and is not rounded to that.
+    """
+    wide = unrounded(params)
+    return {**wide, "cotangent_dtype": None} if params["out_dtype"] == jnp.float16 else wide
+
+
 # ---- spmm: out = A x ----
 
 
@@ -311,7 +335,7 @@ def _spmm_xla(
     row_offsets, columns, _, t_row_offsets, *_, x = operands[:_X]
     rows = row_indices(row_offsets, values.shape[0])
     m, k = row_offsets.shape[0] - 1, t_row_offsets.shape[0] - 1
-    accumulator = jnp.promote_types(values.dtype, jnp.float32)
+    accumulator = accumulator_dtype(values.dtype)
     stored = rows < m
     v = jnp.where(stored, values, 0).astype(accumulator)
     x = (x.T if dense_on_left else x).astype(accumulator)
@@ -390,11 +414,17 @@ def _spmm_ffi(
 def _spmm_cast(
     params: dict[str, Any], avals: Sequence[ShapedArray]
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Values and x may differ in dtype, so that their cotangents can be narrow where x is."""
+    """Values and x may differ in dtype, so that their cotangents can be narrow where x is.
+
+    The wider one is what is multiplied in, unless values are rounded, for the cotangent's sake
+    alone in a wider dtype.
+    """
     dtypes = [a.dtype for a in avals]
+    if params.get("rounds_values"):
+        dtypes[_VALUES] = dtypes[_X]
     if dtypes[_VALUES] != dtypes[_X]:
-        dtypes[_VALUES] = dtypes[_X] = jnp.promote_types(dtypes[_VALUES], dtypes[_X])
-        params = {**params, "out_dtype": jnp.promote_types(dtypes[_X], jnp.float32)}
+        dtypes[_VALUES] = dtypes[_X] = common_dtype(dtypes[_VALUES], dtypes[_X])
+        params = {**params, "out_dtype": dtypes[_X]}
     return params, dtypes
 
 
@@ -422,31 +452,35 @@ def _spmm_transpose(
     *,
     transpose: bool,
     dense_on_left: bool,
-    out_dtype: Any,
     precision: str | None,
+    cotangent_dtype: Any = None,
+    rounds_values: bool = False,
     **params: Any,
 ) -> tuple[int, jax.Array]:
     values, *pattern, x = operands
+    ct = ct if cotangent_dtype is None else ct.astype(cotangent_dtype)
     params = {"implementation": params["implementation"], "variant": None}
     if undefined(values):
+        params = cotangent_params(ct, values, ct.ndim - 2, **params)
         x = x.astype(ct.dtype)
         if dense_on_left:
             x, ct = jnp.swapaxes(x, -1, -2), jnp.swapaxes(ct, -1, -2)
         # The columns of spmm may be sharded; sddmm sums over them.
         x, ct = gathered(x, -1), gathered(ct, -1)
         pair = (x, ct) if transpose else (ct, x)
-        dtype = jnp.promote_types(ct.dtype, values.aval.dtype)
-        return _VALUES, bind(sddmm_p, *pair, *pattern, scaled=False, out_dtype=dtype, **params)[0]
+        return _VALUES, bind(sddmm_p, *pair, *pattern, scaled=False, **params)[0]
+    if not rounds_values:
+        values = values.astype(common_dtype(ct.dtype, values.dtype))
     return _X, bind(
         spmm_p,
-        values.astype(jnp.promote_types(ct.dtype, values.dtype)),
+        values,
         *pattern,
         ct,
         transpose=not transpose,
         dense_on_left=dense_on_left,
-        out_dtype=ct.dtype,
         precision=precision,
-        **params,
+        rounds_values=rounds_values,
+        **cotangent_params(ct, x, ct.ndim - 2, **params),
     )[0]
 
 
@@ -480,30 +514,57 @@ def _spmm_epilogue_jvp(
     **params: Any,
 ) -> Any:
     # z = A x + b, y = f(z):  dz = A(dv) x + A dx + db,  dy = f'(z) dz. The tangent is plain spmm.
-    emit = activation is not None or with_preactivation
-    results = bind(
-        spmm_epilogue_p,
-        *primals,
-        has_bias=has_bias,
-        activation=activation,
-        with_preactivation=emit,
-        **params,
-    )
-    y, z = results[0], results[-1]
-    dz: Any = ad.Zero(jax.typeof(z).to_tangent_aval())
-    linear = primals[:_BIAS]
-    linear_params = {**params, "variant": None}
-    for i in (_VALUES, _X):
-        if type(tangents[i]) is not ad.Zero:
-            operands = (*linear[:i], tangents[i], *linear[i + 1 :])
-            dz = ad.add_tangents(dz, bind(spmm_p, *operands, **linear_params)[0])
-    if has_bias and type(tangents[_BIAS]) is not ad.Zero:
-        column = jnp.expand_dims(
-            tangents[_BIAS].astype(z.dtype), -2 if params["dense_on_left"] else -1
+    of_sums = _multiplied(params) if activation == "gelu" else unrounded(params)
+    of_epilogue = functools.partial(bind, spmm_epilogue_p, *primals, has_bias=has_bias)
+    if activation is None and not with_preactivation:
+        z = y = of_epilogue(activation=None, with_preactivation=False, **params)[0]
+    elif of_sums is params:
+        y, z = of_epilogue(activation=activation, with_preactivation=True, **params)
+    else:
+        # A kernel would round z to 16 bits, and f'(z) needs its float32 sums.
+        z = of_epilogue(activation=None, with_preactivation=False, **of_sums)[0]
+        y = ACTIVATIONS[activation](z).astype(params["out_dtype"])
+    varying = [i for i in (_VALUES, _X) if type(tangents[i]) is not ad.Zero]
+    bias_varies = has_bias and type(tangents[_BIAS]) is not ad.Zero
+    of_term = params if activation is None and len(varying) + bias_varies == 1 else of_sums
+    of_term = {**of_term, "variant": None}
+    terms = [
+        bind(spmm_p, *primals[:i], tangents[i], *primals[i + 1 : _BIAS], **of_term)[0]
+        for i in varying
+    ]
+    if varying or bias_varies:
+        dy, dz = _epilogue_tangents(
+            z,
+            terms,
+            tangents[_BIAS] if bias_varies else None,
+            activation=activation,
+            of_columns=params["dense_on_left"],
+            dtype=of_term["out_dtype"],
+            out_dtype=y.dtype,
         )
-        dz = ad.add_tangents(dz, column + jnp.zeros_like(z))
-    dy = dz if type(dz) is ad.Zero else jax.jvp(ACTIVATIONS[activation], (z,), (dz,))[1]
-    return ([y, z], [dy, dz]) if with_preactivation else ([y], [dy])
+    else:
+        dy = dz = ad.Zero(jax.typeof(y).to_tangent_aval())
+    return ([y, z.astype(y.dtype)], [dy, dz]) if with_preactivation else ([y], [dy])
+
+
+@functools.partial(jax.jit, static_argnames=("activation", "of_columns", "dtype", "out_dtype"))
+def _epilogue_tangents(
+    z: jax.Array,
+    terms: list[jax.Array],
+    bias: jax.Array | None,
+    *,
+    activation: str | None,
+    of_columns: bool,
+    dtype: Any,
+    out_dtype: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """The tangents dy and dz, of terms of dz: one program where nothing is compiled around it."""
+    if bias is not None:
+        column = jnp.expand_dims(bias.astype(dtype), -2 if of_columns else -1)
+        terms = [*terms, column + jnp.zeros_like(z, dtype)]
+    dz = functools.reduce(jnp.add, terms)
+    dy = jax.jvp(ACTIVATIONS[activation], (z.astype(dtype),), (dz,))[1]
+    return dy.astype(out_dtype), dz.astype(out_dtype)
 
 
 ad.primitive_jvps[spmm_epilogue_p] = _spmm_epilogue_jvp
@@ -528,7 +589,7 @@ def _sddmm_xla(
 ) -> list[jax.Array]:
     m, k = x.shape[0], y.shape[0]
     rows = row_indices(row_offsets, columns.shape[0])
-    accumulator = jnp.promote_types(x.dtype, jnp.float32)
+    accumulator = accumulator_dtype(x.dtype)
     columns = columns.astype(jnp.int32)
     if not m * k:
         values = jnp.zeros(columns.shape, accumulator)
@@ -584,23 +645,24 @@ _SDDMM_X, _SDDMM_Y, _SCALE_BY = 0, 1, 2 + len(PATTERN)
 
 
 def _sddmm_transpose(
-    ct: jax.Array, operands: Any, *, scaled: bool, out_dtype: Any, **params: Any
+    ct: jax.Array,
+    operands: Any,
+    *,
+    scaled: bool,
+    cotangent_dtype: Any = None,
+    **params: Any,
 ) -> tuple[int, jax.Array]:
     x, y, *pattern = operands[:_SCALE_BY]
+    ct = ct if cotangent_dtype is None else ct.astype(cotangent_dtype)
     params = {"implementation": params["implementation"], "variant": None}
     if scaled and undefined(operands[_SCALE_BY]):
-        product = bind(
-            sddmm_p,
-            x.astype(ct.dtype),
-            y.astype(ct.dtype),
-            *pattern,
-            scaled=False,
-            out_dtype=ct.dtype,
-            **params,
-        )[0]
-        return _SCALE_BY, ct * product
+        of_sums = _multiplied({**params, "out_dtype": ct.dtype})
+        (product,) = bind(sddmm_p, x, y, *pattern, scaled=False, **of_sums)
+        return _SCALE_BY, ct.astype(product.dtype) * product
     if scaled:
-        ct = ct * operands[_SCALE_BY].astype(ct.dtype)
+        wide = accumulator_dtype(ct.dtype)
+        product = ct.astype(wide) * operands[_SCALE_BY].astype(wide)
+        ct = product if ct.dtype == jnp.float16 else product.astype(ct.dtype)  # as in _multiplied
     position, dense, transpose = (_SDDMM_X, y, False) if undefined(x) else (_SDDMM_Y, x, True)
     return position, bind(
         spmm_p,
@@ -609,9 +671,8 @@ def _sddmm_transpose(
         dense.astype(ct.dtype),
         transpose=transpose,
         dense_on_left=False,
-        out_dtype=ct.dtype,
         precision=None,
-        **params,
+        **cotangent_params(ct, operands[position], ct.ndim - 1, **params),
     )[0]
 
 

@@ -8,10 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxsparse.csr import CSR
 from jaxsparse.ops import arguments
-from jaxsparse.ops.matmul import sddmm, spmm
+from jaxsparse.ops.dense_product import allowed_precision
+from jaxsparse.ops.matmul import sddmm, spmm_p
 from jaxsparse.ops.sparse_softmax import sparse_softmax
+from jaxsparse.precision import accumulator_dtype
+from jaxsparse.primitive import bind
 from jaxsparse.topology import Topology
 
 
@@ -109,7 +111,7 @@ def sparse_attention(
     if topology.batch_shape:
         topology = jax.tree.map(lambda x: x.reshape(groups, n // groups, *x.shape[1:]), topology)
 
-    accumulator = jnp.promote_types(dtype, jnp.float32)
+    accumulator = accumulator_dtype(dtype)
     scores = sddmm(
         q, k, topology, preferred_element_type=accumulator, implementation=implementation
     )
@@ -122,6 +124,20 @@ def sparse_attention(
         kept_shape = weights.shape[-1:] if broadcast_dropout else weights.shape
         kept = jax.random.bernoulli(dropout_key, 1 - dropout_rate, kept_shape)
         weights = jnp.where(kept, weights / (1 - dropout_rate), 0)
-    out = spmm(CSR(weights.astype(dtype), topology), v, implementation=implementation)
+    # As spmm, but what its gradient gives the softmax is not rounded.
+    (weights, v), pattern = arguments.align([weights, v], [1, 2], accumulator, topology)
+    (out,) = bind(
+        spmm_p,
+        weights,
+        *pattern,
+        v.astype(dtype),
+        transpose=False,
+        dense_on_left=False,
+        out_dtype=dtype,
+        precision=allowed_precision(None),
+        rounds_values=True,
+        implementation=implementation,
+        variant=None,
+    )
     out = jnp.swapaxes(out.reshape(b, n, t, h), 1, 2)
     return out.reshape(shape)

@@ -21,6 +21,7 @@ from jaxsparse.ops import arguments
 from jaxsparse.ops.arguments import PATTERN, ROWS
 from jaxsparse.ops.matmul import sddmm_p, spmm_p
 from jaxsparse.pattern import row_indices
+from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import (
     FfiCall,
     Operation,
@@ -71,11 +72,13 @@ def sparse_softmax(
     values = a.values
     dtype = arguments.check_floating(operation, values=values)
     if not isinstance(scale, numbers.Real):
-        values = values * jnp.asarray(scale, dtype)
+        wide = accumulator_dtype(dtype)
+        values = values.astype(wide) * jnp.asarray(scale, wide)
         scale = 1.0
-    (values,), pattern = arguments.align([values], [1], dtype, a.topology)
+    (values,), pattern = arguments.align([values], [1], values.dtype, a.topology)
     params = {"scale": float(scale), "implementation": implementation, "variant": variant}
-    return CSR(bind(sparse_softmax_p, values, *pattern, **params)[0], a.topology)
+    (out,) = bind(sparse_softmax_p, values, *pattern, **params)
+    return CSR(out.astype(dtype), a.topology)
 
 
 def _values_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
@@ -96,7 +99,7 @@ def _softmax_xla(
     if not size:
         return [jnp.zeros_like(values)]
     rows = row_indices(row_offsets, values.shape[0])
-    accumulator = jnp.promote_types(values.dtype, jnp.float32)
+    accumulator = accumulator_dtype(values.dtype)
     v = values.astype(accumulator) * jnp.asarray(scale, accumulator)
     most = jnp.full((size,), -jnp.inf, accumulator).at[rows].max(v, mode="drop")
     e = jnp.exp(v - most.at[rows].get(mode="fill", fill_value=0))
@@ -119,12 +122,16 @@ sparse_softmax_p = make_primitive(
 
 
 def _softmax_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    (y,) = bind(sparse_softmax_p, *primals, **params)
-    tangent = tangents[0]
+    (values, *pattern), tangent = primals, tangents[0]
+    dtype = values.dtype
+    # The derivative takes y before it is rounded to 16 bits.
+    wide = accumulator_dtype(dtype)
+    (y,) = bind(sparse_softmax_p, values.astype(wide), *pattern, **params)
     if type(tangent) is ad.Zero:
-        return [y], [ad.Zero(jax.typeof(y).to_tangent_aval())]
+        return [y.astype(dtype)], [ad.Zero(jax.typeof(values).to_tangent_aval())]
     params = {**params, "variant": None}
-    return [y], bind(sparse_softmax_derivative_p, y, tangent, *primals[1:], **params)
+    (dy,) = bind(sparse_softmax_derivative_p, y, tangent.astype(wide), *pattern, **params)
+    return [y.astype(dtype)], [dy.astype(dtype)]
 
 
 ad.primitive_jvps[sparse_softmax_p] = _softmax_jvp
@@ -140,7 +147,7 @@ def _derivative_xla(
     if not size:
         return [jnp.zeros_like(y)]
     rows = row_indices(row_offsets, y.shape[0])
-    accumulator = jnp.promote_types(y.dtype, jnp.float32)
+    accumulator = accumulator_dtype(y.dtype)
     y_, t = y.astype(accumulator), tangent.astype(accumulator)
     sums = _row_sums(y_ * t, rows, size).at[rows].get(mode="fill", fill_value=0)
     out = jnp.asarray(scale, accumulator) * y_ * (t - sums)
