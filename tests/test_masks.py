@@ -259,7 +259,7 @@ def test_nonzero_traced(mask, shape):
     for nse in {0, nnz // 2, nnz, nnz + 5}:
         offsets, indices = traced(mask, shape, nse)
         assert isinstance(offsets, jax.Array) and offsets.dtype == indices.dtype == jnp.int32
-        np.testing.assert_array_equal(offsets, np.minimum(row_offsets, nse))
+        np.testing.assert_array_equal(offsets, row_offsets)  # those that don't fit count, too
         np.testing.assert_array_equal(indices, np.pad(column_indices, (0, 5))[:nse])
 
 
@@ -304,7 +304,10 @@ def integers(rows, columns):
         (lambda: masks.nonzero(masks.causal(), (1, 2.0)), TypeError, "k must be an integer"),
         (lambda: masks.nonzero(masks.causal(), (2, 2), block_rows=0), ValueError, "block_rows"),
         (lambda: masks.nonzero(integers, (2, 3)), ValueError, "bool (2, 3), got int32 (2, 3)"),
-        (lambda: masks.nonzero(lambda i, j: j > 1, (2, 3)), ValueError, "got bool (1, 3)"),
+        (lambda: masks.nonzero(lambda i, j: j[0] > 1, (3, 3)), ValueError, "got bool (3,)"),
+        (lambda: masks.nonzero(lambda i, j: j[:, 1:] > 1, (2, 3)), ValueError, "got bool (1, 2)"),
+        (lambda: masks.nonzero(lambda i, j: None, (2, 3)), ValueError, "got object ()"),
+        (lambda: masks.nonzero(lambda i, j: 1, (2, 3)), ValueError, "bool (2, 3), got int64 ()"),
         (lambda: masks.nonzero_traced(integers, (2, 3), 1), ValueError, "got int32 (2, 3)"),
         (lambda: masks.nonzero_traced(masks.causal(), (2, 3), -1), ValueError, "nse must be >= 0"),
         (lambda: masks.nonzero_traced(masks.causal(), (2**16, 2**15), 1), ValueError, "65536 * 32"),
@@ -323,7 +326,7 @@ def test_errors(call, error, message):
 
 
 def test_nonzero_limits_nnz(monkeypatch):
-    monkeypatch.setattr(masks, "_INT32_MAX", 10)
+    monkeypatch.setattr(masks.positions, "INT32_MAX", 10)
     assert masks.nonzero(masks.causal(), (4, 4))[0][-1] == 10
     with pytest.raises(ValueError, match="nnz must be <= 10, got 15 by row 4"):
         masks.nonzero(masks.causal(), (6, 6), block_rows=1)
