@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -229,6 +230,25 @@ class Topology:
             layout,
             self.shape,
         )
+
+    def reshape_batch(self, *sizes: int) -> Topology:
+        """The same patterns, with batch dimensions of other sizes; nothing is copied or derived.
+
+        Raises:
+            ValueError: if that is another number of patterns.
+
+        >>> import numpy as np
+        >>> patterns = Topology.from_mask(np.ones((6, 4, 5), bool))
+        >>> patterns.reshape_batch(2, 3).batch_shape
+        (2, 3)
+        """
+        old = self.batch_shape
+        if math.prod(sizes) != math.prod(old):
+            raise ValueError(
+                f"Topology.reshape_batch: sizes must be those of {math.prod(old)} patterns, batch "
+                f"{old}, got {sizes}"
+            )
+        return jax.tree.map(lambda x: x.reshape(*sizes, *x.shape[len(old) :]), self)
 
     def row_indices(self) -> jax.Array:
         """The row of every stored entry, int32 ``(..., nse)``; m for padding."""

@@ -435,6 +435,18 @@ def test_arrays_that_are_no_masks(make, mask, got):
             jax.jit(functools.partial(Topology.from_mask, nse=9))(mask)
 
 
+def test_reshape_batch():
+    dense = np.random.default_rng(0).random((6, 4, 5)) < 0.4
+    for sizes in (2, 3), (6, 1), (1, 6, 1), (6,):
+        topology = Topology.from_mask(dense).reshape_batch(*sizes)
+        assert_equal(topology, Topology.from_mask(dense.reshape(*sizes, 4, 5)))
+        assert_equal(jax.jit(lambda t: t.reshape_batch(6))(topology), Topology.from_mask(dense))
+    assert_equal(topology.reshape_batch(6).reshape_batch(1, 6).reshape_batch(6), topology)
+    with pytest.raises(ValueError, match=re.escape("of 6 patterns, batch (6,), got (2, 2)")):
+        topology.reshape_batch(2, 2)
+    assert_equal(SQUARE.reshape_batch(1).reshape_batch(), SQUARE)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

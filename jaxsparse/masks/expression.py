@@ -78,6 +78,11 @@ class Mask:
             # Signed, so that differences are exact; narrow, as memory traffic is the cost.
             positions.append(array if array.dtype == np.int32 else array.astype(np.int32))
         shape = np.broadcast_shapes(positions[0].shape, positions[1].shape)
+        # Of one rank, so that what a function returns says along which dimensions it varies.
+        positions = [
+            x if x.ndim == len(shape) else x.reshape((1,) * (len(shape) - x.ndim) + x.shape)
+            for x in positions
+        ]
         return broadcast_stored(self, self.stored(xp, *positions), shape)
 
     def __repr__(self) -> str:

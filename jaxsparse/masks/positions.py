@@ -76,7 +76,7 @@ def _on_host(
         # Functions of jax.numpy are evaluated also where a program is being traced.
         with jax.ensure_compile_time_eval():
             stored = mask(rows, columns)
-        return np.asarray(broadcast_stored("nonzero", stored, (rows.size, columns.size)))
+            return np.asarray(broadcast_stored("nonzero", stored, (rows.size, columns.size)))
     except jax.errors.TracerArrayConversionError:
         raise TracedMaskError(
             "nonzero: the mask depends on traced arrays: nonzero_traced takes such"
