@@ -64,6 +64,46 @@ def test_check_of_a_corrupted_topology(check, name, corrupt):
 
 
 @pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: CSR.fromdense(x, nse=7),
+        lambda x: CSR.fromdense(x, x != 0, nse=7),
+        lambda x: CSR(jnp.ones(7), Topology.from_mask((x != 0).astype(int), nse=7)),
+        lambda x: CSR(jnp.ones(7), Topology.from_mask(lambda i, j: x[i, j] != 0, x.shape, nse=7)),
+        lambda x: jax.vmap(lambda x: CSR.fromdense(x, nse=7))(jnp.stack([0 * x, x])),
+    ],
+    ids=["fromdense", "mask", "integers", "function", "batch"],
+)
+def test_check_names_an_nse_that_is_too_small(monkeypatch, make):
+    def total(x):
+        return jnp.sum(make(x) @ jnp.ones((3, 2)))
+
+    for enabled in "0", "1":
+        monkeypatch.setenv("JAXSPARSE_CHECK", enabled)
+        assert run(total, np.eye(4, 3)) == 6
+    full = np.ones((4, 3))
+    where = r"row 2( of batch entry 1)? \(offsets 6 to 9; nse=7 is too small\)"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=where):
+        run(total, full)
+    monkeypatch.setenv("JAXSPARSE_CHECK", "0")
+    assert run(total, full) == 14
+
+
+@pytest.mark.parametrize("value", [2, -1, 255])
+def test_check_of_traced_integers_that_are_no_mask(monkeypatch, value):
+    def total(mask):
+        return jnp.sum(CSR(jnp.ones(9), Topology.from_mask(mask, nse=9)) @ jnp.ones((3, 2)))
+
+    mask = np.eye(3, dtype=int)
+    for enabled in "0", "1":
+        monkeypatch.setenv("JAXSPARSE_CHECK", enabled)
+        assert run(total, mask) == 6
+    mask[2, 0] = value
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"bad pattern at row 0 \(offsets -1 to 1"):
+        run(total, mask)
+
+
+@pytest.mark.parametrize(
     "field",
     [
         ".pattern.row_offsets",

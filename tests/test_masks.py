@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import pkgutil
 import re
 import subprocess
 import sys
@@ -27,6 +29,17 @@ LEAVES = {
     "block(1)": (masks.block(1), lambda i, j: i == j),
     "block(5)": (masks.block(5), lambda i, j: (i < 5) == (j < 5) and (i < 10) == (j < 10)),
     f"documents({IDS})": (masks.documents(IDS), lambda i, j: IDS[i] == IDS[j]),
+    "sliding_window(3)": (masks.sliding_window(3), lambda i, j: i - 3 <= j <= i),
+    "sliding_window(0, right=2)": (masks.sliding_window(0, 2), lambda i, j: i <= j <= i + 2),
+    "padding(5)": (masks.padding(5), lambda i, j: j < 5),
+    "padding(0)": (masks.padding(0), lambda i, j: False),
+    "global_tokens((0, 7))": (masks.global_tokens([7, 0, 7]), lambda i, j: {i, j} & {0, 7}),
+    "global_tokens(())": (masks.global_tokens([]), lambda i, j: False),
+    "offset(causal(), rows=3)": (masks.offset(masks.causal(), rows=3), lambda i, j: j <= i + 3),
+    "offset(causal() | padding(2), rows=-4, columns=1)": (
+        masks.offset(masks.causal() | masks.padding(2), rows=-4, columns=1),
+        lambda i, j: j + 1 <= i - 4 or j + 1 < 2,
+    ),
 }
 RANDOM = [
     masks.random(0.5, 13),
@@ -60,7 +73,7 @@ def from_csr(row_offsets, column_indices, shape):
 @pytest.mark.parametrize("expression", LEAVES)
 def test_definition(expression):
     mask, definition = LEAVES[expression]
-    expected = [[definition(i, j) for j in range(11)] for i in range(13)]
+    expected = [[bool(definition(i, j)) for j in range(11)] for i in range(13)]
     np.testing.assert_array_equal(dense(mask, 13, 11), expected)
     assert repr(mask) == expression
 
@@ -113,7 +126,136 @@ def test_masks_that_differ_are_unequal_and_immutable():
         masks.causal()._expression = "band(1)"
 
 
-@pytest.mark.parametrize("mask", [mask for mask, _ in LEAVES.values()] + RANDOM, ids=repr)
+def first_keys(rows, columns):
+    return columns < 3
+
+
+FUNCTIONS = {
+    "keys": (first_keys, lambda i, j: j < 3),
+    "rows": (lambda i, j: i > 5, lambda i, j: i > 5),
+    "True": (lambda i, j: True, lambda i, j: True),
+    "False": (lambda i, j: np.False_, lambda i, j: False),
+    "NumPy": (lambda i, j: np.asarray(IDS)[i] == 3, lambda i, j: IDS[i] == 3),
+    "JAX": (lambda i, j: jnp.equal(jnp.asarray(IDS)[j], 3), lambda i, j: IDS[j] == 3),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name):
+    function, definition = FUNCTIONS[name]
+    expected = np.array([[definition(i, j) for j in range(11)] for i in range(13)])
+    window = dense(masks.band(4), 13, 11)
+    cases = {
+        function: expected,
+        masks.from_function(function): expected,
+        ~masks.from_function(function): ~expected,
+        masks.band(4) & function: window & expected,
+        function & masks.band(4): window & expected,
+        masks.band(4) | function: window | expected,
+        function | ~masks.band(4): ~window | expected,
+        masks.offset(function, columns=2): np.roll(expected, -2, 1)[:, :9],
+    }
+    for mask, stored in cases.items():
+        shape = stored.shape
+        if isinstance(mask, masks.Mask):
+            np.testing.assert_array_equal(dense(mask, *shape), stored)
+        for block_rows in 1, 5, None:  # a block of one row is broadcast, too
+            positions = masks.nonzero(mask, shape, block_rows=block_rows)
+            np.testing.assert_array_equal(from_csr(*positions, shape), stored)
+    made = []
+
+    @jax.jit
+    def program():
+        made.extend(masks.nonzero(mask, (13, 11)) for mask in list(cases)[:-1])  # on the host
+        mask = masks.from_function(function) & masks.band(4)
+        return None if name == "NumPy" else masks.nonzero_traced(mask, (13, 11), 143)
+
+    traced = program()
+    for positions, stored in zip(made, list(cases.values())[:-1], strict=True):
+        np.testing.assert_array_equal(from_csr(*positions, (13, 11)), stored)
+    if traced is not None:
+        positions = map(np.asarray, traced)
+        np.testing.assert_array_equal(from_csr(*positions, (13, 11)), window & expected)
+
+
+def test_masks_of_functions_compare_by_the_function():
+    mask = masks.from_function(first_keys)
+    assert repr(mask & masks.causal()) == "from_function(first_keys) & causal()"
+    assert mask == masks.from_function(first_keys) and hash(mask) == hash(mask & mask and mask)
+    assert mask != masks.from_function(lambda i, j: j < 3)
+    assert masks.from_function(mask) is mask
+
+
+EVERY_KIND = [mask for mask, _ in LEAVES.values()] + RANDOM + [masks.from_function(first_keys)]
+
+
+@pytest.mark.parametrize("mask", [*EVERY_KIND, ~(EVERY_KIND[0] & RANDOM[0]) | first_keys], ids=repr)
+def test_pickling(mask):
+    again = pickle.loads(pickle.dumps(mask))
+    assert again == mask and hash(again) == hash(mask) and repr(again) == repr(mask)
+    np.testing.assert_array_equal(dense(again, 13, 13), dense(mask, 13, 13))
+    assert not jax.tree.leaves(mask) and jax.tree.map(None, mask) == mask
+
+
+def test_traced_arrays():
+    """Of a mask that is made in a program, or is an argument of another one."""
+    shape, fixed = (13, 13), masks.causal() | masks.from_function(first_keys)
+
+    def make(ids, length, tokens, rows):
+        mask = masks.documents(ids) & masks.padding(length) | masks.global_tokens(tokens)
+        return masks.offset(mask, rows=rows) & ~fixed
+
+    @jax.jit
+    def positions(*arrays):
+        mask = make(*arrays)
+        assert len(jax.tree.leaves(mask)) == 4
+        assert mask == mask and mask != make(*arrays[:-1], arrays[-1] + 0)
+        text = "documents(<int32[13]>) & padding(<int32[]>) | global_tokens(<int32[2]>)"
+        assert repr(mask).startswith(f"offset({text}, rows=<int32[]>) &")
+        with pytest.raises(TypeError, match="a mask of traced arrays can't be hashed"):
+            hash(mask)
+        with pytest.raises(TypeError, match="depends on traced arrays: nonzero_traced takes such"):
+            masks.nonzero(mask, shape)
+        two = [jax.jit(lambda mask: masks.nonzero_traced(mask, shape, 169))(mask)]
+        return [*two, masks.nonzero_traced(mask, shape, 169)], mask(5, np.arange(13))
+
+    arrays = (np.array(IDS, np.int32), 9, np.array([2, 11]), 0)
+    stored = dense(make(*arrays), *shape)
+    each, row = positions(*arrays)
+    for csr in each:
+        np.testing.assert_array_equal(from_csr(*map(np.asarray, csr), shape), stored)
+    np.testing.assert_array_equal(row, stored[5])
+    lengths = np.arange(14)
+    batch = jax.vmap(lambda n: make(*arrays[:1], n, *arrays[2:])(*np.ogrid[:13, :13]))(lengths)
+    each = [dense(make(arrays[0], n, *arrays[2:]), 13, 13) for n in lengths]
+    np.testing.assert_array_equal(batch, each)
+
+
+def test_traced_tables_that_are_too_short():
+    for mask in (
+        masks.documents,
+        lambda ids: ~masks.offset(masks.documents(ids), rows=-1) & first_keys,
+    ):
+        with pytest.raises(IndexError, match=r"documents: columns must be in \[0, 3\), got 3"):
+            jax.jit(lambda ids, m=mask: masks.nonzero_traced(m(ids), (3, 4), 12))(np.zeros(3, int))
+
+
+def test_sliding_window_is_that_of_jax():
+    q = jnp.zeros((1, 9, 1, 9))
+    v = jnp.eye(9)[None, :, None]
+    for left, right in (3, 2), (0, 4), (2, 0):
+        p = jax.nn.dot_product_attention(q, q, v, local_window_size=(left, right))
+        mask = masks.sliding_window(left, right)
+        np.testing.assert_array_equal(dense(mask, 9, 9), p[0, :, 0] > 0)
+
+
+def test_public_names():
+    names = {name for name in dir(masks) if not name.startswith("_")}
+    files = {module.name for module in pkgutil.iter_modules(masks.__path__)}
+    assert names - files == set(masks.__all__)
+
+
+@pytest.mark.parametrize("mask", EVERY_KIND, ids=repr)
 def test_numpy_and_jax_agree(mask):
     mask = ~(mask & masks.strided(2)) | mask
     expected = dense(mask, 13, 12)
@@ -259,7 +401,7 @@ def test_nonzero_traced(mask, shape):
     for nse in {0, nnz // 2, nnz, nnz + 5}:
         offsets, indices = traced(mask, shape, nse)
         assert isinstance(offsets, jax.Array) and offsets.dtype == indices.dtype == jnp.int32
-        np.testing.assert_array_equal(offsets, np.minimum(row_offsets, nse))
+        np.testing.assert_array_equal(offsets, row_offsets)  # those that don't fit count, too
         np.testing.assert_array_equal(indices, np.pad(column_indices, (0, 5))[:nse])
 
 
@@ -289,6 +431,22 @@ def integers(rows, columns):
         (lambda: masks.documents([0.5]), TypeError, "ids must be integers, got dtype float64"),
         (lambda: masks.documents([[1]]), ValueError, "ids must be 1-D, got shape (1, 1)"),
         (lambda: masks.documents([2**31, 5]), ValueError, "int32, got [5, 2147483648]"),
+        (lambda: masks.sliding_window(-1), ValueError, "sliding_window: left must be >= 0, got -1"),
+        (lambda: masks.sliding_window(1, 0.5), TypeError, "right must be an integer, got 0.5"),
+        (lambda: masks.padding(-1), ValueError, "padding: length must be >= 0, got -1"),
+        (lambda: masks.padding([3, 4]), TypeError, "length must be an integer, got [3, 4]"),
+        (lambda: jax.jit(masks.padding)(0.5), TypeError, "one integer, got a traced float32 ()"),
+        (lambda: jax.vmap(masks.padding)(np.eye(2, dtype=int)), TypeError, "a traced int32 (2,)"),
+        (lambda: masks.global_tokens([-1, 2]), ValueError, "in [0, 2**31), got [-1, 2]"),
+        (lambda: masks.global_tokens(np.eye(3) > 0), TypeError, "integers, got dtype bool"),
+        (lambda: masks.global_tokens(3), ValueError, "positions must be 1-D, got shape ()"),
+        (lambda: jax.jit(masks.documents)(np.ones(2)), TypeError, "integers, got dtype float32"),
+        (lambda: masks.offset(masks.causal(), rows=0.5), TypeError, "rows must be an integer"),
+        (lambda: masks.offset(masks.causal(), columns=-(2**31)), ValueError, "columns must be >="),
+        (lambda: masks.offset(True), TypeError, "offset: mask must be a mask or a function"),
+        (lambda: masks.from_function(True), TypeError, "function must be callable, got True"),
+        (lambda: (masks.causal() & integers)(1, 2), ValueError,
+         "from_function(integers): mask must return bool (), got int32 ()"),
         (lambda: masks.random(1.5, 4), ValueError, "sparsity must be in [0, 1], got 1.5"),
         (lambda: masks.random(-0.1, 4), ValueError, "sparsity must be in [0, 1], got -0.1"),
         (lambda: masks.random(float("nan"), 4), ValueError, "in [0, 1], got nan"),
@@ -304,7 +462,10 @@ def integers(rows, columns):
         (lambda: masks.nonzero(masks.causal(), (1, 2.0)), TypeError, "k must be an integer"),
         (lambda: masks.nonzero(masks.causal(), (2, 2), block_rows=0), ValueError, "block_rows"),
         (lambda: masks.nonzero(integers, (2, 3)), ValueError, "bool (2, 3), got int32 (2, 3)"),
-        (lambda: masks.nonzero(lambda i, j: j > 1, (2, 3)), ValueError, "got bool (1, 3)"),
+        (lambda: masks.nonzero(lambda i, j: j[0] > 1, (3, 3)), ValueError, "got bool (3,)"),
+        (lambda: masks.nonzero(lambda i, j: j[:, 1:] > 1, (2, 3)), ValueError, "got bool (1, 2)"),
+        (lambda: masks.nonzero(lambda i, j: None, (2, 3)), ValueError, "got object ()"),
+        (lambda: masks.nonzero(lambda i, j: 1, (2, 3)), ValueError, "bool (2, 3), got int64 ()"),
         (lambda: masks.nonzero_traced(integers, (2, 3), 1), ValueError, "got int32 (2, 3)"),
         (lambda: masks.nonzero_traced(masks.causal(), (2, 3), -1), ValueError, "nse must be >= 0"),
         (lambda: masks.nonzero_traced(masks.causal(), (2**16, 2**15), 1), ValueError, "65536 * 32"),
@@ -323,7 +484,7 @@ def test_errors(call, error, message):
 
 
 def test_nonzero_limits_nnz(monkeypatch):
-    monkeypatch.setattr(masks, "_INT32_MAX", 10)
+    monkeypatch.setattr(masks.positions, "INT32_MAX", 10)
     assert masks.nonzero(masks.causal(), (4, 4))[0][-1] == 10
     with pytest.raises(ValueError, match="nnz must be <= 10, got 15 by row 4"):
         masks.nonzero(masks.causal(), (6, 6), block_rows=1)

@@ -9,7 +9,7 @@ import pytest
 
 nnx = pytest.importorskip("flax.nnx")
 
-from jaxsparse import Topology, masks  # noqa: E402
+from jaxsparse import Topology, masks, sparse_attention  # noqa: E402
 from jaxsparse.nn import (  # noqa: E402
     SparseAttention,
     SparseMultiHeadAttention,
@@ -106,6 +106,27 @@ def test_a_pattern_for_each_head():
     np.testing.assert_allclose(sparse(inputs(2)), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3)], ids=str)
+@pytest.mark.parametrize("axes", ["heads", "sequences", "both"])
+def test_axes_of_a_batch_of_patterns(axes, leading):
+    ones = (1,) * len(leading)
+    batch = {"heads": (*ones, HEADS), "sequences": (*leading, 1), "both": (*leading, HEADS)}[axes]
+    mask = np.random.default_rng(0).random((*batch, LENGTH, LENGTH)) < 0.3
+    mask |= np.eye(LENGTH, dtype=bool)
+    dense = dense_layer()
+    sparse = SparseMultiHeadAttention.from_dense(dense, Topology.from_mask(mask))
+    x = inputs(*leading)
+    expected = dense(x, mask=np.broadcast_to(mask, (*leading, HEADS, LENGTH, LENGTH)))
+    np.testing.assert_allclose(sparse(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_patterns_of_heads_or_of_sequences():
+    patterns = Topology.from_mask(np.ones((HEADS, LENGTH, LENGTH), bool))
+    layer = SparseMultiHeadAttention(HEADS, FEATURES, pattern=patterns, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="ambiguous for 4 sequences of 4 heads"):
+        layer(inputs(HEADS))
+
+
 class TestDropout:
     def layer(self, **options):
         return SparseMultiHeadAttention(
@@ -159,6 +180,60 @@ def test_patterns_of_masks_are_made_once():
     made = len(calls)
     attend(q, q, q)
     assert made and len(calls) == made
+
+
+def test_mask_functions_under_jit():
+    """Functions of jax.numpy are evaluated while the program is traced."""
+    ids, window = jnp.arange(LENGTH) // 8, masks.band(4)
+    patterns = {
+        "function": lambda rows, columns: jnp.logical_and(ids[rows] == ids[columns], rows > -1),
+        "combined": window & (lambda rows, columns: jnp.equal(ids[rows], ids[columns])),
+        "broadcast": lambda rows, columns: columns < 3,
+        "everything": lambda rows, columns: True,
+        "documents": window | masks.documents(ids),
+    }
+    dense, positions = dense_layer(), np.ogrid[:LENGTH, :LENGTH]
+    for pattern in patterns.values():
+        layer = SparseMultiHeadAttention.from_dense(dense, pattern)
+        expected = dense(inputs(2), mask=jnp.broadcast_to(pattern(*positions), (LENGTH, LENGTH)))
+        actual = nnx.jit(lambda layer, x: layer(x))(layer, inputs(2))
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_masks_of_traced_arrays():
+    q = jnp.ones((2, LENGTH, 3, 4))
+
+    def attend(pattern):
+        return jax.jit(lambda n: SparseAttention(pattern(n))(q, q, q))(LENGTH // 2)
+
+    with pytest.raises(TypeError, match=r"padding\(<int32\[\]>\) depends on traced arrays.*nse="):
+        attend(masks.padding)
+    with pytest.raises(ValueError, match=r"nse=\.\.\.; .* a layer takes the topology made so"):
+        attend(lambda n: lambda rows, columns: columns < n)
+    out = attend(lambda n: Topology.from_mask(masks.padding(n), (LENGTH, LENGTH), nse=LENGTH**2))
+    assert np.isfinite(out).all()
+
+
+def test_decoding_is_refused():
+    layer = SparseMultiHeadAttention(HEADS, FEATURES, pattern=TOPOLOGY, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"decode must be False.*masks.offset\(mask, rows=S - T\)"):
+        layer(inputs(2), decode=True)
+    with pytest.raises(ValueError, match=r"there is no cache\. To decode, give sparse_attention"):
+        layer.init_cache((2, LENGTH, FEATURES))
+    layer.set_attributes(decode=True)
+    with pytest.raises(ValueError, match="decode must be False"):
+        layer(inputs(2))
+    np.testing.assert_array_equal(layer(inputs(2), decode=False).shape, (2, LENGTH, FEATURES))
+
+
+def test_decoding_by_rows_of_the_mask():
+    """What the errors above say to do instead."""
+    q, k, v = (inputs(2, HEADS, features=4, seed=seed).swapaxes(1, 2) for seed in range(3))
+    full = sparse_attention(q, k, v, TOPOLOGY)
+    for t, s in (1, LENGTH), (5, LENGTH), (3, 9):
+        rows = Topology.from_mask(masks.offset(MASK, rows=s - t), (t, s))
+        part = sparse_attention(q[:, s - t : s], k[:, :s], v[:, :s], rows)
+        np.testing.assert_allclose(part, full[:, s - t : s], rtol=1e-5, atol=1e-6)
 
 
 def test_linen_bridge_and_remat():
@@ -267,5 +342,7 @@ def test_errors():
             attend(q, q, q, dropout_rate=rate, dropout_rng=jax.random.key(0))
     with pytest.raises(ValueError, match="SparseAttention: dropout_rng must be given"):
         attend(q, q, q, dropout_rate=0.5)
+    with pytest.raises(ValueError, match="SparseAttention: dropout_rng must be given"):
+        jax.jit(lambda rate: attend(q, q, q, dropout_rate=rate))(0.5)
     with pytest.raises(ValueError, match="SparseAttention: precision must be"):
         attend(q, q, q, precision="default")

@@ -66,6 +66,69 @@ def test_pattern_per_head():
     np.testing.assert_allclose(out, attention(q, k, v, mask), rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("b, n, groups", [(4, 4, 2), (2, 3, 1)])
+@pytest.mark.parametrize("axes", ["n", "1 n", "b 1", "b n", "1 1", "1"])
+def test_axes_of_a_batch_of_patterns(axes, b, n, groups):
+    q, k, v = operands(b, 6, 8, n, groups, 3)
+    sizes = {"b": b, "n": n, "1": 1}
+    mask = np.random.default_rng(3).random((*(sizes[axis] for axis in axes.split()), 6, 8)) < 0.5
+    topology = Topology.from_mask(mask)
+
+    def loss(attend, q, k, v):
+        return jnp.sum(jnp.sin(attend(q, k, v)))
+
+    def sparse(q, k, v):
+        return sparse_attention(q, k, v, topology)
+
+    def dense(q, k, v):
+        k, v = (jnp.repeat(x, n // groups, axis=2) for x in (k, v))
+        scores = jnp.einsum("btnh,bsnh->bnts", q, k, precision="highest") / np.sqrt(3)
+        p = jnp.where(mask, jnp.exp(jnp.where(mask, scores, 0)), 0)
+        p = p / jnp.maximum(jnp.sum(p, -1, keepdims=True), 1e-30)
+        return jnp.einsum("bnts,bsnh->btnh", p, v, precision="highest")
+
+    if axes == "n" and b == n > 1:
+        with pytest.raises(ValueError, match=r"ambiguous.*reshape_batch\(1, 4\) for one for each"):
+            sparse(q, k, v)
+        return
+    np.testing.assert_allclose(sparse(q, k, v), dense(q, k, v), rtol=2e-5, atol=2e-6)
+    gradients = [jax.grad(loss, (1, 2, 3))(f, q, k, v) for f in (sparse, dense)]
+    for actual, expected in zip(*gradients, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_patterns_of_sequences_of_traced_lengths():
+    """As many as there are heads: what was read as one for each head."""
+    q, k, v = operands(4, 6, 6, 4, 2, 3)
+    lengths = jnp.array([6, 2, 0, 5])
+
+    @jax.jit
+    def attend(q, k, v, lengths):
+        def pattern(length):
+            mask = masks.causal() & masks.padding(length)
+            return Topology.from_mask(mask, (6, 6), nse=21)
+
+        return sparse_attention(q, k, v, jax.vmap(pattern)(lengths).reshape_batch(4, 1))
+
+    mask = np.tri(6, dtype=bool) & (np.arange(6) < np.asarray(lengths)[:, None, None, None])
+    expected = attention(q, k, v, mask)
+    np.testing.assert_allclose(attend(q, k, v, lengths), expected, rtol=2e-5, atol=2e-6)
+
+
+def test_traced_dropout_rate():
+    q, k, v = operands(2, 6, 6, 4, 2, 3)
+    topology, key = Topology.from_mask(masks.causal(), (6, 6)), jax.random.key(0)
+
+    def attend(rate, dropout_key=key):
+        return sparse_attention(q, k, v, topology, dropout_rate=rate, dropout_key=dropout_key)
+
+    for rate in 0.0, 0.4:
+        np.testing.assert_allclose(jax.jit(attend)(rate), attend(rate), rtol=1e-6, atol=1e-7)
+    assert not np.allclose(attend(0.4), attend(0.0))
+    without_key = jax.jit(lambda rate: attend(rate, None))(0.4)
+    np.testing.assert_allclose(without_key, attend(0.0), rtol=1e-6, atol=1e-7)
+
+
 def test_unbatched_scale_and_dtype():
     q, k, v = operands(1, 6, 6, 2, 2, 4, jnp.bfloat16)
     topology = Topology.from_mask(masks.causal(), (6, 6))
@@ -94,6 +157,12 @@ def test_memory_grows_with_stored_positions():
             r"topology must have shape \(6, 8\)",
         ),
         ({"topology": Topology.from_mask(np.ones((3, 6, 8), bool))}, "a batch of 4"),
+        (
+            {"topology": Topology.from_mask(np.ones((2, 6, 8), bool))},
+            r"write topology.reshape_batch\(2",
+        ),
+        ({"topology": Topology.from_mask(np.ones((4, 2, 6, 8), bool))}, r"got batch \(4, 2\)"),
+        ({"topology": Topology.from_mask(np.ones((1, 2, 4, 6, 8), bool))}, "one for each sequence"),
         ({"key": jnp.ones((2, 8, 3, 5))}, "key and value must have shape"),
         (
             {"key": jnp.ones((2, 8, 3, 3)), "value": jnp.ones((2, 8, 3, 3))},

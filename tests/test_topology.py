@@ -375,12 +375,13 @@ def test_from_mask(shape, padding):
     np.testing.assert_array_equal(
         stored_mask(topology.row_offsets, topology.column_indices, shape), dense
     )
-    for array in dense, jnp.asarray(dense), 3.0 * dense:
+    for array in dense, jnp.asarray(dense), 1.0 * dense, 1j * dense * -1j, jnp.bfloat16(dense):
         assert_equal(Topology.from_mask(array, nse=nse), topology)
     assert_equal(Topology.from_mask(dense, shape, nse=nse), topology)
     if padding:
         make = functools.partial(Topology.from_mask, nse=nse)
         assert_equal(jax.jit(make)(dense), topology)
+        assert_equal(jax.jit(make)(dense.astype(np.uint8)), topology)
         assert_equal(jax.jit(lambda: make(mask, shape))(), topology)
         assert_equal(jax.jit(lambda d: make(lambda i, j: d[i, j], shape))(dense), topology)
 
@@ -406,6 +407,44 @@ def test_from_mask_under_jit_leaves_out_what_does_not_fit():
     first[rows, columns] = True
     traced = jax.jit(functools.partial(Topology.from_mask, nse=7))(dense)
     assert_equal(traced, Topology.from_mask(first))
+
+
+ADDITIVE = np.where(np.tri(3, dtype=bool), 0.0, -np.inf)
+
+
+@pytest.mark.parametrize("make", [Topology.from_mask, lambda m: CSR.fromdense(np.ones((3, 3)), m)])
+@pytest.mark.parametrize(
+    ("mask", "got"),
+    [
+        (ADDITIVE, "got -inf (float64)"),
+        (np.where(np.tri(3), 0, -10_000), "got -10000 (int64)"),
+        (ADDITIVE.astype(jnp.bfloat16), "got -inf (bfloat16)"),
+        (np.full((3, 3), np.nan), "got nan (float64)"),
+        (3 * np.eye(3, dtype=np.uint8), "got 3 (uint8)"),
+        (0.5 * np.eye(3, dtype=np.float32), "got 0.5 (float32)"),
+        (np.full((3, 3), None), "must be bool, got dtype object"),
+        (np.full((3, 3), "x"), "must be bool, got dtype <U1"),
+    ],
+)
+def test_arrays_that_are_no_masks(make, mask, got):
+    with pytest.raises(ValueError, match=re.escape(got)) as error:
+        make(mask)
+    assert "write mask == 0 for an additive mask" in str(error.value) or "dtype" in got
+    if mask.dtype == ADDITIVE.dtype:
+        with pytest.raises(ValueError, match=re.escape("a traced mask must be bool, or integers")):
+            jax.jit(functools.partial(Topology.from_mask, nse=9))(mask)
+
+
+def test_reshape_batch():
+    dense = np.random.default_rng(0).random((6, 4, 5)) < 0.4
+    for sizes in (2, 3), (6, 1), (1, 6, 1), (6,):
+        topology = Topology.from_mask(dense).reshape_batch(*sizes)
+        assert_equal(topology, Topology.from_mask(dense.reshape(*sizes, 4, 5)))
+        assert_equal(jax.jit(lambda t: t.reshape_batch(6))(topology), Topology.from_mask(dense))
+    assert_equal(topology.reshape_batch(6).reshape_batch(1, 6).reshape_batch(6), topology)
+    with pytest.raises(ValueError, match=re.escape("of 6 patterns, batch (6,), got (2, 2)")):
+        topology.reshape_batch(2, 2)
+    assert_equal(SQUARE.reshape_batch(1).reshape_batch(), SQUARE)
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,14 @@ ffi::Error Report(const CheckTopologyProblem& p, unsigned long long place, const
   const unsigned long long row = place % (rows + 1);
   std::string where = row == rows ? "the end of row_offsets" : "row " + std::to_string(row);
   if (p.batch.count > 1) where += " of batch entry " + std::to_string(place / (rows + 1));
-  where += row == rows ? " (" + std::to_string(bounds[0]) + ")"
-                       : " (offsets " + std::to_string(bounds[0]) + " to " +
-                             std::to_string(bounds[1]) + ")";
+  where += row == rows
+               ? " (" + std::to_string(bounds[0])
+               : " (offsets " + std::to_string(bounds[0]) + " to " + std::to_string(bounds[1]);
+  // Patterns made under jit count entries that do not fit, too.
+  if (bounds[row == rows ? 0 : 1] > p.pattern.nse) {
+    where += "; nse=" + std::to_string(p.pattern.nse) + " is too small";
+  }
+  where += ")";
   return ffi::Error::InvalidArgument(std::string(kName) + ": bad pattern at " + where + ", with " +
                                      std::to_string(p.pattern.columns) + " columns and " +
                                      std::to_string(p.pattern.nse) +

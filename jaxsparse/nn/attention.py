@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxsparse.masks import Mask
 from jaxsparse.nn.variables import TopologyVariable, own_topology
 from jaxsparse.ops import arguments
 from jaxsparse.ops.sparse_attention import sparse_attention
@@ -27,14 +28,15 @@ class SparseAttention(nnx.Module):
     programs, no parameter. Layers that share one module share its pattern; else each has a copy.
 
     Args:
-        pattern: a `jaxsparse.Topology` (T, S), also one for each head (N,), for sequences of one
-            length; or a mask function (`jaxsparse.masks`) for any length. A mask is made into a
-            topology where a program is traced and becomes a constant of it, so prefer a topology
-            for long sequences.
+        pattern: a `jaxsparse.Topology` (T, S) for sequences of one length, or a batch of them: one
+            for each head (1, N) or (N,), one for each sequence (..., 1), or (..., N); or a mask
+            function (`jaxsparse.masks`) for any length. A mask is made into a topology where a
+            program is traced and becomes a constant of it, so prefer a topology for long sequences.
         implementation: None (the platform's own), "cpu", "cuda" or "xla".
 
     Raises:
-        TypeError: if ``pattern`` is neither, or a function that can't be hashed.
+        TypeError: if ``pattern`` is neither, a function that can't be hashed, or a mask of traced
+            arrays: make a topology of it in the program instead.
 
     >>> from jaxsparse import masks
     >>> attend = SparseAttention(masks.band(8) & masks.causal())
@@ -46,6 +48,11 @@ class SparseAttention(nnx.Module):
     """
 
     def __init__(self, pattern: Pattern, *, implementation: str | None = None):
+        if isinstance(pattern, Mask) and jax.tree.leaves(pattern):
+            raise TypeError(
+                f"SparseAttention: the mask {pattern} depends on traced arrays: make a topology of "
+                "it in the program, Topology.from_mask(mask, (T, S), nse=...), and give that"
+            )
         hashable = callable(pattern) and isinstance(pattern, Hashable)
         if not isinstance(pattern, Topology) and not hashable:
             raise TypeError(
@@ -83,7 +90,7 @@ class SparseAttention(nnx.Module):
             broadcast_dropout: drop the same probabilities for the whole batch and all heads; where
                 each head has a pattern of its own, those with the same place among its entries.
             dropout_rng: random key for dropout.
-            dropout_rate: share of the probabilities to drop.
+            dropout_rate: share of the probabilities to drop; may be traced.
             deterministic: no dropout.
             dtype: of the computation; by default the operands' common one.
             precision: None or ``jax.lax.Precision.HIGHEST``.
@@ -106,7 +113,8 @@ class SparseAttention(nnx.Module):
         arguments.check_precision("SparseAttention", precision)
         if dtype is not None:
             query, key, value = (x.astype(dtype) for x in (query, key, value))
-        if dropout_rate and not deterministic and dropout_rng is None:
+        drops = not deterministic and (isinstance(dropout_rate, jax.core.Tracer) or dropout_rate)
+        if drops and dropout_rng is None:
             raise ValueError("SparseAttention: dropout_rng must be given for dropout, got None")
         batch = query.shape[:-3]
         shapes = [x.shape for x in (query, key, value)]
@@ -121,7 +129,7 @@ class SparseAttention(nnx.Module):
             query,
             key,
             value,
-            self._topology((query.shape[1], key.shape[1])),
+            self._topology((query.shape[1], key.shape[1]), batch),
             dropout_rate=dropout_rate,
             dropout_key=None if deterministic else dropout_rng,
             broadcast_dropout=broadcast_dropout,
@@ -129,10 +137,14 @@ class SparseAttention(nnx.Module):
         )
         return out.reshape(*batch, *out.shape[1:])
 
-    def _topology(self, shape: tuple[int, int]) -> Topology:
-        if isinstance(self.pattern, TopologyVariable):
-            return self.pattern.get_value()
-        return _topology_of(self.pattern, shape)
+    def _topology(self, shape: tuple[int, int], batch: tuple[int, ...]) -> Topology:
+        if not isinstance(self.pattern, TopologyVariable):
+            return _topology_of(self.pattern, shape)
+        topology = self.pattern.get_value()
+        *leading, heads = topology.batch_shape or (1,)
+        if len(batch) > 1 and tuple(leading) in (batch, (1,) * len(batch)):
+            topology = topology.reshape_batch(math.prod(leading), heads)
+        return topology
 
 
 @functools.lru_cache(maxsize=32)
@@ -145,6 +157,11 @@ def _copied(module: T) -> T:
     graphdef, state = nnx.split(module)
     return nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
 
+
+_TO_DECODE = (
+    "To decode, give sparse_attention the keys and values so far, and a topology of the new "
+    "queries' rows: Topology.from_mask(masks.offset(mask, rows=S - T), (T, S))"
+)
 
 # What an nnx.MultiHeadAttention keeps of its constructor's options, and what has state.
 _OPTIONS = (
@@ -179,7 +196,7 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
     Args:
         num_heads, in_features, qkv_features, ...: those of nnx.MultiHeadAttention, by position or
             name, but for ``attention_fn`` and ``decode``.
-        pattern: a topology (T, S), also one for each head, or a mask function.
+        pattern: a topology (T, S), also a batch of them, or a mask function, as of SparseAttention.
         implementation: None (the platform's own), "cpu", "cuda" or "xla".
 
     Raises:
@@ -209,13 +226,27 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
         if given := [name for name in ("attention_fn", "decode") if options.get(name)]:
             raise ValueError(
                 f"SparseMultiHeadAttention: {' and '.join(given)} can't be chosen: attention is "
-                "over the pattern, for which decoding is not supported"
+                f"over the pattern, for which decoding is not supported. {_TO_DECODE}"
             )
         options = {k: v for k, v in options.items() if k not in ("attention_fn", "decode")}
         attend = SparseAttention(pattern, implementation=implementation)
         super().__init__(
             num_heads, in_features, *sizes, attention_fn=attend, decode=False, **options
         )
+
+    @functools.wraps(nnx.MultiHeadAttention.__call__)
+    def __call__(  # type: ignore[override]
+        self, *inputs: Any, decode: bool | None = None, **options: Any
+    ) -> Any:
+        if self.decode if decode is None else decode:
+            raise ValueError(
+                f"SparseMultiHeadAttention: decode must be False, got True. {_TO_DECODE}"
+            )
+        return super().__call__(*inputs, decode=False, **options)
+
+    def init_cache(self, *shape: Any, **options: Any) -> None:
+        """Not supported: raises ValueError."""
+        raise ValueError(f"SparseMultiHeadAttention: there is no cache. {_TO_DECODE}")
 
     @classmethod
     def from_dense(

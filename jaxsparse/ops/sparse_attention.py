@@ -47,9 +47,12 @@ def sparse_attention(
         key: ``(B, S, K, H)`` or ``(S, K, H)``; K divides N, groups of N / K query heads share a key
             head.
         value: the shape of ``key``.
-        topology: of shape (T, S), one for all heads, or a batch ``(N,)``, one for each head.
+        topology: of shape (T, S): one for all, or a batch ``(N,)`` or ``(1, N)``, one for each
+            head, ``(B, 1)``, one for each sequence, or ``(B, N)``. ``(N,)`` is refused where B is
+            N, since it could as well be meant for sequences: see `Topology.reshape_batch`.
         scale: multiplies the scores; 1 / sqrt(H) by default.
-        dropout_rate: share of the probabilities that are set to 0, the others being scaled up.
+        dropout_rate: share of the probabilities that are set to 0, the others being scaled up. It
+            may be traced; its range is not checked then.
         dropout_key: the random key that chooses them; None for no dropout.
         broadcast_dropout: choose the same for the whole batch and all heads.
         implementation: None (the platform's own), "cpu", "cuda" or "xla".
@@ -59,7 +62,8 @@ def sparse_attention(
 
     Raises:
         TypeError: for operands that are no arrays or not floating.
-        ValueError: for shapes that don't fit, and a dropout rate outside [0, 1).
+        ValueError: for shapes that don't fit, batches of patterns that are ambiguous, and a dropout
+            rate outside [0, 1).
 
     Source: Gale et al. 2020, "Sparse GPU Kernels for Deep Learning", section VII-C.
 
@@ -97,19 +101,14 @@ def sparse_attention(
         raise ValueError(f"{name}: {groups} key heads must divide {n} query heads")
     if topology.shape != (t, s):
         raise ValueError(f"{name}: topology must have shape {(t, s)}, got {topology.shape}")
-    if not 0 <= dropout_rate < 1:
+    rate_is_traced = isinstance(dropout_rate, jax.core.Tracer)
+    if not rate_is_traced and not 0 <= dropout_rate < 1:
         raise ValueError(f"{name}: dropout_rate must be in [0, 1), got {dropout_rate}")
-    if topology.batch_shape not in ((), (n,)):
-        raise ValueError(
-            f"{name}: topology must be one pattern or a batch of {n}, one for each head, "
-            f"got batch {topology.batch_shape}"
-        )
+    topology = _over_heads(name, topology, b, groups, n // groups)
 
     # Heads become batch dimensions (B, K, N / K); key heads broadcast over their group.
     q = jnp.swapaxes(query, 1, 2).reshape(b, groups, n // groups, t, h)
     k, v = (jnp.swapaxes(x, 1, 2)[:, :, None] for x in (key, value))
-    if topology.batch_shape:
-        topology = jax.tree.map(lambda x: x.reshape(groups, n // groups, *x.shape[1:]), topology)
 
     accumulator = accumulator_dtype(dtype)
     scores = sddmm(
@@ -120,10 +119,10 @@ def sparse_attention(
         scores, scale=1.0 if scale is None else scale, implementation=implementation
     )
     weights = probabilities.values
-    if dropout_rate and dropout_key is not None:
+    if dropout_key is not None and (rate_is_traced or dropout_rate):
         kept_shape = weights.shape[-1:] if broadcast_dropout else weights.shape
         kept = jax.random.bernoulli(dropout_key, 1 - dropout_rate, kept_shape)
-        weights = jnp.where(kept, weights / (1 - dropout_rate), 0)
+        weights = jnp.where(kept, weights / jnp.asarray(1 - dropout_rate, weights.dtype), 0)
     # As spmm, but what its gradient gives the softmax is not rounded.
     (weights, v), pattern = arguments.align([weights, v], [1, 2], accumulator, topology)
     (out,) = bind(
@@ -141,3 +140,25 @@ def sparse_attention(
     )
     out = jnp.swapaxes(out.reshape(b, n, t, h), 1, 2)
     return out.reshape(shape)
+
+
+def _over_heads(name: str, topology: Topology, b: int, groups: int, per_group: int) -> Topology:
+    """The topology with the batch dimensions of operands (B, K, N / K), or none of them."""
+    batch, n = topology.batch_shape, groups * per_group
+    if batch == (n,) == (b,) and n > 1:
+        raise ValueError(
+            f"{name}: a batch of {n} patterns is ambiguous for {b} sequences of {n} heads: write "
+            f"topology.reshape_batch(1, {n}) for one for each head, topology.reshape_batch({b}, 1) "
+            "for one for each sequence"
+        )
+    sequences, heads = batch if len(batch) == 2 else (1, *batch, 1)[:2]
+    if len(batch) > 2 or sequences not in (1, b) or heads not in (1, n):
+        hint = f": write topology.reshape_batch({b}, 1)" if batch == (b,) else ""
+        raise ValueError(
+            f"{name}: topology must be one pattern, a batch of {n} or (1, {n}), one for each head, "
+            f"({b}, 1), one for each sequence, or ({b}, {n}), got batch {batch}{hint}"
+        )
+    over_heads = (groups, per_group) if heads == n else (1, 1)
+    if sequences != 1:
+        return topology.reshape_batch(sequences, *over_heads)
+    return topology.reshape_batch(*(over_heads if heads != 1 else ()))

@@ -1,0 +1,67 @@
+"""Checks of what masks are made of, and the form in which masks keep arrays."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+INT32_MAX = 2**31 - 1
+
+
+class Table:
+    """A concrete array of integers in a mask, which compares, hashes and prints by its content."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: npt.ArrayLike):
+        self.array = np.asarray(array, np.int32)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Table) and np.array_equal(self.array, other.array)
+
+    def __hash__(self) -> int:
+        return hash(self.array.tobytes())
+
+    def __repr__(self) -> str:
+        return repr(tuple(self.array.tolist()) if self.array.ndim else int(self.array))
+
+
+def integer(operation: str, name: str, value: Any, minimum: int, limit: int = 2**31) -> int:
+    """The value as a Python int in [minimum, limit)."""
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{operation}: {name} must be an integer, got {value!r}") from None
+    if value < minimum:
+        raise ValueError(f"{operation}: {name} must be >= {minimum}, got {value}")
+    if value >= limit:
+        raise ValueError(f"{operation}: {name} must be < {limit}, got {value}")
+    return int(value)
+
+
+def traced_or_integer(operation: str, name: str, value: Any, minimum: int) -> Table | jax.Array:
+    """An integer that may be traced, in which case its range is not checked."""
+    if not isinstance(value, jax.core.Tracer):
+        return Table(integer(operation, name, value, minimum))
+    if not jnp.issubdtype(value.dtype, jnp.integer) or value.ndim:
+        got = f"{value.dtype} {value.shape}"
+        raise TypeError(f"{operation}: {name} must be one integer, got a traced {got}")
+    return value.astype(jnp.int32)
+
+
+def traced_or_integers(operation: str, name: str, values: Any) -> Any:
+    """A sequence of integers that may be traced, in which case their range is not checked."""
+    traced = isinstance(values, jax.core.Tracer)
+    array: Any = values if traced else np.asarray(values)
+    if array.size == 0 and array.dtype == np.float64:
+        array = array.astype(np.int32)  # NumPy makes an empty list floating
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"{operation}: {name} must be integers, got dtype {array.dtype}")
+    if array.ndim != 1:
+        raise ValueError(f"{operation}: {name} must be 1-D, got shape {array.shape}")
+    return array
