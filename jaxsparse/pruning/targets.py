@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxsparse.csr import CSR
@@ -149,8 +150,9 @@ def _part(key: Any) -> Any:
 
 
 def is_floating(leaf: Any) -> bool:
-    """Whether a leaf is an array of real or complex numbers, which alone can be trained."""
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
+    """Whether a leaf is made of real or complex numbers, which alone can be trained."""
+    dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
 def _is_sparse(node: Any) -> bool:
@@ -194,7 +196,7 @@ def targets_of(operation: str, params: Any, where: Where) -> list[Target | None]
     found: list[Target | None] = []
     names = []
     for name, leaf, is_matrix in _leaves_of(params):
-        matching = [t for t in targets if is_matrix and t.means(name, leaf.ndim)]
+        matching = [t for t in targets if is_matrix and t.means(name, np.ndim(leaf))]
         used.update(matching)
         found.append(matching[0] if matching else None)
         names.append(name)
