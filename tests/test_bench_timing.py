@@ -25,6 +25,22 @@ def test_wall_time_is_proportional_to_work():
     assert short.timer == "wall" and short.us == short.wall_us and short.copies == 1
 
 
+def test_programs_take_turns():
+    seen = []
+
+    def program(name, seconds):
+        def function(x):
+            seen.append(name)
+            time.sleep(seconds)
+
+        return timing.Program(function, lambda: (0,), 1, lambda out: out, lambda out: ())
+
+    programs = [program("a", 1e-3), program("b", 3e-3)]
+    a, b = timing.measure_in_turns(programs, seconds=3e-3, repeats=3, on_device=False)
+    assert b.us > 2 * a.us and a.calls == b.calls == 3
+    assert seen[-6:] == ["a", "b"] * 3
+
+
 def test_operands_are_rotated_on_a_gpu(monkeypatch):
     made, seen = iter(range(1000)), []
     program = timing.Program(

@@ -16,6 +16,7 @@ hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+from jaxsparse import CSR  # noqa: E402
 from jaxsparse.nn import SparseLinear  # noqa: E402
 from jaxsparse.pruning import (  # noqa: E402
     Target,
@@ -268,6 +269,44 @@ def test_a_stack_is_pruned_as_its_matrices(scope, structure):
     np.testing.assert_array_equal(np.asarray(mask).reshape(6, 5, 8), expected)
 
 
+@pytest.mark.parametrize("scope", ["gate", "layer", "model"])
+@pytest.mark.parametrize("structure", ["unstructured", "row_balanced", "refilled"])
+def test_outputs_first(scope, structure):
+    """A weight of PyTorch has the mask of the kernel of Flax that it is the transpose of."""
+    kernel = np.random.default_rng(0).standard_normal((2, 5, 3, 2, 4)).astype(np.float32)
+    options = {"output_dims": 2, "gates": 2, "only": (1,), "batch_dims": 1}
+    weight = kernel.transpose(0, 3, 4, 1, 2)
+    expected = make_masks([kernel], 0.3, Target("*", **options), scope=scope, structure=structure)
+    target = Target("*", layout="outputs_first", **options)
+    mask = make_masks([weight], 0.3, target, scope=scope, structure=structure)[0]
+    np.testing.assert_array_equal(mask, np.transpose(expected[0], (0, 3, 4, 1, 2)))
+
+
+def test_balanced_rows_of_outputs_first():
+    weight = np.random.default_rng(0).standard_normal((6, 20))
+    target = Target("*", layout="outputs_first")
+    mask = make_masks([weight], 0.25, target, structure="row_balanced")[0]
+    assert mask.sum(1).tolist() == [5] * 6
+    with pytest.raises(ValueError, match="the outputs of 0 must be a multiple of 4 gates, got 6"):
+        make_masks([weight], 0.25, Target("*", gates=4, layout="outputs_first"))
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, bool])
+def test_arrays_that_are_not_floating_are_no_parameters(dtype):
+    params = {"w": jnp.ones((2, 2)), "index": jnp.ones((2, 3), dtype)}
+    assert make_masks(params, 0.5)["index"] == optax.MaskedNode()
+    with pytest.raises(ValueError, match=r"floating parameters .* 'index', which matches"):
+        make_masks(params, 0.5, "index")
+
+
+def test_a_batch_of_sparse_matrices_is_no_matrix():
+    a = CSR.fromdense(jnp.ones((2, 3, 4)), nse=12)
+    params = {"a": a, "of_a_layer": nnx.Param(a), "w": jnp.ones((2, 2))}
+    assert a.values.ndim == 2
+    masks = make_masks(params, 0.5)
+    assert [mask.shape for mask in jax.tree.leaves(masks)] == [(2, 2)]
+
+
 def test_a_stack_of_linear_layers():
     @nnx.vmap(in_axes=0, out_axes=0)
     def layers(key):
@@ -370,6 +409,7 @@ def test_gates_must_be_integers(only):
         ({"gates": 2, "only": (2,)}, r"distinct gates of 0 to 1, got \(2,\)"),
         ({"gates": 2, "only": (1, 1)}, "distinct gates"),
         ({"only": ()}, "distinct gates"),
+        ({"layout": "oi"}, "one of inputs_first, outputs_first, got 'oi'"),
     ],
 )
 def test_errors_of_targets(change, message):

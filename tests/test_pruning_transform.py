@@ -15,6 +15,7 @@ nnx = pytest.importorskip("flax.nnx")
 optax = pytest.importorskip("optax")
 ocp = pytest.importorskip("orbax.checkpoint")
 
+from jaxsparse import CSR, Topology  # noqa: E402
 from jaxsparse.pruning import (  # noqa: E402
     PruneState,
     PruningSchedule,
@@ -28,6 +29,7 @@ from jaxsparse.pruning import (  # noqa: E402
     polynomial,
     prune,
     unpack_masks,
+    verify,
 )
 
 CUBIC = polynomial(0.25, begin=2, end=10, frequency=2)
@@ -319,6 +321,64 @@ def test_extra_arguments_reach_the_inner_optimizer():
     assert seen == [3.0]
 
 
+@pytest.mark.parametrize("narrow", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("inner", [optax.sgd(0.125), optax.adam(1e-2)], ids=["sgd", "adam"])
+def test_conditions_around_it_and_gradients_of_another_dtype(narrow, inner):
+    """As the docstring has it: gradients are cast to the parameters' dtype first."""
+    as_parameters = optax.stateless(lambda u, params: optax.tree.cast_like(u, params))
+    pruned = prune(inner, one_shot(0.5, step=2))
+    tx = optax.chain(as_parameters, optax.apply_if_finite(pruned, 3))
+    params = parameters()
+    state = tx.init(params)
+    for step in range(3):
+        gradients = optax.tree.cast(gradients_at(step, params), narrow)
+        updates, state = tx.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+    assert np.count_nonzero(params["first"]["kernel"]) == 48
+
+
+SHARPNESS = optax.chain(optax.contrib.normalize(), optax.sgd(0.1))
+
+
+@pytest.mark.parametrize("place", ["around", "opaque", "inside"])
+def test_sharpness_aware_minimization(place):
+    """It adds states times 0 and 1, which makes integers of masks."""
+    schedule = one_shot(0.5, step=1 if place != "inside" else 3)
+    tx = {
+        "around": lambda: optax.contrib.sam(prune(optax.sgd(0.125), schedule), SHARPNESS),
+        "opaque": lambda: optax.contrib.sam(
+            prune(optax.sgd(0.125), schedule), SHARPNESS, opaque_mode=True
+        ),
+        "inside": lambda: prune(optax.contrib.sam(optax.sgd(0.125), SHARPNESS), schedule),
+    }[place]()
+    params = {"w": parameters()["first"]["kernel"]}
+    state = tx.init(params)
+
+    def slope(params, _=None):
+        return jax.tree.map(lambda w: 2 * (w - 1), params)
+
+    @jax.jit
+    def update(state, params):
+        options = {"grad_fn": slope} if place == "opaque" else {}
+        updates, state = tx.update(slope(params), state, params, **options)
+        return optax.apply_updates(params, updates), state
+
+    for _ in range(6):
+        params, state = update(state, params)
+    found = [node for node in jax.tree.leaves(state, is_leaf=is_state) if is_state(node)]
+    mask = np.asarray(found[0].masks["w"], bool)
+    assert mask.sum() == 48
+    # Around it, differences of parameters are added to parameters, which rounds.
+    exact = place != "around"
+    np.testing.assert_allclose(params["w"][~mask], 0, atol=0 if exact else 1e-6)
+    if exact:
+        verify(params, state)
+
+
+def is_state(node):
+    return isinstance(node, PruneState)
+
+
 def test_specifications_of_the_state():
     """`optax.tree.map_params` finds the trees that are like the parameters."""
     params = parameters()
@@ -338,6 +398,127 @@ def test_specifications_of_the_state():
     }
     assert state.masks == state.pruned_weights == expected
     assert state.step == "whole" and state.inner_state[0].mu == specs
+
+
+# ---- Trees of other things than matrices ----
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        jax.random.key(0),
+        jax.random.split(jax.random.key(0), (2, 3)),
+        Topology.from_mask(np.eye(4) > 0),
+        CSR.fromdense(jnp.eye(4)),
+        jnp.arange(6).reshape(2, 3),
+        jnp.ones((2, 3), bool),
+    ],
+    ids=["key", "keys", "topology", "csr", "integers", "booleans"],
+)
+@pytest.mark.parametrize("inner", [optax.sgd(0.125), optax.adam(1e-2)], ids=["sgd", "adam"])
+def test_what_is_no_floating_array_stays_as_it_is(other, inner):
+    params = {"w": jnp.arange(1.0, 17).reshape(4, 4), "other": other}
+    is_key = [jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(other)]
+
+    @jax.jit
+    def update(state, params):
+        gradients = jax.grad(lambda p: jnp.sum(p["w"] ** 2) / 2, allow_int=True)(params)
+        updates, state = tx.update(gradients, state, params)
+        if any(is_key):  # nothing can be added to a random key
+            updates["other"], rest = None, {**params, "other": None}
+            return optax.apply_updates(rest, updates) | {"other": params["other"]}, state
+        return optax.apply_updates(params, updates), state
+
+    tx = prune(inner, one_shot(0.25, step=1))
+    state = tx.init(params)
+    new, state = update(state, params)
+    assert np.flatnonzero(np.asarray(new["w"]).ravel()).tolist() == [12, 13, 14, 15]
+    assert jax.tree.leaves(state.masks["other"]) == []
+    assert jax.tree.structure(new) == jax.tree.structure(params)
+    for a, b in zip(jax.tree.leaves(new["other"]), jax.tree.leaves(other), strict=True):
+        assert (a == b).all() and a.dtype == b.dtype
+    verify(new, state)
+
+
+@pytest.mark.parametrize(
+    "wrap, params",
+    [
+        (lambda tx: tx, {}),
+        (lambda tx: tx, {"bias": jnp.zeros(3), "scale": jnp.ones((2, 3))}),
+        (lambda tx: optax.masked(tx, {"w": False}), {"w": jnp.ones((2, 2))}),
+        (lambda tx: optax.masked(tx, {"w": False, "b": True}), {"w": jnp.ones((2, 2)), "b": 2.0}),
+        (lambda tx: optax.partition({"a": tx}, {"w": "a", "b": "a"}), {"w": {}, "b": {}}),
+        (
+            lambda tx: optax.partition(
+                {"a": tx, "rest": optax.sgd(0.5)}, {"w": "rest", "b": "rest"}
+            ),
+            {"w": jnp.ones((2, 2)), "b": jnp.zeros(2)},
+        ),
+    ],
+    ids=["empty", "no matrix", "masked", "masked but one", "partition of nothing", "no member"],
+)
+@pytest.mark.parametrize("scope", ["layer", "model"])
+def test_where_there_is_no_matrix_nothing_is_pruned(wrap, params, scope):
+    tx = wrap(prune(optax.sgd(0.5), one_shot(0.5, step=1), scope=scope))
+    state = tx.init(params)
+    gradients = jax.tree.map(jnp.ones_like, params)
+    updates, state = tx.update(gradients, state, params)
+    new = optax.apply_updates(params, updates)
+    for name, x in new.items():
+        assert np.all(np.asarray(jax.tree.leaves(x)) != 0), name
+    with pytest.raises(ValueError, match=r"make_masks: where .* 'w', which matches none of bias"):
+        make_masks({"bias": jnp.zeros(3)}, 0.5, "w")
+
+
+# ---- Weights that a later transformation brings back ----
+
+
+def undone(params, jit=False):
+    """(params, state) of a chain with a transformation too many."""
+    tx = optax.chain(prune(optax.sgd(0.125), one_shot(0.5, step=1), "*/kernel"), optax.scale(0.5))
+    state = tx.init(params)
+
+    def update(state, params):
+        updates, state = tx.update(jax.tree.map(jnp.ones_like, params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    for _ in range(3):
+        params, state = (jax.jit(update) if jit else update)(state, params)
+    return jax.block_until_ready((params, state))
+
+
+UNDONE = r"must be 0, got others at 48 of 48 of first/kernel, 24 of 24 of second/kernel: something"
+
+
+def test_a_transformation_after_it_is_warned_of_once():
+    with pytest.warns(UserWarning, match=f"prune: pruned weights {UNDONE}") as caught:
+        params, state = undone(parameters())
+    assert len(caught) == 1
+    with pytest.raises(ValueError, match=f"verify: pruned weights {UNDONE}"):
+        verify(params, state)
+
+
+def test_compiled_programs_raise_if_asked(monkeypatch):
+    params, state = undone(parameters(), jit=True)
+    with pytest.raises(ValueError, match=f"verify: pruned weights {UNDONE}"):
+        verify(params, state)
+    monkeypatch.setenv("JAXSPARSE_CHECK", "1")
+    with pytest.raises(Exception, match=f"prune: pruned weights {UNDONE}"):
+        undone(parameters(), jit=True)
+        jax.effects_barrier()
+
+
+def test_verifying_what_is_right():
+    params = parameters()
+    params["first"]["kernel"] = params["first"]["kernel"].at[0, :2].set(jnp.inf)
+    groups = {"first": "a", "second": {"kernel": "b", "bias": "b"}}
+    tx = optax.partition({k: prune(optax.sgd(0.125), CUBIC) for k in "ab"}, groups)
+    for pruned, state in run(tx, params, 12):
+        verify(pruned, state)
+    with pytest.raises(ValueError, match=r"got others at 36 of 36 of second/kernel: something"):
+        verify({**pruned, "second": params["second"]}, state)
+    with pytest.raises(TypeError, match="state must hold a PruneState, got tuple without one"):
+        verify(params, (optax.EmptyState(),))
 
 
 # ---- Within Flax ----
@@ -381,6 +562,9 @@ def test_nnx_optimizer():
     params = nnx.as_pure(nnx.state(model, nnx.Param))
     master = dense_parameters(params, nnx.as_pure(optimizer.opt_state))
     assert np.count_nonzero(master["layers"][0]["kernel"]) > np.count_nonzero(kernel)
+    verify(nnx.state(model, nnx.Param), optimizer.opt_state)
+    with pytest.raises(ValueError, match=r"of layers/0/kernel, .* of layers/2/kernel: something"):
+        verify(nnx.state(model_of(), nnx.Param), optimizer.opt_state)
 
 
 def test_nnx_names_that_match_nothing():

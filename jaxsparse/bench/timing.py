@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,32 +84,70 @@ def measure(
     time, if asked for and to be had, is the median over calls in a profiler's trace: as many, at
     most 200, or a few if the wall time is the figure.
     """
-    copies = copies_to_rotate(program.bytes_read) if on_device else 1
-    rotation = itertools.cycle([program.operands() for _ in range(copies)])
+    return measure_in_turns(
+        [program], seconds=seconds, repeats=repeats, on_device=on_device, timer=timer
+    )[0]
 
-    def run(calls: int) -> None:
-        for _ in range(calls):
-            out = program.function(*next(rotation))
-        program.wait(out)
 
-    run(max(2, copies))  # the first call of a CUDA graph is slower: each copy may be one
-    start = time.perf_counter()
-    run(2)
-    estimate = max((time.perf_counter() - start) / 2, 1e-7)
-    calls = max(1, int(seconds / repeats / estimate))
-    wall = []
+def measure_in_turns(
+    programs: Sequence[Program],
+    *,
+    seconds: float,
+    repeats: int,
+    on_device: bool,
+    timer: str = "device",
+) -> list[Timing]:
+    """Times programs that are to be compared, each as `measure` does, one repeat of each in turn.
+
+    What else the machine does then falls on all of them alike.
+    """
+    runners = [_Runner(program, on_device) for program in programs]
+    calls = [runner.calls_in(seconds / repeats) for runner in runners]
+    wall: list[list[float]] = [[] for _ in runners]
     for _ in range(repeats):
+        for runner, count, times in zip(runners, calls, wall, strict=True):
+            start = time.perf_counter()
+            runner.run(count)
+            times.append((time.perf_counter() - start) / count * 1e6)
+    return [
+        _timing(runner, count * repeats, times, seconds, on_device, timer)
+        for runner, count, times in zip(runners, calls, wall, strict=True)
+    ]
+
+
+class _Runner:
+    """Calls a program, on copies of its operands in turn."""
+
+    def __init__(self, program: Program, on_device: bool):
+        self.copies = copies_to_rotate(program.bytes_read) if on_device else 1
+        self._program = program
+        self._rotation = itertools.cycle([program.operands() for _ in range(self.copies)])
+
+    def run(self, calls: int) -> None:
+        for _ in range(calls):
+            out = self._program.function(*next(self._rotation))
+        self._program.wait(out)
+
+    def calls_in(self, seconds: float) -> int:
+        """How many calls take about so long, first calls left out."""
+        self.run(max(2, self.copies))  # the first call of a CUDA graph is slower: each copy may be
         start = time.perf_counter()
-        run(calls)
-        wall.append((time.perf_counter() - start) / calls * 1e6)
+        self.run(2)
+        estimate = max((time.perf_counter() - start) / 2, 1e-7)
+        return max(1, int(seconds / estimate))
+
+
+def _timing(
+    runner: _Runner, calls: int, wall: list[float], seconds: float, on_device: bool, timer: str
+) -> Timing:
     median = float(np.median(wall))
     busy = None
     if on_device:
         traced = min(_MOST_TRACED_CALLS[timer], max(3, int(seconds / (median * 1e-6))))
-        busy = trace.device_times(lambda: run(traced), traced)
-    times, count = wall, calls * repeats
+        busy = trace.device_times(lambda: runner.run(traced), traced)
+    times = wall
     if busy is not None and timer == "device":
-        times, count = busy, traced
+        times, calls = busy, traced
     else:
         timer = "wall"
     low, middle, high = (float(q) for q in np.quantile(times, (0.25, 0.5, 0.75)))
@@ -120,6 +158,6 @@ def measure(
         wall_us=median,
         device_us=None if busy is None else float(np.median(busy)),
         timer=timer,
-        calls=count,
-        copies=copies,
+        calls=calls,
+        copies=runner.copies,
     )

@@ -19,10 +19,12 @@ from jaxsparse.pruning.packing import pack_masks, packed_like, unpack_masks
 from jaxsparse.pruning.schedules import PruningSchedule, half_epochs, one_shot, polynomial
 from jaxsparse.pruning.scores import SCORES
 from jaxsparse.pruning.sparsify import densify, sparsify
+from jaxsparse.pruning.state import PruneState, dense_parameters
 from jaxsparse.pruning.structures import SCOPES, STRUCTURES
 from jaxsparse.pruning.table import SparsityTable
 from jaxsparse.pruning.targets import Target
-from jaxsparse.pruning.transform import PruneState, dense_parameters, prune
+from jaxsparse.pruning.transform import prune
+from jaxsparse.pruning.verify import verify
 
 __all__ = [
     "KINDS",
@@ -47,4 +49,5 @@ __all__ = [
     "prune",
     "sparsify",
     "unpack_masks",
+    "verify",
 ]

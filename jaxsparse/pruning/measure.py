@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -18,7 +18,8 @@ from jaxsparse.pruning.targets import join
 
 Run = Callable[[Any], Any]  # calls a model on the example inputs
 
-_REPEATS = 7  # of each measurement, of which the median counts
+_REPEATS = 15  # of each measurement, of which the median counts
+_MARGIN = 0.05  # by which a layer must be faster to be so
 _TAG = "sparsify_path"  # the attribute by which a layer knows its name in the model
 
 
@@ -166,12 +167,35 @@ def size_of(layer: nnx.Module) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(layer)))
 
 
-def time_of(layer: nnx.Module, calls: list[Call], seconds: float) -> float:
-    """Seconds that all calls take: calls alike are measured once."""
-    return sum(call.count * _time_one(layer, call, seconds / len(calls)) for call in calls)
+@dataclass(frozen=True)
+class Time:
+    """Seconds that all calls of a layer take: the median of repeats, first and third quartile."""
+
+    seconds: float
+    low: float
+    high: float
+
+    def is_clearly_less_than(self, other: Time) -> bool:
+        """By a margin, and by more than both vary."""
+        return self.seconds < (1 - _MARGIN) * other.seconds and self.high < other.low
 
 
-def _time_one(layer: nnx.Module, call: Call, seconds: float) -> float:
+def times_of(layers: Sequence[nnx.Module], calls: list[Call], seconds: float) -> list[Time]:
+    """The time of all calls for each layer, measured in turns; calls alike are measured once."""
+    totals = np.zeros((len(layers), 3))
+    for call in calls:
+        timings = timing.measure_in_turns(
+            [_program(layer, call) for layer in layers],
+            seconds=seconds / len(calls),
+            repeats=_REPEATS,
+            on_device=jax.default_backend() == "gpu",
+        )
+        figures = np.array([(timing.us, *timing.us_quartiles) for timing in timings])
+        totals += call.count * 1e-6 * figures
+    return [Time(*map(float, total)) for total in totals]
+
+
+def _program(layer: nnx.Module, call: Call) -> timing.Program:
     graphdef, state = nnx.split(layer)
     leaves, treedef = jax.tree.flatten(call.arguments())
     arrays = {i: jnp.asarray(x) for i, x in enumerate(leaves) if _is_array(x)}
@@ -183,15 +207,13 @@ def _time_one(layer: nnx.Module, call: Call, seconds: float) -> float:
         args, options = jax.tree.unflatten(treedef, whole)
         return nnx.merge(graphdef, state)(*args, **options)
 
-    program = timing.Program(
+    return timing.Program(
         function=run,
         operands=lambda: jax.tree.map(jnp.copy, (state, arrays)),
         bytes_read=size_of(layer) + sum(x.nbytes for x in arrays.values()),
         wait=jax.block_until_ready,
         results=lambda _: (),
     )
-    on_device = jax.default_backend() == "gpu"
-    return timing.measure(program, seconds=seconds, repeats=_REPEATS, on_device=on_device).us * 1e-6
 
 
 def paths_of(model: nnx.Module) -> dict[tuple[Any, ...], nnx.Module]:

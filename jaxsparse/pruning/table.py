@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class LayerReport:
@@ -36,12 +38,26 @@ class LayerReport:
     note: str | None = None
 
 
+def imbalance(matrix: np.ndarray) -> float:
+    """The longest row over the mean row."""
+    lengths = np.count_nonzero(matrix, axis=1)
+    return float(lengths.max() / lengths.mean()) if lengths.any() else 1.0
+
+
 def _shapes(row: LayerReport) -> str:
     return ", ".join(f"{outputs}x{inputs}" for outputs, inputs in row.shapes)
 
 
 def _number(form: str, value: float | None, scale: float = 1) -> str:
     return "-" if value is None else form.format(value * scale)
+
+
+def _share(value: float | None) -> str:
+    """Three decimals, or as many as tell a share from none and from all."""
+    if value is None:
+        return "-"
+    texts = (f"{value:.{decimals}f}" for decimals in range(3, 17))
+    return next(text for text in texts if value in (0, 1) or 0 < float(text) < 1)
 
 
 def _now(row: LayerReport) -> str:
@@ -54,7 +70,7 @@ _COLUMNS: tuple[tuple[str, bool, Callable[[LayerReport], str]], ...] = (
     ("path", True, lambda row: row.path or "(model)"),
     ("layer", True, lambda row: row.layer),
     ("shape", False, _shapes),
-    ("density", False, lambda row: _number("{:.3f}", row.density)),
+    ("density", False, lambda row: _share(row.density)),
     ("imbalance", False, lambda row: _number("{:.2f}", row.imbalance)),
     ("KiB dense", False, lambda row: _number("{:.1f}", row.dense_bytes, 1 / 1024)),
     ("KiB sparse", False, lambda row: _number("{:.1f}", row.sparse_bytes, 1 / 1024)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,51 +11,12 @@ import optax
 from jaxsparse.pruning.masks import choose, make_masks, map_masked
 from jaxsparse.pruning.schedules import PruningSchedule
 from jaxsparse.pruning.scores import SCORES, Score
+from jaxsparse.pruning.state import PruneState, dense_parameters
 from jaxsparse.pruning.structures import SCOPES, STRUCTURES
-from jaxsparse.pruning.targets import Where, targets_of
+from jaxsparse.pruning.targets import Where, is_floating, targets_of
+from jaxsparse.pruning.verify import observe
 
 T = TypeVar("T")
-
-
-class PruneState(NamedTuple):
-    """State of `prune`.
-
-    ``masks`` and ``pruned_weights`` are trees like the parameters, sharded as they are, with
-    ``optax.MaskedNode()`` for parameters that are not pruned.
-
-    Args:
-        step: updates so far, int32.
-        masks: bool, True where a weight is kept.
-        pruned_weights: the values that pruned weights have by now; 0 where a weight is kept.
-        inner_state: that of the optimizer within.
-    """
-
-    step: jax.Array
-    masks: Any
-    pruned_weights: Any
-    inner_state: Any
-
-
-def dense_parameters(params: T, state: PruneState) -> T:
-    """The master copy: kept weights as the parameters have them, pruned ones as the state does.
-
-    >>> from jaxsparse.pruning import one_shot
-    >>> params = {"kernel": jnp.array([[3.0, 1.0], [-4.0, 0.5]])}
-    >>> tx = prune(optax.sgd(0.0), one_shot(0.5, step=1))
-    >>> updates, state = tx.update(params, tx.init(params), params)
-    >>> params = optax.apply_updates(params, updates)
-    >>> params["kernel"], dense_parameters(params, state)["kernel"]
-    (Array([[ 3.,  0.],
-           [-4.,  0.]], dtype=float32), Array([[ 3. ,  1. ],
-           [-4. ,  0.5]], dtype=float32))
-    """
-    return map_masked(
-        lambda mask, kept, pruned: jnp.where(mask, kept, pruned),
-        lambda x, _: x,
-        state.masks,
-        params,
-        state.pruned_weights,
-    )
 
 
 def prune(
@@ -87,9 +48,16 @@ def prune(
     be brought to 0 by an addition and becomes NaN.)
 
     It belongs outermost: transformations go into ``inner``, or before it in a chain, as nothing may
-    change the updates after it. With ``optax.MultiSteps`` inside, steps count mini-batches; outside
-    they count its emitted updates. Under ``optax.multi_transform``, each group may have a schedule
-    of its own. Programs don't depend on the step: one compilation does for all.
+    change the updates after it. Outside of ``jit`` an ``update`` that finds pruned weights that are
+    not 0 warns, once; `verify` raises, and so do programs with ``JAXSPARSE_CHECK=1``. With
+    ``optax.MultiSteps`` inside, steps count mini-batches; outside they count its emitted updates.
+    Under ``optax.partition``, each group may have a schedule of its own; where a group has no
+    parameters or, with the default ``where``, no matrices, nothing is pruned. Programs don't depend
+    on the step: one compilation does for all.
+
+    Arrays that are not floating, such as random keys and the indices of a pattern, are no
+    parameters: ``inner`` does not see them, and their updates are zeros (of random keys, to which
+    nothing can be added, what came).
 
     Args:
         inner: the optimizer. As parameters it sees the master copy.
@@ -102,12 +70,14 @@ def prune(
 
     Returns:
         A transformation whose state is a `PruneState`. Updates have the common dtype of the
-        optimizer's updates and the parameter.
+        optimizer's updates and the parameter: in a narrower one pruned weights would not be
+        exactly 0. Around it, `optax.apply_if_finite` and its like want updates of the dtype that
+        gradients have, so cast those to the parameters' before.
 
     Raises:
         TypeError: if ``schedule`` is no PruningSchedule.
         ValueError: for a score, scope or structure that is not known; from ``init``, for names that
-            match nothing; from ``update``, without parameters.
+            match none of its parameters; from ``update``, without parameters.
 
     Source: Guo et al. 2016, "Dynamic Network Surgery for Efficient DNNs", for the master copy that
     all gradients update; Zhu et al. 2018, "Sparse Persistent RNNs", appendix B, for pruning again
@@ -132,6 +102,7 @@ def prune(
     choose("prune", "scope", scope, SCOPES)
     choose("prune", "structure", structure, STRUCTURES)
     within = optax.with_extra_args_support(inner)
+    warned = False
 
     # Made once, so that a call outside of jit finds what it compiled the last time.
     def renew(step: Any, masks: Any, master: Any, gradients: Any) -> Any:
@@ -151,8 +122,7 @@ def prune(
 
     def init(params: Any) -> PruneState:
         leaves, treedef = jax.tree.flatten(params)
-        # optax.tree.map_params asks for the state of a placeholder without leaves.
-        targets = targets_of("prune", params, where) if leaves else []
+        targets = targets_of("prune", params, where)
 
         def like(make: Any) -> Any:
             nodes = [
@@ -165,7 +135,7 @@ def prune(
             step=jnp.zeros([], jnp.int32),
             masks=like(lambda leaf: jnp.ones_like(leaf, bool)),
             pruned_weights=like(jnp.zeros_like),
-            inner_state=within.init(params),
+            inner_state=within.init(_floating(params, params)),
         )
 
     def update(
@@ -173,11 +143,17 @@ def prune(
     ) -> tuple[Any, PruneState]:
         if params is None:
             raise ValueError("prune: update needs params, got None")
-        master = dense_parameters(params, state)
-        changes, inner_state = within.update(updates, state.inner_state, master, **extra_args)
+        nonlocal warned
+        # Arithmetic on the state, as of optax.contrib.sam, makes integers of masks.
+        before = jax.tree.map(lambda mask: mask.astype(bool), state.masks)
+        warned = warned or observe(params, before)
+        state = state._replace(masks=before)
+        master = _floating(params, dense_parameters(params, state))
+        gradients = _floating(params, updates)
+        changes, inner_state = within.update(gradients, state.inner_state, master, **extra_args)
         step = optax.safe_increment(state.step)
         master = optax.apply_updates(master, changes)
-        masks = jax.lax.cond(schedule.prunes(step), renew, keep, step, state.masks, master, updates)
+        masks = jax.lax.cond(schedule.prunes(step), renew, keep, step, before, master, gradients)
 
         def visible(mask: Any, change: Any, before: Any, weight: Any, parameter: Any) -> Any:
             # Each case is exact in p + u, however a compiler contracts products and sums: a kept
@@ -185,10 +161,11 @@ def prune(
             returning = jnp.where(before, change, weight)
             return jnp.where(mask, returning, -parameter)
 
+        visible_changes = map_masked(
+            visible, lambda change, *_: change, masks, changes, before, master, params
+        )
         return (
-            map_masked(
-                visible, lambda change, *_: change, masks, changes, state.masks, master, params
-            ),
+            _completed(visible_changes, params, updates),
             PruneState(
                 step=step,
                 masks=masks,
@@ -203,3 +180,22 @@ def prune(
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _floating(params: T, tree: T) -> T:
+    """A tree like the parameters with ``optax.MaskedNode()`` in the place of all but floats."""
+    return jax.tree.map(
+        lambda parameter, leaf: leaf if is_floating(parameter) else optax.MaskedNode(), params, tree
+    )
+
+
+def _completed(changes: Any, params: Any, updates: Any) -> Any:
+    """Updates of all parameters, of those that are no floats such that they stay as they are."""
+
+    def completed(parameter: Any, change: Any, update: Any) -> Any:
+        if is_floating(parameter):
+            return change
+        is_key = jnp.issubdtype(jnp.result_type(parameter), jax.dtypes.prng_key)
+        return update if is_key else jnp.zeros_like(parameter)
+
+    return jax.tree.map(completed, params, changes, updates)
