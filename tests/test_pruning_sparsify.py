@@ -690,6 +690,12 @@ def test_obstacles():
         "a dot_general of its own": nnx.Linear(4, 4, dot_general=dot, rngs=rngs),
         "dot_general of its own, which": nnx.LinearGeneral(4, 4, dot_general=dot, rngs=rngs),
         "its kernel is a stack": nnx.LinearGeneral(4, 4, batch_axis={0: 2}, rngs=rngs),
+        "precision must be None": nnx.Linear(4, 4, precision="BF16_BF16_F32", rngs=rngs),
+        "type must be float32": nnx.Linear(4, 4, preferred_element_type="float16", rngs=rngs),
+        "wider one, got float16": nnx.LinearGeneral(
+            4, 4, preferred_element_type="float16", rngs=rngs
+        ),
+        "needs float32": nnx.Linear(4, 4, param_dtype="complex64", rngs=rngs),
     }
     for reason, layer in cases.items():
         layer.kernel[...] = layer.kernel[...].at[0].set(0)
@@ -809,9 +815,26 @@ def test_errors_of_sparse_linear_general():
         SparseLinearGeneral(linear, (4,), (2, 2))
     with pytest.raises(ValueError, match=r"for each of in_features \(2, 2\), got \(-1,\)"):
         SparseLinearGeneral(linear, (2, 2), (6,))
-    with pytest.raises(ValueError, match="out_sharding must be left out, got 1"):
+    with pytest.raises(TypeError, match=r"out_sharding.* only supports"):
         SparseLinearGeneral(linear, (4,), (6,))(jnp.ones((1, 4)), out_sharding=1)
     with pytest.raises(TypeError, match=r"must be an nnx.LinearGeneral, got Linear"):
         SparseLinearGeneral.from_dense(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+
+    class Special(nnx.LinearGeneral):
+        pass
+
+    with pytest.raises(TypeError, match=r"must be an nnx.LinearGeneral, got Special, a subclass"):
+        SparseLinearGeneral.from_dense(Special(2, 2, rngs=nnx.Rngs(0)))
+
+
+def test_a_subclass_in_a_cell_is_not_made_dense():
+    class Doubled(SparseLinear):
+        def __call__(self, x, out_sharding=None):
+            return 2 * super().__call__(x)
+
+    cell = GRUCell(3, 5, rngs=nnx.Rngs(0))
+    cell.dense_i = Doubled(3, 15, sparsity=0.5, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"densify: layer must be a SparseLinear, got Doubled, a "):
+        densify(cell)
     with pytest.raises(ValueError, match=r"from_dense: its kernel is a stack"):
         SparseLinearGeneral.from_dense(nnx.LinearGeneral(4, 4, batch_axis={0: 2}, rngs=nnx.Rngs(0)))
