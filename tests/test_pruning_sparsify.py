@@ -708,6 +708,33 @@ def test_obstacles():
     assert [row["path"] for row in table.rows] == ["layers/1"]
 
 
+@pytest.mark.parametrize("wrapper", [nnx.WeightNorm, nnx.SpectralNorm])
+def test_what_gives_a_layer_another_kernel_keeps_it_dense(wrapper):
+    """Else it would find no kernel, and normalise nothing."""
+    dense = pruned(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
+    model = nnx.Sequential(
+        wrapper(dense, rngs=nnx.Rngs(1)), pruned(nnx.Linear(4, 4, rngs=nnx.Rngs(2)))
+    )
+    x = jax.random.normal(jax.random.key(0), (2, 4))
+    sparse, table = sparsify(model, x, faster_only=False, seconds=1e-3)
+    reason = f"its kernel is what {wrapper.__name__} makes of it"
+    assert [row["kept_dense"] for row in table.rows] == [reason, None]
+    np.testing.assert_allclose(sparse(x), model(x), rtol=1e-5, atol=1e-6)
+
+
+def test_adapters_around_a_layer_stay():
+    dense = pruned(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
+    ones = nnx.initializers.ones
+    model = Applied(
+        nnx.LoRA(4, 2, 4, base_module=dense, b_initializer=ones, rngs=nnx.Rngs(1)),
+        lambda layer, x: layer(x),
+    )
+    x = jax.random.normal(jax.random.key(0), (2, 4))
+    sparse, _ = sparsify(model, x, faster_only=False, seconds=1e-3)
+    assert type(sparse.layer.base_module) is SparseLinear
+    np.testing.assert_allclose(sparse(x), model(x), rtol=1e-5, atol=1e-6)
+
+
 class Unused(nnx.Module):
     def __init__(self, layer):
         self.layer = layer
