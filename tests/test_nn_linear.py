@@ -276,6 +276,20 @@ class TestFromDense:
             with pytest.raises(TypeError, match=message):
                 SparseLinear.from_dense(dense, sparsity=0.5)
 
+    def test_a_subclass_that_leaves_the_call_alone_is_taken(self):
+        class Named(nnx.Linear):
+            @property
+            def promote_dtype(self):
+                return lambda arrays, dtype: jax.tree.map(lambda x: x.astype("bfloat16"), arrays)
+
+            @promote_dtype.setter
+            def promote_dtype(self, _):
+                pass
+
+        dense = Named(IN, OUT, rngs=nnx.Rngs(0))
+        layer = SparseLinear.from_dense(dense, sparsity=0)
+        assert layer(inputs(3)).dtype == dense(inputs(3)).dtype == jnp.bfloat16
+
 
 @pytest.mark.parametrize(
     "options, message",

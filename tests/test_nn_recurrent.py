@@ -662,7 +662,9 @@ def test_layers_of_subclasses(make):
     np.testing.assert_allclose(RNN(cell)(x), jnp.stack(ys, 1), rtol=1e-5, atol=1e-5)
     cell.dense_h = make(H, 3 * H)
     name = type(layer).__name__
-    with pytest.raises(TypeError, match=rf"dense_h must be .* got {name}, a subclass, whose own"):
+    with pytest.raises(
+        TypeError, match=rf"dense_h must be .* got {name}, a subclass, whose own call"
+    ):
         RNN(cell)(x)
 
 

@@ -848,7 +848,8 @@ def test_errors_of_sparse_linear_general():
         SparseLinearGeneral.from_dense(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
 
     class Special(nnx.LinearGeneral):
-        pass
+        def __call__(self, x, out_sharding=None):
+            return 2 * super().__call__(x)
 
     with pytest.raises(TypeError, match=r"must be an nnx.LinearGeneral, got Special, a subclass"):
         SparseLinearGeneral.from_dense(Special(2, 2, rngs=nnx.Rngs(0)))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from jaxsparse.nn.linear import check_class
+from jaxsparse.nn.linear import check_call
 from jaxsparse.nn.variables import TopologyVariable, own_topology
 from jaxsparse.ops import arguments
 from jaxsparse.ops.sparse_attention import sparse_attention
@@ -247,11 +247,12 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
         """The same layer, its parameters copied, with attention over a pattern.
 
         Raises:
-            TypeError: if ``layer`` is no nnx.MultiHeadAttention, or of a subclass.
+            TypeError: if ``layer`` is no nnx.MultiHeadAttention, or of a subclass with a call
+                of its own.
             ValueError: if it decodes or has an ``attention_fn`` other than Flax's own.
         """
         expected = "SparseMultiHeadAttention.from_dense: layer must be an nnx.MultiHeadAttention"
-        check_class(expected, layer, nnx.MultiHeadAttention)
+        check_call(expected, layer, nnx.MultiHeadAttention)
         if layer.decode or layer.attention_fn is not nnx.dot_product_attention:
             raise ValueError(
                 "SparseMultiHeadAttention.from_dense: layer must have decode=False and Flax's own "

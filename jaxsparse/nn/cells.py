@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -17,7 +16,7 @@ from jaxsparse import recurrent
 from jaxsparse.csr import CSR
 from jaxsparse.nn import cell_functions
 from jaxsparse.nn.cell_functions import Function
-from jaxsparse.nn.linear import Initializer, SparseLinear, as_integer, check_class
+from jaxsparse.nn.linear import Initializer, SparseLinear, as_integer, check_call, has_call_of
 from jaxsparse.ops import arguments
 from jaxsparse.recurrent.cells import Cell
 from jaxsparse.topology import Topology
@@ -405,8 +404,7 @@ def check_scannable(operation: str, cell: Any) -> None:
             f"{operation}: cell must be a jaxsparse.nn.RecurrentCell, got {type(cell).__name__}"
             f"{hint}"
         )
-    # What wraps that call, to record it for instance, computes the same.
-    if inspect.unwrap(type(cell).__call__) is not inspect.unwrap(RecurrentCell.__call__):
+    if not has_call_of(cell, RecurrentCell):
         raise TypeError(
             f"{operation}: cell must have the call of RecurrentCell, got {type(cell).__name__} "
             "with one of its own, which a scan would leave out: nnx.RNN runs it"
@@ -481,7 +479,7 @@ def check_layers(operation: str, cell: RecurrentCell) -> None:
         layer = getattr(cell, name)
         if name == "dense_h" or not isinstance(layer, nnx.Linear | SparseLinear):
             either = f"{operation}: {name} must be an nnx.Linear or a SparseLinear"
-            check_class(either, layer, nnx.Linear, SparseLinear)
+            check_call(either, layer, nnx.Linear, SparseLinear)
         expected = (size, cell.gates * cell.hidden_features)
         if (layer.in_features, layer.out_features) != expected:
             raise ValueError(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxsparse.nn.cells import GRUCell, LSTMCell, RecurrentCell, SimpleCell, check_layers
-from jaxsparse.nn.linear import LINEAR_OPTIONS, SparseLinear, check_class
+from jaxsparse.nn.linear import LINEAR_OPTIONS, SparseLinear, check_call
 from jaxsparse.nn.recurrent import RNN, Bidirectional
 
 
@@ -28,9 +28,9 @@ def from_flax(layer: Any) -> Any:
         An `RNN`, `Bidirectional`, `SimpleCell`, `GRUCell` or `LSTMCell`.
 
     Raises:
-        TypeError: for other layers and cells, subclasses included, also of the nnx.Linear layers in
-            a cell (nnx.LoRALinear is one), and for a gate or activation function that has
-            parameters, refers to a module or variable, or can't be hashed.
+        TypeError: for other layers and cells, subclasses included; for layers in a cell that have a
+            call of their own (nnx.LoRALinear has one); and for a gate or activation function that
+            has parameters, refers to a module or variable, or can't be hashed.
         ValueError: if such a function is not pointwise or uses what can't run in a kernel, naming
             it; if a layer has a ``dot_general`` of its own or other options that a scan can't
             follow, and if the layers of a cell differ in theirs, naming the option.
@@ -190,7 +190,7 @@ def _joined(operation: str, layers: dict[str, Any]) -> nnx.Linear:
     one = next(iter(layers.values()))
     for name, layer in layers.items():
         expected = f"{operation}: {name} must be an nnx.Linear or a SparseLinear"
-        check_class(expected, layer, nnx.Linear, SparseLinear)
+        check_call(expected, layer, nnx.Linear, SparseLinear)
         if getattr(layer, "activation", None) is not None:
             raise ValueError(f"{operation}: Flax has no layer with an activation")
         dot_general = getattr(layer, "dot_general", jax.lax.dot_general)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import operator
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -168,7 +169,7 @@ class SparseLinear(nnx.Module):
             activation: as in the constructor.
 
         Raises:
-            TypeError: if ``layer`` is no nnx.Linear, or of a subclass.
+            TypeError: if ``layer`` is no nnx.Linear, or of a subclass with a call of its own.
             ValueError: for both ``sparsity`` and ``topology``, values and shapes that don't fit,
                 and a layer whose options no sparse product can follow: a ``dot_general`` of its
                 own, a dot algorithm as ``precision``, or a ``preferred_element_type`` that is
@@ -178,7 +179,7 @@ class SparseLinear(nnx.Module):
         >>> SparseLinear.from_dense(dense, sparsity=0.9).values.shape
         (205,)
         """
-        check_class("SparseLinear.from_dense: layer must be an nnx.Linear", layer, nnx.Linear)
+        check_call("SparseLinear.from_dense: layer must be an nnx.Linear", layer, nnx.Linear)
         if sparsity is not None and topology is not None:
             raise ValueError("SparseLinear.from_dense: takes sparsity or topology, got both")
         _check_options("SparseLinear.from_dense", *_options_of(layer))
@@ -242,20 +243,27 @@ def obstacle_of_options(layer: nnx.Linear | nnx.LinearGeneral) -> str | None:
     return None
 
 
-def check_class(expected: str, module: Any, *classes: type) -> None:
-    """Raises TypeError unless a module is of one of these classes, and of no subclass.
+def has_call_of(module: Any, *classes: type) -> bool:
+    """Whether a module is of one of these classes and computes what they do: calls as they call.
 
-    What a subclass computes otherwise would be lost without a word.
+    What wraps that call, to record it for instance, computes the same.
+    """
+    calls = [inspect.unwrap(vars(cls)["__call__"]) for cls in classes]
+    return isinstance(module, classes) and inspect.unwrap(type(module).__call__) in calls
+
+
+def check_call(expected: str, module: Any, *classes: type) -> None:
+    """Raises TypeError unless a module, which will not be called, computes what one of these does.
 
     Args:
         expected: what errors say: the operation, what must be what.
         module: what came.
-        classes: what it may be.
+        classes: what it may be, or of a subclass that leaves the call alone.
     """
-    if type(module) not in classes:
+    if not has_call_of(module, *classes):
         got = type(module).__name__
         if isinstance(module, classes):
-            got += ", a subclass, whose own code would be left out"
+            got += ", a subclass, whose own call would be left out"
         raise TypeError(f"{expected}, got {got}")
 
 

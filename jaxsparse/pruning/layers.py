@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxsparse.nn import SparseLinear
-from jaxsparse.nn.linear import LINEAR_OPTIONS, check_class, obstacle_of_options
+from jaxsparse.nn.linear import LINEAR_OPTIONS, check_call, obstacle_of_options
 
 
 class SparseLinearGeneral(nnx.Module):
@@ -66,12 +66,13 @@ class SparseLinearGeneral(nnx.Module):
         """The weights of an `nnx.LinearGeneral` that are not 0, copied.
 
         Raises:
-            TypeError: if ``layer`` is no nnx.LinearGeneral, or of a subclass.
+            TypeError: if ``layer`` is no nnx.LinearGeneral, or of a subclass with a call of its
+                own.
             ValueError: if it has batch axes, or options that a sparse product can't follow, such as
                 a ``dot_general`` of its own.
         """
         expected = "SparseLinearGeneral.from_dense: layer must be an nnx.LinearGeneral"
-        check_class(expected, layer, nnx.LinearGeneral)
+        check_call(expected, layer, nnx.LinearGeneral)
         if reason := obstacle_of_linear_general(layer):
             raise ValueError(f"SparseLinearGeneral.from_dense: {reason}")
         inputs, outputs = math.prod(layer.in_features), math.prod(layer.out_features)
@@ -121,10 +122,10 @@ def dense_linear(layer: SparseLinear) -> nnx.Linear:
     """An nnx.Linear with a copy of the matrix, zeros in place, and of the bias.
 
     Raises:
-        TypeError: for a subclass, whose code the dense layer would not have.
+        TypeError: for a subclass with a call of its own, which the dense layer would not have.
         ValueError: if an activation is fused with the product.
     """
-    check_class("densify: layer must be a SparseLinear", layer, SparseLinear)
+    check_call("densify: layer must be a SparseLinear", layer, SparseLinear)
     if layer.activation is not None:
         raise ValueError(
             "densify: nnx.Linear has no activation, "
