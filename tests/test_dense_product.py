@@ -374,7 +374,11 @@ def test_the_precision_goes_with_the_product():
         assert precisions(call, values, x) == [TF32]
         assert precisions(jax.vmap(call, (None, 0)), values, x[None]) == [TF32]
         assert set(precisions(jax.grad(fused, (0, 1)), values, x)) == {TF32}
-        assert precisions(functools.partial(call, precision="highest"), values, x) == [None]
+        exact = ("highest", "high", ("default", jax.lax.Precision.HIGH))
+        for precision in exact:
+            assert precisions(functools.partial(call, precision=precision), values, x) == [None]
+        for precision in ("default", "bfloat16", jax.lax.Precision.DEFAULT, ["default"] * 2):
+            assert precisions(functools.partial(call, precision=precision), values, x) == [TF32]
         out = call(values, x)  # which a CPU computes as ever
     for precision in (None, "highest", "F32_F32_F32"):
         with jax.default_matmul_precision(precision):

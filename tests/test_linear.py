@@ -150,7 +150,11 @@ def test_wrong_options():
     for options, message in (
         ({"bias": jnp.ones(7)}, "linear: bias must have shape"),
         ({"activation": "tanh"}, "linear: activation must be one of"),
-        ({"precision": "default"}, "linear: precision must be"),
+        ({"precision": "nonsense"}, "linear: precision must be"),
+        ({"precision": ("high", "high", "high")}, "linear: precision must be"),
+        ({"precision": ()}, "linear: precision must be"),
+        ({"precision": 2}, "linear: precision must be"),
+        ({"precision": jax.lax.DotAlgorithmPreset.F32_F32_F32}, "linear: precision must be"),
         ({"implementation": "tpu"}, "linear: implementation must be"),
     ):
         with pytest.raises(ValueError, match=message):

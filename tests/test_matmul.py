@@ -517,7 +517,11 @@ def small():
         (lambda a: spmm(a, jnp.ones((3, 2), int) * 1j), TypeError, "needs float32.*complex"),
         (lambda a: spmm(a, jnp.ones((3, 1)), bias=jnp.ones(3)), ValueError, r"bias must .*2\)"),
         (lambda a: spmm(a, jnp.ones((3, 1)), activation="tanh"), ValueError, "activation must"),
-        (lambda a: spmm(a, jnp.ones((3, 1)), precision="tensorfloat32"), ValueError, "precision"),
+        (
+            lambda a: spmm(a, jnp.ones((3, 1)), precision="TF32_TF32_F32"),
+            ValueError,
+            r"spmm: precision must be None, a jax\.lax\.Precision, .* got 'TF32_TF32_F32'",
+        ),
         (
             lambda a: spmm(a, jnp.ones((3, 1)), preferred_element_type=jnp.bfloat16),
             ValueError,

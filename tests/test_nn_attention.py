@@ -73,6 +73,8 @@ def test_every_spelling_is_the_same_layer():
         {"use_bias": False, "dtype": jnp.bfloat16},
         {"param_dtype": jnp.bfloat16},
         {"dropout_rate": 0.5, "deterministic": True},
+        {"precision": "default"},
+        {"qkv_promote_dtype": lambda x, dtype: jax.tree.map(lambda a: a.astype("float32"), x)},
     ],
     ids=lambda options: next(iter(options)),
 )
@@ -306,6 +308,47 @@ def test_what_a_pattern_can_not_replace(options, message):
         SparseMultiHeadAttention.from_dense(dense, TOPOLOGY)
 
 
+class Doubled(nnx.MultiHeadAttention):
+    def __call__(self, *args, **options):
+        return 2 * super().__call__(*args, **options)
+
+
+def test_subclasses_are_refused_by_name():
+    dense = Doubled(HEADS, FEATURES, decode=False, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"must be an nnx.MultiHeadAttention, got Doubled, a subcl"):
+        SparseMultiHeadAttention.from_dense(dense, TOPOLOGY)
+
+
+def test_projections_of_ones_own_are_kept():
+    dense = dense_layer()
+    lora = nnx.LoRA(HEADS * 4, 2, FEATURES, b_initializer=nnx.initializers.ones, rngs=nnx.Rngs(1))
+
+    class Adapted(nnx.LinearGeneral):
+        def __call__(self, x, out_sharding=None):
+            return super().__call__(x) + lora(x.reshape(*x.shape[:-2], -1))
+
+    dense.out = Adapted((HEADS, 4), FEATURES, axis=(-2, -1), rngs=nnx.Rngs(2))
+    sparse = SparseMultiHeadAttention.from_dense(dense, TOPOLOGY)
+    x = inputs(2)
+    np.testing.assert_allclose(sparse(x), dense(x, mask=DENSE_MASK), rtol=1e-4, atol=1e-5)
+
+
+def test_the_call_of_an_attention_fn():
+    """By position, and with a promotion of its own, as nnx.dot_product_attention."""
+    q, k, v = (jax.random.normal(jax.random.key(i), (2, LENGTH, HEADS, 4)) for i in range(3))
+    attend, key = SparseAttention(TOPOLOGY), jax.random.key(3)
+    by_name = attend(q, k, v, dropout_rng=key, dropout_rate=0.4, broadcast_dropout=False)
+    np.testing.assert_array_equal(attend(q, k, v, None, None, False, key, 0.4), by_name)
+    seen = []
+
+    def promote(arrays, dtype):
+        seen.append(dtype)
+        return [x.astype(jnp.float16) for x in arrays]
+
+    assert attend(q, k, v, dtype=jnp.float32, promote_dtype=promote).dtype == jnp.float16
+    assert seen == [jnp.float32]
+
+
 @pytest.mark.parametrize(
     "shapes",
     [
@@ -344,5 +387,10 @@ def test_errors():
         attend(q, q, q, dropout_rate=0.5)
     with pytest.raises(ValueError, match="SparseAttention: dropout_rng must be given"):
         jax.jit(lambda rate: attend(q, q, q, dropout_rate=rate))(0.5)
-    with pytest.raises(ValueError, match="SparseAttention: precision must be"):
-        attend(q, q, q, precision="default")
+    algorithm = jax.lax.DotAlgorithmPreset.BF16_BF16_F32
+    with pytest.raises(ValueError, match=r"SparseAttention: precision must be .*BF16_BF16_F32"):
+        attend(q, q, q, precision=algorithm)
+    with pytest.raises(ValueError, match="SparseMultiHeadAttention: precision must be"):
+        SparseMultiHeadAttention(
+            HEADS, FEATURES, pattern=TOPOLOGY, precision=algorithm, rngs=nnx.Rngs(0)
+        )

@@ -12,7 +12,7 @@ optax = pytest.importorskip("optax")
 ocp = pytest.importorskip("orbax.checkpoint")
 
 from jaxsparse import Topology, masks  # noqa: E402
-from jaxsparse.nn import SparseLinear, TopologyVariable, verify  # noqa: E402
+from jaxsparse.nn import GRUCell, SparseLinear, TopologyVariable, verify  # noqa: E402
 
 IN, OUT = 24, 16
 
@@ -215,6 +215,27 @@ class TestFromDense:
         layer.values[...] = jnp.zeros_like(layer.values[...])
         np.testing.assert_array_equal(dense.kernel[...], before)
 
+    @pytest.mark.parametrize("dtype", [None, "bfloat16", "float64"])
+    @pytest.mark.parametrize("preferred", ["float16", "bfloat16", "float32", "float64"])
+    def test_preferred_element_types(self, dtype, preferred):
+        """What is made has the results of the dense layer; what can't have them is not made."""
+        with jax.enable_x64(True):
+            options = {"dtype": dtype, "preferred_element_type": preferred}
+            dense, x = self.dense(use_bias=dtype is None, **options), inputs(3).astype("float32")
+            operands = jnp.dtype(dtype or "float32")
+            if preferred != operands and jnp.dtype(preferred).itemsize <= operands.itemsize:
+                with pytest.raises(ValueError, match=rf"must be {operands}, .* got {preferred}"):
+                    SparseLinear.from_dense(dense, sparsity=0)
+                return
+            y, expected = SparseLinear.from_dense(dense, sparsity=0)(x), dense(x)
+            assert y.dtype == expected.dtype
+            rounding = 1e-2 if preferred == "bfloat16" else 1e-5
+            np.testing.assert_allclose(y, expected, rtol=rounding, atol=rounding)
+
+    def test_a_preferred_element_type_that_jax_does_not_have(self):
+        dense = self.dense(preferred_element_type=jnp.float64)
+        assert SparseLinear.from_dense(dense, sparsity=0.5)(inputs(3)).dtype == jnp.float32
+
     def test_under_jit(self):
         dense = self.dense()
         expected = SparseLinear.from_dense(dense, sparsity=0.7)
@@ -240,6 +261,34 @@ class TestFromDense:
         dense = self.dense(dot_general=lambda *args, **kwargs: jax.lax.dot_general(*args, **kwargs))
         with pytest.raises(ValueError, match="dot_general"):
             SparseLinear.from_dense(dense, sparsity=0.5)
+        dense = self.dense(precision=jax.lax.DotAlgorithmPreset.BF16_BF16_F32)
+        with pytest.raises(ValueError, match=r"SparseLinear.from_dense: precision must be"):
+            SparseLinear.from_dense(dense, sparsity=0.5)
+
+    def test_subclasses_are_refused_by_name(self):
+        class Doubled(nnx.Linear):
+            def __call__(self, x, out_sharding=None):
+                return 2 * super().__call__(x)
+
+        options = {"in_features": IN, "out_features": OUT, "rngs": nnx.Rngs(0)}
+        for dense in (Doubled(**options), nnx.LoRALinear(lora_rank=2, **options)):
+            message = f"must be an nnx.Linear, got {type(dense).__name__}, a subclass"
+            with pytest.raises(TypeError, match=message):
+                SparseLinear.from_dense(dense, sparsity=0.5)
+
+    def test_a_subclass_that_leaves_the_call_alone_is_taken(self):
+        class Named(nnx.Linear):
+            @property
+            def promote_dtype(self):
+                return lambda arrays, dtype: jax.tree.map(lambda x: x.astype("bfloat16"), arrays)
+
+            @promote_dtype.setter
+            def promote_dtype(self, _):
+                pass
+
+        dense = Named(IN, OUT, rngs=nnx.Rngs(0))
+        layer = SparseLinear.from_dense(dense, sparsity=0)
+        assert layer(inputs(3)).dtype == dense(inputs(3)).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -250,11 +299,129 @@ class TestFromDense:
         ({"sparsity": -0.1}, r"sparsity must be in \[0, 1\), got -0.1"),
         ({"sparsity": 1}, r"sparsity must be in \[0, 1\), got 1"),
         ({"topology": Topology.from_mask(masks.causal(), (IN, OUT))}, r"shape \(24, 16\)"),
+        ({"sparsity": 0.5, "precision": "nonsense"}, "SparseLinear: precision must be .* 'nonsen"),
+        ({"sparsity": 0.5, "dot_general": jnp.dot}, "SparseLinear: dot_general must be jax.lax"),
+        (
+            {"sparsity": 0.5, "dtype": "float16", "preferred_element_type": "bfloat16"},
+            "SparseLinear: preferred_element_type must be float16, .* got bfloat16",
+        ),
     ],
 )
 def test_errors(options, message):
     with pytest.raises(ValueError, match=message):
         SparseLinear(IN, OUT, **options, rngs=nnx.Rngs(0))
+
+
+PRECISIONS = (
+    *(None, "default", "fastest", "bfloat16", "high", "bfloat16_3x", "tensorfloat32"),
+    *("highest", "float32", *jax.lax.Precision, ("high", "default"), [jax.lax.Precision.HIGH] * 2),
+)
+
+
+def test_every_precision_of_jax_is_honoured(layer):
+    exact = np.float64(inputs(5)) @ np.float64(layer.weight.todense()).T
+    topology, kernel = layer.topology.get_value(), layer.weight.todense().T
+    for precision in PRECISIONS:
+        options = {"precision": precision, "rngs": nnx.Rngs(0)}
+        made = SparseLinear(IN, OUT, topology=topology, kernel_init=lambda *_: kernel, **options)
+        dense = nnx.Linear(IN, OUT, kernel_init=lambda *_: kernel, **options)
+        for one in (made, SparseLinear.from_dense(dense)):
+            assert one.precision == precision
+            np.testing.assert_allclose(one(inputs(5)), exact, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.parametrize("pattern", ["sparsity", "topology"])
+def test_layers_that_follow_are_those_of_a_dense_model(use_bias, pattern):
+    """One seed draws as many keys, and the same kernel of one initializer."""
+    mask = {"sparsity": 0.75, "topology": Topology.from_mask(masks.band(5), (OUT, IN))}
+    init = nnx.initializers.lecun_normal()
+    options = {"use_bias": use_bias, "kernel_init": init, "bias_init": nnx.initializers.normal(1)}
+    sparse, dense = nnx.Rngs(3), nnx.Rngs(3)
+    layer = SparseLinear(IN, OUT, **{pattern: mask[pattern]}, **options, rngs=sparse)
+    twin = nnx.Linear(IN, OUT, **options, rngs=dense)
+    weight = layer.weight.todense()
+    np.testing.assert_array_equal(weight, np.where(weight != 0, twin.kernel[...].T, 0))
+    if use_bias:
+        np.testing.assert_array_equal(layer.bias[...], twin.bias[...])
+    assert sparse.params() == dense.params()
+
+
+def test_a_pattern_tells_nothing_of_the_values():
+    """They are of one key."""
+    layer = SparseLinear(256, 256, sparsity=0.5, rngs=nnx.Rngs(0))
+    columns = layer.topology.get_value().column_indices
+    assert abs(np.corrcoef(columns, layer.values[...])[0, 1]) < 0.02
+
+    def kernel_init(key, shape, dtype):
+        return jax.random.uniform(key, shape, dtype)
+
+    stored = SparseLinear(256, 256, sparsity=0.5, kernel_init=kernel_init, rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(np.mean(stored.values[...]), 0.5, atol=0.01)
+
+
+def test_out_sharding_is_that_of_the_dense_layer(layer):
+    twin, _ = dense_twin(layer)
+    explicit = jax.sharding.AxisType.Explicit
+    mesh = jax.make_mesh((2, 2), ("data", "model"), (explicit,) * 2, devices=jax.devices()[:4])
+    spec = jax.sharding.PartitionSpec
+    with jax.set_mesh(mesh):
+        x = jax.device_put(inputs(8), jax.NamedSharding(mesh, spec("data")))
+        for out in (spec("data", "model"), spec(), jax.NamedSharding(mesh, spec(None, "model"))):
+            y, expected = layer(x, out), twin(x, out_sharding=out)
+            assert y.sharding == expected.sharding
+            np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+            gradient, of_twin = (
+                jax.grad(lambda x, m=m, out=out: jnp.sum(m(x, out_sharding=out) ** 2))(x)
+                for m in (layer, twin)
+            )
+            np.testing.assert_allclose(gradient, of_twin, rtol=1e-4, atol=1e-5)
+
+
+def with_metadata(initializer):
+    return nnx.with_metadata(initializer, note="values")
+
+
+def partitioned(initializer):
+    return nnx.with_partitioning(initializer, ("in", "out"), note="values")
+
+
+@pytest.mark.parametrize("wrapper", [with_metadata, partitioned])
+@pytest.mark.parametrize("kind", [SparseLinear, GRUCell], ids=["linear", "cell"])
+def test_initializers_with_metadata(kind, wrapper):
+    init = nnx.initializers.lecun_normal()
+    sparse = "sparsity" if kind is SparseLinear else "input_sparsity"
+
+    def make(wrapper):
+        layer = kind(IN, OUT, **{sparse: 0.5}, kernel_init=wrapper(init), rngs=nnx.Rngs(0))
+        return layer if kind is SparseLinear else layer.dense_i
+
+    with jax.set_mesh(jax.make_mesh((1, 1), ("in", "out"), (jax.sharding.AxisType.Auto,) * 2)):
+        layer = make(wrapper)
+    np.testing.assert_array_equal(layer.values[...], make(lambda init: init).values[...])
+    assert layer.values.note == "values" and layer.values.ndim == 1
+    specs = nnx.get_partition_spec(nnx.state(layer, nnx.Param))
+    assert specs["values"].get_value() == jax.sharding.PartitionSpec()
+    assert np.isfinite(nnx.grad(lambda layer: layer(inputs(3)).sum())(layer)["values"][...]).all()
+
+
+def test_shardings_of_values_and_of_a_bias():
+    """A kernel's two names say nothing of the values; one name is theirs."""
+    mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    spec = jax.sharding.PartitionSpec
+    options = {"sparsity": 0.5, "rngs": nnx.Rngs(0)}
+    with jax.set_mesh(mesh):
+        layer = SparseLinear(
+            IN,
+            OUT,
+            kernel_metadata={"out_sharding": (None, "data")},
+            bias_init=nnx.with_partitioning(nnx.initializers.zeros, ("data",)),
+            **options,
+        )
+        along = SparseLinear(IN, OUT, kernel_metadata={"out_sharding": ("data",)}, **options)
+    assert layer.values[...].sharding.is_fully_replicated
+    assert layer.bias[...].sharding.spec == spec("data")
+    assert along.values[...].sharding.spec == spec("data")
 
 
 def test_metadata_and_types():

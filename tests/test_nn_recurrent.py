@@ -521,10 +521,168 @@ def test_implementations_and_variants_are_those_of_the_scan(option):
 def test_precision_is_that_of_the_layers():
     precise = GRUCell(IN, H, precision="highest", rngs=nnx.Rngs(0))
     assert precise.dense_i.precision == precise.dense_h.precision == "highest"
-    sparse = GRUCell(IN, H, precision="nonsense", rngs=nnx.Rngs(0), recurrent_sparsity=0.5)
-    sparse.dense_i.precision = None
-    with pytest.raises(ValueError, match=r"precision .* got 'nonsense'"):
-        RNN(sparse)(inputs(B, T, IN))
+    for sparse in ({}, {"recurrent_sparsity": 0.5}):
+        with pytest.raises(ValueError, match=r"GRUCell: precision must be .* got 'nonsense'"):
+            GRUCell(IN, H, precision="nonsense", **sparse, rngs=nnx.Rngs(0))
+        cell = GRUCell(IN, H, **sparse, rngs=nnx.Rngs(0))
+        expected, x = RNN(cell)(inputs(B, T, IN)), inputs(B, T, IN)
+        for precision in ("bfloat16", ("highest", "default"), jax.lax.Precision.HIGH):
+            options = {"precision": precision, **sparse, "rngs": nnx.Rngs(0)}
+            close(RNN(GRUCell(IN, H, **options))(x), expected)
+        cell.dense_h.precision = "nonsense"
+        with pytest.raises(ValueError, match=r"RNN: dense_h: precision .* got 'nonsense'"):
+            RNN(cell)(x)
+
+
+def test_a_preferred_element_type_of_the_recurrent_product():
+    cell = GRUCell(IN, H, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    expected = RNN(cell)(inputs(B, T, IN))
+    cell.dense_h.preferred_element_type = jnp.float32  # which its sums have anyhow
+    np.testing.assert_array_equal(RNN(cell)(inputs(B, T, IN)), expected)
+    cell.dense_h.preferred_element_type = jnp.float16
+    with pytest.raises(ValueError, match=r"RNN: dense_h: preferred_element_type must be bfloat16"):
+        RNN(cell)(inputs(B, T, IN))
+
+
+# ---- Options that are set afterwards ----
+
+
+@pytest.mark.parametrize(
+    "cls, option, value",
+    [
+        (SimpleCell, "activation_fn", nnx.relu),
+        (SimpleCell, "residual", True),
+        (GRUCell, "gate_fn", nnx.hard_sigmoid),
+        (GRUCell, "activation_fn", nnx.gelu),
+        (LSTMCell, "gate_fn", nnx.hard_sigmoid),
+        (LSTMCell, "activation_fn", nnx.relu),
+    ],
+)
+def test_options_that_are_set_afterwards_count(cls, option, value):
+    cell = cls(IN, H, rngs=nnx.Rngs(0))
+    layer, x = RNN(cell), inputs(B, T, IN)
+    before = layer(x)
+    setattr(cell, option, value)
+    made = cls(IN, H, **{option: value}, rngs=nnx.Rngs(0))
+    expected = RNN(made)(x)
+    assert not np.allclose(before, expected, atol=1e-3)
+    run = nnx.jit(lambda layer, x: layer(x))
+    for y in (layer(x), run(layer, x), nnx.clone(layer)(x)):
+        close(y, expected)
+    carry = random_carry(cell, B)
+    close(cell(carry, x[:, 0]), made(carry, x[:, 0]))
+    assert nnx.graphdef(cell) == nnx.graphdef(made)
+
+
+def test_wrong_options_that_are_set_afterwards_are_named():
+    cell = GRUCell(IN, H, rngs=nnx.Rngs(0))
+    cell.gate_fn = PRELU.__call__
+    with pytest.raises(TypeError, match=r"GRUCell: gate_fn must be a function without parameters"):
+        RNN(cell)(inputs(B, T, IN))
+    cell.gate_fn = nnx.softmax
+    with pytest.raises(ValueError, match=r"GRU\(softmax, tanh\)"):
+        RNN(cell)(inputs(B, T, IN))
+    with pytest.raises(AttributeError, match="function"):
+        cell.function = MGU  # it follows from the options
+
+
+def test_a_function_of_ones_own_may_be_set_afterwards():
+    cell, other = (
+        RecurrentCell(IN, H, recurrent.RNN(f), rngs=nnx.Rngs(0)) for f in ("tanh", "relu")
+    )
+    cell.function = recurrent.RNN("relu")
+    close(RNN(cell)(inputs(B, T, IN)), RNN(other)(inputs(B, T, IN)))
+
+
+# ---- Code of a subclass ----
+
+
+class Doubled(GRUCell):
+    """Its call is not what a scan of its function computes."""
+
+    def __call__(self, carry, inputs):
+        carry, y = super().__call__(carry, inputs)
+        return carry, 2 * y
+
+
+class Shifted(GRUCell):
+    """What a scan asks for, it may define anew."""
+
+    @property
+    def function(self):
+        return cell_functions.gru(nnx.hard_sigmoid, self.activation_fn)
+
+    def initialize_carry(self, *args, **options):
+        return super().initialize_carry(*args, **options) + 1
+
+
+def test_a_cell_with_a_call_of_its_own_is_refused_by_name():
+    cell, x = Doubled(IN, H, rngs=nnx.Rngs(0)), inputs(B, T, IN)
+    with pytest.raises(TypeError, match=r"RNN: cell must have the call of RecurrentCell, got Doub"):
+        RNN(cell)
+    plain = GRUCell(IN, H, rngs=nnx.Rngs(0))
+    for layer in (RNN(plain), Bidirectional(RNN(plain), RNN(plain))):
+        (layer if isinstance(layer, RNN) else layer.backward_rnn).cell = cell
+        with pytest.raises(TypeError, match=r"got Doubled with one of its own.*nnx.RNN runs it"):
+            layer(x)
+    close(nnx.RNN(cell)(x), 2 * RNN(plain)(x))
+
+
+def test_a_subclass_that_leaves_the_call_alone_is_honoured():
+    cell, x = Shifted(IN, H, rngs=nnx.Rngs(0)), inputs(B, T, IN)
+    plain = RNN(GRUCell(IN, H, gate_fn=nnx.hard_sigmoid, rngs=nnx.Rngs(0)))
+    close(RNN(cell)(x), plain(x, initial_carry=jnp.ones((B, H))))
+
+
+class Adapted(SparseLinear):
+    def __call__(self, inputs, out_sharding=None):
+        return 2 * super().__call__(inputs, out_sharding)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda *sizes: nnx.LoRALinear(*sizes, lora_rank=2, rngs=nnx.Rngs(0)),
+        lambda *sizes: Adapted(*sizes, sparsity=0.5, rngs=nnx.Rngs(0)),
+    ],
+    ids=["lora", "sparse"],
+)
+def test_layers_of_subclasses(make):
+    """The call of dense_i is a cell's own; that of dense_h is the scan's."""
+    cell, x = GRUCell(IN, H, rngs=nnx.Rngs(0)), inputs(B, T, IN)
+    cell.dense_i = layer = make(IN, 3 * H)
+    if isinstance(layer, nnx.LoRALinear):
+        layer.lora.lora_b[...] = jnp.ones_like(layer.lora.lora_b[...])
+    carry, ys = jnp.zeros((B, H)), []
+    for step in jnp.swapaxes(x, 0, 1):
+        carry, y = recurrent.GRU(
+            jnp.split(layer(step), 3, -1), jnp.split(cell.dense_h(carry), 3, -1), carry
+        )
+        ys.append(y)
+    np.testing.assert_allclose(RNN(cell)(x), jnp.stack(ys, 1), rtol=1e-5, atol=1e-5)
+    cell.dense_h = make(H, 3 * H)
+    name = type(layer).__name__
+    with pytest.raises(
+        TypeError, match=rf"dense_h must be .* got {name}, a subclass, whose own call"
+    ):
+        RNN(cell)(x)
+
+
+def test_a_cell_may_keep_a_random_stream():
+    init = nnx.initializers.normal(1.0)
+    with pytest.warns(UserWarning):
+        theirs = nnx.LSTMCell(IN, H, carry_init=init, keep_rngs=True, rngs=nnx.Rngs(0))
+    ours = LSTMCell(IN, H, carry_init=init, keep_rngs=True, rngs=nnx.Rngs(0))
+    plain = GRUCell(IN, H, keep_rngs=True, rngs=nnx.Rngs(0))
+    for _ in range(2):  # the stream moves on
+        close(ours.initialize_carry((B, IN)), theirs.initialize_carry((B, IN)))
+    close(plain.initialize_carry((B, IN)), jnp.zeros((B, H)))
+    key = nnx.Rngs(0).carry.fork()()
+    close(plain.initialize_carry((B, IN), None, init), init(key, (B, H), jnp.float32))
+    close(
+        RNN(ours, rngs=False)(inputs(B, T, IN)),
+        RNN(ours)(inputs(B, T, IN), initial_carry=theirs.initialize_carry((B, IN))),
+    )
 
 
 # ---- Both directions ----

@@ -175,7 +175,9 @@ def test_a_cell_that_keeps_its_random_stream():
         )
     theirs = nnx.RNN(cell, rngs=False)
     ours, x = from_flax(theirs), inputs(B, T, IN)
-    close(ours(x), theirs(x))
+    expected = theirs(x)
+    close(ours(x), expected)
+    close(to_flax(from_flax(cell)).initialize_carry((B, IN)), cell.initialize_carry((B, IN)))
 
 
 @pytest.mark.parametrize(
@@ -193,6 +195,87 @@ def test_what_flax_has_not_becomes_what_it_has(cls, options):
     assert not any(isinstance(m, SparseLinear) for _, m in nnx.iter_modules(theirs))
     close(theirs(x), ours(x))
     close(from_flax(theirs)(x), ours(x))
+
+
+@pytest.mark.parametrize("option", ["activation_fn", "gate_fn"])
+def test_functions_that_were_set_afterwards_are_taken_over(option):
+    theirs, x = flax_cell("lstm"), inputs(B, T, IN)
+    setattr(theirs, option, nnx.hard_tanh)
+    ours = RNN(from_flax(theirs))
+    close(ours(x), nnx.RNN(theirs)(x))
+    setattr(ours.cell, option, nnx.gelu)
+    close(to_flax(ours)(x), ours(x))
+
+
+@pytest.mark.parametrize(
+    "name, option, value, got",
+    [
+        ("hf", "dtype", jnp.bfloat16, "None of hi, bfloat16 of hf"),
+        ("io", "precision", "high", "None of ig, high of io"),
+        ("ig", "use_bias", True, "False of if_, True of ig"),
+        ("ho", "preferred_element_type", "float32", "None of hg, float32 of ho"),
+        ("if_", "promote_dtype", lambda x, dtype: x, "<lambda>"),
+    ],
+)
+def test_gates_of_different_options_are_refused_by_name(name, option, value, got):
+    cell = flax_cell("lstm")
+    setattr(getattr(cell, name), option, value)
+    with pytest.raises(ValueError, match=rf"from_flax: {option} must be the same .* got .*{got}"):
+        from_flax(nnx.RNN(cell))
+
+
+def test_options_of_many_spellings_are_the_same():
+    cell = flax_cell("lstm", dtype="float32")
+    cell.hi.dtype, cell.io.dtype = jnp.float32, np.dtype("float32")
+    assert from_flax(cell).dense_h.dtype == jnp.float32
+
+
+def test_sides_of_different_dtypes_are_refused_by_name():
+    cell = flax_cell("gru")
+    cell.dense_i.dtype = jnp.bfloat16
+    with pytest.raises(ValueError, match=r"dtype must be .* got bfloat16 of dense_i, None of den"):
+        from_flax(cell)
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [("precision", "BF16_BF16_F32"), ("preferred_element_type", jnp.float16)],
+)
+def test_options_that_a_scan_cannot_follow_are_refused(option, value):
+    cell = flax_cell("gru")
+    setattr(cell.dense_h, option, value)
+    with pytest.raises(ValueError, match=f"from_flax: dense_h: {option} must be"):
+        from_flax(cell)
+
+
+class DoubledLinear(nnx.Linear):
+    def __call__(self, inputs, out_sharding=None):
+        return 2 * super().__call__(inputs)
+
+
+class DoubledSparse(SparseLinear):
+    def __call__(self, inputs, out_sharding=None):
+        return 2 * super().__call__(inputs)
+
+
+@pytest.mark.parametrize("side", ["dense_i", "dense_h"])
+def test_layers_of_subclasses_are_refused_by_name(side):
+    sizes = {"dense_i": (IN, 3 * H), "dense_h": (H, 3 * H)}[side]
+    biased, rngs = side == "dense_i", nnx.Rngs(0)
+    theirs = [
+        DoubledLinear(*sizes, use_bias=biased, rngs=rngs),
+        nnx.LoRALinear(*sizes, lora_rank=2, use_bias=biased, rngs=rngs),
+        nnx.LoRA(sizes[0], 2, sizes[1], base_module=nnx.Linear(*sizes, rngs=rngs), rngs=rngs),
+    ]
+    for layer in theirs:
+        cell = flax_cell("gru")
+        setattr(cell, side, layer)
+        with pytest.raises(TypeError, match=f"from_flax: {side} .* got {type(layer).__name__}"):
+            from_flax(nnx.RNN(cell))
+    ours = GRUCell(IN, H, rngs=nnx.Rngs(0))
+    setattr(ours, side, DoubledSparse(*sizes, sparsity=0.5, rngs=rngs))
+    with pytest.raises(TypeError, match=f"to_flax: {side} .* got DoubledSparse, a subclass"):
+        to_flax(ours)
 
 
 class OtherGRU(nnx.GRUCell):
@@ -236,7 +319,7 @@ def test_layers_that_cannot_be_had_are_refused():
         from_flax(cell)
     cell = flax_cell("gru")
     cell.dense_i = nnx.Einsum("...i,ij->...j", (IN, 3 * H), rngs=nnx.Rngs(0))
-    with pytest.raises(TypeError, match=r"from_flax: the layers of a cell must be .* got Einsum"):
+    with pytest.raises(TypeError, match=r"from_flax: dense_i must be .* got Einsum"):
         from_flax(cell)
     ours = GRUCell(IN, H, rngs=nnx.Rngs(0))
     ours.dense_i = SparseLinear(IN, 3 * H, sparsity=0.5, activation="relu", rngs=nnx.Rngs(0))

@@ -745,6 +745,12 @@ def test_obstacles():
         "a dot_general of its own": nnx.Linear(4, 4, dot_general=dot, rngs=rngs),
         "dot_general of its own, which": nnx.LinearGeneral(4, 4, dot_general=dot, rngs=rngs),
         "its kernel is a stack": nnx.LinearGeneral(4, 4, batch_axis={0: 2}, rngs=rngs),
+        "precision must be None": nnx.Linear(4, 4, precision="BF16_BF16_F32", rngs=rngs),
+        "type must be float32": nnx.Linear(4, 4, preferred_element_type="float16", rngs=rngs),
+        "wider one, got float16": nnx.LinearGeneral(
+            4, 4, preferred_element_type="float16", rngs=rngs
+        ),
+        "needs float32": nnx.Linear(4, 4, param_dtype="complex64", rngs=rngs),
     }
     for reason, layer in cases.items():
         layer.kernel[...] = layer.kernel[...].at[0].set(0)
@@ -797,6 +803,33 @@ def test_pruned_layers_without_a_sparse_form():
     assert type(sparse.special) is Special
     _, table = sparsify(model, jnp.ones((1, 5, 4)), where="out", seconds=1e-3)
     assert [row["path"] for row in table.rows] == ["out"]
+
+
+@pytest.mark.parametrize("wrapper", [nnx.WeightNorm, nnx.SpectralNorm])
+def test_what_gives_a_layer_another_kernel_keeps_it_dense(wrapper):
+    """Else it would find no kernel, and normalise nothing."""
+    dense = pruned(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
+    model = nnx.Sequential(
+        wrapper(dense, rngs=nnx.Rngs(1)), pruned(nnx.Linear(4, 4, rngs=nnx.Rngs(2)))
+    )
+    x = jax.random.normal(jax.random.key(0), (2, 4))
+    sparse, table = sparsify(model, x, faster_only=False, seconds=1e-3)
+    reason = f"its kernel is what {wrapper.__name__} makes of it"
+    assert [row["kept_dense"] for row in table.rows] == [reason, None]
+    np.testing.assert_allclose(sparse(x), model(x), rtol=1e-5, atol=1e-6)
+
+
+def test_adapters_around_a_layer_stay():
+    dense = pruned(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
+    ones = nnx.initializers.ones
+    model = Applied(
+        nnx.LoRA(4, 2, 4, base_module=dense, b_initializer=ones, rngs=nnx.Rngs(1)),
+        lambda layer, x: layer(x),
+    )
+    x = jax.random.normal(jax.random.key(0), (2, 4))
+    sparse, _ = sparsify(model, x, faster_only=False, seconds=1e-3)
+    assert type(sparse.layer.base_module) is SparseLinear
+    np.testing.assert_allclose(sparse(x), model(x), rtol=1e-5, atol=1e-6)
 
 
 class Unused(nnx.Module):
@@ -919,9 +952,27 @@ def test_errors_of_sparse_linear_general():
         SparseLinearGeneral(linear, (4,), (2, 2))
     with pytest.raises(ValueError, match=r"for each of in_features \(2, 2\), got \(-1,\)"):
         SparseLinearGeneral(linear, (2, 2), (6,))
-    with pytest.raises(ValueError, match="out_sharding must be left out, got 1"):
+    with pytest.raises(TypeError, match=r"out_sharding.* only supports"):
         SparseLinearGeneral(linear, (4,), (6,))(jnp.ones((1, 4)), out_sharding=1)
     with pytest.raises(TypeError, match=r"must be an nnx.LinearGeneral, got Linear"):
         SparseLinearGeneral.from_dense(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+
+    class Special(nnx.LinearGeneral):
+        def __call__(self, x, out_sharding=None):
+            return 2 * super().__call__(x)
+
+    with pytest.raises(TypeError, match=r"must be an nnx.LinearGeneral, got Special, a subclass"):
+        SparseLinearGeneral.from_dense(Special(2, 2, rngs=nnx.Rngs(0)))
+
+
+def test_a_subclass_in_a_cell_is_not_made_dense():
+    class Doubled(SparseLinear):
+        def __call__(self, x, out_sharding=None):
+            return 2 * super().__call__(x)
+
+    cell = GRUCell(3, 5, rngs=nnx.Rngs(0))
+    cell.dense_i = Doubled(3, 15, sparsity=0.5, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"densify: layer must be a SparseLinear, got Doubled, a "):
+        densify(cell)
     with pytest.raises(ValueError, match=r"from_dense: its kernel is a stack"):
         SparseLinearGeneral.from_dense(nnx.LinearGeneral(4, 4, batch_axis={0: 2}, rngs=nnx.Rngs(0)))

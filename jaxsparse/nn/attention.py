@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn import dtypes
 
 from jaxsparse.masks import Mask
+from jaxsparse.nn.linear import check_call
 from jaxsparse.nn.variables import TopologyVariable, own_topology
 from jaxsparse.ops import arguments
 from jaxsparse.ops.sparse_attention import sparse_attention
@@ -67,7 +69,6 @@ class SparseAttention(nnx.Module):
         query: jax.Array,
         key: jax.Array,
         value: jax.Array,
-        *,
         bias: None = None,
         mask: None = None,
         broadcast_dropout: bool = True,
@@ -77,6 +78,7 @@ class SparseAttention(nnx.Module):
         dtype: Any = None,
         precision: Any = None,
         module: None = None,
+        promote_dtype: Callable[..., Any] = dtypes.promote_dtype,
         is_causal: bool = False,
     ) -> jax.Array:
         """Attends; the arguments are those of `flax.nnx.dot_product_attention`.
@@ -93,7 +95,8 @@ class SparseAttention(nnx.Module):
             dropout_rate: share of the probabilities to drop; may be traced.
             deterministic: no dropout.
             dtype: of the computation; by default the operands' common one.
-            precision: None or ``jax.lax.Precision.HIGHEST``.
+            precision: None or a ``jax.lax.Precision``; float32 is exact whichever it is.
+            promote_dtype: brings the operands to one dtype.
 
         Returns:
             ``(..., T, N, H)``.
@@ -110,9 +113,8 @@ class SparseAttention(nnx.Module):
                 f"SparseAttention: {', '.join(given)} can't be had: the pattern says what is seen "
                 "(combine it with masks.causal() and the like), and decoding is not supported"
             )
-        arguments.check_precision("SparseAttention", precision)
-        if dtype is not None:
-            query, key, value = (x.astype(dtype) for x in (query, key, value))
+        arguments.as_precision("SparseAttention", precision)
+        query, key, value = promote_dtype((query, key, value), dtype=dtype)
         drops = not deterministic and (isinstance(dropout_rate, jax.core.Tracer) or dropout_rate)
         if drops and dropout_rng is None:
             raise ValueError("SparseAttention: dropout_rng must be given for dropout, got None")
@@ -195,13 +197,14 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
 
     Args:
         num_heads, in_features, qkv_features, ...: those of nnx.MultiHeadAttention, by position or
-            name, but for ``attention_fn`` and ``decode``.
+            name; ``attention_fn`` and ``decode`` at their defaults alone.
         pattern: a topology (T, S), also a batch of them, or a mask function, as of SparseAttention.
         implementation: None (the platform's own), "cpu", "cuda" or "xla".
 
     Raises:
         TypeError: if ``pattern`` is no topology or mask function.
-        ValueError: as nnx.MultiHeadAttention; when called, for a ``mask``, ``is_causal``,
+        ValueError: as nnx.MultiHeadAttention, and for a ``precision`` that is a dot algorithm;
+            when called, for a ``mask``, ``is_causal``,
             ``sow_weights`` or ``decode``, and for shapes that don't fit the pattern.
 
     Source: the sparse Transformer of Gale et al. 2020, "Sparse GPU Kernels for Deep Learning",
@@ -218,20 +221,36 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
         self,
         num_heads: int,
         in_features: int,
-        *sizes: int | None,
+        qkv_features: int | None = None,
+        out_features: int | None = None,
+        num_kv_heads: int | None = None,
+        in_kv_features: int | None = None,
+        *,
         pattern: Pattern,
         implementation: str | None = None,
+        attention_fn: Callable[..., Any] = nnx.dot_product_attention,
+        decode: bool | None = None,
+        precision: Any = None,
         **options: Any,
     ):
-        if given := [name for name in ("attention_fn", "decode") if options.get(name)]:
+        chosen = {"attention_fn": attention_fn is not nnx.dot_product_attention, "decode": decode}
+        if given := [name for name, is_given in chosen.items() if is_given]:
             raise ValueError(
                 f"SparseMultiHeadAttention: {' and '.join(given)} can't be chosen: attention is "
                 f"over the pattern, for which decoding is not supported. {_TO_DECODE}"
             )
-        options = {k: v for k, v in options.items() if k not in ("attention_fn", "decode")}
-        attend = SparseAttention(pattern, implementation=implementation)
+        arguments.as_precision("SparseMultiHeadAttention", precision)
         super().__init__(
-            num_heads, in_features, *sizes, attention_fn=attend, decode=False, **options
+            num_heads,
+            in_features,
+            qkv_features,
+            out_features,
+            num_kv_heads,
+            in_kv_features,
+            attention_fn=SparseAttention(pattern, implementation=implementation),
+            decode=False,
+            precision=precision,
+            **options,
         )
 
     @functools.wraps(nnx.MultiHeadAttention.__call__)
@@ -259,14 +278,12 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
         """The same layer, its parameters copied, with attention over a pattern.
 
         Raises:
-            TypeError: if ``layer`` is no nnx.MultiHeadAttention.
+            TypeError: if ``layer`` is no nnx.MultiHeadAttention, or of a subclass with a call
+                of its own.
             ValueError: if it decodes or has an ``attention_fn`` other than Flax's own.
         """
-        if not isinstance(layer, nnx.MultiHeadAttention):
-            raise TypeError(
-                "SparseMultiHeadAttention.from_dense: layer must be an nnx.MultiHeadAttention, "
-                f"got {type(layer).__name__}"
-            )
+        expected = "SparseMultiHeadAttention.from_dense: layer must be an nnx.MultiHeadAttention"
+        check_call(expected, layer, nnx.MultiHeadAttention)
         if layer.decode or layer.attention_fn is not nnx.dot_product_attention:
             raise ValueError(
                 "SparseMultiHeadAttention.from_dense: layer must have decode=False and Flax's own "

@@ -87,9 +87,15 @@ def check_function(operation: str, name: str, function: Any) -> None:
             f"{operation}: {name} must be a function without parameters, "
             f"got {type(function).__name__}"
         )
-    check_stateless(operation, name, function)
     if not isinstance(function, Hashable):
         raise TypeError(f"{operation}: {name} must be hashable, {type(function).__name__} is not")
+    _check_hashable_function(operation, name, function)
+
+
+@functools.lru_cache(maxsize=_CELLS)
+def _check_hashable_function(operation: str, name: str, function: Any) -> None:
+    """The checks that take long, once for a function: a cell's calls ask for them, too."""
+    check_stateless(operation, name, function)
     _check_constants(operation, name, function, _SCALAR)
 
 

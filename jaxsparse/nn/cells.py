@@ -16,7 +16,7 @@ from jaxsparse import recurrent
 from jaxsparse.csr import CSR
 from jaxsparse.nn import cell_functions
 from jaxsparse.nn.cell_functions import Function
-from jaxsparse.nn.linear import Initializer, SparseLinear, as_integer
+from jaxsparse.nn.linear import Initializer, SparseLinear, as_integer, check_call, has_call_of
 from jaxsparse.ops import arguments
 from jaxsparse.recurrent.cells import Cell
 from jaxsparse.topology import Topology
@@ -34,7 +34,7 @@ class RecurrentCell(nnx.RNNCellBase):
     Attributes: ``dense_i`` and ``dense_h``, each an `nnx.Linear` with a kernel
     (in_features, gates * h) or (h, gates * h), or a `SparseLinear` of as many features. Another
     layer of either kind may be put in their place, one that `SparseLinear.from_dense` pruned for
-    instance.
+    instance; as ``dense_i`` also one of a subclass, with a call of its own.
 
     Args:
         in_features: features of the input.
@@ -59,6 +59,7 @@ class RecurrentCell(nnx.RNNCellBase):
         precision: of both products, None or a ``jax.lax.Precision``; sparse ones are exact.
         carry_init: makes the carry at the start; by default zeros, for which no key is drawn.
         promote_dtype: brings inputs, kernel and bias to one dtype.
+        keep_rngs: keeps a stream of random keys for ``carry_init``, forked from the stream "carry".
         rngs: random keys: the stream "params".
         kernel_metadata, recurrent_kernel_metadata, bias_metadata: metadata of the parameters.
 
@@ -66,8 +67,8 @@ class RecurrentCell(nnx.RNNCellBase):
         TypeError: if ``function`` is no (hashable) function, has parameters or returns something
             else, and for sizes that are no integers.
         ValueError: if it is not pointwise or uses what can't run in a kernel, naming it; if it uses
-            traced values or arrays other than its operands; and for sparsities and topologies as
-            `SparseLinear`.
+            traced values or arrays other than its operands; and for sparsities, topologies and
+            options as `SparseLinear`.
 
     Method: Diamos et al. 2016, "Persistent RNNs", of which `jaxsparse.recurrent.scan` is the
     operation.
@@ -87,6 +88,8 @@ class RecurrentCell(nnx.RNNCellBase):
 
     # In which order the layers draw their random keys.
     _layers = ("dense_i", "dense_h")
+
+    function: Any
 
     def __init__(
         self,
@@ -110,6 +113,7 @@ class RecurrentCell(nnx.RNNCellBase):
         precision: Any = None,
         carry_init: Initializer | None = None,
         promote_dtype: Callable[..., Any] = dtypes.promote_dtype,
+        keep_rngs: bool = False,
         rngs: nnx.Rngs,
         kernel_metadata: Mapping[str, Any] = MappingProxyType({}),
         recurrent_kernel_metadata: Mapping[str, Any] = MappingProxyType({}),
@@ -120,15 +124,18 @@ class RecurrentCell(nnx.RNNCellBase):
         hidden_features = as_integer(operation, "hidden_features", hidden_features)
         gates = as_integer(operation, "gates", gates)
         cell_functions.check_cell(operation, function, gates, carry_like)
+        arguments.as_precision(operation, precision)
         self.in_features = in_features
         self.hidden_features = hidden_features
-        self.function = function
+        if not hasattr(type(self), "function"):  # else it follows from other options
+            self.function = function
         self.gates = gates
         self.carry_structure: Any = jax.tree.structure(carry_like)
         self.dtype = dtype
         self.param_dtype = param_dtype
         self.carry_init = carry_init
         self.promote_dtype = promote_dtype
+        self.rngs = rngs.carry.fork() if keep_rngs else nnx.data(None)
         arguments_of: dict[str, dict[str, Any]] = {
             "dense_i": {
                 "in_features": in_features,
@@ -180,14 +187,15 @@ class RecurrentCell(nnx.RNNCellBase):
 
         Args:
             input_shape: ``(..., in_features)``, of one step.
-            rngs: random keys for ``carry_init``: the stream "carry", one key for each leaf.
+            rngs: random keys for ``carry_init``: the stream "carry", one key for each leaf. By
+                default the stream that the cell keeps.
             carry_init: makes each leaf; by default the cell's own, or else zeros.
 
         Returns:
             A carry of leaves ``(..., h)`` in ``param_dtype``.
 
         Raises:
-            ValueError: if there is a ``carry_init``, but ``rngs`` is None.
+            ValueError: if there is a ``carry_init``, but no stream.
         """
         shape = (*input_shape[:-1], self.hidden_features)
         initializer = self.carry_init if carry_init is None else carry_init
@@ -195,6 +203,7 @@ class RecurrentCell(nnx.RNNCellBase):
         if initializer is None:
             leaves = [jnp.zeros(shape, self.param_dtype) for _ in range(count)]
         else:
+            rngs = self.rngs if rngs is None else rngs
             stream = rngs.carry if isinstance(rngs, nnx.Rngs) else rngs
             if stream is None:
                 raise ValueError(
@@ -258,13 +267,17 @@ class SimpleCell(RecurrentCell):
         dtype: Any = jnp.float32,
         **options: Any,
     ):
-        cell_functions.check_function("SimpleCell", "activation_fn", activation_fn)
         self.residual = residual
         self.activation_fn = activation_fn
-        function = (
-            cell_functions.residual_rnn(activation_fn) if residual else recurrent.RNN(activation_fn)
-        )
-        super().__init__(in_features, hidden_features, function, dtype=dtype, **options)
+        super().__init__(in_features, hidden_features, self.function, dtype=dtype, **options)
+
+    @property
+    def function(self) -> Cell:  # type: ignore[override]
+        """The pointwise function, of the options as they are now."""
+        cell_functions.check_function("SimpleCell", "activation_fn", self.activation_fn)
+        if self.residual:
+            return cell_functions.residual_rnn(self.activation_fn)
+        return recurrent.RNN(self.activation_fn)
 
 
 class GRUCell(RecurrentCell):
@@ -306,12 +319,16 @@ class GRUCell(RecurrentCell):
         activation_fn: Function = nnx.tanh,
         **options: Any,
     ):
-        cell_functions.check_function("GRUCell", "gate_fn", gate_fn)
-        cell_functions.check_function("GRUCell", "activation_fn", activation_fn)
         self.gate_fn = gate_fn
         self.activation_fn = activation_fn
-        function = cell_functions.gru(gate_fn, activation_fn)
-        super().__init__(in_features, hidden_features, function, gates=3, **options)
+        super().__init__(in_features, hidden_features, self.function, gates=3, **options)
+
+    @property
+    def function(self) -> Cell:  # type: ignore[override]
+        """The pointwise function, of the options as they are now."""
+        cell_functions.check_function("GRUCell", "gate_fn", self.gate_fn)
+        cell_functions.check_function("GRUCell", "activation_fn", self.activation_fn)
+        return cell_functions.gru(self.gate_fn, self.activation_fn)
 
 
 class LSTMCell(RecurrentCell):
@@ -355,14 +372,12 @@ class LSTMCell(RecurrentCell):
         use_recurrent_bias: bool = True,
         **options: Any,
     ):
-        cell_functions.check_function("LSTMCell", "gate_fn", gate_fn)
-        cell_functions.check_function("LSTMCell", "activation_fn", activation_fn)
         self.gate_fn = gate_fn
         self.activation_fn = activation_fn
         super().__init__(
             in_features,
             hidden_features,
-            cell_functions.lstm(gate_fn, activation_fn),
+            self.function,
             gates=4,
             carry_like=(0, 0),
             use_bias=use_bias,
@@ -370,8 +385,30 @@ class LSTMCell(RecurrentCell):
             **options,
         )
 
+    @property
+    def function(self) -> Cell:  # type: ignore[override]
+        """The pointwise function, of the options as they are now."""
+        cell_functions.check_function("LSTMCell", "gate_fn", self.gate_fn)
+        cell_functions.check_function("LSTMCell", "activation_fn", self.activation_fn)
+        return cell_functions.lstm(self.gate_fn, self.activation_fn)
+
 
 # ---- What a scan takes ----
+
+
+def check_scannable(operation: str, cell: Any) -> None:
+    """Raises TypeError unless a scan computes what a cell's calls, one after another, do."""
+    if not isinstance(cell, RecurrentCell):
+        hint = ": convert it by from_flax" if isinstance(cell, nnx.RNNCellBase) else ""
+        raise TypeError(
+            f"{operation}: cell must be a jaxsparse.nn.RecurrentCell, got {type(cell).__name__}"
+            f"{hint}"
+        )
+    if not has_call_of(cell, RecurrentCell):
+        raise TypeError(
+            f"{operation}: cell must have the call of RecurrentCell, got {type(cell).__name__} "
+            "with one of its own, which a scan would leave out: nnx.RNN runs it"
+        )
 
 
 def scan_operands(
@@ -403,7 +440,7 @@ def scan_operands(
                 f"{operation}: the leaves of the carry must have shape {(*batch, h)}, the batch "
                 f"dimensions of the inputs and {h} units, got {x.shape}"
             )
-    _check_layers(operation, cell)
+    check_layers(operation, cell)
     inputs = inputs.reshape(inputs.shape[0], math.prod(batch), cell.in_features)
     layer = cell.dense_h
     kernel: Any = layer.values if isinstance(layer, SparseLinear) else layer.kernel
@@ -423,7 +460,7 @@ def scan_operands(
         "carry": jax.tree.unflatten(cell.carry_structure, flat),
         "xs": xs,
         "recurrent_bias": bias,
-        "precision": layer.precision,
+        "precision": arguments.as_precision(operation, layer.precision),
     }
 
 
@@ -432,16 +469,17 @@ def with_batch(tree: Any, batch: tuple[int, ...]) -> Any:
     return jax.tree.map(lambda x: x.reshape(*batch, x.shape[-1]), tree)
 
 
-def _check_layers(operation: str, cell: RecurrentCell) -> None:
-    """Layers may be replaced, and `recurrent.scan` makes the product of the second one itself."""
+def check_layers(operation: str, cell: RecurrentCell) -> None:
+    """Raises TypeError or ValueError unless a scan can stand for the layers of a cell.
+
+    They may be replaced, and `recurrent.scan` makes the product of the second one itself.
+    """
     sizes = {"dense_i": cell.in_features, "dense_h": cell.hidden_features}
     for name, size in sizes.items():
         layer = getattr(cell, name)
-        if not isinstance(layer, nnx.Linear | SparseLinear):
-            raise TypeError(
-                f"{operation}: {name} must be an nnx.Linear or a SparseLinear, "
-                f"got {type(layer).__name__}"
-            )
+        if name == "dense_h" or not isinstance(layer, nnx.Linear | SparseLinear):
+            either = f"{operation}: {name} must be an nnx.Linear or a SparseLinear"
+            check_call(either, layer, nnx.Linear, SparseLinear)
         expected = (size, cell.gates * cell.hidden_features)
         if (layer.in_features, layer.out_features) != expected:
             raise ValueError(
@@ -459,6 +497,10 @@ def _check_layers(operation: str, cell: RecurrentCell) -> None:
             f"{operation}: dense_h must be the product and a bias alone, got one with an "
             "activation or a dot_general of its own"
         )
+    arguments.as_precision(f"{operation}: dense_h", layer.precision)
+    weights: Any = layer.values if isinstance(layer, SparseLinear) else layer.kernel
+    dtype = jax.dtypes.canonicalize_dtype(layer.dtype or weights.dtype)
+    arguments.result_dtype(f"{operation}: dense_h", dtype, layer.preferred_element_type)
 
 
 # ---- Parameters ----

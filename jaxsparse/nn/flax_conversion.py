@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxsparse.nn.cells import GRUCell, LSTMCell, RecurrentCell, SimpleCell
-from jaxsparse.nn.linear import LINEAR_OPTIONS, SparseLinear
+from jaxsparse.nn.cells import GRUCell, LSTMCell, RecurrentCell, SimpleCell, check_layers
+from jaxsparse.nn.linear import LINEAR_OPTIONS, SparseLinear, check_call
 from jaxsparse.nn.recurrent import RNN, Bidirectional
 
 
@@ -28,10 +28,12 @@ def from_flax(layer: Any) -> Any:
         An `RNN`, `Bidirectional`, `SimpleCell`, `GRUCell` or `LSTMCell`.
 
     Raises:
-        TypeError: for other layers and cells, subclasses included, and for a gate or activation
-            function that has parameters, refers to a module or variable, or can't be hashed.
+        TypeError: for other layers and cells, subclasses included; for layers in a cell that have a
+            call of their own (nnx.LoRALinear has one); and for a gate or activation function that
+            has parameters, refers to a module or variable, or can't be hashed.
         ValueError: if such a function is not pointwise or uses what can't run in a kernel, naming
-            it, or a layer has a ``dot_general`` of its own.
+            it; if a layer has a ``dot_general`` of its own or other options that a scan can't
+            follow, and if the layers of a cell differ in theirs, naming the option.
 
     >>> theirs = nnx.RNN(nnx.GRUCell(3, 5, rngs=nnx.Rngs(0)))
     >>> ours = from_flax(theirs)
@@ -57,7 +59,8 @@ def to_flax(layer: Any) -> Any:
         An nnx.RNN, nnx.Bidirectional, nnx.SimpleCell, GRUCell or OptimizedLSTMCell.
 
     Raises:
-        TypeError: for other layers and for cells of your own, for which Flax has none.
+        TypeError: for other layers, subclasses included, and for cells of your own, for which Flax
+            has none.
         ValueError: for a `SparseLinear` with an activation or an nnx.Linear with a ``dot_general``
             of its own.
 
@@ -94,9 +97,7 @@ def _rnn_from_flax(rnn: nnx.RNN, convert: Any) -> RNN:
     options = {name: getattr(rnn, name) for name in _RNN_OPTIONS}
     layer = RNN(cell, **options, rngs=False)
     if cell.carry_init is not None:
-        # Without its own stream an nnx.RNN leaves the carry to that of its cell.
-        its_own: Any = rnn.cell
-        layer.rngs = _own_rngs(its_own.rngs if rnn.rngs is None else rnn.rngs)
+        layer.rngs = _own_rngs(rnn.rngs)
     return layer
 
 
@@ -114,13 +115,14 @@ def _cell_from_flax(cls: Any, functions: tuple[str, ...], inputs: Any, states: A
 
     def convert(cell: Any, _: Any) -> RecurrentCell:
         options = {name: getattr(cell, name) for name in (*functions, *_CELL_OPTIONS)}
-        return _with_layers(
-            cls,
-            cell,
-            options | {"carry_init": cell.carry_init},
-            _joined("from_flax", [getattr(cell, name) for name in inputs]),
-            _joined("from_flax", [getattr(cell, name) for name in states]),
-        )
+        layers = [{name: getattr(cell, name) for name in names} for names in (inputs, states)]
+        # A scan computes in one dtype.
+        _check_same("from_flax", "dtype", layers[0] | layers[1])
+        options["carry_init"] = cell.carry_init
+        dense = [_joined("from_flax", side) for side in layers]
+        converted: RecurrentCell = _with_layers(cls, cell, options, *dense)
+        check_layers("from_flax", converted)
+        return converted
 
     return convert
 
@@ -148,7 +150,7 @@ def _bidirectional_to_flax(layer: Bidirectional, convert: Any) -> nnx.Bidirectio
 def _cell_to_flax(cls: Any, functions: tuple[str, ...]) -> Any:
     def convert(cell: RecurrentCell, _: Any) -> Any:
         options = {name: getattr(cell, name) for name in (*functions, *_CELL_OPTIONS)}
-        layers = [_joined("to_flax", [layer]) for layer in (cell.dense_i, cell.dense_h)]
+        layers = [_joined("to_flax", {name: getattr(cell, name)}) for name in _SIDES]
         converted = _with_layers(cls, cell, options, *layers)
         converted.carry_init = cell.carry_init  # given to the constructor it would warn
         return converted
@@ -174,18 +176,21 @@ def _with_layers(
     )
     cell.dense_i = dense_i
     cell.dense_h = dense_h
+    cell.rngs = _own_rngs(like.rngs)
     return cell
 
 
-def _joined(operation: str, layers: list[Any]) -> nnx.Linear:
-    """A dense layer whose outputs are those of several, side by side."""
-    one = layers[0]
-    for layer in layers:
-        if not isinstance(layer, nnx.Linear | SparseLinear):
-            raise TypeError(
-                f"{operation}: the layers of a cell must be nnx.Linear or SparseLinear, "
-                f"got {type(layer).__name__}"
-            )
+def _joined(operation: str, layers: dict[str, Any]) -> nnx.Linear:
+    """A dense layer whose outputs are those of several, side by side.
+
+    Args:
+        operation: what errors name.
+        layers: by their names.
+    """
+    one = next(iter(layers.values()))
+    for name, layer in layers.items():
+        expected = f"{operation}: {name} must be an nnx.Linear or a SparseLinear"
+        check_call(expected, layer, nnx.Linear, SparseLinear)
         if getattr(layer, "activation", None) is not None:
             raise ValueError(f"{operation}: Flax has no layer with an activation")
         dot_general = getattr(layer, "dot_general", jax.lax.dot_general)
@@ -193,10 +198,12 @@ def _joined(operation: str, layers: list[Any]) -> nnx.Linear:
             raise ValueError(
                 f"{operation}: layers must have dot_general=jax.lax.dot_general, got {dot_general}"
             )
-    kernel = jnp.concatenate([_kernel(layer) for layer in layers], -1)
+    for option in LINEAR_OPTIONS:
+        _check_same(operation, option, layers)
+    kernel = jnp.concatenate([_kernel(layer) for layer in layers.values()], -1)
     bias: Any = None
     if one.bias is not None:
-        bias = jnp.concatenate([layer.bias[...] for layer in layers])
+        bias = jnp.concatenate([layer.bias[...] for layer in layers.values()])
     options = {name: getattr(one, name) for name in LINEAR_OPTIONS}
     return nnx.Linear(
         *kernel.shape,
@@ -207,6 +214,17 @@ def _joined(operation: str, layers: list[Any]) -> nnx.Linear:
     )
 
 
+def _check_same(operation: str, option: str, layers: dict[str, Any]) -> None:
+    """Raises ValueError for layers that differ in an option and are to become one."""
+    values = {name: getattr(layer, option) for name, layer in layers.items()}
+    if option in _DTYPES:  # which have many spellings
+        values = {name: value and jnp.dtype(value) for name, value in values.items()}
+    one = next(iter(values.values()))
+    if any(value != one for value in values.values()):
+        got = ", ".join(f"{value} of {name}" for name, value in values.items())
+        raise ValueError(f"{operation}: {option} must be the same in a cell's layers, got {got}")
+
+
 def _kernel(layer: Any) -> jax.Array:
     return layer.weight.todense().T if isinstance(layer, SparseLinear) else layer.kernel[...]
 
@@ -215,9 +233,11 @@ _HOME = {"from_flax": "flax.nnx", "to_flax": "jaxsparse.nn"}
 _RNN_OPTIONS = ("time_major", "return_carry", "reverse", "keep_order")
 _BIDIRECTIONAL_OPTIONS = ("merge_fn", "time_major", "return_carry")
 _CELL_OPTIONS = ("dtype", "param_dtype", "promote_dtype")
+_DTYPES = ("dtype", "param_dtype", "preferred_element_type")
 _GATED = ("gate_fn", "activation_fn")
 _SIMPLE = ("residual", "activation_fn")
-_LAYERS = (("dense_i",), ("dense_h",))
+_SIDES = ("dense_i", "dense_h")
+_LAYERS = tuple((name,) for name in _SIDES)
 _FROM_FLAX = {
     nnx.RNN: _rnn_from_flax,
     nnx.Bidirectional: _bidirectional_from_flax,

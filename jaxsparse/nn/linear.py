@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import operator
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -15,6 +17,7 @@ from flax.nnx.nn import dtypes
 
 from jaxsparse.csr import CSR
 from jaxsparse.nn.variables import own_topology
+from jaxsparse.ops import arguments
 from jaxsparse.ops.linear import linear
 from jaxsparse.topology import Topology
 
@@ -51,20 +54,26 @@ class SparseLinear(nnx.Module):
         activation: None, "relu" or "gelu" (the tanh form), fused with the product.
         dtype: of the computation; by default that of inputs and parameters together.
         param_dtype: of the parameters.
-        precision: None or ``jax.lax.Precision.HIGHEST``.
+        precision: None or a ``jax.lax.Precision``, as in `jaxsparse.spmm`: products of float32 are
+            as exact as float32.
         kernel_init: makes a dense kernel (in_features, out_features), of which the stored positions
             are taken. By default LeCun's normal distribution, its variance one over the number of
             weights that the output really has.
         bias_init: makes the bias.
+        dot_general: must be ``jax.lax.dot_general``.
         promote_dtype: brings inputs, values and bias to one dtype.
-        preferred_element_type: float32 for the result of 16-bit operands.
-        rngs: random keys: the stream "params".
-        kernel_metadata, bias_metadata: metadata of the variables ``values`` and ``bias``.
+        preferred_element_type: of the result: that of the operands or a wider one.
+        rngs: random keys: the stream "params", one for the weights and their pattern and one for
+            the bias, as many as nnx.Linear draws.
+        kernel_metadata, bias_metadata: metadata of the variables ``values`` and ``bias``, as are
+            those of initializers by `nnx.with_metadata` and `nnx.with_partitioning`. A sharding of
+            two dimensions is left out: the kernel's do not fit the values.
 
     Raises:
-        TypeError: if ``topology`` is no Topology, or a number of features no integer.
-        ValueError: unless exactly one of ``sparsity`` and ``topology`` is given, and for values and
-            shapes that don't fit.
+        TypeError: if ``topology`` is no Topology, a number of features no integer, or the dtype
+            none of `jaxsparse.spmm`.
+        ValueError: unless exactly one of ``sparsity`` and ``topology`` is given, for values and
+            shapes that don't fit, and for options that no sparse product can follow.
 
     Source: the weight-sparse layers of Gale et al. 2020, "Sparse GPU Kernels for Deep Learning".
 
@@ -87,6 +96,7 @@ class SparseLinear(nnx.Module):
         precision: Any = None,
         kernel_init: Initializer | None = None,
         bias_init: Initializer = nnx.initializers.zeros,
+        dot_general: Callable[..., jax.Array] = jax.lax.dot_general,
         promote_dtype: Callable[..., Any] = dtypes.promote_dtype,
         preferred_element_type: Any = None,
         rngs: nnx.Rngs,
@@ -95,13 +105,19 @@ class SparseLinear(nnx.Module):
     ):
         in_features = as_integer("SparseLinear", "in_features", in_features)
         out_features = as_integer("SparseLinear", "out_features", out_features)
+        _check_options(
+            "SparseLinear", dot_general, precision, dtype, param_dtype, preferred_element_type
+        )
         shape = (out_features, in_features)
+        key = rngs.params()
         if (sparsity is None) == (topology is None):
             raise ValueError("SparseLinear: needs either sparsity or topology")
         if topology is None:
             assert sparsity is not None
             _check_sparsity("SparseLinear", sparsity)
-            topology = _random_topology(rngs.params(), shape, sparsity)
+            # Of the kernel's key: layers that are made after this one get the keys that they would
+            # get behind an nnx.Linear.
+            topology = _random_topology(jax.random.fold_in(key, 1), shape, sparsity)
         if not isinstance(topology, Topology):
             raise TypeError(
                 f"SparseLinear: topology must be a Topology, got {type(topology).__name__}"
@@ -112,13 +128,13 @@ class SparseLinear(nnx.Module):
                 f"in_features), got shape {topology.shape}, batch {topology.batch_shape}"
             )
         self.topology = own_topology(topology)
-        key = rngs.params()
+        values: Any
         if kernel_init is None:
             values = _lecun_normal(key, topology, param_dtype)
         else:
             kernel = kernel_init(key, (in_features, out_features), param_dtype)
-            values = CSR.fromdense(kernel.T, topology).values
-        self.values = nnx.Param(values, **kernel_metadata)
+            values = _stored(kernel, topology)
+        self.values = nnx.Param(values, **_metadata_of_values(kernel_metadata))
         self.bias = nnx.data(None)
         if use_bias:
             bias = bias_init(rngs.params(), (out_features,), param_dtype)
@@ -153,25 +169,20 @@ class SparseLinear(nnx.Module):
             activation: as in the constructor.
 
         Raises:
-            TypeError: if ``layer`` is no nnx.Linear.
+            TypeError: if ``layer`` is no nnx.Linear, or of a subclass with a call of its own.
             ValueError: for both ``sparsity`` and ``topology``, values and shapes that don't fit,
-                and a layer with a ``dot_general`` of its own, which a sparse product can't follow.
+                and a layer whose options no sparse product can follow: a ``dot_general`` of its
+                own, a dot algorithm as ``precision``, or a ``preferred_element_type`` that is
+                narrower than the operands.
 
         >>> dense = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
         >>> SparseLinear.from_dense(dense, sparsity=0.9).values.shape
         (205,)
         """
-        if not isinstance(layer, nnx.Linear):
-            raise TypeError(
-                f"SparseLinear.from_dense: layer must be an nnx.Linear, got {type(layer).__name__}"
-            )
+        check_call("SparseLinear.from_dense: layer must be an nnx.Linear", layer, nnx.Linear)
         if sparsity is not None and topology is not None:
             raise ValueError("SparseLinear.from_dense: takes sparsity or topology, got both")
-        if layer.dot_general is not jax.lax.dot_general:
-            raise ValueError(
-                "SparseLinear.from_dense: layer must have dot_general=jax.lax.dot_general, "
-                f"got {layer.dot_general}"
-            )
+        _check_options("SparseLinear.from_dense", *_options_of(layer))
         if sparsity is not None:
             _check_sparsity("SparseLinear.from_dense", sparsity)
         kernel = layer.kernel[...]
@@ -194,13 +205,25 @@ class SparseLinear(nnx.Module):
         """The matrix (out_features, in_features)."""
         return CSR(self.values[...], self.topology.get_value())
 
-    def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Maps ``(..., in_features)`` to ``(..., out_features)``."""
+    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
+        """Maps ``(..., in_features)`` to ``(..., out_features)``.
+
+        Args:
+            inputs: of any number of leading dimensions.
+            out_sharding: of the result, a NamedSharding or PartitionSpec of explicit axes.
+
+        Raises:
+            TypeError, ValueError: as `jaxsparse.linear`.
+        """
         bias = None if self.bias is None else self.bias[...]
         inputs, values, bias = self.promote_dtype(
             (inputs, self.values[...], bias), dtype=self.dtype
         )
-        return linear(
+        wide = _operand_dtype(inputs.dtype, self.preferred_element_type)
+        if wide != inputs.dtype:
+            inputs, values = inputs.astype(wide), values.astype(wide)
+            bias = None if bias is None else bias.astype(wide)
+        outputs = linear(
             inputs,
             CSR(values, self.topology.get_value()),
             bias=bias,
@@ -208,6 +231,40 @@ class SparseLinear(nnx.Module):
             precision=self.precision,
             preferred_element_type=self.preferred_element_type,
         )
+        return outputs if out_sharding is None else jax.sharding.reshard(outputs, out_sharding)
+
+
+def obstacle_of_options(layer: nnx.Linear | nnx.LinearGeneral) -> str | None:
+    """Why no sparse layer can have the options of a dense one, or None."""
+    try:
+        _check_options("SparseLinear", *_options_of(layer))
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def has_call_of(module: Any, *classes: type) -> bool:
+    """Whether a module is of one of these classes and computes what they do: calls as they call.
+
+    What wraps that call, to record it for instance, computes the same.
+    """
+    calls = [inspect.unwrap(vars(cls)["__call__"]) for cls in classes]
+    return isinstance(module, classes) and inspect.unwrap(type(module).__call__) in calls
+
+
+def check_call(expected: str, module: Any, *classes: type) -> None:
+    """Raises TypeError unless a module, which will not be called, computes what one of these does.
+
+    Args:
+        expected: what errors say: the operation, what must be what.
+        module: what came.
+        classes: what it may be, or of a subclass that leaves the call alone.
+    """
+    if not has_call_of(module, *classes):
+        got = type(module).__name__
+        if isinstance(module, classes):
+            got += ", a subclass, whose own call would be left out"
+        raise TypeError(f"{expected}, got {got}")
 
 
 def as_integer(operation: str, name: str, value: Any) -> int:
@@ -216,6 +273,74 @@ def as_integer(operation: str, name: str, value: Any) -> int:
         return operator.index(value)
     except TypeError:
         raise TypeError(f"{operation}: {name} must be an integer, got {value!r}") from None
+
+
+def _options_of(layer: nnx.Linear | nnx.LinearGeneral) -> tuple[Any, ...]:
+    """What `_check_options` takes of a layer."""
+    names = ("dot_general", "precision", "dtype", "param_dtype", "preferred_element_type")
+    return tuple(getattr(layer, name) for name in names)
+
+
+def _check_options(
+    operation: str,
+    dot_general: Any,
+    precision: Any,
+    dtype: Any,
+    param_dtype: Any,
+    preferred_element_type: Any,
+) -> None:
+    """Raises TypeError or ValueError for options of a linear layer that no call could honour."""
+    if dot_general not in (None, jax.lax.dot_general):
+        raise ValueError(
+            f"{operation}: dot_general must be jax.lax.dot_general, which a sparse product stands "
+            f"for, got {dot_general}"
+        )
+    arguments.as_precision(operation, precision)
+    # Inputs that are wider than the parameters may widen the operands still.
+    operands = jax.dtypes.canonicalize_dtype(param_dtype if dtype is None else dtype)
+    if jnp.issubdtype(operands, jnp.inexact):
+        arguments.check_floating(operation, operands=jax.ShapeDtypeStruct((), operands))
+    if preferred_element_type is not None:
+        preferred = jax.dtypes.canonicalize_dtype(preferred_element_type)
+        wider = jnp.issubdtype(preferred, jnp.floating) and preferred.itemsize > operands.itemsize
+        if preferred != operands and not wider:
+            raise ValueError(
+                f"{operation}: preferred_element_type must be {operands}, the operands' dtype, or "
+                f"a wider one, got {preferred}"
+            )
+
+
+def _operand_dtype(dtype: Any, preferred: Any) -> Any:
+    """The dtype of operands whose product can have the preferred one."""
+    if preferred is None:
+        return dtype
+    preferred = jax.dtypes.canonicalize_dtype(preferred)
+    native = dtype.itemsize == 2 and preferred == jnp.float32
+    return preferred if preferred.itemsize > dtype.itemsize and not native else dtype
+
+
+def _stored(kernel: Any, topology: Topology) -> Any:
+    """The values of a kernel at the stored positions, with the metadata of its initializer."""
+    if not isinstance(kernel, nnx.VariableMetadata):
+        return CSR.fromdense(kernel.T, topology).values
+    return dataclasses.replace(
+        kernel,
+        raw_value=_stored(kernel.raw_value, topology),
+        metadata=_metadata_of_values(kernel.metadata),
+    )
+
+
+# How Flax names the sharding of a variable, now and formerly.
+_SHARDINGS = ("out_sharding", "sharding", "sharding_names")
+
+
+def _metadata_of_values(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """A kernel's metadata without a sharding of its two dimensions: values have one."""
+
+    def fits(sharding: Any) -> bool:
+        return sharding is None or len(getattr(sharding, "spec", sharding)) <= 1
+
+    return {k: v for k, v in metadata.items() if k not in _SHARDINGS or fits(v)}
 
 
 def _check_sparsity(operation: str, sparsity: float) -> None:

@@ -12,7 +12,7 @@ from flax import nnx
 from flax.nnx.nn.recurrent import flip_sequences
 
 from jaxsparse import recurrent
-from jaxsparse.nn.cells import RecurrentCell, scan_operands, with_batch
+from jaxsparse.nn.cells import RecurrentCell, check_scannable, scan_operands, with_batch
 from jaxsparse.ops import arguments
 
 Rngs = nnx.Rngs | nnx.RngStream
@@ -52,7 +52,8 @@ class RNN(nnx.Module):
             stream, True (one from seed 0) or False (none).
 
     Raises:
-        TypeError: if ``cell`` is no RecurrentCell, or ``rngs`` none of these.
+        TypeError: if ``cell`` is no RecurrentCell or its class has a ``__call__`` of its own, and
+            if ``rngs`` is none of these.
 
     Method: Diamos et al. 2016, "Persistent RNNs"; Zhu et al. 2018, "Sparse Persistent RNNs".
 
@@ -76,11 +77,7 @@ class RNN(nnx.Module):
         variant: str | None = None,
         rngs: Rngs | bool = True,
     ):
-        if not isinstance(cell, RecurrentCell):
-            hint = ": convert it by from_flax" if isinstance(cell, nnx.RNNCellBase) else ""
-            raise TypeError(
-                f"RNN: cell must be a jaxsparse.nn.RecurrentCell, got {type(cell).__name__}{hint}"
-            )
+        check_scannable("RNN", cell)
         self.cell = cell
         self.time_major = time_major
         self.return_carry = return_carry
@@ -139,6 +136,7 @@ class RNN(nnx.Module):
         self, operation: str, inputs: jax.Array, carry: Any, stream: Any
     ) -> dict[str, Any]:
         """The scan's arguments, of inputs (T, *batch, in_features)."""
+        check_scannable(operation, self.cell)
         if carry is None:
             carry = self.cell.initialize_carry(inputs.shape[1:], stream)
         return {

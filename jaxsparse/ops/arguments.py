@@ -28,7 +28,6 @@ STARTS = PATTERN[7][0]
 TRANSPOSED = tuple(name for name, _ in (*PATTERN[3:7], *PATTERN[:2]))  # and where values are stored
 
 _FLOATS = {jnp.dtype(t) for t in (jnp.float32, jnp.float64, jnp.bfloat16, jnp.float16)}
-_EXACT = (None, jax.lax.Precision.HIGHEST, "highest", "float32")
 
 
 def check_floating(operation: str, **arrays: Any) -> Any:
@@ -41,19 +40,32 @@ def check_floating(operation: str, **arrays: Any) -> Any:
     return dtype
 
 
-def check_precision(operation: str, precision: Any) -> None:
-    """Raises ValueError unless float32 is to be exact: for one call there is no other way yet."""
-    if precision not in _EXACT:
-        raise ValueError(
-            f"{operation}: precision must be None or HIGHEST (never TF32), got {precision!r}"
-        )
+def as_precision(operation: str, precision: Any) -> jax.lax.Precision | None:
+    """How exact a float32 product must be at least; of a pair, one for each operand, the higher.
+
+    Raises ValueError for anything else, such as a dot algorithm: that says how a product is
+    computed, which no sparse kernel can follow.
+    """
+    if precision is None:
+        return None
+    pair = precision if isinstance(precision, tuple | list) else (precision,)
+    names = [p for p in pair if isinstance(p, str | jax.lax.Precision)]
+    try:
+        if len(names) == len(pair) <= 2:
+            return max(map(jax.lax.Precision, names), key=lambda p: int(p.value))
+    except ValueError:
+        pass  # a string that names none
+    raise ValueError(
+        f"{operation}: precision must be None, a jax.lax.Precision, its name or a pair of these, "
+        f"got {precision!r}"
+    )
 
 
 def result_dtype(operation: str, dtype: Any, preferred_element_type: Any) -> Any:
     """The dtype of a product: that of its operands, or float32 for 16-bit ones if preferred."""
     if preferred_element_type is None:
         return dtype
-    preferred = jnp.dtype(preferred_element_type)
+    preferred = jax.dtypes.canonicalize_dtype(preferred_element_type)
     if preferred == dtype or (preferred == np.float32 and dtype.itemsize == 2):
         return preferred
     raise ValueError(

@@ -54,7 +54,8 @@ _ALLOW_TF32 = {
 def allowed_precision(precision: Any) -> str | None:
     """The default precision if it was set to one that allows TF32. JAX keys its caches by it."""
     default = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    return default if precision is None and default in _ALLOW_TF32 else None
+    fast = precision in (None, jax.lax.Precision.DEFAULT)
+    return default if fast and default in _ALLOW_TF32 else None
 
 
 class _Costs(NamedTuple):

@@ -39,8 +39,8 @@ def linear(
         a: one matrix (m, k): a row for each feature of the result. `jax.vmap` serves batches.
         bias: ``(m,)``.
         activation: None, "relu" or "gelu" (the tanh form), applied last.
-        precision: None or ``jax.lax.Precision.HIGHEST``: float32 products are as exact as
-            float32, unless ``jax.default_matmul_precision`` is set, as in `spmm`.
+        precision: None or a ``jax.lax.Precision``: float32 products are as exact as float32, unless
+            ``jax.default_matmul_precision`` is set, as in `spmm`.
         preferred_element_type: float32 for 16-bit operands, else their own dtype.
         implementation: None (the platform's own), "cpu", "cuda" or "xla".
         variant: the name of a kernel variant to force, see ``python -m jaxsparse info``.

@@ -107,9 +107,9 @@ def spmm(
         x: ``(..., k, n)``, float32, float64, bfloat16 or float16; batch dimensions broadcast.
         bias: ``(m,)`` or ``(..., m)``, added to every column.
         activation: None, "relu" or "gelu" (the tanh form), applied last.
-        precision: None or ``jax.lax.Precision.HIGHEST``: float32 products are as exact as
-            float32. With None, and only where ``jax.default_matmul_precision`` was set and allows
-            it, a GPU may multiply in TF32.
+        precision: None or a ``jax.lax.Precision``: float32 products are as exact as float32. With
+            None or DEFAULT, and only where ``jax.default_matmul_precision`` was set and allows it,
+            a GPU may multiply in TF32.
         preferred_element_type: float32 for 16-bit operands, else their own dtype.
         implementation: None (the platform's own), "cpu", "cuda" or "xla".
         variant: the name of a kernel variant to force, see ``python -m jaxsparse info``.
@@ -164,7 +164,7 @@ def product(
     if not isinstance(a, CSR):
         raise TypeError(f"{operation}: a must be a CSR matrix, got {type(a).__name__}")
     x = arguments.as_array(operation, "x", x, 2)
-    arguments.check_precision(operation, precision)
+    precision = arguments.as_precision(operation, precision)
     backend.check_implementation(operation, implementation)
     m, k = a.shape
     inner, rows = (m, k) if transpose else (k, m)
@@ -238,8 +238,8 @@ def sddmm(
         y: ``(..., n, d)``.
         topology: stored positions of an (m, n) matrix; may have leading batch dimensions.
         scale_by: values ``(..., nse)`` to multiply with, entry by entry.
-        precision: None or ``jax.lax.Precision.HIGHEST``: float32 products are as exact as
-            float32, never TF32.
+        precision: None or a ``jax.lax.Precision``: float32 products are as exact as float32, never
+            TF32, whichever it is.
         preferred_element_type: float32 for 16-bit operands, else their own dtype.
         implementation: None (the platform's own), "cpu", "cuda" or "xla".
         variant: the name of a kernel variant to force, see ``python -m jaxsparse info``.
@@ -263,7 +263,7 @@ def sddmm(
     if not isinstance(topology, Topology):
         raise TypeError(f"sddmm: topology must be a Topology, got {type(topology).__name__}")
     x, y = (arguments.as_array(operation, n, v, 2) for n, v in (("x", x), ("y", y)))
-    arguments.check_precision(operation, precision)
+    arguments.as_precision(operation, precision)
     backend.check_implementation(operation, implementation)
     m, n = topology.shape
     if x.shape[-2] != m or y.shape[-2] != n or x.shape[-1] != y.shape[-1]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxsparse.nn import SparseLinear
-from jaxsparse.nn.linear import LINEAR_OPTIONS
+from jaxsparse.nn.linear import LINEAR_OPTIONS, check_call, obstacle_of_options
 
 
 class SparseLinearGeneral(nnx.Module):
@@ -29,7 +29,7 @@ class SparseLinearGeneral(nnx.Module):
 
     Raises:
         ValueError: if the sizes are not those of ``linear``, or there isn't one axis for each input
-            dimension; when called, for an ``out_sharding``.
+            dimension.
 
     >>> dense = nnx.LinearGeneral(8, (2, 3), rngs=nnx.Rngs(0))
     >>> layer = SparseLinearGeneral.from_dense(dense)
@@ -66,15 +66,13 @@ class SparseLinearGeneral(nnx.Module):
         """The weights of an `nnx.LinearGeneral` that are not 0, copied.
 
         Raises:
-            TypeError: if ``layer`` is no nnx.LinearGeneral.
-            ValueError: if it has batch axes, or a ``dot_general`` of its own, which a sparse
-                product can't follow.
+            TypeError: if ``layer`` is no nnx.LinearGeneral, or of a subclass with a call of its
+                own.
+            ValueError: if it has batch axes, or options that a sparse product can't follow, such as
+                a ``dot_general`` of its own.
         """
-        if not isinstance(layer, nnx.LinearGeneral):
-            raise TypeError(
-                "SparseLinearGeneral.from_dense: layer must be an nnx.LinearGeneral, "
-                f"got {type(layer).__name__}"
-            )
+        expected = "SparseLinearGeneral.from_dense: layer must be an nnx.LinearGeneral"
+        check_call(expected, layer, nnx.LinearGeneral)
         if reason := obstacle_of_linear_general(layer):
             raise ValueError(f"SparseLinearGeneral.from_dense: {reason}")
         inputs, outputs = math.prod(layer.in_features), math.prod(layer.out_features)
@@ -91,18 +89,15 @@ class SparseLinearGeneral(nnx.Module):
         linear = SparseLinear.from_dense(flat)
         return cls(linear, layer.in_features, layer.out_features, axis=layer.axis)
 
-    def __call__(self, inputs: jax.Array, out_sharding: None = None) -> jax.Array:
+    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
         """Maps the dimensions ``axis`` away and puts ``out_features`` at the end."""
-        if out_sharding is not None:
-            raise ValueError(
-                f"SparseLinearGeneral: out_sharding must be left out, got {out_sharding}"
-            )
         # In rising order, whichever they are named in, as in nnx.LinearGeneral.
         axis = sorted(a % inputs.ndim for a in self.axis)
         x = jnp.moveaxis(inputs, axis, range(-len(axis), 0))
         leading = x.shape[: -len(self.axis)]
         y = self.linear(x.reshape(*leading, self.linear.in_features))
-        return y.reshape(*leading, *self.out_features)
+        y = y.reshape(*leading, *self.out_features)
+        return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
 
 
 def obstacle_of_linear(layer: nnx.Linear) -> str | None:
@@ -111,7 +106,7 @@ def obstacle_of_linear(layer: nnx.Linear) -> str | None:
         return f"its kernel is a stack of shape {layer.kernel[...].shape}, not one matrix"
     if layer.dot_general is not jax.lax.dot_general:
         return "it has a dot_general of its own, which a sparse product can't follow"
-    return None
+    return obstacle_of_options(layer)
 
 
 def obstacle_of_linear_general(layer: nnx.LinearGeneral) -> str | None:
@@ -120,15 +115,17 @@ def obstacle_of_linear_general(layer: nnx.LinearGeneral) -> str | None:
         return f"its kernel is a stack of shape {layer.kernel[...].shape}, not one matrix"
     if layer.dot_general is not None or layer.dot_general_cls is not None:
         return "it has a dot_general of its own, which a sparse product can't follow"
-    return None
+    return obstacle_of_options(layer)
 
 
 def dense_linear(layer: SparseLinear) -> nnx.Linear:
     """An nnx.Linear with a copy of the matrix, zeros in place, and of the bias.
 
     Raises:
+        TypeError: for a subclass with a call of its own, which the dense layer would not have.
         ValueError: if an activation is fused with the product.
     """
+    check_call("densify: layer must be a SparseLinear", layer, SparseLinear)
     if layer.activation is not None:
         raise ValueError(
             "densify: nnx.Linear has no activation, "

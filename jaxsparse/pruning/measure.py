@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +85,7 @@ def _record(
     calls: dict[str, dict[Hashable, Call]] = {name: {} for name in layers}
 
     def recording(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
         def call(self: Any, *args: Any, **options: Any) -> Any:
             # A transformation such as nnx.jit calls a copy, which has the tag, too.
             if (tag := getattr(self, _TAG, None)) is None:

@@ -105,6 +105,8 @@ def sparsify(
     unwanted = _matching("sparsify", "keep_dense", keep_dense, names, found, kinds)
     considered = {name: found[name] for name in found if name in chosen}
     obstacles = {name: kinds[type(x)].obstacle(x) for name, x in considered.items()}
+    for name, wrapper in _normalised(names, considered).items():
+        obstacles[name] = obstacles[name] or f"its kernel is what {wrapper} makes of it"
     modules, sharing = _shared(model, names, considered)
     for name, other in sharing.items():
         obstacles[name] = obstacles[name] or f"its weights are shared with {other or '(model)'}"
@@ -255,6 +257,23 @@ def _matching(
             )
         chosen.update(layers)
     return chosen
+
+
+# They replace every variable that is named kernel while they call what they hold.
+_NORMALISERS = (nnx.WeightNorm, nnx.SpectralNorm)
+
+
+def _normalised(
+    names: Mapping[str, nnx.Module], layers: Mapping[str, nnx.Module]
+) -> dict[str, str]:
+    """Layers within a module that gives them another kernel, and the type of that module."""
+    wrapper_of = {
+        id(part): type(module).__name__
+        for module in names.values()
+        if isinstance(module, _NORMALISERS)
+        for _, part in nnx.iter_modules(module)
+    }
+    return {name: wrapper_of[id(x)] for name, x in layers.items() if id(x) in wrapper_of}
 
 
 # A place of a module that several layers hold: the layer's name, and the path within the layer.
