@@ -23,6 +23,12 @@ struct IndexReader {
   }
 };
 
+// Whether an index may be followed. The branch is never taken in a sound pattern and costs nothing
+// there.
+JAXSPARSE_INLINE bool IsBelow(int64_t index, int64_t size) {
+  return __builtin_expect(static_cast<uint64_t>(index) < static_cast<uint64_t>(size), 1);
+}
+
 // Row bounds that can't leave the arrays, whatever the offsets say.
 struct RowBounds {
   int64_t begin, end;
@@ -58,6 +64,18 @@ class OutWriter {
       Store<kLanes, Acc>(v, wide_ + at);
     } else if constexpr (!std::is_same_v<T, Acc>) {
       if (narrow_ != nullptr) Store<kLanes, Acc>(v, narrow_ + at);
+    }
+  }
+  // Lanes that lie `distance` apart.
+  template <int kLanes>
+  JAXSPARSE_INLINE void WriteApart(Vector<Acc, kLanes> v, int64_t at, int64_t distance) const {
+    if (wide_ != nullptr) {
+      for (int l = 0; l < kLanes; ++l) wide_[at + l * distance] = v[l];
+    } else if constexpr (!std::is_same_v<T, Acc>) {
+      T narrow[kLanes];
+      Store<kLanes, Acc>(v, narrow);
+      if (narrow_ == nullptr) return;
+      for (int l = 0; l < kLanes; ++l) narrow_[at + l * distance] = narrow[l];
     }
   }
   JAXSPARSE_INLINE void Write(Acc value, int64_t at) const {
