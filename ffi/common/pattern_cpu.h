@@ -6,6 +6,19 @@
 
 namespace jaxsparse {
 
+// Whether 0 <= index < size for all of some indices: a negative one is a large unsigned number.
+template <typename Index>
+JAXSPARSE_INLINE bool AllBelow(const Index* indices, int64_t count, int64_t size) {
+  using Unsigned = std::make_unsigned_t<Index>;
+  Unsigned largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto index = static_cast<Unsigned>(indices[i]);
+    largest = index > largest ? index : largest;
+  }
+  constexpr int64_t kMost = int64_t{1} << 31;
+  return count <= 0 || largest < (size < kMost ? size : kMost);
+}
+
 // Column indices of one batch entry, of 32 or 16 bits: the other pointer is null.
 struct IndexReader {
   const int32_t* wide = nullptr;
@@ -20,6 +33,11 @@ struct IndexReader {
   }
   JAXSPARSE_INLINE int64_t operator[](int64_t i) const {
     return wide != nullptr ? wide[i] : narrow[i];
+  }
+  // Whether those from `begin` to `end` are all in range.
+  JAXSPARSE_INLINE bool AreBelow(int64_t begin, int64_t end, int64_t size) const {
+    return wide != nullptr ? AllBelow(wide + begin, end - begin, size)
+                           : AllBelow(narrow + begin, end - begin, size);
   }
 };
 

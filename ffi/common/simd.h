@@ -135,18 +135,22 @@ JAXSPARSE_INLINE Vector<uint16_t, kLanes> Narrow(Vector<float, kLanes> v, float1
   return __builtin_convertvector(result | sign, Vector<uint16_t, kLanes>);
 }
 
+// kLanes consecutive numbers from any address, as they are.
+template <int kLanes, typename T>
+JAXSPARSE_INLINE Vector<T, kLanes> LoadRaw(const T* from) {
+  Vector<T, kLanes> v;
+  std::memcpy(&v, from, sizeof(v));
+  return v;
+}
+
 // kLanes consecutive elements from any address, as accumulators.
 template <int kLanes, typename T>
 JAXSPARSE_INLINE auto Load(const T* from) {
   using Acc = typename Accumulator<T>::type;
   if constexpr (std::is_same_v<T, Acc>) {
-    Vector<T, kLanes> v;
-    std::memcpy(&v, from, sizeof(v));
-    return v;
+    return LoadRaw<kLanes>(from);
   } else {
-    Vector<uint16_t, kLanes> bits;
-    std::memcpy(&bits, from, sizeof(bits));
-    return Widen<kLanes>(bits, T{});
+    return Widen<kLanes>(LoadRaw<kLanes>(&from->bits), T{});
   }
 }
 

@@ -54,47 +54,79 @@ struct Columns {
   int64_t rows, stride, last;
 };
 
-// sums[v] += value * row `index` of some columns, if there is such a row.
-template <int kLanes, int kVectors, typename Acc, typename X>
-JAXSPARSE_INLINE void MultiplyAdd(Acc value, int64_t index, const Columns<X>& columns,
-                                  Vector<Acc, kLanes>* sums) {
+// All bits of as many numbers as the widest step below has, and none of as many.
+template <typename Int>
+constexpr Int kMask[128 / sizeof(Int)] = {};
+template <>
+constexpr int32_t kMask<int32_t>[32] = {-1, -1, -1, -1, -1, -1, -1, -1,
+                                        -1, -1, -1, -1, -1, -1, -1, -1};
+template <>
+constexpr int64_t kMask<int64_t>[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+
+template <typename Acc>
+using IntOf = std::conditional_t<sizeof(Acc) == 4, int32_t, int64_t>;
+
+// What it is, or 0 where no bit of the mask is set.
+template <int kLanes, typename Acc>
+JAXSPARSE_INLINE Vector<Acc, kLanes> Masked(Vector<Acc, kLanes> v,
+                                            Vector<IntOf<Acc>, kLanes> mask) {
+  return BitCast<Vector<Acc, kLanes>>(BitCast<Vector<IntOf<Acc>, kLanes>>(v) & mask);
+}
+
+// sums[v] += the product of an entry with the row of some columns that it meets, if there is such a
+// row. With a mask: or nothing.
+template <int kLanes, int kVectors, typename Acc, typename X, typename Index, typename... Mask>
+JAXSPARSE_INLINE void MultiplyEntry(const Entries<Acc, Index>& entries, int64_t i,
+                                    const Columns<X>& columns, Vector<Acc, kLanes>* sums,
+                                    Mask... mask) {
+  const int64_t index = entries.columns[i];
   if (!IsBelow(index, columns.rows)) return;
+  const auto value = Broadcast<kLanes>(entries.values[i]);
   const X* from = columns.x + index * columns.stride;
-  asm("" : "+r"(from));  // or GCC keeps an address for each vector, in more registers than there are
+  // Or GCC keeps an address for each vector, in more registers than there are.
+  if constexpr (kVectors > 2) asm("" : "+r"(from));
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) {
-    const X* lanes = from + (v + 1 < kVectors ? v * kLanes : columns.last);
-    sums[v] += Broadcast<kLanes>(value) * Load<kLanes>(lanes);
+    const auto factor = Load<kLanes>(from + (v + 1 < kVectors ? v * kLanes : columns.last));
+    if constexpr (sizeof...(mask) == 0) sums[v] += value * factor;
+    else sums[v] += Masked<kLanes, Acc>(value * factor, mask...);
   }
 }
 
 // sums[v] += the products of some entries with some columns. Narrow tiles interleave kChains
-// partial sums in long rows, since one chain would wait for each multiply-add to finish; in short
-// ones the ends of more loops, which no predictor knows, would cost more than that.
+// partial sums in long rows, since one chain would wait for each multiply-add to finish. What is
+// left at their end are some of the last kChains entries: a loop over it would end at another place
+// in each row, which no predictor knows. In short rows the one loop is all that is not known.
 template <int kLanes, int kVectors, typename Acc, typename X, typename Index>
 JAXSPARSE_INLINE void MultiplyEntries(const Entries<Acc, Index>& entries, const Columns<X>& columns,
                                       Vector<Acc, kLanes>* sums) {
   constexpr int kChains = kVectors >= 8 ? 1 : kVectors >= 4 ? 2 : 4;
   constexpr int64_t kLong = 16;
-  int64_t i = 0;
-  if (kChains > 1 && entries.count >= kLong) {
-    Vector<Acc, kLanes> partial[kChains][kVectors] = {};
-    for (; i + kChains <= entries.count; i += kChains) {
-#pragma GCC unroll 4
-      for (int c = 0; c < kChains; ++c) {
-        MultiplyAdd<kLanes, kVectors>(entries.values[i + c], entries.columns[i + c], columns,
-                                      partial[c]);
-      }
+  if (kChains == 1 || entries.count < kLong) {
+#pragma GCC unroll 1
+    for (int64_t i = 0; i < entries.count; ++i) {
+      MultiplyEntry<kLanes, kVectors>(entries, i, columns, sums);
     }
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
+    return;
+  }
+  Vector<Acc, kLanes> partial[kChains][kVectors] = {};
+  int64_t i = 0;
+  for (; i + kChains <= entries.count; i += kChains) {
 #pragma GCC unroll 4
-      for (int c = 0; c < kChains; ++c) sums[v] += partial[c][v];
+    for (int c = 0; c < kChains; ++c) {
+      MultiplyEntry<kLanes, kVectors>(entries, i + c, columns, partial[c]);
     }
   }
-#pragma GCC unroll 1
-  for (; i < entries.count; ++i) {
-    MultiplyAdd<kLanes, kVectors>(entries.values[i], entries.columns[i], columns, sums);
+  const auto* left = kMask<IntOf<Acc>> + (64 / sizeof(Acc) - 1) - (entries.count - i);
+#pragma GCC unroll 4
+  for (int c = 0; c < kChains; ++c) {
+    const Vector<IntOf<Acc>, kLanes> mask = Broadcast<kLanes>(left[c + 1]);
+    MultiplyEntry<kLanes, kVectors>(entries, entries.count - 1 - c, columns, partial[c], mask);
+  }
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kChains; ++c) sums[v] += partial[c][v];
   }
 }
 
@@ -185,15 +217,6 @@ void Rows(const SpmmProblem& problem, Workers& workers) {
   });
 }
 
-// All bits of as many numbers as a step of ColumnKernel has, and none of as many.
-template <typename Int>
-constexpr Int kMask[128 / sizeof(Int)] = {};
-template <>
-constexpr int32_t kMask<int32_t>[32] = {-1, -1, -1, -1, -1, -1, -1, -1,
-                                        -1, -1, -1, -1, -1, -1, -1, -1};
-template <>
-constexpr int64_t kMask<int64_t>[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
-
 // A single column, where entries fill the lanes: the products of a group of rows, one behind the
 // other however short rows are, and then the sum of each row.
 template <typename T, typename Index>
@@ -239,19 +262,16 @@ struct ColumnKernel {
 
   // What lies behind the products is read, but not added.
   JAXSPARSE_INLINE Acc SumOf(const Acc* from, int64_t count) const {
-    using Int = std::conditional_t<sizeof(Acc) == 4, int32_t, int64_t>;
     Vector<Acc, kLanes> lanes[kVectors] = {};
     for (; count > kStep; count -= kStep, from += kStep) {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) lanes[v] += Load<kLanes>(from + v * kLanes);
     }
-    const Int* mask = kMask<Int> + kStep - count;
+    const auto* mask = kMask<IntOf<Acc>> + kStep - count;
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      const auto bits = BitCast<Vector<Int, kLanes>>(Load<kLanes>(from + v * kLanes));
-      Vector<Int, kLanes> there;
-      std::memcpy(&there, mask + v * kLanes, sizeof(there));
-      lanes[v] += BitCast<Vector<Acc, kLanes>>(bits & there);
+      const auto left = LoadRaw<kLanes>(mask + v * kLanes);
+      lanes[v] += Masked<kLanes, Acc>(Load<kLanes>(from + v * kLanes), left);
       if (v > 0) lanes[0] += lanes[v];
     }
     return Sum<kLanes, Acc>(lanes[0]);
