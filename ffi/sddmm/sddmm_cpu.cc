@@ -76,6 +76,10 @@ void Rows(const SddmmProblem& problem, Workers& workers) {
     for (int64_t row = tasks.FirstRow(matrices.row_offsets, part); row < last; ++row) {
       const RowBounds bounds(matrices.row_offsets, row, pattern.nse);
       const T* x = matrices.x + row * problem.d;
+      if (!matrices.column_indices.AreBelow(bounds.begin, bounds.end, pattern.columns)) {
+        for (int64_t i = bounds.begin; i < bounds.end; ++i) matrices.out.Write(Acc(0), i);
+        continue;  // a bad pattern, of which no row of y is read
+      }
       const int64_t rest = Groups<4>(matrices, x, problem.d, bounds.begin, bounds.end);
       Groups<1>(matrices, x, problem.d, rest, bounds.end);
     }
