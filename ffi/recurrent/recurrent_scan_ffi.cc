@@ -297,6 +297,7 @@ RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t direction, 
   if (c.layout.data != nullptr) {
     p.layout = reinterpret_cast<const uint32_t*>(at(c.layout, c.layout_size, sizeof(uint32_t)));
   }
+  p.weights_size = c.weights_size;
   p.weight_row_stride = c.weight_row_stride;
   p.weight_column_stride = c.weight_column_stride;
   p.initial_state = at(c.state, units * c.state_parts, state) + first_unit * c.state_parts * state;
