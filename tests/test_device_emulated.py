@@ -16,6 +16,7 @@ OPTIONS = [
 @pytest.mark.parametrize(
     "operation",
     [
+        "generic",
         "spmm",
         "spmm_staged",
         "spmm_tiled",

@@ -1,9 +1,10 @@
-"""The CPU kernels under AddressSanitizer and UBSanitizer, for every instruction set there is."""
+"""CPU kernels, for every instruction set there is, and FFI handlers, with sanitizers."""
 
 from __future__ import annotations
 
 import platform
 
+import jax
 import pytest
 import sanitized
 
@@ -28,3 +29,23 @@ def test_kernels(isa, tmp_path):
     ]
     sources = [*KERNELS, sanitized.FFI / "tests" / "kernels_test.cc"]
     assert "patterns passed" in sanitized.output_of(sources, options, tmp_path)
+
+
+def test_handlers(tmp_path):
+    """With calls that are not as declared; those for a GPU need none."""
+    handlers = sorted(sanitized.FFI.glob("*/*_ffi.cc"))
+    choices = [path.with_name(path.name.replace("cpu", "cuda")) for path in KERNELS]
+    common = [
+        sanitized.FFI / "common" / f"{name}.cc" for name in ("call_parser", "ffi", "isa", "workers")
+    ]
+    options = [
+        "-O0",
+        "-fno-trapping-math",
+        "-Wno-psabi",
+        "-DJAXSPARSE_ISA=portable",
+        f"-I{sanitized.FFI / 'tests' / 'handlers'}",  # in front of CUDA's own headers
+        f"-I{sanitized.FFI / 'tests'}",
+        f"-isystem{jax.ffi.include_dir()}",
+    ]
+    sources = [*handlers, *choices, *KERNELS, *common, sanitized.FFI / "tests" / "handlers_test.cc"]
+    assert "calls were refused" in sanitized.output_of(sources, options, tmp_path)

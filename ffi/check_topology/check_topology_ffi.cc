@@ -15,17 +15,22 @@ namespace {
 constexpr char kName[] = "check_topology";
 constexpr unsigned long long kNoBadRow = ~0ull;
 
-// Operands: the pattern's three or four. Results: row_offsets, and the place of the first bad row.
 ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
                  ffi::Dictionary attributes, CheckTopologyProblem* problem) {
-  CallParser call(kName, operands, results, attributes, 1);
+  CallParser call(kName, operands, results, attributes);
   CheckTopologyProblem& p = *problem;
-  p.pattern = call.OperandPattern(0, call.Attribute<int64_t>("columns"), call.operands() > 3);
+  Dimension rows("m"), columns("columns"), nse("nse");
+  columns.size = call.Integer("columns", 0, kMostIndex);
+  ElementType int32 = {ffi::S32};
+  p.checked_offsets = call.Result("checked_offsets", int32, {rows + 1});
+  // The place of the first bad row, which no dtype of JAX has room for by default.
+  p.bad_row = static_cast<unsigned long long*>(call.UnbatchedResult("bad_row", {ffi::U32}, {2}));
+  p.pattern = call.OperandPattern(rows, columns, nse);
+  if (call.operands_left() > 0) {
+    p.pattern.permutation = call.Operand("permutation", int32, {nse});
+  }
   p.batch = call.batch();
-  p.checked_offsets = call.Result(0, "checked_offsets", {p.pattern.rows + 1});
-  auto bad_row = results.get<ffi::AnyBuffer>(1);
-  if (!bad_row.has_value()) return bad_row.error();
-  p.bad_row = static_cast<unsigned long long*>((*bad_row)->untyped_data());
+  call.Finish();
   return call.ok() ? ffi::Error::Success() : call.error();
 }
 

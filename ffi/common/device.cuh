@@ -103,6 +103,13 @@ struct RowBounds {
   }
 };
 
+// An index of one of so many things, at least one, whatever an array of indices says: it may be
+// that of a damaged file. One instruction, since what is negative is large.
+__device__ __forceinline__ uint32_t Within(uint32_t index, int64_t count) {
+  const uint32_t last = static_cast<uint32_t>(count) - 1;
+  return index < last ? index : last;
+}
+
 __device__ __forceinline__ int Clamp(int x, int least, int most) {
   return x < least ? least : x > most ? most : x;
 }

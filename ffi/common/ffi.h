@@ -3,14 +3,12 @@
 // An operation is a struct with
 //   using Problem = ...;
 //   static constexpr char kName[];
-//   static constexpr size_t kResultRank;          // core dimensions of its first result
 //   static void Parse(CallParser& call, Problem* problem);
 //   static Table<CpuVariant<Problem>> CpuVariants();
 //   static Table<CudaVariant<Problem>> CudaVariants();
 // and Targets<Operation> has its handlers.
 #pragma once
 
-#include <initializer_list>
 #include <map>
 #include <string>
 #include <string_view>
@@ -18,6 +16,7 @@
 #include <variant>
 #include <vector>
 
+#include "common/call_parser.h"
 #include "common/types.h"
 #include "common/variant.h"
 #include "common/workers.h"
@@ -25,66 +24,6 @@
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxsparse {
-
-namespace ffi = xla::ffi;
-
-// Reads the buffers and attributes of one call. The first thing that is wrong is kept and asked for
-// once at the end, so that a parse reads top-down. Shapes were checked where the operation was
-// traced: what is checked again here is what would read out of bounds.
-class CallParser {
- public:
-  // The batch dimensions are those of the first result in front of its last `result_rank` ones.
-  CallParser(const char* operation, ffi::RemainingArgs operands, ffi::RemainingRets results,
-             ffi::Dictionary attributes, size_t result_rank);
-
-  bool ok() const { return error_.empty(); }
-  ffi::Error error() const { return ffi::Error::InvalidArgument(error_); }
-  void Fail(const std::string& reason);
-
-  const Batch& batch() const { return batch_; }
-  size_t operands() const { return operands_.size(); }
-  size_t results() const { return results_.size(); }
-
-  // Size of the dimension of operand `index` that stands `from_last` places before the last one.
-  int64_t Size(size_t index, size_t from_last) const;
-
-  // An operand or result of the given core shape under the batch dimensions; an operand of size 1
-  // there is broadcast.
-  Array Operand(size_t index, const char* name, std::initializer_list<int64_t> core);
-  Array Result(size_t index, const char* name, std::initializer_list<int64_t> core);
-  DType OperandDType(size_t index, const char* name);
-  DType ResultDType(size_t index, const char* name);
-  IndexType OperandIndexType(size_t index);  // of column_indices
-  // Result `index`, of as many bytes as attribute `workspace` says; none, where these are 0.
-  Workspace ResultWorkspace(size_t index);
-  // Operands `index` on: row_offsets, column_indices.
-  Pattern OperandStored(size_t index, int64_t columns);
-  // Operand `index`: where the entries of the pattern's tiles begin, if it says so.
-  Array OperandTileStarts(size_t index, const Pattern& pattern);
-  // row_offsets, column_indices, row_order, and permutation where it is `permuted`.
-  Pattern OperandPattern(size_t index, int64_t columns, bool permuted);
-
-  template <typename T>
-  T Attribute(const char* name) {
-    const ffi::ErrorOr<T> value = attributes_.get<T>(name);
-    if (value.has_value()) return *value;
-    Fail(std::string("attribute '") + name + "' is missing or of the wrong type");
-    return T{};
-  }
-
- private:
-  ffi::AnyBuffer OperandBuffer(size_t index) const;
-  ffi::AnyBuffer ResultBuffer(size_t index) const;
-  Array Parse(const char* name, ffi::AnyBuffer buffer, std::initializer_list<int64_t> core);
-  DType ParseDType(const char* name, ffi::AnyBuffer buffer);
-
-  std::string operation_;
-  std::string error_;
-  ffi::RemainingArgs operands_;
-  ffi::RemainingRets results_;
-  ffi::Dictionary attributes_;
-  Batch batch_;
-};
 
 // A dtype, as NumPy names it, and a shape.
 using BufferType = std::pair<std::string, std::vector<int64_t>>;
@@ -139,10 +78,11 @@ struct ParsedCall {
 
   ParsedCall(Table<Row> table, ffi::RemainingArgs operands, ffi::RemainingRets results,
              ffi::Dictionary attributes, const Gpu& gpu = {}) {
-    CallParser call(Operation::kName, operands, results, attributes, Operation::kResultRank);
+    CallParser call(Operation::kName, operands, results, attributes);
     if constexpr (SeesGpu<typename Operation::Problem>) problem.gpu = gpu;
     const auto forced = call.Attribute<std::string_view>("variant");
     if (call.ok()) Operation::Parse(call, &problem);
+    call.Finish();
     std::string reason;
     if (call.ok()) variant = Choose(table, problem, forced, &reason);
     if (!reason.empty()) call.Fail(reason);

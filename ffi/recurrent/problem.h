@@ -41,6 +41,7 @@ struct RecurrentScanProblem {
   const float* initial_carry[kMaxScanArrays] = {};  // (B, h) each
   const void* initial_state = nullptr;              // state dtype (B, state parts, h)
   const void* weights = nullptr;     // weight dtype: stored values, or a dense matrix
+  int64_t weights_size = 0;          // of them
   int64_t weight_row_stride = 0;     // dense: elements between rows (g, u)
   int64_t weight_column_stride = 0;  // dense: elements between columns (s, k)
   const uint32_t* layout = nullptr;  // sparse: what sparse_layout.h makes of a pattern

@@ -110,6 +110,7 @@ class SparseProduct {
   // pad: what they read must not be a NaN.
   static constexpr int kZeros = 128;
   static constexpr int kSharedPlane = kPartPlane + kZeros;
+  static constexpr int kSharedColumns = kSharedPlane / StatePiece::kBytes;
 
   static constexpr int kSharedBytes = kInShared * kLanes * kThreads * 8;
 
@@ -118,14 +119,14 @@ class SparseProduct {
     const auto* weights = static_cast<const Weight*>(p.weights);
 #pragma unroll
     for (int l = 0; l < kLanes; ++l) {
-      destination_[l] = static_cast<int>(
-          record[kShape.groups_at() + (l * kThreads + threadIdx.x) / kShape.group]);
+      destination_[l] =
+          DestinationOf(record[kShape.groups_at() + (l * kThreads + threadIdx.x) / kShape.group]);
 #pragma unroll
       for (int n = 0; n < kShape.entries; ++n) {
         const int slot = (l * kShape.entries + n) * kThreads + threadIdx.x;
-        const uint32_t column = record[kShape.columns_at() + slot];
-        const int at = static_cast<int>(record[kShape.values_at() + slot]);
-        const float value = at < 0 ? 0.0f : ToAccumulator(weights[at]);
+        const uint32_t column = Within(record[kShape.columns_at() + slot], kSharedColumns);
+        const uint32_t at = record[kShape.values_at() + slot];
+        const float value = at < p.weights_size ? ToAccumulator(weights[at]) : 0.0f;
         if (n < kInRegisters) {
           if constexpr (Plan::kPacked) {
             Weight narrow;
@@ -166,6 +167,12 @@ class SparseProduct {
   }
 
  private:
+  // Where a group's sum goes, or -1; so if the record has a place that no block has.
+  __device__ static int DestinationOf(uint32_t word) {
+    const bool exists = word >> 16 < kShape.cluster && (word & 0xffff) < Plan::kPartialSums;
+    return exists ? static_cast<int>(word) : -1;
+  }
+
   __device__ uint32_t SharedAddress(int l, int n) const {
     return shared_ + (l * kInShared + n - kInRegisters) * (kThreads * 8);
   }

@@ -5,7 +5,7 @@
 // loop of XLA.
 #include <cuda_runtime_api.h>
 
-#include <cstdlib>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -71,111 +71,189 @@ std::vector<std::string_view> Words(std::string_view text) {
   return words;
 }
 
-ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
-                 ffi::Dictionary attributes, Call* c) {
-  // States are (directions, T, B, state parts, h) behind the batch dimensions.
-  constexpr size_t kStatesRank = 5;
-  CallParser call(kName, operands, results, attributes, kStatesRank);
-  auto states = results.get<ffi::AnyBuffer>(0);
-  if (!states.has_value() || !call.ok()) return call.ok() ? states.error() : call.error();
-  const auto shape = (*states)->dimensions().last(kStatesRank);
-  c->batch = call.batch();
-  c->directions = shape[0], c->steps = shape[1], c->rows = shape[2];
-  c->state_parts = shape[3], c->hidden = shape[4];
-  const int64_t d = c->directions, t = c->steps, b = c->rows, h = c->hidden;
+// Of an input or output: how many parts it has, and along which of the dimensions t, b and h it
+// does not repeat, such as "4tbh".
+struct Span {
+  int64_t parts = 0;
+  std::string_view dimensions;
+  bool has(char dimension) const { return dimensions.find(dimension) != std::string_view::npos; }
+};
 
-  const auto carries = static_cast<size_t>(call.Attribute<int64_t>("carries"));
-  const bool transposed = call.Attribute<bool>("transposed");
-  const auto inputs = Words(call.Attribute<std::string_view>("inputs"));    // such as "4tbh 4h 1tb"
-  const auto outputs = Words(call.Attribute<std::string_view>("outputs"));  // such as "1 4"
-  const auto reversed = call.Attribute<std::string_view>("reversed");       // such as "01"
-  size_t index = 0;
-  c->weight_dtype = call.OperandDType(0, "recurrent");
-  const auto weights = call.Attribute<std::string_view>("weights");
-  if (weights == "pairs") {
-    c->weights_size = call.Size(0, 0);
-    c->weights = call.Operand(index++, "recurrent", {d, c->weights_size});
-    c->layout_size = call.Size(1, 0);
-    c->layout = call.Operand(index++, "layout", {d, c->layout_size});
-  } else if (weights == "masked") {
-    c->densified = true;
-    c->matrix_rows = call.Size(1, 0) - 1;
-    c->matrix_columns = h;
-    c->weights_size = call.Size(0, 0);
-    c->weight_row_stride = transposed ? 1 : c->matrix_columns;
-    c->weight_column_stride = transposed ? c->matrix_columns : 1;
-    c->weights = call.Operand(index++, "recurrent", {d, c->weights_size});
-    c->row_offsets = call.Operand(index++, "row_offsets", {d, c->matrix_rows + 1});
-    c->index_type = call.OperandIndexType(index);
-    c->column_indices = call.Operand(index++, "column_indices", {d, c->weights_size});
-  } else {
-    const int64_t rows = call.Size(0, 1), columns = call.Size(0, 0);
-    c->weights_size = rows * columns;
-    c->weight_row_stride = transposed ? columns : 1;
-    c->weight_column_stride = transposed ? 1 : columns;
-    c->weights = call.Operand(index++, "recurrent", {d, rows, columns});
-  }
-  c->state_dtype = call.OperandDType(index, "state");
-  c->state = call.Operand(index++, "state", {d, b, c->state_parts, h});
-  for (size_t i = 0; i < carries; ++i) {
-    if (call.OperandDType(index, "carry") != DType::kFloat32) call.Fail("carries must be float32");
-    c->carries.push_back(call.Operand(index++, "carry", {d, b, h}));
-    c->last_carries.push_back(call.Result(1 + i, "carry", {d, b, h}));
-  }
-  for (const std::string_view form : inputs) {
-    const auto has = [&](char dimension) { return form.find(dimension) != std::string_view::npos; };
-    const int64_t parts = std::atoll(std::string(form).c_str());
-    const int64_t time = has('t') ? t : 1, rows = has('b') ? b : 1, units = has('h') ? h : 1;
-    Call::Input input;
-    const DType dtype = call.OperandDType(index, "input");
-    input.bytes = SizeOf(dtype);
-    if (dtype != c->state_dtype && dtype != DType::kFloat32) {
-      call.Fail("an input has neither the state's dtype nor float32");
+std::vector<Span> Spans(CallParser& call, const char* name, std::string_view allowed) {
+  constexpr int64_t kMostParts = 1024;
+  std::vector<Span> spans;
+  for (const std::string_view word : Words(call.Attribute<std::string_view>(name))) {
+    Span span;
+    size_t digits = 0;
+    for (; digits < word.size() && word[digits] >= '0' && word[digits] <= '9'; ++digits) {
+      if (span.parts <= kMostParts) span.parts = span.parts * 10 + (word[digits] - '0');
     }
-    input.array = call.Operand(index++, "input", {d, time, rows, parts, units});
-    input.size = time * rows * parts * units;
-    input.form.part_stride = units;
-    input.form.unit_stride = has('h') ? 1 : 0;
-    input.form.row_stride = has('b') ? parts * units : 0;
-    input.form.step_stride = has('t') ? rows * parts * units : 0;
-    c->inputs.push_back(input);
+    span.dimensions = word.substr(digits);
+    if (span.parts < 1 || span.parts > kMostParts ||
+        span.dimensions.find_first_not_of(allowed) != std::string_view::npos) {
+      call.Fail(std::string("attribute ") + name + " must have words such as '4" +
+                std::string(allowed) + "', got '" + std::string(word) + "'");
+    }
+    spans.push_back(span);
   }
-  c->states = call.Result(0, "states", {d, t, b, c->state_parts, h});
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const int64_t parts = std::atoll(std::string(outputs[i]).c_str());
-    c->outputs.push_back({call.Result(1 + carries + i, "output", {d, t, b, parts, h}), parts});
+  if (spans.size() > kMaxScanArrays) {
+    call.Fail(std::string("attribute ") + name + " must have at most " +
+              std::to_string(kMaxScanArrays) + " words, got " + std::to_string(spans.size()));
   }
-  for (const char direction : reversed) c->reversed.push_back(direction == '1');
+  return spans;
+}
 
+enum class Weights { kDense, kMasked, kPairs };
+constexpr struct {
+  const char* name;
+  Weights value;
+} kWeights[] = {
+    {"dense", Weights::kDense}, {"masked", Weights::kMasked}, {"pairs", Weights::kPairs}};
+
+constexpr struct {
+  const char* name;
+  ffi::DataType value;
+} kWeightTypes[] = {{"float32", ffi::F32}, {"bfloat16", ffi::BF16}, {"float16", ffi::F16}};
+
+// The weights of `products` times h rows and `s` times h columns.
+void ParseWeights(CallParser& call, int64_t products, Dimension& d, Dimension& s, Dimension& h,
+                  Call* c) {
+  constexpr int64_t kMostRows = 1 << 24;
+  const Weights weights = call.Choice("weights", kWeights);
+  const bool transposed = call.Attribute<bool>("transposed");
+  const int64_t layout_words = call.Integer("layout_words", 0, kMostIndex);
+  const int64_t products_h = products * h.size, states_h = s.size * h.size;
+  if (products_h > kMostRows || states_h > kMostRows) {
+    call.Fail("products and states of all units must be at most " + std::to_string(kMostRows) +
+              ", got " + std::to_string(products_h) + " and " + std::to_string(states_h));
+    return;
+  }
+  ElementType dtype = {call.Choice("weight_dtype", kWeightTypes)};  // the kernel is written for it
+  const int64_t rows = transposed ? states_h : products_h;          // of the matrix as it is stored
+  const int64_t columns = transposed ? products_h : states_h;
+  Dimension nse("nse");
+  switch (weights) {
+    case Weights::kPairs:
+      c->weights = call.Operand("recurrent", dtype, {d, nse});
+      c->layout = call.Operand("layout", {ffi::U32}, {d, layout_words});
+      c->weights_size = nse.size;
+      c->layout_size = layout_words;
+      break;
+    case Weights::kMasked: {
+      ElementType index(kIndices);
+      c->densified = true;
+      c->matrix_rows = rows;
+      c->matrix_columns = columns;
+      c->weight_row_stride = transposed ? 1 : columns;
+      c->weight_column_stride = transposed ? columns : 1;
+      c->weights = call.Operand("recurrent", dtype, {d, nse});
+      c->row_offsets = call.Operand("row_offsets", {ffi::S32}, {d, rows + 1});
+      c->column_indices = call.Operand("column_indices", index, {d, nse});
+      c->index_type = IndexTypeOf(index);
+      c->weights_size = nse.size;
+      break;
+    }
+    case Weights::kDense:  // (columns, rows)
+      c->weights_size = rows * columns;
+      c->weight_row_stride = transposed ? rows : 1;
+      c->weight_column_stride = transposed ? 1 : rows;
+      c->weights = call.Operand("recurrent", dtype, {d, columns, rows});
+      break;
+  }
+  c->weight_dtype = DTypeOf(dtype);
+}
+
+void ParseLaunch(CallParser& call, Call* c) {
+  constexpr int64_t kMostBlocks = 1 << 16, kMostThreads = 1024, kMostShared = 1 << 20;
+  constexpr int64_t kMostCluster = 16, kMostClocks = (int64_t{1} << 32) - 1;
   c->kernel = {std::string(call.Attribute<std::string_view>("name")),
                std::string(call.Attribute<std::string_view>("expression")),
                std::string(call.Attribute<std::string_view>("source"))};
-  c->shape = {call.Attribute<int64_t>("blocks"),
-              static_cast<int>(call.Attribute<int64_t>("threads")),
-              call.Attribute<int64_t>("shared_bytes"),
-              static_cast<int>(call.Attribute<int64_t>("cluster")), true};
-  c->first_look = static_cast<uint32_t>(call.Attribute<int64_t>("first_look"));
-  c->look_later = static_cast<uint32_t>(call.Attribute<int64_t>("look_later"));
-  c->look_earlier = static_cast<uint32_t>(call.Attribute<int64_t>("look_earlier"));
-  c->wait_limit_ns = call.Attribute<int64_t>("wait_limit_ns");
-  c->exchange_bytes = call.Attribute<int64_t>("exchange_bytes");
-  c->groups = call.Attribute<int64_t>("groups");
-  c->scans = call.Attribute<int64_t>("scans");
-  auto workspace = results.get<ffi::AnyBuffer>(1 + carries + outputs.size());
-  if (call.ok() && !workspace.has_value()) return workspace.error();
-  if (call.ok()) {
-    c->workspace = static_cast<char*>((*workspace)->untyped_data());
-    if (c->scans < 1 || c->scans > kMaxScansOfLaunch || c->groups < 1 || b % c->groups != 0 ||
-        d * c->groups % c->scans != 0) {
-      call.Fail("its scans can't be dealt to launches as its plan says");
-    } else if (static_cast<int64_t>((*workspace)->size_bytes()) < WorkspaceBytes(*c)) {
-      call.Fail("the workspace is smaller than its plan says");
-    }
-    if (c->inputs.size() > kMaxScanArrays || c->outputs.size() > kMaxScanArrays ||
-        carries > kMaxScanArrays || static_cast<int64_t>(c->reversed.size()) != d) {
-      call.Fail("more carries, inputs or outputs than a launch takes, or a direction too many");
-    }
+  c->shape = {call.Integer("blocks", 1, kMostBlocks),
+              static_cast<int>(call.Integer("threads", 1, kMostThreads)),
+              call.Integer("shared_bytes", 0, kMostShared),
+              static_cast<int>(call.Integer("cluster", 1, kMostCluster)), true};
+  c->first_look = static_cast<uint32_t>(call.Integer("first_look", 0, kMostClocks));
+  c->look_later = static_cast<uint32_t>(call.Integer("look_later", 0, kMostClocks));
+  c->look_earlier = static_cast<uint32_t>(call.Integer("look_earlier", 0, kMostClocks));
+  c->wait_limit_ns = call.Integer("wait_limit_ns", 1, std::numeric_limits<int64_t>::max());
+  c->exchange_bytes = call.Integer("exchange_bytes", 0, kMostBytes);
+  c->groups = call.Integer("groups", 1, kMostIndex);
+  c->scans = call.Integer("scans", 1, kMaxScansOfLaunch);
+  if (c->rows % c->groups != 0 || c->directions * c->groups % c->scans != 0 ||
+      c->shape.blocks % (c->scans * c->shape.cluster) != 0) {
+    call.Fail("attributes groups, scans, blocks and cluster must deal a batch of " +
+              std::to_string(c->rows) + " and " + std::to_string(c->directions) +
+              " directions evenly, got " + std::to_string(c->groups) + ", " +
+              std::to_string(c->scans) + ", " + std::to_string(c->shape.blocks) + " and " +
+              std::to_string(c->shape.cluster));
   }
+}
+
+ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
+                 ffi::Dictionary attributes, Call* c) {
+  CallParser call(kName, operands, results, attributes);
+  const int64_t products = call.Integer("products", 1, kMaxScanArrays);
+  const int64_t carries = call.Integer("carries", 0, kMaxScanArrays);
+  const std::vector<Span> inputs = Spans(call, "inputs", "tbh"),
+                          outputs = Spans(call, "outputs", "");
+  const auto input_dtypes = Words(call.Attribute<std::string_view>("input_dtypes"));
+  const auto reversed = call.Attribute<std::string_view>("reversed");  // such as "01"
+  if (reversed.size() > kMaxScanArrays || reversed.find_first_not_of("01") != reversed.npos) {
+    call.Fail("attribute reversed must have a 0 or 1 for each of at most " +
+              std::to_string(kMaxScanArrays) + " directions, got '" + std::string(reversed) + "'");
+  }
+  if (input_dtypes.size() != inputs.size()) {
+    call.Fail("attribute input_dtypes must have " + std::to_string(inputs.size()) +
+              " words, as inputs has, got " + std::to_string(input_dtypes.size()));
+  }
+
+  Dimension d("directions"), t("steps"), b("batch"), s("states"), h("units");
+  d.size = static_cast<int64_t>(reversed.size());
+  d.said_by = "attribute reversed";
+  ElementType dtype = {ffi::F32, ffi::BF16, ffi::F16};
+  ElementType float32 = {ffi::F32};
+  c->states = call.Result("states", dtype, {d, t, b, s, h});
+  for (int64_t i = 0; i < carries; ++i) {
+    c->last_carries.push_back(call.Result("last carry", float32, {d, b, h}));
+  }
+  for (const Span& span : outputs) {
+    c->outputs.push_back({call.Result("output", dtype, {d, t, b, span.parts, h}), span.parts});
+  }
+  if (!call.ok()) return call.error();
+  c->batch = call.batch();
+  c->directions = d.size, c->steps = t.size, c->rows = b.size;
+  c->state_parts = s.size, c->hidden = h.size;
+  c->state_dtype = DTypeOf(dtype);
+  for (const char direction : reversed) c->reversed.push_back(direction == '1');
+
+  ParseWeights(call, products, d, s, h, c);
+  c->state = call.Operand("state", dtype, {d, b, s, h});
+  for (int64_t i = 0; i < carries; ++i) {
+    c->carries.push_back(call.Operand("carry", float32, {d, b, h}));
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Span& span = inputs[i];
+    const int64_t time = span.has('t') ? t.size : 1, rows = span.has('b') ? b.size : 1;
+    const int64_t units = span.has('h') ? h.size : 1;
+    ElementType type = {DataTypeOf(input_dtypes[i])};
+    if (!dtype.Allows(DataTypeOf(input_dtypes[i])) && !type.is(ffi::F32)) {
+      call.Fail("attribute input_dtypes must name the dtype of states or float32, got '" +
+                std::string(input_dtypes[i]) + "'");
+    }
+    Call::Input input;
+    input.array = call.Operand("input", type, {d, time, rows, span.parts, units});
+    input.bytes = SizeOf(DTypeOf(type));
+    input.size = time * rows * span.parts * units;
+    input.form.part_stride = units;
+    input.form.unit_stride = span.has('h') ? 1 : 0;
+    input.form.row_stride = span.has('b') ? span.parts * units : 0;
+    input.form.step_stride = span.has('t') ? rows * span.parts * units : 0;
+    c->inputs.push_back(input);
+  }
+  ParseLaunch(call, c);
+  c->workspace = call.ResultWorkspace(WorkspaceBytes(*c)).data;
+  call.Finish();
   return call.ok() ? ffi::Error::Success() : call.error();
 }
 
@@ -219,6 +297,7 @@ RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t direction, 
   if (c.layout.data != nullptr) {
     p.layout = reinterpret_cast<const uint32_t*>(at(c.layout, c.layout_size, sizeof(uint32_t)));
   }
+  p.weights_size = c.weights_size;
   p.weight_row_stride = c.weight_row_stride;
   p.weight_column_stride = c.weight_column_stride;
   p.initial_state = at(c.state, units * c.state_parts, state) + first_unit * c.state_parts * state;

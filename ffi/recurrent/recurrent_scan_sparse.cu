@@ -119,15 +119,20 @@ class Cells {
       const int i = exists ? cell / kWidth % kUnits : 0;
       const int piece = exists ? cell / (kWidth * kUnits) : 0;
       batch_entry_[c] = piece * kWidth + cell % kWidth;
-      unit_[c] = exists && batch_entry_[c] < p.batch ? static_cast<int>(record[i]) : -1;
+      const uint32_t unit = record[i];  // -1, or what there is not, is padding
+      unit_[c] =
+          exists && batch_entry_[c] < p.batch && unit < p.hidden ? static_cast<int>(unit) : -1;
       place_[c] = exists ? piece * (Product::kPlane / static_cast<int>(sizeof(State))) +
                                (BlockOfScan<Plan>() * kUnits + i) * kWidth + cell % kWidth
                          : -1;
 #pragma unroll
       for (int g = 0; g < Step::kProducts; ++g) {
-        first_sum_[c][g] = static_cast<int>(record[kShape.rows_at() + g * kUnits + i]);
-        sum_count_[c][g] =
-            static_cast<int>(record[kShape.rows_at() + g * kUnits + i + 1]) - first_sum_[c][g];
+        const auto sum_at = [&](int row) {
+          return static_cast<int>(
+              Within(record[kShape.rows_at() + g * kUnits + row], Plan::kPartialSums + 1));
+        };
+        first_sum_[c][g] = sum_at(i);
+        sum_count_[c][g] = sum_at(i + 1) - first_sum_[c][g];
       }
       if (unit_[c] >= 0) Arrays::LoadCarry(p, batch_entry_[c], unit_[c], carry_[c]);
       const auto* initial = static_cast<const State*>(p.initial_state) +

@@ -46,7 +46,8 @@ __global__ void __launch_bounds__(kSddmmThreads, kBlocksPerSm)
     int64_t row = 0, column = -1;
     if (stored) {
       row = RowOf(row_offsets, rows, i);
-      column = p.pattern.column_indices.At<const Index>(p.batch, batch_entry)[i];
+      column = Within(p.pattern.column_indices.At<const Index>(p.batch, batch_entry)[i],
+                      p.pattern.columns);
     }
     const T* x = p.x.At<const T>(p.batch, batch_entry);
     const T* y = p.y.At<const T>(p.batch, batch_entry);

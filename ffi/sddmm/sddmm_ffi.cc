@@ -8,27 +8,24 @@ namespace {
 struct Sddmm {
   using Problem = SddmmProblem;
   static constexpr char kName[] = "sddmm";
-  static constexpr size_t kResultRank = 1;
 
-  // Operands: x, y, the pattern's three and the starts of its tiles, scale_by if there is one.
-  // Results: the values, the workspace if there is one.
   static void Parse(CallParser& call, Problem* problem) {
-    enum { kX, kY, kPattern, kStarts = kPattern + 3, kScaleBy };
     Problem& p = *problem;
-    p.d = call.Size(kX, 0);
-    const int64_t columns = call.Size(kY, 1);
-    p.pattern = call.OperandPattern(kPattern, columns, false);
-    p.pattern.tile_starts = call.OperandTileStarts(kStarts, p.pattern);
+    Dimension m("m"), n("n"), d("d"), nse("nse");
+    ElementType out_dtype(kFloats);
+    p.out = call.Result("out", out_dtype, {nse});
+    p.workspace = call.ResultWorkspace(call.Integer("workspace", 0, kMostBytes));
+    ElementType dtype = ElementType::FactorsOf(out_dtype);
+    p.x = call.Operand("x", dtype, {m, d});
+    p.y = call.Operand("y", dtype, {n, d});
+    p.pattern = call.OperandPattern(m, n, nse);
+    p.pattern.tile_starts = call.OperandTileStarts(p.pattern);
+    if (call.operands_left() > 0) p.scale_by = call.Operand("scale_by", dtype, {nse});
+    if (n.size == 0) p.pattern.rows = 0;  // no entry has a place: all of them are padding
+    p.d = d.size;
     p.batch = call.batch();
-    p.dtype = call.OperandDType(kX, "x");
-    p.out_dtype = call.ResultDType(0, "out");
-    p.x = call.Operand(kX, "x", {p.pattern.rows, p.d});
-    p.y = call.Operand(kY, "y", {columns, p.d});
-    if (call.operands() > kScaleBy) {
-      p.scale_by = call.Operand(kScaleBy, "scale_by", {p.pattern.nse});
-    }
-    p.out = call.Result(0, "out", {p.pattern.nse});
-    p.workspace = call.ResultWorkspace(1);
+    p.dtype = DTypeOf(dtype);
+    p.out_dtype = DTypeOf(out_dtype);
   }
 
   static Table<CpuVariant<Problem>> CpuVariants() {

@@ -243,6 +243,8 @@ __global__ void __launch_bounds__(kSddmmStagedThreads, 1)
         p.scale_by.data == nullptr ? nullptr : p.scale_by.At<const T>(p.batch, tile.entry);
     Out* out = p.out.At<Out>(p.batch, tile.entry);
 
+    const auto row_at = [&](uint32_t place) { return Within(row_order[place], rows); };
+
     // All tiles of a batch entry share the padding.
     const int64_t stored = rows > 0 ? RowBounds::Clamp(row_offsets[rows], p.pattern.nse) : 0;
 #pragma unroll 1
@@ -252,7 +254,7 @@ __global__ void __launch_bounds__(kSddmmStagedThreads, 1)
     }
     if (rows == 0) continue;
 
-    const RowBounds longest_row(row_offsets, row_order[tile.number], p.pattern.nse);
+    const RowBounds longest_row(row_offsets, row_at(tile.number), p.pattern.nse);
     const bool has_common = longest_row.end - longest_row.begin >
                             MostEntriesOfWarp<kSddmmStagedWarps, kRows>(p.pattern);
     const int slots = kRows + (has_common ? 1 : 0);
@@ -262,14 +264,14 @@ __global__ void __launch_bounds__(kSddmmStagedThreads, 1)
       const uint32_t at = DealtRow<kSddmmStagedWarps>(shape.down, tile.number, warp, r);
       if (at >= rows) break;
       KeepRow<T, Shape::kElements>(reinterpret_cast<T*>(sddmm_ring + kept_row(warp, r)),
-                                   x + row_order[at] * p.d, p.d);
+                                   x + row_at(at) * p.d, p.d);
     }
     RowCursors<kRows> cursors;
     const uint32_t at = lane < kRows
                             ? DealtRow<kSddmmStagedWarps>(shape.down, tile.number, warp, lane)
                             : tile.number;
     if (lane < slots && at < rows && (lane == kRows || !has_common || at != tile.number)) {
-      const RowBounds bounds(row_offsets, row_order[at], p.pattern.nse);
+      const RowBounds bounds(row_offsets, row_at(at), p.pattern.nse);
       const int first = static_cast<int>(bounds.begin), end = static_cast<int>(bounds.end);
       cursors.next = first;
       cursors.end = end;

@@ -233,6 +233,7 @@ class SampledRows {
   static constexpr int kPitch = kSddmmProductPitch * static_cast<int>(sizeof(float));
   using Places = Packet<int32_t, kRows>;
   const SddmmUnit& unit_;
+  const int nse_;
   const int lane_ = threadIdx.x % kOfRow;                            // of those of a row
   const int row_ = threadIdx.x % kSddmmTensorRole / kOfRow * kRows;  // the first one
   const int32_t* starts_;
@@ -245,8 +246,10 @@ class SampledRows {
   T scales_[kRows][kSlots];
 
  public:
-  __device__ __forceinline__ SampledRows(const Preparation& prepared, const SddmmUnit& unit)
+  __device__ __forceinline__ SampledRows(const Preparation& prepared, const SddmmUnit& unit,
+                                         int nse)
       : unit_(unit),
+        nse_(nse),
         starts_(StartsOfRow(prepared, unit, row_)),
         tiles_(starts_ == nullptr ? 0 : unit.tiles) {
     if (tiles_ != 0) {
@@ -263,8 +266,10 @@ class SampledRows {
     int most = 0;
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
-      place_[row] += left_[row] + lane_;
-      left_[row] = after_.elements[row] - place_[row];
+      // The complements that stand in the end are no places: nothing is left behind them.
+      const uint32_t begin = static_cast<uint32_t>(place_[row] + left_[row]);
+      place_[row] = static_cast<int>(Within(begin, int64_t{nse_} + 1)) + lane_;
+      left_[row] = (after_.elements[row] < nse_ ? after_.elements[row] : nse_) - place_[row];
       if (left_[row] > most) most = left_[row];
     }
     LoadEnds();
@@ -316,9 +321,10 @@ class SampledRows {
       if (row >= p.pattern.rows) break;
       const int32_t* starts = starts_ - of_lane + r;
       const int end = starts[unit_.count * kTileSize];
+      const int begin = Clamp(starts[0], 0, nse_), behind = Clamp(end < 0 ? ~end : end, 0, nse_);
       const T* x = of_x + row * p.d;
 #pragma unroll 1
-      for (int i = starts[0] + threadIdx.x % kWarp; i < (end < 0 ? ~end : end); i += kWarp) {
+      for (int i = begin + static_cast<int>(threadIdx.x % kWarp); i < behind; i += kWarp) {
         if (end >= 0) {
           const float before = ToAccumulator(Result()[i]);
           if (before - before == 0) continue;
@@ -496,7 +502,8 @@ __device__ __forceinline__ void PickUnits(const SddmmProblem& p, SddmmNotes& not
     const SddmmUnit next = scout.Note(slot);
     copies.Add(notes, next);
     WaitForKernelBefore();  // it writes planes of y
-    SampledRows<T, Out, Index, kScaled> entries(notes.prepared, notes.units[slot ^ 1]);
+    SampledRows<T, Out, Index, kScaled> entries(notes.prepared, notes.units[slot ^ 1],
+                                                static_cast<int>(p.pattern.nse));
 #pragma unroll 1
     while (true) {
       copies.Copy(p, notes, stages, picked);

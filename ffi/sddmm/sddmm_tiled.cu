@@ -322,8 +322,7 @@ __global__ void __launch_bounds__(
         const T* scale_by = of_entry.template operator()<const T>(p.scale_by);
         if (at < stored) factor = ToAccumulator(scale_by[at]);
       }
-      const uint32_t last_column = static_cast<uint32_t>(p.pattern.columns) - 1;
-      const uint32_t column = next < last_column ? next : last_column;
+      const uint32_t column = Within(next, p.pattern.columns);
       next = load_column(at + kWarp);
       const int end = first + kWarp < stored ? first + kWarp : stored;
       if constexpr (kOwnRows) {

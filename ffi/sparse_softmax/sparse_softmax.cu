@@ -20,7 +20,7 @@ __global__ void SparseSoftmaxRows(const __grid_constant__ SparseSoftmaxProblem p
       ClearPadding(out, row_offsets, rows, nse);
       continue;
     }
-    const int64_t row = p.pattern.row_order.At<const int32_t>(p.batch, entry)[place];
+    const int64_t row = Within(p.pattern.row_order.At<const int32_t>(p.batch, entry)[place], rows);
     const RowBounds bounds(row_offsets, row, nse);
     const T* values = p.values.At<const T>(p.batch, entry);
     if constexpr (kBackward) {

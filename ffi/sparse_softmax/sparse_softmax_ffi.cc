@@ -8,20 +8,21 @@ namespace {
 struct SparseSoftmax {
   using Problem = SparseSoftmaxProblem;
   static constexpr char kName[] = "sparse_softmax";
-  static constexpr size_t kResultRank = 1;
 
-  // Operands: values, the pattern's three, and for the derivative the tangent. Result: the values.
+  // With a tangent it is the derivative.
   static void Parse(CallParser& call, Problem* problem) {
-    enum { kValues, kPattern, kTangent = kPattern + 3 };
     Problem& p = *problem;
-    p.pattern = call.OperandPattern(kPattern, 0, false);
+    Dimension m("m"), nse("nse"), columns("columns");
+    columns.size = 0;  // which are not read
+    ElementType dtype(kFloats);
     p.scale = call.Attribute<double>("scale");
-    p.backward = call.operands() > kTangent;
+    p.out = call.Result("out", dtype, {nse});
+    p.values = call.Operand("values", dtype, {nse});
+    p.pattern = call.OperandPattern(m, columns, nse);
+    p.backward = call.operands_left() > 0;
+    if (p.backward) p.tangent = call.Operand("tangent", dtype, {nse});
     p.batch = call.batch();
-    p.dtype = call.OperandDType(kValues, "values");
-    p.values = call.Operand(kValues, "values", {p.pattern.nse});
-    if (p.backward) p.tangent = call.Operand(kTangent, "tangent", {p.pattern.nse});
-    p.out = call.Result(0, "out", {p.pattern.nse});
+    p.dtype = DTypeOf(dtype);
   }
 
   static Table<CpuVariant<Problem>> CpuVariants() {

@@ -198,7 +198,8 @@ __global__ void __launch_bounds__(SoftmaxKeptThreads(kLanes))
       __syncwarp();
     }
     if (rows == 0) continue;
-    RowBounds bounds(row_offsets, place < rows ? order[place] : 0, place < rows ? nse : 0);
+    RowBounds bounds(row_offsets, place < rows ? Within(order[place], rows) : 0,
+                     place < rows ? nse : 0);
     using Wide = Packet<T, Entries::kCount>;
     const bool aligned =
         IsAligned<Wide>(values) && IsAligned<Wide>(out) && (!kBackward || IsAligned<Wide>(tangent));

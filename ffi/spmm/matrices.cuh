@@ -19,6 +19,7 @@ __device__ __forceinline__ Acc Activate(Activation activation, Acc x) {
 // The arrays of one batch entry.
 template <typename T, typename Out, typename Index>
 struct Matrices {
+  const Pattern& pattern;
   const T* values;
   const int32_t* row_offsets;
   const Index* column_indices;
@@ -30,7 +31,8 @@ struct Matrices {
   Out* preactivation;
 
   __device__ Matrices(const SpmmProblem& p, int64_t entry)
-      : values(p.values.At<const T>(p.batch, entry)),
+      : pattern(p.pattern),
+        values(p.values.At<const T>(p.batch, entry)),
         row_offsets(p.pattern.row_offsets.At<const int32_t>(p.batch, entry)),
         column_indices(p.pattern.column_indices.At<const Index>(p.batch, entry)),
         row_order(p.pattern.row_order.At<const int32_t>(p.batch, entry)),
@@ -43,8 +45,12 @@ struct Matrices {
         preactivation(p.preactivation.data == nullptr ? nullptr
                                                       : p.preactivation.At<Out>(p.batch, entry)) {}
 
+  // Rows in the order of their lengths; columns and values of entries. There is none of them
+  // outside the matrix, whatever indices say.
+  __device__ uint32_t RowAt(int64_t place) const { return Within(row_order[place], pattern.rows); }
+  __device__ uint32_t Column(int64_t i) const { return Within(column_indices[i], pattern.columns); }
   __device__ Accumulator<T> Value(int64_t i) const {
-    return ToAccumulator(values[permutation == nullptr ? i : permutation[i]]);
+    return ToAccumulator(values[permutation == nullptr ? i : Within(permutation[i], pattern.nse)]);
   }
 
   __device__ void Write(Activation activation, int64_t row, int64_t at, Accumulator<T> z) const {

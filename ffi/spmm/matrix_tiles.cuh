@@ -231,8 +231,11 @@ class EntriesOfRows {
     const int place = PlaceIn(next_), row = kTransposed ? place : RowAt(place);
     if constexpr (!kTransposed) held.next_row = row;
     const int start = (exists ? next_ * stride_ : 0) + row;
-    held.start = starts_[start];
-    held.end = starts_[exists ? start + kTileSize : start];
+    // Complements stand at ends alone: where rows that are not in order have none of their entries.
+    const auto stored = static_cast<int>(stored_);
+    const int first = starts_[start], behind = starts_[exists ? start + kTileSize : start];
+    held.start = static_cast<int>(Within(first, stored + int64_t{1}));
+    held.end = behind < stored ? behind : stored;
     if constexpr (kTransposed) held.end_of_row = starts_[start + to_end_];
     next_ += Shape::kTeams;
   }

@@ -18,14 +18,14 @@ __global__ void SpmmRows(const __grid_constant__ SpmmProblem p) {
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * (blockDim.x / lanes) + threadIdx.x / lanes;
        unit < units; unit += groups) {
     const Matrices<T, Out, Index> m(p, unit / (tiles * rows));
-    const int64_t row = m.row_order[unit % rows];
+    const int64_t row = m.RowAt(unit % rows);
     const int64_t first = unit / rows % tiles * tile + lane;
     const RowBounds bounds(m.row_offsets, row, p.pattern.nse);
     Accumulator<T> sums[kSpmmColumnsPerLane] = {};
 #pragma unroll 8  // so that their loads overlap
     for (int64_t i = bounds.begin; i < bounds.end; ++i) {
       const Accumulator<T> value = m.Value(i);
-      const T* x = m.x + m.column_indices[i] * p.n;
+      const T* x = m.x + m.Column(i) * p.n;
 #pragma unroll
       for (int c = 0; c < kSpmmColumnsPerLane; ++c) {
         const int64_t column = first + c * lanes;
@@ -50,13 +50,13 @@ __global__ void SpmmDots(const __grid_constant__ SpmmProblem p) {
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp;
        unit < units; unit += warps) {
     const Matrices<T, Out, Index> m(p, unit / (p.n * rows));
-    const int64_t row = m.row_order[unit % rows];
+    const int64_t row = m.RowAt(unit % rows);
     const int64_t n = unit / rows % p.n;
     const RowBounds bounds(m.row_offsets, row, p.pattern.nse);
     const T* x = m.x + n * p.pattern.columns;
     Accumulator<T> sum = 0;
     for (int64_t i = bounds.begin + lane; i < bounds.end; i += kWarp) {
-      sum += m.Value(i) * ToAccumulator(x[m.column_indices[i]]);
+      sum += m.Value(i) * ToAccumulator(x[m.Column(i)]);
     }
     sum = SumOverLanes(sum, kWarp);
     if (lane == 0) m.Write(p.activation, row, n * rows + row, sum);

@@ -5,57 +5,54 @@
 namespace jaxsparse {
 namespace {
 
-Activation ParseActivation(CallParser& call) {
-  static constexpr struct {
-    std::string_view name;
-    Activation value;
-  } kTable[] = {
-      {"none", Activation::kNone}, {"relu", Activation::kRelu}, {"gelu", Activation::kGelu}};
-  const auto name = call.Attribute<std::string_view>("activation");
-  for (const auto& row : kTable) {
-    if (name == row.name) return row.value;
-  }
-  call.Fail("unknown activation '" + std::string(name) + "'");
-  return Activation::kNone;
-}
+constexpr struct {
+  const char* name;
+  Activation value;
+} kActivations[] = {
+    {"none", Activation::kNone}, {"relu", Activation::kRelu}, {"gelu", Activation::kGelu}};
 
 struct Spmm {
   using Problem = SpmmProblem;
   static constexpr char kName[] = "spmm";
-  static constexpr size_t kResultRank = 2;
 
-  // Operands: values, x, the pattern's three, or of a transposed product four and two of the stored
-  // one, the starts of its tiles, bias if there is one. Results: out, the preactivation if it is
-  // asked for, the workspace if there is one.
+  // Of a transposed product the pattern is that of the transposed matrix, and behind it comes the
+  // one as it is stored.
   static void Parse(CallParser& call, Problem* problem) {
-    enum { kValues, kX, kPattern };
     Problem& p = *problem;
-    const bool permuted = call.Attribute<bool>("permuted");
-    const size_t starts = kPattern + (permuted ? 6 : 3), bias = starts + 1;
+    Dimension m("m"), k("k"), n("n"), nse("nse");
+    p.transposed = call.Attribute<bool>("permuted");
     p.dense_on_left = call.Attribute<bool>("dense_on_left");
-    p.activation = ParseActivation(call);
-    p.n = call.Size(kX, p.dense_on_left ? 1 : 0);
-    const int64_t k = call.Size(kX, p.dense_on_left ? 0 : 1);
-    p.pattern = call.OperandPattern(kPattern, k, permuted);
-    const int64_t m = p.pattern.rows;
-    p.transposed = permuted;
-    p.stored = permuted ? call.OperandStored(kPattern + 4, m) : p.pattern;
-    if (permuted && (p.stored.rows != k || p.stored.nse != p.pattern.nse)) {
-      call.Fail("the stored pattern is not that of which the other one is the transpose");
+    p.activation = call.Choice("activation", kActivations);
+    const int64_t workspace = call.Integer("workspace", 0, kMostBytes);
+
+    const auto dense = [&](Dimension& rows) -> std::pair<Extent, Extent> {
+      if (p.dense_on_left) return {n, rows};
+      return {rows, n};
+    };
+    ElementType out_dtype(kFloats);
+    const auto out = dense(m), x = dense(k);
+    p.out = call.Result("out", out_dtype, {out.first, out.second});
+    if (call.results_left() > (workspace > 0 ? 1 : 0)) {
+      p.preactivation = call.Result("preactivation", out_dtype, {out.first, out.second});
     }
-    p.stored.tile_starts = call.OperandTileStarts(starts, p.stored);
+    p.workspace = call.ResultWorkspace(workspace);
+
+    ElementType dtype = ElementType::FactorsOf(out_dtype);
+    p.values = call.Operand("values", dtype, {nse});
+    p.x = call.Operand("x", dtype, {x.first, x.second});
+    p.pattern = call.OperandPattern(m, k, nse);
+    p.stored = p.pattern;
+    if (p.transposed) {
+      p.pattern.permutation = call.Operand("permutation", {ffi::S32}, {nse});
+      p.stored = call.OperandStored(k, m, nse);
+    }
+    if (m.size == 0 || k.size == 0) p.pattern.nse = p.stored.nse = 0;  // all of them are padding
+    p.stored.tile_starts = call.OperandTileStarts(p.stored);
+    if (call.operands_left() > 0) p.bias = call.Operand("bias", dtype, {m});
+    p.n = n.size;
     p.batch = call.batch();
-    p.dtype = call.OperandDType(kX, "x");
-    p.out_dtype = call.ResultDType(0, "out");
-    p.values = call.Operand(kValues, "values", {p.pattern.nse});
-    p.x = p.dense_on_left ? call.Operand(kX, "x", {p.n, k}) : call.Operand(kX, "x", {k, p.n});
-    if (call.operands() > bias) p.bias = call.Operand(bias, "bias", {m});
-    const int64_t first = p.dense_on_left ? p.n : m, second = p.dense_on_left ? m : p.n;
-    p.out = call.Result(0, "out", {first, second});
-    p.workspace = call.ResultWorkspace(call.results() - 1);
-    if (call.results() > (p.workspace.bytes > 0 ? 2 : 1)) {
-      p.preactivation = call.Result(1, "preactivation", {first, second});
-    }
+    p.dtype = DTypeOf(dtype);
+    p.out_dtype = DTypeOf(out_dtype);
   }
 
   static Table<CpuVariant<Problem>> CpuVariants() {

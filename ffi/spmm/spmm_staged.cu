@@ -92,10 +92,14 @@ struct StagedArrays {
   const T* values;
   const Index* columns;
   const int32_t* permutation;
+  const Pattern& pattern;
 
   template <typename M>
   __device__ explicit StagedArrays(const M& m)
-      : values(m.values), columns(m.column_indices), permutation(m.permutation) {}
+      : values(m.values),
+        columns(m.column_indices),
+        permutation(m.permutation),
+        pattern(m.pattern) {}
 };
 
 // What a warp knows of its rows and parts: lane `slot` of slot `slot`, so that it takes no register
@@ -114,7 +118,7 @@ template <typename T, typename Index, bool kPermuted, bool kPrefetch>
 struct StagedRow {
   static constexpr uint32_t kNone = ~0u;  // no column
   uint32_t column = kNone;
-  int32_t place = 0;
+  uint32_t place = 0;
   T value = {};
 
   using Arrays = StagedArrays<T, Index, kPermuted>;
@@ -137,9 +141,9 @@ struct StagedRow {
     }
     const bool stored = i < end;
     column = kNone;
-    if (stored) column = static_cast<uint32_t>(from.columns[i]);
+    if (stored) column = Within(from.columns[i], from.pattern.columns);
     if constexpr (kPermuted) {
-      place = stored ? from.permutation[i] : 0;
+      place = stored ? Within(from.permutation[i], from.pattern.nse) : 0;
     } else {
       if (stored) value = from.values[i];
     }
@@ -481,7 +485,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
       }
       TileRow row;
       if (place < rows) {
-        row.row = m.row_order[place];
+        row.row = static_cast<int>(m.RowAt(place));
         const RowBounds bounds(m.row_offsets, row.row, p.pattern.nse);
         row.begin = static_cast<int>(bounds.begin);
         row.end = static_cast<int>(bounds.end);

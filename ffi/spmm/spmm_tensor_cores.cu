@@ -158,7 +158,7 @@ __device__ void MultiplyEntryByEntry(const SpmmProblem& p, const M& m, int64_t f
     for (int64_t c = first_column + lane; c < first_column + kColumns && c < p.n; c += kWarp) {
       Accumulator<T> sum = 0;
       for (int64_t i = bounds.begin; i < bounds.end; ++i) {
-        sum += m.Value(i) * ToAccumulator(m.x[m.column_indices[i] * p.n + c]);
+        sum += m.Value(i) * ToAccumulator(m.x[m.Column(i) * p.n + c]);
       }
       m.Write(p.activation, row, row * p.n + c, sum);
     }

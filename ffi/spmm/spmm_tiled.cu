@@ -60,7 +60,7 @@ struct Entries {
         columns[r] = *reinterpret_cast<const Run<Index>*>(m.column_indices + at);
         if constexpr (kPermuted) {
 #pragma unroll
-          for (int e = 0; e < kRun; ++e) values[r].Set(e, m.values + sources[r].Get(e));
+          for (int e = 0; e < kRun; ++e) values[r].Set(e, m.values + Source(r, e, nse));
         } else {
           values[r] = *reinterpret_cast<const Run<T>*>(m.values + at);
         }
@@ -69,7 +69,7 @@ struct Entries {
         for (int e = 0; e < kRun; ++e) {
           if (at + e >= nse) continue;
           columns[r].Set(e, m.column_indices + at + e);
-          values[r].Set(e, m.values + (kPermuted ? sources[r].Get(e) : at + e));
+          values[r].Set(e, m.values + (kPermuted ? Source(r, e, nse) : at + e));
         }
       }
     }
@@ -92,18 +92,22 @@ struct Entries {
     }
   }
 
+  __device__ __forceinline__ uint32_t Source(int r, int e, int nse) const {
+    return Within(sources[r].Get(e), nse);
+  }
   __device__ __forceinline__ T Value(int e) const { return values[e / kRun].Get(e % kRun); }
-  __device__ __forceinline__ Index Column(int e) const { return columns[e / kRun].Get(e % kRun); }
+  __device__ __forceinline__ uint32_t Column(int e, int64_t count) const {
+    return Within(columns[e / kRun].Get(e % kRun), count);
+  }
 };
 
 // Entries whose columns become places in x, in bytes, where they are used: the multiplication is
 // part of that of the address.
 template <typename Chunk, bool kPrescaled>
 struct Placed : Chunk {
-  __device__ __forceinline__ void Scale(uint32_t) {}
-  __device__ __forceinline__ uint64_t Place(int e, uint32_t row_bytes) const {
-    const uint32_t column = Chunk::Column(e);
-    return static_cast<uint64_t>(column) * row_bytes;
+  __device__ __forceinline__ void Scale(int64_t, uint32_t) {}
+  __device__ __forceinline__ uint64_t Place(int e, int64_t columns, uint32_t row_bytes) const {
+    return static_cast<uint64_t>(Chunk::Column(e, columns)) * row_bytes;
   }
 };
 // Or when they are loaded, which is to wait for them; they are kept in 32 bits.
@@ -111,13 +115,13 @@ template <typename Chunk>
 struct Placed<Chunk, true> : Chunk {
   uint32_t places[Chunk::kCount];
 
-  __device__ __forceinline__ void Scale(uint32_t row_bytes) {
+  __device__ __forceinline__ void Scale(int64_t columns, uint32_t row_bytes) {
 #pragma unroll
     for (int e = 0; e < Chunk::kCount; ++e) {
-      places[e] = static_cast<uint32_t>(Chunk::Column(e)) * row_bytes;
+      places[e] = Chunk::Column(e, columns) * row_bytes;
     }
   }
-  __device__ __forceinline__ uint64_t Place(int e, uint32_t) const { return places[e]; }
+  __device__ __forceinline__ uint64_t Place(int e, int64_t, uint32_t) const { return places[e]; }
 };
 
 // A row, or -1, and a group's share of it: of every so many chunks of entries one.
@@ -144,7 +148,7 @@ __device__ __forceinline__ void AddShare(const M& m, const RowShare& s, int nse,
   Chunk next = {};
   const auto load_entries = [&](int at) {
     next.Load(m, at, s.end, nse, kWide);
-    next.Scale(row_bytes);
+    next.Scale(m.pattern.columns, row_bytes);
     next.LoadSources(m, at + step, s.end, nse, kWide);
   };
   next.LoadSources(m, i, s.end, nse, kWide);
@@ -155,7 +159,8 @@ __device__ __forceinline__ void AddShare(const M& m, const RowShare& s, int nse,
     Packet<T, kVector> of_x[kCount];
     if (i >= s.begin && i + kCount <= s.end) {
 #pragma unroll
-      for (int e = 0; e < kCount; ++e) of_x[e] = load(entries.Place(e, row_bytes));
+      for (int e = 0; e < kCount; ++e)
+        of_x[e] = load(entries.Place(e, m.pattern.columns, row_bytes));
 #pragma unroll
       for (int e = 0; e < kCount; ++e) add(ToAccumulator(entries.Value(e)), of_x[e]);
     } else if constexpr (kUnrolledRest) {
@@ -164,7 +169,7 @@ __device__ __forceinline__ void AddShare(const M& m, const RowShare& s, int nse,
 #pragma unroll
       for (int e = 0; e < kCount; ++e) {
         of_x[e] = {};
-        if (belongs(e)) of_x[e] = load(entries.Place(e, row_bytes));
+        if (belongs(e)) of_x[e] = load(entries.Place(e, m.pattern.columns, row_bytes));
       }
 #pragma unroll
       for (int e = 0; e < kCount; ++e) {
@@ -174,8 +179,7 @@ __device__ __forceinline__ void AddShare(const M& m, const RowShare& s, int nse,
       const int first = i < s.begin ? s.begin : i, end = i + kCount < s.end ? i + kCount : s.end;
 #pragma unroll 1
       for (int e = first; e < end; ++e) {
-        const uint32_t column = m.column_indices[e];
-        add(m.Value(e), load(static_cast<uint64_t>(column) * row_bytes));
+        add(m.Value(e), load(static_cast<uint64_t>(m.Column(e)) * row_bytes));
       }
     }
   }
@@ -277,7 +281,7 @@ __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
     const Matrices<T, Out, Index> m(p, kBatched ? block / down / tiles : 0);
     const auto row_at = [&](uint32_t place) {
       const bool exists = place < rows;
-      const int row = !exists ? 0 : kOrdered ? m.row_order[place] : static_cast<int>(place);
+      const int row = !exists ? 0 : static_cast<int>(kOrdered ? m.RowAt(place) : place);
       const int nse = exists ? static_cast<int>(p.pattern.nse) : 0;
       return RowShare{exists ? row : -1, Clamp(m.row_offsets[row], 0, nse),
                       Clamp(m.row_offsets[row + 1], 0, nse), group % kShares, kShares};
@@ -298,7 +302,7 @@ __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
     [[maybe_unused]] RowShare own;  // if the group helps first
     [[maybe_unused]] int helpers, first_helper;
     if constexpr (kMayHelp) {
-      const int longest = m.row_order[0];
+      const uint32_t longest = m.RowAt(0);
       const int begin = m.row_offsets[longest], end = m.row_offsets[longest + 1];
       helps = static_cast<uint32_t>(end) - static_cast<uint32_t>(begin) >= p.long_row;
       if (helps) {

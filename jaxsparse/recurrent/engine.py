@@ -169,8 +169,12 @@ def ffi_call(
     forms = (f"{n}{span}" for n, span in zip(step.inputs, params["spans"], strict=True))
     weights = VARIANTS[plan.variant].weights
     operands = _OPERANDS[weights]
-    if weights == "pairs" and params["transposed"]:
-        operands = ("recurrent", "transposed layout")
+    words = 0
+    if weights == "pairs":
+        assert problem.form is not None
+        words = problem.form.words
+        if params["transposed"]:
+            operands = ("recurrent", "transposed layout")
     return FfiCall(
         (*operands, *names[names.index("state") :]),
         {
@@ -178,6 +182,10 @@ def ffi_call(
             "source": text,
             "expression": EXPRESSION,
             "weights": weights,
+            "weight_dtype": problem.weight_dtype,
+            "input_dtypes": " ".join(problem.input_dtypes),
+            "products": step.products,
+            "layout_words": words,
             "transposed": params["transposed"],
             "carries": step.carries,
             "inputs": " ".join(forms),

@@ -59,11 +59,23 @@ enum class Disorder {
   kNan,
   kInfinite,
   kHuge,
-  kWrongOffsets,   // negative, or behind the end
-  kFallingOffsets  // to fewer entries than there are
+  kWrongOffsets,    // negative, or behind the end
+  kFallingOffsets,  // to fewer entries than there are
+  kWrongIndices     // all that a pattern has, and what is derived from it, may be any number
 };
 
-inline bool AreWrong(Disorder offsets) { return offsets >= Disorder::kWrongOffsets; }
+// Whether it is no pattern: there is no right result, but nothing must be out of bounds.
+inline bool AreWrong(Disorder indices) { return indices >= Disorder::kWrongOffsets; }
+
+// Makes a third of the indices wrong.
+template <typename E>
+void Spoil(std::vector<E>& indices) {
+  constexpr int32_t kLeast = std::numeric_limits<int32_t>::min(), kMost = ~kLeast;
+  constexpr int32_t kWrong[] = {-1, -2, -7, kLeast, kMost, kMost - 1, 1 << 30, 1 << 20, 70000};
+  for (E& index : indices) {
+    if (generator() % 3 == 0) index = static_cast<E>(kWrong[generator() % std::size(kWrong)]);
+  }
+}
 
 // A random pattern whose middle row is empty. The columns begin `lead` elements behind an aligned
 // place; padding follows them, which nothing must read.
@@ -123,6 +135,12 @@ class RandomPattern {
 
   // Rows may be taken in any order.
   void ShuffleRows() { std::shuffle(order_.begin(), order_.end(), generator); }
+
+  void SpoilIndices() {
+    Spoil(offsets_);
+    Spoil(order_);
+    Spoil(column_indices_);
+  }
 
   int64_t nse() const { return static_cast<int64_t>(column_indices_.size()) - lead_; }
   int64_t offset(int64_t row) const { return offsets_[row]; }

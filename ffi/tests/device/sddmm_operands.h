@@ -55,6 +55,7 @@ class SddmmTest {
 
   SddmmProblem Problem(bool own_patterns = false) {
     SddmmProblem p;
+    if (disorder_ == Disorder::kWrongIndices) pattern_.SpoilIndices();
     p.pattern = pattern_.AsOperand(own_patterns ? size_.entries : 0);
     p.d = size_.d;
     p.batch.rank = size_.entries > 1 ? 1 : 0;
@@ -71,7 +72,7 @@ class SddmmTest {
   void Check() const {
     const float before = ToAccumulator(out_[lead_ - 1]);
     if (before != kUntouched) Fail("sddmm", -1, -1, before, kUntouched);
-    if (AreWrong(disorder_)) return;  // nothing was out of bounds
+    if (AreWrong(disorder_)) return;
     for (int64_t entry = 0; entry < size_.entries; ++entry) {
       for (int64_t r = 0; r < size_.rows; ++r) {
         for (int64_t i = pattern_.offset(r); i < pattern_.offset(r + 1); ++i) {

@@ -51,9 +51,9 @@ void TestSizes() {
   test({20, 13, 0, 0.9}, Disorder::kNone, true, 8);
   test({7, 600, kMost - kVector, 0.03, 0.97}, Disorder::kNone, false, 8, 1);
   test({6, 75, kMost - 1, 0.3, 0.9}, Disorder::kNone, false, 8);
-  for (Disorder disorder :
-       {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated, Disorder::kNan,
-        Disorder::kInfinite, Disorder::kWrongOffsets, Disorder::kFallingOffsets}) {
+  for (Disorder disorder : {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated,
+                            Disorder::kNan, Disorder::kInfinite, Disorder::kWrongOffsets,
+                            Disorder::kFallingOffsets, Disorder::kWrongIndices}) {
     test({20, 220, kMost - 2 * kVector, 0.03, 1.0}, disorder, true, 8);
   }
 }

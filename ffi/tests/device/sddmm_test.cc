@@ -28,12 +28,13 @@ void Test(const SddmmSize& size, Disorder disorder, int64_t lead, int blocks = 3
   };
   run();
   test.Check();
-  if (own_patterns || disorder == Disorder::kShuffled) {
+  if (own_patterns || disorder == Disorder::kShuffled || disorder == Disorder::kWrongIndices) {
     const auto found = PreparationOf<T, kInner>(p);
     const auto workspace = SpaceFor(found.Bytes());
     p.workspace.data = reinterpret_cast<char*>(workspace.get());
     emulated::Launch(3, kPrepareThreads, [&] { SddmmPrepare<T, Index, kInner>(p); });
     auto given = GiveStarts(found, p.workspace, &p.pattern);
+    if (disorder == Disorder::kWrongIndices) Spoil(given);
     std::fill(test.out().begin() + lead, test.out().end(), FromFloat<Out>(NAN));
     run();
     test.Check();
@@ -53,6 +54,8 @@ void TestSizes() {
     Test<T, Out, int32_t, kInner, true>(size, Disorder::kNone, 8);
   }
   Test<T, Out, int32_t, kInner, true>({70, 140, 7, 0.2}, Disorder::kWrongOffsets, 8);
+  Test<T, Out, int32_t, kInner, true>({150, 300, 7, 0.2, 1.0}, Disorder::kWrongIndices, 8, 2, true);
+  Test<T, Out, uint16_t, kInner, false>({70, 140, 7, 0.4}, Disorder::kWrongIndices, 1);
   Test<T, Out, int32_t, kInner, true>({70, 140, 7, 0.2}, Disorder::kFallingOffsets, 8);
   for (Disorder disorder : {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated,
                             Disorder::kNan, Disorder::kInfinite}) {

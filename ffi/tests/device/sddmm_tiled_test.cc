@@ -62,13 +62,14 @@ void TestSizes() {
   whole({7, 600, kPart, 0.03, 0.97});
   whole({1500, 40, kPart, 0.002, 1.0});
   whole({60, 2000, kPart, 0.0, 0.5});
-  for (Disorder disorder : {Disorder::kNone, Disorder::kWrongOffsets, Disorder::kFallingOffsets}) {
+  for (Disorder disorder : {Disorder::kNone, Disorder::kWrongOffsets, Disorder::kFallingOffsets,
+                            Disorder::kWrongIndices}) {
     whole({9000, 40, kPart, 0.0002}, disorder);  // some rows' entries are searched for
   }
   whole({90, 110, kPart, 0.1, 0.9, false, 1});
-  for (Disorder disorder :
-       {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated, Disorder::kNan,
-        Disorder::kInfinite, Disorder::kWrongOffsets, Disorder::kFallingOffsets}) {
+  for (Disorder disorder : {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated,
+                            Disorder::kNan, Disorder::kInfinite, Disorder::kWrongOffsets,
+                            Disorder::kFallingOffsets, Disorder::kWrongIndices}) {
     whole({20, 220, kPart, 0.03, 1.0}, disorder);
     part({200, 50, kPart + kVector, 0.05, 1.0}, disorder);
   }

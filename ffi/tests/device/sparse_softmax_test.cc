@@ -11,7 +11,7 @@ constexpr double kScale = 0.7;
 // Rows of up to `longest` entries, some empty, some too long to be kept; arrays begin `first`
 // elements behind an aligned place.
 template <typename T, int kLanes, int kRuns, bool kBackward>
-void Test(int rows, int longest, int first, int padding) {
+void Test(int rows, int longest, int first, int padding, bool wrong = false) {
   std::vector<int32_t> offsets{0}, order(static_cast<size_t>(rows));
   std::uniform_int_distribution<int> length(-1, longest);
   for (int r = 0; r < rows; ++r) {
@@ -27,6 +27,10 @@ void Test(int rows, int longest, int first, int padding) {
   const float untouched = 77;
   std::vector<T> out(static_cast<size_t>(first + nse), FromFloat<T>(untouched));
 
+  if (wrong) {
+    Spoil(offsets);
+    Spoil(order);
+  }
   SparseSoftmaxProblem p;
   p.pattern.rows = rows;
   p.pattern.columns = longest;
@@ -41,6 +45,7 @@ void Test(int rows, int longest, int first, int padding) {
   p.out = Of(out, first);
   emulated::Launch(3, SoftmaxKeptThreads(kLanes),
                    [&] { SparseSoftmaxKept<T, kBackward, kLanes, kRuns>(p); });
+  if (wrong) return;  // nothing was out of bounds
 
   const auto number = [&](const std::vector<T>& x, int i) -> double {
     return ToAccumulator(x[first + i]);
@@ -98,6 +103,11 @@ int main() {
       Test<float16, 64, 8, false>(5, 4300, first, padding);
       Test<double, 128, 8, false>(0, 0, first, padding);
     }
+  }
+  for (int turn = 0; turn < 20; ++turn) {
+    Test<float, 4, 2, false>(33, 40, turn % 5, 3, true);
+    Test<bfloat16, 8, 2, true>(31, 150, turn % 3, 0, true);
+    Test<float, 128, 8, true>(8, 4300, turn % 5, 1, true);
   }
   std::puts("all results agree");
 }

@@ -113,6 +113,12 @@ class SpmmTest {
     const int64_t lead = options_.lead;
     SpmmProblem p;
     if (options_.shuffled_rows) pattern_.ShuffleRows();
+    if (options_.disorder == Disorder::kWrongIndices) {
+      pattern_.SpoilIndices();
+      Spoil(permutation_);
+      Spoil(stored_offsets_);
+      Spoil(stored_columns_);
+    }
     const int64_t copies = options_.own_patterns ? size_.batch : 0;
     p.pattern = pattern_.AsOperand(copies);
     p.stored = p.pattern;
@@ -143,6 +149,7 @@ class SpmmTest {
         if (!std::isnan(before)) Fail("in front of spmm", -1, i, before, NAN);
       }
     }
+    if (AreWrong(options_.disorder)) return;
     for (int64_t entry = 0; entry < size_.batch; ++entry) {
       for (int64_t r = 0; r < size_.rows; ++r) {
         for (int64_t c = 0; c < size_.n; ++c) CheckElement(entry, r, c);

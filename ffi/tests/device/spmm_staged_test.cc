@@ -59,13 +59,15 @@ void TestSizes() {
   const SpmmSize uneven{2 * kWarps * kRows + 5, 300, kVector, 0.03, 0.97, 2};  // rows are cut
   plain(uneven, {.own_patterns = true});
   permuted(uneven, {.bias = true, .shuffled_rows = true});
+  plain(uneven, {.disorder = Disorder::kWrongIndices, .own_patterns = true});
+  permuted(uneven, {.disorder = Disorder::kWrongIndices});
   const SpmmSize batch{18, kPanel + 5, kColumns + kVector, 0.3, 0, 2};
   plain(batch, {.bias = true, .preactivation = true, .lead = 1});  // x is misaligned
   permuted(batch, {.activation = Activation::kRelu, .shared_x = true, .lead = kVector / 2});
   plain(batch, {.bias = true, .shared_x = true});
   permuted(batch, {.bias = true, .shared_values = true, .shared_bias = true});
   for (Disorder disorder : {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated,
-                            Disorder::kNan, Disorder::kInfinite}) {
+                            Disorder::kNan, Disorder::kInfinite, Disorder::kWrongIndices}) {
     const SpmmSize size{20, 220, kColumns + 3 * kVector, 0.03, 1.0};
     plain(size, {.disorder = disorder});
     permuted(size,

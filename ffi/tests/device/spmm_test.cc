@@ -38,9 +38,10 @@ void Test(const SpmmSize& size, SpmmOptions options, int parts = 0) {
     return workspace;
   };
   const auto workspace = run();
-  if (size.batch == 1 && options.disorder != Disorder::kShuffled) return;
-  const std::vector<int32_t> starts =
-      GiveStarts(PreparationOf<T, kColumns>(p), p.workspace, &p.stored);
+  const bool wrong = options.disorder == Disorder::kWrongIndices;
+  if (size.batch == 1 && options.disorder != Disorder::kShuffled && !wrong) return;
+  std::vector<int32_t> starts = GiveStarts(PreparationOf<T, kColumns>(p), p.workspace, &p.stored);
+  if (wrong) Spoil(starts);
   std::fill(test.out().begin(), test.out().end(), FromFloat<Out>(NAN));
   run();
 }
@@ -61,6 +62,11 @@ void TestSizes() {
     transposed(size, {.bias = true, .activation = Activation::kGelu});
   }
   transposed({130, 90, 7, 0.5, 0.99}, {.lead = 3});
+  for (const int64_t batch : {1, 2}) {
+    const SpmmSize size{70, 200, 12, 0.2, 0.9, batch};
+    plain(size, {.disorder = Disorder::kWrongIndices, .bias = true, .own_patterns = batch > 1}, 2);
+    transposed(size, {.disorder = Disorder::kWrongIndices});
+  }
   plain({70, 330, kColumns + 3, 0.2}, {.bias = true, .preactivation = true}, 2);
   transposed({70, 330, kColumns + 3, 0.6}, {.bias = true, .activation = Activation::kRelu}, 3);
   const SpmmSize batch{18, 150, kColumns + 4, 0.3, 0, 5};  // a block has several tiles

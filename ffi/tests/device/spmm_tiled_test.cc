@@ -52,10 +52,12 @@ void TestSizes() {
   plain(batch, {.bias = true, .preactivation = true, .lead = 1});
   plain(batch, {.shared_x = true, .own_patterns = true});
   permuted(batch, {.activation = Activation::kRelu, .shared_x = true, .lead = 2});
-  for (Disorder disorder :
-       {Disorder::kShuffled, Disorder::kRepeated, Disorder::kNan, Disorder::kInfinite}) {
+  for (Disorder disorder : {Disorder::kShuffled, Disorder::kRepeated, Disorder::kNan,
+                            Disorder::kInfinite, Disorder::kWrongIndices}) {
     plain({40, 150, kTile, 0.2}, {.disorder = disorder});
   }
+  permuted({37, 200, kTile, 0.1, 0.9}, {.disorder = Disorder::kWrongIndices, .bias = true});
+  permuted(batch, {.disorder = Disorder::kWrongIndices, .lead = 1});
   const auto without = [&]<SpmmTechnique kTechnique>() {
     Test<T, Out, uint16_t, kVector, kLanes, kRows, kAtOnce, false, kTechnique>(
         {37, 700, kTile, 0.02, 0.9}, {});

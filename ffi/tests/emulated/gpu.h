@@ -275,6 +275,16 @@ inline int __reduce_max_sync(unsigned mask, int x) {
   return x;
 }
 inline int __ffs(int x) { return std::countr_zero(static_cast<unsigned>(x)) % 32 + (x != 0); }
+// Of threads that take turns.
+template <typename T>
+void atomicAdd(T* to, T x) {
+  *to += x;
+}
+template <typename T>
+void atomicMin(T* to, T x) {
+  if (x < *to) *to = x;
+}
+
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }

@@ -1,0 +1,172 @@
+// Sound calls of every target, of small patterns with padding; all sizes differ, so that no array
+// fits in place of another one.
+#pragma once
+
+#include "handlers/frame.h"
+#include "recurrent/problem.h"
+
+namespace jaxsparse {
+
+constexpr int64_t kM = 5, kK = 7, kN = 3, kNse = 12, kD = 6;
+
+// An (m, k) pattern of 11 entries and one of padding; rows in any order.
+inline std::vector<int32_t> Offsets(int64_t rows) {
+  std::vector<int32_t> offsets = {0};
+  for (int64_t row = 0; row < rows; ++row) {
+    offsets.push_back(static_cast<int32_t>((kNse - 1) * (row + 1) / rows));
+  }
+  return offsets;
+}
+inline std::vector<int32_t> Columns(int64_t rows) {
+  std::vector<int32_t> columns(kNse);
+  const std::vector<int32_t> offsets = Offsets(rows);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int32_t e = offsets[row]; e < offsets[row + 1]; ++e) columns[e] = e - offsets[row];
+  }
+  return columns;
+}
+inline std::vector<int32_t> Falling(int64_t count) {
+  std::vector<int32_t> numbers;
+  for (int64_t i = count; i-- > 0;) numbers.push_back(static_cast<int32_t>(i));
+  return numbers;
+}
+
+inline std::vector<int64_t> Batched(std::vector<int64_t> batch, std::vector<int64_t> core) {
+  batch.insert(batch.end(), core.begin(), core.end());
+  return batch;
+}
+
+using Arrays = std::vector<TestArray>;
+inline void Add(Arrays* to, const Arrays& more) { to->insert(to->end(), more.begin(), more.end()); }
+
+inline Arrays Stored(int64_t rows, const std::string& index, std::vector<int64_t> batch) {
+  return {{"row_offsets", "int32", Batched(batch, {rows + 1}), Offsets(rows)},
+          {"column_indices", index, Batched(batch, {kNse}), Columns(rows)}};
+}
+inline Arrays PatternOf(int64_t rows, const std::string& index, std::vector<int64_t> batch) {
+  Arrays arrays = Stored(rows, index, batch);
+  arrays.push_back({"row_order", "int32", Batched(batch, {rows}), Falling(rows)});
+  return arrays;
+}
+
+struct SpmmForm {
+  bool permuted = false, left = false, has_bias = false, has_starts = false;
+  int64_t workspace = 0;
+  std::string dtype = "float32", out_dtype = "float32", index = "uint16";
+  std::vector<int64_t> batch = {}, pattern_batch = {};
+};
+
+inline TestCall SpmmCall(const SpmmForm& f) {
+  // Of A^T the rows are the columns of the stored matrix.
+  const std::vector<int64_t> x = f.left ? std::vector{kN, kK} : std::vector{kK, kN};
+  const std::vector<int64_t> out = f.left ? std::vector{kN, kM} : std::vector{kM, kN};
+  TestCall call;
+  call.operands = {{"values", f.dtype, Batched(f.batch, {kNse})},
+                   {"x", f.dtype, Batched(f.batch, x)}};
+  Add(&call.operands, PatternOf(kM, f.index, f.pattern_batch));
+  if (f.permuted) {
+    call.operands.push_back(
+        {"permutation", "int32", Batched(f.pattern_batch, {kNse}), Falling(kNse)});
+    Add(&call.operands, Stored(kK, f.index, f.pattern_batch));
+  }
+  const int64_t starts = f.has_starts ? 2 * 64 : 1;  // of a tile, and the end
+  call.operands.push_back({"tile_starts", "int32", Batched(f.pattern_batch, {starts})});
+  if (f.has_bias) call.operands.push_back({"bias", f.dtype, Batched(f.batch, {kM})});
+  call.results = {{"out", f.out_dtype, Batched(f.batch, out)}};
+  if (f.has_bias) call.results.push_back({"preactivation", f.out_dtype, Batched(f.batch, out)});
+  if (f.workspace > 0) call.results.push_back({"workspace", "uint8", {f.workspace}});
+  call.attributes = {{"variant", ""},
+                     {"permuted", f.permuted},
+                     {"dense_on_left", f.left},
+                     {"activation", f.has_bias ? "gelu" : "none"},
+                     {"workspace", f.workspace}};
+  return call;
+}
+
+inline TestCall SddmmCall(bool scaled, const std::string& dtype, const std::string& out_dtype,
+                          std::vector<int64_t> batch, int64_t workspace) {
+  TestCall call;
+  call.operands = {{"x", dtype, Batched(batch, {kM, kD})}, {"y", dtype, Batched(batch, {kK, kD})}};
+  Add(&call.operands, PatternOf(kM, "int32", batch));
+  call.operands.push_back({"tile_starts", "int32", Batched(batch, {1})});
+  if (scaled) call.operands.push_back({"scale_by", dtype, Batched(batch, {kNse})});
+  call.results = {{"out", out_dtype, Batched(batch, {kNse})}};
+  if (workspace > 0) call.results.push_back({"workspace", "uint8", {workspace}});
+  call.attributes = {{"variant", ""}, {"workspace", workspace}};
+  return call;
+}
+
+inline TestCall SoftmaxCall(bool backward, const std::string& dtype, std::vector<int64_t> batch) {
+  TestCall call;
+  call.operands = {{"values", dtype, Batched(batch, {kNse})}};
+  Add(&call.operands, PatternOf(kM, "uint16", batch));
+  if (backward) call.operands.push_back({"tangent", dtype, Batched(batch, {kNse})});
+  call.results = {{"out", dtype, Batched(batch, {kNse})}};
+  call.attributes = {{"variant", ""}, {"scale", 0.5}};
+  return call;
+}
+
+inline TestCall CheckTopologyCall(bool permuted, const std::string& index) {
+  TestCall call;
+  call.operands = PatternOf(kM, index, {});
+  if (permuted) call.operands.push_back({"permutation", "int32", {kNse}, Falling(kNse)});
+  call.results = {{"checked_offsets", "int32", {kM + 1}}, {"bad_row", "uint32", {2}}};
+  call.attributes = {{"columns", kK}};
+  return call;
+}
+
+// Of a cell of 4 products, one carry, an input of its own at each step and one that repeats.
+inline TestCall ScanCall(const std::string& weights, bool transposed, const std::string& dtype) {
+  constexpr int64_t kDirections = 2, kSteps = 9, kBatch = 8, kUnits = 16, kGates = 4, kWords = 40;
+  const int64_t products = transposed ? 1 : kGates, states = transposed ? kGates : 1;
+  constexpr int64_t kExchange = 4096;
+  const int64_t width = dtype == "float32" ? 4 : 2;
+  const int64_t dense = weights == "masked" ? kDirections * kGates * kUnits * kUnits * width : 0;
+  const std::vector<int64_t> d = {kDirections};
+  TestCall call;
+  if (weights == "dense") {
+    call.operands = {{"recurrent", dtype, Batched(d, {kUnits, kGates * kUnits})}};
+  } else {
+    call.operands = {{"recurrent", dtype, Batched(d, {kNse})}};
+  }
+  if (weights == "masked") {
+    Add(&call.operands, Stored(kGates * kUnits, "uint16", d));
+  } else if (weights == "pairs") {
+    call.operands.push_back({"layout", "uint32", Batched(d, {kWords})});
+  }
+  Add(&call.operands, {{"state", dtype, Batched(d, {kBatch, states, kUnits})},
+                       {"carry", "float32", Batched(d, {kBatch, kUnits})},
+                       {"input", dtype, Batched(d, {kSteps, kBatch, 3, kUnits})},
+                       {"input", "float32", Batched(d, {1, 1, 5, kUnits})}});
+  call.results = {{"states", dtype, Batched(d, {kSteps, kBatch, states, kUnits})},
+                  {"last carry", "float32", Batched(d, {kBatch, kUnits})},
+                  {"output", dtype, Batched(d, {kSteps, kBatch, 2, kUnits})},
+                  {"workspace", "uint8", {2 * kExchange + kScanFlagBytes + dense}}};
+  call.attributes = {{"name", "scan.cu"},
+                     {"source", "text"},
+                     {"expression", "Scan"},
+                     {"weights", weights},
+                     {"weight_dtype", dtype},
+                     {"input_dtypes", dtype + " float32"},
+                     {"products", products},
+                     {"layout_words", weights == "pairs" ? kWords : int64_t{0}},
+                     {"transposed", transposed},
+                     {"carries", int64_t{1}},
+                     {"inputs", "3tbh 5h"},
+                     {"outputs", "2"},
+                     {"reversed", "01"},
+                     {"groups", int64_t{2}},
+                     {"scans", int64_t{2}},
+                     {"blocks", int64_t{8}},
+                     {"threads", int64_t{256}},
+                     {"cluster", int64_t{2}},
+                     {"shared_bytes", int64_t{1024}},
+                     {"exchange_bytes", kExchange},
+                     {"first_look", int64_t{1}},
+                     {"look_later", int64_t{1}},
+                     {"look_earlier", int64_t{1}},
+                     {"wait_limit_ns", int64_t{1000}}};
+  return call;
+}
+
+}  // namespace jaxsparse
