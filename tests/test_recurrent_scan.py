@@ -532,7 +532,7 @@ ONES = jnp.ones((3, 4))
         ({"recurrent_bias": jnp.ones((1, 4))}, ValueError, "recurrent_bias must have 1 dimensions"),
         ({"recurrent_bias": jnp.ones(4, int)}, TypeError, "got recurrent_bias int"),
         ({"seq_lengths": jnp.ones(2, int)}, ValueError, r"must be 3 integers, got int.*\(2,\)"),
-        ({"seq_lengths": jnp.ones(3)}, ValueError, "must be 3 integers, got float32"),
+        ({"seq_lengths": jnp.ones(3)}, ValueError, "must be 3 integers, got float"),
         ({"seq_lengths": jnp.ones((1, 3), int)}, ValueError, "seq_lengths must have 1 dim"),
         # Options.
         ({"precision": "bfloat16"}, ValueError, "precision must be a jax.lax.*got 'bfloat16'"),

@@ -483,5 +483,5 @@ def _make_layer(
 
 def _orthogonal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """Flax's initializer, also for 16-bit dtypes, in which JAX decomposes no matrix."""
-    wide = jnp.promote_types(dtype, jnp.float32)
+    wide = arguments.accumulator_dtype(dtype)
     return nnx.initializers.orthogonal()(key, shape, wide).astype(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -39,6 +40,17 @@ def check_floating(operation: str, **arrays: Any) -> Any:
         got = ", ".join(f"{name} {x.dtype}" for name, x in arrays.items())
         raise TypeError(f"{operation}: needs float32, float64, bfloat16 or float16, got {got}")
     return dtype
+
+
+def promoted(*dtypes: Any) -> Any:
+    """The dtype that holds all numbers of these, also where JAX is set to promote none unasked."""
+    with jax.numpy_dtype_promotion("standard"):
+        return functools.reduce(jnp.promote_types, dtypes)
+
+
+def accumulator_dtype(dtype: Any) -> Any:
+    """What sums of numbers of a dtype are taken in: float32, or float64 for float64."""
+    return promoted(dtype, jnp.float32)
 
 
 def check_precision(operation: str, precision: Any) -> None:

@@ -18,7 +18,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 
 from jaxsparse.device import H200
-from jaxsparse.ops.arguments import PATTERN
+from jaxsparse.ops.arguments import PATTERN, accumulator_dtype
 from jaxsparse.primitive import bind_local, over_batch
 
 DENSE_IS_FASTER = "a dense product by cuBLAS is taken to be faster"
@@ -140,7 +140,7 @@ def dense_spmm(
     m, k = row_offsets.shape[-1] - 1, t_row_offsets.shape[-1] - 1
     places, rise = over_batch(functools.partial(_places, k=k), rank, row_offsets, columns)
     # With an epilogue, rounded after it only.
-    sums = jnp.promote_types(values.dtype, jnp.float32) if epilogue else out_dtype
+    sums = accumulator_dtype(values.dtype) if epilogue else out_dtype
 
     def one(values: jax.Array, places: jax.Array, x: jax.Array, *bias: jax.Array) -> Any:
         matrix = jnp.zeros(m * k, values.dtype)
@@ -240,7 +240,7 @@ def dense_sddmm(*operands: jax.Array, scaled: bool, out_dtype: Any) -> list[jax.
     def one(
         x: jax.Array, y: jax.Array, offsets: jax.Array, columns: jax.Array, *scale_by: jax.Array
     ) -> list[jax.Array]:
-        accumulator = jnp.promote_types(x.dtype, jnp.float32)
+        accumulator = accumulator_dtype(x.dtype)
         product = jax.lax.dot_general(
             x,
             y,

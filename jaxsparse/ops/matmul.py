@@ -311,7 +311,7 @@ def _spmm_xla(
     row_offsets, columns, _, t_row_offsets, *_, x = operands[:_X]
     rows = row_indices(row_offsets, values.shape[0])
     m, k = row_offsets.shape[0] - 1, t_row_offsets.shape[0] - 1
-    accumulator = jnp.promote_types(values.dtype, jnp.float32)
+    accumulator = arguments.accumulator_dtype(values.dtype)
     stored = rows < m
     v = jnp.where(stored, values, 0).astype(accumulator)
     x = (x.T if dense_on_left else x).astype(accumulator)
@@ -393,8 +393,8 @@ def _spmm_cast(
     """Values and x may differ in dtype, so that their cotangents can be narrow where x is."""
     dtypes = [a.dtype for a in avals]
     if dtypes[_VALUES] != dtypes[_X]:
-        dtypes[_VALUES] = dtypes[_X] = jnp.promote_types(dtypes[_VALUES], dtypes[_X])
-        params = {**params, "out_dtype": jnp.promote_types(dtypes[_X], jnp.float32)}
+        dtypes[_VALUES] = dtypes[_X] = arguments.promoted(dtypes[_VALUES], dtypes[_X])
+        params = {**params, "out_dtype": arguments.accumulator_dtype(dtypes[_X])}
     return params, dtypes
 
 
@@ -435,11 +435,11 @@ def _spmm_transpose(
         # The columns of spmm may be sharded; sddmm sums over them.
         x, ct = gathered(x, -1), gathered(ct, -1)
         pair = (x, ct) if transpose else (ct, x)
-        dtype = jnp.promote_types(ct.dtype, values.aval.dtype)
+        dtype = arguments.promoted(ct.dtype, values.aval.dtype)
         return _VALUES, bind(sddmm_p, *pair, *pattern, scaled=False, out_dtype=dtype, **params)[0]
     return _X, bind(
         spmm_p,
-        values.astype(jnp.promote_types(ct.dtype, values.dtype)),
+        values.astype(arguments.promoted(ct.dtype, values.dtype)),
         *pattern,
         ct,
         transpose=not transpose,
@@ -528,7 +528,7 @@ def _sddmm_xla(
 ) -> list[jax.Array]:
     m, k = x.shape[0], y.shape[0]
     rows = row_indices(row_offsets, columns.shape[0])
-    accumulator = jnp.promote_types(x.dtype, jnp.float32)
+    accumulator = arguments.accumulator_dtype(x.dtype)
     columns = columns.astype(jnp.int32)
     if not m * k:
         values = jnp.zeros(columns.shape, accumulator)

@@ -109,7 +109,7 @@ def sparse_attention(
     if topology.batch_shape:
         topology = jax.tree.map(lambda x: x.reshape(groups, n // groups, *x.shape[1:]), topology)
 
-    accumulator = jnp.promote_types(dtype, jnp.float32)
+    accumulator = arguments.accumulator_dtype(dtype)
     scores = sddmm(
         q, k, topology, preferred_element_type=accumulator, implementation=implementation
     )

@@ -71,7 +71,7 @@ def sparse_softmax(
     values = a.values
     dtype = arguments.check_floating(operation, values=values)
     if not isinstance(scale, numbers.Real):
-        values = values * jnp.asarray(scale, dtype)
+        values = jnp.multiply(*jnp.broadcast_arrays(values, jnp.asarray(scale, dtype)))
         scale = 1.0
     (values,), pattern = arguments.align([values], [1], dtype, a.topology)
     params = {"scale": float(scale), "implementation": implementation, "variant": variant}
@@ -96,7 +96,7 @@ def _softmax_xla(
     if not size:
         return [jnp.zeros_like(values)]
     rows = row_indices(row_offsets, values.shape[0])
-    accumulator = jnp.promote_types(values.dtype, jnp.float32)
+    accumulator = arguments.accumulator_dtype(values.dtype)
     v = values.astype(accumulator) * jnp.asarray(scale, accumulator)
     most = jnp.full((size,), -jnp.inf, accumulator).at[rows].max(v, mode="drop")
     e = jnp.exp(v - most.at[rows].get(mode="fill", fill_value=0))
@@ -140,7 +140,7 @@ def _derivative_xla(
     if not size:
         return [jnp.zeros_like(y)]
     rows = row_indices(row_offsets, y.shape[0])
-    accumulator = jnp.promote_types(y.dtype, jnp.float32)
+    accumulator = arguments.accumulator_dtype(y.dtype)
     y_, t = y.astype(accumulator), tangent.astype(accumulator)
     sums = _row_sums(y_ * t, rows, size).at[rows].get(mode="fill", fill_value=0)
     out = jnp.asarray(scale, accumulator) * y_ * (t - sums)

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching
 
-from jaxsparse.ops.arguments import PATTERN
+from jaxsparse.ops.arguments import PATTERN, accumulator_dtype, promoted
 from jaxsparse.ops.matmul import spmm_p
 from jaxsparse.pattern import row_indices
 from jaxsparse.primitive import (
@@ -126,14 +126,9 @@ def _result_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
     return [operands.state.dtype, *carries, *[operands.state.dtype] * len(params["step"].outputs)]
 
 
-def accumulator_dtype(dtype: Any) -> Any:
-    """What sums, carries and steps are computed in."""
-    return jnp.promote_types(dtype, jnp.float32)
-
-
 def _einsum(axes: str, x: Any, w: Any, precision: Any, out_dtype: Any) -> Any:
     """A product whose sums are in float32 at least, and exact unless a precision is asked for."""
-    dtype = jnp.promote_types(x.dtype, w.dtype)
+    dtype = promoted(x.dtype, w.dtype)
     z = jnp.einsum(
         axes,
         x.astype(dtype),
@@ -169,7 +164,7 @@ def product(
         axes = "...nk,...mk->...nm" if transposed else "...nk,...km->...nm"
         return _einsum(axes, x, weights[0], precision, out_dtype)
     values, *pattern = weights[: 1 + len(PATTERN)]
-    dtype = jnp.promote_types(x.dtype, values.dtype)
+    dtype = promoted(x.dtype, values.dtype)
     options: dict[str, Any] = {
         "transpose": transposed,
         "dense_on_left": True,

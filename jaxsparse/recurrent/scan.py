@@ -25,7 +25,7 @@ from jaxsparse.recurrent.layout import (
     suits,
 )
 from jaxsparse.recurrent.plan import SparseForm
-from jaxsparse.recurrent.primitive import Operands, accumulator_dtype, scan_bind
+from jaxsparse.recurrent.primitive import Operands, scan_bind
 from jaxsparse.recurrent.step import CellStep
 from jaxsparse.topology import Topology
 
@@ -433,12 +433,12 @@ def _run(
                     variant,
                 )
             ]
-    accumulator = accumulator_dtype(one.dtype)
+    accumulator = arguments.accumulator_dtype(one.dtype)
     inputs = [_stacked([d.xs.reshape(length, b, gates, h) for d in directions])]
     spans = ["tbh"]
     if one.bias is not None:
         # The kernels take the dtype of xs and float32.
-        wide = jnp.promote_types(one.bias.dtype, one.dtype)
+        wide = arguments.promoted(one.bias.dtype, one.dtype)
         inputs.append(_stacked([d.bias.astype(wide).reshape(1, 1, gates, h) for d in directions]))
         spans.append("h")
     if mask is not None:
@@ -528,4 +528,7 @@ def _mask(operation: str, seq_lengths: Any, length: int, b: int) -> Any:
             f"{operation}: seq_lengths must be {b} integers, got {lengths.dtype} of shape "
             f"{lengths.shape}"
         )
-    return jnp.arange(length)[:, None] < lengths
+    # Of any width: neither may T wrap in their dtype, nor they in int32.
+    longest = min(jnp.iinfo(lengths.dtype).max, jnp.iinfo(jnp.int32).max)
+    lengths = jnp.clip(lengths, 0, int(longest)).astype(jnp.int32)
+    return jnp.arange(length, dtype=jnp.int32)[:, None] < lengths[None]
