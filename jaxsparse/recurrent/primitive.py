@@ -273,11 +273,23 @@ def _plain_direction(
     if densifies and (dense := _dense_form(weights)) is not None:
         weights, sparse = (dense,), False
 
-    def body(before: Any, moving: Any) -> Any:
-        state, carries = before
+    # Each array of an input is its own, and so is each of an output: of one that is cut out of
+    # another in the loop XLA vectorises nothing on a CPU.
+    moving = [
+        tuple(x[:, :, j] for j in range(x.shape[2])) if "t" in own else ()
+        for x, own in zip(inputs, spans, strict=True)
+    ]
+
+    def group(x: Any, at_this_step: Sequence[Any]) -> list[Any]:
+        """The arrays of an input, (b, h) each."""
+        arrays = at_this_step or [x[0, :, j] for j in range(x.shape[2])]
+        return [jnp.broadcast_to(array.astype(accumulator), (b, h)) for array in arrays]
+
+    def body(before: Any, at_this_step: Any) -> Any:
+        states, carries = before
         z = product(
             weights,
-            state.reshape(b, -1),
+            jnp.concatenate(states, 1),
             sparse=sparse,
             transposed=transposed,
             precision=precision,
@@ -286,22 +298,14 @@ def _plain_direction(
             local=True,
         )
         products = [z[:, p * h : (p + 1) * h] for p in range(step.products)]
-        at_this_step = iter(moving)
-        groups = []
-        for i, x in enumerate(inputs):
-            x = next(at_this_step) if "t" in spans[i] else x[0]
-            x = x.astype(accumulator)
-            groups.append([jnp.broadcast_to(x[:, j], (b, h)) for j in range(x.shape[1])])
-        states, carries, outputs = step(products, carries, groups)
-        state = jnp.stack(states, 1).astype(dtype)
-        stacked = [jnp.stack(group, 1).astype(dtype) for group in outputs]
-        return (state, [c.astype(accumulator) for c in carries]), (state, stacked)
+        states, carries, outputs = step(products, carries, list(map(group, inputs, at_this_step)))
+        states, outputs = jax.tree.map(lambda x: x.astype(dtype), (states, outputs))
+        return (states, [c.astype(accumulator) for c in carries]), (states, outputs)
 
-    moving = [x for x, own in zip(inputs, spans, strict=True) if "t" in own]
-    first: Any = (state, list(carries))
+    first: Any = ([state[:, i] for i in range(step.states)], list(carries))
     unroll = _UNROLLED if on_gpu else 1
     (_, last), (states, outputs) = jax.lax.scan(body, first, moving, reverse=reverse, unroll=unroll)
-    return [states, *last, *outputs]
+    return [jnp.stack(states, 2), *last, *(jnp.stack(arrays, 2) for arrays in outputs)]
 
 
 recurrent_scan_p = make_primitive(
