@@ -5,6 +5,7 @@ Between the sums of a product and a result, tangent or gradient of 16 bits every
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -18,6 +19,12 @@ def accumulator_dtype(*dtypes: Any) -> Any:
     """
     wide = jnp.dtype(jnp.float64)
     return wide if wide in map(jnp.dtype, dtypes) else jnp.dtype(jnp.float32)
+
+
+def promoted(*dtypes: Any) -> Any:
+    """The dtype that holds all numbers of these, also where JAX is set to promote none unasked."""
+    with jax.numpy_dtype_promotion("standard"):
+        return functools.reduce(jnp.promote_types, dtypes)
 
 
 def common_dtype(a: Any, b: Any) -> Any:

@@ -484,6 +484,11 @@ def define_transpose(primitive: Primitive, rule: Callable[..., tuple[int, jax.Ar
         )
         if summed:
             cotangent = jnp.sum(cotangent, summed, keepdims=True)
+        sharding = jax.typeof(cotangent).sharding
+        if sharding.spec != aval.sharding.spec:
+            # Another operand's batch was cut by explicit axes, this one's was not.
+            own = NamedSharding(sharding.mesh, aval.sharding.spec)
+            cotangent = jax.sharding.reshard(cotangent, own)
         answers[position] = cotangent.astype(aval.dtype)
         return answers
 

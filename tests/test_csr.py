@@ -596,7 +596,7 @@ def loss(a, x, scale):
     return jnp.sum(scale * y**2)
 
 
-MASK = DENSE != 0
+MASK = (DENSE != 0).astype(np.float32)
 OPERANDS = (A, jnp.asarray(integers(8, 9, 3)), jnp.float32(2))
 
 

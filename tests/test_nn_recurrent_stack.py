@@ -16,7 +16,7 @@ from jaxsparse.nn import RNN, Bidirectional, GRUCell, RecurrentStack, SimpleCell
 
 IN, H, T, B = 3, 5, 6, 4
 LENGTHS = jnp.array([3, 0, 6, 1])
-VALID = (jnp.arange(T) < LENGTHS[:, None])[..., None]
+VALID = (jnp.arange(T)[None] < LENGTHS[:, None])[..., None]
 
 
 def inputs(*shape, seed=0):

@@ -509,8 +509,18 @@ ONES = jnp.ones((3, 4))
         (
             {"recurrent_": jnp.ones((4, 8))},
             ValueError,
-            r"recurrent must be \(h, gates \* h\), or a CSR.* = 4, the last.*got shape \(4, 8\)",
+            r"the cell RNN\(tanh\) fails with 1 gates of x, 2 of r",
         ),
+        (
+            {"recurrent_": jnp.ones((4, 6))},
+            ValueError,
+            r"recurrent must be \(h, gates \* h\), or a CSR.*got shape \(4, 6\)",
+        ),
+        ({"xs": jnp.ones((5, 3, 6))}, ValueError, r"dimension of xs must be.*multiple of 4, got 6"),
+        ({"parameters": {"a": ONES}}, ValueError, "parameters must have 1 dimensions"),
+        ({"parameters": [jnp.ones(3)]}, ValueError, r"leaves of parameters must have.*\(4,\), got"),
+        ({"parameters": jnp.ones(4, int)}, TypeError, "needs float32.*got parameters int"),
+        ({"parameters": jnp.ones(4)}, ValueError, "parameters PyTreeDef.*positional argument"),
         ({"recurrent_": jnp.ones((3, 4))}, ValueError, r"got shape \(3, 4\)"),
         ({"recurrent_": jnp.ones((0, 0)), "xs": jnp.ones((5, 3, 0))}, ValueError, r"\(0, 0\)"),
         ({"recurrent_": MATRIX}, ValueError, r"must be a CSR matrix \(gates \* h, h\).*\(6, 4\)"),
@@ -532,7 +542,7 @@ ONES = jnp.ones((3, 4))
         ({"recurrent_bias": jnp.ones((1, 4))}, ValueError, "recurrent_bias must have 1 dimensions"),
         ({"recurrent_bias": jnp.ones(4, int)}, TypeError, "got recurrent_bias int"),
         ({"seq_lengths": jnp.ones(2, int)}, ValueError, r"must be 3 integers, got int.*\(2,\)"),
-        ({"seq_lengths": jnp.ones(3)}, ValueError, "must be 3 integers, got float32"),
+        ({"seq_lengths": jnp.ones(3)}, ValueError, "must be 3 integers, got float"),
         ({"seq_lengths": jnp.ones((1, 3), int)}, ValueError, "seq_lengths must have 1 dim"),
         # Options.
         ({"precision": "bfloat16"}, ValueError, "precision must be a jax.lax.*got 'bfloat16'"),

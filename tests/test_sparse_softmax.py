@@ -128,8 +128,9 @@ def test_limits_as_in_jax(implementation, variant):
     offsets = np.cumsum([0, *map(len, rows)])
     columns = np.concatenate([np.arange(len(row)) for row in rows])
     topology = Topology(offsets, columns, (len(rows), 4))
-    values = jnp.asarray(np.concatenate(rows), jnp.float32)
-    out = softmax(CSR(values, topology), 1.0, implementation, variant)
+    with jax.debug_nans(False):
+        values = jnp.asarray(np.concatenate(rows), jnp.float32)
+        out = softmax(CSR(values, topology), 1.0, implementation, variant)
     with jax.enable_x64(True):
         expected = reference(values, topology)
     assert np.isnan(expected).any() and (expected == 0).any()

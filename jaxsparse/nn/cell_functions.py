@@ -195,9 +195,11 @@ def check_cell(operation: str, function: Cell, gates: int, carry_like: Any) -> N
     carry = jax.tree.map(lambda _: _SCALAR, carry_like)
     _check_constants(operation, "function", function, x, x, carry)
     one = jax.ShapeDtypeStruct((0, 1), jnp.float32)
-    jax.eval_shape(
+    _, y = jax.eval_shape(
         functools.partial(recurrent.scan, function),
         jax.ShapeDtypeStruct((1, gates), jnp.float32),
         jax.tree.map(lambda _: one, carry_like),
         jax.ShapeDtypeStruct((0, 0, gates), jnp.float32),
     )
+    if y is None:
+        raise TypeError(f"{operation}: function must return an array as y, got None")

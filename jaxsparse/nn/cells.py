@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from jaxsparse import recurrent
+from jaxsparse import precision, recurrent
 from jaxsparse.csr import CSR
 from jaxsparse.nn import cell_functions
 from jaxsparse.nn.cell_functions import Function
@@ -525,5 +525,5 @@ def _make_layer(
 
 def _orthogonal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """Flax's initializer, also for 16-bit dtypes, in which JAX decomposes no matrix."""
-    wide = jnp.promote_types(dtype, jnp.float32)
+    wide = precision.accumulator_dtype(dtype)
     return nnx.initializers.orthogonal()(key, shape, wide).astype(dtype)

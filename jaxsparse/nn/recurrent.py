@@ -335,10 +335,9 @@ def clipped_lengths(operation: str, inputs: Any, seq_lengths: Any, time_major: b
 
 def time_mask(inputs: jax.Array, lengths: jax.Array, time_major: bool) -> jax.Array:
     """Which steps count: bool (*batch, T, 1), or (T, *batch, 1) if time_major."""
-    axis = 0 if time_major else -1
-    steps = jnp.arange(inputs.shape[0 if time_major else -2])
-    if time_major:
-        steps = steps.reshape(-1, *(1 for _ in lengths.shape))
+    axis, batch = (0 if time_major else -1), lengths.ndim
+    steps = jnp.arange(inputs.shape[0 if time_major else -2], dtype=lengths.dtype)
+    steps = jnp.expand_dims(steps, range(1, batch + 1) if time_major else range(batch))
     return (steps < jnp.expand_dims(lengths, axis))[..., None]
 
 

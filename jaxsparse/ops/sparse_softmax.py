@@ -73,7 +73,8 @@ def sparse_softmax(
     dtype = arguments.check_floating(operation, values=values)
     if not isinstance(scale, numbers.Real):
         wide = accumulator_dtype(dtype)
-        values = values.astype(wide) * jnp.asarray(scale, wide)
+        scales = jnp.asarray(scale, wide)
+        values = jnp.multiply(*jnp.broadcast_arrays(values.astype(wide), scales))
         scale = 1.0
     (values,), pattern = arguments.align([values], [1], values.dtype, a.topology)
     params = {"scale": float(scale), "implementation": implementation, "variant": variant}

@@ -96,7 +96,7 @@ def unstructured(scores: jax.Array, kept: jax.Array) -> jax.Array:
 def row_balanced(scores: jax.Array, kept: jax.Array) -> jax.Array:
     """The highest scores of each row, in every row the same number, at least one."""
     rows = scores.shape[0]
-    each = kept // rows + (2 * (kept % rows) >= rows)
+    each = kept // rows + jnp.where(2 * (kept % rows) >= rows, 1, 0)
     return _highest(scores, jnp.maximum(each, 1))
 
 

@@ -2,8 +2,9 @@
 
 A cell is a function ``(x, r, carry) -> (carry, y)`` of the input's pre-activations ``x``, the
 recurrent products ``r`` (one array for each gate, in tuples) and the carry, a pytree of arrays
-whose last leaf is the state that the recurrent product takes. It is pointwise: every array has the
-same shape, and each element is computed from the elements at its own place.
+whose last leaf is the state that the recurrent product takes. A cell with parameters of each unit
+takes these, a pytree of arrays, too. It is pointwise: every array has the same shape, and each
+element is computed from the elements at its own place.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-Cell = Callable[[Any, Any, Any], tuple[Any, Any]]
+Cell = Callable[..., tuple[Any, Any]]
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "tanh": jnp.tanh,

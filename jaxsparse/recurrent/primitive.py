@@ -26,10 +26,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsparse.ops.arguments import PATTERN
 from jaxsparse.ops.matmul import spmm_p
 from jaxsparse.pattern import row_indices
+from jaxsparse.precision import accumulator_dtype, promoted
 from jaxsparse.primitive import (
     Operation,
     Signature,
@@ -70,7 +72,7 @@ def _split(operands: Sequence[Any], params: dict[str, Any]) -> Operands:
 
 def scan_bind(operands: Operands, **params: Any) -> tuple[Any, list[Any], list[Any]]:
     """Binds the primitive; returns the states, the last carries and the outputs."""
-    weights, state, carries, inputs = operands
+    weights, state, carries, inputs = _with_batch_cut_alike(operands, params["spans"])
     step, places = without_repeats(params["step"])
     results = bind(recurrent_scan_p, *weights, state, *carries, *inputs, **{**params, "step": step})
     states, outputs = results[0], results[1 + step.carries :]
@@ -78,6 +80,37 @@ def scan_bind(operands: Operands, **params: Any) -> tuple[Any, list[Any], list[A
         states,
         list(results[1 : 1 + step.carries]),
         [states if place is None else outputs[place] for place in places],
+    )
+
+
+def _with_batch_cut_alike(operands: Operands, spans: Sequence[str]) -> Operands:
+    """Under explicit axes: a batch that is cut in some operands is cut in all.
+
+    A carry of zeros is replicated where a user's program makes it, beside inputs that are sharded.
+    """
+    of_batch = [(operands.state, -3), *((x, -2) for x in operands.carries)]
+    of_batch += [(x, -3) for x, own in zip(operands.inputs, spans, strict=True) if "b" in own]
+    shardings = [(jax.typeof(x).sharding, axis) for x, axis in of_batch]
+    cut = [(s.mesh, s.spec[axis]) for s, axis in shardings if s.spec[axis] is not None]
+    if not cut or len(cut) == len(of_batch):
+        return operands
+    mesh, axes = cut[0]
+
+    def like_the_others(x: Any, axis: int) -> Any:
+        spec = list(jax.typeof(x).sharding.spec)
+        if spec[axis] is not None:
+            return x
+        spec[axis] = axes
+        return jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec(*spec)))
+
+    return Operands(
+        operands.weights,
+        like_the_others(operands.state, -3),
+        tuple(like_the_others(x, -2) for x in operands.carries),
+        tuple(
+            like_the_others(x, -3) if "b" in own else x
+            for x, own in zip(operands.inputs, spans, strict=True)
+        ),
     )
 
 
@@ -126,14 +159,9 @@ def _result_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
     return [operands.state.dtype, *carries, *[operands.state.dtype] * len(params["step"].outputs)]
 
 
-def accumulator_dtype(dtype: Any) -> Any:
-    """What sums, carries and steps are computed in."""
-    return jnp.promote_types(dtype, jnp.float32)
-
-
 def _einsum(axes: str, x: Any, w: Any, precision: Any, out_dtype: Any) -> Any:
     """A product whose sums are in float32 at least, and exact unless a precision is asked for."""
-    dtype = jnp.promote_types(x.dtype, w.dtype)
+    dtype = promoted(x.dtype, w.dtype)
     z = jnp.einsum(
         axes,
         x.astype(dtype),
@@ -169,7 +197,7 @@ def product(
         axes = "...nk,...mk->...nm" if transposed else "...nk,...km->...nm"
         return _einsum(axes, x, weights[0], precision, out_dtype)
     values, *pattern = weights[: 1 + len(PATTERN)]
-    dtype = jnp.promote_types(x.dtype, values.dtype)
+    dtype = promoted(x.dtype, values.dtype)
     options: dict[str, Any] = {
         "transpose": transposed,
         "dense_on_left": True,
@@ -246,11 +274,23 @@ def _plain_direction(
     if densifies and (dense := _dense_form(weights)) is not None:
         weights, sparse = (dense,), False
 
-    def body(before: Any, moving: Any) -> Any:
-        state, carries = before
+    # Each array of an input is its own, and so is each of an output: of one that is cut out of
+    # another in the loop XLA vectorises nothing on a CPU.
+    moving = [
+        tuple(x[:, :, j] for j in range(x.shape[2])) if "t" in own else ()
+        for x, own in zip(inputs, spans, strict=True)
+    ]
+
+    def group(x: Any, at_this_step: Sequence[Any]) -> list[Any]:
+        """The arrays of an input, (b, h) each."""
+        arrays = at_this_step or [x[0, :, j] for j in range(x.shape[2])]
+        return [jnp.broadcast_to(array.astype(accumulator), (b, h)) for array in arrays]
+
+    def body(before: Any, at_this_step: Any) -> Any:
+        states, carries = before
         z = product(
             weights,
-            state.reshape(b, -1),
+            jnp.concatenate(states, 1),
             sparse=sparse,
             transposed=transposed,
             precision=precision,
@@ -259,22 +299,14 @@ def _plain_direction(
             local=True,
         )
         products = [z[:, p * h : (p + 1) * h] for p in range(step.products)]
-        at_this_step = iter(moving)
-        groups = []
-        for i, x in enumerate(inputs):
-            x = next(at_this_step) if "t" in spans[i] else x[0]
-            x = x.astype(accumulator)
-            groups.append([jnp.broadcast_to(x[:, j], (b, h)) for j in range(x.shape[1])])
-        states, carries, outputs = step(products, carries, groups)
-        state = jnp.stack(states, 1).astype(dtype)
-        stacked = [jnp.stack(group, 1).astype(dtype) for group in outputs]
-        return (state, [c.astype(accumulator) for c in carries]), (state, stacked)
+        states, carries, outputs = step(products, carries, list(map(group, inputs, at_this_step)))
+        states, outputs = jax.tree.map(lambda x: x.astype(dtype), (states, outputs))
+        return (states, [c.astype(accumulator) for c in carries]), (states, outputs)
 
-    moving = [x for x, own in zip(inputs, spans, strict=True) if "t" in own]
-    first: Any = (state, list(carries))
+    first: Any = ([state[:, i] for i in range(step.states)], list(carries))
     unroll = _UNROLLED if on_gpu else 1
     (_, last), (states, outputs) = jax.lax.scan(body, first, moving, reverse=reverse, unroll=unroll)
-    return [states, *last, *outputs]
+    return [jnp.stack(states, 2), *last, *(jnp.stack(arrays, 2) for arrays in outputs)]
 
 
 recurrent_scan_p = make_primitive(

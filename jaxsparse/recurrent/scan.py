@@ -25,7 +25,7 @@ from jaxsparse.recurrent.layout import (
     suits,
 )
 from jaxsparse.recurrent.plan import SparseForm
-from jaxsparse.recurrent.primitive import Operands, accumulator_dtype, scan_bind
+from jaxsparse.recurrent.primitive import Operands, scan_bind
 from jaxsparse.recurrent.step import CellStep
 from jaxsparse.topology import Topology
 
@@ -46,13 +46,14 @@ def scan(
     xs: Any,
     *,
     recurrent_bias: Any = None,
+    parameters: Any = None,
     reverse: bool = False,
     seq_lengths: Any = None,
     precision: Any = None,
     recompute: bool = False,
     implementation: str | None = None,
     variant: str | None = None,
-) -> tuple[Any, jax.Array]:
+) -> tuple[Any, Any]:
     r"""Runs a recurrent cell over time: ``jax.lax.scan`` with the recurrent product in its hands.
 
     .. math:: (c_t, y_t) = \operatorname{cell}(x_t,\; h_{t-1} W + b,\; c_{t-1})
@@ -70,15 +71,18 @@ def scan(
 
     Args:
         cell: a function ``(x, r, carry) -> (carry, y)``, pointwise over h, of tuples ``x`` and
-            ``r`` of one array for each gate: ``RNN()``, ``GRU``, ``LSTM`` or your own. Pass the
-            same function object each time: another one is compiled anew.
+            ``r`` of one array for each gate: ``RNN()``, ``GRU``, ``LSTM`` or your own. Its y may be
+            None. Pass the same function object each time: another one is compiled anew.
         recurrent: the weights: ``(h, gates * h)``, or a CSR matrix ``(gates * h, h)``. Their dtype
             may be wider than that of ``xs``. On a GPU a sparse matrix may be kept in dense form:
             there a NaN or infinity in a row's state reaches all units of the next one.
         carry: initial carry, a pytree of arrays ``(B, h)``; its leaves keep their dtypes outside.
         xs: pre-activations of the input ``(T, B, gates * h)``, the input's bias included: float32,
-            float64, bfloat16 or float16.
+            float64, bfloat16 or float16. For a cell that takes it so, ``x`` may have other gates
+            than ``r``: what else a step needs, as a mask of its own.
         recurrent_bias: ``(gates * h,)``, added to the recurrent product.
+        parameters: what the cell learns for each unit, a pytree of arrays ``(h,)``: the cell is
+            called ``cell(x, r, carry, parameters)``.
         reverse: runs from the last step to the first; ``ys`` stays in the order of ``xs``.
         seq_lengths: integers ``(B,)``: only the first so many steps of a row count. Past them
             ``ys`` is 0, the carry stays what it was, and nothing has a gradient.
@@ -90,7 +94,7 @@ def scan(
         variant: the name of a kernel variant to force.
 
     Returns:
-        The last carry, and ``ys (T, B, h)``.
+        The last carry, and ``ys (T, B, h)``, or None if the cell's y is.
 
     Raises:
         TypeError: for operands that are no arrays or not of these dtypes.
@@ -107,7 +111,7 @@ def scan(
     Array([1., 2., 3.], dtype=float32)
     """
     operation = "recurrent.scan"
-    direction = _Direction(operation, "", cell, recurrent, carry, xs, recurrent_bias)
+    direction = _Direction(operation, "", cell, recurrent, carry, xs, recurrent_bias, parameters)
     (result,) = _run(
         operation,
         [direction],
@@ -128,6 +132,7 @@ def bidirectional_scan(
     xs: Any,
     *,
     recurrent_bias: Any = None,
+    parameters: Any = None,
     seq_lengths: Any = None,
     precision: Any = None,
     recompute: bool = False,
@@ -136,8 +141,9 @@ def bidirectional_scan(
 ) -> tuple[tuple[Any, Any], tuple[jax.Array, jax.Array]]:
     """Two scans at once, one forward and one backward in time.
 
-    As ``scan``, but ``recurrent``, ``carry``, ``xs`` and ``recurrent_bias`` are pairs (forward,
-    backward) of equal shapes and dtypes; two sparse matrices may store different positions.
+    As ``scan``, but ``recurrent``, ``carry``, ``xs``, ``recurrent_bias`` and ``parameters`` are
+    pairs (forward, backward) of equal shapes and dtypes; two sparse matrices may store different
+    positions.
 
     Returns:
         The pair of last carries (the backward one is that before the first step), and the pair of
@@ -156,7 +162,14 @@ def bidirectional_scan(
     """
     operation = "recurrent.bidirectional_scan"
     bias = (None, None) if recurrent_bias is None else recurrent_bias
-    pairs = {"recurrent": recurrent, "carry": carry, "xs": xs, "recurrent_bias": bias}
+    own = (None, None) if parameters is None else parameters
+    pairs = {
+        "recurrent": recurrent,
+        "carry": carry,
+        "xs": xs,
+        "recurrent_bias": bias,
+        "parameters": own,
+    }
     for name, pair in pairs.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ValueError(
@@ -189,7 +202,15 @@ class _Direction:
     """The checked operands of one direction."""
 
     def __init__(
-        self, operation: str, side: str, cell: Cell, recurrent: Any, carry: Any, xs: Any, bias: Any
+        self,
+        operation: str,
+        side: str,
+        cell: Cell,
+        recurrent: Any,
+        carry: Any,
+        xs: Any,
+        bias: Any,
+        parameters: Any,
     ):
         if not callable(cell):
             raise TypeError(f"{operation}: cell must be a function, got {type(cell).__name__}")
@@ -215,12 +236,18 @@ class _Direction:
             self.recurrent = _array(operation, f"{side}recurrent", recurrent, 2)
             h, rows = self.recurrent.shape
             expected = "(h, gates * h), or a CSR matrix (gates * h, h)"
-        if h == 0 or width == 0 or rows % h or rows != width:
+        if h == 0 or rows == 0 or rows % h:
             raise ValueError(
-                f"{operation}: {side}recurrent must be {expected}, with gates * h = {width}, the "
-                f"last dimension of xs, got shape {tuple(self.recurrent.shape)}"
+                f"{operation}: {side}recurrent must be {expected}, got shape "
+                f"{tuple(self.recurrent.shape)}"
             )
-        self.h, self.gates, self.dtype = h, width // h, self.xs.dtype
+        if width == 0 or width % h:
+            raise ValueError(
+                f"{operation}: the last dimension of {side}xs must be gates * h, for recurrent "
+                f"weights of shape {tuple(self.recurrent.shape)} a multiple of {h}, got {width}"
+            )
+        self.h, self.gates, self.dtype = h, rows // h, self.xs.dtype
+        self.input_gates = width // h
         leaves, self.tree = jax.tree.flatten(carry)
         if not leaves:
             raise ValueError(f"{operation}: {side}carry must have a leaf: the state, its last one")
@@ -240,10 +267,19 @@ class _Direction:
         if bias is not None:
             self.bias = _array(operation, f"{side}recurrent_bias", bias, 1)
             arguments.check_floating(operation, recurrent_bias=self.bias)
-            if self.bias.shape != (width,):
+            if self.bias.shape != (rows,):
                 raise ValueError(
-                    f"{operation}: {side}recurrent_bias must have shape {(width,)}, "
+                    f"{operation}: {side}recurrent_bias must have shape {(rows,)}, "
                     f"got {self.bias.shape}"
+                )
+        own, self.parameter_tree = jax.tree.flatten(parameters)
+        self.parameters = [_array(operation, f"{side}parameters", x, 1) for x in own]
+        for x in self.parameters:
+            arguments.check_floating(operation, parameters=x)
+            if x.shape != (h,):
+                raise ValueError(
+                    f"{operation}: the leaves of {side}parameters must have shape (h,) = {(h,)}, "
+                    f"got {x.shape}"
                 )
         self.cell = cell
 
@@ -255,12 +291,14 @@ class _Direction:
         return (
             self.xs.shape,
             self.h,
+            self.gates,
             self.dtype.name,
             str(self.tree),
             carries,
             "CSR" if self.sparse else "dense",
             values.dtype.name,
             self.bias is not None,
+            str(self.parameter_tree),
         )
 
 
@@ -284,59 +322,102 @@ def _check_precision(operation: str, precision: Any) -> Any:
     return _PRECISIONS[precision]
 
 
+_POINTWISE = (
+    "A cell is pointwise: it is traced with scalars, and later called with arrays of one shape; each "
+    "element of what it returns is computed from the elements at its own place. What mixes units (a "
+    "product, a mean, a normalisation) can be done before the scan, to xs, or in a jax.lax.scan; "
+    "arrays that a cell learns are its parameters="
+)
+
+
 @functools.lru_cache(maxsize=1024)
 def _checked_step(
-    operation: str, cell: Cell, gates: int, tree: Any, biased: bool, masked: bool
+    operation: str,
+    cell: Cell,
+    gates: tuple[int, int],
+    tree: Any,
+    parameters: Any,
+    biased: bool,
+    masked: bool,
 ) -> CellStep:
-    """The step of a cell that can run in a kernel, or TypeError or ValueError."""
-    scalar = jax.ShapeDtypeStruct((), jnp.float32)
-    name = getattr(cell, "__name__", type(cell).__name__)
-    carry = jax.tree.unflatten(tree, [scalar] * tree.num_leaves)
+    """The step of a cell that can run in a kernel, or TypeError or ValueError.
+
+    Args:
+        operation: what errors name.
+        cell: the cell.
+        gates: those of x and of r.
+        tree: the structure of the carry.
+        parameters: that of the parameters, or None.
+        biased: whether there is a recurrent bias.
+        masked: whether rows have lengths.
+    """
+    name = f"{operation}: the cell {getattr(cell, '__name__', type(cell).__name__)}"
     try:
-        results = jax.eval_shape(cell, (scalar,) * gates, (scalar,) * gates, carry)
-    except Exception as error:
-        raise ValueError(
-            f"{operation}: the cell {name} fails with {gates} gates (the last dimension of xs over "
-            f"h) and a carry {tree}: {error}"
-        ) from error
-    if not isinstance(results, tuple) or len(results) != 2:
-        raise TypeError(
-            f"{operation}: the cell {name} must return (carry, y), got {type(results).__name__}"
-        )
-    if jax.tree.structure(results[0]) != tree:
-        raise TypeError(
-            f"{operation}: the cell {name} must return a carry like the one it takes, {tree}, "
-            f"got {jax.tree.structure(results[0])}"
-        )
-    if not jax.tree_util.treedef_is_leaf(jax.tree.structure(results[1])):
-        raise TypeError(
-            f"{operation}: the cell {name} must return one array as y, "
-            f"got {jax.tree.structure(results[1])}"
-        )
-    for x in jax.tree.leaves(results):
-        if x.shape != () or not jnp.issubdtype(x.dtype, jnp.floating):
-            raise ValueError(
-                f"{operation}: the cell {name} must be pointwise: of scalars it made {x}"
-            )
-    step = CellStep(cell, gates, tree, biased, masked)
-    printer.check_pointwise(step.jaxpr, operation)
-    _check_arrays(operation, name, cell, gates, tree)
+        has_y = _check_scalars(name, cell, gates, tree, parameters)
+        step = CellStep(cell, *gates, tree, parameters, biased, masked, has_y)
+        printer.check_pointwise(step.jaxpr, operation)
+        _check_arrays(name, cell, gates, tree, parameters)
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{error}. {_POINTWISE}") from error.__cause__
     return step
 
 
-def _check_arrays(operation: str, name: str, cell: Cell, gates: int, tree: Any) -> None:
+def _arguments(gates: tuple[int, int], tree: Any, parameters: Any, shape: tuple[int, ...]) -> Any:
+    """What a cell is called with, of one shape."""
+    array = jax.ShapeDtypeStruct(shape, jnp.float32)
+    trees = [tree] if parameters is None else [tree, parameters]
+    return [
+        *((array,) * count for count in gates),
+        *(jax.tree.unflatten(t, [array] * t.num_leaves) for t in trees),
+    ]
+
+
+def _check_scalars(
+    name: str, cell: Cell, gates: tuple[int, int], tree: Any, parameters: Any
+) -> bool:
+    """Raises TypeError or ValueError unless a cell can be called with scalars; whether it has y."""
+    of_x, of_r = gates
+    try:
+        results = jax.eval_shape(cell, *_arguments(gates, tree, parameters, ()))
+    except Exception as error:
+        count = f"{of_x} gates" if of_x == of_r else f"{of_x} gates of x, {of_r} of r"
+        own = "" if parameters is None else f", parameters {parameters}"
+        raise ValueError(
+            f"{name} fails with {count} (the last dimensions of xs and of the recurrent product "
+            f"over h) and a carry {tree}{own}: {error}"
+        ) from error
+    if not isinstance(results, tuple) or len(results) != 2:
+        raise TypeError(f"{name} must return (carry, y), got {type(results).__name__}")
+    if jax.tree.structure(results[0]) != tree:
+        raise TypeError(
+            f"{name} must return a carry like the one it takes, {tree}, "
+            f"got {jax.tree.structure(results[0])}"
+        )
+    has_y = results[1] is not None
+    if has_y and not jax.tree_util.treedef_is_leaf(jax.tree.structure(results[1])):
+        raise TypeError(
+            f"{name} must return one array as y, or None, got {jax.tree.structure(results[1])}"
+        )
+    for x in jax.tree.leaves(results):
+        if x.shape != () or not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ValueError(f"{name} must be pointwise: of scalars it made {x}")
+    return has_y
+
+
+def _check_arrays(
+    name: str, cell: Cell, gates: tuple[int, int], tree: Any, parameters: Any
+) -> None:
     """Raises ValueError for a cell that does more to arrays than to each of their elements.
 
     Of a scalar alone a mean, say, can't be told from what it is taken of.
     """
-    array = jax.ShapeDtypeStruct((2, 3), jnp.float32)
-    carry = jax.tree.unflatten(tree, [array] * tree.num_leaves)
+    shape = (2, 3)
     try:
-        jaxpr = jax.make_jaxpr(cell)((array,) * gates, (array,) * gates, carry)
+        jaxpr = jax.make_jaxpr(cell)(*_arguments(gates, tree, parameters, shape))
     except Exception as error:
         raise ValueError(
-            f"{operation}: the cell {name} must be pointwise: it takes scalars, but with arrays "
-            f"it fails: {error}"
+            f"{name} must be pointwise: it takes scalars, but with arrays it fails: {error}"
         ) from error
 
     def check(jaxpr: Any) -> None:
@@ -345,10 +426,10 @@ def _check_arrays(operation: str, name: str, cell: Cell, gates: int, tree: Any) 
             for p in inner:
                 check(p.jaxpr if isinstance(p, ClosedJaxpr) else p)
             taken, made = ({v.aval.shape for v in vs} for vs in (equation.invars, equation.outvars))
-            if not inner and array.shape in taken and made != {array.shape}:
+            if not inner and shape in taken and made != {shape}:
                 raise ValueError(
-                    f"{operation}: the cell {name} must be pointwise, but it uses "
-                    f"{equation.primitive.name!r}, which mixes the elements of an array"
+                    f"{name} must be pointwise, but it uses {equation.primitive.name!r}, which "
+                    "mixes the elements of an array"
                 )
 
     check(jaxpr.jaxpr)
@@ -409,10 +490,19 @@ def _run(
     h, gates = one.h, one.gates
     mask = _mask(operation, seq_lengths, length, b)
     step = _checked_step(
-        operation, one.cell, gates, one.tree, one.bias is not None, mask is not None
+        operation,
+        one.cell,
+        (one.input_gates, gates),
+        one.tree,
+        one.parameter_tree if one.parameters else None,
+        one.bias is not None,
+        mask is not None,
     )
     if length == 0 or b == 0:
-        return [(jax.tree.unflatten(d.tree, d.carry), d.xs[:, :, :h]) for d in directions]
+        return [
+            (jax.tree.unflatten(d.tree, d.carry), d.xs[:, :, :h] if step.has_y else None)
+            for d in directions
+        ]
 
     layouts: list[ScanLayout | None] = [None] * len(directions)
     if one.sparse and implementation in (None, "cuda"):
@@ -433,13 +523,18 @@ def _run(
                     variant,
                 )
             ]
-    accumulator = accumulator_dtype(one.dtype)
-    inputs = [_stacked([d.xs.reshape(length, b, gates, h) for d in directions])]
+    accumulator = precision.accumulator_dtype(one.dtype)
+    inputs = [_stacked([d.xs.reshape(length, b, one.input_gates, h) for d in directions])]
     spans = ["tbh"]
     if one.bias is not None:
         # The kernels take the dtype of xs and float32.
-        wide = jnp.promote_types(one.bias.dtype, one.dtype)
+        wide = precision.promoted(one.bias.dtype, one.dtype)
         inputs.append(_stacked([d.bias.astype(wide).reshape(1, 1, gates, h) for d in directions]))
+        spans.append("h")
+    if one.parameters:
+        wide = precision.promoted(*(x.dtype for x in one.parameters), one.dtype)
+        every = [jnp.stack([x.astype(wide) for x in d.parameters]) for d in directions]
+        inputs.append(_stacked([jnp.expand_dims(x, (0, 1)) for x in every]))
         spans.append("h")
     if mask is not None:
         inputs.append(_stacked([mask.astype(one.dtype).reshape(length, b, 1, 1)] * len(directions)))
@@ -466,7 +561,7 @@ def _run(
         for leaves in zip(*(d.carry for d in directions), strict=True)
     )
     state = _stacked([d.carry[-1].astype(one.dtype) for d in directions])
-    _, last, (ys,) = scan_bind(
+    _, last, ys = scan_bind(
         Operands(weights, jnp.expand_dims(state, -2), carries, tuple(inputs)),
         step=step,
         sparse=one.sparse,
@@ -485,7 +580,7 @@ def _run(
             jax.tree.unflatten(
                 d.tree, [c[i].astype(x.dtype) for c, x in zip(last, d.carry, strict=True)]
             ),
-            ys[i, :, :, 0],
+            ys[0][i, :, :, 0] if step.has_y else None,
         )
         for i, d in enumerate(directions)
     ]
@@ -528,4 +623,7 @@ def _mask(operation: str, seq_lengths: Any, length: int, b: int) -> Any:
             f"{operation}: seq_lengths must be {b} integers, got {lengths.dtype} of shape "
             f"{lengths.shape}"
         )
-    return jnp.arange(length)[:, None] < lengths
+    # Of any width: neither may T wrap in their dtype, nor they in int32.
+    longest = min(jnp.iinfo(lengths.dtype).max, jnp.iinfo(jnp.int32).max)
+    lengths = jnp.clip(lengths, 0, int(longest)).astype(jnp.int32)
+    return jnp.arange(length, dtype=jnp.int32)[:, None] < lengths[None]

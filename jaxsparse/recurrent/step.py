@@ -84,19 +84,25 @@ def _traced(step: Step) -> ClosedJaxpr:
 class CellStep(Step):
     """A cell's step.
 
-    Its inputs are the pre-activations of the input, then the recurrent bias and the mask of steps
-    that count, where there are such. Where the mask is false the carry stays and y is 0. Its one
-    output is y.
+    Its inputs are the gates of the input, then the recurrent bias, the parameters of each unit and
+    the mask of steps that count, where there are such. Where the mask is false the carry stays and
+    y is 0. Its one output is y, if the cell has one.
     """
 
     cell: Cell
+    gates: int  # of the input
     products: int
     tree: Any  # of the carry
+    parameters: Any  # their tree, or None
     biased: bool
     masked: bool
+    has_y: bool
 
     states = 1
-    outputs = (1,)
+
+    @property
+    def outputs(self) -> tuple[int, ...]:  # type: ignore[override]
+        return (1,) * self.has_y
 
     @property
     def carries(self) -> int:  # type: ignore[override]
@@ -105,27 +111,34 @@ class CellStep(Step):
     @property
     def inputs(self) -> tuple[int, ...]:  # type: ignore[override]
         bias, mask = (self.products,) * self.biased, (1,) * self.masked
-        return (self.products, *bias, *mask)
+        own = () if self.parameters is None else (self.parameters.num_leaves,)
+        return (self.gates, *bias, *own, *mask)
 
     def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
         x, r, before = list(inputs[0]), list(products), list(carries)
         if self.biased:
             r = [a + b for a, b in zip(r, inputs[1], strict=True)]
+        own = [] if self.parameters is None else list(inputs[1 + self.biased])
         mask = inputs[-1][0] != 0 if self.masked else None
         if mask is not None:
             # What stands in the padding, and what the cell makes of it, must not reach a
             # derivative, where 0 * NaN is NaN: so there is a choice on both sides of the cell.
-            x, r, before = ([jnp.where(mask, a, 0) for a in group] for group in (x, r, before))
-        carry, y = self.cell(tuple(x), tuple(r), jax.tree.unflatten(self.tree, before))
+            x, r, before, own = (
+                [jnp.where(mask, a, 0) for a in group] for group in (x, r, before, own)
+            )
+        arguments = [tuple(x), tuple(r), jax.tree.unflatten(self.tree, before)]
+        if self.parameters is not None:
+            arguments.append(jax.tree.unflatten(self.parameters, own))
+        carry, y = self.cell(*arguments)
         like = products[0]  # a cell may return constants
-        *new, y = (
-            jnp.broadcast_to(jnp.asarray(a, like.dtype), like.shape)
-            for a in (*jax.tree.leaves(carry), y)
+        new, ys = (
+            [jnp.broadcast_to(jnp.asarray(a, like.dtype), like.shape) for a in group]
+            for group in (jax.tree.leaves(carry), [y] * self.has_y)
         )
         if mask is not None:
             new = [jnp.where(mask, a, b) for a, b in zip(new, carries, strict=True)]
-            y = jnp.where(mask, y, 0)
-        return Results([new[-1]], new, [[y]])
+            ys = [jnp.where(mask, y, 0) for y in ys]
+        return Results([new[-1]], new, [ys] if ys else [])
 
 
 class _OfAnother(Step):
