@@ -131,7 +131,7 @@ class SparseAttention(nnx.Module):
 
     def _topology(self, shape: tuple[int, int]) -> Topology:
         if isinstance(self.pattern, TopologyVariable):
-            return self.pattern.get_value()
+            return self.pattern.of_shape(shape)
         return _topology_of(self.pattern, shape)
 
 

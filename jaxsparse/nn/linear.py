@@ -192,7 +192,12 @@ class SparseLinear(nnx.Module):
     @property
     def weight(self) -> CSR:
         """The matrix (out_features, in_features)."""
-        return CSR(self.values[...], self.topology.get_value())
+        return CSR(self.values[...], self.pattern)
+
+    @property
+    def pattern(self) -> Topology:
+        """The stored positions (out_features, in_features)."""
+        return self.topology.of_shape((self.out_features, self.in_features))
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Maps ``(..., in_features)`` to ``(..., out_features)``."""
@@ -202,7 +207,7 @@ class SparseLinear(nnx.Module):
         )
         return linear(
             inputs,
-            CSR(values, self.topology.get_value()),
+            CSR(values, self.pattern),
             bias=bias,
             activation=self.activation,
             precision=self.precision,
