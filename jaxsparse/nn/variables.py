@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.typing import MISSING
+from jax.sharding import PartitionSpec, Sharding
 
 from jaxsparse.nn.pattern_array import is_array, to_array, to_topology
+from jaxsparse.pattern import derive_traced
 from jaxsparse.topology import Topology
 
 T = TypeVar("T")
@@ -39,7 +41,7 @@ def verify(tree: T) -> T:
     for path, leaf in leaves:
         if isinstance(leaf, Topology):
             try:
-                leaf.verify()
+                completed(leaf).verify()
             except ValueError as error:
                 raise ValueError(f"verify: at {jax.tree_util.keystr(path)}: {error}") from error
     return tree
@@ -99,7 +101,7 @@ class TopologyVariable(nnx.Variable[Topology]):
     def of_shape(self, shape: tuple[int, int] | None) -> Topology:
         """The topology, where a program may have been given its array instead of itself."""
         value = self.get_raw_value()
-        return value if isinstance(value, Topology) else to_topology(value, shape)
+        return completed(value if isinstance(value, Topology) else to_topology(value, shape))
 
     def set_value(self, value: Any, *, index: Any = ...) -> None:
         _check_whole(index)
@@ -115,7 +117,9 @@ class TopologyVariable(nnx.Variable[Topology]):
 
     def copy(self, value: Any = MISSING, **updates: Any) -> Any:
         value = updates.pop("value", value)
-        if value is not MISSING:
+        if isinstance(value, PartitionSpec | Sharding):  # of each of its arrays
+            updates["value"] = jax.tree.map(lambda _: value, self.get_raw_value())
+        elif value is not MISSING:
             updates["value"] = self._checked(value)
         return super().copy(**updates | {"ref": False})
 
@@ -128,12 +132,13 @@ class TopologyVariable(nnx.Variable[Topology]):
             new = new.get_raw_value()
         read = _read(new, old.shape if isinstance(old, Topology) else None)
         if isinstance(read, Topology) and _is_foreign(old, read):
-            if isinstance(old, Topology) and _sizes(old) != _sizes(read):
+            expected, actual = (_sizes(x) if isinstance(x, Topology) else None for x in (old, read))
+            if expected not in (None, actual):
                 raise ValueError(
-                    f"TopologyVariable: the pattern must have shape {_sizes(old)}, got {_sizes(read)}"
+                    f"TopologyVariable: the pattern must have shape {expected}, got {actual}"
                 )
             if read is new:  # else it was just made and checked
-                read.verify()
+                completed(read).verify()
         return read
 
     def _itself(self, *_: Any) -> Any:
@@ -170,6 +175,40 @@ def _check_whole(index: Any) -> None:
 def _sizes(topology: Topology) -> tuple[Any, ...]:
     batch = topology.batch_shape if is_array(topology.column_indices) else ()
     return (*batch, *topology.shape)
+
+
+def drop_transposes(model: nnx.Module) -> None:
+    """Makes a model smaller for inference, in place: patterns without their transposes.
+
+    Those are more than half of what a pattern holds, and only gradients and transposed products
+    read them. The model still has its gradients: a program that asks for them sorts the pattern
+    each time that it runs. Run such a model under ``nnx.jit`` or ``jax.jit``; elsewhere it sorts at
+    every call.
+
+    >>> from jaxsparse.nn import SparseLinear
+    >>> layer = SparseLinear(64, 32, sparsity=0.9, rngs=nnx.Rngs(0))
+    >>> drop_transposes(layer)
+    >>> layer.topology.get_raw_value().permutation is None
+    True
+    """
+    for _, variable in nnx.iter_graph(model):
+        if isinstance(variable, TopologyVariable):
+            topology = variable.get_raw_value()
+            parts = (topology.pattern, None, None, topology.tile_starts, topology.scan_layout)
+            shorter = Topology._from_parts(*parts, topology.shape)
+            nnx.Variable.set_raw_value(variable, shorter)  # nothing of it is new: no check
+
+
+def completed(topology: Topology) -> Topology:
+    """The topology with its transpose: a program that does not use it drops what makes it."""
+    if topology.permutation is not None or not is_array(topology.column_indices):
+        return topology
+    pattern = topology.pattern
+    _, transposed, permutation, _ = derive_traced(
+        pattern.row_offsets, pattern.column_indices, topology.shape
+    )
+    parts = (pattern, transposed, permutation, topology.tile_starts, topology.scan_layout)
+    return Topology._from_parts(*parts, topology.shape)
 
 
 def own_topology(topology: Topology) -> TopologyVariable:
