@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxsparse.nn.variables import TopologyVariable, own_topology
+from jaxsparse.nn.variables import TopologyVariable, own_topology, topology_of
 from jaxsparse.ops import arguments
 from jaxsparse.ops.sparse_attention import sparse_attention
 from jaxsparse.topology import Topology
@@ -131,7 +131,7 @@ class SparseAttention(nnx.Module):
 
     def _topology(self, shape: tuple[int, int]) -> Topology:
         if isinstance(self.pattern, TopologyVariable):
-            return self.pattern.of_shape(shape)
+            return topology_of(self.pattern, shape)
         return _topology_of(self.pattern, shape)
 
 

@@ -14,7 +14,7 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 from jaxsparse.csr import CSR
-from jaxsparse.nn.variables import own_topology
+from jaxsparse.nn.variables import own_topology, topology_of
 from jaxsparse.ops.linear import linear
 from jaxsparse.topology import Topology
 
@@ -197,7 +197,7 @@ class SparseLinear(nnx.Module):
     @property
     def pattern(self) -> Topology:
         """The stored positions (out_features, in_features)."""
-        return self.topology.of_shape((self.out_features, self.in_features))
+        return topology_of(self.topology, (self.out_features, self.in_features))
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Maps ``(..., in_features)`` to ``(..., out_features)``."""

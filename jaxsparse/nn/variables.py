@@ -90,18 +90,13 @@ class TopologyVariable(nnx.Variable[Topology]):
     def get_value(self, *, index: Any = MISSING) -> Any:
         if index is not MISSING:
             _check_whole(index)
-            return self.of_shape(None)
+            return topology_of(self, None)
         topology = self.get_raw_value()
         if not isinstance(topology, Topology):
             return topology
         parts = (topology.row_offsets, topology.column_indices)
         # A tree function may have put anything in the place of the arrays.
         return to_array(topology) if all(map(is_array, parts)) else topology
-
-    def of_shape(self, shape: tuple[int, int] | None) -> Topology:
-        """The topology, where a program may have been given its array instead of itself."""
-        value = self.get_raw_value()
-        return completed(value if isinstance(value, Topology) else to_topology(value, shape))
 
     def set_value(self, value: Any, *, index: Any = ...) -> None:
         _check_whole(index)
@@ -175,6 +170,12 @@ def _check_whole(index: Any) -> None:
 def _sizes(topology: Topology) -> tuple[Any, ...]:
     batch = topology.batch_shape if is_array(topology.column_indices) else ()
     return (*batch, *topology.shape)
+
+
+def topology_of(variable: Any, shape: tuple[int, int] | None) -> Topology:
+    """The topology in a variable of any kind, where a program may have been given its array."""
+    value = variable.get_raw_value()
+    return completed(value if isinstance(value, Topology) else to_topology(value, shape))
 
 
 def drop_transposes(model: nnx.Module) -> None:
