@@ -27,6 +27,7 @@ from jaxsparse.nn import (
     drop_transposes,
     verify,
 )
+from jaxsparse.pruning import saving
 
 IN, OUT = 12, 8
 KEY = jax.random.key(0)
@@ -300,6 +301,8 @@ CORRUPTIONS = {
     "several patterns": (lambda t: np.array([TopologyVariable(t).get_value()] * 2), ValueError),
     "plain dict": (lambda t: {"row_offsets": t.row_offsets}, TypeError),
     "number": (lambda t: 3.0, TypeError),
+    "nothing": (lambda t: None, TypeError),
+    "values": (lambda t: jnp.ones(t.nse), ValueError),
 }
 
 
@@ -462,6 +465,26 @@ def test_another_model_is_refused(make, message, tmp_path):
     pruning.save(tmp_path / "model", linear(0))
     with pytest.raises(ValueError, match=message):
         pruning.load(tmp_path / "model", make)
+
+
+def test_damaged_files_are_refused(tmp_path, monkeypatch):
+    pruning.save(tmp_path / "torn", linear(0))
+    for file in (tmp_path / "torn" / "arrays").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(ValueError, match="must be a folder that save made"):
+        pruning.load(tmp_path / "torn", lambda: linear(0))
+
+    def changed(variable, saved=saving._saved):
+        array = saved(variable)
+        if isinstance(variable, TopologyVariable):
+            array["column_indices"] = array["column_indices"] + 1000
+        return array
+
+    monkeypatch.setattr(saving, "_saved", changed)
+    pruning.save(tmp_path / "changed", linear(0))
+    for make in (lambda: linear(0), DENSE["linear"]):
+        with pytest.raises(ValueError, match=r"load: at topology: .*out of range for 12 columns"):
+            pruning.load(tmp_path / "changed", make)
 
 
 def test_folders_that_are_none(tmp_path):

@@ -147,7 +147,7 @@ def _read(value: Any, shape: tuple[int, int] | None) -> Any:
 
     So is a traced array whose shape is not known.
     """
-    if isinstance(value, bool | int | float | complex | str | bytes | list):
+    if isinstance(value, bool | int | float | complex | str | bytes | list | tuple | None):
         raise TypeError(
             "TopologyVariable: a pattern must be a Topology or its array of integers, "
             f"got {type(value).__name__}"
