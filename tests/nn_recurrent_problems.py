@@ -52,7 +52,7 @@ def dense_twin(cell):
         layer, dense = getattr(cell, name), getattr(twin, name)
         if isinstance(layer, SparseLinear):
             dense.kernel[...] = layer.weight.todense().T
-            topology = layer.topology.get_value()
+            topology = layer.topology[...]
             mask = np.zeros(topology.shape, bool)
             mask[topology.row_indices, topology.column_indices] = True
             stored[name] = mask.T

@@ -135,9 +135,7 @@ def _both_ways(dtype):
             recurrent.RNN(), (weights, -weights), (carry, carry), (xs, 2 * xs)
         )
 
-    return Program(
-        function, (_draw(dtype, H, H), _draw(dtype, H)), (_draw(dtype, T, B, H),), (1,)
-    )
+    return Program(function, (_draw(dtype, H, H), _draw(dtype, H)), (_draw(dtype, T, B, H),), (1,))
 
 
 # ---- Layers ----

@@ -29,7 +29,7 @@ def dense_twin(layer):
     twin.kernel[...] = layer.weight.todense().T
     if layer.use_bias:
         twin.bias[...] = layer.bias[...]
-    topology = layer.topology.get_value()
+    topology = layer.topology[...]
     mask = np.zeros(topology.shape, bool)
     rows = np.repeat(np.arange(topology.shape[0]), np.diff(topology.row_offsets))
     mask[rows, topology.column_indices[: topology.nnz]] = True
@@ -107,11 +107,11 @@ def test_activation_is_fused(activation):
 )
 def test_random_pattern_is_balanced(sparsity, length):
     layer = SparseLinear(IN, OUT, sparsity=sparsity, rngs=nnx.Rngs(0))
-    topology = layer.topology.get_value().verify()
+    topology = layer.topology[...].verify()
     assert np.diff(topology.row_offsets).tolist() == [length] * OUT
     other = SparseLinear(IN, OUT, sparsity=sparsity, rngs=nnx.Rngs(1))
     if 1 < length < IN:
-        columns = other.topology.get_value().column_indices
+        columns = other.topology[...].column_indices
         assert not np.array_equal(topology.column_indices, columns)
 
 
@@ -197,7 +197,7 @@ class TestFromDense:
         topology = Topology.from_mask(masks.band(3), (OUT, IN))
         layer = SparseLinear.from_dense(self.dense(), topology=topology, activation="relu")
         assert layer.activation == "relu"
-        jax.tree.map(np.testing.assert_array_equal, layer.topology.get_value(), topology)
+        jax.tree.map(np.testing.assert_array_equal, layer.topology[...], topology)
 
     def test_keeps_what_is_pruned_already(self):
         dense = self.dense()
@@ -240,7 +240,7 @@ class TestFromDense:
         dense = self.dense()
         expected = SparseLinear.from_dense(dense, sparsity=0.7)
         layer = nnx.jit(lambda dense: SparseLinear.from_dense(dense, sparsity=0.7))(dense)
-        layer.topology.get_value().verify()
+        layer.topology[...].verify()
         np.testing.assert_array_equal(layer.weight.todense(), expected.weight.todense())
 
     @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ PRECISIONS = (
 
 def test_every_precision_of_jax_is_honoured(layer):
     exact = np.float64(inputs(5)) @ np.float64(layer.weight.todense()).T
-    topology, kernel = layer.topology.get_value(), layer.weight.todense().T
+    topology, kernel = layer.topology[...], layer.weight.todense().T
     for precision in PRECISIONS:
         options = {"precision": precision, "rngs": nnx.Rngs(0)}
         made = SparseLinear(IN, OUT, topology=topology, kernel_init=lambda *_: kernel, **options)
@@ -350,7 +350,7 @@ def test_layers_that_follow_are_those_of_a_dense_model(use_bias, pattern):
 def test_a_pattern_tells_nothing_of_the_values():
     """They are of one key."""
     layer = SparseLinear(256, 256, sparsity=0.5, rngs=nnx.Rngs(0))
-    columns = layer.topology.get_value().column_indices
+    columns = layer.topology[...].column_indices
     assert abs(np.corrcoef(columns, layer.values[...])[0, 1]) < 0.02
 
     def kernel_init(key, shape, dtype):
@@ -522,17 +522,19 @@ def test_donated_training_step(layer):
     assert np.isfinite(layer(inputs(5))).all()
 
 
+def with_leaf(state, path, change):
+    """A state with a change in one of its arrays, past all checks."""
+
+    def change_at(keys, leaf):
+        return change(leaf) if jax.tree_util.keystr(keys) == path else leaf
+
+    return jax.tree.map_with_path(change_at, state)
+
+
 def corrupted(state):
     """A state whose pattern has a column out of range."""
-    topology = state["topology"].get_value()
-    columns = topology.column_indices.at[3].set(10_000)
-    pattern = topology.pattern._replace(column_indices=columns)
-    leaves, structure = jax.tree.flatten(topology)
-    place = [leaf is topology.column_indices for leaf in leaves].index(True)
-    leaves[place] = pattern.column_indices
-    copy = jax.tree.map(lambda leaf: leaf, state)
-    copy["topology"].set_value(jax.tree.unflatten(structure, leaves))
-    return copy
+    path = "['topology'].value.pattern.column_indices"
+    return with_leaf(state, path, lambda columns: columns.at[3].set(10_000))
 
 
 class TestCheckpoint:
@@ -571,13 +573,14 @@ class TestCheckpoint:
             nnx.update(layer, nnx.state(other))
 
     def test_corrupted_derived_arrays_raise(self, layer):
-        for i in range(len(jax.tree.leaves(layer.topology.get_value()))):
-            leaves, structure = jax.tree.flatten(layer.topology.get_value())
-            leaves[i] = leaves[i].at[-1].add(1)
-            state = nnx.state(layer)
-            state["topology"].set_value(jax.tree.unflatten(structure, leaves))
+        paths = [
+            jax.tree_util.keystr(keys) for keys, _ in jax.tree.leaves_with_path(nnx.state(layer))
+        ]
+        of_pattern = [path for path in paths if "topology" in path]
+        assert len(of_pattern) == 10
+        for path in of_pattern:
             with pytest.raises(ValueError, match="Topology"):
-                verify(state)
+                verify(with_leaf(nnx.state(layer), path, lambda leaf: leaf.at[-1].add(1)))
 
 
 def test_linen_bridge():
@@ -585,7 +588,7 @@ def test_linen_bridge():
     variables = linen.init(jax.random.key(0), inputs(5))
     assert set(variables) == {"params", "topology"}
     y = linen.apply(variables, inputs(5))
-    topology = variables["topology"]["topology"]
+    topology = TopologyVariable(variables["topology"]["topology"])[...]
     direct = SparseLinear(IN, OUT, topology=topology.verify(), rngs=nnx.Rngs(0))
     direct.values[...] = variables["params"]["values"]
     np.testing.assert_allclose(y, direct(inputs(5)), rtol=1e-6)

@@ -770,7 +770,7 @@ def test_bidirectional_random_carries():
 
 def layouts(model):
     return [
-        module.topology.get_value().scan_layout
+        module.topology[...].scan_layout
         for _, module in nnx.iter_modules(model)
         if isinstance(module, SparseLinear)
     ]
@@ -807,7 +807,7 @@ def test_layouts_are_for_the_dtype_of_the_computation():
     def forms(of_pack=None, **options):
         cell = GRUCell(IN, 64, recurrent_sparsity=0.5, **options, rngs=nnx.Rngs(0))
         pack(RNN(cell), batch=4, device=recurrent.H200, dtype=of_pack)
-        return cell.dense_h.topology.get_value().scan_layout.forms
+        return cell.dense_h.topology[...].scan_layout.forms
 
     narrow = forms(dtype=jnp.bfloat16)
     assert narrow != forms()

@@ -58,7 +58,7 @@ def scans_of(model: CharRNN, batch: int, length: int) -> str:
 def topologies_of(model: nnx.Module) -> dict[Path, Topology]:
     """The pattern of each sparse layer, by the path of the layer."""
     return {
-        tuple(path): layer.topology.get_value()
+        tuple(path): layer.topology[...]
         for path, layer in nnx.iter_modules(model)
         if isinstance(layer, SparseLinear)
     }

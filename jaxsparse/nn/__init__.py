@@ -17,7 +17,7 @@ from jaxsparse.nn.packing import pack, unpack
 from jaxsparse.nn.recurrent import RNN, Bidirectional
 from jaxsparse.nn.stack import RecurrentStack
 from jaxsparse.nn.torch_conversion import from_torch
-from jaxsparse.nn.variables import TopologyVariable, verify
+from jaxsparse.nn.variables import TopologyVariable, drop_transposes, verify
 
 __all__ = [
     "RNN",
@@ -31,6 +31,7 @@ __all__ = [
     "SparseLinear",
     "SparseMultiHeadAttention",
     "TopologyVariable",
+    "drop_transposes",
     "from_flax",
     "from_torch",
     "pack",

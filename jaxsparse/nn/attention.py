@@ -14,7 +14,7 @@ from flax.nnx.nn import dtypes
 
 from jaxsparse.masks import Mask
 from jaxsparse.nn.linear import check_call
-from jaxsparse.nn.variables import TopologyVariable, own_topology
+from jaxsparse.nn.variables import TopologyVariable, own_topology, topology_of
 from jaxsparse.ops import arguments
 from jaxsparse.ops.sparse_attention import sparse_attention
 from jaxsparse.topology import Topology
@@ -142,7 +142,7 @@ class SparseAttention(nnx.Module):
     def _topology(self, shape: tuple[int, int], batch: tuple[int, ...]) -> Topology:
         if not isinstance(self.pattern, TopologyVariable):
             return _topology_of(self.pattern, shape)
-        topology = self.pattern.get_value()
+        topology = topology_of(self.pattern, shape)
         *leading, heads = topology.batch_shape or (1,)
         if len(batch) > 1 and tuple(leading) in (batch, (1,) * len(batch)):
             topology = topology.reshape_batch(math.prod(leading), heads)

@@ -452,7 +452,7 @@ def scan_operands(
         xs = cell.dense_i(inputs)
     xs, weights, bias = layer.promote_dtype((xs, kernel[...], bias), dtype=layer.dtype)
     if isinstance(layer, SparseLinear):
-        weights = CSR(weights, layer.topology.get_value())
+        weights = CSR(weights, layer.pattern)
     flat = [x.reshape(math.prod(batch), h) for x in leaves]
     return {
         "cell": cell.function,

@@ -16,7 +16,7 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 from jaxsparse.csr import CSR
-from jaxsparse.nn.variables import own_topology
+from jaxsparse.nn.variables import own_topology, topology_of
 from jaxsparse.ops import arguments
 from jaxsparse.ops.linear import linear
 from jaxsparse.topology import Topology
@@ -203,7 +203,12 @@ class SparseLinear(nnx.Module):
     @property
     def weight(self) -> CSR:
         """The matrix (out_features, in_features)."""
-        return CSR(self.values[...], self.topology.get_value())
+        return CSR(self.values[...], self.pattern)
+
+    @property
+    def pattern(self) -> Topology:
+        """The stored positions (out_features, in_features)."""
+        return topology_of(self.topology, (self.out_features, self.in_features))
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
         """Maps ``(..., in_features)`` to ``(..., out_features)``.
@@ -225,7 +230,7 @@ class SparseLinear(nnx.Module):
             bias = None if bias is None else bias.astype(wide)
         outputs = linear(
             inputs,
-            CSR(values, self.topology.get_value()),
+            CSR(values, self.pattern),
             bias=bias,
             activation=self.activation,
             precision=self.precision,

@@ -42,7 +42,7 @@ def pack(model: nnx.Module, *, batch: int, dtype: Any = None, device: Any = None
     >>> from jaxsparse.recurrent import H200
     >>> layer = RNN(LSTMCell(32, 64, recurrent_sparsity=0.9, rngs=nnx.Rngs(0)))
     >>> pack(layer, batch=4, device=H200)
-    >>> layer.cell.dense_h.topology.get_value().scan_layout is None
+    >>> layer.cell.dense_h.topology[...].scan_layout is None
     False
     """
     batch = as_integer("pack", "batch", batch)
@@ -59,7 +59,7 @@ def pack(model: nnx.Module, *, batch: int, dtype: Any = None, device: Any = None
             place = ".".join(map(str, path)) or "the layer itself"
             raise ValueError(f"pack: at {place}: {error}") from error
         # Layouts are kept and found again: a donated model must not delete them.
-        layer.topology.set_value(jax.tree.map(jnp.copy, packed.topology))
+        layer.topology[...] = jax.tree.map(jnp.copy, packed.topology)
 
 
 def unpack(model: nnx.Module) -> None:
@@ -70,12 +70,12 @@ def unpack(model: nnx.Module) -> None:
     >>> layer = RNN(LSTMCell(32, 64, recurrent_sparsity=0.9, rngs=nnx.Rngs(0)))
     >>> pack(layer, batch=4, device=H200)
     >>> unpack(layer)
-    >>> layer.cell.dense_h.topology.get_value().scan_layout is None
+    >>> layer.cell.dense_h.topology[...].scan_layout is None
     True
     """
     for _, cell in _sparse_cells(model):
         topology = cell.dense_h.topology
-        topology.set_value(topology.get_value().with_scan_layout(None))
+        topology[...] = topology[...].with_scan_layout(None)
 
 
 def _sparse_cells(model: nnx.Module) -> list[tuple[Any, Any]]:

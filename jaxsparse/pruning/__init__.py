@@ -16,6 +16,7 @@ from jaxsparse.pruning.kinds import KINDS, Kind
 from jaxsparse.pruning.layers import SparseLinearGeneral
 from jaxsparse.pruning.masks import apply_masks, make_masks
 from jaxsparse.pruning.packing import pack_masks, packed_like, unpack_masks
+from jaxsparse.pruning.saving import load, save
 from jaxsparse.pruning.schedules import PruningSchedule, half_epochs, one_shot, polynomial
 from jaxsparse.pruning.scores import SCORES
 from jaxsparse.pruning.sparsify import densify, sparsify
@@ -41,12 +42,14 @@ __all__ = [
     "dense_parameters",
     "densify",
     "half_epochs",
+    "load",
     "make_masks",
     "one_shot",
     "pack_masks",
     "packed_like",
     "polynomial",
     "prune",
+    "save",
     "sparsify",
     "unpack_masks",
     "verify",

@@ -366,15 +366,23 @@ def _replaced(
     model: M, names: Mapping[str, nnx.Module], replacements: Mapping[str, nnx.Module]
 ) -> M:
     """A copy of a model with other layers at some names."""
+    graphdef, state = nnx.split(with_layers(nnx.clone(model), names, replacements))
+    # A step that donates one model's arrays must not delete the other's.
+    result: M = nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
+    return result
+
+
+def with_layers(
+    model: M, names: Mapping[str, nnx.Module], replacements: Mapping[str, nnx.Module]
+) -> M:
+    """A model with other layers at some names, of all the ``names`` of its modules."""
     new = {id(names[name]): layer for name, layer in replacements.items()}
 
     def replace_at(path: tuple[Any, ...], node: Any) -> Any:
         # A shared module is met under one of its names, of which any may be meant.
         return new.get(id(names.get(join(path))), node) if isinstance(node, nnx.Module) else node
 
-    graphdef, state = nnx.split(nnx.recursive_map(replace_at, nnx.clone(model)))
-    # A step that donates one model's arrays must not delete the other's.
-    result: M = nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
+    result: M = nnx.recursive_map(replace_at, model)
     return result
 
 
