@@ -201,6 +201,7 @@ NB_MODULE(_ffi, m) {
         nb::arg("bank_aware"));
   m.def("architecture_name", ArchitectureName, nb::arg("compute_capability"));
   m.def("cache_folder", CacheFolder);
+  m.def("cache_limit", CacheLimit);
   m.attr("SCAN_MOST_ARRAYS") = kMaxScanArrays;
   m.attr("SCANS_OF_LAUNCH") = kMaxScansOfLaunch;
   m.attr("SCAN_FLAG_BYTES") = kScanFlagBytes;

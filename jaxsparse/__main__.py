@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import pathlib
+import os
 import platform
 import sys
 from typing import Any
@@ -26,8 +26,6 @@ def information() -> dict[str, Any]:
         nvrtc = _ffi.nvrtc_version()
     except RuntimeError as error:
         nvrtc = f"none ({str(error).splitlines()[0]})"
-    folder = _ffi.cache_folder()
-    kernels = list(pathlib.Path(folder).glob("*.kernel")) if folder else []
     devices = [f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()]
     return {
         "versions": {
@@ -44,12 +42,28 @@ def information() -> dict[str, Any]:
             name: {"target": backend.target_name(name), "variants": entry["variants"]}
             for name, entry in backend.OPERATIONS.items()
         },
-        "kernel_cache": {
-            "folder": folder or None,
-            "kernels": len(kernels),
-            "bytes": sum(kernel.stat().st_size for kernel in kernels),
-        },
+        "kernel_cache": kernel_cache(),
         "cuda_problems": list(backend.cuda_problems()),
+    }
+
+
+def kernel_cache() -> dict[str, Any]:
+    """The folder of compiled kernels, what lies there, and why it can't be read if it can't."""
+    folder, sizes, problem = _ffi.cache_folder(), [], None
+    try:
+        for file in os.scandir(folder) if folder else ():
+            if file.name.endswith(".kernel"):
+                sizes.append(file.stat().st_size)
+    except FileNotFoundError:
+        pass  # of a folder nobody has written to, or a file that another process has removed
+    except OSError as error:
+        problem = error.strerror
+    return {
+        "folder": folder or None,
+        "kernels": len(sizes),
+        "bytes": sum(sizes),
+        "limit": _ffi.cache_limit(),
+        "problem": problem,
     }
 
 
@@ -65,7 +79,8 @@ def as_text(facts: dict[str, Any]) -> str:
             lines.append(f"    {where:<5}{', '.join(variants)}")
     cache = facts["kernel_cache"]
     where = cache["folder"] or "off (JAXSPARSE_CACHE_DIR is empty)"
-    lines += ["", f"kernel cache: {where}, {cache['kernels']} kernels, {cache['bytes']} bytes"]
+    kept = f"{cache['kernels']} kernels, {cache['bytes']} of at most {cache['limit']} bytes"
+    lines += ["", f"kernel cache: {where}, {cache['problem'] or kept}"]
     problems = facts["cuda_problems"]
     lines += ["", "CUDA: " + ("ready" if not problems else "not available, because")]
     lines += [f"  - {problem}" for problem in problems]

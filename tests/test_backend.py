@@ -137,6 +137,12 @@ def test_info(capsys):
     assert (facts["cuda_problems"] == []) == (PLATFORM == "cuda")
 
 
+def test_info_without_a_cache_that_can_be_read(capsys, monkeypatch):
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "/" + "long" * 100)
+    assert main(["info"]) == 0
+    assert "File name too long" in capsys.readouterr().out
+
+
 def test_command_line():
     run = subprocess.run(
         [sys.executable, "-m", "jaxsparse", "info", "--json"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -162,10 +163,49 @@ def test_cache_is_filled_and_read(cache):
         assert again.startswith(b"\x7fELF") and again in entry.read_bytes()
 
 
+def test_cache_has_a_limit(cache, monkeypatch):
+    """The kernels used longest ago go; foreign files, and the kernel just written, stay."""
+    kernels = [(*KERNELS[0], "sm_80"), (*KERNELS[1], "sm_80"), (*KERNELS[2], "sm_80")]
+    paths = []
+    for age, kernel in enumerate(kernels):
+        _ffi.compile_kernel(*kernel)
+        (path,) = set(cache.iterdir()) - set(paths)
+        paths.append(path)
+        os.utime(path, (1000 + age, path.stat().st_mtime))
+    _ffi.compile_kernel(*kernels[0])  # is read, and so used later than the other one
+    foreign = cache / "notes.kernel.txt"
+    foreign.write_text("a" * 10**6)
+    limit = sum(path.stat().st_size for path in paths) - 1000
+    paths[2].unlink()
+    monkeypatch.setenv("JAXSPARSE_CACHE_BYTES", str(limit))
+    assert _ffi.cache_limit() == limit
+    _ffi.compile_kernel(*kernels[2])
+    assert set(cache.iterdir()) == {paths[0], paths[2], foreign}
+    monkeypatch.setenv("JAXSPARSE_CACHE_BYTES", "0")
+    _ffi.compile_kernel(*kernels[1])
+    assert set(cache.iterdir()) == {paths[1], foreign}
+    monkeypatch.setenv("JAXSPARSE_CACHE_BYTES", "much")
+    assert _ffi.cache_limit() == 2**30
+
+
+def test_abandoned_files_are_removed(cache):
+    cache.mkdir(parents=True)
+    names = ["0123456789abcdef.kernel.77.0", "fedcba9876543210.kernel.78.3", "other.kernel.77.0"]
+    old, new, foreign = files = [cache / name for name in names]
+    for file in files:
+        file.write_text("half a kernel")
+    for file in (old, foreign):
+        os.utime(file, (1000, 1000))
+    _ffi.compile_kernel(*KERNELS[0], "sm_80")
+    assert not old.exists() and new.exists() and foreign.exists()
+
+
 def test_cache_that_cannot_be_written(tmp_path, monkeypatch):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", str(blocked / "cache"))
+    assert _ffi.compile_kernel(*KERNELS[0], "sm_80")
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", str(tmp_path / ("long" * 100)))
     assert _ffi.compile_kernel(*KERNELS[0], "sm_80")
 
 
