@@ -448,7 +448,8 @@ def make_primitive(operation: Operation) -> Primitive:
 def define_multilinear_jvp(primitive: Primitive, linear: Callable[..., tuple[int, ...]]) -> None:
     """The JVP of a product that is linear in each of some operands: a sum of one call each.
 
-    ``linear(**params)`` says which, by position.
+    ``linear(**params)`` says which, by position. Terms of 16 bits are rounded when they are added
+    up, for which ``out_dtype`` must be one of the params if there may be several.
     """
 
     def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
