@@ -175,16 +175,15 @@ def _options(dtype, sparse):
 
 
 def _cell(dtype):
-    """One step, from a carry that the user's program makes."""
+    """One step, from a carry that a user's program makes."""
     cell = GRUCell(IN, H, **_options(dtype, True))
-    made = _layer(cell, _draw(dtype, B, H))  # called (carry, inputs)
     graphdef, parameters, rest = nnx.split(cell, nnx.Param, ...)
 
     def function(parameters, x):
         layer = nnx.merge(graphdef, parameters, rest, copy=True)
         return layer(layer.initialize_carry(x.shape, nnx.Rngs(0)), x)
 
-    return made._replace(function=function, batched=(_draw(dtype, B, IN),))
+    return Program(function, parameters, (_draw(dtype, B, IN),), (0,))
 
 
 def _rnn(cell, dtype, sparse, **options):

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("flax.nnx")
 
-from programs import PROGRAMS  # noqa: E402
+from programs import PROGRAMS
 
 
 @functools.cache

@@ -509,7 +509,7 @@ ONES = jnp.ones((3, 4))
         (
             {"recurrent_": jnp.ones((4, 8))},
             ValueError,
-            r"the cell RNN\(tanh\) fails with 1 gates of x, 2 of r",
+            r"the cell RNN\(tanh\) fails with 1 gates of x and 2 of r",
         ),
         (
             {"recurrent_": jnp.ones((4, 6))},

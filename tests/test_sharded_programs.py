@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 pytest.importorskip("flax.nnx")
 
-from programs import PROGRAMS  # noqa: E402
+from programs import PROGRAMS
 
 DEVICES = jax.devices("cpu")
 pytestmark = pytest.mark.skipif(len(DEVICES) < 4, reason="needs 4 CPU devices (tests/conftest.py)")

@@ -323,10 +323,10 @@ def _check_precision(operation: str, precision: Any) -> Any:
 
 
 _POINTWISE = (
-    "A cell is pointwise: it is traced with scalars, and later called with arrays of one shape; each "
-    "element of what it returns is computed from the elements at its own place. What mixes units (a "
-    "product, a mean, a normalisation) can be done before the scan, to xs, or in a jax.lax.scan; "
-    "arrays that a cell learns are its parameters="
+    "A cell is pointwise: it is traced with scalars, and later called with arrays of one shape; "
+    "each element of what it returns is computed from the elements at its own place. What mixes "
+    "units (a product, a mean, a normalisation) can be done before the scan, to xs, or in a "
+    "jax.lax.scan; arrays that a cell learns are its parameters="
 )
 
 
@@ -381,11 +381,11 @@ def _check_scalars(
     try:
         results = jax.eval_shape(cell, *_arguments(gates, tree, parameters, ()))
     except Exception as error:
-        count = f"{of_x} gates" if of_x == of_r else f"{of_x} gates of x, {of_r} of r"
+        count = f"{of_x} gates" if of_x == of_r else f"{of_x} gates of x and {of_r} of r"
         own = "" if parameters is None else f", parameters {parameters}"
         raise ValueError(
-            f"{name} fails with {count} (the last dimensions of xs and of the recurrent product "
-            f"over h) and a carry {tree}{own}: {error}"
+            f"{name} fails with {count} (the last dimension of xs over h) and a carry "
+            f"{tree}{own}: {error}"
         ) from error
     if not isinstance(results, tuple) or len(results) != 2:
         raise TypeError(f"{name} must return (carry, y), got {type(results).__name__}")
