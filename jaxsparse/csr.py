@@ -86,8 +86,8 @@ class CSR:
 
         Args:
             x: ``(..., m, k)``.
-            mask: array ``(..., m, k)`` of bool, or of 0 and 1, whose batch dimensions broadcast, or a
-                Topology.
+            mask: array ``(..., m, k)`` of bool, or of 0 and 1, whose batch dimensions broadcast, or
+                a Topology.
             nse: room for so many entries, padding included. Needed under jit, where what does not
                 fit is left out, or reported if ``JAXSPARSE_CHECK=1`` is set.
 
