@@ -14,6 +14,7 @@ import numpy.typing as npt
 from jaxsparse.masks.arguments import (
     INT32_MAX,
     Table,
+    clipped_to_int32,
     integer,
     traced_or_integer,
     traced_or_integers,
@@ -160,6 +161,8 @@ class _Documents(Mask):
     def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
         inside = self._check_positions(rows, columns)
         ids = xp.asarray(array_of(self.ids))
+        if not ids.size:  # JAX gathers nothing from an empty array.
+            return inside
         return inside & (ids[rows] == ids[columns])
 
     def _check_positions(self, rows: Any, columns: Any) -> Any:
@@ -242,7 +245,7 @@ def global_tokens(positions: Sequence[int] | npt.NDArray[np.integer] | jax.Array
     """
     array = traced_or_integers("global_tokens", "positions", positions)
     if isinstance(array, jax.Array):
-        return _GlobalTokens(array)
+        return _GlobalTokens(clipped_to_int32(array))
     if array.size and not (array.min() >= 0 and array.max() <= INT32_MAX):
         raise ValueError(
             f"global_tokens: positions must be in [0, 2**31), got [{array.min()}, {array.max()}]"
