@@ -300,6 +300,16 @@ def test_positions_past_the_length():
         )
 
 
+def test_traced_integers_do_not_wrap_around():
+    with jax.enable_x64(True):
+        wide = np.array([0, 2**32])
+        assert not jax.jit(lambda ids: masks.documents(ids)(0, 1))(wide)
+        assert jax.jit(lambda n: masks.padding(n)(0, 5))(wide[1])
+        positions = jax.jit(lambda tokens: masks.global_tokens(tokens)(1, np.arange(3)))(wide)
+        assert positions.tolist() == [True, False, False]
+    assert not masks.documents([])(jnp.zeros(2, int), 0 * jnp.arange(2)).any()
+
+
 def probabilities(sparsity, length, band_width):
     """p(d) by bisection of c, the definition of `masks.random`."""
     d = np.abs(np.subtract.outer(np.arange(length), np.arange(length)))

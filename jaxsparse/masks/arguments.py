@@ -51,7 +51,14 @@ def traced_or_integer(operation: str, name: str, value: Any, minimum: int) -> Ta
     if not jnp.issubdtype(value.dtype, jnp.integer) or value.ndim:
         got = f"{value.dtype} {value.shape}"
         raise TypeError(f"{operation}: {name} must be one integer, got a traced {got}")
-    return value.astype(jnp.int32)
+    return clipped_to_int32(value)
+
+
+def clipped_to_int32(values: jax.Array) -> jax.Array:
+    """Traced integers of any dtype as int32, in which none wraps around."""
+    limits = jnp.iinfo(values.dtype)  # A bound that their own dtype can't hold would.
+    low, high = max(limits.min, -INT32_MAX), min(limits.max, INT32_MAX)
+    return jnp.clip(values, low, high).astype(jnp.int32)
 
 
 def traced_or_integers(operation: str, name: str, values: Any) -> Any:

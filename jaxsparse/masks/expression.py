@@ -49,26 +49,34 @@ class Mask:
     array([ True,  True,  True])
     """
 
-    # A kind of mask is a dataclass of this one. `children` names those of its fields that hold
+    # A kind of mask is a dataclass of this one. `_children` names those of its fields that hold
     # masks or arrays; an array is a Table if it is concrete, else a leaf of the pytree. The other
     # fields are parameters, which hash.
-    name: ClassVar[str]
-    children: ClassVar[tuple[str, ...]] = ()
-    binding: ClassVar[int] = _CALL
+    _name: ClassVar[str]
+    _children: ClassVar[tuple[str, ...]] = ()
+    _binding: ClassVar[int] = _CALL
 
-    def stored(self, xp: Any, rows: Any, columns: Any) -> Any:
+    def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
         """Bool that broadcasts to the positions, int32 arrays of the module ``xp``."""
         raise NotImplementedError
 
-    def check_positions(self, rows: npt.NDArray[Any], columns: npt.NDArray[Any]) -> None:
+    @property
+    def is_traced(self) -> bool:
+        """Whether the mask holds traced arrays."""
+        children = (getattr(self, name) for name in self._children)
+        return any(
+            x.is_traced if isinstance(x, Mask) else isinstance(x, jax.Array) for x in children
+        )
+
+    def _check_positions(self, rows: npt.NDArray[Any], columns: npt.NDArray[Any]) -> None:
         """Raises an IndexError if a table in the mask ends before a position."""
-        for child in (getattr(self, name) for name in self.children):
+        for child in (getattr(self, name) for name in self._children):
             if isinstance(child, Mask):
-                child.check_positions(rows, columns)
+                child._check_positions(rows, columns)
 
     def __call__(self, rows: ArrayLike, columns: ArrayLike) -> npt.NDArray[np.bool_] | jax.Array:
-        traced = any(isinstance(x, jax.Array) for x in (rows, columns, *jax.tree.leaves(self)))
-        xp: Any = jnp if traced else np
+        positions_of_jax = isinstance(rows, jax.Array) or isinstance(columns, jax.Array)
+        xp: Any = jnp if positions_of_jax or self.is_traced else np
         positions = []
         for name, operand in ("rows", rows), ("columns", columns):
             module: Any = jnp if isinstance(operand, jax.Array) else np
@@ -83,7 +91,7 @@ class Mask:
             x if x.ndim == len(shape) else x.reshape((1,) * (len(shape) - x.ndim) + x.shape)
             for x in positions
         ]
-        return broadcast_stored(self, self.stored(xp, *positions), shape)
+        return broadcast_stored(self, self._stored(xp, *positions), shape)
 
     def __repr__(self) -> str:
         arguments = []
@@ -94,7 +102,7 @@ class Mask:
                 arguments.append(text)
             elif array or value != field.default:
                 arguments.append(f"{field.name}={text}")
-        return f"{self.name}({', '.join(arguments)})"
+        return f"{self._name}({', '.join(arguments)})"
 
     def _fields(self) -> list[tuple[Any, Any]]:
         return [(field, getattr(self, field.name)) for field in fields(self)]  # type: ignore
@@ -106,7 +114,7 @@ class Mask:
         return all(a is b or (not isinstance(a, jax.Array) and a == b) for a, b in pairs)
 
     def __hash__(self) -> int:
-        if any(isinstance(value, jax.Array) for _, value in self._fields()):
+        if self.is_traced:
             raise TypeError(f"a mask of traced arrays can't be hashed: {self}")
         return hash((type(self), *(value for _, value in self._fields())))
 
@@ -135,7 +143,7 @@ def kind(cls: MaskClass) -> MaskClass:
         children: dict[str, Any] = {}
         static: dict[str, Any] = {}
         for field, value in mask._fields():
-            child = field.name in cls.children and not isinstance(value, Table)
+            child = field.name in cls._children and not isinstance(value, Table)
             (children if child else static)[field.name] = value
         keys = [(jax.tree_util.GetAttrKey(name), value) for name, value in children.items()]
         return keys, (tuple(children), tuple(static.items()))
@@ -180,11 +188,11 @@ def check_stored(source: Any, stored: Any, shape: tuple[int, ...]) -> Any:
 @kind
 class _Not(Mask):
     operand: Mask
-    children = ("operand",)
-    binding = _NOT
+    _children = ("operand",)
+    _binding = _NOT
 
-    def stored(self, xp: Any, rows: Any, columns: Any) -> Any:
-        return ~self.operand.stored(xp, rows, columns)
+    def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
+        return ~self.operand._stored(xp, rows, columns)
 
     def __repr__(self) -> str:
         return f"~{_operand(self.operand, _NOT)}"
@@ -194,11 +202,11 @@ class _Not(Mask):
 class _And(Mask):
     left: Mask
     right: Mask
-    children = ("left", "right")
-    binding = _AND
+    _children = ("left", "right")
+    _binding = _AND
 
-    def stored(self, xp: Any, rows: Any, columns: Any) -> Any:
-        return self.left.stored(xp, rows, columns) & self.right.stored(xp, rows, columns)
+    def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
+        return self.left._stored(xp, rows, columns) & self.right._stored(xp, rows, columns)
 
     def __repr__(self) -> str:
         return f"{_operand(self.left, _AND)} & {_operand(self.right, _AND + 1)}"
@@ -208,18 +216,18 @@ class _And(Mask):
 class _Or(Mask):
     left: Mask
     right: Mask
-    children = ("left", "right")
-    binding = _OR
+    _children = ("left", "right")
+    _binding = _OR
 
-    def stored(self, xp: Any, rows: Any, columns: Any) -> Any:
-        return self.left.stored(xp, rows, columns) | self.right.stored(xp, rows, columns)
+    def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
+        return self.left._stored(xp, rows, columns) | self.right._stored(xp, rows, columns)
 
     def __repr__(self) -> str:
         return f"{_operand(self.left, _OR)} | {_operand(self.right, _OR + 1)}"
 
 
 def _operand(mask: Mask, binding: int) -> str:
-    return repr(mask) if mask.binding >= binding else f"({mask!r})"
+    return repr(mask) if mask._binding >= binding else f"({mask!r})"
 
 
 @kind
@@ -227,14 +235,14 @@ class _Offset(Mask):
     operand: Mask
     rows: Table | jax.Array = Table(0)
     columns: Table | jax.Array = Table(0)
-    name = "offset"
-    children = ("operand", "rows", "columns")
+    _name = "offset"
+    _children = ("operand", "rows", "columns")
 
-    def stored(self, xp: Any, rows: Any, columns: Any) -> Any:
-        return self.operand.stored(xp, *self._shifted(rows, columns))
+    def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
+        return self.operand._stored(xp, *self._shifted(rows, columns))
 
-    def check_positions(self, rows: npt.NDArray[Any], columns: npt.NDArray[Any]) -> None:
-        self.operand.check_positions(*self._shifted(rows, columns))
+    def _check_positions(self, rows: npt.NDArray[Any], columns: npt.NDArray[Any]) -> None:
+        self.operand._check_positions(*self._shifted(rows, columns))
 
     def _shifted(self, rows: Any, columns: Any) -> tuple[Any, Any]:
         return rows + array_of(self.rows), columns + array_of(self.columns)
@@ -280,7 +288,7 @@ def array_of(table: Table | jax.Array) -> Any:
 class _Function(Mask):
     function: MaskFunction
 
-    def stored(self, xp: Any, rows: Any, columns: Any) -> Any:
+    def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
         shape = np.broadcast_shapes(rows.shape, columns.shape)
         return check_stored(self, self.function(rows, columns), shape)
 

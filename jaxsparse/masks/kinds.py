@@ -14,6 +14,7 @@ import numpy.typing as npt
 from jaxsparse.masks.arguments import (
     INT32_MAX,
     Table,
+    clipped_to_int32,
     integer,
     traced_or_integer,
     traced_or_integers,
@@ -35,9 +36,9 @@ def _inside(operation: str, rows: Any, columns: Any, length: int) -> Any:
 
 @kind
 class _Causal(Mask):
-    name = "causal"
+    _name = "causal"
 
-    def stored(self, xp: Any, rows: Any, columns: Any) -> Any:
+    def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
         return columns <= rows
 
 
@@ -56,9 +57,9 @@ def causal() -> Mask:
 @kind
 class _Band(Mask):
     width: int
-    name = "band"
+    _name = "band"
 
-    def stored(self, xp: Any, rows: Any, columns: Any) -> Any:
+    def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
         return xp.abs(rows - columns) < self.width
 
 
@@ -81,9 +82,9 @@ def band(width: int) -> Mask:
 class _SlidingWindow(Mask):
     left: int
     right: int = 0
-    name = "sliding_window"
+    _name = "sliding_window"
 
-    def stored(self, xp: Any, rows: Any, columns: Any) -> Any:
+    def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
         distance = rows - columns
         return (distance <= self.left) & (distance >= -self.right)
 
@@ -107,9 +108,9 @@ def sliding_window(left: int, right: int = 0) -> Mask:
 @kind
 class _Strided(Mask):
     stride: int
-    name = "strided"
+    _name = "strided"
 
-    def stored(self, xp: Any, rows: Any, columns: Any) -> Any:
+    def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
         return (rows - columns) % self.stride == 0
 
 
@@ -132,9 +133,9 @@ def strided(stride: int) -> Mask:
 @kind
 class _Block(Mask):
     size: int
-    name = "block"
+    _name = "block"
 
-    def stored(self, xp: Any, rows: Any, columns: Any) -> Any:
+    def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
         return rows // self.size == columns // self.size
 
 
@@ -154,15 +155,17 @@ def block(size: int) -> Mask:
 @kind
 class _Documents(Mask):
     ids: Table | jax.Array
-    name = "documents"
-    children = ("ids",)
+    _name = "documents"
+    _children = ("ids",)
 
-    def stored(self, xp: Any, rows: Any, columns: Any) -> Any:
-        inside = self.check_positions(rows, columns)
+    def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
+        inside = self._check_positions(rows, columns)
         ids = xp.asarray(array_of(self.ids))
+        if not ids.size:  # JAX gathers nothing from an empty array.
+            return inside
         return inside & (ids[rows] == ids[columns])
 
-    def check_positions(self, rows: Any, columns: Any) -> Any:
+    def _check_positions(self, rows: Any, columns: Any) -> Any:
         return _inside("documents", rows, columns, array_of(self.ids).size)
 
 
@@ -192,10 +195,10 @@ def documents(ids: Sequence[int] | npt.NDArray[np.integer] | jax.Array) -> Mask:
 @kind
 class _Padding(Mask):
     length: Table | jax.Array
-    name = "padding"
-    children = ("length",)
+    _name = "padding"
+    _children = ("length",)
 
-    def stored(self, xp: Any, rows: Any, columns: Any) -> Any:
+    def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
         return columns < array_of(self.length)
 
 
@@ -218,10 +221,10 @@ def padding(length: int | jax.Array) -> Mask:
 @kind
 class _GlobalTokens(Mask):
     positions: Table | jax.Array
-    name = "global_tokens"
-    children = ("positions",)
+    _name = "global_tokens"
+    _children = ("positions",)
 
-    def stored(self, xp: Any, rows: Any, columns: Any) -> Any:
+    def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
         tokens = array_of(self.positions)
         return xp.isin(rows, tokens) | xp.isin(columns, tokens)
 
@@ -242,7 +245,7 @@ def global_tokens(positions: Sequence[int] | npt.NDArray[np.integer] | jax.Array
     """
     array = traced_or_integers("global_tokens", "positions", positions)
     if isinstance(array, jax.Array):
-        return _GlobalTokens(array)
+        return _GlobalTokens(clipped_to_int32(array))
     if array.size and not (array.min() >= 0 and array.max() <= INT32_MAX):
         raise ValueError(
             f"global_tokens: positions must be in [0, 2**31), got [{array.min()}, {array.max()}]"
@@ -256,10 +259,10 @@ class _Random(Mask):
     length: int
     seed: int = 0
     band_width: int = 0
-    name = "random"
+    _name = "random"
 
-    def stored(self, xp: Any, rows: Any, columns: Any) -> Any:
-        inside = self.check_positions(rows, columns)
+    def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
+        inside = self._check_positions(rows, columns)
         with np.errstate(over="ignore"):  # NumPy warns of the intended wrap-around of scalars.
             key = _lowbias32(np.uint32(self.seed))
             # Even counters for rows and odd ones for columns, so that no two inputs coincide.
@@ -268,7 +271,7 @@ class _Random(Mask):
         thresholds = xp.asarray(_thresholds(self.sparsity, self.length, self.band_width))
         return inside & (bits >> 1 < thresholds[xp.abs(rows - columns)])
 
-    def check_positions(self, rows: Any, columns: Any) -> Any:
+    def _check_positions(self, rows: Any, columns: Any) -> Any:
         return _inside("random", rows, columns, self.length)
 
 

@@ -108,7 +108,7 @@ def nonzero_traced(
     if m * k > INT32_MAX:
         raise ValueError(f"nonzero_traced: m * k must be <= {INT32_MAX}, got {m} * {k}")
     if isinstance(mask, Mask) and m and k:
-        mask.check_positions(np.array(m - 1), np.array(k - 1))
+        mask._check_positions(np.array(m - 1, np.int32), np.array(k - 1, np.int32))
     columns = jnp.arange(k, dtype=jnp.int32)
     stored = mask(jnp.arange(m, dtype=jnp.int32)[:, None], columns[None, :])
     stored = jnp.asarray(broadcast_stored("nonzero_traced", stored, (m, k)))

@@ -50,7 +50,7 @@ class SparseAttention(nnx.Module):
     """
 
     def __init__(self, pattern: Pattern, *, implementation: str | None = None):
-        if isinstance(pattern, Mask) and jax.tree.leaves(pattern):
+        if isinstance(pattern, Mask) and pattern.is_traced:
             raise TypeError(
                 f"SparseAttention: the mask {pattern} depends on traced arrays: make a topology of "
                 "it in the program, Topology.from_mask(mask, (T, S), nse=...), and give that"
