@@ -438,8 +438,10 @@ def test_choices_that_are_not_among_variants():
             backend._ffi.choose_variant(operation, [], [], {}, **ask)
     with pytest.raises(ValueError, match="at least one multiprocessor"):
         backend._ffi.choose_variant("spmm", [], [], {}, **{**ask, "multiprocessors": 0})
-    with pytest.raises(ValueError, match="spmm: a result of shape"):
+    with pytest.raises(ValueError, match="spmm: attribute variant must be a string, got none"):
         backend._ffi.choose_variant("spmm", [], [], {}, **ask)
+    with pytest.raises(ValueError, match=r"sddmm: result 0 \(out\) must be float32, .* got none"):
+        backend._ffi.choose_variant("sddmm", [], [], {"variant": "", "workspace": 0}, **ask)
 
 
 def test_sharding():

@@ -269,7 +269,7 @@ class SampledRows {
       // The complements that stand in the end are no places: nothing is left behind them.
       const uint32_t begin = static_cast<uint32_t>(place_[row] + left_[row]);
       place_[row] = static_cast<int>(Within(begin, int64_t{nse_} + 1)) + lane_;
-      left_[row] = (after_.elements[row] < nse_ ? after_.elements[row] : nse_) - place_[row];
+      left_[row] = Clamp(after_.elements[row], ~nse_, nse_) - place_[row];
       if (left_[row] > most) most = left_[row];
     }
     LoadEnds();

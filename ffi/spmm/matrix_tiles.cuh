@@ -203,7 +203,9 @@ class EntriesOfRows {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int32_t* of_row = starts + half * kWarp;
-      const int length = of_row[end_step * kTileSize] - of_row[first_step * kTileSize];
+      // Unsigned, since starts may be any numbers.
+      const auto end = static_cast<uint32_t>(of_row[end_step * kTileSize]);
+      const int length = static_cast<int>(end - of_row[first_step * kTileSize]);
       lengths[half] = length > 0 ? length : 0;
     }
     const unsigned before = (1u << lane) - 1;
