@@ -37,8 +37,8 @@ constexpr int kVectorBytes = 16;
 template <typename Acc>
 constexpr int kMaxLanes = kVectorBytes / static_cast<int>(sizeof(Acc));
 
-// The first kTo lanes of a vector, or all of them and zeros behind: by way of an integer as large as
-// the shorter one, at most 8 bytes, which needs no memory.
+// The first kTo lanes of a vector, or all of them and zeros behind: by way of an integer as large
+// as the shorter one, at most 8 bytes, which needs no memory.
 template <int kTo, int kFrom, typename T>
 JAXSPARSE_INLINE Vector<T, kTo> Resize(Vector<T, kFrom> v) {
   constexpr int kBytes = (kTo < kFrom ? kTo : kFrom) * static_cast<int>(sizeof(T));
@@ -122,15 +122,14 @@ JAXSPARSE_INLINE Vector<uint16_t, kLanes> Narrow(Vector<float, kLanes> v, float1
   using Bits = Vector<uint32_t, kLanes>;
   const auto bits = BitCast<Bits>(v);
   const Bits sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
-  const Bits normal =
-      (magnitude - ((127u - 15u) << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  // Beside 0.5 the last place of a float is that of a subnormal number: the sum rounds to it. Floats
-  // that XLA's threads take for zero round to zero.
+  const Bits normal = (magnitude - ((127u - 15u) << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  // Beside 0.5 the last place of a float is that of a subnormal number: the sum rounds to it.
+  // Floats that XLA's threads take for zero round to zero.
   const Bits subnormal =
       BitCast<Bits>(BitCast<Vector<float, kLanes>>(magnitude) + 0.5f) - 0x3f000000u;
   const Bits nan = magnitude - magnitude + 0x7e00u, infinity = magnitude - magnitude + 0x7c00u;
-  Bits result = magnitude < 0x38800000u ? subnormal : normal;       // below 2^-14
-  result = magnitude >= 0x477ff000u ? infinity : result;            // rounds to 65536 or more
+  Bits result = magnitude < 0x38800000u ? subnormal : normal;  // below 2^-14
+  result = magnitude >= 0x477ff000u ? infinity : result;       // rounds to 65536 or more
   result = magnitude > 0x7f800000u ? nan : result;
   return __builtin_convertvector(result | sign, Vector<uint16_t, kLanes>);
 }

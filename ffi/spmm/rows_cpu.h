@@ -60,10 +60,10 @@ struct RowGroup {
   }
 };
 
-// Hands out rows in groups, and a group's entries. Values that are permuted or of 16 bits are staged
-// in a small buffer, once for a group that fits it, however many column tiles then read them; so are
-// 16-bit indices beside 16-bit values, so that fewer kernels are instantiated. `Index` is what the
-// kernel then sees.
+// Hands out rows in groups, and a group's entries. Values that are permuted or of 16 bits are
+// staged in a small buffer, once for a group that fits it, however many column tiles then read
+// them; so are 16-bit indices beside 16-bit values, so that fewer kernels are instantiated. `Index`
+// is what the kernel then sees.
 template <typename T, typename Index>
 class RowReader {
   using Acc = typename Accumulator<T>::type;
