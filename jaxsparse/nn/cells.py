@@ -12,12 +12,13 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from jaxsparse import precision, recurrent
+from jaxsparse import recurrent
 from jaxsparse.csr import CSR
 from jaxsparse.nn import cell_functions
 from jaxsparse.nn.cell_functions import Function
 from jaxsparse.nn.linear import Initializer, SparseLinear, as_integer, check_call, has_call_of
 from jaxsparse.ops import arguments
+from jaxsparse.precision import accumulator_dtype
 from jaxsparse.recurrent.cells import Cell
 from jaxsparse.topology import Topology
 
@@ -525,5 +526,5 @@ def _make_layer(
 
 def _orthogonal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """Flax's initializer, also for 16-bit dtypes, in which JAX decomposes no matrix."""
-    wide = precision.accumulator_dtype(dtype)
+    wide = accumulator_dtype(dtype)
     return nnx.initializers.orthogonal()(key, shape, wide).astype(dtype)

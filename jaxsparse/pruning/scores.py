@@ -8,7 +8,7 @@ from types import MappingProxyType
 import jax
 import jax.numpy as jnp
 
-from jaxsparse import precision
+from jaxsparse.precision import promoted
 
 Score = Callable[[jax.Array, jax.Array | None, jax.Array], jax.Array]
 
@@ -23,7 +23,7 @@ def magnitude_gradient(weight: jax.Array, gradient: jax.Array | None, key: jax.A
     if gradient is None:
         raise ValueError("make_masks: score 'magnitude_gradient' needs gradients, got None")
     # In float16 the product of two small numbers would be 0, and all such weights alike.
-    dtype = precision.promoted(weight.dtype, gradient.dtype, jnp.float32)
+    dtype = promoted(weight.dtype, gradient.dtype, jnp.float32)
     return jnp.abs(weight.astype(dtype) * gradient.astype(dtype))
 
 

@@ -15,6 +15,7 @@ from jaxsparse.csr import CSR
 from jaxsparse.device import has_gpu, present_device
 from jaxsparse.ops import arguments
 from jaxsparse.pattern import NO_STARTS, Pattern
+from jaxsparse.precision import accumulator_dtype, promoted
 from jaxsparse.recurrent.cells import Cell
 from jaxsparse.recurrent.layout import (
     ScanLayout,
@@ -482,7 +483,7 @@ def _run(
     recompute: bool,
     implementation: str | None,
     variant: str | None,
-) -> list[tuple[Any, jax.Array]]:
+) -> list[tuple[Any, jax.Array | None]]:
     backend.check_implementation(operation, implementation)
     precision = _check_precision(operation, precision)
     one = directions[0]
@@ -523,16 +524,16 @@ def _run(
                     variant,
                 )
             ]
-    accumulator = precision.accumulator_dtype(one.dtype)
+    accumulator = accumulator_dtype(one.dtype)
     inputs = [_stacked([d.xs.reshape(length, b, one.input_gates, h) for d in directions])]
     spans = ["tbh"]
     if one.bias is not None:
         # The kernels take the dtype of xs and float32.
-        wide = precision.promoted(one.bias.dtype, one.dtype)
+        wide = promoted(one.bias.dtype, one.dtype)
         inputs.append(_stacked([d.bias.astype(wide).reshape(1, 1, gates, h) for d in directions]))
         spans.append("h")
     if one.parameters:
-        wide = precision.promoted(*(x.dtype for x in one.parameters), one.dtype)
+        wide = promoted(*(x.dtype for x in one.parameters), one.dtype)
         every = [jnp.stack([x.astype(wide) for x in d.parameters]) for d in directions]
         inputs.append(_stacked([jnp.expand_dims(x, (0, 1)) for x in every]))
         spans.append("h")
