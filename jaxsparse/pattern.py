@@ -194,12 +194,14 @@ def transpose_on_host(
 ) -> tuple[jax.Array, jax.Array]:
     """The inverse of a permutation, and the starts of tiles of the transposed pattern.
 
-    ``shape`` is that of the transposed pattern.
+    ``shape`` is that of the transposed pattern. Of a damaged pattern indices are clamped, as in
+    kernels: it is not for this function to report it.
     """
-    offsets, columns = np.asarray(transposed.row_offsets), np.asarray(transposed.column_indices)
-    order = np.asarray(permutation)
-    batch, nse = order.shape[:-1], order.shape[-1]
-    inverse = np.empty(order.shape, np.int32)
+    batch, nse = permutation.shape[:-1], permutation.shape[-1]
+    order = np.clip(np.asarray(permutation), 0, max(nse - 1, 0))
+    columns = np.clip(np.asarray(transposed.column_indices), 0, max(shape[1] - 1, 0))
+    offsets = np.maximum.accumulate(np.clip(np.asarray(transposed.row_offsets), 0, nse), axis=-1)
+    inverse = np.zeros(order.shape, np.int32)
     starts = np.zeros((*batch, math.prod(tile_starts_shape(shape, nse))), np.int32)
     for entry in np.ndindex(batch):
         inverse[entry][order[entry]] = np.arange(nse, dtype=np.int32)

@@ -264,10 +264,10 @@ class Topology:
         return self.kind == "static"
 
     def as_static(self) -> Topology:
-        """The same pattern, static; see the class.
+        """The same pattern, static; see the class. Checks it, as `verify` does.
 
         Raises:
-            ValueError: if the pattern is traced, or a batch of patterns.
+            ValueError: if the pattern is traced, a batch of patterns or damaged.
 
         >>> Topology([0, 1], [3], (1, 4)).as_dynamic().as_static().static
         True
@@ -275,7 +275,7 @@ class Topology:
         if not self._is_concrete() or self.batch_shape:
             what = f"a batch {self.batch_shape}" if self.batch_shape else "a traced or abstract one"
             raise ValueError(f"Topology.as_static: needs one concrete pattern, got {what}")
-        return self._of_kind("static")
+        return self if self.static else self.verify()._of_kind("static")
 
     def as_dynamic(self) -> Topology:
         """The same pattern, dynamic; see the class.

@@ -360,10 +360,17 @@ def test_a_pattern_tells_nothing_of_the_values():
     np.testing.assert_allclose(np.mean(stored.values[...]), 0.5, atol=0.01)
 
 
+DEVICES = jax.devices("cpu")
+needs_devices = pytest.mark.skipif(
+    len(DEVICES) < 4, reason="needs 4 CPU devices (tests/conftest.py)"
+)
+
+
+@needs_devices
 def test_out_sharding_is_that_of_the_dense_layer(layer):
     twin, _ = dense_twin(layer)
     explicit = jax.sharding.AxisType.Explicit
-    mesh = jax.make_mesh((2, 2), ("data", "model"), (explicit,) * 2, devices=jax.devices()[:4])
+    mesh = jax.make_mesh((2, 2), ("data", "model"), (explicit,) * 2, devices=DEVICES[:4])
     spec = jax.sharding.PartitionSpec
     with jax.set_mesh(mesh):
         x = jax.device_put(inputs(8), jax.NamedSharding(mesh, spec("data")))
@@ -405,9 +412,10 @@ def test_initializers_with_metadata(kind, wrapper):
     assert np.isfinite(nnx.grad(lambda layer: layer(inputs(3)).sum())(layer)["values"][...]).all()
 
 
+@needs_devices
 def test_shardings_of_values_and_of_a_bias():
     """A kernel's two names say nothing of the values; one name is theirs."""
-    mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,), devices=DEVICES[:2])
     spec = jax.sharding.PartitionSpec
     options = {"sparsity": 0.5, "rngs": nnx.Rngs(0)}
     with jax.set_mesh(mesh):
