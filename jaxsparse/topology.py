@@ -340,7 +340,10 @@ class Topology:
         return result
 
     def with_scan_layout(self, layout: Any) -> Topology:
-        """The same topology, carrying what `jaxsparse.recurrent.pack` made of it."""
+        """The same topology, carrying what `jaxsparse.recurrent.pack` made of it, as data.
+
+        A layout is not found again by its positions, so a topology with one is dynamic.
+        """
         return Topology._from_parts(
             self.pattern,
             self.transposed_pattern,
@@ -348,7 +351,7 @@ class Topology:
             self.tile_starts,
             layout,
             self.shape,
-            self.kind,
+            self.kind if layout is None else "dynamic",
         )
 
     def reshape_batch(self, *sizes: int) -> Topology:
@@ -480,14 +483,7 @@ class TopologyKey:
         self.digest = positions.digest()
 
     def __eq__(self, other: Any) -> bool:
-        return isinstance(other, TopologyKey) and (
-            self is other
-            or (
-                self.digest == other.digest
-                # A program compiled with one layout for a scan does not serve another.
-                and self.topology.scan_layout is other.topology.scan_layout
-            )
-        )
+        return isinstance(other, TopologyKey) and self.digest == other.digest
 
     def __hash__(self) -> int:
         return hash(self.digest)

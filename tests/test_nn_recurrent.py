@@ -528,7 +528,9 @@ def test_precision_is_that_of_the_layers():
         expected, x = RNN(cell)(inputs(B, T, IN)), inputs(B, T, IN)
         for precision in ("bfloat16", ("highest", "default"), jax.lax.Precision.HIGH):
             options = {"precision": precision, **sparse, "rngs": nnx.Rngs(0)}
-            close(RNN(GRUCell(IN, H, **options))(x), expected)
+            # A GPU multiplies dense matrices as coarsely as it is allowed to.
+            off = {} if jax.default_backend() == "cpu" else {"rtol": 2e-2, "atol": 2e-2}
+            close(RNN(GRUCell(IN, H, **options))(x), expected, **off)
         cell.dense_h.precision = "nonsense"
         with pytest.raises(ValueError, match=r"RNN: dense_h: precision .* got 'nonsense'"):
             RNN(cell)(x)

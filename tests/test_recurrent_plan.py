@@ -427,7 +427,8 @@ def test_pack():
     with pytest.raises(ValueError, match="a batch of 40 in float32"):
         recurrent.pack(matrix, batch=40, dtype=jnp.float32)
     with pytest.raises(ValueError, match="needs one concrete pattern"):
-        jax.jit(lambda m: recurrent.pack(m, batch=1, dtype=jnp.float32))(matrix)
+        traced = matrix.with_values(matrix.values, matrix.topology.as_dynamic())
+        jax.jit(lambda m: recurrent.pack(m, batch=1, dtype=jnp.float32))(traced)
     assert is_concrete(matrix.topology)
     with pytest.raises(ValueError, match="piece_bytes must be 4, 8 or 16, and no more than the 8"):
         recurrent.pack(matrix, batch=4, dtype=jnp.bfloat16, piece_bytes=16)
