@@ -376,11 +376,12 @@ def test_old_checkpoints_load(old_checkpoint):
     expected = np.load(old_checkpoint / "outputs.npy")
     with ocp.StandardCheckpointer() as checkpointer:
         nnx.update(layer, checkpointer.restore(old_checkpoint / "orbax_state", nnx.state(layer)))
-        by_name = checkpointer.restore(old_checkpoint / "orbax_state")
+        if jax.default_backend() == "cpu":  # Orbax restores by name on devices of the same kind
+            by_name = checkpointer.restore(old_checkpoint / "orbax_state")
+            other = SparseLinear(24, 16, sparsity=0.75, rngs=nnx.Rngs(1))
+            nnx.update(other, {name: variable["value"] for name, variable in by_name.items()})
+            np.testing.assert_allclose(other(jnp.ones((1, 24))), expected, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(layer(jnp.ones((1, 24))), expected, rtol=1e-6, atol=1e-6)
-    other = SparseLinear(24, 16, sparsity=0.75, rngs=nnx.Rngs(1))
-    nnx.update(other, {name: variable["value"] for name, variable in by_name.items()})
-    np.testing.assert_allclose(other(jnp.ones((1, 24))), expected, rtol=1e-6, atol=1e-6)
 
 
 # ---- pruning.save and pruning.load ----
