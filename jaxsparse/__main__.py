@@ -96,6 +96,7 @@ def _info(arguments: argparse.Namespace) -> int:
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
     parser = cli.Parser(prog="python -m jaxsparse", description=__doc__)
+    parser.add_argument("--version", action="version", version=jaxsparse.__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     info = commands.add_parser("info", help="what is installed and what runs where")
     info.add_argument("--json", action="store_true", help="print JSON")

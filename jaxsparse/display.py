@@ -14,6 +14,19 @@ _SHADES = " ·░▒▓█"
 _PLOT_CELLS = 512
 
 
+def percent(share: float) -> str:
+    """A share in [0, 1] in words, with as many decimals as it takes to tell it from 0 and 1.
+
+    >>> percent(0.75), percent(0.9996), percent(1.0)
+    ('75.0 %', '99.96 %', '100.0 %')
+    """
+    for decimals in range(1, 9):
+        text = f"{100 * share:.{decimals}f}"
+        if share in (0, 1) or float(text) not in (0.0, 100.0):
+            break
+    return f"{text} %"
+
+
 def _density(
     operation: str,
     row_offsets: npt.ArrayLike,

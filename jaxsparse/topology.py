@@ -456,7 +456,7 @@ class Topology:
         padding = f", {self.nse - self.nnz} padding" if self.nse != self.nnz else ""
         head = (
             f"Topology of shape {self.shape}, {self.nnz} stored{padding}, "
-            f"{100 * self.sparsity:.1f} % sparse"
+            f"{display.percent(self.sparsity)} sparse"
         )
         return f"{head}\n{display.grid(*self.concrete_arrays('str'), self.shape)}"
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from checks import PLATFORM
 
+import jaxsparse
 from jaxsparse import CSR, Topology, backend, spmm
 from jaxsparse.__main__ import main
 
@@ -177,3 +178,9 @@ def test_lesser_instruction_sets(isa):
     )
     assert run.returncode == 0, run.stderr[-2000:]
     assert run.stdout.strip() in ("portable", isa)
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["--version"])
+    assert capsys.readouterr().out.strip() == jaxsparse.__version__
