@@ -1,6 +1,6 @@
 // 16-bit storage types for CPU kernels. Arithmetic is done in float; conversions are exact one way
 // and round to nearest even the other, and keep NaN. They use integer operations only, because
-// XLA's threads flush subnormal floats to zero; simd.h has the same for vectors.
+// XLA's threads flush subnormal floats to zero.
 #pragma once
 
 #include <cstring>

@@ -6,19 +6,6 @@
 
 namespace jaxsparse {
 
-// Whether 0 <= index < size for all of some indices: a negative one is a large unsigned number.
-template <typename Index>
-JAXSPARSE_INLINE bool AllBelow(const Index* indices, int64_t count, int64_t size) {
-  using Unsigned = std::make_unsigned_t<Index>;
-  Unsigned largest = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const auto index = static_cast<Unsigned>(indices[i]);
-    largest = index > largest ? index : largest;
-  }
-  constexpr int64_t kMost = int64_t{1} << 31;
-  return count <= 0 || largest < (size < kMost ? size : kMost);
-}
-
 // Column indices of one batch entry, of 32 or 16 bits: the other pointer is null.
 struct IndexReader {
   const int32_t* wide = nullptr;
@@ -34,18 +21,7 @@ struct IndexReader {
   JAXSPARSE_INLINE int64_t operator[](int64_t i) const {
     return wide != nullptr ? wide[i] : narrow[i];
   }
-  // Whether those from `begin` to `end` are all in range.
-  JAXSPARSE_INLINE bool AreBelow(int64_t begin, int64_t end, int64_t size) const {
-    return wide != nullptr ? AllBelow(wide + begin, end - begin, size)
-                           : AllBelow(narrow + begin, end - begin, size);
-  }
 };
-
-// Whether an index may be followed. The branch is never taken in a sound pattern and costs nothing
-// there.
-JAXSPARSE_INLINE bool IsBelow(int64_t index, int64_t size) {
-  return __builtin_expect(static_cast<uint64_t>(index) < static_cast<uint64_t>(size), 1);
-}
 
 // Row bounds that can't leave the arrays, whatever the offsets say.
 struct RowBounds {
@@ -82,18 +58,6 @@ class OutWriter {
       Store<kLanes, Acc>(v, wide_ + at);
     } else if constexpr (!std::is_same_v<T, Acc>) {
       if (narrow_ != nullptr) Store<kLanes, Acc>(v, narrow_ + at);
-    }
-  }
-  // Lanes that lie `distance` apart.
-  template <int kLanes>
-  JAXSPARSE_INLINE void WriteApart(Vector<Acc, kLanes> v, int64_t at, int64_t distance) const {
-    if (wide_ != nullptr) {
-      for (int l = 0; l < kLanes; ++l) wide_[at + l * distance] = v[l];
-    } else if constexpr (!std::is_same_v<T, Acc>) {
-      T narrow[kLanes];
-      Store<kLanes, Acc>(v, narrow);
-      if (narrow_ == nullptr) return;
-      for (int l = 0; l < kLanes; ++l) narrow_[at + l * distance] = narrow[l];
     }
   }
   JAXSPARSE_INLINE void Write(Acc value, int64_t at) const {

@@ -1,14 +1,9 @@
 // Vectors of the compiler's own (GCC and Clang), as wide as the instruction set this file is
-// compiled for, so that the same kernel serves x86-64 and every other processor. Intrinsics stand
-// only where GCC has no vectors for what the processor can do: conversions of float16.
+// compiled for: no intrinsics, so the same kernel serves x86-64 and every other processor.
 //
 // Files that include this are compiled several times with different flags. Keep anything that could
 // be emitted out of line (the standard library's templates) out of them: the linker keeps one copy.
 #pragma once
-
-#ifdef __F16C__
-#include <immintrin.h>
-#endif
 
 #include <cstring>
 #include <type_traits>
@@ -37,119 +32,23 @@ constexpr int kVectorBytes = 16;
 template <typename Acc>
 constexpr int kMaxLanes = kVectorBytes / static_cast<int>(sizeof(Acc));
 
-// The first kTo lanes of a vector, or all of them and zeros behind: by way of an integer as large
-// as the shorter one, at most 8 bytes, which needs no memory.
-template <int kTo, int kFrom, typename T>
-JAXSPARSE_INLINE Vector<T, kTo> Resize(Vector<T, kFrom> v) {
-  constexpr int kBytes = (kTo < kFrom ? kTo : kFrom) * static_cast<int>(sizeof(T));
-  using Unit = std::conditional_t<kBytes == 8, uint64_t,
-                                  std::conditional_t<kBytes == 4, uint32_t, uint16_t>>;
-  if constexpr (kTo == kFrom) {
-    return v;
-  } else if constexpr (kTo < kFrom) {
-    const Unit first = BitCast<Vector<Unit, sizeof(v) / kBytes>>(v)[0];
-    return BitCast<Vector<T, kTo>>(first);
-  } else {
-    const Vector<Unit, kTo / kFrom> units = {BitCast<Unit>(v)};
-    return BitCast<Vector<T, kTo>>(units);
-  }
-}
-
-// ToFloat and FromFloat of half.h, lane by lane.
-template <int kLanes>
-JAXSPARSE_INLINE Vector<float, kLanes> Widen(Vector<uint16_t, kLanes> bits, bfloat16) {
-  const auto wide = __builtin_convertvector(bits, Vector<uint32_t, kLanes>) << 16;
-  return BitCast<Vector<float, kLanes>>(wide);
-}
-
-template <int kLanes>
-JAXSPARSE_INLINE Vector<float, kLanes> Widen(Vector<uint16_t, kLanes> bits, float16) {
-#ifdef __AVX512F__
-  // With a mask of all lanes: GCC 12 warns of its own header without one.
-  if constexpr (kLanes == 16) {
-    return BitCast<Vector<float, 16>>(_mm512_maskz_cvtph_ps(0xffff, BitCast<__m256i>(bits)));
-  }
-#endif
-#ifdef __F16C__
-  if constexpr (kLanes == 8) {
-    return BitCast<Vector<float, 8>>(_mm256_cvtph_ps(BitCast<__m128i>(bits)));
-  } else if constexpr (kLanes < 8) {
-    const auto all = BitCast<__m128i>(Resize<8, kLanes, uint16_t>(bits));
-    return Resize<kLanes, 4, float>(BitCast<Vector<float, 4>>(_mm_cvtph_ps(all)));
-  }
-#endif
-  using Bits = Vector<uint32_t, kLanes>;
-  const auto wide = __builtin_convertvector(bits, Bits);
-  const Bits sign = (wide & 0x8000u) << 16, magnitude = wide & 0x7fffu;
-  const Bits normal = (magnitude << 13) + ((127u - 15u) << 23);
-  const Bits special = normal | 0xffu << 23;
-  const auto subnormal =
-      __builtin_convertvector(BitCast<Vector<int32_t, kLanes>>(magnitude), Vector<float, kLanes>) *
-      0x1p-24f;
-  Bits result = magnitude >= 0x7c00u ? special : normal;
-  result = magnitude < 0x0400u ? BitCast<Bits>(subnormal) : result;
-  return BitCast<Vector<float, kLanes>>(result | sign);
-}
-
-template <int kLanes>
-JAXSPARSE_INLINE Vector<uint16_t, kLanes> Narrow(Vector<float, kLanes> v, bfloat16) {
-  using Bits = Vector<uint32_t, kLanes>;
-  const auto bits = BitCast<Bits>(v);
-  const Bits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const Bits quiet_nan = (bits >> 16) | 0x40u;
-  const Bits result = (bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded;
-  return __builtin_convertvector(result, Vector<uint16_t, kLanes>);
-}
-
-template <int kLanes>
-JAXSPARSE_INLINE Vector<uint16_t, kLanes> Narrow(Vector<float, kLanes> v, float16) {
-#ifdef __AVX512F__
-  if constexpr (kLanes == 16) {
-    return BitCast<Vector<uint16_t, 16>>(
-        _mm512_maskz_cvtps_ph(0xffff, BitCast<__m512>(v), _MM_FROUND_TO_NEAREST_INT));
-  }
-#endif
-#ifdef __F16C__
-  if constexpr (kLanes == 8) {
-    return BitCast<Vector<uint16_t, 8>>(
-        _mm256_cvtps_ph(BitCast<__m256>(v), _MM_FROUND_TO_NEAREST_INT));
-  } else if constexpr (kLanes < 8) {
-    const auto all = BitCast<__m128>(Resize<4, kLanes, float>(v));
-    return Resize<kLanes, 8, uint16_t>(
-        BitCast<Vector<uint16_t, 8>>(_mm_cvtps_ph(all, _MM_FROUND_TO_NEAREST_INT)));
-  }
-#endif
-  using Bits = Vector<uint32_t, kLanes>;
-  const auto bits = BitCast<Bits>(v);
-  const Bits sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
-  const Bits normal = (magnitude - ((127u - 15u) << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  // Beside 0.5 the last place of a float is that of a subnormal number: the sum rounds to it.
-  // Floats that XLA's threads take for zero round to zero.
-  const Bits subnormal =
-      BitCast<Bits>(BitCast<Vector<float, kLanes>>(magnitude) + 0.5f) - 0x3f000000u;
-  const Bits nan = magnitude - magnitude + 0x7e00u, infinity = magnitude - magnitude + 0x7c00u;
-  Bits result = magnitude < 0x38800000u ? subnormal : normal;  // below 2^-14
-  result = magnitude >= 0x477ff000u ? infinity : result;       // rounds to 65536 or more
-  result = magnitude > 0x7f800000u ? nan : result;
-  return __builtin_convertvector(result | sign, Vector<uint16_t, kLanes>);
-}
-
-// kLanes consecutive numbers from any address, as they are.
-template <int kLanes, typename T>
-JAXSPARSE_INLINE Vector<T, kLanes> LoadRaw(const T* from) {
-  Vector<T, kLanes> v;
-  std::memcpy(&v, from, sizeof(v));
-  return v;
-}
-
 // kLanes consecutive elements from any address, as accumulators.
 template <int kLanes, typename T>
 JAXSPARSE_INLINE auto Load(const T* from) {
   using Acc = typename Accumulator<T>::type;
   if constexpr (std::is_same_v<T, Acc>) {
-    return LoadRaw<kLanes>(from);
+    Vector<T, kLanes> v;
+    std::memcpy(&v, from, sizeof(v));
+    return v;
+  } else if constexpr (std::is_same_v<T, bfloat16>) {
+    Vector<uint16_t, kLanes> bits;
+    std::memcpy(&bits, from, sizeof(bits));
+    const auto wide = __builtin_convertvector(bits, Vector<uint32_t, kLanes>) << 16;
+    return BitCast<Vector<float, kLanes>>(wide);
   } else {
-    return Widen<kLanes>(LoadRaw<kLanes>(&from->bits), T{});
+    Vector<float, kLanes> v = {};
+    for (int l = 0; l < kLanes; ++l) v[l] = ToFloat(from[l]);
+    return v;
   }
 }
 
@@ -158,8 +57,7 @@ JAXSPARSE_INLINE void Store(Vector<Acc, kLanes> v, T* to) {
   if constexpr (std::is_same_v<T, Acc>) {
     std::memcpy(to, &v, sizeof(v));
   } else {
-    const auto bits = Narrow<kLanes>(v, T{});
-    std::memcpy(to, &bits, sizeof(bits));
+    for (int l = 0; l < kLanes; ++l) FromFloat(v[l], &to[l]);
   }
 }
 

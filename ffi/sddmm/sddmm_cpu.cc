@@ -73,22 +73,9 @@ void Rows(const SddmmProblem& problem, Workers& workers) {
     const Matrices<T> matrices(problem, tasks.BatchEntry(task));
     const int64_t part = task % tasks.per_entry;
     const int64_t last = tasks.FirstRow(matrices.row_offsets, part + 1);
-    const int64_t first = tasks.FirstRow(matrices.row_offsets, part);
-    // Columns of all the task's entries are looked at together: row by row it would take longer.
-    const int64_t begin =
-        first < last ? RowBounds(matrices.row_offsets, first, pattern.nse).begin : 0;
-    const int64_t end =
-        first < last ? RowBounds(matrices.row_offsets, last - 1, pattern.nse).end : 0;
-    const bool in_range = matrices.column_indices.AreBelow(begin, end, pattern.columns);
-    for (int64_t row = first; row < last; ++row) {
+    for (int64_t row = tasks.FirstRow(matrices.row_offsets, part); row < last; ++row) {
       const RowBounds bounds(matrices.row_offsets, row, pattern.nse);
       const T* x = matrices.x + row * problem.d;
-      const bool is_checked = in_range && begin <= bounds.begin && bounds.end <= end;
-      if (!is_checked &&
-          !matrices.column_indices.AreBelow(bounds.begin, bounds.end, pattern.columns)) {
-        for (int64_t i = bounds.begin; i < bounds.end; ++i) matrices.out.Write(Acc(0), i);
-        continue;  // a bad pattern, of which no row of y is read
-      }
       const int64_t rest = Groups<4>(matrices, x, problem.d, bounds.begin, bounds.end);
       Groups<1>(matrices, x, problem.d, rest, bounds.end);
     }
