@@ -27,6 +27,26 @@ __device__ __forceinline__ uint32_t BfloatsOfFloats(float low, float high) {
   return word;
 }
 
+// The whole product. In C++ it is one of 64 bits as soon as the compiler widens a factor in front
+// of a loop, with an instruction more.
+__device__ __forceinline__ uint64_t MultiplyWide(uint32_t a, uint32_t b) {
+  uint64_t product;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+}
+
+// The lesser of two unsigned numbers of 16 bits, in each half of a word.
+__device__ __forceinline__ uint32_t MinOfHalves(uint32_t a, uint32_t b) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t least;
+  asm("min.u16x2 %0, %1, %2;" : "=r"(least) : "r"(a), "r"(b));
+  return least;
+#else
+  const uint32_t low_a = a & 0xffff, low_b = b & 0xffff, high_a = a - low_a, high_b = b - low_b;
+  return (low_a < low_b ? low_a : low_b) | (high_a < high_b ? high_a : high_b);
+#endif
+}
+
 // d += a b on tensor cores: a 16 x 16, b 16 x 8, each lane's part as mma.m16n8k16 deals it.
 __device__ __forceinline__ void MultiplyAddBfloats(float (&d)[4], const uint32_t (&a)[4],
                                                    uint32_t b0, uint32_t b1) {

@@ -198,8 +198,10 @@ __global__ void __launch_bounds__(SoftmaxKeptThreads(kLanes))
       __syncwarp();
     }
     if (rows == 0) continue;
-    RowBounds bounds(row_offsets, place < rows ? Within(order[place], rows) : 0,
-                     place < rows ? nse : 0);
+    // A row that there is not, as indices may say of any, has no entries.
+    const uint32_t row = place < rows ? static_cast<uint32_t>(order[place]) : ~0u;
+    const bool exists = row < static_cast<uint32_t>(rows);
+    RowBounds bounds(row_offsets, exists ? row : 0, exists ? nse : 0);
     using Wide = Packet<T, Entries::kCount>;
     const bool aligned =
         IsAligned<Wide>(values) && IsAligned<Wide>(out) && (!kBackward || IsAligned<Wide>(tangent));

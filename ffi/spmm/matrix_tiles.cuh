@@ -233,17 +233,14 @@ class EntriesOfRows {
     const int place = PlaceIn(next_), row = kTransposed ? place : RowAt(place);
     if constexpr (!kTransposed) held.next_row = row;
     const int start = (exists ? next_ * stride_ : 0) + row;
-    // Complements stand at ends alone: where rows that are not in order have none of their entries.
-    const auto stored = static_cast<int>(stored_);
-    const int first = starts_[start], behind = starts_[exists ? start + kTileSize : start];
-    held.start = static_cast<int>(Within(first, stored + int64_t{1}));
-    held.end = behind < stored ? behind : stored;
+    held.start = starts_[start];
+    held.end = starts_[exists ? start + kTileSize : start];
     if constexpr (kTransposed) held.end_of_row = starts_[start + to_end_];
     next_ += Shape::kTeams;
   }
 
   // Brings lines nearer of so many entries from a multiple of as many on.
-  __device__ __forceinline__ void BringNearer(int multiple) const {
+  __device__ __forceinline__ void BringNearer(unsigned multiple) const {
     const unsigned from = multiple * kAhead + skipped_;
     if (from < static_cast<unsigned>(stored_)) {
       Prefetch(lines_ + static_cast<uint64_t>(from) * line_bytes_);
@@ -260,8 +257,12 @@ class EntriesOfRows {
   // Loads what the tile has, and where the one behind it begins, which `next` is to hold.
   __device__ __forceinline__ void Load(Held& held, Held& next) {
     if constexpr (!kTransposed) held.row = held.next_row;
-    held.begin = held.start;
-    held.count = held.end > held.start ? held.end - held.start : 0;
+    // Whatever starts are, entries are those of the pattern. Complements stand at ends alone, where
+    // rows that are not in order have none of their entries.
+    const auto stored = static_cast<int>(stored_);
+    held.begin = static_cast<int>(Within(held.start, stored + int64_t{1}));
+    const int end = held.end < stored ? held.end : stored;
+    held.count = end > held.begin ? end - held.begin : 0;
     if constexpr (kTransposed) ends_ |= held.end_of_row;
     const int behind = held.begin + held.count;
     LoadStarts(next);

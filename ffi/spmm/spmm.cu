@@ -21,15 +21,17 @@ __global__ void SpmmRows(const __grid_constant__ SpmmProblem p) {
     const int64_t row = m.RowAt(unit % rows);
     const int64_t first = unit / rows % tiles * tile + lane;
     const RowBounds bounds(m.row_offsets, row, p.pattern.nse);
+    const T* first_x = m.x + first;
+    KeepInRegister(first_x);           // or it is computed again for every entry
+    const int64_t left = p.n - first;  // columns, or fewer than 0
     Accumulator<T> sums[kSpmmColumnsPerLane] = {};
 #pragma unroll 8  // so that their loads overlap
     for (int64_t i = bounds.begin; i < bounds.end; ++i) {
       const Accumulator<T> value = m.Value(i);
-      const T* x = m.x + m.Column(i) * p.n;
+      const T* x = first_x + m.Column(i) * p.n;
 #pragma unroll
       for (int c = 0; c < kSpmmColumnsPerLane; ++c) {
-        const int64_t column = first + c * lanes;
-        if (column < p.n) sums[c] += value * ToAccumulator(x[column]);
+        if (c * lanes < left) sums[c] += value * ToAccumulator(x[c * lanes]);
       }
     }
 #pragma unroll

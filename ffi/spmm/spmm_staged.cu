@@ -92,14 +92,14 @@ struct StagedArrays {
   const T* values;
   const Index* columns;
   const int32_t* permutation;
-  const Pattern& pattern;
+  const int64_t& nse;
 
   template <typename M>
   __device__ explicit StagedArrays(const M& m)
       : values(m.values),
         columns(m.column_indices),
         permutation(m.permutation),
-        pattern(m.pattern) {}
+        nse(m.pattern.nse) {}
 };
 
 // What a warp knows of its rows and parts: lane `slot` of slot `slot`, so that it takes no register
@@ -141,16 +141,18 @@ struct StagedRow {
     }
     const bool stored = i < end;
     column = kNone;
-    if (stored) column = Within(from.columns[i], from.pattern.columns);
+    if (stored) column = static_cast<uint32_t>(from.columns[i]);
     if constexpr (kPermuted) {
-      place = stored ? Within(from.permutation[i], from.pattern.nse) : 0;
+      place = stored ? static_cast<uint32_t>(from.permutation[i]) : 0;
     } else {
       if (stored) value = from.values[i];
     }
   }
   // What has to wait for the first load, and is waited for when the warp has multiplied.
   __device__ __forceinline__ void LoadPermuted(const Arrays& from) {
-    if constexpr (kPermuted) value = column != kNone ? from.values[place] : T{};
+    if constexpr (kPermuted) {
+      value = column != kNone ? from.values[Within(place, from.nse)] : T{};
+    }
   }
 };
 
@@ -523,8 +525,9 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
 
       for (uint32_t panel = 0; panel < shape.panels; ++panel) {
         view.begin = panel * kPanel;
-        // Entries behind the last panel would be columns that x does not have.
-        view.end = panel + 1 < shape.panels ? view.begin + kPanel : ~0u;
+        // An entry behind the last panel, a column that x does not have, ends the walk of its row.
+        const auto columns = static_cast<uint32_t>(p.pattern.columns);
+        view.end = view.begin + kPanel < columns ? view.begin + kPanel : columns;
         view.first_row = view.ring + ring.Enter();
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {

@@ -26,6 +26,15 @@ struct Run {
 
   __device__ __forceinline__ void Set(int e, const T* from) { elements.elements[e] = *from; }
   __device__ __forceinline__ T Get(int e) const { return elements.elements[e]; }
+  // Makes indices at most `last`, as BoundOf gives it for all that a word holds.
+  __device__ __forceinline__ static uint32_t BoundOf(uint32_t last) { return last; }
+  __device__ __forceinline__ void Bound(uint32_t last) {
+#pragma unroll
+    for (int e = 0; e < kRun; ++e) {
+      const auto index = static_cast<uint32_t>(elements.elements[e]);
+      elements.elements[e] = static_cast<T>(index < last ? index : last);
+    }
+  }
 };
 template <typename T>
 struct Run<T, true> {
@@ -37,6 +46,13 @@ struct Run<T, true> {
   }
   __device__ __forceinline__ T Get(int e) const {
     return {static_cast<uint16_t>(words.elements[e / 2] >> e % 2 * 16)};
+  }
+  __device__ __forceinline__ static uint32_t BoundOf(uint32_t last) {
+    return (last < 0xffff ? last : 0xffff) * 0x10001;
+  }
+  __device__ __forceinline__ void Bound(uint32_t bound) {
+#pragma unroll
+    for (int w = 0; w < kRun / 2; ++w) words.elements[w] = MinOfHalves(words.elements[w], bound);
   }
 };
 
@@ -95,9 +111,17 @@ struct Entries {
   __device__ __forceinline__ uint32_t Source(int r, int e, int nse) const {
     return Within(sources[r].Get(e), nse);
   }
+  // Columns become some of x, whatever they were; it is to wait for them.
+  __device__ __forceinline__ static uint32_t BoundOf(int64_t count) {
+    return Run<Index>::BoundOf(static_cast<uint32_t>(count) - 1);
+  }
+  __device__ __forceinline__ void Bound(uint32_t bound) {
+#pragma unroll
+    for (int r = 0; r < kRuns; ++r) columns[r].Bound(bound);
+  }
   __device__ __forceinline__ T Value(int e) const { return values[e / kRun].Get(e % kRun); }
-  __device__ __forceinline__ uint32_t Column(int e, int64_t count) const {
-    return Within(columns[e / kRun].Get(e % kRun), count);
+  __device__ __forceinline__ uint32_t Column(int e) const {
+    return static_cast<uint32_t>(columns[e / kRun].Get(e % kRun));
   }
 };
 
@@ -105,9 +129,9 @@ struct Entries {
 // part of that of the address.
 template <typename Chunk, bool kPrescaled>
 struct Placed : Chunk {
-  __device__ __forceinline__ void Scale(int64_t, uint32_t) {}
-  __device__ __forceinline__ uint64_t Place(int e, int64_t columns, uint32_t row_bytes) const {
-    return static_cast<uint64_t>(Chunk::Column(e, columns)) * row_bytes;
+  __device__ __forceinline__ void Scale(uint32_t, uint32_t) {}
+  __device__ __forceinline__ uint64_t Place(int e, uint32_t row_bytes) const {
+    return MultiplyWide(Chunk::Column(e), row_bytes);
   }
 };
 // Or when they are loaded, which is to wait for them; they are kept in 32 bits.
@@ -115,13 +139,13 @@ template <typename Chunk>
 struct Placed<Chunk, true> : Chunk {
   uint32_t places[Chunk::kCount];
 
-  __device__ __forceinline__ void Scale(int64_t columns, uint32_t row_bytes) {
+  __device__ __forceinline__ void Scale(uint32_t bound, uint32_t row_bytes) {
+    Chunk::Bound(bound);
 #pragma unroll
-    for (int e = 0; e < Chunk::kCount; ++e) {
-      places[e] = Chunk::Column(e, columns) * row_bytes;
-    }
+    for (int e = 0; e < Chunk::kCount; ++e) places[e] = Chunk::Column(e) * row_bytes;
   }
-  __device__ __forceinline__ uint64_t Place(int e, int64_t, uint32_t) const { return places[e]; }
+  __device__ __forceinline__ void Bound(uint32_t) {}  // they are
+  __device__ __forceinline__ uint64_t Place(int e, uint32_t) const { return places[e]; }
 };
 
 // A row, or -1, and a group's share of it: of every so many chunks of entries one.
@@ -145,22 +169,25 @@ __device__ __forceinline__ void AddShare(const M& m, const RowShare& s, int nse,
   constexpr int kCount = Chunk::kCount;
   const int step = s.shares * kCount;
   int i = FirstRun(s.begin) + s.share * kCount;
+  uint32_t bound = Chunk::BoundOf(m.pattern.columns);
+  KeepInRegister(bound);  // or these are computed again for each chunk
+  KeepInRegister(x);
   Chunk next = {};
   const auto load_entries = [&](int at) {
     next.Load(m, at, s.end, nse, kWide);
-    next.Scale(m.pattern.columns, row_bytes);
+    next.Scale(bound, row_bytes);
     next.LoadSources(m, at + step, s.end, nse, kWide);
   };
   next.LoadSources(m, i, s.end, nse, kWide);
   if (i < s.end) load_entries(i);
   for (; i < s.end; i += step) {
-    const Chunk entries = next;
+    Chunk entries = next;
     if (i + step < s.end) load_entries(i + step);
+    entries.Bound(bound);
     Packet<T, kVector> of_x[kCount];
     if (i >= s.begin && i + kCount <= s.end) {
 #pragma unroll
-      for (int e = 0; e < kCount; ++e)
-        of_x[e] = load(entries.Place(e, m.pattern.columns, row_bytes));
+      for (int e = 0; e < kCount; ++e) of_x[e] = load(entries.Place(e, row_bytes));
 #pragma unroll
       for (int e = 0; e < kCount; ++e) add(ToAccumulator(entries.Value(e)), of_x[e]);
     } else if constexpr (kUnrolledRest) {
@@ -169,7 +196,7 @@ __device__ __forceinline__ void AddShare(const M& m, const RowShare& s, int nse,
 #pragma unroll
       for (int e = 0; e < kCount; ++e) {
         of_x[e] = {};
-        if (belongs(e)) of_x[e] = load(entries.Place(e, m.pattern.columns, row_bytes));
+        if (belongs(e)) of_x[e] = load(entries.Place(e, row_bytes));
       }
 #pragma unroll
       for (int e = 0; e < kCount; ++e) {
@@ -179,7 +206,7 @@ __device__ __forceinline__ void AddShare(const M& m, const RowShare& s, int nse,
       const int first = i < s.begin ? s.begin : i, end = i + kCount < s.end ? i + kCount : s.end;
 #pragma unroll 1
       for (int e = first; e < end; ++e) {
-        add(m.Value(e), load(static_cast<uint64_t>(m.Column(e)) * row_bytes));
+        add(m.Value(e), load(MultiplyWide(m.Column(e), row_bytes)));
       }
     }
   }

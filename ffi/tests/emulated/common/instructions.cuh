@@ -1,6 +1,7 @@
 // ffi/common/instructions.cuh on an emulated GPU.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -24,6 +25,11 @@ inline uint16_t BfloatOfFloat(float x) {
 }
 inline uint32_t BfloatsOfFloats(float low, float high) {
   return BfloatOfFloat(low) | static_cast<uint32_t>(BfloatOfFloat(high)) << 16;
+}
+inline uint64_t MultiplyWide(uint32_t a, uint32_t b) { return uint64_t{a} * b; }
+inline uint32_t MinOfHalves(uint32_t a, uint32_t b) {
+  const uint32_t low = std::min(a & 0xffff, b & 0xffff), high = std::min(a >> 16, b >> 16);
+  return low | high << 16;
 }
 
 struct MmaOperands {
