@@ -16,7 +16,6 @@ import jaxsparse
 from jaxsparse import _ffi, backend
 from jaxsparse.bench import cli
 
-
 # What an operation runs as on a platform for which it has no kernel of its own.
 WITHOUT_KERNEL = {"recurrent_scan": "jax.lax.scan, sparse products by the kernels of spmm"}
 
