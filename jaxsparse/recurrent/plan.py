@@ -134,7 +134,7 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class NoPlan:
-    """Why a scan runs as a loop of XLA."""
+    """Why a scan runs as ``jax.lax.scan``."""
 
     reason: str
 
