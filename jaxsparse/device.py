@@ -104,9 +104,11 @@ def default_device() -> Device | Default:
     platform = jax.default_backend()
     if platform == "cpu":
         return Default(platform, f"CPU ({_ffi.cpu_isa()})", "")
-    if platform == "gpu" and has_gpu():
+    if platform != "gpu":
+        return Default(platform, platform.upper(), "there are no kernels for it")
+    if has_gpu():
         return present_device()
-    return Default(platform, platform.upper(), "there are no kernels for it")
+    return Default("cuda", "GPU", "it can't run the kernels, see python -m jaxsparse info")
 
 
 def explained_devices(asked: Device | None) -> tuple[Device | Default | None, Device]:

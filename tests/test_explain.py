@@ -481,6 +481,10 @@ def test_a_machine_with_a_gpu_or_another_device(monkeypatch):
     assert str(call).splitlines()[1].startswith(f"  on this machine's A100: {call.variant}, about")
     (call,) = explain(product, VALUES, X, device=H200)
     assert call.here.startswith("A100: ") and call.device == "NVIDIA H200"
+    monkeypatch.setattr(devices, "has_gpu", lambda: False)
+    assert here(product, VALUES, X).startswith("plain XLA, because it can't run the kernels, see")
+    forced = here(functools.partial(product, implementation="cuda"), VALUES, X)
+    assert forced.startswith("refused, because it can't run the kernels, see")
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     assert here(product, VALUES, X) == "plain XLA, because there are no kernels for it"
 

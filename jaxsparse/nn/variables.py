@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from flax.nnx import graphlib
 from flax.typing import MISSING
 from jax.sharding import PartitionSpec, Sharding
 
@@ -241,7 +240,7 @@ def _transformation_returns() -> bool:
 
     Without the names below, patterns are verified at every call: right, and slow.
     """
-    context = getattr(graphlib, "GRAPH_CONTEXT", None)
+    context = getattr(getattr(nnx, "graphlib", None), "GRAPH_CONTEXT", None)
     return bool(getattr(context, "index_ref_stack", ()))
 
 
