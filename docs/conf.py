@@ -3,6 +3,8 @@
 import inspect
 from importlib.metadata import version as _version
 
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.ext.autodoc.preserve_defaults import DefaultValue
 from sphinx.util.inspect import stringify_signature
 
@@ -10,7 +12,7 @@ project = "jaxsparse"
 author = "the jaxsparse authors"
 release = version = _version("jaxsparse")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["tasklist"]
 myst_heading_anchors = 3
@@ -25,6 +27,11 @@ python_maximum_signature_line_length = 88
 html_theme = "furo"
 html_title = f"jaxsparse {release}"
 html_show_sourcelink = False
+html_math_renderer = "mathml"  # browsers draw it: nothing is fetched from elsewhere
+
+# Of an example, what is typed.
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
 
 
 def _whole_first_line(app, what, name, value, options, lines):
@@ -48,7 +55,21 @@ def _signature_of_init(app, what, name, value, options, signature, result):
     return None
 
 
+def _inline_formula(writer, node):
+    writer.body.append(tex2mathml(node.astext()))
+    raise nodes.SkipNode
+
+
+def _displayed_formula(writer, node):
+    tex = node.astext()
+    if r"\\" in tex:
+        tex = rf"\begin{{aligned}}{tex}\end{{aligned}}"
+    writer.body.append(f'<div class="math">{tex2mathml(tex, as_block=True)}</div>')
+    raise nodes.SkipNode
+
+
 def setup(app):
-    """Connects what mends signatures and docstrings."""
+    """Connects what mends signatures and docstrings, and what writes formulas."""
+    app.add_html_math_renderer("mathml", (_inline_formula, None), (_displayed_formula, None))
     app.connect("autodoc-process-docstring", _whole_first_line, priority=400)
     app.connect("autodoc-process-signature", _signature_of_init)

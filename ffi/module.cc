@@ -63,28 +63,45 @@ nb::list Operations() {
   return operations;
 }
 
-// (the variant that a call takes on a GPU, [(name, cost)] of all that fit), or a ValueError that
-// says why there is none.
-nb::tuple ChooseVariant(const std::string& operation, std::vector<BufferType> operands,
-                        std::vector<BufferType> results,
-                        std::map<std::string, AttributeValue> attributes, int compute_capability,
-                        int multiprocessors, int64_t shared_bytes) {
+using BufferTypes = std::vector<BufferType>;
+using Attributes = std::map<std::string, AttributeValue>;
+
+const OperationEntry& EntryWithTable(const std::string& operation) {
   const auto& entries = Entries();
   const auto entry = std::find_if(entries.begin(), entries.end(),
                                   [&](const OperationEntry& e) { return e.name == operation; });
   if (entry == entries.end() || entry->choose_on_cuda == nullptr) {
     throw nb::value_error((operation + " has no table of variants to choose from").c_str());
   }
-  if (multiprocessors < 1) throw nb::value_error("a GPU has at least one multiprocessor");
-  const DescribedCall call(std::move(operands), std::move(results), std::move(attributes));
-  const CudaChoice choice =
-      entry->choose_on_cuda(call, {compute_capability, multiprocessors, shared_bytes});
+  return *entry;
+}
+
+// (the variant that a call takes, [(name, cost)] of all that fit), or a ValueError that says why
+// there is none.
+nb::tuple Chosen(const VariantChoice& choice) {
   if (!choice.error.empty()) throw nb::value_error(choice.error.c_str());
   nb::list fitting;
   for (const Candidate& candidate : choice.fitting) {
     fitting.append(nb::make_tuple(candidate.name, candidate.cost));
   }
   return nb::make_tuple(choice.chosen, fitting);
+}
+
+nb::tuple ChooseCpuVariant(const std::string& operation, BufferTypes operands, BufferTypes results,
+                           Attributes attributes) {
+  const OperationEntry& entry = EntryWithTable(operation);
+  return Chosen(
+      entry.choose_on_cpu({std::move(operands), std::move(results), std::move(attributes)}));
+}
+
+nb::tuple ChooseCudaVariant(const std::string& operation, BufferTypes operands, BufferTypes results,
+                            Attributes attributes, int compute_capability, int multiprocessors,
+                            int64_t shared_bytes) {
+  const OperationEntry& entry = EntryWithTable(operation);
+  if (multiprocessors < 1) throw nb::value_error("a GPU has at least one multiprocessor");
+  return Chosen(
+      entry.choose_on_cuda({std::move(operands), std::move(results), std::move(attributes)},
+                           {compute_capability, multiprocessors, shared_bytes}));
 }
 
 nb::bytes CompileKernel(const std::string& file, const std::string& expression,
@@ -184,7 +201,9 @@ nb::dict LayOutSparse(Indices row_offsets, Indices column_indices, Indices permu
 
 NB_MODULE(_ffi, m) {
   m.def("operations", Operations);
-  m.def("choose_variant", ChooseVariant, nb::arg("operation"), nb::arg("operands"),
+  m.def("choose_cpu_variant", ChooseCpuVariant, nb::arg("operation"), nb::arg("operands"),
+        nb::arg("results"), nb::arg("attributes"));
+  m.def("choose_cuda_variant", ChooseCudaVariant, nb::arg("operation"), nb::arg("operands"),
         nb::arg("results"), nb::arg("attributes"), nb::kw_only(), nb::arg("compute_capability"),
         nb::arg("multiprocessors"), nb::arg("shared_bytes"));
   m.def("cpu_isa", [] { return std::string(IsaName(CurrentIsa())); });

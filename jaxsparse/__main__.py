@@ -16,6 +16,9 @@ import jaxsparse
 from jaxsparse import _ffi, backend
 from jaxsparse.bench import cli
 
+# What an operation runs as on a platform for which it has no kernel of its own.
+WITHOUT_KERNEL = {"recurrent_scan": "jax.lax.scan, sparse products by the kernels of spmm"}
+
 
 def information() -> dict[str, Any]:
     """Versions, platforms, targets, variants, the kernel cache, and problems with CUDA.
@@ -72,11 +75,11 @@ def as_text(facts: dict[str, Any]) -> str:
     lines = [f"{name:<11}{version}" for name, version in facts["versions"].items()]
     lines += ["", "devices"] + [f"  {device}" for device in facts["devices"]]
     lines.append(f"  CPU kernels use {facts['cpu_instruction_set']}")
-    lines += ["", "operations: FFI target, variants in order of preference"]
+    lines += ["", "operations: FFI target, variants in order of preference; elsewhere plain XLA"]
     for name, entry in facts["operations"].items():
         lines.append(f"  {name}: {entry['target']}")
         for where, variants in entry["variants"].items():
-            lines.append(f"    {where:<5}{', '.join(variants)}")
+            lines.append(f"    {where:<5}{', '.join(variants) or WITHOUT_KERNEL[name]}")
     cache = facts["kernel_cache"]
     where = cache["folder"] or "off (JAXSPARSE_CACHE_DIR is empty)"
     kept = f"{cache['kernels']} kernels, {cache['bytes']} of at most {cache['limit']} bytes"

@@ -4,7 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 def operations() -> list[dict[str, Any]]: ...
-def choose_variant(
+def choose_cpu_variant(
+    operation: str,
+    operands: Sequence[tuple[str, Sequence[int]]],
+    results: Sequence[tuple[str, Sequence[int]]],
+    attributes: dict[str, bool | int | float | str],
+) -> tuple[str, list[tuple[str, float]]]: ...
+def choose_cuda_variant(
     operation: str,
     operands: Sequence[tuple[str, Sequence[int]]],
     results: Sequence[tuple[str, Sequence[int]]],

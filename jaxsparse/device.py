@@ -1,12 +1,13 @@
-"""A GPU as the choice of a kernel sees it: this machine's, or one that is described."""
+"""What the choice of a kernel sees of a device: this machine's, or a GPU that is described."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+import jax
 from jax.core import ShapedArray
 
 from jaxsparse import _ffi, backend
@@ -16,10 +17,19 @@ from jaxsparse import _ffi, backend
 class Device:
     """What the choice of a kernel wants to know of a GPU."""
 
+    platform: ClassVar[str] = "cuda"
     name: str
     compute_capability: int  # 90 for 9.0
     multiprocessors: int
     shared_bytes: int  # that a block can have
+
+    @property
+    def lacks(self) -> str:
+        """Why the kernels can't run on it; empty if they can."""
+        has, needs = self.compute_capability, backend.MINIMUM_COMPUTE_CAPABILITY
+        if has >= needs:
+            return ""
+        return f"{self.name} has compute capability {has / 10}, and the kernels need {needs / 10}"
 
     def choose_variant(
         self,
@@ -33,16 +43,45 @@ class Device:
         First the chosen one, the others by rising cost; infinity is for those that are only taken
         by their name. Raises ValueError where none fits.
         """
-        name, fitting = _ffi.choose_variant(
+        chosen = _ffi.choose_cuda_variant(
             target,
-            [(a.dtype.name, a.shape) for a in operands],
-            [(a.dtype.name, a.shape) for a in results],
+            _types(operands),
+            _types(results),
             attributes,
             compute_capability=self.compute_capability,
             multiprocessors=self.multiprocessors,
             shared_bytes=self.shared_bytes,
         )
-        return tuple(sorted(fitting, key=lambda pair: (pair[0] != name, pair[1])))
+        return _chosen_first(*chosen)
+
+
+@dataclasses.dataclass(frozen=True)
+class Default:
+    """Where JAX runs programs on this machine, if that is no GPU with kernels."""
+
+    platform: str
+    name: str
+    lacks: str  # as of a `Device`
+
+    def choose_variant(
+        self,
+        target: str,
+        operands: Sequence[ShapedArray],
+        results: Sequence[ShapedArray],
+        attributes: dict[str, Any],
+    ) -> tuple[tuple[str, float], ...]:
+        """As `Device.choose_variant`, but the numbers are no times: they only put an order."""
+        return _chosen_first(
+            *_ffi.choose_cpu_variant(target, _types(operands), _types(results), attributes)
+        )
+
+
+def _types(arrays: Sequence[ShapedArray]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(a.dtype.name, a.shape) for a in arrays]
+
+
+def _chosen_first(name: str, fitting: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
+    return tuple(sorted(fitting, key=lambda pair: (pair[0] != name, pair[1])))
 
 
 H200 = Device("NVIDIA H200", 90, 132, 232448)
@@ -58,3 +97,30 @@ def present_device() -> Device:
 def has_gpu() -> bool:
     """Whether this machine has a GPU that can run the kernels."""
     return not backend.cuda_problems()
+
+
+def default_device() -> Device | Default:
+    """Where JAX runs a program on this machine if it is told nothing."""
+    platform = jax.default_backend()
+    if platform == "cpu":
+        return Default(platform, f"CPU ({_ffi.cpu_isa()})", "")
+    if platform != "gpu":
+        return Default(platform, platform.upper(), "there are no kernels for it")
+    if has_gpu():
+        return present_device()
+    return Default("cuda", "GPU", "it can't run the kernels, see python -m jaxsparse info")
+
+
+def explained_devices(asked: Device | None) -> tuple[Device | Default | None, Device]:
+    """Where JAX runs here, or None where that is the other one; and the GPU that is described."""
+    here = default_device()
+    if asked is not None:
+        return here, asked
+    return (None, here) if isinstance(here, Device) else (here, present_device())
+
+
+def by_device(here: str, device: str, choice: str) -> tuple[str, ...]:
+    """Lines on what runs here, if that is not the GPU, and on the GPU of that name."""
+    if not here:
+        return (f"on this machine's {device}: {choice}",)
+    return f"on this machine's {here}", f"on {device}: {choice}"

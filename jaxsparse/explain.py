@@ -1,4 +1,4 @@
-"""What a program's sparse operations run as on a GPU."""
+"""What a program's sparse operations run as: on this machine, and on a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn
 
 from jaxsparse import backend
-from jaxsparse.device import Device, present_device
+from jaxsparse.device import Default, Device, by_device, explained_devices
 from jaxsparse.ops.arguments import PATTERN
 from jaxsparse.primitive import (
     OPERATIONS,
@@ -31,12 +31,14 @@ _OF_PATTERN = {name for name, _ in PATTERN}
 
 @dataclasses.dataclass(frozen=True)
 class ExplainedCall:
-    """One sparse operation of a program, and what it runs as on a GPU."""
+    """One sparse operation of a program, and what it runs as."""
 
     operation: str
     options: dict[str, Any]  # its own, such as "transpose"
     operands: dict[str, jax.ShapeDtypeStruct]  # those of its pattern, too
     results: dict[str, jax.ShapeDtypeStruct]
+    here: str  # as what it runs on this machine; empty where that is on the GPU below
+    device: str  # the name of the GPU that all else is about
     # Variants of the kernel that fit and their predicted microseconds: first the chosen one, the
     # others by rising cost. Infinity is for those that are only taken by their name.
     variants: tuple[tuple[str, float], ...]
@@ -62,7 +64,8 @@ class ExplainedCall:
         return self.operands["column_indices"].shape[-1]
 
     def __str__(self) -> str:
-        lines = (self._problem(), self._choice() if self.variants else self.otherwise, self.remark)
+        choice = self._choice() if self.variants else self.otherwise
+        lines = (self._problem(), *by_device(self.here, self.device, choice), self.remark)
         return "\n  ".join(line for line in lines if line)
 
     def _problem(self) -> str:
@@ -106,13 +109,15 @@ class Explanation(tuple[ExplainedCall | ExplainedScan, ...]):
 def explain(
     function: Callable[..., Any], *arguments: Any, device: Device | None = None
 ) -> Explanation:
-    """How the sparse operations of a function would run on a GPU.
+    """How the sparse operations of a function run on this machine, and would run on a GPU.
 
     Nothing is computed or compiled, and no GPU is needed: a kernel is chosen by shapes and types
-    alone. Predicted times are fitted to measurements on an H200; for other GPUs they only put the
-    variants in an order. A program that the compiler cuts for several devices is explained as if
-    one had all of it; inside ``shard_map`` sizes are those of one device. Operations are listed
-    even if nothing uses their results, where the compiler drops them.
+    alone. First comes what runs where JAX runs on this machine, on a CPU without times, then what
+    would run on the GPU; there is one line of the two where this machine's GPU is both. Predicted
+    times are fitted to measurements on an H200; for other GPUs they only put the variants in an
+    order. A program that the compiler cuts for several devices is explained as if one had all of
+    it; inside ``shard_map`` sizes are those of one device. Operations are listed even if nothing
+    uses their results, where the compiler drops them.
 
     Args:
         function: uses operations of this package, in any depth; ``jaxsparse.grad(loss)`` shows
@@ -124,8 +129,9 @@ def explain(
     Returns:
         A tuple that prints as a text. Recurrent scans are as in `jaxsparse.recurrent.explain`, all
         else has ``operation``, ``options``, ``operands`` and ``results`` (shapes and dtypes, by
-        name), ``shape`` and ``entries`` of the stored matrix, ``variant``, the chosen one, and
-        ``variants``, pairs of name and predicted microseconds of all that fit, the chosen one
+        name), ``shape`` and ``entries`` of the stored matrix, and ``here``, what it runs as on this
+        machine. The GPU is ``device``, its name; there ``variant`` is the chosen one, and
+        ``variants`` are pairs of name and predicted microseconds of all that fit, the chosen one
         first. Where no kernel runs there are none, and ``otherwise`` says what happens and why;
         ``remark`` what would allow something faster.
 
@@ -139,25 +145,28 @@ def explain(
     >>> print(explain(lambda x: spmm(a, x, implementation="xla"), jnp.ones((64, 8)), device=H200))
     spmm: matrix (64, 64) with 64 stored entries, uint16 columns; values float32 (64,),
         x float32 (64, 8) -> out float32 (64, 8)
-      plain XLA, because implementation='xla' asks for it
+      on this machine's ...: plain XLA, because implementation='xla' asks for it
+      on NVIDIA H200: plain XLA, because implementation='xla' asks for it
     >>> (product,) = explain(lambda x: spmm(a, x, variant="generic_rows"), jnp.ones((64, 8)))
     >>> product.variant
     'generic_rows'
     """
-    device = present_device() if device is None else device
+    here, device = explained_devices(device)
     if not 1 <= device.multiprocessors <= _MOST_MULTIPROCESSORS:
         raise ValueError(f"explain: {device.name} has {device.multiprocessors} multiprocessors")
     jaxpr = jax.make_jaxpr(function)(*arguments)
     return Explanation(
-        explained_scan(eqn, device)
+        explained_scan(eqn, here, device)
         if eqn.primitive is recurrent_scan_p
-        else _explained_call(eqn, OPERATIONS[eqn.primitive], device)
+        else _explained_call(eqn, OPERATIONS[eqn.primitive], here, device)
         for eqn in equations(jaxpr.jaxpr)
         if eqn.primitive in OPERATIONS
     )
 
 
-def _explained_call(eqn: JaxprEqn, operation: Operation, device: Device) -> ExplainedCall:
+def _explained_call(
+    eqn: JaxprEqn, operation: Operation, here: Device | Default | None, device: Device
+) -> ExplainedCall:
     params: dict[str, Any] = eqn.params
     avals: list[Any] = [v.aval for v in eqn.invars]
     out_avals: list[Any] = [v.aval for v in eqn.outvars]
@@ -168,11 +177,19 @@ def _explained_call(eqn: JaxprEqn, operation: Operation, device: Device) -> Expl
         options={name: params[name] for name in operation.params if name != "out_dtype"},
         operands=_by_name(signature.operands, avals),
         results=_by_name(signature.results, out_avals),
+        here=_named(here, _choice(operation, params, avals, here), params) if here else "",
+        device=device.name,
         variants=choice.variants,
         forced=params["variant"] is not None,
         otherwise=choice.otherwise,
         remark=choice.remark,
     )
+
+
+def _named(device: Device | Default, choice: _Choice, params: dict[str, Any]) -> str:
+    forced = ", asked for by its name" if params["variant"] else ""
+    runs = f"{choice.variants[0][0]}{forced}" if choice.variants else choice.otherwise
+    return f"{device.name}: {runs}"
 
 
 class _Choice(NamedTuple):
@@ -183,22 +200,27 @@ class _Choice(NamedTuple):
     remark: str = ""
 
 
+_KINDS = {"cpu": "a CPU", "cuda": "a GPU"}
+
+
 def _choice(
-    operation: Operation, params: dict[str, Any], avals: Sequence[ShapedArray], device: Device
+    operation: Operation,
+    params: dict[str, Any],
+    avals: Sequence[ShapedArray],
+    device: Device | Default,
 ) -> _Choice:
     asked = params["implementation"]
-    has, needs = device.compute_capability, backend.MINIMUM_COMPUTE_CAPABILITY
-    too_old = f"{device.name} has compute capability {has / 10}, and the kernels need {needs / 10}"
-    if asked == "cpu":
-        return _Choice(otherwise="refused, because implementation='cpu' asks for a CPU")
-    if asked == "cuda" and has < needs:
-        return _Choice(otherwise=f"refused, because {too_old}")
-    chosen = asked or ("cuda" if has >= needs else "xla")
+    if asked in _KINDS and asked != device.platform:
+        asks = f"implementation={asked!r} asks for {_KINDS[asked]}"
+        return _Choice(otherwise=f"refused, because {asks}")
+    if asked == device.platform and device.lacks:
+        return _Choice(otherwise=f"refused, because {device.lacks}")
+    chosen = asked or ("xla" if device.lacks else device.platform)
     try:
         backend.check_variant(operation.target, chosen, params["variant"])
         if chosen == "xla":
             asks = "implementation='xla' asks for it"
-            return _Choice(otherwise=f"plain XLA, because {asks if asked else too_old}")
+            return _Choice(otherwise=f"plain XLA, because {asks if asked else device.lacks}")
         params, operands, results = call_types(operation, params, avals)
         call = target_call(operation, chosen, params, operands, results)
         if not isinstance(call, TargetCall):

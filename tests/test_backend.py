@@ -131,6 +131,9 @@ def test_info(capsys):
     text = capsys.readouterr().out
     for part in ("jaxlib", "jaxsparse_spmm", "kernel cache", "CUDA:"):
         assert part in text
+    runs = [line.split(maxsplit=1) for line in text.splitlines() if line.startswith("    c")]
+    assert [where for where, _ in runs] == ["cpu", "cuda"] * len(backend.OPERATIONS)
+    assert runs[-2][1].startswith("jax.lax.scan") and runs[-1][1].startswith("dense_tensor_cores")
     assert main(["info", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert set(facts["operations"]) == set(backend.OPERATIONS)

@@ -41,6 +41,7 @@ from jaxsparse.bench.problems import SUITES, suites_of
 
 QUICK = ["--seconds", "0.01", "--repeats", "2"]
 EFFORT = run.Effort(seconds=0.01, repeats=2)
+RESULT = pathlib.Path(__file__).parents[1] / "benchmarks/results/cpu/spmm_square.json"
 
 
 def planned(argv):
@@ -212,7 +213,8 @@ def test_illegal_options_end_in_one_line(case):
         (["bench", "spmm", "--implementation", "scipy", "--pass", "gradient"], "--pass|--impl"),
         (["table", "nothing.json"], "nothing.json"),
         (["plot", "nothing.json", "--output", "a.png"], "nothing.json"),
-        (["plot", "nothing.json", "--output", "a.gif"], "--output"),
+        (["plot", str(RESULT), "--output", "a.gif"], "--output"),
+        (["plot", str(RESULT), "--output", "/"], "--output"),
     ],
 )
 def test_usage_errors(argv, message, monkeypatch, capsys):
@@ -231,6 +233,10 @@ def test_plots_need_matplotlib(monkeypatch, capsys, tmp_path):
         main(["bench", "spmm", "--plot", str(tmp_path / "a.png")])
     assert stopped.value.code == 2
     assert "--plot: needs matplotlib: pip install matplotlib" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        main(["plot", str(RESULT)])
+    assert stopped.value.code == 2
+    assert "--output: needs matplotlib: pip install matplotlib" in capsys.readouterr().err
 
 
 def test_list(capsys):
@@ -363,7 +369,11 @@ def test_from_command_to_picture(tmp_path, capsys):
         row["dtype"] = "float16"
     other.write_text(json.dumps(result))
     assert main(["plot", str(output), str(other), "--output", str(picture)]) == 0
-    assert picture.stat().st_size > 10_000
+    assert picture.stat().st_size > 10_000 and capsys.readouterr().out == f"{picture}\n"
+    beside = output.with_suffix(".png")
+    beside.write_bytes(b"")  # what stands there is written over
+    assert main(["plot", str(output), str(other)]) == 0
+    assert beside.stat().st_size > 10_000 and capsys.readouterr().out == f"{beside}\n"
     # Two figures of the same: neither may hide the other.
     result["results"] *= 2
     other.write_text(json.dumps(result))

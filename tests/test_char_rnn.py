@@ -489,7 +489,7 @@ def test_sparse_form_continues_the_dense_one(book: Path) -> None:
     trainer.become_sparse()  # As the next step would.
     assert trainer.score() == pytest.approx(score, rel=1e-5)
     scans = scans_of(trainer.sparse_model, trainer.batch, trainer.length)
-    assert scans.count("\n  masked_fma: ") == len(trainer.sparse_model.stack.layers)
+    assert scans.count(": masked_fma, ") == len(trainer.sparse_model.stack.layers)
     # There and back nothing changes, but for the moments of weights that are gone for good.
     back = trainer.dense_state
     jax.tree.map(np.testing.assert_array_equal, dense.params, back.params)

@@ -1,4 +1,4 @@
-"""jaxsparse.explain: what sparse operations would run as on a GPU, asked without one."""
+"""jaxsparse.explain: what sparse operations run as here and on a GPU, asked without one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from jax import export
 
 import jaxsparse
 from jaxsparse import CSR, Topology, backend, explain, recurrent, sddmm, sparse_softmax, spmm
+from jaxsparse import device as devices
 from jaxsparse.ops import matmul
 from jaxsparse.recurrent import H200
 
@@ -25,6 +26,8 @@ SHARED = "tensor_cores_shared"
 TOPOLOGY = Topology.from_mask(np.random.default_rng(0).random((96, 64)) < 0.2)
 X = jax.ShapeDtypeStruct((64, 32), jnp.float32)
 VALUES = jax.ShapeDtypeStruct((TOPOLOGY.nse,), jnp.float32)
+# The free choice on a CPU, by the shape of the result.
+FREE = {(96, 3): "rows", (3, 96): "panels"}
 
 
 def product(values, x, **options):
@@ -63,10 +66,11 @@ def test_a_product():
     assert {name for name, _ in call.variants} <= {
         *backend.OPERATIONS["spmm"]["variants"]["cuda"],
     }
-    problem, choice = str(explanation).splitlines()
+    problem, here, choice = str(explanation).splitlines()
+    assert here == f"  on this machine's {call.here}"
     for part in ("spmm: matrix (96, 64)", f"{TOPOLOGY.nse} stored", "x float32 (64, 32)"):
         assert part in problem
-    assert choice.startswith(f"  {call.variant}, about ") and " us" in choice
+    assert choice.startswith(f"  on NVIDIA H200: {call.variant}, about ") and " us" in choice
     by_name = choice.partition("by name only: ")[2]
     assert by_name.split(", ") == [name for name, cost in call.variants if math.isinf(cost)]
 
@@ -123,7 +127,7 @@ def test_forced(operation, variant):
         assert f"variant '{variant}' does not fit" in forced.otherwise
         return
     assert forced.variant == variant and forced.forced
-    assert f"  {variant}, asked for by its name" in str(forced)
+    assert f"H200: {variant}, asked for by its name" in str(forced)
     # Whose workspace only those calls have that may use it.
     cores = {v for v, _ in free.variants if v.startswith("tensor_cores")}
     without = set() if variant in cores else cores
@@ -312,9 +316,8 @@ def test_the_dense_product_of_a_sparse_matrix(dtype, precision, reason):
         assert free.variant is None and not free.remark
         for part in ("plain XLA, because a dense product", reason, "a kernel where x is not"):
             assert part in free.otherwise
-    assert str(free).splitlines()[1:] == [
-        f"  {line}" for line in (free.otherwise or free._choice(), free.remark) if line
-    ]
+    choice = f"on {H200.name}: {free.otherwise or free._choice()}"
+    assert str(free).splitlines()[2:] == [f"  {line}" for line in (choice, free.remark) if line]
 
 
 def test_gradients():
@@ -419,6 +422,73 @@ def test_scans_and_products_in_their_order():
     assert str(explanation) == f"{alone}\n{explanation[1]}"
 
 
+def here(function, *arguments):
+    """As what a function of one operation runs where JAX runs on this machine."""
+    (call,) = explain(function, *arguments, device=H200)
+    assert str(call).splitlines()[1] == f"  on this machine's {call.here}"
+    return call.here.partition(": ")[2]
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="of a machine without a GPU")
+@pytest.mark.parametrize("variant", [None, *backend.OPERATIONS["spmm"]["variants"]["cpu"]])
+def test_this_processor(variant):
+    """What is said to run does run: of each kernel by its name, and of what is chosen freely."""
+    a, x = CSR(jnp.ones(TOPOLOGY.nse), TOPOLOGY), jnp.ones((64, 3))
+    for function in (
+        lambda x: spmm(a, x, variant=variant),
+        lambda x: jaxsparse.linear(x.T, a, variant=variant),
+    ):
+        says = here(function, x)
+        if says.startswith("refused"):
+            with pytest.raises(
+                jax.errors.JaxRuntimeError, match=f"variant '{variant}' does not fit"
+            ):
+                function(x).block_until_ready()
+        else:
+            assert says == (
+                f"{variant}, asked for by its name" if variant else FREE[function(x).shape]
+            )
+            function(x).block_until_ready()
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="of a machine without a GPU")
+def test_what_this_machine_refuses_or_has_no_kernel_for():
+    state, xs = jnp.ones((2, 64)), jnp.ones((9, 2, 64))
+    for options, says in (
+        ({"implementation": "cuda"}, "refused, because implementation='cuda' asks for a GPU"),
+        ({"implementation": "xla"}, "plain XLA, because implementation='xla' asks for it"),
+        ({"variant": "tiled_rows"}, "refused, because spmm: implementation 'cpu' has no variant"),
+    ):
+        assert here(lambda v, x, o=options: product(v, x, **o), VALUES, X).startswith(says)
+    square = CSR.fromdense(jnp.eye(64))
+    for weights, options, says in (
+        (jnp.eye(64), {}, "jax.lax.scan"),
+        (square, {}, "jax.lax.scan, its products by the kernels of spmm"),
+        (square, {"implementation": "xla"}, "jax.lax.scan"),
+        (square, {"implementation": "cuda"}, "refused, because recurrent_scan: implementation="),
+    ):
+        scan = functools.partial(recurrent.scan, recurrent.RNN(), weights, **options)
+        assert here(lambda h, xs, scan=scan: scan(h, xs)[1], state, xs).startswith(says)
+
+
+def test_a_machine_with_a_gpu_or_another_device(monkeypatch):
+    """One line where the GPU that is described is the machine's."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
+    monkeypatch.setattr(devices, "present_device", lambda: A100)
+    (call,) = explain(product, VALUES, X)
+    assert call.here == "" and call.device == "A100"
+    assert str(call).splitlines()[1].startswith(f"  on this machine's A100: {call.variant}, about")
+    (call,) = explain(product, VALUES, X, device=H200)
+    assert call.here.startswith("A100: ") and call.device == "NVIDIA H200"
+    monkeypatch.setattr(devices, "has_gpu", lambda: False)
+    assert here(product, VALUES, X).startswith("plain XLA, because it can't run the kernels, see")
+    forced = here(functools.partial(product, implementation="cuda"), VALUES, X)
+    assert forced.startswith("refused, because it can't run the kernels, see")
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert here(product, VALUES, X) == "plain XLA, because there are no kernels for it"
+
+
 def test_nothing_to_explain():
     assert explain(jnp.sin, 1.0) == ()
     assert str(explain(jnp.sin, 1.0)) == "no sparse operations"
@@ -435,13 +505,15 @@ def test_choices_that_are_not_among_variants():
     ask = {"compute_capability": 90, "multiprocessors": 132, "shared_bytes": 232448}
     for operation in ("recurrent_scan", "none_such"):
         with pytest.raises(ValueError, match=f"{operation} has no table of variants"):
-            backend._ffi.choose_variant(operation, [], [], {}, **ask)
+            backend._ffi.choose_cuda_variant(operation, [], [], {}, **ask)
+        with pytest.raises(ValueError, match=f"{operation} has no table of variants"):
+            backend._ffi.choose_cpu_variant(operation, [], [], {})
     with pytest.raises(ValueError, match="at least one multiprocessor"):
-        backend._ffi.choose_variant("spmm", [], [], {}, **{**ask, "multiprocessors": 0})
+        backend._ffi.choose_cuda_variant("spmm", [], [], {}, **{**ask, "multiprocessors": 0})
     with pytest.raises(ValueError, match="spmm: attribute variant must be a string, got none"):
-        backend._ffi.choose_variant("spmm", [], [], {}, **ask)
+        backend._ffi.choose_cuda_variant("spmm", [], [], {}, **ask)
     with pytest.raises(ValueError, match=r"sddmm: result 0 \(out\) must be float32, .* got none"):
-        backend._ffi.choose_variant("sddmm", [], [], {"variant": "", "workspace": 0}, **ask)
+        backend._ffi.choose_cuda_variant("sddmm", [], [], {"variant": "", "workspace": 0}, **ask)
 
 
 def test_sharding():

@@ -12,7 +12,13 @@ optax = pytest.importorskip("optax")
 ocp = pytest.importorskip("orbax.checkpoint")
 
 from jaxsparse import Topology, masks  # noqa: E402
-from jaxsparse.nn import GRUCell, SparseLinear, TopologyVariable, verify  # noqa: E402
+from jaxsparse.nn import (  # noqa: E402
+    GRUCell,
+    SparseLinear,
+    TopologyVariable,
+    drop_transposes,
+    verify,
+)
 
 IN, OUT = 24, 16
 
@@ -528,6 +534,35 @@ def test_donated_training_step(layer):
         step(layer, optimizer, inputs(5))
     verify(layer)
     assert np.isfinite(layer(inputs(5))).all()
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_calls_of_transformations_verify_nothing(layer, cached, monkeypatch):
+    """They set the patterns of their arguments at every call: of the full form or the shorter."""
+    optimizer = nnx.Optimizer(layer, optax.sgd(0.1), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(layer, optimizer, x):
+        optimizer.update(layer, nnx.grad(lambda layer: jnp.sum(layer(x) ** 2))(layer))
+
+    def call():
+        if cached:
+            nnx.cached_partial(step, layer, optimizer)(inputs(5))
+        else:
+            step(layer, optimizer, inputs(5))
+
+    def refuse(topology):
+        raise AssertionError("it is verified")
+
+    monkeypatch.setattr(Topology, "verify", refuse)
+    before = layer.topology[...].column_indices
+    call()
+    assert layer.topology[...].column_indices is not before  # it was set
+    drop_transposes(layer)
+    call()
+    assert layer.topology.get_raw_value().permutation is None
+    with pytest.raises(AssertionError, match="it is verified"):
+        nnx.update(layer, jax.tree.map(jnp.copy, nnx.state(layer)))
 
 
 def with_leaf(state, path, change):

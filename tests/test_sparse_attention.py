@@ -183,6 +183,25 @@ def test_errors(change, message):
         sparse_attention(**{**arguments, **change})
 
 
+@pytest.mark.parametrize(
+    ("batch", "patterns", "options"),
+    [
+        ((2,), (), {}),
+        ((), (3,), {}),
+        ((2,), (2, 1), {"scale": np.float32(0.5), "dropout_rate": 0.25}),
+    ],
+)
+def test_an_eager_call_compiles_one_program(batch, patterns, options, caplog):
+    q = jnp.ones((*batch, 11, 3, 2), jnp.bfloat16)
+    k = jnp.ones((*batch, 11, 1, 2))
+    topology = Topology.from_mask(np.ones((*patterns, 11, 11), bool))
+    key = jax.random.key(0)
+    with jax.log_compiles():
+        out = sparse_attention(q, k, k, topology, dropout_key=key, **options)
+    assert out.shape == q.shape
+    assert sum(r.getMessage().startswith("Compiling") for r in caplog.records) == 1
+
+
 def test_dtypes():
     q, k, v = operands(1, 2, 2, 1, 1, 2)
     with pytest.raises(TypeError, match="topology must be a Topology"):

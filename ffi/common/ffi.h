@@ -90,21 +90,29 @@ struct ParsedCall {
   }
 };
 
-// What a call would run as on a GPU: the variants that fit, and the one that is taken; or why none
-// is.
-struct CudaChoice {
+// What a call would run as: the variants that fit, and the one that is taken; or why none is.
+struct VariantChoice {
   std::string chosen;
   std::vector<Candidate> fitting;
   std::string error;
 };
 
-template <typename Operation>
-CudaChoice ChooseOnCuda(const DescribedCall& described, const Gpu& gpu) {
-  const ParsedCall<Operation, CudaVariant<typename Operation::Problem>> call(
-      Operation::CudaVariants(), described.operands(), described.results(), described.attributes(),
-      gpu);
+template <typename Operation, typename Row>
+VariantChoice ChooseFrom(Table<Row> table, const DescribedCall& described, const Gpu& gpu = {}) {
+  const ParsedCall<Operation, Row> call(table, described.operands(), described.results(),
+                                        described.attributes(), gpu);
   if (call.variant == nullptr) return {"", {}, call.error.message()};
-  return {call.variant->name, Fitting(Operation::CudaVariants(), call.problem), ""};
+  return {call.variant->name, Fitting(table, call.problem), ""};
+}
+
+template <typename Operation>
+VariantChoice ChooseOnCpu(const DescribedCall& described) {
+  return ChooseFrom<Operation>(Operation::CpuVariants(), described);
+}
+
+template <typename Operation>
+VariantChoice ChooseOnCuda(const DescribedCall& described, const Gpu& gpu) {
+  return ChooseFrom<Operation>(Operation::CudaVariants(), described, gpu);
 }
 
 template <typename Operation>

@@ -19,7 +19,8 @@ struct OperationEntry {
   std::vector<std::string> cuda_variants;
   std::vector<KernelSource> kernels;
   // Null where the choice is not made among variants of a table.
-  CudaChoice (*choose_on_cuda)(const DescribedCall&, const Gpu&) = nullptr;
+  VariantChoice (*choose_on_cpu)(const DescribedCall&) = nullptr;
+  VariantChoice (*choose_on_cuda)(const DescribedCall&, const Gpu&) = nullptr;
 };
 
 // `problems`: at least one for every combination of types that selects another kernel instance.
@@ -33,6 +34,7 @@ OperationEntry MakeEntry(const std::vector<typename Operation::Problem>& problem
                        Names(Operation::CpuVariants()),
                        Names(Operation::CudaVariants()),
                        {},
+                       ChooseOnCpu<Operation>,
                        ChooseOnCuda<Operation>};
   for (const auto& row : Operation::CudaVariants()) {
     for (const auto& problem : problems) {

@@ -57,12 +57,13 @@ def _sparsity(text: str) -> float:
 _sparsity.__name__ = "float"
 
 
-def _picture(text: str) -> pathlib.Path:
-    path = pathlib.Path(text)
+def _picture(option: str, text: str | None, *, beside: pathlib.Path) -> pathlib.Path:
+    """Where a picture is written: what the option says, or beside a file."""
+    path = beside.with_suffix(".png") if text is None else pathlib.Path(text)
     if path.suffix not in plots.FORMATS:
-        raise argparse.ArgumentTypeError(f"must end in {', '.join(plots.FORMATS)}, got {text!r}")
+        raise UsageError(option, f"must end in {', '.join(plots.FORMATS)}, got {text!r}")
     if not plots.available():
-        raise argparse.ArgumentTypeError(plots.MISSING)
+        raise UsageError(option, plots.MISSING)
     return path
 
 
@@ -111,7 +112,11 @@ def add_commands(commands: Any) -> None:
 
     plot = commands.add_parser("plot", help="draw results of bench")
     plot.add_argument("results", nargs="+", type=pathlib.Path, metavar="FILE.json")
-    plot.add_argument("--output", type=_picture, required=True, metavar="FILE")
+    plot.add_argument(
+        "--output", metavar="FILE",
+        help=f"{', '.join(plots.FORMATS)}, written over if it is there; beside the first result, "
+        "with .png in place of .json, by default",
+    )  # fmt: skip
     plot.set_defaults(run=lambda arguments: _plot(arguments, plot))
 
 
@@ -170,13 +175,8 @@ def asked(arguments: argparse.Namespace) -> Asked:
 def _plot_path(arguments: argparse.Namespace) -> pathlib.Path | None:
     if arguments.plot is None:
         return None
-    if arguments.plot is True:
-        stem = arguments.output or pathlib.Path(f"bench_{arguments.operation}")
-        arguments.plot = str(stem.with_suffix(".png"))
-    try:
-        return _picture(arguments.plot)
-    except argparse.ArgumentTypeError as error:
-        raise UsageError("--plot", str(error)) from None
+    stem = arguments.output or pathlib.Path(f"bench_{arguments.operation}")
+    return _picture("--plot", None if arguments.plot is True else arguments.plot, beside=stem)
 
 
 def _check_writable(option: str, path: pathlib.Path | None) -> None:
@@ -211,8 +211,10 @@ def _table(arguments: argparse.Namespace, parser: Parser) -> int:
 def _plot(arguments: argparse.Namespace, parser: Parser) -> int:
     try:
         rows = [row for path in arguments.results for row in read_result(path)["results"]]
-        _check_writable("--output", arguments.output)
-        plots.plot(rows, arguments.output)
+        picture = _picture("--output", arguments.output, beside=arguments.results[0])
+        _check_writable("--output", picture)
+        plots.plot(rows, picture)
     except ValueError as error:
         parser.error(str(error))
+    print(picture)
     return 0

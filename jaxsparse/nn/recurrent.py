@@ -25,7 +25,7 @@ def _concatenated(forward: jax.Array, backward: jax.Array) -> jax.Array:
 class RNN(nnx.Module):
     r"""Runs a cell over a sequence: `nnx.RNN` by `jaxsparse.recurrent.scan`.
 
-    .. math:: (c_t, y_t) = \operatorname{cell}(x_t,\; c_{t-1}), \quad t = 1, \dots, T
+    .. math:: (c_t, y_t) = \operatorname{cell}(x_t,\; c_{t-1}), \quad t = 1, \ldots, T
 
     The product of the inputs is taken for all steps at once; on a GPU the recurrent weights stay on
     chip for the whole scan. Constructor and call are those of nnx.RNN, whose valid steps have the

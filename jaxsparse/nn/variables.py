@@ -223,13 +223,25 @@ def own_topology(topology: Topology) -> TopologyVariable:
 def _is_foreign(old: Any, new: Any) -> bool:
     """Whether a concrete pattern comes from elsewhere than a program that took the old one.
 
-    A program passes a pattern on as the same arrays or, where they were donated, as new ones.
+    A program passes a pattern on as the same arrays or, where they were donated, as new ones. What
+    ``nnx.jit`` sets in the objects that it was called with, at every call, are new ones always.
     """
+    if _transformation_returns():
+        return False
     before, after = jax.tree.leaves(old), jax.tree.leaves(new)
     if len(before) == len(after) and all(map(operator.is_, before, after)):
         return False
     concrete = all(isinstance(x, np.ndarray) or _is_here(x) for x in after)
     return concrete and not any(_is_concrete(x) and x.is_deleted() for x in before)
+
+
+def _transformation_returns() -> bool:
+    """Whether Flax sets variables to what a transformation made of them. There is no public name.
+
+    Without the names below, patterns are verified at every call: right, and slow.
+    """
+    context = getattr(getattr(nnx, "graphlib", None), "GRAPH_CONTEXT", None)
+    return bool(getattr(context, "index_ref_stack", ()))
 
 
 def _is_concrete(x: Any) -> bool:

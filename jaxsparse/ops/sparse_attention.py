@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import numbers
 from typing import Any
 
 import jax
@@ -12,6 +14,7 @@ from jaxsparse.ops import arguments
 from jaxsparse.ops.dense_product import allowed_precision
 from jaxsparse.ops.matmul import sddmm, spmm_p
 from jaxsparse.ops.sparse_softmax import sparse_softmax
+from jaxsparse.pattern import checks_enabled
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import bind
 from jaxsparse.topology import Topology
@@ -81,20 +84,17 @@ def sparse_attention(
         for n, x in (("query", query), ("key", key), ("value", value))
     )
     dtype = arguments.check_floating(name, query=query, key=key, value=value)
-    query, key, value = (x.astype(dtype) for x in (query, key, value))
-    shape = query.shape
-    if query.ndim == 3 and key.ndim == 3 and value.ndim == 3:
-        query, key, value = query[None], key[None], value[None]
-    if query.ndim != 4 or key.ndim != 4 or value.ndim != 4:
+    if not query.ndim == key.ndim == value.ndim or query.ndim > 4:
         raise ValueError(
             f"{name}: query, key and value must all have shape (B, T, N, H) or (T, N, H), "
             f"got {query.shape}, {key.shape} and {value.shape}"
         )
-    b, t, n, h = query.shape
-    _, s, groups, _ = key.shape
-    if key.shape != (b, s, groups, h) or value.shape != key.shape:
+    *batch, t, n, h = query.shape
+    s, groups = key.shape[-3:-1]
+    if key.shape != (*batch, s, groups, h) or value.shape != key.shape:
+        expected = ", ".join(map(str, (*batch, "S", "K", h)))
         raise ValueError(
-            f"{name}: key and value must have shape ({b}, S, K, {h}) for a query of shape "
+            f"{name}: key and value must have shape ({expected}) for a query of shape "
             f"{query.shape}, got {key.shape} and {value.shape}"
         )
     if groups == 0 or n % groups:
@@ -104,7 +104,55 @@ def sparse_attention(
     rate_is_traced = isinstance(dropout_rate, jax.core.Tracer)
     if not rate_is_traced and not 0 <= dropout_rate < 1:
         raise ValueError(f"{name}: dropout_rate must be in [0, 1), got {dropout_rate}")
-    topology = _over_heads(name, topology, b, groups, n // groups)
+    drops = dropout_key is not None and (rate_is_traced or dropout_rate)
+    scale = 1 / math.sqrt(h) if scale is None and h else 1.0 if scale is None else scale
+    fused = isinstance(scale, numbers.Real)  # else it is an array
+    return _attention(
+        query,
+        key,
+        value,
+        topology,
+        None if fused else scale,
+        dropout_key if drops else None,
+        1 - dropout_rate if drops else None,
+        scale=float(scale) if fused else None,
+        dtype=dtype,
+        broadcast_dropout=broadcast_dropout,
+        implementation=implementation,
+        checks=checks_enabled(),
+    )
+
+
+# So that an eager call compiles one program. Programs that call it hold what is inside.
+@functools.partial(
+    jax.jit,
+    static_argnames=("scale", "dtype", "broadcast_dropout", "implementation", "checks"),
+    inline=True,
+)
+def _attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    topology: Topology,
+    scales: jax.Array | None,
+    dropout_key: jax.Array | None,
+    kept_share: Any,
+    *,
+    scale: float | None,
+    dtype: Any,
+    broadcast_dropout: bool,
+    implementation: str | None,
+    checks: bool,
+) -> jax.Array:
+    """Of checked operands.
+
+    ``checks`` is what tracing reads of JAXSPARSE_CHECK: what was traced otherwise is not found.
+    """
+    shape = query.shape
+    query, key, value = ((x if x.ndim == 4 else x[None]).astype(dtype) for x in (query, key, value))
+    b, t, n, h = query.shape
+    groups = key.shape[2]
+    topology = _over_heads("sparse_attention", topology, b, groups, n // groups)
 
     # Heads become batch dimensions (B, K, N / K); key heads broadcast over their group.
     q = jnp.swapaxes(query, 1, 2).reshape(b, groups, n // groups, t, h)
@@ -114,15 +162,14 @@ def sparse_attention(
     scores = sddmm(
         q, k, topology, preferred_element_type=accumulator, implementation=implementation
     )
-    scale = 1 / math.sqrt(h) if scale is None and h else scale
     probabilities = sparse_softmax(
-        scores, scale=1.0 if scale is None else scale, implementation=implementation
+        scores, scale=scales if scale is None else scale, implementation=implementation
     )
     weights = probabilities.values
-    if dropout_key is not None and (rate_is_traced or dropout_rate):
+    if dropout_key is not None:
         kept_shape = weights.shape[-1:] if broadcast_dropout else weights.shape
-        kept = jax.random.bernoulli(dropout_key, 1 - dropout_rate, kept_shape)
-        weights = jnp.where(kept, weights / jnp.asarray(1 - dropout_rate, weights.dtype), 0)
+        kept = jax.random.bernoulli(dropout_key, kept_share, kept_shape)
+        weights = jnp.where(kept, weights / jnp.asarray(kept_share, weights.dtype), 0)
     # As spmm, but what its gradient gives the softmax is not rounded.
     (weights, v), pattern = arguments.align([weights, v], [1, 2], accumulator, topology)
     (out,) = bind(
@@ -138,8 +185,7 @@ def sparse_attention(
         implementation=implementation,
         variant=None,
     )
-    out = jnp.swapaxes(out.reshape(b, n, t, h), 1, 2)
-    return out.reshape(shape)
+    return jnp.swapaxes(out.reshape(b, n, t, h), 1, 2).reshape(shape)
 
 
 def _over_heads(name: str, topology: Topology, b: int, groups: int, per_group: int) -> Topology:

@@ -126,7 +126,7 @@ class Plan:
             kept += ", the rest in shared memory"
         several = f"{self.scans} scans of " if self.scans > 1 else ""
         return (
-            f"{self.variant}: {several}{self.blocks} blocks of {self.threads} threads, {kept}, "
+            f"{self.variant}, {several}{self.blocks} blocks of {self.threads} threads, {kept}, "
             f"{self.shared_bytes / 1024:.0f} KiB of shared memory a block, about "
             f"{self.microseconds:.1f} us a step"
         )
@@ -134,12 +134,12 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class NoPlan:
-    """Why a scan runs as a loop of XLA."""
+    """Why a scan runs as ``jax.lax.scan``."""
 
     reason: str
 
     def __str__(self) -> str:
-        return f"plain path, because {self.reason}"
+        return f"jax.lax.scan, because {self.reason}"
 
 
 @dataclasses.dataclass(frozen=True)
