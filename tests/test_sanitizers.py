@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 
 import jax
+import jaxlib
 import pytest
 import sanitized
 
@@ -31,6 +32,10 @@ def test_kernels(isa, tmp_path):
     assert "patterns passed" in sanitized.output_of(sources, options, tmp_path)
 
 
+@pytest.mark.skipif(
+    not jaxlib.__version__.startswith("0.10."),
+    reason="calls handlers as jaxlib 0.10 does, with whose headers the extension is built",
+)
 def test_handlers(tmp_path):
     """With calls that are not as declared; those for a GPU need none."""
     handlers = sorted(sanitized.FFI.glob("*/*_ffi.cc"))
