@@ -86,8 +86,8 @@ void Test(int rows, int longest, int first, int padding, bool wrong = false) {
 
 int main() {
   using namespace jaxsparse;
-  for (int first : {0, 4, 8, 1, 3}) {
-    for (int padding : {0, 1, 5}) {
+  for (int first : {0, 4, 1, 3}) {
+    for (int padding : {0, 5}) {
       Test<float, 32, 8, false>(20, 400, first, padding);
       Test<float, 32, 8, true>(7, 1200, first, padding);
       Test<float, 4, 2, false>(33, 40, first, padding);
@@ -104,7 +104,7 @@ int main() {
       Test<double, 128, 8, false>(0, 0, first, padding);
     }
   }
-  for (int turn = 0; turn < 20; ++turn) {
+  for (int turn = 0; turn < 10; ++turn) {
     Test<float, 4, 2, false>(33, 40, turn % 5, 3, true);
     Test<bfloat16, 8, 2, true>(31, 150, turn % 3, 0, true);
     Test<float, 128, 8, true>(8, 4300, turn % 5, 1, true);
