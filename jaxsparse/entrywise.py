@@ -126,7 +126,7 @@ def compare(symbol: str, a: CSR, b: Any) -> Any:
     sparse = hasattr(b, "topology") and hasattr(b, "values")
     if not (sparse or is_dense(b) or is_scalar(b)):
         return NotImplemented
-    told = isinstance(b, numbers.Number | np.generic) or (is_dense(b) and _is_concrete_scalar(b))
+    told = is_scalar(b) and not isinstance(b, jax.core.Tracer)
     if told and not function(0, b):
         return a.with_values(function(a.values, b))
     if sparse and not function(0, 0) and same_pattern(a.topology, b.topology):
@@ -135,10 +135,6 @@ def compare(symbol: str, a: CSR, b: Any) -> Any:
         f"CSR: {symbol} holds, or may hold, where nothing is stored, so the result is no sparse "
         "matrix: compare a.values or a.todense()"
     )
-
-
-def _is_concrete_scalar(x: Any) -> bool:
-    return x.ndim == 0 and not isinstance(x, jax.core.Tracer)
 
 
 def sum_over(a: CSR, axis: int | None) -> jax.Array:

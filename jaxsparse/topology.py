@@ -272,7 +272,7 @@ class Topology:
         >>> Topology([0, 1], [3], (1, 4)).as_dynamic().as_static().static
         True
         """
-        if not self._is_concrete() or self.batch_shape:
+        if not is_concrete(self.row_offsets, self.column_indices) or self.batch_shape:
             what = f"a batch {self.batch_shape}" if self.batch_shape else "a traced or abstract one"
             raise ValueError(f"Topology.as_static: needs one concrete pattern, got {what}")
         return self if self.static else self.verify()._of_kind("static")
@@ -318,12 +318,6 @@ class Topology:
             self._key = TopologyKey(self)
         return self._key
 
-    def _is_concrete(self) -> bool:
-        arrays = (self.row_offsets, self.column_indices)
-        return all(isinstance(x, jax.Array | np.ndarray) for x in arrays) and not any(
-            isinstance(x, jax.core.Tracer) for x in arrays
-        )
-
     @property
     def T(self) -> Topology:
         """The transposed topology: what is derived changes places, nothing is sorted."""
@@ -332,7 +326,7 @@ class Topology:
             return self._transposed
         m, k = self.shape
         t = self.transposed_pattern
-        transpose = transpose_on_host if self._is_concrete() else transpose_traced
+        transpose = transpose_on_host if is_concrete(*t[:2], self.permutation) else transpose_traced
         inverse, starts = transpose(t, self.permutation, (k, m))
         result = Topology._from_parts(t, self.pattern, inverse, starts, None, (k, m), self.kind)
         if self.static:
@@ -443,13 +437,13 @@ class Topology:
 
     def concrete_arrays(self, purpose: str) -> tuple[np.ndarray, np.ndarray]:
         """Offsets and columns of one pattern as NumPy arrays, or ValueError."""
-        if not self._is_concrete() or self.batch_shape:
+        if not is_concrete(self.row_offsets, self.column_indices) or self.batch_shape:
             raise ValueError(f"{purpose}: needs one concrete pattern")
         self._check_positions()
         return np.asarray(self.row_offsets), np.asarray(self.column_indices)
 
     def __str__(self) -> str:
-        if not self._is_concrete() or not self.has_positions:
+        if not is_concrete(self.row_offsets, self.column_indices) or not self.has_positions:
             return repr(self)
         if self.batch_shape:
             return f"Topology of shape {self.shape}, batch {self.batch_shape}, nse {self.nse}"
@@ -524,6 +518,13 @@ jax.export.register_pytree_node_serialization(
     serialize_auxdata=lambda shape: f"{shape[0]} {shape[1]}".encode(),
     deserialize_auxdata=lambda data: tuple(map(int, data.split())),
 )
+
+
+def is_concrete(*arrays: Any) -> bool:
+    """Whether these are arrays whose numbers are known: neither traced nor abstract."""
+    return all(
+        isinstance(x, jax.Array | np.ndarray) and not isinstance(x, jax.core.Tracer) for x in arrays
+    )
 
 
 def same_pattern(a: Topology, b: Topology) -> bool:

@@ -17,7 +17,7 @@ import flax
 import orbax.checkpoint as ocp
 from flax import nnx
 
-from jaxsparse import Topology, pruning
+from jaxsparse import CSR, Topology, pruning
 from jaxsparse.nn import (
     RNN,
     GRUCell,
@@ -27,6 +27,7 @@ from jaxsparse.nn import (
     drop_transposes,
     verify,
 )
+from jaxsparse.nn.variables import topology_of
 from jaxsparse.pruning import saving
 
 IN, OUT = 12, 8
@@ -418,6 +419,18 @@ def test_inference_programs_sort_nothing():
     run = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x))
     np.testing.assert_array_equal(run(state, x), expected)
     assert " sort(" not in run.lower(state, x).compile().as_text()
+
+
+def test_transposes_that_a_program_makes_transpose_back():
+    layer = linear(0)
+    values = jnp.arange(1.0, layer.topology[...].nse + 1)
+    expected = CSR(values, layer.topology[...]).T.todense()
+    drop_transposes(layer)  # and a program that holds the layer knows its positions
+
+    def transposed(values):
+        return CSR(values, topology_of(layer.topology, None)).T.todense()
+
+    np.testing.assert_array_equal(jax.jit(transposed)(values), expected)
 
 
 def test_saved_models_load_in_a_new_process(tmp_path):
