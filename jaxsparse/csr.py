@@ -282,7 +282,7 @@ class CSR:
                 return entries.set(values, mode="drop")
             return entries.add(values, mode="drop")
 
-        return self.over_batch(scatter)
+        return entrywise.of_each_matrix(self, scatter)
 
     def to_scipy(self) -> Any:
         """A `scipy.sparse.csr_array` of one concrete matrix; 16-bit floats become float32."""
@@ -453,15 +453,6 @@ class CSR:
             f"CSR: numpy.{function.__name__} takes no sparse matrix: use its methods, jaxsparse's "
             "functions or a.todense()"
         )
-
-    def over_batch(self, function: Any) -> jax.Array:
-        """``function(values, rows, columns)`` of one matrix, over all batch dimensions."""
-        parts = (self.values, self.topology.row_indices, self.topology.column_indices)
-        batch = jnp.broadcast_shapes(*(x.shape[:-1] for x in parts))
-        for _ in batch:
-            function = jax.vmap(function)
-        result: jax.Array = function(*(jnp.broadcast_to(x, (*batch, x.shape[-1])) for x in parts))
-        return result
 
 
 _VALUES, _TOPOLOGY = jax.tree_util.GetAttrKey("values"), jax.tree_util.GetAttrKey("topology")

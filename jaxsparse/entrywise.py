@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
+from jaxsparse.batching import align_batch, over_batch
 from jaxsparse.topology import Topology, same_pattern
 
 if TYPE_CHECKING:
@@ -55,10 +56,15 @@ def at_entries(x: jax.Array, topology: Topology, fill: Any) -> jax.Array:
     def gather(matrix: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
         return matrix.at[rows, columns].get(mode="fill", fill_value=fill)
 
-    matrix = jnp.broadcast_to(matrix, (*batch, *matrix.shape[-2:]))
-    for _ in batch:
-        gather = jax.vmap(gather)
-    return gather(matrix, *(jnp.broadcast_to(p, (*batch, topology.nse)) for p in (rows, columns)))
+    operands = align_batch([matrix, rows, columns], [2, 1, 1])
+    return over_batch(gather, len(batch), *operands)
+
+
+def of_each_matrix(a: CSR, function: Callable[..., jax.Array]) -> Any:
+    """``function(values, rows, columns)`` of each matrix of a batch."""
+    parts = (a.values, a.topology.row_indices, a.topology.column_indices)
+    operands = align_batch(parts, [1, 1, 1])
+    return over_batch(function, operands[0].ndim - 1, *operands)
 
 
 def scale(function: Callable[[Any, Any], Any], a: CSR, factor: Any) -> Any:
@@ -153,7 +159,7 @@ def sum_over(a: CSR, axis: int | None) -> jax.Array:
         places = rows if by_row else jnp.where(rows < m, columns, k)
         return jnp.zeros(size, values.dtype).at[places].add(values, mode="drop")
 
-    return a.with_values(values).over_batch(one)
+    return of_each_matrix(a.with_values(values), one)
 
 
 def diagonal(a: CSR) -> jax.Array:
@@ -167,7 +173,7 @@ def diagonal(a: CSR) -> jax.Array:
             return zeros.at[places].max(values, mode="drop")
         return zeros.at[places].add(values, mode="drop")
 
-    return a.over_batch(one)
+    return of_each_matrix(a, one)
 
 
 def take_rows(a: CSR, key: Any) -> CSR:
