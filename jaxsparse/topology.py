@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse import display, masks
+from jaxsparse.masks import arrays
 from jaxsparse.masks.positions import TracedMaskError
 from jaxsparse.pattern import (
     NO_STARTS,
@@ -203,17 +204,8 @@ class Topology:
         if tuple(mask.shape[-2:]) != shape:
             raise ValueError(f"Topology.from_mask: mask {mask.shape} does not have shape {shape}")
         if isinstance(mask, jax.core.Tracer):
-            return cls(*_compress_traced(mask, shape, _needed(nse)), shape)
-        dense = _as_bool(np.asarray(mask))
-        batch = dense.shape[:-2]
-        offsets = np.zeros((*batch, shape[0] + 1), np.int64)
-        np.cumsum(dense.sum(-1), -1, out=offsets[..., 1:])
-        most = int(offsets[..., -1].max(initial=0))
-        columns = np.zeros((*batch, most), np.int32)
-        for entry in np.ndindex(batch):
-            # Of one dimension NumPy finds them several times as fast.
-            columns[entry][: offsets[entry][-1]] = np.flatnonzero(dense[entry]) % shape[1]
-        return cls.with_room(offsets, columns, shape, nse)
+            return cls(*arrays.compress_traced(mask, _needed(nse)), shape)
+        return cls.with_room(*arrays.compress_on_host(np.asarray(mask)), shape, nse)
 
     @classmethod
     def with_room(
@@ -585,49 +577,6 @@ def _needed(nse: int | None) -> int:
             "that depends on traced arrays, a layer takes the topology made so in its place"
         )
     return operator.index(nse)
-
-
-_WHAT_TO_WRITE = (
-    "write mask == 0 for an additive mask (0 where seen, -inf elsewhere), and matrix != 0 for the "
-    "entries of a matrix"
-)
-
-
-def _as_bool(mask: np.ndarray) -> np.ndarray:
-    """A concrete mask of bool, or of 0 and 1 in any dtype."""
-    if mask.dtype == np.bool_:
-        return mask
-    if not jnp.issubdtype(mask.dtype, np.number):
-        raise ValueError(f"Topology.from_mask: mask must be bool, got dtype {mask.dtype}")
-    stored = mask == 1
-    other = mask[~(stored | (mask == 0))]
-    if other.size:
-        raise ValueError(
-            f"Topology.from_mask: mask must be bool, or hold 0 and 1 alone, got {other[0]} "
-            f"({mask.dtype}): {_WHAT_TO_WRITE}"
-        )
-    return stored
-
-
-def _compress_traced(mask: jax.Array, shape: tuple[int, int], nse: int) -> tuple[Any, Any]:
-    """Row offsets and column indices of a traced mask."""
-    if not (mask.dtype == np.bool_ or jnp.issubdtype(mask.dtype, jnp.integer)):
-        raise ValueError(
-            "Topology.from_mask: a traced mask must be bool, or integers 0 and 1, got "
-            f"{mask.dtype}: {_WHAT_TO_WRITE}"
-        )
-
-    def one(stored: jax.Array) -> Any:
-        return masks.nonzero_traced(lambda rows, columns: stored, shape, nse)
-
-    for _ in range(mask.ndim - 2):
-        one = jax.vmap(one)
-    stored = mask == 1
-    offsets, columns = one(stored)
-    if mask.dtype != np.bool_ and checks_enabled():
-        binary = jnp.all(stored | (mask == 0), axis=(-2, -1))
-        offsets = offsets.at[..., 0].set(jnp.where(binary, 0, -1))  # which no pattern may have
-    return offsets, columns
 
 
 def _pad(offsets: np.ndarray, columns: np.ndarray, nse: int) -> np.ndarray:
