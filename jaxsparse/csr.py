@@ -108,7 +108,7 @@ class CSR:
         >>> CSR.fromdense(np.eye(3), nse=4).topology.nnz
         3
         """
-        if scipy.sparse.issparse(x) or isinstance(x, jsparse.JAXSparse | CSR):
+        if _is_sparse(x):
             raise TypeError(
                 "CSR.fromdense: needs a dense array, got a sparse matrix: use CSR.from_scipy, "
                 f"from_bcsr or from_bcoo; got {type(x).__name__}"
@@ -335,15 +335,9 @@ class CSR:
         return CSR(_permuted(self.values, self.topology.permutation), topology)
 
     def __matmul__(self, x: Any) -> Any:
-        if not is_dense(x):
-            entrywise.check_dense_operand("matmul", x)
-            return NotImplemented
         return _product(self, x, transpose=False, dense_on_left=False)
 
     def __rmatmul__(self, x: Any) -> Any:
-        if not is_dense(x):
-            entrywise.check_dense_operand("matmul", x)
-            return NotImplemented
         return _product(self, x, transpose=True, dense_on_left=True)
 
     def __mul__(self, factor: Any) -> Any:
@@ -504,9 +498,20 @@ def _is_16_bit_float(x: np.ndarray) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize == 2
 
 
-def _product(a: CSR, x: Any, *, transpose: bool, dense_on_left: bool) -> jax.Array:
+def _is_sparse(x: Any) -> bool:
+    return scipy.sparse.issparse(x) or isinstance(x, jsparse.JAXSparse | CSR)
+
+
+def _product(a: CSR, x: Any, *, transpose: bool, dense_on_left: bool) -> Any:
     from jaxsparse.ops import matmul  # it is built on this class
 
+    if _is_sparse(x):
+        raise TypeError(
+            "matmul: takes a sparse and a dense matrix, got two sparse ones: write one of them "
+            "out (b.todense())"
+        )
+    if not is_dense(x):
+        return NotImplemented
     if x.ndim == 0:
         raise ValueError("matmul: a scalar is no operand of @, use *")
     vector = x.ndim == 1

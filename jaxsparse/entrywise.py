@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
 
 from jaxsparse.batching import align_batch, over_batch
 from jaxsparse.topology import Topology, same_pattern
@@ -129,6 +128,8 @@ _COMPARISONS = {
 def compare(symbol: str, a: CSR, b: Any) -> Any:
     """A boolean matrix on the pattern of a, where positions that are not stored compare False."""
     function = _COMPARISONS[symbol]
+    # By its attributes, which a Flax variable that holds a matrix has too: left to itself, that one
+    # would answer `!=` by `==`, which raises.
     sparse = hasattr(b, "topology") and hasattr(b, "values")
     if not (sparse or is_dense(b) or is_scalar(b)):
         return NotImplemented
@@ -197,12 +198,3 @@ def take_rows(a: CSR, key: Any) -> CSR:
     if not a.topology.static:
         topology = topology.as_dynamic()
     return a.with_values(jnp.take(a.values, entries, axis=-1), topology)
-
-
-def check_dense_operand(operation: str, x: Any) -> None:
-    """Raises TypeError for a sparse operand of a product, which wants a dense one."""
-    if scipy.sparse.issparse(x) or hasattr(x, "todense"):
-        raise TypeError(
-            f"{operation}: takes a sparse and a dense matrix, got two sparse ones: write one of "
-            "them out (b.todense())"
-        )
