@@ -61,16 +61,12 @@ def close(got, expected, rtol=2e-6, atol=2e-6):
 
 def compiled(function):
     """`jax.jit` of a layer and an array, for programs that run once: most time is LLVM's."""
-
-    def run(layer, x):
-        graphdef, state = nnx.split(layer)
-        program = jax.jit(
-            lambda state, x: function(nnx.merge(graphdef, state), x),
-            compiler_options={"xla_backend_optimization_level": 0},
-        )
-        return program(state, x)
-
-    return run
+    program = jax.jit(
+        lambda graphdef, state, x: function(nnx.merge(graphdef, state), x),
+        static_argnums=0,
+        compiler_options={"xla_backend_optimization_level": 0},
+    )
+    return lambda layer, x: program(*nnx.split(layer), x)
 
 
 def dense_twin(cell):
