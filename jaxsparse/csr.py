@@ -14,7 +14,8 @@ from jax.experimental import sparse as jsparse
 
 from jaxsparse import coordinates, entrywise
 from jaxsparse.entrywise import is_dense
-from jaxsparse.topology import Topology, TopologyKey, check_shape, same_pattern
+from jaxsparse.masks.arguments import integer
+from jaxsparse.topology import Topology, TopologyKey, check_shape
 
 
 class CSR:
@@ -170,7 +171,7 @@ class CSR:
             if x.size and not module.issubdtype(x.dtype, module.integer):
                 raise ValueError(f"CSR.from_coo: {name} must be integers, got {x.dtype}")
         if traced:
-            size = rows.size if nse is None else operator.index(nse)
+            size = rows.size if nse is None else integer("CSR.from_coo", "nse", nse, 0)
             compressed = coordinates.compress_traced(rows, columns, shape, size)
             topology = Topology(compressed.row_offsets, compressed.column_indices, shape)
         else:
@@ -300,6 +301,7 @@ class CSR:
     def to_bcsr(self) -> jsparse.BCSR:
         """A `jax.experimental.sparse.BCSR`, with padding cut off if the matrix is concrete."""
         topology = self.topology
+        topology.check_positions()
         parts = (self.values, topology.column_indices, topology.row_offsets)
         if not topology.batch_shape and not isinstance(topology.row_offsets, jax.core.Tracer):
             nnz = topology.nnz
@@ -350,12 +352,13 @@ class CSR:
 
     def _scale(self, function: Any, factor: Any) -> Any:
         if isinstance(factor, CSR):
-            if not same_pattern(self.topology, factor.topology):
+            topology = entrywise.shared_topology(self, factor)
+            if topology is None:
                 raise ValueError(
                     "CSR: matrices that are multiplied or divided entry by entry must be on one "
                     f"pattern, got {self.topology!r} and {factor.topology!r}"
                 )
-            return self.with_values(function(self.values, factor.values))
+            return self.with_values(function(self.values, factor.values), topology)
         return entrywise.scale(function, self, factor)
 
     def __neg__(self) -> CSR:

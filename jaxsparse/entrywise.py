@@ -66,6 +66,13 @@ def of_each_matrix(a: CSR, function: Callable[..., jax.Array]) -> Any:
     return over_batch(function, operands[0].ndim - 1, *operands)
 
 
+def shared_topology(a: CSR, b: CSR) -> Topology | None:
+    """The pattern of two matrices on one, with its positions where either has them; else None."""
+    if not same_pattern(a.topology, b.topology):
+        return None
+    return a.topology if a.topology.has_positions else b.topology
+
+
 def scale(function: Callable[[Any, Any], Any], a: CSR, factor: Any) -> Any:
     """``function(a, factor)`` of a product or quotient, at the stored positions."""
     if is_scalar(factor):
@@ -82,9 +89,9 @@ def add(function: Callable[[Any, Any], Any], a: CSR, b: CSR) -> CSR:
         raise ValueError(
             f"CSR: matrices that are added must have one shape, got {a.shape}, {b.shape}"
         )
-    if same_pattern(a.topology, b.topology):
-        topology = a.topology if a.topology.has_positions else b.topology
-        return a.with_values(function(a.values, b.values), topology)
+    shared = shared_topology(a, b)
+    if shared is not None:
+        return a.with_values(function(a.values, b.values), shared)
     topology, of_a, of_b = _union(a.topology, b.topology)
     batch = jnp.broadcast_shapes(a.values.shape[:-1], b.values.shape[:-1])
     dtype = jnp.result_type(a.values, b.values)
@@ -136,8 +143,10 @@ def compare(symbol: str, a: CSR, b: Any) -> Any:
     told = is_scalar(b) and not isinstance(b, jax.core.Tracer)
     if told and not function(0, b):
         return a.with_values(function(a.values, b))
-    if sparse and not function(0, 0) and same_pattern(a.topology, b.topology):
-        return a.with_values(function(a.values, b.values))
+    if sparse and not function(0, 0):
+        shared = shared_topology(a, b)
+        if shared is not None:
+            return a.with_values(function(a.values, b.values), shared)
     raise TypeError(
         f"CSR: {symbol} holds, or may hold, where nothing is stored, so the result is no sparse "
         "matrix: compare a.values or a.todense()"
@@ -181,12 +190,18 @@ def take_rows(a: CSR, key: Any) -> CSR:
     """The rows that a slice, an array of row numbers or a boolean array of m names."""
     if key is Ellipsis:  # as a Flax variable that holds a matrix asks for its value
         return a
+    if isinstance(key, jax.core.Tracer):
+        raise TypeError(f"CSR: rows that are taken must be known, got a traced {key.aval}")
     array = None if isinstance(key, slice | tuple) else np.asarray(key)
     if isinstance(key, tuple) or (array is not None and array.ndim != 1):
         raise TypeError(
             "CSR: rows are taken by a slice or by an array of row numbers, a[2:3] or a[rows]; "
             f"columns by a.T[...].T; got {key!r}"
         )
+    if array is not None and not array.size and array.dtype == np.float64:
+        array = array.astype(np.int32)  # NumPy makes an empty list floating
+    if array is not None and array.dtype.kind not in "biu":
+        raise TypeError(f"CSR: row numbers must be integers, got {array.dtype}")
     offsets, columns = a.topology.concrete_arrays("taking rows")
     rows = np.arange(a.shape[0])[key if array is None else array]
     lengths = np.diff(offsets)[rows]

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxsparse import display, masks
 from jaxsparse.masks import arrays
+from jaxsparse.masks.arguments import INT32_MAX, integer
 from jaxsparse.masks.positions import TracedMaskError
 from jaxsparse.pattern import (
     NO_STARTS,
@@ -26,8 +27,6 @@ from jaxsparse.pattern import (
     transpose_on_host,
     transpose_traced,
 )
-
-INT32_MAX = 2**31 - 1
 
 
 class Topology:
@@ -239,6 +238,7 @@ class Topology:
     @property
     def nnz(self) -> Any:
         """Stored entries, padding not counted: an int, an array for a batch, traced under jit."""
+        self.check_positions()
         if isinstance(self.row_offsets, jax.core.Tracer):
             return self.row_offsets[..., -1]
         nnz = np.asarray(self.row_offsets)[..., -1]  # on the host: a constant of a traced function
@@ -296,7 +296,8 @@ class Topology:
         """
         return not (self.kind == "tangent" and self.permutation.dtype == _FLOAT0)
 
-    def _check_positions(self) -> None:
+    def check_positions(self) -> None:
+        """Raises ValueError where `has_positions` is False."""
         if not self.has_positions:
             raise ValueError(
                 f"{self!r} came out of a program as the pattern of a derivative, without its "
@@ -313,7 +314,7 @@ class Topology:
     @property
     def T(self) -> Topology:
         """The transposed topology: what is derived changes places, nothing is sorted."""
-        self._check_positions()
+        self.check_positions()
         if self._transposed is not None:
             return self._transposed
         m, k = self.shape
@@ -362,7 +363,7 @@ class Topology:
     @property
     def row_indices(self) -> jax.Array:
         """The row of every stored entry, int32 ``(..., nse)``; m for padding."""
-        self._check_positions()
+        self.check_positions()
         if not self.static:
             return _row_indices(self.row_offsets, self.nse)
         if self._row_indices is None:
@@ -380,7 +381,7 @@ class Topology:
         That is the permutation, and the starts of tiles. They are checked first if
         ``JAXSPARSE_CHECK=1``, but for starts, which kernels find out for themselves then.
         """
-        self._check_positions()
+        self.check_positions()
         m, k = self.shape
         rows, transposed = self.pattern.operands(), self.transposed_pattern.operands()
         starts = self.tile_starts
@@ -406,6 +407,7 @@ class Topology:
         >>> Topology([0, 1], [3], (1, 4)).verify().nnz
         1
         """
+        self.check_positions()
         leaves = jax.tree.leaves(self.with_scan_layout(None))
         if any(isinstance(x, jax.core.Tracer) for x in leaves):
             raise ValueError("Topology.verify: needs a concrete topology, got a traced one")
@@ -429,13 +431,13 @@ class Topology:
 
     def concrete_arrays(self, purpose: str) -> tuple[np.ndarray, np.ndarray]:
         """Offsets and columns of one pattern as NumPy arrays, or ValueError."""
+        self.check_positions()
         if not is_concrete(self.row_offsets, self.column_indices) or self.batch_shape:
             raise ValueError(f"{purpose}: needs one concrete pattern")
-        self._check_positions()
         return np.asarray(self.row_offsets), np.asarray(self.column_indices)
 
     def __str__(self) -> str:
-        if not is_concrete(self.row_offsets, self.column_indices) or not self.has_positions:
+        if not self.has_positions or not is_concrete(self.row_offsets, self.column_indices):
             return repr(self)
         if self.batch_shape:
             return f"Topology of shape {self.shape}, batch {self.batch_shape}, nse {self.nse}"
@@ -576,12 +578,12 @@ def _needed(nse: int | None) -> int:
             "Topology: under jit the number of stored entries must be given as nse=...; of a mask "
             "that depends on traced arrays, a layer takes the topology made so in its place"
         )
-    return operator.index(nse)
+    return integer("Topology", "nse", nse, 0)
 
 
 def _pad(offsets: np.ndarray, columns: np.ndarray, nse: int) -> np.ndarray:
     """The columns with padding entries up to nse."""
-    size = operator.index(nse)
+    size = integer("Topology", "nse", nse, 0)
     most = int(offsets[..., -1].max(initial=0))
     if size < most:
         raise ValueError(f"Topology: nse={size} is less than the {most} entries to store")

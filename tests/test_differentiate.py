@@ -97,6 +97,23 @@ def test_grad_of_padding_and_batches():
     np.testing.assert_array_equal(np.asarray(gradient.values)[padding], 0)
 
 
+def test_gradients_without_positions_say_so_and_take_those_of_another_matrix():
+    a, x = CSR.fromdense(DENSE, nse=40), OPERANDS[1]
+    gradient = jax.jit(jaxsparse.grad(loss))(a, x, 1.0)
+    for read in (
+        lambda: gradient.to_bcsr(),
+        lambda: gradient.topology.nnz,
+        lambda: gradient.topology.as_static(),
+        lambda: gradient[:2],
+    ):
+        with pytest.raises(ValueError, match=r"without its positions: use a.with_values"):
+            read()
+    expected = 2 * (DENSE @ x) @ x.T * MASK
+    np.testing.assert_array_equal((gradient * a).todense(), expected * DENSE)
+    np.testing.assert_array_equal((gradient - a).todense(), expected - DENSE)
+    np.testing.assert_array_equal((gradient > a).todense(), expected > DENSE)
+
+
 def test_second_derivatives():
     direction = CSR(integers(9, A.nse), A.topology)
 

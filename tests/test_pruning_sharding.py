@@ -30,9 +30,15 @@ DEVICES = jax.devices("cpu")
 
 
 @pytest.mark.skipif(len(DEVICES) < 8, reason="needs 8 CPU devices (tests/conftest.py)")
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-@pytest.mark.parametrize("structure", ["unstructured", "row_balanced"])
-@pytest.mark.parametrize("scope", ["layer", "model"])
+@pytest.mark.parametrize(
+    "kind, structure, scope",
+    [
+        (AxisType.Auto, "unstructured", "layer"),
+        (AxisType.Auto, "row_balanced", "model"),
+        (AxisType.Explicit, "unstructured", "model"),
+        (AxisType.Explicit, "row_balanced", "layer"),
+    ],
+)
 def test_state_is_sharded_like_the_parameters(kind, structure, scope):
     mesh = jax.make_mesh((4, 2), ("data", "model"), (kind, kind), devices=DEVICES[:8])
     rng = np.random.default_rng(0)
