@@ -71,9 +71,18 @@ def test_spmm(name, implementation, variant, left, transpose, dtype):
     assert_close(out, flip(expected), dtype, flip(magnitude))
 
 
+# Sizes that fill a GPU; a tenth of the rows and columns gives each thread of a CPU several tasks.
+MANY = 1 if PLATFORM == "cuda" else 10
+
+
 @pytest.mark.parametrize(
     "m, k, n, transpose",
-    [(201, 413, 139, False), (201, 413, 139, True), (4500, 70, 130, False), (8500, 70, 50, False)],
+    [
+        (201, 413, 139, False),
+        (201, 413, 139, True),
+        (4500 // MANY, 70, 130, False),
+        (8500 // MANY, 70, 50, False),
+    ],
 )
 @pytest.mark.parametrize("implementation, variant, left, dtype", TYPED_CASES)
 def test_many_tiles(implementation, variant, left, dtype, m, k, n, transpose):
@@ -101,7 +110,7 @@ def test_few_long_rows(implementation, variant, left, dtype, transpose):
     topology = Topology.from_mask(mask.T if transpose else mask)
     with jax.enable_x64(True):
         values = values_for(topology, DTYPES[dtype], rng)
-        x = draw(rng, (700, 2048), DTYPES[dtype])
+        x = draw(rng, (700, 2048 // MANY), DTYPES[dtype])
         options = (("implementation", implementation), ("variant", variant))
         out = product(CSR(values, topology), x, None, transpose, left, options)
     dense, x64 = to_dense(values, topology), np.asarray(x, np.float64)
@@ -241,7 +250,9 @@ def test_sampled_rows(implementation, variant, dtype, shape, density, d):
 
 
 @pytest.mark.parametrize("d", [32, 36])
-@pytest.mark.parametrize("shape, density", [((160, 3100), 0.85), ((20000, 700), 0.03)], ids=str)
+@pytest.mark.parametrize(
+    "shape, density", [((160, 3100), 0.85), ((20000 // MANY, 700), 0.03)], ids=str
+)
 @pytest.mark.parametrize("implementation, variant, dtype", SAMPLED_CASES)
 def test_many_sampled_entries(implementation, variant, dtype, shape, density, d):
     """So many that a warp takes several times 32: of rows of x of their own, or of shared ones."""
