@@ -130,7 +130,8 @@ class CSR:
         topology = mask if isinstance(mask, Topology) else Topology.from_mask(mask, nse=nse)
         if x.shape[-2:] != topology.shape:
             raise ValueError(f"CSR.fromdense: needs a matrix {topology.shape}, got {x.shape}")
-        return cls(_entries(x, topology), topology)
+        # The pattern of a derivative would reach the compiled function without its positions.
+        return cls(_entries(x, topology.as_dynamic()), topology)
 
     @classmethod
     def from_coo(

@@ -93,6 +93,7 @@ def test_grad_of_padding_and_batches():
     gradient = jaxsparse.grad(loss)(a, x, 1.0)
     expected = jax.grad(loss)(jnp.asarray(dense), x, 1.0) * (dense != 0)
     np.testing.assert_array_equal(gradient.todense(), expected)
+    np.testing.assert_array_equal(CSR.fromdense(dense, gradient.topology).todense(), dense)
     padding = np.arange(40) >= a.topology.nnz[:, None]
     np.testing.assert_array_equal(np.asarray(gradient.values)[padding], 0)
 
