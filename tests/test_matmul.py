@@ -49,9 +49,21 @@ TYPED_CASES = [
 ]
 
 
+def on_every_pattern(cases):
+    """Cases by pattern. One program in jnp serves all dtypes: two of them meet a few patterns."""
+    few = ("odd", "padding", "many_columns")
+    return [
+        (name, *case)
+        for name in PROBLEMS
+        for case in cases
+        if case[0] != "xla" or case[-1] in ("float32", "bfloat16") or name in few
+    ]
+
+
 @pytest.mark.parametrize("transpose", [False, True], ids=["A", "AT"])
-@pytest.mark.parametrize("implementation, variant, left, dtype", TYPED_CASES)
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize(
+    "name, implementation, variant, left, dtype", on_every_pattern(TYPED_CASES)
+)
 def test_spmm(name, implementation, variant, left, transpose, dtype):
     topology, n = problem(name)
     rng = np.random.default_rng(0)
@@ -191,8 +203,7 @@ def assert_refused(call):
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("implementation, variant, dtype", SAMPLED_CASES)
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name, implementation, variant, dtype", on_every_pattern(SAMPLED_CASES))
 def test_sddmm(name, implementation, variant, scaled, dtype):
     topology, d = problem(name)
     rng = np.random.default_rng(3)
