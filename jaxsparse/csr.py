@@ -14,7 +14,8 @@ from jax.experimental import sparse as jsparse
 
 from jaxsparse import coordinates, entrywise
 from jaxsparse.entrywise import is_dense
-from jaxsparse.topology import Topology, TopologyKey, check_shape, same_pattern
+from jaxsparse.masks.arguments import integer
+from jaxsparse.topology import Topology, TopologyKey, check_shape
 
 
 class CSR:
@@ -108,7 +109,7 @@ class CSR:
         >>> CSR.fromdense(np.eye(3), nse=4).topology.nnz
         3
         """
-        if scipy.sparse.issparse(x) or isinstance(x, jsparse.JAXSparse | CSR):
+        if _is_sparse(x):
             raise TypeError(
                 "CSR.fromdense: needs a dense array, got a sparse matrix: use CSR.from_scipy, "
                 f"from_bcsr or from_bcoo; got {type(x).__name__}"
@@ -129,7 +130,8 @@ class CSR:
         topology = mask if isinstance(mask, Topology) else Topology.from_mask(mask, nse=nse)
         if x.shape[-2:] != topology.shape:
             raise ValueError(f"CSR.fromdense: needs a matrix {topology.shape}, got {x.shape}")
-        return cls(_entries(x, topology), topology)
+        # The pattern of a derivative would reach the compiled function without its positions.
+        return cls(_entries(x, topology.as_dynamic()), topology)
 
     @classmethod
     def from_coo(
@@ -170,7 +172,7 @@ class CSR:
             if x.size and not module.issubdtype(x.dtype, module.integer):
                 raise ValueError(f"CSR.from_coo: {name} must be integers, got {x.dtype}")
         if traced:
-            size = rows.size if nse is None else operator.index(nse)
+            size = rows.size if nse is None else integer("CSR.from_coo", "nse", nse, 0)
             compressed = coordinates.compress_traced(rows, columns, shape, size)
             topology = Topology(compressed.row_offsets, compressed.column_indices, shape)
         else:
@@ -282,7 +284,7 @@ class CSR:
                 return entries.set(values, mode="drop")
             return entries.add(values, mode="drop")
 
-        return self.over_batch(scatter)
+        return entrywise.of_each_matrix(self, scatter)
 
     def to_scipy(self) -> Any:
         """A `scipy.sparse.csr_array` of one concrete matrix; 16-bit floats become float32."""
@@ -300,6 +302,7 @@ class CSR:
     def to_bcsr(self) -> jsparse.BCSR:
         """A `jax.experimental.sparse.BCSR`, with padding cut off if the matrix is concrete."""
         topology = self.topology
+        topology.check_positions()
         parts = (self.values, topology.column_indices, topology.row_offsets)
         if not topology.batch_shape and not isinstance(topology.row_offsets, jax.core.Tracer):
             nnz = topology.nnz
@@ -335,15 +338,9 @@ class CSR:
         return CSR(_permuted(self.values, self.topology.permutation), topology)
 
     def __matmul__(self, x: Any) -> Any:
-        if not is_dense(x):
-            entrywise.check_dense_operand("matmul", x)
-            return NotImplemented
         return _product(self, x, transpose=False, dense_on_left=False)
 
     def __rmatmul__(self, x: Any) -> Any:
-        if not is_dense(x):
-            entrywise.check_dense_operand("matmul", x)
-            return NotImplemented
         return _product(self, x, transpose=True, dense_on_left=True)
 
     def __mul__(self, factor: Any) -> Any:
@@ -356,12 +353,13 @@ class CSR:
 
     def _scale(self, function: Any, factor: Any) -> Any:
         if isinstance(factor, CSR):
-            if not same_pattern(self.topology, factor.topology):
+            topology = entrywise.shared_topology(self, factor)
+            if topology is None:
                 raise ValueError(
                     "CSR: matrices that are multiplied or divided entry by entry must be on one "
                     f"pattern, got {self.topology!r} and {factor.topology!r}"
                 )
-            return self.with_values(function(self.values, factor.values))
+            return self.with_values(function(self.values, factor.values), topology)
         return entrywise.scale(function, self, factor)
 
     def __neg__(self) -> CSR:
@@ -454,15 +452,6 @@ class CSR:
             "functions or a.todense()"
         )
 
-    def over_batch(self, function: Any) -> jax.Array:
-        """``function(values, rows, columns)`` of one matrix, over all batch dimensions."""
-        parts = (self.values, self.topology.row_indices, self.topology.column_indices)
-        batch = jnp.broadcast_shapes(*(x.shape[:-1] for x in parts))
-        for _ in batch:
-            function = jax.vmap(function)
-        result: jax.Array = function(*(jnp.broadcast_to(x, (*batch, x.shape[-1])) for x in parts))
-        return result
-
 
 _VALUES, _TOPOLOGY = jax.tree_util.GetAttrKey("values"), jax.tree_util.GetAttrKey("topology")
 
@@ -513,9 +502,20 @@ def _is_16_bit_float(x: np.ndarray) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize == 2
 
 
-def _product(a: CSR, x: Any, *, transpose: bool, dense_on_left: bool) -> jax.Array:
+def _is_sparse(x: Any) -> bool:
+    return scipy.sparse.issparse(x) or isinstance(x, jsparse.JAXSparse | CSR)
+
+
+def _product(a: CSR, x: Any, *, transpose: bool, dense_on_left: bool) -> Any:
     from jaxsparse.ops import matmul  # it is built on this class
 
+    if _is_sparse(x):
+        raise TypeError(
+            "matmul: takes a sparse and a dense matrix, got two sparse ones: write one of them "
+            "out (b.todense())"
+        )
+    if not is_dense(x):
+        return NotImplemented
     if x.ndim == 0:
         raise ValueError("matmul: a scalar is no operand of @, use *")
     vector = x.ndim == 1

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
 
+from jaxsparse.batching import align_batch, over_batch
 from jaxsparse.topology import Topology, same_pattern
 
 if TYPE_CHECKING:
@@ -55,10 +55,22 @@ def at_entries(x: jax.Array, topology: Topology, fill: Any) -> jax.Array:
     def gather(matrix: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
         return matrix.at[rows, columns].get(mode="fill", fill_value=fill)
 
-    matrix = jnp.broadcast_to(matrix, (*batch, *matrix.shape[-2:]))
-    for _ in batch:
-        gather = jax.vmap(gather)
-    return gather(matrix, *(jnp.broadcast_to(p, (*batch, topology.nse)) for p in (rows, columns)))
+    operands = align_batch([matrix, rows, columns], [2, 1, 1])
+    return over_batch(gather, len(batch), *operands)
+
+
+def of_each_matrix(a: CSR, function: Callable[..., jax.Array]) -> Any:
+    """``function(values, rows, columns)`` of each matrix of a batch."""
+    parts = (a.values, a.topology.row_indices, a.topology.column_indices)
+    operands = align_batch(parts, [1, 1, 1])
+    return over_batch(function, operands[0].ndim - 1, *operands)
+
+
+def shared_topology(a: CSR, b: CSR) -> Topology | None:
+    """The pattern of two matrices on one, with its positions where either has them; else None."""
+    if not same_pattern(a.topology, b.topology):
+        return None
+    return a.topology if a.topology.has_positions else b.topology
 
 
 def scale(function: Callable[[Any, Any], Any], a: CSR, factor: Any) -> Any:
@@ -77,9 +89,9 @@ def add(function: Callable[[Any, Any], Any], a: CSR, b: CSR) -> CSR:
         raise ValueError(
             f"CSR: matrices that are added must have one shape, got {a.shape}, {b.shape}"
         )
-    if same_pattern(a.topology, b.topology):
-        topology = a.topology if a.topology.has_positions else b.topology
-        return a.with_values(function(a.values, b.values), topology)
+    shared = shared_topology(a, b)
+    if shared is not None:
+        return a.with_values(function(a.values, b.values), shared)
     topology, of_a, of_b = _union(a.topology, b.topology)
     batch = jnp.broadcast_shapes(a.values.shape[:-1], b.values.shape[:-1])
     dtype = jnp.result_type(a.values, b.values)
@@ -123,22 +135,22 @@ _COMPARISONS = {
 def compare(symbol: str, a: CSR, b: Any) -> Any:
     """A boolean matrix on the pattern of a, where positions that are not stored compare False."""
     function = _COMPARISONS[symbol]
+    # By its attributes, which a Flax variable that holds a matrix has too: left to itself, that one
+    # would answer `!=` by `==`, which raises.
     sparse = hasattr(b, "topology") and hasattr(b, "values")
     if not (sparse or is_dense(b) or is_scalar(b)):
         return NotImplemented
-    told = isinstance(b, numbers.Number | np.generic) or (is_dense(b) and _is_concrete_scalar(b))
+    told = is_scalar(b) and not isinstance(b, jax.core.Tracer)
     if told and not function(0, b):
         return a.with_values(function(a.values, b))
-    if sparse and not function(0, 0) and same_pattern(a.topology, b.topology):
-        return a.with_values(function(a.values, b.values))
+    if sparse and not function(0, 0):
+        shared = shared_topology(a, b)
+        if shared is not None:
+            return a.with_values(function(a.values, b.values), shared)
     raise TypeError(
         f"CSR: {symbol} holds, or may hold, where nothing is stored, so the result is no sparse "
         "matrix: compare a.values or a.todense()"
     )
-
-
-def _is_concrete_scalar(x: Any) -> bool:
-    return x.ndim == 0 and not isinstance(x, jax.core.Tracer)
 
 
 def sum_over(a: CSR, axis: int | None) -> jax.Array:
@@ -157,7 +169,7 @@ def sum_over(a: CSR, axis: int | None) -> jax.Array:
         places = rows if by_row else jnp.where(rows < m, columns, k)
         return jnp.zeros(size, values.dtype).at[places].add(values, mode="drop")
 
-    return a.with_values(values).over_batch(one)
+    return of_each_matrix(a.with_values(values), one)
 
 
 def diagonal(a: CSR) -> jax.Array:
@@ -171,19 +183,25 @@ def diagonal(a: CSR) -> jax.Array:
             return zeros.at[places].max(values, mode="drop")
         return zeros.at[places].add(values, mode="drop")
 
-    return a.over_batch(one)
+    return of_each_matrix(a, one)
 
 
 def take_rows(a: CSR, key: Any) -> CSR:
     """The rows that a slice, an array of row numbers or a boolean array of m names."""
     if key is Ellipsis:  # as a Flax variable that holds a matrix asks for its value
         return a
+    if isinstance(key, jax.core.Tracer):
+        raise TypeError(f"CSR: rows that are taken must be known, got a traced {key.aval}")
     array = None if isinstance(key, slice | tuple) else np.asarray(key)
     if isinstance(key, tuple) or (array is not None and array.ndim != 1):
         raise TypeError(
             "CSR: rows are taken by a slice or by an array of row numbers, a[2:3] or a[rows]; "
             f"columns by a.T[...].T; got {key!r}"
         )
+    if array is not None and not array.size and array.dtype == np.float64:
+        array = array.astype(np.int32)  # NumPy makes an empty list floating
+    if array is not None and array.dtype.kind not in "biu":
+        raise TypeError(f"CSR: row numbers must be integers, got {array.dtype}")
     offsets, columns = a.topology.concrete_arrays("taking rows")
     rows = np.arange(a.shape[0])[key if array is None else array]
     lengths = np.diff(offsets)[rows]
@@ -195,12 +213,3 @@ def take_rows(a: CSR, key: Any) -> CSR:
     if not a.topology.static:
         topology = topology.as_dynamic()
     return a.with_values(jnp.take(a.values, entries, axis=-1), topology)
-
-
-def check_dense_operand(operation: str, x: Any) -> None:
-    """Raises TypeError for a sparse operand of a product, which wants a dense one."""
-    if scipy.sparse.issparse(x) or hasattr(x, "todense"):
-        raise TypeError(
-            f"{operation}: takes a sparse and a dense matrix, got two sparse ones: write one of "
-            "them out (b.todense())"
-        )

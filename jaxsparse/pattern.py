@@ -13,6 +13,7 @@ import numpy as np
 import scipy.sparse
 
 from jaxsparse import backend
+from jaxsparse.batching import over_batch
 
 COMPACT_COLUMNS = 2**16  # below this an index fits 16 bits
 TILE = 64  # rows and columns of a tile on tensor cores: kTileSize in ffi/common/types.h
@@ -69,9 +70,7 @@ def row_indices(row_offsets: jax.Array, nse: int) -> jax.Array:
         entries = jnp.arange(nse, dtype=jnp.int32)
         return (jnp.searchsorted(offsets, entries, side="right") - 1).astype(jnp.int32)
 
-    for _ in range(row_offsets.ndim - 1):
-        one = jax.vmap(one)
-    return one(row_offsets)
+    return over_batch(one, row_offsets.ndim - 1, row_offsets)
 
 
 # ---- Derived arrays of concrete patterns, on the host ----
@@ -239,9 +238,7 @@ def tile_starts(
 
     if len(sizes) == 1:
         return jnp.zeros((*row_offsets.shape[:-1], *sizes), jnp.int32)
-    for _ in range(row_offsets.ndim - 1):
-        one = jax.vmap(one)
-    return one(row_offsets, column_indices)
+    return over_batch(one, row_offsets.ndim - 1, row_offsets, column_indices)
 
 
 def transpose_traced(
@@ -286,9 +283,9 @@ def derive_traced(
         row_offsets = jax.lax.cummax(jnp.clip(row_offsets, 0, most), axis=row_offsets.ndim - 1)
         row_offsets = row_offsets.at[..., 0].set(0)
         column_indices = jnp.clip(column_indices, 0, max(k - 1, 0))
-    for _ in range(row_offsets.ndim - 1):
-        derive = jax.vmap(derive)
-    by_row, by_column, permutation = derive(row_offsets, column_indices)
+    by_row, by_column, permutation = over_batch(
+        derive, row_offsets.ndim - 1, row_offsets, column_indices
+    )
     starts = tile_starts(by_row[0], by_row[1], shape)
     return _pattern(by_row, k), _pattern(by_column, m), permutation, starts
 

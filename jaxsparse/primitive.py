@@ -28,6 +28,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsparse import backend
+from jaxsparse.batching import over_batch
 from jaxsparse.partitioning import make_key_stable, partitioned
 from jaxsparse.precision import unrounded
 
@@ -237,17 +238,6 @@ def _xla(
     compute = functools.partial(on_gpu or operation.xla, **params)
     core_rank = len(_core_dims(operation.signature(params).operands[0][1]))
     return over_batch(compute, operands[0].ndim - core_rank, *operands)
-
-
-def over_batch(compute: Callable[..., Any], rank: int, *operands: jax.Array) -> Any:
-    """Computes for each entry of so many batch dimensions; an operand has all or 1 of each."""
-    if rank == 0:
-        return compute(*operands)
-    sizes = [x.shape[0] for x in operands]
-    size = next((s for s in sizes if s != 1), 1)
-    axes = [0 if s == size else None for s in sizes]
-    inner = [x if axis == 0 else x[0] for x, axis in zip(operands, axes, strict=True)]
-    return jax.vmap(functools.partial(over_batch, compute, rank - 1), axes)(*inner)
 
 
 class TargetCall(NamedTuple):

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse import display, masks
+from jaxsparse.masks import arrays
+from jaxsparse.masks.arguments import INT32_MAX, integer
 from jaxsparse.masks.positions import TracedMaskError
 from jaxsparse.pattern import (
     NO_STARTS,
@@ -25,8 +27,6 @@ from jaxsparse.pattern import (
     transpose_on_host,
     transpose_traced,
 )
-
-INT32_MAX = 2**31 - 1
 
 
 class Topology:
@@ -203,17 +203,8 @@ class Topology:
         if tuple(mask.shape[-2:]) != shape:
             raise ValueError(f"Topology.from_mask: mask {mask.shape} does not have shape {shape}")
         if isinstance(mask, jax.core.Tracer):
-            return cls(*_compress_traced(mask, shape, _needed(nse)), shape)
-        dense = _as_bool(np.asarray(mask))
-        batch = dense.shape[:-2]
-        offsets = np.zeros((*batch, shape[0] + 1), np.int64)
-        np.cumsum(dense.sum(-1), -1, out=offsets[..., 1:])
-        most = int(offsets[..., -1].max(initial=0))
-        columns = np.zeros((*batch, most), np.int32)
-        for entry in np.ndindex(batch):
-            # Of one dimension NumPy finds them several times as fast.
-            columns[entry][: offsets[entry][-1]] = np.flatnonzero(dense[entry]) % shape[1]
-        return cls.with_room(offsets, columns, shape, nse)
+            return cls(*arrays.compress_traced(mask, _needed(nse)), shape)
+        return cls.with_room(*arrays.compress_on_host(np.asarray(mask)), shape, nse)
 
     @classmethod
     def with_room(
@@ -247,6 +238,7 @@ class Topology:
     @property
     def nnz(self) -> Any:
         """Stored entries, padding not counted: an int, an array for a batch, traced under jit."""
+        self.check_positions()
         if isinstance(self.row_offsets, jax.core.Tracer):
             return self.row_offsets[..., -1]
         nnz = np.asarray(self.row_offsets)[..., -1]  # on the host: a constant of a traced function
@@ -272,7 +264,7 @@ class Topology:
         >>> Topology([0, 1], [3], (1, 4)).as_dynamic().as_static().static
         True
         """
-        if not self._is_concrete() or self.batch_shape:
+        if not is_concrete(self.row_offsets, self.column_indices) or self.batch_shape:
             what = f"a batch {self.batch_shape}" if self.batch_shape else "a traced or abstract one"
             raise ValueError(f"Topology.as_static: needs one concrete pattern, got {what}")
         return self if self.static else self.verify()._of_kind("static")
@@ -304,7 +296,8 @@ class Topology:
         """
         return not (self.kind == "tangent" and self.permutation.dtype == _FLOAT0)
 
-    def _check_positions(self) -> None:
+    def check_positions(self) -> None:
+        """Raises ValueError where `has_positions` is False."""
         if not self.has_positions:
             raise ValueError(
                 f"{self!r} came out of a program as the pattern of a derivative, without its "
@@ -318,21 +311,15 @@ class Topology:
             self._key = TopologyKey(self)
         return self._key
 
-    def _is_concrete(self) -> bool:
-        arrays = (self.row_offsets, self.column_indices)
-        return all(isinstance(x, jax.Array | np.ndarray) for x in arrays) and not any(
-            isinstance(x, jax.core.Tracer) for x in arrays
-        )
-
     @property
     def T(self) -> Topology:
         """The transposed topology: what is derived changes places, nothing is sorted."""
-        self._check_positions()
+        self.check_positions()
         if self._transposed is not None:
             return self._transposed
         m, k = self.shape
         t = self.transposed_pattern
-        transpose = transpose_on_host if self._is_concrete() else transpose_traced
+        transpose = transpose_on_host if is_concrete(*t[:2], self.permutation) else transpose_traced
         inverse, starts = transpose(t, self.permutation, (k, m))
         result = Topology._from_parts(t, self.pattern, inverse, starts, None, (k, m), self.kind)
         if self.static:
@@ -376,7 +363,7 @@ class Topology:
     @property
     def row_indices(self) -> jax.Array:
         """The row of every stored entry, int32 ``(..., nse)``; m for padding."""
-        self._check_positions()
+        self.check_positions()
         if not self.static:
             return _row_indices(self.row_offsets, self.nse)
         if self._row_indices is None:
@@ -394,7 +381,7 @@ class Topology:
         That is the permutation, and the starts of tiles. They are checked first if
         ``JAXSPARSE_CHECK=1``, but for starts, which kernels find out for themselves then.
         """
-        self._check_positions()
+        self.check_positions()
         m, k = self.shape
         rows, transposed = self.pattern.operands(), self.transposed_pattern.operands()
         starts = self.tile_starts
@@ -420,6 +407,7 @@ class Topology:
         >>> Topology([0, 1], [3], (1, 4)).verify().nnz
         1
         """
+        self.check_positions()
         leaves = jax.tree.leaves(self.with_scan_layout(None))
         if any(isinstance(x, jax.core.Tracer) for x in leaves):
             raise ValueError("Topology.verify: needs a concrete topology, got a traced one")
@@ -443,13 +431,13 @@ class Topology:
 
     def concrete_arrays(self, purpose: str) -> tuple[np.ndarray, np.ndarray]:
         """Offsets and columns of one pattern as NumPy arrays, or ValueError."""
-        if not self._is_concrete() or self.batch_shape:
+        self.check_positions()
+        if not is_concrete(self.row_offsets, self.column_indices) or self.batch_shape:
             raise ValueError(f"{purpose}: needs one concrete pattern")
-        self._check_positions()
         return np.asarray(self.row_offsets), np.asarray(self.column_indices)
 
     def __str__(self) -> str:
-        if not self._is_concrete() or not self.has_positions:
+        if not self.has_positions or not is_concrete(self.row_offsets, self.column_indices):
             return repr(self)
         if self.batch_shape:
             return f"Topology of shape {self.shape}, batch {self.batch_shape}, nse {self.nse}"
@@ -526,6 +514,13 @@ jax.export.register_pytree_node_serialization(
 )
 
 
+def is_concrete(*arrays: Any) -> bool:
+    """Whether these are arrays whose numbers are known: neither traced nor abstract."""
+    return all(
+        isinstance(x, jax.Array | np.ndarray) and not isinstance(x, jax.core.Tracer) for x in arrays
+    )
+
+
 def same_pattern(a: Topology, b: Topology) -> bool:
     """Whether two topologies are known to store the same positions."""
     if a is b:
@@ -583,55 +578,12 @@ def _needed(nse: int | None) -> int:
             "Topology: under jit the number of stored entries must be given as nse=...; of a mask "
             "that depends on traced arrays, a layer takes the topology made so in its place"
         )
-    return operator.index(nse)
-
-
-_WHAT_TO_WRITE = (
-    "write mask == 0 for an additive mask (0 where seen, -inf elsewhere), and matrix != 0 for the "
-    "entries of a matrix"
-)
-
-
-def _as_bool(mask: np.ndarray) -> np.ndarray:
-    """A concrete mask of bool, or of 0 and 1 in any dtype."""
-    if mask.dtype == np.bool_:
-        return mask
-    if not jnp.issubdtype(mask.dtype, np.number):
-        raise ValueError(f"Topology.from_mask: mask must be bool, got dtype {mask.dtype}")
-    stored = mask == 1
-    other = mask[~(stored | (mask == 0))]
-    if other.size:
-        raise ValueError(
-            f"Topology.from_mask: mask must be bool, or hold 0 and 1 alone, got {other[0]} "
-            f"({mask.dtype}): {_WHAT_TO_WRITE}"
-        )
-    return stored
-
-
-def _compress_traced(mask: jax.Array, shape: tuple[int, int], nse: int) -> tuple[Any, Any]:
-    """Row offsets and column indices of a traced mask."""
-    if not (mask.dtype == np.bool_ or jnp.issubdtype(mask.dtype, jnp.integer)):
-        raise ValueError(
-            "Topology.from_mask: a traced mask must be bool, or integers 0 and 1, got "
-            f"{mask.dtype}: {_WHAT_TO_WRITE}"
-        )
-
-    def one(stored: jax.Array) -> Any:
-        return masks.nonzero_traced(lambda rows, columns: stored, shape, nse)
-
-    for _ in range(mask.ndim - 2):
-        one = jax.vmap(one)
-    stored = mask == 1
-    offsets, columns = one(stored)
-    if mask.dtype != np.bool_ and checks_enabled():
-        binary = jnp.all(stored | (mask == 0), axis=(-2, -1))
-        offsets = offsets.at[..., 0].set(jnp.where(binary, 0, -1))  # which no pattern may have
-    return offsets, columns
+    return integer("Topology", "nse", nse, 0)
 
 
 def _pad(offsets: np.ndarray, columns: np.ndarray, nse: int) -> np.ndarray:
     """The columns with padding entries up to nse."""
-    size = operator.index(nse)
+    size = integer("Topology", "nse", nse, 0)
     most = int(offsets[..., -1].max(initial=0))
     if size < most:
         raise ValueError(f"Topology: nse={size} is less than the {most} entries to store")

@@ -1,4 +1,4 @@
-"""The transformation: exact masks, a live master copy, optax and Flax around it, checkpoints."""
+"""The transformation: exact masks, a live master copy, trees of all kinds, errors."""
 
 from __future__ import annotations
 
@@ -8,80 +8,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
-nnx = pytest.importorskip("flax.nnx")
 optax = pytest.importorskip("optax")
-ocp = pytest.importorskip("orbax.checkpoint")
+
+from pruning_problems import (  # noqa: E402
+    CUBIC,
+    assert_same_bits,
+    bits,
+    gradients_at,
+    parameters,
+    run,
+)
 
 from jaxsparse import CSR, Topology  # noqa: E402
 from jaxsparse.pruning import (  # noqa: E402
-    PruneState,
     PruningSchedule,
     Target,
     dense_parameters,
     half_epochs,
     make_masks,
     one_shot,
-    pack_masks,
-    packed_like,
-    polynomial,
     prune,
-    unpack_masks,
     verify,
 )
-
-CUBIC = polynomial(0.25, begin=2, end=10, frequency=2)
-
-
-def bits(x):
-    x = np.asarray(x)
-    return x.view(f"u{x.dtype.itemsize}")
-
-
-def assert_same_bits(a, b):
-    jax.tree.map(lambda x, y: np.testing.assert_array_equal(bits(x), bits(y)), a, b)
-
-
-def parameters(dtype=jnp.float32, seed=0):
-    rng = np.random.default_rng(seed)
-    return {
-        "first": {"kernel": jnp.asarray(rng.standard_normal((12, 8)), dtype)},
-        "second": {
-            "kernel": jnp.asarray(rng.standard_normal((8, 6)), dtype),
-            "bias": jnp.zeros(6, dtype),
-        },
-    }
-
-
-def gradients_at(step, params):
-    """Large and uneven, so that many weights change sign and place."""
-    rng = np.random.default_rng(step)
-    return jax.tree.map(
-        lambda x: jnp.asarray(
-            rng.standard_normal(x.shape) * 4.0 ** rng.integers(-8, 3, x.shape), x.dtype
-        ),
-        params,
-    )
-
-
-def run(tx, params, steps, update=None, state=None, start=0):
-    """(params, state) after each step."""
-
-    @jax.jit
-    def jitted(gradients, state, params):
-        updates, state = tx.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state
-
-    update = jitted if update is None else update
-    state = tx.init(params) if state is None else state
-    history = []
-    for step in range(start, start + steps):
-        params, state = update(gradients_at(step, params), state, params)
-        history.append((params, state))
-    return history
-
 
 # ---- What it computes ----
 
@@ -243,163 +192,6 @@ def test_masks_change_only_at_pruning_steps():
     assert changed == [3, 6, 8]
 
 
-# ---- Within and around optax ----
-
-
-def test_multi_steps_inside():
-    """Mini-batches between two updates leave the master alone."""
-    params = parameters()
-    tx = prune(
-        optax.MultiSteps(optax.sgd(0.125), 4).gradient_transformation(), one_shot(0.5, step=8)
-    )
-    history = run(tx, params, 10)
-    assert_same_bits(history[2][0], params)
-    dense = run(optax.MultiSteps(optax.sgd(0.125), 4), params, 10)
-    assert_same_bits(history[6][0], dense[6][0])
-    pruned, state = history[8]
-    assert_same_bits(dense_parameters(pruned, state), dense[8][0])
-    assert np.count_nonzero(pruned["first"]["kernel"]) == 48
-    assert state.inner_state.gradient_step == 2
-
-
-def test_multi_steps_outside():
-    params = parameters()
-    tx = optax.MultiSteps(prune(optax.sgd(0.125), one_shot(0.5, step=2)), 3)
-    history = run(tx, params, 7)
-    counts = [int(np.count_nonzero(pruned["first"]["kernel"])) for pruned, _ in history]
-    assert counts == [96] * 5 + [48] * 2
-    assert history[-1][1].inner_opt_state.step == 2
-    dense = run(optax.MultiSteps(optax.sgd(0.125), 3), params, 7)[-1][0]
-    assert_same_bits(dense_parameters(history[-1][0], history[-1][1].inner_opt_state), dense)
-
-
-def test_a_chain_before_it():
-    params = parameters()
-    tx = optax.chain(optax.clip(0.5), prune(optax.sgd(0.125), one_shot(0.5, step=2)))
-    pruned, (_, state) = run(tx, params, 4)[-1]
-    dense = run(optax.chain(optax.clip(0.5), optax.sgd(0.125)), params, 4)[-1][0]
-    assert_same_bits(dense_parameters(pruned, state), dense)
-    assert isinstance(state, PruneState) and np.count_nonzero(pruned["first"]["kernel"]) == 48
-
-
-def test_multi_transform_outside_and_inside():
-    params = parameters()
-    groups = {"first": "a", "second": {"kernel": "b", "bias": "rest"}}
-
-    def outer(wrap):
-        rates = {"a": 0.125, "b": 0.5, "rest": 0.25}
-        return optax.multi_transform(
-            {name: wrap(name, optax.sgd(rate)) for name, rate in rates.items()}, groups
-        )
-
-    schedules = {"a": one_shot(0.5, step=1), "b": one_shot(0.25, step=2)}
-    tx = outer(lambda name, inner: prune(inner, schedules[name]) if name in schedules else inner)
-    dense = run(outer(lambda name, inner: inner), params, 3)[-1][0]
-    pruned, _ = run(tx, params, 3)[-1]
-    assert np.count_nonzero(pruned["first"]["kernel"]) == 48
-    assert np.count_nonzero(pruned["second"]["kernel"]) == 12
-    kept = np.asarray(pruned["second"]["kernel"]) != 0
-    np.testing.assert_array_equal(pruned["second"]["kernel"][kept], dense["second"]["kernel"][kept])
-    np.testing.assert_array_equal(pruned["second"]["bias"], dense["second"]["bias"])
-
-    inside = prune(outer(lambda name, inner: inner), one_shot(0.5, step=1))
-    pruned, state = run(inside, params, 3)[-1]
-    assert_same_bits(dense_parameters(pruned, state), dense)
-
-
-def test_extra_arguments_reach_the_inner_optimizer():
-    seen = []
-
-    def update(updates, state, params=None, *, value, **_):
-        seen.append(value)
-        return updates, state
-
-    inner = optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
-    tx = prune(inner, one_shot(0.5, step=1))
-    params = {"w": jnp.ones((2, 2))}
-    tx.update(params, tx.init(params), params, value=3.0)
-    assert seen == [3.0]
-
-
-@pytest.mark.parametrize("narrow", [jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize("inner", [optax.sgd(0.125), optax.adam(1e-2)], ids=["sgd", "adam"])
-def test_conditions_around_it_and_gradients_of_another_dtype(narrow, inner):
-    """As the docstring has it: gradients are cast to the parameters' dtype first."""
-    as_parameters = optax.stateless(lambda u, params: optax.tree.cast_like(u, params))
-    pruned = prune(inner, one_shot(0.5, step=2))
-    tx = optax.chain(as_parameters, optax.apply_if_finite(pruned, 3))
-    params = parameters()
-    state = tx.init(params)
-    for step in range(3):
-        gradients = optax.tree.cast(gradients_at(step, params), narrow)
-        updates, state = tx.update(gradients, state, params)
-        params = optax.apply_updates(params, updates)
-    assert np.count_nonzero(params["first"]["kernel"]) == 48
-
-
-SHARPNESS = optax.chain(optax.contrib.normalize(), optax.sgd(0.1))
-
-
-@pytest.mark.parametrize("place", ["around", "opaque", "inside"])
-def test_sharpness_aware_minimization(place):
-    """It adds states times 0 and 1, which makes integers of masks."""
-    schedule = one_shot(0.5, step=1 if place != "inside" else 3)
-    tx = {
-        "around": lambda: optax.contrib.sam(prune(optax.sgd(0.125), schedule), SHARPNESS),
-        "opaque": lambda: optax.contrib.sam(
-            prune(optax.sgd(0.125), schedule), SHARPNESS, opaque_mode=True
-        ),
-        "inside": lambda: prune(optax.contrib.sam(optax.sgd(0.125), SHARPNESS), schedule),
-    }[place]()
-    params = {"w": parameters()["first"]["kernel"]}
-    state = tx.init(params)
-
-    def slope(params, _=None):
-        return jax.tree.map(lambda w: 2 * (w - 1), params)
-
-    @jax.jit
-    def update(state, params):
-        options = {"grad_fn": slope} if place == "opaque" else {}
-        updates, state = tx.update(slope(params), state, params, **options)
-        return optax.apply_updates(params, updates), state
-
-    for _ in range(6):
-        params, state = update(state, params)
-    found = [node for node in jax.tree.leaves(state, is_leaf=is_state) if is_state(node)]
-    mask = np.asarray(found[0].masks["w"], bool)
-    assert mask.sum() == 48
-    # Around it, differences of parameters are added to parameters, which rounds.
-    exact = place != "around"
-    np.testing.assert_allclose(params["w"][~mask], 0, atol=0 if exact else 1e-6)
-    if exact:
-        verify(params, state)
-
-
-def is_state(node):
-    return isinstance(node, PruneState)
-
-
-def test_specifications_of_the_state():
-    """`optax.tree.map_params` finds the trees that are like the parameters."""
-    params = parameters()
-    tx = prune(optax.adam(1e-2), one_shot(0.5, step=1), "*/kernel")
-    specs = jax.tree.map(lambda x: f"{x.ndim} dimensions", params)
-    state = optax.tree.map_params(
-        tx,
-        lambda x, spec: x if isinstance(x, optax.MaskedNode) else spec,
-        tx.init(params),
-        specs,
-        transform_non_params=lambda _: "whole",
-        is_leaf=lambda node: isinstance(node, optax.MaskedNode),
-    )
-    expected = {
-        "first": {"kernel": "2 dimensions"},
-        "second": {"kernel": "2 dimensions", "bias": optax.MaskedNode()},
-    }
-    assert state.masks == state.pruned_weights == expected
-    assert state.step == "whole" and state.inner_state[0].mu == specs
-
-
 # ---- Trees of other things than matrices ----
 
 
@@ -519,212 +311,6 @@ def test_verifying_what_is_right():
         verify({**pruned, "second": params["second"]}, state)
     with pytest.raises(TypeError, match="state must hold a PruneState, got tuple without one"):
         verify(params, (optax.EmptyState(),))
-
-
-# ---- Within Flax ----
-
-
-def model_of(seed=0):
-    rngs = nnx.Rngs(seed)
-    return nnx.Sequential(nnx.Linear(12, 32, rngs=rngs), nnx.relu, nnx.Linear(32, 4, rngs=rngs))
-
-
-X = jax.random.normal(jax.random.key(0), (16, 12))
-Y = jax.random.normal(jax.random.key(1), (16, 4))
-
-
-@nnx.jit(donate_argnames=("model", "optimizer"))
-def train_step(model, optimizer):
-    loss, gradients = nnx.value_and_grad(lambda model: jnp.mean((model(X) - Y) ** 2))(model)
-    optimizer.update(model, gradients)
-    return loss
-
-
-TX = prune(
-    optax.adam(1e-2),
-    polynomial(0.25, begin=2, end=8, frequency=2),
-    "*/kernel",
-    structure="row_balanced",
-)
-
-
-def optimizer_of(model):
-    return nnx.Optimizer(model, TX, wrt=nnx.Param)
-
-
-def test_nnx_optimizer():
-    model = model_of()
-    optimizer = optimizer_of(model)
-    losses = [train_step(model, optimizer) for _ in range(40)]
-    assert losses[-1] < 0.8 * losses[0]
-    kernel = np.asarray(model.layers[0].kernel[...])
-    assert np.count_nonzero(kernel, axis=0).tolist() == [3] * 32
-    params = nnx.as_pure(nnx.state(model, nnx.Param))
-    master = dense_parameters(params, nnx.as_pure(optimizer.opt_state))
-    assert np.count_nonzero(master["layers"][0]["kernel"]) > np.count_nonzero(kernel)
-    verify(nnx.state(model, nnx.Param), optimizer.opt_state)
-    with pytest.raises(ValueError, match=r"of layers/0/kernel, .* of layers/2/kernel: something"):
-        verify(nnx.state(model_of(), nnx.Param), optimizer.opt_state)
-
-
-def test_nnx_names_that_match_nothing():
-    tx = prune(optax.sgd(0.1), one_shot(0.5, step=1), "layers/1/kernel")
-    with pytest.raises(ValueError, match="'layers/1/kernel', which matches none of layers/0/bias"):
-        nnx.Optimizer(model_of(), tx, wrt=nnx.Param)
-
-
-def test_interrupted_runs_resume_bitwise(tmp_path):
-    """Saved and restored at every phase: before, amid and after pruning."""
-    unbroken, model = model_of(), model_of()
-    unbroken_optimizer, optimizer = optimizer_of(unbroken), optimizer_of(model)
-    for step in range(12):
-        train_step(unbroken, unbroken_optimizer)
-        train_step(model, optimizer)
-        if step in (0, 4, 10):
-            path = tmp_path / str(step)
-            with ocp.StandardCheckpointer() as checkpointer:
-                checkpointer.save(path, pack_masks(nnx.state((model, optimizer))))
-            model = model_of(seed=1)  # nothing of the old run is left
-            optimizer = optimizer_of(model)
-            state = nnx.state((model, optimizer))
-            with ocp.StandardCheckpointer() as checkpointer:
-                packed = checkpointer.restore(path, packed_like(state))
-            nnx.update((model, optimizer), unpack_masks(packed, state))
-        assert_same_bits(
-            jax.tree.leaves(nnx.state((model, optimizer))),
-            jax.tree.leaves(nnx.state((unbroken, unbroken_optimizer))),
-        )
-    stored = jax.tree.leaves(jax.eval_shape(pack_masks, nnx.state(optimizer)))
-    assert not any(x.dtype == bool for x in stored)
-
-
-# ---- Sharding ----
-
-
-DEVICES = jax.devices("cpu")
-
-
-@pytest.mark.skipif(len(DEVICES) < 8, reason="needs 8 CPU devices (tests/conftest.py)")
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-@pytest.mark.parametrize("structure", ["unstructured", "row_balanced"])
-@pytest.mark.parametrize("scope", ["layer", "model"])
-def test_state_is_sharded_like_the_parameters(kind, structure, scope):
-    mesh = jax.make_mesh((4, 2), ("data", "model"), (kind, kind), devices=DEVICES[:8])
-    rng = np.random.default_rng(0)
-    params = {
-        "a": jnp.asarray(rng.standard_normal((16, 8)), jnp.float32),
-        "b": jnp.asarray(rng.standard_normal((8, 12)), jnp.float32),
-    }
-    shardings = {"a": NamedSharding(mesh, P("data", "model")), "b": NamedSharding(mesh, P("model"))}
-    tx = prune(optax.sgd(0.125), CUBIC, structure=structure, scope=scope)
-    expected = run(tx, params, 6)[-1]
-
-    @jax.jit
-    def update(gradients, state, params):
-        updates, state = tx.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state
-
-    def placed(gradients, state, params):
-        return update(jax.device_put(gradients, shardings), state, params)
-
-    with jax.set_mesh(mesh):
-        history = run(tx, jax.device_put(params, shardings), 6, placed)
-        for sharded, state in history:
-            for tree in sharded, state.masks, state.pruned_weights:
-                for name, x in tree.items():
-                    assert x.sharding.is_equivalent_to(shardings[name], x.ndim), (name, x.sharding)
-        first = jax.tree.leaves(tx.init(jax.device_put(params, shardings)).masks)
-        assert [x.sharding.spec for x in first] == [P("data", "model"), P("model")]
-        packed = jax.jit(pack_masks)(state.masks)
-        restored = unpack_masks(packed, state.masks)
-        assert restored["a"].sharding.is_equivalent_to(shardings["a"], 2)
-    assert update._cache_size() <= 2  # the first state's scalar is not committed
-    assert_same_bits(sharded, expected[0])
-    jax.tree.map(np.testing.assert_array_equal, state.masks, expected[1].masks)
-    jax.tree.map(np.testing.assert_array_equal, restored, expected[1].masks)
-
-
-@pytest.mark.skipif(len(DEVICES) < 8, reason="needs 8 CPU devices (tests/conftest.py)")
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-def test_runs_resume_on_fewer_devices(tmp_path, kind):
-    """Saved on 8 devices, restored on 8, 4 and 1."""
-    tx = prune(optax.adam(1e-2), CUBIC)
-    # 4 bytes of a packed "a" divide among 4 devices, 2 of "b" do not.
-    specs = {"a": P(None, "model"), "b": P("data", "model")}
-
-    def run_on(devices):
-        data = 2 if devices == 8 else 1
-        mesh = jax.make_mesh(
-            (data, devices // data), ("data", "model"), (kind, kind), devices=DEVICES[:devices]
-        )
-        shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
-        rng = np.random.default_rng(devices)
-        params = {
-            "a": jnp.asarray(rng.standard_normal((6, 28)), jnp.float32),
-            "b": jnp.asarray(rng.standard_normal((8, 12)), jnp.float32),
-        }
-        params = jax.device_put(params, shardings)
-        return mesh, shardings, params, tx.init(params)
-
-    @jax.jit
-    def update(gradients, state, params):
-        updates, state = tx.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state
-
-    mesh, shardings, params, state = run_on(8)
-    with jax.set_mesh(mesh):
-        for step in range(5):
-            gradients = jax.device_put(gradients_at(step, params), shardings)
-            params, state = update(gradients, state, params)
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "run", pack_masks((params, state)))
-    saved = jax.tree.map(np.asarray, (params, state))
-    assert not saved[1].masks["a"].all()
-
-    for devices in 8, 4, 1:
-        mesh, shardings, *fresh = run_on(devices)
-        fresh = tuple(fresh)
-        like = packed_like(fresh)
-        with ocp.StandardCheckpointer() as checkpointer:
-            packed = checkpointer.restore(tmp_path / "run", like)
-        assert packed[1].masks["b"].shape == (8, 2)
-        restored = unpack_masks(packed, fresh)
-        assert jax.tree.structure(restored) == jax.tree.structure(fresh)
-        jax.tree.map(np.testing.assert_array_equal, restored, saved)
-        params, state = restored
-        for tree in params, state.masks, state.pruned_weights, state.inner_state[0].mu:
-            for name, x in tree.items():
-                assert x.sharding.is_equivalent_to(shardings[name], x.ndim), (name, x.sharding)
-        assert state.step.sharding.is_fully_replicated
-        with jax.set_mesh(mesh):
-            gradients = jax.device_put(gradients_at(5, params), shardings)
-            params, state = update(gradients, state, params)
-        assert int(state.step) == 6
-
-
-@pytest.mark.skipif(len(DEVICES) < 8, reason="needs 8 CPU devices (tests/conftest.py)")
-def test_unpacking_places_every_leaf():
-    mesh = jax.make_mesh((4,), ("model",), (AxisType.Auto,), devices=DEVICES[:4])
-    split, whole = NamedSharding(mesh, P(None, "model")), NamedSharding(mesh, P())
-    state = {
-        "mask": jax.device_put(jnp.ones((3, 32), bool), split),
-        "odd": jax.device_put(jnp.ones((3, 12), bool), split),
-        "weight": jax.device_put(jnp.ones((3, 4)), split),
-        "step": jnp.zeros([], jnp.int32),  # not committed: it belongs to no device
-    }
-    like = packed_like(state)
-    assert like["mask"].sharding == like["weight"].sharding == split
-    assert like["odd"].sharding.is_equivalent_to(whole, 2) and like["step"].sharding == whole
-    packed = jax.tree.map(np.asarray, pack_masks(state))
-    abstract = {
-        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=None if name == "step" else split)
-        for name, x in state.items()
-    }
-    for target in state, abstract:
-        restored = unpack_masks(packed, target)
-        for name in "mask", "odd", "weight":
-            assert restored[name].sharding.is_equivalent_to(split, 2)
-        jax.tree.map(np.testing.assert_array_equal, restored, state)
 
 
 # ---- Errors ----

@@ -14,7 +14,7 @@ from recurrent_problems import CELLS
 from jaxsparse import CSR, Topology, _ffi, backend, recurrent
 from jaxsparse.device import H200, Device
 from jaxsparse.recurrent.diagnose import explain
-from jaxsparse.recurrent.layout import is_concrete, lay_out, lay_out_side_by_side
+from jaxsparse.recurrent.layout import can_be_laid_out, lay_out, lay_out_side_by_side
 from jaxsparse.recurrent.plan import (
     VARIANTS,
     NoPlan,
@@ -429,7 +429,7 @@ def test_pack():
     with pytest.raises(ValueError, match="needs one concrete pattern"):
         traced = matrix.with_values(matrix.values, matrix.topology.as_dynamic())
         jax.jit(lambda m: recurrent.pack(m, batch=1, dtype=jnp.float32))(traced)
-    assert is_concrete(matrix.topology)
+    assert can_be_laid_out(matrix.topology)
     with pytest.raises(ValueError, match="piece_bytes must be 4, 8 or 16, and no more than the 8"):
         recurrent.pack(matrix, batch=4, dtype=jnp.bfloat16, piece_bytes=16)
     full = CSR.fromdense(jnp.ones((2048, 2048)))

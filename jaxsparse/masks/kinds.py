@@ -74,8 +74,7 @@ def band(width: int) -> Mask:
     >>> band(2)(2, np.arange(5))
     array([False,  True,  True,  True, False])
     """
-    width = integer("band", "width", width, 1)
-    return _Band(width)
+    return _Band(integer("band", "width", width, 1))
 
 
 @kind
@@ -126,8 +125,7 @@ def strided(stride: int) -> Mask:
     >>> strided(3)(4, np.arange(6))
     array([False,  True, False, False,  True, False])
     """
-    stride = integer("strided", "stride", stride, 1)
-    return _Strided(stride)
+    return _Strided(integer("strided", "stride", stride, 1))
 
 
 @kind
@@ -148,8 +146,7 @@ def block(size: int) -> Mask:
     >>> block(2)(2, np.arange(5))
     array([False, False,  True,  True, False])
     """
-    size = integer("block", "size", size, 1)
-    return _Block(size)
+    return _Block(integer("block", "size", size, 1))
 
 
 @kind

@@ -8,14 +8,13 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from flax.typing import MISSING
 from jax.sharding import PartitionSpec, Sharding
 
 from jaxsparse.nn.pattern_array import is_array, to_array, to_topology
 from jaxsparse.pattern import derive_traced
-from jaxsparse.topology import Topology
+from jaxsparse.topology import Topology, is_concrete
 
 T = TypeVar("T")
 
@@ -231,8 +230,12 @@ def _is_foreign(old: Any, new: Any) -> bool:
     before, after = jax.tree.leaves(old), jax.tree.leaves(new)
     if len(before) == len(after) and all(map(operator.is_, before, after)):
         return False
-    concrete = all(isinstance(x, np.ndarray) or _is_here(x) for x in after)
-    return concrete and not any(_is_concrete(x) and x.is_deleted() for x in before)
+    here = is_concrete(*after) and all(
+        x.is_fully_addressable for x in after if isinstance(x, jax.Array)
+    )
+    return here and not any(
+        is_concrete(x) and x.is_deleted() for x in before if isinstance(x, jax.Array)
+    )
 
 
 def _transformation_returns() -> bool:
@@ -242,11 +245,3 @@ def _transformation_returns() -> bool:
     """
     context = getattr(getattr(nnx, "graphlib", None), "GRAPH_CONTEXT", None)
     return bool(getattr(context, "index_ref_stack", ()))
-
-
-def _is_concrete(x: Any) -> bool:
-    return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
-
-
-def _is_here(x: Any) -> bool:
-    return _is_concrete(x) and x.is_fully_addressable

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsparse.batching import align_batch
 from jaxsparse.topology import Topology
 
 PATTERN = (
@@ -80,17 +81,8 @@ def align(
     """Floating operands in one dtype and a pattern's arrays, all with as many batch dimensions."""
     arrays = [x if x.dtype == dtype else x.astype(dtype) for x in dense]
     pattern = topology.operands()
-    pattern_rank = len(topology.batch_shape)
-    ranks = [x.ndim - core for x, core in zip(arrays, core_ranks, strict=True)]
-    batch_rank = max(pattern_rank, *ranks)
-
-    def pad(x: jax.Array, rank: int) -> jax.Array:
-        return x if rank == batch_rank else jnp.expand_dims(x, tuple(range(batch_rank - rank)))
-
-    return (
-        [pad(x, rank) for x, rank in zip(arrays, ranks, strict=True)],
-        [pad(x, pattern_rank) for x in pattern],
-    )
+    aligned = align_batch([*arrays, *pattern], [*core_ranks, *[1] * len(pattern)])
+    return aligned[: len(arrays)], aligned[len(arrays) :]
 
 
 def as_array(operation: str, name: str, x: Any, rank: int) -> jax.Array:

@@ -17,10 +17,11 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 
+from jaxsparse.batching import over_batch
 from jaxsparse.device import H200
 from jaxsparse.ops.arguments import PATTERN
 from jaxsparse.precision import accumulator_dtype
-from jaxsparse.primitive import bind_local, over_batch
+from jaxsparse.primitive import bind_local
 
 DENSE_IS_FASTER = "a dense product by cuBLAS is taken to be faster"
 

@@ -167,8 +167,9 @@ def _topology(name: str, saved: Any) -> Topology:
 def _restored(name: str, variable: Any, array: Any, key_type: str | None) -> Any:
     """A variable like one of a model, abstract or not, with what a file holds of it."""
     if isinstance(variable, TopologyVariable):
+        topology = _topology(name, array)
         try:
-            return variable.replace(to_array(_topology(name, array)))
+            return variable.replace(to_array(topology))
         except ValueError as error:
             raise ValueError(f"load: at {name}: {error}") from error
     array = jnp.asarray(array)

@@ -31,7 +31,7 @@ from jaxsparse.recurrent.plan import (
     padded_batch,
     widest_piece,
 )
-from jaxsparse.topology import Topology
+from jaxsparse.topology import Topology, is_concrete
 
 _WARP = 32
 _MOST_THREADS = 928  # that multiply; the others of a block's 1024 make the pointwise step
@@ -111,7 +111,7 @@ def pack(
     if h == 0 or rows % h:
         raise ValueError(f"recurrent.pack: matrix must be (gates * h, h), got {matrix.shape}")
     topology = matrix.topology
-    if not is_concrete(topology):
+    if not can_be_laid_out(topology):
         raise ValueError("recurrent.pack: needs one concrete pattern: call it outside of jax.jit")
     device = present_device() if device is None else device
     widest = widest_piece(batch, jnp.dtype(dtype).itemsize)
@@ -154,11 +154,9 @@ def _plan(
     return make_plan(problem, device, "sparse_pairs", forced=True)
 
 
-def is_concrete(topology: Topology) -> bool:
+def can_be_laid_out(topology: Topology) -> bool:
     """Whether the pattern is one, and known now."""
-    return not topology.batch_shape and not any(
-        isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(topology)
-    )
+    return not topology.batch_shape and is_concrete(*jax.tree.leaves(topology))
 
 
 @dataclasses.dataclass(frozen=True)

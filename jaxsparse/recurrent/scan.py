@@ -19,7 +19,7 @@ from jaxsparse.precision import accumulator_dtype, promoted
 from jaxsparse.recurrent.cells import Cell
 from jaxsparse.recurrent.layout import (
     ScanLayout,
-    is_concrete,
+    can_be_laid_out,
     lay_out,
     lay_out_side_by_side,
     of_one_form,
@@ -593,7 +593,7 @@ def _layouts(
     """Where matrices lie on chip, if that is known or can be; side by side if they fit so."""
     topologies, weight_dtype = [m.topology for m in matrices], matrices[0].dtype
     given = [t.scan_layout for t in topologies]
-    if has_gpu() and isinstance(batch, int) and all(map(is_concrete, topologies)):
+    if has_gpu() and isinstance(batch, int) and all(map(can_be_laid_out, topologies)):
         # One that was made for another batch is made anew, unless it is asked for.
         given = [x if x and (variant or suits(x, batch, dtype)) else None for x in given]
         device = present_device()

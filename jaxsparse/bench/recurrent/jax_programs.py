@@ -24,8 +24,6 @@ from jaxsparse.topology import Topology
 
 CELLS = {"RNN": recurrent.RNN(), "GRU": recurrent.GRU, "LSTM": recurrent.LSTM}
 
-Scan = Callable[[Any, Any, Any], tuple[Any, jax.Array]]
-
 
 def _arrays(problem: Problem, weight_dtype: str, dtype: str) -> tuple[Any, Any, Any, Any]:
     """Weights, xs, carry, cotangent. The cell state of an LSTM is float32."""
