@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
@@ -17,7 +18,7 @@ from recurrent_problems import CELLS, compiled, problem
 
 from jaxsparse import CSR, EXPORT_DISABLED_CHECKS, Topology, recurrent
 from jaxsparse.primitive import equations
-from jaxsparse.recurrent import LSTM, RNN
+from jaxsparse.recurrent import LSTM, RNN, products
 
 LENGTHS = jnp.array([0, 5, 3])  # of T = 5
 EVERY = {"reverse": True, "seq_lengths": LENGTHS}
@@ -283,6 +284,30 @@ def test_residuals(name, sparse, recompute):
     one, gates = 13 * 3 * 5, CELLS[name][1] * 13 * 3 * 5
     expected = [one, gates, *[one] * READ[name], *[gates] * (not recompute)]
     assert sorted(x.size for x in kept) == sorted(expected)
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_gradient_of_dense_weights_on_one_cpu(directions, monkeypatch):
+    """Steps and batch are one dimension of the product there, of which XLA transposes nothing."""
+    p = problem("LSTM")
+
+    def loss(weights):
+        if directions == 1:
+            return jnp.sum(p.scan(weights, *p.operands[1:])[1] ** 2)
+        pairs = ((weights, weights / 2), (p.carry, p.carry), (p.xs, p.xs))
+        forward, backward = recurrent.bidirectional_scan(p.cell, *pairs)[1]
+        return jnp.sum(forward**2) + jnp.sum(backward**3)
+
+    def gradient(on_one_cpu):
+        monkeypatch.setattr(products, "_on_one_cpu", lambda: on_one_cpu)
+        jaxpr = jax.make_jaxpr(jax.grad(lambda weights: loss(weights)))(p.weights)
+        dots = [e for e in equations(jaxpr) if e.primitive.name == "dot_general"]
+        most = max(len(e.params["dimension_numbers"][0][0]) for e in dots)
+        return most, compiled(jaxpr_as_fun(jaxpr))(p.weights)
+
+    (several, expected), (one, got) = gradient(False), gradient(True)
+    assert (several, one) == (2, 1)
+    single(got, expected)
 
 
 @WEIGHTS
