@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 
@@ -30,16 +31,28 @@ def forget():
         cache.cache_clear()
 
 
+@contextlib.contextmanager
+def together(*settings):
+    """Settings none of which hides what another one refuses: one trace or run does for all."""
+    forget()
+    with contextlib.ExitStack() as stack:
+        for setting in settings:
+            stack.enter_context(setting)
+        yield
+
+
 # Under these a program is refused where it is traced or lowered, if it is.
-TRACED = {
-    "numpy_rank_promotion": functools.partial(jax.numpy_rank_promotion, "raise"),
-    "numpy_dtype_promotion": functools.partial(jax.numpy_dtype_promotion, "strict"),
-    "checking_leaks": jax.checking_leaks,
-}
+def strict():
+    return together(
+        jax.numpy_rank_promotion("raise"),
+        jax.numpy_dtype_promotion("strict"),
+        jax.checking_leaks(),
+    )
+
+
 RUN = {
-    "debug_nans": functools.partial(jax.debug_nans, True),
-    "enable_x64": functools.partial(jax.enable_x64, True),
-    "disable_jit": jax.disable_jit,
+    "debug_nans and enable_x64": lambda: together(jax.debug_nans(True), jax.enable_x64(True)),
+    "disable_jit": lambda: together(jax.disable_jit()),
 }
 
 
@@ -47,26 +60,23 @@ RUN = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_are_traced_and_lowered(name):
     p = PROGRAMS[name](jnp.bfloat16)
-    for setting in TRACED.values():
-        forget()
-        with setting():
-            jax.jit(lambda *operands: p.value_and_gradient(*operands)).lower(
-                p.parameters, *p.batched
-            )
+    with strict():
+        jax.jit(p.value_and_gradient).lower(p.parameters, *p.batched)
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_run(name):
+    """With results of the types that they have without settings, and the same under each."""
     p = PROGRAMS[name](jnp.float32)
-    expected = jax.jit(p.value_and_gradient)(p.parameters, *p.batched)
+    types = jax.eval_shape(p.value_and_gradient, p.parameters, *p.batched)
+    results = []
     for setting in RUN.values():
-        forget()
         with setting():
-            got = jax.jit(lambda *operands: p.value_and_gradient(*operands))(
-                p.parameters, *p.batched
+            results.append(
+                jax.jit(lambda *operands: p.value_and_gradient(*operands))(p.parameters, *p.batched)
             )
-        assert jax.tree.structure(got) == jax.tree.structure(expected)
-        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-            assert a.dtype == b.dtype
-            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+        assert jax.tree.structure(results[-1]) == jax.tree.structure(types)
+    for a, b, t in zip(*map(jax.tree.leaves, (*results, types)), strict=True):
+        assert a.dtype == b.dtype == t.dtype
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)

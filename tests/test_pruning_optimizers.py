@@ -124,6 +124,47 @@ def test_conditions_around_it_and_gradients_of_another_dtype(narrow, inner):
     assert np.count_nonzero(params["first"]["kernel"]) == 48
 
 
+def on_even_steps(tx):
+    """A condition as a program may have it around an optimizer."""
+
+    def update(updates, state, params):
+        count, inner_state = state
+        updates, inner_state = jax.lax.cond(
+            count % 2 == 0,
+            lambda: tx.update(updates, inner_state, params),
+            lambda: (jax.tree.map(jnp.zeros_like, updates), inner_state),
+        )
+        return updates, (count + 1, inner_state)
+
+    return optax.GradientTransformation(lambda params: (jnp.int32(0), tx.init(params)), update)
+
+
+CONDITIONS = {
+    "apply_if_finite": lambda tx: optax.apply_if_finite(tx, 3),
+    "conditionally_transform": lambda tx: optax.conditionally_transform(tx, lambda step: step < 9),
+    "MultiSteps": lambda tx: optax.MultiSteps(tx, 1).gradient_transformation(),
+    "cond": on_even_steps,
+}
+
+
+def test_conditions_around_it_and_gradients_wider_than_parameters():
+    """An optimizer that computes in the parameters' dtype: updates have the gradients' own."""
+    as_parameters = optax.stateless(lambda u, params: optax.tree.cast_like(u, params))
+    pruned = prune(optax.chain(as_parameters, optax.sgd(0.125)), one_shot(0.5, step=1))
+    params = {"kernel": jnp.arange(1, 9, dtype=jnp.bfloat16).reshape(2, 4)}
+    gradients = {"kernel": jnp.full((2, 4), 0.3)}
+    for condition in CONDITIONS.values():
+        tx = condition(pruned)
+        state = tx.init(params)
+        updates, new_state = jax.eval_shape(tx.update, gradients, state, params)
+        assert updates["kernel"].dtype == jnp.float32
+        assert jax.tree.map(jnp.result_type, new_state) == jax.tree.map(jnp.result_type, state)
+    updates, _ = jax.jit(tx.update)(gradients, state, params)
+    got = optax.apply_updates(params, updates)["kernel"]
+    np.testing.assert_array_equal(got[0], jnp.zeros(4))
+    np.testing.assert_array_equal(got[1], params["kernel"][1] - jnp.bfloat16(0.125 * 0.3))
+
+
 SHARPNESS = optax.chain(optax.contrib.normalize(), optax.sgd(0.1))
 
 

@@ -143,7 +143,7 @@ def test_parameters_of_two_directions_and_of_their_own_dtype():
 
     def gradient(run):
         loss = lambda *o: sum(jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(run(*o)))  # noqa: E731
-        return jax.grad(loss, (0, 1))(own, other)
+        return compiled(jax.grad(loss, (0, 1)))(own, other)
 
     got, expected = gradient(both), gradient(each)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
@@ -162,7 +162,7 @@ def test_an_infinite_derivative_in_the_padding_reaches_no_parameter():
         ys = recurrent.scan(cell, weights, zero, xs, parameters=p, seq_lengths=LENGTHS)[1]
         return jnp.sum(ys)
 
-    assert np.isfinite(jax.grad(loss)(jnp.ones(H))).all()
+    assert np.isfinite(compiled(jax.grad(loss))(jnp.ones(H))).all()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
@@ -17,7 +18,7 @@ from recurrent_problems import CELLS, compiled, problem
 
 from jaxsparse import CSR, EXPORT_DISABLED_CHECKS, Topology, recurrent
 from jaxsparse.primitive import equations
-from jaxsparse.recurrent import LSTM, RNN
+from jaxsparse.recurrent import LSTM, RNN, products
 
 LENGTHS = jnp.array([0, 5, 3])  # of T = 5
 EVERY = {"reverse": True, "seq_lengths": LENGTHS}
@@ -82,7 +83,6 @@ def test_gradients(name, sparse):
 @pytest.mark.parametrize(
     "name, sparse, options",
     [
-        ("GRU", False, {"recompute": True}),
         ("LSTM", True, {"recompute": True, **EVERY}),
         ("three_leaves", False, EVERY),
     ],
@@ -126,27 +126,27 @@ def test_derivatives_by_differences():
         check_grads(function, p.operands, 2, modes=("fwd", "rev"), eps=1e-4)
 
 
-def test_the_fourth_derivative():
+def test_the_fourth_derivative_recomputes():
     with jax.enable_x64(True):
         p = problem("RNN", T=3, B=1, h=2, dtype=jnp.float64)
 
-        def line(function):
-            along = lambda s: function(s * p.weights, p.carry, s * p.xs)  # noqa: E731
+        def line(function, **options):
+            along = lambda s: function(s * p.weights, p.carry, s * p.xs, **options)  # noqa: E731
             value = lambda s: total(along(s))  # noqa: E731
             forward = lambda f: lambda s: jax.jvp(f, (s,), (1.0,))[1]  # noqa: E731
             return compiled(forward(jax.grad(forward(jax.grad(value)))))(1.0)
 
-        exact(line(p.scan), line(p.reference))
+        exact(line(p.scan, recompute=True), line(p.reference))
 
 
 def test_high_orders_take_no_time_to_trace():
     # A step's form was once asked of the one beneath it again and again: minutes for this one.
-    p = problem("LSTM", T=2, B=1, h=2)
-    function = lambda x: total(p.scan(p.weights, (x, x), p.xs))  # noqa: E731
+    p = problem("GRU", T=2, B=1, h=2)
+    function = lambda x: total(p.scan(p.weights, x, p.xs))  # noqa: E731
     for _ in range(4):
         gradient = jax.grad(function)
         function = lambda x, gradient=gradient: total(gradient(x))  # noqa: E731
-    jaxpr = jax.make_jaxpr(function)(p.carry[0])
+    jaxpr = jax.make_jaxpr(function)(p.carry)
     assert sum("step" in e.params for e in jaxpr.eqns) >= 8
 
 
@@ -168,12 +168,19 @@ def test_jacobians(sparse):
 def test_linearize_and_transpose(sparse, recompute):
     p = finite(problem("three_leaves", sparse))
     function = functools.partial(p.scan, recompute=recompute, **EVERY)
-    out, linear = jax.linearize(function, *p.operands)
+    out = jax.eval_shape(function, *p.operands)
     tangents, cotangents = like(p.operands, 1), like(out, 2)
+
+    @compiled
+    def by_linearization(operands, tangents, cotangents):
+        out, linear = jax.linearize(function, *operands)
+        pulled = jax.linear_transpose(linear, *tangents)(cotangents)
+        return out, linear(*tangents), pulled
+
+    out, along, pulled = by_linearization(p.operands, tangents, cotangents)
     expected, tangent = compiled(lambda *o: jax.jvp(function, *o))(p.operands, tangents)
     single(out, expected)
-    single(linear(*tangents), tangent)
-    pulled = jax.linear_transpose(linear, *tangents)(cotangents)
+    single(along, tangent)
     np.testing.assert_allclose(dot(cotangents, tangent), dot(pulled, tangents), rtol=1e-4)
     single(pulled, compiled(lambda o, ct: jax.vjp(function, *o)[1](ct))(p.operands, cotangents))
 
@@ -283,6 +290,30 @@ def test_residuals(name, sparse, recompute):
     one, gates = 13 * 3 * 5, CELLS[name][1] * 13 * 3 * 5
     expected = [one, gates, *[one] * READ[name], *[gates] * (not recompute)]
     assert sorted(x.size for x in kept) == sorted(expected)
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_gradient_of_dense_weights_on_one_cpu(directions, monkeypatch):
+    """Steps and batch are one dimension of the product there, of which XLA transposes nothing."""
+    p = problem("LSTM")
+
+    def loss(weights):
+        if directions == 1:
+            return jnp.sum(p.scan(weights, *p.operands[1:])[1] ** 2)
+        pairs = ((weights, weights / 2), (p.carry, p.carry), (p.xs, p.xs))
+        forward, backward = recurrent.bidirectional_scan(p.cell, *pairs)[1]
+        return jnp.sum(forward**2) + jnp.sum(backward**3)
+
+    def gradient(on_one_cpu):
+        monkeypatch.setattr(products, "_on_one_cpu", lambda: on_one_cpu)
+        jaxpr = jax.make_jaxpr(jax.grad(lambda weights: loss(weights)))(p.weights)
+        dots = [e for e in equations(jaxpr) if e.primitive.name == "dot_general"]
+        most = max(len(e.params["dimension_numbers"][0][0]) for e in dots)
+        return most, compiled(jaxpr_as_fun(jaxpr))(p.weights)
+
+    (several, expected), (one, got) = gradient(False), gradient(True)
+    assert (several, one) == (2, 1)
+    single(got, expected)
 
 
 @WEIGHTS

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxsparse.precision import promoted
 from jaxsparse.pruning.masks import choose, make_masks, map_masked
 from jaxsparse.pruning.schedules import PruningSchedule
 from jaxsparse.pruning.scores import SCORES, Score
@@ -69,10 +70,10 @@ def prune(
         seed: of the random keys that scores get.
 
     Returns:
-        A transformation whose state is a `PruneState`. Updates have the common dtype of the
-        optimizer's updates and the parameter: in a narrower one pruned weights would not be
-        exactly 0. Around it, `optax.apply_if_finite` and its like want updates of the dtype that
-        gradients have, so cast those to the parameters' before.
+        A transformation whose state is a `PruneState`. Updates have the common dtype of what came
+        in, the optimizer's updates and the parameter. So it is the gradients' own, as
+        `optax.apply_if_finite` and its like want it, unless theirs is narrower than the
+        parameters': in that pruned weights would not be exactly 0. Cast such gradients before.
 
     Raises:
         TypeError: if ``schedule`` is no PruningSchedule.
@@ -190,11 +191,14 @@ def _floating(params: T, tree: T) -> T:
 
 
 def _completed(changes: Any, params: Any, updates: Any) -> Any:
-    """Updates of all parameters, of those that are no floats such that they stay as they are."""
+    """Updates of all parameters, of those that are no floats such that they stay as they are.
+
+    None is narrower than the update that came in, which a condition around may return instead.
+    """
 
     def completed(parameter: Any, change: Any, update: Any) -> Any:
         if is_floating(parameter):
-            return change
+            return change.astype(promoted(*map(jnp.result_type, (change, update))))
         is_key = jnp.issubdtype(jnp.result_type(parameter), jax.dtypes.prng_key)
         return update if is_key else jnp.zeros_like(parameter)
 

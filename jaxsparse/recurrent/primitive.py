@@ -29,19 +29,17 @@ from jax.interpreters import ad, batching
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsparse.ops.arguments import PATTERN
-from jaxsparse.ops.matmul import spmm_p
-from jaxsparse.pattern import row_indices
-from jaxsparse.precision import accumulator_dtype, promoted
+from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import (
     Operation,
     Signature,
     batch,
     bind,
-    bind_local,
     make_primitive,
     undefined,
 )
 from jaxsparse.recurrent import engine
+from jaxsparse.recurrent.products import dense_form, product, products_of_steps
 from jaxsparse.recurrent.step import Adjoint, Saved, Saving, Step, Tangent, without_repeats
 
 _FULL = "tbh"  # the dimensions of an input that it does not repeat along
@@ -159,82 +157,7 @@ def _result_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
     return [operands.state.dtype, *carries, *[operands.state.dtype] * len(params["step"].outputs)]
 
 
-def _einsum(axes: str, x: Any, w: Any, precision: Any, out_dtype: Any) -> Any:
-    """A product whose sums are in float32 at least, and exact unless a precision is asked for."""
-    dtype = promoted(x.dtype, w.dtype)
-    z = jnp.einsum(
-        axes,
-        x.astype(dtype),
-        w.astype(dtype),
-        precision=jax.lax.Precision.HIGHEST if precision is None else precision,
-        preferred_element_type=_sum_dtype(dtype, out_dtype),
-    )
-    return z.astype(out_dtype)
-
-
-def _sum_dtype(dtype: Any, out_dtype: Any) -> Any:
-    """The dtype that a product of operands of one dtype is asked for in.
-
-    Where the result is as narrow as the operands it is theirs, so that the cotangents, which have
-    it too, meet 16-bit operands: products on tensor cores, with the same sums in float32.
-    """
-    return dtype if dtype == out_dtype else accumulator_dtype(dtype)
-
-
-def product(
-    weights: Sequence[Any],
-    x: Any,
-    *,
-    sparse: bool,
-    transposed: bool,
-    precision: Any,
-    implementation: str | None,
-    out_dtype: Any,
-    local: bool = False,
-) -> Any:
-    """The recurrent product of x (..., n, S h): (..., n, P h)."""
-    if not sparse:
-        axes = "...nk,...mk->...nm" if transposed else "...nk,...km->...nm"
-        return _einsum(axes, x, weights[0], precision, out_dtype)
-    values, *pattern = weights[: 1 + len(PATTERN)]
-    dtype = promoted(x.dtype, values.dtype)
-    options: dict[str, Any] = {
-        "transpose": transposed,
-        "dense_on_left": True,
-        "precision": None,
-        "implementation": implementation,
-        "variant": None,
-    }
-    if local:
-        operands = (values.astype(dtype), *pattern, x.astype(dtype))
-        wide = accumulator_dtype(dtype)
-        return bind_local(spmm_p, *operands, out_dtype=wide, **options)[0].astype(out_dtype)
-    mixed = values.dtype != x.dtype
-    sum_dtype = out_dtype if mixed else _sum_dtype(dtype, out_dtype)
-    z = bind(spmm_p, values, *pattern, x, out_dtype=sum_dtype, **options)[0]
-    return z.astype(out_dtype)
-
-
-# On a GPU the start of XLA's kernels is what a step of a loop waits for, and a dense product takes
-# less time than one by the kernels of spmm unless the matrix is very sparse or large. To write it
-# out takes as long as some steps.
-_UNROLLED = 8
-_FEWEST_STEPS = 16
-_LEAST_DENSITY = 1 / 512
-_MOST_DENSE_BYTES = 2**28
-
-
-def _dense_form(weights: Sequence[Any]) -> Any | None:
-    """A sparse (m, k) matrix as a dense (k, m) one, if a product by that is faster on a GPU."""
-    values, *pattern = weights[: 1 + len(PATTERN)]
-    row_offsets, columns, _, t_row_offsets, *_ = pattern
-    m, k, nse = row_offsets.shape[0] - 1, t_row_offsets.shape[0] - 1, values.shape[0]
-    if nse < _LEAST_DENSITY * m * k or m * k * values.dtype.itemsize > _MOST_DENSE_BYTES:
-        return None
-    rows = row_indices(row_offsets, nse)  # padding's is m, which is dropped
-    places = columns.astype(jnp.int32), rows
-    dense = jnp.zeros((k, m), accumulator_dtype(values.dtype))  # columns may repeat
-    return dense.at[places].add(values.astype(dense.dtype), mode="drop").astype(values.dtype)
+_UNROLLED = 8  # steps of a loop on a GPU, where it waits for the start of kernels
 
 
 def _plain(
@@ -270,27 +193,30 @@ def _plain_direction(
     weights, state, carries, inputs = operands
     b, _, h = state.shape
     dtype, accumulator = state.dtype, carries[0].dtype
-    densifies = on_gpu and sparse and implementation is None and length >= _FEWEST_STEPS
-    if densifies and (dense := _dense_form(weights)) is not None:
+    densifies = on_gpu and sparse and implementation is None
+    if densifies and (dense := dense_form(weights, length)) is not None:
         weights, sparse = (dense,), False
 
-    # Each array of an input is its own, and so is each of an output: of one that is cut out of
-    # another in the loop XLA vectorises nothing on a CPU.
-    moving = [
-        tuple(x[:, :, j] for j in range(x.shape[2])) if "t" in own else ()
-        for x, own in zip(inputs, spans, strict=True)
-    ]
+    steps_of = [x.reshape(*x.shape[:2], -1) for x in inputs]
 
-    def group(x: Any, at_this_step: Sequence[Any]) -> list[Any]:
-        """The arrays of an input, (b, h) each."""
-        arrays = at_this_step or [x[0, :, j] for j in range(x.shape[2])]
+    def group(x: Any, count: int, span: str, t: Any) -> list[Any]:
+        """The arrays of an input at a step, (b, h) each.
+
+        Each is cut out at once: on a CPU XLA does not vectorise what reads a slice of a slice.
+        """
+        rows, units = x.shape[1], x.shape[2] // count
+        cut = functools.partial(
+            jax.lax.dynamic_slice, x, slice_sizes=(1, rows, units), allow_negative_indices=False
+        )
+        at = t if "t" in span else 0
+        arrays = [cut(start_indices=(at, 0, j * units))[0] for j in range(count)]
         return [jnp.broadcast_to(array.astype(accumulator), (b, h)) for array in arrays]
 
-    def body(before: Any, at_this_step: Any) -> Any:
-        states, carries = before
+    def body(before: Any, t: Any) -> Any:
+        state, carries = before
         z = product(
             weights,
-            jnp.concatenate(states, 1),
+            state,
             sparse=sparse,
             transposed=transposed,
             precision=precision,
@@ -299,14 +225,21 @@ def _plain_direction(
             local=True,
         )
         products = [z[:, p * h : (p + 1) * h] for p in range(step.products)]
-        states, carries, outputs = step(products, carries, list(map(group, inputs, at_this_step)))
-        states, outputs = jax.tree.map(lambda x: x.astype(dtype), (states, outputs))
-        return (states, [c.astype(accumulator) for c in carries]), (states, outputs)
+        at_this_step = [
+            group(*of_input, t) for of_input in zip(steps_of, step.inputs, spans, strict=True)
+        ]
+        states, carries, outputs = step(products, carries, at_this_step)
+        # Joined here, while they are in a cache: products read them so, and the gradient of xs is.
+        state, *joined = (jnp.concatenate(xs, 1).astype(dtype) for xs in (states, *outputs))
+        return (state, [c.astype(accumulator) for c in carries]), (state, joined)
 
-    first: Any = ([state[:, i] for i in range(step.states)], list(carries))
+    first: Any = (state.reshape(b, -1), list(carries))
     unroll = _UNROLLED if on_gpu else 1
-    (_, last), (states, outputs) = jax.lax.scan(body, first, moving, reverse=reverse, unroll=unroll)
-    return [jnp.stack(states, 2), *last, *(jnp.stack(arrays, 2) for arrays in outputs)]
+    (_, last), (states, outputs) = jax.lax.scan(
+        body, first, jnp.arange(length), reverse=reverse, unroll=unroll
+    )
+    stacked = (x.reshape(length, b, -1, h) for x in (states, *outputs))
+    return [next(stacked), *last, *stacked]
 
 
 recurrent_scan_p = make_primitive(
@@ -417,21 +350,6 @@ def _before(states: Any, first: Any, reversed: tuple[bool, ...]) -> Any:
     return jnp.concatenate(parts, -5) if len(parts) > 1 else parts[0]
 
 
-def _products_of(weights: Sequence[Any], states: Any, parts: int, dtype: Any, options: Any) -> Any:
-    """The products of every step at once: (..., d, t, b, P, h) of (..., d, t, b, S, h)."""
-    *lead, t, b, s, h = states.shape
-    x = states.reshape(*lead, t, b, s * h)
-    if options["sparse"]:
-        # Steps and batch become one dimension, the batch outside so that it may stay sharded.
-        x = jnp.swapaxes(x, -3, -2).reshape(*lead, b * t, s * h)
-        z = product(weights, x, out_dtype=dtype, **options)
-        z = jnp.swapaxes(z.reshape(*z.shape[:-2], b, t, z.shape[-1]), -3, -2)
-    else:
-        axes = "mk" if options["transposed"] else "km"
-        z = _einsum(f"...dtbk,...d{axes}->...dtbm", x, weights[0], options["precision"], dtype)
-    return z.reshape(*z.shape[:-1], parts, h)
-
-
 def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     step = params["step"]
     x, dx = _split(primals, params), _split(tangents, params)
@@ -461,11 +379,11 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 
     def linear(weights: Any, before: Any, saved: Any, read: Any, dweights: Any, rest: Any) -> Any:
         if recompute:
-            saved = [_products_of(weights, before, step.products, dtype, options), *saved]
+            saved = [products_of_steps(weights, before, step.products, dtype, options), *saved]
         shift = []
         if dweights is not None:
             moved = (dweights, *weights[1:])
-            shift = [_products_of(moved, before, step.products, dtype, options)]
+            shift = [products_of_steps(moved, before, step.products, dtype, options)]
         dstate, dcarries, dinputs = rest
         return scan_bind(
             Operands(weights, dstate, dcarries, (*saved, *read, *shift, *dinputs)),
