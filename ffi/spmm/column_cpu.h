@@ -48,17 +48,21 @@ class ColumnKernel {
 
  private:
   JAXSPARSE_INLINE Acc SumRow(int64_t begin, int64_t end) {
+    if (begin < window_.begin || window_.end < end) return FillAndSum(begin, end);
+    return SumOf(products_ + (begin - window_.begin), end - begin);
+  }
+
+  [[gnu::noinline]] Acc FillAndSum(int64_t begin, int64_t end) {
     Acc sum = 0;
     while (begin < end) {
-      if (!window_.Holds(begin, end)) Fill(begin, end);
-      const int64_t last = end < window_.end ? end : window_.end;
-      sum += SumOf(products_ + (begin - window_.begin), last - begin);
-      begin = last;
+      Fill(begin, end);
+      sum += SumOf(products_, window_.end < end ? window_.end - begin : end - begin);
+      begin = window_.end;
     }
     return sum;
   }
 
-  [[gnu::noinline]] void Fill(int64_t begin, int64_t end) {
+  JAXSPARSE_INLINE void Fill(int64_t begin, int64_t end) {
     window_.MoveTo(begin, end);
     const IndexReader& columns = matrices_.column_indices;
     const bool is_permuted = matrices_.permutation != nullptr;
