@@ -1,7 +1,12 @@
 // 16-bit storage types for CPU kernels. Arithmetic is done in float; conversions are exact one way
-// and round to nearest even the other, and keep NaN. They use integer operations only, because
-// XLA's threads flush subnormal floats to zero.
+// and round to nearest even the other, and keep NaN. XLA's threads flush subnormal floats to zero,
+// so they use integer operations, or the processor's own for float16, which take no notice of that.
+// simd.h has the same for vectors.
 #pragma once
+
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
 
 #include <cstring>
 
@@ -29,6 +34,9 @@ JAXSPARSE_INLINE float ToFloat(bfloat16 x) {
 }
 
 JAXSPARSE_INLINE float ToFloat(float16 x) {
+#ifdef __F16C__
+  return _cvtsh_ss(x.bits);
+#else
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
   const uint32_t magnitude = x.bits & 0x7fffu;
   // Move the exponent from bias 15 to bias 127; infinity and NaN go to the top of the new range.
@@ -39,6 +47,7 @@ JAXSPARSE_INLINE float ToFloat(float16 x) {
         BitCast<uint32_t>(static_cast<float>(magnitude) * 0x1p-24f);  // subnormal in 16 bits only
   }
   return BitCast<float>(bits | sign);
+#endif
 }
 
 JAXSPARSE_INLINE float ToFloat(float x) { return x; }
@@ -52,6 +61,9 @@ JAXSPARSE_INLINE void FromFloat(float x, bfloat16* out) {
 }
 
 JAXSPARSE_INLINE void FromFloat(float x, float16* out) {
+#ifdef __F16C__
+  out->bits = _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+#else
   const uint32_t bits = BitCast<uint32_t>(x);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
@@ -73,6 +85,7 @@ JAXSPARSE_INLINE void FromFloat(float x, float16* out) {
     half = 0;
   }
   out->bits = static_cast<uint16_t>(half | sign);
+#endif
 }
 
 JAXSPARSE_INLINE void FromFloat(float x, float* out) { *out = x; }

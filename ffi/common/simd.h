@@ -1,9 +1,14 @@
 // Vectors of the compiler's own (GCC and Clang), as wide as the instruction set this file is
-// compiled for: no intrinsics, so the same kernel serves x86-64 and every other processor.
+// compiled for, so that the same kernel serves x86-64 and every other processor. Intrinsics stand
+// only where GCC has no vectors for what the processor can do: conversions of float16.
 //
 // Files that include this are compiled several times with different flags. Keep anything that could
 // be emitted out of line (the standard library's templates) out of them: the linker keeps one copy.
 #pragma once
+
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
 
 #include <cstring>
 #include <type_traits>
@@ -32,23 +37,112 @@ constexpr int kVectorBytes = 16;
 template <typename Acc>
 constexpr int kMaxLanes = kVectorBytes / static_cast<int>(sizeof(Acc));
 
+// ToFloat and FromFloat of half.h, lane by lane.
+template <int kLanes>
+JAXSPARSE_INLINE Vector<float, kLanes> Widen(Vector<uint16_t, kLanes> bits, bfloat16) {
+  const auto wide = __builtin_convertvector(bits, Vector<uint32_t, kLanes>) << 16;
+  return BitCast<Vector<float, kLanes>>(wide);
+}
+
+template <int kLanes>
+JAXSPARSE_INLINE Vector<float, kLanes> Widen(Vector<uint16_t, kLanes> bits, float16) {
+#ifdef __AVX512F__
+  // With a mask of all lanes: GCC 12 warns of its own header without one.
+  if constexpr (kLanes == 16) {
+    return BitCast<Vector<float, 16>>(_mm512_maskz_cvtph_ps(0xffff, BitCast<__m256i>(bits)));
+  }
+#endif
+#ifdef __F16C__
+  if constexpr (kLanes == 8) {
+    return BitCast<Vector<float, 8>>(_mm256_cvtph_ps(BitCast<__m128i>(bits)));
+  } else if constexpr (kLanes == 4) {
+    return BitCast<Vector<float, 4>>(_mm_cvtph_ps(_mm_cvtsi64_si128(BitCast<int64_t>(bits))));
+  } else if constexpr (kLanes == 2) {
+    const __m128 wide = _mm_cvtph_ps(_mm_cvtsi32_si128(BitCast<int32_t>(bits)));
+    return BitCast<Vector<float, 2>>(_mm_cvtsd_f64(_mm_castps_pd(wide)));
+  } else if constexpr (kLanes == 1) {
+    return Vector<float, 1>{ToFloat(float16{bits[0]})};
+  }
+#endif
+  using Bits = Vector<uint32_t, kLanes>;
+  const auto wide = __builtin_convertvector(bits, Bits);
+  const Bits sign = (wide & 0x8000u) << 16, magnitude = wide & 0x7fffu;
+  const Bits normal = (magnitude << 13) + ((127u - 15u) << 23);
+  const Bits special = normal | 0xffu << 23;
+  const auto subnormal =
+      __builtin_convertvector(BitCast<Vector<int32_t, kLanes>>(magnitude), Vector<float, kLanes>) *
+      0x1p-24f;
+  Bits result = magnitude >= 0x7c00u ? special : normal;
+  result = magnitude < 0x0400u ? BitCast<Bits>(subnormal) : result;
+  return BitCast<Vector<float, kLanes>>(result | sign);
+}
+
+template <int kLanes>
+JAXSPARSE_INLINE Vector<uint16_t, kLanes> Narrow(Vector<float, kLanes> v, bfloat16) {
+  using Bits = Vector<uint32_t, kLanes>;
+  const auto bits = BitCast<Bits>(v);
+  const Bits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const Bits quiet_nan = (bits >> 16) | 0x40u;
+  const Bits result = (bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded;
+  return __builtin_convertvector(result, Vector<uint16_t, kLanes>);
+}
+
+template <int kLanes>
+JAXSPARSE_INLINE Vector<uint16_t, kLanes> Narrow(Vector<float, kLanes> v, float16) {
+#ifdef __AVX512F__
+  if constexpr (kLanes == 16) {
+    return BitCast<Vector<uint16_t, 16>>(
+        _mm512_maskz_cvtps_ph(0xffff, BitCast<__m512>(v), _MM_FROUND_TO_NEAREST_INT));
+  }
+#endif
+#ifdef __F16C__
+  if constexpr (kLanes == 8) {
+    return BitCast<Vector<uint16_t, 8>>(
+        _mm256_cvtps_ph(BitCast<__m256>(v), _MM_FROUND_TO_NEAREST_INT));
+  } else if constexpr (kLanes == 4) {
+    const auto bits = _mm_cvtps_ph(BitCast<__m128>(v), _MM_FROUND_TO_NEAREST_INT);
+    return BitCast<Vector<uint16_t, 4>>(_mm_cvtsi128_si64(bits));
+  } else if constexpr (kLanes == 2) {
+    const __m128 wide = _mm_castpd_ps(_mm_set_sd(BitCast<double>(v)));
+    const auto bits = _mm_cvtps_ph(wide, _MM_FROUND_TO_NEAREST_INT);
+    return BitCast<Vector<uint16_t, 2>>(_mm_cvtsi128_si32(bits));
+  } else if constexpr (kLanes == 1) {
+    float16 half;
+    FromFloat(v[0], &half);
+    return Vector<uint16_t, 1>{half.bits};
+  }
+#endif
+  using Bits = Vector<uint32_t, kLanes>;
+  const auto bits = BitCast<Bits>(v);
+  const Bits sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
+  const Bits normal = (magnitude - ((127u - 15u) << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  // Beside 0.5 the last place of a float is that of a subnormal number: the sum rounds to it.
+  // Floats that XLA's threads take for zero round to zero.
+  const Bits subnormal =
+      BitCast<Bits>(BitCast<Vector<float, kLanes>>(magnitude) + 0.5f) - 0x3f000000u;
+  const Bits nan = magnitude - magnitude + 0x7e00u, infinity = magnitude - magnitude + 0x7c00u;
+  Bits result = magnitude < 0x38800000u ? subnormal : normal;  // below 2^-14
+  result = magnitude >= 0x477ff000u ? infinity : result;       // rounds to 65536 or more
+  result = magnitude > 0x7f800000u ? nan : result;
+  return __builtin_convertvector(result | sign, Vector<uint16_t, kLanes>);
+}
+
+// kLanes consecutive numbers from any address, as they are.
+template <int kLanes, typename T>
+JAXSPARSE_INLINE Vector<T, kLanes> LoadRaw(const T* from) {
+  Vector<T, kLanes> v;
+  std::memcpy(&v, from, sizeof(v));
+  return v;
+}
+
 // kLanes consecutive elements from any address, as accumulators.
 template <int kLanes, typename T>
 JAXSPARSE_INLINE auto Load(const T* from) {
   using Acc = typename Accumulator<T>::type;
   if constexpr (std::is_same_v<T, Acc>) {
-    Vector<T, kLanes> v;
-    std::memcpy(&v, from, sizeof(v));
-    return v;
-  } else if constexpr (std::is_same_v<T, bfloat16>) {
-    Vector<uint16_t, kLanes> bits;
-    std::memcpy(&bits, from, sizeof(bits));
-    const auto wide = __builtin_convertvector(bits, Vector<uint32_t, kLanes>) << 16;
-    return BitCast<Vector<float, kLanes>>(wide);
+    return LoadRaw<kLanes>(from);
   } else {
-    Vector<float, kLanes> v = {};
-    for (int l = 0; l < kLanes; ++l) v[l] = ToFloat(from[l]);
-    return v;
+    return Widen<kLanes>(LoadRaw<kLanes>(&from->bits), T{});
   }
 }
 
@@ -57,7 +151,8 @@ JAXSPARSE_INLINE void Store(Vector<Acc, kLanes> v, T* to) {
   if constexpr (std::is_same_v<T, Acc>) {
     std::memcpy(to, &v, sizeof(v));
   } else {
-    for (int l = 0; l < kLanes; ++l) FromFloat(v[l], &to[l]);
+    const auto bits = Narrow<kLanes>(v, T{});
+    std::memcpy(to, &bits, sizeof(bits));
   }
 }
 

@@ -1,64 +1,11 @@
 // CPU kernels of the sparse-dense product. Every output is one sum over its row's entries, taken by
 // one thread in an order that depends on the shape and the instruction set, never on the threads.
-#include <cmath>
-
-#include "common/parallel.h"
-#include "common/pattern_cpu.h"
+#include "spmm/column_cpu.h"
+#include "spmm/matrices_cpu.h"
 #include "spmm/spmm.h"
 
 namespace jaxsparse::JAXSPARSE_ISA {
 namespace {
-
-// x * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))) / 2, written as x * sigmoid of twice the
-// argument.
-template <int kLanes, typename Acc>
-JAXSPARSE_INLINE Vector<Acc, kLanes> Gelu(Vector<Acc, kLanes> x) {
-  const auto u = x * (Acc(1.5957691216057308) + Acc(0.071354816272600245) * x * x);
-  if constexpr (sizeof(Acc) == 4) {
-    return x / (Exp<kLanes>(-u) + 1.0f);
-  } else {
-    Vector<Acc, kLanes> y;
-    for (int l = 0; l < kLanes; ++l) y[l] = x[l] / (1 + std::exp(-u[l]));
-    return y;
-  }
-}
-
-template <int kLanes, typename Acc>
-JAXSPARSE_INLINE Vector<Acc, kLanes> Activate(Activation activation, Vector<Acc, kLanes> x) {
-  switch (activation) {
-    case Activation::kRelu:
-      return x < Acc(0) ? Vector<Acc, kLanes>{} : x;  // keeps NaN
-    case Activation::kGelu:
-      return Gelu<kLanes, Acc>(x);
-    default:
-      return x;
-  }
-}
-
-// The arrays of one batch entry.
-template <typename T>
-struct Matrices {
-  const T* values;
-  const int32_t* row_offsets;
-  IndexReader column_indices;
-  const int32_t* permutation;
-  const T* x;
-  const T* bias;
-  OutWriter<T> out;
-  OutWriter<T> preactivation;
-
-  JAXSPARSE_INLINE Matrices(const SpmmProblem& p, int64_t entry)
-      : values(p.values.At<const T>(p.batch, entry)),
-        row_offsets(p.pattern.row_offsets.At<const int32_t>(p.batch, entry)),
-        column_indices(p.pattern, p.batch, entry),
-        permutation(p.pattern.permutation.data == nullptr
-                        ? nullptr
-                        : p.pattern.permutation.At<const int32_t>(p.batch, entry)),
-        x(p.x.At<const T>(p.batch, entry)),
-        bias(p.bias.data == nullptr ? nullptr : p.bias.At<const T>(p.batch, entry)),
-        out(p.out, p.out_dtype, p.batch, entry),
-        preactivation(p.preactivation, p.out_dtype, p.batch, entry) {}
-};
 
 // A stretch of one row's entries, values as accumulators, in their order in the row.
 template <typename Acc, typename Index>
@@ -68,18 +15,17 @@ struct Entries {
   int64_t count;
 };
 
-// Hands out a row in stretches. Values that are permuted or of 16 bits are staged in a small
-// buffer, once for a row that fits it, however many column tiles then read it; so are 16-bit
-// indices beside 16-bit values, so that fewer kernels are instantiated. `Index` is what the kernel
-// then sees.
+// Hands out rows in stretches. Values that are permuted or of 16 bits are staged in a buffer, for
+// several rows at once; so are 16-bit indices beside 16-bit values, so that fewer kernels are
+// instantiated. `Index` is what the kernel then sees.
 template <typename T, typename Index>
 class RowReader {
   using Acc = typename Accumulator<T>::type;
-  static constexpr int64_t kStage = 1024;
   static constexpr bool kDirect = std::is_same_v<T, Acc>;
 
  public:
-  JAXSPARSE_INLINE explicit RowReader(const Matrices<T>& matrices) : matrices_(matrices) {}
+  JAXSPARSE_INLINE RowReader(const Matrices<T>& matrices, int64_t limit)
+      : matrices_(matrices), window_{limit} {}
 
   // Entries [begin, end) or the first of them.
   JAXSPARSE_INLINE Entries<Acc, Index> Next(int64_t begin, int64_t end) {
@@ -88,9 +34,10 @@ class RowReader {
         return {matrices_.values + begin, Columns() + begin, end - begin};
       }
     }
-    const int64_t count = end - begin < kStage ? end - begin : kStage;
-    if (begin != staged_begin_ || count != staged_count_) Stage(begin, count);
-    return {values_, Columns() == nullptr ? columns_ : Columns() + begin, count};
+    if (!window_.Holds(begin, end)) Stage(begin, end);
+    const int64_t at = begin - window_.begin;
+    const int64_t last = end < window_.end ? end : window_.end;
+    return {values_ + at, Columns() == nullptr ? columns_ + at : Columns() + begin, last - begin};
   }
 
  private:
@@ -99,55 +46,81 @@ class RowReader {
     else return matrices_.column_indices.narrow;
   }
 
-  JAXSPARSE_INLINE void Stage(int64_t begin, int64_t count) {
-    if (matrices_.permutation == nullptr) {
-      for (int64_t i = 0; i < count; ++i) values_[i] = ToFloat(matrices_.values[begin + i]);
-    } else {
-      const int32_t* permutation = matrices_.permutation + begin;
-      for (int64_t i = 0; i < count; ++i) values_[i] = ToFloat(matrices_.values[permutation[i]]);
-    }
+  [[gnu::noinline]] void Stage(int64_t begin, int64_t end) {
+    window_.MoveTo(begin, end);
+    matrices_.permutation != nullptr ? StageValues<true>() : StageValues<false>();
     if constexpr (!kDirect) {
       if (const uint16_t* narrow = matrices_.column_indices.narrow) {
+        const int64_t count = window_.end - begin;
         for (int64_t i = 0; i < count; ++i) columns_[i] = narrow[begin + i];
       }
     }
-    staged_begin_ = begin;
-    staged_count_ = count;
+  }
+
+  template <bool kPermuted>
+  JAXSPARSE_INLINE void StageValues() {
+    constexpr int kLanes = kMaxLanes<Acc>;
+    const Matrices<T> matrices = matrices_;  // which no store can change, as GCC knows of a copy
+    const int64_t begin = window_.begin, count = window_.end - begin;
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+      Store<kLanes, Acc>(matrices.template Values<kLanes, kPermuted>(begin + i), values_ + i);
+    }
+    for (; i < count; ++i) values_[i] = matrices.template Values<1, kPermuted>(begin + i)[0];
   }
 
   const Matrices<T>& matrices_;
-  int64_t staged_begin_ = -1;
-  int64_t staged_count_ = 0;
-  Acc values_[kStage];
-  Index columns_[kDirect ? 1 : kStage];
+  Window window_;
+  Acc values_[Window::kSize];
+  Index columns_[kDirect ? 1 : Window::kSize];
 };
 
-// sums[v] = the products of one row with kVectors * kLanes neighbouring columns of x. Narrow tiles
-// interleave kChains partial sums, since one chain would wait for each multiply-add to finish.
+// Columns of a dense matrix, by vectors that follow one another, but for the last one: that begins
+// at `last`, so that it may overlap the one before.
+template <typename X>
+struct Columns {
+  const X* data;
+  uint32_t rows;
+  int64_t stride, last;
+};
+
+// sums[v] += the product of an entry with kVectors * kLanes columns of x.
+template <int kLanes, int kVectors, typename Acc, typename X, typename Index>
+JAXSPARSE_INLINE void MultiplyEntry(const Entries<Acc, Index>& entries, int64_t i,
+                                    const Columns<X>& x, Vector<Acc, kLanes>* sums) {
+  const X* from = x.data + Within(static_cast<uint32_t>(entries.columns[i]), x.rows) * x.stride;
+  // Or GCC keeps an address for each vector, in more registers than there are.
+  if constexpr (kVectors > 2) asm("" : "+r"(from));
+  const auto value = Broadcast<kLanes>(entries.values[i]);
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) {
+    sums[v] += value * Load<kLanes>(from + (v + 1 < kVectors ? v * kLanes : x.last));
+  }
+}
+
+// sums[v] = the products of one row. Narrow tiles interleave kChains partial sums, since one chain
+// would wait for each multiply-add to finish; short rows do not gain by that.
 template <int kLanes, int kVectors, typename Acc, typename X, typename T, typename Index>
-JAXSPARSE_INLINE void MultiplyRow(RowReader<T, Index>& row, int64_t begin, int64_t end, const X* x,
-                                  int64_t stride, Vector<Acc, kLanes>* sums) {
+JAXSPARSE_INLINE void MultiplyRow(RowReader<T, Index>& row, int64_t begin, int64_t end,
+                                  const Columns<X>& x, Vector<Acc, kLanes>* sums) {
   constexpr int kChains = kVectors >= 8 ? 1 : kVectors >= 4 ? 2 : 4;
+  constexpr int kStep = kVectors == 1 ? 2 * kChains : kChains;
+  constexpr int64_t kLong = 16;
   Vector<Acc, kLanes> partial[kChains][kVectors] = {};
   while (begin < end) {
     const Entries<Acc, Index> entries = row.Next(begin, end);
     int64_t i = 0;
-    for (; i + kChains <= entries.count; i += kChains) {
-#pragma GCC unroll 4
-      for (int c = 0; c < kChains; ++c) {
-        const X* from = x + static_cast<int64_t>(entries.columns[i + c]) * stride;
-        const auto value = Broadcast<kLanes>(entries.values[i + c]);
+    if (entries.count >= kLong) {
+      for (; i + kStep <= entries.count; i += kStep) {
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
-          partial[c][v] += value * Load<kLanes>(from + v * kLanes);
+        for (int c = 0; c < kStep; ++c) {
+          MultiplyEntry<kLanes, kVectors>(entries, i + c, x, partial[c % kChains]);
         }
       }
     }
+#pragma GCC unroll 1
     for (; i < entries.count; ++i) {
-      const X* from = x + static_cast<int64_t>(entries.columns[i]) * stride;
-      const auto value = Broadcast<kLanes>(entries.values[i]);
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) partial[0][v] += value * Load<kLanes>(from + v * kLanes);
+      MultiplyEntry<kLanes, kVectors>(entries, i, x, partial[0]);
     }
     begin += entries.count;
   }
@@ -159,48 +132,11 @@ JAXSPARSE_INLINE void MultiplyRow(RowReader<T, Index>& row, int64_t begin, int64
   }
 }
 
-// The product of one row with one column of x: the entries fill the lanes.
-template <typename Acc, typename X, typename T, typename Index>
-JAXSPARSE_INLINE Acc DotRow(RowReader<T, Index>& row, int64_t begin, int64_t end, const X* x,
-                            int64_t stride) {
-  constexpr int kLanes = kMaxLanes<Acc>;
-  Vector<Acc, kLanes> lanes = {};
-  Acc sum = 0;
-  while (begin < end) {
-    const Entries<Acc, Index> entries = row.Next(begin, end);
-    int64_t i = 0;
-    for (; i + kLanes <= entries.count; i += kLanes) {
-      Acc gathered[kLanes];
-      for (int l = 0; l < kLanes; ++l) {
-        gathered[l] = ToFloat(x[static_cast<int64_t>(entries.columns[i + l]) * stride]);
-      }
-      lanes += Load<kLanes>(entries.values + i) * Load<kLanes>(gathered);
-    }
-    for (; i < entries.count; ++i) {
-      sum += entries.values[i] * ToFloat(x[static_cast<int64_t>(entries.columns[i]) * stride]);
-    }
-    begin += entries.count;
-  }
-  return sum + Sum<kLanes, Acc>(lanes);
-}
-
-// MultiplyRow, or DotRow for a single column.
-template <int kLanes, int kVectors, typename Acc, typename X, typename T, typename Index>
-JAXSPARSE_INLINE void Multiply(RowReader<T, Index>& row, int64_t begin, int64_t end, const X* x,
-                               int64_t stride, Vector<Acc, kLanes>* sums) {
-  if constexpr (kLanes == 1) {
-    sums[0] = Broadcast<1>(DotRow<Acc>(row, begin, end, x, stride));
-  } else {
-    MultiplyRow<kLanes, kVectors, Acc>(row, begin, end, x, stride, sums);
-  }
-}
-
-// Tiles of one row of the output, widest first. A last, partial tile is moved back over columns
-// that are done already, so that it is full; they are computed again, perhaps in another order.
+// Tiles of one row of the output, of at least two columns, widest first. A last, partial vector is
+// moved back over columns that are done already, so that it is full.
 template <typename T, typename Index>
 struct RowsKernel {
   using Acc = typename Accumulator<T>::type;
-  static constexpr int kMax = kMaxLanes<Acc>;
 
   const SpmmProblem& problem;
   const Matrices<T>& matrices;
@@ -208,16 +144,14 @@ struct RowsKernel {
   int64_t row, begin, end;
 
   template <int kLanes, int kVectors>
-  JAXSPARSE_INLINE void Tile(int64_t column) {
+  JAXSPARSE_INLINE void Tile(int64_t column, int64_t last = (kVectors - 1) * kLanes) {
+    const Columns<T> x{matrices.x + column, matrices.columns, problem.n, last};
     Vector<Acc, kLanes> sums[kVectors];
-    Multiply<kLanes, kVectors, Acc>(reader, begin, end, matrices.x + column, problem.n, sums);
+    MultiplyRow<kLanes, kVectors, Acc>(reader, begin, end, x, sums);
     const Acc bias = matrices.bias == nullptr ? Acc(0) : Acc(ToFloat(matrices.bias[row]));
-    const int64_t at = row * problem.n + column;
     for (int v = 0; v < kVectors; ++v) {
-      const auto z = sums[v] + bias;
-      const auto y = Activate<kLanes, Acc>(problem.activation, z);
-      matrices.preactivation.template Write<kLanes>(z, at + v * kLanes);
-      matrices.out.template Write<kLanes>(y, at + v * kLanes);
+      const int64_t at = row * problem.n + column + (v + 1 < kVectors ? v * kLanes : last);
+      Finish<kLanes, T, Acc>(problem, matrices, sums[v] + bias, at);
     }
   }
 
@@ -226,17 +160,16 @@ struct RowsKernel {
   JAXSPARSE_INLINE void Tiles(int64_t column) {
     constexpr int kWidth = kLanes * kVectors;
     for (; column + kWidth <= problem.n; column += kWidth) Tile<kLanes, kVectors>(column);
-    if (column == problem.n) return;
-    if constexpr (kVectors > 1) {
+    const int64_t left = problem.n - column;
+    if (left == 0) return;
+    if constexpr (kVectors > 2) {
       Tiles<kLanes, kVectors / 2>(column);
-    } else if constexpr (kLanes > 1) {
-      constexpr int kHalf = kLanes / 2;
-      const int64_t left = problem.n - column;
-      if (problem.n >= kLanes && left > kHalf) {
-        Tile<kLanes, 1>(problem.n - kLanes);
-      } else {
-        Tiles<kHalf, 1>(column);
-      }
+    } else if (left > kLanes) {
+      Tile<kLanes, 2>(column, left - kLanes);
+    } else if (problem.n >= kLanes) {
+      Tile<kLanes, 1>(problem.n - kLanes);
+    } else if constexpr (kLanes > 2) {
+      Tiles<kLanes / 2, 2>(column);
     }
   }
 };
@@ -247,14 +180,23 @@ void Rows(const SpmmProblem& problem, Workers& workers) {
   const RowTasks tasks(problem.pattern, problem.batch, problem.n, workers);
   ParallelFor(workers, tasks.count(), [&](int64_t task) {
     const Matrices<T> matrices(problem, tasks.BatchEntry(task));
-    RowReader<T, Index> reader(matrices);
-    const int64_t part = task % tasks.per_entry;
-    const int64_t last = tasks.FirstRow(matrices.row_offsets, part + 1);
-    for (int64_t row = tasks.FirstRow(matrices.row_offsets, part); row < last; ++row) {
+    const TaskRows rows(tasks, matrices.row_offsets, task);
+    RowReader<T, Index> reader(matrices, rows.end);
+    for (int64_t row = rows.first; row < rows.last; ++row) {
       const RowBounds bounds(matrices.row_offsets, row, problem.pattern.nse);
       RowsKernel<T, Index> kernel{problem, matrices, reader, row, bounds.begin, bounds.end};
       kernel.template Tiles<kMax, 8>(0);
     }
+  });
+}
+
+template <typename T, typename Index>
+void Column(const SpmmProblem& problem, Workers& workers) {
+  const RowTasks tasks(problem.pattern, problem.batch, /*work=*/1, workers);
+  ParallelFor(workers, tasks.count(), [&](int64_t task) {
+    const Matrices<T> matrices(problem, tasks.BatchEntry(task));
+    const TaskRows rows(tasks, matrices.row_offsets, task);
+    ColumnKernel<T>(problem, matrices, rows.end).Rows(rows.first, rows.last);
   });
 }
 
@@ -266,10 +208,11 @@ struct PanelKernel {
 
   const SpmmProblem& problem;
   const Matrices<T>& matrices;
+  const TaskRows& rows;
   Acc* panel;
 
   template <int kWidth>
-  JAXSPARSE_INLINE void Panel(int64_t first_n, int64_t first_row, int64_t last_row) {
+  JAXSPARSE_INLINE void Panel(int64_t first_n) {
     const int64_t k = problem.pattern.columns, m = problem.pattern.rows;
     const T* x = matrices.x + first_n * k;
     for (int64_t column = 0; column < k; ++column) {
@@ -277,11 +220,12 @@ struct PanelKernel {
     }
     constexpr int kLanes = kWidth < kMaxLanes<Acc> ? kWidth : kMaxLanes<Acc>;
     constexpr int kVectors = kWidth / kLanes;
-    RowReader<T, Index> reader(matrices);
-    for (int64_t row = first_row; row < last_row; ++row) {
+    const Columns<Acc> columns{panel, matrices.columns, kWidth, (kVectors - 1) * kLanes};
+    RowReader<T, Index> reader(matrices, rows.end);
+    for (int64_t row = rows.first; row < rows.last; ++row) {
       const RowBounds bounds(matrices.row_offsets, row, problem.pattern.nse);
       Vector<Acc, kLanes> sums[kVectors];
-      Multiply<kLanes, kVectors, Acc>(reader, bounds.begin, bounds.end, panel, kWidth, sums);
+      MultiplyRow<kLanes, kVectors, Acc>(reader, bounds.begin, bounds.end, columns, sums);
       const Acc bias = matrices.bias == nullptr ? Acc(0) : Acc(ToFloat(matrices.bias[row]));
       for (int v = 0; v < kVectors; ++v) {
         const auto z = sums[v] + bias;
@@ -295,14 +239,16 @@ struct PanelKernel {
     }
   }
 
-  // Columns [n, last_n) of the result, at most kWidth: one panel, or narrower and narrower ones.
+  // Columns [n, last_n) of the result, at most kWidth: one panel, or narrower and narrower ones. A
+  // last column that is alone is done with the one before it.
   template <int kWidth>
-  JAXSPARSE_INLINE void Columns(int64_t n, int64_t last_n, int64_t first_row, int64_t last_row) {
+  JAXSPARSE_INLINE void Panels(int64_t n, int64_t last_n) {
     if (last_n - n >= kWidth) {
-      Panel<kWidth>(n, first_row, last_row);
+      Panel<kWidth>(n);
       n += kWidth;
     }
-    if constexpr (kWidth > 1) Columns<kWidth / 2>(n, last_n, first_row, last_row);
+    if constexpr (kWidth > 2) Panels<kWidth / 2>(n, last_n);
+    else if (n < last_n) Panel<2>(last_n - 2);
   }
 };
 
@@ -322,13 +268,11 @@ void Panels(const SpmmProblem& problem, Workers& workers) {
   ParallelFor(workers, tasks.count(), [&](int64_t task) {
     const int64_t panel = tasks.BatchEntry(task) % panels;
     const Matrices<T> matrices(problem, tasks.BatchEntry(task) / panels);
-    const int64_t part = task % tasks.per_entry;
-    const int64_t first_row = tasks.FirstRow(matrices.row_offsets, part);
-    const int64_t last_row = tasks.FirstRow(matrices.row_offsets, part + 1);
+    const TaskRows rows(tasks, matrices.row_offsets, task);
     const int64_t last_n = problem.n < (panel + 1) * kPanel ? problem.n : (panel + 1) * kPanel;
     Acc* memory = new Acc[kPanel * problem.pattern.columns];
-    PanelKernel<T, Index> kernel{problem, matrices, memory};
-    kernel.template Columns<kPanel>(panel * kPanel, last_n, first_row, last_row);
+    PanelKernel<T, Index> kernel{problem, matrices, rows, memory};
+    kernel.template Panels<kPanel>(panel * kPanel, last_n);
     delete[] memory;
   });
 }
@@ -347,10 +291,11 @@ void Scalar(const SpmmProblem& problem, Workers& workers) {
       for (int64_t column = 0; column < n; ++column) {
         Acc sum = 0;
         for (int64_t i = bounds.begin; i < bounds.end; ++i) {
-          const int64_t inner = matrices.column_indices[i];
-          const int64_t value = matrices.permutation == nullptr ? i : matrices.permutation[i];
-          sum += ToFloat(matrices.values[value]) *
-                 ToFloat(matrices.x[left ? column * k + inner : inner * n + column]);
+          const int64_t inner = Within(matrices.column_indices[i], matrices.columns);
+          const T x = matrices.x[left ? column * k + inner : inner * n + column];
+          sum += (matrices.permutation != nullptr ? matrices.template Values<1, true>(i)
+                                                  : matrices.template Values<1, false>(i))[0] *
+                 ToFloat(x);
         }
         if (matrices.bias != nullptr) sum += ToFloat(matrices.bias[row]);
         const int64_t at = left ? column * m + row : row * n + column;
@@ -375,11 +320,16 @@ JAXSPARSE_INLINE void DispatchTypes(const SpmmProblem& problem, F&& f) {
 }
 
 void LaunchRows(const SpmmProblem& problem, Workers& workers) {
-  DispatchTypes(problem, [&]<typename T, typename Index>() { Rows<T, Index>(problem, workers); });
+  DispatchTypes(problem, [&]<typename T, typename Index>() {
+    problem.n == 1 ? Column<T, Index>(problem, workers) : Rows<T, Index>(problem, workers);
+  });
 }
 
+// With one column a dense matrix is the same on either side.
 void LaunchPanels(const SpmmProblem& problem, Workers& workers) {
-  DispatchTypes(problem, [&]<typename T, typename Index>() { Panels<T, Index>(problem, workers); });
+  DispatchTypes(problem, [&]<typename T, typename Index>() {
+    problem.n == 1 ? Column<T, Index>(problem, workers) : Panels<T, Index>(problem, workers);
+  });
 }
 
 void LaunchScalar(const SpmmProblem& problem, Workers& workers) {

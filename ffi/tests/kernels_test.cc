@@ -49,6 +49,7 @@ std::unique_ptr<T[]> Block(int64_t size) {
 
 struct TestPattern {
   int64_t rows, columns, nse;
+  bool is_sound = true;
   std::unique_ptr<int32_t[]> row_offsets, wide, row_order, permutation;
   std::unique_ptr<uint16_t[]> narrow;
 
@@ -81,6 +82,27 @@ struct TestPattern {
     }
     std::shuffle(permutation.get(), permutation.get() + stored, random.engine);
     for (int64_t i = stored; i < nse; ++i) permutation[i] = 1 << 30;
+  }
+
+  // Some indices that lead anywhere at all: results are then of no use, but arrays are not left.
+  void Spoil(Random& random) {
+    const auto wild = [&]() -> int32_t {
+      constexpr int32_t kEnds[] = {-1, 1 << 30, std::numeric_limits<int32_t>::min(),
+                                   std::numeric_limits<int32_t>::max()};
+      const int64_t place = random.Below(8);
+      return place < 4 ? kEnds[place] : static_cast<int32_t>(random.Below(2 * nse + 8) - 4);
+    };
+    const auto spoil = [&](auto* indices, int64_t size) {
+      for (int64_t i = 0; i < size; ++i) {
+        if (random.Below(4) == 0) indices[i] = wild();
+      }
+    };
+    if (random.Below(2) == 0) spoil(row_offsets.get(), rows + 1);
+    spoil(wide.get(), nse);
+    spoil(narrow.get(), nse);
+    spoil(row_order.get(), rows);
+    spoil(permutation.get(), nse);
+    is_sound = false;
   }
 
   Pattern View(bool compact, bool permuted) const {
@@ -139,6 +161,7 @@ void TestSpmm(Random& random, const TestPattern& pattern, int64_t n, Workers& wo
         const auto out = Block<T>(pattern.rows * n), z = Block<T>(pattern.rows * n);
         SpmmProblem p;
         p.pattern = pattern.View(compact, permuted);
+        if (pattern.columns == 0) p.pattern.nse = 0;  // as the handler says
         p.n = n;
         p.dense_on_left = left;
         p.dtype = p.out_dtype = kDType<T>;
@@ -151,6 +174,7 @@ void TestSpmm(Random& random, const TestPattern& pattern, int64_t n, Workers& wo
         for (const auto& variant : table) {
           if (!variant.fits(p)) continue;
           variant.launch(p, workers);
+          if (!pattern.is_sound) continue;
           for (int64_t row = 0; row < pattern.rows; ++row) {
             for (int64_t column = 0; column < n; ++column) {
               double sum = ToFloat(bias[row]);
@@ -180,6 +204,7 @@ void TestSddmm(Random& random, const TestPattern& pattern, int64_t d, Workers& w
     const auto out = Block<T>(pattern.nse);
     SddmmProblem p;
     p.pattern = pattern.View(compact, false);
+    if (pattern.columns == 0) p.pattern.rows = 0;  // as the handler says
     p.d = d;
     p.dtype = p.out_dtype = kDType<T>;
     p.x.data = x.get();
@@ -188,6 +213,7 @@ void TestSddmm(Random& random, const TestPattern& pattern, int64_t d, Workers& w
     p.out.data = out.get();
     for (const auto& variant : table) {
       variant.launch(p, workers);
+      if (!pattern.is_sound) continue;
       for (int64_t row = 0; row < pattern.rows; ++row) {
         for (int32_t i = pattern.row_offsets[row]; i < pattern.row_offsets[row + 1]; ++i) {
           double sum = 0;
@@ -223,6 +249,7 @@ void TestSoftmax(Random& random, const TestPattern& pattern, Workers& workers,
   for (const auto& variant : table) {
     variant.launch(p, workers);
     variant.launch(backward, workers);
+    if (!pattern.is_sound) continue;
     for (int64_t row = 0; row < pattern.rows; ++row) {
       const int32_t begin = pattern.row_offsets[row], end = pattern.row_offsets[row + 1];
       double total = 0, product = 0;
@@ -263,16 +290,21 @@ int main() {
   for (const int64_t rows : {0, 1, 7, 33}) {
     for (const int64_t columns : {0, 1, 19, 260}) {
       for (const int64_t n : {0, 1, 2, 3, 5, 8, 17, 131}) {
-        const TestPattern pattern(random, rows, columns, n % 3);
+        TestPattern pattern(random, rows, columns, n % 3);
         DispatchDType(static_cast<DType>(patterns++ % 4),
                       [&]<typename T>() { TestAll<T>(random, pattern, n, workers); });
         TestAll<float>(random, pattern, n, workers);
+        pattern.Spoil(random);
+        DispatchDType(static_cast<DType>(patterns % 4),
+                      [&]<typename T>() { TestAll<T>(random, pattern, n, workers); });
       }
     }
   }
   // More entries in a row than the staging buffer holds.
   const TestPattern wide(random, 5, 3000, 1);
+  TestAll<float>(random, wide, 1, workers);
   TestAll<float>(random, wide, 6, workers);
+  TestAll<float16>(random, wide, 1, workers);
   TestAll<bfloat16>(random, wide, 6, workers);
   std::printf("%d patterns passed\n", patterns);
   return 0;
