@@ -79,7 +79,9 @@ def as_text(facts: dict[str, Any]) -> str:
     for name, entry in facts["operations"].items():
         lines.append(f"  {name}: {entry['target']}")
         for where, variants in entry["variants"].items():
-            lines.append(f"    {where:<5}{', '.join(variants) or WITHOUT_KERNEL[name]}")
+            lines.append(
+                f"    {where:<5}{', '.join(variants) or WITHOUT_KERNEL.get(name, 'plain XLA')}"
+            )
     cache = facts["kernel_cache"]
     where = cache["folder"] or "off (JAXSPARSE_CACHE_DIR is empty)"
     kept = f"{cache['kernels']} kernels, {cache['bytes']} of at most {cache['limit']} bytes"

@@ -198,7 +198,7 @@ def take_rows(a: CSR, key: Any) -> CSR:
             "CSR: rows are taken by a slice or by an array of row numbers, a[2:3] or a[rows]; "
             f"columns by a.T[...].T; got {key!r}"
         )
-    if array is not None and not array.size and array.dtype == np.float64:
+    if array is not None and not array.size and array.dtype.kind == "f":
         array = array.astype(np.int32)  # NumPy makes an empty list floating
     if array is not None and array.dtype.kind not in "biu":
         raise TypeError(f"CSR: row numbers must be integers, got {array.dtype}")

@@ -358,7 +358,10 @@ class Topology:
                 f"Topology.reshape_batch: sizes must be those of {math.prod(old)} patterns, batch "
                 f"{old}, got {sizes}"
             )
-        return jax.tree.map(lambda x: x.reshape(*sizes, *x.shape[len(old) :]), self)
+        self.check_positions()
+        # The tree of a derivative's pattern has no positions; as a dynamic one it has them.
+        arrays = self if self.static else self.as_dynamic()
+        return jax.tree.map(lambda x: x.reshape(*sizes, *x.shape[len(old) :]), arrays)
 
     @property
     def row_indices(self) -> jax.Array:

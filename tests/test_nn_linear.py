@@ -565,6 +565,19 @@ def test_calls_of_transformations_verify_nothing(layer, cached, monkeypatch):
         nnx.update(layer, jax.tree.map(jnp.copy, nnx.state(layer)))
 
 
+def test_states_that_a_program_takes_are_verified_by_name(layer):
+    @nnx.jit
+    def load(layer, state):
+        nnx.update(layer, state)
+
+    damaged = corrupted(nnx.state(layer))
+    load(layer, damaged)
+    with pytest.raises(ValueError, match="column"):
+        verify(layer)
+    with pytest.raises(ValueError, match="column"):
+        nnx.update(layer, jax.tree.map(jnp.copy, damaged))
+
+
 def with_leaf(state, path, change):
     """A state with a change in one of its arrays, past all checks."""
 

@@ -159,10 +159,10 @@ def test_conditions_around_it_and_gradients_wider_than_parameters():
         updates, new_state = jax.eval_shape(tx.update, gradients, state, params)
         assert updates["kernel"].dtype == jnp.float32
         assert jax.tree.map(jnp.result_type, new_state) == jax.tree.map(jnp.result_type, state)
-    updates, _ = jax.jit(tx.update)(gradients, state, params)
-    got = optax.apply_updates(params, updates)["kernel"]
-    np.testing.assert_array_equal(got[0], jnp.zeros(4))
-    np.testing.assert_array_equal(got[1], params["kernel"][1] - jnp.bfloat16(0.125 * 0.3))
+        updates, _ = jax.jit(tx.update)(gradients, state, params)
+        got = optax.apply_updates(params, updates)["kernel"]
+        np.testing.assert_array_equal(got[0], jnp.zeros(4))
+        np.testing.assert_array_equal(got[1], params["kernel"][1] - jnp.bfloat16(0.125 * 0.3))
 
 
 SHARPNESS = optax.chain(optax.contrib.normalize(), optax.sgd(0.1))

@@ -147,7 +147,7 @@ def test_high_orders_take_no_time_to_trace():
         gradient = jax.grad(function)
         function = lambda x, gradient=gradient: total(gradient(x))  # noqa: E731
     jaxpr = jax.make_jaxpr(function)(p.carry)
-    assert sum("step" in e.params for e in jaxpr.eqns) >= 8
+    assert 8 <= sum("step" in e.params for e in jaxpr.eqns) <= 40
 
 
 @WEIGHTS

@@ -9,7 +9,7 @@ import pytest
 from checks import PLATFORM
 from reference import attention
 
-from jaxsparse import Topology, masks, sparse_attention
+from jaxsparse import CSR, Topology, masks, sparse_attention
 
 
 def operands(b, t, s, n, groups, h, dtype=jnp.float32, seed=0):
@@ -213,3 +213,27 @@ def test_dtypes():
         assert mixed.dtype == jnp.float64
     with pytest.raises(TypeError, match="needs float32"):
         sparse_attention(q.astype(int), k.astype(int), v.astype(int), Topology.from_mask(np.eye(2)))
+
+
+@pytest.mark.parametrize(
+    "scale, message",
+    [
+        (np.complex64(1j), "scale must be a real number or array, got complex64"),
+        ("a", "scale must be an array, got str"),
+    ],
+)
+def test_scales_that_are_none(scale, message):
+    q, k, v = operands(1, 3, 3, 2, 2, 4)
+    with pytest.raises(TypeError, match=f"sparse_attention: {message}"):
+        sparse_attention(q, k, v, Topology.from_mask(np.eye(3, dtype=bool)), scale=scale)
+
+
+def test_patterns_of_derivatives():
+    """One that has its positions serves as it is; one that came out of a program does not."""
+    q, k, v = operands(1, 3, 3, 2, 2, 4)
+    a = CSR.fromdense(jnp.eye(3), nse=5)
+    expected = sparse_attention(q, k, v, a.topology)
+    np.testing.assert_array_equal(sparse_attention(q, k, v, a.topology.as_tangent()), expected)
+    gradient = jax.jit(jax.grad(lambda a: jnp.sum(a.values**2), allow_int=True))(a)
+    with pytest.raises(ValueError, match="out of a program as the pattern of a derivative"):
+        sparse_attention(q, k, v, gradient.topology)

@@ -94,8 +94,8 @@ def test_derivatives(name, implementation):
     # Order 3, of which each mode has eight programs, for one function of each kind.
     with jax.enable_x64(True):
         function, operands = case(name, implementation, jnp.float64)
-        is_one_of_a_kind = name in ("spmm", "gelu", "sparse_softmax")
-        order = 3 if is_one_of_a_kind and implementation != "xla" else 2
+        stands_for_its_kind = name in ("spmm", "gelu", "sparse_softmax")
+        order = 3 if stands_for_its_kind and implementation != "xla" else 2
         check_grads(jax.jit(function), operands, order, modes=("fwd", "rev"), eps=1e-4)
 
 

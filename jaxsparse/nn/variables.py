@@ -22,8 +22,9 @@ T = TypeVar("T")
 def verify(tree: T) -> T:
     """Checks every topology in a model, a state or any other pytree; returns the tree.
 
-    For what comes from a checkpoint: kernels trust a pattern's arrays. ``nnx.update(model, state)``
-    and ``nnx.replace_by_pure_dict`` do it by themselves, ``nnx.merge(graphdef, state)`` does not.
+    For what comes from a checkpoint: what a corrupted pattern computes is of no use.
+    ``nnx.update(model, state)`` and ``nnx.replace_by_pure_dict`` do it by themselves;
+    ``nnx.merge(graphdef, state)`` does not, nor does a jitted function that takes the state.
 
     Raises:
         ValueError: if a topology is corrupted, naming where it is and what is wrong.

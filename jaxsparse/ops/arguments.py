@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -96,3 +97,15 @@ def as_array(operation: str, name: str, x: Any, rank: int) -> jax.Array:
             f"{operation}: {name} must have at least {rank} dimensions, got shape {x.shape}"
         )
     return x
+
+
+def as_scale(operation: str, scale: Any) -> float | jax.Array:
+    """A number, by which kernels multiply, as a float; other real numbers as an array."""
+    if isinstance(scale, numbers.Real):
+        return float(scale)
+    scales = as_array(operation, "scale", scale, 0)
+    if not (
+        jnp.issubdtype(scales.dtype, jnp.floating) or jnp.issubdtype(scales.dtype, jnp.integer)
+    ):
+        raise TypeError(f"{operation}: scale must be a real number or array, got {scales.dtype}")
+    return scales

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import numbers
 from typing import Any
 
 import jax
@@ -105,19 +104,22 @@ def sparse_attention(
     if not rate_is_traced and not 0 <= dropout_rate < 1:
         raise ValueError(f"{name}: dropout_rate must be in [0, 1), got {dropout_rate}")
     drops = dropout_key is not None and (rate_is_traced or dropout_rate)
-    scale = 1 / math.sqrt(h) if scale is None and h else 1.0 if scale is None else scale
-    fused = isinstance(scale, numbers.Real)  # else it is an array
+    if scale is None:
+        scale = 1 / math.sqrt(h) if h else 1.0
+    scales = arguments.as_scale(name, scale)
+    fused = isinstance(scales, float)  # else it is an array
+    topology.check_positions()
     return _attention(
         query,
         key,
         value,
-        topology,
-        None if fused else scale,
+        topology if topology.static else topology.as_dynamic(),
+        None if fused else scales,
         dropout_key if drops else None,
         1 - dropout_rate if drops else None,
-        scale=float(scale) if fused else None,
+        scale=scales if fused else None,
         dtype=dtype,
-        broadcast_dropout=broadcast_dropout,
+        broadcast_dropout=bool(broadcast_dropout),
         implementation=implementation,
         checks=checks_enabled(),
     )

@@ -8,7 +8,6 @@ ones.
 
 from __future__ import annotations
 
-import numbers
 from typing import Any
 
 import jax
@@ -71,13 +70,13 @@ def sparse_softmax(
     backend.check_implementation(operation, implementation)
     values = a.values
     dtype = arguments.check_floating(operation, values=values)
-    if not isinstance(scale, numbers.Real):
+    scale = arguments.as_scale(operation, scale)
+    if not isinstance(scale, float):
         wide = accumulator_dtype(dtype)
-        scales = jnp.asarray(scale, wide)
-        values = jnp.multiply(*jnp.broadcast_arrays(values.astype(wide), scales))
+        values = jnp.multiply(*jnp.broadcast_arrays(values.astype(wide), scale.astype(wide)))
         scale = 1.0
     (values,), pattern = arguments.align([values], [1], values.dtype, a.topology)
-    params = {"scale": float(scale), "implementation": implementation, "variant": variant}
+    params = {"scale": scale, "implementation": implementation, "variant": variant}
     (out,) = bind(sparse_softmax_p, values, *pattern, **params)
     return CSR(out.astype(dtype), a.topology)
 

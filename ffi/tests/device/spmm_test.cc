@@ -74,8 +74,8 @@ void TestSizes() {
   transposed(aligned, {.bias = true, .own_patterns = true});
 }
 
-// Entries that are not in order, are no numbers, or are not of the matrix: all alike for a
-// kernel of any width, since they are read as whole rows.
+// Entries that are not in order, are no numbers, or are not of the matrix. How entries are read
+// depends on the number of teams that write tiles, one or two, and on the bits of a value.
 template <typename T, typename Out, int kColumns>
 void TestDisorder() {
   const auto plain = [](const SpmmSize& size, const SpmmOptions& options, int parts = 0) {
@@ -157,7 +157,7 @@ int main() {
   TestSizes<float, float, 128>();
   TestSizes<bfloat16, bfloat16, 64>();
   TestSizes<float16, float, 32>();
-  TestDisorder<float, float, 32>();
+  TestDisorder<float, float, 64>();
   TestDisorder<float16, float, 32>();
   TestHeldEntries();
   std::puts("all results agree");
