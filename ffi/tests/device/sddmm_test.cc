@@ -53,6 +53,11 @@ void TestSizes() {
     Test<T, Out, uint16_t, kInner, false>(size, Disorder::kNone, 1);
     Test<T, Out, int32_t, kInner, true>(size, Disorder::kNone, 8);
   }
+}
+
+// Entries that are not in order, are no numbers, or are not of the matrix.
+template <typename T, typename Out, int kInner>
+void TestDisorder() {
   Test<T, Out, int32_t, kInner, true>({70, 140, 7, 0.2}, Disorder::kWrongOffsets, 8);
   Test<T, Out, int32_t, kInner, true>({150, 300, 7, 0.2, 1.0}, Disorder::kWrongIndices, 8, 2, true);
   Test<T, Out, uint16_t, kInner, false>({70, 140, 7, 0.4}, Disorder::kWrongIndices, 1);
@@ -73,6 +78,8 @@ int main() {
   TestSizes<float, float, 128>();
   TestSizes<bfloat16, bfloat16, 64>();
   TestSizes<float16, float, 256>();
+  TestDisorder<float, float, 32>();
+  TestDisorder<bfloat16, bfloat16, 64>();
   // Several units of a block: rows of more tiles than a unit has, and more runs than one a block.
   Test<float, float, uint16_t, 32, true>({140, 2200, 20, 0.02}, Disorder::kNone, 8, 1);
   Test<float, float, int32_t, 64, false>({140, 2200, 33, 0.01, 1.0}, Disorder::kShuffled, 1, 2);

@@ -62,11 +62,26 @@ void TestSizes() {
   whole({7, 600, kPart, 0.03, 0.97});
   whole({1500, 40, kPart, 0.002, 1.0});
   whole({60, 2000, kPart, 0.0, 0.5});
-  for (Disorder disorder : {Disorder::kNone, Disorder::kWrongOffsets, Disorder::kFallingOffsets,
-                            Disorder::kWrongIndices}) {
-    whole({9000, 40, kPart, 0.0002}, disorder);  // some rows' entries are searched for
-  }
+  whole({9000, 40, kPart, 0.0002});  // some rows' entries are searched for
   whole({90, 110, kPart, 0.1, 0.9, false, 1});
+}
+
+// Entries that are not in order, are no numbers, or are not of the matrix.
+template <typename T, typename Out, Tiling kTiling>
+void TestDisorder() {
+  constexpr int64_t kVector = kTiling.vector, kPart = kTiling.lanes * kVector * kTiling.pieces;
+  const auto whole = [](const SddmmSize& size, Disorder disorder) {
+    Test<T, Out, uint16_t, kTiling, true, false>(size, disorder, 8);
+    Test<T, Out, int32_t, kTiling, true, true>(size, disorder, 1, true);
+  };
+  const auto part = [](const SddmmSize& size, Disorder disorder) {
+    Test<T, Out, int32_t, kTiling, false, true>(size, disorder, 8);
+    Test<T, Out, uint16_t, kTiling, false, false>(size, disorder, 8, true);
+  };
+  for (Disorder disorder :
+       {Disorder::kWrongOffsets, Disorder::kFallingOffsets, Disorder::kWrongIndices}) {
+    whole({9000, 40, kPart, 0.0002}, disorder);
+  }
   for (Disorder disorder : {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated,
                             Disorder::kNan, Disorder::kInfinite, Disorder::kWrongOffsets,
                             Disorder::kFallingOffsets, Disorder::kWrongIndices}) {
@@ -108,5 +123,9 @@ int main() {
   TestFewLongRows<Tiling{32, 4, 1, 1, 32, true}>();
   TestSizes<bfloat16, bfloat16, Tiling{2, 1, 3, 2, 1, true}>();
   TestSizes<float, float, Tiling{2, 2, 1, 1, 2, true, false}>();
+  // One of each way to find an entry's row and to share its work.
+  TestDisorder<float, float, Tiling{8, 4, 4, 3}>();
+  TestDisorder<float16, float, Tiling{4, 8, 1, 3, 1, false, false}>();
+  TestDisorder<float, float, Tiling{8, 4, 4, 1, 2, true}>();
   std::puts("all results agree");
 }

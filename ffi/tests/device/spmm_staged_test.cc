@@ -59,13 +59,29 @@ void TestSizes() {
   const SpmmSize uneven{2 * kWarps * kRows + 5, 300, kVector, 0.03, 0.97, 2};  // rows are cut
   plain(uneven, {.own_patterns = true});
   permuted(uneven, {.bias = true, .shuffled_rows = true});
-  plain(uneven, {.disorder = Disorder::kWrongIndices, .own_patterns = true});
-  permuted(uneven, {.disorder = Disorder::kWrongIndices});
   const SpmmSize batch{18, kPanel + 5, kColumns + kVector, 0.3, 0, 2};
   plain(batch, {.bias = true, .preactivation = true, .lead = 1});  // x is misaligned
   permuted(batch, {.activation = Activation::kRelu, .shared_x = true, .lead = kVector / 2});
   plain(batch, {.bias = true, .shared_x = true});
   permuted(batch, {.bias = true, .shared_values = true, .shared_bias = true});
+}
+
+// Entries that are not in order, are no numbers, or are not of the matrix.
+template <typename T, typename Out, int kLanes, int kRows, int kPanel, int kStages, int kWarps,
+          bool kPrefetch>
+void TestDisorder() {
+  constexpr int64_t kVector = 16 / sizeof(T), kColumns = kLanes * kVector;
+  const auto plain = [](const SpmmSize& size, const SpmmOptions& options, int blocks = 2) {
+    Test<T, Out, uint16_t, kLanes, kRows, kPanel, kStages, kWarps, kPrefetch, false>(size, options,
+                                                                                     blocks);
+  };
+  const auto permuted = [](const SpmmSize& size, const SpmmOptions& options, int blocks = 2) {
+    Test<T, Out, int32_t, kLanes, kRows, kPanel, kStages, kWarps, kPrefetch, true>(size, options,
+                                                                                   blocks);
+  };
+  const SpmmSize uneven{2 * kWarps * kRows + 5, 300, kVector, 0.03, 0.97, 2};  // rows are cut
+  plain(uneven, {.disorder = Disorder::kWrongIndices, .own_patterns = true});
+  permuted(uneven, {.disorder = Disorder::kWrongIndices});
   for (Disorder disorder : {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated,
                             Disorder::kNan, Disorder::kInfinite, Disorder::kWrongIndices}) {
     const SpmmSize size{20, 220, kColumns + 3 * kVector, 0.03, 1.0};
@@ -91,5 +107,7 @@ int main() {
   TestSizes<bfloat16, bfloat16, 16, 1, 24, 3, 16, true>();
   TestSizes<float16, float, 16, 2, 40, 2, 16, false>();
   TestSizes<float16, float16, 4, 4, 40, 3, 16, true>();
+  TestDisorder<float, float, 8, 8, 72, 2, 16, false>();
+  TestDisorder<bfloat16, bfloat16, 16, 1, 24, 3, 16, true>();
   std::puts("all results agree");
 }

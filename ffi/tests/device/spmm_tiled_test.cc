@@ -52,6 +52,20 @@ void TestSizes() {
   plain(batch, {.bias = true, .preactivation = true, .lead = 1});
   plain(batch, {.shared_x = true, .own_patterns = true});
   permuted(batch, {.activation = Activation::kRelu, .shared_x = true, .lead = 2});
+}
+
+// Entries that are not in order, are no numbers, or are not of the matrix; and kernels without one
+// of their techniques.
+template <typename T, typename Out, int kVector, int kLanes, int kRows, int kAtOnce>
+void TestDisorder() {
+  const auto plain = [](const SpmmSize& size, const SpmmOptions& options) {
+    Test<T, Out, uint16_t, kVector, kLanes, kRows, kAtOnce, false>(size, options);
+  };
+  const auto permuted = [](const SpmmSize& size, const SpmmOptions& options) {
+    Test<T, Out, int32_t, kVector, kLanes, kRows, kAtOnce, true>(size, options);
+  };
+  constexpr int64_t kTile = kVector * kLanes;
+  const SpmmSize batch{18, 150, kTile + kVector, 0.1, 0.9, 3};
   for (Disorder disorder : {Disorder::kShuffled, Disorder::kRepeated, Disorder::kNan,
                             Disorder::kInfinite, Disorder::kWrongIndices}) {
     plain({40, 150, kTile, 0.2}, {.disorder = disorder});
@@ -87,5 +101,8 @@ int main() {
   TestSizes<float16, float, 2, 32, 2, 4>();
   TestSizes<float16, float16, 2, 8, 32, 8>();
   TestSizes<double, double, 2, 2, 32, 4>();
+  TestDisorder<float, float, 4, 32, 8, 4>();
+  TestDisorder<float, float, 4, 16, 1, 8>();
+  TestDisorder<float16, float16, 2, 8, 32, 8>();
   std::puts("all results agree");
 }
