@@ -7,6 +7,7 @@ import sanitized
 
 OPTIONS = [
     "-O1",
+    "-Wno-psabi",
     "-Wno-unknown-pragmas",
     f"-I{sanitized.FFI / 'tests' / 'emulated'}",  # in front of the headers that it replaces
     f"-I{sanitized.FFI / 'tests'}",

@@ -39,58 +39,53 @@ void Test(const SddmmSize& size, Disorder disorder, int64_t lead, bool own_patte
 }
 
 template <typename T, typename Out, Tiling kTiling>
-void TestSizes() {
-  constexpr int64_t kVector = kTiling.vector, kPart = kTiling.lanes * kVector * kTiling.pieces;
-  const auto whole = [](const SddmmSize& size, Disorder disorder = Disorder::kNone) {
+struct Tests {
+  static constexpr int64_t kVector = kTiling.vector,
+                           kPart = kTiling.lanes * kVector * kTiling.pieces;
+
+  static void Whole(const SddmmSize& size, Disorder disorder = Disorder::kNone) {
     Test<T, Out, uint16_t, kTiling, true, false>(size, disorder, 8);
     Test<T, Out, int32_t, kTiling, true, true>(size, disorder, 1, true);
-  };
-  const auto part = [](const SddmmSize& size, Disorder disorder = Disorder::kNone,
-                       int64_t lead = 8) {
+  }
+
+  static void Part(const SddmmSize& size, Disorder disorder = Disorder::kNone, int64_t lead = 8) {
     Test<T, Out, int32_t, kTiling, false, true>(size, disorder, lead);
     Test<T, Out, uint16_t, kTiling, false, false>(size, disorder, lead, true);
-  };
-  whole({1, 1, kPart, 1.0});
-  whole({70, 130, kPart, 0.4});
-  part({40, 90, kPart + kVector, 0.3});
-  part({40, 90, 3 * kPart - kVector, 0.3});
-  part({40, 90, kPart - 1, 0.3}, Disorder::kNone, 1);  // x and y are misaligned
-  part({9, 0, kVector, 0.5});
-  part({0, 20, 3, 0.5});
-  part({20, 13, 0, 0.9});
-  // Rows are not where they would be if all were of one length; many are empty, or all but one.
-  whole({7, 600, kPart, 0.03, 0.97});
-  whole({1500, 40, kPart, 0.002, 1.0});
-  whole({60, 2000, kPart, 0.0, 0.5});
-  whole({9000, 40, kPart, 0.0002});  // some rows' entries are searched for
-  whole({90, 110, kPart, 0.1, 0.9, false, 1});
-}
-
-// Entries that are not in order, are no numbers, or are not of the matrix.
-template <typename T, typename Out, Tiling kTiling>
-void TestDisorder() {
-  constexpr int64_t kVector = kTiling.vector, kPart = kTiling.lanes * kVector * kTiling.pieces;
-  const auto whole = [](const SddmmSize& size, Disorder disorder) {
-    Test<T, Out, uint16_t, kTiling, true, false>(size, disorder, 8);
-    Test<T, Out, int32_t, kTiling, true, true>(size, disorder, 1, true);
-  };
-  const auto part = [](const SddmmSize& size, Disorder disorder) {
-    Test<T, Out, int32_t, kTiling, false, true>(size, disorder, 8);
-    Test<T, Out, uint16_t, kTiling, false, false>(size, disorder, 8, true);
-  };
-  for (Disorder disorder :
-       {Disorder::kWrongOffsets, Disorder::kFallingOffsets, Disorder::kWrongIndices}) {
-    whole({9000, 40, kPart, 0.0002}, disorder);
   }
-  for (Disorder disorder : {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated,
-                            Disorder::kNan, Disorder::kInfinite, Disorder::kWrongOffsets,
-                            Disorder::kFallingOffsets, Disorder::kWrongIndices}) {
-    whole({20, 220, kPart, 0.03, 1.0}, disorder);
-    part({200, 50, kPart + kVector, 0.05, 1.0}, disorder);
-  }
-}
 
-// 32 warps share 32 entries: all of TestSizes would take minutes.
+  static void Sizes() {
+    Whole({1, 1, kPart, 1.0});
+    Whole({70, 130, kPart, 0.4});
+    Part({40, 90, kPart + kVector, 0.3});
+    Part({40, 90, 3 * kPart - kVector, 0.3});
+    Part({40, 90, kPart - 1, 0.3}, Disorder::kNone, 1);  // x and y are misaligned
+    Part({9, 0, kVector, 0.5});
+    Part({0, 20, 3, 0.5});
+    Part({20, 13, 0, 0.9});
+    // Rows are not where they would be if all were of one length; many are empty, or all but one.
+    Whole({7, 600, kPart, 0.03, 0.97});
+    Whole({1500, 40, kPart, 0.002, 1.0});
+    Whole({60, 2000, kPart, 0.0, 0.5});
+    Whole({9000, 40, kPart, 0.0002});  // some rows' entries are searched for
+    Whole({90, 110, kPart, 0.1, 0.9, false, 1});
+  }
+
+  // Entries that are not in order, are no numbers, or are not of the matrix.
+  static void Disordered() {
+    for (Disorder disorder :
+         {Disorder::kWrongOffsets, Disorder::kFallingOffsets, Disorder::kWrongIndices}) {
+      Whole({9000, 40, kPart, 0.0002}, disorder);
+    }
+    for (Disorder disorder : {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated,
+                              Disorder::kNan, Disorder::kInfinite, Disorder::kWrongOffsets,
+                              Disorder::kFallingOffsets, Disorder::kWrongIndices}) {
+      Whole({20, 220, kPart, 0.03, 1.0}, disorder);
+      Part({200, 50, kPart + kVector, 0.05, 1.0}, disorder);
+    }
+  }
+};
+
+// 32 warps share 32 entries: all of the sizes would take long.
 template <Tiling kTiling>
 void TestFewLongRows() {
   for (const int64_t d : {128, 520}) {
@@ -107,25 +102,25 @@ void TestFewLongRows() {
 
 int main() {
   using namespace jaxsparse;
-  TestSizes<float, float, Tiling{8, 4, 1, 1}>();
-  TestSizes<float, float, Tiling{8, 4, 4, 3}>();
-  TestSizes<float, float, Tiling{4, 4, 2, 2}>();
-  TestSizes<bfloat16, bfloat16, Tiling{1, 8, 1, 2}>();
-  TestSizes<float16, float, Tiling{8, 8, 3, 1}>();
-  TestSizes<double, double, Tiling{2, 2, 1, 1}>();
-  TestSizes<float, float, Tiling{8, 1, 5, 1}>();
-  TestSizes<bfloat16, bfloat16, Tiling{2, 2, 3, 1}>();
-  TestSizes<float, float, Tiling{2, 4, 1, 1, 1, false, false}>();
-  TestSizes<float16, float, Tiling{4, 8, 1, 3, 1, false, false}>();
-  TestSizes<float, float, Tiling{8, 4, 4, 1, 2}>();
-  TestSizes<float, float, Tiling{8, 4, 4, 1, 2, true}>();  // in several rounds
-  TestSizes<float16, float, Tiling{16, 4, 1, 1, 4, true}>();
+  Tests<float, float, Tiling{8, 4, 1, 1}>::Sizes();
+  Tests<float, float, Tiling{8, 4, 4, 3}>::Sizes();
+  Tests<float, float, Tiling{4, 4, 2, 2}>::Sizes();
+  Tests<bfloat16, bfloat16, Tiling{1, 8, 1, 2}>::Sizes();
+  Tests<float16, float, Tiling{8, 8, 3, 1}>::Sizes();
+  Tests<double, double, Tiling{2, 2, 1, 1}>::Sizes();
+  Tests<float, float, Tiling{8, 1, 5, 1}>::Sizes();
+  Tests<bfloat16, bfloat16, Tiling{2, 2, 3, 1}>::Sizes();
+  Tests<float, float, Tiling{2, 4, 1, 1, 1, false, false}>::Sizes();
+  Tests<float16, float, Tiling{4, 8, 1, 3, 1, false, false}>::Sizes();
+  Tests<float, float, Tiling{8, 4, 4, 1, 2}>::Sizes();
+  Tests<float, float, Tiling{8, 4, 4, 1, 2, true}>::Sizes();  // in several rounds
+  Tests<float16, float, Tiling{16, 4, 1, 1, 4, true}>::Sizes();
   TestFewLongRows<Tiling{32, 4, 1, 1, 32, true}>();
-  TestSizes<bfloat16, bfloat16, Tiling{2, 1, 3, 2, 1, true}>();
-  TestSizes<float, float, Tiling{2, 2, 1, 1, 2, true, false}>();
+  Tests<bfloat16, bfloat16, Tiling{2, 1, 3, 2, 1, true}>::Sizes();
+  Tests<float, float, Tiling{2, 2, 1, 1, 2, true, false}>::Sizes();
   // One of each way to find an entry's row and to share its work.
-  TestDisorder<float, float, Tiling{8, 4, 4, 3}>();
-  TestDisorder<float16, float, Tiling{4, 8, 1, 3, 1, false, false}>();
-  TestDisorder<float, float, Tiling{8, 4, 4, 1, 2, true}>();
+  Tests<float, float, Tiling{8, 4, 4, 3}>::Disordered();
+  Tests<float16, float, Tiling{4, 8, 1, 3, 1, false, false}>::Disordered();
+  Tests<float, float, Tiling{8, 4, 4, 1, 2, true}>::Disordered();
   std::puts("all results agree");
 }

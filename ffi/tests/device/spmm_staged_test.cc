@@ -36,78 +36,73 @@ void Test(const SpmmSize& size, SpmmOptions options, int blocks = 2) {
 
 template <typename T, typename Out, int kLanes, int kRows, int kPanel, int kStages, int kWarps,
           bool kPrefetch>
-void TestSizes() {
-  constexpr int64_t kVector = 16 / sizeof(T), kColumns = kLanes * kVector;
-  const auto plain = [](const SpmmSize& size, const SpmmOptions& options, int blocks = 2) {
-    Test<T, Out, uint16_t, kLanes, kRows, kPanel, kStages, kWarps, kPrefetch, false>(size, options,
-                                                                                     blocks);
-  };
-  const auto permuted = [](const SpmmSize& size, const SpmmOptions& options, int blocks = 2) {
-    Test<T, Out, int32_t, kLanes, kRows, kPanel, kStages, kWarps, kPrefetch, true>(size, options,
-                                                                                   blocks);
-  };
-  for (const SpmmSize& size :
-       {SpmmSize{1, 1, kVector, 1.0},
-        SpmmSize{40, (2 * kStages + 1) * kPanel - 3, kColumns, 0.97},  // stages are filled thrice
-        SpmmSize{37, 2 * kPanel, kColumns + kVector, 0.1}, SpmmSize{45, 0, kVector, 0.5},
-        SpmmSize{20, 13, 2 * kColumns, 0.9}, SpmmSize{20, 600, kColumns - kVector, 0.03, 0.97},
-        SpmmSize{kWarps * kRows + 5, kPanel + 7, kColumns, 0.2, 0, 2},  // a block has several tiles
-        SpmmSize{23, 50, 2 * kVector - 1, 0.4}, SpmmSize{19, kPanel + 9, kColumns + 3, 0.3}}) {
-    plain(size, {.preactivation = true});
-    permuted(size, {.bias = true, .activation = Activation::kGelu});
-  }
-  const SpmmSize uneven{2 * kWarps * kRows + 5, 300, kVector, 0.03, 0.97, 2};  // rows are cut
-  plain(uneven, {.own_patterns = true});
-  permuted(uneven, {.bias = true, .shuffled_rows = true});
-  const SpmmSize batch{18, kPanel + 5, kColumns + kVector, 0.3, 0, 2};
-  plain(batch, {.bias = true, .preactivation = true, .lead = 1});  // x is misaligned
-  permuted(batch, {.activation = Activation::kRelu, .shared_x = true, .lead = kVector / 2});
-  plain(batch, {.bias = true, .shared_x = true});
-  permuted(batch, {.bias = true, .shared_values = true, .shared_bias = true});
-}
+struct Tests {
+  static constexpr int64_t kVector = 16 / sizeof(T), kColumns = kLanes * kVector;
 
-// Entries that are not in order, are no numbers, or are not of the matrix.
-template <typename T, typename Out, int kLanes, int kRows, int kPanel, int kStages, int kWarps,
-          bool kPrefetch>
-void TestDisorder() {
-  constexpr int64_t kVector = 16 / sizeof(T), kColumns = kLanes * kVector;
-  const auto plain = [](const SpmmSize& size, const SpmmOptions& options, int blocks = 2) {
+  static void Plain(const SpmmSize& size, const SpmmOptions& options, int blocks = 2) {
     Test<T, Out, uint16_t, kLanes, kRows, kPanel, kStages, kWarps, kPrefetch, false>(size, options,
                                                                                      blocks);
-  };
-  const auto permuted = [](const SpmmSize& size, const SpmmOptions& options, int blocks = 2) {
+  }
+
+  static void Permuted(const SpmmSize& size, const SpmmOptions& options, int blocks = 2) {
     Test<T, Out, int32_t, kLanes, kRows, kPanel, kStages, kWarps, kPrefetch, true>(size, options,
                                                                                    blocks);
-  };
-  const SpmmSize uneven{2 * kWarps * kRows + 5, 300, kVector, 0.03, 0.97, 2};  // rows are cut
-  plain(uneven, {.disorder = Disorder::kWrongIndices, .own_patterns = true});
-  permuted(uneven, {.disorder = Disorder::kWrongIndices});
-  for (Disorder disorder : {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated,
-                            Disorder::kNan, Disorder::kInfinite, Disorder::kWrongIndices}) {
-    const SpmmSize size{20, 220, kColumns + 3 * kVector, 0.03, 1.0};
-    plain(size, {.disorder = disorder});
-    permuted(size,
-             {.disorder = disorder,
-              .bias = true,
-              .activation = Activation::kRelu,
-              .preactivation = true},
-             1);
-    permuted({25, 60, 2 * kVector + 1, 0.2}, {.disorder = disorder});
   }
-}
+
+  static void Sizes() {
+    for (const SpmmSize& size :
+         {SpmmSize{1, 1, kVector, 1.0},
+          SpmmSize{40, (2 * kStages + 1) * kPanel - 3, kColumns, 0.97},  // stages are filled thrice
+          SpmmSize{37, 2 * kPanel, kColumns + kVector, 0.1}, SpmmSize{45, 0, kVector, 0.5},
+          SpmmSize{20, 13, 2 * kColumns, 0.9}, SpmmSize{20, 600, kColumns - kVector, 0.03, 0.97},
+          // A block has several tiles.
+          SpmmSize{kWarps * kRows + 5, kPanel + 7, kColumns, 0.2, 0, 2},
+          SpmmSize{23, 50, 2 * kVector - 1, 0.4}, SpmmSize{19, kPanel + 9, kColumns + 3, 0.3}}) {
+      Plain(size, {.preactivation = true});
+      Permuted(size, {.bias = true, .activation = Activation::kGelu});
+    }
+    const SpmmSize uneven{2 * kWarps * kRows + 5, 300, kVector, 0.03, 0.97, 2};  // rows are cut
+    Plain(uneven, {.own_patterns = true});
+    Permuted(uneven, {.bias = true, .shuffled_rows = true});
+    const SpmmSize batch{18, kPanel + 5, kColumns + kVector, 0.3, 0, 2};
+    Plain(batch, {.bias = true, .preactivation = true, .lead = 1});  // x is misaligned
+    Permuted(batch, {.activation = Activation::kRelu, .shared_x = true, .lead = kVector / 2});
+    Plain(batch, {.bias = true, .shared_x = true});
+    Permuted(batch, {.bias = true, .shared_values = true, .shared_bias = true});
+  }
+
+  // Entries that are not in order, are no numbers, or are not of the matrix.
+  static void Disordered() {
+    const SpmmSize uneven{2 * kWarps * kRows + 5, 300, kVector, 0.03, 0.97, 2};  // rows are cut
+    Plain(uneven, {.disorder = Disorder::kWrongIndices, .own_patterns = true});
+    Permuted(uneven, {.disorder = Disorder::kWrongIndices});
+    for (Disorder disorder : {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated,
+                              Disorder::kNan, Disorder::kInfinite, Disorder::kWrongIndices}) {
+      const SpmmSize size{20, 220, kColumns + 3 * kVector, 0.03, 1.0};
+      Plain(size, {.disorder = disorder});
+      Permuted(size,
+               {.disorder = disorder,
+                .bias = true,
+                .activation = Activation::kRelu,
+                .preactivation = true},
+               1);
+      Permuted({25, 60, 2 * kVector + 1, 0.2}, {.disorder = disorder});
+    }
+  }
+};
 
 }  // namespace
 }  // namespace jaxsparse
 
 int main() {
   using namespace jaxsparse;
-  TestSizes<float, float, 32, 4, 40, 3, 16, false>();
-  TestSizes<float, float, 8, 8, 72, 2, 16, false>();
-  TestSizes<float, float, 8, 4, 40, 2, 20, false>();
-  TestSizes<bfloat16, bfloat16, 16, 1, 24, 3, 16, true>();
-  TestSizes<float16, float, 16, 2, 40, 2, 16, false>();
-  TestSizes<float16, float16, 4, 4, 40, 3, 16, true>();
-  TestDisorder<float, float, 8, 8, 72, 2, 16, false>();
-  TestDisorder<bfloat16, bfloat16, 16, 1, 24, 3, 16, true>();
+  Tests<float, float, 32, 4, 40, 3, 16, false>::Sizes();
+  Tests<float, float, 8, 8, 72, 2, 16, false>::Sizes();
+  Tests<float, float, 8, 4, 40, 2, 20, false>::Sizes();
+  Tests<bfloat16, bfloat16, 16, 1, 24, 3, 16, true>::Sizes();
+  Tests<float16, float, 16, 2, 40, 2, 16, false>::Sizes();
+  Tests<float16, float16, 4, 4, 40, 3, 16, true>::Sizes();
+  Tests<float, float, 8, 8, 72, 2, 16, false>::Disordered();
+  Tests<bfloat16, bfloat16, 16, 1, 24, 3, 16, true>::Disordered();
   std::puts("all results agree");
 }

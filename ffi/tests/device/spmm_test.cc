@@ -47,60 +47,58 @@ void Test(const SpmmSize& size, SpmmOptions options, int parts = 0) {
 }
 
 template <typename T, typename Out, int kColumns>
-void TestSizes() {
-  const auto plain = [](const SpmmSize& size, const SpmmOptions& options, int parts = 0) {
+struct Tests {
+  static void Plain(const SpmmSize& size, const SpmmOptions& options, int parts = 0) {
     Test<T, Out, uint16_t, kColumns, false>(size, options, parts);
-  };
-  const auto transposed = [](const SpmmSize& size, const SpmmOptions& options, int parts = 0) {
-    Test<T, Out, int32_t, kColumns, true>(size, options, parts);
-  };
-  for (const SpmmSize& size :
-       {SpmmSize{1, 1, 1, 1.0}, SpmmSize{70, 130, 5, 0.6}, SpmmSize{37, 700, kColumns + 3, 0.1},
-        SpmmSize{130, 0, 4, 0.5}, SpmmSize{65, 200, kColumns - 8, 0.95},
-        SpmmSize{20, 600, 12, 0.03, 0.97}}) {
-    plain(size, {.preactivation = true});
-    transposed(size, {.bias = true, .activation = Activation::kGelu});
   }
-  transposed({130, 90, 7, 0.5, 0.99}, {.lead = 3});
-  plain({70, 330, kColumns + 3, 0.2}, {.bias = true, .preactivation = true}, 2);
-  transposed({70, 330, kColumns + 3, 0.6}, {.bias = true, .activation = Activation::kRelu}, 3);
-  const SpmmSize batch{18, 150, kColumns + 4, 0.3, 0, 5};  // a block has several tiles
-  plain(batch, {.bias = true, .preactivation = true, .lead = 1});
-  plain(batch, {.shared_x = true, .own_patterns = true});
-  transposed(batch, {.activation = Activation::kRelu, .shared_x = true, .lead = 2});
-  const SpmmSize aligned{18, 150, kColumns + 8, 0.3, 0, 5};  // so that x can be copied as it is
-  plain(aligned, {.own_patterns = true}, 3);
-  plain(aligned, {.shared_x = true});
-  transposed(aligned, {.bias = true, .own_patterns = true});
-}
 
-// Entries that are not in order, are no numbers, or are not of the matrix. How entries are read
-// depends on the number of teams that write tiles, one or two, and on the bits of a value.
-template <typename T, typename Out, int kColumns>
-void TestDisorder() {
-  const auto plain = [](const SpmmSize& size, const SpmmOptions& options, int parts = 0) {
-    Test<T, Out, uint16_t, kColumns, false>(size, options, parts);
-  };
-  const auto transposed = [](const SpmmSize& size, const SpmmOptions& options, int parts = 0) {
+  static void Transposed(const SpmmSize& size, const SpmmOptions& options, int parts = 0) {
     Test<T, Out, int32_t, kColumns, true>(size, options, parts);
-  };
-  for (const int64_t batch : {1, 2}) {
-    const SpmmSize size{70, 200, 12, 0.2, 0.9, batch};
-    plain(size, {.disorder = Disorder::kWrongIndices, .bias = true, .own_patterns = batch > 1}, 2);
-    transposed(size, {.disorder = Disorder::kWrongIndices});
   }
-  if (sizeof(T) == 4) {
-    plain({3, 30, 20, 1.0},
-          {.disorder = Disorder::kHuge, .bias = true, .activation = Activation::kRelu});
+
+  static void Sizes() {
+    for (const SpmmSize& size :
+         {SpmmSize{1, 1, 1, 1.0}, SpmmSize{70, 130, 5, 0.6}, SpmmSize{37, 700, kColumns + 3, 0.1},
+          SpmmSize{130, 0, 4, 0.5}, SpmmSize{65, 200, kColumns - 8, 0.95},
+          SpmmSize{20, 600, 12, 0.03, 0.97}}) {
+      Plain(size, {.preactivation = true});
+      Transposed(size, {.bias = true, .activation = Activation::kGelu});
+    }
+    Transposed({130, 90, 7, 0.5, 0.99}, {.lead = 3});
+    Plain({70, 330, kColumns + 3, 0.2}, {.bias = true, .preactivation = true}, 2);
+    Transposed({70, 330, kColumns + 3, 0.6}, {.bias = true, .activation = Activation::kRelu}, 3);
+    const SpmmSize batch{18, 150, kColumns + 4, 0.3, 0, 5};  // a block has several tiles
+    Plain(batch, {.bias = true, .preactivation = true, .lead = 1});
+    Plain(batch, {.shared_x = true, .own_patterns = true});
+    Transposed(batch, {.activation = Activation::kRelu, .shared_x = true, .lead = 2});
+    const SpmmSize aligned{18, 150, kColumns + 8, 0.3, 0, 5};  // so that x can be copied as it is
+    Plain(aligned, {.own_patterns = true}, 3);
+    Plain(aligned, {.shared_x = true});
+    Transposed(aligned, {.bias = true, .own_patterns = true});
   }
-  for (Disorder disorder : {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated,
-                            Disorder::kNan, Disorder::kInfinite}) {
-    plain({40, 150, 20, 0.3}, {.disorder = disorder});
-    transposed({10, 70, 24, 0.9}, {.disorder = disorder});
-    plain({9, 150, 24, 0.3}, {.disorder = disorder}, 3);
-    transposed({10, 140, 20, 0.9}, {.disorder = disorder}, 2);
+
+  // Entries that are not in order, are no numbers, or are not of the matrix. How entries are read
+  // depends on the number of teams that write tiles, one or two, and on the bits of a value.
+  static void Disordered() {
+    for (const int64_t batch : {1, 2}) {
+      const SpmmSize size{70, 200, 12, 0.2, 0.9, batch};
+      Plain(size, {.disorder = Disorder::kWrongIndices, .bias = true, .own_patterns = batch > 1},
+            2);
+      Transposed(size, {.disorder = Disorder::kWrongIndices});
+    }
+    if (sizeof(T) == 4) {
+      Plain({3, 30, 20, 1.0},
+            {.disorder = Disorder::kHuge, .bias = true, .activation = Activation::kRelu});
+    }
+    for (Disorder disorder : {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated,
+                              Disorder::kNan, Disorder::kInfinite}) {
+      Plain({40, 150, 20, 0.3}, {.disorder = disorder});
+      Transposed({10, 70, 24, 0.9}, {.disorder = disorder});
+      Plain({9, 150, 24, 0.3}, {.disorder = disorder}, 3);
+      Transposed({10, 140, 20, 0.9}, {.disorder = disorder}, 2);
+    }
   }
-}
+};
 
 // Rows of which one asks for more entries while what another one holds is not in order.
 void TestHeldEntries() {
@@ -152,13 +150,13 @@ void TestHeldEntries() {
 
 int main() {
   using namespace jaxsparse;
-  TestSizes<float, float, 32>();
-  TestSizes<float, float, 64>();
-  TestSizes<float, float, 128>();
-  TestSizes<bfloat16, bfloat16, 64>();
-  TestSizes<float16, float, 32>();
-  TestDisorder<float, float, 64>();
-  TestDisorder<float16, float, 32>();
+  Tests<float, float, 32>::Sizes();
+  Tests<float, float, 64>::Sizes();
+  Tests<float, float, 128>::Sizes();
+  Tests<bfloat16, bfloat16, 64>::Sizes();
+  Tests<float16, float, 32>::Sizes();
+  Tests<float, float, 64>::Disordered();
+  Tests<float16, float, 32>::Disordered();
   TestHeldEntries();
   std::puts("all results agree");
 }

@@ -39,42 +39,92 @@ struct Meeting {
   uint64_t turn = 0;
 };
 
+// Has a stack of its own for `run`, which never returns, but leaves and is resumed.
+class Fiber {
+ public:
+  explicit Fiber(void (*run)())
+      : run_(run), stack_(std::make_unique_for_overwrite<char[]>(kStack)) {
+    getcontext(&start_);
+    start_.uc_stack.ss_sp = stack_.get();
+    start_.uc_stack.ss_size = kStack;
+    makecontext(&start_, &Fiber::Start, 0);
+  }
+
+  // From the host, until the fiber leaves.
+  void Resume() {
+    void* fake = nullptr;
+    __sanitizer_start_switch_fiber(&fake, stack_.get(), kStack);
+    resumed_ = this;
+    Switch(host_, here_);
+    __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+  }
+  // From the fiber, until the host resumes it.
+  void Leave() {
+    __sanitizer_start_switch_fiber(&fake_, host_stack_, host_size_);
+    Switch(here_, host_);
+    __sanitizer_finish_switch_fiber(fake_, &host_stack_, &host_size_);
+  }
+
+ private:
+  static constexpr size_t kStack = 64 << 10;
+  using Registers = void* [5];
+
+  static void Start() {
+    Fiber& fiber = *resumed_;
+    __sanitizer_finish_switch_fiber(nullptr, &fiber.host_stack_, &fiber.host_size_);
+    fiber.run_();
+  }
+  // swapcontext would do, but takes a system call each time: here only the start does.
+  [[gnu::noinline, gnu::no_sanitize_address]] void Switch(Registers& from, Registers& to) {
+    if (__builtin_setjmp(from) != 0) return;
+    if (started_) __builtin_longjmp(to, 1);
+    started_ = true;
+    setcontext(&start_);
+  }
+
+  static Fiber* resumed_;
+  void (*run_)();
+  std::unique_ptr<char[]> stack_;
+  ucontext_t start_;
+  Registers here_, host_;
+  bool started_ = false;
+  void* fake_ = nullptr;
+  const void* host_stack_ = nullptr;
+  size_t host_size_ = 0;
+};
+
+inline Fiber* Fiber::resumed_ = nullptr;
+
 class Block {
  public:
   static Block* current;
   Dimension thread;
 
-  Block(int threads, std::function<void()> kernel)
-      : kernel_(std::move(kernel)), fibers_(threads), warps_(threads / kWarpLanes) {}
+  Block(int threads, const std::function<void()>& kernel)
+      : kernel_(kernel), threads_(threads), warps_(threads / kWarpLanes) {}
 
   void Run() {
     current = this;
-    for (Fiber& fiber : fibers_) {
-      fiber.stack = std::make_unique_for_overwrite<char[]>(kStack);
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = fiber.stack.get();
-      fiber.context.uc_stack.ss_size = kStack;
-      makecontext(&fiber.context, &Block::Start, 0);
-    }
-    for (size_t running = fibers_.size(); running > 0;) {
+    while (fibers_.size() < threads_.size())
+      fibers_.push_back(std::make_unique<Fiber>(&RunThreads));
+    for (size_t running = threads_.size(); running > 0;) {
       const uint64_t before = progress_;
-      for (size_t i = 0; i < fibers_.size(); ++i) {
-        const Fiber& fiber = fibers_[i];
-        if (fiber.done || (fiber.waits_at != nullptr && fiber.waits_at->turn == fiber.turn))
+      for (size_t i = 0; i < threads_.size(); ++i) {
+        const Thread& of_fiber = threads_[i];
+        if (of_fiber.done ||
+            (of_fiber.waits_at != nullptr && of_fiber.waits_at->turn == of_fiber.turn)) {
           continue;
+        }
         thread.x = static_cast<unsigned>(i);
-        void* fake = nullptr;
-        __sanitizer_start_switch_fiber(&fake, fibers_[i].stack.get(), kStack);
-        swapcontext(&host_, &fibers_[i].context);
-        __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
-        running -= fibers_[i].done;
+        fibers_[i]->Resume();
+        running -= of_fiber.done;
       }
       if (progress_ == before) Fail("every thread waits: some never come to a barrier");
     }
     current = nullptr;
   }
 
-  int Threads() const { return static_cast<int>(fibers_.size()); }
+  int Threads() const { return static_cast<int>(threads_.size()); }
   int Lane() const { return static_cast<int>(thread.x % kWarpLanes); }
   Meeting& Barrier(int which) { return barriers_.at(which); }
 
@@ -117,11 +167,11 @@ class Block {
 
   // What a thread has started and is done later.
   void Postpone(std::function<void()> act) {
-    fibers_[thread.x].postponed.push_back(std::move(act));
+    threads_[thread.x].postponed.push_back(std::move(act));
   }
   void DoPostponed() {
-    std::vector<std::function<void()>> acts = std::move(fibers_[thread.x].postponed);
-    fibers_[thread.x].postponed.clear();
+    std::vector<std::function<void()>> acts = std::move(threads_[thread.x].postponed);
+    threads_[thread.x].postponed.clear();
     for (const auto& act : acts) act();
   }
 
@@ -146,11 +196,7 @@ class Block {
   }
 
  private:
-  static constexpr size_t kStack = 64 << 10;
-  struct Fiber {
-    ucontext_t context;
-    std::unique_ptr<char[]> stack;
-    void* fake = nullptr;
+  struct Thread {
     const Meeting* waits_at = nullptr;
     uint64_t turn = 0;
     bool done = false;
@@ -172,38 +218,34 @@ class Block {
     std::array<void*, kWarpLanes> taken;
   };
 
-  static void Start() {
-    Block* block = current;
-    __sanitizer_finish_switch_fiber(nullptr, &block->host_stack_, &block->host_size_);
-    block->kernel_();
-    Fiber& fiber = block->fibers_[block->thread.x];
-    fiber.done = true;
-    ++block->progress_;
-    __sanitizer_start_switch_fiber(nullptr, block->host_stack_, block->host_size_);
-    swapcontext(&fiber.context, &block->host_);
+  // A thread of one block after another: starting a fiber takes longer than resuming it.
+  static void RunThreads() {
+    for (const unsigned x = current->thread.x;;) {
+      current->kernel_();
+      current->threads_[x].done = true;
+      ++current->progress_;
+      fibers_[x]->Leave();
+    }
   }
   // Until the next turn there: only then it is resumed.
   void Wait(const Meeting& meeting) {
-    Fiber& fiber = fibers_[thread.x];
-    fiber.waits_at = &meeting;
-    fiber.turn = meeting.turn;
-    __sanitizer_start_switch_fiber(&fiber.fake, host_stack_, host_size_);
-    swapcontext(&fiber.context, &host_);
-    __sanitizer_finish_switch_fiber(fiber.fake, &host_stack_, &host_size_);
+    Thread& waiting = threads_[thread.x];
+    waiting.waits_at = &meeting;
+    waiting.turn = meeting.turn;
+    fibers_[thread.x]->Leave();
   }
 
-  std::function<void()> kernel_;
-  std::vector<Fiber> fibers_;
+  static std::vector<std::unique_ptr<Fiber>> fibers_;  // of all blocks
+  const std::function<void()>& kernel_;
+  std::vector<Thread> threads_;
   std::vector<Warp> warps_;
   std::array<Meeting, 16> barriers_;
   std::map<const void*, Counter> counters_;
   uint64_t progress_ = 0;
-  ucontext_t host_;
-  const void* host_stack_ = nullptr;
-  size_t host_size_ = 0;
 };
 
 inline Block* Block::current = nullptr;
+inline std::vector<std::unique_ptr<Fiber>> Block::fibers_;
 inline Dimension block_index, grid, block;
 
 // Runs a kernel's blocks, the first one last if `backwards`.

@@ -155,38 +155,48 @@ inline uint16_t NumberOf(uint64_t matrix, int line, int at) {
   return SharedAt<uint16_t>(address);
 }
 
+// Most of a test's time, so it goes without sanitizers: the loop can't leave the two arrays.
+[[gnu::noinline, gnu::no_sanitize("address", "undefined")]] inline double AddProducts(
+    double sum, const float (&row)[16], const float (&column)[16]) {
+  for (int k = 0; k < 16; ++k) sum += double(row[k]) * column[k];
+  return sum;
+}
+
 // Done when the warpgroup waits, and not before; a warp does its own 16 rows.
 template <bool kTransposed, int kCount, typename ToFloat>
 void EmulateWarpgroupMma(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b, ToFloat number) {
   constexpr int kColumns = kCount * 2;
-  const std::array<uint32_t, 4> own{a[0], a[1], a[2], a[3]};
+  static_assert(kColumns % 8 == 0);
+  struct OfLane {
+    std::array<uint32_t, 4> a;
+    float* d;
+  };
+  const OfLane own{{a[0], a[1], a[2], a[3]}, d};
   if (static_cast<uint32_t>(b) % 16 != 0) emulated::Block::Fail("misaligned matrix");
-  emulated::Block::current->Postpone([=, &d] {
-    struct Rows {
-      float of[2][16];
-    };
-    const Rows rows = emulated::Block::current->Collect<std::array<uint32_t, 4>, Rows>(
-        own, [&](auto given, auto taken) {
-          for (int lane = 0; lane < kWarp; ++lane) {
-            for (int k = 0; k < 16; ++k) {
-              for (int half = 0; half < 2; ++half) {
-                const int from = lane / 4 * 4 + k % 8 / 2, word = half + k / 8 * 2;
-                taken(lane).of[half][k] =
-                    number(static_cast<uint16_t>(given(from)[word] >> 16 * (k % 2)));
-              }
-            }
-          }
-        });
-    for (int i = 0; i < kCount; ++i) {
-      const int column = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
-      static_assert(kColumns % 8 == 0);
-      double sum = d[i];
-      for (int k = 0; k < 16; ++k) {
-        sum += double(rows.of[i / 2 % 2][k]) *
-               number(kTransposed ? NumberOf(b, k, column) : NumberOf(b, column, k));
+  emulated::Block::current->Postpone([=] {
+    emulated::Block::current->Collect<OfLane, int>(own, [&](auto given, auto) {
+      float columns[kColumns][16];
+      for (int column = 0; column < kColumns; ++column) {
+        for (int k = 0; k < 16; ++k) {
+          columns[column][k] =
+              number(kTransposed ? NumberOf(b, k, column) : NumberOf(b, column, k));
+        }
       }
-      d[i] = CutOff(sum);
-    }
+      for (int lane = 0; lane < kWarp; ++lane) {
+        float rows[2][16];
+        for (int k = 0; k < 16; ++k) {
+          for (int half = 0; half < 2; ++half) {
+            const int from = lane / 4 * 4 + k % 8 / 2, word = half + k / 8 * 2;
+            rows[half][k] = number(static_cast<uint16_t>(given(from).a[word] >> 16 * (k % 2)));
+          }
+        }
+        for (int i = 0; i < kCount; ++i) {
+          float& d = given(lane).d[i];
+          const auto& column = columns[i / 4 * 8 + lane % 4 * 2 + i % 2];
+          d = CutOff(AddProducts(d, rows[i / 2 % 2], column));
+        }
+      }
+    });
   });
 }
 template <bool kTransposed, bool kAdd = true, int kCount>
