@@ -35,9 +35,14 @@ def with_rounded_cotangent(dtype, z):
     return z
 
 
+def rounded(dtype, x):
+    """To the numbers of a dtype. XLA may leave out a conversion there and back, but not this."""
+    return jax.lax.reduce_precision(x, jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)
+
+
 with_rounded_cotangent.defvjp(
     lambda dtype, z: (z, None),
-    lambda dtype, _, ct: (ct.astype(dtype).astype(ct.dtype),),
+    lambda dtype, _, ct: (rounded(dtype, ct),),
 )
 
 
@@ -143,20 +148,18 @@ def test_rounded_once(name, dtype):
                     assert got.dtype == dtype
                     nearer = jnp.abs(wide[kind] - got) < jnp.abs(exact[kind] - got)
                     oracle = jnp.where(nearer, wide[kind], exact[kind])
-                    # Float32 and float64 may round an operand that is near a tie differently.
-                    of_operands = np.max(np.abs(wide[kind] - exact[kind]))
                     where = f"{implementation}, {kind}, up to {most}"
-                    check(where, got, oracle, single[kind], of_operands)
+                    check(where, got, oracle, single[kind])
 
 
-def check(kind, got, exact, single, of_operands=0.0):
+def check(kind, got, exact, single):
     rounded = np.asarray(exact.astype(got.dtype), np.float64)
     got, exact, single = (np.asarray(x, np.float64) for x in (got, exact, single))
     representable = np.isfinite(rounded)
     assert representable.any(), kind
     rounded, got, exact, single = (x[representable] for x in (rounded, got, exact, single))
     # What a dense program in float32 is off, anywhere.
-    slack = 4 * np.max(np.abs(single - exact)) + 2e-6 * np.max(np.abs(exact)) + of_operands
+    slack = 4 * np.max(np.abs(single - exact)) + 2e-6 * np.max(np.abs(exact))
     limit = 1.1 * np.abs(rounded - exact) + slack
     assert np.all(np.abs(got - exact) <= limit), (
         f"{kind}: {np.max(np.abs(got - exact) - limit):.2e} beyond what rounding once gives"
