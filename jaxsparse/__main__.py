@@ -1,4 +1,4 @@
-"""`python -m jaxsparse`: what is installed and runs where (info); how fast (bench, table, plot)."""
+"""`python -m jaxsparse info`: what is installed, and what runs where."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import jaxlib
 
 import jaxsparse
 from jaxsparse import _ffi, backend
-from jaxsparse.bench import cli
 
 # What an operation runs as on a platform for which it has no kernel of its own.
 WITHOUT_KERNEL = {"recurrent_scan": "jax.lax.scan, sparse products by the kernels of spmm"}
@@ -100,13 +99,12 @@ def _info(arguments: argparse.Namespace) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
-    parser = cli.Parser(prog="python -m jaxsparse", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m jaxsparse", description=__doc__)
     parser.add_argument("--version", action="version", version=jaxsparse.__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     info = commands.add_parser("info", help="what is installed and what runs where")
     info.add_argument("--json", action="store_true", help="print JSON")
     info.set_defaults(run=_info)
-    cli.add_commands(commands)
     arguments = parser.parse_args(argv)
     status: int = arguments.run(arguments)
     return status

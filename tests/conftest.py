@@ -1,12 +1,18 @@
 """Test-wide settings: 8 CPU devices for sharding, programs that compile soon, exact dense products.
 
+Benchmarks and examples are found in the checkout, after all that is installed.
+
 Patterns are checked only where a test asks.
 """
 
 import importlib.util
 import os
+import pathlib
+import sys
 
 import jaxlib
+
+sys.path.append(str(pathlib.Path(__file__).parent.parent))
 
 flags = {
     "xla_force_host_platform_device_count": "8",

@@ -7,9 +7,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from edge_cases import EDGE_CASES as PROBLEMS
 
 from jaxsparse import Topology
-from jaxsparse.bench.edge_cases import EDGE_CASES as PROBLEMS
 
 
 def draw(rng, shape, dtype):

@@ -1,4 +1,4 @@
-"""The commands bench, table and plot: their options, and runs from a command to its picture."""
+"""The commands run, table and plot: their options, and runs from a command to its picture."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from bench_problems import edge_case
+from edge_cases import EDGE_CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxsparse.__main__ import main
-from jaxsparse.bench import (
+from benchmarks import __main__ as cli
+from benchmarks import (
     cases,
     choices,
-    cli,
+    comparison,
     environment,
     operations,
     plan,
     plots,
     report,
     run,
-    timing,
 )
-from jaxsparse.bench.edge_cases import EDGE_CASES
-from jaxsparse.bench.implementations import (
+from benchmarks.__main__ import INTERRUPTED, SLOWER, main
+from benchmarks.implementations import (
     DTYPES,
     PASSES,
     Implementation,
     implementations_of,
     variants,
 )
-from jaxsparse.bench.problems import SUITES, suites_of
+from benchmarks.problems import SUITES, suites_of
+from jaxsparse.timing import Program
 
 QUICK = ["--seconds", "0.01", "--repeats", "2"]
 EFFORT = run.Effort(seconds=0.01, repeats=2)
@@ -45,9 +46,7 @@ RESULT = pathlib.Path(__file__).parents[1] / "benchmarks/results/cpu/spmm_square
 
 
 def planned(argv):
-    parser = cli.Parser()
-    cli.add_commands(parser.add_subparsers())
-    return plan.make_plan(cli.asked(parser.parse_args(["bench", *argv])), "cpu")
+    return plan.make_plan(cli.asked(cli.make_parser().parse_args(["run", *argv])), "cpu")
 
 
 # ---- options ----
@@ -195,7 +194,7 @@ def test_illegal_options_end_in_one_line(case):
         )
         patch.setattr(cli, "execute", lambda *args, **kwargs: pytest.fail("it ran"))
         with pytest.raises(SystemExit) as stopped:
-            main(["bench", "spmm", f"{option}={value}"])
+            main(["run", "spmm", f"{option}={value}"])
     assert stopped.value.code == 2
     (message,) = written
     assert option in message and message.count("\n") == 1
@@ -204,13 +203,13 @@ def test_illegal_options_end_in_one_line(case):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["bench", "nope"], "OPERATION"),
-        (["bench", "sparse_softmax", "--n", "4"], "--n: sparse_softmax has no size"),
-        (["bench", "spmm", "--suite", "edge_cases", "--sparsity", "0.5"], "--sparsity"),
-        (["bench", "spmm", "--suite", "files"], "--suite: 'files' .* JAXSPARSE_DATA: set it"),
-        (["bench", "sparse_attention", "--variant", "rows"], "--variant"),
-        (["bench", "spmm", "--length", "4"], r"--length: spmm has no steps, got \[4\]"),
-        (["bench", "spmm", "--implementation", "scipy", "--pass", "gradient"], "--pass|--impl"),
+        (["run", "nope"], "OPERATION"),
+        (["run", "sparse_softmax", "--n", "4"], "--n: sparse_softmax has no size"),
+        (["run", "spmm", "--suite", "edge_cases", "--sparsity", "0.5"], "--sparsity"),
+        (["run", "spmm", "--suite", "files"], "--suite: 'files' .* JAXSPARSE_DATA: set it"),
+        (["run", "sparse_attention", "--variant", "rows"], "--variant"),
+        (["run", "spmm", "--length", "4"], r"--length: spmm has no steps, got \[4\]"),
+        (["run", "spmm", "--implementation", "scipy", "--pass", "gradient"], "--pass|--impl"),
         (["table", "nothing.json"], "nothing.json"),
         (["plot", "nothing.json", "--output", "a.png"], "nothing.json"),
         (["plot", str(RESULT), "--output", "a.gif"], "--output"),
@@ -230,7 +229,7 @@ def test_usage_errors(argv, message, monkeypatch, capsys):
 def test_plots_need_matplotlib(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(plots, "available", lambda: False)
     with pytest.raises(SystemExit) as stopped:
-        main(["bench", "spmm", "--plot", str(tmp_path / "a.png")])
+        main(["run", "spmm", "--plot", str(tmp_path / "a.png")])
     assert stopped.value.code == 2
     assert "--plot: needs matplotlib: pip install matplotlib" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stopped:
@@ -240,7 +239,7 @@ def test_plots_need_matplotlib(monkeypatch, capsys, tmp_path):
 
 
 def test_list(capsys):
-    assert main(["bench", "spmm", "--list"]) == 0
+    assert main(["run", "spmm", "--list"]) == 0
     text = capsys.readouterr().out
     for part in ("crossover", "JAXSPARSE_DATA", "jaxsparse-xla", "torch", *variants("spmm")):
         assert part in text
@@ -255,7 +254,7 @@ def spoiled(change, name="spoiled"):
 
     def build(problem, dtype, passed):
         program = own(problem, dtype, passed)
-        return timing.Program(
+        return Program(
             function=lambda *operands: change(program.function(*operands)),
             operands=program.operands,
             bytes_read=program.bytes_read,
@@ -322,7 +321,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(plan, "make_plan", lambda *args: made)
     calls = iter(range(100))
     output = tmp_path / "new" / "out.json"
-    assert main(["bench", "spmm", "--output", str(output), *QUICK]) == cli.INTERRUPTED
+    assert main(["run", "spmm", "--output", str(output), *QUICK]) == INTERRUPTED
     assert json.loads(output.read_text())["results"]
     assert "spmm, edge_cases, forward" in capsys.readouterr().out
 
@@ -338,7 +337,7 @@ ROW = {
 
 def test_from_command_to_picture(tmp_path, capsys):
     output = tmp_path / "out.json"
-    argv = ["bench", "spmm", "--suite", "edge_cases", "--problem", "[op][da]d*", *QUICK]
+    argv = ["run", "spmm", "--suite", "edge_cases", "--problem", "[op][da]d*", *QUICK]
     argv += ["--implementation", "jaxsparse", "dense", "--commit", "abc", "--output", str(output)]
     assert main([*argv, "--plot"]) == 0
     shown = capsys.readouterr()
@@ -388,8 +387,73 @@ def test_from_command_to_picture(tmp_path, capsys):
         assert re.search("two figures of jaxsparse( float16)? on edge_cases odd, spmm for", error)
 
 
+# ---- against an earlier result ----
+
+
+def result_of(us, *, device="a GPU", spread=0.01):
+    """A result whose rows are (problem, implementation) -> microseconds, or None."""
+    rows = [
+        {
+            "suite": "s", "problem": problem, "operation": "spmm", "pass": "forward",
+            "implementation": implementation, "dtype": "float32", "sparsity": 0.9, "us": time,
+            "us_quartiles": None if time is None else [time * (1 - spread), time * (1 + spread)],
+        }
+        for (problem, implementation), time in us.items()
+    ]  # fmt: skip
+    return {"schema": 1, "environment": {"device": device}, "results": rows}
+
+
+def test_what_got_slower_is_named():
+    names = ["slow", "failing", "fast", "noisy", "same", "new"]
+    before = {(name, "jaxsparse"): 100.0 for name in names[:-1]} | {("slow", "dense"): 50.0}
+    now = {
+        ("slow", "jaxsparse"): 150.0, ("failing", "jaxsparse"): None, ("fast", "jaxsparse"): 50.0,
+        ("noisy", "jaxsparse"): 104.0, ("same", "jaxsparse"): 100.0, ("new", "jaxsparse"): 1.0,
+        ("slow", "dense"): 100.0,
+    }  # fmt: skip
+    compared = comparison.compare(result_of(now), result_of(before))
+    assert [pair.problem for pair in compared.slower] == ["failing", "slow"]
+    assert [pair.problem for pair in compared.faster] == ["fast"]
+    assert compared.alone == 1
+    text = report.comparison(compared)
+    assert "slower than before: 2 of 5 figures of jaxsparse" in text
+    assert re.search(r"failing \(spmm, s, forward\) +jaxsparse +100 +failed +inf", text)
+    assert re.search(r"slow \(spmm, s, forward\) +jaxsparse +100 +150 +1.50", text)
+    assert "peers: 2.000 times the time before" in text
+    # More than both vary.
+    compared = comparison.compare(result_of(now, spread=0.5), result_of(before, spread=0.5))
+    assert [pair.problem for pair in compared.slower] == ["failing"] and not compared.faster
+
+
+def test_against(tmp_path, capsys):
+    files = {}
+    for name, us, device in ("old", 1.0, "a"), ("new", 2.0, "a"), ("other", 1.0, "b"):
+        files[name] = str(tmp_path / f"{name}.json")
+        made = result_of({("p", "jaxsparse"): us}, device=device)
+        pathlib.Path(files[name]).write_text(json.dumps(made))
+    assert main(["table", files["new"], "--against", files["old"]]) == SLOWER
+    assert "p (spmm, s, forward)" in capsys.readouterr().out
+    assert main(["table", files["old"], "--against", files["new"], "--markdown"]) == 0
+    assert "| p (spmm, s, forward) | jaxsparse | 2 | 1 | 0.50 |" in capsys.readouterr().out
+    for command in (
+        ["table", files["new"], "--against", files["other"]],
+        ["run", "spmm", "--against", files["other"]],
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(command)
+        error = capsys.readouterr().err
+        assert stopped.value.code == 2 and error.count("\n") == 1
+        assert "--against: it was measured on b, and can't be compared with" in error
+    output = str(tmp_path / "run.json")
+    argv = ["run", "spmm", "--suite", "edge_cases", "--problem", "odd", "--pass", "forward"]
+    argv += ["--implementation", "jaxsparse", "dense", *QUICK]
+    assert main([*argv, "--output", output]) == 0
+    assert main([*argv, "--against", output]) in (0, SLOWER)
+    assert "slower than before" in capsys.readouterr().out
+
+
 def test_dispatch(capsys):
-    assert main(["bench", "dispatch", "--quiet", *QUICK]) == 0
+    assert main(["run", "dispatch", "--quiet", *QUICK]) == 0
     shown = capsys.readouterr()
     assert "eager" in shown.out and not shown.err
 

@@ -13,10 +13,11 @@ import pytest
 import reference
 from bench_problems import edge_case
 
-from jaxsparse.bench import operations, timing
-from jaxsparse.bench.cases import OperationCase
-from jaxsparse.bench.implementations import IMPLEMENTATIONS, PASSES, implementations_of
-from jaxsparse.bench.problems import SUITES, Problem, Request, attention_mask
+from benchmarks import operations
+from benchmarks.cases import OperationCase
+from benchmarks.implementations import IMPLEMENTATIONS, PASSES, implementations_of
+from benchmarks.problems import SUITES, Problem, Request, attention_mask
+from jaxsparse.timing.measurement import copies_to_rotate
 
 CHECKED = [
     *(
@@ -176,12 +177,12 @@ def test_bytes_read_of_the_square_suite(operation):
         for passed, dtype in itertools.product(PASSES, ("float32", "bfloat16")):
             read = table["jaxsparse"].build(problem, dtype, passed).bytes_read
             assert read == expected_bytes(problem, dtype, passed == "gradient")
-            assert 2**27 < read * timing.copies_to_rotate(read) <= 2**27 + read
+            assert 2**27 < read * copies_to_rotate(read) <= 2**27 + read
         for implementation in table.values():
             if implementation.available() is None:
                 for passed in implementation.passes:
                     read = implementation.build(problem, "float32", passed).bytes_read
-                    assert read * timing.copies_to_rotate(read) > 2**27
+                    assert read * copies_to_rotate(read) > 2**27
 
 
 def test_wide_indices_are_read_where_16_bits_do_not_do():

@@ -17,10 +17,10 @@ from bench_problems import edge_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import choices, files, networks, plan
+from benchmarks.__main__ import main
+from benchmarks.problems import SUITES, Request, uneven, uniform
 from jaxsparse import Topology
-from jaxsparse.__main__ import main
-from jaxsparse.bench import choices, files, networks, plan
-from jaxsparse.bench.problems import SUITES, Request, uneven, uniform
 
 QUICK = ["--seconds", "0.01", "--repeats", "2"]
 
@@ -141,7 +141,7 @@ def test_files_that_are_no_matrices(tmp_path):
 
 def test_folder_of_files(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("JAXSPARSE_DATA", str(tmp_path))
-    command = ["bench", "spmm", "--suite", "files", "--implementation", "jaxsparse", *QUICK]
+    command = ["run", "spmm", "--suite", "files", "--implementation", "jaxsparse", *QUICK]
     with pytest.raises(SystemExit):
         main(command)
     assert f"finds no file ending in .smtx, .mtx, .mtx.gz, .npz below {tmp_path}" in (
@@ -213,7 +213,7 @@ def test_layers_of_the_collection(path, expected):
 def test_suite_of_the_collection(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("JAXSPARSE_DATA", str(tmp_path))
     write_matrix(tmp_path / "a.smtx")
-    command = ["bench", "spmm", "--suite", "dlmc", "--implementation", "jaxsparse", *QUICK]
+    command = ["run", "spmm", "--suite", "dlmc", "--implementation", "jaxsparse", *QUICK]
     with pytest.raises(SystemExit):
         main(command)
     assert f"finds no matrix in a folder transformer or rn50 below {tmp_path}" in (

@@ -1,4 +1,4 @@
-"""`bench recurrent`: its layers, its reference, its implementations, and the command."""
+"""`benchmarks run recurrent`: its layers, its reference, its implementations, and the command."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ import numpy as np
 import pytest
 import reference as oracle
 
-from jaxsparse.__main__ import main
-from jaxsparse.bench import choices, cli, panels, plots, report, run
-from jaxsparse.bench.recurrent import cudnn, floor, jax_programs, plan, reference
-from jaxsparse.bench.recurrent.cases import ScanCase
-from jaxsparse.bench.recurrent.implementations import (
+from benchmarks import __main__ as cli
+from benchmarks import choices, panels, plots, report, run
+from benchmarks.__main__ import main
+from benchmarks.recurrent import cudnn, floor, jax_programs, plan, reference
+from benchmarks.recurrent.cases import ScanCase
+from benchmarks.recurrent.implementations import (
     DTYPES,
     IMPLEMENTATIONS,
     Implementation,
     forced,
     variants,
 )
-from jaxsparse.bench.recurrent.plots import AXES, STYLES
-from jaxsparse.bench.recurrent.problems import GATES, SUITES, Problem
+from benchmarks.recurrent.plots import AXES, STYLES
+from benchmarks.recurrent.problems import GATES, SUITES, Problem
 
 QUICK = ["--seconds", "0.01", "--repeats", "2"]
 EFFORT = run.Effort(seconds=0.01, repeats=2)
@@ -41,9 +42,7 @@ LAYERS = [layer(cell, density) for cell in GATES for density in (None, 0.3)]
 
 
 def planned(argv, platform="cpu"):
-    parser = cli.Parser()
-    cli.add_commands(parser.add_subparsers())
-    arguments = parser.parse_args(["bench", "recurrent", *argv])
+    arguments = cli.make_parser().parse_args(["run", "recurrent", *argv])
     return plan.make_plan(cli.asked(arguments), platform)
 
 
@@ -237,7 +236,7 @@ def test_what_options_plan():
 )
 def test_usage_errors(argv, message, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(["bench", "recurrent", *argv])
+        main(["run", "recurrent", *argv])
     assert stopped.value.code == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and re.search(message, error), error
@@ -254,7 +253,7 @@ def test_what_needs_a_gpu_is_left_out():
 
 
 def test_list(capsys):
-    assert main(["bench", "recurrent", "--list"]) == 0
+    assert main(["run", "recurrent", "--list"]) == 0
     text = capsys.readouterr().out
     for name in (*SUITES, *IMPLEMENTATIONS, *variants()):
         assert name in text
@@ -275,7 +274,7 @@ ON_A_GPU = {"floor_us", "plan", "predicted_us", "device_us"}
 
 def test_from_command_to_picture(tmp_path, capsys):
     output = tmp_path / "out.json"
-    argv = ["bench", "recurrent", "--suite", "small", "--problem", "RNN_256_*"]
+    argv = ["run", "recurrent", "--suite", "small", "--problem", "RNN_256_*"]
     argv += ["--length", "9", *QUICK]
     argv += ["--implementation", "jaxsparse", "lax.scan", "--output", str(output), "--plot"]
     assert main(argv) == 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jaxsparse.bench import panels, plots, report
-from jaxsparse.bench.implementations import PASSES
+from benchmarks import panels, plots, report
+from benchmarks.implementations import PASSES
 
 
 def rows(us):

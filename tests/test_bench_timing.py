@@ -8,8 +8,9 @@ import jax
 import numpy as np
 from bench_problems import edge_case
 
-from jaxsparse.bench import timing, trace
-from jaxsparse.bench.implementations import implementations_of
+from benchmarks.implementations import implementations_of
+from jaxsparse import timing
+from jaxsparse.timing import measurement, trace
 
 
 def test_wall_time_is_proportional_to_work():
@@ -44,7 +45,11 @@ def test_programs_take_turns():
 def test_operands_are_rotated_on_a_gpu(monkeypatch):
     made, seen = iter(range(1000)), []
     program = timing.Program(
-        seen.append, lambda: (next(made),), timing.ROTATED_BYTES // 3, lambda x: x, lambda x: ()
+        seen.append,
+        lambda: (next(made),),
+        measurement.ROTATED_BYTES // 3,
+        lambda x: x,
+        lambda x: (),
     )
     monkeypatch.setattr(trace, "device_times", lambda run, calls: [2.0, 4.0, 9.0])
     figure = timing.measure(program, seconds=1e-6, repeats=1, on_device=True)
@@ -52,8 +57,8 @@ def test_operands_are_rotated_on_a_gpu(monkeypatch):
     assert figure.timer == "device" and figure.us == 4 and figure.us_range == (2, 9)
     monkeypatch.setattr(trace, "device_times", lambda run, calls: None)
     assert timing.measure(program, seconds=1e-6, repeats=1, on_device=True).timer == "wall"
-    assert timing.copies_to_rotate(0) == timing.MOST_COPIES
-    assert timing.copies_to_rotate(2**30) == 1
+    assert measurement.copies_to_rotate(0) == measurement.MOST_COPIES
+    assert measurement.copies_to_rotate(2**30) == 1
 
 
 def test_device_time_is_of_streams_alone():

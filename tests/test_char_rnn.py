@@ -7,7 +7,6 @@ import io
 import json
 import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("optax")
 pytest.importorskip("orbax.checkpoint")
 pytest.importorskip("tqdm")
-sys.path.append(str(Path(__file__).parent.parent))
 
 from pydoc_data.topics import topics
 

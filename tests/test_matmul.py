@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import DTYPES, PLATFORM, assert_close, cases, fits
+from edge_cases import EDGE_CASES as PROBLEMS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operands import batch_of_patterns, draw, problem, values_for
@@ -17,7 +18,6 @@ from reference import spmm as reference_spmm
 from reference import to_dense
 
 from jaxsparse import CSR, Topology, explain, sddmm, spmm
-from jaxsparse.bench.edge_cases import EDGE_CASES as PROBLEMS
 from jaxsparse.ops import matmul
 
 

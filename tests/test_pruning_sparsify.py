@@ -12,8 +12,7 @@ import pytest
 nnx = pytest.importorskip("flax.nnx")
 optax = pytest.importorskip("optax")
 
-from jaxsparse import nn  # noqa: E402
-from jaxsparse.bench import timing  # noqa: E402
+from jaxsparse import nn, timing  # noqa: E402
 from jaxsparse.nn import (  # noqa: E402
     RNN,
     Bidirectional,

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import DTYPES, EPSILON, assert_close, cases
+from edge_cases import EDGE_CASES as PROBLEMS
 from reference import sparse_softmax as reference
 
 from jaxsparse import CSR, Topology, sparse_softmax
-from jaxsparse.bench.edge_cases import EDGE_CASES as PROBLEMS
 from jaxsparse.ops.sparse_softmax import sparse_softmax_derivative_p
 from jaxsparse.primitive import bind
 

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jax._src.interpreters.batching import BatchTrace  # it has no public name
 
-from jaxsparse.bench import timing
+from jaxsparse import timing
 from jaxsparse.pruning.targets import join
 
 Run = Callable[[Any], Any]  # calls a model on the example inputs

@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse.bench.problems import uniform
+from benchmarks.problems import uniform
 from jaxsparse.topology import Topology
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}

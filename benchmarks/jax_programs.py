@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import sparse as jsparse
 
-from jaxsparse.bench.problems import Problem
-from jaxsparse.bench.timing import Program
+from benchmarks.problems import Problem
 from jaxsparse.csr import CSR
 from jaxsparse.ops.matmul import sddmm, spmm
 from jaxsparse.ops.sparse_attention import sparse_attention
 from jaxsparse.ops.sparse_softmax import sparse_softmax
+from jaxsparse.timing import Program
 from jaxsparse.topology import Topology
 
 Convert = Callable[[np.ndarray], np.ndarray]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxsparse.bench import trace
+from jaxsparse.timing import trace
 
 # A GPU reads its operands from memory, as in a network, if calls in turn read more than twice what
 # its L2 cache holds (60 MB on an H200).

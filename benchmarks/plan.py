@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxsparse.bench.cases import OperationCase
-from jaxsparse.bench.choices import Asked, UsageError, available, matching, named, one_of
-from jaxsparse.bench.implementations import (
+from benchmarks.cases import OperationCase
+from benchmarks.choices import Asked, UsageError, available, matching, named, one_of
+from benchmarks.implementations import (
     PASSES,
     Implementation,
     forced,
     implementations_of,
     variants,
 )
-from jaxsparse.bench.operations import OPERATIONS
-from jaxsparse.bench.problems import SUITES, Problem, Request, suites_of
+from benchmarks.operations import OPERATIONS
+from benchmarks.problems import SUITES, Problem, Request, suites_of
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jaxsparse.bench.choices import Asked, UsageError, available, matching, named, one_of
-from jaxsparse.bench.implementations import PASSES
-from jaxsparse.bench.recurrent.cases import ScanCase
-from jaxsparse.bench.recurrent.implementations import (
+from benchmarks.choices import Asked, UsageError, available, matching, named, one_of
+from benchmarks.implementations import PASSES
+from benchmarks.recurrent.cases import ScanCase
+from benchmarks.recurrent.implementations import (
     DTYPES,
     IMPLEMENTATIONS,
     Implementation,
     forced,
     variants,
 )
-from jaxsparse.bench.recurrent.problems import SUITES, Problem
+from benchmarks.recurrent.problems import SUITES, Problem
 
 DEFAULT_SUITE = {"cpu": "small"}
 

@@ -6,12 +6,12 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jaxsparse.bench.implementations import PASSES
-from jaxsparse.bench.peer_programs import needs_gpu, needs_torch
-from jaxsparse.bench.recurrent import cudnn, jax_programs, torch_programs
-from jaxsparse.bench.recurrent.problems import Problem
-from jaxsparse.bench.timing import Program
+from benchmarks.implementations import PASSES
+from benchmarks.peer_programs import needs_gpu, needs_torch
+from benchmarks.recurrent import cudnn, jax_programs, torch_programs
+from benchmarks.recurrent.problems import Problem
 from jaxsparse.recurrent.plan import VARIANTS
+from jaxsparse.timing import Program
 
 
 def _always() -> str | None:

@@ -1,4 +1,4 @@
-"""The commands bench, plot and table."""
+"""`python -m benchmarks`: times operations of jaxsparse beside their peers; tables, pictures."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from typing import Any, NoReturn
 
 import jax
 
-from jaxsparse.bench import plan, plots, report
-from jaxsparse.bench.choices import Asked, UsageError
-from jaxsparse.bench.implementations import DTYPES, PASSES
-from jaxsparse.bench.operations import OPERATIONS
-from jaxsparse.bench.panels import read_result
-from jaxsparse.bench.recurrent import plan as recurrent
-from jaxsparse.bench.run import Effort, Result, execute
+from benchmarks import comparison, environment, plan, plots, report
+from benchmarks.choices import Asked, UsageError
+from benchmarks.implementations import DTYPES, PASSES
+from benchmarks.operations import OPERATIONS
+from benchmarks.panels import read_result
+from benchmarks.recurrent import plan as recurrent
+from benchmarks.run import Effort, Result, execute
 
 # what is measured -> the module that plans it
 PLANS: dict[str, ModuleType] = {**dict.fromkeys(OPERATIONS, plan), "recurrent": recurrent}
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as of a shell."""
+
+SLOWER = 3
+"""Exit status where something of jaxsparse is slower than in the result that is given."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -67,50 +70,19 @@ def _picture(option: str, text: str | None, *, beside: pathlib.Path) -> pathlib.
     return path
 
 
-def add_commands(commands: Any) -> None:
-    """Adds bench, plot and table to a parser's subcommands."""
-    bench = commands.add_parser("bench", help="time an operation beside its peers")
-    bench.add_argument("operation", metavar="OPERATION", choices=PLANS, help=_names(PLANS))
-    bench.add_argument("--suite", nargs="+", metavar="NAME", help="problems, see --list")
-    bench.add_argument(
-        "--problem", nargs="+", action="extend", metavar="GLOB", help="only problems of such names"
-    )
-    bench.add_argument("--implementation", nargs="+", metavar="NAME", help="only these, see --list")
-    bench.add_argument(
-        "--variant", nargs="+", metavar="GLOB", default=(), help="also with such kernels forced"
-    )
-    bench.add_argument(
-        "--dtype", nargs="+", choices=DTYPES, metavar="NAME",
-        help=f"{', '.join(DTYPES)}; float32 by default; what has one of its own keeps it; in "
-        "recurrent, that of weights and state in place of the problems' own",
-    )  # fmt: skip
-    bench.add_argument("--n", nargs="+", type=_positive(int), metavar="N", help="columns, features")
-    bench.add_argument("--sparsity", nargs="+", type=_sparsity, metavar="S", help="from 0 to 1")
-    bench.add_argument(
-        "--length", nargs="+", type=_positive(int), metavar="T", help="steps of recurrent"
-    )
-    bench.add_argument(
-        "--pass", nargs="+", choices=PASSES, dest="passes", metavar="NAME",
-        help=f"{', '.join(PASSES)}; all that there are by default",
-    )  # fmt: skip
-    bench.add_argument("--repeats", type=_positive(int), default=Effort.repeats, metavar="R")
-    bench.add_argument(
-        "--seconds", type=_positive(float), metavar="S",
-        help="for each figure, compilation not counted; 0.4, in recurrent 0.3 by default",
-    )  # fmt: skip
-    bench.add_argument("--output", type=pathlib.Path, metavar="FILE", help="write JSON here")
-    bench.add_argument("--plot", nargs="?", const=True, metavar="FILE", help="draw the result")
-    bench.add_argument("--list", action="store_true", help="show what there is to measure")
-    bench.add_argument("--commit", help="of jaxsparse, for the record")
-    bench.add_argument("--quiet", action="store_true", help="no progress")
-    bench.set_defaults(run=lambda arguments: _bench(arguments, bench))
+def make_parser() -> Parser:
+    """The command line."""
+    parser = Parser(prog="python -m benchmarks", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_run(commands.add_parser("run", help="time an operation beside its peers"))
 
-    table = commands.add_parser("table", help="show a result of bench")
+    table = commands.add_parser("table", help="show a result")
     table.add_argument("result", type=pathlib.Path, metavar="FILE.json")
     table.add_argument("--markdown", action="store_true")
+    _add_against(table)
     table.set_defaults(run=lambda arguments: _table(arguments, table))
 
-    plot = commands.add_parser("plot", help="draw results of bench")
+    plot = commands.add_parser("plot", help="draw results")
     plot.add_argument("results", nargs="+", type=pathlib.Path, metavar="FILE.json")
     plot.add_argument(
         "--output", metavar="FILE",
@@ -118,19 +90,70 @@ def add_commands(commands: Any) -> None:
         "with .png in place of .json, by default",
     )  # fmt: skip
     plot.set_defaults(run=lambda arguments: _plot(arguments, plot))
+    return parser
+
+
+def _add_run(parser: Parser) -> None:
+    parser.add_argument("operation", metavar="OPERATION", choices=PLANS, help=_names(PLANS))
+    parser.add_argument("--suite", nargs="+", metavar="NAME", help="problems, see --list")
+    parser.add_argument(
+        "--problem", nargs="+", action="extend", metavar="GLOB", help="only problems of such names"
+    )
+    parser.add_argument(
+        "--implementation", nargs="+", metavar="NAME", help="only these, see --list"
+    )
+    parser.add_argument(
+        "--variant", nargs="+", metavar="GLOB", default=(), help="also with such kernels forced"
+    )
+    parser.add_argument(
+        "--dtype", nargs="+", choices=DTYPES, metavar="NAME",
+        help=f"{', '.join(DTYPES)}; float32 by default; what has one of its own keeps it; in "
+        "recurrent, that of weights and state in place of the problems' own",
+    )  # fmt: skip
+    parser.add_argument(
+        "--n", nargs="+", type=_positive(int), metavar="N", help="columns, features"
+    )
+    parser.add_argument("--sparsity", nargs="+", type=_sparsity, metavar="S", help="from 0 to 1")
+    parser.add_argument(
+        "--length", nargs="+", type=_positive(int), metavar="T", help="steps of recurrent"
+    )
+    parser.add_argument(
+        "--pass", nargs="+", choices=PASSES, dest="passes", metavar="NAME",
+        help=f"{', '.join(PASSES)}; all that there are by default",
+    )  # fmt: skip
+    parser.add_argument("--repeats", type=_positive(int), default=Effort.repeats, metavar="R")
+    parser.add_argument(
+        "--seconds", type=_positive(float), metavar="S",
+        help="for each figure, compilation not counted; 0.4, in recurrent 0.3 by default",
+    )  # fmt: skip
+    parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="write JSON here")
+    parser.add_argument("--plot", nargs="?", const=True, metavar="FILE", help="draw the result")
+    parser.add_argument("--list", action="store_true", help="show what there is to measure")
+    parser.add_argument("--commit", help="of jaxsparse, for the record")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    _add_against(parser)
+    parser.set_defaults(run=lambda arguments: _run(arguments, parser))
+
+
+def _add_against(parser: Parser) -> None:
+    parser.add_argument(
+        "--against", type=pathlib.Path, metavar="OLD.json",
+        help=f"name what is slower than in an earlier result; exit with {SLOWER} if anything is",
+    )  # fmt: skip
 
 
 def _names(table: dict[str, Any]) -> str:
     return ", ".join(table)
 
 
-def _bench(arguments: argparse.Namespace, parser: Parser) -> int:
+def _run(arguments: argparse.Namespace, parser: Parser) -> int:
     # PyTorch and CuPy need room on the GPU: this must come before JAX starts it.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if arguments.list:
         print(PLANS[arguments.operation].listing(arguments.operation))
         return 0
     try:
+        before = _earlier(arguments.against, environment.environment())
         picture = _plot_path(arguments)
         made = PLANS[arguments.operation].make_plan(asked(arguments), jax.default_backend())
         _check_writable("--output", arguments.output)
@@ -149,7 +172,33 @@ def _bench(arguments: argparse.Namespace, parser: Parser) -> int:
     measured = any(row["us"] for row in result["results"])
     if picture is not None and measured:
         plots.plot(result["results"], picture)
-    return (0 if measured else 1) if whole else INTERRUPTED
+    if not whole:
+        return INTERRUPTED
+    if not measured:
+        return 1
+    return 0 if before is None else _compare(result, before, parser)
+
+
+def _earlier(path: pathlib.Path | None, here: dict[str, Any]) -> Result | None:
+    """The result to compare with, if one is given."""
+    if path is None:
+        return None
+    try:
+        before = read_result(path)
+        comparison.check_device(here, before)
+    except ValueError as error:
+        raise UsageError("--against", str(error)) from None
+    return before
+
+
+def _compare(result: Result, before: Result, parser: Parser, *, markdown: bool = False) -> int:
+    """Prints what changed since an earlier result; the exit status."""
+    try:
+        compared = comparison.compare(result, before)
+    except ValueError as error:
+        parser.error(f"argument --against: {error}")
+    print(report.comparison(compared, markdown=markdown))
+    return SLOWER if compared.slower else 0
 
 
 def asked(arguments: argparse.Namespace) -> Asked:
@@ -201,11 +250,15 @@ def _write(result: Result, path: pathlib.Path | None) -> None:
 
 def _table(arguments: argparse.Namespace, parser: Parser) -> int:
     try:
-        text = report.table(read_result(arguments.result), markdown=arguments.markdown)
+        result = read_result(arguments.result)
+        before = _earlier(arguments.against, result["environment"])
+        text = report.table(result, markdown=arguments.markdown)
     except ValueError as error:
         parser.error(str(error))
     print(text)
-    return 0
+    if before is None:
+        return 0
+    return _compare(result, before, parser, markdown=arguments.markdown)
 
 
 def _plot(arguments: argparse.Namespace, parser: Parser) -> int:
@@ -218,3 +271,14 @@ def _plot(arguments: argparse.Namespace, parser: Parser) -> int:
         parser.error(str(error))
     print(picture)
     return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line."""
+    arguments = make_parser().parse_args(argv)
+    status: int = arguments.run(arguments)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxsparse.bench.panels import OURS, Panel, geometric_mean, panels, teraflops
-from jaxsparse.bench.published import SOURCE, UNEVEN_ROWS, over_cusparse, without_technique
-from jaxsparse.bench.recurrent import plots as recurrent
-from jaxsparse.bench.run import Row
+from benchmarks.panels import OURS, Panel, geometric_mean, panels, teraflops
+from benchmarks.published import SOURCE, UNEVEN_ROWS, over_cusparse, without_technique
+from benchmarks.recurrent import plots as recurrent
+from benchmarks.run import Row
 
 FORMATS = (".png", ".svg", ".pdf")
 MISSING = "needs matplotlib: pip install matplotlib"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jaxsparse.bench.panels import OURS, Panel, forced_variant
+from benchmarks.panels import OURS, Panel, forced_variant
 
 SOURCE = "Gale et al. 2020, V100"
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import jax
 
+from benchmarks import jax_programs, peer_programs
+from benchmarks.operations import OPERATIONS
+from benchmarks.peer_programs import needs_cpu, needs_cupy, needs_gpu, needs_torch
+from benchmarks.problems import Problem
 from jaxsparse import backend
-from jaxsparse.bench import jax_programs, peer_programs
-from jaxsparse.bench.operations import OPERATIONS
-from jaxsparse.bench.peer_programs import needs_cpu, needs_cupy, needs_gpu, needs_torch
-from jaxsparse.bench.problems import Problem
-from jaxsparse.bench.timing import Program
+from jaxsparse.timing import Program
 
 PASSES = ("forward", "gradient")
 DTYPES = ("float32", "bfloat16", "float16")

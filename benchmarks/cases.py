@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse.bench.implementations import Implementation
-from jaxsparse.bench.memory import memory_limit
-from jaxsparse.bench.operations import (
+from benchmarks.implementations import Implementation
+from benchmarks.memory import memory_limit
+from benchmarks.operations import (
     COMPUTATIONS,
     OPERATIONS,
     TOLERANCE,
@@ -19,9 +19,9 @@ from jaxsparse.bench.operations import (
     relative_error,
     rows_to_check,
 )
-from jaxsparse.bench.problems import Problem
-from jaxsparse.bench.run import Check, Row
-from jaxsparse.bench.timing import Program
+from benchmarks.problems import Problem
+from benchmarks.run import Check, Row
+from jaxsparse.timing import Program
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from jaxsparse.bench.recurrent.problems import Problem
+from benchmarks.recurrent.problems import Problem
 
 # Microseconds in which 132 blocks or fewer of an H200 hand each other a state of so many bytes
 # through the L2 cache, with the flag in the data: the fastest that was measured. (A barrier of all

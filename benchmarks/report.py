@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jaxsparse.bench.panels import OURS, Panel, Table, geometric_mean, panels, teraflops
-from jaxsparse.bench.published import SOURCE, over_cusparse, without_technique
-from jaxsparse.bench.recurrent import report as recurrent
-from jaxsparse.bench.run import Result, Row
+from benchmarks.comparison import Comparison
+from benchmarks.panels import OURS, Panel, Table, geometric_mean, panels, teraflops
+from benchmarks.published import SOURCE, over_cusparse, without_technique
+from benchmarks.recurrent import report as recurrent
+from benchmarks.run import Result, Row
 
 
 def _figure(row: Row | None) -> str:
@@ -110,6 +111,14 @@ def _lines(cells: list[list[str]], markdown: bool) -> Iterator[str]:
         )
 
 
+def _shown(table: Table, markdown: bool) -> Iterator[str]:
+    yield from ("", f"{'### ' if markdown else ''}{table.title}")
+    if table.cells:
+        yield from ("", *_lines(table.cells, markdown))
+    if table.notes:
+        yield from ("", *(f"{'- ' if markdown else ''}{note}" for note in table.notes))
+
+
 def _machine(environment: dict[str, Any]) -> str:
     left_out = ("platform", "machine", "nvrtc", "jaxlib", "numpy")
     return ", ".join(
@@ -126,9 +135,7 @@ def table(result: Result, *, markdown: bool = False) -> str:
     lines = [_machine(result.get("environment", {}))]
     for panel in panels(rows):
         for made in TABLES.get(panel.operation, _tables)(panel):
-            lines += ["", f"{'### ' if markdown else ''}{made.title}", ""]
-            lines += _lines(made.cells, markdown)
-            lines += ["", *(f"{bullet}{note}" for note in made.notes)] if made.notes else []
+            lines += _shown(made, markdown)
     failed = [
         f"{row['problem']} {row['implementation']} {row['pass']}: {row['error']}"
         for row in rows
@@ -138,3 +145,8 @@ def table(result: Result, *, markdown: bool = False) -> str:
     for title, items in ("failed", failed), ("left out", left_out):
         lines += ["", f"{title}:", *(f"{bullet or '  '}{item}" for item in items)] if items else []
     return "\n".join(lines)
+
+
+def comparison(compared: Comparison, *, markdown: bool = False) -> str:
+    """What became slower and faster."""
+    return "\n".join(line for made in compared.tables() for line in _shown(made, markdown))

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxsparse.bench.panels import Panel
-from jaxsparse.bench.recurrent.problems import SUITES, Suite
-from jaxsparse.bench.recurrent.report import fastest, step_us, ways
-from jaxsparse.bench.run import Row
+from benchmarks.panels import Panel
+from benchmarks.recurrent.problems import SUITES, Suite
+from benchmarks.recurrent.report import fastest, step_us, ways
+from benchmarks.run import Row
 
 # way -> colour and marker, the same in every picture
 STYLES = {

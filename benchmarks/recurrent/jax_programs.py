@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.jax_programs import fresh_copies
+from benchmarks.recurrent.problems import Problem
 from jaxsparse import recurrent
-from jaxsparse.bench.jax_programs import fresh_copies
-from jaxsparse.bench.recurrent.problems import Problem
-from jaxsparse.bench.timing import Program
 from jaxsparse.csr import CSR
 from jaxsparse.recurrent.plan import Plan
+from jaxsparse.timing import Program
 from jaxsparse.topology import Topology
 
 CELLS = {"RNN": recurrent.RNN(), "GRU": recurrent.GRU, "LSTM": recurrent.LSTM}

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.stats
 
+from benchmarks import files
+from benchmarks.networks import NETWORKS, Network, layer_of
+from benchmarks.operations import OPERATIONS
 from jaxsparse import masks
-from jaxsparse.bench import files
-from jaxsparse.bench.edge_cases import EDGE_CASES
-from jaxsparse.bench.networks import NETWORKS, Network, layer_of
-from jaxsparse.bench.operations import OPERATIONS
 from jaxsparse.topology import Topology
 
 BAND_WIDTH = 256
@@ -203,14 +202,6 @@ def _attention(request: Request) -> Iterator[Problem]:
             yield Problem("attention", name, request.operation, pattern, n, heads)
 
 
-def _edge_cases(request: Request) -> Iterator[Problem]:
-    for name, make in EDGE_CASES.items():
-        for n in request.sizes((make()[1],)):
-            label = name if n is None or request.n is None else f"{name}_n{n}"
-            pattern = functools.partial(lambda make: make()[0], make)
-            yield Problem("edge_cases", label, request.operation, pattern, n)
-
-
 def _files(request: Request) -> Iterator[Problem]:
     folder = files.data_folder()
     for path in files.matrix_files(folder):
@@ -278,26 +269,24 @@ class Suite:
 
 
 _PRODUCTS = ("spmm", "spmm_bias_relu", "spmm_pullback", "sddmm")
-_ON_MATRICES = (*_PRODUCTS, "sparse_softmax")
+ON_MATRICES = (*_PRODUCTS, "sparse_softmax")
+"""Operations on any matrix."""
 
 SUITES: dict[str, Suite] = {
-    "crossover": Suite(_crossover, _ON_MATRICES, "one shape, time against sparsity"),
-    "square": Suite(_square, _ON_MATRICES, "1024 x 1024 by few and many columns"),
-    "rnn": Suite(_rnn, _ON_MATRICES, "weights of RNN, GRU and LSTM cells"),
+    "crossover": Suite(_crossover, ON_MATRICES, "one shape, time against sparsity"),
+    "square": Suite(_square, ON_MATRICES, "1024 x 1024 by few and many columns"),
+    "rnn": Suite(_rnn, ON_MATRICES, "weights of RNN, GRU and LSTM cells"),
     "imbalance": Suite(
-        _imbalance, _ON_MATRICES, "rows of ever more uneven lengths", has_sparsity=False
+        _imbalance, ON_MATRICES, "rows of ever more uneven lengths", has_sparsity=False
     ),
     "attention": Suite(
         _attention,
         ("sddmm", "sparse_softmax", "sparse_attention"),
         f"a band of {BAND_WIDTH} and random positions, causal",
     ),
-    "edge_cases": Suite(
-        _edge_cases, _ON_MATRICES, "what the tests use: odd, empty, padded", has_sparsity=False
-    ),
     "files": Suite(
         _files,
-        _ON_MATRICES,
+        ON_MATRICES,
         f"every {', '.join(files.READERS)} below ${files.FOLDER_VARIABLE}",
         has_sparsity=False,
     ),

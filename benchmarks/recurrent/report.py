@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxsparse.bench.panels import OURS, Panel, Table, label
-from jaxsparse.bench.run import Row
+from benchmarks.panels import OURS, Panel, Table, label
+from benchmarks.run import Row
 
 # kind of error -> what stands for a figure
 FAILURES = {"WrongResult": "wrong", "CudnnError": "refused"}

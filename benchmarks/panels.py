@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxsparse.bench.operations import OPERATIONS
-from jaxsparse.bench.run import SCHEMA, Result, Row
+from benchmarks.operations import OPERATIONS
+from benchmarks.run import SCHEMA, Result, Row
 
 OURS = "jaxsparse"
 """The implementation that is measured beside its peers."""

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse.bench.environment import environment
-from jaxsparse.bench.memory import release_memory
-from jaxsparse.bench.timing import Program, Timing, measure
+from benchmarks.environment import environment
+from benchmarks.memory import release_memory
+from jaxsparse.timing import Program, Timing, measure
 
 SCHEMA = 1
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxsparse.bench.recurrent.problems import Problem
-from jaxsparse.bench.recurrent.reference import narrow_input
-from jaxsparse.bench.timing import Program
+from benchmarks.recurrent.problems import Problem
+from benchmarks.recurrent.reference import narrow_input
+from jaxsparse.timing import Program
 
 
 def torch_module() -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from jaxsparse.bench.run import Problem
+from benchmarks.run import Problem
 
 
 class UsageError(ValueError):

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxsparse.bench.recurrent.problems import Problem
-from jaxsparse.bench.recurrent.torch_programs import (
+from benchmarks.recurrent.problems import Problem
+from benchmarks.recurrent.torch_programs import (
     as_float64,
     carry_of,
     nbytes,
     to_device,
     torch_module,
 )
-from jaxsparse.bench.timing import Program
+from jaxsparse.timing import Program
 
 ALGORITHMS = {"standard": 0, "static": 1, "dynamic": 2, "small-h": 3}
 CELLS = {"RNN": 1, "LSTM": 2, "GRU": 3}  # RNN with tanh

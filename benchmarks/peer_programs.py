@@ -11,8 +11,8 @@ import jax
 import numpy as np
 import scipy.sparse
 
-from jaxsparse.bench.problems import Problem
-from jaxsparse.bench.timing import Program
+from benchmarks.problems import Problem
+from jaxsparse.timing import Program
 from jaxsparse.topology import Topology
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import jax
 
+from benchmarks.recurrent import reference
+from benchmarks.recurrent.floor import exchange_floor
+from benchmarks.recurrent.implementations import Implementation
+from benchmarks.recurrent.problems import Problem
+from benchmarks.run import Check, Row
 from jaxsparse import recurrent
-from jaxsparse.bench.recurrent import reference
-from jaxsparse.bench.recurrent.floor import exchange_floor
-from jaxsparse.bench.recurrent.implementations import Implementation
-from jaxsparse.bench.recurrent.problems import Problem
-from jaxsparse.bench.run import Check, Row
-from jaxsparse.bench.timing import Program
+from jaxsparse.timing import Program
 
 
 @dataclass(frozen=True)

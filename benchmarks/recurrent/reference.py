@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from jaxsparse.bench.operations import relative_error
-from jaxsparse.bench.recurrent.problems import Problem
+from benchmarks.operations import relative_error
+from benchmarks.recurrent.problems import Problem
 
 # Largest difference over largest value that rounding of products, states and the cell explains; in
 # float32 what libraries save on tanh counts for more.

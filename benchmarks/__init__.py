@@ -1,0 +1,1 @@
+"""`python -m benchmarks`: named problems, each measured beside its peers, as JSON."""

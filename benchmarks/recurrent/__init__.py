@@ -1,0 +1,1 @@
+"""`python -m benchmarks run recurrent`: recurrent scans beside what else runs them."""

@@ -1,1 +1,0 @@
-"""`python -m jaxsparse bench`: named problems, each measured beside its peers, as JSON."""

@@ -1,1 +1,0 @@
-"""`python -m jaxsparse bench recurrent`: recurrent scans beside what else runs them."""
