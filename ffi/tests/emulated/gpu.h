@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -39,7 +40,7 @@ struct Meeting {
   uint64_t turn = 0;
 };
 
-// Has a stack of its own for `run`, which never returns, but leaves and is resumed.
+// Runs `run` on a stack of its own; `run` never returns, but leaves and is resumed.
 class Fiber {
  public:
   explicit Fiber(void (*run)())
@@ -49,6 +50,7 @@ class Fiber {
     start_.uc_stack.ss_size = kStack;
     makecontext(&start_, &Fiber::Start, 0);
   }
+  Fiber(const Fiber&) = delete;  // its context points into itself
 
   // From the host, until the fiber leaves.
   void Resume() {
@@ -74,18 +76,20 @@ class Fiber {
     __sanitizer_finish_switch_fiber(nullptr, &fiber.host_stack_, &fiber.host_size_);
     fiber.run_();
   }
-  // swapcontext would do, but takes a system call each time: here only the start does.
+  // swapcontext would do, but makes a system call each time; here only the first switch to a fiber
+  // does. AddressSanitizer would clear the stack's shadow before the jump.
   [[gnu::noinline, gnu::no_sanitize_address]] void Switch(Registers& from, Registers& to) {
     if (__builtin_setjmp(from) != 0) return;
     if (started_) __builtin_longjmp(to, 1);
     started_ = true;
     setcontext(&start_);
+    std::abort();  // it returns only if it fails
   }
 
   static Fiber* resumed_;
   void (*run_)();
   std::unique_ptr<char[]> stack_;
-  ucontext_t start_;
+  ucontext_t start_{};
   Registers here_, host_;
   bool started_ = false;
   void* fake_ = nullptr;
@@ -105,19 +109,16 @@ class Block {
 
   void Run() {
     current = this;
-    while (fibers_.size() < threads_.size())
-      fibers_.push_back(std::make_unique<Fiber>(&RunThreads));
+    while (fibers_.size() < threads_.size()) fibers_.emplace_back(&RunThreads);
     for (size_t running = threads_.size(); running > 0;) {
       const uint64_t before = progress_;
       for (size_t i = 0; i < threads_.size(); ++i) {
-        const Thread& of_fiber = threads_[i];
-        if (of_fiber.done ||
-            (of_fiber.waits_at != nullptr && of_fiber.waits_at->turn == of_fiber.turn)) {
-          continue;
-        }
+        const Thread& next = threads_[i];
+        const Meeting* at = next.waits_at;
+        if (next.done || (at != nullptr && at->turn == next.turn)) continue;
         thread.x = static_cast<unsigned>(i);
-        fibers_[i]->Resume();
-        running -= of_fiber.done;
+        fibers_[i].Resume();
+        running -= next.done;
       }
       if (progress_ == before) Fail("every thread waits: some never come to a barrier");
     }
@@ -220,11 +221,12 @@ class Block {
 
   // A thread of one block after another: starting a fiber takes longer than resuming it.
   static void RunThreads() {
-    for (const unsigned x = current->thread.x;;) {
+    const unsigned x = current->thread.x;
+    for (;;) {
       current->kernel_();
       current->threads_[x].done = true;
       ++current->progress_;
-      fibers_[x]->Leave();
+      fibers_[x].Leave();
     }
   }
   // Until the next turn there: only then it is resumed.
@@ -232,10 +234,10 @@ class Block {
     Thread& waiting = threads_[thread.x];
     waiting.waits_at = &meeting;
     waiting.turn = meeting.turn;
-    fibers_[thread.x]->Leave();
+    fibers_[thread.x].Leave();
   }
 
-  static std::vector<std::unique_ptr<Fiber>> fibers_;  // of all blocks
+  static std::deque<Fiber> fibers_;  // of all blocks
   const std::function<void()>& kernel_;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
@@ -245,7 +247,7 @@ class Block {
 };
 
 inline Block* Block::current = nullptr;
-inline std::vector<std::unique_ptr<Fiber>> Block::fibers_;
+inline std::deque<Fiber> Block::fibers_;
 inline Dimension block_index, grid, block;
 
 // Runs a kernel's blocks, the first one last if `backwards`.
