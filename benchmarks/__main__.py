@@ -153,7 +153,7 @@ def _run(arguments: argparse.Namespace, parser: Parser) -> int:
         print(PLANS[arguments.operation].listing(arguments.operation))
         return 0
     try:
-        before = _earlier(arguments.against, environment.environment())
+        before = _earlier(arguments.against, environment.environment)
         picture = _plot_path(arguments)
         made = PLANS[arguments.operation].make_plan(asked(arguments), jax.default_backend())
         _check_writable("--output", arguments.output)
@@ -179,13 +179,13 @@ def _run(arguments: argparse.Namespace, parser: Parser) -> int:
     return 0 if before is None else _compare(result, before, parser)
 
 
-def _earlier(path: pathlib.Path | None, here: dict[str, Any]) -> Result | None:
-    """The result to compare with, if one is given."""
+def _earlier(path: pathlib.Path | None, here: Callable[[], dict[str, Any]]) -> Result | None:
+    """The result to compare with, if one is given: it must be of the same device."""
     if path is None:
         return None
     try:
         before = read_result(path)
-        comparison.check_device(here, before)
+        comparison.check_device(here(), before)
     except ValueError as error:
         raise UsageError("--against", str(error)) from None
     return before
@@ -251,7 +251,7 @@ def _write(result: Result, path: pathlib.Path | None) -> None:
 def _table(arguments: argparse.Namespace, parser: Parser) -> int:
     try:
         result = read_result(arguments.result)
-        before = _earlier(arguments.against, result["environment"])
+        before = _earlier(arguments.against, lambda: result.get("environment", {}))
         text = report.table(result, markdown=arguments.markdown)
     except ValueError as error:
         parser.error(str(error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.panels import OURS, Table, geometric_mean, panels
 from benchmarks.run import Result, Row
@@ -42,7 +42,8 @@ def _is_apart(fast: Row, slow: Row) -> bool:
     """Whether the middle halves of the two timings don't overlap."""
     if not slow["us"]:
         return True
-    return bool(fast["us_quartiles"][1] < slow["us_quartiles"][0])
+    (_, high), (low, _) = (row.get("us_quartiles") or [row["us"]] * 2 for row in (fast, slow))
+    return bool(high < low)
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,11 @@ class Comparison:
 
     Args:
         pairs: those that the earlier one has a time of.
-        alone: how many figures only one of the two has.
+        unshared: how many figures only one of the two has.
     """
 
     pairs: tuple[Pair, ...]
-    alone: int
+    unshared: int
 
     @property
     def slower(self) -> list[Pair]:
@@ -67,19 +68,19 @@ class Comparison:
         """What of jaxsparse became faster: the most first."""
         return sorted((p for p in self._ours() if p.is_clearly_faster), key=lambda p: p.ratio)
 
-    def _ours(self) -> list[Pair]:
-        return [pair for pair in self.pairs if pair.now["implementation"].startswith(OURS)]
+    def _ours(self, ours: bool = True) -> list[Pair]:
+        return [p for p in self.pairs if p.now["implementation"].startswith(OURS) == ours]
 
     def tables(self) -> Iterator[Table]:
         """What became slower and faster, and how the peers, whose code is the same, moved."""
         ours = self._ours()
-        peers = [pair for pair in self.pairs if pair not in ours]
+        peers = self._ours(False)
         moved = (
             f"{name}: {mean:.3f} times the time before, the geometric mean of {len(pairs)} figures"
             for name, pairs in ((OURS, ours), ("peers", peers))
             if (mean := geometric_mean([p.ratio for p in pairs if p.now["us"]])) is not None
         )
-        notes = [*moved, *([f"{self.alone} figures are in one result alone"] * bool(self.alone))]
+        notes = [*moved, f"figures that only one of the two has: {self.unshared}"]
         for kind, pairs in ("slower", self.slower), ("faster", self.faster):
             title = f"{kind} than before: {len(pairs)} of {len(ours)} figures of {OURS}"
             cells = [["problem", "implementation", "before, us", "now, us", "ratio"]]
@@ -98,19 +99,28 @@ def compare(now: Result, before: Result) -> Comparison:
         ValueError: if they share no figure.
     """
     old, new = ({key: row for key, row in _figures(result)} for result in (before, now))
-    pairs = tuple(
-        Pair(*key, old[key], row) for key, row in new.items() if key in old and old[key]["us"]
-    )
+    timed = {key for key, row in old.items() if row["us"]}
+    pairs = tuple(Pair(*key, old[key], row) for key, row in new.items() if key in timed)
     if not pairs:
         raise ValueError("the two results share no figure")
-    return Comparison(pairs, len(old.keys() ^ new.keys()))
+    return Comparison(pairs, len(timed ^ new.keys()))
 
 
-def check_device(environment: dict[str, object], before: Result) -> None:
+def check_device(environment: dict[str, Any], before: Result) -> None:
     """Raises ValueError if figures from here can't be held against those of an earlier result."""
-    here, there = (e.get("device") for e in (environment, before.get("environment", {})))
+    here, there = map(_device, (environment, before.get("environment", {})))
     if here != there:
         raise ValueError(f"it was measured on {there}, and can't be compared with {here}")
+
+
+def _device(environment: dict[str, Any]) -> str:
+    """All processors are one kind to JAX: of these the model, the cores and the instructions."""
+    device = environment.get("device")
+    if device != "cpu":
+        return str(device)
+    return "{processor}, {cores} cores, {isa}".format_map(
+        {name: environment.get(name) for name in ("processor", "cores", "isa")}
+    )
 
 
 def _figures(result: Result) -> Iterator[tuple[tuple[str, str, str], Row]]:

@@ -414,7 +414,7 @@ def test_what_got_slower_is_named():
     compared = comparison.compare(result_of(now), result_of(before))
     assert [pair.problem for pair in compared.slower] == ["failing", "slow"]
     assert [pair.problem for pair in compared.faster] == ["fast"]
-    assert compared.alone == 1
+    assert compared.unshared == 1
     text = report.comparison(compared)
     assert "slower than before: 2 of 5 figures of jaxsparse" in text
     assert re.search(r"failing \(spmm, s, forward\) +jaxsparse +100 +failed +inf", text)
@@ -444,6 +444,11 @@ def test_against(tmp_path, capsys):
         error = capsys.readouterr().err
         assert stopped.value.code == 2 and error.count("\n") == 1
         assert "--against: it was measured on b, and can't be compared with" in error
+    environments = ({"device": "cpu", "processor": name, "cores": 2} for name in ("A", "B"))
+    first, second = ({**result_of({}), "environment": e} for e in environments)
+    comparison.check_device(first["environment"], first)
+    with pytest.raises(ValueError, match=r"measured on B, 2 cores, None, and can't .* with A"):
+        comparison.check_device(first["environment"], second)
     output = str(tmp_path / "run.json")
     argv = ["run", "spmm", "--suite", "edge_cases", "--problem", "odd", "--pass", "forward"]
     argv += ["--implementation", "jaxsparse", "dense", *QUICK]
