@@ -6,6 +6,7 @@ from jaxsparse import backend as _backend
 from jaxsparse import masks, recurrent
 from jaxsparse.backend import EXPORT_DISABLED_CHECKS
 from jaxsparse.csr import CSR
+from jaxsparse.device import H200, Device
 from jaxsparse.differentiate import grad, value_and_grad
 from jaxsparse.explain import explain
 from jaxsparse.ops.linear import linear
@@ -19,6 +20,8 @@ __version__ = _version("jaxsparse")
 __all__ = [
     "CSR",
     "EXPORT_DISABLED_CHECKS",
+    "H200",
+    "Device",
     "Topology",
     "explain",
     "grad",

@@ -15,13 +15,27 @@ from jaxsparse import _ffi, backend
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What the choice of a kernel wants to know of a GPU."""
+    """A GPU, as the choice of a kernel sees it. `H200` is one; describe others for `explain`.
+
+    Args:
+        name: what `explain` calls it.
+        compute_capability: 90 for 9.0.
+        multiprocessors: how many there are.
+        shared_bytes: of shared memory that a block can have.
+
+    >>> import jaxsparse
+    >>> Device("NVIDIA H100 PCIe", 90, 114, 232448).lacks
+    ''
+    >>> import dataclasses
+    >>> dataclasses.replace(jaxsparse.H200, name="half of it", multiprocessors=66).multiprocessors
+    66
+    """
 
     platform: ClassVar[str] = "cuda"
     name: str
-    compute_capability: int  # 90 for 9.0
+    compute_capability: int
     multiprocessors: int
-    shared_bytes: int  # that a block can have
+    shared_bytes: int
 
     @property
     def lacks(self) -> str:
@@ -56,7 +70,7 @@ class Device:
 
 
 @dataclasses.dataclass(frozen=True)
-class Default:
+class DefaultDevice:
     """Where JAX runs programs on this machine, if that is no GPU with kernels."""
 
     platform: str
@@ -99,19 +113,19 @@ def has_gpu() -> bool:
     return not backend.cuda_problems()
 
 
-def default_device() -> Device | Default:
+def default_device() -> Device | DefaultDevice:
     """Where JAX runs a program on this machine if it is told nothing."""
     platform = jax.default_backend()
     if platform == "cpu":
-        return Default(platform, f"CPU ({_ffi.cpu_isa()})", "")
+        return DefaultDevice(platform, f"CPU ({_ffi.cpu_isa()})", "")
     if platform != "gpu":
-        return Default(platform, platform.upper(), "there are no kernels for it")
+        return DefaultDevice(platform, platform.upper(), "there are no kernels for it")
     if has_gpu():
         return present_device()
-    return Default("cuda", "GPU", "it can't run the kernels, see python -m jaxsparse info")
+    return DefaultDevice("cuda", "GPU", "it can't run the kernels, see python -m jaxsparse info")
 
 
-def explained_devices(asked: Device | None) -> tuple[Device | Default | None, Device]:
+def explained_devices(asked: Device | None) -> tuple[Device | DefaultDevice | None, Device]:
     """Where JAX runs here, or None where that is the other one; and the GPU that is described."""
     here = default_device()
     if asked is not None:

@@ -12,7 +12,7 @@ from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn
 
 from jaxsparse import backend
-from jaxsparse.device import Default, Device, by_device, explained_devices
+from jaxsparse.device import DefaultDevice, Device, by_device, explained_devices
 from jaxsparse.ops.arguments import PATTERN
 from jaxsparse.primitive import (
     OPERATIONS,
@@ -22,7 +22,7 @@ from jaxsparse.primitive import (
     equations,
     target_call,
 )
-from jaxsparse.recurrent.diagnose import ExplainedScan, explained_scan
+from jaxsparse.recurrent.explained import ExplainedScan, explained_scan
 from jaxsparse.recurrent.primitive import recurrent_scan_p
 
 _MOST_MULTIPROCESSORS = 2**31 - 1  # a C++ int
@@ -123,24 +123,27 @@ def explain(
         function: uses operations of this package, in any depth; ``jaxsparse.grad(loss)`` shows
             those of a gradient, too.
         *arguments: what it is called with: arrays, or anything with ``shape`` and ``dtype``.
-        device: a description of the GPU (`jaxsparse.recurrent.Device`); this machine's first one,
+        device: a description of the GPU (`jaxsparse.Device`); this machine's first one,
             or else an H200.
 
     Returns:
-        A tuple that prints as a text. Recurrent scans are as in `jaxsparse.recurrent.explain`, all
-        else has ``operation``, ``options``, ``operands`` and ``results`` (shapes and dtypes, by
-        name), ``shape`` and ``entries`` of the stored matrix, and ``here``, what it runs as on this
-        machine. The GPU is ``device``, its name; there ``variant`` is the chosen one, and
-        ``variants`` are pairs of name and predicted microseconds of all that fit, the chosen one
-        first. Where no kernel runs there are none, and ``otherwise`` says what happens and why;
-        ``remark`` what would allow something faster.
+        A tuple that prints as a text, of one entry for each operation. All have ``operation``, its
+        name, ``here``, what it runs as on this machine, and ``device``, the name of the GPU.
+
+        A recurrent scan has its form, ``problem``, and the ``plan`` for the GPU: kernel, where the
+        weights lie, predicted time of a step; or why it runs as ``jax.lax.scan``.
+
+        All else has ``options``, ``operands`` and ``results`` (shapes and dtypes, by name),
+        ``shape`` and ``entries`` of the stored matrix. On the GPU ``variant`` is the chosen one,
+        and ``variants`` are pairs of name and predicted microseconds of all that fit, the chosen
+        one first. Where no kernel runs there are none, and ``otherwise`` says what happens and
+        why; ``remark`` what would allow something faster.
 
     Raises:
         ValueError: for a device without multiprocessors, or with more than 2^31 - 1.
 
     >>> import jax.numpy as jnp
-    >>> from jaxsparse import CSR, spmm
-    >>> from jaxsparse.recurrent import H200
+    >>> from jaxsparse import CSR, H200, spmm
     >>> a = CSR.fromdense(jnp.eye(64))
     >>> print(explain(lambda x: spmm(a, x, implementation="xla"), jnp.ones((64, 8)), device=H200))
     spmm: matrix (64, 64) with 64 stored entries, uint16 columns; values float32 (64,),
@@ -165,7 +168,7 @@ def explain(
 
 
 def _explained_call(
-    eqn: JaxprEqn, operation: Operation, here: Device | Default | None, device: Device
+    eqn: JaxprEqn, operation: Operation, here: Device | DefaultDevice | None, device: Device
 ) -> ExplainedCall:
     params: dict[str, Any] = eqn.params
     avals: list[Any] = [v.aval for v in eqn.invars]
@@ -186,7 +189,7 @@ def _explained_call(
     )
 
 
-def _named(device: Device | Default, choice: _Choice, params: dict[str, Any]) -> str:
+def _named(device: Device | DefaultDevice, choice: _Choice, params: dict[str, Any]) -> str:
     forced = ", asked for by its name" if params["variant"] else ""
     runs = f"{choice.variants[0][0]}{forced}" if choice.variants else choice.otherwise
     return f"{device.name}: {runs}"
@@ -207,7 +210,7 @@ def _choice(
     operation: Operation,
     params: dict[str, Any],
     avals: Sequence[ShapedArray],
-    device: Device | Default,
+    device: Device | DefaultDevice,
 ) -> _Choice:
     asked = params["implementation"]
     if asked in _KINDS and asked != device.platform:

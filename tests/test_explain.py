@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,11 @@ from checks import fits
 from jax import export
 
 import jaxsparse
-from jaxsparse import CSR, Topology, backend, explain, recurrent, sddmm, sparse_softmax, spmm
+from jaxsparse import CSR, H200, Topology, backend, explain, recurrent, sddmm, sparse_softmax, spmm
 from jaxsparse import device as devices
 from jaxsparse.ops import matmul
-from jaxsparse.recurrent import H200
+from jaxsparse.recurrent import engine
+from jaxsparse.recurrent.plan import Plan
 
 A100 = dataclasses.replace(H200, name="A100", compute_capability=80, shared_bytes=166912)
 V100 = dataclasses.replace(H200, name="V100", compute_capability=70)
@@ -417,9 +419,86 @@ def test_scans_and_products_in_their_order():
     arguments = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
     explanation = explain(model, *arguments, device=H200)
     assert names(explanation) == ["recurrent_scan", "spmm"]
-    (alone,) = recurrent.explain(model, *arguments, device=H200)
-    assert explanation[0] == alone
-    assert str(explanation) == f"{alone}\n{explanation[1]}"
+    assert isinstance(explanation[0].plan, Plan) and explanation[0].device == "NVIDIA H200"
+    assert str(explanation) == f"{explanation[0]}\n{explanation[1]}"
+
+
+@jax.custom_jvp
+def with_odd_derivative(x):
+    return jnp.log1p(x * x)
+
+
+with_odd_derivative.defjvps(lambda t, out, x: jax.lax.digamma(1 + x * x) * t)
+
+
+def odd_cell(x, r, carry):
+    """Its derivative needs digamma, which no kernel has."""
+    h = with_odd_derivative(x[0] + r[0])
+    return h, h
+
+
+def test_a_derivative_that_no_kernel_can_run(monkeypatch):
+    """What is explained is what a program has; that a kernel is missed is said once, by name."""
+
+    def loss(w, h, xs, **options):
+        return jnp.sum(recurrent.scan(odd_cell, w, h, xs, **options)[1])
+
+    arguments = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 64), (2, 64), (99, 2, 64))]
+    gradient = jax.grad(loss)
+    forward, adjoint = (
+        call for call in explain(gradient, *arguments) if call.operation == "recurrent_scan"
+    )
+    assert isinstance(forward.plan, Plan) and not isinstance(adjoint.plan, Plan)
+    assert "digamma" in str(adjoint)
+    monkeypatch.setattr(engine, "present_device", lambda: H200)
+    engine._warned.clear()
+
+    def lowered(function):
+        return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+
+    missed = (
+        "recurrent.scan: the transpose of the tangent of the cell odd_cell runs on NVIDIA H200 "
+        r"as jax.lax.scan, because .*digamma"
+    )
+    with pytest.warns(UserWarning, match=missed):
+        assert lowered(gradient).count("@jaxsparse_recurrent_scan") == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lowered(lambda *xs: jax.grad(loss)(*xs))  # said once
+        for sizes in (  # the loop is faster, or takes what no kernel does
+            ((64, 64), (2, 64), (1, 2, 64)),
+            ((64, 64), (999, 64), (99, 999, 64)),
+        ):
+            shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in sizes]
+            jax.jit(loss).trace(*shapes).lower(lowering_platforms=("cuda",))
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "present_device", lambda: A100)  # too old for all of them
+            lowered(lambda *xs: loss(*xs))
+    forced = functools.partial(loss, implementation="cuda")
+    (_, refused) = explain(jax.grad(forced), *arguments)[:2]
+    assert "refused, because" in str(refused)
+    with pytest.raises(ValueError, match=r"implementation='cuda' was asked for, but .*digamma"):
+        lowered(jax.grad(forced))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"implementation": "cpu"},
+        {"implementation": "xla", "variant": "dense_fma"},
+        {"variant": "sparse_pairs"},
+    ],
+)
+def test_scans_that_are_refused(options):
+    """By lowering as by what explains it."""
+    scan = functools.partial(recurrent.scan, recurrent.LSTM, **options)
+    state = jax.ShapeDtypeStruct((2, 64), jnp.float32)
+    weights, xs = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 256), (9, 2, 256)))
+    arguments = weights, (state, state), xs
+    (call,) = explain(scan, *arguments, device=H200)
+    assert str(call.plan).startswith("refused, because ")
+    with pytest.raises(ValueError):
+        jax.jit(scan).trace(*arguments).lower(lowering_platforms=("cuda",))
 
 
 def here(function, *arguments):

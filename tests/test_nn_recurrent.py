@@ -33,7 +33,7 @@ from nn_recurrent_problems import (  # noqa: E402
     scans,
 )
 
-from jaxsparse import Topology, masks, recurrent  # noqa: E402
+from jaxsparse import H200, Topology, masks  # noqa: E402
 from jaxsparse.nn import (  # noqa: E402
     RNN,
     Bidirectional,
@@ -459,15 +459,15 @@ def test_packed_models_carry_layouts_of_their_own():
     model, x = wide_model(), inputs(B, T, IN)
     run = nnx.jit(lambda model, x: model(x))
     expected = run(model, x)
-    pack(model, batch=B, device=recurrent.H200)
+    pack(model, batch=B, device=H200)
     assert sum(layout is not None for layout in layouts(model)) == 2  # the recurrent weights
     np.testing.assert_array_equal(run(model, x), expected)
     other = wide_model()
-    pack(other, batch=B, device=recurrent.H200)
+    pack(other, batch=B, device=H200)
     nnx.jit(lambda model: None, donate_argnums=0)(model)
     jax.tree.map(lambda a: a.delete(), nnx.state(model))
     np.testing.assert_array_equal(run(other, x), expected)
-    pack(other, batch=B, device=recurrent.H200)
+    pack(other, batch=B, device=H200)
     verify(other)
     unpack(other)
     assert jax.tree.structure(nnx.state(other)) == jax.tree.structure(nnx.state(wide_model()))
@@ -476,7 +476,7 @@ def test_packed_models_carry_layouts_of_their_own():
 def test_layouts_are_for_the_dtype_of_the_computation():
     def forms(of_pack=None, **options):
         cell = GRUCell(IN, 64, recurrent_sparsity=0.5, **options, rngs=nnx.Rngs(0))
-        pack(RNN(cell), batch=4, device=recurrent.H200, dtype=of_pack)
+        pack(RNN(cell), batch=4, device=H200, dtype=of_pack)
         return cell.dense_h.topology[...].scan_layout.forms
 
     narrow = forms(dtype=jnp.bfloat16)
@@ -484,7 +484,7 @@ def test_layouts_are_for_the_dtype_of_the_computation():
     assert narrow == forms(of_pack=jnp.bfloat16) == forms(param_dtype=jnp.bfloat16)
     model = wide_model()
     with pytest.raises(ValueError, match=r"pack: at \w+ward_rnn.cell: .*batch of 64 in float32"):
-        pack(model, batch=64, device=recurrent.H200)
+        pack(model, batch=64, device=H200)
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU to lay out for")

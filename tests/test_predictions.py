@@ -9,8 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxsparse import CSR, Topology, explain, sddmm, spmm
-from jaxsparse.recurrent import H200
+from jaxsparse import CSR, H200, Topology, explain, sddmm, spmm
 
 RESULTS = pathlib.Path(__file__).parent.parent / "benchmarks" / "results" / "h200"
 

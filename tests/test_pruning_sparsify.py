@@ -12,7 +12,11 @@ import pytest
 nnx = pytest.importorskip("flax.nnx")
 optax = pytest.importorskip("optax")
 
-from jaxsparse import nn, timing  # noqa: E402
+from jaxsparse import (  # noqa: E402
+    H200,
+    nn,
+    timing,
+)
 from jaxsparse.nn import (  # noqa: E402
     RNN,
     Bidirectional,
@@ -34,7 +38,6 @@ from jaxsparse.pruning import (  # noqa: E402
     sparsify,
     table,
 )
-from jaxsparse.recurrent import H200  # noqa: E402
 
 
 class Model(nnx.Module):

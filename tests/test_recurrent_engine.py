@@ -9,7 +9,7 @@ import pytest
 from checks import PLATFORM
 from recurrent_problems import CELLS, pattern
 
-from jaxsparse import CSR, Topology, recurrent
+from jaxsparse import CSR, Topology, explain, recurrent
 
 pytestmark = pytest.mark.skipif(PLATFORM != "cuda", reason="needs a GPU")
 
@@ -130,7 +130,7 @@ def test_parts_of_a_batch_follow_each_other(B, dtype, weights):
     """More parts than run side by side: launches take turns in one workspace."""
     variant = f"{weights}_{'fma' if dtype == 'float32' else 'tensor_cores'}"
     case = Case("LSTM", weights == "masked", 12, B, 256, dtype, density=0.1)
-    explained = recurrent.explain(case.scan(variant=variant), *case.operands)
+    explained = explain(case.scan(variant=variant), *case.operands)
     assert explained[0].launches > 1
     case.agree(gradient, variant=variant)
 
@@ -138,7 +138,7 @@ def test_parts_of_a_batch_follow_each_other(B, dtype, weights):
 def test_shared_memory_that_a_kernel_gets_unasked():
     """48 KiB with its static arrays: this one's dynamic memory alone takes that."""
     case = Case("RNN", True, 3, 4, 2880, "float32", density=0.002)
-    (explained,) = recurrent.explain(case.scan(variant="sparse_pairs"), *case.operands)
+    (explained,) = explain(case.scan(variant="sparse_pairs"), *case.operands)
     assert explained.plan.shared_bytes == 48 << 10
     case.agree(variant="sparse_pairs")
 
@@ -285,7 +285,7 @@ def test_scans_side_by_side(B, variant):
 
         return function
 
-    assert [s.launches for s in recurrent.explain(two(variant, "cuda"), ())] == [1]
+    assert [s.launches for s in explain(two(variant, "cuda"), ())] == [1]
     results = (jax.tree.leaves(two(*p)(())) for p in ((variant, "cuda"), (None, "xla")))
     for x, y in zip(*results, strict=True):
         x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)

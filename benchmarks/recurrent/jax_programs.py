@@ -14,10 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxsparse
 from benchmarks.jax_programs import fresh_copies
 from benchmarks.recurrent.problems import Problem
 from jaxsparse import recurrent
 from jaxsparse.csr import CSR
+from jaxsparse.recurrent.explained import ExplainedScan
 from jaxsparse.recurrent.plan import Plan
 from jaxsparse.timing import Program
 from jaxsparse.topology import Topology
@@ -126,7 +128,8 @@ def jaxsparse_plans(
     arrays = jax.eval_shape(lambda: _arrays(problem, problem.weight_dtype, problem.state_dtype))
     function = _function(_our_scan(problem, **options), passed)
     topology = _packed(problem, layout)
-    plans = [scan.plan for scan in recurrent.explain(function, *arrays, topology)]
+    explanation = jaxsparse.explain(function, *arrays, topology)
+    plans = [call.plan for call in explanation if isinstance(call, ExplainedScan)]
     whole = all(isinstance(plan, Plan) for plan in plans)
     predicted = sum(plan.microseconds for plan in plans if isinstance(plan, Plan))
     return "; ".join(map(str, plans)), predicted if whole else None
@@ -141,10 +144,10 @@ def has_plan(problem: Problem) -> bool:
         jax.ShapeDtypeStruct((t, b, gates * h), problem.state_dtype),
         (state, state) if problem.cell == "LSTM" else state,
     )
-    (scan,) = recurrent.explain(
+    (scan,) = jaxsparse.explain(
         lambda weights, xs, carry: recurrent.scan(CELLS[problem.cell], weights, carry, xs), *arrays
     )
-    return isinstance(scan.plan, Plan)
+    return isinstance(scan, ExplainedScan) and isinstance(scan.plan, Plan)
 
 
 # ---- jax.lax.scan ----

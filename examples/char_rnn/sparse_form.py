@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxsparse import CSR, Topology, recurrent
+from jaxsparse import CSR, Topology, explain
 from jaxsparse.nn import SparseLinear, pack, unpack
 from jaxsparse.pruning import SparsityTable, sparsify
 
@@ -52,7 +52,8 @@ def scans_of(model: CharRNN, batch: int, length: int) -> str:
         return nnx.merge(graph, state)(tokens, carries)
 
     tokens = jnp.zeros((batch, length), jnp.int32)
-    return str(recurrent.explain(apply, state, tokens, model.initialize_carries(batch)))
+    explanation = explain(apply, state, tokens, model.initialize_carries(batch))
+    return "\n".join(str(call) for call in explanation if call.operation == "recurrent_scan")
 
 
 def topologies_of(model: nnx.Module) -> dict[Path, Topology]:

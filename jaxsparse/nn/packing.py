@@ -30,7 +30,7 @@ def pack(model: nnx.Module, *, batch: int, dtype: Any = None, device: Any = None
         batch: rows of a batch on one device, the product of all batch dimensions.
         dtype: of the computation; by default each cell's ``dtype`` or, without one, its
             ``param_dtype``.
-        device: a description of the GPU (`jaxsparse.recurrent.Device`) to lay out for, whether it
+        device: a description of the GPU (`jaxsparse.Device`) to lay out for, whether it
             is here or not.
 
     Raises:
@@ -39,7 +39,7 @@ def pack(model: nnx.Module, *, batch: int, dtype: Any = None, device: Any = None
             pattern is not concrete.
 
     >>> from jaxsparse.nn import RNN, LSTMCell
-    >>> from jaxsparse.recurrent import H200
+    >>> from jaxsparse import H200
     >>> layer = RNN(LSTMCell(32, 64, recurrent_sparsity=0.9, rngs=nnx.Rngs(0)))
     >>> pack(layer, batch=4, device=H200)
     >>> layer.cell.dense_h.topology[...].scan_layout is None
@@ -66,7 +66,7 @@ def unpack(model: nnx.Module) -> None:
     """Takes away what :func:`pack` put into a model: its state is as it was made.
 
     >>> from jaxsparse.nn import RNN, LSTMCell
-    >>> from jaxsparse.recurrent import H200
+    >>> from jaxsparse import H200
     >>> layer = RNN(LSTMCell(32, 64, recurrent_sparsity=0.9, rngs=nnx.Rngs(0)))
     >>> pack(layer, batch=4, device=H200)
     >>> unpack(layer)

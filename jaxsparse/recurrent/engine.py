@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
+import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.core import ShapedArray
 
-from jaxsparse import _ffi
+from jaxsparse import _ffi, backend
 from jaxsparse.codegen import printer
-from jaxsparse.device import present_device
+from jaxsparse.device import Device, present_device
 from jaxsparse.primitive import FfiCall
 from jaxsparse.recurrent.plan import (
     VARIANTS,
@@ -131,14 +133,61 @@ _OPERANDS = {
 EXPRESSION = "jaxsparse::RecurrentScan<PrintedStep, PrintedPlan>"
 
 
+class Choice(NamedTuple):
+    """What a scan runs as on a GPU: a kernel with its plan and source, or why there is none."""
+
+    problem: Problem
+    plan: Plan | NoPlan
+    source: str = ""
+
+
+def choose(
+    params: dict[str, Any],
+    avals: Sequence[ShapedArray],
+    names: Sequence[str],
+    device: Device,
+) -> Choice:
+    """What a scan of operands of these types runs as on a GPU."""
+    problem = problem_of(params, avals, names)
+    implementation, variant = params["implementation"], params["variant"]
+    if implementation == "cpu":
+        return Choice(problem, NoPlan("implementation='cpu' asks for a CPU", refused=True))
+    if implementation == "xla":
+        try:
+            backend.check_variant("recurrent_scan", implementation, variant)
+        except ValueError as error:
+            return Choice(problem, NoPlan(str(error), refused=True))
+        return Choice(problem, NoPlan("implementation='xla' asks for it", wanted=True))
+    # Then it runs by a kernel even where the plain path would be faster, or not at all.
+    forced = implementation == "cuda" or variant is not None
+    if not all(isinstance(size, int) for size in (problem.batch, problem.length, problem.hidden)):
+        plan: Plan | NoPlan = NoPlan("a size is open, and kernels are made for sizes")
+    else:
+        plan = _planned(problem, device, variant, forced)
+    text = ""
+    if isinstance(plan, Plan):
+        try:
+            text = source(params["step"], problem, plan)
+        except ValueError as error:  # in a derivative: the cell itself was checked
+            plan = NoPlan(str(error))
+    if isinstance(plan, NoPlan):
+        plan = dataclasses.replace(plan, refused=forced)
+    return Choice(problem, plan, text)
+
+
 @functools.lru_cache(maxsize=1024)
-def _planned(problem: Problem, variant: str | None, forced: bool) -> Plan | NoPlan:
-    return make_plan(problem, present_device(), variant, forced=forced)
+def _planned(problem: Problem, device: Device, variant: str | None, forced: bool) -> Plan | NoPlan:
+    return make_plan(problem, device, variant, forced=forced)
 
 
-def is_forced(params: dict[str, Any]) -> bool:
-    """Whether a scan asks for a kernel, even where the plain path would be faster."""
-    return params["implementation"] == "cuda" or params["variant"] is not None
+_warned: set[tuple[str, str]] = set()  # of which cell, and why
+
+
+def _warn_once(step: Step, device: Device, plan: NoPlan) -> None:
+    """Says that a kernel is missed; of a derivative only if it has a reason of its own."""
+    if (step.cell_name, plan.reason) not in _warned:
+        _warned.add((step.cell_name, plan.reason))
+        warnings.warn(f"recurrent.scan: {step.name} runs on {device.name} as {plan}", stacklevel=2)
 
 
 def ffi_call(
@@ -146,25 +195,18 @@ def ffi_call(
 ) -> FfiCall | None:
     """How the target is called for operands of these types; None for the plain path.
 
-    Raises ValueError if a kernel was asked for that can't run them.
+    Warns once where a kernel would be wanted and can't be had. Raises ValueError if it was asked
+    for.
     """
     step: Step = params["step"]
-    problem = problem_of(params, avals, names)
-    forced = is_forced(params)
-    if not all(isinstance(size, int) for size in (problem.batch, problem.length, problem.hidden)):
-        plan: Plan | NoPlan = NoPlan("a size is open, and kernels are made for sizes")
-    else:
-        plan = _planned(problem, params["variant"], forced)
-    text = ""
-    if isinstance(plan, Plan):
-        try:
-            text = source(step, problem, plan)
-        except ValueError as error:  # in a derivative: the cell itself was checked
-            plan = NoPlan(str(error))
+    device = present_device()
+    problem, plan, text = choose(params, avals, names, device)
     if isinstance(plan, NoPlan):
-        if forced:
+        if plan.refused:
             asked = params["variant"] or "implementation='cuda'"
             raise ValueError(f"recurrent.scan: {asked} was asked for, but {plan.reason}")
+        if not plan.wanted:
+            _warn_once(step, device, plan)
         return None
     forms = (f"{n}{span}" for n, span in zip(step.inputs, params["spans"], strict=True))
     weights = VARIANTS[plan.variant].weights

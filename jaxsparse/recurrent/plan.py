@@ -134,12 +134,21 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class NoPlan:
-    """Why a scan runs as ``jax.lax.scan``."""
+    """Why no kernel runs a scan.
+
+    Args:
+        reason: what follows "because".
+        wanted: whether ``jax.lax.scan`` is asked for, is faster, or is all that there is for such a
+            GPU or batch, so that nothing is missed.
+        refused: whether a kernel was asked for, so that there is an error in its place.
+    """
 
     reason: str
+    wanted: bool = False
+    refused: bool = False
 
     def __str__(self) -> str:
-        return f"jax.lax.scan, because {self.reason}"
+        return f"{'refused' if self.refused else 'jax.lax.scan'}, because {self.reason}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +200,8 @@ def make_plan(
     if device.compute_capability < _OLDEST:
         return NoPlan(
             f"{device.name} has compute capability {device.compute_capability / 10}, and the "
-            f"kernels need {_OLDEST / 10}"
+            f"kernels need {_OLDEST / 10}",
+            wanted=True,
         )
     for name, dtype in (("state", p.state_dtype), ("weights", p.weight_dtype)):
         if dtype not in _BYTES:
@@ -203,7 +213,9 @@ def make_plan(
         return NoPlan(f"{p.arrays} arrays of one kind are more than the {_MOST_ARRAYS} it takes")
     if variant is not None and variant not in VARIANTS:
         return NoPlan(f"there is no variant {variant!r}, there are {list(VARIANTS)}")
-    default = [name for name, v in VARIANTS.items() if not v.barrier]
+    default = [
+        name for name, v in VARIANTS.items() if not v.barrier and p.sparse == (v.weights != "dense")
+    ]
     wanted = default if variant is None else [variant]
     reasons = []
     plans: list[Plan] = []
@@ -229,12 +241,15 @@ def make_plan(
         if reason is not None:
             reasons.append(f"{name}: {reason}")
     if not plans:
-        return NoPlan("; ".join(reasons))
+        # A batch of any size beyond what kernels take in parts is the plain path's.
+        most = _MOST_BATCH[_BYTES[p.state_dtype] == 2] * _BATCH_GROUPS[-1]
+        return NoPlan("; ".join(reasons), wanted=p.batch > most)
     best = min(plans, key=lambda plan: _whole_microseconds(plan, p))
     loop, whole = _loop_microseconds(p), _whole_microseconds(best, p)
     if not forced and variant is None and loop < whole:
         return NoPlan(
-            f"it takes about {loop:.0f} us for all steps, and {whole:.0f} would be taken by {best}"
+            f"it takes about {loop:.0f} us for all steps, and {whole:.0f} would be taken by {best}",
+            wanted=True,
         )
     return best
 

@@ -51,6 +51,8 @@ def _flat(groups: Sequence[Arrays]) -> list[Any]:
 class Step:
     """The form of a step; see the module's docstring."""
 
+    cell_name: str  # for messages
+    name: str  # of a cell's step or a derivative of it, for messages
     products: int
     states: int
     carries: int
@@ -101,6 +103,14 @@ class CellStep(Step):
     states = 1
 
     @property
+    def cell_name(self) -> str:  # type: ignore[override]
+        return str(getattr(self.cell, "__name__", type(self.cell).__name__))
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"the cell {self.cell_name}"
+
+    @property
     def outputs(self) -> tuple[int, ...]:  # type: ignore[override]
         return (1,) * self.has_y
 
@@ -145,6 +155,8 @@ class _OfAnother(Step):
     """A step made of another one, of the same form but for what it says itself."""
 
     step: Step
+    cell_name = property(lambda self: self.step.cell_name)  # type: ignore[assignment]
+    name = property(lambda self: self.step.name)  # type: ignore[assignment]
     products = property(lambda self: self.step.products)  # type: ignore[assignment]
     states = property(lambda self: self.step.states)  # type: ignore[assignment]
     carries = property(lambda self: self.step.carries)  # type: ignore[assignment]
@@ -267,6 +279,10 @@ class Tangent(_OfAnother):
     active: tuple[int, ...]
     shifted: bool
 
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"the tangent of {self.step.name}"
+
     @functools.cached_property
     def linear(self) -> tuple[int, ...]:
         """The inputs in which it is linear, with products and carries."""
@@ -343,6 +359,10 @@ class Adjoint(_OfAnother):
     linear: tuple[int, ...]
     states_used: bool
     used: tuple[int, ...]
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"the transpose of {self.step.name}"
 
     products = property(lambda self: self.step.states)  # type: ignore[assignment]
     states = property(lambda self: self.step.products)  # type: ignore[assignment]
