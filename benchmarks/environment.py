@@ -37,7 +37,7 @@ def environment(commit: str | None = None) -> dict[str, Any]:
         "nvrtc": _nvrtc(),
         "python": platform.python_version(),
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": jaxlib.version.__version__,
         "numpy": np.__version__,
         "scipy": scipy.__version__,
         "torch": _if_imported("torch"),

@@ -375,7 +375,8 @@ def bcsr_spmm(problem: Problem, dtype: str, passed: str) -> Program:
     nnz, shape = topology.nnz, topology.shape
 
     def product(data: jax.Array, x: jax.Array, indices: jax.Array, indptr: jax.Array) -> jax.Array:
-        return jsparse.BCSR((data, indices, indptr), shape=shape) @ x
+        y: jax.Array = jsparse.BCSR((data, indices, indptr), shape=shape) @ x
+        return y
 
     program = _program(
         product,

@@ -64,16 +64,21 @@ def rows_to_check(
 def _spmm(operands: Operands, part: Rows) -> np.ndarray:
     values = operands["values"][part.entries]
     shape = (part.rows.size, part.width)
-    return scipy.sparse.csr_array((values, part.columns, part.offsets), shape=shape) @ operands["x"]
+    matrix = scipy.sparse.csr_array((values, part.columns, part.offsets), shape=shape)
+    product: np.ndarray = matrix @ operands["x"]
+    return product
 
 
 def _sddmm(operands: Operands, part: Rows) -> np.ndarray:
     products = operands["x"][part.rows] @ operands["y"].T
-    return products[part.row_of_entry, part.columns]
+    sampled: np.ndarray = products[part.row_of_entry, part.columns]
+    return sampled
 
 
 def _spmm_bias_relu(operands: Operands, part: Rows) -> np.ndarray:
-    return np.maximum(_spmm(operands, part) + operands["bias"][part.rows, None], 0)
+    z: np.ndarray = _spmm(operands, part) + operands["bias"][part.rows, None]
+    y: np.ndarray = np.maximum(z, 0)
+    return y
 
 
 def _gradient_of_values(operands: Operands, part: Rows) -> np.ndarray:
@@ -90,14 +95,16 @@ def _row_softmax(scores: np.ndarray) -> np.ndarray:
     most = np.max(scores, -1, keepdims=True, initial=-np.inf)
     e = np.exp(scores - np.where(np.isfinite(most), most, 0))
     total = e.sum(-1, keepdims=True)
-    return e / np.where(total > 0, total, 1)
+    softmax: np.ndarray = e / np.where(total > 0, total, 1)
+    return softmax
 
 
 def _sparse_softmax(operands: Operands, part: Rows) -> np.ndarray:
     scores = np.full((part.rows.size, part.width), -np.inf)
     at = (part.row_of_entry, part.columns)
     scores[at] = operands["values"][part.entries]
-    return _row_softmax(scores)[at]
+    stored: np.ndarray = _row_softmax(scores)[at]
+    return stored
 
 
 def _attend(operands: Operands, part: Rows, stored: np.ndarray) -> np.ndarray:

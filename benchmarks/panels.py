@@ -26,7 +26,7 @@ def read_result(path: pathlib.Path) -> Result:
         ValueError: if it is not one of this schema; names the file.
     """
     try:
-        result = json.loads(path.read_text())
+        result: Result = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: not a readable result: {error}") from error
     schema = result.get("schema") if isinstance(result, dict) else None

@@ -147,7 +147,7 @@ def _named(
     request: Request,
     shapes: Sequence[tuple[int, int]],
     n: Sequence[int],
-    default: tuple,
+    default: tuple[float, ...],
 ) -> Iterator[Problem]:
     for m, k in shapes:
         for sparsity in request.sparsity or default:

@@ -33,7 +33,7 @@ def information() -> dict[str, Any]:
         "versions": {
             "jaxsparse": jaxsparse.__version__,
             "jax": jax.__version__,
-            "jaxlib": jaxlib.__version__,
+            "jaxlib": jaxlib.version.__version__,
             "python": platform.python_version(),
             "nvrtc": nvrtc,
         },

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+
+T = TypeVar("T")
 
 
 def align_batch(operands: Sequence[jax.Array], core_ranks: Sequence[int]) -> list[jax.Array]:
@@ -20,7 +22,7 @@ def align_batch(operands: Sequence[jax.Array], core_ranks: Sequence[int]) -> lis
     ]
 
 
-def over_batch(compute: Callable[..., Any], rank: int, *operands: jax.Array) -> Any:
+def over_batch(compute: Callable[..., T], rank: int, *operands: jax.Array) -> T:
     """Computes for each entry of so many batch dimensions; an operand has all or 1 of each."""
     if rank == 0:
         return compute(*operands)
@@ -28,4 +30,5 @@ def over_batch(compute: Callable[..., Any], rank: int, *operands: jax.Array) -> 
     size = next((s for s in sizes if s != 1), 1)
     axes = [0 if s == size else None for s in sizes]
     inner = [x if axis == 0 else x[0] for x, axis in zip(operands, axes, strict=True)]
-    return jax.vmap(functools.partial(over_batch, compute, rank - 1), axes)(*inner)
+    results: T = jax.vmap(functools.partial(over_batch, compute, rank - 1), axes)(*inner)
+    return results

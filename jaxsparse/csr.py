@@ -260,7 +260,8 @@ class CSR:
 
     def block_until_ready(self) -> CSR:
         """Waits for the values, and the pattern if it is dynamic; returns the matrix."""
-        return jax.block_until_ready(self)
+        ready: CSR = jax.block_until_ready(self)
+        return ready
 
     def __str__(self) -> str:
         return f"CSR {self.dtype} on {self.topology}"
@@ -489,7 +490,7 @@ def _deserialize(data: bytes) -> TopologyKey | None:
         return Topology(arrays["row_offsets"], arrays["column_indices"], shape).as_static().key
 
 
-jax.tree_util.register_pytree_with_keys(CSR, _flatten, _unflatten)  # type: ignore
+jax.tree_util.register_pytree_with_keys(CSR, _flatten, _unflatten)
 jax.export.register_pytree_node_serialization(
     CSR,
     serialized_name="jaxsparse.CSR",

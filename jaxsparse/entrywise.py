@@ -59,7 +59,7 @@ def at_entries(x: jax.Array, topology: Topology, fill: Any) -> jax.Array:
     return over_batch(gather, len(batch), *operands)
 
 
-def of_each_matrix(a: CSR, function: Callable[..., jax.Array]) -> Any:
+def of_each_matrix(a: CSR, function: Callable[..., jax.Array]) -> jax.Array:
     """``function(values, rows, columns)`` of each matrix of a batch."""
     parts = (a.values, a.topology.row_indices, a.topology.column_indices)
     operands = align_batch(parts, [1, 1, 1])
@@ -119,7 +119,8 @@ def _keys(topology: Topology) -> np.ndarray:
     """The stored positions as rising numbers."""
     offsets, columns = topology.concrete_arrays("the sum of two patterns")
     rows = np.repeat(np.arange(topology.shape[0], dtype=np.int64), np.diff(offsets))
-    return rows * topology.shape[1] + columns[: rows.size]
+    keys: np.ndarray = rows * topology.shape[1] + columns[: rows.size]
+    return keys
 
 
 _COMPARISONS = {

@@ -61,7 +61,7 @@ class ExplainedCall:
     @property
     def entries(self) -> int:
         """Stored entries of the matrix, of each where there is a batch of them."""
-        return self.operands["column_indices"].shape[-1]
+        return int(self.operands["column_indices"].shape[-1])
 
     def __str__(self) -> str:
         choice = self._choice() if self.variants else self.otherwise

@@ -107,8 +107,10 @@ def partitioned(operation: Operation, call: Primitive, items: tuple[tuple[str, A
         ]
 
         def local(*xs: jax.Array) -> list[jax.Array]:
+            parts: list[jax.Array]
             if not reduced:
-                return call.bind(*xs, **params)
+                parts = call.bind(*xs, **params)
+                return parts
             parts = call.bind(*xs, **unrounded(params))
             return [
                 jax.lax.psum(part, reduced).astype(x.dtype)

@@ -312,7 +312,7 @@ def checked(
         )
         return call(*operands, columns=columns)[0]
 
-    return jax.lax.platform_dependent(
+    checked: jax.Array = jax.lax.platform_dependent(
         row_offsets,
         column_indices,
         row_order,
@@ -321,3 +321,4 @@ def checked(
         cuda=check,
         default=lambda offsets, *_: offsets,
     )
+    return checked

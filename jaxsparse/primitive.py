@@ -97,7 +97,8 @@ def bind(primitive: Primitive, *operands: jax.Array, **params: Any) -> list[jax.
     """
     tracing = any(isinstance(x, jax.core.Tracer) for x in operands)
     if not tracing and not jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-        return _eager(primitive, tuple(sorted(params.items())))(*operands)
+        eager: list[jax.Array] = _eager(primitive, tuple(sorted(params.items())))(*operands)
+        return eager
     if tracing:
         varying = [jax.typeof(x).manual_axis_type.varying for x in operands]
         union = frozenset().union(*varying)
@@ -105,7 +106,8 @@ def bind(primitive: Primitive, *operands: jax.Array, **params: Any) -> list[jax.
             jax.lax.pcast(x, tuple(sorted(union - axes)), to="varying") if union - axes else x
             for x, axes in zip(operands, varying, strict=True)
         )
-    return primitive.bind(*operands, **params)
+    results: list[jax.Array] = primitive.bind(*operands, **params)
+    return results
 
 
 @functools.lru_cache(maxsize=1024)
@@ -353,7 +355,8 @@ def _swap_axes(ctx: Any, aval: ShapedArray, operand: Any) -> Any:
 
 def _impl(primitive: Primitive, *operands: Any, **params: Any) -> Any:
     with jax.disable_jit(False):  # else jax.disable_jit() would come back here for ever
-        return _eager(primitive, tuple(sorted(params.items())))(*operands)
+        eager: list[jax.Array] = _eager(primitive, tuple(sorted(params.items())))(*operands)
+        return eager
 
 
 def _taylor(primitive: Primitive, primals: Any, series: Any, **params: Any) -> Any:
@@ -392,7 +395,8 @@ _CALLS: dict[Primitive, Primitive] = {}
 
 def bind_local(primitive: Primitive, *operands: jax.Array, **params: Any) -> list[jax.Array]:
     """Binds in the plain form of another operation, where the operands are one device's already."""
-    return _CALLS[primitive].bind(*operands, **params)
+    results: list[jax.Array] = _CALLS[primitive].bind(*operands, **params)
+    return results
 
 
 def make_primitive(operation: Operation) -> Primitive:
@@ -493,7 +497,10 @@ def gathered(x: jax.Array, axis: int) -> jax.Array:
         return x
     spec = list(sharding.spec)
     spec[axis] = None
-    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec(*spec)))
+    resharded: jax.Array = jax.sharding.reshard(
+        x, NamedSharding(sharding.mesh, PartitionSpec(*spec))
+    )
+    return resharded
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
@@ -510,4 +517,4 @@ def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 def undefined(operand: Any) -> bool:
     """Whether a transpose rule has to answer for this operand."""
-    return ad.is_undefined_primal(operand)
+    return bool(ad.is_undefined_primal(operand))

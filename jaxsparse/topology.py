@@ -361,7 +361,8 @@ class Topology:
         self.check_positions()
         # The tree of a derivative's pattern has no positions; as a dynamic one it has them.
         arrays = self if self.static else self.as_dynamic()
-        return jax.tree.map(lambda x: x.reshape(*sizes, *x.shape[len(old) :]), arrays)
+        reshaped: Topology = jax.tree.map(lambda x: x.reshape(*sizes, *x.shape[len(old) :]), arrays)
+        return reshaped
 
     @property
     def row_indices(self) -> jax.Array:
@@ -484,7 +485,7 @@ class TopologyKey:
 
 
 # Jitted, so that an eager call compiles one program.
-_row_indices = jax.jit(row_indices, static_argnums=1)
+_row_indices: Callable[[jax.Array, int], jax.Array] = jax.jit(row_indices, static_argnums=1)
 
 _PARTS = ("pattern", "transposed_pattern", "permutation", "tile_starts", "scan_layout")
 _FLOAT0 = jax.dtypes.float0
@@ -506,7 +507,7 @@ def _unflatten(shape: tuple[int, int], parts: Any) -> Topology:
     return topology
 
 
-jax.tree_util.register_pytree_with_keys(Topology, _flatten, _unflatten)  # type: ignore
+jax.tree_util.register_pytree_with_keys(Topology, _flatten, _unflatten)
 # So that exported programs may take and return topologies.
 jax.export.register_namedtuple_serialization(Pattern, serialized_name="jaxsparse.Pattern")
 jax.export.register_pytree_node_serialization(

@@ -71,7 +71,8 @@ def _matrix(problem: Problem) -> Any:
 
 
 def _sigmoid(x: Array) -> Array:
-    return 1 / (1 + np.exp(-x))
+    y: Array = 1 / (1 + np.exp(-x))
+    return y
 
 
 def _step(cell: str, x: Array, r: Array, carry: Carry) -> tuple[Carry, Carry]:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
@@ -345,7 +346,7 @@ def _value(aval: Any) -> _Value:
 
 
 def _constant(x: Any, aval: Any) -> _Operand:
-    if isinstance(x, jax.core.Tracer) or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+    if isinstance(x, jax.core.Tracer) or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         return _value(aval)  # nothing defines it, which `_problems` finds
     return _Constant(np.asarray(x, dtype=aval.dtype))
 

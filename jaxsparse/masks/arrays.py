@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +19,7 @@ _WHAT_TO_WRITE = (
 )
 
 
-def compress_on_host(mask: npt.NDArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+def compress_on_host(mask: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
     """Row offsets and column indices of a concrete mask ``(..., m, k)``.
 
     The columns of a batch have the length of the longest pattern, 0 behind the last of the others.
@@ -33,13 +35,13 @@ def compress_on_host(mask: npt.NDArray) -> tuple[npt.NDArray[np.int64], npt.NDAr
     return offsets, columns
 
 
-def _as_bool(mask: npt.NDArray) -> npt.NDArray[np.bool_]:
+def _as_bool(mask: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """A concrete mask of bool, or of 0 and 1 in any dtype."""
     if mask.dtype == np.bool_:
         return mask
     if not jnp.issubdtype(mask.dtype, np.number):
         raise ValueError(f"Topology.from_mask: mask must be bool, got dtype {mask.dtype}")
-    stored = mask == 1
+    stored: npt.NDArray[np.bool_] = mask == 1
     other = mask[~(stored | (mask == 0))]
     if other.size:
         raise ValueError(

@@ -91,7 +91,10 @@ class Mask:
             x if x.ndim == len(shape) else x.reshape((1,) * (len(shape) - x.ndim) + x.shape)
             for x in positions
         ]
-        return broadcast_stored(self, self._stored(xp, *positions), shape)
+        stored: npt.NDArray[np.bool_] | jax.Array = broadcast_stored(
+            self, self._stored(xp, *positions), shape
+        )
+        return stored
 
     def __repr__(self) -> str:
         arguments = []

@@ -71,7 +71,8 @@ def lstm(gate_fn: Function, activation_fn: Function) -> Cell:
 def _named(cell: Any, kind: str, *functions: Function) -> Cell:
     """The cell under the name that errors give it."""
     cell.__name__ = f"{kind}({', '.join(map(_name, functions))})"
-    return cell
+    named: Cell = cell
+    return named
 
 
 def check_function(operation: str, name: str, function: Any) -> None:

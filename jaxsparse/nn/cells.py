@@ -273,7 +273,7 @@ class SimpleCell(RecurrentCell):
         super().__init__(in_features, hidden_features, self.function, dtype=dtype, **options)
 
     @property
-    def function(self) -> Cell:  # type: ignore[override]
+    def function(self) -> Cell:
         """The pointwise function, of the options as they are now."""
         cell_functions.check_function("SimpleCell", "activation_fn", self.activation_fn)
         if self.residual:
@@ -325,7 +325,7 @@ class GRUCell(RecurrentCell):
         super().__init__(in_features, hidden_features, self.function, gates=3, **options)
 
     @property
-    def function(self) -> Cell:  # type: ignore[override]
+    def function(self) -> Cell:
         """The pointwise function, of the options as they are now."""
         cell_functions.check_function("GRUCell", "gate_fn", self.gate_fn)
         cell_functions.check_function("GRUCell", "activation_fn", self.activation_fn)
@@ -387,7 +387,7 @@ class LSTMCell(RecurrentCell):
         )
 
     @property
-    def function(self) -> Cell:  # type: ignore[override]
+    def function(self) -> Cell:
         """The pointwise function, of the options as they are now."""
         cell_functions.check_function("LSTMCell", "gate_fn", self.gate_fn)
         cell_functions.check_function("LSTMCell", "activation_fn", self.activation_fn)

@@ -83,7 +83,8 @@ def to_topology(saved: Any, shape: tuple[int, int] | None = None) -> Topology:
     if isinstance(saved, jax.core.Tracer):
         return _split(saved, _known(shape))
     if isinstance(saved, jax.Array) and not saved.is_fully_addressable:  # by several processes
-        return jax.jit(functools.partial(_split, shape=_known(shape)))(saved)
+        split: Topology = jax.jit(functools.partial(_split, shape=_known(shape)))(saved)
+        return split
     array = np.asarray(saved)
     sizes = array.reshape(-1, array.shape[-1])[:, :_SIZES].tolist()
     if array.shape[-1] < _SIZES or not sizes or any(s != sizes[0] for s in sizes):
@@ -122,11 +123,14 @@ def _placed_as(topology: Topology, array: Any) -> Topology:
     if not isinstance(sharding, NamedSharding):
         return topology
     everywhere = NamedSharding(sharding.mesh, P(), memory_kind=sharding.memory_kind)
+    placed: Topology
     if isinstance(array, jax.ShapeDtypeStruct):
-        return jax.tree.map(
+        placed = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), topology
         )
-    return jax.device_put(topology, everywhere)
+    else:
+        placed = jax.device_put(topology, everywhere)
+    return placed
 
 
 def _of_named_arrays(saved: Mapping[str, Any], shape: tuple[int, int] | None) -> Topology:

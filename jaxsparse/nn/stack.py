@@ -138,6 +138,6 @@ class RecurrentStack(nnx.Module):
 
 
 def _normalised(norm: Any, y: jax.Array, mask: Any) -> jax.Array:
-    if mask is not None and isinstance(norm, nnx.BatchNorm):
-        return norm(y, mask=mask)
-    return norm(y)
+    takes_mask = mask is not None and isinstance(norm, nnx.BatchNorm)
+    normalised: jax.Array = norm(y, mask=mask) if takes_mask else norm(y)
+    return normalised

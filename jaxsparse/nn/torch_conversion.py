@@ -181,4 +181,5 @@ def _cell(
         layer.kernel.set_value(parts[f"weight_{side}"].T)
         if biased:
             layer.bias.set_value(parts[f"bias_{side}"])
-    return cell
+    converted: RecurrentCell = cell
+    return converted

@@ -92,11 +92,12 @@ def as_array(operation: str, name: str, x: Any, rank: int) -> jax.Array:
         if not isinstance(x, np.ndarray | np.generic | float | int | list | tuple):
             raise TypeError(f"{operation}: {name} must be an array, got {type(x).__name__}")
         x = jnp.asarray(x)
-    if x.ndim < rank:
+    array: jax.Array = x
+    if array.ndim < rank:
         raise ValueError(
-            f"{operation}: {name} must have at least {rank} dimensions, got shape {x.shape}"
+            f"{operation}: {name} must have at least {rank} dimensions, got shape {array.shape}"
         )
-    return x
+    return array
 
 
 def as_scale(operation: str, scale: Any) -> float | jax.Array:

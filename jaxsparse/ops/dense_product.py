@@ -106,7 +106,7 @@ def dense_spmm_pays(params: dict[str, Any], avals: Sequence[ShapedArray]) -> boo
     density, work = nse / size, products * size * n / 1e9
     kernel = min(cost.tiles + cost.fullness * density**2, cost.entries * density) * work
     written = matrices * (nse * cost.written + size * cost.cleared) / 1e6
-    return kernel > _START + written + cost.product * work
+    return bool(kernel > _START + written + cost.product * work)
 
 
 def reason_for_dense_spmm(dtype: Any, precision: str | None) -> str | None:
@@ -187,7 +187,8 @@ def dense_spmm(
         )
 
     usual = jnp.all(rise) & jnp.all(jnp.isfinite(x))
-    return jax.lax.cond(usual, by_dense_product, by_kernel)
+    results: list[jax.Array] = jax.lax.cond(usual, by_dense_product, by_kernel)
+    return results
 
 
 # ---- sddmm ----
@@ -234,7 +235,7 @@ def dense_sddmm_pays(operands: Sequence[ShapedArray], out_dtype: Any) -> bool:
     attributes = {"variant": "", "workspace": 0}  # so many features need none: no tensor cores
     (_, kernel), *_ = H200.choose_variant("sddmm", operands, [values], attributes)
     dense = cost.start + (places * (_PLACES + cost.product * d / 1e3) + picked * _PICKED) / 1e6
-    return kernel * cost.kernel > dense
+    return bool(kernel * cost.kernel > dense)
 
 
 def dense_sddmm(*operands: jax.Array, scaled: bool, out_dtype: Any) -> list[jax.Array]:

@@ -109,7 +109,7 @@ def sparse_attention(
     scales = arguments.as_scale(name, scale)
     fused = isinstance(scales, float)  # else it is an array
     topology.check_positions()
-    return _attention(
+    out: jax.Array = _attention(
         query,
         key,
         value,
@@ -123,6 +123,7 @@ def sparse_attention(
         implementation=implementation,
         checks=checks_enabled(),
     )
+    return out
 
 
 # So that an eager call compiles one program. Programs that call it hold what is inside.

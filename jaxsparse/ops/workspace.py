@@ -81,7 +81,7 @@ def _preparation_bytes(
 ) -> int:
     """As `Preparation` in ffi/common/types.h; `shape` is that of a matrix of `dense`."""
     offsets, *_, given_starts = pattern
-    size = math.prod(dense.shape[:-2]) * _padded(*shape) * 2 * _PLANES[dense.dtype.name]
+    size: int = math.prod(dense.shape[:-2]) * _padded(*shape) * 2 * _PLANES[dense.dtype.name]
     if given_starts.shape[-1:] == NO_STARTS:
         rows, columns = _shape(pattern)
         starts_of_entry = _tiles(rows) * (_tiles(columns) + 1) * TILE * 4

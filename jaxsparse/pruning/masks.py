@@ -188,11 +188,14 @@ def _gathered(x: jax.Array) -> jax.Array:
 def _sharded_like(mask: jax.Array, weight: jax.Array) -> jax.Array:
     sharding = explicit_sharding(weight)
     if sharding is not None:
-        return jax.sharding.reshard(mask, sharding)
+        resharded: jax.Array = jax.sharding.reshard(mask, sharding)
+        return resharded
     if isinstance(weight, jax.core.Tracer):
         # The mask itself, in an operation with the weight, so that the partitioner cuts both alike.
         return mask & (mask | (weight == weight))
-    return jax.device_put(mask, weight.sharding) if isinstance(weight, jax.Array) else mask
+    if isinstance(weight, jax.Array):
+        mask = jax.device_put(mask, weight.sharding)
+    return mask
 
 
 def apply_masks(params: T, masks: Any) -> T:
@@ -207,7 +210,8 @@ def apply_masks(params: T, masks: Any) -> T:
     Array([[ 3.,  0.],
            [-4.,  0.]], dtype=float32)
     """
-    return map_masked(lambda mask, x: jnp.where(mask, x, 0), lambda x: x, masks, params)
+    masked: T = map_masked(lambda mask, x: jnp.where(mask, x, 0), lambda x: x, masks, params)
+    return masked
 
 
 def is_masked_node(node: Any) -> bool:

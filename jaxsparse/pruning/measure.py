@@ -98,7 +98,7 @@ def _record(
         return call
 
     patches = [
-        mock.patch.object(cls, "__call__", recording(cls.__call__))  # type: ignore[operator]
+        mock.patch.object(cls, "__call__", recording(cls.__call__))
         for cls in {type(layer) for layer in layers.values()}
     ]
     for patch in patches:

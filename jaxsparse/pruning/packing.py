@@ -13,7 +13,7 @@ from jaxsparse.pruning.masks import explicit_sharding
 
 
 def _is_mask(leaf: Any) -> bool:
-    return getattr(leaf, "dtype", None) == jnp.bool_ and leaf.ndim > 0
+    return bool(getattr(leaf, "dtype", None) == jnp.bool_ and leaf.ndim > 0)
 
 
 def pack_masks(tree: Any) -> Any:

@@ -45,10 +45,11 @@ def dense_parameters(params: T, state: PruneState) -> T:
            [-4.,  0.]], dtype=float32), Array([[ 3. ,  1. ],
            [-4. ,  0.5]], dtype=float32))
     """
-    return map_masked(
+    dense: T = map_masked(
         lambda mask, kept, pruned: jnp.where(mask, kept, pruned),
         lambda x, _: x,
         state.masks,
         params,
         state.pruned_weights,
     )
+    return dense

@@ -73,8 +73,7 @@ def _first(flags: jax.Array, wanted: jax.Array) -> jax.Array:
     return flags & (places < end[..., None])
 
 
-@jax.jit
-def _highest(scores: jax.Array, kept: Any) -> jax.Array:
+def _highest_traced(scores: jax.Array, kept: jax.Array) -> jax.Array:
     """The ``kept`` highest along the last dimension: NaN first, of equal ones the earlier."""
     if not scores.size:
         return jnp.zeros(scores.shape, bool)
@@ -83,6 +82,9 @@ def _highest(scores: jax.Array, kept: Any) -> jax.Array:
     least = _least_kept(order, kept)[..., None]
     above = order > least
     return above | _first(order == least, kept - _count(above))
+
+
+_highest: Structure = jax.jit(_highest_traced)
 
 
 # ---- Structures ----

@@ -185,9 +185,10 @@ def prune(
 
 def _floating(params: T, tree: T) -> T:
     """A tree like the parameters with ``optax.MaskedNode()`` in the place of all but floats."""
-    return jax.tree.map(
+    floating: T = jax.tree.map(
         lambda parameter, leaf: leaf if is_floating(parameter) else optax.MaskedNode(), params, tree
     )
+    return floating
 
 
 def _completed(changes: Any, params: Any, updates: Any) -> Any:

@@ -304,12 +304,13 @@ class _Direction:
 
 
 def _array(operation: str, name: str, x: Any, rank: int) -> jax.Array:
-    x = arguments.as_array(operation, name, x, rank)
-    if x.ndim != rank:
+    array = arguments.as_array(operation, name, x, rank)
+    if array.ndim != rank:
         raise ValueError(
-            f"{operation}: {name} must have {rank} dimensions, got shape {x.shape}: use jax.vmap"
+            f"{operation}: {name} must have {rank} dimensions, got shape {array.shape}: "
+            "use jax.vmap"
         )
-    return x
+    return array
 
 
 def _check_precision(operation: str, precision: Any) -> Any:

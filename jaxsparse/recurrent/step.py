@@ -116,7 +116,7 @@ class CellStep(Step):
 
     @property
     def carries(self) -> int:  # type: ignore[override]
-        return self.tree.num_leaves
+        return int(self.tree.num_leaves)
 
     @property
     def inputs(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -155,13 +155,13 @@ class _OfAnother(Step):
     """A step made of another one, of the same form but for what it says itself."""
 
     step: Step
-    cell_name = property(lambda self: self.step.cell_name)  # type: ignore[assignment]
-    name = property(lambda self: self.step.name)  # type: ignore[assignment]
-    products = property(lambda self: self.step.products)  # type: ignore[assignment]
-    states = property(lambda self: self.step.states)  # type: ignore[assignment]
-    carries = property(lambda self: self.step.carries)  # type: ignore[assignment]
-    inputs = property(lambda self: self.step.inputs)  # type: ignore[assignment]
-    outputs = property(lambda self: self.step.outputs)  # type: ignore[assignment]
+    cell_name = property(lambda self: self.step.cell_name)
+    name = property(lambda self: self.step.name)
+    products = property(lambda self: self.step.products)
+    states = property(lambda self: self.step.states)
+    carries = property(lambda self: self.step.carries)
+    inputs = property(lambda self: self.step.inputs)
+    outputs = property(lambda self: self.step.outputs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -364,8 +364,8 @@ class Adjoint(_OfAnother):
     def name(self) -> str:  # type: ignore[override]
         return f"the transpose of {self.step.name}"
 
-    products = property(lambda self: self.step.states)  # type: ignore[assignment]
-    states = property(lambda self: self.step.products)  # type: ignore[assignment]
+    products = property(lambda self: self.step.states)
+    states = property(lambda self: self.step.products)
 
     @functools.cached_property
     def fixed(self) -> tuple[int, ...]:
