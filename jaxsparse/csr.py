@@ -15,6 +15,7 @@ from jax.experimental import sparse as jsparse
 from jaxsparse import coordinates, entrywise
 from jaxsparse.entrywise import is_dense
 from jaxsparse.masks.arguments import integer
+from jaxsparse.ops.multiply import multiply
 from jaxsparse.topology import Topology, TopologyKey, check_shape
 
 
@@ -503,13 +504,17 @@ def _is_16_bit_float(x: np.ndarray) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize == 2
 
 
+def check_csr(operation: str, a: Any) -> None:
+    """Raises TypeError if an operand is no CSR matrix."""
+    if not isinstance(a, CSR):
+        raise TypeError(f"{operation}: a must be a CSR matrix, got {type(a).__name__}")
+
+
 def _is_sparse(x: Any) -> bool:
     return scipy.sparse.issparse(x) or isinstance(x, jsparse.JAXSparse | CSR)
 
 
 def _product(a: CSR, x: Any, *, transpose: bool, dense_on_left: bool) -> Any:
-    from jaxsparse.ops import matmul  # it is built on this class
-
     if _is_sparse(x):
         raise TypeError(
             "matmul: takes a sparse and a dense matrix, got two sparse ones: write one of them "
@@ -522,7 +527,7 @@ def _product(a: CSR, x: Any, *, transpose: bool, dense_on_left: bool) -> Any:
     vector = x.ndim == 1
     if vector:
         x = x[None, :] if dense_on_left else x[:, None]
-    y = matmul.product("matmul", a, x, transpose=transpose, dense_on_left=dense_on_left)
+    y = multiply("matmul", a, x, transpose=transpose, dense_on_left=dense_on_left)
     return y.squeeze(-2 if dense_on_left else -1) if vector else y
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from checks import fits
 
 from jaxsparse import CSR, Topology, backend, recurrent, sddmm, sparse_softmax, spmm
-from jaxsparse.ops import matmul
+from jaxsparse.ops.multiply import multiply
 
 
 def main() -> None:
@@ -80,7 +80,7 @@ def products(rng, dtype, topology, n):
                 continue
             operand = jnp.asarray(np.asarray(dense).T.copy()) if left else dense
             options = {"transpose": transpose, "dense_on_left": left, "variant": variant}
-            results.append(matmul.product("spmm", a, operand, **options))
+            results.append(multiply("spmm", a, operand, **options))
     return results
 
 
@@ -114,7 +114,7 @@ def long_rows(rng, dtype):
     a = CSR(jnp.asarray(rng.standard_normal(topology.nse), dtype), topology)
     x = jnp.asarray(rng.standard_normal((700, 2048)), dtype)
     options = {"transpose": False, "dense_on_left": False, "variant": "tiled_rows"}
-    return [matmul.product("spmm", a, x, **options)]
+    return [multiply("spmm", a, x, **options)]
 
 
 def softmax_by_variant(a):

@@ -15,8 +15,9 @@ from reference import spmm as reference_spmm
 from reference import to_dense
 
 from jaxsparse import CSR, Topology, sddmm, spmm
-from jaxsparse.ops import arguments, matmul
+from jaxsparse.ops import arguments, bilinear
 from jaxsparse.ops.dense_product import dense_sddmm, dense_spmm, dense_spmm_pays
+from jaxsparse.ops.multiply import multiply
 from jaxsparse.primitive import bind_local, equations
 
 
@@ -46,8 +47,8 @@ def dense_product(a, x, bias=None, *, transpose=False, left=False, activation=No
     plain = bias is None and activation is None
     compute = functools.partial(
         dense_spmm,
-        primitive=matmul.spmm_p if plain else matmul.spmm_epilogue_p,
-        activate=matmul.ACTIVATIONS[activation],
+        primitive=bilinear.spmm_p if plain else bilinear.spmm_epilogue_p,
+        activate=bilinear.ACTIVATIONS[activation],
         transpose=transpose,
         dense_on_left=left,
         out_dtype=jnp.dtype(jnp.float32) if wide else x.dtype,
@@ -56,7 +57,7 @@ def dense_product(a, x, bias=None, *, transpose=False, left=False, activation=No
     )
     y, *z = jax.jit(compute)(values, *pattern, x, *rest)
     if z:
-        again = matmul.ACTIVATIONS[activation](z[0].astype(jnp.float32)).astype(y.dtype)
+        again = bilinear.ACTIVATIONS[activation](z[0].astype(jnp.float32)).astype(y.dtype)
         error = 4 * float(jnp.finfo(y.dtype).eps)
         np.testing.assert_allclose(np.float32(y), np.float32(again), error, error)
     return y
@@ -311,7 +312,7 @@ def test_where_a_gpu_takes_a_dense_product(dtype, density, n, precision, taken, 
 
     def call(values, offsets, columns, x, **options):
         a = CSR(values, Topology(offsets, columns, (m, k)))
-        return matmul.product("spmm", a, x, transpose=False, dense_on_left=left, **options)
+        return multiply("spmm", a, x, transpose=False, dense_on_left=left, **options)
 
     def is_dense(**options):
         with jax.default_matmul_precision(precision):

@@ -18,7 +18,7 @@ from jax import export
 import jaxsparse
 from jaxsparse import CSR, H200, Topology, backend, explain, recurrent, sddmm, sparse_softmax, spmm
 from jaxsparse import device as devices
-from jaxsparse.ops import matmul
+from jaxsparse.ops.multiply import multiply
 from jaxsparse.recurrent import engine
 from jaxsparse.recurrent.plan import Plan
 
@@ -176,7 +176,7 @@ def test_tensor_cores_have_the_workspace_they_need(n, dtype):
 
     def shared(v, y):
         options = {"transpose": True, "dense_on_left": False, "variant": SHARED}
-        return matmul.product("spmm", CSR(v, TOPOLOGY), y, **options)
+        return multiply("spmm", CSR(v, TOPOLOGY), y, **options)
 
     def left(v, x):
         return jaxsparse.linear(x.T, CSR(v, TOPOLOGY), **forced)

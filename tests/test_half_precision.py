@@ -11,7 +11,7 @@ import pytest
 from checks import PLATFORM
 
 from jaxsparse import CSR, Topology, sddmm, sparse_attention, sparse_softmax, spmm
-from jaxsparse.ops import matmul
+from jaxsparse.ops.multiply import multiply
 
 M, K, N, BATCH = 9, 11, 5, 3
 MASK = np.random.default_rng(0).random((M, K)) < 0.5
@@ -60,7 +60,7 @@ OPERATIONS = {
         [(NSE,), (K, N), (M,)],
     ),
     "relu, left": (
-        lambda v, x, b, **options: matmul.product(
+        lambda v, x, b, **options: multiply(
             "spmm",
             CSR(v, TOPOLOGY),
             x,

@@ -18,12 +18,12 @@ from reference import spmm as reference_spmm
 from reference import to_dense
 
 from jaxsparse import CSR, Topology, explain, sddmm, spmm
-from jaxsparse.ops import matmul
+from jaxsparse.ops.multiply import multiply
 
 
 @functools.partial(jax.jit, static_argnames=("transpose", "dense_on_left", "options"))
 def product(a, x, bias, transpose, dense_on_left, options):
-    return matmul.product(
+    return multiply(
         "spmm", a, x, bias=bias, transpose=transpose, dense_on_left=dense_on_left, **dict(options)
     )
 
@@ -405,14 +405,14 @@ def test_offsets_beyond_two_gigabytes(left):
     a = CSR(jnp.asarray([2.0, -1.0], jnp.bfloat16), topology)
     expected = [2 * x[:, -1], -x[:, 0]] if left else [2 * x[-1], -x[0]]
 
-    def multiply(a, x, variant=None):
+    def forced(a, x, variant=None):
         options = {"transpose": False, "dense_on_left": left, "variant": variant}
-        return matmul.product("spmm", a, x, **options)
+        return multiply("spmm", a, x, **options)
 
-    names = fitting("spmm", multiply, a, x)
+    names = fitting("spmm", forced, a, x)
     assert {"tensor_cores", "staged_rows", "tiled_rows"} <= {*names}
     for variant in (None, *names):
-        out = multiply(a, x, variant)
+        out = forced(a, x, variant)
         for i in range(2):
             part = out[:, i] if left else out[i]
             np.testing.assert_array_equal(part, expected[i], err_msg=str(variant))

@@ -13,7 +13,7 @@ from jax.experimental import jet
 from jax.test_util import check_grads
 
 from jaxsparse import CSR, Topology, sddmm, sparse_attention, sparse_softmax, spmm
-from jaxsparse.ops import matmul
+from jaxsparse.ops.multiply import multiply
 
 IMPLEMENTATIONS = ["xla", PLATFORM]
 
@@ -34,7 +34,7 @@ def normal(seed, *shape):
 # name -> (function of floating operands, their shapes). Each is differentiated in all of them.
 def functions(implementation):
     def product(left, transpose, values, x, **options):
-        return matmul.product(
+        return multiply(
             "spmm",
             CSR(values, TOPOLOGY),
             x,

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from jaxsparse.csr import CSR
+from jaxsparse.csr import CSR, check_csr
 from jaxsparse.ops import arguments
-from jaxsparse.ops.matmul import product
+from jaxsparse.ops.multiply import multiply
 
 
 def linear(
@@ -60,7 +60,8 @@ def linear(
     """
     operation = "linear"
     x = arguments.as_array(operation, "x", x, 1)
-    if isinstance(a, CSR) and (a.values.ndim > 1 or a.topology.batch_shape):
+    check_csr(operation, a)
+    if a.values.ndim > 1 or a.topology.batch_shape:
         raise ValueError(
             f"{operation}: a must be one matrix, got values of shape {a.values.shape} on patterns "
             f"of batch {a.topology.batch_shape}"
@@ -68,7 +69,7 @@ def linear(
     # One product for all leading dimensions: as batch dimensions they would each give the values a
     # gradient of their own, to be summed afterwards.
     leading, features = x.shape[:-1], x.shape[-1]
-    out = product(
+    out = multiply(
         operation,
         a,
         x.reshape(math.prod(leading), features),

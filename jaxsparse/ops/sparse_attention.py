@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxsparse.ops import arguments
+from jaxsparse.ops.bilinear import spmm_p
 from jaxsparse.ops.dense_product import allowed_precision
-from jaxsparse.ops.matmul import sddmm, spmm_p
+from jaxsparse.ops.matmul import sddmm
 from jaxsparse.ops.sparse_softmax import sparse_softmax
 from jaxsparse.pattern import checks_enabled
 from jaxsparse.precision import accumulator_dtype

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jax.interpreters import ad
 
 from jaxsparse import backend
-from jaxsparse.csr import CSR
+from jaxsparse.csr import CSR, check_csr
 from jaxsparse.ops import arguments
 from jaxsparse.ops.arguments import PATTERN, ROWS
-from jaxsparse.ops.matmul import sddmm_p, spmm_p
+from jaxsparse.ops.bilinear import sddmm_p, spmm_p
 from jaxsparse.pattern import row_indices
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import (
@@ -65,8 +65,7 @@ def sparse_softmax(
     Array([0.5, 0.5, 1. ], dtype=float32)
     """
     operation = "sparse_softmax"
-    if not isinstance(a, CSR):
-        raise TypeError(f"{operation}: a must be a CSR matrix, got {type(a).__name__}")
+    check_csr(operation, a)
     backend.check_implementation(operation, implementation)
     values = a.values
     dtype = arguments.check_floating(operation, values=values)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxsparse.ops.arguments import PATTERN
-from jaxsparse.ops.matmul import spmm_p
+from jaxsparse.ops.bilinear import spmm_p
 from jaxsparse.pattern import row_indices
 from jaxsparse.precision import accumulator_dtype, promoted
 from jaxsparse.primitive import bind, bind_local

@@ -1,0 +1,456 @@
+"""The primitives behind sparse-dense and sampled dense-dense products.
+
+Both products are bilinear and each other's derivative, so every order of derivative comes from the
+two primitives alone. With A the stored matrix of values v at the positions P:
+
+- ``spmm``:  y = A x.        dv -> A(dv) x,  dx -> A dx;  transposed: v <- sddmm(y, x),  x <- A^T y.
+- ``sddmm``: v = (x y^T)|P.  transposed: x <- A(v) y,  y <- A(v)^T x.
+
+The stored values always stand in the order of A's rows: a product by A^T walks the transposed
+pattern and finds them by its permutation, or walks over A as it is stored, so no rule permutes or
+scatters.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.interpreters import ad
+
+from jaxsparse.ops.arguments import PATTERN, ROWS, STARTS, TRANSPOSED
+from jaxsparse.ops.dense_product import (
+    DENSE_IS_FASTER,
+    dense_sddmm,
+    dense_sddmm_pays,
+    dense_spmm,
+    dense_spmm_pays,
+    reason_for_dense_spmm,
+)
+from jaxsparse.ops.workspace import sddmm_bytes, spmm_bytes
+from jaxsparse.pattern import row_indices
+from jaxsparse.precision import accumulator_dtype, common_dtype, cotangent_params, unrounded
+from jaxsparse.primitive import (
+    FfiCall,
+    Instead,
+    Operation,
+    Signature,
+    bind,
+    define_multilinear_jvp,
+    define_transpose,
+    gathered,
+    make_primitive,
+    undefined,
+)
+
+# From here on gelu is 0 or its argument to the last bit, in float64 too; powers of the argument
+# that its formula and derivatives hold would overflow much farther out.
+_GELU_IS_RELU = 16
+
+
+@jax.jit
+def _gelu(z: jax.Array) -> jax.Array:
+    # The formula, and so the kernels, have NaN for negative infinity.
+    straight = (jnp.abs(z) >= _GELU_IS_RELU) & (z != -jnp.inf)
+    curved = jax.nn.gelu(jnp.where(straight, 0, z), approximate=True)
+    return jnp.where(straight, jax.nn.relu(z), curved)
+
+
+ACTIVATIONS: dict[str | None, Callable[[Any], Any]] = {
+    None: lambda z: z,
+    "relu": jax.nn.relu,
+    "gelu": _gelu,
+}
+
+# The xla implementation multiplies a densified matrix where that has at most so many elements.
+_DENSE_ELEMENTS = 2**22
+
+
+def _out_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
+    return [params["out_dtype"]] * (2 if params.get("with_preactivation") else 1)
+
+
+def _multiplied(params: dict[str, Any]) -> dict[str, Any]:
+    """As `unrounded`, of a product that is then multiplied by more than ones and zeros.
+
+    So is its cotangent, which may leave float16's range and is not rounded to that.
+    """
+    wide = unrounded(params)
+    return {**wide, "cotangent_dtype": None} if params["out_dtype"] == jnp.float16 else wide
+
+
+# ---- spmm: out = A x ----
+
+
+def _spmm_signature(params: dict[str, Any]) -> Signature:
+    rows, inner = ("k", "m") if params["transpose"] else ("m", "k")
+    left = params["dense_on_left"]
+    x, out = (f"n {inner}", f"n {rows}") if left else (f"{inner} n", f"{rows} n")
+    bias = (("bias", rows),) if params.get("has_bias") else ()
+    preactivation = (("preactivation", out),) if params.get("with_preactivation") else ()
+    return Signature((("values", "e"), *PATTERN, ("x", x), *bias), (("out", out), *preactivation))
+
+
+def _spmm_xla(
+    values: jax.Array,
+    *operands: jax.Array,
+    transpose: bool,
+    dense_on_left: bool,
+    out_dtype: Any,
+    precision: str | None,
+    has_bias: bool = False,
+    activation: str | None = None,
+    with_preactivation: bool = False,
+) -> list[jax.Array]:
+    row_offsets, columns, _, t_row_offsets, *_, x = operands[:_X]
+    rows = row_indices(row_offsets, values.shape[0])
+    m, k = row_offsets.shape[0] - 1, t_row_offsets.shape[0] - 1
+    accumulator = accumulator_dtype(values.dtype)
+    stored = rows < m
+    v = jnp.where(stored, values, 0).astype(accumulator)
+    x = (x.T if dense_on_left else x).astype(accumulator)
+    columns = columns.astype(jnp.int32)
+    out_rows, source = (columns, rows) if transpose else (rows, columns)
+    size = k if transpose else m
+    # Out-of-range targets are dropped: that is where padding goes.
+    target = jnp.where(stored, out_rows, size)
+
+    def by_entries(x: jax.Array) -> jax.Array:
+        terms = v[:, None] * x.at[source].get(mode="fill", fill_value=0)
+        return jnp.zeros((size, x.shape[1]), accumulator).at[target].add(terms, mode="drop")
+
+    def densified(x: jax.Array) -> jax.Array:
+        dense = jnp.zeros((size, x.shape[0]), accumulator).at[target, source].add(v, mode="drop")
+        return jnp.dot(dense, x, precision=jax.lax.Precision.HIGHEST)
+
+    if not m * k:
+        z = jnp.zeros((size, x.shape[1]), accumulator)
+    elif m * k > _DENSE_ELEMENTS:
+        z = by_entries(x)
+    else:
+        # 0 * NaN would spread through a dense product, so it is taken for finite x only.
+        z = jax.lax.cond(jnp.all(jnp.isfinite(x)), densified, by_entries, x)
+    if has_bias:
+        z = z + operands[_BIAS - 1].astype(accumulator)[:, None]
+    y = ACTIVATIONS[activation](z).astype(out_dtype)
+    z = z.astype(out_dtype)
+    results = [y, z] if with_preactivation else [y]
+    return [r.T for r in results] if dense_on_left else results
+
+
+_WITH_X_ON_THE_LEFT = "generic_dots"  # the CUDA variant that takes it so
+
+
+def _spmm_ffi(
+    params: dict[str, Any], avals: Sequence[ShapedArray], platform: str
+) -> FfiCall | Instead:
+    free = params["implementation"] is None and params["variant"] is None
+    remark = ""
+    if platform == "cuda" and free and dense_spmm_pays(params, avals):
+        reason = reason_for_dense_spmm(avals[_X].dtype, params["precision"])
+        if reason is not None:
+            compute = functools.partial(
+                dense_spmm,
+                primitive=spmm_epilogue_p if "activation" in params else spmm_p,
+                activate=ACTIVATIONS[params.get("activation")],
+            )
+            return Instead(reason, compute)
+        remark = "a dense product is taken to be faster in TF32, but this one is to be exact"
+    transpose = params["transpose"]
+    operands = ("values", "x", *(TRANSPOSED if transpose else ROWS), STARTS)
+    if params.get("has_bias"):
+        operands = (*operands, "bias")
+    # Most of a GPU's kernels read what stands in the columns of x where it is on the left: they get
+    # it transposed.
+    left = params["dense_on_left"]
+    swap = left and platform == "cuda" and params["variant"] != _WITH_X_ON_THE_LEFT
+    x = avals[_X]
+    n, k = x.shape[-2:] if left else x.shape[:-3:-1]
+    workspace = 0
+    if platform == "cuda" and (swap or not left):
+        pattern = avals[1 : 1 + len(PATTERN)]
+        rows = avals[4 if transpose else 1].shape[-1] - 1
+        workspace = spmm_bytes(params["variant"], avals[_VALUES], pattern, x, (k, n), rows)
+    attributes = {
+        "permuted": transpose,
+        "dense_on_left": left and not swap,
+        "activation": params.get("activation") or "none",
+        "workspace": workspace,
+    }
+    swapped = ("x", "out", "preactivation") if swap else ()
+    return FfiCall(operands, attributes, workspace, swapped, remark)
+
+
+def _spmm_cast(
+    params: dict[str, Any], avals: Sequence[ShapedArray]
+) -> tuple[dict[str, Any], list[Any]]:
+    """Values and x may differ in dtype, so that their cotangents can be narrow where x is.
+
+    The wider one is what is multiplied in, unless values are rounded, for the cotangent's sake
+    alone in a wider dtype.
+    """
+    dtypes = [a.dtype for a in avals]
+    if params.get("rounds_values"):
+        dtypes[_VALUES] = dtypes[_X]
+    if dtypes[_VALUES] != dtypes[_X]:
+        dtypes[_VALUES] = dtypes[_X] = common_dtype(dtypes[_VALUES], dtypes[_X])
+        params = {**params, "out_dtype": dtypes[_X]}
+    return params, dtypes
+
+
+_LINEAR = ("transpose", "dense_on_left", "out_dtype", "precision")
+_VALUES, _X, _BIAS = 0, 1 + len(PATTERN), 2 + len(PATTERN)
+
+spmm_p = make_primitive(
+    Operation(
+        name="spmm",
+        target="spmm",
+        params=_LINEAR,
+        signature=_spmm_signature,
+        result_dtypes=_out_dtypes,
+        shardable=("n",),
+        xla=_spmm_xla,
+        ffi=_spmm_ffi,
+        cast=_spmm_cast,
+    )
+)
+
+
+def _spmm_transpose(
+    ct: jax.Array,
+    operands: Any,
+    *,
+    transpose: bool,
+    dense_on_left: bool,
+    precision: str | None,
+    cotangent_dtype: Any = None,
+    rounds_values: bool = False,
+    **params: Any,
+) -> tuple[int, jax.Array]:
+    values, *pattern, x = operands
+    ct = ct if cotangent_dtype is None else ct.astype(cotangent_dtype)
+    params = {"implementation": params["implementation"], "variant": None}
+    if undefined(values):
+        params = cotangent_params(ct, values, ct.ndim - 2, **params)
+        x = x.astype(ct.dtype)
+        if dense_on_left:
+            x, ct = jnp.swapaxes(x, -1, -2), jnp.swapaxes(ct, -1, -2)
+        # The columns of spmm may be sharded; sddmm sums over them.
+        x, ct = gathered(x, -1), gathered(ct, -1)
+        pair = (x, ct) if transpose else (ct, x)
+        return _VALUES, bind(sddmm_p, *pair, *pattern, scaled=False, **params)[0]
+    if not rounds_values:
+        values = values.astype(common_dtype(ct.dtype, values.dtype))
+    return _X, bind(
+        spmm_p,
+        values,
+        *pattern,
+        ct,
+        transpose=not transpose,
+        dense_on_left=dense_on_left,
+        precision=precision,
+        rounds_values=rounds_values,
+        **cotangent_params(ct, x, ct.ndim - 2, **params),
+    )[0]
+
+
+define_multilinear_jvp(spmm_p, lambda **params: (_VALUES, _X))
+define_transpose(spmm_p, _spmm_transpose)
+
+
+# ---- spmm with a fused epilogue: out = activation(A x + bias) ----
+
+spmm_epilogue_p = make_primitive(
+    Operation(
+        name="spmm_epilogue",
+        target="spmm",
+        params=(*_LINEAR, "has_bias", "activation", "with_preactivation"),
+        signature=_spmm_signature,
+        result_dtypes=_out_dtypes,
+        shardable=("n",),
+        xla=_spmm_xla,
+        ffi=_spmm_ffi,
+    )
+)
+
+
+def _spmm_epilogue_jvp(
+    primals: Any,
+    tangents: Any,
+    *,
+    has_bias: bool,
+    activation: str | None,
+    with_preactivation: bool,
+    **params: Any,
+) -> Any:
+    # z = A x + b, y = f(z):  dz = A(dv) x + A dx + db,  dy = f'(z) dz. The tangent is plain spmm.
+    of_sums = _multiplied(params) if activation == "gelu" else unrounded(params)
+    of_epilogue = functools.partial(bind, spmm_epilogue_p, *primals, has_bias=has_bias)
+    if activation is None and not with_preactivation:
+        z = y = of_epilogue(activation=None, with_preactivation=False, **params)[0]
+    elif of_sums is params:
+        y, z = of_epilogue(activation=activation, with_preactivation=True, **params)
+    else:
+        # A kernel would round z to 16 bits, and f'(z) needs its float32 sums.
+        z = of_epilogue(activation=None, with_preactivation=False, **of_sums)[0]
+        y = ACTIVATIONS[activation](z).astype(params["out_dtype"])
+    varying = [i for i in (_VALUES, _X) if type(tangents[i]) is not ad.Zero]
+    bias_varies = has_bias and type(tangents[_BIAS]) is not ad.Zero
+    of_term = params if activation is None and len(varying) + bias_varies == 1 else of_sums
+    of_term = {**of_term, "variant": None}
+    terms = [
+        bind(spmm_p, *primals[:i], tangents[i], *primals[i + 1 : _BIAS], **of_term)[0]
+        for i in varying
+    ]
+    if varying or bias_varies:
+        dy, dz = _epilogue_tangents(
+            z,
+            terms,
+            tangents[_BIAS] if bias_varies else None,
+            activation=activation,
+            of_columns=params["dense_on_left"],
+            dtype=of_term["out_dtype"],
+            out_dtype=y.dtype,
+        )
+    else:
+        dy = dz = ad.Zero(jax.typeof(y).to_tangent_aval())
+    return ([y, z.astype(y.dtype)], [dy, dz]) if with_preactivation else ([y], [dy])
+
+
+@functools.partial(jax.jit, static_argnames=("activation", "of_columns", "dtype", "out_dtype"))
+def _epilogue_tangents(
+    z: jax.Array,
+    terms: list[jax.Array],
+    bias: jax.Array | None,
+    *,
+    activation: str | None,
+    of_columns: bool,
+    dtype: Any,
+    out_dtype: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """The tangents dy and dz, of terms of dz: one program where nothing is compiled around it."""
+    if bias is not None:
+        column = jnp.expand_dims(bias.astype(dtype), -2 if of_columns else -1)
+        terms = [*terms, column + jnp.zeros_like(z, dtype)]
+    dz = functools.reduce(jnp.add, terms)
+    dy = jax.jvp(ACTIVATIONS[activation], (z.astype(dtype),), (dz,))[1]
+    return dy.astype(out_dtype), dz.astype(out_dtype)
+
+
+ad.primitive_jvps[spmm_epilogue_p] = _spmm_epilogue_jvp
+
+
+# ---- sddmm: values = (x y^T) at the pattern ----
+
+
+def _sddmm_signature(params: dict[str, Any]) -> Signature:
+    scale_by = (("scale_by", "e"),) if params["scaled"] else ()
+    return Signature((("x", "m d"), ("y", "k d"), *PATTERN, *scale_by), (("values", "e"),))
+
+
+def _sddmm_xla(
+    x: jax.Array,
+    y: jax.Array,
+    row_offsets: jax.Array,
+    columns: jax.Array,
+    *operands: jax.Array,
+    scaled: bool,
+    out_dtype: Any,
+) -> list[jax.Array]:
+    m, k = x.shape[0], y.shape[0]
+    rows = row_indices(row_offsets, columns.shape[0])
+    accumulator = accumulator_dtype(x.dtype)
+    columns = columns.astype(jnp.int32)
+    if not m * k:
+        values = jnp.zeros(columns.shape, accumulator)
+    elif m * k <= _DENSE_ELEMENTS or (
+        isinstance(x.shape[1], int) and m * k <= columns.size * x.shape[1]
+    ):
+        product = jnp.einsum(
+            "md,kd->mk",
+            x,
+            y,
+            precision=jax.lax.Precision.HIGHEST,
+            preferred_element_type=accumulator,
+        )
+        values = product.at[rows, columns].get(mode="clip")
+    else:
+        x, y = x.astype(accumulator), y.astype(accumulator)
+        values = jnp.sum(x.at[rows].get(mode="clip") * y.at[columns].get(mode="clip"), axis=-1)
+    if scaled:
+        values = values * operands[-1].astype(accumulator)
+    return [jnp.where(rows < m, values, 0).astype(out_dtype)]
+
+
+def _sddmm_ffi(
+    params: dict[str, Any], avals: Sequence[ShapedArray], platform: str
+) -> FfiCall | Instead:
+    operands = ("x", "y", *ROWS, STARTS, *(("scale_by",) if params["scaled"] else ()))
+    names = [name for name, _ in _sddmm_signature(params).operands]
+    types = [avals[names.index(name)] for name in operands]
+    free = params["implementation"] is None and params["variant"] is None
+    if platform == "cuda" and free and dense_sddmm_pays(types, params["out_dtype"]):
+        return Instead(DENSE_IS_FASTER, dense_sddmm)
+    workspace = 0
+    if platform == "cuda":
+        pattern = avals[2 : 2 + len(PATTERN)]
+        workspace = sddmm_bytes(params["variant"], pattern, avals[_SDDMM_Y])
+    return FfiCall(operands, {"workspace": workspace}, workspace)
+
+
+sddmm_p = make_primitive(
+    Operation(
+        name="sddmm",
+        target="sddmm",
+        params=("scaled", "out_dtype"),
+        signature=_sddmm_signature,
+        result_dtypes=_out_dtypes,
+        shardable=(),
+        xla=_sddmm_xla,
+        ffi=_sddmm_ffi,
+        summed=("d",),
+    )
+)
+_SDDMM_X, _SDDMM_Y, _SCALE_BY = 0, 1, 2 + len(PATTERN)
+
+
+def _sddmm_transpose(
+    ct: jax.Array,
+    operands: Any,
+    *,
+    scaled: bool,
+    cotangent_dtype: Any = None,
+    **params: Any,
+) -> tuple[int, jax.Array]:
+    x, y, *pattern = operands[:_SCALE_BY]
+    ct = ct if cotangent_dtype is None else ct.astype(cotangent_dtype)
+    params = {"implementation": params["implementation"], "variant": None}
+    if scaled and undefined(operands[_SCALE_BY]):
+        of_sums = _multiplied({**params, "out_dtype": ct.dtype})
+        (product,) = bind(sddmm_p, x, y, *pattern, scaled=False, **of_sums)
+        return _SCALE_BY, ct.astype(product.dtype) * product
+    if scaled:
+        wide = accumulator_dtype(ct.dtype)
+        product = ct.astype(wide) * operands[_SCALE_BY].astype(wide)
+        ct = product if ct.dtype == jnp.float16 else product.astype(ct.dtype)  # as in _multiplied
+    position, dense, transpose = (_SDDMM_X, y, False) if undefined(x) else (_SDDMM_Y, x, True)
+    return position, bind(
+        spmm_p,
+        ct,
+        *pattern,
+        dense.astype(ct.dtype),
+        transpose=transpose,
+        dense_on_left=False,
+        precision=None,
+        **cotangent_params(ct, operands[position], ct.ndim - 1, **params),
+    )[0]
+
+
+define_multilinear_jvp(
+    sddmm_p, lambda scaled, **params: (_SDDMM_X, _SDDMM_Y, *((_SCALE_BY,) if scaled else ()))
+)
+define_transpose(sddmm_p, _sddmm_transpose)
