@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -97,20 +97,30 @@ def _record(
 
         return call
 
-    patches = [
-        mock.patch.object(cls, "__call__", recording(cls.__call__))
-        for cls in {type(layer) for layer in layers.values()}
-    ]
-    for patch in patches:
-        patch.start()
-    try:
-        # Without jit every step of a scan, and each call of a compiled function, is a call.
-        with jax.disable_jit():
-            _run(model, {name: name for name in layers}.get, run, abstract)
-    finally:
-        for patch in patches:
-            patch.stop()
+    # Without jit every step of a scan, and each call of a compiled function, is a call.
+    with _calls_through({type(layer) for layer in layers.values()}, recording), jax.disable_jit():
+        _run(model, {name: name for name in layers}.get, run, abstract)
     return {name: list(recorded.values()) for name, recorded in calls.items()}
+
+
+@contextlib.contextmanager
+def _calls_through(
+    classes: set[Any], wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Calls of instances of these classes go through a wrapper of their ``__call__``."""
+    own: dict[Any, Any] = {cls: vars(cls).get("__call__") for cls in classes}
+    # All are looked up before any is changed, as one may be the base of another.
+    wrapped = {cls: wrapper(cls.__call__) for cls in classes}
+    try:
+        for cls, call in wrapped.items():
+            cls.__call__ = call
+        yield
+    finally:
+        for cls, call in own.items():
+            if call is None:  # it is a base's
+                del cls.__call__
+            else:
+                cls.__call__ = call
 
 
 def check_runs(model: nnx.Module, layers: Iterable[str], run: Run) -> None:
