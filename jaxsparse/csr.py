@@ -505,7 +505,7 @@ def _is_16_bit_float(x: np.ndarray) -> bool:
 
 
 def check_csr(operation: str, a: Any) -> None:
-    """Raises TypeError if an operand is no CSR matrix."""
+    """Raises TypeError if ``a`` is no CSR matrix."""
     if not isinstance(a, CSR):
         raise TypeError(f"{operation}: a must be a CSR matrix, got {type(a).__name__}")
 

@@ -107,11 +107,10 @@ def partitioned(operation: Operation, call: Primitive, items: tuple[tuple[str, A
         ]
 
         def local(*xs: jax.Array) -> list[jax.Array]:
-            parts: list[jax.Array]
+            wide = unrounded(params) if reduced else params
+            parts: list[jax.Array] = call.bind(*xs, **wide)
             if not reduced:
-                parts = call.bind(*xs, **params)
                 return parts
-            parts = call.bind(*xs, **unrounded(params))
             return [
                 jax.lax.psum(part, reduced).astype(x.dtype)
                 for part, x in zip(parts, results, strict=True)

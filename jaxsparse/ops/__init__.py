@@ -1,1 +1,1 @@
-"""The operations: one file for each, its public function, primitive and derivative rules."""
+"""The operations: public functions, primitives and derivative rules. docs/design.md says where."""

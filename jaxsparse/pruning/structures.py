@@ -84,7 +84,7 @@ def _highest_traced(scores: jax.Array, kept: jax.Array) -> jax.Array:
     return above | _first(order == least, kept - _count(above))
 
 
-_highest: Structure = jax.jit(_highest_traced)
+_highest: Callable[[jax.Array, jax.Array], jax.Array] = jax.jit(_highest_traced)
 
 
 # ---- Structures ----
