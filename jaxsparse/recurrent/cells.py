@@ -17,6 +17,12 @@ import jax.numpy as jnp
 
 Cell = Callable[..., tuple[Any, Any]]
 
+
+def name_of(cell: Cell) -> str:
+    """What messages call a cell."""
+    return str(getattr(cell, "__name__", type(cell).__name__))
+
+
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "tanh": jnp.tanh,
     "relu": jax.nn.relu,

@@ -16,7 +16,7 @@ from jaxsparse.device import has_gpu, present_device
 from jaxsparse.ops import arguments
 from jaxsparse.pattern import NO_STARTS, Pattern
 from jaxsparse.precision import accumulator_dtype, promoted
-from jaxsparse.recurrent.cells import Cell
+from jaxsparse.recurrent.cells import Cell, name_of
 from jaxsparse.recurrent.layout import (
     ScanLayout,
     can_be_laid_out,
@@ -353,7 +353,7 @@ def _checked_step(
         biased: whether there is a recurrent bias.
         masked: whether rows have lengths.
     """
-    name = f"{operation}: the cell {getattr(cell, '__name__', type(cell).__name__)}"
+    name = f"{operation}: the cell {name_of(cell)}"
     try:
         has_y = _check_scalars(name, cell, gates, tree, parameters)
         step = CellStep(cell, *gates, tree, parameters, biased, masked, has_y)

@@ -26,7 +26,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxsparse.codegen import printer
-from jaxsparse.recurrent.cells import Cell
+from jaxsparse.recurrent.cells import Cell, name_of
 
 Arrays = Sequence[Any]
 
@@ -104,7 +104,7 @@ class CellStep(Step):
 
     @property
     def cell_name(self) -> str:  # type: ignore[override]
-        return str(getattr(self.cell, "__name__", type(self.cell).__name__))
+        return name_of(self.cell)
 
     @property
     def name(self) -> str:  # type: ignore[override]
