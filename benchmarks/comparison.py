@@ -23,6 +23,11 @@ class Pair(NamedTuple):
     now: Row
 
     @property
+    def is_ours(self) -> bool:
+        """Whether it is a figure of jaxsparse."""
+        return bool(self.now["implementation"].startswith(OURS))
+
+    @property
     def ratio(self) -> float:
         """Time now over time before; infinite if it fails now."""
         return self.now["us"] / self.before["us"] if self.now["us"] else float("inf")
@@ -59,22 +64,24 @@ class Comparison:
     unshared: int
 
     @property
+    def ours(self) -> list[Pair]:
+        """The figures of jaxsparse."""
+        return [pair for pair in self.pairs if pair.is_ours]
+
+    @property
     def slower(self) -> list[Pair]:
         """What of jaxsparse became slower, or fails now: the worst first."""
-        return sorted((p for p in self._ours() if p.is_clearly_slower), key=lambda p: -p.ratio)
+        return sorted((p for p in self.ours if p.is_clearly_slower), key=lambda p: -p.ratio)
 
     @property
     def faster(self) -> list[Pair]:
         """What of jaxsparse became faster: the most first."""
-        return sorted((p for p in self._ours() if p.is_clearly_faster), key=lambda p: p.ratio)
-
-    def _ours(self, ours: bool = True) -> list[Pair]:
-        return [p for p in self.pairs if p.now["implementation"].startswith(OURS) == ours]
+        return sorted((p for p in self.ours if p.is_clearly_faster), key=lambda p: p.ratio)
 
     def tables(self) -> Iterator[Table]:
         """What became slower and faster, and how the peers, whose code is the same, moved."""
-        ours = self._ours()
-        peers = self._ours(False)
+        ours = self.ours
+        peers = [pair for pair in self.pairs if not pair.is_ours]
         moved = (
             f"{name}: {mean:.3f} times the time before, the geometric mean of {len(pairs)} figures"
             for name, pairs in ((OURS, ours), ("peers", peers))
