@@ -10,8 +10,8 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "common/isa.h"
-#include "common/registry.h"
+#include "cpu/isa.h"
+#include "host/registry.h"
 #include "nvrtc/compiler.h"
 #include "nvrtc/disk_cache.h"
 #include "recurrent/failures.h"

@@ -16,7 +16,7 @@ from jaxsparse import backend
 from jaxsparse.batching import over_batch
 
 COMPACT_COLUMNS = 2**16  # below this an index fits 16 bits
-TILE = 64  # rows and columns of a tile on tensor cores: kTileSize in ffi/common/types.h
+TILE = 64  # rows and columns of a tile on tensor cores: kTileSize in ffi/types.h
 _MOST_STARTS = 2**30  # places of which fit 32 bits
 NO_STARTS = (1,)  # none would be an array of size 0, which JAX 0.11 can not compile in a shard_map
 

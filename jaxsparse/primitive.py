@@ -32,7 +32,7 @@ from jaxsparse.batching import over_batch
 from jaxsparse.partitioning import make_key_stable, partitioned
 from jaxsparse.precision import unrounded
 
-MAX_BATCH_RANK = 8  # kMaxBatchRank in ffi/common/types.h
+MAX_BATCH_RANK = 8  # kMaxBatchRank in ffi/types.h
 
 
 class Signature(NamedTuple):

@@ -20,7 +20,7 @@ FILES = dict(re.findall(r"`([\w/.]+)`\n\n```(?:cpp|python)\n(.*?)```", PAGE, re.
 
 # In place of what step 7 does: a library of the one target, which launches nothing on a GPU.
 LIBRARY = """
-#include "common/registry.h"
+#include "host/registry.h"
 
 namespace jaxsparse {
 OperationEntry RowSumsEntry();

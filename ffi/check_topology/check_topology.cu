@@ -1,6 +1,6 @@
 // A thread a row; the first bad row of the batch is reported.
 #include "check_topology/problem.h"
-#include "common/device.cuh"
+#include "cuda/device.cuh"
 
 namespace jaxsparse {
 

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "check_topology/problem.h"
-#include "common/registry.h"
+#include "host/registry.h"
 #include "nvrtc/type_names.h"
 
 namespace jaxsparse {

@@ -3,7 +3,7 @@
 // range.
 #pragma once
 
-#include "common/types.h"
+#include "types.h"
 
 namespace jaxsparse {
 

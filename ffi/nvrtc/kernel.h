@@ -7,7 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "common/types.h"
+#include "cuda/preparation.h"
+#include "types.h"
 
 namespace jaxsparse {
 
@@ -37,8 +38,8 @@ constexpr double kOnDemand = std::numeric_limits<double>::infinity();
 
 // Of an H200, for which costs are predicted.
 constexpr double kClocksOfMicrosecond = 1755;
-// Of planes of a dense operand that are written in a microsecond, and read by the next kernel.
-constexpr double kPlanesBytes = 2e6;
+// Of components of a dense operand that are written in a microsecond, and read by the next kernel.
+constexpr double kComponentsBytes = 2e6;
 
 // Of a kernel that prepares a product on tensor cores.
 inline LaunchShape PrepareShape(const Preparation& of) {
@@ -53,7 +54,7 @@ struct CudaKernel {
   LaunchShape (*shape)(const Problem&);
 };
 
-// A row of an operation's table of CUDA variants (common/variant.h).
+// A row of an operation's table of CUDA variants (host/variant.h).
 template <typename Problem>
 struct CudaVariant {
   const char* name;

@@ -3,7 +3,8 @@
 
 #include <string>
 
-#include "common/types.h"
+#include "cuda/preparation.h"
+#include "types.h"
 
 namespace jaxsparse {
 
@@ -14,8 +15,8 @@ struct MatricesOfHalves {
   int64_t count, lines, width;
 };
 
-// Of tiles of kTileSize lines of as many numbers, which shared memory gets as a Plane
-// (common/tensor_cores.cuh); what lies beyond the matrix is 0. Returns the reason of a failure, or
+// Of tiles of kTileSize lines of as many numbers, which shared memory gets as a SwizzledTile
+// (cuda/tensor_cores.cuh); what lies beyond the matrix is 0. Returns the reason of a failure, or
 // an empty string.
 std::string EncodeTensorMap(const MatricesOfHalves& matrices, TensorMap* map);
 

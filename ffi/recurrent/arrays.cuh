@@ -11,7 +11,7 @@
 // and the registers are better spent on weights.
 #pragma once
 
-#include "common/device.cuh"
+#include "cuda/device.cuh"
 #include "recurrent/problem.h"
 
 namespace jaxsparse {

@@ -1,6 +1,6 @@
 // Stored values of a CSR matrix to a dense one, for scans that keep a sparse matrix on chip as a
 // dense one (problem.h). A block makes one row after another, in parts that shared memory holds.
-#include "common/device.cuh"
+#include "cuda/device.cuh"
 #include "recurrent/problem.h"
 
 namespace jaxsparse {

@@ -4,7 +4,7 @@
 // model, so every 32-bit word is checked.
 #pragma once
 
-#include "common/device.cuh"
+#include "cuda/device.cuh"
 #include "recurrent/problem.h"
 
 namespace jaxsparse {

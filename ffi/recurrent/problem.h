@@ -9,7 +9,7 @@
 // template arguments of the kernel; what is here may change between launches of one kernel.
 #pragma once
 
-#include "common/types.h"
+#include "types.h"
 
 namespace jaxsparse {
 

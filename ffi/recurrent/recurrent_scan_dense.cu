@@ -2,7 +2,7 @@
 // columns of the last state, multiply, and leave partial sums in shared memory; pointwise warps sum
 // them in a fixed order, make the pointwise step and publish the new state. A named barrier a step
 // joins the two; product warps only arrive at it and go on to wait for the next state.
-#include "common/instructions.cuh"
+#include "cuda/instructions.cuh"
 #include "recurrent/arrays.cuh"
 #include "recurrent/product_dense_fma.cuh"
 #include "recurrent/product_dense_mma.cuh"

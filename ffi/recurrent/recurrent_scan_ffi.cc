@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "common/registry.h"
+#include "host/registry.h"
 #include "nvrtc/type_names.h"
 #include "recurrent/failures.h"
 #include "recurrent/problem.h"

@@ -4,7 +4,7 @@
 // the partial sums to the blocks that own the units (to itself without clusters); apply the
 // pointwise step; publish. Loads of inputs and stores of results come behind that, where nobody
 // waits for them.
-#include "common/instructions.cuh"
+#include "cuda/instructions.cuh"
 #include "recurrent/arrays.cuh"
 #include "recurrent/product_sparse.cuh"
 

@@ -11,7 +11,7 @@
 // block that owns the unit. A row's partial sums are neighbours there.
 #pragma once
 
-#include "common/types.h"
+#include "types.h"
 
 namespace jaxsparse {
 

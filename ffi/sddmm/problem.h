@@ -2,7 +2,9 @@
 // for every batch entry; 0 at padding.
 #pragma once
 
-#include "common/types.h"
+#include "cuda/pipeline.h"
+#include "cuda/preparation.h"
+#include "types.h"
 
 namespace jaxsparse {
 
@@ -39,14 +41,14 @@ constexpr int SddmmTensorInner(int64_t d) {
   while (inner < d) inner *= 2;
   return inner;
 }
-// Stages of a tile of y each, in matrices of 16 bits: one, or several (`planes`).
+// Stages of a tile of y each, in matrices of 16 bits: one, or several (`components`).
 constexpr int kSddmmMostStages = 8;
-constexpr int SddmmStageBytes(int planes, int inner) {
-  return planes * kSddmmTensorColumns * inner * 2;
+constexpr int SddmmStageBytes(int components, int inner) {
+  return components * kSddmmTensorColumns * inner * 2;
 }
-constexpr int SddmmStages(int planes, int inner) {
+constexpr int SddmmStages(int components, int inner) {
   constexpr int kBytes = 144 << 10;
-  const int stages = kBytes / SddmmStageBytes(planes, inner);
+  const int stages = kBytes / SddmmStageBytes(components, inner);
   return stages < kSddmmMostStages ? stages : kSddmmMostStages;
 }
 // Of products of tiles: how many have room, and the pitch of their rows, with which rows that a
@@ -56,8 +58,8 @@ constexpr int kSddmmProductPitch = kSddmmTensorColumns + 8;
 constexpr int kSddmmProductBytes = kSddmmTensorRows * kSddmmProductPitch * 4;
 // Barriers, what is known of units, and which tiles of y are copied.
 constexpr int kSddmmNotesBytes = 1024;
-constexpr int SddmmSharedBytes(int planes, int inner) {
-  return SddmmStages(planes, inner) * SddmmStageBytes(planes, inner) +
+constexpr int SddmmSharedBytes(int components, int inner) {
+  return SddmmStages(components, inner) * SddmmStageBytes(components, inner) +
          kSddmmProducts * kSddmmProductBytes + kSddmmNotesBytes;
 }
 
@@ -67,7 +69,7 @@ constexpr int SddmmSharedBytes(int planes, int inner) {
 constexpr int kSddmmStagedWarps = 16;
 constexpr int kSddmmStagedThreads = kSddmmStagedWarps * kWarp;
 constexpr int SddmmStagedBytes(int row_bytes, int rows, int panel, int stages) {
-  return (stages * panel + kSddmmStagedWarps * rows) * row_bytes + stages * kRingCounterBytes;
+  return (stages * panel + kSddmmStagedWarps * rows) * row_bytes + stages * kPipelineCounterBytes;
 }
 
 struct SddmmProblem {
@@ -81,7 +83,7 @@ struct SddmmProblem {
   Array y;              // (columns, d)
   Array scale_by;       // (nse,) or null
   Array out;            // (nse,)
-  Workspace workspace;  // for planes of y and starts of tiles, if it is large enough for them
+  Workspace workspace;  // for components of y and starts of tiles, if it is large enough for them
 };
 
 // Entries that a group of lanes of the generic CUDA kernel owns: one for each lane, or fewer where

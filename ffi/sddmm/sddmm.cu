@@ -1,6 +1,6 @@
 // Generic kernel of the sampled dense-dense product (problem.h): right for every shape, type, batch
 // and alignment. Work is cut by stored entries, so rows of any length balance and none is empty.
-#include "common/device.cuh"
+#include "cuda/device.cuh"
 #include "sddmm/problem.h"
 
 namespace jaxsparse {

@@ -1,7 +1,7 @@
 // CPU kernels of the sampled dense-dense product. Every output is one dot product taken by one
 // thread in an order that depends on d alone.
-#include "common/parallel.h"
-#include "common/pattern_cpu.h"
+#include "cpu/parallel.h"
+#include "cpu/pattern.h"
 #include "sddmm/sddmm.h"
 
 namespace jaxsparse::JAXSPARSE_ISA {

@@ -181,12 +181,12 @@ LaunchShape TensorShape(const SddmmProblem& p) {
   const int64_t tiles = p.batch.count * of_entry.down * of_entry.across;
   const int64_t blocks = p.gpu.multiprocessors;
   return {tiles < blocks ? tiles : blocks, kSddmmTensorThreads,
-          SddmmSharedBytes(PlanesOf(p.dtype), SddmmTensorInner(p.d))};
+          SddmmSharedBytes(ComponentsOf(p.dtype), SddmmTensorInner(p.d))};
 }
 
 Preparation PreparationOf(const SddmmProblem& p) {
   return Preparation(p.batch, p.pattern, p.pattern.columns, p.y, p.d, SddmmTensorInner(p.d),
-                     PlanesOf(p.dtype));
+                     ComponentsOf(p.dtype));
 }
 
 constexpr CudaKernel<SddmmProblem> kPrepare{
@@ -271,7 +271,7 @@ Staging StagingOf(const SddmmProblem& p) {
     if (best.lanes < 8) best.lanes *= 2;
     else best.pieces *= 2;
   }
-  best.panel = PanelRows(p.pattern.columns, kRingBytes / best.Stages() / best.RowBytes());
+  best.panel = PanelRows(p.pattern.columns, kPipelineBytes / best.Stages() / best.RowBytes());
   for (int parts = 1; parts <= 8; parts *= 2) {
     for (int rows = 1; rows <= 8 && rows * best.RowBytes() <= kStagedRowBytes; rows *= 2) {
       const Staging staging{best.lanes, best.pieces, rows, best.panel, parts};
@@ -328,7 +328,7 @@ double EntriesCost(const SddmmProblem& p) {
 // 128, 10 to 30 % stored, and to 8 in 16 bits: half of the predictions are within 2.5 %, all within
 // 13 %. With fewer entries, empty tiles are not come to.
 double TensorCost(const SddmmProblem& p) {
-  constexpr double kStart = 8.44, kOfByte = 0.0022;  // of a row of x, in planes
+  constexpr double kStart = 8.44, kOfByte = 0.0022;  // of a row of x, in components
   constexpr double kForUnit = 0.63, kForEntries = 5e-7;
   constexpr double kToFindStarts = 1.6e-6;  // of an entry
   const SddmmTiles of_entry = SddmmTilesOf(p);
@@ -343,12 +343,12 @@ double TensorCost(const SddmmProblem& p) {
   const bool is_split = p.dtype == DType::kFloat32;
   const double multiply = is_split ? 0.51 + 0.0123 * d : 0.26 + 0.0055 * d;
   const double pick = 0.62 + 2.2 * density;
-  const double row_bytes = 2.0 * PlanesOf(p.dtype) * SddmmTensorInner(p.d);
+  const double row_bytes = 2.0 * ComponentsOf(p.dtype) * SddmmTensorInner(p.d);
   const Preparation prepared = PreparationOf(p);
-  const auto planes = static_cast<double>(prepared.PlanesBytes());
+  const auto components = static_cast<double>(prepared.ComponentsBytes());
   const double found = prepared.own_starts == 0 ? 0 : entries;
   return kStart + row_bytes * kOfByte + units * kForUnit +
-         of_block * (multiply > pick ? multiply : pick) + planes / kPlanesBytes +
+         of_block * (multiply > pick ? multiply : pick) + components / kComponentsBytes +
          entries * kForEntries + found * kToFindStarts;
 }
 

@@ -1,5 +1,5 @@
 // FFI targets of the sampled dense-dense product.
-#include "common/registry.h"
+#include "host/registry.h"
 #include "sddmm/sddmm.h"
 
 namespace jaxsparse {

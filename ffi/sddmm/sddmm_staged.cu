@@ -17,13 +17,13 @@
 // lane of a group; each tile writes its part of y there once, and each visit of a row reads x. From
 // memory come the columns, x and y once, and the result is written once; from L2 comes y as often
 // as there are tiles of rows.
-#include "common/dealt_rows.cuh"
-#include "common/panel_ring.cuh"
+#include "cuda/pipeline.cuh"
+#include "cuda/row_swizzle.cuh"
 #include "sddmm/problem.h"
 
 namespace jaxsparse {
 
-// Of one batch entry some columns, and the rows that DealtRow tells.
+// Of one batch entry some columns, and the rows that SwizzledRow tells.
 struct StagedTile {
   uint32_t entry;
   uint32_t part;
@@ -120,19 +120,19 @@ struct Chunk {
 template <typename T, typename Shape, int kLanes, int kPieces>
 struct LanePart {
   static constexpr int kTurns = 8 / kLanes;  // pieces of a lane in 128 bytes
-  using Vector = Packet<T, Shape::kVector>;
+  using RowVector = Vector<T, Shape::kVector>;
 
   float x[kPieces * Shape::kVector];
 
-  __device__ __forceinline__ static Vector Piece(uint32_t row, int piece) {
+  __device__ __forceinline__ static RowVector Piece(uint32_t row, int piece) {
     const uint32_t slot = (threadIdx.x % 8 ^ piece % kTurns * kLanes) * 16;
-    return SharedAt<const Vector>(row + slot + piece / kTurns * Shape::kBanksBytes);
+    return SharedAt<const RowVector>(row + slot + piece / kTurns * Shape::kBanksBytes);
   }
 
   __device__ __forceinline__ void LoadX(uint32_t row) {
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
-      const Vector of_x = Piece(row, piece);
+      const RowVector of_x = Piece(row, piece);
 #pragma unroll
       for (int i = 0; i < Shape::kVector; ++i) {
         x[piece * Shape::kVector + i] = ToAccumulator(of_x.elements[i]);
@@ -144,7 +144,7 @@ struct LanePart {
     float sums[2] = {};  // so that an addition need not wait for the one before
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
-      const Vector of_y = Piece(row, piece);
+      const RowVector of_y = Piece(row, piece);
 #pragma unroll
       for (int i = 0; i < Shape::kVector; ++i) {
         sums[i % 2] += x[piece * Shape::kVector + i] * ToAccumulator(of_y.elements[i]);
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kSddmmStagedThreads, 1)
     SddmmStaged(const __grid_constant__ SddmmProblem p) {
   using Shape = StagedShape<T, kLanes, kPieces, kRows, kPanel, kStages, kParts>;
   using Panels = StagedPanels<T, Shape, kPanel>;
-  using Ring = PanelRing<T, Shape::kRowBytes, kPanel, kStages, kSddmmStagedWarps, Panels>;
+  using Ring = PanelPipeline<T, Shape::kRowBytes, kPanel, kStages, kSddmmStagedWarps, Panels>;
   using ChunkOf = Chunk<Shape, kRows>;
   static_assert(Shape::kCountersAt + Ring::kCounterBytes <=
                 SddmmStagedBytes(Shape::kRowBytes, kRows, kPanel, kStages));
@@ -261,14 +261,14 @@ __global__ void __launch_bounds__(kSddmmStagedThreads, 1)
     __syncwarp();  // the rows of the tile before are read
 #pragma unroll 1
     for (int r = 0; r < kRows; ++r) {
-      const uint32_t at = DealtRow<kSddmmStagedWarps>(shape.down, tile.number, warp, r);
+      const uint32_t at = SwizzledRow<kSddmmStagedWarps>(shape.down, tile.number, warp, r);
       if (at >= rows) break;
       KeepRow<T, Shape::kElements>(reinterpret_cast<T*>(sddmm_ring + kept_row(warp, r)),
                                    x + row_at(at) * p.d, p.d);
     }
     RowCursors<kRows> cursors;
     const uint32_t at = lane < kRows
-                            ? DealtRow<kSddmmStagedWarps>(shape.down, tile.number, warp, lane)
+                            ? SwizzledRow<kSddmmStagedWarps>(shape.down, tile.number, warp, lane)
                             : tile.number;
     if (lane < slots && at < rows && (lane == kRows || !has_common || at != tile.number)) {
       const RowBounds bounds(row_offsets, row_at(at), p.pattern.nse);

@@ -2,28 +2,28 @@
 // stored entries are picked. A tile costs what tensor cores take for it, however many entries it
 // has, where a product entry by entry reads a row of y for each.
 //
-// A kernel before it (common/prepare.cuh) splits y into planes of 16 bits, tile by tile as they are
-// copied to shared memory, and finds where each row's entries of each tile begin. Two of a block's
-// warpgroups multiply, the others pick the entries of one tile while the next one is multiplied,
-// each warp those that one of the first has the sums of. A block's work is cut into units of a
-// tile's rows and some neighbouring tiles: for a unit, rows of x are in registers. While the first
-// tile of a unit is multiplied, pickers find out which tiles of the next one have any entries.
-// Others are left out. Warps of pickers take turns to have tiles of y copied: one that did it for
-// all was what the others waited for.
+// A kernel before it (cuda/preparation.cuh) splits y into components of 16 bits, tile by tile as
+// they are copied to shared memory, and finds where each row's entries of each tile begin. Two of a
+// block's warpgroups multiply, the others pick the entries of one tile while the next one is
+// multiplied, each warp those that one of the first has the sums of. A block's work is cut into
+// units of a tile's rows and some neighbouring tiles: for a unit, rows of x are in registers. While
+// the first tile of a unit is multiplied, pickers find out which tiles of the next one have any
+// entries. Others are left out. Warps of pickers take turns to have tiles of y copied: one that did
+// it for all was what the others waited for.
 //
 // A row whose columns do not rise has no entries in any tile. It is computed entry by entry with
-// the last unit of its rows, and so are sums in float32 that are not finite: there is no plane of
-// an infinite number, so what meets one is NaN in the tile, and it alone, since rows and columns do
-// not mix.
+// the last unit of its rows, and so are sums in float32 that are not finite: there is no component
+// of an infinite number, so what meets one is NaN in the tile, and it alone, since rows and columns
+// do not mix.
 //
 // Floors: 6 * rows * columns * d multiply-adds of tensor cores in float32, a sixth of them in 16
 // bits, for tiles with entries, of which a multiprocessor does 2,048 a clock. Through shared
 // memory, 128 bytes a clock, pass for each place of d of a tile, in float32, 6 * 64 bytes of y as
 // they are copied and 2 * 12 * 64 as the warpgroups multiply; for each tile 32 KiB of sums, and 4
 // bytes for each entry. From memory come x, y, column indices and scale, and goes the result, once
-// each; in between, column indices and starts of tiles pass from the L2 cache once more, planes of
-// y once for every kSddmmTensorRows rows.
-#include "common/prepare.cuh"
+// each; in between, column indices and starts of tiles pass from the L2 cache once more, components
+// of y once for every kSddmmTensorRows rows.
+#include "cuda/preparation.cuh"
 #include "sddmm/problem.h"
 
 namespace jaxsparse {
@@ -84,7 +84,7 @@ struct SddmmSchedule {
 
 template <typename T, int kInner>
 __device__ __forceinline__ Preparation PreparationOf(const SddmmProblem& p) {
-  return Preparation(p.batch, p.pattern, p.pattern.columns, p.y, p.d, kInner, kPlanes<T>);
+  return Preparation(p.batch, p.pattern, p.pattern.columns, p.y, p.d, kInner, kComponents<T>);
 }
 
 // What a block has in shared memory behind stages and products. There are notes of two units: of
@@ -92,7 +92,7 @@ __device__ __forceinline__ Preparation PreparationOf(const SddmmProblem& p) {
 struct SddmmNotes {
   SddmmSchedule schedule;
   Preparation prepared;
-  const char* planes_of_y;
+  const char* components_of_y;
   SddmmUnit units[2];
   uint64_t noted[2];
   // Of stages; of products, for each warp that multiplies and the one that picks its rows.
@@ -184,7 +184,7 @@ class SddmmScout {
         tile_ += unit->count;
         const Preparation& prepared = notes_.prepared;
         const int64_t of_y = OwnEntry(p_.batch, p_.y, unit->entry);
-        unit->tile_of_y = static_cast<uint32_t>(of_y * prepared.planes.down) + unit->first;
+        unit->tile_of_y = static_cast<uint32_t>(of_y * prepared.components.down) + unit->first;
         unit->starts = prepared.StartsOf(p_.batch, p_.pattern, p_.workspace, unit->entry) +
                        prepared.starts.At(0, unit->first_row / kTileSize) + unit->first * kTileSize;
         return true;
@@ -231,7 +231,7 @@ class SampledRows {
   static constexpr int kRows = kSddmmWarpRows * kOfRow / kWarp;  // of a lane
   static constexpr int kSlots = 4;                               // entries of each row
   static constexpr int kPitch = kSddmmProductPitch * static_cast<int>(sizeof(float));
-  using Places = Packet<int32_t, kRows>;
+  using Places = Vector<int32_t, kRows>;
   const SddmmUnit& unit_;
   const int nse_;
   const int lane_ = threadIdx.x % kOfRow;                            // of those of a row
@@ -307,7 +307,7 @@ class SampledRows {
 
   // Writes what tiles did not tell, entry by entry; called behind the last one.
   __device__ void WriteOthers(const SddmmProblem& p) {
-    bool is_told = kPlanes<T> == 1 || told_ == 0;
+    bool is_told = kComponents<T> == 1 || told_ == 0;
 #pragma unroll
     for (int row = 0; row < kRows; ++row) is_told = is_told && place_[row] + left_[row] >= 0;
     if (!__any_sync(kAllLanes, !is_told)) return;
@@ -349,7 +349,7 @@ class SampledRows {
   __device__ Out* Result() const { return static_cast<Out*>(unit_.out); }
 
   __device__ __forceinline__ Places StartsOf(int tile) const {
-    return LoadPacket<kRows>(starts_ + tile * kTileSize, true);
+    return LoadVector<kRows>(starts_ + tile * kTileSize, true);
   }
 
   // Of the next tile that has entries, and so of those before it.
@@ -376,7 +376,7 @@ class SampledRows {
                                  column % kSddmmTensorColumns * sizeof(float));
   }
   __device__ __forceinline__ void WriteSum(float sum, T scale, Out* to) {
-    if constexpr (kPlanes<T> > 1) told_ += sum * 0.0f;
+    if constexpr (kComponents<T> > 1) told_ += sum * 0.0f;
     if constexpr (kScaled) sum *= ToAccumulator(scale);
     FromAccumulator(sum, to);
   }
@@ -401,8 +401,8 @@ class SampledRows {
 // Copies of tiles of y, in the order in which they are multiplied. Warps of pickers take turns.
 template <typename T, int kInner>
 class SddmmCopies {
-  static constexpr int kBytes = SddmmStageBytes(kPlanes<T>, kInner);
-  static constexpr uint32_t kStages = SddmmStages(kPlanes<T>, kInner);
+  static constexpr int kBytes = SddmmStageBytes(kComponents<T>, kInner);
+  static constexpr uint32_t kStages = SddmmStages(kComponents<T>, kInner);
   static_assert(kStages <= kSddmmWarps);
   uint32_t next_, queued_ = 0;  // the warp's next copy; how many there are in all
 
@@ -429,7 +429,7 @@ class SddmmCopies {
       const int64_t tile = notes.queue[next_ % (2 * kSddmmUnitTiles)];
       WaitForPhase(&notes.empty[stage], next_ / kStages % 2 ^ 1);
       ArriveAndExpect(&notes.full[stage], kBytes);
-      BulkCopy(stages + stage * kBytes, notes.planes_of_y + tile * kBytes, kBytes,
+      BulkCopy(stages + stage * kBytes, notes.components_of_y + tile * kBytes, kBytes,
                &notes.full[stage]);
     }
     next_ += kSddmmWarps;
@@ -440,10 +440,10 @@ class SddmmCopies {
 template <typename T, int kInner>
 __device__ __forceinline__ void MultiplyUnits(const SddmmProblem& p, SddmmNotes& notes,
                                               unsigned char* shared) {
-  using PlaneY = BlockPlane<kSddmmTensorColumns, kInner>;
-  constexpr int kStages = SddmmStages(kPlanes<T>, kInner);
-  constexpr int kStageBytes = SddmmStageBytes(kPlanes<T>, kInner);
-  static_assert(kStageBytes == kPlanes<T> * PlaneY::kBytes && kStageBytes % 1024 == 0);
+  using TileY = BlockedTile<kSddmmTensorColumns, kInner>;
+  constexpr int kStages = SddmmStages(kComponents<T>, kInner);
+  constexpr int kStageBytes = SddmmStageBytes(kComponents<T>, kInner);
+  static_assert(kStageBytes == kComponents<T> * TileY::kBytes && kStageBytes % 1024 == 0);
   using Rows = WarpgroupRows<T, kInner>;
   constexpr int kProductsAt = kStages * kStageBytes, kRowBytes = kSddmmProductPitch * 4;
   static_assert(Rows::kSpaceBytes <= kSddmmWarpRows * kRowBytes);
@@ -472,12 +472,12 @@ __device__ __forceinline__ void MultiplyUnits(const SddmmProblem& p, SddmmNotes&
       WaitForPhase(&notes.full[stage], number / kStages % 2);
       // In a way that tells a compiler that all lanes agree.
       const uint32_t y = __shfl_sync(kAllLanes, stages + stage * kStageBytes, 0);
-      product.template Add<PlaneY, false>(rows, y);
+      product.template Add<TileY, false>(rows, y);
       Arrive(&notes.empty[stage]);
       WaitForPhase(&notes.picked[place][warp], number / kSddmmProducts % 2 ^ 1);
       const uint32_t to = products + place * kSddmmProductBytes;
       product.ForEachPair([&](int r, int c, float low, float high) {
-        SharedAt<Packet<float, 2>>(to + r * kRowBytes + c * 4) = {{low, high}};
+        SharedAt<Vector<float, 2>>(to + r * kRowBytes + c * 4) = {{low, high}};
       });
       Arrive(&notes.computed[place][warp]);
     }
@@ -488,8 +488,8 @@ __device__ __forceinline__ void MultiplyUnits(const SddmmProblem& p, SddmmNotes&
 template <typename T, typename Out, typename Index, int kInner, bool kScaled>
 __device__ __forceinline__ void PickUnits(const SddmmProblem& p, SddmmNotes& notes,
                                           unsigned char* stages) {
-  const uint32_t products = AddressOfShared(stages) +
-                            SddmmStages(kPlanes<T>, kInner) * SddmmStageBytes(kPlanes<T>, kInner);
+  const uint32_t products = AddressOfShared(stages) + SddmmStages(kComponents<T>, kInner) *
+                                                          SddmmStageBytes(kComponents<T>, kInner);
   const int warp = threadIdx.x / kWarp - kSddmmWarps;
   if (notes.prepared.own_starts > 0) WaitForKernelBefore();  // it finds starts
   SddmmScout<T, Out, Index> scout(p, notes);
@@ -501,7 +501,7 @@ __device__ __forceinline__ void PickUnits(const SddmmProblem& p, SddmmNotes& not
   for (int tiles = 0;; slot ^= 1) {
     const SddmmUnit next = scout.Note(slot);
     copies.Add(notes, next);
-    WaitForKernelBefore();  // it writes planes of y
+    WaitForKernelBefore();  // it writes components of y
     SampledRows<T, Out, Index, kScaled> entries(notes.prepared, notes.units[slot ^ 1],
                                                 static_cast<int>(p.pattern.nse));
 #pragma unroll 1
@@ -532,8 +532,8 @@ __global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocks)
 template <typename T, typename Out, typename Index, int kInner, bool kScaled>
 __global__ void __launch_bounds__(kSddmmTensorThreads, 1)
     SddmmTensorCores(const __grid_constant__ SddmmProblem p) {
-  constexpr int kStages = SddmmStages(kPlanes<T>, kInner);
-  constexpr int kNotesAt = SddmmSharedBytes(kPlanes<T>, kInner) - kSddmmNotesBytes;
+  constexpr int kStages = SddmmStages(kComponents<T>, kInner);
+  constexpr int kNotesAt = SddmmSharedBytes(kComponents<T>, kInner) - kSddmmNotesBytes;
   extern __shared__ __align__(1024) unsigned char sddmm_shared[];
   SddmmNotes& notes = *reinterpret_cast<SddmmNotes*>(sddmm_shared + kNotesAt);
   // By several warps, as all wait for it.
@@ -553,7 +553,7 @@ __global__ void __launch_bounds__(kSddmmTensorThreads, 1)
   if (threadIdx.x == kWarp) notes.schedule = SddmmSchedule(p);
   if (threadIdx.x == 2 * kWarp) {
     notes.prepared = PreparationOf<T, kInner>(p);
-    notes.planes_of_y = notes.prepared.PlanesIn(p.workspace);
+    notes.components_of_y = notes.prepared.ComponentsIn(p.workspace);
   }
   if (threadIdx.x == 3 * kWarp) notes.units[1] = {};
   __syncthreads();

@@ -18,7 +18,7 @@
 // L2, 42 bytes, what L1 has no room for, and with rows of x of its own twice that; from memory come
 // the columns, x and y once, and the result is written once. Before it is, memory is waited for
 // twice: for columns and ends of rows, then for x and y.
-#include "common/packet.cuh"
+#include "cuda/vector_access.cuh"
 #include "sddmm/problem.h"
 
 namespace jaxsparse {
@@ -133,7 +133,7 @@ struct RowRun {
 // A lane's pieces, of kVector elements each, of kBytes of a row.
 template <typename T, int kLanes, int kVector, int kPieces>
 struct RowPart {
-  using Piece = Packet<T, kVector>;
+  using Piece = Vector<T, kVector>;
   static constexpr int kPieceBytes = sizeof(Piece);
   static constexpr int kBytes = kLanes * kPieces * kPieceBytes;
   static constexpr int kRegisters = SddmmTiledRegisters(kPieces, kPieceBytes);

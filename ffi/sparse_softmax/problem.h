@@ -4,7 +4,7 @@
 // The Jacobian is symmetric, so `backward` serves both modes of differentiation. Padding gets 0.
 #pragma once
 
-#include "common/types.h"
+#include "types.h"
 
 namespace jaxsparse {
 

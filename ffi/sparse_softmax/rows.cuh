@@ -2,7 +2,7 @@
 // it three times, of which L1 or L2 serve two. And the padding of a batch entry.
 #pragma once
 
-#include "common/device.cuh"
+#include "cuda/device.cuh"
 #include "sparse_softmax/problem.h"
 
 namespace jaxsparse {

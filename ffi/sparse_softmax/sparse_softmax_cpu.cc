@@ -1,8 +1,8 @@
 // CPU kernels of the softmax over stored entries and of its derivative: a row is one thread's.
 #include <cmath>
 
-#include "common/parallel.h"
-#include "common/pattern_cpu.h"
+#include "cpu/parallel.h"
+#include "cpu/pattern.h"
 #include "sparse_softmax/sparse_softmax.h"
 
 namespace jaxsparse::JAXSPARSE_ISA {

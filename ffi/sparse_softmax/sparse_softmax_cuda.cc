@@ -18,27 +18,27 @@ LaunchShape RowsShape(const SparseSoftmaxProblem& p) {
   return {CeilDivide(units, kSoftmaxThreads / kWarp), kSoftmaxThreads};
 }
 
-// Lanes that own a row, and packets of 16 bytes that each of them keeps.
+// Lanes that own a row, and vectors of 16 bytes that each of them keeps.
 struct Keeping {
   int lanes = 1;
   int runs = 1;
 };
 
-// Room for rows of twice the mean length, by few lanes as long as they have few packets. Where
+// Room for rows of twice the mean length, by few lanes as long as they have few vectors. Where
 // those of a warp have no room for rows somewhat longer than the mean, by as few of a block as
 // have.
 Keeping KeepingOf(const SparseSoftmaxProblem& p) {
   constexpr int kFewRuns = 2, kMostRuns = 8, kMostLanes = 256;
-  const int64_t packet = 16 / SizeOf(p.dtype);
-  const auto packets_of = [&](int64_t eighths) {  // of the mean length
-    return CeilDivide(eighths * p.pattern.nse, 8 * (p.pattern.rows + 1) * packet) + 1;
+  const int64_t vector = 16 / SizeOf(p.dtype);
+  const auto vectors_of = [&](int64_t eighths) {  // of the mean length
+    return CeilDivide(eighths * p.pattern.nse, 8 * (p.pattern.rows + 1) * vector) + 1;
   };
   Keeping keeping;
-  while (keeping.lanes < kWarp && keeping.lanes * kFewRuns < packets_of(16)) keeping.lanes *= 2;
-  while (keeping.lanes < kMostLanes && keeping.lanes * kMostRuns < packets_of(9)) {
+  while (keeping.lanes < kWarp && keeping.lanes * kFewRuns < vectors_of(16)) keeping.lanes *= 2;
+  while (keeping.lanes < kMostLanes && keeping.lanes * kMostRuns < vectors_of(9)) {
     keeping.lanes *= 2;
   }
-  while (keeping.runs < kMostRuns && keeping.lanes * keeping.runs < packets_of(16)) {
+  while (keeping.runs < kMostRuns && keeping.lanes * keeping.runs < vectors_of(16)) {
     keeping.runs *= 2;
   }
   return keeping;

@@ -1,5 +1,5 @@
 // FFI targets of the softmax over stored entries and of its derivative.
-#include "common/registry.h"
+#include "host/registry.h"
 #include "sparse_softmax/sparse_softmax.h"
 
 namespace jaxsparse {

@@ -5,12 +5,12 @@
 //
 // Floor: values in and out once, 2 or 3 times nse elements; one exponential for each entry, where
 // the generic kernel takes two.
-#include "common/packet.cuh"
+#include "cuda/vector_access.cuh"
 #include "sparse_softmax/rows.cuh"
 
 namespace jaxsparse {
 
-// The entries of a row that one lane holds: kRuns packets, kLanes apart. A row's first packet
+// The entries of a row that one lane holds: kRuns vectors, kLanes apart. A row's first vector
 // begins in front of the row, where a load is aligned, and its last one may reach into the next
 // row: what does not belong to the row is read, but not used.
 template <typename T, int kLanes, int kRuns>
@@ -36,11 +36,11 @@ class KeptEntries {
                                        Acc (&to)[kRuns][kCount]) const {
 #pragma unroll
     for (int r = 0; r < kRuns; ++r) {
-      Packet<T, kCount> packet;
-      if (Place(r, 0) < end_) packet = LoadPacket<kCount>(from + first_ + Place(r, 0), true);
+      Vector<T, kCount> vector;
+      if (Place(r, 0) < end_) vector = LoadVector<kCount>(from + first_ + Place(r, 0), true);
 #pragma unroll
       for (int e = 0; e < kCount; ++e) {
-        to[r][e] = IsStored(r, e) ? factor * ToAccumulator(packet.elements[e]) : missing;
+        to[r][e] = IsStored(r, e) ? factor * ToAccumulator(vector.elements[e]) : missing;
       }
     }
   }
@@ -48,23 +48,23 @@ class KeptEntries {
   __device__ __forceinline__ void Store(T* to, const Acc (&from)[kRuns][kCount]) const {
 #pragma unroll
     for (int r = 0; r < kRuns; ++r) {
-      Packet<T, kCount> packet;
+      Vector<T, kCount> vector;
 #pragma unroll
-      for (int e = 0; e < kCount; ++e) FromAccumulator(from[r][e], &packet.elements[e]);
+      for (int e = 0; e < kCount; ++e) FromAccumulator(from[r][e], &vector.elements[e]);
       T* run = to + first_ + Place(r, 0);
       if (IsStored(r, 0) && Place(r, kCount) <= end_) {
-        *reinterpret_cast<Packet<T, kCount>*>(run) = packet;
+        *reinterpret_cast<Vector<T, kCount>*>(run) = vector;
       } else {
 #pragma unroll
         for (int e = 0; e < kCount; ++e) {
-          if (IsStored(r, e)) run[e] = packet.elements[e];
+          if (IsStored(r, e)) run[e] = vector.elements[e];
         }
       }
     }
   }
 
  private:
-  // From where the first packet of the row begins.
+  // From where the first vector of the row begins.
   __device__ __forceinline__ int Place(int r, int e) const {
     return place_ + r * (kLanes * kCount) + e;
   }
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(SoftmaxKeptThreads(kLanes))
     const uint32_t row = place < rows ? static_cast<uint32_t>(order[place]) : ~0u;
     const bool exists = row < static_cast<uint32_t>(rows);
     RowBounds bounds(row_offsets, exists ? row : 0, exists ? nse : 0);
-    using Wide = Packet<T, Entries::kCount>;
+    using Wide = Vector<T, Entries::kCount>;
     const bool aligned =
         IsAligned<Wide>(values) && IsAligned<Wide>(out) && (!kBackward || IsAligned<Wide>(tangent));
     const bool kept = aligned && Entries::Fits(bounds, nse);

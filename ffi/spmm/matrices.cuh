@@ -1,7 +1,7 @@
 // What the CUDA kernels of the sparse-dense product share: one batch entry's arrays, the epilogue.
 #pragma once
 
-#include "common/packet.cuh"
+#include "cuda/vector_access.cuh"
 #include "spmm/problem.h"
 
 namespace jaxsparse {
@@ -64,15 +64,15 @@ struct Matrices {
   __device__ void WriteRun(Activation activation, int64_t row, int64_t at,
                            Accumulator<T> (&z)[kCount]) const {
     const Accumulator<T> b = bias == nullptr ? Accumulator<T>(0) : ToAccumulator(bias[row]);
-    Packet<Out, kCount> before, after;
+    Vector<Out, kCount> before, after;
 #pragma unroll
     for (int c = 0; c < kCount; ++c) {
       if (bias != nullptr) z[c] += b;
       FromAccumulator(z[c], &before.elements[c]);
       FromAccumulator(Activate(activation, z[c]), &after.elements[c]);
     }
-    if (preactivation != nullptr) StorePacket(preactivation + at, before);
-    StorePacket(out + at, after);
+    if (preactivation != nullptr) StoreVector(preactivation + at, before);
+    StoreVector(out + at, after);
   }
 };
 

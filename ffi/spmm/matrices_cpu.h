@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "common/pattern_cpu.h"
+#include "cpu/pattern.h"
 #include "spmm/problem.h"
 
 namespace jaxsparse::JAXSPARSE_ISA {

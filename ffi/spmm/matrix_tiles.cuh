@@ -2,7 +2,7 @@
 // in shared memory, and a warp's share of the stored entries, tile after tile.
 #pragma once
 
-#include "common/warpgroup.cuh"
+#include "cuda/warpgroup.cuh"
 #include "spmm/problem.h"
 
 namespace jaxsparse {
@@ -10,11 +10,11 @@ namespace jaxsparse {
 constexpr int kTeam = kSpmmTensorRole;  // threads that write a tile
 constexpr int kWriterWarps = kTeam / kWarp, kWriterRows = kSpmmTensorRows / kWriterWarps;
 
-// A tile of the matrix: one plane of 16-bit numbers. Of numbers only what is stored depends on
+// A tile of the matrix: one component of 16-bit numbers. Of numbers only what is stored depends on
 // conditions, for which no branch is taken: those took 1.4 times as long.
 template <typename T>
 struct MatrixTile {
-  using OfRows = Plane<kSpmmTensorRows, kSpmmTensorInner>;
+  using OfRows = SwizzledTile<kSpmmTensorRows, kSpmmTensorInner>;
   static constexpr int kBytes = OfRows::kBytes, kRowBytes = kSpmmTensorInner * 2;
 
   __device__ __forceinline__ static uint32_t PlaceOf(uint32_t tile, uint32_t row, uint32_t column) {
@@ -25,7 +25,8 @@ struct MatrixTile {
   }
 };
 
-// One of float32 as it is: who multiplies has more time to split it into planes than who writes.
+// One of float32 as it is: who multiplies has more time to split it into components than who
+// writes.
 template <>
 struct MatrixTile<float> {
   using OfRows = PlainTile<float, kSpmmTensorRows, kSpmmTensorInner>;
@@ -47,7 +48,7 @@ constexpr int kOfRow = kWarp / kWriterRows;
 template <typename T, bool kTransposed>
 struct WarpsPart {
   using TileA = MatrixTile<T>;
-  using Zeros = Packet<uint32_t, 4>;
+  using Zeros = Vector<uint32_t, 4>;
   static constexpr int kOfPiece = sizeof(Zeros) / sizeof(T);
 
   // `line` is a row of the stored matrix, `column` one of its columns, both in the tile.

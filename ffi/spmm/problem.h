@@ -6,7 +6,9 @@
 // matrix stands on the left.
 #pragma once
 
-#include "common/types.h"
+#include "cuda/pipeline.h"
+#include "cuda/preparation.h"
+#include "types.h"
 
 namespace jaxsparse {
 
@@ -46,29 +48,29 @@ constexpr int kSpmmTensorRole = 256;
 constexpr int kSpmmTensorRows = kTileSize;
 constexpr int kSpmmTensorInner = kTileSize;
 constexpr int kSpmmTensorPitch = kSpmmTensorInner + 8;  // numbers of float32
-// Of a stage, in which x has so many planes of 16 bits; how many stages. The matrix is written out
-// as it is, in float32 with space behind each row.
-constexpr int SpmmTensorStageBytes(int planes, int columns) {
-  return planes * kSpmmTensorInner * columns * 2 +
-         kSpmmTensorRows * (planes > 1 ? kSpmmTensorPitch * 4 : kSpmmTensorInner * 2);
+// Of a stage, in which x has so many components of 16 bits; how many stages. The matrix is written
+// out as it is, in float32 with space behind each row.
+constexpr int SpmmTensorStageBytes(int components, int columns) {
+  return components * kSpmmTensorInner * columns * 2 +
+         kSpmmTensorRows * (components > 1 ? kSpmmTensorPitch * 4 : kSpmmTensorInner * 2);
 }
 constexpr int SpmmTensorStages(int stage_bytes) {
   constexpr int kMost = 4, kBytes = 216 << 10;
   return kBytes / stage_bytes < kMost ? kBytes / stage_bytes : kMost;
 }
 // Two teams of writers where there are registers for them: a warp waits for most instructions.
-constexpr int SpmmWriterTeams(int planes, int columns) {
-  return planes == 1 || columns <= 32 ? 2 : 1;
+constexpr int SpmmWriterTeams(int components, int columns) {
+  return components == 1 || columns <= 32 ? 2 : 1;
 }
-constexpr int SpmmTensorThreads(int planes, int columns) {
-  return (1 + SpmmWriterTeams(planes, columns)) * kSpmmTensorRole;
+constexpr int SpmmTensorThreads(int components, int columns) {
+  return (1 + SpmmWriterTeams(components, columns)) * kSpmmTensorRole;
 }
 constexpr int kSpmmCounterBytes = 16;  // of a stage
 constexpr int kSpmmFlagBytes = 16, kSpmmBiasBytes = kSpmmTensorRows * 4;
 constexpr int kSpmmOrdersBytes = kSpmmTensorRole / 32 * kSpmmTensorRows;  // of a team of writers
-constexpr int SpmmTensorBytes(int planes, int columns) {
-  const int stage = SpmmTensorStageBytes(planes, columns);
-  const int orders = SpmmWriterTeams(planes, columns) * kSpmmOrdersBytes;
+constexpr int SpmmTensorBytes(int components, int columns) {
+  const int stage = SpmmTensorStageBytes(components, columns);
+  const int orders = SpmmWriterTeams(components, columns) * kSpmmOrdersBytes;
   return SpmmTensorStages(stage) * (stage + kSpmmCounterBytes) + kSpmmFlagBytes + kSpmmBiasBytes +
          orders;
 }
@@ -84,7 +86,7 @@ constexpr int64_t SpmmPartsBytes(int64_t parts, int columns) {
 // rows of x, of so many bytes each, of which `stages` are there at a time. Behind them lie two
 // buffers of 256 bytes for each warp, and the counters of each stage.
 constexpr int SpmmStagedBytes(int row_bytes, int panel, int stages, int warps) {
-  return stages * (panel * row_bytes + kRingCounterBytes) + warps * 512;
+  return stages * (panel * row_bytes + kPipelineCounterBytes) + warps * 512;
 }
 
 struct SpmmProblem {
@@ -105,15 +107,16 @@ struct SpmmProblem {
   Array bias;  // or null
   Array out;
   Array preactivation;   // or null: what the activation was applied to, for its derivative
-  Workspace workspace;   // for planes of x, if it is large enough for them
+  Workspace workspace;   // for components of x, if it is large enough for them
   TensorMap tiles_of_x;  // if SpmmCopiesX says so
   // With tiles of rows: groups that have one each help with the longest ones if one has so many
   // entries.
   uint32_t long_row = 1u << 30;
 };
 
-// Whether tensor cores have tiles of so many columns of x copied as it is: one plane, of aligned
-// rows. Those of 32 columns come as slowly as those of 64, which costs more than planes do.
+// Whether tensor cores have tiles of so many columns of x copied as it is: one component, of
+// aligned rows. Those of 32 columns come as slowly as those of 64, which costs more than components
+// do.
 JAXSPARSE_INLINE bool SpmmCopiesX(const SpmmProblem& p, int columns) {
   constexpr int64_t kMost = int64_t{1} << 31, kAlignment = 16;
   return SizeOf(p.dtype) == 2 && columns >= 64 && p.n < kMost && p.n * 2 % kAlignment == 0 &&

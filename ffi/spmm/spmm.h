@@ -1,8 +1,8 @@
 // Kernel variants of the sparse-dense product; see problem.h for what it computes.
 #pragma once
 
-#include "common/isa.h"
-#include "common/table.h"
+#include "cpu/isa.h"
+#include "host/table.h"
 #include "nvrtc/kernel.h"
 #include "spmm/problem.h"
 

@@ -156,7 +156,7 @@ struct TensorTiling {
 // layers of ResNet-50, of which 802,816 columns meet as few as 64 inner places.
 double TensorMicroseconds(const SpmmProblem& p, const TensorTiling& tiling) {
   struct Fit {
-    int planes, columns;
+    int components, columns;
     // Of a step: by itself, if all were stored, if all multiprocessors have x copied at once.
     double start, step, of_entries, of_copies;
   };
@@ -180,7 +180,7 @@ double TensorMicroseconds(const SpmmProblem& p, const TensorTiling& tiling) {
   const double tile = kForTile + kOfColumns * tiling.columns + (shares ? kForBlock : 0);
   const double sharing = shares ? kForSharing + kForSums * tiling.columns * (1 + tiling.parts) : 0;
   for (const Fit& fit : kFits) {
-    if (fit.planes != PlanesOf(p.dtype) || fit.columns != tiling.columns) continue;
+    if (fit.components != ComponentsOf(p.dtype) || fit.columns != tiling.columns) continue;
     return fit.start + steps * (fit.step + density * fit.of_entries + busy * fit.of_copies) +
            (waves - 1) * tile + sharing +
            static_cast<double>(p.batch.count * p.pattern.nse) * kForEntries;
@@ -189,8 +189,9 @@ double TensorMicroseconds(const SpmmProblem& p, const TensorTiling& tiling) {
 }
 
 Preparation PreparationOf(const SpmmProblem& p, int columns) {
-  Preparation prepared(p.batch, p.stored, p.pattern.columns, p.x, p.n, columns, PlanesOf(p.dtype));
-  if (SpmmCopiesX(p, columns)) prepared.own_planes = 0;
+  Preparation prepared(p.batch, p.stored, p.pattern.columns, p.x, p.n, columns,
+                       ComponentsOf(p.dtype));
+  if (SpmmCopiesX(p, columns)) prepared.own_components = 0;
   return prepared;
 }
 
@@ -240,8 +241,8 @@ LaunchShape TensorShape(const SpmmProblem& p) {
   return {parts > 1        ? tiles * parts
           : tiles < blocks ? tiles
                            : blocks,
-          SpmmTensorThreads(PlanesOf(p.dtype), columns),
-          SpmmTensorBytes(PlanesOf(p.dtype), columns)};
+          SpmmTensorThreads(ComponentsOf(p.dtype), columns),
+          SpmmTensorBytes(ComponentsOf(p.dtype), columns)};
 }
 
 template <const Sharing& kSharing>
@@ -333,7 +334,7 @@ Staging StagingOf(const SpmmProblem& p) {
   const int most_rows = 32 / elements;  // so that sums fit into registers
   Staging best{0, 0, 0};
   for (int lanes = least_lanes; lanes <= most_lanes; lanes *= 2) {
-    const int most = kRingBytes / kStagedStages / (lanes * static_cast<int>(kWidestLoad));
+    const int most = kPipelineBytes / kStagedStages / (lanes * static_cast<int>(kWidestLoad));
     const int panel = PanelRows(p.pattern.columns, most);
     for (int rows = 1; rows <= most_rows; rows *= 2) {
       const Staging staging{lanes, rows, panel};
@@ -432,7 +433,7 @@ double TensorCost(const SpmmProblem& p) {
   constexpr double kToFindStarts = 1.4e-6;  // of an entry
   const double found = prepared.own_starts == 0 ? 0 : static_cast<double>(p.pattern.nse);
   return TensorMicroseconds(p, tiling) + found * kToFindStarts +
-         static_cast<double>(prepared.PlanesBytes()) / kPlanesBytes;
+         static_cast<double>(prepared.ComponentsBytes()) / kComponentsBytes;
 }
 
 // The kernel before it, which takes 1.4 to 3 times as long.

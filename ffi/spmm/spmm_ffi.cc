@@ -1,5 +1,5 @@
 // FFI targets of the sparse-dense product.
-#include "common/registry.h"
+#include "host/registry.h"
 #include "spmm/spmm.h"
 
 namespace jaxsparse {

@@ -8,7 +8,7 @@
 // does not do, the long rows are cut into parts, and each warp has room for kSpares of them besides
 // its other rows.
 //
-// The panels lie in a ring of stages (common/panel_ring.cuh). Warps may be kStages - 1 panels
+// The panels lie in a ring of stages (cuda/pipeline.cuh). Warps may be kStages - 1 panels
 // apart, so what counts is how many entries a warp has in all of them, not in the worst one.
 //
 // Columns of a row may stand in any order and more than once: the walk stops at the first entry
@@ -18,8 +18,8 @@
 // multiprocessor, and 8 bytes for its place and value, which is half a clock for kLanes == 32; each
 // tile writes its columns of x there once. From memory come the entries, x and the result, once
 // each; from L2 x as often as there are tiles down the result.
-#include "common/dealt_rows.cuh"
-#include "common/panel_ring.cuh"
+#include "cuda/pipeline.cuh"
+#include "cuda/row_swizzle.cuh"
 #include "spmm/matrices.cuh"
 
 namespace jaxsparse {
@@ -168,16 +168,16 @@ struct PanelView {
   uint32_t begin, end;  // columns of the matrix
   uint32_t first_row;   // the panel's
 
-  using Vector = Packet<T, Shape::kVector>;
+  using RowVector = Vector<T, Shape::kVector>;
 
   __device__ __forceinline__ uint32_t NextBuffer() {
     last ^= Shape::kBufferBytes;
     return buffers + last;
   }
-  __device__ __forceinline__ static Vector ReadRow(uint32_t row) {
-    return SharedAt<const Vector>(row + Shape::Lane() * 16);
+  __device__ __forceinline__ static RowVector ReadRow(uint32_t row) {
+    return SharedAt<const RowVector>(row + Shape::Lane() * 16);
   }
-  __device__ __forceinline__ static void Add(float value, const Vector& of_x,
+  __device__ __forceinline__ static void Add(float value, const RowVector& of_x,
                                              float (&sums)[Shape::kVector]) {
 #pragma unroll
     for (int c = 0; c < Shape::kVector; ++c) sums[c] += value * ToAccumulator(of_x.elements[c]);
@@ -193,7 +193,7 @@ struct PanelView {
   __device__ __forceinline__ void AddFromRing(uint32_t buffer, int count,
                                               float (&sums)[Shape::kVector],
                                               Meanwhile meanwhile) const {
-    using Pair = Packet<StagedEntry, 2>;
+    using Pair = Vector<StagedEntry, 2>;
     constexpr int kPairs = 2;  // of a group, at a time
     constexpr uint32_t kStep = Shape::kGroups * sizeof(Pair);
     const uint32_t ahead = Shape::Group() * sizeof(Pair);
@@ -204,7 +204,7 @@ struct PanelView {
     for (const uint32_t last = end - kPairs * kStep; at <= last; at += kPairs * kStep) {
       if (at == half) meanwhile();
       Pair pairs[kPairs];
-      Vector of_x[2 * kPairs];
+      RowVector of_x[2 * kPairs];
 #pragma unroll
       for (int k = 0; k < kPairs; ++k) pairs[k] = SharedAt<const Pair>(at + k * kStep);
 #pragma unroll
@@ -235,7 +235,7 @@ struct PanelView {
       const StagedEntry entry = SharedAt<const StagedEntry>(buffer + i * sizeof(StagedEntry));
       const int from_begin = static_cast<int>(entry.at - first_row) / Shape::kRowBytes;
       const T* row = x + (static_cast<int64_t>(begin) + from_begin) * n;
-      Vector of_x = {};
+      RowVector of_x = {};
 #pragma unroll
       for (int c = 0; c < Shape::kVector; ++c) {
         if (c < owned) of_x.elements[c] = row[c];
@@ -303,7 +303,7 @@ struct TileRow {
 // back. Where the matrix has long rows, lengths differ most in the first turn, often by as much as
 // in many others together: there it goes forth, some turns back, and others forth and back again.
 template <int kTileRows>
-struct DealtTurns {
+struct SwizzledTurns {
   uint32_t tiles, tile;
 
   __device__ static bool IsBack(int turn, int turns_back) {
@@ -439,7 +439,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
   using M = Matrices<T, Out, Index>;
   using View = PanelView<T, Shape>;
   using Panels = StagedPanels<T, Shape, kPanel>;
-  using Ring = PanelRing<T, Shape::kRowBytes, kPanel, kStages, kWarps, Panels>;
+  using Ring = PanelPipeline<T, Shape::kRowBytes, kPanel, kStages, kWarps, Panels>;
   static_assert(Shape::kCountersAt + Ring::kCounterBytes <=
                 SpmmStagedBytes(Shape::kRowBytes, kPanel, kStages, kWarps));
   extern __shared__ __align__(128) unsigned char spmm_ring[];
@@ -450,7 +450,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
   const Panels panels{p, shape};
   Ring ring(panels, spmm_ring, spmm_ring + Shape::kCountersAt, mine * shape.panels);
 
-  using Turns = DealtTurns<Shape::kTileRows>;
+  using Turns = SwizzledTurns<Shape::kTileRows>;
   constexpr int kSpares = kRows * Shape::kVector > 16 ? 1 : 2;  // as many as fit into registers
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   View view;
@@ -478,7 +478,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
       constexpr int kFirstSample = 2 * kRows;
       static_assert(kFirstSample + Turns::kSamples <= kWarp);
       const Turns turns{shape.down, tile.number};
-      const int turn = DealtTurn<kWarps>(warp, lane % kRows);
+      const int turn = SwizzledTurn<kWarps>(warp, lane % kRows);
       uint32_t place = rows;
       if (lane < kFirstSample) {
         place = PlaceOfTurn(shape.down, tile.number, turn, (turn % 2 == 1) == (lane < kRows));

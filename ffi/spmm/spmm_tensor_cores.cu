@@ -3,7 +3,7 @@
 // where a product entry by entry reads a row of x for each; a position that is not stored costs
 // what a tensor core takes for it. Products of float32 are as exact as in float32.
 //
-// A kernel before it splits x into planes of 16 bits (common/tensor_cores.cuh) and leaves them in
+// A kernel before it splits x into components of 16 bits (cuda/tensor_cores.cuh) and leaves them in
 // the workspace, tile by tile as they are copied to shared memory, unless x has 16 bits, and tensor
 // maps can copy its tiles as they are; and it finds out where the entries of each row in each tile
 // begin, unless that is given with the pattern. This one begins meanwhile. Some of a block's
@@ -17,10 +17,10 @@
 // several blocks share one, each with its part of the inner places, and the last to be done adds up
 // what they have left in the workspace, in the order of parts.
 //
-// A number that is infinite or NaN, or too large for a plane, makes sums that are not finite: zeros
-// of the tile meet a NaN of x. These, and columns that are not in order or stand twice, make the
-// block compute its part of the result entry by entry instead. Of a transposed product all blocks
-// meet all rows of the stored matrix: one that is not in order is enough for all of them.
+// A number that is infinite or NaN, or too large for a component, makes sums that are not finite:
+// zeros of the tile meet a NaN of x. These, and columns that are not in order or stand twice, make
+// the block compute its part of the result entry by entry instead. Of a transposed product all
+// blocks meet all rows of the stored matrix: one that is not in order is enough for all of them.
 //
 // Floors: 6 * rows * columns * n multiply-adds of tensor cores in float32, a sixth of them in 16
 // bits, of which a multiprocessor does 2,048 a clock. From shared memory at 128 bytes a clock, for
@@ -28,7 +28,7 @@
 // copied of it, 18 each to clear and to read the tile, and the entries. From memory the entries, x
 // and the result, once each; from L2, at 42 bytes a clock, x as often as there are tiles down the
 // result.
-#include "common/prepare.cuh"
+#include "cuda/preparation.cuh"
 #include "spmm/matrices.cuh"
 #include "spmm/matrix_tiles.cuh"
 
@@ -44,19 +44,19 @@ static_assert(kMultipliers == kGroups * kWarpgroup);
 template <typename T, int kColumns>
 struct SpmmTensorShape {
   using TileA = MatrixTile<T>;
-  static constexpr bool kSplits = kPlanes<T> > 1;
-  using PlaneX = BlockPlane<kSpmmTensorInner, kColumns>;
-  static constexpr int kXBytes = kPlanes<T> * PlaneX::kBytes;
+  static constexpr bool kSplits = kComponents<T> > 1;
+  using TileX = BlockedTile<kSpmmTensorInner, kColumns>;
+  static constexpr int kXBytes = kComponents<T> * TileX::kBytes;
   static constexpr int kStageBytes = kXBytes + TileA::kBytes;
   static constexpr int kStages = SpmmTensorStages(kStageBytes);
   static constexpr int kCountersAt = kStages * kStageBytes;
   static constexpr int kFlagAt = kCountersAt + kStages * kSpmmCounterBytes;
   static constexpr int kBiasAt = kFlagAt + kSpmmFlagBytes;
   static constexpr int kOrdersAt = kBiasAt + kSpmmBiasBytes;
-  static_assert(kStageBytes == SpmmTensorStageBytes(kPlanes<T>, kColumns));
+  static_assert(kStageBytes == SpmmTensorStageBytes(kComponents<T>, kColumns));
   static_assert(kStageBytes % 1024 == 0 && kStages >= 3);
-  static constexpr int kTeams = SpmmWriterTeams(kPlanes<T>, kColumns);
-  static constexpr int kThreads = SpmmTensorThreads(kPlanes<T>, kColumns);
+  static constexpr int kTeams = SpmmWriterTeams(kComponents<T>, kColumns);
+  static constexpr int kThreads = SpmmTensorThreads(kComponents<T>, kColumns);
   static_assert(kStages % kTeams == 0);  // so that a stage is always filled by the same one
   // Writers leave some to multipliers.
   static constexpr int kRegistersToMultiply = kTeams == 1 ? 160 : kColumns > 64 ? 96 : 80;
@@ -199,36 +199,36 @@ struct ResultTile {
 
 template <typename T, int kColumns>
 __device__ __forceinline__ Preparation PreparationOf(const SpmmProblem& p) {
-  Preparation prepared(p.batch, p.stored, p.pattern.columns, p.x, p.n, kColumns, kPlanes<T>);
-  if (SpmmCopiesX(p, kColumns)) prepared.own_planes = 0;
+  Preparation prepared(p.batch, p.stored, p.pattern.columns, p.x, p.n, kColumns, kComponents<T>);
+  if (SpmmCopiesX(p, kColumns)) prepared.own_components = 0;
   return prepared;
 }
 
-// Tiles of x in one step after another: planes that were prepared, or x itself.
+// Tiles of x in one step after another: components that were prepared, or x itself.
 template <typename T, int kColumns>
 class TilesOfX {
-  static constexpr bool kMayCopy = kPlanes<T> == 1 && kColumns >= 64;
+  static constexpr bool kMayCopy = kComponents<T> == 1 && kColumns >= 64;
   const SpmmProblem& p_;
-  const char* planes_;  // or null
+  const char* components_;  // or null
   int64_t tile_bytes_;
   int first_column_, own_entry_;
 
  public:
   __device__ __forceinline__ TilesOfX(const SpmmProblem& p, const Preparation& prepared,
                                       const ResultTile<kColumns>& tile)
-      : p_(p), planes_(nullptr), tile_bytes_(prepared.planes.tile_bytes) {
+      : p_(p), components_(nullptr), tile_bytes_(prepared.components.tile_bytes) {
     const int64_t own_entry = OwnEntry(p.batch, p.x, tile.entry);
     first_column_ = static_cast<int>(tile.first_column);
     own_entry_ = static_cast<int>(own_entry);
-    if (kMayCopy && prepared.own_planes == 0) return;
-    planes_ = prepared.PlanesIn(p.workspace) + own_entry * prepared.planes.Bytes() +
-              tile.first_column / kColumns * prepared.planes.down * tile_bytes_;
+    if (kMayCopy && prepared.own_components == 0) return;
+    components_ = prepared.ComponentsIn(p.workspace) + own_entry * prepared.components.Bytes() +
+                  tile.first_column / kColumns * prepared.components.down * tile_bytes_;
   }
   // By one thread.
   __device__ __forceinline__ void Copy(int step, char* to, uint64_t* full) const {
-    using Tile = BlockPlane<kSpmmTensorInner, kColumns>;
-    if (!kMayCopy || planes_ != nullptr) {
-      BulkCopy(to, planes_ + step * tile_bytes_, kPlanes<T> * Tile::kBytes, full);
+    using Tile = BlockedTile<kSpmmTensorInner, kColumns>;
+    if (!kMayCopy || components_ != nullptr) {
+      BulkCopy(to, components_ + step * tile_bytes_, kComponents<T> * Tile::kBytes, full);
       return;
     }
 #pragma unroll
@@ -240,9 +240,9 @@ class TilesOfX {
   }
 };
 
-// Writes the entries of a tile of the result to the stages, and has its planes of x copied there.
-// Returns whether the entries were in order. `ahead` is how many steps behind the first one the
-// team's begin, in this tile and then in the next one.
+// Writes the entries of a tile of the result to the stages, and has its components of x copied
+// there. Returns whether the entries were in order. `ahead` is how many steps behind the first one
+// the team's begin, in this tile and then in the next one.
 template <typename T, typename Index, int kColumns, bool kTransposed, typename Shape>
 __device__ __forceinline__ bool WriteStages(const SpmmProblem& p, const ResultTile<kColumns>& tile,
                                             int& ahead, TileRing<Shape>& ring) {
@@ -292,7 +292,7 @@ __device__ __forceinline__ bool WriteStages(const SpmmProblem& p, const ResultTi
   if (!kTransposed && end - step > 2 * Shape::kTeams) {
     entries.PutLongRowsFirst(tile.first_step, end);  // while entries are loaded
   }
-  WaitForKernelBefore();  // it writes planes of x
+  WaitForKernelBefore();  // it writes components of x
 #pragma unroll 1
   while (step < end) {
     write(held[0], held[1]);
@@ -310,16 +310,16 @@ __device__ __forceinline__ void MultiplyStages(int steps, int group, TileRing<Sh
                                                Product& product) {
   constexpr int kInner = kSpmmTensorInner / kGroups;
   using OfRows = typename Shape::TileA::OfRows;
-  using PlaneX = typename Shape::PlaneX;
+  using TileX = typename Shape::TileX;
   const int first = group * kInner;
   for (int step = 0; step < steps; ++step, ring.Next()) {
     ring.WaitUntilFull();
     const uint32_t x = ring.Stage(), matrix = x + Shape::kXBytes;
     if constexpr (Shape::kSplits) {
-      product.template Add<OfRows::kPitch, kInner, PlaneX, true>(matrix, x, first);
+      product.template Add<OfRows::kPitch, kInner, TileX, true>(matrix, x, first);
     } else {
-      product.template AddPlanes<OfRows, kInner, PlaneX, true>(&SharedAt<unsigned char>(matrix), x,
-                                                               first);
+      product.template AddComponents<OfRows, kInner, TileX, true>(&SharedAt<unsigned char>(matrix),
+                                                                  x, first);
     }
     ring.Emptied();
   }
@@ -332,7 +332,7 @@ template <int kColumns>
 struct SumTiles {
   static constexpr int kRun = 4, kRuns = kColumns / kRun;
   static constexpr int kAllRuns = kSpmmTensorRows * kRuns;
-  using Run = Packet<float, kRun>;
+  using Run = Vector<float, kRun>;
   static constexpr int kPitch =
       kColumns + 8;  // so that rows which a warp writes lie in other banks
   static constexpr int kBytes = kSpmmTensorRows * kPitch * sizeof(float);  // of a warpgroup
@@ -466,7 +466,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocks)
 // `Index` is that of the stored matrix, `OwnIndex` that of the one that is multiplied by.
 template <typename T, typename Out, typename Index, typename OwnIndex, int kColumns,
           bool kTransposed>
-__global__ void __launch_bounds__(SpmmTensorThreads(kPlanes<T>, kColumns), 1)
+__global__ void __launch_bounds__(SpmmTensorThreads(kComponents<T>, kColumns), 1)
     SpmmTensorCores(const __grid_constant__ SpmmProblem p) {
   using Shape = SpmmTensorShape<T, kColumns>;
   using Tile = ResultTile<kColumns>;
@@ -516,7 +516,7 @@ __global__ void __launch_bounds__(SpmmTensorThreads(kPlanes<T>, kColumns), 1)
     Sums sums{AddressOfShared(spmm_stages), kGroups};
     if (exact || parts > 1) {
       product.ForEachPair([&](int r, int c, float low, float high) {
-        SharedAt<Packet<float, 2>>(sums.sums + group * Sums::kBytes +
+        SharedAt<Vector<float, 2>>(sums.sums + group * Sums::kBytes +
                                    (r * Sums::kPitch + c) * sizeof(float)) = {{low, high}};
       });
       WaitAt<kMultipliers>(kOfMultipliers);

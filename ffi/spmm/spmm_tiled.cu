@@ -22,7 +22,7 @@ __device__ __forceinline__ int FirstRun(int begin) { return begin / kRun * kRun;
 // take them apart is to wait for them.
 template <typename T, bool kHalves = sizeof(T) == 2>
 struct Run {
-  Packet<T, kRun> elements;
+  Vector<T, kRun> elements;
 
   __device__ __forceinline__ void Set(int e, const T* from) { elements.elements[e] = *from; }
   __device__ __forceinline__ T Get(int e) const { return elements.elements[e]; }
@@ -38,7 +38,7 @@ struct Run {
 };
 template <typename T>
 struct Run<T, true> {
-  Packet<uint32_t, kRun / 2> words;
+  Vector<uint32_t, kRun / 2> words;
 
   __device__ __forceinline__ void Set(int e, const T* from) {
     const uint32_t bits = *reinterpret_cast<const uint16_t*>(from);
@@ -160,9 +160,9 @@ __device__ __forceinline__ void AddShare(const M& m, const RowShare& s, int nse,
                                          uint32_t row_bytes, Acc (&sums)[kVector]) {
   const auto load = [&](uint64_t place) {
     const char* from = reinterpret_cast<const char*>(x) + place;
-    return LoadPacket<kVector>(reinterpret_cast<const T*>(from), kWide);
+    return LoadVector<kVector>(reinterpret_cast<const T*>(from), kWide);
   };
-  const auto add = [&](Acc value, const Packet<T, kVector>& of_x) {
+  const auto add = [&](Acc value, const Vector<T, kVector>& of_x) {
 #pragma unroll
     for (int c = 0; c < kVector; ++c) sums[c] += value * ToAccumulator(of_x.elements[c]);
   };
@@ -184,7 +184,7 @@ __device__ __forceinline__ void AddShare(const M& m, const RowShare& s, int nse,
     Chunk entries = next;
     if (i + step < s.end) load_entries(i + step);
     entries.Bound(bound);
-    Packet<T, kVector> of_x[kCount];
+    Vector<T, kVector> of_x[kCount];
     if (i >= s.begin && i + kCount <= s.end) {
 #pragma unroll
       for (int e = 0; e < kCount; ++e) of_x[e] = load(entries.Place(e, row_bytes));
@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
   constexpr bool kDealt = kShares > 1 && kRows <= kWarp;  // more rows get as many groups each
   constexpr bool kMayHelp = SpmmGroupsMayHelp(kWithout, kRows, kGroups);
   extern __shared__ __align__(64) unsigned char spmm_parts[];
-  auto* parts = reinterpret_cast<Packet<Acc, kVector>*>(spmm_parts);
+  auto* parts = reinterpret_cast<Vector<Acc, kVector>*>(spmm_parts);
 
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
   const uint32_t rows = static_cast<uint32_t>(p.pattern.rows);
@@ -346,10 +346,10 @@ __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
     // Lanes behind the last column read the first ones, and write nothing.
     const T* x = m.x + (column < p.n ? column : 0);
     const bool wide =
-        IsAligned<Packet<T, kVector>>(m.x) && IsAligned<Run<Index>>(m.column_indices) &&
+        IsAligned<Vector<T, kVector>>(m.x) && IsAligned<Run<Index>>(m.column_indices) &&
         (kPermuted ? IsAligned<Run<int32_t>>(m.permutation) : IsAligned<Run<T>>(m.values));
 
-    Packet<Acc, kVector> sums = {};
+    Vector<Acc, kVector> sums = {};
     const auto add = [&]<bool kWide>() {
       AddShare<kWide, Chunk, kUnrolledRest>(m, share, static_cast<int>(p.pattern.nse), x, row_bytes,
                                             sums.elements);
@@ -386,7 +386,7 @@ __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
       if (share.share == 0) {
 #pragma unroll 4
         for (int s = 1; s < share.shares; ++s) {
-          const Packet<Acc, kVector> part = parts[threadIdx.x + s * kLanes];
+          const Vector<Acc, kVector> part = parts[threadIdx.x + s * kLanes];
 #pragma unroll
           for (int c = 0; c < kVector; ++c) sums.elements[c] += part.elements[c];
         }

@@ -7,8 +7,8 @@
 #include <random>
 #include <set>
 
-#include "common/registry.h"
 #include "handlers/calls.h"
+#include "host/registry.h"
 #include "nvrtc/tensor_map.h"
 #include "recurrent/failures.h"
 

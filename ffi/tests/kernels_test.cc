@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "common/dispatch.h"
-#include "common/parallel.h"
+#include "cpu/dispatch.h"
+#include "cpu/parallel.h"
 #include "sddmm/sddmm.h"
 #include "sparse_softmax/sparse_softmax.h"
 #include "spmm/spmm.h"

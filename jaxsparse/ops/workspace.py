@@ -79,7 +79,7 @@ def _shape(pattern: Sequence[ShapedArray]) -> tuple[int, int]:
 def _preparation_bytes(
     pattern: Sequence[ShapedArray], dense: ShapedArray, shape: Sequence[int]
 ) -> int:
-    """As `Preparation` in ffi/common/types.h; `shape` is that of a matrix of `dense`."""
+    """As `Preparation` in ffi/types.h; `shape` is that of a matrix of `dense`."""
     offsets, *_, given_starts = pattern
     size: int = math.prod(dense.shape[:-2]) * _padded(*shape) * 2 * _PLANES[dense.dtype.name]
     if given_starts.shape[-1:] == NO_STARTS:

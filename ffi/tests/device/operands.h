@@ -12,7 +12,7 @@
 #include <random>
 #include <vector>
 
-#include "common/packet.cuh"
+#include "cuda/vector_access.cuh"
 
 namespace jaxsparse {
 
@@ -171,9 +171,9 @@ void CheckRepeats(const char* operation, const std::vector<Out>& out, const Run&
 
 // A workspace of exactly as many bytes, of numbers that are not finite and places that are outside,
 // which nothing must read.
-inline std::unique_ptr<Packet<uint32_t, 4>[]> SpaceFor(int64_t bytes) {
+inline std::unique_ptr<Vector<uint32_t, 4>[]> SpaceFor(int64_t bytes) {
   const int64_t count = bytes / 16;
-  std::unique_ptr<Packet<uint32_t, 4>[]> space(new Packet<uint32_t, 4>[count]);
+  std::unique_ptr<Vector<uint32_t, 4>[]> space(new Vector<uint32_t, 4>[count]);
   std::memset(space.get(), 0xff, count * 16);
   return space;
 }

@@ -37,7 +37,7 @@ class SddmmTest {
     if (disorder_ == Disorder::kInfinite) {
       x_[x_.size() / 3] = FromFloat<T>(kInfinity);
       y_[y_.size() / 2] = FromFloat<T>(-kInfinity);
-      // Finite, but no sum of planes; and with a product that is infinite.
+      // Finite, but no sum of components; and with a product that is infinite.
       if (sizeof(T) == 4) x_[x_.size() / 4] = y_[y_.size() / 5] = FromFloat<T>(3.4e38f);
     }
   }

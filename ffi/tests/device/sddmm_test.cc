@@ -15,7 +15,7 @@ namespace {
 template <typename T, typename Out, typename Index, int kInner, bool kScaled>
 void Test(const SddmmSize& size, Disorder disorder, int64_t lead, int blocks = 3,
           bool own_patterns = false) {
-  static_assert(SddmmSharedBytes(kPlanes<T>, kInner) <= sizeof(sddmm_shared));
+  static_assert(SddmmSharedBytes(kComponents<T>, kInner) <= sizeof(sddmm_shared));
   SddmmTest<T, Out, Index> test(size, disorder, kScaled, lead);
   SddmmProblem p = test.Problem(own_patterns);
   const auto run = [&] {

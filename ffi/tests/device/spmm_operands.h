@@ -89,7 +89,7 @@ class SpmmTest {
     if (disorder == Disorder::kNan && !x_.empty()) x_[x_.size() / 3] = FromFloat<T>(NAN);
     if (disorder == Disorder::kInfinite && !x_.empty()) x_[x_.size() / 3] = FromFloat<T>(infinity);
     if (disorder == Disorder::kInfinite && nse > 5) values_[lead + 3] = FromFloat<T>(-infinity);
-    // Their product is infinite, though planes of it are of both signs.
+    // Their product is infinite, though components of it are of both signs.
     if (disorder == Disorder::kHuge) {
       values_[lead + 3] = FromFloat<T>(0x1.ffcp80f);
       x_[lead + 3 * size_.n] = FromFloat<T>(0x1p80f);

@@ -15,7 +15,7 @@ namespace {
 // By two blocks, or by one for each of so many parts of every tile.
 template <typename T, typename Out, typename Index, int kColumns, bool kTransposed>
 void Test(const SpmmSize& size, SpmmOptions options, int parts = 0) {
-  static_assert(SpmmTensorBytes(kPlanes<T>, kColumns) <= sizeof(spmm_stages));
+  static_assert(SpmmTensorBytes(kComponents<T>, kColumns) <= sizeof(spmm_stages));
   options.permuted = kTransposed;
   SpmmTest<T, Out, Index> test(size, options);
   SpmmProblem p = test.Problem();
@@ -33,7 +33,7 @@ void Test(const SpmmSize& size, SpmmOptions options, int parts = 0) {
     p.workspace.data = reinterpret_cast<char*>(workspace.get());
     emulated::Launch(3, kPrepareThreads, [&] { SpmmPrepare<T, Index, kColumns>(p); });
     const auto kernel = [&] { SpmmTensorCores<T, Out, Index, Index, kColumns, kTransposed>(p); };
-    emulated::Launch(blocks, SpmmTensorThreads(kPlanes<T>, kColumns), kernel, parts == 3);
+    emulated::Launch(blocks, SpmmTensorThreads(kComponents<T>, kColumns), kernel, parts == 3);
     test.Check();
     return workspace;
   };
@@ -133,7 +133,7 @@ void TestHeldEntries() {
     const auto workspace = SpaceFor(PreparationOf<float, 32>(p).Bytes() + kSpmmArrivedBytes);
     p.workspace.data = reinterpret_cast<char*>(workspace.get());
     emulated::Launch(1, kPrepareThreads, [&] { SpmmPrepare<float, int32_t, 32>(p); });
-    emulated::Launch(1, SpmmTensorThreads(kPlanes<float>, 32),
+    emulated::Launch(1, SpmmTensorThreads(kComponents<float>, 32),
                      [&] { SpmmTensorCores<float, float, int32_t, int32_t, 32, false>(p); });
   };
   run();

@@ -12,7 +12,7 @@
 #include <variant>
 #include <vector>
 
-#include "common/call_parser.h"
+#include "host/call_parser.h"
 
 namespace jaxsparse {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/ffi.h"
+#include "host/ffi.h"
 
 namespace jaxsparse {
 

@@ -1,4 +1,4 @@
-// A ring of stages in shared memory, through which rows of a matrix pass panel by panel. A warp
+// A pipeline of stages in shared memory, through which rows of a matrix pass panel by panel. A warp
 // that is done with a panel goes on to the next; the first one to leave a panel has the stage of
 // the panel before filled again, once all have left that. So warps may be kStages - 1 panels apart,
 // and those that are ahead do the work.
@@ -8,12 +8,13 @@
 // each.
 #pragma once
 
-#include "common/packet.cuh"
+#include "cuda/pipeline.h"
+#include "cuda/vector_access.cuh"
 
 namespace jaxsparse {
 
 // Where the rows of a panel lie in memory: neighbours are `pitch` elements apart. If these are as
-// many bytes as in the ring, the panel has all columns.
+// many bytes as in the pipeline, the panel has all columns.
 template <typename T>
 struct MatrixPanel {
   const T* from;
@@ -22,9 +23,9 @@ struct MatrixPanel {
 };
 
 // Source tells by operator() where each of a block's panels lies. Rows are kRowBytes apart in the
-// ring, where nothing is written behind a row's last column. A block has kWarps warps.
+// pipeline, where nothing is written behind a row's last column. A block has kWarps warps.
 template <typename T, int kRowBytes, int kPanel, int kStages, int kWarps, typename Source>
-class PanelRing {
+class PanelPipeline {
   const Source& source_;
   unsigned char* stages_;
   uint64_t* full_;   // of each stage: counts the lanes of the warp that fills it, and bytes
@@ -76,7 +77,7 @@ class PanelRing {
     const MatrixPanel<T> panel = source_(number);
     unsigned char* to = stages_ + stage * kStageBytes;
     uint64_t* full = full_ + stage;
-    if (panel.pitch % kVector != 0 || !IsAligned<Packet<T, kVector>>(panel.from)) {
+    if (panel.pitch % kVector != 0 || !IsAligned<Vector<T, kVector>>(panel.from)) {
       CopyByElements(to, panel);
       Arrive(full);
     } else if (panel.pitch * sizeof(T) != kRowBytes) {
@@ -92,11 +93,11 @@ class PanelRing {
   }
 
  public:
-  static constexpr int kCounterBytes = kStages * kRingCounterBytes;
+  static constexpr int kCounterBytes = kStages * kPipelineCounterBytes;
 
   // Called by all threads of a block, who see afterwards what each wrote to shared memory before.
-  __device__ PanelRing(const Source& source, unsigned char* stages, unsigned char* counters,
-                       uint32_t panels)
+  __device__ PanelPipeline(const Source& source, unsigned char* stages, unsigned char* counters,
+                           uint32_t panels)
       : source_(source),
         stages_(stages),
         full_(reinterpret_cast<uint64_t*>(counters)),

@@ -10,7 +10,7 @@
 
 #include <cstring>
 
-#include "common/types.h"
+#include "types.h"
 
 namespace jaxsparse {
 

@@ -2,8 +2,8 @@
 // that is always taken the same way costs less than a copy of each kernel.
 #pragma once
 
-#include "common/parallel.h"
-#include "common/simd.h"
+#include "cpu/parallel.h"
+#include "cpu/simd.h"
 
 namespace jaxsparse {
 

@@ -1,4 +1,4 @@
-#include "common/isa.h"
+#include "cpu/isa.h"
 
 #include <cstdlib>
 #include <string_view>

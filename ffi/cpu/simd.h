@@ -13,8 +13,8 @@
 #include <cstring>
 #include <type_traits>
 
-#include "common/dispatch.h"
-#include "common/half.h"
+#include "cpu/dispatch.h"
+#include "cpu/half.h"
 
 namespace jaxsparse {
 

@@ -2,14 +2,14 @@
 // where each row is one warp's.
 #pragma once
 
-#include "common/device.cuh"
+#include "cuda/device.cuh"
 
 namespace jaxsparse {
 
 // Which of a tile's rows, the longest first, row `r` of a warp is: they are dealt forth and back,
 // so that all warps get about as many entries.
 template <int kWarps>
-__device__ __forceinline__ int DealtTurn(int warp, int r) {
+__device__ __forceinline__ int SwizzledTurn(int warp, int r) {
   return r * kWarps + (r % 2 == 0 ? warp : kWarps - 1 - warp);
 }
 
@@ -21,8 +21,8 @@ __device__ __forceinline__ uint32_t PlaceOfTurn(uint32_t tiles, uint32_t tile, i
 
 // That of row `r` of a warp where turns go forth and back.
 template <int kWarps>
-__device__ __forceinline__ uint32_t DealtRow(uint32_t tiles, uint32_t tile, int warp, int r) {
-  const int turn = DealtTurn<kWarps>(warp, r);
+__device__ __forceinline__ uint32_t SwizzledRow(uint32_t tiles, uint32_t tile, int warp, int r) {
+  const int turn = SwizzledTurn<kWarps>(warp, r);
   return PlaceOfTurn(tiles, tile, turn, turn % 2 == 1);
 }
 

@@ -7,7 +7,8 @@
 // Floors: from memory come the columns, once; to L2 go 4 bytes for each row and tile.
 #pragma once
 
-#include "common/device.cuh"
+#include "cuda/device.cuh"
+#include "cuda/preparation.h"
 
 namespace jaxsparse {
 

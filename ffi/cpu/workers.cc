@@ -1,4 +1,4 @@
-#include "common/workers.h"
+#include "cpu/workers.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,8 +1,8 @@
 // Run-time types to template arguments.
 #pragma once
 
-#include "common/half.h"
-#include "common/types.h"
+#include "cpu/half.h"
+#include "types.h"
 
 namespace jaxsparse {
 

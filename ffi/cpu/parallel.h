@@ -1,7 +1,7 @@
 // Work sharing for CPU kernels, free of XLA's headers so that kernels compile fast.
 #pragma once
 
-#include "common/types.h"
+#include "types.h"
 
 namespace jaxsparse {
 

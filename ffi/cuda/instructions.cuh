@@ -1,7 +1,7 @@
 // Instructions that C++ has no name for. A host that emulates a GPU replaces this header.
 #pragma once
 
-#include "common/types.h"
+#include "types.h"
 
 namespace jaxsparse {
 
@@ -252,7 +252,7 @@ __device__ __forceinline__ void TensorCopy(void*, const TensorMap&, int, int, in
 
 // A matrix in shared memory as tensor cores of a warpgroup read it. Its lines of `kWidth` numbers
 // of 16 bits, 16, 32 or 64, lie one behind the other, in chunks of 16 bytes: the order of a line's
-// chunks is that of common/tensor_cores.cuh. The first eight lines are at a multiple of as many
+// chunks is that of cuda/tensor_cores.cuh. The first eight lines are at a multiple of as many
 // bytes as they have. Where lines are longer than what a product takes of them, `address` is that
 // of the first number.
 template <int kWidth>

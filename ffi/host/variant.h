@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "common/table.h"
+#include "host/table.h"
 
 namespace jaxsparse {
 

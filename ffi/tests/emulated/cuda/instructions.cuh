@@ -1,4 +1,4 @@
-// ffi/common/instructions.cuh on an emulated GPU.
+// ffi/cuda/instructions.cuh on an emulated GPU.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "common/types.h"
+#include "cuda/preparation.h"
 #include "emulated/gpu.h"
+#include "types.h"
 
 namespace jaxsparse {
 

@@ -2,7 +2,7 @@
 // includes no CUDA header, so that NVRTC needs none at run time and compiles in milliseconds.
 #pragma once
 
-#include "common/instructions.cuh"
+#include "cuda/instructions.cuh"
 
 namespace jaxsparse {
 

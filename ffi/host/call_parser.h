@@ -17,7 +17,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "common/types.h"
+#include "types.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxsparse {

@@ -1,11 +1,12 @@
 // Products of tiles on the tensor cores of a warpgroup; those of float32 as exact as in float32
-// (see common/tensor_cores.cuh for the planes that a number is split into).
+// (see cuda/tensor_cores.cuh for the components that a number is split into).
 //
-// `a` passes through registers: from shared memory as it is, to be split, or from there in planes,
-// or it stays in registers. `b` lies in shared memory in planes, which tensor cores read.
+// `a` passes through registers: from shared memory as it is, to be split, or from there in
+// components, or it stays in registers. `b` lies in shared memory in components, which tensor cores
+// read.
 #pragma once
 
-#include "common/tensor_cores.cuh"
+#include "cuda/tensor_cores.cuh"
 
 namespace jaxsparse {
 
@@ -27,12 +28,12 @@ struct PlainTile {
   static constexpr int kBytes = kRowCount * kRowBytes;
 };
 
-// Planes of a tile of kHeight lines of kWidth numbers, in blocks of at most 64 numbers of each
+// Components of a tile of kHeight lines of kWidth numbers, in blocks of at most 64 numbers of each
 // line.
 template <int kHeight, int kWidth>
-struct BlockPlane {
+struct BlockedTile {
   static constexpr int kBlockWidth = kWidth < 64 ? kWidth : 64;
-  using Block = Plane<kHeight, kBlockWidth>;
+  using Block = SwizzledTile<kHeight, kBlockWidth>;
   static constexpr int kBytes = kWidth / kBlockWidth * Block::kBytes;
   static_assert(kWidth % kBlockWidth == 0);
 
@@ -41,17 +42,17 @@ struct BlockPlane {
   }
 };
 
-// The planes of 64 rows of kInner numbers in the registers of a warpgroup, dealt as its tensor
+// The components of 64 rows of kInner numbers in the registers of a warpgroup, dealt as its tensor
 // cores take them.
 template <typename T, int kInner>
 struct WarpgroupRows {
   static constexpr int kSteps = kInner / 16;
-  uint32_t planes[kPlanes<T>][kSteps][4];
+  uint32_t components[kComponents<T>][kSteps][4];
 
   // Of shared memory that each warp passes its rows through.
   static constexpr int kPartWidth = 32;
-  using Part = Plane<16, kPartWidth>;
-  static constexpr int kSpaceBytes = kPlanes<T> * Part::kBytes;
+  using Part = SwizzledTile<16, kPartWidth>;
+  static constexpr int kSpaceBytes = kComponents<T> * Part::kBytes;
 
   // From row `first` on of a row-major matrix; `space` is the warp's. Places beyond the matrix
   // are 0. By whole lines: loads of the pairs that tensor cores take had 64 KB take 6 us.
@@ -74,11 +75,11 @@ struct WarpgroupRows {
       parts[i].Store(space, lane);
       __syncwarp();
 #pragma unroll
-      for (int plane = 0; plane < kPlanes<T>; ++plane) {
+      for (int component = 0; component < kComponents<T>; ++component) {
 #pragma unroll
         for (int at = 0; at < kPartWidth; at += 16) {
-          LoadMatrices(planes[plane][(i * kPartWidth + at) / 16],
-                       space + plane * Part::kBytes + Part::At(lane % 16, at + lane / 16 * 8));
+          LoadMatrices(components[component][(i * kPartWidth + at) / 16],
+                       space + component * Part::kBytes + Part::At(lane % 16, at + lane / 16 * 8));
         }
       }
       __syncwarp();
@@ -111,66 +112,66 @@ struct WarpgroupProduct {
 
   // Adds the product over kInner places of the inner dimension from `first` on, as many as
   // registers have room for. `a` is the first of 64 rows of a PlainTile<T, ..., kPitch - 8>, `b`
-  // the first plane of a BlockPlane: its blocks' lines are columns of the product or, transposed,
-  // places of the inner dimension.
-  template <int kPitch, int kInner, typename PlaneB, bool kTransposed>
+  // the first component of a BlockedTile: its blocks' lines are columns of the product or,
+  // transposed, places of the inner dimension.
+  template <int kPitch, int kInner, typename TileB, bool kTransposed>
   __device__ __forceinline__ void Add(uint32_t a, uint32_t b, int first) {
     constexpr int kSteps = kInner / 16;
-    uint32_t of_a[kPlanes<T>][kSteps][4];
+    uint32_t of_a[kComponents<T>][kSteps][4];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       LoadRows<kPitch>(of_a, step, a + (first + step * 16) * sizeof(T));
     }
     float part[kBlocks][kCount];
-    AddSteps<PlaneB, kTransposed, kSteps>(part, of_a, 0, b, first);
+    AddSteps<TileB, kTransposed, kSteps>(part, of_a, 0, b, first);
   }
 
-  // The same of rows that lie in planes there, too, one behind the other from `a` on.
-  template <typename PlaneA, int kInner, typename PlaneB, bool kTransposed>
-  __device__ __forceinline__ void AddPlanes(const unsigned char* a, uint32_t b, int first) {
+  // The same of rows that lie in components there, too, one behind the other from `a` on.
+  template <typename TileA, int kInner, typename TileB, bool kTransposed>
+  __device__ __forceinline__ void AddComponents(const unsigned char* a, uint32_t b, int first) {
     constexpr int kSteps = kInner / 16;
     const int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp;
-    uint32_t of_a[kPlanes<T>][kSteps][4];
+    uint32_t of_a[kComponents<T>][kSteps][4];
 #pragma unroll
-    for (int plane = 0; plane < kPlanes<T>; ++plane) {
+    for (int component = 0; component < kComponents<T>; ++component) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        LoadMatrices(of_a[plane][step], a + plane * PlaneA::kBytes +
-                                            PlaneA::At(thread / kWarp * 16 + lane % 16,
-                                                       first + step * 16 + lane / 16 * 8));
+        LoadMatrices(of_a[component][step], a + component * TileA::kBytes +
+                                                TileA::At(thread / kWarp * 16 + lane % 16,
+                                                          first + step * 16 + lane / 16 * 8));
       }
     }
     float part[kBlocks][kCount];
-    AddSteps<PlaneB, kTransposed, kSteps>(part, of_a, 0, b, first);
+    AddSteps<TileB, kTransposed, kSteps>(part, of_a, 0, b, first);
   }
 
   // The same of rows that are in registers.
-  template <typename PlaneB, bool kTransposed, int kInner>
+  template <typename TileB, bool kTransposed, int kInner>
   __device__ __forceinline__ void Add(const WarpgroupRows<T, kInner>& a, uint32_t b) {
-    constexpr int kSteps = kPlanes<T> > 1 ? 2 : kInner / 16;  // that are summed there
+    constexpr int kSteps = kComponents<T> > 1 ? 2 : kInner / 16;  // that are summed there
     float part[kBlocks][kCount];
 #pragma unroll
     for (int k = 0; k < kInner; k += 16 * kSteps) {
-      AddSteps<PlaneB, kTransposed, kSteps>(part, a.planes, k / 16, b, k);
+      AddSteps<TileB, kTransposed, kSteps>(part, a.components, k / 16, b, k);
     }
   }
 
  private:
   // Adds the product over 16 * kSteps places from `k` on; those of `a` begin at its step `first`.
-  template <typename PlaneB, bool kTransposed, int kSteps, int kStepsOfA>
+  template <typename TileB, bool kTransposed, int kSteps, int kStepsOfA>
   __device__ __forceinline__ void AddSteps(float (&part)[kBlocks][kCount],
-                                           const uint32_t (&a)[kPlanes<T>][kStepsOfA][4], int first,
-                                           uint32_t b, int k) {
+                                           const uint32_t (&a)[kComponents<T>][kStepsOfA][4],
+                                           int first, uint32_t b, int k) {
     static_assert(kTransposed || kBlocks == 1);
-    const auto place_of = [](int from) {  // in a plane
-      return kTransposed ? from * PlaneB::kBlockWidth * 2
-                         : from / PlaneB::kBlockWidth * PlaneB::Block::kBytes +
-                               from % PlaneB::kBlockWidth * 2;
+    const auto place_of = [](int from) {  // in a component
+      return kTransposed
+                 ? from * TileB::kBlockWidth * 2
+                 : from / TileB::kBlockWidth * TileB::Block::kBytes + from % TileB::kBlockWidth * 2;
     };
-    const uint64_t first_plane = SharedMatrix<PlaneB::kBlockWidth>(b + place_of(k));
-    const auto matrix_at = [&](int plane, int block, int step) {
-      return Behind(first_plane, plane * PlaneB::kBytes + block * PlaneB::Block::kBytes +
-                                     (place_of(k + step * 16) - place_of(k)));
+    const uint64_t first_component = SharedMatrix<TileB::kBlockWidth>(b + place_of(k));
+    const auto matrix_at = [&](int component, int block, int step) {
+      return Behind(first_component, component * TileB::kBytes + block * TileB::Block::kBytes +
+                                         (place_of(k + step * 16) - place_of(k)));
     };
     const auto add = [&](auto number, float (&to)[kBlocks][kCount], int of_a, int of_b) {
 #pragma unroll
@@ -178,14 +179,15 @@ struct WarpgroupProduct {
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
           const uint64_t matrix = matrix_at(of_b, block, step);
-          const bool is_first = kPlanes<T> > 1 && of_a == 0 && of_b == kPlanes<T> - 1 && step == 0;
+          const bool is_first =
+              kComponents<T> > 1 && of_a == 0 && of_b == kComponents<T> - 1 && step == 0;
           const auto& rows = a[of_a][first + step];
           if (is_first) MultiplyAddBfloats<kTransposed, false>(to[block], rows, matrix);
           else MultiplyAdd<kTransposed>(number, to[block], rows, matrix);
         }
       }
     };
-    if constexpr (kPlanes<T> == 1) {
+    if constexpr (kComponents<T> == 1) {
       BeginProducts(sums);
       add(T(), sums, 0, 0);
       WaitForProducts(sums);
@@ -193,7 +195,7 @@ struct WarpgroupProduct {
       // The smallest products first, as what is added is cut off.
       BeginProducts(part);
 #pragma unroll
-      for (int order = kPlanes<T> - 1; order >= 0; --order) {
+      for (int order = kComponents<T> - 1; order >= 0; --order) {
 #pragma unroll
         for (int i = 0; i <= order; ++i) add(bfloat16(), part, i, order - i);
       }
@@ -208,9 +210,9 @@ struct WarpgroupProduct {
 
   // This lane's part of 64 rows by 16 places.
   template <int kPitch, int kSteps>
-  __device__ __forceinline__ static void LoadRows(uint32_t (&to)[kPlanes<T>][kSteps][4], int step,
-                                                  uint32_t a) {
-    using Pair = Packet<T, 2>;
+  __device__ __forceinline__ static void LoadRows(uint32_t (&to)[kComponents<T>][kSteps][4],
+                                                  int step, uint32_t a) {
+    using Pair = Vector<T, 2>;
     const int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp;
     const uint32_t from =
         a + ((thread / kWarp * 16 + lane / 4) * kPitch + lane % 4 * 2) * sizeof(T);
@@ -218,10 +220,11 @@ struct WarpgroupProduct {
     for (int word = 0; word < 4; ++word) {
       const Pair pair =
           SharedAt<const Pair>(from + (word % 2 * 8 * kPitch + word / 2 * 8) * sizeof(T));
-      uint32_t words[kPlanes<T>];
+      uint32_t words[kComponents<T>];
       Split(pair.elements[0], pair.elements[1], words);
 #pragma unroll
-      for (int plane = 0; plane < kPlanes<T>; ++plane) to[plane][step][word] = words[plane];
+      for (int component = 0; component < kComponents<T>; ++component)
+        to[component][step][word] = words[component];
     }
   }
 };

@@ -5,7 +5,7 @@ namespace jaxsparse {
 
 class Workers;
 
-// A row of an operation's table of CPU variants (common/variant.h says how one is chosen).
+// A row of an operation's table of CPU variants (host/variant.h says how one is chosen).
 template <typename Problem>
 struct CpuVariant {
   const char* name;

@@ -1,7 +1,7 @@
 // CPU kernels share XLA's own threads: no pool of ours beside it.
 #pragma once
 
-#include "common/parallel.h"
+#include "cpu/parallel.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxsparse {

@@ -1,6 +1,8 @@
-#include "common/call_parser.h"
+#include "host/call_parser.h"
 
 #include <algorithm>
+
+#include "cuda/preparation.h"
 
 namespace jaxsparse {
 namespace {

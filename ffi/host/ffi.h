@@ -16,11 +16,11 @@
 #include <variant>
 #include <vector>
 
-#include "common/call_parser.h"
-#include "common/types.h"
-#include "common/variant.h"
-#include "common/workers.h"
+#include "cpu/workers.h"
+#include "host/call_parser.h"
+#include "host/variant.h"
 #include "nvrtc/kernel.h"
+#include "types.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxsparse {

@@ -1,4 +1,4 @@
-#include "common/ffi.h"
+#include "host/ffi.h"
 
 #include <utility>
 

@@ -1,0 +1,54 @@
+// Wide loads and stores of neighbouring elements, where their place allows them.
+#pragma once
+
+#include "cuda/device.cuh"
+
+namespace jaxsparse {
+
+// So many elements by one access.
+template <typename T, int kCount>
+struct alignas(kCount * sizeof(T)) Vector {
+  T elements[kCount];
+};
+
+template <typename P>
+__device__ __forceinline__ bool IsAligned(const void* at) {
+  return reinterpret_cast<uint64_t>(at) % sizeof(P) == 0;
+}
+
+// kCount elements; one by one where `wide` is false.
+template <int kCount, typename T>
+__device__ __forceinline__ Vector<T, kCount> LoadVector(const T* from, bool wide) {
+  Vector<T, kCount> vector;
+  if (wide) {
+    vector = *reinterpret_cast<const Vector<T, kCount>*>(from);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) vector.elements[i] = from[i];
+  }
+  return vector;
+}
+
+// The same where there are only `left` elements.
+template <int kCount, typename T>
+__device__ __forceinline__ Vector<T, kCount> LoadVector(const T* from, bool wide, int left) {
+  if (left >= kCount) return LoadVector<kCount>(from, wide);
+  Vector<T, kCount> vector = {};
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (i < left) vector.elements[i] = from[i];
+  }
+  return vector;
+}
+
+template <typename T, int kCount>
+__device__ __forceinline__ void StoreVector(T* to, const Vector<T, kCount>& vector) {
+  if (IsAligned<Vector<T, kCount>>(to)) {
+    *reinterpret_cast<Vector<T, kCount>*>(to) = vector;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) to[i] = vector.elements[i];
+  }
+}
+
+}  // namespace jaxsparse
