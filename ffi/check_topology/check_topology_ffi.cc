@@ -7,7 +7,7 @@
 
 #include "check_topology/problem.h"
 #include "host/registry.h"
-#include "nvrtc/type_names.h"
+#include "nvrtc/expression.h"
 
 namespace jaxsparse {
 namespace {

@@ -166,8 +166,8 @@ class Targets {
     const OnCuda call(Operation::CudaVariants(), operands, results, attributes, GpuOf(device));
     if (call.variant == nullptr) return call.error;
     std::string reason;
-    if (const auto* before = call.variant->before) {
-      GetKernel(before->source(call.problem), device, &reason);
+    if (const auto* prologue = call.variant->prologue) {
+      GetKernel(prologue->source(call.problem), device, &reason);
     }
     if (reason.empty()) GetKernel(call.variant->kernel(call.problem), device, &reason);
     if (reason.empty()) return ffi::Error::Success();
@@ -188,10 +188,10 @@ class Targets {
     };
     std::string reason;
     if (call.variant->complete != nullptr) reason = call.variant->complete(&call.problem);
-    if (const auto* before = call.variant->before; reason.empty() && before != nullptr) {
-      const LaunchShape first = before->shape(call.problem);
+    if (const auto* prologue = call.variant->prologue; reason.empty() && prologue != nullptr) {
+      const LaunchShape first = prologue->shape(call.problem);
       if (first.blocks > 0) {
-        reason = launch(before->source(call.problem), first);
+        reason = launch(prologue->source(call.problem), first);
         shape.overlaps = true;
       }
     }

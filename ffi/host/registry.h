@@ -40,7 +40,7 @@ OperationEntry MakeEntry(const std::vector<typename Operation::Problem>& problem
     for (const auto& problem : problems) {
       if (!row.fits(problem)) continue;
       std::vector<KernelSource> kernels = {row.kernel(problem)};
-      if (row.before != nullptr) kernels.push_back(row.before->source(problem));
+      if (row.prologue != nullptr) kernels.push_back(row.prologue->source(problem));
       for (const KernelSource& kernel : kernels) {
         const auto is_same = [&](const KernelSource& other) {
           return other.file == kernel.file && other.expression == kernel.expression;

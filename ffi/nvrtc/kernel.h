@@ -62,8 +62,8 @@ struct CudaVariant {
   double (*cost)(const Problem&);  // predicted microseconds, which `explain` prints; or null
   KernelSource (*kernel)(const Problem&);
   LaunchShape (*shape)(const Problem&);
-  // What is launched before it, if anything, and may be overlapped by it.
-  const CudaKernel<Problem>* before = nullptr;
+  // The prologue kernel: launched before it, if there is one, and overlapped by it.
+  const CudaKernel<Problem>* prologue = nullptr;
   // Adds to the problem what this kernel is told besides, by a driver or by how it is launched;
   // returns the reason of a failure, or an empty string.
   std::string (*complete)(Problem*) = nullptr;

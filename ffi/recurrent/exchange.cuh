@@ -197,13 +197,13 @@ __device__ __forceinline__ void Delay(int64_t step) {
 
 // When to look for the next state. A look in vain costs another trip to the L2 cache and holds up
 // the stores that it waits for there, so that a late first look is better than an early one: it
-// comes `cycles` after Start, which is where `first_look` of the problem begins. With steps of
+// comes `cycles` after Start, which is where `poll_delay` of the problem begins. With steps of
 // adaption that are not 0 it moves later with each look in vain, and earlier, much slower, with
 // each in time.
-class FirstLook {
+class Backoff {
  public:
-  __device__ explicit FirstLook(const RecurrentScanProblem& p)
-      : cycles_(p.first_look), later_(p.look_later), earlier_(p.look_earlier) {}
+  __device__ explicit Backoff(const RecurrentScanProblem& p)
+      : cycles_(p.poll_delay), later_(p.poll_delay_increase), earlier_(p.poll_delay_decrease) {}
 
   __device__ __forceinline__ void Start() { start_ = static_cast<uint32_t>(clock()); }
   __device__ __forceinline__ void Wait() const { WaitCycles(start_, cycles_); }

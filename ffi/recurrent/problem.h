@@ -54,9 +54,9 @@ struct RecurrentScanProblem {
   void* exchange = nullptr;
   // Clock cycles between the end of a block's product and its first look for the next state, and by
   // how many that grows after a look in vain and falls after one in time (exchange.cuh).
-  uint32_t first_look = 0;
-  uint32_t look_later = 0;
-  uint32_t look_earlier = 0;
+  uint32_t poll_delay = 0;
+  uint32_t poll_delay_increase = 0;
+  uint32_t poll_delay_decrease = 0;
   // A wait for other blocks longer than this sets *error to 0, and *report, in the host's memory,
   // to 1, and turns what depends on it to NaN.
   int64_t wait_limit_ns = 0;

@@ -51,15 +51,15 @@ __device__ __forceinline__ void MakeProducts(const RecurrentScanProblem& p, Word
   product.Start(p);
   product.Multiply(partials);
   HandOver<Step, Plan>(0, false);
-  FirstLook first_look(p);
-  first_look.Start();
+  Backoff backoff(p);
+  backoff.Start();
   for (int64_t step = 1; step < p.steps; ++step) {
     if constexpr (Plan::kBarrier) {
       WaitAt<Shape::kThreads>(kAllThreads);
       if (threadIdx.x == 0) MeetOtherBlocks<Plan>(p, step - 1, &limit);
       WaitAt<Shape::kThreads>(kAllThreads);
     } else {
-      first_look.Wait();
+      backoff.Wait();
     }
     Delay<Plan>(step);
     product.Receive(SlotBefore<Plan>(p, step, Shape::kSlot), &limit);
@@ -72,8 +72,8 @@ __device__ __forceinline__ void MakeProducts(const RecurrentScanProblem& p, Word
     }
     __syncwarp();
     HandOver<Step, Plan>(step, gave_up);
-    first_look.Start();
-    first_look.Adapt(limit.TakeHasWaited());
+    backoff.Start();
+    backoff.Adapt(limit.TakeHasWaited());
   }
 }
 

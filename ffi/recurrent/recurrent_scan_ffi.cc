@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "host/registry.h"
-#include "nvrtc/type_names.h"
+#include "nvrtc/expression.h"
 #include "recurrent/failures.h"
 #include "recurrent/problem.h"
 
@@ -52,7 +52,7 @@ struct Call {
 
   KernelSource kernel;
   LaunchShape shape;
-  uint32_t first_look = 0, look_later = 0, look_earlier = 0;
+  uint32_t poll_delay = 0, poll_delay_increase = 0, poll_delay_decrease = 0;
   int64_t wait_limit_ns = 0;
 };
 
@@ -173,9 +173,11 @@ void ParseLaunch(CallParser& call, Call* c) {
               static_cast<int>(call.Integer("threads", 1, kMostThreads)),
               call.Integer("shared_bytes", 0, kMostShared),
               static_cast<int>(call.Integer("cluster", 1, kMostCluster)), true};
-  c->first_look = static_cast<uint32_t>(call.Integer("first_look", 0, kMostClocks));
-  c->look_later = static_cast<uint32_t>(call.Integer("look_later", 0, kMostClocks));
-  c->look_earlier = static_cast<uint32_t>(call.Integer("look_earlier", 0, kMostClocks));
+  c->poll_delay = static_cast<uint32_t>(call.Integer("poll_delay", 0, kMostClocks));
+  c->poll_delay_increase =
+      static_cast<uint32_t>(call.Integer("poll_delay_increase", 0, kMostClocks));
+  c->poll_delay_decrease =
+      static_cast<uint32_t>(call.Integer("poll_delay_decrease", 0, kMostClocks));
   c->wait_limit_ns = call.Integer("wait_limit_ns", 1, std::numeric_limits<int64_t>::max());
   c->exchange_bytes = call.Integer("exchange_bytes", 0, kMostBytes);
   c->groups = call.Integer("groups", 1, kMostIndex);
@@ -325,9 +327,9 @@ RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t direction, 
   p.error = reinterpret_cast<uint32_t*>(flags);
   p.arrivals =
       reinterpret_cast<uint32_t*>(flags + kScanFlagBytes / (1 + kMaxScansOfLaunch) * (1 + scan));
-  p.first_look = c.first_look;
-  p.look_later = c.look_later;
-  p.look_earlier = c.look_earlier;
+  p.poll_delay = c.poll_delay;
+  p.poll_delay_increase = c.poll_delay_increase;
+  p.poll_delay_decrease = c.poll_delay_decrease;
   p.wait_limit_ns = c.wait_limit_ns;
   return p;
 }

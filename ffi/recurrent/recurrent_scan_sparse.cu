@@ -322,8 +322,8 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
     constexpr int kPlaneLoads = Product::kPartPlane / 16;
     const auto* slot = static_cast<const unsigned char*>(p.exchange) +
                        BlockOfScan<Plan>() % kShape.cluster * Product::kPartPlane;
-    FirstLook first_look(p);
-    first_look.Start();
+    Backoff backoff(p);
+    backoff.Start();
     for (int64_t step = 0; step < p.steps; ++step, slot += Product::kSlot) {
       const uint32_t set = static_cast<uint32_t>(step & 1);
       const uint32_t set_shared = state_shared + Shared::kSumsAt + set * Shared::kSetBytes;
@@ -353,7 +353,7 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
         if (thread == 0) MeetOtherBlocks<Plan>(p, step, &limit);
         WaitAt<kThreads>(kAllThreads);
       } else {
-        first_look.Wait();
+        backoff.Wait();
       }
       Delay<Plan>(step);
       const bool received = Receive<kWorkers, Product::kPieces * kPlaneLoads>(
@@ -379,8 +379,8 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
       // Nobody writes the next state before all have multiplied this one.
       __syncwarp();
       WaitAt<kThreads>(kSumsAreThere);
-      first_look.Adapt(__any_sync(kAllLanes, limit.TakeHasWaited()));
-      first_look.Start();
+      backoff.Adapt(__any_sync(kAllLanes, limit.TakeHasWaited()));
+      backoff.Start();
     }
   } else {
     Cells<Step, Plan> cells(p, record, thread - kWorkers);

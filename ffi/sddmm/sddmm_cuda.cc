@@ -2,7 +2,7 @@
 #include <cmath>
 #include <string>
 
-#include "nvrtc/type_names.h"
+#include "nvrtc/expression.h"
 #include "sddmm/sddmm.h"
 
 namespace jaxsparse {

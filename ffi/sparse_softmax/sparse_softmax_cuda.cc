@@ -1,7 +1,7 @@
 // CUDA variants of the softmax over stored entries: which kernel, and how it is launched.
 #include <string>
 
-#include "nvrtc/type_names.h"
+#include "nvrtc/expression.h"
 #include "sparse_softmax/sparse_softmax.h"
 
 namespace jaxsparse {

@@ -2,7 +2,7 @@
 #include <string>
 
 #include "nvrtc/tensor_map.h"
-#include "nvrtc/type_names.h"
+#include "nvrtc/expression.h"
 #include "spmm/spmm.h"
 
 namespace jaxsparse {

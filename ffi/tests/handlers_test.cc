@@ -299,8 +299,8 @@ std::vector<Target> Targets() {
       // How many values there are is in the layout, within whose bounds the kernel stays.
       if (std::string(weights) == "pairs") sound.free_size = {"recurrent 0"};
       for (const char* name : {"carries", "groups", "scans", "blocks", "threads", "cluster",
-                               "shared_bytes", "exchange_bytes", "first_look", "look_later",
-                               "look_earlier", "wait_limit_ns", "products", "layout_words"}) {
+                               "shared_bytes", "exchange_bytes", "poll_delay", "poll_delay_increase",
+                               "poll_delay_decrease", "wait_limit_ns", "products", "layout_words"}) {
         sound.out_of_range.push_back({name, -1});
         if (std::string(name) != "wait_limit_ns") sound.out_of_range.push_back({name, kHuge});
       }

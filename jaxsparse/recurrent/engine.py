@@ -240,9 +240,9 @@ def ffi_call(
             "cluster": plan.cluster,
             "shared_bytes": plan.shared_bytes,
             "exchange_bytes": plan.exchange_bytes,
-            "first_look": plan.first_look,
-            "look_later": plan.look_later,
-            "look_earlier": plan.look_earlier,
+            "poll_delay": plan.poll_delay,
+            "poll_delay_increase": plan.poll_delay_increase,
+            "poll_delay_decrease": plan.poll_delay_decrease,
             "wait_limit_ns": int(wait_limit() * 1e9),
         },
         workspace=plan.scans * plan.exchange_bytes

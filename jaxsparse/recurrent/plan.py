@@ -109,9 +109,9 @@ class Plan:
     threads: int
     shared_bytes: int
     exchange_bytes: int
-    first_look: int  # clock cycles from a product to the first look for the next state
-    look_later: int  # after a look in vain
-    look_earlier: int  # after a look in time
+    poll_delay: int  # clock cycles from a product to the first look for the next state
+    poll_delay_increase: int  # after a look in vain
+    poll_delay_decrease: int  # after a look in time
     microseconds: float  # predicted, for a step of all scans
     in_registers: float  # share of the weights; the rest lies in shared memory
     cluster: int = 1
@@ -373,9 +373,9 @@ def _sparse_plan(variant: str, p: Problem, device: Device, *, forced: bool) -> P
         threads=threads,
         shared_bytes=shared,
         exchange_bytes=exchange,
-        first_look=900,
-        look_later=64,
-        look_earlier=2,
+        poll_delay=900,
+        poll_delay_increase=64,
+        poll_delay_decrease=2,
         microseconds=microseconds * (p.directions // scans),
         in_registers=1 - in_shared / f.entries,
         cluster=f.cluster,
@@ -569,9 +569,9 @@ def _dense_plan(
         threads=threads,
         shared_bytes=shared,
         exchange_bytes=exchange,
-        first_look=look,
-        look_later=8 if tensor_cores else 0,
-        look_earlier=2 if tensor_cores else 0,
+        poll_delay=look,
+        poll_delay_increase=8 if tensor_cores else 0,
+        poll_delay_decrease=2 if tensor_cores else 0,
         microseconds=microseconds,
         in_registers=in_registers / loads,
         dense_bytes=p.products * p.states * p.hidden**2 * _BYTES[p.weight_dtype] if p.sparse else 0,

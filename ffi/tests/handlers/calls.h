@@ -162,9 +162,9 @@ inline TestCall ScanCall(const std::string& weights, bool transposed, const std:
                      {"cluster", int64_t{2}},
                      {"shared_bytes", int64_t{1024}},
                      {"exchange_bytes", kExchange},
-                     {"first_look", int64_t{1}},
-                     {"look_later", int64_t{1}},
-                     {"look_earlier", int64_t{1}},
+                     {"poll_delay", int64_t{1}},
+                     {"poll_delay_increase", int64_t{1}},
+                     {"poll_delay_decrease", int64_t{1}},
                      {"wait_limit_ns", int64_t{1000}}};
   return call;
 }
