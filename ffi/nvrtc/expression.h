@@ -3,7 +3,6 @@
 
 #include <initializer_list>
 #include <string>
-#include <utility>
 
 #include "types.h"
 
@@ -30,22 +29,39 @@ inline std::string TypeName(IndexType type) {
 inline std::string Literal(bool value) { return value ? "true" : "false"; }
 inline std::string Literal(int value) { return std::to_string(value); }
 
-// A config struct with its fields by name, "jaxsparse::TiledConfig{.vector = 4, .lanes = 8}".
-inline std::string ConfigExpression(
-    const std::string& type, std::initializer_list<std::pair<const char*, std::string>> fields) {
+// `parts` with ", " between them.
+inline std::string Joined(std::initializer_list<std::string> parts) {
   std::string text;
-  for (const auto& [name, value] : fields) {
-    text += (text.empty() ? "." : ", .") + std::string(name) + " = " + value;
+  for (const std::string& part : parts) {
+    if (!text.empty()) text += ", ";
+    text += part;
   }
-  return "jaxsparse::" + type + "{" + text + "}";
+  return text;
+}
+
+inline std::string Field(const char* name, const std::string& value) {
+  std::string text = ".";
+  text += name;
+  text += " = ";
+  text += value;
+  return text;
+}
+
+// A config struct with its fields by name, "jaxsparse::TiledConfig{.vector = 4, .lanes = 8}".
+inline std::string ConfigExpression(const char* type, std::initializer_list<std::string> fields) {
+  std::string text = "jaxsparse::";
+  text += type;
+  text += "{" + Joined(fields) + "}";
+  return text;
 }
 
 // A kernel and its template's arguments, "jaxsparse::SpmmRows<float, float, int32_t>".
-inline std::string KernelExpression(const std::string& kernel,
+inline std::string KernelExpression(const char* kernel,
                                     std::initializer_list<std::string> arguments) {
-  std::string text;
-  for (const std::string& argument : arguments) text += (text.empty() ? "" : ", ") + argument;
-  return "jaxsparse::" + kernel + "<" + text + ">";
+  std::string text = "jaxsparse::";
+  text += kernel;
+  text += "<" + Joined(arguments) + ">";
+  return text;
 }
 
 }  // namespace jaxsparse
