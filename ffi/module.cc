@@ -104,6 +104,16 @@ nb::tuple ChooseCudaVariant(const std::string& operation, BufferTypes operands, 
                            {compute_capability, multiprocessors, shared_bytes}));
 }
 
+int64_t WorkspaceBytes(const std::string& operation, BufferTypes operands, BufferTypes results,
+                       Attributes attributes) {
+  const OperationEntry& entry = EntryWithTable(operation);
+  std::string error;
+  const int64_t bytes = entry.workspace_on_cuda(
+      {std::move(operands), std::move(results), std::move(attributes)}, &error);
+  if (bytes < 0) throw nb::value_error(error.c_str());
+  return bytes;
+}
+
 nb::bytes CompileKernel(const std::string& file, const std::string& expression,
                         const std::string& architecture, const std::string& text) {
   std::string error;
@@ -206,6 +216,8 @@ NB_MODULE(_ffi, m) {
   m.def("choose_cuda_variant", ChooseCudaVariant, nb::arg("operation"), nb::arg("operands"),
         nb::arg("results"), nb::arg("attributes"), nb::kw_only(), nb::arg("compute_capability"),
         nb::arg("multiprocessors"), nb::arg("shared_bytes"));
+  m.def("workspace_bytes", WorkspaceBytes, nb::arg("operation"), nb::arg("operands"),
+        nb::arg("results"), nb::arg("attributes"));
   m.def("cpu_isa", [] { return std::string(IsaName(CurrentIsa())); });
   m.def("configure_compiler", ConfigureCompiler, nb::arg("source_folder"), nb::arg("libraries"));
   m.def("compile_kernel", CompileKernel, nb::arg("file"), nb::arg("expression"),

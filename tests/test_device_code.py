@@ -31,16 +31,23 @@ def test_every_kernel_compiles(file, expression, architecture, monkeypatch):
     assert _ffi.compile_kernel(file, expression, architecture).startswith(b"\x7fELF")
 
 
-# Columns of a lane, lanes of a group, rows of a block, entries at once: what other sizes ask for.
-@pytest.mark.parametrize("tiling", [(1, 1, 128, 4), (2, 16, 8, 8), (4, 8, 4, 8), (4, 32, 1, 4)])
-def test_tilings_compile(tiling, monkeypatch):
+def config(name, **fields):
+    """A config struct as kernels take it."""
+    literals = {key: str(value).lower() for key, value in fields.items()}
+    return f"jaxsparse::{name}{{{', '.join(f'.{k} = {v}' for k, v in literals.items())}}}"
+
+
+# What other sizes ask for.
+@pytest.mark.parametrize(
+    "vector, lanes, rows, at_once", [(1, 1, 128, 4), (2, 16, 8, 8), (4, 8, 4, 8), (4, 32, 1, 4)]
+)
+def test_tiled_configs_compile(vector, lanes, rows, at_once, monkeypatch):
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    numbers = ", ".join(map(str, tiling))
-    expression = (
-        "jaxsparse::SpmmTiled<float, float, uint16_t, "
-        f"{numbers}, false, jaxsparse::SpmmTechnique::kNone, true>"
+    tiled = config(
+        "SpmmTiledConfig", vector=vector, lanes=lanes, rows=rows, at_once=at_once, batched=True
     )
-    assert _ffi.compile_kernel("spmm/spmm_tiled.cu", expression, "sm_90a")
+    expression = f"jaxsparse::SpmmTiled<float, float, uint16_t, {tiled}>"
+    assert _ffi.compile_kernel("spmm/kernels/tiled.cu", expression, "sm_90a")
 
 
 # Lanes that take an entry, numbers of a piece, pieces, chunks of a warp, warps that share one,
@@ -60,35 +67,33 @@ def test_tilings_of_entries_compile(tiling, monkeypatch):
     assert _ffi.compile_kernel("sddmm/sddmm_tiled.cu", expression, "sm_90a")
 
 
-# Of spmm: lanes that read a row of x, rows of a warp, rows of x in a panel, stages, warps, whether
-# prefetched, permuted. Of sddmm: lanes that take an entry, pieces of each, rows of
-# a warp, rows of y in a panel, stages, parts of the columns.
 @pytest.mark.parametrize(
-    "file, kernel, numbers",
-    [
-        *(
-            ("spmm/spmm_staged.cu", "SpmmStaged", f"{numbers}, true")
-            for numbers in (
-                "8, 1, 512, 3, 16, true",
-                "16, 8, 256, 3, 16, false",
-                "32, 4, 128, 3, 16, false",
-                "32, 8, 16, 3, 16, false",
-            )
-        ),
-        *(
-            ("sddmm/sddmm_staged.cu", "SddmmStaged", numbers)
-            for numbers in (
-                "2, 4, 8, 512, 3, 1",
-                "4, 4, 8, 256, 3, 1",
-                "8, 4, 1, 16, 2, 4",
-            )
-        ),
-    ],
+    "lanes, rows, panel, prefetched",
+    [(8, 1, 512, True), (16, 8, 256, False), (32, 4, 128, False), (32, 8, 16, False)],
 )
-def test_stagings_compile(file, kernel, numbers, monkeypatch):
+def test_staged_configs_compile(lanes, rows, panel, prefetched, monkeypatch):
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    expression = f"jaxsparse::{kernel}<float, float, uint16_t, {numbers}>"
-    assert _ffi.compile_kernel(file, expression, "sm_90a")
+    staged = config(
+        "SpmmStagedConfig",
+        lanes=lanes,
+        rows=rows,
+        panel=panel,
+        prefetched=prefetched,
+        permuted=True,
+    )
+    expression = f"jaxsparse::SpmmStaged<float, float, uint16_t, {staged}>"
+    assert _ffi.compile_kernel("spmm/kernels/staged.cu", expression, "sm_90a")
+
+
+# Lanes that take an entry, pieces of each, rows of a warp, rows of y in a panel, stages, parts of
+# the columns.
+@pytest.mark.parametrize(
+    "numbers", ["2, 4, 8, 512, 3, 1", "4, 4, 8, 256, 3, 1", "8, 4, 1, 16, 2, 4"]
+)
+def test_stagings_compile(numbers, monkeypatch):
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
+    expression = f"jaxsparse::SddmmStaged<float, float, uint16_t, {numbers}>"
+    assert _ffi.compile_kernel("sddmm/sddmm_staged.cu", expression, "sm_90a")
 
 
 @pytest.mark.parametrize("columns", [32, 64, 128])
@@ -97,14 +102,20 @@ def test_tensor_tiles_compile(dtype, columns, monkeypatch):
     """For small and large problems."""
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
     types = f"{dtype}, {dtype}, uint16_t"
-    for file, expression in (
-        ("spmm", f"SpmmTensorCores<{types}, uint16_t, {columns}, false>"),
-        ("spmm", f"SpmmTensorCores<{types}, int32_t, {columns}, true>"),  # of two index types
-        ("spmm", f"SpmmPrepare<{dtype}, uint16_t, {columns}>"),
-        ("sddmm", f"SddmmTensorCores<{types}, {columns}, true>"),
-        ("sddmm", f"SddmmPrepare<{dtype}, uint16_t, {columns}>"),
+    plain = config("SpmmTensorConfig", columns=columns)
+    transposed = config("SpmmTensorConfig", columns=columns, transposed=True)
+    for expression in (
+        f"SpmmTensorCores<{types}, uint16_t, {plain}>",
+        f"SpmmTensorCores<{types}, int32_t, {transposed}>",  # of two index types
+        f"SpmmPrepare<{dtype}, uint16_t, {plain}>",
     ):
-        source = f"{file}/{file}_tensor_cores.cu"
+        source = "spmm/kernels/tensor_cores.cu"
+        assert _ffi.compile_kernel(source, f"jaxsparse::{expression}", "sm_90a")
+    for expression in (
+        f"SddmmTensorCores<{types}, {columns}, true>",
+        f"SddmmPrepare<{dtype}, uint16_t, {columns}>",
+    ):
+        source = "sddmm/sddmm_tensor_cores.cu"
         assert _ffi.compile_kernel(source, f"jaxsparse::{expression}", "sm_90a")
 
 

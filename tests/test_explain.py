@@ -24,7 +24,7 @@ from jaxsparse.recurrent.plan import Plan
 
 A100 = dataclasses.replace(H200, name="A100", compute_capability=80, shared_bytes=166912)
 V100 = dataclasses.replace(H200, name="V100", compute_capability=70)
-SHARED = "tensor_cores_shared"
+SPLIT = "tensor_cores_split_k"
 TOPOLOGY = Topology.from_mask(np.random.default_rng(0).random((96, 64)) < 0.2)
 X = jax.ShapeDtypeStruct((64, 32), jnp.float32)
 VALUES = jax.ShapeDtypeStruct((TOPOLOGY.nse,), jnp.float32)
@@ -175,7 +175,7 @@ def test_tensor_cores_have_the_workspace_they_need(n, dtype):
     forced = {"variant": "tensor_cores"}
 
     def shared(v, y):
-        options = {"transpose": True, "dense_on_left": False, "variant": SHARED}
+        options = {"transpose": True, "dense_on_left": False, "variant": SPLIT}
         return multiply("spmm", CSR(v, TOPOLOGY), y, **options)
 
     def left(v, x):
@@ -198,7 +198,7 @@ def test_tensor_cores_have_the_workspace_they_need(n, dtype):
         explain(shared, values, y, device=H200),
         explain(jax.vmap(shared, (None, 0)), values, many, device=H200),
     ):
-        assert call.variant == SHARED, call.otherwise
+        assert call.variant == SPLIT, call.otherwise
 
 
 @pytest.mark.parametrize("entries", [0, 50])

@@ -9,6 +9,7 @@
 // and Targets<Operation> has its handlers.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <string_view>
@@ -113,6 +114,31 @@ VariantChoice ChooseOnCpu(const DescribedCall& described) {
 template <typename Operation>
 VariantChoice ChooseOnCuda(const DescribedCall& described, const Gpu& gpu) {
   return ChooseFrom<Operation>(Operation::CudaVariants(), described, gpu);
+}
+
+// The most bytes of workspace that a call's variants may want on any GPU: XLA has to know it when
+// it compiles the program, before one of them is chosen. -1, and the reason in `error`, if the call
+// is none of this operation.
+template <typename Operation>
+int64_t WorkspaceOnCuda(const DescribedCall& described, std::string* error) {
+  typename Operation::Problem problem;
+  CallParser call(Operation::kName, described.operands(), described.results(),
+                  described.attributes());
+  const auto asked_for = call.Attribute<std::string_view>("variant");
+  if (call.ok()) Operation::Parse(call, &problem);
+  call.Finish();
+  if (!call.ok()) {
+    *error = call.error().message();
+    return -1;
+  }
+  int64_t most = 0;
+  for (const auto& row : Operation::CudaVariants()) {
+    const bool is_asked_for = asked_for == row.name;
+    if (row.workspace_bytes == nullptr) continue;
+    if (!is_asked_for && !(asked_for.empty() && row.cost != nullptr)) continue;
+    most = std::max(most, row.workspace_bytes(problem, is_asked_for));
+  }
+  return most;
 }
 
 template <typename Operation>

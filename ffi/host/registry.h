@@ -21,6 +21,7 @@ struct OperationEntry {
   // Null where the choice is not made among variants of a table.
   VariantChoice (*choose_on_cpu)(const DescribedCall&) = nullptr;
   VariantChoice (*choose_on_cuda)(const DescribedCall&, const Gpu&) = nullptr;
+  int64_t (*workspace_on_cuda)(const DescribedCall&, std::string* error) = nullptr;
 };
 
 // `problems`: at least one for every combination of types that selects another kernel instance.
@@ -35,7 +36,8 @@ OperationEntry MakeEntry(const std::vector<typename Operation::Problem>& problem
                        Names(Operation::CudaVariants()),
                        {},
                        ChooseOnCpu<Operation>,
-                       ChooseOnCuda<Operation>};
+                       ChooseOnCuda<Operation>,
+                       WorkspaceOnCuda<Operation>};
   for (const auto& row : Operation::CudaVariants()) {
     for (const auto& problem : problems) {
       if (!row.fits(problem)) continue;

@@ -67,6 +67,9 @@ struct CudaVariant {
   // Adds to the problem what this kernel is told besides, by a driver or by how it is launched;
   // returns the reason of a failure, or an empty string.
   std::string (*complete)(Problem*) = nullptr;
+  // The bytes of workspace that it may want on any GPU, for which the program is compiled; or null.
+  // It takes more where it is asked for by its name.
+  int64_t (*workspace_bytes)(const Problem&, bool is_asked_for) = nullptr;
 };
 
 // In place of the cost of a variant that is only taken by its name, whether or not it has been

@@ -23,7 +23,7 @@ _LEAST_DENSITY_TO_PREPARE = 1 / 64
 _PREPARATION_BYTES = 2**29  # that may be taken where nobody asked for it
 # d on tensor cores, as `FitsTensorCores` in ffi/sddmm/sddmm_cuda.cc
 _WIDEST_SAMPLED = {"float32": 128, "bfloat16": 256, "float16": 256}
-_UNSHARED = "tensor_cores_unshared"  # elsewhere several blocks may share a tile of the result
+_UNSHARED = "tensor_cores_unsplit"  # elsewhere several blocks may share a tile of the result
 # kSpmmMostParts in ffi/spmm/problem.h, kIfFaster.most in ffi/spmm/spmm_cuda.cc
 _MOST_PARTS, _MOST_PARTS_OF_TILE = 512, 8
 _WIDEST_TILE_BYTES = TILE * 128 * 4

@@ -1,4 +1,6 @@
 // The kernels that take every shape, on an emulated GPU.
+#include "spmm/kernels/generic.cu"
+
 #include "check_topology/check_topology.cu"
 #include "device/sddmm_operands.h"
 #include "device/spmm_operands.h"
@@ -6,7 +8,6 @@
 #include "recurrent/densify.cu"
 #include "sddmm/sddmm.cu"
 #include "sparse_softmax/sparse_softmax.cu"
-#include "spmm/spmm.cu"
 
 namespace jaxsparse {
 namespace {

@@ -1,29 +1,34 @@
 // The sparse-dense product with x staged in shared memory, on an emulated GPU.
-#include "spmm/spmm_staged.cu"
-
 #include <cstring>
 
 #include "device/spmm_operands.h"
 #include "emulated/gpu.h"
+#include "spmm/kernels/staged.cu"
 
 namespace jaxsparse {
 
-alignas(128) unsigned char spmm_ring[SpmmStagedBytes(512, 40, 3, 20)];
+constexpr SpmmStagedConfig kLargest{.lanes = 32, .panel = 40, .warps = 20};
+alignas(128) unsigned char spmm_stages[kLargest.SharedBytes()];
 
 namespace {
 
 template <typename T, typename Out, typename Index, int kLanes, int kRows, int kPanel, int kStages,
           int kWarps, bool kPrefetch, bool kPermuted>
 void Test(const SpmmSize& size, SpmmOptions options, int blocks = 2) {
-  static_assert(SpmmStagedBytes(kLanes * 16, kPanel, kStages, kWarps) <= sizeof(spmm_ring));
+  constexpr SpmmStagedConfig kConfig{.lanes = kLanes,
+                                     .rows = kRows,
+                                     .panel = kPanel,
+                                     .stages = kStages,
+                                     .warps = kWarps,
+                                     .prefetched = kPrefetch,
+                                     .permuted = kPermuted};
+  static_assert(kConfig.SharedBytes() <= sizeof(spmm_stages));
   options.permuted = kPermuted;
   SpmmTest<T, Out, Index> test(size, options);
   const SpmmProblem p = test.Problem();
   const auto run = [&] {
-    std::memset(spmm_ring, 0xff, sizeof(spmm_ring));  // NaN that nothing must read
-    emulated::Launch(blocks, kWarps * kWarp, [&] {
-      SpmmStaged<T, Out, Index, kLanes, kRows, kPanel, kStages, kWarps, kPrefetch, kPermuted>(p);
-    });
+    std::memset(spmm_stages, 0xff, sizeof(spmm_stages));  // NaN that nothing must read
+    emulated::Launch(blocks, kWarps * kWarp, [&] { SpmmStaged<T, Out, Index, kConfig>(p); });
   };
   run();
   test.Check();

@@ -3,11 +3,11 @@
 
 #include "device/spmm_operands.h"
 #include "emulated/gpu.h"
-#include "spmm/spmm_tensor_cores.cu"
+#include "spmm/kernels/tensor_cores.cu"
 
 namespace jaxsparse {
 
-alignas(1024) unsigned char spmm_stages[SpmmTensorBytes(3, 128)];
+alignas(1024) unsigned char spmm_stages[SpmmTensorConfig{.columns = 128}.SharedBytes(3)];
 int32_t found_starts[kPrepareBytes / 4];
 
 namespace {
@@ -15,7 +15,8 @@ namespace {
 // By two blocks, or by one for each of so many parts of every tile.
 template <typename T, typename Out, typename Index, int kColumns, bool kTransposed>
 void Test(const SpmmSize& size, SpmmOptions options, int parts = 0) {
-  static_assert(SpmmTensorBytes(kComponents<T>, kColumns) <= sizeof(spmm_stages));
+  constexpr SpmmTensorConfig kConfig{.columns = kColumns, .transposed = kTransposed};
+  static_assert(kConfig.SharedBytes(kComponents<T>) <= sizeof(spmm_stages));
   options.permuted = kTransposed;
   SpmmTest<T, Out, Index> test(size, options);
   SpmmProblem p = test.Problem();
@@ -31,9 +32,9 @@ void Test(const SpmmSize& size, SpmmOptions options, int parts = 0) {
     auto workspace = SpaceFor(PreparationOf<T, kColumns>(p).Bytes() + kSpmmArrivedBytes +
                               SpmmPartsBytes(tiles * parts, kColumns));
     p.workspace.data = reinterpret_cast<char*>(workspace.get());
-    emulated::Launch(3, kPrepareThreads, [&] { SpmmPrepare<T, Index, kColumns>(p); });
-    const auto kernel = [&] { SpmmTensorCores<T, Out, Index, Index, kColumns, kTransposed>(p); };
-    emulated::Launch(blocks, SpmmTensorThreads(kComponents<T>, kColumns), kernel, parts == 3);
+    emulated::Launch(3, kPrepareThreads, [&] { SpmmPrepare<T, Index, kConfig>(p); });
+    const auto kernel = [&] { SpmmTensorCores<T, Out, Index, Index, kConfig>(p); };
+    emulated::Launch(blocks, kConfig.Threads(kComponents<T>), kernel, parts == 3);
     test.Check();
     return workspace;
   };
@@ -129,12 +130,13 @@ void TestHeldEntries() {
   p.values = Of(values);
   p.x = Of(x);
   p.out = Of(out);
+  constexpr SpmmTensorConfig kConfig{.columns = 32};
   const auto run = [&] {
     const auto workspace = SpaceFor(PreparationOf<float, 32>(p).Bytes() + kSpmmArrivedBytes);
     p.workspace.data = reinterpret_cast<char*>(workspace.get());
-    emulated::Launch(1, kPrepareThreads, [&] { SpmmPrepare<float, int32_t, 32>(p); });
-    emulated::Launch(1, SpmmTensorThreads(kComponents<float>, 32),
-                     [&] { SpmmTensorCores<float, float, int32_t, int32_t, 32, false>(p); });
+    emulated::Launch(1, kPrepareThreads, [&] { SpmmPrepare<float, int32_t, kConfig>(p); });
+    emulated::Launch(1, kConfig.Threads(kComponents<float>),
+                     [&] { SpmmTensorCores<float, float, int32_t, int32_t, kConfig>(p); });
   };
   run();
   for (int64_t r = 0; r < count; ++r) {

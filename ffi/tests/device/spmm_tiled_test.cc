@@ -1,12 +1,11 @@
 // The sparse-dense product tile by tile of an emulated GPU, against sums in float64.
-#include "spmm/spmm_tiled.cu"
-
 #include "device/spmm_operands.h"
 #include "emulated/gpu.h"
+#include "spmm/kernels/tiled.cu"
 
 namespace jaxsparse {
 
-alignas(128) unsigned char spmm_parts[SpmmTiledBytes(8, 4)];
+alignas(128) unsigned char spmm_parts[kSpmmTiledThreads * 8 * 4];  // eight columns of float32
 
 namespace {
 
@@ -18,7 +17,15 @@ void Test(const SpmmSize& size, SpmmOptions options) {
   SpmmProblem p = test.Problem();
   p.long_row = 100;
   const auto run = [&]<bool kBatched>() {
-    SpmmTiled<T, Out, Index, kVector, kLanes, kRows, kAtOnce, kPermuted, kWithout, kBatched>(p);
+    constexpr SpmmTiledConfig kConfig{.vector = kVector,
+                                      .lanes = kLanes,
+                                      .rows = kRows,
+                                      .at_once = kAtOnce,
+                                      .permuted = kPermuted,
+                                      .without = kWithout,
+                                      .batched = kBatched};
+    static_assert(kConfig.SharedBytes(sizeof(T)) <= sizeof(spmm_parts));
+    SpmmTiled<T, Out, Index, kConfig>(p);
   };
   emulated::Launch(3, kSpmmTiledThreads, [&] {
     if (size.batch > 1) {

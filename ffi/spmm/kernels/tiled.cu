@@ -8,6 +8,7 @@
 // Floors: every entry reads kLanes * kVector elements of x from L1, 128 bytes a clock and
 // multiprocessor; from memory come the entries, x and the result, once each. A group waits for
 // memory once for every kAtOnce entries.
+#include "spmm/kernels/tiled.h"
 #include "spmm/matrices.cuh"
 
 namespace jaxsparse {
@@ -278,20 +279,22 @@ struct LongRows {
   }
 };
 
-template <typename T, typename Out, typename Index, int kVector, int kLanes, int kRows, int kAtOnce,
-          bool kPermuted, SpmmTechnique kWithout, bool kBatched>
+template <typename T, typename Out, typename Index, SpmmTiledConfig kConfig>
 __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
     SpmmTiled(const __grid_constant__ SpmmProblem p) {
   using Acc = Accumulator<T>;
+  constexpr int kVector = kConfig.vector, kLanes = kConfig.lanes, kRows = kConfig.rows;
+  constexpr int kAtOnce = kConfig.at_once, kGroups = kConfig.Groups();
+  constexpr bool kPermuted = kConfig.permuted, kBatched = kConfig.batched;
   using Chunk =
-      Placed<Entries<T, Index, kAtOnce, kPermuted>, kWithout == SpmmTechnique::kLateScaling>;
-  constexpr bool kOrdered = kWithout != SpmmTechnique::kOrder;
-  constexpr bool kUnrolledRest = kWithout != SpmmTechnique::kUnrolledRest;
-  constexpr int kGroups = kSpmmTiledThreads / kLanes;
+      Placed<Entries<T, Index, kAtOnce, kPermuted>, kConfig.without == SpmmTechnique::kLateScaling>;
+  constexpr bool kOrdered = kConfig.without != SpmmTechnique::kOrder;
+  constexpr bool kUnrolledRest = kConfig.without != SpmmTechnique::kUnrolledRest;
   constexpr int kShares = kGroups / kRows;
   static_assert(kShares >= 1 && kShares * kRows == kGroups);
-  constexpr bool kDealt = kShares > 1 && kRows <= kWarp;  // more rows get as many groups each
-  constexpr bool kMayHelp = SpmmGroupsMayHelp(kWithout, kRows, kGroups);
+  constexpr bool kDealsByLength =
+      kShares > 1 && kRows <= kWarp;  // more rows get as many groups each
+  constexpr bool kMayHelp = kConfig.GroupsMayHelp();
   extern __shared__ __align__(64) unsigned char spmm_parts[];
   auto* parts = reinterpret_cast<Vector<Acc, kVector>*>(spmm_parts);
 
@@ -320,7 +323,7 @@ __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
     };
     RowShare share;
     bool helps = false;
-    if constexpr (kDealt) {
+    if constexpr (kDealsByLength) {
       share =
           Dealing::Of<kGroups, kRows, kAtOnce, true>(row_of_lane()).template ShareOf<kRows>(group);
     } else {

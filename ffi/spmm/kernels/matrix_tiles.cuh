@@ -1,21 +1,21 @@
-// What writes the sparse matrix out on its way to tensor cores (spmm_tensor_cores.cu): tiles of it
-// in shared memory, and a warp's share of the stored entries, tile after tile.
+// How producers write the sparse matrix out on its way to tensor cores (tensor_cores.cu): tiles of
+// it in shared memory, and a warp's share of the stored entries, tile after tile.
 #pragma once
 
 #include "cuda/warpgroup.cuh"
-#include "spmm/problem.h"
+#include "spmm/kernels/tensor_cores.h"
 
 namespace jaxsparse {
 
-constexpr int kTeam = kSpmmTensorRole;  // threads that write a tile
-constexpr int kWriterWarps = kTeam / kWarp, kWriterRows = kSpmmTensorRows / kWriterWarps;
+constexpr int kTeamThreads = kSpmmTeamThreads;  // threads that write a tile
+constexpr int kProducerWarps = kTeamThreads / kWarp, kProducerRows = kSpmmTileRows / kProducerWarps;
 
 // A tile of the matrix: one component of 16-bit numbers. Of numbers only what is stored depends on
 // conditions, for which no branch is taken: those took 1.4 times as long.
 template <typename T>
 struct MatrixTile {
-  using OfRows = SwizzledTile<kSpmmTensorRows, kSpmmTensorInner>;
-  static constexpr int kBytes = OfRows::kBytes, kRowBytes = kSpmmTensorInner * 2;
+  using OfRows = SwizzledTile<kSpmmTileRows, kSpmmTileInner>;
+  static constexpr int kBytes = OfRows::kBytes, kRowBytes = kSpmmTileInner * 2;
 
   __device__ __forceinline__ static uint32_t PlaceOf(uint32_t tile, uint32_t row, uint32_t column) {
     return tile + row * kRowBytes + (column * 2 ^ row % 8 * 16);  // as OfRows::At
@@ -25,13 +25,12 @@ struct MatrixTile {
   }
 };
 
-// One of float32 as it is: who multiplies has more time to split it into components than who
-// writes.
+// One of float32 as it is: consumers have more time to split it into components than producers.
 template <>
 struct MatrixTile<float> {
-  using OfRows = PlainTile<float, kSpmmTensorRows, kSpmmTensorInner>;
+  using OfRows = PlainTile<float, kSpmmTileRows, kSpmmTileInner>;
   static constexpr int kBytes = OfRows::kBytes, kRowBytes = OfRows::kRowBytes;
-  static_assert(OfRows::kPitch == kSpmmTensorPitch);
+  static_assert(OfRows::kPitch == kSpmmTilePitch);
 
   __device__ __forceinline__ static uint32_t PlaceOf(uint32_t tile, uint32_t row, uint32_t column) {
     return tile + row * kRowBytes + column * sizeof(float);
@@ -43,7 +42,7 @@ struct MatrixTile<float> {
 
 // What a warp writes of a tile: some of its rows, anywhere, of which so many lanes have one each;
 // or of a transposed one some of its columns.
-constexpr int kOfRow = kWarp / kWriterRows;
+constexpr int kOfRow = kWarp / kProducerRows;
 
 template <typename T, bool kTransposed>
 struct WarpsPart {
@@ -60,16 +59,16 @@ struct WarpsPart {
   __device__ __forceinline__ static void Clear(uint32_t tile, int line) {
     const int lane = threadIdx.x % kWarp;
     if constexpr (kTransposed) {
-      const int first_line = line / kWriterRows * kWriterRows;
-      constexpr int kPieces = kWriterRows / kOfPiece;
+      const int first_line = line / kProducerRows * kProducerRows;
+      constexpr int kPieces = kProducerRows / kOfPiece;
 #pragma unroll
-      for (int i = 0; i < kSpmmTensorRows * kPieces; i += kWarp) {
+      for (int i = 0; i < kSpmmTileRows * kPieces; i += kWarp) {
         const int row = (i + lane) / kPieces, piece = (i + lane) % kPieces;
         SharedAt<Zeros>(TileA::PlaceOf(tile, row, first_line + piece * kOfPiece)) = {};
       }
     } else {
       // Of two rows in turn that are neighbours the lanes begin with pieces in other banks.
-      constexpr int kPieces = kSpmmTensorInner / kOfPiece;
+      constexpr int kPieces = kSpmmTileInner / kOfPiece;
       constexpr int kFurther = kOfRow - TileA::kRowBytes / sizeof(Zeros) % (2 * kOfRow);
       static_assert(kFurther > 0 && kFurther <= kOfRow);
       const int first = lane % kOfRow + lane / kOfRow % 2 * kFurther;
@@ -89,7 +88,7 @@ struct WarpsPart {
 // have more, as many others are loaded when the tile is written, and if need be again.
 //
 // What a warp has to do depends on the longest of its rows: so the longest ones of a tile of the
-// result are those of one warp, of another one in each step, so that nobody is always late.
+// result are those of one warp, of another one in each step, so that no warp is always late.
 template <typename T, typename Index, bool kTransposed, typename Shape>
 class EntriesOfRows {
   using TileA = typename Shape::TileA;
@@ -114,7 +113,7 @@ class EntriesOfRows {
   int next_, end_;         // the step whose starts are loaded next; the one behind the last
   int ends_ = 0;           // complements among them are those of rows that are not in order
 
-  // Neighbours as they are loaded: who takes them apart waits for them.
+  // Neighbours as they are loaded: to take them apart is to wait for them.
   template <typename E>
   struct alignas(kRun * sizeof(E)) Run {
     static constexpr int kOfWord = sizeof(uint32_t) / sizeof(E), kBits = 32 / kOfWord;
@@ -189,14 +188,14 @@ class EntriesOfRows {
     if constexpr (!kTransposed) {
       KeepInRegister(order_);
 #pragma unroll
-      for (int row = threadIdx.x % kWarp; row < kSpmmTensorRows; row += kWarp) RowAt(row) = row;
+      for (int row = threadIdx.x % kWarp; row < kSpmmTileRows; row += kWarp) RowAt(row) = row;
       __syncwarp();
     }
   }
 
   // Puts rows that have about so many entries in each of the steps before others.
   __device__ __forceinline__ void PutLongRowsFirst(int first_step, int end_step) {
-    static_assert(kSpmmTensorRows == 2 * kWarp);
+    static_assert(kSpmmTileRows == 2 * kWarp);
     constexpr int kEntries[] = {40, 28, 20, 14, 10, 0};
     const int lane = threadIdx.x % kWarp, steps = end_step - first_step;
     const int32_t* starts = starts_ + lane;
@@ -346,8 +345,8 @@ class EntriesOfRows {
   }
   // The lane's.
   __device__ __forceinline__ int PlaceIn(int step) const {
-    static_assert(kSpmmTensorRows == kSpmmTensorInner);
-    return place_ + step / Shape::kTeams * kWriterRows & kSpmmTensorRows - 1;
+    static_assert(kSpmmTileRows == kSpmmTileInner);
+    return place_ + step / Shape::kTeams * kProducerRows & kSpmmTileRows - 1;
   }
 
   __device__ __forceinline__ static uint32_t BitsOf(float x) { return __float_as_uint(x); }

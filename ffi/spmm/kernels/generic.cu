@@ -1,5 +1,6 @@
 // Generic kernels of the sparse-dense product (problem.h): right for every shape, type, batch and
 // alignment. Bytes: every stored entry reads a row of x from cache, so they are bound by L1 and L2.
+#include "spmm/kernels/generic.h"
 #include "spmm/matrices.cuh"
 
 namespace jaxsparse {

@@ -1,0 +1,122 @@
+// The roles of a block of the tensor core kernel, and the pipeline between them: producers write
+// tiles of the sparse matrix to stages, whose tiles of x are copied there, and consumers multiply.
+#pragma once
+
+#include "spmm/kernels/matrix_tiles.cuh"
+
+namespace jaxsparse {
+
+// The consumers are two warpgroups, which multiply every stage; behind them come the producers, who
+// write entries, in one team or two, of which each has every other stage.
+constexpr int kConsumers = kSpmmTeamThreads;
+constexpr int kConsumersMeet = 1;  // the named barrier at which they do
+constexpr int kGroups = 2;
+static_assert(kConsumers == kGroups * kWarpgroup);
+
+template <typename T, SpmmTensorConfig kConfig>
+struct SpmmTensorShape {
+  static constexpr int kColumns = kConfig.columns, kCount = kComponents<T>;
+  using TileA = MatrixTile<T>;
+  static constexpr bool kSplits = kCount > 1;
+  using TileX = BlockedTile<kSpmmTileInner, kColumns>;
+  static constexpr int kXBytes = kConfig.XBytes(kCount);
+  static constexpr int kStageBytes = kConfig.StageBytes(kCount);
+  static constexpr int kStages = kConfig.Stages(kCount);
+  static constexpr int kBarriersAt = kConfig.BarriersAt(kCount);
+  static constexpr int kFlagsAt = kConfig.FlagsAt(kCount);
+  static constexpr int kBiasAt = kConfig.BiasAt(kCount);
+  static constexpr int kOrdersAt = kConfig.OrdersAt(kCount);
+  static constexpr int kTeams = kConfig.Teams(kCount);
+  static constexpr int kThreads = kConfig.Threads(kCount);
+  static_assert(kXBytes == kCount * TileX::kBytes && kStageBytes == kXBytes + TileA::kBytes);
+  static_assert(kStageBytes % 1024 == 0 && kStages >= 3);
+  static_assert(kStages % kTeams == 0);  // so that a stage is always filled by the same team
+  // Producers leave some to consumers.
+  static constexpr int kConsumerRegisters = kTeams == 1 ? 160 : kColumns > 64 ? 96 : 80;
+  static constexpr int kProducerRegisters = kTeams == 1 ? 96 : kColumns > 64 ? 72 : 80;
+};
+
+// Stages that producers fill and consumers empty, in turn. By addresses that stay in registers:
+// producers have few warps, which wait for each instruction.
+template <typename Shape>
+class TilePipeline {
+  static constexpr int kFullAt = Shape::kBarriersAt;
+  static constexpr int kEmptyAt = kFullAt + Shape::kStages * sizeof(uint64_t);
+  uint32_t stages_;
+  uint32_t stage_ = 0, odd_ = 0;  // the phase that its barriers are in
+
+  // `from` kFullAt, one that counts producers, one more time who has x copied, and bytes of it;
+  // from kEmptyAt, one that counts consumers.
+  __device__ __forceinline__ uint64_t* Barrier(int from, uint32_t stage) const {
+    return &SharedAt<uint64_t>(stages_ + stage * sizeof(uint64_t) + from);
+  }
+
+ public:
+  __device__ explicit TilePipeline(const unsigned char* stages) : stages_(AddressOfShared(stages)) {
+    if (threadIdx.x == 0) {
+      for (int stage = 0; stage < Shape::kStages; ++stage) {
+        InitBarrier(Barrier(kFullAt, stage), kTeamThreads + 1);
+        InitBarrier(Barrier(kEmptyAt, stage), kConsumers);
+      }
+      FenceShared();
+    }
+    __syncthreads();
+  }
+
+  // For warps that have a register left: otherwise it is computed again for each stage.
+  __device__ __forceinline__ void KeepAddress() { KeepInRegister(stages_); }
+
+  // Space of the producers.
+  __device__ __forceinline__ uint32_t Orders() const { return stages_ + Shape::kOrdersAt; }
+  __device__ __forceinline__ uint32_t Stage() const {
+    return stages_ + stage_ * Shape::kStageBytes;
+  }
+  __device__ __forceinline__ void WaitUntilEmpty() {
+    WaitForPhase(Barrier(kEmptyAt, stage_), odd_ ^ 1);
+  }
+  __device__ __forceinline__ void WaitUntilFull() { WaitForPhase(Barrier(kFullAt, stage_), odd_); }
+  // By one thread; calls with where x belongs, and the barrier.
+  template <typename Copy>
+  __device__ __forceinline__ void CopyX(Copy copy) {
+    uint64_t* full = Barrier(kFullAt, stage_);
+    ArriveAndExpect(full, Shape::kXBytes);
+    copy(&SharedAt<char>(Stage()), full);
+  }
+  __device__ __forceinline__ void Filled() { Arrive(Barrier(kFullAt, stage_)); }
+  __device__ __forceinline__ void Emptied() { Arrive(Barrier(kEmptyAt, stage_)); }
+  __device__ __forceinline__ void Next(int stages = 1) {
+    stage_ += stages;
+    if (stage_ >= Shape::kStages) {
+      stage_ -= Shape::kStages;
+      odd_ ^= 1;
+    }
+  }
+};
+
+// Tells all of a block whether anything went wrong in a tile of the result.
+class TileFlags {
+  int* flags_;  // of this tile and of the one before or behind it; what consumers tell each other
+  int turn_ = 0;
+
+ public:
+  __device__ explicit TileFlags(unsigned char* flags) : flags_(reinterpret_cast<int*>(flags)) {
+    if (threadIdx.x == 0) flags_[0] = flags_[1] = 0;
+    __syncthreads();
+  }
+
+  // Called by all threads at the end of a tile, before they meet; between that and their next
+  // meeting; and behind that, there.
+  __device__ __forceinline__ void Raise(bool wrong) {
+    if (wrong) flags_[turn_] = 1;
+  }
+  __device__ __forceinline__ bool IsRaised() const { return flags_[turn_] != 0; }
+  __device__ __forceinline__ void Next() {
+    turn_ ^= 1;
+    if (threadIdx.x == 0) flags_[turn_] = 0;
+  }
+
+  __device__ __forceinline__ void Tell(bool what) { flags_[2] = what; }
+  __device__ __forceinline__ bool IsTold() const { return flags_[2] != 0; }
+};
+
+}  // namespace jaxsparse

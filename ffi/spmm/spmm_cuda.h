@@ -1,0 +1,28 @@
+// The CUDA variants of the sparse-dense product, each defined beside its kernel in kernels/.
+#pragma once
+
+#include "nvrtc/kernel.h"
+#include "spmm/kernels/tiled.h"
+#include "spmm/problem.h"
+
+namespace jaxsparse {
+
+using SpmmVariant = CudaVariant<SpmmProblem>;
+
+// generic.cc: right for whatever the operation accepts; rows with the dense matrix on the right,
+// dots with it on the left.
+extern const SpmmVariant kSpmmGenericRows, kSpmmGenericDots;
+// tiled.cc: with all techniques, and without one.
+extern const SpmmVariant kSpmmTiledRows, kSpmmTiledRowsScalar, kSpmmTiledRowsUnshared,
+    kSpmmTiledRowsUnordered, kSpmmTiledRowsRolled, kSpmmTiledRowsPrescaled;
+// staged.cc
+extern const SpmmVariant kSpmmStagedRows;
+// tensor_cores.cc: split-K where that is faster, never, or wherever there is anything to split.
+extern const SpmmVariant kSpmmTensorCores, kSpmmTensorCoresUnsplit, kSpmmTensorCoresSplitK;
+
+// Microseconds that tiled rows take, from which the generic kernel's follow.
+double SpmmTiledMicroseconds(const SpmmProblem& p);
+// Whether 32-bit counters serve for tiles of rows.
+bool SpmmFitsTiledRows(const SpmmProblem& p);
+
+}  // namespace jaxsparse
