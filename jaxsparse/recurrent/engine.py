@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from jax.core import ShapedArray
 
 from jaxsparse import _ffi, backend
-from jaxsparse.codegen import printer
 from jaxsparse.device import Device, present_device
 from jaxsparse.primitive import FfiCall
+from jaxsparse.recurrent import printer
 from jaxsparse.recurrent.plan import (
     VARIANTS,
     NoPlan,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxsparse import backend
-from jaxsparse.codegen import printer
+from jaxsparse.codegen.check import check_pointwise
 from jaxsparse.csr import CSR
 from jaxsparse.device import has_gpu, present_device
 from jaxsparse.ops import arguments
@@ -357,7 +357,7 @@ def _checked_step(
     try:
         has_y = _check_scalars(name, cell, gates, tree, parameters)
         step = CellStep(cell, *gates, tree, parameters, biased, masked, has_y)
-        printer.check_pointwise(step.jaxpr, operation)
+        check_pointwise(step.jaxpr, operation)
         _check_arrays(name, cell, gates, tree, parameters)
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
