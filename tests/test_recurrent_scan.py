@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from recurrent_problems import CELLS, compiled, pattern, problem
 
 from jaxsparse import CSR, Topology, recurrent
-from jaxsparse.recurrent import GRU, LSTM, RNN, primitive
+from jaxsparse.recurrent import GRU, LSTM, RNN
+from jaxsparse.recurrent.primitive import binding, plain, recurrent_scan_p
 
 LENGTHS = jnp.array([0, 5, 3])  # of T = 5
 EVERY = {"reverse": True, "seq_lengths": LENGTHS}
@@ -148,26 +149,28 @@ def test_the_plain_path_of_a_gpu_computes_the_same(density, monkeypatch):
 
     def record(bound, *operands, **params):
         traced = any(isinstance(x, jax.core.Tracer) for x in operands)
-        if bound is primitive.recurrent_scan_p and not traced:
+        if bound is recurrent_scan_p and not traced:
             called[params["transposed"]] = operands, params
         return bind(bound, *operands, **params)
 
     def scanned(values, xs):
         return recurrent.scan(LSTM, CSR(values, topology), carry, xs)[1]
 
-    bind = primitive.bind
-    monkeypatch.setattr(primitive, "bind", record)
+    bind = binding.bind
+    monkeypatch.setattr(binding, "bind", record)
     jax.vjp(scanned, values, xs)[1](scanned(values, xs))
     assert set(called) == {False, True}
     for operands, params in called.values():
         options = {name: value for name, value in params.items() if name != "variant"}
-        plain, on_gpu = (
-            jax.make_jaxpr(functools.partial(primitive._plain, on_gpu=on, **options))(*operands)
+        on_cpu, on_gpu = (
+            jax.make_jaxpr(functools.partial(plain.plain_scan, on_gpu=on, **options))(*operands)
             for on in (False, True)
         )
-        assert ("spmm" in str(on_gpu)) == (density < 0.01) and "spmm" in str(plain)
-        assert "unroll=8" in str(on_gpu) and "unroll=1" in str(plain)
-        expected, got = (jax.core.eval_jaxpr(j.jaxpr, j.consts, *operands) for j in (plain, on_gpu))
+        assert ("spmm" in str(on_gpu)) == (density < 0.01) and "spmm" in str(on_cpu)
+        assert "unroll=8" in str(on_gpu) and "unroll=1" in str(on_cpu)
+        expected, got = (
+            jax.core.eval_jaxpr(j.jaxpr, j.consts, *operands) for j in (on_cpu, on_gpu)
+        )
         jax.tree.map(
             functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6), got, expected
         )
