@@ -412,7 +412,7 @@ def test_an_open_size():
 
 def test_scans_and_products_in_their_order():
     def model(w, h, xs, values):
-        states = recurrent.scan(recurrent.RNN(), w, h, xs)[1]
+        states = recurrent.scan(recurrent.elman(), w, h, xs)[1]
         return product(values, states[-1].T)
 
     shapes = ((64, 64), (2, 64), (9, 2, 64), VALUES.shape)
@@ -546,7 +546,7 @@ def test_what_this_machine_refuses_or_has_no_kernel_for():
         (square, {"implementation": "xla"}, "jax.lax.scan"),
         (square, {"implementation": "cuda"}, "refused, because recurrent_scan: implementation="),
     ):
-        scan = functools.partial(recurrent.scan, recurrent.RNN(), weights, **options)
+        scan = functools.partial(recurrent.scan, recurrent.elman(), weights, **options)
         assert here(lambda h, xs, scan=scan: scan(h, xs)[1], state, xs).startswith(says)
 
 

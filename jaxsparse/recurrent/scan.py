@@ -43,8 +43,8 @@ def scan(
 
     Args:
         cell: a function ``(x, r, carry) -> (carry, y)``, pointwise over h, of tuples ``x`` and
-            ``r`` of one array for each gate: ``RNN()``, ``GRU``, ``LSTM`` or your own. Its y may be
-            None. Pass the same function object each time: another one is compiled anew.
+            ``r`` of one array for each gate: ``elman()``, ``GRU``, ``LSTM`` or your own. Its y may
+            be None. Pass the same function object each time: another one is compiled anew.
         recurrent: the weights: ``(h, gates * h)``, or a CSR matrix ``(gates * h, h)``. Their dtype
             may be wider than that of ``xs``. On a GPU a sparse matrix may be kept in dense form:
             there a NaN or infinity in a row's state reaches all units of the next one.
@@ -76,9 +76,9 @@ def scan(
     Method: Diamos et al. 2016, "Persistent RNNs"; Zhu et al. 2018, "Sparse Persistent RNNs".
 
     >>> import jax.numpy as jnp
-    >>> from jaxsparse.recurrent import RNN
+    >>> from jaxsparse.recurrent import elman
     >>> xs = jnp.ones((3, 1, 2))
-    >>> carry, ys = scan(RNN("relu"), jnp.eye(2), jnp.zeros((1, 2)), xs)
+    >>> carry, ys = scan(elman("relu"), jnp.eye(2), jnp.zeros((1, 2)), xs)
     >>> ys[:, 0, 0]
     Array([1., 2., 3.], dtype=float32)
     """
@@ -121,10 +121,10 @@ def bidirectional_scan(
         TypeError, ValueError: as ``scan``, and if the two directions differ in form.
 
     >>> import jax.numpy as jnp
-    >>> from jaxsparse.recurrent import RNN
+    >>> from jaxsparse.recurrent import elman
     >>> xs = jnp.ones((3, 1, 2))
     >>> w, h = jnp.eye(2), jnp.zeros((1, 2))
-    >>> _, (forward, backward) = bidirectional_scan(RNN("relu"), (w, w), (h, h), (xs, xs))
+    >>> _, (forward, backward) = bidirectional_scan(elman("relu"), (w, w), (h, h), (xs, xs))
     >>> backward[:, 0, 0]
     Array([3., 2., 1.], dtype=float32)
     """
