@@ -42,7 +42,7 @@ def information() -> dict[str, Any]:
         "cpu_instruction_set": _ffi.cpu_isa(),
         "operations": {
             name: {"target": backend.target_name(name), "variants": entry["variants"]}
-            for name, entry in backend.OPERATIONS.items()
+            for name, entry in backend.TARGETS.items()
         },
         "kernel_cache": kernel_cache(),
         "cuda_problems": list(backend.cuda_problems()),

@@ -18,8 +18,8 @@ IMPLEMENTATIONS = ("xla", "cpu", "cuda")
 _XLA_NAMES = {"cpu": "cpu", "cuda": "CUDA"}
 MINIMUM_COMPUTE_CAPABILITY = 80
 
-# {operation name: what _ffi.operations() says of it}
-OPERATIONS: dict[str, dict[str, Any]] = {entry["name"]: entry for entry in _ffi.operations()}
+# {target's name without the prefix: what _ffi.operations() says of it}
+TARGETS: dict[str, dict[str, Any]] = {entry["name"]: entry for entry in _ffi.operations()}
 
 
 def target_name(operation: str) -> str:
@@ -28,7 +28,7 @@ def target_name(operation: str) -> str:
 
 
 EXPORT_DISABLED_CHECKS = tuple(
-    jax.export.DisabledSafetyCheck.custom_call(target_name(name)) for name in OPERATIONS
+    jax.export.DisabledSafetyCheck.custom_call(target_name(name)) for name in TARGETS
 )
 """Pass to ``jax.export.export(..., disabled_checks=...)``: export otherwise refuses custom calls
 whose stability it can't vouch for.
@@ -40,7 +40,7 @@ whose stability it can't vouch for.
 
 def register_targets() -> None:
     """Registers every FFI target. It starts no backend: "CUDA" needs no plugin to be named."""
-    for name, entry in OPERATIONS.items():
+    for name, entry in TARGETS.items():
         for platform, stages in entry["targets"].items():
             jax.ffi.register_ffi_target(target_name(name), stages, platform=_XLA_NAMES[platform])
     _ffi.configure_compiler(str(device_source_folder()), nvrtc_candidates())
@@ -148,7 +148,7 @@ def resolve(operation: str, platform: str, implementation: str | None, variant: 
 
 def check_variant(operation: str, implementation: str, variant: str | None) -> None:
     """Raises ValueError if the implementation has no variant of that name."""
-    names = OPERATIONS[operation]["variants"].get(implementation, [])
+    names = TARGETS[operation]["variants"].get(implementation, [])
     if variant is not None and variant not in names:
         raise ValueError(
             f"{operation}: implementation {implementation!r} has no variant {variant!r}, it has "

@@ -132,11 +132,11 @@ def test_info(capsys):
     for part in ("jaxlib", "jaxsparse_spmm", "kernel cache", "CUDA:"):
         assert part in text
     runs = [line.split(maxsplit=1) for line in text.splitlines() if line.startswith("    c")]
-    assert [where for where, _ in runs] == ["cpu", "cuda"] * len(backend.OPERATIONS)
+    assert [where for where, _ in runs] == ["cpu", "cuda"] * len(backend.TARGETS)
     assert runs[-2][1].startswith("jax.lax.scan") and runs[-1][1].startswith("dense_tensor_cores")
     assert main(["info", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert set(facts["operations"]) == set(backend.OPERATIONS)
+    assert set(facts["operations"]) == set(backend.TARGETS)
     assert facts["operations"]["spmm"]["variants"]["cpu"] == ["rows", "panels", "scalar"]
     assert (facts["cuda_problems"] == []) == (PLATFORM == "cuda")
 

@@ -66,7 +66,7 @@ def test_a_product():
     assert call.results == {"out": jax.ShapeDtypeStruct((96, 32), jnp.float32)}
     assert_cheapest_is_chosen(call)
     assert {name for name, _ in call.variants} <= {
-        *backend.OPERATIONS["spmm"]["variants"]["cuda"],
+        *backend.TARGETS["spmm"]["variants"]["cuda"],
     }
     problem, here, choice = str(explanation).splitlines()
     assert here == f"  on this machine's {call.here}"
@@ -107,7 +107,7 @@ def test_mixed_dtypes():
 VARIANTS = [
     (operation, variant)
     for operation in ("spmm", "sddmm", "sparse_softmax")
-    for variant in backend.OPERATIONS[operation]["variants"]["cuda"]
+    for variant in backend.TARGETS[operation]["variants"]["cuda"]
 ]
 
 
@@ -509,7 +509,7 @@ def here(function, *arguments):
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="of a machine without a GPU")
-@pytest.mark.parametrize("variant", [None, *backend.OPERATIONS["spmm"]["variants"]["cpu"]])
+@pytest.mark.parametrize("variant", [None, *backend.TARGETS["spmm"]["variants"]["cpu"]])
 def test_this_processor(variant):
     """What is said to run does run: of each kernel by its name, and of what is chosen freely."""
     a, x = CSR(jnp.ones(TOPOLOGY.nse), TOPOLOGY), jnp.ones((64, 3))

@@ -173,7 +173,7 @@ def test_barriers_are_only_chosen_on_demand(name):
     assert not VARIANTS[make_plan(problem, H200).variant].barrier
     assert make_plan(problem, H200, name).variant == name
     assert dict(make_plan(problem, H200, name).constants)["kBarrier"] == variant.barrier
-    assert name in backend.OPERATIONS["recurrent_scan"]["variants"]["cuda"]
+    assert name in backend.TARGETS["recurrent_scan"]["variants"]["cuda"]
 
 
 def test_devices():

@@ -112,7 +112,7 @@ def local_lowering(operation: Operation, platform: str) -> Any:
             operation.target, platform, params["implementation"], params["variant"]
         )
         call: TargetCall | Instead | None = None
-        if chosen in backend.OPERATIONS[operation.target]["targets"]:
+        if chosen in backend.TARGETS[operation.target]["targets"]:
             call = target_call(operation, platform, params, ctx.avals_in, ctx.avals_out)
         if not isinstance(call, TargetCall):
             compute = functools.partial(_in_jnp, operation, platform, declared)
