@@ -126,6 +126,7 @@ class Direction:
 
 
 def check_precision(operation: str, precision: Any) -> Any:
+    """The `jax.lax.Precision` that is asked for, or None; ValueError if there is no such."""
     if isinstance(precision, jax.lax.Precision):
         return precision
     if not isinstance(precision, str | None) or precision not in _PRECISIONS:

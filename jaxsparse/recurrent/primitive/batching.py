@@ -13,6 +13,7 @@ from jaxsparse.recurrent.primitive.operands import FULL, split
 
 
 def batching_rule(operands: Any, dims: Any, **params: Any) -> Any:
+    """The rule of ``vmap``: the mapped axis joins the batch, unless weights are mapped."""
     step = params["step"]
     axes = split(dims, params)
     if any(axis is not None for axis in axes.weights):

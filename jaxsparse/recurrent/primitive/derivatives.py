@@ -19,6 +19,7 @@ from jaxsparse.recurrent.step import Adjoint, Saved, Saving, Tangent
 
 
 def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    """The rule of ``jax.jvp``: a scan that saves what its tangent reads, and its tangent."""
     step = params["step"]
     x, dx = split(primals, params), split(tangents, params)
     active = tuple(i for i, t in enumerate(dx.inputs) if not _is_zero(t))
@@ -75,6 +76,7 @@ def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 
 
 def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
+    """The rule of transposition: a scan of the adjoint, the other way in time."""
     step = params["step"]
     weights, state, carries, inputs = split(operands, params)
     if any(map(undefined, weights)):

@@ -23,6 +23,7 @@ class Operands(NamedTuple):
 
 
 def split(operands: Sequence[Any], params: dict[str, Any]) -> Operands:
+    """The primitive's operands, or what stands for them, by their roles."""
     step = params["step"]
     count = (1 + len(PATTERN) if params["sparse"] else 1) + len(params["forms"])
     rest = operands[count + 1 :]
@@ -35,6 +36,7 @@ def split(operands: Sequence[Any], params: dict[str, Any]) -> Operands:
 
 
 def signature(params: dict[str, Any]) -> Signature:
+    """What the primitive declares: names and core dimensions of its operands and results."""
     step = params["step"]
     d, t = len(params["reversed"]), params["length"]
     if params["sparse"]:
@@ -71,6 +73,7 @@ def operand_names(params: dict[str, Any]) -> list[str]:
 
 
 def result_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
+    """Outputs are rounded to the dtype of the state, carries keep theirs."""
     operands = split(avals, params)
     carries = [x.dtype for x in operands.carries]
     return [operands.state.dtype, *carries, *[operands.state.dtype] * len(params["step"].outputs)]
