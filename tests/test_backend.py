@@ -14,7 +14,7 @@ import pytest
 from checks import PLATFORM
 
 import jaxsparse
-from jaxsparse import CSR, Topology, backend, spmm
+from jaxsparse import CSR, Topology, _ffi, backend, spmm
 from jaxsparse.__main__ import main
 
 
@@ -139,6 +139,33 @@ def test_info(capsys):
     assert set(facts["operations"]) == set(backend.TARGETS)
     assert facts["operations"]["spmm"]["variants"]["cpu"] == ["rows", "panels", "scalar"]
     assert (facts["cuda_problems"] == []) == (PLATFORM == "cuda")
+
+
+def test_info_on_a_gpu_that_is_named(capsys, monkeypatch):
+    """First what runs here, then what would run there."""
+    assert main(["info", "--device", "H200"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index("  spmm: jaxsparse_spmm")
+    here, there = lines[start + 1 : start + 3]
+    kernels = ", ".join(backend.TARGETS["spmm"]["variants"]["cuda"])
+    if PLATFORM == "cpu":
+        assert here == f"    on this machine's CPU ({_ffi.cpu_isa()}): rows, panels, scalar"
+        assert there == f"    on NVIDIA H200: {kernels}"
+        scan = lines[lines.index("  recurrent_scan: jaxsparse_recurrent_scan") + 1 :][:2]
+        assert "jax.lax.scan" in scan[0] and "dense_tensor_cores" in scan[1]
+
+    assert main(["info", "--device", "H200", "--json"]) == 0
+    choices = json.loads(capsys.readouterr().out)["operations"]["spmm"]["runs"]
+    assert choices["NVIDIA H200"] == kernels and list(choices)[-1] == "NVIDIA H200"
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert main(["info", "--device", "H200"]) == 0
+    plain = "on this machine's TPU: plain XLA, because there are no kernels for it"
+    assert plain in capsys.readouterr().out
+
+    with pytest.raises(SystemExit):
+        main(["info", "--device", "H9000"])
+    assert "invalid choice: 'H9000'" in capsys.readouterr().err
 
 
 def test_info_without_a_cache_that_can_be_read(capsys, monkeypatch):
