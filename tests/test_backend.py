@@ -91,6 +91,25 @@ def test_lowering_for_cuda_where_it_cannot_run(monkeypatch):
         backend.resolve("spmm", "cuda", "cuda", None)
 
 
+def test_resolution_for_a_device_that_is_described(recwarn):
+    """By what that one lacks, whatever this machine has, and without a warning."""
+    old = "V100 has compute capability 7.0"
+    assert backend.resolve("spmm", "cuda", None, None, lacks=old) == "xla"
+    assert backend.resolve("spmm", "cuda", "cuda", None, lacks="") == "cuda"
+    for platform, implementation, lacks, reason in (
+        ("cuda", "cuda", old, old),
+        ("cuda", "cpu", "", "implementation='cpu' asks for a CPU"),
+        ("cpu", "cuda", "", "implementation='cuda' asks for a GPU"),
+    ):
+        with pytest.raises(backend.UnavailableError, match="was asked for, but") as caught:
+            backend.resolve("spmm", platform, implementation, None, lacks=lacks)
+        assert caught.value.reason == reason
+    with pytest.raises(backend.UnavailableError, match="has no variant") as caught:
+        backend.resolve("spmm", "cuda", None, "none_such", lacks="")
+    assert caught.value.reason == str(caught.value)
+    assert not recwarn.list
+
+
 @pytest.mark.smoke
 def test_resolution():
     assert backend.resolve("spmm", "cpu", None, None) == "cpu"
