@@ -111,7 +111,7 @@ def variants(operation: str) -> list[str]:
     if kernel is None:
         return []
     platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
-    return list(backend.OPERATIONS[kernel]["variants"].get(platform, []))
+    return list(backend.TARGETS[kernel]["variants"].get(platform, []))
 
 
 def _dense_products(

@@ -14,6 +14,7 @@ import jaxlib
 
 import jaxsparse
 from jaxsparse import _ffi, backend
+from jaxsparse.device import DESCRIBED, DefaultDevice, Device, explained_devices
 
 # What an operation runs as on a platform for which it has no kernel of its own.
 WITHOUT_KERNEL = {"recurrent_scan": "jax.lax.scan, sparse products by the kernels of spmm"}
@@ -42,11 +43,33 @@ def information() -> dict[str, Any]:
         "cpu_instruction_set": _ffi.cpu_isa(),
         "operations": {
             name: {"target": backend.target_name(name), "variants": entry["variants"]}
-            for name, entry in backend.OPERATIONS.items()
+            for name, entry in backend.TARGETS.items()
         },
         "kernel_cache": kernel_cache(),
         "cuda_problems": list(backend.cuda_problems()),
     }
+
+
+def runs(device: Device) -> dict[str, dict[str, str]]:
+    """What each operation runs as where JAX runs here, and then what it would run as on a GPU.
+
+    By names of operations and of devices, which are one where this machine has that GPU.
+    """
+    here, asked = explained_devices(device)
+    return {
+        name: {
+            where.name: _runs_as(name, entry["variants"], where)
+            for where in (here, asked)
+            if where is not None
+        }
+        for name, entry in backend.TARGETS.items()
+    }
+
+
+def _runs_as(name: str, variants: dict[str, list[str]], device: Device | DefaultDevice) -> str:
+    if device.lacks:
+        return f"plain XLA, because {device.lacks}"
+    return ", ".join(variants.get(device.platform, ())) or WITHOUT_KERNEL.get(name, "plain XLA")
 
 
 def kernel_cache() -> dict[str, Any]:
@@ -77,6 +100,11 @@ def as_text(facts: dict[str, Any]) -> str:
     lines += ["", "operations: FFI target, variants in order of preference; elsewhere plain XLA"]
     for name, entry in facts["operations"].items():
         lines.append(f"  {name}: {entry['target']}")
+        if "runs" in entry:
+            (here, choice), *described = entry["runs"].items()
+            lines.append(f"    on this machine's {here}: {choice}")
+            lines += [f"    on {device}: {choice}" for device, choice in described]
+            continue
         for where, variants in entry["variants"].items():
             lines.append(
                 f"    {where:<5}{', '.join(variants) or WITHOUT_KERNEL.get(name, 'plain XLA')}"
@@ -93,6 +121,9 @@ def as_text(facts: dict[str, Any]) -> str:
 
 def _info(arguments: argparse.Namespace) -> int:
     facts = information()
+    if arguments.device is not None:
+        for name, choices in runs(DESCRIBED[arguments.device]).items():
+            facts["operations"][name]["runs"] = choices
     print(json.dumps(facts, indent=1) if arguments.json else as_text(facts))
     return 0
 
@@ -104,6 +135,11 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     info = commands.add_parser("info", help="what is installed and what runs where")
     info.add_argument("--json", action="store_true", help="print JSON")
+    info.add_argument(
+        "--device",
+        choices=DESCRIBED,
+        help="a GPU: what each operation runs as on this machine, then what it would run as there",
+    )
     info.set_defaults(run=_info)
     arguments = parser.parse_args(argv)
     status: int = arguments.run(arguments)

@@ -18,8 +18,8 @@ IMPLEMENTATIONS = ("xla", "cpu", "cuda")
 _XLA_NAMES = {"cpu": "cpu", "cuda": "CUDA"}
 MINIMUM_COMPUTE_CAPABILITY = 80
 
-# {operation name: what _ffi.operations() says of it}
-OPERATIONS: dict[str, dict[str, Any]] = {entry["name"]: entry for entry in _ffi.operations()}
+# {target's name without the prefix: what _ffi.operations() says of it}
+TARGETS: dict[str, dict[str, Any]] = {entry["name"]: entry for entry in _ffi.operations()}
 
 
 def target_name(operation: str) -> str:
@@ -28,7 +28,7 @@ def target_name(operation: str) -> str:
 
 
 EXPORT_DISABLED_CHECKS = tuple(
-    jax.export.DisabledSafetyCheck.custom_call(target_name(name)) for name in OPERATIONS
+    jax.export.DisabledSafetyCheck.custom_call(target_name(name)) for name in TARGETS
 )
 """Pass to ``jax.export.export(..., disabled_checks=...)``: export otherwise refuses custom calls
 whose stability it can't vouch for.
@@ -40,7 +40,7 @@ whose stability it can't vouch for.
 
 def register_targets() -> None:
     """Registers every FFI target. It starts no backend: "CUDA" needs no plugin to be named."""
-    for name, entry in OPERATIONS.items():
+    for name, entry in TARGETS.items():
         for platform, stages in entry["targets"].items():
             jax.ffi.register_ffi_target(target_name(name), stages, platform=_XLA_NAMES[platform])
     _ffi.configure_compiler(str(device_source_folder()), nvrtc_candidates())
@@ -110,47 +110,83 @@ def _warn_once(message: str) -> None:
     warnings.warn(message, stacklevel=2)
 
 
-def resolve(operation: str, platform: str, implementation: str | None, variant: str | None) -> str:
+class UnavailableError(ValueError):
+    """What was asked for can't be had where an operation is lowered.
+
+    Its message is for lowering; ``reason`` is what follows "because" where it is only explained.
+    """
+
+    def __init__(self, message: str, reason: str | None = None):
+        super().__init__(message)
+        self.reason = reason or message
+
+
+def resolve(
+    operation: str,
+    platform: str,
+    implementation: str | None,
+    variant: str | None,
+    *,
+    lacks: str | None = None,
+) -> str:
     """Which implementation an operation is lowered to on a platform ("cpu", "cuda", "tpu", ...).
 
-    Raises ValueError where the one that was asked for can't be had there, or has no such variant.
+    Args:
+        operation: the name of its target.
+        platform: where it is lowered for.
+        implementation: the one that was asked for, or None.
+        variant: the one that was asked for, or None.
+        lacks: why a device that is described can't run the kernels, empty if it can; None asks this
+            machine, and warns once if it can't.
+
+    Raises:
+        UnavailableError: where what was asked for can't be had there.
     """
     chosen = implementation
     if implementation is None:
         chosen = platform if platform in ("cpu", "cuda") else "xla"
-        # Without a driver this lowers for a GPU elsewhere, which may well have what is missing
-        # here.
-        if chosen == "cuda" and _has_driver() and cuda_problems():
-            _warn_once(
-                "jaxsparse: its CUDA kernels can't be used, plain XLA is used instead:\n  "
-                + "\n  ".join(cuda_problems())
-            )
+        if chosen == "cuda" and (problems := _cuda_problems_of(lacks)):
+            if lacks is None:
+                _warn_once(
+                    "jaxsparse: its CUDA kernels can't be used, plain XLA is used instead:\n  "
+                    + "\n  ".join(problems)
+                )
             chosen = "xla"
     elif implementation == "cuda" and platform != "cuda":
         reasons = cuda_problems() or ("the computation is placed on another platform",)
-        raise ValueError(
+        raise UnavailableError(
             f"{operation}: implementation='cuda' was asked for, but it is lowered for "
-            f"{platform!r}:\n  " + "\n  ".join(reasons)
+            f"{platform!r}:\n  " + "\n  ".join(reasons),
+            "implementation='cuda' asks for a GPU",
         )
-    elif implementation == "cuda" and _has_driver() and cuda_problems():
-        raise ValueError(
-            f"{operation}: implementation='cuda' was asked for, but\n  "
-            + "\n  ".join(cuda_problems())
+    elif implementation == "cuda" and (problems := _cuda_problems_of(lacks)):
+        raise UnavailableError(
+            f"{operation}: implementation='cuda' was asked for, but\n  " + "\n  ".join(problems),
+            lacks,
         )
     elif implementation == "cpu" and platform != "cpu":
-        raise ValueError(
-            f"{operation}: implementation='cpu' was asked for, but it is lowered for {platform!r}"
+        raise UnavailableError(
+            f"{operation}: implementation='cpu' was asked for, but it is lowered for {platform!r}",
+            "implementation='cpu' asks for a CPU",
         )
     assert chosen is not None
     check_variant(operation, chosen, variant)
     return chosen
 
 
+def _cuda_problems_of(lacks: str | None) -> tuple[str, ...]:
+    """Why a device that is described, or a GPU of this machine if it is None, runs no kernels."""
+    if lacks is not None:
+        return (lacks,) if lacks else ()
+    # Without a driver this lowers for a GPU elsewhere, which may well have what is missing here.
+    return cuda_problems() if _has_driver() else ()
+
+
 def check_variant(operation: str, implementation: str, variant: str | None) -> None:
-    """Raises ValueError if the implementation has no variant of that name."""
-    names = OPERATIONS[operation]["variants"].get(implementation, [])
+    """Raises UnavailableError if the implementation has no variant of that name."""
+    names = TARGETS[operation]["variants"].get(implementation, [])
     if variant is not None and variant not in names:
-        raise ValueError(
+        raise UnavailableError(
             f"{operation}: implementation {implementation!r} has no variant {variant!r}, it has "
             f"{names}"
         )

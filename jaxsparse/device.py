@@ -99,6 +99,8 @@ def _chosen_first(name: str, fitting: Sequence[tuple[str, float]]) -> tuple[tupl
 
 
 H200 = Device("NVIDIA H200", 90, 132, 232448)
+# GPUs that are described here, by the names that the command line takes.
+DESCRIBED = {"H200": H200}
 
 
 @functools.cache

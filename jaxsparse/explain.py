@@ -203,9 +203,6 @@ class _Choice(NamedTuple):
     remark: str = ""
 
 
-_KINDS = {"cpu": "a CPU", "cuda": "a GPU"}
-
-
 def _choice(
     operation: Operation,
     params: dict[str, Any],
@@ -213,14 +210,10 @@ def _choice(
     device: Device | DefaultDevice,
 ) -> _Choice:
     asked = params["implementation"]
-    if asked in _KINDS and asked != device.platform:
-        asks = f"implementation={asked!r} asks for {_KINDS[asked]}"
-        return _Choice(otherwise=f"refused, because {asks}")
-    if asked == device.platform and device.lacks:
-        return _Choice(otherwise=f"refused, because {device.lacks}")
-    chosen = asked or ("xla" if device.lacks else device.platform)
     try:
-        backend.check_variant(operation.target, chosen, params["variant"])
+        chosen = backend.resolve(
+            operation.target, device.platform, asked, params["variant"], lacks=device.lacks
+        )
         if chosen == "xla":
             asks = "implementation='xla' asks for it"
             return _Choice(otherwise=f"plain XLA, because {asks if asked else device.lacks}")
@@ -235,6 +228,8 @@ def _choice(
         variants = device.choose_variant(
             operation.target, call.operands, call.results, call.attributes
         )
+    except backend.UnavailableError as error:
+        return _Choice(otherwise=f"refused, because {error.reason}")
     except ValueError as error:
         return _Choice(otherwise=f"refused, because {error}")
     return _Choice(variants, remark=call.remark)

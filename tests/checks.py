@@ -23,7 +23,7 @@ EPSILON = {"float64": 1e-13, "float32": 2e-6, "bfloat16": 2**-8, "float16": 2**-
 
 def cases(operation):
     """Every (implementation, variant) of an operation on this platform."""
-    variants = backend.OPERATIONS[operation]["variants"].get(PLATFORM, [])
+    variants = backend.TARGETS[operation]["variants"].get(PLATFORM, [])
     return [("xla", None), *((PLATFORM, variant) for variant in variants)]
 
 

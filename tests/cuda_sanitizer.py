@@ -51,7 +51,7 @@ def main() -> None:
 def sampled_products(x, y, topology, **options):
     return [
         sddmm(x, y, topology, variant=variant, **options).values
-        for variant in backend.OPERATIONS["sddmm"]["variants"]["cuda"]
+        for variant in backend.TARGETS["sddmm"]["variants"]["cuda"]
         if fits("sddmm", variant, dtype=x.dtype.name, d=x.shape[-1])
     ]
 
@@ -74,7 +74,7 @@ def products(rng, dtype, topology, n):
     results = sampled_products(y, x, topology)
     for transpose, dense in ((False, x), (True, y)):
         for variant, left in itertools.product(
-            backend.OPERATIONS["spmm"]["variants"]["cuda"], (False, True)
+            backend.TARGETS["spmm"]["variants"]["cuda"], (False, True)
         ):
             if not fits("spmm", variant, dense_on_left=left):
                 continue
@@ -99,7 +99,7 @@ def batches(rng, dtype):
     for topology in topologies:
         values = jnp.asarray(rng.standard_normal((3, topology.nse)), dtype)
         a = CSR(values, topology)
-        for variant in backend.OPERATIONS["spmm"]["variants"]["cuda"]:
+        for variant in backend.TARGETS["spmm"]["variants"]["cuda"]:
             if fits("spmm", variant):
                 results.append(spmm(a, x, bias=bias, activation="relu", variant=variant))
         results += sampled_products(y, x, topology, scale_by=values)
@@ -118,7 +118,7 @@ def long_rows(rng, dtype):
 
 
 def softmax_by_variant(a):
-    variants = backend.OPERATIONS["sparse_softmax"]["variants"]["cuda"]
+    variants = backend.TARGETS["sparse_softmax"]["variants"]["cuda"]
     return [sparse_softmax(a, variant=variant).values for variant in variants]
 
 

@@ -28,9 +28,9 @@ from jaxsparse import CSR, Topology, recurrent
 # name -> cell, gates, units, density, state, weights, variant
 SCANS = {
     "dense LSTM": (recurrent.LSTM, 4, 1024, None, "bfloat16", "bfloat16", "dense_tensor_cores"),
-    "dense RNN": (recurrent.RNN(), 1, 1152, None, "float32", "float32", "dense_fma"),
-    "sparse RNN": (recurrent.RNN(), 1, 1792, 0.1, "bfloat16", "float32", "sparse_pairs"),
-    "wide sparse RNN": (recurrent.RNN(), 1, 5760, 0.01, "bfloat16", "bfloat16", "sparse_pairs"),
+    "dense RNN": (recurrent.elman(), 1, 1152, None, "float32", "float32", "dense_fma"),
+    "sparse RNN": (recurrent.elman(), 1, 1792, 0.1, "bfloat16", "float32", "sparse_pairs"),
+    "wide sparse RNN": (recurrent.elman(), 1, 5760, 0.01, "bfloat16", "bfloat16", "sparse_pairs"),
     "masked GRU": (recurrent.GRU, 3, 1024, 0.1, "bfloat16", "bfloat16", "masked_tensor_cores"),
 }
 LENGTH, BATCH = 1000, 4

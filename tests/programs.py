@@ -132,7 +132,7 @@ def _both_ways(dtype):
         weights, carry = parameters
         carry = jnp.broadcast_to(carry, (B, H))
         return recurrent.bidirectional_scan(
-            recurrent.RNN(), (weights, -weights), (carry, carry), (xs, 2 * xs)
+            recurrent.elman(), (weights, -weights), (carry, carry), (xs, 2 * xs)
         )
 
     return Program(function, (_draw(dtype, H, H), _draw(dtype, H)), (_draw(dtype, T, B, H),), (1,))

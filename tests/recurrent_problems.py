@@ -27,7 +27,7 @@ def three_leaves(x, r, carry):
 
 # name -> (cell, its gates, a carry of its form)
 CELLS = {
-    "RNN": (recurrent.RNN(), 1, 0),
+    "RNN": (recurrent.elman(), 1, 0),
     "GRU": (recurrent.GRU, 3, 0),
     "LSTM": (recurrent.LSTM, 4, (0, 0)),
     "three_leaves": (three_leaves, 2, {"fast": 0, "slow": 0, "state": 0}),

@@ -14,7 +14,7 @@ import pytest
 from checks import PLATFORM
 
 import jaxsparse
-from jaxsparse import CSR, Topology, backend, spmm
+from jaxsparse import CSR, Topology, _ffi, backend, spmm
 from jaxsparse.__main__ import main
 
 
@@ -91,6 +91,25 @@ def test_lowering_for_cuda_where_it_cannot_run(monkeypatch):
         backend.resolve("spmm", "cuda", "cuda", None)
 
 
+def test_resolution_for_a_device_that_is_described(recwarn):
+    """By what that one lacks, whatever this machine has, and without a warning."""
+    old = "V100 has compute capability 7.0"
+    assert backend.resolve("spmm", "cuda", None, None, lacks=old) == "xla"
+    assert backend.resolve("spmm", "cuda", "cuda", None, lacks="") == "cuda"
+    for platform, implementation, lacks, reason in (
+        ("cuda", "cuda", old, old),
+        ("cuda", "cpu", "", "implementation='cpu' asks for a CPU"),
+        ("cpu", "cuda", "", "implementation='cuda' asks for a GPU"),
+    ):
+        with pytest.raises(backend.UnavailableError, match="was asked for, but") as caught:
+            backend.resolve("spmm", platform, implementation, None, lacks=lacks)
+        assert caught.value.reason == reason
+    with pytest.raises(backend.UnavailableError, match="has no variant") as caught:
+        backend.resolve("spmm", "cuda", None, "none_such", lacks="")
+    assert caught.value.reason == str(caught.value)
+    assert not recwarn.list
+
+
 @pytest.mark.smoke
 def test_resolution():
     assert backend.resolve("spmm", "cpu", None, None) == "cpu"
@@ -132,13 +151,40 @@ def test_info(capsys):
     for part in ("jaxlib", "jaxsparse_spmm", "kernel cache", "CUDA:"):
         assert part in text
     runs = [line.split(maxsplit=1) for line in text.splitlines() if line.startswith("    c")]
-    assert [where for where, _ in runs] == ["cpu", "cuda"] * len(backend.OPERATIONS)
+    assert [where for where, _ in runs] == ["cpu", "cuda"] * len(backend.TARGETS)
     assert runs[-2][1].startswith("jax.lax.scan") and runs[-1][1].startswith("dense_tensor_cores")
     assert main(["info", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert set(facts["operations"]) == set(backend.OPERATIONS)
+    assert set(facts["operations"]) == set(backend.TARGETS)
     assert facts["operations"]["spmm"]["variants"]["cpu"] == ["rows", "panels", "scalar"]
     assert (facts["cuda_problems"] == []) == (PLATFORM == "cuda")
+
+
+def test_info_on_a_gpu_that_is_named(capsys, monkeypatch):
+    """First what runs here, then what would run there."""
+    assert main(["info", "--device", "H200"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index("  spmm: jaxsparse_spmm")
+    here, there = lines[start + 1 : start + 3]
+    kernels = ", ".join(backend.TARGETS["spmm"]["variants"]["cuda"])
+    if PLATFORM == "cpu":
+        assert here == f"    on this machine's CPU ({_ffi.cpu_isa()}): rows, panels, scalar"
+        assert there == f"    on NVIDIA H200: {kernels}"
+        scan = lines[lines.index("  recurrent_scan: jaxsparse_recurrent_scan") + 1 :][:2]
+        assert "jax.lax.scan" in scan[0] and "dense_tensor_cores" in scan[1]
+
+    assert main(["info", "--device", "H200", "--json"]) == 0
+    choices = json.loads(capsys.readouterr().out)["operations"]["spmm"]["runs"]
+    assert choices["NVIDIA H200"] == kernels and list(choices)[-1] == "NVIDIA H200"
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert main(["info", "--device", "H200"]) == 0
+    plain = "on this machine's TPU: plain XLA, because there are no kernels for it"
+    assert plain in capsys.readouterr().out
+
+    with pytest.raises(SystemExit):
+        main(["info", "--device", "H9000"])
+    assert "invalid choice: 'H9000'" in capsys.readouterr().err
 
 
 def test_info_without_a_cache_that_can_be_read(capsys, monkeypatch):

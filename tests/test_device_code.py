@@ -15,7 +15,7 @@ try:
 except RuntimeError as error:
     pytest.skip(f"needs NVRTC: {error}", allow_module_level=True)
 
-KERNELS = [kernel for entry in backend.OPERATIONS.values() for kernel in entry["kernels"]]
+KERNELS = [kernel for entry in backend.TARGETS.values() for kernel in entry["kernels"]]
 
 
 # For an older architecture one instance of each template.
@@ -129,7 +129,7 @@ def test_kept_rows_compile(keeping, monkeypatch):
 
 
 def test_every_operation_has_kernels():
-    for name, entry in backend.OPERATIONS.items():
+    for name, entry in backend.TARGETS.items():
         if name == "recurrent_scan":
             continue  # its kernels are printed for each plan: tests/test_recurrent_plan.py
         assert len(entry["kernels"]) >= 2 and entry["variants"]["cuda"], name

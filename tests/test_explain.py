@@ -66,7 +66,7 @@ def test_a_product():
     assert call.results == {"out": jax.ShapeDtypeStruct((96, 32), jnp.float32)}
     assert_cheapest_is_chosen(call)
     assert {name for name, _ in call.variants} <= {
-        *backend.OPERATIONS["spmm"]["variants"]["cuda"],
+        *backend.TARGETS["spmm"]["variants"]["cuda"],
     }
     problem, here, choice = str(explanation).splitlines()
     assert here == f"  on this machine's {call.here}"
@@ -107,7 +107,7 @@ def test_mixed_dtypes():
 VARIANTS = [
     (operation, variant)
     for operation in ("spmm", "sddmm", "sparse_softmax")
-    for variant in backend.OPERATIONS[operation]["variants"]["cuda"]
+    for variant in backend.TARGETS[operation]["variants"]["cuda"]
 ]
 
 
@@ -412,7 +412,7 @@ def test_an_open_size():
 
 def test_scans_and_products_in_their_order():
     def model(w, h, xs, values):
-        states = recurrent.scan(recurrent.RNN(), w, h, xs)[1]
+        states = recurrent.scan(recurrent.elman(), w, h, xs)[1]
         return product(values, states[-1].T)
 
     shapes = ((64, 64), (2, 64), (9, 2, 64), VALUES.shape)
@@ -509,7 +509,7 @@ def here(function, *arguments):
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="of a machine without a GPU")
-@pytest.mark.parametrize("variant", [None, *backend.OPERATIONS["spmm"]["variants"]["cpu"]])
+@pytest.mark.parametrize("variant", [None, *backend.TARGETS["spmm"]["variants"]["cpu"]])
 def test_this_processor(variant):
     """What is said to run does run: of each kernel by its name, and of what is chosen freely."""
     a, x = CSR(jnp.ones(TOPOLOGY.nse), TOPOLOGY), jnp.ones((64, 3))
@@ -546,7 +546,7 @@ def test_what_this_machine_refuses_or_has_no_kernel_for():
         (square, {"implementation": "xla"}, "jax.lax.scan"),
         (square, {"implementation": "cuda"}, "refused, because recurrent_scan: implementation="),
     ):
-        scan = functools.partial(recurrent.scan, recurrent.RNN(), weights, **options)
+        scan = functools.partial(recurrent.scan, recurrent.elman(), weights, **options)
         assert here(lambda h, xs, scan=scan: scan(h, xs)[1], state, xs).startswith(says)
 
 

@@ -91,7 +91,7 @@ def test_the_same_functions_make_the_same_cell():
     assert make() is recurrent.LSTM
     assert make(gate_fn=nnx.hard_sigmoid) is make(gate_fn=nnx.hard_sigmoid)
     assert GRUCell(IN, H, rngs=nnx.Rngs(0)).function is recurrent.GRU
-    assert SimpleCell(IN, H, rngs=nnx.Rngs(0)).function is recurrent.RNN("tanh")
+    assert SimpleCell(IN, H, rngs=nnx.Rngs(0)).function is recurrent.elman("tanh")
 
 
 def test_functions_of_constant_scalars_are_taken():
@@ -148,9 +148,9 @@ def test_options_that_are_set_afterwards_count(cls, option, value):
 
 def test_a_function_of_ones_own_may_be_set_afterwards():
     cell, other = (
-        RecurrentCell(IN, H, recurrent.RNN(f), rngs=nnx.Rngs(0)) for f in ("tanh", "relu")
+        RecurrentCell(IN, H, recurrent.elman(f), rngs=nnx.Rngs(0)) for f in ("tanh", "relu")
     )
-    cell.function = recurrent.RNN("relu")
+    cell.function = recurrent.elman("relu")
     close(RNN(cell)(inputs(B, T, IN)), RNN(other)(inputs(B, T, IN)))
 
 

@@ -24,9 +24,11 @@ from jax.extend.core import ClosedJaxpr, Primitive, primitives
 from jax.interpreters import partial_eval
 
 from jaxsparse import backend
-from jaxsparse.codegen import printer
-from jaxsparse.codegen.printer import PRIMITIVES, check_pointwise, print_step, same_variable, uses
+from jaxsparse.codegen.check import check_pointwise
+from jaxsparse.codegen.flatten import same_variable, uses
+from jaxsparse.codegen.operations import PRIMITIVES, Call, SameValue
 from jaxsparse.primitive import equations
+from jaxsparse.recurrent.printer import print_step
 
 HEADER = pathlib.Path(__file__).parent.parent / "ffi" / "recurrent" / "pointwise.cuh"
 
@@ -339,7 +341,7 @@ CASES = [
     *[
         Case(name, stand_in(name).bind, oracle=np.positive)
         for name, how in PRIMITIVES.items()
-        if isinstance(how, printer.SameValue)
+        if isinstance(how, SameValue)
     ],
     Case("optimization_barrier_pair", lambda x: lax.sub(*lax.optimization_barrier((x, x / 2)))),
     Case("checkpoint_name", lambda x: checkpoint_name(x, "x") + lax.stop_gradient(x)),
@@ -353,7 +355,7 @@ CASES = [
     *[
         Case(f"call_{name}", call_stand_in(name), bound=1, oracle=lambda x: 2 * np.sin(x))
         for name, how in PRIMITIVES.items()
-        if isinstance(how, printer.Call)
+        if isinstance(how, Call)
     ],
 ]
 

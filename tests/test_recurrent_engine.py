@@ -316,7 +316,7 @@ def test_printed_functions(name):
     rng = np.random.default_rng(0)
     xs = (rng.standard_normal((8, 4, 64)) * 10.0 ** rng.integers(-3, 2, (8, 4, 64))).astype("f4")
     weights, carry = jnp.zeros((64, 64)), jnp.zeros((4, 64))
-    cell = recurrent.RNN(FUNCTIONS[name])
+    cell = recurrent.elman(FUNCTIONS[name])
     _, ys = recurrent.scan(cell, weights, carry, jnp.asarray(xs), implementation="cuda")
     with jax.enable_x64(True):
         expected = np.asarray(FUNCTIONS[name](jnp.asarray(xs, jnp.float64)))
@@ -359,7 +359,7 @@ def test_a_traced_pattern_with_repeated_columns():
             matrix = CSR(values, Topology(offsets, columns, (h, h)))
             carry = jnp.zeros((2, h))
             return recurrent.scan(
-                recurrent.RNN(), matrix, carry, xs, implementation=implementation
+                recurrent.elman(), matrix, carry, xs, implementation=implementation
             )[1]
 
         return jax.jit(scan)(offsets, columns, values)

@@ -173,7 +173,7 @@ def test_barriers_are_only_chosen_on_demand(name):
     assert not VARIANTS[make_plan(problem, H200).variant].barrier
     assert make_plan(problem, H200, name).variant == name
     assert dict(make_plan(problem, H200, name).constants)["kBarrier"] == variant.barrier
-    assert name in backend.OPERATIONS["recurrent_scan"]["variants"]["cuda"]
+    assert name in backend.TARGETS["recurrent_scan"]["variants"]["cuda"]
 
 
 def test_devices():
@@ -247,7 +247,7 @@ def test_explain(weights):
 
 def test_explain_a_pattern_that_is_an_argument():
     def scan(matrix, h, xs):
-        return recurrent.scan(recurrent.RNN(), matrix, h, xs)[1]
+        return recurrent.scan(recurrent.elman(), matrix, h, xs)[1]
 
     matrix = CSR.fromdense(jnp.eye(64))
     arguments = (jnp.zeros((2, 64)), jnp.zeros((9, 2, 64)))
@@ -401,7 +401,7 @@ def test_kernels_of_odd_cases_compile(sparse):
         packed = recurrent.pack(empty, batch=2, dtype=jnp.float32)
 
         def scan(h, xs):
-            return recurrent.scan(recurrent.RNN(), packed, h, xs)[1]
+            return recurrent.scan(recurrent.elman(), packed, h, xs)[1]
 
         assert len(compiles(scan, shape(2, 40), shape(9, 2, 40))) == 1
         # Batches that its registers have no room for take the plain path.
@@ -484,7 +484,7 @@ def test_layouts_for_measurements():
     carry, xs = shape(4, 96), shape(9, 4, 96)
 
     def scan(variant):
-        return lambda c, xs: recurrent.scan(recurrent.RNN(), packed, c, xs, variant=variant)
+        return lambda c, xs: recurrent.scan(recurrent.elman(), packed, c, xs, variant=variant)
 
     (source,) = compiles(scan("sparse_pairs_barrier"), carry, xs)
     assert "kPieceBytes = 4;" in source

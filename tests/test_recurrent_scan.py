@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from recurrent_problems import CELLS, compiled, pattern, problem
 
 from jaxsparse import CSR, Topology, recurrent
-from jaxsparse.recurrent import GRU, LSTM, RNN, primitive
+from jaxsparse.recurrent import GRU, LSTM, elman
+from jaxsparse.recurrent.primitive import binding, plain, recurrent_scan_p
 
 LENGTHS = jnp.array([0, 5, 3])  # of T = 5
 EVERY = {"reverse": True, "seq_lengths": LENGTHS}
@@ -148,26 +149,28 @@ def test_the_plain_path_of_a_gpu_computes_the_same(density, monkeypatch):
 
     def record(bound, *operands, **params):
         traced = any(isinstance(x, jax.core.Tracer) for x in operands)
-        if bound is primitive.recurrent_scan_p and not traced:
+        if bound is recurrent_scan_p and not traced:
             called[params["transposed"]] = operands, params
         return bind(bound, *operands, **params)
 
     def scanned(values, xs):
         return recurrent.scan(LSTM, CSR(values, topology), carry, xs)[1]
 
-    bind = primitive.bind
-    monkeypatch.setattr(primitive, "bind", record)
+    bind = binding.bind
+    monkeypatch.setattr(binding, "bind", record)
     jax.vjp(scanned, values, xs)[1](scanned(values, xs))
     assert set(called) == {False, True}
     for operands, params in called.values():
         options = {name: value for name, value in params.items() if name != "variant"}
-        plain, on_gpu = (
-            jax.make_jaxpr(functools.partial(primitive._plain, on_gpu=on, **options))(*operands)
+        on_cpu, on_gpu = (
+            jax.make_jaxpr(functools.partial(plain.plain_scan, on_gpu=on, **options))(*operands)
             for on in (False, True)
         )
-        assert ("spmm" in str(on_gpu)) == (density < 0.01) and "spmm" in str(plain)
-        assert "unroll=8" in str(on_gpu) and "unroll=1" in str(plain)
-        expected, got = (jax.core.eval_jaxpr(j.jaxpr, j.consts, *operands) for j in (plain, on_gpu))
+        assert ("spmm" in str(on_gpu)) == (density < 0.01) and "spmm" in str(on_cpu)
+        assert "unroll=8" in str(on_gpu) and "unroll=1" in str(on_cpu)
+        expected, got = (
+            jax.core.eval_jaxpr(j.jaxpr, j.consts, *operands) for j in (on_cpu, on_gpu)
+        )
         jax.tree.map(
             functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6), got, expected
         )
@@ -315,7 +318,7 @@ def test_a_bad_row_stays_in_its_row(sparse):
 def test_an_empty_matrix():
     p = problem("RNN")
     nothing = CSR(jnp.zeros(0), Topology.from_mask(np.zeros((5, 5), bool)))
-    run = functools.partial(recurrent.scan, RNN(), nothing, p.carry)
+    run = functools.partial(recurrent.scan, elman(), nothing, p.carry)
     np.testing.assert_allclose(run(p.xs)[1], jnp.tanh(p.xs), rtol=1e-6)
     np.testing.assert_allclose(
         jax.grad(lambda x: run(x)[1].sum())(p.xs), 1 - jnp.tanh(p.xs) ** 2, rtol=1e-5, atol=1e-7
@@ -394,7 +397,7 @@ def flax_scan(layer, xs):
         x, recurrent_ = cell.dense_i(xs), cell.dense_h.kernel[...]
         bias = None if cell.dense_h.bias is None else cell.dense_h.bias[...]
     h = jnp.zeros((xs.shape[1], hidden))
-    ours = {"GRUCell": (GRU, h), "SimpleCell": (RNN(), h)}.get(name, (LSTM, (h, h)))
+    ours = {"GRUCell": (GRU, h), "SimpleCell": (elman(), h)}.get(name, (LSTM, (h, h)))
     return functools.partial(recurrent.scan, ours[0], recurrent_, ours[1], x, recurrent_bias=bias)
 
 
@@ -433,20 +436,20 @@ def test_eager_calls_trace_once():
         return jnp.tanh(x)
 
     def run():
-        return recurrent.scan(RNN(activation), p.weights, p.carry, p.xs)
+        return recurrent.scan(elman(activation), p.weights, p.carry, p.xs)
 
     run()
     first = len(traces)
     assert first
     run()
     assert len(traces) == first
-    recurrent.scan(RNN(lambda x: activation(x)), p.weights, p.carry, p.xs)
+    recurrent.scan(elman(lambda x: activation(x)), p.weights, p.carry, p.xs)
     assert len(traces) > first
 
 
 def test_equal_cells_are_one():
-    assert RNN("tanh") is RNN() is RNN(jnp.tanh) and RNN("relu") is RNN(jax.nn.relu)
-    assert RNN("tanh") is not RNN("relu")
+    assert elman("tanh") is elman() is elman(jnp.tanh) and elman("relu") is elman(jax.nn.relu)
+    assert elman("tanh") is not elman("relu")
 
 
 def test_equal_programs_have_equal_steps():
@@ -469,7 +472,7 @@ def test_equal_programs_have_equal_steps():
 def call(cell=None, recurrent_=None, carry=None, xs=None, **options):
     """A scan of one gate, h = 4, T = 5, B = 3, with something else in it."""
     return recurrent.scan(
-        RNN() if cell is None else cell,
+        elman() if cell is None else cell,
         jnp.ones((4, 4)) if recurrent_ is None else recurrent_,
         jnp.ones((3, 4)) if carry is None else carry,
         jnp.ones((5, 3, 4)) if xs is None else xs,
@@ -509,7 +512,7 @@ ONES = jnp.ones((3, 4))
         (
             {"recurrent_": jnp.ones((4, 8))},
             ValueError,
-            r"the cell RNN\(tanh\) fails with 1 gates of x and 2 of r",
+            r"the cell elman\(tanh\) fails with 1 gates of x and 2 of r",
         ),
         (
             {"recurrent_": jnp.ones((4, 6))},
@@ -554,7 +557,7 @@ ONES = jnp.ones((3, 4))
         (
             {"recurrent_": jnp.ones((4, 8)), "xs": jnp.ones((5, 3, 8))},
             ValueError,
-            r"the cell RNN\(tanh\) fails with 2 gates.*too many values",
+            r"the cell elman\(tanh\) fails with 2 gates.*too many values",
         ),
         ({"cell": lambda x, r, h: h}, TypeError, r"must return \(carry, y\), got "),
         ({"cell": lambda x, r, h: [h, h]}, TypeError, r"must return \(carry, y\), got list"),
@@ -622,13 +625,13 @@ def test_errors_of_two_directions(pairs, error, message):
         **pairs,
     }
     with pytest.raises(error, match=f"^recurrent.bidirectional_scan: .*{message}"):
-        recurrent.bidirectional_scan(RNN(), **operands)
+        recurrent.bidirectional_scan(elman(), **operands)
 
 
 @pytest.mark.parametrize("activation", ["swish", 3, ["tanh"]])
 def test_unknown_activations(activation):
-    with pytest.raises(ValueError, match=r"recurrent.RNN: activation must be.*'tanh', 'relu'"):
-        RNN(activation)
+    with pytest.raises(ValueError, match=r"recurrent.elman: activation must be.*'tanh', 'relu'"):
+        elman(activation)
 
 
 def test_patterns_of_the_problems():

@@ -18,7 +18,7 @@ from recurrent_problems import CELLS, compiled, problem
 
 from jaxsparse import CSR, EXPORT_DISABLED_CHECKS, Topology, recurrent
 from jaxsparse.primitive import equations
-from jaxsparse.recurrent import LSTM, RNN, products
+from jaxsparse.recurrent import LSTM, elman, products
 
 LENGTHS = jnp.array([0, 5, 3])  # of T = 5
 EVERY = {"reverse": True, "seq_lengths": LENGTHS}
@@ -188,7 +188,7 @@ def test_linearize_and_transpose(sparse, recompute):
 def test_a_linear_scan_transposes():
     p = problem("RNN")
     zero = jnp.zeros_like(p.carry)
-    function = lambda xs: recurrent.scan(RNN("identity"), p.weights, zero, xs)[1]  # noqa: E731
+    function = lambda xs: recurrent.scan(elman("identity"), p.weights, zero, xs)[1]  # noqa: E731
     ct = like(p.xs)
     (got,) = jax.linear_transpose(function, p.xs)(ct)
     single(got, jax.vjp(function, p.xs)[1](ct)[0])
@@ -428,7 +428,7 @@ def test_vmap_over_patterns():
     a, b = (problem("RNN", True, seed=seed) for seed in (0, 0))
     flipped = CSR.fromdense(a.dense.T[::-1].astype(jnp.float32), nse=a.topology.nse)
     matrices = jax.tree.map(lambda *x: jnp.stack(x), CSR(a.weights, a.topology), flipped)
-    run = lambda m: recurrent.scan(RNN(), m, a.carry, a.xs)[1]  # noqa: E731
+    run = lambda m: recurrent.scan(elman(), m, a.carry, a.xs)[1]  # noqa: E731
     got = jax.vmap(run)(matrices)
     single(got[0], b.scan(*b.operands[:3])[1])
     single(got[1], run(flipped))
@@ -561,7 +561,7 @@ def test_an_exported_gradient_of_an_open_batch(platform):
     ]
 
     def loss(values, carry, xs):
-        return total(recurrent.scan(RNN(), CSR(values, topology), carry, xs))
+        return total(recurrent.scan(elman(), CSR(values, topology), carry, xs))
 
     exported = jax.export.export(
         compiled(jax.grad(loss)), platforms=[platform], disabled_checks=EXPORT_DISABLED_CHECKS
@@ -601,7 +601,7 @@ def test_vmap_keeps_a_sharded_batch_sharded():
     xs = jax.device_put(jnp.ones((3, 5, 8, 4)), jax.sharding.NamedSharding(mesh, spec))
 
     def scan(xs):
-        return recurrent.scan(recurrent.RNN(), jnp.eye(4), jnp.zeros((8, 4)), xs)[1]
+        return recurrent.scan(recurrent.elman(), jnp.eye(4), jnp.zeros((8, 4)), xs)[1]
 
     compiled = jax.jit(jax.vmap(scan)).lower(xs).compile()
     assert "all-gather" not in compiled.as_text()

@@ -266,7 +266,7 @@ CACHED = """
     values, x = jnp.arange(-4.0, 4), jnp.linspace(-1, 1, 60).reshape(4, 5, 3)
     product = lambda v, x, f: spmm(CSR(v, topology), x, activation=f)
     gradient = jax.grad(lambda v, x: jnp.sum(product(v, x, "gelu") ** 2))
-    scan = lambda w, x: recurrent.scan(recurrent.RNN("tanh"), w, jnp.zeros_like(x[0]), x)[1]
+    scan = lambda w, x: recurrent.scan(recurrent.elman("tanh"), w, jnp.zeros_like(x[0]), x)[1]
     weights, steps = jnp.eye(2), jnp.ones((3, 4, 2))
     expected = [f(*xs) for f, xs in ((gradient, (values, x)), (scan, (weights, steps)))]
 

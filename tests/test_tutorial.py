@@ -48,7 +48,7 @@ from jaxsparse import backend
 
 folder = pathlib.Path(__file__).parent
 handler = jax.ffi.pycapsule(ctypes.CDLL(str(folder / "row_sums.so")).RowSumsOnCpu)
-backend.OPERATIONS["row_sums"] = {"variants": {"cpu": ["rows"]}, "targets": {"cpu": handler}}
+backend.TARGETS["row_sums"] = {"variants": {"cpu": ["rows"]}, "targets": {"cpu": handler}}
 jax.ffi.register_ffi_target(backend.target_name("row_sums"), handler, platform="cpu")
 spec = importlib.util.spec_from_file_location(
     "jaxsparse.ops.row_sums", folder / "jaxsparse" / "ops" / "row_sums.py"

@@ -24,7 +24,7 @@ from jaxsparse.recurrent.plan import Plan
 from jaxsparse.timing import Program
 from jaxsparse.topology import Topology
 
-CELLS = {"RNN": recurrent.RNN(), "GRU": recurrent.GRU, "LSTM": recurrent.LSTM}
+CELLS = {"RNN": recurrent.elman(), "GRU": recurrent.GRU, "LSTM": recurrent.LSTM}
 
 
 def _arrays(problem: Problem, weight_dtype: str, dtype: str) -> tuple[Any, Any, Any, Any]:

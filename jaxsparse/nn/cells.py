@@ -278,7 +278,7 @@ class SimpleCell(RecurrentCell):
         cell_functions.check_function("SimpleCell", "activation_fn", self.activation_fn)
         if self.residual:
             return cell_functions.residual_rnn(self.activation_fn)
-        return recurrent.RNN(self.activation_fn)
+        return recurrent.elman(self.activation_fn)
 
 
 class GRUCell(RecurrentCell):

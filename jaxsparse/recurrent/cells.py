@@ -29,10 +29,10 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "sigmoid": jax.nn.sigmoid,
     "identity": lambda x: x,
 }
-_RNN_CELLS: dict[Any, Cell] = {}
+_ELMAN_CELLS: dict[Any, Cell] = {}
 
 
-def RNN(activation: str | Callable[[Any], Any] = "tanh") -> Cell:
+def elman(activation: str | Callable[[Any], Any] = "tanh") -> Cell:
     r"""The simple (Elman) cell; its carry is the state h.
 
     .. math:: h_t = \operatorname{activation}(x_t + r_t)
@@ -42,27 +42,27 @@ def RNN(activation: str | Callable[[Any], Any] = "tanh") -> Cell:
             activations give the same cell, so that nothing is compiled twice.
 
     >>> import jax.numpy as jnp
-    >>> carry, y = RNN("relu")((jnp.array([1.0, -2.0]),), (jnp.ones(2),), jnp.zeros(2))
+    >>> carry, y = elman("relu")((jnp.array([1.0, -2.0]),), (jnp.ones(2),), jnp.zeros(2))
     >>> y
     Array([2., 0.], dtype=float32)
     """
     known = isinstance(activation, str) and activation in ACTIVATIONS
     if not known and not callable(activation):
         raise ValueError(
-            f"recurrent.RNN: activation must be a function or one of {list(ACTIVATIONS)}, "
+            f"recurrent.elman: activation must be a function or one of {list(ACTIVATIONS)}, "
             f"got {activation!r}"
         )
     function = activation if callable(activation) else ACTIVATIONS[activation]
-    if function in _RNN_CELLS:
-        return _RNN_CELLS[function]
+    if function in _ELMAN_CELLS:
+        return _ELMAN_CELLS[function]
 
     def cell(x: Any, r: Any, h: Any) -> tuple[Any, Any]:
         (x,), (r,) = x, r
         h = function(x + r)
         return h, h
 
-    cell.__name__ = f"RNN({getattr(function, '__name__', activation)})"
-    return _RNN_CELLS.setdefault(function, cell)
+    cell.__name__ = f"elman({getattr(function, '__name__', activation)})"
+    return _ELMAN_CELLS.setdefault(function, cell)
 
 
 def GRU(x: Any, r: Any, h: Any) -> tuple[Any, Any]:

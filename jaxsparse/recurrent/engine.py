@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from jax.core import ShapedArray
 
 from jaxsparse import _ffi, backend
-from jaxsparse.codegen import printer
 from jaxsparse.device import Device, present_device
 from jaxsparse.primitive import FfiCall
+from jaxsparse.recurrent import printer
 from jaxsparse.recurrent.plan import (
     VARIANTS,
     NoPlan,
@@ -150,13 +150,14 @@ def choose(
     """What a scan of operands of these types runs as on a GPU."""
     problem = problem_of(params, avals, names)
     implementation, variant = params["implementation"], params["variant"]
-    if implementation == "cpu":
-        return Choice(problem, NoPlan("implementation='cpu' asks for a CPU", refused=True))
-    if implementation == "xla":
-        try:
-            backend.check_variant("recurrent_scan", implementation, variant)
-        except ValueError as error:
-            return Choice(problem, NoPlan(str(error), refused=True))
+    try:
+        # What a GPU lacks is the plan's to say: scans need more of it than other operations.
+        chosen = backend.resolve(
+            "recurrent_scan", device.platform, implementation, variant, lacks=""
+        )
+    except backend.UnavailableError as error:
+        return Choice(problem, NoPlan(error.reason, refused=True))
+    if chosen == "xla":
         return Choice(problem, NoPlan("implementation='xla' asks for it", wanted=True))
     # Then it runs by a kernel even where the plain path would be faster, or not at all.
     forced = implementation == "cuda" or variant is not None

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from jaxsparse.codegen import printer
+from jaxsparse.codegen.flatten import same_variable, uses
 from jaxsparse.recurrent.cells import Cell, name_of
 
 Arrays = Sequence[Any]
@@ -192,7 +192,7 @@ def without_repeats(step: Step) -> tuple[Step, tuple[int | None, ...]]:
 
     def same(a: int, b: int, size: int) -> bool:
         """Whether results a, a + 1, ... are results b, b + 1, ..."""
-        return all(printer.same_variable(step.jaxpr, a + i, b + i) for i in range(size))
+        return all(same_variable(step.jaxpr, a + i, b + i) for i in range(size))
 
     kept: list[int] = []
     places: list[int | None] = []
@@ -261,7 +261,7 @@ def _read_by_derivative(step: Step, active: tuple[int, ...]) -> list[list[bool]]
 
     primals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
     tangents = [x for x, moves in zip(primals, moving, strict=True) if moves]
-    used = printer.uses(jax.make_jaxpr(derivative)(primals, tangents))
+    used = uses(jax.make_jaxpr(derivative)(primals, tangents))
     return _grouped(used[: len(primals)], sizes)
 
 

@@ -1,0 +1,95 @@
+"""What can't be printed of a function, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jax.extend.core import ClosedJaxpr
+
+from jaxsparse.codegen.flatten import flatten, live, used
+from jaxsparse.codegen.operations import (
+    KINDS,
+    PRIMITIVES,
+    Call,
+    SameValue,
+    UnsupportedError,
+    expression,
+)
+from jaxsparse.codegen.program import Equation, Program, Value
+
+
+def check_pointwise(jaxpr: ClosedJaxpr, operation: str) -> None:
+    """Raises ValueError if a jaxpr can't be printed, naming all that stands in the way.
+
+    What no result needs is not looked at.
+
+    Args:
+        jaxpr: takes and returns scalars, float32 or bool.
+        operation: what the message begins with, e.g. "recurrent.scan".
+    """
+    checked_program(jaxpr, operation)
+
+
+def checked_program(jaxpr: ClosedJaxpr, operation: str) -> Program:
+    """The program of a jaxpr, without what no result needs; ValueError as `check_pointwise`."""
+    program = live(flatten(jaxpr))
+    problems = _problems(program)
+    if problems:
+        raise ValueError(f"{operation}: " + "; ".join(problems))
+    return program
+
+
+def _problems(program: Program) -> list[str]:
+    problems = []
+    unsupported = {equation.primitive for equation in program.equations} - set(PRIMITIVES)
+    if unsupported:
+        # What does nothing to a scalar is not what somebody looks for here.
+        supported = [
+            name for name, how in PRIMITIVES.items() if not isinstance(how, SameValue | Call)
+        ]
+        problems.append(
+            f"the cell uses {_quoted(sorted(unsupported))}, which can't run inside the kernel; "
+            f"supported are {', '.join(sorted(supported))}"
+        )
+    known = {*program.inputs, *(x for equation in program.equations for x in equation.results)}
+    if any(isinstance(x, Value) and x not in known for x in used(program)):
+        problems.append("the cell closes over a traced value or a random key: make it an input")
+    for what, values in (("input", program.inputs), ("result", program.outputs)):
+        for index, value in enumerate(values):
+            if value.shape != ():
+                problems.append(f"{what} {index} of the cell has shape {value.shape}, expected ()")
+            if value.dtype not in ("float32", "bool"):
+                problems.append(f"{what} {index} of the cell is {value.dtype}, expected float32")
+
+    # {problem: the primitives that have it}, in the order of the equations.
+    shared: dict[str, dict[str, None]] = {}
+    for equation in program.equations:
+        values = (*equation.operands, *equation.results)
+        found = [
+            f"has values of shape {value.shape}, where all must be scalars,"
+            for value in values
+            if value.shape != ()
+        ]
+        if not found and equation.primitive not in unsupported:
+            found = [
+                f"has values of dtype {value.dtype}, which is none of {', '.join(KINDS)},"
+                for value in values
+                if value.dtype not in KINDS
+            ] or _objection(equation)
+        for problem in found:
+            shared.setdefault(problem, {})[equation.primitive] = None
+    return problems + [
+        f"the cell {problem} in {_quoted(list(names))}" for problem, names in shared.items()
+    ]
+
+
+def _objection(equation: Equation) -> list[str]:
+    try:
+        expression(equation, ["x"] * len(equation.operands))
+    except UnsupportedError as error:
+        return [f"has an equation {error}, which can't be printed,"]
+    return []
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return " and ".join(", ".join(f"{name!r}" for name in names).rsplit(", ", 1))

@@ -1,0 +1,73 @@
+"""What an operation declares of itself, of which its primitive is made.
+
+It declares the core dimensions of its operands and results by name ("k n"), how it is computed in
+plain jnp, and what its FFI target wants.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.core import ShapedArray
+
+
+class Signature(NamedTuple):
+    """Names and core dimensions of operands and results, e.g. ``("x", "k n")``.
+
+    A dimension "m+1" is one longer than "m", and "3" is of size 3.
+    """
+
+    operands: tuple[tuple[str, str], ...]
+    results: tuple[tuple[str, str], ...]
+
+
+class FfiCall(NamedTuple):
+    """A call of an operation's FFI target."""
+
+    operands: tuple[str, ...]  # which, in the target's order
+    attributes: dict[str, Any]
+    workspace: int = 0  # bytes of one more result, which nobody but the kernel uses
+    # Operands and results whose last two dimensions the target has in the other order.
+    swapped: tuple[str, ...] = ()
+    remark: str = ""  # for `explain`
+
+
+class Instead(NamedTuple):
+    """What is computed in jnp where an operation's FFI target would be slower."""
+
+    reason: str
+    # Of the operands with all their batch dimensions, and the operation's own params; it may bind
+    # primitives by `bind_local`.
+    compute: Callable[..., list[jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """What makes an operation."""
+
+    name: str  # of the primitive
+    target: str  # of its FFI target, without the prefix
+    params: tuple[str, ...]  # static, beside implementation and variant
+    signature: Callable[[dict[str, Any]], Signature]
+    result_dtypes: Callable[[Sequence[ShapedArray], dict[str, Any]], Sequence[Any]]
+    shardable: tuple[str, ...]  # core dimensions along which it is computed independently
+    xla: Callable[..., list[jax.Array]]  # one batch entry in plain jnp
+    # How its FFI target is called for operands of these types on a platform, what is computed
+    # instead, or None for plain jnp.
+    ffi: Callable[[dict[str, Any], Sequence[ShapedArray], str], FfiCall | Instead | None]
+    # As `xla`, for a GPU: what is fastest there without a kernel.
+    xla_on_gpu: Callable[..., list[jax.Array]] | None = None
+    summed: tuple[str, ...] = ()  # core dimensions along which parts of the results add up
+    # Params and dtypes of operands for the kernels, of a call whose own they may not take; its
+    # results are cast to what they should be.
+    cast: Callable[[dict[str, Any], Sequence[ShapedArray]], tuple[dict[str, Any], list[Any]]] = (
+        lambda params, avals: (params, [a.dtype for a in avals])
+    )
+
+
+def core_dims(spec: str) -> list[str]:
+    """The names of the core dimensions of an operand or result."""
+    return spec.split()

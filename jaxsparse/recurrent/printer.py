@@ -1,0 +1,89 @@
+"""Prints the step of a recurrent scan as CUDA device code.
+
+A recurrent kernel runs the pointwise part of a cell between two products, and the cell is the
+user's: its jaxpr is printed as a struct that NVRTC compiles with the kernel.
+"""
+
+from __future__ import annotations
+
+import re
+
+from jax.extend.core import ClosedJaxpr
+
+from jaxsparse.codegen.check import checked_program
+from jaxsparse.codegen.printer import Source, print_pointwise
+
+
+def print_step(
+    jaxpr: ClosedJaxpr,
+    *,
+    name: str,
+    products: int,
+    states: int,
+    carries: int,
+    inputs: int,
+    outputs: int,
+) -> str:
+    """Prints a step of a recurrent scan as a struct for ``ffi/recurrent/pointwise.cuh``.
+
+    Equal jaxprs give equal text.
+
+    Args:
+        jaxpr: takes products, carries and inputs, and returns states, carries and outputs, all
+            scalars, float32 or bool. A bool is passed as a float: not 0 is true, true is 1.
+        name: of the struct.
+        products: how many products there are.
+        states: how many states.
+        carries: how many carries; they are read before they are written.
+        inputs: how many inputs.
+        outputs: how many outputs.
+
+    Returns:
+        The struct: the counts as ``kProducts`` and so on, and a function ``Apply(product, carry,
+        input, state, output)`` of pointers. Only what is used is read, and a carry that stays as it
+        is is not written.
+
+    Raises:
+        ValueError: the jaxpr can't be printed, or has other numbers of variables.
+    """
+    program = checked_program(jaxpr, name)
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        raise ValueError(f"the name of a step must be a C++ identifier, got {name!r}")
+    taken, returned = products + carries + inputs, states + carries + outputs
+    if (taken, returned) != (len(program.inputs), len(program.outputs)):
+        raise ValueError(
+            f"{name}: the jaxpr takes {len(program.inputs)} values and returns "
+            f"{len(program.outputs)}, expected {taken} and {returned}"
+        )
+
+    sources = [
+        Source(f"{array[0]}{index}", f"{array}[{index}]")
+        for array, count in (("product", products), ("carry", carries), ("input", inputs))
+        for index in range(count)
+    ]
+    targets: list[str | None] = [
+        f"{array}[{index}]"
+        for array, count in (("state", states), ("carry", carries), ("output", outputs))
+        for index in range(count)
+    ]
+    # A carry that stays as it is is not written.
+    for index in range(carries):
+        if program.outputs[states + index] is program.inputs[products + index]:
+            targets[states + index] = None
+    lines = print_pointwise(program, sources, targets)
+
+    counts = (
+        f"kProducts = {products}, kStates = {states}, kCarries = {carries}, kInputs = {inputs}, "
+        f"kOutputs = {outputs}"
+    )
+    body = "\n".join(f"    {line}" for line in ["namespace ops = jaxsparse::pointwise;", *lines])
+    return f"""\
+struct {name} {{
+  static constexpr int {counts};
+
+  __device__ __forceinline__ static void Apply(const float* product, float* carry,
+                                               const float* input, float* state, float* output) {{
+{body}
+  }}
+}};
+"""

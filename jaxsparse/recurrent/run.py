@@ -1,0 +1,175 @@
+"""Runs the directions of a scan: as one call of the primitive, or one call each."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxsparse import backend
+from jaxsparse.csr import CSR
+from jaxsparse.device import has_gpu, present_device
+from jaxsparse.precision import accumulator_dtype, promoted
+from jaxsparse.recurrent.arguments import Direction, check_precision, counted_steps
+from jaxsparse.recurrent.cell_checks import checked_step
+from jaxsparse.recurrent.layout import (
+    ScanLayout,
+    can_be_laid_out,
+    lay_out,
+    lay_out_side_by_side,
+    of_one_form,
+    suits,
+)
+from jaxsparse.recurrent.plan import SparseForm
+from jaxsparse.recurrent.primitive import Operands, scan_bind
+from jaxsparse.recurrent.stacking import padded_values, stacked, stacked_patterns
+
+
+class Options(NamedTuple):
+    """What directions of a scan have in common, as the public functions are given it."""
+
+    seq_lengths: Any
+    precision: Any
+    recompute: bool
+    implementation: str | None
+    variant: str | None
+
+
+def run(
+    operation: str, directions: list[Direction], reversed: tuple[bool, ...], options: Options
+) -> list[tuple[Any, jax.Array | None]]:
+    """The last carry and ys of each direction, of one form, by one scan if its kernel serves all.
+
+    Args:
+        operation: what errors name.
+        directions: at least one.
+        reversed: which of them run from the last step to the first.
+        options: of all.
+    """
+    implementation, variant = options.implementation, options.variant
+    backend.check_implementation(operation, implementation)
+    precision = check_precision(operation, options.precision)
+    one = directions[0]
+    length, b, _ = one.xs.shape
+    mask = counted_steps(operation, options.seq_lengths, length, b)
+    step = checked_step(
+        operation,
+        one.cell,
+        (one.input_gates, one.gates),
+        one.tree,
+        one.parameter_tree if one.parameters else None,
+        one.bias is not None,
+        mask is not None,
+    )
+    if length == 0 or b == 0:
+        return [
+            (jax.tree.unflatten(d.tree, d.carry), d.xs[:, :, : d.h] if step.has_y else None)
+            for d in directions
+        ]
+
+    layouts: list[ScanLayout | None] = [None] * len(directions)
+    if one.sparse and implementation in (None, "cuda"):
+        layouts = _layouts([d.recurrent for d in directions], one.gates, b, one.dtype, variant)
+        if len({x and x.forms for x in layouts}) > 1:
+            # Kernels of different forms: each direction is a scan of its own.
+            return [
+                result
+                for d, backwards in zip(directions, reversed, strict=True)
+                for result in run(operation, [d], (backwards,), options)
+            ]
+    inputs, spans = _inputs(directions, mask)
+    weights, forms = _weights(directions, layouts)
+    accumulator = accumulator_dtype(one.dtype)
+    carries = tuple(
+        stacked([x.astype(accumulator) for x in leaves])
+        for leaves in zip(*(d.carry for d in directions), strict=True)
+    )
+    state = stacked([d.carry[-1].astype(one.dtype) for d in directions])
+    _, last, ys = scan_bind(
+        Operands(weights, jnp.expand_dims(state, -2), carries, inputs),
+        step=step,
+        sparse=one.sparse,
+        forms=forms,
+        transposed=False,
+        reversed=reversed,
+        length=length,
+        spans=spans,
+        precision=precision,
+        recompute=bool(options.recompute),
+        implementation=implementation,
+        variant=variant,
+    )
+    return [
+        (
+            jax.tree.unflatten(
+                d.tree, [c[i].astype(x.dtype) for c, x in zip(last, d.carry, strict=True)]
+            ),
+            ys[0][i, :, :, 0] if step.has_y else None,
+        )
+        for i, d in enumerate(directions)
+    ]
+
+
+def _inputs(
+    directions: list[Direction], mask: Any
+) -> tuple[tuple[jax.Array, ...], tuple[str, ...]]:
+    """The inputs of the cell's step, and the dimensions that each does not repeat along."""
+    one = directions[0]
+    length, b, _ = one.xs.shape
+    h = one.h
+    inputs = [stacked([d.xs.reshape(length, b, one.input_gates, h) for d in directions])]
+    spans = ["tbh"]
+    if one.bias is not None:
+        # The kernels take the dtype of xs and float32.
+        wide = promoted(one.bias.dtype, one.dtype)
+        inputs.append(
+            stacked([d.bias.astype(wide).reshape(1, 1, one.gates, h) for d in directions])
+        )
+        spans.append("h")
+    if one.parameters:
+        wide = promoted(*(x.dtype for x in one.parameters), one.dtype)
+        every = [jnp.stack([x.astype(wide) for x in d.parameters]) for d in directions]
+        inputs.append(stacked([jnp.expand_dims(x, (0, 1)) for x in every]))
+        spans.append("h")
+    if mask is not None:
+        inputs.append(stacked([mask.astype(one.dtype).reshape(length, b, 1, 1)] * len(directions)))
+        spans.append("tb")
+    return tuple(inputs), tuple(spans)
+
+
+def _weights(
+    directions: list[Direction], layouts: list[ScanLayout | None]
+) -> tuple[tuple[Any, ...], tuple[SparseForm, ...]]:
+    """The weights as the primitive takes them, and the forms of their layouts if they have any."""
+    if not directions[0].sparse:
+        return (stacked([d.recurrent for d in directions]),), ()
+    matrices = [d.recurrent for d in directions]
+    weights = (stacked(padded_values(matrices)), *stacked_patterns([m.topology for m in matrices]))
+    made = [x for x in layouts if x is not None]
+    if not made:
+        return weights, ()
+    words = stacked([x.words for x in made]), stacked([x.transposed_words for x in made])
+    return (*weights, *words), made[0].forms
+
+
+def _layouts(
+    matrices: list[CSR], gates: int, batch: int, dtype: Any, variant: str | None
+) -> list[ScanLayout | None]:
+    """Where matrices lie on chip, if that is known or can be; side by side if they fit so."""
+    topologies, weight_dtype = [m.topology for m in matrices], matrices[0].dtype
+    given = [t.scan_layout for t in topologies]
+    if has_gpu() and isinstance(batch, int) and all(map(can_be_laid_out, topologies)):
+        # One that was made for another batch is made anew, unless it is asked for.
+        given = [x if x and (variant or suits(x, batch, dtype)) else None for x in given]
+        device = present_device()
+        if len(matrices) > 1 and not any(given):
+            made = lay_out_side_by_side(topologies, gates, batch, dtype, weight_dtype, device)
+            if made is not None:
+                return list(made)
+        for i, t in enumerate(topologies):
+            layout = given[i] or lay_out(t, gates, batch, dtype, device)
+            given[i] = layout if isinstance(layout, ScanLayout) else None
+    if len(matrices) > 1 and all(given):
+        return list(of_one_form(given) or given)
+    return given
