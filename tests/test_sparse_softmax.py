@@ -34,6 +34,7 @@ def derivative(a, tangent, scale, implementation):
 def forced_derivative(y, tangent, topology, scale, implementation, variant):
     """Its kernels by name, which derivatives of `sparse_softmax` don't hand on."""
     options = {"scale": scale, "implementation": implementation, "variant": variant}
+    options["has_transpose"] = topology.has_transpose
     operands = topology.operands()
     return bind(sparse_softmax_derivative_p, y, tangent, *operands, **options)[0]
 

@@ -23,11 +23,29 @@ PATTERN = (
     ("permutation", "e"),
     ("tile_starts", "tiles"),
 )
-"""Both orientations of a pattern and what joins them, as ``Topology.operands`` gives them."""
+"""Operands of a pattern: both orientations, what joins them, and layouts."""
+
+ROWS_ALONE = (*PATTERN[:3], PATTERN[7])
+"""The same of a topology without its transpose."""
 
 ROWS = tuple(name for name, _ in PATTERN[:3])
 STARTS = PATTERN[7][0]
 TRANSPOSED = tuple(name for name, _ in (*PATTERN[3:7], *PATTERN[:2]))  # and where values are stored
+
+
+def operands_of_pattern(has_transpose: bool) -> tuple[tuple[str, str], ...]:
+    """Names and dimensions of a pattern's operands, as ``Topology.operands`` gives them.
+
+    Whether there is a transpose is a param of every primitive that takes a pattern.
+    """
+    return PATTERN if has_transpose else ROWS_ALONE
+
+
+def matrix_shape(pattern: Sequence[Any], inner: Any, *, transpose: bool) -> tuple[Any, Any]:
+    """(m, k) of the stored matrix, in a product of it or its transpose by ``inner`` rows."""
+    m = pattern[0].shape[-1] - 1
+    return (m, pattern[3].shape[-1] - 1) if transpose else (m, inner)
+
 
 _FLOATS = {jnp.dtype(t) for t in (jnp.float32, jnp.float64, jnp.bfloat16, jnp.float16)}
 

@@ -46,6 +46,8 @@ def multiply(
         raise ValueError(
             f"{operation}: activation must be one of {list(ACTIVATIONS)}, got {activation!r}"
         )
+    if transpose:
+        a.topology.check_transpose(f"{operation}: a product by the transposed matrix")
     dense = {"values": a.values, "x": x}
     if bias is not None:
         bias = dense["bias"] = arguments.as_array(operation, "bias", bias, 1)
@@ -60,6 +62,7 @@ def multiply(
         "dense_on_left": dense_on_left,
         "out_dtype": arguments.result_dtype(operation, dtype, preferred_element_type),
         "precision": allowed_precision(precision),
+        "has_transpose": a.topology.has_transpose,
         "implementation": implementation,
         "variant": variant,
     }

@@ -186,6 +186,7 @@ def _attention(
         out_dtype=dtype,
         precision=allowed_precision(None),
         rounds_values=True,
+        has_transpose=topology.has_transpose,
         implementation=implementation,
         variant=None,
     )

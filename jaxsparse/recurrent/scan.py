@@ -14,11 +14,11 @@ from jaxsparse.codegen import printer
 from jaxsparse.csr import CSR
 from jaxsparse.device import has_gpu, present_device
 from jaxsparse.ops import arguments
-from jaxsparse.pattern import NO_STARTS, Pattern
 from jaxsparse.precision import accumulator_dtype, promoted
 from jaxsparse.recurrent.cells import Cell, name_of
 from jaxsparse.recurrent.layout import (
     ScanLayout,
+    ScanLayouts,
     can_be_laid_out,
     lay_out,
     lay_out_side_by_side,
@@ -225,6 +225,7 @@ class _Direction:
         self.length, b, width = self.xs.shape
         self.sparse = isinstance(recurrent, CSR)
         if self.sparse:
+            recurrent.topology.check_transpose(f"{operation}: {side}recurrent")
             self.recurrent = recurrent
             rows, h = recurrent.shape
             if recurrent.topology.batch_shape or recurrent.values.ndim != 1:
@@ -445,34 +446,8 @@ def _stacked(parts: list[Any]) -> Any:
 def _stacked_patterns(topologies: list[Topology]) -> list[Any]:
     """The operands of several patterns of one shape, padded to as many entries."""
     nse = max(t.nse for t in topologies)
-    # As many entries as there will be may have starts of tiles where these have none.
-    alike = len({t.tile_starts.shape for t in topologies}) == 1
-    no_starts = jnp.zeros(NO_STARTS, jnp.int32)
-
-    def padded(t: Topology) -> tuple[Any, ...]:
-        room = nse - t.nse
-        if not room and alike:
-            return t.operands()
-
-        def pad(pattern: Pattern) -> Pattern:
-            compact = pattern.compact_column_indices
-            return pattern._replace(
-                column_indices=jnp.pad(pattern.column_indices, (0, room)),
-                compact_column_indices=None if compact is None else jnp.pad(compact, (0, room)),
-            )
-
-        # Padding stands behind the stored entries in both orientations.
-        permutation = jnp.concatenate([t.permutation, jnp.arange(t.nse, nse, dtype=jnp.int32)])
-        return Topology._from_parts(
-            pad(t.pattern),
-            pad(t.transposed_pattern),
-            permutation,
-            t.tile_starts if alike else no_starts,
-            None,
-            t.shape,
-        ).operands()
-
-    return [_stacked(list(arrays)) for arrays in zip(*map(padded, topologies), strict=True)]
+    operands = [t.padded(nse).operands() for t in topologies]
+    return [_stacked(list(arrays)) for arrays in zip(*operands, strict=True)]
 
 
 def _run(
@@ -593,7 +568,7 @@ def _layouts(
 ) -> list[ScanLayout | None]:
     """Where matrices lie on chip, if that is known or can be; side by side if they fit so."""
     topologies, weight_dtype = [m.topology for m in matrices], matrices[0].dtype
-    given = [t.scan_layout for t in topologies]
+    given = [t.layouts.get(ScanLayouts.name) for t in topologies]
     if has_gpu() and isinstance(batch, int) and all(map(can_be_laid_out, topologies)):
         # One that was made for another batch is made anew, unless it is asked for.
         given = [x if x and (variant or suits(x, batch, dtype)) else None for x in given]
