@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,6 @@ import scipy.sparse
 
 from jaxsparse import backend
 from jaxsparse.batching import over_batch
-
-T = TypeVar("T")
 
 COMPACT_COLUMNS = 2**16  # below this an index fits 16 bits
 
@@ -76,14 +74,13 @@ def is_concrete(*arrays: Any) -> bool:
     )
 
 
-def to_device(tree: T) -> T:
+def to_device(tree: Any) -> Any:
     """Arrays of NumPy as arrays of JAX.
 
     Concrete also where a program is being traced: a pattern may be made in there and kept.
     """
     with jax.ensure_compile_time_eval():
-        arrays: T = jax.tree.map(jnp.asarray, tree)
-        return arrays
+        return jax.tree.map(jnp.asarray, tree)
 
 
 def _with_zeros_behind(x: Any, room: int) -> Any:

@@ -28,7 +28,6 @@ from jaxsparse.pattern import (
     padded_permutation,
     row_indices,
     to_device,
-    transpose_is_missing,
 )
 from jaxsparse.topology_arguments import check_arrays, check_shape, needed_room, pad_columns
 from jaxsparse.topology_key import TopologyKey, same_pattern
@@ -159,8 +158,8 @@ class Topology(TopologyParts):
         if tuple(mask.shape[-2:]) != shape:
             raise ValueError(f"Topology.from_mask: mask {mask.shape} does not have shape {shape}")
         if isinstance(mask, jax.core.Tracer):
-            rows = arrays.compress_traced(mask, needed_room(nse))
-            return cls(*rows, shape, transpose=transpose)
+            traced = arrays.compress_traced(mask, needed_room(nse))
+            return cls(*traced, shape, transpose=transpose)
         rows = arrays.compress_on_host(np.asarray(mask))
         return cls.with_room(*rows, shape, nse, transpose=transpose)
 
@@ -224,11 +223,11 @@ class Topology(TopologyParts):
             ValueError: if it was made without its transpose.
         """
         self.check_positions()
-        t, permutation = self.transposed_pattern, self.permutation
-        if t is None or permutation is None:
-            raise transpose_is_missing("Topology.T")
+        self.check_transpose("Topology.T")
         if self._transposed is not None:
-            return self._transposed
+            transposed: Topology = self._transposed
+            return transposed
+        t, permutation = self.transposed_pattern, self.permutation
         inverse = inverse_on_host if is_concrete(*t[:2], permutation) else inverse_traced
         m, k = self.shape
         bare = Topology._from_parts(t, self.pattern, inverse(permutation), {}, (k, m), self.kind)
@@ -366,11 +365,10 @@ class Topology(TopologyParts):
         """
         self.check_positions()
         m, k = self.shape
-        t, permutation = self.transposed_pattern, self.permutation
         rows, starts = self.pattern.operands(), self.layouts[TileStarts.name]
         transposed: tuple[jax.Array, ...] = ()
-        if t is not None and permutation is not None:
-            transposed = (*t.operands(), permutation)
+        if self.has_transpose:
+            transposed = (*self.transposed_pattern.operands(), self.permutation)
         if checks_enabled():
             rows = (checked(*rows, columns=k), *rows[1:])
             transposed = transposed and (checked(*transposed, columns=m), *transposed[1:])

@@ -32,8 +32,8 @@ class TopologyParts:
     """
 
     pattern: Pattern
-    transposed_pattern: Pattern | None
-    permutation: jax.Array | None
+    transposed_pattern: Any  # a Pattern or None
+    permutation: Any  # a jax.Array or None
     layouts: Mapping[str, Any]
     shape: tuple[int, int]
     kind: Literal["static", "dynamic", "tangent"]
@@ -67,7 +67,7 @@ class TopologyParts:
         self.kind = kind
         self._key: TopologyKey | None = None
         self._row_indices: jax.Array | None = None
-        self._transposed: Self | None = None
+        self._transposed: Any = None
 
     @classmethod
     def _from_parts(

@@ -44,9 +44,9 @@ class TileStarts(LayoutKind):
         offsets, columns = transposed.row_offsets, transposed.column_indices
         if not is_concrete(offsets, columns):
             return self.make_traced(transposed)
-        offsets = np.clip(np.asarray(offsets), 0, transposed.nse)
-        columns = np.clip(np.asarray(columns), 0, max(transposed.shape[1] - 1, 0))
-        return _on_host(np.maximum.accumulate(offsets, axis=-1), columns, transposed.shape)
+        last = max(transposed.shape[1] - 1, 0)
+        rising = np.maximum.accumulate(np.clip(np.asarray(offsets), 0, transposed.nse), axis=-1)
+        return _on_host(rising, np.clip(np.asarray(columns), 0, last), transposed.shape)
 
     def verify(self, layout: Any, topology: Topology) -> None:
         if not np.array_equal(layout, self.make(topology)):
