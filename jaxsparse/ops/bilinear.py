@@ -98,7 +98,7 @@ def _spmm_signature(params: dict[str, Any]) -> Signature:
     x, out = (f"n {inner}", f"n {rows}") if left else (f"{inner} n", f"{rows} n")
     bias = (("bias", rows),) if params.get("has_bias") else ()
     preactivation = (("preactivation", out),) if params.get("with_preactivation") else ()
-    pattern = operands_of_pattern(params["has_transpose"])
+    pattern = operands_of_pattern(params["columns"])
     return Signature((("values", "e"), *pattern, ("x", x), *bias), (("out", out), *preactivation))
 
 
@@ -107,7 +107,7 @@ _VALUES = 0
 
 def _x_of(params: dict[str, Any]) -> int:
     """The position of x among the operands; behind it a bias may be."""
-    return 1 + len(operands_of_pattern(params["has_transpose"]))
+    return 1 + len(operands_of_pattern(params["columns"]))
 
 
 def _spmm_xla(
@@ -117,22 +117,22 @@ def _spmm_xla(
     dense_on_left: bool,
     out_dtype: Any,
     precision: str | None,
-    has_transpose: bool,
+    columns: int | None,
     has_bias: bool = False,
     activation: str | None = None,
     with_preactivation: bool = False,
 ) -> list[jax.Array]:
-    size_of_pattern = len(operands_of_pattern(has_transpose))
-    pattern, (x, *bias) = operands[:size_of_pattern], operands[size_of_pattern:]
-    row_offsets, columns = pattern[:2]
+    size = len(operands_of_pattern(columns))
+    pattern, (x, *bias) = operands[:size], operands[size:]
+    row_offsets, indices = pattern[:2]
     rows = row_indices(row_offsets, values.shape[0])
-    m, k = matrix_shape(pattern, x.shape[1 if dense_on_left else 0], transpose=transpose)
+    m, k = matrix_shape(pattern, columns)
     accumulator = accumulator_dtype(values.dtype)
     stored = rows < m
     v = jnp.where(stored, values, 0).astype(accumulator)
     x = (x.T if dense_on_left else x).astype(accumulator)
-    columns = columns.astype(jnp.int32)
-    out_rows, source = (columns, rows) if transpose else (rows, columns)
+    indices = indices.astype(jnp.int32)
+    out_rows, source = (indices, rows) if transpose else (rows, indices)
     size = k if transpose else m
     # Out-of-range targets are dropped: that is where padding goes.
     target = jnp.where(stored, out_rows, size)
@@ -190,7 +190,7 @@ def _spmm_ffi(
     n, inner = x.shape[-2:] if left else x.shape[:-3:-1]
     workspace = 0
     if platform == "cuda" and (swap or not left):
-        matrix = matrix_shape(pattern, inner, transpose=transpose)
+        matrix = matrix_shape(pattern, params["columns"])
         rows = matrix[1 if transpose else 0]
         shapes = ((inner, n), matrix, rows)
         workspace = spmm_bytes(params["variant"], avals[_VALUES], pattern, x, *shapes)
@@ -222,7 +222,7 @@ def _spmm_cast(
     return params, dtypes
 
 
-_LINEAR = ("transpose", "dense_on_left", "out_dtype", "precision", "has_transpose")
+_LINEAR = ("transpose", "dense_on_left", "out_dtype", "precision", "columns")
 
 spmm_p = make_primitive(
     Operation(
@@ -246,7 +246,7 @@ def _spmm_transpose(
     transpose: bool,
     dense_on_left: bool,
     precision: str | None,
-    has_transpose: bool,
+    columns: int | None,
     cotangent_dtype: Any = None,
     rounds_values: bool = False,
     **params: Any,
@@ -262,9 +262,9 @@ def _spmm_transpose(
         # The columns of spmm may be sharded; sddmm sums over them.
         x, ct = gathered(x, -1), gathered(ct, -1)
         pair = (x, ct) if transpose else (ct, x)
-        params["has_transpose"] = has_transpose
+        params["columns"] = columns
         return _VALUES, bind(sddmm_p, *pair, *pattern, scaled=False, **params)[0]
-    if not has_transpose:
+    if columns is not None:
         raise transpose_is_missing("spmm: the gradient with respect to x")
     if not rounds_values:
         values = values.astype(common_dtype(ct.dtype, values.dtype))
@@ -276,7 +276,7 @@ def _spmm_transpose(
         transpose=not transpose,
         dense_on_left=dense_on_left,
         precision=precision,
-        has_transpose=True,
+        columns=None,
         rounds_values=rounds_values,
         **cotangent_params(ct, x, ct.ndim - 2, **params),
     )[0]
@@ -374,7 +374,7 @@ ad.primitive_jvps[spmm_epilogue_p] = _spmm_epilogue_jvp
 
 def _sddmm_signature(params: dict[str, Any]) -> Signature:
     scale_by = (("scale_by", "e"),) if params["scaled"] else ()
-    pattern = operands_of_pattern(params["has_transpose"])
+    pattern = operands_of_pattern(params["columns"])
     return Signature((("x", "m d"), ("y", "k d"), *pattern, *scale_by), (("values", "e"),))
 
 
@@ -382,20 +382,20 @@ def _sddmm_xla(
     x: jax.Array,
     y: jax.Array,
     row_offsets: jax.Array,
-    columns: jax.Array,
+    indices: jax.Array,
     *operands: jax.Array,
     scaled: bool,
     out_dtype: Any,
-    has_transpose: bool,
+    columns: int | None,
 ) -> list[jax.Array]:
     m, k = x.shape[0], y.shape[0]
-    rows = row_indices(row_offsets, columns.shape[0])
+    rows = row_indices(row_offsets, indices.shape[0])
     accumulator = accumulator_dtype(x.dtype)
-    columns = columns.astype(jnp.int32)
+    indices = indices.astype(jnp.int32)
     if not m * k:
-        values = jnp.zeros(columns.shape, accumulator)
+        values = jnp.zeros(indices.shape, accumulator)
     elif m * k <= _DENSE_ELEMENTS or (
-        isinstance(x.shape[1], int) and m * k <= columns.size * x.shape[1]
+        isinstance(x.shape[1], int) and m * k <= indices.size * x.shape[1]
     ):
         product = jnp.einsum(
             "md,kd->mk",
@@ -404,10 +404,10 @@ def _sddmm_xla(
             precision=jax.lax.Precision.HIGHEST,
             preferred_element_type=accumulator,
         )
-        values = product.at[rows, columns].get(mode="clip")
+        values = product.at[rows, indices].get(mode="clip")
     else:
         x, y = x.astype(accumulator), y.astype(accumulator)
-        values = jnp.sum(x.at[rows].get(mode="clip") * y.at[columns].get(mode="clip"), axis=-1)
+        values = jnp.sum(x.at[rows].get(mode="clip") * y.at[indices].get(mode="clip"), axis=-1)
     if scaled:
         values = values * operands[-1].astype(accumulator)
     return [jnp.where(rows < m, values, 0).astype(out_dtype)]
@@ -433,7 +433,7 @@ sddmm_p = make_primitive(
     Operation(
         name="sddmm",
         target="sddmm",
-        params=("scaled", "out_dtype", "has_transpose"),
+        params=("scaled", "out_dtype", "columns"),
         signature=_sddmm_signature,
         result_dtypes=_out_dtypes,
         shardable=(),
@@ -447,7 +447,7 @@ _SDDMM_X, _SDDMM_Y = 0, 1
 
 def _scale_by_of(params: dict[str, Any]) -> int:
     """The position of scale_by among the operands, if there is one."""
-    return 2 + len(operands_of_pattern(params["has_transpose"]))
+    return 2 + len(operands_of_pattern(params["columns"]))
 
 
 def _sddmm_transpose(
@@ -455,12 +455,12 @@ def _sddmm_transpose(
     operands: Any,
     *,
     scaled: bool,
-    has_transpose: bool,
+    columns: int | None,
     cotangent_dtype: Any = None,
     **params: Any,
 ) -> tuple[int, jax.Array]:
     params = {
-        "has_transpose": has_transpose,
+        "columns": columns,
         "implementation": params["implementation"],
         "variant": None,
     }
@@ -476,7 +476,7 @@ def _sddmm_transpose(
         product = ct.astype(wide) * operands[scale_by].astype(wide)
         ct = product if ct.dtype == jnp.float16 else product.astype(ct.dtype)  # as in _multiplied
     position, dense, transpose = (_SDDMM_X, y, False) if undefined(x) else (_SDDMM_Y, x, True)
-    if transpose and not has_transpose:
+    if transpose and columns is not None:
         raise transpose_is_missing("sddmm: the gradient with respect to y")
     return position, bind(
         spmm_p,

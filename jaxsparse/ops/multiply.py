@@ -62,7 +62,7 @@ def multiply(
         "dense_on_left": dense_on_left,
         "out_dtype": arguments.result_dtype(operation, dtype, preferred_element_type),
         "precision": allowed_precision(precision),
-        "has_transpose": a.topology.has_transpose,
+        "columns": arguments.columns_alone(a.topology),
         "implementation": implementation,
         "variant": variant,
     }

@@ -186,7 +186,7 @@ def _attention(
         out_dtype=dtype,
         precision=allowed_precision(None),
         rounds_values=True,
-        has_transpose=topology.has_transpose,
+        columns=arguments.columns_alone(topology),
         implementation=implementation,
         variant=None,
     )

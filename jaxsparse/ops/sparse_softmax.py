@@ -17,9 +17,9 @@ from jax.interpreters import ad
 from jaxsparse import backend
 from jaxsparse.csr import CSR, check_csr
 from jaxsparse.ops import arguments
-from jaxsparse.ops.arguments import ROWS, operands_of_pattern
+from jaxsparse.ops.arguments import ROWS, matrix_shape, operands_of_pattern
 from jaxsparse.ops.bilinear import sddmm_p, spmm_p
-from jaxsparse.pattern import row_indices, transpose_is_missing
+from jaxsparse.pattern import row_indices
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import (
     FfiCall,
@@ -77,7 +77,7 @@ def sparse_softmax(
     (values,), pattern = arguments.align([values], [1], values.dtype, a.topology)
     params = {
         "scale": scale,
-        "has_transpose": a.topology.has_transpose,
+        "columns": arguments.columns_alone(a.topology),
         "implementation": implementation,
         "variant": variant,
     }
@@ -94,7 +94,7 @@ def _values_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
 
 def _signature(params: dict[str, Any], *values: str) -> Signature:
     operands = tuple((name, "e") for name in values)
-    return Signature((*operands, *operands_of_pattern(params["has_transpose"])), (("out", "e"),))
+    return Signature((*operands, *operands_of_pattern(params["columns"])), (("out", "e"),))
 
 
 def _row_sums(values: jax.Array, rows: jax.Array, size: int) -> jax.Array:
@@ -106,7 +106,7 @@ def _softmax_xla(
     row_offsets: jax.Array,
     *pattern: jax.Array,
     scale: float,
-    has_transpose: bool,
+    columns: int | None,
 ) -> list[jax.Array]:
     size = row_offsets.shape[0] - 1
     if not size:
@@ -124,7 +124,7 @@ sparse_softmax_p = make_primitive(
     Operation(
         name="sparse_softmax",
         target="sparse_softmax",
-        params=("scale", "has_transpose"),
+        params=("scale", "columns"),
         signature=lambda params: _signature(params, "values"),
         result_dtypes=_values_dtypes,
         shardable=(),
@@ -159,7 +159,7 @@ def _derivative_xla(
     row_offsets: jax.Array,
     *pattern: jax.Array,
     scale: float,
-    has_transpose: bool,
+    columns: int | None,
 ) -> list[jax.Array]:
     size = row_offsets.shape[0] - 1
     if not size:
@@ -176,7 +176,7 @@ sparse_softmax_derivative_p = make_primitive(
     Operation(
         name="sparse_softmax_derivative",
         target="sparse_softmax",
-        params=("scale", "has_transpose"),
+        params=("scale", "columns"),
         signature=lambda params: _signature(params, "y", "tangent"),
         result_dtypes=_values_dtypes,
         shardable=(),
@@ -186,13 +186,15 @@ sparse_softmax_derivative_p = make_primitive(
 )
 
 
-def _sum_and_spread(values: jax.Array, pattern: Any, implementation: str | None) -> jax.Array:
+def _sum_and_spread(
+    values: jax.Array, pattern: Any, columns: int | None, implementation: str | None
+) -> jax.Array:
     """For every entry, the sum of its row."""
-    k = pattern[3].shape[-1] - 1  # of the transposed pattern's offsets
+    _, k = matrix_shape(pattern, columns)
     ones = jnp.ones((*(1,) * (values.ndim - 1), k, 1), values.dtype)
     common = {
         "out_dtype": values.dtype,
-        "has_transpose": True,
+        "columns": columns,
         "implementation": implementation,
         "variant": None,
     }
@@ -211,12 +213,10 @@ def _derivative_jvp(primals: Any, tangents: Any, *, scale: float, **params: Any)
     if type(dt) is not ad.Zero:
         tangent = bind(sparse_softmax_derivative_p, y, dt, *pattern, **params)[0]
     if type(dy) is not ad.Zero:
-        if not params["has_transpose"]:
-            raise transpose_is_missing("sparse_softmax: the second derivative")
-        implementation = params["implementation"]
+        by = (params["columns"], params["implementation"])
         # d/dy of s y (t - <y, t>):  s (dy (t - <y, t>) - y <dy, t>)
-        first = dy * (t - _sum_and_spread(y * t, pattern, implementation))
-        second = y * _sum_and_spread(dy * t, pattern, implementation)
+        first = dy * (t - _sum_and_spread(y * t, pattern, *by))
+        second = y * _sum_and_spread(dy * t, pattern, *by)
         tangent = ad.add_tangents(tangent, jnp.asarray(scale, y.dtype) * (first - second))
     return [out], [tangent]
 

@@ -62,7 +62,7 @@ def product(
         "transpose": transposed,
         "dense_on_left": True,
         "precision": None,
-        "has_transpose": True,
+        "columns": None,
         "implementation": implementation,
         "variant": None,
     }
