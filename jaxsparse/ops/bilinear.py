@@ -14,7 +14,7 @@ scatters.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -37,8 +37,9 @@ from jaxsparse.ops.dense_product import (
     dense_spmm_pays,
     reason_for_dense_spmm,
 )
+from jaxsparse.ops.plain_products import ACTIVATIONS, sddmm_xla, spmm_xla
 from jaxsparse.ops.workspace import sddmm_bytes, spmm_bytes
-from jaxsparse.pattern import row_indices, transpose_is_missing
+from jaxsparse.pattern import transpose_is_missing
 from jaxsparse.precision import accumulator_dtype, common_dtype, cotangent_params, unrounded
 from jaxsparse.primitive import (
     FfiCall,
@@ -52,28 +53,6 @@ from jaxsparse.primitive import (
     make_primitive,
     undefined,
 )
-
-# From here on gelu is 0 or its argument to the last bit, in float64 too; powers of the argument
-# that its formula and derivatives hold would overflow much farther out.
-_GELU_IS_RELU = 16
-
-
-@jax.jit
-def _gelu(z: jax.Array) -> jax.Array:
-    # The formula, and so the kernels, have NaN for negative infinity.
-    straight = (jnp.abs(z) >= _GELU_IS_RELU) & (z != -jnp.inf)
-    curved = jax.nn.gelu(jnp.where(straight, 0, z), approximate=True)
-    return jnp.where(straight, jax.nn.relu(z), curved)
-
-
-ACTIVATIONS: dict[str | None, Callable[[Any], Any]] = {
-    None: lambda z: z,
-    "relu": jax.nn.relu,
-    "gelu": _gelu,
-}
-
-# The xla implementation multiplies a densified matrix where that has at most so many elements.
-_DENSE_ELEMENTS = 2**22
 
 
 def _out_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
@@ -108,56 +87,6 @@ _VALUES = 0
 def _x_of(params: dict[str, Any]) -> int:
     """The position of x among the operands; behind it a bias may be."""
     return 1 + len(operands_of_pattern(params["columns"]))
-
-
-def _spmm_xla(
-    values: jax.Array,
-    *operands: jax.Array,
-    transpose: bool,
-    dense_on_left: bool,
-    out_dtype: Any,
-    precision: str | None,
-    columns: int | None,
-    has_bias: bool = False,
-    activation: str | None = None,
-    with_preactivation: bool = False,
-) -> list[jax.Array]:
-    size = len(operands_of_pattern(columns))
-    pattern, (x, *bias) = operands[:size], operands[size:]
-    row_offsets, indices = pattern[:2]
-    rows = row_indices(row_offsets, values.shape[0])
-    m, k = matrix_shape(pattern, columns)
-    accumulator = accumulator_dtype(values.dtype)
-    stored = rows < m
-    v = jnp.where(stored, values, 0).astype(accumulator)
-    x = (x.T if dense_on_left else x).astype(accumulator)
-    indices = indices.astype(jnp.int32)
-    out_rows, source = (indices, rows) if transpose else (rows, indices)
-    size = k if transpose else m
-    # Out-of-range targets are dropped: that is where padding goes.
-    target = jnp.where(stored, out_rows, size)
-
-    def by_entries(x: jax.Array) -> jax.Array:
-        terms = v[:, None] * x.at[source].get(mode="fill", fill_value=0)
-        return jnp.zeros((size, x.shape[1]), accumulator).at[target].add(terms, mode="drop")
-
-    def densified(x: jax.Array) -> jax.Array:
-        dense = jnp.zeros((size, x.shape[0]), accumulator).at[target, source].add(v, mode="drop")
-        return jnp.dot(dense, x, precision=jax.lax.Precision.HIGHEST)
-
-    if not m * k:
-        z = jnp.zeros((size, x.shape[1]), accumulator)
-    elif m * k > _DENSE_ELEMENTS:
-        z = by_entries(x)
-    else:
-        # 0 * NaN would spread through a dense product, so it is taken for finite x only.
-        z = jax.lax.cond(jnp.all(jnp.isfinite(x)), densified, by_entries, x)
-    if has_bias:
-        z = z + bias[0].astype(accumulator)[:, None]
-    y = ACTIVATIONS[activation](z).astype(out_dtype)
-    z = z.astype(out_dtype)
-    results = [y, z] if with_preactivation else [y]
-    return [r.T for r in results] if dense_on_left else results
 
 
 _WITH_X_ON_THE_LEFT = "generic_dots"  # the CUDA variant that takes it so
@@ -232,7 +161,7 @@ spmm_p = make_primitive(
         signature=_spmm_signature,
         result_dtypes=_out_dtypes,
         shardable=("n",),
-        xla=_spmm_xla,
+        xla=spmm_xla,
         ffi=_spmm_ffi,
         cast=_spmm_cast,
     )
@@ -296,7 +225,7 @@ spmm_epilogue_p = make_primitive(
         signature=_spmm_signature,
         result_dtypes=_out_dtypes,
         shardable=("n",),
-        xla=_spmm_xla,
+        xla=spmm_xla,
         ffi=_spmm_ffi,
     )
 )
@@ -378,41 +307,6 @@ def _sddmm_signature(params: dict[str, Any]) -> Signature:
     return Signature((("x", "m d"), ("y", "k d"), *pattern, *scale_by), (("values", "e"),))
 
 
-def _sddmm_xla(
-    x: jax.Array,
-    y: jax.Array,
-    row_offsets: jax.Array,
-    indices: jax.Array,
-    *operands: jax.Array,
-    scaled: bool,
-    out_dtype: Any,
-    columns: int | None,
-) -> list[jax.Array]:
-    m, k = x.shape[0], y.shape[0]
-    rows = row_indices(row_offsets, indices.shape[0])
-    accumulator = accumulator_dtype(x.dtype)
-    indices = indices.astype(jnp.int32)
-    if not m * k:
-        values = jnp.zeros(indices.shape, accumulator)
-    elif m * k <= _DENSE_ELEMENTS or (
-        isinstance(x.shape[1], int) and m * k <= indices.size * x.shape[1]
-    ):
-        product = jnp.einsum(
-            "md,kd->mk",
-            x,
-            y,
-            precision=jax.lax.Precision.HIGHEST,
-            preferred_element_type=accumulator,
-        )
-        values = product.at[rows, indices].get(mode="clip")
-    else:
-        x, y = x.astype(accumulator), y.astype(accumulator)
-        values = jnp.sum(x.at[rows].get(mode="clip") * y.at[indices].get(mode="clip"), axis=-1)
-    if scaled:
-        values = values * operands[-1].astype(accumulator)
-    return [jnp.where(rows < m, values, 0).astype(out_dtype)]
-
-
 def _sddmm_ffi(
     params: dict[str, Any], avals: Sequence[ShapedArray], platform: str
 ) -> FfiCall | Instead:
@@ -437,7 +331,7 @@ sddmm_p = make_primitive(
         signature=_sddmm_signature,
         result_dtypes=_out_dtypes,
         shardable=(),
-        xla=_sddmm_xla,
+        xla=sddmm_xla,
         ffi=_sddmm_ffi,
         summed=("d",),
     )

@@ -8,8 +8,9 @@ import jax
 
 from jaxsparse import backend
 from jaxsparse.ops import arguments
-from jaxsparse.ops.bilinear import ACTIVATIONS, spmm_epilogue_p, spmm_p
+from jaxsparse.ops.bilinear import spmm_epilogue_p, spmm_p
 from jaxsparse.ops.dense_product import allowed_precision
+from jaxsparse.ops.plain_products import ACTIVATIONS
 from jaxsparse.primitive import bind
 
 if TYPE_CHECKING:
