@@ -106,7 +106,7 @@ def _read(
 
     Plain XLA scatters: it reads neither the transposed pattern nor what is derived of rows.
     """
-    rows = (*topology.pattern.operands(), topology.tile_starts)
+    rows = (*topology.pattern.operands(), topology.layouts["tile_starts"])
     if options.get("implementation") == "xla":
         return [rows[part] for part in parts if part not in (_ORDER, _STARTS)]
     if transposed:

@@ -335,7 +335,12 @@ class CSR:
 
     @property
     def T(self) -> CSR:
-        """The transposed matrix: its values are gathered, its pattern is there already."""
+        """The transposed matrix: its values are gathered, its pattern is there already.
+
+        Raises:
+            ValueError: if the topology was made without its transpose.
+        """
+        self.topology.check_transpose("CSR.T")
         topology = self.topology.T  # first: it knows whether there are positions
         return CSR(_permuted(self.values, self.topology.permutation), topology)
 
@@ -479,6 +484,7 @@ def _serialize(key: TopologyKey | None) -> bytes:
         row_offsets=topology.row_offsets,
         column_indices=topology.column_indices,
         shape=topology.shape,
+        has_transpose=topology.has_transpose,
     )
     return file.getvalue()
 
@@ -488,7 +494,9 @@ def _deserialize(data: bytes) -> TopologyKey | None:
         return None
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         shape = tuple(arrays["shape"].tolist())
-        return Topology(arrays["row_offsets"], arrays["column_indices"], shape).as_static().key
+        rows = (arrays["row_offsets"], arrays["column_indices"])
+        transpose = bool(arrays.get("has_transpose", True))  # older programs do not say
+        return Topology(*rows, shape, transpose=transpose).as_static().key
 
 
 jax.tree_util.register_pytree_with_keys(CSR, _flatten, _unflatten)

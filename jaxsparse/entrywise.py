@@ -109,7 +109,8 @@ def _union(a: Topology, b: Topology) -> tuple[Topology, np.ndarray, np.ndarray]:
     union, entries = np.unique(np.concatenate(keys), return_inverse=True)
     m, k = a.shape
     offsets = np.searchsorted(union, np.arange(m + 1, dtype=np.int64) * k)
-    topology = Topology(offsets, union % max(k, 1), (m, k))
+    transpose = a.has_transpose and b.has_transpose
+    topology = Topology(offsets, union % max(k, 1), (m, k), transpose=transpose)
     if not (a.static and b.static):
         topology = topology.as_dynamic()
     return topology, entries[: keys[0].size], entries[keys[0].size :]
@@ -210,7 +211,12 @@ def take_rows(a: CSR, key: Any) -> CSR:
     total = int(ends[-1]) if rows.size else 0
     # The entries of the rows, one run after another.
     entries = np.arange(total) + np.repeat(offsets[rows] - (ends - lengths), lengths)
-    topology = Topology(np.concatenate([[0], ends]), columns[entries], (rows.size, a.shape[1]))
+    topology = Topology(
+        np.concatenate([[0], ends]),
+        columns[entries],
+        (rows.size, a.shape[1]),
+        transpose=a.topology.has_transpose,
+    )
     if not a.topology.static:
         topology = topology.as_dynamic()
     return a.with_values(jnp.take(a.values, entries, axis=-1), topology)

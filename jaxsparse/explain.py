@@ -13,7 +13,7 @@ from jax.extend.core import JaxprEqn
 
 from jaxsparse import backend
 from jaxsparse.device import DefaultDevice, Device, by_device, explained_devices
-from jaxsparse.ops.arguments import PATTERN
+from jaxsparse.ops.arguments import PATTERN, matrix_shape, operands_of_pattern
 from jaxsparse.primitive import (
     OPERATIONS,
     Operation,
@@ -27,6 +27,7 @@ from jaxsparse.recurrent.primitive import recurrent_scan_p
 
 _MOST_MULTIPROCESSORS = 2**31 - 1  # a C++ int
 _OF_PATTERN = {name for name, _ in PATTERN}
+_OF_TYPES = ("out_dtype", "columns")  # params that the types of operands and results tell
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +38,7 @@ class ExplainedCall:
     options: dict[str, Any]  # its own, such as "transpose"
     operands: dict[str, jax.ShapeDtypeStruct]  # those of its pattern, too
     results: dict[str, jax.ShapeDtypeStruct]
+    shape: tuple[int, int]  # of the stored matrix
     here: str  # as what it runs on this machine; empty where that is on the GPU below
     device: str  # the name of the GPU that all else is about
     # Variants of the kernel that fit and their predicted microseconds: first the chosen one, the
@@ -50,13 +52,6 @@ class ExplainedCall:
     def variant(self) -> str | None:
         """The chosen variant, or None where no kernel runs."""
         return self.variants[0][0] if self.variants else None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Of the stored matrix."""
-        sizes = (self.operands[f"{side}row_offsets"].shape[-1] for side in ("", "transposed_"))
-        rows, columns = (size - 1 for size in sizes)
-        return rows, columns
 
     @property
     def entries(self) -> int:
@@ -174,12 +169,15 @@ def _explained_call(
     avals: list[Any] = [v.aval for v in eqn.invars]
     out_avals: list[Any] = [v.aval for v in eqn.outvars]
     signature = operation.signature(params)
+    operands = _by_name(signature.operands, avals)
+    names = [name for name, _ in operands_of_pattern(params["columns"])]
     choice = _choice(operation, params, avals, device)
     return ExplainedCall(
         operation=operation.name,
-        options={name: params[name] for name in operation.params if name != "out_dtype"},
-        operands=_by_name(signature.operands, avals),
+        options={name: params[name] for name in operation.params if name not in _OF_TYPES},
+        operands=operands,
         results=_by_name(signature.results, out_avals),
+        shape=matrix_shape([operands[name] for name in names], params["columns"]),
         here=_named(here, _choice(operation, params, avals, here), params) if here else "",
         device=device.name,
         variants=choice.variants,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,9 +15,6 @@ from jaxsparse import backend
 from jaxsparse.batching import over_batch
 
 COMPACT_COLUMNS = 2**16  # below this an index fits 16 bits
-TILE = 64  # rows and columns of a tile on tensor cores: kTileSize in ffi/types.h
-_MOST_STARTS = 2**30  # places of which fit 32 bits
-NO_STARTS = (1,)  # none would be an array of size 0, which JAX 0.11 can not compile in a shard_map
 
 
 class Pattern(NamedTuple):
@@ -47,15 +43,13 @@ class Pattern(NamedTuple):
             self.row_order,
         )
 
-
-def tile_starts_shape(shape: tuple[int, int], nse: int) -> tuple[int, ...]:
-    """(tiles down, tiles across + 1, TILE), or NO_STARTS where there'd be over two for each entry.
-
-    Those are matrices that are too sparse or too narrow for tensor cores.
-    """
-    m, k = shape
-    sizes = (-(-m // TILE), -(-k // TILE) + 1, TILE)
-    return sizes if 0 < math.prod(sizes) <= min(2 * nse, _MOST_STARTS) else NO_STARTS
+    def padded(self, room: int) -> Pattern:
+        """With room for more entries: padding, which stands behind all stored ones."""
+        compact = self.compact_column_indices
+        return self._replace(
+            column_indices=_with_zeros_behind(self.column_indices, room),
+            compact_column_indices=None if compact is None else _with_zeros_behind(compact, room),
+        )
 
 
 def checks_enabled() -> bool:
@@ -71,6 +65,45 @@ def row_indices(row_offsets: jax.Array, nse: int) -> jax.Array:
         return (jnp.searchsorted(offsets, entries, side="right") - 1).astype(jnp.int32)
 
     return over_batch(one, row_offsets.ndim - 1, row_offsets)
+
+
+def is_concrete(*arrays: Any) -> bool:
+    """Whether these are arrays whose numbers are known: neither traced nor abstract."""
+    return all(
+        isinstance(x, jax.Array | np.ndarray) and not isinstance(x, jax.core.Tracer) for x in arrays
+    )
+
+
+def to_device(tree: Any) -> Any:
+    """Arrays of NumPy as arrays of JAX.
+
+    Concrete also where a program is being traced: a pattern may be made in there and kept.
+    """
+    with jax.ensure_compile_time_eval():
+        return jax.tree.map(jnp.asarray, tree)
+
+
+def _with_zeros_behind(x: Any, room: int) -> Any:
+    widths = [(0, 0)] * (x.ndim - 1) + [(0, room)]
+    return to_device(np.pad(x, widths)) if is_concrete(x) else jnp.pad(x, widths)
+
+
+def padded_permutation(permutation: Any, room: int) -> jax.Array:
+    """With room for more entries, which stay in their place."""
+    module: Any = np if is_concrete(permutation) else jnp
+    batch, nse = permutation.shape[:-1], permutation.shape[-1]
+    behind = module.arange(nse, nse + room, dtype=np.int32)
+    parts = [module.asarray(permutation), module.broadcast_to(behind, (*batch, room))]
+    padded: jax.Array = to_device(module.concatenate(parts, axis=-1))
+    return padded
+
+
+def transpose_is_missing(purpose: str) -> ValueError:
+    """The error of what needs the transposed pattern of a topology that has none."""
+    return ValueError(
+        f"{purpose} needs a topology with its transposed pattern, got one that was made without: "
+        "use topology.with_transpose()"
+    )
 
 
 # ---- Derived arrays of concrete patterns, on the host ----
@@ -137,132 +170,89 @@ def _row_order_on_host(offsets: np.ndarray) -> np.ndarray:
     return np.argsort(-np.diff(offsets), axis=-1, kind="stable").astype(np.int32)
 
 
-def _tile_starts_on_host(
-    offsets: np.ndarray, columns: np.ndarray, shape: tuple[int, int]
-) -> np.ndarray:
-    """As `tile_starts` says."""
-    sizes = tile_starts_shape(shape, columns.shape[-1])
-    if len(sizes) == 1:
-        return np.zeros(sizes, np.int32)
-    m, (down, ends, _) = shape[0], sizes
-    rows, stored = np.repeat(np.arange(m), np.diff(offsets)), columns[: offsets[-1]]
-    counts = np.bincount(rows * ends + stored // TILE + 1, minlength=m * ends)
-    starts = np.zeros((down * TILE, ends), np.int32)
-    starts[:m] = offsets[:-1, None] + np.cumsum(counts.reshape(m, ends), axis=1)
-    return starts.reshape(down, TILE, ends).swapaxes(1, 2).reshape(-1)
-
-
 def _pattern(arrays: Sequence[Any], column_count: int) -> Pattern:
     """From offsets, column indices and row order."""
     offsets, columns, order = arrays
-    compact = jnp.asarray(columns.astype(np.uint16)) if column_count <= COMPACT_COLUMNS else None
-    return Pattern(jnp.asarray(offsets), jnp.asarray(columns), jnp.asarray(order), compact)
+    compact = columns.astype(np.uint16) if column_count <= COMPACT_COLUMNS else None
+    return Pattern(offsets, columns, order, compact)
+
+
+Orientations = tuple[Pattern, Pattern | None, Any]
+"""A pattern, its transpose, and which entry of the pattern each entry of the transpose is.
+
+The latter two are None where no transpose is wanted.
+"""
 
 
 def derive_on_host(
-    row_offsets: np.ndarray, column_indices: np.ndarray, shape: tuple[int, int]
-) -> tuple[Pattern, Pattern, jax.Array, jax.Array]:
+    row_offsets: np.ndarray, column_indices: np.ndarray, shape: tuple[int, int], transpose: bool
+) -> Orientations:
+    """Both orientations as arrays of NumPy; raises ValueError if the pattern is bad."""
     m, k = shape
     batch, nse = column_indices.shape[:-1], column_indices.shape[-1]
     columns = np.zeros_like(column_indices)  # whatever padding holds is replaced by 0
-    t_offsets = np.zeros((*batch, k + 1), np.int32)
-    t_columns = np.zeros((*batch, nse), np.int32)
-    permutation = np.zeros((*batch, nse), np.int32)
-    starts = np.zeros((*batch, math.prod(tile_starts_shape(shape, nse))), np.int32)
     for entry in np.ndindex(batch):
         offsets = row_offsets[entry]
         where = f" of pattern {entry}" if batch else ""
         _check_pattern(offsets, column_indices[entry], shape, where)
         columns[entry][: offsets[-1]] = column_indices[entry][: offsets[-1]]
-        t_offsets[entry], t_columns[entry], permutation[entry] = _transpose_on_host(
-            offsets, columns[entry], shape
-        )
-        starts[entry] = _tile_starts_on_host(offsets, columns[entry], shape)
-    # Concrete also where a program is being traced: a pattern may be made in there and kept.
-    with jax.ensure_compile_time_eval():
-        return (
-            _pattern((row_offsets, columns, _row_order_on_host(row_offsets)), k),
-            _pattern((t_offsets, t_columns, _row_order_on_host(t_offsets)), m),
-            jnp.asarray(permutation),
-            jnp.asarray(starts),
-        )
-
-
-def transpose_on_host(
-    transposed: Pattern, permutation: jax.Array, shape: tuple[int, int]
-) -> tuple[jax.Array, jax.Array]:
-    """The inverse of a permutation, and the starts of tiles of the transposed pattern.
-
-    ``shape`` is that of the transposed pattern. Of a damaged pattern indices are clamped, as in
-    kernels: it is not for this function to report it.
-    """
-    batch, nse = permutation.shape[:-1], permutation.shape[-1]
-    order = np.clip(np.asarray(permutation), 0, max(nse - 1, 0))
-    columns = np.clip(np.asarray(transposed.column_indices), 0, max(shape[1] - 1, 0))
-    offsets = np.maximum.accumulate(np.clip(np.asarray(transposed.row_offsets), 0, nse), axis=-1)
-    inverse = np.zeros(order.shape, np.int32)
-    starts = np.zeros((*batch, math.prod(tile_starts_shape(shape, nse))), np.int32)
+    pattern = _pattern((row_offsets, columns, _row_order_on_host(row_offsets)), k)
+    if not transpose:
+        return pattern, None, None
+    t_offsets = np.zeros((*batch, k + 1), np.int32)
+    t_columns = np.zeros((*batch, nse), np.int32)
+    permutation = np.zeros((*batch, nse), np.int32)
     for entry in np.ndindex(batch):
+        t_offsets[entry], t_columns[entry], permutation[entry] = _transpose_on_host(
+            row_offsets[entry], columns[entry], shape
+        )
+    transposed = _pattern((t_offsets, t_columns, _row_order_on_host(t_offsets)), m)
+    return pattern, transposed, permutation
+
+
+def inverse_on_host(permutation: Any) -> jax.Array:
+    """The inverse of a permutation, of which numbers that are none are clamped, as in kernels.
+
+    It is not for this function to report a damaged pattern.
+    """
+    nse = permutation.shape[-1]
+    order = np.clip(np.asarray(permutation), 0, max(nse - 1, 0))
+    inverse = np.zeros(order.shape, np.int32)
+    for entry in np.ndindex(order.shape[:-1]):
         inverse[entry][order[entry]] = np.arange(nse, dtype=np.int32)
-        starts[entry] = _tile_starts_on_host(offsets[entry], columns[entry], shape)
-    with jax.ensure_compile_time_eval():
-        return jnp.asarray(inverse), jnp.asarray(starts)
+    on_device: jax.Array = to_device(inverse)
+    return on_device
 
 
 # ---- Derived arrays of traced patterns, in the program ----
 
 
-def tile_starts(
-    row_offsets: jax.Array, column_indices: jax.Array, shape: tuple[int, int]
-) -> jax.Array:
-    """Where the entries of each row in each tile begin, int32 ``(..., starts)``.
-
-    Of TILE rows at a time, for each tile of TILE columns, and for the end, one number for each row.
-    A row whose columns do not rise has no entries in any tile, and in the end the complement.
-    """
-    m, sizes = shape[0], tile_starts_shape(shape, column_indices.shape[-1])
-
-    def one(offsets: jax.Array, columns: jax.Array) -> jax.Array:
-        down, ends, _ = sizes
-        rows = row_indices(offsets, columns.shape[-1])  # padding's is m, which is dropped
-        places = rows * ends + columns.astype(jnp.int32) // TILE + 1
-        places = jnp.where(rows < m, places, m * ends)
-        counts = jnp.zeros(m * ends, jnp.int32).at[places].add(1, mode="drop").reshape(m, ends)
-        begins = offsets[:-1, None]
-        falls = (rows[1:] == rows[:-1]) & (columns[1:] <= columns[:-1])
-        falling = jnp.zeros(m, bool).at[rows[1:]].max(falls, mode="drop")[:, None]
-        starts = jnp.where(falling, begins, begins + jnp.cumsum(counts, axis=1))
-        starts = starts.at[:, -1:].set(jnp.where(falling, ~offsets[1:, None], starts[:, -1:]))
-        starts = jnp.zeros((down * TILE, ends), jnp.int32).at[:m].set(starts)
-        return starts.reshape(down, TILE, ends).swapaxes(1, 2).reshape(-1)
-
-    if len(sizes) == 1:
-        return jnp.zeros((*row_offsets.shape[:-1], *sizes), jnp.int32)
-    return over_batch(one, row_offsets.ndim - 1, row_offsets, column_indices)
-
-
-def transpose_traced(
-    transposed: Pattern, permutation: jax.Array, shape: tuple[int, int]
-) -> tuple[jax.Array, jax.Array]:
-    """As `transpose_on_host`, of traced patterns."""
+def inverse_traced(permutation: jax.Array) -> jax.Array:
+    """The inverse of a traced permutation."""
     iota = jnp.broadcast_to(jnp.arange(permutation.shape[-1]), permutation.shape)
-    inverse = jnp.put_along_axis(
+    return jnp.put_along_axis(
         jnp.zeros_like(permutation), permutation, iota.astype(jnp.int32), axis=-1, inplace=False
     )
-    return inverse, tile_starts(transposed.row_offsets, transposed.column_indices, shape)
 
 
 def derive_traced(
-    row_offsets: jax.Array, column_indices: jax.Array, shape: tuple[int, int]
-) -> tuple[Pattern, Pattern, jax.Array, jax.Array]:
+    row_offsets: Any, column_indices: Any, shape: tuple[int, int], transpose: bool
+) -> Orientations:
+    """As `derive_on_host`, in the program; what is out of range is clamped."""
     m, k = shape
     row_offsets, column_indices = jnp.asarray(row_offsets), jnp.asarray(column_indices)
 
-    def derive(offsets: Any, columns: Any) -> tuple[Any, Any, jax.Array]:
+    def row_order(offsets: jax.Array) -> jax.Array:
+        return jnp.argsort(-jnp.diff(offsets), stable=True).astype(jnp.int32)
+
+    def by_row(offsets: jax.Array, columns: jax.Array) -> tuple[jax.Array, ...]:
+        stored = row_indices(offsets, columns.shape[-1]) < m
+        return offsets, jnp.where(stored, columns, 0), row_order(offsets)
+
+    def by_column(offsets: jax.Array, columns: jax.Array) -> tuple[Any, jax.Array]:
         nse = columns.shape[-1]
         rows = row_indices(offsets, nse)
         stored = rows < m
-        columns = jnp.where(stored, columns, 0)
         # Entries lie row by row, so a stable sort by column leaves the rows of a column rising.
         keys = jnp.where(stored, columns, k).astype(jnp.int32)
         iota = jnp.arange(nse, dtype=jnp.int32)
@@ -270,10 +260,7 @@ def derive_traced(
             (keys, jnp.where(stored, rows, 0), iota), num_keys=1
         )
         t_offsets = jnp.searchsorted(keys, jnp.arange(k + 1), side="left").astype(jnp.int32)
-        orders = [
-            jnp.argsort(-jnp.diff(x), stable=True).astype(jnp.int32) for x in (offsets, t_offsets)
-        ]
-        return (offsets, columns, orders[0]), (t_offsets, t_columns, orders[1]), permutation
+        return (t_offsets, t_columns, row_order(t_offsets)), permutation
 
     if checks_enabled():
         order = jnp.zeros((*row_offsets.shape[:-1], m), jnp.int32)
@@ -283,11 +270,12 @@ def derive_traced(
         row_offsets = jax.lax.cummax(jnp.clip(row_offsets, 0, most), axis=row_offsets.ndim - 1)
         row_offsets = row_offsets.at[..., 0].set(0)
         column_indices = jnp.clip(column_indices, 0, max(k - 1, 0))
-    by_row, by_column, permutation = over_batch(
-        derive, row_offsets.ndim - 1, row_offsets, column_indices
-    )
-    starts = tile_starts(by_row[0], by_row[1], shape)
-    return _pattern(by_row, k), _pattern(by_column, m), permutation, starts
+    rank = row_offsets.ndim - 1
+    pattern = _pattern(over_batch(by_row, rank, row_offsets, column_indices), k)
+    if not transpose:
+        return pattern, None, None
+    transposed, permutation = over_batch(by_column, rank, row_offsets, pattern.column_indices)
+    return pattern, _pattern(transposed, m), permutation
 
 
 def checked(

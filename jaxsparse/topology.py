@@ -2,43 +2,51 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import operator
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse import display, masks
+from jaxsparse.layouts import KINDS, check_kinds
+from jaxsparse.layouts.tile_starts import NO_STARTS, TileStarts
 from jaxsparse.masks import arrays
-from jaxsparse.masks.arguments import INT32_MAX, integer
+from jaxsparse.masks.arguments import integer
 from jaxsparse.masks.positions import TracedMaskError
 from jaxsparse.pattern import (
-    NO_STARTS,
     Pattern,
     checked,
     checks_enabled,
     derive_on_host,
     derive_traced,
+    inverse_on_host,
+    inverse_traced,
+    is_concrete,
+    padded_permutation,
     row_indices,
-    transpose_on_host,
-    transpose_traced,
+    to_device,
 )
+from jaxsparse.topology_arguments import check_arrays, check_shape, needed_room, pad_columns
+from jaxsparse.topology_key import TopologyKey, same_pattern
+from jaxsparse.topology_parts import TopologyParts
+
+__all__ = ["Topology", "TopologyKey", "check_shape", "is_concrete", "same_pattern"]
 
 
-class Topology:
+@jax.tree_util.register_pytree_with_keys_class
+class Topology(TopologyParts):
     """The stored positions of an (m, k) sparse matrix: compressed sparse rows without values.
 
     A pytree of integer arrays with static ``shape``. It is separate from the values so that a new
     pattern with as many entries needs no new compilation, and so that what is derived from a
     pattern is made once: the rows by falling length, the transposed pattern with the permutation
-    that carries values over, 16-bit indices, and where the entries of each tile begin that tensor
-    cores multiply by. The constructor makes these, on the host for concrete arrays and in the
-    program for traced ones; no operation or gradient ever sorts. Leading dimensions, the same for
-    both arrays, are a batch of patterns with equal numbers of stored entries.
+    that carries values over, 16-bit indices, and `layouts` for certain kernels. The constructor
+    makes these, on the host for concrete arrays and in the program for traced ones; no operation or
+    gradient ever sorts. Leading dimensions, the same for both arrays, are a batch of patterns with
+    equal numbers of stored entries.
 
     A topology is *static* or *dynamic*, which says how a :class:`jaxsparse.CSR` carries it through
     a program. A static one is a part of the matrix's type, as its shape is: the only leaf of the
@@ -53,6 +61,10 @@ class Topology:
         column_indices: integers ``(..., nse)``; within a row they rise. Entries from
             ``row_offsets[..., m]`` on are padding: every operation ignores them.
         shape: ``(m, k)``.
+        transpose: whether to make the transposed pattern. Without it a topology takes less than
+            half of the memory, and serves products, softmaxes and attention. What needs it raises:
+            ``.T``, products by the transposed matrix, and gradients that are one, which are those
+            with respect to x of `spmm` and to y of `sddmm`.
 
     Raises:
         ValueError: if the structure is bad, naming the row and the values. Under ``jax.jit`` the
@@ -72,92 +84,32 @@ class Topology:
     └────┘
     """
 
-    pattern: Pattern
-    transposed_pattern: Pattern
-    permutation: jax.Array  # entry e of the transposed pattern is entry permutation[e] of this one
-    tile_starts: jax.Array  # of pattern.tile_starts, or (..., 1)
-    shape: tuple[int, int]
-    scan_layout: Any  # what recurrent.pack makes of the pattern, or None
-    kind: Literal["static", "dynamic", "tangent"]  # a tangent's leaves are of type float0
+    __slots__ = ()
 
-    __slots__ = (
-        "_key",  # these three are made when first asked for
-        "_row_indices",
-        "_transposed",
-        "kind",
-        "pattern",
-        "permutation",
-        "scan_layout",
-        "shape",
-        "tile_starts",
-        "transposed_pattern",
-    )
-
-    def __init__(self, row_offsets: Any, column_indices: Any, shape: Sequence[int]):
+    def __init__(
+        self,
+        row_offsets: Any,
+        column_indices: Any,
+        shape: Sequence[int],
+        *,
+        transpose: bool = True,
+    ):
         self.shape = check_shape(shape)
-        row_offsets = _check_indices("row_offsets", row_offsets)
-        column_indices = _check_indices("column_indices", column_indices)
-        m = self.shape[0]
-        if row_offsets.ndim < 1 or row_offsets.shape[-1] != m + 1:
-            raise ValueError(
-                f"Topology: row_offsets must have shape (..., {m + 1}) for {m} rows, "
-                f"got {row_offsets.shape}"
-            )
-        if column_indices.ndim < 1 or column_indices.shape[:-1] != row_offsets.shape[:-1]:
-            raise ValueError(
-                f"Topology: column_indices must have shape (..., nse) with the batch dimensions of "
-                f"row_offsets {row_offsets.shape[:-1]}, got {column_indices.shape}"
-            )
-        traced = isinstance(row_offsets, jax.core.Tracer) or isinstance(
-            column_indices, jax.core.Tracer
-        )
-        derive = derive_traced if traced else derive_on_host
-        derived = derive(row_offsets, column_indices, self.shape)
-        self.pattern, self.transposed_pattern, self.permutation, self.tile_starts = derived
-        self.scan_layout = None
-        exact = not traced and column_indices.ndim == 1
-        exact = exact and row_offsets[-1] == column_indices.size
-        self._set_kind("static" if exact else "dynamic")
-
-    @classmethod
-    def _from_parts(
-        cls,
-        pattern: Any,
-        transposed_pattern: Any,
-        permutation: Any,
-        tile_starts: Any,
-        scan_layout: Any,
-        shape: tuple[int, int],
-        kind: Literal["static", "dynamic", "tangent"] = "dynamic",
-    ) -> Topology:
-        topology = object.__new__(cls)
-        topology.pattern = pattern
-        topology.transposed_pattern = transposed_pattern
-        topology.permutation = permutation
-        topology.tile_starts = tile_starts
-        topology.scan_layout = scan_layout
-        topology.shape = shape
-        topology._set_kind(kind)
-        return topology
-
-    def _set_kind(self, kind: Literal["static", "dynamic", "tangent"]) -> None:
-        self.kind = kind
-        self._key: TopologyKey | None = None
-        self._row_indices: jax.Array | None = None
-        self._transposed: Topology | None = None
-
-    def _of_kind(self, kind: Literal["static", "dynamic", "tangent"]) -> Topology:
-        if kind == self.kind:
-            return self
-        return Topology._from_parts(
-            self.pattern,
-            self.transposed_pattern,
-            self.permutation,
-            self.tile_starts,
-            self.scan_layout,
-            self.shape,
-            kind,
-        )
+        offsets, columns = check_arrays(row_offsets, column_indices, self.shape)
+        known = is_concrete(offsets, columns)
+        derive = derive_on_host if known else derive_traced
+        orientations = derive(offsets, columns, self.shape, transpose)
+        # Layouts are made before the arrays leave the host.
+        self.pattern, self.transposed_pattern, self.permutation = orientations
+        made = {
+            name: kind.make(self) if known else kind.make_traced(self)
+            for name, kind in KINDS.items()
+            if kind.derived
+        }
+        if known:
+            orientations = to_device(orientations)
+        exact = known and columns.ndim == 1 and offsets[-1] == columns.size
+        self._set(*orientations, made, self.shape, "static" if exact else "dynamic")
 
     @classmethod
     def from_mask(
@@ -165,6 +117,8 @@ class Topology:
         mask: Callable[[Any, Any], Any] | Any,
         shape: Sequence[int] | None = None,
         nse: int | None = None,
+        *,
+        transpose: bool = True,
     ) -> Topology:
         """The stored positions of a mask.
 
@@ -177,6 +131,7 @@ class Topology:
                 where the mask is traced, or depends on traced arrays; there, what does not fit is
                 left out, or reported when the program runs if ``JAXSPARSE_CHECK=1`` is set. So are
                 other integers than 0 and 1.
+            transpose: whether to make the transposed pattern, as in the constructor.
 
         Raises:
             ValueError: if a concrete mask stores more than ``nse`` positions, or ``nse`` is missing
@@ -192,10 +147,10 @@ class Topology:
                 raise ValueError("Topology.from_mask: a mask function needs a shape (m, k)")
             shape = check_shape(shape)
             try:
-                return cls.with_room(*masks.nonzero(mask, shape), shape, nse)
+                return cls.with_room(*masks.nonzero(mask, shape), shape, nse, transpose=transpose)
             except TracedMaskError:
-                size = _needed(nse)
-            return cls(*masks.nonzero_traced(mask, shape, size), shape)
+                size = needed_room(nse)
+            return cls(*masks.nonzero_traced(mask, shape, size), shape, transpose=transpose)
         mask = mask if isinstance(mask, jax.Array) else np.asarray(mask)
         if mask.ndim < 2:
             raise ValueError(f"Topology.from_mask: needs an array (..., m, k), got {mask.shape}")
@@ -203,37 +158,26 @@ class Topology:
         if tuple(mask.shape[-2:]) != shape:
             raise ValueError(f"Topology.from_mask: mask {mask.shape} does not have shape {shape}")
         if isinstance(mask, jax.core.Tracer):
-            return cls(*arrays.compress_traced(mask, _needed(nse)), shape)
-        return cls.with_room(*arrays.compress_on_host(np.asarray(mask)), shape, nse)
+            traced = arrays.compress_traced(mask, needed_room(nse))
+            return cls(*traced, shape, transpose=transpose)
+        rows = arrays.compress_on_host(np.asarray(mask))
+        return cls.with_room(*rows, shape, nse, transpose=transpose)
 
     @classmethod
     def with_room(
-        cls, offsets: np.ndarray, columns: np.ndarray, shape: tuple[int, int], nse: int | None
+        cls,
+        offsets: np.ndarray,
+        columns: np.ndarray,
+        shape: tuple[int, int],
+        nse: int | None,
+        *,
+        transpose: bool = True,
     ) -> Topology:
         """Of concrete arrays, with padding up to ``nse`` if it is given, which makes it dynamic."""
         if nse is None:
-            return cls(offsets, columns, shape)
-        return cls(offsets, _pad(offsets, columns, nse), shape).as_dynamic()
-
-    @property
-    def row_offsets(self) -> jax.Array:
-        """int32 ``(..., m + 1)``."""
-        return self.pattern.row_offsets
-
-    @property
-    def column_indices(self) -> jax.Array:
-        """int32 ``(..., nse)``."""
-        return self.pattern.column_indices
-
-    @property
-    def nse(self) -> int:
-        """Stored entries of each pattern, padding included: static."""
-        return self.pattern.column_indices.shape[-1]
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """Leading dimensions of a batch of patterns; () for one."""
-        return self.pattern.column_indices.shape[:-1]
+            return cls(offsets, columns, shape, transpose=transpose)
+        padded = pad_columns(offsets, columns, nse)
+        return cls(offsets, padded, shape, transpose=transpose).as_dynamic()
 
     @property
     def nnz(self) -> Any:
@@ -250,11 +194,6 @@ class Topology:
         size = self.shape[0] * self.shape[1]
         return 1 - self.nnz / size if size else 0.0
 
-    @property
-    def static(self) -> bool:
-        """Whether a CSR carries this pattern as a part of its type, rather than as leaves."""
-        return self.kind == "static"
-
     def as_static(self) -> Topology:
         """The same pattern, static; see the class. Checks it, as `verify` does.
 
@@ -269,41 +208,6 @@ class Topology:
             raise ValueError(f"Topology.as_static: needs one concrete pattern, got {what}")
         return self if self.static else self.verify()._of_kind("static")
 
-    def as_dynamic(self) -> Topology:
-        """The same pattern, dynamic; see the class.
-
-        >>> import jax
-        >>> topology = Topology([0, 1], [3], (1, 4))
-        >>> len(jax.tree.leaves(topology.as_dynamic())) == len(jax.tree.leaves(topology))
-        True
-        """
-        return self._of_kind("dynamic")
-
-    def as_tangent(self) -> Topology:
-        """The pattern of a derivative: static like this one, or with leaves of JAX's type float0.
-
-        JAX gives integers derivatives of type float0, which no arithmetic takes: what an optimizer
-        or ``jax.tree.map`` computes with the leaves of a matrix stops there instead of changing
-        the pattern.
-        """
-        return self if self.static else self._of_kind("tangent")
-
-    @property
-    def has_positions(self) -> bool:
-        """False for a derivative's pattern whose arrays became float0 on the way out of a program.
-
-        See `as_tangent`.
-        """
-        return not (self.kind == "tangent" and self.permutation.dtype == _FLOAT0)
-
-    def check_positions(self) -> None:
-        """Raises ValueError where `has_positions` is False."""
-        if not self.has_positions:
-            raise ValueError(
-                f"{self!r} came out of a program as the pattern of a derivative, without its "
-                "positions: use a.with_values(gradient.values), a being what was differentiated"
-            )
-
     @property
     def key(self) -> TopologyKey:
         """What stands for a static topology in a tree structure: equal where patterns are equal."""
@@ -313,32 +217,105 @@ class Topology:
 
     @property
     def T(self) -> Topology:
-        """The transposed topology: what is derived changes places, nothing is sorted."""
+        """The transposed topology: what is derived changes places, nothing is sorted.
+
+        Raises:
+            ValueError: if it was made without its transpose.
+        """
         self.check_positions()
+        self.check_transpose("Topology.T")
         if self._transposed is not None:
-            return self._transposed
+            transposed: Topology = self._transposed
+            return transposed
+        t, permutation = self.transposed_pattern, self.permutation
+        inverse = inverse_on_host if is_concrete(*t[:2], permutation) else inverse_traced
         m, k = self.shape
-        t = self.transposed_pattern
-        transpose = transpose_on_host if is_concrete(*t[:2], self.permutation) else transpose_traced
-        inverse, starts = transpose(t, self.permutation, (k, m))
-        result = Topology._from_parts(t, self.pattern, inverse, starts, None, (k, m), self.kind)
+        bare = Topology._from_parts(t, self.pattern, inverse(permutation), {}, (k, m), self.kind)
+        layouts = {name: KINDS[name].transpose(x, bare) for name, x in self.layouts.items()}
+        result = bare._with(layouts={name: x for name, x in layouts.items() if x is not None})
         if self.static:
             self._transposed = result
         return result
 
-    def with_scan_layout(self, layout: Any) -> Topology:
-        """The same topology, carrying what `jaxsparse.recurrent.pack` made of it, as data.
+    def with_transpose(self) -> Topology:
+        """The same topology with its transposed pattern; itself if it has that already.
 
-        A layout is not found again by its positions, so a topology with one is dynamic.
+        It is made on the host for a concrete pattern, and by a sort in the program for a traced
+        one.
+
+        >>> Topology([0, 1], [3], (1, 4), transpose=False).with_transpose().T.shape
+        (4, 1)
         """
-        return Topology._from_parts(
-            self.pattern,
-            self.transposed_pattern,
-            self.permutation,
-            self.tile_starts,
-            layout,
-            self.shape,
-            self.kind if layout is None else "dynamic",
+        if self.has_transpose:
+            return self
+        self.check_positions()
+        offsets, columns = self.row_offsets, self.column_indices
+        if is_concrete(offsets, columns):
+            derived = derive_on_host(np.asarray(offsets), np.asarray(columns), self.shape, True)
+            derived = to_device(derived)
+        else:
+            derived = derive_traced(offsets, columns, self.shape, True)
+        return self._with(transposed_pattern=derived[1], permutation=derived[2])
+
+    def without_transpose(self) -> Topology:
+        """The same topology without its transposed pattern, for what is only used forward.
+
+        >>> Topology([0, 1], [3], (1, 4)).without_transpose().has_transpose
+        False
+        """
+        return self._with(transposed_pattern=None, permutation=None)
+
+    def with_layout(self, name: str, **options: Any) -> Topology:
+        """The same topology with one more layout, of a kind in `jaxsparse.layouts.KINDS`.
+
+        Raises:
+            ValueError: if there is no such kind, or the pattern can't be laid out so.
+        """
+        check_kinds("Topology.with_layout", name)
+        kind, known = KINDS[name], is_concrete(*jax.tree.leaves(self))
+        make = kind.make if known else kind.make_traced
+        return self.with_layouts({**self.layouts, name: make(self, **options)})
+
+    def with_layouts(self, layouts: Mapping[str, Any]) -> Topology:
+        """The same topology with these layouts instead of its own; they are not checked.
+
+        Layouts beyond those that every topology has are not found again by its positions, so a
+        topology with such a one is dynamic.
+        """
+        check_kinds("Topology.with_layouts", *layouts)
+        derived = all(KINDS[name].derived for name in layouts)
+        return self._with(layouts=layouts, kind=self.kind if derived else "dynamic")
+
+    def padded(self, nse: int) -> Topology:
+        """The same pattern with room for ``nse`` entries, padding included; it is dynamic.
+
+        Padding stands behind the stored entries, in the transposed pattern too, and moves none of
+        them: the values of a matrix on it get as many zeros at their end. Patterns of one shape
+        that have room for as many entries fit one program, and stack to a batch.
+
+        Raises:
+            TypeError: if ``nse`` is no integer.
+            ValueError: if it is less than the entries that there are, padding included.
+
+        >>> topology = Topology([0, 1], [3], (1, 4)).padded(6)
+        >>> topology.nse, topology.nnz
+        (6, 1)
+        """
+        self.check_positions()
+        room = integer("Topology.padded", "nse", nse, 0) - self.nse
+        if room < 0:
+            raise ValueError(f"Topology.padded: nse={nse} is less than the {self.nse} entries")
+        if not room:
+            return self.as_dynamic()
+        t, permutation = self.transposed_pattern, self.permutation
+        bare = self._with(
+            pattern=self.pattern.padded(room),
+            transposed_pattern=None if t is None else t.padded(room),
+            permutation=None if permutation is None else padded_permutation(permutation, room),
+            kind="dynamic",
+        )
+        return bare._with(
+            layouts={name: KINDS[name].pad(layout, bare) for name, layout in self.layouts.items()}
         )
 
     def reshape_batch(self, *sizes: int) -> Topology:
@@ -380,23 +357,23 @@ class Topology:
         return self._row_indices
 
     def operands(self) -> tuple[jax.Array, ...]:
-        """What an operation's primitive takes: both patterns' three arrays and what joins them.
+        """What an operation's primitive takes: `ops.arguments.operands_of_pattern` names it.
 
-        That is the permutation, and the starts of tiles. They are checked first if
-        ``JAXSPARSE_CHECK=1``, but for starts, which kernels find out for themselves then.
+        Those are the arrays of both patterns and the permutation, or of the one that there is, and
+        the starts of tiles. They are checked first if ``JAXSPARSE_CHECK=1``, but for starts, which
+        kernels find out for themselves then.
         """
         self.check_positions()
         m, k = self.shape
-        rows, transposed = self.pattern.operands(), self.transposed_pattern.operands()
-        starts = self.tile_starts
+        rows, starts = self.pattern.operands(), self.layouts[TileStarts.name]
+        transposed: tuple[jax.Array, ...] = ()
+        if self.has_transpose:
+            transposed = (*self.transposed_pattern.operands(), self.permutation)
         if checks_enabled():
             rows = (checked(*rows, columns=k), *rows[1:])
-            transposed = (
-                checked(*transposed, self.permutation, columns=m),
-                *transposed[1:],
-            )
+            transposed = transposed and (checked(*transposed, columns=m), *transposed[1:])
             starts = jnp.zeros_like(starts, shape=(*starts.shape[:-1], *NO_STARTS))
-        return (*rows, *transposed, self.permutation, starts)
+        return (*rows, *transposed, starts)
 
     def verify(self) -> Topology:
         """Checks a concrete topology and what is derived from it; returns it.
@@ -405,40 +382,37 @@ class Topology:
         for instance: kernels rely on them. Linear work, on the host.
 
         Raises:
-            ValueError: if the pattern is bad, naming the row, or the derived arrays don't belong to
-                it.
+            ValueError: if the pattern is bad, naming the row, or the derived arrays and layouts
+                don't belong to it.
 
         >>> Topology([0, 1], [3], (1, 4)).verify().nnz
         1
         """
         self.check_positions()
-        leaves = jax.tree.leaves(self.with_scan_layout(None))
-        if any(isinstance(x, jax.core.Tracer) for x in leaves):
+        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(self)):
             raise ValueError("Topology.verify: needs a concrete topology, got a traced one")
-        derived = jax.tree.leaves(Topology(self.row_offsets, self.column_indices, self.shape))
-        if len(leaves) != len(derived) or not all(map(np.array_equal, leaves, derived)):
+        rows = check_arrays(self.row_offsets, self.column_indices, self.shape)
+        expected = jax.tree.leaves(derive_on_host(*rows, self.shape, self.has_transpose))
+        orientations = (self.pattern, self.transposed_pattern, self.permutation)
+        actual = jax.tree.leaves(orientations)
+        if len(actual) != len(expected) or not all(map(np.array_equal, actual, expected)):
             raise ValueError(
                 f"Topology.verify: the arrays derived from the pattern (row order, transposed "
-                f"pattern, permutation, starts of tiles) of {self!r} are not those of its offsets "
-                f"and columns"
+                f"pattern, permutation) of {self!r} are not those of its offsets and columns"
             )
-        if self.scan_layout is not None:
-            try:
-                self.scan_layout.verify(self)
-            except ValueError as error:
-                raise ValueError(f"Topology.verify: {error}") from None
+        for name, kind in KINDS.items():
+            if kind.derived and name not in self.layouts:
+                raise ValueError(f"Topology.verify: {self!r} lacks the layout {name!r}")
+            if name in self.layouts:
+                try:
+                    kind.verify(self.layouts[name], self)
+                except ValueError as error:
+                    raise ValueError(f"Topology.verify: {error}") from None
         return self
 
     def plot(self, *, ax: Any = None, title: str | None = None) -> Any:
         """Draws the pattern's density with matplotlib and returns the axes."""
         return display.plot(*self.concrete_arrays("Topology.plot"), self.shape, ax=ax, title=title)
-
-    def concrete_arrays(self, purpose: str) -> tuple[np.ndarray, np.ndarray]:
-        """Offsets and columns of one pattern as NumPy arrays, or ValueError."""
-        self.check_positions()
-        if not is_concrete(self.row_offsets, self.column_indices) or self.batch_shape:
-            raise ValueError(f"{purpose}: needs one concrete pattern")
-        return np.asarray(self.row_offsets), np.asarray(self.column_indices)
 
     def __str__(self) -> str:
         if not self.has_positions or not is_concrete(self.row_offsets, self.column_indices):
@@ -452,62 +426,10 @@ class Topology:
         )
         return f"{head}\n{display.grid(*self.concrete_arrays('str'), self.shape)}"
 
-    def __repr__(self) -> str:
-        leaf = self.pattern.column_indices if isinstance(self.pattern, Pattern) else None
-        return f"Topology(shape={self.shape}, column_indices={getattr(leaf, 'shape', leaf)})"
-
-
-class TopologyKey:
-    """A static topology as a part of a tree structure: compared and hashed by its positions.
-
-    Programs that were compiled for one pattern are found again for an equal one, and trees of
-    matrices on different patterns do not match.
-    """
-
-    __slots__ = ("digest", "topology")
-
-    def __init__(self, topology: Topology):
-        self.topology = topology
-        positions = hashlib.blake2b(digest_size=16)
-        positions.update(repr((topology.shape, topology.nse)).encode())
-        for array in (topology.row_offsets, topology.column_indices):
-            positions.update(np.ascontiguousarray(array).data)
-        self.digest = positions.digest()
-
-    def __eq__(self, other: Any) -> bool:
-        return isinstance(other, TopologyKey) and self.digest == other.digest
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
-
-    def __repr__(self) -> str:
-        return f"{self.topology!r}, positions {self.digest.hex()[:8]}"
-
 
 # Jitted, so that an eager call compiles one program.
 _row_indices: Callable[[jax.Array, int], jax.Array] = jax.jit(row_indices, static_argnums=1)
 
-_PARTS = ("pattern", "transposed_pattern", "permutation", "tile_starts", "scan_layout")
-_FLOAT0 = jax.dtypes.float0
-
-
-def _flatten(topology: Topology) -> Any:
-    parts = [getattr(topology, name) for name in _PARTS]
-    if topology.kind == "tangent":
-        parts = jax.tree.map(lambda x: np.zeros(np.shape(x), _FLOAT0), parts)
-    keys = map(jax.tree_util.GetAttrKey, _PARTS)
-    return list(zip(keys, parts, strict=True)), topology.shape
-
-
-def _unflatten(shape: tuple[int, int], parts: Any) -> Topology:
-    pattern, transposed_pattern, permutation, starts, layout = parts
-    topology = Topology._from_parts(pattern, transposed_pattern, permutation, starts, layout, shape)
-    if isinstance(permutation, np.ndarray) and permutation.dtype == _FLOAT0:
-        topology.kind = "tangent"
-    return topology
-
-
-jax.tree_util.register_pytree_with_keys(Topology, _flatten, _unflatten)
 # So that exported programs may take and return topologies.
 jax.export.register_namedtuple_serialization(Pattern, serialized_name="jaxsparse.Pattern")
 jax.export.register_pytree_node_serialization(
@@ -516,81 +438,3 @@ jax.export.register_pytree_node_serialization(
     serialize_auxdata=lambda shape: f"{shape[0]} {shape[1]}".encode(),
     deserialize_auxdata=lambda data: tuple(map(int, data.split())),
 )
-
-
-def is_concrete(*arrays: Any) -> bool:
-    """Whether these are arrays whose numbers are known: neither traced nor abstract."""
-    return all(
-        isinstance(x, jax.Array | np.ndarray) and not isinstance(x, jax.core.Tracer) for x in arrays
-    )
-
-
-def same_pattern(a: Topology, b: Topology) -> bool:
-    """Whether two topologies are known to store the same positions."""
-    if a is b:
-        return True
-    if a.shape != b.shape or a.nse != b.nse or a.batch_shape != b.batch_shape:
-        return False
-    if a.static and b.static:
-        return a.key.digest == b.key.digest
-    if not (a.has_positions and b.has_positions):
-        return True  # a derivative is on the pattern of what was differentiated
-    pairs = ((a.row_offsets, b.row_offsets), (a.column_indices, b.column_indices))
-    if all(x is y for x, y in pairs):
-        return True
-    if any(isinstance(x, jax.core.Tracer) for pair in pairs for x in pair):
-        raise ValueError(
-            "whether two dynamic patterns that come as separate arguments of a traced function are "
-            "equal is not known: use a.with_values(a.values + b.values)"
-        )
-    return all(np.array_equal(x, y) for x, y in pairs)
-
-
-def check_shape(shape: Sequence[int]) -> tuple[int, int]:
-    try:
-        m, k = (operator.index(size) for size in shape)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"Topology: shape must be two integers (m, k), got {shape!r}") from error
-    if not (0 <= m < INT32_MAX and 0 <= k < INT32_MAX):
-        raise ValueError(f"Topology: sizes must be in [0, {INT32_MAX}), got {(m, k)}")
-    return m, k
-
-
-def _check_indices(name: str, array: Any) -> Any:
-    """An int32 array, of NumPy unless it is traced; int64 is range-checked and cast."""
-    if isinstance(array, jax.core.Tracer):
-        if not jnp.issubdtype(array.dtype, jnp.integer):
-            raise ValueError(f"Topology: {name} must be integers, got {array.dtype}")
-        limits = jnp.iinfo(array.dtype)  # a bound that its own dtype can't hold would wrap around
-        low, high = max(limits.min, -1), min(limits.max, INT32_MAX)
-        return jnp.clip(array, low, high).astype(jnp.int32)
-    array = np.asarray(array)
-    if array.size == 0 and not np.issubdtype(array.dtype, np.integer):
-        array = array.astype(np.int32)  # NumPy makes an empty list floating
-    if not np.issubdtype(array.dtype, np.integer):
-        raise ValueError(f"Topology: {name} must be integers, got {array.dtype}")
-    if array.size and (array.max() > INT32_MAX or array.min() < -INT32_MAX):
-        raise ValueError(
-            f"Topology: {name} must fit int32, got values from {array.min()} to {array.max()}"
-        )
-    return array.astype(np.int32)
-
-
-def _needed(nse: int | None) -> int:
-    if nse is None:
-        raise ValueError(
-            "Topology: under jit the number of stored entries must be given as nse=...; of a mask "
-            "that depends on traced arrays, a layer takes the topology made so in its place"
-        )
-    return integer("Topology", "nse", nse, 0)
-
-
-def _pad(offsets: np.ndarray, columns: np.ndarray, nse: int) -> np.ndarray:
-    """The columns with padding entries up to nse."""
-    size = integer("Topology", "nse", nse, 0)
-    most = int(offsets[..., -1].max(initial=0))
-    if size < most:
-        raise ValueError(f"Topology: nse={size} is less than the {most} entries to store")
-    padded = np.zeros((*columns.shape[:-1], size), columns.dtype)
-    padded[..., :most] = columns[..., :most]
-    return padded

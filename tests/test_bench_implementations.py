@@ -188,7 +188,7 @@ def test_bytes_read_of_the_square_suite(operation):
 def test_wide_indices_are_read_where_16_bits_do_not_do():
     problem = edge_case("many_columns")
     topology = problem.topology()
-    (m, k), nse, starts = topology.shape, topology.nse, topology.tile_starts.size
+    (m, k), nse, starts = topology.shape, topology.nse, topology.layouts["tile_starts"].size
     program = implementations_of("spmm")["jaxsparse"].build(problem, "float32", "forward")
     assert program.bytes_read == 4 * (nse + k * problem.n + m + 1 + nse + m + starts)
 

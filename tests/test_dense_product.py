@@ -53,6 +53,7 @@ def dense_product(a, x, bias=None, *, transpose=False, left=False, activation=No
         dense_on_left=left,
         out_dtype=jnp.dtype(jnp.float32) if wide else x.dtype,
         precision="tensorfloat32",
+        columns=None,
         **({} if plain else epilogue),
     )
     y, *z = jax.jit(compute)(values, *pattern, x, *rest)
@@ -219,7 +220,8 @@ def test_entries_of_a_dense_product(name, dtype, scaled):
     scale = [values_for(topology, dtype, rng)] if scaled else []
     ranks = (2, 2, 1)[: 2 + len(scale)]
     (x_, y_, *rest), pattern = arguments.align([x, y, *scale], ranks, x.dtype, topology)
-    compute = functools.partial(dense_sddmm, scaled=scaled, out_dtype=x.dtype)
+    params = {"scaled": scaled, "out_dtype": x.dtype, "columns": None}
+    compute = functools.partial(dense_sddmm, **params)
     (out,) = jax.jit(compute)(x_, y_, *pattern, *rest)
     finite = [np.nan_to_num(np.asarray(v, np.float64)) for v in scale]
     expected = reference_sddmm(x, y, topology, *finite)
@@ -334,7 +336,7 @@ def test_a_dense_matrix_takes_no_more_than_it_may():
         pattern = [jax.core.ShapedArray((*one, size), jnp.dtype("int32")) for size in sizes]
         values = jax.core.ShapedArray((*batch, nse), jnp.dtype(dtype))
         x = jax.core.ShapedArray((*x_batch, m if transpose else k, n), jnp.dtype(dtype))
-        params = {"dense_on_left": False, "transpose": transpose}
+        params = {"dense_on_left": False, "transpose": transpose, "columns": None}
         return dense_spmm_pays(params, [values, *pattern, x])
 
     assert pays(8192, 16384, 2048) and not pays(8192, 16385, 2048)

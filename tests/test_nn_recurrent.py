@@ -440,7 +440,7 @@ def test_a_preferred_element_type_of_the_recurrent_product():
 
 def layouts(model):
     return [
-        module.topology[...].scan_layout
+        module.topology[...].layouts.get("scan_layout")
         for _, module in nnx.iter_modules(model)
         if isinstance(module, SparseLinear)
     ]
@@ -477,7 +477,7 @@ def test_layouts_are_for_the_dtype_of_the_computation():
     def forms(of_pack=None, **options):
         cell = GRUCell(IN, 64, recurrent_sparsity=0.5, **options, rngs=nnx.Rngs(0))
         pack(RNN(cell), batch=4, device=H200, dtype=of_pack)
-        return cell.dense_h.topology[...].scan_layout.forms
+        return cell.dense_h.topology[...].layouts["scan_layout"].forms
 
     narrow = forms(dtype=jnp.bfloat16)
     assert narrow != forms()

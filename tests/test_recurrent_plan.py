@@ -45,6 +45,10 @@ def dense(products=1, states=1, hidden=1024, batch=4, dtype="bfloat16", weights=
     return dataclasses.replace(form, **changes)
 
 
+def with_scan_layout(topology, layout):
+    return topology.with_layouts({**topology.layouts, "scan_layout": layout})
+
+
 # Layers that a GPU with 132 multiprocessors has room for; the layer sizes are those of the papers.
 FITTING = {
     "rnn 1152": dense(1, hidden=1152),
@@ -253,7 +257,7 @@ def test_explain_a_pattern_that_is_an_argument():
     arguments = (jnp.zeros((2, 64)), jnp.zeros((9, 2, 64)))
     assert explain(scan, matrix, *arguments)[0].plan.variant == "masked_fma"
     packed = recurrent.pack(matrix, batch=2, dtype=jnp.float32)
-    assert packed.topology.scan_layout is not None
+    assert "scan_layout" in packed.topology.layouts
     assert explain(scan, packed, *arguments)[0].problem.form is not None
     # For another batch it is laid out in another way.
     arguments = (jnp.zeros((5, 64)), jnp.zeros((9, 5, 64)))
@@ -364,7 +368,7 @@ def test_layouts_hold_every_entry_once(gates, h, density, batch, dtype, options)
     mask[h // 2] = False
     topology = Topology.from_mask(mask, nse=int(mask.sum()) + 3)
     layout = lay_out(topology, gates, batch, jnp.dtype(dtype), H200, *options)
-    topology.with_scan_layout(layout).verify()
+    with_scan_layout(topology, layout).verify()
     rows, columns = np.nonzero(mask)
     values = np.arange(len(rows))
     assert unpacked(topology, layout.words, layout.forms[0], gates, 1) == set(
@@ -418,12 +422,15 @@ def test_layouts_are_made_once_for_a_pattern():
 def test_pack():
     matrix = CSR.fromdense(jnp.eye(32))
     packed = recurrent.pack(matrix, batch=4, dtype=jnp.bfloat16)
-    assert packed.values is matrix.values and packed.topology.scan_layout is not None
+    assert packed.values is matrix.values and "scan_layout" in packed.topology.layouts
     np.testing.assert_array_equal(packed.todense(), matrix.todense())
     jax.tree.map(lambda x: jnp.stack([x, x]), packed).topology.verify()
     doubled = jax.jit(lambda m: m * 2)(packed)
-    assert doubled.topology.scan_layout.forms == packed.topology.scan_layout.forms
-    assert packed.T.topology.scan_layout is None
+    assert (
+        doubled.topology.layouts["scan_layout"].forms
+        == packed.topology.layouts["scan_layout"].forms
+    )
+    assert "scan_layout" not in packed.T.topology.layouts
     packed.topology.verify()
     with pytest.raises(ValueError, match=r"recurrent\.pack: matrix must be \(gates \* h, h\)"):
         recurrent.pack(CSR.fromdense(jnp.ones((3, 2))), batch=1, dtype=jnp.float32)
@@ -465,7 +472,7 @@ def test_layouts_of_two_directions_have_one_form():
         rows, columns = np.nonzero(mask)
         entries = set(zip(rows.tolist(), columns.tolist(), range(len(rows)), strict=True))
         assert unpacked(topology, layout.words, layout.forms[0], 4, 1) == entries
-        topology.with_scan_layout(layout).verify()
+        with_scan_layout(topology, layout).verify()
     for form, (products, states) in zip(layouts[0].forms, ((4, 1), (1, 4)), strict=True):
         problem = dense(
             products, states, hidden=256, sparse=True, form=form, directions=2, inputs=4
@@ -494,7 +501,7 @@ def test_layouts_for_measurements():
 @pytest.mark.parametrize("part", ["units", "place", "column", "value"])
 def test_verify_finds_layouts_that_lead_out_of_bounds(part):
     matrix = CSR.fromdense(jnp.asarray(np.random.default_rng(0).random((96, 96)) < 0.3, "f4"))
-    layout = recurrent.pack(matrix, batch=4, dtype=jnp.float32).topology.scan_layout
+    layout = recurrent.pack(matrix, batch=4, dtype=jnp.float32).topology.layouts["scan_layout"]
     form = layout.forms[0]
     slots = form.lanes * form.entries * form.threads
     at = {
@@ -507,17 +514,19 @@ def test_verify_finds_layouts_that_lead_out_of_bounds(part):
     words[at] = 0x7FFF
     bad = dataclasses.replace(layout, words=jnp.asarray(words))
     with pytest.raises(ValueError, match=r"Topology\.verify: the layout for scans leads out of"):
-        matrix.topology.with_scan_layout(bad).verify()
+        with_scan_layout(matrix.topology, bad).verify()
     other = CSR.fromdense(jnp.ones((256, 64))).topology
     with pytest.raises(ValueError, match="not of this pattern's size"):
-        other.with_scan_layout(layout).verify()
+        with_scan_layout(other, layout).verify()
 
 
 def test_export_of_a_matrix_that_is_laid_out():
     packed = recurrent.pack(CSR.fromdense(jnp.eye(64)), batch=4, dtype=jnp.float32)
     doubled = jax.export.export(jax.jit(lambda m: m * 2))(packed)
     again = jax.export.deserialize(doubled.serialize()).call(packed)
-    assert again.topology.scan_layout.forms == packed.topology.scan_layout.forms
+    assert (
+        again.topology.layouts["scan_layout"].forms == packed.topology.layouts["scan_layout"].forms
+    )
     np.testing.assert_array_equal(again.values, 2 * packed.values)
 
 

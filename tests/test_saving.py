@@ -268,8 +268,7 @@ def other_columns(topology):
         topology.pattern._replace(column_indices=topology.column_indices + 10**6),
         topology.transposed_pattern,
         topology.permutation,
-        topology.tile_starts,
-        None,
+        topology.layouts,
         topology.shape,
     )
 

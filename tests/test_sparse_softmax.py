@@ -13,6 +13,7 @@ from edge_cases import EDGE_CASES as PROBLEMS
 from reference import sparse_softmax as reference
 
 from jaxsparse import CSR, Topology, sparse_softmax
+from jaxsparse.ops import arguments
 from jaxsparse.ops.sparse_softmax import sparse_softmax_derivative_p
 from jaxsparse.primitive import bind
 
@@ -34,6 +35,7 @@ def derivative(a, tangent, scale, implementation):
 def forced_derivative(y, tangent, topology, scale, implementation, variant):
     """Its kernels by name, which derivatives of `sparse_softmax` don't hand on."""
     options = {"scale": scale, "implementation": implementation, "variant": variant}
+    options["columns"] = arguments.columns_alone(topology)
     operands = topology.operands()
     return bind(sparse_softmax_derivative_p, y, tangent, *operands, **options)[0]
 

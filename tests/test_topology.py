@@ -108,8 +108,10 @@ def tile_starts(offsets, columns, shape):
 def test_tile_starts(m, k, padding, construct):
     offsets, columns, shape = pattern(m, k, density=0.4, seed=m, padding=padding)
     topology = CONSTRUCTORS[construct](offsets, columns, shape)
-    assert topology.tile_starts.dtype == jnp.int32
-    np.testing.assert_array_equal(topology.tile_starts, tile_starts(offsets, columns, shape))
+    assert topology.layouts["tile_starts"].dtype == jnp.int32
+    np.testing.assert_array_equal(
+        topology.layouts["tile_starts"], tile_starts(offsets, columns, shape)
+    )
 
 
 def test_tile_starts_of_rows_that_do_not_rise():
@@ -122,22 +124,22 @@ def test_tile_starts_of_rows_that_do_not_rise():
     topology = CONSTRUCTORS["jit"](offsets, columns, shape)
     expected = tile_starts(offsets, columns, shape)
     assert (expected < 0).sum() == 2
-    np.testing.assert_array_equal(topology.tile_starts, expected)
+    np.testing.assert_array_equal(topology.layouts["tile_starts"], expected)
 
 
 def test_no_tile_starts_where_there_are_fewer_entries():
     for entries, starts in (63, 1), (64, 128):
         topology = Topology(np.arange(65).clip(0, entries), np.zeros(entries, int), (64, 1))
-        assert topology.tile_starts.shape == (starts,)
+        assert topology.layouts["tile_starts"].shape == (starts,)
         jitted = CONSTRUCTORS["jit"](topology.row_offsets, topology.column_indices, (64, 1))
         assert_equal(jitted, topology)
 
 
 def test_checks_leave_tile_starts_to_kernels(monkeypatch):
     topology = Topology(*pattern(64, 64))
-    assert topology.operands()[-1] is topology.tile_starts
+    assert topology.operands()[-1] is topology.layouts["tile_starts"]
     monkeypatch.setenv("JAXSPARSE_CHECK", "1")
-    assert topology.operands()[-1].shape == (1,) != topology.tile_starts.shape
+    assert topology.operands()[-1].shape == (1,) != topology.layouts["tile_starts"].shape
 
 
 @pytest.mark.parametrize("name", PATTERNS)

@@ -56,7 +56,7 @@ def _program(
     scan: Callable[..., Any],
     passed: str,
 ) -> Program:
-    layout = None if topology is None else topology.scan_layout
+    layout = None if topology is None else topology.layouts.get("scan_layout")
     operands, bytes_read = fresh_copies(
         (*arrays, topology), (arrays[:3] if passed == "forward" else arrays, layout)
     )

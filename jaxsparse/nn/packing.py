@@ -12,6 +12,7 @@ from jaxsparse import recurrent
 from jaxsparse.device import has_gpu
 from jaxsparse.nn.cells import RecurrentCell
 from jaxsparse.nn.linear import SparseLinear, as_integer
+from jaxsparse.recurrent.layout import ScanLayouts
 
 
 def pack(model: nnx.Module, *, batch: int, dtype: Any = None, device: Any = None) -> None:
@@ -42,8 +43,8 @@ def pack(model: nnx.Module, *, batch: int, dtype: Any = None, device: Any = None
     >>> from jaxsparse import H200
     >>> layer = RNN(LSTMCell(32, 64, recurrent_sparsity=0.9, rngs=nnx.Rngs(0)))
     >>> pack(layer, batch=4, device=H200)
-    >>> layer.cell.dense_h.topology[...].scan_layout is None
-    False
+    >>> list(layer.cell.dense_h.topology[...].layouts)
+    ['tile_starts', 'scan_layout']
     """
     batch = as_integer("pack", "batch", batch)
     if device is None and not has_gpu():
@@ -70,12 +71,14 @@ def unpack(model: nnx.Module) -> None:
     >>> layer = RNN(LSTMCell(32, 64, recurrent_sparsity=0.9, rngs=nnx.Rngs(0)))
     >>> pack(layer, batch=4, device=H200)
     >>> unpack(layer)
-    >>> layer.cell.dense_h.topology[...].scan_layout is None
-    True
+    >>> list(layer.cell.dense_h.topology[...].layouts)
+    ['tile_starts']
     """
     for _, cell in _sparse_cells(model):
         topology = cell.dense_h.topology
-        topology[...] = topology[...].with_scan_layout(None)
+        layouts = dict(topology[...].layouts)
+        layouts.pop(ScanLayouts.name, None)
+        topology[...] = topology[...].with_layouts(layouts)
 
 
 def _sparse_cells(model: nnx.Module) -> list[tuple[Any, Any]]:

@@ -13,8 +13,8 @@ from flax.typing import MISSING
 from jax.sharding import PartitionSpec, Sharding
 
 from jaxsparse.nn.pattern_array import is_array, to_array, to_topology
-from jaxsparse.pattern import derive_traced
-from jaxsparse.topology import Topology, is_concrete
+from jaxsparse.pattern import is_concrete
+from jaxsparse.topology import Topology
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ def verify(tree: T) -> T:
     for path, leaf in leaves:
         if isinstance(leaf, Topology):
             try:
-                completed(leaf).verify()
+                leaf.verify()
             except ValueError as error:
                 raise ValueError(f"verify: at {jax.tree_util.keystr(path)}: {error}") from error
     return tree
@@ -133,7 +133,7 @@ class TopologyVariable(nnx.Variable[Topology]):
                     f"TopologyVariable: the pattern must have shape {expected}, got {actual}"
                 )
             if read is new:  # else it was just made and checked
-                completed(read).verify()
+                read.verify()
         return read
 
     def _itself(self, *_: Any) -> Any:
@@ -175,7 +175,9 @@ def _sizes(topology: Topology) -> tuple[Any, ...]:
 def topology_of(variable: Any, shape: tuple[int, int] | None) -> Topology:
     """The topology in a variable of any kind, where a program may have been given its array."""
     value = variable.get_raw_value()
-    return completed(value if isinstance(value, Topology) else to_topology(value, shape))
+    topology = value if isinstance(value, Topology) else to_topology(value, shape)
+    # A program that does not use the transpose drops what makes it.
+    return topology.with_transpose() if is_array(topology.column_indices) else topology
 
 
 def drop_transposes(model: nnx.Module) -> None:
@@ -189,27 +191,13 @@ def drop_transposes(model: nnx.Module) -> None:
     >>> from jaxsparse.nn import SparseLinear
     >>> layer = SparseLinear(64, 32, sparsity=0.9, rngs=nnx.Rngs(0))
     >>> drop_transposes(layer)
-    >>> layer.topology.get_raw_value().permutation is None
-    True
+    >>> layer.topology.get_raw_value().has_transpose
+    False
     """
     for _, variable in nnx.iter_graph(model):
         if isinstance(variable, TopologyVariable):
-            topology = variable.get_raw_value()
-            parts = (topology.pattern, None, None, topology.tile_starts, topology.scan_layout)
-            shorter = Topology._from_parts(*parts, topology.shape)
+            shorter = variable.get_raw_value().without_transpose()
             nnx.Variable.set_raw_value(variable, shorter)  # nothing of it is new: no check
-
-
-def completed(topology: Topology) -> Topology:
-    """The topology with its transpose: a program that does not use it drops what makes it."""
-    if topology.permutation is not None or not is_array(topology.column_indices):
-        return topology
-    pattern = topology.pattern
-    _, transposed, permutation, _ = derive_traced(
-        pattern.row_offsets, pattern.column_indices, topology.shape
-    )
-    parts = (pattern, transposed, permutation, topology.tile_starts, topology.scan_layout)
-    return Topology._from_parts(*parts, topology.shape)
 
 
 def own_topology(topology: Topology) -> TopologyVariable:

@@ -23,11 +23,38 @@ PATTERN = (
     ("permutation", "e"),
     ("tile_starts", "tiles"),
 )
-"""Both orientations of a pattern and what joins them, as ``Topology.operands`` gives them."""
+"""Operands of a pattern: both orientations, what joins them, and layouts."""
+
+ROWS_ALONE = (*PATTERN[:3], PATTERN[7])
+"""The same of a topology without its transpose."""
 
 ROWS = tuple(name for name, _ in PATTERN[:3])
 STARTS = PATTERN[7][0]
 TRANSPOSED = tuple(name for name, _ in (*PATTERN[3:7], *PATTERN[:2]))  # and where values are stored
+
+
+def columns_alone(topology: Topology) -> int | None:
+    """``columns``, a param of every primitive that takes a pattern.
+
+    It is k for a pattern without its transpose, whose arrays do not tell it, and None for others.
+    """
+    return None if topology.has_transpose else topology.shape[1]
+
+
+def operands_of_pattern(columns: int | None) -> tuple[tuple[str, str], ...]:
+    """Names and dimensions of a pattern's operands, as ``Topology.operands`` gives them."""
+    return PATTERN if columns is None else ROWS_ALONE
+
+
+def matrix_shape(pattern: Sequence[Any], columns: int | None) -> tuple[int, int]:
+    """(m, k) of the matrix whose pattern these operands are."""
+    if columns is None:
+        row_offsets, _, _, transposed_row_offsets, *_ = pattern
+        columns = transposed_row_offsets.shape[-1] - 1
+    else:
+        row_offsets, *_ = pattern
+    return row_offsets.shape[-1] - 1, columns
+
 
 _FLOATS = {jnp.dtype(t) for t in (jnp.float32, jnp.float64, jnp.bfloat16, jnp.float16)}
 

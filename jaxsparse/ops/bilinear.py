@@ -14,7 +14,7 @@ scatters.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -22,7 +22,13 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.interpreters import ad
 
-from jaxsparse.ops.arguments import PATTERN, ROWS, STARTS, TRANSPOSED
+from jaxsparse.ops.arguments import (
+    ROWS,
+    STARTS,
+    TRANSPOSED,
+    matrix_shape,
+    operands_of_pattern,
+)
 from jaxsparse.ops.dense_product import (
     DENSE_IS_FASTER,
     dense_sddmm,
@@ -31,8 +37,9 @@ from jaxsparse.ops.dense_product import (
     dense_spmm_pays,
     reason_for_dense_spmm,
 )
+from jaxsparse.ops.plain_products import ACTIVATIONS, sddmm_xla, spmm_xla
 from jaxsparse.ops.workspace import sddmm_bytes, spmm_bytes
-from jaxsparse.pattern import row_indices
+from jaxsparse.pattern import transpose_is_missing
 from jaxsparse.precision import accumulator_dtype, common_dtype, cotangent_params, unrounded
 from jaxsparse.primitive import (
     FfiCall,
@@ -46,28 +53,6 @@ from jaxsparse.primitive import (
     make_primitive,
     undefined,
 )
-
-# From here on gelu is 0 or its argument to the last bit, in float64 too; powers of the argument
-# that its formula and derivatives hold would overflow much farther out.
-_GELU_IS_RELU = 16
-
-
-@jax.jit
-def _gelu(z: jax.Array) -> jax.Array:
-    # The formula, and so the kernels, have NaN for negative infinity.
-    straight = (jnp.abs(z) >= _GELU_IS_RELU) & (z != -jnp.inf)
-    curved = jax.nn.gelu(jnp.where(straight, 0, z), approximate=True)
-    return jnp.where(straight, jax.nn.relu(z), curved)
-
-
-ACTIVATIONS: dict[str | None, Callable[[Any], Any]] = {
-    None: lambda z: z,
-    "relu": jax.nn.relu,
-    "gelu": _gelu,
-}
-
-# The xla implementation multiplies a densified matrix where that has at most so many elements.
-_DENSE_ELEMENTS = 2**22
 
 
 def _out_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
@@ -92,54 +77,16 @@ def _spmm_signature(params: dict[str, Any]) -> Signature:
     x, out = (f"n {inner}", f"n {rows}") if left else (f"{inner} n", f"{rows} n")
     bias = (("bias", rows),) if params.get("has_bias") else ()
     preactivation = (("preactivation", out),) if params.get("with_preactivation") else ()
-    return Signature((("values", "e"), *PATTERN, ("x", x), *bias), (("out", out), *preactivation))
+    pattern = operands_of_pattern(params["columns"])
+    return Signature((("values", "e"), *pattern, ("x", x), *bias), (("out", out), *preactivation))
 
 
-def _spmm_xla(
-    values: jax.Array,
-    *operands: jax.Array,
-    transpose: bool,
-    dense_on_left: bool,
-    out_dtype: Any,
-    precision: str | None,
-    has_bias: bool = False,
-    activation: str | None = None,
-    with_preactivation: bool = False,
-) -> list[jax.Array]:
-    row_offsets, columns, _, t_row_offsets, *_, x = operands[:_X]
-    rows = row_indices(row_offsets, values.shape[0])
-    m, k = row_offsets.shape[0] - 1, t_row_offsets.shape[0] - 1
-    accumulator = accumulator_dtype(values.dtype)
-    stored = rows < m
-    v = jnp.where(stored, values, 0).astype(accumulator)
-    x = (x.T if dense_on_left else x).astype(accumulator)
-    columns = columns.astype(jnp.int32)
-    out_rows, source = (columns, rows) if transpose else (rows, columns)
-    size = k if transpose else m
-    # Out-of-range targets are dropped: that is where padding goes.
-    target = jnp.where(stored, out_rows, size)
+_VALUES = 0
 
-    def by_entries(x: jax.Array) -> jax.Array:
-        terms = v[:, None] * x.at[source].get(mode="fill", fill_value=0)
-        return jnp.zeros((size, x.shape[1]), accumulator).at[target].add(terms, mode="drop")
 
-    def densified(x: jax.Array) -> jax.Array:
-        dense = jnp.zeros((size, x.shape[0]), accumulator).at[target, source].add(v, mode="drop")
-        return jnp.dot(dense, x, precision=jax.lax.Precision.HIGHEST)
-
-    if not m * k:
-        z = jnp.zeros((size, x.shape[1]), accumulator)
-    elif m * k > _DENSE_ELEMENTS:
-        z = by_entries(x)
-    else:
-        # 0 * NaN would spread through a dense product, so it is taken for finite x only.
-        z = jax.lax.cond(jnp.all(jnp.isfinite(x)), densified, by_entries, x)
-    if has_bias:
-        z = z + operands[_BIAS - 1].astype(accumulator)[:, None]
-    y = ACTIVATIONS[activation](z).astype(out_dtype)
-    z = z.astype(out_dtype)
-    results = [y, z] if with_preactivation else [y]
-    return [r.T for r in results] if dense_on_left else results
+def _x_of(params: dict[str, Any]) -> int:
+    """The position of x among the operands; behind it a bias may be."""
+    return 1 + len(operands_of_pattern(params["columns"]))
 
 
 _WITH_X_ON_THE_LEFT = "generic_dots"  # the CUDA variant that takes it so
@@ -151,7 +98,7 @@ def _spmm_ffi(
     free = params["implementation"] is None and params["variant"] is None
     remark = ""
     if platform == "cuda" and free and dense_spmm_pays(params, avals):
-        reason = reason_for_dense_spmm(avals[_X].dtype, params["precision"])
+        reason = reason_for_dense_spmm(avals[_x_of(params)].dtype, params["precision"])
         if reason is not None:
             compute = functools.partial(
                 dense_spmm,
@@ -168,13 +115,14 @@ def _spmm_ffi(
     # it transposed.
     left = params["dense_on_left"]
     swap = left and platform == "cuda" and params["variant"] != _WITH_X_ON_THE_LEFT
-    x = avals[_X]
-    n, k = x.shape[-2:] if left else x.shape[:-3:-1]
+    pattern, x = avals[1 : _x_of(params)], avals[_x_of(params)]
+    n, inner = x.shape[-2:] if left else x.shape[:-3:-1]
     workspace = 0
     if platform == "cuda" and (swap or not left):
-        pattern = avals[1 : 1 + len(PATTERN)]
-        rows = avals[4 if transpose else 1].shape[-1] - 1
-        workspace = spmm_bytes(params["variant"], avals[_VALUES], pattern, x, (k, n), rows)
+        matrix = matrix_shape(pattern, params["columns"])
+        rows = matrix[1 if transpose else 0]
+        shapes = ((inner, n), matrix, rows)
+        workspace = spmm_bytes(params["variant"], avals[_VALUES], pattern, x, *shapes)
     attributes = {
         "permuted": transpose,
         "dense_on_left": left and not swap,
@@ -194,16 +142,16 @@ def _spmm_cast(
     alone in a wider dtype.
     """
     dtypes = [a.dtype for a in avals]
+    x = _x_of(params)
     if params.get("rounds_values"):
-        dtypes[_VALUES] = dtypes[_X]
-    if dtypes[_VALUES] != dtypes[_X]:
-        dtypes[_VALUES] = dtypes[_X] = common_dtype(dtypes[_VALUES], dtypes[_X])
-        params = {**params, "out_dtype": dtypes[_X]}
+        dtypes[_VALUES] = dtypes[x]
+    if dtypes[_VALUES] != dtypes[x]:
+        dtypes[_VALUES] = dtypes[x] = common_dtype(dtypes[_VALUES], dtypes[x])
+        params = {**params, "out_dtype": dtypes[x]}
     return params, dtypes
 
 
-_LINEAR = ("transpose", "dense_on_left", "out_dtype", "precision")
-_VALUES, _X, _BIAS = 0, 1 + len(PATTERN), 2 + len(PATTERN)
+_LINEAR = ("transpose", "dense_on_left", "out_dtype", "precision", "columns")
 
 spmm_p = make_primitive(
     Operation(
@@ -213,7 +161,7 @@ spmm_p = make_primitive(
         signature=_spmm_signature,
         result_dtypes=_out_dtypes,
         shardable=("n",),
-        xla=_spmm_xla,
+        xla=spmm_xla,
         ffi=_spmm_ffi,
         cast=_spmm_cast,
     )
@@ -227,6 +175,7 @@ def _spmm_transpose(
     transpose: bool,
     dense_on_left: bool,
     precision: str | None,
+    columns: int | None,
     cotangent_dtype: Any = None,
     rounds_values: bool = False,
     **params: Any,
@@ -242,10 +191,13 @@ def _spmm_transpose(
         # The columns of spmm may be sharded; sddmm sums over them.
         x, ct = gathered(x, -1), gathered(ct, -1)
         pair = (x, ct) if transpose else (ct, x)
+        params["columns"] = columns
         return _VALUES, bind(sddmm_p, *pair, *pattern, scaled=False, **params)[0]
+    if columns is not None:
+        raise transpose_is_missing("spmm: the gradient with respect to x")
     if not rounds_values:
         values = values.astype(common_dtype(ct.dtype, values.dtype))
-    return _X, bind(
+    return len(operands) - 1, bind(
         spmm_p,
         values,
         *pattern,
@@ -253,12 +205,13 @@ def _spmm_transpose(
         transpose=not transpose,
         dense_on_left=dense_on_left,
         precision=precision,
+        columns=None,
         rounds_values=rounds_values,
         **cotangent_params(ct, x, ct.ndim - 2, **params),
     )[0]
 
 
-define_multilinear_jvp(spmm_p, lambda **params: (_VALUES, _X))
+define_multilinear_jvp(spmm_p, lambda **params: (_VALUES, _x_of(params)))
 define_transpose(spmm_p, _spmm_transpose)
 
 
@@ -272,7 +225,7 @@ spmm_epilogue_p = make_primitive(
         signature=_spmm_signature,
         result_dtypes=_out_dtypes,
         shardable=("n",),
-        xla=_spmm_xla,
+        xla=spmm_xla,
         ffi=_spmm_ffi,
     )
 )
@@ -298,19 +251,20 @@ def _spmm_epilogue_jvp(
         # A kernel would round z to 16 bits, and f'(z) needs its float32 sums.
         z = of_epilogue(activation=None, with_preactivation=False, **of_sums)[0]
         y = ACTIVATIONS[activation](z).astype(params["out_dtype"])
-    varying = [i for i in (_VALUES, _X) if type(tangents[i]) is not ad.Zero]
-    bias_varies = has_bias and type(tangents[_BIAS]) is not ad.Zero
+    bias = _x_of(params) + 1
+    varying = [i for i in (_VALUES, bias - 1) if type(tangents[i]) is not ad.Zero]
+    bias_varies = has_bias and type(tangents[bias]) is not ad.Zero
     of_term = params if activation is None and len(varying) + bias_varies == 1 else of_sums
     of_term = {**of_term, "variant": None}
     terms = [
-        bind(spmm_p, *primals[:i], tangents[i], *primals[i + 1 : _BIAS], **of_term)[0]
+        bind(spmm_p, *primals[:i], tangents[i], *primals[i + 1 : bias], **of_term)[0]
         for i in varying
     ]
     if varying or bias_varies:
         dy, dz = _epilogue_tangents(
             z,
             terms,
-            tangents[_BIAS] if bias_varies else None,
+            tangents[bias] if bias_varies else None,
             activation=activation,
             of_columns=params["dense_on_left"],
             dtype=of_term["out_dtype"],
@@ -349,41 +303,8 @@ ad.primitive_jvps[spmm_epilogue_p] = _spmm_epilogue_jvp
 
 def _sddmm_signature(params: dict[str, Any]) -> Signature:
     scale_by = (("scale_by", "e"),) if params["scaled"] else ()
-    return Signature((("x", "m d"), ("y", "k d"), *PATTERN, *scale_by), (("values", "e"),))
-
-
-def _sddmm_xla(
-    x: jax.Array,
-    y: jax.Array,
-    row_offsets: jax.Array,
-    columns: jax.Array,
-    *operands: jax.Array,
-    scaled: bool,
-    out_dtype: Any,
-) -> list[jax.Array]:
-    m, k = x.shape[0], y.shape[0]
-    rows = row_indices(row_offsets, columns.shape[0])
-    accumulator = accumulator_dtype(x.dtype)
-    columns = columns.astype(jnp.int32)
-    if not m * k:
-        values = jnp.zeros(columns.shape, accumulator)
-    elif m * k <= _DENSE_ELEMENTS or (
-        isinstance(x.shape[1], int) and m * k <= columns.size * x.shape[1]
-    ):
-        product = jnp.einsum(
-            "md,kd->mk",
-            x,
-            y,
-            precision=jax.lax.Precision.HIGHEST,
-            preferred_element_type=accumulator,
-        )
-        values = product.at[rows, columns].get(mode="clip")
-    else:
-        x, y = x.astype(accumulator), y.astype(accumulator)
-        values = jnp.sum(x.at[rows].get(mode="clip") * y.at[columns].get(mode="clip"), axis=-1)
-    if scaled:
-        values = values * operands[-1].astype(accumulator)
-    return [jnp.where(rows < m, values, 0).astype(out_dtype)]
+    pattern = operands_of_pattern(params["columns"])
+    return Signature((("x", "m d"), ("y", "k d"), *pattern, *scale_by), (("values", "e"),))
 
 
 def _sddmm_ffi(
@@ -397,7 +318,7 @@ def _sddmm_ffi(
         return Instead(DENSE_IS_FASTER, dense_sddmm)
     workspace = 0
     if platform == "cuda":
-        pattern = avals[2 : 2 + len(PATTERN)]
+        pattern = avals[2 : _scale_by_of(params)]
         workspace = sddmm_bytes(params["variant"], pattern, avals[_SDDMM_Y])
     return FfiCall(operands, {"workspace": workspace}, workspace)
 
@@ -406,16 +327,21 @@ sddmm_p = make_primitive(
     Operation(
         name="sddmm",
         target="sddmm",
-        params=("scaled", "out_dtype"),
+        params=("scaled", "out_dtype", "columns"),
         signature=_sddmm_signature,
         result_dtypes=_out_dtypes,
         shardable=(),
-        xla=_sddmm_xla,
+        xla=sddmm_xla,
         ffi=_sddmm_ffi,
         summed=("d",),
     )
 )
-_SDDMM_X, _SDDMM_Y, _SCALE_BY = 0, 1, 2 + len(PATTERN)
+_SDDMM_X, _SDDMM_Y = 0, 1
+
+
+def _scale_by_of(params: dict[str, Any]) -> int:
+    """The position of scale_by among the operands, if there is one."""
+    return 2 + len(operands_of_pattern(params["columns"]))
 
 
 def _sddmm_transpose(
@@ -423,21 +349,29 @@ def _sddmm_transpose(
     operands: Any,
     *,
     scaled: bool,
+    columns: int | None,
     cotangent_dtype: Any = None,
     **params: Any,
 ) -> tuple[int, jax.Array]:
-    x, y, *pattern = operands[:_SCALE_BY]
+    params = {
+        "columns": columns,
+        "implementation": params["implementation"],
+        "variant": None,
+    }
+    scale_by = _scale_by_of(params)
+    x, y, *pattern = operands[:scale_by]
     ct = ct if cotangent_dtype is None else ct.astype(cotangent_dtype)
-    params = {"implementation": params["implementation"], "variant": None}
-    if scaled and undefined(operands[_SCALE_BY]):
+    if scaled and undefined(operands[scale_by]):
         of_sums = _multiplied({**params, "out_dtype": ct.dtype})
         (product,) = bind(sddmm_p, x, y, *pattern, scaled=False, **of_sums)
-        return _SCALE_BY, ct.astype(product.dtype) * product
+        return scale_by, ct.astype(product.dtype) * product
     if scaled:
         wide = accumulator_dtype(ct.dtype)
-        product = ct.astype(wide) * operands[_SCALE_BY].astype(wide)
+        product = ct.astype(wide) * operands[scale_by].astype(wide)
         ct = product if ct.dtype == jnp.float16 else product.astype(ct.dtype)  # as in _multiplied
     position, dense, transpose = (_SDDMM_X, y, False) if undefined(x) else (_SDDMM_Y, x, True)
+    if transpose and columns is not None:
+        raise transpose_is_missing("sddmm: the gradient with respect to y")
     return position, bind(
         spmm_p,
         ct,
@@ -450,7 +384,9 @@ def _sddmm_transpose(
     )[0]
 
 
-define_multilinear_jvp(
-    sddmm_p, lambda scaled, **params: (_SDDMM_X, _SDDMM_Y, *((_SCALE_BY,) if scaled else ()))
-)
+def _varying_of_sddmm(scaled: bool, **params: Any) -> tuple[int, ...]:
+    return (_SDDMM_X, _SDDMM_Y, *((_scale_by_of(params),) if scaled else ()))
+
+
+define_multilinear_jvp(sddmm_p, _varying_of_sddmm)
 define_transpose(sddmm_p, _sddmm_transpose)

@@ -19,7 +19,7 @@ from jax.extend.core import Primitive
 
 from jaxsparse.batching import over_batch
 from jaxsparse.device import H200
-from jaxsparse.ops.arguments import PATTERN
+from jaxsparse.ops.arguments import matrix_shape, operands_of_pattern
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import bind_local
 
@@ -43,7 +43,12 @@ def _places(row_offsets: jax.Array, columns: jax.Array, k: int) -> tuple[jax.Arr
 
 # ---- spmm ----
 
-_BIAS = 2 + len(PATTERN)  # behind values, the pattern and x
+
+def _split(operands: Sequence[Any], columns: int | None) -> tuple[Any, Any, Any, Any]:
+    """The values, the pattern, x, and the bias, if there is one."""
+    end = 1 + len(operands_of_pattern(columns))
+    return operands[0], operands[1:end], operands[end], operands[end + 1 :]
+
 
 # What jax.default_matmul_precision may be for TF32 to be precise enough.
 _ALLOW_TF32 = {
@@ -89,13 +94,14 @@ _START = 27 + 60
 
 def dense_spmm_pays(params: dict[str, Any], avals: Sequence[ShapedArray]) -> bool:
     """Whether it is taken to be faster, in TF32 for float32."""
-    values, row_offsets, columns, _, t_row_offsets, *_, x = avals[:_BIAS]
+    values, pattern, x, _ = _split(avals, params["columns"])
     cost = _COSTS.get(x.dtype.name)
     if cost is None or not all(isinstance(size, int) for a in avals for size in a.shape):
         return False
-    m, k, nse = row_offsets.shape[-1] - 1, t_row_offsets.shape[-1] - 1, columns.shape[-1]
-    n = x.shape[-2 if params["dense_on_left"] else -1]
-    of_matrix = jnp.broadcast_shapes(values.shape[:-1], columns.shape[:-1])
+    m, k = matrix_shape(pattern, params["columns"])
+    n, indices = x.shape[-2 if params["dense_on_left"] else -1], pattern[1]
+    nse = indices.shape[-1]
+    of_matrix = jnp.broadcast_shapes(values.shape[:-1], indices.shape[:-1])
     matrices = math.prod(of_matrix)
     products = math.prod(jnp.broadcast_shapes(of_matrix, x.shape[:-2]))
     if min(k if params["transpose"] else m, n) < 2:
@@ -128,6 +134,7 @@ def dense_spmm(
     dense_on_left: bool,
     out_dtype: Any,
     precision: str | None,
+    columns: int | None,
     **epilogue: Any,
 ) -> list[jax.Array]:
     """A dense product where x is finite and no column stands twice, else that of the kernels.
@@ -137,11 +144,10 @@ def dense_spmm(
 
     Operands and other params are those of the primitive, and ``activate`` is its activation.
     """
-    values, row_offsets, columns, _, t_row_offsets, *_, x = operands[:_BIAS]
-    bias = operands[_BIAS:]
+    values, pattern, x, bias = _split(operands, columns)
     rank = values.ndim - 1
-    m, k = row_offsets.shape[-1] - 1, t_row_offsets.shape[-1] - 1
-    places, rise = over_batch(functools.partial(_places, k=k), rank, row_offsets, columns)
+    m, k = matrix_shape(pattern, columns)
+    places, rise = over_batch(functools.partial(_places, k=k), rank, *pattern[:2])
     # With an epilogue, rounded after it only.
     sums = accumulator_dtype(values.dtype) if epilogue else out_dtype
 
@@ -181,6 +187,7 @@ def dense_spmm(
             dense_on_left=dense_on_left,
             out_dtype=out_dtype,
             precision=precision,
+            columns=columns,
             implementation="cuda",
             variant=None,
             **epilogue,
@@ -238,11 +245,13 @@ def dense_sddmm_pays(operands: Sequence[ShapedArray], out_dtype: Any) -> bool:
     return bool(kernel * cost.kernel > dense)
 
 
-def dense_sddmm(*operands: jax.Array, scaled: bool, out_dtype: Any) -> list[jax.Array]:
+def dense_sddmm(
+    *operands: jax.Array, scaled: bool, out_dtype: Any, columns: int | None
+) -> list[jax.Array]:
     """The entries of a dense product."""
 
     def one(
-        x: jax.Array, y: jax.Array, offsets: jax.Array, columns: jax.Array, *scale_by: jax.Array
+        x: jax.Array, y: jax.Array, offsets: jax.Array, indices: jax.Array, *scale_by: jax.Array
     ) -> list[jax.Array]:
         accumulator = accumulator_dtype(x.dtype)
         product = jax.lax.dot_general(
@@ -252,12 +261,12 @@ def dense_sddmm(*operands: jax.Array, scaled: bool, out_dtype: Any) -> list[jax.
             precision=jax.lax.Precision.HIGHEST,
             preferred_element_type=accumulator,
         )
-        places, _ = _places(offsets, columns, y.shape[0])
+        places, _ = _places(offsets, indices, y.shape[0])
         values = product.reshape(-1).at[places].get(mode="fill", fill_value=0)
         if scaled:
             values = jnp.where(places < product.size, values * scale_by[0].astype(accumulator), 0)
         return [values.astype(out_dtype)]
 
-    x, y, offsets, columns = operands[:4]
+    x, y, offsets, indices = operands[:4]
     scale_by = operands[-1:] if scaled else ()
-    return over_batch(one, x.ndim - 2, x, y, offsets, columns, *scale_by)
+    return over_batch(one, x.ndim - 2, x, y, offsets, indices, *scale_by)

@@ -164,6 +164,7 @@ def sddmm(
         *pattern,
         *rest,
         scaled=scale_by is not None,
+        columns=arguments.columns_alone(topology),
         out_dtype=arguments.result_dtype(operation, dtype, preferred_element_type),
         implementation=implementation,
         variant=variant,

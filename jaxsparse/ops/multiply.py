@@ -8,8 +8,9 @@ import jax
 
 from jaxsparse import backend
 from jaxsparse.ops import arguments
-from jaxsparse.ops.bilinear import ACTIVATIONS, spmm_epilogue_p, spmm_p
+from jaxsparse.ops.bilinear import spmm_epilogue_p, spmm_p
 from jaxsparse.ops.dense_product import allowed_precision
+from jaxsparse.ops.plain_products import ACTIVATIONS
 from jaxsparse.primitive import bind
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def multiply(
         raise ValueError(
             f"{operation}: activation must be one of {list(ACTIVATIONS)}, got {activation!r}"
         )
+    if transpose:
+        a.topology.check_transpose(f"{operation}: a product by the transposed matrix")
     dense = {"values": a.values, "x": x}
     if bias is not None:
         bias = dense["bias"] = arguments.as_array(operation, "bias", bias, 1)
@@ -60,6 +63,7 @@ def multiply(
         "dense_on_left": dense_on_left,
         "out_dtype": arguments.result_dtype(operation, dtype, preferred_element_type),
         "precision": allowed_precision(precision),
+        "columns": arguments.columns_alone(a.topology),
         "implementation": implementation,
         "variant": variant,
     }

@@ -186,6 +186,7 @@ def _attention(
         out_dtype=dtype,
         precision=allowed_precision(None),
         rounds_values=True,
+        columns=arguments.columns_alone(topology),
         implementation=implementation,
         variant=None,
     )

@@ -17,7 +17,7 @@ from jax.interpreters import ad
 from jaxsparse import backend
 from jaxsparse.csr import CSR, check_csr
 from jaxsparse.ops import arguments
-from jaxsparse.ops.arguments import PATTERN, ROWS
+from jaxsparse.ops.arguments import ROWS, matrix_shape, operands_of_pattern
 from jaxsparse.ops.bilinear import sddmm_p, spmm_p
 from jaxsparse.pattern import row_indices
 from jaxsparse.precision import accumulator_dtype
@@ -75,7 +75,12 @@ def sparse_softmax(
         values = jnp.multiply(*jnp.broadcast_arrays(values.astype(wide), scale.astype(wide)))
         scale = 1.0
     (values,), pattern = arguments.align([values], [1], values.dtype, a.topology)
-    params = {"scale": scale, "implementation": implementation, "variant": variant}
+    params = {
+        "scale": scale,
+        "columns": arguments.columns_alone(a.topology),
+        "implementation": implementation,
+        "variant": variant,
+    }
     (out,) = bind(sparse_softmax_p, values, *pattern, **params)
     return CSR(out.astype(dtype), a.topology)
 
@@ -87,12 +92,21 @@ def _values_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
 # ---- y = softmax(scale * values) ----
 
 
+def _signature(params: dict[str, Any], *values: str) -> Signature:
+    operands = tuple((name, "e") for name in values)
+    return Signature((*operands, *operands_of_pattern(params["columns"])), (("out", "e"),))
+
+
 def _row_sums(values: jax.Array, rows: jax.Array, size: int) -> jax.Array:
     return jnp.zeros((size,), values.dtype).at[rows].add(values, mode="drop")
 
 
 def _softmax_xla(
-    values: jax.Array, row_offsets: jax.Array, *pattern: jax.Array, scale: float
+    values: jax.Array,
+    row_offsets: jax.Array,
+    *pattern: jax.Array,
+    scale: float,
+    columns: int | None,
 ) -> list[jax.Array]:
     size = row_offsets.shape[0] - 1
     if not size:
@@ -110,8 +124,8 @@ sparse_softmax_p = make_primitive(
     Operation(
         name="sparse_softmax",
         target="sparse_softmax",
-        params=("scale",),
-        signature=lambda params: Signature((("values", "e"), *PATTERN), (("out", "e"),)),
+        params=("scale", "columns"),
+        signature=lambda params: _signature(params, "values"),
         result_dtypes=_values_dtypes,
         shardable=(),
         xla=_softmax_xla,
@@ -140,7 +154,12 @@ ad.primitive_jvps[sparse_softmax_p] = _softmax_jvp
 
 
 def _derivative_xla(
-    y: jax.Array, tangent: jax.Array, row_offsets: jax.Array, *pattern: jax.Array, scale: float
+    y: jax.Array,
+    tangent: jax.Array,
+    row_offsets: jax.Array,
+    *pattern: jax.Array,
+    scale: float,
+    columns: int | None,
 ) -> list[jax.Array]:
     size = row_offsets.shape[0] - 1
     if not size:
@@ -157,10 +176,8 @@ sparse_softmax_derivative_p = make_primitive(
     Operation(
         name="sparse_softmax_derivative",
         target="sparse_softmax",
-        params=("scale",),
-        signature=lambda params: Signature(
-            (("y", "e"), ("tangent", "e"), *PATTERN), (("out", "e"),)
-        ),
+        params=("scale", "columns"),
+        signature=lambda params: _signature(params, "y", "tangent"),
         result_dtypes=_values_dtypes,
         shardable=(),
         xla=_derivative_xla,
@@ -169,11 +186,18 @@ sparse_softmax_derivative_p = make_primitive(
 )
 
 
-def _sum_and_spread(values: jax.Array, pattern: Any, implementation: str | None) -> jax.Array:
+def _sum_and_spread(
+    values: jax.Array, pattern: Any, columns: int | None, implementation: str | None
+) -> jax.Array:
     """For every entry, the sum of its row."""
-    k = pattern[3].shape[-1] - 1
+    _, k = matrix_shape(pattern, columns)
     ones = jnp.ones((*(1,) * (values.ndim - 1), k, 1), values.dtype)
-    common = {"out_dtype": values.dtype, "implementation": implementation, "variant": None}
+    common = {
+        "out_dtype": values.dtype,
+        "columns": columns,
+        "implementation": implementation,
+        "variant": None,
+    }
     product = {"transpose": False, "dense_on_left": False, "precision": None}
     (sums,) = bind(spmm_p, values, *pattern, ones, **product, **common)
     return bind(sddmm_p, sums, ones, *pattern, scaled=False, **common)[0]
@@ -189,10 +213,10 @@ def _derivative_jvp(primals: Any, tangents: Any, *, scale: float, **params: Any)
     if type(dt) is not ad.Zero:
         tangent = bind(sparse_softmax_derivative_p, y, dt, *pattern, **params)[0]
     if type(dy) is not ad.Zero:
-        implementation = params["implementation"]
+        by = (params["columns"], params["implementation"])
         # d/dy of s y (t - <y, t>):  s (dy (t - <y, t>) - y <dy, t>)
-        first = dy * (t - _sum_and_spread(y * t, pattern, implementation))
-        second = y * _sum_and_spread(dy * t, pattern, implementation)
+        first = dy * (t - _sum_and_spread(y * t, pattern, *by))
+        second = y * _sum_and_spread(dy * t, pattern, *by)
         tangent = ad.add_tangents(tangent, jnp.asarray(scale, y.dtype) * (first - second))
     return [out], [tangent]
 

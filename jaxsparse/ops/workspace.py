@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.core import ShapedArray
 
-from jaxsparse.pattern import NO_STARTS, TILE
+from jaxsparse.layouts.tile_starts import NO_STARTS, TILE
 
 # Before tensor cores multiply, a kernel writes planes of 16 bits of the dense operand, and where
 # the entries of tiles begin if the topology does not say so. An x of 16 bits may need no planes
@@ -35,24 +35,28 @@ def spmm_bytes(
     pattern: Sequence[ShapedArray],
     x: ShapedArray,
     shape: Sequence[Any],
+    matrix: tuple[Any, Any],
     rows: Any,
 ) -> int:
     """Of a product by x, whose matrices are of that shape: planes, starts of tiles, and parts.
 
-    `rows` are those of the result.
+    `matrix` is the shape (m, k) of the stored matrix, and `rows` are those of the result.
     """
     if not _may_prepare(x, values, *pattern):
         return 0
     batch = jnp.broadcast_shapes(values.shape[:-1], pattern[0].shape[:-1], x.shape[:-2])
     parts = _parts_bytes(variant, math.prod(batch) * _padded(rows, shape[1]))
-    return _granted(variant, pattern, _preparation_bytes(pattern, x, shape) + parts)
+    size = _preparation_bytes(pattern, matrix, x, shape) + parts
+    return _granted(variant, pattern, matrix, size)
 
 
 def sddmm_bytes(variant: str | None, pattern: Sequence[ShapedArray], y: ShapedArray) -> int:
     """Of products of rows of x and y: planes of y, and starts of tiles."""
     if not _may_prepare(y, *pattern) or y.shape[-1] > _WIDEST_SAMPLED[y.dtype.name]:
         return 0
-    return _granted(variant, pattern, _preparation_bytes(pattern, y, y.shape[-2:]))
+    matrix = (pattern[0].shape[-1] - 1, y.shape[-2])
+    size = _preparation_bytes(pattern, matrix, y, y.shape[-2:])
+    return _granted(variant, pattern, matrix, size)
 
 
 def _may_prepare(dense: ShapedArray, *others: ShapedArray) -> bool:
@@ -61,29 +65,28 @@ def _may_prepare(dense: ShapedArray, *others: ShapedArray) -> bool:
     return dense.dtype.name in _PLANES and all(isinstance(size, int) for size in sizes)
 
 
-def _granted(variant: str | None, pattern: Sequence[ShapedArray], size: int) -> int:
+def _granted(
+    variant: str | None, pattern: Sequence[ShapedArray], matrix: tuple[int, int], size: int
+) -> int:
     """So many bytes if tensor cores are asked for, or may be chosen."""
     if variant is not None:
         return size if variant.startswith("tensor_cores") else 0
-    rows, columns = _shape(pattern)
     entries = pattern[1].shape[-1]
-    pays = entries >= _LEAST_DENSITY_TO_PREPARE * rows * columns and size <= _PREPARATION_BYTES
+    pays = entries >= _LEAST_DENSITY_TO_PREPARE * math.prod(matrix) and size <= _PREPARATION_BYTES
     return size if pays else 0
 
 
-def _shape(pattern: Sequence[ShapedArray]) -> tuple[int, int]:
-    offsets, _, _, transposed_offsets, *_ = pattern
-    return offsets.shape[-1] - 1, transposed_offsets.shape[-1] - 1
-
-
 def _preparation_bytes(
-    pattern: Sequence[ShapedArray], dense: ShapedArray, shape: Sequence[int]
+    pattern: Sequence[ShapedArray],
+    matrix: tuple[int, int],
+    dense: ShapedArray,
+    shape: Sequence[int],
 ) -> int:
     """As `Preparation` in ffi/types.h; `shape` is that of a matrix of `dense`."""
     offsets, *_, given_starts = pattern
     size: int = math.prod(dense.shape[:-2]) * _padded(*shape) * 2 * _PLANES[dense.dtype.name]
     if given_starts.shape[-1:] == NO_STARTS:
-        rows, columns = _shape(pattern)
+        rows, columns = matrix
         starts_of_entry = _tiles(rows) * (_tiles(columns) + 1) * TILE * 4
         size += math.prod(offsets.shape[:-1]) * starts_of_entry
     return size

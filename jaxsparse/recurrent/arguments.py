@@ -47,6 +47,7 @@ class Direction:
         self.length, b, width = self.xs.shape
         self.sparse = isinstance(recurrent, CSR)
         if self.sparse:
+            recurrent.topology.check_transpose(f"{operation}: {side}recurrent")
             self.recurrent = recurrent
             rows, h = recurrent.shape
             if recurrent.topology.batch_shape or recurrent.values.ndim != 1:

@@ -21,7 +21,8 @@ import numpy as np
 from jaxsparse import _ffi
 from jaxsparse.csr import CSR
 from jaxsparse.device import Device, present_device
-from jaxsparse.pattern import Pattern
+from jaxsparse.layouts import LayoutKind, register
+from jaxsparse.pattern import Pattern, is_concrete
 from jaxsparse.recurrent.plan import (
     NoPlan,
     Plan,
@@ -31,7 +32,7 @@ from jaxsparse.recurrent.plan import (
     padded_batch,
     widest_piece,
 )
-from jaxsparse.topology import Topology, is_concrete
+from jaxsparse.topology import Topology
 
 _WARP = 32
 _MOST_THREADS = 928  # that multiply; the others of a block's 1024 make the pointwise step
@@ -49,15 +50,6 @@ class ScanLayout:
     transposed_words: jax.Array
     forms: tuple[SparseForm, SparseForm]
 
-    def verify(self, topology: Topology) -> None:
-        """Raises ValueError if a concrete layout would lead a kernel out of bounds."""
-        for words, form in zip((self.words, self.transposed_words), self.forms, strict=True):
-            array = np.asarray(words).view(np.int32)
-            if array.shape != (*topology.batch_shape, form.words):
-                raise ValueError("the layout for scans is not of this pattern's size")
-            for one in array.reshape(-1, form.words):
-                _verify(one, form, topology)
-
 
 jax.tree_util.register_dataclass(
     ScanLayout, data_fields=["words", "transposed_words"], meta_fields=["forms"]
@@ -69,6 +61,40 @@ jax.export.register_pytree_node_serialization(
     serialize_auxdata=lambda meta: json.dumps([dataclasses.astuple(f) for f in meta[0]]).encode(),
     deserialize_auxdata=lambda data: (tuple(SparseForm(*f) for f in json.loads(data)),),
 )
+
+
+@register
+class ScanLayouts(LayoutKind):
+    """Layouts for persistent scans, which only concrete patterns have."""
+
+    name = "scan_layout"
+
+    def make(self, topology: Topology, **options: Any) -> ScanLayout:
+        """As `lay_out`, whose options it takes."""
+        if topology.batch_shape:
+            return self.make_traced(topology)
+        topology.check_transpose("a layout for scans")
+        layout = lay_out(topology, **options)
+        if isinstance(layout, str):
+            raise ValueError(layout)
+        return layout
+
+    def make_traced(self, topology: Topology, **options: Any) -> ScanLayout:
+        raise ValueError("needs one concrete pattern: call it outside of jax.jit")
+
+    def transpose(self, layout: ScanLayout, transposed: Topology) -> None:
+        """Scans multiply by a matrix and its transpose, and those by the latter are laid out anew.
+
+        A form says which of the two products has the gates.
+        """
+
+    def verify(self, layout: ScanLayout, topology: Topology) -> None:
+        for words, form in zip((layout.words, layout.transposed_words), layout.forms, strict=True):
+            array = np.asarray(words).view(np.int32)
+            if array.shape != (*topology.batch_shape, form.words):
+                raise ValueError("the layout for scans is not of this pattern's size")
+            for one in array.reshape(-1, form.words):
+                _verify(one, form, topology)
 
 
 def pack(
@@ -104,15 +130,12 @@ def pack(
 
     >>> import jax.numpy as jnp
     >>> w = pack(CSR.fromdense(jnp.eye(64)), batch=4, dtype=jnp.bfloat16)
-    >>> w.topology.scan_layout.forms[0].products
+    >>> w.topology.layouts["scan_layout"].forms[0].products
     1
     """
     rows, h = matrix.shape
     if h == 0 or rows % h:
         raise ValueError(f"recurrent.pack: matrix must be (gates * h, h), got {matrix.shape}")
-    topology = matrix.topology
-    if not can_be_laid_out(topology):
-        raise ValueError("recurrent.pack: needs one concrete pattern: call it outside of jax.jit")
     device = present_device() if device is None else device
     widest = widest_piece(batch, jnp.dtype(dtype).itemsize)
     if piece_bytes is not None and (piece_bytes not in (4, 8, 16) or piece_bytes > widest):
@@ -120,16 +143,23 @@ def pack(
             f"recurrent.pack: piece_bytes must be 4, 8 or 16, and no more than the {widest} bytes "
             f"of the batch, got {piece_bytes}"
         )
-    layout = lay_out(
-        topology, rows // h, batch, jnp.dtype(dtype), device, piece_bytes or widest, bank_aware
-    )
-    if isinstance(layout, str):
-        raise ValueError(f"recurrent.pack: {layout}")
-    for form in layout.forms:
+    try:
+        topology = matrix.topology.with_layout(
+            ScanLayouts.name,
+            gates=rows // h,
+            batch=batch,
+            dtype=jnp.dtype(dtype),
+            device=device,
+            piece_bytes=piece_bytes or widest,
+            bank_aware=bank_aware,
+        )
+    except ValueError as error:
+        raise ValueError(f"recurrent.pack: {error}") from None
+    for form in topology.layouts[ScanLayouts.name].forms:
         plan = _plan(form, h, batch, jnp.dtype(dtype).name, matrix.dtype.name, device)
         if isinstance(plan, NoPlan):
             raise ValueError(f"recurrent.pack: {plan.reason}")
-    return CSR(matrix.values, topology.with_scan_layout(layout))
+    return CSR(matrix.values, topology)
 
 
 def _plan(

@@ -62,6 +62,7 @@ def product(
         "transpose": transposed,
         "dense_on_left": True,
         "precision": None,
+        "columns": None,
         "implementation": implementation,
         "variant": None,
     }

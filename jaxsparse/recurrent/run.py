@@ -15,6 +15,7 @@ from jaxsparse.recurrent.arguments import Direction, check_precision, counted_st
 from jaxsparse.recurrent.cell_checks import checked_step
 from jaxsparse.recurrent.layout import (
     ScanLayout,
+    ScanLayouts,
     can_be_laid_out,
     lay_out,
     lay_out_side_by_side,
@@ -158,7 +159,7 @@ def _layouts(
 ) -> list[ScanLayout | None]:
     """Where matrices lie on chip, if that is known or can be; side by side if they fit so."""
     topologies, weight_dtype = [m.topology for m in matrices], matrices[0].dtype
-    given = [t.scan_layout for t in topologies]
+    given: list[Any] = [t.layouts.get(ScanLayouts.name) for t in topologies]
     if has_gpu() and isinstance(batch, int) and all(map(can_be_laid_out, topologies)):
         # One that was made for another batch is made anew, unless it is asked for.
         given = [x if x and (variant or suits(x, batch, dtype)) else None for x in given]
