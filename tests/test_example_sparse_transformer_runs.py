@@ -346,6 +346,11 @@ def test_comparison_with_the_paper() -> None:
         assert figure in table
 
 
+def test_study_compares(capsys: pytest.CaptureFixture[str]) -> None:
+    assert study.main(["--attention=dense"]) == 2
+    assert "--attention: not allowed with argument --compare" in capsys.readouterr().err
+
+
 def test_comparison_without_memory_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

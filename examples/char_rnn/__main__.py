@@ -6,7 +6,7 @@ dense at first, then pruned to its density every half epoch, and at the end with
 the last epoch of it on the sparse model, where only stored weights have gradients. The score is
 bits per character on held-out text.
 
-    python -m examples.char_rnn                                  # about half a minute on two cores
+    python -m examples.char_rnn                                  # about a minute on two cores
     python -m examples.char_rnn --hidden 256:0.0625:unstructured
     python -m examples.char_rnn --data book.txt --hidden 512:0.0625 --cell gru
 
