@@ -127,7 +127,7 @@ class ImageTask:
         return self.score_program(self.state.params, self.constants, tokens)
 
     def step(self, index: int) -> Array:
-        """Makes the step of an index; returns the loss before."""
+        """Makes the step of an index, the one after the last; returns the loss before."""
         ready = self.place(self.batch(index)) if self.next_batch is None else self.next_batch
         loss = self.step_on(ready)
         # While the device works: the step above is only enqueued.
