@@ -32,10 +32,9 @@ from PIL import Image
 
 from examples.common.errors import UserError
 from examples.sparse_transformer import data, training
-from examples.sparse_transformer.__main__ import main
+from examples.sparse_transformer.__main__ import main, parse_args
+from examples.sparse_transformer.drawing import padded_rows, sample
 from examples.sparse_transformer.model import Transformer, dense_attention
-from examples.sparse_transformer.options import parse_args
-from examples.sparse_transformer.sampling import padded_rows, sample
 from jaxsparse.nn import SparseAttention
 
 TINY = ["--size=4", "--layers=1", "--heads=2", "--hidden=16", "--batch=4", "--samples=2"]

@@ -1,17 +1,48 @@
-"""The language model: an embedding, recurrent layers, and a softmax over the vocabulary."""
+"""The language model, and how a pruned one becomes a sparse one.
+
+It has an embedding, recurrent layers, and a softmax over the vocabulary.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxsparse.nn import RNN, GRUCell, LSTMCell, RecurrentStack, to_flax
+from jaxsparse import CSR, Topology
+from jaxsparse.nn import RNN, GRUCell, LSTMCell, RecurrentStack, SparseLinear, pack, unpack
+from jaxsparse.pruning import SparsityTable, sparsify
 
 CELLS = {"lstm": LSTMCell, "gru": GRUCell}
+DEFAULT_STRUCTURE = "row_balanced"  # Of masks: equally many weights in each row.
+MEASURING_SECONDS = 0.02  # Of each recurrent layer, when it becomes sparse.
+
+Path = tuple[Any, ...]  # Of a layer in the model.
+
+
+class Hidden(NamedTuple):
+    """The recurrent layers of a model."""
+
+    units: int
+    density: float = 1.0
+    structure: str | None = None  # Of the masks; None until the options name one, and if dense.
+
+    @property
+    def name(self) -> str:
+        """As --hidden has it, without the default structure."""
+        parts = [f"{self.units}"]
+        if self.density < 1:
+            parts.append(f"{self.density:g}")
+        if self.structure not in (None, DEFAULT_STRUCTURE):
+            parts.append(self.structure)
+        return ":".join(parts)
+
+    def with_structure(self, default: str) -> Hidden:
+        """The same, pruned to a default structure if it names none."""
+        return self if self.density == 1 else self._replace(structure=self.structure or default)
 
 
 class CharRNN(nnx.Module):
@@ -59,8 +90,65 @@ class CharRNN(nnx.Module):
         return jnp.matmul(chosen, table, precision=jax.lax.Precision.HIGHEST)
 
 
-def with_flax_layers(model: CharRNN) -> CharRNN:
-    """A copy of a model whose recurrent layers are those of Flax, which are a jax.lax.scan."""
+def to_sparse(model: CharRNN, batch: int, length: int) -> tuple[CharRNN, SparsityTable]:
+    """A model that stores the weights that are not 0, and what that did to each layer."""
+    inputs = (jnp.zeros((batch, length), jnp.int32), model.initialize_carries(batch))
+    sparse, table = sparsify(
+        model,
+        inputs,
+        where="stack/layers/*",
+        faster_only=False,  # The table says whether it is.
+        seconds=MEASURING_SECONDS,
+    )
+    unpack(sparse)  # Each user has a batch size of its own.
+    return sparse, table
+
+
+def packed(model: CharRNN, batch: int) -> CharRNN:
+    """A copy that is laid out for a GPU, where there is one and the layout fits it."""
     copy = nnx.clone(model)
-    copy.stack.layers = nnx.List([to_flax(layer) for layer in copy.stack.layers])
+    try:
+        pack(copy, batch=batch)
+    except ValueError:  # The scans take the dense form, or the plain path.
+        return nnx.clone(model)
     return copy
+
+
+def topologies_of(model: nnx.Module) -> dict[Path, Topology]:
+    """The pattern of each sparse layer, by the path of the layer."""
+    return {
+        tuple(path): layer.topology[...]
+        for path, layer in nnx.iter_modules(model)
+        if isinstance(layer, SparseLinear)
+    }
+
+
+def gather(tree: Any, topologies: dict[Path, Topology]) -> Any:
+    """What belongs to stored weights, of each tree like the dense parameters in a tree."""
+
+    def values(kernel: Array, topology: Topology) -> Array:
+        return CSR.fromdense(kernel.T, topology).values
+
+    return _convert(tree, topologies, "kernel", "values", values)
+
+
+def scatter(tree: Any, topologies: dict[Path, Topology]) -> Any:
+    """The inverse of :func:`gather`: zeros belong to weights that are not stored."""
+
+    def kernel(values: Array, topology: Topology) -> Array:
+        return CSR(values, topology).todense().T
+
+    return _convert(tree, topologies, "values", "kernel", kernel)
+
+
+def _convert(tree: Any, topologies: dict[Path, Topology], old: str, new: str, function: Any) -> Any:
+    def convert(node: Any) -> Any:
+        if not isinstance(node, nnx.State):
+            return node
+        flat = dict(nnx.to_flat_state(node))
+        for path, topology in topologies.items():
+            variable = flat.pop((*path, old))
+            flat[(*path, new)] = nnx.Param(function(variable.get_value(), topology))
+        return nnx.from_flat_state(flat)
+
+    return jax.tree.map(convert, tree, is_leaf=lambda node: isinstance(node, nnx.State))

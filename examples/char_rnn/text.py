@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,12 @@ class Corpus(NamedTuple):
     source: str  # Names the text.
     digest: str  # SHA-256 of the content.
     description: str
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells the text from others, as JSON values."""
+        size = len(self.vocabulary)
+        return {"source": self.source, "sha256": self.digest, "vocabulary": size}
 
     def decode(self, tokens: np.ndarray) -> str:
         """The text of some tokens."""

@@ -1,1 +1,1 @@
-"""What the programs in examples/ share: options, signals, checkpoints, the training loop."""
+"""What examples/ and experiments/ share: options, signals, checkpoints, the trainer, images."""

@@ -29,6 +29,7 @@ class Checkpoints:
     def __init__(self, program: str, folder: Path, options: dict[str, Any]):
         self.program, self.folder, self.options = program, folder, options
         self.damaged: set[int] = set()  # Steps.
+        self.resume = False  # Whether the run goes on from the newest one, see `check`.
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -68,9 +69,17 @@ class Checkpoints:
                 sys.stderr.write(f"{self.program}: {problem}; trying that of step {left[-1]}\n")
         raise UserError(f"{problem}; without an older one, delete {self.folder} to start anew")
 
-    def check_resume(self) -> None:
-        """Raises a UserError unless there is a checkpoint made with the same options."""
-        if (newest := self.newest()) is None:
+    def check(self, resume: bool) -> None:
+        """Raises a UserError if the run can't be resumed, or a new one started; changes no file."""
+        self.resume = resume
+        newest = self.newest()
+        if resume:
+            self._check_resume(newest)
+        else:
+            self._check_start(newest)
+
+    def _check_resume(self, newest: dict[str, Any] | None) -> None:
+        if newest is None:
             raise UserError(f"--resume: expected a checkpoint in {self.folder}, got none")
         saved = newest["options"]
         if changed := [name for name in self.options if saved.get(name) != self.options[name]]:
@@ -82,9 +91,7 @@ class Checkpoints:
                 f"--resume: expected {expected} as in the checkpoint in {self.folder}, got {actual}"
             )
 
-    def check_start(self) -> None:
-        """Raises a UserError if a new run would discard an unfinished one."""
-        newest = self.newest()
+    def _check_start(self, newest: dict[str, Any] | None) -> None:
         if newest is not None and newest["progress"]["step"] < newest["options"]["steps"]:
             raise UserError(
                 f"--output: expected no unfinished run, got one after step "
@@ -92,8 +99,10 @@ class Checkpoints:
                 f"--resume continues it, or delete that folder"
             )
 
-    def clear(self) -> None:
-        """Deletes all checkpoints."""
+    def begin(self) -> None:
+        """Deletes the checkpoints of a finished run, unless this run resumes it."""
+        if self.resume:
+            return
         for step in sorted(self.manager.all_steps()):  # What shows the run finished goes last.
             self.manager.delete(step)
         self.damaged.clear()

@@ -1,66 +1,74 @@
-"""The training loop: losses, scores, checkpoints, the progress bar, and signals."""
+"""The trainer: losses, scores, checkpoints, the progress bar, and signals."""
 
 from __future__ import annotations
 
+import argparse
 import math
 import signal
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from .checkpoint import Checkpoints
 from .errors import UserError
 from .interruption import Interrupted, stop_request
 from .progress import Progress, progress_bar
 
 
+class Task(Protocol):
+    """What is trained: a model, its optimizer, and what they learn from."""
+
+    unit: str  # Of the loss.
+    tokens: int  # In a step.
+
+    def step(self, index: int) -> Any:
+        """Makes the step of an index from 0; returns the loss before, a scalar array."""
+
+    def score(self) -> float:
+        """The loss on what is held out."""
+
+    @property
+    def saved_state(self) -> Any:
+        """What a checkpoint has of the state: a NamedTuple of trees of arrays."""
+
+    def restore(self, saved: Any) -> None:
+        """Goes on from a saved state."""
+
+
 def train(
-    progress: Progress,
-    *,
-    steps: int,
-    step: Callable[[int], Any],
-    score: Callable[[], float],
-    save: Callable[[], None],
-    resumed: bool,
-    tokens: int,
-    unit: str,
-    eval_every: int,
-    checkpoint_every: int,
-    quiet: bool,
-    title: str = "",
-) -> float | None:
-    """Trains up to ``steps``; returns the median of tokens per second, None without a step.
+    task: Task, checkpoints: Checkpoints, args: argparse.Namespace, title: str = ""
+) -> tuple[Progress, float | None]:
+    """Trains a task up to its last step, from the newest checkpoint on if the run is resumed.
 
     Args:
-        progress: what was done, which is kept up to date.
-        steps: how many there are in all.
-        step: of an index from 0: makes it, and returns the loss before, a scalar array.
-        score: the loss on what is held out.
-        save: makes a checkpoint.
-        resumed: whether the state comes from a checkpoint.
-        tokens: how many there are in a step.
-        unit: of the loss.
-        eval_every: steps between scores.
-        checkpoint_every: steps between checkpoints.
-        quiet: shows no bar.
-        title: what the bar begins with.
+        task: what is trained.
+        checkpoints: where its state is saved, and whether it comes from there.
+        args: the options ``steps``, ``eval_every``, ``checkpoint_every`` and ``quiet``.
+        title: what the progress bar begins with.
+
+    Returns:
+        What was done, and the median of tokens per second, None if no step was left to do.
 
     Raises:
         Interrupted: if a signal asks to stop; the state is saved then.
         UserError: if the loss is not finite.
     """
+    progress = Progress()
+    if checkpoints.resume:
+        progress, saved_state = checkpoints.restore(task.saved_state)
+        task.restore(saved_state)
+    saved_step = progress.step if checkpoints.resume else None
     seconds: list[float] = []
     with (
         stop_request() as stop,
-        progress_bar(progress.step, steps, quiet, title) as bar,
+        progress_bar(progress.step, args.steps, args.quiet, title) as bar,
     ):
         if not progress.curve:
-            progress.curve.append({"step": 0, "train": None, "held_out": score()})
-        saved = progress.step if resumed else None
-        while progress.step < steps and not stop.number:
+            progress.curve.append({"step": 0, "train": None, "held_out": task.score()})
+        while progress.step < args.steps and not stop.number:
             start = time.perf_counter()
-            loss = float(step(progress.step))
+            loss = float(task.step(progress.step))
             seconds.append(time.perf_counter() - start)
             progress.step += 1
             if not math.isfinite(loss):
@@ -69,28 +77,28 @@ def train(
                     f"lower --learning-rate"
                 )
             progress.losses.append(loss)
-            last = progress.step == steps
-            if last or progress.step % eval_every == 0:
-                mean = float(np.mean(progress.losses))
-                progress.curve.append({"step": progress.step, "train": mean, "held_out": score()})
+            last = progress.step == args.steps
+            if last or progress.step % args.eval_every == 0:
+                mean, held_out = float(np.mean(progress.losses)), task.score()
+                progress.curve.append({"step": progress.step, "train": mean, "held_out": held_out})
                 progress.losses.clear()
-            if last or progress.step % checkpoint_every == 0:
-                save()
-                saved = progress.step
+            if last or progress.step % args.checkpoint_every == 0:
+                checkpoints.save(progress, task.saved_state)
+                saved_step = progress.step
             bar.set_postfix_str(
-                f"{loss:.2f} {unit}, held out {progress.curve[-1]['held_out']:.2f}, "
-                f"{tokens / np.mean(seconds[-20:]):,.0f} tokens/s",
+                f"{loss:.2f} {task.unit}, held out {progress.curve[-1]['held_out']:.2f}, "
+                f"{task.tokens / np.mean(seconds[-20:]):,.0f} tokens/s",
                 refresh=False,
             )
             bar.update()
-        if stop.number and saved != progress.step:
-            save()
+        if stop.number and saved_step != progress.step:
+            checkpoints.save(progress, task.saved_state)
     if stop.number:
         raise Interrupted(
             stop.number,
             f"stopped by {signal.Signals(stop.number).name} after step {progress.step} of "
-            f"{steps}{f' of {title}' if title else ''}, which is saved; the same command with "
+            f"{args.steps}{f' of {title}' if title else ''}, which is saved; the same command with "
             f"--resume goes on",
         )
     timed = seconds[1:] or seconds  # The first one loads the kernels.
-    return float(tokens / np.median(timed)) if timed else None
+    return progress, float(task.tokens / np.median(timed)) if timed else None

@@ -1,176 +1,120 @@
-"""The program: trains, samples, draws, and with --compare does so twice."""
+r"""Train an autoregressive image Transformer with sparse attention, then draw samples from it.
+
+The model predicts a photograph byte by byte (red, green, blue, in raster order), as in section
+VII-C of Gale et al. 2020, "Sparse GPU Kernels for Deep Learning". Every position attends to a dense
+band of the latest bytes and to random older ones, the likelier the nearer; all heads and layers
+share this mask. The score is bits per dimension, of which a uniform guess takes 8.
+
+    python -m examples.sparse_transformer                     # about two minutes on two cores
+    python -m examples.sparse_transformer --compare           # and its dense twin beside it
+    python -m examples.sparse_transformer --data cifar-10-batches-bin --size 32 --steps 5000
+    python -m examples.sparse_transformer --preset paper --data train_data_batch_1.npz
+
+Without --data it learns from the colour photographs inside the scikit-image package. --data takes
+a folder of photographs, an .npz file with a uint8 array (N, height, width, 3), an .npz file of
+downsampled ImageNet as it is published (a uint8 array named data, (N, 3 * side * side), planes of
+red, green and blue), or CIFAR-10: the folder of its binary version, of its Python version, or of
+sheets data_batch_*.png, test_batch.png with an image of 32 x 32 pixels in each row.
+
+Ctrl-C, SIGTERM and a closed terminal (unless under nohup) save the state after the step in flight,
+and a signal more than a second later quits at once; --resume goes on from there, and the
+result is that of an unbroken run, to the last bit on a CPU. A GPU adds up the gradients of the
+embeddings in no fixed order, unless XLA_FLAGS=--xla_gpu_deterministic_ops=true.
+"""
 
 from __future__ import annotations
 
 import argparse
-import copy
 import sys
-from typing import Any
+from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from flax import nnx
-
-from jaxsparse import Topology, masks
-from jaxsparse.nn import SparseAttention
-
-from ..common.checkpoint import Checkpoints
-from ..common.errors import OutOfMemoryError, memory_errors
+from ..common.errors import UserError, memory_errors
 from ..common.files import write_json
-from ..common.options import to_json
+from ..common.options import Parser, number, parse_with_presets, to_json
 from ..common.program import describe, run_program
-from ..common.progress import Progress
 from . import data
-from .comparison import PAPER, is_papers_model, measure, table
-from .drawing import draw
-from .model import Transformer, dense_attention
-from .options import parse_args, training_options
-from .sampling import padded_rows, sample
-from .trainer import Trainer, choose_devices
-from .training import make_optimizer, train
+from .model import PAPER_SIZES
+from .training import (
+    MEMORY_OPTIONS,
+    NAME,
+    checkpoints_of,
+    choose_devices,
+    print_setup,
+    train_and_draw,
+)
 
-NAME = "sparse_transformer"
-MEMORY_OPTIONS = "--batch, --size, --hidden, --layers or --samples"
+# The paper leaves open the optimizer, its learning rate and the dtype.
+PAPER_TRAINING = {
+    "batch": 8,
+    "steps": 140_000,
+    "learning_rate": 3e-4,
+    "dtype": "bfloat16",
+    "eval_every": 1000,
+    "checkpoint_every": 1000,
+}
+PRESETS = {"paper": PAPER_SIZES | PAPER_TRAINING}
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    """Parses and checks the options, and derives the defaults that depend on others."""
+    parser = Parser(
+        "python -m examples.sparse_transformer",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add, count = parser.add_argument, number(int, 1, 2**31)
+    add("--preset", choices=PRESETS, help="the paper's model; other options override it")
+    add("--data", type=Path, help="photographs, .npz or CIFAR-10, as above")
+    add("--output", type=Path, default="sparse_transformer_out", help="folder to write to")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--attention", choices=("sparse", "dense"), default="sparse", help="what to train (sparse)"
+    )
+    which.add_argument("--compare", action="store_true", help="train both, and print a table")
+    add("--size", type=count, default=16, help="side of the crops, in pixels (16)")
+    add("--layers", type=count, default=2, help="Transformer layers (2)")
+    add("--heads", type=count, default=4, help="attention heads (4)")
+    add("--hidden", type=count, default=128, help="hidden features (128)")
+    add("--filter", type=count, help="features inside the MLP (4 x hidden)")
+    add("--band", type=count, help="width of the dense band (4 x size: 1 1/3 rows of pixels)")
+    add("--sparsity", type=number(float, 0, 1), default=0.95, help="outside the band (0.95)")
+    add("--batch", type=count, default=4, help="crops per step (4)")
+    add("--steps", type=count, default=800, help="training steps (800)")
+    add("--learning-rate", type=number(float, 0), default=3e-3, help="the highest (3e-3)")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of activations")
+    add("--eval-every", type=count, default=100, help="steps between held-out scores (100)")
+    add("--checkpoint-every", type=count, default=200, help="steps between checkpoints (200)")
+    add("--resume", action="store_true", help="continue from the newest checkpoint in --output")
+    add("--devices", type=count, help="how many to split the batch over at most (all)")
+    add("--samples", type=count, default=8, help="images to complete, and to generate (8)")
+    add("--seed", type=number(int, 0, 2**32), default=0, help="of the data, mask and model (0)")
+    add("--quiet", action="store_true", help="print only the result")
+    args = parse_with_presets(parser, argv, PRESETS)
+    if args.hidden % args.heads:
+        raise UserError(f"--hidden: expected a multiple of --heads {args.heads}, got {args.hidden}")
+    args.filter = args.filter or 4 * args.hidden
+    args.band = args.band or 4 * args.size
+    return args
 
 
 def run(args: argparse.Namespace) -> None:
-    """Trains one model, or both kinds to compare them, and writes what came out."""
+    """Trains a model, and writes what came out."""
+    if args.compare:
+        from experiments.sparse_transformer import compare  # The paper's study needs more code.
+
+        return compare(args)
     dataset = data.load(args.data, args.size)
     devices = choose_devices(args.batch, args.devices)
-    runs = runs_of(args)
-    checkpoints = open_checkpoints(runs)
+    checkpoints = checkpoints_of(args)
+    checkpoints.check(args.resume)
+    checkpoints.begin()
     if not args.quiet:
-        count = jax.local_device_count()
-        print(f"device: {devices[0].device_kind}, {len(devices)} of {count} used")
-        print(f"data: {dataset.description}", flush=True)
-
+        print_setup(dataset, devices)
     about = describe(to_json(args), devices)
-    results: dict[str, dict[str, Any] | None] = {}
-    for each, saved in zip(runs, checkpoints, strict=True):
-        try:
-            with memory_errors(f"training with {each.attention} attention", MEMORY_OPTIONS):
-                results[each.attention] = train_and_draw(each, dataset, devices, saved)
-        except OutOfMemoryError as error:
-            if not args.compare:
-                raise
-            results[each.attention] = None  # As dense attention in a column of the paper's table.
-            print(f"{NAME}: {error}", file=sys.stderr)
-    if args.compare:
-        with_paper = is_papers_model(args)
-        paper = {"paper": PAPER} if with_paper else {}
-        write_json(args.output / "comparison.json", {**about, **results, **paper})
-        print(table(results, with_paper))
-    else:
-        write_json(args.output / "metrics.json", {**about, **results[args.attention]})
-
-
-def runs_of(args: argparse.Namespace) -> list[argparse.Namespace]:
-    """The options of one run, or of the two to compare."""
-    if not args.compare:
-        return [args]
-    runs = [copy.copy(args), copy.copy(args)]
-    for each, attention in zip(runs, ("sparse", "dense"), strict=True):
-        each.attention, each.output = attention, args.output / attention
-    return runs
-
-
-def open_checkpoints(runs: list[argparse.Namespace]) -> list[Checkpoints]:
-    """Checks, before any work, that all runs may be resumed or started, as the options say.
-
-    Deletes the checkpoints of finished runs that are to be started anew.
-    """
-    checkpoints = [Checkpoints(NAME, x.output / "checkpoints", training_options(x)) for x in runs]
-    # Of two runs to compare, the second may not have begun when the program was stopped.
-    begun = [x for x in checkpoints if x.newest() is not None] or checkpoints
-    for each, saved in zip(runs, checkpoints, strict=True):
-        each.resume = each.resume and saved in begun
-        if each.resume:
-            saved.check_resume()
-        else:
-            saved.check_start()
-    # All at once: what an older comparison left of the second run is not to look begun when the
-    # program is stopped in the first.
-    for each, saved in zip(runs, checkpoints, strict=True):
-        if not each.resume:
-            saved.clear()
-    return checkpoints
-
-
-def train_and_draw(
-    args: argparse.Namespace,
-    dataset: data.Dataset,
-    devices: list[jax.Device],
-    checkpoints: Checkpoints,
-) -> dict[str, Any]:
-    """Trains one model, draws its picture, and returns its metrics."""
-    length = 3 * args.size**2
-    topology = make_topology(args, length) if args.attention == "sparse" else None
-    model = Transformer(
-        dense_attention if topology is None else SparseAttention(topology),
-        size=args.size,
-        layers=args.layers,
-        heads=args.heads,
-        hidden=args.hidden,
-        mlp=args.filter,
-        dtype=jnp.dtype(args.dtype),
-        seed=args.seed,
-    )
-    if not args.quiet:
-        parameters = sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
-        print(f"model: {parameters:,} parameters on sequences of {length:,} bytes")
-        print(f"mask: {topology or 'dense, causal'}", flush=True)
-    optimizer = make_optimizer(args.learning_rate, args.steps)
-    tokens = np.zeros((args.batch, length), np.int32)
-    trainer = Trainer(model, optimizer, tokens, devices)
-    progress = Progress()
-    if args.resume:
-        progress, trainer.state = checkpoints.restore(trainer.state)
-    speed = train(trainer, dataset, progress, checkpoints, args)
-
-    nnx.update(model, jax.device_put(trainer.state.params, devices[0]))
-    rows = None if topology is None else padded_rows(topology)
-    images = sample_images(model, rows, dataset, args)
-    picture = args.output / f"{args.attention}_transformer.png"
-    draw(picture, images, args.size, topology, progress.curve)
-    before, after = (progress.curve[i]["held_out"] for i in (0, -1))
-    pace = "" if speed is None else f", {speed:,.0f} tokens/s"
-    print(
-        f"{args.attention}, held out: {before:.3f} -> {after:.3f} bits/dim in {progress.step} "
-        f"steps{pace}; picture: {picture}"
-    )
-    result = {"steps": progress.step, "curve": progress.curve}
-    if speed is not None:  # None where a finished run was resumed: no step was timed.
-        result["tokens_per_second"] = speed
-    if not args.compare:
-        return result
-    # A real batch: on equal tokens the gradient of their embedding adds up in one place.
-    seed = (args.seed, data.TRAINING, progress.step)
-    return result | measure(
-        trainer, data.crops(dataset.train, args.size, args.batch, dataset.scales, seed)
-    )
-
-
-def make_topology(args: argparse.Namespace, length: int) -> Topology:
-    """The paper's mask: a band, and older positions that are the likelier the nearer."""
-    older = masks.random(args.sparsity, length, band_width=args.band, seed=args.seed)
-    mask = (masks.band(args.band) | older) & masks.causal()
-    return Topology.from_mask(mask, (length, length))
-
-
-def sample_images(
-    model: Transformer, rows: Any, dataset: data.Dataset, args: argparse.Namespace
-) -> dict[str, jax.Array]:
-    """Rows of images, as tokens: held out, their lower halves drawn, and drawn altogether."""
-    originals = data.crops(
-        dataset.held_out, args.size, args.samples, dataset.scales, (args.seed, data.DRAWING, 0)
-    )
-    known = np.zeros((2 * args.samples, originals.shape[1]), bool)
-    known[: args.samples, : args.size // 2 * args.size * 3] = True
-    drawn = sample(model, np.tile(originals, (2, 1)), known, rows, jax.random.key(args.seed))
-    completed, generated = jnp.split(drawn, 2)
-    titles = ("held out", "lower half\ngenerated", "all\ngenerated")
-    return dict(zip(titles, (originals, completed, generated), strict=True))
+    with memory_errors(f"training with {args.attention} attention", MEMORY_OPTIONS):
+        result, _ = train_and_draw(args, dataset, devices, checkpoints)
+    write_json(args.output / "metrics.json", about | result)
 
 
 def main(argv: list[str] | None = None) -> int:

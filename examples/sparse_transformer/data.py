@@ -1,27 +1,18 @@
-"""Images: where they come from, which are held out, and crops of them."""
+"""Photographs to learn from: which are held out, and random crops of the others."""
 
 from __future__ import annotations
 
-import importlib.util
-import math
-import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from ..common.errors import UserError, one_line
-from . import cifar
-from .images import from_planes, read_image
+from ..common.errors import UserError
+from ..common.images import Images, load_images
 
-PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "rocket.jpg")
-SUFFIXES = (".png", ".jpg", ".jpeg")
 FEW_IMAGES = 10  # Of fewer, parts are held out rather than whole images.
 MAX_DOWNSCALE = 8
 TRAINING, SCORING, DRAWING = range(3)  # Streams of random numbers.
-
-Images = Sequence[np.ndarray]
 
 
 class Dataset(NamedTuple):
@@ -53,58 +44,6 @@ def load(path: Path | None, size: int) -> Dataset:
         f"downscaled 1 to {scales} times"
     )
     return Dataset(train, held_out, scales, description)
-
-
-def load_images(path: Path | None) -> tuple[Images, Images | None]:
-    """Reads images, and those for testing where the data set has such a part."""
-    if path is None:
-        package = importlib.util.find_spec("skimage")
-        if package is None or package.origin is None:
-            raise UserError("--data: expected a path, or scikit-image installed, got neither")
-        folder = Path(package.origin).parent / "data"
-        return [read_image(folder / name) for name in PHOTOGRAPHS], None
-    if path.is_dir():
-        if (suffix := cifar.find(path)) is not None:
-            try:
-                return cifar.load(path, suffix)
-            except OSError as error:
-                raise UserError(f"--data {path}: expected CIFAR-10, got: {error}") from error
-        files = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in SUFFIXES]
-        if not files:
-            raise UserError(f"--data {path}: expected .png or .jpg files in the folder, got none")
-        return [read_image(file) for file in files], None
-    if path.suffix == ".npz" and zipfile.is_zipfile(path):
-        return read_npz(path), None
-    actual = "another kind of file" if path.exists() else "nothing at this path"
-    raise UserError(f"--data {path}: expected a folder of images or an .npz file, got {actual}")
-
-
-def read_npz(path: Path) -> np.ndarray:
-    """Reads the first array that holds images: uint8 (N, height, width, 3).
-
-    Or the array ``data`` of uint8 (N, 3 side**2), planes as downsampled ImageNet is published.
-    """
-    others = []
-    try:
-        with np.load(path) as archive:
-            for name, array in archive.items():
-                if array.dtype == np.uint8 and array.size:
-                    if array.shape[3:] == (3,):
-                        return array
-                    if name == "data" and is_square_planes(array):
-                        return from_planes(array)
-                others.append(f"{name} {array.dtype}{array.shape}")
-    except Exception as error:  # A damaged archive fails in any way.
-        raise UserError(f"reading {path}: expected plain arrays, got: {one_line(error)}") from error
-    actual = ", ".join(others) or "no array"
-    raise UserError(
-        f"reading {path}: expected an array uint8(N, H, W, 3) or data uint8(N, 3 S S), got {actual}"
-    )
-
-
-def is_square_planes(array: np.ndarray) -> bool:
-    """Whether rows have as many values as three planes of a square image."""
-    return array.ndim == 2 and 3 * math.isqrt(array.shape[1] // 3) ** 2 == array.shape[1]
 
 
 def shapes(images: Images) -> set[tuple[int, int]]:

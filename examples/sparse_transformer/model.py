@@ -1,4 +1,4 @@
-"""The Transformer, and the two kinds of attention that it is trained with."""
+"""The Transformer, the mask of its sparse attention, and the dense attention of its twin."""
 
 from __future__ import annotations
 
@@ -11,9 +11,22 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from jaxsparse import Topology, masks
+
 START = 256  # The token before the first byte; a byte is its own token.
 
+# Section VII-C of the paper, by the names of the options.
+PAPER_SIZES = {"size": 64, "layers": 3, "heads": 8, "hidden": 1024, "filter": 4096}
+PAPER_SIZES |= {"band": 256, "sparsity": 0.95}
+
 Attend = Callable[[Array, Array, Array], Array]
+
+
+def make_topology(size: int, band: int, sparsity: float, seed: int) -> Topology:
+    """The paper's mask: a band, and older positions that are the likelier the nearer."""
+    length = 3 * size**2
+    older = masks.random(sparsity, length, band_width=band, seed=seed)
+    return Topology.from_mask((masks.band(band) | older) & masks.causal(), (length, length))
 
 
 def dense_attention(query: Array, key: Array, value: Array) -> Array:

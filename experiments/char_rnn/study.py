@@ -1,39 +1,44 @@
-"""One model of the comparison after the other: which are done, which go on, and their results."""
+"""One model of the study after the other: which are done, which go on, and their results."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
 
-from ..common.checkpoint import Checkpoints
-from ..common.errors import UserError
-from ..common.files import write_json
-from ..common.progress import Progress
-from ..common.training import train
-from .options import RESULT_OPTIONS, training_options
-from .recipe import Entry
-from .sampling import sample
-from .text import Corpus
+from examples.char_rnn.__main__ import training_options
+from examples.char_rnn.drawing import sample
+from examples.char_rnn.model import CharRNN, Hidden, packed
+from examples.char_rnn.text import Corpus
+from examples.char_rnn.training import TextTask, train_model
+from examples.common.checkpoint import Checkpoints
+from examples.common.errors import UserError
+from examples.common.files import write_json
+from jaxsparse import explain
+
 from .throughput import measure
-from .trainer import Trainer
+
+# What a result has besides that of training: another one is measured and drawn anew.
+RESULT_OPTIONS = ("speed_batches", "prompt", "temperature", "sample_length")
 
 
 @dataclass
 class Run:
     """The training of one model."""
 
-    entry: Entry
+    hidden: Hidden
     folder: Path
     options: dict[str, Any]  # All that its result follows from.
     checkpoints: Checkpoints
-    resume: bool
 
     @property
     def result_file(self) -> Path:
@@ -56,16 +61,15 @@ def open_runs(program: str, corpus: Corpus, args: argparse.Namespace) -> list[Ru
     """
     metrics = args.output / "metrics.json"
     runs = []
-    for entry in args.hidden:
-        folder = args.output / entry.folder
-        options = training_options(args, entry, corpus)
+    for hidden in args.hidden:
+        folder = args.output / hidden.name.replace(":", "_")
+        options = training_options(args, hidden, corpus)
         runs.append(
             Run(
-                entry,
+                hidden,
                 folder,
                 options | {name: getattr(args, name) for name in RESULT_OPTIONS},
                 Checkpoints(program, folder / "checkpoints", options),
-                args.resume,
             )
         )
     begun = [run for run in runs if run.checkpoints.newest() is not None]
@@ -73,23 +77,21 @@ def open_runs(program: str, corpus: Corpus, args: argparse.Namespace) -> list[Ru
         if not begun:
             raise UserError(f"--resume: expected a checkpoint in {args.output}, got none")
         for run in runs:
-            run.resume = run in begun
-            if run.resume:
-                run.checkpoints.check_resume()
+            run.checkpoints.check(resume=run in begun)
         return runs
-    for run in begun:
-        run.checkpoints.check_start()
+    for run in runs:
+        run.checkpoints.check(resume=False)
     if begun and not metrics.exists():
         raise UserError(
             f"--output: expected no unfinished comparison, got one after "
-            f"{', '.join(run.entry.name for run in begun)} in {args.output}; --resume continues "
+            f"{', '.join(run.hidden.name for run in begun)} in {args.output}; --resume continues "
             f"it, or delete that folder"
         )
     metrics.unlink(missing_ok=True)
     # All at once: what an older comparison left is not to look done when this one is stopped.
     for run in runs:
         run.result_file.unlink(missing_ok=True)
-        run.checkpoints.clear()
+        run.checkpoints.begin()
     return runs
 
 
@@ -97,56 +99,55 @@ def result_of(
     run: Run, corpus: Corpus, prompt: np.ndarray, args: argparse.Namespace
 ) -> dict[str, Any]:
     """Trains a model, unless that was done, and returns what is told of it."""
-    if run.resume and (result := run.saved_result()) is not None:
+    if run.checkpoints.resume and (result := run.saved_result()) is not None:
         return result
-    entry = run.entry
-    trainer = Trainer(entry, corpus, args)
-    progress = Progress()
-    if run.resume:
-        progress, saved = run.checkpoints.restore(trainer.saved_state)
-        trainer.restore(saved)
-    train(
-        progress,
-        steps=args.steps,
-        step=trainer.step,
-        score=trainer.score,
-        save=lambda: run.checkpoints.save(progress, trainer.saved_state),
-        resumed=run.resume,
-        tokens=args.batch * args.length,
-        unit="bits/char",
-        eval_every=args.eval_every,
-        checkpoint_every=args.checkpoint_every,
-        quiet=args.quiet,
-        title=entry.name,
-    )
-    trainer.finish()
-    if trainer.table is not None and not args.quiet:
-        print(f"{entry.name}, recurrent layers in sparse form:\n{trainer.table}\n")
-        if trainer.scans is not None:
-            print(f"{entry.name}, recurrent scans of the forward pass:\n{trainer.scans}\n")
-    model = trainer.sparse_model or trainer.model
+    hidden = run.hidden
+    task, progress, _ = train_model(hidden, corpus, run.checkpoints, args, title=hidden.name)
+    scans = None
+    if task.sparse_model is not None and jax.local_devices()[0].platform == "gpu":
+        scans = scans_of(packed(task.sparse_model, task.batch), task.batch, task.length)
+        if not args.quiet:
+            print(f"{hidden.name}, recurrent scans of the forward pass:\n{scans}\n")
+    model = task.sparse_model or task.model
     drawn = sample(
         model, prompt, length=args.sample_length, temperature=args.temperature, seed=args.seed
     )
     result = {
-        "name": entry.name,
-        "hidden": entry.hidden,
-        "density": entry.density,
-        "structure": entry.structure,
-        "effective_units": entry.effective_units,
-        **count_weights(trainer.model),
+        "name": hidden.name,
+        "hidden": hidden.units,
+        "density": hidden.density,
+        "structure": hidden.structure,
+        "effective_units": effective_units(hidden),
+        **count_weights(task.model),
         "bits_per_character": progress.curve[-1]["held_out"],
         "curve": progress.curve,
-        "rows": rows_of(trainer),
-        "layers": [] if trainer.table is None else trainer.table.rows,
-        "scans": trainer.scans,
+        "rows": rows_of(task),
+        "layers": task.layers,
+        "scans": scans,
         "tokens_per_second": {
-            str(batch): measure(trainer, batch, corpus.train) for batch in args.speed_batches
+            str(batch): measure(task, batch, corpus.train) for batch in args.speed_batches
         },
         "sample": corpus.decode(np.concatenate([prompt, drawn])),
     }
     write_json(run.result_file, {"options": run.options, "result": result})
     return result
+
+
+def effective_units(hidden: Hidden) -> float:
+    """Units of a dense layer with as many recurrent weights."""
+    return hidden.units * math.sqrt(hidden.density)
+
+
+def scans_of(model: CharRNN, batch: int, length: int) -> str:
+    """How the recurrent scans of a model's forward pass run on a GPU."""
+    graph, state = nnx.split(model)
+
+    def apply(state: Any, tokens: Array, carries: Any) -> Any:
+        return nnx.merge(graph, state)(tokens, carries)
+
+    tokens = jnp.zeros((batch, length), jnp.int32)
+    explanation = explain(apply, state, tokens, model.initialize_carries(batch))
+    return "\n".join(str(call) for call in explanation if call.operation == "recurrent_scan")
 
 
 def count_weights(model: nnx.Module) -> dict[str, int]:
@@ -161,12 +162,12 @@ def count_weights(model: nnx.Module) -> dict[str, int]:
     }
 
 
-def rows_of(trainer: Trainer) -> dict[str, dict[str, Any]]:
+def rows_of(task: TextTask) -> dict[str, dict[str, Any]]:
     """Of each sparse matrix its shape, its density, and the stored weights in a row."""
-    if trainer.sparse_model is None:
+    if task.sparse_model is None:
         return {}
     described = {}
-    for path, topology in trainer.topologies.items():
+    for path, topology in task.topologies.items():
         lengths = np.diff(jax.device_get(topology.row_offsets))
         described["/".join(map(str, path))] = {
             "shape": list(topology.shape),

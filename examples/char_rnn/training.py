@@ -1,4 +1,4 @@
-"""The state of training, in dense and in sparse form, and the compiled programs on it."""
+"""Training by the recipe of Zhu et al. 2018: dense, pruned while it trains, and at last sparse."""
 
 from __future__ import annotations
 
@@ -13,14 +13,71 @@ import optax
 from flax import nnx
 from jax import Array
 
-from jaxsparse.pruning import PruneState, SparsityTable, pack_masks, unpack_masks
+from jaxsparse.pruning import (
+    PruneState,
+    SparsityTable,
+    half_epochs,
+    pack_masks,
+    prune,
+    unpack_masks,
+)
 
-from .model import CharRNN
-from .recipe import Entry, make_optimizer, make_pruner, schedule_options, sparse_from
-from .sparse_form import gather, packed, scans_of, scatter, to_sparse, topologies_of
+from ..common.checkpoint import Checkpoints
+from ..common.progress import Progress
+from ..common.training import train
+from .model import CharRNN, Hidden, gather, packed, scatter, to_sparse, topologies_of
 from .text import SCORING_STREAMS, Corpus, Passage, Windows
 
+WARM_UP = 0.05  # Of all steps.
+
+# The recurrent and the input weights of all layers, as in the paper, or the recurrent ones alone.
+PRUNED = {
+    "all": ("*/cell/dense_i/kernel", "*/cell/dense_h/kernel"),
+    "recurrent": ("*/cell/dense_h/kernel",),
+}
+
 T = TypeVar("T")
+
+
+@functools.cache  # Models of equal sizes share what is compiled for an optimizer.
+def make_optimizer(rate: float, steps: int) -> optax.GradientTransformation:
+    """Adam on clipped gradients, with a warm-up and a cosine decay over all the steps."""
+    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, math.ceil(WARM_UP * steps), steps)
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
+
+
+def schedule_options(args: argparse.Namespace) -> dict[str, int]:
+    """What `half_epochs` takes of the options: when masks are made."""
+    return {name: getattr(args, name) for name in ("steps_per_epoch", "epochs", "fixed_epochs")}
+
+
+def sparse_from(args: argparse.Namespace) -> int:
+    """The step after which a pruned model trains in sparse form."""
+    return (args.epochs - args.sparse_epochs) * args.steps_per_epoch
+
+
+@functools.cache
+def make_pruner(
+    inner: optax.GradientTransformation,
+    density: float,
+    *,
+    pruned: str,
+    structure: str,
+    seed: int,
+    **schedule: int,
+) -> optax.GradientTransformation:
+    """The optimizer of all but the sparse part of training."""
+    when = half_epochs(density, **schedule)
+    return prune(inner, when, PRUNED[pruned], structure=structure, seed=seed)
+
+
+def parts_of(args: argparse.Namespace) -> dict[str, tuple[int, int]]:
+    """The first and the last step of the parts of the training of a pruned model."""
+    schedule = half_epochs(1.0, **schedule_options(args))
+    return {
+        "masks change": (schedule.begin, schedule.end),
+        "sparse form": (sparse_from(args), args.steps),
+    }
 
 
 class State(NamedTuple):
@@ -73,39 +130,41 @@ def placed(tree: T) -> T:
     return jax.device_put(tree, jax.local_devices()[0])
 
 
-class Trainer:
-    """Trains one model through all parts of the recipe.
+class TextTask:
+    """What the trainer trains: one model, through all parts of the recipe.
 
     The state has the dense form until the model becomes sparse. A checkpoint has it always, so
     there is one kind of them.
     """
 
-    def __init__(self, entry: Entry, corpus: Corpus, args: argparse.Namespace):
+    unit = "bits/char"
+
+    def __init__(self, hidden: Hidden, corpus: Corpus, args: argparse.Namespace):
         self.model = CharRNN(
             len(corpus.vocabulary),
             cell=args.cell,
-            hidden=entry.hidden,
+            hidden=hidden.units,
             layers=args.layers,
             embedding=args.embedding,
             dtype=jnp.dtype(args.dtype),
             seed=args.seed,
         )
         self.batch, self.length = args.batch, args.length
+        self.tokens = args.batch * args.length  # In a step.
         self.train = Windows(corpus.train, args.batch, args.length)
         self.held_out = Passage(corpus.train[-1:], corpus.held_out)
-        self.is_pruned = entry.density < 1
+        self.is_pruned = hidden.density < 1
         self.sparse_from = sparse_from(args)
         self.sparse_model: CharRNN | None = None
         self.table: SparsityTable | None = None  # What becoming sparse did to each layer.
-        self.scans: str | None = None  # How the sparse layers run on a GPU.
         self.inner = make_optimizer(args.learning_rate, args.steps)
         self.optimizer = self.inner
         if self.is_pruned:
             self.optimizer = make_pruner(
                 self.inner,
-                entry.density,
+                hidden.density,
                 pruned=args.pruned,
-                structure=entry.structure,
+                structure=hidden.structure,
                 seed=args.seed,
                 **schedule_options(args),
             )
@@ -143,8 +202,6 @@ class Trainer:
         self.pruning = pruning._replace(inner_state=None)
         params, moments = gather((params, pruning.inner_state), self.topologies)
         model = packed(self.sparse_model, self.batch)
-        if jax.local_devices()[0].platform == "gpu":
-            self.scans = scans_of(model, self.batch, self.length)
         self.graph, _, self.constants = nnx.split(model, nnx.Param, ...)
         # The layout for a GPU is made for one batch size.
         model = packed(self.sparse_model, SCORING_STREAMS)
@@ -180,3 +237,24 @@ class Trainer:
         nnx.update(self.model, jax.tree.map(jnp.copy, self.dense_state.params))
         if self.sparse_model is not None:
             nnx.update(self.sparse_model, jax.tree.map(jnp.copy, self.state.params))
+
+    @property
+    def layers(self) -> list[dict[str, Any]]:
+        """What becoming sparse did to each layer, as JSON values."""
+        return [] if self.table is None else self.table.rows
+
+
+def train_model(
+    hidden: Hidden,
+    corpus: Corpus,
+    checkpoints: Checkpoints,
+    args: argparse.Namespace,
+    title: str = "",
+) -> tuple[TextTask, Progress, float | None]:
+    """Trains a model; returns what was trained, what was done, and tokens per second."""
+    task = TextTask(hidden, corpus, args)
+    progress, speed = train(task, checkpoints, args, title)
+    task.finish()
+    if task.table is not None and not args.quiet:
+        print(f"{hidden.name}, recurrent layers in sparse form:\n{task.table}\n")
+    return task, progress, speed
