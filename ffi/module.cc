@@ -14,7 +14,7 @@
 #include "host/registry.h"
 #include "nvrtc/compiler.h"
 #include "nvrtc/disk_cache.h"
-#include "recurrent/failures.h"
+#include "persistent/failures.h"
 #include "recurrent/problem.h"
 #include "recurrent/sparse_layout.h"
 

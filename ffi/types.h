@@ -27,6 +27,11 @@ JAXSPARSE_INLINE int64_t SizeOf(DType dtype) {
 
 constexpr int kWarp = 32;  // lanes
 
+// As much as one instruction of a thread loads or stores.
+struct alignas(16) Words4 {
+  uint32_t x, y, z, w;
+};
+
 // The GPU that a kernel is chosen for: an H200 unless a call says otherwise.
 struct Gpu {
   int compute_capability = 90;  // 9.0

@@ -25,6 +25,8 @@ OPTIONS = [
         "sddmm_staged",
         "sddmm_tiled",
         "sparse_softmax",
+        "recurrent_scan_dense",
+        "recurrent_scan_sparse",
     ],
 )
 def test_kernels(operation, tmp_path):

@@ -30,7 +30,8 @@ from jaxsparse.codegen.operations import PRIMITIVES, Call, SameValue
 from jaxsparse.primitive import equations
 from jaxsparse.recurrent.printer import print_step
 
-HEADER = pathlib.Path(__file__).parent.parent / "ffi" / "recurrent" / "pointwise.cuh"
+FFI = pathlib.Path(__file__).parent.parent / "ffi"
+HEADERS = ("recurrent/pointwise.cuh", "cuda/arithmetic_instructions.cuh", "types.h")
 
 f32, i32, u32 = jnp.float32, jnp.int32, jnp.uint32
 LEAST_NORMAL = 2.0**-126
@@ -535,9 +536,9 @@ def library(tmp_path_factory):
             "-ffp-contract=off",
             "-Wall",
             "-Werror=unused-variable",
-            "-D__device__=",
-            "-D__forceinline__=inline",
-            f"-I{HEADER.parent.parent}",
+            f"-I{FFI / 'tests' / 'emulated'}",  # in front of the headers that it replaces
+            f"-I{FFI / 'tests'}",
+            f"-I{FFI}",
             str(folder / "steps.cc"),
             "-o",
             str(folder / "steps.so"),
@@ -696,10 +697,10 @@ def nvrtc():
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
 def test_every_step_compiles_for_gpus(nvrtc, architecture):
     program = ctypes.c_void_p()
-    names = (ctypes.c_char_p * 1)(b"recurrent/pointwise.cuh")
-    texts = (ctypes.c_char_p * 1)(HEADER.read_bytes())
+    names = (ctypes.c_char_p * 3)(*[name.encode() for name in HEADERS])
+    texts = (ctypes.c_char_p * 3)(*[(FFI / name).read_bytes() for name in HEADERS])
     source = translation_unit(KERNEL).encode()
-    assert not nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"steps.cu", 1, texts, names)
+    assert not nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"steps.cu", 3, texts, names)
     try:
         options = [f"--gpu-architecture={architecture}", "--std=c++20"]
         options.append("--device-as-default-execution-space")

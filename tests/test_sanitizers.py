@@ -41,7 +41,8 @@ def test_handlers(tmp_path):
     handlers = sorted(sanitized.FFI.glob("*/*_ffi.cc"))
     choices = [path.with_name(path.name.replace("cpu", "cuda")) for path in KERNELS]
     common = [
-        sanitized.FFI / "common" / f"{name}.cc" for name in ("call_parser", "ffi", "isa", "workers")
+        sanitized.FFI / f"{name}.cc"
+        for name in ("host/call_parser", "host/ffi", "cpu/isa", "cpu/workers", "persistent/densify")
     ]
     options = [
         "-O0",

@@ -2,7 +2,9 @@
 // includes no CUDA header, so that NVRTC needs none at run time and compiles in milliseconds.
 #pragma once
 
+#include "cuda/arithmetic_instructions.cuh"
 #include "cuda/instructions.cuh"
+#include "cuda/matrix_instructions.cuh"
 
 namespace jaxsparse {
 

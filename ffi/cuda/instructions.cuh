@@ -1,78 +1,10 @@
-// Instructions that C++ has no name for. A host that emulates a GPU replaces this header.
+// Memory, barriers and clocks, as far as C++ has no name for their instructions. A host that
+// emulates a GPU replaces this header.
 #pragma once
 
 #include "types.h"
 
 namespace jaxsparse {
-
-__device__ __forceinline__ float FloatOfHalf(uint16_t bits) {
-  float y;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
-  return y;
-}
-__device__ __forceinline__ uint16_t HalfOfFloat(float x) {
-  uint16_t bits;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-  return bits;
-}
-__device__ __forceinline__ uint16_t BfloatOfFloat(float x) {
-  uint16_t bits;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-  return bits;
-}
-// Two of them in a word, the first one in its lower half.
-__device__ __forceinline__ uint32_t BfloatsOfFloats(float low, float high) {
-  uint32_t word;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  return word;
-}
-
-// The whole product. In C++ it is one of 64 bits as soon as the compiler widens a factor in front
-// of a loop, with an instruction more.
-__device__ __forceinline__ uint64_t MultiplyWide(uint32_t a, uint32_t b) {
-  uint64_t product;
-  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
-  return product;
-}
-
-// The lesser of two unsigned numbers of 16 bits, in each half of a word.
-__device__ __forceinline__ uint32_t MinOfHalves(uint32_t a, uint32_t b) {
-#if __CUDA_ARCH__ >= 900
-  uint32_t least;
-  asm("min.u16x2 %0, %1, %2;" : "=r"(least) : "r"(a), "r"(b));
-  return least;
-#else
-  const uint32_t low_a = a & 0xffff, low_b = b & 0xffff, high_a = a - low_a, high_b = b - low_b;
-  return (low_a < low_b ? low_a : low_b) | (high_a < high_b ? high_a : high_b);
-#endif
-}
-
-// d += a b on tensor cores: a 16 x 16, b 16 x 8, each lane's part as mma.m16n8k16 deals it.
-__device__ __forceinline__ void MultiplyAddBfloats(float (&d)[4], const uint32_t (&a)[4],
-                                                   uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ void MultiplyAddHalves(float (&d)[4], const uint32_t (&a)[4],
-                                                  uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// Four matrices of 8 x 8 numbers of 16 bits. A lane names one row of one of them, 16 bytes of
-// shared memory: lanes 0 to 7 those of the first. It receives two neighbours of row lane / 4 of
-// each.
-__device__ __forceinline__ void LoadMatrices(uint32_t (&to)[4], const void* row) {
-  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(address)
-               : "memory");
-}
 
 // Barriers of a block whose warps have different roles and meet from different places of the code:
 // these are not `aligned`, as __syncthreads() is, which promises that all come to the same place.
@@ -107,6 +39,31 @@ __device__ __forceinline__ void StoreSharedIf(bool condition, uint32_t address, 
   asm volatile("{ .reg .pred p; setp.ne.s32 p, %0, 0; @p st.shared.f32 [%1], %2; }" ::"r"(
                    static_cast<int>(condition)),
                "r"(address), "f"(x)
+               : "memory");
+}
+
+// Wide accesses to shared memory, at multiples of their size. Loads stay in their order between
+// barriers.
+__device__ __forceinline__ void LoadShared(uint32_t address, uint32_t (&to)[1]) {
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(to[0]) : "r"(address));
+}
+__device__ __forceinline__ void LoadShared(uint32_t address, uint32_t (&to)[2]) {
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(address));
+}
+__device__ __forceinline__ void LoadShared(uint32_t address, uint32_t (&to)[4]) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(address));
+}
+__device__ __forceinline__ void StoreShared(uint32_t address, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+__device__ __forceinline__ void StoreShared(uint32_t address, uint32_t x, uint32_t y) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(x), "r"(y) : "memory");
+}
+__device__ __forceinline__ void StoreShared(uint32_t address, const Words4& x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y),
+               "r"(x.z), "r"(x.w)
                : "memory");
 }
 
@@ -150,9 +107,58 @@ __device__ __forceinline__ void InitBarrier(uint64_t* barrier, uint32_t arrivals
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
 }
 
-// Has a cache fetch what a load will want.
+// Have the L1 or the L2 cache fetch what a load will want.
 __device__ __forceinline__ void Prefetch(const void* from) {
   asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(from)));
+}
+__device__ __forceinline__ void PrefetchToL2(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
+// Global memory as blocks of a running launch see one another's words: an access of each word, in
+// no order with others unless a fence makes one.
+__device__ __forceinline__ uint32_t LoadRelaxed(const uint32_t* from) {
+  uint32_t x;
+  asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  return x;
+}
+__device__ __forceinline__ Words4 LoadRelaxed(const Words4* from) {
+  Words4 x;
+  asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(from)
+               : "memory");
+  return x;
+}
+// Loads if `condition` is true, without a branch: behind one the compiler would expect diverged
+// lanes at every shuffle that follows.
+__device__ __forceinline__ void LoadRelaxedIf(bool condition, const Words4* from, Words4* to) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, "
+      "[%4]; }"
+      : "+r"(to->x), "+r"(to->y), "+r"(to->z), "+r"(to->w)
+      : "l"(from), "r"(static_cast<uint32_t>(condition))
+      : "memory");
+}
+__device__ __forceinline__ void StoreRelaxed(uint32_t* to, uint32_t x) {
+  asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+// Sets a flag in the memory of the host to 1.
+__device__ __forceinline__ void SetFlagOfHost(uint32_t* to) {
+  asm volatile("st.relaxed.sys.global.b32 [%0], 1;" ::"l"(to) : "memory");
+}
+__device__ __forceinline__ void AddRelaxed(uint32_t* to, uint32_t x) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+// Between what the thread, and those that met it at a barrier before, have accessed and what
+// comes later.
+__device__ __forceinline__ void FenceOfGpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+// Nanoseconds, the same for all blocks.
+__device__ __forceinline__ uint64_t GlobalTimer() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
 }
 
 // Copies 16 bytes from memory to shared memory, without waiting; both are aligned to them.
@@ -229,6 +235,64 @@ __device__ __forceinline__ void TensorCopy(void* shared, const TensorMap& map, i
       : "memory");
 }
 
+// Blocks of a cluster, which reach one another's shared memory. All their threads meet here, and
+// what each has written before is seen by all behind it.
+__device__ __forceinline__ void ClusterBarrier() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+// Makes barriers in shared memory that the thread has made known to the cluster, behind a
+// ClusterBarrier.
+__device__ __forceinline__ void FenceInitsOfBarriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// Where the block of that rank has what lies at an address of the own shared memory.
+__device__ __forceinline__ uint32_t AddressOfRank(uint32_t address, uint32_t rank) {
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+// Stores to shared memory of a cluster's block without waiting. A barrier there counts the bytes
+// when they have come.
+__device__ __forceinline__ void StoreAsync(uint32_t to, const uint32_t (&x)[1], uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
+      "r"(x[0]), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void StoreAsync(uint32_t to, const uint32_t (&x)[2], uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
+          to),
+      "r"(x[0]), "r"(x[1]), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void StoreAsync(uint32_t to, const uint32_t (&x)[4], uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(to),
+      "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(barrier)
+      : "memory");
+}
+// Whether the phase is over; it may wait for a while. What blocks of the cluster have stored there
+// for it is seen then.
+__device__ __forceinline__ bool TryWaitOfCluster(uint64_t* barrier, uint32_t odd) {
+  const uint32_t address = AddressOfShared(barrier);
+  uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(done)
+      : "r"(address), "r"(odd)
+      : "memory");
+  return done != 0;
+}
+
 #else
 
 // Earlier architectures have none of these: kernels that use them compile, and stop.
@@ -245,148 +309,19 @@ __device__ __forceinline__ void BulkCopy(void*, const void*, uint32_t, uint64_t*
 __device__ __forceinline__ void TensorCopy(void*, const TensorMap&, int, int, int, uint64_t*) {
   asm volatile("trap;");
 }
-
-#endif
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-// A matrix in shared memory as tensor cores of a warpgroup read it. Its lines of `kWidth` numbers
-// of 16 bits, 16, 32 or 64, lie one behind the other, in chunks of 16 bytes: the order of a line's
-// chunks is that of cuda/tensor_cores.cuh. The first eight lines are at a multiple of as many
-// bytes as they have. Where lines are longer than what a product takes of them, `address` is that
-// of the first number.
-template <int kWidth>
-__device__ __forceinline__ uint64_t SharedMatrix(uint32_t address) {
-  constexpr uint64_t kOrder = kWidth == 64 ? 1 : kWidth == 32 ? 2 : 3;
-  constexpr uint64_t kEightLines = 8 * kWidth * 2;
-  return kOrder << 62 | (kEightLines >> 4) << 32 | uint64_t{1} << 16 | (address & 0x3ffff) >> 4;
-}
-
-// The matrix so many bytes, a multiple of 16, behind another one.
-__device__ __forceinline__ uint64_t Behind(uint64_t matrix, int bytes) {
-  return matrix + (bytes >> 4);
-}
-
-// d += a b on the tensor cores of a warpgroup, which are four warps: a is 64 x 16, each warp's
-// lanes having 16 rows as mma.m16n8k16 deals them, so that rows of d are dealt; b is in shared
-// memory. Its lines are columns of the product or, transposed, of the inner dimension. The product
-// is there, and `a` may be changed, once the warpgroup has waited.
-//
-// Without kAdd it is d = a b: sums that are cleared before take other registers than those they
-// had, which there are not where many are in use, and all products wait for one another then.
-template <bool kTransposed, bool kAdd = true>
-__device__ __forceinline__ void MultiplyAddBfloats(float (&d)[16], const uint32_t (&a)[4],
-                                                   uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, "
-      "%7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, %22, 1, 1, %21;"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed), "n"(kAdd));
-}
-template <bool kTransposed, bool kAdd = true>
-__device__ __forceinline__ void MultiplyAddBfloats(float (&d)[32], const uint32_t (&a)[4],
-                                                   uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, "
-      "%7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, %38, 1, 1, %37;"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed), "n"(kAdd));
-}
-template <bool kTransposed>
-__device__ __forceinline__ void MultiplyAddHalves(float (&d)[16], const uint32_t (&a)[4],
-                                                  uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, 1, 1, 1, %21;"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed));
-}
-template <bool kTransposed>
-__device__ __forceinline__ void MultiplyAddHalves(float (&d)[32], const uint32_t (&a)[4],
-                                                  uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
-      "%25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed));
-}
-
-// Has a warpgroup take registers that others of its block have given up, or give some up: so many
-// each thread has from there on, a multiple of 8.
-template <int kCount>
-__device__ __forceinline__ void TakeRegisters() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+__device__ __forceinline__ void ClusterBarrier() { asm volatile("trap;"); }
+__device__ __forceinline__ void FenceInitsOfBarriers() { asm volatile("trap;"); }
+__device__ __forceinline__ uint32_t AddressOfRank(uint32_t address, uint32_t) {
+  asm volatile("trap;");
+  return address;
 }
 template <int kCount>
-__device__ __forceinline__ void GiveUpRegisters() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
-}
-
-// Around products: before the first one, with `d` and all registers of `a` as they are to be read,
-// and until the last one is there.
-template <int kBlocks, int kCount>
-__device__ __forceinline__ void KeepInRegisters(float (&d)[kBlocks][kCount]) {
-#pragma unroll
-  for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[b][i])::"memory");
-  }
-}
-template <int kBlocks, int kCount>
-__device__ __forceinline__ void BeginProducts(float (&d)[kBlocks][kCount]) {
-  KeepInRegisters(d);
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-template <int kBlocks, int kCount>
-__device__ __forceinline__ void WaitForProducts(float (&d)[kBlocks][kCount]) {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-  KeepInRegisters(d);
-}
-
-#else
-
-template <int kWidth>
-__device__ __forceinline__ uint64_t SharedMatrix(uint32_t) {
-  asm volatile("trap;");
-  return 0;
-}
-__device__ __forceinline__ uint64_t Behind(uint64_t matrix, int) { return matrix; }
-template <int kCount>
-__device__ __forceinline__ void TakeRegisters() {}
-template <int kCount>
-__device__ __forceinline__ void GiveUpRegisters() {}
-template <bool kTransposed, bool kAdd = true, int kCount>
-__device__ __forceinline__ void MultiplyAddBfloats(float (&)[kCount], const uint32_t (&)[4],
-                                                   uint64_t) {
+__device__ __forceinline__ void StoreAsync(uint32_t, const uint32_t (&)[kCount], uint32_t) {
   asm volatile("trap;");
 }
-template <bool kTransposed, int kCount>
-__device__ __forceinline__ void MultiplyAddHalves(float (&)[kCount], const uint32_t (&)[4],
-                                                  uint64_t) {
+__device__ __forceinline__ bool TryWaitOfCluster(uint64_t*, uint32_t) {
   asm volatile("trap;");
-}
-template <int kBlocks, int kCount>
-__device__ __forceinline__ void BeginProducts(float (&)[kBlocks][kCount]) {
-  asm volatile("trap;");
-}
-template <int kBlocks, int kCount>
-__device__ __forceinline__ void WaitForProducts(float (&)[kBlocks][kCount]) {
-  asm volatile("trap;");
+  return true;
 }
 
 #endif

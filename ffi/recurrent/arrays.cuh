@@ -74,9 +74,7 @@ struct ScanArrays {
 
   __device__ __forceinline__ static void PrefetchInputs(const RecurrentScanProblem& p, int64_t t,
                                                         int64_t b, int64_t unit) {
-    ForEachInput(p, t, b, unit, [](int, const char* from, bool) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-    });
+    ForEachInput(p, t, b, unit, [](int, const char* from, bool) { PrefetchToL2(from); });
   }
 
   __device__ __forceinline__ static void StoreResults(const RecurrentScanProblem& p, int64_t t,

@@ -23,7 +23,7 @@
 //   kLaunchSharedBytes, kLaunchSlot    what the launch was planned with
 #pragma once
 
-#include "recurrent/exchange.cuh"
+#include "recurrent/scan_of_block.cuh"
 
 namespace jaxsparse {
 
@@ -102,33 +102,6 @@ struct DenseShape {
 
   static_assert(Plan::kBlocks == Ceil(kPart, Plan::kUnits));
 };
-
-// Loads again what came too early. Branches would make the compiler expect diverged lanes at every
-// shuffle that follows.
-__device__ __forceinline__ void LoadRelaxedIf(bool wanted, const Words4* from, Words4* to) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, "
-      "[%4]; }"
-      : "+r"(to->x), "+r"(to->y), "+r"(to->z), "+r"(to->w)
-      : "l"(from), "r"(static_cast<uint32_t>(wanted))
-      : "memory");
-}
-
-// Repeats loads until all of a warp's words are there. `From(j)` says where words x[j] come from;
-// words that never come are 0 in x. For all lanes of a warp.
-template <int kCount, typename From>
-__device__ __forceinline__ void Await(Words4* x, From from, WaitLimit* limit) {
-  limit->Begin();
-  for (;;) {
-    bool missing = false;
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) missing |= !IsWritten(x[j]);
-    if (!__any_sync(kAllLanes, missing)) return;
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) LoadRelaxedIf(!IsWritten(x[j]), from(j), &x[j]);
-    if (__any_sync(kAllLanes, limit->GivesUp())) return;
-  }
-}
 
 // The weights of one row of a block, zero where the matrix has none.
 template <typename Step, typename Plan>

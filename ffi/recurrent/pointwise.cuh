@@ -1,54 +1,16 @@
 // What the code that jaxsparse/codegen/printer.py prints relies on. CUDA's own functions are called
 // by their names where they mean what XLA means; the rest is here: XLA's rules for NaN and for
 // integers, rounding to narrower types, and the two functions that recurrent cells spend their time
-// in. It includes nothing for NVRTC. A host compiler takes it too, with __device__ and
-// __forceinline__ defined away, so that the numbers can be tested without a GPU.
+// in. With the headers of tests/emulated a host compiler takes it, too, so that the numbers can be
+// tested without a GPU.
 #pragma once
 
-#ifndef __CUDACC_RTC__
-#include <cmath>
-#endif
+#include "cuda/arithmetic_instructions.cuh"
 
 namespace jaxsparse::pointwise {
 
-__device__ __forceinline__ float FromBits(unsigned bits) {
-#ifdef __CUDA_ARCH__
-  return __uint_as_float(bits);
-#else
-  return __builtin_bit_cast(float, bits);
-#endif
-}
-
-__device__ __forceinline__ unsigned ToBits(float x) {
-#ifdef __CUDA_ARCH__
-  return __float_as_uint(x);
-#else
-  return __builtin_bit_cast(unsigned, x);
-#endif
-}
-
-// 1 / x to 1 ulp, without a branch: division has a slow path for subnormal numbers. Results below
-// 2^-126 are 0.
-__device__ __forceinline__ float ApproximateReciprocal(float x) {
-#ifdef __CUDA_ARCH__
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return 1.0f / x;
-#endif
-}
-
-// 2^x to 2 ulp.
-__device__ __forceinline__ float ApproximateExp2(float x) {
-#ifdef __CUDA_ARCH__
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return exp2f(x);
-#endif
-}
+__device__ __forceinline__ float FromBits(unsigned bits) { return __uint_as_float(bits); }
+__device__ __forceinline__ unsigned ToBits(float x) { return __float_as_uint(x); }
 
 // tanh to about 2 ulp everywhere, by two instructions of the special function unit and no branch.
 //
@@ -87,13 +49,7 @@ __device__ __forceinline__ float Logistic(float x) {
   return ApproximateReciprocal(1.0f + expf(-x));
 }
 
-__device__ __forceinline__ float Rsqrt(float x) {
-#ifdef __CUDA_ARCH__
-  return rsqrtf(x);
-#else
-  return 1.0f / sqrtf(x);
-#endif
-}
+__device__ __forceinline__ float Rsqrt(float x) { return rsqrtf(x); }
 
 // M. Giles, Approximating the erfinv function, 2010, as in XLA. The logarithm is of 1 - x^2 rounded
 // once: of 1 - round(x^2) nothing is left near 1.
@@ -126,28 +82,8 @@ __device__ __forceinline__ float ErfInv(float x) {
   return fabsf(x) == 1.0f ? x * FromBits(0x7f800000u) : p * x;
 }
 
-// NaN if either is, and -0 < 0. fmaxf and fminf drop a NaN.
-__device__ __forceinline__ float Max(float a, float b) {
-#ifdef __CUDA_ARCH__
-  float y;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
-#else
-  if (a == b) return FromBits(ToBits(a) & ToBits(b));
-  return a > b || a != a ? a : b;
-#endif
-}
-
-__device__ __forceinline__ float Min(float a, float b) {
-#ifdef __CUDA_ARCH__
-  float y;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
-#else
-  if (a == b) return FromBits(ToBits(a) | ToBits(b));
-  return a < b || a != a ? a : b;
-#endif
-}
+__device__ __forceinline__ float Max(float a, float b) { return MaxOrNan(a, b); }
+__device__ __forceinline__ float Min(float a, float b) { return MinOrNan(a, b); }
 
 __device__ __forceinline__ float Sign(float x) {
   return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x;  // NaN and both zeros are their own signs
@@ -191,48 +127,14 @@ __device__ __forceinline__ float ReducePrecision(float x) {
 }
 
 __device__ __forceinline__ float RoundToBFloat16(float x) {
-#ifdef __CUDA_ARCH__
-  unsigned short bits;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-  return FromBits(static_cast<unsigned>(bits) << 16);
-#else
-  return ReducePrecision<8, 7>(x);
-#endif
+  return FromBits(static_cast<unsigned>(BfloatOfFloat(x)) << 16);
 }
 
-__device__ __forceinline__ float RoundToFloat16(float x) {
-#ifdef __CUDA_ARCH__
-  unsigned short bits;
-  float y;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
-  return y;
-#else
-  // Below the least normal number its neighbours are 2^-24 apart, as floats at 0.5 are.
-  if (fabsf(x) < 0x1p-14f) return copysignf((fabsf(x) + 0.5f) - 0.5f, x);
-  return ReducePrecision<5, 10>(x);
-#endif
-}
+__device__ __forceinline__ float RoundToFloat16(float x) { return FloatOfHalf(HalfOfFloat(x)); }
 
 // Towards 0, to the nearest integer that there is; NaN is 0.
-__device__ __forceinline__ int ToInt(float x) {
-#ifdef __CUDA_ARCH__
-  return __float2int_rz(x);
-#else
-  return x != x          ? 0
-         : x >= 0x1p31f  ? 0x7fffffff
-         : x <= -0x1p31f ? -0x7fffffff - 1
-                         : static_cast<int>(x);
-#endif
-}
-
-__device__ __forceinline__ unsigned ToUnsigned(float x) {
-#ifdef __CUDA_ARCH__
-  return __float2uint_rz(x);
-#else
-  return !(x > 0.0f) ? 0u : x >= 0x1p32f ? 0xffffffffu : static_cast<unsigned>(x);
-#endif
-}
+__device__ __forceinline__ int ToInt(float x) { return __float2int_rz(x); }
+__device__ __forceinline__ unsigned ToUnsigned(float x) { return __float2uint_rz(x); }
 
 // Integers, int or unsigned, wrap around; dividing by 0 is defined as in XLA.
 

@@ -9,7 +9,7 @@
 // template arguments of the kernel; what is here may change between launches of one kernel.
 #pragma once
 
-#include "types.h"
+#include "persistent/problem.h"
 
 namespace jaxsparse {
 
@@ -17,8 +17,8 @@ namespace jaxsparse {
 constexpr int kMaxScanArrays = 24;
 // Scans of one launch: directions of a layer, parts of a batch.
 constexpr int kMaxScansOfLaunch = 4;
-// Behind the exchange buffers, every byte 0xff before the launch, too: the words that `error` and
-// `arrivals` point to, each on a cache line of its own.
+// Behind the exchange buffers, every byte 0xff before the launch, too: the words that
+// `wait_limits.error` and `arrivals` point to, each on a cache line of its own.
 constexpr int64_t kScanFlagBytes = 128 * (1 + kMaxScansOfLaunch);
 
 // Values of the state's dtype or of float32 for every step, batch entry and unit, of several parts;
@@ -52,30 +52,10 @@ struct RecurrentScanProblem {
 
   // Workspace, every byte 0xff before the launch: a slot per step. Its layout is the kernel's.
   void* exchange = nullptr;
-  // Clock cycles between the end of a block's product and its first look for the next state, and by
-  // how many that grows after a look in vain and falls after one in time (exchange.cuh).
-  uint32_t poll_delay = 0;
-  uint32_t poll_delay_increase = 0;
-  uint32_t poll_delay_decrease = 0;
-  // A wait for other blocks longer than this sets *error to 0, and *report, in the host's memory,
-  // to 1, and turns what depends on it to NaN.
-  int64_t wait_limit_ns = 0;
-  uint32_t* error = nullptr;
-  uint32_t* report = nullptr;
-  uint32_t* arrivals = nullptr;  // counts blocks, where these meet at a barrier (exchange.cuh)
+  PollDelays poll_delays;
+  WaitLimits wait_limits;
+  uint32_t* arrivals = nullptr;  // counts blocks that meet at a barrier (grid_barrier.cuh)
 };
-
-// A CSR matrix and where it is wanted as a dense one.
-struct DensifyProblem {
-  const void* values = nullptr;
-  const int32_t* row_offsets = nullptr;
-  const void* column_indices = nullptr;
-  void* dense = nullptr;
-  int64_t rows = 0;
-  int64_t columns = 0;
-  int64_t nse = 0;
-};
-constexpr int kDensifyThreads = 256;
 
 template <int kScans>
 struct RecurrentScans {

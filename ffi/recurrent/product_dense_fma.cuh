@@ -4,6 +4,7 @@
 // sums to add up over lanes, fewer groups fewer lanes that receive the same words.
 #pragma once
 
+#include "persistent/exchange.cuh"
 #include "recurrent/dense_shape.cuh"
 
 namespace jaxsparse {
@@ -114,7 +115,7 @@ class DenseFma {
     __syncwarp();
   }
 
-  __device__ __forceinline__ void Receive(const State* slot, WaitLimit* limit) {
+  __device__ __forceinline__ void Receive(const State* slot, Watchdog* watchdog) {
     constexpr int kAtOnce = kReceives < 8 ? kReceives : 8;
 #pragma unroll
     for (int first = 0; first < kReceives; first += kAtOnce) {
@@ -125,7 +126,7 @@ class DenseFma {
         x[i] = {0, 0, 0, 0};
         if (j < kReceives) LoadRelaxedIf(Active(j), From(slot, j), &x[i]);
       }
-      Await<kAtOnce>(x, [&](int i) { return From(slot, first + i); }, limit);
+      Await<kAtOnce>(x, [&](int i) { return From(slot, first + i); }, watchdog);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (first + i < kReceives) Place(first + i, x[i]);

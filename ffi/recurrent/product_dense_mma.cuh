@@ -6,6 +6,7 @@
 // to match.
 #pragma once
 
+#include "persistent/exchange.cuh"
 #include "recurrent/dense_shape.cuh"
 
 namespace jaxsparse {
@@ -63,7 +64,7 @@ class DenseMma {
     }
   }
 
-  __device__ __forceinline__ void Receive(const State* slot, WaitLimit* limit) {
+  __device__ __forceinline__ void Receive(const State* slot, Watchdog* watchdog) {
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
 #pragma unroll
@@ -74,7 +75,8 @@ class DenseMma {
     }
     Await<kLoads * Shape::kBatchTiles>(
         &x_[0][0],
-        [&](int i) { return From(slot, i / Shape::kBatchTiles, i % Shape::kBatchTiles); }, limit);
+        [&](int i) { return From(slot, i / Shape::kBatchTiles, i % Shape::kBatchTiles); },
+        watchdog);
   }
 
   // Adds what was received and writes this warp's part of the products.

@@ -3,7 +3,8 @@
 // shared memory, one wide load per entry for several batch entries.
 #pragma once
 
-#include "recurrent/exchange.cuh"
+#include "cuda/device.cuh"
+#include "recurrent/problem.h"
 #include "recurrent/sparse_record.h"
 
 namespace jaxsparse {
@@ -19,18 +20,7 @@ struct Piece {
 
   __device__ __forceinline__ static Piece FromShared(uint32_t address) {
     Piece v;
-    // Volatile, so that they stay in their order, between the barriers.
-    if constexpr (kWords == 1) {
-      asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v.words[0]) : "r"(address));
-    } else if constexpr (kWords == 2) {
-      asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
-                   : "=r"(v.words[0]), "=r"(v.words[1])
-                   : "r"(address));
-    } else {
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(v.words[0]), "=r"(v.words[1]), "=r"(v.words[2]), "=r"(v.words[3])
-                   : "r"(address));
-    }
+    LoadShared(address, v.words);
     return v;
   }
 
@@ -137,9 +127,7 @@ class SparseProduct {
             values_[l][n] = value;
           }
         } else {
-          asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(SharedAddress(l, n)),
-                       "r"(column * StatePiece::kBytes), "r"(__float_as_uint(value))
-                       : "memory");
+          StoreShared(SharedAddress(l, n), column * StatePiece::kBytes, __float_as_uint(value));
         }
       }
     }
@@ -179,11 +167,10 @@ class SparseProduct {
 
   __device__ __forceinline__ void GetEntry(int l, int n, uint32_t* offset, float* value) const {
     if (n >= kInRegisters) {
-      uint32_t bits;
-      asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
-                   : "=r"(*offset), "=r"(bits)
-                   : "r"(SharedAddress(l, n)));
-      *value = __uint_as_float(bits);
+      uint32_t entry[2];
+      LoadShared(SharedAddress(l, n), entry);
+      *offset = entry[0];
+      *value = __uint_as_float(entry[1]);
     } else if constexpr (Plan::kPacked) {
       *offset = (packed_[l][n] & 0xffffu) * StatePiece::kBytes;
       *value = ToAccumulator(Weight{static_cast<uint16_t>(packed_[l][n] >> 16)});

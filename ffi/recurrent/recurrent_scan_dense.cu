@@ -2,7 +2,9 @@
 // columns of the last state, multiply, and leave partial sums in shared memory; pointwise warps sum
 // them in a fixed order, make the pointwise step and publish the new state. A named barrier a step
 // joins the two; product warps only arrive at it and go on to wait for the next state.
-#include "cuda/instructions.cuh"
+#include "persistent/backoff.cuh"
+#include "persistent/delay.cuh"
+#include "persistent/grid_barrier.cuh"
 #include "recurrent/arrays.cuh"
 #include "recurrent/product_dense_fma.cuh"
 #include "recurrent/product_dense_mma.cuh"
@@ -13,13 +15,14 @@ namespace jaxsparse {
 // state knows that every block had received all of the state before it.
 __device__ __forceinline__ int BarrierOf(int64_t step) { return 1 + static_cast<int>(step & 1); }
 
-// What a product warp does when its part of a step's products is there, or missing. One that gave
-// up waits for the pointwise warps: no data from other blocks keep it from running ahead of them.
-// With barriers all wait, since tools that look for races don't know arrivals.
+// What a product warp does when its part of a step's products is there, or missing. A warp that
+// timed out waits for the pointwise warps: no data from other blocks keep it from running ahead of
+// them. With barriers between blocks all product warps wait, since tools that look for races don't
+// know arrivals.
 template <typename Step, typename Plan>
-__device__ __forceinline__ void HandOver(int64_t step, bool gave_up) {
+__device__ __forceinline__ void HandOver(int64_t step, bool timed_out) {
   constexpr int kThreads = DenseShape<Step, Plan>::kThreads;
-  if (Plan::kBarrier || gave_up) {
+  if (Plan::kBarrier || timed_out) {
     WaitAt<kThreads>(BarrierOf(step));
   } else {
     ArriveAt<kThreads>(BarrierOf(step));
@@ -47,33 +50,33 @@ __device__ __forceinline__ void MakeProducts(const RecurrentScanProblem& p, Word
                                              float* partials, volatile uint32_t* stop) {
   using Shape = DenseShape<Step, Plan>;
   Product product(p, weights);
-  WaitLimit limit(p);
+  Watchdog watchdog(p.wait_limits);
   product.Start(p);
   product.Multiply(partials);
   HandOver<Step, Plan>(0, false);
-  Backoff backoff(p);
+  Backoff backoff(p.poll_delays);
   backoff.Start();
   for (int64_t step = 1; step < p.steps; ++step) {
     if constexpr (Plan::kBarrier) {
       WaitAt<Shape::kThreads>(kAllThreads);
-      if (threadIdx.x == 0) MeetOtherBlocks<Plan>(p, step - 1, &limit);
+      if (threadIdx.x == 0) MeetOtherBlocks<Plan::kBlocks>(p.arrivals, step - 1, &watchdog);
       WaitAt<Shape::kThreads>(kAllThreads);
     } else {
       backoff.Wait();
     }
-    Delay<Plan>(step);
-    product.Receive(SlotBefore<Plan>(p, step, Shape::kSlot), &limit);
-    // A warp that gave up has no products: what it would overwrite may still be read.
-    const bool gave_up = __any_sync(kAllLanes, limit.gave_up());
-    if (gave_up) {
+    Delay<Plan::kMostDelay>(step);
+    product.Receive(SlotBefore<Plan>(p, step, Shape::kSlot), &watchdog);
+    // A warp that timed out has no products: what it would overwrite may still be read.
+    const bool timed_out = __any_sync(kAllLanes, watchdog.timed_out());
+    if (timed_out) {
       *stop = 1;
     } else {
       product.Multiply(partials + (step & 1) * Shape::kPartials);
     }
     __syncwarp();
-    HandOver<Step, Plan>(step, gave_up);
+    HandOver<Step, Plan>(step, timed_out);
     backoff.Start();
-    backoff.Adapt(limit.TakeHasWaited());
+    backoff.Adapt(watchdog.TakeHasWaited());
   }
 }
 
@@ -136,7 +139,7 @@ class PointwiseStep {
         for (int c = 0; c < Step::kCarries; ++c) carry_[n][c] = __uint_as_float(0x7fffffffu);
       }
       // Nothing is published that doesn't stem from all of the last state: two buffers are enough
-      // only as long as that holds. The other blocks give up by themselves.
+      // only as long as that holds. The other blocks time out by themselves.
       Publish(p, t, item, states[n], stopped);
     }
     // What nobody waits for comes after what all wait for.
@@ -223,7 +226,7 @@ class PointwiseStep {
 #pragma unroll
       for (int s = 0; s < Step::kStates; ++s) {
         const State* at = slot + Shape::Offset(item.b, s * Shape::kPart + item.unit);
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+        PrefetchToL2(at);
       }
     }
   }
@@ -255,7 +258,7 @@ __device__ __forceinline__ void MakeSteps(const RecurrentScanProblem& p, const f
   for (int64_t step = 0; step < p.steps; ++step) {
     WaitAt<Shape::kThreads>(BarrierOf(step));
     stopped = stopped || __any_sync(kAllLanes, *stop != 0);
-    Delay<Plan>(step);
+    Delay<Plan::kMostDelay>(step);
     pointwise.Run(p, step, partials + (step & 1) * Shape::kPartials, stopped);
     if (Plan::kBarrier && step + 1 < p.steps) {
       WaitAt<Shape::kThreads>(kAllThreads);
@@ -279,14 +282,10 @@ __global__ void __launch_bounds__(DenseShape<Step, Plan>::kThreads, Plan::kResid
   if (threadIdx.x == 0) *stop = 0;
   __syncthreads();
   if (threadIdx.x < Shape::kProductThreads) {
-    if constexpr (Plan::kProductRegisters > 0) {
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Plan::kProductRegisters));
-    }
+    if constexpr (Plan::kProductRegisters > 0) TakeRegisters<Plan::kProductRegisters>();
     MakeProducts<Step, Plan, Product>(p, shared + Shape::kWeightsAt / 16, partials, stop);
   } else {
-    if constexpr (Plan::kProductRegisters > 0) {
-      asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Plan::kPointwiseRegisters));
-    }
+    if constexpr (Plan::kProductRegisters > 0) GiveUpRegisters<Plan::kPointwiseRegisters>();
     MakeSteps<Step, Plan>(p, partials, stop);
   }
 }

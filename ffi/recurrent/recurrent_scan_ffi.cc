@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "host/registry.h"
-#include "nvrtc/expression.h"
-#include "recurrent/failures.h"
+#include "persistent/densify.h"
+#include "persistent/failures.h"
 #include "recurrent/problem.h"
 
 namespace jaxsparse {
@@ -52,8 +52,8 @@ struct Call {
 
   KernelSource kernel;
   LaunchShape shape;
-  uint32_t poll_delay = 0, poll_delay_increase = 0, poll_delay_decrease = 0;
-  int64_t wait_limit_ns = 0;
+  PollDelays poll_delays;
+  WaitLimits wait_limits;
 };
 
 int64_t WorkspaceBytes(const Call& c) {
@@ -173,12 +173,12 @@ void ParseLaunch(CallParser& call, Call* c) {
               static_cast<int>(call.Integer("threads", 1, kMostThreads)),
               call.Integer("shared_bytes", 0, kMostShared),
               static_cast<int>(call.Integer("cluster", 1, kMostCluster)), true};
-  c->poll_delay = static_cast<uint32_t>(call.Integer("poll_delay", 0, kMostClocks));
-  c->poll_delay_increase =
-      static_cast<uint32_t>(call.Integer("poll_delay_increase", 0, kMostClocks));
-  c->poll_delay_decrease =
-      static_cast<uint32_t>(call.Integer("poll_delay_decrease", 0, kMostClocks));
-  c->wait_limit_ns = call.Integer("wait_limit_ns", 1, std::numeric_limits<int64_t>::max());
+  const auto clocks = [&](const char* name) {
+    return static_cast<uint32_t>(call.Integer(name, 0, kMostClocks));
+  };
+  c->poll_delays = {clocks("poll_delay"), clocks("poll_delay_increase"),
+                    clocks("poll_delay_decrease")};
+  c->wait_limits.limit_ns = call.Integer("wait_limit_ns", 1, std::numeric_limits<int64_t>::max());
   c->exchange_bytes = call.Integer("exchange_bytes", 0, kMostBytes);
   c->groups = call.Integer("groups", 1, kMostIndex);
   c->scans = call.Integer("scans", 1, kMaxScansOfLaunch);
@@ -324,13 +324,11 @@ RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t direction, 
   }
   char* flags = c.workspace + c.scans * c.exchange_bytes;
   p.exchange = c.workspace + scan * c.exchange_bytes;
-  p.error = reinterpret_cast<uint32_t*>(flags);
   p.arrivals =
       reinterpret_cast<uint32_t*>(flags + kScanFlagBytes / (1 + kMaxScansOfLaunch) * (1 + scan));
-  p.poll_delay = c.poll_delay;
-  p.poll_delay_increase = c.poll_delay_increase;
-  p.poll_delay_decrease = c.poll_delay_decrease;
-  p.wait_limit_ns = c.wait_limit_ns;
+  p.poll_delays = c.poll_delays;
+  p.wait_limits = c.wait_limits;
+  p.wait_limits.error = reinterpret_cast<uint32_t*>(flags);
   return p;
 }
 
@@ -344,14 +342,8 @@ std::string Clear(const Call& call, int device, cudaStream_t stream) {
              : std::string("clearing the workspace: ") + cudaGetErrorString(status);
 }
 
-KernelSource DensifySource(DType dtype, IndexType index_type) {
-  return {"recurrent/densify.cu",
-          "jaxsparse::Densify<" + TypeName(dtype) + ", " + TypeName(index_type) + ">"};
-}
-
 std::string DensifyAll(const Call& c, int64_t entry, int device, cudaStream_t stream) {
   std::string reason;
-  const void* kernel = GetKernel(DensifySource(c.weight_dtype, c.index_type), device, &reason);
   const int64_t value_bytes = SizeOf(c.weight_dtype);
   const int64_t index_bytes = c.index_type == IndexType::kInt32 ? 4 : 2;
   for (int64_t direction = 0; direction < c.directions && reason.empty(); ++direction) {
@@ -365,7 +357,7 @@ std::string DensifyAll(const Call& c, int64_t entry, int device, cudaStream_t st
     p.rows = c.matrix_rows;
     p.columns = c.matrix_columns;
     p.nse = c.weights_size;
-    reason = LaunchKernel(kernel, {p.rows, kDensifyThreads}, &p, device, stream);
+    reason = Densify(p, c.weight_dtype, c.index_type, device, stream);
   }
   return reason;
 }
@@ -406,7 +398,8 @@ ffi::Error RunOnCuda(int32_t device, cudaStream_t stream, ffi::RemainingArgs ope
       for (int64_t i = 0; i < call.scans; ++i) {
         const int64_t scan = first + i;
         launch.scan[i] = ProblemOf(call, entry, scan / call.groups, scan % call.groups, i);
-        launch.scan[i].report = failure;  // unified addressing: the device sees it there, too
+        // Unified addressing: the device sees it there, too.
+        launch.scan[i].wait_limits.report = failure;
       }
       reason = Clear(call, device, stream);
       if (reason.empty()) reason = LaunchKernel(kernel, call.shape, &launch, device, stream);

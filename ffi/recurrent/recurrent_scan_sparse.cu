@@ -4,78 +4,35 @@
 // the partial sums to the blocks that own the units (to itself without clusters); apply the
 // pointwise step; publish. Loads of inputs and stores of results come behind that, where nobody
 // waits for them.
-#include "cuda/instructions.cuh"
+#include "persistent/backoff.cuh"
+#include "persistent/delay.cuh"
+#include "persistent/exchange.cuh"
+#include "persistent/grid_barrier.cuh"
 #include "recurrent/arrays.cuh"
 #include "recurrent/product_sparse.cuh"
+#include "recurrent/scan_of_block.cuh"
 
 namespace jaxsparse {
 
-__device__ __forceinline__ uint32_t SharedAddress(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+// Sends partial sums to a block of the cluster. A barrier there counts their bytes, so that a block
+// waits for its own sums only and not for a barrier of the cluster.
+template <int kCount>
+__device__ __forceinline__ void SendSums(uint32_t to, const float* sums, uint32_t barrier) {
+  constexpr int kAtOnce = kCount < 4 ? kCount : 4;
+  uint32_t words[kAtOnce];
+#pragma unroll
+  for (int i = 0; i < kAtOnce; ++i) words[i] = __float_as_uint(sums[i]);
+  StoreAsync(to, words, barrier);
+  if constexpr (kCount > 4) SendSums<kCount - 4>(to + 16, sums + 4, barrier);
 }
 
-// Counts the bytes of partial sums that have come from the blocks of a cluster, so that a block
-// waits for its own sums only and not for a barrier of the cluster.
-struct ByteCounter {
-  __device__ static void Init(uint32_t counter) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(counter) : "memory");
+// Whether all sums have come; false if the thread timed out.
+__device__ __forceinline__ bool AwaitSums(uint64_t* barrier, uint32_t odd, Watchdog* watchdog) {
+  watchdog->Begin();
+  while (!TryWaitOfCluster(barrier, odd)) {
+    if (watchdog->TimesOut()) return false;
   }
-  __device__ static void Expect(uint32_t counter, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(counter), "r"(bytes)
-                 : "memory");
-  }
-  __device__ static uint32_t OfRank(uint32_t address, uint32_t rank) {
-    uint32_t there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    return there;
-  }
-  template <int kCount>
-  __device__ static void Send(uint32_t to, const float* v, uint32_t counter) {
-    if constexpr (kCount == 1) {
-      asm volatile(
-          "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
-          "r"(__float_as_uint(v[0])), "r"(counter)
-          : "memory");
-    } else if constexpr (kCount == 2) {
-      asm volatile(
-          "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::
-              "r"(to),
-          "r"(__float_as_uint(v[0])), "r"(__float_as_uint(v[1])), "r"(counter)
-          : "memory");
-    } else {
-      asm volatile(
-          "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
-          "[%5];" ::"r"(to),
-          "r"(__float_as_uint(v[0])), "r"(__float_as_uint(v[1])), "r"(__float_as_uint(v[2])),
-          "r"(__float_as_uint(v[3])), "r"(counter)
-          : "memory");
-      if constexpr (kCount > 4) Send<kCount - 4>(to + 16, v + 4, counter);
-    }
-  }
-  __device__ static bool Wait(uint32_t counter, uint32_t phase, WaitLimit* limit) {
-    limit->Begin();
-    for (;;) {
-      uint32_t done;
-      asm volatile(
-          "{\n"
-          ".reg .pred p;\n"
-          "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-          "selp.u32 %0, 1, 0, p;\n"
-          "}"
-          : "=r"(done)
-          : "r"(counter), "r"(phase)
-          : "memory");
-      if (done != 0) return true;
-      if (limit->GivesUp()) return false;
-    }
-  }
-};
-
-__device__ __forceinline__ void ClusterBarrier() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
+  return true;
 }
 
 template <typename Plan>
@@ -205,7 +162,7 @@ class Cells {
 #pragma unroll
       for (int s = 0; s < Step::kStates; ++s) {
         const int at = place_[c] + s * kShape.places() * kWidth;
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at * sizeof(State)));
+        PrefetchToL2(from + at * sizeof(State));
       }
     }
   }
@@ -290,13 +247,13 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
   constexpr int kSumsAreThere = Plan::kBarrier ? kAllThreads : 2;
 
   extern __shared__ __align__(16) unsigned char dynamic_shared[];
-  __shared__ alignas(8) unsigned long long counters[2];
-  __shared__ int failed;
+  static __shared__ uint64_t sums_came[2];  // barriers that count the bytes of sums
+  static __shared__ int failed;
 
   const int thread = static_cast<int>(threadIdx.x);
   const uint32_t* record = p.layout + static_cast<int64_t>(BlockOfScan<Plan>()) * kShape.words();
-  const uint32_t state_shared = SharedAddress(dynamic_shared);
-  WaitLimit limit(p);
+  const uint32_t state_shared = AddressOfShared(dynamic_shared);
+  Watchdog watchdog(p.wait_limits);
 
   for (int i = thread; i < Product::kPieces * Product::kZeros / 4; i += kThreads) {
     constexpr int kWordsOfZeros = Product::kZeros / 4;
@@ -306,12 +263,12 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
   if (thread == 0) {
     failed = 0;
     if constexpr (Shared::kClustered) {
-      ByteCounter::Init(SharedAddress(&counters[0]));
-      ByteCounter::Init(SharedAddress(&counters[1]));
+      InitBarrier(&sums_came[0], 1);
+      InitBarrier(&sums_came[1], 1);
     }
   }
   if constexpr (Shared::kClustered) {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    FenceInitsOfBarriers();
     ClusterBarrier();
   } else {
     __syncthreads();
@@ -322,12 +279,12 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
     constexpr int kPlaneLoads = Product::kPartPlane / 16;
     const auto* slot = static_cast<const unsigned char*>(p.exchange) +
                        BlockOfScan<Plan>() % kShape.cluster * Product::kPartPlane;
-    Backoff backoff(p);
+    Backoff backoff(p.poll_delays);
     backoff.Start();
     for (int64_t step = 0; step < p.steps; ++step, slot += Product::kSlot) {
       const uint32_t set = static_cast<uint32_t>(step & 1);
       const uint32_t set_shared = state_shared + Shared::kSumsAt + set * Shared::kSetBytes;
-      const uint32_t counter = SharedAddress(&counters[set]);
+      const uint32_t came = AddressOfShared(&sums_came[set]);
       // What a block sends that didn't get all of its part of the state has to be NaN elsewhere,
       // too.
       float poison = 0.0f;
@@ -339,35 +296,29 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
           float sums[kCount];
 #pragma unroll
           for (int i = 0; i < kCount; ++i) sums[i] = v[i] + poison;
-          ByteCounter::Send<kCount>(ByteCounter::OfRank(to, there), sums,
-                                    ByteCounter::OfRank(counter, there));
+          SendSums<kCount>(AddressOfRank(to, there), sums, AddressOfRank(came, there));
         } else {
 #pragma unroll
-          for (int i = 0; i < kCount; ++i) {
-            asm volatile("st.shared.f32 [%0], %1;" ::"r"(to + i * 4), "f"(v[i]) : "memory");
-          }
+          for (int i = 0; i < kCount; ++i) StoreShared(to + i * 4, v[i]);
         }
       };
       if constexpr (Plan::kBarrier) {
         WaitAt<kThreads>(kAllThreads);
-        if (thread == 0) MeetOtherBlocks<Plan>(p, step, &limit);
+        if (thread == 0) MeetOtherBlocks<Plan::kBlocks>(p.arrivals, step, &watchdog);
         WaitAt<kThreads>(kAllThreads);
       } else {
         backoff.Wait();
       }
-      Delay<Plan>(step);
+      Delay<Plan::kMostDelay>(step);
       const bool received = Receive<kWorkers, Product::kPieces * kPlaneLoads>(
-          thread, &limit,
+          thread, &watchdog,
           [&](int i) {
             return reinterpret_cast<const Words4*>(slot + i / kPlaneLoads * Product::kPlane) +
                    i % kPlaneLoads;
           },
           [&](int i, Words4 w) {
-            const uint32_t to =
-                state_shared + i / kPlaneLoads * Product::kSharedPlane + i % kPlaneLoads * 16;
-            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w.x), "r"(w.y),
-                         "r"(w.z), "r"(w.w)
-                         : "memory");
+            StoreShared(
+                state_shared + i / kPlaneLoads * Product::kSharedPlane + i % kPlaneLoads * 16, w);
           });
       if (!received) failed = 1;
       __syncwarp();
@@ -379,7 +330,7 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
       // Nobody writes the next state before all have multiplied this one.
       __syncwarp();
       WaitAt<kThreads>(kSumsAreThere);
-      backoff.Adapt(__any_sync(kAllLanes, limit.TakeHasWaited()));
+      backoff.Adapt(__any_sync(kAllLanes, watchdog.TakeHasWaited()));
       backoff.Start();
     }
   } else {
@@ -393,15 +344,15 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
         WaitAt<kThreads>(kAllThreads);  // and the state is there
       }
       if constexpr (Shared::kClustered) {
-        if (thread == kWorkers) ByteCounter::Expect(SharedAddress(&counters[set]), bytes_expected);
+        if (thread == kWorkers) ArriveAndExpect(&sums_came[set], bytes_expected);
       }
       __syncwarp();
       WaitAt<kThreads>(kSumsAreThere);
       if constexpr (Shared::kClustered) {
         const uint32_t phase = static_cast<uint32_t>(step >> 1 & 1);
-        if (!ByteCounter::Wait(SharedAddress(&counters[set]), phase, &limit)) failed = 1;
+        if (!AwaitSums(&sums_came[set], phase, &watchdog)) failed = 1;
       }
-      Delay<Plan>(step);
+      Delay<Plan::kMostDelay>(step);
       const auto* sums = reinterpret_cast<const float*>(dynamic_shared + Shared::kSumsAt +
                                                         set * Shared::kSetBytes);
       cells.Apply(sums, *static_cast<volatile int*>(&failed) != 0);

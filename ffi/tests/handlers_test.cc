@@ -10,7 +10,7 @@
 #include "handlers/calls.h"
 #include "host/registry.h"
 #include "nvrtc/tensor_map.h"
-#include "recurrent/failures.h"
+#include "persistent/failures.h"
 
 namespace jaxsparse {
 
@@ -298,9 +298,10 @@ std::vector<Target> Targets() {
       Sound sound{weights, ScanCall(weights, transposed, transposed ? "float32" : "bfloat16")};
       // How many values there are is in the layout, within whose bounds the kernel stays.
       if (std::string(weights) == "pairs") sound.free_size = {"recurrent 0"};
-      for (const char* name : {"carries", "groups", "scans", "blocks", "threads", "cluster",
-                               "shared_bytes", "exchange_bytes", "poll_delay", "poll_delay_increase",
-                               "poll_delay_decrease", "wait_limit_ns", "products", "layout_words"}) {
+      for (const char* name :
+           {"carries", "groups", "scans", "blocks", "threads", "cluster", "shared_bytes",
+            "exchange_bytes", "poll_delay", "poll_delay_increase", "poll_delay_decrease",
+            "wait_limit_ns", "products", "layout_words"}) {
         sound.out_of_range.push_back({name, -1});
         if (std::string(name) != "wait_limit_ns") sound.out_of_range.push_back({name, kHuge});
       }

@@ -1,5 +1,6 @@
-// A GPU of one multiprocessor on a host: runs a kernel's blocks one after another, the threads of a
-// block as fibers that take turns where they wait for one another. It finds wrong results, reads
+// A GPU on a host: the threads of a block are fibers that take turns where they wait for one
+// another. Blocks run one after another, unless a launch has them run at once
+// (concurrent_blocks.h). It finds wrong results, reads
 // and writes out of bounds (with AddressSanitizer, shared memory included) and barriers that not
 // all come to; it does not find races.
 #pragma once
@@ -7,8 +8,8 @@
 #include <sanitizer/common_interface_defs.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -18,13 +19,7 @@
 #include <memory>
 #include <vector>
 
-#define __global__
-#define __device__
-#define __grid_constant__
-#define __forceinline__ inline
-#define __launch_bounds__(...)
-#define __shared__  // of what is static or extern, as blocks run one after another
-#define __align__(bytes) __attribute__((aligned(bytes)))
+#include "emulated/intrinsics.h"
 
 namespace emulated {
 
@@ -102,27 +97,40 @@ inline Fiber* Fiber::resumed_ = nullptr;
 class Block {
  public:
   static Block* current;
+  static uint64_t turns;     // that threads of all blocks had
+  static uint64_t progress;  // counts what may end a thread's wait
   Dimension thread;
 
-  Block(int threads, const std::function<void()>& kernel)
-      : kernel_(kernel), threads_(threads), warps_(threads / kWarpLanes) {}
+  // `number`: of the blocks that run at once, each of which has fibers of its own.
+  Block(int threads, const std::function<void()>& kernel, int number = 0)
+      : kernel_(kernel),
+        threads_(threads),
+        warps_(threads / kWarpLanes),
+        running_(threads_.size()),
+        first_fiber_(threads_.size() * number) {
+    while (fibers_.size() < first_fiber_ + threads_.size()) fibers_.emplace_back(&RunThreads);
+  }
 
-  void Run() {
+  // Lets each thread run that doesn't wait, until it does. Whether the block goes on.
+  bool RunOnce() {
     current = this;
-    while (fibers_.size() < threads_.size()) fibers_.emplace_back(&RunThreads);
-    for (size_t running = threads_.size(); running > 0;) {
-      const uint64_t before = progress_;
-      for (size_t i = 0; i < threads_.size(); ++i) {
-        const Thread& next = threads_[i];
-        const Meeting* at = next.waits_at;
-        if (next.done || (at != nullptr && at->turn == next.turn)) continue;
-        thread.x = static_cast<unsigned>(i);
-        fibers_[i].Resume();
-        running -= next.done;
-      }
-      if (progress_ == before) Fail("every thread waits: some never come to a barrier");
+    for (size_t i = 0; i < threads_.size(); ++i) {
+      const Thread& next = threads_[i];
+      const Meeting* at = next.waits_at;
+      if (next.done || (at != nullptr && at->turn == next.turn)) continue;
+      thread.x = static_cast<unsigned>(i);
+      ++turns;
+      fibers_[first_fiber_ + i].Resume();
+      running_ -= next.done;
     }
     current = nullptr;
+    return running_ > 0;
+  }
+  void Run() {
+    for (uint64_t before = progress; RunOnce(); before = progress) FailIfStuck(before);
+  }
+  static void FailIfStuck(uint64_t progress_before) {
+    if (progress == progress_before) Fail("every thread waits: some never come to a barrier");
   }
 
   int Threads() const { return static_cast<int>(threads_.size()); }
@@ -139,7 +147,7 @@ class Block {
       complete();
       meeting.arrived = 0;
       ++meeting.turn;
-      ++progress_;
+      ++progress;
     }
     if (waits && meeting.turn == turn) Wait(meeting);
   }
@@ -159,11 +167,20 @@ class Block {
     if (counter.missing > 0 || counter.bytes != 0) return;
     counter.missing = counter.expected;
     ++counter.phase.turn;
-    ++progress_;
+    ++progress;
   }
   void WaitForPhase(const void* at, uint32_t odd) {
     const Counter& counter = CounterAt(at);
     while (counter.phase.turn % 2 == odd) Wait(counter.phase);
+  }
+
+  bool IsPhaseOver(const void* at, uint32_t odd) { return CounterAt(at).phase.turn % 2 != odd; }
+
+  // Lets the other threads run once.
+  void Yield() {
+    threads_[thread.x].waits_at = nullptr;
+    ++progress;
+    Leave();
   }
 
   // What a thread has started and is done later.
@@ -221,12 +238,11 @@ class Block {
 
   // A thread of one block after another: starting a fiber takes longer than resuming it.
   static void RunThreads() {
-    const unsigned x = current->thread.x;
     for (;;) {
       current->kernel_();
-      current->threads_[x].done = true;
-      ++current->progress_;
-      fibers_[x].Leave();
+      current->threads_[current->thread.x].done = true;
+      ++progress;
+      current->Leave();
     }
   }
   // Until the next turn there: only then it is resumed.
@@ -234,19 +250,21 @@ class Block {
     Thread& waiting = threads_[thread.x];
     waiting.waits_at = &meeting;
     waiting.turn = meeting.turn;
-    fibers_[thread.x].Leave();
+    Leave();
   }
+  void Leave() { fibers_[first_fiber_ + thread.x].Leave(); }
 
   static std::deque<Fiber> fibers_;  // of all blocks
   const std::function<void()>& kernel_;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
+  size_t running_, first_fiber_;
   std::array<Meeting, 16> barriers_;
   std::map<const void*, Counter> counters_;
-  uint64_t progress_ = 0;
 };
 
 inline Block* Block::current = nullptr;
+inline uint64_t Block::turns = 0, Block::progress = 0;
 inline std::deque<Fiber> Block::fibers_;
 inline Dimension block_index, grid, block;
 
@@ -309,8 +327,16 @@ T __shfl_up_sync(unsigned, T x, int distance) {
   const int lane = emulated::Lane();
   return emulated::Shuffle(x, lane < distance ? lane : lane - distance);
 }
+template <typename T>
+T __shfl_down_sync(unsigned, T x, int distance) {
+  const int lane = emulated::Lane();
+  return emulated::Shuffle(x, lane + distance < emulated::kWarpLanes ? lane + distance : lane);
+}
 inline bool __any_sync(unsigned mask, bool predicate) {
   return __ballot_sync(mask, predicate) != 0;
+}
+inline bool __all_sync(unsigned mask, bool predicate) {
+  return __ballot_sync(mask, !predicate) == 0;
 }
 inline int __reduce_max_sync(unsigned mask, int x) {
   for (int distance = 1; distance < 32; distance *= 2) {
@@ -318,7 +344,6 @@ inline int __reduce_max_sync(unsigned mask, int x) {
   }
   return x;
 }
-inline int __ffs(int x) { return std::countr_zero(static_cast<unsigned>(x)) % 32 + (x != 0); }
 // Of threads that take turns.
 template <typename T>
 void atomicAdd(T* to, T x) {
@@ -328,8 +353,3 @@ template <typename T>
 void atomicMin(T* to, T x) {
   if (x < *to) *to = x;
 }
-
-inline int __popc(unsigned x) { return std::popcount(x); }
-inline float __fdividef(float x, float y) { return x / y; }
-inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
-inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }

@@ -1,116 +1,15 @@
 // ffi/cuda/instructions.cuh on an emulated GPU.
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <bit>
-#include <cmath>
 #include <cstring>
 
 #include "cuda/preparation.h"
+#include "emulated/concurrent_blocks.h"
 #include "emulated/gpu.h"
 #include "types.h"
 
 namespace jaxsparse {
 
-inline float FloatOfHalf(uint16_t bits) {
-  return static_cast<float>(std::bit_cast<_Float16>(bits));
-}
-inline uint16_t HalfOfFloat(float x) { return std::bit_cast<uint16_t>(static_cast<_Float16>(x)); }
-inline float FloatOfBfloat(uint16_t bits) {
-  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
-}
-inline uint16_t BfloatOfFloat(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  return static_cast<uint16_t>(std::isnan(x) ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-inline uint32_t BfloatsOfFloats(float low, float high) {
-  return BfloatOfFloat(low) | static_cast<uint32_t>(BfloatOfFloat(high)) << 16;
-}
-inline uint64_t MultiplyWide(uint32_t a, uint32_t b) { return uint64_t{a} * b; }
-inline uint32_t MinOfHalves(uint32_t a, uint32_t b) {
-  const uint32_t low = std::min(a & 0xffff, b & 0xffff), high = std::min(a >> 16, b >> 16);
-  return low | high << 16;
-}
-
-struct MmaOperands {
-  uint32_t a[4], b[2];
-  float d[4];
-};
-struct MmaResult {
-  float d[4];
-};
-
-// Rounds towards zero, as tensor cores do when they add; what is too large becomes infinite.
-inline float CutOff(double x) {
-  const float nearest = static_cast<float>(x);
-  return std::fabs(nearest) > std::fabs(x) && std::isfinite(nearest) ? std::nextafter(nearest, 0.0f)
-                                                                     : nearest;
-}
-
-template <typename ToFloat>
-void EmulateMma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, ToFloat number) {
-  const MmaOperands mine{{a[0], a[1], a[2], a[3]}, {b0, b1}, {d[0], d[1], d[2], d[3]}};
-  const MmaResult result =
-      emulated::Block::current->Collect<MmaOperands, MmaResult>(mine, [&](auto given, auto taken) {
-        double of_a[16][16], of_b[16][8];
-        for (int lane = 0; lane < kWarp; ++lane) {
-          for (int word = 0; word < 4; ++word) {
-            for (int half = 0; half < 2; ++half) {
-              const int row = lane / 4 + word % 2 * 8, k = lane % 4 * 2 + half + word / 2 * 8;
-              of_a[row][k] = number(static_cast<uint16_t>(given(lane).a[word] >> 16 * half));
-            }
-          }
-          for (int word = 0; word < 2; ++word) {
-            for (int half = 0; half < 2; ++half) {
-              of_b[lane % 4 * 2 + half + word * 8][lane / 4] =
-                  number(static_cast<uint16_t>(given(lane).b[word] >> 16 * half));
-            }
-          }
-        }
-        for (int lane = 0; lane < kWarp; ++lane) {
-          for (int i = 0; i < 4; ++i) {
-            double sum = given(lane).d[i];
-            for (int k = 0; k < 16; ++k) {
-              sum += of_a[lane / 4 + i / 2 * 8][k] * of_b[k][lane % 4 * 2 + i % 2];
-            }
-            taken(lane).d[i] = CutOff(sum);
-          }
-        }
-      });
-  for (int i = 0; i < 4; ++i) d[i] = result.d[i];
-}
-inline void MultiplyAddBfloats(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  EmulateMma(d, a, b0, b1, FloatOfBfloat);
-}
-inline void MultiplyAddHalves(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  EmulateMma(d, a, b0, b1, FloatOfHalf);
-}
-
-struct FourWords {
-  uint32_t words[4];
-};
-
-inline void LoadMatrices(uint32_t (&to)[4], const void* row) {
-  const FourWords result =
-      emulated::Block::current->Collect<const void*, FourWords>(row, [&](auto given, auto taken) {
-        for (int matrix = 0; matrix < 4; ++matrix) {
-          uint16_t numbers[8][8];
-          for (int r = 0; r < 8; ++r) {
-            const void* from = given(matrix * 8 + r);
-            if (reinterpret_cast<uintptr_t>(from) % 16 != 0)
-              emulated::Block::Fail("misaligned row");
-            std::memcpy(numbers[r], from, 16);
-          }
-          for (int lane = 0; lane < kWarp; ++lane) {
-            const int i = lane / 4, j = lane % 4 * 2;
-            const uint32_t low = numbers[i][j], high = numbers[i][j + 1];
-            taken(lane).words[matrix] = low | high << 16;
-          }
-        }
-      });
-  for (int i = 0; i < 4; ++i) to[i] = result.words[i];
-}
 constexpr int kAllThreads = 0;
 
 template <int kThreads>
@@ -124,8 +23,8 @@ void WaitAt(int barrier) {
   block.Meet(block.Barrier(barrier), kThreads);
 }
 
-// Counted from a place in the program, of which an emulated GPU's shared memory is part.
-alignas(1024) inline char start_of_shared;
+// Counted from a place in the memory that holds the emulated GPU's shared memory.
+alignas(1024) inline __shared__ char start_of_shared;
 // A compiler that knew which object lies there would take all accesses for ones to that.
 inline char* StartOfShared() {
   char* start = &start_of_shared;
@@ -140,96 +39,33 @@ T& SharedAt(uint32_t address) {
   return *reinterpret_cast<T*>(StartOfShared() + static_cast<int32_t>(address));
 }
 
-template <int kWidth>
-uint64_t SharedMatrix(uint32_t address) {
-  return uint64_t{kWidth} << 32 | address;
-}
-inline uint64_t Behind(uint64_t matrix, int bytes) {
-  if (bytes % 16 != 0) emulated::Block::Fail("misaligned matrix");
-  return (matrix & ~uint64_t{0xffffffff}) | static_cast<uint32_t>(matrix + bytes);
-}
-// Line `line` of a SharedMatrix, and there number `at`. Chunks change places by their addresses.
-inline uint16_t NumberOf(uint64_t matrix, int line, int at) {
-  const auto width = static_cast<uint32_t>(matrix >> 32);
-  uint32_t address = static_cast<uint32_t>(matrix) + line * width * 2 + at * 2;
-  address ^= (address >> 7 & (width / 8 - 1)) << 4;
-  return SharedAt<uint16_t>(address);
-}
-
-// Without sanitizers, with which tests on tensor cores would take a quarter longer: the loop stays
-// within its two arrays.
-[[gnu::noinline, gnu::no_sanitize("address", "undefined")]] inline double AddProducts(
-    double sum, const float (&row)[16], const float (&column)[16]) {
-  for (int k = 0; k < 16; ++k) sum += double(row[k]) * column[k];
-  return sum;
-}
-
-// Done when the warpgroup waits, and not before; a warp does its own 16 rows.
-template <bool kTransposed, int kCount, typename ToFloat>
-void EmulateWarpgroupMma(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b, ToFloat number) {
-  constexpr int kColumns = kCount * 2;
-  static_assert(kColumns % 8 == 0);
-  struct OfLane {
-    std::array<uint32_t, 4> a;
-    float* d;
-  };
-  const OfLane own{{a[0], a[1], a[2], a[3]}, d};
-  if (static_cast<uint32_t>(b) % 16 != 0) emulated::Block::Fail("misaligned matrix");
-  emulated::Block::current->Postpone([=] {
-    emulated::Block::current->Collect<OfLane, int>(own, [&](auto given, auto) {
-      float columns[kColumns][16];
-      for (int column = 0; column < kColumns; ++column) {
-        for (int k = 0; k < 16; ++k) {
-          columns[column][k] =
-              number(kTransposed ? NumberOf(b, k, column) : NumberOf(b, column, k));
-        }
-      }
-      float rows[16][16];
-      for (int lane = 0; lane < kWarp; ++lane) {
-        for (int word = 0; word < 4; ++word) {
-          for (int half = 0; half < 2; ++half) {
-            const int row = lane / 4 + word % 2 * 8, k = lane % 4 * 2 + half + word / 2 * 8;
-            rows[row][k] = number(static_cast<uint16_t>(given(lane).a[word] >> 16 * half));
-          }
-        }
-      }
-      for (int lane = 0; lane < kWarp; ++lane) {
-        for (int i = 0; i < kCount; ++i) {
-          float& sum = given(lane).d[i];
-          const auto& column = columns[i / 4 * 8 + lane % 4 * 2 + i % 2];
-          sum = CutOff(AddProducts(sum, rows[lane / 4 + i / 2 % 2 * 8], column));
-        }
-      }
-    });
-  });
-}
-template <bool kTransposed, bool kAdd = true, int kCount>
-void MultiplyAddBfloats(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b) {
-  if constexpr (!kAdd) {
-    emulated::Block::current->Postpone([&d] {
-      for (float& sum : d) sum = 0;
-    });
-  }
-  EmulateWarpgroupMma<kTransposed>(d, a, b, FloatOfBfloat);
-}
-template <bool kTransposed, int kCount>
-void MultiplyAddHalves(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b) {
-  EmulateWarpgroupMma<kTransposed>(d, a, b, FloatOfHalf);
-}
-template <int kCount>
-void TakeRegisters() {}
-template <int kCount>
-void GiveUpRegisters() {}
-template <int kBlocks, int kCount>
-void BeginProducts(float (&)[kBlocks][kCount]) {}
-template <int kBlocks, int kCount>
-void WaitForProducts(float (&)[kBlocks][kCount]) {
-  emulated::Block::current->DoPostponed();
-}
-
 template <typename T>
 void StoreSharedIf(bool condition, uint32_t address, T x) {
   if (condition) SharedAt<T>(address) = x;
+}
+
+// Where so many words lie, whose address an instruction wants to be a multiple of their size.
+template <int kWords>
+uint32_t* WordsAt(uint32_t address) {
+  uint32_t* words = &SharedAt<uint32_t>(address);
+  if (reinterpret_cast<uintptr_t>(words) % (4 * kWords) != 0) {
+    emulated::Block::Fail("misaligned access to shared memory");
+  }
+  return words;
+}
+template <int kWords>
+void LoadShared(uint32_t address, uint32_t (&to)[kWords]) {
+  const uint32_t* words = WordsAt<kWords>(address);
+  for (int i = 0; i < kWords; ++i) to[i] = words[i];
+}
+inline void StoreShared(uint32_t address, float x) { *WordsAt<1>(address) = __float_as_uint(x); }
+inline void StoreShared(uint32_t address, uint32_t x, uint32_t y) {
+  uint32_t* words = WordsAt<2>(address);
+  words[0] = x, words[1] = y;
+}
+inline void StoreShared(uint32_t address, const Words4& x) {
+  uint32_t* words = WordsAt<4>(address);
+  words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
 }
 
 inline uint32_t FetchAndAdd(uint32_t* shared, uint32_t x) {
@@ -255,6 +91,31 @@ inline void FenceShared() {}
 inline void Prefetch(const void* from) {
   static_cast<void>(*static_cast<const volatile char*>(from));
 }
+inline void PrefetchToL2(const void* from) { Prefetch(from); }
+
+// A thread that loads in this way or looks at a clock may poll: the others get a turn.
+inline uint32_t LoadRelaxed(const uint32_t* from) {
+  emulated::Block::current->Yield();
+  return *static_cast<const volatile uint32_t*>(from);
+}
+inline Words4 LoadRelaxed(const Words4* from) {
+  emulated::Block::current->Yield();
+  return *from;
+}
+inline void LoadRelaxedIf(bool condition, const Words4* from, Words4* to) {
+  if (condition) *to = LoadRelaxed(from);
+}
+inline void StoreRelaxed(uint32_t* to, uint32_t x) { *to = x; }
+inline void SetFlagOfHost(uint32_t* to) { *to = 1; }
+inline void AddRelaxed(uint32_t* to, uint32_t x) { *to += x; }
+inline void FenceOfGpu() {}
+// A cycle, and a nanosecond, is a turn of some thread.
+inline int64_t clock() {
+  emulated::Block::current->Yield();
+  return static_cast<int64_t>(emulated::Block::turns);
+}
+inline uint64_t GlobalTimer() { return emulated::Block::turns; }
+
 inline void Arrive(uint64_t* barrier) { emulated::Block::current->Count(barrier, 1, 0); }
 // What is copied comes when the thread arrives; until then there is rubbish.
 inline void AsyncCopy(uint32_t shared, const void* from) {
@@ -314,6 +175,34 @@ inline void TensorCopy(void* shared, const TensorMap& map, int column, int line,
     }
   }
   emulated::Block::current->Count(barrier, 0, -int64_t{kTileSize * kRowBytes});
+}
+
+// The upper bits of an address say which block of the cluster has the memory.
+constexpr int kOffsetBits = 24;
+inline void ClusterBarrier() { emulated::ConcurrentBlocks::current->MeetCluster(); }
+inline void FenceInitsOfBarriers() {}
+inline uint32_t AddressOfRank(uint32_t address, uint32_t rank) {
+  return (address & ((1u << kOffsetBits) - 1)) | (rank + 1) << kOffsetBits;
+}
+template <int kWords>
+void StoreAsync(uint32_t to, const uint32_t (&x)[kWords], uint32_t barrier) {
+  const auto own = [](uint32_t address) {  // where it lies in the own block, by its signed offset
+    constexpr int kUnused = 32 - kOffsetBits;
+    return StartOfShared() + (static_cast<int32_t>(address << kUnused) >> kUnused);
+  };
+  const uint32_t rank = (to >> kOffsetBits) - 1;
+  if (rank != (barrier >> kOffsetBits) - 1) emulated::Block::Fail("a barrier of another block");
+  if (reinterpret_cast<uintptr_t>(own(to)) % sizeof(x) != 0) {
+    emulated::Block::Fail("misaligned store to a block of the cluster");
+  }
+  emulated::ConcurrentBlocks& blocks = *emulated::ConcurrentBlocks::current;
+  std::memcpy(blocks.OfRank(rank, own(to), sizeof(x)), x, sizeof(x));
+  blocks.BlockOfRank(rank).Count(own(barrier), 0, -int64_t{sizeof(x)});
+}
+inline bool TryWaitOfCluster(uint64_t* barrier, uint32_t odd) {
+  emulated::Block& block = *emulated::Block::current;
+  block.Yield();
+  return block.IsPhaseOver(barrier, odd);
 }
 
 }  // namespace jaxsparse

@@ -1,7 +1,7 @@
-// Stored values of a CSR matrix to a dense one, for scans that keep a sparse matrix on chip as a
+// Stored values of a CSR matrix to a dense one, for kernels that keep a sparse matrix on chip as a
 // dense one (problem.h). A block makes one row after another, in parts that shared memory holds.
 #include "cuda/device.cuh"
-#include "recurrent/problem.h"
+#include "persistent/problem.h"
 
 namespace jaxsparse {
 
@@ -9,7 +9,7 @@ template <typename T, typename Index>
 __global__ void __launch_bounds__(kDensifyThreads)
     Densify(const __grid_constant__ DensifyProblem p) {
   constexpr int kPart = 4096;
-  __shared__ float part[kPart];
+  static __shared__ float part[kPart];
   const auto* values = static_cast<const T*>(p.values);
   const auto* columns = static_cast<const Index*>(p.column_indices);
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {

@@ -1,4 +1,4 @@
-#include "recurrent/failures.h"
+#include "persistent/failures.h"
 
 #include <cuda_runtime_api.h>
 

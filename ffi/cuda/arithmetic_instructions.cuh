@@ -1,0 +1,76 @@
+// Conversions and arithmetic of one thread that C++ has no name for. A host that emulates a GPU
+// replaces this header.
+#pragma once
+
+#include "types.h"
+
+namespace jaxsparse {
+
+__device__ __forceinline__ float FloatOfHalf(uint16_t bits) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
+  return y;
+}
+__device__ __forceinline__ uint16_t HalfOfFloat(float x) {
+  uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+__device__ __forceinline__ uint16_t BfloatOfFloat(float x) {
+  uint16_t bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+// Two of them in a word, the first one in its lower half.
+__device__ __forceinline__ uint32_t BfloatsOfFloats(float low, float high) {
+  uint32_t word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
+
+// 1 / x to 1 ulp. Results below 2^-126 are 0.
+__device__ __forceinline__ float ApproximateReciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// 2^x to 2 ulp.
+__device__ __forceinline__ float ApproximateExp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// NaN if either is, and -0 < 0. fmaxf and fminf drop a NaN.
+__device__ __forceinline__ float MaxOrNan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+__device__ __forceinline__ float MinOrNan(float a, float b) {
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+// The whole product. In C++ it is one of 64 bits as soon as the compiler widens a factor in front
+// of a loop, with an instruction more.
+__device__ __forceinline__ uint64_t MultiplyWide(uint32_t a, uint32_t b) {
+  uint64_t product;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+}
+
+// The lesser of two unsigned numbers of 16 bits, in each half of a word.
+__device__ __forceinline__ uint32_t MinOfHalves(uint32_t a, uint32_t b) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t least;
+  asm("min.u16x2 %0, %1, %2;" : "=r"(least) : "r"(a), "r"(b));
+  return least;
+#else
+  const uint32_t low_a = a & 0xffff, low_b = b & 0xffff, high_a = a - low_a, high_b = b - low_b;
+  return (low_a < low_b ? low_a : low_b) | (high_a < high_b ? high_a : high_b);
+#endif
+}
+
+}  // namespace jaxsparse

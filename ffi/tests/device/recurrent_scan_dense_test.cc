@@ -1,0 +1,119 @@
+// Recurrent scans with dense weights, whose blocks run at once on an emulated GPU.
+#include "device/recurrent_scan_operands.h"
+// The steps come first.
+#include "recurrent/recurrent_scan_dense.cu"
+
+namespace jaxsparse {
+
+alignas(16) __shared__ Words4 shared[2048];
+
+namespace {
+
+struct DenseOptions {
+  int units, warps, pointwise_warps, register_chunks;
+  int scans = 1;
+  bool barrier = false, prefetch = false;
+  unsigned most_delay = 0;
+};
+
+// All but what the plan says of the launch, which DenseShape computes.
+template <typename Step, typename S, typename W, int kH, int kB, DenseOptions kOptions>
+struct DenseSizes {
+  using State = S;
+  using Weight = W;
+  using Arrays = ArraysOf<Step>;
+  static constexpr int kHidden = kH, kBatch = kB, kUnits = kOptions.units;
+  static constexpr int kWarps = kOptions.warps, kPointwiseWarps = kOptions.pointwise_warps;
+  static constexpr bool kTensorCores = sizeof(S) == 2;
+  static constexpr int kRegisterChunks = kOptions.register_chunks;
+  static constexpr int kProductRegisters = 0, kPointwiseRegisters = 0;  // an equal share
+  static constexpr int kRowGroups = 4, kBatchTile = kB < 4 ? kB : 4;
+  static constexpr int kScans = kOptions.scans, kResident = 1;
+  static constexpr int kPart = (kH + 16 / sizeof(S) - 1) / (16 / sizeof(S)) * (16 / sizeof(S));
+  static constexpr int kBlocks = (kPart + kUnits - 1) / kUnits;
+  static constexpr bool kBarrier = kOptions.barrier, kPrefetch = kOptions.prefetch;
+  static constexpr unsigned kMostDelay = kOptions.most_delay;
+};
+template <typename Step, typename S, typename W, int kH, int kB, DenseOptions kOptions>
+struct DensePlan : DenseSizes<Step, S, W, kH, kB, kOptions> {
+  using Sizes = DenseSizes<Step, S, W, kH, kB, kOptions>;
+  using Shape = DenseShape<Step, Sizes>;
+  using Product = typename ProductOf<Sizes::kTensorCores, Step, Sizes>::type;
+  static constexpr int kLaunchSlot = Shape::kSlot, kThreads = Shape::kThreads;
+  static constexpr int kLaunchSharedBytes = Shape::kWeightsAt + Product::kSharedBytes;
+};
+
+struct Case {
+  int64_t steps = 5;
+  int64_t lead = 0;
+  bool has_nan = false, backwards = false, transposed = false;
+  int missing = -1;  // a block
+};
+
+template <typename Step, typename S, typename W, int kHidden, int kBatch, DenseOptions kOptions>
+void Test(const Case& c) {
+  using Plan = DensePlan<Step, S, W, kHidden, kBatch, kOptions>;
+  constexpr int64_t kRows = Step::kProducts * kHidden, kColumns = Step::kStates * kHidden;
+  std::vector<W> weights = SmallWeights<W>(c.lead + kRows * kColumns, kColumns);
+  const int64_t row_stride = c.transposed ? 1 : kColumns, column_stride = c.transposed ? kRows : 1;
+  std::vector<double> matrix;
+  for (int64_t i = 0; i < kRows * kColumns; ++i) {
+    const int64_t at = i / kColumns * row_stride + i % kColumns * column_stride;
+    // The kernel rounds the weights to the states' type, if that has 16 bits.
+    matrix.push_back(ToAccumulator(weights[c.lead + at]));
+  }
+  RecurrentScans<Plan::kScans> scans;
+  std::deque<ScanTest<Step, S, kHidden>> tests;
+  for (int i = 0; i < Plan::kScans; ++i) {
+    const ScanSize size{c.steps, kBatch, i % 2 == 1, c.lead, c.has_nan};
+    tests.emplace_back(size, matrix, c.steps * Plan::kLaunchSlot * int64_t{sizeof(S)});
+    RecurrentScanProblem& p = scans.scan[i] = tests.back().Problem();
+    p.weights = weights.data() + c.lead;
+    p.weights_size = kRows * kColumns;
+    p.weight_row_stride = row_stride;
+    p.weight_column_stride = column_stride;
+    if (c.missing >= 0) p.wait_limits.limit_ns = 1000;
+  }
+  emulated::Launch({.blocks = Plan::kScans * Plan::kBlocks,
+                    .threads = Plan::kThreads,
+                    .missing = c.missing,
+                    .backwards = c.backwards},
+                   {reinterpret_cast<char*>(shared), sizeof(shared)}, Plan::kLaunchSharedBytes,
+                   [&] { RecurrentScan<Step, Plan>(scans); });
+  for (int i = 0; i < Plan::kScans; ++i) {
+    const bool lacks_block = c.missing >= 0 && c.missing / Plan::kBlocks == i;
+    lacks_block ? tests[i].CheckTimedOut() : tests[i].Check();
+  }
+}
+
+}  // namespace
+}  // namespace jaxsparse
+
+int main() {
+  using namespace jaxsparse;
+  {  // FMA, with weights in shared memory as well, of unaligned arrays
+    constexpr auto Lstm = Test<LstmStep, float, float, 70, 3, DenseOptions{20, 2, 1, 1}>;
+    Lstm({.steps = 3});
+    Lstm({.steps = 2, .lead = 1, .has_nan = true, .backwards = true, .transposed = true});
+    Lstm({.steps = 2, .missing = 2});
+  }
+  {  // two scans side by side, the blocks of each of which meet at a barrier
+    constexpr auto Gru = Test<GruStep, float, bfloat16, 10, 5, DenseOptions{4, 1, 2, 4, 2, true}>;
+    Gru({});
+    Gru({.steps = 1, .lead = 3});
+    Gru({.missing = 0});
+  }
+  {  // tensor cores, with more than one tile of the batch
+    constexpr auto Adjoint =
+        Test<AdjointStep, bfloat16, bfloat16, 37, 9, DenseOptions{16, 3, 2, 1, 1, false, true}>;
+    Adjoint({.steps = 6, .lead = 1, .has_nan = true, .transposed = true});
+    Adjoint({.steps = 2, .backwards = true, .missing = 1});
+  }
+  {  // two scans with warps that are held up
+    constexpr auto Gru =
+        Test<GruStep, float16, float16, 40, 3, DenseOptions{16, 1, 1, 1, 2, false, false, 5000}>;
+    Gru({.steps = 7});
+    Gru({.steps = 3, .has_nan = true, .backwards = true});
+  }
+  std::puts("all results agree");
+}

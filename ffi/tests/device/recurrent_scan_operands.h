@@ -1,0 +1,243 @@
+// Steps and operands of recurrent scans on an emulated GPU, and a loop on the host that their
+// results are compared with.
+#pragma once
+
+#define EMULATED_CONCURRENT_BLOCKS
+
+#include <cstdint>
+#include <vector>
+
+#include "device/operands.h"
+#include "emulated/concurrent_blocks.h"
+#include "recurrent/pointwise.cuh"
+#include "recurrent/problem.h"
+
+namespace jaxsparse {
+
+namespace ops = pointwise;
+
+// A step as jaxsparse/codegen/printer.py prints it. The last input is a bias.
+struct RnnStep {
+  static constexpr int kProducts = 1, kStates = 1, kCarries = 0, kInputs = 2, kOutputs = 1;
+  static void Apply(const float* product, float*, const float* input, float* state, float* output) {
+    state[0] = ops::Tanh(product[0] + input[0] + input[1]);
+    output[0] = product[0];
+  }
+};
+struct GruStep {
+  static constexpr int kProducts = 3, kStates = 1, kCarries = 1, kInputs = 4, kOutputs = 2;
+  static void Apply(const float* product, float* carry, const float* input, float* state,
+                    float* output) {
+    const float reset = ops::Logistic(product[0] + input[0] + input[3]);
+    const float update = ops::Logistic(product[1] + input[1]);
+    const float proposal = ops::Tanh(reset * product[2] + input[2]);
+    output[0] = carry[0];
+    output[1] = product[2];
+    state[0] = carry[0] = proposal + update * (carry[0] - proposal);
+  }
+};
+struct LstmStep {
+  static constexpr int kProducts = 4, kStates = 1, kCarries = 1, kInputs = 5, kOutputs = 1;
+  static void Apply(const float* product, float* carry, const float* input, float* state,
+                    float* output) {
+    const float forget = ops::Logistic(product[1] + input[1] + input[4]);
+    carry[0] =
+        forget * carry[0] + ops::Logistic(product[0] + input[0]) * ops::Tanh(product[2] + input[2]);
+    output[0] = carry[0];
+    state[0] = ops::Logistic(product[3] + input[3]) * ops::Tanh(carry[0]);
+  }
+};
+// One product and several states, as an adjoint has them. One input is passed on as it is.
+struct AdjointStep {
+  static constexpr int kProducts = 1, kStates = 3, kCarries = 1, kInputs = 3, kOutputs = 1;
+  static void Apply(const float* product, float* carry, const float* input, float* state,
+                    float* output) {
+    carry[0] = 0.5f * carry[0] + product[0];
+    state[0] = ops::Tanh(carry[0]);
+    state[1] = input[1];
+    state[2] = input[0] * product[0] + input[2];
+    output[0] = carry[0];
+  }
+};
+
+// Two arrays of inputs: one for every step, batch entry and unit, and a bias in float32.
+template <typename Step>
+struct ArraysOf {
+  static constexpr int kInputs = 2, kOutputs = 1;
+  static constexpr int kInputParts[] = {Step::kInputs - 1, 1}, kOutputParts[] = {Step::kOutputs};
+  static constexpr bool kInputIsFloat[] = {false, true};
+};
+
+struct ScanSize {
+  int64_t steps, batch;
+  bool reverse = false;
+  int64_t lead = 0;      // elements that arrays begin behind an aligned place
+  bool has_nan = false;  // in the input of one batch entry, with the bits of an unwritten word
+};
+
+template <typename Step, typename State, int64_t kHidden>
+class ScanTest {
+ public:
+  // `weights`: the matrix of the product, (rows, columns), as the kernel has it.
+  ScanTest(const ScanSize& size, std::vector<double> weights, int64_t exchange_bytes)
+      : size_(size),
+        weights_(std::move(weights)),
+        exchange_(static_cast<size_t>(exchange_bytes / 4 + kPadding), ~0u),
+        input_(Normal<State>(size.lead + Cells() * (Step::kInputs - 1))),
+        bias_(Normal<float>(size.lead + kHidden)),
+        initial_state_(Normal<State>(size.lead + size.batch * Step::kStates * kHidden)),
+        states_(static_cast<size_t>(size.lead + Cells() * Step::kStates)),
+        output_(static_cast<size_t>(size.lead + Cells() * Step::kOutputs)) {
+    for (int i = 0; i < Step::kCarries; ++i) {
+      initial_carry_[i] = Normal<float>(size.lead + size.batch * kHidden);
+      final_carry_[i].resize(static_cast<size_t>(size.lead + size.batch * kHidden));
+    }
+    if (size.has_nan)
+      std::memset(&Input(1, size.batch - 1, Step::kInputs - 2, 2), 0xff, sizeof(State));
+  }
+
+  // Without its weights; a second problem may share the words for errors.
+  RecurrentScanProblem Problem() {
+    RecurrentScanProblem p;
+    p.steps = size_.steps;
+    p.batch = size_.batch;
+    p.hidden = kHidden;
+    p.reverse = size_.reverse;
+    p.inputs[0] = {input_.data() + size_.lead, size_.batch * (Step::kInputs - 1) * kHidden,
+                   (Step::kInputs - 1) * kHidden, kHidden, 1};
+    p.inputs[1] = {bias_.data() + size_.lead, 0, 0, kHidden, 1};
+    p.initial_state = initial_state_.data() + size_.lead;
+    p.states = states_.data() + size_.lead;
+    p.outputs[0] = output_.data() + size_.lead;
+    for (int i = 0; i < Step::kCarries; ++i) {
+      p.initial_carry[i] = initial_carry_[i].data() + size_.lead;
+      p.final_carry[i] = final_carry_[i].data() + size_.lead;
+    }
+    p.exchange = exchange_.data();
+    p.poll_delays = {200, 50, 10};
+    p.wait_limits = {int64_t{1} << 40, &error_, &report_};
+    p.arrivals = &arrivals_;
+    return p;
+  }
+
+  // Step by step, from the states that the kernel has found: each follows from the one before.
+  void Check() const {
+    if (error_ != ~0u || report_ != 0) Fail("a watchdog", 0, 0, error_, ~0u);
+    std::vector<float> carry(static_cast<size_t>(size_.batch * kHidden * kMostCarries));
+    for (int64_t b = 0; b < size_.batch; ++b) {
+      for (int64_t unit = 0; unit < kHidden; ++unit) {
+        for (int i = 0; i < Step::kCarries; ++i) {
+          CarryOf(carry, b, unit)[i] = initial_carry_[i][size_.lead + b * kHidden + unit];
+        }
+      }
+    }
+    for (int64_t step = 0; step < size_.steps; ++step) {
+      for (int64_t b = 0; b < size_.batch; ++b) {
+        for (int64_t unit = 0; unit < kHidden; ++unit) {
+          CheckCell(step, b, unit, CarryOf(carry, b, unit));
+        }
+      }
+    }
+    for (int64_t b = 0; b < size_.batch; ++b) {
+      for (int64_t unit = 0; unit < kHidden; ++unit) {
+        for (int i = 0; i < Step::kCarries; ++i) {
+          const float got = final_carry_[i][size_.lead + b * kHidden + unit];
+          Compare<State>("last carry", b, unit, got, CarryOf(carry, b, unit)[i]);
+        }
+      }
+    }
+  }
+
+  // Of a launch that lacks a block: both words say so, and the last state is NaN.
+  void CheckTimedOut() const {
+    if (error_ != 0 || report_ != 1) Fail("a missing block", error_, report_, 0, 1);
+    const int64_t last = TimeOf(size_.steps - 1);
+    int64_t nans = 0, written = 0;
+    for (int64_t i = 0; i < size_.batch * kHidden * Step::kStates; ++i) {
+      const State& state = states_[size_.lead + last * size_.batch * kHidden * Step::kStates + i];
+      const double x = ToAccumulator(state);
+      nans += std::isnan(x);
+      written += std::isnan(x) || x != 0;  // the missing block's units are as they were
+    }
+    if (nans == 0 || nans != written) Fail("after a missing block", nans, written, 0, 0);
+  }
+
+ private:
+  static constexpr int64_t kColumns = Step::kStates * kHidden, kPadding = 4;
+  static constexpr int kMostCarries = Step::kCarries > 0 ? Step::kCarries : 1;
+
+  int64_t Cells() const { return size_.steps * size_.batch * kHidden; }
+  int64_t TimeOf(int64_t step) const { return size_.reverse ? size_.steps - 1 - step : step; }
+  State& Input(int64_t t, int64_t b, int64_t part, int64_t unit) {
+    return input_[size_.lead + ((t * size_.batch + b) * (Step::kInputs - 1) + part) * kHidden +
+                  unit];
+  }
+  static float* CarryOf(std::vector<float>& carry, int64_t b, int64_t unit) {
+    return carry.data() + (b * kHidden + unit) * kMostCarries;
+  }
+  // What precedes a step: (state parts, units) of a batch entry.
+  const State* StateBefore(int64_t step, int64_t b) const {
+    return step == 0
+               ? initial_state_.data() + size_.lead + b * kColumns
+               : states_.data() + size_.lead + (TimeOf(step - 1) * size_.batch + b) * kColumns;
+  }
+
+  void CheckCell(int64_t step, int64_t b, int64_t unit, float* carry) const {
+    const int64_t t = TimeOf(step), row = t * size_.batch + b;
+    const State* before = StateBefore(step, b);
+    float products[Step::kProducts], inputs[Step::kInputs], states[Step::kStates],
+        outputs[Step::kOutputs];
+    for (int g = 0; g < Step::kProducts; ++g) {
+      double sum = 0;
+      for (int64_t k = 0; k < kColumns; ++k) {
+        const double weight = weights_[(g * kHidden + unit) * kColumns + k];
+        if (weight != 0) sum += weight * double(ToAccumulator(before[k]));
+      }
+      products[g] = static_cast<float>(sum);
+    }
+    for (int i = 0; i + 1 < Step::kInputs; ++i) {
+      inputs[i] =
+          ToAccumulator(input_[size_.lead + (row * (Step::kInputs - 1) + i) * kHidden + unit]);
+    }
+    inputs[Step::kInputs - 1] = bias_[size_.lead + unit];
+    Step::Apply(products, carry, inputs, states, outputs);
+    for (int s = 0; s < Step::kStates; ++s) {
+      const State got = states_[size_.lead + row * kColumns + s * kHidden + unit];
+      Compare<State>("state", step, unit, ToAccumulator(got), states[s]);
+    }
+    for (int i = 0; i < Step::kOutputs; ++i) {
+      const State got = output_[size_.lead + (row * Step::kOutputs + i) * kHidden + unit];
+      Compare<State>("output", step, unit, ToAccumulator(got), outputs[i]);
+    }
+  }
+
+  template <typename T>
+  static void Compare(const char* what, int64_t row, int64_t column, double got, double wanted) {
+    const double rounding = sizeof(T) == 4 ? 0x1p-18 : 0x1p-7;
+    const bool close = std::isnan(wanted)
+                           ? std::isnan(got)
+                           : std::fabs(got - wanted) <= rounding * (1 + std::fabs(wanted));
+    if (!close) Fail(what, row, column, got, wanted);
+  }
+
+  const ScanSize size_;
+  const std::vector<double> weights_;
+  std::vector<uint32_t> exchange_;
+  std::vector<State> input_;
+  std::vector<float> bias_;
+  std::vector<State> initial_state_, states_, output_;
+  std::vector<float> initial_carry_[kMostCarries], final_carry_[kMostCarries];
+  uint32_t error_ = ~0u, report_ = 0, arrivals_ = ~0u;
+};
+
+// Weights with which a state neither vanishes nor grows.
+template <typename T>
+std::vector<T> SmallWeights(int64_t size, int64_t columns) {
+  std::vector<T> weights = Normal<T>(size);
+  for (T& weight : weights) {
+    weight = FromFloat<T>(ToAccumulator(weight) / std::sqrt(float(columns)));
+  }
+  return weights;
+}
+
+}  // namespace jaxsparse

@@ -1,0 +1,143 @@
+// Recurrent scans with sparse weights, whose blocks run at once on an emulated GPU.
+#include "device/recurrent_scan_operands.h"
+// The steps come first.
+#include "recurrent/recurrent_scan_sparse.cu"
+#include "recurrent/sparse_layout.cc"
+
+namespace jaxsparse {
+
+alignas(16) __shared__ unsigned char dynamic_shared[16384];
+
+namespace {
+
+struct SparseOptions {
+  int batch;  // of the scan; the layout's is padded
+  int piece_bytes;
+  int shared_entries = 0;
+  int cell_threads = 32;
+  bool packed = false;
+  int scans = 1;
+  bool barrier = false, prefetch = false;
+  unsigned most_delay = 0;
+};
+
+// All but what the plan says of the launch, which the kernel computes.
+template <typename Step, typename S, typename W, SparseShape kLayout, SparseOptions kOptions>
+struct SparseSizes {
+  using State = S;
+  using Weight = W;
+  using Arrays = ArraysOf<Step>;
+  static constexpr SparseShape kShape = kLayout;
+  static constexpr int kScans = kOptions.scans, kBlocks = kLayout.blocks;
+  static constexpr int kBatch = std::bit_ceil(
+      static_cast<unsigned>(std::max(kOptions.batch, static_cast<int>(4 / sizeof(S)))));
+  static constexpr int kPieceBytes = kOptions.piece_bytes;
+  static constexpr int kSharedEntries = kOptions.shared_entries;
+  static constexpr int kPartialSums = 8 * kLayout.products * kLayout.units, kRowSums = 20;
+  static constexpr int kCellThreads = kOptions.cell_threads;
+  static constexpr bool kPacked = kOptions.packed;
+  static constexpr bool kBarrier = kOptions.barrier, kPrefetch = kOptions.prefetch;
+  static constexpr unsigned kMostDelay = kOptions.most_delay;
+};
+template <typename Step, typename S, typename W, SparseShape kLayout, SparseOptions kOptions>
+struct SparsePlan : SparseSizes<Step, S, W, kLayout, kOptions> {
+  using Sizes = SparseSizes<Step, S, W, kLayout, kOptions>;
+  static constexpr int kLaunchSharedBytes = SparseShared<Sizes>::kBytes;
+  static constexpr int64_t kLaunchSlot = SparseProduct<Sizes>::kSlot;
+};
+
+SparseLayout LayOut(const SparsePatternView& pattern, const SparseShape& shape, int piece_bytes) {
+  std::string error;
+  SparseShape wanted = shape;
+  wanted.lanes = 1;
+  auto layout = MakeSparseLayout(pattern, wanted, shape.threads, piece_bytes, true, &error);
+  if (!layout) emulated::Block::Fail(error.c_str());
+  const SparseShape& made = layout->shape;
+  if (made.units != shape.units) Fail("units of a block", 0, 0, shape.units, made.units);
+  if (made.threads != shape.threads) Fail("threads", 0, 0, shape.threads, made.threads);
+  if (made.lanes != shape.lanes) Fail("lanes", 0, 0, shape.lanes, made.lanes);
+  return *std::move(layout);
+}
+
+struct Case {
+  int64_t steps = 5;
+  int64_t lead = 0;
+  bool has_nan = false, backwards = false;
+  int missing = -1;  // a block
+};
+
+template <typename Step, typename S, typename W, int kHidden, SparseShape kShape,
+          SparseOptions kOptions>
+void Test(const Case& c) {
+  using Plan = SparsePlan<Step, S, W, kShape, kOptions>;
+  constexpr int64_t kRows = Step::kProducts * kHidden, kColumns = Step::kStates * kHidden;
+  RandomPattern<uint16_t> random(kRows, kColumns, 0.3, 0.7, Disorder::kNone, 0);
+  const Pattern pattern = random.AsOperand();
+  SparsePatternView view;
+  view.hidden = kHidden;
+  view.row_offsets = static_cast<const int32_t*>(pattern.row_offsets.data);
+  view.column_indices = pattern.column_indices.data;
+  view.index_type = IndexType::kUint16;
+  const SparseLayout layout = LayOut(view, kShape, kOptions.piece_bytes);
+  if (layout.partial_sums > Plan::kPartialSums || layout.row_sums > Plan::kRowSums) {
+    Fail("sums", layout.partial_sums, layout.row_sums, Plan::kPartialSums, Plan::kRowSums);
+  }
+  std::vector<W> weights = SmallWeights<W>(c.lead + pattern.nse, kColumns / 3);
+  std::vector<double> matrix(static_cast<size_t>(kRows * kColumns));
+  for (int64_t row = 0; row < kRows; ++row) {
+    for (int64_t i = random.offset(row); i < random.offset(row + 1); ++i) {
+      matrix[row * kColumns + random.column(i)] = ToAccumulator(weights[c.lead + i]);
+    }
+  }
+  RecurrentScans<Plan::kScans> scans;
+  std::deque<ScanTest<Step, S, kHidden>> tests;
+  for (int i = 0; i < Plan::kScans; ++i) {
+    const ScanSize size{c.steps, kOptions.batch, i % 2 == 1, c.lead, c.has_nan};
+    tests.emplace_back(size, matrix, c.steps * Plan::kLaunchSlot);
+    RecurrentScanProblem& p = scans.scan[i] = tests.back().Problem();
+    p.weights = weights.data() + c.lead;
+    p.weights_size = pattern.nse;
+    p.layout = layout.words.data();
+    if (c.missing >= 0) p.wait_limits.limit_ns = 1000;
+  }
+  emulated::Launch({.blocks = Plan::kScans * Plan::kBlocks,
+                    .threads = kBlockThreads<Plan>,
+                    .cluster = kShape.cluster,
+                    .missing = c.missing,
+                    .backwards = c.backwards},
+                   {reinterpret_cast<char*>(dynamic_shared), sizeof(dynamic_shared)},
+                   Plan::kLaunchSharedBytes, [&] { RecurrentScan<Step, Plan>(scans); });
+  for (int i = 0; i < Plan::kScans; ++i) {
+    const bool lacks_block = c.missing >= 0 && c.missing / Plan::kBlocks == i;
+    lacks_block ? tests[i].CheckTimedOut() : tests[i].Check();
+  }
+}
+
+}  // namespace
+}  // namespace jaxsparse
+
+int main() {
+  using namespace jaxsparse;
+  {  // entries in shared memory as well, of unaligned arrays
+    constexpr SparseShape kShape{4, 1, 3, 1, 8, 96, 2, 3, 4};
+    constexpr auto Lstm = Test<LstmStep, float, float, 23, kShape, SparseOptions{3, 16, 1, 32}>;
+    Lstm({});
+    Lstm({.steps = 3, .lead = 1, .has_nan = true, .backwards = true});
+    Lstm({.missing = 1});
+  }
+  {  // clusters, whose blocks hand each other partial sums, with warps that are held up
+    constexpr SparseShape kShape{3, 1, 4, 2, 8, 96, 2, 4, 2};
+    constexpr auto Gru = Test<GruStep, bfloat16, bfloat16, 29, kShape,
+                              SparseOptions{5, 16, 0, 32, true, 1, false, true, 3000}>;
+    Gru({.steps = 7, .lead = 1});
+    Gru({.has_nan = true, .backwards = true});
+  }
+  {  // two scans side by side, the blocks of each of which meet at a barrier
+    constexpr SparseShape kShape{1, 3, 2, 1, 8, 64, 1, 4, 4};
+    constexpr auto Adjoint =
+        Test<AdjointStep, float16, float, 13, kShape, SparseOptions{1, 4, 0, 32, false, 2, true}>;
+    Adjoint({.lead = 1});
+    Adjoint({.missing = 1});
+  }
+  std::puts("all results agree");
+}

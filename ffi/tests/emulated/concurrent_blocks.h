@@ -1,0 +1,126 @@
+// Launches whose blocks run at once, since they wait for one another: in one pass after another all
+// threads of all blocks get a turn. Tests of such kernels define EMULATED_CONCURRENT_BLOCKS: their
+// shared memory is thread-local memory of the program, of which each block has a copy that is
+// brought to its place when the block's threads run. What a block stores to another one's shared
+// memory goes to that copy.
+#pragma once
+
+#include <link.h>
+#include <sanitizer/asan_interface.h>
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+
+#include "emulated/gpu.h"
+
+namespace emulated {
+
+struct ConcurrentLaunch {
+  int blocks = 1;
+  int threads = kWarpLanes;
+  int cluster = 1;         // blocks
+  int missing = -1;        // a block that never runs
+  bool backwards = false;  // the last block has the first turn
+};
+
+class ConcurrentBlocks {
+ public:
+  static ConcurrentBlocks* current;
+
+  ConcurrentBlocks(const ConcurrentLaunch& launch, const std::function<void()>& kernel)
+      : launch_(launch), clusters_(launch.blocks / launch.cluster) {
+    for (int i = 0; i < launch.blocks; ++i) {
+      blocks_.emplace_back(launch.threads, kernel, i);
+      // NaN, and places that are outside, which nothing must read.
+      copies_.emplace_back(SharedMemory().size(), static_cast<char>(0xff));
+    }
+  }
+
+  void Run() {
+    current = this;
+    for (bool running = true; running;) {
+      const uint64_t before = Block::progress;
+      running = false;
+      for (int i = 0; i < launch_.blocks; ++i) {
+        const int number = launch_.backwards ? launch_.blocks - 1 - i : i;
+        if (number == launch_.missing) continue;
+        block_index.x = static_cast<unsigned>(number);
+        Swap(copies_[number]);
+        running |= blocks_[number].RunOnce();
+        Swap(copies_[number]);
+      }
+      if (running) Block::FailIfStuck(before);
+    }
+    current = nullptr;
+  }
+
+  void MeetCluster() {
+    Meeting& meeting = clusters_[block_index.x / launch_.cluster];
+    Block::current->Meet(meeting, launch_.threads * launch_.cluster);
+  }
+  Block& BlockOfRank(unsigned rank) { return blocks_[NumberOf(rank)]; }
+  // Where the block of that rank of the cluster has what lies at `own` in the one that runs.
+  char* OfRank(unsigned rank, char* own, size_t size) {
+    if (__asan_region_is_poisoned(own, size) != nullptr) Block::Fail("out of shared memory");
+    const unsigned number = NumberOf(rank);
+    if (number == block_index.x) return own;
+    return copies_[number].data() + (own - SharedMemory().data());
+  }
+
+ private:
+  unsigned NumberOf(unsigned rank) const {
+    if (rank >= static_cast<unsigned>(launch_.cluster)) Block::Fail("a cluster has no such block");
+    return block_index.x / launch_.cluster * launch_.cluster + rank;
+  }
+
+  // All thread-local memory of the program, which has no other.
+  static std::span<char> SharedMemory() {
+    static const std::span<char> memory = [] {
+      std::span<char> found;
+      dl_iterate_phdr(
+          [](dl_phdr_info* program, size_t, void* to) {
+            for (int i = 0; i < program->dlpi_phnum; ++i) {
+              if (program->dlpi_phdr[i].p_type != PT_TLS) continue;
+              *static_cast<std::span<char>*>(to) = {static_cast<char*>(program->dlpi_tls_data),
+                                                    program->dlpi_phdr[i].p_memsz};
+            }
+            return 1;  // the program itself comes first
+          },
+          &found);
+      return found;
+    }();
+    return memory;
+  }
+  // Without AddressSanitizer, as tests poison what a kernel must not touch.
+  [[gnu::no_sanitize_address]] static void Swap(std::vector<char>& copy) {
+    char* memory = SharedMemory().data();
+    char* other = copy.data();
+    for (size_t i = 0; i < copy.size(); ++i) {
+      const char byte = memory[i];
+      memory[i] = other[i];
+      other[i] = byte;
+    }
+  }
+
+  const ConcurrentLaunch launch_;
+  std::deque<Block> blocks_;
+  std::vector<Meeting> clusters_;
+  std::vector<std::vector<char>> copies_;
+};
+
+inline ConcurrentBlocks* ConcurrentBlocks::current = nullptr;
+
+// Runs a kernel whose dynamic shared memory is the first `shared_bytes` of `shared`.
+inline void Launch(const ConcurrentLaunch& launch, std::span<char> shared, int shared_bytes,
+                   const std::function<void()>& kernel) {
+  grid.x = static_cast<unsigned>(launch.blocks);
+  block.x = static_cast<unsigned>(launch.threads);
+  if (static_cast<size_t>(shared_bytes) > shared.size()) Block::Fail("too much shared memory");
+  const auto rest = shared.subspan(static_cast<size_t>(shared_bytes));
+  __asan_poison_memory_region(rest.data(), rest.size());
+  ConcurrentBlocks(launch, kernel).Run();
+  __asan_unpoison_memory_region(rest.data(), rest.size());
+}
+
+}  // namespace emulated

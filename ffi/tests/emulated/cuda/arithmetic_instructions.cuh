@@ -1,0 +1,47 @@
+// ffi/cuda/arithmetic_instructions.cuh on a host.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "emulated/intrinsics.h"
+#include "types.h"
+
+namespace jaxsparse {
+
+inline float FloatOfHalf(uint16_t bits) {
+  return static_cast<float>(std::bit_cast<_Float16>(bits));
+}
+inline uint16_t HalfOfFloat(float x) { return std::bit_cast<uint16_t>(static_cast<_Float16>(x)); }
+inline float FloatOfBfloat(uint16_t bits) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
+inline uint16_t BfloatOfFloat(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  return static_cast<uint16_t>(std::isnan(x) ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline uint32_t BfloatsOfFloats(float low, float high) {
+  return BfloatOfFloat(low) | static_cast<uint32_t>(BfloatOfFloat(high)) << 16;
+}
+
+inline float ApproximateReciprocal(float x) { return 1.0f / x; }
+inline float ApproximateExp2(float x) { return exp2f(x); }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }  // CUDA's own, which hosts lack
+
+inline float MaxOrNan(float a, float b) {
+  if (a == b) return __uint_as_float(__float_as_uint(a) & __float_as_uint(b));
+  return a > b || a != a ? a : b;
+}
+inline float MinOrNan(float a, float b) {
+  if (a == b) return __uint_as_float(__float_as_uint(a) | __float_as_uint(b));
+  return a < b || a != a ? a : b;
+}
+
+inline uint64_t MultiplyWide(uint32_t a, uint32_t b) { return uint64_t{a} * b; }
+inline uint32_t MinOfHalves(uint32_t a, uint32_t b) {
+  const uint32_t low = std::min(a & 0xffff, b & 0xffff), high = std::min(a >> 16, b >> 16);
+  return low | high << 16;
+}
+
+}  // namespace jaxsparse

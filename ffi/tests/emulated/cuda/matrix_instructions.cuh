@@ -1,0 +1,180 @@
+// ffi/cuda/matrix_instructions.cuh on an emulated GPU.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "cuda/arithmetic_instructions.cuh"
+#include "cuda/instructions.cuh"
+#include "emulated/gpu.h"
+
+namespace jaxsparse {
+
+struct MmaOperands {
+  uint32_t a[4], b[2];
+  float d[4];
+};
+struct MmaResult {
+  float d[4];
+};
+
+// Rounds towards zero, as tensor cores do when they add; what is too large becomes infinite.
+inline float CutOff(double x) {
+  const float nearest = static_cast<float>(x);
+  return std::fabs(nearest) > std::fabs(x) && std::isfinite(nearest) ? std::nextafter(nearest, 0.0f)
+                                                                     : nearest;
+}
+
+template <typename ToFloat>
+void EmulateMma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, ToFloat number) {
+  const MmaOperands mine{{a[0], a[1], a[2], a[3]}, {b0, b1}, {d[0], d[1], d[2], d[3]}};
+  const MmaResult result =
+      emulated::Block::current->Collect<MmaOperands, MmaResult>(mine, [&](auto given, auto taken) {
+        double of_a[16][16], of_b[16][8];
+        for (int lane = 0; lane < kWarp; ++lane) {
+          for (int word = 0; word < 4; ++word) {
+            for (int half = 0; half < 2; ++half) {
+              const int row = lane / 4 + word % 2 * 8, k = lane % 4 * 2 + half + word / 2 * 8;
+              of_a[row][k] = number(static_cast<uint16_t>(given(lane).a[word] >> 16 * half));
+            }
+          }
+          for (int word = 0; word < 2; ++word) {
+            for (int half = 0; half < 2; ++half) {
+              of_b[lane % 4 * 2 + half + word * 8][lane / 4] =
+                  number(static_cast<uint16_t>(given(lane).b[word] >> 16 * half));
+            }
+          }
+        }
+        for (int lane = 0; lane < kWarp; ++lane) {
+          for (int i = 0; i < 4; ++i) {
+            double sum = given(lane).d[i];
+            for (int k = 0; k < 16; ++k) {
+              sum += of_a[lane / 4 + i / 2 * 8][k] * of_b[k][lane % 4 * 2 + i % 2];
+            }
+            taken(lane).d[i] = CutOff(sum);
+          }
+        }
+      });
+  for (int i = 0; i < 4; ++i) d[i] = result.d[i];
+}
+inline void MultiplyAddBfloats(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  EmulateMma(d, a, b0, b1, FloatOfBfloat);
+}
+inline void MultiplyAddHalves(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  EmulateMma(d, a, b0, b1, FloatOfHalf);
+}
+
+struct FourWords {
+  uint32_t words[4];
+};
+
+inline void LoadMatrices(uint32_t (&to)[4], const void* row) {
+  const FourWords result =
+      emulated::Block::current->Collect<const void*, FourWords>(row, [&](auto given, auto taken) {
+        for (int matrix = 0; matrix < 4; ++matrix) {
+          uint16_t numbers[8][8];
+          for (int r = 0; r < 8; ++r) {
+            const void* from = given(matrix * 8 + r);
+            if (reinterpret_cast<uintptr_t>(from) % 16 != 0)
+              emulated::Block::Fail("misaligned row");
+            std::memcpy(numbers[r], from, 16);
+          }
+          for (int lane = 0; lane < kWarp; ++lane) {
+            const int i = lane / 4, j = lane % 4 * 2;
+            const uint32_t low = numbers[i][j], high = numbers[i][j + 1];
+            taken(lane).words[matrix] = low | high << 16;
+          }
+        }
+      });
+  for (int i = 0; i < 4; ++i) to[i] = result.words[i];
+}
+
+template <int kWidth>
+uint64_t SharedMatrix(uint32_t address) {
+  return uint64_t{kWidth} << 32 | address;
+}
+inline uint64_t Behind(uint64_t matrix, int bytes) {
+  if (bytes % 16 != 0) emulated::Block::Fail("misaligned matrix");
+  return (matrix & ~uint64_t{0xffffffff}) | static_cast<uint32_t>(matrix + bytes);
+}
+// Line `line` of a SharedMatrix, and there number `at`. Chunks change places by their addresses.
+inline uint16_t NumberOf(uint64_t matrix, int line, int at) {
+  const auto width = static_cast<uint32_t>(matrix >> 32);
+  uint32_t address = static_cast<uint32_t>(matrix) + line * width * 2 + at * 2;
+  address ^= (address >> 7 & (width / 8 - 1)) << 4;
+  return SharedAt<uint16_t>(address);
+}
+
+// Without sanitizers, with which tests on tensor cores would take a quarter longer: the loop stays
+// within its two arrays.
+[[gnu::noinline, gnu::no_sanitize("address", "undefined")]] inline double AddProducts(
+    double sum, const float (&row)[16], const float (&column)[16]) {
+  for (int k = 0; k < 16; ++k) sum += double(row[k]) * column[k];
+  return sum;
+}
+
+// Done when the warpgroup waits, and not before; a warp does its own 16 rows.
+template <bool kTransposed, int kCount, typename ToFloat>
+void EmulateWarpgroupMma(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b, ToFloat number) {
+  constexpr int kColumns = kCount * 2;
+  static_assert(kColumns % 8 == 0);
+  struct OfLane {
+    std::array<uint32_t, 4> a;
+    float* d;
+  };
+  const OfLane own{{a[0], a[1], a[2], a[3]}, d};
+  if (static_cast<uint32_t>(b) % 16 != 0) emulated::Block::Fail("misaligned matrix");
+  emulated::Block::current->Postpone([=] {
+    emulated::Block::current->Collect<OfLane, int>(own, [&](auto given, auto) {
+      float columns[kColumns][16];
+      for (int column = 0; column < kColumns; ++column) {
+        for (int k = 0; k < 16; ++k) {
+          columns[column][k] =
+              number(kTransposed ? NumberOf(b, k, column) : NumberOf(b, column, k));
+        }
+      }
+      float rows[16][16];
+      for (int lane = 0; lane < kWarp; ++lane) {
+        for (int word = 0; word < 4; ++word) {
+          for (int half = 0; half < 2; ++half) {
+            const int row = lane / 4 + word % 2 * 8, k = lane % 4 * 2 + half + word / 2 * 8;
+            rows[row][k] = number(static_cast<uint16_t>(given(lane).a[word] >> 16 * half));
+          }
+        }
+      }
+      for (int lane = 0; lane < kWarp; ++lane) {
+        for (int i = 0; i < kCount; ++i) {
+          float& sum = given(lane).d[i];
+          const auto& column = columns[i / 4 * 8 + lane % 4 * 2 + i % 2];
+          sum = CutOff(AddProducts(sum, rows[lane / 4 + i / 2 % 2 * 8], column));
+        }
+      }
+    });
+  });
+}
+template <bool kTransposed, bool kAdd = true, int kCount>
+void MultiplyAddBfloats(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b) {
+  if constexpr (!kAdd) {
+    emulated::Block::current->Postpone([&d] {
+      for (float& sum : d) sum = 0;
+    });
+  }
+  EmulateWarpgroupMma<kTransposed>(d, a, b, FloatOfBfloat);
+}
+template <bool kTransposed, int kCount>
+void MultiplyAddHalves(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b) {
+  EmulateWarpgroupMma<kTransposed>(d, a, b, FloatOfHalf);
+}
+template <int kCount>
+void TakeRegisters() {}
+template <int kCount>
+void GiveUpRegisters() {}
+template <int kBlocks, int kCount>
+void BeginProducts(float (&)[kBlocks][kCount]) {}
+template <int kBlocks, int kCount>
+void WaitForProducts(float (&)[kBlocks][kCount]) {
+  emulated::Block::current->DoPostponed();
+}
+
+}  // namespace jaxsparse
