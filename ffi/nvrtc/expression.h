@@ -51,7 +51,9 @@ inline std::string Field(const char* name, const std::string& value) {
 inline std::string ConfigExpression(const char* type, std::initializer_list<std::string> fields) {
   std::string text = "jaxsparse::";
   text += type;
-  text += "{" + Joined(fields) + "}";
+  text += "{";
+  text += Joined(fields);
+  text += "}";
   return text;
 }
 
