@@ -455,6 +455,22 @@ def test_layouts_of_no_recurrent_matrix(gates, change):
         )
 
 
+@pytest.mark.parametrize(
+    "sizes, message",
+    [
+        ({"cluster": 0}, "cluster of a layout is missing or out of range"),
+        ({"piece_bytes": -4}, "piece_bytes of a layout is missing or out of range"),
+        ({"units": 1 << 25}, "units of a layout is missing or out of range"),
+        ({"units": 1 << 20, "blocks": 64}, "the sizes of a layout are out of range"),
+    ],
+)
+def test_forms_of_no_layout(sizes, message):
+    topology = Topology.from_mask(np.eye(32, dtype=bool))
+    form = lay_out(topology, 1, 4, jnp.dtype("float32"), H200).forms[0]
+    with pytest.raises(ValueError, match=message):
+        _ = dataclasses.replace(form, **sizes).words
+
+
 def test_layouts_of_two_directions_have_one_form():
     rng = np.random.default_rng(0)
     masks = [rng.random((4 * 256, 256)) < density for density in (0.1, 0.12)]

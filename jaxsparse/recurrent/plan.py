@@ -147,7 +147,10 @@ class Variant:
     barrier: bool
 
 
-VARIANTS = {name: Variant(*kind) for name, *kind in _ffi.scan_variants()}
+VARIANTS = {
+    name: Variant(weights, tensor_cores, barrier)
+    for name, weights, tensor_cores, barrier in _ffi.scan_variants()
+}
 
 
 def make_plan(
