@@ -462,6 +462,7 @@ def test_layouts_of_no_recurrent_matrix(gates, change):
         ({"piece_bytes": -4}, "piece_bytes of a layout is missing or out of range"),
         ({"units": 1 << 25}, "units of a layout is missing or out of range"),
         ({"units": 1 << 20, "blocks": 64}, "the sizes of a layout are out of range"),
+        ({"piece_bytes": 3}, "the sizes of a layout are out of range"),
     ],
 )
 def test_forms_of_no_layout(sizes, message):

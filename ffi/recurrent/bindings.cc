@@ -104,7 +104,7 @@ SparseForm FormOf(const NamedSizes& sizes) {
                 {"lanes", &shape.lanes},       {"entries", &shape.entries},
                 {"group", &shape.group},       {"partial_sums", &form.partial_sums},
                 {"row_sums", &form.row_sums},  {"piece_bytes", &form.piece_bytes}};
-  constexpr int kMost = 1 << 24;
+  constexpr int kMost = 1 << 24;  // of units, and more than there are of anything else
   for (const auto& field : fields) {
     const auto size = sizes.find(field.name);
     if (size == sizes.end() || size->second < 1 || size->second > kMost) {
@@ -113,12 +113,13 @@ SparseForm FormOf(const NamedSizes& sizes) {
     }
     *field.value = size->second;
   }
-  constexpr double kMostWords = 1 << 30;
-  const double places = static_cast<double>(shape.blocks) * shape.units;
+  // Then all sizes that follow are those of an int.
+  const double columns = static_cast<double>(shape.blocks) * shape.units * shape.state_parts;
+  const double rows = static_cast<double>(shape.units) * shape.products;
   const double slots = static_cast<double>(shape.lanes) * shape.threads * shape.entries;
-  if (places * shape.state_parts > 1 << 25 || form.partial_sums > 0xffff ||
-      slots > kMostWords / 4 ||
-      static_cast<double>(shape.units) * shape.products > kMostWords / 4) {
+  const bool is_piece = form.piece_bytes == 4 || form.piece_bytes == 8 || form.piece_bytes == 16;
+  if (columns > 1 << 25 || rows > 1 << 28 || slots > 1 << 28 || form.partial_sums > 0xffff ||
+      !is_piece) {
     throw nb::value_error("the sizes of a layout are out of range");
   }
   return form;
