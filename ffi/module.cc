@@ -1,6 +1,5 @@
 // The extension module: FFI targets, the tables of variants, and the device compiler.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -14,9 +13,7 @@
 #include "host/registry.h"
 #include "nvrtc/compiler.h"
 #include "nvrtc/disk_cache.h"
-#include "persistent/failures.h"
-#include "recurrent/problem.h"
-#include "recurrent/sparse_layout.h"
+#include "recurrent/bindings.h"
 
 namespace nb = nanobind;
 
@@ -142,71 +139,6 @@ nb::list DevicesOfCuda() {
   return devices;
 }
 
-// The GPUs on which a recurrent scan has given up since this was last asked; waits for them all.
-std::vector<int> TakeScanFailures() {
-  std::string error;
-  const std::vector<int> failed = WaitForFailures(&error);
-  if (!error.empty()) throw std::runtime_error(error);
-  return failed;
-}
-
-using Indices = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-bool IsPatternOf(const Indices& row_offsets, const Indices& column_indices, int64_t rows,
-                 int64_t columns) {
-  if (static_cast<int64_t>(row_offsets.size()) != rows + 1) return false;
-  const int32_t* offsets = row_offsets.data();
-  const int64_t entries = offsets[rows];
-  return offsets[0] == 0 && std::is_sorted(offsets, offsets + rows + 1) &&
-         entries <= static_cast<int64_t>(column_indices.size()) &&
-         std::all_of(column_indices.data(), column_indices.data() + entries,
-                     [&](int32_t column) { return column >= 0 && column < columns; });
-}
-
-// How a scan's sparse matrix lies on chip (recurrent/sparse_layout.h), or a ValueError that says
-// why it does not fit. `permutation`, which may be empty, says where each entry's value lies.
-nb::dict LayOutSparse(Indices row_offsets, Indices column_indices, Indices permutation,
-                      int64_t hidden, int products, int state_parts, int blocks, int cluster,
-                      int most_threads, int fewest_threads, int entries, int group, int piece_bytes,
-                      bool bank_aware) {
-  if (!IsPatternOf(row_offsets, column_indices, products * hidden, state_parts * hidden) ||
-      (permutation.size() != 0 && permutation.size() < column_indices.size())) {
-    throw nb::value_error("the pattern is not one of a recurrent matrix of this size");
-  }
-  SparsePatternView pattern;
-  pattern.hidden = hidden;
-  pattern.row_offsets = row_offsets.data();
-  pattern.column_indices = column_indices.data();
-  pattern.permutation = permutation.size() == 0 ? nullptr : permutation.data();
-  SparseShape shape;
-  shape.products = products;
-  shape.state_parts = state_parts;
-  shape.blocks = blocks;
-  shape.cluster = cluster;
-  shape.units = UnitsPerBlock(hidden, blocks, cluster, state_parts, piece_bytes);
-  shape.threads = most_threads;
-  shape.entries = entries;
-  shape.group = group;
-  std::string error;
-  std::optional<SparseLayout> layout;
-  {
-    const nb::gil_scoped_release released;
-    layout = MakeSparseLayout(pattern, shape, fewest_threads, piece_bytes, bank_aware, &error);
-  }
-  if (!layout) throw nb::value_error(error.c_str());
-  nb::dict result;
-  result["units"] = layout->shape.units;
-  result["threads"] = layout->shape.threads;
-  result["lanes"] = layout->shape.lanes;
-  result["partial_sums"] = layout->partial_sums;
-  result["row_sums"] = layout->row_sums;
-  result["wavefronts"] = layout->wavefronts;
-  result["filling"] = layout->filling;
-  result["words"] = nb::bytes(reinterpret_cast<const char*>(layout->words.data()),
-                              layout->words.size() * sizeof(uint32_t));
-  return result;
-}
-
 }  // namespace
 
 NB_MODULE(_ffi, m) {
@@ -224,18 +156,10 @@ NB_MODULE(_ffi, m) {
         nb::arg("architecture"), nb::arg("text") = "");
   m.def("nvrtc_version", VersionOfNvrtc);
   m.def("cuda_devices", DevicesOfCuda);
-  m.def("take_scan_failures", TakeScanFailures, nb::call_guard<nb::gil_scoped_release>());
-  m.def("lay_out_sparse", LayOutSparse, nb::arg("row_offsets"), nb::arg("column_indices"),
-        nb::arg("permutation"), nb::kw_only(), nb::arg("hidden"), nb::arg("products"),
-        nb::arg("state_parts"), nb::arg("blocks"), nb::arg("cluster"), nb::arg("most_threads"),
-        nb::arg("fewest_threads"), nb::arg("entries"), nb::arg("group"), nb::arg("piece_bytes"),
-        nb::arg("bank_aware"));
   m.def("architecture_name", ArchitectureName, nb::arg("compute_capability"));
   m.def("cache_folder", CacheFolder);
   m.def("cache_limit", CacheLimit);
-  m.attr("SCAN_MOST_ARRAYS") = kMaxScanArrays;
-  m.attr("SCANS_OF_LAUNCH") = kMaxScansOfLaunch;
-  m.attr("SCAN_FLAG_BYTES") = kScanFlagBytes;
+  BindRecurrentScan(m);
 }
 
 }  // namespace jaxsparse

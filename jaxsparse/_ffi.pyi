@@ -50,9 +50,31 @@ def lay_out_sparse(
     piece_bytes: int,
     bank_aware: bool,
 ) -> dict[str, Any]: ...
+def sizes_of_layout(form: dict[str, int]) -> dict[str, int]: ...
+def padded_batch(batch: int, state_bytes: int) -> int: ...
+def widest_piece(batch: int, state_bytes: int) -> int: ...
+def most_pairs_batch(state_bytes: int) -> int: ...
+def scan_variants() -> list[tuple[str, str, bool, bool]]: ...
+def plan_scan(
+    variant: str,
+    *,
+    products: int,
+    states: int,
+    inputs: int,
+    outputs: int,
+    hidden: int,
+    batch: int,
+    length: int,
+    state_dtype: str,
+    weight_dtype: str,
+    sparse: bool,
+    layout_form: dict[str, int] | None,
+    directions: int,
+    multiprocessors: int,
+    shared_bytes: int,
+) -> tuple[dict[str, Any] | None, str, int, float]: ...
 def cache_folder() -> str: ...
 def cache_limit() -> int: ...
 
 SCAN_MOST_ARRAYS: int
-SCANS_OF_LAUNCH: int
 SCAN_FLAG_BYTES: int

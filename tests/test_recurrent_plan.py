@@ -18,7 +18,7 @@ from jaxsparse.recurrent.plan import (
     VARIANTS,
     NoPlan,
     Plan,
-    Problem,
+    ScanForm,
     make_plan,
 )
 
@@ -28,7 +28,7 @@ def shape(*sizes, dtype=jnp.float32):
 
 
 def dense(products=1, states=1, hidden=1024, batch=4, dtype="bfloat16", weights=None, **changes):
-    form = Problem(
+    form = ScanForm(
         products=products,
         states=states,
         inputs=products,
@@ -71,11 +71,11 @@ def test_what_fits(name):
     problem = FITTING[name]
     plan = make_plan(problem, H200)
     assert isinstance(plan, Plan), plan
-    constants = dict(plan.constants)
+    units = int(re.search(r"\.units = (\d+)", plan.constants)[1])
     assert plan.scans * plan.blocks <= plan.resident * H200.multiprocessors
     assert plan.resident * plan.threads <= 2048 and plan.threads <= 1024
     assert plan.resident * (plan.shared_bytes + 1024) <= H200.shared_bytes + 1024
-    assert plan.blocks * constants["kUnits"] >= problem.hidden
+    assert plan.blocks * units >= problem.hidden
     item = 4 if problem.state_dtype == "float32" else 2
     slots = problem.length * problem.batch * problem.states * problem.hidden
     assert plan.groups * plan.exchange_bytes >= slots * item
@@ -128,7 +128,7 @@ def test_sparse_matrices_in_dense_form():
         mask = np.random.default_rng(0).random((h, h)) < density
         layout = lay_out(Topology.from_mask(mask), 1, 4, jnp.dtype(dtype), H200)
         problem = dense(1, hidden=h, sparse=True, dtype=dtype, weights=weights)
-        return make_plan(dataclasses.replace(problem, form=layout.forms[0]), H200).variant
+        return make_plan(dataclasses.replace(problem, layout_form=layout.forms[0]), H200).variant
 
     assert chosen(2304, 0.3, "bfloat16", None) == "masked_tensor_cores"
     assert chosen(1792, 0.1, "bfloat16", "float32") == "sparse_pairs"
@@ -173,10 +173,11 @@ def test_barriers_are_only_chosen_on_demand(name):
     )
     if variant.weights == "pairs":
         layout = lay_out(Topology.from_mask(np.eye(1024, dtype=bool)), 1, 4, jnp.dtype("f4"), H200)
-        problem = dataclasses.replace(problem, form=layout.forms[0])
+        problem = dataclasses.replace(problem, layout_form=layout.forms[0])
     assert not VARIANTS[make_plan(problem, H200).variant].barrier
     assert make_plan(problem, H200, name).variant == name
-    assert dict(make_plan(problem, H200, name).constants)["kBarrier"] == variant.barrier
+    barrier = f"kBarrier = {str(variant.barrier).lower()};"
+    assert barrier in make_plan(problem, H200, name).constants
     assert name in backend.TARGETS["recurrent_scan"]["variants"]["cuda"]
 
 
@@ -258,7 +259,7 @@ def test_explain_a_pattern_that_is_an_argument():
     assert explain(scan, matrix, *arguments)[0].plan.variant == "masked_fma"
     packed = recurrent.pack(matrix, batch=2, dtype=jnp.float32)
     assert "scan_layout" in packed.topology.layouts
-    assert explain(scan, packed, *arguments)[0].problem.form is not None
+    assert explain(scan, packed, *arguments)[0].problem.layout_form is not None
     # For another batch it is laid out in another way.
     arguments = (jnp.zeros((5, 64)), jnp.zeros((9, 5, 64)))
     assert isinstance(explain(scan, packed, *arguments)[0].plan, NoPlan | Plan)
@@ -461,6 +462,23 @@ def test_layouts_of_no_recurrent_matrix(gates, change):
         )
 
 
+@pytest.mark.parametrize(
+    "sizes, message",
+    [
+        ({"cluster": 0}, "cluster of a layout is missing or out of range"),
+        ({"piece_bytes": -4}, "piece_bytes of a layout is missing or out of range"),
+        ({"units": 1 << 25}, "units of a layout is missing or out of range"),
+        ({"units": 1 << 20, "blocks": 64}, "the sizes of a layout are out of range"),
+        ({"piece_bytes": 3}, "the sizes of a layout are out of range"),
+    ],
+)
+def test_forms_of_no_layout(sizes, message):
+    topology = Topology.from_mask(np.eye(32, dtype=bool))
+    form = lay_out(topology, 1, 4, jnp.dtype("float32"), H200).forms[0]
+    with pytest.raises(ValueError, match=message):
+        _ = dataclasses.replace(form, **sizes).words
+
+
 def test_layouts_of_two_directions_have_one_form():
     rng = np.random.default_rng(0)
     masks = [rng.random((4 * 256, 256)) < density for density in (0.1, 0.12)]
@@ -475,7 +493,7 @@ def test_layouts_of_two_directions_have_one_form():
         with_scan_layout(topology, layout).verify()
     for form, (products, states) in zip(layouts[0].forms, ((4, 1), (1, 4)), strict=True):
         problem = dense(
-            products, states, hidden=256, sparse=True, form=form, directions=2, inputs=4
+            products, states, hidden=256, sparse=True, layout_form=form, directions=2, inputs=4
         )
         plan = make_plan(problem, H200, "sparse_pairs")
         assert plan.scans == 2 and 2 * plan.blocks <= H200.multiprocessors
@@ -494,7 +512,7 @@ def test_layouts_for_measurements():
         return lambda c, xs: recurrent.scan(recurrent.elman(), packed, c, xs, variant=variant)
 
     (source,) = compiles(scan("sparse_pairs_barrier"), carry, xs)
-    assert "kPieceBytes = 4;" in source
+    assert ".piece_bytes = 4}" in source
     assert explain(scan(None), carry, xs)[0].plan.variant == "masked_fma"
 
 

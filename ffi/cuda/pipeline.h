@@ -9,8 +9,8 @@ namespace jaxsparse {
 constexpr int kPipelineCounterBytes = 20;
 constexpr int kPipelineBytes = 192 << 10;
 
-// Rows of a panel, of which a pipeline has room for `most`: as many as are useful for a matrix of so
-// many rows.
+// Rows of a panel, of which a pipeline has room for `most`: as many as are useful for a matrix of
+// so many rows.
 JAXSPARSE_INLINE int PanelRows(int64_t rows, int most) {
   int panel = 16;
   while (panel < rows && panel * 2 <= most) panel *= 2;

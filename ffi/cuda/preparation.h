@@ -11,17 +11,17 @@ namespace jaxsparse {
 JAXSPARSE_INLINE int ComponentsOf(DType dtype) { return dtype == DType::kFloat32 ? 3 : 1; }
 
 // On tensor cores a sparse matrix is cut into tiles of so many rows and columns, as the dense
-// operand it meets into tiles of so many lines. A prologue kernel prepares them, in blocks of so many
-// threads.
+// operand it meets into tiles of so many lines. A prologue kernel prepares them, in blocks of so
+// many threads.
 constexpr int kTileSize = 64, kPrepareThreads = 256;
 constexpr int kPrepareBlocks = 8;  // of a multiprocessor, so that rows are waited for at once
 constexpr int kPrepareRows = kPrepareThreads / kWarp;  // of which a block finds out the starts
 constexpr int kMostTiles = 2;  // times 32, whose starts a warp looks for at once
 constexpr int kPrepareBytes = kMostTiles * kPrepareThreads * 4;  // of shared memory
 
-// The components of a dense operand in a workspace: of each of its own batch entries, and of so many
-// columns at a time, tiles of kTileSize lines one behind the other, as they are copied to shared
-// memory.
+// The components of a dense operand in a workspace: of each of its own batch entries, and of so
+// many columns at a time, tiles of kTileSize lines one behind the other, as they are copied to
+// shared memory.
 struct ComponentTiles {
   int64_t down, across;  // tiles
   int64_t tile_bytes;
@@ -57,8 +57,8 @@ JAXSPARSE_INLINE constexpr int LinesToPrepare(int columns, int split) {
   return line * kTileSize <= kBytes ? kTileSize : kBytes / line;
 }
 
-// What the prologue kernel prepares for a product on tensor cores of a pattern and a dense operand of
-// so many lines.
+// What the prologue kernel prepares for a product on tensor cores of a pattern and a dense operand
+// of so many lines.
 struct Preparation {
   int64_t lines, width;
   ComponentTiles components;
@@ -99,7 +99,8 @@ struct Preparation {
     return own_starts * starts.down * (kTileSize / kPrepareRows);
   }
   JAXSPARSE_INLINE int64_t Units() const {
-    return RowUnits() + own_components * components.down * components.across * (kTileSize / lines_at_once);
+    return RowUnits() +
+           own_components * components.down * components.across * (kTileSize / lines_at_once);
   }
 };
 

@@ -6,7 +6,7 @@ namespace jaxsparse {
 
 KernelSource DensifySource(DType dtype, IndexType index_type) {
   return {"persistent/densify.cu",
-          "jaxsparse::Densify<" + TypeName(dtype) + ", " + TypeName(index_type) + ">"};
+          KernelExpression("Densify", {TypeName(dtype), TypeName(index_type)})};
 }
 
 std::string Densify(const DensifyProblem& problem, DType dtype, IndexType index_type, int device,

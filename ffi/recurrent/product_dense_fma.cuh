@@ -1,6 +1,6 @@
-// Products in exact float32. A warp's lanes form kRowGroups groups; lane (group, i) holds the
+// Products in exact float32. A warp's lanes form row_groups groups; lane (group, i) holds the
 // weights of its group's rows in the columns that load i of a chunk brings. So each value received
-// serves kRows / kRowGroups rows, and each weight kBatchTile batch entries; more groups mean fewer
+// serves rows / row_groups rows, and each weight batch_tile batch entries; more groups mean fewer
 // sums to add up over lanes, fewer groups fewer lanes that receive the same words.
 #pragma once
 
@@ -42,62 +42,45 @@ constexpr int Scattered(int count, int lanes) {
   return count;
 }
 
-template <typename Step, typename Plan>
+template <typename Plan>
 class DenseFma {
-  using Shape = DenseShape<Step, Plan>;
   using State = typename Plan::State;
-  static constexpr int kGroupLanes = kWarp / Plan::kRowGroups;
-  static constexpr int kPerLoad = Shape::kStatesPerLoad;
-  static constexpr int kChunk = kGroupLanes * kPerLoad;
-  static constexpr int kChunks = Shape::Ceil(Shape::kColumns, kChunk);
-  static constexpr int kLoads = Shape::Ceil(kChunks, Plan::kWarps);  // chunks of a warp
-  static constexpr int kInRegisters =
-      Plan::kRegisterChunks < kLoads ? Plan::kRegisterChunks : kLoads;
-  // A warp that waits for nobody would run ahead of the others.
-  static_assert(kChunks > (Plan::kWarps - 1) * kLoads);
-  static constexpr int kLaneRows = Shape::Ceil(Shape::kRows, Plan::kRowGroups);
-  static constexpr int kTile = Plan::kBatchTile < Plan::kBatch ? Plan::kBatchTile : Plan::kBatch;
-  static constexpr int kTiles = Shape::Ceil(Plan::kBatch, kTile);
-  static constexpr int kVectors = Shape::Ceil(kLaneRows * kPerLoad, 4);  // weights of a chunk
-  static constexpr int kSums = kLaneRows * kTile;
-  static constexpr int kSumsLeft = Scattered(kSums, kGroupLanes);
+  static constexpr DenseSizes kSizes = Plan::kSizes;
+  static_assert(!kSizes.has_idle_warps);
+  static constexpr int kTiles = (kSizes.batch + kSizes.batch_tile - 1) / kSizes.batch_tile;
+  static constexpr int kSumsLeft = Scattered(kSizes.sums, kSizes.group_lanes);
 
-  // A warp's part of the state: 16 bytes for each group of columns and batch entry. The distance
-  // between groups is odd, so that lanes with neighbouring groups read different banks.
-  static constexpr int kGroups = kLoads * kGroupLanes;
-  static constexpr int kWords = kGroups * Shape::kExchangeBatch;
-  static constexpr int kReceives = Shape::Ceil(kWords, kWarp);
-  static constexpr int kDistance = Shape::kExchangeBatch | 1;
-  static constexpr int kStateWords = kGroups * kDistance;
+  // What a warp receives: words of 16 bytes, in loads of all lanes.
+  static constexpr int kWords = kSizes.column_groups * kSizes.exchange_batch;
+  static constexpr int kReceives = (kWords + kWarp - 1) / kWarp;
 
  public:
-  static constexpr int kSharedBytes =
-      (kLoads - kInRegisters) * kVectors * Shape::kProductThreads * 16 +
-      Plan::kWarps * kStateWords * 16;
-
   __device__ __forceinline__ DenseFma(const RecurrentScanProblem& p, Words4* shared)
       : warp_(threadIdx.x / kWarp),
         lane_(threadIdx.x % kWarp),
-        state_(shared + warp_ * kStateWords),
-        shared_(reinterpret_cast<float4*>(shared + Plan::kWarps * kStateWords) + threadIdx.x) {
-    const int first_row = lane_ / kGroupLanes * kLaneRows;
+        state_(shared + warp_ * kSizes.state_words),
+        shared_(reinterpret_cast<float4*>(shared + kSizes.warps * kSizes.state_words) +
+                threadIdx.x) {
+    const int first_row = lane_ / kSizes.group_lanes * kSizes.lane_rows;
 #pragma unroll
-    for (int j = 0; j < kLoads; ++j) {
-      float chunk[kVectors * 4] = {};
+    for (int j = 0; j < kSizes.loads; ++j) {
+      float chunk[kSizes.vectors * 4] = {};
 #pragma unroll
-      for (int i = 0; i < kLaneRows; ++i) {
-        typename Plan::Weight row[kPerLoad];
-        DenseRow<Step, Plan>(p, first_row + i).Load(Column(j), row);
+      for (int i = 0; i < kSizes.lane_rows; ++i) {
+        typename Plan::Weight row[kSizes.states_per_load];
+        DenseRow<Plan>(p, first_row + i).Load(Column(j), row);
 #pragma unroll
-        for (int e = 0; e < kPerLoad; ++e) chunk[e * kLaneRows + i] = ToAccumulator(row[e]);
+        for (int e = 0; e < kSizes.states_per_load; ++e) {
+          chunk[e * kSizes.lane_rows + i] = ToAccumulator(row[e]);
+        }
       }
 #pragma unroll
-      for (int v = 0; v < kVectors * 4; ++v) {
-        if (j < kInRegisters) weights_[j < kInRegisters ? j : 0][v] = chunk[v];
+      for (int v = 0; v < kSizes.vectors * 4; ++v) {
+        if (j < kSizes.register_chunks) weights_[j < kSizes.register_chunks ? j : 0][v] = chunk[v];
       }
-      if (j >= kInRegisters) {
+      if (j >= kSizes.register_chunks) {
 #pragma unroll
-        for (int v = 0; v < kVectors; ++v) {
+        for (int v = 0; v < kSizes.vectors; ++v) {
           SharedWeights(j, v) =
               make_float4(chunk[4 * v], chunk[4 * v + 1], chunk[4 * v + 2], chunk[4 * v + 3]);
         }
@@ -108,8 +91,8 @@ class DenseFma {
   __device__ __forceinline__ void Start(const RecurrentScanProblem& p) {
 #pragma unroll
     for (int j = 0; j < kReceives; ++j) {
-      const int b = Word(j) % Shape::kExchangeBatch;
-      Place(j, Active(j) && b < Plan::kBatch ? LoadInitialState<Step, Plan>(p, b, WordColumn(j))
+      const int b = Word(j) % kSizes.exchange_batch;
+      Place(j, Active(j) && b < kSizes.batch ? LoadInitialState<Plan>(p, b, WordColumn(j))
                                              : Words4{0, 0, 0, 0});
     }
     __syncwarp();
@@ -139,18 +122,18 @@ class DenseFma {
   __device__ __forceinline__ void Multiply(float* partials) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      float sums[kSums] = {};
+      float sums[kSizes.sums] = {};
 #pragma unroll
-      for (int j = 0; j < kLoads; ++j) {
-        float chunk[kVectors * 4];
-        if (j < kInRegisters) {
+      for (int j = 0; j < kSizes.loads; ++j) {
+        float chunk[kSizes.vectors * 4];
+        if (j < kSizes.register_chunks) {
 #pragma unroll
-          for (int v = 0; v < kVectors * 4; ++v) {
-            chunk[v] = weights_[j < kInRegisters ? j : 0][v];
+          for (int v = 0; v < kSizes.vectors * 4; ++v) {
+            chunk[v] = weights_[j < kSizes.register_chunks ? j : 0][v];
           }
         } else {
 #pragma unroll
-          for (int v = 0; v < kVectors; ++v) {
+          for (int v = 0; v < kSizes.vectors; ++v) {
             const float4 w = SharedWeights(j, v);
             chunk[4 * v] = w.x;
             chunk[4 * v + 1] = w.y;
@@ -159,29 +142,31 @@ class DenseFma {
           }
         }
 #pragma unroll
-        for (int b = 0; b < kTile; ++b) {
-          if (tile * kTile + b >= Plan::kBatch) continue;
+        for (int b = 0; b < kSizes.batch_tile; ++b) {
+          if (tile * kSizes.batch_tile + b >= kSizes.batch) continue;
           const Words4 x =
-              state_[(j * kGroupLanes + lane_ % kGroupLanes) * kDistance + tile * kTile + b];
+              state_[(j * kSizes.group_lanes + lane_ % kSizes.group_lanes) * kSizes.group_distance +
+                     tile * kSizes.batch_tile + b];
 #pragma unroll
-          for (int e = 0; e < kPerLoad; ++e) {
+          for (int e = 0; e < kSizes.states_per_load; ++e) {
             const float value = Element(State(), x, e);
 #pragma unroll
-            for (int i = 0; i < kLaneRows; ++i) {
-              sums[i * kTile + b] += chunk[e * kLaneRows + i] * value;
+            for (int i = 0; i < kSizes.lane_rows; ++i) {
+              sums[i * kSizes.batch_tile + b] += chunk[e * kSizes.lane_rows + i] * value;
             }
           }
         }
       }
       int first = 0;
       bool owner = true;
-      SumAndScatter<kSums, kGroupLanes>(lane_, sums, &first, &owner);
+      SumAndScatter<kSizes.sums, kSizes.group_lanes>(lane_, sums, &first, &owner);
 #pragma unroll
       for (int i = 0; i < kSumsLeft; ++i) {
-        const int row = lane_ / kGroupLanes * kLaneRows + (first + i) / kTile;
-        const int b = tile * kTile + (first + i) % kTile;
-        if (owner && row < Shape::kRows && b < Plan::kBatch) {
-          partials[warp_ * Shape::kWarpPart + b * Shape::kRowSlots + Shape::SlotOfRow(row, b)] =
+        const int row =
+            lane_ / kSizes.group_lanes * kSizes.lane_rows + (first + i) / kSizes.batch_tile;
+        const int b = tile * kSizes.batch_tile + (first + i) % kSizes.batch_tile;
+        if (owner && row < kSizes.rows && b < kSizes.batch) {
+          partials[warp_ * kSizes.warp_part + b * kSizes.row_slots + SlotOfRow<Plan>(row, b)] =
               sums[i];
         }
       }
@@ -190,27 +175,30 @@ class DenseFma {
 
  private:
   __device__ __forceinline__ int Column(int j) const {
-    return ((warp_ * kLoads + j) * kGroupLanes + lane_ % kGroupLanes) * kPerLoad;
+    return ((warp_ * kSizes.loads + j) * kSizes.group_lanes + lane_ % kSizes.group_lanes) *
+           kSizes.states_per_load;
   }
 
   // What this lane receives for its warp: every 32nd 16 bytes.
   __device__ __forceinline__ int Word(int j) const { return j * kWarp + lane_; }
   __device__ __forceinline__ int WordColumn(int j) const {
-    return (warp_ * kGroups + Word(j) / Shape::kExchangeBatch) * kPerLoad;
+    return (warp_ * kSizes.column_groups + Word(j) / kSizes.exchange_batch) *
+           kSizes.states_per_load;
   }
   __device__ __forceinline__ bool Active(int j) const {
-    return Word(j) < kWords && WordColumn(j) < Shape::kColumns;
+    return Word(j) < kWords && WordColumn(j) < kSizes.columns;
   }
   __device__ __forceinline__ const Words4* From(const State* slot, int j) const {
     return reinterpret_cast<const Words4*>(slot) + warp_ * kWords + Word(j);
   }
   __device__ __forceinline__ void Place(int j, Words4 x) const {
     if (Word(j) < kWords) {
-      state_[Word(j) / Shape::kExchangeBatch * kDistance + Word(j) % Shape::kExchangeBatch] = x;
+      state_[Word(j) / kSizes.exchange_batch * kSizes.group_distance +
+             Word(j) % kSizes.exchange_batch] = x;
     }
   }
   __device__ __forceinline__ float4& SharedWeights(int j, int v) const {
-    return shared_[((j - kInRegisters) * kVectors + v) * Shape::kProductThreads];
+    return shared_[((j - kSizes.register_chunks) * kSizes.vectors + v) * kSizes.product_threads];
   }
   __device__ __forceinline__ static uint32_t Part(Words4 x, int i) {
     return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
@@ -226,7 +214,7 @@ class DenseFma {
   const int warp_, lane_;
   Words4* const state_;
   float4* const shared_;
-  float weights_[kInRegisters > 0 ? kInRegisters : 1][kVectors * 4];
+  float weights_[kSizes.register_chunks > 0 ? kSizes.register_chunks : 1][kSizes.vectors * 4];
 };
 
 }  // namespace jaxsparse

@@ -11,40 +11,28 @@
 
 namespace jaxsparse {
 
-template <typename Step, typename Plan>
+template <typename Plan>
 class DenseMma {
-  using Shape = DenseShape<Step, Plan>;
   using State = typename Plan::State;
-  static constexpr int kChunk = 32;  // columns: two k16 steps, 16 bytes a lane
-  static constexpr int kChunks = Shape::Ceil(Shape::kColumns, kChunk);
-  static constexpr int kLoads = Shape::Ceil(kChunks, Plan::kWarps);  // chunks of a warp
-  static constexpr int kInRegisters =
-      Plan::kRegisterChunks < kLoads ? Plan::kRegisterChunks : kLoads;
-  static constexpr int kTiles = Shape::Ceil(Shape::kRows, 16);
-  // A warp that waits for nobody would run ahead of the others.
-  static_assert(kChunks >= Plan::kWarps);
-  // Independent sums hide the latency of an mma.
-  static constexpr int kChains = kTiles * Shape::kBatchTiles >= 4 ? 1 : 2;
+  static constexpr DenseSizes kSizes = Plan::kSizes;
+  static_assert(!kSizes.has_idle_warps);
 
  public:
-  static constexpr int kSharedBytes =
-      (kLoads - kInRegisters) * kTiles * 2 * Shape::kProductThreads * 16;
-
   __device__ __forceinline__ DenseMma(const RecurrentScanProblem& p, Words4* shared)
       : warp_(threadIdx.x / kWarp),
         g_(threadIdx.x % kWarp / 4),
         q_(threadIdx.x % 4),
         shared_(shared + threadIdx.x) {
 #pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-      const DenseRow<Step, Plan> upper(p, m * 16 + g_), lower(p, m * 16 + g_ + 8);
+    for (int m = 0; m < kSizes.row_tiles; ++m) {
+      const DenseRow<Plan> upper(p, m * 16 + g_), lower(p, m * 16 + g_ + 8);
 #pragma unroll
-      for (int j = 0; j < kLoads; ++j) {
+      for (int j = 0; j < kSizes.loads; ++j) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const Words4 fragment = Fragment(upper, lower, Column(j) + 4 * half);
-          if (j < kInRegisters) {
-            weights_[j < kInRegisters ? j : 0][m][half] = fragment;
+          if (j < kSizes.register_chunks) {
+            weights_[j < kSizes.register_chunks ? j : 0][m][half] = fragment;
           } else {
             SharedWeights(j, m, half) = fragment;
           }
@@ -55,76 +43,77 @@ class DenseMma {
 
   __device__ __forceinline__ void Start(const RecurrentScanProblem& p) {
 #pragma unroll
-    for (int j = 0; j < kLoads; ++j) {
+    for (int j = 0; j < kSizes.loads; ++j) {
 #pragma unroll
-      for (int n = 0; n < Shape::kBatchTiles; ++n) {
-        x_[j][n] = Active(j, n) ? LoadInitialState<Step, Plan>(p, n * 8 + g_, Column(j))
-                                : Words4{0, 0, 0, 0};
+      for (int n = 0; n < kSizes.batch_tiles; ++n) {
+        x_[j][n] =
+            Active(j, n) ? LoadInitialState<Plan>(p, n * 8 + g_, Column(j)) : Words4{0, 0, 0, 0};
       }
     }
   }
 
   __device__ __forceinline__ void Receive(const State* slot, Watchdog* watchdog) {
 #pragma unroll
-    for (int j = 0; j < kLoads; ++j) {
+    for (int j = 0; j < kSizes.loads; ++j) {
 #pragma unroll
-      for (int n = 0; n < Shape::kBatchTiles; ++n) {
+      for (int n = 0; n < kSizes.batch_tiles; ++n) {
         x_[j][n] = {0, 0, 0, 0};
         LoadRelaxedIf(Active(j, n), From(slot, j, n), &x_[j][n]);
       }
     }
-    Await<kLoads * Shape::kBatchTiles>(
+    Await<kSizes.loads * kSizes.batch_tiles>(
         &x_[0][0],
-        [&](int i) { return From(slot, i / Shape::kBatchTiles, i % Shape::kBatchTiles); },
+        [&](int i) { return From(slot, i / kSizes.batch_tiles, i % kSizes.batch_tiles); },
         watchdog);
   }
 
   // Adds what was received and writes this warp's part of the products.
   __device__ __forceinline__ void Multiply(float* partials) {
-    float sums[kChains][kTiles][Shape::kBatchTiles][4] = {};
+    float sums[kSizes.chains][kSizes.row_tiles][kSizes.batch_tiles][4] = {};
 #pragma unroll
-    for (int j = 0; j < kLoads; ++j) {
+    for (int j = 0; j < kSizes.loads; ++j) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
-        for (int m = 0; m < kTiles; ++m) {
-          const Words4 a = j < kInRegisters ? weights_[j < kInRegisters ? j : 0][m][half]
-                                            : SharedWeights(j, m, half);
+        for (int m = 0; m < kSizes.row_tiles; ++m) {
+          const Words4 a = j < kSizes.register_chunks
+                               ? weights_[j < kSizes.register_chunks ? j : 0][m][half]
+                               : SharedWeights(j, m, half);
 #pragma unroll
-          for (int n = 0; n < Shape::kBatchTiles; ++n) {
+          for (int n = 0; n < kSizes.batch_tiles; ++n) {
             const Words4 x = x_[j][n];
-            MultiplyAdd(State(), sums[(2 * j + half) % kChains][m][n], {a.x, a.y, a.z, a.w},
+            MultiplyAdd(State(), sums[(2 * j + half) % kSizes.chains][m][n], {a.x, a.y, a.z, a.w},
                         half == 0 ? x.x : x.z, half == 0 ? x.y : x.w);
           }
         }
       }
     }
 #pragma unroll
-    for (int c = kChains / 2; c > 0; c /= 2) {
+    for (int c = kSizes.chains / 2; c > 0; c /= 2) {
 #pragma unroll
       for (int i = 0; i < c; ++i) {
 #pragma unroll
-        for (int m = 0; m < kTiles; ++m) {
+        for (int m = 0; m < kSizes.row_tiles; ++m) {
 #pragma unroll
-          for (int n = 0; n < Shape::kBatchTiles; ++n) {
+          for (int n = 0; n < kSizes.batch_tiles; ++n) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) sums[i][m][n][e] += sums[i + c][m][n][e];
           }
         }
       }
     }
-    float* part = partials + warp_ * Shape::kWarpPart + 2 * q_ * Shape::kRowSlots;
+    float* part = partials + warp_ * kSizes.warp_part + 2 * q_ * kSizes.row_slots;
 #pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
+    for (int m = 0; m < kSizes.row_tiles; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = m * 16 + r * 8 + g_;
-        if (row >= Shape::kRows || 2 * q_ >= Shape::kTileBatch) continue;
+        if (row >= kSizes.rows || 2 * q_ >= kSizes.tile_batch) continue;
 #pragma unroll
-        for (int n = 0; n < Shape::kBatchTiles; ++n) {
-          float* to = part + n * 8 * Shape::kRowSlots + Shape::SlotOfRow(row, 2 * q_);
+        for (int n = 0; n < kSizes.batch_tiles; ++n) {
+          float* to = part + n * 8 * kSizes.row_slots + SlotOfRow<Plan>(row, 2 * q_);
           to[0] = sums[0][m][n][2 * r];
-          to[Shape::kRowSlots] = sums[0][m][n][2 * r + 1];
+          to[kSizes.row_slots] = sums[0][m][n][2 * r + 1];
         }
       }
     }
@@ -132,22 +121,23 @@ class DenseMma {
 
  private:
   __device__ __forceinline__ int Column(int j) const {
-    return (j * Plan::kWarps + warp_) * kChunk + q_ * 8;
+    return (j * kSizes.warps + warp_) * kSizes.chunk + q_ * 8;
   }
   __device__ __forceinline__ bool Active(int j, int n) const {
-    return n * 8 + g_ < Plan::kBatch &&
-           ((j + 1) * Plan::kWarps * kChunk <= Shape::kColumns || Column(j) < Shape::kColumns);
+    return n * 8 + g_ < kSizes.batch &&
+           ((j + 1) * kSizes.warps * kSizes.chunk <= kSizes.columns || Column(j) < kSizes.columns);
   }
   __device__ __forceinline__ const Words4* From(const State* slot, int j, int n) const {
-    return reinterpret_cast<const Words4*>(slot + Shape::Offset(n * 8 + g_, Column(j)));
+    return reinterpret_cast<const Words4*>(slot + SlotOffset<Plan>(n * 8 + g_, Column(j)));
   }
   __device__ __forceinline__ Words4& SharedWeights(int j, int m, int half) const {
-    return shared_[(((j - kInRegisters) * kTiles + m) * 2 + half) * Shape::kProductThreads];
+    return shared_[(((j - kSizes.register_chunks) * kSizes.row_tiles + m) * 2 + half) *
+                   kSizes.product_threads];
   }
 
   // Two rows by 4 columns: a k16 step's columns are dealt so that each lane's are neighbours.
-  __device__ __forceinline__ static Words4 Fragment(const DenseRow<Step, Plan>& upper,
-                                                    const DenseRow<Step, Plan>& lower, int column) {
+  __device__ __forceinline__ static Words4 Fragment(const DenseRow<Plan>& upper,
+                                                    const DenseRow<Plan>& lower, int column) {
     typename Plan::Weight a[4], b[4];
     upper.Load(column, a);
     lower.Load(column, b);
@@ -159,8 +149,8 @@ class DenseMma {
 
   const int warp_, g_, q_;
   Words4* const shared_;
-  Words4 weights_[kInRegisters > 0 ? kInRegisters : 1][kTiles][2];
-  Words4 x_[kLoads][Shape::kBatchTiles];
+  Words4 weights_[kSizes.register_chunks > 0 ? kSizes.register_chunks : 1][kSizes.row_tiles][2];
+  Words4 x_[kSizes.loads][kSizes.batch_tiles];
 };
 
 }  // namespace jaxsparse

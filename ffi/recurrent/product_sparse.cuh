@@ -4,8 +4,8 @@
 #pragma once
 
 #include "cuda/device.cuh"
+#include "recurrent/kernels/sparse_sizes.h"
 #include "recurrent/problem.h"
-#include "recurrent/sparse_record.h"
 
 namespace jaxsparse {
 
@@ -80,45 +80,28 @@ class SparseProduct {
  public:
   using State = typename Plan::State;
   using Weight = typename Plan::Weight;
-  static constexpr SparseShape kShape = Plan::kShape;
-  static constexpr int kLanes = kShape.lanes;
-  static constexpr int kThreads = kShape.threads;
-  // A lane's last entries lie in shared memory.
-  static constexpr int kInShared = Plan::kSharedEntries;
-  static constexpr int kInRegisters = kShape.entries - kInShared;
-  static constexpr int kWidest = Plan::kPieceBytes / static_cast<int>(sizeof(State));
-  static constexpr int kWidth = Plan::kBatch < kWidest ? Plan::kBatch : kWidest;
-  static constexpr int kPieces = Plan::kBatch / kWidth;
-  using StatePiece = Piece<State, kWidth>;
-  // Columns lie next to each other, one plane of them for each piece of the batch, so that one
-  // order of the entries avoids bank conflicts in all planes.
-  static constexpr int kPlane = kShape.columns() * StatePiece::kBytes;           // exchange
-  static constexpr int kPartPlane = kShape.part_columns() * StatePiece::kBytes;  // one block's part
-  static constexpr int64_t kSlot = static_cast<int64_t>(kPieces) * kPlane;  // one step's exchange
-  static_assert(kPlane % 16 == 0 && kPartPlane % 16 == 0);
-  // Behind a plane of a block's part lie columns of zeros, one in each bank, for entries that only
-  // pad: what they read must not be a NaN.
-  static constexpr int kZeros = 128;
-  static constexpr int kSharedPlane = kPartPlane + kZeros;
-  static constexpr int kSharedColumns = kSharedPlane / StatePiece::kBytes;
-
-  static constexpr int kSharedBytes = kInShared * kLanes * kThreads * 8;
+  static constexpr SparseSizes kSizes = Plan::kSizes;
+  static constexpr SparseShape kShape = kSizes.form.shape;
+  using StatePiece = Piece<State, kSizes.width>;
+  static_assert(StatePiece::kBytes == kSizes.form.piece_bytes);
+  static_assert(kSizes.plane % 16 == 0 && kSizes.part_plane % 16 == 0);
 
   __device__ SparseProduct(const RecurrentScanProblem& p, const uint32_t* record, uint32_t shared)
       : shared_(shared + threadIdx.x * 8) {
     const auto* weights = static_cast<const Weight*>(p.weights);
 #pragma unroll
-    for (int l = 0; l < kLanes; ++l) {
-      destination_[l] =
-          DestinationOf(record[kShape.groups_at() + (l * kThreads + threadIdx.x) / kShape.group]);
+    for (int l = 0; l < kShape.lanes; ++l) {
+      destination_[l] = DestinationOf(
+          record[kShape.groups_at() + (l * kShape.threads + threadIdx.x) / kShape.group]);
 #pragma unroll
       for (int n = 0; n < kShape.entries; ++n) {
-        const int slot = (l * kShape.entries + n) * kThreads + threadIdx.x;
-        const uint32_t column = Within(record[kShape.columns_at() + slot], kSharedColumns);
+        const int slot = (l * kShape.entries + n) * kShape.threads + threadIdx.x;
+        const uint32_t column =
+            Within(record[kShape.columns_at() + slot], kSizes.form.shared_columns());
         const uint32_t at = record[kShape.values_at() + slot];
         const float value = at < p.weights_size ? ToAccumulator(weights[at]) : 0.0f;
-        if (n < kInRegisters) {
-          if constexpr (Plan::kPacked) {
+        if (n < kSizes.register_entries) {
+          if constexpr (kSizes.packed) {
             Weight narrow;
             FromAccumulator(value, &narrow);
             packed_[l][n] = column | static_cast<uint32_t>(narrow.bits) << 16;
@@ -138,16 +121,17 @@ class SparseProduct {
   template <typename Send>
   __device__ __forceinline__ void FromShared(uint32_t state, Send send) const {
 #pragma unroll
-    for (int l = 0; l < kLanes; ++l) {
-      float sums[kPieces][kWidth] = {};
+    for (int l = 0; l < kShape.lanes; ++l) {
+      float sums[kSizes.pieces][kSizes.width] = {};
 #pragma unroll
       for (int n = 0; n < kShape.entries; ++n) {
         uint32_t offset;
         float value;
         GetEntry(l, n, &offset, &value);
 #pragma unroll
-        for (int piece = 0; piece < kPieces; ++piece) {
-          Add(StatePiece::FromShared(state + offset + piece * kSharedPlane), value, sums[piece]);
+        for (int piece = 0; piece < kSizes.pieces; ++piece) {
+          Add(StatePiece::FromShared(state + offset + piece * kSizes.shared_plane), value,
+              sums[piece]);
         }
       }
       Finish(l, sums, send);
@@ -157,21 +141,22 @@ class SparseProduct {
  private:
   // Where a group's sum goes, or -1; so if the record has a place that no block has.
   __device__ static int DestinationOf(uint32_t word) {
-    const bool exists = word >> 16 < kShape.cluster && (word & 0xffff) < Plan::kPartialSums;
+    const bool exists = word >> 16 < kShape.cluster && (word & 0xffff) < kSizes.form.partial_sums;
     return exists ? static_cast<int>(word) : -1;
   }
 
   __device__ uint32_t SharedAddress(int l, int n) const {
-    return shared_ + (l * kInShared + n - kInRegisters) * (kThreads * 8);
+    return shared_ +
+           (l * kSizes.shared_entries + n - kSizes.register_entries) * (kShape.threads * 8);
   }
 
   __device__ __forceinline__ void GetEntry(int l, int n, uint32_t* offset, float* value) const {
-    if (n >= kInRegisters) {
+    if (n >= kSizes.register_entries) {
       uint32_t entry[2];
       LoadShared(SharedAddress(l, n), entry);
       *offset = entry[0];
       *value = __uint_as_float(entry[1]);
-    } else if constexpr (Plan::kPacked) {
+    } else if constexpr (kSizes.packed) {
       *offset = (packed_[l][n] & 0xffffu) * StatePiece::kBytes;
       *value = ToAccumulator(Weight{static_cast<uint16_t>(packed_[l][n] >> 16)});
     } else {
@@ -182,40 +167,43 @@ class SparseProduct {
 
   __device__ __forceinline__ static void Add(const StatePiece& state, float value, float* sums) {
 #pragma unroll
-    for (int b = 0; b < kWidth; ++b) sums[b] = fmaf(value, Unpack(state, b), sums[b]);
+    for (int b = 0; b < kSizes.width; ++b) sums[b] = fmaf(value, Unpack(state, b), sums[b]);
   }
 
   template <typename Send>
-  __device__ __forceinline__ void Finish(int l, float (&sums)[kPieces][kWidth], Send send) const {
-    using Share = GroupShare<kShape.group, kWidth>;
+  __device__ __forceinline__ void Finish(int l, float (&sums)[kSizes.pieces][kSizes.width],
+                                         Send send) const {
+    using Share = GroupShare<kShape.group, kSizes.width>;
 #pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
-      SumOverGroup<kShape.group, kWidth>(sums[piece]);
+    for (int piece = 0; piece < kSizes.pieces; ++piece) {
+      SumOverGroup<kShape.group, kSizes.width>(sums[piece]);
       if constexpr (kShape.cluster > 1) {
         // One message per group: it is their number that counts between blocks.
-        float all[kWidth];
+        float all[kSizes.width];
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) {
+        for (int i = 0; i < kSizes.width; ++i) {
           all[i] = __shfl_sync(kAllLanes, sums[piece][i % Share::kSums],
                                i / Share::kSums * Share::kCopies, kShape.group);
         }
         if (destination_[l] >= 0 && threadIdx.x % kShape.group == 0) {
-          send.template operator()<kWidth>(destination_[l], piece * kWidth, all);
+          send.template operator()<kSizes.width>(destination_[l], piece * kSizes.width, all);
         }
       } else if (destination_[l] >= 0 && Share::IsWriter()) {
-        send.template operator()<Share::kSums>(destination_[l], piece * kWidth + Share::FirstSum(),
-                                               sums[piece]);
+        send.template operator()<Share::kSums>(
+            destination_[l], piece * kSizes.width + Share::FirstSum(), sums[piece]);
       }
       __syncwarp();  // the next exchange of lanes and the next barrier need whole warps
     }
   }
 
-  static constexpr int kPackedSize = Plan::kPacked && kInRegisters > 0 ? kInRegisters : 1;
-  static constexpr int kPlainSize = Plan::kPacked || kInRegisters == 0 ? 1 : kInRegisters;
-  int destination_[kLanes];
-  uint32_t packed_[kLanes][kPackedSize];
-  uint32_t offsets_[kLanes][kPlainSize];
-  float values_[kLanes][kPlainSize];
+  static constexpr int kPackedSize =
+      kSizes.packed && kSizes.register_entries > 0 ? kSizes.register_entries : 1;
+  static constexpr int kPlainSize =
+      kSizes.packed || kSizes.register_entries == 0 ? 1 : kSizes.register_entries;
+  int destination_[kShape.lanes];
+  uint32_t packed_[kShape.lanes][kPackedSize];
+  uint32_t offsets_[kShape.lanes][kPlainSize];
+  float values_[kShape.lanes][kPlainSize];
   uint32_t shared_;
 };
 

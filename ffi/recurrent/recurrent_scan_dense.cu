@@ -19,9 +19,9 @@ __device__ __forceinline__ int BarrierOf(int64_t step) { return 1 + static_cast<
 // timed out waits for the pointwise warps: no data from other blocks keep it from running ahead of
 // them. With barriers between blocks all product warps wait, since tools that look for races don't
 // know arrivals.
-template <typename Step, typename Plan>
+template <typename Plan>
 __device__ __forceinline__ void HandOver(int64_t step, bool timed_out) {
-  constexpr int kThreads = DenseShape<Step, Plan>::kThreads;
+  constexpr int kThreads = Plan::kSizes.threads;
   if (Plan::kBarrier || timed_out) {
     WaitAt<kThreads>(BarrierOf(step));
   } else {
@@ -29,13 +29,13 @@ __device__ __forceinline__ void HandOver(int64_t step, bool timed_out) {
   }
 }
 
-template <bool kTensorCores, typename Step, typename Plan>
+template <bool kTensorCores, typename Plan>
 struct ProductOf {
-  using type = DenseFma<Step, Plan>;
+  using type = DenseFma<Plan>;
 };
-template <typename Step, typename Plan>
-struct ProductOf<true, Step, Plan> {
-  using type = DenseMma<Step, Plan>;
+template <typename Plan>
+struct ProductOf<true, Plan> {
+  using type = DenseMma<Plan>;
 };
 
 template <typename Plan>
@@ -45,36 +45,36 @@ __device__ __forceinline__ const typename Plan::State* SlotBefore(const Recurren
          (p.reverse ? p.steps - step : step - 1) * slot;
 }
 
-template <typename Step, typename Plan, typename Product>
+template <typename Plan, typename Product>
 __device__ __forceinline__ void MakeProducts(const RecurrentScanProblem& p, Words4* weights,
                                              float* partials, volatile uint32_t* stop) {
-  using Shape = DenseShape<Step, Plan>;
+  constexpr DenseSizes kSizes = Plan::kSizes;
   Product product(p, weights);
   Watchdog watchdog(p.wait_limits);
   product.Start(p);
   product.Multiply(partials);
-  HandOver<Step, Plan>(0, false);
+  HandOver<Plan>(0, false);
   Backoff backoff(p.poll_delays);
   backoff.Start();
   for (int64_t step = 1; step < p.steps; ++step) {
     if constexpr (Plan::kBarrier) {
-      WaitAt<Shape::kThreads>(kAllThreads);
+      WaitAt<kSizes.threads>(kAllThreads);
       if (threadIdx.x == 0) MeetOtherBlocks<Plan::kBlocks>(p.arrivals, step - 1, &watchdog);
-      WaitAt<Shape::kThreads>(kAllThreads);
+      WaitAt<kSizes.threads>(kAllThreads);
     } else {
       backoff.Wait();
     }
     Delay<Plan::kMostDelay>(step);
-    product.Receive(SlotBefore<Plan>(p, step, Shape::kSlot), &watchdog);
+    product.Receive(SlotBefore<Plan>(p, step, kSizes.slot), &watchdog);
     // A warp that timed out has no products: what it would overwrite may still be read.
     const bool timed_out = __any_sync(kAllLanes, watchdog.timed_out());
     if (timed_out) {
       *stop = 1;
     } else {
-      product.Multiply(partials + (step & 1) * Shape::kPartials);
+      product.Multiply(partials + (step & 1) * kSizes.partials);
     }
     __syncwarp();
-    HandOver<Step, Plan>(step, timed_out);
+    HandOver<Plan>(step, timed_out);
     backoff.Start();
     backoff.Adapt(watchdog.TakeHasWaited());
   }
@@ -83,17 +83,18 @@ __device__ __forceinline__ void MakeProducts(const RecurrentScanProblem& p, Word
 // The items (unit, batch entry) of one thread: inputs a step ahead, carries in registers.
 template <typename Step, typename Plan>
 class PointwiseStep {
-  using Shape = DenseShape<Step, Plan>;
+  static constexpr DenseSizes kSizes = Plan::kSizes;
   using State = typename Plan::State;
   static constexpr bool kPairs = sizeof(State) == 2;  // two units make a word
-  static constexpr int kAllItems = Plan::kUnits * Shape::kBatchSlots;
-  static constexpr int kItems = Shape::Ceil(kAllItems, Shape::kPointwiseThreads);
+  static constexpr int kAllItems = kSizes.units * kSizes.batch_slots;
+  static constexpr int kItems =
+      (kAllItems + kSizes.pointwise_threads - 1) / kSizes.pointwise_threads;
   using Arrays = ScanArrays<Step, Plan>;
-  static_assert(!kPairs || Plan::kUnits % 2 == 0);
+  static_assert(!kPairs || kSizes.units % 2 == 0);
 
  public:
   __device__ __forceinline__ explicit PointwiseStep(const RecurrentScanProblem& p)
-      : thread_(threadIdx.x - Shape::kProductThreads) {
+      : thread_(threadIdx.x - kSizes.product_threads) {
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
       const Item item = At(n);
@@ -109,11 +110,11 @@ class PointwiseStep {
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
       const Item item = At(n);
-      float product[Shape::kGateSlots] = {}, input[Arrays::kInputSlots];
+      float product[kSizes.gate_slots] = {}, input[Arrays::kInputSlots];
 #pragma unroll
-      for (int warp = 0; warp < Plan::kWarps; ++warp) {
-        const float* part = partials + warp * Shape::kWarpPart + item.partial;
-        if constexpr (Shape::kRotated) {
+      for (int warp = 0; warp < kSizes.warps; ++warp) {
+        const float* part = partials + warp * kSizes.warp_part + item.partial;
+        if constexpr (kSizes.rotated) {
           const float4 v = *reinterpret_cast<const float4*>(part);
           product[0] += v.x;
           product[1] += v.y;
@@ -124,7 +125,7 @@ class PointwiseStep {
           for (int g = 0; g < Step::kProducts; ++g) product[g] += part[g];
         }
       }
-      if constexpr (Shape::kRotated) {
+      if constexpr (kSizes.rotated) {
         RotateIf<1>(item.b / 2 % 2 != 0, product);
         RotateIf<2>(item.b / 4 % 2 != 0, product);
       }
@@ -180,31 +181,30 @@ class PointwiseStep {
 
   // In the order of the exchange buffer, so that a warp publishes whole cache lines.
   __device__ __forceinline__ Item At(int n) const {
-    constexpr int kTogether = Plan::kUnits % Shape::kStatesPerLoad == 0 ? Shape::kStatesPerLoad
-                              : kPairs                                  ? 2
-                                                                        : 1;
-    constexpr int kBatch = Shape::kBatchSlots;
-    const int index = n * Shape::kPointwiseThreads + thread_;
+    constexpr int kTogether = kSizes.units % kSizes.states_per_load == 0 ? kSizes.states_per_load
+                              : kPairs                                   ? 2
+                                                                         : 1;
+    constexpr int kBatch = kSizes.batch_slots;
+    const int index = n * kSizes.pointwise_threads + thread_;
     const int unit = index / (kTogether * kBatch) * kTogether + index % kTogether;
     Item item;
-    item.unit = BlockOfScan<Plan>() * Plan::kUnits + unit;
+    item.unit = BlockOfScan<Plan>() * kSizes.units + unit;
     item.b = index / kTogether % kBatch;
-    const bool exists = index < kAllItems && item.b < Plan::kBatch;
-    item.real = exists && item.unit < Plan::kHidden;
-    item.published =
-        index < kAllItems && item.b < Shape::kExchangeBatch && item.unit < Shape::kPart;
-    item.partial = exists ? item.b * Shape::kRowSlots + unit * Shape::kGateSlots : 0;
+    const bool exists = index < kAllItems && item.b < kSizes.batch;
+    item.real = exists && item.unit < kSizes.hidden;
+    item.published = index < kAllItems && item.b < kSizes.exchange_batch && item.unit < kSizes.part;
+    item.partial = exists ? item.b * kSizes.row_slots + unit * kSizes.gate_slots : 0;
     return item;
   }
 
   __device__ __forceinline__ void Publish(const RecurrentScanProblem& p, int64_t t, Item item,
                                           const float* states, bool stopped) {
-    State* slot = static_cast<State*>(p.exchange) + t * Shape::kSlot;
+    State* slot = static_cast<State*>(p.exchange) + t * kSizes.slot;
 #pragma unroll
     for (int s = 0; s < Step::kStates; ++s) {
       const float state = item.real ? states[s] : 0.f;
       uint32_t* to =
-          reinterpret_cast<uint32_t*>(slot + Shape::Offset(item.b, s * Shape::kPart + item.unit));
+          reinterpret_cast<uint32_t*>(slot + SlotOffset<Plan>(item.b, s * kSizes.part + item.unit));
       if constexpr (kPairs) {
         const float next = __shfl_xor_sync(kAllLanes, state, 1);
         if (item.published && !stopped && thread_ % 2 == 0) {
@@ -218,14 +218,14 @@ class PointwiseStep {
 
   // A long scan's exchange buffer does not stay in the L2 cache from when it was cleared.
   __device__ __forceinline__ void PrefetchSlot(const RecurrentScanProblem& p, int64_t t) const {
-    const State* slot = static_cast<const State*>(p.exchange) + t * Shape::kSlot;
+    const State* slot = static_cast<const State*>(p.exchange) + t * kSizes.slot;
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
       const Item item = At(n);
       if (!item.published) continue;
 #pragma unroll
       for (int s = 0; s < Step::kStates; ++s) {
-        const State* at = slot + Shape::Offset(item.b, s * Shape::kPart + item.unit);
+        const State* at = slot + SlotOffset<Plan>(item.b, s * kSizes.part + item.unit);
         PrefetchToL2(at);
       }
     }
@@ -252,40 +252,40 @@ class PointwiseStep {
 template <typename Step, typename Plan>
 __device__ __forceinline__ void MakeSteps(const RecurrentScanProblem& p, const float* partials,
                                           volatile const uint32_t* stop) {
-  using Shape = DenseShape<Step, Plan>;
+  constexpr DenseSizes kSizes = Plan::kSizes;
   PointwiseStep<Step, Plan> pointwise(p);
   bool stopped = false;
   for (int64_t step = 0; step < p.steps; ++step) {
-    WaitAt<Shape::kThreads>(BarrierOf(step));
+    WaitAt<kSizes.threads>(BarrierOf(step));
     stopped = stopped || __any_sync(kAllLanes, *stop != 0);
     Delay<Plan::kMostDelay>(step);
-    pointwise.Run(p, step, partials + (step & 1) * Shape::kPartials, stopped);
+    pointwise.Run(p, step, partials + (step & 1) * kSizes.partials, stopped);
     if (Plan::kBarrier && step + 1 < p.steps) {
-      WaitAt<Shape::kThreads>(kAllThreads);
-      WaitAt<Shape::kThreads>(kAllThreads);
+      WaitAt<kSizes.threads>(kAllThreads);
+      WaitAt<kSizes.threads>(kAllThreads);
     }
   }
   pointwise.Finish(p);
 }
 
 template <typename Step, typename Plan>
-__global__ void __launch_bounds__(DenseShape<Step, Plan>::kThreads, Plan::kResident)
+__global__ void __launch_bounds__(Plan::kSizes.threads, Plan::kSizes.resident)
     RecurrentScan(const __grid_constant__ RecurrentScans<Plan::kScans> scans) {
-  using Shape = DenseShape<Step, Plan>;
-  using Product = typename ProductOf<Plan::kTensorCores, Step, Plan>::type;
-  static_assert(Plan::kLaunchSlot == Shape::kSlot &&
-                Plan::kLaunchSharedBytes == Shape::kWeightsAt + Product::kSharedBytes);
+  constexpr DenseSizes kSizes = Plan::kSizes;
+  using Product = typename ProductOf<Plan::kSizes.tensor_cores, Plan>::type;
+  static_assert(kSizes.products == Step::kProducts && kSizes.states == Step::kStates &&
+                kSizes.state_bytes == sizeof(typename Plan::State) && kSizes.gets_its_registers);
   const RecurrentScanProblem& p = ScanOfBlock<Plan>(scans);
   extern __shared__ Words4 shared[];
   float* partials = reinterpret_cast<float*>(shared);
-  volatile uint32_t* stop = reinterpret_cast<uint32_t*>(shared) + Shape::kFlagAt / 4;
+  volatile uint32_t* stop = reinterpret_cast<uint32_t*>(shared) + kSizes.flag_at / 4;
   if (threadIdx.x == 0) *stop = 0;
   __syncthreads();
-  if (threadIdx.x < Shape::kProductThreads) {
-    if constexpr (Plan::kProductRegisters > 0) TakeRegisters<Plan::kProductRegisters>();
-    MakeProducts<Step, Plan, Product>(p, shared + Shape::kWeightsAt / 16, partials, stop);
+  if (threadIdx.x < kSizes.product_threads) {
+    if constexpr (kSizes.product_registers > 0) TakeRegisters<kSizes.product_registers>();
+    MakeProducts<Plan, Product>(p, shared + kSizes.weights_at / 16, partials, stop);
   } else {
-    if constexpr (Plan::kProductRegisters > 0) GiveUpRegisters<Plan::kPointwiseRegisters>();
+    if constexpr (kSizes.product_registers > 0) GiveUpRegisters<kSizes.pointwise_registers>();
     MakeSteps<Step, Plan>(p, partials, stop);
   }
 }

@@ -1,5 +1,5 @@
 // FFI target of the persistent recurrent scan. What to launch was planned when the program was
-// lowered (jaxsparse/recurrent/plan.py): the attributes carry the kernel's source and its launch,
+// lowered (recurrent/plan.h): the attributes carry the kernel's source and its launch,
 // the last result is its workspace: exchange buffers of a launch's scans, flags, dense forms of
 // sparse matrices that are kept on chip as such. There is no CPU kernel: elsewhere the scan is a
 // loop of XLA.
@@ -14,6 +14,7 @@
 #include "persistent/densify.h"
 #include "persistent/failures.h"
 #include "recurrent/problem.h"
+#include "recurrent/variants.h"
 
 namespace jaxsparse {
 namespace {
@@ -103,13 +104,6 @@ std::vector<Span> Spans(CallParser& call, const char* name, std::string_view all
   return spans;
 }
 
-enum class Weights { kDense, kMasked, kPairs };
-constexpr struct {
-  const char* name;
-  Weights value;
-} kWeights[] = {
-    {"dense", Weights::kDense}, {"masked", Weights::kMasked}, {"pairs", Weights::kPairs}};
-
 constexpr struct {
   const char* name;
   ffi::DataType value;
@@ -119,7 +113,7 @@ constexpr struct {
 void ParseWeights(CallParser& call, int64_t products, Dimension& d, Dimension& s, Dimension& h,
                   Call* c) {
   constexpr int64_t kMostRows = 1 << 24;
-  const Weights weights = call.Choice("weights", kWeights);
+  const ScanWeights weights = call.Choice("weights", kScanWeights);
   const bool transposed = call.Attribute<bool>("transposed");
   const int64_t layout_words = call.Integer("layout_words", 0, kMostIndex);
   const int64_t products_h = products * h.size, states_h = s.size * h.size;
@@ -133,13 +127,13 @@ void ParseWeights(CallParser& call, int64_t products, Dimension& d, Dimension& s
   const int64_t columns = transposed ? products_h : states_h;
   Dimension nse("nse");
   switch (weights) {
-    case Weights::kPairs:
+    case ScanWeights::kPairs:
       c->weights = call.Operand("recurrent", dtype, {d, nse});
       c->layout = call.Operand("layout", {ffi::U32}, {d, layout_words});
       c->weights_size = nse.size;
       c->layout_size = layout_words;
       break;
-    case Weights::kMasked: {
+    case ScanWeights::kMasked: {
       ElementType index(kIndices);
       c->densified = true;
       c->matrix_rows = rows;
@@ -153,7 +147,7 @@ void ParseWeights(CallParser& call, int64_t products, Dimension& d, Dimension& s
       c->weights_size = nse.size;
       break;
     }
-    case Weights::kDense:  // (columns, rows)
+    case ScanWeights::kDense:  // (columns, rows)
       c->weights_size = rows * columns;
       c->weight_row_stride = transposed ? rows : 1;
       c->weight_column_stride = transposed ? 1 : rows;
@@ -436,11 +430,7 @@ OperationEntry RecurrentScanEntry() {
   // Kernels of scans are printed for each plan; tests/test_recurrent_plan.py compiles some of every
   // kind.
   OperationEntry entry{kName, nullptr, CudaInitialize, CudaExecute, {}, {}, {}};
-  for (const char* weights :
-       {"dense_tensor_cores", "dense_fma", "masked_tensor_cores", "masked_fma", "sparse_pairs"}) {
-    entry.cuda_variants.push_back(weights);
-    entry.cuda_variants.push_back(std::string(weights) + "_barrier");
-  }
+  for (const ScanVariant& variant : kScanVariants) entry.cuda_variants.push_back(variant.name);
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     for (const IndexType index_type : {IndexType::kInt32, IndexType::kUint16}) {
       entry.kernels.push_back(DensifySource(dtype, index_type));

@@ -35,35 +35,21 @@ __device__ __forceinline__ bool AwaitSums(uint64_t* barrier, uint32_t odd, Watch
   return true;
 }
 
-template <typename Plan>
-struct SparseShared {
-  using Product = SparseProduct<Plan>;
-  static constexpr bool kClustered = Plan::kShape.cluster > 1;
-  static constexpr int kState = Product::kPieces * Product::kSharedPlane;
-  static constexpr int kSumsAt = kState + Product::kSharedBytes;
-  // Two sets, because a peer may be a step ahead.
-  static constexpr int kSetBytes = (Plan::kPartialSums * Plan::kBatch * 4 + 15) / 16 * 16;
-  static constexpr int kBytes = kSumsAt + 2 * kSetBytes;
-};
-
 // Threads of a block's first warps wait for the state and multiply; those of the warps behind them
 // own the cells (unit, batch entry): they add up, apply the pointwise step, publish, and have the
 // whole wait for the next state to load inputs and store results.
-template <typename Plan>
-constexpr int kBlockThreads = Plan::kShape.threads + Plan::kCellThreads;
-
+//
 // The cells of one thread.
 template <typename Step, typename Plan>
 class Cells {
  public:
-  using Product = SparseProduct<Plan>;
   using State = typename Plan::State;
   using Arrays = ScanArrays<Step, Plan>;
-  static constexpr SparseShape kShape = Plan::kShape;
+  static constexpr SparseSizes kSizes = Plan::kSizes;
+  static constexpr SparseShape kShape = kSizes.form.shape;
   static constexpr int kUnits = kShape.units;
-  static constexpr int kWidth = Product::kWidth;
-  static constexpr int kCount = kUnits * Plan::kBatch;  // of the block
-  static constexpr int kPerThread = (kCount + Plan::kCellThreads - 1) / Plan::kCellThreads;
+  static constexpr int kWidth = kSizes.width;
+  static constexpr int kPerThread = (kSizes.cells + kSizes.cell_threads - 1) / kSizes.cell_threads;
 
   // Cells are numbered by (piece, unit, batch entry in the piece), the last fastest: their order in
   // the exchange buffer, so that neighbouring threads publish neighbouring words.
@@ -71,22 +57,22 @@ class Cells {
       : thread_(thread), exchange_(static_cast<unsigned char*>(p.exchange)) {
 #pragma unroll
     for (int c = 0; c < kPerThread; ++c) {
-      const int cell = c * Plan::kCellThreads + thread;
-      const bool exists = cell < kCount;
+      const int cell = c * kSizes.cell_threads + thread;
+      const bool exists = cell < kSizes.cells;
       const int i = exists ? cell / kWidth % kUnits : 0;
       const int piece = exists ? cell / (kWidth * kUnits) : 0;
       batch_entry_[c] = piece * kWidth + cell % kWidth;
       const uint32_t unit = record[i];  // -1, or what there is not, is padding
       unit_[c] =
           exists && batch_entry_[c] < p.batch && unit < p.hidden ? static_cast<int>(unit) : -1;
-      place_[c] = exists ? piece * (Product::kPlane / static_cast<int>(sizeof(State))) +
+      place_[c] = exists ? piece * (kSizes.plane / static_cast<int>(sizeof(State))) +
                                (BlockOfScan<Plan>() * kUnits + i) * kWidth + cell % kWidth
                          : -1;
 #pragma unroll
       for (int g = 0; g < Step::kProducts; ++g) {
         const auto sum_at = [&](int row) {
           return static_cast<int>(
-              Within(record[kShape.rows_at() + g * kUnits + row], Plan::kPartialSums + 1));
+              Within(record[kShape.rows_at() + g * kUnits + row], kSizes.form.partial_sums + 1));
         };
         first_sum_[c][g] = sum_at(i);
         sum_count_[c][g] = sum_at(i + 1) - first_sum_[c][g];
@@ -111,7 +97,7 @@ class Cells {
 #pragma unroll
       for (int g = 0; g < Step::kProducts; ++g) {
         products[g] =
-            SumOfRow(sums + first_sum_[c][g] * Plan::kBatch + batch_entry_[c], sum_count_[c][g]);
+            SumOfRow(sums + first_sum_[c][g] * kSizes.batch + batch_entry_[c], sum_count_[c][g]);
       }
       Arrays::ConvertInputs(input_[c], input);
       Step::Apply(products, carry_[c], input, state_[c], output_[c]);
@@ -133,7 +119,7 @@ class Cells {
   }
 
   __device__ __forceinline__ void Publish(int64_t slot) {
-    auto* words = reinterpret_cast<uint32_t*>(exchange_ + slot * Product::kSlot);
+    auto* words = reinterpret_cast<uint32_t*>(exchange_ + slot * kSizes.slot);
 #pragma unroll
     for (int c = 0; c < kPerThread; ++c) {
 #pragma unroll
@@ -154,7 +140,7 @@ class Cells {
 
   // A long scan's exchange buffer does not stay in the L2 cache from when it was cleared.
   __device__ __forceinline__ void Prefetch(const RecurrentScanProblem& p, int64_t step) const {
-    const unsigned char* from = exchange_ + step * Product::kSlot;
+    const unsigned char* from = exchange_ + step * kSizes.slot;
 #pragma unroll
     for (int c = 0; c < kPerThread; ++c) {
       if (unit_[c] < 0) continue;
@@ -206,14 +192,15 @@ class Cells {
   // Loads don't wait for each other, since the step waits for them; of a pattern with very long
   // rows only kAtOnce at a time, so that the code stays short.
   __device__ __forceinline__ static float SumOfRow(const float* from, int count) {
-    constexpr int kAtOnce = Plan::kRowSums < 16 ? Plan::kRowSums : 16;
+    constexpr int kAtOnce = kSizes.form.row_sums < 16 ? kSizes.form.row_sums : 16;
     float sum = 0.0f;
 #pragma unroll 1
-    for (int first = 0; first < Plan::kRowSums && (first == 0 || first < count); first += kAtOnce) {
+    for (int first = 0; first < kSizes.form.row_sums && (first == 0 || first < count);
+         first += kAtOnce) {
       float terms[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        terms[i] = first + i < count ? from[(first + i) * Plan::kBatch] : 0.0f;
+        terms[i] = first + i < count ? from[(first + i) * kSizes.batch] : 0.0f;
       }
       sum += SumOf<0, kAtOnce>(terms);
     }
@@ -232,15 +219,17 @@ class Cells {
 };
 
 template <typename Step, typename Plan>
-__global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
+__global__ void __launch_bounds__(Plan::kSizes.threads, 1)
     RecurrentScan(const __grid_constant__ RecurrentScans<Plan::kScans> scans) {
   using Product = SparseProduct<Plan>;
-  using Shared = SparseShared<Plan>;
-  static_assert(Plan::kLaunchSharedBytes == Shared::kBytes && Plan::kLaunchSlot == Product::kSlot);
+  constexpr SparseSizes kSizes = Plan::kSizes;
+  static_assert(kSizes.form.shape.products == Step::kProducts &&
+                kSizes.form.shape.state_parts == Step::kStates &&
+                kSizes.state_bytes == sizeof(typename Plan::State));
   const RecurrentScanProblem& p = ScanOfBlock<Plan>(scans);
-  constexpr SparseShape kShape = Plan::kShape;
+  constexpr SparseShape kShape = kSizes.form.shape;
   constexpr int kWorkers = kShape.threads;
-  constexpr int kThreads = kBlockThreads<Plan>;
+  constexpr int kThreads = kSizes.threads;
   // Barriers. In variants with barriers all of a block's threads meet each time, since tools that
   // look for races lose track of barriers for some of them.
   constexpr int kStateIsThere = Plan::kBarrier ? kAllThreads : 1;
@@ -255,19 +244,19 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
   const uint32_t state_shared = AddressOfShared(dynamic_shared);
   Watchdog watchdog(p.wait_limits);
 
-  for (int i = thread; i < Product::kPieces * Product::kZeros / 4; i += kThreads) {
-    constexpr int kWordsOfZeros = Product::kZeros / 4;
-    const int at = i / kWordsOfZeros * Product::kSharedPlane + Product::kPartPlane;
+  for (int i = thread; i < kSizes.pieces * kZeroBytes / 4; i += kThreads) {
+    constexpr int kWordsOfZeros = kZeroBytes / 4;
+    const int at = i / kWordsOfZeros * kSizes.shared_plane + kSizes.part_plane;
     *reinterpret_cast<uint32_t*>(dynamic_shared + at + i % kWordsOfZeros * 4) = 0;
   }
   if (thread == 0) {
     failed = 0;
-    if constexpr (Shared::kClustered) {
+    if constexpr (kSizes.clustered) {
       InitBarrier(&sums_came[0], 1);
       InitBarrier(&sums_came[1], 1);
     }
   }
-  if constexpr (Shared::kClustered) {
+  if constexpr (kSizes.clustered) {
     FenceInitsOfBarriers();
     ClusterBarrier();
   } else {
@@ -275,23 +264,23 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
   }
 
   if (thread < kWorkers) {
-    const Product product(p, record, state_shared + Shared::kState);
-    constexpr int kPlaneLoads = Product::kPartPlane / 16;
+    const Product product(p, record, state_shared + kSizes.entries_at);
+    constexpr int kPlaneLoads = kSizes.part_plane / 16;
     const auto* slot = static_cast<const unsigned char*>(p.exchange) +
-                       BlockOfScan<Plan>() % kShape.cluster * Product::kPartPlane;
+                       BlockOfScan<Plan>() % kShape.cluster * kSizes.part_plane;
     Backoff backoff(p.poll_delays);
     backoff.Start();
-    for (int64_t step = 0; step < p.steps; ++step, slot += Product::kSlot) {
+    for (int64_t step = 0; step < p.steps; ++step, slot += kSizes.slot) {
       const uint32_t set = static_cast<uint32_t>(step & 1);
-      const uint32_t set_shared = state_shared + Shared::kSumsAt + set * Shared::kSetBytes;
+      const uint32_t set_shared = state_shared + kSizes.sums_at + set * kSizes.set_bytes;
       const uint32_t came = AddressOfShared(&sums_came[set]);
       // What a block sends that didn't get all of its part of the state has to be NaN elsewhere,
       // too.
       float poison = 0.0f;
       auto send = [&]<int kCount>(int destination, int b, const float* v) {
         const uint32_t to =
-            set_shared + (static_cast<uint32_t>(destination & 0xffff) * Plan::kBatch + b) * 4;
-        if constexpr (Shared::kClustered) {
+            set_shared + (static_cast<uint32_t>(destination & 0xffff) * Plan::kSizes.batch + b) * 4;
+        if constexpr (Plan::kSizes.clustered) {
           const uint32_t there = static_cast<uint32_t>(destination) >> 16;
           float sums[kCount];
 #pragma unroll
@@ -310,20 +299,21 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
         backoff.Wait();
       }
       Delay<Plan::kMostDelay>(step);
-      const bool received = Receive<kWorkers, Product::kPieces * kPlaneLoads>(
+      const bool received = Receive<kWorkers, kSizes.pieces * kPlaneLoads>(
           thread, &watchdog,
           [&](int i) {
-            return reinterpret_cast<const Words4*>(slot + i / kPlaneLoads * Product::kPlane) +
+            return reinterpret_cast<const Words4*>(slot + i / kPlaneLoads * kSizes.plane) +
                    i % kPlaneLoads;
           },
           [&](int i, Words4 w) {
             StoreShared(
-                state_shared + i / kPlaneLoads * Product::kSharedPlane + i % kPlaneLoads * 16, w);
+                state_shared + i / kPlaneLoads * Plan::kSizes.shared_plane + i % kPlaneLoads * 16,
+                w);
           });
       if (!received) failed = 1;
       __syncwarp();
       WaitAt<Plan::kBarrier ? kThreads : kWorkers>(kStateIsThere);
-      if constexpr (Shared::kClustered) {
+      if constexpr (kSizes.clustered) {
         if (*static_cast<volatile int*>(&failed) != 0) poison = __uint_as_float(0x7fffffffu);
       }
       product.FromShared(state_shared, send);
@@ -335,7 +325,7 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
     }
   } else {
     Cells<Step, Plan> cells(p, record, thread - kWorkers);
-    const uint32_t bytes_expected = record[kShape.groups_at() - 1] * (Plan::kBatch * 4);
+    const uint32_t bytes_expected = record[kShape.groups_at() - 1] * (kSizes.batch * 4);
     for (int64_t step = 0; step < p.steps; ++step) {
       const uint32_t set = static_cast<uint32_t>(step & 1);
       if constexpr (Plan::kBarrier) {
@@ -343,18 +333,18 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
         WaitAt<kThreads>(kAllThreads);  // in all blocks
         WaitAt<kThreads>(kAllThreads);  // and the state is there
       }
-      if constexpr (Shared::kClustered) {
+      if constexpr (kSizes.clustered) {
         if (thread == kWorkers) ArriveAndExpect(&sums_came[set], bytes_expected);
       }
       __syncwarp();
       WaitAt<kThreads>(kSumsAreThere);
-      if constexpr (Shared::kClustered) {
+      if constexpr (kSizes.clustered) {
         const uint32_t phase = static_cast<uint32_t>(step >> 1 & 1);
         if (!AwaitSums(&sums_came[set], phase, &watchdog)) failed = 1;
       }
       Delay<Plan::kMostDelay>(step);
-      const auto* sums = reinterpret_cast<const float*>(dynamic_shared + Shared::kSumsAt +
-                                                        set * Shared::kSetBytes);
+      const auto* sums =
+          reinterpret_cast<const float*>(dynamic_shared + kSizes.sums_at + set * kSizes.set_bytes);
       cells.Apply(sums, *static_cast<volatile int*>(&failed) != 0);
       if (step + 1 < p.steps) {
         cells.Publish(step + 1);
@@ -367,7 +357,7 @@ __global__ void __launch_bounds__(kBlockThreads<Plan>, 1)
   }
   // A block's shared memory has to outlive what its peers send there.
   __syncwarp();
-  if constexpr (Shared::kClustered) ClusterBarrier();
+  if constexpr (kSizes.clustered) ClusterBarrier();
 }
 
 }  // namespace jaxsparse

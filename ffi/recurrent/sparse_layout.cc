@@ -8,8 +8,6 @@
 namespace jaxsparse {
 namespace {
 
-constexpr int kBankBytes = 128;  // one wavefront
-
 struct Entry {
   int32_t column, value;
 };
@@ -121,8 +119,14 @@ class Wavefront {
 
 class Builder {
  public:
-  Builder(const SparsePatternView& pattern, const SparseShape& shape, int fewest_threads, int banks)
-      : pattern_(pattern), shape_(shape), fewest_threads_(fewest_threads), banks_(banks) {}
+  Builder(const SparsePatternView& pattern, const SparseShape& shape, int fewest_threads,
+          int piece_bytes, bool bank_aware)
+      : pattern_(pattern),
+        shape_(shape),
+        fewest_threads_(fewest_threads),
+        banks_(bank_aware ? kBankBytes / piece_bytes : 1) {
+    layout_.form.piece_bytes = piece_bytes;
+  }
 
   std::optional<SparseLayout> Build(std::string* error) {
     DealUnits();
@@ -131,15 +135,14 @@ class Builder {
       *error = "more than 65535 partial sums in a block";
       return std::nullopt;
     }
-    layout_.partial_sums = most_sums_;
-    layout_.row_sums = std::max(layout_.row_sums, 1);  // arrays of length 0 are not C++
+    layout_.form.partial_sums = most_sums_;
     // No more threads than have work, as many lanes each as that takes.
     const int64_t work = std::max<int64_t>(1, most_groups_) * shape_.group;
     shape_.lanes = static_cast<int>(CeilDivide(work, shape_.threads));
     const int64_t threads = CeilDivide(work, shape_.lanes);
     shape_.threads =
         std::max(fewest_threads_, static_cast<int>(CeilDivide(threads, kWarp)) * kWarp);
-    layout_.shape = shape_;
+    layout_.form.shape = shape_;
     layout_.words.assign(static_cast<size_t>(shape_.words()) * shape_.blocks, 0);
     for (int block = 0; block < shape_.blocks; ++block) Fill(block);
     const int64_t slots = static_cast<int64_t>(shape_.slots()) * shape_.blocks;
@@ -227,7 +230,7 @@ class Builder {
             sums_[block] += static_cast<int>(needed);
             groups[block / parts * parts + r] += needed;
           }
-          layout_.row_sums = std::max(layout_.row_sums, sums_[block] - before);
+          layout_.form.row_sums = std::max(layout_.form.row_sums, sums_[block] - before);
         }
       }
     }
@@ -380,8 +383,7 @@ std::optional<SparseLayout> MakeSparseLayout(const SparsePatternView& pattern,
     *error = "the shape of the layout does not suit the pattern";
     return std::nullopt;
   }
-  const int banks = bank_aware ? kBankBytes / piece_bytes : 1;
-  return Builder(pattern, shape, fewest_threads, banks).Build(error);
+  return Builder(pattern, shape, fewest_threads, piece_bytes, bank_aware).Build(error);
 }
 
 }  // namespace jaxsparse

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "recurrent/sparse_record.h"
+#include "recurrent/kernels/sparse_record.h"
 
 namespace jaxsparse {
 
@@ -27,22 +27,19 @@ struct SparsePatternView {
 };
 
 struct SparseLayout {
-  SparseShape shape;     // what was asked for, with the threads and lanes that are needed
-  int partial_sums = 0;  // most that one block receives
-  int row_sums = 0;      // most that one row has, all parts together
+  SparseForm form;  // what was asked for, with the threads and lanes that are needed
   double wavefronts =
       0;               // shared-memory wavefronts over the fewest possible: 1 has no bank conflict
   double filling = 0;  // share of the table's slots that hold entries
-  std::vector<uint32_t> words;  // shape.blocks records
+  std::vector<uint32_t> words;  // form.shape.blocks records
 };
 
 // The fewest places per block for `hidden` units, such that parts begin at multiples of 16 bytes.
 int UnitsPerBlock(int64_t hidden, int blocks, int cluster, int state_parts, int piece_bytes);
 
 // `shape` without lanes and with the most threads allowed: both come out as needed, but no fewer
-// threads than `fewest_threads`, since they have the state to wait for as well. `piece_bytes`: what
-// one load takes of a column (4, 8 or 16 bytes). Without `bank_aware` a row's entries keep their
-// order.
+// threads than `fewest_threads`, since they have the state to wait for as well. Without
+// `bank_aware` a row's entries keep their order.
 std::optional<SparseLayout> MakeSparseLayout(const SparsePatternView& pattern,
                                              const SparseShape& shape, int fewest_threads,
                                              int piece_bytes, bool bank_aware, std::string* error);

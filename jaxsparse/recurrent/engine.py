@@ -19,7 +19,7 @@ from jaxsparse.recurrent.plan import (
     VARIANTS,
     NoPlan,
     Plan,
-    Problem,
+    ScanForm,
     make_plan,
 )
 from jaxsparse.recurrent.step import Step
@@ -54,14 +54,12 @@ def most_delay() -> int:
     return int(text)
 
 
-def problem_of(
-    params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequence[str]
-) -> Problem:
+def form_of(params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequence[str]) -> ScanForm:
     """The form of a scan for operands of these types."""
     step: Step = params["step"]
     by_name = dict(zip(names, avals, strict=True))
     state, weights = by_name["state"], by_name["recurrent"]
-    return Problem(
+    return ScanForm(
         products=step.products,
         states=step.states,
         inputs=sum(step.inputs),
@@ -73,13 +71,13 @@ def problem_of(
         state_dtype=state.dtype.name,
         weight_dtype=weights.dtype.name,
         sparse=params["sparse"],
-        form=params["forms"][params["transposed"]] if params["forms"] else None,
+        layout_form=params["forms"][params["transposed"]] if params["forms"] else None,
         input_dtypes=tuple(by_name[f"input {i}"].dtype.name for i in range(len(step.inputs))),
         directions=len(params["reversed"]),
     )
 
 
-def source(step: Step, problem: Problem, plan: Plan) -> str:
+def source(step: Step, form: ScanForm, plan: Plan) -> str:
     """The kernel's translation unit: the step and the plan, printed, and the kernel."""
 
     def table(name: str, sizes: Sequence[int]) -> str:
@@ -90,19 +88,7 @@ def source(step: Step, problem: Problem, plan: Plan) -> str:
             f"    static constexpr int k{name}Parts[] = {{{values}}};\n"
         )
 
-    floats = ", ".join(str(d == "float32").lower() for d in problem.input_dtypes) or "false"
-    constants = "".join(
-        f"  static constexpr {'bool' if isinstance(value, bool) else 'int'} {name} = "
-        f"{str(value).lower()};\n"
-        for name, value in plan.constants
-    )
-    constants += f"  static constexpr unsigned kMostDelay = {most_delay()};\n"
-    if VARIANTS[plan.variant].weights == "pairs":
-        f = problem.form
-        assert f is not None
-        sizes = (f.products, f.state_parts, f.blocks, f.cluster, f.units)
-        shape = ", ".join(map(str, (*sizes, f.threads, f.lanes, f.entries, f.group)))
-        constants += f"  static constexpr jaxsparse::SparseShape kShape{{{shape}}};\n"
+    floats = ", ".join(str(d == "float32").lower() for d in form.input_dtypes) or "false"
     printed = printer.print_step(
         step.jaxpr,
         name="PrintedStep",
@@ -116,11 +102,12 @@ def source(step: Step, problem: Problem, plan: Plan) -> str:
         f'#include "{plan.file}"\n#include "recurrent/pointwise.cuh"\n\n'
         f"{printed}\n"
         "struct PrintedPlan {\n"
-        f"  using State = {_TYPES[problem.state_dtype]};\n"
-        f"  using Weight = {_TYPES[problem.weight_dtype]};\n"
+        f"  using State = {_TYPES[form.state_dtype]};\n"
+        f"  using Weight = {_TYPES[form.weight_dtype]};\n"
         f"  struct Arrays {{\n{table('Input', step.inputs)}{table('Output', step.outputs)}"
         f"    static constexpr bool kInputIsFloat[] = {{{floats}}};\n  }};\n"
-        f"{constants}"
+        f"{plan.constants}"
+        f"  static constexpr unsigned kMostDelay = {most_delay()};\n"
         "};\n"
     )
 
@@ -136,7 +123,7 @@ EXPRESSION = "jaxsparse::RecurrentScan<PrintedStep, PrintedPlan>"
 class Choice(NamedTuple):
     """What a scan runs as on a GPU: a kernel with its plan and source, or why there is none."""
 
-    problem: Problem
+    form: ScanForm
     plan: Plan | NoPlan
     source: str = ""
 
@@ -148,7 +135,7 @@ def choose(
     device: Device,
 ) -> Choice:
     """What a scan of operands of these types runs as on a GPU."""
-    problem = problem_of(params, avals, names)
+    form = form_of(params, avals, names)
     implementation, variant = params["implementation"], params["variant"]
     try:
         # What a GPU lacks is the plan's to say: scans need more of it than other operations.
@@ -156,29 +143,29 @@ def choose(
             "recurrent_scan", device.platform, implementation, variant, lacks=""
         )
     except backend.UnavailableError as error:
-        return Choice(problem, NoPlan(error.reason, refused=True))
+        return Choice(form, NoPlan(error.reason, refused=True))
     if chosen == "xla":
-        return Choice(problem, NoPlan("implementation='xla' asks for it", wanted=True))
+        return Choice(form, NoPlan("implementation='xla' asks for it", wanted=True))
     # Then it runs by a kernel even where the plain path would be faster, or not at all.
     forced = implementation == "cuda" or variant is not None
-    if not all(isinstance(size, int) for size in (problem.batch, problem.length, problem.hidden)):
+    if not all(isinstance(size, int) for size in (form.batch, form.length, form.hidden)):
         plan: Plan | NoPlan = NoPlan("a size is open, and kernels are made for sizes")
     else:
-        plan = _planned(problem, device, variant, forced)
+        plan = _planned(form, device, variant, forced)
     text = ""
     if isinstance(plan, Plan):
         try:
-            text = source(params["step"], problem, plan)
+            text = source(params["step"], form, plan)
         except ValueError as error:  # in a derivative: the cell itself was checked
             plan = NoPlan(str(error))
     if isinstance(plan, NoPlan):
         plan = dataclasses.replace(plan, refused=forced)
-    return Choice(problem, plan, text)
+    return Choice(form, plan, text)
 
 
 @functools.lru_cache(maxsize=1024)
-def _planned(problem: Problem, device: Device, variant: str | None, forced: bool) -> Plan | NoPlan:
-    return make_plan(problem, device, variant, forced=forced)
+def _planned(form: ScanForm, device: Device, variant: str | None, forced: bool) -> Plan | NoPlan:
+    return make_plan(form, device, variant, forced=forced)
 
 
 _warned: set[tuple[str, str]] = set()  # of which cell, and why
@@ -201,7 +188,7 @@ def ffi_call(
     """
     step: Step = params["step"]
     device = present_device()
-    problem, plan, text = choose(params, avals, names, device)
+    form, plan, text = choose(params, avals, names, device)
     if isinstance(plan, NoPlan):
         if plan.refused:
             asked = params["variant"] or "implementation='cuda'"
@@ -209,13 +196,13 @@ def ffi_call(
         if not plan.wanted:
             _warn_once(step, device, plan)
         return None
-    forms = (f"{n}{span}" for n, span in zip(step.inputs, params["spans"], strict=True))
+    inputs = (f"{n}{span}" for n, span in zip(step.inputs, params["spans"], strict=True))
     weights = VARIANTS[plan.variant].weights
     operands = _OPERANDS[weights]
     words = 0
     if weights == "pairs":
-        assert problem.form is not None
-        words = problem.form.words
+        assert form.layout_form is not None
+        words = form.layout_form.words
         if params["transposed"]:
             operands = ("recurrent", "transposed layout")
     return FfiCall(
@@ -225,13 +212,13 @@ def ffi_call(
             "source": text,
             "expression": EXPRESSION,
             "weights": weights,
-            "weight_dtype": problem.weight_dtype,
-            "input_dtypes": " ".join(problem.input_dtypes),
+            "weight_dtype": form.weight_dtype,
+            "input_dtypes": " ".join(form.input_dtypes),
             "products": step.products,
             "layout_words": words,
             "transposed": params["transposed"],
             "carries": step.carries,
-            "inputs": " ".join(forms),
+            "inputs": " ".join(inputs),
             "outputs": " ".join(map(str, step.outputs)),
             "reversed": "".join(str(int(backwards)) for backwards in params["reversed"]),
             "groups": plan.groups,
@@ -248,5 +235,5 @@ def ffi_call(
         },
         workspace=plan.scans * plan.exchange_bytes
         + _ffi.SCAN_FLAG_BYTES
-        + problem.directions * plan.dense_bytes,
+        + form.directions * plan.dense_bytes,
     )

@@ -11,7 +11,7 @@ from jax.extend.core import JaxprEqn
 from jaxsparse import backend
 from jaxsparse.device import DefaultDevice, Device, by_device
 from jaxsparse.recurrent import engine
-from jaxsparse.recurrent.plan import NoPlan, Plan, Problem
+from jaxsparse.recurrent.plan import NoPlan, Plan, ScanForm
 from jaxsparse.recurrent.primitive import operand_names
 
 
@@ -20,7 +20,7 @@ class ExplainedScan:
     """One scan of a program, and what it runs as."""
 
     operation: ClassVar[str] = "recurrent_scan"
-    problem: Problem
+    problem: ScanForm
     here: str  # as what it runs on this machine; empty where that is on the GPU below
     device: str  # the name of the GPU that is planned for
     plan: Plan | NoPlan
@@ -47,16 +47,16 @@ def explained_scan(
     if isinstance(here, Device):
         text = f"{here.name}: {engine.choose(eqn.params, avals, names, here).plan}"
     elif here is not None:
-        text = f"{here.name}: {_without_cuda(choice.problem, eqn.params, here)}"
-    return ExplainedScan(choice.problem, text, device.name, choice.plan, launches)
+        text = f"{here.name}: {_without_cuda(choice.form, eqn.params, here)}"
+    return ExplainedScan(choice.form, text, device.name, choice.plan, launches)
 
 
-def _without_cuda(problem: Problem, params: dict[str, Any], here: DefaultDevice) -> str:
+def _without_cuda(form: ScanForm, params: dict[str, Any], here: DefaultDevice) -> str:
     try:
         chosen = backend.resolve(
             "recurrent_scan", here.platform, params["implementation"], params["variant"]
         )
     except ValueError as error:
         return f"refused, because {str(error).splitlines()[0].rstrip(':')}"
-    by_kernels = problem.sparse and chosen == "cpu"
+    by_kernels = form.sparse and chosen == "cpu"
     return "jax.lax.scan" + (", its products by the kernels of spmm" if by_kernels else "")

@@ -26,11 +26,9 @@ from jaxsparse.pattern import Pattern, is_concrete
 from jaxsparse.recurrent.plan import (
     NoPlan,
     Plan,
-    Problem,
+    ScanForm,
     SparseForm,
     make_plan,
-    padded_batch,
-    widest_piece,
 )
 from jaxsparse.topology import Topology
 
@@ -137,7 +135,7 @@ def pack(
     if h == 0 or rows % h:
         raise ValueError(f"recurrent.pack: matrix must be (gates * h, h), got {matrix.shape}")
     device = present_device() if device is None else device
-    widest = widest_piece(batch, jnp.dtype(dtype).itemsize)
+    widest = _ffi.widest_piece(batch, jnp.dtype(dtype).itemsize)
     if piece_bytes is not None and (piece_bytes not in (4, 8, 16) or piece_bytes > widest):
         raise ValueError(
             f"recurrent.pack: piece_bytes must be 4, 8 or 16, and no more than the {widest} bytes "
@@ -166,7 +164,7 @@ def _plan(
     form: SparseForm, h: int, batch: int, dtype: str, weight_dtype: str, device: Device
 ) -> Plan | NoPlan:
     """Whether a layout fits a device, whatever the cell."""
-    problem = Problem(
+    scan = ScanForm(
         products=form.products,
         states=form.state_parts,
         inputs=form.products,
@@ -179,9 +177,9 @@ def _plan(
         weight_dtype=weight_dtype,
         sparse=True,
         input_dtypes=(),
-        form=form,
+        layout_form=form,
     )
-    return make_plan(problem, device, "sparse_pairs", forced=True)
+    return make_plan(scan, device, "sparse_pairs", forced=True)
 
 
 def can_be_laid_out(topology: Topology) -> bool:
@@ -217,7 +215,7 @@ def lay_out(
     bank_aware: bool = True,
 ) -> ScanLayout | str:
     """The layout of a concrete pattern, made once while the pattern lives; or why there is none."""
-    piece = piece_bytes or widest_piece(batch, dtype.itemsize)
+    piece = piece_bytes or _ffi.widest_piece(batch, dtype.itemsize)
     wanted = _Wanted(gates, batch, dtype.name, device, piece, bank_aware, topology.nnz)
     return _laid_out(topology, wanted)
 
@@ -232,7 +230,7 @@ def lay_out_side_by_side(
 ) -> list[ScanLayout] | None:
     """Layouts of one form, for scans that share the device; None if they can't."""
     share = dataclasses.replace(device, multiprocessors=device.multiprocessors // len(topologies))
-    piece = widest_piece(batch, dtype.itemsize)
+    piece = _ffi.widest_piece(batch, dtype.itemsize)
     nnz = max(t.nnz for t in topologies)
     wanted = _Wanted(gates, batch, dtype.name, share, piece, True, nnz)
     threads = [0, 0]
@@ -264,7 +262,7 @@ def of_one_form(layouts: Sequence[ScanLayout]) -> list[ScanLayout] | None:
 
 def suits(layout: ScanLayout, batch: int, dtype: Any) -> bool:
     """Whether a layout loads all that a scan's batch has at once."""
-    widest = widest_piece(batch, dtype.itemsize)
+    widest = _ffi.widest_piece(batch, dtype.itemsize)
     return all(form.piece_bytes == widest for form in layout.forms)
 
 
@@ -312,10 +310,9 @@ def _one(
 ) -> tuple[np.ndarray, SparseForm] | str:
     batch, nnz = wanted.batch, wanted.nnz
     item = jnp.dtype(wanted.dtype).itemsize
-    most = 8 if item == 4 else 16
-    if item > 4 or batch > most:
+    if item > 4 or batch > _ffi.most_pairs_batch(item):
         return f"a batch of {batch} in {wanted.dtype} is more than the kernel of pairs takes"
-    state = parts * h * padded_batch(batch, item) * item
+    state = parts * h * _ffi.padded_batch(batch, item) * item
     density = nnz / (products * parts * h * h)
     cluster = 4 if state > 64 << 10 else 1
     share = 0.85 if density >= _FEW_ENTRIES else 0.5
@@ -355,19 +352,14 @@ def _one(
     )
 
 
-_ZERO_BYTES = 128  # of zeros behind the state in shared memory, which padding reads
-
-
 def _verify(words: np.ndarray, f: SparseForm, topology: Topology) -> None:
-    """What ffi/recurrent/sparse_record.h says of each block's record."""
-    rows, slots = f.products * f.units + 1, f.lanes * f.entries * f.threads
-    lengths = (f.units, rows, f.lanes * f.threads // f.group, slots, slots)
+    """What ffi/recurrent/kernels/sparse_record.h says of each block's record."""
     if f.products * f.state_parts * topology.shape[1] != max(topology.shape):
         raise ValueError("the layout for scans is not of this pattern's size")
     records = words.reshape(f.blocks, -1)
-    units, sums, places, columns, values = np.split(records, np.cumsum(lengths)[:-1], axis=1)
+    begins = [f.sizes[f"{part}_at"] for part in ("rows", "groups", "columns", "values")]
+    units, sums, places, columns, values = np.split(records, begins, axis=1)
     rank, place = places >> 16, places & 0xFFFF
-    room = f.columns // f.cluster + _ZERO_BYTES // f.piece_bytes
 
     def within(x: np.ndarray, low: int, high: int) -> bool:
         return bool(((x >= low) & (x < high)).all())
@@ -379,7 +371,7 @@ def _verify(words: np.ndarray, f: SparseForm, topology: Topology) -> None:
         and within(np.diff(sums), 0, f.row_sums + 1)
         and within(sums, 0, f.partial_sums + 1)
         and ((places == -1) | (rank >= 0) & (rank < f.cluster) & (place < f.partial_sums)).all()
-        and within(columns, 0, room)
+        and within(columns, 0, f.sizes["shared_columns"])
         and within(values, -1, topology.nse)
     ):
         raise ValueError("the layout for scans leads out of bounds")

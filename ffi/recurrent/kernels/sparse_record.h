@@ -44,4 +44,23 @@ struct SparseShape {
   JAXSPARSE_INLINE constexpr int words() const { return values_at() + slots(); }
 };
 
+constexpr int kBankBytes = 128;  // one wavefront: a word of each bank of shared memory
+
+// Behind a plane of a block's part of the state lie columns of zeros, one in each bank, for entries
+// that only pad: what they read must not be a NaN.
+constexpr int kZeroBytes = kBankBytes;
+
+// What a kernel has to know of a layout.
+struct SparseForm {
+  SparseShape shape;
+  int partial_sums = 1;  // most that one block receives
+  int row_sums = 1;      // most that one row has, all parts together; at least 1
+  int piece_bytes = 4;   // what one load takes of a column: 4, 8 or 16 bytes
+
+  // Of a plane of a block's part, with those of zeros.
+  JAXSPARSE_INLINE constexpr int shared_columns() const {
+    return shape.part_columns() + kZeroBytes / piece_bytes;
+  }
+};
+
 }  // namespace jaxsparse

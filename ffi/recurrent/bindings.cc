@@ -1,0 +1,243 @@
+#include "recurrent/bindings.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "persistent/failures.h"
+#include "recurrent/plan.h"
+#include "recurrent/problem.h"
+#include "recurrent/sparse_layout.h"
+
+namespace nb = nanobind;
+
+namespace jaxsparse {
+namespace {
+
+// The GPUs on which a recurrent scan has given up since this was last asked; waits for them all.
+std::vector<int> TakeScanFailures() {
+  std::string error;
+  const std::vector<int> failed = WaitForFailures(&error);
+  if (!error.empty()) throw std::runtime_error(error);
+  return failed;
+}
+
+using Indices = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+bool IsPatternOf(const Indices& row_offsets, const Indices& column_indices, int64_t rows,
+                 int64_t columns) {
+  if (static_cast<int64_t>(row_offsets.size()) != rows + 1) return false;
+  const int32_t* offsets = row_offsets.data();
+  const int64_t entries = offsets[rows];
+  return offsets[0] == 0 && std::is_sorted(offsets, offsets + rows + 1) &&
+         entries <= static_cast<int64_t>(column_indices.size()) &&
+         std::all_of(column_indices.data(), column_indices.data() + entries,
+                     [&](int32_t column) { return column >= 0 && column < columns; });
+}
+
+// How a scan's sparse matrix lies on chip (recurrent/sparse_layout.h), or a ValueError that says
+// why it does not fit. `permutation`, which may be empty, says where each entry's value lies.
+nb::dict LayOutSparse(Indices row_offsets, Indices column_indices, Indices permutation,
+                      int64_t hidden, int products, int state_parts, int blocks, int cluster,
+                      int most_threads, int fewest_threads, int entries, int group, int piece_bytes,
+                      bool bank_aware) {
+  if (!IsPatternOf(row_offsets, column_indices, products * hidden, state_parts * hidden) ||
+      (permutation.size() != 0 && permutation.size() < column_indices.size())) {
+    throw nb::value_error("the pattern is not one of a recurrent matrix of this size");
+  }
+  SparsePatternView pattern;
+  pattern.hidden = hidden;
+  pattern.row_offsets = row_offsets.data();
+  pattern.column_indices = column_indices.data();
+  pattern.permutation = permutation.size() == 0 ? nullptr : permutation.data();
+  SparseShape shape;
+  shape.products = products;
+  shape.state_parts = state_parts;
+  shape.blocks = blocks;
+  shape.cluster = cluster;
+  shape.units = UnitsPerBlock(hidden, blocks, cluster, state_parts, piece_bytes);
+  shape.threads = most_threads;
+  shape.entries = entries;
+  shape.group = group;
+  std::string error;
+  std::optional<SparseLayout> layout;
+  {
+    const nb::gil_scoped_release released;
+    layout = MakeSparseLayout(pattern, shape, fewest_threads, piece_bytes, bank_aware, &error);
+  }
+  if (!layout) throw nb::value_error(error.c_str());
+  nb::dict result;
+  result["units"] = layout->form.shape.units;
+  result["threads"] = layout->form.shape.threads;
+  result["lanes"] = layout->form.shape.lanes;
+  result["partial_sums"] = layout->form.partial_sums;
+  result["row_sums"] = layout->form.row_sums;
+  result["wavefronts"] = layout->wavefronts;
+  result["filling"] = layout->filling;
+  result["words"] = nb::bytes(reinterpret_cast<const char*>(layout->words.data()),
+                              layout->words.size() * sizeof(uint32_t));
+  return result;
+}
+
+using NamedSizes = std::map<std::string, int>;
+
+// The form of a layout by the names of its fields. Forms come with exported programs, too, so that
+// their sizes may be anything.
+SparseForm FormOf(const NamedSizes& sizes) {
+  SparseForm form;
+  SparseShape& shape = form.shape;
+  const struct {
+    const char* name;
+    int* value;
+  } fields[] = {{"products", &shape.products}, {"state_parts", &shape.state_parts},
+                {"blocks", &shape.blocks},     {"cluster", &shape.cluster},
+                {"units", &shape.units},       {"threads", &shape.threads},
+                {"lanes", &shape.lanes},       {"entries", &shape.entries},
+                {"group", &shape.group},       {"partial_sums", &form.partial_sums},
+                {"row_sums", &form.row_sums},  {"piece_bytes", &form.piece_bytes}};
+  constexpr int kMost = 1 << 24;  // of units, and more than there are of anything else
+  for (const auto& field : fields) {
+    const auto size = sizes.find(field.name);
+    if (size == sizes.end() || size->second < 1 || size->second > kMost) {
+      throw nb::value_error(
+          (std::string(field.name) + " of a layout is missing or out of range").c_str());
+    }
+    *field.value = size->second;
+  }
+  // Then all sizes that follow are those of an int.
+  const double columns = static_cast<double>(shape.blocks) * shape.units * shape.state_parts;
+  const double rows = static_cast<double>(shape.units) * shape.products;
+  const double slots = static_cast<double>(shape.lanes) * shape.threads * shape.entries;
+  const bool is_piece = form.piece_bytes == 4 || form.piece_bytes == 8 || form.piece_bytes == 16;
+  if (columns > 1 << 25 || rows > 1 << 28 || slots > 1 << 28 || form.partial_sums > 0xffff ||
+      !is_piece) {
+    throw nb::value_error("the sizes of a layout are out of range");
+  }
+  return form;
+}
+
+// Where the parts of a block's record begin, how long it is (sparse_record.h), and how many columns
+// there are: of the state, and in a block's shared memory.
+nb::dict SizesOfLayout(const NamedSizes& sizes) {
+  const SparseForm form = FormOf(sizes);
+  nb::dict result;
+  result["rows_at"] = form.shape.rows_at();
+  result["groups_at"] = form.shape.groups_at();
+  result["columns_at"] = form.shape.columns_at();
+  result["values_at"] = form.shape.values_at();
+  result["words"] = form.shape.words();
+  result["columns"] = form.shape.columns();
+  result["shared_columns"] = form.shared_columns();
+  return result;
+}
+
+// [(name, weights, whether on tensor cores, whether with a barrier)]
+nb::list ScanVariants() {
+  nb::list variants;
+  for (const ScanVariant& variant : kScanVariants) {
+    const auto* weights =
+        std::find_if(std::begin(kScanWeights), std::end(kScanWeights),
+                     [&](const NamedScanWeights& named) { return named.value == variant.weights; });
+    variants.append(
+        nb::make_tuple(variant.name, weights->name, variant.tensor_cores, variant.barrier));
+  }
+  return variants;
+}
+
+DType ScanDTypeOf(const std::string& name) {
+  for (const NamedScanDType& named : kScanDTypes) {
+    if (name == named.name) return named.dtype;
+  }
+  throw nb::value_error(("scans have no states or weights of " + name).c_str());
+}
+
+nb::dict Described(const ScanPlan& plan) {
+  nb::dict result;
+  result["variant"] = plan.variant->name;
+  result["file"] = plan.file;
+  result["constants"] = plan.constants;
+  result["blocks"] = plan.blocks;
+  result["threads"] = plan.threads;
+  result["shared_bytes"] = plan.shared_bytes;
+  result["exchange_bytes"] = plan.exchange_bytes;
+  result["poll_delay"] = plan.poll_delay;
+  result["poll_delay_increase"] = plan.poll_delay_increase;
+  result["poll_delay_decrease"] = plan.poll_delay_decrease;
+  result["microseconds"] = plan.microseconds;
+  result["total_microseconds"] = plan.total_microseconds;
+  result["in_registers"] = plan.in_registers;
+  result["cluster"] = plan.cluster;
+  result["groups"] = plan.groups;
+  result["scans"] = plan.scans;
+  result["resident"] = plan.resident;
+  result["dense_bytes"] = plan.dense_bytes;
+  return result;
+}
+
+// (the best plan or None, why there is none, the most batch that any kernel takes in parts, the
+// predicted microseconds of XLA's loop).
+nb::tuple PlanDescribedScan(const std::string& variant, int64_t products, int64_t states,
+                            int64_t inputs, int64_t outputs, int64_t hidden, int64_t batch,
+                            int64_t length, const std::string& state_dtype,
+                            const std::string& weight_dtype, bool sparse,
+                            const std::optional<NamedSizes>& layout_form, int64_t directions,
+                            int multiprocessors, int64_t shared_bytes) {
+  if (std::min({products, states, hidden, directions}) < 1 ||
+      std::min({inputs, outputs, batch, length}) < 0) {
+    throw nb::value_error("the sizes of a scan are out of range");
+  }
+  ScanForm scan{products,
+                states,
+                inputs,
+                outputs,
+                hidden,
+                batch,
+                length,
+                ScanDTypeOf(state_dtype),
+                ScanDTypeOf(weight_dtype),
+                sparse,
+                std::nullopt,
+                directions};
+  if (layout_form) scan.layout_form = FormOf(*layout_form);
+  Gpu gpu;
+  gpu.multiprocessors = multiprocessors;
+  gpu.shared_bytes = shared_bytes;
+  const ScanChoice choice = PlanScan(scan, gpu, variant);
+  nb::object plan = nb::none();
+  if (choice.best) plan = Described(*choice.best);
+  return nb::make_tuple(plan, choice.reason, choice.most_batch, choice.loop_microseconds);
+}
+
+}  // namespace
+
+void BindRecurrentScan(nb::module_& m) {
+  m.def("take_scan_failures", TakeScanFailures, nb::call_guard<nb::gil_scoped_release>());
+  m.def("lay_out_sparse", LayOutSparse, nb::arg("row_offsets"), nb::arg("column_indices"),
+        nb::arg("permutation"), nb::kw_only(), nb::arg("hidden"), nb::arg("products"),
+        nb::arg("state_parts"), nb::arg("blocks"), nb::arg("cluster"), nb::arg("most_threads"),
+        nb::arg("fewest_threads"), nb::arg("entries"), nb::arg("group"), nb::arg("piece_bytes"),
+        nb::arg("bank_aware"));
+  m.def("sizes_of_layout", SizesOfLayout, nb::arg("form"));
+  m.def("padded_batch", PaddedBatch, nb::arg("batch"), nb::arg("state_bytes"));
+  m.def("widest_piece", WidestPiece, nb::arg("batch"), nb::arg("state_bytes"));
+  m.def("most_pairs_batch", MostPairsBatch, nb::arg("state_bytes"));
+  m.def("scan_variants", ScanVariants);
+  m.def("plan_scan", PlanDescribedScan, nb::arg("variant"), nb::kw_only(), nb::arg("products"),
+        nb::arg("states"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("hidden"),
+        nb::arg("batch"), nb::arg("length"), nb::arg("state_dtype"), nb::arg("weight_dtype"),
+        nb::arg("sparse"), nb::arg("layout_form").none(), nb::arg("directions"),
+        nb::arg("multiprocessors"), nb::arg("shared_bytes"));
+  m.attr("SCAN_MOST_ARRAYS") = kMaxScanArrays;
+  m.attr("SCAN_FLAG_BYTES") = kScanFlagBytes;
+}
+
+}  // namespace jaxsparse

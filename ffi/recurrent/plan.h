@@ -1,0 +1,73 @@
+// What a recurrent scan runs as on a GPU: which weights lie where, and in which kernel. A plan
+// follows from the scan's form and a description of the GPU, and needs no GPU. A kernel is
+// specialised for its plan, because weights can only stay in registers if all sizes are known when
+// it is compiled; the sizes are those of kernels/dense_sizes.h and kernels/sparse_sizes.h.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "recurrent/kernels/sparse_sizes.h"
+#include "recurrent/variants.h"
+#include "types.h"
+
+namespace jaxsparse {
+
+struct ScanForm {
+  int64_t products = 1;  // of a step
+  int64_t states = 1;    // state parts
+  int64_t inputs = 0;    // arrays of h units in all, of outputs too
+  int64_t outputs = 0;
+  int64_t hidden = 1;
+  int64_t batch = 1;
+  int64_t length = 1;
+  DType state_dtype = DType::kFloat32;
+  DType weight_dtype = DType::kFloat32;
+  bool sparse = false;
+  std::optional<SparseForm> layout_form;  // of a sparse matrix
+  int64_t directions = 1;
+};
+
+struct NamedScanDType {
+  const char* name;
+  DType dtype;
+};
+// Of states and weights.
+inline constexpr NamedScanDType kScanDTypes[] = {
+    {"float32", DType::kFloat32}, {"bfloat16", DType::kBFloat16}, {"float16", DType::kFloat16}};
+
+// A kernel for a scan, and its launch.
+struct ScanPlan {
+  const ScanVariant* variant = nullptr;
+  std::string file;       // of the kernel, below the folder of device sources
+  std::string constants;  // members of the kernel's Plan that do not follow from types, in C++
+  int blocks = 1;         // of a scan
+  int threads = 0;
+  int64_t shared_bytes = 0;
+  int64_t exchange_bytes = 0;
+  int poll_delay = 0;           // clock cycles from a product to the first look for the next state
+  int poll_delay_increase = 0;  // after a look in vain
+  int poll_delay_decrease = 0;  // after a look in time
+  double microseconds = 0;      // predicted, for a step of all scans
+  double total_microseconds = 0;  // predicted, for all steps and what comes before them
+  double in_registers = 0;        // share of the weights; the rest lies in shared memory
+  int cluster = 1;
+  int64_t groups = 1;       // parts of the batch, a scan each
+  int64_t scans = 1;        // side by side in a launch: parts of the batch, directions
+  int resident = 1;         // blocks on a multiprocessor
+  int64_t dense_bytes = 0;  // of a direction's sparse matrix in dense form
+};
+
+struct ScanChoice {
+  std::optional<ScanPlan> best;
+  std::string reason;              // why there is no plan
+  int64_t most_batch = 0;          // that any kernel takes, in parts
+  double loop_microseconds = 0.0;  // predicted for all steps of XLA's loop by dense weights
+};
+
+// The plan of least predicted time: of the variant that is wanted by its name, or, if that is
+// empty, of all without a barrier.
+ScanChoice PlanScan(const ScanForm& form, const Gpu& gpu, const std::string& wanted);
+
+}  // namespace jaxsparse

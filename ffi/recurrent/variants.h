@@ -1,0 +1,42 @@
+// The kinds of kernels that a recurrent scan can run as.
+#pragma once
+
+namespace jaxsparse {
+
+// In which form a scan's weights come to the chip.
+enum class ScanWeights {
+  kDense,
+  kMasked,  // a sparse matrix, kept in dense form
+  kPairs,   // of index and value
+};
+
+struct NamedScanWeights {
+  const char* name;
+  ScanWeights value;
+};
+inline constexpr NamedScanWeights kScanWeights[] = {{"dense", ScanWeights::kDense},
+                                                    {"masked", ScanWeights::kMasked},
+                                                    {"pairs", ScanWeights::kPairs}};
+
+struct ScanVariant {
+  const char* name;
+  ScanWeights weights;
+  bool tensor_cores;  // or else FMA
+  // The blocks meet after each step, instead of looking for each other's data. Slower, so only on
+  // demand.
+  bool barrier;
+};
+inline constexpr ScanVariant kScanVariants[] = {
+    {"dense_tensor_cores", ScanWeights::kDense, true, false},
+    {"dense_tensor_cores_barrier", ScanWeights::kDense, true, true},
+    {"dense_fma", ScanWeights::kDense, false, false},
+    {"dense_fma_barrier", ScanWeights::kDense, false, true},
+    {"masked_tensor_cores", ScanWeights::kMasked, true, false},
+    {"masked_tensor_cores_barrier", ScanWeights::kMasked, true, true},
+    {"masked_fma", ScanWeights::kMasked, false, false},
+    {"masked_fma_barrier", ScanWeights::kMasked, false, true},
+    {"sparse_pairs", ScanWeights::kPairs, false, false},
+    {"sparse_pairs_barrier", ScanWeights::kPairs, false, true},
+};
+
+}  // namespace jaxsparse
