@@ -90,6 +90,22 @@ class DefaultDevice:
         )
 
 
+def workspace_bytes(
+    target: str,
+    operands: Sequence[ShapedArray],
+    results: Sequence[ShapedArray],
+    attributes: dict[str, Any],
+) -> int:
+    """The most memory that a call's CUDA variants want beside its results, on any GPU.
+
+    XLA has to know it when it compiles a program, before a variant is chosen. Where a size is not a
+    number yet, as in a program that is exported for any, only variants without are left.
+    """
+    if not all(isinstance(size, int) for a in (*operands, *results) for size in a.shape):
+        return 0
+    return _ffi.workspace_bytes(target, _types(operands), _types(results), attributes)
+
+
 def _types(arrays: Sequence[ShapedArray]) -> list[tuple[str, tuple[int, ...]]]:
     return [(a.dtype.name, a.shape) for a in arrays]
 

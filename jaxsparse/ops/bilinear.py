@@ -26,7 +26,6 @@ from jaxsparse.ops.arguments import (
     ROWS,
     STARTS,
     TRANSPOSED,
-    matrix_shape,
     operands_of_pattern,
 )
 from jaxsparse.ops.dense_product import (
@@ -38,7 +37,6 @@ from jaxsparse.ops.dense_product import (
     reason_for_dense_spmm,
 )
 from jaxsparse.ops.plain_products import ACTIVATIONS, sddmm_xla, spmm_xla
-from jaxsparse.ops.workspace import sddmm_bytes, spmm_bytes
 from jaxsparse.pattern import transpose_is_missing
 from jaxsparse.precision import accumulator_dtype, common_dtype, cotangent_params, unrounded
 from jaxsparse.primitive import (
@@ -115,22 +113,13 @@ def _spmm_ffi(
     # it transposed.
     left = params["dense_on_left"]
     swap = left and platform == "cuda" and params["variant"] != _WITH_X_ON_THE_LEFT
-    pattern, x = avals[1 : _x_of(params)], avals[_x_of(params)]
-    n, inner = x.shape[-2:] if left else x.shape[:-3:-1]
-    workspace = 0
-    if platform == "cuda" and (swap or not left):
-        matrix = matrix_shape(pattern, params["columns"])
-        rows = matrix[1 if transpose else 0]
-        shapes = ((inner, n), matrix, rows)
-        workspace = spmm_bytes(params["variant"], avals[_VALUES], pattern, x, *shapes)
     attributes = {
         "permuted": transpose,
         "dense_on_left": left and not swap,
         "activation": params.get("activation") or "none",
-        "workspace": workspace,
     }
     swapped = ("x", "out", "preactivation") if swap else ()
-    return FfiCall(operands, attributes, workspace, swapped, remark)
+    return FfiCall(operands, attributes, workspace=None, swapped=swapped, remark=remark)
 
 
 def _spmm_cast(
@@ -316,11 +305,7 @@ def _sddmm_ffi(
     free = params["implementation"] is None and params["variant"] is None
     if platform == "cuda" and free and dense_sddmm_pays(types, params["out_dtype"]):
         return Instead(DENSE_IS_FASTER, dense_sddmm)
-    workspace = 0
-    if platform == "cuda":
-        pattern = avals[2 : _scale_by_of(params)]
-        workspace = sddmm_bytes(params["variant"], pattern, avals[_SDDMM_Y])
-    return FfiCall(operands, {"workspace": workspace}, workspace)
+    return FfiCall(operands, {}, workspace=None)
 
 
 sddmm_p = make_primitive(

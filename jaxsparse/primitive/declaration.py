@@ -29,7 +29,9 @@ class FfiCall(NamedTuple):
 
     operands: tuple[str, ...]  # which, in the target's order
     attributes: dict[str, Any]
-    workspace: int = 0  # bytes of one more result, which nobody but the kernel uses
+    # Bytes of one more result, which only the kernel uses; None: what variants in the target's
+    # table want, of which the attribute "workspace" tells it.
+    workspace: int | None = 0
     # Operands and results whose last two dimensions the target has in the other order.
     swapped: tuple[str, ...] = ()
     remark: str = ""  # for `explain`

@@ -17,6 +17,7 @@ from jax.interpreters import mlir
 
 from jaxsparse import backend
 from jaxsparse.batching import over_batch
+from jaxsparse.device import workspace_bytes
 from jaxsparse.primitive.cache_key import make_key_stable
 from jaxsparse.primitive.declaration import FfiCall, Instead, Operation, core_dims
 from jaxsparse.primitive.shapes import abstract_eval
@@ -51,7 +52,6 @@ def target_call(
     positions = [names.index(name) for name in call.operands]
     swapped_operands = [name in call.swapped for name in call.operands]
     swapped_results = [name in call.swapped for name, _ in signature.results]
-    workspace = [ShapedArray((call.workspace,), jnp.uint8)] if call.workspace else []
 
     def swapped(avals: Sequence[ShapedArray], swaps: list[bool]) -> list[ShapedArray]:
         return [
@@ -59,13 +59,24 @@ def target_call(
             for aval, swap in zip(avals, swaps, strict=True)
         ]
 
+    operands = swapped([avals_in[i] for i in positions], swapped_operands)
+    results = swapped(avals_out, swapped_results)
+    attributes = {"variant": params["variant"] or "", **call.attributes}
+    workspace = call.workspace
+    if workspace is None:
+        attributes["workspace"] = workspace = 0
+        if platform == "cuda":
+            workspace = workspace_bytes(operation.target, operands, results, attributes)
+            attributes["workspace"] = workspace
+    if workspace:
+        results = [*results, ShapedArray((workspace,), jnp.uint8)]
     return TargetCall(
         positions,
-        swapped([avals_in[i] for i in positions], swapped_operands),
-        [*swapped(avals_out, swapped_results), *workspace],
+        operands,
+        results,
         swapped_operands,
         swapped_results,
-        {"variant": params["variant"] or "", **call.attributes},
+        attributes,
         call.remark,
     )
 
