@@ -43,26 +43,40 @@ def test_tilings_compile(tiling, monkeypatch):
     assert _ffi.compile_kernel("spmm/spmm_tiled.cu", expression, "sm_90a")
 
 
-# Lanes that take an entry, numbers of a piece, pieces, chunks of a warp, warps that share one,
-# whether each loads its own row of x, is whole, scaled, cut by entries, batched.
 @pytest.mark.parametrize(
-    "tiling",
+    "fields",
     [
-        "1, 1, 1, 16, 1, true, true, true, true, false",
-        "4, 2, 1, 2, 1, false, false, false, true, true",
-        "8, 4, 3, 1, 8, true, true, true, true, true",
-        "32, 4, 4, 1, 16, false, false, false, true, false",
+        ".lanes = 1, .chunks = 16, .own_rows = true, .whole = true, .scaled = true",
+        ".lanes = 4, .vector = 2, .chunks = 2, .batched = true",
+        ".lanes = 8, .vector = 4, .vectors = 3, .sharing = 8, .own_rows = true, .whole = true, "
+        ".scaled = true, .batched = true",
+        ".lanes = 32, .vector = 4, .vectors = 4, .sharing = 16",
     ],
 )
-def test_tilings_of_entries_compile(tiling, monkeypatch):
+def test_tilings_of_entries_compile(fields, monkeypatch):
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    expression = f"jaxsparse::SddmmTiled<float, float, uint16_t, {tiling}>"
-    assert _ffi.compile_kernel("sddmm/sddmm_tiled.cu", expression, "sm_90a")
+    config = f"jaxsparse::SddmmTiledConfig{{{fields}}}"
+    expression = f"jaxsparse::SddmmTiled<float, float, uint16_t, {config}>"
+    assert _ffi.compile_kernel("sddmm/kernels/tiled.cu", expression, "sm_90a")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ".lanes = 2, .vectors = 4, .rows = 8, .panel = 512, .stages = 3",
+        ".lanes = 4, .vectors = 4, .rows = 8, .panel = 256, .stages = 3",
+        ".lanes = 8, .vectors = 4, .rows = 1, .panel = 16, .stages = 2, .parts = 4",
+    ],
+)
+def test_stagings_of_entries_compile(fields, monkeypatch):
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
+    config = f"jaxsparse::SddmmStagedConfig{{{fields}}}"
+    expression = f"jaxsparse::SddmmStaged<float, float, uint16_t, {config}>"
+    assert _ffi.compile_kernel("sddmm/kernels/staged.cu", expression, "sm_90a")
 
 
 # Of spmm: lanes that read a row of x, rows of a warp, rows of x in a panel, stages, warps, whether
-# prefetched, permuted. Of sddmm: lanes that take an entry, pieces of each, rows of
-# a warp, rows of y in a panel, stages, parts of the columns.
+# prefetched, permuted.
 @pytest.mark.parametrize(
     "file, kernel, numbers",
     [
@@ -73,14 +87,6 @@ def test_tilings_of_entries_compile(tiling, monkeypatch):
                 "16, 8, 256, 3, 16, false",
                 "32, 4, 128, 3, 16, false",
                 "32, 8, 16, 3, 16, false",
-            )
-        ),
-        *(
-            ("sddmm/sddmm_staged.cu", "SddmmStaged", numbers)
-            for numbers in (
-                "2, 4, 8, 512, 3, 1",
-                "4, 4, 8, 256, 3, 1",
-                "8, 4, 1, 16, 2, 4",
             )
         ),
     ],
@@ -101,20 +107,32 @@ def test_tensor_tiles_compile(dtype, columns, monkeypatch):
         ("spmm", f"SpmmTensorCores<{types}, uint16_t, {columns}, false>"),
         ("spmm", f"SpmmTensorCores<{types}, int32_t, {columns}, true>"),  # of two index types
         ("spmm", f"SpmmPrepare<{dtype}, uint16_t, {columns}>"),
-        ("sddmm", f"SddmmTensorCores<{types}, {columns}, true>"),
-        ("sddmm", f"SddmmPrepare<{dtype}, uint16_t, {columns}>"),
     ):
         source = f"{file}/{file}_tensor_cores.cu"
         assert _ffi.compile_kernel(source, f"jaxsparse::{expression}", "sm_90a")
 
 
-# Lanes that own a row, packets that each keeps.
-@pytest.mark.parametrize("keeping", [(2, 2), (16, 2), (32, 8), (64, 8), (256, 8)])
-def test_kept_rows_compile(keeping, monkeypatch):
+@pytest.mark.parametrize("inner", [32, 64, 128])
+@pytest.mark.parametrize("dtype", ["float", "jaxsparse::bfloat16"])
+def test_sampled_tensor_tiles_compile(dtype, inner, monkeypatch):
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    for backward in ("false", "true"):
-        expression = f"jaxsparse::SparseSoftmaxKept<float, {backward}, {keeping[0]}, {keeping[1]}>"
-        assert _ffi.compile_kernel("sparse_softmax/sparse_softmax_kept.cu", expression, "sm_90a")
+    config = f"jaxsparse::SddmmTensorConfig{{.inner = {inner}, .scaled = true}}"
+    for expression in (
+        f"jaxsparse::SddmmTensorCores<{dtype}, {dtype}, uint16_t, {config}>",
+        f"jaxsparse::SddmmPrepare<{dtype}, uint16_t, {inner}>",
+    ):
+        assert _ffi.compile_kernel("sddmm/kernels/tensor_cores.cu", expression, "sm_90a")
+
+
+# Lanes that own a row, vectors in the registers of each.
+@pytest.mark.parametrize("lanes, vectors", [(2, 2), (16, 2), (32, 8), (64, 8), (256, 8)])
+@pytest.mark.parametrize("backward", ["false", "true"])
+def test_rows_in_registers_compile(lanes, vectors, backward, monkeypatch):
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
+    fields = f".lanes = {lanes}, .vectors = {vectors}, .backward = {backward}"
+    config = f"jaxsparse::SparseSoftmaxRegistersConfig{{{fields}}}"
+    expression = f"jaxsparse::SparseSoftmaxInRegisters<float, {config}>"
+    assert _ffi.compile_kernel("sparse_softmax/kernels/registers.cu", expression, "sm_90a")
 
 
 def test_every_operation_has_kernels():
