@@ -16,11 +16,14 @@ from benchmarks.run import SCHEMA, Result, Row
 OURS = "jaxsparse"
 """The implementation that is measured beside its peers."""
 
+_RENAMED = {"jaxsparse[kept_rows]": "jaxsparse[rows_in_registers]"}
+"""Implementations that older results have under another name."""
+
 _NEEDED = ("suite", "problem", "operation", "implementation", "dtype", "pass", "us", "sparsity")
 
 
 def read_result(path: pathlib.Path) -> Result:
-    """A result from a file.
+    """A result from a file, with the names that implementations have today.
 
     Raises:
         ValueError: if it is not one of this schema; names the file.
@@ -37,6 +40,8 @@ def read_result(path: pathlib.Path) -> Result:
         isinstance(row, dict) and set(_NEEDED) <= set(row) for row in rows
     ):
         raise ValueError(f"{path}: every entry of results must have {', '.join(_NEEDED)}")
+    for row in rows:
+        row["implementation"] = _RENAMED.get(row["implementation"], row["implementation"])
     return result
 
 

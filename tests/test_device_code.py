@@ -31,69 +31,69 @@ def test_every_kernel_compiles(file, expression, architecture, monkeypatch):
     assert _ffi.compile_kernel(file, expression, architecture).startswith(b"\x7fELF")
 
 
-def config(name, **fields):
-    """A config struct as kernels take it."""
-    literals = {key: str(value).lower() for key, value in fields.items()}
-    return f"jaxsparse::{name}{{{', '.join(f'.{k} = {v}' for k, v in literals.items())}}}"
-
-
 # What other sizes ask for.
 @pytest.mark.parametrize(
-    "vector, lanes, rows, at_once", [(1, 1, 128, 4), (2, 16, 8, 8), (4, 8, 4, 8), (4, 32, 1, 4)]
+    "fields",
+    [
+        ".vector = 1, .lanes = 1, .rows = 128, .batched = true",
+        ".vector = 2, .lanes = 16, .rows = 8, .at_once = 8, .batched = true",
+        ".vector = 4, .lanes = 8, .rows = 4, .at_once = 8, .batched = true",
+        ".vector = 4, .lanes = 32, .rows = 1, .batched = true",
+    ],
 )
-def test_tiled_configs_compile(vector, lanes, rows, at_once, monkeypatch):
+def test_tiled_rows_compile(fields, monkeypatch):
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    tiled = config(
-        "SpmmTiledConfig", vector=vector, lanes=lanes, rows=rows, at_once=at_once, batched=True
-    )
-    expression = f"jaxsparse::SpmmTiled<float, float, uint16_t, {tiled}>"
+    config = f"jaxsparse::SpmmTiledConfig{{{fields}}}"
+    expression = f"jaxsparse::SpmmTiled<float, float, uint16_t, {config}>"
     assert _ffi.compile_kernel("spmm/kernels/tiled.cu", expression, "sm_90a")
 
 
-# Lanes that take an entry, numbers of a piece, pieces, chunks of a warp, warps that share one,
-# whether each loads its own row of x, is whole, scaled, cut by entries, batched.
 @pytest.mark.parametrize(
-    "tiling",
+    "fields",
     [
-        "1, 1, 1, 16, 1, true, true, true, true, false",
-        "4, 2, 1, 2, 1, false, false, false, true, true",
-        "8, 4, 3, 1, 8, true, true, true, true, true",
-        "32, 4, 4, 1, 16, false, false, false, true, false",
+        ".lanes = 1, .chunks = 16, .own_rows = true, .whole = true, .scaled = true",
+        ".lanes = 4, .vector = 2, .chunks = 2, .batched = true",
+        ".lanes = 8, .vector = 4, .vectors = 3, .sharing = 8, .own_rows = true, .whole = true, "
+        ".scaled = true, .batched = true",
+        ".lanes = 32, .vector = 4, .vectors = 4, .sharing = 16",
     ],
 )
-def test_tilings_of_entries_compile(tiling, monkeypatch):
+def test_tiled_entries_compile(fields, monkeypatch):
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    expression = f"jaxsparse::SddmmTiled<float, float, uint16_t, {tiling}>"
-    assert _ffi.compile_kernel("sddmm/sddmm_tiled.cu", expression, "sm_90a")
+    config = f"jaxsparse::SddmmTiledConfig{{{fields}}}"
+    expression = f"jaxsparse::SddmmTiled<float, float, uint16_t, {config}>"
+    assert _ffi.compile_kernel("sddmm/kernels/tiled.cu", expression, "sm_90a")
 
 
 @pytest.mark.parametrize(
-    "lanes, rows, panel, prefetched",
-    [(8, 1, 512, True), (16, 8, 256, False), (32, 4, 128, False), (32, 8, 16, False)],
+    "fields",
+    [
+        ".lanes = 2, .vectors = 4, .rows = 8, .panel = 512, .stages = 3",
+        ".lanes = 4, .vectors = 4, .rows = 8, .panel = 256, .stages = 3",
+        ".lanes = 8, .vectors = 4, .rows = 1, .panel = 16, .stages = 2, .parts = 4",
+    ],
 )
-def test_staged_configs_compile(lanes, rows, panel, prefetched, monkeypatch):
+def test_staged_entries_compile(fields, monkeypatch):
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    staged = config(
-        "SpmmStagedConfig",
-        lanes=lanes,
-        rows=rows,
-        panel=panel,
-        prefetched=prefetched,
-        permuted=True,
-    )
-    expression = f"jaxsparse::SpmmStaged<float, float, uint16_t, {staged}>"
+    config = f"jaxsparse::SddmmStagedConfig{{{fields}}}"
+    expression = f"jaxsparse::SddmmStaged<float, float, uint16_t, {config}>"
+    assert _ffi.compile_kernel("sddmm/kernels/staged.cu", expression, "sm_90a")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ".lanes = 8, .rows = 1, .panel = 512, .prefetched = true, .permuted = true",
+        ".lanes = 16, .rows = 8, .panel = 256, .permuted = true",
+        ".lanes = 32, .rows = 4, .panel = 128, .permuted = true",
+        ".lanes = 32, .rows = 8, .panel = 16, .permuted = true",
+    ],
+)
+def test_staged_rows_compile(fields, monkeypatch):
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
+    config = f"jaxsparse::SpmmStagedConfig{{{fields}}}"
+    expression = f"jaxsparse::SpmmStaged<float, float, uint16_t, {config}>"
     assert _ffi.compile_kernel("spmm/kernels/staged.cu", expression, "sm_90a")
-
-
-# Lanes that take an entry, pieces of each, rows of a warp, rows of y in a panel, stages, parts of
-# the columns.
-@pytest.mark.parametrize(
-    "numbers", ["2, 4, 8, 512, 3, 1", "4, 4, 8, 256, 3, 1", "8, 4, 1, 16, 2, 4"]
-)
-def test_stagings_compile(numbers, monkeypatch):
-    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    expression = f"jaxsparse::SddmmStaged<float, float, uint16_t, {numbers}>"
-    assert _ffi.compile_kernel("sddmm/sddmm_staged.cu", expression, "sm_90a")
 
 
 @pytest.mark.parametrize("columns", [32, 64, 128])
@@ -102,8 +102,8 @@ def test_tensor_tiles_compile(dtype, columns, monkeypatch):
     """For small and large problems."""
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
     types = f"{dtype}, {dtype}, uint16_t"
-    plain = config("SpmmTensorConfig", columns=columns)
-    transposed = config("SpmmTensorConfig", columns=columns, transposed=True)
+    plain = f"jaxsparse::SpmmTensorConfig{{.columns = {columns}}}"
+    transposed = f"jaxsparse::SpmmTensorConfig{{.columns = {columns}, .transposed = true}}"
     for expression in (
         f"SpmmTensorCores<{types}, uint16_t, {plain}>",
         f"SpmmTensorCores<{types}, int32_t, {transposed}>",  # of two index types
@@ -111,21 +111,29 @@ def test_tensor_tiles_compile(dtype, columns, monkeypatch):
     ):
         source = "spmm/kernels/tensor_cores.cu"
         assert _ffi.compile_kernel(source, f"jaxsparse::{expression}", "sm_90a")
-    for expression in (
-        f"SddmmTensorCores<{types}, {columns}, true>",
-        f"SddmmPrepare<{dtype}, uint16_t, {columns}>",
-    ):
-        source = "sddmm/sddmm_tensor_cores.cu"
-        assert _ffi.compile_kernel(source, f"jaxsparse::{expression}", "sm_90a")
 
 
-# Lanes that own a row, packets that each keeps.
-@pytest.mark.parametrize("keeping", [(2, 2), (16, 2), (32, 8), (64, 8), (256, 8)])
-def test_kept_rows_compile(keeping, monkeypatch):
+@pytest.mark.parametrize("inner", [32, 64, 128])
+@pytest.mark.parametrize("dtype", ["float", "jaxsparse::bfloat16"])
+def test_tensor_tiles_of_entries_compile(dtype, inner, monkeypatch):
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    for backward in ("false", "true"):
-        expression = f"jaxsparse::SparseSoftmaxKept<float, {backward}, {keeping[0]}, {keeping[1]}>"
-        assert _ffi.compile_kernel("sparse_softmax/sparse_softmax_kept.cu", expression, "sm_90a")
+    config = f"jaxsparse::SddmmTensorConfig{{.inner = {inner}, .scaled = true}}"
+    for expression in (
+        f"jaxsparse::SddmmTensorCores<{dtype}, {dtype}, uint16_t, {config}>",
+        f"jaxsparse::SddmmPrepare<{dtype}, uint16_t, {inner}>",
+    ):
+        assert _ffi.compile_kernel("sddmm/kernels/tensor_cores.cu", expression, "sm_90a")
+
+
+# Lanes that own a row, vectors in the registers of each.
+@pytest.mark.parametrize("lanes, vectors", [(2, 2), (16, 2), (32, 8), (64, 8), (256, 8)])
+@pytest.mark.parametrize("backward", ["false", "true"])
+def test_rows_in_registers_compile(lanes, vectors, backward, monkeypatch):
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
+    fields = f".lanes = {lanes}, .vectors = {vectors}, .backward = {backward}"
+    config = f"jaxsparse::SparseSoftmaxRegistersConfig{{{fields}}}"
+    expression = f"jaxsparse::SparseSoftmaxInRegisters<float, {config}>"
+    assert _ffi.compile_kernel("sparse_softmax/kernels/registers.cu", expression, "sm_90a")
 
 
 def test_every_operation_has_kernels():

@@ -47,6 +47,13 @@ inline LaunchShape PrepareShape(const Preparation& of) {
   return {of.Units() < kMostBlocks ? of.Units() : kMostBlocks, kPrepareThreads, kPrepareBytes};
 }
 
+// Whether a product on tensor cores is given so many bytes of workspace where it is not asked for
+// by its name: not if so few entries are stored that another kernel is chosen, nor if it is much.
+inline bool PaysToPrepare(const Pattern& stored, int64_t bytes) {
+  constexpr int64_t kMost = int64_t{1} << 29, kPlacesOfEntry = 64;
+  return bytes <= kMost && stored.nse * kPlacesOfEntry >= stored.rows * stored.columns;
+}
+
 // A kernel, which takes the problem by value as its only argument, and how it is launched.
 template <typename Problem>
 struct CudaKernel {

@@ -8,10 +8,6 @@
 
 namespace jaxsparse {
 
-constexpr int kSoftmaxThreads = 128;  // of a CUDA block
-// Of one in which so many lanes keep a row: if they are more than a warp's, it has no others.
-constexpr int SoftmaxKeptThreads(int lanes) { return lanes > kWarp ? lanes : kSoftmaxThreads; }
-
 struct SparseSoftmaxProblem {
   Pattern pattern;  // column_indices and permutation are not read
   double scale = 1;

@@ -131,11 +131,9 @@ bool HasSpaceFor(const SpmmProblem& p, const Tiling& tiling) {
 }
 
 // The most bytes that any tiling takes. Where x will lie is not known yet, so it may need
-// components; nothing is prepared where so few entries are stored that another kernel is chosen, or
-// where it would take much memory that nobody asked for.
+// components.
 template <const SplitK& kSplitK>
 int64_t WorkspaceBytes(const SpmmProblem& p, bool is_asked_for) {
-  constexpr int64_t kMostUnasked = int64_t{1} << 29, kPlacesOfEntry = 64;
   if (p.dtype == DType::kFloat64) return 0;
   int columns = 32;
   while (columns < kWidestTile && columns < p.n) columns *= 2;

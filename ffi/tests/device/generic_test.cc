@@ -1,13 +1,13 @@
 // The kernels that take every shape, on an emulated GPU.
-#include "spmm/kernels/generic.cu"
+#include "sddmm/kernels/generic.cu"
 
 #include "check_topology/check_topology.cu"
 #include "device/sddmm_operands.h"
 #include "device/spmm_operands.h"
 #include "emulated/gpu.h"
-#include "recurrent/densify.cu"
-#include "sddmm/sddmm.cu"
-#include "sparse_softmax/sparse_softmax.cu"
+#include "persistent/densify.cu"
+#include "sparse_softmax/kernels/generic.cu"
+#include "spmm/kernels/generic.cu"
 
 namespace jaxsparse {
 namespace {
@@ -30,7 +30,7 @@ template <typename T, typename Out, typename Index>
 void TestSddmm(const SddmmSize& size, Disorder disorder, bool scaled) {
   SddmmTest<T, Out, Index> test(size, disorder, scaled, 1);
   const SddmmProblem p = test.Problem();
-  emulated::Launch(kBlocks, kSddmmThreads, [&] { SddmmEntries<T, Out, Index>(p); });
+  emulated::Launch(kBlocks, kSddmmGenericThreads, [&] { SddmmEntries<T, Out, Index>(p); });
   test.Check();
 }
 
@@ -47,8 +47,10 @@ void TestOthers(int64_t rows, int64_t columns) {
   softmax.values = Of(values);
   softmax.tangent = Of(values);
   softmax.out = Of(out);
-  emulated::Launch(kBlocks, kSoftmaxThreads, [&] { SparseSoftmaxRows<float, false>(softmax); });
-  emulated::Launch(kBlocks, kSoftmaxThreads, [&] { SparseSoftmaxRows<float, true>(softmax); });
+  emulated::Launch(kBlocks, kSoftmaxGenericThreads,
+                   [&] { SparseSoftmaxRows<float, false>(softmax); });
+  emulated::Launch(kBlocks, kSoftmaxGenericThreads,
+                   [&] { SparseSoftmaxRows<float, true>(softmax); });
 
   std::vector<int32_t> permutation(values.size(), 0), checked(static_cast<size_t>(rows + 1));
   Spoil(permutation);

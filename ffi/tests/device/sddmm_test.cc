@@ -3,11 +3,11 @@
 
 #include "device/sddmm_operands.h"
 #include "emulated/gpu.h"
-#include "sddmm/sddmm_tensor_cores.cu"
+#include "sddmm/kernels/tensor_cores.cu"
 
 namespace jaxsparse {
 
-alignas(1024) unsigned char sddmm_shared[SddmmSharedBytes(3, 128)];
+alignas(1024) unsigned char sddmm_shared[SddmmTensorConfig{.inner = 128}.SharedBytes(3)];
 int32_t found_starts[kPrepareBytes / 4];
 
 namespace {
@@ -15,7 +15,8 @@ namespace {
 template <typename T, typename Out, typename Index, int kInner, bool kScaled>
 void Test(const SddmmSize& size, Disorder disorder, int64_t lead, int blocks = 3,
           bool own_patterns = false) {
-  static_assert(SddmmSharedBytes(kComponents<T>, kInner) <= sizeof(sddmm_shared));
+  constexpr SddmmTensorConfig kConfig{.inner = kInner, .scaled = kScaled};
+  static_assert(kConfig.SharedBytes(kComponents<T>) <= sizeof(sddmm_shared));
   SddmmTest<T, Out, Index> test(size, disorder, kScaled, lead);
   SddmmProblem p = test.Problem(own_patterns);
   const auto run = [&] {
@@ -24,7 +25,7 @@ void Test(const SddmmSize& size, Disorder disorder, int64_t lead, int blocks = 3
     std::memset(sddmm_shared, 0xff, sizeof(sddmm_shared));  // NaN that nothing must read
     emulated::Launch(3, kPrepareThreads, [&] { SddmmPrepare<T, Index, kInner>(p); });
     emulated::Launch(blocks, kSddmmTensorThreads,
-                     [&] { SddmmTensorCores<T, Out, Index, kInner, kScaled>(p); });
+                     [&] { SddmmTensorCores<T, Out, Index, kConfig>(p); });
   };
   run();
   test.Check();
@@ -40,7 +41,7 @@ void Test(const SddmmSize& size, Disorder disorder, int64_t lead, int blocks = 3
     test.Check();
     p.pattern.tile_starts = {};
   }
-  if (disorder != Disorder::kNone || size.rows < kSddmmTensorRows) return;
+  if (disorder != Disorder::kNone || size.rows < kSddmmTileRows) return;
   CheckRepeats("sddmm", test.out(), run);
 }
 

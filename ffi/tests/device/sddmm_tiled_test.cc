@@ -1,30 +1,28 @@
 // The sampled dense-dense product in tiles of entries, on an emulated GPU.
-#include "sddmm/sddmm_tiled.cu"
-
 #include "device/sddmm_operands.h"
 #include "emulated/gpu.h"
+#include "sddmm/kernels/tiled.cu"
 
 namespace jaxsparse {
 namespace {
 
-// How warps take entries.
-struct Tiling {
-  int lanes, vector, pieces, chunks;
-  int sharing = 1;
-  bool own_rows = false;
-  bool balanced = true;
-};
+constexpr SddmmTiledConfig With(SddmmTiledConfig config, bool whole, bool scaled, bool batched) {
+  config.whole = whole;
+  config.scaled = scaled;
+  config.batched = batched;
+  return config;
+}
 
-template <typename T, typename Out, typename Index, Tiling kTiling, bool kWhole, bool kScaled>
+template <typename T, typename Out, typename Index, SddmmTiledConfig kConfig, bool kWhole,
+          bool kScaled>
 void Test(const SddmmSize& size, Disorder disorder, int64_t lead, bool own_patterns = false) {
   SddmmTest<T, Out, Index> test(size, disorder, kScaled, lead);
   const SddmmProblem p = test.Problem(own_patterns);
-  const int64_t warps = p.batch.count * CeilDivide(p.pattern.nse, kTiling.chunks * kWarp);
+  const int64_t warps = p.batch.count * CeilDivide(p.pattern.nse, kConfig.chunks * kWarp);
   const int blocks =
-      static_cast<int>(CeilDivide(warps * kTiling.sharing, kSddmmTiledThreads / kWarp));
+      static_cast<int>(CeilDivide(warps * kConfig.sharing, kSddmmTiledThreads / kWarp));
   const auto kernel = [&]<bool kBatched>() {
-    SddmmTiled<T, Out, Index, kTiling.lanes, kTiling.vector, kTiling.pieces, kTiling.chunks,
-               kTiling.sharing, kTiling.own_rows, kWhole, kScaled, kTiling.balanced, kBatched>(p);
+    SddmmTiled<T, Out, Index, With(kConfig, kWhole, kScaled, kBatched)>(p);
   };
   const auto run = [&] {
     emulated::Launch(blocks, kSddmmTiledThreads, [&] {
@@ -38,19 +36,18 @@ void Test(const SddmmSize& size, Disorder disorder, int64_t lead, bool own_patte
   CheckRepeats("sddmm", test.out(), run);
 }
 
-template <typename T, typename Out, Tiling kTiling>
+template <typename T, typename Out, SddmmTiledConfig kConfig>
 struct Tests {
-  static constexpr int64_t kVector = kTiling.vector,
-                           kPart = kTiling.lanes * kVector * kTiling.pieces;
+  static constexpr int64_t kVector = kConfig.vector, kPart = kConfig.PartSize();
 
   static void Whole(const SddmmSize& size, Disorder disorder = Disorder::kNone) {
-    Test<T, Out, uint16_t, kTiling, true, false>(size, disorder, 8);
-    Test<T, Out, int32_t, kTiling, true, true>(size, disorder, 1, true);
+    Test<T, Out, uint16_t, kConfig, true, false>(size, disorder, 8);
+    Test<T, Out, int32_t, kConfig, true, true>(size, disorder, 1, true);
   }
 
   static void Part(const SddmmSize& size, Disorder disorder = Disorder::kNone, int64_t lead = 8) {
-    Test<T, Out, int32_t, kTiling, false, true>(size, disorder, lead);
-    Test<T, Out, uint16_t, kTiling, false, false>(size, disorder, lead, true);
+    Test<T, Out, int32_t, kConfig, false, true>(size, disorder, lead);
+    Test<T, Out, uint16_t, kConfig, false, false>(size, disorder, lead, true);
   }
 
   static void Sizes() {
@@ -86,13 +83,13 @@ struct Tests {
 };
 
 // 32 warps share 32 entries: all sizes would make this program take half as long again.
-template <Tiling kTiling>
+template <SddmmTiledConfig kConfig>
 void TestFewLongRows() {
   for (const int64_t d : {128, 520}) {
     const SddmmSize size{12, 30, d, 0.3, 1.0};
     for (Disorder disorder : {Disorder::kNone, Disorder::kNan, Disorder::kWrongOffsets}) {
-      Test<float, float, uint16_t, kTiling, false, false>(size, disorder, 8);
-      Test<float, float, int32_t, kTiling, false, true>(size, disorder, 1, true);
+      Test<float, float, uint16_t, kConfig, false, false>(size, disorder, 8);
+      Test<float, float, int32_t, kConfig, false, true>(size, disorder, 1, true);
     }
   }
 }
@@ -102,25 +99,39 @@ void TestFewLongRows() {
 
 int main() {
   using namespace jaxsparse;
-  Tests<float, float, Tiling{8, 4, 1, 1}>::Sizes();
-  Tests<float, float, Tiling{8, 4, 4, 3}>::Sizes();
-  Tests<float, float, Tiling{4, 4, 2, 2}>::Sizes();
-  Tests<bfloat16, bfloat16, Tiling{1, 8, 1, 2}>::Sizes();
-  Tests<float16, float, Tiling{8, 8, 3, 1}>::Sizes();
-  Tests<double, double, Tiling{2, 2, 1, 1}>::Sizes();
-  Tests<float, float, Tiling{8, 1, 5, 1}>::Sizes();
-  Tests<bfloat16, bfloat16, Tiling{2, 2, 3, 1}>::Sizes();
-  Tests<float, float, Tiling{2, 4, 1, 1, 1, false, false}>::Sizes();
-  Tests<float16, float, Tiling{4, 8, 1, 3, 1, false, false}>::Sizes();
-  Tests<float, float, Tiling{8, 4, 4, 1, 2}>::Sizes();
-  Tests<float, float, Tiling{8, 4, 4, 1, 2, true}>::Sizes();  // in several rounds
-  Tests<float16, float, Tiling{16, 4, 1, 1, 4, true}>::Sizes();
-  TestFewLongRows<Tiling{32, 4, 1, 1, 32, true}>();
-  Tests<bfloat16, bfloat16, Tiling{2, 1, 3, 2, 1, true}>::Sizes();
-  Tests<float, float, Tiling{2, 2, 1, 1, 2, true, false}>::Sizes();
+  Tests<float, float, SddmmTiledConfig{.lanes = 8, .vector = 4}>::Sizes();
+  Tests<float, float,
+        SddmmTiledConfig{.lanes = 8, .vector = 4, .vectors = 4, .chunks = 3}>::Sizes();
+  Tests<float, float,
+        SddmmTiledConfig{.lanes = 4, .vector = 4, .vectors = 2, .chunks = 2}>::Sizes();
+  Tests<bfloat16, bfloat16, SddmmTiledConfig{.vector = 8, .chunks = 2}>::Sizes();
+  Tests<float16, float, SddmmTiledConfig{.lanes = 8, .vector = 8, .vectors = 3}>::Sizes();
+  Tests<double, double, SddmmTiledConfig{.lanes = 2, .vector = 2}>::Sizes();
+  Tests<float, float, SddmmTiledConfig{.lanes = 8, .vectors = 5}>::Sizes();
+  Tests<bfloat16, bfloat16, SddmmTiledConfig{.lanes = 2, .vector = 2, .vectors = 3}>::Sizes();
+  Tests<float, float, SddmmTiledConfig{.lanes = 2, .vector = 4, .balanced = false}>::Sizes();
+  Tests<float16, float,
+        SddmmTiledConfig{.lanes = 4, .vector = 8, .chunks = 3, .balanced = false}>::Sizes();
+  Tests<float, float,
+        SddmmTiledConfig{.lanes = 8, .vector = 4, .vectors = 4, .sharing = 2}>::Sizes();
+  Tests<float, float,
+        SddmmTiledConfig{.lanes = 8, .vector = 4, .vectors = 4, .sharing = 2, .own_rows = true}>::
+      Sizes();  // in several rounds
+  Tests<float16, float,
+        SddmmTiledConfig{.lanes = 16, .vector = 4, .sharing = 4, .own_rows = true}>::Sizes();
+  TestFewLongRows<SddmmTiledConfig{.lanes = 32, .vector = 4, .sharing = 32, .own_rows = true}>();
+  Tests<bfloat16, bfloat16,
+        SddmmTiledConfig{.lanes = 2, .vectors = 3, .chunks = 2, .own_rows = true}>::Sizes();
+  Tests<float, float,
+        SddmmTiledConfig{
+            .lanes = 2, .vector = 2, .sharing = 2, .own_rows = true, .balanced = false}>::Sizes();
   // One of each way to find an entry's row and to share its work.
-  Tests<float, float, Tiling{8, 4, 4, 3}>::Disordered();
-  Tests<float16, float, Tiling{4, 8, 1, 3, 1, false, false}>::Disordered();
-  Tests<float, float, Tiling{8, 4, 4, 1, 2, true}>::Disordered();
+  Tests<float, float,
+        SddmmTiledConfig{.lanes = 8, .vector = 4, .vectors = 4, .chunks = 3}>::Disordered();
+  Tests<float16, float,
+        SddmmTiledConfig{.lanes = 4, .vector = 8, .chunks = 3, .balanced = false}>::Disordered();
+  Tests<float, float,
+        SddmmTiledConfig{
+            .lanes = 8, .vector = 4, .vectors = 4, .sharing = 2, .own_rows = true}>::Disordered();
   std::puts("all results agree");
 }

@@ -1,16 +1,16 @@
-// The softmax that keeps rows in registers on an emulated GPU, and its derivative, against float64.
+// The softmax with rows in registers on an emulated GPU, and its derivative, against float64.
 #include "device/operands.h"
 #include "emulated/gpu.h"
-#include "sparse_softmax/sparse_softmax_kept.cu"
+#include "sparse_softmax/kernels/registers.cu"
 
 namespace jaxsparse {
 namespace {
 
 constexpr double kScale = 0.7;
 
-// Rows of up to `longest` entries, some empty, some too long to be kept; arrays begin `first`
+// Rows of up to `longest` entries, some empty, some too long for registers; arrays begin `first`
 // elements behind an aligned place.
-template <typename T, int kLanes, int kRuns, bool kBackward>
+template <typename T, int kLanes, int kVectors, bool kBackward>
 void Test(int rows, int longest, int first, int padding, bool wrong = false) {
   std::vector<int32_t> offsets{0}, order(static_cast<size_t>(rows));
   std::uniform_int_distribution<int> length(-1, longest);
@@ -43,8 +43,9 @@ void Test(int rows, int longest, int first, int padding, bool wrong = false) {
   p.values = Of(values, first);
   p.tangent = Of(tangent, first);
   p.out = Of(out, first);
-  emulated::Launch(3, SoftmaxKeptThreads(kLanes),
-                   [&] { SparseSoftmaxKept<T, kBackward, kLanes, kRuns>(p); });
+  constexpr SparseSoftmaxRegistersConfig kConfig{
+      .lanes = kLanes, .vectors = kVectors, .backward = kBackward};
+  emulated::Launch(3, kConfig.Threads(), [&] { SparseSoftmaxInRegisters<T, kConfig>(p); });
   if (wrong) return;  // nothing was out of bounds
 
   const auto number = [&](const std::vector<T>& x, int i) -> double {

@@ -1,6 +1,6 @@
-// Generic kernels of the softmax over stored entries and its derivative (problem.h): a warp a row,
-// and one more warp for the padding of each batch entry.
-#include "sparse_softmax/rows.cuh"
+// Generic kernels of the softmax over stored entries and its derivative (sparse_softmax/problem.h):
+// a warp a row, and one more warp for the padding of each batch entry.
+#include "sparse_softmax/kernels/rows.cuh"
 
 namespace jaxsparse {
 

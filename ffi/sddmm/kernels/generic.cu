@@ -1,7 +1,8 @@
-// Generic kernel of the sampled dense-dense product (problem.h): right for every shape, type, batch
-// and alignment. Work is cut by stored entries, so rows of any length balance and none is empty.
+// Generic kernel of the sampled dense-dense product (sddmm/problem.h): right for every shape, type,
+// batch and alignment. Work is cut by stored entries, so rows of any length balance and none is
+// empty.
 #include "cuda/device.cuh"
-#include "sddmm/problem.h"
+#include "sddmm/kernels/generic.h"
 
 namespace jaxsparse {
 
@@ -16,17 +17,18 @@ __device__ __forceinline__ int64_t RowOf(const int32_t* row_offsets, int64_t row
   return low;
 }
 
-// Bounds the registers: the loads are long, so more warps bring more than registers do.
+// Occupancy, which bounds the registers: the loads are long, so more warps bring more than
+// registers do.
 constexpr int kBlocksPerSm = 8;
 
 // A group of lanes, one for each element of d up to a warp, owns a run of entries, no more than it
 // has lanes. Each lane looks up the row and the column of one of them; then all take the dot
 // products one after another, kTogether at once, so that their loads overlap.
 template <typename T, typename Out, typename Index>
-__global__ void __launch_bounds__(kSddmmThreads, kBlocksPerSm)
+__global__ void __launch_bounds__(kSddmmGenericThreads, kBlocksPerSm)
     SddmmEntries(const __grid_constant__ SddmmProblem p) {
-  constexpr int kTogether = 4;
-  const int lanes = LanesFor(p.d), run = SddmmRun(p);
+  constexpr int kTogether = kSddmmGenericEntriesAtOnce;
+  const int lanes = LanesFor(p.d), run = SddmmEntriesOfGroup(p);
   const int64_t nse = p.pattern.nse, rows = p.pattern.rows;
   const int64_t runs = CeilDivide(nse, run);
   const int64_t units = p.batch.count * runs;

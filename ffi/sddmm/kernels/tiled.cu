@@ -1,14 +1,14 @@
 // The sampled dense-dense product in tiles of a row's entries (Gale et al. 2020, "Sparse GPU
 // Kernels for Deep Learning"), cut by entries, so that rows of any length balance. A warp takes
-// kChunks times 32 neighbouring entries, one for each lane, and passes over them once for each row
-// that has some of the 32. Groups of kLanes lanes take the entries of their lanes, and each lane
-// kPieces pieces of a row of y at a time, of kVector elements, a divisor of d and 16 bytes if d
-// allows it: several entries' loads are in flight. What the lanes of a group have to add up they
-// exchange for all their entries at once, so that a lane ends with its own entry's sum.
+// some chunks of 32 neighbouring entries, one for each lane, and passes over them once for each row
+// that has some of the 32. Groups of lanes take the entries of their lanes, and each lane several
+// vectors of a row of y at a time, whose size is a divisor of d and 16 bytes if d allows it:
+// several entries' loads are in flight. What the lanes of a group have to add up they exchange for
+// all their entries at once, so that a lane ends with its own entry's sum.
 //
 // Where rows are so short, or entries so few, that passes take longer than loads do, there is one,
-// in which every entry loads its own row of x, too (kOwnRows). Where there are too few entries to
-// fill a GPU, kSharing warps share 32: each takes as many of every group's.
+// in which every entry loads its own row of x, too. Where there are too few entries to fill a GPU,
+// several warps share 32: each takes as many of every group's.
 //
 // Small problems wait more than they load. So a warp asks for its columns and for the ends of rows
 // at once: it guesses which rows its entries are in, as if all were of one length, and searches
@@ -19,7 +19,7 @@
 // the columns, x and y once, and the result is written once. Before it is, memory is waited for
 // twice: for columns and ends of rows, then for x and y.
 #include "cuda/vector_access.cuh"
-#include "sddmm/problem.h"
+#include "sddmm/kernels/tiled.h"
 
 namespace jaxsparse {
 
@@ -130,59 +130,61 @@ struct RowRun {
   }
 };
 
-// A lane's pieces, of kVector elements each, of kBytes of a row.
-template <typename T, int kLanes, int kVector, int kPieces>
+// A lane's vectors of kBytes of a row.
+template <typename T, SddmmTiledConfig kConfig>
 struct RowPart {
-  using Piece = Vector<T, kVector>;
-  static constexpr int kPieceBytes = sizeof(Piece);
-  static constexpr int kBytes = kLanes * kPieces * kPieceBytes;
-  static constexpr int kRegisters = SddmmTiledRegisters(kPieces, kPieceBytes);
+  using RowVector = Vector<T, kConfig.vector>;
+  static constexpr int kLanes = kConfig.lanes, kVector = kConfig.vector;
+  static constexpr int kVectors = kConfig.vectors;
+  static constexpr int kVectorBytes = sizeof(RowVector);
+  static constexpr int kBytes = kLanes * kVectors * kVectorBytes;
 
-  Piece pieces[kPieces];
+  RowVector vectors[kVectors];
 
-  // From the lane's first piece on, which begins `at` bytes behind the row's begin. Unless all rows
-  // are as long as this, pieces behind the end are 0.
-  template <bool kWhole>
+  // From the lane's first vector on, which begins `at` bytes behind the row's begin. Unless all
+  // rows are as long as this, vectors behind the end are 0.
   __device__ __forceinline__ static RowPart Load(const char* from, uint32_t at,
                                                  uint32_t row_bytes) {
     RowPart part;
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      part.pieces[i] = {};
-      if (kWhole || at + i * kLanes * kPieceBytes < row_bytes) {
-        part.pieces[i] = *reinterpret_cast<const Piece*>(from + i * kLanes * kPieceBytes);
+    for (int i = 0; i < kVectors; ++i) {
+      part.vectors[i] = {};
+      if (kConfig.whole || at + i * kLanes * kVectorBytes < row_bytes) {
+        part.vectors[i] = *reinterpret_cast<const RowVector*>(from + i * kLanes * kVectorBytes);
       }
     }
     return part;
   }
 
   __device__ __forceinline__ Accumulator<T> Number(int i) const {
-    return ToAccumulator(pieces[i / kVector].elements[i % kVector]);
+    return ToAccumulator(vectors[i / kVector].elements[i % kVector]);
   }
 
   // Adds a lane's part of a dot product.
   __device__ __forceinline__ void AddProduct(const RowPart& other, Accumulator<T>* sum) const {
 #pragma unroll
-    for (int i = 0; i < kPieces * kVector; ++i) *sum += Number(i) * other.Number(i);
+    for (int i = 0; i < kVectors * kVector; ++i) *sum += Number(i) * other.Number(i);
   }
 };
 
 // A lane's own of the sums of 32 entries, or of those of them that are a warp's share. They are all
 // of the row of x that is given first, or each lane's of the so-manieth from there on.
-template <typename Part, int kLanes, int kSharing, bool kOwnRows, bool kWhole, typename T>
+template <SddmmTiledConfig kConfig, typename T>
 __device__ __forceinline__ Accumulator<T> SumsOf(const T* x, uint32_t row, const T* y,
                                                  uint32_t column, uint32_t d, uint32_t share) {
-  constexpr int kEntries = kLanes / kSharing;  // of a group
-  constexpr int kTogether = SddmmTiledTogether(Part::kRegisters, kOwnRows);
-  constexpr int kCount = kTogether < kEntries ? kTogether : kEntries;
+  using Part = RowPart<T, kConfig>;
+  constexpr int kLanes = kConfig.lanes, kEntries = kConfig.EntriesOfGroup();
+  constexpr bool kOwnRows = kConfig.own_rows;
+  constexpr int kInFlight = kConfig.EntriesInFlight(sizeof(T));
+  constexpr int kCount = kInFlight < kEntries ? kInFlight : kEntries;
   static_assert(kEntries % kCount == 0);
   const uint32_t row_bytes = d * static_cast<uint32_t>(sizeof(T));
   const int first_lane = static_cast<int>(share) * kEntries;
   Accumulator<T> sums[kEntries] = {};
-  uint32_t at = threadIdx.x % kLanes * Part::kPieceBytes;
+  uint32_t at = threadIdx.x % kLanes * Part::kVectorBytes;
   const auto load = [&](const T* of, uint64_t number) {
     const char* from = reinterpret_cast<const char*>(of) + at;
-    return Part::template Load<kWhole>(from + number * row_bytes, at, row_bytes);
+    return Part::Load(from + number * row_bytes, at, row_bytes);
   };
 #pragma unroll 1
   do {
@@ -209,7 +211,7 @@ __device__ __forceinline__ Accumulator<T> SumsOf(const T* x, uint32_t row, const
       }
     }
     at += Part::kBytes;
-  } while (!kWhole && at - threadIdx.x % kLanes * Part::kPieceBytes < row_bytes);
+  } while (!kConfig.whole && at - threadIdx.x % kLanes * Part::kVectorBytes < row_bytes);
   Accumulator<T> own = ExchangeSums(sums);
 #pragma unroll
   for (int distance = kEntries; distance < kLanes; distance *= 2) {
@@ -219,11 +221,12 @@ __device__ __forceinline__ Accumulator<T> SumsOf(const T* x, uint32_t row, const
 }
 
 // The same number by number, where arrays are not aligned.
-template <int kLanes, int kSharing, bool kOwnRows, typename T>
+template <SddmmTiledConfig kConfig, typename T>
 __device__ __forceinline__ Accumulator<T> SumsByNumber(const T* x, uint32_t row, const T* y,
                                                        uint32_t column, uint32_t d,
                                                        uint32_t share) {
-  constexpr uint32_t kEntries = kLanes / kSharing;
+  constexpr int kLanes = kConfig.lanes;
+  constexpr uint32_t kEntries = kConfig.EntriesOfGroup();
   const uint32_t lane = threadIdx.x % kLanes;
   Accumulator<T> own = 0;
 #pragma unroll 1
@@ -232,7 +235,7 @@ __device__ __forceinline__ Accumulator<T> SumsByNumber(const T* x, uint32_t row,
       const uint64_t of_entry = __shfl_sync(kAllLanes, number, static_cast<int>(k), kLanes);
       return of + of_entry * d;
     };
-    const T* of_x = kOwnRows ? row_of(x, row) : x;
+    const T* of_x = kConfig.own_rows ? row_of(x, row) : x;
     const T* of_y = row_of(y, column);
     Accumulator<T> sum = 0;
 #pragma unroll 4
@@ -245,30 +248,26 @@ __device__ __forceinline__ Accumulator<T> SumsByNumber(const T* x, uint32_t row,
   return own;
 }
 
-template <typename T, typename Out, typename Index, int kLanes, int kVector, int kPieces,
-          int kChunks, int kSharing, bool kOwnRows, bool kWhole, bool kScaled, bool kBalanced,
-          bool kBatched>
-__global__ void __launch_bounds__(
-    kSddmmTiledThreads, SddmmTiledBlocks(RowPart<T, kLanes, kVector, kPieces>::kRegisters))
+template <typename T, typename Out, typename Index, SddmmTiledConfig kConfig>
+__global__ void __launch_bounds__(kSddmmTiledThreads, kConfig.BlocksPerSm(sizeof(T)))
     SddmmTiled(const __grid_constant__ SddmmProblem p) {
   using Acc = Accumulator<T>;
-  using Part = RowPart<T, kLanes, kVector, kPieces>;
-  constexpr int kRun = kChunks * kWarp;
+  constexpr int kRun = kConfig.chunks * kWarp;
   const int nse = static_cast<int>(p.pattern.nse), rows = static_cast<int>(p.pattern.rows);
   const uint32_t runs = (p.pattern.nse + kRun - 1) / kRun;
   const uint32_t warp = (blockIdx.x * kSddmmTiledThreads + threadIdx.x) / kWarp;
-  const uint32_t share = warp % kSharing, unit = warp / kSharing;
+  const uint32_t share = warp % kConfig.sharing, unit = warp / kConfig.sharing;
   // The last block may have more warps than there is work for: what they would guess may not fit
   // 32 bits.
-  if (unit >= (kBatched ? runs * static_cast<uint32_t>(p.batch.count) : runs)) return;
-  const uint32_t entry = kBatched ? unit / runs : 0;
-  const uint32_t run = kBatched ? unit % runs : unit;
+  if (unit >= (kConfig.batched ? runs * static_cast<uint32_t>(p.batch.count) : runs)) return;
+  const uint32_t entry = kConfig.batched ? unit / runs : 0;
+  const uint32_t run = kConfig.batched ? unit % runs : unit;
   int first = static_cast<int>(run) * kRun;
   int behind = first + kRun < nse ? first + kRun : nse;
 
   const int lane = threadIdx.x % kWarp;
   const auto of_entry = [&]<typename E>(const Array& array) {
-    return kBatched ? array.At<E>(p.batch, entry) : static_cast<E*>(array.data);
+    return kConfig.batched ? array.At<E>(p.batch, entry) : static_cast<E*>(array.data);
   };
   const int32_t* row_offsets = of_entry.template operator()<const int32_t>(p.pattern.row_offsets);
   const Index* columns = of_entry.template operator()<const Index>(p.pattern.column_indices);
@@ -276,11 +275,11 @@ __global__ void __launch_bounds__(
   const T* y = of_entry.template operator()<const T>(p.y);
   Out* out = of_entry.template operator()<Out>(p.out);
   const uint32_t d = static_cast<uint32_t>(p.d);
-  using Piece = typename Part::Piece;
-  const bool wide = kVector == 1 || (IsAligned<Piece>(x) && IsAligned<Piece>(y));
+  using RowVector = Vector<T, kConfig.vector>;
+  const bool wide = kConfig.vector == 1 || (IsAligned<RowVector>(x) && IsAligned<RowVector>(y));
 
   int first_row = 0;
-  if constexpr (!kBalanced) {
+  if constexpr (!kConfig.balanced) {
     const RowRun of_rows(row_offsets, p.pattern.columns > 0 ? rows : 0, nse, run, runs);
     first_row = of_rows.row;
     first = of_rows.first;
@@ -295,22 +294,24 @@ __global__ void __launch_bounds__(
   int stored = rows > 0 && p.pattern.columns > 0 ? row_offsets[rows] : 0;
   // Rows among which the first entry's is, if they are of about one length; of a run it is known.
   const int guess =
-      kBalanced ? static_cast<int>(__fdividef(static_cast<float>(first) * static_cast<float>(rows),
-                                              static_cast<float>(nse))) -
-                      kWarp / 2
-                : first_row;
+      kConfig.balanced
+          ? static_cast<int>(__fdividef(static_cast<float>(first) * static_cast<float>(rows),
+                                        static_cast<float>(nse))) -
+                kWarp / 2
+          : first_row;
   RowEnds ends(row_offsets, rows, guess < 0 ? 0 : guess);
   // A run of rows may end within 32 entries, of which the others are not its own.
-  const int most = kBalanced ? nse : behind;
+  const int most = kConfig.balanced ? nse : behind;
   stored = stored < most ? stored : most;
-  if (kBalanced && ends.first > 0 && ends.Before(first) == 0) {
+  if (kConfig.balanced && ends.first > 0 && ends.Before(first) == 0) {
     ends = RowEnds(row_offsets, rows, SearchRows(row_offsets, 0, rows, first));
   }
 
-  const bool is_of_share = lane % kLanes / (kLanes / kSharing) == static_cast<int>(share);
+  const bool is_of_share =
+      lane % kConfig.lanes / kConfig.EntriesOfGroup() == static_cast<int>(share);
   const auto sums_of = [&](const T* of_x, uint32_t row, uint32_t column) {
-    return wide ? SumsOf<Part, kLanes, kSharing, kOwnRows, kWhole>(of_x, row, y, column, d, share)
-                : SumsByNumber<kLanes, kSharing, kOwnRows>(of_x, row, y, column, d, share);
+    return wide ? SumsOf<kConfig>(of_x, row, y, column, d, share)
+                : SumsByNumber<kConfig>(of_x, row, y, column, d, share);
   };
 #pragma unroll 1
   for (; first < behind; first += kWarp) {
@@ -318,14 +319,14 @@ __global__ void __launch_bounds__(
     Acc own = 0;
     if (first < stored) {
       Acc factor = 1;
-      if constexpr (kScaled) {
+      if constexpr (kConfig.scaled) {
         const T* scale_by = of_entry.template operator()<const T>(p.scale_by);
         if (at < stored) factor = ToAccumulator(scale_by[at]);
       }
       const uint32_t column = Within(next, p.pattern.columns);
       next = load_column(at + kWarp);
       const int end = first + kWarp < stored ? first + kWarp : stored;
-      if constexpr (kOwnRows) {
+      if constexpr (kConfig.own_rows) {
         const int row = ends.RowOf(row_offsets, rows, at, first, end);
         const Acc sum = sums_of(x, static_cast<uint32_t>(row), column);
         if (at < end) own = sum * factor;

@@ -1,4 +1,4 @@
-// The softmax over stored entries and its derivative with rows kept in registers: a group of lanes
+// The softmax over stored entries and its derivative with rows in registers: a group of lanes
 // of a warp, or a block where rows are longer than that, owns a row, reads it once by wide loads,
 // and writes it once. Rows that find no room there, that reach to the end of their array, or whose
 // arrays are not aligned are read again for each pass, by a warp.
@@ -6,26 +6,28 @@
 // Floor: values in and out once, 2 or 3 times nse elements; one exponential for each entry, where
 // the generic kernel takes two.
 #include "cuda/vector_access.cuh"
-#include "sparse_softmax/rows.cuh"
+#include "sparse_softmax/kernels/registers.h"
+#include "sparse_softmax/kernels/rows.cuh"
 
 namespace jaxsparse {
 
-// The entries of a row that one lane holds: kRuns vectors, kLanes apart. A row's first vector
-// begins in front of the row, where a load is aligned, and its last one may reach into the next
-// row: what does not belong to the row is read, but not used.
-template <typename T, int kLanes, int kRuns>
-class KeptEntries {
+// The entries of a row in a lane's registers: vectors, as many apart as lanes own the row. A row's
+// first vector begins in front of the row, where a load is aligned, and its last one may reach into
+// the next row: what does not belong to the row is read, but not used.
+template <typename T, SparseSoftmaxRegistersConfig kConfig>
+class LaneEntries {
+  static constexpr int kLanes = kConfig.lanes, kVectors = kConfig.vectors;
   using Acc = Accumulator<T>;
 
  public:
   static constexpr int kCount = 16 / static_cast<int>(sizeof(T));
 
   __device__ __forceinline__ static bool Fits(RowBounds bounds, int64_t nse) {
-    constexpr int64_t kMost = (int64_t{kLanes} * kRuns - 1) * kCount;
+    constexpr int64_t kMost = (int64_t{kLanes} * kVectors - 1) * kCount;
     return bounds.end - bounds.begin <= kMost && CeilDivide(bounds.end, kCount) * kCount <= nse;
   }
 
-  __device__ __forceinline__ KeptEntries(RowBounds bounds, int lane)
+  __device__ __forceinline__ LaneEntries(RowBounds bounds, int lane)
       : first_(bounds.begin / kCount * kCount),
         place_(lane * kCount),
         begin_(static_cast<int>(bounds.begin - first_)),
@@ -33,9 +35,9 @@ class KeptEntries {
 
   // Times `factor`; what is not stored is `missing`.
   __device__ __forceinline__ void Load(const T* from, Acc factor, Acc missing,
-                                       Acc (&to)[kRuns][kCount]) const {
+                                       Acc (&to)[kVectors][kCount]) const {
 #pragma unroll
-    for (int r = 0; r < kRuns; ++r) {
+    for (int r = 0; r < kVectors; ++r) {
       Vector<T, kCount> vector;
       if (Place(r, 0) < end_) vector = LoadVector<kCount>(from + first_ + Place(r, 0), true);
 #pragma unroll
@@ -45,9 +47,9 @@ class KeptEntries {
     }
   }
 
-  __device__ __forceinline__ void Store(T* to, const Acc (&from)[kRuns][kCount]) const {
+  __device__ __forceinline__ void Store(T* to, const Acc (&from)[kVectors][kCount]) const {
 #pragma unroll
-    for (int r = 0; r < kRuns; ++r) {
+    for (int r = 0; r < kVectors; ++r) {
       Vector<T, kCount> vector;
 #pragma unroll
       for (int e = 0; e < kCount; ++e) FromAccumulator(from[r][e], &vector.elements[e]);
@@ -112,17 +114,18 @@ class LanesOfRow {
 
 // All lanes of a warp call these, those of groups without a row with empty bounds; or all threads
 // of a block.
-template <int kLanes, int kRuns, typename T>
-__device__ __forceinline__ void KeptForwardRow(const T* values, T* out, RowBounds bounds, int lane,
-                                               Accumulator<T> scale,
-                                               LanesOfRow<Accumulator<T>, kLanes>& lanes) {
+template <SparseSoftmaxRegistersConfig kConfig, typename T>
+__device__ __forceinline__ void ForwardInRegisters(
+    const T* values, T* out, RowBounds bounds, int lane, Accumulator<T> scale,
+    LanesOfRow<Accumulator<T>, kConfig.lanes>& lanes) {
+  constexpr int kVectors = kConfig.vectors;
   using Acc = Accumulator<T>;
-  using Entries = KeptEntries<T, kLanes, kRuns>;
+  using Entries = LaneEntries<T, kConfig>;
   const Entries entries(bounds, lane);
-  Acc x[kRuns][Entries::kCount], max = -Acc(1) / Acc(0), sum = 0;
+  Acc x[kVectors][Entries::kCount], max = -Acc(1) / Acc(0), sum = 0;
   entries.Load(values, scale, max, x);
 #pragma unroll
-  for (int r = 0; r < kRuns; ++r) {
+  for (int r = 0; r < kVectors; ++r) {
 #pragma unroll
     for (int e = 0; e < Entries::kCount; ++e) {
       max = x[r][e] > max ? x[r][e] : max;  // a NaN is skipped here and reaches the sum below
@@ -130,7 +133,7 @@ __device__ __forceinline__ void KeptForwardRow(const T* values, T* out, RowBound
   }
   max = lanes.Max(max);
 #pragma unroll
-  for (int r = 0; r < kRuns; ++r) {
+  for (int r = 0; r < kVectors; ++r) {
 #pragma unroll
     for (int e = 0; e < Entries::kCount; ++e) {
       x[r][e] = exp(x[r][e] - max);
@@ -139,49 +142,50 @@ __device__ __forceinline__ void KeptForwardRow(const T* values, T* out, RowBound
   }
   const Acc factor = Acc(1) / lanes.Sum(sum);  // a division for each would take longer
 #pragma unroll
-  for (int r = 0; r < kRuns; ++r) {
+  for (int r = 0; r < kVectors; ++r) {
 #pragma unroll
     for (int e = 0; e < Entries::kCount; ++e) x[r][e] *= factor;
   }
   entries.Store(out, x);
 }
 
-template <int kLanes, int kRuns, typename T>
-__device__ __forceinline__ void KeptBackwardRow(const T* y, const T* tangent, T* out,
-                                                RowBounds bounds, int lane, Accumulator<T> scale,
-                                                LanesOfRow<Accumulator<T>, kLanes>& lanes) {
+template <SparseSoftmaxRegistersConfig kConfig, typename T>
+__device__ __forceinline__ void BackwardInRegisters(
+    const T* y, const T* tangent, T* out, RowBounds bounds, int lane, Accumulator<T> scale,
+    LanesOfRow<Accumulator<T>, kConfig.lanes>& lanes) {
+  constexpr int kVectors = kConfig.vectors;
   using Acc = Accumulator<T>;
-  using Entries = KeptEntries<T, kLanes, kRuns>;
+  using Entries = LaneEntries<T, kConfig>;
   const Entries entries(bounds, lane);
-  Acc of_y[kRuns][Entries::kCount], t[kRuns][Entries::kCount], sum = 0;
+  Acc of_y[kVectors][Entries::kCount], t[kVectors][Entries::kCount], sum = 0;
   entries.Load(y, Acc(1), Acc(0), of_y);
   entries.Load(tangent, Acc(1), Acc(0), t);
 #pragma unroll
-  for (int r = 0; r < kRuns; ++r) {
+  for (int r = 0; r < kVectors; ++r) {
 #pragma unroll
     for (int e = 0; e < Entries::kCount; ++e) sum += of_y[r][e] * t[r][e];
   }
   sum = lanes.Sum(sum);
 #pragma unroll
-  for (int r = 0; r < kRuns; ++r) {
+  for (int r = 0; r < kVectors; ++r) {
 #pragma unroll
     for (int e = 0; e < Entries::kCount; ++e) t[r][e] = scale * of_y[r][e] * (t[r][e] - sum);
   }
   entries.Store(out, t);
 }
 
-template <typename T, bool kBackward, int kLanes, int kRuns>
-__global__ void __launch_bounds__(SoftmaxKeptThreads(kLanes))
-    SparseSoftmaxKept(const __grid_constant__ SparseSoftmaxProblem p) {
-  using Entries = KeptEntries<T, kLanes, kRuns>;
-  // Of owners, which are warps or blocks.
-  constexpr int kThreads = kLanes < kWarp ? kWarp : kLanes, kGroups = kThreads / kLanes;
-  constexpr int kOfBlock = SoftmaxKeptThreads(kLanes) / kThreads;
-  static_assert(kThreads == kWarp || kOfBlock == 1);
+template <typename T, SparseSoftmaxRegistersConfig kConfig>
+__global__ void __launch_bounds__(kConfig.Threads())
+    SparseSoftmaxInRegisters(const __grid_constant__ SparseSoftmaxProblem p) {
+  using Entries = LaneEntries<T, kConfig>;
+  constexpr bool kBackward = kConfig.backward;
+  constexpr int kLanes = kConfig.lanes, kThreads = kConfig.OwnerThreads();
+  constexpr int kGroups = kConfig.OwnerRows(), kOwners = kConfig.Owners();
+  static_assert(kThreads == kWarp || kOwners == 1);
   const int64_t rows = p.pattern.rows, nse = p.pattern.nse;
   const int64_t of_entry = rows > 0 ? CeilDivide(rows, kGroups) : 1;
-  const int64_t owners = static_cast<int64_t>(gridDim.x) * kOfBlock;
-  const int64_t own = static_cast<int64_t>(blockIdx.x) * kOfBlock + threadIdx.x / kThreads;
+  const int64_t owners = static_cast<int64_t>(gridDim.x) * kOwners;
+  const int64_t own = static_cast<int64_t>(blockIdx.x) * kOwners + threadIdx.x / kThreads;
   const int lane = threadIdx.x % kLanes, group = threadIdx.x % kThreads / kLanes;
   static __shared__ Accumulator<T> parts[2][kThreads / kWarp];
   LanesOfRow<Accumulator<T>, kLanes> lanes(parts);
@@ -205,9 +209,9 @@ __global__ void __launch_bounds__(SoftmaxKeptThreads(kLanes))
     using Wide = Vector<T, Entries::kCount>;
     const bool aligned =
         IsAligned<Wide>(values) && IsAligned<Wide>(out) && (!kBackward || IsAligned<Wide>(tangent));
-    const bool kept = aligned && Entries::Fits(bounds, nse);
+    const bool fits = aligned && Entries::Fits(bounds, nse);
     // Rows are in the order of their lengths, so that few warps have both kinds.
-    for (unsigned left = __ballot_sync(kAllLanes, !kept && lane == 0); left != 0;
+    for (unsigned left = __ballot_sync(kAllLanes, !fits && lane == 0); left != 0;
          left &= left - 1) {
       const int owner = __ffs(static_cast<int>(left)) - 1;
       RowBounds of_long = bounds;
@@ -220,12 +224,12 @@ __global__ void __launch_bounds__(SoftmaxKeptThreads(kLanes))
       }
       __syncwarp();
     }
-    if (!kept) bounds.begin = bounds.end = 0;
+    if (!fits) bounds.begin = bounds.end = 0;
     if (!__any_sync(kAllLanes, bounds.begin < bounds.end)) continue;  // in all of a block's warps
     if constexpr (kBackward) {
-      KeptBackwardRow<kLanes, kRuns>(values, tangent, out, bounds, lane, scale, lanes);
+      BackwardInRegisters<kConfig>(values, tangent, out, bounds, lane, scale, lanes);
     } else {
-      KeptForwardRow<kLanes, kRuns>(values, out, bounds, lane, scale, lanes);
+      ForwardInRegisters<kConfig>(values, out, bounds, lane, scale, lanes);
     }
   }
 }

@@ -1,25 +1,25 @@
 // The sampled dense-dense product of rows that all read y from shared memory. A block computes the
 // entries of some rows, a tile, and walks over y panel by panel; the next panels are copied
-// meanwhile. A warp owns kRows rows of the tile and takes, of each, the entries that lie in the
+// meanwhile. A warp owns some rows of the tile and takes, of each, the entries that lie in the
 // panel, 32 at a time. So every load of y takes the same time, whether or not rows walk through the
-// columns in step. Where rows are few, kParts tiles share them, each with its part of the columns.
+// columns in step. Where rows are few, several tiles share them, each with its part of the columns.
 //
-// A group of kLanes lanes takes an entry: each multiplies kPieces pieces of 16 bytes by the row of
-// x in its registers. Of a quarter of a warp, which reads shared memory at once, no two lanes read
-// the same banks, though they read several rows: groups take their pieces in different order. What
+// A group of lanes takes an entry: each multiplies some vectors of 16 bytes by the row of x in its
+// registers. Of a quarter of a warp, which reads shared memory at once, no two lanes read
+// the same banks, though they read several rows: groups take their vectors in different order. What
 // the lanes of a group have to add up they exchange for all entries at once.
 //
 // Columns of a row may stand in any order and more than once: the walk stops at the first entry
 // behind the panel, and entries that lie outside of it read y from memory.
 //
-// Floors: every entry reads kRowBytes of y from shared memory, 128 bytes a clock and
+// Floors: every entry reads a row of y from shared memory, 128 bytes a clock and
 // multiprocessor, and passes about two words from lane to lane, a sixteenth of a clock for each
 // lane of a group; each tile writes its part of y there once, and each visit of a row reads x. From
 // memory come the columns, x and y once, and the result is written once; from L2 comes y as often
 // as there are tiles of rows.
 #include "cuda/pipeline.cuh"
 #include "cuda/row_swizzle.cuh"
-#include "sddmm/problem.h"
+#include "sddmm/kernels/staged.h"
 
 namespace jaxsparse {
 
@@ -30,44 +30,35 @@ struct StagedTile {
   uint32_t number;  // among those of the same columns
 };
 
-template <typename T, int kLanes, int kPieces, int kRows, int kPanel, int kStages, int kParts>
-struct StagedShape {
-  static constexpr int kVector = 16 / sizeof(T);  // elements of a piece
-  static constexpr int kRowBytes = kLanes * kPieces * 16;
-  static constexpr int kElements = kRowBytes / sizeof(T);
-  static constexpr int kGroups = kWarp / kLanes;
-  static constexpr int kTileRows = kSddmmStagedWarps * kRows;
-  // Behind the ring: the tile's rows of x, and what counts bytes and warps.
-  static constexpr int kRowsAt = kStages * kPanel * kRowBytes;
-  static constexpr int kCountersAt = kRowsAt + kTileRows * kRowBytes;
-  static constexpr int kBanksBytes = 128;
-  static_assert(kRowBytes % kBanksBytes == 0 && kLanes <= 8 && kRows < kWarp);
-
+template <SddmmStagedConfig kConfig>
+struct StagedSchedule {
   uint32_t down;    // tiles of the same columns
   uint32_t panels;  // of each
 
-  __device__ explicit StagedShape(const SddmmProblem& p)
-      : down(p.pattern.rows == 0 ? 1
-                                 : static_cast<uint32_t>(CeilDivide(p.pattern.rows, kTileRows))),
-        panels(p.pattern.rows == 0
-                   ? 0
-                   : static_cast<uint32_t>(CeilDivide(p.pattern.columns, kPanel * kParts))) {}
+  __device__ explicit StagedSchedule(const SddmmProblem& p)
+      : down(p.pattern.rows == 0
+                 ? 1
+                 : static_cast<uint32_t>(CeilDivide(p.pattern.rows, kConfig.TileRows()))),
+        panels(p.pattern.rows == 0 ? 0
+                                   : static_cast<uint32_t>(CeilDivide(
+                                         p.pattern.columns, kConfig.panel * kConfig.parts))) {}
 
   __device__ StagedTile TileAt(uint32_t tile) const {
-    return {tile / down / kParts, tile / down % kParts, tile % down};
+    return {tile / down / kConfig.parts, tile / down % kConfig.parts, tile % down};
   }
-  __device__ uint32_t FirstColumn(uint32_t part) const { return part * panels * kPanel; }
+  __device__ uint32_t FirstColumn(uint32_t part) const { return part * panels * kConfig.panel; }
 };
 
 // The panels of all of a block's tiles, one after another.
-template <typename T, typename Shape, int kPanel>
+template <typename T, SddmmStagedConfig kConfig>
 struct StagedPanels {
+  static constexpr int kPanel = kConfig.panel;
   const SddmmProblem& p;
-  const Shape& shape;
+  const StagedSchedule<kConfig>& schedule;
 
   __device__ MatrixPanel<T> operator()(uint32_t panel) const {
-    const StagedTile tile = shape.TileAt(blockIdx.x + panel / shape.panels * gridDim.x);
-    const int64_t first = shape.FirstColumn(tile.part) + panel % shape.panels * kPanel;
+    const StagedTile tile = schedule.TileAt(blockIdx.x + panel / schedule.panels * gridDim.x);
+    const int64_t first = schedule.FirstColumn(tile.part) + panel % schedule.panels * kPanel;
     const int64_t left = p.pattern.columns - first;
     const T* y = p.y.At<const T>(p.batch, tile.entry);
     return {y + first * p.d, p.d,
@@ -92,7 +83,7 @@ struct RowCursors {
 };
 
 // The next 32 entries of a row, loaded while the warp multiplies others.
-template <typename Shape, int kRows>
+template <SddmmStagedConfig kConfig>
 struct Chunk {
   static constexpr uint32_t kNone = ~0u;  // no column
   uint32_t column;                        // of the entry of the lane's number
@@ -100,13 +91,13 @@ struct Chunk {
 
   // Which of the entries that is.
   __device__ __forceinline__ static int Mine(int lane) {
-    constexpr int kLanes = kWarp / Shape::kGroups;
-    return lane % kLanes * Shape::kGroups + lane / kLanes;
+    constexpr int kLanes = kConfig.lanes;
+    return lane % kLanes * kConfig.Groups() + lane / kLanes;
   }
 
   template <typename Index>
-  __device__ __forceinline__ void Load(const Index* columns, const RowCursors<kRows>& cursors,
-                                       int slot) {
+  __device__ __forceinline__ void Load(const Index* columns,
+                                       const RowCursors<kConfig.rows>& cursors, int slot) {
     const int lane = threadIdx.x % kWarp;
     const int next = __shfl_sync(kAllLanes, cursors.next, slot);
     const int end = __shfl_sync(kAllLanes, cursors.end, slot);
@@ -117,25 +108,29 @@ struct Chunk {
 };
 
 // A lane's part of rows in shared memory, by addresses.
-template <typename T, typename Shape, int kLanes, int kPieces>
+template <typename T, SddmmStagedConfig kConfig>
 struct LanePart {
-  static constexpr int kTurns = 8 / kLanes;  // pieces of a lane in 128 bytes
-  using RowVector = Vector<T, Shape::kVector>;
+  static constexpr int kBanksBytes = 128;
+  static constexpr int kVector = 16 / sizeof(T);  // elements
+  static constexpr int kVectors = kConfig.vectors, kLanes = kConfig.lanes;
+  static constexpr int kTurns = 8 / kLanes;  // vectors of a lane in 128 bytes
+  static_assert(kConfig.RowBytes() % kBanksBytes == 0 && kLanes <= 8);
+  using RowVector = Vector<T, kVector>;
 
-  float x[kPieces * Shape::kVector];
+  float x[kVectors * kVector];
 
-  __device__ __forceinline__ static RowVector Piece(uint32_t row, int piece) {
-    const uint32_t slot = (threadIdx.x % 8 ^ piece % kTurns * kLanes) * 16;
-    return SharedAt<const RowVector>(row + slot + piece / kTurns * Shape::kBanksBytes);
+  __device__ __forceinline__ static RowVector VectorAt(uint32_t row, int vector) {
+    const uint32_t slot = (threadIdx.x % 8 ^ vector % kTurns * kLanes) * 16;
+    return SharedAt<const RowVector>(row + slot + vector / kTurns * kBanksBytes);
   }
 
   __device__ __forceinline__ void LoadX(uint32_t row) {
 #pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
-      const RowVector of_x = Piece(row, piece);
+    for (int vector = 0; vector < kVectors; ++vector) {
+      const RowVector of_x = VectorAt(row, vector);
 #pragma unroll
-      for (int i = 0; i < Shape::kVector; ++i) {
-        x[piece * Shape::kVector + i] = ToAccumulator(of_x.elements[i]);
+      for (int i = 0; i < kVector; ++i) {
+        x[vector * kVector + i] = ToAccumulator(of_x.elements[i]);
       }
     }
   }
@@ -143,11 +138,11 @@ struct LanePart {
   __device__ __forceinline__ float MultiplyBy(uint32_t row) const {
     float sums[2] = {};  // so that an addition need not wait for the one before
 #pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
-      const RowVector of_y = Piece(row, piece);
+    for (int vector = 0; vector < kVectors; ++vector) {
+      const RowVector of_y = VectorAt(row, vector);
 #pragma unroll
-      for (int i = 0; i < Shape::kVector; ++i) {
-        sums[i % 2] += x[piece * Shape::kVector + i] * ToAccumulator(of_y.elements[i]);
+      for (int i = 0; i < kVector; ++i) {
+        sums[i % 2] += x[vector * kVector + i] * ToAccumulator(of_y.elements[i]);
       }
     }
     return sums[0] + sums[1];
@@ -161,8 +156,8 @@ struct LanePart {
     float sums[kLanes] = {};
 #pragma unroll
     for (int k = 0; k < kLanes; ++k) {
-      const int entry = k * Shape::kGroups + group;
-      if (!kWhole && k * Shape::kGroups >= count) break;
+      const int entry = k * kConfig.Groups() + group;
+      if (!kWhole && k * kConfig.Groups() >= count) break;
       const uint32_t at = __shfl_sync(kAllLanes, row, entry);
       if (kWhole || entry < count) sums[k] = MultiplyBy(at);
     }
@@ -193,7 +188,7 @@ __device__ float SumsFromMemory(const T* x, const T* y, int64_t d, int64_t colum
 
 // Writes a row of x to shared memory, with zeros behind it; called by all lanes of a warp.
 template <typename T, int kElements>
-__device__ __forceinline__ void KeepRow(T* to, const T* from, int64_t d) {
+__device__ __forceinline__ void StageRow(T* to, const T* from, int64_t d) {
 #pragma unroll
   for (int k = 0; k < CeilDivide(kElements, kWarp); ++k) {
     const int c = k * kWarp + threadIdx.x % kWarp;
@@ -201,39 +196,40 @@ __device__ __forceinline__ void KeepRow(T* to, const T* from, int64_t d) {
   }
 }
 
-template <typename T, typename Out, typename Index, int kLanes, int kPieces, int kRows, int kPanel,
-          int kStages, int kParts>
+template <typename T, typename Out, typename Index, SddmmStagedConfig kConfig>
 __global__ void __launch_bounds__(kSddmmStagedThreads, 1)
     SddmmStaged(const __grid_constant__ SddmmProblem p) {
-  using Shape = StagedShape<T, kLanes, kPieces, kRows, kPanel, kStages, kParts>;
-  using Panels = StagedPanels<T, Shape, kPanel>;
-  using Ring = PanelPipeline<T, Shape::kRowBytes, kPanel, kStages, kSddmmStagedWarps, Panels>;
-  using ChunkOf = Chunk<Shape, kRows>;
-  static_assert(Shape::kCountersAt + Ring::kCounterBytes <=
-                SddmmStagedBytes(Shape::kRowBytes, kRows, kPanel, kStages));
-  extern __shared__ __align__(128) unsigned char sddmm_ring[];
-  const Shape shape(p);
+  constexpr int kRows = kConfig.rows, kPanel = kConfig.panel;
+  constexpr int kRowBytes = kConfig.RowBytes(), kElements = kRowBytes / sizeof(T);
+  using Panels = StagedPanels<T, kConfig>;
+  using Pipeline = PanelPipeline<T, kRowBytes, kPanel, kConfig.stages, kSddmmStagedWarps, Panels>;
+  using ChunkOf = Chunk<kConfig>;
+  static_assert(kRows < kWarp &&
+                kConfig.CountersAt() + Pipeline::kCounterBytes <= kConfig.SharedBytes());
+  extern __shared__ __align__(128) unsigned char sddmm_staged_memory[];
+  const StagedSchedule<kConfig> schedule(p);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   // Rows of y are multiplied up to their pitch, and what lies in shared memory may be NaN.
 #pragma unroll 1
-  for (int r = warp; r < kStages * kPanel; r += kSddmmStagedWarps) {
-    T* row = reinterpret_cast<T*>(sddmm_ring + r * Shape::kRowBytes);
+  for (int r = warp; r < kConfig.stages * kPanel; r += kSddmmStagedWarps) {
+    T* row = reinterpret_cast<T*>(sddmm_staged_memory + r * kRowBytes);
 #pragma unroll 1
-    for (int64_t c = p.d + lane; c < Shape::kElements; c += kWarp) row[c] = T{};
+    for (int64_t c = p.d + lane; c < kElements; c += kWarp) row[c] = T{};
   }
   const uint32_t rows = static_cast<uint32_t>(p.pattern.rows);
-  const uint32_t tiles_of_entry = shape.down * kParts;
+  const uint32_t tiles_of_entry = schedule.down * kConfig.parts;
   const uint32_t tiles = static_cast<uint32_t>(p.batch.count) * tiles_of_entry;
   const uint32_t mine = (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
-  const Panels panels{p, shape};
-  Ring ring(panels, sddmm_ring, sddmm_ring + Shape::kCountersAt, mine * shape.panels);
+  const Panels panels{p, schedule};
+  Pipeline pipeline(panels, sddmm_staged_memory, sddmm_staged_memory + kConfig.CountersAt(),
+                    mine * schedule.panels);
 
-  const uint32_t stages = AddressOfShared(sddmm_ring);
-  const auto kept_row = [&](int w, int slot) {  // the shared one is the first warp's first
-    return Shape::kRowsAt + (slot == kRows ? 0 : w * kRows + slot) * Shape::kRowBytes;
+  const uint32_t stages = AddressOfShared(sddmm_staged_memory);
+  const auto row_of_x = [&](int w, int slot) {  // the shared one is the first warp's first
+    return kConfig.RowsAt() + (slot == kRows ? 0 : w * kRows + slot) * kRowBytes;
   };
   for (uint32_t t = blockIdx.x; t < tiles; t += gridDim.x) {
-    const StagedTile tile = shape.TileAt(t);
+    const StagedTile tile = schedule.TileAt(t);
     const int32_t* row_offsets = p.pattern.row_offsets.At<const int32_t>(p.batch, tile.entry);
     const int32_t* row_order = p.pattern.row_order.At<const int32_t>(p.batch, tile.entry);
     const Index* columns = p.pattern.column_indices.At<const Index>(p.batch, tile.entry);
@@ -261,14 +257,14 @@ __global__ void __launch_bounds__(kSddmmStagedThreads, 1)
     __syncwarp();  // the rows of the tile before are read
 #pragma unroll 1
     for (int r = 0; r < kRows; ++r) {
-      const uint32_t at = SwizzledRow<kSddmmStagedWarps>(shape.down, tile.number, warp, r);
+      const uint32_t at = SwizzledRow<kSddmmStagedWarps>(schedule.down, tile.number, warp, r);
       if (at >= rows) break;
-      KeepRow<T, Shape::kElements>(reinterpret_cast<T*>(sddmm_ring + kept_row(warp, r)),
-                                   x + row_at(at) * p.d, p.d);
+      StageRow<T, kElements>(reinterpret_cast<T*>(sddmm_staged_memory + row_of_x(warp, r)),
+                             x + row_at(at) * p.d, p.d);
     }
     RowCursors<kRows> cursors;
     const uint32_t at = lane < kRows
-                            ? SwizzledRow<kSddmmStagedWarps>(shape.down, tile.number, warp, lane)
+                            ? SwizzledRow<kSddmmStagedWarps>(schedule.down, tile.number, warp, lane)
                             : tile.number;
     if (lane < slots && at < rows && (lane == kRows || !has_common || at != tile.number)) {
       const RowBounds bounds(row_offsets, row_at(at), p.pattern.nse);
@@ -276,10 +272,10 @@ __global__ void __launch_bounds__(kSddmmStagedThreads, 1)
       cursors.next = first;
       cursors.end = end;
       if (tile.part > 0) {
-        cursors.next = FirstFrom(columns, first, end, shape.FirstColumn(tile.part));
+        cursors.next = FirstFrom(columns, first, end, schedule.FirstColumn(tile.part));
       }
-      if (tile.part + 1 < kParts) {
-        cursors.end = FirstFrom(columns, first, end, shape.FirstColumn(tile.part + 1));
+      if (tile.part + 1 < kConfig.parts) {
+        cursors.end = FirstFrom(columns, first, end, schedule.FirstColumn(tile.part + 1));
       }
     }
     cursors.first_shared = __shfl_sync(kAllLanes, cursors.next, kRows) + warp * kWarp;
@@ -290,15 +286,15 @@ __global__ void __launch_bounds__(kSddmmStagedThreads, 1)
       __syncwarp();
     }
 
-    LanePart<T, Shape, kLanes, kPieces> part;
+    LanePart<T, kConfig> part;
     int loaded = -1;  // whose x the lanes have
     ChunkOf next;
     next.Load(columns, cursors, 0);
-    for (uint32_t panel = 0; panel < shape.panels; ++panel) {
-      const uint32_t begin = shape.FirstColumn(tile.part) + panel * kPanel;
+    for (uint32_t panel = 0; panel < schedule.panels; ++panel) {
+      const uint32_t begin = schedule.FirstColumn(tile.part) + panel * kPanel;
       // The last panel takes whatever is left.
-      const uint32_t end = panel + 1 < shape.panels ? begin + kPanel : ChunkOf::kNone;
-      const uint32_t first_row = stages + ring.Enter();
+      const uint32_t end = panel + 1 < schedule.panels ? begin + kPanel : ChunkOf::kNone;
+      const uint32_t first_row = stages + pipeline.Enter();
       for (int slot = 0; slot < slots;) {
         const ChunkOf chunk = next;
         const unsigned inside = __ballot_sync(kAllLanes, chunk.column < end);
@@ -316,18 +312,18 @@ __global__ void __launch_bounds__(kSddmmStagedThreads, 1)
         float sum;
         if (__any_sync(kAllLanes, lane < count && from_begin >= kPanel)) {
           sum = SumsFromMemory<T, ChunkOf>(
-              reinterpret_cast<const T*>(sddmm_ring + kept_row(warp, row)), y, p.d,
+              reinterpret_cast<const T*>(sddmm_staged_memory + row_of_x(warp, row)), y, p.d,
               p.pattern.columns, chunk.column, count);
         } else {
-          if (row != loaded) part.LoadX(stages + kept_row(warp, row));
+          if (row != loaded) part.LoadX(stages + row_of_x(warp, row));
           loaded = row;
-          const uint32_t of_y = first_row + from_begin * Shape::kRowBytes;
+          const uint32_t of_y = first_row + from_begin * kRowBytes;
           sum = count == kWarp ? part.template SumsOf<true>(of_y, count)
                                : part.template SumsOf<false>(of_y, count);
         }
         if (entry < count) FromAccumulator(sum * factor, &out[chunk.place]);
       }
-      ring.Leave();
+      pipeline.Leave();
     }
     if (has_common) __syncthreads();  // its row of x is read
   }

@@ -1,0 +1,14 @@
+// The CUDA variants of the softmax over stored entries, each defined with its kernel in kernels/.
+#pragma once
+
+#include "nvrtc/kernel.h"
+#include "sparse_softmax/problem.h"
+
+namespace jaxsparse {
+
+// kernels/generic.cc
+extern const CudaVariant<SparseSoftmaxProblem> kSparseSoftmaxGenericRows;
+// kernels/registers.cc
+extern const CudaVariant<SparseSoftmaxProblem> kSparseSoftmaxRowsInRegisters;
+
+}  // namespace jaxsparse
