@@ -3,6 +3,9 @@
 // (concurrent_blocks.h). It finds wrong results, reads
 // and writes out of bounds (with AddressSanitizer, shared memory included) and barriers that not
 // all come to; it does not find races.
+//
+// What makes threads wait is never inlined: kernels call it in hundreds of places, and each copy,
+// with its sanitizers, would be compiled.
 #pragma once
 
 #include <sanitizer/common_interface_defs.h>
@@ -48,7 +51,7 @@ class Fiber {
   Fiber(const Fiber&) = delete;  // its context points into itself
 
   // From the host, until the fiber leaves.
-  void Resume() {
+  [[gnu::noinline]] void Resume() {
     void* fake = nullptr;
     __sanitizer_start_switch_fiber(&fake, stack_.get(), kStack);
     resumed_ = this;
@@ -56,7 +59,7 @@ class Fiber {
     __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
   }
   // From the fiber, until the host resumes it.
-  void Leave() {
+  [[gnu::noinline]] void Leave() {
     __sanitizer_start_switch_fiber(&fake_, host_stack_, host_size_);
     Switch(here_, host_);
     __sanitizer_finish_switch_fiber(fake_, &host_stack_, &host_size_);
@@ -159,7 +162,7 @@ class Block {
   void InitCounter(const void* at, uint32_t arrivals) {
     counters_[at] = {{}, arrivals, arrivals, 0};
   }
-  void Count(const void* at, uint32_t arrivals, int64_t bytes) {
+  [[gnu::noinline]] void Count(const void* at, uint32_t arrivals, int64_t bytes) {
     Counter& counter = CounterAt(at);
     if (counter.missing < arrivals) Fail("more arrivals than a barrier expects");
     counter.missing -= arrivals;
@@ -169,7 +172,7 @@ class Block {
     ++counter.phase.turn;
     ++progress;
   }
-  void WaitForPhase(const void* at, uint32_t odd) {
+  [[gnu::noinline]] void WaitForPhase(const void* at, uint32_t odd) {
     const Counter& counter = CounterAt(at);
     while (counter.phase.turn % 2 == odd) Wait(counter.phase);
   }
@@ -184,10 +187,10 @@ class Block {
   }
 
   // What a thread has started and is done later.
-  void Postpone(std::function<void()> act) {
+  [[gnu::noinline]] void Postpone(std::function<void()> act) {
     threads_[thread.x].postponed.push_back(std::move(act));
   }
-  void DoPostponed() {
+  [[gnu::noinline]] void DoPostponed() {
     std::vector<std::function<void()>> acts = std::move(threads_[thread.x].postponed);
     threads_[thread.x].postponed.clear();
     for (const auto& act : acts) act();
@@ -195,7 +198,7 @@ class Block {
 
   // Every lane of a warp hands something in; `exchange` fills what each takes once all have.
   template <typename Given, typename Taken, typename Exchange>
-  Taken Collect(const Given& given, Exchange exchange) {
+  [[gnu::noinline]] Taken Collect(const Given& given, Exchange exchange) {
     Warp& warp = warps_[thread.x / kWarpLanes];
     Taken taken{};
     warp.given[Lane()] = &given;
@@ -246,7 +249,7 @@ class Block {
     }
   }
   // Until the next turn there: only then it is resumed.
-  void Wait(const Meeting& meeting) {
+  [[gnu::noinline]] void Wait(const Meeting& meeting) {
     Thread& waiting = threads_[thread.x];
     waiting.waits_at = &meeting;
     waiting.turn = meeting.turn;
@@ -286,14 +289,14 @@ inline void Launch(int blocks, int threads, const std::function<void()>& kernel,
 #define gridDim emulated::grid
 #define blockDim emulated::block
 
-inline void __syncthreads() {
+[[gnu::noinline]] inline void __syncthreads() {
   emulated::Block& b = *emulated::Block::current;
   b.Meet(b.Barrier(0), b.Threads());
 }
-inline void __syncwarp() {
+[[gnu::noinline]] inline void __syncwarp() {
   emulated::Block::current->Collect<int, int>(0, [](auto, auto) {});
 }
-inline unsigned __ballot_sync(unsigned, bool predicate) {
+[[gnu::noinline]] inline unsigned __ballot_sync(unsigned, bool predicate) {
   return emulated::Block::current->Collect<bool, unsigned>(predicate, [](auto given, auto taken) {
     unsigned all = 0;
     for (int lane = 0; lane < emulated::kWarpLanes; ++lane) all |= unsigned(given(lane)) << lane;
@@ -307,7 +310,7 @@ struct Shuffled {
   int from;
 };
 template <typename T>
-T Shuffle(T x, int from) {
+[[gnu::noinline]] T Shuffle(T x, int from) {
   return Block::current->Collect<Shuffled<T>, T>({x, from}, [](auto given, auto taken) {
     for (int lane = 0; lane < kWarpLanes; ++lane) taken(lane) = given(given(lane).from).x;
   });
