@@ -141,9 +141,7 @@ int64_t WorkspaceBytes(const SpmmProblem& p, bool is_asked_for) {
   const int64_t bytes =
       PreparationFor(p, columns).Bytes() + kSpmmArrivedBytes +
       std::min(SpmmPartsBytes(parts, columns), SpmmPartsBytes(kSpmmMostParts, kWidestTile));
-  const bool pays =
-      p.stored.nse * kPlacesOfEntry >= p.stored.rows * p.stored.columns && bytes <= kMostUnasked;
-  return is_asked_for || pays ? bytes : 0;
+  return is_asked_for || PaysToPrepare(p.stored, bytes) ? bytes : 0;
 }
 
 template <const SplitK& kSplitK>
