@@ -1,4 +1,4 @@
-// What host and device share of the generic kernel of the softmax over stored entries.
+// How the generic kernel of the softmax over stored entries is launched.
 #pragma once
 
 namespace jaxsparse {

@@ -7,6 +7,7 @@
 #include "emulated/gpu.h"
 #include "persistent/densify.cu"
 #include "sparse_softmax/kernels/generic.cu"
+#include "sparse_softmax/kernels/generic.h"
 #include "spmm/kernels/generic.cu"
 
 namespace jaxsparse {
