@@ -3,7 +3,7 @@
 #include "device/sddmm_operands.h"
 #include "device/spmm_operands.h"
 #include "emulated/gpu.h"
-#include "recurrent/densify.cu"
+#include "persistent/densify.cu"
 #include "sddmm/sddmm.cu"
 #include "sparse_softmax/sparse_softmax.cu"
 #include "spmm/spmm.cu"
