@@ -176,7 +176,7 @@ __device__ __forceinline__ void AsyncCopy(uint32_t shared, const void* from) {
 __device__ __forceinline__ void LetNextKernelBegin() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
-__device__ __forceinline__ void WaitForKernelBefore() {
+__device__ __forceinline__ void WaitForPrologue() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
@@ -297,7 +297,7 @@ __device__ __forceinline__ bool TryWaitOfCluster(uint64_t* barrier, uint32_t odd
 
 // Earlier architectures have none of these: kernels that use them compile, and stop.
 __device__ __forceinline__ void LetNextKernelBegin() { asm volatile("trap;"); }
-__device__ __forceinline__ void WaitForKernelBefore() { asm volatile("trap;"); }
+__device__ __forceinline__ void WaitForPrologue() { asm volatile("trap;"); }
 __device__ __forceinline__ void FenceShared() { asm volatile("trap;"); }
 __device__ __forceinline__ void Arrive(uint64_t*) { asm volatile("trap;"); }
 __device__ __forceinline__ void ArriveWhenCopied(uint64_t*) { asm volatile("trap;"); }

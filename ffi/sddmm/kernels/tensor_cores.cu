@@ -121,7 +121,7 @@ __device__ __forceinline__ void PickUnits(const SddmmProblem& p, SddmmControl& c
                                           unsigned char* stages) {
   const uint32_t products = AddressOfShared(stages) + kConfig.ProductsAt(kComponents<T>);
   const int warp = threadIdx.x / kWarp - kSddmmWarps;
-  if (control.prepared.own_starts > 0) WaitForKernelBefore();  // it finds starts
+  if (control.prepared.own_starts > 0) WaitForPrologue();  // it finds starts
   SddmmScheduler<T, Out, Index> scheduler(p, control);
   SddmmProducer<T, kConfig> producer(warp);
   uint32_t picked = 0;  // tiles
@@ -131,7 +131,7 @@ __device__ __forceinline__ void PickUnits(const SddmmProblem& p, SddmmControl& c
   for (int tiles = 0;; slot ^= 1) {
     const SddmmUnit next = scheduler.Schedule(slot);
     producer.Queue(control, next);
-    WaitForKernelBefore();  // it writes components of y
+    WaitForPrologue();  // it writes components of y
     SampledRows<T, Out, Index, kConfig.scaled> entries(control.prepared, control.units[slot ^ 1],
                                                        static_cast<int>(p.pattern.nse));
 #pragma unroll 1

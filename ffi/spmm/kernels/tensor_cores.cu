@@ -150,7 +150,7 @@ __device__ __forceinline__ bool ProduceStages(const SpmmProblem& p,
   if (!kTransposed && end - step > 2 * Shape::kTeams) {
     entries.PutLongRowsFirst(tile.first_step, end);  // while entries are loaded
   }
-  WaitForKernelBefore();  // it writes components of x
+  WaitForPrologue();  // it writes components of x
 #pragma unroll 1
   while (step < end) {
     write(held[0], held[1]);
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(kConfig.Threads(kComponents<T>), 1)
   const int64_t items = Tile::Count(p) * parts;
   if (threadIdx.x >= kConsumers) {
     GiveUpRegisters<Shape::kProducerRegisters>();
-    if (p.stored.tile_starts.data == nullptr) WaitForKernelBefore();  // it finds them
+    if (p.stored.tile_starts.data == nullptr) WaitForPrologue();  // it finds them
     int ahead = WarpgroupOfBlock() * kWarpgroup / kTeamThreads - 1;
     pipeline.Next(ahead);
     for (int64_t i = blockIdx.x; i < items; i += gridDim.x) {

@@ -81,7 +81,7 @@ void KeepInRegister(T&) {}
 
 // One kernel runs after the other.
 inline void LetNextKernelBegin() {}
-inline void WaitForKernelBefore() {}
+inline void WaitForPrologue() {}
 
 inline void InitBarrier(uint64_t* barrier, uint32_t arrivals) {
   emulated::Block::current->InitCounter(barrier, arrivals);
