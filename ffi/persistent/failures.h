@@ -1,4 +1,4 @@
-// What a kernel whose wait for other blocks took too long leaves behind: its handler has returned
+// What a kernel that times out (watchdog.cuh) leaves behind: its handler has returned
 // by then, and a replayed graph has none, so it writes to a word of host memory instead.
 #pragma once
 

@@ -5,7 +5,7 @@
 //   State, Weight          element types
 //   kSizes                 kernels/dense_sizes.h
 //   kScans, kBlocks        scans of the launch, and blocks of each
-//   kBarrier               blocks meet after each step, instead of looking for each other's data
+//   kBarrier               blocks meet at a barrier after each step, instead of polling for data
 //   kPrefetch              the scan is so long that its exchange buffer leaves the L2 cache
 //   kMostDelay             clock cycles by which warps are held up, in tests
 #pragma once

@@ -16,31 +16,26 @@ struct DenseOptions {
   unsigned most_delay = 0;
 };
 
-// All but what the plan says of the launch, which DenseShape computes.
-template <typename Step, typename S, typename W, int kH, int kB, DenseOptions kOptions>
-struct DenseSizes {
+// What recurrent/plan.cc and jaxsparse/recurrent/engine.py print.
+template <typename Step, typename S, typename W, int kHidden, int kBatch, DenseOptions kOptions>
+struct DensePlan {
   using State = S;
   using Weight = W;
   using Arrays = ArraysOf<Step>;
-  static constexpr int kHidden = kH, kBatch = kB, kUnits = kOptions.units;
-  static constexpr int kWarps = kOptions.warps, kPointwiseWarps = kOptions.pointwise_warps;
-  static constexpr bool kTensorCores = sizeof(S) == 2;
-  static constexpr int kRegisterChunks = kOptions.register_chunks;
-  static constexpr int kProductRegisters = 0, kPointwiseRegisters = 0;  // an equal share
-  static constexpr int kRowGroups = 4, kBatchTile = kB < 4 ? kB : 4;
-  static constexpr int kScans = kOptions.scans, kResident = 1;
-  static constexpr int kPart = (kH + 16 / sizeof(S) - 1) / (16 / sizeof(S)) * (16 / sizeof(S));
-  static constexpr int kBlocks = (kPart + kUnits - 1) / kUnits;
+  static constexpr DenseSizes kSizes{DenseConfig{.products = Step::kProducts,
+                                                 .states = Step::kStates,
+                                                 .state_bytes = sizeof(S),
+                                                 .hidden = kHidden,
+                                                 .batch = kBatch,
+                                                 .units = kOptions.units,
+                                                 .warps = kOptions.warps,
+                                                 .pointwise_warps = kOptions.pointwise_warps,
+                                                 .tensor_cores = sizeof(S) == 2,
+                                                 .register_chunks = kOptions.register_chunks,
+                                                 .batch_tile = std::min(kBatch, 4)}};
+  static constexpr int kScans = kOptions.scans, kBlocks = kSizes.blocks;
   static constexpr bool kBarrier = kOptions.barrier, kPrefetch = kOptions.prefetch;
   static constexpr unsigned kMostDelay = kOptions.most_delay;
-};
-template <typename Step, typename S, typename W, int kH, int kB, DenseOptions kOptions>
-struct DensePlan : DenseSizes<Step, S, W, kH, kB, kOptions> {
-  using Sizes = DenseSizes<Step, S, W, kH, kB, kOptions>;
-  using Shape = DenseShape<Step, Sizes>;
-  using Product = typename ProductOf<Sizes::kTensorCores, Step, Sizes>::type;
-  static constexpr int kLaunchSlot = Shape::kSlot, kThreads = Shape::kThreads;
-  static constexpr int kLaunchSharedBytes = Shape::kWeightsAt + Product::kSharedBytes;
 };
 
 struct Case {
@@ -66,7 +61,7 @@ void Test(const Case& c) {
   std::deque<ScanTest<Step, S, kHidden>> tests;
   for (int i = 0; i < Plan::kScans; ++i) {
     const ScanSize size{c.steps, kBatch, i % 2 == 1, c.lead, c.has_nan};
-    tests.emplace_back(size, matrix, c.steps * Plan::kLaunchSlot * int64_t{sizeof(S)});
+    tests.emplace_back(size, matrix, c.steps * Plan::kSizes.slot * int64_t{sizeof(S)});
     RecurrentScanProblem& p = scans.scan[i] = tests.back().Problem();
     p.weights = weights.data() + c.lead;
     p.weights_size = kRows * kColumns;
@@ -75,10 +70,10 @@ void Test(const Case& c) {
     if (c.missing >= 0) p.wait_limits.limit_ns = 1000;
   }
   emulated::Launch({.blocks = Plan::kScans * Plan::kBlocks,
-                    .threads = Plan::kThreads,
+                    .threads = Plan::kSizes.threads,
                     .missing = c.missing,
                     .backwards = c.backwards},
-                   {reinterpret_cast<char*>(shared), sizeof(shared)}, Plan::kLaunchSharedBytes,
+                   {reinterpret_cast<char*>(shared), sizeof(shared)}, Plan::kSizes.shared_bytes,
                    [&] { RecurrentScan<Step, Plan>(scans); });
   for (int i = 0; i < Plan::kScans; ++i) {
     const bool lacks_block = c.missing >= 0 && c.missing / Plan::kBlocks == i;
@@ -98,14 +93,14 @@ int main() {
     Lstm({.steps = 2, .missing = 2});
   }
   {  // two scans side by side, the blocks of each of which meet at a barrier
-    constexpr auto Gru = Test<GruStep, float, bfloat16, 10, 5, DenseOptions{4, 1, 2, 4, 2, true}>;
+    constexpr auto Gru = Test<GruStep, float, bfloat16, 10, 5, DenseOptions{4, 1, 2, 1, 2, true}>;
     Gru({});
     Gru({.steps = 1, .lead = 3});
     Gru({.missing = 0});
   }
   {  // tensor cores, with more than one tile of the batch
     constexpr auto Adjoint =
-        Test<AdjointStep, bfloat16, bfloat16, 37, 9, DenseOptions{16, 3, 2, 1, 1, false, true}>;
+        Test<AdjointStep, bfloat16, bfloat16, 37, 9, DenseOptions{16, 2, 2, 1, 1, false, true}>;
     Adjoint({.steps = 6, .lead = 1, .has_nan = true, .transposed = true});
     Adjoint({.steps = 2, .backwards = true, .missing = 1});
   }

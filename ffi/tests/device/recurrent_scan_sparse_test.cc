@@ -21,29 +21,25 @@ struct SparseOptions {
   unsigned most_delay = 0;
 };
 
-// All but what the plan says of the launch, which the kernel computes.
-template <typename Step, typename S, typename W, SparseShape kLayout, SparseOptions kOptions>
-struct SparseSizes {
+// What recurrent/plan.cc and jaxsparse/recurrent/engine.py print.
+template <typename Step, typename S, typename W, SparseShape kShape, SparseOptions kOptions>
+struct SparsePlan {
   using State = S;
   using Weight = W;
   using Arrays = ArraysOf<Step>;
-  static constexpr SparseShape kShape = kLayout;
-  static constexpr int kScans = kOptions.scans, kBlocks = kLayout.blocks;
-  static constexpr int kBatch = std::bit_ceil(
-      static_cast<unsigned>(std::max(kOptions.batch, static_cast<int>(4 / sizeof(S)))));
-  static constexpr int kPieceBytes = kOptions.piece_bytes;
-  static constexpr int kSharedEntries = kOptions.shared_entries;
-  static constexpr int kPartialSums = 8 * kLayout.products * kLayout.units, kRowSums = 20;
-  static constexpr int kCellThreads = kOptions.cell_threads;
-  static constexpr bool kPacked = kOptions.packed;
+  static constexpr SparseForm kForm{.shape = kShape,
+                                    .partial_sums = 8 * kShape.products * kShape.units,
+                                    .row_sums = 20,
+                                    .piece_bytes = kOptions.piece_bytes};
+  static constexpr SparseSizes kSizes{SparseConfig{.form = kForm,
+                                                   .state_bytes = sizeof(S),
+                                                   .batch = PaddedBatch(kOptions.batch, sizeof(S)),
+                                                   .shared_entries = kOptions.shared_entries,
+                                                   .cell_threads = kOptions.cell_threads,
+                                                   .packed = kOptions.packed}};
+  static constexpr int kScans = kOptions.scans, kBlocks = kSizes.blocks;
   static constexpr bool kBarrier = kOptions.barrier, kPrefetch = kOptions.prefetch;
   static constexpr unsigned kMostDelay = kOptions.most_delay;
-};
-template <typename Step, typename S, typename W, SparseShape kLayout, SparseOptions kOptions>
-struct SparsePlan : SparseSizes<Step, S, W, kLayout, kOptions> {
-  using Sizes = SparseSizes<Step, S, W, kLayout, kOptions>;
-  static constexpr int kLaunchSharedBytes = SparseShared<Sizes>::kBytes;
-  static constexpr int64_t kLaunchSlot = SparseProduct<Sizes>::kSlot;
 };
 
 SparseLayout LayOut(const SparsePatternView& pattern, const SparseShape& shape, int piece_bytes) {
@@ -52,7 +48,7 @@ SparseLayout LayOut(const SparsePatternView& pattern, const SparseShape& shape, 
   wanted.lanes = 1;
   auto layout = MakeSparseLayout(pattern, wanted, shape.threads, piece_bytes, true, &error);
   if (!layout) emulated::Block::Fail(error.c_str());
-  const SparseShape& made = layout->shape;
+  const SparseShape& made = layout->form.shape;
   if (made.units != shape.units) Fail("units of a block", 0, 0, shape.units, made.units);
   if (made.threads != shape.threads) Fail("threads", 0, 0, shape.threads, made.threads);
   if (made.lanes != shape.lanes) Fail("lanes", 0, 0, shape.lanes, made.lanes);
@@ -79,8 +75,10 @@ void Test(const Case& c) {
   view.column_indices = pattern.column_indices.data;
   view.index_type = IndexType::kUint16;
   const SparseLayout layout = LayOut(view, kShape, kOptions.piece_bytes);
-  if (layout.partial_sums > Plan::kPartialSums || layout.row_sums > Plan::kRowSums) {
-    Fail("sums", layout.partial_sums, layout.row_sums, Plan::kPartialSums, Plan::kRowSums);
+  const SparseForm& needed = layout.form;
+  if (needed.partial_sums > Plan::kForm.partial_sums || needed.row_sums > Plan::kForm.row_sums) {
+    Fail("sums", needed.partial_sums, needed.row_sums, Plan::kForm.partial_sums,
+         Plan::kForm.row_sums);
   }
   std::vector<W> weights = SmallWeights<W>(c.lead + pattern.nse, kColumns / 3);
   std::vector<double> matrix(static_cast<size_t>(kRows * kColumns));
@@ -93,7 +91,7 @@ void Test(const Case& c) {
   std::deque<ScanTest<Step, S, kHidden>> tests;
   for (int i = 0; i < Plan::kScans; ++i) {
     const ScanSize size{c.steps, kOptions.batch, i % 2 == 1, c.lead, c.has_nan};
-    tests.emplace_back(size, matrix, c.steps * Plan::kLaunchSlot);
+    tests.emplace_back(size, matrix, c.steps * Plan::kSizes.slot);
     RecurrentScanProblem& p = scans.scan[i] = tests.back().Problem();
     p.weights = weights.data() + c.lead;
     p.weights_size = pattern.nse;
@@ -101,12 +99,12 @@ void Test(const Case& c) {
     if (c.missing >= 0) p.wait_limits.limit_ns = 1000;
   }
   emulated::Launch({.blocks = Plan::kScans * Plan::kBlocks,
-                    .threads = kBlockThreads<Plan>,
+                    .threads = Plan::kSizes.threads,
                     .cluster = kShape.cluster,
                     .missing = c.missing,
                     .backwards = c.backwards},
                    {reinterpret_cast<char*>(dynamic_shared), sizeof(dynamic_shared)},
-                   Plan::kLaunchSharedBytes, [&] { RecurrentScan<Step, Plan>(scans); });
+                   Plan::kSizes.shared_bytes, [&] { RecurrentScan<Step, Plan>(scans); });
   for (int i = 0; i < Plan::kScans; ++i) {
     const bool lacks_block = c.missing >= 0 && c.missing / Plan::kBlocks == i;
     lacks_block ? tests[i].CheckTimedOut() : tests[i].Check();
