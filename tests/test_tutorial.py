@@ -18,6 +18,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "adding_an_op.md").read_text()
 FILES = dict(re.findall(r"`([\w/.]+)`\n\n```(?:cpp|python)\n(.*?)```", PAGE, re.DOTALL))
 
+SHARED = ("host/call_parser", "host/ffi", "cpu/isa", "cpu/workers")
+
 # In place of what step 7 does: a library of the one target, which launches nothing on a GPU.
 LIBRARY = """
 #include "host/registry.h"
@@ -97,12 +99,13 @@ def test_device_code_compiles(folder, monkeypatch):
     except RuntimeError as error:
         pytest.skip(f"needs NVRTC: {error}")
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    shutil.copytree(ROOT / "ffi" / "common", folder / "ffi" / "common")
+    shutil.copytree(ROOT / "ffi" / "cuda", folder / "ffi" / "cuda")
+    shutil.copy(ROOT / "ffi" / "types.h", folder / "ffi")
     _ffi.configure_compiler(str(folder / "ffi"), backend.nvrtc_candidates())
     try:
         for dtype in ("float", "double", "jaxsparse::bfloat16", "jaxsparse::float16"):
             expression = f"jaxsparse::RowSumsWarps<{dtype}>"
-            assert _ffi.compile_kernel("row_sums/row_sums.cu", expression, "sm_90a")
+            assert _ffi.compile_kernel("row_sums/kernels/generic.cu", expression, "sm_90a")
     finally:
         _ffi.configure_compiler(str(backend.device_source_folder()), backend.nvrtc_candidates())
 
@@ -125,8 +128,8 @@ def test_its_own_tests_pass(folder):
         f"-I{folder / 'ffi'}",
         f"-I{ffi}",
         f"-isystem{jax.ffi.include_dir()}",
-        *map(str, sorted((folder / "ffi" / "row_sums").glob("*.cc"))),
-        *(str(ffi / "common" / f"{name}.cc") for name in ("call_parser", "ffi", "isa", "workers")),
+        *map(str, sorted((folder / "ffi" / "row_sums").rglob("*.cc"))),
+        *(str(ffi / f"{name}.cc") for name in SHARED),
         str(folder / "library.cc"),
         "-o",
         str(folder / "row_sums.so"),
