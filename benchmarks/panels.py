@@ -16,7 +16,11 @@ from benchmarks.run import SCHEMA, Result, Row
 OURS = "jaxsparse"
 """The implementation that is measured beside its peers."""
 
-_RENAMED = {"jaxsparse[kept_rows]": "jaxsparse[rows_in_registers]"}
+_RENAMED = {
+    "jaxsparse[kept_rows]": "jaxsparse[rows_in_registers]",
+    "jaxsparse[tensor_cores_unshared]": "jaxsparse[tensor_cores_unsplit]",
+    "jaxsparse[tensor_cores_shared]": "jaxsparse[tensor_cores_split_k]",
+}
 """Implementations that older results have under another name."""
 
 _NEEDED = ("suite", "problem", "operation", "implementation", "dtype", "pass", "us", "sparsity")

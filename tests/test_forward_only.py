@@ -287,7 +287,7 @@ def test_scans_want_the_whole_topology():
     matrix = CSR.fromdense(jnp.eye(4))
     forward = matrix.with_values(matrix.values, matrix.topology.without_transpose())
     with missing("recurrent.scan: recurrent"):
-        recurrent.scan(recurrent.RNN("relu"), forward, jnp.ones((2, 4)), jnp.ones((3, 2, 4)))
+        recurrent.scan(recurrent.elman("relu"), forward, jnp.ones((2, 4)), jnp.ones((3, 2, 4)))
     with missing("recurrent.pack: a layout for scans"):
         recurrent.pack(forward, batch=2, dtype=jnp.float32)
 

@@ -208,7 +208,9 @@ def test_products_on_padded_patterns(m, k, density, room, seed):
     a, b = CSR(values, topology), CSR(jnp.pad(values, (0, room)), padded)
     np.testing.assert_array_equal(b @ x, a @ x)
     np.testing.assert_array_equal(b.T.todense(), a.T.todense())
-    np.testing.assert_array_equal(sparse_softmax(b).values[: a.nse], sparse_softmax(a).values)
+    # With room for more entries, a GPU's lanes add up the entries of a row in another order.
+    softmax = sparse_softmax(b).values[: a.nse]
+    np.testing.assert_allclose(softmax, sparse_softmax(a).values, rtol=1e-6)
 
 
 def test_padded_batches_and_gradients():

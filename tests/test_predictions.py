@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 
 import jax
 import numpy as np
 import pytest
 
+from benchmarks.panels import read_result
 from jaxsparse import CSR, H200, Topology, explain, sddmm, spmm
 
 RESULTS = pathlib.Path(__file__).parent.parent / "benchmarks" / "results" / "h200"
@@ -48,7 +48,7 @@ def predicted(row):
 )
 def test_predictions_are_near_what_was_measured(name, variant, figures, usual, most):
     """Those of staged and tiled rows with what is added for uneven ones, which these are not."""
-    rows = json.loads((RESULTS / f"{name}.json").read_text())["results"]
+    rows = read_result(RESULTS / f"{name}.json")["results"]
     forced = [row for row in rows if row["implementation"] == f"jaxsparse[{variant}]"]
     assert len(forced) == figures
     errors = np.abs([np.log(predicted(row)[variant] / row["us"]) for row in forced])
@@ -66,7 +66,7 @@ def test_predictions_are_near_what_was_measured(name, variant, figures, usual, m
 def test_the_fastest_kernel_is_chosen(name, count):
     """Or one that takes hardly longer, of those that were measured."""
     problems = {}
-    for row in json.loads((RESULTS / f"{name}.json").read_text())["results"]:
+    for row in read_result(RESULTS / f"{name}.json")["results"]:
         if "[" in row["implementation"]:
             variant = row["implementation"].removeprefix("jaxsparse[").removesuffix("]")
             problems.setdefault(row["problem"], {})[variant] = row
@@ -82,7 +82,7 @@ def test_the_fastest_kernel_is_chosen(name, count):
 
 def test_predictions_of_what_is_chosen_for_pruned_weights():
     """Sampled products so small that waiting counts; the largest on staged entries are far off."""
-    results = json.loads((RESULTS / "sddmm_dlmc.json").read_text())["results"]
+    results = read_result(RESULTS / "sddmm_dlmc.json")["results"]
     rows = [row for row in results if row["implementation"] == "jaxsparse"]
     assert len(rows) == 144
     errors = np.abs([np.log(min(predicted(row).values()) / row["us"]) for row in rows])

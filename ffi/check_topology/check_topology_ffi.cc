@@ -91,7 +91,7 @@ ffi::Error RunOnCpu(ffi::RemainingArgs operands, ffi::RemainingRets results,
 
 KernelSource Kernel(IndexType index) {
   return {"check_topology/check_topology.cu",
-          "jaxsparse::CheckTopologyRows<" + TypeName(index) + ">"};
+          KernelExpression("CheckTopologyRows", {TypeName(index)})};
 }
 
 ffi::Error PrepareOnCuda(int32_t device, ffi::RemainingArgs operands, ffi::RemainingRets results,

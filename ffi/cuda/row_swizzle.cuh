@@ -6,14 +6,14 @@
 
 namespace jaxsparse {
 
-// Which of a tile's rows, the longest first, row `r` of a warp is: they are dealt forth and back,
-// so that all warps get about as many entries.
+// Which of a tile's rows, the longest first, row `r` of a warp is: they are given out forth and
+// back, so that all warps get about as many entries.
 template <int kWarps>
 __device__ __forceinline__ int SwizzledTurn(int warp, int r) {
   return r * kWarps + (r % 2 == 0 ? warp : kWarps - 1 - warp);
 }
 
-// The place in the order of lengths of a tile's row of a turn, which deals one row to every tile.
+// The place in the order of lengths of a tile's row of a turn, which gives one row to every tile.
 __device__ __forceinline__ uint32_t PlaceOfTurn(uint32_t tiles, uint32_t tile, int turn,
                                                 bool back) {
   return turn * tiles + (back ? tiles - 1 - tile : tile);

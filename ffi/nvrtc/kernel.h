@@ -36,10 +36,10 @@ struct LaunchShape {
 // The cost on problems for which a variant is only taken by its name.
 constexpr double kOnDemand = std::numeric_limits<double>::infinity();
 
-// Of an H200, for which costs are predicted.
+// The clock rate of an H200, for which costs are predicted.
 constexpr double kClocksOfMicrosecond = 1755;
-// Of components of a dense operand that are written in a microsecond, and read by the next kernel.
-constexpr double kComponentsBytes = 2e6;
+// The rate at which components of a dense operand are written, and read by the next kernel.
+constexpr double kComponentsBytes = 2e6;  // a microsecond
 
 // Of a kernel that prepares a product on tensor cores.
 inline LaunchShape PrepareShape(const Preparation& of) {
@@ -75,7 +75,8 @@ struct CudaVariant {
   // returns the reason of a failure, or an empty string.
   std::string (*complete)(Problem*) = nullptr;
   // The bytes of workspace that it may want on any GPU, for which the program is compiled; or null.
-  // It takes more where it is asked for by its name.
+  // `is_asked_for`: the variant is forced by its name, so that it gets a workspace even where that
+  // would not pay.
   int64_t (*workspace_bytes)(const Problem&, bool is_asked_for) = nullptr;
 };
 

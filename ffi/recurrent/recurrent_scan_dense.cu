@@ -4,6 +4,7 @@
 // joins the two; product warps only arrive at it and go on to wait for the next state.
 #include "persistent/backoff.cuh"
 #include "persistent/delay.cuh"
+#include "persistent/exchange.cuh"
 #include "persistent/grid_barrier.cuh"
 #include "recurrent/arrays.cuh"
 #include "recurrent/product_dense_fma.cuh"

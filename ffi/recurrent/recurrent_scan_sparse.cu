@@ -37,9 +37,7 @@ __device__ __forceinline__ bool AwaitSums(uint64_t* barrier, uint32_t odd, Watch
 
 // Threads of a block's first warps wait for the state and multiply; those of the warps behind them
 // own the cells (unit, batch entry): they add up, apply the pointwise step, publish, and have the
-// whole wait for the next state to load inputs and store results.
-//
-// The cells of one thread.
+// whole wait for the next state to load inputs and store results. Here: the cells of one thread.
 template <typename Step, typename Plan>
 class Cells {
  public:

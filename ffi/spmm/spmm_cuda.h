@@ -2,22 +2,22 @@
 #pragma once
 
 #include "nvrtc/kernel.h"
-#include "spmm/kernels/tiled.h"
 #include "spmm/problem.h"
 
 namespace jaxsparse {
 
 using SpmmVariant = CudaVariant<SpmmProblem>;
 
-// generic.cc: right for whatever the operation accepts; rows with the dense matrix on the right,
-// dots with it on the left.
+// kernels/generic.cc: right for whatever the operation accepts; rows with the dense matrix on the
+// right, dots with it on the left.
 extern const SpmmVariant kSpmmGenericRows, kSpmmGenericDots;
-// tiled.cc: with all techniques, and without one.
+// kernels/tiled.cc: with all techniques, and without one.
 extern const SpmmVariant kSpmmTiledRows, kSpmmTiledRowsScalar, kSpmmTiledRowsUnshared,
     kSpmmTiledRowsUnordered, kSpmmTiledRowsRolled, kSpmmTiledRowsPrescaled;
-// staged.cc
+// kernels/staged.cc
 extern const SpmmVariant kSpmmStagedRows;
-// tensor_cores.cc: split-K where that is faster, never, or wherever there is anything to split.
+// kernels/tensor_cores.cc: split-K where that is faster, never, or wherever there is anything to
+// split.
 extern const SpmmVariant kSpmmTensorCores, kSpmmTensorCoresUnsplit, kSpmmTensorCoresSplitK;
 
 // Microseconds that tiled rows take, from which the generic kernel's follow.

@@ -10,7 +10,7 @@ namespace {
 
 // Tiles of the same columns.
 int64_t TilesDown(const SddmmProblem& p, const SddmmStagedConfig& config) {
-  if (p.pattern.rows == 0) return 1;  // somebody writes the padding
+  if (p.pattern.rows == 0) return 1;  // a block has to write the padding
   return CeilDivide(p.pattern.rows, config.TileRows());
 }
 

@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(kSddmmStagedThreads, 1)
   using Pipeline = PanelPipeline<T, kRowBytes, kPanel, kConfig.stages, kSddmmStagedWarps, Panels>;
   using ChunkOf = Chunk<kConfig>;
   static_assert(kRows < kWarp &&
-                kConfig.CountersAt() + Pipeline::kCounterBytes <= kConfig.SharedBytes());
+                kConfig.CountersAt() + Pipeline::kCounterBytes == kConfig.SharedBytes());
   extern __shared__ __align__(128) unsigned char sddmm_staged_memory[];
   const StagedSchedule<kConfig> schedule(p);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;

@@ -50,7 +50,7 @@ struct SddmmTensorConfig {
   }
 };
 
-// A batch entry's product in tiles. There is always one, since somebody writes the padding.
+// A batch entry's product in tiles. There is always one, since a block has to write the padding.
 struct SddmmTiles {
   int64_t down = 1, across = 1;
 };

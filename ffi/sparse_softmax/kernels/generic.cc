@@ -3,7 +3,7 @@
 #include "sparse_softmax/kernels/generic.h"
 
 #include "nvrtc/expression.h"
-#include "sparse_softmax/kernels/cost.h"
+#include "sparse_softmax/cost.h"
 #include "sparse_softmax/sparse_softmax_cuda.h"
 
 namespace jaxsparse {

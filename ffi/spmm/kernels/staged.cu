@@ -8,8 +8,9 @@
 // does not do, the long rows are cut into parts, and each warp has room for kSpares of them besides
 // its other rows.
 //
-// The panels lie in a pipeline of stages (cuda/pipeline.cuh). Warps may be kStages - 1 panels
-// apart, so what counts is how many entries a warp has in all of them, not in the worst one.
+// The panels lie in a pipeline of stages (cuda/pipeline.cuh). Warps may be as many panels
+// apart as there are stages, less one, so what counts is how many entries a warp has in all of
+// them, not in the worst one.
 //
 // Columns of a row may stand in any order and more than once: the walk stops at the first entry
 // behind the panel, and entries in front of it read x from memory.

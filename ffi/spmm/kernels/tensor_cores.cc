@@ -110,15 +110,8 @@ double Microseconds(const SpmmProblem& p, const Tiling& tiling) {
   return kOnDemand;
 }
 
-Preparation PreparationFor(const SpmmProblem& p, int columns) {
-  return Preparation(p.batch, p.stored, p.pattern.columns, p.x, p.n, columns,
-                     ComponentsOf(p.dtype));
-}
-
 Preparation PreparationOf(const SpmmProblem& p, int columns) {
-  Preparation prepared = PreparationFor(p, columns);
-  if (SpmmCopiesX(p, columns)) prepared.own_components = 0;
-  return prepared;
+  return SpmmPreparation(p, columns, ComponentsOf(p.dtype));
 }
 
 // Whether there is space for what is prepared, and for parts if tiles are split.
@@ -130,16 +123,18 @@ bool HasSpaceFor(const SpmmProblem& p, const Tiling& tiling) {
                                         p.workspace.bytes;
 }
 
-// The most bytes that any tiling takes. Where x will lie is not known yet, so it may need
-// components.
+// The most bytes that any tiling takes. Where x will lie is not known yet, so it is taken not to be
+// aligned, and to need components.
 template <const SplitK& kSplitK>
 int64_t WorkspaceBytes(const SpmmProblem& p, bool is_asked_for) {
-  if (p.dtype == DType::kFloat64) return 0;
+  if (p.dense_on_left || p.dtype == DType::kFloat64) return 0;
   int columns = 32;
   while (columns < kWidestTile && columns < p.n) columns *= 2;
   const int64_t parts = kSplitK.most == 1 ? 0 : kSplitK.most * TilesOf(p, columns);
+  const Preparation prepared(p.batch, p.stored, p.pattern.columns, p.x, p.n, columns,
+                             ComponentsOf(p.dtype));
   const int64_t bytes =
-      PreparationFor(p, columns).Bytes() + kSpmmArrivedBytes +
+      prepared.Bytes() + kSpmmArrivedBytes +
       std::min(SpmmPartsBytes(parts, columns), SpmmPartsBytes(kSpmmMostParts, kWidestTile));
   return is_asked_for || PaysToPrepare(p.stored, bytes) ? bytes : 0;
 }

@@ -56,9 +56,7 @@ __device__ void MultiplyEntryByEntry(const SpmmProblem& p, const M& m, int64_t f
 
 template <typename T, int kColumns>
 __device__ __forceinline__ Preparation PreparationOf(const SpmmProblem& p) {
-  Preparation prepared(p.batch, p.stored, p.pattern.columns, p.x, p.n, kColumns, kComponents<T>);
-  if (SpmmCopiesX(p, kColumns)) prepared.own_components = 0;
-  return prepared;
+  return SpmmPreparation(p, kColumns, kComponents<T>);
 }
 
 // Tiles of x in one step after another: components that were prepared, or x itself.

@@ -69,4 +69,11 @@ JAXSPARSE_INLINE bool SpmmCopiesX(const SpmmProblem& p, int columns) {
          p.pattern.columns > 0 && reinterpret_cast<uint64_t>(p.x.data) % kAlignment == 0;
 }
 
+// What the prologue prepares. Where x is copied as it is, that is no x.
+JAXSPARSE_INLINE Preparation SpmmPreparation(const SpmmProblem& p, int columns, int components) {
+  Preparation prepared(p.batch, p.stored, p.pattern.columns, p.x, p.n, columns, components);
+  if (SpmmCopiesX(p, columns)) prepared.own_components = 0;
+  return prepared;
+}
+
 }  // namespace jaxsparse

@@ -45,8 +45,8 @@ class TilePipeline {
   uint32_t stages_;
   uint32_t stage_ = 0, odd_ = 0;  // the phase that its barriers are in
 
-  // `from` kFullAt, one that counts producers, one more time who has x copied, and bytes of it;
-  // from kEmptyAt, one that counts consumers.
+  // The barrier from kFullAt on counts the producers' arrivals, one more by the thread that has x
+  // copied, and the bytes of that copy; the one from kEmptyAt on counts consumers.
   __device__ __forceinline__ uint64_t* Barrier(int from, uint32_t stage) const {
     return &SharedAt<uint64_t>(stages_ + stage * sizeof(uint64_t) + from);
   }
