@@ -6,7 +6,7 @@
 
 namespace jaxsparse {
 
-// d += a b on tensor cores: a 16 x 16, b 16 x 8, each lane's part as mma.m16n8k16 deals it.
+// d += a b on tensor cores: a 16 x 16, b 16 x 8, each lane's part as mma.m16n8k16 assigns it.
 __device__ __forceinline__ void MultiplyAddBfloats(float (&d)[4], const uint32_t (&a)[4],
                                                    uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -71,7 +71,7 @@ __device__ __forceinline__ uint64_t Behind(uint64_t matrix, int bytes) {
 }
 
 // d += a b on the tensor cores of a warpgroup, which are four warps: a is 64 x 16, each warp's
-// lanes having 16 rows as mma.m16n8k16 deals them, so that rows of d are dealt; b is in shared
+// lanes having 16 rows as mma.m16n8k16 assigns them, so that rows of d are; b is in shared
 // memory. Its lines are columns of the product or, transposed, of the inner dimension. The product
 // is there, and `a` may be changed, once the warpgroup has waited.
 //

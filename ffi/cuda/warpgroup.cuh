@@ -42,7 +42,7 @@ struct BlockedTile {
   }
 };
 
-// The components of 64 rows of kInner numbers in the registers of a warpgroup, dealt as its tensor
+// The components of 64 rows of kInner numbers in the registers of a warpgroup, placed as its tensor
 // cores take them.
 template <typename T, int kInner>
 struct WarpgroupRows {

@@ -1,5 +1,6 @@
-// What a kernel that times out (watchdog.cuh) leaves behind: its handler has returned
-// by then, and a replayed graph has none, so it writes to a word of host memory instead.
+// How the host hears of a kernel that timed out (watchdog.cuh). By then the handler that launched
+// it has returned, and a replayed graph has no handler: so the kernel writes to a word of host
+// memory.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +13,11 @@ namespace jaxsparse {
 // The first call for a device allocates, so it must not come while a graph is captured.
 uint32_t* FailureWord(int device, std::string* error);
 
-// Whether a scan on that device has failed since the last time this was asked. Does not wait.
+// Whether a kernel on that device has timed out since this was last asked. Does not wait.
 bool TakeFailure(int device);
 
-// Waits for all work of the devices that run scans, and says which of them have failed scans.
+// Waits for all work of the devices that ran persistent kernels, and returns those on which one has
+// timed out.
 std::vector<int> WaitForFailures(std::string* error);
 
 }  // namespace jaxsparse

@@ -1,5 +1,6 @@
-// What the host tells kernels whose blocks wait for one another within a launch. Problems of such
-// kernels contain these.
+// What the host tells persistent kernels, whose blocks wait for one another within a launch, and
+// the one that writes their sparse weights out densely. Problems of persistent kernels contain the
+// first two.
 #pragma once
 
 #include "types.h"

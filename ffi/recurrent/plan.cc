@@ -233,8 +233,8 @@ int ChunksThatFit(const DenseSizes& sizes, int registers) {
   return std::min(sizes.loads, chunks);
 }
 
-// Decides which weights stay in registers, and how these are dealt.
-void DealRegisters(const ScanForm& scan, DenseConfig* config) {
+// Decides which weights stay in registers, and how many each thread gets.
+void DistributeRegisters(const ScanForm& scan, DenseConfig* config) {
   const DenseSizes sizes(*config);
   const int warps = config->warps, resident = config->resident;
   const int share =
@@ -248,16 +248,16 @@ void DealRegisters(const ScanForm& scan, DenseConfig* config) {
   const int few = config->tensor_cores ? 56 : 72;
   const int many = std::min((equal * (warps + 4) - 4 * few) / warps / 8 * 8, kMostThreadRegisters);
   if (few > equal || equal > many) return;
-  const int dealt = ChunksThatFit(sizes, many);
-  if (dealt <= config->register_chunks) return;
+  const int more_chunks = ChunksThatFit(sizes, many);
+  if (more_chunks <= config->register_chunks) return;
   config->pointwise_warps = 4;
   config->product_registers = many;
   config->pointwise_registers = few;
-  config->register_chunks = dealt;
+  config->register_chunks = more_chunks;
 }
 
 // Fitted to measurements of some 100 plans on an H200, to within 7 % on average. `pointwise_warps`
-// and `registers` are those of threads before registers were dealt anew.
+// and `registers` are those of threads before registers were redistributed.
 double DenseMicroseconds(const DenseSizes& sizes, int64_t scans, int cell_warps, int registers) {
   const int resident = sizes.resident;
   // KB that every block receives in a step.
@@ -313,7 +313,7 @@ std::optional<ScanPlan> PlanDenseBlock(const ScanVariant& variant, const ScanFor
   const int registers = std::min(EqualRegisters(warps + config.pointwise_warps, share.resident),
                                  kMostThreadRegisters);
   if (DenseSizes(config).has_idle_warps) return std::nullopt;
-  DealRegisters(scan, &config);
+  DistributeRegisters(scan, &config);
   const DenseSizes sizes(config);
   if (sizes.blocks > share.multiprocessors || sizes.shared_bytes > share.shared_bytes) {
     return std::nullopt;

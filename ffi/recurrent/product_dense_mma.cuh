@@ -1,5 +1,5 @@
 // Products with 16-bit weights and states on tensor cores. The weights are the stationary operand A
-// (16 rows by 16 columns), the batch is the N = 8 of B. Columns are dealt to warps in chunks of 32.
+// (16 rows by 16 columns), the batch is the N = 8 of B. Warps take columns in chunks of 32.
 // The order of columns within a product is free, so a lane takes as its part of B whatever 16 bytes
 // it receives: state[b = lane / 4][8 columns from chunk * 32 + lane % 4 * 8], straight from the
 // exchange buffer to the tensor core, without shared memory or a barrier. The weights are arranged
@@ -135,7 +135,7 @@ class DenseMma {
                    kSizes.product_threads];
   }
 
-  // Two rows by 4 columns: a k16 step's columns are dealt so that each lane's are neighbours.
+  // Two rows by 4 columns: a k16 step's columns are assigned so that each lane's are neighbours.
   __device__ __forceinline__ static Words4 Fragment(const DenseRow<Plan>& upper,
                                                     const DenseRow<Plan>& lower, int column) {
     typename Plan::Weight a[4], b[4];

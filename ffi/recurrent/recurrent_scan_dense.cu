@@ -12,7 +12,7 @@
 
 namespace jaxsparse {
 
-// Buffers and barriers alternate between steps. Two are enough: whoever has received part of a
+// Buffers and barriers alternate between steps. Two are enough: a block that has received part of a
 // state knows that every block had received all of the state before it.
 __device__ __forceinline__ int BarrierOf(int64_t step) { return 1 + static_cast<int>(step & 1); }
 
@@ -144,7 +144,7 @@ class PointwiseStep {
       // only as long as that holds. The other blocks time out by themselves.
       Publish(p, t, item, states[n], stopped);
     }
-    // What nobody waits for comes after what all wait for.
+    // What no warp waits for comes after what all wait for.
     if (step + 1 < p.steps) LoadInputs(p, step + 1);
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {

@@ -2,7 +2,7 @@
 //
 // A step of a block: wait for its part of the state and keep it in shared memory; multiply; hand
 // the partial sums to the blocks that own the units (to itself without clusters); apply the
-// pointwise step; publish. Loads of inputs and stores of results come behind that, where nobody
+// pointwise step; publish. Loads of inputs and stores of results come behind that, where no block
 // waits for them.
 #include "persistent/backoff.cuh"
 #include "persistent/delay.cuh"
@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(Plan::kSizes.threads, 1)
         if (*static_cast<volatile int*>(&failed) != 0) poison = __uint_as_float(0x7fffffffu);
       }
       product.FromShared(state_shared, send);
-      // Nobody writes the next state before all have multiplied this one.
+      // No thread writes the next state before all have multiplied this one.
       __syncwarp();
       WaitAt<kThreads>(kSumsAreThere);
       backoff.Adapt(__any_sync(kAllLanes, watchdog.TakeHasWaited()));

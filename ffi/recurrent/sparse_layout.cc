@@ -12,7 +12,7 @@ struct Entry {
   int32_t column, value;
 };
 
-// What a row leaves to deal in one part: its entries by bank, each bank's taken from the end.
+// What is left of a row to assign in one part: its entries by bank, each bank's taken from the end.
 struct Pool {
   std::vector<Entry> entries;
   std::vector<int32_t> begin, end;
@@ -29,7 +29,7 @@ class Wavefront {
   const std::vector<int>& served() const { return served_; }  // entries by bank
 
   // Takes them from pools[pool_of[k]] for k < count; pool_of[k] < 0: none.
-  void Deal(std::vector<Pool>* pools, const int* pool_of, int count) {
+  void Assign(std::vector<Pool>* pools, const int* pool_of, int count) {
     pools_ = pools;
     pool_of_ = pool_of;
     // What is left for these threads, by bank: banks in demand are to go first.
@@ -129,7 +129,7 @@ class Builder {
   }
 
   std::optional<SparseLayout> Build(std::string* error) {
-    DealUnits();
+    AssignUnits();
     CountPartialSums();
     if (most_sums_ > 0xffff) {
       *error = "more than 65535 partial sums in a block";
@@ -156,7 +156,7 @@ class Builder {
  private:
   // Longest first, each to the block with the fewest entries that has a place left. Inside a block
   // units keep their order, so that neighbours' inputs and outputs share cache lines.
-  void DealUnits() {
+  void AssignUnits() {
     const int64_t h = pattern_.hidden;
     std::vector<int64_t> length(h);
     for (int64_t u = 0; u < h; ++u) {
@@ -303,7 +303,7 @@ class Builder {
         for (int first = 0; first < threads; first += banks_) {
           const int count = std::min(banks_, threads - first);
           const int at = (lane * shape_.entries + n) * threads + first;
-          wavefront.Deal(&pools, &pool_of[lane * threads + first], count);
+          wavefront.Assign(&pools, &pool_of[lane * threads + first], count);
           for (int k = 0; k < count; ++k) {
             columns[at + k] = static_cast<uint32_t>(wavefront.taken()[k].column);
             values[at + k] = static_cast<uint32_t>(wavefront.taken()[k].value);

@@ -1,4 +1,4 @@
-// The host's side of sparse_record.h: deals a pattern's units to blocks, its entries to threads,
+// The host's side of sparse_record.h: assigns a pattern's units to blocks, its entries to threads,
 // and orders them so that threads that are served together read different banks of shared memory.
 // Once per pattern, in time linear in its entries.
 #pragma once

@@ -1,6 +1,6 @@
-// How a dense recurrent scan is dealt to blocks, warps and lanes. The host plans with what is here,
-// and the kernels take their sizes from it. All are known at compile time, because what lies in
-// registers has to.
+// How a dense recurrent scan is divided among blocks, warps and lanes. The host plans with what is
+// here, and the kernels take their sizes from it. All are known at compile time, because what lies
+// in registers has to.
 #pragma once
 
 #include "types.h"
@@ -108,7 +108,7 @@ struct DenseSizes : DenseConfig {
                             ? 20 + loads * 4 * batch_tiles + 4 * row_tiles * batch_tiles * chains
                             : 40 + sums + chunk_registers;
 
-  // A block can deal its registers anew, but not get more: that would wait for ever.
+  // A block can redistribute its registers, but not get more: that would wait for ever.
   bool gets_its_registers =
       product_registers == 0 ||
       (warps % 4 == 0 && pointwise_warps % 4 == 0 &&

@@ -1,9 +1,9 @@
 // The sparse-dense product tile by tile of a row of the result (Gale et al. 2020, "Sparse GPU
 // Kernels for Deep Learning"). Lanes own kVector neighbouring columns each, so that an entry costs
 // one wide load of x; kLanes of them make a group, as wide as the tile, which adds kAtOnce entries
-// at a time. A block takes kRows rows and deals its groups to them by their lengths, so that a long
-// row is shared by many; they add up in a fixed order. Where each row has one group, since there
-// are more blocks than run at once, groups help with long ones first, if any is long enough.
+// at a time. A block takes kRows rows and shares its groups out to them by their lengths, so that a
+// long row is shared by many; they add up in a fixed order. Where each row has one group, since
+// there are more blocks than run at once, groups help with long ones first, if any is long enough.
 //
 // Floors: every entry reads kLanes * kVector elements of x from L1, 128 bytes a clock and
 // multiprocessor; from memory come the entries, x and the result, once each. A group waits for
@@ -213,14 +213,14 @@ __device__ __forceinline__ void AddShare(const M& m, const RowShare& s, int nse,
   }
 }
 
-// How a block's groups are dealt to its rows by their lengths: lane r % kRows knows row r.
-struct Dealing {
+// How a block's groups are shared out to its rows by their lengths: lane r % kRows knows row r.
+struct GroupShares {
   RowShare of_lane;  // all of the lane's row
   int behind;        // the first group behind those of the row
 
   // If kAll, rows without entries get a group, too.
   template <int kGroups, int kRows, int kCount, bool kAll>
-  __device__ __forceinline__ static Dealing Of(const RowShare& row) {
+  __device__ __forceinline__ static GroupShares Of(const RowShare& row) {
     const auto divide = [](int a, int b) { return (a + b - 1) / b; };  // rounded up
     const int length = row.end > row.begin ? row.end - FirstRun(row.begin) : 0;
     // So many that a warp's sum of them fits, whatever offsets are; no others are shared out.
@@ -230,15 +230,15 @@ struct Dealing {
     // With at most so many chunks for each group, rows never take more groups than there are.
     const int rows = kAll ? kRows : SumOverLanes(chunks > 0 ? 1 : 0, kRows);
     const int most = divide(SumOverLanes(chunks, kRows), kGroups - rows + 1);
-    Dealing dealing{row, 0};
-    dealing.of_lane.shares = chunks > 0 ? divide(chunks, most) : 0;
-    dealing.behind = dealing.of_lane.shares;
+    GroupShares shares{row, 0};
+    shares.of_lane.shares = chunks > 0 ? divide(chunks, most) : 0;
+    shares.behind = shares.of_lane.shares;
 #pragma unroll
     for (int distance = 1; distance < kRows; distance *= 2) {
-      const int before = __shfl_up_sync(kAllLanes, dealing.behind, distance);
-      if (static_cast<int>(threadIdx.x) % kRows >= distance) dealing.behind += before;
+      const int before = __shfl_up_sync(kAllLanes, shares.behind, distance);
+      if (static_cast<int>(threadIdx.x) % kRows >= distance) shares.behind += before;
     }
-    return dealing;
+    return shares;
   }
 
   // What is a group's own; without a share it has an empty row.
@@ -248,15 +248,15 @@ struct Dealing {
 #pragma unroll
     for (int k = 0; k + 1 < kRows; ++k) mine += __shfl_sync(kAllLanes, behind, k) <= group;
     const auto of_mine = [&](int x) { return __shfl_sync(kAllLanes, x, mine); };
-    RowShare dealt{of_mine(of_lane.row), of_mine(of_lane.begin), of_mine(of_lane.end),
-                   group - of_mine(behind - of_lane.shares), of_mine(of_lane.shares)};
-    if (dealt.share >= dealt.shares) dealt.begin = dealt.end = 0;
-    return dealt;
+    RowShare own{of_mine(of_lane.row), of_mine(of_lane.begin), of_mine(of_lane.end),
+                 group - of_mine(behind - of_lane.shares), of_mine(of_lane.shares)};
+    if (own.share >= own.shares) own.begin = own.end = 0;
+    return own;
   }
 };
 
-// Where rows get one group each: of a long row it adds so many entries, and what is left is dealt
-// to all groups of the block.
+// Where rows get one group each: of a long row it adds so many entries, and what is left is shared
+// out to all groups of the block.
 template <int kRows, int kCount>
 struct LongRows {
   RowShare of_lane;
@@ -272,10 +272,10 @@ struct LongRows {
     const auto of_row = [&](int x) { return __shfl_sync(kAllLanes, x, group % kRows); };
     return {of_row(of_lane.row), of_row(of_lane.begin), of_row(first_left), 0, 1};
   }
-  __device__ __forceinline__ Dealing Left() const {
+  __device__ __forceinline__ GroupShares Left() const {
     RowShare left = of_lane;
     left.begin = first_left;
-    return Dealing::Of<kRows, kRows, kCount, false>(left);
+    return GroupShares::Of<kRows, kRows, kCount, false>(left);
   }
 };
 
@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
   constexpr bool kUnrolledRest = kConfig.without != SpmmTechnique::kUnrolledRest;
   constexpr int kShares = kGroups / kRows;
   static_assert(kShares >= 1 && kShares * kRows == kGroups);
-  constexpr bool kDealsByLength =
+  constexpr bool kSharesByLength =
       kShares > 1 && kRows <= kWarp;  // more rows get as many groups each
   constexpr bool kMayHelp = kConfig.GroupsMayHelp();
   extern __shared__ __align__(64) unsigned char spmm_parts[];
@@ -323,9 +323,9 @@ __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
     };
     RowShare share;
     bool helps = false;
-    if constexpr (kDealsByLength) {
-      share =
-          Dealing::Of<kGroups, kRows, kAtOnce, true>(row_of_lane()).template ShareOf<kRows>(group);
+    if constexpr (kSharesByLength) {
+      share = GroupShares::Of<kGroups, kRows, kAtOnce, true>(row_of_lane())
+                  .template ShareOf<kRows>(group);
     } else {
       share = row_at(at * kRows + group / kShares);  // neighbours are of about one length
     }
@@ -338,7 +338,7 @@ __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
       if (helps) {
         const uint32_t mean = static_cast<uint32_t>(p.pattern.nse) / rows;
         const LongRows<kRows, kAtOnce> long_rows(row_of_lane(), static_cast<int>(mean + mean / 4));
-        const Dealing left = long_rows.Left();
+        const GroupShares left = long_rows.Left();
         own = long_rows.Own(group);
         share = left.template ShareOf<kRows>(group);
         helpers = __shfl_sync(kAllLanes, left.of_lane.shares, group);
