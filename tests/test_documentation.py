@@ -72,6 +72,8 @@ def test_variables_are_documented():
     found = {name for text in texts for name in re.findall(r'"(JAXSPARSE_[A-Z_]+)"', text)}
     table = (ROOT / "docs" / "command_line.md").read_text()
     assert found == set(re.findall(r"^\| `(JAXSPARSE_\w+)`", table, flags=re.MULTILINE))
+    rows = [line for line in README.splitlines() if line.startswith("| `JAXSPARSE_")]
+    assert rows and set(rows) <= set(table.splitlines())
 
 
 def test_the_layout_names_every_module():

@@ -46,7 +46,7 @@ struct ScanPlan {
   int threads = 0;
   int64_t shared_bytes = 0;
   int64_t exchange_bytes = 0;
-  int poll_delay = 0;           // clock cycles from a product to the first look for the next state
+  int poll_delay = 0;           // clock cycles from a product to the first poll for the next state
   int poll_delay_increase = 0;  // after a poll in vain
   int poll_delay_decrease = 0;  // after a look in time
   double microseconds = 0;      // predicted, for a step of all scans

@@ -22,7 +22,7 @@ struct ScanVariant {
   const char* name;
   ScanWeights weights;
   bool tensor_cores;  // or else FMA
-  // The blocks meet after each step, instead of looking for each other's data. Slower, so only on
+  // The blocks meet after each step, instead of polling each other's data. Slower, so only on
   // demand.
   bool barrier;
 };

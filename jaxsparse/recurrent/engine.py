@@ -35,7 +35,7 @@ _DELAY = "JAXSPARSE_SCAN_DELAY"
 
 
 def wait_limit() -> float:
-    """Seconds that a block waits for others before the scan gives up. Read when lowering."""
+    """Seconds that a block waits for others before the scan times out. Read when lowering."""
     text = os.environ.get(_WAIT_LIMIT, "")
     try:
         limit = float(text) if text else _DEFAULT_WAIT_LIMIT

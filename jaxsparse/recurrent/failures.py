@@ -1,4 +1,4 @@
-"""Scans that gave up."""
+"""Scans that timed out."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from jaxsparse.recurrent.engine import wait_limit
 
 
 def check() -> None:
-    """Waits for all GPUs that run scans, and raises if one of the scans gave up.
+    """Waits for all GPUs that run scans, and raises if one of the scans timed out.
 
     A kernel whose blocks wait for one another longer than ``JAXSPARSE_SCAN_WAIT_LIMIT`` seconds (10
     if it is not set) waits no more, and what it did not compute is NaN. By then its call has
     returned, so the failure is reported here, or by the next scan on that GPU.
 
     Raises:
-        RuntimeError: if a scan gave up since this was last asked, naming the GPU.
+        RuntimeError: if a scan timed out since this was last asked, naming the GPU.
 
     >>> check()
     """

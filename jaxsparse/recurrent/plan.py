@@ -88,9 +88,9 @@ class Plan:
     threads: int
     shared_bytes: int
     exchange_bytes: int
-    poll_delay: int  # clock cycles from a product to the first look for the next state
-    poll_delay_increase: int  # after a look in vain
-    poll_delay_decrease: int  # after a look in time
+    poll_delay: int  # clock cycles from a product to the first poll for the next state
+    poll_delay_increase: int  # after a poll in vain
+    poll_delay_decrease: int  # after a poll in time
     microseconds: float  # predicted, for a step of all scans
     total_microseconds: float  # predicted, for all steps and what comes before them
     in_registers: float  # share of the weights; the rest lies in shared memory
@@ -138,7 +138,7 @@ class Variant:
     Args:
         weights: "dense"; "masked", a sparse matrix kept in dense form; "pairs", of index and value.
         tensor_cores: or else FMA.
-        barrier: the blocks meet after each step, instead of looking for each other's data. Slower,
+        barrier: the blocks meet after each step, instead of polling each other's data. Slower,
             so only on demand.
     """
 
