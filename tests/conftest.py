@@ -26,8 +26,6 @@ if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in 
 if jaxlib.version.__version_info__ < (0, 11):
     # MLIR's passes take most of the time that is left. Newer versions have no other emitters.
     flags["xla_cpu_use_fusion_emitters"] = "false"
-    # Small programs would be cut into parts for several threads, of which each takes its time.
-    flags["xla_cpu_parallel_codegen_split_count"] = "1"
 
 # Before JAX starts a backend. A GPU stays the default platform where there is one.
 given = os.environ.get("XLA_FLAGS", "")
