@@ -1,14 +1,18 @@
-// The C++ expressions that name an instance of a kernel template in device sources.
+// The C++ expressions that name an instance of a kernel template in device sources. They are made
+// at every execution, so that each is written into one string.
 #pragma once
 
+#include <concepts>
 #include <initializer_list>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "types.h"
 
 namespace jaxsparse {
 
-inline std::string TypeName(DType dtype) {
+inline const char* TypeName(DType dtype) {
   switch (dtype) {
     case DType::kFloat32:
       return "float";
@@ -22,48 +26,53 @@ inline std::string TypeName(DType dtype) {
   return "";
 }
 
-inline std::string TypeName(IndexType type) {
+inline const char* TypeName(IndexType type) {
   return type == IndexType::kInt32 ? "int32_t" : "uint16_t";
 }
 
-inline std::string Literal(bool value) { return value ? "true" : "false"; }
-inline std::string Literal(int value) { return std::to_string(value); }
+inline std::string Literal(std::same_as<bool> auto value) { return value ? "true" : "false"; }
+inline std::string Literal(std::same_as<int> auto value) { return std::to_string(value); }
 
-// `parts` with ", " between them.
-inline std::string Joined(std::initializer_list<std::string> parts) {
-  std::string text;
-  for (const std::string& part : parts) {
-    if (!text.empty()) text += ", ";
-    text += part;
-  }
-  return text;
-}
+// A field of a config struct: a number, a condition, or an expression.
+struct Field {
+  const char* name;
+  std::string value;
 
-inline std::string Field(const char* name, const std::string& value) {
-  std::string text = ".";
-  text += name;
-  text += " = ";
-  text += value;
-  return text;
-}
+  Field(const char* field, std::string expression) : name(field), value(std::move(expression)) {}
+  template <typename T>
+    requires std::same_as<T, int> || std::same_as<T, bool>
+  Field(const char* field, T literal) : name(field), value(Literal(literal)) {}
+};
 
 // A config struct with its fields by name, "jaxsparse::TiledConfig{.vector = 4, .lanes = 8}".
-inline std::string ConfigExpression(const char* type, std::initializer_list<std::string> fields) {
-  std::string text = "jaxsparse::";
+inline std::string ConfigExpression(const char* type, std::initializer_list<Field> fields) {
+  std::string text;
+  text.reserve(256);
+  text += "jaxsparse::";
   text += type;
-  text += '{';
-  text += Joined(fields);
+  const char* before = "{.";
+  for (const Field& field : fields) {
+    text += std::exchange(before, ", .");
+    text += field.name;
+    text += " = ";
+    text += field.value;
+  }
   text += '}';
   return text;
 }
 
 // A kernel and its template's arguments, "jaxsparse::SpmmRows<float, float, int32_t>".
 inline std::string KernelExpression(const char* kernel,
-                                    std::initializer_list<std::string> arguments) {
-  std::string text = "jaxsparse::";
+                                    std::initializer_list<std::string_view> arguments) {
+  std::string text;
+  text.reserve(320);
+  text += "jaxsparse::";
   text += kernel;
-  text += '<';
-  text += Joined(arguments);
+  const char* before = "<";
+  for (const std::string_view argument : arguments) {
+    text += std::exchange(before, ", ");
+    text += argument;
+  }
   text += '>';
   return text;
 }

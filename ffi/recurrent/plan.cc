@@ -116,21 +116,17 @@ std::string Constants(const char* type, const std::string& config, int64_t scans
 std::string ExpressionOf(const SparseConfig& c) {
   const SparseShape& s = c.form.shape;
   const std::string shape = ConfigExpression(
-      "SparseShape",
-      {Field("products", Literal(s.products)), Field("state_parts", Literal(s.state_parts)),
-       Field("blocks", Literal(s.blocks)), Field("cluster", Literal(s.cluster)),
-       Field("units", Literal(s.units)), Field("threads", Literal(s.threads)),
-       Field("lanes", Literal(s.lanes)), Field("entries", Literal(s.entries)),
-       Field("group", Literal(s.group))});
+      "SparseShape", {Field("products", s.products), Field("state_parts", s.state_parts),
+                      Field("blocks", s.blocks), Field("cluster", s.cluster),
+                      Field("units", s.units), Field("threads", s.threads), Field("lanes", s.lanes),
+                      Field("entries", s.entries), Field("group", s.group)});
   const std::string form = ConfigExpression(
-      "SparseForm", {Field("shape", shape), Field("partial_sums", Literal(c.form.partial_sums)),
-                     Field("row_sums", Literal(c.form.row_sums)),
-                     Field("piece_bytes", Literal(c.form.piece_bytes))});
-  return ConfigExpression(
-      "SparseConfig",
-      {Field("form", form), Field("state_bytes", Literal(c.state_bytes)),
-       Field("batch", Literal(c.batch)), Field("shared_entries", Literal(c.shared_entries)),
-       Field("cell_threads", Literal(c.cell_threads)), Field("packed", Literal(c.packed))});
+      "SparseForm", {Field("shape", shape), Field("partial_sums", c.form.partial_sums),
+                     Field("row_sums", c.form.row_sums), Field("piece_bytes", c.form.piece_bytes)});
+  return ConfigExpression("SparseConfig",
+                          {Field("form", form), Field("state_bytes", c.state_bytes),
+                           Field("batch", c.batch), Field("shared_entries", c.shared_entries),
+                           Field("cell_threads", c.cell_threads), Field("packed", c.packed)});
 }
 
 // The plan of a matrix that is laid out; none if it is laid out for something else. `by_name`: even
@@ -204,16 +200,13 @@ std::optional<ScanPlan> PlanPairs(const ScanVariant& variant, const ScanForm& sc
 std::string ExpressionOf(const DenseConfig& c) {
   return ConfigExpression(
       "DenseConfig",
-      {Field("products", Literal(c.products)), Field("states", Literal(c.states)),
-       Field("state_bytes", Literal(c.state_bytes)), Field("hidden", Literal(c.hidden)),
-       Field("batch", Literal(c.batch)), Field("units", Literal(c.units)),
-       Field("warps", Literal(c.warps)), Field("pointwise_warps", Literal(c.pointwise_warps)),
-       Field("tensor_cores", Literal(c.tensor_cores)),
-       Field("register_chunks", Literal(c.register_chunks)),
-       Field("product_registers", Literal(c.product_registers)),
-       Field("pointwise_registers", Literal(c.pointwise_registers)),
-       Field("row_groups", Literal(c.row_groups)), Field("batch_tile", Literal(c.batch_tile)),
-       Field("resident", Literal(c.resident))});
+      {Field("products", c.products), Field("states", c.states),
+       Field("state_bytes", c.state_bytes), Field("hidden", c.hidden), Field("batch", c.batch),
+       Field("units", c.units), Field("warps", c.warps),
+       Field("pointwise_warps", c.pointwise_warps), Field("tensor_cores", c.tensor_cores),
+       Field("register_chunks", c.register_chunks), Field("product_registers", c.product_registers),
+       Field("pointwise_registers", c.pointwise_registers), Field("row_groups", c.row_groups),
+       Field("batch_tile", c.batch_tile), Field("resident", c.resident)});
 }
 
 // One of the scans that share a GPU, or of those that follow each other.

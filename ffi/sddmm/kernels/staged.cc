@@ -90,9 +90,8 @@ KernelSource Source(const SddmmProblem& p) {
   const SddmmStagedConfig config = ConfigOf(p);
   const std::string text = ConfigExpression(
       "SddmmStagedConfig",
-      {Field("lanes", Literal(config.lanes)), Field("vectors", Literal(config.vectors)),
-       Field("rows", Literal(config.rows)), Field("panel", Literal(config.panel)),
-       Field("stages", Literal(config.stages)), Field("parts", Literal(config.parts))});
+      {Field("lanes", config.lanes), Field("vectors", config.vectors), Field("rows", config.rows),
+       Field("panel", config.panel), Field("stages", config.stages), Field("parts", config.parts)});
   return {"sddmm/kernels/staged.cu",
           KernelExpression("SddmmStaged", {TypeName(p.dtype), TypeName(p.out_dtype),
                                            TypeName(p.pattern.index_type), text})};

@@ -29,8 +29,7 @@ int64_t TilesOf(const SddmmProblem& p) {
 KernelSource Source(const SddmmProblem& p) {
   const SddmmTensorConfig config = ConfigOf(p);
   const std::string text = ConfigExpression(
-      "SddmmTensorConfig",
-      {Field("inner", Literal(config.inner)), Field("scaled", Literal(config.scaled))});
+      "SddmmTensorConfig", {Field("inner", config.inner), Field("scaled", config.scaled)});
   return {kFile, KernelExpression("SddmmTensorCores", {TypeName(p.dtype), TypeName(p.out_dtype),
                                                        TypeName(p.pattern.index_type), text})};
 }

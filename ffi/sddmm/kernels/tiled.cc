@@ -161,12 +161,11 @@ template <Technique kWithout>
 KernelSource Source(const SddmmProblem& p) {
   const SddmmTiledConfig config = ConfigFor(p, kWithout);
   const std::string text = ConfigExpression(
-      "SddmmTiledConfig",
-      {Field("lanes", Literal(config.lanes)), Field("vector", Literal(config.vector)),
-       Field("vectors", Literal(config.vectors)), Field("chunks", Literal(config.chunks)),
-       Field("sharing", Literal(config.sharing)), Field("own_rows", Literal(config.own_rows)),
-       Field("whole", Literal(config.whole)), Field("scaled", Literal(config.scaled)),
-       Field("balanced", Literal(config.balanced)), Field("batched", Literal(config.batched))});
+      "SddmmTiledConfig", {Field("lanes", config.lanes), Field("vector", config.vector),
+                           Field("vectors", config.vectors), Field("chunks", config.chunks),
+                           Field("sharing", config.sharing), Field("own_rows", config.own_rows),
+                           Field("whole", config.whole), Field("scaled", config.scaled),
+                           Field("balanced", config.balanced), Field("batched", config.batched)});
   return {"sddmm/kernels/tiled.cu",
           KernelExpression("SddmmTiled", {TypeName(p.dtype), TypeName(p.out_dtype),
                                           TypeName(p.pattern.index_type), text})};

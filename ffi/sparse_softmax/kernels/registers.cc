@@ -34,10 +34,10 @@ SparseSoftmaxRegistersConfig ConfigOf(const SparseSoftmaxProblem& p) {
 
 KernelSource Source(const SparseSoftmaxProblem& p) {
   const SparseSoftmaxRegistersConfig config = ConfigOf(p);
-  const std::string text = ConfigExpression(
-      "SparseSoftmaxRegistersConfig",
-      {Field("lanes", Literal(config.lanes)), Field("vectors", Literal(config.vectors)),
-       Field("backward", Literal(config.backward))});
+  const std::string text =
+      ConfigExpression("SparseSoftmaxRegistersConfig",
+                       {Field("lanes", config.lanes), Field("vectors", config.vectors),
+                        Field("backward", config.backward)});
   return {"sparse_softmax/kernels/registers.cu",
           KernelExpression("SparseSoftmaxInRegisters", {TypeName(p.dtype), text})};
 }

@@ -68,17 +68,16 @@ SpmmStagedConfig BestConfig(const SpmmProblem& p) {
 
 KernelSource Source(const SpmmProblem& p) {
   const SpmmStagedConfig config = BestConfig(p);
-  return {"spmm/kernels/staged.cu",
-          KernelExpression(
-              "SpmmStaged",
-              {TypeName(p.dtype), TypeName(p.out_dtype), TypeName(p.pattern.index_type),
-               ConfigExpression(
-                   "SpmmStagedConfig",
-                   {Field("lanes", Literal(config.lanes)), Field("rows", Literal(config.rows)),
-                    Field("panel", Literal(config.panel)), Field("stages", Literal(config.stages)),
-                    Field("warps", Literal(config.warps)),
-                    Field("prefetched", Literal(config.prefetched)),
-                    Field("permuted", Literal(config.permuted))})})};
+  return {
+      "spmm/kernels/staged.cu",
+      KernelExpression(
+          "SpmmStaged",
+          {TypeName(p.dtype), TypeName(p.out_dtype), TypeName(p.pattern.index_type),
+           ConfigExpression("SpmmStagedConfig",
+                            {Field("lanes", config.lanes), Field("rows", config.rows),
+                             Field("panel", config.panel), Field("stages", config.stages),
+                             Field("warps", config.warps), Field("prefetched", config.prefetched),
+                             Field("permuted", config.permuted)})})};
 }
 
 LaunchShape Shape(const SpmmProblem& p) {

@@ -155,8 +155,8 @@ Tiling TilingOf(const SpmmProblem& p) {
 }
 
 std::string Expression(const SpmmTensorConfig& config) {
-  return ConfigExpression("SpmmTensorConfig", {Field("columns", Literal(config.columns)),
-                                               Field("transposed", Literal(config.transposed))});
+  return ConfigExpression("SpmmTensorConfig", {Field("columns", config.columns),
+                                               Field("transposed", config.transposed)});
 }
 
 template <const SplitK& kSplitK>

@@ -81,11 +81,10 @@ std::string Expression(const SpmmTiledConfig& config) {
   const std::string technique = kTechniques[static_cast<int>(config.without)];
   return ConfigExpression(
       "SpmmTiledConfig",
-      {Field("vector", Literal(config.vector)), Field("lanes", Literal(config.lanes)),
-       Field("rows", Literal(config.rows)), Field("at_once", Literal(config.at_once)),
-       Field("permuted", Literal(config.permuted)),
+      {Field("vector", config.vector), Field("lanes", config.lanes), Field("rows", config.rows),
+       Field("at_once", config.at_once), Field("permuted", config.permuted),
        Field("without", "jaxsparse::SpmmTechnique::" + technique),
-       Field("batched", Literal(config.batched))});
+       Field("batched", config.batched)});
 }
 
 KernelSource SourceWithout(SpmmTechnique technique, const SpmmProblem& p) {
