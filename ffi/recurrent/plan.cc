@@ -226,13 +226,12 @@ int ChunksThatFit(const DenseSizes& sizes, int registers) {
   return std::min(sizes.loads, chunks);
 }
 
-// Decides which weights stay in registers, and how many each thread gets.
-void DistributeRegisters(const ScanForm& scan, DenseConfig* config) {
+// Decides which weights stay in registers, of which each thread has so many if all get the same,
+// and whether it is better that they don't.
+void DistributeRegisters(const ScanForm& scan, int registers, DenseConfig* config) {
   const DenseSizes sizes(*config);
   const int warps = config->warps, resident = config->resident;
-  const int share =
-      std::min(EqualRegisters(warps + config->pointwise_warps, resident), kMostThreadRegisters);
-  config->register_chunks = ChunksThatFit(sizes, share);
+  config->register_chunks = ChunksThatFit(sizes, registers);
   const bool light =
       scan.inputs + scan.outputs + scan.products <= 10 && config->units * sizes.batch_slots <= 128;
   if (config->register_chunks == sizes.loads || warps % 4 != 0 || !light) return;
@@ -306,7 +305,7 @@ std::optional<ScanPlan> PlanDenseBlock(const ScanVariant& variant, const ScanFor
   const int registers = std::min(EqualRegisters(warps + config.pointwise_warps, share.resident),
                                  kMostThreadRegisters);
   if (DenseSizes(config).has_idle_warps) return std::nullopt;
-  DistributeRegisters(scan, &config);
+  DistributeRegisters(scan, registers, &config);
   const DenseSizes sizes(config);
   if (sizes.blocks > share.multiprocessors || sizes.shared_bytes > share.shared_bytes) {
     return std::nullopt;

@@ -41,8 +41,7 @@ LaunchShape Shape(const SddmmProblem& p) {
 }
 
 Preparation PreparationOf(const SddmmProblem& p) {
-  return Preparation(p.batch, p.pattern, p.pattern.columns, p.y, p.d, InnerOf(p),
-                     ComponentsOf(p.dtype));
+  return SddmmPreparation(p, InnerOf(p), ComponentsOf(p.dtype));
 }
 
 KernelSource PrologueSource(const SddmmProblem& p) {

@@ -50,6 +50,11 @@ struct SddmmTensorConfig {
   }
 };
 
+// What the prologue prepares, of rows of y with so many places.
+JAXSPARSE_INLINE Preparation SddmmPreparation(const SddmmProblem& p, int inner, int components) {
+  return Preparation(p.batch, p.pattern, p.pattern.columns, p.y, p.d, inner, components);
+}
+
 // A batch entry's product in tiles. There is always one, since a block has to write the padding.
 struct SddmmTiles {
   int64_t down = 1, across = 1;

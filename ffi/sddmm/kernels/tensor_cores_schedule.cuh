@@ -63,7 +63,7 @@ struct SddmmSchedule {
 
 template <typename T, int kInner>
 __device__ __forceinline__ Preparation PreparationOf(const SddmmProblem& p) {
-  return Preparation(p.batch, p.pattern, p.pattern.columns, p.y, p.d, kInner, kComponents<T>);
+  return SddmmPreparation(p, kInner, kComponents<T>);
 }
 
 // What controls a block's work, in shared memory behind stages and products. There are two units:

@@ -6,10 +6,6 @@
 
 namespace jaxsparse {
 
-__device__ inline int StepsOf(const SpmmProblem& p) {
-  return static_cast<int>(CeilDivide(p.pattern.columns, kSpmmTileInner));
-}
-
 // A tile of the result, or one of the parts into which its inner places are cut.
 template <int kColumns>
 struct ResultTile {
@@ -24,13 +20,11 @@ struct ResultTile {
     entry = number / (down * across);
     first_row = number / across % down * kSpmmTileRows;
     first_column = number % across * kColumns;
-    const int steps = StepsOf(p);
+    const int steps = static_cast<int>(SpmmStepsOf(p));
     first_step = steps * part / parts;
     end_step = steps * (part + 1) / parts;
   }
-  __device__ static int64_t Count(const SpmmProblem& p) {
-    return p.batch.count * CeilDivide(p.pattern.rows, kSpmmTileRows) * CeilDivide(p.n, kColumns);
-  }
+  __device__ static int64_t Count(const SpmmProblem& p) { return SpmmTilesOf(p, kColumns); }
   // There are more blocks than tiles only if each tile has several.
   __device__ static int PartsOfEach(const SpmmProblem& p) {
     const int64_t tiles = Count(p);

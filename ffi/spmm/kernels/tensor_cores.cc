@@ -26,12 +26,6 @@ struct SplitK {
 };
 constexpr SplitK kIfFaster{1, 8}, kUnsplit{1, 1}, kSplit{2, 8};
 
-int64_t StepsOf(const SpmmProblem& p) { return CeilDivide(p.pattern.columns, kSpmmTileInner); }
-
-int64_t TilesOf(const SpmmProblem& p, int columns) {
-  return p.batch.count * CeilDivide(p.pattern.rows, kSpmmTileRows) * CeilDivide(p.n, columns);
-}
-
 // Microseconds. Fitted to 104 figures of 26 problems, 32 to 128 columns, 1024 x 1024 to
 // 12288 x 4096, 10 to 30 % stored, with tiles that are split and that are not, half of them within
 // 1.5 % and all within 8 %.
@@ -91,12 +85,12 @@ double Microseconds(const SpmmProblem& p, const Tiling& tiling) {
   const double places =
       static_cast<double>(p.pattern.rows) * static_cast<double>(p.pattern.columns);
   const double density = places > 0 ? static_cast<double>(p.pattern.nse) / places : 0;
-  const int64_t items = TilesOf(p, tiling.columns) * tiling.parts;
+  const int64_t items = SpmmTilesOf(p, tiling.columns) * tiling.parts;
   const double busy =
       items < p.gpu.multiprocessors ? static_cast<double>(items) / p.gpu.multiprocessors : 1;
   const double waves =
       items > 0 ? static_cast<double>(CeilDivide(items, p.gpu.multiprocessors)) : 1;
-  const double steps = waves * static_cast<double>(CeilDivide(StepsOf(p), tiling.parts));
+  const double steps = waves * static_cast<double>(CeilDivide(SpmmStepsOf(p), tiling.parts));
   const bool splits = tiling.parts > 1;
   const double tile = kForTile + kOfColumns * tiling.columns + (splits ? kForBlock : 0);
   const double splitting =
@@ -116,7 +110,7 @@ Preparation PreparationOf(const SpmmProblem& p, int columns) {
 
 // Whether there is space for what is prepared, and for parts if tiles are split.
 bool HasSpaceFor(const SpmmProblem& p, const Tiling& tiling) {
-  const int64_t items = TilesOf(p, tiling.columns) * tiling.parts;
+  const int64_t items = SpmmTilesOf(p, tiling.columns) * tiling.parts;
   const int64_t parts = tiling.parts == 1 ? 0 : items;
   return parts <= kSpmmMostParts && PreparationOf(p, tiling.columns).Bytes() + kSpmmArrivedBytes +
                                             SpmmPartsBytes(parts, tiling.columns) <=
@@ -130,7 +124,7 @@ int64_t WorkspaceBytes(const SpmmProblem& p, bool is_asked_for) {
   if (p.dense_on_left || p.dtype == DType::kFloat64) return 0;
   int columns = 32;
   while (columns < kWidestTile && columns < p.n) columns *= 2;
-  const int64_t parts = kSplitK.most == 1 ? 0 : kSplitK.most * TilesOf(p, columns);
+  const int64_t parts = kSplitK.most == 1 ? 0 : kSplitK.most * SpmmTilesOf(p, columns);
   const Preparation prepared(p.batch, p.stored, p.pattern.columns, p.x, p.n, columns,
                              ComponentsOf(p.dtype));
   const int64_t bytes =
@@ -141,13 +135,13 @@ int64_t WorkspaceBytes(const SpmmProblem& p, bool is_asked_for) {
 
 template <const SplitK& kSplitK>
 Tiling TilingOf(const SpmmProblem& p) {
-  const int least = StepsOf(p) < kSplitK.least ? 1 : kSplitK.least;
+  const int least = SpmmStepsOf(p) < kSplitK.least ? 1 : kSplitK.least;
   Tiling best{32, least};
   for (int columns = 32; columns == 32 || (columns <= kWidestTile && columns / 2 < p.n);
        columns *= 2) {
     for (int parts = least; parts <= kSplitK.most; ++parts) {
       const Tiling tiling{columns, parts};
-      if (parts > 1 && (parts > StepsOf(p) || !HasSpaceFor(p, tiling))) break;
+      if (parts > 1 && (parts > SpmmStepsOf(p) || !HasSpaceFor(p, tiling))) break;
       if (Microseconds(p, tiling) < Microseconds(p, best)) best = tiling;
     }
   }
@@ -173,7 +167,7 @@ LaunchShape Shape(const SpmmProblem& p) {
   const auto [columns, parts] = TilingOf<kSplitK>(p);
   const SpmmTensorConfig config{columns};
   const int components = ComponentsOf(p.dtype);
-  const int64_t tiles = TilesOf(p, columns), blocks = p.gpu.multiprocessors;
+  const int64_t tiles = SpmmTilesOf(p, columns), blocks = p.gpu.multiprocessors;
   return {parts > 1 ? tiles * parts : std::min(tiles, blocks), config.Threads(components),
           config.SharedBytes(components)};
 }

@@ -52,6 +52,14 @@ struct SpmmTensorConfig {
   }
 };
 
+// Tiles of the result, of so many columns, and along the inner places of each.
+JAXSPARSE_INLINE int64_t SpmmTilesOf(const SpmmProblem& p, int columns) {
+  return p.batch.count * CeilDivide(p.pattern.rows, kSpmmTileRows) * CeilDivide(p.n, columns);
+}
+JAXSPARSE_INLINE int64_t SpmmStepsOf(const SpmmProblem& p) {
+  return CeilDivide(p.pattern.columns, kSpmmTileInner);
+}
+
 // Split-K: where several blocks share a tile of the result, each of them, with its part of the
 // inner places, leaves its sums in the workspace, behind what the prologue prepared and a count for
 // each tile of the blocks that have done so. There are at most so many parts.
