@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -72,6 +73,10 @@ def write_book(path: Path) -> Path:
     """Writes a short text."""
     path.write_text(topics["class"] + "é")
     return path
+
+
+def metrics_of(output: Path) -> dict[str, Any]:
+    return json.loads((output / "metrics.json").read_text())
 
 
 def make_task(

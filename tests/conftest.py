@@ -33,3 +33,16 @@ added = [f"--{flag}={value}" for flag, value in flags.items() if flag not in giv
 os.environ["XLA_FLAGS"] = " ".join([*given.split(), *added])
 os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"  # not TF32
 os.environ.pop("JAXSPARSE_CHECK", None)
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def compiled_fast():
+    """For programs that run a few times: optimizing them takes longer."""
+    name = "jax_disable_most_optimizations"
+    previous = jax.config.values[name]
+    jax.config.update(name, True)
+    yield
+    jax.config.update(name, previous)

@@ -44,6 +44,14 @@ def leaves(topology):
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(topology)}
 
 
+def assert_same_topology(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    actual, expected = leaves(actual), leaves(expected)
+    for name, leaf in expected.items():
+        np.testing.assert_array_equal(actual[name], leaf, err_msg=name)
+        assert actual[name].dtype == leaf.dtype, name
+
+
 # Of shape (3, 4): what the constructor says, and the row that the check names.
 BAD = {
     "unsorted": ([0, 2, 2, 4], [0, 1, 3, 2], "row 2 has unsorted columns [3, 2]", 2),

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -22,6 +20,7 @@ from char_rnn_problems import (
     TINY,
     assert_same_states,
     make_task,
+    metrics_of,
     reported,
     saved_state,
     write_book,
@@ -44,14 +43,7 @@ from examples.common.errors import UserError
 RUN = [*TINY, "--hidden=16:0.25"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_fast() -> Iterator[None]:
-    """Programs run a few times here: optimizing them takes longer."""
-    name = "jax_disable_most_optimizations"
-    previous = jax.config.values[name]
-    jax.config.update(name, True)
-    yield
-    jax.config.update(name, previous)
+pytestmark = pytest.mark.usefixtures("compiled_fast")
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +60,6 @@ def unbroken(book: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     with contextlib.redirect_stdout(printed):
         assert main([*RUN, "--data", str(book), "--output", str(output)]) == 0
     return output, printed.getvalue()
-
-
-def metrics_of(output: Path) -> dict[str, Any]:
-    return json.loads((output / "metrics.json").read_text())
 
 
 def test_writes_metrics_a_picture_and_a_sample(unbroken: tuple[Path, str]) -> None:

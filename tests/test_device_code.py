@@ -31,69 +31,44 @@ def test_every_kernel_compiles(file, expression, architecture, monkeypatch):
     assert _ffi.compile_kernel(file, expression, architecture).startswith(b"\x7fELF")
 
 
-# What other sizes ask for.
-@pytest.mark.parametrize(
-    "fields",
-    [
+# What other sizes ask for, {(operation, kernel, template): fields of its config}.
+CONFIGS = {
+    ("spmm", "tiled", "SpmmTiled"): [
         ".vector = 1, .lanes = 1, .rows = 128, .batched = true",
         ".vector = 2, .lanes = 16, .rows = 8, .at_once = 8, .batched = true",
         ".vector = 4, .lanes = 8, .rows = 4, .at_once = 8, .batched = true",
         ".vector = 4, .lanes = 32, .rows = 1, .batched = true",
     ],
-)
-def test_tiled_rows_compile(fields, monkeypatch):
-    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    config = f"jaxsparse::SpmmTiledConfig{{{fields}}}"
-    expression = f"jaxsparse::SpmmTiled<float, float, uint16_t, {config}>"
-    assert _ffi.compile_kernel("spmm/kernels/tiled.cu", expression, "sm_90a")
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
+    ("spmm", "staged", "SpmmStaged"): [
+        ".lanes = 8, .rows = 1, .panel = 512, .prefetched = true, .permuted = true",
+        ".lanes = 16, .rows = 8, .panel = 256, .permuted = true",
+        ".lanes = 32, .rows = 4, .panel = 128, .permuted = true",
+        ".lanes = 32, .rows = 8, .panel = 16, .permuted = true",
+    ],
+    ("sddmm", "tiled", "SddmmTiled"): [
         ".lanes = 1, .chunks = 16, .own_rows = true, .whole = true, .scaled = true",
         ".lanes = 4, .vector = 2, .chunks = 2, .batched = true",
         ".lanes = 8, .vector = 4, .vectors = 3, .sharing = 8, .own_rows = true, .whole = true, "
         ".scaled = true, .batched = true",
         ".lanes = 32, .vector = 4, .vectors = 4, .sharing = 16",
     ],
-)
-def test_tiled_entries_compile(fields, monkeypatch):
-    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    config = f"jaxsparse::SddmmTiledConfig{{{fields}}}"
-    expression = f"jaxsparse::SddmmTiled<float, float, uint16_t, {config}>"
-    assert _ffi.compile_kernel("sddmm/kernels/tiled.cu", expression, "sm_90a")
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
+    ("sddmm", "staged", "SddmmStaged"): [
         ".lanes = 2, .vectors = 4, .rows = 8, .panel = 512, .stages = 3",
         ".lanes = 4, .vectors = 4, .rows = 8, .panel = 256, .stages = 3",
         ".lanes = 8, .vectors = 4, .rows = 1, .panel = 16, .stages = 2, .parts = 4",
     ],
-)
-def test_staged_entries_compile(fields, monkeypatch):
-    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    config = f"jaxsparse::SddmmStagedConfig{{{fields}}}"
-    expression = f"jaxsparse::SddmmStaged<float, float, uint16_t, {config}>"
-    assert _ffi.compile_kernel("sddmm/kernels/staged.cu", expression, "sm_90a")
+}
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [
-        ".lanes = 8, .rows = 1, .panel = 512, .prefetched = true, .permuted = true",
-        ".lanes = 16, .rows = 8, .panel = 256, .permuted = true",
-        ".lanes = 32, .rows = 4, .panel = 128, .permuted = true",
-        ".lanes = 32, .rows = 8, .panel = 16, .permuted = true",
-    ],
+    "operation, kernel, template, fields",
+    [(*key, fields) for key, configs in CONFIGS.items() for fields in configs],
 )
-def test_staged_rows_compile(fields, monkeypatch):
+def test_configs_compile(operation, kernel, template, fields, monkeypatch):
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    config = f"jaxsparse::SpmmStagedConfig{{{fields}}}"
-    expression = f"jaxsparse::SpmmStaged<float, float, uint16_t, {config}>"
-    assert _ffi.compile_kernel("spmm/kernels/staged.cu", expression, "sm_90a")
+    config = f"jaxsparse::{template}Config{{{fields}}}"
+    expression = f"jaxsparse::{template}<float, float, uint16_t, {config}>"
+    assert _ffi.compile_kernel(f"{operation}/kernels/{kernel}.cu", expression, "sm_90a")
 
 
 @pytest.mark.parametrize("columns", [32, 64, 128])

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from char_rnn_problems import MISTAKES, STEPS, assert_same_states, make_task, reported, write_book
+from char_rnn_problems import (
+    MISTAKES,
+    STEPS,
+    assert_same_states,
+    make_task,
+    metrics_of,
+    reported,
+    write_book,
+)
 from flax import nnx
 
 from examples.char_rnn.model import CELLS, CharRNN, Hidden
@@ -30,14 +36,7 @@ TINY = [*problems.TINY, "--speed-batches=4"]
 MODELS = ["--hidden", "8", "16:0.25"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_fast() -> Iterator[None]:
-    """Programs run a few times here: optimizing them takes longer."""
-    name = "jax_disable_most_optimizations"
-    previous = jax.config.values[name]
-    jax.config.update(name, True)
-    yield
-    jax.config.update(name, previous)
+pytestmark = pytest.mark.usefixtures("compiled_fast")
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +53,6 @@ def unbroken(book: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     with contextlib.redirect_stdout(printed):
         assert main([*TINY, *MODELS, "--data", str(book), "--output", str(output)]) == 0
     return output, printed.getvalue()
-
-
-def metrics_of(output: Path) -> dict[str, Any]:
-    return json.loads((output / "metrics.json").read_text())
 
 
 def test_writes_a_table_a_picture_and_metrics(unbroken: tuple[Path, str]) -> None:

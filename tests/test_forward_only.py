@@ -14,7 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
-from patterns import PATTERNS, SQUARE, TOPOLOGY, leaves, normal, pattern
+from patterns import (
+    PATTERNS,
+    SQUARE,
+    TOPOLOGY,
+    assert_same_topology,
+    leaves,
+    normal,
+    pattern,
+)
 
 import jaxsparse
 from jaxsparse import (
@@ -38,14 +46,6 @@ OF_TRANSPOSE = "transposed_pattern", "permutation"
 MISSING = "needs a topology with its transposed pattern, got one that was made without: use "
 
 
-def assert_same(actual, expected):
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    actual, expected = leaves(actual), leaves(expected)
-    for name, leaf in expected.items():
-        np.testing.assert_array_equal(actual[name], leaf, err_msg=name)
-        assert actual[name].dtype == leaf.dtype, name
-
-
 def missing(purpose):
     return pytest.raises(ValueError, match=re.escape(f"{purpose} {MISSING}"))
 
@@ -62,19 +62,19 @@ def test_holds_all_but_the_transpose(name, under_jit):
     topology = (jax.jit(make) if under_jit else make)(offsets, columns)
     assert not topology.has_transpose and whole.has_transpose
     assert topology.transposed_pattern is None and topology.permutation is None
-    assert_same(topology, whole.without_transpose())
+    assert_same_topology(topology, whole.without_transpose())
     assert {
         k: v for k, v in leaves(whole).items() if not k[1:].startswith(OF_TRANSPOSE)
     }.keys() == (leaves(topology).keys())
     assert under_jit or topology.static == whole.static
     topology.verify()
-    assert_same(topology.with_transpose(), whole)
-    assert_same(jax.jit(Topology.with_transpose)(topology), whole)
+    assert_same_topology(topology.with_transpose(), whole)
+    assert_same_topology(jax.jit(Topology.with_transpose)(topology), whole)
 
 
 def test_is_itself_where_nothing_changes():
     assert TOPOLOGY.with_transpose() is TOPOLOGY
-    assert_same(FORWARD.without_transpose(), FORWARD)
+    assert_same_topology(FORWARD.without_transpose(), FORWARD)
     assert FORWARD.as_static().as_dynamic().has_transpose is False
 
 
@@ -83,12 +83,14 @@ def test_from_mask(nse):
     mask = masks.band(2)
     dense = mask(np.arange(5)[:, None], np.arange(5))
     expected = Topology.from_mask(mask, (5, 5), nse).without_transpose()
-    assert_same(Topology.from_mask(mask, (5, 5), nse, transpose=False), expected)
-    assert_same(Topology.from_mask(dense, nse=nse, transpose=False), expected)
+    assert_same_topology(Topology.from_mask(mask, (5, 5), nse, transpose=False), expected)
+    assert_same_topology(Topology.from_mask(dense, nse=nse, transpose=False), expected)
     if nse:
         make = functools.partial(Topology.from_mask, nse=nse, transpose=False)
-        assert_same(jax.jit(make)(dense), expected)
-        assert_same(jax.jit(lambda: make(lambda i, j: jnp.abs(i - j) < 2, (5, 5)))(), expected)
+        assert_same_topology(jax.jit(make)(dense), expected)
+        assert_same_topology(
+            jax.jit(lambda: make(lambda i, j: jnp.abs(i - j) < 2, (5, 5)))(), expected
+        )
         traced = jax.make_jaxpr(make)(dense).jaxpr
         # Rows are ordered by length; the entries are not sorted.
         assert [e.primitive.name for e in equations(traced)].count("sort") == 1
@@ -98,10 +100,10 @@ def test_batch():
     dense = np.random.default_rng(0).random((6, 4, 5)) < 0.4
     whole = Topology.from_mask(dense)
     topology = Topology.from_mask(dense, transpose=False)
-    assert_same(topology, whole.without_transpose())
-    assert_same(topology.reshape_batch(2, 3).with_transpose(), whole.reshape_batch(2, 3))
-    assert_same(jax.vmap(Topology.with_transpose)(topology), whole)
-    assert_same(jax.jit(Topology.with_transpose)(topology), whole)
+    assert_same_topology(topology, whole.without_transpose())
+    assert_same_topology(topology.reshape_batch(2, 3).with_transpose(), whole.reshape_batch(2, 3))
+    assert_same_topology(jax.vmap(Topology.with_transpose)(topology), whole)
+    assert_same_topology(jax.jit(Topology.with_transpose)(topology), whole)
 
 
 def test_takes_eight_bytes_an_entry_or_less():
@@ -239,7 +241,7 @@ def test_any_pattern(m, k, density, padding, seed):
     mask = rng.random((m, k)) < density
     whole = Topology.from_mask(mask, nse=int(mask.sum()) + padding)
     forward = Topology(whole.row_offsets, whole.column_indices, (m, k), transpose=False)
-    assert_same(forward.with_transpose(), Topology(*whole.pattern[:2], (m, k)))
+    assert_same_topology(forward.with_transpose(), Topology(*whole.pattern[:2], (m, k)))
     values = jnp.asarray(rng.standard_normal(whole.nse), jnp.float32)
     x = jnp.asarray(rng.standard_normal((k, 2)), jnp.float32)
     np.testing.assert_array_equal(CSR(values, forward) @ x, CSR(values, whole) @ x)
@@ -333,7 +335,7 @@ def test_copies(dynamic):
         jax.jit(lambda a: a)(a),
         jax.device_put(a),
     ):
-        assert_same(b.topology, a.topology)
+        assert_same_topology(b.topology, a.topology)
         assert b.topology.kind == a.topology.kind
         np.testing.assert_array_equal(b.todense(), a.todense())
 

@@ -11,19 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patterns import PATTERNS, TOPOLOGY, leaves, normal
+from patterns import PATTERNS, TOPOLOGY, assert_same_topology, leaves, normal
 
 from jaxsparse import CSR, H200, Topology, recurrent, sparse_softmax
 from jaxsparse.layouts import KINDS, LayoutKind, register
 from jaxsparse.recurrent.layout import ScanLayout
-
-
-def assert_same(actual, expected):
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    actual, expected = leaves(actual), leaves(expected)
-    for name, leaf in expected.items():
-        np.testing.assert_array_equal(actual[name], leaf, err_msg=name)
-        assert actual[name].dtype == leaf.dtype, name
 
 
 class RowLengths(LayoutKind):
@@ -138,7 +130,9 @@ def test_a_kind_that_is_registered_later_leaves_older_trees_alone():
     flat, tree = jax.tree.flatten(TOPOLOGY)
     KINDS["row_lengths"] = RowLengths()
     try:
-        assert_same(jax.tree.unflatten(tree, flat).with_layouts({}), TOPOLOGY.with_layouts({}))
+        assert_same_topology(
+            jax.tree.unflatten(tree, flat).with_layouts({}), TOPOLOGY.with_layouts({})
+        )
     finally:
         del KINDS["row_lengths"]
 
@@ -163,7 +157,7 @@ def test_layouts_for_scans():
     laid_out = topology.with_layout("scan_layout", **options)
     matrix = CSR(jnp.ones(64), topology)
     packed = recurrent.pack(matrix, batch=4, dtype=jnp.bfloat16, device=H200)
-    assert_same(laid_out, packed.topology)
+    assert_same_topology(laid_out, packed.topology)
     assert isinstance(laid_out.layouts["scan_layout"], ScanLayout)
     assert "scan_layout" not in laid_out.T.layouts
     laid_out.without_transpose().verify()
@@ -191,7 +185,7 @@ def test_padded_is_made_with_padding(name, under_jit, transpose):
         topology, nse
     )
     more = np.concatenate([columns[: offsets[-1]], np.zeros(nse - offsets[-1], int)])
-    assert_same(padded, Topology(offsets, more, shape, transpose=transpose))
+    assert_same_topology(padded, Topology(offsets, more, shape, transpose=transpose))
     assert (padded.nse, padded.nnz, padded.kind) == (nse, topology.nnz, "dynamic")
     padded.verify()
 
@@ -202,7 +196,7 @@ def test_products_on_padded_patterns(m, k, density, room, seed):
     rng = np.random.default_rng(abs(seed))
     topology = Topology.from_mask(rng.random((m, k)) < density)
     padded = topology.padded(topology.nse + room).verify()
-    assert_same(padded.T, Topology(*topology.T.pattern[:2], (k, m)).padded(padded.nse))
+    assert_same_topology(padded.T, Topology(*topology.T.pattern[:2], (k, m)).padded(padded.nse))
     values = jnp.asarray(rng.standard_normal(topology.nse), jnp.float32)
     x = jnp.asarray(rng.standard_normal((k, 2)), jnp.float32)
     a, b = CSR(values, topology), CSR(jnp.pad(values, (0, room)), padded)
@@ -217,11 +211,11 @@ def test_padded_batches_and_gradients():
     dense = np.random.default_rng(0).random((3, 6, 5)) < 0.4
     patterns = Topology.from_mask(dense)
     padded = patterns.padded(33)
-    assert_same(padded, Topology.from_mask(dense, nse=33))
-    assert_same(jax.vmap(lambda t: t.padded(33))(patterns), padded)
+    assert_same_topology(padded, Topology.from_mask(dense, nse=33))
+    assert_same_topology(jax.vmap(lambda t: t.padded(33))(patterns), padded)
     # Patterns with room for as many entries stack.
     each = [Topology.from_mask(mask).padded(33) for mask in dense]
-    assert_same(jax.tree.map(lambda *xs: jnp.stack(xs), *each), padded)
+    assert_same_topology(jax.tree.map(lambda *xs: jnp.stack(xs), *each), padded)
     v, x = normal([(33,), (5, 2)])
 
     def loss(x, topology):
@@ -236,12 +230,12 @@ def test_padded_batches_and_gradients():
 def test_padded_keeps_what_fits():
     static = Topology.from_mask(np.tri(5, 4))
     assert static.padded(static.nse).kind == "dynamic"
-    assert_same(static.padded(static.nse), static)
+    assert_same_topology(static.padded(static.nse), static)
     dynamic = static.as_dynamic()
     assert dynamic.padded(dynamic.nse) is dynamic
     made = []
     jax.jit(lambda x: made.append(static.padded(50)) or x)(1.0)
-    assert_same(made[0], static.padded(50))  # of a concrete pattern, it is concrete
+    assert_same_topology(made[0], static.padded(50))  # of a concrete pattern, it is concrete
 
 
 @pytest.mark.parametrize(
@@ -266,5 +260,5 @@ def test_pickles_of_an_older_version_load():
     slots |= {"_key": None, "_row_indices": None, "_transposed": None}
     old = object.__new__(Topology)
     old.__setstate__((None, slots))
-    assert_same(old, TOPOLOGY)
+    assert_same_topology(old, TOPOLOGY)
     assert old.kind == TOPOLOGY.kind and list(old.layouts) == ["tile_starts"]
