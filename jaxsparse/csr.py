@@ -16,7 +16,9 @@ from jaxsparse import coordinates, entrywise
 from jaxsparse.entrywise import is_dense
 from jaxsparse.masks.arguments import integer
 from jaxsparse.ops.multiply import multiply
-from jaxsparse.topology import Topology, TopologyKey, check_shape
+from jaxsparse.topology import Topology
+from jaxsparse.topology_arguments import check_shape
+from jaxsparse.topology_key import TopologyKey
 
 
 class CSR:

@@ -99,7 +99,11 @@ def workspace_bytes(
     """The most memory that a call's CUDA variants want beside its results, on any GPU.
 
     XLA has to know it when it compiles a program, before a variant is chosen. Where a size is not a
-    number yet, as in a program that is exported for any, only variants without are left.
+    number yet, as in a program that is exported for any, it is 0, so that only variants that need
+    none can be chosen.
+
+    Raises:
+        ValueError: if the target does not take a call of these types and attributes.
     """
     if not all(isinstance(size, int) for a in (*operands, *results) for size in a.shape):
         return 0

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse.batching import align_batch, over_batch
-from jaxsparse.topology import Topology, same_pattern
+from jaxsparse.topology import Topology
+from jaxsparse.topology_key import same_pattern
 
 if TYPE_CHECKING:
     from jaxsparse.csr import CSR

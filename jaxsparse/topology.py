@@ -30,10 +30,8 @@ from jaxsparse.pattern import (
     to_device,
 )
 from jaxsparse.topology_arguments import check_arrays, check_shape, needed_room, pad_columns
-from jaxsparse.topology_key import TopologyKey, same_pattern
+from jaxsparse.topology_key import TopologyKey
 from jaxsparse.topology_parts import TopologyParts
-
-__all__ = ["Topology", "TopologyKey", "check_shape", "is_concrete", "same_pattern"]
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -65,6 +63,14 @@ class Topology(TopologyParts):
             half of the memory, and serves products, softmaxes and attention. What needs it raises:
             ``.T``, products by the transposed matrix, and gradients that are one, which are those
             with respect to x of `spmm` and to y of `sddmm`.
+
+    Attributes:
+        pattern: the pattern by rows.
+        transposed_pattern: the transposed one, or None.
+        permutation: entry e of the transposed pattern is entry ``permutation[e]``; or None.
+        layouts: what kernels want of the pattern, by the names in `jaxsparse.layouts.KINDS`.
+        shape: (m, k).
+        kind: of a pattern in a program; the leaves of a tangent are of type float0.
 
     Raises:
         ValueError: if the structure is bad, naming the row and the values. Under ``jax.jit`` the
@@ -268,6 +274,10 @@ class Topology(TopologyParts):
     def with_layout(self, name: str, **options: Any) -> Topology:
         """The same topology with one more layout, of a kind in `jaxsparse.layouts.KINDS`.
 
+        Args:
+            name: of the kind.
+            **options: what the kind's `make` takes; the kind says which.
+
         Raises:
             ValueError: if there is no such kind, or the pattern can't be laid out so.
         """
@@ -279,8 +289,12 @@ class Topology(TopologyParts):
     def with_layouts(self, layouts: Mapping[str, Any]) -> Topology:
         """The same topology with these layouts instead of its own; they are not checked.
 
-        Layouts beyond those that every topology has are not found again by its positions, so a
-        topology with such a one is dynamic.
+        Layouts beyond those that every topology has (``tile_starts``) are not found again by its
+        positions, so a topology with such a one is dynamic. Those that every topology has belong
+        among them: operations take them.
+
+        Raises:
+            ValueError: if there is no kind of such a name.
         """
         check_kinds("Topology.with_layouts", *layouts)
         derived = all(KINDS[name].derived for name in layouts)

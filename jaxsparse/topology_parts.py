@@ -21,14 +21,6 @@ class TopologyParts:
     """What a `jaxsparse.Topology` holds, without what makes it.
 
     Trees and pickles are rebuilt from tracers, shapes and placeholders too: nothing here computes.
-
-    Attributes:
-        pattern: the pattern by rows.
-        transposed_pattern: the transposed one, or None.
-        permutation: entry e of the transposed pattern is entry ``permutation[e]``; or None.
-        layouts: what kernels want of the pattern, by the names in `jaxsparse.layouts.KINDS`.
-        shape: (m, k).
-        kind: of a pattern in a program; the leaves of a tangent are of type float0.
     """
 
     pattern: Pattern

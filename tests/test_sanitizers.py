@@ -42,7 +42,7 @@ def test_handlers(portable_kernels, tmp_path):
     """With calls that are not as declared; those for a GPU need none."""
     handlers = sorted(sanitized.FFI.glob("*/*_ffi.cc"))
     choices = [path.with_name(path.name.replace("cpu", "cuda")) for path in KERNELS]
-    rooms = sorted(sanitized.FFI.glob("*/kernels/*.cc"))
+    hosts = sorted(sanitized.FFI.glob("*/kernels/*.cc"))
     common = [
         sanitized.FFI / f"{name}.cc"
         for name in ("host/call_parser", "host/ffi", "cpu/isa", "cpu/workers", "persistent/densify")
@@ -54,7 +54,7 @@ def test_handlers(portable_kernels, tmp_path):
         f"-isystem{jax.ffi.include_dir()}",
     ]
     test = sanitized.FFI / "tests" / "handlers_test.cc"
-    sources = [*handlers, *choices, *rooms, *portable_kernels, *common, test]
+    sources = [*handlers, *choices, *hosts, *portable_kernels, *common, test]
     assert "calls were refused" in sanitized.output_of(sources, options, tmp_path)
 
 

@@ -1,6 +1,7 @@
 """Makes a JAX primitive from a declaration of an operation.
 
-This package and the operations' derivative rules are all that knows JAX's interpreters. An
+This package and the operations' own rules (`ops`, `recurrent.primitive`) are all that knows JAX's
+interpreters. An
 operation is declared (`declaration`); `make_primitive` gives it abstract evaluation (`shapes`),
 eager evaluation (`binding`), lowering on every platform, batching and sharding. Its derivative
 rules are its own (`jaxsparse.ops`), made of what `derivatives` has.

@@ -29,8 +29,8 @@ class FfiCall(NamedTuple):
 
     operands: tuple[str, ...]  # which, in the target's order
     attributes: dict[str, Any]
-    # Bytes of one more result, which only the kernel uses; None: what variants in the target's
-    # table want, of which the attribute "workspace" tells it.
+    # Bytes of one more result, which only the kernel uses. None: as many as the target's CUDA
+    # variants may want; the target gets the number as its attribute "workspace".
     workspace: int | None = 0
     # Operands and results whose last two dimensions the target has in the other order.
     swapped: tuple[str, ...] = ()

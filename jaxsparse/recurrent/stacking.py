@@ -24,5 +24,6 @@ def stacked_patterns(topologies: list[Topology]) -> list[Any]:
 
 
 def padded_values(matrices: list[CSR]) -> list[jax.Array]:
+    """The values of several matrices, padded to as many entries."""
     nse = max(m.nse for m in matrices)
     return [jnp.pad(m.values, (0, nse - m.nse)) for m in matrices]
