@@ -1,7 +1,7 @@
 // Recurrent scans with dense weights, whose blocks run at once on an emulated GPU.
 #include "device/recurrent_scan_operands.h"
 // The steps come first.
-#include "recurrent/recurrent_scan_dense.cu"
+#include "recurrent/kernels/dense.cu"
 
 namespace jaxsparse {
 

@@ -1,7 +1,7 @@
 // Recurrent scans with sparse weights, whose blocks run at once on an emulated GPU.
 #include "device/recurrent_scan_operands.h"
 // The steps come first.
-#include "recurrent/recurrent_scan_sparse.cu"
+#include "recurrent/kernels/sparse.cu"
 #include "recurrent/sparse_layout.cc"
 
 namespace jaxsparse {

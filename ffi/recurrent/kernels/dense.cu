@@ -7,8 +7,8 @@
 #include "persistent/exchange.cuh"
 #include "persistent/grid_barrier.cuh"
 #include "recurrent/arrays.cuh"
-#include "recurrent/product_dense_fma.cuh"
-#include "recurrent/product_dense_mma.cuh"
+#include "recurrent/kernels/dense_fma.cuh"
+#include "recurrent/kernels/dense_mma.cuh"
 
 namespace jaxsparse {
 

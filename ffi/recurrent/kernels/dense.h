@@ -28,8 +28,6 @@ struct DenseConfig {
   int resident = 1;    // blocks that share a multiprocessor
 };
 
-constexpr int kMostThreadRegisters = 248;  // of a thread, with some to spare
-
 // Registers that each of a block's threads gets if all get the same. Each quarter of a
 // multiprocessor has 512 for every lane of its warps.
 JAXSPARSE_INLINE constexpr int EqualRegisters(int warps, int resident) {

@@ -3,14 +3,14 @@
 //
 // Plan, of a dense scan:
 //   State, Weight          element types
-//   kSizes                 kernels/dense_sizes.h
+//   kSizes                 kernels/dense.h
 //   kScans, kBlocks        scans of the launch, and blocks of each
 //   kBarrier               blocks meet at a barrier after each step, instead of polling for data
 //   kPrefetch              the scan is so long that its exchange buffer leaves the L2 cache
 //   kMostDelay             clock cycles by which warps are held up, in tests
 #pragma once
 
-#include "recurrent/kernels/dense_sizes.h"
+#include "recurrent/kernels/dense.h"
 #include "recurrent/scan_of_block.cuh"
 
 namespace jaxsparse {

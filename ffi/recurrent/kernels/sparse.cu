@@ -9,7 +9,7 @@
 #include "persistent/exchange.cuh"
 #include "persistent/grid_barrier.cuh"
 #include "recurrent/arrays.cuh"
-#include "recurrent/product_sparse.cuh"
+#include "recurrent/kernels/sparse_product.cuh"
 #include "recurrent/scan_of_block.cuh"
 
 namespace jaxsparse {

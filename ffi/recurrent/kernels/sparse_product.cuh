@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cuda/device.cuh"
-#include "recurrent/kernels/sparse_sizes.h"
+#include "recurrent/kernels/sparse.h"
 #include "recurrent/problem.h"
 
 namespace jaxsparse {

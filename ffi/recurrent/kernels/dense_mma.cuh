@@ -7,7 +7,7 @@
 #pragma once
 
 #include "persistent/exchange.cuh"
-#include "recurrent/dense_shape.cuh"
+#include "recurrent/kernels/dense_shape.cuh"
 
 namespace jaxsparse {
 

@@ -1,0 +1,49 @@
+// The plans of each kernel, defined beside it in kernels/, and what they share. plan.cc takes the
+// fastest of them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "recurrent/plan.h"
+
+namespace jaxsparse {
+
+// kernels/dense.cc: parts that a batch may be cut into, a scan each, side by side or one after
+// another; and the batch entries of a part.
+inline constexpr int64_t kBatchParts[] = {1, 2, 4};
+int64_t MostDenseBatch(bool tensor_cores);
+// The best of all ways to share the GPU among scans, or to let them follow each other.
+std::optional<ScanPlan> PlanDense(const ScanVariant& variant, const ScanForm& scan, const Gpu& gpu);
+
+// kernels/sparse.cc: the plan of a matrix that is laid out; none if it is laid out for something
+// else. `by_name`: even where its layout would make it slow.
+std::optional<ScanPlan> PlanPairs(const ScanVariant& variant, const ScanForm& scan, const Gpu& gpu,
+                                  bool by_name);
+
+inline constexpr double kClocks = 1.9e3;               // in a microsecond
+inline constexpr int kMostThreadRegisters = 248;       // with some to spare
+inline constexpr int64_t kMostBlockWeights = 1 << 25;  // far more than any block has room for
+
+inline int64_t RoundUp(int64_t a, int64_t multiple) { return CeilDivide(a, multiple) * multiple; }
+inline double Double(int64_t x) { return static_cast<double>(x); }
+inline bool IsNarrow(DType dtype) { return SizeOf(dtype) == 2; }
+
+// Bytes of an exchange buffer: of all steps, in whole lines of the cache.
+inline int64_t ExchangeBytes(int64_t length, int64_t step_bytes) {
+  return RoundUp(length * step_bytes, 128);
+}
+
+// What a kernel's Plan has beside types. `config` is the expression that makes a `type`, DenseSizes
+// or SparseSizes.
+std::string PlanConstants(const char* type, const std::string& config, int64_t scans, bool barrier,
+                          int64_t exchange_bytes);
+
+// Predicted for all steps.
+double TotalMicroseconds(const ScanPlan& plan, const ScanForm& form);
+
+// Replaces the best plan by one that is predicted to be faster.
+void KeepFaster(std::optional<ScanPlan> plan, std::optional<ScanPlan>* best);
+
+}  // namespace jaxsparse
