@@ -474,7 +474,7 @@ def test_what_stands_for_traced_arguments():
         "key": jax.ShapeDtypeStruct((2,), jax.random.key(0).dtype),
     }
     leaves, treedef = jax.tree.flatten(((), kept))
-    _, options = measure.Call(leaves, treedef, batched=False).arguments()
+    _, options = measure.Call(leaves, treedef).arguments()
     assert jax.tree.map(lambda x: (x.shape, x.dtype), options) == jax.tree.map(
         lambda x: (x.shape, x.dtype), kept
     )

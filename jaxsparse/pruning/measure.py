@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax._src.interpreters.batching import BatchTrace  # it has no public name
 
 from jaxsparse import timing
 from jaxsparse.pruning.targets import join
@@ -38,14 +37,14 @@ class Call:
     Args:
         leaves: of the first call's arguments; a `jax.ShapeDtypeStruct` where they were traced.
         treedef: the structure of (positional arguments, keyword arguments).
-        batched: whether it was made under `jax.vmap`, so that its shapes lack a dimension.
         count: how many there were.
+        batched: whether any was made under `jax.vmap`, so that its shapes lack a dimension.
     """
 
     leaves: list[Any]
     treedef: Any
-    batched: bool
     count: int = 0
+    batched: bool = False
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of such a call: random numbers and zeros for what was traced."""
@@ -91,7 +90,9 @@ def _record(
             if (tag := getattr(self, _TAG, None)) is None:
                 return original(self, *args, **options)
             signature, recorded = _describe(args, options)
-            calls[tag.name].setdefault(signature, recorded).count += 1
+            recorded = calls[tag.name].setdefault(signature, recorded)
+            recorded.count += 1
+            _tell_vmap(recorded, (args, options))
             with jax.disable_jit(False):  # nothing within is recorded, so it may be fast
                 return original(self, *args, **options)
 
@@ -249,25 +250,29 @@ def paths_of(model: nnx.Module) -> dict[tuple[Any, ...], nnx.Module]:
 def _describe(args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Hashable, Call]:
     """What calls that are alike have in common, and one of them."""
     leaves, treedef = jax.tree.flatten((args, options))
-    kinds = (jax.typeof(x) if _is_array(x) else x for x in leaves)
-    batched = any(_under_vmap(x) for x in leaves)
-    signature = (treedef, batched, *map(str, kinds))
+    signature = (treedef, *(str(jax.typeof(x) if _is_array(x) else x) for x in leaves))
     kept = [
         # A tracer must not outlive its trace.
         jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, jax.core.Tracer) else x
         for x in leaves
     ]
-    return signature, Call(kept, treedef, batched)
+    return signature, Call(kept, treedef)
 
 
-def _under_vmap(x: Any) -> bool:
-    """Whether one of the transformations around a tracer is `jax.vmap`."""
-    trace = getattr(x, "_trace", None)  # it has no public name
-    while trace is not None:
-        if isinstance(trace, BatchTrace):
-            return True
-        trace = getattr(trace, "parent_trace", None)
-    return False
+def _tell_vmap(call: Call, arguments: Any) -> None:
+    """Sets ``batched`` once one of the transformations around the arguments is `jax.vmap`."""
+
+    @jax.custom_batching.custom_vmap
+    def identity(traced: list[jax.Array]) -> list[jax.Array]:
+        return traced
+
+    @identity.def_vmap
+    def rule(axis_size: int, in_batched: list[Any], traced: list[jax.Array]) -> tuple[Any, Any]:
+        call.batched = True
+        return traced, in_batched[0]
+
+    traced = [x for x in jax.tree.leaves(arguments) if isinstance(x, jax.core.Tracer)]
+    identity(jax.lax.stop_gradient(traced))  # which has no rule for reverse mode
 
 
 def _concrete(leaf: Any) -> Any:
