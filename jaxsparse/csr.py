@@ -14,7 +14,7 @@ from jax.experimental import sparse as jsparse
 
 from jaxsparse import coordinates, entrywise
 from jaxsparse.entrywise import is_dense
-from jaxsparse.masks.arguments import integer
+from jaxsparse.integers import integer
 from jaxsparse.ops.multiply import multiply
 from jaxsparse.topology import Topology
 from jaxsparse.topology_arguments import check_shape

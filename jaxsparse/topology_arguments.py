@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse.masks.arguments import INT32_MAX, integer
+from jaxsparse.integers import INT32_MAX, integer
 
 
 def check_shape(shape: Sequence[int]) -> tuple[int, int]:

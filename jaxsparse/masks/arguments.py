@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import jax
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-INT32_MAX = 2**31 - 1
+from jaxsparse.integers import INT32_MAX, integer
 
 
 class Table:
@@ -29,19 +28,6 @@ class Table:
 
     def __repr__(self) -> str:
         return repr(tuple(self.array.tolist()) if self.array.ndim else int(self.array))
-
-
-def integer(operation: str, name: str, value: Any, minimum: int, limit: int = 2**31) -> int:
-    """The value as a Python int in [minimum, limit)."""
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{operation}: {name} must be an integer, got {value!r}") from None
-    if value < minimum:
-        raise ValueError(f"{operation}: {name} must be >= {minimum}, got {value}")
-    if value >= limit:
-        raise ValueError(f"{operation}: {name} must be < {limit}, got {value}")
-    return int(value)
 
 
 def traced_or_integer(operation: str, name: str, value: Any, minimum: int) -> Table | jax.Array:

@@ -11,11 +11,10 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from jaxsparse.integers import INT32_MAX, integer
 from jaxsparse.masks.arguments import (
-    INT32_MAX,
     Table,
     clipped_to_int32,
-    integer,
     traced_or_integer,
     traced_or_integers,
 )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from jaxsparse.masks.arguments import INT32_MAX, integer
+from jaxsparse.integers import INT32_MAX, integer
 from jaxsparse.masks.expression import Mask, broadcast_stored
 
 _BLOCK_POSITIONS = 2**20  # Few enough for the temporaries of a mask to stay in cache.

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-_INT32_MAX = 2**31 - 1
+from jaxsparse.integers import INT32_MAX
 
 # Scores (rows, columns) of one matrix and the number of weights to keep -> bool (rows, columns).
 Structure = Callable[[jax.Array, jax.Array], jax.Array]
@@ -141,10 +141,8 @@ def _all_together(groups: Sequence[jax.Array], density: Any) -> list[jax.Array]:
     size = sum(group.size for group in groups)
     if not size:
         return [jnp.zeros(group.shape[0], jnp.int32) for group in groups]
-    if size > _INT32_MAX:
-        raise ValueError(
-            f"make_masks: scope 'model' ranks at most {_INT32_MAX} weights, got {size}"
-        )
+    if size > INT32_MAX:
+        raise ValueError(f"make_masks: scope 'model' ranks at most {INT32_MAX} weights, got {size}")
     scores = jnp.concatenate([group.reshape(-1) for group in groups])
     chosen = _highest(scores, _kept(size, density))
     starts = [sum(group.size for group in groups[:i]) for i in range(len(groups))]
