@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse import display, masks
+from jaxsparse.integers import integer
 from jaxsparse.layouts import KINDS, check_kinds
 from jaxsparse.layouts.tile_starts import NO_STARTS, TileStarts
 from jaxsparse.masks import arrays
-from jaxsparse.masks.arguments import integer
 from jaxsparse.masks.positions import TracedMaskError
 from jaxsparse.pattern import (
     Pattern,
@@ -32,6 +32,7 @@ from jaxsparse.pattern import (
 from jaxsparse.topology_arguments import check_arrays, check_shape, needed_room, pad_columns
 from jaxsparse.topology_key import TopologyKey
 from jaxsparse.topology_parts import TopologyParts
+from jaxsparse.topology_verify import verify
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -403,25 +404,7 @@ class Topology(TopologyParts):
         1
         """
         self.check_positions()
-        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(self)):
-            raise ValueError("Topology.verify: needs a concrete topology, got a traced one")
-        rows = check_arrays(self.row_offsets, self.column_indices, self.shape)
-        expected = jax.tree.leaves(derive_on_host(*rows, self.shape, self.has_transpose))
-        orientations = (self.pattern, self.transposed_pattern, self.permutation)
-        actual = jax.tree.leaves(orientations)
-        if len(actual) != len(expected) or not all(map(np.array_equal, actual, expected)):
-            raise ValueError(
-                f"Topology.verify: the arrays derived from the pattern (row order, transposed "
-                f"pattern, permutation) of {self!r} are not those of its offsets and columns"
-            )
-        for name, kind in KINDS.items():
-            if kind.derived and name not in self.layouts:
-                raise ValueError(f"Topology.verify: {self!r} lacks the layout {name!r}")
-            if name in self.layouts:
-                try:
-                    kind.verify(self.layouts[name], self)
-                except ValueError as error:
-                    raise ValueError(f"Topology.verify: {error}") from None
+        verify(self)
         return self
 
     def plot(self, *, ax: Any = None, title: str | None = None) -> Any:
