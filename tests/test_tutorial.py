@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 
 import jax
 import pytest
@@ -18,22 +20,27 @@ ROOT = pathlib.Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "adding_an_op.md").read_text()
 FILES = dict(re.findall(r"`([\w/.]+)`\n\n```(?:cpp|python)\n(.*?)```", PAGE, re.DOTALL))
 
+LINES = re.DOTALL | re.MULTILINE
 SHARED = ("host/call_parser", "host/ffi", "cpu/isa", "cpu/workers")
 
-# In place of what step 7 does: a library of the one target, which launches nothing on a GPU.
+# The rest of an extension module that has the page's operation alone. The list of operations is the
+# patched one of module.cc, and nothing is launched on a GPU.
 LIBRARY = """
 #include "host/registry.h"
 
 namespace jaxsparse {
-OperationEntry RowSumsEntry();
 const void* GetKernel(const KernelSource&, int, std::string*) { return nullptr; }
 std::string LaunchKernel(const void*, const LaunchShape&, void*, int, void*) { return ""; }
 Gpu GpuOf(int) { return {}; }
+%(others)s
+%(list)s
 }  // namespace jaxsparse
 
 extern "C" XLA_FFI_Error* RowSumsOnCpu(XLA_FFI_CallFrame* frame) {
-  static XLA_FFI_Handler* const handler = jaxsparse::RowSumsEntry().cpu;
-  return handler(frame);
+  for (const auto& entry : jaxsparse::Entries()) {
+    if (entry.name == "row_sums") return entry.cpu(frame);
+  }
+  return nullptr;
 }
 """
 
@@ -61,11 +68,28 @@ jaxsparse.row_sums = module.row_sums
 """
 
 
+def patches():
+    """(file, what is there, what the page makes of it), for every patch of the page."""
+    found = []
+    for patch in re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL):
+        _, *parts = re.split(r"^--- (\S+)\n", patch, flags=re.MULTILINE)
+        for name, text in zip(parts[::2], parts[1::2], strict=True):
+            lines = text.splitlines()
+            sides = ["".join(x[1:] + "\n" for x in lines if x[:1] != other) for other in "+-"]
+            found.append((name, *sides))
+    return found
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The page's files, and what of the tests its own tests use."""
+    """The page's files, those that it patches, and what of the tests its own tests use."""
     folder = tmp_path_factory.mktemp("tutorial")
-    for name, text in FILES.items():
+    texts = dict(FILES)
+    for name, before, after in patches():
+        text = (ROOT / name).read_text()
+        assert before.strip() and text.count(before) == 1, f"{name} has not these lines:\n{before}"
+        texts[name] = text.replace(before, after)
+    for name, text in texts.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -73,24 +97,81 @@ def folder(tmp_path_factory):
     oracle.write_text((ROOT / "tests" / "reference.py").read_text() + "\n\n" + oracle.read_text())
     for name in ("checks", "edge_cases"):
         shutil.copy(ROOT / "tests" / f"{name}.py", folder / "tests")
-    (folder / "library.cc").write_text(LIBRARY)
+    (folder / "library.cc").write_text(LIBRARY % library_parts(folder))
     (folder / "plugin.py").write_text(PLUGIN)
     return folder
 
 
-def test_changed_lines_are_there():
-    """What stays and what goes, in every patch of the page."""
-    hunks = [
-        re.split(r"^--- (\S+)\n", patch, flags=re.MULTILINE)
-        for patch in re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
+def library_parts(folder):
+    """The list of operations as module.cc has it, and nothing for all but the page's."""
+    header, module = (folder / "ffi" / name for name in ("host/registry.h", "module.cc"))
+    declared = re.findall(r"^OperationEntry (\w+)\(\);$", header.read_text(), flags=re.MULTILINE)
+    assert "RowSumsEntry" in declared
+    others = [name for name in declared if name != "RowSumsEntry"]
+    (listed,) = re.findall(
+        r"^const std::vector<OperationEntry>& Entries.*?^}", module.read_text(), LINES
+    )
+    assert "RowSumsEntry()" in listed
+    return {
+        "others": "\n".join(f"OperationEntry {x}() {{ return {{}}; }}" for x in others),
+        "list": listed,
+    }
+
+
+def command_line(folder, *arguments):
+    """Of the compiler, for files of the page and of the project."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++")
+    return [
+        compiler,
+        "-std=c++20",
+        "-fno-trapping-math",
+        "-Wno-psabi",
+        "-DJAXSPARSE_ISA=portable",
+        f"-I{ROOT / 'ffi' / 'tests' / 'handlers'}",  # in front of CUDA's own headers
+        f"-I{folder / 'ffi'}",
+        f"-I{ROOT / 'ffi'}",
+        f"-isystem{jax.ffi.include_dir()}",
+        *map(str, arguments),
     ]
-    patched = 0
-    for _, *parts in hunks:
-        for name, lines in zip(parts[::2], parts[1::2], strict=True):
-            before = "".join(line[1:] + "\n" for line in lines.splitlines() if line[:1] != "+")
-            assert before.strip() and before in (ROOT / name).read_text(), name
-            patched += 1
-    assert patched == 3
+
+
+def assert_runs(command):
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+
+
+def test_patched_files():
+    assert [name for name, *_ in patches()] == [
+        "ffi/host/registry.h",
+        "ffi/module.cc",
+        "CMakeLists.txt",
+        "ffi/spmm/spmm_cpu.cc",
+    ]
+
+
+def test_module_with_the_operation_compiles(folder):
+    """The whole of module.cc; what it lists is compiled with the page's own tests, too."""
+    nanobind = importlib.util.find_spec("nanobind")
+    if nanobind is None:
+        pytest.skip("needs nanobind's headers")
+    includes = pathlib.Path(nanobind.origin).parent / "include", sysconfig.get_path("include")
+    module = folder / "ffi" / "module.cc"
+    flags = [f"-isystem{include}" for include in includes]
+    assert_runs(command_line(folder, "-fsyntax-only", *flags, module))
+
+
+def test_variant_of_a_cpu_kernel_compiles(folder):
+    """The row that the page adds to a table, with its launch declared."""
+    path = folder / "ffi" / "spmm" / "spmm_cpu.cc"
+    table = "constexpr CpuVariant<SpmmProblem> kVariants[]"
+    text = path.read_text()
+    assert text.count(table) == 1
+    path.write_text(
+        text.replace(table, f"void LaunchColumn(const SpmmProblem&, Workers&) {{}}\n{table}")
+    )
+    assert_runs(command_line(folder, "-fsyntax-only", path))
 
 
 def test_device_code_compiles(folder, monkeypatch):
@@ -110,33 +191,22 @@ def test_device_code_compiles(folder, monkeypatch):
         _ffi.configure_compiler(str(backend.device_source_folder()), backend.nvrtc_candidates())
 
 
+def sources(folder):
+    """Of the operation, as the patched CMakeLists.txt finds them."""
+    text = (folder / "CMakeLists.txt").read_text()
+    assert "row_sums" in re.findall(r"^jaxsparse_op\((\w+)\)$", text, flags=re.MULTILINE)
+    (function,) = re.findall(r"^function\(jaxsparse_op name\).*?^endfunction", text, LINES)
+    patterns = set(re.findall(r"ffi/\$\{name\}/\S+?\.cc", function))
+    assert len(patterns) == 4
+    found = [sorted(folder.glob(pattern.replace("${name}", "row_sums"))) for pattern in patterns]
+    assert all(found)
+    return [path for paths in found for path in paths]
+
+
 def test_its_own_tests_pass(folder):
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs g++")
-    ffi = ROOT / "ffi"
-    command = [
-        compiler,
-        "-std=c++20",
-        "-shared",
-        "-fPIC",
-        "-fno-trapping-math",
-        "-Wno-psabi",
-        "-Wl,-z,defs",
-        "-DJAXSPARSE_ISA=portable",
-        f"-I{ffi / 'tests' / 'handlers'}",  # in front of CUDA's own headers
-        f"-I{folder / 'ffi'}",
-        f"-I{ffi}",
-        f"-isystem{jax.ffi.include_dir()}",
-        *map(str, sorted((folder / "ffi" / "row_sums").rglob("*.cc"))),
-        *(str(ffi / f"{name}.cc") for name in SHARED),
-        str(folder / "library.cc"),
-        "-o",
-        str(folder / "row_sums.so"),
-        "-pthread",
-    ]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr[-4000:]
+    shared = [ROOT / "ffi" / f"{name}.cc" for name in SHARED]
+    built = ["-shared", "-fPIC", "-Wl,-z,defs", "-o", folder / "row_sums.so", "-pthread"]
+    assert_runs(command_line(folder, *built, *sources(folder), *shared, folder / "library.cc"))
     # Of the patterns a few: each takes a compilation.
     chosen = "padding or many_columns or test_derivatives or test_vmap or test_bad or test_errors"
     ran = subprocess.run(
