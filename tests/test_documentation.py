@@ -1,4 +1,4 @@
-"""What the documentation says of the project is what its sources and its results say."""
+"""What the documentation says of the layout and of the environment is what the sources have."""
 
 from __future__ import annotations
 
@@ -6,83 +6,99 @@ import pathlib
 import re
 import subprocess
 
-import numpy as np
 import pytest
 
-from benchmarks.panels import read_result
-
 ROOT = pathlib.Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
-README = (ROOT / "README.md").read_text()
-HEADLINES = " ".join(line for line in README.splitlines() if line.startswith("| a"))
+CODE = (".py", ".cc", ".cu", ".cuh", ".h")
+MOST_LINES = 450
+
+# Files of MOST_LINES or more, and why. docs/design.md says it in short.
+LONG = {
+    "jaxsparse/csr.py": "one class, which answers all that Python and NumPy ask of an array",
+    "jaxsparse/nn/cells.py": "cells, which users read beside one another",
+    "tests/test_bench.py": "one command: its options, its runs, its comparisons",
+    "tests/test_bench_recurrent.py": "one command: its layers, its options, its peers",
+    "tests/test_explain.py": "one function: every operation and device, every reason for no kernel",
+    "tests/test_masks.py": "each kind of mask, by the same checks",
+    "tests/test_matmul.py": "spmm and sddmm on the same problems: each is the other's derivative",
+    "tests/test_nn_linear.py": "one layer, under everything that Flax does with a layer",
+    "tests/test_nn_recurrent.py": "one layer, against Flax's",
+    "tests/test_nn_recurrent_conversion.py": "conversions there and back, of the same models",
+    "tests/test_printer.py": "one printer: its numbers, its text, its errors",
+    "tests/test_pruning_masks.py": "scores, scopes and structures, which one oracle combines",
+    "tests/test_pruning_sparsify.py": "one function: what it measures, converts and leaves",
+    "tests/test_recurrent_plan.py": "one choice, for every form of a scan",
+    "tests/test_recurrent_scan.py": "one function, against one loop over time",
+    "tests/test_recurrent_transformations.py": "every transformation, of the same scans",
+    "tests/test_saving.py": "every route by which a model is saved and comes back",
+    "tests/test_topology.py": "one class, on the host and in a program",
+}
 
 
-def times(name, dtype=None, direction="forward"):
-    """Microseconds by problem and implementation, the least of all dtypes if none is named."""
-    found = {}
-    for row in read_result(RESULTS / name)["results"]:
-        if row["us"] is not None and row["pass"] == direction and dtype in (None, row["dtype"]):
-            of_problem = found.setdefault(row["problem"], {})
-            name = row["implementation"]
-            of_problem[name] = min(row["us"], of_problem.get(name, np.inf))
-    return found
-
-
-def test_figures_of_a_cpu_are_those_measured():
-    measured = times("cpu/spmm_square.json", "float32")["1024x1024_n128_s0.9"]
-    claim = r"columns: ([\d,]+) us, a dense product takes ([\d,]+)"
-    sparse, dense = re.search(claim, HEADLINES).groups()
-    assert sparse == f"{measured['jaxsparse']:,.0f}" and dense == f"{measured['dense']:,.0f}"
-
-
-def test_figures_of_products_on_a_gpu_are_those_measured():
-    measured = times("h200/spmm_rnn.json", "float32").values()
-    ratios = [of["jaxsparse"] / of["torch"] for of in measured]  # whose product is cuSPARSE's
-    (mean,) = re.search(r"on an H200: ([\d.]+) of the time of cuSPARSE", HEADLINES).groups()
-    assert mean == f"{np.exp(np.mean(np.log(ratios))):.2f}"
-
-
-def test_figures_of_recurrent_scans_are_those_measured():
-    ratios = [
-        min(us for name, us in of.items() if not name.startswith("jaxsparse")) / of["jaxsparse"]
-        for of in times("h200/recurrent_layers.json").values()
-    ]
-    least, most = re.search(r"takes ([\d.]+) to ([\d.]+) times as long", HEADLINES).groups()
-    assert (least, most) == (f"{min(ratios):.2f}", f"{max(ratios):.1f}")
-
-
-def sources():
-    """The files that are tracked, but the tests."""
+def tracked(*folders):
+    """The files that git tracks."""
     listed = subprocess.run(
-        ["git", "ls-files", "jaxsparse", "ffi", "benchmarks", "examples", "experiments"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+        ["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=False
     )
     if listed.returncode != 0:
         pytest.skip("needs a git checkout")
-    return [ROOT / line for line in listed.stdout.splitlines()]
+    return [pathlib.Path(line) for line in listed.stdout.splitlines()]
+
+
+def test_files_are_short():
+    files = [path for path in tracked() if path.suffix in CODE and (ROOT / path).exists()]
+    lengths = {str(path): len((ROOT / path).read_text().splitlines()) for path in files}
+    long = {name: lines for name, lines in lengths.items() if lines >= MOST_LINES}
+    assert {name: lines for name, lines in long.items() if name not in LONG} == {}
+    assert [name for name in LONG if name not in long] == []
+
+
+def read_variables(text):
+    """The names that a source gives to getenv or os.environ, in a constant or as they are."""
+    constants = dict(re.findall(r'^(\w+) = "(\w+)"$', text, flags=re.MULTILINE))
+    asked = re.findall(r'(?:\bgetenv\(|\benviron(?:\.get\(|\[))("?\w+)', text)
+    return {x[1:] if x.startswith('"') else constants.get(x) for x in asked} - {None}
 
 
 def test_variables_are_documented():
-    """Every variable of the environment that is read, and no other."""
-    files = [path for path in sources() if path.suffix in (".py", ".cc")]
-    texts = [path.read_text() for path in files if "tests" not in path.parts]
-    found = {name for text in texts for name in re.findall(r'"(JAXSPARSE_[A-Z_]+)"', text)}
-    table = (ROOT / "docs" / "command_line.md").read_text()
-    assert found == set(re.findall(r"^\| `(JAXSPARSE_\w+)`", table, flags=re.MULTILINE))
-    rows = [line for line in README.splitlines() if line.startswith("| `JAXSPARSE_")]
-    assert rows and set(rows) <= set(table.splitlines())
+    """Every variable of the environment that is read has its row in one table, and no other."""
+    files = [ROOT / x for x in tracked("jaxsparse", "ffi", "benchmarks") if "tests" not in x.parts]
+    texts = [path.read_text() for path in files if path.suffix in CODE]
+    ours = re.compile(r'"(JAXSPARSE_[A-Z_]+)"')
+    named = {name for text in texts for name in ours.findall(text)}
+    read = {name for text in texts for name in read_variables(text)}
+    assert {name for name in read if name.startswith("JAXSPARSE_")} == named
+    row = re.compile(r"^\| `(JAXSPARSE_\w+)`", flags=re.MULTILINE)
+    assert sorted(row.findall((ROOT / "docs" / "command_line.md").read_text())) == sorted(named)
+    readme = (ROOT / "README.md").read_text()
+    assert not row.search(readme) and "(docs/command_line.md#environment)" in readme
+
+
+def layout_words():
+    """The names in the first block of docs/design.md, in which braces stand for several."""
+    text = (ROOT / "docs" / "design.md").read_text().split("```")[1]
+    for several in re.findall(r"[\w.<>]*\{[\w,]+\}[\w.]*", text):
+        front, inside, back = re.split(r"[{}]", several)
+        text += "".join(f" {front}{one}{back}" for one in inside.split(","))
+    return set(re.findall(r"[\w.<>]+", text))
 
 
 def test_the_layout_names_every_module():
-    """The first block of docs/design.md, in which braces stand for several names."""
-    text = (ROOT / "docs" / "design.md").read_text().split("```")[1]
-    for several in re.findall(r"\w*\{[\w,]+\}[\w.]*", text):
-        front, inside, back = re.split(r"[{}]", several)
-        text += " ".join(f" {front}{one}{back}" for one in inside.split(","))
-    words = set(re.findall(r"[\w.]+", text))
-    modules = [path for path in sources() if path.suffix == ".py" and "jaxsparse" in path.parts]
-    missing = [path.name for path in modules if path.name not in words]
-    assert [name for name in missing if name != "__init__.py"] == []
+    words = layout_words()
+    modules = [path for path in tracked("jaxsparse") if path.suffix == ".py"]
+    missing = [str(path) for path in modules if path.name not in words]
+    assert [name for name in missing if not name.endswith("__init__.py")] == []
+
+
+def test_the_layout_names_every_native_source():
+    """`<op>` stands for the folder of an operation, `<kernel>` for kernels that are named."""
+    words = layout_words()
+    missing = []
+    for path in tracked("ffi"):
+        op, kernel = path.parts[1], path.stem
+        names = {path.name, path.name.replace(op, "<op>")}
+        if path.parent.name == "kernels" and kernel in words:
+            names.add(path.name.replace(kernel, "<kernel>"))
+        if "tests" not in path.parts and not names & words:
+            missing.append(str(path))
+    assert missing == []
