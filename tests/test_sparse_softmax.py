@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import DTYPES, EPSILON, assert_close, cases
+from covering import combinations
 from edge_cases import EDGE_CASES as PROBLEMS
 from reference import from_dense, stored_mask, to_dense
 from reference import sparse_softmax as reference
@@ -66,9 +67,12 @@ LONG_ROWS = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("implementation, variant", cases("sparse_softmax"))
-@pytest.mark.parametrize("name", [*PROBLEMS, *LONG_ROWS])
+@combinations(
+    "name, implementation, variant, dtype",
+    [*PROBLEMS, *LONG_ROWS],
+    cases("sparse_softmax"),
+    DTYPES,
+)
 def test_softmax(name, implementation, variant, dtype):
     topology, _ = (PROBLEMS | LONG_ROWS)[name]()
     with jax.enable_x64(True):
