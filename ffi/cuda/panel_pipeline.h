@@ -1,4 +1,4 @@
-// The sizes of a pipeline of panels (cuda/pipeline.cuh), for host and device.
+// The sizes of a pipeline of panels (cuda/panel_pipeline.cuh), for host and device.
 #pragma once
 
 #include "types.h"
@@ -6,8 +6,8 @@
 namespace jaxsparse {
 
 // Of a PanelPipeline: for each stage its counters, and for all of them the rows.
-constexpr int kPipelineCounterBytes = 20;
-constexpr int kPipelineBytes = 192 << 10;
+constexpr int kPanelCounterBytes = 20;
+constexpr int kPanelsBytes = 192 << 10;
 
 // Rows of a panel, of which a pipeline has room for `most`: as many as are useful for a matrix of
 // so many rows.

@@ -8,7 +8,7 @@
 // each.
 #pragma once
 
-#include "cuda/pipeline.h"
+#include "cuda/panel_pipeline.h"
 #include "cuda/vector_access.cuh"
 
 namespace jaxsparse {
@@ -93,7 +93,7 @@ class PanelPipeline {
   }
 
  public:
-  static constexpr int kCounterBytes = kStages * kPipelineCounterBytes;
+  static constexpr int kCounterBytes = kStages * kPanelCounterBytes;
 
   // Called by all threads of a block, who see afterwards what each wrote to shared memory before.
   __device__ PanelPipeline(const Source& source, unsigned char* stages, unsigned char* counters,
