@@ -1,7 +1,7 @@
-// A pipeline of stages in shared memory, through which rows of a matrix pass panel by panel. A warp
-// that is done with a panel goes on to the next; the first one to leave a panel has the stage of
-// the panel before filled again, once all have left that. So warps may be kStages - 1 panels apart,
-// and those that are ahead do the work.
+// A pipeline (cuda/pipeline.cuh) through which rows of a matrix pass panel by panel. All warps are
+// consumers. One that is done with a panel goes on to the next; the first one to leave a panel
+// becomes the producer that fills the stage of the panel before again, once all have left that. So
+// warps may be kStages - 1 panels apart, and those that are ahead do the work.
 //
 // Where the panel is one piece of memory, one bulk copy fills a stage. A bulk copy for each row
 // took 60 clocks a row, whatever its length (measured on an H200): there the lanes copy 16 bytes
@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cuda/panel_pipeline.h"
+#include "cuda/pipeline.cuh"
 #include "cuda/vector_access.cuh"
 
 namespace jaxsparse {
@@ -26,17 +27,26 @@ struct MatrixPanel {
 // pipeline, where nothing is written behind a row's last column. A block has kWarps warps.
 template <typename T, int kRowBytes, int kPanel, int kStages, int kWarps, typename Source>
 class PanelPipeline {
+  using State = PipelineState<kStages>;
   const Source& source_;
   unsigned char* stages_;
-  uint64_t* full_;   // of each stage: counts the lanes of the warp that fills it, and bytes
-  uint64_t* left_;   // counts the warps that left a stage
-  uint32_t* turns_;  // the same, to tell who is first
+  uint64_t* full_;  // barriers of stages
+  uint64_t* empty_;
+  uint32_t* turns_;  // counts the warps that left a stage, to tell who is first
   uint32_t panels_;
-  uint32_t at_ = 0;  // the panel that the warp is in
-  uint32_t stage_ = 0, phase_ = 0;
+  uint32_t number_ = 0;  // of the panel that the warp is in
+  State at_;
 
   static constexpr int kStageBytes = kPanel * kRowBytes;
   static constexpr int kVector = 16 / sizeof(T);
+
+  __device__ __forceinline__ PipelineStage StageAt(State at) const {
+    return {full_ + at.stage, empty_ + at.stage, at.phase};
+  }
+  // Where the warp was in the panel before.
+  __device__ __forceinline__ State Before() const {
+    return {at_.stage > 0 ? at_.stage - 1 : kStages - 1, at_.stage > 0 ? at_.phase : at_.phase ^ 1};
+  }
 
   // Where rows are not aligned.
   __device__ static void CopyByElements(unsigned char* to, const MatrixPanel<T>& panel) {
@@ -73,22 +83,22 @@ class PanelPipeline {
   }
 
   // Starts the copies of a panel; called by all lanes of a warp.
-  __device__ void Fill(uint32_t number, uint32_t stage) {
+  __device__ void Fill(uint32_t number, State at) {
     const MatrixPanel<T> panel = source_(number);
-    unsigned char* to = stages_ + stage * kStageBytes;
-    uint64_t* full = full_ + stage;
+    unsigned char* to = stages_ + at.stage * kStageBytes;
+    const PipelineStage stage = StageAt(at);
     if (panel.pitch % kVector != 0 || !IsAligned<Vector<T, kVector>>(panel.from)) {
       CopyByElements(to, panel);
-      Arrive(full);
+      stage.Filled();
     } else if (panel.pitch * sizeof(T) != kRowBytes) {
       CopyByPieces(AddressOfShared(to), panel);
-      ArriveWhenCopied(full);
+      ArriveWhenCopied(stage.full);
     } else if (threadIdx.x % kWarp == 0 && panel.rows > 0) {
       const uint32_t bytes = panel.rows * kRowBytes;
-      ArriveAndExpect(full, bytes);
-      BulkCopy(to, panel.from, bytes, full);
+      stage.Expect(bytes);
+      BulkCopy(to, panel.from, bytes, stage.full);
     } else {
-      Arrive(full);
+      stage.Filled();
     }
   }
 
@@ -101,26 +111,25 @@ class PanelPipeline {
       : source_(source),
         stages_(stages),
         full_(reinterpret_cast<uint64_t*>(counters)),
-        left_(full_ + kStages),
-        turns_(reinterpret_cast<uint32_t*>(left_ + kStages)),
+        empty_(full_ + kStages),
+        turns_(reinterpret_cast<uint32_t*>(empty_ + kStages)),
         panels_(panels) {
     if (threadIdx.x == 0) {
-      for (int stage = 0; stage < kStages; ++stage) {
-        InitBarrier(full_ + stage, kWarp);
-        InitBarrier(left_ + stage, kWarps);
+      for (uint32_t stage = 0; stage < kStages; ++stage) {
+        StageAt({stage}).Init(kWarp, kWarps);  // lanes of the warp that fills it, and all warps
         turns_[stage] = 0;
       }
       FenceShared();
     }
     __syncthreads();
     const uint32_t warp = threadIdx.x / kWarp;
-    if (warp < kStages && warp < panels_) Fill(warp, warp);
+    if (warp < kStages && warp < panels_) Fill(warp, {warp});
   }
 
   // Waits for the next panel. Returns where its first row lies, in bytes behind the first stage.
   __device__ __forceinline__ uint32_t Enter() {
-    WaitForPhase(full_ + stage_, phase_);
-    return stage_ * kStageBytes;
+    StageAt(at_).WaitUntilFull();
+    return at_.stage * kStageBytes;
   }
 
   // Leaves the panel; called by all lanes of a warp.
@@ -128,21 +137,19 @@ class PanelPipeline {
     __syncwarp();
     uint32_t turn = 0;
     if (threadIdx.x % kWarp == 0) {
-      turn = FetchAndAdd(turns_ + stage_, 1);  // before another panel is counted there
-      Arrive(left_ + stage_);
+      turn = FetchAndAdd(turns_ + at_.stage, 1);  // before another panel is counted there
+      StageAt(at_).Emptied();
     }
     const bool first = __shfl_sync(kAllLanes, turn, 0) % kWarps == 0;
-    const uint32_t next = at_ + kStages - 1;
-    if (first && at_ > 0 && next < panels_) {
-      const uint32_t before = stage_ > 0 ? stage_ - 1 : kStages - 1;
-      WaitForPhase(left_ + before, stage_ > 0 ? phase_ : phase_ ^ 1);
-      Fill(next, before);
+    const uint32_t next = number_ + kStages - 1;
+    if (first && number_ > 0 && next < panels_) {
+      State to = Before();
+      to.phase ^= 1;  // that stage, a round later
+      StageAt(to).WaitUntilEmpty();
+      Fill(next, to);
     }
-    ++at_;
-    if (++stage_ == kStages) {
-      stage_ = 0;
-      phase_ ^= 1;
-    }
+    ++number_;
+    at_.Advance();
   }
 };
 
