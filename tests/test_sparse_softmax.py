@@ -174,6 +174,10 @@ def test_scale_may_be_traced():
     a = CSR(jnp.nan_to_num(a.values), topology)
     traced = jax.jit(lambda s: sparse_softmax(a, scale=s).values)(0.3)
     np.testing.assert_allclose(traced, sparse_softmax(a, scale=0.3).values, rtol=1e-5)
+    with jax.enable_x64(True):
+        exact = CSR(a.values.astype(jnp.float64), topology)
+        scaled = sparse_softmax(exact, scale=jnp.asarray(0.3, jnp.float64)).values
+        np.testing.assert_allclose(scaled, sparse_softmax(exact, scale=0.3).values, rtol=1e-13)
     slope = jax.grad(lambda s: jnp.sum(sparse_softmax(a, scale=s).values ** 2))(0.3)
     step = 1e-2
     ends = [jnp.sum(sparse_softmax(a, scale=0.3 + d).values ** 2) for d in (step, -step)]

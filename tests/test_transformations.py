@@ -147,16 +147,18 @@ def test_gradient_of_padding_is_zero(name):
 def test_vmap(name, implementation):
     function, operands = case(name, implementation)
     for batched in range(len(operands)):
-        axes = [0 if i == batched else None for i in range(len(operands))]
+        axes = [-1 if i == batched else None for i in range(len(operands))]
+        of_batch = [
+            [scale * x if a is not None else x for x, a in zip(operands, axes, strict=True)]
+            for scale in (1, 2, -1)
+        ]
         stacked = [
-            jnp.stack([x, 2 * x, -x]) if a == 0 else x for x, a in zip(operands, axes, strict=True)
+            jnp.stack(xs, a) if a is not None else xs[0]
+            for xs, a in zip(zip(*of_batch, strict=True), axes, strict=True)
         ]
         out = jax.jit(jax.vmap(function, axes, out_axes=1))(*stacked)
-        for i in range(3):
-            expected = function(
-                *(x[i] if a == 0 else x for x, a in zip(stacked, axes, strict=True))
-            )
-            np.testing.assert_allclose(out[:, i], expected, rtol=1e-5, atol=1e-6)
+        for i, operands_of_one in enumerate(of_batch):
+            np.testing.assert_allclose(out[:, i], function(*operands_of_one), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.smoke
