@@ -14,7 +14,7 @@ import jaxlib
 
 import jaxsparse
 from jaxsparse import _ffi, backend
-from jaxsparse.device import DESCRIBED, DefaultDevice, Device, explained_devices
+from jaxsparse.device import DESCRIBED, AnyDevice, Device, explained_devices
 
 # What an operation runs as on a platform for which it has no kernel of its own.
 WITHOUT_KERNEL = {"recurrent_scan": "jax.lax.scan, sparse products by the kernels of spmm"}
@@ -66,7 +66,7 @@ def runs(device: Device) -> dict[str, dict[str, str]]:
     }
 
 
-def _runs_as(name: str, variants: dict[str, list[str]], device: Device | DefaultDevice) -> str:
+def _runs_as(name: str, variants: dict[str, list[str]], device: AnyDevice) -> str:
     if device.lacks:
         return f"plain XLA, because {device.lacks}"
     return ", ".join(variants.get(device.platform, ())) or WITHOUT_KERNEL.get(name, "plain XLA")

@@ -12,7 +12,8 @@ import functools
 from jaxsparse import _ffi
 from jaxsparse.device import Device
 
-_OLDEST = 90  # the kernels use instructions of this compute capability
+COMPUTE_CAPABILITY = 90  # the kernels use instructions of it
+PLAIN = "jax.lax.scan"  # what a scan is without a kernel
 _DTYPES = ("float32", "bfloat16", "float16")  # of states and weights
 
 
@@ -128,7 +129,7 @@ class NoPlan:
     refused: bool = False
 
     def __str__(self) -> str:
-        return f"{'refused' if self.refused else 'jax.lax.scan'}, because {self.reason}"
+        return f"{'refused' if self.refused else PLAIN}, because {self.reason}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,12 +165,8 @@ def make_plan(
         variant: the only one to consider.
         forced: plans even what would be slower than the plain path.
     """
-    if device.compute_capability < _OLDEST:
-        return NoPlan(
-            f"{device.name} has compute capability {device.compute_capability / 10}, and the "
-            f"kernels need {_OLDEST / 10}",
-            wanted=True,
-        )
+    if lacks := device.lacks_for(COMPUTE_CAPABILITY):
+        return NoPlan(lacks, wanted=True)
     for name, dtype in (("state", form.state_dtype), ("weights", form.weight_dtype)):
         if dtype not in _DTYPES:
             return NoPlan(f"the dtype of the {name} is {dtype}; the kernels take {list(_DTYPES)}")
