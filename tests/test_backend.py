@@ -16,7 +16,7 @@ from checks import PLATFORM
 
 import jaxsparse
 from jaxsparse import CSR, H200, Device, Topology, _ffi, backend, spmm
-from jaxsparse.__main__ import main
+from jaxsparse.__main__ import information, main
 from jaxsparse.device import lowered_for
 from jaxsparse.primitive import (
     OPERATIONS,
@@ -190,18 +190,40 @@ def test_default_is_the_platforms_kernel():
 
 
 def test_info(capsys):
+    """First what each operation runs as on this machine, then kernels of other platforms."""
     assert main(["info"]) == 0
     text = capsys.readouterr().out
     for part in ("jaxlib", "jaxsparse_spmm", "kernel cache", "CUDA:"):
         assert part in text
-    runs = [line.split(maxsplit=1) for line in text.splitlines() if line.startswith("    c")]
-    assert [where for where, _ in runs] == ["cpu", "cuda"] * len(backend.TARGETS)
-    assert runs[-2][1].startswith("jax.lax.scan") and runs[-1][1].startswith("dense_tensor_cores")
+    lines = text.splitlines()
+    here = [line for line in lines if line.startswith("    on this machine's ")]
+    assert len(here) == len(backend.TARGETS)
+    if PLATFORM == "cpu":
+        start = lines.index("  spmm: jaxsparse_spmm")
+        assert lines[start + 1 : start + 3] == [
+            f"    on this machine's CPU ({_ffi.cpu_isa()}): rows, panels, scalar",
+            f"    kernels for cuda: {', '.join(backend.TARGETS['spmm']['variants']['cuda'])}",
+        ]
+        assert "jax.lax.scan, because on a CPU only its sparse products" in here[-1]
     assert main(["info", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert set(facts["operations"]) == set(backend.TARGETS)
     assert facts["operations"]["spmm"]["variants"]["cpu"] == ["rows", "panels", "scalar"]
+    assert len(facts["operations"]["spmm"]["runs"]) == 1
     assert (facts["cuda_problems"] == []) == (PLATFORM == "cuda")
+
+
+def test_info_of_operations_that_need_more_of_a_gpu():
+    """Scans need more than products do."""
+    old = Device("A100", 80, 108, 166912)
+    operations = information(old)["operations"]
+    assert "tiled_rows" in operations["spmm"]["runs"]["A100"]
+    expected = "jax.lax.scan, because A100 has compute capability 8.0, and the kernels need 9.0"
+    assert operations["recurrent_scan"]["runs"]["A100"] == expected
+    older = Device("V100", 70, 80, 98304)
+    operations = information(older)["operations"]
+    assert operations["spmm"]["runs"]["V100"] == f"plain XLA, because {older.lacks}"
+    assert operations["check_topology"]["runs"]["V100"] == f"nothing, because {older.lacks}"
 
 
 def test_info_on_a_gpu_that_is_named(capsys, monkeypatch):
