@@ -173,6 +173,22 @@ def _without_gpu(platform: str) -> OtherDevice:
     return OtherDevice(platform, platform.upper(), "there are no kernels for it")
 
 
+# The GPU that `explain` traces a program for. Being a context of JAX it is part of the keys of all
+# caches of traces: what an inner jit was traced to for one GPU is not found for another.
+tracing_for = jax.make_user_context(default_value=None)
+
+
+def traced_for() -> Device | None:
+    """The GPU that patterns are prepared for while a program is traced; None where there is none.
+
+    It is this machine's, or the one that `explain` describes.
+    """
+    described: Device | None = tracing_for.value
+    if described is not None:
+        return described
+    return present_device() if has_gpu() else None
+
+
 def explained_devices(asked: Device | None) -> tuple[AnyDevice | None, Device]:
     """Where JAX runs here, or None where that is the other one; and the GPU that is described."""
     here = default_device()

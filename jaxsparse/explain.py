@@ -11,7 +11,7 @@ import jax
 from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn
 
-from jaxsparse.device import AnyDevice, Device, by_device, explained_devices
+from jaxsparse.device import AnyDevice, Device, by_device, explained_devices, tracing_for
 from jaxsparse.ops.arguments import PATTERN, matrix_shape, operands_of_pattern
 from jaxsparse.primitive import (
     OPERATIONS,
@@ -28,6 +28,7 @@ from jaxsparse.recurrent.primitive import recurrent_scan_p
 _MOST_MULTIPROCESSORS = 2**31 - 1  # a C++ int
 _OF_PATTERN = {name for name, _ in PATTERN}
 _OF_TYPES = ("out_dtype", "columns")  # params that the types of operands and results tell
+_OTHER_PROGRAM = "other scans, which are explained where no device is named"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +108,8 @@ def explain(
     """How the sparse operations of a function run on this machine, and would run on a GPU.
 
     Nothing is computed or compiled, and no GPU is needed: a kernel is chosen by shapes and types
-    alone. First comes what runs where JAX runs on this machine, on a CPU
+    alone. The function is traced for the GPU: recurrent matrices whose pattern it sees are laid out
+    for that one, on the host. First comes what runs where JAX runs on this machine, on a CPU
     without times, then what would run on the GPU; there is one line of the two where this machine's
     GPU is both. Predicted times are fitted to measurements on an H200; for other GPUs they only put
     the variants in an order. A program that the compiler cuts for several devices is explained as
@@ -152,23 +154,48 @@ def explain(
     here, device = explained_devices(device)
     if not 1 <= device.multiprocessors <= _MOST_MULTIPROCESSORS:
         raise ValueError(f"explain: {device.name} has {device.multiprocessors} multiprocessors")
-    jaxpr = jax.make_jaxpr(function)(*arguments)
+    program = _sparse_equations(function, arguments, device)
     return Explanation(
-        _explained(eqn, "" if here is None else f"{here.name}: {_runs_as(eqn, here)}", device)
-        for eqn in equations(jaxpr.jaxpr)
-        if eqn.primitive in OPERATIONS
+        explained_scan(_typed(eqn), runs_here, device)
+        if eqn.primitive is recurrent_scan_p
+        else _explained_call(eqn, runs_here, device)
+        for eqn, runs_here in zip(
+            program, _on_this_machine(here, program, function, arguments), strict=True
+        )
     )
 
 
-def _explained(eqn: JaxprEqn, runs_here: str, device: Device) -> ExplainedCall | ExplainedScan:
-    if eqn.primitive is recurrent_scan_p:
-        return explained_scan(_typed(eqn), runs_here, device)
-    return _explained_call(eqn, runs_here, device)
+def _sparse_equations(
+    function: Callable[..., Any], arguments: Sequence[Any], device: Device
+) -> list[JaxprEqn]:
+    """The sparse operations of a function's program for a GPU."""
+    with tracing_for(device):
+        jaxpr = jax.make_jaxpr(function)(*arguments)
+    return [eqn for eqn in equations(jaxpr.jaxpr) if eqn.primitive in OPERATIONS]
 
 
 def _typed(eqn: JaxprEqn) -> TypedCall:
     avals: list[Any] = [v.aval for v in eqn.invars]
     return typed_call(OPERATIONS[eqn.primitive], eqn.params, avals)
+
+
+def _on_this_machine(
+    here: AnyDevice | None,
+    program: list[JaxprEqn],
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+) -> list[str]:
+    """As what each operation of a program runs here; empty where that is on the GPU."""
+    if here is None:
+        return [""] * len(program)
+    of_here = program
+    if isinstance(here, Device):
+        # Patterns are laid out for the GPU that a program is traced for, and two directions are one
+        # scan only where their layouts have one form.
+        of_here = _sparse_equations(function, arguments, here)
+        if [eqn.primitive for eqn in of_here] != [eqn.primitive for eqn in program]:
+            return [f"{here.name}: {_OTHER_PROGRAM}"] * len(program)
+    return [f"{here.name}: {_runs_as(eqn, here)}" for eqn in of_here]
 
 
 def _runs_as(eqn: JaxprEqn, device: AnyDevice) -> str:

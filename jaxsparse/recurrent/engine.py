@@ -70,6 +70,7 @@ def form_of(params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequenc
         weight_dtype=weights.dtype.name,
         sparse=params["sparse"],
         layout_form=params["forms"][params["transposed"]] if params["forms"] else None,
+        not_laid_out=params["not_laid_out"],
         input_dtypes=tuple(by_name[f"input {i}"].dtype.name for i in range(len(step.inputs))),
         directions=len(params["reversed"]),
     )

@@ -67,6 +67,7 @@ class ScanForm:
     sparse: bool
     input_dtypes: tuple[str, ...]
     layout_form: SparseForm | None = None  # of a sparse matrix
+    not_laid_out: str = ""  # why it has none, if that is known
     directions: int = 1
 
     def __str__(self) -> str:
@@ -198,7 +199,7 @@ def make_plan(
     )
     if made is None:
         # A batch of any size beyond what kernels take in parts is the plain path's.
-        return NoPlan(reason, wanted=form.batch > most_batch)
+        return NoPlan(_exact(reason, variant, form), wanted=form.batch > most_batch)
     best = Plan(**made)
     if not forced and variant is None and loop < best.total_microseconds:
         return NoPlan(
@@ -207,3 +208,15 @@ def make_plan(
             wanted=True,
         )
     return best
+
+
+def _exact(reason: str, variant: str | None, form: ScanForm) -> str:
+    """What the planner says of each kind of kernel, the last of them that of pairs.
+
+    Of a matrix without a layout it says that the pattern is traced or does not fit. Which of the
+    two is known where it was to be laid out.
+    """
+    name = variant or "sparse_pairs"
+    others, of_pairs, _ = reason.partition(f"{name}: ")
+    pairs = VARIANTS[name].weights == "pairs" and of_pairs
+    return f"{others}{name}: {form.not_laid_out}" if pairs and form.not_laid_out else reason

@@ -18,6 +18,7 @@ recurrent_scan_p = make_primitive(
             "step",
             "sparse",
             "forms",
+            "not_laid_out",
             "transposed",
             "reversed",
             "length",
