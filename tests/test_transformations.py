@@ -91,11 +91,12 @@ def case(name, implementation=PLATFORM, dtype=jnp.float32):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", NAMES)
 def test_derivatives(name, implementation):
-    # Order 3, of which each mode has eight programs, for one function of each kind.
+    # Derivatives bind primitives of the same implementation, so the first one meets all that plain
+    # jnp has. Order 3, of which each mode has eight programs, for one function of each kind.
     with jax.enable_x64(True):
         function, operands = case(name, implementation, jnp.float64)
         stands_for_its_kind = name in ("spmm", "gelu", "sparse_softmax")
-        order = 3 if stands_for_its_kind and implementation != "xla" else 2
+        order = 1 if implementation == "xla" else 3 if stands_for_its_kind else 2
         check_grads(jax.jit(function), operands, order, modes=("fwd", "rev"), eps=1e-4)
 
 
