@@ -255,8 +255,11 @@ def test_explain_a_pattern_that_is_an_argument():
         return recurrent.scan(recurrent.elman(), matrix, h, xs)[1]
 
     matrix = CSR.fromdense(jnp.eye(64))
+    dynamic = CSR(matrix.values, matrix.topology.as_dynamic())
     arguments = (jnp.zeros((2, 64)), jnp.zeros((9, 2, 64)))
-    assert explain(scan, matrix, *arguments)[0].plan.variant == "masked_fma"
+    (found,) = explain(scan, dynamic, *arguments)
+    assert found.plan.variant == "masked_fma" and found.problem.layout_form is None
+    assert explain(scan, matrix, *arguments)[0].problem.layout_form is not None
     packed = recurrent.pack(matrix, batch=2, dtype=jnp.float32)
     assert "scan_layout" in packed.topology.layouts
     assert explain(scan, packed, *arguments)[0].problem.layout_form is not None
