@@ -26,7 +26,6 @@ LONG = {
     "tests/test_nn_recurrent_conversion.py": "conversions there and back, of the same models",
     "tests/test_printer.py": "one printer: its numbers, its text, its errors",
     "tests/test_pruning_masks.py": "scores, scopes and structures, which one oracle combines",
-    "tests/test_pruning_sparsify.py": "one function: what it measures, converts and leaves",
     "tests/test_recurrent_plan.py": "one choice, for every form of a scan",
     "tests/test_recurrent_scan.py": "one function, against one loop over time",
     "tests/test_recurrent_transformations.py": "every transformation, of the same scans",
