@@ -24,7 +24,6 @@ LONG = {
     "tests/test_nn_linear.py": "one layer, under everything that Flax does with a layer",
     "tests/test_nn_recurrent.py": "one layer, against Flax's",
     "tests/test_nn_recurrent_conversion.py": "conversions there and back, of the same models",
-    "tests/test_printer.py": "one printer: its numbers, its text, its errors",
     "tests/test_pruning_masks.py": "scores, scopes and structures, which one oracle combines",
     "tests/test_recurrent_plan.py": "one choice, for every form of a scan",
     "tests/test_recurrent_scan.py": "one function, against one loop over time",
