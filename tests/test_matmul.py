@@ -507,6 +507,18 @@ def test_broadcast_batches():
         assert_close(out[i, j], expected, "float32", np.full(expected.shape, 50.0))
 
 
+def test_number_of_batch_dimensions():
+    topology, n = problem("odd")
+    rng = np.random.default_rng(9)
+    a = CSR(values_for(topology, jnp.float32, rng), topology)
+    x = draw(rng, (2, 1, 1, 1, 1, 1, 1, 2, topology.shape[1], n), jnp.float32)
+    np.testing.assert_array_equal(
+        spmm(a, x)[1, ..., 1, :, :].squeeze(), spmm(a, x[1, ..., 1, :, :]).squeeze()
+    )
+    with pytest.raises(ValueError, match="spmm: takes at most 8 batch dimensions"):
+        spmm(a, x[None])
+
+
 @pytest.mark.parametrize("implementation, variant", RIGHT_CASES)
 def test_batch_of_patterns(implementation, variant):
     rng, topology, values, each = batch_of_patterns()

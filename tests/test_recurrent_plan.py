@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from covering import combinations
 from recurrent_problems import CELLS
 
 import jaxsparse
@@ -298,9 +299,11 @@ def _unescaped(text):
     return re.sub(r"\\([0-9A-Fa-f]{2})", lambda m: chr(int(m[1], 16)), text)
 
 
-@pytest.mark.parametrize("weights", ["dense", "masked", "pairs"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("name", list(CELLS))
+@combinations(
+    "name, dtype, weights",
+    CELLS,
+    [(d, w) for d in ("float32", "bfloat16", "float16") for w in ("dense", "masked", "pairs")],
+)
 def test_every_kind_of_kernel_compiles(name, dtype, weights, monkeypatch):
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
     try:
