@@ -19,9 +19,7 @@ import jax
 
 from examples.common.checkpoint import Checkpoints
 from examples.common.errors import OutOfMemoryError, memory_errors
-from examples.common.files import write_json
-from examples.common.options import to_json
-from examples.common.program import describe, run_program
+from examples.common.program import describe, run_program, to_json, write_json
 from examples.sparse_transformer import data
 from examples.sparse_transformer.model import PAPER_SIZES
 from examples.sparse_transformer.training import (

@@ -36,9 +36,7 @@ from jaxsparse.pruning import STRUCTURES
 
 from ..common.checkpoint import Checkpoints
 from ..common.errors import UserError, memory_errors
-from ..common.files import write_json
-from ..common.options import Parser, number, to_json
-from ..common.program import describe, run_program
+from ..common.program import Parser, describe, number, run_program, to_json, write_json
 from . import text
 from .drawing import draw, sample
 from .model import CELLS, DEFAULT_STRUCTURE, Hidden

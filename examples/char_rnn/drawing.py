@@ -13,7 +13,7 @@ from flax import nnx
 from jax import Array
 from matplotlib.figure import Figure
 
-from ..common.files import replacing
+from ..common.program import replacing
 from .model import CharRNN
 
 

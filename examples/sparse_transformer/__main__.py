@@ -29,9 +29,15 @@ import sys
 from pathlib import Path
 
 from ..common.errors import UserError, memory_errors
-from ..common.files import write_json
-from ..common.options import Parser, number, parse_with_presets, to_json
-from ..common.program import describe, run_program
+from ..common.program import (
+    Parser,
+    describe,
+    number,
+    parse_with_presets,
+    run_program,
+    to_json,
+    write_json,
+)
 from . import data
 from .model import PAPER_SIZES
 from .training import (

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from jaxsparse import Topology
 
-from ..common.files import replacing
+from ..common.program import replacing
 from .model import START, Transformer
 
 MASK_CELLS = 256  # Of the triangle that stands for dense attention; more could not be seen.

@@ -42,9 +42,15 @@ from examples.char_rnn.model import Hidden
 from examples.char_rnn.text import Corpus, printable
 from examples.char_rnn.training import parts_of
 from examples.common.errors import UserError, memory_errors
-from examples.common.files import write_json
-from examples.common.options import Parser, number, parse_with_presets, to_json
-from examples.common.program import describe, run_program
+from examples.common.program import (
+    Parser,
+    describe,
+    number,
+    parse_with_presets,
+    run_program,
+    to_json,
+    write_json,
+)
 
 from .drawing import draw
 from .report import table

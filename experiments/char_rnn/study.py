@@ -22,7 +22,7 @@ from examples.char_rnn.text import Corpus
 from examples.char_rnn.training import TextTask, train_model
 from examples.common.checkpoint import Checkpoints
 from examples.common.errors import UserError
-from examples.common.files import write_json
+from examples.common.program import write_json
 from jaxsparse import explain
 
 from .throughput import measure
