@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import os
@@ -33,13 +34,28 @@ from PIL import Image
 from examples.common.errors import UserError
 from examples.sparse_transformer import data, training
 from examples.sparse_transformer.__main__ import main, parse_args
-from examples.sparse_transformer.drawing import padded_rows, sample
-from examples.sparse_transformer.model import Transformer, dense_attention
+from examples.sparse_transformer.model import (
+    Transformer,
+    dense_attention,
+    padded_rows,
+    sample,
+)
 from jaxsparse.nn import SparseAttention
 
+ROOT = Path(__file__).parent.parent
 TINY = ["--size=4", "--layers=1", "--heads=2", "--hidden=16", "--batch=4", "--samples=2"]
 TINY += ["--devices=1"]
 SIZES = {"size": 4, "layers": 2, "heads": 2, "hidden": 16, "mlp": 32}
+
+
+def test_examples_are_few_files_that_import_no_experiment() -> None:
+    for name in ("char_rnn", "sparse_transformer"):
+        assert len(list((ROOT / "examples" / name).glob("*.py"))) <= 5
+    for path in (ROOT / "examples").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        imports = [x for x in ast.walk(tree) if isinstance(x, ast.Import | ast.ImportFrom)]
+        assert all(x in tree.body for x in imports), path  # None inside functions.
+        assert not any("experiments" in ast.unparse(x) for x in imports), path
 
 
 @pytest.fixture

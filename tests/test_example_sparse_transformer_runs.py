@@ -37,14 +37,20 @@ import orbax.checkpoint as ocp
 from jax.experimental.compilation_cache import compilation_cache
 from PIL import Image
 
-from examples.common.checkpoint import Checkpoints
+from examples.common.checkpoint import Checkpoints, Progress
 from examples.common.errors import OutOfMemoryError, UserError
 from examples.common.interruption import Interrupted, stop_request
-from examples.common.progress import Progress
 from examples.sparse_transformer import training
-from examples.sparse_transformer.__main__ import main, parse_args
+from examples.sparse_transformer.__main__ import (
+    is_papers_model,
+    main,
+    open_checkpoints,
+    parse_args,
+    runs_of,
+)
+from examples.sparse_transformer.drawing import table
 from examples.sparse_transformer.model import Transformer, dense_attention
-from examples.sparse_transformer.training import ImageTask, State, choose_devices
+from examples.sparse_transformer.training import ImageTrainer, State, choose_devices, peak_bytes
 from experiments import sparse_transformer as study
 from jaxsparse.nn import SparseAttention
 
@@ -300,7 +306,7 @@ def test_truncated_arrays_fall_back(
 def test_stopped_comparison_resumes_over_a_finished_one(tmp_path: Path) -> None:
     def begin(*argv: str) -> list[Checkpoints]:
         args = parse_args([*TINY, "--compare", "--output", str(tmp_path), *argv])
-        return study.open_checkpoints(study.runs_of(args))
+        return open_checkpoints(runs_of(args))
 
     state = State(jnp.zeros(2), jnp.ones(2))
     for checkpoints in begin("--steps=5"):
@@ -339,11 +345,11 @@ def test_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_comparison_with_the_paper() -> None:
     args = parse_args(["--preset=paper", "--steps=9", "--batch=2"])
-    assert study.is_papers_model(args)
-    assert not study.is_papers_model(parse_args(["--preset=paper", "--layers=2"]))
-    table = study.table({"sparse": None, "dense": None}, with_paper=True)
+    assert is_papers_model(args)
+    assert not is_papers_model(parse_args(["--preset=paper", "--layers=2"]))
+    words = table({"sparse": None, "dense": None}, with_paper=True)
     for figure in ("3.77", "3.76", "67,857", "32,477", "0.77", "9.88", "32,039", "140,000 steps"):
-        assert figure in table
+        assert figure in words
 
 
 def test_study_compares(capsys: pytest.CaptureFixture[str]) -> None:
@@ -357,7 +363,7 @@ def test_comparison_without_memory_for_one(
     def exhaust(*_: Any) -> None:
         raise OutOfMemoryError("dense attention: expected it to fit")
 
-    monkeypatch.setattr("examples.sparse_transformer.training.dense_attention", exhaust)
+    monkeypatch.setattr("examples.sparse_transformer.__main__.dense_attention", exhaust)
     assert main([*RUN, "--compare", "--output", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     assert out.count("out of memory") == 5  # Once in each row.
@@ -366,12 +372,11 @@ def test_comparison_without_memory_for_one(
     assert report["dense"] is None and report["sparse"] is not None
 
 
-def make_task(attention: Callable[..., jax.Array], devices: list[jax.Device]) -> ImageTask:
+def make_trainer(attention: Callable[..., jax.Array], devices: list[jax.Device]) -> ImageTrainer:
     sizes = {"size": 4, "layers": 1, "heads": 2, "hidden": 16, "mlp": 32}
     model = Transformer(attention, **sizes, dtype=jnp.float32, seed=0)
     model.norm.scale[...] = jnp.ones(16)  # As if trained: it starts at zero.
-    batch = np.zeros((8, 48), np.int32)
-    return ImageTask(model, optax.adamw(1e-2), lambda _: batch, [batch], devices)
+    return ImageTrainer(model, optax.adamw(1e-2), 8, devices)
 
 
 @pytest.mark.skipif(jax.local_device_count() < 8, reason="needs 8 devices (tests/conftest.py)")
@@ -379,15 +384,15 @@ def make_task(attention: Callable[..., jax.Array], devices: list[jax.Device]) ->
 def test_training_on_eight_devices(attention: str) -> None:
     topology = Topology.from_mask(masks.band(16) & masks.causal(), (48, 48))
     attend = dense_attention if attention == "dense" else SparseAttention(topology)
-    one, eight = (make_task(attend, jax.local_devices()[:n]) for n in (1, 8))
+    one, eight = (make_trainer(attend, jax.local_devices()[:n]) for n in (1, 8))
     rng = np.random.default_rng(0)
     for _ in range(4):
         tokens = rng.integers(0, 256, (8, 48), np.int32)
         batches = one.place(tokens), eight.place(tokens)
         assert batches[1].addressable_shards[0].data.shape == (1, 48)
-        losses = one.step_on(batches[0]), eight.step_on(batches[1])
+        losses = one.step(batches[0]), eight.step(batches[1])
         np.testing.assert_allclose(*losses, rtol=1e-5)
-        np.testing.assert_allclose(one.score_on(batches[0]), eight.score_on(batches[1]), rtol=1e-5)
+        np.testing.assert_allclose(one.score(batches[0]), eight.score(batches[1]), rtol=1e-5)
     for a, b in zip(*(jax.tree.leaves(x.state.params) for x in (one, eight)), strict=True):
         assert len(b.addressable_shards) == 8 and b.is_fully_replicated
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
@@ -421,4 +426,4 @@ def test_program_on_eight_devices(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_peak_bytes_count_what_is_overwritten_once() -> None:
     x = jnp.zeros(1000)
     program = jax.jit(lambda x: x + 1, donate_argnums=0).lower(x).compile()
-    assert 4000 <= study.peak_bytes(program) < 4100
+    assert 4000 <= peak_bytes(program) < 4100
