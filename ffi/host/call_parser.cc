@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cuda/preparation.h"
+#include "host/preparation.h"
 
 namespace jaxsparse {
 namespace {
@@ -256,13 +256,12 @@ Pattern CallParser::OperandPattern(Dimension& rows, Dimension& columns, Dimensio
 }
 
 Array CallParser::OperandTileStarts(const Pattern& pattern) {
-  constexpr int64_t kNone = 1;  // as NO_STARTS in jaxsparse/pattern.py
   if (!ok()) return {};
   const auto buffer = BufferOfOperand(operand_);
   const bool none =
-      buffer && buffer->dimensions().size() > 0 && buffer->dimensions().back() == kNone;
+      buffer && buffer->dimensions().size() > 0 && buffer->dimensions().back() == kNoTileStarts;
   const int64_t starts = TileStarts(pattern.rows, pattern.columns).At(1, 0);
-  const Array array = Operand("tile_starts", {ffi::S32}, {none ? kNone : starts});
+  const Array array = Operand("tile_starts", {ffi::S32}, {none ? kNoTileStarts : starts});
   return none ? Array{} : array;
 }
 

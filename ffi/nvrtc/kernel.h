@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "cuda/preparation.h"
 #include "types.h"
 
 namespace jaxsparse {
@@ -38,22 +37,6 @@ constexpr double kOnDemand = std::numeric_limits<double>::infinity();
 
 // The clock rate of an H200, for which costs are predicted.
 constexpr double kClocksOfMicrosecond = 1755;
-// The rate at which components of a dense operand are written, and read by the next kernel.
-constexpr double kComponentsBytes = 2e6;  // a microsecond
-
-// Of a kernel that prepares a product on tensor cores.
-inline LaunchShape PrepareShape(const Preparation& of) {
-  constexpr int64_t kMostBlocks = 1 << 16;
-  return {of.Units() < kMostBlocks ? of.Units() : kMostBlocks, kPrepareThreads, kPrepareBytes};
-}
-
-// Whether a product on tensor cores is given so many bytes of workspace where it is not asked for
-// by its name: not if so few entries are stored that another kernel is chosen, nor if it is much.
-inline bool PaysToPrepare(const Pattern& stored, int64_t bytes) {
-  constexpr int64_t kMost = int64_t{1} << 29, kPlacesOfEntry = 64;
-  return bytes <= kMost && stored.nse * kPlacesOfEntry >= stored.rows * stored.columns;
-}
-
 // A kernel, which takes the problem by value as its only argument, and how it is launched.
 template <typename Problem>
 struct CudaKernel {

@@ -2,6 +2,7 @@
 // which problems they fit, their predicted time, their instances and their launches.
 #include "sddmm/kernels/tensor_cores.h"
 
+#include "host/preparation.h"
 #include "nvrtc/expression.h"
 #include "sddmm/sddmm_cuda.h"
 

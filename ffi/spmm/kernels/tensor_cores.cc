@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "host/preparation.h"
 #include "nvrtc/expression.h"
 #include "nvrtc/tensor_map.h"
 #include "spmm/spmm_cuda.h"
