@@ -53,6 +53,20 @@ ffi::DataType DataTypeOf(std::string_view name) {
   return ffi::DataType::INVALID;
 }
 
+ffi::DataType DataTypeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return ffi::F32;
+    case DType::kFloat64:
+      return ffi::F64;
+    case DType::kBFloat16:
+      return ffi::BF16;
+    case DType::kFloat16:
+      return ffi::F16;
+  }
+  return ffi::DataType::INVALID;
+}
+
 ElementType::ElementType(std::initializer_list<ffi::DataType> allowed)
     : count_(static_cast<int>(allowed.size())) {
   std::copy(allowed.begin(), allowed.end(), allowed_);

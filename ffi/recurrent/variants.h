@@ -1,6 +1,8 @@
 // The kinds of kernels that a recurrent scan can run as.
 #pragma once
 
+#include "types.h"
+
 namespace jaxsparse {
 
 // In which form a scan's weights come to the chip.
@@ -17,6 +19,14 @@ struct NamedScanWeights {
 inline constexpr NamedScanWeights kScanWeights[] = {{"dense", ScanWeights::kDense},
                                                     {"masked", ScanWeights::kMasked},
                                                     {"pairs", ScanWeights::kPairs}};
+
+// Of states and weights.
+struct NamedScanDType {
+  const char* name;
+  DType value;
+};
+inline constexpr NamedScanDType kScanDTypes[] = {
+    {"float32", DType::kFloat32}, {"bfloat16", DType::kBFloat16}, {"float16", DType::kFloat16}};
 
 struct ScanVariant {
   const char* name;

@@ -40,9 +40,9 @@ def explained_scan(
     names = operand_names(eqn.params)
     choice = engine.choose(eqn.params, avals, names, device)
     states: Any = eqn.outvars[0].aval
-    launches = math.prod(states.shape[:-4])  # batch dimensions and directions
-    if isinstance(choice.plan, Plan):
-        launches = launches * choice.plan.groups // choice.plan.scans
+    *batch, directions = states.shape[:-4]
+    launches = choice.plan.launches if isinstance(choice.plan, Plan) else directions
+    launches *= math.prod(batch)
     text = ""
     if isinstance(here, Device):
         text = f"{here.name}: {engine.choose(eqn.params, avals, names, here).plan}"

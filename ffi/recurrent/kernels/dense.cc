@@ -32,10 +32,9 @@ int64_t WeightsOf(const ScanForm& form) {
 
 // One of the scans that share a GPU, or of those that follow each other.
 struct DenseShare {
-  int64_t groups = 1;    // parts of the batch
-  int64_t batch = 1;     // of a part
-  int64_t scans = 1;     // side by side
-  int64_t launches = 1;  // one after another
+  int64_t groups = 1;  // parts of the batch
+  int64_t batch = 1;   // of a part
+  int64_t scans = 1;   // side by side
   int resident = 1;
   int64_t multiprocessors = 1;  // for this scan, those that blocks share counted for each
   int64_t shared_bytes = 0;     // of a block
@@ -137,19 +136,21 @@ std::optional<ScanPlan> PlanDenseBlock(const ScanVariant& variant, const ScanFor
   plan.blocks = sizes.blocks;
   plan.threads = sizes.threads;
   plan.shared_bytes = sizes.shared_bytes;
-  plan.exchange_bytes = ExchangeBytes(scan.length, int64_t{sizes.slot} * sizes.state_bytes);
-  plan.constants = PlanConstants("DenseSizes", ExpressionOf(config), share.scans, variant.barrier,
-                                 plan.exchange_bytes);
+  plan.launches = {
+      .directions = scan.directions,
+      .groups = share.groups,
+      .scans = share.scans,
+      .exchange_bytes = ExchangeBytes(scan.length, int64_t{sizes.slot} * sizes.state_bytes),
+      .dense_bytes = scan.sparse ? WeightsOf(scan) * SizeOf(scan.weight_dtype) : 0};
+  plan.constants =
+      PlanConstants("DenseSizes", ExpressionOf(config), plan.launches, variant.barrier);
   plan.poll_delay = DensePollDelay(sizes);
   plan.poll_delay_increase = variant.tensor_cores ? 8 : 0;
   plan.poll_delay_decrease = variant.tensor_cores ? 2 : 0;
   plan.microseconds =
-      DenseMicroseconds(sizes, share.scans, cell_warps, registers) * Double(share.launches);
+      DenseMicroseconds(sizes, share.scans, cell_warps, registers) * Double(plan.launches.Count());
   plan.in_registers = static_cast<double>(sizes.register_chunks) / sizes.loads;
-  plan.groups = share.groups;
-  plan.scans = share.scans;
   plan.resident = share.resident;
-  plan.dense_bytes = scan.sparse ? WeightsOf(scan) * SizeOf(scan.weight_dtype) : 0;
   plan.total_microseconds = TotalMicroseconds(plan, scan);
   return plan;
 }
@@ -191,7 +192,7 @@ std::optional<ScanPlan> PlanDense(const ScanVariant& variant, const ScanForm& sc
     for (int64_t scans = 1; scans <= most_scans; ++scans) {
       if (scan.directions * groups % scans != 0) continue;
       for (int resident = 1; resident <= std::min<int64_t>(2, scans); ++resident) {
-        DenseShare share{groups, batch, scans, scan.directions * groups / scans, resident};
+        DenseShare share{groups, batch, scans, resident};
         share.multiprocessors = int64_t{gpu.multiprocessors} * resident / scans;
         share.shared_bytes = (gpu.shared_bytes + kReservedShared) / resident - kReservedShared;
         if (share.multiprocessors == 0) continue;

@@ -6,6 +6,7 @@
 
 #include "nvrtc/expression.h"
 #include "recurrent/kernel_plans.h"
+#include "recurrent/sparse_layout.h"
 
 namespace jaxsparse {
 namespace {
@@ -48,7 +49,7 @@ std::optional<ScanPlan> PlanPairs(const ScanVariant& variant, const ScanForm& sc
   }
   const int64_t cells = static_cast<int64_t>(shape.units) * config.batch;
   config.cell_threads = static_cast<int>(std::max<int64_t>(
-      kWarp, std::min<int64_t>({RoundUp(cells, kWarp), 1024 - shape.threads, 256})));
+      kWarp, std::min<int64_t>({RoundUp(cells, kWarp), kSparseBlockThreads - shape.threads, 256})));
   const int64_t threads = shape.threads + config.cell_threads;
   // A register holds an index, another one its value; what has no room lies in shared memory.
   config.packed = IsNarrow(scan.weight_dtype) && shape.part_columns() + 64 <= 1 << 16 &&
@@ -78,16 +79,17 @@ std::optional<ScanPlan> PlanPairs(const ScanVariant& variant, const ScanForm& sc
   plan.blocks = sizes.blocks;
   plan.threads = sizes.threads;
   plan.shared_bytes = sizes.shared_bytes;
-  plan.exchange_bytes = ExchangeBytes(scan.length, sizes.slot);
-  plan.constants = PlanConstants("SparseSizes", ExpressionOf(config), scans, variant.barrier,
-                                 plan.exchange_bytes);
+  plan.launches = {.directions = scan.directions,
+                   .scans = scans,
+                   .exchange_bytes = ExchangeBytes(scan.length, sizes.slot)};
+  plan.constants =
+      PlanConstants("SparseSizes", ExpressionOf(config), plan.launches, variant.barrier);
   plan.poll_delay = 900;
   plan.poll_delay_increase = 64;
   plan.poll_delay_decrease = 2;
-  plan.microseconds = microseconds * Double(scan.directions / scans);
+  plan.microseconds = microseconds * Double(plan.launches.Count());
   plan.in_registers = 1 - static_cast<double>(config.shared_entries) / shape.entries;
   plan.cluster = shape.cluster;
-  plan.scans = scans;
   plan.total_microseconds = TotalMicroseconds(plan, scan);
   return plan;
 }
