@@ -1,149 +1,65 @@
-// A pipeline of stages in shared memory, through which rows of a matrix pass panel by panel. A warp
-// that is done with a panel goes on to the next; the first one to leave a panel has the stage of
-// the panel before filled again, once all have left that. So warps may be kStages - 1 panels apart,
-// and those that are ahead do the work.
+// A pipeline of stages in shared memory, which producers fill and consumers empty, in turn. Each
+// stage has two barriers: one tells when it is full, the other when it is empty again.
 //
-// Where the panel is one piece of memory, one bulk copy fills a stage. A bulk copy for each row
-// took 60 clocks a row, whatever its length (measured on an H200): there the lanes copy 16 bytes
-// each.
+// A warp has a PipelineState for each pipeline that it takes part in. A kernel says where barriers
+// lie, by a function from a PipelineState to a PipelineStage: which place takes the fewest
+// registers depends on what else lies beside them.
 #pragma once
 
+#include "cuda/device.cuh"
 #include "cuda/pipeline.h"
-#include "cuda/vector_access.cuh"
 
 namespace jaxsparse {
 
-// Where the rows of a panel lie in memory: neighbours are `pitch` elements apart. If these are as
-// many bytes as in the pipeline, the panel has all columns.
-template <typename T>
-struct MatrixPanel {
-  const T* from;
-  int64_t pitch;
-  int rows, columns;
+// Where a warp is in a pipeline: at a stage, in an even round (phase 0) or in an odd one (phase 1).
+// Producers and consumers count alike.
+template <int kStages>
+struct PipelineState {
+  uint32_t stage = 0, phase = 0;
+
+  // The state for what comes with this number, where all that passes is numbered.
+  __device__ __forceinline__ static PipelineState Of(uint32_t number) {
+    return {number % kStages, number / kStages % 2};
+  }
+
+  __device__ __forceinline__ void Advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+  // By no more than there are.
+  __device__ __forceinline__ void Advance(int stages) {
+    stage += stages;
+    if (stage >= kStages) {
+      stage -= kStages;
+      phase ^= 1;
+    }
+  }
 };
 
-// Source tells by operator() where each of a block's panels lies. Rows are kRowBytes apart in the
-// pipeline, where nothing is written behind a row's last column. A block has kWarps warps.
-template <typename T, int kRowBytes, int kPanel, int kStages, int kWarps, typename Source>
-class PanelPipeline {
-  const Source& source_;
-  unsigned char* stages_;
-  uint64_t* full_;   // of each stage: counts the lanes of the warp that fills it, and bytes
-  uint64_t* left_;   // counts the warps that left a stage
-  uint32_t* turns_;  // the same, to tell who is first
-  uint32_t panels_;
-  uint32_t at_ = 0;  // the panel that the warp is in
-  uint32_t stage_ = 0, phase_ = 0;
+// A stage as a warp meets it: its barriers, and the phase of the warp's state.
+struct PipelineStage {
+  uint64_t* full;
+  uint64_t* empty;
+  uint32_t phase;
 
-  static constexpr int kStageBytes = kPanel * kRowBytes;
-  static constexpr int kVector = 16 / sizeof(T);
-
-  // Where rows are not aligned.
-  __device__ static void CopyByElements(unsigned char* to, const MatrixPanel<T>& panel) {
-#pragma unroll 4
-    for (int r = 0; r < panel.rows; ++r) {
-      T* row = reinterpret_cast<T*>(to + r * kRowBytes);
-      for (int c = threadIdx.x % kWarp; c < panel.columns; c += kWarp) {
-        row[c] = panel.from[r * panel.pitch + c];
-      }
-    }
+  // Called by one thread, before FenceShared and a barrier of the block. So many threads of the
+  // producers arrive in each round, and so many of the consumers.
+  __device__ __forceinline__ void Init(uint32_t producers, uint32_t consumers) const {
+    InitBarrier(full, producers);
+    InitBarrier(empty, consumers);
   }
 
-  // Starts copies by which lanes copy 16 bytes each.
-  __device__ static void CopyByPieces(uint32_t to, const MatrixPanel<T>& panel) {
-    constexpr int kAcross = kRowBytes < 128 ? kRowBytes / 16 : 8;
-    constexpr int kDown = kWarp / kAcross, kTurns = kRowBytes / (16 * kAcross);
-    static_assert(kRowBytes % (16 * kAcross) == 0);
-    const int lane = threadIdx.x % kWarp, column = lane % kAcross * kVector;
-    int r = lane / kAcross;
-    const T* from = panel.from + r * panel.pitch + column;
-    to += r * kRowBytes + lane % kAcross * 16;
-#pragma unroll 4
-    for (; r < panel.rows; r += kDown) {
-#pragma unroll
-      for (int turn = 0; turn < kTurns; ++turn) {
-        constexpr int kStep = kAcross * kVector;
-        if (column + turn * kStep < panel.columns) {
-          AsyncCopy(to + turn * kStep * sizeof(T), from + turn * kStep);
-        }
-      }
-      from += kDown * panel.pitch;
-      to += kDown * kRowBytes;
-    }
-  }
+  // Producers wait until consumers have read what came in the round before. Then each thread writes
+  // its part and arrives, or arrives first and has so many bytes copied, which `full` counts.
+  __device__ __forceinline__ void WaitUntilEmpty() const { WaitForPhase(empty, phase ^ 1); }
+  __device__ __forceinline__ void Filled() const { Arrive(full); }
+  __device__ __forceinline__ void Expect(uint32_t bytes) const { ArriveAndExpect(full, bytes); }
 
-  // Starts the copies of a panel; called by all lanes of a warp.
-  __device__ void Fill(uint32_t number, uint32_t stage) {
-    const MatrixPanel<T> panel = source_(number);
-    unsigned char* to = stages_ + stage * kStageBytes;
-    uint64_t* full = full_ + stage;
-    if (panel.pitch % kVector != 0 || !IsAligned<Vector<T, kVector>>(panel.from)) {
-      CopyByElements(to, panel);
-      Arrive(full);
-    } else if (panel.pitch * sizeof(T) != kRowBytes) {
-      CopyByPieces(AddressOfShared(to), panel);
-      ArriveWhenCopied(full);
-    } else if (threadIdx.x % kWarp == 0 && panel.rows > 0) {
-      const uint32_t bytes = panel.rows * kRowBytes;
-      ArriveAndExpect(full, bytes);
-      BulkCopy(to, panel.from, bytes, full);
-    } else {
-      Arrive(full);
-    }
-  }
-
- public:
-  static constexpr int kCounterBytes = kStages * kPipelineCounterBytes;
-
-  // Called by all threads of a block, who see afterwards what each wrote to shared memory before.
-  __device__ PanelPipeline(const Source& source, unsigned char* stages, unsigned char* counters,
-                           uint32_t panels)
-      : source_(source),
-        stages_(stages),
-        full_(reinterpret_cast<uint64_t*>(counters)),
-        left_(full_ + kStages),
-        turns_(reinterpret_cast<uint32_t*>(left_ + kStages)),
-        panels_(panels) {
-    if (threadIdx.x == 0) {
-      for (int stage = 0; stage < kStages; ++stage) {
-        InitBarrier(full_ + stage, kWarp);
-        InitBarrier(left_ + stage, kWarps);
-        turns_[stage] = 0;
-      }
-      FenceShared();
-    }
-    __syncthreads();
-    const uint32_t warp = threadIdx.x / kWarp;
-    if (warp < kStages && warp < panels_) Fill(warp, warp);
-  }
-
-  // Waits for the next panel. Returns where its first row lies, in bytes behind the first stage.
-  __device__ __forceinline__ uint32_t Enter() {
-    WaitForPhase(full_ + stage_, phase_);
-    return stage_ * kStageBytes;
-  }
-
-  // Leaves the panel; called by all lanes of a warp.
-  __device__ __forceinline__ void Leave() {
-    __syncwarp();
-    uint32_t turn = 0;
-    if (threadIdx.x % kWarp == 0) {
-      turn = FetchAndAdd(turns_ + stage_, 1);  // before another panel is counted there
-      Arrive(left_ + stage_);
-    }
-    const bool first = __shfl_sync(kAllLanes, turn, 0) % kWarps == 0;
-    const uint32_t next = at_ + kStages - 1;
-    if (first && at_ > 0 && next < panels_) {
-      const uint32_t before = stage_ > 0 ? stage_ - 1 : kStages - 1;
-      WaitForPhase(left_ + before, stage_ > 0 ? phase_ : phase_ ^ 1);
-      Fill(next, before);
-    }
-    ++at_;
-    if (++stage_ == kStages) {
-      stage_ = 0;
-      phase_ ^= 1;
-    }
-  }
+  // Consumers wait until all of that is there, read it and arrive.
+  __device__ __forceinline__ void WaitUntilFull() const { WaitForPhase(full, phase); }
+  __device__ __forceinline__ void Emptied() const { Arrive(empty); }
 };
 
 }  // namespace jaxsparse

@@ -1,20 +1,9 @@
-// The sizes of a pipeline of panels (cuda/pipeline.cuh), for host and device.
+// The size of what a pipeline (cuda/pipeline.cuh) has in shared memory beside what passes through
+// it, for host and device.
 #pragma once
-
-#include "types.h"
 
 namespace jaxsparse {
 
-// Of a PanelPipeline: for each stage its counters, and for all of them the rows.
-constexpr int kPipelineCounterBytes = 20;
-constexpr int kPipelineBytes = 192 << 10;
-
-// Rows of a panel, of which a pipeline has room for `most`: as many as are useful for a matrix of
-// so many rows.
-JAXSPARSE_INLINE int PanelRows(int64_t rows, int most) {
-  int panel = 16;
-  while (panel < rows && panel * 2 <= most) panel *= 2;
-  return panel < rows && panel / 2 * 3 <= most ? panel / 2 * 3 : panel;
-}
+constexpr int kPipelineBarrierBytes = 16;  // of a stage: two barriers
 
 }  // namespace jaxsparse

@@ -74,15 +74,18 @@ class SampledRows {
     });
   }
 
-  // Writes them; `product` is that of the tile.
-  __device__ __forceinline__ void Write(uint32_t product, uint64_t* empty) {
+  // Reads their sums from the product of the tile, and writes those that there are no registers
+  // for.
+  __device__ __forceinline__ void Read(uint32_t product) {
     product += row_ * kPitch;
     // All sums are on their way, where the columns were, before the first one is written.
     ForEach([&](int row, int j, int) {
       held_[row][j] = __float_as_uint(SumAt(product, row, held_[row][j]));
     });
     if (slots_ > kSlots) WriteMore(product);
-    Arrive(empty);
+  }
+  // Writes the others.
+  __device__ __forceinline__ void Write() {
     Out* out = Result();
     ForEach([&](int row, int j, int at) {
       WriteSum(__uint_as_float(held_[row][j]), scales_[row][j], &out[at]);

@@ -71,7 +71,7 @@ SddmmStagedConfig ConfigOf(const SddmmProblem& p) {
     else best.vectors *= 2;
   }
   best.stages = best.RowBytes() >= kWideRowBytes ? 2 : 3;
-  best.panel = PanelRows(p.pattern.columns, kPipelineBytes / best.stages / best.RowBytes());
+  best.panel = PanelRows(p.pattern.columns, kPanelsBytes / best.stages / best.RowBytes());
   for (int parts = 1; parts <= 8; parts *= 2) {
     for (int rows = 1; rows <= 8 && rows * best.RowBytes() <= kRowsBytes; rows *= 2) {
       SddmmStagedConfig config = best;

@@ -17,7 +17,7 @@
 // lane of a group; each tile writes its part of y there once, and each visit of a row reads x. From
 // memory come the columns, x and y once, and the result is written once; from L2 comes y as often
 // as there are tiles of rows.
-#include "cuda/pipeline.cuh"
+#include "cuda/panel_pipeline.cuh"
 #include "cuda/row_swizzle.cuh"
 #include "sddmm/kernels/staged.h"
 

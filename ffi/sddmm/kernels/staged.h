@@ -2,7 +2,7 @@
 // device.
 #pragma once
 
-#include "cuda/pipeline.h"
+#include "cuda/panel_pipeline.h"
 #include "sddmm/problem.h"
 
 namespace jaxsparse {
@@ -25,7 +25,7 @@ struct SddmmStagedConfig {
   // each stage.
   constexpr int RowsAt() const { return stages * panel * RowBytes(); }
   constexpr int CountersAt() const { return RowsAt() + TileRows() * RowBytes(); }
-  constexpr int SharedBytes() const { return CountersAt() + stages * kPipelineCounterBytes; }
+  constexpr int SharedBytes() const { return CountersAt() + stages * kPanelCounterBytes; }
 };
 
 }  // namespace jaxsparse

@@ -32,7 +32,7 @@ namespace jaxsparse {
 template <typename T, SddmmTensorConfig kConfig>
 class SddmmProducer {
   static constexpr int kBytes = kConfig.StageBytes(kComponents<T>);
-  static constexpr uint32_t kStages = kConfig.Stages(kComponents<T>);
+  static constexpr int kStages = kConfig.Stages(kComponents<T>);
   static_assert(kStages <= kSddmmWarps);
   uint32_t next_, queued_ = 0;  // the warp's next copy; how many there are in all
 
@@ -55,12 +55,13 @@ class SddmmProducer {
                                        unsigned char* stages, uint32_t picked) {
     if (next_ >= queued_ || next_ >= picked + kStages) return;
     if (threadIdx.x % kWarp == 0) {
-      const uint32_t stage = next_ % kStages;
+      const uint32_t place = next_ % kStages;
       const int64_t tile = control.queue[next_ % (2 * kSddmmUnitTiles)];
-      WaitForPhase(&control.empty[stage], next_ / kStages % 2 ^ 1);
-      ArriveAndExpect(&control.full[stage], kBytes);
-      BulkCopy(stages + stage * kBytes, control.components_of_y + tile * kBytes, kBytes,
-               &control.full[stage]);
+      const PipelineStage stage = control.TileAt(PipelineState<kStages>::Of(next_));
+      stage.WaitUntilEmpty();
+      stage.Expect(kBytes);
+      BulkCopy(stages + place * kBytes, control.components_of_y + tile * kBytes, kBytes,
+               stage.full);
     }
     next_ += kSddmmWarps;
   }
@@ -84,33 +85,35 @@ __device__ __forceinline__ void MultiplyUnits(const SddmmProblem& p, SddmmContro
   uint32_t number = 0;  // of a tile
 #pragma unroll 1
   for (uint32_t units = 0;; ++units) {
-    WaitForPhase(&control.scheduled[units % 2], units / 2 % 2);
-    const SddmmUnit& unit = control.units[units % 2];
+    const auto slot = PipelineState<2>::Of(units);
+    WaitForPhase(&control.scheduled[slot.stage], slot.phase);
+    const SddmmUnit& unit = control.units[slot.stage];
     int tiles = __popc(unit.tiles);
     if (tiles == 0) return;
     // Rows of x come where the next product will be.
-    const uint32_t place = number % kSddmmProducts;
-    WaitForPhase(&control.product_empty[place][warp], number / kSddmmProducts % 2 ^ 1);
+    const auto next = PipelineState<kSddmmProducts>::Of(number);
+    control.ProductAt(next, warp).WaitUntilEmpty();
     Rows rows;
     rows.Load(
         p.x.At<const T>(p.batch, unit.entry), p.pattern.rows, p.d,
         int64_t{unit.first_row} + group * (kSddmmTileRows / 2),
-        shared + kProductsAt + place * kSddmmProductBytes + warp * kSddmmWarpRows * kRowBytes);
+        shared + kProductsAt + next.stage * kSddmmProductBytes + warp * kSddmmWarpRows * kRowBytes);
 #pragma unroll 1
     for (; tiles > 0; --tiles, ++number) {
       WarpgroupProduct<T, kSddmmTileColumns> product;
-      const uint32_t stage = number % kStages, place = number % kSddmmProducts;
-      WaitForPhase(&control.full[stage], number / kStages % 2);
+      const auto from = PipelineState<kStages>::Of(number);
+      const auto to = PipelineState<kSddmmProducts>::Of(number);
+      control.TileAt(from).WaitUntilFull();
       // In a way that tells a compiler that all lanes agree.
-      const uint32_t y = __shfl_sync(kAllLanes, stages + stage * kStageBytes, 0);
+      const uint32_t y = __shfl_sync(kAllLanes, stages + from.stage * kStageBytes, 0);
       product.template Add<TileY, false>(rows, y);
-      Arrive(&control.empty[stage]);
-      WaitForPhase(&control.product_empty[place][warp], number / kSddmmProducts % 2 ^ 1);
-      const uint32_t to = products + place * kSddmmProductBytes;
+      control.TileAt(from).Emptied();
+      control.ProductAt(to, warp).WaitUntilEmpty();
+      const uint32_t rows_of_product = products + to.stage * kSddmmProductBytes;
       product.ForEachPair([&](int r, int c, float low, float high) {
-        SharedAt<Vector<float, 2>>(to + r * kRowBytes + c * 4) = {{low, high}};
+        SharedAt<Vector<float, 2>>(rows_of_product + r * kRowBytes + c * 4) = {{low, high}};
       });
-      Arrive(&control.product_full[place][warp]);
+      control.ProductAt(to, warp).Filled();
     }
   }
 }
@@ -138,9 +141,12 @@ __device__ __forceinline__ void PickUnits(const SddmmProblem& p, SddmmControl& c
     while (true) {
       producer.Copy(p, control, stages, picked);
       if (tiles == 0) break;
-      const uint32_t place = picked % kSddmmProducts;
-      WaitForPhase(&control.product_full[place][warp], picked / kSddmmProducts % 2);
-      entries.Write(products + place * kSddmmProductBytes, &control.product_empty[place][warp]);
+      const auto at = PipelineState<kSddmmProducts>::Of(picked);
+      const PipelineStage product = control.ProductAt(at, warp);
+      product.WaitUntilFull();
+      entries.Read(products + at.stage * kSddmmProductBytes);
+      product.Emptied();
+      entries.Write();
       ++picked;
       --tiles;
       entries.Load();
@@ -170,13 +176,9 @@ __global__ void __launch_bounds__(kSddmmTensorThreads, 1)
   if (threadIdx.x < kSddmmWarps) {
     const int i = threadIdx.x;
     if (i < 2) InitBarrier(&control.scheduled[i], 1);
-    if (i < kStages) {
-      InitBarrier(&control.full[i], 1);
-      InitBarrier(&control.empty[i], kSddmmRoleThreads);
-    }
-    for (int product = 0; product < kSddmmProducts; ++product) {
-      InitBarrier(&control.product_full[product][i], kWarp);
-      InitBarrier(&control.product_empty[product][i], kWarp);
+    if (i < kStages) control.TileAt<kStages>({threadIdx.x}).Init(1, kSddmmRoleThreads);
+    for (uint32_t product = 0; product < kSddmmProducts; ++product) {
+      control.ProductAt({product}, i).Init(kWarp, kWarp);
     }
     FenceShared();
   }

@@ -3,6 +3,7 @@
 // have entries.
 #pragma once
 
+#include "cuda/pipeline.cuh"
 #include "cuda/preparation.cuh"
 #include "sddmm/kernels/tensor_cores.h"
 
@@ -67,21 +68,32 @@ __device__ __forceinline__ Preparation PreparationOf(const SddmmProblem& p) {
 }
 
 // What controls a block's work, in shared memory behind stages and products. There are two units:
-// the one that is multiplied and the next one.
+// the one that is multiplied and the next one. Tiles of y come through a pipeline
+// (cuda/pipeline.cuh), and so do products, through one for each consumer warp and the epilogue warp
+// that picks its rows.
 struct SddmmControl {
   SddmmSchedule schedule;
   Preparation prepared;
   const char* components_of_y;
   SddmmUnit units[2];
-  // Barriers: of units; of stages; of products, for each consumer warp and the epilogue warp that
-  // picks its rows.
+  // Barriers: of units, and of these pipelines. That a unit has been read epilogue warps know when
+  // its products have come.
   uint64_t scheduled[2];
-  uint64_t full[kSddmmMostStages], empty[kSddmmMostStages];
+  uint64_t tile_full[kSddmmMostStages], tile_empty[kSddmmMostStages];
   uint64_t product_full[kSddmmProducts][kSddmmWarps];
   uint64_t product_empty[kSddmmProducts][kSddmmWarps];
   // Of each epilogue warp, the tiles that have entries. Warps may be one unit apart.
   uint32_t found[2][kSddmmWarps];
   uint32_t queue[2 * kSddmmUnitTiles];  // which tiles of y are multiplied, of the two units
+
+  template <int kStages>
+  __device__ __forceinline__ PipelineStage TileAt(PipelineState<kStages> at) {
+    static_assert(kStages <= kSddmmMostStages);
+    return {&tile_full[at.stage], &tile_empty[at.stage], at.phase};
+  }
+  __device__ __forceinline__ PipelineStage ProductAt(PipelineState<kSddmmProducts> at, int warp) {
+    return {&product_full[at.stage][warp], &product_empty[at.stage][warp], at.phase};
+  }
 };
 static_assert(sizeof(SddmmControl) <= kSddmmControlBytes);
 

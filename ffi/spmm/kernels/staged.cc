@@ -57,7 +57,7 @@ SpmmStagedConfig BestConfig(const SpmmProblem& p) {
   bool is_first = true;
   for (config.lanes = least_lanes; config.lanes <= most_lanes; config.lanes *= 2) {
     config.prefetched = config.lanes <= kMostPrefetchedLanes;
-    config.panel = PanelRows(p.pattern.columns, kPipelineBytes / config.stages / config.RowBytes());
+    config.panel = PanelRows(p.pattern.columns, kPanelsBytes / config.stages / config.RowBytes());
     for (config.rows = 1; config.rows <= most_rows; config.rows *= 2) {
       if (is_first || Clocks(p, config) <= Clocks(p, best)) best = config;
       is_first = false;

@@ -8,7 +8,7 @@
 // does not do, the long rows are cut into parts, and each warp has room for kSpares of them besides
 // its other rows.
 //
-// The panels lie in a pipeline of stages (cuda/pipeline.cuh). Warps may be as many panels
+// The panels lie in the stages of a pipeline (cuda/panel_pipeline.cuh). Warps may be as many panels
 // apart as there are stages, less one, so what counts is how many entries a warp has in all of
 // them, not in the worst one.
 //
@@ -19,7 +19,7 @@
 // multiprocessor, and 8 bytes for its place and value, which is half a clock for kLanes == 32; each
 // tile writes its columns of x there once. From memory come the entries, x and the result, once
 // each; from L2 x as often as there are tiles down the result.
-#include "cuda/pipeline.cuh"
+#include "cuda/panel_pipeline.cuh"
 #include "spmm/kernels/staged.h"
 #include "spmm/kernels/staged_entries.cuh"
 #include "spmm/kernels/staged_rows.cuh"

@@ -1,7 +1,7 @@
 // How the staged kernel of the sparse-dense product is configured, by the host, for the device.
 #pragma once
 
-#include "cuda/pipeline.h"
+#include "cuda/panel_pipeline.h"
 
 namespace jaxsparse {
 
@@ -21,7 +21,7 @@ struct SpmmStagedConfig {
   constexpr int BuffersAt() const { return stages * panel * RowBytes(); }
   static constexpr int BufferBytes() { return kWarp * 8; }
   constexpr int CountersAt() const { return BuffersAt() + warps * 2 * BufferBytes(); }
-  constexpr int SharedBytes() const { return CountersAt() + stages * kPipelineCounterBytes; }
+  constexpr int SharedBytes() const { return CountersAt() + stages * kPanelCounterBytes; }
 };
 
 }  // namespace jaxsparse

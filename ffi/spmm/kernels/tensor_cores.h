@@ -2,6 +2,7 @@
 // device.
 #pragma once
 
+#include "cuda/pipeline.h"
 #include "cuda/preparation.h"
 #include "spmm/problem.h"
 
@@ -15,7 +16,6 @@ constexpr int kSpmmTileRows = kTileSize;
 constexpr int kSpmmTileInner = kTileSize;
 constexpr int kSpmmTilePitch = kSpmmTileInner + 8;  // numbers of float32, lest rows share banks
 
-constexpr int kSpmmBarrierBytes = 16;  // of a stage
 constexpr int kSpmmFlagBytes = 16, kSpmmBiasBytes = kSpmmTileRows * 4;
 constexpr int kSpmmOrderBytes = kSpmmTeamThreads / kWarp * kSpmmTileRows;  // of a team
 
@@ -43,7 +43,7 @@ struct SpmmTensorConfig {
     return Stages(components) * StageBytes(components);
   }
   constexpr int FlagsAt(int components) const {
-    return BarriersAt(components) + Stages(components) * kSpmmBarrierBytes;
+    return BarriersAt(components) + Stages(components) * kPipelineBarrierBytes;
   }
   constexpr int BiasAt(int components) const { return FlagsAt(components) + kSpmmFlagBytes; }
   constexpr int OrdersAt(int components) const { return BiasAt(components) + kSpmmBiasBytes; }

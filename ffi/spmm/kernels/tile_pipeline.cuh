@@ -1,7 +1,9 @@
-// The roles of a block of the tensor core kernel, and the pipeline between them: producers write
-// tiles of the sparse matrix to stages, whose tiles of x are copied there, and consumers multiply.
+// The roles of a block of the tensor core kernel, and the pipeline (cuda/pipeline.cuh) between
+// them: producers write tiles of the sparse matrix to stages, whose tiles of x are copied there,
+// and consumers multiply.
 #pragma once
 
+#include "cuda/pipeline.cuh"
 #include "spmm/kernels/matrix_tiles.cuh"
 
 namespace jaxsparse {
@@ -36,27 +38,29 @@ struct SpmmTensorShape {
   static constexpr int kProducerRegisters = kTeams == 1 ? 96 : kColumns > 64 ? 72 : 80;
 };
 
-// Stages that producers fill and consumers empty, in turn. By addresses that stay in registers:
-// producers have few warps, which wait for each instruction.
+// The pipeline and where a warp is in it. By addresses that stay in registers: producers have few
+// warps, which wait for each instruction.
 template <typename Shape>
 class TilePipeline {
+  static constexpr int kStages = Shape::kStages;
   static constexpr int kFullAt = Shape::kBarriersAt;
-  static constexpr int kEmptyAt = kFullAt + Shape::kStages * sizeof(uint64_t);
+  static constexpr int kEmptyAt = kFullAt + kStages * sizeof(uint64_t);
+  using State = PipelineState<kStages>;
   uint32_t stages_;
-  uint32_t stage_ = 0, odd_ = 0;  // the phase that its barriers are in
+  State at_;
 
-  // The barrier from kFullAt on counts the producers' arrivals, one more by the thread that has x
-  // copied, and the bytes of that copy; the one from kEmptyAt on counts consumers.
-  __device__ __forceinline__ uint64_t* Barrier(int from, uint32_t stage) const {
-    return &SharedAt<uint64_t>(stages_ + stage * sizeof(uint64_t) + from);
+  __device__ __forceinline__ PipelineStage StageAt(State at) const {
+    const uint32_t barriers = stages_ + at.stage * sizeof(uint64_t);
+    return {&SharedAt<uint64_t>(barriers + kFullAt), &SharedAt<uint64_t>(barriers + kEmptyAt),
+            at.phase};
   }
 
  public:
   __device__ explicit TilePipeline(const unsigned char* stages) : stages_(AddressOfShared(stages)) {
     if (threadIdx.x == 0) {
-      for (int stage = 0; stage < Shape::kStages; ++stage) {
-        InitBarrier(Barrier(kFullAt, stage), kTeamThreads + 1);
-        InitBarrier(Barrier(kEmptyAt, stage), kConsumers);
+      for (uint32_t stage = 0; stage < kStages; ++stage) {
+        // A producer arrives once more, the one that has x copied.
+        StageAt({stage}).Init(kTeamThreads + 1, kConsumers);
       }
       FenceShared();
     }
@@ -69,28 +73,20 @@ class TilePipeline {
   // Space of the producers.
   __device__ __forceinline__ uint32_t Orders() const { return stages_ + Shape::kOrdersAt; }
   __device__ __forceinline__ uint32_t Stage() const {
-    return stages_ + stage_ * Shape::kStageBytes;
+    return stages_ + at_.stage * Shape::kStageBytes;
   }
-  __device__ __forceinline__ void WaitUntilEmpty() {
-    WaitForPhase(Barrier(kEmptyAt, stage_), odd_ ^ 1);
-  }
-  __device__ __forceinline__ void WaitUntilFull() { WaitForPhase(Barrier(kFullAt, stage_), odd_); }
-  // By one thread; calls with where x belongs, and the barrier.
+  __device__ __forceinline__ void WaitUntilEmpty() { StageAt(at_).WaitUntilEmpty(); }
+  __device__ __forceinline__ void WaitUntilFull() { StageAt(at_).WaitUntilFull(); }
+  // By one thread; calls with where x belongs, and the barrier that counts its bytes.
   template <typename Copy>
   __device__ __forceinline__ void CopyX(Copy copy) {
-    uint64_t* full = Barrier(kFullAt, stage_);
-    ArriveAndExpect(full, Shape::kXBytes);
-    copy(&SharedAt<char>(Stage()), full);
+    const PipelineStage stage = StageAt(at_);
+    stage.Expect(Shape::kXBytes);
+    copy(&SharedAt<char>(Stage()), stage.full);
   }
-  __device__ __forceinline__ void Filled() { Arrive(Barrier(kFullAt, stage_)); }
-  __device__ __forceinline__ void Emptied() { Arrive(Barrier(kEmptyAt, stage_)); }
-  __device__ __forceinline__ void Next(int stages = 1) {
-    stage_ += stages;
-    if (stage_ >= Shape::kStages) {
-      stage_ -= Shape::kStages;
-      odd_ ^= 1;
-    }
-  }
+  __device__ __forceinline__ void Filled() { StageAt(at_).Filled(); }
+  __device__ __forceinline__ void Emptied() { StageAt(at_).Emptied(); }
+  __device__ __forceinline__ void Next(int stages = 1) { at_.Advance(stages); }
 };
 
 // Tells all of a block whether anything went wrong in a tile of the result.
