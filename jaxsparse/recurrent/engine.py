@@ -94,7 +94,7 @@ def source(step: Step, form: ScanForm, plan: Plan) -> str:
         outputs=sum(step.outputs),
     )
     return (
-        f'#include "{plan.file}"\n#include "recurrent/pointwise.cuh"\n\n'
+        f'#include "{plan.file}"\n#include "cuda/pointwise.cuh"\n\n'
         f"{printed}\n"
         "struct PrintedPlan {\n"
         f"  using State = {_ffi.SCAN_DTYPES[form.state_dtype]};\n"
