@@ -25,7 +25,7 @@ namespace nb = nanobind;
 namespace jaxsparse {
 namespace {
 
-// The GPUs on which a recurrent scan has given up since this was last asked; waits for them all.
+// The GPUs on which a recurrent scan has timed out since this was last asked; waits for them all.
 std::vector<int> TakeScanFailures() {
   std::string error;
   const std::vector<int> failed = WaitForFailures(&error);

@@ -28,7 +28,7 @@ std::string NameOf(DType dtype) {
 // Fitted to measurements on an H200.
 double LoopMicroseconds(const ScanForm& form) {
   const bool wide = !IsNarrow(form.state_dtype) || !IsNarrow(form.weight_dtype);
-  const double size = Double(form.products * form.states) * Double(form.hidden) *
+  const double size = Double(form.products * form.state_parts) * Double(form.hidden) *
                       Double(form.hidden) * (wide ? 4 : 2);
   const double megabytes = size / 1e6;
   const double start = wide ? 5.3 : 3.6, per_megabyte = wide ? 0.2 : 0.11;
@@ -70,7 +70,7 @@ std::string ReasonAgainst(const ScanVariant& variant, const ScanForm& form) {
 
 std::string DoesNotFit(const ScanForm& scan, const Gpu& gpu) {
   const std::string hidden = std::to_string(scan.hidden);
-  return std::to_string(scan.products) + " x " + std::to_string(scan.states) + " x " + hidden +
+  return std::to_string(scan.products) + " x " + std::to_string(scan.state_parts) + " x " + hidden +
          " x " + hidden + " weights in " + NameOf(scan.weight_dtype) + " and a batch of " +
          std::to_string(scan.batch) + " don't fit the registers and shared memory of " +
          std::to_string(gpu.multiprocessors) + " multiprocessors";

@@ -17,8 +17,8 @@ namespace jaxsparse {
 
 struct ScanForm {
   int64_t products = 1;  // of a step
-  int64_t states = 1;    // state parts
-  int64_t inputs = 0;    // arrays of h units in all, of outputs too
+  int64_t state_parts = 1;
+  int64_t inputs = 0;  // arrays of h units in all, of outputs too
   int64_t outputs = 0;
   int64_t hidden = 1;
   int64_t batch = 1;

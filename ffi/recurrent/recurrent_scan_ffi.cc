@@ -342,7 +342,7 @@ std::string DensifyAll(const Call& c, int64_t entry, int device, cudaStream_t st
 
 std::string FailedBefore(int device) {
   return "an earlier scan on GPU " + std::to_string(device) +
-         " gave up: its blocks waited for one another longer than JAXSPARSE_SCAN_WAIT_LIMIT "
+         " timed out: its blocks waited for one another longer than JAXSPARSE_SCAN_WAIT_LIMIT "
          "seconds; its results are NaN";
 }
 

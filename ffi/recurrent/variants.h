@@ -32,8 +32,8 @@ struct ScanVariant {
   const char* name;
   ScanWeights weights;
   bool tensor_cores;  // or else FMA
-  // The blocks meet after each step, instead of polling each other's data. Slower, so only on
-  // demand.
+  // The blocks meet after each step, instead of polling each other's data. Slower, so only by
+  // name.
   bool barrier;
 };
 inline constexpr ScanVariant kScanVariants[] = {

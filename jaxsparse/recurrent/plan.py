@@ -140,7 +140,7 @@ class Variant:
         weights: "dense"; "masked", a sparse matrix kept in dense form; "pairs", of index and value.
         tensor_cores: or else FMA.
         barrier: the blocks meet after each step, instead of polling each other's data. Slower,
-            so only on demand.
+            so only by name.
     """
 
     weights: str
