@@ -1,1 +1,4 @@
-"""Programs that a user would run: python -m examples.<name>, from the root of the repository."""
+"""Programs that a user would run: python -m examples.<name>, from the root of the repository.
+
+Each is five files to copy from. What they share in ``common`` surrounds a program and no more.
+"""

@@ -14,22 +14,22 @@ import jaxlib
 
 import jaxsparse
 from jaxsparse import _ffi, backend
-from jaxsparse.device import DESCRIBED, DefaultDevice, Device, explained_devices
-
-# What an operation runs as on a platform for which it has no kernel of its own.
-WITHOUT_KERNEL = {"recurrent_scan": "jax.lax.scan, sparse products by the kernels of spmm"}
+from jaxsparse.device import DESCRIBED, AnyDevice, Device, default_device
+from jaxsparse.primitive import OPERATIONS, lacks_kernel
 
 
-def information() -> dict[str, Any]:
-    """Versions, platforms, targets, variants, the kernel cache, and problems with CUDA.
+def information(described: Device | None = None) -> dict[str, Any]:
+    """Versions, platforms, operations, the kernel cache, and problems with CUDA.
 
-    It starts JAX's backends, since only they know the platforms.
+    Of each operation it has what it runs as where JAX runs on this machine, and then what it would
+    run as on a GPU that is described. It starts JAX's backends, since only they know the platforms.
     """
     try:
         nvrtc = _ffi.nvrtc_version()
     except RuntimeError as error:
         nvrtc = f"none ({str(error).splitlines()[0]})"
     devices = [f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()]
+    asked = [default_device(), *([] if described is None else [described])]
     return {
         "versions": {
             "jaxsparse": jaxsparse.__version__,
@@ -42,7 +42,13 @@ def information() -> dict[str, Any]:
         "devices": devices,
         "cpu_instruction_set": _ffi.cpu_isa(),
         "operations": {
-            name: {"target": backend.target_name(name), "variants": entry["variants"]}
+            name: {
+                "target": backend.target_name(name),
+                "variants": entry["variants"],
+                "runs": {
+                    device.name: _runs_as(name, entry["variants"], device) for device in asked
+                },
+            }
             for name, entry in backend.TARGETS.items()
         },
         "kernel_cache": kernel_cache(),
@@ -50,26 +56,13 @@ def information() -> dict[str, Any]:
     }
 
 
-def runs(device: Device) -> dict[str, dict[str, str]]:
-    """What each operation runs as where JAX runs here, and then what it would run as on a GPU.
-
-    By names of operations and of devices, which are one where this machine has that GPU.
-    """
-    here, asked = explained_devices(device)
-    return {
-        name: {
-            where.name: _runs_as(name, entry["variants"], where)
-            for where in (here, asked)
-            if where is not None
-        }
-        for name, entry in backend.TARGETS.items()
-    }
-
-
-def _runs_as(name: str, variants: dict[str, list[str]], device: Device | DefaultDevice) -> str:
-    if device.lacks:
-        return f"plain XLA, because {device.lacks}"
-    return ", ".join(variants.get(device.platform, ())) or WITHOUT_KERNEL.get(name, "plain XLA")
+def _runs_as(name: str, variants: dict[str, list[str]], device: AnyDevice) -> str:
+    operation = next((x for x in OPERATIONS.values() if x.target == name), None)
+    if operation is None:  # it checks patterns, and programs call it as it is
+        lacks, otherwise = device.lacks, "nothing"
+    else:
+        lacks, otherwise = lacks_kernel(operation, device), operation.plain
+    return f"{otherwise}, because {lacks}" if lacks else ", ".join(variants[device.platform])
 
 
 def kernel_cache() -> dict[str, Any]:
@@ -97,18 +90,15 @@ def as_text(facts: dict[str, Any]) -> str:
     lines = [f"{name:<11}{version}" for name, version in facts["versions"].items()]
     lines += ["", "devices"] + [f"  {device}" for device in facts["devices"]]
     lines.append(f"  CPU kernels use {facts['cpu_instruction_set']}")
-    lines += ["", "operations: FFI target, variants in order of preference; elsewhere plain XLA"]
+    lines += ["", "operations: FFI target, and as what it runs: kernels in order of preference"]
     for name, entry in facts["operations"].items():
-        lines.append(f"  {name}: {entry['target']}")
-        if "runs" in entry:
-            (here, choice), *described = entry["runs"].items()
-            lines.append(f"    on this machine's {here}: {choice}")
-            lines += [f"    on {device}: {choice}" for device, choice in described]
-            continue
+        (here, choice), *described = entry["runs"].items()
+        lines += [f"  {name}: {entry['target']}", f"    on this machine's {here}: {choice}"]
+        lines += [f"    on {device}: {choice}" for device, choice in described]
         for where, variants in entry["variants"].items():
-            lines.append(
-                f"    {where:<5}{', '.join(variants) or WITHOUT_KERNEL.get(name, 'plain XLA')}"
-            )
+            listed = ", ".join(variants)
+            if listed and listed not in entry["runs"].values():
+                lines.append(f"    kernels for {where}: {listed}")
     cache = facts["kernel_cache"]
     where = cache["folder"] or "off (JAXSPARSE_CACHE_DIR is empty)"
     kept = f"{cache['kernels']} kernels, {cache['bytes']} of at most {cache['limit']} bytes"
@@ -120,10 +110,7 @@ def as_text(facts: dict[str, Any]) -> str:
 
 
 def _info(arguments: argparse.Namespace) -> int:
-    facts = information()
-    if arguments.device is not None:
-        for name, choices in runs(DESCRIBED[arguments.device]).items():
-            facts["operations"][name]["runs"] = choices
+    facts = information(DESCRIBED.get(arguments.device))
     print(json.dumps(facts, indent=1) if arguments.json else as_text(facts))
     return 0
 

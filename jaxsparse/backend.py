@@ -1,4 +1,4 @@
-"""Where an operation runs: FFI targets, their variants, and why CUDA can or can't be used."""
+"""FFI targets and their variants, and why CUDA can or can't be used on this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import functools
 import importlib.util
 import os
 import pathlib
-import warnings
 from typing import Any
 
 import jax
@@ -80,7 +79,7 @@ def cuda_problems() -> tuple[str, ...]:
         _ffi.nvrtc_version()
     except RuntimeError as error:
         problems.append(f"{error}\n  mend it by: {install}")
-    if not _has_driver():
+    if not has_driver():
         problems.append("there is no NVIDIA driver (libcuda.so.1): install one, see nvidia-smi")
         return tuple(problems)
     try:
@@ -97,99 +96,13 @@ def cuda_problems() -> tuple[str, ...]:
 
 
 @functools.cache
-def _has_driver() -> bool:
+def has_driver() -> bool:
+    """Whether this machine has NVIDIA's driver, with a GPU or without."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
         return False
     return True
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    warnings.warn(message, stacklevel=2)
-
-
-class UnavailableError(ValueError):
-    """What was asked for can't be had where an operation is lowered.
-
-    Its message is for lowering; ``reason`` is what follows "because" where it is only explained.
-    """
-
-    def __init__(self, message: str, reason: str | None = None):
-        super().__init__(message)
-        self.reason = reason or message
-
-
-def resolve(
-    operation: str,
-    platform: str,
-    implementation: str | None,
-    variant: str | None,
-    *,
-    lacks: str | None = None,
-) -> str:
-    """Which implementation an operation is lowered to on a platform ("cpu", "cuda", "tpu", ...).
-
-    Args:
-        operation: the name of its target.
-        platform: where it is lowered for.
-        implementation: the one that was asked for, or None.
-        variant: the one that was asked for, or None.
-        lacks: why a device that is described can't run the kernels, empty if it can; None asks this
-            machine, and warns once if it can't.
-
-    Raises:
-        UnavailableError: where what was asked for can't be had there.
-    """
-    chosen = implementation
-    if implementation is None:
-        chosen = platform if platform in ("cpu", "cuda") else "xla"
-        if chosen == "cuda" and (problems := _cuda_problems_of(lacks)):
-            if lacks is None:
-                _warn_once(
-                    "jaxsparse: its CUDA kernels can't be used, plain XLA is used instead:\n  "
-                    + "\n  ".join(problems)
-                )
-            chosen = "xla"
-    elif implementation == "cuda" and platform != "cuda":
-        reasons = cuda_problems() or ("the computation is placed on another platform",)
-        raise UnavailableError(
-            f"{operation}: implementation='cuda' was asked for, but it is lowered for "
-            f"{platform!r}:\n  " + "\n  ".join(reasons),
-            "implementation='cuda' asks for a GPU",
-        )
-    elif implementation == "cuda" and (problems := _cuda_problems_of(lacks)):
-        raise UnavailableError(
-            f"{operation}: implementation='cuda' was asked for, but\n  " + "\n  ".join(problems),
-            lacks,
-        )
-    elif implementation == "cpu" and platform != "cpu":
-        raise UnavailableError(
-            f"{operation}: implementation='cpu' was asked for, but it is lowered for {platform!r}",
-            "implementation='cpu' asks for a CPU",
-        )
-    assert chosen is not None
-    check_variant(operation, chosen, variant)
-    return chosen
-
-
-def _cuda_problems_of(lacks: str | None) -> tuple[str, ...]:
-    """Why a device that is described, or a GPU of this machine if it is None, runs no kernels."""
-    if lacks is not None:
-        return (lacks,) if lacks else ()
-    # Without a driver this lowers for a GPU elsewhere, which may well have what is missing here.
-    return cuda_problems() if _has_driver() else ()
-
-
-def check_variant(operation: str, implementation: str, variant: str | None) -> None:
-    """Raises UnavailableError if the implementation has no variant of that name."""
-    names = TARGETS[operation]["variants"].get(implementation, [])
-    if variant is not None and variant not in names:
-        raise UnavailableError(
-            f"{operation}: implementation {implementation!r} has no variant {variant!r}, it has "
-            f"{names}"
-        )
 
 
 def check_implementation(operation: str, implementation: str | None) -> None:

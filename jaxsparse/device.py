@@ -39,8 +39,12 @@ class Device:
 
     @property
     def lacks(self) -> str:
-        """Why the kernels can't run on it; empty if they can."""
-        has, needs = self.compute_capability, backend.MINIMUM_COMPUTE_CAPABILITY
+        """Why no kernel can run on it; empty if some can."""
+        return self.lacks_for(backend.MINIMUM_COMPUTE_CAPABILITY)
+
+    def lacks_for(self, needs: int) -> str:
+        """Why kernels of a compute capability can't run on it; empty if they can."""
+        has = self.compute_capability
         if has >= needs:
             return ""
         return f"{self.name} has compute capability {has / 10}, and the kernels need {needs / 10}"
@@ -70,12 +74,16 @@ class Device:
 
 
 @dataclasses.dataclass(frozen=True)
-class DefaultDevice:
-    """Where JAX runs programs on this machine, if that is no GPU with kernels."""
+class OtherDevice:
+    """A CPU, or what no kernel runs on: a GPU that lacks something, another platform."""
 
     platform: str
     name: str
     lacks: str  # as of a `Device`
+
+    def lacks_for(self, needs: int) -> str:
+        """As of a `Device`: what it lacks, it lacks for all kernels."""
+        return self.lacks
 
     def choose_variant(
         self,
@@ -88,6 +96,9 @@ class DefaultDevice:
         return _chosen_first(
             *_ffi.choose_cpu_variant(target, _types(operands), _types(results), attributes)
         )
+
+
+AnyDevice = Device | OtherDevice
 
 
 def workspace_bytes(
@@ -135,19 +146,50 @@ def has_gpu() -> bool:
     return not backend.cuda_problems()
 
 
-def default_device() -> Device | DefaultDevice:
+def default_device() -> AnyDevice:
     """Where JAX runs a program on this machine if it is told nothing."""
     platform = jax.default_backend()
-    if platform == "cpu":
-        return DefaultDevice(platform, f"CPU ({_ffi.cpu_isa()})", "")
     if platform != "gpu":
-        return DefaultDevice(platform, platform.upper(), "there are no kernels for it")
+        return _without_gpu(platform)
     if has_gpu():
         return present_device()
-    return DefaultDevice("cuda", "GPU", "it can't run the kernels, see python -m jaxsparse info")
+    return OtherDevice("cuda", "GPU", "it can't run the kernels, see python -m jaxsparse info")
 
 
-def explained_devices(asked: Device | None) -> tuple[Device | DefaultDevice | None, Device]:
+def lowered_for(platform: str) -> AnyDevice:
+    """What a program is lowered for that is lowered for a platform ("cpu", "cuda", "tpu", ...).
+
+    Without a driver that is a GPU elsewhere, which may well have what is missing here.
+    """
+    if platform != "cuda":
+        return _without_gpu(platform)
+    problems = backend.cuda_problems() if backend.has_driver() else ()
+    return OtherDevice(platform, "GPU", "\n  ".join(problems)) if problems else present_device()
+
+
+def _without_gpu(platform: str) -> OtherDevice:
+    if platform == "cpu":
+        return OtherDevice(platform, f"CPU ({_ffi.cpu_isa()})", "")
+    return OtherDevice(platform, platform.upper(), "there are no kernels for it")
+
+
+# The GPU that `explain` traces a program for. Being a context of JAX it is part of the keys of all
+# caches of traces: what an inner jit was traced to for one GPU is not found for another.
+tracing_for = jax.make_user_context(default_value=None)
+
+
+def traced_for() -> Device | None:
+    """The GPU that patterns are prepared for while a program is traced; None where there is none.
+
+    It is this machine's, or the one that `explain` describes.
+    """
+    described: Device | None = tracing_for.value
+    if described is not None:
+        return described
+    return present_device() if has_gpu() else None
+
+
+def explained_devices(asked: Device | None) -> tuple[AnyDevice | None, Device]:
     """Where JAX runs here, or None where that is the other one; and the GPU that is described."""
     here = default_device()
     if asked is not None:

@@ -11,23 +11,24 @@ import jax
 from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn
 
-from jaxsparse import backend
-from jaxsparse.device import DefaultDevice, Device, by_device, explained_devices
+from jaxsparse.device import AnyDevice, Device, by_device, explained_devices, tracing_for
 from jaxsparse.ops.arguments import PATTERN, matrix_shape, operands_of_pattern
 from jaxsparse.primitive import (
     OPERATIONS,
-    Operation,
-    TargetCall,
-    call_types,
+    Fallback,
+    TypedCall,
+    UnavailableError,
+    choose,
     equations,
-    target_call,
+    typed_call,
 )
-from jaxsparse.recurrent.explained import ExplainedScan, explained_scan
+from jaxsparse.recurrent.explained import ExplainedScan, explained_scan, planned
 from jaxsparse.recurrent.primitive import recurrent_scan_p
 
 _MOST_MULTIPROCESSORS = 2**31 - 1  # a C++ int
 _OF_PATTERN = {name for name, _ in PATTERN}
 _OF_TYPES = ("out_dtype", "columns")  # params that the types of operands and results tell
+_OTHER_PROGRAM = "other scans, which are explained where no device is named"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,12 +108,13 @@ def explain(
     """How the sparse operations of a function run on this machine, and would run on a GPU.
 
     Nothing is computed or compiled, and no GPU is needed: a kernel is chosen by shapes and types
-    alone. First comes what runs where JAX runs on this machine, on a CPU without times, then what
-    would run on the GPU; there is one line of the two where this machine's GPU is both. Predicted
-    times are fitted to measurements on an H200; for other GPUs they only put the variants in an
-    order. A program that the compiler cuts for several devices is explained as if one had all of
-    it; inside ``shard_map`` sizes are those of one device. Operations are listed even if nothing
-    uses their results, where the compiler drops them.
+    alone. The function is traced for the GPU: recurrent matrices whose pattern it sees are laid out
+    for that one, on the host. First comes what runs where JAX runs on this machine, on a CPU
+    without times, then what would run on the GPU; there is one line of the two where this machine's
+    GPU is both. Predicted times are fitted to measurements on an H200; for other GPUs they only put
+    the variants in an order. A program that the compiler cuts for several devices is explained as
+    if one had all of it; inside ``shard_map`` sizes are those of one device. Operations are listed
+    even if nothing uses their results, where the compiler drops them.
 
     Args:
         function: uses operations of this package, in any depth; ``jaxsparse.grad(loss)`` shows
@@ -152,45 +154,80 @@ def explain(
     here, device = explained_devices(device)
     if not 1 <= device.multiprocessors <= _MOST_MULTIPROCESSORS:
         raise ValueError(f"explain: {device.name} has {device.multiprocessors} multiprocessors")
-    jaxpr = jax.make_jaxpr(function)(*arguments)
+    program = _sparse_equations(function, arguments, device)
     return Explanation(
-        explained_scan(eqn, here, device)
+        explained_scan(_typed(eqn), runs_here, device)
         if eqn.primitive is recurrent_scan_p
-        else _explained_call(eqn, OPERATIONS[eqn.primitive], here, device)
-        for eqn in equations(jaxpr.jaxpr)
-        if eqn.primitive in OPERATIONS
+        else _explained_call(eqn, runs_here, device)
+        for eqn, runs_here in zip(
+            program, _on_this_machine(here, program, function, arguments), strict=True
+        )
     )
 
 
-def _explained_call(
-    eqn: JaxprEqn, operation: Operation, here: Device | DefaultDevice | None, device: Device
-) -> ExplainedCall:
-    params: dict[str, Any] = eqn.params
+def _sparse_equations(
+    function: Callable[..., Any], arguments: Sequence[Any], device: Device
+) -> list[JaxprEqn]:
+    """The sparse operations of a function's program for a GPU."""
+    with tracing_for(device):
+        jaxpr = jax.make_jaxpr(function)(*arguments)
+    return [eqn for eqn in equations(jaxpr.jaxpr) if eqn.primitive in OPERATIONS]
+
+
+def _typed(eqn: JaxprEqn) -> TypedCall:
+    avals: list[Any] = [v.aval for v in eqn.invars]
+    return typed_call(OPERATIONS[eqn.primitive], eqn.params, avals)
+
+
+def _on_this_machine(
+    here: AnyDevice | None,
+    program: list[JaxprEqn],
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+) -> list[str]:
+    """As what each operation of a program runs here; empty where that is on the GPU."""
+    if here is None:
+        return [""] * len(program)
+    of_here = program
+    if isinstance(here, Device):
+        # Patterns are laid out for the GPU that a program is traced for, and two directions are one
+        # scan only where their layouts have one form.
+        of_here = _sparse_equations(function, arguments, here)
+        if [eqn.primitive for eqn in of_here] != [eqn.primitive for eqn in program]:
+            return [f"{here.name}: {_OTHER_PROGRAM}"] * len(program)
+    return [f"{here.name}: {_runs_as(eqn, here)}" for eqn in of_here]
+
+
+def _runs_as(eqn: JaxprEqn, device: AnyDevice) -> str:
+    """As what an operation runs on a device, without times."""
+    if eqn.primitive is recurrent_scan_p:
+        return str(planned(_typed(eqn), device))
+    choice = _choice(_typed(eqn), device)
+    forced = ", asked for by its name" if eqn.params["variant"] else ""
+    return f"{choice.variants[0][0]}{forced}" if choice.variants else choice.otherwise
+
+
+def _explained_call(eqn: JaxprEqn, runs_here: str, device: Device) -> ExplainedCall:
+    operation, params = OPERATIONS[eqn.primitive], eqn.params
     avals: list[Any] = [v.aval for v in eqn.invars]
     out_avals: list[Any] = [v.aval for v in eqn.outvars]
     signature = operation.signature(params)
     operands = _by_name(signature.operands, avals)
     names = [name for name, _ in operands_of_pattern(params["columns"])]
-    choice = _choice(operation, params, avals, device)
+    choice = _choice(_typed(eqn), device)
     return ExplainedCall(
         operation=operation.name,
         options={name: params[name] for name in operation.params if name not in _OF_TYPES},
         operands=operands,
         results=_by_name(signature.results, out_avals),
         shape=matrix_shape([operands[name] for name in names], params["columns"]),
-        here=_named(here, _choice(operation, params, avals, here), params) if here else "",
+        here=runs_here,
         device=device.name,
         variants=choice.variants,
         forced=params["variant"] is not None,
         otherwise=choice.otherwise,
         remark=choice.remark,
     )
-
-
-def _named(device: Device | DefaultDevice, choice: _Choice, params: dict[str, Any]) -> str:
-    forced = ", asked for by its name" if params["variant"] else ""
-    runs = f"{choice.variants[0][0]}{forced}" if choice.variants else choice.otherwise
-    return f"{device.name}: {runs}"
 
 
 class _Choice(NamedTuple):
@@ -201,36 +238,24 @@ class _Choice(NamedTuple):
     remark: str = ""
 
 
-def _choice(
-    operation: Operation,
-    params: dict[str, Any],
-    avals: Sequence[ShapedArray],
-    device: Device | DefaultDevice,
-) -> _Choice:
-    asked = params["implementation"]
+def _choice(call: TypedCall, device: AnyDevice) -> _Choice:
+    operation = call.operation
     try:
-        chosen = backend.resolve(
-            operation.target, device.platform, asked, params["variant"], lacks=device.lacks
-        )
-        if chosen == "xla":
-            asks = "implementation='xla' asks for it"
-            return _Choice(otherwise=f"plain XLA, because {asks if asked else device.lacks}")
-        params, operands, results = call_types(operation, params, avals)
-        call = target_call(operation, chosen, params, operands, results)
-        if not isinstance(call, TargetCall):
-            return _Choice(otherwise=f"plain XLA, because {call.reason}" if call else "plain XLA")
-        if not all(isinstance(n, int) for a in (*call.operands, *call.results) for n in a.shape):
+        made = choose(call, device)
+        if isinstance(made, Fallback):
+            return _Choice(otherwise=f"{operation.plain}, because {made.reason}")
+        if not all(isinstance(n, int) for a in (*made.operands, *made.results) for n in a.shape):
             return _Choice(
                 otherwise="a variant that is chosen when it runs, because a size is open"
             )
         variants = device.choose_variant(
-            operation.target, call.operands, call.results, call.attributes
+            operation.target, made.operands, made.results, made.attributes
         )
-    except backend.UnavailableError as error:
+    except UnavailableError as error:
         return _Choice(otherwise=f"refused, because {error.reason}")
     except ValueError as error:
         return _Choice(otherwise=f"refused, because {error}")
-    return _Choice(variants, remark=call.remark)
+    return _Choice(variants, remark=made.remark)
 
 
 def _by_name(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,9 +18,11 @@ ocp = pytest.importorskip("orbax.checkpoint")
 for package in ("flax", "matplotlib", "optax", "tqdm"):
     pytest.importorskip(package)
 
-from examples.char_rnn.__main__ import load_corpus, parse_args  # noqa: E402
+from examples.char_rnn.__main__ import parse_args  # noqa: E402
 from examples.char_rnn.model import Hidden  # noqa: E402
-from examples.char_rnn.training import TextTask  # noqa: E402
+from examples.char_rnn.options import load_corpus  # noqa: E402
+from examples.char_rnn.text import Passage, Windows  # noqa: E402
+from examples.char_rnn.training import TextTrainer  # noqa: E402
 from examples.common.checkpoint import Checkpoints  # noqa: E402
 
 TINY = ["--embedding=8", "--batch=4", "--length=8", "--sample-length=20", "--epochs=4"]
@@ -79,11 +83,43 @@ def metrics_of(output: Path) -> dict[str, Any]:
     return json.loads((output / "metrics.json").read_text())
 
 
-def make_task(
+class Problem(NamedTuple):
+    """A model in training, and the text it learns."""
+
+    trainer: TextTrainer
+    windows: Windows
+    held_out: Passage
+
+    def step(self, index: int) -> None:
+        self.trainer.step(self.windows[index])
+
+    def score(self) -> float:
+        return self.trainer.score(self.held_out)
+
+
+def make_problem(
     book: Path, density: float = 0.25, *argv: str, structure: str = "row_balanced"
-) -> TextTask:
+) -> Problem:
     args = parse_args([*TINY, "--data", str(book), *argv])
-    return TextTask(Hidden(16, density, structure), load_corpus(args), args)
+    corpus = load_corpus(args)
+    return Problem(
+        TextTrainer(Hidden(16, density, structure), len(corpus.vocabulary), args),
+        Windows(corpus.train, args.batch, args.length),
+        Passage(corpus.train[-1:], corpus.held_out),
+    )
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, stop: int, pruned: bool) -> None:
+    """Lets Ctrl-C be pressed in the step of an index, of a pruned or of a dense model."""
+    step, indices = TextTrainer.step, itertools.count()
+
+    def interrupted_step(self: TextTrainer, window: Any) -> Any:
+        is_pruned = self.optimizer is not self.inner or self.sparse_model is not None
+        if is_pruned == pruned and next(indices) == stop:
+            signal.raise_signal(signal.SIGINT)
+        return step(self, window)
+
+    monkeypatch.setattr(TextTrainer, "step", interrupted_step)
 
 
 def saved_state(folder: Path) -> Any:

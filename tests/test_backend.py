@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,19 @@ import pytest
 from checks import PLATFORM
 
 import jaxsparse
-from jaxsparse import CSR, Topology, _ffi, backend, spmm
-from jaxsparse.__main__ import main
+from jaxsparse import CSR, H200, Device, Topology, _ffi, backend, spmm
+from jaxsparse.__main__ import information, main
+from jaxsparse.device import lowered_for
+from jaxsparse.primitive import (
+    OPERATIONS,
+    UnavailableError,
+    choose,
+    equations,
+    lacks_kernel,
+    lowering,
+    typed_call,
+)
+from jaxsparse.primitive.choice import TargetCall
 
 
 def product(implementation=None, variant=None):
@@ -66,7 +78,7 @@ def test_reasons(monkeypatch, devices, nvrtc, plugin, driver, expected):
     find_spec = backend.importlib.util.find_spec
     monkeypatch.setattr(backend._ffi, "nvrtc_version", version)
     monkeypatch.setattr(backend._ffi, "cuda_devices", shown)
-    monkeypatch.setattr(backend, "_has_driver", lambda: driver)
+    monkeypatch.setattr(backend, "has_driver", lambda: driver)
     monkeypatch.setattr(
         backend.importlib.util,
         "find_spec",
@@ -80,44 +92,76 @@ def test_reasons(monkeypatch, devices, nvrtc, plugin, driver, expected):
         assert part in problem
 
 
+def lowered_for_cuda(**options):
+    """A fresh program, as text."""
+    a = CSR(jnp.ones(3), Topology([0, 2, 3], [0, 2, 1], (2, 3)))
+    traced = jax.jit(lambda x: spmm(a, x, **options)).trace(jnp.ones((3, 1)))
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
 def test_lowering_for_cuda_where_it_cannot_run(monkeypatch):
-    """None falls back on XLA with a warning, "cuda" is refused with the reasons."""
-    monkeypatch.setattr(backend, "_has_driver", lambda: True)
-    monkeypatch.setattr(backend, "cuda_problems", lambda: ("V100 is sm_70",))
-    backend._warn_once.cache_clear()
-    with pytest.warns(UserWarning, match=r"plain XLA is used instead:\n  V100 is sm_70"):
-        assert backend.resolve("spmm", "cuda", None, None) == "xla"
-    with pytest.raises(ValueError, match="'cuda' was asked for, but\n  V100 is sm_70"):
-        backend.resolve("spmm", "cuda", "cuda", None)
+    """None falls back on XLA with one warning, what is asked for is refused with the reasons."""
+    monkeypatch.setattr(backend, "has_driver", lambda: True)
+    monkeypatch.setattr(backend, "cuda_problems", lambda: ("V100 is sm_70", "no plugin"))
+    lowering._warned.clear()
+    with pytest.warns(UserWarning, match=r"XLA is used instead:\n  V100 is sm_70\n  no plugin"):
+        assert "@jaxsparse_spmm(" not in lowered_for_cuda()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lowered_for_cuda()
+    for options in ({"implementation": "cuda"}, {"variant": "tiled_rows"}):
+        with pytest.raises(ValueError, match="was asked for, but\n  V100 is sm_70\n  no plugin"):
+            lowered_for_cuda(**options)
 
 
-def test_resolution_for_a_device_that_is_described(recwarn):
+def chosen(device, **options):
+    """What a product runs as on a device."""
+    a = CSR(jnp.ones(3), Topology([0, 2, 3], [0, 2, 1], (2, 3)))
+    program = jax.make_jaxpr(lambda x: spmm(a, x, **options))(jnp.ones((3, 1)))
+    (eqn,) = (eqn for eqn in equations(program.jaxpr) if eqn.primitive in OPERATIONS)
+    avals = [v.aval for v in eqn.invars]
+    return choose(typed_call(OPERATIONS[eqn.primitive], eqn.params, avals), device)
+
+
+def test_choices_for_a_device_that_is_described(recwarn):
     """By what that one lacks, whatever this machine has, and without a warning."""
-    old = "V100 has compute capability 7.0"
-    assert backend.resolve("spmm", "cuda", None, None, lacks=old) == "xla"
-    assert backend.resolve("spmm", "cuda", "cuda", None, lacks="") == "cuda"
-    for platform, implementation, lacks, reason in (
-        ("cuda", "cuda", old, old),
-        ("cuda", "cpu", "", "implementation='cpu' asks for a CPU"),
-        ("cpu", "cuda", "", "implementation='cuda' asks for a GPU"),
+    old = Device("V100", 70, 80, 98304)
+    cpu = lowered_for("cpu")
+    assert chosen(old).reason == old.lacks
+    assert isinstance(chosen(H200, implementation="cuda"), TargetCall)
+    for device, options, reason in (
+        (old, {"implementation": "cuda"}, old.lacks),
+        (old, {"variant": "tiled_rows"}, old.lacks),
+        (H200, {"implementation": "cpu"}, "implementation='cpu' asks for a CPU"),
+        (cpu, {"implementation": "cuda"}, "implementation='cuda' asks for a GPU"),
     ):
-        with pytest.raises(backend.UnavailableError, match="was asked for, but") as caught:
-            backend.resolve("spmm", platform, implementation, None, lacks=lacks)
+        with pytest.raises(UnavailableError, match="was asked for, but") as caught:
+            chosen(device, **options)
         assert caught.value.reason == reason
-    with pytest.raises(backend.UnavailableError, match="has no variant") as caught:
-        backend.resolve("spmm", "cuda", None, "none_such", lacks="")
+    with pytest.raises(UnavailableError, match="has no variant") as caught:
+        chosen(H200, variant="none_such")
     assert caught.value.reason == str(caught.value)
     assert not recwarn.list
 
 
 @pytest.mark.smoke
-def test_resolution():
-    assert backend.resolve("spmm", "cpu", None, None) == "cpu"
+def test_choices():
+    assert isinstance(chosen(lowered_for("cpu")), TargetCall)
     for platform in ("tpu", "rocm"):
-        assert backend.resolve("spmm", platform, None, None) == "xla"
-        assert backend.resolve("spmm", platform, "xla", None) == "xla"
+        device = lowered_for(platform)
+        assert chosen(device).reason == "there are no kernels for it"
+        asked = chosen(device, implementation="xla")
+        assert asked.reason == "implementation='xla' asks for it"
     with pytest.raises(ValueError, match=r"implementation='cpu' was asked for.*'tpu'"):
-        backend.resolve("spmm", "tpu", "cpu", None)
+        chosen(lowered_for("tpu"), implementation="cpu")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda x: x.name)
+def test_what_is_said_to_have_no_kernel_has_none(operation):
+    """What a declaration says of a CPU is what the extension module has."""
+    kernels = backend.TARGETS[operation.target]["targets"]
+    assert ("cpu" in kernels) == (not lacks_kernel(operation, lowered_for("cpu")))
+    assert "cuda" in kernels and not lacks_kernel(operation, H200)
 
 
 def test_cross_lowering_for_every_platform():
@@ -129,7 +173,7 @@ def test_cross_lowering_for_every_platform():
             function, platforms=[platform], disabled_checks=backend.EXPORT_DISABLED_CHECKS
         )(a, jnp.ones((3, 2)))
         assert ("@jaxsparse_spmm(" in exported.mlir_module()) == kernel
-    if PLATFORM == "cpu" and not backend._has_driver():
+    if PLATFORM == "cpu" and not backend.has_driver():
         exported = jax.export.export(
             function, platforms=["cuda"], disabled_checks=backend.EXPORT_DISABLED_CHECKS
         )(a, jnp.ones((3, 2)))
@@ -146,18 +190,40 @@ def test_default_is_the_platforms_kernel():
 
 
 def test_info(capsys):
+    """First what each operation runs as on this machine, then kernels of other platforms."""
     assert main(["info"]) == 0
     text = capsys.readouterr().out
     for part in ("jaxlib", "jaxsparse_spmm", "kernel cache", "CUDA:"):
         assert part in text
-    runs = [line.split(maxsplit=1) for line in text.splitlines() if line.startswith("    c")]
-    assert [where for where, _ in runs] == ["cpu", "cuda"] * len(backend.TARGETS)
-    assert runs[-2][1].startswith("jax.lax.scan") and runs[-1][1].startswith("dense_tensor_cores")
+    lines = text.splitlines()
+    here = [line for line in lines if line.startswith("    on this machine's ")]
+    assert len(here) == len(backend.TARGETS)
+    if PLATFORM == "cpu":
+        start = lines.index("  spmm: jaxsparse_spmm")
+        assert lines[start + 1 : start + 3] == [
+            f"    on this machine's CPU ({_ffi.cpu_isa()}): rows, panels, scalar",
+            f"    kernels for cuda: {', '.join(backend.TARGETS['spmm']['variants']['cuda'])}",
+        ]
+        assert "jax.lax.scan, because on a CPU only its sparse products" in here[-1]
     assert main(["info", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert set(facts["operations"]) == set(backend.TARGETS)
     assert facts["operations"]["spmm"]["variants"]["cpu"] == ["rows", "panels", "scalar"]
+    assert len(facts["operations"]["spmm"]["runs"]) == 1
     assert (facts["cuda_problems"] == []) == (PLATFORM == "cuda")
+
+
+def test_info_of_operations_that_need_more_of_a_gpu():
+    """Scans need more than products do."""
+    old = Device("A100", 80, 108, 166912)
+    operations = information(old)["operations"]
+    assert "tiled_rows" in operations["spmm"]["runs"]["A100"]
+    expected = "jax.lax.scan, because A100 has compute capability 8.0, and the kernels need 9.0"
+    assert operations["recurrent_scan"]["runs"]["A100"] == expected
+    older = Device("V100", 70, 80, 98304)
+    operations = information(older)["operations"]
+    assert operations["spmm"]["runs"]["V100"] == f"plain XLA, because {older.lacks}"
+    assert operations["check_topology"]["runs"]["V100"] == f"nothing, because {older.lacks}"
 
 
 def test_info_on_a_gpu_that_is_named(capsys, monkeypatch):

@@ -8,7 +8,6 @@ import shutil
 import signal
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,8 @@ from char_rnn_problems import (
     STEPS,
     TINY,
     assert_same_states,
-    make_task,
+    interrupt,
+    make_problem,
     metrics_of,
     reported,
     saved_state,
@@ -28,16 +28,9 @@ from char_rnn_problems import (
 from flax import nnx
 
 from examples.char_rnn import text
-from examples.char_rnn.__main__ import (
-    load_corpus,
-    main,
-    parse_args,
-    parse_hidden,
-    training_options,
-)
-from examples.char_rnn.drawing import sample
-from examples.char_rnn.model import CharRNN, Hidden, gather, scatter
-from examples.char_rnn.training import TextTask
+from examples.char_rnn.__main__ import main, parse_args
+from examples.char_rnn.model import CharRNN, Hidden, gather, sample, scatter
+from examples.char_rnn.options import load_corpus, parse_hidden, training_options
 from examples.common.errors import UserError
 
 RUN = [*TINY, "--hidden=16:0.25"]
@@ -117,21 +110,14 @@ def test_interrupted_run_resumes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     argv = [*RUN, "--data", str(book), "--output", str(tmp_path)]
-    step = TextTask.step
-
-    def interrupted_step(self: TextTask, index: int) -> Any:
-        if index == stop:
-            signal.raise_signal(signal.SIGINT)
-        return step(self, index)
-
     handler = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(TextTask, "step", interrupted_step)
-    assert main(argv) == 130
+    with monkeypatch.context() as patch:
+        interrupt(patch, stop, pruned=True)
+        assert main(argv) == 130
     assert signal.getsignal(signal.SIGINT) == handler
     err = capsys.readouterr().err
     assert f"stopped by SIGINT after step {stop + 1} of {STEPS}, which is saved" in err
     assert not (tmp_path / "metrics.json").exists()
-    monkeypatch.setattr(TextTask, "step", step)
 
     assert main(argv) == 2
     assert f"got one after step {stop + 1} of {STEPS}" in capsys.readouterr().err
@@ -293,29 +279,30 @@ def test_passage_has_each_token_as_a_target_once(size: int) -> None:
 
 def test_score_is_of_the_same_text_for_any_batch_and_length(book: Path) -> None:
     one, other = (
-        make_task(book, 1, *sizes)
+        make_problem(book, 1, *sizes)
         for sizes in (["--batch=4", "--length=8"], ["--batch=3", "--length=50"])
     )
     assert one.score() == other.score()
 
 
 def test_sparse_form_continues_the_dense_one(book: Path) -> None:
-    task = make_task(book)
+    problem = make_problem(book)
+    trainer = problem.trainer
     for index in range(18):
-        task.step(index)
-    dense, score = jax.tree.map(jnp.copy, task.dense_state), task.score()
-    task.become_sparse()  # As the next step would.
-    assert task.score() == pytest.approx(score, rel=1e-5)
+        problem.step(index)
+    dense, score = jax.tree.map(jnp.copy, trainer.dense_state), problem.score()
+    trainer.become_sparse()  # As the next step would.
+    assert problem.score() == pytest.approx(score, rel=1e-5)
     # There and back nothing changes, but for the moments of weights that are gone for good.
-    back = task.dense_state
+    back = trainer.dense_state
     jax.tree.map(np.testing.assert_array_equal, dense.params, back.params)
     jax.tree.map(np.testing.assert_array_equal, dense.optimizer.masks, back.optimizer.masks)
     trees = (back.params, back.optimizer.inner_state)
-    again = scatter(gather(trees, task.topologies), task.topologies)
+    again = scatter(gather(trees, trainer.topologies), trainer.topologies)
     jax.tree.map(np.testing.assert_array_equal, trees, again)
 
-    task.step(18)
-    after = task.dense_state
+    problem.step(18)
+    after = trainer.dense_state
     masks = jax.tree.leaves(after.optimizer.masks)
     kernels = [
         x.get_value()
@@ -331,20 +318,21 @@ def test_sparse_form_continues_the_dense_one(book: Path) -> None:
 
 
 def test_state_is_carried_over_and_begins_anew(book: Path) -> None:
-    task = make_task(book, density=1)
-    task.step(0)
-    carried = jax.tree.map(jnp.copy, task.state.carries)
+    problem = make_problem(book, density=1)
+    trainer = problem.trainer
+    problem.step(0)
+    carried = jax.tree.map(jnp.copy, trainer.state.carries)
     assert all((x != 0).any() for x in jax.tree.leaves(carried))
     # Two windows one after the other are one long window.
-    graph, state = nnx.split(task.model)
+    graph, state = nnx.split(trainer.model)
     model = nnx.merge(graph, state)
-    first, second = (task.train[i]["inputs"] for i in (0, 1))
+    first, second = (problem.windows[i]["inputs"] for i in (0, 1))
     carries, one = model(first, model.initialize_carries(4))
     _, two = model(second, carries)
     _, both = model(np.concatenate([first, second], 1), model.initialize_carries(4))
     np.testing.assert_allclose(np.concatenate([one, two], 1), both, rtol=1e-5, atol=1e-5)
-    begin = task.train.count
-    assert task.train[begin]["fresh"] and not task.train[begin + 1]["fresh"]
+    begin = problem.windows.count
+    assert problem.windows[begin]["fresh"] and not problem.windows[begin + 1]["fresh"]
 
 
 def test_embedding_is_that_of_each_token() -> None:

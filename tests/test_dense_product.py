@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import PLATFORM, assert_close
+from covering import combinations
 from operands import batch_of_patterns, draw, problem, values_for
 from reference import sddmm as reference_sddmm
 from reference import spmm as reference_spmm
@@ -65,12 +66,16 @@ def dense_product(a, x, bias=None, *, transpose=False, left=False, activation=No
 
 
 NARROW = ["float32", "bfloat16", "float16"]
+BOTH = (False, True)
 
 
-@pytest.mark.parametrize("dtype", NARROW)
-@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
-@pytest.mark.parametrize("transpose", [False, True], ids=["A", "AT"])
-@pytest.mark.parametrize("name", ["square", "odd", "uneven", "empty_rows", "padding"])
+@combinations(
+    "name, transpose, left, dtype",
+    ["square", "odd", "uneven", "empty_rows", "padding"],
+    BOTH,
+    BOTH,
+    NARROW,
+)
 def test_dense_product(own_kernels, name, transpose, left, dtype):
     topology, n = problem(name)
     rng = np.random.default_rng(0)
@@ -87,9 +92,7 @@ def test_dense_product(own_kernels, name, transpose, left, dtype):
         assert_close(out.T if left else out, expected, out.dtype, magnitude)
 
 
-@pytest.mark.parametrize("dtype", NARROW)
-@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
-@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+@combinations("activation, left, dtype", [None, "relu", "gelu"], BOTH, NARROW)
 def test_epilogue_of_the_dense_product(own_kernels, activation, left, dtype):
     topology, n = problem("odd")
     rng = np.random.default_rng(1)
@@ -210,9 +213,12 @@ def test_no_dense_product_without_rows_or_columns(shape, dtype):
     assert "jaxsparse_sddmm" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("dtype", NARROW)
-@pytest.mark.parametrize("name", ["odd", "uneven", "empty_rows", "padding", "nothing_stored"])
+@combinations(
+    "name, dtype, scaled",
+    ["odd", "uneven", "empty_rows", "padding", "nothing_stored"],
+    NARROW,
+    BOTH,
+)
 def test_entries_of_a_dense_product(name, dtype, scaled):
     topology, d = problem(name)
     rng = np.random.default_rng(2)

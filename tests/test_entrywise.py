@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from csr_problems import DENSE, SHAPE, A, assert_same, integers, sparse
 
-from jaxsparse import CSR, entrywise
+from jaxsparse import CSR, Topology, entrywise
 
 
 @pytest.mark.parametrize(
@@ -126,6 +126,17 @@ def test_products_with_dense_arrays_entry_by_entry(shape, pattern_batch):
         ):
             np.testing.assert_array_equal(actual.todense(), expected)
             assert np.isfinite(actual.values).all()  # padding, too
+
+
+def test_padding_meets_no_number_of_a_dense_row():
+    topology = Topology([0, 1, 2], [1, 1, 0, 0], (2, 2))
+    values, row = jnp.array([1.0, 2.0, 0.0, 0.0]), jnp.array([[0.0, 2.0]])
+
+    def total(values):
+        return jnp.sum((CSR(values, topology) / row).todense())
+
+    np.testing.assert_array_equal((CSR(values, topology) / row).values, values / 2)
+    np.testing.assert_array_equal(jax.grad(total)(values), [0.5, 0.5, 0, 0])
 
 
 def test_products_of_two_matrices_entry_by_entry():

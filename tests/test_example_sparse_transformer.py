@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import os
@@ -31,15 +32,30 @@ from flax import nnx
 from PIL import Image
 
 from examples.common.errors import UserError
-from examples.sparse_transformer import data, training
+from examples.sparse_transformer import data
 from examples.sparse_transformer.__main__ import main, parse_args
-from examples.sparse_transformer.drawing import padded_rows, sample
-from examples.sparse_transformer.model import Transformer, dense_attention
+from examples.sparse_transformer.model import (
+    Transformer,
+    dense_attention,
+    padded_rows,
+    sample,
+)
 from jaxsparse.nn import SparseAttention
 
+ROOT = Path(__file__).parent.parent
 TINY = ["--size=4", "--layers=1", "--heads=2", "--hidden=16", "--batch=4", "--samples=2"]
 TINY += ["--devices=1"]
 SIZES = {"size": 4, "layers": 2, "heads": 2, "hidden": 16, "mlp": 32}
+
+
+def test_examples_are_few_files_that_import_no_experiment() -> None:
+    for name in ("char_rnn", "sparse_transformer"):
+        assert len(list((ROOT / "examples" / name).glob("*.py"))) <= 5
+    for path in (ROOT / "examples").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        imports = [x for x in ast.walk(tree) if isinstance(x, ast.Import | ast.ImportFrom)]
+        assert all(x in tree.body for x in imports), path  # None inside functions.
+        assert not any("experiments" in ast.unparse(x) for x in imports), path
 
 
 @pytest.fixture
@@ -65,7 +81,7 @@ def images(count: int, height: int, width: int) -> np.ndarray:
 def test_learns_the_default_photographs(
     run: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    metrics = run("--steps", 60, "--eval-every", 25, "--batch", 8, "--hidden", 32)
+    metrics = run("--steps", 60, "--eval-every", 25, "--learning-rate", 0.02)
     out, err = capsys.readouterr()
     curve = metrics["curve"]
     assert [point["step"] for point in curve] == [0, 25, 50, 60]
@@ -334,7 +350,7 @@ def test_exhausted_memory_is_reported(
     def exhaust(*_: Any) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nx")
 
-    monkeypatch.setattr(training, "crops", exhaust)
+    monkeypatch.setattr("examples.sparse_transformer.__main__.make_topology", exhaust)
     assert main([*TINY, "--quiet", "--output", str(tmp_path)]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
@@ -395,11 +411,12 @@ def model(request: pytest.FixtureRequest, topology: Topology) -> Transformer:
 
 def test_model_is_causal(model: Transformer) -> None:
     tokens = images(2, 4, 4).reshape(2, 48).astype(np.int32)
-    before = model(tokens)
+    apply = nnx.jit(lambda model, tokens: model(tokens))
+    before = apply(model, tokens)
     for t in (0, 1, 20, 46):
         changed = tokens.copy()
         changed[:, t] = (changed[:, t] + 128) % 256
-        after = model(changed)
+        after = apply(model, changed)
         np.testing.assert_array_equal(after[:, : t + 1], before[:, : t + 1])
         assert np.abs(after[:, t + 1] - before[:, t + 1]).max() > 1e-3
 

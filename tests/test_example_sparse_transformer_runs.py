@@ -37,14 +37,20 @@ import orbax.checkpoint as ocp
 from jax.experimental.compilation_cache import compilation_cache
 from PIL import Image
 
-from examples.common.checkpoint import Checkpoints
+from examples.common.checkpoint import Checkpoints, Progress
 from examples.common.errors import OutOfMemoryError, UserError
 from examples.common.interruption import Interrupted, stop_request
-from examples.common.progress import Progress
 from examples.sparse_transformer import training
-from examples.sparse_transformer.__main__ import main, parse_args
+from examples.sparse_transformer.__main__ import (
+    is_papers_model,
+    main,
+    open_checkpoints,
+    parse_args,
+    runs_of,
+)
+from examples.sparse_transformer.drawing import table
 from examples.sparse_transformer.model import Transformer, dense_attention
-from examples.sparse_transformer.training import ImageTask, State, choose_devices
+from examples.sparse_transformer.training import ImageTrainer, State, choose_devices, peak_bytes
 from experiments import sparse_transformer as study
 from jaxsparse.nn import SparseAttention
 
@@ -59,7 +65,8 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str
     """All runs share what is compiled; the variables are for those in processes of their own."""
     settings = {
         "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
-        "jax_persistent_cache_min_compile_time_secs": 0.1,
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
     }
     previous = {name: getattr(jax.config, name) for name in settings}
     for name, value in settings.items():
@@ -108,8 +115,7 @@ def hangup() -> Iterator[None]:
     signal.signal(signal.SIGHUP, previous)
 
 
-@pytest.mark.usefixtures("hangup")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_killed_run_resumes(
     number: signal.Signals, unbroken: Path, compiled_once: dict[str, str], tmp_path: Path
 ) -> None:
@@ -149,32 +155,41 @@ def test_killed_run_resumes(
     assert_same_result(tmp_path, unbroken)
 
 
-@pytest.fixture
-def interrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Path:
-    """The output of a run that Ctrl-C stopped in its tenth step."""
+def stop_in_tenth_step(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    """Lets a signal come twice, as `timeout` sends it, before the crops of the next step."""
     crops = training.crops
 
     def interrupting_crops(*args: Any) -> np.ndarray:
         if args[-1] == (0, training.TRAINING, 10):
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
+            signal.raise_signal(number)
         return crops(*args)
 
-    handlers = [signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)]
     monkeypatch.setattr(training, "crops", interrupting_crops)
-    assert main([*RUN, "--output", str(tmp_path)]) == 130
-    assert f"stopped by SIGINT after step 10 of {STEPS}" in capsys.readouterr().err
-    assert [signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)] == handlers
-    monkeypatch.setattr(training, "crops", crops)
-    return tmp_path
 
 
+@pytest.mark.usefixtures("hangup")
 def test_interrupted_run_resumes(
-    interrupted: Path, unbroken: Path, capsys: pytest.CaptureFixture[str]
+    unbroken: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert [x.name for x in interrupted.iterdir()] == ["checkpoints"]
-    argv = [*RUN, "--output", str(interrupted)]
+    argv = [*RUN, "--output", str(tmp_path)]
+    handlers = [signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+
+    def assert_stops(number: signal.Signals) -> None:
+        with monkeypatch.context() as patch:
+            stop_in_tenth_step(patch, number)
+            assert main(argv) == 128 + number
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and "--resume" in err
+        assert f"stopped by {number.name} after step 10 of {STEPS}, which is saved" in err
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        assert [signal.getsignal(x) for x in signals] == handlers
+
+    assert_stops(signal.SIGINT)
+    assert [x.name for x in tmp_path.iterdir()] == ["checkpoints"]
     for wrong, message in (
         ([], "--output: expected no unfinished run, got one after step 10 of 60"),
         (
@@ -185,12 +200,13 @@ def test_interrupted_run_resumes(
         assert main([*argv, *wrong]) == 2
         assert message in capsys.readouterr().err
     assert main([*argv, "--resume", "--checkpoint-every=20", "--samples=3"]) == 0
-    assert_same_result(interrupted, unbroken)
-    # A finished run is drawn again, or replaced.
+    assert_same_result(tmp_path, unbroken)
+    # A finished run is drawn again, or replaced: here by one whose terminal is closed.
     assert main([*argv, "--resume"]) == 0
-    assert_same_result(interrupted, unbroken)
-    assert main(argv) == 0
-    assert_same_result(interrupted, unbroken)
+    assert_same_result(tmp_path, unbroken)
+    assert_stops(signal.SIGHUP)
+    assert main([*argv, "--resume"]) == 0
+    assert_same_result(tmp_path, unbroken)
 
 
 def test_later_signal_quits_at_once() -> None:
@@ -300,7 +316,7 @@ def test_truncated_arrays_fall_back(
 def test_stopped_comparison_resumes_over_a_finished_one(tmp_path: Path) -> None:
     def begin(*argv: str) -> list[Checkpoints]:
         args = parse_args([*TINY, "--compare", "--output", str(tmp_path), *argv])
-        return study.open_checkpoints(study.runs_of(args))
+        return open_checkpoints(runs_of(args))
 
     state = State(jnp.zeros(2), jnp.ones(2))
     for checkpoints in begin("--steps=5"):
@@ -339,11 +355,11 @@ def test_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_comparison_with_the_paper() -> None:
     args = parse_args(["--preset=paper", "--steps=9", "--batch=2"])
-    assert study.is_papers_model(args)
-    assert not study.is_papers_model(parse_args(["--preset=paper", "--layers=2"]))
-    table = study.table({"sparse": None, "dense": None}, with_paper=True)
+    assert is_papers_model(args)
+    assert not is_papers_model(parse_args(["--preset=paper", "--layers=2"]))
+    words = table({"sparse": None, "dense": None}, with_paper=True)
     for figure in ("3.77", "3.76", "67,857", "32,477", "0.77", "9.88", "32,039", "140,000 steps"):
-        assert figure in table
+        assert figure in words
 
 
 def test_study_compares(capsys: pytest.CaptureFixture[str]) -> None:
@@ -357,7 +373,7 @@ def test_comparison_without_memory_for_one(
     def exhaust(*_: Any) -> None:
         raise OutOfMemoryError("dense attention: expected it to fit")
 
-    monkeypatch.setattr("examples.sparse_transformer.training.dense_attention", exhaust)
+    monkeypatch.setattr("examples.sparse_transformer.__main__.dense_attention", exhaust)
     assert main([*RUN, "--compare", "--output", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     assert out.count("out of memory") == 5  # Once in each row.
@@ -366,12 +382,11 @@ def test_comparison_without_memory_for_one(
     assert report["dense"] is None and report["sparse"] is not None
 
 
-def make_task(attention: Callable[..., jax.Array], devices: list[jax.Device]) -> ImageTask:
+def make_trainer(attention: Callable[..., jax.Array], devices: list[jax.Device]) -> ImageTrainer:
     sizes = {"size": 4, "layers": 1, "heads": 2, "hidden": 16, "mlp": 32}
     model = Transformer(attention, **sizes, dtype=jnp.float32, seed=0)
     model.norm.scale[...] = jnp.ones(16)  # As if trained: it starts at zero.
-    batch = np.zeros((8, 48), np.int32)
-    return ImageTask(model, optax.adamw(1e-2), lambda _: batch, [batch], devices)
+    return ImageTrainer(model, optax.adamw(1e-2), 8, devices)
 
 
 @pytest.mark.skipif(jax.local_device_count() < 8, reason="needs 8 devices (tests/conftest.py)")
@@ -379,15 +394,15 @@ def make_task(attention: Callable[..., jax.Array], devices: list[jax.Device]) ->
 def test_training_on_eight_devices(attention: str) -> None:
     topology = Topology.from_mask(masks.band(16) & masks.causal(), (48, 48))
     attend = dense_attention if attention == "dense" else SparseAttention(topology)
-    one, eight = (make_task(attend, jax.local_devices()[:n]) for n in (1, 8))
+    one, eight = (make_trainer(attend, jax.local_devices()[:n]) for n in (1, 8))
     rng = np.random.default_rng(0)
     for _ in range(4):
         tokens = rng.integers(0, 256, (8, 48), np.int32)
         batches = one.place(tokens), eight.place(tokens)
         assert batches[1].addressable_shards[0].data.shape == (1, 48)
-        losses = one.step_on(batches[0]), eight.step_on(batches[1])
+        losses = one.step(batches[0]), eight.step(batches[1])
         np.testing.assert_allclose(*losses, rtol=1e-5)
-        np.testing.assert_allclose(one.score_on(batches[0]), eight.score_on(batches[1]), rtol=1e-5)
+        np.testing.assert_allclose(one.score(batches[0]), eight.score(batches[1]), rtol=1e-5)
     for a, b in zip(*(jax.tree.leaves(x.state.params) for x in (one, eight)), strict=True):
         assert len(b.addressable_shards) == 8 and b.is_fully_replicated
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
@@ -421,4 +436,4 @@ def test_program_on_eight_devices(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_peak_bytes_count_what_is_overwritten_once() -> None:
     x = jnp.zeros(1000)
     program = jax.jit(lambda x: x + 1, donate_argnums=0).lower(x).compile()
-    assert 4000 <= study.peak_bytes(program) < 4100
+    assert 4000 <= peak_bytes(program) < 4100

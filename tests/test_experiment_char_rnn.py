@@ -7,7 +7,6 @@ import io
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import char_rnn_problems as problems
 import jax
@@ -18,7 +17,8 @@ from char_rnn_problems import (
     MISTAKES,
     STEPS,
     assert_same_states,
-    make_task,
+    interrupt,
+    make_problem,
     metrics_of,
     reported,
     write_book,
@@ -26,7 +26,7 @@ from char_rnn_problems import (
 from flax import nnx
 
 from examples.char_rnn.model import CELLS, CharRNN, Hidden
-from examples.char_rnn.training import TextTask, schedule_options
+from examples.char_rnn.options import schedule_options
 from experiments.char_rnn.__main__ import PRESETS, main, parse_args
 from experiments.char_rnn.study import effective_units, rows_of, scans_of
 from experiments.char_rnn.throughput import FORMS, PROGRAMS, with_flax_layers
@@ -129,21 +129,14 @@ def test_interrupted_comparison_resumes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     argv = [*TINY, *MODELS, "--data", str(book), "--output", str(tmp_path)]
-    step = TextTask.step
-
-    def interrupted_step(self: TextTask, index: int) -> Any:
-        if (self.is_pruned, index) == (":" in model, stop):
-            signal.raise_signal(signal.SIGINT)
-        return step(self, index)
-
     handler = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(TextTask, "step", interrupted_step)
-    assert main(argv) == 130
+    with monkeypatch.context() as patch:
+        interrupt(patch, stop, pruned=":" in model)
+        assert main(argv) == 130
     assert signal.getsignal(signal.SIGINT) == handler
     err = capsys.readouterr().err
     assert f"stopped by SIGINT after step {stop + 1} of {STEPS} of {model}, which is saved" in err
     assert not (tmp_path / "metrics.json").exists()
-    monkeypatch.setattr(TextTask, "step", step)
 
     assert main(argv) == 2
     assert f"got one after step {stop + 1} of {STEPS}" in capsys.readouterr().err
@@ -198,11 +191,12 @@ def test_resume_expects_the_same_text(
 
 
 def test_unstructured_masks_have_uneven_rows(book: Path) -> None:
-    task = make_task(book, 0.25, "--pruned=recurrent", structure="unstructured")
-    for index in range(19):
-        task.step(index)
-    (path,) = rows_of(task)
-    described = rows_of(task)[path]
+    problem = make_problem(book, 0.25, "--pruned=recurrent", structure="unstructured")
+    for index in range(18):
+        problem.step(index)
+    problem.trainer.become_sparse()
+    problem.step(18)
+    ((path, described),) = rows_of(problem.trainer).items()
     assert path == "stack/layers/0/cell/dense_h"
     assert described["density"] == 0.25
     assert described["shortest"] < 4 < described["longest"]
@@ -298,12 +292,13 @@ def test_default_structure_is_that_of_entries_without_one() -> None:
 
 
 def test_scans_of_a_sparse_model(book: Path) -> None:
-    task = make_task(book)
+    problem = make_problem(book)
     for index in range(18):
-        task.step(index)
-    task.become_sparse()
-    scans = scans_of(task.sparse_model, task.batch, task.length)
-    assert scans.count(": masked_fma, ") == len(task.sparse_model.stack.layers)
+        problem.step(index)
+    trainer = problem.trainer
+    trainer.become_sparse()
+    scans = scans_of(trainer.sparse_model, trainer.batch, trainer.length)
+    assert scans.count(": masked_fma, ") == len(trainer.sparse_model.stack.layers)
 
 
 @pytest.mark.parametrize("cell", CELLS)

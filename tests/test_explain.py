@@ -19,7 +19,7 @@ import jaxsparse
 from jaxsparse import CSR, H200, Topology, backend, explain, recurrent, sddmm, sparse_softmax, spmm
 from jaxsparse import device as devices
 from jaxsparse.ops.multiply import multiply
-from jaxsparse.recurrent import engine
+from jaxsparse.primitive import lowering
 from jaxsparse.recurrent.plan import Plan
 
 A100 = dataclasses.replace(H200, name="A100", compute_capability=80, shared_bytes=166912)
@@ -279,7 +279,7 @@ def test_the_dense_product():
     (asked,) = explain(lambda x, y: sampled(x, y, implementation="cuda"), x, y, device=H200)
     assert_cheapest_is_chosen(asked)
     lowered = jax.jit(sampled).trace(x, y).lower(lowering_platforms=("cuda",)).as_text()
-    if backend.resolve("sddmm", "cuda", None, None) == "cuda":
+    if not devices.lowered_for("cuda").lacks:
         assert "@jaxsparse_sddmm(" not in lowered
 
 
@@ -450,8 +450,8 @@ def test_a_derivative_that_no_kernel_can_run(monkeypatch):
     )
     assert isinstance(forward.plan, Plan) and not isinstance(adjoint.plan, Plan)
     assert "digamma" in str(adjoint)
-    monkeypatch.setattr(engine, "present_device", lambda: H200)
-    engine._warned.clear()
+    monkeypatch.setattr(devices, "present_device", lambda: H200)
+    lowering._warned.clear()
 
     def lowered(function):
         return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
@@ -472,7 +472,7 @@ def test_a_derivative_that_no_kernel_can_run(monkeypatch):
             shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in sizes]
             jax.jit(loss).trace(*shapes).lower(lowering_platforms=("cuda",))
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "present_device", lambda: A100)  # too old for all of them
+            patch.setattr(devices, "present_device", lambda: A100)  # too old for all of them
             lowered(lambda *xs: loss(*xs))
     forced = functools.partial(loss, implementation="cuda")
     (_, refused) = explain(jax.grad(forced), *arguments)[:2]
@@ -540,11 +540,14 @@ def test_what_this_machine_refuses_or_has_no_kernel_for():
     ):
         assert here(lambda v, x, o=options: product(v, x, **o), VALUES, X).startswith(says)
     square = CSR.fromdense(jnp.eye(64))
+    plain = "jax.lax.scan, because on a CPU only its sparse products have kernels, those of spmm"
     for weights, options, says in (
-        (jnp.eye(64), {}, "jax.lax.scan"),
-        (square, {}, "jax.lax.scan, its products by the kernels of spmm"),
-        (square, {"implementation": "xla"}, "jax.lax.scan"),
-        (square, {"implementation": "cuda"}, "refused, because recurrent_scan: implementation="),
+        (jnp.eye(64), {}, plain),
+        (square, {}, plain),
+        (square, {"implementation": "cpu"}, plain),
+        (square, {"implementation": "xla"}, "jax.lax.scan, because implementation='xla' asks for"),
+        (square, {"implementation": "cuda"}, "refused, because implementation='cuda' asks for a"),
+        (square, {"variant": "sparse_pairs"}, "refused, because on a CPU only its sparse products"),
     ):
         scan = functools.partial(recurrent.scan, recurrent.elman(), weights, **options)
         assert here(lambda h, xs, scan=scan: scan(h, xs)[1], state, xs).startswith(says)

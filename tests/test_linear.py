@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import DTYPES, PLATFORM, assert_close
+from covering import combinations
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
@@ -26,10 +27,13 @@ def random_matrix(m, k, density=0.3, dtype=jnp.float32, seed=0):
     return CSR(jnp.asarray(values, dtype), topology)
 
 
-@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("leading", [(), (1,), (19,), (3, 5), (2, 0, 4)], ids=str)
-@pytest.mark.parametrize("implementation", ["xla", PLATFORM])
+@combinations(
+    "implementation, leading, dtype, activation",
+    ["xla", PLATFORM],
+    [((),), ((1,),), ((19,),), ((3, 5),), ((2, 0, 4),)],
+    DTYPES,
+    [None, "relu", "gelu"],
+)
 def test_matches_the_dense_layer(implementation, leading, dtype, activation):
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):

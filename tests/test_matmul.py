@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import DTYPES, PLATFORM, assert_close, cases, fits
+from covering import combinations
 from edge_cases import EDGE_CASES as PROBLEMS
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,6 +29,7 @@ def product(a, x, bias, transpose, dense_on_left, options):
     )
 
 
+BOTH = (False, True)
 SPMM_CASES = [
     (implementation, variant, left)
     for implementation, variant in cases("spmm")
@@ -49,20 +51,10 @@ TYPED_CASES = [
 ]
 
 
-def on_every_pattern(cases):
-    """Cases by pattern. One program in jnp serves all dtypes: two of them meet a few patterns."""
-    few = ("odd", "padding", "many_columns")
-    return [
-        (name, *case)
-        for name in PROBLEMS
-        for case in cases
-        if case[0] != "xla" or case[-1] in ("float32", "bfloat16") or name in few
-    ]
-
-
-@pytest.mark.parametrize("transpose", [False, True], ids=["A", "AT"])
-@pytest.mark.parametrize(
-    "name, implementation, variant, left, dtype", on_every_pattern(TYPED_CASES)
+@combinations(
+    "name, implementation, variant, left, dtype, transpose",
+    PROBLEMS,
+    [(*case, transpose) for case in TYPED_CASES for transpose in BOTH],
 )
 def test_spmm(name, implementation, variant, left, transpose, dtype):
     topology, n = problem(name)
@@ -85,20 +77,26 @@ def test_spmm(name, implementation, variant, left, transpose, dtype):
 
 # Sizes that fill a GPU; a tenth of the rows and columns gives each thread of a CPU several tasks.
 MANY = 1 if PLATFORM == "cuda" else 10
+SIZES = {
+    "many": (201, 413, 139),
+    "wide_tiles": (4500 // MANY, 70, 130),
+    "widest_tiles": (8500 // MANY, 70, 50),
+}
 
 
-@pytest.mark.parametrize(
-    "m, k, n, transpose",
+@combinations(
+    "size, transpose, implementation, variant, left, dtype",
     [
-        (201, 413, 139, False),
-        (201, 413, 139, True),
-        (4500 // MANY, 70, 130, False),
-        (8500 // MANY, 70, 50, False),
+        ("many", False),
+        ("many", True),
+        ("wide_tiles", False),
+        ("widest_tiles", False),
     ],
+    TYPED_CASES,
 )
-@pytest.mark.parametrize("implementation, variant, left, dtype", TYPED_CASES)
-def test_many_tiles(implementation, variant, left, dtype, m, k, n, transpose):
+def test_many_tiles(implementation, variant, left, dtype, size, transpose):
     """Sizes beyond any tile, and none a multiple of one; enough rows for the widest tiles."""
+    m, k, n = SIZES[size]
     rng = np.random.default_rng(8)
     topology = Topology.from_mask(rng.random((m, k)) < 0.2)
     with jax.enable_x64(True):
@@ -111,9 +109,10 @@ def test_many_tiles(implementation, variant, left, dtype, m, k, n, transpose):
     assert_close(out.T if left else out, dense @ x64, dtype, np.abs(dense) @ np.abs(x64))
 
 
-@pytest.mark.parametrize("transpose", [False, True], ids=["A", "AT"])
-@pytest.mark.parametrize(
-    "implementation, variant, left, dtype", [case for case in TYPED_CASES if not case[2]]
+@combinations(
+    "implementation, variant, left, dtype, transpose",
+    [case for case in TYPED_CASES if not case[2]],
+    BOTH,
 )
 def test_few_long_rows(implementation, variant, left, dtype, transpose):
     """More rows than there are groups for: on a GPU others help with those that are long."""
@@ -130,9 +129,12 @@ def test_few_long_rows(implementation, variant, left, dtype, transpose):
     assert_close(out, dense @ x64, dtype, np.abs(dense) @ np.abs(x64))
 
 
-@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
-@pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("implementation, variant, left, dtype", TYPED_CASES)
+@combinations(
+    "implementation, variant, left, dtype, with_bias, activation",
+    TYPED_CASES,
+    BOTH,
+    [None, "relu", "gelu"],
+)
 def test_epilogue(implementation, variant, left, dtype, with_bias, activation):
     topology, n = problem("odd")
     rng = np.random.default_rng(1)
@@ -202,8 +204,11 @@ def assert_refused(call):
         jax.block_until_ready(call())
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("name, implementation, variant, dtype", on_every_pattern(SAMPLED_CASES))
+@combinations(
+    "name, implementation, variant, dtype, scaled",
+    PROBLEMS,
+    [(*case, scaled) for case in SAMPLED_CASES for scaled in BOTH],
+)
 def test_sddmm(name, implementation, variant, scaled, dtype):
     topology, d = problem(name)
     rng = np.random.default_rng(3)
@@ -241,9 +246,12 @@ def test_many_sampled_tiles(implementation, variant, dtype, d):
         assert_close(out[i], reference_sddmm(x[i], y[i], topology), dtype, magnitude)
 
 
-@pytest.mark.parametrize("d", [80, 520])
-@pytest.mark.parametrize("shape, density", [((160, 70), 0.05), ((16, 6000), 0.6)], ids=str)
-@pytest.mark.parametrize("implementation, variant, dtype", SAMPLED_CASES)
+@combinations(
+    "shape, density, d, implementation, variant, dtype",
+    [((160, 70), 0.05), ((16, 6000), 0.6)],
+    [80, 520],
+    SAMPLED_CASES,
+)
 def test_sampled_rows(implementation, variant, dtype, shape, density, d):
     """Of few entries, which warps share and which load rows of x of their own, or of many."""
     rng = np.random.default_rng(11)
@@ -260,11 +268,12 @@ def test_sampled_rows(implementation, variant, dtype, shape, density, d):
     assert_close(out, reference_sddmm(x, y, topology), dtype, magnitude)
 
 
-@pytest.mark.parametrize("d", [32, 36])
-@pytest.mark.parametrize(
-    "shape, density", [((160, 3100), 0.85), ((20000 // MANY, 700), 0.03)], ids=str
+@combinations(
+    "shape, density, d, implementation, variant, dtype",
+    [((160, 3100), 0.85), ((20000 // MANY, 700), 0.03)],
+    [32, 36],
+    SAMPLED_CASES,
 )
-@pytest.mark.parametrize("implementation, variant, dtype", SAMPLED_CASES)
 def test_many_sampled_entries(implementation, variant, dtype, shape, density, d):
     """So many that a warp takes several times 32: of rows of x of their own, or of shared ones."""
     rng = np.random.default_rng(12)
@@ -496,6 +505,18 @@ def test_broadcast_batches():
     for i, j in np.ndindex(2, 3):
         expected = reference_spmm(values[i, 0], topology, x[j])
         assert_close(out[i, j], expected, "float32", np.full(expected.shape, 50.0))
+
+
+def test_number_of_batch_dimensions():
+    topology, n = problem("odd")
+    rng = np.random.default_rng(9)
+    a = CSR(values_for(topology, jnp.float32, rng), topology)
+    x = draw(rng, (2, 1, 1, 1, 1, 1, 1, 2, topology.shape[1], n), jnp.float32)
+    np.testing.assert_array_equal(
+        spmm(a, x)[1, ..., 1, :, :].squeeze(), spmm(a, x[1, ..., 1, :, :]).squeeze()
+    )
+    with pytest.raises(ValueError, match="spmm: takes at most 8 batch dimensions"):
+        spmm(a, x[None])
 
 
 @pytest.mark.parametrize("implementation, variant", RIGHT_CASES)

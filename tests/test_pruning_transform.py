@@ -307,6 +307,7 @@ def test_verifying_what_is_right():
     tx = optax.partition({k: prune(optax.sgd(0.125), CUBIC) for k in "ab"}, groups)
     for pruned, state in run(tx, params, 12):
         verify(pruned, state)
+        verify(jax.tree.map(lambda x: x * jnp.nan, pruned), state)
     with pytest.raises(ValueError, match=r"got others at 36 of 36 of second/kernel: something"):
         verify({**pruned, "second": params["second"]}, state)
     with pytest.raises(TypeError, match="state must hold a PruneState, got tuple without one"):

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from covering import combinations
 from recurrent_problems import CELLS
 
 import jaxsparse
@@ -255,8 +256,11 @@ def test_explain_a_pattern_that_is_an_argument():
         return recurrent.scan(recurrent.elman(), matrix, h, xs)[1]
 
     matrix = CSR.fromdense(jnp.eye(64))
+    dynamic = CSR(matrix.values, matrix.topology.as_dynamic())
     arguments = (jnp.zeros((2, 64)), jnp.zeros((9, 2, 64)))
-    assert explain(scan, matrix, *arguments)[0].plan.variant == "masked_fma"
+    (found,) = explain(scan, dynamic, *arguments)
+    assert found.plan.variant == "masked_fma" and found.problem.layout_form is None
+    assert explain(scan, matrix, *arguments)[0].problem.layout_form is not None
     packed = recurrent.pack(matrix, batch=2, dtype=jnp.float32)
     assert "scan_layout" in packed.topology.layouts
     assert explain(scan, packed, *arguments)[0].problem.layout_form is not None
@@ -295,9 +299,11 @@ def _unescaped(text):
     return re.sub(r"\\([0-9A-Fa-f]{2})", lambda m: chr(int(m[1], 16)), text)
 
 
-@pytest.mark.parametrize("weights", ["dense", "masked", "pairs"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("name", list(CELLS))
+@combinations(
+    "name, dtype, weights",
+    CELLS,
+    [(d, w) for d in ("float32", "bfloat16", "float16") for w in ("dense", "masked", "pairs")],
+)
 def test_every_kind_of_kernel_compiles(name, dtype, weights, monkeypatch):
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
     try:

@@ -409,6 +409,16 @@ def test_saved_models_load(kind, inference, tmp_path):
         assert kind != "sparsified" or loaded.shared is loaded.layers[0]
 
 
+def test_columns_beyond_16_bits_load(tmp_path):
+    features = 70_001
+    model = SparseLinear(features, 2, sparsity=0.999, rngs=nnx.Rngs(0))
+    pruning.save(tmp_path / "model", model)
+    loaded = pruning.load(tmp_path / "model", lambda: nnx.Linear(features, 2, rngs=nnx.Rngs(1)))
+    assert np.max(loaded.topology.column_indices) >= 2**16
+    x = jax.random.normal(KEY, (1, features))
+    np.testing.assert_array_equal(loaded(x), model(x))
+
+
 def test_inference_programs_sort_nothing():
     layer, x = linear(0), jnp.ones((3, IN))
     size, expected = len(jax.tree.leaves(nnx.state(layer))), layer(x)

@@ -129,6 +129,21 @@ def test_traced_dropout_rate():
     np.testing.assert_allclose(without_key, attend(0.0), rtol=1e-6, atol=1e-7)
 
 
+def test_dropout_that_is_the_same_for_all_heads():
+    q, k, v = (jnp.tile(x, (2, 1, 4, 1)) for x in operands(1, 6, 6, 1, 1, 3))
+    topology, key = Topology.from_mask(masks.causal(), (6, 6)), jax.random.key(0)
+    for groups in (1, 2, 4):
+
+        def attend(broadcast, k=k[:, :, :groups], v=v[:, :, :groups]):
+            options = {"dropout_rate": 0.4, "dropout_key": key, "broadcast_dropout": broadcast}
+            return np.asarray(sparse_attention(q, k, v, topology, **options))
+
+        np.testing.assert_array_equal(
+            attend(True), np.broadcast_to(attend(True)[:1, :, :1], q.shape)
+        )
+        assert np.unique(attend(False)[:, 5, :, 0]).size > 1
+
+
 def test_unbatched_scale_and_dtype():
     q, k, v = operands(1, 6, 6, 2, 2, 4, jnp.bfloat16)
     topology = Topology.from_mask(masks.causal(), (6, 6))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import DTYPES, EPSILON, assert_close, cases
+from covering import combinations
 from edge_cases import EDGE_CASES as PROBLEMS
 from reference import from_dense, stored_mask, to_dense
 from reference import sparse_softmax as reference
@@ -66,9 +67,12 @@ LONG_ROWS = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("implementation, variant", cases("sparse_softmax"))
-@pytest.mark.parametrize("name", [*PROBLEMS, *LONG_ROWS])
+@combinations(
+    "name, implementation, variant, dtype",
+    [*PROBLEMS, *LONG_ROWS],
+    cases("sparse_softmax"),
+    DTYPES,
+)
 def test_softmax(name, implementation, variant, dtype):
     topology, _ = (PROBLEMS | LONG_ROWS)[name]()
     with jax.enable_x64(True):
@@ -170,6 +174,10 @@ def test_scale_may_be_traced():
     a = CSR(jnp.nan_to_num(a.values), topology)
     traced = jax.jit(lambda s: sparse_softmax(a, scale=s).values)(0.3)
     np.testing.assert_allclose(traced, sparse_softmax(a, scale=0.3).values, rtol=1e-5)
+    with jax.enable_x64(True):
+        exact = CSR(a.values.astype(jnp.float64), topology)
+        scaled = sparse_softmax(exact, scale=jnp.asarray(0.3, jnp.float64)).values
+        np.testing.assert_allclose(scaled, sparse_softmax(exact, scale=0.3).values, rtol=1e-13)
     slope = jax.grad(lambda s: jnp.sum(sparse_softmax(a, scale=s).values ** 2))(0.3)
     step = 1e-2
     ends = [jnp.sum(sparse_softmax(a, scale=0.3 + d).values ** 2) for d in (step, -step)]

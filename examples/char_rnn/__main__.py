@@ -26,33 +26,29 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-
-from jaxsparse.pruning import STRUCTURES
+from matplotlib.figure import Figure
 
 from ..common.checkpoint import Checkpoints
-from ..common.errors import UserError, memory_errors
-from ..common.files import write_json
-from ..common.options import Parser, number, to_json
-from ..common.program import describe, run_program
+from ..common.errors import memory_errors
+from ..common.program import Parser, describe, replacing, run_program, to_json, write_json
 from . import text
-from .drawing import draw, sample
-from .model import CELLS, DEFAULT_STRUCTURE, Hidden
-from .training import PRUNED, parts_of, train_model
-
-NAME = "char_rnn"
-MEMORY_OPTIONS = "--batch, --length, --hidden or --layers"
-
-# What decides the parameters and the loss curve: a resumed run must agree in these.
-TRAINING_OPTIONS = (
-    "tokens", "held_out", "cell", "layers", "embedding", "batch", "length", "epochs",
-    "fixed_epochs", "sparse_epochs", "steps_per_epoch", "steps", "pruned", "learning_rate", "dtype",
-    "eval_every", "seed",
-)  # fmt: skip
+from .model import Hidden, sample
+from .options import (
+    MEMORY_OPTIONS,
+    NAME,
+    add_options,
+    check_options,
+    load_corpus,
+    parse_hidden,
+    parts_of,
+    print_setup,
+    training_options,
+)
+from .training import train
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -77,102 +73,19 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def parse_hidden(word: str) -> Hidden:
-    """Reads ``units``, ``units:density`` or ``units:density:structure``."""
-    units, *others = word.split(":")
-    try:
-        hidden = Hidden(number(int, 1, 2**20)(units), *map(float, others[:1]), *others[1:2])
-    except (ValueError, argparse.ArgumentTypeError):
-        hidden = None
-    if hidden is None or not 0 < hidden.density <= 1 or len(others) > 2:
-        raise argparse.ArgumentTypeError(
-            f"expected units, units:density or units:density:structure with a density in (0, 1], "
-            f"got {word}"
-        )
-    if hidden.structure not in (None, *STRUCTURES):
-        raise argparse.ArgumentTypeError(
-            f"expected a structure of {', '.join(STRUCTURES)}, got {hidden.structure} in {word}"
-        )
-    return hidden if hidden.density < 1 else Hidden(hidden.units)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds all options but --hidden, which the study of several models has too."""
-    add, count, zero_or_more = parser.add_argument, number(int, 1, 2**31), number(int, 0, 2**31)
-    add("--data", type=Path, help="a text file (the help texts of Python)")
-    add(
-        "--tokens", choices=text.TOKENS, default="characters", help="what is predicted (characters)"
-    )
-    add("--held-out", type=number(float, 0, 1), default=0.05, help="share at the end (0.05)")
-    add("--output", type=Path, default=f"{NAME}_out", help="folder to write to (%(default)s)")
-    add("--cell", choices=CELLS, default="lstm", help="of the recurrent layers (lstm)")
-    add("--layers", type=count, default=1, help="recurrent layers (%(default)s)")
-    add("--embedding", type=count, default=64, help="features of a token (%(default)s)")
-    add("--batch", type=count, default=8, help="streams of text side by side (%(default)s)")
-    add("--length", type=count, default=64, help="steps of truncated backpropagation (%(default)s)")
-    add("--epochs", type=count, default=13, help="of the recipe (13)")
-    add("--fixed-epochs", type=zero_or_more, default=2, help="the last ones: fixed masks (2)")
-    add("--sparse-epochs", type=zero_or_more, default=1, help="of those: in sparse form (1)")
-    add("--steps-per-epoch", type=number(int, 2, 2**31), default=48, help="steps of one (48)")
-    add(
-        "--structure",
-        choices=STRUCTURES,
-        default=DEFAULT_STRUCTURE,
-        help=f"of masks where --hidden names none ({DEFAULT_STRUCTURE})",
-    )
-    add("--pruned", choices=PRUNED, default="all", help="weights of recurrent layers (all)")
-    add("--learning-rate", type=number(float, 0), default=1e-2, help="the highest (0.01)")
-    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of activations")
-    add("--eval-every", type=count, default=96, help="steps between scores (96)")
-    add("--checkpoint-every", type=count, default=192, help="steps between checkpoints (192)")
-    add("--resume", action="store_true", help="continue what is in --output")
-    add("--prompt", help="what a sample begins with (the first token held out)")
-    add("--temperature", type=number(float, 0), default=0.7, help="of samples (0.7)")
-    add("--sample-length", type=count, default=400, help="tokens of a sample (400)")
-    add("--seed", type=number(int, 0, 2**32), default=0, help="of parameters and samples (0)")
-    add("--quiet", action="store_true", help="print only the result")
-
-
-def check_options(args: argparse.Namespace) -> None:
-    """Raises a UserError for options that do not fit each other."""
-    if args.fixed_epochs >= args.epochs:
-        raise UserError(
-            f"--fixed-epochs: expected less than --epochs {args.epochs}, got {args.fixed_epochs}"
-        )
-    if args.sparse_epochs > args.fixed_epochs:
-        raise UserError(
-            f"--sparse-epochs: expected at most --fixed-epochs {args.fixed_epochs}, got "
-            f"{args.sparse_epochs}"
-        )
-    if args.prompt == "":
-        raise UserError("--prompt: expected a character at least, got none")
-
-
-def load_corpus(args: argparse.Namespace) -> text.Corpus:
-    """Reads the text; an epoch is a pass over it where ``steps_per_epoch`` is None."""
-    corpus = text.load(args.data, args.tokens, args.held_out, args.batch * args.length + 1)
-    if args.steps_per_epoch is None:
-        args.steps_per_epoch = max(2, len(corpus.train) // (args.batch * args.length))
-    args.steps = args.epochs * args.steps_per_epoch
-    return corpus
-
-
-def training_options(
-    args: argparse.Namespace, hidden: Hidden, corpus: text.Corpus
-) -> dict[str, Any]:
-    """The options in which a resumed run of a model must agree, as JSON values."""
-    agreeing = {name: getattr(args, name) for name in TRAINING_OPTIONS}
-    # A file may have been replaced, and the help texts change with the version of Python.
-    size = len(corpus.vocabulary)
-    data = f"{corpus.source} (SHA-256 {corpus.digest}, {size} different {args.tokens})"
-    return agreeing | {"data": data, "hidden": hidden.name}
-
-
-def print_setup(args: argparse.Namespace, corpus: text.Corpus) -> None:
-    """Tells what a run works on."""
-    print(f"device: {jax.local_devices()[0].device_kind}")
-    print(f"data: {corpus.description}")
-    print(f"recipe: {args.epochs} epochs of {args.steps_per_epoch} steps", flush=True)
+def draw(title: str, curve: list[dict[str, Any]], parts: dict[str, tuple[int, int]]) -> Figure:
+    """Draws a learning curve, and the first and the last step of the parts of training."""
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    ax = figure.subplots()
+    for name in ("train", "held_out"):
+        label = name.replace("_", " ")
+        ax.plot([x["step"] for x in curve], [x[name] for x in curve], "o-", label=label)
+    for i, (name, steps) in enumerate(parts.items()):
+        ax.axvspan(*steps, alpha=0.15, color=f"C{i + 2}", linewidth=0, label=name)
+    ax.set(xlabel="step", title=f"{title}: bits per character")
+    ax.grid(alpha=0.3)
+    ax.legend()
+    return figure
 
 
 def run(args: argparse.Namespace) -> None:
@@ -188,24 +101,26 @@ def run(args: argparse.Namespace) -> None:
     name = args.hidden.name
     about = describe(to_json(args) | {"hidden": name}, jax.local_devices()[:1])
     with memory_errors(f"training with {name} units", MEMORY_OPTIONS):
-        task, progress, speed = train_model(args.hidden, corpus, checkpoints, args)
-        model = task.sparse_model or task.model
+        trainer, loop = train(args.hidden, corpus, checkpoints, args)
+        model = trainer.sparse_model or trainer.model
         drawn = sample(
             model, prompt, length=args.sample_length, temperature=args.temperature, seed=args.seed
         )
     passage = corpus.decode(np.concatenate([prompt, drawn]))
-    result = {"steps": progress.step, "curve": progress.curve, "layers": task.layers}
+    speed = loop.tokens_per_second
+    result = {"steps": loop.step, "curve": loop.curve, "layers": trainer.layers}
     if speed is not None:  # None where a finished run was resumed: no step was timed.
         result["tokens_per_second"] = speed
     about |= {"text": corpus.identity}
     write_json(args.output / "metrics.json", about | result | {"sample": passage})
     picture = args.output / "char_rnn.png"
     parts = parts_of(args) if args.hidden.density < 1 else {}
-    draw(picture, f"{name} units", progress.curve, parts)
-    before, after = (progress.curve[i]["held_out"] for i in (0, -1))
+    with replacing(picture) as aside:
+        draw(f"{name} units", loop.curve, parts).savefig(aside, dpi=120)
+    before, after = (loop.curve[i]["held_out"] for i in (0, -1))
     pace = "" if speed is None else f", {speed:,.0f} tokens/s"
     print(
-        f"{name}, held out: {before:.3f} -> {after:.3f} bits/char in {progress.step} steps{pace}; "
+        f"{name}, held out: {before:.3f} -> {after:.3f} bits/char in {loop.step} steps{pace}; "
         f"picture: {picture}"
     )
     print(f"drawn at temperature {args.temperature:g}:\n\n{text.printable(passage)}")

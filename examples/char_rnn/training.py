@@ -9,32 +9,20 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax import Array
 
-from jaxsparse.pruning import (
-    PruneState,
-    SparsityTable,
-    half_epochs,
-    pack_masks,
-    prune,
-    unpack_masks,
-)
+from jaxsparse.pruning import SparsityTable, half_epochs, pack_masks, prune, unpack_masks
 
 from ..common.checkpoint import Checkpoints
-from ..common.progress import Progress
-from ..common.training import train
+from ..common.resumable import Loop, resumable
 from .model import CharRNN, Hidden, gather, packed, scatter, to_sparse, topologies_of
+from .options import PRUNED, schedule_options, sparse_from
 from .text import SCORING_STREAMS, Corpus, Passage, Windows
 
 WARM_UP = 0.05  # Of all steps.
-
-# The recurrent and the input weights of all layers, as in the paper, or the recurrent ones alone.
-PRUNED = {
-    "all": ("*/cell/dense_i/kernel", "*/cell/dense_h/kernel"),
-    "recurrent": ("*/cell/dense_h/kernel",),
-}
 
 T = TypeVar("T")
 
@@ -46,38 +34,13 @@ def make_optimizer(rate: float, steps: int) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
 
 
-def schedule_options(args: argparse.Namespace) -> dict[str, int]:
-    """What `half_epochs` takes of the options: when masks are made."""
-    return {name: getattr(args, name) for name in ("steps_per_epoch", "epochs", "fixed_epochs")}
-
-
-def sparse_from(args: argparse.Namespace) -> int:
-    """The step after which a pruned model trains in sparse form."""
-    return (args.epochs - args.sparse_epochs) * args.steps_per_epoch
-
-
 @functools.cache
 def make_pruner(
-    inner: optax.GradientTransformation,
-    density: float,
-    *,
-    pruned: str,
-    structure: str,
-    seed: int,
-    **schedule: int,
+    inner: optax.GradientTransformation, hidden: Hidden, pruned: str, seed: int, **schedule: int
 ) -> optax.GradientTransformation:
     """The optimizer of all but the sparse part of training."""
-    when = half_epochs(density, **schedule)
-    return prune(inner, when, PRUNED[pruned], structure=structure, seed=seed)
-
-
-def parts_of(args: argparse.Namespace) -> dict[str, tuple[int, int]]:
-    """The first and the last step of the parts of the training of a pruned model."""
-    schedule = half_epochs(1.0, **schedule_options(args))
-    return {
-        "masks change": (schedule.begin, schedule.end),
-        "sparse form": (sparse_from(args), args.steps),
-    }
+    when = half_epochs(hidden.density, **schedule)
+    return prune(inner, when, PRUNED[pruned], structure=hidden.structure, seed=seed)
 
 
 class State(NamedTuple):
@@ -130,18 +93,15 @@ def placed(tree: T) -> T:
     return jax.device_put(tree, jax.local_devices()[0])
 
 
-class TextTask:
-    """What the trainer trains: one model, through all parts of the recipe.
+class TextTrainer:
+    """A model in training, in dense form and then, if it is pruned, in sparse form.
 
-    The state has the dense form until the model becomes sparse. A checkpoint has it always, so
-    there is one kind of them.
+    A checkpoint has the dense form always, so there is one kind of them.
     """
 
-    unit = "bits/char"
-
-    def __init__(self, hidden: Hidden, corpus: Corpus, args: argparse.Namespace):
+    def __init__(self, hidden: Hidden, vocabulary: int, args: argparse.Namespace):
         self.model = CharRNN(
-            len(corpus.vocabulary),
+            vocabulary,
             cell=args.cell,
             hidden=hidden.units,
             layers=args.layers,
@@ -149,25 +109,14 @@ class TextTask:
             dtype=jnp.dtype(args.dtype),
             seed=args.seed,
         )
-        self.batch, self.length = args.batch, args.length
-        self.tokens = args.batch * args.length  # In a step.
-        self.train = Windows(corpus.train, args.batch, args.length)
-        self.held_out = Passage(corpus.train[-1:], corpus.held_out)
-        self.is_pruned = hidden.density < 1
-        self.sparse_from = sparse_from(args)
         self.sparse_model: CharRNN | None = None
         self.table: SparsityTable | None = None  # What becoming sparse did to each layer.
+        self.batch, self.length = args.batch, args.length
         self.inner = make_optimizer(args.learning_rate, args.steps)
         self.optimizer = self.inner
-        if self.is_pruned:
-            self.optimizer = make_pruner(
-                self.inner,
-                hidden.density,
-                pruned=args.pruned,
-                structure=hidden.structure,
-                seed=args.seed,
-                **schedule_options(args),
-            )
+        if hidden.density < 1:
+            schedule = schedule_options(args)
+            self.optimizer = make_pruner(self.inner, hidden, args.pruned, args.seed, **schedule)
         self.graph, params, self.constants = nnx.split(self.model, nnx.Param, ...)
         self.scoring = (self.graph, self.constants)
         # A copy, since a step gives the memory of its state to the next one.
@@ -175,22 +124,23 @@ class TextTask:
         carries = self.model.initialize_carries(args.batch)
         self.state = placed(State(params, self.optimizer.init(params), carries))
 
-    @property
-    def dense_state(self) -> State:
-        """The state in dense form."""
-        if self.sparse_model is None:
-            return self.state
-        params, moments = scatter((self.state.params, self.state.optimizer), self.topologies)
-        return State(params, self.pruning._replace(inner_state=moments), self.state.carries)
+    def step(self, window: dict[str, np.ndarray]) -> Array:
+        """Updates the state; returns the loss before, in bits per character."""
+        self.state, loss = train_on_window(
+            self.graph, self.optimizer, self.state, self.constants, window
+        )
+        return loss
 
-    @property
-    def saved_state(self) -> State:
-        """What a checkpoint has: the dense form, a bit for each element of a mask."""
-        return pack_masks(self.dense_state)
-
-    def restore(self, saved: State) -> None:
-        """Goes on from a saved state."""
-        self.state = unpack_masks(saved, self.state)
+    def score(self, passage: Passage) -> float:
+        """The loss on all of a text."""
+        graph, constants = self.scoring
+        carries = placed(self.model.initialize_carries(SCORING_STREAMS))
+        losses = []
+        for index in range(passage.windows.count):
+            window = passage.windows[index]
+            loss, carries = score_window(graph, self.state.params, constants, carries, window)
+            losses.append(loss)
+        return passage.mean(jax.device_get(losses))
 
     def become_sparse(self) -> None:
         """Goes on with the sparse model, which has parameters for stored weights alone."""
@@ -198,7 +148,6 @@ class TextTask:
         nnx.update(self.model, jax.tree.map(jnp.copy, params))
         self.sparse_model, self.table = to_sparse(self.model, self.batch, self.length)
         self.topologies = topologies_of(self.sparse_model)
-        assert isinstance(pruning, PruneState)
         self.pruning = pruning._replace(inner_state=None)
         params, moments = gather((params, pruning.inner_state), self.topologies)
         model = packed(self.sparse_model, self.batch)
@@ -210,30 +159,16 @@ class TextTask:
         self.optimizer = self.inner
         self.state = placed(State(params, moments, carries))
 
-    def step(self, index: int) -> Array:
-        """Makes the step of an index from 0; returns the loss before, in bits per character."""
-        if self.is_pruned and self.sparse_model is None and index >= self.sparse_from:
-            self.become_sparse()
-        self.state, loss = train_on_window(
-            self.graph, self.optimizer, self.state, self.constants, self.train[index]
-        )
-        return loss
+    @property
+    def dense_state(self) -> State:
+        """The state in dense form."""
+        if self.sparse_model is None:
+            return self.state
+        params, moments = scatter((self.state.params, self.state.optimizer), self.topologies)
+        return State(params, self.pruning._replace(inner_state=moments), self.state.carries)
 
-    def score(self) -> float:
-        """The loss on all of the held-out text."""
-        graph, constants = self.scoring
-        carries = placed(self.model.initialize_carries(SCORING_STREAMS))
-        losses = []
-        for index in range(self.held_out.windows.count):
-            window = self.held_out.windows[index]
-            loss, carries = score_window(graph, self.state.params, constants, carries, window)
-            losses.append(loss)
-        return self.held_out.mean(jax.device_get(losses))
-
-    def finish(self) -> None:
+    def update_models(self) -> None:
         """Brings the trained parameters into the models of both forms."""
-        if self.is_pruned and self.sparse_model is None:
-            self.become_sparse()
         nnx.update(self.model, jax.tree.map(jnp.copy, self.dense_state.params))
         if self.sparse_model is not None:
             nnx.update(self.sparse_model, jax.tree.map(jnp.copy, self.state.params))
@@ -244,17 +179,41 @@ class TextTask:
         return [] if self.table is None else self.table.rows
 
 
-def train_model(
+def train(
     hidden: Hidden,
     corpus: Corpus,
     checkpoints: Checkpoints,
     args: argparse.Namespace,
     title: str = "",
-) -> tuple[TextTask, Progress, float | None]:
-    """Trains a model; returns what was trained, what was done, and tokens per second."""
-    task = TextTask(hidden, corpus, args)
-    progress, speed = train(task, checkpoints, args, title)
-    task.finish()
-    if task.table is not None and not args.quiet:
-        print(f"{hidden.name}, recurrent layers in sparse form:\n{task.table}\n")
-    return task, progress, speed
+) -> tuple[TextTrainer, Loop]:
+    """Trains a model up to its last step; returns it, and the loop with its learning curve."""
+    trainer = TextTrainer(hidden, len(corpus.vocabulary), args)
+    windows = Windows(corpus.train, args.batch, args.length)
+    held_out = Passage(corpus.train[-1:], corpus.held_out)
+    # What is saved has a bit for each element of a mask.
+    run = resumable(
+        pack_masks(trainer.state),
+        checkpoints,
+        args,
+        unit="bits/char",
+        tokens=args.batch * args.length,
+        title=title,
+    )
+    with run as (saved, loop):
+        trainer.state = unpack_masks(saved, trainer.state)
+        if loop.score_is_due:  # That of a new run, before its first step.
+            loop.record_score(trainer.score(held_out))
+        for step in loop.steps():
+            if hidden.density < 1 and step >= sparse_from(args) and trainer.sparse_model is None:
+                trainer.become_sparse()
+            loop.record_loss(trainer.step(windows[step]))
+            if loop.score_is_due:
+                loop.record_score(trainer.score(held_out))
+            if loop.saving_is_due:
+                loop.save(pack_masks(trainer.dense_state))
+    if hidden.density < 1 and trainer.sparse_model is None:  # Without a sparse part, or resumed.
+        trainer.become_sparse()
+    trainer.update_models()
+    if trainer.table is not None and not args.quiet:
+        print(f"{hidden.name}, recurrent layers in sparse form:\n{trainer.table}\n")
+    return trainer, loop

@@ -12,12 +12,20 @@ import jax
 import orbax.checkpoint as ocp
 
 from .errors import UserError, is_exhausted, one_line
-from .progress import Progress
 
 KEEP = 2  # The newest, and one in case that its files are damaged.
 
 T = TypeVar("T")
 State = TypeVar("State", bound=tuple[Any, ...])  # A NamedTuple.
+
+
+@dataclasses.dataclass
+class Progress:
+    """What a checkpoint tells of training, beside the state."""
+
+    step: int = 0  # Steps done.
+    curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # See `Loop.curve`.
+    losses: list[float] = dataclasses.field(default_factory=list)  # Since the last point of it.
 
 
 class Checkpoints:

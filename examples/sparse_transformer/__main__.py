@@ -25,23 +25,43 @@ embeddings in no fixed order, unless XLA_FLAGS=--xla_gpu_deterministic_ops=true.
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
 from pathlib import Path
+from typing import Any
 
-from ..common.errors import UserError, memory_errors
-from ..common.files import write_json
-from ..common.options import Parser, number, parse_with_presets, to_json
-from ..common.program import describe, run_program
-from . import data
-from .model import PAPER_SIZES
-from .training import (
-    MEMORY_OPTIONS,
-    NAME,
-    checkpoints_of,
-    choose_devices,
-    print_setup,
-    train_and_draw,
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxsparse.nn import SparseAttention
+
+from ..common.checkpoint import Checkpoints
+from ..common.errors import OutOfMemoryError, UserError, memory_errors
+from ..common.program import (
+    Parser,
+    describe,
+    number,
+    parse_with_presets,
+    replacing,
+    run_program,
+    to_json,
+    write_json,
 )
+from . import data
+from .drawing import PAPER, complete_and_generate, draw, table
+from .model import PAPER_SIZES, Transformer, dense_attention, make_topology, padded_rows
+from .training import ImageTrainer, choose_devices, make_optimizer, measure, train, training_batch
+
+NAME = "sparse_transformer"
+MEMORY_OPTIONS = "--batch, --size, --hidden, --layers or --samples"
+
+# What decides the parameters and the loss curve: a resumed run must agree in these. The number of
+# devices is left out, as it changes no more than rounding.
+TRAINING_OPTIONS = (
+    "data", "attention", "size", "layers", "heads", "hidden", "filter", "band", "sparsity", "batch",
+    "steps", "learning_rate", "dtype", "eval_every", "seed",
+)  # fmt: skip
 
 # The paper leaves open the optimizer, its learning rate and the dtype.
 PAPER_TRAINING = {
@@ -98,23 +118,125 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def run(args: argparse.Namespace) -> None:
-    """Trains a model, and writes what came out."""
-    if args.compare:
-        from experiments.sparse_transformer import compare  # The paper's study needs more code.
+def runs_of(args: argparse.Namespace) -> list[argparse.Namespace]:
+    """The options of the one run, or of the two to compare, which have folders of their own."""
+    if not args.compare:
+        return [args]
+    runs = [copy.copy(args), copy.copy(args)]
+    for each, attention in zip(runs, ("sparse", "dense"), strict=True):
+        each.attention, each.output = attention, args.output / attention
+    return runs
 
-        return compare(args)
+
+def open_checkpoints(runs: list[argparse.Namespace]) -> list[Checkpoints]:
+    """Checks, before any work, that all runs may be resumed or started, as the options say.
+
+    Deletes the checkpoints of finished runs that are to be started anew.
+    """
+    checkpoints = []
+    for each in runs:
+        options = {name: getattr(each, name) for name in TRAINING_OPTIONS}
+        options["data"] = str(each.data.resolve()) if each.data else None
+        checkpoints.append(Checkpoints(NAME, each.output / "checkpoints", options))
+    # The second run may not have begun when the program was stopped.
+    begun = [x for x in checkpoints if x.newest() is not None] or checkpoints
+    for each, saved in zip(runs, checkpoints, strict=True):
+        saved.check(each.resume and saved in begun)
+    # All at once: what an older comparison left of the second run is not to look begun when the
+    # program is stopped in the first.
+    for saved in checkpoints:
+        saved.begin()
+    return checkpoints
+
+
+def train_and_draw(
+    args: argparse.Namespace,
+    dataset: data.Dataset,
+    devices: list[jax.Device],
+    checkpoints: Checkpoints,
+) -> dict[str, Any]:
+    """Trains one model and draws its picture; returns its metrics."""
+    topology = None
+    if args.attention == "sparse":
+        topology = make_topology(args.size, args.band, args.sparsity, args.seed)
+    model = Transformer(
+        dense_attention if topology is None else SparseAttention(topology),
+        size=args.size,
+        layers=args.layers,
+        heads=args.heads,
+        hidden=args.hidden,
+        mlp=args.filter,
+        dtype=jnp.dtype(args.dtype),
+        seed=args.seed,
+    )
+    if not args.quiet:
+        parameters = sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
+        print(f"model: {parameters:,} parameters on sequences of {3 * args.size**2:,} bytes")
+        print(f"mask: {topology or 'dense, causal'}", flush=True)
+    optimizer = make_optimizer(args.learning_rate, args.steps)
+    trainer = ImageTrainer(model, optimizer, args.batch, devices)
+    loop = train(trainer, dataset, checkpoints, args)
+
+    nnx.update(model, jax.device_put(trainer.state.params, devices[0]))
+    rows = None if topology is None else padded_rows(topology)
+    seed = (args.seed, data.DRAWING, 0)
+    originals = data.crops(dataset.held_out, args.size, args.samples, dataset.scales, seed)
+    images = complete_and_generate(model, originals, rows, args.seed)
+    picture = args.output / f"{args.attention}_transformer.png"
+    with replacing(picture) as aside:
+        draw(images, args.size, topology, loop.curve).savefig(aside, dpi=120)
+    before, after = (loop.curve[i]["held_out"] for i in (0, -1))
+    speed = loop.tokens_per_second
+    pace = "" if speed is None else f", {speed:,.0f} tokens/s"
+    print(
+        f"{args.attention}, held out: {before:.3f} -> {after:.3f} bits/dim in {loop.step} "
+        f"steps{pace}; picture: {picture}"
+    )
+    result = {"steps": loop.step, "curve": loop.curve}
+    if speed is not None:  # None where a finished run was resumed: no step was timed.
+        result["tokens_per_second"] = speed
+    if args.compare:
+        result |= measure(trainer, training_batch(dataset, args, loop.step))
+    return result
+
+
+def is_papers_model(args: argparse.Namespace) -> bool:
+    """Whether the options give the model, and the size of its images, of the paper.
+
+    Only with equal ones do the paper's figures compare.
+    """
+    return all(getattr(args, name) == value for name, value in PAPER_SIZES.items())
+
+
+def run(args: argparse.Namespace) -> None:
+    """Trains a model, or both kinds to compare them, and writes what came out."""
     dataset = data.load(args.data, args.size)
     devices = choose_devices(args.batch, args.devices)
-    checkpoints = checkpoints_of(args)
-    checkpoints.check(args.resume)
-    checkpoints.begin()
+    runs = runs_of(args)
+    checkpoints = open_checkpoints(runs)
     if not args.quiet:
-        print_setup(dataset, devices)
+        print(
+            f"device: {devices[0].device_kind}, {len(devices)} of {jax.local_device_count()} used"
+        )
+        print(f"data: {dataset.description}", flush=True)
     about = describe(to_json(args), devices)
-    with memory_errors(f"training with {args.attention} attention", MEMORY_OPTIONS):
-        result, _ = train_and_draw(args, dataset, devices, checkpoints)
-    write_json(args.output / "metrics.json", about | result)
+    results: dict[str, dict[str, Any] | None] = {}
+    for each, saved in zip(runs, checkpoints, strict=True):
+        try:
+            with memory_errors(f"training with {each.attention} attention", MEMORY_OPTIONS):
+                results[each.attention] = train_and_draw(each, dataset, devices, saved)
+        except OutOfMemoryError as error:
+            if not args.compare:
+                raise
+            results[each.attention] = None  # As dense attention in a column of the paper's table.
+            print(f"{NAME}: {error}", file=sys.stderr)
+    if not args.compare:
+        write_json(args.output / "metrics.json", about | results[args.attention])
+        return
+    with_paper = is_papers_model(args)
+    paper = {"paper": PAPER} if with_paper else {}
+    write_json(args.output / "comparison.json", about | results | paper)
+    print(table(results, with_paper))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,73 +1,36 @@
-"""Images drawn from the model, byte by byte, and the picture that shows them."""
+"""The picture of a run, and the table of a comparison."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax import Array
 from matplotlib.figure import Figure
 
 from jaxsparse import Topology
 
-from ..common.files import replacing
-from .model import START, Transformer
+from .model import Transformer, sample
 
 MASK_CELLS = 256  # Of the triangle that stands for dense attention; more could not be seen.
 
-
-def padded_rows(topology: Topology) -> tuple[Array, Array]:
-    """The columns of every row, padded to a rectangle, and where they are no padding."""
-    lengths = np.diff(np.asarray(topology.row_offsets))
-    stored = np.arange(lengths.max()) < lengths[:, None]
-    columns = np.zeros(stored.shape, np.int32)
-    columns[stored] = np.asarray(topology.column_indices)[: topology.nnz]
-    return jnp.asarray(columns), jnp.asarray(stored)
-
-
-@nnx.jit
-def sample(
-    model: Transformer, tokens: Array, known: Array, rows: tuple[Array, Array] | None, key: Array
-) -> Array:
-    """Draws the tokens that are not ``known``, in order.
-
-    ``rows`` are from :func:`padded_rows`, or None for dense attention. The keys and values of past
-    positions are cached. Each new one reads those its row of the topology names, so a whole image
-    costs about as much as one pass over it.
-    """
-    batch, length = tokens.shape
-    heads = model.blocks[0].heads
-    empty = jnp.zeros((batch, length, heads, model.hidden // heads), model.dtype)
-
-    def step(carry: Any, inputs: Any) -> Any:
-        previous, caches = carry
-        position, row, given, is_known, step_key = inputs
-        new_caches: list[Array] = []
-
-        def attend(query: Array, key: Array, value: Array) -> Array:
-            cache = caches[len(new_caches)].at[:, :, position].set(jnp.stack([key, value])[:, :, 0])
-            new_caches.append(cache)
-            if row is None:
-                stored = jnp.arange(length) <= position
-            else:
-                columns, stored = row
-                cache = cache[:, :, columns]
-            return jax.nn.dot_product_attention(query, *cache, mask=stored[None, None, None])
-
-        x = model.embed(previous[:, None], position[None])
-        for block in model.blocks:
-            x = block(x, attend)
-        drawn = jax.random.categorical(step_key, model.predict(x)[:, 0])
-        token = jnp.where(is_known, given, drawn)
-        return (token, new_caches), token
-
-    start = (jnp.full(batch, START), [jnp.stack([empty, empty])] * len(model.blocks))
-    inputs = (jnp.arange(length), rows, tokens.T, known.T, jax.random.split(key, length))
-    return jax.lax.scan(step, start, inputs)[1].T
+# Table III of the paper, whose memory and throughput are those of the forward pass in float32. None
+# is out of memory.
+PAPER: dict[str, dict[str, Any]] = {
+    "sparse": {
+        "held_out": 3.77,
+        "V100": {"tokens_per_second": 67_857, "gigabytes": 0.77},
+        "GTX 1080": {"tokens_per_second": 32_039, "gigabytes": 0.88},
+    },
+    "dense": {
+        "held_out": 3.76,
+        "V100": {"tokens_per_second": 32_477, "gigabytes": 9.88},
+        "GTX 1080": None,
+    },
+}
 
 
 def complete_and_generate(
@@ -84,8 +47,8 @@ def complete_and_generate(
 
 
 def draw(
-    path: Path, rows: dict[str, Array], size: int, topology: Topology | None, curve: list[Any]
-) -> None:
+    rows: dict[str, Array], size: int, topology: Topology | None, curve: list[dict[str, Any]]
+) -> Figure:
     """Draws titled rows of images, given as tokens, above the mask and the loss curve."""
     images = np.stack(list(rows.values())).reshape(len(rows), -1, size, size, 3).astype(np.uint8)
     gap = max(1, size // 16)
@@ -113,5 +76,42 @@ def draw(
     axes["loss"].set(xlabel="step", title="bits per dimension")
     axes["loss"].grid(alpha=0.3)
     axes["loss"].legend()
-    with replacing(path) as aside:
-        figure.savefig(aside, dpi=120)
+    return figure
+
+
+def table(results: dict[str, dict[str, Any] | None], with_paper: bool) -> str:
+    """The results of sparse and dense attention, None out of memory, and the paper's."""
+    columns = results if with_paper else ()
+
+    def row(title: str, form: str, get: Callable[[dict[str, Any]], float], text: str) -> list[str]:
+        ours = (format(get(x), form) if x else "out of memory" for x in results.values())
+        theirs = (text.format(**PAPER[x], **PAPER[x]["V100"]) for x in columns)
+        return [title, *ours, *theirs]
+
+    rows = [
+        ["", *results, *(f"paper, {x}" for x in columns)],
+        row("held out, bits/dim", ".3f", lambda x: x["curve"][-1]["held_out"], "{held_out}"),
+    ]
+    for name, speed, memory in (
+        ("forward", "{tokens_per_second:,}", "{gigabytes}"),
+        ("training", "", ""),
+    ):
+        rows += [
+            row(f"{name}, tokens/s", ",.0f", lambda x, n=name: x[n]["tokens_per_second"], speed),
+            row(f"{name}, peak GB", ".3f", lambda x, n=name: x[n]["peak_bytes"] / 1e9, memory),
+        ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join([x[0].ljust(widths[0]), *map(str.rjust, x[1:], widths[1:])]).rstrip()
+        for x in rows
+    )
+    if not with_paper:
+        footnote = "the paper's figures are for another model: --preset paper"
+    else:
+        gpu = PAPER["sparse"]["GTX 1080"]
+        footnote = (
+            "paper: Gale et al. 2020, Table III, 140,000 steps of 8 images of ImageNet, speed and "
+            "memory on a V100 in float32. On a GTX 1080: sparse "
+            f"{gpu['tokens_per_second']:,} tokens/s in {gpu['gigabytes']} GB, dense out of memory"
+        )
+    return "\n".join([*lines, footnote])

@@ -29,22 +29,28 @@ from typing import Any
 
 import jax
 
-from examples.char_rnn.__main__ import (
+from examples.char_rnn.model import Hidden
+from examples.char_rnn.options import (
     MEMORY_OPTIONS,
     NAME,
     add_options,
     check_options,
     load_corpus,
     parse_hidden,
+    parts_of,
     print_setup,
 )
-from examples.char_rnn.model import Hidden
 from examples.char_rnn.text import Corpus, printable
-from examples.char_rnn.training import parts_of
 from examples.common.errors import UserError, memory_errors
-from examples.common.files import write_json
-from examples.common.options import Parser, number, parse_with_presets, to_json
-from examples.common.program import describe, run_program
+from examples.common.program import (
+    Parser,
+    describe,
+    number,
+    parse_with_presets,
+    run_program,
+    to_json,
+    write_json,
+)
 
 from .drawing import draw
 from .report import table

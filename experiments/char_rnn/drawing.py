@@ -17,7 +17,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
 from examples.char_rnn.model import DEFAULT_STRUCTURE
-from examples.common.files import replacing
+from examples.common.program import replacing
 
 from .report import streams
 from .throughput import FORMS, PROGRAMS

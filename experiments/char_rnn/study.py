@@ -15,14 +15,13 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from examples.char_rnn.__main__ import training_options
-from examples.char_rnn.drawing import sample
-from examples.char_rnn.model import CharRNN, Hidden, packed
+from examples.char_rnn.model import CharRNN, Hidden, packed, sample
+from examples.char_rnn.options import training_options
 from examples.char_rnn.text import Corpus
-from examples.char_rnn.training import TextTask, train_model
+from examples.char_rnn.training import TextTrainer, train
 from examples.common.checkpoint import Checkpoints
 from examples.common.errors import UserError
-from examples.common.files import write_json
+from examples.common.program import write_json
 from jaxsparse import explain
 
 from .throughput import measure
@@ -102,13 +101,13 @@ def result_of(
     if run.checkpoints.resume and (result := run.saved_result()) is not None:
         return result
     hidden = run.hidden
-    task, progress, _ = train_model(hidden, corpus, run.checkpoints, args, title=hidden.name)
+    trainer, loop = train(hidden, corpus, run.checkpoints, args, title=hidden.name)
     scans = None
-    if task.sparse_model is not None and jax.local_devices()[0].platform == "gpu":
-        scans = scans_of(packed(task.sparse_model, task.batch), task.batch, task.length)
+    if trainer.sparse_model is not None and jax.local_devices()[0].platform == "gpu":
+        scans = scans_of(packed(trainer.sparse_model, trainer.batch), trainer.batch, trainer.length)
         if not args.quiet:
             print(f"{hidden.name}, recurrent scans of the forward pass:\n{scans}\n")
-    model = task.sparse_model or task.model
+    model = trainer.sparse_model or trainer.model
     drawn = sample(
         model, prompt, length=args.sample_length, temperature=args.temperature, seed=args.seed
     )
@@ -118,14 +117,14 @@ def result_of(
         "density": hidden.density,
         "structure": hidden.structure,
         "effective_units": effective_units(hidden),
-        **count_weights(task.model),
-        "bits_per_character": progress.curve[-1]["held_out"],
-        "curve": progress.curve,
-        "rows": rows_of(task),
-        "layers": task.layers,
+        **count_weights(trainer.model),
+        "bits_per_character": loop.curve[-1]["held_out"],
+        "curve": loop.curve,
+        "rows": rows_of(trainer),
+        "layers": trainer.layers,
         "scans": scans,
         "tokens_per_second": {
-            str(batch): measure(task, batch, corpus.train) for batch in args.speed_batches
+            str(batch): measure(trainer, batch, corpus.train) for batch in args.speed_batches
         },
         "sample": corpus.decode(np.concatenate([prompt, drawn])),
     }
@@ -162,12 +161,12 @@ def count_weights(model: nnx.Module) -> dict[str, int]:
     }
 
 
-def rows_of(task: TextTask) -> dict[str, dict[str, Any]]:
+def rows_of(trainer: TextTrainer) -> dict[str, dict[str, Any]]:
     """Of each sparse matrix its shape, its density, and the stored weights in a row."""
-    if task.sparse_model is None:
+    if trainer.sparse_model is None:
         return {}
     described = {}
-    for path, topology in task.topologies.items():
+    for path, topology in trainer.topologies.items():
         lengths = np.diff(jax.device_get(topology.row_offsets))
         described["/".join(map(str, path))] = {
             "shape": list(topology.shape),

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.interpreters import ad
 
+from jaxsparse.device import AnyDevice
 from jaxsparse.ops.arguments import (
     ROWS,
     STARTS,
@@ -40,8 +41,8 @@ from jaxsparse.ops.plain_products import ACTIVATIONS, sddmm_xla, spmm_xla
 from jaxsparse.pattern import transpose_is_missing
 from jaxsparse.precision import accumulator_dtype, common_dtype, cotangent_params, unrounded
 from jaxsparse.primitive import (
+    Fallback,
     FfiCall,
-    Instead,
     Operation,
     Signature,
     bind,
@@ -91,11 +92,11 @@ _WITH_X_ON_THE_LEFT = "generic_dots"  # the CUDA variant that takes it so
 
 
 def _spmm_ffi(
-    params: dict[str, Any], avals: Sequence[ShapedArray], platform: str
-) -> FfiCall | Instead:
+    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
+) -> FfiCall | Fallback:
     free = params["implementation"] is None and params["variant"] is None
     remark = ""
-    if platform == "cuda" and free and dense_spmm_pays(params, avals):
+    if device.platform == "cuda" and free and dense_spmm_pays(params, avals):
         reason = reason_for_dense_spmm(avals[_x_of(params)].dtype, params["precision"])
         if reason is not None:
             compute = functools.partial(
@@ -103,7 +104,7 @@ def _spmm_ffi(
                 primitive=spmm_epilogue_p if "activation" in params else spmm_p,
                 activate=ACTIVATIONS[params.get("activation")],
             )
-            return Instead(reason, compute)
+            return Fallback(reason, compute)
         remark = "a dense product is taken to be faster in TF32, but this one is to be exact"
     transpose = params["transpose"]
     operands = ("values", "x", *(TRANSPOSED if transpose else ROWS), STARTS)
@@ -112,7 +113,7 @@ def _spmm_ffi(
     # Most of a GPU's kernels read what stands in the columns of x where it is on the left: they get
     # it transposed.
     left = params["dense_on_left"]
-    swap = left and platform == "cuda" and params["variant"] != _WITH_X_ON_THE_LEFT
+    swap = left and device.platform == "cuda" and params["variant"] != _WITH_X_ON_THE_LEFT
     attributes = {
         "permuted": transpose,
         "dense_on_left": left and not swap,
@@ -297,14 +298,14 @@ def _sddmm_signature(params: dict[str, Any]) -> Signature:
 
 
 def _sddmm_ffi(
-    params: dict[str, Any], avals: Sequence[ShapedArray], platform: str
-) -> FfiCall | Instead:
+    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
+) -> FfiCall | Fallback:
     operands = ("x", "y", *ROWS, STARTS, *(("scale_by",) if params["scaled"] else ()))
     names = [name for name, _ in _sddmm_signature(params).operands]
     types = [avals[names.index(name)] for name in operands]
     free = params["implementation"] is None and params["variant"] is None
-    if platform == "cuda" and free and dense_sddmm_pays(types, params["out_dtype"]):
-        return Instead(DENSE_IS_FASTER, dense_sddmm)
+    if device.platform == "cuda" and free and dense_sddmm_pays(types, params["out_dtype"]):
+        return Fallback(DENSE_IS_FASTER, dense_sddmm)
     return FfiCall(operands, {}, workspace=None)
 
 

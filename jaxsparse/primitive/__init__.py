@@ -1,37 +1,40 @@
 """Makes a JAX primitive from a declaration of an operation.
 
 This package and the operations' own rules (`ops`, `recurrent.primitive`) are all that knows JAX's
-interpreters. An
-operation is declared (`declaration`); `make_primitive` gives it abstract evaluation (`shapes`),
-eager evaluation (`binding`), lowering on every platform, batching and sharding. Its derivative
-rules are its own (`jaxsparse.ops`), made of what `derivatives` has.
+interpreters. An operation is declared (`declaration`); `make_primitive` gives it abstract
+evaluation (`shapes`), eager evaluation (`binding`), lowering on every platform to what `choice`
+says, batching and sharding. Its derivative rules are its own (`jaxsparse.ops`), made of what
+`derivatives` has.
 """
 
 from jaxsparse.primitive.batching import batch
 from jaxsparse.primitive.binding import bind, bind_local
-from jaxsparse.primitive.declaration import FfiCall, Instead, Operation, Signature
+from jaxsparse.primitive.choice import TypedCall, UnavailableError, choose, lacks_kernel
+from jaxsparse.primitive.declaration import Fallback, FfiCall, Operation, Signature
 from jaxsparse.primitive.derivatives import define_multilinear_jvp, define_transpose, undefined
 from jaxsparse.primitive.jaxpr import equations
-from jaxsparse.primitive.lowering import TargetCall, call_types, target_call
+from jaxsparse.primitive.lowering import typed_call
 from jaxsparse.primitive.make import OPERATIONS, make_primitive
 from jaxsparse.primitive.sharding import gathered
 
 __all__ = [
     "OPERATIONS",
+    "Fallback",
     "FfiCall",
-    "Instead",
     "Operation",
     "Signature",
-    "TargetCall",
+    "TypedCall",
+    "UnavailableError",
     "batch",
     "bind",
     "bind_local",
-    "call_types",
+    "choose",
     "define_multilinear_jvp",
     "define_transpose",
     "equations",
     "gathered",
+    "lacks_kernel",
     "make_primitive",
-    "target_call",
+    "typed_call",
     "undefined",
 ]

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 import jax
 from jax.core import ShapedArray
 
+from jaxsparse.backend import MINIMUM_COMPUTE_CAPABILITY
+from jaxsparse.device import AnyDevice
+
 
 class Signature(NamedTuple):
     """Names and core dimensions of operands and results, e.g. ``("x", "k n")``.
@@ -35,15 +38,19 @@ class FfiCall(NamedTuple):
     # Operands and results whose last two dimensions the target has in the other order.
     swapped: tuple[str, ...] = ()
     remark: str = ""  # for `explain`
+    plan: Any = None  # for `explain`, of a kernel that is made for the call
 
 
-class Instead(NamedTuple):
-    """What is computed in jnp where an operation's FFI target would be slower."""
+class Fallback(NamedTuple):
+    """What is computed in jnp in place of a kernel."""
 
-    reason: str
+    reason: str  # what follows "because"
     # Of the operands with all their batch dimensions, and the operation's own params; it may bind
-    # primitives by `bind_local`.
-    compute: Callable[..., list[jax.Array]]
+    # primitives by `bind_local`. None: the operation's plain form.
+    compute: Callable[..., list[jax.Array]] | None = None
+    # Said where a call is lowered that misses a kernel, once for a subject and a reason.
+    warning: str = ""
+    subject: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,11 +64,14 @@ class Operation:
     result_dtypes: Callable[[Sequence[ShapedArray], dict[str, Any]], Sequence[Any]]
     shardable: tuple[str, ...]  # core dimensions along which it is computed independently
     xla: Callable[..., list[jax.Array]]  # one batch entry in plain jnp
-    # How its FFI target is called for operands of these types on a platform, what is computed
-    # instead, or None for plain jnp.
-    ffi: Callable[[dict[str, Any], Sequence[ShapedArray], str], FfiCall | Instead | None]
+    # How its FFI target is called for operands of these types on a device that its kernels run on,
+    # or what is computed instead.
+    ffi: Callable[[dict[str, Any], Sequence[ShapedArray], AnyDevice], FfiCall | Fallback]
     # As `xla`, for a GPU: what is fastest there without a kernel.
     xla_on_gpu: Callable[..., list[jax.Array]] | None = None
+    plain: str = "plain XLA"  # what its jnp form is called
+    lacks_on_cpu: str = ""  # why it has no kernel there; empty if it has one
+    compute_capability: int = MINIMUM_COMPUTE_CAPABILITY  # the least that its CUDA kernels need
     summed: tuple[str, ...] = ()  # core dimensions along which parts of the results add up
     # Params and dtypes of operands for the kernels, of a call whose own they may not take; its
     # results are cast to what they should be.

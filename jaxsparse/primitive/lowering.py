@@ -1,13 +1,11 @@
-"""Lowering: from a primitive over any number of devices to a kernel, or plain jnp, on each.
-
-`explain` asks the same functions for what would be called.
-"""
+"""Lowering: from a primitive over any number of devices to what `choose` says, on each."""
 
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,84 +15,29 @@ from jax.interpreters import mlir
 
 from jaxsparse import backend
 from jaxsparse.batching import over_batch
-from jaxsparse.device import workspace_bytes
+from jaxsparse.device import lowered_for
 from jaxsparse.primitive.cache_key import make_key_stable
-from jaxsparse.primitive.declaration import FfiCall, Instead, Operation, core_dims
+from jaxsparse.primitive.choice import TypedCall, choose, with_swapped_axes
+from jaxsparse.primitive.declaration import Fallback, Operation, core_dims
 from jaxsparse.primitive.shapes import abstract_eval
 from jaxsparse.primitive.sharding import partitioned
 
 
-class TargetCall(NamedTuple):
-    """A call of an operation's FFI target, with the types that it is lowered to."""
-
-    positions: list[int]  # of its operands, among the primitive's
-    operands: list[ShapedArray]
-    results: list[ShapedArray]  # the primitive's; last the workspace, if there is one
-    swapped_operands: list[bool]  # which have their last two dimensions in the other order
-    swapped_results: list[bool]
-    attributes: dict[str, Any]
-    remark: str
-
-
-def target_call(
-    operation: Operation,
-    platform: str,
-    params: dict[str, Any],
-    avals_in: Sequence[ShapedArray],
-    avals_out: Sequence[ShapedArray],
-) -> TargetCall | Instead | None:
-    """How the kernel for a call of these types is called, or as `Operation.ffi` what is instead."""
-    call = operation.ffi(params, avals_in, platform)
-    if not isinstance(call, FfiCall):
-        return call
-    signature = operation.signature(params)
-    names = [name for name, _ in signature.operands]
-    positions = [names.index(name) for name in call.operands]
-    swapped_operands = [name in call.swapped for name in call.operands]
-    swapped_results = [name in call.swapped for name, _ in signature.results]
-
-    def swapped(avals: Sequence[ShapedArray], swaps: list[bool]) -> list[ShapedArray]:
-        return [
-            _with_swapped_axes(aval) if swap else aval
-            for aval, swap in zip(avals, swaps, strict=True)
-        ]
-
-    operands = swapped([avals_in[i] for i in positions], swapped_operands)
-    results = swapped(avals_out, swapped_results)
-    attributes = {"variant": params["variant"] or "", **call.attributes}
-    workspace = call.workspace
-    if workspace is None:
-        attributes["workspace"] = workspace = 0
-        if platform == "cuda":
-            workspace = workspace_bytes(operation.target, operands, results, attributes)
-            attributes["workspace"] = workspace
-    if workspace:
-        results = [*results, ShapedArray((workspace,), jnp.uint8)]
-    return TargetCall(
-        positions,
-        operands,
-        results,
-        swapped_operands,
-        swapped_results,
-        attributes,
-        call.remark,
-    )
-
-
-def call_types(
+def typed_call(
     operation: Operation, params: dict[str, Any], avals: Sequence[ShapedArray]
-) -> tuple[dict[str, Any], list[ShapedArray], list[ShapedArray]]:
-    """Params, operands and results of what a primitive lowers to, on one device."""
+) -> TypedCall:
+    """What a primitive lowers to, on one device."""
     params, dtypes = operation.cast(params, avals)
     operands = [ShapedArray(a.shape, d) for a, d in zip(avals, dtypes, strict=True)]
-    return params, operands, abstract_eval(operation, *operands, **params)
+    return TypedCall(operation, params, operands, abstract_eval(operation, *operands, **params))
 
 
 def partitionable_lowering(operation: Operation, call: Primitive) -> Any:
     """The lowering rule of what a user's program holds: to the call, cut over devices."""
 
     def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
-        params, types, _ = call_types(operation, params, ctx.avals_in)
+        typed = typed_call(operation, params, ctx.avals_in)
+        params, types = typed.params, typed.operands
         function = partitioned(operation, call, tuple(sorted(params.items())))
         local = getattr(ctx.module_context.axis_context, "manual_axes", None)
         if local:
@@ -115,19 +58,16 @@ def partitionable_lowering(operation: Operation, call: Primitive) -> Any:
 
 
 def local_lowering(operation: Operation, platform: str) -> Any:
-    """The lowering rule of a call on one device: to its kernel on a platform, or to plain jnp."""
+    """The lowering rule of a call on one device of a platform: to its kernel, or to jnp."""
 
     def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
-        declared = {name: params[name] for name in operation.params}
-        chosen = backend.resolve(
-            operation.target, platform, params["implementation"], params["variant"]
-        )
-        call: TargetCall | Instead | None = None
-        if chosen in backend.TARGETS[operation.target]["targets"]:
-            call = target_call(operation, platform, params, ctx.avals_in, ctx.avals_out)
-        if not isinstance(call, TargetCall):
+        typed = TypedCall(operation, params, ctx.avals_in, ctx.avals_out)
+        call = choose(typed, lowered_for(platform))
+        if isinstance(call, Fallback):
+            _warn_once(call)
+            declared = {name: params[name] for name in operation.params}
             compute = functools.partial(_in_jnp, operation, platform, declared)
-            if call is not None:
+            if call.compute is not None:
                 compute = functools.partial(call.compute, **declared)
             # The operands are one device's by now: mesh axes in their types only get in the way.
             ctx = ctx.replace(avals_in=[ShapedArray(a.shape, a.dtype) for a in ctx.avals_in])
@@ -157,6 +97,16 @@ def local_lowering(operation: Operation, platform: str) -> Any:
     return rule
 
 
+_warned: set[tuple[str, str]] = set()  # of which subject, and why
+
+
+def _warn_once(fallback: Fallback) -> None:
+    told = (fallback.subject, fallback.reason)
+    if fallback.warning and told not in _warned:
+        _warned.add(told)
+        warnings.warn(fallback.warning, stacklevel=2)
+
+
 def _in_jnp(
     operation: Operation, platform: str, params: dict[str, Any], *operands: jax.Array
 ) -> list[jax.Array]:
@@ -167,15 +117,10 @@ def _in_jnp(
     return over_batch(compute, operands[0].ndim - core_rank, *operands)
 
 
-def _with_swapped_axes(aval: ShapedArray) -> ShapedArray:
-    *batch, rows, columns = aval.shape
-    return ShapedArray((*batch, columns, rows), aval.dtype)
-
-
 def _swap_axes(ctx: Any, aval: ShapedArray, operand: Any) -> Any:
     """An operand with its last two dimensions swapped, which XLA may do where it is made."""
     ctx = ctx.replace(
-        avals_in=[ShapedArray(aval.shape, aval.dtype)], avals_out=[_with_swapped_axes(aval)]
+        avals_in=[ShapedArray(aval.shape, aval.dtype)], avals_out=[with_swapped_axes(aval)]
     )
     swap = mlir.lower_fun(lambda x: jnp.swapaxes(x, -1, -2), multiple_results=False)
     return swap(ctx, operand)[0]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
-import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jax.core import ShapedArray
 
-from jaxsparse import _ffi, backend
-from jaxsparse.device import Device, present_device
-from jaxsparse.primitive import FfiCall
+from jaxsparse import _ffi
+from jaxsparse.device import AnyDevice, Device
+from jaxsparse.primitive import Fallback, FfiCall, UnavailableError
 from jaxsparse.recurrent import printer
 from jaxsparse.recurrent.plan import (
     VARIANTS,
@@ -67,6 +65,7 @@ def form_of(params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequenc
         weight_dtype=weights.dtype.name,
         sparse=params["sparse"],
         layout_form=params["forms"][params["transposed"]] if params["forms"] else None,
+        not_laid_out=params["not_laid_out"],
         input_dtypes=tuple(by_name[f"input {i}"].dtype.name for i in range(len(step.inputs))),
         directions=len(params["reversed"]),
     )
@@ -115,82 +114,43 @@ _OPERANDS = {
 EXPRESSION = "jaxsparse::RecurrentScan<PrintedStep, PrintedPlan>"
 
 
-class Choice(NamedTuple):
-    """What a scan runs as on a GPU: a kernel with its plan and source, or why there is none."""
-
-    form: ScanForm
-    plan: Plan | NoPlan
-    source: str = ""
+@functools.lru_cache(maxsize=1024)
+def _planned(form: ScanForm, device: Device, variant: str | None, forced: bool) -> Plan | NoPlan:
+    return make_plan(form, device, variant, forced=forced)
 
 
-def choose(
-    params: dict[str, Any],
-    avals: Sequence[ShapedArray],
-    names: Sequence[str],
-    device: Device,
-) -> Choice:
-    """What a scan of operands of these types runs as on a GPU."""
+def ffi_call(
+    params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequence[str], device: AnyDevice
+) -> FfiCall | Fallback:
+    """How the target is called for operands of these types on a GPU, or why the plain path runs.
+
+    Raises:
+        UnavailableError: if a kernel was asked for and can't be had.
+    """
+    assert isinstance(device, Device)  # on what is none, no kernel of scans runs
+    step: Step = params["step"]
     form = form_of(params, avals, names)
     implementation, variant = params["implementation"], params["variant"]
-    try:
-        # What a GPU lacks is the plan's to say: scans need more of it than other operations.
-        chosen = backend.resolve(
-            "recurrent_scan", device.platform, implementation, variant, lacks=""
-        )
-    except backend.UnavailableError as error:
-        return Choice(form, NoPlan(error.reason, refused=True))
-    if chosen == "xla":
-        return Choice(form, NoPlan("implementation='xla' asks for it", wanted=True))
     # Then it runs by a kernel even where the plain path would be faster, or not at all.
     forced = implementation == "cuda" or variant is not None
     if not all(isinstance(size, int) for size in (form.batch, form.length, form.hidden)):
         plan: Plan | NoPlan = NoPlan("a size is open, and kernels are made for sizes")
     else:
         plan = _planned(form, device, variant, forced)
-    text = ""
     if isinstance(plan, Plan):
         try:
-            text = source(params["step"], form, plan)
+            text = source(step, form, plan)
         except ValueError as error:  # in a derivative: the cell itself was checked
             plan = NoPlan(str(error))
     if isinstance(plan, NoPlan):
-        plan = dataclasses.replace(plan, refused=forced)
-    return Choice(form, plan, text)
-
-
-@functools.lru_cache(maxsize=1024)
-def _planned(form: ScanForm, device: Device, variant: str | None, forced: bool) -> Plan | NoPlan:
-    return make_plan(form, device, variant, forced=forced)
-
-
-_warned: set[tuple[str, str]] = set()  # of which cell, and why
-
-
-def _warn_once(step: Step, device: Device, plan: NoPlan) -> None:
-    """Says that a kernel is missed; of a derivative only if it has a reason of its own."""
-    if (step.cell_name, plan.reason) not in _warned:
-        _warned.add((step.cell_name, plan.reason))
-        warnings.warn(f"recurrent.scan: {step.name} runs on {device.name} as {plan}", stacklevel=2)
-
-
-def ffi_call(
-    params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequence[str]
-) -> FfiCall | None:
-    """How the target is called for operands of these types; None for the plain path.
-
-    Warns once where a kernel would be wanted and can't be had. Raises ValueError if it was asked
-    for.
-    """
-    step: Step = params["step"]
-    device = present_device()
-    form, plan, text = choose(params, avals, names, device)
-    if isinstance(plan, NoPlan):
-        if plan.refused:
-            asked = params["variant"] or "implementation='cuda'"
-            raise ValueError(f"recurrent.scan: {asked} was asked for, but {plan.reason}")
-        if not plan.wanted:
-            _warn_once(step, device, plan)
-        return None
+        if forced:
+            asked = variant or "implementation='cuda'"
+            raise UnavailableError(
+                f"recurrent.scan: {asked} was asked for, but {plan.reason}", plan.reason
+            )
+        missed = f"recurrent.scan: {step.name} runs on {device.name} as {plan}"
+        # A derivative's is only said if it has a reason of its own.
+        return Fallback(plan.reason, warning="" if plan.wanted else missed, subject=step.cell_name)
     inputs = (f"{n}{span}" for n, span in zip(step.inputs, params["spans"], strict=True))
     weights = VARIANTS[plan.variant].weights
     operands = _OPERANDS[weights]
@@ -229,4 +189,5 @@ def ffi_call(
             "wait_limit_ns": int(wait_limit() * 1e9),
         },
         workspace=plan.workspace_bytes,
+        plan=plan,
     )

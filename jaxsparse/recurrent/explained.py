@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from jax.extend.core import JaxprEqn
-
-from jaxsparse import backend
-from jaxsparse.device import DefaultDevice, Device, by_device
+from jaxsparse.device import AnyDevice, Device, by_device
+from jaxsparse.primitive import Fallback, TypedCall, UnavailableError, choose
 from jaxsparse.recurrent import engine
 from jaxsparse.recurrent.plan import NoPlan, Plan, ScanForm
 from jaxsparse.recurrent.primitive import operand_names
@@ -32,31 +30,22 @@ class ExplainedScan:
         return "\n  ".join(lines)
 
 
-def explained_scan(
-    eqn: JaxprEqn, here: Device | DefaultDevice | None, device: Device
-) -> ExplainedScan:
-    """What a scan runs as here, if that is not on the GPU, and on the GPU."""
-    avals: list[Any] = [v.aval for v in eqn.invars]
-    names = operand_names(eqn.params)
-    choice = engine.choose(eqn.params, avals, names, device)
-    states: Any = eqn.outvars[0].aval
-    *batch, directions = states.shape[:-4]
-    launches = choice.plan.launches if isinstance(choice.plan, Plan) else directions
-    launches *= math.prod(batch)
-    text = ""
-    if isinstance(here, Device):
-        text = f"{here.name}: {engine.choose(eqn.params, avals, names, here).plan}"
-    elif here is not None:
-        text = f"{here.name}: {_without_cuda(choice.form, eqn.params, here)}"
-    return ExplainedScan(choice.form, text, device.name, choice.plan, launches)
+def explained_scan(call: TypedCall, here: str, device: Device) -> ExplainedScan:
+    """What a scan runs as on a GPU, beside what is said of this machine."""
+    form = engine.form_of(call.params, call.operands, operand_names(call.params))
+    plan = planned(call, device)
+    *batch, directions = call.results[0].shape[:-4]
+    launches = math.prod(batch) * (plan.launches if isinstance(plan, Plan) else directions)
+    return ExplainedScan(form, here, device.name, plan, launches)
 
 
-def _without_cuda(form: ScanForm, params: dict[str, Any], here: DefaultDevice) -> str:
+def planned(call: TypedCall, device: AnyDevice) -> Plan | NoPlan:
+    """The plan that a scan runs by on a device, or why it runs without."""
     try:
-        chosen = backend.resolve(
-            "recurrent_scan", here.platform, params["implementation"], params["variant"]
-        )
-    except ValueError as error:
-        return f"refused, because {str(error).splitlines()[0].rstrip(':')}"
-    by_kernels = form.sparse and chosen == "cpu"
-    return "jax.lax.scan" + (", its products by the kernels of spmm" if by_kernels else "")
+        choice = choose(call, device)
+    except UnavailableError as error:
+        return NoPlan(error.reason, refused=True)
+    if isinstance(choice, Fallback):
+        return NoPlan(choice.reason, wanted=not choice.warning)
+    plan: Plan = choice.plan
+    return plan

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxsparse import _ffi
 from jaxsparse.csr import CSR
-from jaxsparse.device import Device, present_device
+from jaxsparse.device import Device, present_device, traced_for
 from jaxsparse.layouts import LayoutKind, register
 from jaxsparse.pattern import Pattern, is_concrete
 from jaxsparse.recurrent.plan import (
@@ -99,15 +99,16 @@ def pack(
 ) -> CSR:
     """Lays a recurrent matrix out for persistent scans, once for its pattern.
 
-    ``recurrent.scan`` does this by itself where it sees the pattern. Inside ``jax.jit`` a matrix
-    that is an argument has none to be seen: pack it before, or it is kept in dense form, if that
-    fits.
+    ``recurrent.scan`` does this by itself where it sees the pattern. Inside ``jax.jit`` a dynamic
+    one that is an argument is not seen: pack the matrix before, or it is kept in dense form, if
+    that fits.
 
     Args:
         matrix: ``(gates * h, h)``, with a concrete pattern.
         batch: B, the rows of the scans' carry, on one device.
         dtype: that of ``xs``: float32, bfloat16 or float16.
-        device: a description of the GPU; this machine's first one, or else an H200.
+        device: a description of the GPU; this machine's first one, or else an H200. Within what
+            `jaxsparse.explain` traces, the one that is explained.
         piece_bytes: 4, 8 or 16 bytes of the state's batch that an entry loads at once; as many as
             there are by default. Fewer are slower, and there to measure by.
         bank_aware: orders entries by banks of shared memory; without, there to measure by, a row's
@@ -127,7 +128,7 @@ def pack(
     rows, h = matrix.shape
     if h == 0 or rows % h:
         raise ValueError(f"recurrent.pack: matrix must be (gates * h, h), got {matrix.shape}")
-    device = present_device() if device is None else device
+    device = device or traced_for() or present_device()
     widest = _ffi.widest_piece(batch, jnp.dtype(dtype).itemsize)
     if piece_bytes is not None and (piece_bytes not in (4, 8, 16) or piece_bytes > widest):
         raise ValueError(

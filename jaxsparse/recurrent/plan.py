@@ -12,7 +12,8 @@ import functools
 from jaxsparse import _ffi
 from jaxsparse.device import Device
 
-_OLDEST = 90  # the kernels use instructions of this compute capability
+COMPUTE_CAPABILITY = 90  # the kernels use instructions of it
+PLAIN = "jax.lax.scan"  # what a scan is without a kernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +66,7 @@ class ScanForm:
     sparse: bool
     input_dtypes: tuple[str, ...]
     layout_form: SparseForm | None = None  # of a sparse matrix
+    not_laid_out: str = ""  # why it has none, if that is known
     directions: int = 1
 
     def __str__(self) -> str:
@@ -129,7 +131,7 @@ class NoPlan:
     refused: bool = False
 
     def __str__(self) -> str:
-        return f"{'refused' if self.refused else 'jax.lax.scan'}, because {self.reason}"
+        return f"{'refused' if self.refused else PLAIN}, because {self.reason}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,12 +167,8 @@ def make_plan(
         variant: the only one to consider.
         forced: plans even what would be slower than the plain path.
     """
-    if device.compute_capability < _OLDEST:
-        return NoPlan(
-            f"{device.name} has compute capability {device.compute_capability / 10}, and the "
-            f"kernels need {_OLDEST / 10}",
-            wanted=True,
-        )
+    if lacks := device.lacks_for(COMPUTE_CAPABILITY):
+        return NoPlan(lacks, wanted=True)
     for name, dtype in (("state", form.state_dtype), ("weights", form.weight_dtype)):
         if dtype not in _ffi.SCAN_DTYPES:
             taken = list(_ffi.SCAN_DTYPES)
@@ -203,7 +201,7 @@ def make_plan(
     )
     if made is None:
         # A batch of any size beyond what kernels take in parts is the plain path's.
-        return NoPlan(reason, wanted=form.batch > most_batch)
+        return NoPlan(_exact(reason, variant, form), wanted=form.batch > most_batch)
     best = Plan(**made)
     if not forced and variant is None and loop < best.total_microseconds:
         return NoPlan(
@@ -212,3 +210,15 @@ def make_plan(
             wanted=True,
         )
     return best
+
+
+def _exact(reason: str, variant: str | None, form: ScanForm) -> str:
+    """What the planner says of each kind of kernel, the last of them that of pairs.
+
+    Of a matrix without a layout it says that the pattern is traced or does not fit. Which of the
+    two is known where it was to be laid out.
+    """
+    name = variant or "sparse_pairs"
+    others, of_pairs, _ = reason.partition(f"{name}: ")
+    pairs = VARIANTS[name].weights == "pairs" and of_pairs
+    return f"{others}{name}: {form.not_laid_out}" if pairs and form.not_laid_out else reason

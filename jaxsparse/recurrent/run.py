@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxsparse import backend
 from jaxsparse.csr import CSR
-from jaxsparse.device import has_gpu, present_device
+from jaxsparse.device import traced_for
 from jaxsparse.precision import accumulator_dtype, promoted
 from jaxsparse.recurrent.arguments import Direction, check_precision, counted_steps
 from jaxsparse.recurrent.cell_checks import checked_step
@@ -69,10 +69,10 @@ def run(
             for d in directions
         ]
 
-    layouts: list[ScanLayout | None] = [None] * len(directions)
+    layouts: list[ScanLayout | str] = [""] * len(directions)
     if one.sparse and implementation in (None, "cuda"):
         layouts = _layouts([d.recurrent for d in directions], one.gates, b, one.dtype, variant)
-        if len({x and x.forms for x in layouts}) > 1:
+        if len({x.forms if isinstance(x, ScanLayout) else None for x in layouts}) > 1:
             # Kernels of different forms: each direction is a scan of its own.
             return [
                 result
@@ -80,7 +80,7 @@ def run(
                 for result in run(operation, [d], (backwards,), options)
             ]
     inputs, spans = _inputs(directions, mask)
-    weights, forms = _weights(directions, layouts)
+    weights, forms = _weights(directions, [x for x in layouts if isinstance(x, ScanLayout)])
     accumulator = accumulator_dtype(one.dtype)
     carries = tuple(
         stacked([x.astype(accumulator) for x in leaves])
@@ -92,6 +92,7 @@ def run(
         step=step,
         sparse=one.sparse,
         forms=forms,
+        not_laid_out=next((x for x in layouts if isinstance(x, str)), ""),
         transposed=False,
         reversed=reversed,
         length=length,
@@ -140,37 +141,42 @@ def _inputs(
 
 
 def _weights(
-    directions: list[Direction], layouts: list[ScanLayout | None]
+    directions: list[Direction], layouts: list[ScanLayout]
 ) -> tuple[tuple[Any, ...], tuple[SparseForm, ...]]:
     """The weights as the primitive takes them, and the forms of their layouts if they have any."""
     if not directions[0].sparse:
         return (stacked([d.recurrent for d in directions]),), ()
     matrices = [d.recurrent for d in directions]
     weights = (stacked(padded_values(matrices)), *stacked_patterns([m.topology for m in matrices]))
-    made = [x for x in layouts if x is not None]
-    if not made:
+    if not layouts:
         return weights, ()
-    words = stacked([x.words for x in made]), stacked([x.transposed_words for x in made])
-    return (*weights, *words), made[0].forms
+    words = stacked([x.words for x in layouts]), stacked([x.transposed_words for x in layouts])
+    return (*weights, *words), layouts[0].forms
 
 
 def _layouts(
     matrices: list[CSR], gates: int, batch: int, dtype: Any, variant: str | None
-) -> list[ScanLayout | None]:
-    """Where matrices lie on chip, if that is known or can be; side by side if they fit so."""
+) -> list[ScanLayout | str]:
+    """Where matrices lie on chip, side by side if they fit so; or why that is not known."""
     topologies, weight_dtype = [m.topology for m in matrices], matrices[0].dtype
-    given: list[Any] = [t.layouts.get(ScanLayouts.name) for t in topologies]
-    if has_gpu() and isinstance(batch, int) and all(map(can_be_laid_out, topologies)):
+    given: list[ScanLayout | None] = [t.layouts.get(ScanLayouts.name) for t in topologies]
+    device = traced_for()
+    if device is None:
+        found = [x or "no GPU is here to lay it out for: recurrent.pack does" for x in given]
+    elif not isinstance(batch, int):
+        found = [x or "the batch is open" for x in given]
+    elif not all(map(can_be_laid_out, topologies)):
+        found = [x or "its pattern is traced: recurrent.pack lays it out before" for x in given]
+    else:
         # One that was made for another batch is made anew, unless it is asked for.
         given = [x if x and (variant or suits(x, batch, dtype)) else None for x in given]
-        device = present_device()
         if len(matrices) > 1 and not any(given):
             made = lay_out_side_by_side(topologies, gates, batch, dtype, weight_dtype, device)
             if made is not None:
                 return list(made)
-        for i, t in enumerate(topologies):
-            layout = given[i] or lay_out(t, gates, batch, dtype, device)
-            given[i] = layout if isinstance(layout, ScanLayout) else None
-    if len(matrices) > 1 and all(given):
-        return list(of_one_form(given) or given)
-    return given
+        pairs = zip(given, topologies, strict=True)
+        found = [x or lay_out(t, gates, batch, dtype, device) for x, t in pairs]
+    layouts = [x for x in found if isinstance(x, ScanLayout)]
+    if 1 < len(matrices) == len(layouts):
+        return list(of_one_form(layouts) or layouts)
+    return found

@@ -6,6 +6,7 @@ import functools
 
 from jaxsparse.primitive import Operation, make_primitive
 from jaxsparse.recurrent import engine
+from jaxsparse.recurrent.plan import COMPUTE_CAPABILITY, PLAIN
 from jaxsparse.recurrent.primitive.operands import operand_names, result_dtypes, signature
 from jaxsparse.recurrent.primitive.plain import plain_scan
 
@@ -17,6 +18,7 @@ recurrent_scan_p = make_primitive(
             "step",
             "sparse",
             "forms",
+            "not_laid_out",
             "transposed",
             "reversed",
             "length",
@@ -30,6 +32,11 @@ recurrent_scan_p = make_primitive(
         shardable=("b",),
         xla=plain_scan,
         xla_on_gpu=functools.partial(plain_scan, on_gpu=True),
-        ffi=lambda params, avals, _: engine.ffi_call(params, avals, operand_names(params)),
+        ffi=lambda params, avals, device: engine.ffi_call(
+            params, avals, operand_names(params), device
+        ),
+        plain=PLAIN,
+        lacks_on_cpu="on a CPU only its sparse products have kernels, those of spmm",
+        compute_capability=COMPUTE_CAPABILITY,
     )
 )

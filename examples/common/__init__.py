@@ -1,1 +1,0 @@
-"""What examples/ and experiments/ share: options, signals, checkpoints, the trainer, images."""

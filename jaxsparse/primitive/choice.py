@@ -1,0 +1,143 @@
+"""What a call of an operation runs as on a device: a kernel, or jnp and why.
+
+`choose` alone decides it: for lowering, and for `explain`, which says what lowering does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax.core import ShapedArray
+
+from jaxsparse import backend
+from jaxsparse.device import AnyDevice, workspace_bytes
+from jaxsparse.primitive.declaration import Fallback, FfiCall, Operation
+
+
+class TypedCall(NamedTuple):
+    """A call of an operation on one device, with the types that it is lowered for."""
+
+    operation: Operation
+    params: dict[str, Any]
+    operands: Sequence[ShapedArray]
+    results: Sequence[ShapedArray]
+
+
+class TargetCall(NamedTuple):
+    """A call of an operation's FFI target, with the types that it is lowered to."""
+
+    positions: list[int]  # of its operands, among the primitive's
+    operands: list[ShapedArray]
+    results: list[ShapedArray]  # the primitive's; last the workspace, if there is one
+    swapped_operands: list[bool]  # which have their last two dimensions in the other order
+    swapped_results: list[bool]
+    attributes: dict[str, Any]
+    remark: str
+    plan: Any
+
+
+class UnavailableError(ValueError):
+    """What was asked for can't be had on a device.
+
+    Its message is for lowering; ``reason`` is what follows "because" where it is only explained.
+    """
+
+    def __init__(self, message: str, reason: str | None = None):
+        super().__init__(message)
+        self.reason = reason or message
+
+
+_UNUSABLE = "jaxsparse: its CUDA kernels can't be used, plain XLA is used instead:\n  "
+
+
+def choose(call: TypedCall, device: AnyDevice) -> TargetCall | Fallback:
+    """The kernel that a call runs by on a device, or what is computed in its place, and why.
+
+    Raises:
+        UnavailableError: where what was asked for by its name can't be had there.
+    """
+    operation, params = call.operation, call.params
+    target, platform = operation.target, device.platform
+    asked, variant = params["implementation"], params["variant"]
+    lacks = lacks_kernel(operation, device)
+    if asked in ("cpu", "cuda") and asked != platform:
+        raise _placed_elsewhere(target, asked, platform)
+    if lacks and (asked == "cuda" or (asked is None and variant is not None)):
+        what = "implementation='cuda'" if asked else f"variant {variant!r}"
+        raise UnavailableError(f"{target}: {what} was asked for, but\n  {lacks}", lacks)
+    _check_variant(target, asked or platform, variant)
+    if asked == "xla":
+        return Fallback("implementation='xla' asks for it")
+    if lacks:
+        missed = platform == "cuda" and device.lacks
+        return Fallback(lacks, warning=f"{_UNUSABLE}{lacks}" if missed else "")
+    made = operation.ffi(params, call.operands, device)
+    return made if isinstance(made, Fallback) else _target_call(call, made, platform)
+
+
+def lacks_kernel(operation: Operation, device: AnyDevice) -> str:
+    """Why no kernel of an operation runs on a device, whatever the call; empty if some may."""
+    lacks = device.lacks_for(operation.compute_capability)
+    return lacks or (operation.lacks_on_cpu if device.platform == "cpu" else "")
+
+
+def _placed_elsewhere(target: str, asked: str, platform: str) -> UnavailableError:
+    what = f"implementation={asked!r}"
+    message = f"{target}: {what} was asked for, but it is lowered for {platform!r}"
+    if asked == "cpu":
+        return UnavailableError(message, f"{what} asks for a CPU")
+    reasons = backend.cuda_problems() or ("the computation is placed on another platform",)
+    return UnavailableError("\n  ".join([f"{message}:", *reasons]), f"{what} asks for a GPU")
+
+
+def _check_variant(target: str, implementation: str, variant: str | None) -> None:
+    names = backend.TARGETS[target]["variants"].get(implementation, [])
+    if variant is not None and variant not in names:
+        raise UnavailableError(
+            f"{target}: implementation {implementation!r} has no variant {variant!r}, it has "
+            f"{names}"
+        )
+
+
+def _target_call(call: TypedCall, made: FfiCall, platform: str) -> TargetCall:
+    signature = call.operation.signature(call.params)
+    names = [name for name, _ in signature.operands]
+    positions = [names.index(name) for name in made.operands]
+    swapped_operands = [name in made.swapped for name in made.operands]
+    swapped_results = [name in made.swapped for name, _ in signature.results]
+
+    def swapped(avals: Sequence[ShapedArray], swaps: list[bool]) -> list[ShapedArray]:
+        return [
+            with_swapped_axes(aval) if swap else aval
+            for aval, swap in zip(avals, swaps, strict=True)
+        ]
+
+    operands = swapped([call.operands[i] for i in positions], swapped_operands)
+    results = swapped(call.results, swapped_results)
+    attributes = {"variant": call.params["variant"] or "", **made.attributes}
+    workspace = made.workspace
+    if workspace is None:
+        attributes["workspace"] = workspace = 0
+        if platform == "cuda":
+            workspace = workspace_bytes(call.operation.target, operands, results, attributes)
+            attributes["workspace"] = workspace
+    if workspace:
+        results = [*results, ShapedArray((workspace,), jnp.uint8)]
+    return TargetCall(
+        positions,
+        operands,
+        results,
+        swapped_operands,
+        swapped_results,
+        attributes,
+        made.remark,
+        made.plan,
+    )
+
+
+def with_swapped_axes(aval: ShapedArray) -> ShapedArray:
+    """An array's type with its last two dimensions in the other order."""
+    *batch, rows, columns = aval.shape
+    return ShapedArray((*batch, columns, rows), aval.dtype)
