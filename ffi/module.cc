@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "cpu/isa.h"
+#include "host/preparation.h"
 #include "host/registry.h"
 #include "nvrtc/compiler.h"
 #include "nvrtc/disk_cache.h"
@@ -111,6 +112,14 @@ int64_t WorkspaceBytes(const std::string& operation, BufferTypes operands, Buffe
   return bytes;
 }
 
+// (tiles down, tiles across + 1, rows of a tile), or (NO_TILE_STARTS,) where none come with such a
+// pattern.
+nb::tuple ShapeOfTileStarts(int64_t rows, int64_t columns, int64_t nse) {
+  if (!ComesWithTileStarts(rows, columns, nse)) return nb::make_tuple(kNoTileStarts);
+  const TileStarts starts(rows, columns);
+  return nb::make_tuple(starts.down, starts.across + 1, kTileSize);
+}
+
 nb::bytes CompileKernel(const std::string& file, const std::string& expression,
                         const std::string& architecture, const std::string& text) {
   std::string error;
@@ -150,6 +159,9 @@ NB_MODULE(_ffi, m) {
         nb::arg("multiprocessors"), nb::arg("shared_bytes"));
   m.def("workspace_bytes", WorkspaceBytes, nb::arg("operation"), nb::arg("operands"),
         nb::arg("results"), nb::arg("attributes"));
+  m.def("tile_starts_shape", ShapeOfTileStarts, nb::arg("rows"), nb::arg("columns"),
+        nb::arg("nse"));
+  m.attr("NO_TILE_STARTS") = kNoTileStarts;
   m.def("cpu_isa", [] { return std::string(IsaName(CurrentIsa())); });
   m.def("configure_compiler", ConfigureCompiler, nb::arg("source_folder"), nb::arg("libraries"));
   m.def("compile_kernel", CompileKernel, nb::arg("file"), nb::arg("expression"),

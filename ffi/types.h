@@ -49,12 +49,6 @@ JAXSPARSE_INLINE int LanesFor(int64_t size) {
 
 JAXSPARSE_INLINE int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// What a driver says of matrices whose tiles a kernel copies by one instruction each: a CUtensorMap
-// (nvrtc/tensor_map.h).
-struct alignas(64) TensorMap {
-  uint64_t opaque[16] = {};
-};
-
 // Leading (batch) dimensions of an operation's outputs. An operand may have size 1 where the output
 // has more; its stride is 0 there.
 constexpr int kMaxBatchRank = 8;

@@ -92,10 +92,11 @@ def test_tensor_tiles_compile(dtype, columns, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float", "jaxsparse::bfloat16"])
 def test_tensor_tiles_of_entries_compile(dtype, inner, monkeypatch):
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
+    unscaled = f"jaxsparse::SddmmTensorConfig{{.inner = {inner}}}"
     config = f"jaxsparse::SddmmTensorConfig{{.inner = {inner}, .scaled = true}}"
     for expression in (
         f"jaxsparse::SddmmTensorCores<{dtype}, {dtype}, uint16_t, {config}>",
-        f"jaxsparse::SddmmPrepare<{dtype}, uint16_t, {inner}>",
+        f"jaxsparse::SddmmPrepare<{dtype}, uint16_t, {unscaled}>",
     ):
         assert _ffi.compile_kernel("sddmm/kernels/tensor_cores.cu", expression, "sm_90a")
 

@@ -21,7 +21,7 @@ from jaxsparse.primitive import equations
 from jaxsparse.recurrent.printer import print_step
 
 FFI = pathlib.Path(__file__).parent.parent / "ffi"
-HEADERS = ("recurrent/pointwise.cuh", "cuda/arithmetic_instructions.cuh", "types.h")
+HEADERS = ("cuda/pointwise.cuh", "cuda/arithmetic_instructions.cuh", "types.h")
 STEPS = [*CASES, *CELLS]
 
 
@@ -31,7 +31,7 @@ def printed(step: Case | Cell) -> str:
 
 def translation_unit(runner: str) -> str:
     """All steps and, for each, a function or kernel that applies it."""
-    texts = ['#include "recurrent/pointwise.cuh"', *map(printed, STEPS)]
+    texts = ['#include "cuda/pointwise.cuh"', *map(printed, STEPS)]
     return "\n".join(texts + [runner.replace("NAME", step.name) for step in STEPS])
 
 

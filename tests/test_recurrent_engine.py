@@ -243,7 +243,7 @@ def test_delays_change_nothing(variant, monkeypatch):
 
 @pytest.mark.parametrize("barrier", ["", "_barrier"])
 @pytest.mark.parametrize("variant", list(VARIANTS))
-def test_gives_up_on_blocks_that_do_not_come(variant, barrier, monkeypatch):
+def test_times_out_on_blocks_that_do_not_come(variant, barrier, monkeypatch):
     sparse, (dtype, *_) = VARIANTS[variant]
     case = Case("RNN", sparse, 5, 4, 256, dtype, density=0.1)
     recurrent.check()
@@ -253,12 +253,12 @@ def test_gives_up_on_blocks_that_do_not_come(variant, barrier, monkeypatch):
     _, ys = late(*case.operands)
     if not barrier:  # there it is the meeting that is missed, and the data may still be in time
         assert np.isnan(np.asarray(ys[-1], np.float32)).any()
-    with pytest.raises(RuntimeError, match=r"recurrent\.check: a scan on GPU 0 gave up"):
+    with pytest.raises(RuntimeError, match=r"recurrent\.check: a scan on GPU 0 timed out"):
         recurrent.check()
     jax.block_until_ready(late(*case.operands))
     monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", "0")
     in_time = jax.jit(case.scan(variant=variant + barrier))
-    with pytest.raises(Exception, match="an earlier scan on GPU 0 gave up"):
+    with pytest.raises(Exception, match="an earlier scan on GPU 0 timed out"):
         jax.block_until_ready(in_time(*case.operands))
     case.agree(variant=variant + barrier)
     recurrent.check()

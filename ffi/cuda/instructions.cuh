@@ -6,6 +6,8 @@
 
 namespace jaxsparse {
 
+struct TensorMap;  // cuda/tensor_map.h
+
 // Barriers of a block whose warps have different roles and meet from different places of the code:
 // these are not `aligned`, as __syncthreads() is, which promises that all come to the same place.
 constexpr int kAllThreads = 0;  // the barrier at which only all of a block's threads meet
@@ -90,7 +92,8 @@ __device__ __forceinline__ uint32_t FetchAndAdd(uint32_t* shared, uint32_t x) {
   return before;
 }
 
-// The same in memory: what the block wrote, behind a barrier, others see who add later.
+// The same in global memory. What a block has written before, threads of all blocks see that add to
+// the number later.
 __device__ __forceinline__ uint32_t FetchAndAddOfGpu(uint32_t* global, uint32_t x) {
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"

@@ -1,6 +1,6 @@
-// Where the entries of tiles begin (TileStarts), found once for all who come to the tiles of a
-// pattern that does not say so: a warp reads a row, to see whether its columns rise, and bisects
-// for the starts in what it has read.
+// Finds where the entries of tiles begin (TileStarts), once for all blocks, if they don't come with
+// the pattern: a warp reads a row, to see whether its columns rise, and bisects for the starts in
+// what it has read.
 //
 // Columns are taken to be those of the matrix: one that is not may be found in any tile.
 //

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cuda/preparation.h"
+#include "host/preparation.h"
 
 namespace jaxsparse {
 namespace {
@@ -49,6 +49,20 @@ std::string_view NameOf(ffi::DataType type) {
 ffi::DataType DataTypeOf(std::string_view name) {
   for (const auto& row : kTypes) {
     if (row.name == name) return row.type;
+  }
+  return ffi::DataType::INVALID;
+}
+
+ffi::DataType DataTypeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return ffi::F32;
+    case DType::kFloat64:
+      return ffi::F64;
+    case DType::kBFloat16:
+      return ffi::BF16;
+    case DType::kFloat16:
+      return ffi::F16;
   }
   return ffi::DataType::INVALID;
 }
@@ -256,13 +270,12 @@ Pattern CallParser::OperandPattern(Dimension& rows, Dimension& columns, Dimensio
 }
 
 Array CallParser::OperandTileStarts(const Pattern& pattern) {
-  constexpr int64_t kNone = 1;  // as NO_STARTS in jaxsparse/pattern.py
   if (!ok()) return {};
   const auto buffer = BufferOfOperand(operand_);
   const bool none =
-      buffer && buffer->dimensions().size() > 0 && buffer->dimensions().back() == kNone;
+      buffer && buffer->dimensions().size() > 0 && buffer->dimensions().back() == kNoTileStarts;
   const int64_t starts = TileStarts(pattern.rows, pattern.columns).At(1, 0);
-  const Array array = Operand("tile_starts", {ffi::S32}, {none ? kNone : starts});
+  const Array array = Operand("tile_starts", {ffi::S32}, {none ? kNoTileStarts : starts});
   return none ? Array{} : array;
 }
 

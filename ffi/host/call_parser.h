@@ -30,6 +30,7 @@ inline constexpr int64_t kMostIndex = (int64_t{1} << 31) - 1, kMostBytes = int64
 // As NumPy names it.
 std::string_view NameOf(ffi::DataType type);
 ffi::DataType DataTypeOf(std::string_view name);  // INVALID if there is none of that name
+ffi::DataType DataTypeOf(DType dtype);
 
 // A dimension that several arrays have: the first one says how large it is.
 struct Dimension {
@@ -56,6 +57,13 @@ inline Extent operator+(Dimension& dimension, int64_t more) { return {dimension,
 class ElementType {
  public:
   ElementType(std::initializer_list<ffi::DataType> allowed);  // NOLINT: one type is a declaration
+  // Of a table of {name, value}, as CallParser::Choice takes it.
+  template <typename Row, int kCount>
+  static ElementType OneOf(const Row (&table)[kCount]) {
+    ElementType types = {};
+    for (const Row& row : table) types.allowed_[types.count_++] = DataTypeOf(row.value);
+    return types;
+  }
   // Of what a result of this type may be a product: of the same, or if it is float32 of 16 bits.
   static ElementType FactorsOf(const ElementType& result);
   bool Allows(ffi::DataType type) const;

@@ -206,22 +206,25 @@ class Targets {
     if (call.variant == nullptr) return call.error;
     LaunchShape shape = call.variant->shape(call.problem);
     if (shape.blocks == 0) return ffi::Error::Success();  // there is no output to write
-    const auto launch = [&](const KernelSource& source, const LaunchShape& as) {
-      std::string reason;
-      const void* kernel = GetKernel(source, device, &reason);
-      if (kernel != nullptr) reason = LaunchKernel(kernel, as, &call.problem, device, stream);
-      return reason;
-    };
     std::string reason;
-    if (call.variant->complete != nullptr) reason = call.variant->complete(&call.problem);
-    if (const auto* prologue = call.variant->prologue; reason.empty() && prologue != nullptr) {
+    if (const auto* prologue = call.variant->prologue) {
       const LaunchShape first = prologue->shape(call.problem);
       if (first.blocks > 0) {
-        reason = launch(prologue->source(call.problem), first);
+        const void* kernel = GetKernel(prologue->source(call.problem), device, &reason);
+        if (kernel != nullptr) {
+          reason = LaunchKernel(kernel, first, &call.problem, device, stream);
+        }
         shape.overlaps = true;
       }
     }
-    if (reason.empty()) reason = launch(call.variant->kernel(call.problem), shape);
+    if (reason.empty()) {
+      const CudaLaunch launch{GetKernel(call.variant->kernel(call.problem), device, &reason), shape,
+                              device, stream};
+      if (launch.kernel != nullptr) {
+        reason = call.variant->launch == nullptr ? launch.With(&call.problem)
+                                                 : call.variant->launch(call.problem, launch);
+      }
+    }
     if (reason.empty()) return ffi::Error::Success();
     return ffi::Error::Internal(std::string(Operation::kName) + ": " + reason);
   }

@@ -2,14 +2,61 @@
 // some row fits whatever the operation accepts.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "host/table.h"
+#include "nvrtc/kernel.h"
 
 namespace jaxsparse {
+
+// A kernel, which takes the problem by value as its only argument, and how it is launched.
+template <typename Problem>
+struct CudaKernel {
+  KernelSource (*source)(const Problem&);
+  LaunchShape (*shape)(const Problem&);
+};
+
+// A launch that lacks the kernel's argument.
+struct CudaLaunch {
+  const void* kernel;
+  LaunchShape shape;
+  int device;
+  void* stream;
+
+  // Returns the reason of a failure, or an empty string.
+  std::string With(void* argument) const {
+    return LaunchKernel(kernel, shape, argument, device, stream);
+  }
+};
+
+// A row of an operation's table of CUDA variants.
+template <typename Problem>
+struct CudaVariant {
+  const char* name;
+  bool (*fits)(const Problem&);
+  double (*cost)(const Problem&);  // predicted microseconds, which `explain` prints; or kByName
+  KernelSource (*kernel)(const Problem&);
+  LaunchShape (*shape)(const Problem&);
+  // The prologue kernel: launched before it, if there is one, and overlapped by it.
+  const CudaKernel<Problem>* prologue = nullptr;
+  // Launches a kernel that takes more than the problem: what a driver says, or what follows from
+  // how it is launched. Returns the reason of a failure, or an empty string.
+  std::string (*launch)(const Problem&, const CudaLaunch&) = nullptr;
+  // The bytes of workspace that it may want on any GPU, for which the program is compiled; or null.
+  // `is_asked_for`: the variant is forced by its name, so that it gets a workspace even where that
+  // would not pay.
+  int64_t (*workspace_bytes)(const Problem&, bool is_asked_for) = nullptr;
+};
+
+// In place of the cost of a variant that is only taken by its name, whether or not it has been
+// measured; and its cost on problems for which it is.
+constexpr std::nullptr_t kByName = nullptr;
+constexpr double kCostByName = std::numeric_limits<double>::infinity();
 
 // Row is any struct with {const char* name; bool (*fits)(const Problem&); double (*cost)(const
 // Problem&);}. A row without a cost is only taken by its name: it is not looked at in the choice,
@@ -52,9 +99,7 @@ std::vector<Candidate> Fitting(Table<Row> table, const Problem& problem) {
   std::vector<Candidate> candidates;
   for (const Row& row : table) {
     if (!row.fits(problem)) continue;
-    const bool by_name = row.cost == nullptr;
-    candidates.push_back(
-        {row.name, by_name ? std::numeric_limits<double>::infinity() : row.cost(problem)});
+    candidates.push_back({row.name, row.cost == nullptr ? kCostByName : row.cost(problem)});
   }
   return candidates;
 }

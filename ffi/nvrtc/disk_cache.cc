@@ -23,7 +23,7 @@ namespace {
 constexpr char kMagic[] = "jaxsparse kernel 1\n";
 constexpr char kSuffix[] = ".kernel";
 constexpr int64_t kDefaultLimit = int64_t{1} << 30;  // bytes: about 20,000 kernels
-// Who takes so many seconds to write a file has been killed.
+// Seconds after which a file that is half written is taken to be that of a process that was killed.
 constexpr int64_t kAbandoned = 3600;
 
 // FNV-1a. It only names files and detects torn ones: the key itself is compared.

@@ -1,6 +1,7 @@
 // Compiled kernels on disk, shared by processes: a file a kernel, written aside and renamed, and
-// checked against its whole key when read. A folder that can't be written to is no error. Whoever
-// writes a kernel removes those that were used longest ago, where all take too many bytes.
+// checked against its whole key when read. A folder that can't be written to is no error. A
+// process that writes a kernel removes those that were used longest ago, where all take too many
+// bytes.
 #pragma once
 
 #include <cstdint>

@@ -1,13 +1,10 @@
 // Device code compiled at first use for the GPU that runs it, kept in memory and on disk.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <vector>
 
-#include "cuda/preparation.h"
 #include "types.h"
 
 namespace jaxsparse {
@@ -33,56 +30,8 @@ struct LaunchShape {
   bool overlaps = false;
 };
 
-// The cost on problems for which a variant is only taken by its name.
-constexpr double kOnDemand = std::numeric_limits<double>::infinity();
-
 // The clock rate of an H200, for which costs are predicted.
 constexpr double kClocksOfMicrosecond = 1755;
-// The rate at which components of a dense operand are written, and read by the next kernel.
-constexpr double kComponentsBytes = 2e6;  // a microsecond
-
-// Of a kernel that prepares a product on tensor cores.
-inline LaunchShape PrepareShape(const Preparation& of) {
-  constexpr int64_t kMostBlocks = 1 << 16;
-  return {of.Units() < kMostBlocks ? of.Units() : kMostBlocks, kPrepareThreads, kPrepareBytes};
-}
-
-// Whether a product on tensor cores is given so many bytes of workspace where it is not asked for
-// by its name: not if so few entries are stored that another kernel is chosen, nor if it is much.
-inline bool PaysToPrepare(const Pattern& stored, int64_t bytes) {
-  constexpr int64_t kMost = int64_t{1} << 29, kPlacesOfEntry = 64;
-  return bytes <= kMost && stored.nse * kPlacesOfEntry >= stored.rows * stored.columns;
-}
-
-// A kernel, which takes the problem by value as its only argument, and how it is launched.
-template <typename Problem>
-struct CudaKernel {
-  KernelSource (*source)(const Problem&);
-  LaunchShape (*shape)(const Problem&);
-};
-
-// A row of an operation's table of CUDA variants (host/variant.h).
-template <typename Problem>
-struct CudaVariant {
-  const char* name;
-  bool (*fits)(const Problem&);
-  double (*cost)(const Problem&);  // predicted microseconds, which `explain` prints; or null
-  KernelSource (*kernel)(const Problem&);
-  LaunchShape (*shape)(const Problem&);
-  // The prologue kernel: launched before it, if there is one, and overlapped by it.
-  const CudaKernel<Problem>* prologue = nullptr;
-  // Adds to the problem what this kernel is told besides, by a driver or by how it is launched;
-  // returns the reason of a failure, or an empty string.
-  std::string (*complete)(Problem*) = nullptr;
-  // The bytes of workspace that it may want on any GPU, for which the program is compiled; or null.
-  // `is_asked_for`: the variant is forced by its name, so that it gets a workspace even where that
-  // would not pay.
-  int64_t (*workspace_bytes)(const Problem&, bool is_asked_for) = nullptr;
-};
-
-// In place of the cost of a variant that is only taken by its name, whether or not it has been
-// measured.
-constexpr std::nullptr_t kByName = nullptr;
 
 // The loaded kernel for a device (a cudaKernel_t), or null with the reason in `error`.
 const void* GetKernel(const KernelSource& source, int device, std::string* error);

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "cuda/preparation.h"
-#include "types.h"
+#include "cuda/tensor_map.h"
 
 namespace jaxsparse {
 

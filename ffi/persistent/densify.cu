@@ -1,7 +1,8 @@
 // Stored values of a CSR matrix to a dense one, for kernels that keep a sparse matrix on chip as a
-// dense one (problem.h). A block makes one row after another, in parts that shared memory holds.
+// dense one (densify_problem.h). A block makes one row after another, in parts that shared memory
+// holds.
 #include "cuda/device.cuh"
-#include "persistent/problem.h"
+#include "persistent/densify_problem.h"
 
 namespace jaxsparse {
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "nvrtc/kernel.h"
-#include "persistent/problem.h"
+#include "persistent/densify_problem.h"
 
 namespace jaxsparse {
 

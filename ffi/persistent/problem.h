@@ -1,6 +1,5 @@
-// What the host tells persistent kernels, whose blocks wait for one another within a launch, and
-// the one that writes their sparse weights out densely. Problems of persistent kernels contain the
-// first two.
+// What the host tells persistent kernels, whose blocks wait for one another within a launch: their
+// problems contain these.
 #pragma once
 
 #include "types.h"
@@ -24,17 +23,5 @@ struct WaitLimits {
   uint32_t* error = nullptr;
   uint32_t* report = nullptr;
 };
-
-// A CSR matrix and where it is wanted as a dense one.
-struct DensifyProblem {
-  const void* values = nullptr;
-  const int32_t* row_offsets = nullptr;
-  const void* column_indices = nullptr;
-  void* dense = nullptr;
-  int64_t rows = 0;
-  int64_t columns = 0;
-  int64_t nse = 0;
-};
-constexpr int kDensifyThreads = 256;
 
 }  // namespace jaxsparse

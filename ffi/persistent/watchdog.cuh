@@ -8,8 +8,8 @@ namespace jaxsparse {
 
 constexpr uint32_t kNoError = 0xffffffffu;  // in *error until some thread times out
 
-// The watchdog of one thread. When it times out it says so in *error, where the watchdogs of all
-// blocks look now and then, and they time out, too. A thread that timed out doesn't leave the
+// The watchdog of one thread. When it times out it says so in *error, which the watchdogs of all
+// blocks poll now and then, and they time out, too. A thread that timed out doesn't leave the
 // kernel but goes on without waiting, so that no other thread waits for it; the results are NaN.
 class Watchdog {
  public:

@@ -7,12 +7,14 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "nvrtc/expression.h"
 #include "persistent/failures.h"
 #include "recurrent/plan.h"
 #include "recurrent/problem.h"
@@ -23,7 +25,7 @@ namespace nb = nanobind;
 namespace jaxsparse {
 namespace {
 
-// The GPUs on which a recurrent scan has given up since this was last asked; waits for them all.
+// The GPUs on which a recurrent scan has timed out since this was last asked; waits for them all.
 std::vector<int> TakeScanFailures() {
   std::string error;
   const std::vector<int> failed = WaitForFailures(&error);
@@ -42,6 +44,48 @@ bool IsPatternOf(const Indices& row_offsets, const Indices& column_indices, int6
          entries <= static_cast<int64_t>(column_indices.size()) &&
          std::all_of(column_indices.data(), column_indices.data() + entries,
                      [&](int32_t column) { return column >= 0 && column < columns; });
+}
+
+// What is to be asked of lay_out_sparse, by the names of its arguments.
+nb::dict PlanDescribedLayout(int products, int state_parts, int64_t hidden, int64_t nnz, int batch,
+                             int state_bytes, int multiprocessors) {
+  if (std::min({products, state_parts, state_bytes}) < 1 || hidden < 1 ||
+      std::min(batch, multiprocessors) < 0) {
+    throw nb::value_error("the sizes of a scan are out of range");
+  }
+  const SparseLayoutPlan plan =
+      PlanSparseLayout(products, state_parts, hidden, nnz, batch, state_bytes, multiprocessors);
+  nb::dict result;
+  result["products"] = plan.shape.products;
+  result["state_parts"] = plan.shape.state_parts;
+  result["blocks"] = plan.shape.blocks;
+  result["cluster"] = plan.shape.cluster;
+  result["most_threads"] = plan.shape.threads;
+  result["fewest_threads"] = plan.fewest_threads;
+  result["entries"] = plan.shape.entries;
+  result["group"] = plan.shape.group;
+  return result;
+}
+
+// The sizes of a form, by the names of its fields.
+auto FieldsOf(SparseForm& form) {
+  struct Field {
+    const char* name;
+    int* value;
+  };
+  SparseShape& shape = form.shape;
+  return std::to_array<Field>({{"products", &shape.products},
+                               {"state_parts", &shape.state_parts},
+                               {"blocks", &shape.blocks},
+                               {"cluster", &shape.cluster},
+                               {"units", &shape.units},
+                               {"threads", &shape.threads},
+                               {"lanes", &shape.lanes},
+                               {"entries", &shape.entries},
+                               {"group", &shape.group},
+                               {"partial_sums", &form.partial_sums},
+                               {"row_sums", &form.row_sums},
+                               {"piece_bytes", &form.piece_bytes}});
 }
 
 // How a scan's sparse matrix lies on chip (recurrent/sparse_layout.h), or a ValueError that says
@@ -75,12 +119,9 @@ nb::dict LayOutSparse(Indices row_offsets, Indices column_indices, Indices permu
     layout = MakeSparseLayout(pattern, shape, fewest_threads, piece_bytes, bank_aware, &error);
   }
   if (!layout) throw nb::value_error(error.c_str());
-  nb::dict result;
-  result["units"] = layout->form.shape.units;
-  result["threads"] = layout->form.shape.threads;
-  result["lanes"] = layout->form.shape.lanes;
-  result["partial_sums"] = layout->form.partial_sums;
-  result["row_sums"] = layout->form.row_sums;
+  nb::dict result, form;
+  for (const auto& field : FieldsOf(layout->form)) form[field.name] = *field.value;
+  result["form"] = form;
   result["wavefronts"] = layout->wavefronts;
   result["filling"] = layout->filling;
   result["words"] = nb::bytes(reinterpret_cast<const char*>(layout->words.data()),
@@ -90,22 +131,12 @@ nb::dict LayOutSparse(Indices row_offsets, Indices column_indices, Indices permu
 
 using NamedSizes = std::map<std::string, int>;
 
-// The form of a layout by the names of its fields. Forms come with exported programs, too, so that
-// their sizes may be anything.
+// Forms come with exported programs, too, so that their sizes may be anything.
 SparseForm FormOf(const NamedSizes& sizes) {
   SparseForm form;
-  SparseShape& shape = form.shape;
-  const struct {
-    const char* name;
-    int* value;
-  } fields[] = {{"products", &shape.products}, {"state_parts", &shape.state_parts},
-                {"blocks", &shape.blocks},     {"cluster", &shape.cluster},
-                {"units", &shape.units},       {"threads", &shape.threads},
-                {"lanes", &shape.lanes},       {"entries", &shape.entries},
-                {"group", &shape.group},       {"partial_sums", &form.partial_sums},
-                {"row_sums", &form.row_sums},  {"piece_bytes", &form.piece_bytes}};
+  const SparseShape& shape = form.shape;
   constexpr int kMost = 1 << 24;  // of units, and more than there are of anything else
-  for (const auto& field : fields) {
+  for (const auto& field : FieldsOf(form)) {
     const auto size = sizes.find(field.name);
     if (size == sizes.end() || size->second < 1 || size->second > kMost) {
       throw nb::value_error(
@@ -153,9 +184,16 @@ nb::list ScanVariants() {
   return variants;
 }
 
+// {name: type in device code} of the dtypes of states and weights.
+nb::dict ScanDTypes() {
+  nb::dict types;
+  for (const NamedScanDType& named : kScanDTypes) types[named.name] = TypeName(named.value);
+  return types;
+}
+
 DType ScanDTypeOf(const std::string& name) {
   for (const NamedScanDType& named : kScanDTypes) {
-    if (name == named.name) return named.dtype;
+    if (name == named.name) return named.value;
   }
   throw nb::value_error(("scans have no states or weights of " + name).c_str());
 }
@@ -168,7 +206,7 @@ nb::dict Described(const ScanPlan& plan) {
   result["blocks"] = plan.blocks;
   result["threads"] = plan.threads;
   result["shared_bytes"] = plan.shared_bytes;
-  result["exchange_bytes"] = plan.exchange_bytes;
+  result["exchange_bytes"] = plan.launches.exchange_bytes;
   result["poll_delay"] = plan.poll_delay;
   result["poll_delay_increase"] = plan.poll_delay_increase;
   result["poll_delay_decrease"] = plan.poll_delay_decrease;
@@ -176,10 +214,12 @@ nb::dict Described(const ScanPlan& plan) {
   result["total_microseconds"] = plan.total_microseconds;
   result["in_registers"] = plan.in_registers;
   result["cluster"] = plan.cluster;
-  result["groups"] = plan.groups;
-  result["scans"] = plan.scans;
+  result["groups"] = plan.launches.groups;
+  result["scans"] = plan.launches.scans;
+  result["launches"] = plan.launches.Count();
   result["resident"] = plan.resident;
-  result["dense_bytes"] = plan.dense_bytes;
+  result["dense_bytes"] = plan.launches.dense_bytes;
+  result["workspace_bytes"] = plan.launches.WorkspaceBytes();
   return result;
 }
 
@@ -221,13 +261,15 @@ nb::tuple PlanDescribedScan(const std::string& variant, int64_t products, int64_
 
 void BindRecurrentScan(nb::module_& m) {
   m.def("take_scan_failures", TakeScanFailures, nb::call_guard<nb::gil_scoped_release>());
+  m.def("plan_sparse_layout", PlanDescribedLayout, nb::kw_only(), nb::arg("products"),
+        nb::arg("state_parts"), nb::arg("hidden"), nb::arg("nnz"), nb::arg("batch"),
+        nb::arg("state_bytes"), nb::arg("multiprocessors"));
   m.def("lay_out_sparse", LayOutSparse, nb::arg("row_offsets"), nb::arg("column_indices"),
         nb::arg("permutation"), nb::kw_only(), nb::arg("hidden"), nb::arg("products"),
         nb::arg("state_parts"), nb::arg("blocks"), nb::arg("cluster"), nb::arg("most_threads"),
         nb::arg("fewest_threads"), nb::arg("entries"), nb::arg("group"), nb::arg("piece_bytes"),
         nb::arg("bank_aware"));
   m.def("sizes_of_layout", SizesOfLayout, nb::arg("form"));
-  m.def("padded_batch", PaddedBatch, nb::arg("batch"), nb::arg("state_bytes"));
   m.def("widest_piece", WidestPiece, nb::arg("batch"), nb::arg("state_bytes"));
   m.def("most_pairs_batch", MostPairsBatch, nb::arg("state_bytes"));
   m.def("scan_variants", ScanVariants);
@@ -236,8 +278,8 @@ void BindRecurrentScan(nb::module_& m) {
         nb::arg("batch"), nb::arg("length"), nb::arg("state_dtype"), nb::arg("weight_dtype"),
         nb::arg("sparse"), nb::arg("layout_form").none(), nb::arg("directions"),
         nb::arg("multiprocessors"), nb::arg("shared_bytes"));
+  m.attr("SCAN_DTYPES") = ScanDTypes();
   m.attr("SCAN_MOST_ARRAYS") = kMaxScanArrays;
-  m.attr("SCAN_FLAG_BYTES") = kScanFlagBytes;
 }
 
 }  // namespace jaxsparse

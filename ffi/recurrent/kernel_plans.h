@@ -37,8 +37,8 @@ inline int64_t ExchangeBytes(int64_t length, int64_t step_bytes) {
 
 // What a kernel's Plan has beside types. `config` is the expression that makes a `type`, DenseSizes
 // or SparseSizes.
-std::string PlanConstants(const char* type, const std::string& config, int64_t scans, bool barrier,
-                          int64_t exchange_bytes);
+std::string PlanConstants(const char* type, const std::string& config, const ScanLaunches& launches,
+                          bool barrier);
 
 // Predicted for all steps.
 double TotalMicroseconds(const ScanPlan& plan, const ScanForm& form);

@@ -20,7 +20,7 @@ constexpr double kWriteOut = 1.2e-6;  // microseconds for each byte of a sparse 
 
 std::string NameOf(DType dtype) {
   for (const NamedScanDType& named : kScanDTypes) {
-    if (named.dtype == dtype) return named.name;
+    if (named.value == dtype) return named.name;
   }
   return "";
 }
@@ -28,7 +28,7 @@ std::string NameOf(DType dtype) {
 // Fitted to measurements on an H200.
 double LoopMicroseconds(const ScanForm& form) {
   const bool wide = !IsNarrow(form.state_dtype) || !IsNarrow(form.weight_dtype);
-  const double size = Double(form.products * form.states) * Double(form.hidden) *
+  const double size = Double(form.products * form.state_parts) * Double(form.hidden) *
                       Double(form.hidden) * (wide ? 4 : 2);
   const double megabytes = size / 1e6;
   const double start = wide ? 5.3 : 3.6, per_megabyte = wide ? 0.2 : 0.11;
@@ -70,7 +70,7 @@ std::string ReasonAgainst(const ScanVariant& variant, const ScanForm& form) {
 
 std::string DoesNotFit(const ScanForm& scan, const Gpu& gpu) {
   const std::string hidden = std::to_string(scan.hidden);
-  return std::to_string(scan.products) + " x " + std::to_string(scan.states) + " x " + hidden +
+  return std::to_string(scan.products) + " x " + std::to_string(scan.state_parts) + " x " + hidden +
          " x " + hidden + " weights in " + NameOf(scan.weight_dtype) + " and a batch of " +
          std::to_string(scan.batch) + " don't fit the registers and shared memory of " +
          std::to_string(gpu.multiprocessors) + " multiprocessors";
@@ -78,13 +78,13 @@ std::string DoesNotFit(const ScanForm& scan, const Gpu& gpu) {
 
 }  // namespace
 
-std::string PlanConstants(const char* type, const std::string& config, int64_t scans, bool barrier,
-                          int64_t exchange_bytes) {
-  const bool prefetch = exchange_bytes > kStaysInCache;
+std::string PlanConstants(const char* type, const std::string& config, const ScanLaunches& launches,
+                          bool barrier) {
+  const bool prefetch = launches.exchange_bytes > kStaysInCache;
   std::string text = "  static constexpr jaxsparse::";
   text += type;
   text += " kSizes{" + config + "};\n";
-  text += "  static constexpr int kScans = " + std::to_string(scans) + ";\n";
+  text += "  static constexpr int kScans = " + std::to_string(launches.scans) + ";\n";
   text += "  static constexpr int kBlocks = kSizes.blocks;\n";
   text += "  static constexpr bool kBarrier = " + Literal(barrier) + ";\n";
   text += "  static constexpr bool kPrefetch = " + Literal(prefetch) + ";\n";
@@ -92,9 +92,9 @@ std::string PlanConstants(const char* type, const std::string& config, int64_t s
 }
 
 double TotalMicroseconds(const ScanPlan& plan, const ScanForm& form) {
-  const int64_t launches = form.directions * plan.groups / plan.scans;
-  const double before =
-      Double(launches) * kStart + Double(form.directions * plan.dense_bytes) * kWriteOut;
+  const ScanLaunches& launches = plan.launches;
+  const double before = Double(launches.Count()) * kStart +
+                        Double(launches.directions * launches.dense_bytes) * kWriteOut;
   return Double(form.length) * plan.microseconds + before;
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "recurrent/kernels/sparse.h"
+#include "recurrent/launches.h"
 #include "recurrent/variants.h"
 #include "types.h"
 
@@ -16,8 +17,8 @@ namespace jaxsparse {
 
 struct ScanForm {
   int64_t products = 1;  // of a step
-  int64_t states = 1;    // state parts
-  int64_t inputs = 0;    // arrays of h units in all, of outputs too
+  int64_t state_parts = 1;
+  int64_t inputs = 0;  // arrays of h units in all, of outputs too
   int64_t outputs = 0;
   int64_t hidden = 1;
   int64_t batch = 1;
@@ -29,14 +30,6 @@ struct ScanForm {
   int64_t directions = 1;
 };
 
-struct NamedScanDType {
-  const char* name;
-  DType dtype;
-};
-// Of states and weights.
-inline constexpr NamedScanDType kScanDTypes[] = {
-    {"float32", DType::kFloat32}, {"bfloat16", DType::kBFloat16}, {"float16", DType::kFloat16}};
-
 // A kernel for a scan, and its launch.
 struct ScanPlan {
   const ScanVariant* variant = nullptr;
@@ -45,18 +38,15 @@ struct ScanPlan {
   int blocks = 1;         // of a scan
   int threads = 0;
   int64_t shared_bytes = 0;
-  int64_t exchange_bytes = 0;
   int poll_delay = 0;           // clock cycles from a product to the first poll for the next state
   int poll_delay_increase = 0;  // after a poll in vain
-  int poll_delay_decrease = 0;  // after a look in time
+  int poll_delay_decrease = 0;  // after one in time
   double microseconds = 0;      // predicted, for a step of all scans
   double total_microseconds = 0;  // predicted, for all steps and what comes before them
   double in_registers = 0;        // share of the weights; the rest lies in shared memory
   int cluster = 1;
-  int64_t groups = 1;       // parts of the batch, a scan each
-  int64_t scans = 1;        // side by side in a launch: parts of the batch, directions
-  int resident = 1;         // blocks on a multiprocessor
-  int64_t dense_bytes = 0;  // of a direction's sparse matrix in dense form
+  int resident = 1;  // blocks on a multiprocessor
+  ScanLaunches launches;
 };
 
 struct ScanChoice {

@@ -17,9 +17,6 @@ namespace jaxsparse {
 constexpr int kMaxScanArrays = 24;
 // Scans of one launch: directions of a layer, parts of a batch.
 constexpr int kMaxScansOfLaunch = 4;
-// Behind the exchange buffers, every byte 0xff before the launch, too: the words that
-// `wait_limits.error` and `arrivals` point to, each on a cache line of its own.
-constexpr int64_t kScanFlagBytes = 128 * (1 + kMaxScansOfLaunch);
 
 // Values of the state's dtype or of float32 for every step, batch entry and unit, of several parts;
 // the distance in elements between neighbours is 0 where it repeats.

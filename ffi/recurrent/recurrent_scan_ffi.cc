@@ -13,6 +13,7 @@
 #include "host/registry.h"
 #include "persistent/densify.h"
 #include "persistent/failures.h"
+#include "recurrent/launches.h"
 #include "recurrent/problem.h"
 #include "recurrent/variants.h"
 
@@ -24,7 +25,7 @@ constexpr char kName[] = "recurrent_scan";
 // One call: everything but the place of a direction and batch entry in the arrays.
 struct Call {
   Batch batch;
-  int64_t directions = 0, steps = 0, rows = 0, hidden = 0, state_parts = 0;
+  int64_t steps = 0, rows = 0, hidden = 0, state_parts = 0;
   Array weights, layout, row_offsets, column_indices, state, states;
   int64_t weights_size = 0, layout_size = 0;  // elements of a direction
   int64_t matrix_rows = 0, matrix_columns = 0;
@@ -47,20 +48,13 @@ struct Call {
   std::vector<Output> outputs;
   std::vector<bool> reversed;
   char* workspace = nullptr;
-  int64_t exchange_bytes = 0;  // of a scan
-  int64_t groups = 1;          // parts of the batch, a scan each
-  int64_t scans = 1;           // of a launch
+  ScanLaunches launches;
 
   KernelSource kernel;
   LaunchShape shape;
   PollDelays poll_delays;
   WaitLimits wait_limits;
 };
-
-int64_t WorkspaceBytes(const Call& c) {
-  const int64_t dense = c.densified ? c.matrix_rows * c.matrix_columns * SizeOf(c.weight_dtype) : 0;
-  return c.scans * c.exchange_bytes + kScanFlagBytes + c.directions * dense;
-}
 
 std::vector<std::string_view> Words(std::string_view text) {
   std::vector<std::string_view> words;
@@ -104,11 +98,6 @@ std::vector<Span> Spans(CallParser& call, const char* name, std::string_view all
   return spans;
 }
 
-constexpr struct {
-  const char* name;
-  ffi::DataType value;
-} kWeightTypes[] = {{"float32", ffi::F32}, {"bfloat16", ffi::BF16}, {"float16", ffi::F16}};
-
 // The weights of `products` times h rows and `s` times h columns.
 void ParseWeights(CallParser& call, int64_t products, Dimension& d, Dimension& s, Dimension& h,
                   Call* c) {
@@ -122,8 +111,9 @@ void ParseWeights(CallParser& call, int64_t products, Dimension& d, Dimension& s
               ", got " + std::to_string(products_h) + " and " + std::to_string(states_h));
     return;
   }
-  ElementType dtype = {call.Choice("weight_dtype", kWeightTypes)};  // the kernel is written for it
-  const int64_t rows = transposed ? states_h : products_h;          // of the matrix as it is stored
+  c->weight_dtype = call.Choice("weight_dtype", kScanDTypes);  // the kernel is written for it
+  ElementType dtype = {DataTypeOf(c->weight_dtype)};
+  const int64_t rows = transposed ? states_h : products_h;  // of the matrix as it is stored
   const int64_t columns = transposed ? products_h : states_h;
   Dimension nse("nse");
   switch (weights) {
@@ -154,7 +144,7 @@ void ParseWeights(CallParser& call, int64_t products, Dimension& d, Dimension& s
       c->weights = call.Operand("recurrent", dtype, {d, columns, rows});
       break;
   }
-  c->weight_dtype = DTypeOf(dtype);
+  if (c->densified) c->launches.dense_bytes = rows * columns * SizeOf(c->weight_dtype);
 }
 
 void ParseLaunch(CallParser& call, Call* c) {
@@ -173,15 +163,17 @@ void ParseLaunch(CallParser& call, Call* c) {
   c->poll_delays = {clocks("poll_delay"), clocks("poll_delay_increase"),
                     clocks("poll_delay_decrease")};
   c->wait_limits.limit_ns = call.Integer("wait_limit_ns", 1, std::numeric_limits<int64_t>::max());
-  c->exchange_bytes = call.Integer("exchange_bytes", 0, kMostBytes);
-  c->groups = call.Integer("groups", 1, kMostIndex);
-  c->scans = call.Integer("scans", 1, kMaxScansOfLaunch);
-  if (c->rows % c->groups != 0 || c->directions * c->groups % c->scans != 0 ||
-      c->shape.blocks % (c->scans * c->shape.cluster) != 0) {
-    call.Fail("attributes groups, scans, blocks and cluster must deal a batch of " +
-              std::to_string(c->rows) + " and " + std::to_string(c->directions) +
-              " directions evenly, got " + std::to_string(c->groups) + ", " +
-              std::to_string(c->scans) + ", " + std::to_string(c->shape.blocks) + " and " +
+  ScanLaunches& launches = c->launches;
+  launches.exchange_bytes = call.Integer("exchange_bytes", 0, kMostBytes);
+  launches.groups = call.Integer("groups", 1, kMostIndex);
+  launches.scans = call.Integer("scans", 1, kMaxScansOfLaunch);
+  if (c->rows % launches.groups != 0 ||
+      launches.directions * launches.groups % launches.scans != 0 ||
+      c->shape.blocks % (launches.scans * c->shape.cluster) != 0) {
+    call.Fail("attributes groups, scans, blocks and cluster must divide a batch of " +
+              std::to_string(c->rows) + " and " + std::to_string(launches.directions) +
+              " directions evenly, got " + std::to_string(launches.groups) + ", " +
+              std::to_string(launches.scans) + ", " + std::to_string(c->shape.blocks) + " and " +
               std::to_string(c->shape.cluster));
   }
 }
@@ -207,7 +199,7 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
   Dimension d("directions"), t("steps"), b("batch"), s("states"), h("units");
   d.size = static_cast<int64_t>(reversed.size());
   d.said_by = "attribute reversed";
-  ElementType dtype = {ffi::F32, ffi::BF16, ffi::F16};
+  ElementType dtype = ElementType::OneOf(kScanDTypes);
   ElementType float32 = {ffi::F32};
   c->states = call.Result("states", dtype, {d, t, b, s, h});
   for (int64_t i = 0; i < carries; ++i) {
@@ -218,7 +210,7 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
   }
   if (!call.ok()) return call.error();
   c->batch = call.batch();
-  c->directions = d.size, c->steps = t.size, c->rows = b.size;
+  c->launches.directions = d.size, c->steps = t.size, c->rows = b.size;
   c->state_parts = s.size, c->hidden = h.size;
   c->state_dtype = DTypeOf(dtype);
   for (const char direction : reversed) c->reversed.push_back(direction == '1');
@@ -248,7 +240,7 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
     c->inputs.push_back(input);
   }
   ParseLaunch(call, c);
-  c->workspace = call.ResultWorkspace(WorkspaceBytes(*c)).data;
+  c->workspace = call.ResultWorkspace(c->launches.WorkspaceBytes()).data;
   call.Finish();
   return call.ok() ? ffi::Error::Success() : call.error();
 }
@@ -266,12 +258,6 @@ struct Place {
   }
 };
 
-// The dense form of a direction's matrix.
-char* DenseOf(const Call& c, int64_t direction) {
-  return c.workspace + c.scans * c.exchange_bytes + kScanFlagBytes +
-         direction * c.matrix_rows * c.matrix_columns * SizeOf(c.weight_dtype);
-}
-
 // The problem of one direction and part of the batch, of one batch entry of the call; the scan'th
 // of its launch.
 RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t direction, int64_t group,
@@ -281,15 +267,15 @@ RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t direction, 
     return place.In(array, size, bytes);
   };
   const int64_t state = SizeOf(c.state_dtype), units = c.rows * c.hidden;
-  const int64_t first = c.rows / c.groups * group;  // batch entry
+  const int64_t first = c.rows / c.launches.groups * group;  // batch entry
   const int64_t first_unit = first * c.hidden;
   RecurrentScanProblem p;
   p.steps = c.steps;
   p.batch = c.rows;
   p.hidden = c.hidden;
   p.reverse = c.reversed[static_cast<size_t>(direction)];
-  p.weights =
-      c.densified ? DenseOf(c, direction) : at(c.weights, c.weights_size, SizeOf(c.weight_dtype));
+  p.weights = c.densified ? c.workspace + c.launches.DenseAt(direction)
+                          : at(c.weights, c.weights_size, SizeOf(c.weight_dtype));
   if (c.layout.data != nullptr) {
     p.layout = reinterpret_cast<const uint32_t*>(at(c.layout, c.layout_size, sizeof(uint32_t)));
   }
@@ -316,20 +302,18 @@ RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t direction, 
     p.outputs[i] =
         at(c.outputs[i].array, units * parts * c.steps, state) + first_unit * parts * state;
   }
-  char* flags = c.workspace + c.scans * c.exchange_bytes;
-  p.exchange = c.workspace + scan * c.exchange_bytes;
-  p.arrivals =
-      reinterpret_cast<uint32_t*>(flags + kScanFlagBytes / (1 + kMaxScansOfLaunch) * (1 + scan));
+  p.exchange = c.workspace + c.launches.ExchangeAt(scan);
+  p.arrivals = reinterpret_cast<uint32_t*>(c.workspace + c.launches.ArrivalsAt(scan));
   p.poll_delays = c.poll_delays;
   p.wait_limits = c.wait_limits;
-  p.wait_limits.error = reinterpret_cast<uint32_t*>(flags);
+  p.wait_limits.error = reinterpret_cast<uint32_t*>(c.workspace + c.launches.ErrorAt());
   return p;
 }
 
 // A kernel that found an earlier scan's states in the exchange buffer would take them for its own.
 std::string Clear(const Call& call, int device, cudaStream_t stream) {
   const ScopedDevice scoped(device);
-  const auto bytes = static_cast<size_t>(call.scans * call.exchange_bytes + kScanFlagBytes);
+  const auto bytes = static_cast<size_t>(call.launches.ClearedBytes());
   const cudaError_t status = cudaMemsetAsync(call.workspace, 0xff, bytes, stream);
   return status == cudaSuccess
              ? ""
@@ -340,14 +324,14 @@ std::string DensifyAll(const Call& c, int64_t entry, int device, cudaStream_t st
   std::string reason;
   const int64_t value_bytes = SizeOf(c.weight_dtype);
   const int64_t index_bytes = c.index_type == IndexType::kInt32 ? 4 : 2;
-  for (int64_t direction = 0; direction < c.directions && reason.empty(); ++direction) {
+  for (int64_t direction = 0; direction < c.launches.directions && reason.empty(); ++direction) {
     const Place place{c.batch, entry, direction};
     DensifyProblem p;
     p.values = place.In(c.weights, c.weights_size, value_bytes);
     p.row_offsets = reinterpret_cast<const int32_t*>(
         place.In(c.row_offsets, c.matrix_rows + 1, sizeof(int32_t)));
     p.column_indices = place.In(c.column_indices, c.weights_size, index_bytes);
-    p.dense = DenseOf(c, direction);
+    p.dense = c.workspace + c.launches.DenseAt(direction);
     p.rows = c.matrix_rows;
     p.columns = c.matrix_columns;
     p.nse = c.weights_size;
@@ -358,7 +342,7 @@ std::string DensifyAll(const Call& c, int64_t entry, int device, cudaStream_t st
 
 std::string FailedBefore(int device) {
   return "an earlier scan on GPU " + std::to_string(device) +
-         " gave up: its blocks waited for one another longer than JAXSPARSE_SCAN_WAIT_LIMIT "
+         " timed out: its blocks waited for one another longer than JAXSPARSE_SCAN_WAIT_LIMIT "
          "seconds; its results are NaN";
 }
 
@@ -386,14 +370,15 @@ ffi::Error RunOnCuda(int32_t device, cudaStream_t stream, ffi::RemainingArgs ope
   const void* kernel = reason.empty() ? GetKernel(call.kernel, device, &reason) : nullptr;
   for (int64_t entry = 0; entry < call.batch.count && reason.empty(); ++entry) {
     if (call.densified) reason = DensifyAll(call, entry, device, stream);
-    const int64_t scans = call.directions * call.groups;
-    for (int64_t first = 0; first < scans && reason.empty(); first += call.scans) {
+    const ScanLaunches& launches = call.launches;
+    for (int64_t i = 0; i < launches.Count() && reason.empty(); ++i) {
       RecurrentScans<kMaxScansOfLaunch> launch;  // a kernel takes as many as it was planned for
-      for (int64_t i = 0; i < call.scans; ++i) {
-        const int64_t scan = first + i;
-        launch.scan[i] = ProblemOf(call, entry, scan / call.groups, scan % call.groups, i);
+      for (int64_t beside = 0; beside < launches.scans; ++beside) {
+        const int64_t scan = i * launches.scans + beside;
+        RecurrentScanProblem& p = launch.scan[beside];
+        p = ProblemOf(call, entry, scan / launches.groups, scan % launches.groups, beside);
         // Unified addressing: the device sees it there, too.
-        launch.scan[i].wait_limits.report = failure;
+        p.wait_limits.report = failure;
       }
       reason = Clear(call, device, stream);
       if (reason.empty()) reason = LaunchKernel(kernel, call.shape, &launch, device, stream);
@@ -431,9 +416,9 @@ OperationEntry RecurrentScanEntry() {
   // kind.
   OperationEntry entry{kName, nullptr, CudaInitialize, CudaExecute, {}, {}, {}};
   for (const ScanVariant& variant : kScanVariants) entry.cuda_variants.push_back(variant.name);
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+  for (const NamedScanDType& named : kScanDTypes) {
     for (const IndexType index_type : {IndexType::kInt32, IndexType::kUint16}) {
-      entry.kernels.push_back(DensifySource(dtype, index_type));
+      entry.kernels.push_back(DensifySource(named.value, index_type));
     }
   }
   return entry;

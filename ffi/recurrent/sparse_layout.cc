@@ -1,6 +1,7 @@
 #include "recurrent/sparse_layout.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <queue>
 #include <utility>
@@ -363,6 +364,45 @@ class Builder {
 };
 
 }  // namespace
+
+// Its constants come from measurements on an H200 (docs/performance.md).
+SparseLayoutPlan PlanSparseLayout(int products, int state_parts, int64_t hidden, int64_t nnz,
+                                  int batch, int state_bytes, int multiprocessors) {
+  constexpr int64_t kMostStateBytes = 64 << 10;  // that blocks receive by themselves
+  constexpr int kCluster = 4;
+  constexpr double kFewEntries = 0.02;  // density below which fewer, larger blocks do better
+  constexpr int kUsualThreads = 576, kManyThreads = kMostSparseThreads * 9 / 10;
+  constexpr double kBusyEntries = 6000;  // of a block, from which on more threads pay
+  constexpr int kMostGroup = 4;          // neighbouring threads whose entries belong to one row
+  constexpr int64_t kMostWaiting = 448;  // threads that wait for 16 bytes of the state each
+
+  const int64_t rows = products * hidden, columns = state_parts * hidden;
+  const int64_t state = columns * PaddedBatch(batch, state_bytes) * state_bytes;
+  const auto all = static_cast<double>(nnz);
+  const double density = all / (static_cast<double>(rows) * static_cast<double>(columns));
+  SparseLayoutPlan plan;
+  SparseShape& shape = plan.shape;
+  shape.products = products;
+  shape.state_parts = state_parts;
+  shape.cluster = state > kMostStateBytes ? kCluster : 1;
+  const double share = shape.cluster > 1 ? 0.91 : density < kFewEntries ? 0.5 : 0.85;
+  const auto blocks =
+      static_cast<int>(std::min(static_cast<int64_t>(multiprocessors * share), hidden));
+  shape.blocks = std::max(blocks / shape.cluster, 1) * shape.cluster;
+  shape.threads = kMostSparseThreads;
+  const double of_block = all / shape.blocks;
+  const int threads = of_block > kBusyEntries ? kManyThreads : kUsualThreads;
+  shape.entries =
+      static_cast<int>(std::max<int64_t>(1, CeilDivide(static_cast<int64_t>(of_block), threads)));
+  // Rows of few entries would leave most of a group's slots empty.
+  const double of_row =
+      std::max(1.0, std::nearbyint(all / static_cast<double>(rows * shape.cluster)));
+  shape.group = kMostGroup;
+  while (shape.group > 1 && of_row <= shape.entries * shape.group / 2) shape.group /= 2;
+  plan.fewest_threads = static_cast<int>(
+      std::clamp<int64_t>(CeilDivide(CeilDivide(state, 16), kWarp) * kWarp, kWarp, kMostWaiting));
+  return plan;
+}
 
 int UnitsPerBlock(int64_t hidden, int blocks, int cluster, int state_parts, int piece_bytes) {
   int units = static_cast<int>(std::max<int64_t>(1, CeilDivide(hidden, blocks)));

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "recurrent/kernels/sparse_record.h"
+#include "recurrent/kernels/sparse.h"
 
 namespace jaxsparse {
 
@@ -25,6 +25,19 @@ struct SparsePatternView {
                                            : static_cast<const uint16_t*>(column_indices)[i];
   }
 };
+
+// Threads of a block, and those of them that may multiply: the others make the pointwise step.
+constexpr int kSparseBlockThreads = 1024, kMostSparseThreads = kSparseBlockThreads - 3 * kWarp;
+
+// What is asked of a layout.
+struct SparseLayoutPlan {
+  SparseShape shape;  // without units and lanes, with the most threads
+  int fewest_threads = kWarp;
+};
+
+// For a matrix of `nnz` entries, and a state of `batch` times `state_bytes` for each unit.
+SparseLayoutPlan PlanSparseLayout(int products, int state_parts, int64_t hidden, int64_t nnz,
+                                  int batch, int state_bytes, int multiprocessors);
 
 struct SparseLayout {
   SparseForm form;  // what was asked for, with the threads and lanes that are needed

@@ -1,6 +1,8 @@
 // The kinds of kernels that a recurrent scan can run as.
 #pragma once
 
+#include "types.h"
+
 namespace jaxsparse {
 
 // In which form a scan's weights come to the chip.
@@ -18,12 +20,20 @@ inline constexpr NamedScanWeights kScanWeights[] = {{"dense", ScanWeights::kDens
                                                     {"masked", ScanWeights::kMasked},
                                                     {"pairs", ScanWeights::kPairs}};
 
+// Of states and weights.
+struct NamedScanDType {
+  const char* name;
+  DType value;
+};
+inline constexpr NamedScanDType kScanDTypes[] = {
+    {"float32", DType::kFloat32}, {"bfloat16", DType::kBFloat16}, {"float16", DType::kFloat16}};
+
 struct ScanVariant {
   const char* name;
   ScanWeights weights;
   bool tensor_cores;  // or else FMA
-  // The blocks meet after each step, instead of polling each other's data. Slower, so only on
-  // demand.
+  // The blocks meet after each step, instead of polling each other's data. Slower, so only by
+  // name.
   bool barrier;
 };
 inline constexpr ScanVariant kScanVariants[] = {

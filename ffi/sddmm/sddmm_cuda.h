@@ -1,7 +1,7 @@
 // The CUDA variants of the sampled dense-dense product, each defined with its kernel in kernels/.
 #pragma once
 
-#include "nvrtc/kernel.h"
+#include "host/variant.h"
 #include "sddmm/problem.h"
 
 namespace jaxsparse {

@@ -1,7 +1,7 @@
 // The CUDA variants of the softmax over stored entries, each defined with its kernel in kernels/.
 #pragma once
 
-#include "nvrtc/kernel.h"
+#include "host/variant.h"
 #include "sparse_softmax/problem.h"
 
 namespace jaxsparse {

@@ -1,4 +1,4 @@
-// What cost models of several kernels of the sparse-dense product share.
+// What fits and cost models of several kernels of the sparse-dense product share.
 #pragma once
 
 #include "spmm/problem.h"
@@ -13,5 +13,10 @@ inline double SpmmMeanRowLength(const SpmmProblem& p) {
 // by twice their mean tensor cores take 4 % longer, staged rows 15 %, and tiled rows of one group
 // each 1.7 times as long. So something is added to what the latter two take.
 constexpr double kSpmmForUnevenRows = 1.06;
+
+// Microseconds that tiled rows take, from which the generic kernel's follow (kernels/tiled.cc).
+double SpmmTiledMicroseconds(const SpmmProblem& p);
+// Whether 32-bit counters serve for tiles of rows.
+bool SpmmFitsTiledRows(const SpmmProblem& p);
 
 }  // namespace jaxsparse

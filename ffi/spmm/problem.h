@@ -12,7 +12,10 @@ namespace jaxsparse {
 
 enum class Activation : int { kNone, kRelu, kGelu };
 
-struct SpmmProblem {
+// Aligned as the tensor map that a kernel's own problem adds, so that parameters of all kernels
+// begin at the same offset: they were measured so, and a compiler makes other code where they do
+// not.
+struct alignas(64) SpmmProblem {
   Gpu gpu;
   Pattern pattern;
   // The one by whose rows values are stored: the same, or of a transposed product that of which it
@@ -31,10 +34,6 @@ struct SpmmProblem {
   Array out;
   Array preactivation;  // or null: what the activation was applied to, for its derivative
   Workspace workspace;
-  // What a kernel's host half tells its device half (CudaVariant::complete): of tensor cores how x
-  // is copied tile by tile, of tiled rows how many entries make a row a long one.
-  TensorMap tiles_of_x;
-  uint32_t long_row = 1u << 30;
 };
 
 }  // namespace jaxsparse

@@ -3,7 +3,7 @@
 
 #include "cpu/isa.h"
 #include "host/table.h"
-#include "nvrtc/kernel.h"
+#include "host/variant.h"
 #include "spmm/problem.h"
 
 namespace jaxsparse {

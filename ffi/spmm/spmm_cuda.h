@@ -1,7 +1,7 @@
 // The CUDA variants of the sparse-dense product, each defined beside its kernel in kernels/.
 #pragma once
 
-#include "nvrtc/kernel.h"
+#include "host/variant.h"
 #include "spmm/problem.h"
 
 namespace jaxsparse {
@@ -19,10 +19,5 @@ extern const SpmmVariant kSpmmStagedRows;
 // kernels/tensor_cores.cc: split-K where that is faster, never, or wherever there is anything to
 // split.
 extern const SpmmVariant kSpmmTensorCores, kSpmmTensorCoresUnsplit, kSpmmTensorCoresSplitK;
-
-// Microseconds that tiled rows take, from which the generic kernel's follow.
-double SpmmTiledMicroseconds(const SpmmProblem& p);
-// Whether 32-bit counters serve for tiles of rows.
-bool SpmmFitsTiledRows(const SpmmProblem& p);
 
 }  // namespace jaxsparse

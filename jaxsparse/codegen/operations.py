@@ -1,7 +1,7 @@
 """How the primitives of JAX are printed: as expressions in CUDA C++.
 
 `PRIMITIVES` is the table. Functions of the printed code that CUDA has not are in
-``ffi/recurrent/pointwise.cuh``.
+``ffi/cuda/pointwise.cuh``.
 
 A value of float32 is a ``float``, of int32 an ``int``, of uint32 an ``unsigned``, of bool a
 ``bool``. Values of bfloat16 and float16 are floats too, rounded to those types after each equation:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsparse import _ffi
 from jaxsparse.batching import over_batch
 from jaxsparse.layouts.kind import LayoutKind, register
 from jaxsparse.pattern import is_concrete, row_indices, to_device
@@ -16,18 +17,16 @@ from jaxsparse.pattern import is_concrete, row_indices, to_device
 if TYPE_CHECKING:
     from jaxsparse.topology import Topology
 
-TILE = 64  # rows and columns of a tile on tensor cores: kTileSize in ffi/cuda/preparation.h
-_MOST_STARTS = 2**30  # places of which fit 32 bits
-NO_STARTS = (1,)  # none would be an array of size 0, which JAX 0.11 can not compile in a shard_map
+NO_STARTS = (_ffi.NO_TILE_STARTS,)
 
 
 @register
 class TileStarts(LayoutKind):
     """Where the entries of each row in each tile begin, int32 ``(..., starts)``.
 
-    Of TILE rows at a time, for each tile of TILE columns, and for the end, one number for each row.
-    A row whose columns do not rise has no entries in any tile, and in the end the complement. A
-    single 0 where there would be over two numbers for each entry.
+    As ffi/cuda/preparation.h says: of a tile's rows at a time, for each tile across, and for the
+    end, one number for each row. A row whose columns do not rise has no entries in any tile, and in
+    the end the complement. A single 0 where there would be over two numbers for each entry.
     """
 
     name = "tile_starts"
@@ -56,26 +55,16 @@ class TileStarts(LayoutKind):
 
     def pad(self, layout: Any, padded: Topology) -> Any:
         """More entries, padding included, may have starts where fewer have none."""
-        if layout.shape[-1] == math.prod(_shape(padded.shape, padded.nse)):
+        if layout.shape[-1] == math.prod(_ffi.tile_starts_shape(*padded.shape, padded.nse)):
             return layout
         make = self.make if is_concrete(*padded.pattern[:2]) else self.make_traced
         return make(padded)
 
 
-def _shape(shape: tuple[int, int], nse: int) -> tuple[int, ...]:
-    """(tiles down, tiles across + 1, TILE), or NO_STARTS where there'd be over two for each entry.
-
-    Those are matrices that are too sparse or too narrow for tensor cores.
-    """
-    m, k = shape
-    sizes = (-(-m // TILE), -(-k // TILE) + 1, TILE)
-    return sizes if 0 < math.prod(sizes) <= min(2 * nse, _MOST_STARTS) else NO_STARTS
-
-
 def _on_host(offsets: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> jax.Array:
     """Of checked patterns, whose rows rise."""
     batch = columns.shape[:-1]
-    sizes = _shape(shape, columns.shape[-1])
+    sizes = _ffi.tile_starts_shape(*shape, columns.shape[-1])
     starts = np.zeros((*batch, math.prod(sizes)), np.int32)
     for entry in np.ndindex(batch if len(sizes) > 1 else (0,)):
         starts[entry] = _of_one(offsets[entry], columns[entry], shape[0], sizes)
@@ -84,23 +73,23 @@ def _on_host(offsets: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -
 
 
 def _of_one(offsets: np.ndarray, columns: np.ndarray, m: int, sizes: tuple[int, ...]) -> np.ndarray:
-    down, ends, _ = sizes
+    down, ends, tile = sizes
     rows, stored = np.repeat(np.arange(m), np.diff(offsets)), columns[: offsets[-1]]
-    counts = np.bincount(rows * ends + stored // TILE + 1, minlength=m * ends)
-    starts = np.zeros((down * TILE, ends), np.int32)
+    counts = np.bincount(rows * ends + stored // tile + 1, minlength=m * ends)
+    starts = np.zeros((down * tile, ends), np.int32)
     starts[:m] = offsets[:-1, None] + np.cumsum(counts.reshape(m, ends), axis=1)
-    return starts.reshape(down, TILE, ends).swapaxes(1, 2).reshape(-1)
+    return starts.reshape(down, tile, ends).swapaxes(1, 2).reshape(-1)
 
 
 def _in_program(
     row_offsets: jax.Array, column_indices: jax.Array, shape: tuple[int, int]
 ) -> jax.Array:
-    m, sizes = shape[0], _shape(shape, column_indices.shape[-1])
+    m, sizes = shape[0], _ffi.tile_starts_shape(*shape, column_indices.shape[-1])
 
     def one(offsets: jax.Array, columns: jax.Array) -> jax.Array:
-        down, ends, _ = sizes
+        down, ends, tile = sizes
         rows = row_indices(offsets, columns.shape[-1])  # padding's is m, which is dropped
-        places = rows * ends + columns.astype(jnp.int32) // TILE + 1
+        places = rows * ends + columns.astype(jnp.int32) // tile + 1
         places = jnp.where(rows < m, places, m * ends)
         counts = jnp.zeros(m * ends, jnp.int32).at[places].add(1, mode="drop").reshape(m, ends)
         begins = offsets[:-1, None]
@@ -108,8 +97,8 @@ def _in_program(
         falling = jnp.zeros(m, bool).at[rows[1:]].max(falls, mode="drop")[:, None]
         starts = jnp.where(falling, begins, begins + jnp.cumsum(counts, axis=1))
         starts = starts.at[:, -1:].set(jnp.where(falling, ~offsets[1:, None], starts[:, -1:]))
-        starts = jnp.zeros((down * TILE, ends), jnp.int32).at[:m].set(starts)
-        return starts.reshape(down, TILE, ends).swapaxes(1, 2).reshape(-1)
+        starts = jnp.zeros((down * tile, ends), jnp.int32).at[:m].set(starts)
+        return starts.reshape(down, tile, ends).swapaxes(1, 2).reshape(-1)
 
     if len(sizes) == 1:
         return jnp.zeros((*row_offsets.shape[:-1], *sizes), jnp.int32)

@@ -22,11 +22,6 @@ from jaxsparse.recurrent.plan import (
 )
 from jaxsparse.recurrent.step import Step
 
-_TYPES = {
-    "float32": "float",
-    "bfloat16": "jaxsparse::bfloat16",
-    "float16": "jaxsparse::float16",
-}
 _WAIT_LIMIT = "JAXSPARSE_SCAN_WAIT_LIMIT"
 _DEFAULT_WAIT_LIMIT = 10.0  # seconds
 _DELAY = "JAXSPARSE_SCAN_DELAY"
@@ -98,11 +93,11 @@ def source(step: Step, form: ScanForm, plan: Plan) -> str:
         outputs=sum(step.outputs),
     )
     return (
-        f'#include "{plan.file}"\n#include "recurrent/pointwise.cuh"\n\n'
+        f'#include "{plan.file}"\n#include "cuda/pointwise.cuh"\n\n'
         f"{printed}\n"
         "struct PrintedPlan {\n"
-        f"  using State = {_TYPES[form.state_dtype]};\n"
-        f"  using Weight = {_TYPES[form.weight_dtype]};\n"
+        f"  using State = {_ffi.SCAN_DTYPES[form.state_dtype]};\n"
+        f"  using Weight = {_ffi.SCAN_DTYPES[form.weight_dtype]};\n"
         f"  struct Arrays {{\n{table('Input', step.inputs)}{table('Output', step.outputs)}"
         f"    static constexpr bool kInputIsFloat[] = {{{floats}}};\n  }};\n"
         f"{plan.constants}"
@@ -193,8 +188,6 @@ def ffi_call(
             "poll_delay_decrease": plan.poll_delay_decrease,
             "wait_limit_ns": int(wait_limit() * 1e9),
         },
-        workspace=plan.scans * plan.exchange_bytes
-        + _ffi.SCAN_FLAG_BYTES
-        + form.directions * plan.dense_bytes,
+        workspace=plan.workspace_bytes,
         plan=plan,
     )

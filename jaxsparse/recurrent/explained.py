@@ -34,9 +34,8 @@ def explained_scan(call: TypedCall, here: str, device: Device) -> ExplainedScan:
     """What a scan runs as on a GPU, beside what is said of this machine."""
     form = engine.form_of(call.params, call.operands, operand_names(call.params))
     plan = planned(call, device)
-    launches = math.prod(call.results[0].shape[:-4])  # batch dimensions and directions
-    if isinstance(plan, Plan):
-        launches = launches * plan.groups // plan.scans
+    *batch, directions = call.results[0].shape[:-4]
+    launches = math.prod(batch) * (plan.launches if isinstance(plan, Plan) else directions)
     return ExplainedScan(form, here, device.name, plan, launches)
 
 

@@ -22,7 +22,7 @@ def check() -> None:
     if failed:
         gpus = ", ".join(map(str, failed))
         raise RuntimeError(
-            f"recurrent.check: a scan on GPU {gpus} gave up: its blocks waited for one another "
+            f"recurrent.check: a scan on GPU {gpus} timed out: its blocks waited for one another "
             f"longer than {wait_limit():g} s (JAXSPARSE_SCAN_WAIT_LIMIT); what it did not "
             "compute is NaN"
         )

@@ -1,6 +1,6 @@
 """How a sparse matrix lies in registers and shared memory for the length of a scan.
 
-A layout deals a pattern's units to thread blocks and its entries to threads, and orders them so
+A layout assigns a pattern's units to thread blocks and its entries to threads, and orders them so
 that threads that are served together read different banks of shared memory (the bank-aware layout
 of Zhu et al. 2018, "Sparse Persistent RNNs"). It is made once for a pattern, on the host, and
 carries along where each value lies, so that values may change while the pattern stays.
@@ -31,13 +31,6 @@ from jaxsparse.recurrent.plan import (
     make_plan,
 )
 from jaxsparse.topology import Topology
-
-_WARP = 32
-_MOST_THREADS = 928  # that multiply; the others of a block's 1024 make the pointwise step
-_USUAL_THREADS = 576
-_BUSY_ENTRIES = 6000  # of a block, from which on more threads pay
-_GROUP = 4  # neighbouring threads whose entries belong to one row
-_FEW_ENTRIES = 0.02  # density below which fewer, larger blocks do better
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,48 +302,32 @@ def _one(
     h: int,
     wanted: _Wanted,
 ) -> tuple[np.ndarray, SparseForm] | str:
-    batch, nnz = wanted.batch, wanted.nnz
-    item = jnp.dtype(wanted.dtype).itemsize
+    batch, item = wanted.batch, jnp.dtype(wanted.dtype).itemsize
     if item > 4 or batch > _ffi.most_pairs_batch(item):
         return f"a batch of {batch} in {wanted.dtype} is more than the kernel of pairs takes"
-    state = parts * h * _ffi.padded_batch(batch, item) * item
-    density = nnz / (products * parts * h * h)
-    cluster = 4 if state > 64 << 10 else 1
-    share = 0.85 if density >= _FEW_ENTRIES else 0.5
-    multiprocessors = wanted.device.multiprocessors
-    blocks = max(1, min(int(multiprocessors * (0.91 if cluster > 1 else share)), h))
-    blocks = max(cluster, blocks // cluster * cluster)
-    of_block = nnz / blocks
-    threads = 0.9 * _MOST_THREADS if of_block > _BUSY_ENTRIES else _USUAL_THREADS
-    entries = max(1, -(-int(of_block) // int(threads)))
-    # Rows of few entries would leave most of a group's slots empty.
-    row = max(1, round(nnz / (products * h * cluster)))
-    group = _GROUP
-    while group > 1 and row <= entries * group // 2:
-        group //= 2
-    form = {"products": products, "state_parts": parts, "blocks": blocks, "cluster": cluster}
-    waiting = min(448, max(_WARP, -(-state // 16 // _WARP) * _WARP))
+    planned = _ffi.plan_sparse_layout(
+        products=products,
+        state_parts=parts,
+        hidden=h,
+        nnz=wanted.nnz,
+        batch=batch,
+        state_bytes=item,
+        multiprocessors=wanted.device.multiprocessors,
+    )
+    planned["fewest_threads"] = max(planned["fewest_threads"], fewest_threads)
     try:
         made = _ffi.lay_out_sparse(
             np.asarray(pattern.row_offsets),
             np.asarray(pattern.column_indices),
             np.zeros(0, np.int32) if permutation is None else np.asarray(permutation),
             hidden=h,
-            most_threads=_MOST_THREADS,
-            fewest_threads=max(waiting, fewest_threads),
-            entries=entries,
-            group=group,
             piece_bytes=wanted.piece_bytes,
             bank_aware=wanted.bank_aware,
-            **form,
+            **planned,
         )
     except ValueError as error:
         return str(error)
-    words = np.frombuffer(made["words"], np.uint32)
-    sizes = {name: made[name] for name in ("units", "threads", "lanes", "partial_sums", "row_sums")}
-    return words, SparseForm(
-        **form, **sizes, entries=entries, group=group, piece_bytes=wanted.piece_bytes
-    )
+    return np.frombuffer(made["words"], np.uint32), SparseForm(**made["form"])
 
 
 def _verify(words: np.ndarray, f: SparseForm, topology: Topology) -> None:

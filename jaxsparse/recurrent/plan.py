@@ -14,7 +14,6 @@ from jaxsparse.device import Device
 
 COMPUTE_CAPABILITY = 90  # the kernels use instructions of it
 PLAIN = "jax.lax.scan"  # what a scan is without a kernel
-_DTYPES = ("float32", "bfloat16", "float16")  # of states and weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,8 +98,10 @@ class Plan:
     cluster: int = 1
     groups: int = 1  # parts of the batch, a scan each
     scans: int = 1  # side by side in a launch: parts of the batch, directions
+    launches: int = 1  # of a batch entry of the call, one after another
     resident: int = 1  # blocks on a multiprocessor
     dense_bytes: int = 0  # of a direction's sparse matrix in dense form
+    workspace_bytes: int = 0
 
     def __str__(self) -> str:
         kept = f"{100 * self.in_registers:.0f} % of the weights in registers"
@@ -141,7 +142,7 @@ class Variant:
         weights: "dense"; "masked", a sparse matrix kept in dense form; "pairs", of index and value.
         tensor_cores: or else FMA.
         barrier: the blocks meet after each step, instead of polling each other's data. Slower,
-            so only on demand.
+            so only by name.
     """
 
     weights: str
@@ -169,8 +170,9 @@ def make_plan(
     if lacks := device.lacks_for(COMPUTE_CAPABILITY):
         return NoPlan(lacks, wanted=True)
     for name, dtype in (("state", form.state_dtype), ("weights", form.weight_dtype)):
-        if dtype not in _DTYPES:
-            return NoPlan(f"the dtype of the {name} is {dtype}; the kernels take {list(_DTYPES)}")
+        if dtype not in _ffi.SCAN_DTYPES:
+            taken = list(_ffi.SCAN_DTYPES)
+            return NoPlan(f"the dtype of the {name} is {dtype}; the kernels take {taken}")
     others = {*form.input_dtypes} - {form.state_dtype, "float32"}
     if others:
         return NoPlan(f"inputs of {sorted(others)} beside a state of {form.state_dtype}")

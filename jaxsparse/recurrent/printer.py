@@ -24,7 +24,7 @@ def print_step(
     inputs: int,
     outputs: int,
 ) -> str:
-    """Prints a step of a recurrent scan as a struct for ``ffi/recurrent/pointwise.cuh``.
+    """Prints a step of a recurrent scan as a struct for ``ffi/cuda/pointwise.cuh``.
 
     Equal jaxprs give equal text.
 

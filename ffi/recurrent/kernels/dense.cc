@@ -17,7 +17,7 @@ constexpr int64_t kReservedShared = 1024;  // bytes of a multiprocessor that eac
 std::string ExpressionOf(const DenseConfig& c) {
   return ConfigExpression(
       "DenseConfig",
-      {Field("products", c.products), Field("states", c.states),
+      {Field("products", c.products), Field("state_parts", c.state_parts),
        Field("state_bytes", c.state_bytes), Field("hidden", c.hidden), Field("batch", c.batch),
        Field("units", c.units), Field("warps", c.warps),
        Field("pointwise_warps", c.pointwise_warps), Field("tensor_cores", c.tensor_cores),
@@ -27,15 +27,14 @@ std::string ExpressionOf(const DenseConfig& c) {
 }
 
 int64_t WeightsOf(const ScanForm& form) {
-  return form.products * form.states * form.hidden * form.hidden;
+  return form.products * form.state_parts * form.hidden * form.hidden;
 }
 
 // One of the scans that share a GPU, or of those that follow each other.
 struct DenseShare {
-  int64_t groups = 1;    // parts of the batch
-  int64_t batch = 1;     // of a part
-  int64_t scans = 1;     // side by side
-  int64_t launches = 1;  // one after another
+  int64_t groups = 1;  // parts of the batch
+  int64_t batch = 1;   // of a part
+  int64_t scans = 1;   // side by side
   int resident = 1;
   int64_t multiprocessors = 1;  // for this scan, those that blocks share counted for each
   int64_t shared_bytes = 0;     // of a block
@@ -71,7 +70,7 @@ void DistributeRegisters(const ScanForm& scan, int registers, DenseConfig* confi
 
 // Fitted to measurements of some 100 plans on an H200, to within 7 % on average. `pointwise_warps`
 // and `registers` are those of threads before registers were redistributed.
-double DenseMicroseconds(const DenseSizes& sizes, int64_t scans, int cell_warps, int registers) {
+double DenseMicroseconds(const DenseSizes& sizes, int64_t scans, int item_warps, int registers) {
   const int resident = sizes.resident;
   // KB that every block receives in a step.
   const double received = Double(static_cast<int64_t>(sizes.slot) * sizes.state_bytes) / 1e3;
@@ -88,9 +87,9 @@ double DenseMicroseconds(const DenseSizes& sizes, int64_t scans, int cell_warps,
            0.39 * Double(scans) * sizes.blocks * received / 5.5e3  // what the L2 cache sends
            + 1.5 * resident * products + 0.52 * from_shared + 0.064 * sizes.loads +
            (0.0045 + 0.0092 * (sizes.products - 1)) * sizes.warps + (scans > 1 ? 0.12 : 0.0) +
-           0.074 * (sizes.states - 1) +
+           0.074 * (sizes.state_parts - 1) +
            0.24 * sizes.products *
-               std::max(0.0, static_cast<double>(cell_warps) / sizes.pointwise_warps - 2) +
+               std::max(0.0, static_cast<double>(item_warps) / sizes.pointwise_warps - 2) +
            0.1 * spilled;
   }
   const int64_t multiplied = int64_t{1} * resident * sizes.rows * sizes.columns * sizes.batch;
@@ -100,7 +99,7 @@ double DenseMicroseconds(const DenseSizes& sizes, int64_t scans, int cell_warps,
 
 int DensePollDelay(const DenseSizes& sizes) {
   if (sizes.batch > 8) return 1200;
-  if (sizes.batch > 4 || sizes.states > 1 || sizes.product_registers != 0) return 900;
+  if (sizes.batch > 4 || sizes.state_parts > 1 || sizes.product_registers != 0) return 900;
   if (!sizes.tensor_cores) return 600;
   return sizes.products == 1 ? 700 : 800;
 }
@@ -110,7 +109,7 @@ std::optional<ScanPlan> PlanDenseBlock(const ScanVariant& variant, const ScanFor
                                        const DenseShare& share, int64_t units, int warps) {
   DenseConfig config;
   config.products = static_cast<int>(scan.products);
-  config.states = static_cast<int>(scan.states);
+  config.state_parts = static_cast<int>(scan.state_parts);
   config.state_bytes = static_cast<int>(SizeOf(scan.state_dtype));
   config.hidden = static_cast<int>(scan.hidden);
   config.batch = static_cast<int>(share.batch);
@@ -120,9 +119,9 @@ std::optional<ScanPlan> PlanDenseBlock(const ScanVariant& variant, const ScanFor
   config.batch_tile = std::min(4, config.batch);
   config.resident = share.resident;
   // Twice and four times as many pointwise warps were not faster.
-  const int cell_warps =
+  const int item_warps =
       static_cast<int>(CeilDivide(units * DenseSizes(config).batch_slots, kWarp));
-  config.pointwise_warps = std::min(cell_warps, 4);
+  config.pointwise_warps = std::min(item_warps, 4);
   const int registers = std::min(EqualRegisters(warps + config.pointwise_warps, share.resident),
                                  kMostThreadRegisters);
   if (DenseSizes(config).has_idle_warps) return std::nullopt;
@@ -137,19 +136,21 @@ std::optional<ScanPlan> PlanDenseBlock(const ScanVariant& variant, const ScanFor
   plan.blocks = sizes.blocks;
   plan.threads = sizes.threads;
   plan.shared_bytes = sizes.shared_bytes;
-  plan.exchange_bytes = ExchangeBytes(scan.length, int64_t{sizes.slot} * sizes.state_bytes);
-  plan.constants = PlanConstants("DenseSizes", ExpressionOf(config), share.scans, variant.barrier,
-                                 plan.exchange_bytes);
+  plan.launches = {
+      .directions = scan.directions,
+      .groups = share.groups,
+      .scans = share.scans,
+      .exchange_bytes = ExchangeBytes(scan.length, int64_t{sizes.slot} * sizes.state_bytes),
+      .dense_bytes = scan.sparse ? WeightsOf(scan) * SizeOf(scan.weight_dtype) : 0};
+  plan.constants =
+      PlanConstants("DenseSizes", ExpressionOf(config), plan.launches, variant.barrier);
   plan.poll_delay = DensePollDelay(sizes);
   plan.poll_delay_increase = variant.tensor_cores ? 8 : 0;
   plan.poll_delay_decrease = variant.tensor_cores ? 2 : 0;
   plan.microseconds =
-      DenseMicroseconds(sizes, share.scans, cell_warps, registers) * Double(share.launches);
+      DenseMicroseconds(sizes, share.scans, item_warps, registers) * Double(plan.launches.Count());
   plan.in_registers = static_cast<double>(sizes.register_chunks) / sizes.loads;
-  plan.groups = share.groups;
-  plan.scans = share.scans;
   plan.resident = share.resident;
-  plan.dense_bytes = scan.sparse ? WeightsOf(scan) * SizeOf(scan.weight_dtype) : 0;
   plan.total_microseconds = TotalMicroseconds(plan, scan);
   return plan;
 }
@@ -165,7 +166,7 @@ std::optional<ScanPlan> PlanDenseShare(const ScanVariant& variant, const ScanFor
     if (variant.tensor_cores && rows < 16 && units < part) {
       continue;  // a tensor core would multiply by rows of zeros
     }
-    if (Double(rows) * Double(scan.states) * Double(part) > kMostBlockWeights) continue;
+    if (Double(rows) * Double(scan.state_parts) * Double(part) > kMostBlockWeights) continue;
     std::optional<ScanPlan> best;
     for (int warps = 1; warps <= 16; ++warps) {
       KeepFaster(PlanDenseBlock(variant, scan, share, units, warps), &best);
@@ -191,7 +192,7 @@ std::optional<ScanPlan> PlanDense(const ScanVariant& variant, const ScanForm& sc
     for (int64_t scans = 1; scans <= most_scans; ++scans) {
       if (scan.directions * groups % scans != 0) continue;
       for (int resident = 1; resident <= std::min<int64_t>(2, scans); ++resident) {
-        DenseShare share{groups, batch, scans, scan.directions * groups / scans, resident};
+        DenseShare share{groups, batch, scans, resident};
         share.multiprocessors = int64_t{gpu.multiprocessors} * resident / scans;
         share.shared_bytes = (gpu.shared_bytes + kReservedShared) / resident - kReservedShared;
         if (share.multiprocessors == 0) continue;

@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(Plan::kSizes.threads, Plan::kSizes.resident)
     RecurrentScan(const __grid_constant__ RecurrentScans<Plan::kScans> scans) {
   constexpr DenseSizes kSizes = Plan::kSizes;
   using Product = typename ProductOf<Plan::kSizes.tensor_cores, Plan>::type;
-  static_assert(kSizes.products == Step::kProducts && kSizes.states == Step::kStates &&
+  static_assert(kSizes.products == Step::kProducts && kSizes.state_parts == Step::kStates &&
                 kSizes.state_bytes == sizeof(typename Plan::State) && kSizes.gets_its_registers);
   const RecurrentScanProblem& p = ScanOfBlock<Plan>(scans);
   extern __shared__ Words4 shared[];

@@ -10,7 +10,7 @@ namespace jaxsparse {
 // What a kernel is compiled for, beside the types of the state and the weights.
 struct DenseConfig {
   int products = 1;             // of the step, as many as gates in a forward pass
-  int states = 1;               // state parts of the step
+  int state_parts = 1;          // of the step
   int state_bytes = 4;          // of an element
   int hidden = 1;               // h
   int batch = 1;                // B
@@ -50,7 +50,7 @@ struct DenseSizes : DenseConfig {
   // Stores of parts of sectors to lines that all blocks poll are slow. A state part is padded to
   // whole groups; the last block publishes zeros there.
   int part = Ceil(hidden, states_per_load) * states_per_load;
-  int columns = states * part;
+  int columns = state_parts * part;
   int blocks = Ceil(part, units);
   int exchange_batch = ExchangeBatch();
   int slot = exchange_batch * columns;
@@ -68,8 +68,8 @@ struct DenseSizes : DenseConfig {
   int pointwise_threads = pointwise_warps * kWarp;
   int threads = product_threads + pointwise_threads;
 
-  // A warp's columns come in chunks, each of one load of a lane. A warp without columns would wait
-  // for nobody, and run ahead of the others.
+  // A warp's columns come in chunks, each of one load of a lane. A warp without columns has
+  // no data to wait for, and would run ahead of the others.
   int group_lanes = kWarp / row_groups;
   int chunk = tensor_cores ? 32 : group_lanes * states_per_load;  // tensor cores: two k16 steps
   int chunks = Ceil(columns, chunk);

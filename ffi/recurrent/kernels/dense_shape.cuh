@@ -82,7 +82,7 @@ __device__ __forceinline__ Words4 LoadInitialState(const RecurrentScanProblem& p
   } x = {Words4{0, 0, 0, 0}};
   const int k = column % kSizes.part;
   const State* from = static_cast<const State*>(p.initial_state) +
-                      (b * kSizes.states + column / kSizes.part) * kSizes.hidden + k;
+                      (b * kSizes.state_parts + column / kSizes.part) * kSizes.hidden + k;
 #pragma unroll
   for (int e = 0; e < kSizes.states_per_load; ++e) {
     if (k + e < kSizes.hidden) x.elements[e] = from[e];

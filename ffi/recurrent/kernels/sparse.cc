@@ -6,6 +6,7 @@
 
 #include "nvrtc/expression.h"
 #include "recurrent/kernel_plans.h"
+#include "recurrent/sparse_layout.h"
 
 namespace jaxsparse {
 namespace {
@@ -20,10 +21,11 @@ std::string ExpressionOf(const SparseConfig& c) {
   const std::string form = ConfigExpression(
       "SparseForm", {Field("shape", shape), Field("partial_sums", c.form.partial_sums),
                      Field("row_sums", c.form.row_sums), Field("piece_bytes", c.form.piece_bytes)});
-  return ConfigExpression("SparseConfig",
-                          {Field("form", form), Field("state_bytes", c.state_bytes),
-                           Field("batch", c.batch), Field("shared_entries", c.shared_entries),
-                           Field("cell_threads", c.cell_threads), Field("packed", c.packed)});
+  return ConfigExpression(
+      "SparseConfig",
+      {Field("form", form), Field("state_bytes", c.state_bytes), Field("batch", c.batch),
+       Field("shared_entries", c.shared_entries), Field("pointwise_threads", c.pointwise_threads),
+       Field("index_with_value", c.index_with_value)});
 }
 
 }  // namespace
@@ -39,24 +41,24 @@ std::optional<ScanPlan> PlanPairs(const ScanVariant& variant, const ScanForm& sc
   config.state_bytes = static_cast<int>(SizeOf(scan.state_dtype));
   config.batch = PaddedBatch(static_cast<int>(scan.batch), config.state_bytes);
   const int widest = WidestPiece(scan.batch, config.state_bytes);
-  if (shape.products != scan.products || shape.state_parts != scan.states ||
+  if (shape.products != scan.products || shape.state_parts != scan.state_parts ||
       form.piece_bytes > widest || shape.blocks > gpu.multiprocessors) {
     return std::nullopt;
   }
   if (form.piece_bytes < widest && !by_name) {
     return std::nullopt;  // for another batch; it would do, but slowly
   }
-  const int64_t cells = static_cast<int64_t>(shape.units) * config.batch;
-  config.cell_threads = static_cast<int>(std::max<int64_t>(
-      kWarp, std::min<int64_t>({RoundUp(cells, kWarp), 1024 - shape.threads, 256})));
-  const int64_t threads = shape.threads + config.cell_threads;
+  const int64_t items = static_cast<int64_t>(shape.units) * config.batch;
+  config.pointwise_threads = static_cast<int>(std::max<int64_t>(
+      kWarp, std::min<int64_t>({RoundUp(items, kWarp), kSparseBlockThreads - shape.threads, 256})));
+  const int64_t threads = shape.threads + config.pointwise_threads;
   // A register holds an index, another one its value; what has no room lies in shared memory.
-  config.packed = IsNarrow(scan.weight_dtype) && shape.part_columns() + 64 <= 1 << 16 &&
-                  scan.weight_dtype == scan.state_dtype;
+  config.index_with_value = IsNarrow(scan.weight_dtype) && shape.part_columns() + 64 <= 1 << 16 &&
+                            scan.weight_dtype == scan.state_dtype;
   const int64_t registers =
       std::min<int64_t>(65536 / RoundUp(threads, 4 * kWarp) / 8 * 8, kMostThreadRegisters);
-  const int64_t room =
-      std::max<int64_t>(0, registers - 44 - config.batch) / (config.packed ? 1 : 2) / shape.lanes;
+  const int64_t room = std::max<int64_t>(0, registers - 44 - config.batch) /
+                       (config.index_with_value ? 1 : 2) / shape.lanes;
   config.shared_entries = static_cast<int>(std::max<int64_t>(0, shape.entries - room));
   const int64_t shared_slots =
       static_cast<int64_t>(config.shared_entries) * shape.lanes * shape.threads;
@@ -65,7 +67,7 @@ std::optional<ScanPlan> PlanPairs(const ScanVariant& variant, const ScanForm& sc
   if (sizes.shared_bytes + kStaticSharedBytes > gpu.shared_bytes) return std::nullopt;
 
   // Fitted to measurements of 17 layers on an H200, to within 4 % on average.
-  const double received = sizes.pieces * sizes.part_plane / 1e3;
+  const double received = sizes.pieces * sizes.part_slice / 1e3;
   const int per_entry = config.state_bytes == 4 ? 5 : 9;
   const double issued = Double(static_cast<int64_t>(shape.lanes) * shape.entries * shape.threads) /
                         kWarp * per_entry * config.batch / 4 / 4 / kClocks;
@@ -78,16 +80,17 @@ std::optional<ScanPlan> PlanPairs(const ScanVariant& variant, const ScanForm& sc
   plan.blocks = sizes.blocks;
   plan.threads = sizes.threads;
   plan.shared_bytes = sizes.shared_bytes;
-  plan.exchange_bytes = ExchangeBytes(scan.length, sizes.slot);
-  plan.constants = PlanConstants("SparseSizes", ExpressionOf(config), scans, variant.barrier,
-                                 plan.exchange_bytes);
+  plan.launches = {.directions = scan.directions,
+                   .scans = scans,
+                   .exchange_bytes = ExchangeBytes(scan.length, sizes.slot)};
+  plan.constants =
+      PlanConstants("SparseSizes", ExpressionOf(config), plan.launches, variant.barrier);
   plan.poll_delay = 900;
   plan.poll_delay_increase = 64;
   plan.poll_delay_decrease = 2;
-  plan.microseconds = microseconds * Double(scan.directions / scans);
+  plan.microseconds = microseconds * Double(plan.launches.Count());
   plan.in_registers = 1 - static_cast<double>(config.shared_entries) / shape.entries;
   plan.cluster = shape.cluster;
-  plan.scans = scans;
   plan.total_microseconds = TotalMicroseconds(plan, scan);
   return plan;
 }

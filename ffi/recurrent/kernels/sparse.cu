@@ -36,10 +36,11 @@ __device__ __forceinline__ bool AwaitSums(uint64_t* barrier, uint32_t odd, Watch
 }
 
 // Threads of a block's first warps wait for the state and multiply; those of the warps behind them
-// own the cells (unit, batch entry): they add up, apply the pointwise step, publish, and have the
-// whole wait for the next state to load inputs and store results. Here: the cells of one thread.
+// make the pointwise step of items (unit, batch entry): they add up, apply it, publish, and have
+// the whole wait for the next state to load inputs and store results. Here: the items of one
+// thread.
 template <typename Step, typename Plan>
-class Cells {
+class PointwiseStep {
  public:
   using State = typename Plan::State;
   using Arrays = ScanArrays<Step, Plan>;
@@ -47,24 +48,25 @@ class Cells {
   static constexpr SparseShape kShape = kSizes.form.shape;
   static constexpr int kUnits = kShape.units;
   static constexpr int kWidth = kSizes.width;
-  static constexpr int kPerThread = (kSizes.cells + kSizes.cell_threads - 1) / kSizes.cell_threads;
+  static constexpr int kPerThread =
+      (kSizes.items + kSizes.pointwise_threads - 1) / kSizes.pointwise_threads;
 
-  // Cells are numbered by (piece, unit, batch entry in the piece), the last fastest: their order in
+  // Items are numbered by (piece, unit, batch entry in the piece), the last fastest: their order in
   // the exchange buffer, so that neighbouring threads publish neighbouring words.
-  __device__ Cells(const RecurrentScanProblem& p, const uint32_t* record, int thread)
+  __device__ PointwiseStep(const RecurrentScanProblem& p, const uint32_t* record, int thread)
       : thread_(thread), exchange_(static_cast<unsigned char*>(p.exchange)) {
 #pragma unroll
     for (int c = 0; c < kPerThread; ++c) {
-      const int cell = c * kSizes.cell_threads + thread;
-      const bool exists = cell < kSizes.cells;
-      const int i = exists ? cell / kWidth % kUnits : 0;
-      const int piece = exists ? cell / (kWidth * kUnits) : 0;
-      batch_entry_[c] = piece * kWidth + cell % kWidth;
+      const int item = c * kSizes.pointwise_threads + thread;
+      const bool exists = item < kSizes.items;
+      const int i = exists ? item / kWidth % kUnits : 0;
+      const int piece = exists ? item / (kWidth * kUnits) : 0;
+      batch_entry_[c] = piece * kWidth + item % kWidth;
       const uint32_t unit = record[i];  // -1, or what there is not, is padding
       unit_[c] =
           exists && batch_entry_[c] < p.batch && unit < p.hidden ? static_cast<int>(unit) : -1;
-      place_[c] = exists ? piece * (kSizes.plane / static_cast<int>(sizeof(State))) +
-                               (BlockOfScan<Plan>() * kUnits + i) * kWidth + cell % kWidth
+      place_[c] = exists ? piece * (kSizes.slice / static_cast<int>(sizeof(State))) +
+                               (BlockOfScan<Plan>() * kUnits + i) * kWidth + item % kWidth
                          : -1;
 #pragma unroll
       for (int g = 0; g < Step::kProducts; ++g) {
@@ -244,7 +246,7 @@ __global__ void __launch_bounds__(Plan::kSizes.threads, 1)
 
   for (int i = thread; i < kSizes.pieces * kZeroBytes / 4; i += kThreads) {
     constexpr int kWordsOfZeros = kZeroBytes / 4;
-    const int at = i / kWordsOfZeros * kSizes.shared_plane + kSizes.part_plane;
+    const int at = i / kWordsOfZeros * kSizes.shared_slice + kSizes.part_slice;
     *reinterpret_cast<uint32_t*>(dynamic_shared + at + i % kWordsOfZeros * 4) = 0;
   }
   if (thread == 0) {
@@ -263,9 +265,9 @@ __global__ void __launch_bounds__(Plan::kSizes.threads, 1)
 
   if (thread < kWorkers) {
     const Product product(p, record, state_shared + kSizes.entries_at);
-    constexpr int kPlaneLoads = kSizes.part_plane / 16;
+    constexpr int kSliceLoads = kSizes.part_slice / 16;
     const auto* slot = static_cast<const unsigned char*>(p.exchange) +
-                       BlockOfScan<Plan>() % kShape.cluster * kSizes.part_plane;
+                       BlockOfScan<Plan>() % kShape.cluster * kSizes.part_slice;
     Backoff backoff(p.poll_delays);
     backoff.Start();
     for (int64_t step = 0; step < p.steps; ++step, slot += kSizes.slot) {
@@ -297,15 +299,15 @@ __global__ void __launch_bounds__(Plan::kSizes.threads, 1)
         backoff.Wait();
       }
       Delay<Plan::kMostDelay>(step);
-      const bool received = Receive<kWorkers, kSizes.pieces * kPlaneLoads>(
+      const bool received = Receive<kWorkers, kSizes.pieces * kSliceLoads>(
           thread, &watchdog,
           [&](int i) {
-            return reinterpret_cast<const Words4*>(slot + i / kPlaneLoads * kSizes.plane) +
-                   i % kPlaneLoads;
+            return reinterpret_cast<const Words4*>(slot + i / kSliceLoads * kSizes.slice) +
+                   i % kSliceLoads;
           },
           [&](int i, Words4 w) {
             StoreShared(
-                state_shared + i / kPlaneLoads * Plan::kSizes.shared_plane + i % kPlaneLoads * 16,
+                state_shared + i / kSliceLoads * Plan::kSizes.shared_slice + i % kSliceLoads * 16,
                 w);
           });
       if (!received) failed = 1;
@@ -322,7 +324,7 @@ __global__ void __launch_bounds__(Plan::kSizes.threads, 1)
       backoff.Start();
     }
   } else {
-    Cells<Step, Plan> cells(p, record, thread - kWorkers);
+    PointwiseStep<Step, Plan> pointwise(p, record, thread - kWorkers);
     const uint32_t bytes_expected = record[kShape.groups_at() - 1] * (kSizes.batch * 4);
     for (int64_t step = 0; step < p.steps; ++step) {
       const uint32_t set = static_cast<uint32_t>(step & 1);
@@ -343,15 +345,17 @@ __global__ void __launch_bounds__(Plan::kSizes.threads, 1)
       Delay<Plan::kMostDelay>(step);
       const auto* sums =
           reinterpret_cast<const float*>(dynamic_shared + kSizes.sums_at + set * kSizes.set_bytes);
-      cells.Apply(sums, *static_cast<volatile int*>(&failed) != 0);
+      pointwise.Apply(sums, *static_cast<volatile int*>(&failed) != 0);
       if (step + 1 < p.steps) {
-        cells.Publish(step + 1);
-        cells.LoadInputs(p, step + 1);
+        pointwise.Publish(step + 1);
+        pointwise.LoadInputs(p, step + 1);
       }
-      cells.Store(p, step);
-      if (Plan::kPrefetch && step + kStepsAhead < p.steps) cells.Prefetch(p, step + kStepsAhead);
+      pointwise.Store(p, step);
+      if (Plan::kPrefetch && step + kStepsAhead < p.steps) {
+        pointwise.Prefetch(p, step + kStepsAhead);
+      }
     }
-    cells.StoreCarries(p);
+    pointwise.StoreCarries(p);
   }
   // A block's shared memory has to outlive what its peers send there.
   __syncwarp();

@@ -27,11 +27,11 @@ JAXSPARSE_INLINE constexpr int MostPairsBatch(int state_bytes) { return state_by
 // What a kernel is compiled for, beside the types of the state and the weights.
 struct SparseConfig {
   SparseForm form;
-  int state_bytes = 4;     // of an element
-  int batch = 1;           // padded
-  int shared_entries = 0;  // of a lane, its last ones, that lie in shared memory
-  int cell_threads = 32;   // behind those that multiply
-  bool packed = false;     // a register holds an entry's column and its 16-bit value
+  int state_bytes = 4;            // of an element
+  int batch = 1;                  // padded
+  int shared_entries = 0;         // of a lane, its last ones, that lie in shared memory
+  int pointwise_threads = 32;     // behind those that multiply
+  bool index_with_value = false;  // a register holds an entry's column and its 16-bit value
 };
 
 struct SparseSizes : SparseConfig {
@@ -39,23 +39,23 @@ struct SparseSizes : SparseConfig {
       : SparseConfig(config) {}
 
   int blocks = form.shape.blocks;
-  int threads = form.shape.threads + cell_threads;
-  int cells = form.shape.units * batch;  // (unit, batch entry), of the block
+  int threads = form.shape.threads + pointwise_threads;
+  int items = form.shape.units * batch;  // (unit, batch entry), of the block
   bool clustered = form.shape.cluster > 1;
   int register_entries = form.shape.entries - shared_entries;  // of a lane
 
-  // Columns lie next to each other, one plane of them for each piece of the batch, so that one
-  // order of the entries avoids bank conflicts in all planes.
+  // Columns lie next to each other, one slice of them for each piece of the batch, so that one
+  // order of the entries avoids bank conflicts in all slices.
   int width = form.piece_bytes / state_bytes;  // batch entries of a piece
   int pieces = batch / width;
-  int plane = form.shape.columns() * form.piece_bytes;            // of the exchange buffer
-  int part_plane = form.shape.part_columns() * form.piece_bytes;  // a block's part of one
-  int64_t slot = static_cast<int64_t>(pieces) * plane;            // bytes of a step's exchange
+  int slice = form.shape.columns() * form.piece_bytes;            // of the exchange buffer
+  int part_slice = form.shape.part_columns() * form.piece_bytes;  // a block's part of one
+  int64_t slot = static_cast<int64_t>(pieces) * slice;            // bytes of a step's exchange
 
-  // Shared memory: the planes of a block's part, each with zeros behind; entries; two sets of
+  // Shared memory: the slices of a block's part, each with zeros behind; entries; two sets of
   // partial sums, because a peer may be a step ahead.
-  int shared_plane = part_plane + kZeroBytes;
-  int entries_at = pieces * shared_plane;
+  int shared_slice = part_slice + kZeroBytes;
+  int entries_at = pieces * shared_slice;
   int sums_at = entries_at + shared_entries * form.shape.lanes * form.shape.threads * 8;
   int set_bytes = (form.partial_sums * batch * 4 + 15) / 16 * 16;
   int shared_bytes = sums_at + 2 * set_bytes;

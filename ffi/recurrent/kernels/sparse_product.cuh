@@ -72,7 +72,7 @@ struct GroupShare {
   static constexpr int kSums = kCount > kGroup ? kCount / kGroup : 1;
   static constexpr int kCopies = kCount < kGroup ? kGroup / kCount : 1;  // lanes with the same sum
   __device__ static int FirstSum() { return threadIdx.x % kGroup / kCopies * kSums; }
-  __device__ static bool IsWriter() { return threadIdx.x % kCopies == 0; }
+  __device__ static bool StoresSum() { return threadIdx.x % kCopies == 0; }
 };
 
 template <typename Plan>
@@ -84,7 +84,7 @@ class SparseProduct {
   static constexpr SparseShape kShape = kSizes.form.shape;
   using StatePiece = Piece<State, kSizes.width>;
   static_assert(StatePiece::kBytes == kSizes.form.piece_bytes);
-  static_assert(kSizes.plane % 16 == 0 && kSizes.part_plane % 16 == 0);
+  static_assert(kSizes.slice % 16 == 0 && kSizes.part_slice % 16 == 0);
 
   __device__ SparseProduct(const RecurrentScanProblem& p, const uint32_t* record, uint32_t shared)
       : shared_(shared + threadIdx.x * 8) {
@@ -101,10 +101,10 @@ class SparseProduct {
         const uint32_t at = record[kShape.values_at() + slot];
         const float value = at < p.weights_size ? ToAccumulator(weights[at]) : 0.0f;
         if (n < kSizes.register_entries) {
-          if constexpr (kSizes.packed) {
+          if constexpr (kSizes.index_with_value) {
             Weight narrow;
             FromAccumulator(value, &narrow);
-            packed_[l][n] = column | static_cast<uint32_t>(narrow.bits) << 16;
+            indices_with_values_[l][n] = column | static_cast<uint32_t>(narrow.bits) << 16;
           } else {
             offsets_[l][n] = column * StatePiece::kBytes;
             values_[l][n] = value;
@@ -130,7 +130,7 @@ class SparseProduct {
         GetEntry(l, n, &offset, &value);
 #pragma unroll
         for (int piece = 0; piece < kSizes.pieces; ++piece) {
-          Add(StatePiece::FromShared(state + offset + piece * kSizes.shared_plane), value,
+          Add(StatePiece::FromShared(state + offset + piece * kSizes.shared_slice), value,
               sums[piece]);
         }
       }
@@ -156,9 +156,9 @@ class SparseProduct {
       LoadShared(SharedAddress(l, n), entry);
       *offset = entry[0];
       *value = __uint_as_float(entry[1]);
-    } else if constexpr (kSizes.packed) {
-      *offset = (packed_[l][n] & 0xffffu) * StatePiece::kBytes;
-      *value = ToAccumulator(Weight{static_cast<uint16_t>(packed_[l][n] >> 16)});
+    } else if constexpr (kSizes.index_with_value) {
+      *offset = (indices_with_values_[l][n] & 0xffffu) * StatePiece::kBytes;
+      *value = ToAccumulator(Weight{static_cast<uint16_t>(indices_with_values_[l][n] >> 16)});
     } else {
       *offset = offsets_[l][n];
       *value = values_[l][n];
@@ -188,7 +188,7 @@ class SparseProduct {
         if (destination_[l] >= 0 && threadIdx.x % kShape.group == 0) {
           send.template operator()<kSizes.width>(destination_[l], piece * kSizes.width, all);
         }
-      } else if (destination_[l] >= 0 && Share::IsWriter()) {
+      } else if (destination_[l] >= 0 && Share::StoresSum()) {
         send.template operator()<Share::kSums>(
             destination_[l], piece * kSizes.width + Share::FirstSum(), sums[piece]);
       }
@@ -196,14 +196,14 @@ class SparseProduct {
     }
   }
 
-  static constexpr int kPackedSize =
-      kSizes.packed && kSizes.register_entries > 0 ? kSizes.register_entries : 1;
-  static constexpr int kPlainSize =
-      kSizes.packed || kSizes.register_entries == 0 ? 1 : kSizes.register_entries;
+  static constexpr int kTogetherSize =
+      kSizes.index_with_value && kSizes.register_entries > 0 ? kSizes.register_entries : 1;
+  static constexpr int kApartSize =
+      kSizes.index_with_value || kSizes.register_entries == 0 ? 1 : kSizes.register_entries;
   int destination_[kShape.lanes];
-  uint32_t packed_[kShape.lanes][kPackedSize];
-  uint32_t offsets_[kShape.lanes][kPlainSize];
-  float values_[kShape.lanes][kPlainSize];
+  uint32_t indices_with_values_[kShape.lanes][kTogetherSize];
+  uint32_t offsets_[kShape.lanes][kApartSize];
+  float values_[kShape.lanes][kApartSize];
   uint32_t shared_;
 };
 

@@ -36,7 +36,6 @@ struct SparseShape {
   // begin, row (product, i) at product * units + i, and behind the last; where each group's sum
   // goes, (rank << 16) + place, or -1; column within the part of each slot, (lane * entries +
   // entry) * threads + thread; and which stored value it takes, or -1 for none.
-  JAXSPARSE_INLINE constexpr int units_at() const { return 0; }
   JAXSPARSE_INLINE constexpr int rows_at() const { return units; }
   JAXSPARSE_INLINE constexpr int groups_at() const { return rows_at() + products * units + 1; }
   JAXSPARSE_INLINE constexpr int columns_at() const { return groups_at() + groups(); }
@@ -46,7 +45,7 @@ struct SparseShape {
 
 constexpr int kBankBytes = 128;  // one wavefront: a word of each bank of shared memory
 
-// Behind a plane of a block's part of the state lie columns of zeros, one in each bank, for entries
+// Behind a slice of a block's part of the state lie columns of zeros, one in each bank, for entries
 // that only pad: what they read must not be a NaN.
 constexpr int kZeroBytes = kBankBytes;
 
@@ -57,7 +56,7 @@ struct SparseForm {
   int row_sums = 1;      // most that one row has, all parts together; at least 1
   int piece_bytes = 4;   // what one load takes of a column: 4, 8 or 16 bytes
 
-  // Of a plane of a block's part, with those of zeros.
+  // Of a slice of a block's part, with those of zeros.
   JAXSPARSE_INLINE constexpr int shared_columns() const {
     return shape.part_columns() + kZeroBytes / piece_bytes;
   }

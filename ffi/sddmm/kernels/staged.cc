@@ -117,7 +117,7 @@ bool Fits(const SddmmProblem& p) {
 
 // Where rows of y are not aligned they come number by number, which was not measured.
 double Cost(const SddmmProblem& p) {
-  if (p.d * SizeOf(p.dtype) % 16 != 0) return kOnDemand;
+  if (p.d * SizeOf(p.dtype) % 16 != 0) return kCostByName;
   return ClocksOf(p, ConfigOf(p)) / kClocksOfMicrosecond;
 }
 

@@ -2,6 +2,7 @@
 // which problems they fit, their predicted time, their instances and their launches.
 #include "sddmm/kernels/tensor_cores.h"
 
+#include "host/preparation.h"
 #include "nvrtc/expression.h"
 #include "sddmm/sddmm_cuda.h"
 
@@ -26,12 +27,15 @@ int64_t TilesOf(const SddmmProblem& p) {
   return p.batch.count * of_entry.down * of_entry.across;
 }
 
+std::string Expression(const SddmmTensorConfig& config) {
+  return ConfigExpression("SddmmTensorConfig",
+                          {Field("inner", config.inner), Field("scaled", config.scaled)});
+}
+
 KernelSource Source(const SddmmProblem& p) {
-  const SddmmTensorConfig config = ConfigOf(p);
-  const std::string text = ConfigExpression(
-      "SddmmTensorConfig", {Field("inner", config.inner), Field("scaled", config.scaled)});
-  return {kFile, KernelExpression("SddmmTensorCores", {TypeName(p.dtype), TypeName(p.out_dtype),
-                                                       TypeName(p.pattern.index_type), text})};
+  return {kFile, KernelExpression("SddmmTensorCores",
+                                  {TypeName(p.dtype), TypeName(p.out_dtype),
+                                   TypeName(p.pattern.index_type), Expression(ConfigOf(p))})};
 }
 
 LaunchShape Shape(const SddmmProblem& p) {
@@ -44,10 +48,11 @@ Preparation PreparationOf(const SddmmProblem& p) {
   return SddmmPreparation(p, InnerOf(p), ComponentsOf(p.dtype));
 }
 
+// The same one whether or not sums are scaled.
 KernelSource PrologueSource(const SddmmProblem& p) {
   return {kFile,
           KernelExpression("SddmmPrepare", {TypeName(p.dtype), TypeName(p.pattern.index_type),
-                                            Literal(InnerOf(p))})};
+                                            Expression({.inner = InnerOf(p)})})};
 }
 
 constexpr CudaKernel<SddmmProblem> kPrologue{

@@ -9,7 +9,7 @@
 // work is cut into work units of a tile's rows and some neighbouring tiles: for a unit, rows of x
 // are in registers. While the first tile of a unit is multiplied, epilogue warps find out which
 // tiles of the next one have any entries. Others are left out. Epilogue warps take turns as the
-// producer, which has tiles of y copied: one that did it for all was what the others waited for.
+// producer, which has tiles of y copied: a single producer warp was the bottleneck.
 //
 // A row whose columns do not rise has no entries in any tile. It is computed entry by entry with
 // the last unit of its rows, and so are sums in float32 that are not finite: there is no component
@@ -158,9 +158,10 @@ __device__ __forceinline__ void PickUnits(const SddmmProblem& p, SddmmControl& c
 }
 
 // The prologue kernel.
-template <typename T, typename Index, int kInner>
+template <typename T, typename Index, SddmmTensorConfig kConfig>
 __global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocks)
     SddmmPrepare(const __grid_constant__ SddmmProblem p) {
+  constexpr int kInner = kConfig.inner;
   Prepare<T, Index, kInner>(PreparationOf<T, kInner>(p), p.batch, p.pattern, p.y, p.workspace);
 }
 

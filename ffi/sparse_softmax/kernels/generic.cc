@@ -12,8 +12,10 @@ namespace {
 constexpr SoftmaxCostModel kCostModel{.launch_us = 4.2, .entry_us = 3e-6};
 
 KernelSource Source(const SparseSoftmaxProblem& p) {
+  const std::string text =
+      ConfigExpression("SparseSoftmaxGenericConfig", {Field("backward", p.backward)});
   return {"sparse_softmax/kernels/generic.cu",
-          KernelExpression("SparseSoftmaxRows", {TypeName(p.dtype), Literal(p.backward)})};
+          KernelExpression("SparseSoftmaxRows", {TypeName(p.dtype), text})};
 }
 
 // A warp a row, and one for the padding.

@@ -1,10 +1,11 @@
 // Generic kernels of the softmax over stored entries and its derivative (sparse_softmax/problem.h):
 // a warp a row, and one more warp for the padding of each batch entry.
+#include "sparse_softmax/kernels/generic.h"
 #include "sparse_softmax/kernels/rows.cuh"
 
 namespace jaxsparse {
 
-template <typename T, bool kBackward>
+template <typename T, SparseSoftmaxGenericConfig kConfig>
 __global__ void SparseSoftmaxRows(const __grid_constant__ SparseSoftmaxProblem p) {
   using Acc = Accumulator<T>;
   const int64_t rows = p.pattern.rows, nse = p.pattern.nse;
@@ -23,7 +24,7 @@ __global__ void SparseSoftmaxRows(const __grid_constant__ SparseSoftmaxProblem p
     const int64_t row = Within(p.pattern.row_order.At<const int32_t>(p.batch, entry)[place], rows);
     const RowBounds bounds(row_offsets, row, nse);
     const T* values = p.values.At<const T>(p.batch, entry);
-    if constexpr (kBackward) {
+    if constexpr (kConfig.backward) {
       BackwardRow(values, p.tangent.At<const T>(p.batch, entry), out, bounds, scale);
     } else {
       ForwardRow(values, out, bounds, scale);

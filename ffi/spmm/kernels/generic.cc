@@ -2,6 +2,7 @@
 #include "spmm/kernels/generic.h"
 
 #include "nvrtc/expression.h"
+#include "spmm/cost.h"
 #include "spmm/spmm_cuda.h"
 
 namespace jaxsparse {

@@ -87,8 +87,8 @@ struct WarpsPart {
 // one load brings: what lanes load of a row costs L1 as much, however little it is. Of rows that
 // have more, as many others are loaded when the tile is written, and if need be again.
 //
-// What a warp has to do depends on the longest of its rows: so the longest ones of a tile of the
-// result are those of one warp, of another one in each step, so that no warp is always late.
+// A warp takes as long as the longest of its rows does. So the longest rows of a tile of the result
+// all go to one warp, and to another one in each step, so that no warp is always late.
 template <typename T, typename Index, bool kTransposed, typename Shape>
 class EntriesOfRows {
   using TileA = typename Shape::TileA;

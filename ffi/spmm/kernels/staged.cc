@@ -105,7 +105,7 @@ double Cost(const SpmmProblem& p) {
   constexpr int64_t kSector = 32;  // bytes
   constexpr double kForSplitSectors = 1.12;
   const int64_t row_bytes = p.n * SizeOf(p.dtype);
-  if (row_bytes % kWidestLoad != 0) return kOnDemand;
+  if (row_bytes % kWidestLoad != 0) return kCostByName;
   return kSpmmForUnevenRows * (row_bytes % kSector == 0 ? 1 : kForSplitSectors) *
          Clocks(p, BestConfig(p)) / kClocksOfMicrosecond;
 }

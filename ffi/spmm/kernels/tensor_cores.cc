@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "host/preparation.h"
 #include "nvrtc/expression.h"
 #include "nvrtc/tensor_map.h"
 #include "spmm/spmm_cuda.h"
@@ -101,7 +102,7 @@ double Microseconds(const SpmmProblem& p, const Tiling& tiling) {
            (waves - 1) * tile + splitting +
            static_cast<double>(p.batch.count * p.pattern.nse) * kForEntries;
   }
-  return kOnDemand;
+  return kCostByName;
 }
 
 Preparation PreparationOf(const SpmmProblem& p, int columns) {
@@ -189,10 +190,14 @@ constexpr CudaKernel<SpmmProblem> kPrologue{
     }};
 
 template <const SplitK& kSplitK>
-std::string Complete(SpmmProblem* p) {
-  if (!SpmmCopiesX(*p, TilingOf<kSplitK>(*p).columns)) return "";
-  return EncodeTensorMap({p->x.data, OwnEntries(p->batch, p->x), p->pattern.columns, p->n},
-                         &p->tiles_of_x);
+std::string Launch(const SpmmProblem& p, const CudaLaunch& launch) {
+  SpmmTensorProblem tensor{p};
+  std::string reason;
+  if (SpmmCopiesX(p, TilingOf<kSplitK>(p).columns)) {
+    reason = EncodeTensorMap({p.x.data, OwnEntries(p.batch, p.x), p.pattern.columns, p.n},
+                             &tensor.tiles_of_x);
+  }
+  return reason.empty() ? launch.With(&tensor) : reason;
 }
 
 // Warpgroups are what GPUs of this compute capability have. Places of 32 bits: the distance between
@@ -225,7 +230,7 @@ constexpr SpmmVariant TensorCores(const char* name, double (*cost)(const SpmmPro
           Source<kSplitK>,
           Shape<kSplitK>,
           &kPrologue<kSplitK>,
-          Complete<kSplitK>,
+          Launch<kSplitK>,
           WorkspaceBytes<kSplitK>};
 }
 

@@ -63,13 +63,13 @@ __device__ __forceinline__ Preparation PreparationOf(const SpmmProblem& p) {
 template <typename T, int kColumns>
 class TilesOfX {
   static constexpr bool kMayCopy = kComponents<T> == 1 && kColumns >= 64;
-  const SpmmProblem& p_;
+  const SpmmTensorProblem& p_;
   const char* components_;  // or null
   int64_t tile_bytes_;
   int first_column_, own_entry_;
 
  public:
-  __device__ __forceinline__ TilesOfX(const SpmmProblem& p, const Preparation& prepared,
+  __device__ __forceinline__ TilesOfX(const SpmmTensorProblem& p, const Preparation& prepared,
                                       const ResultTile<kColumns>& tile)
       : p_(p), components_(nullptr), tile_bytes_(prepared.components.tile_bytes) {
     const int64_t own_entry = OwnEntry(p.batch, p.x, tile.entry);
@@ -99,7 +99,7 @@ class TilesOfX {
 // there. Returns whether the entries were in order. `ahead` is how many steps behind the first one
 // the team's begin, in this tile and then in the next one.
 template <typename T, typename Index, int kColumns, bool kTransposed, typename Shape>
-__device__ __forceinline__ bool ProduceStages(const SpmmProblem& p,
+__device__ __forceinline__ bool ProduceStages(const SpmmTensorProblem& p,
                                               const ResultTile<kColumns>& tile, int& ahead,
                                               TilePipeline<Shape>& pipeline) {
   using Part = WarpsPart<T, kTransposed>;
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocks)
 // `Index` is that of the stored matrix, `OwnIndex` that of the one that is multiplied by.
 template <typename T, typename Out, typename Index, typename OwnIndex, SpmmTensorConfig kConfig>
 __global__ void __launch_bounds__(kConfig.Threads(kComponents<T>), 1)
-    SpmmTensorCores(const __grid_constant__ SpmmProblem p) {
+    SpmmTensorCores(const __grid_constant__ SpmmTensorProblem p) {
   constexpr int kColumns = kConfig.columns;
   using Shape = SpmmTensorShape<T, kConfig>;
   using Tile = ResultTile<kColumns>;

@@ -4,6 +4,7 @@
 
 #include "cuda/pipeline.h"
 #include "cuda/preparation.h"
+#include "cuda/tensor_map.h"
 #include "spmm/problem.h"
 
 namespace jaxsparse {
@@ -18,6 +19,10 @@ constexpr int kSpmmTilePitch = kSpmmTileInner + 8;  // numbers of float32, lest 
 
 constexpr int kSpmmFlagBytes = 16, kSpmmBiasBytes = kSpmmTileRows * 4;
 constexpr int kSpmmOrderBytes = kSpmmTeamThreads / kWarp * kSpmmTileRows;  // of a team
+
+struct SpmmTensorProblem : SpmmProblem {
+  TensorMap tiles_of_x = {};  // where x is copied as it is (SpmmCopiesX)
+};
 
 struct SpmmTensorConfig {
   int columns = 32;         // of x that a block multiplies by: 32, 64 or 128

@@ -101,12 +101,17 @@ LaunchShape ShapeWithout(SpmmTechnique technique, const SpmmProblem& p) {
 
 // From where on one group would still add the longest row when all others are done with theirs, and
 // for longer than it takes to share rows out.
-std::string CompleteWithout(SpmmTechnique technique, SpmmProblem* p) {
+uint32_t LongRowWithout(SpmmTechnique technique, const SpmmProblem& p) {
   constexpr double kMuch = 4, kToShareOut = 96, kMost = 1 << 30;
-  const double waves = Waves(*p, ConfigWithout(technique, *p));
-  const double length = kMuch * SpmmMeanRowLength(*p) * waves + kToShareOut;
-  p->long_row = static_cast<uint32_t>(length < kMost ? length : kMost);
-  return "";
+  const double waves = Waves(p, ConfigWithout(technique, p));
+  const double length = kMuch * SpmmMeanRowLength(p) * waves + kToShareOut;
+  return static_cast<uint32_t>(length < kMost ? length : kMost);
+}
+
+template <SpmmTechnique kWithout>
+std::string Launch(const SpmmProblem& p, const CudaLaunch& launch) {
+  SpmmTiledProblem tiled{p, LongRowWithout(kWithout, p)};
+  return launch.With(&tiled);
 }
 
 // Fitted, in microseconds, or in clocks of a multiprocessor where it says so.
@@ -142,7 +147,7 @@ constexpr SpmmVariant TiledRows(const char* name, double (*cost)(const SpmmProbl
           [](const SpmmProblem& p) { return SourceWithout(kWithout, p); },
           [](const SpmmProblem& p) { return ShapeWithout(kWithout, p); },
           nullptr,
-          [](SpmmProblem* p) { return CompleteWithout(kWithout, p); }};
+          Launch<kWithout>};
 }
 
 }  // namespace

@@ -281,7 +281,7 @@ struct LongRows {
 
 template <typename T, typename Out, typename Index, SpmmTiledConfig kConfig>
 __global__ void __launch_bounds__(kSpmmTiledThreads, SpmmTiledBlocks(sizeof(T)))
-    SpmmTiled(const __grid_constant__ SpmmProblem p) {
+    SpmmTiled(const __grid_constant__ SpmmTiledProblem p) {
   using Acc = Accumulator<T>;
   constexpr int kVector = kConfig.vector, kLanes = kConfig.lanes, kRows = kConfig.rows;
   constexpr int kAtOnce = kConfig.at_once, kGroups = kConfig.Groups();

@@ -1,7 +1,7 @@
 // How the tiled kernel of the sparse-dense product is configured, by the host, for the device.
 #pragma once
 
-#include "types.h"
+#include "spmm/problem.h"
 
 namespace jaxsparse {
 
@@ -13,6 +13,10 @@ enum class SpmmTechnique : int {
   kOrder,         // rows are taken in the order of their lengths
   kUnrolledRest,  // what is left of a row is added at once, too
   kLateScaling,   // a column becomes a place in x where it is used, not when it is loaded
+};
+
+struct SpmmTiledProblem : SpmmProblem {
+  uint32_t long_row = 1u << 30;  // entries from which on groups help with a row
 };
 
 constexpr int kSpmmTiledThreads = 256;  // of a block

@@ -48,10 +48,12 @@ void TestOthers(int64_t rows, int64_t columns) {
   softmax.values = Of(values);
   softmax.tangent = Of(values);
   softmax.out = Of(out);
-  emulated::Launch(kBlocks, kSoftmaxGenericThreads,
-                   [&] { SparseSoftmaxRows<float, false>(softmax); });
-  emulated::Launch(kBlocks, kSoftmaxGenericThreads,
-                   [&] { SparseSoftmaxRows<float, true>(softmax); });
+  emulated::Launch(kBlocks, kSoftmaxGenericThreads, [&] {
+    SparseSoftmaxRows<float, SparseSoftmaxGenericConfig{.backward = false}>(softmax);
+  });
+  emulated::Launch(kBlocks, kSoftmaxGenericThreads, [&] {
+    SparseSoftmaxRows<float, SparseSoftmaxGenericConfig{.backward = true}>(softmax);
+  });
 
   std::vector<int32_t> permutation(values.size(), 0), checked(static_cast<size_t>(rows + 1));
   Spoil(permutation);

@@ -23,7 +23,7 @@ struct DensePlan {
   using Weight = W;
   using Arrays = ArraysOf<Step>;
   static constexpr DenseSizes kSizes{DenseConfig{.products = Step::kProducts,
-                                                 .states = Step::kStates,
+                                                 .state_parts = Step::kStates,
                                                  .state_bytes = sizeof(S),
                                                  .hidden = kHidden,
                                                  .batch = kBatch,

@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "cuda/pointwise.cuh"
 #include "device/operands.h"
 #include "emulated/concurrent_blocks.h"
-#include "recurrent/pointwise.cuh"
 #include "recurrent/problem.h"
 
 namespace jaxsparse {

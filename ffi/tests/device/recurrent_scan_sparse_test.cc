@@ -14,8 +14,8 @@ struct SparseOptions {
   int batch;  // of the scan; the layout's is padded
   int piece_bytes;
   int shared_entries = 0;
-  int cell_threads = 32;
-  bool packed = false;
+  int pointwise_threads = 32;
+  bool index_with_value = false;
   int scans = 1;
   bool barrier = false, prefetch = false;
   unsigned most_delay = 0;
@@ -35,8 +35,8 @@ struct SparsePlan {
                                                    .state_bytes = sizeof(S),
                                                    .batch = PaddedBatch(kOptions.batch, sizeof(S)),
                                                    .shared_entries = kOptions.shared_entries,
-                                                   .cell_threads = kOptions.cell_threads,
-                                                   .packed = kOptions.packed}};
+                                                   .pointwise_threads = kOptions.pointwise_threads,
+                                                   .index_with_value = kOptions.index_with_value}};
   static constexpr int kScans = kOptions.scans, kBlocks = kSizes.blocks;
   static constexpr bool kBarrier = kOptions.barrier, kPrefetch = kOptions.prefetch;
   static constexpr unsigned kMostDelay = kOptions.most_delay;

@@ -23,7 +23,7 @@ void Test(const SddmmSize& size, Disorder disorder, int64_t lead, int blocks = 3
     const auto workspace = SpaceFor(PreparationOf<T, kInner>(p).Bytes());
     p.workspace.data = reinterpret_cast<char*>(workspace.get());
     std::memset(sddmm_shared, 0xff, sizeof(sddmm_shared));  // NaN that nothing must read
-    emulated::Launch(3, kPrepareThreads, [&] { SddmmPrepare<T, Index, kInner>(p); });
+    emulated::Launch(3, kPrepareThreads, [&] { SddmmPrepare<T, Index, kConfig>(p); });
     emulated::Launch(blocks, kSddmmTensorThreads,
                      [&] { SddmmTensorCores<T, Out, Index, kConfig>(p); });
   };
@@ -33,7 +33,7 @@ void Test(const SddmmSize& size, Disorder disorder, int64_t lead, int blocks = 3
     const auto found = PreparationOf<T, kInner>(p);
     const auto workspace = SpaceFor(found.Bytes());
     p.workspace.data = reinterpret_cast<char*>(workspace.get());
-    emulated::Launch(3, kPrepareThreads, [&] { SddmmPrepare<T, Index, kInner>(p); });
+    emulated::Launch(3, kPrepareThreads, [&] { SddmmPrepare<T, Index, kConfig>(p); });
     auto given = GiveStarts(found, p.workspace, &p.pattern);
     if (disorder == Disorder::kWrongIndices) Spoil(given);
     std::fill(test.out().begin() + lead, test.out().end(), FromFloat<Out>(NAN));

@@ -19,7 +19,7 @@ void Test(const SpmmSize& size, SpmmOptions options, int parts = 0) {
   static_assert(kConfig.SharedBytes(kComponents<T>) <= sizeof(spmm_stages));
   options.permuted = kTransposed;
   SpmmTest<T, Out, Index> test(size, options);
-  SpmmProblem p = test.Problem();
+  SpmmTensorProblem p{test.Problem()};
   if (SpmmCopiesX(p, kColumns)) {
     const EmulatedTensorMap map{static_cast<const uint16_t*>(p.x.data), OwnEntries(p.batch, p.x),
                                 p.pattern.columns, p.n};

@@ -14,8 +14,7 @@ template <typename T, typename Out, typename Index, int kVector, int kLanes, int
 void Test(const SpmmSize& size, SpmmOptions options) {
   options.permuted = kPermuted;
   SpmmTest<T, Out, Index> test(size, options);
-  SpmmProblem p = test.Problem();
-  p.long_row = 100;
+  const SpmmTiledProblem p{test.Problem(), 100};
   const auto run = [&]<bool kBatched>() {
     constexpr SpmmTiledConfig kConfig{.vector = kVector,
                                       .lanes = kLanes,
@@ -93,8 +92,8 @@ struct Tests {
 
 int main() {
   using namespace jaxsparse;
-  // A row for each group, which may help another one; groups dealt to rows; all to one; more rows
-  // than lanes of a warp.
+  // A row for each group, which may help another one; groups shared out to rows; all to one; more
+  // rows than lanes of a warp.
   Tests<float, float, 4, 32, 8, 4>::Sizes();
   Tests<float, float, 4, 32, 2, 8>::Sizes();
   Tests<float, float, 4, 16, 1, 8>::Sizes();

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "handlers/frame.h"
-#include "recurrent/problem.h"
+#include "recurrent/launches.h"
 
 namespace jaxsparse {
 
@@ -119,9 +119,13 @@ inline TestCall CheckTopologyCall(bool permuted, const std::string& index) {
 inline TestCall ScanCall(const std::string& weights, bool transposed, const std::string& dtype) {
   constexpr int64_t kDirections = 2, kSteps = 9, kBatch = 8, kUnits = 16, kGates = 4, kWords = 40;
   const int64_t products = transposed ? 1 : kGates, states = transposed ? kGates : 1;
-  constexpr int64_t kExchange = 4096;
   const int64_t width = dtype == "float32" ? 4 : 2;
-  const int64_t dense = weights == "masked" ? kDirections * kGates * kUnits * kUnits * width : 0;
+  const ScanLaunches launches{
+      .directions = kDirections,
+      .groups = 2,
+      .scans = 2,
+      .exchange_bytes = 4096,
+      .dense_bytes = weights == "masked" ? kGates * kUnits * kUnits * width : 0};
   const std::vector<int64_t> d = {kDirections};
   TestCall call;
   if (weights == "dense") {
@@ -141,7 +145,7 @@ inline TestCall ScanCall(const std::string& weights, bool transposed, const std:
   call.results = {{"states", dtype, Batched(d, {kSteps, kBatch, states, kUnits})},
                   {"last carry", "float32", Batched(d, {kBatch, kUnits})},
                   {"output", dtype, Batched(d, {kSteps, kBatch, 2, kUnits})},
-                  {"workspace", "uint8", {2 * kExchange + kScanFlagBytes + dense}}};
+                  {"workspace", "uint8", {launches.WorkspaceBytes()}}};
   call.attributes = {{"name", "scan.cu"},
                      {"source", "text"},
                      {"expression", "Scan"},
@@ -155,13 +159,13 @@ inline TestCall ScanCall(const std::string& weights, bool transposed, const std:
                      {"inputs", "3tbh 5h"},
                      {"outputs", "2"},
                      {"reversed", "01"},
-                     {"groups", int64_t{2}},
-                     {"scans", int64_t{2}},
+                     {"groups", launches.groups},
+                     {"scans", launches.scans},
                      {"blocks", int64_t{8}},
                      {"threads", int64_t{256}},
                      {"cluster", int64_t{2}},
                      {"shared_bytes", int64_t{1024}},
-                     {"exchange_bytes", kExchange},
+                     {"exchange_bytes", launches.exchange_bytes},
                      {"poll_delay", int64_t{1}},
                      {"poll_delay_increase", int64_t{1}},
                      {"poll_delay_decrease", int64_t{1}},

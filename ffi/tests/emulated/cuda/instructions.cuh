@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cuda/preparation.h"
+#include "cuda/tensor_map.h"
 #include "emulated/concurrent_blocks.h"
 #include "emulated/gpu.h"
 #include "types.h"
