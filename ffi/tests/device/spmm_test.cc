@@ -116,7 +116,7 @@ void TestHeldEntries() {
   const auto count = static_cast<int64_t>(rows.size());
   constexpr int64_t kInner = 320, kN = 8;
   std::vector<float> values(columns.size(), 1), x(kInner * kN, 1), out(count * kN);
-  SpmmProblem p;
+  SpmmTensorProblem p;
   p.pattern.rows = count;
   p.pattern.columns = kInner;
   p.pattern.nse = static_cast<int64_t>(columns.size());
