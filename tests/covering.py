@@ -32,26 +32,26 @@ def combinations(names: str, *axes: Iterable[Any]) -> pytest.MarkDecorator:
         for whole in wholes
     ]
     if not ALL:
-        rows = covering(rows, [set(enumerate(map(repr, whole))) for whole in wholes])
+        rows = covering(rows, [_met(row, whole) for row, whole in zip(rows, wholes, strict=True)])
     return pytest.mark.parametrize(names, rows)
 
 
-def covering(rows: Sequence[Sequence[Any]], wanted: Sequence[set[Any]]) -> list[Sequence[Any]]:
-    """Rows that have all pairs of values which any has, and all else that any is wanted for.
+def _met(row: Sequence[Any], whole: Sequence[Any]) -> set[Any]:
+    pairs = itertools.combinations(enumerate(map(repr, row)), 2)
+    return {*pairs, *enumerate(map(repr, whole))}
+
+
+def covering(items: Sequence[Any], met: Sequence[set[Any]]) -> list[Any]:
+    """Few of the items, which together meet all that any of them meets.
 
     Greedy: those that add most first. The choice depends on the arguments alone.
     """
-    has = [
-        {(i, j, repr(row[i]), repr(row[j])) for i, j in itertools.combinations(range(len(row)), 2)}
-        | of_row
-        for row, of_row in zip(rows, wanted, strict=True)
-    ]
-    order = list(range(len(rows)))
+    order = list(range(len(items)))
     random.Random(0).shuffle(order)
-    missing, chosen = set().union(*has), []
-    for least in range(max(map(len, has), default=0), 0, -1):
+    missing, chosen = set().union(*met), []
+    for least in range(max(map(len, met), default=0), 0, -1):
         for i in order:
-            if len(has[i] & missing) >= least:
-                missing -= has[i]
+            if len(met[i] & missing) >= least:
+                missing -= met[i]
                 chosen.append(i)
-    return [rows[i] for i in sorted(chosen)]
+    return [items[i] for i in sorted(chosen)]

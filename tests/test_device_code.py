@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+from covering import covering
 
 from jaxsparse import _ffi, backend
 
@@ -16,100 +20,168 @@ except RuntimeError as error:
     pytest.skip(f"needs NVRTC: {error}", allow_module_level=True)
 
 KERNELS = [kernel for entry in backend.TARGETS.values() for kernel in entry["kernels"]]
+CHEAP = [kernel for kernel in KERNELS if "Densify" in kernel[1]]
+
+# What other sizes ask for: (file, types and config of an instance, fields of the config).
+DTYPES = ["float", "jaxsparse::bfloat16"]
+SIZES = [
+    (
+        "spmm/kernels/tiled.cu",
+        "SpmmTiled<float, float, uint16_t, jaxsparse::SpmmTiledConfig",
+        [
+            ".vector = 1, .lanes = 1, .rows = 128, .batched = true",
+            ".vector = 2, .lanes = 16, .rows = 8, .at_once = 8, .batched = true",
+            ".vector = 4, .lanes = 8, .rows = 4, .at_once = 8, .batched = true",
+            ".vector = 4, .lanes = 32, .rows = 1, .batched = true",
+        ],
+    ),
+    (
+        "spmm/kernels/staged.cu",
+        "SpmmStaged<float, float, uint16_t, jaxsparse::SpmmStagedConfig",
+        [
+            ".lanes = 8, .rows = 1, .panel = 512, .prefetched = true, .permuted = true",
+            ".lanes = 16, .rows = 8, .panel = 256, .permuted = true",
+            ".lanes = 32, .rows = 4, .panel = 128, .permuted = true",
+            ".lanes = 32, .rows = 8, .panel = 16, .permuted = true",
+        ],
+    ),
+    (
+        "sddmm/kernels/tiled.cu",
+        "SddmmTiled<float, float, uint16_t, jaxsparse::SddmmTiledConfig",
+        [
+            ".lanes = 1, .chunks = 16, .own_rows = true, .whole = true, .scaled = true",
+            ".lanes = 4, .vector = 2, .chunks = 2, .batched = true",
+            ".lanes = 8, .vector = 4, .vectors = 3, .sharing = 8, .own_rows = true, "
+            ".whole = true, .scaled = true, .batched = true",
+            ".lanes = 32, .vector = 4, .vectors = 4, .sharing = 16",
+        ],
+    ),
+    (
+        "sddmm/kernels/staged.cu",
+        "SddmmStaged<float, float, uint16_t, jaxsparse::SddmmStagedConfig",
+        [
+            ".lanes = 2, .vectors = 4, .rows = 8, .panel = 512, .stages = 3",
+            ".lanes = 4, .vectors = 4, .rows = 8, .panel = 256, .stages = 3",
+            ".lanes = 8, .vectors = 4, .rows = 1, .panel = 16, .stages = 2, .parts = 4",
+        ],
+    ),
+    # Lanes that own a row, vectors in the registers of each.
+    (
+        "sparse_softmax/kernels/registers.cu",
+        "SparseSoftmaxInRegisters<float, jaxsparse::SparseSoftmaxRegistersConfig",
+        [
+            f".lanes = {lanes}, .vectors = {vectors}, .backward = {backward}"
+            for lanes, vectors in [(2, 2), (16, 2), (32, 8), (64, 8), (256, 8)]
+            for backward in ("false", "true")
+        ],
+    ),
+    # Tiles of tensor cores for small and large problems; products by two index types.
+    *(
+        ("spmm/kernels/tensor_cores.cu", f"{types}, jaxsparse::SpmmTensorConfig", fields)
+        for dtype in DTYPES
+        for types, fields in [
+            (
+                f"SpmmTensorCores<{dtype}, {dtype}, uint16_t, uint16_t",
+                [f".columns = {columns}" for columns in (32, 64, 128)],
+            ),
+            (
+                f"SpmmTensorCores<{dtype}, {dtype}, uint16_t, int32_t",
+                [f".columns = {columns}, .transposed = true" for columns in (32, 64, 128)],
+            ),
+            (
+                f"SpmmPrepare<{dtype}, uint16_t",
+                [f".columns = {columns}" for columns in (32, 64, 128)],
+            ),
+        ]
+    ),
+    *(
+        (
+            "sddmm/kernels/tensor_cores.cu",
+            f"SddmmTensorCores<{dtype}, {dtype}, uint16_t, jaxsparse::SddmmTensorConfig",
+            [f".inner = {inner}, .scaled = true" for inner in (32, 64, 128)],
+        )
+        for dtype in DTYPES
+    ),
+    *(
+        (
+            "sddmm/kernels/tensor_cores.cu",
+            f"SddmmPrepare<{dtype}, uint16_t, jaxsparse::SddmmTensorConfig",
+            [f".inner = {inner}" for inner in (32, 64, 128)],
+        )
+        for dtype in DTYPES
+    ),
+]
+INSTANCES = [
+    *KERNELS,
+    *(
+        (file, f"jaxsparse::{kernel}{{{each}}}>")
+        for file, kernel, fields in SIZES
+        for each in fields
+    ),
+]
 
 
+def template_of(expression):
+    return expression.split("<")[0]
+
+
+def pairs_of(expression):
+    """Every two arguments of an instance that stand together; fields of a config are arguments."""
+    types, _, config = expression.partition("{")
+    arguments = [
+        *enumerate(types.rstrip(">").split(", ")),
+        *re.findall(r"(\w+) = ([\w:]+)", config),
+    ]
+    return set(itertools.combinations(arguments, 2)) | {(argument,) for argument in arguments}
+
+
+BY_TEMPLATE = collections.defaultdict(list)
+for file, expression in INSTANCES:
+    BY_TEMPLATE[template_of(expression)].append((file, expression))
+COVERING = [
+    instance
+    for instances in BY_TEMPLATE.values()
+    for instance in covering(instances, [pairs_of(expression) for _, expression in instances])
+]
 # For an older architecture one instance of each template.
-OLDER = {expression.split("<")[0]: (file, expression) for file, expression in KERNELS}
+OLDER = {template_of(expression): (file, expression) for file, expression in KERNELS}
+
+
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize("file", sorted({file for file, _ in INSTANCES}))
+def test_every_instance_is_sound(file, architecture):
+    """All of a file at once, by NVRTC's front end: what comes behind it takes fifty times as long.
+
+    An error that comes last keeps it from going on.
+    """
+    expressions = [expression for its_file, expression in INSTANCES if its_file == file]
+    checks = [f"static_assert(&{expression} != nullptr);" for expression in expressions]
+    last = "all instances are made"
+    lines = [f'#include "{file}"', *checks, f'static_assert(false, "{last}");']
+    with pytest.raises(RuntimeError) as caught:
+        _ffi.compile_kernel("instances.cu", expressions[0], architecture, "\n".join(lines))
+    message = str(caught.value)
+    assert last in message and "\n1 error detected" in message, message
 
 
 @pytest.mark.parametrize(
     "file, expression, architecture",
-    [(*k, "sm_90a") for k in KERNELS] + [(*k, "sm_80") for k in OLDER.values()],
+    [(*k, "sm_90a") for k in COVERING] + [(*k, "sm_80") for k in OLDER.values()],
 )
-def test_every_kernel_compiles(file, expression, architecture, monkeypatch):
+def test_kernels_compile(file, expression, architecture, monkeypatch):
+    """As far as what two arguments together ask of the optimizer and of the assembler."""
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
     assert _ffi.compile_kernel(file, expression, architecture).startswith(b"\x7fELF")
 
 
-# What other sizes ask for, {(operation, kernel, template): fields of its config}.
-CONFIGS = {
-    ("spmm", "tiled", "SpmmTiled"): [
-        ".vector = 1, .lanes = 1, .rows = 128, .batched = true",
-        ".vector = 2, .lanes = 16, .rows = 8, .at_once = 8, .batched = true",
-        ".vector = 4, .lanes = 8, .rows = 4, .at_once = 8, .batched = true",
-        ".vector = 4, .lanes = 32, .rows = 1, .batched = true",
-    ],
-    ("spmm", "staged", "SpmmStaged"): [
-        ".lanes = 8, .rows = 1, .panel = 512, .prefetched = true, .permuted = true",
-        ".lanes = 16, .rows = 8, .panel = 256, .permuted = true",
-        ".lanes = 32, .rows = 4, .panel = 128, .permuted = true",
-        ".lanes = 32, .rows = 8, .panel = 16, .permuted = true",
-    ],
-    ("sddmm", "tiled", "SddmmTiled"): [
-        ".lanes = 1, .chunks = 16, .own_rows = true, .whole = true, .scaled = true",
-        ".lanes = 4, .vector = 2, .chunks = 2, .batched = true",
-        ".lanes = 8, .vector = 4, .vectors = 3, .sharing = 8, .own_rows = true, .whole = true, "
-        ".scaled = true, .batched = true",
-        ".lanes = 32, .vector = 4, .vectors = 4, .sharing = 16",
-    ],
-    ("sddmm", "staged", "SddmmStaged"): [
-        ".lanes = 2, .vectors = 4, .rows = 8, .panel = 512, .stages = 3",
-        ".lanes = 4, .vectors = 4, .rows = 8, .panel = 256, .stages = 3",
-        ".lanes = 8, .vectors = 4, .rows = 1, .panel = 16, .stages = 2, .parts = 4",
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    "operation, kernel, template, fields",
-    [(*key, fields) for key, configs in CONFIGS.items() for fields in configs],
-)
-def test_configs_compile(operation, kernel, template, fields, monkeypatch):
-    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    config = f"jaxsparse::{template}Config{{{fields}}}"
-    expression = f"jaxsparse::{template}<float, float, uint16_t, {config}>"
-    assert _ffi.compile_kernel(f"{operation}/kernels/{kernel}.cu", expression, "sm_90a")
-
-
-@pytest.mark.parametrize("columns", [32, 64, 128])
-@pytest.mark.parametrize("dtype", ["float", "jaxsparse::bfloat16"])
-def test_tensor_tiles_compile(dtype, columns, monkeypatch):
-    """For small and large problems."""
-    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    types = f"{dtype}, {dtype}, uint16_t"
-    plain = f"jaxsparse::SpmmTensorConfig{{.columns = {columns}}}"
-    transposed = f"jaxsparse::SpmmTensorConfig{{.columns = {columns}, .transposed = true}}"
-    for expression in (
-        f"SpmmTensorCores<{types}, uint16_t, {plain}>",
-        f"SpmmTensorCores<{types}, int32_t, {transposed}>",  # of two index types
-        f"SpmmPrepare<{dtype}, uint16_t, {plain}>",
-    ):
-        source = "spmm/kernels/tensor_cores.cu"
-        assert _ffi.compile_kernel(source, f"jaxsparse::{expression}", "sm_90a")
-
-
-@pytest.mark.parametrize("inner", [32, 64, 128])
-@pytest.mark.parametrize("dtype", ["float", "jaxsparse::bfloat16"])
-def test_tensor_tiles_of_entries_compile(dtype, inner, monkeypatch):
-    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    unscaled = f"jaxsparse::SddmmTensorConfig{{.inner = {inner}}}"
-    config = f"jaxsparse::SddmmTensorConfig{{.inner = {inner}, .scaled = true}}"
-    for expression in (
-        f"jaxsparse::SddmmTensorCores<{dtype}, {dtype}, uint16_t, {config}>",
-        f"jaxsparse::SddmmPrepare<{dtype}, uint16_t, {unscaled}>",
-    ):
-        assert _ffi.compile_kernel("sddmm/kernels/tensor_cores.cu", expression, "sm_90a")
-
-
-# Lanes that own a row, vectors in the registers of each.
-@pytest.mark.parametrize("lanes, vectors", [(2, 2), (16, 2), (32, 8), (64, 8), (256, 8)])
-@pytest.mark.parametrize("backward", ["false", "true"])
-def test_rows_in_registers_compile(lanes, vectors, backward, monkeypatch):
-    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    fields = f".lanes = {lanes}, .vectors = {vectors}, .backward = {backward}"
-    config = f"jaxsparse::SparseSoftmaxRegistersConfig{{{fields}}}"
-    expression = f"jaxsparse::SparseSoftmaxInRegisters<float, {config}>"
-    assert _ffi.compile_kernel("sparse_softmax/kernels/registers.cu", expression, "sm_90a")
+def test_pairs_are_covered():
+    chosen = {expression for _, expression in COVERING}
+    for template, instances in BY_TEMPLATE.items():
+        expressions = {expression for _, expression in instances}
+        wanted, compiled = (
+            set().union(*map(pairs_of, some)) for some in (expressions, expressions & chosen)
+        )
+        assert compiled == wanted, template
 
 
 def test_every_operation_has_kernels():
@@ -132,7 +204,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_cache_is_filled_and_read(cache):
-    file, expression = KERNELS[0]
+    file, expression = CHEAP[0]
     code = _ffi.compile_kernel(file, expression, "sm_80")
     (entry,) = cache.glob("*")
     assert entry.suffix == ".kernel" and _ffi.cache_folder() == str(cache)
@@ -143,7 +215,7 @@ def test_cache_is_filled_and_read(cache):
     assert entry.stat().st_mtime_ns == before
     # Another architecture and another instance are other entries.
     _ffi.compile_kernel(file, expression, "sm_90a")
-    _ffi.compile_kernel(*KERNELS[1], "sm_80")
+    _ffi.compile_kernel(*CHEAP[1], "sm_80")
     assert len(list(cache.glob("*.kernel"))) == 3
     # Torn, cut and foreign entries are compiled anew.
     for damage in (
@@ -160,7 +232,7 @@ def test_cache_is_filled_and_read(cache):
 
 def test_cache_has_a_limit(cache, monkeypatch):
     """The kernels used longest ago go; foreign files, and the kernel just written, stay."""
-    kernels = [(*KERNELS[0], "sm_80"), (*KERNELS[1], "sm_80"), (*KERNELS[2], "sm_80")]
+    kernels = [(*CHEAP[0], "sm_80"), (*CHEAP[1], "sm_80"), (*CHEAP[2], "sm_80")]
     paths = []
     for age, kernel in enumerate(kernels):
         _ffi.compile_kernel(*kernel)
@@ -191,7 +263,7 @@ def test_abandoned_files_are_removed(cache):
         file.write_text("half a kernel")
     for file in (old, foreign):
         os.utime(file, (1000, 1000))
-    _ffi.compile_kernel(*KERNELS[0], "sm_80")
+    _ffi.compile_kernel(*CHEAP[0], "sm_80")
     assert not old.exists() and new.exists() and foreign.exists()
 
 
@@ -199,9 +271,9 @@ def test_cache_that_cannot_be_written(tmp_path, monkeypatch):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", str(blocked / "cache"))
-    assert _ffi.compile_kernel(*KERNELS[0], "sm_80")
+    assert _ffi.compile_kernel(*CHEAP[0], "sm_80")
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", str(tmp_path / ("long" * 100)))
-    assert _ffi.compile_kernel(*KERNELS[0], "sm_80")
+    assert _ffi.compile_kernel(*CHEAP[0], "sm_80")
 
 
 def test_processes_share_the_cache(cache):

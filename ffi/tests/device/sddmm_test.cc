@@ -82,14 +82,14 @@ int main() {
   TestDisorder<float, float, 32>();
   TestDisorder<bfloat16, bfloat16, 64>();
   // Several units of a block: rows of more tiles than a unit has, and more runs than one a block.
-  Test<float, float, uint16_t, 32, true>({140, 2200, 20, 0.02}, Disorder::kNone, 8, 1);
-  Test<float, float, int32_t, 64, false>({140, 2200, 33, 0.01, 1.0}, Disorder::kShuffled, 1, 2);
+  Test<float, float, int32_t, 32, true>({140, 2200, 20, 0.02}, Disorder::kNone, 8, 1);
+  Test<float, float, uint16_t, 128, false>({140, 2200, 33, 0.01, 1.0}, Disorder::kShuffled, 1, 2);
   // Batch entries that share y.
-  Test<float, float, int32_t, 32, false>({150, 300, 32, 0.4, 0, true}, Disorder::kNone, 1);
+  Test<float, float, uint16_t, 32, false>({150, 300, 32, 0.4, 0, true}, Disorder::kNone, 1);
   // Patterns of their own; rows of many more entries in a tile than others have.
-  Test<float, float, uint16_t, 32, true>({150, 300, 30, 0.3}, Disorder::kNone, 1, 3, true);
+  Test<float, float, int32_t, 32, true>({150, 300, 30, 0.3}, Disorder::kNone, 1, 3, true);
   Test<float, float, int32_t, 32, true>({150, 300, 30, 0.1, 1.0}, Disorder::kRepeated, 8, 2, true);
-  Test<bfloat16, float, uint16_t, 32, true>({150, 300, 30, 0.1, 1.0}, Disorder::kNone, 8, 1);
+  Test<bfloat16, float, int32_t, 32, true>({150, 300, 30, 0.1, 1.0}, Disorder::kNone, 8, 1);
   // Tiles without entries; as many columns as there can be.
   Test<bfloat16, float, int32_t, 32, true>({130, 3000, 32, 0.0005}, Disorder::kNone, 1, 2);
   Test<float16, float16, uint16_t, 32, false>({3, 65536, 2, 0.0001}, Disorder::kNone, 1);

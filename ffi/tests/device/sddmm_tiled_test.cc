@@ -13,22 +13,16 @@ constexpr SddmmTiledConfig With(SddmmTiledConfig config, bool whole, bool scaled
   return config;
 }
 
-template <typename T, typename Out, typename Index, SddmmTiledConfig kConfig, bool kWhole,
-          bool kScaled>
-void Test(const SddmmSize& size, Disorder disorder, int64_t lead, bool own_patterns = false) {
-  SddmmTest<T, Out, Index> test(size, disorder, kScaled, lead);
+template <typename T, typename Out, typename Index, SddmmTiledConfig kConfig>
+void Test(SddmmSize size, Disorder disorder, int64_t lead, bool own_patterns = false) {
+  size.entries = kConfig.batched ? 2 : 1;
+  SddmmTest<T, Out, Index> test(size, disorder, kConfig.scaled, lead);
   const SddmmProblem p = test.Problem(own_patterns);
   const int64_t warps = p.batch.count * CeilDivide(p.pattern.nse, kConfig.chunks * kWarp);
   const int blocks =
       static_cast<int>(CeilDivide(warps * kConfig.sharing, kSddmmTiledThreads / kWarp));
-  const auto kernel = [&]<bool kBatched>() {
-    SddmmTiled<T, Out, Index, With(kConfig, kWhole, kScaled, kBatched)>(p);
-  };
   const auto run = [&] {
-    emulated::Launch(blocks, kSddmmTiledThreads, [&] {
-      if (p.batch.rank == 0) kernel.template operator()<false>();
-      else kernel.template operator()<true>();
-    });
+    emulated::Launch(blocks, kSddmmTiledThreads, [&] { SddmmTiled<T, Out, Index, kConfig>(p); });
   };
   run();
   test.Check();
@@ -40,14 +34,19 @@ template <typename T, typename Out, SddmmTiledConfig kConfig>
 struct Tests {
   static constexpr int64_t kVector = kConfig.vector, kPart = kConfig.PartSize();
 
+  // What else a kernel is compiled for stands apart from how it finds rows and adds: of each config
+  // two kernels that differ in all of it are enough, of a few the other two as well.
   static void Whole(const SddmmSize& size, Disorder disorder = Disorder::kNone) {
-    Test<T, Out, uint16_t, kConfig, true, false>(size, disorder, 8);
-    Test<T, Out, int32_t, kConfig, true, true>(size, disorder, 1, true);
+    Test<T, Out, uint16_t, With(kConfig, true, false, false)>(size, disorder, 8);
   }
-
   static void Part(const SddmmSize& size, Disorder disorder = Disorder::kNone, int64_t lead = 8) {
-    Test<T, Out, int32_t, kConfig, false, true>(size, disorder, lead);
-    Test<T, Out, uint16_t, kConfig, false, false>(size, disorder, lead, true);
+    Test<T, Out, int32_t, With(kConfig, false, true, true)>(size, disorder, lead, true);
+  }
+  static void WholeOfBatch(const SddmmSize& size, Disorder disorder) {
+    Test<T, Out, int32_t, With(kConfig, true, true, true)>(size, disorder, 1, true);
+  }
+  static void PartUnscaled(const SddmmSize& size, Disorder disorder) {
+    Test<T, Out, uint16_t, With(kConfig, false, false, true)>(size, disorder, 8);
   }
 
   static void Sizes() {
@@ -64,20 +63,25 @@ struct Tests {
     Whole({1500, 40, kPart, 0.002, 1.0});
     Whole({60, 2000, kPart, 0.0, 0.5});
     Whole({9000, 40, kPart, 0.0002});  // some rows' entries are searched for
-    Whole({90, 110, kPart, 0.1, 0.9, false, 1});
+    Part({90, 110, kPart, 0.1, 0.9});
   }
 
   // Entries that are not in order, are no numbers, or are not of the matrix.
   static void Disordered() {
+    WholeOfBatch({90, 110, kPart, 0.1, 0.9}, Disorder::kNone);
+    PartUnscaled({40, 90, kPart + kVector, 0.3}, Disorder::kNone);
     for (Disorder disorder :
          {Disorder::kWrongOffsets, Disorder::kFallingOffsets, Disorder::kWrongIndices}) {
       Whole({9000, 40, kPart, 0.0002}, disorder);
+      WholeOfBatch({9000, 40, kPart, 0.0002}, disorder);
     }
     for (Disorder disorder : {Disorder::kReversed, Disorder::kShuffled, Disorder::kRepeated,
                               Disorder::kNan, Disorder::kInfinite, Disorder::kWrongOffsets,
                               Disorder::kFallingOffsets, Disorder::kWrongIndices}) {
       Whole({20, 220, kPart, 0.03, 1.0}, disorder);
+      WholeOfBatch({20, 220, kPart, 0.03, 1.0}, disorder);
       Part({200, 50, kPart + kVector, 0.05, 1.0}, disorder);
+      PartUnscaled({200, 50, kPart + kVector, 0.05, 1.0}, disorder);
     }
   }
 };
@@ -88,8 +92,8 @@ void TestFewLongRows() {
   for (const int64_t d : {128, 520}) {
     const SddmmSize size{12, 30, d, 0.3, 1.0};
     for (Disorder disorder : {Disorder::kNone, Disorder::kNan, Disorder::kWrongOffsets}) {
-      Test<float, float, uint16_t, kConfig, false, false>(size, disorder, 8);
-      Test<float, float, int32_t, kConfig, false, true>(size, disorder, 1, true);
+      Test<float, float, uint16_t, With(kConfig, false, false, false)>(size, disorder, 8);
+      Test<float, float, int32_t, With(kConfig, false, true, true)>(size, disorder, 1, true);
     }
   }
 }

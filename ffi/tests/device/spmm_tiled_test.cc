@@ -9,30 +9,13 @@ alignas(128) unsigned char spmm_parts[kSpmmTiledThreads * 8 * 4];  // eight colu
 
 namespace {
 
-template <typename T, typename Out, typename Index, int kVector, int kLanes, int kRows, int kAtOnce,
-          bool kPermuted, SpmmTechnique kWithout = SpmmTechnique::kNone>
+template <typename T, typename Out, typename Index, SpmmTiledConfig kConfig>
 void Test(const SpmmSize& size, SpmmOptions options) {
-  options.permuted = kPermuted;
+  static_assert(kConfig.SharedBytes(sizeof(T)) <= sizeof(spmm_parts));
+  options.permuted = kConfig.permuted;
   SpmmTest<T, Out, Index> test(size, options);
   const SpmmTiledProblem p{test.Problem(), 100};
-  const auto run = [&]<bool kBatched>() {
-    constexpr SpmmTiledConfig kConfig{.vector = kVector,
-                                      .lanes = kLanes,
-                                      .rows = kRows,
-                                      .at_once = kAtOnce,
-                                      .permuted = kPermuted,
-                                      .without = kWithout,
-                                      .batched = kBatched};
-    static_assert(kConfig.SharedBytes(sizeof(T)) <= sizeof(spmm_parts));
-    SpmmTiled<T, Out, Index, kConfig>(p);
-  };
-  emulated::Launch(3, kSpmmTiledThreads, [&] {
-    if (size.batch > 1) {
-      run.template operator()<true>();
-    } else {
-      run.template operator()<false>();
-    }
-  });
+  emulated::Launch(3, kSpmmTiledThreads, [&] { SpmmTiled<T, Out, Index, kConfig>(p); });
   test.Check();
 }
 
@@ -40,12 +23,23 @@ template <typename T, typename Out, int kVector, int kLanes, int kRows, int kAtO
 struct Tests {
   static constexpr int64_t kTile = kVector * kLanes;
 
-  static void Plain(const SpmmSize& size, const SpmmOptions& options) {
-    Test<T, Out, uint16_t, kVector, kLanes, kRows, kAtOnce, false>(size, options);
+  static constexpr SpmmTiledConfig Config(bool permuted, bool batched,
+                                          SpmmTechnique without = SpmmTechnique::kNone) {
+    return {.vector = kVector,
+            .lanes = kLanes,
+            .rows = kRows,
+            .at_once = kAtOnce,
+            .permuted = permuted,
+            .without = without,
+            .batched = batched};
   }
 
+  // Where a batch entry is stands apart from the tiling: of each tiling one kernel is for batches.
+  static void Plain(const SpmmSize& size, const SpmmOptions& options) {
+    Test<T, Out, uint16_t, Config(false, false)>(size, options);
+  }
   static void Permuted(const SpmmSize& size, const SpmmOptions& options) {
-    Test<T, Out, int32_t, kVector, kLanes, kRows, kAtOnce, true>(size, options);
+    Test<T, Out, int32_t, Config(true, true)>(size, options);
   }
 
   // Of a tiling: rows fewer than a block takes, of one length and of very uneven ones, empty ones,
@@ -58,9 +52,9 @@ struct Tests {
       Plain(size, {.preactivation = true});
       Permuted(size, {.bias = true, .activation = Activation::kGelu});
     }
+    Plain({18, 150, kTile + kVector, 0.1, 0.9}, {.bias = true, .preactivation = true, .lead = 1});
     const SpmmSize batch{18, 150, kTile + kVector, 0.1, 0.9, 3};
-    Plain(batch, {.bias = true, .preactivation = true, .lead = 1});
-    Plain(batch, {.shared_x = true, .own_patterns = true});
+    Permuted(batch, {.bias = true, .own_patterns = true, .lead = 1});
     Permuted(batch, {.activation = Activation::kRelu, .shared_x = true, .lead = 2});
   }
 
@@ -72,14 +66,14 @@ struct Tests {
                               Disorder::kInfinite, Disorder::kWrongIndices}) {
       Plain({40, 150, kTile, 0.2}, {.disorder = disorder});
     }
+    Test<T, Out, uint16_t, Config(false, true)>(batch, {.shared_x = true, .own_patterns = true});
     Permuted({37, 200, kTile, 0.1, 0.9}, {.disorder = Disorder::kWrongIndices, .bias = true});
     Permuted(batch, {.disorder = Disorder::kWrongIndices, .lead = 1});
     const auto without = [&]<SpmmTechnique kTechnique>() {
-      Test<T, Out, uint16_t, kVector, kLanes, kRows, kAtOnce, false, kTechnique>(
-          {37, 700, kTile, 0.02, 0.9}, {});
-      Test<T, Out, int32_t, kVector, kLanes, kRows, kAtOnce, true, kTechnique>(batch, {.lead = 1});
-      Test<T, Out, int32_t, kVector, kLanes, kRows, kAtOnce, false, kTechnique>(
-          {40, 150, kTile, 0.2}, {.disorder = Disorder::kNan});
+      Test<T, Out, uint16_t, Config(false, false, kTechnique)>({37, 700, kTile, 0.02, 0.9}, {});
+      Test<T, Out, uint16_t, Config(false, false, kTechnique)>({40, 150, kTile, 0.2},
+                                                               {.disorder = Disorder::kNan});
+      Test<T, Out, int32_t, Config(true, true, kTechnique)>(batch, {.lead = 1});
     };
     without.template operator()<SpmmTechnique::kOrder>();
     without.template operator()<SpmmTechnique::kUnrolledRest>();
