@@ -1,4 +1,5 @@
-"""Which combinations of parameters a test meets: every pair of values, or on a GPU all.
+"""Which combinations of parameters a test meets: every pair of values; on a GPU, or if
+JAXSPARSE_TEST_ALL is set, all.
 
 Faults that depend on more than two parameters at once are mostly those of one kernel's code, of
 which a GPU has many for each operation.
@@ -31,9 +32,8 @@ def combinations(names: str, *axes: Iterable[Any]) -> pytest.MarkDecorator:
         tuple(itertools.chain(*(x if isinstance(x, tuple) else (x,) for x in whole)))
         for whole in wholes
     ]
-    if not ALL:
-        rows = covering(rows, [_met(row, whole) for row, whole in zip(rows, wholes, strict=True)])
-    return pytest.mark.parametrize(names, rows)
+    met = [_met(row, whole) for row, whole in zip(rows, wholes, strict=True)]
+    return pytest.mark.parametrize(names, covering(rows, met))
 
 
 def _met(row: Sequence[Any], whole: Sequence[Any]) -> set[Any]:
@@ -42,10 +42,12 @@ def _met(row: Sequence[Any], whole: Sequence[Any]) -> set[Any]:
 
 
 def covering(items: Sequence[Any], met: Sequence[set[Any]]) -> list[Any]:
-    """Few of the items, which together meet all that any of them meets.
+    """Few of the items, which together meet all that any of them meets; or all items.
 
     Greedy: those that add most first. The choice depends on the arguments alone.
     """
+    if ALL:
+        return list(items)
     order = list(range(len(items)))
     random.Random(0).shuffle(order)
     missing, chosen = set().union(*met), []
