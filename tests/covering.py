@@ -1,7 +1,8 @@
 """Which combinations of parameters a test meets: every pair of values.
 
-All of them on a GPU, or where JAXSPARSE_TEST_ALL is set. Faults that depend on more than two parameters at once are mostly those of one kernel's code, of
-which a GPU has many for each operation.
+All of them on a GPU, or where JAXSPARSE_TEST_ALL is set. Faults that depend on more than two
+parameters at once are mostly those of one kernel's code, of which a GPU has many for each
+operation.
 """
 
 from __future__ import annotations
