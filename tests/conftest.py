@@ -36,6 +36,7 @@ os.environ.pop("JAXSPARSE_CHECK", None)
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +47,21 @@ def compiled_fast():
     jax.config.update(name, True)
     yield
     jax.config.update(name, previous)
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory):
+    """For programs that are made again and again; yields the variables for other processes."""
+    settings = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+    }
+    previous = {name: jax.config.values[name] for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()  # one that was looked for and not found is not looked for again
+    yield {name.upper(): str(value) for name, value in settings.items()}
+    for name, value in previous.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()

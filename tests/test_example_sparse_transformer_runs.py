@@ -34,7 +34,6 @@ sys.path.append(str(Path(__file__).parent.parent))
 
 import optax
 import orbax.checkpoint as ocp
-from jax.experimental.compilation_cache import compilation_cache
 from PIL import Image
 
 from examples.common.checkpoint import Checkpoints, Progress
@@ -60,25 +59,12 @@ STEPS = 60
 RUN = [*TINY, "--devices=1", "--quiet", f"--steps={STEPS}", "--eval-every=7"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """All runs share what is compiled; the variables are for those in processes of their own."""
-    settings = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": 0,
-    }
-    previous = {name: getattr(jax.config, name) for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    yield {name.upper(): str(value) for name, value in settings.items()}
-    for name, value in previous.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+# All runs share what is compiled, those in processes of their own, too.
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unbroken(compiled_once: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of a run that nothing interrupted, with two checkpoints."""
     output = tmp_path_factory.mktemp("unbroken")
     assert main([*RUN, "--checkpoint-every=45", "--output", str(output)]) == 0

@@ -36,7 +36,7 @@ TINY = [*problems.TINY, "--speed-batches=4"]
 MODELS = ["--hidden", "8", "16:0.25"]
 
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
+pytestmark = pytest.mark.usefixtures("compiled_fast", "compiled_once")
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 
 nnx = pytest.importorskip("flax.nnx")
 
+from covering import combinations  # noqa: E402
 from nn_recurrent_problems import (  # noqa: E402
     BIAS,
     CELLS,
@@ -77,11 +78,13 @@ def test_outputs_carries_and_gradients_are_those_of_flax(name, lengths):
     check_against_flax(ours, theirs, x, valid, initial_carry=start, seq_lengths=lengths)
 
 
-@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["full", "lengths"])
-@pytest.mark.parametrize(
-    "reverse, keep_order, time_major", list(itertools.product([False, True], repeat=3))
+@combinations(
+    "reverse, keep_order, padded, time_major",
+    list(itertools.product([False, True], repeat=3)),
+    [False, True],
 )
-def test_orders(reverse, keep_order, time_major, lengths):
+def test_orders(reverse, keep_order, padded, time_major):
+    lengths = LENGTHS if padded else None
     options = {"reverse": reverse, "keep_order": keep_order, "time_major": time_major}
     ours, theirs = pair("gru")
     x = inputs(*((T, B) if time_major else (B, T)), IN)
@@ -141,13 +144,14 @@ def test_lengths_of_any_batch_are_those_of_shorter_sequences(batch, reverse):
 )
 def test_lengths_of_a_dtype_that_has_no_number_for_all_steps(kind, dtype):
     longest = int(jnp.iinfo(dtype).max)
+    steps = 275 if longest < 2**8 else 2**16 + 20  # a few shapes: each is compiled for
     rnn = RNN(SimpleCell(1, 1, bias_init=nnx.initializers.ones, rngs=nnx.Rngs(0)))
     made = {
         "bidirectional": lambda: Bidirectional(rnn, rnn),
         "stack": lambda: RecurrentStack([rnn]),
     }
     layer = made.get(kind, lambda: rnn)()
-    x = jnp.ones((3, longest + 20, 1))
+    x = jnp.ones((3, steps, 1))
     lengths = jnp.array([0, 3, longest])
     counted = jnp.sum(jnp.any(layer(x, seq_lengths=lengths.astype(dtype)) != 0, -1), -1)
     np.testing.assert_array_equal(counted, lengths)
@@ -231,8 +235,8 @@ def test_float64(name):
         close(got, expected, rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize(
-    "dtype, param_dtype, x_dtype, y_dtype",
+@combinations(
+    "dtype, param_dtype, x_dtype, y_dtype, sparse",
     [
         (None, "float32", "float32", "float32"),
         (None, "float32", "bfloat16", "float32"),
@@ -240,9 +244,7 @@ def test_float64(name):
         ("bfloat16", "float32", "float32", "bfloat16"),
         ("float32", "bfloat16", "bfloat16", "float32"),
     ],
-)
-@pytest.mark.parametrize(
-    "sparse", [{}, {"recurrent_sparsity": 0.5, "input_sparsity": 0.5}], ids=len
+    [{}, {"recurrent_sparsity": 0.5, "input_sparsity": 0.5}],
 )
 def test_dtypes(dtype, param_dtype, x_dtype, y_dtype, sparse):
     options = {"dtype": dtype and jnp.dtype(dtype), "param_dtype": jnp.dtype(param_dtype)}
@@ -319,10 +321,9 @@ def test_a_cell_may_keep_a_random_stream():
 @pytest.mark.parametrize(
     "cls, options",
     [
-        (SimpleCell, {"recurrent_sparsity": 0.6}),
-        (GRUCell, {"recurrent_topology": Topology.from_mask(UNEVEN), "input_sparsity": 0.4}),
+        (SimpleCell, {"input_sparsity": 0.4}),
+        (GRUCell, {"recurrent_topology": Topology.from_mask(UNEVEN)}),
         (LSTMCell, {"recurrent_sparsity": 0.6, "input_sparsity": 0.4}),
-        (LSTMCell, {"input_sparsity": 0.4}),
     ],
 )
 def test_sparse_weights_are_masked_dense_ones(cls, options):

@@ -13,6 +13,7 @@ pytest.importorskip("flax.nnx")
 optax = pytest.importorskip("optax")
 hypothesis = pytest.importorskip("hypothesis")
 
+from covering import combinations  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
@@ -90,17 +91,26 @@ def by_score(weight, gradient, key):
     return weight
 
 
-SCOPES = pytest.mark.parametrize("scope", ["gate", "layer", "model"])
-STRUCTURES = pytest.mark.parametrize("structure", ["unstructured", "row_balanced", "refilled"])
+SCOPES = ["gate", "layer", "model"]
+STRUCTURES = ["unstructured", "row_balanced", "refilled"]
 
 
 # ---- Masks ----
 
 
-# None, one, several, odd and even. Every further size would be compiled for and no more: what
-# varies within a size is how many weights stay, which are tied, the scope and the structure.
-INPUTS = st.sampled_from([0, 1, 4, 5])
-OUTPUTS_OF_A_GATE = st.sampled_from([0, 1, 3])
+# Inputs, and outputs of a gate, of one to three parameters: none, one and several. Every further
+# size would be compiled for and no more: what varies within sizes is how many weights stay, which
+# are tied, the gates, the scope and the structure.
+SIZES = st.sampled_from(
+    [
+        [(5, 2)],
+        [(0, 1)],
+        [(1, 2), (5, 1)],
+        [(5, 0), (1, 1)],
+        [(0, 2), (5, 2)],
+        [(5, 1), (5, 2), (1, 1)],
+    ]
+)
 
 
 @st.composite
@@ -110,8 +120,8 @@ def problems(draw):
     # Few different scores, so that most are tied; zeros of both signs, infinities and NaN.
     score = st.sampled_from([0.0, -0.0, 1.0, 2.0, 3.5, math.inf, math.nan])
     arrays = []
-    for _ in range(draw(st.integers(1, 3))):
-        inputs, outputs = draw(INPUTS), gates * draw(OUTPUTS_OF_A_GATE)
+    for inputs, outputs in draw(SIZES):
+        outputs *= gates
         values = draw(st.lists(score, min_size=inputs * outputs, max_size=inputs * outputs))
         arrays.append(np.array(values, np.float32).reshape(inputs, outputs))
     density = draw(st.floats(0.001, 1.0))
@@ -121,8 +131,8 @@ def problems(draw):
 @settings(max_examples=60, deadline=None)
 @given(
     problems(),
-    st.sampled_from(["gate", "layer", "model"]),
-    st.sampled_from(["unstructured", "row_balanced", "refilled"]),
+    st.sampled_from(SCOPES),
+    st.sampled_from(STRUCTURES),
 )
 def test_masks_are_those_of_the_oracle(problem, scope, structure):
     arrays, density, gates, only = problem
@@ -136,9 +146,7 @@ def test_masks_are_those_of_the_oracle(problem, scope, structure):
 
 
 @pytest.mark.smoke
-@SCOPES
-@STRUCTURES
-@pytest.mark.parametrize("score", ["magnitude", "magnitude_gradient"])
+@combinations("score, structure, scope", ["magnitude", "magnitude_gradient"], STRUCTURES, SCOPES)
 def test_scores_of_floats(score, structure, scope):
     rng = np.random.default_rng(0)
     weights, gradients = (
@@ -161,8 +169,8 @@ def test_scores_of_floats(score, structure, scope):
 OPTIONS = ("score", "scope", "structure")
 
 
-@STRUCTURES
-@SCOPES
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("structure", STRUCTURES)
 def test_density_1_keeps_all_and_a_tiny_one_something(structure, scope):
     params = {"a": jnp.zeros((5, 4)), "row": jnp.ones((1, 3)), "column": jnp.ones((3, 1))}
     masks = make_masks(params, 1.0, structure=structure, scope=scope)
@@ -192,15 +200,13 @@ def test_balanced_rows_are_equally_long():
 
 
 def test_the_pattern_is_that_of_a_sparse_layer():
-    dense = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
+    dense = nnx.Linear(17, 12, rngs=nnx.Rngs(0))
     mask = make_masks([dense.kernel[...]], 0.25)[0]
     layer = SparseLinear.from_dense(dense, sparsity=0.75)
     np.testing.assert_array_equal(mask.T, layer.weight.todense() != 0)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-@SCOPES
-@STRUCTURES
+@combinations("structure, scope, dtype", STRUCTURES, SCOPES, ["float32", "bfloat16", "float16"])
 def test_ties_and_nan_of_every_dtype(structure, scope, dtype):
     """Many equal scores among several hundred."""
     rng = np.random.default_rng(0)
@@ -219,8 +225,8 @@ def test_ties_and_nan_of_every_dtype(structure, scope, dtype):
             np.testing.assert_array_equal(mask, expected)
 
 
-@SCOPES
-@STRUCTURES
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("structure", STRUCTURES)
 def test_nothing_is_sorted(structure, scope):
     """Sorts and cumulative sums take 10 times as long as counts on a CPU."""
     program = jax.make_jaxpr(lambda w: make_masks([w], 0.3, scope=scope, structure=structure))
@@ -268,8 +274,8 @@ def test_output_dimensions_of_attention_and_convolution():
     np.testing.assert_array_equal(masks["query"].reshape(8, 6), expected)
 
 
-@STRUCTURES
-@SCOPES
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("structure", STRUCTURES)
 def test_a_stack_is_pruned_as_its_matrices(scope, structure):
     weight = np.random.default_rng(0).standard_normal((2, 3, 5, 2, 4)).astype(np.float32)
     target = Target("*", output_dims=2, gates=2, only=(1,), batch_dims=2)
@@ -284,8 +290,8 @@ def test_a_stack_is_pruned_as_its_matrices(scope, structure):
     np.testing.assert_array_equal(np.asarray(mask).reshape(6, 5, 8), expected)
 
 
-@pytest.mark.parametrize("scope", ["gate", "layer", "model"])
-@pytest.mark.parametrize("structure", ["unstructured", "row_balanced", "refilled"])
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("structure", STRUCTURES)
 def test_outputs_first(scope, structure):
     """A weight of PyTorch has the mask of the kernel of Flax that it is the transpose of."""
     kernel = np.random.default_rng(0).standard_normal((2, 5, 3, 2, 4)).astype(np.float32)
@@ -435,9 +441,15 @@ def test_errors_of_targets(change, message):
 # ---- Packing ----
 
 
+# No byte, a part of one, one and more: as above, every further size would be compiled for.
+LEADING = st.sampled_from([(), (3,), (0, 2), (2, 3)])
+PACKED = st.sampled_from([0, 1, 8, 11])
+
+
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 11), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
-def test_packing_and_back(shape, seed):
+@given(LEADING, PACKED, st.integers(0, 2**32 - 1))
+def test_packing_and_back(leading, size, seed):
+    shape = (*leading, size)
     tree = {"mask": np.random.default_rng(seed).random(shape) < 0.5, "x": np.ones(3), "flag": True}
     tree = jax.tree.map(jnp.asarray, tree)
     packed = pack_masks(tree)

@@ -11,14 +11,15 @@ nnx = pytest.importorskip("flax.nnx")
 
 from sparsify_problems import (  # noqa: E402
     Applied,
+    X,
     decides_by_value,
     pruned,
     pruned_model,
-    sparse_of,
+    sparsified,
 )
 
 from jaxsparse.nn import RNN, Bidirectional, GRUCell, SparseLinear  # noqa: E402
-from jaxsparse.pruning import SparseLinearGeneral, densify, sparsify  # noqa: E402
+from jaxsparse.pruning import SparseLinearGeneral, densify  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def test_layers_of_one_cell_still_share_it():
     cell = pruned(GRUCell(4, 4, rngs=nnx.Rngs(0)))
     model = Two(RNN(cell), Bidirectional(RNN(cell), RNN(cell), merge_fn=jnp.add))
     x = jax.random.normal(jax.random.key(0), (2, 3, 4))
-    sparse, table = sparsify(model, x, faster_only=False, seconds=1e-3)
+    sparse, table = sparsified(model, x)
     assert [row["kept_dense"] for row in table.rows] == [None, None]
     assert type(sparse.a.cell.dense_h) is SparseLinear
     assert sparse.a.cell is sparse.b.forward_rnn.cell is sparse.b.backward_rnn.cell
@@ -58,7 +59,7 @@ def test_layers_of_one_cell_still_share_it():
     with pytest.raises(ValueError, match=r"densify: .* but 'a' shares some with 'b/"):
         densify(sparse, where="a")
 
-    kept, table = sparsify(model, x, faster_only=False, seconds=1e-3, keep_dense="a")
+    kept, table = sparsified(model, x, keep_dense="a")
     assert [row["kept_dense"] for row in table.rows] == [
         "asked for",
         "its weights are shared with a, which stays dense",
@@ -70,11 +71,11 @@ def test_layers_of_one_cell_still_share_it():
 def test_a_cell_with_a_name_of_its_own_becomes_what_it_is_in_its_layer(name):
     model = Applied(RNN(pruned(GRUCell(4, 4, rngs=nnx.Rngs(0)))), lambda layer, x: layer(x))
     setattr(model, name, model.layer.cell)
-    sparse, table = sparsify(model, jnp.ones((2, 3, 4)), faster_only=False, seconds=1e-3)
+    sparse, table = sparsified(model, jnp.ones((2, 3, 4)))
     assert [(row["path"], row["kept_dense"]) for row in table.rows] == [("layer", None)]
     assert getattr(sparse, name) is sparse.layer.cell
     assert type(sparse.layer.cell.dense_h) is SparseLinear
-    _, table = sparsify(model, jnp.ones((2, 3, 4)), faster_only=False, where="layer")
+    _, table = sparsified(model, jnp.ones((2, 3, 4)), where="layer")
     assert table.rows[0]["kept_dense"] == f"its weights are shared with {name}"
 
 
@@ -83,7 +84,7 @@ def test_layers_that_share_a_parameter_stay_dense():
     model = Two(nnx.Linear(8, 8, rngs=rngs), nnx.Linear(8, 8, rngs=rngs))
     model.b.kernel = model.a.kernel
     pruned(model)
-    kept, table = sparsify(model, jnp.ones((2, 8)), faster_only=False, seconds=1e-3)
+    kept, table = sparsified(model, jnp.ones((2, 8)))
     assert [row["kept_dense"] for row in table.rows] == [
         "its weights are shared with b",
         "its weights are shared with a",
@@ -94,7 +95,7 @@ def test_layers_that_share_a_parameter_stay_dense():
 def test_recurrent_layers_that_share_a_parameter_stay_dense():
     model = Two(*(RNN(pruned(GRUCell(4, 4, rngs=nnx.Rngs(0)))) for _ in range(2)))
     model.b.cell.dense_h.kernel = model.a.cell.dense_h.kernel
-    kept, table = sparsify(model, jnp.ones((2, 3, 4)), faster_only=False, seconds=1e-3)
+    kept, table = sparsified(model, jnp.ones((2, 3, 4)))
     assert table.rows[0]["kept_dense"] == "its weights are shared with b/cell/dense_h"
     assert count(kept) == count(densify(kept)) == count(model)
 
@@ -104,14 +105,14 @@ def test_layers_of_one_random_stream():
     cells = [pruned(GRUCell(4, 4, rngs=nnx.Rngs(0))) for _ in range(2)]
     model = Two(*(RNN(cell, rngs=stream) for cell in cells))
     assert model.a.rngs is model.b.rngs
-    _, table = sparsify(model, jnp.ones((2, 3, 4)), faster_only=False, seconds=1e-3)
+    _, table = sparsified(model, jnp.ones((2, 3, 4)))
     assert [row["kept_dense"] for row in table.rows] == [None, None]
 
 
 def test_a_parameter_that_the_model_holds_too():
     model = Applied(pruned(nnx.Linear(8, 8, rngs=nnx.Rngs(0))), lambda layer, x: layer(x))
     model.weight = model.layer.kernel
-    kept, table = sparsify(model, jnp.ones((2, 8)), faster_only=False, seconds=1e-3)
+    kept, table = sparsified(model, jnp.ones((2, 8)))
     assert table.rows[0]["kept_dense"] == "its weights are shared with (model)"
     assert kept.weight is kept.layer.kernel
 
@@ -125,8 +126,8 @@ def test_a_kernel_that_the_model_uses_itself(computed):
     model = Applied(layer, decides_by_value(function) if computed else function)
     x = jnp.ones((2, 8))
     with pytest.raises(ValueError, match="uses 'kernel' of 'layer', which SparseLinear doesn't"):
-        sparsify(model, x, faster_only=False, seconds=1e-3)
-    _, table = sparsify(model, x, faster_only=False, seconds=1e-3, keep_dense="layer")
+        sparsified(model, x)
+    _, table = sparsified(model, x, keep_dense="layer")
     assert table.rows[0]["kept_dense"] == "asked for"
 
 
@@ -137,14 +138,14 @@ def test_a_model_that_fails_with_sparse_layers():
 
     model = Applied(pruned(nnx.Linear(8, 8, rngs=nnx.Rngs(0))), function)
     with pytest.raises(ValueError, match=r"must run .* are sparse: 'layer', got AssertionError"):
-        sparsify(model, jnp.ones((2, 8)), faster_only=False, seconds=1e-3)
+        sparsified(model, jnp.ones((2, 8)))
 
 
 # ---- What stays dense ----
 
 
 def test_kept_dense_by_name(model):
-    sparse, table = sparse_of(model, keep_dense=["blocks/*", "attention/out"])
+    sparse, table = sparsified(model, X, keep_dense=["blocks/*", "attention/out"])
     asked = {row["path"] for row in table.rows if row["kept_dense"] == "asked for"}
     assert asked == {"again", "blocks/1", "attention/out"}
     assert type(sparse.blocks[1]) is nnx.Linear
@@ -152,7 +153,7 @@ def test_kept_dense_by_name(model):
 
 
 def test_where(model):
-    sparse, table = sparse_of(model, where=["blocks/1", "attention/?e*"])
+    sparse, table = sparsified(model, X, where=["blocks/1", "attention/?e*"])
     assert [row["path"] for row in table.rows] == ["attention/key", "blocks/1"]
     assert type(sparse.blocks[0]) is nnx.Linear and type(sparse.blocks[1]) is SparseLinear
 
@@ -184,12 +185,12 @@ def test_obstacles():
     for reason, layer in cases.items():
         layer.kernel[...] = layer.kernel[...].at[0].set(0)
         x = jnp.ones((2, 4))
-        sparse, table = sparsify(Unused(layer), x, faster_only=False, seconds=1e-3)
+        sparse, table = sparsified(Unused(layer), x)
         assert reason in table.rows[0]["kept_dense"], reason
         assert table.rows[0]["density"] is None and type(sparse.layer) is type(layer)
     special = Special(4, 4, rngs=rngs)
     special.bias[...] = jnp.zeros(4)  # no matrix
-    _, table = sparsify(nnx.Sequential(special, nnx.Linear(4, 4, rngs=rngs)), x, seconds=1e-3)
+    _, table = sparsified(nnx.Sequential(special, nnx.Linear(4, 4, rngs=rngs)), x)
     assert [row["path"] for row in table.rows] == ["layers/1"]
 
 
@@ -214,11 +215,11 @@ def test_pruned_layers_without_a_sparse_form():
             return self.out(self.lora(self.special(x) @ self.weights[0][...]))
 
     model = Parts(nnx.Rngs(0))
-    _, table = sparsify(model, jnp.ones((1, 5, 4)), seconds=1e-3)
+    _, table = sparsified(model, jnp.ones((1, 5, 4)))
     assert [row["path"] for row in table.rows] == ["out"]
     for kernel in model.stacked[1].kernel, model.special.kernel, model.weights[0], model.kernel:
         kernel[...] = kernel[...].at[..., 0].set(0)
-    sparse, table = sparsify(model, jnp.ones((1, 5, 4)), faster_only=False, seconds=1e-3)
+    sparse, table = sparsified(model, jnp.ones((1, 5, 4)))
     assert {row["path"]: (row["layer"], row["kept_dense"]) for row in table.rows} == {
         "out": ("Linear", "its weights are shared with (model)"),
         "stacked/1": ("Conv", "Conv has no sparse form"),
@@ -230,7 +231,7 @@ def test_pruned_layers_without_a_sparse_form():
     }
     assert all(row["density"] == 0.75 for row in table.rows if row["layer"] != "Linear")
     assert type(sparse.special) is Special
-    _, table = sparsify(model, jnp.ones((1, 5, 4)), where="out", seconds=1e-3)
+    _, table = sparsified(model, jnp.ones((1, 5, 4)), where="out")
     assert [row["path"] for row in table.rows] == ["out"]
 
 
@@ -242,7 +243,7 @@ def test_what_gives_a_layer_another_kernel_keeps_it_dense(wrapper):
         wrapper(dense, rngs=nnx.Rngs(1)), pruned(nnx.Linear(4, 4, rngs=nnx.Rngs(2)))
     )
     x = jax.random.normal(jax.random.key(0), (2, 4))
-    sparse, table = sparsify(model, x, faster_only=False, seconds=1e-3)
+    sparse, table = sparsified(model, x)
     reason = f"its kernel is what {wrapper.__name__} makes of it"
     assert [row["kept_dense"] for row in table.rows] == [reason, None]
     np.testing.assert_allclose(sparse(x), model(x), rtol=1e-5, atol=1e-6)
@@ -256,7 +257,7 @@ def test_adapters_around_a_layer_stay():
         lambda layer, x: layer(x),
     )
     x = jax.random.normal(jax.random.key(0), (2, 4))
-    sparse, _ = sparsify(model, x, faster_only=False, seconds=1e-3)
+    sparse, _ = sparsified(model, x)
     assert type(sparse.layer.base_module) is SparseLinear
     np.testing.assert_allclose(sparse(x), model(x), rtol=1e-5, atol=1e-6)
 
@@ -274,7 +275,7 @@ ZEROS = {"kernel_init": nnx.initializers.zeros, "rngs": nnx.Rngs(0)}
 
 def test_layers_without_weights():
     model = nnx.Sequential(*(nnx.Linear(*sizes, **ZEROS) for sizes in ((4, 0), (0, 3))))
-    sparse, table = sparsify(model, jnp.ones((2, 4)), faster_only=False, seconds=1e-3)
+    sparse, table = sparsified(model, jnp.ones((2, 4)))
     assert [row["kept_dense"] for row in table.rows] == ["it is not pruned"] * 2
     assert table.rows[0]["density"] is None
     np.testing.assert_array_equal(sparse(jnp.ones((2, 4))), model(jnp.ones((2, 4))))
@@ -283,7 +284,7 @@ def test_layers_without_weights():
 def test_a_layer_of_zeros():
     model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
     model.kernel[...] = jnp.zeros((4, 3))
-    sparse, table = sparsify(model, jnp.ones((2, 4)), faster_only=False, seconds=1e-3)
+    sparse, table = sparsified(model, jnp.ones((2, 4)))
     assert table.rows[0]["density"] == 0 and table.rows[0]["imbalance"] == 1
     assert sparse.weight.nse == 0
     np.testing.assert_array_equal(sparse(jnp.ones((2, 4))), model(jnp.ones((2, 4))))

@@ -16,6 +16,7 @@ from sparsify_problems import (  # noqa: E402
     decides_by_value,
     pruned,
     pruned_model,
+    sparsified,
 )
 
 from jaxsparse import timing  # noqa: E402
@@ -108,10 +109,10 @@ class Jitted(nnx.Module):
 def test_layers_within_jit_and_scan_are_seen():
     model = pruned(Jitted(nnx.Rngs(0)))
     x = jnp.ones((2, 8))
-    sparse, table = sparsify(model, (x, True), faster_only=False, seconds=1e-3)
+    sparse, table = sparsified(model, (x, True))
     assert table.rows[0]["kept_dense"] is None and type(sparse.layer) is SparseLinear
     np.testing.assert_allclose(sparse(x), model(x), rtol=1e-5, atol=1e-6)
-    _, table = sparsify(model, (x, False), faster_only=False, seconds=1e-3)
+    _, table = sparsified(model, (x, False))
     assert table.rows[0]["kept_dense"] == "it is never called with example_inputs"
 
 
@@ -130,7 +131,7 @@ def test_layers_within_transformations(name, computed):
     layer = pruned(nnx.Linear(8, 8, rngs=nnx.Rngs(0)))
     model = Applied(layer, decides_by_value(function) if computed else function)
     x = jax.random.normal(jax.random.key(0), (2, 8))
-    sparse, table = sparsify(model, x, faster_only=False, seconds=1e-3)
+    sparse, table = sparsified(model, x)
     assert table.rows[0]["kept_dense"] is None and table.rows[0]["dense_seconds"] > 0
     np.testing.assert_allclose(sparse(x), model(x), rtol=1e-5, atol=1e-6)
 
@@ -144,7 +145,7 @@ def test_layers_under_vmap_are_not_timed():
     dense, table = sparsify(model, x, seconds=1e-3)
     assert "runs under jax.vmap, where it can't be timed" in table.rows[0]["kept_dense"]
     assert table.rows[0]["dense_seconds"] is None and type(dense.layer) is nnx.Linear
-    sparse, table = sparsify(model, x, faster_only=False, seconds=1e-3)
+    sparse, table = sparsified(model, x)
     assert table.rows[0]["note"] == "not timed: it runs under jax.vmap"
     assert str(table).endswith("sparse (not timed: it runs under jax.vmap)")
     np.testing.assert_allclose(sparse(x), model(x), rtol=1e-5, atol=1e-6)
@@ -162,7 +163,7 @@ def test_a_stack_that_is_run_stays_dense():
     layer = stack(nnx.Rngs(0).split(3))
     layer.kernel[...] = layer.kernel[...].at[:, 0].set(0)
     model = Applied(layer, run)
-    same, table = sparsify(model, X[0, :, :8], faster_only=False, seconds=1e-3)
+    same, table = sparsified(model, X[0, :, :8])
     assert "a stack of shape (3, 8, 8)" in table.rows[0]["kept_dense"]
     assert table.rows[0]["dense_seconds"] is None
     np.testing.assert_array_equal(same(X[0, :, :8]), model(X[0, :, :8]))
@@ -188,7 +189,7 @@ def test_a_model_that_can_be_traced_is_not_computed():
         return layer(x)
 
     model = Applied(pruned(nnx.Linear(8, 8, rngs=nnx.Rngs(0))), function)
-    sparsify(model, jnp.ones((2, 8)), faster_only=False, seconds=1e-3)
+    sparsified(model, jnp.ones((2, 8)))
     assert not seen
 
 
@@ -229,13 +230,7 @@ def test_call():
 
     model = pruned(Options(nnx.Rngs(0)))
     x = jnp.ones((2, 8))
-    sparse, table = sparsify(
-        model,
-        x,
-        call=lambda model, x: model.encode(x, deterministic=True),
-        faster_only=False,
-        seconds=1e-3,
-    )
+    sparse, table = sparsified(model, x, call=lambda model, x: model.encode(x, deterministic=True))
     assert table.rows[0]["kept_dense"] is None and type(sparse.layer) is SparseLinear
 
 
@@ -251,5 +246,5 @@ class Counting(nnx.Module):
 
 def test_the_state_of_the_model_does_not_move():
     model = pruned(Counting(nnx.Rngs(0)))
-    sparse, _ = sparsify(model, jnp.ones((2, 4)), faster_only=False, seconds=1e-3)
+    sparse, _ = sparsified(model, jnp.ones((2, 4)))
     assert model.calls[...] == 0 and sparse.calls[...] == 0

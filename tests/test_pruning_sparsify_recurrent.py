@@ -9,7 +9,7 @@ import pytest
 
 nnx = pytest.importorskip("flax.nnx")
 
-from sparsify_problems import Applied, pruned  # noqa: E402
+from sparsify_problems import Applied, pruned, sparsified  # noqa: E402
 
 from jaxsparse import H200, nn  # noqa: E402
 from jaxsparse.nn import (  # noqa: E402
@@ -31,17 +31,18 @@ def test_recurrent_layers(monkeypatch):
     )
     rngs = nnx.Rngs(0)
     model = nnx.Sequential(
+        RNN(LSTMCell(4, 8, rngs=rngs)),
+        Bidirectional(RNN(GRUCell(8, 8, rngs=rngs)), RNN(GRUCell(8, 8, rngs=rngs))),
         RNN(LSTMCell(16, 8, rngs=rngs)),
-        Bidirectional(RNN(GRUCell(8, 6, rngs=rngs)), RNN(GRUCell(8, 6, rngs=rngs))),
-        RNN(LSTMCell(12, 4, rngs=rngs)),
     )
-    pruned(model, where=["layers/0/cell/dense_h/kernel", "layers/1/*kernel"])
-    x = jax.random.normal(jax.random.key(0), (3, 5, 16))
+    pruned(model.layers[0].cell.dense_h)
+    pruned(model.layers[1])
+    x = jax.random.normal(jax.random.key(0), (3, 5, 4))
     sparse, table = sparsify(model, x, faster_only=False, seconds=1e-3)
     kept = {row["path"]: row["kept_dense"] for row in table.rows}
     assert kept == {"layers/0": None, "layers/1": None, "layers/2": "it is not pruned"}
     assert packed == [("RNN", 3), ("Bidirectional", 3)]
-    assert table.rows[0]["shapes"] == ((32, 16), (32, 8)) and len(table.rows[1]["shapes"]) == 4
+    assert table.rows[0]["shapes"] == ((32, 4), (32, 8)) and len(table.rows[1]["shapes"]) == 4
     assert type(sparse.layers[0].cell.dense_h) is SparseLinear
     assert type(sparse.layers[0].cell.dense_i) is nnx.Linear  # it has no zeros
     assert type(sparse.layers[1].backward_rnn.cell.dense_i) is SparseLinear
@@ -51,7 +52,7 @@ def test_recurrent_layers(monkeypatch):
     np.testing.assert_array_equal(dense(x), model(x))
     assert type(model.layers[0].cell.dense_h) is nnx.Linear
 
-    _, table = sparsify(sparse, x, faster_only=False, seconds=1e-3)
+    _, table = sparsified(sparse, x)
     assert table.rows[1]["kept_dense"] == "it has no dense matrices"
 
 
@@ -63,7 +64,7 @@ def test_recurrent_layers_are_laid_out_for_the_batch_of_the_call(monkeypatch, ti
     )
     layer = pruned(RNN(GRUCell(4, 8, rngs=nnx.Rngs(0)), time_major=time_major))
     shape = (7, 2, 3, 4) if time_major else (2, 3, 7, 4)
-    sparsify(layer, jnp.ones(shape), faster_only=False, seconds=1e-3)
+    sparsified(layer, jnp.ones(shape))
     assert seen == [6]
 
 
@@ -75,7 +76,7 @@ def test_weights_that_do_not_fit_the_chip_take_the_plain_path(monkeypatch):
     monkeypatch.setattr("jaxsparse.pruning.recurrent_layers.pack", pack)
     rngs = nnx.Rngs(0)
     layer = pruned(Bidirectional(*(RNN(GRUCell(4, 8, rngs=rngs)) for _ in range(2))))
-    sparse, table = sparsify(layer, jnp.ones((2, 3, 4)), faster_only=False, seconds=1e-3)
+    sparse, table = sparsified(layer, jnp.ones((2, 3, 4)))
     assert table.rows[0]["kept_dense"] is None
     assert table.rows[0]["note"] == "pack: at backward_rnn.cell: too large"
     assert str(table).endswith("sparse (pack: at backward_rnn.cell: too large)")
@@ -98,7 +99,7 @@ def test_cells_that_the_model_steps(monkeypatch, cls):
 
     model = pruned(Applied(cls(4, 8, rngs=nnx.Rngs(0)), loop))
     x = jnp.ones((3, 2, 4))
-    sparse, table = sparsify(model, x, faster_only=False, seconds=1e-3)
+    sparse, table = sparsified(model, x)
     assert table.rows[0]["kept_dense"] is None and batches == [2] and len(table) == 1
     assert type(sparse.layer.dense_h) is SparseLinear
     np.testing.assert_allclose(sparse(x), model(x), rtol=1e-5, atol=1e-6)

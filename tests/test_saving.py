@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("flax")
 import flax
 import orbax.checkpoint as ocp
+import sparsify_problems
 from flax import nnx
 
 from jaxsparse import CSR, Topology, pruning
@@ -74,7 +75,7 @@ def sparsified(seed):
     model.shared.kernel[...] = model.shared.kernel[...] * kept
     heads = jax.random.permutation(jax.random.key(seed), IN * 6).reshape(IN, 2, 3) < 20
     model.heads.kernel[...] = model.heads.kernel[...] * heads
-    return pruning.sparsify(model, jnp.ones((3, IN)), faster_only=False, seconds=0.0)[0]
+    return sparsify_problems.sparsified(model, jnp.ones((3, IN)))[0]
 
 
 MODELS = {
@@ -215,6 +216,7 @@ def test_variables_of_hijax(problem):
 
 
 def test_ensembles():
+    @nnx.jit
     @nnx.split_rngs(splits=3)
     @nnx.vmap
     def ensemble(rngs):
@@ -239,12 +241,12 @@ def test_bridges(under_jit):
             )(x)
 
     for module in (Bridge(), nnx.bridge.to_linen(SparseLinear, IN, OUT, sparsity=0.75)):
-        variables = compiled(module.init)(KEY, x)
-        expected = compiled(module.apply)(variables, x)
+        variables, apply = compiled(module.init)(KEY, x), compiled(module.apply)
+        expected = apply(variables, x)
         saved = flax.serialization.to_bytes(variables)
         zeros = jax.tree.map(jnp.zeros_like, variables)
         restored = flax.serialization.from_bytes(zeros, saved)
-        np.testing.assert_array_equal(compiled(module.apply)(restored, x), expected)
+        np.testing.assert_array_equal(apply(restored, x), expected)
         place = ("SparseLinear_0",) if isinstance(module, Bridge) else ()
         parts = {name: variables[name] for name in ("params", "topology")}
         for name in place:
