@@ -93,22 +93,29 @@ def recurrent_scan(
 ):
     """One step after the other, in float64 under x64; weights are dense, (h, gates * h).
 
-    As documented, what the product takes is rounded to the dtype of xs. Differentiable.
+    As documented, what the product takes is rounded to the dtype of xs. Differentiable. In a
+    program it is a loop of JAX's, which compiles sooner than as many steps.
     """
     wide = jnp.result_type(float)
     weights, carry = jax.tree.map(lambda x: jnp.asarray(x).astype(wide), (weights, carry))
     bias = 0 if recurrent_bias is None else jnp.asarray(recurrent_bias).astype(wide)
     length, h = xs.shape[0], weights.shape[0]
     gates = weights.shape[1] // h
-    ys = [None] * length
-    for t in reversed(range(length)) if reverse else range(length):
+
+    def step(carry, t):
         state = jax.tree.leaves(carry)[-1].astype(xs.dtype).astype(wide)
         r = jnp.matmul(state, weights, precision="highest") + bias
         x, r = (tuple(jnp.split(a, gates, -1)) for a in (xs[t].astype(wide), r))
-        new, ys[t] = cell(x, r, carry)
+        new, y = cell(x, r, carry)
         if seq_lengths is not None:
             counts = jnp.asarray(seq_lengths)[:, None] > t
-            new = jax.tree.map(lambda a, b, counts=counts: jnp.where(counts, a, b), new, carry)
-            ys[t] = jnp.where(counts, ys[t], 0)
-        carry = new
+            new = jax.tree.map(lambda a, b: jnp.where(counts, a, b), new, carry)
+            y = jnp.where(counts, y, 0)
+        return new, y
+
+    if length and any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((carry, xs))):
+        return jax.lax.scan(step, carry, jnp.arange(length), reverse=reverse)
+    ys = [None] * length
+    for t in reversed(range(length)) if reverse else range(length):
+        carry, ys[t] = step(carry, t)
     return carry, jnp.stack(ys) if ys else jnp.zeros((0, xs.shape[1], h), wide)
