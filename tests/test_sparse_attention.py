@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,18 @@ def operands(b, t, s, n, groups, h, dtype=jnp.float32, seed=0):
     rng = np.random.default_rng(seed)
     shapes = [(b, t, n, h), (b, s, groups, h), (b, s, groups, h)]
     return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def gradients_and_result(attend, *operands):
+    """By the last three operands."""
+
+    def loss(*operands):
+        out = attend(*operands)
+        return jnp.sum(jnp.sin(out)), out
+
+    by = tuple(range(len(operands)))[-3:]
+    return jax.grad(loss, by, has_aux=True)(*operands)
 
 
 @pytest.mark.parametrize("implementation", ["xla", PLATFORM])
@@ -48,12 +62,11 @@ def test_against_jax_and_its_gradient():
     def sparse(q, k, v):
         return sparse_attention(q, k, v, topology)
 
-    np.testing.assert_allclose(sparse(q, k, v), dense(q, k, v), rtol=1e-5, atol=1e-6)
     with jax.default_matmul_precision("highest"):
-        gradients = [
-            jax.grad(lambda *x, f=f: jnp.sum(jnp.sin(f(*x))), (0, 1, 2))(q, k, v)
-            for f in (sparse, dense)
-        ]
+        (*gradients,), (*results,) = zip(
+            *(gradients_and_result(f, q, k, v) for f in (sparse, dense)), strict=True
+        )
+    np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
     for a, b in zip(*gradients, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
@@ -66,6 +79,15 @@ def test_pattern_per_head():
     np.testing.assert_allclose(out, attention(q, k, v, mask), rtol=2e-5, atol=2e-6)
 
 
+def dense(mask, q, k, v):
+    """With a mask for each sequence and head."""
+    k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
+    scores = jnp.einsum("btnh,bsnh->bnts", q, k, precision="highest") / np.sqrt(q.shape[3])
+    p = jnp.where(mask, jnp.exp(jnp.where(mask, scores, 0)), 0)
+    p = p / jnp.maximum(jnp.sum(p, -1, keepdims=True), 1e-30)
+    return jnp.einsum("bnts,bsnh->btnh", p, v, precision="highest")
+
+
 @pytest.mark.parametrize("b, n, groups", [(4, 4, 2), (2, 3, 1)])
 @pytest.mark.parametrize("axes", ["n", "1 n", "b 1", "b n", "1 1", "1"])
 def test_axes_of_a_batch_of_patterns(axes, b, n, groups):
@@ -74,27 +96,19 @@ def test_axes_of_a_batch_of_patterns(axes, b, n, groups):
     mask = np.random.default_rng(3).random((*(sizes[axis] for axis in axes.split()), 6, 8)) < 0.5
     topology = Topology.from_mask(mask)
 
-    def loss(attend, q, k, v):
-        return jnp.sum(jnp.sin(attend(q, k, v)))
-
     def sparse(q, k, v):
         return sparse_attention(q, k, v, topology)
-
-    def dense(q, k, v):
-        k, v = (jnp.repeat(x, n // groups, axis=2) for x in (k, v))
-        scores = jnp.einsum("btnh,bsnh->bnts", q, k, precision="highest") / np.sqrt(3)
-        p = jnp.where(mask, jnp.exp(jnp.where(mask, scores, 0)), 0)
-        p = p / jnp.maximum(jnp.sum(p, -1, keepdims=True), 1e-30)
-        return jnp.einsum("bnts,bsnh->btnh", p, v, precision="highest")
 
     if axes == "n" and b == n > 1:
         with pytest.raises(ValueError, match=r"ambiguous.*reshape_batch\(1, 4\) for one for each"):
             sparse(q, k, v)
         return
-    np.testing.assert_allclose(sparse(q, k, v), dense(q, k, v), rtol=2e-5, atol=2e-6)
-    gradients = [jax.grad(loss, (1, 2, 3))(f, q, k, v) for f in (sparse, dense)]
-    for actual, expected in zip(*gradients, strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+    gradients, out = gradients_and_result(sparse, q, k, v)
+    every_mask = np.broadcast_to(mask, (b, n, 6, 8))
+    expected_gradients, expected = gradients_and_result(dense, every_mask, q, k, v)
+    np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-6)
+    for actual, gradient in zip(gradients, expected_gradients, strict=True):
+        np.testing.assert_allclose(actual, gradient, rtol=1e-4, atol=1e-5)
 
 
 def test_patterns_of_sequences_of_traced_lengths():
