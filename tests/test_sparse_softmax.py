@@ -42,6 +42,14 @@ def forced_derivative(y, tangent, topology, scale, implementation, variant):
     return bind(sparse_softmax_derivative_p, y, tangent, *operands, **options)[0]
 
 
+@functools.partial(jax.jit, static_argnames=("scale", "implementation", "variant"))
+def softmax_and_derivatives(a, tangent, scale, implementation, variant):
+    """The result, and its derivative by both functions above, in one program."""
+    y = softmax(a, scale, implementation, variant)
+    by_kernel = forced_derivative(y, tangent, a.topology, scale, implementation, variant)
+    return y, [derivative(a, tangent, scale, implementation), by_kernel]
+
+
 def random_values(topology, dtype, seed, scale=3.0):
     values = np.random.default_rng(seed).standard_normal(topology.nse) * scale
     values[topology.nnz :] = np.nan  # padding is never read
@@ -77,15 +85,13 @@ def test_softmax(name, implementation, variant, dtype):
     topology, _ = (PROBLEMS | LONG_ROWS)[name]()
     with jax.enable_x64(True):
         values = random_values(topology, DTYPES[dtype], 0)
-        out = softmax(CSR(values, topology), 0.7, implementation, variant)
+        tangent = random_values(topology, DTYPES[dtype], 1)
+        out, slopes = softmax_and_derivatives(
+            CSR(values, topology), tangent, 0.7, implementation, variant
+        )
         assert out.dtype == DTYPES[dtype]
         expected = reference(values, topology, 0.7)
         assert_close(out, expected, dtype, 10 * np.abs(expected))
-        tangent = random_values(topology, DTYPES[dtype], 1)
-        slopes = [
-            derivative(CSR(values, topology), tangent, 0.7, implementation),
-            forced_derivative(out, tangent, topology, 0.7, implementation, variant),
-        ]
         t = np.nan_to_num(np.asarray(tangent, np.float64))
     rows = np.asarray(topology.row_indices)
 
