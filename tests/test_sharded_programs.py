@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -33,12 +34,18 @@ def lowered(mesh, program, cut, entered):
         return run.lower(*operands), operands
 
 
+@functools.cache
+def on_one_device(name):
+    """A program, its value and the gradient."""
+    p = PROGRAMS[name](jnp.float32)
+    return p, jax.jit(p.value_and_gradient)(p.parameters, *p.batched)
+
+
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_values_and_gradients_over_several_devices(name, kind):
-    p = PROGRAMS[name](jnp.float32)
+    p, expected = on_one_device(name)
     mesh = jax.make_mesh((4,), ("data",), (kind,), devices=DEVICES[:4])
-    expected = jax.jit(p.value_and_gradient)(p.parameters, *p.batched)
     everything = range(len(p.batched))
     lowered(mesh, p, everything, entered=False)
     program, operands = lowered(mesh, p, everything, entered=True)
