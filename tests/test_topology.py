@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from covering import combinations
 from patterns import (
     BAD,
     PATTERNS,
@@ -95,9 +96,12 @@ def tile_starts(offsets, columns, shape):
     return starts.reshape(-1)
 
 
-@pytest.mark.parametrize("construct", CONSTRUCTORS)
-@pytest.mark.parametrize("m, k", [(1, 1), (64, 64), (65, 130), (200, 63), (3, 900)])
-@pytest.mark.parametrize("padding", [0, 9])
+@combinations(
+    "m, k, padding, construct",
+    [(1, 1), (64, 64), (65, 130), (200, 63), (3, 900)],
+    [0, 9],
+    CONSTRUCTORS,
+)
 def test_tile_starts(m, k, padding, construct):
     offsets, columns, shape = pattern(m, k, density=0.4, seed=m, padding=padding)
     topology = CONSTRUCTORS[construct](offsets, columns, shape)
@@ -432,12 +436,14 @@ def test_arrays_that_are_no_masks(make, mask, got):
 
 def test_reshape_batch():
     dense = np.random.default_rng(0).random((6, 4, 5)) < 0.4
+    flat = jax.jit(lambda topologies: [t.reshape_batch(6) for t in topologies])
+    topologies = []
     for sizes in (2, 3), (6, 1), (1, 6, 1), (6,):
         topology = Topology.from_mask(dense).reshape_batch(*sizes)
         assert_same_topology(topology, Topology.from_mask(dense.reshape(*sizes, 4, 5)))
-        assert_same_topology(
-            jax.jit(lambda t: t.reshape_batch(6))(topology), Topology.from_mask(dense)
-        )
+        topologies.append(topology)
+    for one in flat(topologies):
+        assert_same_topology(one, Topology.from_mask(dense))
     assert_same_topology(topology.reshape_batch(6).reshape_batch(1, 6).reshape_batch(6), topology)
     with pytest.raises(ValueError, match=re.escape("of 6 patterns, batch (6,), got (2, 2)")):
         topology.reshape_batch(2, 2)
