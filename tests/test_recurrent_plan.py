@@ -281,8 +281,8 @@ def test_a_program_for_cuda_calls_the_kernel(name, sparse):
 
     assert lowered().count("@jaxsparse_recurrent_scan") == 2
     assert lowered(implementation="cuda").count("@jaxsparse_recurrent_scan") == 2
-    assert "@jaxsparse_recurrent_scan" not in lowered(implementation="xla")
-    assert "while" in lowered(implementation="xla")
+    plain = lowered(implementation="xla")
+    assert "@jaxsparse_recurrent_scan" not in plain and "while" in plain
     wrong = "dense_fma" if sparse else "sparse_pairs"
     with pytest.raises(ValueError, match=f"{wrong} was asked for, but"):
         lowered(variant=wrong)
@@ -449,7 +449,7 @@ def test_pack():
     assert can_be_laid_out(matrix.topology)
     with pytest.raises(ValueError, match="piece_bytes must be 4, 8 or 16, and no more than the 8"):
         recurrent.pack(matrix, batch=4, dtype=jnp.bfloat16, piece_bytes=16)
-    full = CSR.fromdense(jnp.ones((2048, 2048)))
+    full = CSR.fromdense(np.ones((1024, 1024), np.float32))
     with pytest.raises(ValueError, match=r"recurrent\.pack: "):
         recurrent.pack(full, batch=4, dtype=jnp.float32, device=Device("tiny", 90, 4, 50_000))
 
