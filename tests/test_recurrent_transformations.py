@@ -72,12 +72,14 @@ single = functools.partial(close, rtol=1e-5, atol=1e-5)
 @WEIGHTS
 @pytest.mark.parametrize("name", CELLS)
 def test_gradients(name, sparse):
-    recompute = sparse == (name in ("GRU", "three_leaves"))
+    """With products that are kept and that are recomputed, both of each cell and of dense ones."""
+    of_cell = sparse == (name in ("GRU", "three_leaves"))
     with jax.enable_x64(True):
         p = finite(problem(name, sparse, dtype=jnp.float64))
-        got = compiled(jax.grad(loss_of(p.scan, recompute=recompute, **EVERY)))(p.operands)
         expected = compiled(jax.grad(loss_of(p.reference, **EVERY)))(p.operands)
-        exact(got, expected)
+        for recompute in {of_cell, of_cell and sparse}:
+            got = compiled(jax.grad(loss_of(p.scan, recompute=recompute, **EVERY)))(p.operands)
+            exact(got, expected)
 
 
 @pytest.mark.parametrize(

@@ -97,10 +97,8 @@ def test_derivatives(name, implementation):
     with jax.enable_x64(True):
         function, operands = case(name, implementation, jnp.float64)
         function = jax.jit(function)
-        if implementation == "xla":  # forward, it is the transpose of these and the same rules
-            check_grads(function, operands, 1, modes=("rev",), eps=1e-4)
-        else:
-            check_grads(function, operands, 2, modes=("fwd", "rev"), eps=1e-4)
+        order = 1 if implementation == "xla" else 2
+        check_grads(function, operands, order, modes=("fwd", "rev"), eps=1e-4)
         if implementation != "xla" and name in ("spmm", "gelu", "sparse_softmax"):
             check_grads(function, operands, 3, modes=("rev",), eps=1e-4)
 
