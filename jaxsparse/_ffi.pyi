@@ -79,6 +79,7 @@ def plan_scan(
     weight_dtype: str,
     sparse: bool,
     layout_form: dict[str, int] | None,
+    not_laid_out: str,
     directions: int,
     multiprocessors: int,
     shared_bytes: int,

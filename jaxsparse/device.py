@@ -193,7 +193,7 @@ def explained_devices(asked: Device | None) -> tuple[AnyDevice | None, Device]:
     """Where JAX runs here, or None where that is the other one; and the GPU that is described."""
     here = default_device()
     if asked is not None:
-        return here, asked
+        return (None if here == asked else here), asked
     return (None, here) if isinstance(here, Device) else (here, present_device())
 
 

@@ -88,6 +88,23 @@ def test_converted_layers_compute_the_same(name, lengths):
         close(got, expected)
 
 
+def test_gradients_of_converted_layers_are_the_same():
+    theirs = nnx.RNN(flax_cell("gru"))
+    ours = from_flax(theirs)
+
+    def loss(layer, x):
+        return jnp.sum(jnp.sin(layer(x)))
+
+    gradient = compiled(nnx.grad(loss, argnums=(0, 1)))
+    of_layers, of_x = zip(
+        *(gradient(layer, inputs(B, T, IN)) for layer in (theirs, ours, to_flax(ours))), strict=True
+    )
+    expected, *others = (kernels(nnx.to_pure_dict(state)["cell"]) for state in of_layers)
+    for got, got_x in zip(others, of_x[1:], strict=True):
+        close(got_x, of_x[0], atol=5e-6)
+        close(got, expected, rtol=1e-5, atol=2e-5)
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", ["gru", "lstm"])
 def test_a_cell_alone_is_converted(name):

@@ -163,14 +163,16 @@ def test_vmap(name, implementation):
         """The results where one operand has a batch, for each of them."""
         results = []
         for i, xs in enumerate(stacked):
-            axes = [-1 if j == i else None for j in range(len(operands))]
+            axes = [(0, -1)[i % 2] if j == i else None for j in range(len(operands))]
             results.append(
                 jax.vmap(function, axes, out_axes=1)(*operands[:i], xs, *operands[i + 1 :])
             )
         return results
 
     one = jax.jit(function)
-    stacked = [np.stack([scale * x for scale in scales], -1) for x in operands]
+    stacked = [
+        np.stack([scale * x for scale in scales], (0, -1)[i % 2]) for i, x in enumerate(operands)
+    ]
     for i, out in enumerate(mapped(operands, stacked)):
         for j, scale in enumerate(scales):
             expected = one(*operands[:i], scale * operands[i], *operands[i + 1 :])

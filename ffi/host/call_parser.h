@@ -60,6 +60,7 @@ class ElementType {
   // Of a table of {name, value}, as CallParser::Choice takes it.
   template <typename Row, int kCount>
   static ElementType OneOf(const Row (&table)[kCount]) {
+    static_assert(kCount <= kMostTypes);
     ElementType types = {};
     for (const Row& row : table) types.allowed_[types.count_++] = DataTypeOf(row.value);
     return types;
@@ -72,7 +73,8 @@ class ElementType {
   bool is(ffi::DataType other) const { return count_ == 1 && allowed_[0] == other; }
 
  private:
-  ffi::DataType allowed_[4];
+  static constexpr int kMostTypes = 4;
+  ffi::DataType allowed_[kMostTypes];
   int count_ = 0;
   const char* said_by_ = nullptr;
 };

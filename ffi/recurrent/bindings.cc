@@ -229,7 +229,8 @@ nb::tuple PlanDescribedScan(const std::string& variant, int64_t products, int64_
                             int64_t inputs, int64_t outputs, int64_t hidden, int64_t batch,
                             int64_t length, const std::string& state_dtype,
                             const std::string& weight_dtype, bool sparse,
-                            const std::optional<NamedSizes>& layout_form, int64_t directions,
+                            const std::optional<NamedSizes>& layout_form,
+                            const std::string& not_laid_out, int64_t directions,
                             int multiprocessors, int64_t shared_bytes) {
   if (std::min({products, states, hidden, directions}) < 1 ||
       std::min({inputs, outputs, batch, length}) < 0) {
@@ -246,6 +247,7 @@ nb::tuple PlanDescribedScan(const std::string& variant, int64_t products, int64_
                 ScanDTypeOf(weight_dtype),
                 sparse,
                 std::nullopt,
+                not_laid_out,
                 directions};
   if (layout_form) scan.layout_form = FormOf(*layout_form);
   Gpu gpu;
@@ -276,8 +278,8 @@ void BindRecurrentScan(nb::module_& m) {
   m.def("plan_scan", PlanDescribedScan, nb::arg("variant"), nb::kw_only(), nb::arg("products"),
         nb::arg("states"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("hidden"),
         nb::arg("batch"), nb::arg("length"), nb::arg("state_dtype"), nb::arg("weight_dtype"),
-        nb::arg("sparse"), nb::arg("layout_form").none(), nb::arg("directions"),
-        nb::arg("multiprocessors"), nb::arg("shared_bytes"));
+        nb::arg("sparse"), nb::arg("layout_form").none(), nb::arg("not_laid_out"),
+        nb::arg("directions"), nb::arg("multiprocessors"), nb::arg("shared_bytes"));
   m.attr("SCAN_DTYPES") = ScanDTypes();
   m.attr("SCAN_MOST_ARRAYS") = kMaxScanArrays;
 }

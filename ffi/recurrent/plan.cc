@@ -47,8 +47,9 @@ std::string ReasonAgainst(const ScanVariant& variant, const ScanForm& form) {
   }
   if (variant.weights == ScanWeights::kPairs) {
     if (!form.layout_form) {
-      return "the pattern is traced or does not fit: recurrent.pack tells, and lays it out "
-             "beforehand";
+      return !form.not_laid_out.empty()
+                 ? form.not_laid_out
+                 : "its matrix is not laid out: recurrent.pack does, if it fits";
     }
     const int most = MostPairsBatch(static_cast<int>(SizeOf(form.state_dtype)));
     return form.batch > most ? batch + std::to_string(most) : "";

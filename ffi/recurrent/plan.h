@@ -27,6 +27,7 @@ struct ScanForm {
   DType weight_dtype = DType::kFloat32;
   bool sparse = false;
   std::optional<SparseForm> layout_form;  // of a sparse matrix
+  std::string not_laid_out;               // or why it has none, if that is known
   int64_t directions = 1;
 };
 

@@ -49,9 +49,6 @@ class UnavailableError(ValueError):
         self.reason = reason or message
 
 
-_UNUSABLE = "jaxsparse: its CUDA kernels can't be used, plain XLA is used instead:\n  "
-
-
 def choose(call: TypedCall, device: AnyDevice) -> TargetCall | Fallback:
     """The kernel that a call runs by on a device, or what is computed in its place, and why.
 
@@ -72,7 +69,10 @@ def choose(call: TypedCall, device: AnyDevice) -> TargetCall | Fallback:
         return Fallback("implementation='xla' asks for it")
     if lacks:
         missed = platform == "cuda" and device.lacks
-        return Fallback(lacks, warning=f"{_UNUSABLE}{lacks}" if missed else "")
+        instead = (
+            f"jaxsparse: its CUDA kernels can't be used, {operation.plain} is used instead:\n  "
+        )
+        return Fallback(lacks, warning=f"{instead}{lacks}" if missed else "")
     made = operation.ffi(params, call.operands, device)
     return made if isinstance(made, Fallback) else _target_call(call, made, platform)
 

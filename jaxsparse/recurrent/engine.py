@@ -71,8 +71,11 @@ def form_of(params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequenc
     )
 
 
-def source(step: Step, form: ScanForm, plan: Plan) -> str:
-    """The kernel's translation unit: the step and the plan, printed, and the kernel."""
+def source(step: Step, form: ScanForm, plan: Plan, delay: int) -> str:
+    """The kernel's translation unit: the step and the plan, printed, and the kernel.
+
+    ``delay`` is `most_delay`.
+    """
 
     def table(name: str, sizes: Sequence[int]) -> str:
         # Arrays of length 0 are not C++.
@@ -101,7 +104,7 @@ def source(step: Step, form: ScanForm, plan: Plan) -> str:
         f"  struct Arrays {{\n{table('Input', step.inputs)}{table('Output', step.outputs)}"
         f"    static constexpr bool kInputIsFloat[] = {{{floats}}};\n  }};\n"
         f"{plan.constants}"
-        f"  static constexpr unsigned kMostDelay = {most_delay()};\n"
+        f"  static constexpr unsigned kMostDelay = {delay};\n"
         "};\n"
     )
 
@@ -137,9 +140,10 @@ def ffi_call(
         plan: Plan | NoPlan = NoPlan("a size is open, and kernels are made for sizes")
     else:
         plan = _planned(form, device, variant, forced)
+    delay = most_delay()
     if isinstance(plan, Plan):
         try:
-            text = source(step, form, plan)
+            text = source(step, form, plan, delay)
         except ValueError as error:  # in a derivative: the cell itself was checked
             plan = NoPlan(str(error))
     if isinstance(plan, NoPlan):

@@ -45,6 +45,8 @@ def planned(call: TypedCall, device: AnyDevice) -> Plan | NoPlan:
         choice = choose(call, device)
     except UnavailableError as error:
         return NoPlan(error.reason, refused=True)
+    except ValueError as error:  # as lowering says it, of a variable that is no number
+        return NoPlan(str(error), refused=True)
     if isinstance(choice, Fallback):
         return NoPlan(choice.reason, wanted=not choice.warning)
     plan: Plan = choice.plan

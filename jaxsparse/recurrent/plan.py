@@ -195,13 +195,14 @@ def make_plan(
         weight_dtype=form.weight_dtype,
         sparse=form.sparse,
         layout_form=None if form.layout_form is None else dataclasses.asdict(form.layout_form),
+        not_laid_out=form.not_laid_out,
         directions=form.directions,
         multiprocessors=device.multiprocessors,
         shared_bytes=device.shared_bytes,
     )
     if made is None:
         # A batch of any size beyond what kernels take in parts is the plain path's.
-        return NoPlan(_exact(reason, variant, form), wanted=form.batch > most_batch)
+        return NoPlan(reason, wanted=form.batch > most_batch)
     best = Plan(**made)
     if not forced and variant is None and loop < best.total_microseconds:
         return NoPlan(
@@ -210,15 +211,3 @@ def make_plan(
             wanted=True,
         )
     return best
-
-
-def _exact(reason: str, variant: str | None, form: ScanForm) -> str:
-    """What the planner says of each kind of kernel, the last of them that of pairs.
-
-    Of a matrix without a layout it says that the pattern is traced or does not fit. Which of the
-    two is known where it was to be laid out.
-    """
-    name = variant or "sparse_pairs"
-    others, of_pairs, _ = reason.partition(f"{name}: ")
-    pairs = VARIANTS[name].weights == "pairs" and of_pairs
-    return f"{others}{name}: {form.not_laid_out}" if pairs and form.not_laid_out else reason

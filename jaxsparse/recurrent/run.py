@@ -22,7 +22,7 @@ from jaxsparse.recurrent.layout import (
     of_one_form,
     suits,
 )
-from jaxsparse.recurrent.plan import SparseForm
+from jaxsparse.recurrent.plan import COMPUTE_CAPABILITY, SparseForm
 from jaxsparse.recurrent.primitive import Operands, scan_bind
 from jaxsparse.recurrent.stacking import padded_values, stacked, stacked_patterns
 
@@ -162,7 +162,11 @@ def _layouts(
     given: list[ScanLayout | None] = [t.layouts.get(ScanLayouts.name) for t in topologies]
     device = traced_for()
     if device is None:
-        found = [x or "no GPU is here to lay it out for: recurrent.pack does" for x in given]
+        found = [
+            x or "no GPU is here to lay it out for: recurrent.pack does, if it fits" for x in given
+        ]
+    elif lacks := device.lacks_for(COMPUTE_CAPABILITY):
+        found = [x or lacks for x in given]
     elif not isinstance(batch, int):
         found = [x or "the batch is open" for x in given]
     elif not all(map(can_be_laid_out, topologies)):
