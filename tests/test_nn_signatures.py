@@ -143,7 +143,7 @@ def test_what_the_documents_list_as_fixed_is_refused():
         cls.__name__: lambda cls=cls, **o: cls(**REQUIRED[cls](), **o, rngs=nnx.Rngs(0))
         for cls in MODULES
     }
-    fixed = listed("at its default alone")
+    fixed = listed("only with its default")
     assert fixed
     for name, options in fixed.items():
         assert options <= parameters(SIGNATURES[name][0]).keys()
