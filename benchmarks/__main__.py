@@ -14,16 +14,16 @@ from typing import Any, NoReturn
 
 import jax
 
-from benchmarks import comparison, environment, plan, plots, report
+from benchmarks import comparison, environment, plots, report, selection
 from benchmarks.choices import Asked, UsageError
 from benchmarks.implementations import DTYPES, PASSES
-from benchmarks.operations import OPERATIONS
+from benchmarks.operations import MEASURED
 from benchmarks.panels import read_result
-from benchmarks.recurrent import plan as recurrent
+from benchmarks.recurrent import selection as recurrent
 from benchmarks.run import Effort, Result, execute
 
-# what is measured -> the module that plans it
-PLANS: dict[str, ModuleType] = {**dict.fromkeys(OPERATIONS, plan), "recurrent": recurrent}
+# what is measured -> the module that selects what of it
+SELECTIONS: dict[str, ModuleType] = {**dict.fromkeys(MEASURED, selection), "recurrent": recurrent}
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as of a shell."""
@@ -94,7 +94,9 @@ def make_parser() -> Parser:
 
 
 def _add_run(parser: Parser) -> None:
-    parser.add_argument("operation", metavar="OPERATION", choices=PLANS, help=_names(PLANS))
+    parser.add_argument(
+        "operation", metavar="OPERATION", choices=SELECTIONS, help=_names(SELECTIONS)
+    )
     parser.add_argument("--suite", nargs="+", metavar="NAME", help="problems, see --list")
     parser.add_argument(
         "--problem", nargs="+", action="extend", metavar="GLOB", help="only problems of such names"
@@ -150,12 +152,12 @@ def _run(arguments: argparse.Namespace, parser: Parser) -> int:
     # PyTorch and CuPy need room on the GPU: this must come before JAX starts it.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if arguments.list:
-        print(PLANS[arguments.operation].listing(arguments.operation))
+        print(SELECTIONS[arguments.operation].listing(arguments.operation))
         return 0
     try:
         before = _earlier(arguments.against, environment.environment)
         picture = _plot_path(arguments)
-        made = PLANS[arguments.operation].make_plan(asked(arguments), jax.default_backend())
+        made = SELECTIONS[arguments.operation].select(asked(arguments), jax.default_backend())
         _check_writable("--output", arguments.output)
         _check_writable("--plot", picture)
     except UsageError as error:

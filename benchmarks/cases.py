@@ -13,7 +13,7 @@ from benchmarks.implementations import Implementation
 from benchmarks.memory import memory_limit
 from benchmarks.operations import (
     COMPUTATIONS,
-    OPERATIONS,
+    MEASURED,
     TOLERANCE,
     Rows,
     relative_error,
@@ -44,7 +44,7 @@ class OperationCase:
     @property
     def traced(self) -> bool:
         """Whether the device's time is meant, and there is a device."""
-        on_device = OPERATIONS[self.problem.operation].on_device
+        on_device = MEASURED[self.problem.operation].on_device
         return jax.default_backend() == "gpu" and on_device
 
     def description(self, passed: str) -> Row:
@@ -90,7 +90,7 @@ class OperationCase:
 def _checked(case: OperationCase) -> Check:
     program = case.build("forward")
     results = program.results(program.function(*program.operands()))
-    name = case.implementation.computes or OPERATIONS[case.problem.operation].computes
+    name = case.implementation.computes or MEASURED[case.problem.operation].computes
     compared = [
         (relative_error(computation.part(actual, part), expected), part.rows.size)
         for actual, computation, (expected, part) in zip(

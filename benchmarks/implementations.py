@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import jax
 
 from benchmarks import jax_programs, peer_programs
-from benchmarks.operations import OPERATIONS
+from benchmarks.operations import MEASURED
 from benchmarks.peer_programs import needs_cpu, needs_cupy, needs_gpu, needs_torch
 from benchmarks.problems import Problem
 from jaxsparse import backend
@@ -49,7 +49,7 @@ class Implementation:
 
     Args:
         name: what tables and the option ``--implementation`` call it.
-        operation: a key of ``OPERATIONS``.
+        operation: a key of ``MEASURED``.
         build: (problem, dtype, pass) to a program.
         available: None, or why it is left out here.
         dtypes: what it computes in; the first if it can't in what is asked for.
@@ -107,7 +107,7 @@ def forced(operation: str, variant: str) -> Implementation:
 
 def variants(operation: str) -> list[str]:
     """The variants that can be forced on this platform."""
-    kernel = OPERATIONS[operation].kernel
+    kernel = MEASURED[operation].kernel
     if kernel is None:
         return []
     platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()

@@ -167,7 +167,7 @@ COMPUTATIONS: dict[str, tuple[Computation, ...]] = {
 
 
 @dataclass(frozen=True)
-class Operation:
+class MeasuredOperation:
     """An operation to measure.
 
     Args:
@@ -212,14 +212,16 @@ def _attention_shapes(topology: Topology, n: Any, heads: int) -> Shapes:
     return {"query": (1, t, heads, n), "key": (1, s, heads, n), "value": (1, s, heads, n)}
 
 
-OPERATIONS: dict[str, Operation] = {
-    "spmm": Operation(_product_shapes, "spmm", "spmm", products=1),
-    "spmm_bias_relu": Operation(_epilogue_shapes, "spmm_bias_relu", "spmm", products=1),
-    "spmm_pullback": Operation(_pullback_shapes, "spmm_pullback", None, products=2),
-    "sddmm": Operation(_sampled_shapes, "sddmm", "sddmm", products=1),
-    "sparse_softmax": Operation(_softmax_shapes, "sparse_softmax", "sparse_softmax", has_n=False),
-    "sparse_attention": Operation(_attention_shapes, "sparse_attention", None),
-    "dispatch": Operation(_product_shapes, "spmm", None, on_device=False),
+MEASURED: dict[str, MeasuredOperation] = {
+    "spmm": MeasuredOperation(_product_shapes, "spmm", "spmm", products=1),
+    "spmm_bias_relu": MeasuredOperation(_epilogue_shapes, "spmm_bias_relu", "spmm", products=1),
+    "spmm_pullback": MeasuredOperation(_pullback_shapes, "spmm_pullback", None, products=2),
+    "sddmm": MeasuredOperation(_sampled_shapes, "sddmm", "sddmm", products=1),
+    "sparse_softmax": MeasuredOperation(
+        _softmax_shapes, "sparse_softmax", "sparse_softmax", has_n=False
+    ),
+    "sparse_attention": MeasuredOperation(_attention_shapes, "sparse_attention", None),
+    "dispatch": MeasuredOperation(_product_shapes, "spmm", None, on_device=False),
 }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from benchmarks.operations import OPERATIONS
+from benchmarks.operations import MEASURED
 from benchmarks.run import SCHEMA, Result, Row
 
 OURS = "jaxsparse"
@@ -129,7 +129,7 @@ def geometric_mean(values: Sequence[float]) -> float | None:
 
 def teraflops(row: Row) -> float | None:
     """Multiplications and additions of stored entries, 10^12 a second; None if nothing is known."""
-    products = OPERATIONS[row["operation"]].products if row["operation"] in OPERATIONS else 0
+    products = MEASURED[row["operation"]].products if row["operation"] in MEASURED else 0
     if row["pass"] != "forward":
         products *= 3
     work = 2 * products * (row.get("nnz") or 0) * (row.get("n") or 0)

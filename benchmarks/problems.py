@@ -15,7 +15,7 @@ import scipy.stats
 
 from benchmarks import files
 from benchmarks.networks import NETWORKS, Network, layer_of
-from benchmarks.operations import OPERATIONS
+from benchmarks.operations import MEASURED
 from jaxsparse import masks
 from jaxsparse.topology import Topology
 
@@ -30,7 +30,7 @@ class Problem:
     Args:
         suite: the suite's name.
         name: unique in the suite.
-        operation: a key of ``OPERATIONS``.
+        operation: a key of ``MEASURED``.
         pattern: makes the topology; shared by problems on one pattern.
         n: columns of x for spmm, features of sddmm and attention, None where there is no such size.
         heads: attention heads, all on one pattern.
@@ -66,7 +66,7 @@ def _latest(pattern: Callable[[], Topology]) -> Topology:
 @functools.lru_cache(maxsize=1)
 def _drawn(problem: Problem, seed: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    shapes = OPERATIONS[problem.operation].shapes(problem.topology(), problem.n, problem.heads)
+    shapes = MEASURED[problem.operation].shapes(problem.topology(), problem.n, problem.heads)
     return {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
 
 
@@ -81,7 +81,7 @@ class Request:
 
     def sizes(self, default: Sequence[int]) -> Sequence[int | None]:
         """What n is of the problems on each pattern."""
-        return (self.n or default) if OPERATIONS[self.operation].has_n else (None,)
+        return (self.n or default) if MEASURED[self.operation].has_n else (None,)
 
 
 def uniform(m: int, k: int, sparsity: float, seed: int = 0) -> Topology:

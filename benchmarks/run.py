@@ -1,4 +1,4 @@
-"""Measures a plan: checks every implementation against the reference, then times it."""
+"""Measures a selection: checks every implementation against the reference, then times it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Problem(Protocol):
         """Raises ValueError or MemoryError if it can't be had."""
 
 
-class Plan(Protocol):
+class Selection(Protocol):
     """What will be measured, in this order: problems, on each the cases, of each the passes."""
 
     @property
@@ -100,14 +100,14 @@ class Plan(Protocol):
 
 
 def execute(
-    plan: Plan,
+    selection: Selection,
     effort: Effort,
     *,
     commit: str | None = None,
     say: Callable[[str], None] = lambda line: None,
     save: Callable[[Result], None] = lambda result: None,
 ) -> tuple[Result, bool]:
-    """Measures a plan; the result as `benchmarks/README.md` documents it, and whether it is whole.
+    """Measures a selection: the result, as `benchmarks/README.md` documents it, and if it is whole.
 
     A failure is recorded with its reason, and the run goes on. At Ctrl-C the result is what was
     measured so far, and so it is when the device answers no more. ``save`` gets the result so far
@@ -117,21 +117,21 @@ def execute(
         "schema": SCHEMA,
         "environment": environment(commit),
         "results": [],
-        "skipped": dict(plan.skipped),
+        "skipped": dict(selection.skipped),
     }
-    for name, why in plan.skipped.items():
+    for name, why in selection.skipped.items():
         say(f"left out: {name}: {why}")
     known: dict[Hashable, Row] = {}
     try:
-        for number, problem in enumerate(plan.problems, 1):
-            heading = f"[{number}/{len(plan.problems)}] {problem.suite} {problem.name}"
+        for number, problem in enumerate(selection.problems, 1):
+            heading = f"[{number}/{len(selection.problems)}] {problem.suite} {problem.name}"
             try:
                 problem.prepare()
             except (ValueError, MemoryError) as error:
                 result["skipped"][problem.name] = _reason(error)
                 say(f"{heading}: left out: {_reason(error)}")
                 continue
-            for case in plan.cases(problem):
+            for case in selection.cases(problem):
                 for row in _rows(case, effort, known):
                     result["results"].append(row)
                     say(f"{heading} {_spoken(row)}")

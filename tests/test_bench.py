@@ -24,10 +24,10 @@ from benchmarks import (
     comparison,
     environment,
     operations,
-    plan,
     plots,
     report,
     run,
+    selection,
 )
 from benchmarks.__main__ import INTERRUPTED, SLOWER, main
 from benchmarks.implementations import (
@@ -46,7 +46,7 @@ RESULT = pathlib.Path(__file__).parents[1] / "benchmarks/results/cpu/spmm_square
 
 
 def planned(argv):
-    return plan.make_plan(cli.asked(cli.make_parser().parse_args(["run", *argv])), "cpu")
+    return selection.select(cli.asked(cli.make_parser().parse_args(["run", *argv])), "cpu")
 
 
 # ---- options ----
@@ -54,15 +54,15 @@ def planned(argv):
 
 @st.composite
 def legal_options(draw):
-    """(argv, what it must plan: names of implementations by dtype, number of problems, passes)."""
-    operation = draw(st.sampled_from(sorted(operations.OPERATIONS)))
+    """(argv, what it must select: implementations by dtype, number of problems, passes)."""
+    operation = draw(st.sampled_from(sorted(operations.MEASURED)))
     suites = [name for name in suites_of(operation) if name not in ("files", "dlmc")]
     suites = draw(st.lists(st.sampled_from(suites), min_size=1, unique=True))
     argv, sizes = [operation, "--suite", *suites], {}
     options = {
         "n": (
             st.integers(1, 300),
-            operations.OPERATIONS[operation].has_n and suites != ["dispatch"],
+            operations.MEASURED[operation].has_n and suites != ["dispatch"],
         ),
         "sparsity": (st.floats(0, 0.99), all(SUITES[name].has_sparsity for name in suites)),
     }
@@ -112,7 +112,7 @@ def test_legal_options_plan_what_they_say(drawn):
     expected = 0
     for suite in suites:
         patterns, columns, shapes = COUNTS[suite]
-        columns = sizes.get("n", columns) if operations.OPERATIONS[operation].has_n else 1
+        columns = sizes.get("n", columns) if operations.MEASURED[operation].has_n else 1
         expected += sizes.get("sparsity", patterns) * columns * shapes
     assert len(made.problems) == expected
     assert len({(p.suite, p.name) for p in made.problems}) == expected
@@ -267,7 +267,7 @@ def spoiled(change, name="spoiled"):
 
 def plan_of(*implementations, problems=("odd", "vector")):
     pairs = tuple((i, i.dtypes[0]) for i in implementations)
-    return plan.OperationPlan(tuple(map(edge_case, problems)), pairs, ("forward",), {})
+    return selection.OperationSelection(tuple(map(edge_case, problems)), pairs, ("forward",), {})
 
 
 def out_of_memory(y):
@@ -318,7 +318,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, monkeypatch, capsys):
     result, whole = run.execute(made, EFFORT, save=lambda r: saved.append(json.dumps(r)))
     assert not whole and json.loads(saved[-1]) == result
     assert any(row["implementation"] == "good" and row["us"] for row in result["results"])
-    monkeypatch.setattr(plan, "make_plan", lambda *args: made)
+    monkeypatch.setattr(selection, "select", lambda *args: made)
     calls = iter(range(100))
     output = tmp_path / "new" / "out.json"
     assert main(["run", "spmm", "--output", str(output), *QUICK]) == INTERRUPTED

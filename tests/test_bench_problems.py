@@ -17,7 +17,7 @@ from bench_problems import edge_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import choices, files, networks, plan
+from benchmarks import choices, files, networks, selection
 from benchmarks.__main__ import main
 from benchmarks.problems import SUITES, Request, uneven, uniform
 from jaxsparse import Topology
@@ -159,7 +159,7 @@ def test_folder_of_files(tmp_path, monkeypatch, capsys):
     with pytest.raises(
         choices.UsageError, match=r"needs a folder in JAXSPARSE_DATA, got .*nowhere"
     ):
-        plan.make_plan(choices.Asked("spmm", suites=("files",)), "cpu")
+        selection.select(choices.Asked("spmm", suites=("files",)), "cpu")
 
 
 # ---- layers of networks ----

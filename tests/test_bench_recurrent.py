@@ -16,7 +16,7 @@ import reference as oracle
 from benchmarks import __main__ as cli
 from benchmarks import choices, panels, plots, report, run
 from benchmarks.__main__ import main
-from benchmarks.recurrent import cudnn, floor, jax_programs, plan, reference
+from benchmarks.recurrent import cudnn, floor, jax_programs, reference, selection
 from benchmarks.recurrent.cases import ScanCase
 from benchmarks.recurrent.implementations import (
     DTYPES,
@@ -43,7 +43,7 @@ LAYERS = [layer(cell, density) for cell in GATES for density in (None, 0.3)]
 
 def planned(argv, platform="cpu"):
     arguments = cli.make_parser().parse_args(["run", "recurrent", *argv])
-    return plan.make_plan(cli.asked(arguments), platform)
+    return selection.select(cli.asked(arguments), platform)
 
 
 # ---- layers ----
@@ -183,7 +183,7 @@ def spoiled(change):
     ],
 )
 def test_wrong_results_are_not_timed(change):
-    made = plan.ScanPlan((layer("GRU", 0.3),), (spoiled(change),), PASSES, {})
+    made = selection.ScanSelection((layer("GRU", 0.3),), (spoiled(change),), PASSES, {})
     result, whole = run.execute(made, EFFORT)
     assert whole and [row["pass"] for row in result["results"]] == list(PASSES)
     for row in result["results"]:
@@ -192,7 +192,7 @@ def test_wrong_results_are_not_timed(change):
     assert "wrong" in report.table(result)
 
 
-# ---- plans ----
+# ---- Selections ----
 
 
 def test_what_options_plan():

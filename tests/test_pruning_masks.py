@@ -22,10 +22,10 @@ from jaxsparse.nn import SparseLinear  # noqa: E402
 from jaxsparse.pruning import (  # noqa: E402
     Target,
     apply_masks,
+    bits_like,
+    bits_to_masks,
     make_masks,
-    pack_masks,
-    packed_like,
-    unpack_masks,
+    masks_to_bits,
 )
 
 nnx = pytest.importorskip("flax.nnx")
@@ -452,12 +452,12 @@ def test_packing_and_back(leading, size, seed):
     shape = (*leading, size)
     tree = {"mask": np.random.default_rng(seed).random(shape) < 0.5, "x": np.ones(3), "flag": True}
     tree = jax.tree.map(jnp.asarray, tree)
-    packed = pack_masks(tree)
+    packed = masks_to_bits(tree)
     assert packed["mask"].dtype == jnp.uint8
     np.testing.assert_array_equal(packed["mask"], np.packbits(tree["mask"], axis=-1))
     assert packed["x"] is tree["x"] and packed["flag"] is tree["flag"]
     like = jax.eval_shape(lambda: tree)
-    restored = unpack_masks(packed, like)
+    restored = bits_to_masks(packed, like)
     assert restored["mask"].dtype == bool
     np.testing.assert_array_equal(restored["mask"], tree["mask"])
 
@@ -465,12 +465,12 @@ def test_packing_and_back(leading, size, seed):
 @pytest.mark.parametrize("bits", [jnp.zeros((3, 1), jnp.uint8), jnp.zeros((3, 2), jnp.int32)])
 def test_unpacking_something_else(bits):
     with pytest.raises(ValueError, match=r"mask of shape \(3, 9\) .* uint8 \(3, 2\), got"):
-        unpack_masks(bits, jnp.ones((3, 9), bool))
+        bits_to_masks(bits, jnp.ones((3, 9), bool))
 
 
 def test_what_a_packed_state_is_like():
     tree = {"mask": jnp.ones((3, 9), bool), "x": np.ones(2), "key": jax.random.key(0), "n": 1}
-    packed, like = pack_masks(tree), packed_like(tree)
+    packed, like = masks_to_bits(tree), bits_like(tree)
     assert like["mask"].shape == (3, 2) and like["mask"].dtype == jnp.uint8
     assert like["mask"].sharding == tree["mask"].sharding
     assert like["x"].sharding is None and like["key"].dtype == tree["key"].dtype

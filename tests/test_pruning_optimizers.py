@@ -20,13 +20,13 @@ from pruning_problems import (  # noqa: E402
 
 from jaxsparse.pruning import (  # noqa: E402
     PruneState,
+    bits_like,
+    bits_to_masks,
     dense_parameters,
+    masks_to_bits,
     one_shot,
-    pack_masks,
-    packed_like,
     polynomial,
     prune,
-    unpack_masks,
     verify,
 )
 
@@ -290,16 +290,16 @@ def test_interrupted_runs_resume_bitwise(tmp_path):
         if step in (0, 4, 10):
             path = tmp_path / str(step)
             with ocp.StandardCheckpointer() as checkpointer:
-                checkpointer.save(path, pack_masks(nnx.state((model, optimizer))))
+                checkpointer.save(path, masks_to_bits(nnx.state((model, optimizer))))
             model = model_of(seed=1)  # nothing of the old run is left
             optimizer = optimizer_of(model)
             state = nnx.state((model, optimizer))
             with ocp.StandardCheckpointer() as checkpointer:
-                packed = checkpointer.restore(path, packed_like(state))
-            nnx.update((model, optimizer), unpack_masks(packed, state))
+                packed = checkpointer.restore(path, bits_like(state))
+            nnx.update((model, optimizer), bits_to_masks(packed, state))
         assert_same_bits(
             jax.tree.leaves(nnx.state((model, optimizer))),
             jax.tree.leaves(nnx.state((unbroken, unbroken_optimizer))),
         )
-    stored = jax.tree.leaves(jax.eval_shape(pack_masks, nnx.state(optimizer)))
+    stored = jax.tree.leaves(jax.eval_shape(masks_to_bits, nnx.state(optimizer)))
     assert not any(x.dtype == bool for x in stored)

@@ -20,10 +20,10 @@ from pruning_problems import (  # noqa: E402
 )
 
 from jaxsparse.pruning import (  # noqa: E402
-    pack_masks,
-    packed_like,
+    bits_like,
+    bits_to_masks,
+    masks_to_bits,
     prune,
-    unpack_masks,
 )
 
 DEVICES = jax.devices("cpu")
@@ -66,8 +66,8 @@ def test_state_is_sharded_like_the_parameters(kind, structure, scope):
                     assert x.sharding.is_equivalent_to(shardings[name], x.ndim), (name, x.sharding)
         first = jax.tree.leaves(tx.init(jax.device_put(params, shardings)).masks)
         assert [x.sharding.spec for x in first] == [P("data", "model"), P("model")]
-        packed = jax.jit(pack_masks)(state.masks)
-        restored = unpack_masks(packed, state.masks)
+        packed = jax.jit(masks_to_bits)(state.masks)
+        restored = bits_to_masks(packed, state.masks)
         assert restored["a"].sharding.is_equivalent_to(shardings["a"], 2)
     assert update._cache_size() <= 2  # the first state's scalar is not committed
     assert_same_bits(sharded, expected[0])
@@ -108,18 +108,18 @@ def test_runs_resume_on_fewer_devices(tmp_path, kind):
             gradients = jax.device_put(gradients_at(step, params), shardings)
             params, state = update(gradients, state, params)
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "run", pack_masks((params, state)))
+        checkpointer.save(tmp_path / "run", masks_to_bits((params, state)))
     saved = jax.tree.map(np.asarray, (params, state))
     assert not saved[1].masks["a"].all()
 
     for devices in 8, 4, 1:
         mesh, shardings, *fresh = run_on(devices)
         fresh = tuple(fresh)
-        like = packed_like(fresh)
+        like = bits_like(fresh)
         with ocp.StandardCheckpointer() as checkpointer:
             packed = checkpointer.restore(tmp_path / "run", like)
         assert packed[1].masks["b"].shape == (8, 2)
-        restored = unpack_masks(packed, fresh)
+        restored = bits_to_masks(packed, fresh)
         assert jax.tree.structure(restored) == jax.tree.structure(fresh)
         jax.tree.map(np.testing.assert_array_equal, restored, saved)
         params, state = restored
@@ -143,16 +143,16 @@ def test_unpacking_places_every_leaf():
         "weight": jax.device_put(jnp.ones((3, 4)), split),
         "step": jnp.zeros([], jnp.int32),  # not committed: it belongs to no device
     }
-    like = packed_like(state)
+    like = bits_like(state)
     assert like["mask"].sharding == like["weight"].sharding == split
     assert like["odd"].sharding.is_equivalent_to(whole, 2) and like["step"].sharding == whole
-    packed = jax.tree.map(np.asarray, pack_masks(state))
+    packed = jax.tree.map(np.asarray, masks_to_bits(state))
     abstract = {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=None if name == "step" else split)
         for name, x in state.items()
     }
     for target in state, abstract:
-        restored = unpack_masks(packed, target)
+        restored = bits_to_masks(packed, target)
         for name in "mask", "odd", "weight":
             assert restored[name].sharding.is_equivalent_to(split, 2)
         jax.tree.map(np.testing.assert_array_equal, restored, state)

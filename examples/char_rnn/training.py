@@ -14,7 +14,7 @@ import optax
 from flax import nnx
 from jax import Array
 
-from jaxsparse.pruning import SparsityTable, half_epochs, pack_masks, prune, unpack_masks
+from jaxsparse.pruning import SparsityTable, bits_to_masks, half_epochs, masks_to_bits, prune
 
 from ..common.checkpoint import Checkpoints
 from ..common.resumable import Loop, resumable
@@ -192,7 +192,7 @@ def train(
     held_out = Passage(corpus.train[-1:], corpus.held_out)
     # What is saved has a bit for each element of a mask.
     run = resumable(
-        pack_masks(trainer.state),
+        masks_to_bits(trainer.state),
         checkpoints,
         args,
         unit="bits/char",
@@ -200,7 +200,7 @@ def train(
         title=title,
     )
     with run as (saved, loop):
-        trainer.state = unpack_masks(saved, trainer.state)
+        trainer.state = bits_to_masks(saved, trainer.state)
         if loop.score_is_due:  # That of a new run, before its first step.
             loop.record_score(trainer.score(held_out))
         for step in loop.steps():
@@ -210,7 +210,7 @@ def train(
             if loop.score_is_due:
                 loop.record_score(trainer.score(held_out))
             if loop.saving_is_due:
-                loop.save(pack_masks(trainer.dense_state))
+                loop.save(masks_to_bits(trainer.dense_state))
     if hidden.density < 1 and trainer.sparse_model is None:  # Without a sparse part, or resumed.
         trainer.become_sparse()
     trainer.update_models()

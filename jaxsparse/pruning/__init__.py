@@ -12,10 +12,10 @@ except ImportError as error:
         "jaxsparse.pruning needs Flax, which brings optax: pip install 'jaxsparse[flax]'"
     ) from error
 
+from jaxsparse.pruning.bits import bits_like, bits_to_masks, masks_to_bits
 from jaxsparse.pruning.kinds import KINDS, Kind
 from jaxsparse.pruning.layers import SparseLinearGeneral
 from jaxsparse.pruning.masks import apply_masks, make_masks
-from jaxsparse.pruning.packing import pack_masks, packed_like, unpack_masks
 from jaxsparse.pruning.saving import load, save
 from jaxsparse.pruning.schedules import PruningSchedule, half_epochs, one_shot, polynomial
 from jaxsparse.pruning.scores import SCORES
@@ -39,18 +39,18 @@ __all__ = [
     "SparsityTable",
     "Target",
     "apply_masks",
+    "bits_like",
+    "bits_to_masks",
     "dense_parameters",
     "densify",
     "half_epochs",
     "load",
     "make_masks",
+    "masks_to_bits",
     "one_shot",
-    "pack_masks",
-    "packed_like",
     "polynomial",
     "prune",
     "save",
     "sparsify",
-    "unpack_masks",
     "verify",
 ]

@@ -20,7 +20,7 @@ DEFAULT_SUITE = {"cpu": "small"}
 
 
 @dataclass(frozen=True)
-class ScanPlan:
+class ScanSelection:
     """What will be measured, in this order: layers, on each the implementations.
 
     Args:
@@ -47,7 +47,7 @@ class ScanPlan:
         ]
 
 
-def make_plan(asked: Asked, platform: str) -> ScanPlan:
+def select(asked: Asked, platform: str) -> ScanSelection:
     """What the options stand for.
 
     Raises:
@@ -80,7 +80,7 @@ def make_plan(asked: Asked, platform: str) -> ScanPlan:
         gradient = p.gradient or ((p.suite, p.name) in one and one[p.suite, p.name].gradient)
         one[p.suite, p.name] = replace(p, gradient=gradient)
     problems = list(one.values())
-    return ScanPlan(tuple(matching(problems, asked.names)), tuple(here), asked.passes, skipped)
+    return ScanSelection(tuple(matching(problems, asked.names)), tuple(here), asked.passes, skipped)
 
 
 def _as(problem: Problem, asked: Asked) -> list[Problem]:

@@ -16,8 +16,8 @@ def _is_mask(leaf: Any) -> bool:
     return bool(getattr(leaf, "dtype", None) == jnp.bool_ and leaf.ndim > 0)
 
 
-def pack_masks(tree: Any) -> Any:
-    """Packs every boolean array of a tree into bits, along its last dimension.
+def masks_to_bits(tree: Any) -> Any:
+    """Turns every boolean array of a tree into bits, along its last dimension.
 
     For a checkpoint of a model and its optimizer, a Flax state or any other pytree; whatever is not
     boolean stays as it is. Works under jit and ``jax.eval_shape``.
@@ -29,21 +29,21 @@ def pack_masks(tree: Any) -> Any:
         The same tree, with uint8 ``(..., ceil(n / 8))`` for bool ``(..., n)``; the first of eight
         is the highest bit, and missing ones are 0.
 
-    >>> pack_masks({"mask": jnp.array([True, False, True]), "weight": jnp.ones(3)})["mask"]
+    >>> masks_to_bits({"mask": jnp.array([True, False, True]), "weight": jnp.ones(3)})["mask"]
     Array([160], dtype=uint8)
     """
-    return jax.tree.map(lambda x: _packed(x) if _is_mask(x) else x, tree)
+    return jax.tree.map(lambda x: _bits_of(x) if _is_mask(x) else x, tree)
 
 
-def _packed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _shape_of_bits(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[:-1], -(-shape[-1] // 8))
 
 
-def _packed_sharding(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
-    """How a packed mask is sharded: as the mask, but whole where its bytes don't divide."""
-    packed_shape = _packed_shape(shape)
+def _sharding_of_bits(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
+    """How the bits of a mask are sharded: as the mask, but whole where its bytes don't divide."""
+    shape_of_bits = _shape_of_bits(shape)
     try:
-        sharding.shard_shape(packed_shape)
+        sharding.shard_shape(shape_of_bits)
     except ValueError:
         # Only the last dimension is another than that of the mask.
         spec = P(*sharding.spec[: len(shape) - 1])
@@ -51,17 +51,17 @@ def _packed_sharding(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSh
     return sharding
 
 
-def _packed(mask: jax.Array) -> jax.Array:
+def _bits_of(mask: jax.Array) -> jax.Array:
     sharding = explicit_sharding(mask)
     if sharding is not None:
-        mask = jax.sharding.reshard(mask, _packed_sharding(sharding, mask.shape))
+        mask = jax.sharding.reshard(mask, _sharding_of_bits(sharding, mask.shape))
     return jnp.packbits(mask, axis=-1)
 
 
-def packed_like(state: Any) -> Any:
-    """What `pack_masks` would return for a state, abstract: shapes, dtypes and shardings.
+def bits_like(state: Any) -> Any:
+    """What `masks_to_bits` would return for a state, abstract: shapes, dtypes and shardings.
 
-    For a checkpoint library to restore a packed state as this one is placed, on however many
+    For a checkpoint library to restore a state with bits as this one is placed, on however many
     devices the one that was saved had been.
 
     Args:
@@ -69,26 +69,26 @@ def packed_like(state: Any) -> Any:
 
     Returns:
         The same tree with a jax.ShapeDtypeStruct for each array. Its sharding is that of the array;
-        a packed mask is whole on every device along its last dimension if the bytes of that don't
+        the bits of a mask are whole on every device along the last dimension if its bytes don't
         divide evenly. Arrays that are not committed to a device, such as a fresh step counter, are
         replicated over the mesh of the others, if one has a mesh.
 
-    >>> packed_like({"mask": jnp.ones((3, 9), bool)})["mask"].shape
+    >>> bits_like({"mask": jnp.ones((3, 9), bool)})["mask"].shape
     (3, 2)
     """
     shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(state)]
     meshes = [x.mesh for x in shardings if isinstance(x, NamedSharding)]
     mesh = meshes[0] if meshes else None
 
-    def placed(leaf: Any, packed: Any) -> Any:
+    def placed(leaf: Any, bits: Any) -> Any:
         sharding = getattr(leaf, "sharding", None)
         if mesh is not None and not _is_committed(leaf):
             sharding = NamedSharding(mesh, P())
         elif _is_mask(leaf) and isinstance(sharding, NamedSharding):
-            sharding = _packed_sharding(sharding, leaf.shape)
-        return jax.ShapeDtypeStruct(packed.shape, packed.dtype, sharding=sharding)
+            sharding = _sharding_of_bits(sharding, leaf.shape)
+        return jax.ShapeDtypeStruct(bits.shape, bits.dtype, sharding=sharding)
 
-    return jax.tree.map(placed, state, jax.eval_shape(pack_masks, state))
+    return jax.tree.map(placed, state, jax.eval_shape(masks_to_bits, state))
 
 
 def _is_committed(leaf: Any) -> bool:
@@ -96,37 +96,37 @@ def _is_committed(leaf: Any) -> bool:
     return getattr(leaf, "sharding", None) is not None and getattr(leaf, "committed", True)
 
 
-def unpack_masks(packed: Any, like: Any) -> Any:
-    """The inverse of `pack_masks`.
+def bits_to_masks(bits: Any, like: Any) -> Any:
+    """The inverse of `masks_to_bits`.
 
     Args:
-        packed: what `pack_masks` returned, or a checkpoint of it.
-        like: the tree that was packed, or one of the same structure, shapes and dtypes, abstract or
+        bits: what `masks_to_bits` returned, or a checkpoint of it.
+        like: the tree of the masks, or one of the same structure, shapes and dtypes, abstract or
             not. All arrays, masks and others, get the shardings of its leaves, if they have one;
             where a leaf is not committed to a device, they stay where they are.
 
     Raises:
-        ValueError: if a leaf is not that of a packed mask of the shape in ``like``.
+        ValueError: if a leaf is not that of the bits of a mask of the shape in ``like``.
 
     >>> mask = jnp.array([True, False, True])
-    >>> unpack_masks(pack_masks(mask), mask)
+    >>> bits_to_masks(masks_to_bits(mask), mask)
     Array([ True, False,  True], dtype=bool)
     """
 
-    def unpack(target: Any, leaf: Any) -> Any:
-        value = _unpacked(leaf, target) if _is_mask(target) else leaf
+    def mask_of(target: Any, leaf: Any) -> Any:
+        value = _mask_of(leaf, target) if _is_mask(target) else leaf
         known = _is_committed(target) and not isinstance(value, jax.core.Tracer)
         return jax.device_put(value, target.sharding) if known else value
 
-    return jax.tree.map(unpack, like, packed)
+    return jax.tree.map(mask_of, like, bits)
 
 
-def _unpacked(bits: Any, mask: Any) -> Any:
+def _mask_of(bits: Any, mask: Any) -> Any:
     """The booleans in the bits, of the shape of a mask."""
-    expected = _packed_shape(mask.shape)
+    expected = _shape_of_bits(mask.shape)
     if bits.shape != expected or bits.dtype != jnp.uint8:
         raise ValueError(
-            f"unpack_masks: the mask of shape {mask.shape} must be packed as uint8 "
+            f"bits_to_masks: the mask of shape {mask.shape} must be bits in uint8 "
             f"{expected}, got {bits.dtype} {bits.shape}"
         )
     # jnp.unpackbits fails on arrays without elements.

@@ -13,12 +13,12 @@ from benchmarks.implementations import (
     implementations_of,
     variants,
 )
-from benchmarks.operations import OPERATIONS
+from benchmarks.operations import MEASURED
 from benchmarks.problems import SUITES, Problem, Request, suites_of
 
 
 @dataclass(frozen=True)
-class OperationPlan:
+class OperationSelection:
     """What will be measured, in this order: problems, on each the candidates, of each the passes.
 
     Args:
@@ -44,7 +44,7 @@ class OperationPlan:
         ]
 
 
-def make_plan(asked: Asked, platform: str) -> OperationPlan:
+def select(asked: Asked, platform: str) -> OperationSelection:
     """What the options stand for.
 
     Raises:
@@ -54,7 +54,7 @@ def make_plan(asked: Asked, platform: str) -> OperationPlan:
     problems = _problems(asked, platform)
     passes = asked.passes or PASSES
     candidates, skipped = _candidates(asked, passes)
-    return OperationPlan(problems, candidates, passes, skipped)
+    return OperationSelection(problems, candidates, passes, skipped)
 
 
 def listing(operation: str) -> str:
@@ -91,7 +91,7 @@ def _problems(asked: Asked, platform: str) -> tuple[Problem, ...]:
 
 
 def _has_n(operation: str) -> bool:
-    return OPERATIONS[operation].has_n
+    return MEASURED[operation].has_n
 
 
 def _candidates(
