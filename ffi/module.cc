@@ -50,8 +50,13 @@ nb::dict Describe(const OperationEntry& entry) {
 }
 
 const std::vector<OperationEntry>& Entries() {
-  static const auto* entries = new std::vector<OperationEntry>{
-      SpmmEntry(), SddmmEntry(), SparseSoftmaxEntry(), CheckTopologyEntry(), RecurrentScanEntry()};
+  static const auto* entries = new std::vector<OperationEntry>{SpmmEntry(),
+                                                               SddmmEntry(),
+                                                               SparseSoftmaxEntry(),
+                                                               AttentionEntry(),
+                                                               AttentionCotangentEntry(),
+                                                               CheckTopologyEntry(),
+                                                               RecurrentScanEntry()};
   return *entries;
 }
 

@@ -237,6 +237,16 @@ __device__ __forceinline__ void TensorCopy(void* shared, const TensorMap& map, i
       "r"(AddressOfShared(barrier))
       : "memory");
 }
+// The same of an array of four dimensions, the innermost first.
+__device__ __forceinline__ void TensorCopy(void* shared, const TensorMap& map, const int (&at)[4],
+                                           uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%2, %3, %4, %5}], [%6];" ::"r"(AddressOfShared(shared)),
+      "l"(reinterpret_cast<uint64_t>(&map)), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]),
+      "r"(AddressOfShared(barrier))
+      : "memory");
+}
 
 // Blocks of a cluster, which reach one another's shared memory. All their threads meet here, and
 // what each has written before is seen by all behind it.
@@ -310,6 +320,9 @@ __device__ __forceinline__ void BulkCopy(void*, const void*, uint32_t, uint64_t*
   asm volatile("trap;");
 }
 __device__ __forceinline__ void TensorCopy(void*, const TensorMap&, int, int, int, uint64_t*) {
+  asm volatile("trap;");
+}
+__device__ __forceinline__ void TensorCopy(void*, const TensorMap&, const int (&)[4], uint64_t*) {
   asm volatile("trap;");
 }
 __device__ __forceinline__ void ClusterBarrier() { asm volatile("trap;"); }

@@ -69,6 +69,8 @@ inline constexpr DTypePair kDTypePairs[] = {
 OperationEntry SpmmEntry();
 OperationEntry SddmmEntry();
 OperationEntry SparseSoftmaxEntry();
+OperationEntry AttentionEntry();
+OperationEntry AttentionCotangentEntry();
 OperationEntry CheckTopologyEntry();
 OperationEntry RecurrentScanEntry();
 

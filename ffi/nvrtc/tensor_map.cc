@@ -23,27 +23,42 @@ Encode DriversEncode() {
   return encode;
 }
 
-}  // namespace
-
-std::string EncodeTensorMap(const MatricesOfHalves& matrices, TensorMap* map) {
+// Boxes of an array of kRank dimensions; strides in bytes, of all dimensions but the innermost.
+template <cuuint32_t kRank>
+std::string EncodeBoxes(const void* data, const cuuint64_t (&sizes)[kRank],
+                        const cuuint64_t (&strides)[kRank - 1], const cuuint32_t (&box)[kRank],
+                        TensorMap* map) {
   static_assert(sizeof(CUtensorMap) == sizeof(TensorMap));
   const Encode encode = DriversEncode();
   if (encode == nullptr) return "the driver has no tensor maps";
-  constexpr cuuint32_t kRank = 3;
-  const auto row_bytes = static_cast<cuuint64_t>(matrices.width) * 2;
-  const cuuint64_t sizes[kRank] = {static_cast<cuuint64_t>(matrices.width),
-                                   static_cast<cuuint64_t>(matrices.lines),
-                                   static_cast<cuuint64_t>(matrices.count)};
-  const cuuint64_t strides[kRank - 1] = {row_bytes,
-                                         row_bytes * static_cast<cuuint64_t>(matrices.lines)};
-  const cuuint32_t tile[kRank] = {kTileSize, kTileSize, 1};
-  const cuuint32_t steps[kRank] = {1, 1, 1};
+  cuuint32_t steps[kRank];
+  for (cuuint32_t& step : steps) step = 1;
   const CUresult result =
       encode(reinterpret_cast<CUtensorMap*>(map), CU_TENSOR_MAP_DATA_TYPE_UINT16, kRank,
-             const_cast<void*>(matrices.data), sizes, strides, tile, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+             const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? "" : "a tensor map: error " + std::to_string(result);
+}
+
+}  // namespace
+
+std::string EncodeTensorMap(const MatricesOfHalves& matrices, TensorMap* map) {
+  const auto row_bytes = static_cast<cuuint64_t>(matrices.width) * 2;
+  const auto lines = static_cast<cuuint64_t>(matrices.lines);
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(matrices.width), lines,
+                              static_cast<cuuint64_t>(matrices.count)};
+  const cuuint64_t strides[] = {row_bytes, row_bytes * lines};
+  const cuuint32_t box[] = {kTileSize, kTileSize, 1};
+  return EncodeBoxes<3>(matrices.data, sizes, strides, box, map);
+}
+
+std::string EncodeTensorMap(const ArrayOfHalves& array, int lines, TensorMap* map) {
+  cuuint64_t sizes[4], strides[3];
+  for (int d = 0; d < 4; ++d) sizes[d] = static_cast<cuuint64_t>(array.sizes[d]);
+  for (int d = 0; d < 3; ++d) strides[d] = static_cast<cuuint64_t>(array.strides[d]) * 2;
+  const cuuint32_t box[] = {kTileSize, 1, static_cast<cuuint32_t>(lines), 1};
+  return EncodeBoxes<4>(array.data, sizes, strides, box, map);
 }
 
 }  // namespace jaxsparse

@@ -20,4 +20,17 @@ struct MatricesOfHalves {
 // an empty string.
 std::string EncodeTensorMap(const MatricesOfHalves& matrices, TensorMap* map);
 
+// An array of 16-bit numbers of four dimensions, the innermost first, whose neighbours along the
+// others are so many numbers apart: multiples of 16 bytes, as the array's place is.
+struct ArrayOfHalves {
+  const void* data;
+  int64_t sizes[4];
+  int64_t strides[3];
+};
+
+// Of boxes of kTileSize numbers of the innermost dimension by so many along the third one, of one
+// place along the others: `lines` rows that shared memory gets as a SwizzledTile. What lies beyond
+// the array is 0. Returns the reason of a failure, or an empty string.
+std::string EncodeTensorMap(const ArrayOfHalves& array, int lines, TensorMap* map);
+
 }  // namespace jaxsparse

@@ -190,9 +190,29 @@ class Block {
   [[gnu::noinline]] void Postpone(std::function<void()> act) {
     threads_[thread.x].postponed.push_back(std::move(act));
   }
+  // Makes a group of what the thread has started since it made the last one.
+  [[gnu::noinline]] void CommitPostponed() {
+    Thread& own = threads_[thread.x];
+    own.groups.push_back(own.postponed.size());
+  }
   [[gnu::noinline]] void DoPostponed() {
-    std::vector<std::function<void()>> acts = std::move(threads_[thread.x].postponed);
-    threads_[thread.x].postponed.clear();
+    Thread& own = threads_[thread.x];
+    const std::vector<std::function<void()>> acts = std::move(own.postponed);
+    own.postponed.clear();
+    own.groups.clear();
+    for (const auto& act : acts) act();
+  }
+  // All groups but so many of the latest.
+  [[gnu::noinline]] void DoGroups(size_t pending) {
+    Thread& own = threads_[thread.x];
+    if (own.groups.size() <= pending) return;
+    const auto done = static_cast<std::ptrdiff_t>(own.groups.size() - pending);
+    const size_t count = own.groups[done - 1];
+    own.groups.erase(own.groups.begin(), own.groups.begin() + done);
+    for (size_t& end : own.groups) end -= count;
+    const auto end = own.postponed.begin() + static_cast<std::ptrdiff_t>(count);
+    const std::vector<std::function<void()>> acts(own.postponed.begin(), end);
+    own.postponed.erase(own.postponed.begin(), end);
     for (const auto& act : acts) act();
   }
 
@@ -222,6 +242,7 @@ class Block {
     uint64_t turn = 0;
     bool done = false;
     std::vector<std::function<void()>> postponed;
+    std::vector<size_t> groups;  // where each of them ends
   };
   struct Counter {
     Meeting phase;

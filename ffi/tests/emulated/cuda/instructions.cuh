@@ -177,6 +177,37 @@ inline void TensorCopy(void* shared, const TensorMap& map, int column, int line,
   }
   emulated::Block::current->Count(barrier, 0, -int64_t{kTileSize * kRowBytes});
 }
+// Of four dimensions, in boxes of so many lines.
+struct EmulatedArrayMap {
+  const uint16_t* data;
+  int64_t sizes[4], strides[3];
+  int lines;
+};
+inline void TensorCopy(void* shared, const TensorMap& map, const int (&at)[4], uint64_t* barrier) {
+  EmulatedArrayMap m;
+  static_assert(sizeof(m) <= sizeof(map));
+  std::memcpy(&m, &map, sizeof(m));
+  constexpr int kRowBytes = kTileSize * 2, kChunk = 16, kRepeat = 8 * kRowBytes;
+  bool aligned = reinterpret_cast<uint64_t>(shared) % kRepeat == 0 &&
+                 reinterpret_cast<uint64_t>(m.data) % kChunk == 0;
+  for (const int64_t stride : m.strides) aligned = aligned && stride * 2 % kChunk == 0;
+  if (!aligned) emulated::Block::Fail("misaligned tensor copy");
+  for (int l = 0; l < m.lines; ++l) {
+    for (int c = 0; c < kTileSize; ++c) {
+      const int64_t place[] = {at[0] + c, at[1], at[2] + l, at[3]};
+      bool exists = true;
+      int64_t from = place[0];
+      for (int d = 0; d < 4; ++d) {
+        exists = exists && place[d] >= 0 && place[d] < m.sizes[d];
+        if (d > 0) from += place[d] * m.strides[d - 1];
+      }
+      const uint16_t bits = exists ? m.data[from] : 0;
+      const int to = l * kRowBytes + (c * 2 ^ l % 8 * kChunk);
+      std::memcpy(static_cast<char*>(shared) + to, &bits, sizeof(bits));
+    }
+  }
+  emulated::Block::current->Count(barrier, 0, -int64_t{m.lines} * kRowBytes);
+}
 
 // The upper bits of an address say which block of the cluster has the memory.
 constexpr int kOffsetBits = 24;

@@ -98,10 +98,14 @@ inline uint64_t Behind(uint64_t matrix, int bytes) {
   if (bytes % 16 != 0) emulated::Block::Fail("misaligned matrix");
   return (matrix & ~uint64_t{0xffffffff}) | static_cast<uint32_t>(matrix + bytes);
 }
+// The bytes between blocks of longer lines stand above the width, in chunks (SharedMatrixOfBlocks).
+constexpr int kBlockChunksAt = 48;
 // Line `line` of a SharedMatrix, and there number `at`. Chunks change places by their addresses.
 inline uint16_t NumberOf(uint64_t matrix, int line, int at) {
-  const auto width = static_cast<uint32_t>(matrix >> 32);
-  uint32_t address = static_cast<uint32_t>(matrix) + line * width * 2 + at * 2;
+  const auto width = static_cast<uint32_t>(matrix >> 32 & 0xffff);
+  const auto block_bytes = static_cast<uint32_t>(matrix >> kBlockChunksAt) * 16;
+  const uint32_t place = block_bytes == 0 ? at * 2 : at / width * block_bytes + at % width * 2;
+  uint32_t address = static_cast<uint32_t>(matrix) + line * width * 2 + place;
   address ^= (address >> 7 & (width / 8 - 1)) << 4;
   return SharedAt<uint16_t>(address);
 }

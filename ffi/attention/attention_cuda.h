@@ -1,0 +1,7 @@
+// The CUDA variants of attention over a block mask, each defined with its kernel in kernels/.
+#pragma once
+
+#include "attention/problem.h"
+#include "host/variant.h"
+
+namespace jaxsparse {}  // namespace jaxsparse

@@ -1,0 +1,149 @@
+// FFI targets of attention over a block mask and of the transpose of its derivative.
+#include "attention/attention.h"
+#include "host/registry.h"
+
+namespace jaxsparse {
+namespace {
+
+// The dimensions of a call, which its first arrays say.
+struct Dimensions {
+  Dimension queries{"queries"}, keys{"keys"}, groups{"groups"}, per_group{"per_group"};
+  Dimension head_size{"head_size"}, value_size{"value_size"};
+
+  template <typename Problem>
+  void WriteTo(Problem* p) const {
+    p->queries = queries.size;
+    p->keys = keys.size;
+    p->groups = groups.size;
+    p->per_group = per_group.size;
+    p->head_size = head_size.size;
+    p->value_size = value_size.size;
+  }
+};
+
+// Which heads have masks of their own.
+struct MaskHeads {
+  Extent groups, per_group;
+
+  static MaskHeads Of(CallParser& call, Dimensions& d) {
+    Extent groups = 1, per_group = 1;
+    if (call.Attribute<bool>("mask_of_group")) groups = d.groups;
+    if (call.Attribute<bool>("mask_of_head")) per_group = d.per_group;
+    return {groups, per_group};
+  }
+};
+
+int64_t SizeOf(const Extent& extent) {
+  return (extent.dimension == nullptr ? 0 : extent.dimension->size) + extent.more;
+}
+
+// `rows` and `columns` are positions.
+MaskTiles OperandMask(CallParser& call, const MaskHeads& heads, int64_t rows, int64_t columns) {
+  const auto [groups, per_group] = heads;
+  Dimension capacity("capacity"), cells("cells");
+  MaskTiles mask;
+  mask.rows = CeilDivide(rows, kMaskTile);
+  mask.columns = CeilDivide(columns, kMaskTile);
+  mask.offsets = call.Operand("offsets", {ffi::S32}, {groups, per_group, mask.rows + 1});
+  mask.entries = call.Operand("entries", {ffi::U32}, {groups, per_group, capacity});
+  mask.bits_at = call.Operand("bits_at", {ffi::S32}, {groups, per_group, capacity});
+  mask.bits = call.Operand("bits", {ffi::U32}, {groups, per_group, cells, kMaskCellWords});
+  mask.order = call.Operand("order", {ffi::S32}, {groups, per_group, mask.rows});
+  mask.groups = SizeOf(groups);
+  mask.per_group = SizeOf(per_group);
+  mask.capacity = capacity.size;
+  mask.cells = cells.size;
+  return mask;
+}
+
+struct Attention {
+  using Problem = AttentionProblem;
+  static constexpr char kName[] = "attention";
+
+  static void Parse(CallParser& call, Problem* problem) {
+    Problem& p = *problem;
+    Dimensions d;
+    ElementType dtype(kFloats);
+    p.scale = static_cast<float>(call.Attribute<double>("scale"));
+    p.out = call.Result("out", dtype, {d.queries, d.groups, d.per_group, d.value_size});
+    ElementType float32{ffi::F32};
+    p.lse = call.Result("lse", float32, {d.groups, d.per_group, d.queries});
+    p.workspace = call.ResultWorkspace(call.Integer("workspace", 0, kMostBytes));
+    p.query = call.Operand("query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
+    p.key = call.Operand("key", dtype, {d.keys, d.groups, d.head_size});
+    p.value = call.Operand("value", dtype, {d.keys, d.groups, d.value_size});
+    const MaskHeads heads = MaskHeads::Of(call, d);
+    p.mask = OperandMask(call, heads, d.queries.size, d.keys.size);
+    d.WriteTo(&p);
+    p.batch = call.batch();
+    p.dtype = DTypeOf(dtype);
+  }
+
+  static Table<CpuVariant<Problem>> CpuVariants() {
+    return ForCurrentIsa(portable::kAttentionCpuVariants, avx2::kAttentionCpuVariants,
+                         avx512::kAttentionCpuVariants);
+  }
+  static Table<CudaVariant<Problem>> CudaVariants() { return kAttentionCudaVariants; }
+};
+
+struct AttentionCotangent {
+  using Problem = AttentionCotangentProblem;
+  static constexpr char kName[] = "attention_cotangent";
+
+  static void Parse(CallParser& call, Problem* problem) {
+    Problem& p = *problem;
+    Dimensions d;
+    ElementType dtype(kFloats), float32{ffi::F32};
+    p.scale = static_cast<float>(call.Attribute<double>("scale"));
+    p.ct_query = call.Result("ct_query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
+    p.ct_key = call.Result("ct_key", dtype, {d.keys, d.groups, d.head_size});
+    p.ct_value = call.Result("ct_value", dtype, {d.keys, d.groups, d.value_size});
+    p.workspace = call.ResultWorkspace(call.Integer("workspace", 0, kMostBytes));
+    p.query = call.Operand("query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
+    p.key = call.Operand("key", dtype, {d.keys, d.groups, d.head_size});
+    p.value = call.Operand("value", dtype, {d.keys, d.groups, d.value_size});
+    const MaskHeads heads = MaskHeads::Of(call, d);
+    p.mask = OperandMask(call, heads, d.queries.size, d.keys.size);
+    p.transposed_mask = OperandMask(call, heads, d.keys.size, d.queries.size);
+    p.lse = call.Operand("lse", float32, {d.groups, d.per_group, d.queries});
+    p.ct_out = call.Operand("ct_out", dtype, {d.queries, d.groups, d.per_group, d.value_size});
+    p.ct_sums = call.Operand("ct_sums", float32, {d.groups, d.per_group, d.queries});
+    d.WriteTo(&p);
+    p.batch = call.batch();
+    p.dtype = DTypeOf(dtype);
+  }
+
+  static Table<CpuVariant<Problem>> CpuVariants() {
+    return ForCurrentIsa(portable::kAttentionCotangentCpuVariants,
+                         avx2::kAttentionCotangentCpuVariants,
+                         avx512::kAttentionCotangentCpuVariants);
+  }
+  static Table<CudaVariant<Problem>> CudaVariants() { return kAttentionCotangentCudaVariants; }
+};
+
+// One for every kernel instance: of each type and size of heads.
+template <typename Problem>
+std::vector<Problem> Problems() {
+  std::vector<Problem> problems;
+  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kFloat16}) {
+    for (const int64_t size : {64, 128}) {
+      Problem problem;
+      problem.dtype = dtype;
+      problem.batch.rank = 0;
+      problem.queries = problem.keys = 4096;
+      problem.head_size = problem.value_size = size;
+      problem.workspace.bytes = int64_t{1} << 30;
+      problems.push_back(problem);
+    }
+  }
+  return problems;
+}
+
+}  // namespace
+
+OperationEntry AttentionEntry() { return MakeEntry<Attention>(Problems<AttentionProblem>()); }
+OperationEntry AttentionCotangentEntry() {
+  return MakeEntry<AttentionCotangent>(Problems<AttentionCotangentProblem>());
+}
+
+}  // namespace jaxsparse

@@ -1,0 +1,104 @@
+// Attention over the positions that a block mask stores:
+//
+//   s = scale * q_t . k_u,   lse_t = log(sum_{u seen by t} exp(s_tu)),
+//   out_t = sum_{u seen by t} exp(s_tu - lse_t) v_u
+//
+// and the transpose of its derivative. For p_tu = exp(s_tu - lse_t) at stored positions and 0
+// elsewhere, the tangents dq, dk, dv of its operands have
+//
+//   ds = scale * (dq . k + q . dk),   u_t = sum_u p_tu (ds_tu v_u + dv_u),   r_t = sum_u p_tu ds_tu
+//
+// of which d out = u - r out and d lse = r. The cotangents of u and r are `ct_out` and `ct_sums`:
+//
+//   dp = p_tu (ct_out_t . v_u + ct_sums_t),   ct_query_t = scale * sum_u dp_tu k_u,
+//   ct_key_u = scale * sum_t dp_tu q_t,       ct_value_u = sum_t p_tu ct_out_t
+//
+// A query that sees no key has out 0, lse -infinity and cotangents 0.
+//
+// Query heads are `groups` groups of `per_group`, which share a key head. Neighbours in an array of
+// queries are `groups * per_group` heads apart.
+#pragma once
+
+#include "types.h"
+
+namespace jaxsparse {
+
+// A block mask says which positions are stored by tiles of the score matrix and by cells, of which
+// a tile has two by two. A tile without stored positions is not listed; cells are empty, partial or
+// full. A partial cell has a word for each of 128 threads, in the order in which tensor cores give
+// a product of 64 x 64 to a warpgroup: bit i of word 32 w + l is
+//   row 16 w + l / 4 + 8 (i / 2 % 2),  column 8 (i / 4) + 2 (l % 4) + i % 2.
+constexpr int kMaskTile = 128;  // rows and columns of a tile
+constexpr int kMaskCell = 64;   // rows and columns of a cell
+constexpr int kMaskCellWords = 128;
+enum class MaskCell : int { kEmpty, kPartial, kFull };
+
+// A listed tile: its column of tiles in the lower bits; above them the states of its cells, in two
+// bits each: top left, top right, bottom left, bottom right.
+constexpr int kMaskStatesAt = 24;
+JAXSPARSE_INLINE uint32_t MaskColumnOf(uint32_t entry) {
+  return entry & ((1u << kMaskStatesAt) - 1);
+}
+JAXSPARSE_INLINE MaskCell MaskCellOf(uint32_t entry, int down, int across) {
+  return static_cast<MaskCell>(entry >> (kMaskStatesAt + 4 * down + 2 * across) & 3);
+}
+
+// A block mask by its rows of tiles, or a transposed one, whose rows are keys. All arrays have one
+// or all of the groups in front, then one or all of a group's heads.
+struct MaskTiles {
+  int64_t groups = 1, per_group = 1;  // of which there are masks of their own: one or all
+  int64_t rows = 0, columns = 0;      // of tiles
+  int64_t capacity = 0;               // entries that there is room for
+  int64_t cells = 0;                  // partial cells that there is room for
+  Array offsets;                      // int32 (rows + 1): where a row's entries begin
+  Array entries;                      // uint32 (capacity), by rising column in each row
+  Array bits_at;  // int32 (capacity): the words of an entry's first partial cell; others follow
+  Array bits;     // uint32 (cells, 128)
+  Array order;    // int32 (rows): rows of tiles, those with most cells first
+
+  // Which of the masks a head has, of those of a batch entry.
+  JAXSPARSE_INLINE int64_t Own(int64_t group, int64_t of_group) const {
+    return (groups > 1 ? group : 0) * per_group + (per_group > 1 ? of_group : 0);
+  }
+};
+
+struct AttentionProblem {
+  Gpu gpu;
+  Batch batch;
+  DType dtype = DType::kBFloat16;  // of all but lse, which is float32
+  int64_t queries = 0, keys = 0;
+  int64_t groups = 1, per_group = 1;
+  int64_t head_size = 0, value_size = 0;
+  float scale = 1;
+  MaskTiles mask;  // rows are queries
+  Array query;     // (queries, groups, per_group, head_size)
+  Array key;       // (keys, groups, head_size)
+  Array value;     // (keys, groups, value_size)
+  Array out;       // (queries, groups, per_group, value_size)
+  Array lse;       // float32 (groups, per_group, queries)
+  Workspace workspace;
+};
+
+struct AttentionCotangentProblem {
+  Gpu gpu;
+  Batch batch;
+  DType dtype = DType::kBFloat16;
+  int64_t queries = 0, keys = 0;
+  int64_t groups = 1, per_group = 1;
+  int64_t head_size = 0, value_size = 0;
+  float scale = 1;
+  MaskTiles mask;             // rows are queries
+  MaskTiles transposed_mask;  // rows are keys
+  Array query;                // as above
+  Array key;
+  Array value;
+  Array lse;
+  Array ct_out;    // (queries, groups, per_group, value_size)
+  Array ct_sums;   // float32 (groups, per_group, queries)
+  Array ct_query;  // as query
+  Array ct_key;    // as key
+  Array ct_value;  // as value
+  Workspace workspace;
+};
+
+}  // namespace jaxsparse
