@@ -91,6 +91,18 @@ __device__ __forceinline__ float ShiftOf(float lse) {
   return lse == least ? least : -lse * kLog2OfE;
 }
 
+// By a warp: the shifts of 64 rows from `first` on and, behind them, their ct_sums.
+__device__ __forceinline__ void StoreShifts(unsigned char* to, const float* lse,
+                                            const float* ct_sums, uint32_t first, uint32_t rows) {
+  float* numbers = reinterpret_cast<float*>(to);
+#pragma unroll
+  for (int i = threadIdx.x % kWarp; i < kMaskCell; i += kWarp) {
+    const bool exists = first + i < rows;
+    numbers[i] = exists ? ShiftOf(lse[first + i]) : 0;
+    numbers[kMaskCell + i] = exists ? ct_sums[first + i] : 0;
+  }
+}
+
 // Of four words of each of four neighbouring lanes, hands word k of all to lane k.
 __device__ __forceinline__ void TransposeWords(uint32_t (&words)[4]) {
 #pragma unroll

@@ -14,6 +14,9 @@ constexpr int kCotangentThreads = (kCotangentGroups + 1) * 128;
 constexpr int kCotangentConsumerRegisters = 240, kCotangentProducerRegisters = 24;
 constexpr int kCotangentControlBytes = 1024;
 
+// Of 64 rows, in shared memory: a number of lse and one of ct_sums.
+constexpr int kShiftsBytes = 2 * kMaskCell * 4;
+
 // Items of work, of which each is a row of a mask's tiles of one head. Blocks take them in their
 // order, from a counter in the workspace: long rows first, heads inside, so many at once that what
 // these read stays in the L2 cache.

@@ -131,13 +131,7 @@ class KeysSteps {
         BulkCopy(side + kConfig.kWordsAt + group * kWordBytes, from, kWordBytes, stage.full);
       }
     }
-    float* numbers = reinterpret_cast<float*>(side);
-#pragma unroll
-    for (int i = lane; i < kKeysStepRows; i += kWarp) {
-      const bool exists = first + i < static_cast<uint32_t>(p_.queries);
-      numbers[i] = exists ? ShiftOf(control_.lse[first + i]) : 0;
-      numbers[kKeysStepRows + i] = exists ? control_.ct_sums[first + i] : 0;
-    }
+    StoreShifts(side, control_.lse, control_.ct_sums, first, static_cast<uint32_t>(p_.queries));
     stage.Filled();
     at_.Advance();
   }

@@ -13,9 +13,8 @@ struct AttentionKeysConfig {
   int head_size = 128;  // of keys and of values: 64 or 128
 
   static constexpr int kStages = 4;
-  // Beside a stage's tiles: a number of lse and one of ct_sums for each row, then words of both
-  // warpgroups' cells.
-  static constexpr int kWordsAt = 2 * kKeysStepRows * 4;
+  // Beside a stage's tiles: lse and ct_sums, then words of both warpgroups' cells.
+  static constexpr int kWordsAt = kShiftsBytes;
   static constexpr int kSideBytes = kWordsAt + kCotangentGroups * kMaskCellWords * 4;
 
   // Of 64 rows of an operand, in blocks of 64 numbers of each.
