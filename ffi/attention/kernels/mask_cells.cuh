@@ -31,7 +31,8 @@ struct MaskRow {
   uint32_t columns;      // of tiles
   uint32_t cells;        // that there are bits of
 
-  // `own`: which of the batch entry's masks it is; `row`: of tiles. The first step does not need it.
+  // `own`: which of the batch entry's masks it is; `row`: of tiles. The first step does not need
+  // it.
   __device__ __forceinline__ void Set(const MaskTiles& mask, const Batch& batch,
                                       const BatchPlace& place, uint32_t own, uint32_t row) {
     SetBits(mask, batch, place, own);

@@ -345,10 +345,4 @@ __global__ void __launch_bounds__(kAttentionTilesThreads, 1)
   if (warp == 2) producers.CopyValues();
 }
 
-// The prologue kernel: no block has taken an item yet. The next kernel begins meanwhile.
-__global__ void AttentionTilesPrologue(const __grid_constant__ AttentionProblem p) {
-  LetNextKernelBegin();
-  *reinterpret_cast<uint32_t*>(p.workspace.data) = 0;
-}
-
 }  // namespace jaxsparse

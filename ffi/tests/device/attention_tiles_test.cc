@@ -3,6 +3,7 @@
 
 #include "attention/kernels/tensor_maps.h"
 #include "attention/kernels/tiles.cu"
+#include "attention/kernels/tiles_prologue.cu"
 #include "device/attention_operands.h"
 #include "emulated/gpu.h"
 
@@ -129,6 +130,7 @@ void CheckDisorder() {
       Check<T, kSize>({200, 300}, {.mask = mask, .disorder = disorder});
     }
     Check<T, kSize>({129, 65}, {.mask = MaskKind::kAll, .disorder = disorder});
+    Check<T, kSize>({300, 300}, {.mask = MaskKind::kCausal, .disorder = disorder});
   }
 }
 
