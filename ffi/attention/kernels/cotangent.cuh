@@ -32,15 +32,18 @@ struct CotangentItemSlots {
   }
 
   // Takes the block's item of this number, by one thread: a row of `mask` of one of so many heads
-  // of a batch entry.
+  // of a batch entry. Blocks begin with that of their own number.
   __device__ __forceinline__ const CotangentItem& Take(const AttentionCotangentTiles& p,
                                                        const MaskTiles& mask, int counter,
                                                        uint32_t heads_of_entry, uint32_t number) {
     const uint32_t slot = number % kItemSlots;
     CotangentItem& item = slots[slot];
     const CotangentItems& items = p.items;
-    const uint32_t next =
-        FetchAndAddOfGpu(reinterpret_cast<uint32_t*>(p.workspace.data) + counter, 1);
+    uint32_t next = blockIdx.x;
+    if (number > 0) {
+      next =
+          gridDim.x + FetchAndAddOfGpu(reinterpret_cast<uint32_t*>(p.workspace.data) + counter, 1);
+    }
     if (next < items.Count()) {
       const uint32_t at_once = items.heads_at_once * items.rows;
       const uint32_t first = next / at_once * items.heads_at_once;
@@ -84,8 +87,8 @@ __device__ __forceinline__ uint32_t WithWords(const MaskRow& row, uint32_t entry
   return __popc(partial) <= row.cells ? entry : entry & ~(partial << kMaskStatesAt);
 }
 
-// What is added to the scores of a row in base 2, so that their powers are probabilities. Those of a
-// row that sees nothing are 0.
+// What is added to the scores of a row in base 2, so that their powers are probabilities. Those of
+// a row that sees nothing are 0.
 __device__ __forceinline__ float ShiftOf(float lse) {
   const float least = __uint_as_float(0xff800000);
   return lse == least ? least : -lse * kLog2OfE;

@@ -18,7 +18,7 @@ constexpr int kCotangentControlBytes = 1024;
 constexpr int kShiftsBytes = 2 * kMaskCell * 4;
 
 // Items of work, of which each is a row of a mask's tiles of one head. Blocks take them in their
-// order, from a counter in the workspace: long rows first, heads inside, so many at once that what
+// order, by a counter in the workspace: long rows first, heads inside, so many at once that what
 // these read stays in the L2 cache.
 struct CotangentItems {
   uint32_t heads = 1;  // of all batch entries
@@ -31,11 +31,11 @@ struct CotangentItems {
 struct AttentionCotangentTiles : AttentionCotangentProblem {
   // Of query and ct_out, key and value, in boxes of as many lines as the kernel copies at once.
   TensorMap query_tiles = {}, ct_out_tiles = {}, key_tiles = {}, value_tiles = {};
-  CotangentItems items;
+  CotangentItems items = {};
   float log2_scale = 1;  // scale * log2(e)
 };
 
-// The workspace has a counter for each kernel, which are 0 before the first one.
+// The workspace has a counter for each kernel, 0 before the first one.
 constexpr int kCotangentRowsCounter = 0, kCotangentKeysCounter = 1;
 constexpr int kCotangentWorkspaceBytes = 16;
 

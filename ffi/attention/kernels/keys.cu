@@ -70,10 +70,10 @@ __device__ __forceinline__ void CopyKeys(const AttentionCotangentTiles& p,
       const uint32_t first = item.row * kMaskTile + group * kMaskCell;
       unsigned char* keys = shared + group * kTileBytes;
       unsigned char* values = keys + kCotangentGroups * kTileBytes;
-      CopyLines<kConfig.head_size, kMaskCell>(
-          keys, p.key_tiles, item.head, first, item.place.OwnEntry(p.batch, p.key), full);
-      CopyLines<kConfig.head_size, kMaskCell>(
-          values, p.value_tiles, item.head, first, item.place.OwnEntry(p.batch, p.value), full);
+      CopyLines<kConfig.head_size, kMaskCell>(keys, p.key_tiles, item.head, first,
+                                              item.place.OwnEntry(p.batch, p.key), full);
+      CopyLines<kConfig.head_size, kMaskCell>(values, p.value_tiles, item.head, first,
+                                              item.place.OwnEntry(p.batch, p.value), full);
     }
     if (is_last) return;
   }

@@ -174,8 +174,8 @@ class RowsConsumer {
     const MaskCell cell = MaskCellOf(states, group_, kAcross);
     uint32_t word = 0;
     if (cell == MaskCell::kPartial) {
-      const uint32_t place = CountPartialCells(states, group_, kAcross) * kMaskCellWords +
-                             threadIdx.x % kWarpgroup;
+      const uint32_t place =
+          CountPartialCells(states, group_, kAcross) * kMaskCellWords + threadIdx.x % kWarpgroup;
       word = SharedAt<const uint32_t>(shared_ + kConfig.WordsAt() +
                                       at_.stage * kConfig.kWordsBytes + place * 4);
     }
@@ -245,8 +245,7 @@ class RowsConsumer {
     const int64_t first = item.row * kMaskTile + group_ * kMaskCell;
     const int64_t left = p_.queries - first;
     const int rows = left < kMaskCell ? static_cast<int>(left) : kMaskCell;
-    T* ct_query =
-        item.place.At<T>(p_.batch, p_.ct_query) + first * stride + item.head * kSize;
+    T* ct_query = item.place.At<T>(p_.batch, p_.ct_query) + first * stride + item.head * kSize;
     uint32_t not_finite = StoreRows(ct_query_, p_.scale, ct_query, stride, rows);
     if (!masked_) return;
     __syncwarp();

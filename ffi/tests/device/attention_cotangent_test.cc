@@ -180,7 +180,8 @@ void Test(const AttentionSize& size, const AttentionOptions& options = {},
   CotangentTest<T, kSize> test(size, options, wrong);
   test.Run(2);
   test.Check();
-  if (options.mask != MaskKind::kCells || wrong != Wrong::kNothing || AreWrong(options.disorder)) return;
+  if (options.mask != MaskKind::kCells || wrong != Wrong::kNothing || AreWrong(options.disorder))
+    return;
   std::vector<T> results = test.Results();
   CheckRepeats("attention_cotangent", results, [&] {
     test.Run(3);
@@ -224,9 +225,9 @@ int main() {
     Test<float16, 64>({130, 150, 2}, {.disorder = disorder});
   }
   for (int i = 0; i < 5; ++i) {
-    Test<bfloat16, 64>({200, 300, 2, 2, 2}, {.mask_of_head = true,
-                                             .mask_of_entry = true,
-                                             .disorder = Disorder::kWrongIndices});
+    Test<bfloat16, 64>(
+        {200, 300, 2, 2, 2},
+        {.mask_of_head = true, .mask_of_entry = true, .disorder = Disorder::kWrongIndices});
   }
   std::puts("all results agree");
 }
