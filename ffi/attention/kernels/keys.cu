@@ -190,7 +190,6 @@ class KeysConsumer {
   __device__ __forceinline__ void Empty() {
     __syncwarp();
     if (threadIdx.x % kWarp == 0) control_.StageAt(at_).Emptied();
-    at_.Advance();
   }
 
   // Adds a cell to the sums.
@@ -246,7 +245,6 @@ class KeysConsumer {
     MultiplyRows<T, kBlockBytes>(ct_key_, ct_rows, query);
     CommitProducts();
     WaitForGroups<0>();
-    Empty();
   }
 
   __device__ __forceinline__ void AddCells() {
@@ -256,15 +254,15 @@ class KeysConsumer {
       control_.StageAt(at_).WaitUntilFull();
       // In a way that tells a compiler that all lanes agree.
       const uint32_t cells = __shfl_sync(kAllLanes, control_.steps[at_.stage], 0);
-      if (cells == 0) break;
       const uint32_t cell = cells >> 2 * group_ & 3;
-      const bool is_partial = cell == static_cast<uint32_t>(MaskCell::kPartial);
       if (cell != 0) {
+        const bool is_partial = cell == static_cast<uint32_t>(MaskCell::kPartial);
         masked_ |= is_partial;
         AddCell(is_partial);
-      } else {
-        Empty();
       }
+      Empty();
+      at_.Advance();
+      if (cells == 0) return;
     }
   }
 
@@ -337,7 +335,6 @@ class KeysConsumer {
       if (threadIdx.x % kWarp == 0) Arrive(&control_.keys_empty[group_]);
       KeepInRegisters(ct_value_);
       KeepInRegisters(ct_key_);
-      Empty();
       WriteResults(item);
     }
   }
