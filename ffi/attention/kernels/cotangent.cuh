@@ -94,17 +94,33 @@ __device__ __forceinline__ float ShiftOf(float lse) {
   return lse == least ? least : -lse * kLog2OfE;
 }
 
-// By a warp: the shifts of 64 rows from `first` on and, behind them, their ct_sums.
-__device__ __forceinline__ void StoreShifts(unsigned char* to, const float* lse,
-                                            const float* ct_sums, uint32_t first, uint32_t rows) {
-  float* numbers = reinterpret_cast<float*>(to);
+// Shifts of 64 rows and their ct_sums on the way through the registers of a warp to shared memory,
+// where the latter lie behind the former. They need not be aligned, as bulk copies want.
+struct ShiftsOfRows {
+  static constexpr int kOfLane = kMaskCell / kWarp;
+  float lse[kOfLane], ct_sums[kOfLane];
+
+  // Of rows from `first` on; there are `rows` in all.
+  __device__ __forceinline__ void Load(const float* all_lse, const float* all_ct_sums,
+                                       uint32_t first, uint32_t rows) {
 #pragma unroll
-  for (int i = threadIdx.x % kWarp; i < kMaskCell; i += kWarp) {
-    const bool exists = first + i < rows;
-    numbers[i] = exists ? ShiftOf(lse[first + i]) : 0;
-    numbers[kMaskCell + i] = exists ? ct_sums[first + i] : 0;
+    for (int i = 0; i < kOfLane; ++i) {
+      const uint32_t row = first + i * kWarp + threadIdx.x % kWarp;
+      lse[i] = ct_sums[i] = 0;
+      if (row >= rows) continue;
+      lse[i] = all_lse[row];
+      ct_sums[i] = all_ct_sums[row];
+    }
   }
-}
+  __device__ __forceinline__ void Store(unsigned char* to) const {
+    float* numbers = reinterpret_cast<float*>(to) + threadIdx.x % kWarp;
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      numbers[i * kWarp] = ShiftOf(lse[i]);
+      numbers[kMaskCell + i * kWarp] = ct_sums[i];
+    }
+  }
+};
 
 // Of four words of each of four neighbouring lanes, hands word k of all to lane k.
 __device__ __forceinline__ void TransposeWords(uint32_t (&words)[4]) {
@@ -181,14 +197,21 @@ struct RowOfWarp {
     for (int i = 0; i < kOfLane; ++i) sum += numbers[i] * other.numbers[i];
     return SumOverLanes(sum, kWarp);
   }
+  // Whether all are NaN, which nothing that is added changes.
+  __device__ __forceinline__ bool IsNan() const {
+    bool is_nan = true;
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) is_nan = is_nan && numbers[i] != numbers[i];
+    return __all_sync(kAllLanes, is_nan);
+  }
   __device__ __forceinline__ void Add(float factor, const RowOfWarp& other) {
 #pragma unroll
     for (int i = 0; i < kOfLane; ++i) numbers[i] += factor * other.numbers[i];
   }
 };
 
-// Calls with each position of a line of a listed tile, in their order: `line` is one of the tile's,
-// as the list has them; a position is that along the other dimension, below `positions`.
+// Calls with each stored position of a line of a row of tiles, in their order, as long as it
+// returns true. Positions are those along the other dimension, below `positions`.
 template <typename Function>
 __device__ __forceinline__ void ForEachStored(const MaskRow& row, int line, uint32_t positions,
                                               Function function) {
@@ -208,7 +231,7 @@ __device__ __forceinline__ void ForEachStored(const MaskRow& row, int line, uint
         const int bit = c / 8 * 4 + r % 16 / 8 * 2 + c % 2;
         stored = stored && (words[r / 16 * kWarp + r % 8 * 4 + c % 8 / 2] >> bit & 1) != 0;
       }
-      if (stored) function(first + i);
+      if (stored && !function(first + i)) return;
     }
   }
 }

@@ -110,6 +110,8 @@ class KeysSteps {
         control_.row.ColumnOf(entry) * kMaskTile + static_cast<uint32_t>(across) * kMaskCell;
     unsigned char* side = shared_ + kConfig.SideAt() + at_.stage * kConfig.kSideBytes;
     const PipelineStage stage = control_.StageAt(at_);
+    ShiftsOfRows shifts;
+    shifts.Load(control_.lse, control_.ct_sums, first, static_cast<uint32_t>(p_.queries));
     stage.WaitUntilEmpty();
     if (lane == 0) {
       constexpr uint32_t kWordBytes = kMaskCellWords * 4, kPartial = 1;
@@ -131,7 +133,7 @@ class KeysSteps {
         BulkCopy(side + kConfig.kWordsAt + group * kWordBytes, from, kWordBytes, stage.full);
       }
     }
-    StoreShifts(side, control_.lse, control_.ct_sums, first, static_cast<uint32_t>(p_.queries));
+    shifts.Store(side);
     stage.Filled();
     at_.Advance();
   }
@@ -318,6 +320,7 @@ class KeysConsumer {
         entry.Meet(p_, key, value, &probability, &ct_score);
         value_sums.Add(probability, entry.ct_out);
         key_sums.Add(ct_score, entry.query);
+        return !(value_sums.IsNan() && key_sums.IsNan());
       };
       ForEachStored(row, at % kMaskTile, static_cast<uint32_t>(p_.queries), add);
     }

@@ -107,8 +107,9 @@ class RowsOfItems {
         } else {
           const uint32_t first = item.row * kMaskTile + group * kMaskCell;
           if (is_first) CopyRows(item, group, first);
-          StoreShifts(shared_ + kConfig.ShiftsAt() + group * kShiftsBytes, control_.lse,
-                      control_.ct_sums, first, static_cast<uint32_t>(p_.queries));
+          ShiftsOfRows shifts;
+          shifts.Load(control_.lse, control_.ct_sums, first, static_cast<uint32_t>(p_.queries));
+          shifts.Store(shared_ + kConfig.ShiftsAt() + group * kShiftsBytes);
         }
         Arrive(full);
       }
@@ -311,6 +312,7 @@ class RowsConsumer {
       float probability, ct_score;
       entry.Meet(p_, key, value, &probability, &ct_score);
       sums.Add(ct_score, key);
+      return !sums.IsNan();
     };
     ForEachStored(row, at % kMaskTile, static_cast<uint32_t>(p_.keys), add);
     sums.Store(ct_query, p_.scale);
