@@ -5,6 +5,7 @@ from importlib.metadata import version as _version
 from jaxsparse import backend as _backend
 from jaxsparse import masks, recurrent
 from jaxsparse.backend import EXPORT_DISABLED_CHECKS
+from jaxsparse.block_mask import BlockMask
 from jaxsparse.csr import CSR
 from jaxsparse.device import H200, Device
 from jaxsparse.differentiate import grad, value_and_grad
@@ -21,6 +22,7 @@ __all__ = [
     "CSR",
     "EXPORT_DISABLED_CHECKS",
     "H200",
+    "BlockMask",
     "Device",
     "Topology",
     "explain",
