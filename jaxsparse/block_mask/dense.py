@@ -1,0 +1,28 @@
+"""Block masks written out."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxsparse.block_mask.tiles import FULL, PARTIAL, STATES_AT, TileLists
+from jaxsparse.block_mask.words import CELL, TILE, unpack
+from jaxsparse.pattern import row_indices
+
+
+def written_out(lists: TileLists, shape: tuple[int, int]) -> jax.Array:
+    """The positions of one mask, bool of that shape; indices out of range are clamped."""
+    tile_rows, tile_columns = (-(-size // TILE) for size in shape)
+    room = lists.entries.shape[0]
+    columns = (lists.entries & (1 << STATES_AT) - 1).astype(jnp.int32)
+    states = lists.entries[:, None] >> STATES_AT + 2 * jnp.arange(4, dtype=jnp.uint32) & 3
+    partial = states == PARTIAL
+    slots = lists.bits_at[:, None] + jnp.cumsum(partial, axis=1) - partial
+    cells = unpack(jnp.take(lists.bits, slots.reshape(-1), axis=0, mode="clip"))
+    cells = cells.reshape(room, 4, CELL, CELL) & partial[..., None, None]
+    cells |= (states == FULL)[..., None, None]
+    tiles = cells.reshape(room, 2, 2, CELL, CELL).swapaxes(2, 3).reshape(room, TILE, TILE)
+    grid = jnp.zeros((tile_rows, tile_columns, TILE, TILE), bool)
+    grid = grid.at[row_indices(lists.offsets, room), columns].set(tiles, mode="drop")
+    dense = grid.swapaxes(1, 2).reshape(tile_rows * TILE, tile_columns * TILE)
+    return dense[: shape[0], : shape[1]]
