@@ -27,6 +27,11 @@ __device__ __forceinline__ uint32_t BfloatsOfFloats(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
   return word;
 }
+__device__ __forceinline__ uint32_t HalvesOfFloats(float low, float high) {
+  uint32_t word;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
 
 // 1 / x to 1 ulp. Results below 2^-126 are 0.
 __device__ __forceinline__ float ApproximateReciprocal(float x) {

@@ -24,6 +24,9 @@ inline uint16_t BfloatOfFloat(float x) {
 inline uint32_t BfloatsOfFloats(float low, float high) {
   return BfloatOfFloat(low) | static_cast<uint32_t>(BfloatOfFloat(high)) << 16;
 }
+inline uint32_t HalvesOfFloats(float low, float high) {
+  return HalfOfFloat(low) | static_cast<uint32_t>(HalfOfFloat(high)) << 16;
+}
 
 inline float ApproximateReciprocal(float x) { return 1.0f / x; }
 inline float ApproximateExp2(float x) { return exp2f(x); }

@@ -1,0 +1,320 @@
+// Attention of random operands over a random block mask, and what it is in float64.
+#pragma once
+
+#include "attention/problem.h"
+#include "device/operands.h"
+
+namespace jaxsparse {
+
+struct AttentionSize {
+  int64_t queries, keys;
+  int64_t groups = 1, per_group = 1;
+  int64_t batch = 1;
+};
+
+enum class MaskKind {
+  kAll,
+  kCausal,
+  kScattered,  // all cells partial, rows 3 and 70 empty
+  kCells,      // cells of random states, and rows of tiles without any
+  kNothing
+};
+
+struct AttentionOptions {
+  MaskKind mask = MaskKind::kCells;
+  bool mask_of_group = false, mask_of_head = false, mask_of_entry = false;  // ones of their own
+  bool shared_keys = false;                                                 // by all batch entries
+  Disorder disorder = Disorder::kNone;  // kNan or kInfinite: in a key and in a value
+};
+
+// A block mask as its arrays, from positions that are stored.
+class BlockMaskArrays {
+ public:
+  // `stored(mask, row, column)` of so many masks.
+  template <typename Stored>
+  BlockMaskArrays(int64_t masks, int64_t rows, int64_t columns, const Stored& stored)
+      : masks_(masks),
+        rows_(CeilDivide(rows, kMaskTile)),
+        columns_(CeilDivide(columns, kMaskTile)) {
+    std::vector<std::vector<Tile>> lists;
+    for (int64_t mask = 0; mask < masks; ++mask) {
+      std::vector<Tile> tiles;
+      for (int64_t row = 0; row < rows_; ++row) {
+        for (int64_t column = 0; column < columns_; ++column) {
+          const Tile tile = TileOf(row, column, [&](int64_t r, int64_t c) {
+            return r < rows && c < columns && stored(mask, r, c);
+          });
+          if (tile.entry >> kMaskStatesAt != 0) tiles.push_back(tile);
+        }
+      }
+      lists.push_back(std::move(tiles));
+    }
+    for (const std::vector<Tile>& tiles : lists) {
+      size_t cells = 0;
+      for (const Tile& tile : tiles) cells += tile.words.size() / kMaskCellWords;
+      capacity_ = std::max(capacity_, tiles.size() + 2);
+      cells_ = std::max(cells_, cells + 1);
+    }
+    for (const std::vector<Tile>& tiles : lists) Append(tiles);
+  }
+
+  void Spoil() {
+    jaxsparse::Spoil(offsets_);
+    jaxsparse::Spoil(entries_);
+    jaxsparse::Spoil(bits_at_);
+    jaxsparse::Spoil(order_);
+  }
+
+  // Of `entries` batch entries that have masks of their own, or of all.
+  MaskTiles AsOperand(int64_t groups, int64_t per_group, int64_t entries) {
+    const auto of = [&](auto& array) {
+      return Of(array, 0, entries > 1 ? static_cast<int64_t>(array.size()) / entries : 0);
+    };
+    MaskTiles mask;
+    mask.groups = groups;
+    mask.per_group = per_group;
+    mask.rows = rows_;
+    mask.columns = columns_;
+    mask.capacity = static_cast<int64_t>(capacity_);
+    mask.cells = static_cast<int64_t>(cells_);
+    mask.offsets = of(offsets_);
+    mask.entries = of(entries_);
+    mask.bits_at = of(bits_at_);
+    mask.bits = of(bits_);
+    mask.order = of(order_);
+    return mask;
+  }
+
+ private:
+  struct Tile {
+    int64_t row;
+    uint32_t entry;
+    std::vector<uint32_t> words;
+  };
+
+  template <typename Stored>
+  static Tile TileOf(int64_t row, int64_t column, const Stored& stored) {
+    Tile tile{row, static_cast<uint32_t>(column), {}};
+    for (int cell = 0; cell < 4; ++cell) {
+      const int64_t top = row * kMaskTile + cell / 2 * kMaskCell;
+      const int64_t left = column * kMaskTile + cell % 2 * kMaskCell;
+      std::vector<uint32_t> words(kMaskCellWords);
+      int64_t count = 0;
+      for (int word = 0; word < kMaskCellWords; ++word) {
+        const int w = word / 32, l = word % 32;
+        for (int i = 0; i < 32; ++i) {
+          const int64_t r = 16 * w + l / 4 + 8 * (i / 2 % 2);
+          const int64_t c = 8 * (i / 4) + 2 * (l % 4) + i % 2;
+          if (!stored(top + r, left + c)) continue;
+          words[word] |= 1u << i;
+          ++count;
+        }
+      }
+      const MaskCell state = count == 0                       ? MaskCell::kEmpty
+                             : count == kMaskCell * kMaskCell ? MaskCell::kFull
+                                                              : MaskCell::kPartial;
+      tile.entry |= static_cast<uint32_t>(state) << (kMaskStatesAt + 2 * cell);
+      if (state != MaskCell::kPartial) continue;
+      tile.words.insert(tile.words.end(), words.begin(), words.end());
+    }
+    return tile;
+  }
+
+  // Behind a mask's entries and words there are others, which nothing must read.
+  void Append(const std::vector<Tile>& tiles) {
+    std::vector<int32_t> counts(static_cast<size_t>(rows_));
+    const size_t first_entry = entries_.size(), first_word = bits_.size();
+    for (const Tile& tile : tiles) {
+      ++counts[tile.row];
+      entries_.push_back(tile.entry);
+      bits_at_.push_back(static_cast<int32_t>((bits_.size() - first_word) / kMaskCellWords));
+      bits_.insert(bits_.end(), tile.words.begin(), tile.words.end());
+    }
+    entries_.resize(first_entry + capacity_, 0xaa000000u);
+    bits_at_.resize(first_entry + capacity_, 0);
+    bits_.resize(first_word + cells_ * kMaskCellWords, 0xffffffffu);
+    int32_t offset = 0;
+    for (int64_t row = 0; row < rows_; ++row) {
+      offsets_.push_back(offset);
+      offset += counts[row];
+    }
+    offsets_.push_back(offset);
+    std::vector<int32_t> order(static_cast<size_t>(rows_));
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int32_t a, int32_t b) { return counts[a] > counts[b]; });
+    order_.insert(order_.end(), order.begin(), order.end());
+  }
+
+  int64_t masks_, rows_, columns_;
+  size_t capacity_ = 0, cells_ = 0;
+  std::vector<int32_t> offsets_, bits_at_, order_;
+  std::vector<uint32_t> entries_, bits_;
+};
+
+// Operands, and attention of them in float64.
+template <typename T, int kHeadSize, int kValueSize>
+class AttentionTest {
+ public:
+  AttentionTest(const AttentionSize& size, const AttentionOptions& options)
+      : size_(size),
+        options_(options),
+        key_entries_(options.shared_keys ? 1 : size.batch),
+        mask_groups_(options.mask_of_group ? size.groups : 1),
+        mask_per_group_(options.mask_of_head ? size.per_group : 1),
+        mask_entries_(options.mask_of_entry ? size.batch : 1),
+        query_(Normal<T>(size.batch * size.queries * Heads() * kHeadSize)),
+        key_(Normal<T>(key_entries_ * size.keys * size.groups * kHeadSize)),
+        value_(Normal<T>(key_entries_ * size.keys * size.groups * kValueSize)),
+        stored_(static_cast<size_t>(mask_groups_ * mask_per_group_ * mask_entries_ * size.queries *
+                                    size.keys)),
+        mask_(MakeMask(false)),
+        transposed_mask_(MakeMask(true)) {
+    const float wrong = options.disorder == Disorder::kNan ? NAN : INFINITY;
+    if (options.disorder == Disorder::kNan || options.disorder == Disorder::kInfinite) {
+      key_[key_.size() / 3] = FromFloat<T>(wrong);
+      value_[value_.size() / 2] = FromFloat<T>(wrong);
+      value_[value_.size() - 1] = FromFloat<T>(-wrong);
+    }
+    if (options.disorder != Disorder::kWrongIndices) return;
+    mask_.Spoil();
+    transposed_mask_.Spoil();
+  }
+
+  // What both problems have.
+  template <typename Problem>
+  void WriteTo(Problem* problem) {
+    Problem& p = *problem;
+    p.batch.rank = 1;
+    p.batch.count = p.batch.sizes[0] = size_.batch;
+    p.dtype = std::is_same_v<T, bfloat16> ? DType::kBFloat16 : DType::kFloat16;
+    p.queries = size_.queries;
+    p.keys = size_.keys;
+    p.groups = size_.groups;
+    p.per_group = size_.per_group;
+    p.head_size = kHeadSize;
+    p.value_size = kValueSize;
+    p.scale = static_cast<float>(kScale);
+    p.mask = mask_.AsOperand(mask_groups_, mask_per_group_, mask_entries_);
+    const int64_t key_entry = key_entries_ > 1 ? size_.keys * size_.groups : 0;
+    p.query = Of(query_, 0, size_.queries * Heads() * kHeadSize);
+    p.key = Of(key_, 0, key_entry * kHeadSize);
+    p.value = Of(value_, 0, key_entry * kValueSize);
+  }
+  MaskTiles TransposedMask() {
+    return transposed_mask_.AsOperand(mask_groups_, mask_per_group_, mask_entries_);
+  }
+
+  const AttentionSize& size() const { return size_; }
+  int64_t Heads() const { return size_.groups * size_.per_group; }
+  bool IsWrong() const { return AreWrong(options_.disorder); }
+
+  bool Sees(int64_t entry, int64_t head, int64_t t, int64_t u) const {
+    return stored_[((MaskOf(entry, head) * size_.queries) + t) * size_.keys + u];
+  }
+  // Where a head's vectors begin.
+  const T* Query(int64_t entry, int64_t head, int64_t t) const {
+    return &query_[((entry * size_.queries + t) * Heads() + head) * kHeadSize];
+  }
+  const T* Key(int64_t entry, int64_t head, int64_t u) const {
+    return &key_[KeyAt(entry, head, u) * kHeadSize];
+  }
+  const T* Value(int64_t entry, int64_t head, int64_t u) const {
+    return &value_[KeyAt(entry, head, u) * kValueSize];
+  }
+
+  static constexpr double kScale = 0.37;
+
+  // A row: its lse, and what each key it sees has as its probability.
+  struct Row {
+    double lse = -std::numeric_limits<double>::infinity();
+    std::vector<int64_t> keys;
+    std::vector<double> probabilities;
+  };
+  Row RowOf(int64_t entry, int64_t head, int64_t t) const {
+    Row row;
+    double most = row.lse, sum = 0;
+    for (int64_t u = 0; u < size_.keys; ++u) {
+      if (!Sees(entry, head, t, u)) continue;
+      double score = 0;
+      for (int i = 0; i < kHeadSize; ++i) {
+        score +=
+            double(ToAccumulator(Query(entry, head, t)[i])) * ToAccumulator(Key(entry, head, u)[i]);
+      }
+      row.keys.push_back(u);
+      row.probabilities.push_back(score * kScale);
+      most = std::fmax(most, score * kScale);
+    }
+    if (row.keys.empty()) return row;
+    for (double& p : row.probabilities) sum += p = std::exp(p - most);
+    for (double& p : row.probabilities) p /= sum;
+    row.lse = most + std::log(sum);
+    return row;
+  }
+
+ private:
+  int64_t KeyAt(int64_t entry, int64_t head, int64_t u) const {
+    const int64_t own = key_entries_ > 1 ? entry : 0;
+    return (own * size_.keys + u) * size_.groups + head / size_.per_group;
+  }
+  int64_t MaskOf(int64_t entry, int64_t head) const {
+    const int64_t group = mask_groups_ > 1 ? head / size_.per_group : 0;
+    const int64_t of_group = mask_per_group_ > 1 ? head % size_.per_group : 0;
+    const int64_t own = mask_entries_ > 1 ? entry : 0;
+    return (own * mask_groups_ + group) * mask_per_group_ + of_group;
+  }
+
+  void ChooseStored() {
+    std::bernoulli_distribution few(0.09), half(0.5);
+    const int64_t down = CeilDivide(size_.queries, kMaskCell);
+    const int64_t across = CeilDivide(size_.keys, kMaskCell);
+    const int64_t masks = mask_groups_ * mask_per_group_ * mask_entries_;
+    for (int64_t mask = 0; mask < masks; ++mask) {
+      std::vector<unsigned> states(static_cast<size_t>(down * across));
+      for (unsigned& state : states) state = generator() % 3;
+      for (int64_t t = 0; t < size_.queries; ++t) {
+        for (int64_t u = 0; u < size_.keys; ++u) {
+          const unsigned state = states[t / kMaskCell * across + u / kMaskCell];
+          const bool no_row = t / kMaskTile == 1 && mask % 2 == 0;
+          bool stored = false;
+          switch (options_.mask) {
+            case MaskKind::kAll:
+              stored = true;
+              break;
+            case MaskKind::kCausal:
+              stored = u <= t;
+              break;
+            case MaskKind::kScattered:
+              stored = t != 3 && t != 70 && few(generator);
+              break;
+            case MaskKind::kCells:
+              stored = !no_row && (state == 2 || (state == 1 && half(generator)));
+              break;
+            case MaskKind::kNothing:
+              break;
+          }
+          stored_[(mask * size_.queries + t) * size_.keys + u] = stored;
+        }
+      }
+    }
+  }
+  BlockMaskArrays MakeMask(bool transposed) {
+    if (!transposed) ChooseStored();
+    const int64_t masks = mask_groups_ * mask_per_group_ * mask_entries_;
+    const auto stored = [&](int64_t mask, int64_t t, int64_t u) -> bool {
+      return stored_[(mask * size_.queries + t) * size_.keys + u];
+    };
+    if (!transposed) return BlockMaskArrays(masks, size_.queries, size_.keys, stored);
+    return BlockMaskArrays(masks, size_.keys, size_.queries,
+                           [&](int64_t mask, int64_t u, int64_t t) { return stored(mask, t, u); });
+  }
+
+  AttentionSize size_;
+  AttentionOptions options_;
+  int64_t key_entries_, mask_groups_, mask_per_group_, mask_entries_;
+  std::vector<T> query_, key_, value_;
+  std::vector<char> stored_;
+  BlockMaskArrays mask_, transposed_mask_;
+};
+
+}  // namespace jaxsparse
