@@ -115,11 +115,11 @@ def explain(
     Nothing is computed or compiled, and no GPU is needed: a kernel is chosen by shapes and types
     alone. The function is traced for the GPU: recurrent matrices whose pattern it sees are laid out
     for that one, on the host. First comes what runs where JAX runs on this machine, on a CPU
-    without times, then what would run on the GPU; there is one line of the two where this machine's
-    GPU is both. Predicted times are fitted to measurements on an H200; for other GPUs they only put
-    the variants in an order. A program that the compiler cuts for several devices is explained as
-    if one had all of it; inside ``shard_map`` sizes are those of one device. Operations are listed
-    even if nothing uses their results, where the compiler drops them.
+    without times, then what would run on the GPU; there is one line of the two where no device is
+    named and this machine's GPU is both. Predicted times are fitted to measurements on an H200; for
+    other GPUs they only put the variants in an order. A program that the compiler cuts for several
+    devices is explained as if one had all of it; inside ``shard_map`` sizes are those of one
+    device. Operations are listed even if nothing uses their results, where the compiler drops them.
 
     Args:
         function: uses operations of this package, in any depth; ``jaxsparse.grad(loss)`` shows

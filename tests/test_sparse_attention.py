@@ -152,9 +152,9 @@ def test_dropout_that_is_the_same_for_all_heads():
             options = {"dropout_rate": 0.4, "dropout_key": key, "broadcast_dropout": broadcast}
             return np.asarray(sparse_attention(q, k, v, topology, **options))
 
-        np.testing.assert_array_equal(
-            attend(True), np.broadcast_to(attend(True)[:1, :, :1], q.shape)
-        )
+        # Heads may differ in the last place: vectors begin at other places of memory.
+        first = np.broadcast_to(attend(True)[:1, :, :1], q.shape)
+        np.testing.assert_allclose(attend(True), first, rtol=1e-6)
         assert np.unique(attend(False)[:, 5, :, 0]).size > 1
 
 
