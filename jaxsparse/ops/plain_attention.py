@@ -44,9 +44,9 @@ def attention(
         jnp.zeros((*rows, value.shape[-1]), scores.dtype),
     )
     (most, total, out), _ = _over_keys(step, start, (key, value), mask, query.shape[0])
-    empty = most == -jnp.inf
+    empty = total == 0  # not where a score is NaN, which XLA's maximum may drop
     lse = jnp.where(empty, -jnp.inf, most + jnp.log(jnp.where(empty, 1, total)))
-    out = out / jnp.where(total == 0, 1, total)[..., None]
+    out = out / jnp.where(empty, 1, total)[..., None]
     return [_by_queries(out).astype(query.dtype), lse]
 
 

@@ -260,7 +260,7 @@ def _attention(
             broadcast_dropout=broadcast_dropout,
             implementation=implementation,
         )
-        return out.reshape(*batch, t, n, -1), None
+        return out.reshape(*batch, t, n, value.shape[-1]), None
     mask = over_heads(mask, b, groups, n // groups)
     operands, params = _mask_operands(mask, topology)
     out, lse = bind(
@@ -274,7 +274,7 @@ def _attention(
         implementation=implementation,
         variant=variant,
     )
-    out, lse = out.reshape(b, t, n, -1), lse.reshape(b, n, t)
+    out, lse = out.reshape(b, t, n, value.shape[-1]), lse.reshape(b, n, t)
     if sinks is not None:
         with_sinks = jnp.logaddexp(lse, sinks.astype(wide)[:, None])
         factor = jnp.exp(jnp.where(lse == -jnp.inf, -jnp.inf, lse - with_sinks))
@@ -313,15 +313,15 @@ def over_heads(mask: MaskOfHeads, b: int, groups: int, per_group: int) -> MaskOf
     batch, n = mask.batch_shape, groups * per_group
     if batch == (n,) == (b,) and n > 1:
         raise ValueError(
-            f"{_NAME}: a batch of {n} patterns is ambiguous for {b} sequences of {n} heads: write "
-            f"reshape_batch(1, {n}) for one for each head, reshape_batch({b}, 1) for one for each "
-            "sequence"
+            f"{_NAME}: a batch of {n} masks is ambiguous for {b} sequences of {n} heads: write "
+            f"mask.reshape_batch(1, {n}) for one for each head, mask.reshape_batch({b}, 1) for one "
+            "for each sequence"
         )
     sequences, heads = batch if len(batch) == 2 else (1, *batch, 1)[:2]
     if len(batch) > 2 or sequences not in (1, b) or heads not in (1, n):
-        hint = f": write reshape_batch({b}, 1)" if batch == (b,) else ""
+        hint = f": write mask.reshape_batch({b}, 1)" if batch == (b,) else ""
         raise ValueError(
-            f"{_NAME}: topology must be one pattern, a batch of {n} or (1, {n}), one for each head, "
+            f"{_NAME}: mask must be one, a batch of {n} or (1, {n}), one for each head, "
             f"({b}, 1), one for each sequence, or ({b}, {n}), got batch {batch}{hint}"
         )
     of_heads = (groups, per_group) if heads == n else (1, 1)
