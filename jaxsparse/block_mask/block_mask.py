@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,8 +13,10 @@ import numpy as np
 from jaxsparse.batching import over_batch
 from jaxsparse.block_mask.dense import written_out
 from jaxsparse.block_mask.from_dense import of_dense
+from jaxsparse.block_mask.from_mask import of_mask
 from jaxsparse.block_mask.from_topology import of_topology
 from jaxsparse.block_mask.tiles import TileLists
+from jaxsparse.masks.expression import as_mask
 
 if TYPE_CHECKING:
     from jaxsparse.topology import Topology
@@ -36,6 +39,22 @@ class BlockMask:
     rows: TileLists
     columns: TileLists
     shape: tuple[int, int]
+
+    @classmethod
+    def from_mask(
+        cls,
+        mask: Callable[[Any, Any], Any],
+        shape: Sequence[int],
+        *,
+        max_tiles: int | None = None,
+        max_cells: int | None = None,
+    ) -> BlockMask:
+        """The positions of a mask, or of a mask function."""
+        T, S = shape
+        shape = T, S
+        return cls(
+            *of_mask("BlockMask.from_mask", as_mask(mask), shape, max_tiles, max_cells), shape
+        )
 
     @classmethod
     def from_topology(
