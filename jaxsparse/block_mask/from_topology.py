@@ -30,7 +30,12 @@ def of_topology(
     shape, batch = topology.shape, topology.batch_shape
     operation = "BlockMask.from_topology"
     if is_concrete(offsets, columns):
-        arrays = np.asarray(offsets), np.asarray(columns)
+        # Within bounds: it is not for a mask to report a damaged pattern.
+        last = max(shape[1] - 1, 0)
+        arrays = (
+            np.maximum.accumulate(np.clip(np.asarray(offsets), 0, topology.nse), axis=-1),
+            np.clip(np.asarray(columns), 0, last),
+        )
         cells = [_cells(arrays[0][i], arrays[1][i], shape) for i in np.ndindex(batch)]
         return lists_on_host(operation, cells, batch, shape, max_tiles, max_cells)
     tile_rows, tile_columns = (-(-size // TILE) for size in shape)

@@ -29,7 +29,6 @@ from jaxsparse.device import AnyDevice
 from jaxsparse.ops import composed_attention as composed
 from jaxsparse.ops import plain_attention as plain
 from jaxsparse.ops.arguments import operands_of_pattern
-from jaxsparse.pattern import transpose_is_missing
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import (
     Fallback,
@@ -86,7 +85,13 @@ def _signature_with(
     return lambda params: Signature((*_MULTIPLIED, *_mask_operands(params), *behind), results)
 
 
-def _ffi_with(compute: Any, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> Any:
+def _ffi_with(
+    compute: Any,
+    masks: tuple[str, ...],
+    behind: tuple[str, ...] = (),
+    *,
+    needs_transpose: bool = False,
+) -> Any:
     """The call of a target that takes these lists; ``compute``: the same by the pattern."""
 
     def ffi(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice) -> FfiCall:
@@ -96,14 +101,17 @@ def _ffi_with(compute: Any, masks: tuple[str, ...], behind: tuple[str, ...] = ()
             ("query", "key", "value", *masks, *behind),
             {name: params[name] for name in _ATTRIBUTES},
             workspace=None,
-            fallback=_instead(f"no kernel takes {sizes}", compute, params),
+            fallback=_instead(f"no kernel takes {sizes}", compute, params, needs_transpose),
         )
 
     return ffi
 
 
-def _instead(reason: str, compute: Any, params: dict[str, Any]) -> Fallback:
-    if not params["has_pattern"]:
+def _instead(
+    reason: str, compute: Any, params: dict[str, Any], needs_transpose: bool = False
+) -> Fallback:
+    """The composition where the pattern is there, or the plain form."""
+    if not params["has_pattern"] or (needs_transpose and params["columns"] is not None):
         return Fallback(reason)
     return Fallback(reason, compute, called="sddmm, sparse_softmax and spmm")
 
@@ -193,7 +201,10 @@ attention_cotangent_p = make_primitive(
         plain=_PLAIN,
         xla=plain.attention_cotangent,
         ffi=_ffi_with(
-            composed.attention_cotangent, (*_ROWS, *_COLUMNS), ("lse", "ct_out", "ct_sums")
+            composed.attention_cotangent,
+            (*_ROWS, *_COLUMNS),
+            ("lse", "ct_out", "ct_sums"),
+            needs_transpose=True,
         ),
         cast=_narrow_cotangent,
     )
@@ -274,8 +285,6 @@ def _tangent_transpose(cts: Any, *operands: Any, **params: Any) -> Any:
     answers: list[Any] = [None] * len(operands)
     if all(type(ct) is ad.Zero for ct in cts):
         return answers
-    if params["columns"] is not None:
-        raise transpose_is_missing("sparse_attention: a gradient")
     ct_weighted, ct_sums = (ad.instantiate_zeros(ct) for ct in cts)
     cotangents = bind(
         attention_cotangent_p, *fixed, ct_weighted, ct_sums, **{**params, "variant": None}

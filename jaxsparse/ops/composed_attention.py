@@ -23,7 +23,7 @@ def attention(*operands: jax.Array, columns: int | None, scale: float, **_: Any)
     query, key, value, *mask = operands
     pattern = _Pattern(mask, columns)
     scores, p = pattern.probabilities(query, key, scale)
-    out = pattern.product(p, _shared_heads(value), query.dtype)
+    out = pattern.product(p.astype(query.dtype), _shared_heads(value), query.dtype)
     # Of each entry scale * score - log p is the row's lse: so is their mean by weights p.
     terms = jnp.where(p > 0, p * (scale * scores - jnp.log(jnp.where(p > 0, p, 1))), p)
     lse = pattern.sums(terms)
@@ -93,15 +93,15 @@ class _Pattern:
     def product(
         self, values: jax.Array, x: jax.Array, out_dtype: Any, *, transpose: bool = False
     ) -> jax.Array:
-        """Of values, which are rounded to the dtype of x, by x (..., groups, heads, keys, n)."""
+        """Of values, in their dtype, by x (..., groups, heads, keys, n)."""
         (out,) = self._bind(
             spmm_p,
-            values.astype(x.dtype),
+            values,
             *self._arrays,
-            x,
+            x.astype(values.dtype),
             transpose=transpose,
             dense_on_left=False,
-            out_dtype=out_dtype if x.dtype != jnp.float64 else x.dtype,
+            out_dtype=values.dtype,
             precision=None,
         )
         return out.astype(out_dtype)

@@ -136,7 +136,7 @@ def sparse_attention(
         key,
         value,
         topology,
-        None if drops else _block_mask(mask),
+        None if drops or _is_checked(mask) else _block_mask(mask),
         None if fused else scales,
         sinks,
         dropout_key if drops else None,
@@ -246,6 +246,9 @@ def _attention(
     if scale is None:
         query, scale = (query.astype(wide) * scales.astype(wide)).astype(dtype), 1.0
     query = query.reshape(b, t, groups, n // groups, h)
+    if mask is None and dropout_key is None:
+        assert topology is not None
+        mask = _of_checked(topology)
     if topology is not None:
         topology = over_heads(topology, b, groups, n // groups)
     if mask is None:
@@ -303,6 +306,17 @@ def _mask_operands(
 
 def _block_mask(mask: Topology | BlockMask) -> BlockMask:
     return mask.block_mask if isinstance(mask, Topology) else mask
+
+
+def _is_checked(mask: Topology | BlockMask) -> bool:
+    return isinstance(mask, Topology) and checks_enabled()
+
+
+def _of_checked(topology: Topology) -> BlockMask:
+    """Made in the program, of positions that it checks first."""
+    offsets, columns = topology.operands()[:2]
+    checked = Topology(offsets, columns, topology.shape, transpose=False)
+    return BlockMask.from_topology(checked)
 
 
 MaskOfHeads = TypeVar("MaskOfHeads", Topology, BlockMask)
