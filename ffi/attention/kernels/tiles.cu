@@ -155,10 +155,9 @@ class AttentionConsumer {
       mixed |= !tile.IsFull();
       if (TakeSoftmax(tile, softmax, scores, factors)) Scale(factors, sums);
       RowsOfProduct<T>(scores, rows);
+      if (--left > 0) tile = NextTile();
 #pragma unroll 1
-      while (--left > 0) {
-        tile = NextTile();
-        if (tile.IsEmpty()) break;
+      while (left > 0 && !tile.IsEmpty()) {
         WaitForTurn();
         KeepInRegisters(scores);
         KeepInRegisters(sums);
@@ -171,16 +170,15 @@ class AttentionConsumer {
         KeepInRegisters(scores);
         ReleaseKeys();
         mixed |= !tile.IsFull();
-        // A branch in front of the wait keeps the compiler from waiting before the softmax.
-        if (TakeSoftmax(tile, softmax, scores, factors)) {
-          WaitForGroups<0>();
-          KeepInRegisters(sums);
-          Scale(factors, sums);
-        }
+        const bool rises = TakeSoftmax(tile, softmax, scores, factors);
+        // The compiler does not move the wait for sums across that for the next tile, in front of
+        // the softmax.
+        if (--left > 0) tile = NextTile();
         WaitForGroups<0>();
         KeepInRegisters(sums);
         KeepInRegisters(scores);
         ReleaseValues();
+        if (rises) Scale(factors, sums);
         RowsOfProduct<T>(scores, rows);
       }
       control_.ValueAt(values_).WaitUntilFull();
@@ -324,7 +322,7 @@ class AttentionConsumer {
 template <typename T, AttentionTilesConfig kConfig>
 __global__ void __launch_bounds__(kAttentionTilesThreads, 1)
     AttentionTiles(const __grid_constant__ AttentionTilesProblem p) {
-  constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
+  constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
   using Control = AttentionControl<kConfig>;
   static_assert(sizeof(Control) <= kAttentionControlBytes && kConfig.ControlAt() % 1024 == 0);
   extern __shared__ __align__(1024) unsigned char attention_shared[];
