@@ -4,4 +4,9 @@
 #include "attention/problem.h"
 #include "host/variant.h"
 
-namespace jaxsparse {}  // namespace jaxsparse
+namespace jaxsparse {
+
+// kernels/tiles.cc
+extern const CudaVariant<AttentionProblem> kAttentionTiles;
+
+}  // namespace jaxsparse

@@ -31,20 +31,29 @@ struct MaskRow {
   uint32_t columns;      // of tiles
   uint32_t cells;        // that there are bits of
 
-  // `own`: which of the batch entry's masks it is; `row`: of tiles.
+  // `own`: which of the batch entry's masks it is; `row`: of tiles. The first step does not need
+  // it.
   __device__ __forceinline__ void Set(const MaskTiles& mask, const Batch& batch,
                                       const BatchPlace& place, uint32_t own, uint32_t row) {
+    SetBits(mask, batch, place, own);
+    SetEntries(mask, batch, place, own, row);
+  }
+  __device__ __forceinline__ void SetBits(const MaskTiles& mask, const Batch& batch,
+                                          const BatchPlace& place, uint32_t own) {
+    columns = static_cast<uint32_t>(mask.columns);
+    cells = static_cast<uint32_t>(mask.cells);
+    bits = place.At<const uint32_t>(batch, mask.bits) + own * mask.cells * kMaskCellWords;
+  }
+  __device__ __forceinline__ void SetEntries(const MaskTiles& mask, const Batch& batch,
+                                             const BatchPlace& place, uint32_t own, uint32_t row) {
     const int32_t* offsets =
         place.At<const int32_t>(batch, mask.offsets) + own * (mask.rows + 1) + row;
     const uint32_t begin = RowBounds::Clamp(offsets[0], mask.capacity);
     const uint32_t end = RowBounds::Clamp(offsets[1], mask.capacity);
-    const int64_t first = own * mask.capacity + begin;
     count = end > begin ? end - begin : 0;
+    const int64_t first = own * mask.capacity + begin;
     entries = place.At<const uint32_t>(batch, mask.entries) + first;
     bits_at = place.At<const int32_t>(batch, mask.bits_at) + first;
-    bits = place.At<const uint32_t>(batch, mask.bits) + own * mask.cells * kMaskCellWords;
-    columns = static_cast<uint32_t>(mask.columns);
-    cells = static_cast<uint32_t>(mask.cells);
   }
 
   // The column of tiles of an entry.
