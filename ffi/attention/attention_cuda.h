@@ -8,5 +8,7 @@ namespace jaxsparse {
 
 // kernels/tiles.cc
 extern const CudaVariant<AttentionProblem> kAttentionTiles;
+// kernels/keys.cc
+extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentTiles;
 
 }  // namespace jaxsparse
