@@ -10,108 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from block_masks import KINDS, assert_same, assert_stores, cell_states, stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxsparse import BlockMask, Topology, masks
 from jaxsparse.block_mask import words as words_of_cells
-from jaxsparse.block_mask.cell_states import states_of
-from jaxsparse.block_mask.from_mask import most_of
 from jaxsparse.layouts.block_mask import block_mask_of
-from jaxsparse.masks.expression import as_mask
-from jaxsparse.masks.function_intervals import truth_of_function
-from jaxsparse.masks.intervals import Interval
-from jaxsparse.primitive.jaxpr import equations
 
 SIZES = [1, 63, 64, 65, 127, 129, 200, 1000]
-IDS = np.sort(np.random.default_rng(1).integers(0, 9, 1000)) // 2 * 3
-TABLE = jnp.asarray(IDS)
-FLAGS = jnp.asarray(np.arange(1000) % 100 < 3)
-
-
-def documents_by_a_table(rows, columns):
-    return (TABLE[rows] == TABLE[columns]) & (columns <= rows)
-
-
-def dilated_blocks(rows, columns):
-    near = jnp.where(rows > 300, abs(rows - columns) < 70, (rows - columns) % 256 < 64)
-    return near & (rows // 100 == columns // 100)
-
-
-def numpy_alone(rows, columns):
-    return IDS[rows] == IDS[columns]
-
-
-KINDS = [
-    masks.causal(),
-    masks.band(70),
-    masks.sliding_window(100, 3),
-    masks.strided(1),
-    masks.strided(190),
-    masks.block(64),
-    masks.block(100),
-    masks.documents(IDS),
-    masks.padding(130),
-    masks.global_tokens([0, 700, *range(192, 300)]),
-    masks.random(0.5, 1000, band_width=64),
-    masks.random(0.999, 1000),
-    masks.offset(masks.causal() & masks.documents(IDS), rows=0, columns=0),
-    masks.offset(masks.sliding_window(5), rows=-70, columns=2**31 - 1),
-    ~masks.causal() | masks.global_tokens([5]),
-    masks.from_function(documents_by_a_table),
-    masks.from_function(dilated_blocks),
-    masks.from_function(numpy_alone),
-    masks.from_function(lambda rows, columns: True),
-    masks.from_function(lambda rows, columns: FLAGS[rows] | (columns < 0)),
-]
-
-
-def stored(mask, T, S):
-    return np.asarray(mask(np.arange(T, dtype=np.int32)[:, None], np.arange(S, dtype=np.int32)))
-
-
-def decoded(lists, shape):
-    """What lists store, by the words of ffi/attention/problem.h, entry by entry."""
-    offsets, entries, bits_at, bits, order = map(np.asarray, lists)
-    down, across = (-(-size // 128) for size in shape)
-    dense = np.zeros((128 * down, 128 * across), bool)
-    word, i = np.meshgrid(np.arange(128), np.arange(32), indexing="ij")
-    rows = 16 * (word // 32) + word % 32 // 4 + 8 * (i // 2 % 2)
-    columns = 8 * (i // 4) + 2 * (word % 32 % 4) + i % 2
-    cells = np.zeros(down, int)
-    for row in range(down):
-        for entry in range(offsets[row], offsets[row + 1]):
-            column, slot = entries[entry] & 0xFFFFFF, bits_at[entry]
-            for cell in range(4):
-                state = entries[entry] >> (24 + 2 * cell) & 3
-                cells[row] += state != 0
-                at = 128 * row + cell // 2 * 64, 128 * column + cell % 2 * 64
-                if state == 2:
-                    dense[at[0] : at[0] + 64, at[1] : at[1] + 64] = True
-                elif state == 1:
-                    dense[at[0] + rows, at[1] + columns] = bits[slot][word] >> i & 1
-                    slot += 1
-    assert (np.diff(cells[order]) <= 0).all()
-    assert not dense[shape[0] :].any() and not dense[:, shape[1] :].any()
-    return dense[: shape[0], : shape[1]]
-
-
-def assert_stores(mask, expected):
-    np.testing.assert_array_equal(decoded(mask.rows, mask.shape), expected)
-    np.testing.assert_array_equal(decoded(mask.columns, mask.shape[::-1]), expected.T)
-    mask.verify()
-
-
-def assert_same(actual, expected):
-    """The same lists, of which the actual ones may have more room."""
-    for x, y in (actual.rows, expected.rows), (actual.columns, expected.columns):
-        for name in x._fields:
-            a, b = np.asarray(getattr(x, name)), np.asarray(getattr(y, name))
-            padded = np.zeros_like(a)
-            padded[: len(b)] = b
-            np.testing.assert_array_equal(a, padded, err_msg=name)
-            assert a.dtype == b.dtype
-
 
 # ---- Bits ----
 
@@ -137,17 +44,15 @@ def test_words():
 @pytest.mark.smoke
 @pytest.mark.parametrize("mask", KINDS, ids=repr)
 def test_kinds(mask):
-    for T, S in zip([*SIZES, 1000, 129], [*SIZES[::-1], 1000, 128], strict=True):
+    sizes = list(zip([*SIZES, 1000, 129], [*SIZES[::-1], 1000, 128], strict=True))
+    if repr(mask).startswith("from_function"):  # JAX compiles theirs for each number of cells
+        sizes = sizes[-3:]
+    for T, S in sizes:
         expected = stored(mask, T, S)
         made = BlockMask.from_mask(mask, (T, S))
         assert_stores(made, expected)
         assert_same(made, BlockMask.from_dense(expected))
         assert made.density == expected.mean()
-
-
-def cell_states(xp, mask, shape):
-    down, across = (range(2 * -(-size // 128)) for size in shape)
-    return states_of(xp, mask, down, across, shape)
 
 
 def assert_sound(states, expected):
@@ -159,7 +64,7 @@ def assert_sound(states, expected):
 
 
 expressions = st.recursive(
-    st.sampled_from(KINDS)
+    st.sampled_from(KINDS[:-5] + KINDS[-3:-1])
     | st.builds(
         lambda mask, rows, columns: masks.offset(mask, rows=rows, columns=columns),
         st.sampled_from([KINDS[0], KINDS[1], KINDS[4], KINDS[6], KINDS[9], KINDS[16]]),
@@ -185,268 +90,10 @@ def test_expressions(mask, T, S):
     assert_same(made, BlockMask.from_topology(Topology.from_mask(mask, (T, S))))
 
 
-def test_intervals_decide_what_they_should():
-    """Every cell but those in which both values occur, of masks whose cells are like that."""
-    shape = (1000, 1000)
-    exact = [
-        *(masks.causal(), masks.band(70), masks.sliding_window(64, 64), masks.strided(190)),
-        *(masks.block(64), masks.block(100), masks.documents(IDS), masks.padding(130)),
-        *(masks.global_tokens(range(64, 130)), masks.random(1.0, 1000), KINDS[15]),
-        masks.causal() & masks.documents(IDS) & ~masks.band(300),
-        as_mask(lambda rows, columns: (rows - 300 >> 6 == columns // 64) & (columns < 500)),
-        as_mask(lambda rows, columns: jnp.maximum(rows, columns) - jnp.minimum(rows, 9) > 3),
-        as_mask(lambda rows, columns: jnp.sign(rows * 2 - columns) + rows % 64 < 70),
-    ]
-    for mask in exact:
-        expected = np.pad(stored(mask, *shape), ((0, 24), (0, 24)), mode="edge")
-        cells = expected.reshape(16, 64, 16, 64)
-        partial = cells.any((1, 3)) & ~cells.all((1, 3))
-        partial[-1] |= cells.any((1, 3))[-1]
-        partial[:, -1] |= cells.any((1, 3))[:, -1]
-        undecided = cell_states(np, mask, shape) == 1
-        # Documents may share an end, and then a cell has two.
-        assert (undecided & ~partial).sum() <= 2 * ("documents" in repr(mask)), mask
-
-
-FUNCTIONS = [
-    lambda x, y: x + y < 7,
-    lambda x, y: x - y >= -3,
-    lambda x, y: x * y != 12,
-    lambda x, y: (-x < y) ^ (abs(x) > 5),
-    lambda x, y: x // 7 == y // 7,
-    lambda x, y: x % 7 == y % 7,
-    lambda x, y: jax.lax.div(x, np.int32(7)) > jax.lax.rem(y, np.int32(5)),
-    lambda x, y: jnp.clip(x, -3, 60) >= jnp.sign(y) * 8,
-    lambda x, y: (x >> 3 <= y << 2) | (x**2 < jnp.square(y)),
-    lambda x, y: jnp.where(x > y, jnp.minimum(x, 9), jnp.maximum(y, 4)) == 9,
-    lambda x, y: (x > 0) == (y > 0),
-    lambda x, y: jnp.where(x > 2, y > 3, x + y == 2),
-    lambda x, y: (x > 3).astype(int) + (y > 5) != 1,
-    lambda x, y: jnp.bool_(x) | ~jnp.logical_xor(y > 1, x != y),
-    lambda x, y: (x.astype(jnp.float32) < 1.5) & (jnp.uint32(y) > 3),
-    lambda x, y: TABLE[x] == 6,
-    lambda x, y: FLAGS[y] & (x < 5),
-    lambda x, y: jnp.squeeze(x[None] > y[None], 0),
-    lambda x, y: jax.jit(lambda y, x: x // y, static_argnums=())(jnp.abs(x) + 1, y) > 2,
-]
-near = st.integers(-90, 90) | st.integers(-(2**31), 2**31 - 64)
-near |= st.sampled_from([-(2**31), 2**31 - 64, -(2**30) - 3, 2**30 - 3])
-
-
-@settings(max_examples=250, deadline=None)
-@given(st.sampled_from(FUNCTIONS), near, near, st.integers(0, 4), st.integers(0, 4))
-def test_intervals_of_functions_are_sound(function, row, column, height, width):
-    rows = np.arange(row, row + 5)[: height + 1].astype(np.int32)
-    columns = np.arange(column, column + 5)[: width + 1].astype(np.int32)
-    with np.errstate(over="ignore"):
-        truth = truth_of_function(
-            function, *(Interval(np, x[:1, None], x[-1:, None]) for x in (rows, columns))
-        )
-    # Of one size always, so that JAX compiles once.
-    down, across = np.resize(rows, 5), np.resize(columns, 5)
-    values = np.asarray(function(jnp.asarray(down)[:, None], jnp.asarray(across)[None]))
-    assert np.all(truth.may) or not values.any()
-    assert not np.any(truth.must) or values.all()
-
-
-def test_functions_that_cannot_be_traced_are_evaluated():
-    calls = []
-
-    def mask(rows, columns):
-        calls.append(np.shape(rows))
-        return np.asarray(rows) >= np.asarray(columns)
-
-    assert_stores(BlockMask.from_mask(mask, (200, 100)), np.tri(200, 100, dtype=bool))
-    assert calls.pop(0) == (1, 1) and all(shape[1:] == (64, 1) for shape in calls)
-    truth = truth_of_function(mask, *(Interval(np, *np.zeros((2, 1), np.int32)),) * 2)
-    assert truth.may and not truth.must
-
-
 def test_long_masks_take_little():
     mask = BlockMask.from_mask(masks.sliding_window(1024), (131_072, 131_072))
     assert mask.rows.entries.shape == (9180,) and mask.nbytes < 5e6
     assert BlockMask.from_mask(masks.causal(), (65_536, 65_536)).rows.bits.shape == (1024, 128)
-
-
-# ---- In programs ----
-
-
-def walked_shapes(jaxpr):
-    return [v.aval.shape for e in equations(jaxpr.jaxpr) for v in e.outvars]
-
-
-def packed(ids, length, shift):
-    mask = masks.documents(ids) & masks.causal() & masks.padding(length)
-    return BlockMask.from_mask(mask | masks.offset(masks.band(3), rows=shift), (400, 300))
-
-
-def test_traced_masks():
-    ids, lengths, shifts = np.stack([IDS[200:600], IDS[:400]]), np.array([250, 10]), [5, -90]
-    shifts = np.array(shifts)
-    made = jax.jit(jax.vmap(packed))(ids, lengths, shifts)
-    made.verify()
-    assert made.batch_shape == (2,)
-    dense = jax.jit(BlockMask.to_dense)(made)
-    for i in range(2):
-        concrete = packed(*(x[i] for x in (ids, lengths, shifts)))
-        np.testing.assert_array_equal(dense[i], concrete.to_dense())
-        one = jax.tree.map(lambda x, i=i: x[i], made)
-        assert_stores(one, np.asarray(concrete.to_dense()))
-        assert (one.density, one.shape) == (concrete.density, (400, 300))
-
-
-def test_states_of_jax_are_those_of_numpy():
-    def everything():
-        return [cell_states(jnp, mask, (600, 1000)) for mask in KINDS]
-
-    for mask, states in zip(KINDS, jax.jit(everything)(), strict=True):
-        np.testing.assert_array_equal(states, cell_states(np, mask, (600, 1000)), err_msg=str(mask))
-
-
-def test_functions_of_traced_arrays():
-    def make(ids, limit):
-        return BlockMask.from_mask(
-            lambda rows, columns: (ids[rows] == ids[columns]) & (columns < limit), (300, 200)
-        )
-
-    made = jax.jit(make)(IDS[:300], 150)
-    expected = (IDS[:300, None] == IDS[None, :200]) & (np.arange(200) < 150)
-    assert_stores(made, expected)
-    states = [np.sort(made.rows.entries[:6] >> 24)]
-    by_kind = jax.jit(
-        lambda ids: BlockMask.from_mask(masks.documents(ids) & masks.padding(150), (300, 200))
-    )(IDS[:300])
-    np.testing.assert_array_equal(np.sort(by_kind.rows.entries[:6] >> 24), states[0])
-
-
-def test_nothing_in_a_program_has_the_size_of_the_scores():
-    T = 65_536
-
-    def make(ids):
-        mask = masks.documents(ids) & masks.sliding_window(4096)
-        return BlockMask.from_mask(mask, (T, T), max_cells=9000)
-
-    program = jax.make_jaxpr(make)(jnp.zeros(T, jnp.int32))
-    shapes = walked_shapes(program)
-    assert max(map(np.prod, shapes)) <= 2 * (T // 64) ** 2 * 16
-    made = jax.eval_shape(make, jnp.zeros(T, jnp.int32))
-    # Tiles that no document can reach have no room.
-    assert made.rows.entries.shape == (512 * 33 - 32 * 33 // 2,)
-    assert made.rows.bits.shape == (9000, 128)
-
-
-def test_room_of_traced_masks():
-    mask = masks.causal() & masks.documents(np.arange(1000))
-    traced = jax.tree.map(lambda x: x, mask)
-    assert most_of(traced, (1000, 1000)) == (8, 16)
-    ids = jax.ShapeDtypeStruct((131_072,), jnp.int32)
-
-    def make(ids):
-        return BlockMask.from_mask(masks.causal() & masks.documents(ids), (131_072, 131_072))
-
-    message = (
-        "BlockMask.from_mask: room for all 524800 tiles and 2098176 partial cells that there may "
-        "be would take 2057 MB: say how many there are at most, by max_tiles=... and max_cells=..."
-    )
-    with pytest.raises(ValueError, match=re.escape(message)):
-        jax.eval_shape(make, ids)
-
-
-def test_what_has_no_room(monkeypatch):
-    def make(ids, max_tiles, max_cells):
-        return BlockMask.from_mask(
-            masks.documents(ids), (300, 300), max_tiles=max_tiles, max_cells=max_cells
-        )
-
-    ids = np.arange(300) // 75
-    expected = ids[:, None] == ids
-    make = jax.jit(make, static_argnums=(1, 2))
-    few = make(ids, 3, 2)
-    few.verify()
-    left = decoded(few.rows, (300, 300))
-    assert (left <= expected).all() and left.any()
-    assert not left[128:, 128:].any()  # tiles in their order
-    with pytest.raises(ValueError, match=r"from_mask: max_tiles=3 is less than the 7 tiles"):
-        BlockMask.from_mask(masks.documents(ids), (300, 300), max_tiles=3)
-    with pytest.raises(ValueError, match=r"from_dense: max_cells=2 is less than the 12 partial"):
-        BlockMask.from_dense(expected, max_cells=2)
-    monkeypatch.setenv("JAXSPARSE_CHECK", "1")
-    jax.clear_caches()
-    assert_stores(make(ids, 7, 30), expected)
-    for rooms in (6, 30), (7, 11):
-        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="is too small"):
-            jax.block_until_ready(make(ids, *rooms))
-
-
-# ---- Of topologies, arrays and blocks ----
-
-
-@pytest.mark.parametrize("density", [0.0, 0.02, 1.0])
-def test_topologies_and_arrays(density):
-    dense = np.random.default_rng(0).random((2, 3, 200, 333)) < density
-    dense[0, 1, 64:192, :256] = True
-    made = BlockMask.from_dense(dense)
-    topologies = Topology.from_mask(dense, nse=200 * 333)
-    assert made.batch_shape == (2, 3)
-    same = [BlockMask.from_topology(topologies), made.reshape_batch(3, 2).reshape_batch(2, 3)]
-    if density == 0.02:
-        same.append(jax.jit(BlockMask.from_topology)(topologies))
-        same.append(jax.jit(BlockMask.from_dense)(dense))
-        same.append(jax.jit(jax.vmap(BlockMask.from_dense))(dense))
-    for entry in np.ndindex(2, 3):
-        one = jax.tree.map(lambda x, entry=entry: x[entry], made)
-        assert_stores(one, dense[entry])
-        for other in same:
-            assert_same(jax.tree.map(lambda x, entry=entry: x[entry], other), one)
-    np.testing.assert_allclose(made.sparsity, 1 - dense.mean((2, 3)))
-    np.testing.assert_array_equal(made.to_dense(), dense)
-
-
-@pytest.mark.parametrize("shape", [(0, 0), (0, 70), (70, 0)])
-def test_empty_shapes(shape):
-    ids = jnp.zeros(70, jnp.int32)
-    for made in (
-        BlockMask.from_mask(masks.causal(), shape),
-        BlockMask.from_dense(np.zeros(shape, bool)),
-        BlockMask.from_topology(Topology.from_mask(np.zeros(shape, bool))),
-        jax.jit(BlockMask.from_topology)(Topology.from_mask(np.zeros(shape, bool), nse=3)),
-        jax.jit(BlockMask.from_dense)(np.zeros(shape, bool)),
-        jax.jit(lambda ids: BlockMask.from_mask(masks.documents(ids), shape))(ids),
-        BlockMask.from_blocks(np.zeros((-(-shape[0] // 64), -(-shape[1] // 64)), bool), (64, 64),
-                              shape=shape),
-    ):  # fmt: skip
-        assert made.verify().to_dense().shape == made.shape == shape
-        assert (made.density, made.sparsity) == (0, 0)
-        assert str(made).startswith("BlockMask of shape")
-    assert BlockMask.from_dense(np.zeros((0, 5, 6), bool)).verify().to_dense().shape == (0, 5, 6)
-
-
-@pytest.mark.parametrize(
-    ("block", "blocks"), [((64, 64), (5, 4)), ((16, 128), (19, 2)), ((192, 1), (2, 250))]
-)
-def test_blocks(block, blocks):
-    shape = (300, 250)
-    chosen = np.random.default_rng(0).random((2, *blocks)) < 0.4
-    expected = chosen.repeat(block[0], 1).repeat(block[1], 2)[:, :300, :250]
-    within = masks.causal() & masks.documents(IDS)
-    made = BlockMask.from_blocks(chosen, block, shape=shape)
-    causal = BlockMask.from_blocks(chosen.astype(np.int8), block, within=within, shape=shape)
-    traced = jax.jit(
-        lambda chosen, ids: BlockMask.from_blocks(
-            chosen, block, within=masks.causal() & masks.documents(ids), shape=shape
-        )
-    )(chosen, IDS)
-    for i in range(2):
-        one, seen, in_program = (
-            jax.tree.map(lambda x, i=i: x[i], x) for x in (made, causal, traced)
-        )
-        assert_same(one, BlockMask.from_dense(expected[i]))
-        inside = expected[i] & stored(within, *shape)
-        assert_same(seen, BlockMask.from_dense(inside))
-        assert_stores(in_program, inside)
-    if block == (64, 64):
-        partial = jax.eval_shape(lambda x: BlockMask.from_blocks(x, block), chosen).rows.bits
-        assert partial.shape == (2, 1, 128)
 
 
 # ---- As data ----
