@@ -36,16 +36,16 @@ def of_mask(
         IndexError: if the mask has a table that ends before the shape.
     """
     if 0 in shape:
-        return lists_on_host(operation, [joined([])], (), shape, max_tiles, max_cells)
+        return lists_on_host(operation, [], (), shape, max_tiles, max_cells)
     if not mask.is_traced:
         try:
-            cells = _cells(mask, shape)
-            return lists_on_host(operation, [cells], (), shape, max_tiles, max_cells)
+            cells = cells_of_mask(mask, shape)
         except TracedMaskError:
             pass
-    mask._check_positions(*(np.array(size - 1, np.int32) for size in shape))
-    rooms = check_room(operation, max_tiles, max_cells, *_most(mask, shape))
-    return _in_program(mask, shape, *rooms)
+        else:
+            return lists_on_host(operation, [cells], (), shape, max_tiles, max_cells)
+    rooms = check_room(operation, max_tiles, max_cells, *most_of(mask, shape))
+    return of_mask_in_program(mask, shape, *rooms)
 
 
 def _strips(mask: Mask, shape: tuple[int, int]) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
@@ -60,7 +60,13 @@ def _strips(mask: Mask, shape: tuple[int, int]) -> Iterator[tuple[int, npt.NDArr
 # ---- On the host ----
 
 
-def _cells(mask: Mask, shape: tuple[int, int]) -> Cells:
+def cells_of_mask(mask: Mask, shape: tuple[int, int]) -> Cells:
+    """The cells of a mask that are not empty.
+
+    Raises:
+        TracedMaskError: if it depends on traced arrays.
+        IndexError: if it has a table that ends before the shape.
+    """
     mask._check_positions(*(np.array([0, size - 1], np.int32) for size in shape))
     parts = []
     for begin, states in _strips(mask, shape):
@@ -105,19 +111,25 @@ def _stored(xp: Any, mask: Mask, down: Any, across: Any, shape: tuple[int, int])
 # ---- In the program ----
 
 
-def _most(mask: Mask, shape: tuple[int, int]) -> tuple[int, int]:
+def most_of(mask: Mask, shape: tuple[int, int]) -> tuple[int, int]:
     """How many tiles and partial cells there are at most, whatever traced arrays hold."""
-    tiles = cells = 0
+    tiles, cells = 0, 0
     for _, states in _strips(without_arrays(mask), shape):
-        cells += np.count_nonzero(states == PARTIAL)
+        cells += int(np.count_nonzero(states == PARTIAL))
         by_tile = states.reshape(len(states) // 2, 2, -1, 2)
-        tiles += np.count_nonzero(np.any(by_tile != EMPTY, axis=(1, 3)))
+        tiles += int(np.count_nonzero(np.any(by_tile != EMPTY, axis=(1, 3))))
     return tiles, cells
 
 
-def _in_program(
+def of_mask_in_program(
     mask: Mask, shape: tuple[int, int], max_tiles: int, max_cells: int
 ) -> tuple[TileLists, TileLists]:
+    """The lists with static room; what has none is left out.
+
+    Raises:
+        IndexError: if the mask has a table that ends before the shape.
+    """
+    mask._check_positions(*(np.array(size - 1, np.int32) for size in shape))
     down, across = (range(2 * -(-size // TILE)) for size in shape)
     grid = arrange(states_of(jnp, mask, down, across, shape), max_tiles, max_cells)
 

@@ -38,7 +38,7 @@ def truth_of_function(function: Callable[..., Any], rows: Interval, columns: Int
         program = jax.make_jaxpr(function)(position, position)
     except Exception:  # Where it is evaluated, what it raises gets to the user.
         return Truth.unknown(xp)
-    shapes = [aval.shape for aval in program.out_avals]
+    shapes = [getattr(aval, "shape", None) for aval in program.out_avals]
     results = _run(xp, program.jaxpr, [_Table(xp, x) for x in program.consts], [rows, columns])
     if shapes not in ([()], [(1, 1)]) or not isinstance(result := _known(results[0]), Truth):
         return Truth.unknown(xp)
@@ -50,7 +50,7 @@ def _run(xp: Any, jaxpr: Jaxpr, consts: Sequence[Any], operands: Sequence[Any]) 
 
     def read(atom: Any) -> Any:
         if isinstance(atom, Literal):
-            return _Table(xp, np.asarray(atom.val, atom.aval.dtype))
+            return _Table(xp, np.asarray(atom.val, getattr(atom.aval, "dtype", None)))
         return environment[atom]
 
     for equation in jaxpr.eqns:
