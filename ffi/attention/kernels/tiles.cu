@@ -15,9 +15,10 @@
 // for the counter, which a prologue kernel clears; where there are no more items than blocks there
 // is none. What a block computes does not depend on which items it has, so results repeat bitwise.
 //
-// A probability of 0 times a value that is infinite or NaN makes sums NaN that should not be: rows
-// whose results are not finite, and that some tile has positions of which are not stored, are
-// computed once more, key by key (exact_rows.cuh).
+// Scores that are not stored are replaced, so that NaN in a key stays with those that see it. But a
+// probability of 0 times a value that is infinite or NaN makes sums NaN that should not be: rows
+// whose sums are not finite though that of their probabilities is, and of whose tiles some have
+// positions that are not stored, are computed once more, key by key (exact_rows.cuh).
 //
 // Floors: for each listed tile and head 2 * 128 * 128 * (head_size + value_size) operations, of
 // which a multiprocessor does 4,096 a clock: 2,048 clocks for sizes of 128. Beside them 16,384
@@ -271,8 +272,8 @@ class AttentionConsumer {
       if (lane_ % 4 == 0 && rows[row] < p_.queries) {
         item.lse[rows[row]] = softmax.LogOfSum(row, total);
       }
-      const unsigned of_lanes =
-          __ballot_sync(kAllLanes, mixed && !(not_finite == 0) && rows[row] < p_.queries);
+      const unsigned of_lanes = __ballot_sync(
+          kAllLanes, mixed && !(not_finite == 0) && total - total == 0 && rows[row] < p_.queries);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         wrong |= static_cast<uint32_t>((of_lanes >> 4 * i & 15) != 0) << (8 * row + i);
