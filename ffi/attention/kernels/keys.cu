@@ -187,16 +187,21 @@ class KeysConsumer {
   bool masked_;  // the item has had a partial cell
   float ct_value_[kSize / 2], ct_key_[kSize / 2];
 
-  __device__ __forceinline__ void Empty() {
+  __device__ __forceinline__ void Empty(uint32_t stage) {
     __syncwarp();
-    if (threadIdx.x % kWarp == 0) control_.StageAt(at_).Emptied();
-    at_.Advance();
+    if (threadIdx.x % kWarp == 0) control_.StageAt({stage}).Emptied();
+  }
+  // The stage of the step before, once products that read it are done.
+  __device__ __forceinline__ void EmptyBefore(bool is_first) {
+    if (!is_first) Empty((at_.stage + kConfig.kStages - 1) % kConfig.kStages);
   }
 
-  // Adds a cell to the sums.
-  __device__ __forceinline__ void AddCell(bool is_partial) {
+  // Adds a cell to the sums. The last product is not waited for.
+  __device__ __forceinline__ void AddCell(bool is_partial, bool is_first) {
     constexpr int kTileBytes = kConfig.TileBytes(), kSteps = kKeysStepRows / kInnerOfProduct;
-    const uint32_t query = shared_ + kConfig.StagesAt() + at_.stage * kConfig.StageBytes();
+    // In a way that tells a compiler that all lanes agree, as about cells below.
+    const uint32_t stage = __shfl_sync(kAllLanes, at_.stage * kConfig.StageBytes(), 0);
+    const uint32_t query = shared_ + kConfig.StagesAt() + stage;
     const uint32_t ct_out = query + kTileBytes;
     const uint32_t side = shared_ + kConfig.SideAt() + at_.stage * kConfig.kSideBytes;
     const uint32_t numbers = side + threadIdx.x % 4 * 8;
@@ -204,6 +209,9 @@ class KeysConsumer {
     FenceProducts();
     MultiplyTiles<T, kSize, kBlockBytes, kBlockBytes>(scores, keys_, query);
     CommitProducts();
+    WaitForGroups<1>();
+    EmptyBefore(is_first);
+    FenceProducts();
     MultiplyTiles<T, kSize, kBlockBytes, kBlockBytes>(
         ct_scores, keys_ + kCotangentGroups * kTileBytes, ct_out);
     CommitProducts();
@@ -245,27 +253,28 @@ class KeysConsumer {
     FenceProducts();
     MultiplyRows<T, kBlockBytes>(ct_key_, ct_rows, query);
     CommitProducts();
-    WaitForGroups<0>();
-    Empty();
   }
 
   __device__ __forceinline__ void AddCells() {
     masked_ = false;
 #pragma unroll 1
-    while (true) {
+    for (bool is_first = true;; is_first = false) {
       control_.StageAt(at_).WaitUntilFull();
-      // In a way that tells a compiler that all lanes agree.
       const uint32_t cells = __shfl_sync(kAllLanes, control_.steps[at_.stage], 0);
-      if (cells == 0) break;
       const uint32_t cell = cells >> 2 * group_ & 3;
-      const bool is_partial = cell == static_cast<uint32_t>(MaskCell::kPartial);
       if (cell != 0) {
+        const bool is_partial = cell == static_cast<uint32_t>(MaskCell::kPartial);
         masked_ |= is_partial;
-        AddCell(is_partial);
+        AddCell(is_partial, is_first);
       } else {
-        Empty();
+        WaitForGroups<0>();
+        EmptyBefore(is_first);
       }
+      if (cells == 0) break;
+      at_.Advance();
     }
+    Empty(at_.stage);
+    at_.Advance();
   }
 
   __device__ __forceinline__ void WriteResults(const CotangentItem& item) {
@@ -335,9 +344,9 @@ class KeysConsumer {
       AddCells();
       __syncwarp();
       if (threadIdx.x % kWarp == 0) Arrive(&control_.keys_empty[group_]);
+      WaitForGroups<0>();
       KeepInRegisters(ct_value_);
       KeepInRegisters(ct_key_);
-      Empty();
       WriteResults(item);
     }
   }

@@ -37,7 +37,10 @@ struct RowsControl {
   uint64_t rows_full[kCotangentGroups], rows_empty[kCotangentGroups];
   CotangentItemSlots items;
   uint32_t steps[kStages];  // the states of a tile's cells, as an entry has them; 0 ends an item
-  // Of the item that the producer of tiles is at.
+  // Of the item that the producer of rows is at.
+  const float *lse, *ct_sums;
+  uint32_t query_entry, ct_out_entry;
+  // Of the one that the producer of tiles is at.
   MaskRow row;
   uint32_t group, key_entry, value_entry;
 
@@ -51,48 +54,68 @@ struct RowsControl {
 };
 
 // A warp that takes items and has their rows copied.
-template <typename T, AttentionRowsConfig kConfig>
-__device__ __forceinline__ void CopyRows(const AttentionCotangentTiles& p,
-                                         RowsControl<kConfig>& control, unsigned char* shared) {
-  constexpr int kBytes = kConfig.RowsBytes();
-  const bool is_first = threadIdx.x % kWarp == 0;
-#pragma unroll 1
-  for (uint32_t number = 0;; ++number) {
-    if (is_first) {
-      control.items.Take(p, p.mask, kCotangentRowsCounter,
-                         static_cast<uint32_t>(p.groups * p.per_group), number);
-    }
-    __syncwarp();
-    const CotangentItem& item = control.items.slots[number % kItemSlots];
-    const bool is_last = item.row == kNoItem;
-#pragma unroll 1
-    for (int group = 0; group < kCotangentGroups; ++group) {
-      uint64_t* full = &control.rows_full[group];
-      WaitForPhase(&control.rows_empty[group], (number & 1) ^ 1);
-      const uint32_t first = item.row * kMaskTile + group * kMaskCell;
-      if (is_last) {
-        if (is_first) Arrive(full);
-      } else {
-        if (is_first) {
-          ArriveAndExpect(full, 2 * kBytes);
-          unsigned char* queries = shared + group * kBytes;
-          unsigned char* ct_out = queries + kCotangentGroups * kBytes;
-          CopyLines<kConfig.head_size, kMaskCell>(queries, p.query_tiles, item.head, first,
-                                                  item.place.OwnEntry(p.batch, p.query), full);
-          CopyLines<kConfig.head_size, kMaskCell>(ct_out, p.ct_out_tiles, item.head, first,
-                                                  item.place.OwnEntry(p.batch, p.ct_out), full);
-        }
-        const int64_t of_head = item.head * p.queries;
-        StoreShifts(shared + kConfig.ShiftsAt() + group * kShiftsBytes,
-                    item.place.At<const float>(p.batch, p.lse) + of_head,
-                    item.place.At<const float>(p.batch, p.ct_sums) + of_head, first,
-                    static_cast<uint32_t>(p.queries));
-      }
-      Arrive(full);
-    }
-    if (is_last) return;
+template <AttentionRowsConfig kConfig>
+class RowsOfItems {
+  using Control = RowsControl<kConfig>;
+  const AttentionCotangentTiles& p_;
+  Control& control_;
+  unsigned char* shared_;
+
+  // By one thread.
+  __device__ __forceinline__ void TakeItem(uint32_t number) {
+    const CotangentItem& item =
+        control_.items.Take(p_, p_.mask, kCotangentRowsCounter,
+                            static_cast<uint32_t>(p_.groups * p_.per_group), number);
+    if (item.row == kNoItem) return;
+    const int64_t of_head = item.head * p_.queries;
+    control_.lse = item.place.At<const float>(p_.batch, p_.lse) + of_head;
+    control_.ct_sums = item.place.At<const float>(p_.batch, p_.ct_sums) + of_head;
+    control_.query_entry = item.place.OwnEntry(p_.batch, p_.query);
+    control_.ct_out_entry = item.place.OwnEntry(p_.batch, p_.ct_out);
   }
-}
+
+  // By one thread: rows of a warpgroup.
+  __device__ __forceinline__ void CopyRows(const CotangentItem& item, int group, uint32_t first) {
+    constexpr int kBytes = kConfig.RowsBytes(), kSize = kConfig.head_size;
+    uint64_t* full = &control_.rows_full[group];
+    ArriveAndExpect(full, 2 * kBytes);
+    unsigned char* to = shared_ + group * kBytes;
+    CopyLines<kSize, kMaskCell>(to, p_.query_tiles, item.head, first, control_.query_entry, full);
+    to += kCotangentGroups * kBytes;
+    CopyLines<kSize, kMaskCell>(to, p_.ct_out_tiles, item.head, first, control_.ct_out_entry, full);
+  }
+
+ public:
+  __device__ RowsOfItems(const AttentionCotangentTiles& p, Control& control, unsigned char* shared)
+      : p_(p), control_(control), shared_(shared) {}
+
+  __device__ __forceinline__ void Run() {
+    const bool is_first = threadIdx.x % kWarp == 0;
+#pragma unroll 1
+    for (uint32_t number = 0;; ++number) {
+      __syncwarp();
+      if (is_first) TakeItem(number);
+      __syncwarp();
+      const CotangentItem& item = control_.items.slots[number % kItemSlots];
+      const bool is_last = item.row == kNoItem;
+#pragma unroll 1
+      for (int group = 0; group < kCotangentGroups; ++group) {
+        uint64_t* full = &control_.rows_full[group];
+        WaitForPhase(&control_.rows_empty[group], (number & 1) ^ 1);
+        if (is_last) {
+          if (is_first) Arrive(full);
+        } else {
+          const uint32_t first = item.row * kMaskTile + group * kMaskCell;
+          if (is_first) CopyRows(item, group, first);
+          StoreShifts(shared_ + kConfig.ShiftsAt() + group * kShiftsBytes, control_.lse,
+                      control_.ct_sums, first, static_cast<uint32_t>(p_.queries));
+        }
+        Arrive(full);
+      }
+      if (is_last) return;
+    }
+  }
+};
 
 // A thread that has keys and values copied, tile by tile.
 template <AttentionRowsConfig kConfig>
@@ -184,16 +207,27 @@ class RowsConsumer {
     }
   }
 
-  // Adds a tile to the sums.
-  __device__ __forceinline__ void AddTile(uint32_t states) {
+  // Keys of the step before, once products that read them are done.
+  __device__ __forceinline__ void EmptyKeysBefore(bool is_first) {
+    constexpr uint32_t kStages = Control::kStages;
+    if (!is_first) Empty(control_.KeysAt({(at_.stage + kStages - 1) % kStages}));
+  }
+
+  // Adds a tile to the sums. The last product is not waited for.
+  __device__ __forceinline__ void AddTile(uint32_t states, bool is_first) {
     constexpr int kTileBytes = kConfig.TileBytes();
-    const uint32_t keys = shared_ + kConfig.KeysAt() + at_.stage * kTileBytes;
-    const uint32_t values = shared_ + kConfig.ValuesAt() + at_.stage * kTileBytes;
+    // In a way that tells a compiler that all lanes agree, as about states below.
+    const uint32_t tile = __shfl_sync(kAllLanes, at_.stage * kTileBytes, 0);
+    const uint32_t keys = shared_ + kConfig.KeysAt() + tile;
+    const uint32_t values = shared_ + kConfig.ValuesAt() + tile;
     float scores[kMaskTile / 2], ct_scores[kMaskTile / 2];
     FenceProducts();
     MultiplyTiles<T, kSize, kRowsBlock, kTileBlock>(scores, rows_, keys);
     CommitProducts();
+    WaitForGroups<1>();
+    EmptyKeysBefore(is_first);
     control_.ValuesAt(at_).WaitUntilFull();
+    FenceProducts();
     MultiplyTiles<T, kSize, kRowsBlock, kTileBlock>(
         ct_scores, rows_ + kCotangentGroups * kConfig.RowsBytes(), values);
     CommitProducts();
@@ -215,29 +249,28 @@ class RowsConsumer {
     FenceProducts();
     MultiplyRows<T, kTileBlock>(ct_query_, rows, keys);
     CommitProducts();
-    WaitForGroups<0>();
-    Empty(control_.KeysAt(at_));
   }
 
   __device__ __forceinline__ void AddTiles() {
     masked_ = false;
 #pragma unroll 1
-    while (true) {
+    for (bool is_first = true;; is_first = false) {
       control_.KeysAt(at_).WaitUntilFull();
-      // In a way that tells a compiler that all lanes agree.
       const uint32_t states = __shfl_sync(kAllLanes, control_.steps[at_.stage], 0);
-      const bool is_end = states == 0;
-      if (!is_end && (states >> (kMaskStatesAt + 4 * group_) & 15) != 0) {
+      if ((states >> (kMaskStatesAt + 4 * group_) & 15) != 0) {
         masked_ |= (PartialCellsOf(states) >> 4 * group_ & 15) != 0;
-        AddTile(states);
+        AddTile(states, is_first);
       } else {
+        WaitForGroups<0>();
+        EmptyKeysBefore(is_first);
         control_.ValuesAt(at_).WaitUntilFull();
         Empty(control_.ValuesAt(at_));
-        Empty(control_.KeysAt(at_));
       }
+      if (states == 0) break;
       at_.Advance();
-      if (is_end) return;
     }
+    Empty(control_.KeysAt(at_));
+    at_.Advance();
   }
 
   __device__ __forceinline__ void WriteResults(const CotangentItem& item) {
@@ -307,6 +340,7 @@ class RowsConsumer {
 #pragma unroll
       for (int i = 0; i < kSize / 2; ++i) ct_query_[i] = 0;
       AddTiles();
+      WaitForGroups<0>();
       KeepInRegisters(ct_query_);
       __syncwarp();
       if (threadIdx.x % kWarp == 0) Arrive(&control_.rows_empty[group_]);
@@ -344,7 +378,7 @@ __global__ void __launch_bounds__(kCotangentThreads, 1)
     GiveUpRegisters<kCotangentProducerRegisters>();
     const int warp = WarpOfBlock() - kCotangentGroups * kConsumerWarps;
     if (warp == 0 && threadIdx.x % kWarp == 0) CopyTiles<kConfig>(p, control, attention_shared);
-    if (warp == 1) CopyRows<T, kConfig>(p, control, attention_shared);
+    if (warp == 1) RowsOfItems<kConfig>(p, control, attention_shared).Run();
   }
 }
 
