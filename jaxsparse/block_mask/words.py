@@ -20,6 +20,8 @@ TILE = 128
 """Rows and columns of a tile."""
 WORDS = 128
 """Words of a cell."""
+CELL_BYTES = 4 * WORDS
+"""Bytes of its words."""
 
 # A cell's rows are 16 w + 8 h + r, its columns 8 c + 2 p + b: word (w, r, p), bit (c, h, b).
 _ROWS_AND_COLUMNS = (4, 2, 8, 8, 4, 2)  # w h r c p b

@@ -13,6 +13,9 @@ import numpy as np
 
 from jaxsparse import backend
 from jaxsparse.block_mask import BlockMask
+from jaxsparse.block_mask.room import cells_of
+from jaxsparse.block_mask.words import CELL_BYTES
+from jaxsparse.layouts.block_mask import BlockMasks, block_mask_of
 from jaxsparse.ops import arguments
 from jaxsparse.ops.attention import attention_p
 from jaxsparse.ops.bilinear import spmm_p
@@ -136,7 +139,7 @@ def sparse_attention(
         key,
         value,
         topology,
-        None if drops or _is_checked(mask) else _block_mask(mask),
+        None if drops else _block_mask(mask),
         None if fused else scales,
         sinks,
         dropout_key if drops else None,
@@ -246,12 +249,12 @@ def _attention(
     if scale is None:
         query, scale = (query.astype(wide) * scales.astype(wide)).astype(dtype), 1.0
     query = query.reshape(b, t, groups, n // groups, h)
-    if mask is None and dropout_key is None:
-        assert topology is not None
-        mask = _of_checked(topology)
     if topology is not None:
+        if checks and mask is not None:
+            mask = _of_checked(topology)
         topology = over_heads(topology, b, groups, n // groups)
-    if mask is None:
+    if dropout_key is not None:
+        assert topology is not None
         out = _with_dropout(
             query,
             key,
@@ -264,7 +267,8 @@ def _attention(
             implementation=implementation,
         )
         return out.reshape(*batch, t, n, value.shape[-1]), None
-    mask = over_heads(mask, b, groups, n // groups)
+    if mask is not None:
+        mask = over_heads(mask, b, groups, n // groups)
     operands, params = _mask_operands(mask, topology)
     out, lse = bind(
         attention_p,
@@ -287,29 +291,44 @@ def _attention(
 
 
 def _mask_operands(
-    mask: BlockMask, topology: Topology | None
+    mask: BlockMask | None, topology: Topology | None
 ) -> tuple[list[jax.Array], dict[str, Any]]:
     """What the primitive takes of a mask over heads, and its params that say so."""
-    lists, rank = (*mask.rows, *mask.columns), len(mask.batch_shape)
-    # As many dimensions in front of all: sequences, groups, heads of a group.
-    batch = (*(1,) * (3 - rank), *mask.batch_shape)
+    lists = () if mask is None else (*mask.rows, *mask.columns)
     pattern = () if topology is None else topology.operands()
+    of_heads = mask if mask is not None else topology
+    assert of_heads is not None
+    rank = len(of_heads.batch_shape)
+    # As many dimensions in front of all: sequences, groups, heads of a group.
+    batch = (*(1,) * (3 - rank), *of_heads.batch_shape)
     arrays = [x.reshape(*batch, *x.shape[rank:]) for x in (*lists, *pattern)]
     params = {
         "mask_of_group": batch[1] > 1,
         "mask_of_head": batch[2] > 1,
-        "has_pattern": bool(pattern),
+        "has_mask": mask is not None,
+        "has_pattern": topology is not None,
         "columns": None if topology is None else arguments.columns_alone(topology),
     }
     return arrays, params
 
 
-def _block_mask(mask: Topology | BlockMask) -> BlockMask:
-    return mask.block_mask if isinstance(mask, Topology) else mask
+# A block mask takes up to 1 KB for each entry of a scattered pattern, such as a graph's: it is not
+# made where it may take more than so many bytes, and as many times what the pattern takes.
+_MOST_BYTES, _MOST_RATIO = 64 << 20, 4
 
 
-def _is_checked(mask: Topology | BlockMask) -> bool:
-    return isinstance(mask, Topology) and checks_enabled()
+def _block_mask(mask: Topology | BlockMask) -> BlockMask | None:
+    """The block mask, or None where the pattern alone is better."""
+    if isinstance(mask, BlockMask):
+        return mask
+    carried: BlockMask | None = mask.layouts.get(BlockMasks.name)
+    if carried is not None:
+        return carried
+    of_pattern = 16 * mask.nse * math.prod(mask.batch_shape)
+    cells = min(mask.nse, cells_of(mask.shape)) * math.prod(mask.batch_shape)
+    if 2 * CELL_BYTES * cells > max(_MOST_BYTES, _MOST_RATIO * of_pattern):
+        return None
+    return block_mask_of(mask)
 
 
 def _of_checked(topology: Topology) -> BlockMask:
