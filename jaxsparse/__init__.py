@@ -5,13 +5,15 @@ from importlib.metadata import version as _version
 from jaxsparse import backend as _backend
 from jaxsparse import masks, recurrent
 from jaxsparse.backend import EXPORT_DISABLED_CHECKS
+from jaxsparse.block_mask import BlockMask
 from jaxsparse.csr import CSR
 from jaxsparse.device import H200, Device
 from jaxsparse.differentiate import grad, value_and_grad
 from jaxsparse.explain import explain
+from jaxsparse.layouts import block_mask as _block_mask  # noqa: F401, registers a kind
 from jaxsparse.ops.linear import linear
 from jaxsparse.ops.matmul import sddmm, spmm
-from jaxsparse.ops.sparse_attention import sparse_attention
+from jaxsparse.ops.sparse_attention import merge_attention, sparse_attention
 from jaxsparse.ops.sparse_softmax import sparse_softmax
 from jaxsparse.topology import Topology
 
@@ -21,12 +23,14 @@ __all__ = [
     "CSR",
     "EXPORT_DISABLED_CHECKS",
     "H200",
+    "BlockMask",
     "Device",
     "Topology",
     "explain",
     "grad",
     "linear",
     "masks",
+    "merge_attention",
     "recurrent",
     "sddmm",
     "sparse_attention",

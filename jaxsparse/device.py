@@ -190,10 +190,13 @@ def traced_for() -> Device | None:
 
 
 def explained_devices(asked: Device | None) -> tuple[AnyDevice | None, Device]:
-    """Where JAX runs here, or None where that is the other one; and the GPU that is described."""
+    """Where JAX runs here, or None where that is the other one; and the GPU that is described.
+
+    What is named is described apart from this machine, even if it is the same GPU.
+    """
     here = default_device()
     if asked is not None:
-        return (None if here == asked else here), asked
+        return here, asked
     return (None, here) if isinstance(here, Device) else (here, present_device())
 
 

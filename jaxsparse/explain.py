@@ -13,6 +13,7 @@ from jax.extend.core import JaxprEqn
 
 from jaxsparse.device import AnyDevice, Device, by_device, explained_devices, tracing_for
 from jaxsparse.ops.arguments import PATTERN, matrix_shape, operands_of_pattern
+from jaxsparse.ops.attention import OF_MASKS
 from jaxsparse.primitive import (
     OPERATIONS,
     Fallback,
@@ -26,8 +27,9 @@ from jaxsparse.recurrent.explained import ExplainedScan, explained_scan, planned
 from jaxsparse.recurrent.primitive import recurrent_scan_p
 
 _MOST_MULTIPROCESSORS = 2**31 - 1  # a C++ int
-_OF_PATTERN = {name for name, _ in PATTERN}
-_OF_TYPES = ("out_dtype", "columns")  # params that the types of operands and results tell
+_OF_POSITIONS = {*(name for name, _ in PATTERN), *OF_MASKS}
+# Params that the types of operands and results tell.
+_OF_TYPES = ("out_dtype", "columns", "mask_of_group", "mask_of_head", "has_pattern")
 _OTHER_PROGRAM = "other scans, which are explained where no device is named"
 
 
@@ -39,7 +41,8 @@ class ExplainedCall:
     options: dict[str, Any]  # its own, such as "transpose"
     operands: dict[str, jax.ShapeDtypeStruct]  # those of its pattern, too
     results: dict[str, jax.ShapeDtypeStruct]
-    shape: tuple[int, int]  # of the stored matrix
+    shape: tuple[int, int]  # of the stored matrix, or of the mask
+    stored: str  # what it stores, in words
     here: str  # as what it runs on this machine; empty where that is on the GPU below
     device: str  # the name of the GPU that all else is about
     # Variants of the kernel that fit and their predicted microseconds: first the chosen one, the
@@ -55,9 +58,13 @@ class ExplainedCall:
         return self.variants[0][0] if self.variants else None
 
     @property
-    def entries(self) -> int:
-        """Stored entries of the matrix, of each where there is a batch of them."""
-        return int(self.operands["column_indices"].shape[-1])
+    def entries(self) -> int | None:
+        """Stored entries of the matrix, of each where there is a batch of them; None if unknown.
+
+        Of a block mask only its tiles and cells are.
+        """
+        columns = self.operands.get("column_indices")
+        return None if columns is None else int(columns.shape[-1])
 
     def __str__(self) -> str:
         choice = self._choice() if self.variants else self.otherwise
@@ -70,12 +77,10 @@ class ExplainedCall:
             for name, value in self.options.items()
             if value is not None and value is not False
         ]
-        dense = {name: x for name, x in self.operands.items() if name not in _OF_PATTERN}
+        dense = {name: x for name, x in self.operands.items() if name not in _OF_POSITIONS}
         return (
             f"{self.operation}{' (' + ', '.join(options) + ')' if options else ''}: "
-            f"matrix {self.shape} with {self.entries} stored entries, "
-            f"{self.operands['column_indices'].dtype} columns; {_listed(dense)} -> "
-            f"{_listed(self.results)}"
+            f"{self.stored}; {_listed(dense)} -> {_listed(self.results)}"
         )
 
     def _choice(self) -> str:
@@ -110,11 +115,11 @@ def explain(
     Nothing is computed or compiled, and no GPU is needed: a kernel is chosen by shapes and types
     alone. The function is traced for the GPU: recurrent matrices whose pattern it sees are laid out
     for that one, on the host. First comes what runs where JAX runs on this machine, on a CPU
-    without times, then what would run on the GPU; there is one line of the two where this machine's
-    GPU is both. Predicted times are fitted to measurements on an H200; for other GPUs they only put
-    the variants in an order. A program that the compiler cuts for several devices is explained as
-    if one had all of it; inside ``shard_map`` sizes are those of one device. Operations are listed
-    even if nothing uses their results, where the compiler drops them.
+    without times, then what would run on the GPU; there is one line of the two where no device is
+    named and this machine's GPU is both. Predicted times are fitted to measurements on an H200; for
+    other GPUs they only put the variants in an order. A program that the compiler cuts for several
+    devices is explained as if one had all of it; inside ``shard_map`` sizes are those of one
+    device. Operations are listed even if nothing uses their results, where the compiler drops them.
 
     Args:
         function: uses operations of this package, in any depth; ``jaxsparse.grad(loss)`` shows
@@ -213,14 +218,15 @@ def _explained_call(eqn: JaxprEqn, runs_here: str, device: Device) -> ExplainedC
     out_avals: list[Any] = [v.aval for v in eqn.outvars]
     signature = operation.signature(params)
     operands = _by_name(signature.operands, avals)
-    names = [name for name, _ in operands_of_pattern(params["columns"])]
+    stored, shape = (operation.stored or _stored_matrix)(params, operands)
     choice = _choice(_typed(eqn), device)
     return ExplainedCall(
         operation=operation.name,
         options={name: params[name] for name in operation.params if name not in _OF_TYPES},
         operands=operands,
         results=_by_name(signature.results, out_avals),
-        shape=matrix_shape([operands[name] for name in names], params["columns"]),
+        shape=shape,
+        stored=stored,
         here=runs_here,
         device=device.name,
         variants=choice.variants,
@@ -228,6 +234,13 @@ def _explained_call(eqn: JaxprEqn, runs_here: str, device: Device) -> ExplainedC
         otherwise=choice.otherwise,
         remark=choice.remark,
     )
+
+
+def _stored_matrix(params: dict[str, Any], operands: dict[str, Any]) -> tuple[str, Any]:
+    columns = operands["column_indices"]
+    names = [name for name, _ in operands_of_pattern(params["columns"])]
+    shape = matrix_shape([operands[name] for name in names], params["columns"])
+    return f"matrix {shape} with {columns.shape[-1]} stored entries, {columns.dtype} columns", shape
 
 
 class _Choice(NamedTuple):
@@ -243,7 +256,7 @@ def _choice(call: TypedCall, device: AnyDevice) -> _Choice:
     try:
         made = choose(call, device)
         if isinstance(made, Fallback):
-            return _Choice(otherwise=f"{operation.plain}, because {made.reason}")
+            return _Choice(otherwise=f"{made.called or operation.plain}, because {made.reason}")
         if not all(isinstance(n, int) for a in (*made.operands, *made.results) for n in a.shape):
             return _Choice(
                 otherwise="a variant that is chosen when it runs, because a size is open"

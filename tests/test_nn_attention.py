@@ -390,7 +390,7 @@ def test_errors():
     with pytest.raises(TypeError, match=r"layer must be an nnx.MultiHeadAttention, got Linear"):
         SparseMultiHeadAttention.from_dense(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), TOPOLOGY)
     layer = SparseMultiHeadAttention(HEADS, FEATURES, pattern=TOPOLOGY, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"topology must have shape \(5, 5\), got \(24, 24\)"):
+    with pytest.raises(ValueError, match=r"mask must have shape \(5, 5\), got \(24, 24\)"):
         layer(inputs(2, length=5))
     attend, q = SparseAttention(TOPOLOGY), jnp.ones((2, LENGTH, 3, 4))
     for rate in (-0.1, 1.0):

@@ -152,9 +152,9 @@ def test_dropout_that_is_the_same_for_all_heads():
             options = {"dropout_rate": 0.4, "dropout_key": key, "broadcast_dropout": broadcast}
             return np.asarray(sparse_attention(q, k, v, topology, **options))
 
-        np.testing.assert_array_equal(
-            attend(True), np.broadcast_to(attend(True)[:1, :, :1], q.shape)
-        )
+        # Heads may differ in the last place: vectors begin at other places of memory.
+        first = np.broadcast_to(attend(True)[:1, :, :1], q.shape)
+        np.testing.assert_allclose(attend(True), first, rtol=1e-6)
         assert np.unique(attend(False)[:, 5, :, 0]).size > 1
 
 
@@ -182,16 +182,16 @@ def test_memory_grows_with_stored_positions():
     "change, message",
     [
         (
-            {"topology": Topology.from_mask(np.ones((6, 7), bool))},
-            r"topology must have shape \(6, 8\)",
+            {"mask": Topology.from_mask(np.ones((6, 7), bool))},
+            r"mask must have shape \(6, 8\)",
         ),
-        ({"topology": Topology.from_mask(np.ones((3, 6, 8), bool))}, "a batch of 4"),
+        ({"mask": Topology.from_mask(np.ones((3, 6, 8), bool))}, "a batch of 4"),
         (
-            {"topology": Topology.from_mask(np.ones((2, 6, 8), bool))},
-            r"write topology.reshape_batch\(2",
+            {"mask": Topology.from_mask(np.ones((2, 6, 8), bool))},
+            r"write mask.reshape_batch\(2",
         ),
-        ({"topology": Topology.from_mask(np.ones((4, 2, 6, 8), bool))}, r"got batch \(4, 2\)"),
-        ({"topology": Topology.from_mask(np.ones((1, 2, 4, 6, 8), bool))}, "one for each sequence"),
+        ({"mask": Topology.from_mask(np.ones((4, 2, 6, 8), bool))}, r"got batch \(4, 2\)"),
+        ({"mask": Topology.from_mask(np.ones((1, 2, 4, 6, 8), bool))}, "one for each sequence"),
         ({"key": jnp.ones((2, 8, 3, 5))}, "key and value must have shape"),
         (
             {"key": jnp.ones((2, 8, 3, 3)), "value": jnp.ones((2, 8, 3, 3))},
@@ -206,7 +206,7 @@ def test_errors(change, message):
         "query": q,
         "key": k,
         "value": v,
-        "topology": Topology.from_mask(np.ones((6, 8), bool)),
+        "mask": Topology.from_mask(np.ones((6, 8), bool)),
     }
     with pytest.raises(ValueError, match=message):
         sparse_attention(**{**arguments, **change})
@@ -233,7 +233,7 @@ def test_an_eager_call_compiles_one_program(batch, patterns, options, caplog):
 
 def test_dtypes():
     q, k, v = operands(1, 2, 2, 1, 1, 2)
-    with pytest.raises(TypeError, match="topology must be a Topology"):
+    with pytest.raises(TypeError, match="an array for a mask must be bool, got float64"):
         sparse_attention(q, k, v, np.ones((2, 2)))
     out = sparse_attention(q.astype(int), k, v, Topology.from_mask(np.eye(2)))
     assert out.dtype == jnp.float32 and np.any(out != 0)  # they promote as in any product

@@ -1,15 +1,23 @@
-"""Scaled dot-product attention over the stored positions of a pattern."""
+"""Scaled dot-product attention over the positions that a mask stores."""
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxsparse import backend
+from jaxsparse.block_mask import BlockMask
+from jaxsparse.block_mask.room import cells_of
+from jaxsparse.block_mask.words import CELL_BYTES
+from jaxsparse.layouts.block_mask import BlockMasks, block_mask_of
 from jaxsparse.ops import arguments
+from jaxsparse.ops.attention import attention_p
 from jaxsparse.ops.bilinear import spmm_p
 from jaxsparse.ops.dense_product import allowed_precision
 from jaxsparse.ops.matmul import sddmm
@@ -19,126 +27,207 @@ from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import bind
 from jaxsparse.topology import Topology
 
+_NAME = "sparse_attention"
+
 
 def sparse_attention(
     query: Any,
     key: Any,
     value: Any,
-    topology: Topology,
+    mask: Any = None,
     *,
-    scale: float | None = None,
+    scale: float | jax.Array | None = None,
+    sinks: jax.Array | None = None,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
     broadcast_dropout: bool = False,
+    return_lse: bool = False,
     implementation: str | None = None,
-) -> jax.Array:
-    r"""Attention in which query position t sees the key positions that row t of a pattern stores.
+    variant: str | None = None,
+) -> Any:
+    r"""Attention in which query position t sees the key positions that row t of a mask stores.
 
-    .. math:: y_t = \sum_{s \in P_t} \mathrm{softmax}_s\bigl(c\, q_t \cdot k_s\bigr)\, v_s
+    .. math::
 
-    Shapes are those of ``jax.nn.dot_product_attention``. It is composed of ``sddmm``,
-    ``sparse_softmax`` and ``spmm``: memory grows with the number of stored positions, never
-    with T S. Scores and their softmax are float32 for 16-bit operands; the probabilities are then
-    rounded to the operands' dtype. A query that sees no key gets zeros.
+        y_t = \sum_{s \in P_t} e^{c\, q_t \cdot k_s - \ell_t}\, v_s, \qquad
+        \ell_t = \log \sum_{s \in P_t} e^{c\, q_t \cdot k_s}
 
-    On a GPU, fused dense attention in 16 bits is faster than this and takes less memory at the
-    sparsities of the paper's mask (5 % stored off the diagonal). In float32 the two are about
-    level there; sparser patterns pay.
+    Shapes are those of ``jax.nn.dot_product_attention``. It is one fused operation: nothing as
+    large as the scores is in memory, forward or backward. Where no kernel takes the call and the
+    mask is a `Topology`, it is composed of `sddmm`, `sparse_softmax` and `spmm`, whose memory grows
+    with the number of stored positions; otherwise it is a loop over blocks of keys in plain JAX.
+    `jaxsparse.explain` says which. Scores and their softmax are float32 for 16-bit operands; the
+    probabilities are then rounded to the operands' dtype. A query that sees no key gets zeros.
 
     Args:
         query: ``(B, T, N, H)`` or ``(T, N, H)``.
         key: ``(B, S, K, H)`` or ``(S, K, H)``; K divides N, groups of N / K query heads share a key
             head.
-        value: the shape of ``key``.
-        topology: of shape (T, S): one for all, or a batch ``(N,)`` or ``(1, N)``, one for each
-            head, ``(B, 1)``, one for each sequence, or ``(B, N)``. ``(N,)`` is refused where B is
-            N, since it could as well be meant for sequences: see `Topology.reshape_batch`.
-        scale: multiplies the scores; 1 / sqrt(H) by default.
+        value: ``(B, S, K, E)`` or ``(S, K, E)``; E may differ from H.
+        mask: what of (T, S) is seen: a `BlockMask`, a `Topology`, a mask function
+            (`jaxsparse.masks`), an array of bool, or None for all. One mask for all, or a batch of
+            them, ``(N,)`` or ``(1, N)``, one for each head, ``(B, 1)``, one for each sequence, or
+            ``(B, N)``. ``(N,)`` is refused where B is N, since it could as well be meant for
+            sequences. A mask function is made into a block mask where a program is traced, and
+            becomes a constant of it: prefer a `BlockMask` for long sequences.
+        scale: multiplies the scores; 1 / sqrt(H) by default. An array, of no dimensions, is
+            multiplied with the query, which is rounded again.
+        sinks: ``(N,)``, a score of each head that takes part in the sums of every row and has no
+            value: :math:`e^{\ell_t}` grows by :math:`e^{\mathrm{sink}}`.
         dropout_rate: share of the probabilities that are set to 0, the others being scaled up. It
             may be traced; its range is not checked then.
-        dropout_key: the random key that chooses them; None for no dropout.
+        dropout_key: the random key that chooses them; None for no dropout. Dropout needs a
+            `Topology`, and runs as the composition.
         broadcast_dropout: choose the same for the whole batch and all heads.
+        return_lse: whether to return :math:`\ell`, too.
         implementation: None (the platform's own), "cpu", "cuda" or "xla".
+        variant: the name of a kernel variant to force, see ``python -m jaxsparse info``.
 
     Returns:
-        The shape of ``query``, in the operands' common dtype.
+        ``(B, T, N, E)`` or ``(T, N, E)``, in the operands' common dtype. With ``return_lse`` also
+        the logarithm of each row's sum, float32 (float64 for float64) ``(B, N, T)`` or ``(N, T)``,
+        -inf for a query that sees no key; it is differentiable, see `merge_attention`.
 
     Raises:
-        TypeError: for operands that are no arrays or not floating.
-        ValueError: for shapes that don't fit, batches of patterns that are ambiguous, and a dropout
-            rate outside [0, 1).
+        TypeError: for operands that are no arrays or not floating, and masks of another type.
+        ValueError: for shapes that don't fit, batches of masks that are ambiguous, a dropout rate
+            outside [0, 1), dropout without a topology or with ``return_lse`` or ``sinks``, and
+            options that don't exist.
 
-    Source: Gale et al. 2020, "Sparse GPU Kernels for Deep Learning", section VII-C.
+    Sources: Gale et al. 2020, "Sparse GPU Kernels for Deep Learning", section VII-C; Dao et al.
+    2022, "FlashAttention"; Shah et al. 2024, "FlashAttention-3".
 
     >>> import jax.numpy as jnp
     >>> from jaxsparse import masks
     >>> q = jnp.ones((1, 4, 2, 8))
-    >>> sparse_attention(q, q, q, Topology.from_mask(masks.causal(), (4, 4))).shape
+    >>> sparse_attention(q, q, q, masks.causal()).shape
     (1, 4, 2, 8)
     """
-    name = "sparse_attention"
-    if not isinstance(topology, Topology):
-        raise TypeError(f"{name}: topology must be a Topology, got {type(topology).__name__}")
     query, key, value = (
-        arguments.as_array(name, n, x, 3)
+        arguments.as_array(_NAME, n, x, 3)
         for n, x in (("query", query), ("key", key), ("value", value))
     )
-    dtype = arguments.check_floating(name, query=query, key=key, value=value)
-    if not query.ndim == key.ndim == value.ndim or query.ndim > 4:
-        raise ValueError(
-            f"{name}: query, key and value must all have shape (B, T, N, H) or (T, N, H), "
-            f"got {query.shape}, {key.shape} and {value.shape}"
-        )
-    *batch, t, n, h = query.shape
-    s, groups = key.shape[-3:-1]
-    if key.shape != (*batch, s, groups, h) or value.shape != key.shape:
-        expected = ", ".join(map(str, (*batch, "S", "K", h)))
-        raise ValueError(
-            f"{name}: key and value must have shape ({expected}) for a query of shape "
-            f"{query.shape}, got {key.shape} and {value.shape}"
-        )
-    if groups == 0 or n % groups:
-        raise ValueError(f"{name}: {groups} key heads must divide {n} query heads")
-    if topology.shape != (t, s):
-        raise ValueError(f"{name}: topology must have shape {(t, s)}, got {topology.shape}")
+    dtype = arguments.check_floating(_NAME, query=query, key=key, value=value)
+    backend.check_implementation(_NAME, implementation)
+    _check_shapes(query, key, value)
+    h = query.shape[-1]
     rate_is_traced = isinstance(dropout_rate, jax.core.Tracer)
     if not rate_is_traced and not 0 <= dropout_rate < 1:
-        raise ValueError(f"{name}: dropout_rate must be in [0, 1), got {dropout_rate}")
-    drops = dropout_key is not None and (rate_is_traced or dropout_rate)
+        raise ValueError(f"{_NAME}: dropout_rate must be in [0, 1), got {dropout_rate}")
+    drops = dropout_key is not None and (rate_is_traced or bool(dropout_rate))
     if scale is None:
         scale = 1 / math.sqrt(h) if h else 1.0
-    scales = arguments.as_scale(name, scale)
+    scales = arguments.as_scale(_NAME, scale)
     fused = isinstance(scales, float)  # else it is an array
-    topology.check_positions()
-    out: jax.Array = _attention(
+    if not fused and scales.ndim:
+        raise ValueError(f"{_NAME}: scale must have no dimensions, got shape {scales.shape}")
+    if sinks is not None:
+        sinks = arguments.as_array(_NAME, "sinks", sinks, 1)
+        if sinks.shape != query.shape[-2:-1]:
+            raise ValueError(
+                f"{_NAME}: sinks must have shape {query.shape[-2:-1]}, one for each head, got "
+                f"{sinks.shape}"
+            )
+    mask = _as_mask(mask, (query.shape[-3], key.shape[-3]))
+    if drops and (not isinstance(mask, Topology) or return_lse or sinks is not None):
+        raise ValueError(
+            f"{_NAME}: dropout needs a Topology for its mask, and goes without return_lse and sinks"
+        )
+    topology = mask if isinstance(mask, Topology) else None
+    out, lse = _attention(
         query,
         key,
         value,
-        topology if topology.static else topology.as_dynamic(),
+        topology,
+        None if drops else _block_mask(mask),
         None if fused else scales,
+        sinks,
         dropout_key if drops else None,
         1 - dropout_rate if drops else None,
         scale=scales if fused else None,
         dtype=dtype,
         broadcast_dropout=bool(broadcast_dropout),
         implementation=implementation,
+        variant=variant,
         checks=checks_enabled(),
     )
-    return out
+    return (out, lse) if return_lse else out
+
+
+def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
+    if not query.ndim == key.ndim == value.ndim or query.ndim > 4:
+        raise ValueError(
+            f"{_NAME}: query, key and value must all have shape (B, T, N, H) or (T, N, H), "
+            f"got {query.shape}, {key.shape} and {value.shape}"
+        )
+    *batch, _, n, h = query.shape
+    s, groups = key.shape[-3:-1]
+    if key.shape != (*batch, s, groups, h) or value.shape[:-1] != key.shape[:-1]:
+        named = [", ".join(map(str, (*batch, "S", "K", size))) for size in (h, "E")]
+        raise ValueError(
+            f"{_NAME}: key and value must have shapes ({named[0]}) and ({named[1]}) for a query of "
+            f"shape {query.shape}, got {key.shape} and {value.shape}"
+        )
+    if groups == 0 or n % groups:
+        raise ValueError(f"{_NAME}: {groups} key heads must divide {n} query heads")
+
+
+def _as_mask(mask: Any, shape: tuple[int, int]) -> Topology | BlockMask:
+    """What `_attention` takes of a checked mask, of this shape."""
+    if isinstance(mask, Topology):
+        mask.check_positions()
+        if mask.shape == shape:
+            return mask if mask.static else mask.as_dynamic()
+    elif mask is None or callable(mask):
+        return _block_mask_of(mask, shape)
+    elif isinstance(mask, jax.Array | np.ndarray):
+        if mask.dtype != bool:
+            raise TypeError(f"{_NAME}: an array for a mask must be bool, got {mask.dtype}")
+        if mask.shape[-2:] == shape:
+            return BlockMask.from_dense(mask)
+    elif isinstance(mask, BlockMask):
+        if mask.shape == shape:
+            return mask
+    else:
+        raise TypeError(
+            f"{_NAME}: mask must be a BlockMask, a Topology, a mask function, an array of bool or "
+            f"None, got {type(mask).__name__}"
+        )
+    raise ValueError(f"{_NAME}: mask must have shape {shape}, got {mask.shape}")
+
+
+def _everything(rows: Any, columns: Any) -> Any:
+    return (rows >= 0) & (columns >= 0)
+
+
+def _block_mask_of(mask: Callable[[Any, Any], Any] | None, shape: tuple[int, int]) -> BlockMask:
+    mask = _everything if mask is None else mask
+    try:
+        return _cached_block_mask(mask, shape)
+    except TypeError:  # a mask of traced arrays, or another function that can't be hashed
+        return BlockMask.from_mask(mask, shape)
+
+
+@functools.lru_cache(maxsize=32)
+def _cached_block_mask(mask: Callable[[Any, Any], Any], shape: tuple[int, int]) -> BlockMask:
+    with jax.ensure_compile_time_eval():
+        return BlockMask.from_mask(mask, shape)
 
 
 # So that an eager call compiles one program. Programs that call it hold what is inside.
 @functools.partial(
     jax.jit,
-    static_argnames=("scale", "dtype", "broadcast_dropout", "implementation", "checks"),
+    static_argnames=("scale", "dtype", "broadcast_dropout", "implementation", "variant", "checks"),
     inline=True,
 )
 def _attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    topology: Topology,
+    topology: Topology | None,
+    mask: BlockMask | None,
     scales: jax.Array | None,
+    sinks: jax.Array | None,
     dropout_key: jax.Array | None,
     kept_share: Any,
     *,
@@ -146,70 +235,225 @@ def _attention(
     dtype: Any,
     broadcast_dropout: bool,
     implementation: str | None,
+    variant: str | None,
     checks: bool,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array | None]:
     """Of checked operands.
 
     ``checks`` is what tracing reads of JAXSPARSE_CHECK: what was traced otherwise is not found.
     """
-    shape = query.shape
+    *batch, t, n, h = query.shape
     query, key, value = ((x if x.ndim == 4 else x[None]).astype(dtype) for x in (query, key, value))
-    b, t, n, h = query.shape
-    groups = key.shape[2]
-    topology = _over_heads("sparse_attention", topology, b, groups, n // groups)
+    b, groups = query.shape[0], key.shape[2]
+    wide = accumulator_dtype(dtype)
+    if scale is None:
+        query, scale = (query.astype(wide) * scales.astype(wide)).astype(dtype), 1.0
+    query = query.reshape(b, t, groups, n // groups, h)
+    if topology is not None:
+        if checks and mask is not None:
+            mask = _of_checked(topology)
+        topology = over_heads(topology, b, groups, n // groups)
+    if dropout_key is not None:
+        assert topology is not None
+        out = _with_dropout(
+            query,
+            key,
+            value,
+            topology,
+            dropout_key,
+            kept_share,
+            scale=scale,
+            broadcast_dropout=broadcast_dropout,
+            implementation=implementation,
+        )
+        return out.reshape(*batch, t, n, value.shape[-1]), None
+    if mask is not None:
+        mask = over_heads(mask, b, groups, n // groups)
+    operands, params = _mask_operands(mask, topology)
+    out, lse = bind(
+        attention_p,
+        query,
+        key,
+        value,
+        *operands,
+        **params,
+        scale=scale,
+        implementation=implementation,
+        variant=variant,
+    )
+    out, lse = out.reshape(b, t, n, value.shape[-1]), lse.reshape(b, n, t)
+    if sinks is not None:
+        with_sinks = jnp.logaddexp(lse, sinks.astype(wide)[:, None])
+        factor = jnp.exp(jnp.where(lse == -jnp.inf, -jnp.inf, lse - with_sinks))
+        out = (out * jnp.swapaxes(factor, 1, 2)[..., None]).astype(dtype)
+        lse = with_sinks
+    return out.reshape(*batch, t, n, out.shape[-1]), lse.reshape(*batch, n, t)
 
-    # Heads become batch dimensions (B, K, N / K); key heads broadcast over their group.
-    q = jnp.swapaxes(query, 1, 2).reshape(b, groups, n // groups, t, h)
+
+def _mask_operands(
+    mask: BlockMask | None, topology: Topology | None
+) -> tuple[list[jax.Array], dict[str, Any]]:
+    """What the primitive takes of a mask over heads, and its params that say so."""
+    lists = () if mask is None else (*mask.rows, *mask.columns)
+    pattern = () if topology is None else topology.operands()
+    of_heads = mask if mask is not None else topology
+    assert of_heads is not None
+    rank = len(of_heads.batch_shape)
+    # As many dimensions in front of all: sequences, groups, heads of a group.
+    batch = (*(1,) * (3 - rank), *of_heads.batch_shape)
+    arrays = [x.reshape(*batch, *x.shape[rank:]) for x in (*lists, *pattern)]
+    params = {
+        "mask_of_group": batch[1] > 1,
+        "mask_of_head": batch[2] > 1,
+        "has_mask": mask is not None,
+        "has_pattern": topology is not None,
+        "columns": None if topology is None else arguments.columns_alone(topology),
+    }
+    return arrays, params
+
+
+# A block mask takes up to 1 KB for each entry of a scattered pattern, such as a graph's: it is not
+# made where it may take more than so many bytes, and as many times what the pattern takes.
+_MOST_BYTES, _MOST_RATIO = 64 << 20, 4
+
+
+def _block_mask(mask: Topology | BlockMask) -> BlockMask | None:
+    """The block mask, or None where the pattern alone is better."""
+    if isinstance(mask, BlockMask):
+        return mask
+    carried: BlockMask | None = mask.layouts.get(BlockMasks.name)
+    if carried is not None:
+        return carried
+    of_pattern = 16 * mask.nse * math.prod(mask.batch_shape)
+    cells = min(mask.nse, cells_of(mask.shape)) * math.prod(mask.batch_shape)
+    if 2 * CELL_BYTES * cells > max(_MOST_BYTES, _MOST_RATIO * of_pattern):
+        return None
+    return block_mask_of(mask)
+
+
+def _of_checked(topology: Topology) -> BlockMask:
+    """Made in the program, of positions that it checks first."""
+    offsets, columns = topology.operands()[:2]
+    checked = Topology(offsets, columns, topology.shape, transpose=False)
+    return BlockMask.from_topology(checked)
+
+
+MaskOfHeads = TypeVar("MaskOfHeads", Topology, BlockMask)
+
+
+def over_heads(mask: MaskOfHeads, b: int, groups: int, per_group: int) -> MaskOfHeads:
+    """The mask with the batch dimensions of operands (B, K, N / K), or none of them."""
+    batch, n = mask.batch_shape, groups * per_group
+    if batch == (n,) == (b,) and n > 1:
+        raise ValueError(
+            f"{_NAME}: a batch of {n} masks is ambiguous for {b} sequences of {n} heads: write "
+            f"mask.reshape_batch(1, {n}) for one for each head, mask.reshape_batch({b}, 1) for one "
+            "for each sequence"
+        )
+    sequences, heads = batch if len(batch) == 2 else (1, *batch, 1)[:2]
+    if len(batch) > 2 or sequences not in (1, b) or heads not in (1, n):
+        hint = f": write mask.reshape_batch({b}, 1)" if batch == (b,) else ""
+        raise ValueError(
+            f"{_NAME}: mask must be one, a batch of {n} or (1, {n}), one for each head, "
+            f"({b}, 1), one for each sequence, or ({b}, {n}), got batch {batch}{hint}"
+        )
+    of_heads = (groups, per_group) if heads == n else (1, 1)
+    if sequences != 1:
+        return mask.reshape_batch(sequences, *of_heads)
+    return mask.reshape_batch(*(of_heads if heads != 1 else ()))
+
+
+def _with_dropout(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    topology: Topology,
+    dropout_key: jax.Array,
+    kept_share: Any,
+    *,
+    scale: float,
+    broadcast_dropout: bool,
+    implementation: str | None,
+) -> jax.Array:
+    """The composition, with some of the probabilities set to 0; a query (B, T, K, N / K, H)."""
+    q = jnp.moveaxis(query, 1, 3)
     k, v = (jnp.swapaxes(x, 1, 2)[:, :, None] for x in (key, value))
-
-    accumulator = accumulator_dtype(dtype)
+    accumulator = accumulator_dtype(query.dtype)
     scores = sddmm(
         q, k, topology, preferred_element_type=accumulator, implementation=implementation
     )
-    probabilities = sparse_softmax(
-        scores, scale=scales if scale is None else scale, implementation=implementation
-    )
-    weights = probabilities.values
-    if dropout_key is not None:
-        kept_shape = weights.shape[-1:] if broadcast_dropout else weights.shape
-        kept = jax.random.bernoulli(dropout_key, kept_share, kept_shape)
-        weights = jnp.where(kept, weights / jnp.asarray(kept_share, weights.dtype), 0)
+    weights = sparse_softmax(scores, scale=scale, implementation=implementation).values
+    kept_shape = weights.shape[-1:] if broadcast_dropout else weights.shape
+    kept = jax.random.bernoulli(dropout_key, kept_share, kept_shape)
+    weights = jnp.where(kept, weights / jnp.asarray(kept_share, weights.dtype), 0)
     # As spmm, but what its gradient gives the softmax is not rounded.
     (weights, v), pattern = arguments.align([weights, v], [1, 2], accumulator, topology)
     (out,) = bind(
         spmm_p,
         weights,
         *pattern,
-        v.astype(dtype),
+        v.astype(query.dtype),
         transpose=False,
         dense_on_left=False,
-        out_dtype=dtype,
+        out_dtype=query.dtype,
         precision=allowed_precision(None),
         rounds_values=True,
         columns=arguments.columns_alone(topology),
         implementation=implementation,
         variant=None,
     )
-    return jnp.swapaxes(out.reshape(b, n, t, h), 1, 2).reshape(shape)
+    return jnp.moveaxis(out, 3, 1)
 
 
-def _over_heads(name: str, topology: Topology, b: int, groups: int, per_group: int) -> Topology:
-    """The topology with the batch dimensions of operands (B, K, N / K), or none of them."""
-    batch, n = topology.batch_shape, groups * per_group
-    if batch == (n,) == (b,) and n > 1:
+def merge_attention(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[jax.Array, jax.Array]:
+    r"""Attention over the union of masks that share no position, of attention over each.
+
+    .. math::
+
+        \ell = \log \sum_i e^{\ell_i}, \qquad y = \sum_i e^{\ell_i - \ell}\, y_i
+
+    So keys may be cut into parts, on one device or on several in a ring, and a mask into parts that
+    have better kernels. Differentiable.
+
+    Args:
+        outs: results ``(B, T, N, E)`` or ``(T, N, E)`` of `sparse_attention`.
+        lses: those of ``return_lse=True``, ``(B, N, T)`` or ``(N, T)``.
+
+    Returns:
+        The result of the union in the dtype of the first one, and its lse.
+
+    Raises:
+        ValueError: if there are none, or as many of one as of the other, or shapes don't fit.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxsparse import masks
+    >>> q = jnp.ones((4, 2, 8))
+    >>> parts = [
+    ...     sparse_attention(q, q[:2], q[:2], masks.causal(), return_lse=True),
+    ...     sparse_attention(q, q[2:], q[2:], masks.offset(masks.causal(), columns=2),
+    ...                      return_lse=True),
+    ... ]
+    >>> out, lse = merge_attention(*zip(*parts))
+    >>> bool(jnp.allclose(out, sparse_attention(q, q, q, masks.causal())))
+    True
+    """
+    outs = [arguments.as_array("merge_attention", "out", x, 3) for x in outs]
+    lses = [arguments.as_array("merge_attention", "lse", x, 2) for x in lses]
+    shapes = {x.shape for x in outs}
+    if len(outs) != len(lses) or len(shapes) != 1:
         raise ValueError(
-            f"{name}: a batch of {n} patterns is ambiguous for {b} sequences of {n} heads: write "
-            f"topology.reshape_batch(1, {n}) for one for each head, topology.reshape_batch({b}, 1) "
-            "for one for each sequence"
+            "merge_attention: needs one lse for each out, and outs of one shape, got "
+            f"{len(lses)} lses and outs of shapes {[x.shape for x in outs]}"
         )
-    sequences, heads = batch if len(batch) == 2 else (1, *batch, 1)[:2]
-    if len(batch) > 2 or sequences not in (1, b) or heads not in (1, n):
-        hint = f": write topology.reshape_batch({b}, 1)" if batch == (b,) else ""
+    *batch, t, n, _ = outs[0].shape
+    if any(x.shape != (*batch, n, t) for x in lses):
         raise ValueError(
-            f"{name}: topology must be one pattern, a batch of {n} or (1, {n}), one for each head, "
-            f"({b}, 1), one for each sequence, or ({b}, {n}), got batch {batch}{hint}"
+            f"merge_attention: every lse must have shape {(*batch, n, t)}, got "
+            f"{[x.shape for x in lses]}"
         )
-    over_heads = (groups, per_group) if heads == n else (1, 1)
-    if sequences != 1:
-        return topology.reshape_batch(sequences, *over_heads)
-    return topology.reshape_batch(*(over_heads if heads != 1 else ()))
+    stacked = jnp.stack(lses)
+    lse = jax.nn.logsumexp(stacked, axis=0)
+    shift = jnp.where(lse == -jnp.inf, 0, lse)
+    weights = jnp.swapaxes(jnp.exp(stacked - shift), -1, -2)[..., None]
+    out = sum(w * x.astype(w.dtype) for w, x in zip(weights, outs, strict=True))
+    return out.astype(outs[0].dtype), lse

@@ -74,13 +74,34 @@ def choose(call: TypedCall, device: AnyDevice) -> TargetCall | Fallback:
         )
         return Fallback(lacks, warning=f"{instead}{lacks}" if missed else "")
     made = operation.ffi(params, call.operands, device)
-    return made if isinstance(made, Fallback) else _target_call(call, made, platform)
+    if isinstance(made, Fallback):
+        return made
+    kernel = _target_call(call, made, platform)
+    if made.fallback is not None and variant is None and not _fits(target, kernel, device):
+        return made.fallback
+    return kernel
 
 
 def lacks_kernel(operation: Operation, device: AnyDevice) -> str:
     """Why no kernel of an operation runs on a device, whatever the call; empty if some may."""
     lacks = device.lacks_for(operation.compute_capability)
     return lacks or (operation.lacks_on_cpu if device.platform == "cpu" else "")
+
+
+def _fits(target: str, call: TargetCall, device: AnyDevice) -> bool:
+    """Whether a variant takes the call on a device; sizes that are still open are taken for 1."""
+
+    def sized(avals: Sequence[ShapedArray]) -> list[ShapedArray]:
+        return [
+            ShapedArray(tuple(n if isinstance(n, int) else 1 for n in a.shape), a.dtype)
+            for a in avals
+        ]
+
+    try:
+        device.choose_variant(target, sized(call.operands), sized(call.results), call.attributes)
+    except ValueError:
+        return False
+    return True
 
 
 def _placed_elsewhere(target: str, asked: str, platform: str) -> UnavailableError:

@@ -27,6 +27,19 @@ class Signature(NamedTuple):
     results: tuple[tuple[str, str], ...]
 
 
+class Fallback(NamedTuple):
+    """What is computed in jnp in place of a kernel."""
+
+    reason: str  # what follows "because"
+    # Of the operands with all their batch dimensions, and the operation's own params; it may bind
+    # primitives by `bind_local`. None: the operation's plain form.
+    compute: Callable[..., list[jax.Array]] | None = None
+    called: str = ""  # what that is called; empty: as the plain form is
+    # Said where a call is lowered that misses a kernel, once for a subject and a reason.
+    warning: str = ""
+    subject: str = ""
+
+
 class FfiCall(NamedTuple):
     """A call of an operation's FFI target."""
 
@@ -39,18 +52,8 @@ class FfiCall(NamedTuple):
     swapped: tuple[str, ...] = ()
     remark: str = ""  # for `explain`
     plan: Any = None  # for `explain`, of a kernel that is made for the call
-
-
-class Fallback(NamedTuple):
-    """What is computed in jnp in place of a kernel."""
-
-    reason: str  # what follows "because"
-    # Of the operands with all their batch dimensions, and the operation's own params; it may bind
-    # primitives by `bind_local`. None: the operation's plain form.
-    compute: Callable[..., list[jax.Array]] | None = None
-    # Said where a call is lowered that misses a kernel, once for a subject and a reason.
-    warning: str = ""
-    subject: str = ""
+    # What is computed where none of the target's variants fits; None: one of them always does.
+    fallback: Fallback | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +75,9 @@ class Operation:
     plain: str = "plain XLA"  # what its jnp form is called
     lacks_on_cpu: str = ""  # why it has no kernel there; empty if it has one
     compute_capability: int = MINIMUM_COMPUTE_CAPABILITY  # the least that its CUDA kernels need
+    # Of its params and operands by name: what is stored, in words, and the shape of that; None: a
+    # matrix on a pattern. For `explain`.
+    stored: Callable[[dict[str, Any], dict[str, Any]], tuple[str, tuple[int, int]]] | None = None
     summed: tuple[str, ...] = ()  # core dimensions along which parts of the results add up
     # Params and dtypes of operands for the kernels, of a call whose own they may not take; its
     # results are cast to what they should be.

@@ -15,9 +15,10 @@
 // for the counter, which a prologue kernel clears; where there are no more items than blocks there
 // is none. What a block computes does not depend on which items it has, so results repeat bitwise.
 //
-// A probability of 0 times a value that is infinite or NaN makes sums NaN that should not be: rows
-// whose results are not finite, and that some tile has positions of which are not stored, are
-// computed once more, key by key (exact_rows.cuh).
+// Scores that are not stored are replaced, so that NaN in a key stays with those that see it. But a
+// probability of 0 times a value that is infinite or NaN makes sums NaN that should not be: rows
+// whose sums are not finite though that of their probabilities is, and of whose tiles some have
+// positions that are not stored, are computed once more, key by key (exact_rows.cuh).
 //
 // Floors: for each listed tile and head 2 * 128 * 128 * (head_size + value_size) operations, of
 // which a multiprocessor does 4,096 a clock: 2,048 clocks for sizes of 128. Beside them 16,384
@@ -155,10 +156,9 @@ class AttentionConsumer {
       mixed |= !tile.IsFull();
       if (TakeSoftmax(tile, softmax, scores, factors)) Scale(factors, sums);
       RowsOfProduct<T>(scores, rows);
+      if (--left > 0) tile = NextTile();
 #pragma unroll 1
-      while (--left > 0) {
-        tile = NextTile();
-        if (tile.IsEmpty()) break;
+      while (left > 0 && !tile.IsEmpty()) {
         WaitForTurn();
         KeepInRegisters(scores);
         KeepInRegisters(sums);
@@ -171,16 +171,15 @@ class AttentionConsumer {
         KeepInRegisters(scores);
         ReleaseKeys();
         mixed |= !tile.IsFull();
-        // A branch in front of the wait keeps the compiler from waiting before the softmax.
-        if (TakeSoftmax(tile, softmax, scores, factors)) {
-          WaitForGroups<0>();
-          KeepInRegisters(sums);
-          Scale(factors, sums);
-        }
+        const bool rises = TakeSoftmax(tile, softmax, scores, factors);
+        // The compiler does not move the wait for sums across that for the next tile, in front of
+        // the softmax.
+        if (--left > 0) tile = NextTile();
         WaitForGroups<0>();
         KeepInRegisters(sums);
         KeepInRegisters(scores);
         ReleaseValues();
+        if (rises) Scale(factors, sums);
         RowsOfProduct<T>(scores, rows);
       }
       control_.ValueAt(values_).WaitUntilFull();
@@ -273,8 +272,8 @@ class AttentionConsumer {
       if (lane_ % 4 == 0 && rows[row] < p_.queries) {
         item.lse[rows[row]] = softmax.LogOfSum(row, total);
       }
-      const unsigned of_lanes =
-          __ballot_sync(kAllLanes, mixed && !(not_finite == 0) && rows[row] < p_.queries);
+      const unsigned of_lanes = __ballot_sync(
+          kAllLanes, mixed && !(not_finite == 0) && total - total == 0 && rows[row] < p_.queries);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         wrong |= static_cast<uint32_t>((of_lanes >> 4 * i & 15) != 0) << (8 * row + i);
@@ -324,7 +323,7 @@ class AttentionConsumer {
 template <typename T, AttentionTilesConfig kConfig>
 __global__ void __launch_bounds__(kAttentionTilesThreads, 1)
     AttentionTiles(const __grid_constant__ AttentionTilesProblem p) {
-  constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
+  constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
   using Control = AttentionControl<kConfig>;
   static_assert(sizeof(Control) <= kAttentionControlBytes && kConfig.ControlAt() % 1024 == 0);
   extern __shared__ __align__(1024) unsigned char attention_shared[];

@@ -141,8 +141,7 @@ int main() {
   using namespace jaxsparse;
   CheckSizes<bfloat16, 64>();
   CheckSizes<float16, 128>();
-  CheckMasks<bfloat16, 128>();
-  CheckDisorder<bfloat16, 64>();
+  CheckMasks<bfloat16, 64>();
   CheckDisorder<float16, 64>();
   std::puts("all results agree");
 }

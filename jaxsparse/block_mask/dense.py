@@ -1,0 +1,44 @@
+"""Block masks written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxsparse.batching import over_batch
+from jaxsparse.block_mask.tiles import FULL, PARTIAL, STATES_AT, TileLists
+from jaxsparse.block_mask.words import CELL, TILE, unpack
+from jaxsparse.pattern import row_indices
+
+
+def _written_out(lists: TileLists, shape: tuple[int, int]) -> jax.Array:
+    """The positions of masks, bool ``(..., *shape)``; indices out of range are clamped."""
+
+    def one(*arrays: jax.Array) -> jax.Array:
+        return _one(TileLists(*arrays), shape)
+
+    return over_batch(one, lists.offsets.ndim - 1, *lists)
+
+
+# Jitted, so that an eager call compiles one program.
+written_out: Callable[[TileLists, tuple[int, int]], jax.Array]
+written_out = jax.jit(_written_out, static_argnums=1)
+
+
+def _one(lists: TileLists, shape: tuple[int, int]) -> jax.Array:
+    tile_rows, tile_columns = (-(-size // TILE) for size in shape)
+    room = lists.entries.shape[0]
+    columns = (lists.entries & (1 << STATES_AT) - 1).astype(jnp.int32)
+    states = lists.entries[:, None] >> STATES_AT + 2 * jnp.arange(4, dtype=jnp.uint32) & 3
+    partial = states == PARTIAL
+    slots = lists.bits_at[:, None] + jnp.cumsum(partial, axis=1) - partial
+    cells = unpack(jnp.take(lists.bits, slots.reshape(-1), axis=0, mode="clip"))
+    cells = cells.reshape(room, 4, CELL, CELL) & partial[..., None, None]
+    cells |= (states == FULL)[..., None, None]
+    tiles = cells.reshape(room, 2, 2, CELL, CELL).swapaxes(2, 3).reshape(room, TILE, TILE)
+    grid = jnp.zeros((tile_rows, tile_columns, TILE, TILE), bool)
+    grid = grid.at[row_indices(lists.offsets, room), columns].set(tiles, mode="drop")
+    dense = grid.swapaxes(1, 2).reshape(tile_rows * TILE, tile_columns * TILE)
+    return dense[: shape[0], : shape[1]]

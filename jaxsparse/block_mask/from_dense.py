@@ -1,0 +1,64 @@
+"""The lists of tiles of a mask that is an array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from jaxsparse.batching import over_batch
+from jaxsparse.block_mask.in_program import arrange, in_chunks, lists_in_program
+from jaxsparse.block_mask.room import cells_of, check_room, tiles_of
+from jaxsparse.block_mask.tiles import EMPTY, FULL, PARTIAL, Cells, TileLists, joined, lists_on_host
+from jaxsparse.block_mask.words import CELL, TILE, pack, pack_on_host
+
+_OPERATION = "BlockMask.from_dense"
+
+
+def of_dense(
+    mask: Any, max_tiles: int | None, max_cells: int | None
+) -> tuple[TileLists, TileLists]:
+    """The lists by rows and by columns of a boolean array ``(..., T, S)``."""
+    *batch, T, S = mask.shape
+    if 0 in mask.shape:
+        return lists_on_host(_OPERATION, [], tuple(batch), (T, S), max_tiles, max_cells)
+    if not isinstance(mask, jax.core.Tracer):
+        stored = np.asarray(mask)
+        cells = [_cells(stored[i]) for i in np.ndindex(*batch)]
+        return lists_on_host(_OPERATION, cells, tuple(batch), (T, S), max_tiles, max_cells)
+    rooms = check_room(_OPERATION, max_tiles, max_cells, tiles_of((T, S)), cells_of((T, S)))
+
+    def one(stored: jax.Array) -> tuple[TileLists, TileLists]:
+        return _in_program(stored, *rooms)
+
+    return over_batch(one, len(batch), mask)
+
+
+def _cells(stored: npt.NDArray[np.bool_]) -> Cells:
+    (T, S), parts = stored.shape, []
+    for begin in range(0, T, CELL):
+        rows = stored[begin : begin + CELL]
+        whole = np.zeros((CELL, -(-S // CELL) * CELL), bool)
+        whole[: len(rows), :S] = rows
+        cells = whole.reshape(CELL, -1, CELL).swapaxes(0, 1)
+        counts = np.count_nonzero(cells, axis=(1, 2))
+        columns = np.flatnonzero(counts)
+        full = counts[columns] == CELL * CELL
+        words = pack_on_host(cells[columns[~full]])
+        parts.append(Cells(np.full_like(columns, begin // CELL), columns, full, words))
+    return joined(parts)
+
+
+def _in_program(stored: jax.Array, max_tiles: int, max_cells: int) -> tuple[TileLists, TileLists]:
+    widths = [(0, -size % TILE) for size in stored.shape]
+    whole = jnp.pad(stored, widths)
+    down, across = (size // CELL for size in whole.shape)
+    cells = whole.reshape(down, CELL, across, CELL).swapaxes(1, 2)
+    every, some = jnp.all(cells, axis=(2, 3)), jnp.any(cells, axis=(2, 3))
+    states = jnp.where(every, FULL, jnp.where(some, PARTIAL, EMPTY)).astype(jnp.uint8)
+    grid = arrange(states, max_tiles, max_cells)
+    words = in_chunks(lambda i, j: pack(cells[i, j]), grid.rows, grid.columns)
+    return lists_in_program(grid, words, max_tiles)

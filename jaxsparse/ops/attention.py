@@ -1,0 +1,341 @@
+"""The primitives behind attention over a block mask.
+
+With s = scale q.k, p = exp(s - lse) at stored positions and 0 elsewhere,
+
+    out = p v,  lse = log of the row sums of exp(s),
+    d out = u - r out,  d lse = r,  where u = (p ds) v + p dv,  r = row sums of p ds,
+    ds = scale (dq.k + q.dk)
+
+`attention_tangent` is the map (dq, dk, dv) -> (u, r), `attention_cotangent` its transpose
+(ct u, ct r) -> (ct q, ct k, ct v). Each is linear in these, and the other one's transpose: so
+derivatives of first order close. Those of higher order are derivatives of the plain form.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.interpreters import ad
+
+from jaxsparse.batching import over_batch
+from jaxsparse.block_mask.words import CELL, TILE
+from jaxsparse.device import AnyDevice
+from jaxsparse.ops import composed_attention as composed
+from jaxsparse.ops import plain_attention as plain
+from jaxsparse.ops.arguments import operands_of_pattern
+from jaxsparse.precision import accumulator_dtype
+from jaxsparse.primitive import (
+    Fallback,
+    FfiCall,
+    Operation,
+    Signature,
+    bind,
+    bind_local,
+    make_primitive,
+    undefined,
+)
+
+_PARAMS = ("scale", "mask_of_group", "mask_of_head", "has_mask", "has_pattern", "columns")
+_ATTRIBUTES = _PARAMS[:3]  # those that targets take
+
+_MULTIPLIED = (("query", "t g r h"), ("key", "u g h"), ("value", "u g e"))
+_PLAIN = "attention by blocks of keys in plain XLA"
+_OUT, _SUMS = "t g r e", "g r t"
+
+# The arrays of a mask's TileLists, in their order; and what these dimensions are called of its rows
+# of tiles, and of its columns.
+LISTS = {
+    "offsets": "tiles+1",
+    "entries": "entries",
+    "bits_at": "entries",
+    "bits": "cells words",
+    "order": "tiles",
+}
+_OF_ROWS = {"tiles": "i", "tiles+1": "i+1", "entries": "n", "cells": "c", "words": "128"}
+_OF_COLUMNS = {"tiles": "j", "tiles+1": "j+1", "entries": "m", "cells": "d", "words": "128"}
+_ROWS = tuple(LISTS)
+_COLUMNS = tuple(f"transposed_{name}" for name in LISTS)
+OF_MASKS = frozenset((*_ROWS, *_COLUMNS))
+"""The operands that are lists of a block mask."""
+# What the dimensions of a pattern are called here.
+_OF_PATTERN = {"m": "t", "m+1": "t+1", "k": "u", "k+1": "u+1", "e": "z", "tiles": "y"}
+
+
+def _mask_operands(params: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The lists of a block mask in both orientations, and the pattern: both, or one of the two."""
+    heads = f"{'g' if params['mask_of_group'] else '1'} {'r' if params['mask_of_head'] else '1'}"
+    lists = (
+        (name, " ".join((heads, *(dimensions[d] for d in dims.split()))))
+        for names, dimensions in ((_ROWS, _OF_ROWS), (_COLUMNS, _OF_COLUMNS))
+        for name, dims in zip(names, LISTS.values(), strict=True)
+    )
+    pattern = operands_of_pattern(params["columns"]) if params["has_pattern"] else ()
+    return (
+        *(lists if params["has_mask"] else ()),
+        *((name, f"{heads} {_OF_PATTERN[dim]}") for name, dim in pattern),
+    )
+
+
+def _signature_with(
+    behind: tuple[tuple[str, str], ...], results: tuple[tuple[str, str], ...]
+) -> Any:
+    """The signature of an operation with these operands behind those that all three have."""
+    return lambda params: Signature((*_MULTIPLIED, *_mask_operands(params), *behind), results)
+
+
+_COMPOSED = "sddmm, sparse_softmax and spmm"
+
+
+def _instead(reason: str, name: str, params: dict[str, Any]) -> Fallback:
+    """The composition where the pattern is there with all that it needs, or the plain form."""
+    lacks_transpose = name == "attention_cotangent" and params["columns"] is not None
+    if not params["has_pattern"] or (params["has_mask"] and lacks_transpose):
+        return Fallback(reason)
+    return Fallback(reason, getattr(composed, name), called=_COMPOSED)
+
+
+def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> Any:
+    """The call of a target that takes these lists, and what else is behind keys and values."""
+
+    def ffi(
+        params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
+    ) -> FfiCall | Fallback:
+        if not params["has_mask"]:
+            return _instead("a block mask of the pattern would take much memory", name, params)
+        query, _, value = avals[:3]
+        sizes = f"{query.dtype} heads of {query.shape[-1]} and {value.shape[-1]} numbers"
+        return FfiCall(
+            ("query", "key", "value", *masks, *behind),
+            {name: params[name] for name in _ATTRIBUTES},
+            workspace=None,
+            fallback=_instead(f"no kernel takes {sizes}", name, params),
+        )
+
+    return ffi
+
+
+def _form_of(name: str, bind_products: Any = bind_local) -> Any:
+    """The plain form: by the block mask, or by the pattern where there is none."""
+
+    def compute(*operands: jax.Array, **params: Any) -> list[jax.Array]:
+        results: list[jax.Array]
+        if params["has_mask"]:
+            results = getattr(plain, name)(*operands, **params)
+        else:
+            by_pattern = functools.partial(bind_products, implementation="xla", variant=None)
+            results = getattr(composed, name)(*operands, bind_products=by_pattern, **params)
+        return results
+
+    return compute
+
+
+def _stored(params: dict[str, Any], operands: dict[str, Any]) -> tuple[str, tuple[int, int]]:
+    """A block mask in words: tiles and cells that there is room for."""
+    shape = (operands["query"].shape[-4], operands["key"].shape[-3])
+    if not params["has_mask"]:
+        return f"pattern {shape} with {operands['column_indices'].shape[-1]} stored entries", shape
+    tiles = math.prod(-(-size // TILE) for size in shape)
+    cells = math.prod(-(-size // CELL) for size in shape)
+    listed, partial = operands["entries"].shape[-1], operands["bits"].shape[-2]
+    return (
+        f"mask {shape} with {min(listed, tiles)} of {tiles} tiles, "
+        f"{min(partial, cells)} of {cells} cells partial",
+        shape,
+    )
+
+
+# ---- out, lse = attention(q, k, v) ----
+
+attention_p = make_primitive(
+    Operation(
+        name="attention",
+        target="attention",
+        params=_PARAMS,
+        signature=_signature_with((), (("out", _OUT), ("lse", _SUMS))),
+        result_dtypes=lambda avals, params: [avals[0].dtype, accumulator_dtype(avals[0].dtype)],
+        shardable=("g",),
+        stored=_stored,
+        plain=_PLAIN,
+        xla=_form_of("attention"),
+        ffi=_ffi_of("attention", _ROWS),
+    )
+)
+
+# ---- (u, r), linear in the tangents ----
+
+_TANGENTS = tuple((f"d_{name}", spec) for name, spec in _MULTIPLIED)
+
+
+def _wide(avals: Sequence[ShapedArray], params: dict[str, Any]) -> list[Any]:
+    return [accumulator_dtype(avals[0].dtype)] * 2
+
+
+attention_tangent_p = make_primitive(
+    Operation(
+        name="attention_tangent",
+        target="attention",
+        params=_PARAMS,
+        signature=_signature_with(
+            (("lse", _SUMS), *_TANGENTS), (("weighted", _OUT), ("sums", _SUMS))
+        ),
+        result_dtypes=_wide,
+        shardable=("g",),
+        stored=_stored,
+        plain=_PLAIN,
+        xla=_form_of("attention_tangent"),
+        ffi=lambda params, *_: _instead(
+            "there is no kernel for a tangent", "attention_tangent", params
+        ),
+    )
+)
+
+# ---- (ct q, ct k, ct v), linear in the cotangents ----
+
+
+def _narrow_cotangent(
+    params: dict[str, Any], avals: Sequence[ShapedArray]
+) -> tuple[dict[str, Any], list[Any]]:
+    """The cotangent of out comes in float32, and is multiplied in the dtype of what it meets."""
+    dtypes = [a.dtype for a in avals]
+    dtypes[-2] = dtypes[0]
+    return params, dtypes
+
+
+attention_cotangent_p = make_primitive(
+    Operation(
+        name="attention_cotangent",
+        target="attention_cotangent",
+        params=_PARAMS,
+        signature=_signature_with(
+            (("lse", _SUMS), ("ct_out", _OUT), ("ct_sums", _SUMS)),
+            tuple((f"ct_{name}", spec) for name, spec in _MULTIPLIED),
+        ),
+        result_dtypes=lambda avals, params: [avals[0].dtype] * 3,
+        shardable=("g",),
+        stored=_stored,
+        plain=_PLAIN,
+        xla=_form_of("attention_cotangent"),
+        ffi=_ffi_of("attention_cotangent", (*_ROWS, *_COLUMNS), ("lse", "ct_out", "ct_sums")),
+        cast=_narrow_cotangent,
+    )
+)
+
+# ---- Derivative rules ----
+
+_FIXED = len(_MULTIPLIED)  # operands that are no mask stand in front of it
+
+
+def _instantiated(tangents: Sequence[Any], primals: Sequence[Any]) -> list[jax.Array]:
+    return [
+        jnp.zeros_like(x) if type(t) is ad.Zero else t
+        for x, t in zip(primals, tangents, strict=True)
+    ]
+
+
+def _attention_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    out, lse = bind(attention_p, *primals, **params)
+    tangents = tangents[:_FIXED]
+    if all(type(t) is ad.Zero for t in tangents):
+        return [out, lse], [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in (out, lse)]
+    varying = _instantiated(tangents, primals[:_FIXED])
+    weighted, sums = bind(
+        attention_tangent_p, *primals, lse, *varying, **{**params, "variant": None}
+    )
+    by_query = jnp.expand_dims(jnp.moveaxis(sums, -1, -3), -1)  # as out: queries, groups, heads
+    d_out = weighted - by_query * out.astype(weighted.dtype)
+    return [out, lse], [d_out.astype(out.dtype), sums]
+
+
+def _second_order(primitive: Any, name: str, linear: int) -> None:
+    """The JVP of a map that is linear in its last operands, so many of them.
+
+    By these it is itself; by the others, the derivative of its plain form.
+    """
+
+    def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+        results = bind(primitive, *primals, **params)
+        params = {**params, "variant": None}
+        total = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
+        if any(type(t) is not ad.Zero for t in tangents[-linear:]):
+            along = _instantiated(tangents[-linear:], primals[-linear:])
+            terms = bind(primitive, *primals[:-linear], *along, **params)
+            total = [ad.add_tangents(a, b) for a, b in zip(total, terms, strict=True)]
+        varying = [
+            i for i, t in enumerate(tangents[:-linear]) if type(t) is not ad.Zero and _differs(t)
+        ]
+        if varying:
+            declared = {name: params[name] for name in _PARAMS}
+
+            def by_varying(*xs: jax.Array) -> list[jax.Array]:
+                operands = list(primals)
+                for i, x in zip(varying, xs, strict=True):
+                    operands[i] = x
+                compute = functools.partial(_form_of(name, bind), **declared)
+                rank = operands[0].ndim - len(_MULTIPLIED[0][1].split())
+                return over_batch(compute, rank, *operands)
+
+            at = tuple(primals[i] for i in varying)
+            _, terms = jax.jvp(by_varying, at, tuple(tangents[i] for i in varying))
+            total = [
+                ad.add_tangents(a, b.astype(x.dtype))
+                for a, b, x in zip(total, terms, results, strict=True)
+            ]
+        return results, total
+
+    ad.primitive_jvps[primitive] = jvp
+
+
+def _differs(tangent: Any) -> bool:
+    """Whether it is one of a floating operand: those of masks are of type float0."""
+    return bool(tangent.dtype != jax.dtypes.float0)
+
+
+def _tangent_transpose(cts: Any, *operands: Any, **params: Any) -> Any:
+    fixed, varying = operands[:-_FIXED], operands[-_FIXED:]
+    answers: list[Any] = [None] * len(operands)
+    if all(type(ct) is ad.Zero for ct in cts):
+        return answers
+    ct_weighted, ct_sums = (ad.instantiate_zeros(ct) for ct in cts)
+    cotangents = bind(
+        attention_cotangent_p, *fixed, ct_weighted, ct_sums, **{**params, "variant": None}
+    )
+    for i, (x, ct) in enumerate(zip(varying, cotangents, strict=True)):
+        if undefined(x):
+            answers[len(fixed) + i] = _summed_to(ct, x.aval)
+    return answers
+
+
+def _cotangent_transpose(cts: Any, *operands: Any, **params: Any) -> Any:
+    fixed, varying = operands[:-2], operands[-2:]
+    answers: list[Any] = [None] * len(operands)
+    if all(type(ct) is ad.Zero for ct in cts):
+        return answers
+    tangents = [ad.instantiate_zeros(ct) for ct in cts]
+    results = bind(attention_tangent_p, *fixed, *tangents, **{**params, "variant": None})
+    for i, (x, result) in enumerate(zip(varying, results, strict=True)):
+        if undefined(x):
+            answers[len(fixed) + i] = _summed_to(result, x.aval)
+    return answers
+
+
+def _summed_to(cotangent: jax.Array, aval: Any) -> jax.Array:
+    """Summed over batch dimensions in which the operand was broadcast."""
+    summed = tuple(
+        d for d, (a, b) in enumerate(zip(cotangent.shape, aval.shape, strict=True)) if a != b
+    )
+    if summed:
+        cotangent = jnp.sum(cotangent, summed, keepdims=True, dtype=accumulator_dtype(aval.dtype))
+    return cotangent.astype(aval.dtype)
+
+
+ad.primitive_jvps[attention_p] = _attention_jvp
+_second_order(attention_tangent_p, "attention_tangent", len(_TANGENTS))
+_second_order(attention_cotangent_p, "attention_cotangent", 2)
+ad.primitive_transposes[attention_tangent_p] = _tangent_transpose
+ad.primitive_transposes[attention_cotangent_p] = _cotangent_transpose

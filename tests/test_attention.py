@@ -1,0 +1,305 @@
+"""Fused attention: every kernel and the plain form, against dense attention in float64."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checks import PLATFORM
+from covering import combinations
+from jax.test_util import check_grads
+from reference import attention
+
+from jaxsparse import BlockMask, Topology, masks, merge_attention, sparse_attention
+
+# Rounding of what is multiplied, relative to sums of magnitudes.
+TOLERANCE = {"float64": 1e-13, "float32": 3e-6, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+
+
+def random_mask(shape, seed=0, density=0.3):
+    """Cells of every state in every place of a tile, a query that sees nothing, an unseen key."""
+    rng = np.random.default_rng(seed)
+    mask = rng.random(shape) < density
+    for row in range(0, shape[0], 64):
+        for column in range(0, shape[1], 64):
+            kind = rng.integers(4)
+            if kind < 2:
+                mask[row : row + 64, column : column + 64] = kind == 1
+    mask[shape[0] // 3] = False
+    mask[:, shape[1] // 3] = False
+    return mask
+
+
+def operands(b, t, s, n, groups, h, e, dtype, seed=1):
+    rng = np.random.default_rng(seed)
+    shapes = [(b, t, n, h), (b, s, groups, h), (b, s, groups, e)]
+    return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+
+
+def dense(q, k, v, mask, scale, cotangent):
+    """out, lse, and the gradients of out's product with a cotangent plus the sum of lse."""
+    q, k, v, cotangent = (np.asarray(x, np.float64) for x in (q, k, v, cotangent))
+    b, groups, per = len(q), k.shape[2], q.shape[2] // k.shape[2]
+    wide_k, wide_v = (np.repeat(x, per, 2) for x in (k, v))
+    scores = np.where(mask, np.einsum("btnh,bsnh->bnts", q, wide_k) * scale, -np.inf)
+    with np.errstate(divide="ignore"):
+        lse = np.log(np.sum(np.exp(scores), -1))
+    p = np.where(mask, np.exp(scores - np.where(np.isfinite(lse), lse, 0)[..., None]), 0)
+    out = np.einsum("bnts,bsnh->btnh", p, wide_v)
+    dp = np.einsum("btnh,bsnh->bnts", cotangent, wide_v)
+    ds = p * (dp - np.einsum("btnh,btnh->bnt", cotangent, out)[..., None] + 1) * scale
+    dq = np.einsum("bnts,bsnh->btnh", ds, wide_k)
+    dk, dv = np.einsum("bnts,btnh->bsnh", ds, q), np.einsum("bnts,btnh->bsnh", p, cotangent)
+    return out, lse, dq, *(x.reshape(b, -1, groups, per, x.shape[-1]).sum(3) for x in (dk, dv))
+
+
+def differentiated(q, k, v, mask, cotangent, **options):
+    """The same of `sparse_attention`."""
+
+    def loss(q, k, v):
+        out, lse = sparse_attention(q, k, v, mask, return_lse=True, **options)
+        total = jnp.sum(out.astype(lse.dtype) * cotangent.astype(lse.dtype))
+        return total + jnp.sum(jnp.where(lse == -jnp.inf, 0, lse)), (out, lse)
+
+    gradients, results = jax.grad(loss, (0, 1, 2), has_aux=True)(q, k, v)
+    return *results, *gradients
+
+
+def assert_as_dense(actual, expected, dtype):
+    for name, x, y in zip(("out", "lse", "dq", "dk", "dv"), actual, expected, strict=True):
+        x = np.asarray(x, np.float64)
+        finite = np.isfinite(y)
+        np.testing.assert_array_equal(np.isfinite(x), finite, err_msg=name)
+        np.testing.assert_array_equal(x[~finite], y[~finite], err_msg=name)
+        atol = TOLERANCE[dtype] * max(1, np.abs(y[finite]).max(initial=0))
+        np.testing.assert_allclose(
+            x[finite], y[finite], rtol=TOLERANCE[dtype], atol=atol, err_msg=name
+        )
+
+
+# Queries, keys, heads, key heads, and the sizes of heads.
+PROBLEMS = [
+    (1, 1, 1, 1, 8, 8),
+    (63, 200, 4, 2, 64, 64),
+    (129, 64, 2, 2, 128, 128),
+    (200, 127, 3, 1, 5, 7),
+    (300, 130, 2, 1, 64, 64),
+    (127, 257, 2, 1, 128, 128),
+]
+BATCHES = {"one": (), "each": (1,), "of sequences": (2, 1), "of heads": (1, 0), "all": (2, 0)}
+
+
+@combinations(
+    "t, s, n, groups, h, e, batch, dtype, kind, implementation",
+    PROBLEMS,
+    BATCHES,
+    TOLERANCE,
+    ["block_mask", "topology"],
+    ["xla", PLATFORM],
+)
+def test_against_dense(t, s, n, groups, h, e, batch, dtype, kind, implementation):
+    sizes = tuple(size or n for size in BATCHES[batch])  # 0 stands for the heads
+    mask = np.stack([random_mask((t, s), seed) for seed in range(int(np.prod(sizes)))])
+    mask = mask.reshape(*sizes, t, s)
+    with jax.enable_x64(dtype == "float64"):
+        q, k, v = operands(2, t, s, n, groups, h, e, dtype)
+        cotangent = operands(2, t, s, n, groups, e, e, dtype, seed=2)[0]
+        stored = BlockMask.from_dense(mask) if kind == "block_mask" else Topology.from_mask(mask)
+        run = functools.partial(differentiated, scale=0.2, implementation=implementation)
+        actual = jax.jit(run)(q, k, v, stored, cotangent)
+    every = np.broadcast_to(mask, (2, n, t, s))
+    assert_as_dense(actual, dense(q, k, v, every, 0.2, cotangent), dtype)
+
+
+def test_derivatives_of_higher_order():
+    with jax.enable_x64(True):
+        q, k, v = operands(1, 5, 70, 2, 1, 3, 2, "float64")
+        mask = BlockMask.from_dense(random_mask((5, 70)))
+
+        def attend(q, k, v):
+            out, lse = sparse_attention(q, k, v, mask, return_lse=True)
+            return out, jnp.where(lse == -jnp.inf, 0, lse)
+
+        check_grads(attend, (q, k, v), order=2, modes=["fwd", "rev"])
+
+
+def test_linearize_and_transpose():
+    with jax.enable_x64(True):
+        q, k, v = operands(2, 66, 30, 2, 2, 4, 4, "float64")
+        mask = BlockMask.from_dense(random_mask((66, 30)))
+        attend = functools.partial(sparse_attention, mask=mask)
+        tangents = operands(2, 66, 30, 2, 2, 4, 4, "float64", seed=5)
+        _, along = jax.jvp(attend, (q, k, v), tuple(tangents))
+        _, linear = jax.linearize(attend, q, k, v)
+        np.testing.assert_allclose(linear(*tangents), along, rtol=1e-12, atol=1e-12)
+        _, pull = jax.vjp(attend, q, k, v)
+        ct = operands(2, 66, 30, 2, 2, 4, 4, "float64", seed=6)[0]
+        pulled = sum(jnp.vdot(a, b) for a, b in zip(pull(ct), tangents, strict=True))
+        np.testing.assert_allclose(pulled, jnp.vdot(ct, along), rtol=1e-12)
+
+
+def test_vmap_over_operands_and_masks():
+    q, k, v = operands(3, 70, 80, 2, 1, 4, 4, "float32")
+    masks_of = [random_mask((70, 80), seed) for seed in range(3)]
+    stacked = BlockMask.from_dense(np.stack(masks_of))
+    one = [sparse_attention(q[i], k[i], v[i], BlockMask.from_dense(masks_of[i])) for i in range(3)]
+    out = jax.vmap(sparse_attention)(q, k, v, stacked)
+    np.testing.assert_allclose(out, jnp.stack(one), rtol=1e-5, atol=1e-6)
+    shared = jax.vmap(sparse_attention, (0, None, None, 0))(q, k[0], v[0], stacked)
+    expected = attention(q[1:2], k[:1], v[:1], masks_of[1])
+    np.testing.assert_allclose(shared[1:2], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", ["xla", PLATFORM])
+@pytest.mark.parametrize("kind", ["block_mask", "topology"])
+def test_nan_stays_where_it_is_seen(kind, implementation):
+    mask = random_mask((130, 140), density=0.1)
+    q, k, v = operands(1, 130, 140, 2, 2, 8, 8, "float32")
+    stored = BlockMask.from_dense(mask) if kind == "block_mask" else Topology.from_mask(mask)
+    k = k.at[:, 3, 0].set(jnp.nan)
+    v = v.at[:, 70, 1].set(jnp.nan)
+    q = q.at[:, 9, 0].set(jnp.nan)
+    sees = [mask[:, 3], mask[:, 70]]
+    sees[0] = sees[0] | ((np.arange(130) == 9) & mask.any(1))
+    ct = jnp.ones((1, 130, 2, 8))
+    out, lse, dq, dk, dv = differentiated(q, k, v, stored, ct, implementation=implementation)
+    for head, rows in enumerate(sees):
+        np.testing.assert_array_equal(np.isnan(out[0, :, head]).any(-1), rows)
+        np.testing.assert_array_equal(np.isnan(dq[0, :, head]).any(-1), rows)
+    # A key has NaN if a query that sees it has.
+    of_keys = [(mask & rows[:, None]).any(0) for rows in sees]
+    np.testing.assert_array_equal(np.isnan(dk[0, :, 0]).any(-1), of_keys[0])
+    np.testing.assert_array_equal(np.isnan(dv[0, :, 0]).any(-1), of_keys[0])
+    assert np.isnan(lse[0, 0, sees[0]]).all() and np.isfinite(lse[0, 1, mask.any(1)]).all()
+
+
+def test_sinks():
+    q, k, v = operands(2, 20, 30, 4, 2, 8, 8, "float32")
+    mask = np.random.default_rng(0).random((20, 30)) < 0.5
+    mask[4] = False
+    sinks = jnp.asarray([0.3, -1.0, -jnp.inf, 2.0])
+
+    def with_sinks(q, k, v, sinks):
+        return sparse_attention(q, k, v, BlockMask.from_dense(mask), sinks=sinks, return_lse=True)
+
+    def expected(q, k, v, sinks):
+        wide_k, wide_v = (jnp.repeat(x, 2, 2) for x in (k, v))
+        scores = jnp.einsum("btnh,bsnh->bnts", q, wide_k, precision="highest") / np.sqrt(8)
+        scores = jnp.where(mask, scores, -jnp.inf)
+        column = jnp.broadcast_to(sinks[:, None, None], (2, 4, 20, 1))
+        lse = jax.nn.logsumexp(jnp.concatenate([scores, column], -1), -1)
+        p = jnp.where(mask, jnp.exp(scores - jnp.where(lse == -jnp.inf, 0, lse)[..., None]), 0)
+        return jnp.einsum("bnts,bsnh->btnh", p, wide_v, precision="highest"), lse
+
+    for a, b in zip(with_sinks(q, k, v, sinks), expected(q, k, v, sinks), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+    def loss(function, q, sinks):
+        out, lse = function(q, k, v, sinks)
+        return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.where(lse == -jnp.inf, 0, lse))
+
+    finite = jnp.asarray([0.3, -1.0, 0.5, 2.0])
+    for a, b in zip(
+        *(jax.grad(functools.partial(loss, f), (0, 1))(q, finite) for f in (with_sinks, expected)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_parts_of_a_mask_merge():
+    q, k, v = operands(2, 40, 50, 2, 1, 8, 8, "float32")
+    whole = np.random.default_rng(0).random((40, 50)) < 0.5
+    whole[3] = False
+    part = np.random.default_rng(1).random((40, 50)) < 0.5
+
+    def merged(q, k, v):
+        parts = [
+            sparse_attention(q, k, v, BlockMask.from_dense(m), return_lse=True)
+            for m in (whole & part, whole & ~part)
+        ]
+        return merge_attention(*zip(*parts, strict=True))
+
+    def at_once(q, k, v):
+        return sparse_attention(q, k, v, BlockMask.from_dense(whole), return_lse=True)
+
+    for a, b in zip(merged(q, k, v), at_once(q, k, v), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    a, b = (jax.grad(lambda q, f=f: jnp.sum(jnp.sin(f(q, k, v)[0])))(q) for f in (merged, at_once))
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    assert np.all(np.isfinite(a))
+
+
+def test_a_ring_of_devices_is_one_device():
+    """Keys are passed around: each part of the mask is made for its queries and keys."""
+    q, k, v = operands(1, 256, 256, 2, 2, 8, 8, "float32")
+    mask, parts = masks.causal() & masks.band(100), 4
+    size = 256 // parts
+    results = []
+    for i in range(parts):
+        rows = slice(i * size, (i + 1) * size)
+        of_parts = []
+        for j in range(parts):
+            columns = slice(j * size, (j + 1) * size)
+            shifted = masks.offset(mask, rows=i * size, columns=j * size)
+            of_parts.append(
+                sparse_attention(q[:, rows], k[:, columns], v[:, columns], shifted, return_lse=True)
+            )
+        results.append(merge_attention(*zip(*of_parts, strict=True))[0])
+    whole = sparse_attention(q, k, v, mask)
+    np.testing.assert_allclose(jnp.concatenate(results, 1), whole, rtol=1e-5, atol=1e-6)
+
+
+def test_nothing_is_as_large_as_the_scores():
+    t = 4096
+    q = jax.ShapeDtypeStruct((1, t, 1, 8), jnp.float32)
+    mask = BlockMask.from_mask(masks.sliding_window(64), (t, t))
+
+    def loss(q, k, v, mask):
+        return jnp.sum(sparse_attention(q, k, v, mask, implementation="xla"))
+
+    step = jax.jit(jax.grad(loss, (0, 1, 2)))
+    compiled = step.lower(q, q, q, mask).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < t * t * 4
+
+
+def test_masks_of_every_form_agree():
+    q, k, v = operands(1, 100, 90, 1, 1, 4, 4, "float32")
+    mask = masks.causal() & masks.band(20)
+    written = np.asarray(mask(*np.ogrid[:100, :90]))
+    forms = [
+        mask,
+        lambda rows, columns: (columns <= rows) & (rows - columns < 20),
+        written,
+        jnp.asarray(written),
+        Topology.from_mask(mask, (100, 90)),
+        Topology.from_mask(mask, (100, 90)).with_layout("block_mask"),
+        BlockMask.from_mask(mask, (100, 90)),
+    ]
+    expected = attention(q, k, v, written)
+    for form in forms:
+        np.testing.assert_allclose(sparse_attention(q, k, v, form), expected, rtol=1e-5, atol=1e-6)
+    everything = sparse_attention(q, k, v)
+    np.testing.assert_allclose(
+        everything, attention(q, k, v, np.ones((100, 90), bool)), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_errors():
+    q, k, v = operands(1, 6, 8, 4, 2, 3, 5, "float32")
+    with pytest.raises(ValueError, match=r"mask must have shape \(6, 8\), got \(6, 7\)"):
+        sparse_attention(q, k, v, BlockMask.from_dense(np.ones((6, 7), bool)))
+    with pytest.raises(TypeError, match=r"mask must be a BlockMask, a Topology, .* got int"):
+        sparse_attention(q, k, v, 3)
+    with pytest.raises(ValueError, match=r"sinks must have shape \(4,\), one for each head"):
+        sparse_attention(q, k, v, sinks=jnp.zeros(2))
+    with pytest.raises(ValueError, match="scale must have no dimensions"):
+        sparse_attention(q, k, v, scale=jnp.ones(4))
+    with pytest.raises(ValueError, match="dropout needs a Topology"):
+        sparse_attention(q, k, v, dropout_rate=0.5, dropout_key=jax.random.key(0))
+    with pytest.raises(ValueError, match=r"merge_attention: every lse must have shape \(1, 4, 6\)"):
+        merge_attention([q, q], [jnp.zeros((1, 6, 4))] * 2)
+    with pytest.raises(ValueError, match="needs one lse for each out"):
+        merge_attention([], [])
