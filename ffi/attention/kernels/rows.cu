@@ -11,7 +11,8 @@
 // results repeat bitwise.
 //
 // A producer thread has tiles of key and value copied into a pipeline of stages, with the words of
-// partial cells. Values of a stage are not needed any more before its keys are. A producer warp
+// partial cells. Values of a stage are done with long before its keys; the next keys, which are
+// wanted first, take their place. A producer warp
 // takes items of work and has queries, ct_out, lse and ct_sums of the next one copied as soon as a
 // warpgroup is done with those that it has.
 //
@@ -123,7 +124,7 @@ template <AttentionRowsConfig kConfig>
 __device__ __forceinline__ void CopyTiles(const AttentionCotangentTiles& p,
                                           RowsControl<kConfig>& control, unsigned char* shared) {
   constexpr int kSize = kConfig.head_size;
-  typename RowsControl<kConfig>::State at;
+  uint32_t steps = 0;  // so far
 #pragma unroll 1
   for (uint32_t number = 0;; ++number) {
     const CotangentItem& item = control.items.Await(number);
@@ -141,33 +142,32 @@ __device__ __forceinline__ void CopyTiles(const AttentionCotangentTiles& p,
       const uint32_t entry = is_end ? 0 : WithWords(row, row.entries[i]);
       const uint32_t states = entry >> kMaskStatesAt;
       if (states == 0 && !is_end) continue;
+      const auto at = RowsControl<kConfig>::State::Of(steps);
       const PipelineStage keys = control.KeysAt(at), values = control.ValuesAt(at);
       const uint32_t first = row.ColumnOf(entry) * kMaskTile;
       values.WaitUntilEmpty();
-      if (is_end) {
-        values.Filled();
-      } else {
-        values.Expect(kConfig.TileBytes());
-        CopyLines<kSize, kMaskTile>(shared + kConfig.ValuesAt() + at.stage * kConfig.TileBytes(),
-                                    p.value_tiles, control.group, first, control.value_entry,
-                                    values.full);
-      }
-      keys.WaitUntilEmpty();
       control.steps[at.stage] = states << kMaskStatesAt;
       if (is_end) {
         keys.Filled();
       } else {
         const uint32_t cells = CountPartialCells(entry), words_bytes = cells * kMaskCellWords * 4;
         keys.Expect(kConfig.TileBytes() + words_bytes);
-        CopyLines<kSize, kMaskTile>(shared + kConfig.KeysAt() + at.stage * kConfig.TileBytes(),
-                                    p.key_tiles, control.group, first, control.key_entry,
-                                    keys.full);
+        CopyLines<kSize, kMaskTile>(shared + kConfig.KeysAt(at.stage, at.phase), p.key_tiles,
+                                    control.group, first, control.key_entry, keys.full);
         if (cells > 0) {
           BulkCopy(shared + kConfig.WordsAt() + at.stage * kConfig.kWordsBytes,
                    row.WordsAt(row.bits_at[i], cells), words_bytes, keys.full);
         }
       }
-      at.Advance();
+      keys.WaitUntilEmpty();
+      if (is_end) {
+        values.Filled();
+      } else {
+        values.Expect(kConfig.TileBytes());
+        CopyLines<kSize, kMaskTile>(shared + kConfig.ValuesAt(at.stage, at.phase), p.value_tiles,
+                                    control.group, first, control.value_entry, values.full);
+      }
+      ++steps;
     }
   }
 }
@@ -216,11 +216,11 @@ class RowsConsumer {
 
   // Adds a tile to the sums. The last product is not waited for.
   __device__ __forceinline__ void AddTile(uint32_t states, bool is_first) {
-    constexpr int kTileBytes = kConfig.TileBytes();
     // In a way that tells a compiler that all lanes agree, as about states below.
-    const uint32_t tile = __shfl_sync(kAllLanes, at_.stage * kTileBytes, 0);
-    const uint32_t keys = shared_ + kConfig.KeysAt() + tile;
-    const uint32_t values = shared_ + kConfig.ValuesAt() + tile;
+    const typename Control::State at = {__shfl_sync(kAllLanes, at_.stage, 0),
+                                        __shfl_sync(kAllLanes, at_.phase, 0)};
+    const uint32_t keys = shared_ + kConfig.KeysAt(at.stage, at.phase);
+    const uint32_t values = shared_ + kConfig.ValuesAt(at.stage, at.phase);
     float scores[kMaskTile / 2], ct_scores[kMaskTile / 2];
     FenceProducts();
     MultiplyTiles<T, kSize, kRowsBlock, kTileBlock>(scores, rows_, keys);

@@ -16,11 +16,16 @@ struct AttentionRowsConfig {
   // numbers of each.
   constexpr int RowsBytes() const { return kMaskCell * head_size * 2; }
   constexpr int TileBytes() const { return kMaskTile * head_size * 2; }
-  // Shared memory: both warpgroups' queries, cotangents of theirs, tiles of keys, tiles of values,
-  // words of cells, lse and ct_sums of both warpgroups, and what controls the block's work.
-  constexpr int KeysAt() const { return 2 * kCotangentGroups * RowsBytes(); }
-  constexpr int ValuesAt() const { return KeysAt() + Stages() * TileBytes(); }
-  constexpr int WordsAt() const { return ValuesAt() + Stages() * TileBytes(); }
+  // Shared memory: both warpgroups' queries, cotangents of theirs, stages of a tile of keys and one
+  // of values, words of cells, lse and ct_sums of both warpgroups, and what controls the block's
+  // work. Values of a stage are done with first, so the next keys take their place, and values that
+  // of the keys: keys are the second tile of a stage in every other round.
+  constexpr int StagesAt() const { return 2 * kCotangentGroups * RowsBytes(); }
+  constexpr int KeysAt(uint32_t stage, uint32_t phase) const {
+    return StagesAt() + static_cast<int>(2 * stage + phase) * TileBytes();
+  }
+  constexpr int ValuesAt(uint32_t stage, uint32_t phase) const { return KeysAt(stage, phase ^ 1); }
+  constexpr int WordsAt() const { return StagesAt() + 2 * Stages() * TileBytes(); }
   constexpr int ShiftsAt() const { return WordsAt() + Stages() * kWordsBytes; }
   constexpr int ControlAt() const { return ShiftsAt() + kCotangentGroups * kShiftsBytes; }
   constexpr int SharedBytes() const { return ControlAt() + kCotangentControlBytes; }
