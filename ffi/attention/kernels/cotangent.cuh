@@ -228,8 +228,7 @@ __device__ __forceinline__ void ForEachStored(const MaskRow& row, int line, uint
       if (cell == MaskCell::kPartial) {
         const uint32_t* words = row.WordsAt(row.bits_at[e], CountPartialCells(entry)) +
                                 CountPartialCells(entry, down, across) * kMaskCellWords;
-        const int bit = c / 8 * 4 + r % 16 / 8 * 2 + c % 2;
-        stored = stored && (words[r / 16 * kWarp + r % 8 * 4 + c % 8 / 2] >> bit & 1) != 0;
+        stored = stored && IsStored(words, r, c);
       }
       if (stored && !function(first + i)) return;
     }
@@ -242,7 +241,7 @@ struct StoredEntry {
   RowOfWarp<T, kSize> query, ct_out;
   float lse, ct_sums;
 
-  // `at`: of batch entry, head and query.
+  // `row`: the query, of a head of all.
   __device__ __forceinline__ void Load(const AttentionCotangentTiles& p, const BatchPlace& place,
                                        uint32_t head, uint32_t row) {
     const int64_t heads = p.groups * p.per_group, at = (row * heads + head) * kSize;

@@ -19,13 +19,6 @@ struct HeadOperands {
   float scale;  // of powers of 2, as of an OnlineSoftmax
 };
 
-// Whether a partial cell stores a place, by its words.
-__device__ __forceinline__ bool IsStored(const uint32_t* words, uint32_t row, uint32_t column) {
-  const uint32_t word = row / 16 * 32 + row % 8 * 4 + column % 8 / 2;
-  const uint32_t bit = column / 8 * 4 + row / 8 % 2 * 2 + column % 2;
-  return (words[word] >> bit & 1) != 0;
-}
-
 // `row`: of its row of tiles. All lanes get `lse`; each has the results from its number `lane` on,
 // kWarp apart.
 template <typename T, int kHeadSize, int kValueSize>

@@ -68,6 +68,13 @@ struct MaskRow {
   }
 };
 
+// Whether a partial cell stores a place, by its words.
+__device__ __forceinline__ bool IsStored(const uint32_t* words, uint32_t row, uint32_t column) {
+  const uint32_t word = row / 16 * 32 + row % 8 * 4 + column % 8 / 2;
+  const uint32_t bit = column / 8 * 4 + row / 8 % 2 * 2 + column % 2;
+  return (words[word] >> bit & 1) != 0;
+}
+
 // Which row of tiles comes in place `at` of a mask's order.
 __device__ __forceinline__ uint32_t MaskRowInOrder(const MaskTiles& mask, const Batch& batch,
                                                    const BatchPlace& place, uint32_t own,
