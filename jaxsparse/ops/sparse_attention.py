@@ -331,6 +331,17 @@ def _block_mask(mask: Topology | BlockMask) -> BlockMask | None:
     return block_mask_of(mask)
 
 
+def with_block_mask(topology: Topology) -> Topology:
+    """The topology with its block mask as a layout, where attention uses one.
+
+    So a program that takes the topology as an argument does not make the mask at every run.
+    """
+    mask = None if topology.layouts.get(BlockMasks.name) else _block_mask(topology)
+    if mask is None:
+        return topology
+    return topology.with_layouts({**topology.layouts, BlockMasks.name: mask})
+
+
 def _of_checked(topology: Topology) -> BlockMask:
     """Made in the program, of positions that it checks first."""
     offsets, columns = topology.operands()[:2]
