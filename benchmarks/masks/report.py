@@ -35,10 +35,10 @@ def _ratios(panel: Panel) -> Iterator[Table]:
 
 
 def _costs(panel: Panel) -> Iterator[Table]:
-    measured = [row for row in panel.rows.values() if row.get("first_call_s")]
+    measured = {key: row for key, row in panel.rows.items() if row.get("first_call_s")}
     if measured:
         cells = [["mask and implementation", *_COSTS]]
-        cells += [[f"{row['problem']} {row['implementation']}", *_shown(row)] for row in measured]
+        cells += [[" ".join(key), *_shown(row)] for key, row in measured.items()]
         yield Table(f"{panel.title}: before the first result, and memory", cells, [])
 
 
