@@ -10,6 +10,7 @@ from jaxsparse.csr import CSR
 from jaxsparse.device import H200, Device
 from jaxsparse.differentiate import grad, value_and_grad
 from jaxsparse.explain import explain
+from jaxsparse.layouts import block_mask as _block_mask  # noqa: F401, registers a kind
 from jaxsparse.ops.linear import linear
 from jaxsparse.ops.matmul import sddmm, spmm
 from jaxsparse.ops.sparse_attention import merge_attention, sparse_attention

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SHADES = " ·░▒▓█"
-_PLOT_CELLS = 512
+PLOT_CELLS = 512
 
 
 def percent(share: float) -> str:
@@ -94,9 +95,19 @@ def grid(
         raise ValueError(f"grid: rows and columns must be >= 1, got {rows} and {columns}")
     density = _density("grid", row_offsets, column_indices, shape, (rows, columns))
     shades = np.searchsorted([0, 1 / 16, 1 / 8, 1 / 4, 1 / 2], density)
-    lines = ["│" + "".join(_SHADES[shade] for shade in line) + "│" for line in shades]
-    edge = "─" * density.shape[1]
-    return "\n".join([f"┌{edge}┐", *lines, f"└{edge}┘"])
+    return framed(["".join(_SHADES[shade] for shade in line) for line in shades], density.shape[1])
+
+
+def framed(lines: Sequence[str], width: int) -> str:
+    """Lines of text of that width in a frame.
+
+    >>> print(framed(["ab"], 2))
+    ┌──┐
+    │ab│
+    └──┘
+    """
+    edge = "─" * width
+    return "\n".join([f"┌{edge}┐", *(f"│{line}│" for line in lines), f"└{edge}┘"])
 
 
 def plot(
@@ -126,6 +137,21 @@ def plot(
     >>> plot([0, 1, 3, 4], [0, 0, 1, 3], (3, 4), title="pattern").get_title()
     'pattern'
     """
+
+    def density() -> npt.NDArray[np.float64]:
+        return _density("plot", row_offsets, column_indices, shape, (PLOT_CELLS, PLOT_CELLS))
+
+    return image(density, shape, ax=ax, title=title)
+
+
+def image(
+    make_density: Callable[[], npt.NDArray[np.float64]],
+    shape: tuple[int, int],
+    *,
+    ax: Axes | None = None,
+    title: str | None = None,
+) -> Axes:
+    """As `plot`, of the stored fraction of each of at most 512 x 512 equal parts of a pattern."""
     try:
         import matplotlib.pyplot as plt
         from matplotlib.colors import PowerNorm
@@ -134,7 +160,7 @@ def plot(
         raise ImportError(
             "plot: needs matplotlib, install it with: pip install matplotlib"
         ) from error
-    density = _density("plot", row_offsets, column_indices, shape, (_PLOT_CELLS, _PLOT_CELLS))
+    density = make_density()
     if ax is None:
         _, ax = plt.subplots(layout="constrained")
     # A pattern of no positions is drawn as one empty cell.
@@ -147,7 +173,7 @@ def plot(
         aspect="equal" if 1 / 4 <= height / width <= 4 else "auto",
         extent=(-0.5, width - 0.5, height - 0.5, -0.5),
     )
-    if max(shape) > _PLOT_CELLS:
+    if max(shape) > max(density.shape):
         # An inset is as high as the image and leaves a caller's Axes in place.
         colorbar = ax.figure.colorbar(image, cax=ax.inset_axes((1.03, 0, 0.04, 1)))
         colorbar.set_label("fraction stored")

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse import display, masks
-from jaxsparse.block_mask import BlockMask
 from jaxsparse.integers import integer
 from jaxsparse.layouts import KINDS, check_kinds
 from jaxsparse.layouts.tile_starts import NO_STARTS, TileStarts
@@ -244,26 +243,6 @@ class Topology(TopologyParts):
         if self.static:
             self._transposed = result
         return result
-
-    @property
-    def block_mask(self) -> BlockMask:
-        """The same positions as a `BlockMask`: what kernels of attention read.
-
-        It is the layout of that name where there is one. Else it is made when first asked for: on
-        the host for a concrete pattern, and in the program for a traced one, at every run of it.
-        So give a topology that programs take as an argument the layout, by
-        ``topology.with_layout("block_mask")``.
-        """
-        layout = self.layouts.get("block_mask")
-        if layout is None and not is_concrete(self.row_offsets, self.column_indices):
-            layout = BlockMask.from_topology(self)
-        if layout is None:
-            if self._block_mask is None:
-                with jax.ensure_compile_time_eval():
-                    self._block_mask = BlockMask.from_topology(self)
-            layout = self._block_mask
-        mask: BlockMask = layout
-        return mask
 
     def with_transpose(self) -> Topology:
         """The same topology with its transposed pattern; itself if it has that already.

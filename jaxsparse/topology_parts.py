@@ -31,8 +31,7 @@ class TopologyParts:
     kind: Literal["static", "dynamic", "tangent"]
 
     __slots__ = (
-        "_block_mask",  # these four are made when first asked for
-        "_key",
+        "_key",  # these three are made when first asked for
         "_row_indices",
         "_transposed",
         "kind",
@@ -58,7 +57,6 @@ class TopologyParts:
         self.layouts = types.MappingProxyType(dict(layouts))
         self.shape = shape
         self.kind = kind
-        self._block_mask: Any = None
         self._key: TopologyKey | None = None
         self._row_indices: jax.Array | None = None
         self._transposed: Any = None

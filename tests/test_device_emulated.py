@@ -19,6 +19,8 @@ OPTIONS = [
 # that take longest come first.
 PROGRAMS = {
     "spmm": "-O1",
+    "attention_tiles": "-O1",
+    "attention_cotangent": "-O1",
     "sddmm": "-O1",
     "sddmm_tiled": "-O1",
     "spmm_staged": "-O1",

@@ -49,7 +49,7 @@ def row_lengths(monkeypatch):
 
 
 def test_every_topology_has_the_derived_kinds():
-    assert list(KINDS) == ["tile_starts", "scan_layout"]
+    assert list(KINDS) == ["tile_starts", "scan_layout", "block_mask"]
     for topology in TOPOLOGY, TOPOLOGY.T, TOPOLOGY.without_transpose(), TOPOLOGY.padded(99):
         assert list(topology.layouts) == ["tile_starts"]
         assert topology.layouts["tile_starts"] is topology.operands()[-1]
@@ -73,8 +73,9 @@ def test_a_name_is_that_of_one_kind(row_lengths):
     ],
 )
 def test_unknown_kinds(operation, call):
-    expected = f"{operation}: the kind of a layout must be one of tile_starts, scan_layout, got"
-    with pytest.raises(ValueError, match=re.escape(f"Topology.{expected} 'tiles'")):
+    kinds = "tile_starts, scan_layout, block_mask"
+    expected = f"Topology.{operation}: the kind of a layout must be one of {kinds}, got 'tiles'"
+    with pytest.raises(ValueError, match=re.escape(expected)):
         call(TOPOLOGY)
 
 

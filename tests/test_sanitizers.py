@@ -9,7 +9,9 @@ import sanitized
 
 from jaxsparse import _ffi
 
-KERNELS = [sanitized.FFI / op / f"{op}_cpu.cc" for op in ("spmm", "sddmm", "sparse_softmax")]
+KERNELS = [
+    sanitized.FFI / op / f"{op}_cpu.cc" for op in ("spmm", "sddmm", "sparse_softmax", "attention")
+]
 
 # As in CMakeLists.txt; each set implies those before it.
 FLAGS = {"portable": [], "avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"]}

@@ -1,10 +1,32 @@
 // CPU kernels of attention over a block mask.
 #include "attention/attention.h"
+#include "attention/cotangent_cpu.h"
+#include "attention/tiles_cpu.h"
 
 namespace jaxsparse::JAXSPARSE_ISA {
+namespace {
 
-extern constinit const Table<CpuVariant<AttentionProblem>> kAttentionCpuVariants = {nullptr, 0};
+constexpr CpuVariant<AttentionProblem> kAttentionVariants[] = {
+    {"tiles", [](const AttentionProblem&) { return true; },
+     [](const AttentionProblem&) { return 1.0; },
+     [](const AttentionProblem& problem, Workers& workers) {
+       DispatchDType(problem.dtype, [&]<typename T>() { Attention<T>(problem, workers); });
+     }},
+};
+
+constexpr CpuVariant<AttentionCotangentProblem> kCotangentVariants[] = {
+    {"tiles", [](const AttentionCotangentProblem&) { return true; },
+     [](const AttentionCotangentProblem&) { return 1.0; },
+     [](const AttentionCotangentProblem& problem, Workers& workers) {
+       DispatchDType(problem.dtype, [&]<typename T>() { AttentionCotangent<T>(problem, workers); });
+     }},
+};
+
+}  // namespace
+
+extern constinit const Table<CpuVariant<AttentionProblem>> kAttentionCpuVariants =
+    MakeTable(kAttentionVariants);
 extern constinit const Table<CpuVariant<AttentionCotangentProblem>> kAttentionCotangentCpuVariants =
-    {nullptr, 0};
+    MakeTable(kCotangentVariants);
 
 }  // namespace jaxsparse::JAXSPARSE_ISA

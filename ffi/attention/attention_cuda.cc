@@ -4,9 +4,18 @@
 #include "attention/attention.h"
 
 namespace jaxsparse {
+namespace {
 
-extern constinit const Table<CudaVariant<AttentionProblem>> kAttentionCudaVariants = {nullptr, 0};
+// The rows are constant-initialised in their files, so they can be copied here at start-up, in
+// whatever order files are initialised.
+const CudaVariant<AttentionProblem> kVariants[] = {kAttentionTiles};
+const CudaVariant<AttentionCotangentProblem> kCotangentVariants[] = {kAttentionCotangentTiles};
+
+}  // namespace
+
+extern constinit const Table<CudaVariant<AttentionProblem>> kAttentionCudaVariants =
+    MakeTable(kVariants);
 extern constinit const Table<CudaVariant<AttentionCotangentProblem>>
-    kAttentionCotangentCudaVariants = {nullptr, 0};
+    kAttentionCotangentCudaVariants = MakeTable(kCotangentVariants);
 
 }  // namespace jaxsparse

@@ -4,4 +4,11 @@
 #include "attention/problem.h"
 #include "host/variant.h"
 
-namespace jaxsparse {}  // namespace jaxsparse
+namespace jaxsparse {
+
+// kernels/tiles.cc
+extern const CudaVariant<AttentionProblem> kAttentionTiles;
+// kernels/keys.cc
+extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentTiles;
+
+}  // namespace jaxsparse

@@ -198,4 +198,33 @@ JAXSPARSE_INLINE Vector<float, kLanes> Exp(Vector<float, kLanes> x) {
   return x == x ? result : x;
 }
 
+// The same of double, by its power series up to degree 13.
+template <int kLanes>
+JAXSPARSE_INLINE Vector<double, kLanes> Exp(Vector<double, kLanes> x) {
+  using Bits = Vector<int64_t, kLanes>;
+  const auto underflow = x < -708.39641853226408;
+  const auto overflow = x > 709.78271289338397;
+  const auto shifted = x * 1.44269504088896340736 + 6755399441055744.0;  // 1.5 * 2^52
+  const auto n = shifted - 6755399441055744.0;
+  auto r = x - n * 6.93147180369123816490e-01;
+  r = r - n * 1.90821492927058770002e-10;
+  auto p = r * (1.0 / 6227020800.0) + 1.0 / 479001600.0;
+  p = p * r + 1.0 / 39916800.0;
+  p = p * r + 1.0 / 3628800.0;
+  p = p * r + 1.0 / 362880.0;
+  p = p * r + 1.0 / 40320.0;
+  p = p * r + 1.0 / 5040.0;
+  p = p * r + 1.0 / 720.0;
+  p = p * r + 1.0 / 120.0;
+  p = p * r + 1.0 / 24.0;
+  p = p * r + 1.0 / 6.0;
+  p = p * r + 0.5;
+  p = p * (r * r) + r + 1.0;
+  const Bits exponent = (BitCast<Bits>(shifted) - 0x4338000000000000) << 52;
+  const auto scaled = BitCast<Vector<double, kLanes>>(BitCast<Bits>(p) + exponent);
+  auto result = underflow ? Vector<double, kLanes>{} : scaled;
+  result = overflow ? Broadcast<kLanes>(__builtin_inf()) : result;
+  return x == x ? result : x;
+}
+
 }  // namespace jaxsparse

@@ -200,6 +200,18 @@ class Targets {
     return ffi::Error::Internal(std::string(Operation::kName) + ": " + reason);
   }
 
+  using Problem = typename Operation::Problem;
+
+  // Returns the reason of a failure, or an empty string.
+  static std::string Launch(const KernelSource& source, const LaunchShape& shape,
+                            LaunchWithMore<Problem> with_more, Problem* problem, int device,
+                            void* stream) {
+    std::string reason;
+    const CudaLaunch launch{GetKernel(source, device, &reason), shape, device, stream};
+    if (launch.kernel == nullptr) return reason;
+    return with_more == nullptr ? launch.With(problem) : with_more(*problem, launch);
+  }
+
   static ffi::Error RunOnCuda(int32_t device, void* stream, ffi::RemainingArgs operands,
                               ffi::RemainingRets results, ffi::Dictionary attributes) {
     OnCuda call(Operation::CudaVariants(), operands, results, attributes, GpuOf(device));
@@ -210,20 +222,14 @@ class Targets {
     if (const auto* prologue = call.variant->prologue) {
       const LaunchShape first = prologue->shape(call.problem);
       if (first.blocks > 0) {
-        const void* kernel = GetKernel(prologue->source(call.problem), device, &reason);
-        if (kernel != nullptr) {
-          reason = LaunchKernel(kernel, first, &call.problem, device, stream);
-        }
+        reason = Launch(prologue->source(call.problem), first, prologue->launch, &call.problem,
+                        device, stream);
         shape.overlaps = true;
       }
     }
     if (reason.empty()) {
-      const CudaLaunch launch{GetKernel(call.variant->kernel(call.problem), device, &reason), shape,
-                              device, stream};
-      if (launch.kernel != nullptr) {
-        reason = call.variant->launch == nullptr ? launch.With(&call.problem)
-                                                 : call.variant->launch(call.problem, launch);
-      }
+      reason = Launch(call.variant->kernel(call.problem), shape, call.variant->launch,
+                      &call.problem, device, stream);
     }
     if (reason.empty()) return ffi::Error::Success();
     return ffi::Error::Internal(std::string(Operation::kName) + ": " + reason);

@@ -14,13 +14,6 @@
 
 namespace jaxsparse {
 
-// A kernel, which takes the problem by value as its only argument, and how it is launched.
-template <typename Problem>
-struct CudaKernel {
-  KernelSource (*source)(const Problem&);
-  LaunchShape (*shape)(const Problem&);
-};
-
 // A launch that lacks the kernel's argument.
 struct CudaLaunch {
   const void* kernel;
@@ -34,6 +27,20 @@ struct CudaLaunch {
   }
 };
 
+// Launches a kernel that takes more than the problem: what a driver says, or what follows from how
+// it is launched. Returns the reason of a failure, or an empty string.
+template <typename Problem>
+using LaunchWithMore = std::string (*)(const Problem&, const CudaLaunch&);
+
+// A kernel, which takes the problem by value as its only argument unless it has a launch of its
+// own, and how it is launched.
+template <typename Problem>
+struct CudaKernel {
+  KernelSource (*source)(const Problem&);
+  LaunchShape (*shape)(const Problem&);
+  LaunchWithMore<Problem> launch = nullptr;
+};
+
 // A row of an operation's table of CUDA variants.
 template <typename Problem>
 struct CudaVariant {
@@ -42,11 +49,10 @@ struct CudaVariant {
   double (*cost)(const Problem&);  // predicted microseconds, which `explain` prints; or kByName
   KernelSource (*kernel)(const Problem&);
   LaunchShape (*shape)(const Problem&);
-  // The prologue kernel: launched before it, if there is one, and overlapped by it.
+  // The prologue kernel: launched before it, if there is one, and overlapped by it. It prepares
+  // something, or does a part of the work.
   const CudaKernel<Problem>* prologue = nullptr;
-  // Launches a kernel that takes more than the problem: what a driver says, or what follows from
-  // how it is launched. Returns the reason of a failure, or an empty string.
-  std::string (*launch)(const Problem&, const CudaLaunch&) = nullptr;
+  LaunchWithMore<Problem> launch = nullptr;
   // The bytes of workspace that it may want on any GPU, for which the program is compiled; or null.
   // `is_asked_for`: the variant is forced by its name, so that it gets a workspace even where that
   // would not pay.

@@ -4,48 +4,19 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <random>
-#include <thread>
 #include <vector>
 
-#include "cpu/dispatch.h"
-#include "cpu/parallel.h"
+#include "kernels/attention.h"
+#include "kernels/operands.h"
 #include "sddmm/sddmm.h"
 #include "sparse_softmax/sparse_softmax.h"
 #include "spmm/spmm.h"
 
 namespace jaxsparse {
 namespace {
-
-// Tasks on threads of their own, in no order, as XLA's pool runs them.
-class ThreadWorkers final : public Workers {
- public:
-  int64_t count() const override { return 3; }
-  void Run(int64_t tasks, void (*task)(void*, int64_t), void* context) override {
-    std::vector<std::thread> threads;
-    for (int64_t first = 0; first < count(); ++first) {
-      threads.emplace_back([=, this] {
-        for (int64_t i = tasks - 1 - first; i >= 0; i -= count()) task(context, i);
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-  }
-};
-
-struct Random {
-  std::mt19937 engine;
-  int64_t Below(int64_t n) { return std::uniform_int_distribution<int64_t>(0, n - 1)(engine); }
-  double Normal() { return std::normal_distribution<double>()(engine); }
-};
-
-// A heap block of exactly the elements it holds.
-template <typename T>
-std::unique_ptr<T[]> Block(int64_t size) {
-  return std::unique_ptr<T[]>(new T[static_cast<size_t>(size)]);
-}
 
 struct TestPattern {
   int64_t rows, columns, nse;
@@ -118,36 +89,6 @@ struct TestPattern {
     return view;
   }
 };
-
-template <typename T>
-std::unique_ptr<T[]> Values(Random& random, int64_t size) {
-  auto block = Block<T>(size);
-  for (int64_t i = 0; i < size; ++i) {
-    const auto value = static_cast<typename Accumulator<T>::type>(random.Normal());
-    FromFloat(value, &block[i]);
-  }
-  return block;
-}
-
-template <typename T>
-constexpr DType kDType = DType::kFloat32;
-template <>
-constexpr DType kDType<double> = DType::kFloat64;
-template <>
-constexpr DType kDType<bfloat16> = DType::kBFloat16;
-template <>
-constexpr DType kDType<float16> = DType::kFloat16;
-
-void Expect(double actual, double expected, double tolerance, const char* what) {
-  if (std::abs(actual - expected) <= tolerance * (1 + std::abs(expected))) return;
-  std::printf("FAILED %s: got %g, expected %g\n", what, actual, expected);
-  std::exit(1);
-}
-
-template <typename T>
-constexpr double kTolerance = sizeof(T) == 8   ? 1e-12
-                              : sizeof(T) == 4 ? 2e-4
-                                               : 5e-2;
 
 template <typename T>
 void TestSpmm(Random& random, const TestPattern& pattern, int64_t n, Workers& workers,
@@ -306,6 +247,7 @@ int main() {
   TestAll<float>(random, wide, 6, workers);
   TestAll<float16>(random, wide, 1, workers);
   TestAll<bfloat16>(random, wide, 6, workers);
+  TestAttention(random);
   std::printf("%d patterns passed\n", patterns);
   return 0;
 }

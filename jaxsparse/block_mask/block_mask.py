@@ -3,39 +3,182 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from jaxsparse.batching import over_batch
+from jaxsparse import display
+from jaxsparse.block_mask import picture, reading
 from jaxsparse.block_mask.dense import written_out
+from jaxsparse.block_mask.from_blocks import check_blocks, check_covers, of_blocks
 from jaxsparse.block_mask.from_dense import of_dense
+from jaxsparse.block_mask.from_mask import of_mask
 from jaxsparse.block_mask.from_topology import of_topology
 from jaxsparse.block_mask.tiles import TileLists
+from jaxsparse.block_mask.words import TILE
+from jaxsparse.integers import INT32_MAX, integer
+from jaxsparse.masks.expression import as_mask
+from jaxsparse.pattern import is_concrete
 
 if TYPE_CHECKING:
     from jaxsparse.topology import Topology
 
+_MOST = INT32_MAX - TILE  # so that no position of a tile is beyond int32
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class BlockMask:
-    """The positions that a mask stores, by tiles of 128 x 128 and cells of 64 x 64.
+    """The positions of scores ``(T, S)`` that attention sees, as its kernels want them.
+
+    Tiles of 128 x 128 positions are listed by rows of tiles, those without stored positions are
+    left out. Each tile has four cells of 64 x 64, which are empty, partial or full; a partial cell
+    has 512 bytes of bits, in the order in which tensor cores give a product to threads. The same
+    lists of the transposed mask serve the gradients of keys and values.
+
+    It is data: a pytree of arrays with static ``shape``, which is made once of a mask
+    (`from_mask`), chosen blocks (`from_blocks`), a topology (`from_topology`) or an array
+    (`from_dense`), and then passed to programs. A mask with as many tiles and partial cells, or
+    with room for as many, needs no new compilation. Leading dimensions, the same for all arrays,
+    are a batch of masks.
+
+    Made of concrete arrays it has room for no more than it stores, and cells that are empty or full
+    are known to be so. Made in a program, of traced arrays, its lists have static room, and a cell
+    counts as partial unless interval arithmetic can tell that it is empty or full. What there is no
+    room for is left out, in the order of rows of tiles, or reported when the program runs if
+    ``JAXSPARSE_CHECK=1`` is set, as an offset beyond the ``nse`` that there is room for.
 
     Attributes:
         rows: the tiles by rows of tiles.
-        columns: the tiles of the transposed mask.
-        shape: ``(T, S)``.
+        columns: the tiles of the transposed mask, by its rows of tiles, which are of keys.
+        shape: ``(T, S)``, rows and columns of scores: queries and keys.
 
-    >>> import numpy as np
-    >>> BlockMask.from_dense(np.tri(200, dtype=bool)).to_dense().sum()
-    Array(20100, dtype=int32)
+    >>> from jaxsparse import masks
+    >>> mask = BlockMask.from_mask(masks.sliding_window(100), (600, 500))
+    >>> mask
+    BlockMask(shape=(600, 500), tiles: 12 empty, 8 partial, 0 full, 24.2 KB)
+    >>> print(mask)
+    BlockMask of shape (600, 500), 50500 stored, 83.2 % sparse
+    tiles of 128 x 128: 12 empty, 8 partial, 0 full
+    ┌────────┐
+    │▒       │
+    │▒▒      │
+    │▒▒▒     │
+    │ ▒▒▒    │
+    │  ▒▒▒   │
+    │   ▒▒▒  │
+    │    ▒▒▒ │
+    │     ▒▒▒│
+    │      ▒▒│
+    │       ▒│
+    └────────┘
     """
 
     rows: TileLists
     columns: TileLists
     shape: tuple[int, int]
+
+    @classmethod
+    def from_mask(
+        cls,
+        mask: Callable[[Any, Any], Any],
+        shape: Sequence[int],
+        *,
+        max_tiles: int | None = None,
+        max_cells: int | None = None,
+    ) -> BlockMask:
+        """The positions that a mask stores; no array of all positions is made.
+
+        Interval arithmetic decides which cells are empty and which are full: by a rule for each
+        kind of mask, and for functions by what JAX traces of them, where they consist of
+        comparisons, logic, sums, products, quotients by constants, ``jnp.where`` and entries of
+        vectors (``ids[rows] == ids[columns]``). The others are evaluated, some at a time.
+
+        A mask of concrete arrays is made so on the host, also under ``jax.jit``; one that depends
+        on traced arrays in the program.
+
+        Args:
+            mask: a mask of ``jaxsparse.masks``, or a function of int32 ``rows`` and ``columns``,
+                arrays that broadcast, to bool.
+            shape: ``(T, S)``.
+            max_tiles: room for so many tiles that are not empty.
+            max_cells: room for so many partial cells. A traced mask has by default room for all
+                tiles and cells that can be stored, whatever the traced arrays hold.
+
+        Raises:
+            TypeError, ValueError: if the mask is no function, or returns another shape or dtype;
+                if ``shape`` is not two integers in [0, 2**31 - 128); if a concrete mask stores more
+                than there is room for; if a traced mask takes over 64 MB and no room is given.
+            IndexError: if the mask has a table that ends before the shape.
+
+        >>> from jaxsparse import masks
+        >>> mask = BlockMask.from_mask(masks.causal() & masks.band(2), (300, 300))
+        >>> mask.density * 300 * 300
+        599.0
+        """
+        name = "BlockMask.from_mask"
+        if not callable(mask):
+            raise TypeError(
+                f"{name}: mask must be a mask or a function, got {type(mask).__name__}: "
+                "BlockMask.from_dense takes arrays, BlockMask.from_topology topologies"
+            )
+        shape = _check_shape(name, shape)
+        rooms = _check_rooms(name, max_tiles, max_cells)
+        return cls(*of_mask(name, as_mask(mask), shape, *rooms), shape)
+
+    @classmethod
+    def from_blocks(
+        cls,
+        chosen: Any,
+        block: Sequence[int],
+        *,
+        within: Callable[[Any, Any], Any] | None = None,
+        shape: Sequence[int] | None = None,
+        max_tiles: int | None = None,
+        max_cells: int | None = None,
+    ) -> BlockMask:
+        """The positions (t, s) of which ``chosen[t // block[0], s // block[1]]`` is not 0.
+
+        For attention that selects blocks of keys by what it computes: under ``jax.jit`` the array
+        may be traced. Blocks of whole cells make no cell partial, and take no bits.
+
+        Args:
+            chosen: bool or integers ``(..., blocks down, blocks across)``.
+            block: rows and columns of a block, each a multiple of 64 or a divisor of it.
+            within: a mask or mask function, of which the positions outside of it are left out:
+                ``masks.causal()``.
+            shape: ``(T, S)``; by default that of all blocks.
+            max_tiles: as in `from_mask`.
+            max_cells: as in `from_mask`.
+
+        Raises:
+            TypeError, ValueError: if ``chosen`` is no such array, or is not of as many blocks as
+                cover the shape; otherwise as `from_mask`.
+
+        >>> from jaxsparse import masks
+        >>> chosen = np.eye(4, dtype=bool)
+        >>> chosen[:, 0] = True
+        >>> print(BlockMask.from_blocks(chosen, (64, 64), within=masks.causal()))
+        BlockMask of shape (256, 256), 20608 stored, 68.6 % sparse
+        tiles of 128 x 128: 1 empty, 3 partial, 0 full
+        ┌────┐
+        │▒   │
+        │█▒  │
+        │█ ▒ │
+        │█  ▒│
+        └────┘
+        """
+        name = "BlockMask.from_blocks"
+        chosen, sizes, shape = check_blocks(chosen, block, shape)
+        shape = _check_shape(name, shape)
+        check_covers(chosen, sizes, shape)
+        if within is not None and not callable(within):
+            raise TypeError(f"{name}: within must be a mask or a function, got {within!r}")
+        rooms = _check_rooms(name, max_tiles, max_cells)
+        return cls(*of_blocks(chosen, sizes, within, shape, *rooms), shape)
 
     @classmethod
     def from_topology(
@@ -45,17 +188,53 @@ class BlockMask:
         max_tiles: int | None = None,
         max_cells: int | None = None,
     ) -> BlockMask:
-        """The positions that a topology stores."""
-        return cls(*of_topology(topology, max_tiles, max_cells), topology.shape)
+        """The positions that a topology stores, on the host or for a traced one in the program.
+
+        A batch of patterns becomes a batch of masks. Patterns of few entries in each cell take much
+        memory so: each cell with an entry takes 1 KB.
+
+        Args:
+            topology: whose padding is not stored.
+            max_tiles: as in `from_mask`; of a traced topology by default all tiles, or ``nse``.
+            max_cells: as in `from_mask`; likewise.
+
+        Raises:
+            TypeError, ValueError: as `from_mask`.
+
+        >>> from jaxsparse import Topology
+        >>> BlockMask.from_topology(Topology([0, 2, 3], [0, 2, 1], (2, 3))).to_dense()
+        Array([[ True, False,  True],
+               [False,  True, False]], dtype=bool)
+        """
+        rooms = _check_rooms("BlockMask.from_topology", max_tiles, max_cells)
+        return cls(*of_topology(topology, *rooms), topology.shape)
 
     @classmethod
     def from_dense(
         cls, mask: Any, *, max_tiles: int | None = None, max_cells: int | None = None
     ) -> BlockMask:
-        """The True ones of a boolean array ``(..., T, S)``."""
+        """The positions at which a boolean array ``(..., T, S)`` is True; it may be traced.
+
+        Args:
+            mask: the array; leading dimensions are a batch of masks.
+            max_tiles: as in `from_mask`.
+            max_cells: as in `from_mask`.
+
+        Raises:
+            TypeError, ValueError: if the array is not bool or has less than two dimensions;
+                otherwise as `from_mask`.
+
+        >>> BlockMask.from_dense(np.tri(200, dtype=bool)).to_dense().sum()
+        Array(20100, dtype=int32)
+        """
+        name = "BlockMask.from_dense"
         mask = mask if isinstance(mask, jax.Array) else np.asarray(mask)
-        T, S = mask.shape[-2:]
-        return cls(*of_dense(mask, max_tiles, max_cells), (T, S))
+        if mask.ndim < 2 or mask.dtype != np.bool_:
+            raise ValueError(
+                f"{name}: mask must be bool (..., T, S), got {mask.dtype} {mask.shape}"
+            )
+        shape = _check_shape(name, mask.shape[-2:])
+        return cls(*of_dense(mask, *_check_rooms(name, max_tiles, max_cells)), shape)
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -64,22 +243,44 @@ class BlockMask:
 
     @property
     def T(self) -> BlockMask:
-        """The transposed mask."""
+        """The transposed mask: the lists change places, nothing is computed."""
         return BlockMask(self.columns, self.rows, self.shape[::-1])
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its arrays."""
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(self))
+
+    @property
+    def density(self) -> Any:
+        """Share of positions that are stored, of a concrete mask: a float, an array for a batch.
+
+        It is 0 for an empty shape.
+        """
+        self._check_concrete("density")
+        size = max(1, self.shape[0] * self.shape[1])
+        counts = [reading.stored_positions(reading.read(x)) for _, x in reading.masks_of(self.rows)]
+        density = np.array(counts, np.float64).reshape(self.batch_shape) / size
+        return density if density.ndim else float(density)
+
+    @property
+    def sparsity(self) -> Any:
+        """Share of positions that are not stored, of a concrete mask; 0 for an empty shape."""
+        return 1 - self.density if 0 not in self.shape else 0 * self.density
+
     def to_dense(self) -> jax.Array:
-        """The mask as an array, bool ``(..., T, S)``."""
-
-        def one(*lists: jax.Array) -> jax.Array:
-            return written_out(TileLists(*lists), self.shape)
-
-        return over_batch(one, len(self.batch_shape), *self.rows)
+        """The mask as an array, bool ``(..., T, S)``: for small masks, and to look at."""
+        return written_out(self.rows, self.shape)
 
     def reshape_batch(self, *sizes: int) -> BlockMask:
         """The same masks, with batch dimensions of other sizes; nothing is copied or made anew.
 
         Raises:
             ValueError: if that is another number of masks.
+
+        >>> masks = BlockMask.from_dense(np.ones((6, 4, 5), bool))
+        >>> masks.reshape_batch(2, 3).batch_shape
+        (2, 3)
         """
         old = self.batch_shape
         if math.prod(sizes) != math.prod(old):
@@ -90,5 +291,89 @@ class BlockMask:
         reshaped: BlockMask = jax.tree.map(lambda x: x.reshape(*sizes, *x.shape[len(old) :]), self)
         return reshaped
 
+    def verify(self) -> BlockMask:
+        """Checks a concrete mask, as from a file; returns it. On the host, in linear time.
+
+        Tiles must rise and be in range, states be those of cells, words be there for the partial
+        cells and store nothing outside of the shape, and the transposed lists store the same.
+
+        Raises:
+            ValueError: if that is not so, naming the row of tiles and the tile.
+
+        >>> BlockMask.from_dense(np.ones((2, 3), bool)).verify().shape
+        (2, 3)
+        """
+        reading.verify(self.rows, self.columns, self.shape)
+        return self
+
+    def plot(self, *, ax: Any = None, title: str | None = None) -> Any:
+        """Draws the density of a concrete mask's cells with matplotlib and returns the axes."""
+        return picture.plot(self._one("plot"), self.shape, ax=ax, title=title)
+
+    def _check_concrete(self, purpose: str) -> None:
+        if not is_concrete(*jax.tree.leaves(self)):
+            raise ValueError(f"BlockMask.{purpose}: needs a concrete mask, got a traced one")
+
+    def _one(self, purpose: str) -> TileLists:
+        """The lists of one concrete mask, or ValueError."""
+        self._check_concrete(purpose)
+        if self.batch_shape:
+            raise ValueError(f"BlockMask.{purpose}: needs one mask, got a batch {self.batch_shape}")
+        return next(reading.masks_of(self.rows))[1]
+
+    def __repr__(self) -> str:
+        leaves = jax.tree.leaves(self)
+        shapes = [getattr(x, "shape", None) for x in leaves]
+        if len(leaves) != 2 * len(TileLists._fields) or None in shapes:  # a tree of something else
+            return f"BlockMask(shape={self.shape})"
+        batch = f", batch={self.batch_shape}" if self.batch_shape else ""
+        if is_concrete(*leaves):
+            empty, partial, full = reading.tile_counts(self.rows, self.shape)
+            what = f"tiles: {empty} empty, {partial} partial, {full} full"
+        else:
+            room, cells = self.rows.entries.shape[-1], self.rows.bits.shape[-2]
+            what = f"room for {room} tiles, {cells} partial cells"
+        return f"BlockMask(shape={self.shape}{batch}, {what}, {_in_words(self.nbytes)})"
+
+    def __str__(self) -> str:
+        if self.batch_shape or not is_concrete(*jax.tree.leaves(self)):
+            return repr(self)
+        lists = self._one("__str__")
+        stored = reading.stored_positions(reading.read(lists))
+        empty, partial, full = reading.tile_counts(self.rows, self.shape)
+        return (
+            f"BlockMask of shape {self.shape}, {stored} stored, "
+            f"{display.percent(self.sparsity)} sparse\n"
+            f"tiles of {TILE} x {TILE}: {empty} empty, {partial} partial, {full} full\n"
+            f"{picture.grid(lists, self.shape)}"
+        )
+
+
+def _in_words(size: int) -> str:
+    return f"{size / 2**20:.1f} MB" if size >= 2**20 else f"{size / 2**10:.1f} KB"
+
+
+def _check_shape(operation: str, shape: Any) -> tuple[int, int]:
+    try:
+        T, S = shape
+    except (TypeError, ValueError):
+        raise ValueError(f"{operation}: shape must be (T, S), got {shape!r}") from None
+    return integer(operation, "T", T, 0, _MOST), integer(operation, "S", S, 0, _MOST)
+
+
+def _check_rooms(operation: str, *rooms: int | None) -> list[int | None]:
+    names = ("max_tiles", "max_cells")
+    return [
+        None if room is None else integer(operation, name, room, 0)
+        for name, room in zip(names, rooms, strict=True)
+    ]
+
 
 jax.tree_util.register_dataclass(BlockMask, data_fields=["rows", "columns"], meta_fields=["shape"])
+# So that exported programs may take and return block masks.
+jax.export.register_pytree_node_serialization(
+    BlockMask,
+    serialized_name="jaxsparse.BlockMask",
+    serialize_auxdata=lambda meta: json.dumps(meta[0]).encode(),
+    deserialize_auxdata=lambda data: (tuple(json.loads(data)),),
+)

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
+from jaxsparse.batching import over_batch
 from jaxsparse.block_mask.tiles import FULL, PARTIAL, STATES_AT, TileLists
 from jaxsparse.block_mask.words import CELL, TILE, unpack
 from jaxsparse.pattern import row_indices
 
 
-def written_out(lists: TileLists, shape: tuple[int, int]) -> jax.Array:
-    """The positions of one mask, bool of that shape; indices out of range are clamped."""
+def _written_out(lists: TileLists, shape: tuple[int, int]) -> jax.Array:
+    """The positions of masks, bool ``(..., *shape)``; indices out of range are clamped."""
+
+    def one(*arrays: jax.Array) -> jax.Array:
+        return _one(TileLists(*arrays), shape)
+
+    return over_batch(one, lists.offsets.ndim - 1, *lists)
+
+
+# Jitted, so that an eager call compiles one program.
+written_out: Callable[[TileLists, tuple[int, int]], jax.Array]
+written_out = jax.jit(_written_out, static_argnums=1)
+
+
+def _one(lists: TileLists, shape: tuple[int, int]) -> jax.Array:
     tile_rows, tile_columns = (-(-size // TILE) for size in shape)
     room = lists.entries.shape[0]
     columns = (lists.entries & (1 << STATES_AT) - 1).astype(jnp.int32)

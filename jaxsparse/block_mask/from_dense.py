@@ -23,6 +23,8 @@ def of_dense(
 ) -> tuple[TileLists, TileLists]:
     """The lists by rows and by columns of a boolean array ``(..., T, S)``."""
     *batch, T, S = mask.shape
+    if 0 in mask.shape:
+        return lists_on_host(_OPERATION, [], tuple(batch), (T, S), max_tiles, max_cells)
     if not isinstance(mask, jax.core.Tracer):
         stored = np.asarray(mask)
         cells = [_cells(stored[i]) for i in np.ndindex(*batch)]

@@ -29,9 +29,8 @@ def of_topology(
     offsets, columns = topology.row_offsets, topology.column_indices
     shape, batch = topology.shape, topology.batch_shape
     operation = "BlockMask.from_topology"
-    if is_concrete(offsets, columns):
-        arrays = np.asarray(offsets), np.asarray(columns)
-        cells = [_cells(arrays[0][i], arrays[1][i], shape) for i in np.ndindex(batch)]
+    if is_concrete(offsets, columns) or 0 in shape:
+        cells = _cells_of_batch(offsets, columns, shape)
         return lists_on_host(operation, cells, batch, shape, max_tiles, max_cells)
     tile_rows, tile_columns = (-(-size // TILE) for size in shape)
     tiles = min(tile_rows * tile_columns, topology.nse)
@@ -42,6 +41,17 @@ def of_topology(
         return _in_program(offsets, columns, shape, *rooms)
 
     return over_batch(one, len(batch), offsets, columns)
+
+
+def _cells_of_batch(offsets: Any, columns: Any, shape: tuple[int, int]) -> list[Cells]:
+    if 0 in shape:  # and the arrays may be traced
+        return []
+    # Within bounds: it is not for a mask to report a damaged pattern.
+    columns = np.clip(np.asarray(columns), 0, shape[1] - 1)
+    offsets = np.clip(np.asarray(offsets), 0, columns.shape[-1])
+    offsets = np.maximum.accumulate(offsets, axis=-1)
+    batch = columns.shape[:-1]
+    return [_cells(offsets[entry], columns[entry], shape) for entry in np.ndindex(batch)]
 
 
 def _cells(offsets: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> Cells:

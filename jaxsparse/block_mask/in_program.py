@@ -43,7 +43,19 @@ class Grid(NamedTuple):
 
 
 def _rank(flags: jax.Array) -> jax.Array:
+    """How many flags are set up to each, it included."""
     return jnp.cumsum(flags.reshape(-1), dtype=jnp.int32)
+
+
+def _nonzero(flags: jax.Array, room: int) -> jax.Array:
+    """The places of the first flags that are set, and behind them the number of all flags.
+
+    As `jnp.nonzero`, which adds where this stores: most flags are not set, and store nothing.
+    """
+    every = jnp.arange(flags.size, dtype=jnp.int32)
+    at = jnp.where(flags.reshape(-1), _rank(flags) - 1, room + every)
+    places = jnp.full(room, flags.size, jnp.int32)
+    return places.at[at].set(every, mode="drop", unique_indices=True)
 
 
 def arrange(states: jax.Array, max_tiles: int, max_cells: int) -> Grid:
@@ -65,8 +77,8 @@ def arrange(states: jax.Array, max_tiles: int, max_cells: int) -> Grid:
 def _places(grid: jax.Array, room: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Of the partial cells in the order of entries: rows, columns, places in the grid."""
     columns = grid.shape[1]
-    places = jnp.nonzero((grid == PARTIAL).reshape(-1), size=room, fill_value=0)[0]
-    places = places.astype(jnp.int32)
+    places = _nonzero(grid == PARTIAL, room)
+    places = jnp.where(places < grid.size, places, 0)
     tile_row, tile_column = places // 4 // max(columns, 1), places // 4 % max(columns, 1)
     return 2 * tile_row + places // 2 % 2, 2 * tile_column + places % 2, places
 
@@ -126,7 +138,7 @@ def _list(states: jax.Array, words: jax.Array, room: int) -> TileLists:
     entries |= jnp.arange(tile_columns, dtype=jnp.uint32)
     partial = jnp.sum(by_tile == PARTIAL, axis=-1, dtype=jnp.int32).reshape(-1)
     before = jnp.cumsum(partial, dtype=jnp.int32) - partial
-    places = jnp.nonzero(listed.reshape(-1), size=room, fill_value=listed.size)[0]
+    places = _nonzero(listed, room)
     counts = jnp.sum(by_tile != EMPTY, axis=(1, 2), dtype=jnp.int32)
 
     def listed_of(x: jax.Array) -> jax.Array:

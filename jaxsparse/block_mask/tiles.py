@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -88,6 +89,8 @@ def lists_on_host(
         ValueError: if there is less room than that.
     """
     both = []
+    if 0 in (*shape, *batch):  # One empty mask says of which sizes the arrays are.
+        masks = [joined([])]
     for size, oriented in (shape[0], masks), (shape[1], [cells.transposed() for cells in masks]):
         tile_rows = -(-size // TILE)
         both.append([_list(cells, tile_rows) for cells in oriented])
@@ -139,9 +142,9 @@ def _stacked(
     for name in TileLists._fields:
         arrays: list[Any] = [getattr(x, name) for x in lists]
         size = rooms.get(name, len(arrays[0]))
-        result = np.zeros((len(arrays), size, *arrays[0].shape[1:]), arrays[0].dtype)
-        for row, array in zip(result, arrays, strict=True):
-            row[: len(array)] = array
-        stacked[name] = result.reshape(*batch, *result.shape[1:])
+        result = np.zeros((*batch, size, *arrays[0].shape[1:]), arrays[0].dtype)
+        for entry, array in zip(np.ndindex(batch), itertools.cycle(arrays)):
+            result[entry][: len(array)] = array
+        stacked[name] = result
     on_device: TileLists = to_device(TileLists(**stacked))
     return on_device

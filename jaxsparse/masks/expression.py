@@ -13,6 +13,8 @@ import numpy.typing as npt
 from jax.typing import ArrayLike
 
 from jaxsparse.masks.arguments import Table, traced_or_integer
+from jaxsparse.masks.function_intervals import truth_of_function
+from jaxsparse.masks.intervals import Interval, Module, Truth
 
 _CALL, _NOT, _AND, _OR = 3, 2, 1, 0  # How tightly the parts of an expression bind, as in Python.
 
@@ -59,6 +61,10 @@ class Mask:
     def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
         """Bool that broadcasts to the positions, int32 arrays of the module ``xp``."""
         raise NotImplementedError
+
+    def _truth(self, rows: Interval, columns: Interval) -> Truth:
+        """Whether positions of cells may be stored, and whether all must be."""
+        return rows.truth(self._stored(Module(rows.xp), rows, columns))
 
     @property
     def is_traced(self) -> bool:
@@ -197,6 +203,9 @@ class _Not(Mask):
     def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
         return ~self.operand._stored(xp, rows, columns)
 
+    def _truth(self, rows: Interval, columns: Interval) -> Truth:
+        return ~self.operand._truth(rows, columns)
+
     def __repr__(self) -> str:
         return f"~{_operand(self.operand, _NOT)}"
 
@@ -211,6 +220,9 @@ class _And(Mask):
     def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
         return self.left._stored(xp, rows, columns) & self.right._stored(xp, rows, columns)
 
+    def _truth(self, rows: Interval, columns: Interval) -> Truth:
+        return self.left._truth(rows, columns) & self.right._truth(rows, columns)
+
     def __repr__(self) -> str:
         return f"{_operand(self.left, _AND)} & {_operand(self.right, _AND + 1)}"
 
@@ -224,6 +236,9 @@ class _Or(Mask):
 
     def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
         return self.left._stored(xp, rows, columns) | self.right._stored(xp, rows, columns)
+
+    def _truth(self, rows: Interval, columns: Interval) -> Truth:
+        return self.left._truth(rows, columns) | self.right._truth(rows, columns)
 
     def __repr__(self) -> str:
         return f"{_operand(self.left, _OR)} | {_operand(self.right, _OR + 1)}"
@@ -243,6 +258,9 @@ class _Offset(Mask):
 
     def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
         return self.operand._stored(xp, *self._shifted(rows, columns))
+
+    def _truth(self, rows: Interval, columns: Interval) -> Truth:
+        return self.operand._truth(*self._shifted(rows, columns))
 
     def _check_positions(self, rows: npt.NDArray[Any], columns: npt.NDArray[Any]) -> None:
         self.operand._check_positions(*self._shifted(rows, columns))
@@ -294,6 +312,9 @@ class _Function(Mask):
     def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
         shape = np.broadcast_shapes(rows.shape, columns.shape)
         return check_stored(self, self.function(rows, columns), shape)
+
+    def _truth(self, rows: Interval, columns: Interval) -> Truth:
+        return truth_of_function(self.function, rows, columns)
 
     def __repr__(self) -> str:
         return f"from_function({getattr(self.function, '__qualname__', repr(self.function))})"

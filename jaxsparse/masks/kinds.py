@@ -19,13 +19,18 @@ from jaxsparse.masks.arguments import (
     traced_or_integers,
 )
 from jaxsparse.masks.expression import Mask, array_of, kind
+from jaxsparse.masks.intervals import Interval, Truth, look_up, look_up_flags
+
+
+def _within(positions: Any, length: int) -> Any:
+    return (positions >= 0) & (positions < length)
 
 
 def _inside(operation: str, rows: Any, columns: Any, length: int) -> Any:
     """Where both positions are below the length; NumPy's must be."""
     inside = True
     for name, positions in ("rows", rows), ("columns", columns):
-        valid = (positions >= 0) & (positions < length)
+        valid = _within(positions, length)
         if not isinstance(positions, jax.Array) and not valid.all():
             outside = positions[~valid]
             raise IndexError(f"{operation}: {name} must be in [0, {length}), got {outside[0]}")
@@ -161,6 +166,13 @@ class _Documents(Mask):
             return inside
         return inside & (ids[rows] == ids[columns])
 
+    def _truth(self, rows: Interval, columns: Interval) -> Truth:
+        ids = array_of(self.ids)
+        if isinstance(ids, Interval) or not ids.size:
+            return Truth.unknown(rows.xp)
+        inside: Truth = _within(rows, ids.size) & _within(columns, ids.size)
+        return inside & (look_up(ids, rows) == look_up(ids, columns))
+
     def _check_positions(self, rows: Any, columns: Any) -> Any:
         return _inside("documents", rows, columns, array_of(self.ids).size)
 
@@ -266,6 +278,14 @@ class _Random(Mask):
             bits = _lowbias32(_lowbias32(counters[0] + key) + _lowbias32(counters[1] + key))
         thresholds = xp.asarray(_thresholds(self.sparsity, self.length, self.band_width))
         return inside & (bits >> 1 < thresholds[xp.abs(rows - columns)])
+
+    def _truth(self, rows: Interval, columns: Interval) -> Truth:
+        thresholds = _thresholds(self.sparsity, self.length, self.band_width)
+        distances = abs(rows - columns)
+        may = look_up_flags(thresholds > 0, distances).may
+        must = look_up_flags(thresholds == 2**31, distances).must
+        inside: Truth = _within(rows, self.length) & _within(columns, self.length)
+        return inside & Truth(rows.xp, may, must)
 
     def _check_positions(self, rows: Any, columns: Any) -> Any:
         return _inside("random", rows, columns, self.length)

@@ -29,7 +29,6 @@ from jaxsparse.device import AnyDevice
 from jaxsparse.ops import composed_attention as composed
 from jaxsparse.ops import plain_attention as plain
 from jaxsparse.ops.arguments import operands_of_pattern
-from jaxsparse.pattern import transpose_is_missing
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import (
     Fallback,
@@ -37,11 +36,12 @@ from jaxsparse.primitive import (
     Operation,
     Signature,
     bind,
+    bind_local,
     make_primitive,
     undefined,
 )
 
-_PARAMS = ("scale", "mask_of_group", "mask_of_head", "has_pattern", "columns")
+_PARAMS = ("scale", "mask_of_group", "mask_of_head", "has_mask", "has_pattern", "columns")
 _ATTRIBUTES = _PARAMS[:3]  # those that targets take
 
 _MULTIPLIED = (("query", "t g r h"), ("key", "u g h"), ("value", "u g e"))
@@ -68,7 +68,7 @@ _OF_PATTERN = {"m": "t", "m+1": "t+1", "k": "u", "k+1": "u+1", "e": "z", "tiles"
 
 
 def _mask_operands(params: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The lists of a block mask in both orientations, and the pattern where there is one."""
+    """The lists of a block mask in both orientations, and the pattern: both, or one of the two."""
     heads = f"{'g' if params['mask_of_group'] else '1'} {'r' if params['mask_of_head'] else '1'}"
     lists = (
         (name, " ".join((heads, *(dimensions[d] for d in dims.split()))))
@@ -76,7 +76,10 @@ def _mask_operands(params: dict[str, Any]) -> tuple[tuple[str, str], ...]:
         for name, dims in zip(names, LISTS.values(), strict=True)
     )
     pattern = operands_of_pattern(params["columns"]) if params["has_pattern"] else ()
-    return (*lists, *((name, f"{heads} {_OF_PATTERN[dim]}") for name, dim in pattern))
+    return (
+        *(lists if params["has_mask"] else ()),
+        *((name, f"{heads} {_OF_PATTERN[dim]}") for name, dim in pattern),
+    )
 
 
 def _signature_with(
@@ -86,37 +89,63 @@ def _signature_with(
     return lambda params: Signature((*_MULTIPLIED, *_mask_operands(params), *behind), results)
 
 
-def _ffi_with(compute: Any, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> Any:
-    """The call of a target that takes these lists; ``compute``: the same by the pattern."""
+_COMPOSED = "sddmm, sparse_softmax and spmm"
 
-    def ffi(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice) -> FfiCall:
+
+def _instead(reason: str, name: str, params: dict[str, Any]) -> Fallback:
+    """The composition where the pattern is there with all that it needs, or the plain form."""
+    lacks_transpose = name == "attention_cotangent" and params["columns"] is not None
+    if not params["has_pattern"] or (params["has_mask"] and lacks_transpose):
+        return Fallback(reason)
+    return Fallback(reason, getattr(composed, name), called=_COMPOSED)
+
+
+def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> Any:
+    """The call of a target that takes these lists, and what else is behind keys and values."""
+
+    def ffi(
+        params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
+    ) -> FfiCall | Fallback:
+        if not params["has_mask"]:
+            return _instead("a block mask of the pattern would take much memory", name, params)
         query, _, value = avals[:3]
         sizes = f"{query.dtype} heads of {query.shape[-1]} and {value.shape[-1]} numbers"
         return FfiCall(
             ("query", "key", "value", *masks, *behind),
             {name: params[name] for name in _ATTRIBUTES},
             workspace=None,
-            fallback=_instead(f"no kernel takes {sizes}", compute, params),
+            fallback=_instead(f"no kernel takes {sizes}", name, params),
         )
 
     return ffi
 
 
-def _instead(reason: str, compute: Any, params: dict[str, Any]) -> Fallback:
-    if not params["has_pattern"]:
-        return Fallback(reason)
-    return Fallback(reason, compute, called="sddmm, sparse_softmax and spmm")
+def _form_of(name: str, bind_products: Any = bind_local) -> Any:
+    """The plain form: by the block mask, or by the pattern where there is none."""
+
+    def compute(*operands: jax.Array, **params: Any) -> list[jax.Array]:
+        results: list[jax.Array]
+        if params["has_mask"]:
+            results = getattr(plain, name)(*operands, **params)
+        else:
+            by_pattern = functools.partial(bind_products, implementation="xla", variant=None)
+            results = getattr(composed, name)(*operands, bind_products=by_pattern, **params)
+        return results
+
+    return compute
 
 
 def _stored(params: dict[str, Any], operands: dict[str, Any]) -> tuple[str, tuple[int, int]]:
     """A block mask in words: tiles and cells that there is room for."""
     shape = (operands["query"].shape[-4], operands["key"].shape[-3])
+    if not params["has_mask"]:
+        return f"pattern {shape} with {operands['column_indices'].shape[-1]} stored entries", shape
     tiles = math.prod(-(-size // TILE) for size in shape)
     cells = math.prod(-(-size // CELL) for size in shape)
     listed, partial = operands["entries"].shape[-1], operands["bits"].shape[-2]
     return (
-        f"mask {shape} with {min(listed, tiles)} of {tiles} tiles, {min(partial, cells)} of {cells} "
-        "cells partial",
+        f"mask {shape} with {min(listed, tiles)} of {tiles} tiles, "
+        f"{min(partial, cells)} of {cells} cells partial",
         shape,
     )
 
@@ -133,8 +162,8 @@ attention_p = make_primitive(
         shardable=("g",),
         stored=_stored,
         plain=_PLAIN,
-        xla=plain.attention,
-        ffi=_ffi_with(composed.attention, _ROWS),
+        xla=_form_of("attention"),
+        ffi=_ffi_of("attention", _ROWS),
     )
 )
 
@@ -159,9 +188,9 @@ attention_tangent_p = make_primitive(
         shardable=("g",),
         stored=_stored,
         plain=_PLAIN,
-        xla=plain.attention_tangent,
+        xla=_form_of("attention_tangent"),
         ffi=lambda params, *_: _instead(
-            "there is no kernel for a tangent", composed.attention_tangent, params
+            "there is no kernel for a tangent", "attention_tangent", params
         ),
     )
 )
@@ -191,10 +220,8 @@ attention_cotangent_p = make_primitive(
         shardable=("g",),
         stored=_stored,
         plain=_PLAIN,
-        xla=plain.attention_cotangent,
-        ffi=_ffi_with(
-            composed.attention_cotangent, (*_ROWS, *_COLUMNS), ("lse", "ct_out", "ct_sums")
-        ),
+        xla=_form_of("attention_cotangent"),
+        ffi=_ffi_of("attention_cotangent", (*_ROWS, *_COLUMNS), ("lse", "ct_out", "ct_sums")),
         cast=_narrow_cotangent,
     )
 )
@@ -225,7 +252,7 @@ def _attention_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     return [out, lse], [d_out.astype(out.dtype), sums]
 
 
-def _second_order(primitive: Any, form: Any, linear: int) -> None:
+def _second_order(primitive: Any, name: str, linear: int) -> None:
     """The JVP of a map that is linear in its last operands, so many of them.
 
     By these it is itself; by the others, the derivative of its plain form.
@@ -249,7 +276,7 @@ def _second_order(primitive: Any, form: Any, linear: int) -> None:
                 operands = list(primals)
                 for i, x in zip(varying, xs, strict=True):
                     operands[i] = x
-                compute = functools.partial(form, **declared)
+                compute = functools.partial(_form_of(name, bind), **declared)
                 rank = operands[0].ndim - len(_MULTIPLIED[0][1].split())
                 return over_batch(compute, rank, *operands)
 
@@ -274,8 +301,6 @@ def _tangent_transpose(cts: Any, *operands: Any, **params: Any) -> Any:
     answers: list[Any] = [None] * len(operands)
     if all(type(ct) is ad.Zero for ct in cts):
         return answers
-    if params["columns"] is not None:
-        raise transpose_is_missing("sparse_attention: a gradient")
     ct_weighted, ct_sums = (ad.instantiate_zeros(ct) for ct in cts)
     cotangents = bind(
         attention_cotangent_p, *fixed, ct_weighted, ct_sums, **{**params, "variant": None}
@@ -310,7 +335,7 @@ def _summed_to(cotangent: jax.Array, aval: Any) -> jax.Array:
 
 
 ad.primitive_jvps[attention_p] = _attention_jvp
-_second_order(attention_tangent_p, plain.attention_tangent, len(_TANGENTS))
-_second_order(attention_cotangent_p, plain.attention_cotangent, 2)
+_second_order(attention_tangent_p, "attention_tangent", len(_TANGENTS))
+_second_order(attention_cotangent_p, "attention_cotangent", 2)
 ad.primitive_transposes[attention_tangent_p] = _tangent_transpose
 ad.primitive_transposes[attention_cotangent_p] = _cotangent_transpose

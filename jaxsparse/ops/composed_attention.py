@@ -6,6 +6,8 @@ grow with the number of stored positions. All three take the operands of `jaxspa
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,13 +19,23 @@ from jaxsparse.ops.sparse_softmax import sparse_softmax_p
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import bind_local
 
+# How products and softmaxes are bound: where this stands for a kernel, on one device.
+BindProducts = Callable[..., list[jax.Array]]
+_IN_PLACE: BindProducts = functools.partial(bind_local, implementation=None, variant=None)
 
-def attention(*operands: jax.Array, columns: int | None, scale: float, **_: Any) -> list[jax.Array]:
-    """out and lse."""
+
+def attention(
+    *operands: jax.Array,
+    columns: int | None,
+    scale: float,
+    bind_products: BindProducts = _IN_PLACE,
+    **_: Any,
+) -> list[jax.Array]:
+    """Out and lse."""
     query, key, value, *mask = operands
-    pattern = _Pattern(mask, columns)
+    pattern = _Pattern(mask, columns, bind_products)
     scores, p = pattern.probabilities(query, key, scale)
-    out = pattern.product(p, _shared_heads(value), query.dtype)
+    out = pattern.product(p.astype(query.dtype), _shared_heads(value), query.dtype)
     # Of each entry scale * score - log p is the row's lse: so is their mean by weights p.
     terms = jnp.where(p > 0, p * (scale * scores - jnp.log(jnp.where(p > 0, p, 1))), p)
     lse = pattern.sums(terms)
@@ -31,11 +43,15 @@ def attention(*operands: jax.Array, columns: int | None, scale: float, **_: Any)
 
 
 def attention_tangent(
-    *operands: jax.Array, columns: int | None, scale: float, **_: Any
+    *operands: jax.Array,
+    columns: int | None,
+    scale: float,
+    bind_products: BindProducts = _IN_PLACE,
+    **_: Any,
 ) -> list[jax.Array]:
-    """u and r."""
+    """U and r."""
     query, key, value, *mask, _lse, d_query, d_key, d_value = operands
-    pattern = _Pattern(mask, columns)
+    pattern = _Pattern(mask, columns, bind_products)
     _, p = pattern.probabilities(query, key, scale)
     ds = scale * (pattern.scores(d_query, key) + pattern.scores(query, d_key))
     wide = p.dtype
@@ -45,11 +61,15 @@ def attention_tangent(
 
 
 def attention_cotangent(
-    *operands: jax.Array, columns: int | None, scale: float, **_: Any
+    *operands: jax.Array,
+    columns: int | None,
+    scale: float,
+    bind_products: BindProducts = _IN_PLACE,
+    **_: Any,
 ) -> list[jax.Array]:
     """The cotangents of query, key and value."""
     query, key, value, *mask, _lse, ct_out, ct_sums = operands
-    pattern = _Pattern(mask, columns)
+    pattern = _Pattern(mask, columns, bind_products)
     _, p = pattern.probabilities(query, key, scale)
     dp = scale * p * (pattern.scores(ct_out, value) + pattern.of_rows(ct_sums))
     ct_query = pattern.product(dp, _shared_heads(key), query.dtype)
@@ -63,8 +83,9 @@ def attention_cotangent(
 class _Pattern:
     """Products by matrices on a pattern, whose values are (..., groups, heads, entries)."""
 
-    def __init__(self, mask: list[jax.Array], columns: int | None):
+    def __init__(self, mask: list[jax.Array], columns: int | None, bind_products: BindProducts):
         self._columns = columns
+        self._bind = functools.partial(bind_products, columns=columns)
         self._arrays = mask[-len(operands_of_pattern(columns)) :]
         offsets = self._arrays[0]
         self.is_empty = offsets[..., 1:] == offsets[..., :-1]
@@ -93,15 +114,15 @@ class _Pattern:
     def product(
         self, values: jax.Array, x: jax.Array, out_dtype: Any, *, transpose: bool = False
     ) -> jax.Array:
-        """Of values, which are rounded to the dtype of x, by x (..., groups, heads, keys, n)."""
+        """Of values, in their dtype, by x (..., groups, heads, keys, n)."""
         (out,) = self._bind(
             spmm_p,
-            values.astype(x.dtype),
+            values,
             *self._arrays,
-            x,
+            x.astype(values.dtype),
             transpose=transpose,
             dense_on_left=False,
-            out_dtype=out_dtype if x.dtype != jnp.float64 else x.dtype,
+            out_dtype=values.dtype,
             precision=None,
         )
         return out.astype(out_dtype)
@@ -114,16 +135,6 @@ class _Pattern:
     def _sampled(self, x: jax.Array, y: jax.Array) -> jax.Array:
         wide = accumulator_dtype(x.dtype)
         return self._bind(sddmm_p, x, y, *self._arrays, scaled=False, out_dtype=wide)[0]
-
-    def _bind(self, primitive: Any, *operands: jax.Array, **params: Any) -> list[jax.Array]:
-        return bind_local(
-            primitive,
-            *operands,
-            **params,
-            columns=self._columns,
-            implementation=None,
-            variant=None,
-        )
 
 
 def _by_heads(x: jax.Array) -> jax.Array:

@@ -122,7 +122,11 @@ def _probabilities(scores: jax.Array, lse: jax.Array, seen: jax.Array) -> jax.Ar
 
 def _einsum(spec: str, a: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
     return jnp.einsum(
-        spec, a, b.astype(a.dtype), precision=jax.lax.Precision.HIGHEST, preferred_element_type=dtype
+        spec,
+        a,
+        b.astype(a.dtype),
+        precision=jax.lax.Precision.HIGHEST,
+        preferred_element_type=dtype,
     )
 
 
@@ -229,6 +233,7 @@ class _Positions:
             for x in (self._states, self._bits_at)
         )
         shifts = jnp.arange(0, 8, 2, dtype=states.dtype)
+        shifts = shifts.reshape(*(1,) * states.ndim, -1)
         cells = states[..., None] >> shifts & 3  # (groups, heads, down, across, cells of a tile)
         partial = (cells == PARTIAL).astype(jnp.int32)
         at = at[..., None] + jnp.cumsum(partial, axis=-1) - partial

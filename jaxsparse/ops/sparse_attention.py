@@ -13,6 +13,9 @@ import numpy as np
 
 from jaxsparse import backend
 from jaxsparse.block_mask import BlockMask
+from jaxsparse.block_mask.room import cells_of
+from jaxsparse.block_mask.words import CELL_BYTES
+from jaxsparse.layouts.block_mask import BlockMasks, block_mask_of
 from jaxsparse.ops import arguments
 from jaxsparse.ops.attention import attention_p
 from jaxsparse.ops.bilinear import spmm_p
@@ -247,8 +250,11 @@ def _attention(
         query, scale = (query.astype(wide) * scales.astype(wide)).astype(dtype), 1.0
     query = query.reshape(b, t, groups, n // groups, h)
     if topology is not None:
+        if checks and mask is not None:
+            mask = _of_checked(topology)
         topology = over_heads(topology, b, groups, n // groups)
-    if mask is None:
+    if dropout_key is not None:
+        assert topology is not None
         out = _with_dropout(
             query,
             key,
@@ -261,7 +267,8 @@ def _attention(
             implementation=implementation,
         )
         return out.reshape(*batch, t, n, value.shape[-1]), None
-    mask = over_heads(mask, b, groups, n // groups)
+    if mask is not None:
+        mask = over_heads(mask, b, groups, n // groups)
     operands, params = _mask_operands(mask, topology)
     out, lse = bind(
         attention_p,
@@ -284,25 +291,51 @@ def _attention(
 
 
 def _mask_operands(
-    mask: BlockMask, topology: Topology | None
+    mask: BlockMask | None, topology: Topology | None
 ) -> tuple[list[jax.Array], dict[str, Any]]:
     """What the primitive takes of a mask over heads, and its params that say so."""
-    lists, rank = (*mask.rows, *mask.columns), len(mask.batch_shape)
-    # As many dimensions in front of all: sequences, groups, heads of a group.
-    batch = (*(1,) * (3 - rank), *mask.batch_shape)
+    lists = () if mask is None else (*mask.rows, *mask.columns)
     pattern = () if topology is None else topology.operands()
+    of_heads = mask if mask is not None else topology
+    assert of_heads is not None
+    rank = len(of_heads.batch_shape)
+    # As many dimensions in front of all: sequences, groups, heads of a group.
+    batch = (*(1,) * (3 - rank), *of_heads.batch_shape)
     arrays = [x.reshape(*batch, *x.shape[rank:]) for x in (*lists, *pattern)]
     params = {
         "mask_of_group": batch[1] > 1,
         "mask_of_head": batch[2] > 1,
-        "has_pattern": bool(pattern),
+        "has_mask": mask is not None,
+        "has_pattern": topology is not None,
         "columns": None if topology is None else arguments.columns_alone(topology),
     }
     return arrays, params
 
 
-def _block_mask(mask: Topology | BlockMask) -> BlockMask:
-    return mask.block_mask if isinstance(mask, Topology) else mask
+# A block mask takes up to 1 KB for each entry of a scattered pattern, such as a graph's: it is not
+# made where it may take more than so many bytes, and as many times what the pattern takes.
+_MOST_BYTES, _MOST_RATIO = 64 << 20, 4
+
+
+def _block_mask(mask: Topology | BlockMask) -> BlockMask | None:
+    """The block mask, or None where the pattern alone is better."""
+    if isinstance(mask, BlockMask):
+        return mask
+    carried: BlockMask | None = mask.layouts.get(BlockMasks.name)
+    if carried is not None:
+        return carried
+    of_pattern = 16 * mask.nse * math.prod(mask.batch_shape)
+    cells = min(mask.nse, cells_of(mask.shape)) * math.prod(mask.batch_shape)
+    if 2 * CELL_BYTES * cells > max(_MOST_BYTES, _MOST_RATIO * of_pattern):
+        return None
+    return block_mask_of(mask)
+
+
+def _of_checked(topology: Topology) -> BlockMask:
+    """Made in the program, of positions that it checks first."""
+    offsets, columns = topology.operands()[:2]
+    checked = Topology(offsets, columns, topology.shape, transpose=False)
+    return BlockMask.from_topology(checked)
 
 
 MaskOfHeads = TypeVar("MaskOfHeads", Topology, BlockMask)

@@ -31,20 +31,29 @@ struct MaskRow {
   uint32_t columns;      // of tiles
   uint32_t cells;        // that there are bits of
 
-  // `own`: which of the batch entry's masks it is; `row`: of tiles.
+  // `own`: which of the batch entry's masks it is; `row`: of tiles. The first step does not need
+  // it.
   __device__ __forceinline__ void Set(const MaskTiles& mask, const Batch& batch,
                                       const BatchPlace& place, uint32_t own, uint32_t row) {
+    SetBits(mask, batch, place, own);
+    SetEntries(mask, batch, place, own, row);
+  }
+  __device__ __forceinline__ void SetBits(const MaskTiles& mask, const Batch& batch,
+                                          const BatchPlace& place, uint32_t own) {
+    columns = static_cast<uint32_t>(mask.columns);
+    cells = static_cast<uint32_t>(mask.cells);
+    bits = place.At<const uint32_t>(batch, mask.bits) + own * mask.cells * kMaskCellWords;
+  }
+  __device__ __forceinline__ void SetEntries(const MaskTiles& mask, const Batch& batch,
+                                             const BatchPlace& place, uint32_t own, uint32_t row) {
     const int32_t* offsets =
         place.At<const int32_t>(batch, mask.offsets) + own * (mask.rows + 1) + row;
     const uint32_t begin = RowBounds::Clamp(offsets[0], mask.capacity);
     const uint32_t end = RowBounds::Clamp(offsets[1], mask.capacity);
-    const int64_t first = own * mask.capacity + begin;
     count = end > begin ? end - begin : 0;
+    const int64_t first = own * mask.capacity + begin;
     entries = place.At<const uint32_t>(batch, mask.entries) + first;
     bits_at = place.At<const int32_t>(batch, mask.bits_at) + first;
-    bits = place.At<const uint32_t>(batch, mask.bits) + own * mask.cells * kMaskCellWords;
-    columns = static_cast<uint32_t>(mask.columns);
-    cells = static_cast<uint32_t>(mask.cells);
   }
 
   // The column of tiles of an entry.
@@ -58,6 +67,13 @@ struct MaskRow {
     return bits + int64_t{first < last ? first : last} * kMaskCellWords;
   }
 };
+
+// Whether a partial cell stores a place, by its words.
+__device__ __forceinline__ bool IsStored(const uint32_t* words, uint32_t row, uint32_t column) {
+  const uint32_t word = row / 16 * 32 + row % 8 * 4 + column % 8 / 2;
+  const uint32_t bit = column / 8 * 4 + row / 8 % 2 * 2 + column % 2;
+  return (words[word] >> bit & 1) != 0;
+}
 
 // Which row of tiles comes in place `at` of a mask's order.
 __device__ __forceinline__ uint32_t MaskRowInOrder(const MaskTiles& mask, const Batch& batch,

@@ -115,6 +115,57 @@ inline TestCall CheckTopologyCall(bool permuted, const std::string& index) {
   return call;
 }
 
+// A block mask of a tile of two partial cells, and room for more, of each of so many heads.
+inline Arrays BlockMask(std::vector<int64_t> batch, int64_t groups, int64_t per_group) {
+  constexpr int64_t kCapacity = 4, kCells = 9, kRows = 1, kWords = 128;
+  constexpr int32_t kTwoPartialCells = 5 << 24;
+  std::vector<int32_t> offsets, entries;
+  for (int64_t mask = 0; mask < groups * per_group; ++mask) {
+    offsets.insert(offsets.end(), {0, 1});
+    entries.insert(entries.end(), {kTwoPartialCells, 0, 0, 0});
+  }
+  const auto of_masks = [&](std::vector<int64_t> core) {
+    core.insert(core.begin(), {groups, per_group});
+    return Batched(batch, core);
+  };
+  return {{"offsets", "int32", of_masks({kRows + 1}), offsets},
+          {"entries", "uint32", of_masks({kCapacity}), entries},
+          {"bits_at", "int32", of_masks({kCapacity})},
+          {"bits", "uint32", of_masks({kCells, kWords})},
+          {"order", "int32", of_masks({kRows})}};
+}
+
+inline TestCall AttentionCall(bool cotangent, bool own_masks, std::vector<int64_t> batch) {
+  constexpr int64_t kQueries = 5, kKeys = 7, kGroups = 2, kPerGroup = 3, kSize = 64;
+  constexpr int64_t kWorkspace = 4096;
+  const std::string dtype = "bfloat16";
+  const auto of_queries = Batched(batch, {kQueries, kGroups, kPerGroup, kSize});
+  const auto of_keys = Batched(batch, {kKeys, kGroups, kSize});
+  const auto of_rows = Batched(batch, {kGroups, kPerGroup, kQueries});
+  const Arrays mask = BlockMask(batch, own_masks ? kGroups : 1, own_masks ? kPerGroup : 1);
+  TestCall call;
+  call.operands = {
+      {"query", dtype, of_queries}, {"key", dtype, of_keys}, {"value", dtype, of_keys}};
+  Add(&call.operands, mask);
+  if (cotangent) {
+    Add(&call.operands, mask);
+    Add(&call.operands, {{"lse", "float32", of_rows},
+                         {"ct_out", dtype, of_queries},
+                         {"ct_sums", "float32", of_rows}});
+    call.results = {
+        {"ct_query", dtype, of_queries}, {"ct_key", dtype, of_keys}, {"ct_value", dtype, of_keys}};
+  } else {
+    call.results = {{"out", dtype, of_queries}, {"lse", "float32", of_rows}};
+  }
+  call.results.push_back({"workspace", "uint8", {kWorkspace}});
+  call.attributes = {{"variant", ""},
+                     {"scale", 0.5},
+                     {"workspace", kWorkspace},
+                     {"mask_of_group", own_masks},
+                     {"mask_of_head", own_masks}};
+  return call;
+}
+
 // Of a cell of 4 products, one carry, an input of its own at each step and one that repeats.
 inline TestCall ScanCall(const std::string& weights, bool transposed, const std::string& dtype) {
   constexpr int64_t kDirections = 2, kSteps = 9, kBatch = 8, kUnits = 16, kGates = 4, kWords = 40;

@@ -1,0 +1,85 @@
+// Attention of a single row, key by key, by a warp. Products of tiles take keys that a row does not
+// see by probabilities of 0, which a NaN or an infinity in their values makes NaN: such rows, of
+// which there are few or none, are computed once more from the keys that they see.
+#pragma once
+
+#include "attention/kernels/mask_cells.cuh"
+#include "attention/kernels/softmax.cuh"
+
+namespace jaxsparse {
+
+// Operands of a head: positions lie so many numbers apart.
+template <typename T>
+struct HeadOperands {
+  const T* query;  // of the row
+  const T* key;
+  const T* value;
+  int64_t key_step, value_step;
+  uint32_t keys;
+  float scale;  // of powers of 2, as of an OnlineSoftmax
+};
+
+// `row`: of its row of tiles. All lanes get `lse`; each has the results from its number `lane` on,
+// kWarp apart.
+template <typename T, int kHeadSize, int kValueSize>
+__device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
+                                           const HeadOperands<T>& of,
+                                           float (&out)[kValueSize / kWarp], float& lse) {
+  constexpr int kOfLane = kValueSize / kWarp;
+  const uint32_t lane = threadIdx.x % kWarp, down = row / kMaskCell;
+  float most = kNoScore, total = 0;
+#pragma unroll
+  for (int i = 0; i < kOfLane; ++i) out[i] = 0;
+#pragma unroll 1
+  for (uint32_t number = 0; number < mask.count; ++number) {
+    const uint32_t entry = mask.entries[number];
+    const uint32_t partial = CountPartialCells(entry);
+#pragma unroll 1
+    for (uint32_t part = 0; part < kMaskTile / kWarp; ++part) {
+      const uint32_t across = part / 2, column = part % 2 * kWarp + lane;
+      const MaskCell cell = MaskCellOf(entry, down, across);
+      const uint32_t u = mask.ColumnOf(entry) * kMaskTile + across * kMaskCell + column;
+      bool seen = cell == MaskCell::kFull;
+      if (cell == MaskCell::kPartial && partial <= mask.cells) {
+        const uint32_t* words = mask.WordsAt(mask.bits_at[number], partial) +
+                                CountPartialCells(entry, down, across) * kMaskCellWords;
+        seen = IsStored(words, row % kMaskCell, column);
+      }
+      seen = seen && u < of.keys;
+      float score = 0;
+      if (seen) {
+        const T* key = of.key + u * of.key_step;
+#pragma unroll 1
+        for (int i = 0; i < kHeadSize; ++i) {
+          score += ToAccumulator(of.query[i]) * ToAccumulator(key[i]);
+        }
+      }
+      score = seen ? score * of.scale : kNoScore;
+      float now = fmaxf(most, score);
+#pragma unroll
+      for (int distance = 1; distance < kWarp; distance *= 2) {
+        now = fmaxf(now, __shfl_xor_sync(kAllLanes, now, distance));
+      }
+      const float factor = now > most ? ApproximateExp2(most - now) : 1.0f;
+      most = now;
+      const float p = ApproximateExp2(score - (now == kNoScore ? 0.0f : now));
+      total = total * factor + p;
+#pragma unroll
+      for (int i = 0; i < kOfLane; ++i) out[i] *= factor;
+#pragma unroll 1
+      for (unsigned left = __ballot_sync(kAllLanes, seen); left != 0; left &= left - 1) {
+        const int from = __ffs(static_cast<int>(left)) - 1;
+        const float of_key = __shfl_sync(kAllLanes, p, from);
+        const T* value = of.value + __shfl_sync(kAllLanes, u, from) * of.value_step;
+#pragma unroll
+        for (int i = 0; i < kOfLane; ++i) out[i] += of_key * ToAccumulator(value[i * kWarp + lane]);
+      }
+    }
+  }
+  total = SumOverLanes(total, kWarp);
+#pragma unroll
+  for (int i = 0; i < kOfLane; ++i) out[i] = total == 0 ? 0 : out[i] / total;
+  lse = total == 0 ? kNoScore : most * kLn2 + logf(total);
+}
+
+}  // namespace jaxsparse

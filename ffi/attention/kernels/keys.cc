@@ -1,0 +1,99 @@
+// The kernel of cotangents of keys and values on the host, and the variant that it makes with that
+// of cotangents of queries: which problems they fit, their predicted time, instances and launch.
+#include "attention/kernels/keys.h"
+
+#include <algorithm>
+#include <string>
+
+#include "attention/attention_cuda.h"
+#include "attention/kernels/cotangent_launch.h"
+#include "attention/kernels/rows.h"
+#include "nvrtc/expression.h"
+
+namespace jaxsparse {
+namespace {
+
+AttentionKeysConfig ConfigOf(const AttentionCotangentProblem& p) {
+  return {static_cast<int>(p.head_size)};
+}
+
+KernelSource Source(const AttentionCotangentProblem& p) {
+  return {"attention/kernels/keys.cu",
+          KernelExpression(
+              "AttentionCotangentOfKeys",
+              {TypeName(p.dtype), ConfigExpression("AttentionKeysConfig",
+                                                   {Field("head_size", ConfigOf(p).head_size)})})};
+}
+
+LaunchShape Shape(const AttentionCotangentProblem& p) {
+  return ShapeOf(p, KeyItemsOf(p), ConfigOf(p).SharedBytes());
+}
+
+std::string Launch(const AttentionCotangentProblem& p, const CudaLaunch& launch) {
+  return LaunchCotangent(p, launch, KeyItemsOf(p), kKeysStepRows, kMaskCell);
+}
+
+int64_t WorkspaceBytes(const AttentionCotangentProblem&, bool) { return kCotangentWorkspaceBytes; }
+
+bool IsAligned(const AttentionCotangentProblem& p) {
+  return IsAlignedForCopies(p.query) && IsAlignedForCopies(p.key) && IsAlignedForCopies(p.value) &&
+         IsAlignedForCopies(p.ct_out) && IsAlignedForCopies(p.ct_query) &&
+         IsAlignedForCopies(p.ct_key) && IsAlignedForCopies(p.ct_value) &&
+         IsAlignedForCopies(p.mask.bits) && IsAlignedForCopies(p.transposed_mask.bits);
+}
+
+// Items, entries and cells have numbers of 32 bits.
+bool HasFewEnough(const AttentionCotangentProblem& p, const MaskTiles& mask, int64_t heads) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  return mask.capacity < kMost && mask.cells < kMost &&
+         p.batch.count * heads < kMost / std::max<int64_t>(mask.rows, 1);
+}
+
+// Warpgroups are what GPUs of this compute capability have.
+bool Fits(const AttentionCotangentProblem& p) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  const bool sized = p.head_size == p.value_size && (p.head_size == 64 || p.head_size == 128);
+  const auto shared_bytes =
+      std::max(AttentionRowsConfig{128}.SharedBytes(), AttentionKeysConfig{128}.SharedBytes());
+  return SizeOf(p.dtype) == 2 && sized && IsAligned(p) && p.gpu.compute_capability == 90 &&
+         shared_bytes <= p.gpu.shared_bytes && 0 < p.keys && p.keys < kMost && 0 < p.queries &&
+         p.queries < kMost && p.groups > 0 && p.per_group > 0 &&
+         HasFewEnough(p, p.mask, p.groups * p.per_group) &&
+         HasFewEnough(p, p.transposed_mask, p.groups) &&
+         kCotangentWorkspaceBytes <= p.workspace.bytes;
+}
+
+// Clocks of a multiprocessor.
+struct CostModel {
+  double launch_us;
+  double keys_tile, rows_tile;  // of 128 x 128 positions of a head, with sizes of 128
+  double tile_of_size;          // the part of it that grows with them
+  double item;
+};
+
+// To be fitted; these are what the design of the kernels says.
+constexpr CostModel kCostModel{
+    .launch_us = 6, .keys_tile = 6600, .rows_tile = 5000, .tile_of_size = 0.8, .item = 3000};
+
+double Cost(const AttentionCotangentProblem& p) {
+  const auto heads = static_cast<double>(p.batch.count * p.groups * p.per_group);
+  const double size = static_cast<double>(p.head_size) / 128;
+  const double of_size = 1 - kCostModel.tile_of_size + kCostModel.tile_of_size * size;
+  const auto microseconds = [&](const MaskTiles& mask, const CotangentItems& of, double tile) {
+    const auto items = static_cast<double>(of.Count());
+    const double blocks =
+        std::max(1.0, std::min(items, static_cast<double>(p.gpu.multiprocessors)));
+    const double clocks =
+        heads * static_cast<double>(mask.capacity) * tile * of_size + items * kCostModel.item;
+    return clocks / blocks / kClocksOfMicrosecond;
+  };
+  return kCostModel.launch_us + microseconds(p.mask, RowItemsOf(p), kCostModel.rows_tile) +
+         microseconds(p.transposed_mask, KeyItemsOf(p), kCostModel.keys_tile);
+}
+
+}  // namespace
+
+extern constinit const CudaVariant<AttentionCotangentProblem> kAttentionCotangentTiles = {
+    "tiles", Fits, Cost, Source, Shape, &kAttentionCotangentOfRows, Launch, WorkspaceBytes};
+
+}  // namespace jaxsparse

@@ -1,0 +1,392 @@
+// Cotangents of keys and values by tiles of keys: a block owns 128 keys of a key head and walks the
+// rows of the transposed mask. For a cell of 64 keys and 64 queries a consumer warpgroup computes
+//
+//   s^T = key query^T,  dp^T = value ct_out^T           (both operands in shared memory)
+//   p = exp2(log2_scale s - lse log2(e)) where stored, 0 elsewhere;  ds = p (dp + ct_sums)
+//   ct_value += p^T ct_out,  ct_key += ds^T query       (p and ds from registers)
+//
+// for all query heads of the group, so that what is added up stays in the registers of one
+// warpgroup, in a fixed order: there are no atomic additions, and results repeat bitwise. Products
+// are asynchronous. While one of a warpgroup is computed, it computes exponentials or cotangents of
+// scores, and so does the other warpgroup.
+//
+// A producer warp has tiles of query and ct_out copied into a pipeline of stages, with the words of
+// partial cells, and copies lse and ct_sums itself, since these need not be aligned. It also takes
+// items of work, and has keys and values of the next one copied as soon as a warpgroup is done with
+// those that it has.
+//
+// A zero of p times a NaN of a query that a key does not see would be NaN. So an item with partial
+// cells computes rows that are not finite once more, entry by entry.
+//
+// Floors, for a listed cell of 64 x 64 and heads of 128: 4 * 64 * 64 * 128 multiply-adds of tensor
+// cores, 1,024 clocks of a multiprocessor, which does 2,048 in a clock; for causal attention with
+// 12,288 positions and 8 heads that are 660 us at 1,755 MHz. Through shared memory pass
+// 2 * 32 KiB for the products of operands that lie there, 2 * 16 for the others, and 16 as tiles
+// are copied: 896 clocks at 128 bytes a clock. From the L2 cache come 33 KiB for two cells. From
+// memory come query, key, value, ct_out, lse, ct_sums and the words of cells, and go ct_key and
+// ct_value, once each.
+#include "attention/kernels/cotangent.cuh"
+#include "attention/kernels/keys.h"
+
+namespace jaxsparse {
+
+template <AttentionKeysConfig kConfig>
+struct KeysControl {
+  uint64_t full[kConfig.kStages], empty[kConfig.kStages];
+  uint64_t keys_full[kCotangentGroups], keys_empty[kCotangentGroups];
+  CotangentItemSlots items;
+  // The states of both warpgroups' cells, in two bits each; 0 ends an item.
+  uint32_t steps[kConfig.kStages];
+  // Of the query head that the producer of steps is at.
+  MaskRow row;
+  const float *lse, *ct_sums;
+  uint32_t head, query_entry, ct_out_entry;
+
+  using State = PipelineState<kConfig.kStages>;
+  __device__ __forceinline__ PipelineStage StageAt(State at) {
+    return {&full[at.stage], &empty[at.stage], at.phase};
+  }
+};
+
+// A thread that takes items and has their keys and values copied.
+template <AttentionKeysConfig kConfig>
+__device__ __forceinline__ void CopyKeys(const AttentionCotangentTiles& p,
+                                         KeysControl<kConfig>& control, unsigned char* shared) {
+  constexpr int kTileBytes = kConfig.TileBytes();
+#pragma unroll 1
+  for (uint32_t number = 0;; ++number) {
+    const CotangentItem& item = control.items.Take(p, p.transposed_mask, kCotangentKeysCounter,
+                                                   static_cast<uint32_t>(p.groups), number);
+    const bool is_last = item.row == kNoItem;
+#pragma unroll 1
+    for (int group = 0; group < kCotangentGroups; ++group) {
+      uint64_t* full = &control.keys_full[group];
+      WaitForPhase(&control.keys_empty[group], (number & 1) ^ 1);
+      if (is_last) {
+        Arrive(full);
+        continue;
+      }
+      ArriveAndExpect(full, 2 * kTileBytes);
+      const uint32_t first = item.row * kMaskTile + group * kMaskCell;
+      unsigned char* keys = shared + group * kTileBytes;
+      unsigned char* values = keys + kCotangentGroups * kTileBytes;
+      CopyLines<kConfig.head_size, kMaskCell>(keys, p.key_tiles, item.head, first,
+                                              item.place.OwnEntry(p.batch, p.key), full);
+      CopyLines<kConfig.head_size, kMaskCell>(values, p.value_tiles, item.head, first,
+                                              item.place.OwnEntry(p.batch, p.value), full);
+    }
+    if (is_last) return;
+  }
+}
+
+// The warp that has queries and their cotangents copied, step by step.
+template <typename T, AttentionKeysConfig kConfig>
+class KeysSteps {
+  using Control = KeysControl<kConfig>;
+  const AttentionCotangentTiles& p_;
+  Control& control_;
+  unsigned char* shared_;
+  typename Control::State at_;
+
+  // By one thread: begins a query head.
+  __device__ __forceinline__ void SetHead(const CotangentItem& item, uint32_t of_group) {
+    const auto own = static_cast<uint32_t>(p_.transposed_mask.Own(item.head, of_group));
+    const uint32_t head = item.head * static_cast<uint32_t>(p_.per_group) + of_group;
+    control_.row.Set(p_.transposed_mask, p_.batch, item.place, own, item.row);
+    control_.lse = item.place.At<const float>(p_.batch, p_.lse) + head * p_.queries;
+    control_.ct_sums = item.place.At<const float>(p_.batch, p_.ct_sums) + head * p_.queries;
+    control_.head = head;
+    control_.query_entry = item.place.OwnEntry(p_.batch, p_.query);
+    control_.ct_out_entry = item.place.OwnEntry(p_.batch, p_.ct_out);
+  }
+
+  // A step of 64 queries: the half `across` of an entry that has words at `at`.
+  __device__ __forceinline__ void Step(uint32_t entry, int32_t at, int across) {
+    const uint32_t upper = static_cast<uint32_t>(MaskCellOf(entry, 0, across));
+    const uint32_t lower = static_cast<uint32_t>(MaskCellOf(entry, 1, across));
+    if ((upper | lower) == 0) return;
+    const int lane = threadIdx.x % kWarp;
+    const uint32_t first =
+        control_.row.ColumnOf(entry) * kMaskTile + static_cast<uint32_t>(across) * kMaskCell;
+    unsigned char* side = shared_ + kConfig.SideAt() + at_.stage * kConfig.kSideBytes;
+    const PipelineStage stage = control_.StageAt(at_);
+    ShiftsOfRows shifts;
+    shifts.Load(control_.lse, control_.ct_sums, first, static_cast<uint32_t>(p_.queries));
+    stage.WaitUntilEmpty();
+    if (lane == 0) {
+      constexpr uint32_t kWordBytes = kMaskCellWords * 4, kPartial = 1;
+      const uint32_t words[] = {upper == kPartial ? kWordBytes : 0,
+                                lower == kPartial ? kWordBytes : 0};
+      control_.steps[at_.stage] = upper | lower << 2;
+      stage.Expect(kConfig.StageBytes() + words[0] + words[1]);
+      unsigned char* to = shared_ + kConfig.StagesAt() + at_.stage * kConfig.StageBytes();
+      CopyLines<kConfig.head_size, kMaskCell>(to, p_.query_tiles, control_.head, first,
+                                              control_.query_entry, stage.full);
+      CopyLines<kConfig.head_size, kMaskCell>(to + kConfig.TileBytes(), p_.ct_out_tiles,
+                                              control_.head, first, control_.ct_out_entry,
+                                              stage.full);
+#pragma unroll
+      for (int group = 0; group < kCotangentGroups; ++group) {
+        if (words[group] == 0) continue;
+        const uint32_t* from = control_.row.WordsAt(at, CountPartialCells(entry)) +
+                               CountPartialCells(entry, group, across) * kMaskCellWords;
+        BulkCopy(side + kConfig.kWordsAt + group * kWordBytes, from, kWordBytes, stage.full);
+      }
+    }
+    shifts.Store(side);
+    stage.Filled();
+    at_.Advance();
+  }
+
+  // All of a query head.
+  __device__ __forceinline__ void OfHead() {
+#pragma unroll 1
+    for (uint32_t i = 0; i < 2 * control_.row.count; ++i) {
+      const MaskRow& row = control_.row;
+      Step(WithWords(row, row.entries[i / 2]), row.bits_at[i / 2], static_cast<int>(i % 2));
+    }
+  }
+
+ public:
+  __device__ KeysSteps(const AttentionCotangentTiles& p, Control& control, unsigned char* shared)
+      : p_(p), control_(control), shared_(shared) {}
+
+  __device__ __forceinline__ void Run() {
+    const bool is_first = threadIdx.x % kWarp == 0;
+#pragma unroll 1
+    for (uint32_t number = 0;; ++number) {
+      const CotangentItem& item = control_.items.Await(number);
+      if (item.row == kNoItem) return;
+#pragma unroll 1
+      for (uint32_t of_group = 0; of_group < static_cast<uint32_t>(p_.per_group); ++of_group) {
+        __syncwarp();
+        if (is_first) SetHead(item, of_group);
+        __syncwarp();
+        OfHead();
+      }
+      const PipelineStage end = control_.StageAt(at_);
+      end.WaitUntilEmpty();
+      if (is_first) {
+        control_.steps[at_.stage] = 0;
+        end.Filled();
+      }
+      end.Filled();
+      at_.Advance();
+    }
+  }
+};
+
+// One of the consumer warpgroups.
+template <typename T, AttentionKeysConfig kConfig>
+class KeysConsumer {
+  using Control = KeysControl<kConfig>;
+  static constexpr int kSize = kConfig.head_size, kBlockBytes = kMaskCell * 64 * 2;
+  const AttentionCotangentTiles& p_;
+  Control& control_;
+  int group_;
+  uint32_t shared_, keys_;  // where its keys lie
+  typename Control::State at_;
+  bool masked_;  // the item has had a partial cell
+  float ct_value_[kSize / 2], ct_key_[kSize / 2];
+
+  __device__ __forceinline__ void Empty(uint32_t stage) {
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) control_.StageAt({stage}).Emptied();
+  }
+  // The stage of the step before, once products that read it are done.
+  __device__ __forceinline__ void EmptyBefore(bool is_first) {
+    if (!is_first) Empty((at_.stage + kConfig.kStages - 1) % kConfig.kStages);
+  }
+
+  // Adds a cell to the sums. The last product is not waited for.
+  __device__ __forceinline__ void AddCell(bool is_partial, bool is_first) {
+    constexpr int kTileBytes = kConfig.TileBytes(), kSteps = kKeysStepRows / kInnerOfProduct;
+    // In a way that tells a compiler that all lanes agree, as about cells below.
+    const uint32_t stage = __shfl_sync(kAllLanes, at_.stage * kConfig.StageBytes(), 0);
+    const uint32_t query = shared_ + kConfig.StagesAt() + stage;
+    const uint32_t ct_out = query + kTileBytes;
+    const uint32_t side = shared_ + kConfig.SideAt() + at_.stage * kConfig.kSideBytes;
+    const uint32_t numbers = side + threadIdx.x % 4 * 8;
+    float scores[kKeysStepRows / 2], ct_scores[kKeysStepRows / 2];
+    FenceProducts();
+    MultiplyTiles<T, kSize, kBlockBytes, kBlockBytes>(scores, keys_, query);
+    CommitProducts();
+    WaitForGroups<1>();
+    EmptyBefore(is_first);
+    FenceProducts();
+    MultiplyTiles<T, kSize, kBlockBytes, kBlockBytes>(
+        ct_scores, keys_ + kCotangentGroups * kTileBytes, ct_out);
+    CommitProducts();
+    WaitForGroups<1>();
+    KeepInRegisters(scores);
+#pragma unroll
+    for (int column = 0; column < kKeysStepRows; column += 8) {
+      const Vector<float, 2> shifts = SharedAt<const Vector<float, 2>>(numbers + column * 4);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& score = scores[column / 2 + i];
+        score = ApproximateExp2(score * p_.log2_scale + shifts.elements[i % 2]);
+      }
+    }
+    if (is_partial) {
+      const uint32_t words = side + kConfig.kWordsAt + group_ * kMaskCellWords * 4;
+      const uint32_t word = SharedAt<const uint32_t>(words + threadIdx.x % kWarpgroup * 4);
+      ApplyMaskWord<0>(word, 0.0f, scores);
+    }
+    uint32_t rows[kSteps][4];
+    RowsOfProduct<T>(scores, rows);
+    FenceProducts();
+    MultiplyRows<T, kBlockBytes>(ct_value_, rows, ct_out);
+    CommitProducts();
+    WaitForGroups<1>();
+    KeepInRegisters(ct_scores);
+#pragma unroll
+    for (int column = 0; column < kKeysStepRows; column += 8) {
+      const Vector<float, 2> sums =
+          SharedAt<const Vector<float, 2>>(numbers + (kKeysStepRows + column) * 4);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int n = column / 2 + i;
+        scores[n] *= ct_scores[n] + sums.elements[i % 2];
+      }
+    }
+    uint32_t ct_rows[kSteps][4];
+    RowsOfProduct<T>(scores, ct_rows);
+    FenceProducts();
+    MultiplyRows<T, kBlockBytes>(ct_key_, ct_rows, query);
+    CommitProducts();
+  }
+
+  __device__ __forceinline__ void AddCells() {
+    masked_ = false;
+#pragma unroll 1
+    for (bool is_first = true;; is_first = false) {
+      control_.StageAt(at_).WaitUntilFull();
+      const uint32_t cells = __shfl_sync(kAllLanes, control_.steps[at_.stage], 0);
+      const uint32_t cell = cells >> 2 * group_ & 3;
+      if (cell != 0) {
+        const bool is_partial = cell == static_cast<uint32_t>(MaskCell::kPartial);
+        masked_ |= is_partial;
+        AddCell(is_partial, is_first);
+      } else {
+        WaitForGroups<0>();
+        EmptyBefore(is_first);
+      }
+      if (cells == 0) break;
+      at_.Advance();
+    }
+    Empty(at_.stage);
+    at_.Advance();
+  }
+
+  __device__ __forceinline__ void WriteResults(const CotangentItem& item) {
+    const int64_t stride = p_.groups * kSize;
+    const int64_t first = item.row * kMaskTile + group_ * kMaskCell;
+    const int64_t at = first * stride + item.head * kSize;
+    const int64_t left = p_.keys - first;
+    const int rows = left < kMaskCell ? static_cast<int>(left) : kMaskCell;
+    T* ct_value = item.place.At<T>(p_.batch, p_.ct_value) + at;
+    T* ct_key = item.place.At<T>(p_.batch, p_.ct_key) + at;
+    uint32_t not_finite = StoreRows(ct_value_, 1.0f, ct_value, stride, rows);
+    not_finite |= StoreRows(ct_key_, p_.scale, ct_key, stride, rows);
+    if (!masked_) return;
+    __syncwarp();
+#pragma unroll 1
+    for (; not_finite != 0; not_finite &= not_finite - 1) {
+      const int row = threadIdx.x % kWarpgroup / kWarp * 16 + __ffs(not_finite) - 1;
+      WriteEntryByEntry(item, static_cast<uint32_t>(first + row), ct_key + row * stride,
+                        ct_value + row * stride);
+    }
+  }
+
+  // By a warp.
+  __device__ __forceinline__ void WriteEntryByEntry(const CotangentItem& item, uint32_t at,
+                                                    T* ct_key, T* ct_value) const {
+    using Row = RowOfWarp<T, kSize>;
+    const int64_t place = (at * p_.groups + item.head) * kSize;
+    Row key, value, key_sums = {}, value_sums = {};
+    key.Load(item.place.At<const T>(p_.batch, p_.key) + place);
+    value.Load(item.place.At<const T>(p_.batch, p_.value) + place);
+    const auto heads = static_cast<uint32_t>(p_.per_group);
+#pragma unroll 1
+    for (uint32_t of_group = 0; of_group < heads; ++of_group) {
+      const auto own = static_cast<uint32_t>(p_.transposed_mask.Own(item.head, of_group));
+      MaskRow row;
+      row.Set(p_.transposed_mask, p_.batch, item.place, own, item.row);
+      const auto add = [&](uint32_t query) {
+        StoredEntry<T, kSize> entry;
+        entry.Load(p_, item.place, item.head * heads + of_group, query);
+        float probability, ct_score;
+        entry.Meet(p_, key, value, &probability, &ct_score);
+        value_sums.Add(probability, entry.ct_out);
+        key_sums.Add(ct_score, entry.query);
+        return !(value_sums.IsNan() && key_sums.IsNan());
+      };
+      ForEachStored(row, at % kMaskTile, static_cast<uint32_t>(p_.queries), add);
+    }
+    key_sums.Store(ct_key, p_.scale);
+    value_sums.Store(ct_value, 1.0f);
+  }
+
+ public:
+  __device__ KeysConsumer(const AttentionCotangentTiles& p, Control& control, uint32_t shared)
+      : p_(p),
+        control_(control),
+        group_(WarpgroupOfBlock()),
+        shared_(shared),
+        keys_(shared + group_ * kConfig.TileBytes()) {}
+
+  __device__ __forceinline__ void Run() {
+#pragma unroll 1
+    for (uint32_t number = 0;; ++number) {
+      WaitForPhase(&control_.keys_full[group_], number & 1);
+      const CotangentItem& item = control_.items.slots[number % kItemSlots];
+      if (item.row == kNoItem) return;
+#pragma unroll
+      for (int i = 0; i < kSize / 2; ++i) ct_value_[i] = ct_key_[i] = 0;
+      AddCells();
+      __syncwarp();
+      if (threadIdx.x % kWarp == 0) Arrive(&control_.keys_empty[group_]);
+      WaitForGroups<0>();
+      KeepInRegisters(ct_value_);
+      KeepInRegisters(ct_key_);
+      WriteResults(item);
+    }
+  }
+};
+
+template <typename T, AttentionKeysConfig kConfig>
+__global__ void __launch_bounds__(kCotangentThreads, 1)
+    AttentionCotangentOfKeys(const __grid_constant__ AttentionCotangentTiles p) {
+  extern __shared__ __align__(1024) unsigned char attention_shared[];
+  using Control = KeysControl<kConfig>;
+  static_assert(sizeof(Control) <= kCotangentControlBytes);
+  Control& control = *reinterpret_cast<Control*>(attention_shared + kConfig.ControlAt());
+  constexpr int kConsumerWarps = kWarpgroup / kWarp;  // of a warpgroup
+  if (threadIdx.x == 0) {
+    for (uint32_t stage = 0; stage < kConfig.kStages; ++stage) {
+      control.StageAt({stage}).Init(kWarp + 1, kCotangentGroups * kConsumerWarps);
+    }
+    control.items.Init();
+    for (int group = 0; group < kCotangentGroups; ++group) {
+      InitBarrier(&control.keys_full[group], 1);
+      InitBarrier(&control.keys_empty[group], kConsumerWarps);
+    }
+    FenceShared();
+  }
+  __syncthreads();
+  if (threadIdx.x < kCotangentGroups * kWarpgroup) {
+    TakeRegisters<kCotangentConsumerRegisters>();
+    KeysConsumer<T, kConfig>(p, control, AddressOfShared(attention_shared)).Run();
+  } else {
+    GiveUpRegisters<kCotangentProducerRegisters>();
+    const int warp = WarpOfBlock() - kCotangentGroups * kConsumerWarps;
+    if (warp == 0) KeysSteps<T, kConfig>(p, control, attention_shared).Run();
+    if (warp == 1 && threadIdx.x % kWarp == 0) {
+      CopyKeys<kConfig>(p, control, attention_shared);
+      WaitForPrologue();  // so that what follows this kernel finds that one done, too
+    }
+  }
+}
+
+}  // namespace jaxsparse

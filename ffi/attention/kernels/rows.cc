@@ -1,0 +1,43 @@
+// The kernel of cotangents of queries on the host: its instances and its launch.
+#include "attention/kernels/rows.h"
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+#include "attention/kernels/cotangent_launch.h"
+#include "nvrtc/expression.h"
+
+namespace jaxsparse {
+namespace {
+
+AttentionRowsConfig ConfigOf(const AttentionCotangentProblem& p) {
+  return {static_cast<int>(p.head_size)};
+}
+
+KernelSource Source(const AttentionCotangentProblem& p) {
+  return {"attention/kernels/rows.cu",
+          KernelExpression(
+              "AttentionCotangentOfRows",
+              {TypeName(p.dtype), ConfigExpression("AttentionRowsConfig",
+                                                   {Field("head_size", ConfigOf(p).head_size)})})};
+}
+
+LaunchShape Shape(const AttentionCotangentProblem& p) {
+  return ShapeOf(p, RowItemsOf(p), ConfigOf(p).SharedBytes());
+}
+
+std::string Launch(const AttentionCotangentProblem& p, const CudaLaunch& launch) {
+  const ScopedDevice scoped(launch.device);
+  const cudaError_t status = cudaMemsetAsync(p.workspace.data, 0, kCotangentWorkspaceBytes,
+                                             static_cast<cudaStream_t>(launch.stream));
+  if (status != cudaSuccess) return cudaGetErrorString(status);
+  return LaunchCotangent(p, launch, RowItemsOf(p), kMaskCell, kMaskTile);
+}
+
+}  // namespace
+
+extern constinit const CudaKernel<AttentionCotangentProblem> kAttentionCotangentOfRows = {
+    Source, Shape, Launch};
+
+}  // namespace jaxsparse

@@ -1,0 +1,347 @@
+// Attention over a block mask on the tensor cores of warpgroups, tile by tile: a row of 128 queries
+// of a head meets the listed tiles of 128 keys. A mask costs a word for each thread and partial
+// cell, whatever it stores there; tiles that are not listed cost nothing, cells that are empty
+// little.
+//
+// A block stays on its multiprocessor and takes one item after another, a row of tiles of a head
+// (tiles_schedule.cuh). Producer warps have queries, keys, values and words of partial cells copied
+// to the stages of pipelines. Two consumer warpgroups have 64 queries each. For each tile one of
+// them multiplies queries by keys; while the softmax of these scores is taken, the values of the
+// tile before it are multiplied by their probabilities, and the other warpgroup multiplies: they
+// take turns at the tensor cores. Scores and probabilities never leave registers.
+//
+// Items are taken from a counter: with causal masks rows of tiles differ in their work, and
+// multiprocessors in their speed. The first item of each block is its own, so that no block waits
+// for the counter, which a prologue kernel clears; where there are no more items than blocks there
+// is none. What a block computes does not depend on which items it has, so results repeat bitwise.
+//
+// Scores that are not stored are replaced, so that NaN in a key stays with those that see it. But a
+// probability of 0 times a value that is infinite or NaN makes sums NaN that should not be: rows
+// whose sums are not finite though that of their probabilities is, and of whose tiles some have
+// positions that are not stored, are computed once more, key by key (exact_rows.cuh).
+//
+// Floors: for each listed tile and head 2 * 128 * 128 * (head_size + value_size) operations, of
+// which a multiprocessor does 4,096 a clock: 2,048 clocks for sizes of 128. Beside them 16,384
+// powers, 16 a clock (1,024 clocks), and about 450 instructions of 8 warps, four a clock (900).
+// Tensor cores read 128 bytes a clock of shared memory: in products with keys 6 KB for each 64
+// clocks, in those with values 4. From L2 come 64 KB of keys and values, 32 bytes for each clock
+// of products, and at most 2 KB of words; from memory, queries, keys and values, once as long as
+// heads that are worked on at once stay in L2, and go results.
+#include "attention/kernels/exact_rows.cuh"
+#include "attention/kernels/products.cuh"
+#include "attention/kernels/tiles_schedule.cuh"
+
+namespace jaxsparse {
+
+// A consumer warpgroup.
+template <typename T, AttentionTilesConfig kConfig>
+class AttentionConsumer {
+  using Control = AttentionControl<kConfig>;
+  static constexpr int kHeadSize = kConfig.head_size, kValueSize = kConfig.value_size;
+  static constexpr int kBlockBytes = kMaskTile * 64 * 2;  // of a tile in shared memory
+  static constexpr int kScores = kMaskTile / 2, kSums = kValueSize / 2;  // of a thread
+  static constexpr int kTurns = 1;  // the first one's named barrier; the other one's follows
+
+  const AttentionTilesProblem& p_;
+  Control& control_;
+  uint32_t shared_;
+  int group_, thread_, lane_;
+  typename Control::Stage keys_, values_;
+
+  // A tile as this warpgroup meets it: its two cells, and this thread's words of them.
+  struct Tile {
+    MaskCell cells[2];
+    uint32_t words[2];
+
+    __device__ __forceinline__ bool IsEmpty() const {
+      return !Stores(cells[0]) && !Stores(cells[1]);
+    }
+    __device__ __forceinline__ bool IsFull() const {
+      return cells[0] == MaskCell::kFull && cells[1] == MaskCell::kFull;
+    }
+    __device__ __forceinline__ static bool Stores(MaskCell cell) {
+      return cell == MaskCell::kFull || cell == MaskCell::kPartial;
+    }
+  };
+
+  __device__ __forceinline__ void WaitForTurn() const {
+    WaitAt<kAttentionConsumers>(kTurns + group_);
+  }
+  __device__ __forceinline__ void PassTurn() const {
+    ArriveAt<kAttentionConsumers>(kTurns + 1 - group_);
+  }
+
+  // The next tile, once its keys are there.
+  __device__ __forceinline__ Tile NextTile() const {
+    control_.KeyAt(keys_).WaitUntilFull();
+    const uint32_t entry = __shfl_sync(kAllLanes, control_.entries[keys_.stage], 0);
+    const uint32_t words =
+        shared_ + kConfig.WordsAt() + keys_.stage * kConfig.kWordBytes + thread_ * 4;
+    Tile tile;
+#pragma unroll
+    for (int across = 0; across < 2; ++across) {
+      tile.cells[across] = MaskCellOf(entry, group_, across);
+      tile.words[across] = SharedAt<const uint32_t>(
+          words + CountPartialCells(entry, group_, across) * (kMaskCellWords * 4));
+    }
+    return tile;
+  }
+
+  __device__ __forceinline__ void ReleaseKeys() {
+    __syncwarp();
+    if (lane_ == 0) control_.KeyAt(keys_).Emptied();
+    keys_.Advance();
+  }
+  __device__ __forceinline__ void ReleaseValues() {
+    __syncwarp();
+    if (lane_ == 0) control_.ValueAt(values_).Emptied();
+    values_.Advance();
+  }
+
+  // Begin products: scores, and sums of values by their probabilities.
+  __device__ __forceinline__ void MultiplyKeys(uint32_t queries, float (&scores)[kScores]) const {
+    const uint32_t keys = shared_ + kConfig.KeysAt() + keys_.stage * kConfig.KeyBytes();
+    MultiplyTiles<T, kHeadSize, kBlockBytes, kBlockBytes>(scores, queries,
+                                                          __shfl_sync(kAllLanes, keys, 0));
+    CommitProducts();
+  }
+  __device__ __forceinline__ void MultiplyValues(const uint32_t (&rows)[kScores / 8][4],
+                                                 float (&sums)[kSums]) const {
+    const uint32_t values = shared_ + kConfig.ValuesAt() + values_.stage * kConfig.ValueBytes();
+    MultiplyRows<T, kBlockBytes>(sums, rows, __shfl_sync(kAllLanes, values, 0));
+    CommitProducts();
+  }
+
+  __device__ __forceinline__ static bool TakeSoftmax(const Tile& tile, OnlineSoftmax& softmax,
+                                                     float (&scores)[kScores],
+                                                     float (&factors)[2]) {
+    ApplyMaskCell<0>(tile.cells[0], tile.words[0], kNoScore, scores);
+    ApplyMaskCell<32>(tile.cells[1], tile.words[1], kNoScore, scores);
+    return softmax.Exponentiate(scores, factors);
+  }
+  __device__ __forceinline__ static void Scale(const float (&factors)[2], float (&sums)[kSums]) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums[i] *= factors[RowOfNumber(i)];
+  }
+
+  // Walks an item's tiles. Whether some of them have positions that are not stored.
+  __device__ __forceinline__ bool Attend(uint32_t count, uint32_t queries, OnlineSoftmax& softmax,
+                                         float (&sums)[kSums]) {
+    float scores[kScores], factors[2];
+    uint32_t rows[kScores / 8][4];
+    bool mixed = false;
+    uint32_t left = count;
+    Tile tile;
+    if (left > 0) tile = NextTile();
+    // One run of tiles that are not empty after another.
+#pragma unroll 1
+    while (left > 0) {
+      if (tile.IsEmpty()) {
+        WaitForTurn();
+        PassTurn();
+        ReleaseKeys();
+        control_.ValueAt(values_).WaitUntilFull();
+        ReleaseValues();
+        if (--left > 0) tile = NextTile();
+        continue;
+      }
+      WaitForTurn();
+      KeepInRegisters(scores);
+      FenceProducts();
+      MultiplyKeys(queries, scores);
+      PassTurn();
+      WaitForGroups<0>();
+      KeepInRegisters(scores);
+      ReleaseKeys();
+      mixed |= !tile.IsFull();
+      if (TakeSoftmax(tile, softmax, scores, factors)) Scale(factors, sums);
+      RowsOfProduct<T>(scores, rows);
+      if (--left > 0) tile = NextTile();
+#pragma unroll 1
+      while (left > 0 && !tile.IsEmpty()) {
+        WaitForTurn();
+        KeepInRegisters(scores);
+        KeepInRegisters(sums);
+        FenceProducts();
+        MultiplyKeys(queries, scores);
+        control_.ValueAt(values_).WaitUntilFull();
+        MultiplyValues(rows, sums);
+        PassTurn();
+        WaitForGroups<1>();
+        KeepInRegisters(scores);
+        ReleaseKeys();
+        mixed |= !tile.IsFull();
+        const bool rises = TakeSoftmax(tile, softmax, scores, factors);
+        // The compiler does not move the wait for sums across that for the next tile, in front of
+        // the softmax.
+        if (--left > 0) tile = NextTile();
+        WaitForGroups<0>();
+        KeepInRegisters(sums);
+        KeepInRegisters(scores);
+        ReleaseValues();
+        if (rises) Scale(factors, sums);
+        RowsOfProduct<T>(scores, rows);
+      }
+      control_.ValueAt(values_).WaitUntilFull();
+      KeepInRegisters(sums);
+      FenceProducts();
+      MultiplyValues(rows, sums);
+      WaitForGroups<0>();
+      KeepInRegisters(sums);
+      ReleaseValues();
+    }
+    return mixed;
+  }
+
+  // Writes two rows of a thread, whose neighbours exchange words of 32 columns so that each has
+  // 16 bytes of them.
+  __device__ __forceinline__ void Write(const AttentionItem& item, const float (&sums)[kSums],
+                                        const float (&factors)[2],
+                                        const uint32_t (&rows)[2]) const {
+    const int64_t step = p_.groups * p_.per_group * kValueSize;
+    const bool odd = lane_ % 2 != 0, upper = lane_ / 2 % 2 != 0;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      uint16_t* const to = item.out + rows[row] * step + lane_ % 4 * 8;
+#pragma unroll
+      for (int first = 0; first < kSums; first += 16) {
+        Vector<uint32_t, 4> words;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = first + 4 * i + 2 * row;
+          words.elements[i] = PairOf(T(), sums[at] * factors[row], sums[at + 1] * factors[row]);
+        }
+        const auto exchange = [&](int a, int b, bool gives_a, int distance) {
+          uint32_t &x = words.elements[a], &y = words.elements[b];
+          const uint32_t other = __shfl_xor_sync(kAllLanes, gives_a ? x : y, distance);
+          (gives_a ? x : y) = other;
+        };
+        exchange(0, 1, odd, 1);
+        exchange(2, 3, odd, 1);
+        exchange(0, 2, upper, 2);
+        exchange(1, 3, upper, 2);
+        if (rows[row] < p_.queries) {
+          *reinterpret_cast<Vector<uint32_t, 4>*>(to + 2 * first) = words;
+        }
+      }
+    }
+  }
+
+  // Writes rows anew of which `wrong` has the bits, by the number of the row of this warp.
+  __device__ __forceinline__ void WriteExactly(const AttentionItem& item, uint32_t first_row,
+                                               uint32_t wrong) const {
+    const int64_t heads = p_.groups * p_.per_group;
+    HeadOperands<T> of;
+    of.key = item.place.template At<const T>(p_.batch, p_.key) + item.group * kHeadSize;
+    of.value = item.place.template At<const T>(p_.batch, p_.value) + item.group * kValueSize;
+    of.key_step = p_.groups * kHeadSize;
+    of.value_step = p_.groups * kValueSize;
+    of.keys = static_cast<uint32_t>(p_.keys);
+    of.scale = p_.scale * kLog2OfE;
+#pragma unroll 1
+    for (; wrong != 0; wrong &= wrong - 1) {
+      const uint32_t of_item = first_row + __ffs(static_cast<int>(wrong)) - 1;
+      const uint32_t row = item.first_query + of_item;
+      of.query = item.place.template At<const T>(p_.batch, p_.query) +
+                 (row * heads + item.head) * kHeadSize;
+      float out[kValueSize / kWarp], lse;
+      ComputeRow<T, kHeadSize, kValueSize>(item.mask, of_item, of, out, lse);
+      T* const to = reinterpret_cast<T*>(item.out) + row * heads * kValueSize;
+#pragma unroll
+      for (int i = 0; i < kValueSize / kWarp; ++i) FromAccumulator(out[i], &to[i * kWarp + lane_]);
+      if (lane_ == 0) item.lse[row] = lse;
+    }
+  }
+
+  __device__ __forceinline__ void Finish(const AttentionItem& item, const OnlineSoftmax& softmax,
+                                         const float (&sums)[kSums], bool mixed) const {
+    const uint32_t first_row = group_ * kMaskCell + thread_ / kWarp * 16;
+    float factors[2];
+    uint32_t rows[2], wrong = 0;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      rows[row] = item.first_query + first_row + 8 * row + lane_ / 4;
+      const float total = softmax.Total(row);
+      factors[row] = total == 0 ? 0.0f : 1.0f / total;
+      float not_finite = 0;  // NaN, if a sum is not
+#pragma unroll
+      for (int i = 0; i < kSums; i += 4) {
+        not_finite += sums[i + 2 * row] * 0.0f;
+        not_finite += sums[i + 2 * row + 1] * 0.0f;
+      }
+      if (lane_ % 4 == 0 && rows[row] < p_.queries) {
+        item.lse[rows[row]] = softmax.LogOfSum(row, total);
+      }
+      const unsigned of_lanes = __ballot_sync(
+          kAllLanes, mixed && !(not_finite == 0) && total - total == 0 && rows[row] < p_.queries);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        wrong |= static_cast<uint32_t>((of_lanes >> 4 * i & 15) != 0) << (8 * row + i);
+      }
+    }
+    Write(item, sums, factors, rows);
+    if (wrong == 0) return;
+    __syncwarp();  // the same rows are written once more
+    WriteExactly(item, first_row, wrong);
+  }
+
+ public:
+  __device__ __forceinline__ AttentionConsumer(const AttentionTilesProblem& p, Control& control,
+                                               const unsigned char* shared)
+      : p_(p),
+        control_(control),
+        shared_(AddressOfShared(shared)),
+        group_(WarpgroupOfBlock()),
+        thread_(threadIdx.x % kWarpgroup),
+        lane_(threadIdx.x % kWarp) {}
+
+  // Works on the block's items until they are done.
+  __device__ __forceinline__ void Run() {
+    if (group_ == 1) PassTurn();  // the first turn is the other one's
+    typename Control::Slot at;
+#pragma unroll 1
+    while (true) {
+      const PipelineStage slot = control_.ItemAt(at);
+      const AttentionItem& item = control_.items[at.stage];
+      slot.WaitUntilFull();
+      if (!item.exists) break;
+      OnlineSoftmax softmax(p_.scale * kLog2OfE);
+      float sums[kSums] = {};
+      const uint32_t queries = shared_ + at.stage * kConfig.QueryBytes() + group_ * kBlockBytes / 2;
+      WaitForPhase(control_.QueryAt(at).full, at.phase);
+      const bool mixed = Attend(__shfl_sync(kAllLanes, item.mask.count, 0),
+                                __shfl_sync(kAllLanes, queries, 0), softmax, sums);
+      Finish(item, softmax, sums, mixed);
+      __syncwarp();
+      if (lane_ == 0) slot.Emptied();
+      at.Advance();
+    }
+    if (group_ == 0) WaitForTurn();  // so that none is left over
+  }
+};
+
+template <typename T, AttentionTilesConfig kConfig>
+__global__ void __launch_bounds__(kAttentionTilesThreads, 1)
+    AttentionTiles(const __grid_constant__ AttentionTilesProblem p) {
+  constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
+  using Control = AttentionControl<kConfig>;
+  static_assert(sizeof(Control) <= kAttentionControlBytes && kConfig.ControlAt() % 1024 == 0);
+  extern __shared__ __align__(1024) unsigned char attention_shared[];
+  Control& control = *reinterpret_cast<Control*>(attention_shared + kConfig.ControlAt());
+  if (threadIdx.x == 0) control.Init();
+  __syncthreads();
+  if (threadIdx.x < kAttentionConsumers) {
+    TakeRegisters<kConsumerRegisters>();
+    AttentionConsumer<T, kConfig>(p, control, attention_shared).Run();
+    return;
+  }
+  GiveUpRegisters<kProducerRegisters>();
+  if (threadIdx.x % kWarp != 0) return;
+  const AttentionProducers<kConfig> producers(p, control, attention_shared);
+  const int warp = (threadIdx.x - kAttentionConsumers) / kWarp;
+  if (warp == 0) producers.Schedule();
+  if (warp == 1) producers.CopyKeys();
+  if (warp == 2) producers.CopyValues();
+}
+
+}  // namespace jaxsparse

@@ -1,0 +1,184 @@
+"""Block masks made in programs, with static room, and those of topologies, arrays and blocks."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from block_masks import IDS, assert_same, assert_stores, decoded, stored
+
+from jaxsparse import BlockMask, Topology, masks
+from jaxsparse.block_mask.from_mask import most_of
+from jaxsparse.primitive.jaxpr import equations
+
+
+def walked_shapes(jaxpr):
+    return [v.aval.shape for e in equations(jaxpr.jaxpr) for v in e.outvars]
+
+
+def packed(ids, length, shift):
+    mask = masks.documents(ids) & masks.causal() & masks.padding(length)
+    return BlockMask.from_mask(mask | masks.offset(masks.band(3), rows=shift), (400, 300))
+
+
+def test_traced_masks():
+    ids, lengths, shifts = np.stack([IDS[200:600], IDS[:400]]), np.array([250, 10]), [5, -90]
+    shifts = np.array(shifts)
+    made = jax.jit(jax.vmap(packed))(ids, lengths, shifts)
+    made.verify()
+    assert made.batch_shape == (2,)
+    dense = jax.jit(BlockMask.to_dense)(made)
+    for i in range(2):
+        concrete = packed(*(x[i] for x in (ids, lengths, shifts)))
+        np.testing.assert_array_equal(dense[i], concrete.to_dense())
+        one = jax.tree.map(lambda x, i=i: x[i], made)
+        assert_stores(one, np.asarray(concrete.to_dense()))
+        assert (one.density, one.shape) == (concrete.density, (400, 300))
+
+
+def test_functions_of_traced_arrays():
+    def make(ids, limit):
+        return BlockMask.from_mask(
+            lambda rows, columns: (ids[rows] == ids[columns]) & (columns < limit), (300, 200)
+        )
+
+    made = jax.jit(make)(IDS[:300], 150)
+    expected = (IDS[:300, None] == IDS[None, :200]) & (np.arange(200) < 150)
+    assert_stores(made, expected)
+    states = [np.sort(made.rows.entries[:6] >> 24)]
+    by_kind = jax.jit(
+        lambda ids: BlockMask.from_mask(masks.documents(ids) & masks.padding(150), (300, 200))
+    )(IDS[:300])
+    np.testing.assert_array_equal(np.sort(by_kind.rows.entries[:6] >> 24), states[0])
+
+
+def test_nothing_in_a_program_has_the_size_of_the_scores():
+    T = 65_536
+
+    def make(ids):
+        mask = masks.documents(ids) & masks.sliding_window(4096)
+        return BlockMask.from_mask(mask, (T, T), max_cells=9000)
+
+    program = jax.make_jaxpr(make)(jnp.zeros(T, jnp.int32))
+    shapes = walked_shapes(program)
+    assert max(map(np.prod, shapes)) <= 2 * (T // 64) ** 2 * 16
+    made = jax.eval_shape(make, jnp.zeros(T, jnp.int32))
+    # Tiles that no document can reach have no room.
+    assert made.rows.entries.shape == (512 * 33 - 32 * 33 // 2,)
+    assert made.rows.bits.shape == (9000, 128)
+
+
+def test_room_of_traced_masks():
+    mask = masks.causal() & masks.documents(np.arange(1000))
+    traced = jax.tree.map(lambda x: x, mask)
+    assert most_of(traced, (1000, 1000)) == (8, 16)
+    ids = jax.ShapeDtypeStruct((131_072,), jnp.int32)
+
+    def make(ids):
+        return BlockMask.from_mask(masks.causal() & masks.documents(ids), (131_072, 131_072))
+
+    message = (
+        "BlockMask.from_mask: room for all 524800 tiles and 2098176 partial cells that there may "
+        "be would take 2057 MB: say how many there are at most, by max_tiles=... and max_cells=..."
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        jax.eval_shape(make, ids)
+
+
+def test_what_has_no_room(monkeypatch):
+    def make(ids, max_tiles, max_cells):
+        return BlockMask.from_mask(
+            masks.documents(ids), (300, 300), max_tiles=max_tiles, max_cells=max_cells
+        )
+
+    ids = np.arange(300) // 75
+    expected = ids[:, None] == ids
+    make = jax.jit(make, static_argnums=(1, 2))
+    few = make(ids, 3, 2)
+    few.verify()
+    left = decoded(few.rows, (300, 300))
+    assert (left <= expected).all() and left.any()
+    assert not left[128:, 128:].any()  # tiles in their order
+    with pytest.raises(ValueError, match=r"from_mask: max_tiles=3 is less than the 7 tiles"):
+        BlockMask.from_mask(masks.documents(ids), (300, 300), max_tiles=3)
+    with pytest.raises(ValueError, match=r"from_dense: max_cells=2 is less than the 12 partial"):
+        BlockMask.from_dense(expected, max_cells=2)
+    monkeypatch.setenv("JAXSPARSE_CHECK", "1")
+    assert_stores(make(ids, 7, 30), expected)
+    for rooms in (6, 30), (7, 11):
+        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="is too small"):
+            jax.block_until_ready(make(ids, *rooms))
+
+
+# ---- Of topologies, arrays and blocks ----
+
+
+@pytest.mark.parametrize("density", [0.0, 0.02, 1.0])
+def test_topologies_and_arrays(density):
+    dense = np.random.default_rng(0).random((2, 3, 200, 333)) < density
+    dense[0, 1, 64:192, :256] = True
+    made = BlockMask.from_dense(dense)
+    topologies = Topology.from_mask(dense, nse=200 * 333)
+    assert made.batch_shape == (2, 3)
+    same = [BlockMask.from_topology(topologies), made.reshape_batch(3, 2).reshape_batch(2, 3)]
+    if density == 0.02:
+        same.append(jax.jit(BlockMask.from_topology)(topologies))
+        same.append(jax.jit(BlockMask.from_dense)(dense))
+        same.append(jax.jit(jax.vmap(BlockMask.from_dense))(dense))
+    for entry in np.ndindex(2, 3):
+        one = jax.tree.map(lambda x, entry=entry: x[entry], made)
+        assert_stores(one, dense[entry])
+        for other in same:
+            assert_same(jax.tree.map(lambda x, entry=entry: x[entry], other), one)
+    np.testing.assert_allclose(made.sparsity, 1 - dense.mean((2, 3)))
+    np.testing.assert_array_equal(made.to_dense(), dense)
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 70), (70, 0)])
+def test_empty_shapes(shape):
+    ids = jnp.zeros(70, jnp.int32)
+    for made in (
+        BlockMask.from_mask(masks.causal(), shape),
+        BlockMask.from_dense(np.zeros(shape, bool)),
+        BlockMask.from_topology(Topology.from_mask(np.zeros(shape, bool))),
+        jax.jit(BlockMask.from_topology)(Topology.from_mask(np.zeros(shape, bool), nse=3)),
+        jax.jit(BlockMask.from_dense)(np.zeros(shape, bool)),
+        jax.jit(lambda ids: BlockMask.from_mask(masks.documents(ids), shape))(ids),
+        BlockMask.from_blocks(np.zeros((-(-shape[0] // 64), -(-shape[1] // 64)), bool), (64, 64),
+                              shape=shape),
+    ):  # fmt: skip
+        assert made.verify().to_dense().shape == made.shape == shape
+        assert (made.density, made.sparsity) == (0, 0)
+        assert str(made).startswith("BlockMask of shape")
+    assert BlockMask.from_dense(np.zeros((0, 5, 6), bool)).verify().to_dense().shape == (0, 5, 6)
+
+
+@pytest.mark.parametrize(
+    ("block", "blocks"), [((64, 64), (5, 4)), ((16, 128), (19, 2)), ((192, 1), (2, 250))]
+)
+def test_blocks(block, blocks):
+    shape = (300, 250)
+    chosen = np.random.default_rng(0).random((2, *blocks)) < 0.4
+    expected = chosen.repeat(block[0], 1).repeat(block[1], 2)[:, :300, :250]
+    within = masks.causal() & masks.documents(IDS)
+    made = BlockMask.from_blocks(chosen, block, shape=shape)
+    causal = BlockMask.from_blocks(chosen.astype(np.int8), block, within=within, shape=shape)
+    traced = jax.jit(
+        lambda chosen, ids: BlockMask.from_blocks(
+            chosen, block, within=masks.causal() & masks.documents(ids), shape=shape
+        )
+    )(chosen, IDS)
+    for i in range(2):
+        one, seen, in_program = (
+            jax.tree.map(lambda x, i=i: x[i], x) for x in (made, causal, traced)
+        )
+        assert_same(one, BlockMask.from_dense(expected[i]))
+        inside = expected[i] & stored(within, *shape)
+        assert_same(seen, BlockMask.from_dense(inside))
+        assert_stores(in_program, inside)
+    if block == (64, 64):
+        partial = jax.eval_shape(lambda x: BlockMask.from_blocks(x, block), chosen).rows.bits
+        assert partial.shape == (2, 1, 128)
