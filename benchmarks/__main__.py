@@ -17,13 +17,18 @@ import jax
 from benchmarks import comparison, environment, plots, report, selection
 from benchmarks.choices import Asked, UsageError
 from benchmarks.implementations import DTYPES, PASSES
+from benchmarks.masks import selection as masks
 from benchmarks.operations import MEASURED
 from benchmarks.panels import read_result
 from benchmarks.recurrent import selection as recurrent
 from benchmarks.run import Effort, Result, execute
 
 # what is measured -> the module that selects what of it
-SELECTIONS: dict[str, ModuleType] = {**dict.fromkeys(MEASURED, selection), "recurrent": recurrent}
+SELECTIONS: dict[str, ModuleType] = {
+    **dict.fromkeys(MEASURED, selection),
+    "sparse_attention": masks,
+    "recurrent": recurrent,
+}
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as of a shell."""
@@ -109,16 +114,17 @@ def _add_run(parser: Parser) -> None:
     )
     parser.add_argument(
         "--dtype", nargs="+", choices=DTYPES, metavar="NAME",
-        help=f"{', '.join(DTYPES)}; float32 by default; what has one of its own keeps it; in "
-        "recurrent, that of weights and state in place of the problems' own",
+        help=f"{', '.join(DTYPES)}; float32 by default, bfloat16 in masks on a GPU; what has one "
+        "of its own keeps it; in recurrent, that of weights and state, in place of the layers' own",
     )  # fmt: skip
     parser.add_argument(
         "--n", nargs="+", type=_positive(int), metavar="N", help="columns, features"
     )
     parser.add_argument("--sparsity", nargs="+", type=_sparsity, metavar="S", help="from 0 to 1")
     parser.add_argument(
-        "--length", nargs="+", type=_positive(int), metavar="T", help="steps of recurrent"
-    )
+        "--length", nargs="+", type=_positive(int), metavar="T",
+        help="steps of recurrent, positions of masks",
+    )  # fmt: skip
     parser.add_argument(
         "--pass", nargs="+", choices=PASSES, dest="passes", metavar="NAME",
         help=f"{', '.join(PASSES)}; all that there are by default",
@@ -126,7 +132,7 @@ def _add_run(parser: Parser) -> None:
     parser.add_argument("--repeats", type=_positive(int), default=Effort.repeats, metavar="R")
     parser.add_argument(
         "--seconds", type=_positive(float), metavar="S",
-        help="for each figure, compilation not counted; 0.4, in recurrent 0.3 by default",
+        help="for each figure, compilation not counted; 0.4, in recurrent and masks 0.3 by default",
     )  # fmt: skip
     parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="write JSON here")
     parser.add_argument("--plot", nargs="?", const=True, metavar="FILE", help="draw the result")

@@ -41,7 +41,7 @@ def fresh_copies(operands: Any, read: Any) -> tuple[Callable[[], Any], int]:
     return fresh, sum(x.nbytes for x in originals)
 
 
-def _program(
+def program_of(
     function: Callable[..., Any],
     differentiable: Sequence[Any],
     rest: Sequence[Any],
@@ -117,7 +117,7 @@ def _read(
 def jaxsparse_spmm(problem: Problem, dtype: str, passed: str, **options: Any) -> Program:
     """`spmm`, with its options ``implementation`` and ``variant``."""
     x, topology = problem.operands(), problem.topology()
-    return _program(
+    return program_of(
         lambda values, x, topology: spmm(CSR(values, topology), x, **options),
         (x["values"], x["x"]),
         (topology,),
@@ -140,7 +140,7 @@ def jaxsparse_bias_relu(
             return spmm(a, x, bias=bias, activation="relu", **options)
         return jax.nn.relu(spmm(a, x, **options) + bias[:, None])
 
-    return _program(
+    return program_of(
         layer,
         (x["values"], x["x"], x["bias"]),
         (topology,),
@@ -161,7 +161,7 @@ def jaxsparse_pullback(problem: Problem, dtype: str, passed: str, **options: Any
 
         return jax.vjp(forward, values, x)[1](dy)
 
-    return _program(
+    return program_of(
         pullback,
         (x["values"], x["x"], x["dy"]),
         (topology,),
@@ -205,7 +205,7 @@ def parts_of_pullback(problem: Problem, dtype: str, passed: str) -> Program:
 def jaxsparse_sddmm(problem: Problem, dtype: str, passed: str, **options: Any) -> Program:
     """`sddmm`, with its options."""
     x, topology = problem.operands(), problem.topology()
-    return _program(
+    return program_of(
         lambda x, y, topology: sddmm(x, y, topology, **options).values,
         (x["x"], x["y"]),
         (topology,),
@@ -220,7 +220,7 @@ def jaxsparse_softmax(problem: Problem, dtype: str, passed: str, **options: Any)
     """`sparse_softmax`, with its options."""
     topology = problem.topology()
     cut = _cut(topology.nnz)
-    return _program(
+    return program_of(
         lambda values, topology: sparse_softmax(CSR(values, topology), **options).values,
         (problem.operands()["values"],),
         (topology,),
@@ -235,7 +235,7 @@ def jaxsparse_softmax(problem: Problem, dtype: str, passed: str, **options: Any)
 def jaxsparse_attention(problem: Problem, dtype: str, passed: str, **options: Any) -> Program:
     """`sparse_attention`, with its option ``implementation``."""
     topology = problem.topology()
-    return _program(
+    return program_of(
         lambda q, k, v, topology: sparse_attention(q, k, v, topology, **options),
         tuple(problem.operands()[name] for name in ("query", "key", "value")),
         (topology,),
@@ -277,7 +277,7 @@ def dense_spmm(problem: Problem, dtype: str, passed: str, *, precision: Any) -> 
     """The product with the matrix stored densely; its gradient is that of every weight."""
     x = problem.operands()
     weights, stored = _weights(problem)
-    return _program(
+    return program_of(
         lambda weights, x: jnp.dot(weights, x, precision=precision),
         (weights, x["x"]),
         (),
@@ -291,7 +291,7 @@ def dense_bias_relu(problem: Problem, dtype: str, passed: str, *, precision: Any
     """The same with the matrix stored densely; XLA fuses what follows the product."""
     x = problem.operands()
     weights, stored = _weights(problem)
-    return _program(
+    return program_of(
         lambda weights, x, bias: jax.nn.relu(
             jnp.dot(weights, x, precision=precision) + bias[:, None]
         ),
@@ -307,7 +307,7 @@ def dense_pullback(problem: Problem, dtype: str, passed: str, *, precision: Any)
     """The gradients of every weight and of x."""
     x = problem.operands()
     weights, stored = _weights(problem)
-    return _program(
+    return program_of(
         lambda weights, x, dy: (
             jnp.dot(dy, x.T, precision=precision),
             jnp.dot(weights.T, dy, precision=precision),
@@ -323,7 +323,7 @@ def dense_pullback(problem: Problem, dtype: str, passed: str, *, precision: Any)
 def dense_sddmm(problem: Problem, dtype: str, passed: str, *, precision: Any) -> Program:
     """All of x y^T, then the stored positions gathered."""
     x = problem.operands()
-    return _program(
+    return program_of(
         lambda x, y, rows, columns: jnp.dot(x, y.T, precision=precision)[rows, columns],
         (x["x"], x["y"]),
         tuple(jnp.asarray(indices, jnp.int32) for indices in _stored(problem.topology())),
@@ -348,13 +348,13 @@ def dense_attention(
             )
 
     operands = tuple(problem.operands()[name] for name in ("query", "key", "value"))
-    return _program(attention, operands, (), passed, dtype)
+    return program_of(attention, operands, (), passed, dtype)
 
 
 def copy_of_values(problem: Problem, dtype: str, passed: str) -> Program:
     """Reads the values and writes as many: no softmax can move fewer bytes."""
     values = problem.operands()["values"][: problem.topology().nnz]
-    return _program(jnp.copy, (values,), (), passed, dtype)
+    return program_of(jnp.copy, (values,), (), passed, dtype)
 
 
 @contextlib.contextmanager
@@ -378,7 +378,7 @@ def bcsr_spmm(problem: Problem, dtype: str, passed: str) -> Program:
         y: jax.Array = jsparse.BCSR((data, indices, indptr), shape=shape) @ x
         return y
 
-    program = _program(
+    program = program_of(
         product,
         (x["values"][:nnz], x["x"]),
         (topology.column_indices[:nnz], topology.row_offsets),

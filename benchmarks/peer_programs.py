@@ -36,6 +36,11 @@ def needs_cupy() -> str | None:
     return needs_gpu() or _missing("cupy", lambda cupy: bool(cupy.is_available()))
 
 
+def needs_tokamax() -> str | None:
+    """Why tokamax is left out; None if it isn't."""
+    return needs_gpu() or _missing("tokamax", lambda tokamax: True)
+
+
 def _missing(module: str, sees_gpu: Callable[[Any], bool]) -> str | None:
     if importlib.util.find_spec(module) is None:
         return f"{module} is not installed"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.comparison import Comparison
+from benchmarks.masks import report as masks
 from benchmarks.panels import OURS, Panel, Table, geometric_mean, panels, teraflops
 from benchmarks.published import SOURCE, over_cusparse, without_technique
 from benchmarks.recurrent import report as recurrent
@@ -92,10 +93,15 @@ def _tables(panel: Panel) -> Iterator[Table]:
     yield Table(f"{panel.title}: microseconds, {clock}", cells, [])
     yield from _speedups(panel)
     yield from _ablations(panel)
+    if panel.suite in MORE_TABLES:
+        yield from MORE_TABLES[panel.suite](panel)
 
 
 # operation -> its tables, where they are others
 TABLES: dict[str, Callable[[Panel], Iterator[Table]]] = {"recurrent": recurrent.tables}
+
+# suite -> tables that it has besides
+MORE_TABLES: dict[str, Callable[[Panel], Iterator[Table]]] = {"masks": masks.tables}
 
 
 def _lines(cells: list[list[str]], markdown: bool) -> Iterator[str]:

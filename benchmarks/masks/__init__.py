@@ -1,0 +1,1 @@
+"""Attention over masks: fused kernels of several frameworks on the same masks and operands."""

@@ -1,0 +1,89 @@
+"""From what was asked for of attention to what will be measured, or to why it can't be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks import selection
+from benchmarks.choices import Asked, UsageError, available, matching, named, one_of
+from benchmarks.implementations import PASSES
+from benchmarks.masks.cases import MaskCase
+from benchmarks.masks.implementations import IMPLEMENTATIONS, Implementation, forced, variants
+from benchmarks.masks.problems import ABOUT, SHORTEST, SUITE, Problem, problems
+from benchmarks.problems import suites_of
+
+DTYPE = {"cpu": "float32"}
+"""By platform, where none is asked for; on others 16 bits, which alone peers take."""
+
+
+@dataclass(frozen=True)
+class MaskSelection:
+    """What will be measured, in this order: masks, on each the candidates, of each the passes.
+
+    Args:
+        problems: the masks.
+        candidates: implementations, each with a dtype.
+        passes: "forward", "gradient" or both.
+        skipped: names of implementations that are left out, and why.
+    """
+
+    problems: tuple[Problem, ...]
+    candidates: tuple[tuple[Implementation, str], ...]
+    passes: tuple[str, ...]
+    skipped: dict[str, str]
+    seconds: float = 0.3
+
+    def cases(self, problem: Problem) -> list[MaskCase]:
+        """The candidates that take a mask."""
+        return [
+            MaskCase(problem, i, dtype, self.passes)
+            for i, dtype in self.candidates
+            if i.takes(problem)
+        ]
+
+
+def select(asked: Asked, platform: str) -> MaskSelection | selection.OperationSelection:
+    """What the options stand for: the suite of masks, or others of attention.
+
+    Raises:
+        UsageError: for a name that there isn't, and for options that a suite has no use for.
+    """
+    if asked.suites is not None:
+        one_of("--suite", asked.suites, [*suites_of(asked.operation), SUITE], asked.operation)
+    if asked.suites is None or SUITE not in asked.suites:
+        return selection.select(asked, platform)
+    if len(asked.suites) > 1:
+        raise UsageError("--suite", f"{SUITE!r} has implementations of its own: give it alone")
+    if asked.sparsity is not None:
+        raise UsageError("--sparsity", f"the suite {SUITE!r} has masks of its own")
+    if min(asked.lengths or (SHORTEST,)) < SHORTEST:
+        raise UsageError(
+            "--length", f"must be at least {SHORTEST}, got {list(asked.lengths or ())}"
+        )
+    names = list(IMPLEMENTATIONS) if asked.implementations is None else asked.implementations
+    one_of("--implementation", names, list(IMPLEMENTATIONS), asked.operation)
+    kernels = named("--variant", asked.variants, variants(), asked.operation)
+    chosen = [IMPLEMENTATIONS[name] for name in names] + [forced(name) for name in kernels]
+    chosen, skipped = available(chosen)
+    pairs = {
+        (i.name, dtype): (i, dtype)
+        for i in chosen
+        for dtype in map(i.dtype, asked.dtypes or (DTYPE.get(platform, "bfloat16"),))
+    }
+    return MaskSelection(
+        tuple(matching(list(problems(platform, asked.lengths, asked.n)), asked.names)),
+        tuple(pairs.values()),
+        asked.passes or PASSES,
+        skipped,
+    )
+
+
+def listing(operation: str) -> str:
+    """Suites, implementations and variants, with what is left out and why."""
+    lines = [selection.listing(operation), "", f"  {SUITE:<16}{ABOUT}; its implementations"]
+    for name, implementation in IMPLEMENTATIONS.items():
+        why = implementation.available()
+        about = f"left out: {why}" if why else ", ".join(implementation.dtypes)
+        lines.append(f"  {name:<20}{about}")
+    lines += ["", f"variants of {SUITE}: {', '.join(variants()) or 'none'}"]
+    return "\n".join(lines)
