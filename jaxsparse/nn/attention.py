@@ -17,7 +17,8 @@ from jaxsparse.masks import Mask
 from jaxsparse.nn.linear import check_call
 from jaxsparse.nn.variables import TopologyVariable, own_topology, topology_of
 from jaxsparse.ops import arguments
-from jaxsparse.ops.sparse_attention import sparse_attention, with_block_mask
+from jaxsparse.ops.attention_masks import with_block_mask
+from jaxsparse.ops.sparse_attention import sparse_attention
 from jaxsparse.topology import Topology
 
 T = TypeVar("T")
@@ -63,10 +64,9 @@ class SparseAttention(nnx.Module):
                 "SparseAttention: pattern must be a Topology or a (hashable) mask function, "
                 f"got {type(pattern).__name__}"
             )
-        if isinstance(pattern, Topology):
-            self.pattern = own_topology(with_block_mask(pattern))
-        else:
-            self.pattern = pattern
+        self.pattern = (
+            own_topology(with_block_mask(pattern)) if isinstance(pattern, Topology) else pattern
+        )
         self.implementation = implementation
 
     def __call__(
@@ -149,7 +149,8 @@ class SparseAttention(nnx.Module):
             broadcast_dropout=broadcast_dropout,
             implementation=self.implementation,
         )
-        return out.reshape(*batch, *out.shape[1:])
+        attended: jax.Array = out.reshape(*batch, *out.shape[1:])
+        return attended
 
     def _seen(self, mask: Any, shape: tuple[int, int], batch: tuple[int, ...]) -> Any:
         """The mask of a call or the pattern, whose leading dimensions are those of the operands."""

@@ -148,7 +148,7 @@ def _with_padded_heads(name: str, size: int, *operands: jax.Array, **params: Any
 
     query, key, value, *others = operands
     h, e = query.shape[-1], value.shape[-1]
-    sizes_of_results = (e, None)
+    sizes_of_results: tuple[int | None, ...] = (e, None)
     if name == "attention_cotangent":
         *others, ct_out, ct_sums = others
         others = [*others, padded(ct_out), ct_sums]
