@@ -21,7 +21,6 @@ class CotangentTask {
   using Lanes = Vector<Acc, kLanes>;
   static constexpr int64_t kMost = kMostFeatures<Acc>;
   static constexpr bool kByKeys = kOwner == Owner::kKeys;
-  static constexpr int kRowsPerTile = 2;  // of the next cell's, fetched for a tile of this one
 
  public:
   JAXSPARSE_INLINE CotangentTask(const Problem& p, const HeadTasks& tasks, int64_t task)
@@ -62,7 +61,8 @@ class CotangentTask {
  private:
   // What is kept of 64 rows.
   struct Block {
-    StagedColumns<T> a, b;
+    StagedRows<T> a, b;
+    StagedColumns<T> a_columns, b_columns;
     alignas(64) Acc lse[kCell], ct_sums[kCell];  // of queries
     alignas(64) Acc sums_a[kCell * kMost], sums_b[kByKeys ? kCell * kMost : 1];
 
@@ -104,72 +104,59 @@ class CotangentTask {
         block.ct_sums[r] = is_there ? Acc(ct_sums_[rows_.FirstRow(down) + r]) : 0;
       }
     }
-    VisitRows(
-        MaskOf(of_group), rows_, other_a_.count,
-        [&](const DenseCell& cell) { return AddCell(cell, feature); },
-        [&](int down, int64_t row, const int32_t* columns, int count) {
-          AddPositions(down, row, columns, count, feature);
-        });
+    VisitCells(MaskOf(of_group), rows_, other_a_.count, [&](const Cell& cell, const Cell& next) {
+      UpcomingCell upcoming(other_a_, other_b_, cell, next);
+      if (!cell.IsDense() || !AddCell(cell, feature, &upcoming)) {
+        AddPositions(cell, feature, &upcoming);
+      }
+      upcoming.FetchAll();
+    });
   }
 
-  JAXSPARSE_INLINE int64_t Part(int64_t size, int64_t feature) const {
-    return Between(0, size - feature, kMost);
-  }
-  JAXSPARSE_INLINE int64_t Padded(int64_t size, int64_t feature) const {
-    return CeilDivide(Part(size, feature), kLanes) * kLanes;
+  JAXSPARSE_INLINE void StageOthers(const Cell& cell, int64_t feature) {
+    staged_a_.Stage(other_a_, cell.first, feature, cell.used_columns);
+    if (kByKeys) staged_b_.Stage(other_b_, cell.first, feature, cell.used_columns);
   }
 
-  // A weight of 0 must not meet a factor that is not finite.
-  [[gnu::noinline]] bool AddCell(const DenseCell& cell, int64_t feature) {
-    const int64_t size_a = Padded(own_a_.size, feature), size_b = Padded(own_b_.size, feature);
-    StageOthers(cell, feature, feature);
-    if (cell.bits != nullptr) {
+  // A weight of 0 must not meet a factor that is not finite: then nothing is added.
+  JAXSPARSE_INLINE bool AddCell(const Cell& cell, int64_t feature, UpcomingCell* upcoming) {
+    const int64_t size_a = PaddedPart<Acc>(own_a_.size, feature);
+    const int64_t size_b = PaddedPart<Acc>(own_b_.size, feature);
+    StageOthers(cell, feature);
+    if (!cell.is_full) {
       if (!staged_a_.IsFinite(cell.columns, size_a)) return false;
       if (kByKeys && !staged_b_.IsFinite(cell.columns, size_b)) return false;
     }
     Block& block = blocks_[cell.down];
     const int64_t count = rows_.counts[cell.down], first = rows_.FirstRow(cell.down);
-    UpcomingRows a(other_a_, cell.next, kCell), b(other_b_, cell.next, kCell);
-    const auto fetch = [&] {
-      a.Fetch(kRowsPerTile);
-      b.Fetch(kRowsPerTile);
-    };
-    for (int64_t i = 0; i < cell.columns * kCell; ++i) scores_[i] = cotangents_[i] = 0;
+    for (int i = 0; i < cell.columns * kCell; ++i) scores_[i] = cotangents_[i] = 0;
     for (int64_t f = 0; f < own_a_.size; f += kMost) {
-      block.a.Stage(own_a_, first, count, f);
-      staged_a_.Stage(other_a_, cell.first, cell.columns, f);
-      AddScores(staged_a_.data, staged_a_.stride, cell.columns, block.a.data, Part(own_a_.size, f),
-                cell.Columns(), fetch, scores_);
+      block.a_columns.Stage(own_a_, first, f, count);
+      staged_a_.Stage(other_a_, cell.first, f, cell.used_columns);
+      AddScores<Acc>(staged_a_.data, staged_a_.stride, cell.columns, block.a_columns.data,
+                     PartOf<Acc>(own_a_.size, f), cell.Columns(), upcoming, scores_);
     }
     for (int64_t f = 0; f < own_b_.size; f += kMost) {
-      block.b.Stage(own_b_, first, count, f);
-      staged_b_.Stage(other_b_, cell.first, cell.columns, f);
-      AddScores(staged_b_.data, staged_b_.stride, cell.columns, block.b.data, Part(own_b_.size, f),
-                cell.Columns(), fetch, cotangents_);
+      block.b_columns.Stage(own_b_, first, f, count);
+      if (kByKeys) staged_b_.Stage(other_b_, cell.first, f, cell.used_columns);
+      else staged_b_.StageLeft(other_b_, cell.first, f, cell.used_columns);
+      AddScores<Acc>(staged_b_.data, staged_b_.stride, cell.columns, block.b_columns.data,
+                     PartOf<Acc>(own_b_.size, f), cell.Columns(), upcoming, cotangents_);
     }
-    Weigh(cell, block);
-    StageOthers(cell, feature, feature);
-    AddWeighted(cotangents_, count, staged_a_.data, staged_a_.stride, cell.columns, size_a,
-                cell.Rows(), fetch, block.sums_a);
+    WeighCell(cell, block);
+    StageOthers(cell, feature);
+    AddWeighted<Acc>(cotangents_, count, staged_a_.data, staged_a_.stride, cell.columns, size_a,
+                     cell.Rows(), upcoming, block.sums_a);
     if constexpr (kByKeys) {
-      AddWeighted(scores_, count, staged_b_.data, staged_b_.stride, cell.columns, size_b,
-                  cell.Rows(), fetch, block.sums_b);
+      AddWeighted<Acc>(scores_, count, staged_b_.data, staged_b_.stride, cell.columns, size_b,
+                       cell.Rows(), upcoming, block.sums_b);
     }
     return true;
   }
 
-  JAXSPARSE_INLINE void StageOthers(const DenseCell& cell, int64_t feature_a, int64_t feature_b) {
-    if (feature_a < other_a_.size) {
-      staged_a_.Stage(other_a_, cell.first, cell.columns, feature_a);
-    }
-    if (kByKeys && feature_b < other_b_.size) {
-      staged_b_.Stage(other_b_, cell.first, cell.columns, feature_b);
-    }
-  }
-
   // Scores become weights, and what their cotangents lack of those of scores is added.
-  JAXSPARSE_INLINE void Weigh(const DenseCell& cell, const Block& block) {
-    for (int64_t j = 0; j < cell.columns; ++j) {
+  JAXSPARSE_INLINE void WeighCell(const Cell& cell, const Block& block) {
+    for (int j = 0; j < cell.columns; ++j) {
       const Lanes lse = Broadcast<kLanes>(kByKeys ? Lse(cell.first + j) : Acc(0));
       const Lanes ct_sum = Broadcast<kLanes>(kByKeys ? Acc(ct_sums_[cell.first + j]) : Acc(0));
       for (int at = 0; at < kCell; at += kLanes) {
@@ -177,10 +164,10 @@ class CotangentTask {
         Acc* cotangent = cotangents_ + j * kCell + at;
         Lanes p = Exp<kLanes>(Load<kLanes>(score) * scale_ -
                               (kByKeys ? lse : Load<kLanes>(block.lse + at)));
-        Lanes ct =
-            p * (Load<kLanes>(cotangent) + (kByKeys ? ct_sum : Load<kLanes>(block.ct_sums + at)));
-        if (cell.bits != nullptr) {
-          const auto is_stored = LanesOf<kLanes, Acc>(cell.bits->columns[j] >> at);
+        Lanes ct = p * (Load<kLanes>(cotangent) +
+                        (kByKeys ? ct_sum : Load<kLanes>(block.ct_sums + at)));
+        if (!cell.is_full) {
+          const auto is_stored = LanesOf<kLanes, Acc>(cell.column_bits[j] >> at);
           p = is_stored ? p : Lanes{};
           ct = is_stored ? ct : Lanes{};
         }
@@ -190,28 +177,49 @@ class CotangentTask {
     }
   }
 
-  [[gnu::noinline]] void AddPositions(int down, int64_t row, const int32_t* columns, int count,
-                                      int64_t feature) {
-    Block& block = blocks_[down];
-    alignas(64) Acc p[kCell], ct[kCell], lse[kCell], ct_sums[kCell];
-    for (int i = 0; i < count; ++i) UpcomingRows(other_b_, columns[i], 1).Fetch(1);
-    Dots(own_a_.Row(rows_.FirstRow(down) + row), other_a_, columns, count, p);
-    Dots(own_b_.Row(rows_.FirstRow(down) + row), other_b_, columns, count, ct);
-    for (int i = 0; i < count; ++i) {
-      lse[i] = kByKeys ? Lse(columns[i]) : block.lse[row];
-      ct_sums[i] = kByKeys ? Acc(ct_sums_[columns[i]]) : block.ct_sums[row];
+  JAXSPARSE_INLINE void AddPositions(const Cell& cell, int64_t feature, UpcomingCell* upcoming) {
+    Block& block = blocks_[cell.down];
+    const Positions positions(cell);
+    const int64_t first = rows_.FirstRow(cell.down);
+    for (int i = 0; i < positions.count(); i += kLanes) {
+      Store<kLanes, Acc>(Lanes{}, scores_ + i);
+      Store<kLanes, Acc>(Lanes{}, cotangents_ + i);
     }
-    for (int i = count; i % kLanes != 0; ++i) p[i] = ct[i] = lse[i] = ct_sums[i] = 0;
-    for (int i = 0; i < count; i += kLanes) {
-      const Lanes weight = Exp<kLanes>(Load<kLanes>(p + i) * scale_ - Load<kLanes>(lse + i));
-      Store<kLanes, Acc>(weight * (Load<kLanes>(ct + i) + Load<kLanes>(ct_sums + i)), ct + i);
-      Store<kLanes, Acc>(weight, p + i);
+    for (int64_t f = 0; f < own_a_.size; f += kMost) {
+      block.a.Stage(own_a_, first, f, cell.used_rows);
+      staged_a_.Stage(other_a_, cell.first, f, cell.used_columns);
+      AddDots<Acc>(positions, block.a.data, block.a.stride, staged_a_.data, staged_a_.stride,
+                   PaddedPart<Acc>(own_a_.size, f), cell.used_rows, upcoming, scores_);
     }
-    AddRows(ct, other_a_, columns, count, feature, Part(own_a_.size, feature), Acc(1),
-            block.sums_a + row * kMost);
+    for (int64_t f = 0; f < own_b_.size; f += kMost) {
+      block.b.Stage(own_b_, first, f, cell.used_rows);
+      staged_b_.Stage(other_b_, cell.first, f, cell.used_columns);
+      AddDots<Acc>(positions, block.b.data, block.b.stride, staged_b_.data, staged_b_.stride,
+                   PaddedPart<Acc>(own_b_.size, f), cell.used_rows, upcoming, cotangents_);
+    }
+    WeighPositions(cell, positions, block);
+    StageOthers(cell, feature);
+    AddRows<Acc>(positions, cotangents_, staged_a_.data, staged_a_.stride,
+                 PaddedPart<Acc>(own_a_.size, feature), cell.used_rows, nullptr, block.sums_a);
     if constexpr (kByKeys) {
-      AddRows(p, other_b_, columns, count, feature, Part(own_b_.size, feature), Acc(1),
-              block.sums_b + row * kMost);
+      AddRows<Acc>(positions, scores_, staged_b_.data, staged_b_.stride,
+                   PaddedPart<Acc>(own_b_.size, feature), cell.used_rows, nullptr, block.sums_b);
+    }
+  }
+
+  JAXSPARSE_INLINE void WeighPositions(const Cell& cell, const Positions& positions,
+                                       const Block& block) {
+    for (int r = 0; r < kCell; ++r) {
+      for (int i = positions.begins[r]; i < positions.begins[r + 1]; ++i) {
+        const int64_t column = cell.first + positions.columns[i];
+        scores_[i] = scores_[i] * scale_ - (kByKeys ? Lse(column) : block.lse[r]);
+        cotangents_[i] += kByKeys ? Acc(ct_sums_[column]) : block.ct_sums[r];
+      }
+    }
+    for (int i = 0; i < positions.count(); i += kLanes) {
+      const Lanes p = Exp<kLanes>(Load<kLanes>(scores_ + i));
+      Store<kLanes, Acc>(p, scores_ + i);
+      Store<kLanes, Acc>(p * Load<kLanes>(cotangents_ + i), cotangents_ + i);
     }
   }
 
@@ -220,8 +228,8 @@ class CotangentTask {
     const HeadRows<T> out{array, problem_.batch, entry_,
                           head,  heads,          kByKeys ? problem_.keys : problem_.queries,
                           size};
-    const int64_t part = Part(size, feature), first = rows_.FirstRow(down);
-    UpcomingRows(out, first, kCell).Fetch(kCell);
+    const int64_t part = PartOf<Acc>(size, feature), first = rows_.FirstRow(down);
+    UpcomingRows(out, first, LowBits(rows_.counts[down])).Fetch(kCell);
     for (int64_t r = 0; r < rows_.counts[down]; ++r) {
       for (int64_t f = 0; f < part; f += kLanes) {
         StoreSome<kLanes, Acc>(Load<kLanes>(sums + r * kMost + f) * factor, part - f,
@@ -238,8 +246,7 @@ class CotangentTask {
   const float* lse_ = nullptr;      // of the query head
   const float* ct_sums_ = nullptr;  // of the query head
   Block blocks_[kCellsOfTile];
-  StagedRows<T, Factor::kRight> staged_a_;
-  StagedRows<T, kByKeys ? Factor::kRight : Factor::kLeft> staged_b_;
+  StagedRows<T> staged_a_, staged_b_;
   alignas(64) Acc scores_[kCell * kCell], cotangents_[kCell * kCell];
 };
 
