@@ -25,9 +25,8 @@ class CotangentTask {
  public:
   JAXSPARSE_INLINE CotangentTask(const Problem& p, const HeadTasks& tasks, int64_t task)
       : problem_(p), scale_(static_cast<Acc>(p.scale)) {
-    const int64_t heads = kByKeys ? p.groups : p.groups * p.per_group;
-    entry_ = tasks.Head(task) / heads;
-    const int64_t head = tasks.Head(task) % heads;
+    const int64_t head = tasks.Head(task);
+    entry_ = tasks.Entry(task);
     group_ = kByKeys ? head : head / p.per_group;
     first_of_group_ = kByKeys ? 0 : head % p.per_group;
     const HeadMask mask = MaskOf(first_of_group_);
@@ -96,6 +95,9 @@ class CotangentTask {
     own_b_ = kByKeys ? value : ct_out;
     other_a_ = kByKeys ? query : key;
     other_b_ = kByKeys ? ct_out : value;
+    for (int down = 0; down < kCellsOfTile; ++down) {
+      UpcomingCell(own_a_, own_b_, rows_.FirstRow(down), LowBits(rows_.counts[down])).FetchAll();
+    }
     for (int down = 0; down < kCellsOfTile && !kByKeys; ++down) {
       Block& block = blocks_[down];
       for (int64_t r = 0; r < kCell; ++r) {
@@ -253,9 +255,9 @@ class CotangentTask {
 // Tasks of keys first, which take longest.
 template <typename T>
 void AttentionCotangent(const AttentionCotangentProblem& problem, Workers& workers) {
-  const int64_t groups = problem.batch.count * problem.groups;
-  const HeadTasks keys(problem.transposed_mask, groups, workers);
-  const HeadTasks queries(problem.mask, groups * problem.per_group, workers);
+  const int64_t entries = problem.batch.count, groups = problem.groups;
+  const HeadTasks keys(problem.transposed_mask, entries, groups, workers);
+  const HeadTasks queries(problem.mask, entries, groups * problem.per_group, workers);
   ParallelFor(workers, keys.count() + queries.count(), [&](int64_t task) {
     if (task < keys.count()) {
       CotangentTask<T, Owner::kKeys>(problem, keys, task).Run();

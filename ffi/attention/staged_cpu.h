@@ -2,6 +2,8 @@
 // instruction set, as the kernels are.
 #pragma once
 
+#include <utility>
+
 #include "attention/heads_cpu.h"
 #include "cpu/simd.h"
 
@@ -81,6 +83,11 @@ class UpcomingCell {
                                 const Cell& next)
       : UpcomingCell(a, b, next.stored > 0 ? next.first : 0, Missing(cell, next)) {}
 
+  template <typename T>
+  JAXSPARSE_INLINE UpcomingCell(const HeadRows<T>& a, const HeadRows<T>& b, int64_t first,
+                                uint64_t which)
+      : a_(a, first, which), b_(b, first, which) {}
+
   // As many as are to come while one tile of products is computed.
   JAXSPARSE_INLINE void FetchSome() {
     a_.Fetch(3);
@@ -92,11 +99,6 @@ class UpcomingCell {
   }
 
  private:
-  template <typename T>
-  JAXSPARSE_INLINE UpcomingCell(const HeadRows<T>& a, const HeadRows<T>& b, int64_t first,
-                                uint64_t which)
-      : a_(a, first, which), b_(b, first, which) {}
-
   JAXSPARSE_INLINE static uint64_t Missing(const Cell& cell, const Cell& next) {
     if (next.stored == 0) return 0;
     return next.used_columns & ~(next.first == cell.first ? cell.used_columns : 0);
@@ -166,6 +168,32 @@ class StagedRows {
   alignas(64) Acc copy_[kCell * kMostFeatures<Acc>];
 };
 
+// Elements of the first halves of two vectors in turn, or of their second halves.
+template <bool kSecond, typename Acc, int kLanes, size_t... kIndex>
+JAXSPARSE_INLINE Vector<Acc, kLanes> Interleave(Vector<Acc, kLanes> a, Vector<Acc, kLanes> b,
+                                                std::index_sequence<kIndex...>) {
+  constexpr size_t kFirst = kSecond ? kLanes / 2 : 0;
+  return Vector<Acc, kLanes>{(kIndex % 2 == 0 ? a : b)[kFirst + kIndex / 2]...};
+}
+
+// Rows become columns when half of them are interleaved with the others as often as halves of their
+// number can be taken.
+template <int kLanes, typename Acc>
+JAXSPARSE_INLINE void Transpose(Vector<Acc, kLanes>* rows) {
+  constexpr std::make_index_sequence<kLanes> kIndex;
+#pragma GCC unroll 4
+  for (int times = kLanes; times > 1; times /= 2) {
+    Vector<Acc, kLanes> result[kLanes];
+#pragma GCC unroll 8
+    for (int i = 0; i < kLanes / 2; ++i) {
+      result[2 * i] = Interleave<false, Acc, kLanes>(rows[i], rows[i + kLanes / 2], kIndex);
+      result[2 * i + 1] = Interleave<true, Acc, kLanes>(rows[i], rows[i + kLanes / 2], kIndex);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) rows[i] = result[i];
+  }
+}
+
 // The same transposed: a feature of 64 rows side by side, with zeros in place of missing rows.
 template <typename T>
 class StagedColumns {
@@ -178,11 +206,16 @@ class StagedColumns {
     if (feature == feature_) return;
     feature_ = feature;
     const int64_t size = PartOf<Acc>(rows.size, feature);
-    for (int64_t r = 0; r < kCell; ++r) {
+    for (int64_t r = 0; r < kCell; r += kLanes) {
       for (int64_t f = 0; f < size; f += kLanes) {
-        Vector<Acc, kLanes> v = {};
-        if (r < count) v = LoadSome<kLanes>(rows.Row(first + r) + feature + f, size - f);
-        for (int l = 0; l < kLanes && f + l < size; ++l) data[(f + l) * kCell + r] = v[l];
+        Vector<Acc, kLanes> block[kLanes] = {};
+        for (int64_t i = 0; i < kLanes && r + i < count; ++i) {
+          block[i] = LoadSome<kLanes>(rows.Row(first + r + i) + feature + f, size - f);
+        }
+        Transpose<kLanes, Acc>(block);
+        for (int64_t i = 0; i < kLanes; ++i) {
+          Store<kLanes, Acc>(block[i], data + (f + i) * kCell + r);
+        }
       }
     }
   }

@@ -16,8 +16,8 @@ class AttentionTask {
  public:
   JAXSPARSE_INLINE AttentionTask(const AttentionProblem& p, const HeadTasks& tasks, int64_t task)
       : scale_(static_cast<Acc>(p.scale)) {
-    const int64_t heads = p.groups * p.per_group, head = tasks.Head(task) % heads;
-    const int64_t entry = tasks.Head(task) / heads, group = head / p.per_group;
+    const int64_t heads = p.groups * p.per_group, head = tasks.Head(task);
+    const int64_t entry = tasks.Entry(task), group = head / p.per_group;
     query_ = {p.query, p.batch, entry, head, heads, p.queries, p.head_size};
     key_ = {p.key, p.batch, entry, group, p.groups, p.keys, p.head_size};
     value_ = {p.value, p.batch, entry, group, p.groups, p.keys, p.value_size};
@@ -29,6 +29,9 @@ class AttentionTask {
 
   // More features of values than sums are kept of take a pass for each part of them.
   JAXSPARSE_INLINE void Run() {
+    for (int down = 0; down < kCellsOfTile; ++down) {
+      UpcomingRows(query_, rows_.FirstRow(down), LowBits(rows_.counts[down])).Fetch(kCell);
+    }
     int64_t feature = 0;
     do {
       Sum(feature);
@@ -136,7 +139,7 @@ class AttentionTask {
 
 template <typename T>
 void Attention(const AttentionProblem& problem, Workers& workers) {
-  const HeadTasks tasks(problem.mask, problem.batch.count * problem.groups * problem.per_group,
+  const HeadTasks tasks(problem.mask, problem.batch.count, problem.groups * problem.per_group,
                         workers);
   ParallelFor(workers, tasks.count(),
               [&](int64_t task) { AttentionTask<T>(problem, tasks, task).Run(); });
