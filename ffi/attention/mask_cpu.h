@@ -19,6 +19,11 @@ JAXSPARSE_INLINE uint64_t LowBits(int64_t count) {
   return count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
 }
 
+// Columns of a mask, whole tiles of it but for the last one.
+struct ColumnRange {
+  int64_t begin, end;
+};
+
 // The mask of one head.
 struct HeadMask {
   int64_t rows = 0, capacity = 0, cells = 0;
@@ -43,6 +48,15 @@ struct HeadMask {
   // Rows of tiles by falling length, as far as `order` is right.
   JAXSPARSE_INLINE int64_t RowOfTiles(int64_t place) const {
     return Within(static_cast<uint32_t>(order[place]), static_cast<uint32_t>(rows));
+  }
+
+  JAXSPARSE_INLINE bool HasTiles(int64_t row_of_tiles, const ColumnRange& range) const {
+    const RowBounds bounds(offsets, row_of_tiles, capacity);
+    for (int64_t i = bounds.begin; i < bounds.end; ++i) {
+      const int64_t first = int64_t{MaskColumnOf(entries[i])} * kMaskTile;
+      if (range.begin <= first && first < range.end) return true;
+    }
+    return false;
   }
 
   // Calls visit(cell's row in the tile, first column, words) for the cells of a row of tiles that
@@ -74,6 +88,21 @@ struct HeadMask {
     }
   }
 };
+
+// 64 x 64 bits, by exchanging blocks of half the size, and so on.
+JAXSPARSE_INLINE void TransposeBits(const uint64_t* rows, uint64_t* columns) {
+  for (int r = 0; r < kCell; ++r) columns[r] = rows[r];
+  uint64_t low = 0xffffffffu;
+  for (int size = kCell / 2; size > 0; size /= 2, low ^= low << size) {
+    for (int block = 0; block < kCell; block += 2 * size) {
+      for (int r = block; r < block + size; ++r) {
+        const uint64_t exchanged = ((columns[r] >> size) ^ columns[r + size]) & low;
+        columns[r] ^= exchanged << size;
+        columns[r + size] ^= exchanged;
+      }
+    }
+  }
+}
 
 // A cell that stores positions of a matrix: bit c of rows[r], bit r of columns[c].
 struct Cell {
@@ -115,7 +144,7 @@ struct Cell {
     }
     if (IsDense()) {
       used_columns = all;
-      Transpose();
+      TransposeBits(row_bits, column_bits);
     }
   }
 
@@ -136,21 +165,6 @@ struct Cell {
       row_bits[r] = row;
     }
   }
-
-  // By exchanging blocks of half the size, and so on.
-  JAXSPARSE_INLINE void Transpose() {
-    for (int r = 0; r < kCell; ++r) column_bits[r] = row_bits[r];
-    uint64_t low = 0xffffffffu;
-    for (int size = kCell / 2; size > 0; size /= 2, low ^= low << size) {
-      for (int block = 0; block < kCell; block += 2 * size) {
-        for (int r = block; r < block + size; ++r) {
-          const uint64_t exchanged = ((column_bits[r] >> size) ^ column_bits[r + size]) & low;
-          column_bits[r] ^= exchanged << size;
-          column_bits[r + size] ^= exchanged;
-        }
-      }
-    }
-  }
 };
 
 // The stored positions of a cell, row by row.
@@ -160,11 +174,11 @@ struct Positions {
 
   JAXSPARSE_INLINE int count() const { return begins[kCell]; }
 
-  JAXSPARSE_INLINE explicit Positions(const Cell& cell) {
+  JAXSPARSE_INLINE explicit Positions(const uint64_t* row_bits) {
     int count = 0;
     for (int r = 0; r < kCell; ++r) {
       begins[r] = count;
-      for (uint64_t bits = cell.row_bits[r]; bits != 0; bits &= bits - 1) {
+      for (uint64_t bits = row_bits[r]; bits != 0; bits &= bits - 1) {
         columns[count++] = static_cast<uint8_t>(__builtin_ctzll(bits));
       }
     }
@@ -182,16 +196,16 @@ struct TaskRowsOfTiles {
   }
 };
 
-// Calls visit(cell, the cell after it) for the cells of such rows that store anything.
+// Calls visit(cell, the cell after it) for the cells of such rows and columns that store anything.
 template <typename F>
 JAXSPARSE_INLINE void VisitCells(const HeadMask& mask, const TaskRowsOfTiles& rows,
-                                 int64_t column_count, F&& visit) {
+                                 const ColumnRange& range, F&& visit) {
   Cell cells[2];
   int now = 0;
   mask.ForEachCell(rows.row_of_tiles, [&](int down, int64_t first, const uint32_t* words) {
     const int64_t count = rows.counts[down];
-    const int64_t columns = Between(0, column_count - first, kCell);
-    if (columns == 0 || count == 0) return;
+    const int64_t columns = Between(0, range.end - first, kCell);
+    if (first < range.begin || columns == 0 || count == 0) return;
     Cell& next = cells[1 - now];
     next.Read(down, first, words, count, columns);
     if (next.stored == 0) return;

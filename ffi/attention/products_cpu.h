@@ -87,7 +87,8 @@ JAXSPARSE_INLINE uint64_t AnyOf(const uint64_t* bits, int64_t count) {
 // `bits` do not have in any row and column of a tile may be left out.
 template <typename Acc>
 [[gnu::noinline]] void AddScores(const Acc* a, int64_t a_stride, int64_t rows, const Acc* columns,
-                                int64_t depth, const uint64_t* bits, UpcomingCell* upcoming, Acc* scores) {
+                                 int64_t depth, const uint64_t* bits, UpcomingCell* upcoming,
+                                 Acc* scores) {
   constexpr int kLanes = kMaxLanes<Acc>, kVectors = kCell / kLanes;
   ForEachRows(rows, [&]<int kRows>(int64_t j) __attribute__((always_inline)) {
     const uint64_t any = bits == nullptr ? ~uint64_t{0} : AnyOf(bits + j, kRows);
@@ -106,13 +107,17 @@ template <typename Acc>
   static_assert(kVectors * kLanes == kCell);
 }
 
-// sums[r] += weights[..][r] rows[..] for `count` of the 64 columns of weights, with `depth` rows of
-// `size` features, a multiple of the lanes. Where `bits` has none of a row, weights are 0.
-template <typename Acc>
+// sums[i] += weights(i, k) rows[k] for `count` rows of sums and `depth` rows of `size` features, a
+// multiple of the lanes; weights (i, k) stand at k * 64 + i if they are by columns, else at
+// i * 64 + k. Where `bits` has none of a row of sums, weights are 0.
+template <LeftFactor kWeights, typename Acc>
 [[gnu::noinline]] void AddWeighted(const Acc* weights, int64_t count, const Acc* rows,
-                                  int64_t row_stride, int64_t depth, int64_t size,
-                                  const uint64_t* bits, UpcomingCell* upcoming, Acc* sums) {
+                                   int64_t row_stride, int64_t depth, int64_t size,
+                                   const uint64_t* bits, UpcomingCell* upcoming, Acc* sums,
+                                   int64_t sums_stride) {
   constexpr int kLanes = kMaxLanes<Acc>;
+  constexpr int64_t kRowStep = kWeights == LeftFactor::kByRows ? kCell : 1;
+  constexpr int64_t kDepthStep = kWeights == LeftFactor::kByRows ? 1 : kCell;
   const int64_t vectors = size / kLanes;
   for (int64_t v = 0; v < vectors; v += kVectorsAcross) {
     const int64_t width = vectors - v < kVectorsAcross ? vectors - v : kVectorsAcross;
@@ -121,10 +126,10 @@ template <typename Acc>
       upcoming->FetchSome();
       if (any == 0) return;
       const int64_t first = __builtin_ctzll(any), last = 64 - __builtin_clzll(any);
-      MultiplyVectors<LeftFactor::kByColumns, kRows>(
-          width, weights + first * kCell + r, int64_t{kCell},
-          rows + first * row_stride + v * kLanes, row_stride, last - first,
-          sums + r * kMostFeatures<Acc> + v * kLanes, kMostFeatures<Acc>);
+      MultiplyVectors<kWeights, kRows>(width, weights + first * kDepthStep + r * kRowStep,
+                                       int64_t{kCell}, rows + first * row_stride + v * kLanes,
+                                       row_stride, last - first,
+                                       sums + r * sums_stride + v * kLanes, sums_stride);
     });
   }
 }
@@ -192,8 +197,8 @@ JAXSPARSE_INLINE void AddRowsTile(const Acc* weights, const Acc* rows, int64_t s
 // factors are 1.
 template <typename Acc>
 [[gnu::noinline]] void AddRows(const Positions& positions, const Acc* weights, const Acc* rows,
-                               int64_t stride, int64_t size, uint64_t used_rows,
-                               const Acc* factors, Acc* sums) {
+                               int64_t stride, int64_t size, uint64_t used_rows, const Acc* factors,
+                               Acc* sums, int64_t sums_stride) {
   constexpr int kLanes = kMaxLanes<Acc>;
   for (; used_rows != 0; used_rows &= used_rows - 1) {
     const int r = __builtin_ctzll(used_rows), begin = positions.begins[r];
@@ -202,8 +207,7 @@ template <typename Acc>
     const auto tiles = [&]<int kVectors>() __attribute__((always_inline)) {
       for (; f + kVectors * kLanes <= size; f += kVectors * kLanes) {
         AddRowsTile<kVectors>(weights + begin, rows + f, stride, positions.columns + begin,
-                              positions.begins[r + 1] - begin, factor,
-                              sums + r * kMostFeatures<Acc> + f);
+                              positions.begins[r + 1] - begin, factor, sums + r * sums_stride + f);
       }
     };
     tiles.template operator()<8>();

@@ -1,5 +1,5 @@
-// Operands of products of tiles, brought close and converted to accumulators. Compiled once for each
-// instruction set, as the kernels are.
+// Operands of products of tiles, brought close and converted to accumulators. Compiled once for
+// each instruction set, as the kernels are.
 #pragma once
 
 #include <utility>
@@ -49,8 +49,8 @@ JAXSPARSE_INLINE auto LanesOf(uint64_t bits) {
   return (Broadcast<kLanes>(static_cast<Int>(bits)) & bit_of) != 0;
 }
 
-// Rows that are wanted soon: they come to the cache a few at a time, while products are taken. In an
-// array of many heads they lie so far from one another that no processor foresees them.
+// Rows that are wanted soon: they come to the cache a few at a time, while products are taken. In
+// an array of many heads they lie so far from one another that no processor foresees them.
 class UpcomingRows {
  public:
   // Those of [first, first + 64) whose bit is set.
@@ -107,8 +107,8 @@ class UpcomingCell {
   UpcomingRows a_, b_;
 };
 
-// Some features of 64 rows, as accumulators: rows are copied where they are used. In an array of many
-// heads they lie a power of 2 apart, so that few of them could stay in the fastest cache.
+// Some features of 64 rows, as accumulators: rows are copied where they are used. In an array of
+// many heads they lie a power of 2 apart, so that few of them could stay in the fastest cache.
 template <typename T>
 class StagedRows {
   using Acc = typename Accumulator<T>::type;

@@ -50,11 +50,14 @@ class AttentionTask {
   };
 
   JAXSPARSE_INLINE void Sum(int64_t feature) {
-    for (Block& block : blocks_) {
-      block.softmax.Start();
-      for (Acc& sum : block.sums) sum = 0;
+    for (int down = 0; down < kCellsOfTile; ++down) {
+      blocks_[down].softmax.Start();
+      for (int64_t r = 0; r < rows_.counts[down]; ++r) {
+        Acc* sums = blocks_[down].sums + r * kMost;
+        for (int64_t f = 0; f < PaddedPart<Acc>(value_.size, feature); ++f) sums[f] = 0;
+      }
     }
-    VisitCells(mask_, rows_, key_.count, [&](const Cell& cell, const Cell& next) {
+    VisitCells(mask_, rows_, {0, key_.count}, [&](const Cell& cell, const Cell& next) {
       UpcomingCell upcoming(key_, value_, cell, next);
       if (!cell.IsDense() || !AddCell(cell, feature, &upcoming)) {
         AddPositions(cell, feature, &upcoming);
@@ -86,14 +89,15 @@ class AttentionTask {
         Store<kLanes, Acc>(Load<kLanes>(sums) * factors[r], sums);
       }
     }
-    AddWeighted<Acc>(weights_, count, staged_values_.data, staged_values_.stride, cell.columns,
-                     padded, cell.Rows(), upcoming, block.sums);
+    AddWeighted<LeftFactor::kByColumns>(weights_, count, staged_values_.data, staged_values_.stride,
+                                        cell.columns, padded, cell.Rows(), upcoming, block.sums,
+                                        kMost);
     return true;
   }
 
   JAXSPARSE_INLINE void AddPositions(const Cell& cell, int64_t feature, UpcomingCell* upcoming) {
     Block& block = blocks_[cell.down];
-    const Positions positions(cell);
+    const Positions positions(cell.row_bits);
     for (int i = 0; i < positions.count(); i += kLanes) {
       Store<kLanes, Acc>(Vector<Acc, kLanes>{}, weights_ + i);
     }
@@ -108,7 +112,7 @@ class AttentionTask {
     block.softmax.TakePositions(positions, cell.used_rows, scale_, weights_, factors);
     staged_values_.Stage(value_, cell.first, feature, cell.used_columns);
     AddRows<Acc>(positions, weights_, staged_values_.data, staged_values_.stride,
-                 PaddedPart<Acc>(value_.size, feature), cell.used_rows, factors, block.sums);
+                 PaddedPart<Acc>(value_.size, feature), cell.used_rows, factors, block.sums, kMost);
   }
 
   JAXSPARSE_INLINE void Write(int down, int64_t feature) {
