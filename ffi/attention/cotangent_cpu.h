@@ -362,17 +362,24 @@ JAXSPARSE_INLINE void ComputeTwice(const AttentionCotangentProblem& p, Workers& 
   });
 }
 
-// Tiles are cut into as many parts of keys as of queries. In a round, each part of keys meets
-// another part of queries: no two tasks add to the same result, and rounds follow one another.
+// How many parts of keys, and of queries, a head is cut into. The more, the more threads can work
+// on it, and the more often sums are read and written. It depends on the shape alone, as the order
+// of these sums does.
+JAXSPARSE_INLINE int64_t PartsOf(int64_t heads, int64_t tiles) {
+  constexpr int64_t kTilesOfPart = 4;              // at least, if there are enough tasks
+  constexpr int64_t kEnough = 8, kMostTasks = 64;  // of all heads
+  if (heads == 0 || tiles == 0) return 1;
+  const int64_t parts = Between(1, CeilDivide(kMostTasks, heads), tiles / kTilesOfPart);
+  return Between(parts, CeilDivide(kEnough, heads), tiles);
+}
+
+// In a round, each part of keys meets another part of queries: no two tasks add to the same result,
+// and rounds follow one another.
 template <typename T>
 JAXSPARSE_INLINE void ComputeInRounds(const AttentionCotangentProblem& p, Workers& workers) {
-  constexpr int64_t kTasks = 64;  // of a round, where that many threads may be
-  // Each part costs reading and writing the sums of the other side.
-  constexpr int64_t kLeastTiles = 4;
   const int64_t heads = p.batch.count * p.groups;
   const int64_t keys = p.transposed_mask.rows, queries = p.mask.rows;
-  const int64_t most = (keys < queries ? keys : queries) / kLeastTiles;
-  const int64_t parts = Between(1, CeilDivide(kTasks, heads > 0 ? heads : 1), most > 0 ? most : 1);
+  const int64_t parts = PartsOf(heads, keys < queries ? keys : queries);
   for (int64_t round = 0; round < parts; ++round) {
     ParallelFor(workers, heads * parts, [&](int64_t task) {
       const int64_t entry = task / p.groups / parts, group = task % p.groups;

@@ -13,7 +13,7 @@ constexpr int kCellsOfTile = kMaskTile / kMaskCell;  // in each direction
 
 // From so many stored positions on, all products of a cell cost less than those of its stored
 // positions one by one.
-constexpr int kDenseCell = kCell * kCell / 6;
+constexpr int kDenseCell = kCell * kCell * 3 / 8;
 
 JAXSPARSE_INLINE uint64_t LowBits(int64_t count) {
   return count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
