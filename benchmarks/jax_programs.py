@@ -7,6 +7,7 @@ that of the sum of the squares of the output, so that the forward pass is needed
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -232,16 +233,22 @@ def jaxsparse_softmax(problem: Problem, dtype: str, passed: str, **options: Any)
     )
 
 
+@functools.lru_cache(maxsize=1)  # both passes of a problem take it
+def _with_block_mask(problem: Problem) -> Topology:
+    return problem.topology().with_layout("block_mask")
+
+
 def jaxsparse_attention(problem: Problem, dtype: str, passed: str, **options: Any) -> Program:
-    """`sparse_attention`, with its option ``implementation``."""
-    topology = problem.topology()
+    """`sparse_attention` by a topology that carries a block mask, with its options."""
+    topology = _with_block_mask(problem)
+    mask = topology.layouts["block_mask"]
     return program_of(
         lambda q, k, v, topology: sparse_attention(q, k, v, topology, **options),
         tuple(problem.operands()[name] for name in ("query", "key", "value")),
         (topology,),
         passed,
         dtype,
-        read=_read(topology, options, *_ALL, transposed=passed != "forward"),
+        read=[*mask.rows, *(() if passed == "forward" else mask.columns)],
     )
 
 

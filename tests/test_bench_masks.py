@@ -196,6 +196,24 @@ def test_what_takes_the_same_time_is_measured_once():
     assert rows[0]["us"] == rows[2]["us"] and rows[0]["nnz"] != rows[2]["nnz"]
 
 
+@pytest.mark.parametrize("kind", ["documents", "window", "strided"])
+def test_masks_made_in_a_program(kind):
+    mask, cost = jax_programs._block_mask(mask_of(kind, 256))
+    assert mask.shape == (256, 256) and cost.ms > 0 and cost.nbytes > 128
+    if kind == "strided":
+        assert cost.in_program_ms is None
+    else:
+        assert 0 < cost.in_program_ms < 1000
+
+
+def test_what_stands_beside_a_figure_does_not_end_it(monkeypatch):
+    monkeypatch.setattr(jax_programs, "_peak", lambda compiled: 1 // 0)
+    case = case_of(mask_of("causal"), IMPLEMENTATIONS["dense"])
+    case.check("forward")
+    row = case.ran("forward")
+    assert row["peak_bytes"] is None and row["first_call_s"] > 0
+
+
 def test_what_would_take_too_much_memory_is_not_tried(monkeypatch):
     monkeypatch.setattr(jax_programs, "_MOST_BYTES_OF_A_BIAS", 2 * 128**2 - 1)
     with pytest.raises(MemoryError, match="the mask would be a bias of"):

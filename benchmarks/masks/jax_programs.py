@@ -11,14 +11,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from benchmarks.jax_programs import program_of
-from benchmarks.masks.made import Made, MaskCost, timed
+from benchmarks.masks.made import Made, MaskCost, if_known, timed
 from benchmarks.masks.problems import Problem
 from jaxsparse.block_mask import BlockMask
 from jaxsparse.csr import CSR
-from jaxsparse.masks import Mask
 from jaxsparse.ops.matmul import sddmm, spmm
 from jaxsparse.ops.sparse_attention import sparse_attention
 from jaxsparse.ops.sparse_softmax import sparse_softmax
@@ -36,11 +34,12 @@ def _made(
     passed: str,
     rest: Sequence[Any] = (),
     mask: MaskCost | None = None,
+    read: Sequence[jax.Array] | None = None,
 ) -> Made:
-    """Of a function of query, key, value and other arrays; compiled."""
+    """Of a function of query, key, value and other arrays, of which some are read; compiled."""
     operands = problem.operands()
     dense = tuple(operands[name] for name in ("query", "key", "value"))
-    program = program_of(function, dense, rest, passed, dtype)
+    program = program_of(function, dense, rest, passed, dtype, read=read)
     compiled, ms = timed(lambda: _compiled(program))
     return Made(
         dataclasses.replace(program, function=compiled), ms / 1e3, mask, lambda: _peak(compiled)
@@ -68,30 +67,21 @@ def _nbytes(tree: Any) -> int:
 # ---- jaxsparse ----
 
 
-def block_mask_of(mask: Mask, shape: tuple[int, int], **room: int) -> BlockMask:
-    """The block mask of a mask function."""
-    from_mask = getattr(BlockMask, "from_mask", None)
-    if from_mask is not None:
-        made: BlockMask = from_mask(mask, shape, **room)
-        return made
-    rows, columns = (np.arange(size) for size in shape)
-    return BlockMask.from_dense(np.asarray(mask(rows[:, None], columns[None, :])))
-
-
 @functools.lru_cache(maxsize=1)  # the passes of a problem share it
 def _block_mask(problem: Problem) -> tuple[BlockMask, MaskCost]:
     shape = (problem.length, problem.length)
-    made, ms = timed(lambda: jax.block_until_ready(block_mask_of(problem.mask, shape)))
-    return made, MaskCost(ms, ms, _nbytes(made), _in_program_ms(problem, made))
+    made, ms = timed(lambda: jax.block_until_ready(BlockMask.from_mask(problem.mask, shape)))
+    in_program = if_known(lambda: _in_program_ms(problem, made))
+    return made, MaskCost(ms, ms, _nbytes(made), in_program)
 
 
 def _in_program_ms(problem: Problem, like: BlockMask) -> float | None:
     """Milliseconds of a program that makes the mask of an array, with as much room as it takes."""
-    if problem.traced is None or not hasattr(BlockMask, "from_mask"):
+    if problem.traced is None:
         return None
     array, mask_of = problem.traced
     room = {"max_tiles": like.rows.entries.shape[-1], "max_cells": like.rows.bits.shape[-2]}
-    make = jax.jit(lambda array: block_mask_of(mask_of(array), like.shape, **room))
+    make = jax.jit(lambda array: BlockMask.from_mask(mask_of(array), like.shape, **room))
     times = [timed(lambda: jax.block_until_ready(make(array)))[1] for _ in range(1 + _TIMES)]
     return statistics.median(times[1:])
 
@@ -106,6 +96,7 @@ def by_block_mask(problem: Problem, dtype: str, passed: str, **options: Any) -> 
         passed,
         (mask,),
         cost,
+        [*mask.rows, *(() if passed == "forward" else mask.columns)],
     )
 
 
