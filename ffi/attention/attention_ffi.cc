@@ -70,7 +70,7 @@ struct Attention {
     Problem& p = *problem;
     Dimensions d;
     ElementType dtype(kFloats);
-    p.scale = static_cast<float>(call.Attribute<double>("scale"));
+    p.scale = call.Attribute<double>("scale");
     p.out = call.Result("out", dtype, {d.queries, d.groups, d.per_group, d.value_size});
     ElementType sums = AccumulatorOf(dtype);
     p.lse = call.Result("lse", sums, {d.groups, d.per_group, d.queries});
@@ -100,7 +100,7 @@ struct AttentionCotangent {
     Problem& p = *problem;
     Dimensions d;
     ElementType dtype(kFloats);
-    p.scale = static_cast<float>(call.Attribute<double>("scale"));
+    p.scale = call.Attribute<double>("scale");
     p.ct_query = call.Result("ct_query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
     ElementType sums = AccumulatorOf(dtype);
     p.ct_key = call.Result("ct_key", dtype, {d.keys, d.groups, d.head_size});

@@ -87,7 +87,7 @@ class CotangentTask {
 
   // Weights of a query that sees nothing are 0.
   JAXSPARSE_INLINE Acc Lse(int64_t query) const {
-    return lse_[query] == -kInfinity<float> ? kInfinity<Acc> : static_cast<Acc>(lse_[query]);
+    return lse_[query] == -kInfinity<Acc> ? kInfinity<Acc> : lse_[query];
   }
 
   // The terms of one query head.
@@ -98,8 +98,8 @@ class CotangentTask {
     const HeadRows<const T> ct_out{p.ct_out, p.batch, entry_, head, heads, p.queries, p.value_size};
     const HeadRows<const T> key{p.key, p.batch, entry_, group_, p.groups, p.keys, p.head_size};
     const HeadRows<const T> value{p.value, p.batch, entry_, group_, p.groups, p.keys, p.value_size};
-    lse_ = p.lse.At<const float>(p.batch, entry_) + head * p.queries;
-    ct_sums_ = p.ct_sums.At<const float>(p.batch, entry_) + head * p.queries;
+    lse_ = p.lse.At<const Acc>(p.batch, entry_) + head * p.queries;
+    ct_sums_ = p.ct_sums.At<const Acc>(p.batch, entry_) + head * p.queries;
     own_a_ = kByKeys ? key : query;
     own_b_ = kByKeys ? value : ct_out;
     other_a_ = kByKeys ? query : key;
@@ -332,8 +332,8 @@ class CotangentTask {
   const TaskRowsOfTiles rows_;
   HeadRows<T> results_[kResults], ct_query_;
   HeadRows<const T> own_a_, own_b_, other_a_, other_b_;
-  const float* lse_ = nullptr;      // of the query head
-  const float* ct_sums_ = nullptr;  // of the query head
+  const Acc* lse_ = nullptr;      // of the query head
+  const Acc* ct_sums_ = nullptr;  // of the query head
   Block blocks_[kCellsOfTile];
   StagedRows<T> staged_a_, staged_b_;
   alignas(64) Acc scores_[kCell * kCell], cotangents_[kCell * kCell];

@@ -70,13 +70,13 @@ struct AttentionProblem {
   int64_t queries = 0, keys = 0;
   int64_t groups = 1, per_group = 1;
   int64_t head_size = 0, value_size = 0;
-  float scale = 1;
-  MaskTiles mask;  // rows are queries
-  Array query;     // (queries, groups, per_group, head_size)
-  Array key;       // (keys, groups, head_size)
-  Array value;     // (keys, groups, value_size)
-  Array out;       // (queries, groups, per_group, value_size)
-  Array lse;       // (groups, per_group, queries), as sums
+  double scale = 1;  // kernels take it in sums' type
+  MaskTiles mask;    // rows are queries
+  Array query;       // (queries, groups, per_group, head_size)
+  Array key;         // (keys, groups, head_size)
+  Array value;       // (keys, groups, value_size)
+  Array out;         // (queries, groups, per_group, value_size)
+  Array lse;         // (groups, per_group, queries), as sums
   Workspace workspace;
 };
 
@@ -87,7 +87,7 @@ struct AttentionCotangentProblem {
   int64_t queries = 0, keys = 0;
   int64_t groups = 1, per_group = 1;
   int64_t head_size = 0, value_size = 0;
-  float scale = 1;
+  double scale = 1;           // kernels take it in sums' type
   MaskTiles mask;             // rows are queries
   MaskTiles transposed_mask;  // rows are keys
   Array query;                // as above

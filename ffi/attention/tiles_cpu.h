@@ -22,7 +22,7 @@ class AttentionTask {
     key_ = {p.key, p.batch, entry, group, p.groups, p.keys, p.head_size};
     value_ = {p.value, p.batch, entry, group, p.groups, p.keys, p.value_size};
     out_ = {p.out, p.batch, entry, head, heads, p.queries, p.value_size};
-    lse_ = p.lse.At<float>(p.batch, entry) + head * p.queries;
+    lse_ = p.lse.At<Acc>(p.batch, entry) + head * p.queries;
     mask_ = {p.mask, p.batch, entry, group, head % p.per_group};
     rows_ = tasks.Rows(task, mask_, p.queries);
   }
@@ -126,14 +126,14 @@ class AttentionTask {
         StoreSome<kLanes, Acc>(Load<kLanes>(block.sums + r * kMost + f) * inverse, size - f,
                                out + f);
       }
-      lse_[first + r] = static_cast<float>(block.softmax.LogSum(r));
+      lse_[first + r] = block.softmax.LogSum(r);
     }
   }
 
   const Acc scale_;
   HeadRows<const T> query_, key_, value_;
   HeadRows<T> out_;
-  float* lse_;
+  Acc* lse_;
   HeadMask mask_;
   TaskRowsOfTiles rows_;
   Block blocks_[kCellsOfTile];

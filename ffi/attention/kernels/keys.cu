@@ -288,7 +288,8 @@ class KeysConsumer {
     T* ct_value = item.place.At<T>(p_.batch, p_.ct_value) + at;
     T* ct_key = item.place.At<T>(p_.batch, p_.ct_key) + at;
     uint32_t not_finite = StoreRows(ct_value_, 1.0f, ct_value, stride, rows);
-    not_finite |= StoreRows(ct_key_, p_.scale, ct_key, stride, rows);
+    not_finite |=
+        StoreRows(ct_key_, static_cast<float>(static_cast<float>(p_.scale)), ct_key, stride, rows);
     if (!masked_) return;
     __syncwarp();
 #pragma unroll 1
@@ -324,7 +325,7 @@ class KeysConsumer {
       };
       ForEachStored(row, at % kMaskTile, static_cast<uint32_t>(p_.queries), add);
     }
-    key_sums.Store(ct_key, p_.scale);
+    key_sums.Store(ct_key, static_cast<float>(p_.scale));
     value_sums.Store(ct_value, 1.0f);
   }
 

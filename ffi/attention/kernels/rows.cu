@@ -280,7 +280,8 @@ class RowsConsumer {
     const int64_t left = p_.queries - first;
     const int rows = left < kMaskCell ? static_cast<int>(left) : kMaskCell;
     T* ct_query = item.place.At<T>(p_.batch, p_.ct_query) + first * stride + item.head * kSize;
-    uint32_t not_finite = StoreRows(ct_query_, p_.scale, ct_query, stride, rows);
+    uint32_t not_finite = StoreRows(ct_query_, static_cast<float>(static_cast<float>(p_.scale)),
+                                    ct_query, stride, rows);
     if (!masked_) return;
     __syncwarp();
 #pragma unroll 1
@@ -315,7 +316,7 @@ class RowsConsumer {
       return !sums.IsNan();
     };
     ForEachStored(row, at % kMaskTile, static_cast<uint32_t>(p_.keys), add);
-    sums.Store(ct_query, p_.scale);
+    sums.Store(ct_query, static_cast<float>(p_.scale));
   }
 
  public:

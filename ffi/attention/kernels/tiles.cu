@@ -237,7 +237,7 @@ class AttentionConsumer {
     of.key_step = p_.groups * kHeadSize;
     of.value_step = p_.groups * kValueSize;
     of.keys = static_cast<uint32_t>(p_.keys);
-    of.scale = p_.scale * kLog2OfE;
+    of.scale = static_cast<float>(p_.scale) * kLog2OfE;
 #pragma unroll 1
     for (; wrong != 0; wrong &= wrong - 1) {
       const uint32_t of_item = first_row + __ffs(static_cast<int>(wrong)) - 1;
@@ -305,7 +305,7 @@ class AttentionConsumer {
       const AttentionItem& item = control_.items[at.stage];
       slot.WaitUntilFull();
       if (!item.exists) break;
-      OnlineSoftmax softmax(p_.scale * kLog2OfE);
+      OnlineSoftmax softmax(static_cast<float>(p_.scale) * kLog2OfE);
       float sums[kSums] = {};
       const uint32_t queries = shared_ + at.stage * kConfig.QueryBytes() + group_ * kBlockBytes / 2;
       WaitForPhase(control_.QueryAt(at).full, at.phase);

@@ -52,7 +52,7 @@ class CotangentTest {
     p_.ct_value = Of(ct_value_, 0, size.keys * size.groups * kSize);
     p_.lse = Of(lse_, 0, rows);
     p_.ct_sums = Of(ct_sums_, 0, rows);
-    p_.log2_scale = p_.scale * kLog2OfE;
+    p_.log2_scale = static_cast<float>(p_.scale * kLog2OfE);
     const size_t some = of_queries_ / 3;
     if (wrong == Wrong::kQuery) static_cast<T*>(p_.query.data)[some] = FromFloat<T>(NAN);
     if (wrong == Wrong::kCtOut) ct_out_[some] = FromFloat<T>(NAN);

@@ -194,7 +194,7 @@ class AttentionTest {
     p.per_group = size_.per_group;
     p.head_size = kHeadSize;
     p.value_size = kValueSize;
-    p.scale = static_cast<float>(kScale);
+    p.scale = kScale;
     p.mask = mask_.AsOperand(mask_groups_, mask_per_group_, mask_entries_);
     const int64_t key_entry = key_entries_ > 1 ? size_.keys * size_.groups : 0;
     p.query = Of(query_, 0, size_.queries * Heads() * kHeadSize);

@@ -175,7 +175,7 @@ class AttentionTest {
         key_(Values<T>(random, KeySize())),
         value_(Values<T>(random, ValueSize())),
         ct_out_(Values<T>(random, OutSize())),
-        ct_sums_(Values<float>(random, LseSize())) {}
+        ct_sums_(Values<Acc>(random, LseSize())) {}
 
   // Numbers that are not finite, of which a head sees some and others not.
   void Poison(Random& random) {
@@ -219,18 +219,18 @@ class AttentionTest {
 
  private:
   using Acc = typename Accumulator<T>::type;
-  static constexpr float kScale = 0.3f;
+  static constexpr double kScale = 0.3;
 
   struct Results {
     std::unique_ptr<T[]> out, ct_query, ct_key, ct_value;
-    std::unique_ptr<float[]> lse;
+    std::unique_ptr<Acc[]> lse;
 
     explicit Results(const AttentionTest& test)
         : out(Block<T>(test.OutSize())),
           ct_query(Block<T>(test.QuerySize())),
           ct_key(Block<T>(test.KeySize())),
           ct_value(Block<T>(test.ValueSize())),
-          lse(Block<float>(test.LseSize())) {}
+          lse(Block<Acc>(test.LseSize())) {}
   };
 
   int64_t Heads() const { return sizes_.groups * sizes_.per_group; }
@@ -340,7 +340,7 @@ class AttentionTest {
           AddTo(&ct_key, k_at, ct, &query_[q_at], h);
           AddTo(&ct_value, v_at, p, &ct_out_[out_at], e);
         }
-        Expect(lse, greatest + std::log(sum), 1e-5, "lse");
+        Expect(lse, greatest + std::log(sum), sizeof(T) == 8 ? 1e-12 : 1e-5, "lse");
         for (int64_t f = 0; f < e; ++f) {
           const double expected = sum == 0 ? 0 : out[static_cast<size_t>(f)] / sum;
           Expect(ToFloat(results.out[out_at + f]), expected, kTolerance<T>, "out");
@@ -362,7 +362,7 @@ class AttentionTest {
   const std::vector<TestMask> masks_;
   MaskLists lists_, transposed_lists_;
   std::unique_ptr<T[]> query_, key_, value_, ct_out_;
-  std::unique_ptr<float[]> ct_sums_;
+  std::unique_ptr<Acc[]> ct_sums_;
 };
 
 // Features of more than one part, and of every remainder of a vector.
