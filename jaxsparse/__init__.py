@@ -13,7 +13,8 @@ from jaxsparse.explain import explain
 from jaxsparse.layouts import block_mask as _block_mask  # noqa: F401, registers a kind
 from jaxsparse.ops.linear import linear
 from jaxsparse.ops.matmul import sddmm, spmm
-from jaxsparse.ops.sparse_attention import merge_attention, sparse_attention
+from jaxsparse.ops.merge_attention import merge_attention
+from jaxsparse.ops.sparse_attention import sparse_attention
 from jaxsparse.ops.sparse_softmax import sparse_softmax
 from jaxsparse.topology import Topology
 

@@ -29,7 +29,14 @@ from jaxsparse.recurrent.primitive import recurrent_scan_p
 _MOST_MULTIPROCESSORS = 2**31 - 1  # a C++ int
 _OF_POSITIONS = {*(name for name, _ in PATTERN), *OF_MASKS}
 # Params that the types of operands and results tell.
-_OF_TYPES = ("out_dtype", "columns", "mask_of_group", "mask_of_head", "has_pattern")
+_OF_TYPES = (
+    "out_dtype",
+    "columns",
+    "mask_of_group",
+    "mask_of_head",
+    "has_mask",
+    "has_pattern",
+)
 _OTHER_PROGRAM = "other scans, which are explained where no device is named"
 
 

@@ -13,7 +13,15 @@ from covering import combinations
 from jax.test_util import check_grads
 from reference import attention
 
-from jaxsparse import BlockMask, Topology, masks, merge_attention, sparse_attention
+from jaxsparse import (
+    H200,
+    BlockMask,
+    Topology,
+    explain,
+    masks,
+    merge_attention,
+    sparse_attention,
+)
 
 # Rounding of what is multiplied, relative to sums of magnitudes.
 TOLERANCE = {"float64": 1e-13, "float32": 3e-6, "bfloat16": 2.0**-7, "float16": 2.0**-10}
@@ -285,6 +293,47 @@ def test_masks_of_every_form_agree():
     np.testing.assert_allclose(
         everything, attention(q, k, v, np.ones((100, 90), bool)), rtol=1e-5, atol=1e-6
     )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "h", "e", "kind", "expected"),
+    [
+        ("bfloat16", 64, 64, "block_mask", "tiles"),
+        ("float16", 128, 128, "topology", "tiles"),
+        ("bfloat16", 40, 72, "block_mask", "the kernel of heads of 128, padded, because"),
+        ("float32", 64, 64, "block_mask", "attention by blocks of keys in plain XLA, because"),
+        ("float32", 64, 64, "topology", "sddmm, sparse_softmax and spmm, because no kernel takes"),
+        ("bfloat16", 64, 64, "graph", "because a block mask of the pattern would take much memory"),
+    ],
+)
+def test_explain(dtype, h, e, kind, expected):
+    mask = masks.causal() & masks.band(300)
+    stored = BlockMask.from_mask(mask, (1000, 1000))
+    if kind == "topology":
+        stored = Topology.from_mask(mask, (1000, 1000))
+    t = 1000
+    if kind == "graph":
+        t = 60000
+        stored = Topology.from_mask(masks.strided(15000), (t, t))
+    x = [jax.ShapeDtypeStruct((1, t, 2, size), dtype) for size in (h, h, e)]
+
+    def loss(q, k, v, mask):
+        return jnp.sum(sparse_attention(q, k, v, mask))
+
+    calls = explain(jax.grad(loss, (0, 1, 2)), *x, stored, device=H200)
+    assert [call.operation for call in calls] == [
+        "attention",
+        "attention_tangent",
+        "attention_cotangent",
+    ] or [call.operation for call in calls] == ["attention", "attention_cotangent"]
+    for call in calls:
+        if call.operation == "attention_tangent":
+            continue
+        assert expected in str(call) and call.shape == (t, t)
+        assert (call.variant == "tiles") == (expected == "tiles")
+    if kind == "block_mask":
+        assert "mask (1000, 1000) with 26 of 64 tiles, 42 of 256 cells partial" in str(calls[0])
+        assert calls[0].entries is None
 
 
 def test_errors():

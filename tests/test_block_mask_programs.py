@@ -55,6 +55,21 @@ def test_functions_of_traced_arrays():
     np.testing.assert_array_equal(np.sort(by_kind.rows.entries[:6] >> 24), states[0])
 
 
+def test_strict_promotion():
+    def make(ids, chosen, topology, dense):
+        mask = masks.documents(ids) & masks.global_tokens(ids) | masks.random(0.9, 300)
+        blocks = BlockMask.from_blocks(chosen, (64, 16), within=masks.strided(3) & masks.block(9))
+        function = BlockMask.from_mask(lambda rows, columns: ids[rows] == ids[columns], (300, 300))
+        made = BlockMask.from_mask(mask, (300, 200)), blocks, function
+        made += BlockMask.from_topology(topology), BlockMask.from_dense(dense)
+        return [x.to_dense() for x in made]
+
+    topology = Topology.from_mask(np.eye(70, dtype=bool), nse=80)
+    operands = IDS[:300].astype(np.int32), np.eye(3, 4, dtype=bool), topology, np.eye(70) > 0
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        assert jax.eval_shape(make, *operands)[0].shape == (300, 200)
+
+
 def test_nothing_in_a_program_has_the_size_of_the_scores():
     T = 65_536
 

@@ -187,7 +187,7 @@ def test_gradient_of_attention(dtype):
         scores = jnp.einsum("btnh,bsnh->bnts", q, k) * 8**-0.5
         weights = jax.nn.softmax(jnp.where(MASK, scores, -1e30), axis=-1)
         weights = jnp.where(MASK, weights, 0)
-        out = jnp.einsum("bnts,bsnh->btnh", weights, v).astype(dtype).astype(v.dtype)
+        out = rounded_to(dtype, jnp.einsum("bnts,bsnh->btnh", weights, v))
         sums = jnp.einsum("btnh,btnh->bnt", out, ct)[..., None]
         dp = weights * (jnp.einsum("btnh,bsnh->bnts", ct, v) - sums) * 8**-0.5
         return jnp.einsum("bnts,bsnh->btnh", dp, k), jnp.einsum("bnts,btnh->bsnh", dp, q)

@@ -11,7 +11,7 @@ import pytest
 
 nnx = pytest.importorskip("flax.nnx")
 
-from jaxsparse import Topology, masks, sparse_attention  # noqa: E402
+from jaxsparse import BlockMask, Topology, masks, sparse_attention  # noqa: E402
 from jaxsparse.nn import (  # noqa: E402
     SparseAttention,
     SparseMultiHeadAttention,
@@ -272,7 +272,7 @@ def test_linen_bridge_and_remat():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"mask": jnp.ones((LENGTH, LENGTH), bool)}, "SparseAttention: mask can't be had"),
+        ({"mask": jnp.ones((LENGTH, LENGTH), bool)}, "or the call a mask, got both"),
         ({"is_causal": True}, "SparseAttention: is_causal can't be had"),
         ({"sow_weights": True}, "sow_weights"),
     ],
@@ -282,6 +282,28 @@ def test_options_that_the_pattern_replaces(options, message):
     layer = SparseMultiHeadAttention(HEADS, FEATURES, pattern=TOPOLOGY, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=message):
         layer(inputs(2), **options)
+
+
+def test_documents_that_change_with_each_call():
+    layer = SparseMultiHeadAttention(HEADS, FEATURES, pattern=None, rngs=nnx.Rngs(0))
+    x = inputs(2)
+
+    @nnx.jit
+    def attend(layer, x, ids):
+        def mask_of(ids):
+            mask = masks.documents(ids) & masks.causal()
+            return BlockMask.from_mask(mask, (LENGTH, LENGTH))
+
+        return layer(x, mask=jax.vmap(mask_of)(ids).reshape_batch(2, 1))
+
+    ids = np.array([np.arange(LENGTH) // 7, np.arange(LENGTH) // 5])
+    out = attend(layer, x, ids)
+    for i in range(2):
+        topology = Topology.from_mask(masks.documents(ids[i]) & masks.causal(), (LENGTH, LENGTH))
+        same = SparseMultiHeadAttention(HEADS, FEATURES, pattern=topology, rngs=nnx.Rngs(0))
+        np.testing.assert_allclose(out[i], same(x[i]), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="or the call a mask, got neither"):
+        layer(x)
 
 
 def test_layers_on_one_pattern_can_be_donated():

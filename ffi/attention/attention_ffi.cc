@@ -33,6 +33,12 @@ struct MaskHeads {
   }
 };
 
+// What sums of such numbers are taken in.
+ElementType AccumulatorOf(const ElementType& dtype) {
+  if (dtype.is(ffi::F64)) return {ffi::F64};
+  return {ffi::F32};
+}
+
 int64_t SizeOf(const Extent& extent) {
   return (extent.dimension == nullptr ? 0 : extent.dimension->size) + extent.more;
 }
@@ -66,8 +72,8 @@ struct Attention {
     ElementType dtype(kFloats);
     p.scale = static_cast<float>(call.Attribute<double>("scale"));
     p.out = call.Result("out", dtype, {d.queries, d.groups, d.per_group, d.value_size});
-    ElementType float32{ffi::F32};
-    p.lse = call.Result("lse", float32, {d.groups, d.per_group, d.queries});
+    ElementType sums = AccumulatorOf(dtype);
+    p.lse = call.Result("lse", sums, {d.groups, d.per_group, d.queries});
     p.workspace = call.ResultWorkspace(call.Integer("workspace", 0, kMostBytes));
     p.query = call.Operand("query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
     p.key = call.Operand("key", dtype, {d.keys, d.groups, d.head_size});
@@ -93,9 +99,10 @@ struct AttentionCotangent {
   static void Parse(CallParser& call, Problem* problem) {
     Problem& p = *problem;
     Dimensions d;
-    ElementType dtype(kFloats), float32{ffi::F32};
+    ElementType dtype(kFloats);
     p.scale = static_cast<float>(call.Attribute<double>("scale"));
     p.ct_query = call.Result("ct_query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
+    ElementType sums = AccumulatorOf(dtype);
     p.ct_key = call.Result("ct_key", dtype, {d.keys, d.groups, d.head_size});
     p.ct_value = call.Result("ct_value", dtype, {d.keys, d.groups, d.value_size});
     p.workspace = call.ResultWorkspace(call.Integer("workspace", 0, kMostBytes));
@@ -105,9 +112,9 @@ struct AttentionCotangent {
     const MaskHeads heads = MaskHeads::Of(call, d);
     p.mask = OperandMask(call, heads, d.queries.size, d.keys.size);
     p.transposed_mask = OperandMask(call, heads, d.keys.size, d.queries.size);
-    p.lse = call.Operand("lse", float32, {d.groups, d.per_group, d.queries});
+    p.lse = call.Operand("lse", sums, {d.groups, d.per_group, d.queries});
     p.ct_out = call.Operand("ct_out", dtype, {d.queries, d.groups, d.per_group, d.value_size});
-    p.ct_sums = call.Operand("ct_sums", float32, {d.groups, d.per_group, d.queries});
+    p.ct_sums = call.Operand("ct_sums", sums, {d.groups, d.per_group, d.queries});
     d.WriteTo(&p);
     p.batch = call.batch();
     p.dtype = DTypeOf(dtype);

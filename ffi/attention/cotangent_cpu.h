@@ -1,6 +1,5 @@
-// The CPU kernel of attention's cotangents: a task has up to 128 queries of a head, or as many
-// keys. Scores are computed anew for both, so that each result is one task's and nothing is added
-// across tasks. Compiled once for each instruction set, as the other kernels are.
+// The CPU kernel of attention's cotangents: of up to 128 keys, or as many queries, of a head.
+// Compiled once for each instruction set, as the other kernels are.
 #pragma once
 
 #include "attention/softmax_cpu.h"
@@ -10,9 +9,10 @@ namespace {
 
 enum class Owner { kQueries, kKeys };
 
-// The owner's rows are those of the mask. They have factors `a`, of the scores (queries or keys),
-// and `b`, of the weights' cotangents (cotangents of the result, or values); its columns have the
-// other two.
+// Cotangents of the rows of the owner's mask, and where accumulators can be added to the result,
+// what keys bring to those of queries as well: else scores are computed anew for these. Rows have
+// factors `a`, of the scores (queries or keys), and `b`, of the weights' cotangents (cotangents of
+// the result, or values); columns have the other two.
 template <typename T, Owner kOwner>
 class CotangentTask {
   using Acc = typename Accumulator<T>::type;
@@ -21,56 +21,64 @@ class CotangentTask {
   using Lanes = Vector<Acc, kLanes>;
   static constexpr int64_t kMost = kMostFeatures<Acc>;
   static constexpr bool kByKeys = kOwner == Owner::kKeys;
-  static constexpr int kRowsPerTile = 2;  // of the next cell's, fetched for a tile of this one
+  static constexpr bool kAddsToQueries = kByKeys && std::is_same_v<T, Acc>;
 
  public:
-  JAXSPARSE_INLINE CotangentTask(const Problem& p, const HeadTasks& tasks, int64_t task)
-      : problem_(p), scale_(static_cast<Acc>(p.scale)) {
-    const int64_t heads = kByKeys ? p.groups : p.groups * p.per_group;
-    entry_ = tasks.Head(task) / heads;
-    const int64_t head = tasks.Head(task) % heads;
-    group_ = kByKeys ? head : head / p.per_group;
-    first_of_group_ = kByKeys ? 0 : head % p.per_group;
-    const HeadMask mask = MaskOf(first_of_group_);
-    rows_ = tasks.Rows(task, mask, kByKeys ? p.keys : p.queries);
+  // `head`: of keys or of queries.
+  JAXSPARSE_INLINE CotangentTask(const Problem& p, int64_t entry, int64_t head,
+                                 const TaskRowsOfTiles& rows)
+      : problem_(p),
+        scale_(static_cast<Acc>(p.scale)),
+        entry_(entry),
+        group_(kByKeys ? head : head / p.per_group),
+        first_of_group_(kByKeys ? 0 : head % p.per_group),
+        rows_(rows) {
+    if constexpr (kByKeys) {
+      results_[0] = {p.ct_key, p.batch, entry, head, p.groups, p.keys, p.head_size};
+      results_[1] = {p.ct_value, p.batch, entry, head, p.groups, p.keys, p.value_size};
+    } else {
+      const int64_t heads = p.groups * p.per_group;
+      results_[0] = {p.ct_query, p.batch, entry, head, heads, p.queries, p.head_size};
+    }
   }
 
-  // More features than sums are kept of take a pass for each part of them.
-  JAXSPARSE_INLINE void Run() {
-    const Problem& p = problem_;
+  // The terms of a range of columns, which are added to the results unless they are the first. More
+  // features than sums are kept of take a pass for each part of them.
+  JAXSPARSE_INLINE void Run(const ColumnRange& range, bool is_first) {
+    if (!is_first && !HasTerms(range)) return;
     int64_t feature = 0;
     do {
-      for (Block& block : blocks_) block.Clear();
-      for (int64_t i = first_of_group_; i < (kByKeys ? p.per_group : first_of_group_ + 1); ++i) {
-        SumHead(i, feature);
-      }
       for (int down = 0; down < kCellsOfTile; ++down) {
-        if constexpr (kByKeys) {
-          Write(p.ct_key, group_, p.groups, p.head_size, scale_, blocks_[down].sums_a, down,
-                feature);
-          Write(p.ct_value, group_, p.groups, p.value_size, Acc(1), blocks_[down].sums_b, down,
-                feature);
-        } else {
-          Write(p.ct_query, group_ * p.per_group + first_of_group_, p.groups * p.per_group,
-                p.head_size, scale_, blocks_[down].sums_a, down, feature);
-        }
+        for (int i = 0; i < kResults; ++i) Start(down, i, feature, is_first);
+      }
+      const int64_t heads = kByKeys ? problem_.per_group : 1;
+      for (int64_t i = 0; i < heads; ++i) SumHead(first_of_group_ + i, range, feature);
+      for (int down = 0; down < kCellsOfTile; ++down) {
+        for (int i = 0; i < kResults; ++i) Write(down, i, feature);
       }
       feature += kMost;
-    } while (feature < p.head_size || (kByKeys && feature < p.value_size));
+    } while (feature < results_[0].size || feature < results_[kResults - 1].size);
   }
 
  private:
+  static constexpr int kResults = kByKeys ? 2 : 1;  // of factors a, b
+
   // What is kept of 64 rows.
   struct Block {
-    StagedColumns<T> a, b;
+    StagedRows<T> a, b;
+    StagedColumns<T> a_columns, b_columns;
     alignas(64) Acc lse[kCell], ct_sums[kCell];  // of queries
-    alignas(64) Acc sums_a[kCell * kMost], sums_b[kByKeys ? kCell * kMost : 1];
-
-    JAXSPARSE_INLINE void Clear() {
-      for (Acc& sum : sums_a) sum = 0;
-      for (Acc& sum : sums_b) sum = 0;
-    }
+    alignas(64) Acc sums[kResults][kCell * kMost];
+    bool is_a_finite;
   };
+
+  JAXSPARSE_INLINE bool HasTerms(const ColumnRange& range) const {
+    const int64_t heads = kByKeys ? problem_.per_group : 1;
+    for (int64_t i = 0; i < heads; ++i) {
+      if (MaskOf(first_of_group_ + i).HasTiles(rows_.row_of_tiles, range)) return true;
+    }
+    return false;
+  }
 
   JAXSPARSE_INLINE HeadMask MaskOf(int64_t of_group) const {
     const MaskTiles& mask = kByKeys ? problem_.transposed_mask : problem_.mask;
@@ -83,7 +91,7 @@ class CotangentTask {
   }
 
   // The terms of one query head.
-  JAXSPARSE_INLINE void SumHead(int64_t of_group, int64_t feature) {
+  JAXSPARSE_INLINE void SumHead(int64_t of_group, const ColumnRange& range, int64_t feature) {
     const Problem& p = problem_;
     const int64_t heads = p.groups * p.per_group, head = group_ * p.per_group + of_group;
     const HeadRows<const T> query{p.query, p.batch, entry_, head, heads, p.queries, p.head_size};
@@ -96,80 +104,112 @@ class CotangentTask {
     own_b_ = kByKeys ? value : ct_out;
     other_a_ = kByKeys ? query : key;
     other_b_ = kByKeys ? ct_out : value;
-    for (int down = 0; down < kCellsOfTile && !kByKeys; ++down) {
-      Block& block = blocks_[down];
-      for (int64_t r = 0; r < kCell; ++r) {
-        const bool is_there = r < rows_.counts[down];
-        block.lse[r] = is_there ? Lse(rows_.FirstRow(down) + r) : 0;
-        block.ct_sums[r] = is_there ? Acc(ct_sums_[rows_.FirstRow(down) + r]) : 0;
-      }
+    for (int down = 0; down < kCellsOfTile; ++down) StageOwn(down, feature);
+    if constexpr (kAddsToQueries) {
+      ct_query_ = {p.ct_query, p.batch, entry_, head, heads, p.queries, p.head_size};
     }
-    VisitRows(
-        MaskOf(of_group), rows_, other_a_.count,
-        [&](const DenseCell& cell) { return AddCell(cell, feature); },
-        [&](int down, int64_t row, const int32_t* columns, int count) {
-          AddPositions(down, row, columns, count, feature);
-        });
+    VisitCells(MaskOf(of_group), rows_, range, [&](const Cell& cell, const Cell& next) {
+      UpcomingCell upcoming(other_a_, other_b_, cell, next);
+      if constexpr (kAddsToQueries) {
+        UpcomingRows(ct_query_, cell.first, cell.used_columns).Fetch(kCell);
+      }
+      if (!cell.IsDense() || !AddCell(cell, feature, &upcoming)) {
+        AddPositions(cell, feature, &upcoming);
+      }
+      upcoming.FetchAll();
+    });
   }
 
-  JAXSPARSE_INLINE int64_t Part(int64_t size, int64_t feature) const {
-    return Between(0, size - feature, kMost);
-  }
-  JAXSPARSE_INLINE int64_t Padded(int64_t size, int64_t feature) const {
-    return CeilDivide(Part(size, feature), kLanes) * kLanes;
+  JAXSPARSE_INLINE void StageOwn(int down, int64_t feature) {
+    Block& block = blocks_[down];
+    const int64_t first = rows_.FirstRow(down), count = rows_.counts[down];
+    UpcomingCell(own_a_, own_b_, first, LowBits(count)).FetchAll();
+    if constexpr (kAddsToQueries) {
+      block.a.Stage(own_a_, first, feature, LowBits(count));
+      block.is_a_finite = block.a.IsFinite(count, PaddedPart<Acc>(own_a_.size, feature));
+    }
+    for (int64_t r = 0; r < kCell && !kByKeys; ++r) {
+      block.lse[r] = r < count ? Lse(first + r) : 0;
+      block.ct_sums[r] = r < count ? Acc(ct_sums_[first + r]) : 0;
+    }
   }
 
-  // A weight of 0 must not meet a factor that is not finite.
-  [[gnu::noinline]] bool AddCell(const DenseCell& cell, int64_t feature) {
-    const int64_t size_a = Padded(own_a_.size, feature), size_b = Padded(own_b_.size, feature);
-    StageOthers(cell, feature, feature);
-    if (cell.bits != nullptr) {
+  JAXSPARSE_INLINE void StageOthers(const Cell& cell, int64_t feature) {
+    staged_a_.Stage(other_a_, cell.first, feature, cell.used_columns);
+    if (kByKeys) staged_b_.Stage(other_b_, cell.first, feature, cell.used_columns);
+  }
+
+  // A weight of 0 must not meet a factor that is not finite: then nothing is added.
+  JAXSPARSE_INLINE bool AddCell(const Cell& cell, int64_t feature, UpcomingCell* upcoming) {
+    const int64_t size_a = PaddedPart<Acc>(own_a_.size, feature);
+    const int64_t size_b = PaddedPart<Acc>(own_b_.size, feature);
+    StageOthers(cell, feature);
+    if (!cell.is_full) {
       if (!staged_a_.IsFinite(cell.columns, size_a)) return false;
       if (kByKeys && !staged_b_.IsFinite(cell.columns, size_b)) return false;
+      if (kAddsToQueries && !blocks_[cell.down].is_a_finite) return false;
     }
     Block& block = blocks_[cell.down];
     const int64_t count = rows_.counts[cell.down], first = rows_.FirstRow(cell.down);
-    UpcomingRows a(other_a_, cell.next, kCell), b(other_b_, cell.next, kCell);
-    const auto fetch = [&] {
-      a.Fetch(kRowsPerTile);
-      b.Fetch(kRowsPerTile);
-    };
-    for (int64_t i = 0; i < cell.columns * kCell; ++i) scores_[i] = cotangents_[i] = 0;
+    for (int i = 0; i < cell.columns * kCell; ++i) scores_[i] = cotangents_[i] = 0;
     for (int64_t f = 0; f < own_a_.size; f += kMost) {
-      block.a.Stage(own_a_, first, count, f);
-      staged_a_.Stage(other_a_, cell.first, cell.columns, f);
-      AddScores(staged_a_.data, staged_a_.stride, cell.columns, block.a.data, Part(own_a_.size, f),
-                cell.Columns(), fetch, scores_);
+      block.a_columns.Stage(own_a_, first, f, count);
+      staged_a_.Stage(other_a_, cell.first, f, cell.used_columns);
+      AddScores<Acc>(staged_a_.data, staged_a_.stride, cell.columns, block.a_columns.data,
+                     PartOf<Acc>(own_a_.size, f), cell.Columns(), upcoming, scores_);
     }
     for (int64_t f = 0; f < own_b_.size; f += kMost) {
-      block.b.Stage(own_b_, first, count, f);
-      staged_b_.Stage(other_b_, cell.first, cell.columns, f);
-      AddScores(staged_b_.data, staged_b_.stride, cell.columns, block.b.data, Part(own_b_.size, f),
-                cell.Columns(), fetch, cotangents_);
+      block.b_columns.Stage(own_b_, first, f, count);
+      if (kByKeys) staged_b_.Stage(other_b_, cell.first, f, cell.used_columns);
+      else staged_b_.StageLeft(other_b_, cell.first, f, cell.used_columns);
+      AddScores<Acc>(staged_b_.data, staged_b_.stride, cell.columns, block.b_columns.data,
+                     PartOf<Acc>(own_b_.size, f), cell.Columns(), upcoming, cotangents_);
     }
-    Weigh(cell, block);
-    StageOthers(cell, feature, feature);
-    AddWeighted(cotangents_, count, staged_a_.data, staged_a_.stride, cell.columns, size_a,
-                cell.Rows(), fetch, block.sums_a);
+    WeighCell(cell, block);
+    StageOthers(cell, feature);
+    AddWeighted<LeftFactor::kByColumns>(cotangents_, count, staged_a_.data, staged_a_.stride,
+                                        cell.columns, size_a, cell.Rows(), upcoming, block.sums[0],
+                                        kMost);
     if constexpr (kByKeys) {
-      AddWeighted(scores_, count, staged_b_.data, staged_b_.stride, cell.columns, size_b,
-                  cell.Rows(), fetch, block.sums_b);
+      AddWeighted<LeftFactor::kByColumns>(scores_, count, staged_b_.data, staged_b_.stride,
+                                          cell.columns, size_b, cell.Rows(), upcoming,
+                                          block.sums[1], kMost);
+    }
+    if constexpr (kAddsToQueries) {
+      block.a.Stage(own_a_, first, feature, LowBits(count));
+      AddToQueries(cell, feature, [&](Acc* sums, int64_t stride) {
+        AddWeighted<LeftFactor::kByRows>(cotangents_, cell.columns, block.a.data, block.a.stride,
+                                         count, size_a, cell.Columns(), upcoming, sums, stride);
+      });
     }
     return true;
   }
 
-  JAXSPARSE_INLINE void StageOthers(const DenseCell& cell, int64_t feature_a, int64_t feature_b) {
-    if (feature_a < other_a_.size) {
-      staged_a_.Stage(other_a_, cell.first, cell.columns, feature_a);
+  // Calls add(sums of the cell's columns, their stride) where they lie, or for a copy of them if
+  // vectors would reach into the next row.
+  template <typename F>
+  JAXSPARSE_INLINE void AddToQueries(const Cell& cell, int64_t feature, F&& add) {
+    const int64_t size = PartOf<Acc>(ct_query_.size, feature);
+    T* first = ct_query_.Row(cell.first) + feature;
+    if (size % kLanes == 0) return add(first, ct_query_.stride);
+    for (int64_t j = 0; j < cell.columns; ++j) {
+      for (int64_t f = 0; f < size; f += kLanes) {
+        Store<kLanes, Acc>(LoadSome<kLanes>(first + j * ct_query_.stride + f, size - f),
+                           query_sums_ + j * kMost + f);
+      }
     }
-    if (kByKeys && feature_b < other_b_.size) {
-      staged_b_.Stage(other_b_, cell.first, cell.columns, feature_b);
+    add(query_sums_, kMost);
+    for (int64_t j = 0; j < cell.columns; ++j) {
+      for (int64_t f = 0; f < size; f += kLanes) {
+        StoreSome<kLanes, Acc>(Load<kLanes>(query_sums_ + j * kMost + f), size - f,
+                               first + j * ct_query_.stride + f);
+      }
     }
   }
 
   // Scores become weights, and what their cotangents lack of those of scores is added.
-  JAXSPARSE_INLINE void Weigh(const DenseCell& cell, const Block& block) {
-    for (int64_t j = 0; j < cell.columns; ++j) {
+  JAXSPARSE_INLINE void WeighCell(const Cell& cell, const Block& block) {
+    for (int j = 0; j < cell.columns; ++j) {
       const Lanes lse = Broadcast<kLanes>(kByKeys ? Lse(cell.first + j) : Acc(0));
       const Lanes ct_sum = Broadcast<kLanes>(kByKeys ? Acc(ct_sums_[cell.first + j]) : Acc(0));
       for (int at = 0; at < kCell; at += kLanes) {
@@ -178,9 +218,10 @@ class CotangentTask {
         Lanes p = Exp<kLanes>(Load<kLanes>(score) * scale_ -
                               (kByKeys ? lse : Load<kLanes>(block.lse + at)));
         Lanes ct =
-            p * (Load<kLanes>(cotangent) + (kByKeys ? ct_sum : Load<kLanes>(block.ct_sums + at)));
-        if (cell.bits != nullptr) {
-          const auto is_stored = LanesOf<kLanes, Acc>(cell.bits->columns[j] >> at);
+            p * scale_ *
+            (Load<kLanes>(cotangent) + (kByKeys ? ct_sum : Load<kLanes>(block.ct_sums + at)));
+        if (!cell.is_full) {
+          const auto is_stored = LanesOf<kLanes, Acc>(cell.column_bits[j] >> at);
           p = is_stored ? p : Lanes{};
           ct = is_stored ? ct : Lanes{};
         }
@@ -190,72 +231,188 @@ class CotangentTask {
     }
   }
 
-  [[gnu::noinline]] void AddPositions(int down, int64_t row, const int32_t* columns, int count,
-                                      int64_t feature) {
-    Block& block = blocks_[down];
-    alignas(64) Acc p[kCell], ct[kCell], lse[kCell], ct_sums[kCell];
-    for (int i = 0; i < count; ++i) UpcomingRows(other_b_, columns[i], 1).Fetch(1);
-    Dots(own_a_.Row(rows_.FirstRow(down) + row), other_a_, columns, count, p);
-    Dots(own_b_.Row(rows_.FirstRow(down) + row), other_b_, columns, count, ct);
-    for (int i = 0; i < count; ++i) {
-      lse[i] = kByKeys ? Lse(columns[i]) : block.lse[row];
-      ct_sums[i] = kByKeys ? Acc(ct_sums_[columns[i]]) : block.ct_sums[row];
+  JAXSPARSE_INLINE void AddPositions(const Cell& cell, int64_t feature, UpcomingCell* upcoming) {
+    Block& block = blocks_[cell.down];
+    const Positions positions(cell.row_bits);
+    const int64_t first = rows_.FirstRow(cell.down);
+    for (int i = 0; i < positions.count(); i += kLanes) {
+      Store<kLanes, Acc>(Lanes{}, scores_ + i);
+      Store<kLanes, Acc>(Lanes{}, cotangents_ + i);
     }
-    for (int i = count; i % kLanes != 0; ++i) p[i] = ct[i] = lse[i] = ct_sums[i] = 0;
-    for (int i = 0; i < count; i += kLanes) {
-      const Lanes weight = Exp<kLanes>(Load<kLanes>(p + i) * scale_ - Load<kLanes>(lse + i));
-      Store<kLanes, Acc>(weight * (Load<kLanes>(ct + i) + Load<kLanes>(ct_sums + i)), ct + i);
-      Store<kLanes, Acc>(weight, p + i);
+    for (int64_t f = 0; f < own_a_.size; f += kMost) {
+      block.a.Stage(own_a_, first, f, cell.used_rows);
+      staged_a_.Stage(other_a_, cell.first, f, cell.used_columns);
+      AddDots<Acc>(positions, block.a.data, block.a.stride, staged_a_.data, staged_a_.stride,
+                   PaddedPart<Acc>(own_a_.size, f), cell.used_rows, upcoming, scores_);
     }
-    AddRows(ct, other_a_, columns, count, feature, Part(own_a_.size, feature), Acc(1),
-            block.sums_a + row * kMost);
+    for (int64_t f = 0; f < own_b_.size; f += kMost) {
+      block.b.Stage(own_b_, first, f, cell.used_rows);
+      staged_b_.Stage(other_b_, cell.first, f, cell.used_columns);
+      AddDots<Acc>(positions, block.b.data, block.b.stride, staged_b_.data, staged_b_.stride,
+                   PaddedPart<Acc>(own_b_.size, f), cell.used_rows, upcoming, cotangents_);
+    }
+    WeighPositions(cell, positions, block);
+    StageOthers(cell, feature);
+    AddRows<Acc>(positions, cotangents_, staged_a_.data, staged_a_.stride,
+                 PaddedPart<Acc>(own_a_.size, feature), cell.used_rows, nullptr, block.sums[0],
+                 kMost);
     if constexpr (kByKeys) {
-      AddRows(p, other_b_, columns, count, feature, Part(own_b_.size, feature), Acc(1),
-              block.sums_b + row * kMost);
+      AddRows<Acc>(positions, scores_, staged_b_.data, staged_b_.stride,
+                   PaddedPart<Acc>(own_b_.size, feature), cell.used_rows, nullptr, block.sums[1],
+                   kMost);
+    }
+    if constexpr (kAddsToQueries) AddPositionsToQueries(cell, positions, feature);
+  }
+
+  // Column by column.
+  JAXSPARSE_INLINE void AddPositionsToQueries(const Cell& cell, const Positions& positions,
+                                              int64_t feature) {
+    Block& block = blocks_[cell.down];
+    block.a.Stage(own_a_, rows_.FirstRow(cell.down), feature, cell.used_rows);
+    uint64_t column_bits[kCell];
+    TransposeBits(cell.row_bits, column_bits);
+    const Positions by_columns(column_bits);
+    for (int j = 0; j < kCell; ++j) {
+      const uint64_t before = LowBits(j);
+      for (int i = by_columns.begins[j]; i < by_columns.begins[j + 1]; ++i) {
+        const int r = by_columns.columns[i];
+        scores_[i] =
+            cotangents_[positions.begins[r] + __builtin_popcountll(cell.row_bits[r] & before)];
+      }
+    }
+    AddToQueries(cell, feature, [&](Acc* sums, int64_t stride) {
+      AddRows<Acc>(by_columns, scores_, block.a.data, block.a.stride,
+                   PaddedPart<Acc>(own_a_.size, feature), cell.used_columns, nullptr, sums, stride);
+    });
+  }
+
+  JAXSPARSE_INLINE void WeighPositions(const Cell& cell, const Positions& positions,
+                                       const Block& block) {
+    for (int r = 0; r < kCell; ++r) {
+      for (int i = positions.begins[r]; i < positions.begins[r + 1]; ++i) {
+        const int64_t column = cell.first + positions.columns[i];
+        scores_[i] = scores_[i] * scale_ - (kByKeys ? Lse(column) : block.lse[r]);
+        cotangents_[i] += kByKeys ? Acc(ct_sums_[column]) : block.ct_sums[r];
+      }
+    }
+    for (int i = 0; i < positions.count(); i += kLanes) {
+      const Lanes p = Exp<kLanes>(Load<kLanes>(scores_ + i));
+      Store<kLanes, Acc>(p, scores_ + i);
+      Store<kLanes, Acc>(p * scale_ * Load<kLanes>(cotangents_ + i), cotangents_ + i);
     }
   }
 
-  JAXSPARSE_INLINE void Write(const Array& array, int64_t head, int64_t heads, int64_t size,
-                              Acc factor, const Acc* sums, int down, int64_t feature) const {
-    const HeadRows<T> out{array, problem_.batch, entry_,
-                          head,  heads,          kByKeys ? problem_.keys : problem_.queries,
-                          size};
-    const int64_t part = Part(size, feature), first = rows_.FirstRow(down);
-    UpcomingRows(out, first, kCell).Fetch(kCell);
+  JAXSPARSE_INLINE void Start(int down, int result, int64_t feature, bool is_first) {
+    const HeadRows<T>& rows = results_[result];
+    const int64_t size = PartOf<Acc>(rows.size, feature), first = rows_.FirstRow(down);
     for (int64_t r = 0; r < rows_.counts[down]; ++r) {
-      for (int64_t f = 0; f < part; f += kLanes) {
-        StoreSome<kLanes, Acc>(Load<kLanes>(sums + r * kMost + f) * factor, part - f,
-                               out.Row(first + r) + feature + f);
+      for (int64_t f = 0; f < size; f += kLanes) {
+        Lanes sums = {};
+        if (!is_first) sums = LoadSome<kLanes>(rows.Row(first + r) + feature + f, size - f);
+        Store<kLanes, Acc>(sums, blocks_[down].sums[result] + r * kMost + f);
+      }
+    }
+  }
+
+  JAXSPARSE_INLINE void Write(int down, int result, int64_t feature) const {
+    const HeadRows<T>& rows = results_[result];
+    const int64_t size = PartOf<Acc>(rows.size, feature), first = rows_.FirstRow(down);
+    UpcomingRows(rows, first, LowBits(rows_.counts[down])).Fetch(kCell);
+    for (int64_t r = 0; r < rows_.counts[down]; ++r) {
+      for (int64_t f = 0; f < size; f += kLanes) {
+        StoreSome<kLanes, Acc>(Load<kLanes>(blocks_[down].sums[result] + r * kMost + f), size - f,
+                               rows.Row(first + r) + feature + f);
       }
     }
   }
 
   const Problem& problem_;
   const Acc scale_;
-  int64_t entry_, group_, first_of_group_;
-  TaskRowsOfTiles rows_;
+  const int64_t entry_, group_, first_of_group_;
+  const TaskRowsOfTiles rows_;
+  HeadRows<T> results_[kResults], ct_query_;
   HeadRows<const T> own_a_, own_b_, other_a_, other_b_;
   const float* lse_ = nullptr;      // of the query head
   const float* ct_sums_ = nullptr;  // of the query head
   Block blocks_[kCellsOfTile];
-  StagedRows<T, Factor::kRight> staged_a_;
-  StagedRows<T, kByKeys ? Factor::kRight : Factor::kLeft> staged_b_;
+  StagedRows<T> staged_a_, staged_b_;
   alignas(64) Acc scores_[kCell * kCell], cotangents_[kCell * kCell];
+  alignas(64) Acc query_sums_[kAddsToQueries ? kCell * kMost : 1];
 };
 
 // Tasks of keys first, which take longest.
 template <typename T>
-void AttentionCotangent(const AttentionCotangentProblem& problem, Workers& workers) {
-  const int64_t groups = problem.batch.count * problem.groups;
-  const HeadTasks keys(problem.transposed_mask, groups, workers);
-  const HeadTasks queries(problem.mask, groups * problem.per_group, workers);
+JAXSPARSE_INLINE void ComputeTwice(const AttentionCotangentProblem& p, Workers& workers) {
+  const int64_t entries = p.batch.count;
+  const HeadTasks keys(p.transposed_mask, entries, p.groups, workers);
+  const HeadTasks queries(p.mask, entries, p.groups * p.per_group, workers);
   ParallelFor(workers, keys.count() + queries.count(), [&](int64_t task) {
     if (task < keys.count()) {
-      CotangentTask<T, Owner::kKeys>(problem, keys, task).Run();
+      const int64_t entry = keys.Entry(task), group = keys.Head(task);
+      const HeadMask mask(p.transposed_mask, p.batch, entry, group, 0);
+      CotangentTask<T, Owner::kKeys>(p, entry, group, keys.Rows(task, mask, p.keys))
+          .Run({0, p.queries}, true);
     } else {
-      CotangentTask<T, Owner::kQueries>(problem, queries, task - keys.count()).Run();
+      task -= keys.count();
+      const int64_t entry = queries.Entry(task), head = queries.Head(task);
+      const HeadMask mask(p.mask, p.batch, entry, head / p.per_group, head % p.per_group);
+      CotangentTask<T, Owner::kQueries>(p, entry, head, queries.Rows(task, mask, p.queries))
+          .Run({0, p.keys}, true);
     }
   });
+}
+
+// How many parts of keys, and of queries, a head is cut into. The more, the more threads can work
+// on it, and the more often sums are read and written. It depends on the shape alone, as the order
+// of these sums does.
+JAXSPARSE_INLINE int64_t PartsOf(int64_t heads, int64_t tiles) {
+  constexpr int64_t kTilesOfPart = 4;              // at least, if there are enough tasks
+  constexpr int64_t kEnough = 8, kMostTasks = 64;  // of all heads
+  if (heads == 0 || tiles == 0) return 1;
+  const int64_t parts = Between(1, CeilDivide(kMostTasks, heads), tiles / kTilesOfPart);
+  return Between(parts, CeilDivide(kEnough, heads), tiles);
+}
+
+// In a round, each part of keys meets another part of queries: no two tasks add to the same result,
+// and rounds follow one another.
+template <typename T>
+JAXSPARSE_INLINE void ComputeInRounds(const AttentionCotangentProblem& p, Workers& workers) {
+  const int64_t heads = p.batch.count * p.groups;
+  const int64_t keys = p.transposed_mask.rows, queries = p.mask.rows;
+  const int64_t parts = PartsOf(heads, keys < queries ? keys : queries);
+  for (int64_t round = 0; round < parts; ++round) {
+    ParallelFor(workers, heads * parts, [&](int64_t task) {
+      const int64_t entry = task / p.groups / parts, group = task % p.groups;
+      const int64_t part = task / p.groups % parts, other = (part + round) % parts;
+      const ColumnRange range{queries * other / parts * kMaskTile,
+                              Between(0, queries * (other + 1) / parts * kMaskTile, p.queries)};
+      if (round == 0) {
+        for (int64_t i = 0; i < p.per_group; ++i) {
+          const HeadRows<T> rows(p.ct_query, p.batch, entry, group * p.per_group + i,
+                                 p.groups * p.per_group, p.queries, p.head_size);
+          for (int64_t t = range.begin; t < range.end; ++t) {
+            for (int64_t f = 0; f < p.head_size; ++f) rows.Row(t)[f] = 0;
+          }
+        }
+      }
+      for (int64_t tile = keys * part / parts; tile < keys * (part + 1) / parts; ++tile) {
+        TaskRowsOfTiles rows{tile, {}};
+        for (int down = 0; down < kCellsOfTile; ++down) {
+          rows.counts[down] = Between(0, p.keys - rows.FirstRow(down), kCell);
+        }
+        CotangentTask<T, Owner::kKeys>(p, entry, group, rows).Run(range, round == 0);
+      }
+    });
+  }
+}
+
+template <typename T>
+void AttentionCotangent(const AttentionCotangentProblem& problem, Workers& workers) {
+  if constexpr (std::is_same_v<T, typename Accumulator<T>::type>) {
+    ComputeInRounds<T>(problem, workers);
+  } else {
+    ComputeTwice<T>(problem, workers);
+  }
 }
 
 }  // namespace

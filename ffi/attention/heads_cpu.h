@@ -27,29 +27,34 @@ struct HeadRows {
 };
 
 // Tasks of a row of tiles, or of one of its rows of cells where threads would be idle otherwise: a
-// tile's rows of cells share what is read of its columns. Those of a head follow one another,
-// longest first, so that what they read stays in the cache.
-struct HeadTasks {
-  int64_t heads, rows, parts;
-
-  JAXSPARSE_INLINE HeadTasks(const MaskTiles& mask, int64_t heads, Workers& workers)
-      : heads(heads), rows(mask.rows) {
+// tile's rows of cells share what is read of its columns. Longest rows come first, and all heads of
+// them one after the other: heads side by side share pages of memory.
+class HeadTasks {
+ public:
+  JAXSPARSE_INLINE HeadTasks(const MaskTiles& mask, int64_t entries, int64_t heads,
+                             Workers& workers)
+      : entries_(entries), heads_(heads), rows_(mask.rows) {
     constexpr int64_t kPerThread = 4;
-    parts = heads * rows < kPerThread * workers.count() ? kCellsOfTile : 1;
+    parts_ = entries * heads * rows_ < kPerThread * workers.count() ? kCellsOfTile : 1;
   }
 
-  JAXSPARSE_INLINE int64_t count() const { return heads * rows * parts; }
-  JAXSPARSE_INLINE int64_t Head(int64_t task) const { return task / (rows * parts); }
+  JAXSPARSE_INLINE int64_t count() const { return entries_ * heads_ * rows_ * parts_; }
+  JAXSPARSE_INLINE int64_t Head(int64_t task) const { return task % heads_; }
+  JAXSPARSE_INLINE int64_t Entry(int64_t task) const { return task / heads_ / parts_ / rows_; }
   // `row_count`: all that the mask has.
   JAXSPARSE_INLINE TaskRowsOfTiles Rows(int64_t task, const HeadMask& mask,
                                         int64_t row_count) const {
-    TaskRowsOfTiles result{mask.RowOfTiles(task / parts % rows), {}};
+    const int64_t part = task / heads_ % parts_;
+    TaskRowsOfTiles result{mask.RowOfTiles(task / heads_ / parts_ % rows_), {}};
     for (int down = 0; down < kCellsOfTile; ++down) {
-      if (parts == kCellsOfTile && task % parts != down) continue;
+      if (parts_ == kCellsOfTile && part != down) continue;
       result.counts[down] = Between(0, row_count - result.FirstRow(down), kCell);
     }
     return result;
   }
+
+ private:
+  int64_t entries_, heads_, rows_, parts_;
 };
 
 }  // namespace

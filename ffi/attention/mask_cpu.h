@@ -13,11 +13,16 @@ constexpr int kCellsOfTile = kMaskTile / kMaskCell;  // in each direction
 
 // From so many stored positions on, all products of a cell cost less than those of its stored
 // positions one by one.
-constexpr int64_t kDenseCell = kCell * kCell / 4;
+constexpr int kDenseCell = kCell * kCell * 3 / 8;
 
 JAXSPARSE_INLINE uint64_t LowBits(int64_t count) {
   return count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
 }
+
+// Columns of a mask, whole tiles of it but for the last one.
+struct ColumnRange {
+  int64_t begin, end;
+};
 
 // The mask of one head.
 struct HeadMask {
@@ -45,8 +50,17 @@ struct HeadMask {
     return Within(static_cast<uint32_t>(order[place]), static_cast<uint32_t>(rows));
   }
 
-  // Calls visit(cell's row in the tile, first column, that of the cell to its right, words) for the
-  // cells of a row of tiles that are not empty, column by column; words are null for a full one.
+  JAXSPARSE_INLINE bool HasTiles(int64_t row_of_tiles, const ColumnRange& range) const {
+    const RowBounds bounds(offsets, row_of_tiles, capacity);
+    for (int64_t i = bounds.begin; i < bounds.end; ++i) {
+      const int64_t first = int64_t{MaskColumnOf(entries[i])} * kMaskTile;
+      if (range.begin <= first && first < range.end) return true;
+    }
+    return false;
+  }
+
+  // Calls visit(cell's row in the tile, first column, words) for the cells of a row of tiles that
+  // are not empty, column by column; words are null for a full one.
   template <typename F>
   JAXSPARSE_INLINE void ForEachCell(int64_t row_of_tiles, F&& visit) const {
     const RowBounds bounds(offsets, row_of_tiles, capacity);
@@ -61,16 +75,12 @@ struct HeadMask {
       }
       for (int across = 0; across < kCellsOfTile; ++across) {
         const int64_t first = (int64_t{MaskColumnOf(entry)} * kCellsOfTile + across) * kCell;
-        const bool is_last = across + 1 == kCellsOfTile;
-        const uint32_t next_entry = is_last && i + 1 < bounds.end ? entries[i + 1] : entry;
-        const int64_t next =
-            is_last ? int64_t{MaskColumnOf(next_entry)} * kMaskTile : first + kCell;
         for (int down = 0; down < kCellsOfTile; ++down) {
           const MaskCell state = MaskCellOf(entry, down, across);
           if (state == MaskCell::kFull) {
-            visit(down, first, next, nullptr);
+            visit(down, first, nullptr);
           } else if (state == MaskCell::kPartial && cells > 0) {
-            visit(down, first, next,
+            visit(down, first,
                   bits + Between(0, words_at[down][across], cells - 1) * kMaskCellWords);
           }
         }
@@ -79,36 +89,62 @@ struct HeadMask {
   }
 };
 
-// Which positions of a cell are stored: bit c of rows[r], bit r of columns[c].
-struct CellBits {
-  uint64_t rows[kCell], columns[kCell];
-
-  // Rows below and columns to the right of the matrix are left out. Null `words` are a full cell.
-  // Returns the number of stored positions.
-  JAXSPARSE_INLINE int64_t ReadRows(const uint32_t* words, int64_t row_count,
-                                    int64_t column_count) {
-    if (words != nullptr) Unpack(words);
-    int64_t stored = 0;
-    for (int64_t r = 0; r < kCell; ++r) {
-      const uint64_t row = words == nullptr ? ~uint64_t{0} : rows[r];
-      rows[r] = r < row_count ? row & LowBits(column_count) : 0;
-      stored += __builtin_popcountll(rows[r]);
-    }
-    return stored;
-  }
-
-  // By exchanging blocks of half the size, and so on.
-  JAXSPARSE_INLINE void TransposeRows() {
-    for (int r = 0; r < kCell; ++r) columns[r] = rows[r];
-    uint64_t low = 0xffffffffu;
-    for (int size = kCell / 2; size > 0; size /= 2, low ^= low << size) {
-      for (int block = 0; block < kCell; block += 2 * size) {
-        for (int r = block; r < block + size; ++r) {
-          const uint64_t exchanged = ((columns[r] >> size) ^ columns[r + size]) & low;
-          columns[r] ^= exchanged << size;
-          columns[r + size] ^= exchanged;
-        }
+// 64 x 64 bits, by exchanging blocks of half the size, and so on.
+JAXSPARSE_INLINE void TransposeBits(const uint64_t* rows, uint64_t* columns) {
+  for (int r = 0; r < kCell; ++r) columns[r] = rows[r];
+  uint64_t low = 0xffffffffu;
+  for (int size = kCell / 2; size > 0; size /= 2, low ^= low << size) {
+    for (int block = 0; block < kCell; block += 2 * size) {
+      for (int r = block; r < block + size; ++r) {
+        const uint64_t exchanged = ((columns[r] >> size) ^ columns[r + size]) & low;
+        columns[r] ^= exchanged << size;
+        columns[r + size] ^= exchanged;
       }
+    }
+  }
+}
+
+// A cell that stores positions of a matrix: bit c of rows[r], bit r of columns[c].
+struct Cell {
+  int down;            // which of the tile's rows of cells
+  int64_t first = -1;  // column
+  int columns = 0;     // of the matrix
+  int stored = 0;      // positions
+  bool is_full = false;
+  uint64_t used_rows = 0, used_columns = 0;
+  uint64_t row_bits[kCell], column_bits[kCell];
+
+  // Whether all products are taken.
+  JAXSPARSE_INLINE bool IsDense() const { return stored >= kDenseCell; }
+  // Bits that make a difference: null where all positions are stored.
+  JAXSPARSE_INLINE const uint64_t* Rows() const { return is_full ? nullptr : row_bits; }
+  JAXSPARSE_INLINE const uint64_t* Columns() const { return is_full ? nullptr : column_bits; }
+
+  // Rows below and columns to the right of the matrix are left out. Null words: a full cell.
+  JAXSPARSE_INLINE void Read(int down_in_tile, int64_t first_column, const uint32_t* words,
+                             int64_t row_count, int64_t column_count) {
+    down = down_in_tile;
+    first = first_column;
+    columns = static_cast<int>(column_count);
+    is_full = words == nullptr;
+    const uint64_t all = LowBits(column_count);
+    if (is_full && row_count * column_count >= kDenseCell) {
+      stored = kDenseCell;
+      used_columns = all;
+      return;
+    }
+    if (!is_full) Unpack(words);
+    stored = 0;
+    used_rows = used_columns = 0;
+    for (int r = 0; r < kCell; ++r) {
+      row_bits[r] = r < row_count ? (is_full ? all : row_bits[r] & all) : 0;
+      stored += __builtin_popcountll(row_bits[r]);
+      used_columns |= row_bits[r];
+      used_rows |= uint64_t{row_bits[r] != 0} << r;
+    }
+    if (IsDense()) {
+      used_columns = all;
+      TransposeBits(row_bits, column_bits);
     }
   }
 
@@ -126,58 +162,27 @@ struct CellBits {
         pairs = (pairs | pairs << 4) & 0x0303030303030303u;
         row |= pairs << (2 * c);
       }
-      rows[r] = row;
+      row_bits[r] = row;
     }
   }
 };
 
-// Cells whose stored positions are read one by one, a row at a time: of a row that few cells store
-// much of, one cell has too little to work on.
-class ScatteredCells {
-  static constexpr int kMost = 32;
+// The stored positions of a cell, row by row.
+struct Positions {
+  int begins[kCell + 1];
+  uint8_t columns[kCell * kCell];
 
- public:
-  JAXSPARSE_INLINE bool IsFull() const { return count_ == kMost; }
-  JAXSPARSE_INLINE void Add(const CellBits& bits, int64_t first_column) {
-    for (int r = 0; r < kCell; ++r) rows_[count_][r] = bits.rows[r];
-    columns_[count_++] = first_column;
-  }
+  JAXSPARSE_INLINE int count() const { return begins[kCell]; }
 
-  // Calls visit(row, columns, number of columns), for at most 64 columns at once, and forgets them.
-  template <typename F>
-  JAXSPARSE_INLINE void TakeRows(int64_t row_count, F&& visit) {
-    int32_t columns[kCell];
-    for (int64_t r = 0; r < row_count && count_ > 0; ++r) {
-      int count = 0;
-      for (int cell = 0; cell < count_; ++cell) {
-        for (uint64_t bits = rows_[cell][r]; bits != 0; bits &= bits - 1) {
-          columns[count++] = static_cast<int32_t>(columns_[cell] + __builtin_ctzll(bits));
-          if (count < kCell) continue;
-          visit(r, columns, count);
-          count = 0;
-        }
+  JAXSPARSE_INLINE explicit Positions(const uint64_t* row_bits) {
+    int count = 0;
+    for (int r = 0; r < kCell; ++r) {
+      begins[r] = count;
+      for (uint64_t bits = row_bits[r]; bits != 0; bits &= bits - 1) {
+        columns[count++] = static_cast<uint8_t>(__builtin_ctzll(bits));
       }
-      if (count > 0) visit(r, columns, count);
     }
-    count_ = 0;
-  }
-
- private:
-  int count_ = 0;
-  int64_t columns_[kMost];
-  uint64_t rows_[kMost][kCell];
-};
-
-// A cell of which all products are taken. Null bits: all of its positions are stored.
-struct DenseCell {
-  int down = 0;  // which of the tile's rows of cells
-  int64_t first = 0, columns = 0;
-  int64_t next = 0;  // the first column of the cell to its right
-  const CellBits* bits = nullptr;
-
-  JAXSPARSE_INLINE const uint64_t* Rows() const { return bits == nullptr ? nullptr : bits->rows; }
-  JAXSPARSE_INLINE const uint64_t* Columns() const {
-    return bits == nullptr ? nullptr : bits->columns;
+    begins[kCell] = count;
   }
 };
 
@@ -191,38 +196,23 @@ struct TaskRowsOfTiles {
   }
 };
 
-// Visits what such rows of a mask store: cells with many positions by `dense`(cell), the others by
-// `scattered`(down, row, columns, number of columns). `dense` returns false for a cell with bits
-// that has to be visited by position.
-template <typename Dense, typename Scattered>
-JAXSPARSE_INLINE void VisitRows(const HeadMask& mask, const TaskRowsOfTiles& rows,
-                                int64_t column_count, Dense&& dense, Scattered&& scattered) {
-  ScatteredCells others[kCellsOfTile];
-  CellBits bits;
-  const auto take_others = [&](int down) {
-    others[down].TakeRows(rows.counts[down], [&](int64_t row, const int32_t* columns, int count) {
-      scattered(down, row, columns, count);
-    });
-  };
-  mask.ForEachCell(rows.row_of_tiles,
-                   [&](int down, int64_t first, int64_t next, const uint32_t* words) {
-                     const int64_t count = rows.counts[down];
-                     const int64_t columns = Between(0, column_count - first, kCell);
-                     if (columns == 0 || count == 0) return;
-                     DenseCell cell{down, first, columns, next, nullptr};
-                     if (words == nullptr && count * columns >= kDenseCell) {
-                       dense(cell);
-                       return;
-                     }
-                     if (bits.ReadRows(words, count, columns) >= kDenseCell) {
-                       bits.TransposeRows();
-                       cell.bits = &bits;
-                       if (dense(cell)) return;
-                     }
-                     if (others[down].IsFull()) take_others(down);
-                     others[down].Add(bits, first);
-                   });
-  for (int down = 0; down < kCellsOfTile; ++down) take_others(down);
+// Calls visit(cell, the cell after it) for the cells of such rows and columns that store anything.
+template <typename F>
+JAXSPARSE_INLINE void VisitCells(const HeadMask& mask, const TaskRowsOfTiles& rows,
+                                 const ColumnRange& range, F&& visit) {
+  Cell cells[2];
+  int now = 0;
+  mask.ForEachCell(rows.row_of_tiles, [&](int down, int64_t first, const uint32_t* words) {
+    const int64_t count = rows.counts[down];
+    const int64_t columns = Between(0, range.end - first, kCell);
+    if (first < range.begin || columns == 0 || count == 0) return;
+    Cell& next = cells[1 - now];
+    next.Read(down, first, words, count, columns);
+    if (next.stored == 0) return;
+    if (cells[now].stored > 0) visit(cells[now], next);
+    now = 1 - now;
+  });
+  if (cells[now].stored > 0) visit(cells[now], Cell{});
 }
 
 }  // namespace

@@ -65,7 +65,8 @@ struct MaskTiles {
 struct AttentionProblem {
   Gpu gpu;
   Batch batch;
-  DType dtype = DType::kBFloat16;  // of all but lse, which is float32
+  DType dtype =
+      DType::kBFloat16;  // of all but lse, which has sums' type: float32, or float64 as this
   int64_t queries = 0, keys = 0;
   int64_t groups = 1, per_group = 1;
   int64_t head_size = 0, value_size = 0;
@@ -75,7 +76,7 @@ struct AttentionProblem {
   Array key;       // (keys, groups, head_size)
   Array value;     // (keys, groups, value_size)
   Array out;       // (queries, groups, per_group, value_size)
-  Array lse;       // float32 (groups, per_group, queries)
+  Array lse;       // (groups, per_group, queries), as sums
   Workspace workspace;
 };
 
@@ -94,7 +95,7 @@ struct AttentionCotangentProblem {
   Array value;
   Array lse;
   Array ct_out;    // (queries, groups, per_group, value_size)
-  Array ct_sums;   // float32 (groups, per_group, queries)
+  Array ct_sums;   // (groups, per_group, queries), as sums
   Array ct_query;  // as query
   Array ct_key;    // as key
   Array ct_value;  // as value

@@ -54,29 +54,33 @@ class RunningSoftmax {
     }
   }
 
-  // The same for up to 64 products of one row. Returns its factor.
-  JAXSPARSE_INLINE Acc TakeRow(int64_t row, int count, Acc scale, Acc* products) {
-    Lanes greatest = Broadcast<kLanes>(greatest_[row]);
-    for (int i = count; i % kLanes != 0; ++i) products[i] = -kInfinity<Acc>;
-    for (int i = 0; i < count; i += kLanes) {
-      const Lanes s = Load<kLanes>(products + i) * scale;
-      Store<kLanes, Acc>(s, products + i);
-      greatest = s > greatest ? s : greatest;
+  // The same for products of single positions. There must be room for a multiple of the lanes.
+  JAXSPARSE_INLINE void TakePositions(const Positions& positions, uint64_t used_rows, Acc scale,
+                                      Acc* products, Acc* factors) {
+    for (uint64_t rows = used_rows; rows != 0; rows &= rows - 1) {
+      const int r = __builtin_ctzll(rows), begin = positions.begins[r];
+      Acc greatest = greatest_[r];
+      for (int i = begin; i < positions.begins[r + 1]; ++i) {
+        products[i] *= scale;
+        greatest = products[i] > greatest ? products[i] : greatest;
+      }
+      const Acc reference = greatest == -kInfinity<Acc> ? 0 : greatest;
+      for (int i = begin; i < positions.begins[r + 1]; ++i) products[i] -= reference;
+      factors[r] = greatest_[r] - reference;
+      greatest_[r] = greatest;
     }
-    for (int l = 1; l < kLanes; ++l) {
-      if (greatest[l] > greatest[0]) greatest[0] = greatest[l];
+    for (int i = 0; i < positions.count(); i += kLanes) {
+      Store<kLanes, Acc>(Exp<kLanes>(Load<kLanes>(products + i)), products + i);
     }
-    const Lanes reference = Reference(Broadcast<kLanes>(greatest[0]));
-    Lanes sum = {};
-    for (int i = 0; i < count; i += kLanes) {
-      const Lanes p = Exp<kLanes>(Load<kLanes>(products + i) - reference);
-      Store<kLanes, Acc>(p, products + i);
-      sum += p;
+    for (int r = 0; r < kCell; r += kLanes) {
+      Store<kLanes, Acc>(Exp<kLanes>(Load<kLanes>(factors + r)), factors + r);
     }
-    const Acc factor = Exp<kLanes>(Broadcast<kLanes>(greatest_[row]) - reference)[0];
-    greatest_[row] = greatest[0];
-    sums_[row] = sums_[row] * factor + Sum<kLanes, Acc>(sum);
-    return factor;
+    for (uint64_t rows = used_rows; rows != 0; rows &= rows - 1) {
+      const int r = __builtin_ctzll(rows);
+      Acc sum = 0;
+      for (int i = positions.begins[r]; i < positions.begins[r + 1]; ++i) sum += products[i];
+      sums_[r] = sums_[r] * factors[r] + sum;
+    }
   }
 
   // What weighted sums have to be multiplied by; 0 in a row that sees nothing.

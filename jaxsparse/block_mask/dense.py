@@ -31,9 +31,11 @@ def _one(lists: TileLists, shape: tuple[int, int]) -> jax.Array:
     tile_rows, tile_columns = (-(-size // TILE) for size in shape)
     room = lists.entries.shape[0]
     columns = (lists.entries & (1 << STATES_AT) - 1).astype(jnp.int32)
-    states = lists.entries[:, None] >> STATES_AT + 2 * jnp.arange(4, dtype=jnp.uint32) & 3
+    shifts = STATES_AT + 2 * jnp.arange(4, dtype=jnp.uint32)
+    states = lists.entries[:, None] >> shifts[None] & 3
     partial = states == PARTIAL
-    slots = lists.bits_at[:, None] + jnp.cumsum(partial, axis=1) - partial
+    before = jnp.cumsum(partial, axis=1, dtype=jnp.int32) - partial.astype(jnp.int32)
+    slots = lists.bits_at[:, None] + before
     cells = unpack(jnp.take(lists.bits, slots.reshape(-1), axis=0, mode="clip"))
     cells = cells.reshape(room, 4, CELL, CELL) & partial[..., None, None]
     cells |= (states == FULL)[..., None, None]

@@ -81,7 +81,7 @@ def of_blocks(
             pass
         else:
             return lists_on_host(OPERATION, cells, batch, shape, max_tiles, max_cells)
-    table = (jnp.asarray(chosen) != 0).astype(jnp.int32)
+    table = jnp.asarray(chosen).astype(bool).astype(jnp.int32)
     # A block of whole cells makes none of them partial.
     of_cells = all(size % CELL == 0 for size in block)
     most = most_of(inside if of_cells else mask_of(table), shape)

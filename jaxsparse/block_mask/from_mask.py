@@ -99,8 +99,8 @@ def _evaluated(mask: Mask, down: Any, across: Any, shape: tuple[int, int]) -> Ce
 
 def _stored(xp: Any, mask: Mask, down: Any, across: Any, shape: tuple[int, int]) -> Any:
     """The positions of cells, bool ``(n, 64, 64)``."""
-    within = np.arange(CELL, dtype=np.int32)
-    rows = down.astype(np.int32)[:, None, None] * CELL + within[:, None]
+    within = np.arange(CELL, dtype=np.int32)[None, None]
+    rows = down.astype(np.int32)[:, None, None] * CELL + within.swapaxes(1, 2)
     columns = across.astype(np.int32)[:, None, None] * CELL + within
     inside = (rows < shape[0]) & (columns < shape[1])
     # Behind the end of the shape a mask is not asked: it may have tables that end there.

@@ -18,7 +18,7 @@ from jaxsparse.pattern import is_concrete, row_indices
 if TYPE_CHECKING:
     from jaxsparse.topology import Topology
 
-_CELLS_AT_A_TIME = 2**18  # of the grid, on the host
+_CELLS_AT_A_TIME, _ENTRIES_AT_A_TIME = 2**18, 2**18  # on the host, about
 
 
 def of_topology(
@@ -55,8 +55,9 @@ def _cells_of_batch(offsets: Any, columns: Any, shape: tuple[int, int]) -> list[
 
 
 def _cells(offsets: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> Cells:
-    across = -(-shape[1] // CELL)
-    down = max(1, _CELLS_AT_A_TIME // max(1, across)) * CELL
+    cells_down, across = (-(-size // CELL) for size in shape)
+    for_entries = _ENTRIES_AT_A_TIME * cells_down // max(1, int(offsets[-1]))
+    down = CELL * max(1, min(_CELLS_AT_A_TIME // across, for_entries))
     parts = []
     for begin in range(0, shape[0], down):
         ends = offsets[begin : begin + down + 1]

@@ -133,9 +133,9 @@ def _list(states: jax.Array, words: jax.Array, room: int) -> TileLists:
     listed = jnp.any(by_tile != EMPTY, axis=-1)
     stops = jnp.cumsum(jnp.sum(listed, axis=1, dtype=jnp.int32), dtype=jnp.int32)
     offsets = jnp.pad(stops, (1, 0))
-    shifts = STATES_AT + 2 * np.arange(4, dtype=np.uint32)
+    shifts = STATES_AT + 2 * np.arange(4, dtype=np.uint32)[None, None]
     entries = jnp.sum(by_tile.astype(jnp.uint32) << shifts, axis=-1, dtype=jnp.uint32)
-    entries |= jnp.arange(tile_columns, dtype=jnp.uint32)
+    entries |= jnp.arange(tile_columns, dtype=jnp.uint32)[None]
     partial = jnp.sum(by_tile == PARTIAL, axis=-1, dtype=jnp.int32).reshape(-1)
     before = jnp.cumsum(partial, dtype=jnp.int32) - partial
     places = _nonzero(listed, room)

@@ -26,9 +26,9 @@ CELL_BYTES = 4 * WORDS
 # A cell's rows are 16 w + 8 h + r, its columns 8 c + 2 p + b: word (w, r, p), bit (c, h, b).
 _ROWS_AND_COLUMNS = (4, 2, 8, 8, 4, 2)  # w h r c p b
 _WORDS_AND_BITS = (4, 8, 4, 8, 2, 2)  # w r p c h b
+_BITS = np.arange(32, dtype=np.uint32)[None, None]
 _TO_WORDS = (0, 2, 4, 3, 1, 5)
 _TO_POSITIONS = (0, 4, 1, 3, 2, 5)
-_SHIFTS = np.arange(32, dtype=np.uint32).reshape(1, 1, 32)  # of the bits of words (n, 128)
 
 
 def place(row: Any, column: Any) -> tuple[Any, Any]:
@@ -76,7 +76,7 @@ def pack(cells: jax.Array) -> jax.Array:
 
 def unpack(words: jax.Array) -> jax.Array:
     """The cells ``(n, 64, 64)`` of words ``(n, 128)``, in the program."""
-    bits = (words[..., None] >> _SHIFTS & 1).astype(bool)
+    bits = (words[..., None] >> _BITS & 1).astype(bool)
     cells: jax.Array = _permuted(bits, _WORDS_AND_BITS, _TO_POSITIONS)
     return cells.reshape(-1, CELL, CELL)
 
@@ -84,12 +84,11 @@ def unpack(words: jax.Array) -> jax.Array:
 def transpose(words: jax.Array) -> jax.Array:
     """The words of the transposed cells, in the program."""
     sources, shifts = _transposition()
-    return _words_of(words[:, sources] >> jnp.asarray(shifts[None]) & 1)
+    return _words_of(words[:, sources] >> shifts[None] & 1)
 
 
 def _words_of(bits: jax.Array) -> jax.Array:
-    shifted = bits << _SHIFTS
-    return jnp.sum(shifted, axis=-1, dtype=jnp.uint32)
+    return jnp.sum(bits << _BITS, axis=-1, dtype=jnp.uint32)
 
 
 def _transposition() -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32]]:

@@ -21,6 +21,7 @@ class BlockMasks(LayoutKind):
     """The positions of a pattern as a `jaxsparse.BlockMask`, with the options of its making."""
 
     name = "block_mask"
+    inherited = True
 
     def make(self, topology: Topology, **options: Any) -> BlockMask:
         return BlockMask.from_topology(topology, **options)

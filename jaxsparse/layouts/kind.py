@@ -23,6 +23,12 @@ class LayoutKind(abc.ABC):
     derived: ClassVar[bool] = False
     """Whether every topology has one, made by its constructor without options."""
 
+    inherited: ClassVar[bool] = False
+    """Whether a new pattern in the place of one that has such a layout gets one, too.
+
+    Then `make` needs no options.
+    """
+
     @abc.abstractmethod
     def make(self, topology: Topology, **options: Any) -> Any:
         """The layout of a concrete pattern, made on the host.

@@ -12,10 +12,12 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
 
+from jaxsparse.block_mask import BlockMask
 from jaxsparse.masks import Mask
 from jaxsparse.nn.linear import check_call
 from jaxsparse.nn.variables import TopologyVariable, own_topology, topology_of
 from jaxsparse.ops import arguments
+from jaxsparse.ops.attention_masks import with_block_mask
 from jaxsparse.ops.sparse_attention import sparse_attention
 from jaxsparse.topology import Topology
 
@@ -34,6 +36,7 @@ class SparseAttention(nnx.Module):
             for each head (1, N) or (N,), one for each sequence (..., 1), or (..., N); or a mask
             function (`jaxsparse.masks`) for any length. A mask is made into a topology where a
             program is traced and becomes a constant of it, so prefer a topology for long sequences.
+            None: each call has a ``mask``, as of packed documents that change with the batch.
         implementation: None (the platform's own), "cpu", "cuda" or "xla".
 
     Raises:
@@ -49,19 +52,21 @@ class SparseAttention(nnx.Module):
     (2, 64, 32)
     """
 
-    def __init__(self, pattern: Pattern, *, implementation: str | None = None):
+    def __init__(self, pattern: Pattern | None = None, *, implementation: str | None = None):
         if isinstance(pattern, Mask) and pattern.is_traced:
             raise TypeError(
                 f"SparseAttention: the mask {pattern} depends on traced arrays: make a topology of "
                 "it in the program, Topology.from_mask(mask, (T, S), nse=...), and give that"
             )
         hashable = callable(pattern) and isinstance(pattern, Hashable)
-        if not isinstance(pattern, Topology) and not hashable:
+        if not isinstance(pattern, Topology | None) and not hashable:
             raise TypeError(
                 "SparseAttention: pattern must be a Topology or a (hashable) mask function, "
                 f"got {type(pattern).__name__}"
             )
-        self.pattern = own_topology(pattern) if isinstance(pattern, Topology) else pattern
+        self.pattern = (
+            own_topology(with_block_mask(pattern)) if isinstance(pattern, Topology) else pattern
+        )
         self.implementation = implementation
 
     def __call__(
@@ -70,7 +75,7 @@ class SparseAttention(nnx.Module):
         key: jax.Array,
         value: jax.Array,
         bias: None = None,
-        mask: None = None,
+        mask: BlockMask | Topology | jax.Array | None = None,
         broadcast_dropout: bool = True,
         dropout_rng: jax.Array | None = None,
         dropout_rate: float = 0.0,
@@ -87,8 +92,10 @@ class SparseAttention(nnx.Module):
             query: ``(..., T, N, H)``.
             key: ``(..., S, K, H)``; K divides N.
             value: the shape of ``key``.
-            bias, mask, module, is_causal: must be left out: the pattern says what is seen, and
-                weights are not sown.
+            bias, module, is_causal: must be left out: the pattern says what is seen, and weights
+                are not sown.
+            mask: what is seen, in place of a pattern: a `jaxsparse.BlockMask`, a topology or an
+                array of bool ``(T, S)``, or a batch of them as of a pattern.
             broadcast_dropout: drop the same probabilities for the whole batch and all heads; where
                 each head has a pattern of its own, those with the same place among its entries.
             dropout_rng: random key for dropout.
@@ -102,16 +109,21 @@ class SparseAttention(nnx.Module):
             ``(..., T, N, H)``.
 
         Raises:
-            ValueError: for arguments that must be left out, dropout without a random key, and
-                shapes that don't fit each other or the pattern.
+            ValueError: for arguments that must be left out, a mask beside a pattern or neither,
+                dropout without a random key, and shapes that don't fit each other or the pattern.
         """
-        refused = {"bias": bias, "mask": mask, "module (sow_weights)": module}
+        refused = {"bias": bias, "module (sow_weights)": module}
         given = [name for name, x in refused.items() if x is not None]
         given += ["is_causal"] if is_causal else []
         if given:
             raise ValueError(
                 f"SparseAttention: {', '.join(given)} can't be had: the pattern says what is seen "
                 "(combine it with masks.causal() and the like), and decoding is not supported"
+            )
+        if (mask is None) == (self.pattern is None):
+            raise ValueError(
+                "SparseAttention: either the module has a pattern or the call a mask, got "
+                f"{'neither' if mask is None else 'both'}"
             )
         arguments.as_precision("SparseAttention", precision)
         query, key, value = promote_dtype((query, key, value), dtype=dtype)
@@ -131,22 +143,27 @@ class SparseAttention(nnx.Module):
             query,
             key,
             value,
-            self._topology((query.shape[1], key.shape[1]), batch),
+            self._seen(mask, (query.shape[1], key.shape[1]), batch),
             dropout_rate=dropout_rate,
             dropout_key=None if deterministic else dropout_rng,
             broadcast_dropout=broadcast_dropout,
             implementation=self.implementation,
         )
-        return out.reshape(*batch, *out.shape[1:])
+        attended: jax.Array = out.reshape(*batch, *out.shape[1:])
+        return attended
 
-    def _topology(self, shape: tuple[int, int], batch: tuple[int, ...]) -> Topology:
-        if not isinstance(self.pattern, TopologyVariable):
-            return _topology_of(self.pattern, shape)
-        topology = topology_of(self.pattern, shape)
-        *leading, heads = topology.batch_shape or (1,)
-        if len(batch) > 1 and tuple(leading) in (batch, (1,) * len(batch)):
-            topology = topology.reshape_batch(math.prod(leading), heads)
-        return topology
+    def _seen(self, mask: Any, shape: tuple[int, int], batch: tuple[int, ...]) -> Any:
+        """The mask of a call or the pattern, whose leading dimensions are those of the operands."""
+        if isinstance(self.pattern, TopologyVariable):
+            mask = topology_of(self.pattern, shape)
+        elif self.pattern is not None:
+            mask = _topology_of(self.pattern, shape)
+        if len(batch) <= 1 or not isinstance(mask, Topology | BlockMask):
+            return mask
+        *leading, heads = mask.batch_shape or (1,)
+        if tuple(leading) in (batch, (1,) * len(batch)):
+            mask = mask.reshape_batch(math.prod(leading), heads)
+        return mask
 
 
 @functools.lru_cache(maxsize=32)
@@ -199,13 +216,15 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
         num_heads, in_features, qkv_features, ...: those of nnx.MultiHeadAttention, by position or
             name; ``attention_fn`` and ``decode`` at their defaults alone.
         pattern: a topology (T, S), also a batch of them, or a mask function, as of SparseAttention.
+            None: each call has a ``mask``, a `jaxsparse.BlockMask` for instance.
         implementation: None (the platform's own), "cpu", "cuda" or "xla".
 
     Raises:
         TypeError: if ``pattern`` is no topology or mask function.
         ValueError: as nnx.MultiHeadAttention, and for a ``precision`` that is a dot algorithm;
-            when called, for a ``mask``, ``is_causal``,
-            ``sow_weights`` or ``decode``, and for shapes that don't fit the pattern.
+            when called, for ``is_causal``,
+            ``sow_weights`` or ``decode``, for a ``mask`` beside a pattern or neither, and for
+            shapes that don't fit the pattern.
 
     Source: the sparse Transformer of Gale et al. 2020, "Sparse GPU Kernels for Deep Learning",
     section VII-C.
@@ -226,7 +245,7 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
         num_kv_heads: int | None = None,
         in_kv_features: int | None = None,
         *,
-        pattern: Pattern,
+        pattern: Pattern | None,
         implementation: str | None = None,
         attention_fn: Callable[..., Any] = nnx.dot_product_attention,
         decode: bool | None = None,

@@ -12,6 +12,7 @@ from flax import nnx
 from flax.typing import MISSING
 from jax.sharding import PartitionSpec, Sharding
 
+from jaxsparse.layouts import KINDS
 from jaxsparse.nn.pattern_array import is_array, to_array, to_topology
 from jaxsparse.pattern import is_concrete
 from jaxsparse.topology import Topology
@@ -134,12 +135,22 @@ class TopologyVariable(nnx.Variable[Topology]):
                 )
             if read is new:  # else it was just made and checked
                 read.verify()
+            read = _with_layouts_of(old, read)
         return read
 
     def _itself(self, *_: Any) -> Any:
         return self
 
     __add__ = __radd__ = __sub__ = __mul__ = __rmul__ = __truediv__ = _itself
+
+
+def _with_layouts_of(old: Any, new: Topology) -> Topology:
+    """A concrete pattern with layouts that the one before it had, as an array form has none."""
+    had = old.layouts if isinstance(old, Topology) else ()
+    for name in had:
+        if KINDS[name].inherited and name not in new.layouts:
+            new = new.with_layout(name)
+    return new
 
 
 def _read(value: Any, shape: tuple[int, int] | None) -> Any:

@@ -109,7 +109,16 @@ def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> 
         if not params["has_mask"]:
             return _instead("a block mask of the pattern would take much memory", name, params)
         query, _, value = avals[:3]
-        sizes = f"{query.dtype} heads of {query.shape[-1]} and {value.shape[-1]} numbers"
+        h, e = query.shape[-1], value.shape[-1]
+        sizes = f"{query.dtype} heads of {h} and {e} numbers"
+        padded = _padded_size(query, value)
+        if device.platform == "cuda" and (h, e) != (padded, padded) and padded is not None:
+            compute = functools.partial(_with_padded_heads, name, padded)
+            return Fallback(
+                f"no kernel takes {sizes}",
+                compute,
+                called=f"the kernel of heads of {padded}, padded",
+            )
         return FfiCall(
             ("query", "key", "value", *masks, *behind),
             {name: params[name] for name in _ATTRIBUTES},
@@ -118,6 +127,44 @@ def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> 
         )
 
     return ffi
+
+
+# Sizes of heads that the CUDA kernels take in 16 bits, both of keys and of values.
+_SIZES_OF_HEADS = (64, 128)
+
+
+def _padded_size(query: ShapedArray, value: ShapedArray) -> int | None:
+    """The least of these sizes that has room for heads; None where there is none."""
+    size = max(query.shape[-1], value.shape[-1])
+    fits = (s for s in _SIZES_OF_HEADS if size <= s)
+    return next(fits, None) if query.dtype.itemsize == 2 and size > 0 else None
+
+
+def _with_padded_heads(name: str, size: int, *operands: jax.Array, **params: Any) -> Any:
+    """A call whose heads get zeros behind them: these add nothing to products."""
+
+    def padded(x: jax.Array) -> jax.Array:
+        return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, size - x.shape[-1]),))
+
+    query, key, value, *others = operands
+    h, e = query.shape[-1], value.shape[-1]
+    sizes_of_results: tuple[int | None, ...] = (e, None)
+    if name == "attention_cotangent":
+        *others, ct_out, ct_sums = others
+        others = [*others, padded(ct_out), ct_sums]
+        sizes_of_results = (h, h, e)
+    results = bind_local(
+        PRIMITIVES[name],
+        *(padded(x) for x in (query, key, value)),
+        *others,
+        **params,
+        implementation="cuda",
+        variant=None,
+    )
+    return [
+        x if size is None else x[..., :size]
+        for x, size in zip(results, sizes_of_results, strict=True)
+    ]
 
 
 def _form_of(name: str, bind_products: Any = bind_local) -> Any:
@@ -225,6 +272,12 @@ attention_cotangent_p = make_primitive(
         cast=_narrow_cotangent,
     )
 )
+
+PRIMITIVES = {
+    "attention": attention_p,
+    "attention_tangent": attention_tangent_p,
+    "attention_cotangent": attention_cotangent_p,
+}
 
 # ---- Derivative rules ----
 

@@ -29,7 +29,7 @@ def attention(
     columns: int | None,
     scale: float,
     bind_products: BindProducts = _IN_PLACE,
-    **_: Any,
+    **_params: Any,
 ) -> list[jax.Array]:
     """Out and lse."""
     query, key, value, *mask = operands
@@ -47,10 +47,10 @@ def attention_tangent(
     columns: int | None,
     scale: float,
     bind_products: BindProducts = _IN_PLACE,
-    **_: Any,
+    **_params: Any,
 ) -> list[jax.Array]:
     """U and r."""
-    query, key, value, *mask, _lse, d_query, d_key, d_value = operands
+    query, key, value, *mask, _, d_query, d_key, d_value = operands
     pattern = _Pattern(mask, columns, bind_products)
     _, p = pattern.probabilities(query, key, scale)
     ds = scale * (pattern.scores(d_query, key) + pattern.scores(query, d_key))
@@ -65,10 +65,10 @@ def attention_cotangent(
     columns: int | None,
     scale: float,
     bind_products: BindProducts = _IN_PLACE,
-    **_: Any,
+    **_params: Any,
 ) -> list[jax.Array]:
     """The cotangents of query, key and value."""
-    query, key, value, *mask, _lse, ct_out, ct_sums = operands
+    query, key, value, *mask, _, ct_out, ct_sums = operands
     pattern = _Pattern(mask, columns, bind_products)
     _, p = pattern.probabilities(query, key, scale)
     dp = scale * p * (pattern.scores(ct_out, value) + pattern.of_rows(ct_sums))

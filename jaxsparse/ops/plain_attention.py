@@ -160,7 +160,8 @@ def _product(weights: jax.Array, x: jax.Array, seen: jax.Array) -> jax.Array:
         keys_first = (jnp.moveaxis(weights, -1, 0), x, jnp.moveaxis(seen, -1, 0))
         return jax.lax.scan(add, start, keys_first)[0]
 
-    return jax.lax.cond(jnp.all(jnp.isfinite(x)), dense, by_keys, weights, x, seen)
+    product: jax.Array = jax.lax.cond(jnp.all(jnp.isfinite(x)), dense, by_keys, weights, x, seen)
+    return product
 
 
 def _product_over_queries(weights: jax.Array, rows: jax.Array, seen: jax.Array) -> jax.Array:

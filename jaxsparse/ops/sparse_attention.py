@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxsparse import backend
 from jaxsparse.block_mask import BlockMask
-from jaxsparse.block_mask.room import cells_of
-from jaxsparse.block_mask.words import CELL_BYTES
-from jaxsparse.layouts.block_mask import BlockMasks, block_mask_of
 from jaxsparse.ops import arguments
 from jaxsparse.ops.attention import attention_p
+from jaxsparse.ops.attention_masks import (
+    OPERATION,
+    as_mask,
+    block_mask,
+    mask_operands,
+    of_checked,
+    over_heads,
+)
 from jaxsparse.ops.bilinear import spmm_p
 from jaxsparse.ops.dense_product import allowed_precision
 from jaxsparse.ops.matmul import sddmm
@@ -26,8 +29,6 @@ from jaxsparse.pattern import checks_enabled
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import bind
 from jaxsparse.topology import Topology
-
-_NAME = "sparse_attention"
 
 
 def sparse_attention(
@@ -104,34 +105,34 @@ def sparse_attention(
     (1, 4, 2, 8)
     """
     query, key, value = (
-        arguments.as_array(_NAME, n, x, 3)
+        arguments.as_array(OPERATION, n, x, 3)
         for n, x in (("query", query), ("key", key), ("value", value))
     )
-    dtype = arguments.check_floating(_NAME, query=query, key=key, value=value)
-    backend.check_implementation(_NAME, implementation)
+    dtype = arguments.check_floating(OPERATION, query=query, key=key, value=value)
+    backend.check_implementation(OPERATION, implementation)
     _check_shapes(query, key, value)
     h = query.shape[-1]
     rate_is_traced = isinstance(dropout_rate, jax.core.Tracer)
     if not rate_is_traced and not 0 <= dropout_rate < 1:
-        raise ValueError(f"{_NAME}: dropout_rate must be in [0, 1), got {dropout_rate}")
+        raise ValueError(f"{OPERATION}: dropout_rate must be in [0, 1), got {dropout_rate}")
     drops = dropout_key is not None and (rate_is_traced or bool(dropout_rate))
     if scale is None:
         scale = 1 / math.sqrt(h) if h else 1.0
-    scales = arguments.as_scale(_NAME, scale)
-    fused = isinstance(scales, float)  # else it is an array
-    if not fused and scales.ndim:
-        raise ValueError(f"{_NAME}: scale must have no dimensions, got shape {scales.shape}")
+    scales = arguments.as_scale(OPERATION, scale)
+    if not isinstance(scales, float) and scales.ndim:
+        raise ValueError(f"{OPERATION}: scale must have no dimensions, got shape {scales.shape}")
     if sinks is not None:
-        sinks = arguments.as_array(_NAME, "sinks", sinks, 1)
+        sinks = arguments.as_array(OPERATION, "sinks", sinks, 1)
         if sinks.shape != query.shape[-2:-1]:
             raise ValueError(
-                f"{_NAME}: sinks must have shape {query.shape[-2:-1]}, one for each head, got "
+                f"{OPERATION}: sinks must have shape {query.shape[-2:-1]}, one for each head, got "
                 f"{sinks.shape}"
             )
-    mask = _as_mask(mask, (query.shape[-3], key.shape[-3]))
+    mask = as_mask(mask, (query.shape[-3], key.shape[-3]))
     if drops and (not isinstance(mask, Topology) or return_lse or sinks is not None):
         raise ValueError(
-            f"{_NAME}: dropout needs a Topology for its mask, and goes without return_lse and sinks"
+            f"{OPERATION}: dropout needs a Topology for its mask, and goes without return_lse and "
+            "sinks"
         )
     topology = mask if isinstance(mask, Topology) else None
     out, lse = _attention(
@@ -139,12 +140,12 @@ def sparse_attention(
         key,
         value,
         topology,
-        None if drops else _block_mask(mask),
-        None if fused else scales,
+        None if drops else block_mask(mask),
+        None if isinstance(scales, float) else scales,
         sinks,
         dropout_key if drops else None,
         1 - dropout_rate if drops else None,
-        scale=scales if fused else None,
+        scale=scales if isinstance(scales, float) else None,
         dtype=dtype,
         broadcast_dropout=bool(broadcast_dropout),
         implementation=implementation,
@@ -157,7 +158,7 @@ def sparse_attention(
 def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
     if not query.ndim == key.ndim == value.ndim or query.ndim > 4:
         raise ValueError(
-            f"{_NAME}: query, key and value must all have shape (B, T, N, H) or (T, N, H), "
+            f"{OPERATION}: query, key and value must all have shape (B, T, N, H) or (T, N, H), "
             f"got {query.shape}, {key.shape} and {value.shape}"
         )
     *batch, _, n, h = query.shape
@@ -165,53 +166,11 @@ def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
     if key.shape != (*batch, s, groups, h) or value.shape[:-1] != key.shape[:-1]:
         named = [", ".join(map(str, (*batch, "S", "K", size))) for size in (h, "E")]
         raise ValueError(
-            f"{_NAME}: key and value must have shapes ({named[0]}) and ({named[1]}) for a query of "
-            f"shape {query.shape}, got {key.shape} and {value.shape}"
+            f"{OPERATION}: key and value must have shapes ({named[0]}) and ({named[1]}) for a query "
+            f"of shape {query.shape}, got {key.shape} and {value.shape}"
         )
     if groups == 0 or n % groups:
-        raise ValueError(f"{_NAME}: {groups} key heads must divide {n} query heads")
-
-
-def _as_mask(mask: Any, shape: tuple[int, int]) -> Topology | BlockMask:
-    """What `_attention` takes of a checked mask, of this shape."""
-    if isinstance(mask, Topology):
-        mask.check_positions()
-        if mask.shape == shape:
-            return mask if mask.static else mask.as_dynamic()
-    elif mask is None or callable(mask):
-        return _block_mask_of(mask, shape)
-    elif isinstance(mask, jax.Array | np.ndarray):
-        if mask.dtype != bool:
-            raise TypeError(f"{_NAME}: an array for a mask must be bool, got {mask.dtype}")
-        if mask.shape[-2:] == shape:
-            return BlockMask.from_dense(mask)
-    elif isinstance(mask, BlockMask):
-        if mask.shape == shape:
-            return mask
-    else:
-        raise TypeError(
-            f"{_NAME}: mask must be a BlockMask, a Topology, a mask function, an array of bool or "
-            f"None, got {type(mask).__name__}"
-        )
-    raise ValueError(f"{_NAME}: mask must have shape {shape}, got {mask.shape}")
-
-
-def _everything(rows: Any, columns: Any) -> Any:
-    return (rows >= 0) & (columns >= 0)
-
-
-def _block_mask_of(mask: Callable[[Any, Any], Any] | None, shape: tuple[int, int]) -> BlockMask:
-    mask = _everything if mask is None else mask
-    try:
-        return _cached_block_mask(mask, shape)
-    except TypeError:  # a mask of traced arrays, or another function that can't be hashed
-        return BlockMask.from_mask(mask, shape)
-
-
-@functools.lru_cache(maxsize=32)
-def _cached_block_mask(mask: Callable[[Any, Any], Any], shape: tuple[int, int]) -> BlockMask:
-    with jax.ensure_compile_time_eval():
-        return BlockMask.from_mask(mask, shape)
+        raise ValueError(f"{OPERATION}: {groups} key heads must divide {n} query heads")
 
 
 # So that an eager call compiles one program. Programs that call it hold what is inside.
@@ -246,12 +205,12 @@ def _attention(
     query, key, value = ((x if x.ndim == 4 else x[None]).astype(dtype) for x in (query, key, value))
     b, groups = query.shape[0], key.shape[2]
     wide = accumulator_dtype(dtype)
-    if scale is None:
-        query, scale = (query.astype(wide) * scales.astype(wide)).astype(dtype), 1.0
+    if scales is not None:
+        query = (query.astype(wide) * scales.astype(wide)).astype(dtype)
     query = query.reshape(b, t, groups, n // groups, h)
     if topology is not None:
         if checks and mask is not None:
-            mask = _of_checked(topology)
+            mask = of_checked(topology)
         topology = over_heads(topology, b, groups, n // groups)
     if dropout_key is not None:
         assert topology is not None
@@ -262,14 +221,14 @@ def _attention(
             topology,
             dropout_key,
             kept_share,
-            scale=scale,
+            scale=1.0 if scale is None else scale,
             broadcast_dropout=broadcast_dropout,
             implementation=implementation,
         )
         return out.reshape(*batch, t, n, value.shape[-1]), None
     if mask is not None:
         mask = over_heads(mask, b, groups, n // groups)
-    operands, params = _mask_operands(mask, topology)
+    operands, params = mask_operands(mask, topology)
     out, lse = bind(
         attention_p,
         query,
@@ -277,7 +236,7 @@ def _attention(
         value,
         *operands,
         **params,
-        scale=scale,
+        scale=1.0 if scale is None else scale,
         implementation=implementation,
         variant=variant,
     )
@@ -288,79 +247,6 @@ def _attention(
         out = (out * jnp.swapaxes(factor, 1, 2)[..., None]).astype(dtype)
         lse = with_sinks
     return out.reshape(*batch, t, n, out.shape[-1]), lse.reshape(*batch, n, t)
-
-
-def _mask_operands(
-    mask: BlockMask | None, topology: Topology | None
-) -> tuple[list[jax.Array], dict[str, Any]]:
-    """What the primitive takes of a mask over heads, and its params that say so."""
-    lists = () if mask is None else (*mask.rows, *mask.columns)
-    pattern = () if topology is None else topology.operands()
-    of_heads = mask if mask is not None else topology
-    assert of_heads is not None
-    rank = len(of_heads.batch_shape)
-    # As many dimensions in front of all: sequences, groups, heads of a group.
-    batch = (*(1,) * (3 - rank), *of_heads.batch_shape)
-    arrays = [x.reshape(*batch, *x.shape[rank:]) for x in (*lists, *pattern)]
-    params = {
-        "mask_of_group": batch[1] > 1,
-        "mask_of_head": batch[2] > 1,
-        "has_mask": mask is not None,
-        "has_pattern": topology is not None,
-        "columns": None if topology is None else arguments.columns_alone(topology),
-    }
-    return arrays, params
-
-
-# A block mask takes up to 1 KB for each entry of a scattered pattern, such as a graph's: it is not
-# made where it may take more than so many bytes, and as many times what the pattern takes.
-_MOST_BYTES, _MOST_RATIO = 64 << 20, 4
-
-
-def _block_mask(mask: Topology | BlockMask) -> BlockMask | None:
-    """The block mask, or None where the pattern alone is better."""
-    if isinstance(mask, BlockMask):
-        return mask
-    carried: BlockMask | None = mask.layouts.get(BlockMasks.name)
-    if carried is not None:
-        return carried
-    of_pattern = 16 * mask.nse * math.prod(mask.batch_shape)
-    cells = min(mask.nse, cells_of(mask.shape)) * math.prod(mask.batch_shape)
-    if 2 * CELL_BYTES * cells > max(_MOST_BYTES, _MOST_RATIO * of_pattern):
-        return None
-    return block_mask_of(mask)
-
-
-def _of_checked(topology: Topology) -> BlockMask:
-    """Made in the program, of positions that it checks first."""
-    offsets, columns = topology.operands()[:2]
-    checked = Topology(offsets, columns, topology.shape, transpose=False)
-    return BlockMask.from_topology(checked)
-
-
-MaskOfHeads = TypeVar("MaskOfHeads", Topology, BlockMask)
-
-
-def over_heads(mask: MaskOfHeads, b: int, groups: int, per_group: int) -> MaskOfHeads:
-    """The mask with the batch dimensions of operands (B, K, N / K), or none of them."""
-    batch, n = mask.batch_shape, groups * per_group
-    if batch == (n,) == (b,) and n > 1:
-        raise ValueError(
-            f"{_NAME}: a batch of {n} masks is ambiguous for {b} sequences of {n} heads: write "
-            f"mask.reshape_batch(1, {n}) for one for each head, mask.reshape_batch({b}, 1) for one "
-            "for each sequence"
-        )
-    sequences, heads = batch if len(batch) == 2 else (1, *batch, 1)[:2]
-    if len(batch) > 2 or sequences not in (1, b) or heads not in (1, n):
-        hint = f": write mask.reshape_batch({b}, 1)" if batch == (b,) else ""
-        raise ValueError(
-            f"{_NAME}: mask must be one, a batch of {n} or (1, {n}), one for each head, "
-            f"({b}, 1), one for each sequence, or ({b}, {n}), got batch {batch}{hint}"
-        )
-    of_heads = (groups, per_group) if heads == n else (1, 1)
-    if sequences != 1:
-        return mask.reshape_batch(sequences, *of_heads)
-    return mask.reshape_batch(*(of_heads if heads != 1 else ()))
 
 
 def _with_dropout(
@@ -403,57 +289,3 @@ def _with_dropout(
         variant=None,
     )
     return jnp.moveaxis(out, 3, 1)
-
-
-def merge_attention(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[jax.Array, jax.Array]:
-    r"""Attention over the union of masks that share no position, of attention over each.
-
-    .. math::
-
-        \ell = \log \sum_i e^{\ell_i}, \qquad y = \sum_i e^{\ell_i - \ell}\, y_i
-
-    So keys may be cut into parts, on one device or on several in a ring, and a mask into parts that
-    have better kernels. Differentiable.
-
-    Args:
-        outs: results ``(B, T, N, E)`` or ``(T, N, E)`` of `sparse_attention`.
-        lses: those of ``return_lse=True``, ``(B, N, T)`` or ``(N, T)``.
-
-    Returns:
-        The result of the union in the dtype of the first one, and its lse.
-
-    Raises:
-        ValueError: if there are none, or as many of one as of the other, or shapes don't fit.
-
-    >>> import jax.numpy as jnp
-    >>> from jaxsparse import masks
-    >>> q = jnp.ones((4, 2, 8))
-    >>> parts = [
-    ...     sparse_attention(q, q[:2], q[:2], masks.causal(), return_lse=True),
-    ...     sparse_attention(q, q[2:], q[2:], masks.offset(masks.causal(), columns=2),
-    ...                      return_lse=True),
-    ... ]
-    >>> out, lse = merge_attention(*zip(*parts))
-    >>> bool(jnp.allclose(out, sparse_attention(q, q, q, masks.causal())))
-    True
-    """
-    outs = [arguments.as_array("merge_attention", "out", x, 3) for x in outs]
-    lses = [arguments.as_array("merge_attention", "lse", x, 2) for x in lses]
-    shapes = {x.shape for x in outs}
-    if len(outs) != len(lses) or len(shapes) != 1:
-        raise ValueError(
-            "merge_attention: needs one lse for each out, and outs of one shape, got "
-            f"{len(lses)} lses and outs of shapes {[x.shape for x in outs]}"
-        )
-    *batch, t, n, _ = outs[0].shape
-    if any(x.shape != (*batch, n, t) for x in lses):
-        raise ValueError(
-            f"merge_attention: every lse must have shape {(*batch, n, t)}, got "
-            f"{[x.shape for x in lses]}"
-        )
-    stacked = jnp.stack(lses)
-    lse = jax.nn.logsumexp(stacked, axis=0)
-    shift = jnp.where(lse == -jnp.inf, 0, lse)
-    weights = jnp.swapaxes(jnp.exp(stacked - shift), -1, -2)[..., None]
-    out = sum(w * x.astype(w.dtype) for w, x in zip(weights, outs, strict=True))
-    return out.astype(outs[0].dtype), lse

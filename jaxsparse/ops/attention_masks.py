@@ -1,0 +1,151 @@
+"""What the masks of attention become: operands of its primitive."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from jaxsparse.block_mask import BlockMask
+from jaxsparse.block_mask.room import cells_of
+from jaxsparse.block_mask.words import CELL_BYTES
+from jaxsparse.layouts.block_mask import BlockMasks, block_mask_of
+from jaxsparse.ops import arguments
+from jaxsparse.topology import Topology
+
+OPERATION = "sparse_attention"
+
+
+def as_mask(mask: Any, shape: tuple[int, int]) -> Topology | BlockMask:
+    """A mask as a pattern or a block mask of this shape.
+
+    Raises:
+        TypeError, ValueError: if it is of another type or shape.
+    """
+    if isinstance(mask, Topology):
+        mask.check_positions()
+        if mask.shape == shape:
+            return mask if mask.static else mask.as_dynamic()
+    elif mask is None or callable(mask):
+        return _of_function(mask, shape)
+    elif isinstance(mask, jax.Array | np.ndarray):
+        if mask.dtype != bool:
+            raise TypeError(f"{OPERATION}: an array for a mask must be bool, got {mask.dtype}")
+        if mask.shape[-2:] == shape:
+            return BlockMask.from_dense(mask)
+    elif isinstance(mask, BlockMask):
+        if mask.shape == shape:
+            return mask
+    else:
+        raise TypeError(
+            f"{OPERATION}: mask must be a BlockMask, a Topology, a mask function, an array of bool "
+            f"or None, got {type(mask).__name__}"
+        )
+    raise ValueError(f"{OPERATION}: mask must have shape {shape}, got {mask.shape}")
+
+
+def _everything(rows: Any, columns: Any) -> Any:
+    return (rows >= 0) & (columns >= 0)
+
+
+def _of_function(mask: Callable[[Any, Any], Any] | None, shape: tuple[int, int]) -> BlockMask:
+    mask = _everything if mask is None else mask
+    try:
+        return _made_once(mask, shape)
+    except TypeError:  # a mask of traced arrays, or another function that can't be hashed
+        return BlockMask.from_mask(mask, shape)
+
+
+@functools.lru_cache(maxsize=32)
+def _made_once(mask: Callable[[Any, Any], Any], shape: tuple[int, int]) -> BlockMask:
+    with jax.ensure_compile_time_eval():
+        return BlockMask.from_mask(mask, shape)
+
+
+def mask_operands(
+    mask: BlockMask | None, topology: Topology | None
+) -> tuple[list[jax.Array], dict[str, Any]]:
+    """What the primitive takes of a mask over heads, and its params that say so."""
+    lists = () if mask is None else (*mask.rows, *mask.columns)
+    pattern = () if topology is None else topology.operands()
+    of_heads = mask if mask is not None else topology
+    assert of_heads is not None
+    rank = len(of_heads.batch_shape)
+    # As many dimensions in front of all: sequences, groups, heads of a group.
+    batch = (*(1,) * (3 - rank), *of_heads.batch_shape)
+    arrays = [x.reshape(*batch, *x.shape[rank:]) for x in (*lists, *pattern)]
+    params = {
+        "mask_of_group": batch[1] > 1,
+        "mask_of_head": batch[2] > 1,
+        "has_mask": mask is not None,
+        "has_pattern": topology is not None,
+        "columns": None if topology is None else arguments.columns_alone(topology),
+    }
+    return arrays, params
+
+
+# A block mask takes up to 1 KB for each entry of a scattered pattern, such as a graph's: it is not
+# made where it may take more than so many bytes, and as many times what the pattern takes.
+_MOST_BYTES, _MOST_RATIO = 64 << 20, 4
+
+
+def block_mask(mask: Topology | BlockMask) -> BlockMask | None:
+    """The block mask, or None where the pattern alone is better."""
+    if isinstance(mask, BlockMask):
+        return mask
+    carried: BlockMask | None = mask.layouts.get(BlockMasks.name)
+    if carried is not None:
+        return carried
+    of_pattern = 16 * mask.nse * math.prod(mask.batch_shape)
+    cells = min(mask.nse, cells_of(mask.shape)) * math.prod(mask.batch_shape)
+    if 2 * CELL_BYTES * cells > max(_MOST_BYTES, _MOST_RATIO * of_pattern):
+        return None
+    return block_mask_of(mask)
+
+
+def with_block_mask(topology: Topology) -> Topology:
+    """The topology with its block mask as a layout, where attention uses one.
+
+    So a program that takes the topology as an argument does not make the mask at every run.
+    """
+    mask = None if topology.layouts.get(BlockMasks.name) else block_mask(topology)
+    if mask is None:
+        return topology
+    return topology.with_layouts({**topology.layouts, BlockMasks.name: mask})
+
+
+def of_checked(topology: Topology) -> BlockMask:
+    """Made in the program, of positions that it checks first."""
+    offsets, columns = topology.operands()[:2]
+    checked = Topology(offsets, columns, topology.shape, transpose=False)
+    return BlockMask.from_topology(checked)
+
+
+MaskOfHeads = TypeVar("MaskOfHeads", Topology, BlockMask)
+
+
+def over_heads(mask: MaskOfHeads, b: int, groups: int, per_group: int) -> MaskOfHeads:
+    """The mask with the batch dimensions of operands (B, K, N / K), or none of them."""
+    batch: tuple[int, ...] = mask.batch_shape
+    n = groups * per_group
+    if batch == (n,) == (b,) and n > 1:
+        raise ValueError(
+            f"{OPERATION}: a batch of {n} masks is ambiguous for {b} sequences of {n} heads: write "
+            f"mask.reshape_batch(1, {n}) for one for each head, mask.reshape_batch({b}, 1) for one "
+            "for each sequence"
+        )
+    sequences, heads = batch if len(batch) == 2 else (1, *batch, 1)[:2]
+    if len(batch) > 2 or sequences not in (1, b) or heads not in (1, n):
+        hint = f": write mask.reshape_batch({b}, 1)" if batch == (b,) else ""
+        raise ValueError(
+            f"{OPERATION}: mask must be one, a batch of {n} or (1, {n}), one for each head, "
+            f"({b}, 1), one for each sequence, or ({b}, {n}), got batch {batch}{hint}"
+        )
+    of_heads = (groups, per_group) if heads == n else (1, 1)
+    if sequences != 1:
+        return mask.reshape_batch(sequences, *of_heads)
+    return mask.reshape_batch(*(of_heads if heads != 1 else ()))

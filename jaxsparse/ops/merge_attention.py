@@ -1,0 +1,65 @@
+"""Attention over parts of a mask or of the keys, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxsparse.ops import arguments
+
+
+def merge_attention(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[jax.Array, jax.Array]:
+    r"""Attention over the union of masks that share no position, of attention over each.
+
+    .. math::
+
+        \ell = \log \sum_i e^{\ell_i}, \qquad y = \sum_i e^{\ell_i - \ell}\, y_i
+
+    So keys may be cut into parts, on one device or on several in a ring, and a mask into parts that
+    have better kernels. Differentiable.
+
+    Args:
+        outs: results ``(B, T, N, E)`` or ``(T, N, E)`` of `sparse_attention`.
+        lses: those of ``return_lse=True``, ``(B, N, T)`` or ``(N, T)``.
+
+    Returns:
+        The result of the union in the dtype of the first one, and its lse.
+
+    Raises:
+        ValueError: if there are none, or as many of one as of the other, or shapes don't fit.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxsparse import masks
+    >>> q = jnp.ones((4, 2, 8))
+    >>> parts = [
+    ...     sparse_attention(q, q[:2], q[:2], masks.causal(), return_lse=True),
+    ...     sparse_attention(q, q[2:], q[2:], masks.offset(masks.causal(), columns=2),
+    ...                      return_lse=True),
+    ... ]
+    >>> out, lse = merge_attention(*zip(*parts))
+    >>> bool(jnp.allclose(out, sparse_attention(q, q, q, masks.causal())))
+    True
+    """
+    outs = [arguments.as_array("merge_attention", "out", x, 3) for x in outs]
+    lses = [arguments.as_array("merge_attention", "lse", x, 2) for x in lses]
+    shapes = {x.shape for x in outs}
+    if len(outs) != len(lses) or len(shapes) != 1:
+        raise ValueError(
+            "merge_attention: needs one lse for each out, and outs of one shape, got "
+            f"{len(lses)} lses and outs of shapes {[x.shape for x in outs]}"
+        )
+    *batch, t, n, _ = outs[0].shape
+    if any(x.shape != (*batch, n, t) for x in lses):
+        raise ValueError(
+            f"merge_attention: every lse must have shape {(*batch, n, t)}, got "
+            f"{[x.shape for x in lses]}"
+        )
+    stacked = jnp.stack(lses)
+    lse = jax.nn.logsumexp(stacked, axis=0)
+    shift = jnp.where(lse == -jnp.inf, 0, lse)
+    weights = jnp.swapaxes(jnp.exp(stacked - shift), -1, -2)[..., None]
+    out = sum(w * x.astype(w.dtype) for w, x in zip(weights, outs, strict=True))
+    return out.astype(outs[0].dtype), lse
