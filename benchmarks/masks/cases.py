@@ -79,6 +79,7 @@ class MaskCase:
             "mask_first_ms": mask and mask.first_ms,
             "mask_in_program_ms": mask and mask.in_program_ms,
             "mask_bytes": mask and mask.nbytes,
+            "mask_making_bytes": mask and mask.making_bytes,
         }
 
 

@@ -71,19 +71,20 @@ def _nbytes(tree: Any) -> int:
 def _block_mask(problem: Problem) -> tuple[BlockMask, MaskCost]:
     shape = (problem.length, problem.length)
     made, ms = timed(lambda: jax.block_until_ready(BlockMask.from_mask(problem.mask, shape)))
-    in_program = if_known(lambda: _in_program_ms(problem, made))
-    return made, MaskCost(ms, ms, _nbytes(made), in_program)
+    in_program = if_known(lambda: _in_program(problem, made)) or (None, None)
+    return made, MaskCost(ms, ms, _nbytes(made), *in_program)
 
 
-def _in_program_ms(problem: Problem, like: BlockMask) -> float | None:
-    """Milliseconds of a program that makes the mask of an array, with as much room as it takes."""
+def _in_program(problem: Problem, like: BlockMask) -> tuple[float, int | None] | None:
+    """Of a program that makes the mask of an array, with room for just that: ms, and its bytes."""
     if problem.traced is None:
         return None
     array, mask_of = problem.traced
     room = {"max_tiles": like.rows.entries.shape[-1], "max_cells": like.rows.bits.shape[-2]}
     make = jax.jit(lambda array: BlockMask.from_mask(mask_of(array), like.shape, **room))
-    times = [timed(lambda: jax.block_until_ready(make(array)))[1] for _ in range(1 + _TIMES)]
-    return statistics.median(times[1:])
+    compiled = make.lower(array).compile()
+    times = [timed(lambda: jax.block_until_ready(compiled(array)))[1] for _ in range(1 + _TIMES)]
+    return statistics.median(times[1:]), if_known(lambda: _peak(compiled))
 
 
 def by_block_mask(problem: Problem, dtype: str, passed: str, **options: Any) -> Made:

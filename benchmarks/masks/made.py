@@ -17,14 +17,17 @@ class MaskCost:
     Args:
         ms: milliseconds, without compilation.
         first_ms: of the first time, with compilation.
-        in_program_ms: of a program on the device that makes it of arrays; None if there is none.
         nbytes: what is kept.
+        in_program_ms: of a program on the device that makes it of arrays; None if there is none.
+        making_bytes: memory of the device while it is made, what is kept included; None if it is
+            made on the host, and by no program.
     """
 
     ms: float
     first_ms: float
     nbytes: int
     in_program_ms: float | None = None
+    making_bytes: int | None = None
 
 
 @dataclass(frozen=True)

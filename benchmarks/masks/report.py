@@ -13,6 +13,7 @@ _COSTS = {
     "the first, ms": ("mask_first_ms", 1, ".3g"),
     "in the program, ms": ("mask_in_program_ms", 1, ".3g"),
     "mask, MB": ("mask_bytes", 1e6, ".3g"),
+    "making it, MB": ("mask_making_bytes", 1e6, ".3g"),
     "memory, MB": ("peak_bytes", 1e6, ",.0f"),
 }
 
