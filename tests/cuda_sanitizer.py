@@ -24,7 +24,17 @@ import jax.numpy as jnp
 import numpy as np
 from checks import fits
 
-from jaxsparse import CSR, Topology, backend, recurrent, sddmm, sparse_softmax, spmm
+from jaxsparse import (
+    CSR,
+    BlockMask,
+    Topology,
+    backend,
+    recurrent,
+    sddmm,
+    sparse_attention,
+    sparse_softmax,
+    spmm,
+)
 from jaxsparse.ops.multiply import multiply
 
 
@@ -42,10 +52,33 @@ def main() -> None:
         results += softmaxes(rng, dtype, topology)
         results += softmaxes(rng, dtype, Topology.from_mask(rng.random((5, 4000)) < 0.6))
         results += [*long_rows(rng, dtype), *sampled_rows(rng, dtype), *batches(rng, of_batches)]
+        results += [*attentions(rng, dtype)] if dtype != jnp.float32 else []
         results += scans(rng, dtype, "_barrier" if barriers else "")
         for result in results:
             assert np.isfinite(np.asarray(result, np.float32)).all()
     print("all kernels ran on", jax.devices()[0].device_kind)
+
+
+def attentions(rng, dtype):
+    """With gradients: grouped heads of both sizes, cells of each state, some in two rows of tiles."""
+    seen = rng.random((200, 300)) < 0.3
+    seen[:64, 64:128], seen[64:128, :128] = True, False
+    mask = BlockMask.from_dense(seen)
+
+    @jax.jit
+    def gradients(*operands):
+        def loss(q, k, v):
+            return jnp.sum(
+                sparse_attention(q, k, v, mask, variant="tiles").astype(jnp.float32) ** 2
+            )
+
+        return jax.grad(loss, (0, 1, 2))(*operands)
+
+    results = []
+    for size in 64, 128:
+        shapes = (2, 200, 4, size), (2, 300, 2, size), (2, 300, 2, size)
+        results += gradients(*(jnp.asarray(rng.standard_normal(s), dtype) for s in shapes))
+    return results
 
 
 def sampled_products(x, y, topology, **options):

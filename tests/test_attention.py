@@ -312,23 +312,18 @@ def test_explain(dtype, h, e, kind, expected):
     if kind == "topology":
         stored = Topology.from_mask(mask, (1000, 1000))
     t = 1000
-    if kind == "graph":
-        t = 60000
-        stored = Topology.from_mask(masks.strided(15000), (t, t))
+    if kind == "graph":  # few entries in each cell, of which there are many
+        t = 17000
+        columns = np.arange(t)[:, None] % 4000 + 4000 * np.arange(4)
+        stored = Topology(4 * np.arange(t + 1), columns.reshape(-1), (t, t))
     x = [jax.ShapeDtypeStruct((1, t, 2, size), dtype) for size in (h, h, e)]
 
     def loss(q, k, v, mask):
         return jnp.sum(sparse_attention(q, k, v, mask))
 
     calls = explain(jax.grad(loss, (0, 1, 2)), *x, stored, device=H200)
-    assert [call.operation for call in calls] == [
-        "attention",
-        "attention_tangent",
-        "attention_cotangent",
-    ] or [call.operation for call in calls] == ["attention", "attention_cotangent"]
+    assert [call.operation for call in calls] == ["attention", "attention_cotangent"]
     for call in calls:
-        if call.operation == "attention_tangent":
-            continue
         assert expected in str(call) and call.shape == (t, t)
         assert (call.variant == "tiles") == (expected == "tiles")
     if kind == "block_mask":

@@ -166,8 +166,8 @@ def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
     if key.shape != (*batch, s, groups, h) or value.shape[:-1] != key.shape[:-1]:
         named = [", ".join(map(str, (*batch, "S", "K", size))) for size in (h, "E")]
         raise ValueError(
-            f"{OPERATION}: key and value must have shapes ({named[0]}) and ({named[1]}) for a query "
-            f"of shape {query.shape}, got {key.shape} and {value.shape}"
+            f"{OPERATION}: key and value must have shapes ({named[0]}) and ({named[1]}) for a "
+            f"query of shape {query.shape}, got {key.shape} and {value.shape}"
         )
     if groups == 0 or n % groups:
         raise ValueError(f"{OPERATION}: {groups} key heads must divide {n} query heads")
