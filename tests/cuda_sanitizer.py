@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def attentions(rng, dtype):
-    """With gradients: grouped heads of both sizes, cells of each state, some in two rows of tiles."""
+    """With gradients: grouped heads of both sizes, several tiles, cells of every state."""
     seen = rng.random((200, 300)) < 0.3
     seen[:64, 64:128], seen[64:128, :128] = True, False
     mask = BlockMask.from_dense(seen)
