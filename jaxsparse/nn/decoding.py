@@ -256,6 +256,8 @@ def _of_heads(x: jax.Array, trailing: int, batch: tuple[int, ...], n: int) -> ja
 def _gather(x: jax.Array, columns: jax.Array, n: int) -> jax.Array:
     """The positions ``(B or 1, N or 1, L)`` of a cache, as ``(B, L, K or N, H)``."""
     size, groups = x.shape[0], x.shape[2]
+    if columns.shape[:2] == (1, 1):  # the longest slices
+        return jnp.take(x, columns[0, 0], axis=1, mode="clip")
     sequences = jnp.arange(size)[:, None]
     if columns.shape[1] == 1:
         return x.at[sequences, columns[:, 0]].get(mode="clip")
