@@ -165,9 +165,10 @@ class SparseAttention(nnx.Module):
 
         What :class:`SparseMultiHeadAttention` does when it decodes, for models with a cache of
         their own. The query at position i sees the keys that row i of the pattern stores, and none
-        behind those of the new queries. One query reads only the keys of its row where they are at
-        most a quarter of the cache; else it reads the whole cache, and NaN in a value that it does
-        not see reaches it. Several queries, as of a prompt, take the kernels.
+        behind those of the new queries. Several queries, as of a prompt, take the kernels, as does
+        one on a CPU. Elsewhere one query takes plain JAX. It reads only the keys of its row where
+        they are at most a quarter of the cache; else it reads the whole cache, and NaN in a value
+        that it does not see reaches it.
 
         Args:
             query: ``(..., T, N, H)``, of the positions ``index`` to ``index + T - 1``.
@@ -178,8 +179,8 @@ class SparseAttention(nnx.Module):
             mask: in place of a pattern, its rows of the new queries: ``(T, S)``, or a batch of
                 them.
             longest_row: of a topology that is an argument of the program, so that its rows are not
-                known: :meth:`longest_row` of it, or another bound. Without one the whole cache is
-                read, as it is for a row that is longer after all.
+                known: :meth:`longest_row` of it, or another bound. Without one plain JAX reads the
+                whole cache, as it does for a row that is longer after all.
 
         Returns:
             ``(..., T, N, H)``, of the query's dtype.

@@ -23,8 +23,7 @@ from jaxsparse.pattern import is_concrete
 from jaxsparse.topology import Topology
 
 # The keys of a row are gathered if they are at most one in so many: a gathered key is read,
-# written and read again. On two cores of a CPU a quarter of 4096 keys takes half as long as all of
-# them, and a half takes longer.
+# written and read again.
 _GATHER_ONE_IN = 4
 _STRIP = 64  # Rows of cells whose states are looked at at a time.
 
@@ -78,9 +77,11 @@ def attend_to_cache(
 ) -> jax.Array:
     """Attention of the queries of rows ``row`` to ``row + T - 1`` of a pattern.
 
-    One query is bound by reading the cache, so plain JAX serves it: it gathers the keys of the row
-    where they are few, else it attends to the whole cache with the row as a mask. Several queries,
-    as of a prompt, take the kernels of `sparse_attention`, which hold no scores.
+    Several queries, as of a prompt, take the kernels of `sparse_attention`, which hold no scores.
+    So does one query on a CPU, whose kernel reads the tiles of keys that have some to be seen. On a
+    GPU a kernel's tile of 128 queries would be all but empty, and one block would read all keys of
+    a head. There one query is bound by reading the cache, and plain JAX serves it: it gathers the
+    keys of the row where they are few, else it attends to the whole cache with the row as a mask.
 
     Args:
         query: ``(..., T, N, H)``.
@@ -92,7 +93,7 @@ def attend_to_cache(
         written: how many keys there are; none behind them is seen. May be traced.
         longest_row: the most keys that a row stores; None if that is not known. Rows of a topology
             may be longer after all: then the whole cache is read.
-        implementation: that of `sparse_attention`.
+        implementation: that of `sparse_attention`; "xla" and "cuda" take plain JAX for one query.
 
     Returns:
         ``(..., T, N, H)``, of the query's dtype; zeros for a query that sees no key.
@@ -103,31 +104,41 @@ def attend_to_cache(
     *batch, t, n, _ = query.shape
     length = key.shape[-3]
     query, key, value = (x.reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value))
-    out: jax.Array
-    if t > 1:
-        seen = _block_mask(pattern, row, t, written, length)
-        if not isinstance(seen, BlockMask):
-            seen = _of_heads(seen, 2, tuple(batch), n)
-        key, value = (x.astype(query.dtype) for x in (key, value))
-        out = sparse_attention(query, key, value, seen, implementation=implementation)
-        return out.reshape(*batch, t, n, -1)
+
+    of_heads = functools.partial(_of_heads, batch=tuple(batch), n=n)
+
+    def by_kernel() -> jax.Array:
+        seen = _for_kernel(pattern, row, t, written, length, of_heads)
+        keys, values = (x.astype(query.dtype) for x in (key, value))
+        out: jax.Array = sparse_attention(query, keys, values, seen, implementation=implementation)
+        return out
 
     def to_whole_cache() -> jax.Array:
         seen = _rows(pattern, row, 1, written, length)
-        return _attend(query, key, value, _of_heads(seen, 2, tuple(batch), n))
+        return _attend(query, key, value, of_heads(seen, 2))
 
-    def to_row() -> jax.Array:
-        at, seen = (_of_heads(x, 1, tuple(batch), n) for x in (columns, stored))
+    def to_row(columns: jax.Array, stored: jax.Array) -> jax.Array:
+        at, seen = (of_heads(x, 1) for x in (columns, stored))
         keys, values = (_gather(x, at, n) for x in (key, value))
         # What stands for padding may be NaN. Of the whole cache that would be a copy.
         values = jnp.where(seen.swapaxes(1, 2)[..., None], values, 0)
         return _attend(query, keys, values, seen[:, :, None])
 
-    if not longest_row or longest_row * _GATHER_ONE_IN > length:
-        out = to_whole_cache()
-    else:
+    def in_plain_jax() -> jax.Array:
+        if not longest_row or longest_row * _GATHER_ONE_IN > length:
+            return to_whole_cache()
         columns, stored, fits = _columns(pattern, row, written, length, longest_row)
-        out = to_row() if fits is None else jax.lax.cond(fits, to_row, to_whole_cache)
+        if fits is None:
+            return to_row(columns, stored)
+        out: jax.Array = jax.lax.cond(fits, lambda: to_row(columns, stored), to_whole_cache)
+        return out
+
+    if t > 1 or implementation == "cpu":
+        out = by_kernel()
+    elif implementation is None:
+        out = jax.lax.platform_dependent(cpu=by_kernel, default=in_plain_jax)
+    else:
+        out = in_plain_jax()
     return out.reshape(*batch, t, n, -1)
 
 
@@ -185,15 +196,23 @@ def _rows(pattern: Any, row: Any, t: int, written: Any, length: int) -> jax.Arra
     return seen
 
 
-def _block_mask(pattern: Any, row: Any, t: int, written: Any, length: int) -> Any:
-    """The same as a block mask where that can be made without the array in between."""
+def _for_kernel(
+    pattern: Any, row: Any, t: int, written: Any, length: int, of_heads: Callable[..., jax.Array]
+) -> Topology | BlockMask | jax.Array:
+    """The same as `sparse_attention` wants it, without the array in between where that can be."""
+    if t == 1 and isinstance(pattern, Topology):
+        room = min(length, pattern.nse)
+        columns, stored, _ = _columns(pattern, row, written, length, room)
+        count = jnp.sum(stored, axis=-1)  # of the first ones, as columns rise
+        offsets = jnp.stack([jnp.zeros_like(count), count], axis=-1)
+        return Topology(of_heads(offsets, 1), of_heads(columns, 1), (1, length), transpose=False)
     if callable(pattern):
         mask = masks.offset(pattern, rows=row) & masks.padding(written)
         try:
             return BlockMask.from_mask(mask, (t, length))
         except jax.errors.JAXTypeError:  # as above
             pass
-    return _rows(pattern, row, t, written, length)
+    return of_heads(_rows(pattern, row, t, written, length), 2)
 
 
 @functools.lru_cache(maxsize=32)

@@ -144,7 +144,7 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
         These are ``cached_key`` and ``cached_value`` ``(..., S, K, H)`` and ``cache_index``, all
         `nnx.Cache`. Also notes how long the rows of a topology are, in ``longest_row``: a program
         that takes the layer as an argument does not see that. So call it outside of programs, and
-        again after the topology was changed; else decoding is as right but reads the whole cache.
+        again after the topology was changed; else decoding is as right, and slower on a GPU.
 
         Args:
             input_shape: ``(..., S, features)``, for S positions at most.
