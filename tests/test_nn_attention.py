@@ -229,20 +229,7 @@ def test_masks_of_traced_arrays():
     assert np.isfinite(out).all()
 
 
-def test_decoding_is_refused():
-    layer = SparseMultiHeadAttention(HEADS, FEATURES, pattern=TOPOLOGY, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"decode must be False.*masks.offset\(mask, rows=S - T\)"):
-        layer(inputs(2), decode=True)
-    with pytest.raises(ValueError, match=r"there is no cache\. To decode, give sparse_attention"):
-        layer.init_cache((2, LENGTH, FEATURES))
-    layer.set_attributes(decode=True)
-    with pytest.raises(ValueError, match="decode must be False"):
-        layer(inputs(2))
-    np.testing.assert_array_equal(layer(inputs(2), decode=False).shape, (2, LENGTH, FEATURES))
-
-
-def test_decoding_by_rows_of_the_mask():
-    """What the errors above say to do instead."""
+def test_new_queries_by_rows_of_the_mask():
     q, k, v = (inputs(2, HEADS, features=4, seed=seed).swapaxes(1, 2) for seed in range(3))
     full = sparse_attention(q, k, v, TOPOLOGY)
     for t, s in (1, LENGTH), (5, LENGTH), (3, 9):
@@ -328,19 +315,12 @@ def test_from_dense_copies():
     assert np.isfinite(dense(inputs(2), deterministic=False)).all()
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [({"decode": True}, "decode=True"), ({"attention_fn": lambda q, k, v, **_: v}, "attention_fn")],
-    ids=["decode", "attention_fn"],
-)
-def test_what_a_pattern_can_not_replace(options, message):
-    with pytest.raises(ValueError, match="can't be chosen"):
+def test_an_attention_fn_can_not_be_chosen():
+    options = {"attention_fn": lambda q, k, v, **_: v}
+    with pytest.raises(ValueError, match="attention_fn can't be chosen"):
         SparseMultiHeadAttention(HEADS, FEATURES, pattern=TOPOLOGY, **options, rngs=nnx.Rngs(0))
-    dense = nnx.MultiHeadAttention(
-        HEADS, FEATURES, **{"decode": False, **options}, rngs=nnx.Rngs(0)
-    )
-    with pytest.raises(ValueError, match=message):
-        SparseMultiHeadAttention.from_dense(dense, TOPOLOGY)
+    with pytest.raises(ValueError, match="must have Flax's own attention_fn"):
+        SparseMultiHeadAttention.from_dense(dense_layer(**options), TOPOLOGY)
 
 
 class Doubled(nnx.MultiHeadAttention):

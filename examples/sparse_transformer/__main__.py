@@ -50,7 +50,7 @@ from ..common.program import (
 )
 from . import data
 from .drawing import PAPER, complete_and_generate, draw, table
-from .model import PAPER_SIZES, Transformer, dense_attention, make_topology, padded_rows
+from .model import PAPER_SIZES, Transformer, dense_attention, make_topology
 from .training import ImageTrainer, choose_devices, make_optimizer, measure, train, training_batch
 
 NAME = "sparse_transformer"
@@ -178,10 +178,9 @@ def train_and_draw(
     loop = train(trainer, dataset, checkpoints, args)
 
     nnx.update(model, jax.device_put(trainer.state.params, devices[0]))
-    rows = None if topology is None else padded_rows(topology)
     seed = (args.seed, data.DRAWING, 0)
     originals = data.crops(dataset.held_out, args.size, args.samples, dataset.scales, seed)
-    images = complete_and_generate(model, originals, rows, args.seed)
+    images = complete_and_generate(model, originals, args.seed)
     picture = args.output / f"{args.attention}_transformer.png"
     with replacing(picture) as aside:
         draw(images, args.size, topology, loop.curve).savefig(aside, dpi=120)

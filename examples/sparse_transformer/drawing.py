@@ -12,6 +12,7 @@ from jax import Array
 from matplotlib.figure import Figure
 
 from jaxsparse import Topology
+from jaxsparse.nn import SparseAttention
 
 from .model import Transformer, sample
 
@@ -33,14 +34,14 @@ PAPER: dict[str, dict[str, Any]] = {
 }
 
 
-def complete_and_generate(
-    model: Transformer, originals: np.ndarray, rows: tuple[Array, Array] | None, seed: int
-) -> dict[str, Array]:
+def complete_and_generate(model: Transformer, originals: np.ndarray, seed: int) -> dict[str, Array]:
     """Titled rows of images: the originals, their lower halves drawn, and drawn altogether."""
+    sparse = isinstance(model.attention, SparseAttention)
+    longest_row = model.attention.longest_row(originals.shape[1]) if sparse else None
     count, length = originals.shape
     known = np.zeros((2 * count, length), bool)
     known[:count, : model.size // 2 * model.size * 3] = True
-    drawn = sample(model, np.tile(originals, (2, 1)), known, rows, jax.random.key(seed))
+    drawn = sample(model, np.tile(originals, (2, 1)), known, longest_row, jax.random.key(seed))
     completed, generated = jnp.split(drawn, 2)
     titles = ("held out", "lower half\ngenerated", "all\ngenerated")
     return dict(zip(titles, (originals, completed, generated), strict=True))

@@ -8,11 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import Array
 
 from jaxsparse import Topology, masks
+from jaxsparse.nn import SparseAttention
 
 START = 256  # The token before the first byte; a byte is its own token.
 
@@ -122,43 +122,32 @@ class Transformer(nnx.Module):
         return self.predict(x)
 
 
-def padded_rows(topology: Topology) -> tuple[Array, Array]:
-    """The columns of every row, padded to a rectangle, and where they are no padding."""
-    lengths = np.diff(np.asarray(topology.row_offsets))
-    stored = np.arange(lengths.max()) < lengths[:, None]
-    columns = np.zeros(stored.shape, np.int32)
-    columns[stored] = np.asarray(topology.column_indices)[: topology.nnz]
-    return jnp.asarray(columns), jnp.asarray(stored)
-
-
-@nnx.jit
+@nnx.jit(static_argnames="longest_row")
 def sample(
-    model: Transformer, tokens: Array, known: Array, rows: tuple[Array, Array] | None, key: Array
+    model: Transformer, tokens: Array, known: Array, longest_row: int | None, key: Array
 ) -> Array:
     """Draws the tokens that are not ``known``, in order.
 
-    ``rows`` are from :func:`padded_rows`, or None for dense attention. The keys and values of past
-    positions are cached. Each new one reads those its row of the topology names, so a whole image
-    costs about as much as one pass over it.
+    The keys and values of past positions are cached. Each new one reads those its row of the mask
+    stores, ``longest_row`` at most, so a whole image costs about as much as one pass over it. None
+    is for dense attention, which reads them all.
     """
     batch, length = tokens.shape
     heads = model.blocks[0].heads
     empty = jnp.zeros((batch, length, heads, model.hidden // heads), model.dtype)
+    sparse = isinstance(model.attention, SparseAttention)
+    attention = model.attention if sparse else SparseAttention(masks.causal())
 
     def step(carry: Any, inputs: Any) -> Any:
         previous, caches = carry
-        position, row, given, is_known, step_key = inputs
-        new_caches: list[Array] = []
+        position, given, is_known, step_key = inputs
+        new_caches: list[list[Array]] = []
 
-        def attend(query: Array, key: Array, value: Array) -> Array:
-            cache = caches[len(new_caches)].at[:, :, position].set(jnp.stack([key, value])[:, :, 0])
+        def attend(query: Array, *new: Array) -> Array:  # The new key and value.
+            pairs = zip(caches[len(new_caches)], new, strict=True)
+            cache = [old.at[:, position].set(x[:, 0]) for old, x in pairs]
             new_caches.append(cache)
-            if row is None:
-                stored = jnp.arange(length) <= position
-            else:
-                columns, stored = row
-                cache = cache[:, :, columns]
-            return jax.nn.dot_product_attention(query, *cache, mask=stored[None, None, None])
+            return attention.decode(query, *cache, position, longest_row=longest_row)
 
         x = model.embed(previous[:, None], position[None])
         for block in model.blocks:
@@ -167,6 +156,6 @@ def sample(
         token = jnp.where(is_known, given, drawn)
         return (token, new_caches), token
 
-    start = (jnp.full(batch, START), [jnp.stack([empty, empty])] * len(model.blocks))
-    inputs = (jnp.arange(length), rows, tokens.T, known.T, jax.random.split(key, length))
+    start = (jnp.full(batch, START), [[empty, empty]] * len(model.blocks))
+    inputs = (jnp.arange(length), tokens.T, known.T, jax.random.split(key, length))
     return jax.lax.scan(step, start, inputs)[1].T

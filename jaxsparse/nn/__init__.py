@@ -9,10 +9,11 @@ try:
 except ImportError as error:
     raise ImportError("jaxsparse.nn needs Flax: pip install 'jaxsparse[flax]'") from error
 
-from jaxsparse.nn.attention import SparseAttention, SparseMultiHeadAttention
+from jaxsparse.nn.attention import SparseAttention
 from jaxsparse.nn.cells import GRUCell, LSTMCell, RecurrentCell, SimpleCell
 from jaxsparse.nn.flax_conversion import from_flax, to_flax
 from jaxsparse.nn.linear import SparseLinear
+from jaxsparse.nn.multi_head_attention import SparseMultiHeadAttention
 from jaxsparse.nn.packing import pack, unpack
 from jaxsparse.nn.recurrent import RNN, Bidirectional
 from jaxsparse.nn.stack import RecurrentStack

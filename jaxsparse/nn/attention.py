@@ -1,11 +1,11 @@
-"""Attention over a sparse pattern, for `nnx.MultiHeadAttention` and as a layer of its own."""
+"""Attention over a sparse pattern, for `nnx.MultiHeadAttention` and models of one's own."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +14,13 @@ from flax.nnx.nn import dtypes
 
 from jaxsparse.block_mask import BlockMask
 from jaxsparse.masks import Mask
-from jaxsparse.nn.linear import check_call
+from jaxsparse.nn import decoding
 from jaxsparse.nn.variables import TopologyVariable, own_topology, topology_of
 from jaxsparse.ops import arguments
 from jaxsparse.ops.attention_masks import with_block_mask
 from jaxsparse.ops.sparse_attention import sparse_attention
 from jaxsparse.topology import Topology
 
-T = TypeVar("T")
 Pattern = Topology | Callable[[Any, Any], Any]
 
 
@@ -64,9 +63,11 @@ class SparseAttention(nnx.Module):
                 "SparseAttention: pattern must be a Topology or a (hashable) mask function, "
                 f"got {type(pattern).__name__}"
             )
-        self.pattern = (
-            own_topology(with_block_mask(pattern)) if isinstance(pattern, Topology) else pattern
-        )
+        self.pattern: TopologyVariable | Callable[[Any, Any], Any] | None
+        if isinstance(pattern, Topology):
+            self.pattern = own_topology(with_block_mask(pattern))
+        else:
+            self.pattern = pattern
         self.implementation = implementation
 
     def __call__(
@@ -118,16 +119,16 @@ class SparseAttention(nnx.Module):
         if given:
             raise ValueError(
                 f"SparseAttention: {', '.join(given)} can't be had: the pattern says what is seen "
-                "(combine it with masks.causal() and the like), and decoding is not supported"
+                "(combine it with masks.causal() and the like)"
             )
-        if (mask is None) == (self.pattern is None):
-            raise ValueError(
-                "SparseAttention: either the module has a pattern or the call a mask, got "
-                f"{'neither' if mask is None else 'both'}"
-            )
+        self._check_mask(mask.mask if isinstance(mask, decoding.Cached) else mask)
         arguments.as_precision("SparseAttention", precision)
         query, key, value = promote_dtype((query, key, value), dtype=dtype)
         drops = not deterministic and (isinstance(dropout_rate, jax.core.Tracer) or dropout_rate)
+        if isinstance(mask, decoding.Cached):
+            if drops:
+                raise ValueError("SparseAttention: there is no dropout while decoding")
+            return mask.attend(query, key, value)
         if drops and dropout_rng is None:
             raise ValueError("SparseAttention: dropout_rng must be given for dropout, got None")
         batch = query.shape[:-3]
@@ -139,7 +140,7 @@ class SparseAttention(nnx.Module):
             )
         size = math.prod(batch)
         query, key, value = (x.reshape(size, *x.shape[-3:]) for x in (query, key, value))
-        out = sparse_attention(
+        out: jax.Array = sparse_attention(
             query,
             key,
             value,
@@ -151,6 +152,107 @@ class SparseAttention(nnx.Module):
         )
         attended: jax.Array = out.reshape(*batch, *out.shape[1:])
         return attended
+
+    def decode(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        index: int | jax.Array,
+        mask: BlockMask | Topology | jax.Array | None = None,
+        *,
+        longest_row: int | None = None,
+    ) -> jax.Array:
+        """Attends from new queries to a cache, which has their own keys and values already.
+
+        What :class:`SparseMultiHeadAttention` does when it decodes, for models with a cache of
+        their own. The query at position i sees the keys that row i of the pattern stores, and none
+        behind those of the new queries. Several queries, as of a prompt, take the kernels, as does
+        one on a CPU. Elsewhere one query takes plain JAX. It reads only the keys of its row where
+        they are at most a quarter of the cache; else it reads the whole cache, and NaN in a value
+        that it does not see reaches it.
+
+        Args:
+            query: ``(..., T, N, H)``, of the positions ``index`` to ``index + T - 1``.
+            key: the cache, ``(..., S, K, H)``; K divides N.
+            value: the shape of ``key``.
+            index: of the first new position; may be traced. One greater than S - T is taken as
+                that.
+            mask: in place of a pattern, its rows of the new queries: ``(T, S)``, or a batch of
+                them.
+            longest_row: of a topology that is an argument of the program, so that its rows are not
+                known: :meth:`longest_row` of it, or another bound. Without one plain JAX reads the
+                whole cache, as it does for a row that is longer after all.
+
+        Returns:
+            ``(..., T, N, H)``, of the query's dtype.
+
+        Raises:
+            ValueError: for a mask beside a pattern or neither, and shapes that don't fit.
+
+        >>> from jaxsparse import masks
+        >>> attend = SparseAttention(masks.band(8) & masks.causal())
+        >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 64, 2, 16))
+        >>> y = attend.decode(q[:, 40:41], k, v, 40)
+        >>> bool(jnp.allclose(y, attend(q, k, v)[:, 40:41], atol=1e-5))
+        True
+        """
+        self._check_mask(mask)
+        *batch, t, n, h = query.shape
+        length, groups = key.shape[-3:-1]
+        if key.shape != (*batch, length, groups, h) or key.shape != value.shape or t > length:
+            raise ValueError(
+                "SparseAttention.decode: query must have shape (..., T, N, H), key and value "
+                f"(..., S, K, H) with S >= T, got {query.shape}, {key.shape} and {value.shape}"
+            )
+        if groups == 0 or n % groups:
+            raise ValueError(f"SparseAttention.decode: {groups} key heads must divide {n} heads")
+        index = jnp.minimum(index, length - t)
+        pattern: Any
+        row: Any
+        if self.pattern is None:
+            pattern, shape, row = mask, (t, length), 0
+        else:
+            pattern, shape, row = self._pattern_for(length), (length, length), index
+        if not callable(pattern) and tuple(pattern.shape[-2:]) != shape:
+            raise ValueError(
+                f"SparseAttention.decode: {'the pattern' if mask is None else 'mask'} must have "
+                f"shape {shape} for {t} queries and a cache of {length}, got {pattern.shape}"
+            )
+        if longest_row is None and mask is None:
+            longest_row = decoding.longest_row(pattern, length)
+        return decoding.attend_to_cache(
+            query,
+            key,
+            value,
+            pattern,
+            row,
+            index + t,
+            longest_row=longest_row,
+            implementation=self.implementation,
+        )
+
+    def longest_row(self, length: int) -> int | None:
+        """The most keys, rounded up, that one query of :meth:`decode` sees; None if not known.
+
+        Outside of programs it is known: their traced topologies have rows of any length.
+
+        Args:
+            length: of the cache.
+        """
+        return decoding.longest_row(self._pattern_for(length), length)
+
+    def _pattern_for(self, length: int) -> Any:
+        if isinstance(self.pattern, TopologyVariable):
+            return topology_of(self.pattern, (length, length))
+        return self.pattern
+
+    def _check_mask(self, mask: Any) -> None:
+        if (mask is None) == (self.pattern is None):
+            raise ValueError(
+                "SparseAttention: either the module has a pattern or the call a mask, got "
+                f"{'neither' if mask is None else 'both'}"
+            )
 
     def _seen(self, mask: Any, shape: tuple[int, int], batch: tuple[int, ...]) -> Any:
         """The mask of a call or the pattern, whose leading dimensions are those of the operands."""
@@ -169,156 +271,3 @@ class SparseAttention(nnx.Module):
 @functools.lru_cache(maxsize=32)
 def _topology_of(mask: Callable[[Any, Any], Any], shape: tuple[int, int]) -> Topology:
     return Topology.from_mask(mask, shape)
-
-
-def _copied(module: T) -> T:
-    """A module with arrays of its own: a step that donates one must not delete the other's."""
-    graphdef, state = nnx.split(module)
-    return nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
-
-
-_TO_DECODE = (
-    "To decode, give sparse_attention the keys and values so far, and a topology of the new "
-    "queries' rows: Topology.from_mask(masks.offset(mask, rows=S - T), (T, S))"
-)
-
-# What an nnx.MultiHeadAttention keeps of its constructor's options, and what has state.
-_OPTIONS = (
-    "num_kv_heads",
-    "in_kv_features",
-    "dtype",
-    "param_dtype",
-    "broadcast_dropout",
-    "dropout_rate",
-    "deterministic",
-    "precision",
-    "use_bias",
-    "normalize_qk",
-    "qkv_promote_dtype",
-    "out_promote_dtype",
-    "ln_promote_dtype",
-    "qkv_dot_general",
-    "out_dot_general",
-    "qkv_dot_general_cls",
-    "out_dot_general_cls",
-)
-_SUBMODULES = ("query", "key", "value", "out", "query_ln", "key_ln", "rngs")
-
-
-class SparseMultiHeadAttention(nnx.MultiHeadAttention):
-    """Multi-head attention in which each query sees the keys that a pattern stores.
-
-    `nnx.MultiHeadAttention` with a :class:`SparseAttention`; projections, grouped heads, dropout
-    and normalization are Flax's. Call it with a sequence ``(..., T, features)``, or with queries,
-    keys and values.
-
-    Args:
-        num_heads, in_features, qkv_features, ...: those of nnx.MultiHeadAttention, by position or
-            name; ``attention_fn`` and ``decode`` at their defaults alone.
-        pattern: a topology (T, S), also a batch of them, or a mask function, as of SparseAttention.
-            None: each call has a ``mask``, a `jaxsparse.BlockMask` for instance.
-        implementation: None (the platform's own), "cpu", "cuda" or "xla".
-
-    Raises:
-        TypeError: if ``pattern`` is no topology or mask function.
-        ValueError: as nnx.MultiHeadAttention, and for a ``precision`` that is a dot algorithm;
-            when called, for ``is_causal``,
-            ``sow_weights`` or ``decode``, for a ``mask`` beside a pattern or neither, and for
-            shapes that don't fit the pattern.
-
-    Source: the sparse Transformer of Gale et al. 2020, "Sparse GPU Kernels for Deep Learning",
-    section VII-C.
-
-    >>> from jaxsparse import masks
-    >>> topology = Topology.from_mask(masks.band(8) & masks.causal(), (64, 64))
-    >>> layer = SparseMultiHeadAttention(4, 32, pattern=topology, rngs=nnx.Rngs(0))
-    >>> layer(jax.numpy.ones((2, 64, 32))).shape
-    (2, 64, 32)
-    """
-
-    def __init__(
-        self,
-        num_heads: int,
-        in_features: int,
-        qkv_features: int | None = None,
-        out_features: int | None = None,
-        num_kv_heads: int | None = None,
-        in_kv_features: int | None = None,
-        *,
-        pattern: Pattern | None,
-        implementation: str | None = None,
-        attention_fn: Callable[..., Any] = nnx.dot_product_attention,
-        decode: bool | None = None,
-        precision: Any = None,
-        **options: Any,
-    ):
-        chosen = {"attention_fn": attention_fn is not nnx.dot_product_attention, "decode": decode}
-        if given := [name for name, is_given in chosen.items() if is_given]:
-            raise ValueError(
-                f"SparseMultiHeadAttention: {' and '.join(given)} can't be chosen: attention is "
-                f"over the pattern, for which decoding is not supported. {_TO_DECODE}"
-            )
-        arguments.as_precision("SparseMultiHeadAttention", precision)
-        super().__init__(
-            num_heads,
-            in_features,
-            qkv_features,
-            out_features,
-            num_kv_heads,
-            in_kv_features,
-            attention_fn=SparseAttention(pattern, implementation=implementation),
-            decode=False,
-            precision=precision,
-            **options,
-        )
-
-    @functools.wraps(nnx.MultiHeadAttention.__call__)
-    def __call__(  # type: ignore[override]
-        self, *inputs: Any, decode: bool | None = None, **options: Any
-    ) -> Any:
-        if self.decode if decode is None else decode:
-            raise ValueError(
-                f"SparseMultiHeadAttention: decode must be False, got True. {_TO_DECODE}"
-            )
-        return super().__call__(*inputs, decode=False, **options)
-
-    def init_cache(self, *shape: Any, **options: Any) -> None:
-        """Not supported: raises ValueError."""
-        raise ValueError(f"SparseMultiHeadAttention: there is no cache. {_TO_DECODE}")
-
-    @classmethod
-    def from_dense(
-        cls,
-        layer: nnx.MultiHeadAttention,
-        pattern: Pattern,
-        *,
-        implementation: str | None = None,
-    ) -> SparseMultiHeadAttention:
-        """The same layer, its parameters copied, with attention over a pattern.
-
-        Raises:
-            TypeError: if ``layer`` is no nnx.MultiHeadAttention, or of a subclass with a call
-                of its own.
-            ValueError: if it decodes or has an ``attention_fn`` other than Flax's own.
-        """
-        expected = "SparseMultiHeadAttention.from_dense: layer must be an nnx.MultiHeadAttention"
-        check_call(expected, layer, nnx.MultiHeadAttention)
-        if layer.decode or layer.attention_fn is not nnx.dot_product_attention:
-            raise ValueError(
-                "SparseMultiHeadAttention.from_dense: layer must have decode=False and Flax's own "
-                f"attention_fn, got decode={layer.decode} and {layer.attention_fn}"
-            )
-        sparse = cls(
-            layer.num_heads,
-            layer.in_features,
-            layer.qkv_features,
-            layer.out_features,
-            pattern=pattern,
-            implementation=implementation,
-            **{name: getattr(layer, name) for name in _OPTIONS},
-            rngs=nnx.Rngs(0),
-        )
-        for name in _SUBMODULES:
-            part = getattr(layer, name)
-            setattr(sparse, name, part if part is None else _copied(part))
-        return sparse
