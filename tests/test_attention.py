@@ -22,6 +22,8 @@ from jaxsparse import (
     merge_attention,
     sparse_attention,
 )
+from jaxsparse.ops.attention import attention_p
+from jaxsparse.primitive import OPERATIONS, Fallback, choose, equations, typed_call
 
 # Rounding of what is multiplied, relative to sums of magnitudes.
 TOLERANCE = {"float64": 1e-13, "float32": 3e-6, "bfloat16": 2.0**-7, "float16": 2.0**-10}
@@ -124,8 +126,8 @@ def test_against_dense(t, s, n, groups, h, e, batch, dtype, kind, implementation
 
 def test_derivatives_of_higher_order():
     with jax.enable_x64(True):
-        q, k, v = operands(1, 5, 70, 2, 1, 3, 2, "float64")
-        mask = BlockMask.from_dense(random_mask((5, 70)))
+        q, k, v = operands(1, 3, 9, 2, 1, 2, 2, "float64")
+        mask = BlockMask.from_dense(random_mask((3, 9), density=0.6))
 
         def attend(q, k, v):
             out, lse = sparse_attention(q, k, v, mask, return_lse=True)
@@ -159,6 +161,114 @@ def test_vmap_over_operands_and_masks():
     shared = jax.vmap(sparse_attention, (0, None, None, 0))(q, k[0], v[0], stacked)
     expected = attention(q[1:2], k[:1], v[:1], masks_of[1])
     np.testing.assert_allclose(shared[1:2], expected, rtol=1e-5, atol=1e-6)
+
+
+def composed(monkeypatch):
+    """Has patterns go without block masks, as those of graphs do."""
+    monkeypatch.setattr("jaxsparse.ops.sparse_attention.block_mask", lambda mask: None)
+
+
+@pytest.mark.parametrize("by", ["query", "key", "value"])
+def test_composed_derivatives_by_one_operand(by, monkeypatch):
+    """Results have the batch of all operands, also where one of them alone is batched."""
+    xs = dict(zip(("query", "key", "value"), operands(1, 9, 7, 2, 1, 4, 3, "float32"), strict=True))
+    dense_mask = random_mask((9, 7), density=0.5)
+    topology, mask = Topology.from_mask(dense_mask), BlockMask.from_dense(dense_mask)
+
+    def attend(x, mask):
+        return sparse_attention(**{**xs, by: x}, mask=mask, return_lse=True)
+
+    def everything(mask):
+        of = functools.partial(attend, mask=mask)
+        stacked = jnp.stack([xs[by], 2 * xs[by]])
+        finite = jnp.isfinite(of(xs[by])[1])
+        of_lse = jax.jacrev(lambda x: jnp.where(finite, of(x)[1], 0))(xs[by])
+        return jax.jacfwd(of)(xs[by])[0], jax.vmap(of)(stacked), of_lse
+
+    expected = everything(mask)
+    composed(monkeypatch)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
+        everything(topology),
+        expected,
+    )
+    if by == "query":
+        with pytest.raises(ValueError, match="transposed pattern"):
+            jax.grad(lambda x: jnp.sum(attend(x, topology.without_transpose())[0]))(xs[by])
+
+
+@pytest.mark.parametrize("implementation", ["xla", None])
+@pytest.mark.parametrize("sizes", [(0, 5, 4, 4), (5, 0, 4, 4), (5, 6, 0, 3), (5, 6, 3, 0)])
+def test_empty_sizes(sizes, implementation):
+    t, s, h, e = sizes
+    xs = operands(1, t, s, 2, 1, h, e, "float32")
+    for mask in masks.causal(), Topology.from_mask(masks.causal(), (t, s)):
+
+        def attend(*xs, mask=mask):
+            return sparse_attention(*xs, mask, return_lse=True, implementation=implementation)
+
+        out, lse = attend(*xs)
+        assert out.shape == (1, t, 2, e) and lse.shape == (1, 2, t)
+        assert s or np.all(lse == -np.inf)
+        gradient = jax.grad(lambda *xs: jnp.sum(attend(*xs)[0] ** 2), (0, 1, 2))
+        for x, g, along in zip(xs, gradient(*xs), jax.jvp(gradient, xs, xs)[1], strict=True):
+            assert x.shape == g.shape == along.shape and np.all(np.isfinite(g))
+
+
+def test_rows_that_see_nothing_have_derivatives_of_zero():
+    q, k, v = operands(1, 4, 5, 2, 1, 4, 4, "float32")
+    nothing = BlockMask.from_dense(np.zeros((4, 5), bool))
+    out, lse = sparse_attention(q, k, v, nothing, return_lse=True)
+
+    def merged(lse):
+        return merge_attention([out, out], [lse, lse])
+
+    assert not np.any(jax.jvp(merged, (lse,), (jnp.ones_like(lse),))[1][1])
+    sinks = jnp.array([-jnp.inf, 1.0])
+    gradient = jax.grad(lambda sinks: jnp.sum(sparse_attention(q, k, v, nothing, sinks=sinks)))
+    np.testing.assert_array_equal(gradient(sinks), [0, 0])
+
+
+def test_functions_are_masks_of_what_they_read_now():
+    q, k, v = operands(1, 9, 9, 1, 1, 4, 4, "float32")
+    ids = np.zeros(9, int)
+    before = sparse_attention(q, k, v, lambda rows, columns: ids[rows] == ids[columns])
+    ids = np.arange(9)
+    np.testing.assert_allclose(
+        sparse_attention(q, k, v, lambda rows, columns: ids[rows] == ids[columns]), v, rtol=1e-6
+    )
+    assert not np.allclose(before, v)
+
+    def attend(q, k, v, ids):
+        function = lambda rows, columns: ids[rows] == ids[columns]  # noqa: E731
+        inside = jax.lax.map(lambda q: sparse_attention(q, k[0], v[0], function), q)
+        return inside, sparse_attention(q, k, v, function)
+
+    for a, b in zip(*jax.jit(attend)(q, k, v, jnp.arange(9) // 4), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_patterns_that_programs_make_no_block_mask_of():
+    """What a block mask may take is much here: the pattern alone is used."""
+    t = 16500
+    topology = Topology.from_mask(masks.causal() & masks.band(5), (t, t))
+    x = jax.ShapeDtypeStruct((1, t, 1, 8), jnp.float32)
+    (call,) = explain(sparse_attention, x, x, x, topology, device=H200)
+    assert "pattern (16500, 16500)" in str(call)
+    # On the host it is known to take little.
+    (call,) = explain(lambda x: sparse_attention(x, x, x, topology), x, device=H200)
+    assert "mask (16500, 16500) with 257 of 16641 tiles" in str(call)
+
+
+def test_programs_for_any_batch_take_the_kernel():
+    (b,) = jax.export.symbolic_shape("b")
+    x = jax.ShapeDtypeStruct((b, 256, 2, 64), jnp.bfloat16)
+    mask = BlockMask.from_mask(masks.causal(), (256, 256))
+    jaxpr = jax.make_jaxpr(lambda x: sparse_attention(x, x, x, mask))(x)
+    (eqn,) = (eqn for eqn in equations(jaxpr.jaxpr) if eqn.primitive is attention_p)
+    call = typed_call(OPERATIONS[attention_p], eqn.params, [v.aval for v in eqn.invars])
+    made = choose(call, H200)
+    assert not isinstance(made, Fallback) and made.attributes["workspace"] > 0
 
 
 @pytest.mark.parametrize("implementation", ["xla", PLATFORM])

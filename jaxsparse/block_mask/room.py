@@ -18,6 +18,15 @@ def cells_of(shape: tuple[int, int]) -> int:
     return -(-shape[0] // CELL) * -(-shape[1] // CELL)
 
 
+def _bytes_of(tiles: int, cells: int) -> int:
+    return 2 * (8 * tiles + 4 * WORDS * cells)
+
+
+def takes_much(tiles: int, cells: int) -> bool:
+    """Whether room for so many, in both orientations, is taken only where it is asked for."""
+    return _bytes_of(tiles, cells) > _MOST_BYTES
+
+
 def check_room(
     operation: str, max_tiles: int | None, max_cells: int | None, tiles: int, cells: int
 ) -> tuple[int, int]:
@@ -31,8 +40,8 @@ def check_room(
         tiles = min(tiles, integer(operation, "max_tiles", max_tiles, 0))
     if max_cells is not None:
         cells = min(cells, integer(operation, "max_cells", max_cells, 0))
-    needed = 2 * (8 * tiles + 4 * WORDS * cells)
-    if needed > _MOST_BYTES and (max_tiles is None or max_cells is None):
+    needed = _bytes_of(tiles, cells)
+    if takes_much(tiles, cells) and (max_tiles is None or max_cells is None):
         raise ValueError(
             f"{operation}: room for all {tiles} tiles and {cells} partial cells that there may be "
             f"would take {needed / 2**20:.0f} MB: say how many there are at most, by max_tiles=... "

@@ -74,6 +74,17 @@ class Mask:
             x.is_traced if isinstance(x, Mask) else isinstance(x, jax.Array) for x in children
         )
 
+    @property
+    def is_known_by_name(self) -> bool:
+        """Whether masks that are equal to it store the same positions, at any time.
+
+        Not where it holds traced arrays, or functions, which may read what changes.
+        """
+        children = (getattr(self, name) for name in self._children)
+        return not self.is_traced and all(
+            x.is_known_by_name for x in children if isinstance(x, Mask)
+        )
+
     def _check_positions(self, rows: npt.NDArray[Any], columns: npt.NDArray[Any]) -> None:
         """Raises an IndexError if a table in the mask ends before a position."""
         for child in (getattr(self, name) for name in self._children):
@@ -308,6 +319,10 @@ def array_of(table: Table | jax.Array) -> Any:
 @kind
 class _Function(Mask):
     function: MaskFunction
+
+    @property
+    def is_known_by_name(self) -> bool:
+        return False
 
     def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
         shape = np.broadcast_shapes(rows.shape, columns.shape)

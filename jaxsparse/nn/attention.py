@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from flax.nnx.nn import dtypes
 
@@ -144,7 +145,7 @@ class SparseAttention(nnx.Module):
             query,
             key,
             value,
-            self._seen(mask, (query.shape[1], key.shape[1]), batch),
+            self._seen(mask, (query.shape[1], key.shape[1]), batch, drops=bool(drops)),
             dropout_rate=dropout_rate,
             dropout_key=None if deterministic else dropout_rng,
             broadcast_dropout=broadcast_dropout,
@@ -254,12 +255,16 @@ class SparseAttention(nnx.Module):
                 f"{'neither' if mask is None else 'both'}"
             )
 
-    def _seen(self, mask: Any, shape: tuple[int, int], batch: tuple[int, ...]) -> Any:
+    def _seen(
+        self, mask: Any, shape: tuple[int, int], batch: tuple[int, ...], *, drops: bool
+    ) -> Any:
         """The mask of a call or the pattern, whose leading dimensions are those of the operands."""
         if isinstance(self.pattern, TopologyVariable):
             mask = topology_of(self.pattern, shape)
         elif self.pattern is not None:
-            mask = _topology_of(self.pattern, shape)
+            mask = _topology_of(self.pattern, shape) if drops else self.pattern
+        elif isinstance(mask, jax.Array | np.ndarray):
+            mask = BlockMask.from_dense(mask)
         if len(batch) <= 1 or not isinstance(mask, Topology | BlockMask):
             return mask
         *leading, heads = mask.batch_shape or (1,)

@@ -135,8 +135,7 @@ class TopologyVariable(nnx.Variable[Topology]):
                 )
             if read is new:  # else it was just made and checked
                 read.verify()
-            read = _with_layouts_of(old, read)
-        return read
+        return _with_layouts_of(old, read) if isinstance(read, Topology) else read
 
     def _itself(self, *_: Any) -> Any:
         return self
@@ -145,8 +144,8 @@ class TopologyVariable(nnx.Variable[Topology]):
 
 
 def _with_layouts_of(old: Any, new: Topology) -> Topology:
-    """A concrete pattern with layouts that the one before it had, as an array form has none."""
-    had = old.layouts if isinstance(old, Topology) else ()
+    """A pattern with layouts that the one before it had, as an array form has none."""
+    had = old.layouts if isinstance(old, Topology) and is_array(new.column_indices) else ()
     for name in had:
         if KINDS[name].inherited and name not in new.layouts:
             new = new.with_layout(name)

@@ -25,10 +25,11 @@ from jax.interpreters import ad
 
 from jaxsparse.batching import over_batch
 from jaxsparse.block_mask.words import CELL, TILE
-from jaxsparse.device import AnyDevice
+from jaxsparse.device import AnyDevice, Device
 from jaxsparse.ops import composed_attention as composed
 from jaxsparse.ops import plain_attention as plain
 from jaxsparse.ops.arguments import operands_of_pattern
+from jaxsparse.pattern import transpose_is_missing
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import (
     Fallback,
@@ -38,6 +39,7 @@ from jaxsparse.primitive import (
     bind,
     bind_local,
     make_primitive,
+    summed_to,
     undefined,
 )
 
@@ -96,7 +98,7 @@ def _instead(reason: str, name: str, params: dict[str, Any]) -> Fallback:
     """The composition where the pattern is there with all that it needs, or the plain form."""
     lacks_transpose = name == "attention_cotangent" and params["columns"] is not None
     if not params["has_pattern"] or (params["has_mask"] and lacks_transpose):
-        return Fallback(reason)
+        return Fallback(reason, called=_PLAIN)
     return Fallback(reason, getattr(composed, name), called=_COMPOSED)
 
 
@@ -112,7 +114,7 @@ def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> 
         h, e = query.shape[-1], value.shape[-1]
         sizes = f"{query.dtype} heads of {h} and {e} numbers"
         padded = _padded_size(query, value)
-        if device.platform == "cuda" and (h, e) != (padded, padded) and padded is not None:
+        if _has_kernel_in_16_bits(device) and padded is not None and (h, e) != (padded, padded):
             compute = functools.partial(_with_padded_heads, name, padded)
             return Fallback(
                 f"no kernel takes {sizes}",
@@ -123,12 +125,18 @@ def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> 
             ("query", "key", "value", *masks, *behind),
             {name: params[name] for name in _ATTRIBUTES},
             workspace=None,
+            workspace_is_fixed=True,
             fallback=_instead(f"no kernel takes {sizes}", name, params),
         )
 
     return ffi
 
 
+def _has_kernel_in_16_bits(device: AnyDevice) -> bool:
+    return isinstance(device, Device) and device.compute_capability == _OF_WARPGROUPS
+
+
+_OF_WARPGROUPS = 90  # the compute capability, 9.0, of GPUs whose warpgroups multiply
 # Sizes of heads that the CUDA kernels take in 16 bits, both of keys and of values.
 _SIZES_OF_HEADS = (64, 128)
 
@@ -208,7 +216,6 @@ attention_p = make_primitive(
         result_dtypes=lambda avals, params: [avals[0].dtype, accumulator_dtype(avals[0].dtype)],
         shardable=("g",),
         stored=_stored,
-        plain=_PLAIN,
         xla=_form_of("attention"),
         ffi=_ffi_of("attention", _ROWS),
     )
@@ -234,7 +241,6 @@ attention_tangent_p = make_primitive(
         result_dtypes=_wide,
         shardable=("g",),
         stored=_stored,
-        plain=_PLAIN,
         xla=_form_of("attention_tangent"),
         ffi=lambda params, *_: _instead(
             "there is no kernel for a tangent", "attention_tangent", params
@@ -266,7 +272,6 @@ attention_cotangent_p = make_primitive(
         result_dtypes=lambda avals, params: [avals[0].dtype] * 3,
         shardable=("g",),
         stored=_stored,
-        plain=_PLAIN,
         xla=_form_of("attention_cotangent"),
         ffi=_ffi_of("attention_cotangent", (*_ROWS, *_COLUMNS), ("lse", "ct_out", "ct_sums")),
         cast=_narrow_cotangent,
@@ -354,13 +359,15 @@ def _tangent_transpose(cts: Any, *operands: Any, **params: Any) -> Any:
     answers: list[Any] = [None] * len(operands)
     if all(type(ct) is ad.Zero for ct in cts):
         return answers
+    if params["columns"] is not None and not params["has_mask"]:
+        raise transpose_is_missing("sparse_attention: a gradient")
     ct_weighted, ct_sums = (ad.instantiate_zeros(ct) for ct in cts)
     cotangents = bind(
         attention_cotangent_p, *fixed, ct_weighted, ct_sums, **{**params, "variant": None}
     )
     for i, (x, ct) in enumerate(zip(varying, cotangents, strict=True)):
         if undefined(x):
-            answers[len(fixed) + i] = _summed_to(ct, x.aval)
+            answers[len(fixed) + i] = summed_to(x.aval, ct)
     return answers
 
 
@@ -373,18 +380,8 @@ def _cotangent_transpose(cts: Any, *operands: Any, **params: Any) -> Any:
     results = bind(attention_tangent_p, *fixed, *tangents, **{**params, "variant": None})
     for i, (x, result) in enumerate(zip(varying, results, strict=True)):
         if undefined(x):
-            answers[len(fixed) + i] = _summed_to(result, x.aval)
+            answers[len(fixed) + i] = summed_to(x.aval, result)
     return answers
-
-
-def _summed_to(cotangent: jax.Array, aval: Any) -> jax.Array:
-    """Summed over batch dimensions in which the operand was broadcast."""
-    summed = tuple(
-        d for d, (a, b) in enumerate(zip(cotangent.shape, aval.shape, strict=True)) if a != b
-    )
-    if summed:
-        cotangent = jnp.sum(cotangent, summed, keepdims=True, dtype=accumulator_dtype(aval.dtype))
-    return cotangent.astype(aval.dtype)
 
 
 ad.primitive_jvps[attention_p] = _attention_jvp

@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from jaxsparse import masks
 from jaxsparse.block_mask import BlockMask
-from jaxsparse.block_mask.room import cells_of
-from jaxsparse.block_mask.words import CELL_BYTES
+from jaxsparse.block_mask.room import cells_of, takes_much, tiles_of
+from jaxsparse.block_mask.words import CELL, CELL_BYTES
 from jaxsparse.layouts.block_mask import BlockMasks, block_mask_of
 from jaxsparse.ops import arguments
+from jaxsparse.pattern import is_concrete
 from jaxsparse.topology import Topology
 
 OPERATION = "sparse_attention"
@@ -48,20 +50,15 @@ def as_mask(mask: Any, shape: tuple[int, int]) -> Topology | BlockMask:
     raise ValueError(f"{OPERATION}: mask must have shape {shape}, got {mask.shape}")
 
 
-def _everything(rows: Any, columns: Any) -> Any:
-    return (rows >= 0) & (columns >= 0)
-
-
 def _of_function(mask: Callable[[Any, Any], Any] | None, shape: tuple[int, int]) -> BlockMask:
-    mask = _everything if mask is None else mask
-    try:
+    mask = masks.padding(shape[1]) if mask is None else mask
+    if isinstance(mask, masks.Mask) and mask.is_known_by_name:
         return _made_once(mask, shape)
-    except TypeError:  # a mask of traced arrays, or another function that can't be hashed
-        return BlockMask.from_mask(mask, shape)
+    return BlockMask.from_mask(mask, shape)
 
 
 @functools.lru_cache(maxsize=32)
-def _made_once(mask: Callable[[Any, Any], Any], shape: tuple[int, int]) -> BlockMask:
+def _made_once(mask: masks.Mask, shape: tuple[int, int]) -> BlockMask:
     with jax.ensure_compile_time_eval():
         return BlockMask.from_mask(mask, shape)
 
@@ -79,8 +76,8 @@ def mask_operands(
     batch = (*(1,) * (3 - rank), *of_heads.batch_shape)
     arrays = [x.reshape(*batch, *x.shape[rank:]) for x in (*lists, *pattern)]
     params = {
-        "mask_of_group": batch[1] > 1,
-        "mask_of_head": batch[2] > 1,
+        "mask_of_group": batch[1] != 1,
+        "mask_of_head": batch[2] != 1,
         "has_mask": mask is not None,
         "has_pattern": topology is not None,
         "columns": None if topology is None else arguments.columns_alone(topology),
@@ -88,9 +85,9 @@ def mask_operands(
     return arrays, params
 
 
-# A block mask takes up to 1 KB for each entry of a scattered pattern, such as a graph's: it is not
-# made where it may take more than so many bytes, and as many times what the pattern takes.
-_MOST_BYTES, _MOST_RATIO = 64 << 20, 4
+# A block mask takes up to 1 KB for each entry of a scattered pattern, such as a graph's: where it
+# may take much it is not made of patterns for which it would take over so many bytes an entry.
+_MOST_OF_ENTRY = 32
 
 
 def block_mask(mask: Topology | BlockMask) -> BlockMask | None:
@@ -100,11 +97,27 @@ def block_mask(mask: Topology | BlockMask) -> BlockMask | None:
     carried: BlockMask | None = mask.layouts.get(BlockMasks.name)
     if carried is not None:
         return carried
-    of_pattern = 16 * mask.nse * math.prod(mask.batch_shape)
-    cells = min(mask.nse, cells_of(mask.shape)) * math.prod(mask.batch_shape)
-    if 2 * CELL_BYTES * cells > max(_MOST_BYTES, _MOST_RATIO * of_pattern):
+    tiles, cells = (min(mask.nse, of(mask.shape)) for of in (tiles_of, cells_of))
+    if not is_concrete(mask.row_offsets, mask.column_indices):
+        # What it takes in a program is what it may take.
+        return None if takes_much(tiles, cells) else block_mask_of(mask)
+    patterns = math.prod(mask.batch_shape)
+    if takes_much(patterns * tiles, patterns * cells) and _takes_more_than_pays(mask):
         return None
     return block_mask_of(mask)
+
+
+def _takes_more_than_pays(topology: Topology) -> bool:
+    """By some rows of cells, spread evenly over the first pattern of a concrete topology."""
+    offsets, columns = (
+        np.asarray(x).reshape(-1, x.shape[-1])[0]
+        for x in (topology.row_offsets, topology.column_indices)
+    )
+    begins = np.arange(0, topology.shape[0], CELL)[:: max(1, topology.shape[0] // (64 * CELL))]
+    ends = np.minimum(begins + CELL, topology.shape[0])
+    parts = [columns[offsets[i] : offsets[j]] // CELL for i, j in zip(begins, ends, strict=True)]
+    cells, entries = sum(np.unique(part).size for part in parts), sum(map(len, parts))
+    return bool(CELL_BYTES * cells > _MOST_OF_ENTRY * entries)
 
 
 def with_block_mask(topology: Topology) -> Topology:
@@ -118,9 +131,11 @@ def with_block_mask(topology: Topology) -> Topology:
     return topology.with_layouts({**topology.layouts, BlockMasks.name: mask})
 
 
-def of_checked(topology: Topology) -> BlockMask:
-    """Made in the program, of positions that it checks first."""
+def of_checked(topology: Topology) -> BlockMask | None:
+    """Made in the program, of positions that it checks first; None where that may take much."""
     offsets, columns = topology.operands()[:2]
+    if takes_much(*(min(topology.nse, of(topology.shape)) for of in (tiles_of, cells_of))):
+        return None
     checked = Topology(offsets, columns, topology.shape, transpose=False)
     return BlockMask.from_topology(checked)
 

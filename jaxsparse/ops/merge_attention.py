@@ -29,7 +29,7 @@ def merge_attention(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[jax.Array
         The result of the union in the dtype of the first one, and its lse.
 
     Raises:
-        ValueError: if there are none, or as many of one as of the other, or shapes don't fit.
+        ValueError: if there are none, not as many of one as of the other, or shapes don't fit.
 
     >>> import jax.numpy as jnp
     >>> from jaxsparse import masks
@@ -57,9 +57,22 @@ def merge_attention(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[jax.Array
             f"merge_attention: every lse must have shape {(*batch, n, t)}, got "
             f"{[x.shape for x in lses]}"
         )
-    stacked = jnp.stack(lses)
-    lse = jax.nn.logsumexp(stacked, axis=0)
-    shift = jnp.where(lse == -jnp.inf, 0, lse)
-    weights = jnp.swapaxes(jnp.exp(stacked - shift), -1, -2)[..., None]
+    lse, shares = log_of_sums(jnp.stack(lses))
+    weights = jnp.swapaxes(shares, -1, -2)[..., None]
     out = sum(w * x.astype(w.dtype) for w, x in zip(weights, outs, strict=True))
     return out.astype(outs[0].dtype), lse
+
+
+def log_of_sums(logs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The logarithm of sums along the first axis, of their logarithms, and each one's share of it.
+
+    Where all are -inf, so is the result; shares and derivatives are 0 there.
+    """
+    most = jax.lax.stop_gradient(jnp.max(logs, axis=0))
+    stored = logs != -jnp.inf
+    parts = jnp.where(
+        stored, jnp.exp(jnp.where(stored, logs - jnp.where(most == -jnp.inf, 0, most), 0)), 0
+    )
+    total = jnp.sum(parts, axis=0)
+    some = jnp.where(total == 0, 1, total)
+    return jnp.where(total == 0, -jnp.inf, most + jnp.log(some)), parts / some

@@ -142,26 +142,17 @@ def _by_queries(x: jax.Array) -> jax.Array:
 def _product(weights: jax.Array, x: jax.Array, seen: jax.Array) -> jax.Array:
     """Weights of (groups, heads, queries, keys) by x of (keys, groups, numbers).
 
-    A weight is 0 where a key is not seen, and 0 * NaN would spread: a dense product is taken for
-    finite x alone.
+    A weight is 0 where a key is not seen, and 0 * NaN would spread: what is not finite is left out
+    of the product, and all numbers of a query that sees some of it are NaN.
     """
     dtype = accumulator_dtype(x.dtype)
-
-    def dense(weights: jax.Array, x: jax.Array, seen: jax.Array) -> jax.Array:
-        return _einsum("grtu,uge->grte", weights, x, dtype)
-
-    def by_keys(weights: jax.Array, x: jax.Array, seen: jax.Array) -> jax.Array:
-        def add(sums: jax.Array, of_key: Any) -> tuple[jax.Array, None]:
-            w, row, is_seen = of_key
-            term = w[..., None].astype(dtype) * row[:, None, None].astype(dtype)
-            return sums + jnp.where(is_seen[..., None], term, 0), None
-
-        start = jnp.zeros((*weights.shape[:-1], x.shape[-1]), dtype)
-        keys_first = (jnp.moveaxis(weights, -1, 0), x, jnp.moveaxis(seen, -1, 0))
-        return jax.lax.scan(add, start, keys_first)[0]
-
-    product: jax.Array = jax.lax.cond(jnp.all(jnp.isfinite(x)), dense, by_keys, weights, x, seen)
-    return product
+    finite = jnp.isfinite(x)
+    product = _einsum("grtu,uge->grte", weights, jnp.where(finite, x, 0), dtype)
+    wrong = 1 - jnp.all(finite, axis=-1).astype(dtype)  # of keys and groups
+    groups, heads = weights.shape[:2]
+    seen = jnp.broadcast_to(seen, (groups, heads, *seen.shape[2:])).astype(dtype)
+    sees_wrong = _einsum("grtu,ug->grt", seen, wrong, dtype) > 0
+    return jnp.where(sees_wrong[..., None], jnp.nan, product)
 
 
 def _product_over_queries(weights: jax.Array, rows: jax.Array, seen: jax.Array) -> jax.Array:
@@ -172,9 +163,11 @@ def _product_over_queries(weights: jax.Array, rows: jax.Array, seen: jax.Array) 
     groups, heads, queries, keys = weights.shape
     seen = jnp.broadcast_to(seen, weights.shape)
     # One head, whose keys are the queries of all heads.
-    joined = (jnp.moveaxis(x, -1, 1).reshape(groups, 1, keys, -1) for x in (weights, seen))
+    joined = (
+        jnp.moveaxis(x, -1, 1).reshape(groups, 1, keys, heads * queries) for x in (weights, seen)
+    )
     weights, seen = joined
-    rows = jnp.moveaxis(rows.reshape(groups, heads * queries, -1), 0, 1)
+    rows = jnp.moveaxis(rows.reshape(groups, heads * queries, rows.shape[-1]), 0, 1)
     return jnp.moveaxis(_product(weights, rows, seen)[:, 0], 0, 1)
 
 
@@ -199,7 +192,7 @@ def _over_keys(
 
 
 def _joined(blocks: jax.Array, keys: int) -> jax.Array:
-    return blocks.reshape(-1, *blocks.shape[2:])[:keys]
+    return blocks.reshape(blocks.shape[0] * blocks.shape[1], *blocks.shape[2:])[:keys]
 
 
 class _Positions:
@@ -207,7 +200,7 @@ class _Positions:
 
     def __init__(self, lists: TileLists, queries: int, keys: int):
         self._queries = queries
-        self.blocks = -(-keys // _BLOCK)
+        self.blocks = max(1, -(-keys // _BLOCK))
         self._bits = lists.bits
         # Of all tiles, listed or not: the states of cells, and where words of partial ones begin.
         size = (-(-queries // TILE), self.blocks * (_BLOCK // TILE))
@@ -244,5 +237,7 @@ class _Positions:
         stored = (states == FULL) | ((states == PARTIAL) & bits)
         groups, heads, down, across = stored.shape[:4]
         stored = stored.reshape(groups, heads, down, across, 2, 2, CELL, CELL)
-        stored = stored.transpose(0, 1, 2, 4, 6, 3, 5, 7).reshape(groups, heads, down * TILE, -1)
+        stored = stored.transpose(0, 1, 2, 4, 6, 3, 5, 7).reshape(
+            groups, heads, down * TILE, across * TILE
+        )
         return stored[:, :, : self._queries]

@@ -24,6 +24,7 @@ from jaxsparse.ops.attention_masks import (
 from jaxsparse.ops.bilinear import spmm_p
 from jaxsparse.ops.dense_product import allowed_precision
 from jaxsparse.ops.matmul import sddmm
+from jaxsparse.ops.merge_attention import log_of_sums
 from jaxsparse.ops.sparse_softmax import sparse_softmax
 from jaxsparse.pattern import checks_enabled
 from jaxsparse.precision import accumulator_dtype
@@ -92,8 +93,9 @@ def sparse_attention(
     Raises:
         TypeError: for operands that are no arrays or not floating, and masks of another type.
         ValueError: for shapes that don't fit, batches of masks that are ambiguous, a dropout rate
-            outside [0, 1), dropout without a topology or with ``return_lse`` or ``sinks``, and
-            options that don't exist.
+            outside [0, 1), dropout without a topology or with ``return_lse``, ``sinks`` or
+            ``variant``, a gradient of a pattern that has neither a block mask nor its transpose,
+            and options that don't exist.
 
     Sources: Gale et al. 2020, "Sparse GPU Kernels for Deep Learning", section VII-C; Dao et al.
     2022, "FlashAttention"; Shah et al. 2024, "FlashAttention-3".
@@ -129,10 +131,10 @@ def sparse_attention(
                 f"{sinks.shape}"
             )
     mask = as_mask(mask, (query.shape[-3], key.shape[-3]))
-    if drops and (not isinstance(mask, Topology) or return_lse or sinks is not None):
+    if drops and (not isinstance(mask, Topology) or return_lse or variant or sinks is not None):
         raise ValueError(
-            f"{OPERATION}: dropout needs a Topology for its mask, and goes without return_lse and "
-            "sinks"
+            f"{OPERATION}: dropout needs a Topology for its mask, and goes without return_lse, "
+            "sinks and variant"
         )
     topology = mask if isinstance(mask, Topology) else None
     out, lse = _attention(
@@ -242,10 +244,9 @@ def _attention(
     )
     out, lse = out.reshape(b, t, n, value.shape[-1]), lse.reshape(b, n, t)
     if sinks is not None:
-        with_sinks = jnp.logaddexp(lse, sinks.astype(wide)[:, None])
-        factor = jnp.exp(jnp.where(lse == -jnp.inf, -jnp.inf, lse - with_sinks))
-        out = (out * jnp.swapaxes(factor, 1, 2)[..., None]).astype(dtype)
-        lse = with_sinks
+        of_heads = jnp.broadcast_to(sinks.astype(wide)[:, None], lse.shape)
+        lse, (share, _) = log_of_sums(jnp.stack([lse, of_heads]))
+        out = (out * jnp.swapaxes(share, 1, 2)[..., None]).astype(dtype)
     return out.reshape(*batch, t, n, out.shape[-1]), lse.reshape(*batch, n, t)
 
 

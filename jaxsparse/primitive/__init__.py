@@ -11,7 +11,12 @@ from jaxsparse.primitive.batching import batch
 from jaxsparse.primitive.binding import bind, bind_local
 from jaxsparse.primitive.choice import TypedCall, UnavailableError, choose, lacks_kernel
 from jaxsparse.primitive.declaration import Fallback, FfiCall, Operation, Signature
-from jaxsparse.primitive.derivatives import define_multilinear_jvp, define_transpose, undefined
+from jaxsparse.primitive.derivatives import (
+    define_multilinear_jvp,
+    define_transpose,
+    summed_to,
+    undefined,
+)
 from jaxsparse.primitive.jaxpr import equations
 from jaxsparse.primitive.lowering import typed_call
 from jaxsparse.primitive.make import OPERATIONS, make_primitive
@@ -35,6 +40,7 @@ __all__ = [
     "gathered",
     "lacks_kernel",
     "make_primitive",
+    "summed_to",
     "typed_call",
     "undefined",
 ]

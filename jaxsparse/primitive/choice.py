@@ -89,19 +89,19 @@ def lacks_kernel(operation: Operation, device: AnyDevice) -> str:
 
 
 def _fits(target: str, call: TargetCall, device: AnyDevice) -> bool:
-    """Whether a variant takes the call on a device; sizes that are still open are taken for 1."""
-
-    def sized(avals: Sequence[ShapedArray]) -> list[ShapedArray]:
-        return [
-            ShapedArray(tuple(n if isinstance(n, int) else 1 for n in a.shape), a.dtype)
-            for a in avals
-        ]
-
+    """Whether a variant takes the call on a device."""
     try:
-        device.choose_variant(target, sized(call.operands), sized(call.results), call.attributes)
+        device.choose_variant(target, _sized(call.operands), _sized(call.results), call.attributes)
     except ValueError:
         return False
     return True
+
+
+def _sized(avals: Sequence[ShapedArray]) -> list[ShapedArray]:
+    """Types of which sizes that are still open are taken for 1."""
+    return [
+        ShapedArray(tuple(n if isinstance(n, int) else 1 for n in a.shape), a.dtype) for a in avals
+    ]
 
 
 def _placed_elsewhere(target: str, asked: str, platform: str) -> UnavailableError:
@@ -142,7 +142,10 @@ def _target_call(call: TypedCall, made: FfiCall, platform: str) -> TargetCall:
     if workspace is None:
         attributes["workspace"] = workspace = 0
         if platform == "cuda":
-            workspace = workspace_bytes(call.operation.target, operands, results, attributes)
+            sized = _sized if made.workspace_is_fixed else list
+            workspace = workspace_bytes(
+                call.operation.target, sized(operands), sized(results), attributes
+            )
             attributes["workspace"] = workspace
     if workspace:
         results = [*results, ShapedArray((workspace,), jnp.uint8)]

@@ -48,6 +48,8 @@ class FfiCall(NamedTuple):
     # Bytes of one more result, which only the kernel uses. None: as many as the target's CUDA
     # variants may want; the target gets the number as its attribute "workspace".
     workspace: int | None = 0
+    # Whether those do not depend on sizes that are still open, in a program for any of them.
+    workspace_is_fixed: bool = False
     # Operands and results whose last two dimensions the target has in the other order.
     swapped: tuple[str, ...] = ()
     remark: str = ""  # for `explain`

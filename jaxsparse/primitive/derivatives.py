@@ -51,21 +51,25 @@ def define_transpose(primitive: Primitive, rule: Callable[..., tuple[int, jax.Ar
         if type(cotangents[0]) is ad.Zero:
             return answers
         position, cotangent = rule(cotangents[0], operands, **params)
-        aval = operands[position].aval
-        summed = tuple(
-            d for d, (a, b) in enumerate(zip(cotangent.shape, aval.shape, strict=True)) if a != b
-        )
-        if summed:
-            cotangent = jnp.sum(cotangent, summed, keepdims=True)
-        sharding = jax.typeof(cotangent).sharding
-        if sharding.spec != aval.sharding.spec:
-            # Another operand's batch was cut by explicit axes, this one's was not.
-            own = NamedSharding(sharding.mesh, aval.sharding.spec)
-            cotangent = jax.sharding.reshard(cotangent, own)
-        answers[position] = cotangent.astype(aval.dtype)
+        answers[position] = summed_to(operands[position].aval, cotangent)
         return answers
 
     ad.primitive_transposes[primitive] = transpose
+
+
+def summed_to(aval: Any, cotangent: jax.Array) -> jax.Array:
+    """A cotangent as its operand is: summed over batch dimensions in which that was broadcast."""
+    summed = tuple(
+        d for d, (a, b) in enumerate(zip(cotangent.shape, aval.shape, strict=True)) if a != b
+    )
+    if summed:
+        cotangent = jnp.sum(cotangent, summed, keepdims=True)
+    sharding = jax.typeof(cotangent).sharding
+    if sharding.spec != aval.sharding.spec:
+        # Another operand's batch was cut by explicit axes, this one's was not.
+        own = NamedSharding(sharding.mesh, aval.sharding.spec)
+        cotangent = jax.sharding.reshard(cotangent, own)
+    return cotangent.astype(aval.dtype)
 
 
 def undefined(operand: Any) -> bool:

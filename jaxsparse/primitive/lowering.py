@@ -68,7 +68,7 @@ def local_lowering(operation: Operation, platform: str) -> Any:
             declared = {name: params[name] for name in operation.params}
             compute = functools.partial(_in_jnp, operation, platform, declared)
             if call.compute is not None:
-                compute = functools.partial(call.compute, **declared)
+                compute = functools.partial(_broadcast, call.compute, declared, ctx.avals_out)
             # The operands are one device's by now: mesh axes in their types only get in the way.
             ctx = ctx.replace(avals_in=[ShapedArray(a.shape, a.dtype) for a in ctx.avals_in])
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
@@ -105,6 +105,14 @@ def _warn_once(fallback: Fallback) -> None:
     if fallback.warning and told not in _warned:
         _warned.add(told)
         warnings.warn(fallback.warning, stacklevel=2)
+
+
+def _broadcast(
+    compute: Any, params: dict[str, Any], avals: Sequence[ShapedArray], *operands: jax.Array
+) -> list[jax.Array]:
+    """What stands for a kernel; a result may lack batch dimensions that its operands lack."""
+    results = compute(*operands, **params)
+    return [jnp.broadcast_to(x, a.shape) for x, a in zip(results, avals, strict=True)]
 
 
 def _in_jnp(
