@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from covering import combinations
 
 nnx = pytest.importorskip("flax.nnx")
 
@@ -249,10 +250,17 @@ def test_keys_that_are_not_written_are_not_seen():
     assert_near(jnp.concatenate(y, 1), expected[:, :2])
 
 
-@pytest.mark.parametrize("kind", [BlockMask.from_dense, Topology.from_mask, jnp.asarray])
-@pytest.mark.parametrize("batch", [(), (HEADS,), (2, 1), (1, 1), (2, HEADS)], ids=str)
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+BATCHES = {"one": (), "heads": (HEADS,), "sequences": (2, 1), "1": (1, 1), "all": (2, HEADS)}
+
+
+@combinations(
+    "kind, batch, implementation",
+    [BlockMask.from_dense, Topology.from_mask, jnp.asarray],
+    BATCHES,
+    IMPLEMENTATIONS,
+)
 def test_masks_of_calls(kind, batch, implementation):
+    batch = BATCHES[batch]
     mask = np.tril(RANDOM.random((*batch, LENGTH, LENGTH)) < 0.4)
     layer, x = layer_on(None, implementation=implementation), inputs(2)
     layer.init_cache(x.shape)

@@ -1,0 +1,140 @@
+"""What masks of attention become, and what runs: block masks, kernels, compositions, errors."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_problems import operands
+from reference import attention
+
+from jaxsparse import (
+    H200,
+    BlockMask,
+    Topology,
+    explain,
+    masks,
+    merge_attention,
+    sparse_attention,
+)
+from jaxsparse.ops.attention import attention_p
+from jaxsparse.primitive import OPERATIONS, Fallback, choose, equations, typed_call
+
+
+@pytest.mark.parametrize(
+    ("dtype", "h", "e", "kind", "expected"),
+    [
+        ("bfloat16", 64, 64, "block_mask", "tiles"),
+        ("float16", 128, 128, "topology", "tiles"),
+        ("bfloat16", 40, 72, "block_mask", "the kernel of heads of 128, padded, because"),
+        ("float32", 64, 64, "block_mask", "attention by blocks of keys in plain XLA, because"),
+        ("float32", 64, 64, "topology", "sddmm, sparse_softmax and spmm, because no kernel takes"),
+        ("bfloat16", 64, 64, "graph", "because a block mask of the pattern would take much memory"),
+    ],
+)
+def test_explain(dtype, h, e, kind, expected):
+    mask = masks.causal() & masks.band(300)
+    stored = BlockMask.from_mask(mask, (1000, 1000))
+    if kind == "topology":
+        stored = Topology.from_mask(mask, (1000, 1000))
+    t = 1000
+    if kind == "graph":  # few entries in each cell, of which there are many
+        t = 17000
+        columns = np.arange(t)[:, None] % 4000 + 4000 * np.arange(4)
+        stored = Topology(4 * np.arange(t + 1), columns.reshape(-1), (t, t))
+    x = [jax.ShapeDtypeStruct((1, t, 2, size), dtype) for size in (h, h, e)]
+
+    def loss(q, k, v, mask):
+        return jnp.sum(sparse_attention(q, k, v, mask))
+
+    calls = explain(jax.grad(loss, (0, 1, 2)), *x, stored, device=H200)
+    assert [call.operation for call in calls] == ["attention", "attention_cotangent"]
+    for call in calls:
+        assert expected in str(call) and call.shape == (t, t)
+        assert (call.variant == "tiles") == (expected == "tiles")
+    if kind == "block_mask":
+        assert "mask (1000, 1000) with 26 of 64 tiles, 42 of 256 cells partial" in str(calls[0])
+        assert calls[0].entries is None
+
+
+def test_functions_are_masks_of_what_they_read_now():
+    q, k, v = operands(1, 9, 9, 1, 1, 4, 4, "float32")
+    ids = np.zeros(9, int)
+    before = sparse_attention(q, k, v, lambda rows, columns: ids[rows] == ids[columns])
+    ids = np.arange(9)
+    np.testing.assert_allclose(
+        sparse_attention(q, k, v, lambda rows, columns: ids[rows] == ids[columns]), v, rtol=1e-6
+    )
+    assert not np.allclose(before, v)
+
+    def attend(q, k, v, ids):
+        function = lambda rows, columns: ids[rows] == ids[columns]  # noqa: E731
+        inside = jax.lax.map(lambda q: sparse_attention(q, k[0], v[0], function), q)
+        return inside, sparse_attention(q, k, v, function)
+
+    for a, b in zip(*jax.jit(attend)(q, k, v, jnp.arange(9) // 4), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_patterns_that_programs_make_no_block_mask_of():
+    """What a block mask may take is much here: the pattern alone is used."""
+    t = 16500
+    topology = Topology.from_mask(masks.causal() & masks.band(5), (t, t))
+    x = jax.ShapeDtypeStruct((1, t, 1, 8), jnp.float32)
+    (call,) = explain(sparse_attention, x, x, x, topology, device=H200)
+    assert "pattern (16500, 16500)" in str(call)
+    # On the host it is known to take little.
+    (call,) = explain(lambda x: sparse_attention(x, x, x, topology), x, device=H200)
+    assert "mask (16500, 16500) with 257 of 16641 tiles" in str(call)
+
+
+def test_programs_for_any_batch_take_the_kernel():
+    (b,) = jax.export.symbolic_shape("b")
+    x = jax.ShapeDtypeStruct((b, 256, 2, 64), jnp.bfloat16)
+    mask = BlockMask.from_mask(masks.causal(), (256, 256))
+    jaxpr = jax.make_jaxpr(lambda x: sparse_attention(x, x, x, mask))(x)
+    (eqn,) = (eqn for eqn in equations(jaxpr.jaxpr) if eqn.primitive is attention_p)
+    call = typed_call(OPERATIONS[attention_p], eqn.params, [v.aval for v in eqn.invars])
+    made = choose(call, H200)
+    assert not isinstance(made, Fallback) and made.attributes["workspace"] > 0
+
+
+def test_masks_of_every_form_agree():
+    q, k, v = operands(1, 100, 90, 1, 1, 4, 4, "float32")
+    mask = masks.causal() & masks.band(20)
+    written = np.asarray(mask(*np.ogrid[:100, :90]))
+    forms = [
+        mask,
+        lambda rows, columns: (columns <= rows) & (rows - columns < 20),
+        written,
+        jnp.asarray(written),
+        Topology.from_mask(mask, (100, 90)),
+        Topology.from_mask(mask, (100, 90)).with_layout("block_mask"),
+        BlockMask.from_mask(mask, (100, 90)),
+    ]
+    expected = attention(q, k, v, written)
+    for form in forms:
+        np.testing.assert_allclose(sparse_attention(q, k, v, form), expected, rtol=1e-5, atol=1e-6)
+    everything = sparse_attention(q, k, v)
+    np.testing.assert_allclose(
+        everything, attention(q, k, v, np.ones((100, 90), bool)), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_errors():
+    q, k, v = operands(1, 6, 8, 4, 2, 3, 5, "float32")
+    with pytest.raises(ValueError, match=r"mask must have shape \(6, 8\), got \(6, 7\)"):
+        sparse_attention(q, k, v, BlockMask.from_dense(np.ones((6, 7), bool)))
+    with pytest.raises(TypeError, match=r"mask must be a BlockMask, a Topology, .* got int"):
+        sparse_attention(q, k, v, 3)
+    with pytest.raises(ValueError, match=r"sinks must have shape \(4,\), one for each head"):
+        sparse_attention(q, k, v, sinks=jnp.zeros(2))
+    with pytest.raises(ValueError, match="scale must have no dimensions"):
+        sparse_attention(q, k, v, scale=jnp.ones(4))
+    with pytest.raises(ValueError, match="dropout needs a Topology"):
+        sparse_attention(q, k, v, dropout_rate=0.5, dropout_key=jax.random.key(0))
+    with pytest.raises(ValueError, match=r"merge_attention: every lse must have shape \(1, 4, 6\)"):
+        merge_attention([q, q], [jnp.zeros((1, 6, 4))] * 2)
+    with pytest.raises(ValueError, match="needs one lse for each out"):
+        merge_attention([], [])
