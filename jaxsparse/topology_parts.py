@@ -14,6 +14,7 @@ from jaxsparse.pattern import Pattern, is_concrete, transpose_is_missing
 from jaxsparse.topology_key import TopologyKey
 
 _PARTS = ("pattern", "transposed_pattern", "permutation", "layouts", "shape", "kind")
+_FIRST_KINDS = 2  # of layouts: tile_starts and scan_layout
 _FLOAT0 = jax.dtypes.float0
 
 
@@ -92,15 +93,18 @@ class TopologyParts:
         self._set(**state)
 
     def tree_flatten_with_keys(self) -> Any:
-        """A child for each kind of layout, by its name: None where there is no such layout."""
-        parts = [
-            *(self.pattern, self.transposed_pattern, self.permutation),
-            *map(self.layouts.get, KINDS),
-        ]
+        """A child for each kind of layout, by its name: None where there is no such layout.
+
+        Kinds that came later have none there, at the end, so that older files fit.
+        """
+        layouts = [*map(self.layouts.get, KINDS)]
+        while len(layouts) > _FIRST_KINDS and layouts[-1] is None:
+            layouts.pop()
+        parts = [self.pattern, self.transposed_pattern, self.permutation, *layouts]
         if self.kind == "tangent":
             parts = jax.tree.map(lambda x: np.zeros(np.shape(x), _FLOAT0), parts)
         keys = map(jax.tree_util.GetAttrKey, (*_PARTS[:3], *KINDS))
-        return list(zip(keys, parts, strict=True)), self.shape
+        return list(zip(keys, parts, strict=False)), self.shape
 
     @classmethod
     def tree_unflatten(cls, shape: tuple[int, int], parts: Any) -> Self:

@@ -145,10 +145,18 @@ class TopologyVariable(nnx.Variable[Topology]):
 
 def _with_layouts_of(old: Any, new: Topology) -> Topology:
     """A pattern with layouts that the one before it had, as an array form has none."""
-    had = old.layouts if isinstance(old, Topology) and is_array(new.column_indices) else ()
-    for name in had:
-        if KINDS[name].inherited and name not in new.layouts:
+    had = old.layouts if isinstance(old, Topology) else {}
+    missing = [name for name in had if KINDS[name].inherited and name not in new.layouts]
+    columns = new.column_indices
+    for name in missing:
+        if isinstance(columns, jax.Array):
             new = new.with_layout(name)
+        elif isinstance(columns, jax.ShapeDtypeStruct):  # of a pattern with as many entries
+            layout = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=columns.sharding),
+                had[name],
+            )
+            new = new.with_layouts({**new.layouts, name: layout})
     return new
 
 

@@ -32,7 +32,7 @@ def merge_attention(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[jax.Array
         ValueError: if there are none, not as many of one as of the other, or shapes don't fit.
 
     >>> import jax.numpy as jnp
-    >>> from jaxsparse import masks
+    >>> from jaxsparse import masks, sparse_attention
     >>> q = jnp.ones((4, 2, 8))
     >>> parts = [
     ...     sparse_attention(q, q[:2], q[:2], masks.causal(), return_lse=True),
