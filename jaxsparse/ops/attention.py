@@ -286,22 +286,13 @@ PRIMITIVES = {
 
 # ---- Derivative rules ----
 
-_FIXED = len(_MULTIPLIED)  # operands that are no mask stand in front of it
-
-
-def _instantiated(tangents: Sequence[Any], primals: Sequence[Any]) -> list[jax.Array]:
-    return [
-        jnp.zeros_like(x) if type(t) is ad.Zero else t
-        for x, t in zip(primals, tangents, strict=True)
-    ]
-
 
 def _attention_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     out, lse = bind(attention_p, *primals, **params)
-    tangents = tangents[:_FIXED]
+    tangents = tangents[: len(_TANGENTS)]
     if all(type(t) is ad.Zero for t in tangents):
         return [out, lse], [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in (out, lse)]
-    varying = _instantiated(tangents, primals[:_FIXED])
+    varying = map(ad.instantiate_zeros, tangents)
     weighted, sums = bind(
         attention_tangent_p, *primals, lse, *varying, **{**params, "variant": None}
     )
@@ -321,7 +312,7 @@ def _second_order(primitive: Any, name: str, linear: int) -> None:
         params = {**params, "variant": None}
         total = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
         if any(type(t) is not ad.Zero for t in tangents[-linear:]):
-            along = _instantiated(tangents[-linear:], primals[-linear:])
+            along = map(ad.instantiate_zeros, tangents[-linear:])
             terms = bind(primitive, *primals[:-linear], *along, **params)
             total = [ad.add_tangents(a, b) for a, b in zip(total, terms, strict=True)]
         varying = [
@@ -354,38 +345,31 @@ def _differs(tangent: Any) -> bool:
     return bool(tangent.dtype != jax.dtypes.float0)
 
 
-def _tangent_transpose(cts: Any, *operands: Any, **params: Any) -> Any:
-    fixed, varying = operands[:-_FIXED], operands[-_FIXED:]
-    answers: list[Any] = [None] * len(operands)
-    if all(type(ct) is ad.Zero for ct in cts):
+def _transpose(primitive: Any, transposed: Any, linear: int) -> None:
+    """The transpose of a map that is linear in its last operands, so many of them."""
+
+    def transpose(cts: Any, *operands: Any, **params: Any) -> Any:
+        fixed, varying = operands[:-linear], operands[-linear:]
+        answers: list[Any] = [None] * len(operands)
+        if all(type(ct) is ad.Zero for ct in cts):
+            return answers
+        needs_transpose = transposed is attention_cotangent_p and not params["has_mask"]
+        if needs_transpose and params["columns"] is not None:
+            raise transpose_is_missing("sparse_attention: a gradient")
+        cotangents = map(ad.instantiate_zeros, cts)
+        results = bind(transposed, *fixed, *cotangents, **{**params, "variant": None})
+        for i, (x, result) in enumerate(zip(varying, results, strict=True), len(fixed)):
+            if undefined(x):
+                answers[i] = summed_to(x.aval, result)
         return answers
-    if params["columns"] is not None and not params["has_mask"]:
-        raise transpose_is_missing("sparse_attention: a gradient")
-    ct_weighted, ct_sums = (ad.instantiate_zeros(ct) for ct in cts)
-    cotangents = bind(
-        attention_cotangent_p, *fixed, ct_weighted, ct_sums, **{**params, "variant": None}
-    )
-    for i, (x, ct) in enumerate(zip(varying, cotangents, strict=True)):
-        if undefined(x):
-            answers[len(fixed) + i] = summed_to(x.aval, ct)
-    return answers
+
+    ad.primitive_transposes[primitive] = transpose
 
 
-def _cotangent_transpose(cts: Any, *operands: Any, **params: Any) -> Any:
-    fixed, varying = operands[:-2], operands[-2:]
-    answers: list[Any] = [None] * len(operands)
-    if all(type(ct) is ad.Zero for ct in cts):
-        return answers
-    tangents = [ad.instantiate_zeros(ct) for ct in cts]
-    results = bind(attention_tangent_p, *fixed, *tangents, **{**params, "variant": None})
-    for i, (x, result) in enumerate(zip(varying, results, strict=True)):
-        if undefined(x):
-            answers[len(fixed) + i] = summed_to(x.aval, result)
-    return answers
-
+_COTANGENTS = 2  # those of u and r
 
 ad.primitive_jvps[attention_p] = _attention_jvp
 _second_order(attention_tangent_p, "attention_tangent", len(_TANGENTS))
-_second_order(attention_cotangent_p, "attention_cotangent", 2)
-ad.primitive_transposes[attention_tangent_p] = _tangent_transpose
-ad.primitive_transposes[attention_cotangent_p] = _cotangent_transpose
+_second_order(attention_cotangent_p, "attention_cotangent", _COTANGENTS)
+_transpose(attention_tangent_p, attention_cotangent_p, len(_TANGENTS))
+_transpose(attention_cotangent_p, attention_tangent_p, _COTANGENTS)

@@ -94,17 +94,23 @@ def block_mask(mask: Topology | BlockMask) -> BlockMask | None:
     """The block mask, or None where the pattern alone is better."""
     if isinstance(mask, BlockMask):
         return mask
-    carried: BlockMask | None = mask.layouts.get(BlockMasks.name)
-    if carried is not None:
-        return carried
-    tiles, cells = (min(mask.nse, of(mask.shape)) for of in (tiles_of, cells_of))
-    if not is_concrete(mask.row_offsets, mask.column_indices):
-        # What it takes in a program is what it may take.
-        return None if takes_much(tiles, cells) else block_mask_of(mask)
-    patterns = math.prod(mask.batch_shape)
-    if takes_much(patterns * tiles, patterns * cells) and _takes_more_than_pays(mask):
+    if BlockMasks.name not in mask.layouts and not _pays(mask):
         return None
     return block_mask_of(mask)
+
+
+def _pays(topology: Topology) -> bool:
+    """Whether to make the block mask of a topology, by what it takes."""
+    if not is_concrete(topology.row_offsets, topology.column_indices):
+        # What it takes in a program is what it may take.
+        return not _may_take_much(topology)
+    patterns = math.prod(topology.batch_shape)
+    return not (_may_take_much(topology, patterns) and _takes_more_than_pays(topology))
+
+
+def _may_take_much(topology: Topology, patterns: int = 1) -> bool:
+    tiles, cells = (min(topology.nse, of(topology.shape)) for of in (tiles_of, cells_of))
+    return takes_much(patterns * tiles, patterns * cells)
 
 
 def _takes_more_than_pays(topology: Topology) -> bool:
@@ -125,17 +131,17 @@ def with_block_mask(topology: Topology) -> Topology:
 
     So a program that takes the topology as an argument does not make the mask at every run.
     """
-    mask = None if topology.layouts.get(BlockMasks.name) else block_mask(topology)
-    if mask is None:
+    mask = block_mask(topology)
+    if mask is None or BlockMasks.name in topology.layouts:
         return topology
     return topology.with_layouts({**topology.layouts, BlockMasks.name: mask})
 
 
 def of_checked(topology: Topology) -> BlockMask | None:
     """Made in the program, of positions that it checks first; None where that may take much."""
-    offsets, columns = topology.operands()[:2]
-    if takes_much(*(min(topology.nse, of(topology.shape)) for of in (tiles_of, cells_of))):
+    if _may_take_much(topology):
         return None
+    offsets, columns = topology.operands()[:2]
     checked = Topology(offsets, columns, topology.shape, transpose=False)
     return BlockMask.from_topology(checked)
 
