@@ -79,16 +79,7 @@ class CsrAttention {
   __device__ __forceinline__ void AddStep(const typename Heads::Sums& query, uint32_t own_column) {
     typename Heads::Packed keys[kConfig.HeadsAtOnce()];
     typename Values::Packed values[kConfig.step];
-    bool exists[kConfig.step];
-    if (kConfig.own_scores && own_column != kNoEntry) key_.Load(own_column, keys[0]);
-#pragma unroll
-    for (int u = 0; u < kConfig.step; ++u) {
-      const uint32_t column = OfEntry<kConfig>(own_column, u);
-      exists[u] = column != kNoEntry;
-      if (!exists[u]) continue;
-      if constexpr (!kConfig.own_scores) key_.Load(column, keys[u]);
-      value_.Load(column, values[u]);
-    }
+    LoadStep<kConfig>(key_, value_, own_column, keys, values);
     Acc score;
     if constexpr (kConfig.own_scores) {
       score = PartOfDot(query, keys[0]);
@@ -111,8 +102,7 @@ class CsrAttention {
     total_ += weight;
 #pragma unroll
     for (int u = 0; u < kConfig.step; ++u) {
-      const Acc factor = OfEntry<kConfig>(weight, u);
-      if (exists[u]) AddMultiple(factor, values[u], sums_);
+      AddMultiple(OfEntry<kConfig>(weight, u), values[u], sums_);
     }
   }
 

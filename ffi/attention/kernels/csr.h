@@ -26,6 +26,11 @@ struct AttentionCsrConfig {
   constexpr int HeadsAtOnce() const { return own_scores ? 1 : step; }
   // From so many entries on, all groups of a warp share a row.
   constexpr uint32_t LongRow() const { return 4 * Groups() * step; }
+  // That a multiprocessor shall have registers for in the kernel of cotangents.
+  constexpr int BlocksAtOnce(int64_t number_bytes) const {
+    const int numbers = head_vector * head_vectors + value_vector * value_vectors;
+    return step <= 4 && numbers * number_bytes <= 64 ? 4 : 1;
+  }
 };
 
 // One pass over all rows of the patterns of all heads. Blocks of a head follow one another: what a

@@ -133,22 +133,12 @@ class CsrCotangent {
                                           const typename Values::Sums& own_b, uint32_t own_column) {
     typename Heads::Packed a[kConfig.HeadsAtOnce()];
     typename Values::Packed b[kStep];
-    bool exists[kStep];
-    const bool own_exists = own_column != kNoEntry;
     Acc lse = columns.row_lse, ct_sum = columns.row_ct_sum;
-    if (kByKeys && own_exists) {
+    if (kByKeys && own_column != kNoEntry) {
       lse = columns.lse[own_column];
       ct_sum = columns.ct_sums[own_column];
     }
-    if (kConfig.own_scores && own_exists) columns.a.Load(own_column, a[0]);
-#pragma unroll
-    for (int u = 0; u < kStep; ++u) {
-      const uint32_t column = OfEntry<kConfig>(own_column, u);
-      exists[u] = column != kNoEntry;
-      if (!exists[u]) continue;
-      if constexpr (!kConfig.own_scores) columns.a.Load(column, a[u]);
-      columns.b.Load(column, b[u]);
-    }
+    LoadStep<kConfig>(columns.a, columns.b, own_column, a, b);
     Acc score, cotangent, parts[kStep];
     if constexpr (kConfig.own_scores) {
       score = PartOfDot(own_a, a[0]);
@@ -160,20 +150,18 @@ class CsrCotangent {
 #pragma unroll
     for (int u = 0; u < kStep; ++u) parts[u] = PartOfDot(own_b, b[u]);
     cotangent = SumOfOwnEntry<kConfig>(parts) + ct_sum;
-    const Acc weight =
-        Exp2(score * static_cast<Acc>(problem_.log2_scale) - (kByKeys ? Log2Of(lse) : lse));
-    cotangent *= weight;
-    if (kConfig.own_scores && own_exists) AddMultiple(cotangent, a[0], a_sums_);
+    // What a row has that sees nothing must not meet the zeros in place of an entry.
+    const Acc exponent =
+        score * static_cast<Acc>(problem_.log2_scale) - (kByKeys ? Log2Of(lse) : lse);
+    const Acc weight = own_column != kNoEntry ? Exp2(exponent) : Acc(0);
+    cotangent = own_column != kNoEntry ? weight * cotangent : Acc(0);
+    if (kConfig.own_scores) AddMultiple(cotangent, a[0], a_sums_);
 #pragma unroll
     for (int u = 0; u < kStep; ++u) {
       if constexpr (!kConfig.own_scores) {
-        const Acc factor = OfEntry<kConfig>(cotangent, u);
-        if (exists[u]) AddMultiple(factor, a[u], a_sums_);
+        AddMultiple(OfEntry<kConfig>(cotangent, u), a[u], a_sums_);
       }
-      if constexpr (kByKeys) {
-        const Acc factor = OfEntry<kConfig>(weight, u);
-        if (exists[u]) AddMultiple(factor, b[u], b_sums_);
-      }
+      if constexpr (kByKeys) AddMultiple(OfEntry<kConfig>(weight, u), b[u], b_sums_);
     }
   }
 
@@ -217,7 +205,7 @@ class CsrCotangent {
 };
 
 template <typename T, typename Index, typename TransposedIndex, AttentionCsrConfig kConfig>
-__global__ void __launch_bounds__(kCsrThreads)
+__global__ void __launch_bounds__(kCsrThreads, kConfig.BlocksAtOnce(sizeof(Accumulator<T>)))
     AttentionCsrCotangent(const __grid_constant__ AttentionCsrCotangentProblem p) {
   static __shared__ BatchPlace place;
   const auto per_group = static_cast<uint32_t>(p.per_group);

@@ -29,7 +29,9 @@ struct CsrRows {
         column_indices(place.At<const Index>(batch, pattern.column_indices) + own * pattern.nse),
         count(static_cast<uint32_t>(pattern.rows)),
         columns(static_cast<uint32_t>(pattern.columns)),
-        nse(pattern.nse) {}
+        nse(pattern.nse) {
+    KeepInRegister(column_indices);  // or its place is found anew for every entry
+  }
 
   __device__ __forceinline__ uint32_t ColumnOf(uint32_t entry) const {
     return Within(column_indices[entry], columns);
@@ -216,6 +218,44 @@ __device__ __forceinline__ void ForEachStep(const CsrRows<Index>& rows, const Cs
   }
 }
 
+// What the lane that has an entry of a step knows of it.
+template <AttentionCsrConfig kConfig, typename X>
+__device__ __forceinline__ X OfEntry(X x, int entry) {
+  return __shfl_sync(kAllLanes, x, entry, kConfig.lanes);
+}
+
+// Loads the vectors of a step's entries of two matrices: of `heads` those of all entries, or of
+// each lane's own. Most steps have all their entries: then no load has a condition.
+template <AttentionCsrConfig kConfig, typename Heads, typename Values>
+__device__ __forceinline__ void LoadStep(const Heads& heads, const Values& values,
+                                         uint32_t own_column,
+                                         typename Heads::Packed (&of_heads)[kConfig.HeadsAtOnce()],
+                                         typename Values::Packed (&of_values)[kConfig.step]) {
+  const auto load = [](const auto& rows, bool exists, uint32_t row, auto& to) {
+    if (exists) rows.Load(row, to);
+    else rows.Clear(to);
+  };
+  uint32_t columns[kConfig.step];
+#pragma unroll
+  for (int u = 0; u < kConfig.step; ++u) columns[u] = OfEntry<kConfig>(own_column, u);
+  const bool all_exist = __all_sync(kAllLanes, own_column != kNoEntry);
+  if (kConfig.own_scores) load(heads, own_column != kNoEntry, own_column, of_heads[0]);
+  if (all_exist) {
+#pragma unroll
+    for (int u = 0; u < kConfig.step; ++u) {
+      if constexpr (!kConfig.own_scores) heads.Load(columns[u], of_heads[u]);
+      values.Load(columns[u], of_values[u]);
+    }
+  } else {
+#pragma unroll
+    for (int u = 0; u < kConfig.step; ++u) {
+      const bool exists = columns[u] != kNoEntry;
+      if constexpr (!kConfig.own_scores) load(heads, exists, columns[u], of_heads[u]);
+      load(values, exists, columns[u], of_values[u]);
+    }
+  }
+}
+
 // Of sums for the entries of a step, of which each lane of a group has a part: a lane's own one.
 template <AttentionCsrConfig kConfig, typename Acc>
 __device__ __forceinline__ Acc SumOfOwnEntry(Acc (&sums)[kConfig.step]) {
@@ -225,12 +265,6 @@ __device__ __forceinline__ Acc SumOfOwnEntry(Acc (&sums)[kConfig.step]) {
     sum += __shfl_xor_sync(kAllLanes, sum, distance);
   }
   return sum;
-}
-
-// What the lane that has an entry of a step knows of it.
-template <AttentionCsrConfig kConfig, typename X>
-__device__ __forceinline__ X OfEntry(X x, int entry) {
-  return __shfl_sync(kAllLanes, x, entry, kConfig.lanes);
 }
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);

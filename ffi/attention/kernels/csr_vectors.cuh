@@ -7,13 +7,52 @@ namespace jaxsparse {
 
 constexpr uint32_t kNoEntry = ~0u;  // in place of a column
 
+// Neighbouring numbers as they are read by one access. In 16 bits they stay in pairs: as numbers of
+// their own they would take a register each.
+template <typename T, int kCount>
+struct PackedNumbers {
+  Vector<T, kCount> numbers;
+
+  __device__ __forceinline__ void Load(const T* from) { numbers = LoadVector<kCount>(from, true); }
+  __device__ __forceinline__ Accumulator<T> At(int i) const {
+    return ToAccumulator(numbers.elements[i]);
+  }
+};
+
+__device__ __forceinline__ float LowerOf(uint32_t pair, bfloat16) {
+  return __uint_as_float(pair << 16);
+}
+__device__ __forceinline__ float UpperOf(uint32_t pair, bfloat16) {
+  return __uint_as_float(pair & 0xffff0000u);
+}
+__device__ __forceinline__ float LowerOf(uint32_t pair, float16) {
+  return FloatOfHalf(static_cast<uint16_t>(pair));
+}
+__device__ __forceinline__ float UpperOf(uint32_t pair, float16) {
+  return FloatOfHalf(static_cast<uint16_t>(pair >> 16));
+}
+
+template <typename T, int kCount>
+  requires(sizeof(T) == 2 && kCount > 1)
+struct PackedNumbers<T, kCount> {
+  Vector<uint32_t, kCount / 2> pairs;
+
+  __device__ __forceinline__ void Load(const T* from) {
+    pairs = LoadVector<kCount / 2>(reinterpret_cast<const uint32_t*>(from), true);
+  }
+  __device__ __forceinline__ float At(int i) const {
+    const uint32_t pair = pairs.elements[i / 2];
+    return i % 2 == 0 ? LowerOf(pair, T{}) : UpperOf(pair, T{});
+  }
+};
+
 // A matrix of one head, whose rows are kLanes * kVectors accesses of kVector numbers, or fewer
 // unless kWhole.
 template <typename T, int kVector, int kVectors, int kLanes, bool kWhole>
 class LaneRows {
  public:
   using Acc = Accumulator<T>;
-  using Packed = Vector<T, kVector>[kVectors];
+  using Packed = PackedNumbers<T, kVector>[kVectors];
   using Sums = Acc[kVectors][kVector];
 
   // Rows are `stride` numbers apart.
@@ -23,13 +62,18 @@ class LaneRows {
         stride_(static_cast<uint32_t>(stride * sizeof(T))),
         data_(reinterpret_cast<char*>(data + lane_ * kVector)) {}
 
+  // Zeros in place of what does not exist.
   __device__ __forceinline__ void Load(uint32_t row, Packed& to) const {
     const T* from = Row(row);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      if (kWhole || Exists(i)) to[i] = LoadVector<kVector>(from + Place(i), true);
-      else to[i] = {};
+      if (!kWhole) to[i] = {};
+      if (kWhole || Exists(i)) to[i].Load(from + Place(i));
     }
+  }
+  static __device__ __forceinline__ void Clear(Packed& to) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) to[i] = {};
   }
   __device__ __forceinline__ void Load(uint32_t row, Sums& to) const {
     Packed packed;
@@ -37,7 +81,7 @@ class LaneRows {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) to[i][e] = ToAccumulator(packed[i].elements[e]);
+      for (int e = 0; e < kVector; ++e) to[i][e] = packed[i].At(e);
     }
   }
   __device__ __forceinline__ void Store(uint32_t row, const Sums& from) const {
@@ -89,23 +133,24 @@ class LaneRows {
 // What a lane has of the product of two vectors.
 template <typename T, int kVector, int kVectors, typename Acc>
 __device__ __forceinline__ Acc PartOfDot(const Acc (&x)[kVectors][kVector],
-                                         const Vector<T, kVector> (&y)[kVectors]) {
+                                         const PackedNumbers<T, kVector> (&y)[kVectors]) {
   Acc sum = 0;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
-    for (int e = 0; e < kVector; ++e) sum += x[i][e] * ToAccumulator(y[i].elements[e]);
+    for (int e = 0; e < kVector; ++e) sum += x[i][e] * y[i].At(e);
   }
   return sum;
 }
 
 template <typename T, int kVector, int kVectors, typename Acc>
-__device__ __forceinline__ void AddMultiple(Acc factor, const Vector<T, kVector> (&x)[kVectors],
+__device__ __forceinline__ void AddMultiple(Acc factor,
+                                            const PackedNumbers<T, kVector> (&x)[kVectors],
                                             Acc (&to)[kVectors][kVector]) {
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
-    for (int e = 0; e < kVector; ++e) to[i][e] += factor * ToAccumulator(x[i].elements[e]);
+    for (int e = 0; e < kVector; ++e) to[i][e] += factor * x[i].At(e);
   }
 }
 
