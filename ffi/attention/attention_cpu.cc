@@ -8,9 +8,8 @@
 namespace jaxsparse::JAXSPARSE_ISA {
 namespace {
 
-// Of what both kinds of kernels take for an entry of one head, and by tiles for a partial cell as
-// well: about as many times what an entry takes by rows.
-constexpr double kEntriesOfCell = 100;
+// What a tile or one of its partial cells takes is as much as that of so many entries by rows.
+constexpr double kEntriesOfCell = 400;
 double CostOfTiles(const AttentionOperands& p) {
   return kEntriesOfCell * static_cast<double>(p.mask.capacity + p.mask.cells);
 }

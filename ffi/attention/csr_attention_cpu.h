@@ -1,5 +1,5 @@
-// The CPU kernel of attention by the rows of a pattern: a row is a task's, with all heads, whose
-// keys lie side by side. Compiled once for each instruction set, as the other kernels are.
+// The CPU kernel of attention by the rows of a pattern: a task has some rows of all heads. Compiled
+// once for each instruction set, as the other kernels are.
 #pragma once
 
 #include "attention/csr_cpu.h"
@@ -8,15 +8,15 @@
 namespace jaxsparse::JAXSPARSE_ISA {
 namespace {
 
-// One row of one head.
+// Rows of one head.
 template <typename T>
-class CsrAttentionRow {
+class CsrAttentionRows {
   using Acc = typename Accumulator<T>::type;
   static constexpr int kLanes = kMaxLanes<Acc>;
   static constexpr int64_t kMost = kMostFeatures<Acc>;
 
  public:
-  JAXSPARSE_INLINE CsrAttentionRow(const AttentionProblem& p, int64_t entry, int64_t head)
+  JAXSPARSE_INLINE CsrAttentionRows(const AttentionProblem& p, int64_t entry, int64_t head)
       : scale_(static_cast<Acc>(p.scale)),
         query_(p.query, p.batch, entry, head, p.groups * p.per_group, p.queries, p.head_size),
         key_(p.key, p.batch, entry, head / p.per_group, p.groups, p.keys, p.head_size),
@@ -82,12 +82,11 @@ class CsrAttentionRow {
 template <typename T>
 void CsrAttention(const AttentionProblem& p, Workers& workers) {
   const int64_t heads = p.groups * p.per_group;
-  ForEachRowOf(p.pattern, p.batch, heads * (p.head_size + p.value_size), workers,
-               [&](int64_t entry, int64_t row) {
-                 for (int64_t head = 0; head < heads; ++head) {
-                   CsrAttentionRow<T>(p, entry, head).Run(row);
-                 }
-               });
+  ForEachRowsOfHead(p.pattern, p.batch, heads, heads * (p.head_size + p.value_size), workers,
+                    [&](int64_t entry, int64_t head, int64_t first, int64_t last) {
+                      CsrAttentionRows<T> rows(p, entry, head);
+                      for (int64_t row = first; row < last; ++row) rows.Run(row);
+                    });
 }
 
 }  // namespace

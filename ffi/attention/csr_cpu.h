@@ -56,22 +56,31 @@ JAXSPARSE_INLINE void StageRow(const T* from, int64_t size, Acc* to) {
   }
 }
 
-// sums[i] += x . rows[columns[i]] for kCount entries and `size` features from `feature` on.
-template <int kCount, typename T, typename Acc>
-JAXSPARSE_INLINE void AddDotsOf(const Acc* x, const HeadRows<const T>& rows, int64_t feature,
-                                const int64_t* columns, int64_t size, Acc* sums) {
-  constexpr int kLanes = kMaxLanes<Acc>;
-  const T* y[kCount];
-  Vector<Acc, kLanes> products[kCount] = {};
+// sums[i] += x . y[i] for kCount rows of `size` numbers: by vectors of kLanes, and what is left of
+// them by shorter ones.
+template <int kLanes, int kCount, typename T, typename Acc>
+JAXSPARSE_INLINE void AddDotsOf(const Acc* x, const T* const (&y)[kCount], int64_t size,
+                                Acc* sums) {
+  if (size >= kLanes) {
+    Vector<Acc, kLanes> products[kCount] = {};
+    int64_t f = 0;
+    for (; f + kLanes <= size; f += kLanes) {
+      const auto left = Load<kLanes>(x + f);
 #pragma GCC unroll 4
-  for (int i = 0; i < kCount; ++i) y[i] = rows.Row(columns[i]) + feature;
-  for (int64_t f = 0; f < size; f += kLanes) {
-    const auto left = Load<kLanes>(x + f);
+      for (int i = 0; i < kCount; ++i) products[i] += left * Load<kLanes>(y[i] + f);
+    }
 #pragma GCC unroll 4
-    for (int i = 0; i < kCount; ++i) products[i] += left * LoadSome<kLanes>(y[i] + f, size - f);
+    for (int i = 0; i < kCount; ++i) sums[i] += Sum<kLanes, Acc>(products[i]);
+    if (f == size) return;
+    if constexpr (kLanes > 1) {
+      const T* rest[kCount];
+#pragma GCC unroll 4
+      for (int i = 0; i < kCount; ++i) rest[i] = y[i] + f;
+      AddDotsOf<kLanes / 2>(x + f, rest, size - f, sums);
+    }
+  } else if constexpr (kLanes > 1) {
+    AddDotsOf<kLanes / 2>(x, y, size, sums);
   }
-#pragma GCC unroll 4
-  for (int i = 0; i < kCount; ++i) sums[i] += Sum<kLanes, Acc>(products[i]);
 }
 
 // sums[i] = row . rows[columns[i]], of all features.
@@ -83,19 +92,21 @@ template <typename T, typename Acc>
   for (int64_t feature = 0; feature < rows.size; feature += kMostFeatures<Acc>) {
     const int64_t size = PartOf<Acc>(rows.size, feature);
     StageRow(row + feature, size, staged);
+    const auto dots = [&]<int kCount>(int i) __attribute__((always_inline)) {
+      const T* y[kCount];
+#pragma GCC unroll 4
+      for (int j = 0; j < kCount; ++j) y[j] = rows.Row(columns[i + j]) + feature;
+      AddDotsOf<kMaxLanes<Acc>>(staged, y, size, sums + i);
+    };
     int i = 0;
-    for (; i + 4 <= count; i += 4) {
-      AddDotsOf<4>(staged, rows, feature, columns + i, size, sums + i);
-    }
-    for (; i < count; ++i) AddDotsOf<1>(staged, rows, feature, columns + i, size, sums + i);
+    for (; i + 4 <= count; i += 4) dots.template operator()<4>(i);
+    for (; i < count; ++i) dots.template operator()<1>(i);
   }
 }
 
-template <int kVectors, typename T, typename Acc>
+template <int kLanes, int kVectors, typename T, typename Acc>
 JAXSPARSE_INLINE void AddVectorsOf(const Acc* weights, const HeadRows<const T>& rows,
-                                   int64_t feature, const int64_t* columns, int count, int64_t left,
-                                   Acc* sums) {
-  constexpr int kLanes = kMaxLanes<Acc>;
+                                   int64_t feature, const int64_t* columns, int count, Acc* sums) {
   Vector<Acc, kLanes> v[kVectors];
 #pragma GCC unroll 4
   for (int j = 0; j < kVectors; ++j) v[j] = Load<kLanes>(sums + j * kLanes);
@@ -103,12 +114,31 @@ JAXSPARSE_INLINE void AddVectorsOf(const Acc* weights, const HeadRows<const T>& 
     const auto weight = Broadcast<kLanes>(weights[i]);
     const T* from = rows.Row(columns[i]) + feature;
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
-      v[j] += weight * LoadSome<kLanes>(from + j * kLanes, left - j * kLanes);
-    }
+    for (int j = 0; j < kVectors; ++j) v[j] += weight * Load<kLanes>(from + j * kLanes);
   }
 #pragma GCC unroll 4
   for (int j = 0; j < kVectors; ++j) Store<kLanes, Acc>(v[j], sums + j * kLanes);
+}
+
+// Of `size` features from `feature` on: what is left of vectors by shorter ones.
+template <int kLanes, typename T, typename Acc>
+JAXSPARSE_INLINE void AddFeaturesOf(const Acc* weights, const HeadRows<const T>& rows,
+                                    int64_t feature, int64_t size, const int64_t* columns,
+                                    int count, Acc* sums) {
+  int64_t f = 0;
+  if constexpr (kLanes == kMaxLanes<Acc>) {
+    for (; f + 4 * kLanes <= size; f += 4 * kLanes) {
+      AddVectorsOf<kLanes, 4>(weights, rows, feature + f, columns, count, sums + f);
+    }
+  }
+  for (; f + kLanes <= size; f += kLanes) {
+    AddVectorsOf<kLanes, 1>(weights, rows, feature + f, columns, count, sums + f);
+  }
+  if constexpr (kLanes > 1) {
+    if (f < size) {
+      AddFeaturesOf<kLanes / 2>(weights, rows, feature + f, size - f, columns, count, sums + f);
+    }
+  }
 }
 
 // sums += the weights[i] rows[columns[i]], of the features from `feature` on that have room.
@@ -116,15 +146,8 @@ template <typename T, typename Acc>
 [[gnu::noinline]] void AddRowsOfEntries(const Acc* weights, const HeadRows<const T>& rows,
                                         int64_t feature, const int64_t* columns, int count,
                                         Acc* sums) {
-  constexpr int kLanes = kMaxLanes<Acc>;
-  const int64_t size = PartOf<Acc>(rows.size, feature);
-  int64_t f = 0;
-  for (; f + 4 * kLanes <= size; f += 4 * kLanes) {
-    AddVectorsOf<4>(weights, rows, feature + f, columns, count, 4 * kLanes, sums + f);
-  }
-  for (; f < size; f += kLanes) {
-    AddVectorsOf<1>(weights, rows, feature + f, columns, count, size - f, sums + f);
-  }
+  AddFeaturesOf<kMaxLanes<Acc>>(weights, rows, feature, PartOf<Acc>(rows.size, feature), columns,
+                                count, sums);
 }
 
 // Rows that entries name are brought close: they lie anywhere.
@@ -139,18 +162,23 @@ JAXSPARSE_INLINE void PrefetchRows(const HeadRows<const T>& rows, const int64_t*
   }
 }
 
-// Calls run(entry, row) for every row of all batch entries, `work` multiply-adds for one of its
-// entries each.
+// Calls run(entry, head, first row, last row) for all rows of all heads of all batch entries, some
+// rows at a time, of one head after the other: what heads have of a row lies side by side. `work`:
+// multiply-adds for an entry of all heads.
 template <typename F>
-JAXSPARSE_INLINE void ForEachRowOf(const MaskPattern& pattern, const Batch& batch, int64_t work,
-                                   Workers& workers, F&& run) {
+JAXSPARSE_INLINE void ForEachRowsOfHead(const MaskPattern& pattern, const Batch& batch,
+                                        int64_t heads, int64_t work, Workers& workers, F&& run) {
+  constexpr int64_t kRowsAtOnce = 16;
   const RowTasks tasks(pattern, batch, work, workers);
   ParallelFor(workers, tasks.count(), [&](int64_t task) {
     const int64_t entry = tasks.BatchEntry(task), part = task % tasks.per_entry;
     // Heads with patterns of their own have the same tasks as the first one.
     const auto* offsets = pattern.row_offsets.At<const int32_t>(batch, entry);
     const int64_t last = tasks.FirstRow(offsets, part + 1);
-    for (int64_t row = tasks.FirstRow(offsets, part); row < last; ++row) run(entry, row);
+    for (int64_t row = tasks.FirstRow(offsets, part); row < last; row += kRowsAtOnce) {
+      const int64_t end = Between(row, row + kRowsAtOnce, last);
+      for (int64_t head = 0; head < heads; ++head) run(entry, head, row, end);
+    }
   });
 }
 
