@@ -32,7 +32,13 @@ from jaxsparse.primitive import OPERATIONS, Fallback, choose, equations, typed_c
         ("float32", 64, 64, "topology", "sddmm, sparse_softmax and spmm, because no kernel takes"),
         ("float16", 40, 72, "graph", "csr"),
         ("float64", 64, 64, "graph", "csr"),
-        ("float32", 600, 64, "graph", "because no kernel takes float32 heads of 600 and 64 numbers"),
+        (
+            "float32",
+            600,
+            64,
+            "graph",
+            "because no kernel takes float32 heads of 600",
+        ),
     ],
 )
 def test_explain(dtype, h, e, kind, expected):

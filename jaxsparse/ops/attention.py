@@ -309,9 +309,7 @@ attention_cotangent_p = make_primitive(
         shardable=("g",),
         stored=_stored,
         xla=_form_of("attention_cotangent"),
-        ffi=_ffi_of(
-            "attention_cotangent", (_BY_ROWS, _BY_COLUMNS), ("lse", "ct_out", "ct_sums")
-        ),
+        ffi=_ffi_of("attention_cotangent", (_BY_ROWS, _BY_COLUMNS), ("lse", "ct_out", "ct_sums")),
         cast=_narrow_cotangent,
     )
 )
