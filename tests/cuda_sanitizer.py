@@ -52,6 +52,7 @@ def main() -> None:
         results += softmaxes(rng, dtype, topology)
         results += softmaxes(rng, dtype, Topology.from_mask(rng.random((5, 4000)) < 0.6))
         results += [*long_rows(rng, dtype), *sampled_rows(rng, dtype), *batches(rng, of_batches)]
+        results += attentions_by_rows(rng, dtype)
         if dtype != jnp.float32:
             results += attentions(rng, dtype)
         results += scans(rng, dtype, "_barrier" if barriers else "")
@@ -64,21 +65,30 @@ def attentions(rng, dtype):
     """With gradients: grouped heads of both sizes, several tiles, cells of every state."""
     seen = rng.random((200, 300)) < 0.3
     seen[:64, 64:128], seen[64:128, :128] = True, False
-    mask = BlockMask.from_dense(seen)
+    return gradients_of_attention(rng, BlockMask.from_dense(seen), "tiles", dtype, (64, 128))
 
+
+def attentions_by_rows(rng, dtype):
+    """The same of a graph, with rows and columns that are cut into parts, and heads of odd size."""
+    seen = rng.random((1500, 1300)) < 0.002
+    seen[7], seen[:, 9] = True, True
+    return gradients_of_attention(rng, Topology.from_mask(seen), "csr", dtype, (64, 5))
+
+
+def gradients_of_attention(rng, mask, variant, dtype, sizes):
     @jax.jit
     def gradients(*operands):
         def loss(q, k, v):
-            return jnp.sum(
-                sparse_attention(q, k, v, mask, variant="tiles").astype(jnp.float32) ** 2
-            )
+            out = sparse_attention(q, k, v, mask, variant=variant)
+            return jnp.sum(out.astype(jnp.float32) ** 2)
 
         return jax.grad(loss, (0, 1, 2))(*operands)
 
     results = []
-    for size in 64, 128:
-        shapes = (2, 200, 4, size), (2, 300, 2, size), (2, 300, 2, size)
-        results += gradients(*(jnp.asarray(rng.standard_normal(s), dtype) for s in shapes))
+    t, s = mask.shape
+    for size in sizes:
+        shapes = (2, t, 4, size), (2, s, 2, size), (2, s, 2, size)
+        results += gradients(*(jnp.asarray(rng.standard_normal(x), dtype) for x in shapes))
     return results
 
 

@@ -147,16 +147,16 @@ inline TestCall AttentionCall(bool cotangent, AttentionMask kind, std::vector<in
   const auto of_rows = Batched(batch, {kGroups, kPerGroup, kQueries});
   const bool own_masks = kind == AttentionMask::kOfHeads,
              by_pattern = kind == AttentionMask::kPattern;
-  const auto mask_of = [&](int64_t rows, const char* index) {
-    if (by_pattern) return PatternOf(rows, index, Batched(batch, {1, 1}));
+  const auto mask_of = [&](int64_t rows) {
+    if (by_pattern) return PatternOf(rows, "uint16", Batched(batch, {1, 1}));
     return BlockMask(batch, own_masks ? kGroups : 1, own_masks ? kPerGroup : 1);
   };
   TestCall call;
   call.operands = {
       {"query", dtype, of_queries}, {"key", dtype, of_keys}, {"value", dtype, of_keys}};
-  Add(&call.operands, mask_of(kQueries, "uint16"));
+  Add(&call.operands, mask_of(kQueries));
   if (cotangent) {
-    Add(&call.operands, mask_of(kKeys, "int32"));
+    Add(&call.operands, mask_of(kKeys));
     Add(&call.operands, {{"lse", "float32", of_rows},
                          {"ct_out", dtype, of_queries},
                          {"ct_sums", "float32", of_rows}});
