@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxsparse.batching import over_batch
-from jaxsparse.block_mask.in_program import arrange, in_chunks, lists_in_program
+from jaxsparse.block_mask.in_program import arrange, at, lists_in_program
 from jaxsparse.block_mask.room import cells_of, check_room, tiles_of
 from jaxsparse.block_mask.tiles import EMPTY, FULL, PARTIAL, Cells, TileLists, joined, lists_on_host
-from jaxsparse.block_mask.words import CELL, TILE, pack, pack_on_host
+from jaxsparse.block_mask.words import CELL, TILE, in_order_of_words, pack, pack_on_host
 
 _OPERATION = "BlockMask.from_dense"
 
@@ -59,6 +59,5 @@ def _in_program(stored: jax.Array, max_tiles: int, max_cells: int) -> tuple[Tile
     cells = whole.reshape(down, CELL, across, CELL).swapaxes(1, 2)
     every, some = jnp.all(cells, axis=(2, 3)), jnp.any(cells, axis=(2, 3))
     states = jnp.where(every, FULL, jnp.where(some, PARTIAL, EMPTY)).astype(jnp.uint8)
-    grid = arrange(states, max_tiles, max_cells)
-    words = in_chunks(lambda i, j: pack(cells[i, j]), grid.rows, grid.columns)
-    return lists_in_program(grid, words, max_tiles)
+    grid = arrange(at(states), (down // 2, across // 2), max_tiles, max_cells)
+    return lists_in_program(grid, pack(in_order_of_words(cells[grid.rows, grid.columns])))

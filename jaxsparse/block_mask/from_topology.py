@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse.batching import over_batch
-from jaxsparse.block_mask.in_program import arrange, lists_in_program
+from jaxsparse.block_mask.in_program import arrange, at, lists_in_program
 from jaxsparse.block_mask.room import cells_of, check_room
 from jaxsparse.block_mask.tiles import EMPTY, FULL, PARTIAL, Cells, TileLists, joined, lists_on_host
 from jaxsparse.block_mask.words import CELL, TILE, WORDS, place
@@ -103,13 +103,11 @@ def _in_program(
     counts = scattered(jnp.zeros(down * across, jnp.int32), cells, 1)
     full = counts == CELL * CELL
     states = jnp.where(full, FULL, jnp.where(counts > 0, PARTIAL, EMPTY)).astype(jnp.uint8)
-    grid = arrange(states.reshape(down, across), max_tiles, max_cells)
-    # Those of the partial cells, by the cells' rows and columns; -1 for the others.
-    slots = jnp.where(grid.states == PARTIAL, grid.slots, -1)
-    slots = slots.swapaxes(1, 2).reshape(-1)
+    states = states.reshape(down, across)
+    grid = arrange(at(states), (down // 2, across // 2), max_tiles, max_cells)
+    slots = grid.slots(rows // CELL, columns // CELL)
     words, bits = place(rows % CELL, columns % CELL)
-    at = slots.at[cells].get(mode="fill", fill_value=-1)
-    places = jnp.where(at >= 0, at * WORDS + words, -1)
+    places = jnp.where(slots >= 0, slots * WORDS + words, -1)
     packed = jnp.zeros(max_cells * WORDS, jnp.uint32)
     packed = scattered(packed, places, jnp.uint32(1) << bits.astype(jnp.uint32))
-    return lists_in_program(grid, packed.reshape(-1, WORDS), max_tiles)
+    return lists_in_program(grid, packed.reshape(-1, WORDS))
