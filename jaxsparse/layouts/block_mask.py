@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from jaxsparse.block_mask import BlockMask
@@ -44,8 +45,8 @@ class BlockMasks(LayoutKind):
             raise ValueError(f"the block mask of {topology!r} is not that of its positions")
 
 
-# {arrays of a pattern: (a reference that ends with the pattern, its offsets, its block mask)}
-_made: dict[tuple[int, int], tuple[Any, Any, BlockMask]] = {}
+# {arrays of a pattern, mesh: (a reference that ends with the pattern, its offsets, its block mask)}
+_made: dict[tuple[int, int, Any], tuple[Any, Any, BlockMask]] = {}
 
 
 def block_mask_of(topology: Topology) -> BlockMask:
@@ -64,7 +65,8 @@ def block_mask_of(topology: Topology) -> BlockMask:
     offsets, columns = topology.row_offsets, topology.column_indices
     if not is_concrete(offsets, columns):
         return BlockMask.from_topology(topology)
-    key = id(offsets), id(columns)
+    # A mesh of explicit axes is a part of the arrays' types.
+    key = id(offsets), id(columns), jax.sharding.get_abstract_mesh()
     if key not in _made:
         reference = weakref.ref(columns, lambda _: _made.pop(key, None))
         _made[key] = (reference, offsets, BlockMask.from_topology(topology))

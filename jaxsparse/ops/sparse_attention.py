@@ -29,6 +29,7 @@ from jaxsparse.ops.sparse_softmax import sparse_softmax
 from jaxsparse.pattern import checks_enabled
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import bind
+from jaxsparse.primitive.sharding import parts_along
 from jaxsparse.topology import Topology
 
 
@@ -173,6 +174,13 @@ def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
         )
     if groups == 0 or n % groups:
         raise ValueError(f"{OPERATION}: {groups} key heads must divide {n} query heads")
+    parts, axes = parts_along(query, -2)
+    if groups % parts:
+        raise ValueError(
+            f"{OPERATION}: {n} query heads are cut over {axes!r} into {parts} parts, which "
+            f"{groups} key heads can't be: reshard the query, repeat the key heads, or use "
+            "automatic axes"
+        )
 
 
 # So that an eager call compiles one program. Programs that call it hold what is inside.
