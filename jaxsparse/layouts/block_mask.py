@@ -34,12 +34,19 @@ class BlockMasks(LayoutKind):
         return layout.T
 
     def verify(self, layout: BlockMask, topology: Topology) -> None:
+        from jaxsparse.topology import Topology
+
         layout.verify()
-        expected = BlockMask.from_topology(topology)
-        same = (layout.shape, layout.batch_shape) == (expected.shape, expected.batch_shape)
-        pairs = zip(masks_of(layout.rows), masks_of(expected.rows), strict=True) if same else []
-        for (_, actual), (_, wanted) in pairs:
-            cells = in_order(read(actual)), in_order(read(wanted))
+        same = (layout.shape, layout.batch_shape) == (topology.shape, topology.batch_shape)
+        for entry in np.ndindex(topology.batch_shape) if same else ():
+            one = jax.tree.map(lambda x: x[entry], layout)
+            pattern = topology.row_offsets[entry], topology.column_indices[entry]
+            expected = BlockMask.from_topology(
+                Topology(*pattern, topology.shape, transpose=False),
+                row_order=one.row_order,
+                column_order=one.column_order,
+            )
+            cells = (in_order(read(of)) for x in (one, expected) for _, of in masks_of(x.rows))
             same = same and all(map(np.array_equal, *cells))
         if not same:
             raise ValueError(f"the block mask of {topology!r} is not that of its positions")
