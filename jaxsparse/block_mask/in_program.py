@@ -56,10 +56,12 @@ class Tiles(NamedTuple):
         return tiles, cells, ranks < self.cells
 
 
-def _tiles(states: jax.Array) -> Tiles:
-    counts = _partial_cells(states)
-    upto = jnp.cumsum(counts, dtype=jnp.int32)
-    return Tiles(states, upto - counts, upto[-1])
+def _tiles(states: jax.Array) -> tuple[Tiles, jax.Array]:
+    """Tiles by their states, and how many cells that are not empty are before each, and in all."""
+    partial = _partial_cells(states)
+    listed = jax.lax.population_count((states | states >> 1) & _PARTIAL_CELLS).astype(jnp.int32)
+    upto, before = jnp.cumsum(jnp.stack([partial, listed]), axis=1, dtype=jnp.int32)
+    return Tiles(states, upto - partial, upto[-1]), jnp.pad(before, (1, 0))
 
 
 def _partial_cells(states: jax.Array) -> jax.Array:
@@ -120,7 +122,7 @@ def arrange(states: Flags, size: tuple[int, int], max_tiles: int, max_cells: int
     shifts = 2 * np.arange(4, dtype=np.uint32).reshape(1, 2, 2)
     of_cells = jnp.broadcast_to(of_cells, (max_tiles, 2, 2))
     packed = jnp.sum(of_cells << shifts, axis=(1, 2), dtype=jnp.uint32)
-    tiles = _tiles(jnp.where(valid, packed, jnp.uint32(0)))
+    tiles, _ = _tiles(jnp.where(valid, packed, jnp.uint32(0)))
     at, cell, there = tiles.places(max_cells)
     kept = jnp.zeros_like(tiles.states)
     for each in range(4):
@@ -185,11 +187,9 @@ def _list(bitmap: Bitmap, grid: Grid, transposed: bool) -> tuple[TileLists, Tile
     states = jnp.where(valid, look_up(grid.tiles.states, ranks), jnp.uint32(0))
     if transposed:
         states = states & np.uint32(0xC3) | (states & 0x0C) << 2 | (states & 0x30) >> 2
-    tiles = _tiles(states)
+    tiles, cells = _tiles(states)
     entries = states << STATES_AT | columns.astype(jnp.uint32)
-    not_empty = jax.lax.population_count((states | states >> 1) & 0x55).astype(jnp.int32)
-    upto = jnp.pad(jnp.cumsum(not_empty, dtype=jnp.int32), (1, 0))
-    counts = jnp.diff(look_up(upto, bitmap.offsets))
+    counts = jnp.diff(look_up(cells, bitmap.offsets))
     lists = TileLists(
         bitmap.offsets,
         jnp.where(valid, entries, jnp.uint32(0)),
