@@ -110,8 +110,8 @@ def test_remainders_are_known_of_functions_too():
 # ---- How they are made ----
 
 
-@pytest.mark.parametrize("shape", [(1, 63), (200, 327)])
-def test_all_ways(shape):
+@pytest.mark.parametrize(("shape", "count"), [((1, 63), 1), ((200, 327), 3)])
+def test_all_ways(shape, count):
     rows, columns = permutations(*shape)
     ids = jnp.asarray(IDS[: max(shape)], jnp.int32)
     dense = stored(STRIDED & masks.documents(IDS), *shape)
@@ -121,7 +121,7 @@ def test_all_ways(shape):
         {"row_order": Residues(3), "column_order": columns},
         {"row_order": rows},
     )
-    for each in options:
+    for each in options[:count]:
         made = BlockMask.from_mask(STRIDED & masks.documents(IDS), shape, **each)
         expected = BlockMask.from_dense(in_order(dense, made.row_order, made.column_order))
         assert_same(made, expected)
@@ -278,9 +278,11 @@ def attended(mask, *arrays, implementation=None):
         out, lse = sparse_attention(
             *arrays, mask, return_lse=True, sinks=sinks, implementation=implementation
         )
-        weights = (jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape) for x in (out, lse))
-        terms = (jnp.sum(jnp.where(jnp.isfinite(x), w * x, 0)) for x, w in zip((out, lse), weights))
-        return sum(terms), (out, lse)
+        total = 0.0
+        for x in out, lse:
+            weights = jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)
+            total += jnp.sum(jnp.where(jnp.isfinite(x), weights * x, 0))
+        return total, (out, lse)
 
     (_, results), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*arrays)
     return [*results, *gradients]

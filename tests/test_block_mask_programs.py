@@ -142,7 +142,7 @@ def test_what_has_no_room(monkeypatch):
 
 
 def truncated(dense, max_tiles, max_cells):
-    """What there is room for, cell by cell: the first tiles, and of their partial cells the first."""
+    """What there is room for: the first tiles, and of their partial cells the first."""
     kept = np.zeros_like(dense)
     tiles = cells = 0
     for row, column in np.ndindex(*(-(-size // 128) for size in dense.shape)):
@@ -163,16 +163,24 @@ def truncated(dense, max_tiles, max_cells):
 def of_cells(rng, shape):
     """An array of which cells are empty, partial or full at random, and so are tiles."""
     states = rng.choice(3, [-(-size // 64) for size in shape], p=rng.dirichlet([1, 1, 1]))
-    states *= (rng.random([-(-size // 128) for size in shape]) < rng.random()).repeat(2, 0).repeat(
-        2, 1
-    )[: states.shape[0], : states.shape[1]]
+    states *= (
+        (rng.random([-(-size // 128) for size in shape]) < rng.random())
+        .repeat(2, 0)
+        .repeat(2, 1)[: states.shape[0], : states.shape[1]]
+    )
     whole = states.repeat(64, 0).repeat(64, 1)[: shape[0], : shape[1]]
     return (whole == 2) | (whole == 1) & (rng.random(shape) < 0.3)
 
 
 @pytest.mark.parametrize(
     ("shape", "max_tiles", "max_cells"),
-    [((300, 700), 18, 60), ((700, 300), 7, 9), ((129, 4300), 40, 20), ((65, 63), 1, 1), ((1, 1000), 9, 9)],
+    [
+        ((300, 700), 18, 60),
+        ((700, 300), 7, 9),
+        ((129, 4300), 40, 20),
+        ((65, 63), 1, 1),
+        ((1, 1000), 9, 9),
+    ],
 )
 def test_room_in_programs(shape, max_tiles, max_cells):
     """Of arrays at random: the lists that the host makes of what there is room for."""

@@ -6,7 +6,6 @@ are listed, for which there is room, they are computed again. So nothing has the
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -163,11 +162,11 @@ def lists_in_program(grid: Grid, words: jax.Array) -> tuple[TileLists, TileLists
     at, cell, there = tiles.places(max_cells)
     slots = grid.tiles.slots(look_up(ranks, at), cell // 2 + cell % 2 * 2)
     transposed = jnp.where(there[:, None], transpose(look_up(words, slots)), jnp.uint32(0))
-    lists = rows._replace(bits=words), columns._replace(bits=transposed)
+    rows, columns = rows._replace(bits=words), columns._replace(bits=transposed)
     if checks_enabled():
         start = _fits(grid.listed.offsets[-1], room) + _fits(grid.cells, max_cells)
-        lists = tuple(x._replace(offsets=x.offsets + start) for x in lists)
-    return lists
+        rows, columns = (x._replace(offsets=x.offsets + start) for x in (rows, columns))
+    return rows, columns
 
 
 def _fits(count: jax.Array, room: int) -> jax.Array:

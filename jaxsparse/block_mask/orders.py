@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 
 from jaxsparse.masks.arguments import Table
 from jaxsparse.masks.expression import Mask, array_of, kind
@@ -128,8 +127,8 @@ def reordered(mask: Mask, rows: Any, columns: Any, shape: tuple[int, int]) -> Ma
     """The mask whose position (i, j) is that of ``mask`` at places i and j of two orders."""
     if rows is None and columns is None:
         return mask
-    orders = (Table(x) if isinstance(x, np.ndarray) else x for x in (rows, columns))
-    return _Reordered(mask, *orders, shape)
+    rows, columns = (Table(x) if isinstance(x, np.ndarray) else x for x in (rows, columns))
+    return _Reordered(mask, rows, columns, shape)
 
 
 # ---- Arrays ----
@@ -172,9 +171,8 @@ def inverse(order: Any) -> Any:
         places = np.empty(size, np.int32)
         places[order] = np.arange(size, dtype=np.int32)
         return places
-    return jnp.zeros(size, jnp.int32).at[order].set(
-        jnp.arange(size, dtype=jnp.int32), unique_indices=True, mode="drop"
-    )
+    every = jnp.arange(size, dtype=jnp.int32)
+    return jnp.zeros_like(every).at[order].set(every, unique_indices=True, mode="drop")
 
 
 def ordered(order: Any, x: jax.Array, axis: int) -> jax.Array:

@@ -78,9 +78,9 @@ def verify(
             _check_lists(down, shape, f"rows{where}")
             _check_lists(across, shape[::-1], f"columns{where}")
             _check_transposed(down, across, where)
-        for name, order, size in zip(("row_order", "column_order"), orders, shape, strict=True):
+        for name, order, most in zip(("row_order", "column_order"), orders, shape, strict=True):
             if isinstance(order, jax.Array | np.ndarray):
-                _check_order(name, order, (*rows.offsets.shape[:-1], size))
+                _check_order(name, order, (*rows.offsets.shape[:-1], most))
     except ValueError as error:
         raise ValueError(f"BlockMask.verify: {error}") from None
 

@@ -91,7 +91,8 @@ def stride_of_dense(mask: Any) -> int:
         )
     shape = mask.shape[-2:]
     entries = [np.nonzero(one) for one in np.asarray(mask).reshape(-1, *shape)]
-    return stride_of_entries(*([one[axis] for one in entries] for axis in (0, 1)), shape)
+    rows, columns = ([one[axis] for one in entries] for axis in (0, 1))
+    return stride_of_entries(rows, columns, shape)
 
 
 def stride_of_entries(

@@ -100,7 +100,8 @@ def unpack_on_host(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
     """The cells ``(n, 64, 64)`` of words ``(n, 128)``."""
     packed = np.ascontiguousarray(words, "<u4").view(np.uint8)
     bits = np.unpackbits(packed, axis=-1, bitorder="little").view(np.bool_)
-    return _unpacked(bits)
+    cells: npt.NDArray[np.bool_] = _unpacked(bits)
+    return cells
 
 
 def transpose_on_host(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
@@ -138,7 +139,8 @@ def in_order_of_words(cells: jax.Array) -> jax.Array:
 
 def unpack(words: jax.Array) -> jax.Array:
     """The cells ``(n, 64, 64)`` of words ``(n, 128)``, in the program."""
-    return _unpacked((words[..., None] >> _BITS & 1).astype(bool))
+    cells: jax.Array = _unpacked((words[..., None] >> _BITS & 1).astype(bool))
+    return cells
 
 
 def transpose(words: jax.Array) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ class BlockMasks(LayoutKind):
         layout.verify()
         same = (layout.shape, layout.batch_shape) == (topology.shape, topology.batch_shape)
         for entry in np.ndindex(topology.batch_shape) if same else ():
-            one = jax.tree.map(lambda x: x[entry], layout)
+            one = jax.tree.map(operator.itemgetter(entry), layout)
             pattern = topology.row_offsets[entry], topology.column_indices[entry]
             expected = BlockMask.from_topology(
                 Topology(*pattern, topology.shape, transpose=False),

@@ -90,9 +90,7 @@ class Interval:
     __hash__ = None  # type: ignore[assignment]
     __array_ufunc__ = None  # so that NumPy leaves operators to this class
 
-    def __init__(
-        self, xp: Any, low: Any, high: Any, congruent: tuple[int, Interval] | None = None
-    ):
+    def __init__(self, xp: Any, low: Any, high: Any, congruent: tuple[int, Interval] | None = None):
         self.xp, self.low, self.high, self.congruent = xp, low, high, congruent
 
     @staticmethod
