@@ -92,7 +92,7 @@ def _in_program(problem: Problem, like: BlockMask) -> tuple[float, int | None] |
 def by_block_mask(
     problem: Problem, dtype: str, passed: str, *, regroup: bool = False, **options: Any
 ) -> Made:
-    """`sparse_attention`, with its options, by a block mask that is made before; regrouped or not."""
+    """`sparse_attention`, with its options, by a block mask that is made before."""
     mask, cost = _block_mask(problem, regroup)
     return _made(
         lambda q, k, v, mask: sparse_attention(q, k, v, mask, **options),

@@ -57,7 +57,8 @@ class BlockMask:
         rows: the tiles by rows of tiles.
         columns: the tiles of the transposed mask, by its rows of tiles, which are of keys.
         shape: ``(T, S)``, rows and columns of scores: queries and keys.
-        row_order: None, `Residues`, or int32 ``(..., T)``: the row at each place of the lists.
+        row_order: None, `jaxsparse.block_mask.Residues`, or int32 ``(..., T)``: the row at each
+            place of the lists.
         column_order: the same of columns, ``(..., S)``.
 
     >>> from jaxsparse import masks
@@ -138,7 +139,7 @@ class BlockMask:
         >>> BlockMask.from_mask(strided, (4096, 4096))
         BlockMask(shape=(4096, 4096), tiles: 496 empty, 528 partial, 0 full, 2.0 MB)
         >>> BlockMask.from_mask(strided, (4096, 4096), regroup=64)
-        BlockMask(shape=(4096, 4096), regrouped, tiles: 992 empty, 32 partial, 0 full, 65.5 KB)
+        BlockMask(shape=(4096, 4096), regrouped, tiles: 992 empty, 32 partial, 0 full, 65.0 KB)
         """
         name = "BlockMask.from_mask"
         if not callable(mask):

@@ -207,8 +207,12 @@ def _by_residues(x: jax.Array, axis: int, stride: int) -> jax.Array:
         return turns.reshape(x.shape)
     ended, others = jnp.split(turns, [longer], axis=axis)
     ended = jnp.concatenate([ended, jnp.expand_dims(rest, axis + 1)], axis=axis + 1)
-    parts = [part.reshape(*before, -1, *after) for part in (ended, others)]
-    return jnp.concatenate(parts, axis=axis)
+    sizes = longer * (count + 1), (stride - longer) * count
+    parts = (
+        part.reshape(*before, size, *after)
+        for part, size in zip((ended, others), sizes, strict=True)
+    )
+    return jnp.concatenate([*parts], axis=axis)
 
 
 def _from_residues(x: jax.Array, axis: int, stride: int) -> jax.Array:
