@@ -136,6 +136,9 @@ def test_what_has_no_room(monkeypatch):
         BlockMask.from_dense(expected, max_cells=2)
     monkeypatch.setenv("JAXSPARSE_CHECK", "1")
     assert_stores(make(ids, 7, 30), expected)
+    batch = jax.vmap(lambda ids: make(ids, 7, 12))(np.stack([ids, ids // 2]))
+    for i, one in enumerate((ids, ids // 2)):
+        assert_stores(jax.tree.map(lambda x, i=i: x[i], batch), one[:, None] == one)
     for rooms in (6, 30), (7, 11):
         with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="is too small"):
             jax.block_until_ready(make(ids, *rooms))

@@ -273,22 +273,28 @@ def _counts(xp: Any, flags: Any) -> Any:
 def look_up(table: Any, positions: Interval) -> Interval:
     """The entries of a table, not empty, at positions, which are clamped into it."""
     xp = positions.xp
-    table = xp.asarray(table, np.int32)
+    of_table = _module_of(xp, table)
+    table = of_table.asarray(table, np.int32)
     first, last = (xp.clip(x, 0, table.size - 1) // _BLOCK for x in (positions.low, positions.high))
-    blocks = xp.pad(table, (0, -table.size % _BLOCK), mode="edge").reshape(-1, _BLOCK)
+    blocks = of_table.pad(table, (0, -table.size % _BLOCK), mode="edge").reshape(-1, _BLOCK)
 
     def bound(reduce: Any, choose: Any) -> Any:
-        of_block = reduce(blocks, axis=1)
+        of_block = xp.asarray(reduce(blocks, axis=1))
         near = choose(of_block[first], of_block[last])
         return xp.where(last - first > 1, reduce(table), near)
 
-    return Interval(xp, bound(xp.min, xp.minimum), bound(xp.max, xp.maximum))
+    return Interval(xp, bound(of_table.min, xp.minimum), bound(of_table.max, xp.maximum))
+
+
+def _module_of(xp: Any, table: Any) -> Any:
+    """What computes on a table: NumPy on one of its own, so that XLA has no constants to fold."""
+    return xp if isinstance(table, jax.Array) else np
 
 
 def look_up_flags(flags: Any, positions: Interval) -> Truth:
     """Whether flags of a vector, not empty, are set at positions, which are clamped into it."""
     xp = positions.xp
-    before = _counts(xp, xp.asarray(flags))
+    before = xp.asarray(_counts(_module_of(xp, flags), flags))
     first, last = (xp.clip(x, 0, len(flags) - 1) for x in (positions.low, positions.high))
     count = before[last + 1] - before[first]
     return Truth(xp, count > 0, count == last - first + 1)
