@@ -30,7 +30,9 @@ from jaxsparse.primitive import OPERATIONS, Fallback, choose, equations, typed_c
         ("bfloat16", 40, 72, "block_mask", "the kernel of heads of 128, padded, because"),
         ("float32", 64, 64, "block_mask", "attention by blocks of keys in plain XLA, because"),
         ("float32", 64, 64, "topology", "sddmm, sparse_softmax and spmm, because no kernel takes"),
-        ("bfloat16", 64, 64, "graph", "because a block mask of the pattern would take much memory"),
+        ("float16", 40, 72, "graph", "csr"),
+        ("float64", 64, 64, "graph", "csr"),
+        ("float32", 600, 64, "graph", "because no kernel takes float32 heads of 600 and 64 numbers"),
     ],
 )
 def test_explain(dtype, h, e, kind, expected):
@@ -52,7 +54,7 @@ def test_explain(dtype, h, e, kind, expected):
     assert [call.operation for call in calls] == ["attention", "attention_cotangent"]
     for call in calls:
         assert expected in str(call) and call.shape == (t, t)
-        assert (call.variant == "tiles") == (expected == "tiles")
+        assert call.variant == (expected if expected in ("tiles", "csr") else None)
     if kind == "block_mask":
         assert "mask (1000, 1000) with 26 of 64 tiles, 42 of 256 cells partial" in str(calls[0])
         assert calls[0].entries is None

@@ -1,4 +1,4 @@
-"""The primitives behind attention over a block mask.
+"""The primitives behind attention over a block mask or a pattern.
 
 With s = scale q.k, p = exp(s - lse) at stored positions and 0 elsewhere,
 
@@ -28,7 +28,7 @@ from jaxsparse.block_mask.words import CELL, TILE
 from jaxsparse.device import AnyDevice, Device
 from jaxsparse.ops import composed_attention as composed
 from jaxsparse.ops import plain_attention as plain
-from jaxsparse.ops.arguments import operands_of_pattern
+from jaxsparse.ops.arguments import ROWS, TRANSPOSED_ROWS, operands_of_pattern
 from jaxsparse.pattern import transpose_is_missing
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import (
@@ -44,7 +44,7 @@ from jaxsparse.primitive import (
 )
 
 _PARAMS = ("scale", "mask_of_group", "mask_of_head", "has_mask", "has_pattern", "columns")
-_ATTRIBUTES = _PARAMS[:3]  # those that targets take
+_ATTRIBUTES = _PARAMS[:4]  # those that targets take as they are
 
 _MULTIPLIED = (("query", "t g r h"), ("key", "u g h"), ("value", "u g e"))
 _PLAIN = "attention by blocks of keys in plain XLA"
@@ -102,34 +102,70 @@ def _instead(reason: str, name: str, params: dict[str, Any]) -> Fallback:
     return Fallback(reason, getattr(composed, name), called=_COMPOSED)
 
 
-def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> Any:
-    """The call of a target that takes these lists, and what else is behind keys and values."""
+# What targets take of masks: lists by rows and patterns by rows, and the same transposed.
+_BY_ROWS = (_ROWS, ROWS)
+_BY_COLUMNS = (_COLUMNS, TRANSPOSED_ROWS)
+
+
+def _ffi_of(
+    name: str, masks: tuple[tuple[tuple[str, ...], ...], ...], behind: tuple[str, ...] = ()
+) -> Any:
+    """The call of a target that takes these of a mask, and what else is behind."""
 
     def ffi(
         params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
     ) -> FfiCall | Fallback:
-        if not params["has_mask"]:
-            return _instead("a block mask of the pattern would take much memory", name, params)
         query, _, value = avals[:3]
         h, e = query.shape[-1], value.shape[-1]
         sizes = f"{query.dtype} heads of {h} and {e} numbers"
-        padded = _padded_size(query, value)
-        if _has_kernel_in_16_bits(device) and padded is not None and (h, e) != (padded, padded):
+        gives_pattern = _gives_pattern(name, params, avals)
+        padded = _padded_size(query, value) if params["has_mask"] else None
+        may_pad = params["variant"] in (None, "tiles") and _has_kernel_in_16_bits(device)
+        if may_pad and padded is not None and (h, e) != (padded, padded):
             compute = functools.partial(_with_padded_heads, name, padded)
             return Fallback(
                 f"no kernel takes {sizes}",
                 compute,
                 called=f"the kernel of heads of {padded}, padded",
             )
+        given = (
+            operand
+            for lists, pattern in masks
+            for operand in (
+                *(lists if params["has_mask"] else ()),
+                *(pattern if gives_pattern else ()),
+            )
+        )
         return FfiCall(
-            ("query", "key", "value", *masks, *behind),
-            {name: params[name] for name in _ATTRIBUTES},
+            ("query", "key", "value", *given, *behind),
+            {
+                **{attribute: params[attribute] for attribute in _ATTRIBUTES},
+                "has_pattern": gives_pattern,
+            },
             workspace=None,
             workspace_is_fixed=True,
             fallback=_instead(f"no kernel takes {sizes}", name, params),
         )
 
     return ffi
+
+
+# Of the two kinds of kernels that by a pattern is slower in any case, and the composition faster,
+# where a tile of the mask has more entries.
+_MOST_ENTRIES_OF_TILE = 1000
+
+
+def _gives_pattern(name: str, params: dict[str, Any], avals: Sequence[ShapedArray]) -> bool:
+    """Whether a target gets the pattern, with all that it needs of it."""
+    if not params["has_pattern"]:
+        return False
+    if name == "attention_cotangent" and params["columns"] is not None:
+        return False
+    if not params["has_mask"] or params["variant"] is not None:
+        return True
+    names = [name for name, _ in (*_MULTIPLIED, *_mask_operands(params))]
+    sizes = dict(zip(names, (a.shape[-1] for a in avals), strict=False))
+    return bool(sizes["column_indices"] < _MOST_ENTRIES_OF_TILE * sizes["entries"])
 
 
 def _has_kernel_in_16_bits(device: AnyDevice) -> bool:
@@ -217,7 +253,7 @@ attention_p = make_primitive(
         shardable=("g",),
         stored=_stored,
         xla=_form_of("attention"),
-        ffi=_ffi_of("attention", _ROWS),
+        ffi=_ffi_of("attention", (_BY_ROWS,)),
     )
 )
 
@@ -273,7 +309,9 @@ attention_cotangent_p = make_primitive(
         shardable=("g",),
         stored=_stored,
         xla=_form_of("attention_cotangent"),
-        ffi=_ffi_of("attention_cotangent", (*_ROWS, *_COLUMNS), ("lse", "ct_out", "ct_sums")),
+        ffi=_ffi_of(
+            "attention_cotangent", (_BY_ROWS, _BY_COLUMNS), ("lse", "ct_out", "ct_sums")
+        ),
         cast=_narrow_cotangent,
     )
 )
