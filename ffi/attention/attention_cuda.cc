@@ -8,8 +8,9 @@ namespace {
 
 // The rows are constant-initialised in their files, so they can be copied here at start-up, in
 // whatever order files are initialised.
-const CudaVariant<AttentionProblem> kVariants[] = {kAttentionTiles};
-const CudaVariant<AttentionCotangentProblem> kCotangentVariants[] = {kAttentionCotangentTiles};
+const CudaVariant<AttentionProblem> kVariants[] = {kAttentionTiles, kAttentionTilesMma};
+const CudaVariant<AttentionCotangentProblem> kCotangentVariants[] = {kAttentionCotangentTiles,
+                                                                     kAttentionCotangentTilesMma};
 
 }  // namespace
 

@@ -8,7 +8,11 @@ namespace jaxsparse {
 
 // kernels/tiles.cc
 extern const CudaVariant<AttentionProblem> kAttentionTiles;
+// kernels/tiles_mma.cc
+extern const CudaVariant<AttentionProblem> kAttentionTilesMma;
 // kernels/keys.cc
 extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentTiles;
+// kernels/cotangent_mma.cc
+extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentTilesMma;
 
 }  // namespace jaxsparse

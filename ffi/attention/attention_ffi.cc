@@ -1,4 +1,6 @@
 // FFI targets of attention over a block mask and of the transpose of its derivative.
+#include <utility>
+
 #include "attention/attention.h"
 #include "host/registry.h"
 
@@ -122,17 +124,19 @@ struct AttentionCotangent {
   static Table<CudaVariant<Problem>> CudaVariants() { return kAttentionCotangentCudaVariants; }
 };
 
-// One for every kernel instance: of each type and size of heads.
+// One for every kernel instance: of each type and some sizes of heads.
 template <typename Problem>
 std::vector<Problem> Problems() {
   std::vector<Problem> problems;
   for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kFloat16}) {
-    for (const int64_t size : {64, 128}) {
+    for (const auto& [head_size, value_size] :
+         {std::pair{64, 64}, {128, 128}, {96, 40}, {192, 128}, {256, 256}}) {
       Problem problem;
       problem.dtype = dtype;
       problem.batch.rank = 0;
       problem.queries = problem.keys = 4096;
-      problem.head_size = problem.value_size = size;
+      problem.head_size = head_size;
+      problem.value_size = value_size;
       problem.workspace.bytes = int64_t{1} << 30;
       problems.push_back(problem);
     }
