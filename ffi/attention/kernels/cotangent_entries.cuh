@@ -1,6 +1,6 @@
-// Cotangents of attention that are computed entry by entry, by a warp. In products of tiles a factor
-// of 0 that meets NaN makes sums NaN that should not be: such rows, of which there are few or none,
-// are computed once more.
+// Cotangents of attention that are computed entry by entry, by a warp. In products of tiles a
+// factor of 0 that meets NaN makes sums NaN that should not be: such rows, of which there are few
+// or none, are computed once more.
 #pragma once
 
 #include "attention/kernels/cotangent.h"
@@ -16,7 +16,8 @@ __device__ __forceinline__ float ShiftOf(float lse) {
   return lse == least ? least : -lse * kLog2OfE;
 }
 
-// A row of at most kMost numbers in the registers of a warp; behind its `size` ones there are zeros.
+// A row of at most kMost numbers in the registers of a warp; behind its `size` ones there are
+// zeros.
 template <typename T, int kMost>
 struct RowOfWarp {
   static constexpr int kOfLane = (kMost + kWarp - 1) / kWarp;

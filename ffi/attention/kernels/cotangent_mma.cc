@@ -112,11 +112,12 @@ constexpr MmaCostModel kKeysModel{
     .launch_us = 0, .tile = 12000, .tile_of_size = 0.8, .exact = 5.5, .item = 4000};
 
 double Cost(const Problem& p) {
-  const auto h = static_cast<double>(p.head_size), e = static_cast<double>(p.value_size);
-  const double of_keys = ConfigOfKeys(p).split ? 3 * h + 2 * e : 2 * h + 2 * e;
+  const CotangentMmaConfig keys = ConfigOfKeys(p);
+  const int h = keys.tiles.head_size, e = keys.tiles.value_size;
+  const int of_rows = 2 * h + e, of_keys = (keys.split ? 3 : 2) * h + 2 * e;
   return kRowsModel.launch_us +
-         MmaMicroseconds(kRowsModel, p, p.mask, RowItemsOf(p), (2 * h + e) / (3 * 128)) +
-         MmaMicroseconds(kKeysModel, p, p.transposed_mask, KeyItemsOf(p), of_keys / (4 * 128));
+         MmaMicroseconds(kRowsModel, p, p.mask, RowItemsOf(p), of_rows / (3.0 * 128)) +
+         MmaMicroseconds(kKeysModel, p, p.transposed_mask, KeyItemsOf(p), of_keys / (4.0 * 128));
 }
 
 }  // namespace

@@ -10,8 +10,8 @@ namespace jaxsparse {
 
 // Items of heads of which each is one of so many of a batch entry. `sharing` of them read the same
 // `positions` of two operands, which the L2 cache has room for.
-inline AttentionItems ItemsOf(const AttentionOperands& p, const MaskTiles& mask,
-                              int64_t heads, int64_t sharing, int64_t positions) {
+inline AttentionItems ItemsOf(const AttentionOperands& p, const MaskTiles& mask, int64_t heads,
+                              int64_t sharing, int64_t positions) {
   constexpr int64_t kCacheBytes = 32 << 20;
   const int64_t all = p.batch.count * heads;
   const int64_t bytes = positions * (p.head_size + p.value_size) * SizeOf(p.dtype);

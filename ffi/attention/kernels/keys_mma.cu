@@ -12,11 +12,11 @@
 // with sums that are not finite are computed once more, entry by entry, as by tiles_mma.cu.
 //
 // Floors, for a cell of 64 x 64 positions of a head: 4 * 64 * 64 * (head_size + value_size)
-// operations, six times as many in float32: for sizes of 128, 2,048 clocks of a multiprocessor of an
-// A100, about 1,680 of an H100. Operands of two of the four products come from shared memory on both
-// sides, 320 bytes for each 16 x 8 x 16, those of the others on one side, 256: 2,304 clocks. From the
-// L2 cache come the cell's rows of two operands, for two cells of keys at once; from memory all
-// operands once, and go ct_key and ct_value.
+// operations, six times as many in float32: for sizes of 128, 2,048 clocks of a multiprocessor of
+// an A100, about 1,680 of an H100. Operands of two of the four products come from shared memory on
+// both sides, 320 bytes for each 16 x 8 x 16, those of the others on one side, 256: 2,304 clocks.
+// From the L2 cache come the cell's rows of two operands, for two cells of keys at once; from
+// memory all operands once, and go ct_key and ct_value.
 #include "attention/kernels/cotangent_entries.cuh"
 #include "attention/kernels/mma_products.cuh"
 #include "attention/kernels/mma_steps.cuh"
@@ -81,11 +81,12 @@ class KeysMmaBlock {
 
   __device__ __forceinline__ void CopyStep(uint32_t stage, uint32_t first) const {
     const int64_t heads = p_.groups * p_.per_group, left = p_.queries - first;
-    CopyRows<T, kMaskCell, kHeadSize, kThreads>(stage, control_.query + first * heads * p_.head_size,
+    CopyRows<T, kMaskCell, kHeadSize, kThreads>(stage,
+                                                control_.query + first * heads * p_.head_size,
                                                 heads * p_.head_size, left, p_.head_size);
-    CopyRows<T, kMaskCell, kValueSize, kThreads>(
-        stage + kConfig.ValuesOfStageAt(), control_.ct_out + first * heads * p_.value_size,
-        heads * p_.value_size, left, p_.value_size);
+    CopyRows<T, kMaskCell, kValueSize, kThreads>(stage + kConfig.ValuesOfStageAt(),
+                                                 control_.ct_out + first * heads * p_.value_size,
+                                                 heads * p_.value_size, left, p_.value_size);
     static_assert(kThreads >= 2 * kMaskCell);
     if (threadIdx.x >= 2 * kMaskCell) return;
     const int row = threadIdx.x % kMaskCell;
@@ -99,13 +100,12 @@ class KeysMmaBlock {
                                           float (&ct_key)[1][kKeySums],
                                           float (&ct_value)[1][kValueSums]) const {
     const uint32_t keys = shared_ + first_row_ * kTiles.KeyRowBytes() + KeyFactors::LeftPlace();
-    const uint32_t values = shared_ + kConfig.OwnValuesAt() +
-                            first_row_ * kTiles.ValueRowBytes() + ValueFactors::LeftPlace();
+    const uint32_t values = shared_ + kConfig.OwnValuesAt() + first_row_ * kTiles.ValueRowBytes() +
+                            ValueFactors::LeftPlace();
 #pragma unroll 1
     for (int first = 0; first < kMaskCell; first += kConfig.columns) {
       const uint32_t queries = stage + first * kTiles.KeyRowBytes();
-      const uint32_t ct_outs =
-          stage + kConfig.ValuesOfStageAt() + first * kTiles.ValueRowBytes();
+      const uint32_t ct_outs = stage + kConfig.ValuesOfStageAt() + first * kTiles.ValueRowBytes();
       const uint32_t lse =
           stage + kConfig.LseOfStageAt() + (first + threadIdx.x % 4 * 2) * sizeof(float);
       float scores[1][kScores];

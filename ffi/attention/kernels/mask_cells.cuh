@@ -90,8 +90,8 @@ __device__ __forceinline__ uint32_t MaskRowInOrder(const MaskTiles& mask, const 
 }
 
 // Puts `other` in place of the numbers that a cell does not store; `numbers` from kFirst on are
-// this thread's of a product of 64 x 64, or its first ones if there are fewer. Four instructions bring a word's bits to predicates, and
-// each number is selected by one.
+// this thread's of a product of 64 x 64, or its first ones if there are fewer. Four instructions
+// bring a word's bits to predicates, and each number is selected by one.
 template <int kFirst, int kCount>
 __device__ __forceinline__ void ApplyMaskWord(uint32_t word, float other,
                                               float (&numbers)[kCount]) {

@@ -18,10 +18,10 @@ inline MmaTiles MmaTilesOf(const AttentionOperands& p) {
 }
 
 inline std::string MmaTilesExpression(const MmaTiles& tiles) {
-  return ConfigExpression("MmaTiles", {Field("head_size", tiles.head_size),
-                                       Field("value_size", tiles.value_size),
-                                       Field("number_bytes", tiles.number_bytes),
-                                       Field("rows", tiles.rows), Field("strips", tiles.strips)});
+  return ConfigExpression(
+      "MmaTiles", {Field("head_size", tiles.head_size), Field("value_size", tiles.value_size),
+                   Field("number_bytes", tiles.number_bytes), Field("rows", tiles.rows),
+                   Field("strips", tiles.strips)});
 }
 
 // Whether copies of 16 bytes can take an array from there.

@@ -4,8 +4,8 @@
 // cores add those of 16 places, smallest first; what they give is added as float32.
 //
 // Tiles are PlainTiles (cuda/warpgroup.cuh) of rows of kPitch numbers. A product's rows come in
-// strips of 16; of each, a lane has the numbers that mma.m16n8k16 gives it of one block of 8 columns
-// after the other, as a warpgroup has them.
+// strips of 16; of each, a lane has the numbers that mma.m16n8k16 gives it of one block of 8
+// columns after the other, as a warpgroup has them.
 #pragma once
 
 #include "attention/kernels/mma.h"
@@ -154,7 +154,7 @@ __device__ __forceinline__ void AddProduct(float* numbers, const LeftFactor<T>& 
       for (int i = 0; i <= order; ++i) {
 #pragma unroll
         for (int block = 0; block < 2; ++block) {
-          const uint32_t(&column)[2] = b.words[order - i][block];
+          const uint32_t (&column)[2] = b.words[order - i][block];
           MultiplyAddBfloats(parts[block], a.words[i], column[0], column[1]);
         }
       }
@@ -197,8 +197,8 @@ __device__ __forceinline__ void MultiplyRowsByRows(float (&numbers)[kStrips][kCo
   }
 }
 
-// sums += a b of kStrips * 16 rows of a product, of kInner numbers each, and as many rows of a tile,
-// of 2 kCount numbers. `b` is a lane's place there (TransposedPlace).
+// sums += a b of kStrips * 16 rows of a product, of kInner numbers each, and as many rows of a
+// tile, of 2 kCount numbers. `b` is a lane's place there (TransposedPlace).
 template <typename T, int kStrips, int kInner, int kCount>
 __device__ __forceinline__ void MultiplyProductByRows(float (&sums)[kStrips][kCount],
                                                       const float (&product)[kStrips][kInner],

@@ -1,5 +1,5 @@
-// What a block of attention's kernels by mma.sync works on: its item, the steps that this takes, and
-// copies to shared memory.
+// What a block of attention's kernels by mma.sync works on: its item, the steps that this takes,
+// and copies to shared memory.
 #pragma once
 
 #include "attention/kernels/mask_cells.cuh"
@@ -86,8 +86,8 @@ class MmaSteps {
     if (partial) {
       const uint32_t* cells =
           row_.WordsAt(row_.bits_at[(next_ - 1) / 2], CountPartialCells(entry_));
-      from = cells + CountPartialCells(entry_, down, Across()) * kMaskCellWords +
-             threadIdx.x % kWarp;
+      from =
+          cells + CountPartialCells(entry_, down, Across()) * kMaskCellWords + threadIdx.x % kWarp;
     }
 #pragma unroll
     for (int i = 0; i < kStrips; ++i) {

@@ -1,15 +1,15 @@
 // Cotangents of queries by the tensor cores of single warps (mma.sync), for what the kernel by
 // warpgroups (rows.cu) does not take; it says what is computed. A block owns 128 queries of a head,
-// or half of them, and walks the cells of 64 keys that the mask lists for them; keys and values come
-// to stages in shared memory. A warp has 16 or 32 of the queries, whose scores, cotangents of scores
-// and sums stay in its registers, for all keys of a cell or for half of them at a time.
+// or half of them, and walks the cells of 64 keys that the mask lists for them; keys and values
+// come to stages in shared memory. A warp has 16 or 32 of the queries, whose scores, cotangents of
+// scores and sums stay in its registers, for all keys of a cell or for half of them at a time.
 //
 // Each sum belongs to one block: there are no atomic additions, and results repeat bitwise. Rows
 // with sums that are not finite are computed once more, entry by entry, as by tiles_mma.cu.
 //
 // Floors, for a cell of 64 x 64 positions of a head: 2 * 64 * 64 * (2 head_size + value_size)
-// operations, six times as many in float32: for sizes of 128, 1,536 clocks of a multiprocessor of an
-// A100, about 1,260 of an H100. Operands of two of the three products come from shared memory on
+// operations, six times as many in float32: for sizes of 128, 1,536 clocks of a multiprocessor of
+// an A100, about 1,260 of an H100. Operands of two of the three products come from shared memory on
 // both sides, 320 bytes for each 16 x 8 x 16, those of the third one on one side, 256: 1,792 clocks
 // with 16 rows of a warp. From the L2 cache come the cell's keys and values, for two cells of
 // queries at once; from memory all operands once, and goes ct_query.
@@ -79,13 +79,12 @@ class RowsMmaBlock {
                                           const uint32_t (&words)[kStrips],
                                           float (&sums)[kStrips][kSums]) const {
     const uint32_t queries = shared_ + first_row_ * kTiles.KeyRowBytes() + KeyFactors::LeftPlace();
-    const uint32_t ct_outs = shared_ + kConfig.OwnValuesAt() +
-                             first_row_ * kTiles.ValueRowBytes() + ValueFactors::LeftPlace();
+    const uint32_t ct_outs = shared_ + kConfig.OwnValuesAt() + first_row_ * kTiles.ValueRowBytes() +
+                             ValueFactors::LeftPlace();
 #pragma unroll 1
     for (int first = 0; first < kMaskCell; first += kConfig.columns) {
       const uint32_t keys = stage + first * kTiles.KeyRowBytes();
-      const uint32_t values =
-          stage + kConfig.ValuesOfStageAt() + first * kTiles.ValueRowBytes();
+      const uint32_t values = stage + kConfig.ValuesOfStageAt() + first * kTiles.ValueRowBytes();
       float scores[kStrips][kScores], ct_scores[kStrips][kScores];
       MultiplyRowsByRows<T, kHeadSize>(scores, queries, keys + KeyFactors::RightPlace());
       MultiplyRowsByRows<T, kValueSize>(ct_scores, ct_outs, values + ValueFactors::RightPlace());
@@ -161,15 +160,14 @@ class RowsMmaBlock {
     const int rows = static_cast<int>(p_.queries) - static_cast<int>(first);
     const int64_t heads = p_.groups * p_.per_group;
     const auto scale = static_cast<float>(p_.scale);
-    T* ct_query = item_.place.At<T>(p_.batch, p_.ct_query) +
-                  (first * heads + item_.head) * p_.head_size;
+    T* ct_query =
+        item_.place.At<T>(p_.batch, p_.ct_query) + (first * heads + item_.head) * p_.head_size;
     uint32_t wrong = 0;
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip) {
       const int above = strip * kMmaStrip;
-      wrong |= StoreStrip<T>(sums[strip], {scale, scale},
-                             ct_query + above * heads * p_.head_size, heads * p_.head_size,
-                             rows - above, static_cast<int>(p_.head_size))
+      wrong |= StoreStrip<T>(sums[strip], {scale, scale}, ct_query + above * heads * p_.head_size,
+                             heads * p_.head_size, rows - above, static_cast<int>(p_.head_size))
                << above;
     }
     if (kComponents<T> == 1 && !masked) return;

@@ -1,7 +1,7 @@
 // Attention over a block mask by the tensor cores of single warps (mma.sync), which all GPUs since
 // compute capability 8.0 have: for heads and numbers that the kernel by warpgroups (tiles.cu) does
-// not take. Heads have up to 256 numbers, those of keys and of values differ; numbers are of 16 bits
-// or float32, which is multiplied as exactly as float32 multiply-adds do (mma_products.cuh).
+// not take. Heads have up to 256 numbers, those of keys and of values differ; numbers are of 16
+// bits or float32, which is multiplied as exactly as float32 multiply-adds do (mma_products.cuh).
 //
 // A block has an item, 128 queries of a head, or half of them, and walks the cells of 64 keys that
 // the mask lists for them. A warp has 16 or 32 of the queries: their scores, probabilities and sums
@@ -12,10 +12,10 @@
 // Blocks begin in the order of items, long rows first; the GPU gives the next one to whichever
 // multiprocessor is free. None depends on another one, so results repeat bitwise.
 //
-// Scores that are not stored are replaced. A probability of 0 times a value that is not finite makes
-// sums NaN that should not be: such rows are computed once more, key by key (exact_rows.cuh). Of
-// float32 these are all rows with sums that are not finite, as the components of an infinite number
-// include NaN.
+// Scores that are not stored are replaced. A probability of 0 times a value that is not finite
+// makes sums NaN that should not be: such rows are computed once more, key by key (exact_rows.cuh).
+// Of float32 these are all rows with sums that are not finite, as the components of an infinite
+// number include NaN.
 //
 // Floors, for a cell of 64 x 64 positions of a head: 2 * 64 * 64 * (head_size + value_size)
 // operations, six times as many in float32. Of those of 16 bits a multiprocessor of an A100 does
@@ -74,9 +74,8 @@ class AttentionMmaBlock {
   }
   __device__ __forceinline__ void CopyValues(const T* values, uint32_t first) const {
     const int64_t step = p_.groups * p_.value_size;
-    CopyRows<T, kMaskCell, kValueSize, kThreads>(shared_ + kConfig.ValuesAt(),
-                                                 values + first * step, step, p_.keys - first,
-                                                 p_.value_size);
+    CopyRows<T, kMaskCell, kValueSize, kThreads>(
+        shared_ + kConfig.ValuesAt(), values + first * step, step, p_.keys - first, p_.value_size);
   }
 
   // Walks the item's steps. Whether some of the warp's cells have positions that are not stored.
@@ -142,12 +141,12 @@ class AttentionMmaBlock {
     for (; wrong != 0; wrong &= wrong - 1) {
       const uint32_t of_block = first_row_ + __ffs(static_cast<int>(wrong)) - 1;
       const uint32_t row = FirstQuery() + of_block;
-      of.query = item_.place.At<const T>(p_.batch, p_.query) +
-                 (row * heads + item_.head) * p_.head_size;
+      of.query =
+          item_.place.At<const T>(p_.batch, p_.query) + (row * heads + item_.head) * p_.head_size;
       float out[kOfLane], lse;
       ComputeRow(item_.mask, first_cell_ * kMaskCell + of_block, of, out, lse);
-      T* const to = item_.place.At<T>(p_.batch, p_.out) +
-                    (row * heads + item_.head) * p_.value_size;
+      T* const to =
+          item_.place.At<T>(p_.batch, p_.out) + (row * heads + item_.head) * p_.value_size;
 #pragma unroll
       for (int i = 0; i < kOfLane; ++i) {
         const int at = i * kWarp + lane_;
@@ -181,8 +180,7 @@ class AttentionMmaBlock {
       for (int i = 0; i < 8; ++i) finite |= (of_lanes >> 4 * i & 1) << (8 * half + i);
     }
     const int64_t step = p_.groups * p_.per_group * p_.value_size;
-    T* const to =
-        item_.place.At<T>(p_.batch, p_.out) + item_.head * p_.value_size + first * step;
+    T* const to = item_.place.At<T>(p_.batch, p_.out) + item_.head * p_.value_size + first * step;
     const uint32_t wrong =
         StoreStrip<T>(sums, factors, to, step, rows, static_cast<int>(p_.value_size));
     if constexpr (kComponents<T> == 1) return mixed ? wrong & finite : 0;

@@ -152,8 +152,7 @@ class CotangentOperands {
     for (size_t i = 0; i < got.size(); ++i) {
       const double x = ToAccumulator(got[i]);
       if (IsClose<T>(x, wanted.sums[i], wanted.most[i])) continue;
-      Fail(what, static_cast<int64_t>(i / size), static_cast<int64_t>(i % size), x,
-           wanted.sums[i]);
+      Fail(what, static_cast<int64_t>(i / size), static_cast<int64_t>(i % size), x, wanted.sums[i]);
     }
   }
 

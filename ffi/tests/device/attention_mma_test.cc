@@ -1,8 +1,7 @@
 // Attention by mma.sync on tensor cores of an emulated GPU, against float64.
-#include "attention/kernels/tiles_mma.cu"
-
 #include <cstring>
 
+#include "attention/kernels/tiles_mma.cu"
 #include "device/attention_operands.h"
 #include "emulated/gpu.h"
 
@@ -62,7 +61,8 @@ void CheckMasks() {
   Of({200, 64}, {.mask = MaskKind::kNothing});
   Of({300, 300}, {.mask = MaskKind::kCausal});
   Of({200, 300, 2, 1, 2}, {.mask_of_group = true, .mask_of_entry = true});
-  Of({130, 200, 1, 3, 2}, {.mask = MaskKind::kScattered, .mask_of_head = true, .shared_keys = true});
+  Of({130, 200, 1, 3, 2},
+     {.mask = MaskKind::kScattered, .mask_of_head = true, .shared_keys = true});
   // Numbers that are not finite and lists that are wrong.
   for (const Disorder disorder : {Disorder::kNan, Disorder::kInfinite, Disorder::kWrongIndices}) {
     Of({129, 200}, {.mask = MaskKind::kScattered, .disorder = disorder});

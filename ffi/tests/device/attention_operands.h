@@ -275,7 +275,8 @@ class AttentionTest {
     for (int i = 0; i < kValueSize; ++i) {
       double sum = 0, most = 0;
       for (size_t k = 0; k < row.keys.size(); ++k) {
-        const double part = row.probabilities[k] * ToAccumulator(Value(entry, head, row.keys[k])[i]);
+        const double part =
+            row.probabilities[k] * ToAccumulator(Value(entry, head, row.keys[k])[i]);
         sum += part;
         most += std::fabs(part);
       }
