@@ -11,8 +11,8 @@ from other blocks, and racecheck only knows barriers. Blocks of a scan wait for 
 takes long under a sanitizer.
 
 Nor does it know that __syncwarp orders what the lanes of a warp have read before the arrival of one
-of them at a barrier, which is how attention's kernels free a stage of a pipeline: with
-``--barriers`` these are left out.
+of them at a barrier, which is how attention's kernels by warpgroups free a stage of a pipeline:
+with ``--barriers`` these are left out.
 
 This is no selection of tests for pytest, since a sanitizer looks at each program that XLA compiles
 for a test as well, which takes far longer than the kernels do.
@@ -21,6 +21,7 @@ for a test as well, which takes far longer than the kernels do.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 
 import jax
@@ -56,33 +57,40 @@ def main() -> None:
         results += softmaxes(rng, dtype, topology)
         results += softmaxes(rng, dtype, Topology.from_mask(rng.random((5, 4000)) < 0.6))
         results += [*long_rows(rng, dtype), *sampled_rows(rng, dtype), *batches(rng, of_batches)]
-        if dtype != jnp.float32 and not barriers:
-            results += attentions(rng, dtype)
+        results += attentions(rng, dtype, barriers)
         results += scans(rng, dtype, "_barrier" if barriers else "")
         for result in results:
             assert np.isfinite(np.asarray(result, np.float32)).all()
     print("all kernels ran on", jax.devices()[0].device_kind)
 
 
-def attentions(rng, dtype):
-    """With gradients: grouped heads of both sizes, several tiles, cells of every state."""
+# Sizes of heads that no kernel by warpgroups takes, and of those that they do.
+OF_WARPS, OF_WARPGROUPS = [(192, 136)], [(64, 64), (128, 128)]
+
+
+def attentions(rng, dtype, barriers):
+    """With gradients: grouped heads, several tiles, cells of every state."""
     seen = rng.random((200, 300)) < 0.3
     seen[:64, 64:128], seen[64:128, :128] = True, False
     mask = BlockMask.from_dense(seen)
 
-    @jax.jit
-    def gradients(*operands):
+    @functools.partial(jax.jit, static_argnames="variant")
+    def gradients(*operands, variant):
         def loss(q, k, v):
-            return jnp.sum(
-                sparse_attention(q, k, v, mask, variant="tiles").astype(jnp.float32) ** 2
-            )
+            out = sparse_attention(q, k, v, mask, variant=variant)
+            return jnp.sum(out.astype(jnp.float32) ** 2)
 
         return jax.grad(loss, (0, 1, 2))(*operands)
 
+    sizes = {"tiles_mma": OF_WARPS, "tiles": [] if barriers else OF_WARPGROUPS}
+    if dtype == jnp.float32:
+        sizes = {"tiles_mma": OF_WARPGROUPS}
     results = []
-    for size in 64, 128:
-        shapes = (2, 200, 4, size), (2, 300, 2, size), (2, 300, 2, size)
-        results += gradients(*(jnp.asarray(rng.standard_normal(s), dtype) for s in shapes))
+    for variant, of_variant in sizes.items():
+        for h, e in of_variant:
+            shapes = (2, 200, 4, h), (2, 300, 2, h), (2, 300, 2, e)
+            operands = (jnp.asarray(rng.standard_normal(s), dtype) for s in shapes)
+            results += gradients(*operands, variant=variant)
     return results
 
 

@@ -130,7 +130,7 @@ std::vector<Problem> Problems() {
   std::vector<Problem> problems;
   for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kFloat16}) {
     for (const auto& [head_size, value_size] :
-         {std::pair{64, 64}, {128, 128}, {96, 40}, {192, 128}, {256, 256}}) {
+         {std::pair{64, 64}, {128, 128}, {192, 128}}) {
       Problem problem;
       problem.dtype = dtype;
       problem.batch.rank = 0;

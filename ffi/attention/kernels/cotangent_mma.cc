@@ -25,15 +25,19 @@ CotangentMmaConfig Fitted(const Problem& p, CotangentMmaConfig config) {
   return config;
 }
 
-// A warp of the kernel of rows has two strips where they fit registers; so does a whole cell of
-// scores and their cotangents.
+// Columns of scores beside what a warp's registers have to have room for.
+int ColumnsOf(const MmaTiles& tiles, bool has_room) {
+  const int most = tiles.number_bytes == 2 ? kMaskCell : kMaskCell / 2;
+  return has_room ? most : most / 2;
+}
+
+// With two strips a warp reads keys and values half as often, where they fit registers.
 CotangentMmaConfig ConfigOfRows(const Problem& p) {
   CotangentMmaConfig config{MmaTilesOf(p)};
-  const bool is_small = config.tiles.number_bytes == 2 && p.head_size <= 128;
-  config.columns = is_small ? kMaskCell : kMaskCell / 2;
+  config.columns = ColumnsOf(config.tiles, config.tiles.head_size <= 128);
   config = Fitted(p, config);
-  const bool is_least = config.tiles.head_size == 64 && config.tiles.value_size == 64;
-  if (config.tiles.number_bytes == 2 && is_least && config.tiles.rows == kMaskTile) {
+  const bool is_small = config.tiles.head_size == 64 && config.tiles.value_size == 64;
+  if (config.tiles.number_bytes == 2 && is_small && config.tiles.rows == kMaskTile) {
     config.tiles.strips = 2;
     config.columns = kMaskCell / 2;
   }
@@ -43,8 +47,7 @@ CotangentMmaConfig ConfigOfRows(const Problem& p) {
 CotangentMmaConfig ConfigOfKeys(const Problem& p) {
   CotangentMmaConfig config{MmaTilesOf(p)};
   const int sums = config.tiles.head_size + config.tiles.value_size;
-  const bool is_small = config.tiles.number_bytes == 2 && sums <= 256;
-  config.columns = is_small ? kMaskCell : kMaskCell / 2;
+  config.columns = ColumnsOf(config.tiles, sums <= (config.tiles.number_bytes == 2 ? 256 : 160));
   config.split = sums > 256;
   return Fitted(p, config);
 }

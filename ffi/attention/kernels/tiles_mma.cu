@@ -32,6 +32,23 @@
 
 namespace jaxsparse {
 
+// What a block works on: the first ones of its head's keys and values.
+template <typename T>
+struct TilesMmaControl {
+  MmaItem item;
+  const T *key, *value;
+
+  // By one thread.
+  __device__ __forceinline__ void Set(const AttentionMmaProblem& p, uint32_t number) {
+    const auto per_group = static_cast<uint32_t>(p.per_group);
+    item.Set(p.items, p.batch, p.mask, static_cast<uint32_t>(p.groups) * per_group, per_group,
+             number);
+    const uint32_t group = item.head / per_group;
+    key = item.place.At<const T>(p.batch, p.key) + group * p.head_size;
+    value = item.place.At<const T>(p.batch, p.value) + group * p.value_size;
+  }
+};
+
 template <typename T, AttentionMmaConfig kConfig>
 class AttentionMmaBlock {
   static constexpr MmaTiles kTiles = kConfig.tiles;
@@ -42,20 +59,12 @@ class AttentionMmaBlock {
   using ValueFactors = FactorsOfTile<T, kValueSize + 8>;
 
   const AttentionMmaProblem& p_;
+  const TilesMmaControl<T>& control_;
   const MmaItem& item_;
   uint32_t shared_;
   int lane_, first_row_;  // the warp's first row of the block's
   int first_cell_;        // of the block's, and its rows' first of the tile's
 
-  __device__ __forceinline__ uint32_t Group() const {
-    return item_.head / static_cast<uint32_t>(p_.per_group);
-  }
-  __device__ __forceinline__ const T* Keys() const {
-    return item_.place.At<const T>(p_.batch, p_.key) + Group() * p_.head_size;
-  }
-  __device__ __forceinline__ const T* Values() const {
-    return item_.place.At<const T>(p_.batch, p_.value) + Group() * p_.value_size;
-  }
   // Of all.
   __device__ __forceinline__ uint32_t FirstQuery() const {
     return item_.row * kMaskTile + first_cell_ * kMaskCell;
@@ -67,15 +76,17 @@ class AttentionMmaBlock {
     CopyRows<T, kTiles.rows, kHeadSize, kThreads>(shared_, queries + FirstQuery() * step, step,
                                                   p_.queries - FirstQuery(), p_.head_size);
   }
-  __device__ __forceinline__ void CopyKeys(const T* keys, uint32_t first) const {
+  __device__ __forceinline__ void CopyKeys(uint32_t first) const {
     const int64_t step = p_.groups * p_.head_size;
-    CopyRows<T, kMaskCell, kHeadSize, kThreads>(shared_ + kConfig.KeysAt(), keys + first * step,
-                                                step, p_.keys - first, p_.head_size);
+    CopyRows<T, kMaskCell, kHeadSize, kThreads>(shared_ + kConfig.KeysAt(),
+                                                control_.key + first * step, step, p_.keys - first,
+                                                p_.head_size);
   }
-  __device__ __forceinline__ void CopyValues(const T* values, uint32_t first) const {
+  __device__ __forceinline__ void CopyValues(uint32_t first) const {
     const int64_t step = p_.groups * p_.value_size;
-    CopyRows<T, kMaskCell, kValueSize, kThreads>(
-        shared_ + kConfig.ValuesAt(), values + first * step, step, p_.keys - first, p_.value_size);
+    CopyRows<T, kMaskCell, kValueSize, kThreads>(shared_ + kConfig.ValuesAt(),
+                                                 control_.value + first * step, step,
+                                                 p_.keys - first, p_.value_size);
   }
 
   // Walks the item's steps. Whether some of the warp's cells have positions that are not stored.
@@ -86,10 +97,9 @@ class AttentionMmaBlock {
     const uint32_t queries = shared_ + first_row_ * kTiles.KeyRowBytes() + KeyFactors::LeftPlace();
     const uint32_t keys_at = shared_ + kConfig.KeysAt() + KeyFactors::RightPlace();
     const uint32_t values_at = shared_ + kConfig.ValuesAt() + ValueFactors::TransposedPlace();
-    const T *keys = Keys(), *values = Values();
     MmaSteps<kTiles.rows / kMaskCell> steps(item_.mask, first_cell_);
     bool mixed = false, more = steps.Next();
-    if (more) CopyKeys(keys, steps.Column());
+    if (more) CopyKeys(steps.Column());
     CopyQueries();
 #pragma unroll 1
     while (more) {
@@ -98,7 +108,7 @@ class AttentionMmaBlock {
       steps.LoadWords(down, strip, words);
       WaitForCopies();
       __syncthreads();
-      CopyValues(values, steps.Column());
+      CopyValues(steps.Column());
       float scores[kStrips][kScores];
       if (cell != MaskCell::kEmpty) {
         MultiplyRowsByRows<T, kHeadSize>(scores, queries, keys_at);
@@ -106,7 +116,7 @@ class AttentionMmaBlock {
       more = steps.Next();
       WaitForCopies();
       __syncthreads();
-      if (more) CopyKeys(keys, steps.Column());
+      if (more) CopyKeys(steps.Column());
       mixed |= cell != MaskCell::kFull;
       if (cell == MaskCell::kEmpty) continue;
 #pragma unroll
@@ -129,8 +139,8 @@ class AttentionMmaBlock {
     constexpr int kOfLane = kValueSize / kWarp;
     const int64_t heads = p_.groups * p_.per_group;
     HeadOperands<T> of;
-    of.key = Keys();
-    of.value = Values();
+    of.key = control_.key;
+    of.value = control_.value;
     of.key_step = p_.groups * p_.head_size;
     of.value_step = p_.groups * p_.value_size;
     of.keys = static_cast<uint32_t>(p_.keys);
@@ -188,10 +198,12 @@ class AttentionMmaBlock {
   }
 
  public:
-  __device__ __forceinline__ AttentionMmaBlock(const AttentionMmaProblem& p, const MmaItem& item,
+  __device__ __forceinline__ AttentionMmaBlock(const AttentionMmaProblem& p,
+                                               const TilesMmaControl<T>& control,
                                                const unsigned char* shared)
       : p_(p),
-        item_(item),
+        control_(control),
+        item_(control.item),
         shared_(AddressOfShared(shared)),
         lane_(threadIdx.x % kWarp),
         first_row_(WarpOfBlock() * kStrips * kMmaStrip),
@@ -216,16 +228,14 @@ class AttentionMmaBlock {
 template <typename T, AttentionMmaConfig kConfig>
 __global__ void __launch_bounds__(kConfig.tiles.Threads(), 1)
     AttentionTilesMma(const __grid_constant__ AttentionMmaProblem p) {
-  static_assert(sizeof(MmaItem) <= kMmaControlBytes && kConfig.ControlAt() % 16 == 0 &&
+  using Control = TilesMmaControl<T>;
+  static_assert(sizeof(Control) <= kMmaControlBytes && kConfig.ControlAt() % 16 == 0 &&
                 kConfig.tiles.number_bytes == sizeof(T));
   extern __shared__ __align__(1024) unsigned char attention_shared[];
-  MmaItem& item = *reinterpret_cast<MmaItem*>(attention_shared + kConfig.ControlAt());
-  if (threadIdx.x == 0) {
-    item.Set(p.items, p.batch, p.mask, static_cast<uint32_t>(p.groups * p.per_group),
-             static_cast<uint32_t>(p.per_group), blockIdx.x / kConfig.tiles.BlocksOfTile());
-  }
+  Control& control = *reinterpret_cast<Control*>(attention_shared + kConfig.ControlAt());
+  if (threadIdx.x == 0) control.Set(p, blockIdx.x / kConfig.tiles.BlocksOfTile());
   __syncthreads();
-  AttentionMmaBlock<T, kConfig>(p, item, attention_shared).Run();
+  AttentionMmaBlock<T, kConfig>(p, control, attention_shared).Run();
 }
 
 }  // namespace jaxsparse
