@@ -141,7 +141,7 @@ def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> 
 
 # Stored entries of a listed tile of float32 from which on its products cost a GPU less than the
 # composition's gathers: to be fitted.
-_ENTRIES_OF_TILE = 1000
+_ENTRIES_OF_TILE = {"attention": 1000, "attention_cotangent": 2000}
 
 
 def _sparse_composition(
@@ -154,7 +154,7 @@ def _sparse_composition(
     names = [operand for operand, _ in OPERATIONS[PRIMITIVES[name]].signature(params).operands]
     by_name = dict(zip(names, avals, strict=True))
     entries, tiles = (by_name[x].shape[-1] for x in ("column_indices", "entries"))
-    if by_name["query"].dtype != jnp.float32 or entries >= _ENTRIES_OF_TILE * tiles:
+    if by_name["query"].dtype != jnp.float32 or entries >= _ENTRIES_OF_TILE[name] * tiles:
         return None
     instead = _instead("the mask's tiles have few entries each", name, params)
     return None if instead.compute is None else instead
