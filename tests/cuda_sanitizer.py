@@ -10,10 +10,6 @@ steps of a scan, what orders the reads and writes of a block's shared memory is 
 from other blocks, and racecheck only knows barriers. Blocks of a scan wait for one another, which
 takes long under a sanitizer.
 
-Nor does it know that __syncwarp orders what the lanes of a warp have read before the arrival of one
-of them at a barrier, which is how attention's kernels by warpgroups free a stage of a pipeline:
-with ``--barriers`` these are left out.
-
 This is no selection of tests for pytest, since a sanitizer looks at each program that XLA compiles
 for a test as well, which takes far longer than the kernels do.
 """
@@ -57,7 +53,7 @@ def main() -> None:
         results += softmaxes(rng, dtype, topology)
         results += softmaxes(rng, dtype, Topology.from_mask(rng.random((5, 4000)) < 0.6))
         results += [*long_rows(rng, dtype), *sampled_rows(rng, dtype), *batches(rng, of_batches)]
-        results += attentions(rng, dtype, barriers)
+        results += attentions(rng, dtype)
         results += scans(rng, dtype, "_barrier" if barriers else "")
         for result in results:
             assert np.isfinite(np.asarray(result, np.float32)).all()
@@ -68,7 +64,7 @@ def main() -> None:
 OF_WARPS, OF_WARPGROUPS = [(192, 136)], [(64, 64), (128, 128)]
 
 
-def attentions(rng, dtype, barriers):
+def attentions(rng, dtype):
     """With gradients: grouped heads, several tiles, cells of every state."""
     seen = rng.random((200, 300)) < 0.3
     seen[:64, 64:128], seen[64:128, :128] = True, False
@@ -82,7 +78,7 @@ def attentions(rng, dtype, barriers):
 
         return jax.grad(loss, (0, 1, 2))(*operands)
 
-    sizes = {"tiles_mma": OF_WARPS, "tiles": [] if barriers else OF_WARPGROUPS}
+    sizes = {"tiles_mma": OF_WARPS, "tiles": OF_WARPGROUPS}
     if dtype == jnp.float32:
         sizes = {"tiles_mma": OF_WARPGROUPS}
     results = []
