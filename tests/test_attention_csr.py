@@ -149,7 +149,9 @@ def test_errors():
     with pytest.raises(ValueError, match="no variant 'rows'"):
         sparse_attention(q, k, v, Topology.from_mask(np.ones((6, 8))), variant="rows")
     topology = Topology.from_mask(np.ones((6, 8), bool)).without_transpose()
-    with pytest.raises(ValueError, match="transposed pattern"):
-        with pytest.MonkeyPatch.context() as patched:
-            without_block_masks(patched)
-            jax.grad(lambda q: jnp.sum(sparse_attention(q, k, v, topology)))(q)
+    with (
+        pytest.raises(ValueError, match="transposed pattern"),
+        pytest.MonkeyPatch.context() as patched,
+    ):
+        without_block_masks(patched)
+        jax.grad(lambda q: jnp.sum(sparse_attention(q, k, v, topology)))(q)
