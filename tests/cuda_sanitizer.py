@@ -17,6 +17,7 @@ for a test as well, which takes far longer than the kernels do.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 
 import jax
@@ -52,32 +53,42 @@ def main() -> None:
         results += softmaxes(rng, dtype, topology)
         results += softmaxes(rng, dtype, Topology.from_mask(rng.random((5, 4000)) < 0.6))
         results += [*long_rows(rng, dtype), *sampled_rows(rng, dtype), *batches(rng, of_batches)]
-        results += attentions_by_rows(rng, dtype)
-        if dtype != jnp.float32:
-            results += attentions(rng, dtype)
+        results += attentions(rng, dtype) + attentions_by_rows(rng, dtype)
         results += scans(rng, dtype, "_barrier" if barriers else "")
         for result in results:
             assert np.isfinite(np.asarray(result, np.float32)).all()
     print("all kernels ran on", jax.devices()[0].device_kind)
 
 
+# Sizes of heads that no kernel by warpgroups takes, and of those that they do.
+OF_WARPS, OF_WARPGROUPS = [(192, 136)], [(64, 64), (128, 128)]
+
+
 def attentions(rng, dtype):
-    """With gradients: grouped heads of both sizes, several tiles, cells of every state."""
+    """Grouped heads, several tiles, cells of every state."""
     seen = rng.random((200, 300)) < 0.3
     seen[:64, 64:128], seen[64:128, :128] = True, False
-    return gradients_of_attention(rng, BlockMask.from_dense(seen), "tiles", dtype, (64, 128))
+    mask = BlockMask.from_dense(seen)
+    sizes = {"tiles_mma": OF_WARPS, "tiles": OF_WARPGROUPS}
+    if dtype == jnp.float32:
+        sizes = {"tiles_mma": OF_WARPGROUPS}
+    return gradients_of_attention(rng, mask, dtype, sizes)
 
 
 def attentions_by_rows(rng, dtype):
-    """The same of a graph, with rows and columns that are cut into parts, and heads of odd size."""
+    """A graph, with rows and columns that are cut into parts, and heads of odd size."""
     seen = rng.random((1500, 1300)) < 0.002
     seen[7], seen[:, 9] = True, True
-    return gradients_of_attention(rng, Topology.from_mask(seen), "csr", dtype, (64, 5))
+    return gradients_of_attention(
+        rng, Topology.from_mask(seen), dtype, {"csr": [(64, 64), (2, 64), (5, 7)]}
+    )
 
 
-def gradients_of_attention(rng, mask, variant, dtype, sizes):
-    @jax.jit
-    def gradients(*operands):
+def gradients_of_attention(rng, mask, dtype, sizes):
+    """By variants, each with some sizes of heads."""
+
+    @functools.partial(jax.jit, static_argnames="variant")
+    def gradients(*operands, variant):
         def loss(q, k, v):
             out = sparse_attention(q, k, v, mask, variant=variant)
             return jnp.sum(out.astype(jnp.float32) ** 2)
@@ -86,9 +97,11 @@ def gradients_of_attention(rng, mask, variant, dtype, sizes):
 
     results = []
     t, s = mask.shape
-    for size in sizes:
-        shapes = (2, t, 4, size), (2, s, 2, size), (2, s, 2, size)
-        results += gradients(*(jnp.asarray(rng.standard_normal(x), dtype) for x in shapes))
+    for variant, of_variant in sizes.items():
+        for h, e in of_variant:
+            shapes = (2, t, 4, h), (2, s, 2, h), (2, s, 2, e)
+            operands = (jnp.asarray(rng.standard_normal(x), dtype) for x in shapes)
+            results += gradients(*operands, variant=variant)
     return results
 
 

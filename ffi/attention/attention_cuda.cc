@@ -8,11 +8,12 @@ namespace {
 
 // The rows are constant-initialised in their files, so they can be copied here at start-up, in
 // whatever order files are initialised.
-const CudaVariant<AttentionProblem> kVariants[] = {kAttentionTiles, kAttentionCsr, kAttentionCsrBy2,
+const CudaVariant<AttentionProblem> kVariants[] = {kAttentionTiles,  kAttentionTilesMma,
+                                                   kAttentionCsr,    kAttentionCsrBy2,
                                                    kAttentionCsrBy8, kAttentionCsrTwice};
 const CudaVariant<AttentionCotangentProblem> kCotangentVariants[] = {
-    kAttentionCotangentTiles, kAttentionCotangentCsr, kAttentionCotangentCsrBy2,
-    kAttentionCotangentCsrBy8, kAttentionCotangentCsrTwice};
+    kAttentionCotangentTiles,  kAttentionCotangentTilesMma, kAttentionCotangentCsr,
+    kAttentionCotangentCsrBy2, kAttentionCotangentCsrBy8,   kAttentionCotangentCsrTwice};
 
 }  // namespace
 

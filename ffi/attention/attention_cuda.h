@@ -9,6 +9,8 @@ namespace jaxsparse {
 
 // kernels/tiles.cc
 extern const CudaVariant<AttentionProblem> kAttentionTiles;
+// kernels/tiles_mma.cc
+extern const CudaVariant<AttentionProblem> kAttentionTilesMma;
 // kernels/csr.cc, that of the choice, and others that read other amounts at once
 extern const CudaVariant<AttentionProblem> kAttentionCsr;
 extern const CudaVariant<AttentionProblem> kAttentionCsrBy2;
@@ -21,5 +23,7 @@ extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentCsr;
 extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentCsrBy2;
 extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentCsrBy8;
 extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentCsrTwice;
+// kernels/cotangent_mma.cc
+extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentTilesMma;
 
 }  // namespace jaxsparse

@@ -1,5 +1,6 @@
 // FFI targets of attention over a block mask or a pattern, and of the transpose of its derivative.
 #include <algorithm>
+#include <utility>
 
 #include "attention/attention.h"
 #include "host/registry.h"
@@ -152,24 +153,25 @@ struct AttentionCotangent {
   static Table<CudaVariant<Problem>> CudaVariants() { return kAttentionCotangentCudaVariants; }
 };
 
-// One for every kernel instance: of each type and size of heads, by a block mask, or by a pattern
-// of each type of indices.
+// One for every kernel instance: of each type and some sizes of heads, by a block mask, or by a
+// pattern of each type of indices.
 template <typename Problem>
 std::vector<Problem> Problems() {
   std::vector<Problem> problems;
   for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kFloat16}) {
-    for (const int64_t size : {64, 128}) {
+    for (const auto& [head_size, value_size] : {std::pair{64, 64}, {128, 128}, {192, 128}}) {
       Problem problem;
       problem.dtype = dtype;
       problem.batch.rank = 0;
       problem.queries = problem.keys = 4096;
-      problem.head_size = problem.value_size = size;
+      problem.head_size = head_size;
+      problem.value_size = value_size;
       problem.workspace.bytes = int64_t{1} << 30;
       problem.has_mask = true;
       problems.push_back(problem);
       problem.has_mask = false;
       problem.has_pattern = true;
-      problem.pattern.index_type = size == 64 ? IndexType::kInt32 : IndexType::kUint16;
+      problem.pattern.index_type = head_size == 64 ? IndexType::kInt32 : IndexType::kUint16;
       problems.push_back(problem);
     }
   }

@@ -79,7 +79,7 @@ double Cost(const AttentionCotangentProblem& p) {
   const auto heads = static_cast<double>(p.batch.count * p.groups * p.per_group);
   const double size = static_cast<double>(p.head_size) / 128;
   const double of_size = 1 - kCostModel.tile_of_size + kCostModel.tile_of_size * size;
-  const auto microseconds = [&](const MaskTiles& mask, const CotangentItems& of, double tile) {
+  const auto microseconds = [&](const MaskTiles& mask, const AttentionItems& of, double tile) {
     const auto items = static_cast<double>(of.Count());
     const double blocks =
         std::max(1.0, std::min(items, static_cast<double>(p.gpu.multiprocessors)));
