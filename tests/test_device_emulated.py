@@ -20,6 +20,7 @@ OPTIONS = [
 PROGRAMS = {
     "spmm": "-O1",
     "attention_tiles": "-O1",
+    "attention_decode": "-O1",
     "attention_cotangent": "-O1",
     "sddmm": "-O1",
     "sddmm_tiled": "-O1",

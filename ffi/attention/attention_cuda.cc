@@ -8,7 +8,7 @@ namespace {
 
 // The rows are constant-initialised in their files, so they can be copied here at start-up, in
 // whatever order files are initialised.
-const CudaVariant<AttentionProblem> kVariants[] = {kAttentionTiles};
+const CudaVariant<AttentionProblem> kVariants[] = {kAttentionTiles, kAttentionDecode};
 const CudaVariant<AttentionCotangentProblem> kCotangentVariants[] = {kAttentionCotangentTiles};
 
 }  // namespace

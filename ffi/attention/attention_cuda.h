@@ -8,6 +8,8 @@ namespace jaxsparse {
 
 // kernels/tiles.cc
 extern const CudaVariant<AttentionProblem> kAttentionTiles;
+// kernels/decode.cc
+extern const CudaVariant<AttentionProblem> kAttentionDecode;
 // kernels/keys.cc
 extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentTiles;
 

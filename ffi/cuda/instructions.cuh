@@ -171,6 +171,16 @@ __device__ __forceinline__ void AsyncCopy(uint32_t shared, const void* from) {
                : "memory");
 }
 
+// Makes a group of the copies that the thread has begun since it made the last one, and waits for
+// all groups but the latest ones. Other threads see what was copied behind a barrier.
+__device__ __forceinline__ void CommitCopies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void WaitForCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
 // What a kernel says that prepares something for the next one: that its blocks may take the place
@@ -308,9 +318,10 @@ __device__ __forceinline__ bool TryWaitOfCluster(uint64_t* barrier, uint32_t odd
 
 #else
 
-// Earlier architectures have none of these: kernels that use them compile, and stop.
-__device__ __forceinline__ void LetNextKernelBegin() { asm volatile("trap;"); }
-__device__ __forceinline__ void WaitForPrologue() { asm volatile("trap;"); }
+// On earlier architectures a kernel begins when the one in front of it is done.
+__device__ __forceinline__ void LetNextKernelBegin() {}
+__device__ __forceinline__ void WaitForPrologue() {}
+// They have none of these: kernels that use them compile, and stop.
 __device__ __forceinline__ void FenceShared() { asm volatile("trap;"); }
 __device__ __forceinline__ void Arrive(uint64_t*) { asm volatile("trap;"); }
 __device__ __forceinline__ void ArriveWhenCopied(uint64_t*) { asm volatile("trap;"); }
