@@ -8,13 +8,17 @@ namespace {
 
 // The rows are constant-initialised in their files, so they can be copied here at start-up, in
 // whatever order files are initialised.
-const CudaVariant<AttentionProblem> kVariants[] = {kAttentionTiles, kAttentionDecode};
+const CudaVariant<AttentionProblem> kVariants[] = {kAttentionTiles, kAttentionDecode,
+                                                   kAttentionDecodeWide, kAttentionDecodeSingle};
+const CudaVariant<PagedAttentionProblem> kPagedVariants[] = {kPagedAttentionDecode};
 const CudaVariant<AttentionCotangentProblem> kCotangentVariants[] = {kAttentionCotangentTiles};
 
 }  // namespace
 
 extern constinit const Table<CudaVariant<AttentionProblem>> kAttentionCudaVariants =
     MakeTable(kVariants);
+extern constinit const Table<CudaVariant<PagedAttentionProblem>> kPagedAttentionCudaVariants =
+    MakeTable(kPagedVariants);
 extern constinit const Table<CudaVariant<AttentionCotangentProblem>>
     kAttentionCotangentCudaVariants = MakeTable(kCotangentVariants);
 

@@ -10,6 +10,8 @@ namespace jaxsparse {
 extern const CudaVariant<AttentionProblem> kAttentionTiles;
 // kernels/decode.cc
 extern const CudaVariant<AttentionProblem> kAttentionDecode;
+extern const CudaVariant<AttentionProblem> kAttentionDecodeWide, kAttentionDecodeSingle;
+extern const CudaVariant<PagedAttentionProblem> kPagedAttentionDecode;
 // kernels/keys.cc
 extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentTiles;
 

@@ -52,23 +52,33 @@ MaskTiles OperandMask(CallParser& call, const MaskHeads& heads, int64_t rows, in
   return mask;
 }
 
-// What both targets take first, once their results are declared.
+// What all targets take first, once their results are declared: an operand's name and its core
+// dimensions behind those of positions.
+void ParseQueries(CallParser& call, Dimensions& d, ElementType& dtype, AttentionOperands* p) {
+  p->workspace = call.ResultWorkspace(call.Integer("workspace", 0, kMostBytes));
+  p->query = call.Operand("query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
+  p->scale = call.Attribute<double>("scale");
+  p->dtype = DTypeOf(dtype);
+}
+
+// Then, once keys and values are, the mask of so many keys.
+void ParseMask(CallParser& call, const Dimensions& d, const MaskHeads& heads, int64_t keys,
+               AttentionOperands* p) {
+  p->mask = OperandMask(call, heads, d.queries.size, keys);
+  p->queries = d.queries.size;
+  p->keys = keys;
+  p->groups = d.groups.size;
+  p->per_group = d.per_group.size;
+  p->head_size = d.head_size.size;
+  p->value_size = d.value_size.size;
+}
+
 void ParseOperands(CallParser& call, Dimensions& d, ElementType& dtype, const MaskHeads& heads,
-                   AttentionOperands* operands) {
-  AttentionOperands& p = *operands;
-  p.workspace = call.ResultWorkspace(call.Integer("workspace", 0, kMostBytes));
-  p.query = call.Operand("query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
-  p.key = call.Operand("key", dtype, {d.keys, d.groups, d.head_size});
-  p.value = call.Operand("value", dtype, {d.keys, d.groups, d.value_size});
-  p.mask = OperandMask(call, heads, d.queries.size, d.keys.size);
-  p.scale = call.Attribute<double>("scale");
-  p.queries = d.queries.size;
-  p.keys = d.keys.size;
-  p.groups = d.groups.size;
-  p.per_group = d.per_group.size;
-  p.head_size = d.head_size.size;
-  p.value_size = d.value_size.size;
-  p.dtype = DTypeOf(dtype);
+                   AttentionOperands* p) {
+  ParseQueries(call, d, dtype, p);
+  p->key = call.Operand("key", dtype, {d.keys, d.groups, d.head_size});
+  p->value = call.Operand("value", dtype, {d.keys, d.groups, d.value_size});
+  ParseMask(call, d, heads, d.keys.size, p);
 }
 
 struct Attention {
@@ -91,6 +101,34 @@ struct Attention {
                          avx512::kAttentionCpuVariants);
   }
   static Table<CudaVariant<Problem>> CudaVariants() { return kAttentionCudaVariants; }
+};
+
+// Keys and values in pages; there is none for CPUs.
+struct PagedAttention {
+  using Problem = PagedAttentionProblem;
+  static constexpr char kName[] = "paged_attention";
+
+  static void Parse(CallParser& call, Problem* problem) {
+    Problem& p = *problem;
+    Dimensions d;
+    Dimension of_sequence("pages"), count("pages of the pool"), size("positions of a page");
+    ElementType dtype(kFloats);
+    p.out = call.Result("out", dtype, {d.queries, d.groups, d.per_group, d.value_size});
+    ElementType sums = AccumulatorOf(dtype);
+    p.lse = call.Result("lse", sums, {d.groups, d.per_group, d.queries});
+    ParseQueries(call, d, dtype, &p);
+    p.key = call.Operand("key", dtype, {count, size, d.groups, d.head_size});
+    p.value = call.Operand("value", dtype, {count, size, d.groups, d.value_size});
+    p.pages.numbers = call.Operand("pages", {ffi::S32}, {of_sequence});
+    p.pages.of_sequence = of_sequence.size;
+    p.pages.count = count.size;
+    p.pages.size = size.size;
+    ParseMask(call, d, MaskHeads::Of(call, d), of_sequence.size * size.size, &p);
+    p.batch = call.batch();
+  }
+
+  static Table<CpuVariant<Problem>> CpuVariants() { return {nullptr, 0}; }
+  static Table<CudaVariant<Problem>> CudaVariants() { return kPagedAttentionCudaVariants; }
 };
 
 struct AttentionCotangent {
@@ -143,6 +181,17 @@ std::vector<Problem> Problems() {
 }  // namespace
 
 OperationEntry AttentionEntry() { return MakeEntry<Attention>(Problems<AttentionProblem>()); }
+OperationEntry PagedAttentionEntry() {
+  std::vector<PagedAttentionProblem> problems = Problems<PagedAttentionProblem>();
+  for (PagedAttentionProblem& problem : problems) {
+    problem.pages.size = kMaskTile;
+    problem.pages.count = problem.pages.of_sequence = problem.keys / kMaskTile;
+  }
+  OperationEntry entry = MakeEntry<PagedAttention>(problems);
+  entry.cpu = nullptr;
+  entry.choose_on_cpu = nullptr;
+  return entry;
+}
 OperationEntry AttentionCotangentEntry() {
   return MakeEntry<AttentionCotangent>(Problems<AttentionCotangentProblem>());
 }

@@ -49,6 +49,7 @@ _ATTRIBUTES = _PARAMS[:3]  # those that targets take
 _MULTIPLIED = (("query", "t g r h"), ("key", "u g h"), ("value", "u g e"))
 _PLAIN = "attention by blocks of keys in plain XLA"
 _OUT, _SUMS = "t g r e", "g r t"
+RESULTS = (("out", _OUT), ("lse", _SUMS))
 
 # The arrays of a mask's TileLists, in their order; and what these dimensions are called of its rows
 # of tiles, and of its columns.
@@ -69,7 +70,7 @@ OF_MASKS = frozenset((*_ROWS, *_COLUMNS))
 _OF_PATTERN = {"m": "t", "m+1": "t+1", "k": "u", "k+1": "u+1", "e": "z", "tiles": "y"}
 
 
-def _mask_operands(params: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+def mask_operands(params: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     """The lists of a block mask in both orientations, and the pattern: both, or one of the two."""
     heads = f"{'g' if params['mask_of_group'] else '1'} {'r' if params['mask_of_head'] else '1'}"
     lists = (
@@ -88,7 +89,7 @@ def _signature_with(
     behind: tuple[tuple[str, str], ...], results: tuple[tuple[str, str], ...]
 ) -> Any:
     """The signature of an operation with these operands behind those that all three have."""
-    return lambda params: Signature((*_MULTIPLIED, *_mask_operands(params), *behind), results)
+    return lambda params: Signature((*_MULTIPLIED, *mask_operands(params), *behind), results)
 
 
 _COMPOSED = "sddmm, sparse_softmax and spmm"
@@ -112,21 +113,18 @@ def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> 
             return _instead("a block mask of the pattern would take much memory", name, params)
         query, _, value = avals[:3]
         h, e = query.shape[-1], value.shape[-1]
-        sizes = f"{query.dtype} heads of {h} and {e} numbers"
+        fallback = _instead(f"no kernel takes {query.dtype} heads of {h} and {e} numbers", name, params)
         padded = _padded_size(query, value)
         if _has_kernel_in_16_bits(device) and padded is not None and (h, e) != (padded, padded):
             compute = functools.partial(_with_padded_heads, name, padded)
-            return Fallback(
-                f"no kernel takes {sizes}",
-                compute,
-                called=f"the kernel of heads of {padded}, padded",
-            )
+            called = f"the kernel of heads of {padded}, padded"
+            fallback = Fallback(fallback.reason, compute, called=called)
         return FfiCall(
             ("query", "key", "value", *masks, *behind),
             {name: params[name] for name in _ATTRIBUTES},
             workspace=None,
             workspace_is_fixed=True,
-            fallback=_instead(f"no kernel takes {sizes}", name, params),
+            fallback=fallback,
         )
 
     return ffi
@@ -195,9 +193,14 @@ def _stored(params: dict[str, Any], operands: dict[str, Any]) -> tuple[str, tupl
     shape = (operands["query"].shape[-4], operands["key"].shape[-3])
     if not params["has_mask"]:
         return f"pattern {shape} with {operands['column_indices'].shape[-1]} stored entries", shape
+    return stored_in(shape, operands["entries"], operands["bits"])
+
+
+def stored_in(shape: tuple[int, int], entries: Any, bits: Any) -> tuple[str, tuple[int, int]]:
+    """A block mask of this shape in words, by its lists."""
     tiles = math.prod(-(-size // TILE) for size in shape)
     cells = math.prod(-(-size // CELL) for size in shape)
-    listed, partial = operands["entries"].shape[-1], operands["bits"].shape[-2]
+    listed, partial = entries.shape[-1], bits.shape[-2]
     return (
         f"mask {shape} with {min(listed, tiles)} of {tiles} tiles, "
         f"{min(partial, cells)} of {cells} cells partial",
@@ -207,16 +210,18 @@ def _stored(params: dict[str, Any], operands: dict[str, Any]) -> tuple[str, tupl
 
 # ---- out, lse = attention(q, k, v) ----
 
+plain_form = _form_of("attention")
+
 attention_p = make_primitive(
     Operation(
         name="attention",
         target="attention",
         params=_PARAMS,
-        signature=_signature_with((), (("out", _OUT), ("lse", _SUMS))),
+        signature=_signature_with((), RESULTS),
         result_dtypes=lambda avals, params: [avals[0].dtype, accumulator_dtype(avals[0].dtype)],
         shardable=("g",),
         stored=_stored,
-        xla=_form_of("attention"),
+        xla=plain_form,
         ffi=_ffi_of("attention", _ROWS),
     )
 )

@@ -12,16 +12,16 @@
 namespace jaxsparse {
 namespace {
 
-const KeyPages* PagesOf(const AttentionProblem&) { return nullptr; }
-const KeyPages* PagesOf(const PagedAttentionProblem& p) { return &p.pages; }
+KeyPages PagesOf(const AttentionProblem&) { return {}; }
+KeyPages PagesOf(const PagedAttentionProblem& p) { return p.pages; }
 
-// How many blocks of how many warps a multiprocessor has.
+// How many blocks a multiprocessor has, and how these are configured.
 struct Layout {
   int blocks;
   AttentionDecodeConfig config;
 };
 
-// `blocks` of so many warps; stages as shared memory has room for.
+// So many blocks, of so many warps, with as many stages as shared memory has room for.
 Layout LayoutOf(const AttentionOperands& p, int blocks, int warps) {
   constexpr int64_t kMostStages = 6;
   constexpr int64_t kOfBlock = 1024;  // bytes that a multiprocessor takes for itself, of each block
@@ -51,7 +51,7 @@ int64_t LineOf(const AttentionOperands& p) {
 
 template <int kBlocks, int kWarps>
 int64_t BlocksOf(const AttentionOperands& p) {
-  const int64_t running = BestLayout<kBlocks, kWarps>(p).blocks * p.gpu.multiprocessors;
+  const int64_t running = int64_t{BestLayout<kBlocks, kWarps>(p).blocks} * p.gpu.multiprocessors;
   const int64_t room = p.workspace.bytes / DecodeWorkspaceBytes(p, 1);
   return std::max<int64_t>(std::min({running, room, LineOf(p)}), 1);
 }
@@ -60,7 +60,7 @@ template <typename Problem, int kBlocks, int kWarps>
 std::string Launch(const Problem& p, const CudaLaunch& launch) {
   AttentionDecodeProblem decode;
   static_cast<AttentionProblem&>(decode) = p;
-  if (const KeyPages* pages = PagesOf(p)) decode.pages = *pages;
+  decode.pages = PagesOf(p);
   decode.blocks = static_cast<uint32_t>(BlocksOf<kBlocks, kWarps>(p));
   decode.lists = static_cast<uint32_t>(DecodeLists(p));
   decode.items_of_list = static_cast<uint32_t>(DecodeItemsOfList(p));
@@ -68,36 +68,19 @@ std::string Launch(const Problem& p, const CudaLaunch& launch) {
   return launch.With(&decode);
 }
 
-// The kernel that reads keys and values, which is launched first.
-template <typename Problem, int kBlocks, int kWarps>
-constexpr CudaKernel<Problem> kParts{
-    [](const Problem& p) {
-      const AttentionDecodeConfig config = BestLayout<kBlocks, kWarps>(p).config;
-      return KernelSource{
-          "attention/kernels/decode.cu",
-          KernelExpression(
-              "AttentionDecode",
-              {TypeName(p.dtype), ConfigExpression("AttentionDecodeConfig",
-                                                   {Field("head_size", config.head_size),
-                                                    Field("value_size", config.value_size),
-                                                    Field("warps", config.warps),
-                                                    Field("stages", config.stages)})})};
-    },
-    [](const Problem& p) {
-      const AttentionDecodeConfig config = BestLayout<kBlocks, kWarps>(p).config;
-      return LaunchShape{BlocksOf<kBlocks, kWarps>(p), config.warps * kWarp, config.SharedBytes()};
-    },
-    Launch<Problem, kBlocks, kWarps>};
-
-KernelSource MergeSource(const AttentionProblem& p) {
-  return {"attention/kernels/decode_merge.cu",
-          KernelExpression("AttentionDecodeTogether",
-                           {TypeName(p.dtype), std::to_string(kDecodeMergeWarps)})};
+KernelSource Source(const AttentionOperands& p, const AttentionDecodeConfig& config) {
+  return {"attention/kernels/decode.cu",
+          KernelExpression("AttentionDecode",
+                           {TypeName(p.dtype), ConfigExpression("AttentionDecodeConfig",
+                                                                {Field("head_size", config.head_size),
+                                                                 Field("value_size", config.value_size),
+                                                                 Field("warps", config.warps),
+                                                                 Field("stages", config.stages)})})};
 }
-
-template <int kBlocks, int kWarps>
-LaunchShape MergeShape(const AttentionProblem& p) {
-  return {BlocksOf<kBlocks, kWarps>(p), kDecodeMergeWarps * kWarp};
+KernelSource MergeSource(const AttentionOperands& p) {
+  return {"attention/kernels/decode_merge.cu",
+          KernelExpression("AttentionDecodeMerge",
+                           {TypeName(p.dtype), std::to_string(kDecodeMergeWarps)})};
 }
 
 // As many queries as a row of cells has, whose tiles are one list.
@@ -105,37 +88,37 @@ bool HasFewQueries(const AttentionOperands& p) {
   return 0 < p.queries && p.queries <= kDecodeMostQueries;
 }
 
-int64_t WorkspaceBytes(const AttentionProblem& p, bool) {
+int64_t WorkspaceBytes(const AttentionOperands& p) {
   if (SizeOf(p.dtype) != 2 || !HasFewQueries(p)) return 0;
   return DecodeWorkspaceBytes(p, 2 * kDecodeMostMultiprocessors);
 }
 
 bool IsSized(int64_t size, int64_t step) { return 0 < size && size <= 256 && size % step == 0; }
 
+constexpr int64_t kMost = int64_t{1} << 30;
+
+bool FitPages(const AttentionProblem&) { return true; }
+bool FitPages(const PagedAttentionProblem& p) {
+  return p.pages.count > 0 && p.pages.size > 0 && p.pages.size % kMaskCell == 0 &&
+         p.pages.size < kMost && p.pages.count < kMost / p.pages.size;
+}
+
 // A scale of other signs would turn what is largest among scores; tiles of the line, positions and
 // cells have numbers of 32 bits.
 template <int kBlocks, int kWarps>
-bool Fits(const AttentionProblem& p) {
-  constexpr int64_t kMost = int64_t{1} << 30;
+bool Fits(const AttentionOperands& p) {
   const bool aligned =
       IsAlignedForCopies(p.query) && IsAlignedForCopies(p.key) && IsAlignedForCopies(p.value);
   const int64_t heads = p.groups * p.per_group;
-  return SizeOf(p.dtype) == 2 && HasFewQueries(p) && aligned && IsSized(p.head_size, 16) &&
-         IsSized(p.value_size, kWarp) && std::isnormal(static_cast<float>(p.scale)) &&
-         p.scale > 0 && p.gpu.compute_capability >= 80 && 0 < p.keys && p.keys < kMost &&
-         0 < heads && heads * p.queries < kMost && p.batch.count > 0 && p.batch.count < kMost &&
-         p.mask.capacity < kMost && p.mask.cells < kMost &&
-         DecodeLists(p) * DecodeItemsOfList(p) < kMost &&
-         p.mask.capacity < kMost / (DecodeLists(p) * DecodeItemsOfList(p)) &&
+  if (SizeOf(p.dtype) != 2 || !HasFewQueries(p) || heads == 0 || p.batch.count == 0) return false;
+  const int64_t items = DecodeLists(p) * DecodeItemsOfList(p);
+  return aligned && IsSized(p.head_size, 16) && IsSized(p.value_size, kWarp) &&
+         std::isnormal(static_cast<float>(p.scale)) && p.scale > 0 &&
+         p.gpu.compute_capability >= 80 && 0 < p.keys && p.keys < kMost &&
+         heads * p.queries < kMost && p.batch.count < kMost && p.mask.cells < kMost &&
+         items < kMost && p.mask.capacity < kMost / items &&
          BestLayout<kBlocks, kWarps>(p).config.stages >= kLeastStages &&
          DecodeWorkspaceBytes(p, 1) <= p.workspace.bytes;
-}
-
-template <int kBlocks, int kWarps>
-bool FitsPaged(const PagedAttentionProblem& p) {
-  constexpr int64_t kMost = int64_t{1} << 30;
-  return Fits<kBlocks, kWarps>(p) && p.pages.count > 0 && p.pages.size % kMaskCell == 0 &&
-         p.pages.size < kMost && p.pages.count < kMost / p.pages.size;
 }
 
 struct CostModel {
@@ -146,7 +129,7 @@ struct CostModel {
 // To be fitted; what copies in memory take.
 constexpr CostModel kCostModel{.launch_us = 6, .bytes_per_clock = 16};
 
-double Cost(const AttentionProblem& p) {
+double Cost(const AttentionOperands& p) {
   const auto tiles = static_cast<double>(LineOf(p));
   const double blocks = std::max(1.0, std::min(tiles, static_cast<double>(p.gpu.multiprocessors)));
   const auto of_tile =
@@ -154,18 +137,41 @@ double Cost(const AttentionProblem& p) {
   const double clocks = tiles * of_tile / kCostModel.bytes_per_clock;
   return kCostModel.launch_us + clocks / blocks / kClocksOfMicrosecond;
 }
-double CostPaged(const PagedAttentionProblem& p) { return Cost(p); }
+
+// The kernel that reads keys and values, which is launched first.
+template <typename Problem, int kBlocks, int kWarps>
+constexpr CudaKernel<Problem> kParts{
+    [](const Problem& p) { return Source(p, BestLayout<kBlocks, kWarps>(p).config); },
+    [](const Problem& p) {
+      const AttentionDecodeConfig config = BestLayout<kBlocks, kWarps>(p).config;
+      return LaunchShape{BlocksOf<kBlocks, kWarps>(p), config.warps * kWarp, config.SharedBytes()};
+    },
+    Launch<Problem, kBlocks, kWarps>};
+
+template <typename Problem, int kBlocks, int kWarps>
+constexpr CudaVariant<Problem> VariantOf(const char* name, double (*cost)(const Problem&)) {
+  return {name,
+          [](const Problem& p) { return Fits<kBlocks, kWarps>(p) && FitPages(p); },
+          cost,
+          [](const Problem& p) { return MergeSource(p); },
+          [](const Problem& p) {
+            return LaunchShape{BlocksOf<kBlocks, kWarps>(p), kDecodeMergeWarps * kWarp};
+          },
+          &kParts<Problem, kBlocks, kWarps>,
+          Launch<Problem, kBlocks, kWarps>,
+          [](const Problem& p, bool) { return WorkspaceBytes(p); }};
+}
 
 }  // namespace
 
-extern constinit const CudaVariant<AttentionProblem> kAttentionDecode = {
-    "decode",
-    Fits<2, 4>,
-    Cost,
-    MergeSource,
-    MergeShape<2, 4>,
-    &kParts<AttentionProblem, 2, 4>,
-    Launch<AttentionProblem, 2, 4>,
-    WorkspaceBytes};
+extern constinit const CudaVariant<AttentionProblem> kAttentionDecode =
+    VariantOf<AttentionProblem, 2, 4>("decode", [](const AttentionProblem& p) { return Cost(p); });
+extern constinit const CudaVariant<AttentionProblem> kAttentionDecodeWide =
+    VariantOf<AttentionProblem, 1, 8>("decode_wide", kByName);
+extern constinit const CudaVariant<AttentionProblem> kAttentionDecodeSingle =
+    VariantOf<AttentionProblem, 1, 4>("decode_single", kByName);
+extern constinit const CudaVariant<PagedAttentionProblem> kPagedAttentionDecode =
+    VariantOf<PagedAttentionProblem, 2, 4>("decode",
+                                           [](const PagedAttentionProblem& p) { return Cost(p); });
 
 }  // namespace jaxsparse

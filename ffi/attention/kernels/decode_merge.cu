@@ -9,12 +9,12 @@
 namespace jaxsparse {
 
 template <typename T>
-class AttentionDecodeMerge {
+class DecodeMerger {
   const AttentionDecodeProblem& p_;
   DecodeItem& item_;
 
  public:
-  __device__ __forceinline__ AttentionDecodeMerge(const AttentionDecodeProblem& p, DecodeItem& item)
+  __device__ __forceinline__ DecodeMerger(const AttentionDecodeProblem& p, DecodeItem& item)
       : p_(p), item_(item) {}
 
   // The item of the line's tiles from `begin` to `end`. `first` is the block that has its first
@@ -76,21 +76,21 @@ class AttentionDecodeMerge {
 
 template <typename T, int kWarps>
 __global__ void __launch_bounds__(kWarps* kWarp)
-    AttentionDecodeTogether(const __grid_constant__ AttentionDecodeProblem p) {
+    AttentionDecodeMerge(const __grid_constant__ AttentionDecodeProblem p) {
   static __shared__ DecodeSearch shared;
   static __shared__ DecodeItem item;
-  const AttentionDecodeMerge<T> merge(p, item);
+  const DecodeMerger<T> merger(p, item);
   WaitForPrologue();
   const DecodeLine<kWarps> line(p, shared);
   const uint32_t tiles = line.Tiles(), block = blockIdx.x;
   const uint32_t cut = BeginOfBlock(tiles, p.blocks, block);
   if (block > 0 && cut < tiles && cut != BeginOfBlock(tiles, p.blocks, block - 1)) {
     const DecodePlace at = line.Find(cut);
-    const uint32_t begin = cut - at.tile, first = merge.BlockOf(tiles, begin);
+    const uint32_t begin = cut - at.tile, first = merger.BlockOf(tiles, begin);
     if (at.tile > 0 && BeginOfBlock(tiles, p.blocks, first + 1) == cut) {
       if (threadIdx.x == 0) item.Set(p, at.list, at.item);
       __syncthreads();
-      merge.Merge(tiles, begin, begin + at.tiles, first);
+      merger.Merge(tiles, begin, begin + at.tiles, first);
     }
   }
 #pragma unroll 1
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
       __syncthreads();
       if (threadIdx.x == 0) item.Set(p, list, i);
       __syncthreads();
-      merge.WriteNothing();
+      merger.WriteNothing();
     }
   }
 }

@@ -43,7 +43,7 @@ class Test {
     emulated::Launch(static_cast<int>(blocks), kConfig.warps * kWarp,
                      [&] { AttentionDecode<T, kConfig>(p_); });
     emulated::Launch(static_cast<int>(blocks), kDecodeMergeWarps * kWarp,
-                     [&] { AttentionDecodeTogether<T, kDecodeMergeWarps>(p_); });
+                     [&] { AttentionDecodeMerge<T, kDecodeMergeWarps>(p_); });
   }
 
   // By one block, which has all items whole, and by some that share them.
