@@ -40,7 +40,9 @@ def _of_length(
     length: jax.Array, shape: tuple[int, int], causal: bool, window: int | None
 ) -> tuple[TileLists, TileLists]:
     queries, keys = shape
-    tiles = -(-keys // TILE)
+    tiles = room = -(-keys // TILE)
+    if window is not None:  # All ranges together have so many keys, and begin anywhere in a tile.
+        room = min(tiles, -(-(window + queries - 1) // TILE) + 1)
     rows = jnp.arange(CELL, dtype=jnp.int32)
     ends = jnp.maximum(length - (queries - 1 - rows), 0) if causal else jnp.full(CELL, length)
     begins = jnp.zeros_like(ends) if window is None else jnp.maximum(ends - window, 0)
@@ -77,8 +79,8 @@ def _of_length(
         entries = jnp.sum(states, axis=1, dtype=jnp.uint32)
         if across == 1:
             entries |= of_tile.astype(jnp.uint32)
-        listed = of_tile < count
-        from_first = jnp.where(listed, first + of_tile, 0)
+        listed = of_tile[:room] < count
+        from_first = jnp.where(listed, first + of_tile[:room], 0)
         order = jnp.arange(offsets.shape[0] - 1, dtype=jnp.int32)
         return TileLists(
             offsets,

@@ -113,7 +113,9 @@ def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> 
             return _instead("a block mask of the pattern would take much memory", name, params)
         query, _, value = avals[:3]
         h, e = query.shape[-1], value.shape[-1]
-        fallback = _instead(f"no kernel takes {query.dtype} heads of {h} and {e} numbers", name, params)
+        fallback = _instead(
+            f"no kernel takes {query.dtype} heads of {h} and {e} numbers", name, params
+        )
         padded = _padded_size(query, value)
         if _has_kernel_in_16_bits(device) and padded is not None and (h, e) != (padded, padded):
             compute = functools.partial(_with_padded_heads, name, padded)
@@ -128,6 +130,15 @@ def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> 
         )
 
     return ffi
+
+
+def reads_a_cache(query: Any, value: Any) -> bool:
+    """Whether GPUs have a kernel for a few such queries, which reads keys and values once."""
+    h, e = query.shape[-1], value.shape[-1]
+    most = 256
+    return query.dtype.itemsize == 2 and all(
+        0 < size <= most and size % step == 0 for size, step in ((h, 16), (e, 32))
+    )
 
 
 def _has_kernel_in_16_bits(device: AnyDevice) -> bool:

@@ -203,7 +203,12 @@ def _check_pages(query: jax.Array, key: jax.Array, value: jax.Array, pages: Any)
             f"{OPERATION}: pages must have shape (B, W) for a query (B, T, N, H), or (W,) for "
             f"(T, N, H), got {pages.shape} and {query.shape}"
         )
-    if key.ndim != 4 or 0 in key.shape[:2] or key.shape[-1] != h or value.shape[:-1] != key.shape[:-1]:
+    if (
+        key.ndim != 4
+        or 0 in key.shape[:2]
+        or key.shape[-1] != h
+        or value.shape[:-1] != key.shape[:-1]
+    ):
         raise ValueError(
             f"{OPERATION}: key and value must have shapes (P, Z, K, {h}) and (P, Z, K, E), P pages "
             f"of Z positions, got {key.shape} and {value.shape}"

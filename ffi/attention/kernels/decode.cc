@@ -1,11 +1,12 @@
 // Attention with few queries on the host: which problems its kernels fit, their predicted time,
 // configuration and launch.
+#include "attention/kernels/decode.h"
+
 #include <algorithm>
 #include <cmath>
 #include <string>
 
 #include "attention/attention_cuda.h"
-#include "attention/kernels/decode.h"
 #include "attention/kernels/tensor_maps.h"
 #include "nvrtc/expression.h"
 
@@ -26,8 +27,7 @@ Layout LayoutOf(const AttentionOperands& p, int blocks, int warps) {
   constexpr int64_t kMostStages = 6;
   constexpr int64_t kOfBlock = 1024;  // bytes that a multiprocessor takes for itself, of each block
   Layout layout{
-      blocks,
-      {static_cast<int>(p.head_size), static_cast<int>(p.value_size), warps, /*stages=*/1}};
+      blocks, {static_cast<int>(p.head_size), static_cast<int>(p.value_size), warps, /*stages=*/1}};
   const int64_t shared_bytes = (p.gpu.shared_bytes + kOfBlock) / blocks - kOfBlock;
   const int64_t room = (shared_bytes - kDecodeControlBytes) / (warps * layout.config.WarpBytes());
   layout.config.stages = static_cast<int>(std::min(kMostStages, room));
@@ -70,12 +70,13 @@ std::string Launch(const Problem& p, const CudaLaunch& launch) {
 
 KernelSource Source(const AttentionOperands& p, const AttentionDecodeConfig& config) {
   return {"attention/kernels/decode.cu",
-          KernelExpression("AttentionDecode",
-                           {TypeName(p.dtype), ConfigExpression("AttentionDecodeConfig",
-                                                                {Field("head_size", config.head_size),
-                                                                 Field("value_size", config.value_size),
-                                                                 Field("warps", config.warps),
-                                                                 Field("stages", config.stages)})})};
+          KernelExpression(
+              "AttentionDecode",
+              {TypeName(p.dtype),
+               ConfigExpression(
+                   "AttentionDecodeConfig",
+                   {Field("head_size", config.head_size), Field("value_size", config.value_size),
+                    Field("warps", config.warps), Field("stages", config.stages)})})};
 }
 KernelSource MergeSource(const AttentionOperands& p) {
   return {"attention/kernels/decode_merge.cu",

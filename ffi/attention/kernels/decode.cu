@@ -11,9 +11,9 @@
 // those of a warp: 16 rows by 16 keys, then 16 rows by the values' numbers. Each warp has sums of
 // its own, with a softmax of its own.
 //
-// Scores that are not stored are replaced, so that NaN in a key stays with those that see it. Values
-// of keys that no row sees are cleared. Where some rows may see what others do not, a row whose sums
-// are not finite though that of its probabilities is, is computed once more, key by key
+// Scores that are not stored are replaced, so that NaN in a key stays with those that see it.
+// Values of keys that no row sees are cleared. Where some rows may see what others do not, a row
+// whose sums are not finite though that of its probabilities is, is computed once more, key by key
 // (exact_rows.cuh).
 //
 // Floors: bytes of keys and values, each read once where a group's rows are one item: 64 KB for a
@@ -50,8 +50,8 @@ class AttentionDecoder {
 
   // The operands of the block's item.
   struct Operands {
-    const T *key, *value;    // of its head; position 0 of the sequence or of the pool
-    const int32_t* pages;    // of its sequence
+    const T *key, *value;  // of its head; position 0 of the sequence or of the pool
+    const int32_t* pages;  // of its sequence
     const uint32_t* entries;
     const int32_t* bits_at;
     uint32_t key_step, value_step, positions;
@@ -82,8 +82,7 @@ class AttentionDecoder {
     if (p_.pages.size == 0) return key;
     const auto size = static_cast<uint32_t>(p_.pages.size);
     const uint32_t page = key / size, inside = key - page * size;
-    const auto number =
-        static_cast<uint32_t>(of.pages[Within(page, p_.pages.of_sequence)]);
+    const auto number = static_cast<uint32_t>(of.pages[Within(page, p_.pages.of_sequence)]);
     return Within(number, p_.pages.count) * size + inside;
   }
 
@@ -128,9 +127,8 @@ class AttentionDecoder {
                                              const uint32_t (&queries)[2]) const {
     const uint32_t partial = CountPartialCells(slice.entry), cells = control_.mask.cells;
     if (partial > cells) return 0;
-    const uint32_t* words =
-        control_.mask.WordsAt(of.bits_at[slice.number], partial) +
-        CountPartialCells(slice.entry, 0, slice.Across()) * kMaskCellWords;
+    const uint32_t* words = control_.mask.WordsAt(of.bits_at[slice.number], partial) +
+                            CountPartialCells(slice.entry, 0, slice.Across()) * kMaskCellWords;
     uint32_t bits = 0;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
@@ -259,9 +257,9 @@ class AttentionDecoder {
     for (int warp = 0; warp < kWarps; ++warp) {
       const float factor = ApproximateExp2(control_.shifts[warp][row] - shift);
       sums.total += factor * control_.totals[warp][row];
-      const auto* from = reinterpret_cast<const float*>(
-                             own_ + (warp - warp_) * kConfig.WarpBytes()) +
-                         row * kConfig.SumsPitch() + lane_;
+      const auto* from =
+          reinterpret_cast<const float*>(own_ + (warp - warp_) * kConfig.WarpBytes()) +
+          row * kConfig.SumsPitch() + lane_;
 #pragma unroll
       for (int i = 0; i < kValueSize / kWarp; ++i) sums.numbers[i] += factor * from[i * kWarp];
     }
@@ -385,10 +383,7 @@ class AttentionDecoder {
  public:
   __device__ __forceinline__ AttentionDecoder(const AttentionDecodeProblem& p,
                                               DecodeControl& control, unsigned char* stages)
-      : p_(p),
-        control_(control),
-        warp_(threadIdx.x / kWarp),
-        lane_(threadIdx.x % kWarp) {
+      : p_(p), control_(control), warp_(threadIdx.x / kWarp), lane_(threadIdx.x % kWarp) {
     own_ = stages + warp_ * kConfig.WarpBytes();
   }
 

@@ -19,8 +19,8 @@ struct HeadOperands {
   float scale;  // of powers of 2, as of an OnlineSoftmax
 };
 
-// `row`: of its row of tiles; `position_of`: where a key of the mask lies. All lanes get `lse`; each has the results from its number `lane` on,
-// kWarp apart.
+// `row`: of its row of tiles; `position_of`: where a key of the mask lies. All lanes get `lse`;
+// each has the results from its number `lane` on, kWarp apart.
 template <typename T, int kHeadSize, int kValueSize, typename PositionOf>
 __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
                                            const HeadOperands<T>& of, PositionOf position_of,
@@ -70,8 +70,7 @@ __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
       for (unsigned left = __ballot_sync(kAllLanes, seen); left != 0; left &= left - 1) {
         const int from = __ffs(static_cast<int>(left)) - 1;
         const float of_key = __shfl_sync(kAllLanes, p, from);
-        const T* value =
-            of.value + position_of(__shfl_sync(kAllLanes, u, from)) * of.value_step;
+        const T* value = of.value + position_of(__shfl_sync(kAllLanes, u, from)) * of.value_step;
 #pragma unroll
         for (int i = 0; i < kOfLane; ++i) out[i] += of_key * ToAccumulator(value[i * kWarp + lane]);
       }

@@ -91,7 +91,9 @@ void EmulateLoadMatrices(uint32_t (&to)[4], const void* row) {
       });
   for (int i = 0; i < 4; ++i) to[i] = result.words[i];
 }
-inline void LoadMatrices(uint32_t (&to)[4], const void* row) { EmulateLoadMatrices<false>(to, row); }
+inline void LoadMatrices(uint32_t (&to)[4], const void* row) {
+  EmulateLoadMatrices<false>(to, row);
+}
 inline void LoadMatricesTransposed(uint32_t (&to)[4], const void* row) {
   EmulateLoadMatrices<true>(to, row);
 }
