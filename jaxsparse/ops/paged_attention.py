@@ -62,7 +62,10 @@ def _signature(params: dict[str, Any]) -> Signature:
 
 
 def _plain(*operands: jax.Array, **params: Any) -> list[jax.Array]:
-    return attention.plain_form(*_in_order(0, *operands), **params, **_OF_KEYS_IN_ORDER)
+    results: list[jax.Array] = attention.plain_form(
+        *_in_order(0, *operands), **params, **_OF_KEYS_IN_ORDER
+    )
+    return results
 
 
 def _on_gathered(*operands: jax.Array, **params: Any) -> list[jax.Array]:
@@ -77,7 +80,9 @@ def _on_gathered(*operands: jax.Array, **params: Any) -> list[jax.Array]:
     )
 
 
-def _ffi(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice) -> Any:
+def _ffi(
+    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
+) -> FfiCall | Fallback:
     called = "attention, of gathered pages"
     if device.platform == "cpu":
         return Fallback("only GPUs have a kernel that reads pages", _on_gathered, called=called)

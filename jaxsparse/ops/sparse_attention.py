@@ -216,7 +216,8 @@ def _check_pages(query: jax.Array, key: jax.Array, value: jax.Array, pages: Any)
     groups = key.shape[2]
     if groups == 0 or n % groups:
         raise ValueError(f"{OPERATION}: {groups} key heads must divide {n} query heads")
-    return pages.astype(jnp.int32)
+    checked: jax.Array = pages.astype(jnp.int32)
+    return checked
 
 
 # So that an eager call compiles one program. Programs that call it hold what is inside.
