@@ -79,7 +79,21 @@ def attentions(rng, dtype):
     for size in 64, 128:
         shapes = (2, 200, 4, size), (2, 300, 2, size), (2, 300, 2, size)
         results += gradients(*(jnp.asarray(rng.standard_normal(s), dtype) for s in shapes))
-    return results
+    return [*results, *few_queries(rng, dtype)]
+
+
+def few_queries(rng, dtype):
+    """Several heads of a key head and sequences of different lengths; keys in order and in pages."""
+    mask = BlockMask.from_lengths([300, 0, 77], (3, 320), causal=True).reshape_batch(3, 1)
+    q, k, pool = (
+        jnp.asarray(rng.standard_normal(s), dtype)
+        for s in ((3, 3, 4, 64), (3, 320, 2, 64), (9, 64, 2, 64))
+    )
+    pages = rng.integers(0, 9, (3, 5))
+    return [
+        sparse_attention(q, k, k, mask, variant="decode"),
+        sparse_attention(q, pool, pool, mask, pages=pages, variant="decode"),
+    ]
 
 
 def sampled_products(x, y, topology, **options):
