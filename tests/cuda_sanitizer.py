@@ -83,7 +83,7 @@ def attentions(rng, dtype):
 
 
 def few_queries(rng, dtype):
-    """Several heads of a key head and sequences of different lengths; keys in order and in pages."""
+    """Heads that share keys, sequences of different lengths; keys in order and in pages."""
     mask = BlockMask.from_lengths([300, 0, 77], (3, 320), causal=True).reshape_batch(3, 1)
     q, k, pool = (
         jnp.asarray(rng.standard_normal(s), dtype)

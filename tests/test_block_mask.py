@@ -194,7 +194,7 @@ def setting(index, value):
         (("bits", setting(-1, 2**32 - 1)), "row 2 of tiles, tile 1: bits outside of the shape"),
         (("order", setting(0, 2)), "rows: order must have each row of tiles once"),
         (("bits", setting((0, 0), 0)), "rows and columns differ at the cell in row 0, column 0 of"),
-        (("entries", setting(0, 1 << 24 | 1 << 26 | 1 << 28 | 2 << 30)), "rows and columns differ at"),
+        (("entries", setting(0, 1 << 24 | 1 << 26 | 1 << 28 | 2 << 30)), "rows and columns differ"),
     ],
 )  # fmt: skip
 def test_verify(change, message):
