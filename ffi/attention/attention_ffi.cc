@@ -160,19 +160,22 @@ struct AttentionCotangent {
   static Table<CudaVariant<Problem>> CudaVariants() { return kAttentionCotangentCudaVariants; }
 };
 
-// One for every kernel instance: of each type and size of heads.
+// One for every kernel instance: of each type, size of heads, with few queries and many.
 template <typename Problem>
 std::vector<Problem> Problems() {
   std::vector<Problem> problems;
   for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kFloat16}) {
     for (const int64_t size : {64, 128}) {
-      Problem problem;
-      problem.dtype = dtype;
-      problem.batch.rank = 0;
-      problem.queries = problem.keys = 4096;
-      problem.head_size = problem.value_size = size;
-      problem.workspace.bytes = int64_t{1} << 30;
-      problems.push_back(problem);
+      for (const int64_t queries : {1, 4096}) {
+        Problem problem;
+        problem.dtype = dtype;
+        problem.batch.rank = 0;
+        problem.queries = queries;
+        problem.keys = 4096;
+        problem.head_size = problem.value_size = size;
+        problem.workspace.bytes = int64_t{1} << 30;
+        problems.push_back(problem);
+      }
     }
   }
   return problems;
