@@ -43,8 +43,8 @@ def _of_length(
     tiles = room = -(-keys // TILE)
     if window is not None:  # All ranges together have so many keys, and begin anywhere in a tile.
         room = min(tiles, -(-(window + queries - 1) // TILE) + 1)
-    rows = jnp.arange(CELL, dtype=jnp.int32)
-    ends = jnp.maximum(length - (queries - 1 - rows), 0) if causal else jnp.full(CELL, length)
+    query = jnp.arange(CELL, dtype=jnp.int32)
+    ends = jnp.maximum(length - (queries - 1 - query), 0) if causal else jnp.full(CELL, length)
     begins = jnp.zeros_like(ends) if window is None else jnp.maximum(ends - window, 0)
     # What some query sees, and what all do.
     begin, end = begins[0], ends[queries - 1]
@@ -58,41 +58,37 @@ def _of_length(
     columns = number[:, None] * TILE + jnp.arange(TILE, dtype=jnp.int32)
     seen = (begins[:, None] <= columns[:, None]) & (columns[:, None] < ends[:, None])
     cells = jnp.concatenate([jnp.ones((1, CELL, TILE), bool), seen])
-    cells &= rows[:, None] < queries
+    cells &= query[:, None] < queries
     cells = cells.reshape(-1, CELL, _OF_TILE, CELL).swapaxes(1, 2).reshape(-1, CELL, CELL)
     words = pack(cells)
 
-    of_tile = jnp.arange(tiles, dtype=jnp.int32)
-    left = (of_tile[:, None] * _OF_TILE + jnp.arange(_OF_TILE, dtype=jnp.int32)) * CELL
-    stored = (left < end) & (left + CELL > begin)
-    is_inner = (of_tile * TILE >= inner_begin) & (of_tile * TILE + TILE <= inner_end)
-    which = jnp.argmax(of_tile[:, None] == number, axis=1) + 1
-    bits_at = jnp.where(is_inner, 0, which.astype(jnp.int32)) * _OF_TILE
-    bits_at += jnp.where(stored[:, 0], 0, 1)  # of the first cell that there are words of
+    # The tiles that are listed, of which some behind the last one are none.
     first, behind = begin // TILE, -(-end // TILE)
     count = jnp.where(end > begin, behind - first, 0)
+    place = jnp.arange(room, dtype=jnp.int32)
+    tile, is_listed = first + place, place < count
+    left = (tile[:, None] * _OF_TILE + jnp.arange(_OF_TILE, dtype=jnp.int32)) * CELL
+    is_stored = (left < end) & (left + CELL > begin) & is_listed[:, None]
+    is_inner = (tile * TILE >= inner_begin) & (tile * TILE + TILE <= inner_end)
+    pair = jnp.zeros_like(tile)  # of words
+    for which, column in reversed(list(enumerate(at_ends, 1))):
+        pair = jnp.where(tile == column, which, pair)
+    bits_at = jnp.where(is_inner, 0, pair) * _OF_TILE
+    bits_at += jnp.where(is_stored[:, 0], 0, 1)  # of the first cell that there are words of
+    bits_at = jnp.where(is_listed, bits_at, 0)
 
-    def lists(offsets: jax.Array, across: int, words: jax.Array) -> TileLists:
-        """By the place of a tile's second cell in its states."""
-        shifts = STATES_AT + 2 * np.array([0, across], np.uint32)
-        states = jnp.where(stored, np.uint32(PARTIAL), np.uint32(EMPTY)) << shifts
-        entries = jnp.sum(states, axis=1, dtype=jnp.uint32)
-        if across == 1:
-            entries |= of_tile.astype(jnp.uint32)
-        listed = of_tile[:room] < count
-        from_first = jnp.where(listed, first + of_tile[:room], 0)
+    def lists(offsets: jax.Array, second: int, column: Any, words: jax.Array) -> TileLists:
+        """By the place of a tile's second cell in its states, and the column of tiles."""
+        shifts = STATES_AT + 2 * np.array([0, second], np.uint32)
+        states = jnp.where(is_stored, np.uint32(PARTIAL), np.uint32(EMPTY)) << shifts
+        entries = jnp.sum(states, axis=1, dtype=jnp.uint32) | jnp.where(is_listed, column, 0)
         order = jnp.arange(offsets.shape[0] - 1, dtype=jnp.int32)
-        return TileLists(
-            offsets,
-            jnp.where(listed, entries[from_first], 0),
-            jnp.where(listed, bits_at[from_first], 0),
-            words,
-            order,
-        )
+        return TileLists(offsets, entries, bits_at, words, order)
 
-    in_columns = jnp.clip(jnp.arange(tiles + 1, dtype=jnp.int32) - first, 0, count)
     in_rows = jnp.stack([jnp.zeros_like(count), count])
-    return lists(in_rows, 1, words), lists(in_columns, 2, transpose(words))
+    in_columns = jnp.clip(jnp.arange(tiles + 1, dtype=jnp.int32) - first, 0, count)
+    rows = lists(in_rows, 1, tile.astype(jnp.uint32), words)
+    return rows, lists(in_columns, 2, np.uint32(0), transpose(words))
 
 
 def check_lengths(lengths: Any, shape: tuple[int, int], window: Any) -> jax.Array:
