@@ -19,6 +19,8 @@ class Test {
   AttentionDecodeProblem p_;
   std::vector<T> out_;
   std::vector<float> lse_;
+  std::vector<T> key_pool_, value_pool_;
+  std::vector<int32_t> pages_;
 
  public:
   Test(const AttentionSize& size, const AttentionOptions& options) : operands_(size, options) {
@@ -46,6 +48,24 @@ class Test {
                      [&] { AttentionDecodeMerge<T, kDecodeMergeWarps>(p_); });
   }
 
+  // Has keys and values lie in pages of so many positions, in any order and the last ones first,
+  // with one that is of no sequence.
+  void Page(int64_t size, bool spoils) {
+    const AttentionSize& of = operands_.size();
+    KeyPages& pages = p_.pages;
+    pages.size = size;
+    pages.of_sequence = CeilDivide(of.keys, size);
+    pages.count = of.batch * pages.of_sequence + 1;
+    pages_.resize(static_cast<size_t>(pages.count));
+    std::iota(pages_.begin(), pages_.end(), 0);
+    std::shuffle(pages_.begin(), pages_.end(), generator);
+    InPages(kConfig.head_size, p_.key, &key_pool_);
+    InPages(kValueSize, p_.value, &value_pool_);
+    if (spoils) Spoil(pages_);
+    pages.numbers = Of(pages_, 0, pages.of_sequence);
+    p_.keys = pages.of_sequence * size;
+  }
+
   // By one block, which has all items whole, and by some that share them.
   void Check() {
     for (const uint32_t blocks : {1, 3, 11}) {
@@ -58,6 +78,20 @@ class Test {
   }
 
  private:
+  // Behind the end of a sequence, and in the page that is of none, are numbers that nothing sees.
+  void InPages(int64_t width, Array& array, std::vector<T>* pool) const {
+    const AttentionSize& of = operands_.size();
+    const int64_t line = of.groups * width, page = p_.pages.size * line;
+    pool->assign(static_cast<size_t>(p_.pages.count * page), FromFloat<T>(NAN));
+    for (int64_t entry = 0; entry < of.batch; ++entry) {
+      const T* from = static_cast<const T*>(array.data) + entry * array.strides[0];
+      for (int64_t u = 0; u < of.keys; ++u) {
+        const int64_t number = pages_[entry * p_.pages.of_sequence + u / p_.pages.size];
+        std::copy_n(from + u * line, line, &(*pool)[number * page + u % p_.pages.size * line]);
+      }
+    }
+    array = Of(*pool);
+  }
   void CheckResults() const {
     if (operands_.IsWrong()) return;
     const AttentionSize& size = operands_.size();
@@ -115,6 +149,21 @@ void CheckDisorder() {
   }
 }
 
+template <typename T, AttentionDecodeConfig kConfig>
+void CheckPages() {
+  for (const bool spoils : {false, true}) {
+    for (const Disorder disorder : {Disorder::kNone, Disorder::kNan}) {
+      for (const int64_t size : {64, 192}) {
+        Test<T, kConfig> test({2, 300, 2, 3, 2},
+                              {.mask = MaskKind::kScattered, .disorder = disorder});
+        test.Page(size, spoils);
+        if (!spoils) test.Check();
+        else test.Run(3);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace jaxsparse
 
@@ -123,5 +172,6 @@ int main() {
   CheckSizes<bfloat16, {.head_size = 64, .value_size = 64}>();
   CheckSizes<float16, {.head_size = 48, .value_size = 96, .warps = 8, .stages = 2}>();
   CheckDisorder<bfloat16, {.head_size = 32, .value_size = 32, .warps = 2}>();
+  CheckPages<float16, {.head_size = 64, .value_size = 32}>();
   std::puts("all results agree");
 }
