@@ -211,8 +211,8 @@ def test_a_mask_of_a_length_costs_little():
         (16, 8, 96, "float16", "decode"),
         (64, 64, 128, "bfloat16", "tiles"),
         (65, 8, 128, "bfloat16", "tiles"),
-        (1, 8, 128, "float32", None),
-        (1, 8, 40, "bfloat16", None),
+        (1, 8, 128, "float32", "tiles_mma"),
+        (1, 8, 264, "bfloat16", None),
     ],
 )
 def test_explain(t, n, h, dtype, expected):
@@ -247,6 +247,9 @@ def test_errors():
         sparse_attention(q[:, :, :3], key, value, pages=pages)
     with pytest.raises(ValueError, match=r"mask must have shape \(1, 12\), got \(1, 11\)"):
         sparse_attention(q, key, value, BlockMask.from_lengths(3, (1, 11)), pages=pages)
+    grouped = BlockMask.from_dense(np.ones((1, 12), bool), column_order=np.arange(12)[::-1])
+    with pytest.raises(ValueError, match="with pages the mask must not be regrouped"):
+        sparse_attention(q, key, value, grouped, pages=pages)
     with pytest.raises(TypeError, match="from_lengths: lengths must be integers, got float64"):
         BlockMask.from_lengths(3.0, (1, 11))
     with pytest.raises(ValueError, match=r"shape must be \(T, S\), 1 <= T <= 64 .*, got \(65, 3\)"):

@@ -1,4 +1,7 @@
-// FFI targets of attention over a block mask and of the transpose of its derivative.
+// FFI targets of attention over a block mask or a pattern, and of the transpose of its derivative.
+#include <algorithm>
+#include <utility>
+
 #include "attention/attention.h"
 #include "host/registry.h"
 
@@ -52,33 +55,60 @@ MaskTiles OperandMask(CallParser& call, const MaskHeads& heads, int64_t rows, in
   return mask;
 }
 
-// What all targets take first, once their results are declared: an operand's name and its core
-// dimensions behind those of positions.
+// The dimensions are positions.
+MaskPattern OperandPattern(CallParser& call, const MaskHeads& heads, Dimension& rows,
+                           Dimension& columns) {
+  const auto [groups, per_group] = heads;
+  Dimension nse("nse");
+  ElementType index(kIndices);
+  MaskPattern pattern;
+  pattern.row_offsets = call.Operand("row_offsets", {ffi::S32}, {groups, per_group, rows + 1});
+  pattern.column_indices = call.Operand("column_indices", index, {groups, per_group, nse});
+  pattern.row_order = call.Operand("row_order", {ffi::S32}, {groups, per_group, rows});
+  pattern.groups = SizeOf(groups);
+  pattern.per_group = SizeOf(per_group);
+  pattern.rows = rows.size;
+  pattern.columns = columns.size;
+  // Without rows or columns all entries are padding.
+  pattern.nse = rows.size == 0 || columns.size == 0 ? 0 : nse.size;
+  pattern.index_type = IndexTypeOf(index);
+  if (std::max({rows.size, columns.size, nse.size}) > kMostIndex) {
+    call.Fail("rows, columns and stored entries of a pattern must be less than 2^31");
+  }
+  return pattern;
+}
+
+// What all targets take first, once their results are declared.
 void ParseQueries(CallParser& call, Dimensions& d, ElementType& dtype, AttentionOperands* p) {
   p->workspace = call.ResultWorkspace(call.Integer("workspace", 0, kMostBytes));
   p->query = call.Operand("query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
   p->scale = call.Attribute<double>("scale");
-  p->dtype = DTypeOf(dtype);
 }
 
-// Then, once keys and values are, the mask of so many keys.
-void ParseMask(CallParser& call, const Dimensions& d, const MaskHeads& heads, int64_t keys,
-               AttentionOperands* p) {
-  p->mask = OperandMask(call, heads, d.queries.size, keys);
+// The sizes of a problem of so many keys, once all that says them is declared.
+void SetSizes(const Dimensions& d, int64_t keys, const ElementType& dtype, AttentionOperands* p) {
   p->queries = d.queries.size;
   p->keys = keys;
   p->groups = d.groups.size;
   p->per_group = d.per_group.size;
   p->head_size = d.head_size.size;
   p->value_size = d.value_size.size;
+  p->dtype = DTypeOf(dtype);
 }
 
+// What targets take first whose keys are in their order.
 void ParseOperands(CallParser& call, Dimensions& d, ElementType& dtype, const MaskHeads& heads,
-                   AttentionOperands* p) {
-  ParseQueries(call, d, dtype, p);
-  p->key = call.Operand("key", dtype, {d.keys, d.groups, d.head_size});
-  p->value = call.Operand("value", dtype, {d.keys, d.groups, d.value_size});
-  ParseMask(call, d, heads, d.keys.size, p);
+                   AttentionOperands* operands) {
+  AttentionOperands& p = *operands;
+  ParseQueries(call, d, dtype, &p);
+  p.key = call.Operand("key", dtype, {d.keys, d.groups, d.head_size});
+  p.value = call.Operand("value", dtype, {d.keys, d.groups, d.value_size});
+  p.has_mask = call.Attribute<bool>("has_mask");
+  p.has_pattern = call.Attribute<bool>("has_pattern");
+  if (!p.has_mask && !p.has_pattern) call.Fail("takes a block mask or a pattern, got neither");
+  if (p.has_mask) p.mask = OperandMask(call, heads, d.queries.size, d.keys.size);
+  if (p.has_pattern) p.pattern = OperandPattern(call, heads, d.queries, d.keys);
+  SetSizes(d, d.keys.size, dtype, &p);
 }
 
 struct Attention {
@@ -123,7 +153,10 @@ struct PagedAttention {
     p.pages.of_sequence = of_sequence.size;
     p.pages.count = count.size;
     p.pages.size = size.size;
-    ParseMask(call, d, MaskHeads::Of(call, d), of_sequence.size * size.size, &p);
+    const int64_t keys = of_sequence.size * size.size;
+    p.has_mask = true;
+    p.mask = OperandMask(call, MaskHeads::Of(call, d), d.queries.size, keys);
+    SetSizes(d, keys, dtype, &p);
     p.batch = call.batch();
   }
 
@@ -145,7 +178,8 @@ struct AttentionCotangent {
     p.ct_value = call.Result("ct_value", dtype, {d.keys, d.groups, d.value_size});
     const MaskHeads heads = MaskHeads::Of(call, d);
     ParseOperands(call, d, dtype, heads, &p);
-    p.transposed_mask = OperandMask(call, heads, d.keys.size, d.queries.size);
+    if (p.has_mask) p.transposed_mask = OperandMask(call, heads, d.keys.size, d.queries.size);
+    if (p.has_pattern) p.transposed_pattern = OperandPattern(call, heads, d.keys, d.queries);
     p.lse = call.Operand("lse", sums, {d.groups, d.per_group, d.queries});
     p.ct_out = call.Operand("ct_out", dtype, {d.queries, d.groups, d.per_group, d.value_size});
     p.ct_sums = call.Operand("ct_sums", sums, {d.groups, d.per_group, d.queries});
@@ -160,22 +194,29 @@ struct AttentionCotangent {
   static Table<CudaVariant<Problem>> CudaVariants() { return kAttentionCotangentCudaVariants; }
 };
 
-// One for every kernel instance: of each type, size of heads, with few queries and many.
+// One for every kernel instance: of each type and some sizes of heads, with many queries and with
+// few, by a block mask, or by a pattern of each type of indices.
 template <typename Problem>
 std::vector<Problem> Problems() {
   std::vector<Problem> problems;
   for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kFloat16}) {
-    for (const int64_t size : {64, 128}) {
-      for (const int64_t queries : {1, 4096}) {
-        Problem problem;
-        problem.dtype = dtype;
-        problem.batch.rank = 0;
-        problem.queries = queries;
-        problem.keys = 4096;
-        problem.head_size = problem.value_size = size;
-        problem.workspace.bytes = int64_t{1} << 30;
-        problems.push_back(problem);
-      }
+    for (const auto& [head_size, value_size] : {std::pair{64, 64}, {128, 128}, {192, 128}}) {
+      Problem problem;
+      problem.dtype = dtype;
+      problem.batch.rank = 0;
+      problem.queries = problem.keys = 4096;
+      problem.head_size = head_size;
+      problem.value_size = value_size;
+      problem.workspace.bytes = int64_t{1} << 30;
+      problem.has_mask = true;
+      problems.push_back(problem);
+      problem.queries = 1;
+      problems.push_back(problem);
+      problem.queries = problem.keys;
+      problem.has_mask = false;
+      problem.has_pattern = true;
+      problem.pattern.index_type = head_size == 64 ? IndexType::kInt32 : IndexType::kUint16;
+      problems.push_back(problem);
     }
   }
   return problems;

@@ -170,14 +170,29 @@ __device__ __forceinline__ void AsyncCopy(uint32_t shared, const void* from) {
                "l"(__cvta_generic_to_global(from))
                : "memory");
 }
+// The same where there is something to copy; else zeros, and `from` is not read.
+__device__ __forceinline__ void AsyncCopyOrZero(uint32_t shared, const void* from, bool exists) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared),
+               "l"(__cvta_generic_to_global(from)), "r"(exists ? 16 : 0)
+               : "memory");
+}
+// Of a word, aligned to its 4 bytes.
+__device__ __forceinline__ void AsyncCopyWordOrZero(uint32_t shared, const void* from,
+                                                    bool exists) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared),
+               "l"(__cvta_generic_to_global(from)), "r"(exists ? 4 : 0)
+               : "memory");
+}
+// Waits for all that the thread has copied by these; other threads see it behind a barrier.
+__device__ __forceinline__ void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Makes a group of the copies that the thread has begun since it made the last one, and waits for
-// all groups but the latest ones. Other threads see what was copied behind a barrier.
+// all groups but the latest ones.
 __device__ __forceinline__ void CommitCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 template <int kPending>
-__device__ __forceinline__ void WaitForCopies() {
+__device__ __forceinline__ void WaitForCopyGroups() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
@@ -318,10 +333,10 @@ __device__ __forceinline__ bool TryWaitOfCluster(uint64_t* barrier, uint32_t odd
 
 #else
 
-// On earlier architectures a kernel begins when the one in front of it is done.
+// On earlier architectures kernels run one after the other. They have nothing of what follows:
+// kernels that use it compile, and stop.
 __device__ __forceinline__ void LetNextKernelBegin() {}
 __device__ __forceinline__ void WaitForPrologue() {}
-// They have none of these: kernels that use them compile, and stop.
 __device__ __forceinline__ void FenceShared() { asm volatile("trap;"); }
 __device__ __forceinline__ void Arrive(uint64_t*) { asm volatile("trap;"); }
 __device__ __forceinline__ void ArriveWhenCopied(uint64_t*) { asm volatile("trap;"); }

@@ -33,8 +33,8 @@ __device__ __forceinline__ void LoadMatrices(uint32_t (&to)[4], const void* row)
                : "memory");
 }
 
-// The same, but a lane receives two neighbours of column lane / 4 of each.
-__device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&to)[4], const void* row) {
+// The same, but a lane receives two neighbours of column lane / 4.
+__device__ __forceinline__ void LoadTransposedMatrices(uint32_t (&to)[4], const void* row) {
   const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxsparse.batching import over_batch
 from jaxsparse.block_mask.tiles import EMPTY, PARTIAL, STATES_AT, TileLists
-from jaxsparse.block_mask.words import CELL, TILE, pack, transpose
+from jaxsparse.block_mask.words import CELL, COLUMNS, ROWS, TILE, pack, transpose
 from jaxsparse.integers import integer
 
 OPERATION = "BlockMask.from_lengths"
@@ -43,32 +43,35 @@ def _of_length(
     tiles = room = -(-keys // TILE)
     if window is not None:  # All ranges together have so many keys, and begin anywhere in a tile.
         room = min(tiles, -(-(window + queries - 1) // TILE) + 1)
-    query = jnp.arange(CELL, dtype=jnp.int32)
-    ends = jnp.maximum(length - (queries - 1 - query), 0) if causal else jnp.full(CELL, length)
-    begins = jnp.zeros_like(ends) if window is None else jnp.maximum(ends - window, 0)
+
+    def seen_by(query: Any) -> tuple[jax.Array, jax.Array]:
+        """The first key that a query sees, and the one behind the last."""
+        stop = jnp.maximum(length - (queries - 1 - query), 0) if causal else length
+        return jnp.zeros_like(stop) if window is None else jnp.maximum(stop - window, 0), stop
+
     # What some query sees, and what all do.
-    begin, end = begins[0], ends[queries - 1]
-    inner_begin, inner_end = begins[queries - 1], ends[0]
+    (begin, inner_end), (inner_begin, end) = seen_by(0), seen_by(queries - 1)
     # The tiles in which ranges end, and those in which they begin: neighbours, as there are few
     # queries.
     at_ends = [inner_end // TILE, inner_end // TILE + 1]
     if window is not None:
         at_ends += [begin // TILE, begin // TILE + 1]
-    number = jnp.stack(at_ends)
-    columns = number[:, None] * TILE + jnp.arange(TILE, dtype=jnp.int32)
-    seen = (begins[:, None] <= columns[:, None]) & (columns[:, None] < ends[:, None])
-    cells = jnp.concatenate([jnp.ones((1, CELL, TILE), bool), seen])
-    cells &= query[:, None] < queries
-    cells = cells.reshape(-1, CELL, _OF_TILE, CELL).swapaxes(1, 2).reshape(-1, CELL, CELL)
-    words = pack(cells)
+    # Two cells each; the first two have all that queries may see.
+    cell = jnp.arange(_OF_TILE * len(at_ends), dtype=jnp.int32)
+    left = jnp.stack(at_ends)[cell // _OF_TILE] * TILE + cell % _OF_TILE * CELL
+    columns = left.reshape(-1, *(1,) * COLUMNS.ndim) + COLUMNS[None]
+    low, high = seen_by(ROWS[None])
+    of_ends = (low <= columns) & (columns < high)
+    whole = jnp.ones((_OF_TILE, *of_ends.shape[1:]), bool)
+    words = pack(jnp.concatenate([whole, of_ends]) & (ROWS[None] < queries))
 
     # The tiles that are listed, of which some behind the last one are none.
     first, behind = begin // TILE, -(-end // TILE)
     count = jnp.where(end > begin, behind - first, 0)
     place = jnp.arange(room, dtype=jnp.int32)
     tile, is_listed = first + place, place < count
-    left = (tile[:, None] * _OF_TILE + jnp.arange(_OF_TILE, dtype=jnp.int32)) * CELL
-    is_stored = (left < end) & (left + CELL > begin) & is_listed[:, None]
+    side = (tile[:, None] * _OF_TILE + jnp.arange(_OF_TILE, dtype=jnp.int32)) * CELL
+    is_stored = (side < end) & (side + CELL > begin) & is_listed[:, None]
     is_inner = (tile * TILE >= inner_begin) & (tile * TILE + TILE <= inner_end)
     pair = jnp.zeros_like(tile)  # of words
     for which, column in reversed(list(enumerate(at_ends, 1))):

@@ -27,10 +27,12 @@ from jaxsparse.ops.dense_product import allowed_precision
 from jaxsparse.ops.matmul import sddmm
 from jaxsparse.ops.merge_attention import log_of_sums
 from jaxsparse.ops.paged_attention import paged_attention_p
+from jaxsparse.ops.regrouping import regrouped, restored_results
 from jaxsparse.ops.sparse_softmax import sparse_softmax
 from jaxsparse.pattern import checks_enabled
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import bind
+from jaxsparse.primitive.sharding import parts_along
 from jaxsparse.topology import Topology
 
 
@@ -74,13 +76,14 @@ def sparse_attention(
             them, ``(N,)`` or ``(1, N)``, one for each head, ``(B, 1)``, one for each sequence, or
             ``(B, N)``. ``(N,)`` is refused where B is N, since it could as well be meant for
             sequences. A mask function is made into a block mask where a program is traced, and
-            becomes a constant of it: prefer a `BlockMask` for long sequences.
+            becomes a constant of it: prefer a `BlockMask` for long sequences. Of a block mask that
+            is regrouped, queries, keys and values are brought into its orders, and results back.
         pages: ``(B, W)``, or ``(W,)`` for a query of one sequence, integers: the keys and values of
             a sequence lie in W pages of a pool, as in a paged cache. Then ``key`` is
             ``(P, Z, K, H)``, P pages of Z positions, ``value`` likewise, and S = W Z. On a GPU a
             kernel for at most 64 queries reads them there if Z is a multiple of 64; else they are
             gathered first. Numbers that are not in [0, P) are taken for P - 1: for pages that no
-            query sees.
+            query sees. The mask must not be regrouped.
         scale: multiplies the scores; 1 / sqrt(H) by default. An array, of no dimensions, is
             multiplied with the query, which is rounded again.
         sinks: ``(N,)``, a score of each head that takes part in the sums of every row and has no
@@ -153,6 +156,8 @@ def sparse_attention(
         )
     if pages is not None and isinstance(mask, Topology):
         mask = block_mask_of(mask)
+    if pages is not None and mask.is_regrouped:
+        raise ValueError(f"{OPERATION}: with pages the mask must not be regrouped")
     topology = mask if isinstance(mask, Topology) else None
     out, lse = _attention(
         query,
@@ -191,6 +196,13 @@ def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
         )
     if groups == 0 or n % groups:
         raise ValueError(f"{OPERATION}: {groups} key heads must divide {n} query heads")
+    parts, axes = parts_along(query, -2)
+    if groups % parts:
+        raise ValueError(
+            f"{OPERATION}: {n} query heads are cut over {axes!r} into {parts} parts, which "
+            f"{groups} key heads can't be: reshard the query, repeat the key heads, or use "
+            "automatic axes"
+        )
 
 
 def _check_pages(query: jax.Array, key: jax.Array, value: jax.Array, pages: Any) -> jax.Array:
@@ -281,6 +293,9 @@ def _attention(
         return out.reshape(*batch, t, n, value.shape[-1]), None
     if mask is not None:
         mask = over_heads(mask, b, groups, n // groups)
+    if mask is not None and mask.is_regrouped:
+        query, key, value = regrouped(mask, query, key, value)
+        topology = None  # whose rows and columns are where they were
     operands, params = mask_operands(mask, topology)
     primitive = attention_p
     if pages is not None:
@@ -297,6 +312,8 @@ def _attention(
         implementation=implementation,
         variant=variant,
     )
+    if mask is not None and mask.is_regrouped:
+        out, lse = restored_results(mask, out, lse)
     out, lse = out.reshape(b, t, n, value.shape[-1]), lse.reshape(b, n, t)
     if sinks is not None:
         of_heads = jnp.broadcast_to(sinks.astype(wide)[:, None], lse.shape)

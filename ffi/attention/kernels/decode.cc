@@ -90,7 +90,7 @@ bool HasFewQueries(const AttentionOperands& p) {
 }
 
 int64_t WorkspaceBytes(const AttentionOperands& p) {
-  if (SizeOf(p.dtype) != 2 || !HasFewQueries(p)) return 0;
+  if (!p.has_mask || SizeOf(p.dtype) != 2 || !HasFewQueries(p)) return 0;
   return DecodeWorkspaceBytes(p, 2 * kDecodeMostMultiprocessors);
 }
 
@@ -111,7 +111,8 @@ bool Fits(const AttentionOperands& p) {
   const bool aligned =
       IsAlignedForCopies(p.query) && IsAlignedForCopies(p.key) && IsAlignedForCopies(p.value);
   const int64_t heads = p.groups * p.per_group;
-  if (SizeOf(p.dtype) != 2 || !HasFewQueries(p) || heads == 0 || p.batch.count == 0) return false;
+  if (!p.has_mask || SizeOf(p.dtype) != 2 || !HasFewQueries(p)) return false;
+  if (heads == 0 || p.batch.count == 0) return false;
   const int64_t items = DecodeLists(p) * DecodeItemsOfList(p);
   return aligned && IsSized(p.head_size, 16) && IsSized(p.value_size, kWarp) &&
          std::isnormal(static_cast<float>(p.scale)) && p.scale > 0 &&

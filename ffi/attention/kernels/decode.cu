@@ -212,7 +212,7 @@ class AttentionDecoder {
 #pragma unroll
     for (int i = 0; i < kColumns; i += 2) {
       uint32_t b[4];
-      LoadMatricesTransposed(b, values + i * 16);
+      LoadTransposedMatrices(b, values + i * 16);
       MultiplyAdd(T(), sums.numbers[i], probabilities[0], b[0], b[1]);
       MultiplyAdd(T(), sums.numbers[i + 1], probabilities[0], b[2], b[3]);
     }
@@ -276,10 +276,12 @@ class AttentionDecoder {
     operands.key_step = of.key_step;
     operands.value_step = of.value_step;
     operands.keys = static_cast<uint32_t>(p_.keys);
+    operands.head_size = kHeadSize;
+    operands.value_size = kValueSize;
     operands.scale = static_cast<float>(p_.scale) * kLog2OfE;
     RowSums sums;
     float lse;
-    ComputeRow<T, kHeadSize, kValueSize>(
+    ComputeRow(
         control_.mask, row.query, operands, [&](uint32_t key) { return PositionOf(of, key); },
         sums.numbers, lse);
     sums.shift = lse == kNoScore ? kNoScore : lse * kLog2OfE;
@@ -366,14 +368,14 @@ class AttentionDecoder {
 #pragma unroll 1
     for (uint32_t step = 0; step < steps; ++step) {
       const Slice slice = SliceAt(of, step);
-      WaitForCopies<kStages - 1>();
+      WaitForCopyGroups<kStages - 1>();
       __syncwarp();  // those of all lanes
       Attend(of, stage, slice, rows, queries, softmax, sums);
       __syncwarp();  // all have read it
       Copy(of, step + kStages, steps, stage);
       if (++stage == kStages) stage = 0;
     }
-    WaitForCopies<0>();
+    WaitForCopyGroups<0>();
     __syncwarp();
     Leave(softmax, sums);
     __syncthreads();

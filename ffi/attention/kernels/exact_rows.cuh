@@ -16,16 +16,17 @@ struct HeadOperands {
   const T* value;
   int64_t key_step, value_step;
   uint32_t keys;
+  int head_size, value_size;
   float scale;  // of powers of 2, as of an OnlineSoftmax
 };
 
 // `row`: of its row of tiles; `position_of`: where a key of the mask lies. All lanes get `lse`;
-// each has the results from its number `lane` on, kWarp apart.
-template <typename T, int kHeadSize, int kValueSize, typename PositionOf>
+// each has the results from its number `lane` on, kWarp apart, kOfLane ones or as many as values
+// have.
+template <int kOfLane, typename T, typename PositionOf>
 __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
                                            const HeadOperands<T>& of, PositionOf position_of,
-                                           float (&out)[kValueSize / kWarp], float& lse) {
-  constexpr int kOfLane = kValueSize / kWarp;
+                                           float (&out)[kOfLane], float& lse) {
   const uint32_t lane = threadIdx.x % kWarp, down = row / kMaskCell;
   float most = kNoScore, total = 0;
 #pragma unroll
@@ -50,7 +51,7 @@ __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
       if (seen) {
         const T* key = of.key + position_of(u) * of.key_step;
 #pragma unroll 1
-        for (int i = 0; i < kHeadSize; ++i) {
+        for (int i = 0; i < of.head_size; ++i) {
           score += ToAccumulator(of.query[i]) * ToAccumulator(key[i]);
         }
       }
@@ -72,7 +73,10 @@ __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
         const float of_key = __shfl_sync(kAllLanes, p, from);
         const T* value = of.value + position_of(__shfl_sync(kAllLanes, u, from)) * of.value_step;
 #pragma unroll
-        for (int i = 0; i < kOfLane; ++i) out[i] += of_key * ToAccumulator(value[i * kWarp + lane]);
+        for (int i = 0; i < kOfLane; ++i) {
+          const int at = i * kWarp + static_cast<int>(lane);
+          if (at < of.value_size) out[i] += of_key * ToAccumulator(value[at]);
+        }
       }
     }
   }
@@ -82,11 +86,11 @@ __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
   lse = LogOfSums(most, total);
 }
 // Where keys lie in their order.
-template <typename T, int kHeadSize, int kValueSize>
+template <int kOfLane, typename T>
 __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
-                                           const HeadOperands<T>& of,
-                                           float (&out)[kValueSize / kWarp], float& lse) {
-  ComputeRow<T, kHeadSize, kValueSize>(mask, row, of, [](uint32_t u) { return u; }, out, lse);
+                                           const HeadOperands<T>& of, float (&out)[kOfLane],
+                                           float& lse) {
+  ComputeRow(mask, row, of, [](uint32_t u) { return u; }, out, lse);
 }
 
 }  // namespace jaxsparse

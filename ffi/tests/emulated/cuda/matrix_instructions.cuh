@@ -94,7 +94,7 @@ void EmulateLoadMatrices(uint32_t (&to)[4], const void* row) {
 inline void LoadMatrices(uint32_t (&to)[4], const void* row) {
   EmulateLoadMatrices<false>(to, row);
 }
-inline void LoadMatricesTransposed(uint32_t (&to)[4], const void* row) {
+inline void LoadTransposedMatrices(uint32_t (&to)[4], const void* row) {
   EmulateLoadMatrices<true>(to, row);
 }
 
