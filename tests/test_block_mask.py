@@ -189,7 +189,7 @@ def setting(index, value):
         (("entries", setting(0, 3 << 24)), "row 0 of tiles, tile 0: a cell's state must be 0, 1"),
         (("entries", lambda x: x | 1 << 30), "row 2 of tiles, tile 1: a cell outside of the shape"),
         (("entries", setting(4, 1 | 2 << 24)), "tile 1: a cell that reaches beyond"),
-        (("bits_at", setting(2, -1)), "row 1 of tiles, tile 0: there are words of 5 cells"),
+        (("bits_at", setting(2, -1)), "row 1 of tiles, tile 0: there are words of"),
         (("bits_at", setting(2, 0)), "rows and columns differ at the cell in row"),
         (("bits", lambda x: x[:4]), "tile 1: there are words of 4 cells"),
         (("bits", setting(-1, 2**32 - 1)), "row 2 of tiles, tile 1: bits outside of the shape"),

@@ -210,12 +210,7 @@ class BlockMask:
 
     @classmethod
     def from_lengths(
-        cls,
-        lengths: Any,
-        shape: Sequence[int],
-        *,
-        causal: bool = False,
-        window: int | None = None,
+        cls, lengths: Any, shape: Sequence[int], *, causal: bool = False, window: int | None = None
     ) -> BlockMask:
         r"""For few queries that see the first keys of a sequence each, as in decoding.
 
@@ -224,15 +219,13 @@ class BlockMask:
             \text{stored} = \{(t, s): e_t - w \le s < e_t\}, \qquad
             e_t = n \text{ or, if causal, } n - (T - 1 - t)
 
-        The cheapest way to make masks of the lengths n of sequences, in a program that runs once
-        for each token: it takes a few operations for each tile of 128 keys, and words of four tiles
-        at most, which the others share.
+        The cheapest mask to make, in a program that runs once for each token: tiles share words.
 
         Args:
-            lengths: integers ``(...)``, which may be traced; what is not in [0, S] is clipped.
-                Leading dimensions are a batch of masks.
+            lengths: n, integers ``(...)`` for a batch of masks; they may be traced, and are clipped
+                to [0, S].
             shape: ``(T, S)``, with T at most 64.
-            causal: the last query sees so many keys, each one before it one less.
+            causal: the last query sees n keys, each one before it one less.
             window: how many keys w each query sees at most, the last ones; None for all.
 
         Raises:

@@ -157,15 +157,6 @@ def _ffi_of(
     return ffi
 
 
-def reads_a_cache(query: Any, value: Any) -> bool:
-    """Whether GPUs have a kernel for a few such queries, which reads keys and values once."""
-    h, e = query.shape[-1], value.shape[-1]
-    most = 256
-    return query.dtype.itemsize == 2 and all(
-        0 < size <= most and size % step == 0 for size, step in ((h, 16), (e, 32))
-    )
-
-
 # Where a tile of the mask has more entries than this, kernels that walk the rows of a pattern are
 # slower than those that multiply tiles, or than the composition, in any case.
 _MOST_ENTRIES_OF_TILE = 300
