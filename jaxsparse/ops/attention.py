@@ -6,6 +6,10 @@ With s = scale q.k, p = exp(s - lse) at stored positions and 0 elsewhere,
     d out = u - r out,  d lse = r,  where u = (p ds) v + p dv,  r = row sums of p ds,
     ds = scale (dq.k + q.dk)
 
+A function of scores (`Scores`) takes s to f(s) before the exponential, and what it reads varies,
+too: then ds is f'(s) scale (dq.k + q.dk) and the sum of what its operands add. Dropout multiplies
+each p that meets a value.
+
 `attention_tangent` is the map (dq, dk, dv) -> (u, r), `attention_cotangent` its transpose
 (ct u, ct r) -> (ct q, ct k, ct v). Each is linear in these, and the other one's transpose: so
 derivatives of first order close. Those of higher order are derivatives of the plain form.
@@ -13,9 +17,10 @@ derivatives of first order close. Those of higher order are derivatives of the p
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -29,6 +34,7 @@ from jaxsparse.device import AnyDevice, Device
 from jaxsparse.ops import composed_attention as composed
 from jaxsparse.ops import plain_attention as plain
 from jaxsparse.ops.arguments import operands_of_pattern
+from jaxsparse.ops.scores import Scores
 from jaxsparse.pattern import transpose_is_missing
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import (
@@ -43,7 +49,7 @@ from jaxsparse.primitive import (
     undefined,
 )
 
-_PARAMS = ("scale", "mask_of_group", "mask_of_head", "has_mask", "has_pattern", "columns")
+_PARAMS = ("scale", "mask_of_group", "mask_of_head", "has_mask", "has_pattern", "columns", "scores")
 _ATTRIBUTES = _PARAMS[:3]  # those that targets take
 
 _MULTIPLIED = (("query", "t g r h"), ("key", "u g h"), ("value", "u g e"))
@@ -84,11 +90,33 @@ def _mask_operands(params: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     )
 
 
+def _score_operands(params: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    scores: Scores | None = params["scores"]
+    return () if scores is None else scores.operands()
+
+
+def _variations(params: dict[str, Any], prefix: str) -> tuple[tuple[str, str], ...]:
+    """Tangents or cotangents of operands of scores, of those of which they are wanted."""
+    scores: Scores | None = params["scores"]
+    return () if scores is None else scores.variations(prefix)
+
+
 def _signature_with(
-    behind: tuple[tuple[str, str], ...], results: tuple[tuple[str, str], ...]
+    behind: tuple[tuple[str, str], ...],
+    results: tuple[tuple[str, str], ...],
+    *,
+    varied_operands: bool = False,
+    varied_results: bool = False,
 ) -> Any:
     """The signature of an operation with these operands behind those that all three have."""
-    return lambda params: Signature((*_MULTIPLIED, *_mask_operands(params), *behind), results)
+
+    def signature(params: dict[str, Any]) -> Signature:
+        along = _variations(params, "d") if varied_operands else ()
+        cotangents = _variations(params, "ct") if varied_results else ()
+        shared = (*_MULTIPLIED, *_mask_operands(params), *_score_operands(params))
+        return Signature((*shared, *behind, *along), (*results, *cotangents))
+
+    return signature
 
 
 _COMPOSED = "sddmm, sparse_softmax and spmm"
@@ -97,7 +125,9 @@ _COMPOSED = "sddmm, sparse_softmax and spmm"
 def _instead(reason: str, name: str, params: dict[str, Any]) -> Fallback:
     """The composition where the pattern is there with all that it needs, or the plain form."""
     lacks_transpose = name == "attention_cotangent" and params["columns"] is not None
-    if not params["has_pattern"] or (params["has_mask"] and lacks_transpose):
+    # Sums of operands' cotangents by entries are in no order on GPUs, those of the plain form are.
+    sums_entries = bool(_variations(params, "ct")) and name == "attention_cotangent"
+    if not params["has_pattern"] or (params["has_mask"] and (lacks_transpose or sums_entries)):
         return Fallback(reason, called=_PLAIN)
     return Fallback(reason, getattr(composed, name), called=_COMPOSED)
 
@@ -110,6 +140,8 @@ def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> 
     ) -> FfiCall | Fallback:
         if not params["has_mask"]:
             return _instead("a block mask of the pattern would take much memory", name, params)
+        if params["scores"] is not None:
+            return _instead(f"no kernel takes these scores: {params['scores']}", name, params)
         query, _, value = avals[:3]
         h, e = query.shape[-1], value.shape[-1]
         sizes = f"{query.dtype} heads of {h} and {e} numbers"
@@ -191,16 +223,18 @@ def _form_of(name: str, bind_products: Any = bind_local) -> Any:
 
 
 def _stored(params: dict[str, Any], operands: dict[str, Any]) -> tuple[str, tuple[int, int]]:
-    """A block mask in words: tiles and cells that there is room for."""
+    """A block mask in words, by tiles and cells that there is room for; and what scores become."""
     shape = (operands["query"].shape[-4], operands["key"].shape[-3])
+    scores = "" if params["scores"] is None else f"; scores: {params['scores']}"
     if not params["has_mask"]:
-        return f"pattern {shape} with {operands['column_indices'].shape[-1]} stored entries", shape
+        entries = operands["column_indices"].shape[-1]
+        return f"pattern {shape} with {entries} stored entries{scores}", shape
     tiles = math.prod(-(-size // TILE) for size in shape)
     cells = math.prod(-(-size // CELL) for size in shape)
     listed, partial = operands["entries"].shape[-1], operands["bits"].shape[-2]
     return (
         f"mask {shape} with {min(listed, tiles)} of {tiles} tiles, "
-        f"{min(partial, cells)} of {cells} cells partial",
+        f"{min(partial, cells)} of {cells} cells partial{scores}",
         shape,
     )
 
@@ -236,7 +270,9 @@ attention_tangent_p = make_primitive(
         target="attention",
         params=_PARAMS,
         signature=_signature_with(
-            (("lse", _SUMS), *_TANGENTS), (("weighted", _OUT), ("sums", _SUMS))
+            (("lse", _SUMS), *_TANGENTS),
+            (("weighted", _OUT), ("sums", _SUMS)),
+            varied_operands=True,
         ),
         result_dtypes=_wide,
         shardable=("g",),
@@ -268,8 +304,12 @@ attention_cotangent_p = make_primitive(
         signature=_signature_with(
             (("lse", _SUMS), ("ct_out", _OUT), ("ct_sums", _SUMS)),
             tuple((f"ct_{name}", spec) for name, spec in _MULTIPLIED),
+            varied_results=True,
         ),
-        result_dtypes=lambda avals, params: [avals[0].dtype] * 3,
+        result_dtypes=lambda avals, params: [
+            *[avals[0].dtype] * 3,
+            *[accumulator_dtype(avals[0].dtype)] * len(_variations(params, "ct")),
+        ],
         shardable=("g",),
         stored=_stored,
         xla=_form_of("attention_cotangent"),
@@ -289,25 +329,48 @@ PRIMITIVES = {
 
 def _attention_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     out, lse = bind(attention_p, *primals, **params)
+    first = len(_MULTIPLIED) + len(_mask_operands(params))
+    scores, of_operands = _varied_scores(params["scores"], primals[first:], tangents[first:])
     tangents = tangents[: len(_TANGENTS)]
-    if all(type(t) is ad.Zero for t in tangents):
+    if not of_operands and all(type(t) is ad.Zero for t in tangents):
         return [out, lse], [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in (out, lse)]
-    varying = map(ad.instantiate_zeros, tangents)
-    weighted, sums = bind(
-        attention_tangent_p, *primals, lse, *varying, **{**params, "variant": None}
-    )
+    of_operands = [_of_groups(x, primals[1].shape[-2], primals[0].ndim - 4) for x in of_operands]
+    varying = [*map(ad.instantiate_zeros, tangents), *of_operands]
+    params = {**params, "variant": None, "scores": scores}
+    weighted, sums = bind(attention_tangent_p, *primals, lse, *varying, **params)
     by_query = jnp.expand_dims(jnp.moveaxis(sums, -1, -3), -1)  # as out: queries, groups, heads
     d_out = weighted - by_query * out.astype(weighted.dtype)
     return [out, lse], [d_out.astype(out.dtype), sums]
 
 
-def _second_order(primitive: Any, name: str, linear: int) -> None:
+def _varied_scores(
+    scores: Scores | None, operands: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[Scores | None, list[Any]]:
+    """Scores that say of which operands there are tangents, and these."""
+    if scores is None:
+        return None, []
+    varied = tuple(
+        i
+        for i, t in enumerate(tangents[: len(scores.axes)])
+        if type(t) is not ad.Zero and _differs(t)
+    )
+    return dataclasses.replace(scores, varied=varied), [tangents[i] for i in varied]
+
+
+def _of_groups(x: jax.Array, groups: int, batch_rank: int) -> jax.Array:
+    """An operand of scores with all groups of heads."""
+    shape = (*x.shape[:batch_rank], groups, *x.shape[batch_rank + 1 :])
+    return jnp.broadcast_to(x, shape)
+
+
+def _second_order(primitive: Any, name: str, linear_of: Callable[[dict[str, Any]], int]) -> None:
     """The JVP of a map that is linear in its last operands, so many of them.
 
     By these it is itself; by the others, the derivative of its plain form.
     """
 
     def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+        linear = linear_of(params)
         results = bind(primitive, *primals, **params)
         params = {**params, "variant": None}
         total = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
@@ -345,10 +408,11 @@ def _differs(tangent: Any) -> bool:
     return bool(tangent.dtype != jax.dtypes.float0)
 
 
-def _transpose(primitive: Any, transposed: Any, linear: int) -> None:
+def _transpose(primitive: Any, transposed: Any, linear_of: Callable[[dict[str, Any]], int]) -> None:
     """The transpose of a map that is linear in its last operands, so many of them."""
 
     def transpose(cts: Any, *operands: Any, **params: Any) -> Any:
+        linear = linear_of(params)
         fixed, varying = operands[:-linear], operands[-linear:]
         answers: list[Any] = [None] * len(operands)
         if all(type(ct) is ad.Zero for ct in cts):
@@ -366,10 +430,16 @@ def _transpose(primitive: Any, transposed: Any, linear: int) -> None:
     ad.primitive_transposes[primitive] = transpose
 
 
-_COTANGENTS = 2  # those of u and r
+def _tangents(params: dict[str, Any]) -> int:
+    return len(_TANGENTS) + len(_variations(params, "d"))
+
+
+def _cotangents(params: dict[str, Any]) -> int:
+    return 2  # those of u and r
+
 
 ad.primitive_jvps[attention_p] = _attention_jvp
-_second_order(attention_tangent_p, "attention_tangent", len(_TANGENTS))
-_second_order(attention_cotangent_p, "attention_cotangent", _COTANGENTS)
-_transpose(attention_tangent_p, attention_cotangent_p, len(_TANGENTS))
-_transpose(attention_cotangent_p, attention_tangent_p, _COTANGENTS)
+_second_order(attention_tangent_p, "attention_tangent", _tangents)
+_second_order(attention_cotangent_p, "attention_cotangent", _cotangents)
+_transpose(attention_tangent_p, attention_cotangent_p, _tangents)
+_transpose(attention_cotangent_p, attention_tangent_p, _cotangents)
