@@ -9,16 +9,6 @@ namespace {
 struct Dimensions {
   Dimension queries{"queries"}, keys{"keys"}, groups{"groups"}, per_group{"per_group"};
   Dimension head_size{"head_size"}, value_size{"value_size"};
-
-  template <typename Problem>
-  void WriteTo(Problem* p) const {
-    p->queries = queries.size;
-    p->keys = keys.size;
-    p->groups = groups.size;
-    p->per_group = per_group.size;
-    p->head_size = head_size.size;
-    p->value_size = value_size.size;
-  }
 };
 
 // Which heads have masks of their own.
@@ -62,6 +52,25 @@ MaskTiles OperandMask(CallParser& call, const MaskHeads& heads, int64_t rows, in
   return mask;
 }
 
+// What both targets take first, once their results are declared.
+void ParseOperands(CallParser& call, Dimensions& d, ElementType& dtype, const MaskHeads& heads,
+                   AttentionOperands* operands) {
+  AttentionOperands& p = *operands;
+  p.workspace = call.ResultWorkspace(call.Integer("workspace", 0, kMostBytes));
+  p.query = call.Operand("query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
+  p.key = call.Operand("key", dtype, {d.keys, d.groups, d.head_size});
+  p.value = call.Operand("value", dtype, {d.keys, d.groups, d.value_size});
+  p.mask = OperandMask(call, heads, d.queries.size, d.keys.size);
+  p.scale = call.Attribute<double>("scale");
+  p.queries = d.queries.size;
+  p.keys = d.keys.size;
+  p.groups = d.groups.size;
+  p.per_group = d.per_group.size;
+  p.head_size = d.head_size.size;
+  p.value_size = d.value_size.size;
+  p.dtype = DTypeOf(dtype);
+}
+
 struct Attention {
   using Problem = AttentionProblem;
   static constexpr char kName[] = "attention";
@@ -70,19 +79,11 @@ struct Attention {
     Problem& p = *problem;
     Dimensions d;
     ElementType dtype(kFloats);
-    p.scale = call.Attribute<double>("scale");
     p.out = call.Result("out", dtype, {d.queries, d.groups, d.per_group, d.value_size});
     ElementType sums = AccumulatorOf(dtype);
     p.lse = call.Result("lse", sums, {d.groups, d.per_group, d.queries});
-    p.workspace = call.ResultWorkspace(call.Integer("workspace", 0, kMostBytes));
-    p.query = call.Operand("query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
-    p.key = call.Operand("key", dtype, {d.keys, d.groups, d.head_size});
-    p.value = call.Operand("value", dtype, {d.keys, d.groups, d.value_size});
-    const MaskHeads heads = MaskHeads::Of(call, d);
-    p.mask = OperandMask(call, heads, d.queries.size, d.keys.size);
-    d.WriteTo(&p);
+    ParseOperands(call, d, dtype, MaskHeads::Of(call, d), &p);
     p.batch = call.batch();
-    p.dtype = DTypeOf(dtype);
   }
 
   static Table<CpuVariant<Problem>> CpuVariants() {
@@ -100,24 +101,17 @@ struct AttentionCotangent {
     Problem& p = *problem;
     Dimensions d;
     ElementType dtype(kFloats);
-    p.scale = call.Attribute<double>("scale");
     p.ct_query = call.Result("ct_query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
     ElementType sums = AccumulatorOf(dtype);
     p.ct_key = call.Result("ct_key", dtype, {d.keys, d.groups, d.head_size});
     p.ct_value = call.Result("ct_value", dtype, {d.keys, d.groups, d.value_size});
-    p.workspace = call.ResultWorkspace(call.Integer("workspace", 0, kMostBytes));
-    p.query = call.Operand("query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
-    p.key = call.Operand("key", dtype, {d.keys, d.groups, d.head_size});
-    p.value = call.Operand("value", dtype, {d.keys, d.groups, d.value_size});
     const MaskHeads heads = MaskHeads::Of(call, d);
-    p.mask = OperandMask(call, heads, d.queries.size, d.keys.size);
+    ParseOperands(call, d, dtype, heads, &p);
     p.transposed_mask = OperandMask(call, heads, d.keys.size, d.queries.size);
     p.lse = call.Operand("lse", sums, {d.groups, d.per_group, d.queries});
     p.ct_out = call.Operand("ct_out", dtype, {d.queries, d.groups, d.per_group, d.value_size});
     p.ct_sums = call.Operand("ct_sums", sums, {d.groups, d.per_group, d.queries});
-    d.WriteTo(&p);
     p.batch = call.batch();
-    p.dtype = DTypeOf(dtype);
   }
 
   static Table<CpuVariant<Problem>> CpuVariants() {

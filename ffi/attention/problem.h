@@ -62,11 +62,12 @@ struct MaskTiles {
   }
 };
 
-struct AttentionProblem {
+// What attention and the transpose of its derivative both take.
+struct AttentionOperands {
   Gpu gpu;
   Batch batch;
   DType dtype =
-      DType::kBFloat16;  // of all but lse, which has sums' type: float32, or float64 as this
+      DType::kBFloat16;  // of all but lse and ct_sums, which have sums' type: float32, or float64
   int64_t queries = 0, keys = 0;
   int64_t groups = 1, per_group = 1;
   int64_t head_size = 0, value_size = 0;
@@ -75,31 +76,22 @@ struct AttentionProblem {
   Array query;       // (queries, groups, per_group, head_size)
   Array key;         // (keys, groups, head_size)
   Array value;       // (keys, groups, value_size)
-  Array out;         // (queries, groups, per_group, value_size)
-  Array lse;         // (groups, per_group, queries), as sums
   Workspace workspace;
 };
 
-struct AttentionCotangentProblem {
-  Gpu gpu;
-  Batch batch;
-  DType dtype = DType::kBFloat16;
-  int64_t queries = 0, keys = 0;
-  int64_t groups = 1, per_group = 1;
-  int64_t head_size = 0, value_size = 0;
-  double scale = 1;           // kernels take it in sums' type
-  MaskTiles mask;             // rows are queries
+struct AttentionProblem : AttentionOperands {
+  Array out;  // (queries, groups, per_group, value_size)
+  Array lse;  // (groups, per_group, queries), as sums
+};
+
+struct AttentionCotangentProblem : AttentionOperands {
   MaskTiles transposed_mask;  // rows are keys
-  Array query;                // as above
-  Array key;
-  Array value;
-  Array lse;
-  Array ct_out;    // (queries, groups, per_group, value_size)
-  Array ct_sums;   // (groups, per_group, queries), as sums
-  Array ct_query;  // as query
-  Array ct_key;    // as key
-  Array ct_value;  // as value
-  Workspace workspace;
+  Array lse;                  // (groups, per_group, queries), as sums
+  Array ct_out;               // (queries, groups, per_group, value_size)
+  Array ct_sums;              // as lse
+  Array ct_query;             // as query
+  Array ct_key;               // as key
+  Array ct_value;             // as value
 };
 
 }  // namespace jaxsparse
