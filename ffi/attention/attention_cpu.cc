@@ -7,7 +7,7 @@ namespace jaxsparse::JAXSPARSE_ISA {
 namespace {
 
 constexpr CpuVariant<AttentionProblem> kAttentionVariants[] = {
-    {"tiles", [](const AttentionProblem&) { return true; },
+    {"tiles", [](const AttentionProblem& problem) { return !problem.scores.Exist(); },
      [](const AttentionProblem&) { return 1.0; },
      [](const AttentionProblem& problem, Workers& workers) {
        DispatchDType(problem.dtype, [&]<typename T>() { Attention<T>(problem, workers); });
@@ -15,7 +15,7 @@ constexpr CpuVariant<AttentionProblem> kAttentionVariants[] = {
 };
 
 constexpr CpuVariant<AttentionCotangentProblem> kCotangentVariants[] = {
-    {"tiles", [](const AttentionCotangentProblem&) { return true; },
+    {"tiles", [](const AttentionCotangentProblem& problem) { return !problem.scores.Exist(); },
      [](const AttentionCotangentProblem&) { return 1.0; },
      [](const AttentionCotangentProblem& problem, Workers& workers) {
        DispatchDType(problem.dtype, [&]<typename T>() { AttentionCotangent<T>(problem, workers); });

@@ -1,4 +1,8 @@
 // FFI targets of attention over a block mask and of the transpose of its derivative.
+#include <algorithm>
+#include <string>
+#include <string_view>
+
 #include "attention/attention.h"
 #include "host/registry.h"
 
@@ -71,6 +75,62 @@ void ParseOperands(CallParser& call, Dimensions& d, ElementType& dtype, const Ma
   p.dtype = DTypeOf(dtype);
 }
 
+// How many elements an operand of scores has for each batch entry, and of which type they are, of a
+// word such as "nts:float32".
+Array OperandOfScores(CallParser& call, Dimensions& d, std::string_view word, int64_t* elements) {
+  const size_t colon = word.find(':');
+  const std::string_view axes = word.substr(0, colon);
+  const auto has = [&](char axis) { return axes.find(axis) != axes.npos; };
+  const ffi::DataType type =
+      colon == word.npos ? ffi::DataType::INVALID : DataTypeOf(word.substr(colon + 1));
+  if (type == ffi::DataType::INVALID || axes.find_first_not_of("bntsd") != axes.npos) {
+    call.Fail("attribute score_operands must have words such as 'nts:float32', got '" +
+              std::string(word) + "'");
+    return {};
+  }
+  const bool by_row = has('t'), by_column = has('s'), by_distance = has('d');
+  const int64_t groups = has('n') ? d.groups.size : 1, heads = has('n') ? d.per_group.size : 1;
+  const int64_t rows = d.queries.size, columns = d.keys.size, distances = rows + columns - 1;
+  const int64_t size = by_distance ? distances : (by_row ? rows : 1) * (by_column ? columns : 1);
+  *elements = groups * heads * size;
+  if (by_distance) return call.Operand("score operand", {type}, {groups, heads, distances});
+  if (by_row && by_column) {
+    return call.Operand("score operand", {type}, {groups, heads, rows, columns});
+  }
+  if (by_row || by_column) return call.Operand("score operand", {type}, {groups, heads, size});
+  return call.Operand("score operand", {type}, {groups, heads});
+}
+
+// A printed function of scores with what it reads, and dropout.
+AttentionScores ParseScores(CallParser& call, Dimensions& d) {
+  AttentionScores scores;
+  const auto text = call.Attribute<std::string_view>("score");
+  auto words = call.Attribute<std::string_view>("score_operands");
+  const bool has_offsets = call.Attribute<bool>("score_offsets");
+  const bool drops = call.Attribute<bool>("dropout");
+  scores.text = text.data();
+  scores.text_size = static_cast<int64_t>(text.size());
+  for (int i = 0; !words.empty(); ++i) {
+    const size_t end = std::min(words.find(' '), words.size());
+    if (i == kMaxScoreOperands) {
+      call.Fail("attribute score_operands must have at most " + std::to_string(kMaxScoreOperands) +
+                " words");
+      break;
+    }
+    int64_t elements = 0;
+    scores.values[i] = OperandOfScores(call, d, words.substr(0, end), &elements);
+    scores.most_elements =
+        std::max(scores.most_elements, elements * OwnEntries(call.batch(), scores.values[i]));
+    words.remove_prefix(std::min(end + 1, words.size()));
+  }
+  if (has_offsets) scores.offsets = call.Operand("offsets", {ffi::S32}, {2});
+  if (drops) {
+    scores.seeds = call.Operand("seeds", {ffi::U32}, {d.groups, d.per_group});
+    scores.dropout_rate = call.Operand("dropout_rate", {ffi::F32}, {});
+  }
+  return scores;
+}
+
 struct Attention {
   using Problem = AttentionProblem;
   static constexpr char kName[] = "attention";
@@ -83,6 +143,7 @@ struct Attention {
     ElementType sums = AccumulatorOf(dtype);
     p.lse = call.Result("lse", sums, {d.groups, d.per_group, d.queries});
     ParseOperands(call, d, dtype, MaskHeads::Of(call, d), &p);
+    p.scores = ParseScores(call, d);
     p.batch = call.batch();
   }
 
@@ -111,6 +172,7 @@ struct AttentionCotangent {
     p.lse = call.Operand("lse", sums, {d.groups, d.per_group, d.queries});
     p.ct_out = call.Operand("ct_out", dtype, {d.queries, d.groups, d.per_group, d.value_size});
     p.ct_sums = call.Operand("ct_sums", sums, {d.groups, d.per_group, d.queries});
+    p.scores = ParseScores(call, d);
     p.batch = call.batch();
   }
 

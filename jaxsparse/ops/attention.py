@@ -34,6 +34,7 @@ from jaxsparse.device import AnyDevice, Device
 from jaxsparse.ops import composed_attention as composed
 from jaxsparse.ops import plain_attention as plain
 from jaxsparse.ops.arguments import operands_of_pattern
+from jaxsparse.ops.score_printer import print_score
 from jaxsparse.ops.scores import Scores
 from jaxsparse.pattern import transpose_is_missing
 from jaxsparse.precision import accumulator_dtype
@@ -140,8 +141,9 @@ def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> 
     ) -> FfiCall | Fallback:
         if not params["has_mask"]:
             return _instead("a block mask of the pattern would take much memory", name, params)
-        if params["scores"] is not None:
-            return _instead(f"no kernel takes these scores: {params['scores']}", name, params)
+        scores: Scores | None = params["scores"]
+        if scores is not None and (lacks := _lacks_for_scores(name, params, avals, device)):
+            return _instead(lacks, name, params)
         query, _, value = avals[:3]
         h, e = query.shape[-1], value.shape[-1]
         sizes = f"{query.dtype} heads of {h} and {e} numbers"
@@ -154,14 +156,50 @@ def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> 
                 called=f"the kernel of heads of {padded}, padded",
             )
         return FfiCall(
-            ("query", "key", "value", *masks, *behind),
-            {name: params[name] for name in _ATTRIBUTES},
+            ("query", "key", "value", *masks, *behind, *(n for n, _ in _score_operands(params))),
+            {**{name: params[name] for name in _ATTRIBUTES}, **_score_attributes(params, avals)},
             workspace=None,
             workspace_is_fixed=True,
             fallback=_instead(f"no kernel takes {sizes}", name, params),
         )
 
     return ffi
+
+
+def _lacks_for_scores(
+    name: str, params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
+) -> str:
+    """Why no kernel takes a call with its scores; empty if one may."""
+    if not _has_kernel_in_16_bits(device) or _padded_size(avals[0], avals[2]) is None:
+        return (
+            f"of functions of scores and dropout there are kernels for GPUs of compute capability "
+            f"9.0 alone, for heads of 1 to {_SIZES_OF_HEADS[-1]} numbers of 16 bits"
+        )
+    if name == "attention_cotangent" and _variations(params, "ct"):
+        return "no kernel sums the cotangents of what the function of scores reads"
+    try:
+        _score_attributes(params, avals)
+    except ValueError as error:
+        return f"no kernel takes the function of scores: {error}"
+    return ""
+
+
+def _score_attributes(params: dict[str, Any], avals: Sequence[ShapedArray]) -> dict[str, Any]:
+    """What targets are told of scores; ValueError where a function can't be printed."""
+    scores: Scores = params["scores"] or Scores()
+    first = len(_MULTIPLIED) + len(_mask_operands(params))
+    if avals[0].dtype.itemsize != 2 or scores.function is None:
+        text, dtypes = "", ()
+    else:
+        dtypes = tuple(str(a.dtype) for a in avals[first : first + len(scores.axes)])
+        text = print_score(scores.function, scores.axes, dtypes)
+    words = (f"{a}:{d}" for a, d in zip(scores.axes, dtypes, strict=True))
+    return {
+        "score": text,
+        "score_operands": " ".join(words),
+        "score_offsets": scores.has_offsets,
+        "dropout": scores.dropout,
+    }
 
 
 def _has_kernel_in_16_bits(device: AnyDevice) -> bool:

@@ -5,6 +5,7 @@
 #include "attention/kernels/cotangent.h"
 #include "attention/kernels/mask_cells.cuh"
 #include "attention/kernels/products.cuh"
+#include "attention/kernels/scores.cuh"
 #include "cuda/pipeline.cuh"
 
 namespace jaxsparse {
@@ -250,13 +251,31 @@ struct StoredEntry {
     lse = place.At<const float>(p.batch, p.lse)[head * p.queries + row];
     ct_sums = place.At<const float>(p.batch, p.ct_sums)[head * p.queries + row];
   }
-  // The probability, and that times the cotangent of the score's tangent.
+  // The probability as it meets the value, and that of the score times the cotangent of its
+  // tangent. The entry is at `row` and `column`.
+  template <typename Scoring>
   __device__ __forceinline__ void Meet(const AttentionCotangentTiles& p,
-                                       const RowOfWarp<T, kSize>& key,
+                                       const HeadScores<Scoring>& head, uint32_t row,
+                                       uint32_t column, const RowOfWarp<T, kSize>& key,
                                        const RowOfWarp<T, kSize>& value, float* probability,
                                        float* ct_score) const {
-    *probability = ApproximateExp2(query.Dot(key) * p.log2_scale + ShiftOf(lse));
-    *ct_score = *probability * (ct_out.Dot(value) + ct_sums);
+    float slope = 1;
+    if constexpr (Scoring::Function::kExists) {
+      const float score = head.Of(query.Dot(key), row, column, &slope);
+      *probability = ApproximateExp2(score * kLog2OfE + ShiftOf(lse));
+    } else {
+      *probability = ApproximateExp2(query.Dot(key) * p.log2_scale + ShiftOf(lse));
+    }
+    float ct_probability = ct_out.Dot(value);
+    if constexpr (Scoring::kDrops) {
+      const bool kept = head.Keeps(head.HashOfRow(row), column);
+      ct_probability = kept ? ct_probability * head.KeptScale() : 0.0f;
+      *ct_score = *probability * (ct_probability + ct_sums);
+      *probability = kept ? *probability : 0.0f;
+    } else {
+      *ct_score = *probability * (ct_probability + ct_sums);
+    }
+    if constexpr (Scoring::Function::kExists) *ct_score *= slope;
   }
 };
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attention/kernels/mask_cells.cuh"
+#include "attention/kernels/scores.cuh"
 #include "attention/kernels/softmax.cuh"
 
 namespace jaxsparse {
@@ -19,11 +20,26 @@ struct HeadOperands {
   float scale;  // of powers of 2, as of an OnlineSoftmax
 };
 
+// What becomes of the products of a row, of all queries.
+template <typename Scoring>
+struct RowScores {
+  const HeadScores<Scoring>& head;
+  uint32_t row;
+
+  __device__ __forceinline__ RowScores(const HeadScores<Scoring>& head, uint32_t row)
+      : head(head), row(row) {}
+};
+template <>
+struct RowScores<NoScoring> {
+  __device__ __forceinline__ RowScores(const HeadScores<NoScoring>&, uint32_t) {}
+};
+
 // `row`: of its row of tiles. All lanes get `lse`; each has the results from its number `lane` on,
 // kWarp apart.
-template <typename T, int kHeadSize, int kValueSize>
+template <typename T, int kHeadSize, int kValueSize, typename Scoring>
 __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
                                            const HeadOperands<T>& of,
+                                           const RowScores<Scoring>& scores,
                                            float (&out)[kValueSize / kWarp], float& lse) {
   constexpr int kOfLane = kValueSize / kWarp;
   const uint32_t lane = threadIdx.x % kWarp, down = row / kMaskCell;
@@ -54,6 +70,7 @@ __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
           score += ToAccumulator(of.query[i]) * ToAccumulator(key[i]);
         }
       }
+      if constexpr (Scoring::Function::kExists) score = scores.head.Of(score, scores.row, u);
       score = seen ? score * of.scale : kNoScore;
       float now = fmaxf(most, score);
 #pragma unroll
@@ -62,8 +79,11 @@ __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
       }
       const float factor = now > most ? ApproximateExp2(most - now) : 1.0f;
       most = now;
-      const float p = ApproximateExp2(score - (now == kNoScore ? 0.0f : now));
+      float p = ApproximateExp2(score - (now == kNoScore ? 0.0f : now));
       total = total * factor + p;
+      if constexpr (Scoring::kDrops) {
+        p = scores.head.Keeps(scores.head.HashOfRow(scores.row), u) ? p : 0.0f;
+      }
 #pragma unroll
       for (int i = 0; i < kOfLane; ++i) out[i] *= factor;
 #pragma unroll 1
@@ -79,6 +99,10 @@ __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
   total = SumOverLanes(total, kWarp);
 #pragma unroll
   for (int i = 0; i < kOfLane; ++i) out[i] = total == 0 ? 0 : out[i] / total;
+  if constexpr (Scoring::kDrops) {
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) out[i] *= scores.head.KeptScale();
+  }
   lse = total == 0 ? kNoScore : most * kLn2 + logf(total);
 }
 

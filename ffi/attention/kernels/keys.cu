@@ -5,6 +5,10 @@
 //   p = exp2(log2_scale s - lse log2(e)) where stored, 0 elsewhere;  ds = p (dp + ct_sums)
 //   ct_value += p^T ct_out,  ct_key += ds^T query       (p and ds from registers)
 //
+// Where there is a function of scores (scores.cuh), p is of what it makes of them, and ds is
+// multiplied by its derivative, as soon as both are known; dropout multiplies dp, and p on its way
+// to the product with ct_out.
+//
 // for all query heads of the group, so that what is added up stays in the registers of one
 // warpgroup, in a fixed order: there are no atomic additions, and results repeat bitwise. Products
 // are asynchronous. While one of a warpgroup is computed, it computes exponentials or cotangents of
@@ -30,7 +34,22 @@
 
 namespace jaxsparse {
 
-template <AttentionKeysConfig kConfig>
+// The query head and the first query of each step, where consumers want to know them.
+template <bool kTold, int kStages>
+struct KeysPlaces {
+  uint32_t heads[kStages], first_queries[kStages];
+
+  __device__ __forceinline__ void Tell(uint32_t stage, uint32_t head, uint32_t first_query) {
+    heads[stage] = head;
+    first_queries[stage] = first_query;
+  }
+};
+template <int kStages>
+struct KeysPlaces<false, kStages> {
+  __device__ __forceinline__ void Tell(uint32_t, uint32_t, uint32_t) {}
+};
+
+template <AttentionKeysConfig kConfig, bool kScored>
 struct KeysControl {
   uint64_t full[kConfig.kStages], empty[kConfig.kStages];
   uint64_t keys_full[kCotangentGroups], keys_empty[kCotangentGroups];
@@ -41,6 +60,7 @@ struct KeysControl {
   MaskRow row;
   const float *lse, *ct_sums;
   uint32_t head, query_entry, ct_out_entry;
+  KeysPlaces<kScored, kConfig.kStages> places;
 
   using State = PipelineState<kConfig.kStages>;
   __device__ __forceinline__ PipelineStage StageAt(State at) {
@@ -49,9 +69,9 @@ struct KeysControl {
 };
 
 // A thread that takes items and has their keys and values copied.
-template <AttentionKeysConfig kConfig>
-__device__ __forceinline__ void CopyKeys(const AttentionCotangentTiles& p,
-                                         KeysControl<kConfig>& control, unsigned char* shared) {
+template <AttentionKeysConfig kConfig, typename Control>
+__device__ __forceinline__ void CopyKeys(const AttentionCotangentTiles& p, Control& control,
+                                         unsigned char* shared) {
   constexpr int kTileBytes = kConfig.TileBytes();
 #pragma unroll 1
   for (uint32_t number = 0;; ++number) {
@@ -80,9 +100,8 @@ __device__ __forceinline__ void CopyKeys(const AttentionCotangentTiles& p,
 }
 
 // The warp that has queries and their cotangents copied, step by step.
-template <typename T, AttentionKeysConfig kConfig>
+template <typename T, AttentionKeysConfig kConfig, typename Control>
 class KeysSteps {
-  using Control = KeysControl<kConfig>;
   const AttentionCotangentTiles& p_;
   Control& control_;
   unsigned char* shared_;
@@ -118,6 +137,7 @@ class KeysSteps {
       const uint32_t words[] = {upper == kPartial ? kWordBytes : 0,
                                 lower == kPartial ? kWordBytes : 0};
       control_.steps[at_.stage] = upper | lower << 2;
+      control_.places.Tell(at_.stage, control_.head, first);
       stage.Expect(kConfig.StageBytes() + words[0] + words[1]);
       unsigned char* to = shared_ + kConfig.StagesAt() + at_.stage * kConfig.StageBytes();
       CopyLines<kConfig.head_size, kMaskCell>(to, p_.query_tiles, control_.head, first,
@@ -176,10 +196,58 @@ class KeysSteps {
   }
 };
 
+// The scores of a cell, as a thread has them. What says where operands are is found anew for each
+// cell: there is no register to keep it in.
+template <typename Scoring>
+class CellScores {
+  HeadScores<Scoring> head_;
+  uint32_t first_query_ = 0, first_key_ = 0;
+
+ public:
+  template <typename Places>
+  __device__ __forceinline__ CellScores(const AttentionCotangentTiles& p, const Places& places,
+                                        uint32_t stage, const CotangentItem& item, int group)
+      : head_(p) {
+    if constexpr (Scoring::kExists) {
+      head_.Set(item.place, places.heads[stage]);
+      const uint32_t row = threadIdx.x % kWarpgroup / kWarp * 16 + threadIdx.x % kWarp / 4;
+      first_key_ = item.row * kMaskTile + group * kMaskCell + row;
+      first_query_ = places.first_queries[stage] + threadIdx.x % 4 * 2;
+    }
+  }
+
+  // The function of the thread's number i, and its derivative.
+  __device__ __forceinline__ float Of(int i, float product, float* derivative) const {
+    return head_.Of(product, first_query_ + i / 4 * 8 + i % 2, first_key_ + i / 2 % 2 * 8,
+                    derivative);
+  }
+  // Clears the bits of numbers that are dropped, of four from a column of queries on.
+  __device__ __forceinline__ void KeepOrDrop(int column, uint32_t& kept) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t hash = head_.HashOfRow(first_query_ + column + i);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if (!head_.Keeps(hash, first_key_ + j * 8)) kept &= ~(1u << (column / 2 + 2 * j + i));
+      }
+    }
+  }
+  __device__ __forceinline__ float KeptScale() const { return head_.KeptScale(); }
+};
+
+// Of numbers from the first one on, those whose bits are not set become 0.
+template <int kCount>
+__device__ __forceinline__ void DropNumbers(uint32_t kept, int first, float (&numbers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    numbers[i] = (kept & (1u << (first + i))) != 0 ? numbers[i] : 0.0f;
+  }
+}
+
 // One of the consumer warpgroups.
-template <typename T, AttentionKeysConfig kConfig>
+template <typename T, AttentionKeysConfig kConfig, typename Scoring>
 class KeysConsumer {
-  using Control = KeysControl<kConfig>;
+  using Control = KeysControl<kConfig, Scoring::kExists>;
   static constexpr int kSize = kConfig.head_size, kBlockBytes = kMaskCell * 64 * 2;
   const AttentionCotangentTiles& p_;
   Control& control_;
@@ -198,8 +266,15 @@ class KeysConsumer {
     if (!is_first) Empty((at_.stage + kConfig.kStages - 1) % kConfig.kStages);
   }
 
+  // This thread's word of a partial cell.
+  __device__ __forceinline__ uint32_t WordOf(uint32_t side) const {
+    const uint32_t words = side + kConfig.kWordsAt + group_ * kMaskCellWords * 4;
+    return SharedAt<const uint32_t>(words + threadIdx.x % kWarpgroup * 4);
+  }
+
   // Adds a cell to the sums. The last product is not waited for.
-  __device__ __forceinline__ void AddCell(bool is_partial, bool is_first) {
+  __device__ __forceinline__ void AddCell(const CotangentItem& item, bool is_partial,
+                                          bool is_first) {
     constexpr int kTileBytes = kConfig.TileBytes(), kSteps = kKeysStepRows / kInnerOfProduct;
     // In a way that tells a compiler that all lanes agree, as about cells below.
     const uint32_t stage = __shfl_sync(kAllLanes, at_.stage * kConfig.StageBytes(), 0);
@@ -219,22 +294,58 @@ class KeysConsumer {
     CommitProducts();
     WaitForGroups<1>();
     KeepInRegisters(scores);
+    uint32_t kept = kAllLanes;  // bits of this thread's probabilities that are not dropped
+    const CellScores<Scoring> head(p_, control_.places, at_.stage, item, group_);
+    uint32_t rows[kSteps][4];
+    if constexpr (Scoring::Function::kExists) {
+      uint32_t word = kAllLanes;
+      if (is_partial) word = WordOf(side);
 #pragma unroll
-    for (int column = 0; column < kKeysStepRows; column += 8) {
-      const Vector<float, 2> shifts = SharedAt<const Vector<float, 2>>(numbers + column * 4);
+      for (int column = 0; column < kKeysStepRows; column += 8) {
+        const Vector<float, 2> shifts = SharedAt<const Vector<float, 2>>(numbers + column * 4);
+        float probabilities[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& score = scores[column / 2 + i];
-        score = ApproximateExp2(score * p_.log2_scale + shifts.elements[i % 2]);
+        for (int i = 0; i < 4; ++i) {
+          const int n = column / 2 + i;
+          float slope;
+          const float score = head.Of(n, scores[n], &slope);
+          const float power = ApproximateExp2(score * kLog2OfE + shifts.elements[i % 2]);
+          const bool stored = (word & (1u << n)) != 0;
+          probabilities[i] = stored ? power : 0.0f;
+          scores[n] = stored ? power * slope : 0.0f;
+        }
+        if constexpr (Scoring::kDrops) {
+          head.KeepOrDrop(column, kept);
+          DropNumbers(kept, column / 2, probabilities);
+        }
+        rows[column / 16][column / 8 % 2 * 2] = PairOf(T(), probabilities[0], probabilities[1]);
+        rows[column / 16][column / 8 % 2 * 2 + 1] = PairOf(T(), probabilities[2], probabilities[3]);
+      }
+    } else {
+#pragma unroll
+      for (int column = 0; column < kKeysStepRows; column += 8) {
+        const Vector<float, 2> shifts = SharedAt<const Vector<float, 2>>(numbers + column * 4);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float& score = scores[column / 2 + i];
+          score = ApproximateExp2(score * p_.log2_scale + shifts.elements[i % 2]);
+        }
+      }
+      if (is_partial) ApplyMaskWord<0>(WordOf(side), 0.0f, scores);
+      if constexpr (Scoring::kDrops) {
+        float probabilities[kKeysStepRows / 2];
+#pragma unroll
+        for (int column = 0; column < kKeysStepRows; column += 8) {
+          head.KeepOrDrop(column, kept);
+        }
+#pragma unroll
+        for (int i = 0; i < kKeysStepRows / 2; ++i) probabilities[i] = scores[i];
+        DropNumbers(kept, 0, probabilities);
+        RowsOfProduct<T>(probabilities, rows);
+      } else {
+        RowsOfProduct<T>(scores, rows);
       }
     }
-    if (is_partial) {
-      const uint32_t words = side + kConfig.kWordsAt + group_ * kMaskCellWords * 4;
-      const uint32_t word = SharedAt<const uint32_t>(words + threadIdx.x % kWarpgroup * 4);
-      ApplyMaskWord<0>(word, 0.0f, scores);
-    }
-    uint32_t rows[kSteps][4];
-    RowsOfProduct<T>(scores, rows);
     FenceProducts();
     MultiplyRows<T, kBlockBytes>(ct_value_, rows, ct_out);
     CommitProducts();
@@ -247,7 +358,11 @@ class KeysConsumer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int n = column / 2 + i;
-        scores[n] *= ct_scores[n] + sums.elements[i % 2];
+        float ct_score = ct_scores[n];
+        if constexpr (Scoring::kDrops) {
+          ct_score = (kept & (1u << n)) != 0 ? ct_score * head.KeptScale() : 0.0f;
+        }
+        scores[n] *= ct_score + sums.elements[i % 2];
       }
     }
     uint32_t ct_rows[kSteps][4];
@@ -257,7 +372,7 @@ class KeysConsumer {
     CommitProducts();
   }
 
-  __device__ __forceinline__ void AddCells() {
+  __device__ __forceinline__ void AddCells(const CotangentItem& item) {
     masked_ = false;
 #pragma unroll 1
     for (bool is_first = true;; is_first = false) {
@@ -267,7 +382,7 @@ class KeysConsumer {
       if (cell != 0) {
         const bool is_partial = cell == static_cast<uint32_t>(MaskCell::kPartial);
         masked_ |= is_partial;
-        AddCell(is_partial, is_first);
+        AddCell(item, is_partial, is_first);
       } else {
         WaitForGroups<0>();
         EmptyBefore(is_first);
@@ -287,7 +402,7 @@ class KeysConsumer {
     const int rows = left < kMaskCell ? static_cast<int>(left) : kMaskCell;
     T* ct_value = item.place.At<T>(p_.batch, p_.ct_value) + at;
     T* ct_key = item.place.At<T>(p_.batch, p_.ct_key) + at;
-    uint32_t not_finite = StoreRows(ct_value_, 1.0f, ct_value, stride, rows);
+    uint32_t not_finite = StoreRows(ct_value_, KeptScale(item), ct_value, stride, rows);
     not_finite |=
         StoreRows(ct_key_, static_cast<float>(static_cast<float>(p_.scale)), ct_key, stride, rows);
     if (!masked_) return;
@@ -298,6 +413,14 @@ class KeysConsumer {
       WriteEntryByEntry(item, static_cast<uint32_t>(first + row), ct_key + row * stride,
                         ct_value + row * stride);
     }
+  }
+
+  // By what sums of probabilities that are kept are multiplied: the same for all heads.
+  __device__ __forceinline__ float KeptScale(const CotangentItem& item) const {
+    if constexpr (!Scoring::kDrops) return 1.0f;
+    HeadScores<Scoring> head(p_);
+    head.Set(item.place, 0);
+    return head.KeptScale();
   }
 
   // By a warp.
@@ -314,11 +437,13 @@ class KeysConsumer {
       const auto own = static_cast<uint32_t>(p_.transposed_mask.Own(item.head, of_group));
       MaskRow row;
       row.Set(p_.transposed_mask, p_.batch, item.place, own, item.row);
+      HeadScores<Scoring> head(p_);
+      head.Set(item.place, item.head * heads + of_group);
       const auto add = [&](uint32_t query) {
         StoredEntry<T, kSize> entry;
         entry.Load(p_, item.place, item.head * heads + of_group, query);
         float probability, ct_score;
-        entry.Meet(p_, key, value, &probability, &ct_score);
+        entry.Meet(p_, head, query, at, key, value, &probability, &ct_score);
         value_sums.Add(probability, entry.ct_out);
         key_sums.Add(ct_score, entry.query);
         return !(value_sums.IsNan() && key_sums.IsNan());
@@ -326,7 +451,7 @@ class KeysConsumer {
       ForEachStored(row, at % kMaskTile, static_cast<uint32_t>(p_.queries), add);
     }
     key_sums.Store(ct_key, static_cast<float>(p_.scale));
-    value_sums.Store(ct_value, 1.0f);
+    value_sums.Store(ct_value, KeptScale(item));
   }
 
  public:
@@ -345,7 +470,7 @@ class KeysConsumer {
       if (item.row == kNoItem) return;
 #pragma unroll
       for (int i = 0; i < kSize / 2; ++i) ct_value_[i] = ct_key_[i] = 0;
-      AddCells();
+      AddCells(item);
       __syncwarp();
       if (threadIdx.x % kWarp == 0) Arrive(&control_.keys_empty[group_]);
       WaitForGroups<0>();
@@ -356,11 +481,11 @@ class KeysConsumer {
   }
 };
 
-template <typename T, AttentionKeysConfig kConfig>
+template <typename T, AttentionKeysConfig kConfig, typename Scoring = NoScoring>
 __global__ void __launch_bounds__(kCotangentThreads, 1)
     AttentionCotangentOfKeys(const __grid_constant__ AttentionCotangentTiles p) {
   extern __shared__ __align__(1024) unsigned char attention_shared[];
-  using Control = KeysControl<kConfig>;
+  using Control = KeysControl<kConfig, Scoring::kExists>;
   static_assert(sizeof(Control) <= kCotangentControlBytes);
   Control& control = *reinterpret_cast<Control*>(attention_shared + kConfig.ControlAt());
   constexpr int kConsumerWarps = kWarpgroup / kWarp;  // of a warpgroup
@@ -378,11 +503,11 @@ __global__ void __launch_bounds__(kCotangentThreads, 1)
   __syncthreads();
   if (threadIdx.x < kCotangentGroups * kWarpgroup) {
     TakeRegisters<kCotangentConsumerRegisters>();
-    KeysConsumer<T, kConfig>(p, control, AddressOfShared(attention_shared)).Run();
+    KeysConsumer<T, kConfig, Scoring>(p, control, AddressOfShared(attention_shared)).Run();
   } else {
     GiveUpRegisters<kCotangentProducerRegisters>();
     const int warp = WarpOfBlock() - kCotangentGroups * kConsumerWarps;
-    if (warp == 0) KeysSteps<T, kConfig>(p, control, attention_shared).Run();
+    if (warp == 0) KeysSteps<T, kConfig, Control>(p, control, attention_shared).Run();
     if (warp == 1 && threadIdx.x % kWarp == 0) {
       CopyKeys<kConfig>(p, control, attention_shared);
       WaitForPrologue();  // so that what follows this kernel finds that one done, too

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "attention/kernels/cotangent_launch.h"
+#include "attention/kernels/score_source.h"
 #include "nvrtc/expression.h"
 
 namespace jaxsparse {
@@ -16,11 +17,8 @@ AttentionRowsConfig ConfigOf(const AttentionCotangentProblem& p) {
 }
 
 KernelSource Source(const AttentionCotangentProblem& p) {
-  return {"attention/kernels/rows.cu",
-          KernelExpression(
-              "AttentionCotangentOfRows",
-              {TypeName(p.dtype), ConfigExpression("AttentionRowsConfig",
-                                                   {Field("head_size", ConfigOf(p).head_size)})})};
+  return WithScores(p.scores, "attention/kernels/rows.cu", "AttentionCotangentOfRows", TypeName(p.dtype),
+                    ConfigExpression("AttentionRowsConfig", {Field("head_size", ConfigOf(p).head_size)}));
 }
 
 LaunchShape Shape(const AttentionCotangentProblem& p) {

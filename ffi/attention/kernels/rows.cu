@@ -6,6 +6,9 @@
 //   p = exp2(log2_scale s - lse log2(e)) where stored, 0 elsewhere;  ds = p (dp + ct_sums)
 //   ct_query += ds key                                  (ds from registers)
 //
+// Where there is a function of scores (scores.cuh), p is of what it makes of them, and ds is
+// multiplied by its derivative; dropout multiplies dp.
+//
 // Scores and probabilities are computed once more than by the kernel of keys (keys.cu), since sums
 // over keys and sums over queries belong to different blocks: so there are no atomic additions, and
 // results repeat bitwise.
@@ -28,6 +31,7 @@
 // once each.
 #include "attention/kernels/cotangent.cuh"
 #include "attention/kernels/rows.h"
+#include "attention/kernels/scores.cuh"
 
 namespace jaxsparse {
 
@@ -119,8 +123,8 @@ class RowsOfItems {
   }
 };
 
-// A thread that has keys and values copied, tile by tile.
-template <AttentionRowsConfig kConfig>
+// A thread that has keys and values copied, tile by tile. `kColumns`: consumers are told which.
+template <AttentionRowsConfig kConfig, bool kColumns>
 __device__ __forceinline__ void CopyTiles(const AttentionCotangentTiles& p,
                                           RowsControl<kConfig>& control, unsigned char* shared) {
   constexpr int kSize = kConfig.head_size;
@@ -146,7 +150,7 @@ __device__ __forceinline__ void CopyTiles(const AttentionCotangentTiles& p,
       const PipelineStage keys = control.KeysAt(at), values = control.ValuesAt(at);
       const uint32_t first = row.ColumnOf(entry) * kMaskTile;
       values.WaitUntilEmpty();
-      control.steps[at.stage] = states << kMaskStatesAt;
+      control.steps[at.stage] = states << kMaskStatesAt | (kColumns ? row.ColumnOf(entry) : 0);
       if (is_end) {
         keys.Filled();
       } else {
@@ -172,8 +176,50 @@ __device__ __forceinline__ void CopyTiles(const AttentionCotangentTiles& p,
   }
 }
 
+// The scores of a tile, as a thread has them. What says where operands are is found anew for each
+// tile: there is no register to keep it in.
+template <typename Scoring>
+class TileScores {
+  HeadScores<Scoring> head_;
+  uint32_t first_query_ = 0, first_key_ = 0;
+
+ public:
+  __device__ __forceinline__ TileScores(const AttentionCotangentTiles& p, const CotangentItem& item,
+                                        int group, uint32_t entry)
+      : head_(p) {
+    if constexpr (Scoring::kExists) {
+      head_.Set(item.place, item.head);
+      const uint32_t row = threadIdx.x % kWarpgroup / kWarp * 16 + threadIdx.x % kWarp / 4;
+      first_query_ = item.row * kMaskTile + group * kMaskCell + row;
+      first_key_ = MaskColumnOf(entry) * kMaskTile + threadIdx.x % 4 * 2;
+    }
+  }
+
+  // The function of the thread's number i, and its derivative.
+  __device__ __forceinline__ float Of(int i, float product, float* derivative) const {
+    return head_.Of(product, first_query_ + i / 2 % 2 * 8, first_key_ + i / 4 * 8 + i % 2,
+                    derivative);
+  }
+  // Cotangents of probabilities: what is dropped has none.
+  template <int kCount>
+  __device__ __forceinline__ void Drop(float (&cotangents)[kCount]) const {
+    if constexpr (Scoring::kDrops) {
+      const uint32_t hashes[] = {head_.HashOfRow(first_query_), head_.HashOfRow(first_query_ + 8)};
+#pragma unroll
+      for (int i = 0; i < kCount; i += 2) {
+        bool kept[2];
+        head_.KeepPair(hashes[i / 2 % 2], first_key_ + i / 4 * 8, kept);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          cotangents[i + j] = kept[j] ? cotangents[i + j] * head_.KeptScale() : 0.0f;
+        }
+      }
+    }
+  }
+};
+
 // One of the consumer warpgroups.
-template <typename T, AttentionRowsConfig kConfig>
+template <typename T, AttentionRowsConfig kConfig, typename Scoring>
 class RowsConsumer {
   using Control = RowsControl<kConfig>;
   static constexpr int kSize = kConfig.head_size;
@@ -215,7 +261,8 @@ class RowsConsumer {
   }
 
   // Adds a tile to the sums. The last product is not waited for.
-  __device__ __forceinline__ void AddTile(uint32_t states, bool is_first) {
+  __device__ __forceinline__ void AddTile(const CotangentItem& item, uint32_t states,
+                                          bool is_first) {
     // In a way that tells a compiler that all lanes agree, as about states below.
     const typename Control::State at = {__shfl_sync(kAllLanes, at_.stage, 0),
                                         __shfl_sync(kAllLanes, at_.phase, 0)};
@@ -234,15 +281,24 @@ class RowsConsumer {
     CommitProducts();
     WaitForGroups<1>();
     KeepInRegisters(scores);
+    const TileScores<Scoring> head(p_, item, group_, states);
 #pragma unroll
     for (int i = 0; i < kMaskTile / 2; ++i) {
-      scores[i] = ApproximateExp2(scores[i] * p_.log2_scale + shifts_[i / 2 % 2]);
+      const float shift = shifts_[i / 2 % 2];
+      if constexpr (Scoring::Function::kExists) {
+        float slope;
+        const float score = head.Of(i, scores[i], &slope);
+        scores[i] = ApproximateExp2(score * kLog2OfE + shift) * slope;
+      } else {
+        scores[i] = ApproximateExp2(scores[i] * p_.log2_scale + shift);
+      }
     }
     ApplyCell<0>(states, scores);
     ApplyCell<1>(states, scores);
     WaitForGroups<0>();
     KeepInRegisters(ct_scores);
     Empty(control_.ValuesAt(at_));
+    head.Drop(ct_scores);
 #pragma unroll
     for (int i = 0; i < kMaskTile / 2; ++i) scores[i] *= ct_scores[i] + ct_sums_[i / 2 % 2];
     uint32_t rows[kMaskTile / kInnerOfProduct][4];
@@ -252,7 +308,7 @@ class RowsConsumer {
     CommitProducts();
   }
 
-  __device__ __forceinline__ void AddTiles() {
+  __device__ __forceinline__ void AddTiles(const CotangentItem& item) {
     masked_ = false;
 #pragma unroll 1
     for (bool is_first = true;; is_first = false) {
@@ -260,7 +316,7 @@ class RowsConsumer {
       const uint32_t states = __shfl_sync(kAllLanes, control_.steps[at_.stage], 0);
       if ((states >> (kMaskStatesAt + 4 * group_) & 15) != 0) {
         masked_ |= (PartialCellsOf(states) >> 4 * group_ & 15) != 0;
-        AddTile(states, is_first);
+        AddTile(item, states, is_first);
       } else {
         WaitForGroups<0>();
         EmptyKeysBefore(is_first);
@@ -306,12 +362,14 @@ class RowsConsumer {
     MaskRow row;
     row.Set(p_.mask, p_.batch, item.place,
             static_cast<uint32_t>(p_.mask.Own(group, item.head % per_group)), item.row);
+    HeadScores<Scoring> head(p_);
+    head.Set(item.place, item.head);
     const auto add = [&](uint32_t u) {
       Row key, value;
       key.Load(keys + u * stride);
       value.Load(values + u * stride);
       float probability, ct_score;
-      entry.Meet(p_, key, value, &probability, &ct_score);
+      entry.Meet(p_, head, at, u, key, value, &probability, &ct_score);
       sums.Add(ct_score, key);
       return !sums.IsNan();
     };
@@ -342,7 +400,7 @@ class RowsConsumer {
       }
 #pragma unroll
       for (int i = 0; i < kSize / 2; ++i) ct_query_[i] = 0;
-      AddTiles();
+      AddTiles(item);
       WaitForGroups<0>();
       KeepInRegisters(ct_query_);
       __syncwarp();
@@ -352,7 +410,7 @@ class RowsConsumer {
   }
 };
 
-template <typename T, AttentionRowsConfig kConfig>
+template <typename T, AttentionRowsConfig kConfig, typename Scoring = NoScoring>
 __global__ void __launch_bounds__(kCotangentThreads, 1)
     AttentionCotangentOfRows(const __grid_constant__ AttentionCotangentTiles p) {
   extern __shared__ __align__(1024) unsigned char attention_shared[];
@@ -376,11 +434,13 @@ __global__ void __launch_bounds__(kCotangentThreads, 1)
   __syncthreads();
   if (threadIdx.x < kCotangentGroups * kWarpgroup) {
     TakeRegisters<kCotangentConsumerRegisters>();
-    RowsConsumer<T, kConfig>(p, control, AddressOfShared(attention_shared)).Run();
+    RowsConsumer<T, kConfig, Scoring>(p, control, AddressOfShared(attention_shared)).Run();
   } else {
     GiveUpRegisters<kCotangentProducerRegisters>();
     const int warp = WarpOfBlock() - kCotangentGroups * kConsumerWarps;
-    if (warp == 0 && threadIdx.x % kWarp == 0) CopyTiles<kConfig>(p, control, attention_shared);
+    if (warp == 0 && threadIdx.x % kWarp == 0) {
+      CopyTiles<kConfig, Scoring::kExists>(p, control, attention_shared);
+    }
     if (warp == 1) RowsOfItems<kConfig>(p, control, attention_shared).Run();
   }
 }

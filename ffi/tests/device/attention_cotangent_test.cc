@@ -29,7 +29,7 @@ struct Sums {
   }
 };
 
-template <typename T, int kSize>
+template <typename T, int kSize, typename Scoring>
 class CotangentTest {
  public:
   CotangentTest(const AttentionSize& size, const AttentionOptions& options, Wrong wrong)
@@ -84,13 +84,13 @@ class CotangentTest {
     SetMaps(kMaskCell, kMaskTile);
     p_.items.heads = static_cast<uint32_t>(size_.batch * test_.Heads());
     p_.items.rows = static_cast<uint32_t>(p_.mask.rows);
-    launch(kRows.SharedBytes(), [&] { AttentionCotangentOfRows<T, kRows>(p_); });
+    launch(kRows.SharedBytes(), [&] { AttentionCotangentOfRows<T, kRows, Scoring>(p_); });
     constexpr AttentionKeysConfig kKeys{.head_size = kSize};
     static_assert(kKeys.SharedBytes() <= kMostShared);
     SetMaps(kMaskCell, kMaskCell);
     p_.items.heads = static_cast<uint32_t>(size_.batch * size_.groups);
     p_.items.rows = static_cast<uint32_t>(p_.transposed_mask.rows);
-    launch(kKeys.SharedBytes(), [&] { AttentionCotangentOfKeys<T, kKeys>(p_); });
+    launch(kKeys.SharedBytes(), [&] { AttentionCotangentOfKeys<T, kKeys, Scoring>(p_); });
   }
 
   void Check() const {
@@ -148,11 +148,14 @@ class CotangentTest {
       if (!test_.Sees(b, h, t, u)) continue;
       const T* key = test_.Key(b, h, u);
       const int64_t at = ((b * size_.keys + u) * size_.groups + h / size_.per_group) * kSize;
-      const double p = std::exp(dot(query, key) * p_.scale - lse_[RowAt(b, h, t)]);
-      const double ct = p * (dot(ct_out, test_.Value(b, h, u)) + ct_sums_[RowAt(b, h, t)]);
+      double slope;
+      const double score = test_.ScoreOf(b, h, t, u, dot(query, key) * p_.scale, &slope);
+      const double p = std::exp(score - lse_[RowAt(b, h, t)]), kept = test_.KeptOf(b, h, t, u);
+      const double ct_p = (kept == 0 ? 0 : kept * dot(ct_out, test_.Value(b, h, u)));
+      const double ct = p * (ct_p + ct_sums_[RowAt(b, h, t)]) * slope;
       queries->Add(VectorAt(b, h, t), ct * p_.scale, key, kSize);
       keys->Add(at, ct * p_.scale, query, kSize);
-      values->Add(at, p, ct_out, kSize);
+      values->Add(at, p * kept, ct_out, kSize);
     }
   }
 
@@ -165,7 +168,7 @@ class CotangentTest {
     }
   }
 
-  AttentionTest<T, kSize, kSize> test_;
+  AttentionTest<T, kSize, kSize, Scoring> test_;
   AttentionSize size_;
   size_t of_queries_, of_keys_;
   std::vector<T> ct_out_;
@@ -174,10 +177,10 @@ class CotangentTest {
   AttentionCotangentTiles p_;
 };
 
-template <typename T, int kSize>
+template <typename T, int kSize, typename Scoring = NoScoring>
 void Test(const AttentionSize& size, const AttentionOptions& options = {},
           Wrong wrong = Wrong::kNothing) {
-  CotangentTest<T, kSize> test(size, options, wrong);
+  CotangentTest<T, kSize, Scoring> test(size, options, wrong);
   test.Run(2);
   test.Check();
   if (options.mask != MaskKind::kCells || wrong != Wrong::kNothing || AreWrong(options.disorder))
@@ -208,6 +211,14 @@ void TestHeads() {
                  {.mask_of_head = true, .mask_of_entry = true, .shared_keys = true});
 }
 
+template <typename T, int kSize, typename Scoring>
+void TestScores() {
+  Test<T, kSize, Scoring>({1, 1}, {.mask = MaskKind::kAll});
+  Test<T, kSize, Scoring>({130, 140, 2, 2, 2}, {.mask_of_head = true, .mask_of_entry = true});
+  Test<T, kSize, Scoring>({80, 140},
+                          {.mask = MaskKind::kScattered, .disorder = Disorder::kInfinite});
+}
+
 }  // namespace
 }  // namespace jaxsparse
 
@@ -229,5 +240,8 @@ int main() {
         {200, 300, 2, 2, 2},
         {.mask_of_head = true, .mask_of_entry = true, .disorder = Disorder::kWrongIndices});
   }
+  TestScores<bfloat16, 64, Scoring<TestScore, false, false>>();
+  TestScores<float16, 64, Scoring<NoFunction, true, false>>();
+  TestScores<bfloat16, 128, Scoring<TestScore, true, true>>();
   std::puts("all results agree");
 }
