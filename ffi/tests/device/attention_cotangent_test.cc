@@ -241,7 +241,7 @@ int main() {
         {.mask_of_head = true, .mask_of_entry = true, .disorder = Disorder::kWrongIndices});
   }
   TestScores<bfloat16, 64, Scoring<TestScore, false, false>>();
-  TestScores<bfloat16, 64, Scoring<NoFunction, true, false>>();
+  TestScores<float16, 64, Scoring<NoFunction, true, false>>();
   TestScores<bfloat16, 128, Scoring<TestScore, true, true>>();
   std::puts("all results agree");
 }

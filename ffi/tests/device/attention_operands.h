@@ -195,11 +195,11 @@ class AttentionTest {
                                     size.keys)),
         mask_(MakeMask(false)),
         transposed_mask_(MakeMask(true)),
-        heat_(Normal<float>(size.batch * size.queries)),
-        bias_(Normal<bfloat16>(Heads() * size.queries * size.keys)),
-        table_(Normal<float>(Heads() * Distances())),
-        ids_(static_cast<size_t>(size.batch * size.keys)),
-        seeds_(static_cast<size_t>(size.batch * Heads())) {
+        heat_(Normal<float>(OfScores(size.batch * size.queries))),
+        bias_(Normal<bfloat16>(OfScores(Heads() * size.queries * size.keys))),
+        table_(Normal<float>(OfScores(Heads() * Distances()))),
+        ids_(static_cast<size_t>(OfScores(size.batch * size.keys))),
+        seeds_(static_cast<size_t>(OfScores(size.batch * Heads()))) {
     for (int32_t& id : ids_) id = static_cast<int32_t>(generator() % 3);
     for (uint32_t& seed : seeds_) seed = static_cast<uint32_t>(generator());
     const float wrong = options.disorder == Disorder::kNan ? NAN : INFINITY;
@@ -327,6 +327,7 @@ class AttentionTest {
   }
 
  private:
+  static int64_t OfScores(int64_t size) { return Scoring::kExists ? size : 0; }
   int64_t Distances() const { return size_.queries + size_.keys - 1; }
   std::pair<int32_t, int32_t> PositionOf(int64_t t, int64_t u) const {
     const bool moved = Scoring::kOffsets;
