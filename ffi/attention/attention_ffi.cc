@@ -101,9 +101,33 @@ Array OperandOfScores(CallParser& call, Dimensions& d, std::string_view word, in
   return call.Operand("score operand", {type}, {groups, heads});
 }
 
-// A printed function of scores with what it reads, and dropout.
-AttentionScores ParseScores(CallParser& call, Dimensions& d) {
+// Cotangents of operands of scores: "t" for one of each row, "ts" for one of each score.
+AttentionScores ParseScoreGradients(CallParser& call, Dimensions& d) {
   AttentionScores scores;
+  auto words = call.Attribute<std::string_view>("score_gradients");
+  while (!words.empty() && scores.gradients < kMaxScoreOperands) {
+    const size_t end = std::min(words.find(' '), words.size());
+    const std::string_view axes = words.substr(0, end);
+    words.remove_prefix(std::min(end + 1, words.size()));
+    const int number = scores.gradients++;
+    ElementType sums = {ffi::F32};
+    if (axes == "ts") {
+      scores.whole_gradients |= 1u << number;
+      scores.ct_values[number] =
+          call.Result("ct_score", sums, {d.groups, d.per_group, d.queries, d.keys});
+    } else if (axes == "t") {
+      scores.ct_values[number] =
+          call.Result("ct_score", sums, {d.groups, d.per_group, d.queries});
+    } else {
+      call.Fail("attribute score_gradients must have words 't' and 'ts', got '" +
+                std::string(axes) + "'");
+    }
+  }
+  return scores;
+}
+
+// A printed function of scores with what it reads, and dropout.
+AttentionScores ParseScores(CallParser& call, Dimensions& d, AttentionScores scores) {
   const auto text = call.Attribute<std::string_view>("score");
   auto words = call.Attribute<std::string_view>("score_operands");
   const bool has_offsets = call.Attribute<bool>("score_offsets");
@@ -143,7 +167,7 @@ struct Attention {
     ElementType sums = AccumulatorOf(dtype);
     p.lse = call.Result("lse", sums, {d.groups, d.per_group, d.queries});
     ParseOperands(call, d, dtype, MaskHeads::Of(call, d), &p);
-    p.scores = ParseScores(call, d);
+    p.scores = ParseScores(call, d, {});
     p.batch = call.batch();
   }
 
@@ -166,13 +190,14 @@ struct AttentionCotangent {
     ElementType sums = AccumulatorOf(dtype);
     p.ct_key = call.Result("ct_key", dtype, {d.keys, d.groups, d.head_size});
     p.ct_value = call.Result("ct_value", dtype, {d.keys, d.groups, d.value_size});
+    AttentionScores gradients = ParseScoreGradients(call, d);
     const MaskHeads heads = MaskHeads::Of(call, d);
     ParseOperands(call, d, dtype, heads, &p);
     p.transposed_mask = OperandMask(call, heads, d.keys.size, d.queries.size);
     p.lse = call.Operand("lse", sums, {d.groups, d.per_group, d.queries});
     p.ct_out = call.Operand("ct_out", dtype, {d.queries, d.groups, d.per_group, d.value_size});
     p.ct_sums = call.Operand("ct_sums", sums, {d.groups, d.per_group, d.queries});
-    p.scores = ParseScores(call, d);
+    p.scores = ParseScores(call, d, gradients);
     p.batch = call.batch();
   }
 

@@ -71,6 +71,11 @@ struct AttentionScores {
   int64_t text_size = 0;       // 0: there is none
   int64_t most_elements = 0;   // of an operand
   Array values[kMaxScoreOperands];
+  // Cotangents of operands of which they are wanted, float32: (groups, per_group, queries), sums for
+  // each row; or (groups, per_group, queries, keys), as bits of `whole_gradients` say.
+  int gradients = 0;
+  uint32_t whole_gradients = 0;
+  Array ct_values[kMaxScoreOperands];
   Array offsets;       // int32 (2): positions of the first query and key; or null, and they are 0
   Array seeds;         // uint32 (groups, per_group), or null: nothing is dropped
   Array dropout_rate;  // float32

@@ -170,18 +170,27 @@ def _lacks_for_scores(
     name: str, params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
 ) -> str:
     """Why no kernel takes a call with its scores; empty if one may."""
+    scores: Scores = params["scores"]
     if not _has_kernel_in_16_bits(device) or _padded_size(avals[0], avals[2]) is None:
         return (
             f"of functions of scores and dropout there are kernels for GPUs of compute capability "
             f"9.0 alone, for heads of 1 to {_SIZES_OF_HEADS[-1]} numbers of 16 bits"
         )
-    if name == "attention_cotangent" and _variations(params, "ct"):
-        return "no kernel sums the cotangents of what the function of scores reads"
+    per_group = avals[0].shape[-2]
+    if name == "attention_cotangent" and not all(
+        _is_summed_by_rows(scores.varied_axes(i), per_group) for i in scores.varied
+    ):
+        return "no kernel sums cotangents of scores over rows, distances or heads"
     try:
         _score_attributes(params, avals)
     except ValueError as error:
         return f"no kernel takes the function of scores: {error}"
     return ""
+
+
+def _is_summed_by_rows(axes: str, per_group: int) -> bool:
+    """Whether the kernel of rows has the cotangents of an operand: sums, or one of each score."""
+    return axes == "nt" or ("t" in axes and "s" in axes and ("n" in axes or per_group == 1))
 
 
 def _score_attributes(params: dict[str, Any], avals: Sequence[ShapedArray]) -> dict[str, Any]:
@@ -192,11 +201,12 @@ def _score_attributes(params: dict[str, Any], avals: Sequence[ShapedArray]) -> d
         text, dtypes = "", ()
     else:
         dtypes = tuple(str(a.dtype) for a in avals[first : first + len(scores.axes)])
-        text = print_score(scores.function, scores.axes, dtypes)
+        text = print_score(scores.function, scores.axes, dtypes, scores.varied)
     words = (f"{a}:{d}" for a, d in zip(scores.axes, dtypes, strict=True))
     return {
         "score": text,
         "score_operands": " ".join(words),
+        "score_gradients": " ".join("ts" if "s" in scores.axes[i] else "t" for i in scores.varied),
         "score_offsets": scores.has_offsets,
         "dropout": scores.dropout,
     }
@@ -372,8 +382,13 @@ def _attention_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     tangents = tangents[: len(_TANGENTS)]
     if not of_operands and all(type(t) is ad.Zero for t in tangents):
         return [out, lse], [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in (out, lse)]
-    of_operands = [_of_groups(x, primals[1].shape[-2], primals[0].ndim - 4) for x in of_operands]
-    varying = [*map(ad.instantiate_zeros, tangents), *of_operands]
+    *_, queries, groups, per_group, _ = primals[0].shape
+    rank = primals[0].ndim - len(_MULTIPLIED[0][1].split())
+    wide = [
+        scores.widened(i, x, (groups, per_group), queries, rank)
+        for i, x in zip(() if scores is None else scores.varied, of_operands, strict=True)
+    ]
+    varying = [*map(ad.instantiate_zeros, tangents), *wide]
     params = {**params, "variant": None, "scores": scores}
     weighted, sums = bind(attention_tangent_p, *primals, lse, *varying, **params)
     by_query = jnp.expand_dims(jnp.moveaxis(sums, -1, -3), -1)  # as out: queries, groups, heads
@@ -393,12 +408,6 @@ def _varied_scores(
         if type(t) is not ad.Zero and _differs(t)
     )
     return dataclasses.replace(scores, varied=varied), [tangents[i] for i in varied]
-
-
-def _of_groups(x: jax.Array, groups: int, batch_rank: int) -> jax.Array:
-    """An operand of scores with all groups of heads."""
-    shape = (*x.shape[:batch_rank], groups, *x.shape[batch_rank + 1 :])
-    return jnp.broadcast_to(x, shape)
 
 
 def _second_order(primitive: Any, name: str, linear_of: Callable[[dict[str, Any]], int]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxsparse.ops import dropout
 from jaxsparse.ops.arguments import operands_of_pattern
 from jaxsparse.ops.bilinear import sddmm_p, spmm_p
 from jaxsparse.ops.score_entries import ScoreEntries
@@ -143,8 +144,7 @@ class _Pattern:
 
     def kept(self, values: jax.Array) -> jax.Array:
         """Values without those of probabilities that are dropped."""
-        multipliers = self._entries.multipliers(values.dtype)
-        return values if multipliers is None else values * multipliers
+        return dropout.applied(values, self._entries.multipliers(values.dtype))
 
     def scores(self, rows: jax.Array, keys: jax.Array) -> jax.Array:
         return self._sampled(_by_heads(rows), _shared_heads(keys.astype(rows.dtype)))

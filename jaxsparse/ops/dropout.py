@@ -42,6 +42,13 @@ def multipliers(
     return jnp.where(kept(seeds, rows, columns, rate), scale, jnp.zeros((), dtype))
 
 
+def applied(weights: jax.Array, multipliers: jax.Array | None) -> jax.Array:
+    """Weights by their multipliers, if there are any: what is dropped is 0, also if it is NaN."""
+    if multipliers is None:
+        return weights
+    return jnp.where(multipliers == 0, jnp.zeros((), weights.dtype), weights * multipliers)
+
+
 def _mix(x: jax.Array) -> jax.Array:
     """C. Wellons' bijection of uint32 of low avalanche bias, github.com/skeeto/hash-prospector."""
     x = x ^ (x >> 16)

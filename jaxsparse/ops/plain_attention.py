@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from jaxsparse.block_mask.tiles import FULL, PARTIAL, STATES_AT, TileLists
 from jaxsparse.block_mask.words import CELL, TILE, unpack
+from jaxsparse.ops import dropout
 from jaxsparse.ops.score_blocks import ScoreBlocks
 from jaxsparse.ops.scores import Scores
 from jaxsparse.precision import accumulator_dtype
@@ -44,7 +45,7 @@ def attention(
         shift = jnp.where(higher == -jnp.inf, 0, higher)
         p = jnp.where(seen, jnp.exp(s - shift[..., None]), 0)
         factor = jnp.exp(most - shift)
-        weights = _kept(p, blocks.multipliers(number, p.dtype)).astype(query.dtype)
+        weights = dropout.applied(p, blocks.multipliers(number, p.dtype)).astype(query.dtype)
         out = factor[..., None] * out + _product(weights, v, seen)
         return (higher, factor * total + jnp.sum(p, axis=-1), out), None
 
@@ -89,13 +90,13 @@ def attention_tangent(
         sliced, d_sliced = sliced[: len(blocks.sliced)], sliced[len(blocks.sliced) :]
         values = blocks.values(number, blocks.all, blocks.whole, sliced, products.dtype)
         ds = along.raw(k) + products.raw(dk)
-        d_values = blocks.values(number, varied, d_whole, d_sliced, products.dtype)
+        d_values = blocks.values(number, varied, d_whole, d_sliced, products.dtype, varied=True)
         s, ds = blocks.derivative(number, products.raw(k), ds, values, d_values)
         p = _probabilities(jnp.where(seen, s, -jnp.inf), lse, seen)
         w = p * jnp.where(seen, ds, 0)
         multipliers = blocks.multipliers(number, p.dtype)
-        weighted += _product(_kept(w, multipliers), v, seen)
-        weighted += _product(_kept(p, multipliers), dv, seen)
+        weighted += _product(dropout.applied(w, multipliers), v, seen)
+        weighted += _product(dropout.applied(p, multipliers), dv, seen)
         return (weighted, sums + jnp.sum(w, axis=-1)), None
 
     rows = (*products.heads, query.shape[0])
@@ -131,16 +132,16 @@ def attention_cotangent(
         s, pull = blocks.pull(number, products.raw(k), sliced, values)
         p = _probabilities(jnp.where(seen, s, -jnp.inf), lse, seen)
         multipliers = blocks.multipliers(number, p.dtype)
-        ct_scores = _kept(weighing.raw(v), multipliers) + ct_sums[..., None]
+        ct_scores = dropout.applied(weighing.raw(v), multipliers) + ct_sums[..., None]
         dp, of_whole, of_sliced = pull(jnp.where(seen, p * ct_scores, 0), seen)
         ct_query += _product(dp, k, seen)
-        p = _kept(p, multipliers)
+        p = dropout.applied(p, multipliers)
         of_keys = (_product_over_queries(dp, queries, seen), _product_over_queries(p, cts, seen))
         sums = [a + b for a, b in zip(ct_whole, of_whole, strict=True)]
         return [ct_query, *sums], (*of_keys, *of_sliced)
 
     start = [jnp.zeros((*products.heads, *query.shape[::3]), products.dtype)]
-    start += blocks.zeros(products.heads[0], products.dtype)
+    start += blocks.zeros(products.heads, products.dtype)
     arrays = (key, value, *blocks.sliced)
     (ct_query, *whole), of_blocks = _over_keys(step, start, arrays, mask, query.shape[0])
     ct_key, ct_value, *sliced = (_joined(x, key.shape[0]) for x in of_blocks)
@@ -161,11 +162,6 @@ def _blocks(
     scores: Scores | None, operands: Sequence[jax.Array], query: jax.Array, key: jax.Array
 ) -> ScoreBlocks:
     return ScoreBlocks(scores, operands, query.shape[0], key.shape[0], _BLOCK)
-
-
-def _kept(weights: jax.Array, multipliers: jax.Array | None) -> jax.Array:
-    """Without those that are dropped."""
-    return weights if multipliers is None else weights * multipliers
 
 
 class _KeyBlock(NamedTuple):

@@ -56,11 +56,16 @@ class ScoreBlocks:
         whole: Sequence[jax.Array],
         sliced: Sequence[jax.Array],
         dtype: Any,
+        *,
+        varied: bool = False,
     ) -> list[jax.Array]:
-        """Of these operands what a block of scores meets, in shapes that broadcast to it."""
+        """Of these operands what a block of scores meets, in shapes that broadcast to it.
+
+        ``varied``: they have varied axes.
+        """
 
         def spread(i: int, x: jax.Array) -> jax.Array:
-            axes = self._scores.axes[i]
+            axes = self._scores.varied_axes(i) if varied else self._scores.axes[i]
             if "d" in axes:
                 return self._by_distance(x, number)
             x = x if "t" in axes else jnp.expand_dims(x, -2 if "s" in axes else -1)
@@ -106,16 +111,12 @@ class ScoreBlocks:
         whatever the function's derivative is there.
         """
         dtype = scores.dtype
-        groups = scores.shape[0]
-        at = [self._operands.values[i] for i in self.varied]
-        whole = [_of_groups(x, groups, dtype) for x in self.parts(self.varied, at, sliced=False)]
-        chosen = [i for i in self.all if self._is_sliced[i]]
-        cut = [x for i, x in zip(chosen, sliced, strict=True) if i in self.varied]
-        cut = [jnp.moveaxis(x, 0, -1) for x in cut]
-        cut = [jnp.moveaxis(_of_groups(x, groups, dtype), -1, 0) for x in cut]
+        at = self.merged(self.all, self.whole, sliced)
+        wide = [self._widened(i, at[i], scores.shape, dtype) for i in self.varied]
+        whole, cut = (self.parts(self.varied, wide, sliced=s) for s in (False, True))
 
         def spread(whole: Any, cut: Any) -> list[jax.Array]:
-            spread_out = self.values(number, self.varied, whole, cut, dtype)
+            spread_out = self.values(number, self.varied, whole, cut, dtype, varied=True)
             return [jnp.broadcast_to(x, scores.shape) for x in spread_out]
 
         def of(scores: jax.Array, *varied: jax.Array) -> jax.Array:
@@ -130,11 +131,14 @@ class ScoreBlocks:
 
         return result, pulled
 
-    def zeros(self, groups: int, dtype: Any) -> list[jax.Array]:
+    def zeros(self, heads: tuple[int, ...], dtype: Any) -> list[jax.Array]:
         """Sums of cotangents of the `varied` operands that are not cut, before the first block."""
-        at = [self._operands.values[i] for i in self.varied]
-        whole = self.parts(self.varied, at, sliced=False)
-        return [jnp.zeros((groups, *x.shape[1:]), dtype) for x in whole]
+        at = self._operands.values
+        wide = [self._widened(i, at[i], heads, dtype) for i in self.varied]
+        return [jnp.zeros_like(x) for x in self.parts(self.varied, wide, sliced=False)]
+
+    def _widened(self, i: int, x: jax.Array, heads: tuple[int, ...], dtype: Any) -> jax.Array:
+        return self._scores.widened(i, x, (heads[0], heads[1]), self._queries).astype(dtype)
 
     def _with(self, values: Sequence[jax.Array], varied: Sequence[jax.Array]) -> list[jax.Array]:
         of = dict(zip(self.varied, varied, strict=True))
@@ -172,7 +176,3 @@ class ScoreBlocks:
         skewed = flat.reshape(*lines.shape[:-1], block, 2 * block)[..., :block]
         rows = jnp.flip(skewed, -1).reshape(*x.shape[:2], down * block, block)
         return rows[..., : self._queries, :]
-
-
-def _of_groups(x: jax.Array, groups: int, dtype: Any) -> jax.Array:
-    return jnp.broadcast_to(x, (groups, *x.shape[1:])).astype(dtype)

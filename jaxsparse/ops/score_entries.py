@@ -32,7 +32,7 @@ class ScoreEntries:
 
     def function(self, scores: jax.Array) -> jax.Array:
         """The function of them."""
-        return self._of(scores, *self._operands.values)
+        return self._of(scores, self._scores.axes, self._operands.values)
 
     def derivative(
         self, scores: jax.Array, d_scores: jax.Array, d_values: Sequence[jax.Array]
@@ -40,9 +40,9 @@ class ScoreEntries:
         """The function's derivative along tangents, of operands those that vary."""
         if not self.has_function:
             return d_scores
-        pairs = zip(self._varied(), d_values, strict=True)
-        pairs = [jnp.broadcast_arrays(*pair) for pair in pairs]
-        at, along = (tuple(pair[i] for pair in pairs) for i in range(2))
+        at = self._widened(scores)
+        along = [d.astype(x.dtype) for x, d in zip(at, d_values, strict=True)]
+        at = [jnp.broadcast_to(x, d.shape) for x, d in zip(at, along, strict=True)]
         _, derivative = jax.jvp(self._of_varied, (scores, *at), (d_scores, *along))
         return derivative
 
@@ -50,11 +50,10 @@ class ScoreEntries:
         """Its cotangent as that of scores, and of operands that vary, with all groups."""
         if not self.has_function:
             return cotangent, []
-        *batch, groups = cotangent.shape[:-2]
-        wide = [
-            jnp.broadcast_to(x, (*batch, groups, *x.shape[len(batch) + 1 :])).astype(scores.dtype)
-            for x in self._varied()
-        ]
+        batch = cotangent.shape[:-3]
+        wide = (
+            jnp.broadcast_to(x, (*batch, *x.shape[len(batch) :])) for x in self._widened(scores)
+        )
         _, pull = jax.vjp(self._of_varied, scores, *wide)
         of_scores, *of_operands = pull(cotangent)
         return of_scores, of_operands
@@ -65,16 +64,26 @@ class ScoreEntries:
             return None
         return self._operands.multipliers(*self._positions(), dtype)
 
-    def _varied(self) -> list[jax.Array]:
-        return [self._operands.values[i] for i in self._scores.varied]
+    def _widened(self, scores: jax.Array) -> list[jax.Array]:
+        """The operands that vary, of varied axes, in the dtype of scores."""
+        rank, queries = scores.ndim - 3, self._offsets.shape[-1] - 1
+        heads = (scores.shape[-3], scores.shape[-2])
+        return [
+            self._scores.widened(i, self._operands.values[i], heads, queries, rank).astype(
+                scores.dtype
+            )
+            for i in self._scores.varied
+        ]
 
     def _of_varied(self, scores: jax.Array, *varied: jax.Array) -> jax.Array:
-        of = dict(zip(self._scores.varied, varied, strict=True))
-        return self._of(scores, *(of.get(i, x) for i, x in enumerate(self._operands.values)))
+        axes, values = list(self._scores.axes), list(self._operands.values)
+        for i, x in zip(self._scores.varied, varied, strict=True):
+            axes[i], values[i] = self._scores.varied_axes(i), x
+        return self._of(scores, axes, values)
 
-    def _of(self, scores: jax.Array, *values: jax.Array) -> jax.Array:
+    def _of(self, scores: jax.Array, axes: Sequence[str], values: Sequence[jax.Array]) -> jax.Array:
         assert self._scores.function is not None
-        picked = (self._picked(axes, x) for axes, x in zip(self._scores.axes, values, strict=True))
+        picked = (self._picked(of, x) for of, x in zip(axes, values, strict=True))
         wide = [of_function(x, scores.dtype) for x in picked]
         return evaluate(self._scores.function, scores, *self._positions(), *wide)
 

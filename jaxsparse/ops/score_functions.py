@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -73,13 +73,20 @@ class ScoreFunction:
         primitives = dict.fromkeys(e.primitive for e in live(flatten(self.jaxpr)).equations)
         return f"<{', '.join(primitives) or 'the score itself'}>"
 
-    def derivative(self) -> ClosedJaxpr:
-        """Of the same scalars: the score and its derivative by the score that it is given."""
+    def derivatives(self, by: Sequence[int] = ()) -> ClosedJaxpr:
+        """Of the same scalars: the score, its derivative by the score, and those by operands."""
 
-        def both(score: jax.Array, *others: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return jax.jvp(lambda s: self(s, *others), (score,), (jnp.ones_like(score),))
+        def along(scalars: tuple[jax.Array, ...], i: int) -> tuple[jax.Array, jax.Array]:
+            def of(x: jax.Array) -> jax.Array:
+                return self(*scalars[:i], x, *scalars[i + 1 :])
 
-        return jax.make_jaxpr(both)(*(jax.ShapeDtypeStruct((), a.dtype) for a in self._types()))
+            return jax.jvp(of, (scalars[i],), (jnp.ones_like(scalars[i]),))
+
+        def all_of(*scalars: jax.Array) -> list[jax.Array]:
+            result, derivative = along(scalars, 0)
+            return [result, derivative, *(along(scalars, 3 + i)[1] for i in by)]
+
+        return jax.make_jaxpr(all_of)(*(jax.ShapeDtypeStruct((), a.dtype) for a in self._types()))
 
     def _types(self) -> list[Any]:
         return [v.aval for v in self.jaxpr.jaxpr.invars]

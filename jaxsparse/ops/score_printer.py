@@ -22,8 +22,15 @@ MOST_OPERANDS = 8  # kMaxScoreOperands in ffi/attention/problem.h
 
 
 @functools.lru_cache(maxsize=256)
-def print_score(function: ScoreFunction, axes: tuple[str, ...], dtypes: tuple[str, ...]) -> str:
+def print_score(
+    function: ScoreFunction,
+    axes: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    varied: tuple[int, ...] = (),
+) -> str:
     """The struct of a function whose operands are indexed so and have these dtypes.
+
+    With derivatives by the operands that are ``varied``.
 
     Functions that take most of their time print in forms of about 11 bits: scores of kernels with
     operands of 16 bits have no more.
@@ -40,15 +47,18 @@ def print_score(function: ScoreFunction, axes: tuple[str, ...], dtypes: tuple[st
         *(Source(f"x{i}", f"values.template Number<{i}>()") for i in range(len(axes))),
     ]
     bodies = []
+    gradients = [f"gradients[{i}]" for i in range(len(varied))]
     for jaxpr, targets in (
         (function.jaxpr, ["result"]),
-        (function.derivative(), ["result", "*derivative"]),
+        (function.derivatives(), ["result", "*derivative"]),
+        (function.derivatives(varied), ["result", "*derivative", *gradients]),
     ):
         program = checked_program(
             jaxpr, "it can't be printed", function="function", dtypes=tuple(_TYPES)
         )
         lines = print_pointwise(program, sources, targets, APPROXIMATE)
         bodies.append("\n".join(f"    {line}" for line in lines))
+    whole = ["true" if "s" in axes[i] else "false" for i in varied]
     operands = ", ".join(_operand(a, d) for a, d in zip(axes, dtypes, strict=True)) or "{}"
     return f"""\
 namespace jaxsparse {{
@@ -57,6 +67,8 @@ struct Score {{
   static constexpr bool kExists = true;
   static constexpr int kOperands = {len(axes)};
   static constexpr ScoreOperand kOperand[] = {{{operands}}};
+  static constexpr int kGradients = {len(varied)};
+  static constexpr bool kWhole[] = {{{", ".join(whole) or "false"}}};
 
   template <typename Values>
   __device__ __forceinline__ static float Apply(float score, int row, int column,
@@ -72,6 +84,15 @@ struct Score {{
     namespace ops = jaxsparse::pointwise;
     float result;
 {bodies[1]}
+    return result;
+  }}
+  template <typename Values>
+  __device__ __forceinline__ static float DifferentiateAll(float score, int row, int column,
+                                                           const Values& values, float* derivative,
+                                                           float* gradients) {{
+    namespace ops = jaxsparse::pointwise;
+    float result;
+{bodies[2]}
     return result;
   }}
 }};

@@ -43,18 +43,37 @@ class Scores:
         """Names and dimensions of operands of primitives."""
         heads = ("g r" if "n" in axes else "1 1" for axes in self.axes)
         return (
-            *((f"score_{i}", self._spec(i, of)) for i, of in enumerate(heads)),
+            *((f"score_{i}", _spec(self.axes[i], of)) for i, of in enumerate(heads)),
             *((("offsets", "2"),) if self.has_offsets else ()),
             *((("seeds", "g r"), ("dropout_rate", "")) if self.dropout else ()),
         )
 
     def variations(self, prefix: str) -> tuple[tuple[str, str], ...]:
-        """The same of tangents or cotangents of the operands that vary: all have groups."""
-        heads = {i: "g r" if "n" in self.axes[i] else "g 1" for i in self.varied}
-        return tuple((f"{prefix}_score_{i}", self._spec(i, of)) for i, of in heads.items())
+        """The same of tangents or cotangents of the operands that vary."""
+        axes = {i: self.varied_axes(i) for i in self.varied}
+        heads = {i: "g r" if "n" in of else "g 1" for i, of in axes.items()}
+        return tuple((f"{prefix}_score_{i}", _spec(axes[i], heads[i])) for i in self.varied)
 
-    def _spec(self, i: int, heads: str) -> str:
-        return " ".join([heads, *(_DIMENSIONS[a] for a in self.axes[i] if a in _DIMENSIONS)])
+    def varied_axes(self, i: int) -> str:
+        """By what a tangent or cotangent of an operand is indexed: by groups in any case.
+
+        One that is not indexed by columns or distances is by heads and rows: a cotangent is a sum
+        for each row, and what else is summed is summed outside.
+        """
+        axes = self.axes[i]
+        return axes if set(axes) & set("sd") else "nt"
+
+    def widened(
+        self, i: int, x: jax.Array, heads: tuple[int, int], queries: int, batch_rank: int = 0
+    ) -> jax.Array:
+        """An operand, or its tangent, of varied axes."""
+        groups, per_group = heads
+        axes, own = self.varied_axes(i), self.axes[i]
+        if axes != own and "t" not in own:
+            x = x[..., None]
+        rest = (queries,) if axes == "nt" else x.shape[batch_rank + 2 :]
+        of_group = per_group if "n" in axes else 1
+        return jnp.broadcast_to(x, (*x.shape[:batch_rank], groups, of_group, *rest))
 
     @property
     def count(self) -> int:
@@ -76,6 +95,10 @@ class Scores:
         return ", ".join([*said, *(["dropout"] if self.dropout else [])])
 
     __repr__ = __str__
+
+
+def _spec(axes: str, heads: str) -> str:
+    return " ".join([heads, *(_DIMENSIONS[a] for a in axes if a in _DIMENSIONS)])
 
 
 class ScoreOperands(NamedTuple):

@@ -7,7 +7,9 @@
 //   ct_query += ds key                                  (ds from registers)
 //
 // Where there is a function of scores (scores.cuh), p is of what it makes of them, and ds is
-// multiplied by its derivative; dropout multiplies dp.
+// multiplied by its derivative; dropout multiplies dp. Cotangents of operands of the function are
+// sums of rows of p dp times its derivative by them, or these products themselves: nothing is added
+// across blocks.
 //
 // Scores and probabilities are computed once more than by the kernel of keys (keys.cu), since sums
 // over keys and sums over queries belong to different blocks: so there are no atomic additions, and
@@ -200,6 +202,18 @@ class TileScores {
     return head_.Of(product, first_query_ + i / 2 % 2 * 8, first_key_ + i / 4 * 8 + i % 2,
                     derivative);
   }
+  // The same, and its derivatives by operands.
+  __device__ __forceinline__ float Of(int i, float product, float* derivative,
+                                      float* gradients) const {
+    return head_.Of(product, first_query_ + i / 2 % 2 * 8, first_key_ + i / 4 * 8 + i % 2,
+                    derivative, gradients);
+  }
+  // Stores the number's own cotangent of an operand, whose are (queries, keys).
+  __device__ __forceinline__ void Store(const AttentionCotangentTiles& p, float* cotangents, int i,
+                                        float cotangent) const {
+    const uint32_t row = first_query_ + i / 2 % 2 * 8, column = first_key_ + i / 4 * 8 + i % 2;
+    if (row < p.queries && column < p.keys) cotangents[row * p.keys + column] = cotangent;
+  }
   // Cotangents of probabilities: what is dropped has none.
   template <int kCount>
   __device__ __forceinline__ void Drop(float (&cotangents)[kCount]) const {
@@ -232,12 +246,27 @@ class RowsConsumer {
   bool masked_;  // the item has had a partial cell
   float shifts_[2], ct_sums_[2];
   float ct_query_[kSize / 2];
+  // Of operands of the function of scores, those cotangents that are sums of rows.
+  static constexpr int kGradients = Scoring::Function::kGradients;
+  float row_sums_[kGradients > 0 ? kGradients : 1][2];
 
   // Keys are read by products alone: one lane of each warp arrives. Values are emptied by all
   // lanes, which have read the words that came for this tile.
   __device__ __forceinline__ static void EmptyKeys(const PipelineStage& stage) {
     __syncwarp();
     if (threadIdx.x % kWarp == 0) stage.Emptied();
+  }
+
+  // Which of the thread's numbers of a cell are stored.
+  template <int kAcross>
+  __device__ __forceinline__ uint32_t WordOf(uint32_t states) const {
+    const MaskCell cell = MaskCellOf(states, group_, kAcross);
+    if (cell == MaskCell::kFull) return kAllLanes;
+    if (cell != MaskCell::kPartial) return 0;
+    const uint32_t place =
+        CountPartialCells(states, group_, kAcross) * kMaskCellWords + threadIdx.x % kWarpgroup;
+    return SharedAt<const uint32_t>(shared_ + kConfig.WordsAt() +
+                                    at_.stage * kConfig.kWordsBytes + place * 4);
   }
 
   // Makes probabilities of keys that are not stored 0.
@@ -284,30 +313,86 @@ class RowsConsumer {
     WaitForGroups<1>();
     KeepInRegisters(scores);
     const TileScores<Scoring> head(p_, item, group_, states);
+    if constexpr (kGradients > 0) {
+      // All at once: what is needed of a product has no register to wait in for the other one.
+      WaitForGroups<0>();
+      KeepInRegisters(scores);
+      KeepInRegisters(ct_scores);
+      control_.ValuesAt(at_).Emptied();
+      head.Drop(ct_scores);
+      Differentiate(item, head, states, scores, ct_scores);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kMaskTile / 2; ++i) {
-      const float shift = shifts_[i / 2 % 2];
-      if constexpr (Scoring::Function::kExists) {
-        float slope;
-        const float score = head.Of(i, scores[i], &slope);
-        scores[i] = ApproximateExp2(score * kLog2OfE + shift) * slope;
-      } else {
-        scores[i] = ApproximateExp2(scores[i] * p_.log2_scale + shift);
+      for (int i = 0; i < kMaskTile / 2; ++i) {
+        const float shift = shifts_[i / 2 % 2];
+        if constexpr (Scoring::Function::kExists) {
+          float slope;
+          const float score = head.Of(i, scores[i], &slope);
+          scores[i] = ApproximateExp2(score * kLog2OfE + shift) * slope;
+        } else {
+          scores[i] = ApproximateExp2(scores[i] * p_.log2_scale + shift);
+        }
       }
-    }
-    ApplyCell<0>(states, scores);
-    ApplyCell<1>(states, scores);
-    WaitForGroups<0>();
-    KeepInRegisters(ct_scores);
-    control_.ValuesAt(at_).Emptied();
-    head.Drop(ct_scores);
+      ApplyCell<0>(states, scores);
+      ApplyCell<1>(states, scores);
+      WaitForGroups<0>();
+      KeepInRegisters(ct_scores);
+      control_.ValuesAt(at_).Emptied();
+      head.Drop(ct_scores);
 #pragma unroll
-    for (int i = 0; i < kMaskTile / 2; ++i) scores[i] *= ct_scores[i] + ct_sums_[i / 2 % 2];
+      for (int i = 0; i < kMaskTile / 2; ++i) scores[i] *= ct_scores[i] + ct_sums_[i / 2 % 2];
+    }
     uint32_t rows[kMaskTile / kInnerOfProduct][4];
     RowsOfProduct<T>(scores, rows);
     FenceProducts();
     MultiplyRows<T, kTileBlock>(ct_query_, rows, keys);
     CommitProducts();
+  }
+
+  // Turns products to cotangents of scores, and adds or stores those of operands. What is not
+  // stored has none, whatever the function is there.
+  __device__ __forceinline__ void Differentiate(const CotangentItem& item,
+                                                const TileScores<Scoring>& head, uint32_t states,
+                                                float (&scores)[kMaskTile / 2],
+                                                const float (&ct_scores)[kMaskTile / 2]) {
+    const uint32_t words[] = {WordOf<0>(states), WordOf<1>(states)};
+    float* whole[kGradients];
+#pragma unroll
+    for (int g = 0; g < kGradients; ++g) {
+      whole[g] = item.place.At<float>(p_.batch, p_.scores.ct_values[g]) +
+                 item.head * p_.queries * p_.keys;
+    }
+#pragma unroll
+    for (int i = 0; i < kMaskTile / 2; ++i) {
+      const int row = i / 2 % 2;
+      float slope, gradients[kGradients];
+      const float score = head.Of(i, scores[i], &slope, gradients);
+      const bool stored = (words[i / 32] & (1u << i % 32)) != 0;
+      const float p = ApproximateExp2(score * kLog2OfE + shifts_[row]);
+      const float ct = stored ? p * (ct_scores[i] + ct_sums_[row]) : 0.0f;
+      scores[i] = stored ? ct * slope : 0.0f;
+#pragma unroll
+      for (int g = 0; g < kGradients; ++g) {
+        const float of_operand = stored ? ct * gradients[g] : 0.0f;
+        if (!Scoring::Function::kWhole[g]) row_sums_[g][row] += of_operand;
+        else if (stored) head.Store(p_, whole[g], i, of_operand);
+      }
+    }
+  }
+  // Writes sums of rows, once the item's tiles are done.
+  __device__ __forceinline__ void WriteRowSums(const CotangentItem& item) const {
+    const uint32_t first = threadIdx.x % kWarpgroup / kWarp * 16 + threadIdx.x % kWarp / 4;
+#pragma unroll
+    for (int g = 0; g < kGradients; ++g) {
+      if (Scoring::Function::kWhole[g]) continue;
+      float* to = item.place.At<float>(p_.batch, p_.scores.ct_values[g]) + item.head * p_.queries;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float sum = SumOverLanes(row_sums_[g][i], 4);
+        const uint32_t row = item.row * kMaskTile + group_ * kMaskCell + first + i * 8;
+        if (threadIdx.x % 4 == 0 && row < p_.queries) to[row] = sum;
+      }
+    }
   }
 
   __device__ __forceinline__ void AddTiles(const CotangentItem& item) {
@@ -402,7 +487,12 @@ class RowsConsumer {
       }
 #pragma unroll
       for (int i = 0; i < kSize / 2; ++i) ct_query_[i] = 0;
+      if constexpr (kGradients > 0) {
+#pragma unroll
+        for (int g = 0; g < kGradients; ++g) row_sums_[g][0] = row_sums_[g][1] = 0;
+      }
       AddTiles(item);
+      if constexpr (kGradients > 0) WriteRowSums(item);
       WaitForGroups<0>();
       KeepInRegisters(ct_query_);
       Arrive(&control_.rows_empty[group_]);

@@ -7,9 +7,14 @@
 //     static constexpr bool kExists = true;
 //     static constexpr int kOperands = 1;
 //     static constexpr ScoreOperand kOperand[] = {{.by_head = true, .type = ScoreType::kFloat32}};
+//     static constexpr int kGradients = 1;               // operands whose cotangents are wanted
+//     static constexpr bool kWhole[] = {false};          // one of each score is stored, not sums
 //     template <typename Values> static float Apply(score, row, column, const Values& values);
 //     template <typename Values>
 //     static float Differentiate(score, row, column, const Values& values, float* derivative);
+//     template <typename Values>                         // and its derivatives by these operands
+//     static float DifferentiateAll(score, row, column, const Values& values, float* derivative,
+//                                   float* gradients);
 //   };
 //
 // in which values.template Number<0>() is what the first operand has there. Numbers are read where
@@ -33,7 +38,7 @@ struct ScoreOperand {
 
 struct NoFunction {
   static constexpr bool kExists = false;
-  static constexpr int kOperands = 0;
+  static constexpr int kOperands = 0, kGradients = 0;
 };
 
 // `kOffsets`: positions begin elsewhere than at 0.
@@ -140,6 +145,15 @@ class HeadScores {
     const Values values{*this, Within(row, column)};
     return Function::Differentiate(score, static_cast<int>(row) + row_offset_,
                                    static_cast<int>(column) + column_offset_, values, derivative);
+  }
+  // The same, and its derivatives by operands whose cotangents are wanted.
+  __device__ __forceinline__ float Of(float product, uint32_t row, uint32_t column,
+                                      float* derivative, float* gradients) const {
+    const float score = product * static_cast<float>(p_.scale);
+    const Values values{*this, Within(row, column)};
+    return Function::DifferentiateAll(score, static_cast<int>(row) + row_offset_,
+                                      static_cast<int>(column) + column_offset_, values, derivative,
+                                      gradients);
   }
 
   // By what probabilities that are kept are multiplied.

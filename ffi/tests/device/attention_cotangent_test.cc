@@ -42,7 +42,9 @@ class CotangentTest {
         lse_(of_queries_ / kSize),
         ct_query_(of_queries_),
         ct_key_(of_keys_),
-        ct_value_(of_keys_) {
+        ct_value_(of_keys_),
+        ct_heat_(of_queries_ / kSize),
+        ct_bias_(of_queries_ / kSize * static_cast<size_t>(size.keys)) {
     test_.WriteTo(&p_);
     p_.transposed_mask = test_.TransposedMask();
     const int64_t rows = test_.Heads() * size.queries;
@@ -50,6 +52,8 @@ class CotangentTest {
     p_.ct_query = Of(ct_query_, 0, rows * kSize);
     p_.ct_key = Of(ct_key_, 0, size.keys * size.groups * kSize);
     p_.ct_value = Of(ct_value_, 0, size.keys * size.groups * kSize);
+    p_.scores.ct_values[0] = Of(ct_heat_, 0, rows);
+    p_.scores.ct_values[1] = Of(ct_bias_, 0, rows * size.keys);
     p_.lse = Of(lse_, 0, rows);
     p_.ct_sums = Of(ct_sums_, 0, rows);
     p_.log2_scale = static_cast<float>(p_.scale * kLog2OfE);
@@ -70,6 +74,8 @@ class CotangentTest {
     for (auto* results : {&ct_query_, &ct_key_, &ct_value_}) {
       std::fill(results->begin(), results->end(), FromFloat<T>(NAN));
     }
+    std::fill(ct_heat_.begin(), ct_heat_.end(), NAN);
+    std::fill(ct_bias_.begin(), ct_bias_.end(), 0.0f);  // as the launch does
     uint32_t counters[kCotangentWorkspaceBytes / 4] = {};
     p_.workspace.data = reinterpret_cast<char*>(counters);
     p_.items.heads_at_once = 3;
@@ -96,14 +102,21 @@ class CotangentTest {
   void Check() const {
     if (test_.IsWrong()) return;
     Sums queries(of_queries_), keys(of_keys_), values(of_keys_);
+    Sums heat(ct_heat_.size()), bias(ct_bias_.size());
     for (int64_t b = 0; b < size_.batch; ++b) {
       for (int64_t h = 0; h < test_.Heads(); ++h) {
-        for (int64_t t = 0; t < size_.queries; ++t) AddRow(b, h, t, &queries, &keys, &values);
+        for (int64_t t = 0; t < size_.queries; ++t) {
+          AddRow(b, h, t, &queries, &keys, &values);
+          if (Scoring::Function::kExists) AddOperands(b, h, t, &heat, &bias);
+        }
       }
     }
     Compare("ct_query", ct_query_, queries);
     Compare("ct_key", ct_key_, keys);
     Compare("ct_value", ct_value_, values);
+    if (!Scoring::Function::kExists) return;
+    Compare("ct_heat", ct_heat_, heat);
+    Compare("ct_bias", ct_bias_, bias);
   }
 
   std::vector<T> Results() const {
@@ -155,11 +168,34 @@ class CotangentTest {
       const double ct = p * (ct_p + ct_sums_[RowAt(b, h, t)]) * slope;
       queries->Add(VectorAt(b, h, t), ct * p_.scale, key, kSize);
       keys->Add(at, ct * p_.scale, query, kSize);
-      values->Add(at, p * kept, ct_out, kSize);
+      if (kept != 0) values->Add(at, p * kept, ct_out, kSize);
     }
   }
 
-  static void Compare(const char* what, const std::vector<T>& got, const Sums& wanted) {
+  // Cotangents of the first two operands of the function of scores.
+  void AddOperands(int64_t b, int64_t h, int64_t t, Sums* heat, Sums* bias) const {
+    const auto dot = [](const T* x, const T* y) {
+      double sum = 0;
+      for (int i = 0; i < kSize; ++i) sum += double(ToAccumulator(x[i])) * ToAccumulator(y[i]);
+      return sum;
+    };
+    const T* ct_out = &ct_out_[VectorAt(b, h, t)];
+    for (int64_t u = 0; u < size_.keys; ++u) {
+      if (!test_.Sees(b, h, t, u)) continue;
+      const double product = dot(test_.Query(b, h, t), test_.Key(b, h, u)) * p_.scale;
+      double slope;
+      const double score = test_.ScoreOf(b, h, t, u, product, &slope);
+      const double kept = test_.KeptOf(b, h, t, u);
+      const double ct_p = kept == 0 ? 0 : kept * dot(ct_out, test_.Value(b, h, u));
+      const double ct = std::exp(score - lse_[RowAt(b, h, t)]) * (ct_p + ct_sums_[RowAt(b, h, t)]);
+      const float power = static_cast<float>(2 * std::tanh(0.5 * product)), one = 1;
+      heat->Add(static_cast<size_t>(RowAt(b, h, t)), ct, &power, 1);
+      bias->Add(static_cast<size_t>(RowAt(b, h, t) * size_.keys + u), ct, &one, 1);
+    }
+  }
+
+  template <typename E>
+  static void Compare(const char* what, const std::vector<E>& got, const Sums& wanted) {
     for (size_t i = 0; i < got.size(); ++i) {
       const double x = ToAccumulator(got[i]);
       if (IsClose<T>(x, wanted.sums[i], wanted.most[i])) continue;
@@ -174,6 +210,7 @@ class CotangentTest {
   std::vector<T> ct_out_;
   std::vector<float> ct_sums_, lse_;
   std::vector<T> ct_query_, ct_key_, ct_value_;
+  std::vector<float> ct_heat_, ct_bias_;
   AttentionCotangentTiles p_;
 };
 

@@ -30,7 +30,8 @@ struct AttentionOptions {
 // A function of scores of operands of every kind, as it would be printed.
 struct TestScore {
   static constexpr bool kExists = true;
-  static constexpr int kOperands = 4;
+  static constexpr int kOperands = 4, kGradients = 2;  // of the first two operands
+  static constexpr bool kWhole[] = {false, true};
   static constexpr ScoreOperand kOperand[] = {
       {.by_row = true},
       {.by_head = true, .by_row = true, .by_column = true, .type = ScoreType::kBFloat16},
@@ -49,6 +50,13 @@ struct TestScore {
     *derivative = heat * (1 - power * power);
     return 2 * power * heat + values.template Number<1>() + values.template Number<2>() +
            0.01f * static_cast<float>((row - column) * values.template Number<3>());
+  }
+  template <typename Values>
+  static float DifferentiateAll(float score, int row, int column, const Values& values,
+                                float* derivative, float* gradients) {
+    gradients[0] = 2 * std::tanh(0.5f * score);
+    gradients[1] = 1;
+    return Differentiate(score, row, column, values, derivative);
   }
 };
 
