@@ -116,8 +116,7 @@ AttentionScores ParseScoreGradients(CallParser& call, Dimensions& d) {
       scores.ct_values[number] =
           call.Result("ct_score", sums, {d.groups, d.per_group, d.queries, d.keys});
     } else if (axes == "t") {
-      scores.ct_values[number] =
-          call.Result("ct_score", sums, {d.groups, d.per_group, d.queries});
+      scores.ct_values[number] = call.Result("ct_score", sums, {d.groups, d.per_group, d.queries});
     } else {
       call.Fail("attribute score_gradients must have words 't' and 'ts', got '" +
                 std::string(axes) + "'");

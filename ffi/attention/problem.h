@@ -71,8 +71,8 @@ struct AttentionScores {
   int64_t text_size = 0;       // 0: there is none
   int64_t most_elements = 0;   // of an operand
   Array values[kMaxScoreOperands];
-  // Cotangents of operands of which they are wanted, float32: (groups, per_group, queries), sums for
-  // each row; or (groups, per_group, queries, keys), as bits of `whole_gradients` say.
+  // Cotangents of operands of which they are wanted, float32: (groups, per_group, queries), sums
+  // for each row; or (groups, per_group, queries, keys), as bits of `whole_gradients` say.
   int gradients = 0;
   uint32_t whole_gradients = 0;
   Array ct_values[kMaxScoreOperands];

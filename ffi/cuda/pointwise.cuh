@@ -54,9 +54,13 @@ __device__ __forceinline__ float ApproximateDivide(float x, float y) {
   return x * ApproximateReciprocal(y);
 }
 __device__ __forceinline__ float ApproximateExp2(float x) { return jaxsparse::ApproximateExp2(x); }
-__device__ __forceinline__ float ApproximateExp(float x) { return ApproximateExp2(x * 0x1.715476p+0f); }
+__device__ __forceinline__ float ApproximateExp(float x) {
+  return ApproximateExp2(x * 0x1.715476p+0f);
+}
 __device__ __forceinline__ float ApproximateLog2(float x) { return jaxsparse::ApproximateLog2(x); }
-__device__ __forceinline__ float ApproximateLog(float x) { return ApproximateLog2(x) * 0x1.62e43p-1f; }
+__device__ __forceinline__ float ApproximateLog(float x) {
+  return ApproximateLog2(x) * 0x1.62e43p-1f;
+}
 // Below 2^-8 by its series, of which the sum with 1 would lose digits.
 __device__ __forceinline__ float ApproximateLog1p(float x) {
   return fabsf(x) < 0x1p-8f ? fmaf(-0.5f * x, x, x) : ApproximateLog(1.0f + x);

@@ -33,8 +33,8 @@ from jaxsparse.block_mask.words import CELL, TILE
 from jaxsparse.device import AnyDevice, Device
 from jaxsparse.ops import composed_attention as composed
 from jaxsparse.ops import plain_attention as plain
+from jaxsparse.ops import score_kernels
 from jaxsparse.ops.arguments import operands_of_pattern
-from jaxsparse.ops.score_printer import print_score
 from jaxsparse.ops.scores import Scores
 from jaxsparse.pattern import transpose_is_missing
 from jaxsparse.precision import accumulator_dtype
@@ -141,9 +141,14 @@ def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> 
     ) -> FfiCall | Fallback:
         if not params["has_mask"]:
             return _instead("a block mask of the pattern would take much memory", name, params)
-        scores: Scores | None = params["scores"]
-        if scores is not None and (lacks := _lacks_for_scores(name, params, avals, device)):
-            return _instead(lacks, name, params)
+        scores = params["scores"] or Scores()
+        behind_mask = len(_MULTIPLIED) + len(_mask_operands(params))
+        dtypes = tuple(str(a.dtype) for a in avals[behind_mask:][: len(scores.axes)])
+        may_fit = _has_kernel_in_16_bits(device) and _padded_size(avals[0], avals[2]) is not None
+        if params["scores"] is not None:
+            per_group = avals[0].shape[-2] if name == "attention_cotangent" else None
+            if lacks := score_kernels.lacking(scores, dtypes, may_fit, per_group):
+                return _instead(lacks, name, params)
         query, _, value = avals[:3]
         h, e = query.shape[-1], value.shape[-1]
         sizes = f"{query.dtype} heads of {h} and {e} numbers"
@@ -157,59 +162,16 @@ def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> 
             )
         return FfiCall(
             ("query", "key", "value", *masks, *behind, *(n for n, _ in _score_operands(params))),
-            {**{name: params[name] for name in _ATTRIBUTES}, **_score_attributes(params, avals)},
+            {
+                **{name: params[name] for name in _ATTRIBUTES},
+                **score_kernels.attributes(scores, dtypes),
+            },
             workspace=None,
             workspace_is_fixed=True,
             fallback=_instead(f"no kernel takes {sizes}", name, params),
         )
 
     return ffi
-
-
-def _lacks_for_scores(
-    name: str, params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
-) -> str:
-    """Why no kernel takes a call with its scores; empty if one may."""
-    scores: Scores = params["scores"]
-    if not _has_kernel_in_16_bits(device) or _padded_size(avals[0], avals[2]) is None:
-        return (
-            f"of functions of scores and dropout there are kernels for GPUs of compute capability "
-            f"9.0 alone, for heads of 1 to {_SIZES_OF_HEADS[-1]} numbers of 16 bits"
-        )
-    per_group = avals[0].shape[-2]
-    if name == "attention_cotangent" and not all(
-        _is_summed_by_rows(scores.varied_axes(i), per_group) for i in scores.varied
-    ):
-        return "no kernel sums cotangents of scores over rows, distances or heads"
-    try:
-        _score_attributes(params, avals)
-    except ValueError as error:
-        return f"no kernel takes the function of scores: {error}"
-    return ""
-
-
-def _is_summed_by_rows(axes: str, per_group: int) -> bool:
-    """Whether the kernel of rows has the cotangents of an operand: sums, or one of each score."""
-    return axes == "nt" or ("t" in axes and "s" in axes and ("n" in axes or per_group == 1))
-
-
-def _score_attributes(params: dict[str, Any], avals: Sequence[ShapedArray]) -> dict[str, Any]:
-    """What targets are told of scores; ValueError where a function can't be printed."""
-    scores: Scores = params["scores"] or Scores()
-    first = len(_MULTIPLIED) + len(_mask_operands(params))
-    if avals[0].dtype.itemsize != 2 or scores.function is None:
-        text, dtypes = "", ()
-    else:
-        dtypes = tuple(str(a.dtype) for a in avals[first : first + len(scores.axes)])
-        text = print_score(scores.function, scores.axes, dtypes, scores.varied)
-    words = (f"{a}:{d}" for a, d in zip(scores.axes, dtypes, strict=True))
-    return {
-        "score": text,
-        "score_operands": " ".join(words),
-        "score_gradients": " ".join("ts" if "s" in scores.axes[i] else "t" for i in scores.varied),
-        "score_offsets": scores.has_offsets,
-        "dropout": scores.dropout,
-    }
 
 
 def _has_kernel_in_16_bits(device: AnyDevice) -> bool:
@@ -378,17 +340,11 @@ PRIMITIVES = {
 def _attention_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     out, lse = bind(attention_p, *primals, **params)
     first = len(_MULTIPLIED) + len(_mask_operands(params))
-    scores, of_operands = _varied_scores(params["scores"], primals[first:], tangents[first:])
+    scores, of_operands = _varied_scores(params["scores"], primals[0].shape, tangents[first:])
     tangents = tangents[: len(_TANGENTS)]
     if not of_operands and all(type(t) is ad.Zero for t in tangents):
         return [out, lse], [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in (out, lse)]
-    *_, queries, groups, per_group, _ = primals[0].shape
-    rank = primals[0].ndim - len(_MULTIPLIED[0][1].split())
-    wide = [
-        scores.widened(i, x, (groups, per_group), queries, rank)
-        for i, x in zip(() if scores is None else scores.varied, of_operands, strict=True)
-    ]
-    varying = [*map(ad.instantiate_zeros, tangents), *wide]
+    varying = [*map(ad.instantiate_zeros, tangents), *of_operands]
     params = {**params, "variant": None, "scores": scores}
     weighted, sums = bind(attention_tangent_p, *primals, lse, *varying, **params)
     by_query = jnp.expand_dims(jnp.moveaxis(sums, -1, -3), -1)  # as out: queries, groups, heads
@@ -397,17 +353,16 @@ def _attention_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 
 
 def _varied_scores(
-    scores: Scores | None, operands: Sequence[Any], tangents: Sequence[Any]
+    scores: Scores | None, query: tuple[int, ...], tangents: Sequence[Any]
 ) -> tuple[Scores | None, list[Any]]:
-    """Scores that say of which operands there are tangents, and these."""
+    """Scores that say of which operands there are tangents, and these, of varied axes."""
     if scores is None:
         return None, []
-    varied = tuple(
-        i
-        for i, t in enumerate(tangents[: len(scores.axes)])
-        if type(t) is not ad.Zero and _differs(t)
-    )
-    return dataclasses.replace(scores, varied=varied), [tangents[i] for i in varied]
+    named = enumerate(tangents[: len(scores.axes)])
+    varied = {i: t for i, t in named if type(t) is not ad.Zero and _differs(t)}
+    *batch, queries, groups, heads, _ = query
+    wide = [scores.widened(i, t, (groups, heads), queries, len(batch)) for i, t in varied.items()]
+    return dataclasses.replace(scores, varied=tuple(varied)), wide
 
 
 def _second_order(primitive: Any, name: str, linear_of: Callable[[dict[str, Any]], int]) -> None:

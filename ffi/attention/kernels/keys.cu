@@ -29,25 +29,10 @@
 // are copied: 896 clocks at 128 bytes a clock. From the L2 cache come 33 KiB for two cells. From
 // memory come query, key, value, ct_out, lse, ct_sums and the words of cells, and go ct_key and
 // ct_value, once each.
-#include "attention/kernels/cotangent.cuh"
+#include "attention/kernels/cotangent_scores.cuh"
 #include "attention/kernels/keys.h"
 
 namespace jaxsparse {
-
-// The query head and the first query of each step, where consumers want to know them.
-template <bool kTold, int kStages>
-struct KeysPlaces {
-  uint32_t heads[kStages], first_queries[kStages];
-
-  __device__ __forceinline__ void Tell(uint32_t stage, uint32_t head, uint32_t first_query) {
-    heads[stage] = head;
-    first_queries[stage] = first_query;
-  }
-};
-template <int kStages>
-struct KeysPlaces<false, kStages> {
-  __device__ __forceinline__ void Tell(uint32_t, uint32_t, uint32_t) {}
-};
 
 template <AttentionKeysConfig kConfig, bool kScored>
 struct KeysControl {
@@ -196,54 +181,6 @@ class KeysSteps {
   }
 };
 
-// The scores of a cell, as a thread has them. What says where operands are is found anew for each
-// cell: there is no register to keep it in.
-template <typename Scoring>
-class CellScores {
-  HeadScores<Scoring> head_;
-  uint32_t first_query_ = 0, first_key_ = 0;
-
- public:
-  template <typename Places>
-  __device__ __forceinline__ CellScores(const AttentionCotangentTiles& p, const Places& places,
-                                        uint32_t stage, const CotangentItem& item, int group)
-      : head_(p) {
-    if constexpr (Scoring::kExists) {
-      head_.Set(item.place, places.heads[stage]);
-      const uint32_t row = threadIdx.x % kWarpgroup / kWarp * 16 + threadIdx.x % kWarp / 4;
-      first_key_ = item.row * kMaskTile + group * kMaskCell + row;
-      first_query_ = places.first_queries[stage] + threadIdx.x % 4 * 2;
-    }
-  }
-
-  // The function of the thread's number i, and its derivative.
-  __device__ __forceinline__ float Of(int i, float product, float* derivative) const {
-    return head_.Of(product, first_query_ + i / 4 * 8 + i % 2, first_key_ + i / 2 % 2 * 8,
-                    derivative);
-  }
-  // Clears the bits of numbers that are dropped, of four from a column of queries on.
-  __device__ __forceinline__ void KeepOrDrop(int column, uint32_t& kept) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t hash = head_.HashOfRow(first_query_ + column + i);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        if (!head_.Keeps(hash, first_key_ + j * 8)) kept &= ~(1u << (column / 2 + 2 * j + i));
-      }
-    }
-  }
-  __device__ __forceinline__ float KeptScale() const { return head_.KeptScale(); }
-};
-
-// Of numbers from the first one on, those whose bits are not set become 0.
-template <int kCount>
-__device__ __forceinline__ void DropNumbers(uint32_t kept, int first, float (&numbers)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    numbers[i] = (kept & (1u << (first + i))) != 0 ? numbers[i] : 0.0f;
-  }
-}
-
 // One of the consumer warpgroups.
 template <typename T, AttentionKeysConfig kConfig, typename Scoring>
 class KeysConsumer {
@@ -257,9 +194,7 @@ class KeysConsumer {
   bool masked_;  // the item has had a partial cell
   float ct_value_[kSize / 2], ct_key_[kSize / 2];
 
-  __device__ __forceinline__ void Empty(uint32_t stage) {
-    control_.StageAt({stage}).Emptied();
-  }
+  __device__ __forceinline__ void Empty(uint32_t stage) { control_.StageAt({stage}).Emptied(); }
   // The stage of the step before, once products that read it are done.
   __device__ __forceinline__ void EmptyBefore(bool is_first) {
     if (!is_first) Empty((at_.stage + kConfig.kStages - 1) % kConfig.kStages);
@@ -296,7 +231,7 @@ class KeysConsumer {
     uint32_t kept = kAllLanes;  // bits of this thread's probabilities that are not dropped
     const CellScores<Scoring> head(p_, control_.places, at_.stage, item, group_);
     uint32_t rows[kSteps][4];
-    if constexpr (Scoring::Function::kExists) {
+    if constexpr (Scoring::kExists) {
       uint32_t word = kAllLanes;
       if (is_partial) word = WordOf(side);
 #pragma unroll
@@ -306,17 +241,14 @@ class KeysConsumer {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int n = column / 2 + i;
-          float slope;
-          const float score = head.Of(n, scores[n], &slope);
-          const float power = ApproximateExp2(score * kLog2OfE + shifts.elements[i % 2]);
+          float power = scores[n] * p_.log2_scale, slope = 1;
+          if constexpr (Scoring::Function::kExists)
+            power = head.Of(n, scores[n], &slope) * kLog2OfE;
           const bool stored = (word & (1u << n)) != 0;
-          probabilities[i] = stored ? power : 0.0f;
-          scores[n] = stored ? power * slope : 0.0f;
+          probabilities[i] = stored ? ApproximateExp2(power + shifts.elements[i % 2]) : 0.0f;
+          scores[n] = stored ? probabilities[i] * slope : 0.0f;
         }
-        if constexpr (Scoring::kDrops) {
-          head.KeepOrDrop(column, kept);
-          DropNumbers(kept, column / 2, probabilities);
-        }
+        head.KeepOrDrop(column, kept, probabilities);
         rows[column / 16][column / 8 % 2 * 2] = PairOf(T(), probabilities[0], probabilities[1]);
         rows[column / 16][column / 8 % 2 * 2 + 1] = PairOf(T(), probabilities[2], probabilities[3]);
       }
@@ -331,19 +263,7 @@ class KeysConsumer {
         }
       }
       if (is_partial) ApplyMaskWord<0>(WordOf(side), 0.0f, scores);
-      if constexpr (Scoring::kDrops) {
-        float probabilities[kKeysStepRows / 2];
-#pragma unroll
-        for (int column = 0; column < kKeysStepRows; column += 8) {
-          head.KeepOrDrop(column, kept);
-        }
-#pragma unroll
-        for (int i = 0; i < kKeysStepRows / 2; ++i) probabilities[i] = scores[i];
-        DropNumbers(kept, 0, probabilities);
-        RowsOfProduct<T>(probabilities, rows);
-      } else {
-        RowsOfProduct<T>(scores, rows);
-      }
+      RowsOfProduct<T>(scores, rows);
     }
     FenceProducts();
     MultiplyRows<T, kBlockBytes>(ct_value_, rows, ct_out);

@@ -17,8 +17,9 @@ AttentionRowsConfig ConfigOf(const AttentionCotangentProblem& p) {
 }
 
 KernelSource Source(const AttentionCotangentProblem& p) {
-  return WithScores(p.scores, "attention/kernels/rows.cu", "AttentionCotangentOfRows", TypeName(p.dtype),
-                    ConfigExpression("AttentionRowsConfig", {Field("head_size", ConfigOf(p).head_size)}));
+  return WithScores(
+      p.scores, "attention/kernels/rows.cu", "AttentionCotangentOfRows", TypeName(p.dtype),
+      ConfigExpression("AttentionRowsConfig", {Field("head_size", ConfigOf(p).head_size)}));
 }
 
 LaunchShape Shape(const AttentionCotangentProblem& p) {

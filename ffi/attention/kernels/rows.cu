@@ -31,206 +31,10 @@
 // as tiles are copied: 2,560 clocks at 128 bytes a clock. From the L2 cache come 64 KiB. From
 // memory come query, key, value, ct_out, lse, ct_sums and the words of cells, and goes ct_query,
 // once each.
-#include "attention/kernels/cotangent.cuh"
-#include "attention/kernels/rows.h"
-#include "attention/kernels/scores.cuh"
+#include "attention/kernels/cotangent_scores.cuh"
+#include "attention/kernels/rows_producers.cuh"
 
 namespace jaxsparse {
-
-template <AttentionRowsConfig kConfig>
-struct RowsControl {
-  static constexpr int kStages = kConfig.Stages();
-  uint64_t keys_full[kStages], keys_empty[kStages], values_full[kStages], values_empty[kStages];
-  uint64_t rows_full[kCotangentGroups], rows_empty[kCotangentGroups];
-  CotangentItemSlots items;
-  uint32_t steps[kStages];  // the states of a tile's cells, as an entry has them; 0 ends an item
-  // Of the item that the producer of rows is at.
-  const float *lse, *ct_sums;
-  uint32_t query_entry, ct_out_entry;
-  // Of the one that the producer of tiles is at.
-  MaskRow row;
-  uint32_t group, key_entry, value_entry;
-
-  using State = PipelineState<kStages>;
-  __device__ __forceinline__ PipelineStage KeysAt(State at) {
-    return {&keys_full[at.stage], &keys_empty[at.stage], at.phase};
-  }
-  __device__ __forceinline__ PipelineStage ValuesAt(State at) {
-    return {&values_full[at.stage], &values_empty[at.stage], at.phase};
-  }
-};
-
-// A warp that takes items and has their rows copied.
-template <AttentionRowsConfig kConfig>
-class RowsOfItems {
-  using Control = RowsControl<kConfig>;
-  const AttentionCotangentTiles& p_;
-  Control& control_;
-  unsigned char* shared_;
-
-  // By one thread.
-  __device__ __forceinline__ void TakeItem(uint32_t number) {
-    const CotangentItem& item =
-        control_.items.Take(p_, p_.mask, kCotangentRowsCounter,
-                            static_cast<uint32_t>(p_.groups * p_.per_group), number);
-    if (item.row == kNoItem) return;
-    const int64_t of_head = item.head * p_.queries;
-    control_.lse = item.place.At<const float>(p_.batch, p_.lse) + of_head;
-    control_.ct_sums = item.place.At<const float>(p_.batch, p_.ct_sums) + of_head;
-    control_.query_entry = item.place.OwnEntry(p_.batch, p_.query);
-    control_.ct_out_entry = item.place.OwnEntry(p_.batch, p_.ct_out);
-  }
-
-  // By one thread: rows of a warpgroup.
-  __device__ __forceinline__ void CopyRows(const CotangentItem& item, int group, uint32_t first) {
-    constexpr int kBytes = kConfig.RowsBytes(), kSize = kConfig.head_size;
-    uint64_t* full = &control_.rows_full[group];
-    ArriveAndExpect(full, 2 * kBytes);
-    unsigned char* to = shared_ + group * kBytes;
-    CopyLines<kSize, kMaskCell>(to, p_.query_tiles, item.head, first, control_.query_entry, full);
-    to += kCotangentGroups * kBytes;
-    CopyLines<kSize, kMaskCell>(to, p_.ct_out_tiles, item.head, first, control_.ct_out_entry, full);
-  }
-
- public:
-  __device__ RowsOfItems(const AttentionCotangentTiles& p, Control& control, unsigned char* shared)
-      : p_(p), control_(control), shared_(shared) {}
-
-  __device__ __forceinline__ void Run() {
-    const bool is_first = threadIdx.x % kWarp == 0;
-#pragma unroll 1
-    for (uint32_t number = 0;; ++number) {
-      __syncwarp();
-      if (is_first) TakeItem(number);
-      __syncwarp();
-      const CotangentItem& item = control_.items.slots[number % kItemSlots];
-      const bool is_last = item.row == kNoItem;
-#pragma unroll 1
-      for (int group = 0; group < kCotangentGroups; ++group) {
-        uint64_t* full = &control_.rows_full[group];
-        WaitForPhase(&control_.rows_empty[group], (number & 1) ^ 1);
-        if (is_last) {
-          if (is_first) Arrive(full);
-        } else {
-          const uint32_t first = item.row * kMaskTile + group * kMaskCell;
-          if (is_first) CopyRows(item, group, first);
-          ShiftsOfRows shifts;
-          shifts.Load(control_.lse, control_.ct_sums, first, static_cast<uint32_t>(p_.queries));
-          shifts.Store(shared_ + kConfig.ShiftsAt() + group * kShiftsBytes);
-        }
-        Arrive(full);
-      }
-      if (is_last) return;
-    }
-  }
-};
-
-// A thread that has keys and values copied, tile by tile. `kColumns`: consumers are told which.
-template <AttentionRowsConfig kConfig, bool kColumns>
-__device__ __forceinline__ void CopyTiles(const AttentionCotangentTiles& p,
-                                          RowsControl<kConfig>& control, unsigned char* shared) {
-  constexpr int kSize = kConfig.head_size;
-  uint32_t steps = 0;  // so far
-#pragma unroll 1
-  for (uint32_t number = 0;; ++number) {
-    const CotangentItem& item = control.items.Await(number);
-    if (item.row == kNoItem) return;
-    const auto per_group = static_cast<uint32_t>(p.per_group);
-    control.group = item.head / per_group;
-    control.key_entry = item.place.OwnEntry(p.batch, p.key);
-    control.value_entry = item.place.OwnEntry(p.batch, p.value);
-    MaskRow& row = control.row;
-    row.Set(p.mask, p.batch, item.place,
-            static_cast<uint32_t>(p.mask.Own(control.group, item.head % per_group)), item.row);
-#pragma unroll 1
-    for (uint32_t i = 0; i <= row.count; ++i) {
-      const bool is_end = i == row.count;
-      const uint32_t entry = is_end ? 0 : WithWords(row, row.entries[i]);
-      const uint32_t states = entry >> kMaskStatesAt;
-      if (states == 0 && !is_end) continue;
-      const auto at = RowsControl<kConfig>::State::Of(steps);
-      const PipelineStage keys = control.KeysAt(at), values = control.ValuesAt(at);
-      const uint32_t first = row.ColumnOf(entry) * kMaskTile;
-      values.WaitUntilEmpty();
-      control.steps[at.stage] = states << kMaskStatesAt | (kColumns ? row.ColumnOf(entry) : 0);
-      if (is_end) {
-        keys.Filled();
-      } else {
-        const uint32_t cells = CountPartialCells(entry), words_bytes = cells * kMaskCellWords * 4;
-        keys.Expect(kConfig.TileBytes() + words_bytes);
-        CopyLines<kSize, kMaskTile>(shared + kConfig.KeysAt(at.stage, at.phase), p.key_tiles,
-                                    control.group, first, control.key_entry, keys.full);
-        if (cells > 0) {
-          BulkCopy(shared + kConfig.WordsAt() + at.stage * kConfig.kWordsBytes,
-                   row.WordsAt(row.bits_at[i], cells), words_bytes, keys.full);
-        }
-      }
-      keys.WaitUntilEmpty();
-      if (is_end) {
-        values.Filled();
-      } else {
-        values.Expect(kConfig.TileBytes());
-        CopyLines<kSize, kMaskTile>(shared + kConfig.ValuesAt(at.stage, at.phase), p.value_tiles,
-                                    control.group, first, control.value_entry, values.full);
-      }
-      ++steps;
-    }
-  }
-}
-
-// The scores of a tile, as a thread has them. What says where operands are is found anew for each
-// tile: there is no register to keep it in.
-template <typename Scoring>
-class TileScores {
-  HeadScores<Scoring> head_;
-  uint32_t first_query_ = 0, first_key_ = 0;
-
- public:
-  __device__ __forceinline__ TileScores(const AttentionCotangentTiles& p, const CotangentItem& item,
-                                        int group, uint32_t entry)
-      : head_(p) {
-    if constexpr (Scoring::kExists) {
-      head_.Set(item.place, item.head);
-      const uint32_t row = threadIdx.x % kWarpgroup / kWarp * 16 + threadIdx.x % kWarp / 4;
-      first_query_ = item.row * kMaskTile + group * kMaskCell + row;
-      first_key_ = MaskColumnOf(entry) * kMaskTile + threadIdx.x % 4 * 2;
-    }
-  }
-
-  // The function of the thread's number i, and its derivative.
-  __device__ __forceinline__ float Of(int i, float product, float* derivative) const {
-    return head_.Of(product, first_query_ + i / 2 % 2 * 8, first_key_ + i / 4 * 8 + i % 2,
-                    derivative);
-  }
-  // The same, and its derivatives by operands.
-  __device__ __forceinline__ float Of(int i, float product, float* derivative,
-                                      float* gradients) const {
-    return head_.Of(product, first_query_ + i / 2 % 2 * 8, first_key_ + i / 4 * 8 + i % 2,
-                    derivative, gradients);
-  }
-  // Stores the number's own cotangent of an operand, whose are (queries, keys).
-  __device__ __forceinline__ void Store(const AttentionCotangentTiles& p, float* cotangents, int i,
-                                        float cotangent) const {
-    const uint32_t row = first_query_ + i / 2 % 2 * 8, column = first_key_ + i / 4 * 8 + i % 2;
-    if (row < p.queries && column < p.keys) cotangents[row * p.keys + column] = cotangent;
-  }
-  // Cotangents of probabilities: what is dropped has none.
-  template <int kCount>
-  __device__ __forceinline__ void Drop(float (&cotangents)[kCount]) const {
-    if constexpr (Scoring::kDrops) {
-      const uint32_t hashes[] = {head_.HashOfRow(first_query_), head_.HashOfRow(first_query_ + 8)};
-#pragma unroll
-      for (int i = 0; i < kCount; i += 2) {
-        bool kept[2];
-        head_.KeepPair(hashes[i / 2 % 2], first_key_ + i / 4 * 8, kept);
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          cotangents[i + j] = kept[j] ? cotangents[i + j] * head_.KeptScale() : 0.0f;
-        }
-      }
-    }
-  }
-};
 
 // One of the consumer warpgroups.
 template <typename T, AttentionRowsConfig kConfig, typename Scoring>
@@ -265,8 +69,8 @@ class RowsConsumer {
     if (cell != MaskCell::kPartial) return 0;
     const uint32_t place =
         CountPartialCells(states, group_, kAcross) * kMaskCellWords + threadIdx.x % kWarpgroup;
-    return SharedAt<const uint32_t>(shared_ + kConfig.WordsAt() +
-                                    at_.stage * kConfig.kWordsBytes + place * 4);
+    return SharedAt<const uint32_t>(shared_ + kConfig.WordsAt() + at_.stage * kConfig.kWordsBytes +
+                                    place * 4);
   }
 
   // Makes probabilities of keys that are not stored 0.
@@ -359,8 +163,8 @@ class RowsConsumer {
     float* whole[kGradients];
 #pragma unroll
     for (int g = 0; g < kGradients; ++g) {
-      whole[g] = item.place.At<float>(p_.batch, p_.scores.ct_values[g]) +
-                 item.head * p_.queries * p_.keys;
+      whole[g] =
+          item.place.At<float>(p_.batch, p_.scores.ct_values[g]) + item.head * p_.queries * p_.keys;
     }
 #pragma unroll
     for (int i = 0; i < kMaskTile / 2; ++i) {

@@ -15,10 +15,9 @@ namespace jaxsparse {
 inline KernelSource WithScores(const AttentionScores& scores, const char* file, const char* kernel,
                                const std::string& dtype, const std::string& config) {
   if (!scores.Exist()) return {file, KernelExpression(kernel, {dtype, config})};
-  const std::string scoring =
-      KernelExpression("Scoring", {scores.text_size > 0 ? "jaxsparse::Score" : "jaxsparse::NoFunction",
-                                   Literal(scores.seeds.data != nullptr),
-                                   Literal(scores.offsets.data != nullptr)});
+  const std::string scoring = KernelExpression(
+      "Scoring", {scores.text_size > 0 ? "jaxsparse::Score" : "jaxsparse::NoFunction",
+                  Literal(scores.seeds.data != nullptr), Literal(scores.offsets.data != nullptr)});
   const std::string_view function(scores.text, static_cast<size_t>(scores.text_size));
   return {std::string("scored/") + file, KernelExpression(kernel, {dtype, config, scoring}),
           "#include \"attention/kernels/scores.cuh\"\n" + std::string(function) + "#include \"" +

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "attention/attention_cuda.h"
-#include "attention/kernels/tensor_maps.h"
 #include "attention/kernels/score_source.h"
+#include "attention/kernels/tensor_maps.h"
 #include "nvrtc/expression.h"
 
 namespace jaxsparse {
@@ -19,10 +19,10 @@ AttentionTilesConfig ConfigOf(const AttentionProblem& p) {
 
 KernelSource Source(const AttentionProblem& p) {
   const AttentionTilesConfig config = ConfigOf(p);
-  return WithScores(p.scores, "attention/kernels/tiles.cu", "AttentionTiles", TypeName(p.dtype),
-                    ConfigExpression("AttentionTilesConfig",
-                                     {Field("head_size", config.head_size),
-                                      Field("value_size", config.value_size)}));
+  return WithScores(
+      p.scores, "attention/kernels/tiles.cu", "AttentionTiles", TypeName(p.dtype),
+      ConfigExpression("AttentionTilesConfig", {Field("head_size", config.head_size),
+                                                Field("value_size", config.value_size)}));
 }
 
 LaunchShape Shape(const AttentionProblem& p) {
@@ -62,7 +62,8 @@ std::string Launch(const AttentionProblem& p, const CudaLaunch& launch) {
 int64_t WorkspaceBytes(const AttentionProblem&, bool) { return kAttentionCounterBytes; }
 
 // Warpgroups are what GPUs of this compute capability have. A scale of other signs would turn what
-// is largest among scores, unless a function of them makes others; places of entries, positions and items have 32 bits.
+// is largest among scores, unless a function of them makes others; places of entries, positions and
+// items have 32 bits.
 bool Fits(const AttentionProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30;
   const bool aligned = IsAlignedForCopies(p.query) && IsAlignedForCopies(p.key) &&

@@ -20,9 +20,9 @@
 // whose sums are not finite though that of their probabilities is, and of whose tiles some have
 // positions that are not stored, are computed once more, key by key (exact_rows.cuh).
 //
-// Where there is a function of scores (scores.cuh), it takes the place of the scale between products
-// and softmax. Dropout makes probabilities 0 behind the softmax, on their way to the product with
-// values: sums for lse are of all. An instance without either has nothing of this.
+// Where there is a function of scores (scores.cuh), it takes the place of the scale between
+// products and softmax. Dropout makes probabilities 0 behind the softmax, on their way to the
+// product with values: sums for lse are of all. An instance without either has nothing of this.
 //
 // Floors: for each listed tile and head 2 * 128 * 128 * (head_size + value_size) operations, of
 // which a multiprocessor does 4,096 a clock: 2,048 clocks for sizes of 128. Beside them 16,384

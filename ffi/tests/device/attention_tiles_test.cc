@@ -55,7 +55,8 @@ class Test {
     p_.workspace.data = reinterpret_cast<char*>(workspace.get());
     p_.heads_at_once = heads_at_once;
     emulated::Launch(1, 1, [&] { AttentionTilesPrologue(p_); });
-    emulated::Launch(blocks, kAttentionTilesThreads, [&] { AttentionTiles<T, kConfig, Scoring>(p_); });
+    emulated::Launch(blocks, kAttentionTilesThreads,
+                     [&] { AttentionTiles<T, kConfig, Scoring>(p_); });
   }
 
   // By one block, and with others that take the heads in another order.
