@@ -222,11 +222,20 @@ class KeysConsumer {
     CommitProducts();
     WaitForGroups<1>();
     EmptyBefore(is_first);
-    FenceProducts();
-    MultiplyTiles<T, kSize, kBlockBytes, kBlockBytes>(
-        ct_scores, keys_ + kCotangentGroups * kTileBytes, ct_out);
-    CommitProducts();
-    WaitForGroups<1>();
+    // Numbers that are loaded for each score take the registers of the other product, which waits.
+    constexpr bool kWaits = LoadsOfEachScore<typename Scoring::Function>();
+    const auto multiply_values = [&] {
+      FenceProducts();
+      MultiplyTiles<T, kSize, kBlockBytes, kBlockBytes>(
+          ct_scores, keys_ + kCotangentGroups * kTileBytes, ct_out);
+      CommitProducts();
+    };
+    if constexpr (kWaits) {
+      WaitForGroups<0>();
+    } else {
+      multiply_values();
+      WaitForGroups<1>();
+    }
     KeepInRegisters(scores);
     uint32_t kept = kAllLanes;  // bits of this thread's probabilities that are not dropped
     const CellScores<Scoring> head(p_, control_.places, at_.stage, item, group_);
@@ -265,6 +274,7 @@ class KeysConsumer {
       if (is_partial) ApplyMaskWord<0>(WordOf(side), 0.0f, scores);
       RowsOfProduct<T>(scores, rows);
     }
+    if constexpr (kWaits) multiply_values();
     FenceProducts();
     MultiplyRows<T, kBlockBytes>(ct_value_, rows, ct_out);
     CommitProducts();

@@ -50,6 +50,17 @@ struct Scoring {
 };
 using NoScoring = Scoring<NoFunction, false, false>;
 
+// Whether a function reads operands that are not those of a head alone.
+template <typename Function>
+constexpr bool LoadsOfEachScore() {
+  if constexpr (Function::kOperands > 0) {
+    for (const ScoreOperand& operand : Function::kOperand) {
+      if (operand.by_row || operand.by_column || operand.by_distance) return true;
+    }
+  }
+  return false;
+}
+
 // A place in queries and keys, within them.
 struct ScorePlace {
   uint32_t row, column;
