@@ -1,4 +1,4 @@
-"""The primitives behind attention over a block mask.
+"""The primitives behind attention over a block mask or a pattern.
 
 With s = scale q.k, p = exp(s - lse) at stored positions and 0 elsewhere,
 
@@ -17,43 +17,39 @@ derivatives of first order close. Those of higher order are derivatives of the p
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
-from jax.interpreters import ad
 
-from jaxsparse.batching import over_batch
 from jaxsparse.block_mask.words import CELL, TILE
 from jaxsparse.device import AnyDevice, Device
 from jaxsparse.ops import composed_attention as composed
 from jaxsparse.ops import plain_attention as plain
 from jaxsparse.ops import score_kernels
-from jaxsparse.ops.arguments import operands_of_pattern
+from jaxsparse.ops.arguments import ROWS, TRANSPOSED_ROWS, operands_of_pattern
 from jaxsparse.ops.scores import Scores
-from jaxsparse.pattern import transpose_is_missing
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import (
+    OPERATIONS,
     Fallback,
     FfiCall,
     Operation,
     Signature,
-    bind,
     bind_local,
     make_primitive,
-    summed_to,
-    undefined,
+    typed_call,
+    variants_of,
 )
 
-_PARAMS = ("scale", "mask_of_group", "mask_of_head", "has_mask", "has_pattern", "columns", "scores")
-_ATTRIBUTES = _PARAMS[:3]  # those that targets take
+PARAMS = ("scale", "mask_of_group", "mask_of_head", "has_mask", "has_pattern", "columns", "scores")
+_ATTRIBUTES = PARAMS[:4]  # those that targets take as they are
 
-_MULTIPLIED = (("query", "t g r h"), ("key", "u g h"), ("value", "u g e"))
+MULTIPLIED = (("query", "t g r h"), ("key", "u g h"), ("value", "u g e"))
 _PLAIN = "attention by blocks of keys in plain XLA"
 _OUT, _SUMS = "t g r e", "g r t"
 
@@ -76,7 +72,7 @@ OF_MASKS = frozenset((*_ROWS, *_COLUMNS))
 _OF_PATTERN = {"m": "t", "m+1": "t+1", "k": "u", "k+1": "u+1", "e": "z", "tiles": "y"}
 
 
-def _mask_operands(params: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+def mask_operands(params: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     """The lists of a block mask in both orientations, and the pattern: both, or one of the two."""
     heads = f"{'g' if params['mask_of_group'] else '1'} {'r' if params['mask_of_head'] else '1'}"
     lists = (
@@ -96,7 +92,7 @@ def _score_operands(params: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     return () if scores is None else scores.operands()
 
 
-def _variations(params: dict[str, Any], prefix: str) -> tuple[tuple[str, str], ...]:
+def variations(params: dict[str, Any], prefix: str) -> tuple[tuple[str, str], ...]:
     """Tangents or cotangents of operands of scores, of those of which they are wanted."""
     scores: Scores | None = params["scores"]
     return () if scores is None else scores.variations(prefix)
@@ -112,9 +108,9 @@ def _signature_with(
     """The signature of an operation with these operands behind those that all three have."""
 
     def signature(params: dict[str, Any]) -> Signature:
-        along = _variations(params, "d") if varied_operands else ()
-        cotangents = _variations(params, "ct") if varied_results else ()
-        shared = (*_MULTIPLIED, *_mask_operands(params), *_score_operands(params))
+        along = variations(params, "d") if varied_operands else ()
+        cotangents = variations(params, "ct") if varied_results else ()
+        shared = (*MULTIPLIED, *mask_operands(params), *_score_operands(params))
         return Signature((*shared, *behind, *along), (*results, *cotangents))
 
     return signature
@@ -127,97 +123,198 @@ def _instead(reason: str, name: str, params: dict[str, Any]) -> Fallback:
     """The composition where the pattern is there with all that it needs, or the plain form."""
     lacks_transpose = name == "attention_cotangent" and params["columns"] is not None
     # Sums of operands' cotangents by entries are in no order on GPUs, those of the plain form are.
-    sums_entries = bool(_variations(params, "ct")) and name == "attention_cotangent"
+    sums_entries = bool(variations(params, "ct")) and name == "attention_cotangent"
     if not params["has_pattern"] or (params["has_mask"] and (lacks_transpose or sums_entries)):
         return Fallback(reason, called=_PLAIN)
     return Fallback(reason, getattr(composed, name), called=_COMPOSED)
 
 
-def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> Any:
-    """The call of a target that takes these lists, and what else is behind keys and values."""
+# What targets take of masks: lists by rows and patterns by rows, and the same transposed.
+_BY_ROWS = (_ROWS, ROWS)
+_BY_COLUMNS = (_COLUMNS, TRANSPOSED_ROWS)
+
+
+def _ffi_of(
+    name: str, masks: tuple[tuple[tuple[str, ...], ...], ...], behind: tuple[str, ...] = ()
+) -> Any:
+    """The call of a target that takes these of a mask, and what else is behind."""
 
     def ffi(
         params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
     ) -> FfiCall | Fallback:
-        if not params["has_mask"]:
-            return _instead("a block mask of the pattern would take much memory", name, params)
         scores = params["scores"] or Scores()
-        behind_mask = len(_MULTIPLIED) + len(_mask_operands(params))
+        behind_mask = len(MULTIPLIED) + len(mask_operands(params))
         dtypes = tuple(str(a.dtype) for a in avals[behind_mask:][: len(scores.axes)])
-        may_fit = _has_kernel_in_16_bits(device) and _padded_size(avals[0], avals[2]) is not None
         if params["scores"] is not None:
             per_group = avals[0].shape[-2] if name == "attention_cotangent" else None
+            may_fit = _may_take_scores(params, avals, device)
             if lacks := score_kernels.lacking(scores, dtypes, may_fit, per_group):
                 return _instead(lacks, name, params)
         query, _, value = avals[:3]
-        h, e = query.shape[-1], value.shape[-1]
-        sizes = f"{query.dtype} heads of {h} and {e} numbers"
-        padded = _padded_size(query, value)
-        if _has_kernel_in_16_bits(device) and padded is not None and (h, e) != (padded, padded):
-            compute = functools.partial(_with_padded_heads, name, padded)
-            return Fallback(
-                f"no kernel takes {sizes}",
-                compute,
-                called=f"the kernel of heads of {padded}, padded",
+        sizes = (query.shape[-1], value.shape[-1])
+        reason = "no kernel takes {} heads of {} and {} numbers".format(query.dtype, *sizes)
+        gives_pattern = _gives_pattern(name, params, avals)
+        given = (
+            operand
+            for lists, pattern in masks
+            for operand in (
+                *(lists if params["has_mask"] else ()),
+                *(pattern if gives_pattern else ()),
             )
-        return FfiCall(
-            ("query", "key", "value", *masks, *behind, *(n for n, _ in _score_operands(params))),
+        )
+        of_scores = (operand for operand, _ in _score_operands(params))
+        made = FfiCall(
+            ("query", "key", "value", *given, *behind, *of_scores),
             {
-                **{name: params[name] for name in _ATTRIBUTES},
+                **{attribute: params[attribute] for attribute in _ATTRIBUTES},
+                "has_pattern": gives_pattern,
                 **score_kernels.attributes(scores, dtypes),
             },
             workspace=None,
             workspace_is_fixed=True,
-            fallback=_instead(f"no kernel takes {sizes}", name, params),
+            fallback=_instead(reason, name, params),
+        )
+        instead = _sparse_composition(name, params, avals, device)
+        if instead is not None:
+            return instead
+        best = _best_sizes(name, params, avals, made, device)
+        if best == sizes:
+            return made
+        heads = " and ".join(map(str, dict.fromkeys(best)))
+        return Fallback(
+            f"{reason} as fast",
+            functools.partial(_with_padded_heads, name, best, params["variant"]),
+            called=f"the kernel of heads of {heads}, padded",
         )
 
     return ffi
 
 
-def _has_kernel_in_16_bits(device: AnyDevice) -> bool:
-    return isinstance(device, Device) and device.compute_capability == _OF_WARPGROUPS
+# Where a tile of the mask has more entries than this, kernels that walk the rows of a pattern are
+# slower than those that multiply tiles, or than the composition, in any case.
+_MOST_ENTRIES_OF_TILE = 300
+# Entries of a tile from which on its products cost a GPU less than the composition, in float32.
+_FEWEST_ENTRIES_OF_TILE = {"attention": 1800, "attention_cotangent": 3400}
 
 
+def _may_take_scores(
+    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
+) -> bool:
+    """Whether the kernels by warpgroups, which take functions of scores, fit but for these."""
+    on_warpgroups = isinstance(device, Device) and device.compute_capability == _OF_WARPGROUPS
+    size = max(avals[0].shape[-1], avals[2].shape[-1])
+    fits = avals[0].dtype.itemsize == 2 and 0 < size <= _SIZES_OF_WARPGROUPS[-1]
+    return bool(on_warpgroups and params["has_mask"] and fits)
+
+
+def _gives_pattern(name: str, params: dict[str, Any], avals: Sequence[ShapedArray]) -> bool:
+    """Whether a target gets the pattern, with all that it needs of it."""
+    if not params["has_pattern"] or params["scores"] is not None:
+        return False
+    if name == "attention_cotangent" and params["columns"] is not None:
+        return False
+    if not params["has_mask"] or params["variant"] is not None:
+        return True
+    return _entries_of_tile(params, avals) < _MOST_ENTRIES_OF_TILE
+
+
+def _entries_of_tile(params: dict[str, Any], avals: Sequence[ShapedArray]) -> float:
+    """Entries of the pattern for each tile of the block mask."""
+    names = [name for name, _ in (*MULTIPLIED, *mask_operands(params))]
+    sizes = dict(zip(names, (a.shape[-1] for a in avals), strict=False))
+    return float(sizes["column_indices"] / sizes["entries"])
+
+
+def _sparse_composition(
+    name: str, params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
+) -> Fallback | None:
+    """The composition, where a GPU's kernel of float32 would multiply tiles with few entries."""
+    if params["variant"] is not None or not isinstance(device, Device):
+        return None
+    if not (params["has_mask"] and params["has_pattern"]) or avals[0].dtype != jnp.float32:
+        return None
+    entries = _entries_of_tile(params, avals)
+    if not _MOST_ENTRIES_OF_TILE <= entries < _FEWEST_ENTRIES_OF_TILE[name]:
+        return None
+    instead = _instead("the mask's tiles have few entries each", name, params)
+    return None if instead.compute is None else instead
+
+
+# Sizes of heads, both of keys and of values, that kernels by warpgroups take.
+_SIZES_OF_WARPGROUPS = (64, 128)
 _OF_WARPGROUPS = 90  # the compute capability, 9.0, of GPUs whose warpgroups multiply
-# Sizes of heads that the CUDA kernels take in 16 bits, both of keys and of values.
-_SIZES_OF_HEADS = (64, 128)
+_ALIGNED = 8  # all other kernels of GPUs take multiples of this
 
 
-def _padded_size(query: ShapedArray, value: ShapedArray) -> int | None:
-    """The least of these sizes that has room for heads; None where there is none."""
-    size = max(query.shape[-1], value.shape[-1])
-    fits = (s for s in _SIZES_OF_HEADS if size <= s)
-    return next(fits, None) if query.dtype.itemsize == 2 and size > 0 else None
+def _best_sizes(
+    name: str,
+    params: dict[str, Any],
+    avals: Sequence[ShapedArray],
+    made: FfiCall,
+    device: AnyDevice,
+) -> tuple[int, int]:
+    """What to pad heads of keys and of values to: as they are, or for a kernel that costs less."""
+    sizes = (avals[0].shape[-1], avals[2].shape[-1])
+    if not isinstance(device, Device):
+        return sizes
+    squares = [(s, s) for s in _SIZES_OF_WARPGROUPS if max(sizes) <= s]
+    aligned = tuple(-(-size // _ALIGNED) * _ALIGNED for size in sizes)
+    best, least = sizes, math.inf
+    for padded in (sizes, *squares, aligned):
+        of_sizes = typed_call(
+            OPERATIONS[PRIMITIVES[name]], params, _padded_avals(name, params, avals, padded)
+        )
+        for _, cost in variants_of(of_sizes, made, device)[:1]:
+            if cost < least:
+                best, least = padded, cost
+    return best
 
 
-def _with_padded_heads(name: str, size: int, *operands: jax.Array, **params: Any) -> Any:
-    """A call whose heads get zeros behind them: these add nothing to products."""
+def _sizes_by_operand(name: str, padded: tuple[int, int]) -> dict[str, int]:
+    """The last dimension of each operand that has heads' numbers."""
+    h, e = padded
+    by_name = {"query": h, "key": h, "value": e}
+    return {**by_name, "ct_out": e} if name == "attention_cotangent" else by_name
 
-    def padded(x: jax.Array) -> jax.Array:
-        return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, size - x.shape[-1]),))
 
-    query, key, value, *others = operands
-    h, e = query.shape[-1], value.shape[-1]
-    sizes_of_results: tuple[int | None, ...] = (e, None)
-    if name == "attention_cotangent":
-        *others, ct_out, ct_sums = others
-        others = [*others, padded(ct_out), ct_sums]
-        sizes_of_results = (h, h, e)
-    results = bind_local(
-        PRIMITIVES[name],
-        *(padded(x) for x in (query, key, value)),
-        *others,
-        **params,
-        implementation="cuda",
-        variant=None,
-    )
+def _padded_avals(
+    name: str, params: dict[str, Any], avals: Sequence[ShapedArray], padded: tuple[int, int]
+) -> list[ShapedArray]:
+    operands = OPERATIONS[PRIMITIVES[name]].signature(params).operands
+    sizes = _sizes_by_operand(name, padded)
     return [
-        x if size is None else x[..., :size]
-        for x, size in zip(results, sizes_of_results, strict=True)
+        ShapedArray((*aval.shape[:-1], sizes[operand]), aval.dtype) if operand in sizes else aval
+        for (operand, _), aval in zip(operands, avals, strict=True)
     ]
 
 
-def _form_of(name: str, bind_products: Any = bind_local) -> Any:
+def _padded_to(size: int, x: jax.Array) -> jax.Array:
+    if x.shape[-1] == size:
+        return x
+    return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, size - x.shape[-1]),))
+
+
+def _with_padded_heads(
+    name: str, sizes: tuple[int, int], variant: str | None, *operands: jax.Array, **params: Any
+) -> Any:
+    """A call whose heads get zeros behind them: these add nothing to products."""
+    padded = _padded_avals(name, params, [jax.typeof(x) for x in operands], sizes)
+    results = bind_local(
+        PRIMITIVES[name],
+        *(_padded_to(aval.shape[-1], x) for x, aval in zip(operands, padded, strict=True)),
+        **params,
+        implementation="cuda",
+        variant=variant,
+    )
+    h, e = operands[0].shape[-1], operands[2].shape[-1]
+    of_results: tuple[int | None, ...] = (h, h, e) if name == "attention_cotangent" else (e, None)
+    of_results += (None,) * (len(results) - len(of_results))  # of operands of scores
+    return [
+        x if size is None else x[..., :size] for x, size in zip(results, of_results, strict=True)
+    ]
+
+
+def form_of(name: str, bind_products: Any = bind_local) -> Any:
     """The plain form: by the block mask, or by the pattern where there is none."""
 
     def compute(*operands: jax.Array, **params: Any) -> list[jax.Array]:
@@ -255,19 +352,19 @@ attention_p = make_primitive(
     Operation(
         name="attention",
         target="attention",
-        params=_PARAMS,
+        params=PARAMS,
         signature=_signature_with((), (("out", _OUT), ("lse", _SUMS))),
         result_dtypes=lambda avals, params: [avals[0].dtype, accumulator_dtype(avals[0].dtype)],
         shardable=("g",),
         stored=_stored,
-        xla=_form_of("attention"),
-        ffi=_ffi_of("attention", _ROWS),
+        xla=form_of("attention"),
+        ffi=_ffi_of("attention", (_BY_ROWS,)),
     )
 )
 
 # ---- (u, r), linear in the tangents ----
 
-_TANGENTS = tuple((f"d_{name}", spec) for name, spec in _MULTIPLIED)
+TANGENTS = tuple((f"d_{name}", spec) for name, spec in MULTIPLIED)
 
 
 def _wide(avals: Sequence[ShapedArray], params: dict[str, Any]) -> list[Any]:
@@ -278,16 +375,16 @@ attention_tangent_p = make_primitive(
     Operation(
         name="attention_tangent",
         target="attention",
-        params=_PARAMS,
+        params=PARAMS,
         signature=_signature_with(
-            (("lse", _SUMS), *_TANGENTS),
+            (("lse", _SUMS), *TANGENTS),
             (("weighted", _OUT), ("sums", _SUMS)),
             varied_operands=True,
         ),
         result_dtypes=_wide,
         shardable=("g",),
         stored=_stored,
-        xla=_form_of("attention_tangent"),
+        xla=form_of("attention_tangent"),
         ffi=lambda params, *_: _instead(
             "there is no kernel for a tangent", "attention_tangent", params
         ),
@@ -310,20 +407,20 @@ attention_cotangent_p = make_primitive(
     Operation(
         name="attention_cotangent",
         target="attention_cotangent",
-        params=_PARAMS,
+        params=PARAMS,
         signature=_signature_with(
             (("lse", _SUMS), ("ct_out", _OUT), ("ct_sums", _SUMS)),
-            tuple((f"ct_{name}", spec) for name, spec in _MULTIPLIED),
+            tuple((f"ct_{name}", spec) for name, spec in MULTIPLIED),
             varied_results=True,
         ),
         result_dtypes=lambda avals, params: [
             *[avals[0].dtype] * 3,
-            *[accumulator_dtype(avals[0].dtype)] * len(_variations(params, "ct")),
+            *[accumulator_dtype(avals[0].dtype)] * len(variations(params, "ct")),
         ],
         shardable=("g",),
         stored=_stored,
-        xla=_form_of("attention_cotangent"),
-        ffi=_ffi_of("attention_cotangent", (*_ROWS, *_COLUMNS), ("lse", "ct_out", "ct_sums")),
+        xla=form_of("attention_cotangent"),
+        ffi=_ffi_of("attention_cotangent", (_BY_ROWS, _BY_COLUMNS), ("lse", "ct_out", "ct_sums")),
         cast=_narrow_cotangent,
     )
 )
@@ -333,115 +430,3 @@ PRIMITIVES = {
     "attention_tangent": attention_tangent_p,
     "attention_cotangent": attention_cotangent_p,
 }
-
-# ---- Derivative rules ----
-
-
-def _attention_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    out, lse = bind(attention_p, *primals, **params)
-    first = len(_MULTIPLIED) + len(_mask_operands(params))
-    scores, of_operands = _varied_scores(params["scores"], primals[0].shape, tangents[first:])
-    tangents = tangents[: len(_TANGENTS)]
-    if not of_operands and all(type(t) is ad.Zero for t in tangents):
-        return [out, lse], [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in (out, lse)]
-    varying = [*map(ad.instantiate_zeros, tangents), *of_operands]
-    params = {**params, "variant": None, "scores": scores}
-    weighted, sums = bind(attention_tangent_p, *primals, lse, *varying, **params)
-    by_query = jnp.expand_dims(jnp.moveaxis(sums, -1, -3), -1)  # as out: queries, groups, heads
-    d_out = weighted - by_query * out.astype(weighted.dtype)
-    return [out, lse], [d_out.astype(out.dtype), sums]
-
-
-def _varied_scores(
-    scores: Scores | None, query: tuple[int, ...], tangents: Sequence[Any]
-) -> tuple[Scores | None, list[Any]]:
-    """Scores that say of which operands there are tangents, and these, of varied axes."""
-    if scores is None:
-        return None, []
-    named = enumerate(tangents[: len(scores.axes)])
-    varied = {i: t for i, t in named if type(t) is not ad.Zero and _differs(t)}
-    *batch, queries, groups, heads, _ = query
-    wide = [scores.widened(i, t, (groups, heads), queries, len(batch)) for i, t in varied.items()]
-    return dataclasses.replace(scores, varied=tuple(varied)), wide
-
-
-def _second_order(primitive: Any, name: str, linear_of: Callable[[dict[str, Any]], int]) -> None:
-    """The JVP of a map that is linear in its last operands, so many of them.
-
-    By these it is itself; by the others, the derivative of its plain form.
-    """
-
-    def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-        linear = linear_of(params)
-        results = bind(primitive, *primals, **params)
-        params = {**params, "variant": None}
-        total = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
-        if any(type(t) is not ad.Zero for t in tangents[-linear:]):
-            along = map(ad.instantiate_zeros, tangents[-linear:])
-            terms = bind(primitive, *primals[:-linear], *along, **params)
-            total = [ad.add_tangents(a, b) for a, b in zip(total, terms, strict=True)]
-        varying = [
-            i for i, t in enumerate(tangents[:-linear]) if type(t) is not ad.Zero and _differs(t)
-        ]
-        if varying:
-            declared = {param: params[param] for param in _PARAMS}
-
-            def by_varying(*xs: jax.Array) -> list[jax.Array]:
-                operands = list(primals)
-                for i, x in zip(varying, xs, strict=True):
-                    operands[i] = x
-                compute = functools.partial(_form_of(name, bind), **declared)
-                rank = operands[0].ndim - len(_MULTIPLIED[0][1].split())
-                return over_batch(compute, rank, *operands)
-
-            at = tuple(primals[i] for i in varying)
-            _, terms = jax.jvp(by_varying, at, tuple(tangents[i] for i in varying))
-            total = [
-                ad.add_tangents(a, b.astype(x.dtype))
-                for a, b, x in zip(total, terms, results, strict=True)
-            ]
-        return results, total
-
-    ad.primitive_jvps[primitive] = jvp
-
-
-def _differs(tangent: Any) -> bool:
-    """Whether it is one of a floating operand: those of masks are of type float0."""
-    return bool(tangent.dtype != jax.dtypes.float0)
-
-
-def _transpose(primitive: Any, transposed: Any, linear_of: Callable[[dict[str, Any]], int]) -> None:
-    """The transpose of a map that is linear in its last operands, so many of them."""
-
-    def transpose(cts: Any, *operands: Any, **params: Any) -> Any:
-        linear = linear_of(params)
-        fixed, varying = operands[:-linear], operands[-linear:]
-        answers: list[Any] = [None] * len(operands)
-        if all(type(ct) is ad.Zero for ct in cts):
-            return answers
-        needs_transpose = transposed is attention_cotangent_p and not params["has_mask"]
-        if needs_transpose and params["columns"] is not None:
-            raise transpose_is_missing("sparse_attention: a gradient")
-        cotangents = map(ad.instantiate_zeros, cts)
-        results = bind(transposed, *fixed, *cotangents, **{**params, "variant": None})
-        for i, (x, result) in enumerate(zip(varying, results, strict=True), len(fixed)):
-            if undefined(x):
-                answers[i] = summed_to(x.aval, result)
-        return answers
-
-    ad.primitive_transposes[primitive] = transpose
-
-
-def _tangents(params: dict[str, Any]) -> int:
-    return len(_TANGENTS) + len(_variations(params, "d"))
-
-
-def _cotangents(params: dict[str, Any]) -> int:
-    return 2  # those of u and r
-
-
-ad.primitive_jvps[attention_p] = _attention_jvp
-_second_order(attention_tangent_p, "attention_tangent", _tangents)
-_second_order(attention_cotangent_p, "attention_cotangent", _cotangents)
-_transpose(attention_tangent_p, attention_cotangent_p, _tangents)
-_transpose(attention_cotangent_p, attention_tangent_p, _cotangents)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from jaxsparse.codegen.flatten import flatten, live, used
+from jaxsparse.codegen.flatten import flatten, live, used, uses
 from jaxsparse.codegen.program import Program, Value
 
 OPERATION = "sparse_attention"
@@ -72,6 +72,11 @@ class ScoreFunction:
     def __repr__(self) -> str:
         primitives = dict.fromkeys(e.primitive for e in live(flatten(self.jaxpr)).equations)
         return f"<{', '.join(primitives) or 'the score itself'}>"
+
+    def reads_places(self, axes: Sequence[str]) -> bool:
+        """Whether it depends on rows and columns, or on operands that these index."""
+        row, column = uses(self.jaxpr)[1:3]
+        return row or column or any(set(of) & set("tsd") for of in axes)
 
     def derivatives(self, by: Sequence[int] = ()) -> ClosedJaxpr:
         """Of the same scalars: the score, its derivative by the score, and those by operands."""

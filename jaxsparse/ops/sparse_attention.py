@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxsparse import backend
 from jaxsparse.block_mask import BlockMask
-from jaxsparse.ops import arguments, dropout
+from jaxsparse.ops import arguments, attention_derivatives, dropout  # noqa: F401, registers rules
 from jaxsparse.ops.attention import attention_p
 from jaxsparse.ops.attention_masks import (
     OPERATION,
@@ -25,11 +25,13 @@ from jaxsparse.ops.attention_masks import (
     over_heads,
 )
 from jaxsparse.ops.merge_attention import log_of_sums
+from jaxsparse.ops.regrouping import regrouped, restored_results
 from jaxsparse.ops.score_functions import Indexed, ScoreFunction, score_function
 from jaxsparse.ops.scores import Scores
 from jaxsparse.pattern import checks_enabled
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import bind
+from jaxsparse.primitive.sharding import parts_along
 from jaxsparse.topology import Topology
 
 
@@ -80,7 +82,8 @@ def sparse_attention(
             them, ``(N,)`` or ``(1, N)``, one for each head, ``(B, 1)``, one for each sequence, or
             ``(B, N)``. ``(N,)`` is refused where B is N, since it could as well be meant for
             sequences. A mask function is made into a block mask where a program is traced, and
-            becomes a constant of it: prefer a `BlockMask` for long sequences.
+            becomes a constant of it: prefer a `BlockMask` for long sequences. Of a block mask that
+            is regrouped, queries, keys and values are brought into its orders, and results back.
         score: a jnp function ``score(s, row, column, **operands) -> s`` of scalars: a score,
             float32 (float64 for float64) and already multiplied by ``scale``, and the int32
             positions of its query and its key. It is traced once, and runs in the kernel where one
@@ -203,6 +206,13 @@ def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
         )
     if groups == 0 or n % groups:
         raise ValueError(f"{OPERATION}: {groups} key heads must divide {n} query heads")
+    parts, axes = parts_along(query, -2)
+    if groups % parts:
+        raise ValueError(
+            f"{OPERATION}: {n} query heads are cut over {axes!r} into {parts} parts, which "
+            f"{groups} key heads can't be: reshard the query, repeat the key heads, or use "
+            "automatic axes"
+        )
 
 
 # So that an eager call compiles one program. Programs that call it hold what is inside.
@@ -260,6 +270,14 @@ def _attention(
         topology = over_heads(topology, b, groups, per_group)
     if mask is not None:
         mask = over_heads(mask, b, groups, per_group)
+    if mask is not None and mask.is_regrouped:
+        if dropout_key is not None or (function is not None and function.reads_places(axes)):
+            raise ValueError(
+                f"{OPERATION}: a regrouped mask goes without dropout and functions of positions, "
+                "which it changes"
+            )
+        query, key, value = regrouped(mask, query, key, value)
+        topology = None  # whose rows and columns are where they were
     operands, params = mask_operands(mask, topology)
     scores = Scores(function, axes, offsets is not None, dropout_key is not None)
     of_scores = [*values]
@@ -282,6 +300,8 @@ def _attention(
         implementation=implementation,
         variant=variant,
     )
+    if mask is not None and mask.is_regrouped:
+        out, lse = restored_results(mask, out, lse)
     out, lse = out.reshape(b, t, n, value.shape[-1]), lse.reshape(b, n, t)
     if sinks is not None:
         of_heads = jnp.broadcast_to(sinks.astype(wide)[:, None], lse.shape)

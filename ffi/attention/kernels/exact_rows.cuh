@@ -17,6 +17,7 @@ struct HeadOperands {
   const T* value;
   int64_t key_step, value_step;
   uint32_t keys;
+  int head_size, value_size;
   float scale;  // of powers of 2, as of an OnlineSoftmax
 };
 
@@ -31,17 +32,16 @@ struct RowScores {
 };
 template <>
 struct RowScores<NoScoring> {
+  RowScores() = default;
   __device__ __forceinline__ RowScores(const HeadScores<NoScoring>&, uint32_t) {}
 };
 
 // `row`: of its row of tiles. All lanes get `lse`; each has the results from its number `lane` on,
-// kWarp apart.
-template <typename T, int kHeadSize, int kValueSize, typename Scoring>
+// kWarp apart, kOfLane ones or as many as values have.
+template <int kOfLane, typename T, typename Scoring = NoScoring>
 __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
-                                           const HeadOperands<T>& of,
-                                           const RowScores<Scoring>& scores,
-                                           float (&out)[kValueSize / kWarp], float& lse) {
-  constexpr int kOfLane = kValueSize / kWarp;
+                                           const HeadOperands<T>& of, float (&out)[kOfLane],
+                                           float& lse, const RowScores<Scoring>& scores = {}) {
   const uint32_t lane = threadIdx.x % kWarp, down = row / kMaskCell;
   float most = kNoScore, total = 0;
 #pragma unroll
@@ -66,7 +66,7 @@ __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
       if (seen) {
         const T* key = of.key + u * of.key_step;
 #pragma unroll 1
-        for (int i = 0; i < kHeadSize; ++i) {
+        for (int i = 0; i < of.head_size; ++i) {
           score += ToAccumulator(of.query[i]) * ToAccumulator(key[i]);
         }
       }
@@ -92,7 +92,10 @@ __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
         const float of_key = __shfl_sync(kAllLanes, p, from);
         const T* value = of.value + __shfl_sync(kAllLanes, u, from) * of.value_step;
 #pragma unroll
-        for (int i = 0; i < kOfLane; ++i) out[i] += of_key * ToAccumulator(value[i * kWarp + lane]);
+        for (int i = 0; i < kOfLane; ++i) {
+          const int at = i * kWarp + static_cast<int>(lane);
+          if (at < of.value_size) out[i] += of_key * ToAccumulator(value[at]);
+        }
       }
     }
   }

@@ -71,11 +71,12 @@ bool Fits(const AttentionProblem& p) {
                        IsAlignedForCopies(p.mask.bits);
   const bool sized = p.head_size == p.value_size && (p.head_size == 64 || p.head_size == 128);
   const bool keeps_order = p.scale > 0 || p.scores.text_size > 0;
-  return SizeOf(p.dtype) == 2 && sized && aligned && std::isnormal(static_cast<float>(p.scale)) &&
-         keeps_order && FitsScores(p.scores) && p.gpu.compute_capability == 90 &&
-         ConfigOf(p).SharedBytes() <= p.gpu.shared_bytes && 0 < p.keys && p.keys < kMost &&
-         p.queries < kMost && p.mask.capacity < kMost && p.mask.cells < kMost &&
-         AttentionItemsOf(p) < kMost && kAttentionCounterBytes <= p.workspace.bytes;
+  return p.has_mask && SizeOf(p.dtype) == 2 && sized && aligned &&
+         std::isnormal(static_cast<float>(p.scale)) && keeps_order && FitsScores(p.scores) &&
+         p.gpu.compute_capability == 90 && ConfigOf(p).SharedBytes() <= p.gpu.shared_bytes &&
+         0 < p.keys && p.keys < kMost && p.queries < kMost && p.mask.capacity < kMost &&
+         p.mask.cells < kMost && AttentionItemsOf(p) < kMost &&
+         kAttentionCounterBytes <= p.workspace.bytes;
 }
 
 // Clocks of a multiprocessor.

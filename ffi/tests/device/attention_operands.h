@@ -1,7 +1,7 @@
 // Attention of random operands over a random block mask, and what it is in float64.
 #pragma once
 
-#include "attention/kernels/scores.cuh"
+#include "device/attention_scores.h"
 #include "device/operands.h"
 
 namespace jaxsparse {
@@ -25,39 +25,6 @@ struct AttentionOptions {
   bool mask_of_group = false, mask_of_head = false, mask_of_entry = false;  // ones of their own
   bool shared_keys = false;                                                 // by all batch entries
   Disorder disorder = Disorder::kNone;  // kNan or kInfinite: in a key and in a value
-};
-
-// A function of scores of operands of every kind, as it would be printed.
-struct TestScore {
-  static constexpr bool kExists = true;
-  static constexpr int kOperands = 4, kGradients = 2;  // of the first two operands
-  static constexpr bool kWhole[] = {false, true};
-  static constexpr ScoreOperand kOperand[] = {
-      {.by_row = true},
-      {.by_head = true, .by_row = true, .by_column = true, .type = ScoreType::kBFloat16},
-      {.by_head = true, .by_distance = true},
-      {.by_column = true, .type = ScoreType::kInt32}};
-
-  template <typename Values>
-  static float Apply(float score, int row, int column, const Values& values) {
-    float derivative;
-    return Differentiate(score, row, column, values, &derivative);
-  }
-  template <typename Values>
-  static float Differentiate(float score, int row, int column, const Values& values,
-                             float* derivative) {
-    const float heat = values.template Number<0>(), power = std::tanh(0.5f * score);
-    *derivative = heat * (1 - power * power);
-    return 2 * power * heat + values.template Number<1>() + values.template Number<2>() +
-           0.01f * static_cast<float>((row - column) * values.template Number<3>());
-  }
-  template <typename Values>
-  static float DifferentiateAll(float score, int row, int column, const Values& values,
-                                float* derivative, float* gradients) {
-    gradients[0] = 2 * std::tanh(0.5f * score);
-    gradients[1] = 1;
-    return Differentiate(score, row, column, values, derivative);
-  }
 };
 
 // A block mask as its arrays, from positions that are stored.
@@ -227,7 +194,9 @@ class AttentionTest {
     Problem& p = *problem;
     p.batch.rank = 1;
     p.batch.count = p.batch.sizes[0] = size_.batch;
-    p.dtype = std::is_same_v<T, bfloat16> ? DType::kBFloat16 : DType::kFloat16;
+    p.dtype = std::is_same_v<T, float>      ? DType::kFloat32
+              : std::is_same_v<T, bfloat16> ? DType::kBFloat16
+                                            : DType::kFloat16;
     p.queries = size_.queries;
     p.keys = size_.keys;
     p.groups = size_.groups;
@@ -308,6 +277,7 @@ class AttentionTest {
   // A row: its lse, and what each key it sees has as its probability.
   struct Row {
     double lse = -std::numeric_limits<double>::infinity();
+    double largest = 0;  // of its scores' absolute values
     std::vector<int64_t> keys;
     std::vector<double> probabilities;
   };
@@ -326,12 +296,23 @@ class AttentionTest {
       row.keys.push_back(u);
       row.probabilities.push_back(score);
       most = std::fmax(most, score);
+      row.largest = std::fmax(row.largest, std::fabs(score));
     }
     if (row.keys.empty()) return row;
     for (double& p : row.probabilities) sum += p = std::exp(p - most);
     for (double& p : row.probabilities) p /= sum;
     row.lse = most + std::log(sum);
     return row;
+  }
+
+  // Compares results of attention with what they are.
+  void Check(const std::vector<T>& out, const std::vector<float>& lse) const {
+    if (IsWrong()) return;
+    for (int64_t entry = 0; entry < size_.batch; ++entry) {
+      for (int64_t head = 0; head < Heads(); ++head) {
+        for (int64_t t = 0; t < size_.queries; ++t) CheckRow(out, lse, entry, head, t);
+      }
+    }
   }
 
  private:
@@ -342,6 +323,28 @@ class AttentionTest {
     return {static_cast<int32_t>(t) + (moved ? offsets_[0] : 0),
             static_cast<int32_t>(u) + (moved ? offsets_[1] : 0)};
   }
+  void CheckRow(const std::vector<T>& out, const std::vector<float>& all_lse, int64_t entry,
+                int64_t head, int64_t t) const {
+    const Row row = RowOf(entry, head, t);
+    const float lse = all_lse[(entry * Heads() + head) * size_.queries + t];
+    if (!IsClose<float>(lse, row.lse, 20)) Fail("lse", head, t, lse, row.lse);
+    for (int i = 0; i < kValueSize; ++i) {
+      double sum = 0, most = 0;
+      for (size_t k = 0; k < row.keys.size(); ++k) {
+        const double weight = row.probabilities[k] * KeptOf(entry, head, t, row.keys[k]);
+        const double part = weight * ToAccumulator(Value(entry, head, row.keys[k])[i]);
+        sum += part;
+        most += std::fabs(part);
+      }
+      // What a score is rounded by is a relative error of its probability.
+      if (sizeof(T) == 4) most *= 1 + row.largest;
+      const T got = out[((entry * size_.queries + t) * Heads() + head) * kValueSize + i];
+      if (!IsClose<T>(ToAccumulator(got), sum, most)) {
+        Fail("attention", t, i, ToAccumulator(got), sum);
+      }
+    }
+  }
+
   int64_t KeyAt(int64_t entry, int64_t head, int64_t u) const {
     const int64_t own = key_entries_ > 1 ? entry : 0;
     return (own * size_.keys + u) * size_.groups + head / size_.per_group;
