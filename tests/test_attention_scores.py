@@ -15,7 +15,7 @@ from covering import combinations
 from jax.test_util import check_grads
 from score_problems import SCORES, arrays_of, dense
 
-from jaxsparse import H200, BlockMask, Indexed, Topology, backend, explain, masks, sparse_attention
+from jaxsparse import H200, BlockMask, Indexed, Topology, explain, masks, sparse_attention
 from jaxsparse.ops import dropout
 
 # Rounding of what is multiplied, relative to sums of magnitudes.
@@ -390,22 +390,22 @@ def test_explain():
 
 def test_variants_that_know_no_scores_refuse_them():
     """A kernel that ignored them would be wrong and silent."""
-    x = jax.ShapeDtypeStruct((1, 256, 4, 64), jnp.bfloat16)
-    knowing = {"tiles"}
-    for target in "attention", "attention_cotangent":
-        for variant in set(backend.TARGETS[target]["variants"]["cuda"]) - knowing:
+    topology = Topology.from_mask(random_mask((256, 256)))
 
-            def attend(q, k, v, variant=variant):
-                return sparse_attention(q, k, v, soft_cap=3.0, variant=variant)
+    def gradient(q, k, v, **options):
+        def loss(*xs):
+            return jnp.sum(sparse_attention(*xs, topology, **options).astype(jnp.float32))
 
-            with pytest.raises(ValueError, match="does not fit"):
-                str(explain(attend, x, x, x, device=H200))
-    for device, kind in ((H200, jnp.float32), (H200, jnp.bfloat16)):
-        y = jax.ShapeDtypeStruct(x.shape, kind)
-        text = str(
-            explain(functools.partial(sparse_attention, soft_cap=3.0), y, y, y, device=device)
-        )
-        assert ("plain XLA" in text.splitlines()[-1]) == (kind == jnp.float32)
+        return jax.grad(loss, (0, 1, 2))(q, k, v)
+
+    for dtype, expected in (jnp.bfloat16, {"tiles"}), (jnp.float32, set()):
+        x = jax.ShapeDtypeStruct((1, 256, 4, 64), dtype)
+        for options in {"soft_cap": 3.0}, {"dropout_key": jax.random.key(0), "dropout_rate": 0.1}:
+            of = functools.partial(gradient, **options)
+            calls = explain(of, x, x, x, device=H200)
+            assert {call.operation for call in calls} >= {"attention", "attention_cotangent"}
+            for call in calls:
+                assert {name for name, _ in call.variants} == expected, call.operation
 
 
 @pytest.mark.parametrize(
