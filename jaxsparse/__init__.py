@@ -14,6 +14,7 @@ from jaxsparse.layouts import block_mask as _block_mask  # noqa: F401, registers
 from jaxsparse.ops.linear import linear
 from jaxsparse.ops.matmul import sddmm, spmm
 from jaxsparse.ops.merge_attention import merge_attention
+from jaxsparse.ops.score_functions import Indexed
 from jaxsparse.ops.sparse_attention import sparse_attention
 from jaxsparse.ops.sparse_softmax import sparse_softmax
 from jaxsparse.topology import Topology
@@ -26,6 +27,7 @@ __all__ = [
     "H200",
     "BlockMask",
     "Device",
+    "Indexed",
     "Topology",
     "explain",
     "grad",

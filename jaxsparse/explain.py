@@ -36,6 +36,7 @@ _OF_TYPES = (
     "mask_of_head",
     "has_mask",
     "has_pattern",
+    "scores",
 )
 _OTHER_PROGRAM = "other scans, which are explained where no device is named"
 

@@ -140,8 +140,6 @@ def test_errors():
         sparse_attention(q, k, v, sinks=jnp.zeros(2))
     with pytest.raises(ValueError, match="scale must have no dimensions"):
         sparse_attention(q, k, v, scale=jnp.ones(4))
-    with pytest.raises(ValueError, match="dropout needs a Topology"):
-        sparse_attention(q, k, v, dropout_rate=0.5, dropout_key=jax.random.key(0))
     with pytest.raises(ValueError, match=r"merge_attention: every lse must have shape \(1, 4, 6\)"):
         merge_attention([q, q], [jnp.zeros((1, 6, 4))] * 2)
     with pytest.raises(ValueError, match="needs one lse for each out"):

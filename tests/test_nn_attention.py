@@ -172,6 +172,38 @@ class TestDropout:
         assert attend(zeros, zeros, zeros).shape == zeros.shape
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [(LENGTH,), (2, 3, 1, 1, LENGTH), (4, LENGTH, LENGTH), (2, 3, 4, 1, 1)],
+)
+def test_bias_and_mask_as_flax_passes_them(shape):
+    """Beside a pattern, of any shape that broadcasts."""
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.standard_normal((2, 3, LENGTH, 4, 8)), "float32") for _ in range(3))
+    bias = jnp.asarray(rng.standard_normal(shape), "float32")
+    seen = jnp.asarray(rng.random(shape) < 0.7)
+    attend = SparseAttention(TOPOLOGY)
+
+    def expected(bias):
+        return nnx.dot_product_attention(
+            q, k, v, bias=bias, mask=seen & DENSE_MASK, deterministic=True
+        )
+
+    def actual(bias):
+        return attend(q, k, v, bias=bias, mask=seen, deterministic=True)
+
+    some = jnp.broadcast_to(seen & DENSE_MASK, (2, 3, 4, LENGTH, LENGTH)).any(-1)
+    some = jnp.moveaxis(some, -1, -2)[..., None]  # flax spreads rows that see nothing
+
+    def loss(of):
+        return lambda bias: jnp.sum(jnp.where(some, of(bias), 0) ** 2)
+
+    for of in (lambda f: jnp.where(some, f(bias), 0)), (lambda f: jax.grad(loss(f))(bias)):
+        np.testing.assert_allclose(of(actual), of(expected), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="bias must broadcast to the scores' shape"):
+        attend(q, k, v, bias=jnp.ones((5, LENGTH)), deterministic=True)
+
+
 def test_pattern_is_a_variable_and_an_argument():
     layer = SparseMultiHeadAttention(HEADS, FEATURES, pattern=TOPOLOGY, rngs=nnx.Rngs(0))
     graphdef, parameters, rest = nnx.split(layer, nnx.Param, ...)
@@ -260,7 +292,7 @@ def test_linen_bridge_and_remat():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"mask": jnp.ones((LENGTH, LENGTH), bool)}, "or the call a mask, got both"),
+        ({"mask": TOPOLOGY}, "or the call a mask, got both"),
         ({"is_causal": True}, "SparseAttention: is_causal can't be had"),
         ({"sow_weights": True}, "sow_weights"),
     ],

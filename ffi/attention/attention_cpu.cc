@@ -16,12 +16,12 @@ double CostOfTiles(const AttentionOperands& p) {
 double CostOfRows(const AttentionOperands& p) { return static_cast<double>(p.pattern.nse); }
 
 constexpr CpuVariant<AttentionProblem> kAttentionVariants[] = {
-    {"tiles", [](const AttentionProblem& p) { return p.has_mask; },
+    {"tiles", [](const AttentionProblem& p) { return p.has_mask && !p.scores.Exist(); },
      [](const AttentionProblem& p) { return CostOfTiles(p); },
      [](const AttentionProblem& problem, Workers& workers) {
        DispatchDType(problem.dtype, [&]<typename T>() { Attention<T>(problem, workers); });
      }},
-    {"csr", [](const AttentionProblem& p) { return p.has_pattern; },
+    {"csr", [](const AttentionProblem& p) { return p.has_pattern && !p.scores.Exist(); },
      [](const AttentionProblem& p) { return CostOfRows(p); },
      [](const AttentionProblem& problem, Workers& workers) {
        DispatchDType(problem.dtype, [&]<typename T>() { CsrAttention<T>(problem, workers); });
@@ -29,12 +29,12 @@ constexpr CpuVariant<AttentionProblem> kAttentionVariants[] = {
 };
 
 constexpr CpuVariant<AttentionCotangentProblem> kCotangentVariants[] = {
-    {"tiles", [](const AttentionCotangentProblem& p) { return p.has_mask; },
+    {"tiles", [](const AttentionCotangentProblem& p) { return p.has_mask && !p.scores.Exist(); },
      [](const AttentionCotangentProblem& p) { return CostOfTiles(p); },
      [](const AttentionCotangentProblem& problem, Workers& workers) {
        DispatchDType(problem.dtype, [&]<typename T>() { AttentionCotangent<T>(problem, workers); });
      }},
-    {"csr", [](const AttentionCotangentProblem& p) { return p.has_pattern; },
+    {"csr", [](const AttentionCotangentProblem& p) { return p.has_pattern && !p.scores.Exist(); },
      [](const AttentionCotangentProblem& p) { return CostOfRows(p); },
      [](const AttentionCotangentProblem& problem, Workers& workers) {
        DispatchDType(problem.dtype, [&]<typename T>() { CsrCotangent<T>(problem, workers); });

@@ -1,5 +1,7 @@
 // FFI targets of attention over a block mask or a pattern, and of the transpose of its derivative.
 #include <algorithm>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "attention/attention.h"
@@ -111,6 +113,85 @@ void ParseOperands(CallParser& call, Dimensions& d, ElementType& dtype, const Ma
   SetSizes(d, d.keys.size, dtype, &p);
 }
 
+// How many elements an operand of scores has for each batch entry, and of which type they are, of a
+// word such as "nts:float32".
+Array OperandOfScores(CallParser& call, Dimensions& d, std::string_view word, int64_t* elements) {
+  const size_t colon = word.find(':');
+  const std::string_view axes = word.substr(0, colon);
+  const auto has = [&](char axis) { return axes.find(axis) != axes.npos; };
+  const ffi::DataType type =
+      colon == word.npos ? ffi::DataType::INVALID : DataTypeOf(word.substr(colon + 1));
+  if (type == ffi::DataType::INVALID || axes.find_first_not_of("bntsd") != axes.npos) {
+    call.Fail("attribute score_operands must have words such as 'nts:float32', got '" +
+              std::string(word) + "'");
+    return {};
+  }
+  const bool by_row = has('t'), by_column = has('s'), by_distance = has('d');
+  const int64_t groups = has('n') ? d.groups.size : 1, heads = has('n') ? d.per_group.size : 1;
+  const int64_t rows = d.queries.size, columns = d.keys.size, distances = rows + columns - 1;
+  const int64_t size = by_distance ? distances : (by_row ? rows : 1) * (by_column ? columns : 1);
+  *elements = groups * heads * size;
+  if (by_distance) return call.Operand("score operand", {type}, {groups, heads, distances});
+  if (by_row && by_column) {
+    return call.Operand("score operand", {type}, {groups, heads, rows, columns});
+  }
+  if (by_row || by_column) return call.Operand("score operand", {type}, {groups, heads, size});
+  return call.Operand("score operand", {type}, {groups, heads});
+}
+
+// Cotangents of operands of scores: "t" for one of each row, "ts" for one of each score.
+AttentionScores ParseScoreGradients(CallParser& call, Dimensions& d) {
+  AttentionScores scores;
+  auto words = call.Attribute<std::string_view>("score_gradients");
+  while (!words.empty() && scores.gradients < kMaxScoreOperands) {
+    const size_t end = std::min(words.find(' '), words.size());
+    const std::string_view axes = words.substr(0, end);
+    words.remove_prefix(std::min(end + 1, words.size()));
+    const int number = scores.gradients++;
+    ElementType sums = {ffi::F32};
+    if (axes == "ts") {
+      scores.whole_gradients |= 1u << number;
+      scores.ct_values[number] =
+          call.Result("ct_score", sums, {d.groups, d.per_group, d.queries, d.keys});
+    } else if (axes == "t") {
+      scores.ct_values[number] = call.Result("ct_score", sums, {d.groups, d.per_group, d.queries});
+    } else {
+      call.Fail("attribute score_gradients must have words 't' and 'ts', got '" +
+                std::string(axes) + "'");
+    }
+  }
+  return scores;
+}
+
+// A printed function of scores with what it reads, and dropout.
+AttentionScores ParseScores(CallParser& call, Dimensions& d, AttentionScores scores) {
+  const auto text = call.Attribute<std::string_view>("score");
+  auto words = call.Attribute<std::string_view>("score_operands");
+  const bool has_offsets = call.Attribute<bool>("score_offsets");
+  const bool drops = call.Attribute<bool>("dropout");
+  scores.text = text.data();
+  scores.text_size = static_cast<int64_t>(text.size());
+  for (int i = 0; !words.empty(); ++i) {
+    const size_t end = std::min(words.find(' '), words.size());
+    if (i == kMaxScoreOperands) {
+      call.Fail("attribute score_operands must have at most " + std::to_string(kMaxScoreOperands) +
+                " words");
+      break;
+    }
+    int64_t elements = 0;
+    scores.values[i] = OperandOfScores(call, d, words.substr(0, end), &elements);
+    scores.most_elements =
+        std::max(scores.most_elements, elements * OwnEntries(call.batch(), scores.values[i]));
+    words.remove_prefix(std::min(end + 1, words.size()));
+  }
+  if (has_offsets) scores.offsets = call.Operand("offsets", {ffi::S32}, {2});
+  if (drops) {
+    scores.seeds = call.Operand("seeds", {ffi::U32}, {d.groups, d.per_group});
+    scores.dropout_rate = call.Operand("dropout_rate", {ffi::F32}, {});
+  }
+  return scores;
+}
+
 struct Attention {
   using Problem = AttentionProblem;
   static constexpr char kName[] = "attention";
@@ -123,6 +204,7 @@ struct Attention {
     ElementType sums = AccumulatorOf(dtype);
     p.lse = call.Result("lse", sums, {d.groups, d.per_group, d.queries});
     ParseOperands(call, d, dtype, MaskHeads::Of(call, d), &p);
+    p.scores = ParseScores(call, d, {});
     p.batch = call.batch();
   }
 
@@ -176,6 +258,7 @@ struct AttentionCotangent {
     ElementType sums = AccumulatorOf(dtype);
     p.ct_key = call.Result("ct_key", dtype, {d.keys, d.groups, d.head_size});
     p.ct_value = call.Result("ct_value", dtype, {d.keys, d.groups, d.value_size});
+    AttentionScores gradients = ParseScoreGradients(call, d);
     const MaskHeads heads = MaskHeads::Of(call, d);
     ParseOperands(call, d, dtype, heads, &p);
     if (p.has_mask) p.transposed_mask = OperandMask(call, heads, d.keys.size, d.queries.size);
@@ -183,6 +266,7 @@ struct AttentionCotangent {
     p.lse = call.Operand("lse", sums, {d.groups, d.per_group, d.queries});
     p.ct_out = call.Operand("ct_out", dtype, {d.queries, d.groups, d.per_group, d.value_size});
     p.ct_sums = call.Operand("ct_sums", sums, {d.groups, d.per_group, d.queries});
+    p.scores = ParseScores(call, d, gradients);
     p.batch = call.batch();
   }
 

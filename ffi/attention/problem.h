@@ -69,6 +69,27 @@ struct MaskTiles : MasksOfHeads {
 // The same positions as entries of rows. It has no permutation: entries have no values.
 struct MaskPattern : MasksOfHeads, Pattern {};
 
+// What becomes of scores before they are probabilities, and of these: a printed function of scores
+// (kernels/scores.cuh), whose operands have the sizes that it says by what they are indexed by; and
+// dropout (kernels/dropout.cuh).
+constexpr int kMaxScoreOperands = 8;
+struct AttentionScores {
+  const char* text = nullptr;  // of the function, on the host
+  int64_t text_size = 0;       // 0: there is none
+  int64_t most_elements = 0;   // of an operand
+  Array values[kMaxScoreOperands];
+  // Cotangents of operands of which they are wanted, float32: (groups, per_group, queries), sums
+  // for each row; or (groups, per_group, queries, keys), as bits of `whole_gradients` say.
+  int gradients = 0;
+  uint32_t whole_gradients = 0;
+  Array ct_values[kMaxScoreOperands];
+  Array offsets;       // int32 (2): positions of the first query and key; or null, and they are 0
+  Array seeds;         // uint32 (groups, per_group), or null: nothing is dropped
+  Array dropout_rate;  // float32
+
+  JAXSPARSE_INLINE bool Exist() const { return text_size > 0 || seeds.data != nullptr; }
+};
+
 // What attention and the transpose of its derivative both take.
 struct AttentionOperands {
   Gpu gpu;
@@ -85,6 +106,7 @@ struct AttentionOperands {
   Array query;  // (queries, groups, per_group, head_size)
   Array key;    // (keys, groups, head_size)
   Array value;  // (keys, groups, value_size)
+  AttentionScores scores;
   Workspace workspace;
 };
 

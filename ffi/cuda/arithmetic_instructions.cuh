@@ -45,6 +45,18 @@ __device__ __forceinline__ float ApproximateExp2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// Its logarithm to 2 ulp, near 1 to 2^-22.
+__device__ __forceinline__ float ApproximateLog2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// With an error of at most 2^-11 of the result.
+__device__ __forceinline__ float ApproximateTanh(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 // NaN if either is, and -0 < 0. fmaxf and fminf drop a NaN.
 __device__ __forceinline__ float MaxOrNan(float a, float b) {

@@ -49,6 +49,27 @@ __device__ __forceinline__ float Logistic(float x) {
   return ApproximateReciprocal(1.0f + expf(-x));
 }
 
+// Forms of about 11 bits, of instructions of the special function unit.
+__device__ __forceinline__ float ApproximateDivide(float x, float y) {
+  return x * ApproximateReciprocal(y);
+}
+__device__ __forceinline__ float ApproximateExp2(float x) { return jaxsparse::ApproximateExp2(x); }
+__device__ __forceinline__ float ApproximateExp(float x) {
+  return ApproximateExp2(x * 0x1.715476p+0f);
+}
+__device__ __forceinline__ float ApproximateLog2(float x) { return jaxsparse::ApproximateLog2(x); }
+__device__ __forceinline__ float ApproximateLog(float x) {
+  return ApproximateLog2(x) * 0x1.62e43p-1f;
+}
+// Below 2^-8 by its series, of which the sum with 1 would lose digits.
+__device__ __forceinline__ float ApproximateLog1p(float x) {
+  return fabsf(x) < 0x1p-8f ? fmaf(-0.5f * x, x, x) : ApproximateLog(1.0f + x);
+}
+__device__ __forceinline__ float ApproximateLogistic(float x) {
+  return ApproximateReciprocal(1.0f + ApproximateExp(-x));
+}
+__device__ __forceinline__ float ApproximateTanh(float x) { return jaxsparse::ApproximateTanh(x); }
+
 __device__ __forceinline__ float Rsqrt(float x) { return rsqrtf(x); }
 
 // M. Giles, Approximating the erfinv function, 2010, as in XLA. The logarithm is of 1 - x^2 rounded

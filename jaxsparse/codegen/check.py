@@ -30,16 +30,25 @@ def check_pointwise(jaxpr: ClosedJaxpr, operation: str) -> None:
     checked_program(jaxpr, operation)
 
 
-def checked_program(jaxpr: ClosedJaxpr, operation: str) -> Program:
-    """The program of a jaxpr, without what no result needs; ValueError as `check_pointwise`."""
+def checked_program(
+    jaxpr: ClosedJaxpr,
+    operation: str,
+    *,
+    function: str = "cell",
+    dtypes: Sequence[str] = ("float32", "bool"),
+) -> Program:
+    """The program of a jaxpr, without what no result needs; ValueError as `check_pointwise`.
+
+    ``function`` is what it is called, and ``dtypes`` are those of scalars that it takes.
+    """
     program = live(flatten(jaxpr))
-    problems = _problems(program)
+    problems = [x.replace("the cell", f"the {function}") for x in _problems(program, dtypes)]
     if problems:
         raise ValueError(f"{operation}: " + "; ".join(problems))
     return program
 
 
-def _problems(program: Program) -> list[str]:
+def _problems(program: Program, dtypes: Sequence[str]) -> list[str]:
     problems = []
     unsupported = {equation.primitive for equation in program.equations} - set(PRIMITIVES)
     if unsupported:
@@ -58,7 +67,7 @@ def _problems(program: Program) -> list[str]:
         for index, value in enumerate(values):
             if value.shape != ():
                 problems.append(f"{what} {index} of the cell has shape {value.shape}, expected ()")
-            if value.dtype not in ("float32", "bool"):
+            if value.dtype not in dtypes:
                 problems.append(f"{what} {index} of the cell is {value.dtype}, expected float32")
 
     # {problem: the primitives that have it}, in the order of the equations.

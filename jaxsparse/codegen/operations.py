@@ -11,7 +11,8 @@ they are never more exact than the function asks for.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from jaxsparse.codegen.program import Equation, Operand
 
@@ -282,9 +283,26 @@ PRIMITIVES: dict[str, Expression | SameValue | Zero | Call | Branches | _Printer
 """{primitive name: how it is printed}"""
 
 
-def expression(equation: Equation, operands: Sequence[str]) -> str:
+APPROXIMATE: dict[str, Expression] = {
+    "div": Expression("ops::ApproximateDivide({0}, {1})", "ops::Divide({0}, {1})"),
+    "exp": _function("ops::ApproximateExp"),
+    "exp2": _function("ops::ApproximateExp2"),
+    "log": _function("ops::ApproximateLog"),
+    "log1p": _function("ops::ApproximateLog1p"),
+    "log2": _function("ops::ApproximateLog2"),
+    "logistic": _function("ops::ApproximateLogistic"),
+    "tanh": _function("ops::ApproximateTanh"),
+}
+"""The same of those that have a fast form, of about 11 bits: where results are rounded to 16."""
+
+
+def expression(
+    equation: Equation,
+    operands: Sequence[str],
+    instead: Mapping[str, Expression] = MappingProxyType({}),
+) -> str:
     """The C++ expression of an equation that has one result, or UnsupportedError."""
-    printed = PRIMITIVES[equation.primitive]
+    printed = instead.get(equation.primitive) or PRIMITIVES[equation.primitive]
     if isinstance(printed, Expression):
         template = getattr(printed, kind(equation.operands[0]), None)
         if template is None:

@@ -8,12 +8,13 @@ the text depends on the jaxpr alone and can serve as a key.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxsparse.codegen.operations import C_TYPES, expression
+from jaxsparse.codegen.operations import C_TYPES, Expression, expression
 from jaxsparse.codegen.program import Constant, Operand, Program
 
 
@@ -21,11 +22,14 @@ class Source(NamedTuple):
     """Where an input of a printed function is read."""
 
     name: str  # what the printed code calls its value
-    place: str  # an expression of type float: a bool is not 0
+    place: str  # an expression of the value's type, or of type float: a bool is not 0
 
 
 def print_pointwise(
-    program: Program, sources: Sequence[Source], targets: Sequence[str | None]
+    program: Program,
+    sources: Sequence[Source],
+    targets: Sequence[str | None],
+    instead: Mapping[str, Expression] = MappingProxyType({}),
 ) -> list[str]:
     """Prints a program of scalars as statements.
 
@@ -36,6 +40,7 @@ def print_pointwise(
         sources: of every input. Only what is used is read, before anything is written.
         targets: of every result the place that it is written to, of type float, where true is 1; or
             None if it is not.
+        instead: expressions of primitives that are to be printed otherwise.
     """
     stores = [
         (target, operand)
@@ -59,7 +64,7 @@ def print_pointwise(
     for number, equation in enumerate(program.equations):
         (result,) = equation.results
         names[result] = f"v{number}"
-        value_of = expression(equation, [text(operand) for operand in equation.operands])
+        value_of = expression(equation, [text(x) for x in equation.operands], instead)
         lines.append(f"const {C_TYPES[result.dtype]} v{number} = {value_of};")
 
     for target, operand in stores:

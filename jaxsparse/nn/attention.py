@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -19,6 +18,7 @@ from jaxsparse.nn import decoding
 from jaxsparse.nn.variables import TopologyVariable, own_topology, topology_of
 from jaxsparse.ops import arguments
 from jaxsparse.ops.attention_masks import with_block_mask
+from jaxsparse.ops.score_functions import Indexed
 from jaxsparse.ops.sparse_attention import sparse_attention
 from jaxsparse.topology import Topology
 
@@ -76,7 +76,7 @@ class SparseAttention(nnx.Module):
         query: jax.Array,
         key: jax.Array,
         value: jax.Array,
-        bias: None = None,
+        bias: jax.Array | None = None,
         mask: BlockMask | Topology | jax.Array | None = None,
         broadcast_dropout: bool = True,
         dropout_rng: jax.Array | None = None,
@@ -94,12 +94,14 @@ class SparseAttention(nnx.Module):
             query: ``(..., T, N, H)``.
             key: ``(..., S, K, H)``; K divides N.
             value: the shape of ``key``.
-            bias, module, is_causal: must be left out: the pattern says what is seen, and weights
-                are not sown.
+            bias: added to the scores: it broadcasts to ``(..., N, T, S)``. Its gradient is summed
+                as it was broadcast.
+            module, is_causal: must be left out: the pattern says what is seen, and weights are not
+                sown.
             mask: what is seen, in place of a pattern: a `jaxsparse.BlockMask`, a topology or an
-                array of bool ``(T, S)``, or a batch of them as of a pattern.
-            broadcast_dropout: drop the same probabilities for the whole batch and all heads; where
-                each head has a pattern of its own, those with the same place among its entries.
+                array of bool ``(T, S)``, or a batch of them as of a pattern. Beside a pattern an
+                array of bool that broadcasts to ``(..., N, T, S)``, of what is seen of that.
+            broadcast_dropout: drop the same probabilities for the whole batch and all heads.
             dropout_rng: random key for dropout.
             dropout_rate: share of the probabilities to drop; may be traced.
             deterministic: no dropout.
@@ -111,17 +113,20 @@ class SparseAttention(nnx.Module):
             ``(..., T, N, H)``.
 
         Raises:
-            ValueError: for arguments that must be left out, a mask beside a pattern or neither,
-                dropout without a random key, and shapes that don't fit each other or the pattern.
+            ValueError: for arguments that must be left out, a mask beside a pattern that is no
+                array or neither of them, dropout without a random key, and shapes that don't fit
+                each other or the pattern.
         """
-        refused = {"bias": bias, "module (sow_weights)": module}
-        given = [name for name, x in refused.items() if x is not None]
+        given = [] if module is None else ["module (sow_weights)"]
         given += ["is_causal"] if is_causal else []
         if given:
             raise ValueError(
                 f"SparseAttention: {', '.join(given)} can't be had: the pattern says what is seen "
                 "(combine it with masks.causal() and the like)"
             )
+        seen_of_pattern = None
+        if self.pattern is not None and _is_array_of_bool(mask):
+            mask, seen_of_pattern = None, mask
         self._check_mask(mask.mask if isinstance(mask, decoding.Cached) else mask)
         arguments.as_precision("SparseAttention", precision)
         query, key, value = promote_dtype((query, key, value), dtype=dtype)
@@ -129,6 +134,8 @@ class SparseAttention(nnx.Module):
         if isinstance(mask, decoding.Cached):
             if drops:
                 raise ValueError("SparseAttention: there is no dropout while decoding")
+            if bias is not None:
+                raise ValueError("SparseAttention: there is no bias while decoding")
             return mask.attend(query, key, value)
         if drops and dropout_rng is None:
             raise ValueError("SparseAttention: dropout_rng must be given for dropout, got None")
@@ -139,17 +146,25 @@ class SparseAttention(nnx.Module):
                 "SparseAttention: query, key and value must have shapes (..., T, N, H) of the same "
                 f"leading dimensions, got {', '.join(map(str, shapes))}"
             )
+        scores = (*batch, query.shape[-2], query.shape[-3], key.shape[-3])
+        options: dict[str, Any] = {}
+        if bias is not None:
+            options["bias"] = _broadcasting("bias", bias, scores)
+        if seen_of_pattern is not None:
+            options["score"] = _only_seen
+            options["operands"] = {"seen": _broadcasting("mask", seen_of_pattern, scores)}
         size = math.prod(batch)
         query, key, value = (x.reshape(size, *x.shape[-3:]) for x in (query, key, value))
         out: jax.Array = sparse_attention(
             query,
             key,
             value,
-            self._seen(mask, (query.shape[1], key.shape[1]), batch, drops=bool(drops)),
+            self._seen(mask, (query.shape[1], key.shape[1]), batch),
             dropout_rate=dropout_rate,
             dropout_key=None if deterministic else dropout_rng,
             broadcast_dropout=broadcast_dropout,
             implementation=self.implementation,
+            **options,
         )
         attended: jax.Array = out.reshape(*batch, *out.shape[1:])
         return attended
@@ -255,14 +270,12 @@ class SparseAttention(nnx.Module):
                 f"{'neither' if mask is None else 'both'}"
             )
 
-    def _seen(
-        self, mask: Any, shape: tuple[int, int], batch: tuple[int, ...], *, drops: bool
-    ) -> Any:
+    def _seen(self, mask: Any, shape: tuple[int, int], batch: tuple[int, ...]) -> Any:
         """The mask of a call or the pattern, whose leading dimensions are those of the operands."""
         if isinstance(self.pattern, TopologyVariable):
             mask = topology_of(self.pattern, shape)
         elif self.pattern is not None:
-            mask = _topology_of(self.pattern, shape) if drops else self.pattern
+            mask = self.pattern
         elif isinstance(mask, jax.Array | np.ndarray):
             mask = BlockMask.from_dense(mask)
         if len(batch) <= 1 or not isinstance(mask, Topology | BlockMask):
@@ -273,6 +286,29 @@ class SparseAttention(nnx.Module):
         return mask
 
 
-@functools.lru_cache(maxsize=32)
-def _topology_of(mask: Callable[[Any, Any], Any], shape: tuple[int, int]) -> Topology:
-    return Topology.from_mask(mask, shape)
+def _is_array_of_bool(mask: Any) -> bool:
+    return isinstance(mask, jax.Array | np.ndarray) and mask.dtype == bool
+
+
+def _only_seen(s: jax.Array, row: jax.Array, column: jax.Array, seen: jax.Array) -> jax.Array:
+    return jnp.where(seen, s, -jnp.inf)
+
+
+def _broadcasting(name: str, x: jax.Array, shape: tuple[int, ...]) -> Indexed:
+    """An array that broadcasts to scores (..., N, T, S), by those of b, n, t, s that it has."""
+    x = jnp.asarray(x)
+    *batch, _, _, _ = shape
+    sizes = (*(1,) * (len(shape) - x.ndim), *x.shape)
+    if len(sizes) != len(shape) or any(a not in (1, b) for a, b in zip(sizes, shape, strict=True)):
+        raise ValueError(
+            f"SparseAttention: {name} must broadcast to the scores' shape {shape}, got {x.shape}"
+        )
+    own = sizes[: len(batch)]
+    if any(n != 1 for n in own) and own != tuple(batch):
+        x = jnp.broadcast_to(x.reshape(sizes), (*batch, *sizes[-3:]))
+        own = tuple(batch)
+    sizes, scores = (math.prod(own), *sizes[-3:]), (math.prod(batch), *shape[-3:])
+    axes = [axis for axis, a, b in zip("bnts", sizes, scores, strict=True) if a == b]
+    return Indexed(
+        x.reshape([dict(zip("bnts", scores, strict=True))[a] for a in axes]), "".join(axes)
+    )

@@ -6,6 +6,10 @@ With s = scale q.k, p = exp(s - lse) at stored positions and 0 elsewhere,
     d out = u - r out,  d lse = r,  where u = (p ds) v + p dv,  r = row sums of p ds,
     ds = scale (dq.k + q.dk)
 
+A function of scores (`Scores`) takes s to f(s) before the exponential, and what it reads varies,
+too: then ds is f'(s) scale (dq.k + q.dk) and the sum of what its operands add. Dropout multiplies
+each p that meets a value.
+
 `attention_tangent` is the map (dq, dk, dv) -> (u, r), `attention_cotangent` its transpose
 (ct u, ct r) -> (ct q, ct k, ct v). Each is linear in these, and the other one's transpose: so
 derivatives of first order close. Those of higher order are derivatives of the plain form.
@@ -21,15 +25,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
-from jax.interpreters import ad
 
-from jaxsparse.batching import over_batch
 from jaxsparse.block_mask.words import CELL, TILE
 from jaxsparse.device import AnyDevice, Device
 from jaxsparse.ops import composed_attention as composed
 from jaxsparse.ops import plain_attention as plain
+from jaxsparse.ops import score_kernels
 from jaxsparse.ops.arguments import ROWS, TRANSPOSED_ROWS, operands_of_pattern
-from jaxsparse.pattern import transpose_is_missing
+from jaxsparse.ops.scores import Scores
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import (
     OPERATIONS,
@@ -37,19 +40,16 @@ from jaxsparse.primitive import (
     FfiCall,
     Operation,
     Signature,
-    bind,
     bind_local,
     make_primitive,
-    summed_to,
     typed_call,
-    undefined,
     variants_of,
 )
 
-_PARAMS = ("scale", "mask_of_group", "mask_of_head", "has_mask", "has_pattern", "columns")
-_ATTRIBUTES = _PARAMS[:4]  # those that targets take as they are
+PARAMS = ("scale", "mask_of_group", "mask_of_head", "has_mask", "has_pattern", "columns", "scores")
+_ATTRIBUTES = PARAMS[:4]  # those that targets take as they are
 
-_MULTIPLIED = (("query", "t g r h"), ("key", "u g h"), ("value", "u g e"))
+MULTIPLIED = (("query", "t g r h"), ("key", "u g h"), ("value", "u g e"))
 _PLAIN = "attention by blocks of keys in plain XLA"
 _OUT, _SUMS = "t g r e", "g r t"
 RESULTS = (("out", _OUT), ("lse", _SUMS))
@@ -88,11 +88,33 @@ def mask_operands(params: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     )
 
 
+def _score_operands(params: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    scores: Scores | None = params["scores"]
+    return () if scores is None else scores.operands()
+
+
+def variations(params: dict[str, Any], prefix: str) -> tuple[tuple[str, str], ...]:
+    """Tangents or cotangents of operands of scores, of those of which they are wanted."""
+    scores: Scores | None = params["scores"]
+    return () if scores is None else scores.variations(prefix)
+
+
 def _signature_with(
-    behind: tuple[tuple[str, str], ...], results: tuple[tuple[str, str], ...]
+    behind: tuple[tuple[str, str], ...],
+    results: tuple[tuple[str, str], ...],
+    *,
+    varied_operands: bool = False,
+    varied_results: bool = False,
 ) -> Any:
     """The signature of an operation with these operands behind those that all three have."""
-    return lambda params: Signature((*_MULTIPLIED, *mask_operands(params), *behind), results)
+
+    def signature(params: dict[str, Any]) -> Signature:
+        along = variations(params, "d") if varied_operands else ()
+        cotangents = variations(params, "ct") if varied_results else ()
+        shared = (*MULTIPLIED, *mask_operands(params), *_score_operands(params))
+        return Signature((*shared, *behind, *along), (*results, *cotangents))
+
+    return signature
 
 
 _COMPOSED = "sddmm, sparse_softmax and spmm"
@@ -101,7 +123,9 @@ _COMPOSED = "sddmm, sparse_softmax and spmm"
 def _instead(reason: str, name: str, params: dict[str, Any]) -> Fallback:
     """The composition where the pattern is there with all that it needs, or the plain form."""
     lacks_transpose = name == "attention_cotangent" and params["columns"] is not None
-    if not params["has_pattern"] or (params["has_mask"] and lacks_transpose):
+    # Sums of operands' cotangents by entries are in no order on GPUs, those of the plain form are.
+    sums_entries = bool(variations(params, "ct")) and name == "attention_cotangent"
+    if not params["has_pattern"] or (params["has_mask"] and (lacks_transpose or sums_entries)):
         return Fallback(reason, called=_PLAIN)
     return Fallback(reason, getattr(composed, name), called=_COMPOSED)
 
@@ -119,6 +143,14 @@ def _ffi_of(
     def ffi(
         params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
     ) -> FfiCall | Fallback:
+        scores = params["scores"] or Scores()
+        behind_mask = len(MULTIPLIED) + len(mask_operands(params))
+        dtypes = tuple(str(a.dtype) for a in avals[behind_mask:][: len(scores.axes)])
+        if params["scores"] is not None:
+            per_group = avals[0].shape[-2] if name == "attention_cotangent" else None
+            may_fit = _may_take_scores(params, avals, device)
+            if lacks := score_kernels.lacking(scores, dtypes, may_fit, per_group):
+                return _instead(lacks, name, params)
         query, _, value = avals[:3]
         sizes = (query.shape[-1], value.shape[-1])
         reason = "no kernel takes {} heads of {} and {} numbers".format(query.dtype, *sizes)
@@ -131,11 +163,13 @@ def _ffi_of(
                 *(pattern if gives_pattern else ()),
             )
         )
+        of_scores = (operand for operand, _ in _score_operands(params))
         made = FfiCall(
-            ("query", "key", "value", *given, *behind),
+            ("query", "key", "value", *given, *behind, *of_scores),
             {
                 **{attribute: params[attribute] for attribute in _ATTRIBUTES},
                 "has_pattern": gives_pattern,
+                **score_kernels.attributes(scores, dtypes),
             },
             workspace=None,
             workspace_is_fixed=True,
@@ -164,9 +198,19 @@ _MOST_ENTRIES_OF_TILE = 300
 _FEWEST_ENTRIES_OF_TILE = {"attention": 1800, "attention_cotangent": 3400}
 
 
+def _may_take_scores(
+    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
+) -> bool:
+    """Whether the kernels by warpgroups, which take functions of scores, fit but for these."""
+    on_warpgroups = isinstance(device, Device) and device.compute_capability == _OF_WARPGROUPS
+    size = max(avals[0].shape[-1], avals[2].shape[-1])
+    fits = avals[0].dtype.itemsize == 2 and 0 < size <= _SIZES_OF_WARPGROUPS[-1]
+    return bool(on_warpgroups and params["has_mask"] and fits)
+
+
 def _gives_pattern(name: str, params: dict[str, Any], avals: Sequence[ShapedArray]) -> bool:
     """Whether a target gets the pattern, with all that it needs of it."""
-    if not params["has_pattern"]:
+    if not params["has_pattern"] or params["scores"] is not None:
         return False
     if name == "attention_cotangent" and params["columns"] is not None:
         return False
@@ -177,7 +221,7 @@ def _gives_pattern(name: str, params: dict[str, Any], avals: Sequence[ShapedArra
 
 def _entries_of_tile(params: dict[str, Any], avals: Sequence[ShapedArray]) -> float:
     """Entries of the pattern for each tile of the block mask."""
-    names = [name for name, _ in (*_MULTIPLIED, *mask_operands(params))]
+    names = [name for name, _ in (*MULTIPLIED, *mask_operands(params))]
     sizes = dict(zip(names, (a.shape[-1] for a in avals), strict=False))
     return float(sizes["column_indices"] / sizes["entries"])
 
@@ -199,6 +243,7 @@ def _sparse_composition(
 
 # Sizes of heads, both of keys and of values, that kernels by warpgroups take.
 _SIZES_OF_WARPGROUPS = (64, 128)
+_OF_WARPGROUPS = 90  # the compute capability, 9.0, of GPUs whose warpgroups multiply
 _ALIGNED = 8  # all other kernels of GPUs take multiples of this
 
 
@@ -263,13 +308,14 @@ def _with_padded_heads(
         variant=variant,
     )
     h, e = operands[0].shape[-1], operands[2].shape[-1]
-    of_results = (h, h, e) if name == "attention_cotangent" else (e, None)
+    of_results: tuple[int | None, ...] = (h, h, e) if name == "attention_cotangent" else (e, None)
+    of_results += (None,) * (len(results) - len(of_results))  # of operands of scores
     return [
         x if size is None else x[..., :size] for x, size in zip(results, of_results, strict=True)
     ]
 
 
-def _form_of(name: str, bind_products: Any = bind_local) -> Any:
+def form_of(name: str, bind_products: Any = bind_local) -> Any:
     """The plain form: by the block mask, or by the pattern where there is none."""
 
     def compute(*operands: jax.Array, **params: Any) -> list[jax.Array]:
@@ -285,11 +331,14 @@ def _form_of(name: str, bind_products: Any = bind_local) -> Any:
 
 
 def _stored(params: dict[str, Any], operands: dict[str, Any]) -> tuple[str, tuple[int, int]]:
-    """A block mask in words: tiles and cells that there is room for."""
+    """A block mask in words, by tiles and cells that there is room for; and what scores become."""
     shape = (operands["query"].shape[-4], operands["key"].shape[-3])
+    scores = "" if params["scores"] is None else f"; scores: {params['scores']}"
     if not params["has_mask"]:
-        return f"pattern {shape} with {operands['column_indices'].shape[-1]} stored entries", shape
-    return stored_in(shape, operands["entries"], operands["bits"])
+        entries = operands["column_indices"].shape[-1]
+        return f"pattern {shape} with {entries} stored entries{scores}", shape
+    what, shape = stored_in(shape, operands["entries"], operands["bits"])
+    return what + scores, shape
 
 
 def stored_in(shape: tuple[int, int], entries: Any, bits: Any) -> tuple[str, tuple[int, int]]:
@@ -306,13 +355,13 @@ def stored_in(shape: tuple[int, int], entries: Any, bits: Any) -> tuple[str, tup
 
 # ---- out, lse = attention(q, k, v) ----
 
-plain_form = _form_of("attention")
+plain_form = form_of("attention")
 
 attention_p = make_primitive(
     Operation(
         name="attention",
         target="attention",
-        params=_PARAMS,
+        params=PARAMS,
         signature=_signature_with((), RESULTS),
         result_dtypes=lambda avals, params: [avals[0].dtype, accumulator_dtype(avals[0].dtype)],
         shardable=("g",),
@@ -324,7 +373,7 @@ attention_p = make_primitive(
 
 # ---- (u, r), linear in the tangents ----
 
-_TANGENTS = tuple((f"d_{name}", spec) for name, spec in _MULTIPLIED)
+TANGENTS = tuple((f"d_{name}", spec) for name, spec in MULTIPLIED)
 
 
 def _wide(avals: Sequence[ShapedArray], params: dict[str, Any]) -> list[Any]:
@@ -335,14 +384,16 @@ attention_tangent_p = make_primitive(
     Operation(
         name="attention_tangent",
         target="attention",
-        params=_PARAMS,
+        params=PARAMS,
         signature=_signature_with(
-            (("lse", _SUMS), *_TANGENTS), (("weighted", _OUT), ("sums", _SUMS))
+            (("lse", _SUMS), *TANGENTS),
+            (("weighted", _OUT), ("sums", _SUMS)),
+            varied_operands=True,
         ),
         result_dtypes=_wide,
         shardable=("g",),
         stored=_stored,
-        xla=_form_of("attention_tangent"),
+        xla=form_of("attention_tangent"),
         ffi=lambda params, *_: _instead(
             "there is no kernel for a tangent", "attention_tangent", params
         ),
@@ -365,15 +416,19 @@ attention_cotangent_p = make_primitive(
     Operation(
         name="attention_cotangent",
         target="attention_cotangent",
-        params=_PARAMS,
+        params=PARAMS,
         signature=_signature_with(
             (("lse", _SUMS), ("ct_out", _OUT), ("ct_sums", _SUMS)),
-            tuple((f"ct_{name}", spec) for name, spec in _MULTIPLIED),
+            tuple((f"ct_{name}", spec) for name, spec in MULTIPLIED),
+            varied_results=True,
         ),
-        result_dtypes=lambda avals, params: [avals[0].dtype] * 3,
+        result_dtypes=lambda avals, params: [
+            *[avals[0].dtype] * 3,
+            *[accumulator_dtype(avals[0].dtype)] * len(variations(params, "ct")),
+        ],
         shardable=("g",),
         stored=_stored,
-        xla=_form_of("attention_cotangent"),
+        xla=form_of("attention_cotangent"),
         ffi=_ffi_of("attention_cotangent", (_BY_ROWS, _BY_COLUMNS), ("lse", "ct_out", "ct_sums")),
         cast=_narrow_cotangent,
     )
@@ -384,93 +439,3 @@ PRIMITIVES = {
     "attention_tangent": attention_tangent_p,
     "attention_cotangent": attention_cotangent_p,
 }
-
-# ---- Derivative rules ----
-
-
-def _attention_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    out, lse = bind(attention_p, *primals, **params)
-    tangents = tangents[: len(_TANGENTS)]
-    if all(type(t) is ad.Zero for t in tangents):
-        return [out, lse], [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in (out, lse)]
-    varying = map(ad.instantiate_zeros, tangents)
-    weighted, sums = bind(
-        attention_tangent_p, *primals, lse, *varying, **{**params, "variant": None}
-    )
-    by_query = jnp.expand_dims(jnp.moveaxis(sums, -1, -3), -1)  # as out: queries, groups, heads
-    d_out = weighted - by_query * out.astype(weighted.dtype)
-    return [out, lse], [d_out.astype(out.dtype), sums]
-
-
-def _second_order(primitive: Any, name: str, linear: int) -> None:
-    """The JVP of a map that is linear in its last operands, so many of them.
-
-    By these it is itself; by the others, the derivative of its plain form.
-    """
-
-    def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-        results = bind(primitive, *primals, **params)
-        params = {**params, "variant": None}
-        total = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
-        if any(type(t) is not ad.Zero for t in tangents[-linear:]):
-            along = map(ad.instantiate_zeros, tangents[-linear:])
-            terms = bind(primitive, *primals[:-linear], *along, **params)
-            total = [ad.add_tangents(a, b) for a, b in zip(total, terms, strict=True)]
-        varying = [
-            i for i, t in enumerate(tangents[:-linear]) if type(t) is not ad.Zero and _differs(t)
-        ]
-        if varying:
-            declared = {param: params[param] for param in _PARAMS}
-
-            def by_varying(*xs: jax.Array) -> list[jax.Array]:
-                operands = list(primals)
-                for i, x in zip(varying, xs, strict=True):
-                    operands[i] = x
-                compute = functools.partial(_form_of(name, bind), **declared)
-                rank = operands[0].ndim - len(_MULTIPLIED[0][1].split())
-                return over_batch(compute, rank, *operands)
-
-            at = tuple(primals[i] for i in varying)
-            _, terms = jax.jvp(by_varying, at, tuple(tangents[i] for i in varying))
-            total = [
-                ad.add_tangents(a, b.astype(x.dtype))
-                for a, b, x in zip(total, terms, results, strict=True)
-            ]
-        return results, total
-
-    ad.primitive_jvps[primitive] = jvp
-
-
-def _differs(tangent: Any) -> bool:
-    """Whether it is one of a floating operand: those of masks are of type float0."""
-    return bool(tangent.dtype != jax.dtypes.float0)
-
-
-def _transpose(primitive: Any, transposed: Any, linear: int) -> None:
-    """The transpose of a map that is linear in its last operands, so many of them."""
-
-    def transpose(cts: Any, *operands: Any, **params: Any) -> Any:
-        fixed, varying = operands[:-linear], operands[-linear:]
-        answers: list[Any] = [None] * len(operands)
-        if all(type(ct) is ad.Zero for ct in cts):
-            return answers
-        needs_transpose = transposed is attention_cotangent_p and not params["has_mask"]
-        if needs_transpose and params["columns"] is not None:
-            raise transpose_is_missing("sparse_attention: a gradient")
-        cotangents = map(ad.instantiate_zeros, cts)
-        results = bind(transposed, *fixed, *cotangents, **{**params, "variant": None})
-        for i, (x, result) in enumerate(zip(varying, results, strict=True), len(fixed)):
-            if undefined(x):
-                answers[i] = summed_to(x.aval, result)
-        return answers
-
-    ad.primitive_transposes[primitive] = transpose
-
-
-_COTANGENTS = 2  # those of u and r
-
-ad.primitive_jvps[attention_p] = _attention_jvp
-_second_order(attention_tangent_p, "attention_tangent", len(_TANGENTS))
-_second_order(attention_cotangent_p, "attention_cotangent", _COTANGENTS)
-_transpose(attention_tangent_p, attention_cotangent_p, len(_TANGENTS))
-_transpose(attention_cotangent_p, attention_tangent_p, _COTANGENTS)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse import masks
@@ -48,6 +50,44 @@ def as_mask(mask: Any, shape: tuple[int, int]) -> Topology | BlockMask:
             f"or None, got {type(mask).__name__}"
         )
     raise ValueError(f"{OPERATION}: mask must have shape {shape}, got {mask.shape}")
+
+
+def as_offsets(b: int, query_offset: Any, key_offset: Any) -> jax.Array | None:
+    """Int32 positions of the first query and the first key, (B or 1, 2); None: all are 0.
+
+    Raises:
+        TypeError, ValueError: if they are no integers, or of another shape than () or (B,).
+    """
+    if query_offset is None and key_offset is None:
+        return None
+    offsets = []
+    for name, x in (("query_offset", query_offset), ("key_offset", key_offset)):
+        array = jnp.asarray(0 if x is None else x)
+        if not jnp.issubdtype(array.dtype, jnp.integer):
+            raise TypeError(f"{OPERATION}: {name} must be integers, got {array.dtype}")
+        if array.shape not in ((), (b,)):
+            raise ValueError(f"{OPERATION}: {name} must have shape () or ({b},), got {array.shape}")
+        offsets.append(array.astype(jnp.int32).reshape(-1))
+    return jnp.stack(jnp.broadcast_arrays(*offsets), -1)
+
+
+def at_offsets(mask: Any, query_offset: Any, key_offset: Any, shape: tuple[int, int]) -> Any:
+    """A mask function as what it is of positions that begin there; another mask stays."""
+    rows, columns = (0 if x is None else x for x in (query_offset, key_offset))
+    known = isinstance(rows, numbers.Integral) and isinstance(columns, numbers.Integral)
+    if mask is None or isinstance(mask, BlockMask | Topology) or not callable(mask):
+        return mask
+    if known:
+        return masks.offset(mask, rows=rows, columns=columns) if rows or columns else mask
+
+    def of(row: jax.Array, column: jax.Array) -> BlockMask:
+        # Data of the program also where both are known: a mask for each would be a program each.
+        return BlockMask.from_mask(masks.offset(mask, rows=row, columns=column), shape)
+
+    begins = jnp.broadcast_arrays(*(jnp.asarray(x, jnp.int32) for x in (rows, columns)))
+    if begins[0].ndim == 0:
+        return jax.jit(of)(*begins)
+    return jax.vmap(of)(*begins).reshape_batch(len(begins[0]), 1)
 
 
 def _of_function(mask: Callable[[Any, Any], Any] | None, shape: tuple[int, int]) -> BlockMask:

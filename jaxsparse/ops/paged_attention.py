@@ -31,7 +31,7 @@ from jaxsparse.primitive import (
 _PARAMS = ("scale", "mask_of_group", "mask_of_head")
 _OPERANDS = (("query", "t g r h"), ("key", "p z g h"), ("value", "p z g e"), ("pages", "w"))
 # Of the primitive that takes keys in their order.
-_OF_KEYS_IN_ORDER = {"has_mask": True, "has_pattern": False, "columns": None}
+_OF_KEYS_IN_ORDER = {"has_mask": True, "has_pattern": False, "columns": None, "scores": None}
 
 
 def gathered(pool: jax.Array, pages: jax.Array) -> jax.Array:

@@ -8,42 +8,55 @@ derivative is taken. Nothing is skipped: a mask costs what dense attention does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxsparse.block_mask.tiles import FULL, PARTIAL, STATES_AT, TileLists
 from jaxsparse.block_mask.words import CELL, TILE, unpack
+from jaxsparse.ops import dropout
+from jaxsparse.ops.score_blocks import ScoreBlocks
+from jaxsparse.ops.scores import Scores
 from jaxsparse.precision import accumulator_dtype
 
 _BLOCK = 2 * TILE  # keys that a step takes
 
 
 def attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, *mask: jax.Array, scale: float, **_: Any
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *operands: jax.Array,
+    scale: float,
+    scores: Scores | None = None,
+    **_: Any,
 ) -> list[jax.Array]:
     """One out and lse, with the params of the primitive."""
-    scores = _Scores(query, scale)
+    mask, extra = _split(operands, scores)
+    products, blocks = _Scores(query, scale), _blocks(scores, extra, query, key)
 
-    def step(carry: Any, block: Any) -> Any:
+    def step(carry: Any, block: _KeyBlock) -> Any:
         most, total, out = carry
-        (k, v), seen = block
-        s = scores.of(k, seen)
+        (k, v, *sliced), seen, number = block
+        values = blocks.values(number, blocks.all, blocks.whole, sliced, products.dtype)
+        s = jnp.where(seen, blocks.function(number, products.raw(k), *values), -jnp.inf)
         higher = jnp.maximum(most, jnp.max(s, axis=-1))
         shift = jnp.where(higher == -jnp.inf, 0, higher)
         p = jnp.where(seen, jnp.exp(s - shift[..., None]), 0)
         factor = jnp.exp(most - shift)
-        out = factor[..., None] * out + _product(p.astype(query.dtype), v, seen)
+        weights = dropout.applied(p, blocks.multipliers(number, p.dtype)).astype(query.dtype)
+        out = factor[..., None] * out + _product(weights, v, seen)
         return (higher, factor * total + jnp.sum(p, axis=-1), out), None
 
-    rows = (*scores.heads, query.shape[0])
+    rows = (*products.heads, query.shape[0])
     start = (
-        jnp.full(rows, -jnp.inf, scores.dtype),
-        jnp.zeros(rows, scores.dtype),
-        jnp.zeros((*rows, value.shape[-1]), scores.dtype),
+        jnp.full(rows, -jnp.inf, products.dtype),
+        jnp.zeros(rows, products.dtype),
+        jnp.zeros((*rows, value.shape[-1]), products.dtype),
     )
-    (most, total, out), _ = _over_keys(step, start, (key, value), mask, query.shape[0])
+    arrays = (key, value, *blocks.sliced)
+    (most, total, out), _ = _over_keys(step, start, arrays, mask, query.shape[0])
     empty = total == 0  # not where a score is NaN, which XLA's maximum may drop
     lse = jnp.where(empty, -jnp.inf, most + jnp.log(jnp.where(empty, 1, total)))
     out = out / jnp.where(empty, 1, total)[..., None]
@@ -51,52 +64,112 @@ def attention(
 
 
 def attention_tangent(
-    query: jax.Array, key: jax.Array, value: jax.Array, *operands: jax.Array, scale: float, **_: Any
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *operands: jax.Array,
+    scale: float,
+    scores: Scores | None = None,
+    **_: Any,
 ) -> list[jax.Array]:
     """One u and r (see `jaxsparse.ops.attention`), with the params of the primitive."""
-    *mask, lse, d_query, d_key, d_value = operands
-    scores, varied = _Scores(query, scale), _Scores(d_query, scale)
+    varied = () if scores is None else scores.varied
+    operands, d_values = (
+        operands[: len(operands) - len(varied)],
+        operands[len(operands) - len(varied) :],
+    )
+    *operands, lse, d_query, d_key, d_value = operands
+    mask, extra = _split(operands, scores)
+    products, along = _Scores(query, scale), _Scores(d_query, scale)
+    blocks = _blocks(scores, extra, query, key)
+    d_whole, d_sliced = (blocks.parts(varied, d_values, sliced=s) for s in (False, True))
 
-    def step(carry: Any, block: Any) -> Any:
+    def step(carry: Any, block: _KeyBlock) -> Any:
         weighted, sums = carry
-        (k, v, dk, dv), seen = block
-        p = _probabilities(scores.of(k, seen), lse, seen)
-        ds = jnp.where(seen, varied.raw(k) + scores.raw(dk), 0)
-        w = p * ds
-        weighted += _product(w, v, seen) + _product(p, dv, seen)
+        (k, v, dk, dv, *sliced), seen, number = block
+        sliced, d_sliced = sliced[: len(blocks.sliced)], sliced[len(blocks.sliced) :]
+        values = blocks.values(number, blocks.all, blocks.whole, sliced, products.dtype)
+        ds = along.raw(k) + products.raw(dk)
+        d_values = blocks.values(number, varied, d_whole, d_sliced, products.dtype, varied=True)
+        s, ds = blocks.derivative(number, products.raw(k), ds, values, d_values)
+        p = _probabilities(jnp.where(seen, s, -jnp.inf), lse, seen)
+        w = p * jnp.where(seen, ds, 0)
+        multipliers = blocks.multipliers(number, p.dtype)
+        weighted += _product(dropout.applied(w, multipliers), v, seen)
+        weighted += _product(dropout.applied(p, multipliers), dv, seen)
         return (weighted, sums + jnp.sum(w, axis=-1)), None
 
-    rows = (*scores.heads, query.shape[0])
+    rows = (*products.heads, query.shape[0])
     start = (
-        jnp.zeros((*rows, value.shape[-1]), scores.dtype),
-        jnp.zeros(rows, scores.dtype),
+        jnp.zeros((*rows, value.shape[-1]), products.dtype),
+        jnp.zeros(rows, products.dtype),
     )
-    blocks = (key, value, d_key, d_value)
-    (weighted, sums), _ = _over_keys(step, start, blocks, mask, query.shape[0])
+    arrays = (key, value, d_key, d_value, *blocks.sliced, *d_sliced)
+    (weighted, sums), _ = _over_keys(step, start, arrays, mask, query.shape[0])
     return [_by_queries(weighted), sums]
 
 
 def attention_cotangent(
-    query: jax.Array, key: jax.Array, value: jax.Array, *operands: jax.Array, scale: float, **_: Any
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *operands: jax.Array,
+    scale: float,
+    scores: Scores | None = None,
+    **_: Any,
 ) -> list[jax.Array]:
-    """One ct of query, key and value, with the params of the primitive."""
-    *mask, lse, ct_out, ct_sums = operands
-    scores, weighing = _Scores(query, scale), _Scores(ct_out, 1.0)
+    """One ct of query, key, value and operands that vary, with the params of the primitive."""
+    *operands, lse, ct_out, ct_sums = operands
+    mask, extra = _split(operands, scores)
+    products, weighing = _Scores(query, scale), _Scores(ct_out, 1.0)
+    blocks = _blocks(scores, extra, query, key)
     queries, cts = (_by_heads(x) for x in (query, ct_out))
 
-    def step(ct_query: Any, block: Any) -> Any:
-        (k, v), seen = block
-        p = _probabilities(scores.of(k, seen), lse, seen)
-        dp = jnp.where(seen, p * (weighing.raw(v) + ct_sums[..., None]), 0)
+    def step(carry: Any, block: _KeyBlock) -> Any:
+        ct_query, *ct_whole = carry
+        (k, v, *sliced), seen, number = block
+        values = blocks.values(number, blocks.all, blocks.whole, sliced, products.dtype)
+        s, pull = blocks.pull(number, products.raw(k), sliced, values)
+        p = _probabilities(jnp.where(seen, s, -jnp.inf), lse, seen)
+        multipliers = blocks.multipliers(number, p.dtype)
+        ct_scores = dropout.applied(weighing.raw(v), multipliers) + ct_sums[..., None]
+        dp, of_whole, of_sliced = pull(jnp.where(seen, p * ct_scores, 0), seen)
         ct_query += _product(dp, k, seen)
+        p = dropout.applied(p, multipliers)
         of_keys = (_product_over_queries(dp, queries, seen), _product_over_queries(p, cts, seen))
-        return ct_query, of_keys
+        sums = [a + b for a, b in zip(ct_whole, of_whole, strict=True)]
+        return [ct_query, *sums], (*of_keys, *of_sliced)
 
-    start = jnp.zeros((*scores.heads, *query.shape[::3]), scores.dtype)
-    ct_query, of_blocks = _over_keys(step, start, (key, value), mask, query.shape[0])
-    ct_key, ct_value = (_joined(x, key.shape[0]) for x in of_blocks)
+    start = [jnp.zeros((*products.heads, *query.shape[::3]), products.dtype)]
+    start += blocks.zeros(products.heads, products.dtype)
+    arrays = (key, value, *blocks.sliced)
+    (ct_query, *whole), of_blocks = _over_keys(step, start, arrays, mask, query.shape[0])
+    ct_key, ct_value, *sliced = (_joined(x, key.shape[0]) for x in of_blocks)
     results = (scale * _by_queries(ct_query), scale * ct_key, ct_value)
-    return [x.astype(query.dtype) for x in results]
+    of_operands = blocks.merged(blocks.varied, whole, sliced)
+    return [*(x.astype(query.dtype) for x in results), *of_operands]
+
+
+def _split(
+    operands: Sequence[jax.Array], scores: Scores | None
+) -> tuple[Sequence[jax.Array], Sequence[jax.Array]]:
+    """Those of the mask, and those of scores."""
+    mask = len(operands) - (0 if scores is None else scores.count)
+    return operands[:mask], operands[mask:]
+
+
+def _blocks(
+    scores: Scores | None, operands: Sequence[jax.Array], query: jax.Array, key: jax.Array
+) -> ScoreBlocks:
+    return ScoreBlocks(scores, operands, query.shape[0], key.shape[0], _BLOCK)
+
+
+class _KeyBlock(NamedTuple):
+    """Parts of arrays, which of the block's positions are stored, and its number."""
+
+    arrays: list[jax.Array]
+    seen: jax.Array
+    number: jax.Array
 
 
 class _Scores:
@@ -110,9 +183,6 @@ class _Scores:
 
     def raw(self, keys: jax.Array) -> jax.Array:
         return self._scale * _einsum("grth,ugh->grtu", self.rows, keys, self.dtype)
-
-    def of(self, keys: jax.Array, seen: jax.Array) -> jax.Array:
-        return jnp.where(seen, self.raw(keys), -jnp.inf)
 
 
 def _probabilities(scores: jax.Array, lse: jax.Array, seen: jax.Array) -> jax.Array:
@@ -172,7 +242,7 @@ def _product_over_queries(weights: jax.Array, rows: jax.Array, seen: jax.Array) 
 
 
 def _over_keys(
-    step: Callable[[Any, Any], Any],
+    step: Callable[[Any, _KeyBlock], Any],
     start: Any,
     arrays: Sequence[jax.Array],
     mask: Sequence[jax.Array],
@@ -186,7 +256,7 @@ def _over_keys(
 
     def of_block(carry: Any, block: Any) -> Any:
         number, *of_arrays = block
-        return step(carry, (of_arrays, seen.of(number)))
+        return step(carry, _KeyBlock(of_arrays, seen.of(number), number))
 
     return jax.lax.scan(jax.checkpoint(of_block), start, (jnp.arange(seen.blocks), *parts))
 

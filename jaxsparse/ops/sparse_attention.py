@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -12,23 +13,23 @@ import jax.numpy as jnp
 from jaxsparse import backend
 from jaxsparse.block_mask import BlockMask
 from jaxsparse.layouts.block_mask import block_mask_of
-from jaxsparse.ops import arguments
+from jaxsparse.ops import arguments, attention_derivatives, dropout  # noqa: F401, registers rules
 from jaxsparse.ops.attention import attention_p
 from jaxsparse.ops.attention_masks import (
     OPERATION,
     as_mask,
+    as_offsets,
+    at_offsets,
     block_mask,
     mask_operands,
     of_checked,
     over_heads,
 )
-from jaxsparse.ops.bilinear import spmm_p
-from jaxsparse.ops.dense_product import allowed_precision
-from jaxsparse.ops.matmul import sddmm
 from jaxsparse.ops.merge_attention import log_of_sums
-from jaxsparse.ops.paged_attention import paged_attention_p
+from jaxsparse.ops.paged_attention import gathered, paged_attention_p
 from jaxsparse.ops.regrouping import regrouped, restored_results
-from jaxsparse.ops.sparse_softmax import sparse_softmax
+from jaxsparse.ops.score_functions import Indexed, ScoreFunction, score_function
+from jaxsparse.ops.scores import Scores
 from jaxsparse.pattern import checks_enabled
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import bind
@@ -43,8 +44,14 @@ def sparse_attention(
     mask: Any = None,
     *,
     pages: jax.Array | None = None,
+    score: Callable[..., Any] | None = None,
+    operands: Mapping[str, Indexed] | None = None,
+    bias: Indexed | jax.Array | None = None,
     scale: float | jax.Array | None = None,
+    soft_cap: float | jax.Array | None = None,
     sinks: jax.Array | None = None,
+    query_offset: int | jax.Array | None = None,
+    key_offset: int | jax.Array | None = None,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
     broadcast_dropout: bool = False,
@@ -56,8 +63,10 @@ def sparse_attention(
 
     .. math::
 
-        y_t = \sum_{s \in P_t} e^{c\, q_t \cdot k_s - \ell_t}\, v_s, \qquad
-        \ell_t = \log \sum_{s \in P_t} e^{c\, q_t \cdot k_s}
+        y_t = \sum_{s \in P_t} e^{f(c\, q_t \cdot k_s) - \ell_t}\, v_s, \qquad
+        \ell_t = \log \sum_{s \in P_t} e^{f(c\, q_t \cdot k_s)}
+
+    with :math:`f` the soft cap, then the bias, then the function ``score``: by default nothing.
 
     Shapes are those of ``jax.nn.dot_product_attention``. It is one fused operation: nothing as
     large as the scores is in memory, forward or backward. Where no kernel takes the call and the
@@ -83,15 +92,29 @@ def sparse_attention(
             ``(P, Z, K, H)``, P pages of Z positions, ``value`` likewise, and S = W Z. On a GPU a
             kernel for at most 64 queries reads them there if Z is a multiple of 64; else they are
             gathered first. Numbers that are not in [0, P) are taken for P - 1: for pages that no
-            query sees. The mask must not be regrouped.
+            query sees. The mask must not be regrouped. With functions of scores or dropout they
+            are gathered first, too.
+        score: a jnp function ``score(s, row, column, **operands) -> s`` of scalars: a score,
+            float32 (float64 for float64) and already multiplied by ``scale``, and the int32
+            positions of its query and its key. It is traced once, and runs in the kernel where one
+            takes it. A position that it takes to -inf is as one that is not seen.
+        operands: what the function reads, by name, each an `Indexed` array: it gets the element of
+            its sequence, head, row, column or distance. All are differentiable.
+        bias: added to scores: ``(N or 1, T, S)`` or ``(B or 1, N or 1, T, S)``, or an `Indexed`.
         scale: multiplies the scores; 1 / sqrt(H) by default. An array, of no dimensions, is
             multiplied with the query, which is rounded again.
+        soft_cap: c, scores become :math:`c \tanh(s / c)`, before bias and function.
         sinks: ``(N,)``, a score of each head that takes part in the sums of every row and has no
             value: :math:`e^{\ell_t}` grows by :math:`e^{\mathrm{sink}}`.
+        query_offset, key_offset: the positions of the first query and the first key, integers or
+            ``(B,)``, 0 by default; they may be traced. Mask functions, ``score`` and dropout get
+            positions that begin there. A `BlockMask`, a `Topology` or an array is of places in
+            ``query`` and ``key`` and stays as it was made.
         dropout_rate: share of the probabilities that are set to 0, the others being scaled up. It
             may be traced; its range is not checked then.
-        dropout_key: the random key that chooses them; None for no dropout. Dropout needs a
-            `Topology`, and runs as the composition.
+        dropout_key: the random key that chooses them; None for no dropout. The choice is a hash of
+            a seed of each head and of positions: the same in every kernel, in plain JAX, and
+            however the call is cut over devices. ``lse`` is of all probabilities.
         broadcast_dropout: choose the same for the whole batch and all heads.
         return_lse: whether to return :math:`\ell`, too.
         implementation: None (the platform's own), "cpu", "cuda" or "xla".
@@ -103,11 +126,12 @@ def sparse_attention(
         -inf for a query that sees no key; it is differentiable, see `merge_attention`.
 
     Raises:
-        TypeError: for operands that are no arrays or not floating, and masks of another type.
+        TypeError: for operands that are no arrays or not floating, masks of another type, operands
+            of functions that are not `Indexed`, and functions that return no score.
         ValueError: for shapes that don't fit, batches of masks that are ambiguous, a dropout rate
-            outside [0, 1), dropout without a topology or with ``return_lse``, ``sinks`` or
-            ``variant``, a gradient of a pattern that has neither a block mask nor its transpose,
-            and options that don't exist.
+            outside [0, 1), functions of scores that read arrays but by ``operands``, a
+            gradient of a pattern that has neither a block mask nor its transpose, and options that
+            don't exist.
 
     Sources: Gale et al. 2020, "Sparse GPU Kernels for Deep Learning", section VII-C; Dao et al.
     2022, "FlashAttention"; Shah et al. 2024, "FlashAttention-3".
@@ -147,29 +171,35 @@ def sparse_attention(
                 f"{OPERATION}: sinks must have shape {query.shape[-2:-1]}, one for each head, got "
                 f"{sinks.shape}"
             )
-    mask = as_mask(mask, (query.shape[-3], length))
-    without = (return_lse, variant, sinks is not None, pages is not None)
-    if drops and (not isinstance(mask, Topology) or any(without)):
-        raise ValueError(
-            f"{OPERATION}: dropout needs a Topology for its mask, and goes without return_lse, "
-            "sinks, pages and variant"
-        )
+    lengths = query.shape[-3], length
+    b = 1 if query.ndim == 3 else query.shape[0]
+    offsets = as_offsets(b, query_offset, key_offset)
+    mask = as_mask(at_offsets(mask, query_offset, key_offset, lengths), lengths)
     if pages is not None and isinstance(mask, Topology):
         mask = block_mask_of(mask)
     if pages is not None and mask.is_regrouped:
         raise ValueError(f"{OPERATION}: with pages the mask must not be regrouped")
     topology = mask if isinstance(mask, Topology) else None
+    per_group = query.shape[-2] // key.shape[-2]
+    sizes = {"b": b, "n": query.shape[-2], "t": lengths[0], "s": lengths[1], "d": sum(lengths) - 1}
+    function, values = score_function(
+        soft_cap, bias, score, operands, sizes, per_group, accumulator_dtype(dtype)
+    )
     out, lse = _attention(
         query,
         key,
         value,
         pages,
         topology,
-        None if drops else block_mask(mask),
+        block_mask(mask),
         None if isinstance(scales, float) else scales,
         sinks,
+        [array for _, array in values],
+        offsets if function is not None or drops else None,
         dropout_key if drops else None,
-        1 - dropout_rate if drops else None,
+        dropout_rate if drops else None,
+        function=function,
+        axes=tuple(axes for axes, _ in values),
         scale=scales if isinstance(scales, float) else 1.0,
         dtype=dtype,
         broadcast_dropout=bool(broadcast_dropout),
@@ -235,7 +265,16 @@ def _check_pages(query: jax.Array, key: jax.Array, value: jax.Array, pages: Any)
 # So that an eager call compiles one program. Programs that call it hold what is inside.
 @functools.partial(
     jax.jit,
-    static_argnames=("scale", "dtype", "broadcast_dropout", "implementation", "variant", "checks"),
+    static_argnames=(
+        "function",
+        "axes",
+        "scale",
+        "dtype",
+        "broadcast_dropout",
+        "implementation",
+        "variant",
+        "checks",
+    ),
     inline=True,
 )
 def _attention(
@@ -247,9 +286,13 @@ def _attention(
     mask: BlockMask | None,
     scales: jax.Array | None,
     sinks: jax.Array | None,
+    values: list[jax.Array],
+    offsets: jax.Array | None,
     dropout_key: jax.Array | None,
-    kept_share: Any,
+    dropout_rate: Any,
     *,
+    function: ScoreFunction | None,
+    axes: tuple[str, ...],
     scale: float,
     dtype: Any,
     broadcast_dropout: bool,
@@ -269,36 +312,38 @@ def _attention(
     if pages is not None or key.ndim == 3:  # of all sequences, or of the only one
         key, value = key[None], value[None]
     b, groups = query.shape[0], key.shape[-2]
+    per_group = n // groups
     wide = accumulator_dtype(dtype)
     if scales is not None:
         query = (query.astype(wide) * scales.astype(wide)).astype(dtype)
-    query = query.reshape(b, t, groups, n // groups, h)
+    query = query.reshape(b, t, groups, per_group, h)
     if topology is not None:
         if checks and mask is not None:
             mask = of_checked(topology)
-        topology = over_heads(topology, b, groups, n // groups)
-    if dropout_key is not None:
-        assert topology is not None
-        out = _with_dropout(
-            query,
-            key,
-            value,
-            topology,
-            dropout_key,
-            kept_share,
-            scale=scale,
-            broadcast_dropout=broadcast_dropout,
-            implementation=implementation,
-        )
-        return out.reshape(*batch, t, n, value.shape[-1]), None
+        topology = over_heads(topology, b, groups, per_group)
     if mask is not None:
-        mask = over_heads(mask, b, groups, n // groups)
+        mask = over_heads(mask, b, groups, per_group)
     if mask is not None and mask.is_regrouped:
+        if dropout_key is not None or (function is not None and function.reads_places(axes)):
+            raise ValueError(
+                f"{OPERATION}: a regrouped mask goes without dropout and functions of positions, "
+                "which it changes"
+            )
         query, key, value = regrouped(mask, query, key, value)
         topology = None  # whose rows and columns are where they were
     operands, params = mask_operands(mask, topology)
-    primitive = attention_p
-    if pages is not None:
+    scores = Scores(function, axes, offsets is not None, dropout_key is not None)
+    of_scores = [*values]
+    if offsets is not None:
+        of_scores.append(offsets)
+    if dropout_key is not None:
+        heads = (b, groups, per_group)
+        seeds = dropout.seeds_of(dropout_key, heads, same_for_all=broadcast_dropout)
+        of_scores += [seeds, jnp.reshape(jnp.asarray(dropout_rate, wide), 1)]
+    primitive, params = attention_p, {**params, "scores": scores if scores != Scores() else None}
+    if pages is not None and params["scores"] is not None:
+        key, value = (jax.vmap(gathered, (None, 0))(pool[0], pages) for pool in (key, value))
+    elif pages is not None:
         primitive, operands = paged_attention_p, [pages, *operands]
         params = {name: params[name] for name in ("mask_of_group", "mask_of_head")}
     out, lse = bind(
@@ -307,6 +352,7 @@ def _attention(
         key,
         value,
         *operands,
+        *of_scores,
         **params,
         scale=scale,
         implementation=implementation,
@@ -320,45 +366,3 @@ def _attention(
         lse, (share, _) = log_of_sums(jnp.stack([lse, of_heads]))
         out = (out * jnp.swapaxes(share, 1, 2)[..., None]).astype(dtype)
     return out.reshape(*batch, t, n, out.shape[-1]), lse.reshape(*batch, n, t)
-
-
-def _with_dropout(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    topology: Topology,
-    dropout_key: jax.Array,
-    kept_share: Any,
-    *,
-    scale: float,
-    broadcast_dropout: bool,
-    implementation: str | None,
-) -> jax.Array:
-    """The composition, with some of the probabilities set to 0; a query (B, T, K, N / K, H)."""
-    q = jnp.moveaxis(query, 1, 3)
-    k, v = (jnp.swapaxes(x, 1, 2)[:, :, None] for x in (key, value))
-    accumulator = accumulator_dtype(query.dtype)
-    scores = sddmm(
-        q, k, topology, preferred_element_type=accumulator, implementation=implementation
-    )
-    weights = sparse_softmax(scores, scale=scale, implementation=implementation).values
-    kept_shape = weights.shape[-1:] if broadcast_dropout else weights.shape
-    kept = jax.random.bernoulli(dropout_key, kept_share, kept_shape)
-    weights = jnp.where(kept, weights / jnp.asarray(kept_share, weights.dtype), 0)
-    # As spmm, but what its gradient gives the softmax is not rounded.
-    (weights, v), pattern = arguments.align([weights, v], [1, 2], accumulator, topology)
-    (out,) = bind(
-        spmm_p,
-        weights,
-        *pattern,
-        v.astype(query.dtype),
-        transpose=False,
-        dense_on_left=False,
-        out_dtype=query.dtype,
-        precision=allowed_precision(None),
-        rounds_values=True,
-        columns=arguments.columns_alone(topology),
-        implementation=implementation,
-        variant=None,
-    )
-    return jnp.moveaxis(out, 3, 1)

@@ -20,6 +20,14 @@ struct BatchPlace {
     }
   }
 
+  // Elements in front of the entry's.
+  __device__ __forceinline__ uint32_t ElementsBefore(const Batch& batch, const Array& array) const {
+    int64_t elements = 0;
+#pragma unroll 1
+    for (int d = 0; d < batch.rank; ++d) elements += along[d] * array.strides[d];
+    return static_cast<uint32_t>(elements);
+  }
+
   // As Array::At and OwnEntry.
   template <typename T>
   __device__ __forceinline__ T* At(const Batch& batch, const Array& array) const {

@@ -5,6 +5,7 @@
 
 #include "attention/kernels/cotangent.h"
 #include "attention/kernels/mask_cells.cuh"
+#include "attention/kernels/scores.cuh"
 #include "attention/kernels/softmax.cuh"
 
 namespace jaxsparse {
@@ -102,18 +103,35 @@ struct StoredEntry {
     lse = place.At<const float>(p.batch, p.lse)[head * p.queries + row];
     ct_sums = place.At<const float>(p.batch, p.ct_sums)[head * p.queries + row];
   }
-  // The probability, and that times the cotangent of the score's tangent.
+  // The probability as it meets the value, and that of the score times the cotangent of its
+  // tangent. The entry is at `row` and `column`.
+  template <typename Scoring>
   __device__ __forceinline__ void Meet(const AttentionCotangentWork& p,
-                                       const RowOfWarp<T, kHeadSize>& key,
+                                       const HeadScores<Scoring>& head, uint32_t row,
+                                       uint32_t column, const RowOfWarp<T, kHeadSize>& key,
                                        const RowOfWarp<T, kValueSize>& value, float* probability,
                                        float* ct_score) const {
-    *probability = ApproximateExp2(query.Dot(key) * p.log2_scale + ShiftOf(lse));
-    *ct_score = *probability * (ct_out.Dot(value) + ct_sums);
+    float slope = 1;
+    if constexpr (Scoring::Function::kExists) {
+      const float score = head.Of(query.Dot(key), row, column, &slope);
+      *probability = ApproximateExp2(score * kLog2OfE + ShiftOf(lse));
+    } else {
+      *probability = ApproximateExp2(query.Dot(key) * p.log2_scale + ShiftOf(lse));
+    }
+    if constexpr (Scoring::kDrops) {
+      const bool kept = head.Keeps(head.HashOfRow(row), column);
+      const float ct_probability = kept ? ct_out.Dot(value) * head.KeptScale() : 0.0f;
+      *ct_score = *probability * (ct_probability + ct_sums);
+      *probability = kept ? *probability : 0.0f;
+    } else {
+      *ct_score = *probability * (ct_out.Dot(value) + ct_sums);
+    }
+    if constexpr (Scoring::Function::kExists) *ct_score *= slope;
   }
 };
 
 // Of query `at` of a head of its batch entry's, which row `row` of tiles has: writes ct_query.
-template <typename T, int kHeadSize, int kValueSize>
+template <typename T, int kHeadSize, int kValueSize, typename Scoring = NoScoring>
 __device__ __forceinline__ void WriteQueryByEntries(const AttentionCotangentWork& p,
                                                     const BatchPlace& place, uint32_t head,
                                                     uint32_t row, uint32_t at) {
@@ -128,13 +146,15 @@ __device__ __forceinline__ void WriteQueryByEntries(const AttentionCotangentWork
   RowOfWarp<T, kHeadSize> sums = {};
   MaskRow mask;
   mask.Set(p.mask, p.batch, place, static_cast<uint32_t>(p.mask.Own(group, head % per_group)), row);
+  HeadScores<Scoring> scores(p);
+  scores.Set(place, head);
   const auto add = [&](uint32_t u) {
     RowOfWarp<T, kHeadSize> key;
     RowOfWarp<T, kValueSize> value;
     key.Load(keys + u * p.groups * head_size, head_size);
     value.Load(values + u * p.groups * value_size, value_size);
     float probability, ct_score;
-    entry.Meet(p, key, value, &probability, &ct_score);
+    entry.Meet(p, scores, at, u, key, value, &probability, &ct_score);
     sums.Add(ct_score, key);
     return !sums.IsNan(head_size);
   };
@@ -145,7 +165,8 @@ __device__ __forceinline__ void WriteQueryByEntries(const AttentionCotangentWork
 
 // Of key `at` of a group of its batch entry's, which row `row` of the transposed mask's tiles has:
 // writes ct_key, ct_value or both.
-template <typename T, int kHeadSize, int kValueSize, bool kOfKeys = true, bool kOfValues = true>
+template <typename T, int kHeadSize, int kValueSize, bool kOfKeys = true, bool kOfValues = true,
+          typename Scoring = NoScoring>
 __device__ __forceinline__ void WriteKeyByEntries(const AttentionCotangentWork& p,
                                                   const BatchPlace& place, uint32_t group,
                                                   uint32_t row, uint32_t at) {
@@ -155,6 +176,7 @@ __device__ __forceinline__ void WriteKeyByEntries(const AttentionCotangentWork& 
   const int64_t vector = at * p.groups + group;
   RowOfWarp<T, kHeadSize> key, key_sums = {};
   RowOfWarp<T, kValueSize> value, value_sums = {};
+  HeadScores<Scoring> scores(p);
   key.Load(place.At<const T>(p.batch, p.key) + vector * head_size, head_size);
   value.Load(place.At<const T>(p.batch, p.value) + vector * value_size, value_size);
 #pragma unroll 1
@@ -162,11 +184,12 @@ __device__ __forceinline__ void WriteKeyByEntries(const AttentionCotangentWork& 
     const auto own = static_cast<uint32_t>(p.transposed_mask.Own(group, of_group));
     MaskRow mask;
     mask.Set(p.transposed_mask, p.batch, place, own, row);
+    scores.Set(place, group * heads + of_group);
     const auto add = [&](uint32_t query) {
       StoredEntry<T, kHeadSize, kValueSize> entry;
       entry.Load(p, place, group * heads + of_group, query);
       float probability, ct_score;
-      entry.Meet(p, key, value, &probability, &ct_score);
+      entry.Meet(p, scores, query, at, key, value, &probability, &ct_score);
       value_sums.Add(probability, entry.ct_out);
       key_sums.Add(ct_score, entry.query);
       return !(value_sums.IsNan(value_size) && key_sums.IsNan(head_size));
@@ -178,7 +201,8 @@ __device__ __forceinline__ void WriteKeyByEntries(const AttentionCotangentWork& 
                    static_cast<float>(p.scale));
   }
   if constexpr (kOfValues) {
-    value_sums.Store(place.At<T>(p.batch, p.ct_value) + vector * value_size, value_size, 1.0f);
+    value_sums.Store(place.At<T>(p.batch, p.ct_value) + vector * value_size, value_size,
+                     scores.KeptScale());
   }
 }
 

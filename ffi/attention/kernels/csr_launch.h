@@ -80,7 +80,7 @@ inline bool FitsCsr(const AttentionOperands& p, const AttentionCsrConfig& config
   constexpr int kMostNumbers = 16;
   constexpr int64_t kMostBytes = int64_t{1} << 31;
   const int64_t row = p.groups * p.per_group * std::max(p.head_size, p.value_size);
-  return p.has_pattern && row * SizeOf(p.dtype) < kMostBytes &&
+  return p.has_pattern && !p.scores.Exist() && row * SizeOf(p.dtype) < kMostBytes &&
          config.head_vector * config.head_vectors <= kMostNumbers &&
          config.value_vector * config.value_vectors <= kMostNumbers;
 }

@@ -111,7 +111,7 @@ bool Fits(const AttentionOperands& p) {
   const bool aligned =
       IsAlignedForCopies(p.query) && IsAlignedForCopies(p.key) && IsAlignedForCopies(p.value);
   const int64_t heads = p.groups * p.per_group;
-  if (!p.has_mask || SizeOf(p.dtype) != 2 || !HasFewQueries(p)) return false;
+  if (!p.has_mask || p.scores.Exist() || SizeOf(p.dtype) != 2 || !HasFewQueries(p)) return false;
   if (heads == 0 || p.batch.count == 0) return false;
   const int64_t items = DecodeLists(p) * DecodeItemsOfList(p);
   return aligned && IsSized(p.head_size, 16) && IsSized(p.value_size, kWarp) &&

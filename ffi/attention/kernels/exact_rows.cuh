@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attention/kernels/mask_cells.cuh"
+#include "attention/kernels/scores.cuh"
 #include "attention/kernels/softmax.cuh"
 
 namespace jaxsparse {
@@ -20,13 +21,29 @@ struct HeadOperands {
   float scale;  // of powers of 2, as of an OnlineSoftmax
 };
 
+// What becomes of the products of a row, of all queries.
+template <typename Scoring>
+struct RowScores {
+  const HeadScores<Scoring>& head;
+  uint32_t row;
+
+  __device__ __forceinline__ RowScores(const HeadScores<Scoring>& head, uint32_t row)
+      : head(head), row(row) {}
+};
+template <>
+struct RowScores<NoScoring> {
+  RowScores() = default;
+  __device__ __forceinline__ RowScores(const HeadScores<NoScoring>&, uint32_t) {}
+};
+
 // `row`: of its row of tiles; `position_of`: where a key of the mask lies. All lanes get `lse`;
 // each has the results from its number `lane` on, kWarp apart, kOfLane ones or as many as values
 // have.
-template <int kOfLane, typename T, typename PositionOf>
+template <int kOfLane, typename T, typename PositionOf, typename Scoring = NoScoring>
 __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
                                            const HeadOperands<T>& of, PositionOf position_of,
-                                           float (&out)[kOfLane], float& lse) {
+                                           float (&out)[kOfLane], float& lse,
+                                           const RowScores<Scoring>& scores = {}) {
   const uint32_t lane = threadIdx.x % kWarp, down = row / kMaskCell;
   float most = kNoScore, total = 0;
 #pragma unroll
@@ -55,6 +72,7 @@ __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
           score += ToAccumulator(of.query[i]) * ToAccumulator(key[i]);
         }
       }
+      if constexpr (Scoring::Function::kExists) score = scores.head.Of(score, scores.row, u);
       score = seen ? score * of.scale : kNoScore;
       float now = fmaxf(most, score);
 #pragma unroll
@@ -63,8 +81,11 @@ __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
       }
       const float factor = now > most ? ApproximateExp2(most - now) : 1.0f;
       most = now;
-      const float p = ApproximateExp2(score - (now == kNoScore ? 0.0f : now));
+      float p = ApproximateExp2(score - (now == kNoScore ? 0.0f : now));
       total = total * factor + p;
+      if constexpr (Scoring::kDrops) {
+        p = scores.head.Keeps(scores.head.HashOfRow(scores.row), u) ? p : 0.0f;
+      }
 #pragma unroll
       for (int i = 0; i < kOfLane; ++i) out[i] *= factor;
 #pragma unroll 1
@@ -83,14 +104,18 @@ __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
   total = SumOverLanes(total, kWarp);
 #pragma unroll
   for (int i = 0; i < kOfLane; ++i) out[i] = total == 0 ? 0 : out[i] / total;
+  if constexpr (Scoring::kDrops) {
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) out[i] *= scores.head.KeptScale();
+  }
   lse = LogOfSums(most, total);
 }
 // Where keys lie in their order.
-template <int kOfLane, typename T>
+template <int kOfLane, typename T, typename Scoring = NoScoring>
 __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
                                            const HeadOperands<T>& of, float (&out)[kOfLane],
-                                           float& lse) {
-  ComputeRow(mask, row, of, [](uint32_t u) { return u; }, out, lse);
+                                           float& lse, const RowScores<Scoring>& scores = {}) {
+  ComputeRow(mask, row, of, [](uint32_t u) { return u; }, out, lse, scores);
 }
 
 }  // namespace jaxsparse

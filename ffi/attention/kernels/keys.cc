@@ -8,6 +8,7 @@
 #include "attention/attention_cuda.h"
 #include "attention/kernels/cotangent_launch.h"
 #include "attention/kernels/rows.h"
+#include "attention/kernels/score_source.h"
 #include "nvrtc/expression.h"
 
 namespace jaxsparse {
@@ -18,11 +19,9 @@ AttentionKeysConfig ConfigOf(const AttentionCotangentProblem& p) {
 }
 
 KernelSource Source(const AttentionCotangentProblem& p) {
-  return {"attention/kernels/keys.cu",
-          KernelExpression(
-              "AttentionCotangentOfKeys",
-              {TypeName(p.dtype), ConfigExpression("AttentionKeysConfig",
-                                                   {Field("head_size", ConfigOf(p).head_size)})})};
+  return WithScores(
+      p.scores, "attention/kernels/keys.cu", "AttentionCotangentOfKeys", TypeName(p.dtype),
+      ConfigExpression("AttentionKeysConfig", {Field("head_size", ConfigOf(p).head_size)}));
 }
 
 LaunchShape Shape(const AttentionCotangentProblem& p) {
@@ -55,7 +54,7 @@ bool Fits(const AttentionCotangentProblem& p) {
   const bool sized = p.head_size == p.value_size && (p.head_size == 64 || p.head_size == 128);
   const auto shared_bytes =
       std::max(AttentionRowsConfig{128}.SharedBytes(), AttentionKeysConfig{128}.SharedBytes());
-  return p.has_mask && SizeOf(p.dtype) == 2 && sized && IsAligned(p) &&
+  return p.has_mask && SizeOf(p.dtype) == 2 && sized && IsAligned(p) && FitsScores(p.scores) &&
          p.gpu.compute_capability == 90 && shared_bytes <= p.gpu.shared_bytes && 0 < p.keys &&
          p.keys < kMost && 0 < p.queries && p.queries < kMost && p.groups > 0 && p.per_group > 0 &&
          HasFewEnough(p, p.mask, p.groups * p.per_group) &&

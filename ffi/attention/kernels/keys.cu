@@ -5,6 +5,10 @@
 //   p = exp2(log2_scale s - lse log2(e)) where stored, 0 elsewhere;  ds = p (dp + ct_sums)
 //   ct_value += p^T ct_out,  ct_key += ds^T query       (p and ds from registers)
 //
+// Where there is a function of scores (scores.cuh), p is of what it makes of them, and ds is
+// multiplied by its derivative, as soon as both are known; dropout multiplies dp, and p on its way
+// to the product with ct_out.
+//
 // for all query heads of the group, so that what is added up stays in the registers of one
 // warpgroup, in a fixed order: there are no atomic additions, and results repeat bitwise. Products
 // are asynchronous. While one of a warpgroup is computed, it computes exponentials or cotangents of
@@ -25,12 +29,12 @@
 // are copied: 896 clocks at 128 bytes a clock. From the L2 cache come 33 KiB for two cells. From
 // memory come query, key, value, ct_out, lse, ct_sums and the words of cells, and go ct_key and
 // ct_value, once each.
-#include "attention/kernels/cotangent.cuh"
+#include "attention/kernels/cotangent_scores.cuh"
 #include "attention/kernels/keys.h"
 
 namespace jaxsparse {
 
-template <AttentionKeysConfig kConfig>
+template <AttentionKeysConfig kConfig, bool kScored>
 struct KeysControl {
   uint64_t full[kConfig.kStages], empty[kConfig.kStages];
   uint64_t keys_full[kCotangentGroups], keys_empty[kCotangentGroups];
@@ -41,6 +45,7 @@ struct KeysControl {
   MaskRow row;
   const float *lse, *ct_sums;
   uint32_t head, query_entry, ct_out_entry;
+  KeysPlaces<kScored, kConfig.kStages> places;
 
   using State = PipelineState<kConfig.kStages>;
   __device__ __forceinline__ PipelineStage StageAt(State at) {
@@ -49,9 +54,9 @@ struct KeysControl {
 };
 
 // A thread that takes items and has their keys and values copied.
-template <AttentionKeysConfig kConfig>
-__device__ __forceinline__ void CopyKeys(const AttentionCotangentTiles& p,
-                                         KeysControl<kConfig>& control, unsigned char* shared) {
+template <AttentionKeysConfig kConfig, typename Control>
+__device__ __forceinline__ void CopyKeys(const AttentionCotangentTiles& p, Control& control,
+                                         unsigned char* shared) {
   constexpr int kTileBytes = kConfig.TileBytes();
 #pragma unroll 1
   for (uint32_t number = 0;; ++number) {
@@ -80,9 +85,8 @@ __device__ __forceinline__ void CopyKeys(const AttentionCotangentTiles& p,
 }
 
 // The warp that has queries and their cotangents copied, step by step.
-template <typename T, AttentionKeysConfig kConfig>
+template <typename T, AttentionKeysConfig kConfig, typename Control>
 class KeysSteps {
-  using Control = KeysControl<kConfig>;
   const AttentionCotangentTiles& p_;
   Control& control_;
   unsigned char* shared_;
@@ -118,6 +122,7 @@ class KeysSteps {
       const uint32_t words[] = {upper == kPartial ? kWordBytes : 0,
                                 lower == kPartial ? kWordBytes : 0};
       control_.steps[at_.stage] = upper | lower << 2;
+      control_.places.Tell(at_.stage, control_.head, first);
       stage.Expect(kConfig.StageBytes() + words[0] + words[1]);
       unsigned char* to = shared_ + kConfig.StagesAt() + at_.stage * kConfig.StageBytes();
       CopyLines<kConfig.head_size, kMaskCell>(to, p_.query_tiles, control_.head, first,
@@ -177,9 +182,9 @@ class KeysSteps {
 };
 
 // One of the consumer warpgroups.
-template <typename T, AttentionKeysConfig kConfig>
+template <typename T, AttentionKeysConfig kConfig, typename Scoring>
 class KeysConsumer {
-  using Control = KeysControl<kConfig>;
+  using Control = KeysControl<kConfig, Scoring::kExists>;
   static constexpr int kSize = kConfig.head_size, kBlockBytes = kMaskCell * 64 * 2;
   const AttentionCotangentTiles& p_;
   Control& control_;
@@ -189,16 +194,21 @@ class KeysConsumer {
   bool masked_;  // the item has had a partial cell
   float ct_value_[kSize / 2], ct_key_[kSize / 2];
 
-  __device__ __forceinline__ void Empty(uint32_t stage) {
-    control_.StageAt({stage}).Emptied();
-  }
+  __device__ __forceinline__ void Empty(uint32_t stage) { control_.StageAt({stage}).Emptied(); }
   // The stage of the step before, once products that read it are done.
   __device__ __forceinline__ void EmptyBefore(bool is_first) {
     if (!is_first) Empty((at_.stage + kConfig.kStages - 1) % kConfig.kStages);
   }
 
+  // This thread's word of a partial cell.
+  __device__ __forceinline__ uint32_t WordOf(uint32_t side) const {
+    const uint32_t words = side + kConfig.kWordsAt + group_ * kMaskCellWords * 4;
+    return SharedAt<const uint32_t>(words + threadIdx.x % kWarpgroup * 4);
+  }
+
   // Adds a cell to the sums. The last product is not waited for.
-  __device__ __forceinline__ void AddCell(bool is_partial, bool is_first) {
+  __device__ __forceinline__ void AddCell(const CotangentItem& item, bool is_partial,
+                                          bool is_first) {
     constexpr int kTileBytes = kConfig.TileBytes(), kSteps = kKeysStepRows / kInnerOfProduct;
     // In a way that tells a compiler that all lanes agree, as about cells below.
     const uint32_t stage = __shfl_sync(kAllLanes, at_.stage * kConfig.StageBytes(), 0);
@@ -212,28 +222,59 @@ class KeysConsumer {
     CommitProducts();
     WaitForGroups<1>();
     EmptyBefore(is_first);
-    FenceProducts();
-    MultiplyTiles<T, kSize, kBlockBytes, kBlockBytes>(
-        ct_scores, keys_ + kCotangentGroups * kTileBytes, ct_out);
-    CommitProducts();
-    WaitForGroups<1>();
+    // Numbers that are loaded for each score take the registers of the other product, which waits.
+    constexpr bool kWaits = LoadsOfEachScore<typename Scoring::Function>();
+    const auto multiply_values = [&] {
+      FenceProducts();
+      MultiplyTiles<T, kSize, kBlockBytes, kBlockBytes>(
+          ct_scores, keys_ + kCotangentGroups * kTileBytes, ct_out);
+      CommitProducts();
+    };
+    if constexpr (kWaits) {
+      WaitForGroups<0>();
+    } else {
+      multiply_values();
+      WaitForGroups<1>();
+    }
     KeepInRegisters(scores);
-#pragma unroll
-    for (int column = 0; column < kKeysStepRows; column += 8) {
-      const Vector<float, 2> shifts = SharedAt<const Vector<float, 2>>(numbers + column * 4);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& score = scores[column / 2 + i];
-        score = ApproximateExp2(score * p_.log2_scale + shifts.elements[i % 2]);
-      }
-    }
-    if (is_partial) {
-      const uint32_t words = side + kConfig.kWordsAt + group_ * kMaskCellWords * 4;
-      const uint32_t word = SharedAt<const uint32_t>(words + threadIdx.x % kWarpgroup * 4);
-      ApplyMaskWord<0>(word, 0.0f, scores);
-    }
+    uint32_t kept = kAllLanes;  // bits of this thread's probabilities that are not dropped
+    const CellScores<Scoring> head(p_, control_.places, at_.stage, item, group_);
     uint32_t rows[kSteps][4];
-    RowsOfProduct<T>(scores, rows);
+    if constexpr (Scoring::kExists) {
+      uint32_t word = kAllLanes;
+      if (is_partial) word = WordOf(side);
+#pragma unroll
+      for (int column = 0; column < kKeysStepRows; column += 8) {
+        const Vector<float, 2> shifts = SharedAt<const Vector<float, 2>>(numbers + column * 4);
+        float probabilities[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int n = column / 2 + i;
+          float power = scores[n] * p_.log2_scale, slope = 1;
+          if constexpr (Scoring::Function::kExists)
+            power = head.Of(n, scores[n], &slope) * kLog2OfE;
+          const bool stored = (word & (1u << n)) != 0;
+          probabilities[i] = stored ? ApproximateExp2(power + shifts.elements[i % 2]) : 0.0f;
+          scores[n] = stored ? probabilities[i] * slope : 0.0f;
+        }
+        head.KeepOrDrop(column, kept, probabilities);
+        rows[column / 16][column / 8 % 2 * 2] = PairOf(T(), probabilities[0], probabilities[1]);
+        rows[column / 16][column / 8 % 2 * 2 + 1] = PairOf(T(), probabilities[2], probabilities[3]);
+      }
+    } else {
+#pragma unroll
+      for (int column = 0; column < kKeysStepRows; column += 8) {
+        const Vector<float, 2> shifts = SharedAt<const Vector<float, 2>>(numbers + column * 4);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float& score = scores[column / 2 + i];
+          score = ApproximateExp2(score * p_.log2_scale + shifts.elements[i % 2]);
+        }
+      }
+      if (is_partial) ApplyMaskWord<0>(WordOf(side), 0.0f, scores);
+      RowsOfProduct<T>(scores, rows);
+    }
+    if constexpr (kWaits) multiply_values();
     FenceProducts();
     MultiplyRows<T, kBlockBytes>(ct_value_, rows, ct_out);
     CommitProducts();
@@ -246,7 +287,11 @@ class KeysConsumer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int n = column / 2 + i;
-        scores[n] *= ct_scores[n] + sums.elements[i % 2];
+        float ct_score = ct_scores[n];
+        if constexpr (Scoring::kDrops) {
+          ct_score = (kept & (1u << n)) != 0 ? ct_score * head.KeptScale() : 0.0f;
+        }
+        scores[n] *= ct_score + sums.elements[i % 2];
       }
     }
     uint32_t ct_rows[kSteps][4];
@@ -256,7 +301,7 @@ class KeysConsumer {
     CommitProducts();
   }
 
-  __device__ __forceinline__ void AddCells() {
+  __device__ __forceinline__ void AddCells(const CotangentItem& item) {
     masked_ = false;
 #pragma unroll 1
     for (bool is_first = true;; is_first = false) {
@@ -266,7 +311,7 @@ class KeysConsumer {
       if (cell != 0) {
         const bool is_partial = cell == static_cast<uint32_t>(MaskCell::kPartial);
         masked_ |= is_partial;
-        AddCell(is_partial, is_first);
+        AddCell(item, is_partial, is_first);
       } else {
         WaitForGroups<0>();
         EmptyBefore(is_first);
@@ -286,7 +331,7 @@ class KeysConsumer {
     const int rows = left < kMaskCell ? static_cast<int>(left) : kMaskCell;
     T* ct_value = item.place.At<T>(p_.batch, p_.ct_value) + at;
     T* ct_key = item.place.At<T>(p_.batch, p_.ct_key) + at;
-    uint32_t not_finite = StoreRows(ct_value_, 1.0f, ct_value, stride, rows);
+    uint32_t not_finite = StoreRows(ct_value_, KeptScale(item), ct_value, stride, rows);
     not_finite |=
         StoreRows(ct_key_, static_cast<float>(static_cast<float>(p_.scale)), ct_key, stride, rows);
     if (!masked_) return;
@@ -294,9 +339,17 @@ class KeysConsumer {
 #pragma unroll 1
     for (; not_finite != 0; not_finite &= not_finite - 1) {
       const int row = threadIdx.x % kWarpgroup / kWarp * 16 + __ffs(not_finite) - 1;
-      WriteKeyByEntries<T, kSize, kSize>(p_, item.place, item.head, item.row,
-                                         static_cast<uint32_t>(first + row));
+      WriteKeyByEntries<T, kSize, kSize, true, true, Scoring>(p_, item.place, item.head, item.row,
+                                                              static_cast<uint32_t>(first + row));
     }
+  }
+
+  // By what sums of probabilities that are kept are multiplied: the same for all heads.
+  __device__ __forceinline__ float KeptScale(const CotangentItem& item) const {
+    if constexpr (!Scoring::kDrops) return 1.0f;
+    HeadScores<Scoring> head(p_);
+    head.Set(item.place, 0);
+    return head.KeptScale();
   }
 
  public:
@@ -315,7 +368,7 @@ class KeysConsumer {
       if (item.row == kNoItem) return;
 #pragma unroll
       for (int i = 0; i < kSize / 2; ++i) ct_value_[i] = ct_key_[i] = 0;
-      AddCells();
+      AddCells(item);
       Arrive(&control_.keys_empty[group_]);
       WaitForGroups<0>();
       KeepInRegisters(ct_value_);
@@ -325,11 +378,11 @@ class KeysConsumer {
   }
 };
 
-template <typename T, AttentionKeysConfig kConfig>
+template <typename T, AttentionKeysConfig kConfig, typename Scoring = NoScoring>
 __global__ void __launch_bounds__(kCotangentThreads, 1)
     AttentionCotangentOfKeys(const __grid_constant__ AttentionCotangentTiles p) {
   extern __shared__ __align__(1024) unsigned char attention_shared[];
-  using Control = KeysControl<kConfig>;
+  using Control = KeysControl<kConfig, Scoring::kExists>;
   static_assert(sizeof(Control) <= kCotangentControlBytes);
   Control& control = *reinterpret_cast<Control*>(attention_shared + kConfig.ControlAt());
   constexpr int kConsumerWarps = kWarpgroup / kWarp;  // of a warpgroup
@@ -347,11 +400,11 @@ __global__ void __launch_bounds__(kCotangentThreads, 1)
   __syncthreads();
   if (threadIdx.x < kCotangentGroups * kWarpgroup) {
     TakeRegisters<kCotangentConsumerRegisters>();
-    KeysConsumer<T, kConfig>(p, control, AddressOfShared(attention_shared)).Run();
+    KeysConsumer<T, kConfig, Scoring>(p, control, AddressOfShared(attention_shared)).Run();
   } else {
     GiveUpRegisters<kCotangentProducerRegisters>();
     const int warp = WarpOfBlock() - kCotangentGroups * kConsumerWarps;
-    if (warp == 0) KeysSteps<T, kConfig>(p, control, attention_shared).Run();
+    if (warp == 0) KeysSteps<T, kConfig, Control>(p, control, attention_shared).Run();
     if (warp == 1 && threadIdx.x % kWarp == 0) {
       CopyKeys<kConfig>(p, control, attention_shared);
       WaitForPrologue();  // so that what follows this kernel finds that one done, too

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "attention/kernels/cotangent_launch.h"
+#include "attention/kernels/score_source.h"
 #include "nvrtc/expression.h"
 
 namespace jaxsparse {
@@ -16,11 +17,9 @@ AttentionRowsConfig ConfigOf(const AttentionCotangentProblem& p) {
 }
 
 KernelSource Source(const AttentionCotangentProblem& p) {
-  return {"attention/kernels/rows.cu",
-          KernelExpression(
-              "AttentionCotangentOfRows",
-              {TypeName(p.dtype), ConfigExpression("AttentionRowsConfig",
-                                                   {Field("head_size", ConfigOf(p).head_size)})})};
+  return WithScores(
+      p.scores, "attention/kernels/rows.cu", "AttentionCotangentOfRows", TypeName(p.dtype),
+      ConfigExpression("AttentionRowsConfig", {Field("head_size", ConfigOf(p).head_size)}));
 }
 
 LaunchShape Shape(const AttentionCotangentProblem& p) {
@@ -32,6 +31,15 @@ std::string Launch(const AttentionCotangentProblem& p, const CudaLaunch& launch)
   const cudaError_t status = cudaMemsetAsync(p.workspace.data, 0, kCotangentWorkspaceBytes,
                                              static_cast<cudaStream_t>(launch.stream));
   if (status != cudaSuccess) return cudaGetErrorString(status);
+  // Of positions in tiles that are not listed they stay 0.
+  const int64_t scores = p.batch.count * p.groups * p.per_group * p.queries * p.keys;
+  for (int i = 0; i < p.scores.gradients; ++i) {
+    if ((p.scores.whole_gradients >> i & 1) == 0) continue;
+    const cudaError_t cleared =
+        cudaMemsetAsync(p.scores.ct_values[i].data, 0, static_cast<size_t>(scores) * sizeof(float),
+                        static_cast<cudaStream_t>(launch.stream));
+    if (cleared != cudaSuccess) return cudaGetErrorString(cleared);
+  }
   return LaunchCotangent(p, launch, RowItemsOf(p), kMaskCell, kMaskTile);
 }
 

@@ -6,6 +6,11 @@
 //   p = exp2(log2_scale s - lse log2(e)) where stored, 0 elsewhere;  ds = p (dp + ct_sums)
 //   ct_query += ds key                                  (ds from registers)
 //
+// Where there is a function of scores (scores.cuh), p is of what it makes of them, and ds is
+// multiplied by its derivative; dropout multiplies dp. Cotangents of operands of the function are
+// sums of rows of p dp times its derivative by them, or these products themselves: nothing is added
+// across blocks.
+//
 // Scores and probabilities are computed once more than by the kernel of keys (keys.cu), since sums
 // over keys and sums over queries belong to different blocks: so there are no atomic additions, and
 // results repeat bitwise.
@@ -26,154 +31,13 @@
 // as tiles are copied: 2,560 clocks at 128 bytes a clock. From the L2 cache come 64 KiB. From
 // memory come query, key, value, ct_out, lse, ct_sums and the words of cells, and goes ct_query,
 // once each.
-#include "attention/kernels/cotangent.cuh"
-#include "attention/kernels/rows.h"
+#include "attention/kernels/cotangent_scores.cuh"
+#include "attention/kernels/rows_producers.cuh"
 
 namespace jaxsparse {
 
-template <AttentionRowsConfig kConfig>
-struct RowsControl {
-  static constexpr int kStages = kConfig.Stages();
-  uint64_t keys_full[kStages], keys_empty[kStages], values_full[kStages], values_empty[kStages];
-  uint64_t rows_full[kCotangentGroups], rows_empty[kCotangentGroups];
-  CotangentItemSlots items;
-  uint32_t steps[kStages];  // the states of a tile's cells, as an entry has them; 0 ends an item
-  // Of the item that the producer of rows is at.
-  const float *lse, *ct_sums;
-  uint32_t query_entry, ct_out_entry;
-  // Of the one that the producer of tiles is at.
-  MaskRow row;
-  uint32_t group, key_entry, value_entry;
-
-  using State = PipelineState<kStages>;
-  __device__ __forceinline__ PipelineStage KeysAt(State at) {
-    return {&keys_full[at.stage], &keys_empty[at.stage], at.phase};
-  }
-  __device__ __forceinline__ PipelineStage ValuesAt(State at) {
-    return {&values_full[at.stage], &values_empty[at.stage], at.phase};
-  }
-};
-
-// A warp that takes items and has their rows copied.
-template <AttentionRowsConfig kConfig>
-class RowsOfItems {
-  using Control = RowsControl<kConfig>;
-  const AttentionCotangentTiles& p_;
-  Control& control_;
-  unsigned char* shared_;
-
-  // By one thread.
-  __device__ __forceinline__ void TakeItem(uint32_t number) {
-    const CotangentItem& item =
-        control_.items.Take(p_, p_.mask, kCotangentRowsCounter,
-                            static_cast<uint32_t>(p_.groups * p_.per_group), number);
-    if (item.row == kNoItem) return;
-    const int64_t of_head = item.head * p_.queries;
-    control_.lse = item.place.At<const float>(p_.batch, p_.lse) + of_head;
-    control_.ct_sums = item.place.At<const float>(p_.batch, p_.ct_sums) + of_head;
-    control_.query_entry = item.place.OwnEntry(p_.batch, p_.query);
-    control_.ct_out_entry = item.place.OwnEntry(p_.batch, p_.ct_out);
-  }
-
-  // By one thread: rows of a warpgroup.
-  __device__ __forceinline__ void CopyRows(const CotangentItem& item, int group, uint32_t first) {
-    constexpr int kBytes = kConfig.RowsBytes(), kSize = kConfig.head_size;
-    uint64_t* full = &control_.rows_full[group];
-    ArriveAndExpect(full, 2 * kBytes);
-    unsigned char* to = shared_ + group * kBytes;
-    CopyLines<kSize, kMaskCell>(to, p_.query_tiles, item.head, first, control_.query_entry, full);
-    to += kCotangentGroups * kBytes;
-    CopyLines<kSize, kMaskCell>(to, p_.ct_out_tiles, item.head, first, control_.ct_out_entry, full);
-  }
-
- public:
-  __device__ RowsOfItems(const AttentionCotangentTiles& p, Control& control, unsigned char* shared)
-      : p_(p), control_(control), shared_(shared) {}
-
-  __device__ __forceinline__ void Run() {
-    const bool is_first = threadIdx.x % kWarp == 0;
-#pragma unroll 1
-    for (uint32_t number = 0;; ++number) {
-      __syncwarp();
-      if (is_first) TakeItem(number);
-      __syncwarp();
-      const CotangentItem& item = control_.items.slots[number % kItemSlots];
-      const bool is_last = item.row == kNoItem;
-#pragma unroll 1
-      for (int group = 0; group < kCotangentGroups; ++group) {
-        uint64_t* full = &control_.rows_full[group];
-        WaitForPhase(&control_.rows_empty[group], (number & 1) ^ 1);
-        if (is_last) {
-          if (is_first) Arrive(full);
-        } else {
-          const uint32_t first = item.row * kMaskTile + group * kMaskCell;
-          if (is_first) CopyRows(item, group, first);
-          ShiftsOfRows shifts;
-          shifts.Load(control_.lse, control_.ct_sums, first, static_cast<uint32_t>(p_.queries));
-          shifts.Store(shared_ + kConfig.ShiftsAt() + group * kShiftsBytes);
-        }
-        Arrive(full);
-      }
-      if (is_last) return;
-    }
-  }
-};
-
-// A thread that has keys and values copied, tile by tile.
-template <AttentionRowsConfig kConfig>
-__device__ __forceinline__ void CopyTiles(const AttentionCotangentTiles& p,
-                                          RowsControl<kConfig>& control, unsigned char* shared) {
-  constexpr int kSize = kConfig.head_size;
-  uint32_t steps = 0;  // so far
-#pragma unroll 1
-  for (uint32_t number = 0;; ++number) {
-    const CotangentItem& item = control.items.Await(number);
-    if (item.row == kNoItem) return;
-    const auto per_group = static_cast<uint32_t>(p.per_group);
-    control.group = item.head / per_group;
-    control.key_entry = item.place.OwnEntry(p.batch, p.key);
-    control.value_entry = item.place.OwnEntry(p.batch, p.value);
-    MaskRow& row = control.row;
-    row.Set(p.mask, p.batch, item.place,
-            static_cast<uint32_t>(p.mask.Own(control.group, item.head % per_group)), item.row);
-#pragma unroll 1
-    for (uint32_t i = 0; i <= row.count; ++i) {
-      const bool is_end = i == row.count;
-      const uint32_t entry = is_end ? 0 : WithWords(row, row.entries[i]);
-      const uint32_t states = entry >> kMaskStatesAt;
-      if (states == 0 && !is_end) continue;
-      const auto at = RowsControl<kConfig>::State::Of(steps);
-      const PipelineStage keys = control.KeysAt(at), values = control.ValuesAt(at);
-      const uint32_t first = row.ColumnOf(entry) * kMaskTile;
-      values.WaitUntilEmpty();
-      control.steps[at.stage] = states << kMaskStatesAt;
-      if (is_end) {
-        keys.Filled();
-      } else {
-        const uint32_t cells = CountPartialCells(entry), words_bytes = cells * kMaskCellWords * 4;
-        keys.Expect(kConfig.TileBytes() + words_bytes);
-        CopyLines<kSize, kMaskTile>(shared + kConfig.KeysAt(at.stage, at.phase), p.key_tiles,
-                                    control.group, first, control.key_entry, keys.full);
-        if (cells > 0) {
-          BulkCopy(shared + kConfig.WordsAt() + at.stage * kConfig.kWordsBytes,
-                   row.WordsAt(row.bits_at[i], cells), words_bytes, keys.full);
-        }
-      }
-      keys.WaitUntilEmpty();
-      if (is_end) {
-        values.Filled();
-      } else {
-        values.Expect(kConfig.TileBytes());
-        CopyLines<kSize, kMaskTile>(shared + kConfig.ValuesAt(at.stage, at.phase), p.value_tiles,
-                                    control.group, first, control.value_entry, values.full);
-      }
-      ++steps;
-    }
-  }
-}
-
 // One of the consumer warpgroups.
-template <typename T, AttentionRowsConfig kConfig>
+template <typename T, AttentionRowsConfig kConfig, typename Scoring>
 class RowsConsumer {
   using Control = RowsControl<kConfig>;
   static constexpr int kSize = kConfig.head_size;
@@ -186,12 +50,27 @@ class RowsConsumer {
   bool masked_;  // the item has had a partial cell
   float shifts_[2], ct_sums_[2];
   float ct_query_[kSize / 2];
+  // Of operands of the function of scores, those cotangents that are sums of rows.
+  static constexpr int kGradients = Scoring::Function::kGradients;
+  float row_sums_[kGradients > 0 ? kGradients : 1][2];
 
   // Keys are read by products alone: one lane of each warp arrives. Values are emptied by all
   // lanes, which have read the words that came for this tile.
   __device__ __forceinline__ static void EmptyKeys(const PipelineStage& stage) {
     __syncwarp();
     if (threadIdx.x % kWarp == 0) stage.Emptied();
+  }
+
+  // Which of the thread's numbers of a cell are stored.
+  template <int kAcross>
+  __device__ __forceinline__ uint32_t WordOf(uint32_t states) const {
+    const MaskCell cell = MaskCellOf(states, group_, kAcross);
+    if (cell == MaskCell::kFull) return kAllLanes;
+    if (cell != MaskCell::kPartial) return 0;
+    const uint32_t place =
+        CountPartialCells(states, group_, kAcross) * kMaskCellWords + threadIdx.x % kWarpgroup;
+    return SharedAt<const uint32_t>(shared_ + kConfig.WordsAt() + at_.stage * kConfig.kWordsBytes +
+                                    place * 4);
   }
 
   // Makes probabilities of keys that are not stored 0.
@@ -217,7 +96,8 @@ class RowsConsumer {
   }
 
   // Adds a tile to the sums. The last product is not waited for.
-  __device__ __forceinline__ void AddTile(uint32_t states, bool is_first) {
+  __device__ __forceinline__ void AddTile(const CotangentItem& item, uint32_t states,
+                                          bool is_first) {
     // In a way that tells a compiler that all lanes agree, as about states below.
     const typename Control::State at = {__shfl_sync(kAllLanes, at_.stage, 0),
                                         __shfl_sync(kAllLanes, at_.phase, 0)};
@@ -236,17 +116,36 @@ class RowsConsumer {
     CommitProducts();
     WaitForGroups<1>();
     KeepInRegisters(scores);
+    const TileScores<Scoring> head(p_, item, group_, states);
+    if constexpr (kGradients > 0) {
+      // All at once: what is needed of a product has no register to wait in for the other one.
+      WaitForGroups<0>();
+      KeepInRegisters(scores);
+      KeepInRegisters(ct_scores);
+      control_.ValuesAt(at_).Emptied();
+      head.Drop(ct_scores);
+      Differentiate(item, head, states, scores, ct_scores);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kMaskTile / 2; ++i) {
-      scores[i] = ApproximateExp2(scores[i] * p_.log2_scale + shifts_[i / 2 % 2]);
+      for (int i = 0; i < kMaskTile / 2; ++i) {
+        const float shift = shifts_[i / 2 % 2];
+        if constexpr (Scoring::Function::kExists) {
+          float slope;
+          const float score = head.Of(i, scores[i], &slope);
+          scores[i] = ApproximateExp2(score * kLog2OfE + shift) * slope;
+        } else {
+          scores[i] = ApproximateExp2(scores[i] * p_.log2_scale + shift);
+        }
+      }
+      ApplyCell<0>(states, scores);
+      ApplyCell<1>(states, scores);
+      WaitForGroups<0>();
+      KeepInRegisters(ct_scores);
+      control_.ValuesAt(at_).Emptied();
+      head.Drop(ct_scores);
+#pragma unroll
+      for (int i = 0; i < kMaskTile / 2; ++i) scores[i] *= ct_scores[i] + ct_sums_[i / 2 % 2];
     }
-    ApplyCell<0>(states, scores);
-    ApplyCell<1>(states, scores);
-    WaitForGroups<0>();
-    KeepInRegisters(ct_scores);
-    control_.ValuesAt(at_).Emptied();
-#pragma unroll
-    for (int i = 0; i < kMaskTile / 2; ++i) scores[i] *= ct_scores[i] + ct_sums_[i / 2 % 2];
     uint32_t rows[kMaskTile / kInnerOfProduct][4];
     RowsOfProduct<T>(scores, rows);
     FenceProducts();
@@ -254,7 +153,53 @@ class RowsConsumer {
     CommitProducts();
   }
 
-  __device__ __forceinline__ void AddTiles() {
+  // Turns products to cotangents of scores, and adds or stores those of operands. What is not
+  // stored has none, whatever the function is there.
+  __device__ __forceinline__ void Differentiate(const CotangentItem& item,
+                                                const TileScores<Scoring>& head, uint32_t states,
+                                                float (&scores)[kMaskTile / 2],
+                                                const float (&ct_scores)[kMaskTile / 2]) {
+    const uint32_t words[] = {WordOf<0>(states), WordOf<1>(states)};
+    float* whole[kGradients];
+#pragma unroll
+    for (int g = 0; g < kGradients; ++g) {
+      whole[g] =
+          item.place.At<float>(p_.batch, p_.scores.ct_values[g]) + item.head * p_.queries * p_.keys;
+    }
+#pragma unroll
+    for (int i = 0; i < kMaskTile / 2; ++i) {
+      const int row = i / 2 % 2;
+      float slope, gradients[kGradients];
+      const float score = head.Of(i, scores[i], &slope, gradients);
+      const bool stored = (words[i / 32] & (1u << i % 32)) != 0;
+      const float p = ApproximateExp2(score * kLog2OfE + shifts_[row]);
+      const float ct = stored ? p * (ct_scores[i] + ct_sums_[row]) : 0.0f;
+      scores[i] = stored ? ct * slope : 0.0f;
+#pragma unroll
+      for (int g = 0; g < kGradients; ++g) {
+        const float of_operand = stored ? ct * gradients[g] : 0.0f;
+        if (!Scoring::Function::kWhole[g]) row_sums_[g][row] += of_operand;
+        else if (stored) head.Store(p_, whole[g], i, of_operand);
+      }
+    }
+  }
+  // Writes sums of rows, once the item's tiles are done.
+  __device__ __forceinline__ void WriteRowSums(const CotangentItem& item) const {
+    const uint32_t first = threadIdx.x % kWarpgroup / kWarp * 16 + threadIdx.x % kWarp / 4;
+#pragma unroll
+    for (int g = 0; g < kGradients; ++g) {
+      if (Scoring::Function::kWhole[g]) continue;
+      float* to = item.place.At<float>(p_.batch, p_.scores.ct_values[g]) + item.head * p_.queries;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float sum = SumOverLanes(row_sums_[g][i], 4);
+        const uint32_t row = item.row * kMaskTile + group_ * kMaskCell + first + i * 8;
+        if (threadIdx.x % 4 == 0 && row < p_.queries) to[row] = sum;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void AddTiles(const CotangentItem& item) {
     masked_ = false;
 #pragma unroll 1
     for (bool is_first = true;; is_first = false) {
@@ -262,7 +207,7 @@ class RowsConsumer {
       const uint32_t states = __shfl_sync(kAllLanes, control_.steps[at_.stage], 0);
       if ((states >> (kMaskStatesAt + 4 * group_) & 15) != 0) {
         masked_ |= (PartialCellsOf(states) >> 4 * group_ & 15) != 0;
-        AddTile(states, is_first);
+        AddTile(item, states, is_first);
       } else {
         WaitForGroups<0>();
         EmptyKeysBefore(is_first);
@@ -289,8 +234,8 @@ class RowsConsumer {
 #pragma unroll 1
     for (; not_finite != 0; not_finite &= not_finite - 1) {
       const int row = threadIdx.x % kWarpgroup / kWarp * 16 + __ffs(not_finite) - 1;
-      WriteQueryByEntries<T, kSize, kSize>(p_, item.place, item.head, item.row,
-                                           static_cast<uint32_t>(first + row));
+      WriteQueryByEntries<T, kSize, kSize, Scoring>(p_, item.place, item.head, item.row,
+                                                    static_cast<uint32_t>(first + row));
     }
   }
 
@@ -317,7 +262,12 @@ class RowsConsumer {
       }
 #pragma unroll
       for (int i = 0; i < kSize / 2; ++i) ct_query_[i] = 0;
-      AddTiles();
+      if constexpr (kGradients > 0) {
+#pragma unroll
+        for (int g = 0; g < kGradients; ++g) row_sums_[g][0] = row_sums_[g][1] = 0;
+      }
+      AddTiles(item);
+      if constexpr (kGradients > 0) WriteRowSums(item);
       WaitForGroups<0>();
       KeepInRegisters(ct_query_);
       Arrive(&control_.rows_empty[group_]);
@@ -326,7 +276,7 @@ class RowsConsumer {
   }
 };
 
-template <typename T, AttentionRowsConfig kConfig>
+template <typename T, AttentionRowsConfig kConfig, typename Scoring = NoScoring>
 __global__ void __launch_bounds__(kCotangentThreads, 1)
     AttentionCotangentOfRows(const __grid_constant__ AttentionCotangentTiles p) {
   extern __shared__ __align__(1024) unsigned char attention_shared[];
@@ -350,11 +300,13 @@ __global__ void __launch_bounds__(kCotangentThreads, 1)
   __syncthreads();
   if (threadIdx.x < kCotangentGroups * kWarpgroup) {
     TakeRegisters<kCotangentConsumerRegisters>();
-    RowsConsumer<T, kConfig>(p, control, AddressOfShared(attention_shared)).Run();
+    RowsConsumer<T, kConfig, Scoring>(p, control, AddressOfShared(attention_shared)).Run();
   } else {
     GiveUpRegisters<kCotangentProducerRegisters>();
     const int warp = WarpOfBlock() - kCotangentGroups * kConsumerWarps;
-    if (warp == 0 && threadIdx.x % kWarp == 0) CopyTiles<kConfig>(p, control, attention_shared);
+    if (warp == 0 && threadIdx.x % kWarp == 0) {
+      CopyTiles<kConfig, Scoring::kExists>(p, control, attention_shared);
+    }
     if (warp == 1) RowsOfItems<kConfig>(p, control, attention_shared).Run();
   }
 }

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "attention/attention_cuda.h"
+#include "attention/kernels/score_source.h"
 #include "attention/kernels/tensor_maps.h"
 #include "nvrtc/expression.h"
 
@@ -18,12 +19,10 @@ AttentionTilesConfig ConfigOf(const AttentionProblem& p) {
 
 KernelSource Source(const AttentionProblem& p) {
   const AttentionTilesConfig config = ConfigOf(p);
-  return {"attention/kernels/tiles.cu",
-          KernelExpression(
-              "AttentionTiles",
-              {TypeName(p.dtype), ConfigExpression("AttentionTilesConfig",
-                                                   {Field("head_size", config.head_size),
-                                                    Field("value_size", config.value_size)})})};
+  return WithScores(
+      p.scores, "attention/kernels/tiles.cu", "AttentionTiles", TypeName(p.dtype),
+      ConfigExpression("AttentionTilesConfig", {Field("head_size", config.head_size),
+                                                Field("value_size", config.value_size)}));
 }
 
 LaunchShape Shape(const AttentionProblem& p) {
@@ -63,15 +62,17 @@ std::string Launch(const AttentionProblem& p, const CudaLaunch& launch) {
 int64_t WorkspaceBytes(const AttentionProblem&, bool) { return kAttentionCounterBytes; }
 
 // Warpgroups are what GPUs of this compute capability have. A scale of other signs would turn what
-// is largest among scores; places of entries, positions and items have 32 bits.
+// is largest among scores, unless a function of them makes others; places of entries, positions and
+// items have 32 bits.
 bool Fits(const AttentionProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30;
   const bool aligned = IsAlignedForCopies(p.query) && IsAlignedForCopies(p.key) &&
                        IsAlignedForCopies(p.value) && IsAlignedForCopies(p.out) &&
                        IsAlignedForCopies(p.mask.bits);
   const bool sized = p.head_size == p.value_size && (p.head_size == 64 || p.head_size == 128);
+  const bool keeps_order = p.scale > 0 || p.scores.text_size > 0;
   return p.has_mask && SizeOf(p.dtype) == 2 && sized && aligned &&
-         std::isnormal(static_cast<float>(p.scale)) && p.scale > 0 &&
+         std::isnormal(static_cast<float>(p.scale)) && keeps_order && FitsScores(p.scores) &&
          p.gpu.compute_capability == 90 && ConfigOf(p).SharedBytes() <= p.gpu.shared_bytes &&
          0 < p.keys && p.keys < kMost && p.queries < kMost && p.mask.capacity < kMost &&
          p.mask.cells < kMost && AttentionItemsOf(p) < kMost &&

@@ -20,6 +20,10 @@
 // whose sums are not finite though that of their probabilities is, and of whose tiles some have
 // positions that are not stored, are computed once more, key by key (exact_rows.cuh).
 //
+// Where there is a function of scores (scores.cuh), it takes the place of the scale between
+// products and softmax. Dropout makes probabilities 0 behind the softmax, on their way to the
+// product with values: sums for lse are of all. An instance without either has nothing of this.
+//
 // Floors: for each listed tile and head 2 * 128 * 128 * (head_size + value_size) operations, of
 // which a multiprocessor does 4,096 a clock: 2,048 clocks for sizes of 128. Beside them 16,384
 // powers, 16 a clock (1,024 clocks), and about 450 instructions of 8 warps, four a clock (900).
@@ -29,12 +33,13 @@
 // heads that are worked on at once stay in L2, and go results.
 #include "attention/kernels/exact_rows.cuh"
 #include "attention/kernels/products.cuh"
+#include "attention/kernels/scores.cuh"
 #include "attention/kernels/tiles_schedule.cuh"
 
 namespace jaxsparse {
 
 // A consumer warpgroup.
-template <typename T, AttentionTilesConfig kConfig>
+template <typename T, AttentionTilesConfig kConfig, typename Scoring>
 class AttentionConsumer {
   using Control = AttentionControl<kConfig>;
   static constexpr int kHeadSize = kConfig.head_size, kValueSize = kConfig.value_size;
@@ -47,11 +52,14 @@ class AttentionConsumer {
   uint32_t shared_;
   int group_, thread_, lane_;
   typename Control::Stage keys_, values_;
+  HeadScores<Scoring> head_;
+  uint32_t first_query_ = 0;  // of this thread, where there is scoring
 
   // A tile as this warpgroup meets it: its two cells, and this thread's words of them.
   struct Tile {
     MaskCell cells[2];
     uint32_t words[2];
+    uint32_t first_key;  // of this thread, where there is scoring
 
     __device__ __forceinline__ bool IsEmpty() const {
       return !Stores(cells[0]) && !Stores(cells[1]);
@@ -78,6 +86,7 @@ class AttentionConsumer {
     const uint32_t words =
         shared_ + kConfig.WordsAt() + keys_.stage * kConfig.kWordBytes + thread_ * 4;
     Tile tile;
+    tile.first_key = MaskColumnOf(entry) * kMaskTile + lane_ % 4 * 2;
 #pragma unroll
     for (int across = 0; across < 2; ++across) {
       tile.cells[across] = MaskCellOf(entry, group_, across);
@@ -111,9 +120,36 @@ class AttentionConsumer {
     CommitProducts();
   }
 
-  __device__ __forceinline__ static bool TakeSoftmax(const Tile& tile, OnlineSoftmax& softmax,
-                                                     float (&scores)[kScores],
-                                                     float (&factors)[2]) {
+  // The row and column of a thread's number of a tile, from its first ones on.
+  __device__ __forceinline__ static constexpr int RowOf(int i) { return 8 * RowOfNumber(i); }
+  __device__ __forceinline__ static constexpr int ColumnOf(int i) { return i / 4 * 8 + i % 2; }
+
+  // Scores of products.
+  __device__ __forceinline__ void ApplyFunction(const Tile& tile, float (&scores)[kScores]) const {
+    if constexpr (Scoring::Function::kExists) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) {
+        scores[i] = head_.Of(scores[i], first_query_ + RowOf(i), tile.first_key + ColumnOf(i));
+      }
+    }
+  }
+  // Makes probabilities that are dropped 0.
+  __device__ __forceinline__ void Drop(uint32_t first_key, float (&probabilities)[kScores]) const {
+    if constexpr (Scoring::kDrops) {
+      const uint32_t hashes[] = {head_.HashOfRow(first_query_), head_.HashOfRow(first_query_ + 8)};
+#pragma unroll
+      for (int i = 0; i < kScores; i += 2) {
+        bool kept[2];
+        head_.KeepPair(hashes[RowOfNumber(i)], first_key + ColumnOf(i), kept);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) probabilities[i + j] = kept[j] ? probabilities[i + j] : 0.0f;
+      }
+    }
+  }
+
+  __device__ __forceinline__ bool TakeSoftmax(const Tile& tile, OnlineSoftmax& softmax,
+                                              float (&scores)[kScores], float (&factors)[2]) const {
+    ApplyFunction(tile, scores);
     ApplyMaskCell<0>(tile.cells[0], tile.words[0], kNoScore, scores);
     ApplyMaskCell<32>(tile.cells[1], tile.words[1], kNoScore, scores);
     return softmax.Exponentiate(scores, factors);
@@ -129,7 +165,7 @@ class AttentionConsumer {
     float scores[kScores], factors[2];
     uint32_t rows[kScores / 8][4];
     bool mixed = false;
-    uint32_t left = count;
+    uint32_t left = count, first_key = 0;  // of the tile whose softmax is taken
     Tile tile;
     if (left > 0) tile = NextTile();
     // One run of tiles that are not empty after another.
@@ -154,6 +190,7 @@ class AttentionConsumer {
       ReleaseKeys();
       mixed |= !tile.IsFull();
       if (TakeSoftmax(tile, softmax, scores, factors)) Scale(factors, sums);
+      Drop(tile.first_key, scores);
       RowsOfProduct<T>(scores, rows);
       if (--left > 0) tile = NextTile();
 #pragma unroll 1
@@ -171,6 +208,7 @@ class AttentionConsumer {
         ReleaseKeys();
         mixed |= !tile.IsFull();
         const bool rises = TakeSoftmax(tile, softmax, scores, factors);
+        first_key = tile.first_key;
         // The compiler does not move the wait for sums across that for the next tile, in front of
         // the softmax.
         if (--left > 0) tile = NextTile();
@@ -179,6 +217,7 @@ class AttentionConsumer {
         KeepInRegisters(scores);
         ReleaseValues();
         if (rises) Scale(factors, sums);
+        Drop(first_key, scores);
         RowsOfProduct<T>(scores, rows);
       }
       control_.ValueAt(values_).WaitUntilFull();
@@ -226,6 +265,11 @@ class AttentionConsumer {
     }
   }
 
+  // What turns scores to powers of 2.
+  __device__ __forceinline__ float ScaleOfScores() const {
+    return Scoring::Function::kExists ? kLog2OfE : static_cast<float>(p_.scale) * kLog2OfE;
+  }
+
   // Writes rows anew of which `wrong` has the bits, by the number of the row of this warp.
   __device__ __forceinline__ void WriteExactly(const AttentionItem& item, uint32_t first_row,
                                                uint32_t wrong) const {
@@ -238,7 +282,7 @@ class AttentionConsumer {
     of.keys = static_cast<uint32_t>(p_.keys);
     of.head_size = kHeadSize;
     of.value_size = kValueSize;
-    of.scale = static_cast<float>(p_.scale) * kLog2OfE;
+    of.scale = ScaleOfScores();
 #pragma unroll 1
     for (; wrong != 0; wrong &= wrong - 1) {
       const uint32_t of_item = first_row + __ffs(static_cast<int>(wrong)) - 1;
@@ -246,7 +290,7 @@ class AttentionConsumer {
       of.query = item.place.template At<const T>(p_.batch, p_.query) +
                  (row * heads + item.head) * kHeadSize;
       float out[kValueSize / kWarp], lse;
-      ComputeRow(item.mask, of_item, of, out, lse);
+      ComputeRow(item.mask, of_item, of, out, lse, RowScores<Scoring>(head_, row));
       T* const to = reinterpret_cast<T*>(item.out) + row * heads * kValueSize;
 #pragma unroll
       for (int i = 0; i < kValueSize / kWarp; ++i) FromAccumulator(out[i], &to[i * kWarp + lane_]);
@@ -264,6 +308,7 @@ class AttentionConsumer {
       rows[row] = item.first_query + first_row + 8 * row + lane_ / 4;
       const float total = softmax.Total(row);
       factors[row] = total == 0 ? 0.0f : 1.0f / total;
+      if constexpr (Scoring::kDrops) factors[row] *= head_.KeptScale();
       float not_finite = 0;  // NaN, if a sum is not
 #pragma unroll
       for (int i = 0; i < kSums; i += 4) {
@@ -294,7 +339,8 @@ class AttentionConsumer {
         shared_(AddressOfShared(shared)),
         group_(WarpgroupOfBlock()),
         thread_(threadIdx.x % kWarpgroup),
-        lane_(threadIdx.x % kWarp) {}
+        lane_(threadIdx.x % kWarp),
+        head_(p) {}
 
   // Works on the block's items until they are done.
   __device__ __forceinline__ void Run() {
@@ -306,7 +352,11 @@ class AttentionConsumer {
       const AttentionItem& item = control_.items[at.stage];
       slot.WaitUntilFull();
       if (!item.exists) break;
-      OnlineSoftmax softmax(static_cast<float>(p_.scale) * kLog2OfE);
+      OnlineSoftmax softmax(ScaleOfScores());
+      if constexpr (Scoring::kExists) {
+        head_.Set(item.place, item.head);
+        first_query_ = item.first_query + group_ * kMaskCell + thread_ / kWarp * 16 + lane_ / 4;
+      }
       float sums[kSums] = {};
       const uint32_t queries = shared_ + at.stage * kConfig.QueryBytes() + group_ * kBlockBytes / 2;
       WaitForPhase(control_.QueryAt(at).full, at.phase);
@@ -320,7 +370,7 @@ class AttentionConsumer {
   }
 };
 
-template <typename T, AttentionTilesConfig kConfig>
+template <typename T, AttentionTilesConfig kConfig, typename Scoring = NoScoring>
 __global__ void __launch_bounds__(kAttentionTilesThreads, 1)
     AttentionTiles(const __grid_constant__ AttentionTilesProblem p) {
   constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
@@ -332,7 +382,7 @@ __global__ void __launch_bounds__(kAttentionTilesThreads, 1)
   __syncthreads();
   if (threadIdx.x < kAttentionConsumers) {
     TakeRegisters<kConsumerRegisters>();
-    AttentionConsumer<T, kConfig>(p, control, attention_shared).Run();
+    AttentionConsumer<T, kConfig, Scoring>(p, control, attention_shared).Run();
     return;
   }
   GiveUpRegisters<kProducerRegisters>();

@@ -25,7 +25,7 @@ struct Sums {
 };
 
 // `Problem` is what kernels take.
-template <typename T, int kHeadSize, int kValueSize, typename Problem>
+template <typename T, int kHeadSize, int kValueSize, typename Problem, typename Scoring = NoScoring>
 class CotangentOperands {
  public:
   CotangentOperands(const AttentionSize& size, const AttentionOptions& options, Wrong wrong)
@@ -38,7 +38,9 @@ class CotangentOperands {
         lse_(vectors_),
         ct_query_(vectors_ * kHeadSize),
         ct_key_(key_vectors_ * kHeadSize),
-        ct_value_(key_vectors_ * kValueSize) {
+        ct_value_(key_vectors_ * kValueSize),
+        ct_heat_(vectors_),
+        ct_bias_(Scoring::Function::kExists ? vectors_ * static_cast<size_t>(size.keys) : 0) {
     test_.WriteTo(&p);
     p.transposed_mask = test_.TransposedMask();
     const int64_t rows = test_.Heads() * size.queries, keys = size.keys * size.groups;
@@ -46,6 +48,8 @@ class CotangentOperands {
     p.ct_query = Of(ct_query_, 0, rows * kHeadSize);
     p.ct_key = Of(ct_key_, 0, keys * kHeadSize);
     p.ct_value = Of(ct_value_, 0, keys * kValueSize);
+    p.scores.ct_values[0] = Of(ct_heat_, 0, rows);
+    p.scores.ct_values[1] = Of(ct_bias_, 0, rows * size.keys);
     p.lse = Of(lse_, 0, rows);
     p.ct_sums = Of(ct_sums_, 0, rows);
     p.log2_scale = static_cast<float>(p.scale * kLog2OfE);
@@ -81,19 +85,28 @@ class CotangentOperands {
     for (auto* results : {&ct_query_, &ct_key_, &ct_value_}) {
       std::fill(results->begin(), results->end(), FromFloat<T>(NAN));
     }
+    std::fill(ct_heat_.begin(), ct_heat_.end(), NAN);
+    std::fill(ct_bias_.begin(), ct_bias_.end(), 0.0f);  // as a launch does
   }
 
   void Check() const {
     if (test_.IsWrong()) return;
     Sums queries(ct_query_.size()), keys(ct_key_.size()), values(ct_value_.size());
+    Sums heat(ct_heat_.size()), bias(ct_bias_.size());
     for (int64_t b = 0; b < size_.batch; ++b) {
       for (int64_t h = 0; h < test_.Heads(); ++h) {
-        for (int64_t t = 0; t < size_.queries; ++t) AddRow(b, h, t, &queries, &keys, &values);
+        for (int64_t t = 0; t < size_.queries; ++t) {
+          AddRow(b, h, t, &queries, &keys, &values);
+          if (Scoring::Function::kExists) AddOperands(b, h, t, &heat, &bias);
+        }
       }
     }
     Compare("ct_query", ct_query_, queries, kHeadSize);
     Compare("ct_key", ct_key_, keys, kHeadSize);
     Compare("ct_value", ct_value_, values, kValueSize);
+    if (!Scoring::Function::kExists) return;
+    Compare("ct_heat", ct_heat_, heat, 1);
+    Compare("ct_bias", ct_bias_, bias, static_cast<int>(size_.keys));
   }
 
   std::vector<T> Results() const {
@@ -132,8 +145,11 @@ class CotangentOperands {
       const int64_t at = (b * size_.keys + u) * size_.groups + h / size_.per_group;
       const Dot score(query, key, kHeadSize);
       const Dot ct_score(ct_out, test_.Value(b, h, u), kValueSize);
-      const double p_tu = std::exp(score.sum * p.scale - lse_[RowAt(b, h, t)]);
-      const double ct = p_tu * (ct_score.sum + ct_sums_[RowAt(b, h, t)]);
+      double slope;
+      const double of_score = test_.ScoreOf(b, h, t, u, score.sum * p.scale, &slope);
+      const double p_tu = std::exp(of_score - lse_[RowAt(b, h, t)]);
+      const double kept = test_.KeptOf(b, h, t, u), ct_p = kept == 0 ? 0 : kept * ct_score.sum;
+      const double ct = p_tu * (ct_p + ct_sums_[RowAt(b, h, t)]) * slope;
       // What float32 rounds scores and their cotangents by. Those of 16 bits are rounded by more.
       double rounded_p = 0, rounded_ct = 0;
       if (sizeof(T) == 4 && p_tu != 0) {
@@ -144,11 +160,30 @@ class CotangentOperands {
       queries->Add(VectorAt(b, h, t) * kHeadSize, ct * p.scale, rounded_ct * p.scale, key,
                    kHeadSize);
       keys->Add(at * kHeadSize, ct * p.scale, rounded_ct * p.scale, query, kHeadSize);
-      values->Add(at * kValueSize, p_tu, rounded_p, ct_out, kValueSize);
+      if (kept != 0) values->Add(at * kValueSize, p_tu * kept, rounded_p, ct_out, kValueSize);
     }
   }
 
-  static void Compare(const char* what, const std::vector<T>& got, const Sums& wanted, int size) {
+  // Cotangents of the first two operands of the function of scores.
+  void AddOperands(int64_t b, int64_t h, int64_t t, Sums* heat, Sums* bias) const {
+    const auto row = static_cast<size_t>(RowAt(b, h, t));
+    for (int64_t u = 0; u < size_.keys; ++u) {
+      if (!test_.Sees(b, h, t, u)) continue;
+      const double product = Dot(test_.Query(b, h, t), test_.Key(b, h, u), kHeadSize).sum * p.scale;
+      const Dot ct_score(&ct_out_[VectorAt(b, h, t) * kValueSize], test_.Value(b, h, u),
+                         kValueSize);
+      double slope;
+      const double score = test_.ScoreOf(b, h, t, u, product, &slope);
+      const double kept = test_.KeptOf(b, h, t, u), ct_p = kept == 0 ? 0 : kept * ct_score.sum;
+      const double ct = std::exp(score - lse_[row]) * (ct_p + ct_sums_[row]);
+      const float power = static_cast<float>(2 * std::tanh(0.5 * product)), one = 1;
+      heat->Add(row, ct, 0, &power, 1);
+      bias->Add(row * size_.keys + u, ct, 0, &one, 1);
+    }
+  }
+
+  template <typename E>
+  static void Compare(const char* what, const std::vector<E>& got, const Sums& wanted, int size) {
     for (size_t i = 0; i < got.size(); ++i) {
       const double x = ToAccumulator(got[i]);
       if (IsClose<T>(x, wanted.sums[i], wanted.most[i])) continue;
@@ -156,12 +191,13 @@ class CotangentOperands {
     }
   }
 
-  AttentionTest<T, kHeadSize, kValueSize> test_;
+  AttentionTest<T, kHeadSize, kValueSize, Scoring> test_;
   AttentionSize size_;
   size_t vectors_, key_vectors_;
   std::vector<T> ct_out_;
   std::vector<float> ct_sums_, lse_;
   std::vector<T> ct_query_, ct_key_, ct_value_;
+  std::vector<float> ct_heat_, ct_bias_;
 };
 
 }  // namespace jaxsparse

@@ -12,9 +12,9 @@ alignas(1024) unsigned char attention_shared[kMostShared];
 
 namespace {
 
-template <typename T, int kSize>
-class CotangentTest : public CotangentOperands<T, kSize, kSize, AttentionCotangentTiles> {
-  using Operands = CotangentOperands<T, kSize, kSize, AttentionCotangentTiles>;
+template <typename T, int kSize, typename Scoring>
+class CotangentTest : public CotangentOperands<T, kSize, kSize, AttentionCotangentTiles, Scoring> {
+  using Operands = CotangentOperands<T, kSize, kSize, AttentionCotangentTiles, Scoring>;
   using Operands::p;
 
  public:
@@ -34,12 +34,12 @@ class CotangentTest : public CotangentOperands<T, kSize, kSize, AttentionCotange
     static_assert(kRows.SharedBytes() <= kMostShared);
     SetMaps(kMaskCell, kMaskTile);
     Operands::SetRowItems();
-    launch(kRows.SharedBytes(), [&] { AttentionCotangentOfRows<T, kRows>(p); });
+    launch(kRows.SharedBytes(), [&] { AttentionCotangentOfRows<T, kRows, Scoring>(p); });
     constexpr AttentionKeysConfig kKeys{.head_size = kSize};
     static_assert(kKeys.SharedBytes() <= kMostShared);
     SetMaps(kMaskCell, kMaskCell);
     Operands::SetKeyItems();
-    launch(kKeys.SharedBytes(), [&] { AttentionCotangentOfKeys<T, kKeys>(p); });
+    launch(kKeys.SharedBytes(), [&] { AttentionCotangentOfKeys<T, kKeys, Scoring>(p); });
   }
 
  private:
@@ -59,10 +59,10 @@ class CotangentTest : public CotangentOperands<T, kSize, kSize, AttentionCotange
   }
 };
 
-template <typename T, int kSize>
+template <typename T, int kSize, typename Scoring = NoScoring>
 void Test(const AttentionSize& size, const AttentionOptions& options = {},
           Wrong wrong = Wrong::kNothing) {
-  CotangentTest<T, kSize> test(size, options, wrong);
+  CotangentTest<T, kSize, Scoring> test(size, options, wrong);
   test.Run(2);
   test.Check();
   if (options.mask != MaskKind::kCells || wrong != Wrong::kNothing || AreWrong(options.disorder))
@@ -93,6 +93,14 @@ void TestHeads() {
                  {.mask_of_head = true, .mask_of_entry = true, .shared_keys = true});
 }
 
+template <typename T, int kSize, typename Scoring>
+void TestScores() {
+  Test<T, kSize, Scoring>({1, 1}, {.mask = MaskKind::kAll});
+  Test<T, kSize, Scoring>({130, 140, 2, 2, 2}, {.mask_of_head = true, .mask_of_entry = true});
+  Test<T, kSize, Scoring>({80, 140},
+                          {.mask = MaskKind::kScattered, .disorder = Disorder::kInfinite});
+}
+
 }  // namespace
 }  // namespace jaxsparse
 
@@ -114,5 +122,8 @@ int main() {
         {200, 300, 2, 2, 2},
         {.mask_of_head = true, .mask_of_entry = true, .disorder = Disorder::kWrongIndices});
   }
+  TestScores<bfloat16, 64, Scoring<TestScore, false, false>>();
+  TestScores<float16, 64, Scoring<NoFunction, true, false>>();
+  TestScores<bfloat16, 128, Scoring<TestScore, true, true>>();
   std::puts("all results agree");
 }

@@ -1,7 +1,7 @@
 // Attention of random operands over a random block mask, and what it is in float64.
 #pragma once
 
-#include "attention/problem.h"
+#include "device/attention_scores.h"
 #include "device/operands.h"
 
 namespace jaxsparse {
@@ -153,7 +153,7 @@ class BlockMaskArrays {
 };
 
 // Operands, and attention of them in float64.
-template <typename T, int kHeadSize, int kValueSize>
+template <typename T, int kHeadSize, int kValueSize, typename Scoring = NoScoring>
 class AttentionTest {
  public:
   AttentionTest(const AttentionSize& size, const AttentionOptions& options)
@@ -169,7 +169,14 @@ class AttentionTest {
         stored_(static_cast<size_t>(mask_groups_ * mask_per_group_ * mask_entries_ * size.queries *
                                     size.keys)),
         mask_(MakeMask(false)),
-        transposed_mask_(MakeMask(true)) {
+        transposed_mask_(MakeMask(true)),
+        heat_(Normal<float>(OfScores(size.batch * size.queries))),
+        bias_(Normal<bfloat16>(OfScores(Heads() * size.queries * size.keys))),
+        table_(Normal<float>(OfScores(Heads() * Distances()))),
+        ids_(static_cast<size_t>(OfScores(size.batch * size.keys))),
+        seeds_(static_cast<size_t>(OfScores(size.batch * Heads()))) {
+    for (int32_t& id : ids_) id = static_cast<int32_t>(generator() % 3);
+    for (uint32_t& seed : seeds_) seed = static_cast<uint32_t>(generator());
     const float wrong = options.disorder == Disorder::kNan ? NAN : INFINITY;
     if (options.disorder == Disorder::kNan || options.disorder == Disorder::kInfinite) {
       key_[key_.size() / 3] = FromFloat<T>(wrong);
@@ -202,6 +209,17 @@ class AttentionTest {
     p.query = Of(query_, 0, size_.queries * Heads() * kHeadSize);
     p.key = Of(key_, 0, key_entry * kHeadSize);
     p.value = Of(value_, 0, key_entry * kValueSize);
+    if (Scoring::Function::kExists) {
+      p.scores.values[0] = Of(heat_, 0, size_.queries);
+      p.scores.values[1] = Of(bias_, 0, 0);
+      p.scores.values[2] = Of(table_, 0, 0);
+      p.scores.values[3] = Of(ids_, 0, size_.keys);
+    }
+    if (Scoring::kOffsets) p.scores.offsets = Of(offsets_, 0, 0);
+    if (Scoring::kDrops) {
+      p.scores.seeds = Of(seeds_, 0, Heads());
+      p.scores.dropout_rate = Of(rate_, 0, 0);
+    }
   }
   MaskTiles TransposedMask() {
     return transposed_mask_.AsOperand(mask_groups_, mask_per_group_, mask_entries_);
@@ -227,6 +245,35 @@ class AttentionTest {
 
   static constexpr double kScale = 0.37;
 
+  // What becomes of a score, and its derivative.
+  double ScoreOf(int64_t entry, int64_t head, int64_t t, int64_t u, double score,
+                 double* derivative) const {
+    *derivative = 1;
+    if (!Scoring::Function::kExists) return score;
+    const double heat = heat_[entry * size_.queries + t], power = std::tanh(0.5 * score);
+    const double table = table_[head * Distances() + t - u + size_.keys - 1];
+    const double bias = ToAccumulator(bias_[(head * size_.queries + t) * size_.keys + u]);
+    const auto [row, column] = PositionOf(t, u);
+    *derivative = heat * (1 - power * power);
+    return 2 * power * heat + bias + table +
+           0.01 * static_cast<double>(row - column) * ids_[entry * size_.keys + u];
+  }
+  // By what a probability is multiplied.
+  double KeptOf(int64_t entry, int64_t head, int64_t t, int64_t u) const {
+    if (!Scoring::kDrops) return 1;
+    const auto mix = [](uint32_t x) {
+      x = (x ^ x >> 16) * 0x7feb352du;
+      x = (x ^ x >> 15) * 0x846ca68bu;
+      return x ^ x >> 16;
+    };
+    const auto [row, column] = PositionOf(t, u);
+    const uint32_t of_row = mix(mix(static_cast<uint32_t>(row)) + seeds_[entry * Heads() + head]);
+    const auto unsigned_column = static_cast<uint32_t>(column);
+    const uint32_t bits = mix(of_row + unsigned_column / 2 * 0x9e3779b9u);
+    const uint32_t half = unsigned_column % 2 != 0 ? bits / 65536 : bits % 65536;
+    return half >= static_cast<uint32_t>(rate_[0] * 65536) ? 1 / (1 - double(rate_[0])) : 0;
+  }
+
   // A row: its lse, and what each key it sees has as its probability.
   struct Row {
     double lse = -std::numeric_limits<double>::infinity();
@@ -244,10 +291,12 @@ class AttentionTest {
         score +=
             double(ToAccumulator(Query(entry, head, t)[i])) * ToAccumulator(Key(entry, head, u)[i]);
       }
+      double derivative;
+      score = ScoreOf(entry, head, t, u, score * kScale, &derivative);
       row.keys.push_back(u);
-      row.probabilities.push_back(score * kScale);
-      most = std::fmax(most, score * kScale);
-      row.largest = std::fmax(row.largest, std::fabs(score * kScale));
+      row.probabilities.push_back(score);
+      most = std::fmax(most, score);
+      row.largest = std::fmax(row.largest, std::fabs(score));
     }
     if (row.keys.empty()) return row;
     for (double& p : row.probabilities) sum += p = std::exp(p - most);
@@ -267,6 +316,13 @@ class AttentionTest {
   }
 
  private:
+  static int64_t OfScores(int64_t size) { return Scoring::kExists ? size : 0; }
+  int64_t Distances() const { return size_.queries + size_.keys - 1; }
+  std::pair<int32_t, int32_t> PositionOf(int64_t t, int64_t u) const {
+    const bool moved = Scoring::kOffsets;
+    return {static_cast<int32_t>(t) + (moved ? offsets_[0] : 0),
+            static_cast<int32_t>(u) + (moved ? offsets_[1] : 0)};
+  }
   void CheckRow(const std::vector<T>& out, const std::vector<float>& all_lse, int64_t entry,
                 int64_t head, int64_t t) const {
     const Row row = RowOf(entry, head, t);
@@ -275,8 +331,8 @@ class AttentionTest {
     for (int i = 0; i < kValueSize; ++i) {
       double sum = 0, most = 0;
       for (size_t k = 0; k < row.keys.size(); ++k) {
-        const double part =
-            row.probabilities[k] * ToAccumulator(Value(entry, head, row.keys[k])[i]);
+        const double weight = row.probabilities[k] * KeptOf(entry, head, t, row.keys[k]);
+        const double part = weight * ToAccumulator(Value(entry, head, row.keys[k])[i]);
         sum += part;
         most += std::fabs(part);
       }
@@ -351,6 +407,13 @@ class AttentionTest {
   std::vector<T> query_, key_, value_;
   std::vector<char> stored_;
   BlockMaskArrays mask_, transposed_mask_;
+  std::vector<float> heat_;
+  std::vector<bfloat16> bias_;
+  std::vector<float> table_;
+  std::vector<int32_t> ids_;
+  std::vector<uint32_t> seeds_;
+  std::vector<float> rate_ = {0.25f};
+  std::vector<int32_t> offsets_ = {5, -3};
 };
 
 }  // namespace jaxsparse

@@ -22,12 +22,12 @@ TensorMap MapOf(const ArrayOfHalves& array) {
   return opaque;
 }
 
-template <typename T, int kSize>
+template <typename T, int kSize, typename Scoring>
 class Test {
   static constexpr AttentionTilesConfig kConfig{.head_size = kSize, .value_size = kSize};
   static_assert(kConfig.SharedBytes() <= sizeof(attention_shared));
 
-  AttentionTest<T, kSize, kSize> operands_;
+  AttentionTest<T, kSize, kSize, Scoring> operands_;
   AttentionTilesProblem p_;
   std::vector<T> out_;
   std::vector<float> lse_;
@@ -55,7 +55,8 @@ class Test {
     p_.workspace.data = reinterpret_cast<char*>(workspace.get());
     p_.heads_at_once = heads_at_once;
     emulated::Launch(1, 1, [&] { AttentionTilesPrologue(p_); });
-    emulated::Launch(blocks, kAttentionTilesThreads, [&] { AttentionTiles<T, kConfig>(p_); });
+    emulated::Launch(blocks, kAttentionTilesThreads,
+                     [&] { AttentionTiles<T, kConfig, Scoring>(p_); });
   }
 
   // By one block, and with others that take the heads in another order.
@@ -68,9 +69,9 @@ class Test {
   }
 };
 
-template <typename T, int kSize>
+template <typename T, int kSize, typename Scoring = NoScoring>
 void Check(const AttentionSize& size, const AttentionOptions& options) {
-  Test<T, kSize>(size, options).Check();
+  Test<T, kSize, Scoring>(size, options).Check();
 }
 
 template <typename T, int kSize>
@@ -104,6 +105,14 @@ void CheckDisorder() {
   }
 }
 
+template <typename T, int kSize, typename Scoring>
+void CheckScores() {
+  Check<T, kSize, Scoring>({1, 1}, {.mask = MaskKind::kAll});
+  Check<T, kSize, Scoring>({130, 260, 2, 2, 2}, {.mask_of_head = true, .mask_of_entry = true});
+  Check<T, kSize, Scoring>({200, 140},
+                           {.mask = MaskKind::kScattered, .disorder = Disorder::kInfinite});
+}
+
 }  // namespace
 }  // namespace jaxsparse
 
@@ -113,5 +122,8 @@ int main() {
   CheckSizes<float16, 128>();
   CheckMasks<bfloat16, 64>();
   CheckDisorder<float16, 64>();
+  CheckScores<bfloat16, 64, Scoring<TestScore, false, false>>();
+  CheckScores<float16, 64, Scoring<NoFunction, true, false>>();
+  CheckScores<bfloat16, 128, Scoring<TestScore, true, true>>();
   std::puts("all results agree");
 }

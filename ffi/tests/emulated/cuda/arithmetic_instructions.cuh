@@ -30,6 +30,8 @@ inline uint32_t HalvesOfFloats(float low, float high) {
 
 inline float ApproximateReciprocal(float x) { return 1.0f / x; }
 inline float ApproximateExp2(float x) { return exp2f(x); }
+inline float ApproximateLog2(float x) { return log2f(x); }
+inline float ApproximateTanh(float x) { return tanhf(x); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }  // CUDA's own, which hosts lack
 
 inline float MaxOrNan(float a, float b) {

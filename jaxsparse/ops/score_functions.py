@@ -1,0 +1,267 @@
+"""Functions of scores in attention: what users write, checked and traced to scalars."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+
+from jaxsparse.codegen.flatten import flatten, live, used, uses
+from jaxsparse.codegen.program import Program, Value
+
+OPERATION = "sparse_attention"
+AXES = "bntsd"
+"""Sequences, heads, rows (queries), columns (keys), and distances, row - column + S - 1."""
+
+_WHAT_TO_WRITE = (
+    "a score is a function of scalars: give arrays in operands=, as Indexed(array, axes), where "
+    "axes say by which of b (sequence), n (head), t (row), s (column) and d (row - column + S - 1) "
+    "the array is indexed"
+)
+_RANDOM_ACCESS = {"gather", "dynamic_slice", "scatter", "scatter-add", "take", "argsort", "sort"}
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["axes"])
+@dataclasses.dataclass(frozen=True)
+class Indexed:
+    """An array that a score function reads, and by what each of its dimensions is indexed.
+
+    Args:
+        array: floating, integers or bool; a function gets one element, floating ones in the dtype
+            of scores.
+        axes: a letter for each dimension, in their order: b the sequence, n the query head, t the
+            row (query), s the column (key), d the distance row - column + S - 1 of places in
+            ``query`` and ``key``. As "n" for slopes, "b t" for ids of documents.
+
+    >>> import jax.numpy as jnp
+    >>> Indexed(jnp.ones((2, 8)), "b t").axes
+    'b t'
+    """
+
+    array: Any
+    axes: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ScoreFunction:
+    """A function of scalars: the score, int32 row and column, and values of operands.
+
+    Equal functions give equal programs: they compare by what they compute.
+    """
+
+    jaxpr: ClosedJaxpr
+    key: tuple[Any, ...]
+
+    def __call__(self, *scalars: jax.Array) -> jax.Array:
+        (result,) = jax.core.eval_jaxpr(self.jaxpr.jaxpr, self.jaxpr.consts, *scalars)
+        return result
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ScoreFunction) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        primitives = dict.fromkeys(e.primitive for e in live(flatten(self.jaxpr)).equations)
+        return f"<{', '.join(primitives) or 'the score itself'}>"
+
+    def reads_places(self, axes: Sequence[str]) -> bool:
+        """Whether it depends on rows and columns, or on operands that these index."""
+        row, column = uses(self.jaxpr)[1:3]
+        return row or column or any(set(of) & set("tsd") for of in axes)
+
+    def derivatives(self, by: Sequence[int] = ()) -> ClosedJaxpr:
+        """Of the same scalars: the score, its derivative by the score, and those by operands."""
+
+        def along(scalars: tuple[jax.Array, ...], i: int) -> tuple[jax.Array, jax.Array]:
+            def of(x: jax.Array) -> jax.Array:
+                return self(*scalars[:i], x, *scalars[i + 1 :])
+
+            return jax.jvp(of, (scalars[i],), (jnp.ones_like(scalars[i]),))
+
+        def all_of(*scalars: jax.Array) -> list[jax.Array]:
+            result, derivative = along(scalars, 0)
+            return [result, derivative, *(along(scalars, 3 + i)[1] for i in by)]
+
+        return jax.make_jaxpr(all_of)(*(jax.ShapeDtypeStruct((), a.dtype) for a in self._types()))
+
+    def _types(self) -> list[Any]:
+        return [v.aval for v in self.jaxpr.jaxpr.invars]
+
+
+def score_function(
+    soft_cap: Any,
+    bias: Any,
+    score: Callable[..., Any] | None,
+    operands: Mapping[str, Any] | None,
+    sizes: dict[str, int],
+    per_group: int,
+    dtype: Any,
+) -> tuple[ScoreFunction | None, list[tuple[str, jax.Array]]]:
+    """Soft cap, bias and function as one, and the axes and arrays of what that reads.
+
+    ``sizes`` are those of axes; ``dtype`` is that of scores.
+
+    Raises:
+        TypeError, ValueError: for what can't be that.
+    """
+    named = _checked_operands(operands)
+    if named and score is None:
+        raise ValueError(f"{OPERATION}: operands are those of score, which is None")
+    read: dict[str, Indexed] = {}
+    if soft_cap is not None and not isinstance(soft_cap, numbers.Real):
+        read["soft_cap"] = Indexed(soft_cap, "")
+        soft_cap = True
+    elif soft_cap is not None:
+        soft_cap = float(soft_cap)
+        if not soft_cap > 0:
+            raise ValueError(f"{OPERATION}: soft_cap must be greater than 0, got {soft_cap}")
+    if bias is not None:
+        read["bias"] = bias if isinstance(bias, Indexed) else _bias(bias, sizes)
+    names = list(named)
+    function = _in_order(soft_cap, bias is not None, score, names)
+    arrays = [
+        _over_heads(name, x, sizes, per_group, dtype) for name, x in (*read.items(), *named.items())
+    ]
+    if soft_cap is None and bias is None and score is None:
+        return None, []
+    return _trace(function, dtype, [x.dtype for _, x in arrays]), arrays
+
+
+def _bias(bias: Any, sizes: dict[str, int]) -> Indexed:
+    """An array (N or 1, T, S) or (B or 1, N or 1, T, S), by what it is indexed."""
+    array = jnp.asarray(bias)
+    t, s = sizes["t"], sizes["s"]
+    leading = array.shape[:-2]
+    axes = "bn"[2 - len(leading) :]
+    fits = 1 <= len(leading) <= 2 and array.shape[-2:] == (t, s)
+    if not fits or any(n not in (1, sizes[a]) for n, a in zip(leading, axes, strict=True)):
+        raise ValueError(
+            f"{OPERATION}: bias must be an Indexed or have shape ({sizes['n']} or 1, {t}, {s}) or "
+            f"({sizes['b']} or 1, {sizes['n']} or 1, {t}, {s}), got {array.shape}"
+        )
+    kept = "".join(a for n, a in zip(leading, axes, strict=True) if n != 1)
+    return Indexed(array.reshape(*(sizes[a] for a in kept), t, s), f"{kept}ts")
+
+
+def _in_order(
+    soft_cap: Any, bias: bool, score: Callable[..., Any] | None, names: list[str]
+) -> Callable[..., Any]:
+    """Cap, bias and function as one function; values of operands come behind the positions.
+
+    ``soft_cap`` is a number, None, or True where it is the first operand, as the bias is the next.
+    """
+
+    def function(s: jax.Array, row: jax.Array, column: jax.Array, *values: jax.Array) -> Any:
+        left = list(values)
+        if soft_cap is not None:
+            cap = left.pop(0) if soft_cap is True else soft_cap
+            s = cap * jnp.tanh(s / cap)
+        if bias:
+            s = s + left.pop(0)
+        if score is not None:
+            s = score(s, row, column, **dict(zip(names, left, strict=True)))
+        return s
+
+    return function
+
+
+def _trace(function: Callable[..., Any], dtype: Any, dtypes: list[Any]) -> ScoreFunction:
+    """The function for scores of a dtype and operands of these.
+
+    Raises:
+        TypeError, ValueError: where it is not one of scalars, or returns no score.
+    """
+    wide = jnp.dtype(dtype)
+    values = [wide if jnp.issubdtype(d, jnp.floating) else d for d in dtypes]
+
+    def checked(*scalars: jax.Array) -> jax.Array:
+        result = jnp.asarray(function(*scalars))
+        if result.shape or not jnp.issubdtype(result.dtype, jnp.floating):
+            raise TypeError(
+                f"{OPERATION}: score must return one floating number, got {result.dtype} of shape "
+                f"{result.shape}"
+            )
+        return result.astype(wide)
+
+    types = [jax.ShapeDtypeStruct((), d) for d in (wide, jnp.int32, jnp.int32, *values)]
+    jaxpr = jax.make_jaxpr(checked)(*types)
+    _check(live(flatten(jaxpr)))
+    consts = tuple((str(np.asarray(x).dtype), np.asarray(x).tobytes()) for x in jaxpr.consts)
+    return ScoreFunction(jaxpr, (str(jaxpr.jaxpr), consts))
+
+
+def _check(program: Program) -> None:
+    known = {*program.inputs, *(x for e in program.equations for x in e.results)}
+    if any(isinstance(x, Value) and x not in known for x in used(program)):
+        raise ValueError(
+            f"{OPERATION}: score closes over a traced value; {_WHAT_TO_WRITE} ('' for a scalar)"
+        )
+    names = {e.primitive for e in program.equations} & _RANDOM_ACCESS
+    shaped = any(x.shape != () for e in program.equations for x in (*e.operands, *e.results))
+    if names or shaped:
+        what = f"reads by {', '.join(sorted(names))}" if names else "computes with arrays"
+        raise ValueError(f"{OPERATION}: score {what}, but {_WHAT_TO_WRITE}")
+
+
+def _checked_operands(operands: Mapping[str, Any] | None) -> dict[str, Indexed]:
+    """Operands by name.
+
+    Raises:
+        TypeError: if one is no `Indexed`.
+    """
+    named = dict(operands or {})
+    for name, operand in named.items():
+        if not isinstance(operand, Indexed):
+            raise TypeError(
+                f"{OPERATION}: operand {name!r} must be Indexed(array, axes), got "
+                f"{type(operand).__name__}"
+            )
+    return named
+
+
+def _over_heads(
+    name: str, operand: Indexed, sizes: dict[str, int], per_group: int, wide: Any
+) -> tuple[str, jax.Array]:
+    """Axes in the order of `AXES`, and the array (B or 1, K or 1, N / K or 1, ...).
+
+    ``sizes`` are those of axes.
+
+    Raises:
+        ValueError: for axes that there are not, or another shape than theirs.
+    """
+    axes = operand.axes.replace(" ", "")
+    array = jnp.asarray(operand.array)
+    unknown = set(axes) - set(AXES)
+    if unknown or len(set(axes)) < len(axes) or ("d" in axes and set(axes) & set("ts")):
+        raise ValueError(
+            f"{OPERATION}: axes of {name} must be some of b, n, t and s, or of b, n and d, each "
+            f"once, got {operand.axes!r}"
+        )
+    expected = tuple(sizes[axis] for axis in axes)
+    if array.shape != expected:
+        raise ValueError(
+            f"{OPERATION}: {name} must have shape {expected} for its axes {operand.axes!r}, got "
+            f"{array.shape}"
+        )
+    in_order = sorted(axes, key=AXES.index)
+    array = array.transpose([axes.index(axis) for axis in in_order])
+    b, n = sizes["b"] if "b" in axes else 1, sizes["n"] if "n" in axes else 1
+    heads = (n // per_group, per_group) if "n" in axes else (1, 1)
+    array = array.reshape(b, *heads, *(sizes[axis] for axis in in_order if axis not in "bn"))
+    return "".join(in_order), array.astype(_kernel_dtype(array.dtype, wide))
+
+
+def _kernel_dtype(dtype: Any, wide: Any) -> Any:
+    """The dtype that an operand keeps: that of scores for wider ones, int32 for other integers."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return dtype if jnp.dtype(dtype).itemsize < jnp.dtype(wide).itemsize else wide
+    return dtype if dtype in (jnp.bool_, jnp.uint32) else jnp.int32

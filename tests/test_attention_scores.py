@@ -1,0 +1,473 @@
+"""Functions of scores, biases, offsets and dropout in attention: every path, against float64."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_problems import operands, random_mask
+from checks import PLATFORM
+from covering import combinations
+from jax.test_util import check_grads
+from score_problems import SCORES, arrays_of, dense
+
+from jaxsparse import H200, BlockMask, Indexed, Topology, explain, masks, sparse_attention
+from jaxsparse.ops import dropout
+
+# Rounding of what is multiplied, relative to sums of magnitudes.
+TOLERANCE = {"float64": 1e-12, "float32": 5e-6, "bfloat16": 2.0**-6, "float16": 2.0**-9}
+
+
+def loss_of(attend, cotangent):
+    def loss(*xs):
+        out, lse = attend(*xs)
+        total = jnp.sum(out.astype(lse.dtype) * cotangent.astype(lse.dtype))
+        return total + jnp.sum(jnp.where(lse == -jnp.inf, 0, lse)), (out, lse)
+
+    return loss
+
+
+def assert_close(actual, expected, dtype, where):
+    for i, (x, y) in enumerate(zip(actual, expected, strict=True)):
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        finite = np.isfinite(y)
+        np.testing.assert_array_equal(x[~finite], y[~finite], err_msg=f"{where} {i}")
+        atol = TOLERANCE[dtype] * max(1, np.abs(y[finite]).max(initial=0))
+        np.testing.assert_allclose(
+            x[finite], y[finite], rtol=TOLERANCE[dtype], atol=atol, err_msg=f"{where} {i}"
+        )
+
+
+def compare(kind, implementation, dtype, stored_as, problem, dropped=False):
+    """Results and all first gradients of a kind of scores against dense attention in float64."""
+    t, s, n, groups, h = problem
+    score, axes = SCORES[kind]
+    sizes = {"b": 2, "n": n, "t": t, "s": s, "d": t + s - 1}
+    mask = random_mask((t, s))
+    stored = BlockMask.from_dense(mask) if stored_as == "block_mask" else Topology.from_mask(mask)
+    wide = "float64" if dtype == "float64" else "float32"
+    ids = [name for name in axes if name.startswith("ids")]
+    with jax.enable_x64(dtype == "float64"):
+        q, k, v = operands(2, t, s, n, groups, h, h, dtype)
+        cotangent = operands(2, t, s, n, groups, h, h, dtype, seed=2)[0]
+        named = arrays_of(axes, sizes, wide)
+        key = jax.random.key(3) if dropped else None
+
+        def attend(q, k, v, named):
+            return sparse_attention(
+                q,
+                k,
+                v,
+                stored,
+                score=score,
+                operands=named,
+                scale=0.2,
+                return_lse=True,
+                dropout_key=key,
+                dropout_rate=0.3,
+                implementation=implementation,
+            )
+
+        run = jax.grad(loss_of(attend, cotangent), (0, 1, 2, 3), has_aux=True, allow_int=True)
+        gradients, results = jax.jit(run)(q, k, v, named)
+        seeds = dropout.seeds_of(key, (2, n), same_for_all=False) if dropped else None
+    kept = None
+    with jax.enable_x64(True):
+        if dropped:
+            at = np.arange(t, dtype=np.int32)[:, None], np.arange(s, dtype=np.int32)
+            rows, columns = map(jnp.asarray, at)
+            kept = dropout.kept(seeds[..., None, None], rows, columns, jnp.float32(0.3)) / 0.7
+        xs = [jnp.asarray(np.asarray(x, np.float64)) for x in (q, k, v, cotangent)]
+        wide_named = {
+            name: Indexed(jnp.asarray(np.asarray(x.array, None if name in ids else float)), x.axes)
+            for name, x in named.items()
+        }
+
+        def reference(q, k, v, named):
+            return dense(q, k, v, mask, score, named, 0.2, kept=kept)
+
+        run = jax.grad(loss_of(reference, xs[3]), (0, 1, 2, 3), has_aux=True, allow_int=True)
+        expected, of_reference = run(*xs[:3], wide_named)
+    assert_close(results, of_reference, dtype, "result")
+    assert_close(gradients[:3], expected[:3], dtype, "gradient")
+    of_operands, expected_ones = (
+        [g[3][name].array for name in named if name not in ids] for g in (gradients, expected)
+    )
+    assert_close(of_operands, expected_ones, dtype, "operand")
+
+
+PROBLEMS = [(1, 1, 1, 1, 8), (63, 200, 4, 2, 16), (200, 70, 2, 1, 16)]
+
+
+@combinations(
+    "kind, t, s, n, groups, h, dtype, stored_as, implementation, dropped",
+    SCORES,
+    PROBLEMS,
+    TOLERANCE,
+    ["block_mask", "topology"],
+    ["xla", PLATFORM],
+    [False, True],
+)
+def test_against_dense(kind, t, s, n, groups, h, dtype, stored_as, implementation, dropped):
+    compare(kind, implementation, dtype, stored_as, (t, s, n, groups, h), dropped)
+
+
+@pytest.mark.parametrize("kind", ["by row", "distances"])
+def test_derivatives_of_higher_order(kind):
+    score, axes = SCORES[kind]
+    with jax.enable_x64(True):
+        q, k, v = operands(1, 3, 5, 2, 1, 2, 2, "float64")
+        sizes = {"b": 1, "n": 2, "t": 3, "s": 5, "d": 7}
+        named = arrays_of(axes, sizes, "float64")
+        mask = BlockMask.from_dense(np.random.default_rng(0).random((3, 5)) < 0.8)
+
+        def attend(q, k, v, *arrays):
+            read = {
+                name: Indexed(x, named[name].axes) for name, x in zip(named, arrays, strict=True)
+            }
+            out, lse = sparse_attention(
+                q, k, v, mask, score=score, operands=read, soft_cap=3.0, return_lse=True
+            )
+            return out, jnp.where(lse == -jnp.inf, 0, lse)
+
+        arrays = [x.array for x in named.values()]
+        check_grads(attend, (q, k, v, *arrays), order=2, modes=["fwd", "rev"], atol=1e-4, rtol=1e-4)
+
+
+def test_forms_of_soft_caps_and_biases():
+    q, k, v = operands(2, 20, 30, 4, 2, 8, 8, "float32")
+    rng = np.random.default_rng(0)
+    pair = jnp.asarray(rng.standard_normal((2, 4, 20, 30)), jnp.float32)
+
+    def by_hand(s, row, column, pair):
+        return 2.0 * jnp.tanh(s / 2.0) + pair
+
+    expected = sparse_attention(q, k, v, score=by_hand, operands={"pair": Indexed(pair, "bnts")})
+    for cap in 2.0, jnp.float32(2.0):
+        actual = jax.jit(functools.partial(sparse_attention, q, k, v))(bias=pair, soft_cap=cap)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+    for shape in (1, 20, 30), (4, 20, 30), (1, 4, 20, 30), (2, 1, 20, 30), (1, 1, 20, 30):
+        small = jnp.asarray(rng.standard_normal(shape), jnp.float32)
+        whole = jnp.broadcast_to(small, (2, 4, 20, 30))
+        actual, expected = (
+            jax.value_and_grad(lambda bias: jnp.sum(sparse_attention(q, k, v, bias=bias) ** 2))(x)
+            for x in (small, whole)
+        )
+        np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
+        summed = tuple(d for d in range(4) if np.shape(whole)[d] != (1, *shape)[-4:][d])
+        np.testing.assert_allclose(
+            actual[1].reshape((1, *shape)[-4:]),
+            jnp.sum(expected[1], summed, keepdims=True),
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
+
+@pytest.mark.parametrize("offsets", [(3, 5), (np.int32(40), 0), (np.array([7, -2]), None)])
+@pytest.mark.parametrize("jitted", [False, True])
+def test_offsets(offsets, jitted):
+    """Of masks, functions and dropout alike."""
+    q, k, v = operands(2, 20, 30, 4, 2, 8, 8, "float32")
+    slope = Indexed(jnp.asarray([0.1, 0.2, 0.3, 0.4]), "n")
+    key = jax.random.key(0)
+
+    def score(s, row, column, slope):
+        return s - slope * (row - column) + 0.01 * row
+
+    def attend(query_offset, key_offset, mask):
+        return sparse_attention(
+            q,
+            k,
+            v,
+            mask,
+            score=score,
+            operands={"slope": slope},
+            query_offset=query_offset,
+            key_offset=key_offset,
+            dropout_key=key,
+            dropout_rate=0.5,
+            return_lse=True,
+        )
+
+    window = masks.band(9)
+    begin = [np.broadcast_to(0 if x is None else x, 2) for x in offsets]
+    of = functools.partial(attend, mask=window)
+    out, lse = jax.jit(of)(*offsets) if jitted else of(*offsets)
+    rows, columns = (
+        (begin[i][:, None] + np.arange(size)).astype(np.int32) for i, size in ((0, 20), (1, 30))
+    )
+    mask = abs(rows[:, None, :, None] - columns[:, None, None]) < 9
+    seeds = dropout.seeds_of(key, (2, 2, 2), same_for_all=False).reshape(2, 4, 1, 1)
+    kept = dropout.kept(
+        seeds, *map(jnp.asarray, (rows[:, None, :, None], columns[:, None, None])), jnp.float32(0.5)
+    )
+    expected = dense(
+        q, k, v, mask, score, {"slope": slope}, 1 / math.sqrt(8), begin, kept=kept / 0.5
+    )
+    assert_close((out, lse), expected, "float32", "offset")
+    # A block mask stays where it is.
+    stored = BlockMask.from_mask(window, (20, 30))
+    mask = np.asarray(masks.band(9)(np.arange(20)[:, None], np.arange(30)))
+    expected = dense(
+        q, k, v, mask, score, {"slope": slope}, 1 / math.sqrt(8), begin, kept=kept / 0.5
+    )
+    assert_close(attend(*offsets, stored), expected, "float32", "block mask")
+
+
+def test_vmap_over_operands_of_scores():
+    q, k, v = operands(1, 20, 30, 4, 2, 8, 8, "float32")
+    slopes = jnp.asarray(np.random.default_rng(0).random((3, 4)), jnp.float32)
+
+    def attend(slopes, q):
+        return sparse_attention(
+            q,
+            k,
+            v,
+            score=lambda s, row, column, slope: s - slope * abs(row - column),
+            operands={"slope": Indexed(slopes, "n")},
+        )
+
+    def gradient(slopes, q):
+        return jax.grad(lambda s: jnp.sum(attend(s, q) ** 2))(slopes)
+
+    for of in attend, gradient:
+        mapped = jax.vmap(of, (0, None))(slopes, q)
+        one = jnp.stack([of(x, q) for x in slopes])
+        np.testing.assert_allclose(mapped, one, rtol=1e-5, atol=1e-6)
+
+
+def test_sharded_as_on_one_device():
+    """Over sequences and groups of heads, by the partitioner and inside of shard_map."""
+    if jax.device_count() < 4:
+        pytest.skip("needs four devices")
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=auto)
+    q, k, v = operands(2, 20, 30, 4, 2, 8, 8, "float32")
+    named = arrays_of({"slope": "n", "pair": "ts", "ids": "bs"}, {"b": 2, "n": 4, "t": 20, "s": 30})
+
+    def attend(q, k, v, slope, pair, seeds):
+        return sparse_attention(
+            q,
+            k,
+            v,
+            masks.causal(),
+            score=lambda s, row, column, slope, pair: s * pair - slope * abs(row - column),
+            operands={"slope": Indexed(slope, "n"), "pair": Indexed(pair, "ts")},
+            dropout_key=seeds,
+            dropout_rate=0.5,
+        )
+
+    def gradient(q, k, v, slope, pair, key):
+        return jax.grad(lambda *xs: jnp.sum(attend(*xs, key) ** 2), (0, 1, 2, 3, 4))(
+            q, k, v, slope, pair
+        )
+
+    spec = jax.sharding.PartitionSpec
+    by_heads = spec("x", None, "y")
+    cut = [jax.device_put(x, jax.sharding.NamedSharding(mesh, by_heads)) for x in (q, k, v)]
+    slope, pair, key = named["slope"].array, named["pair"].array, jax.random.key(0)
+    for of in attend, gradient:
+        expected = jax.jit(of)(q, k, v, slope, pair, key)
+        actual = jax.jit(of)(*cut, slope, pair, key)
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), actual, expected
+        )
+
+    def without_dropout(q, k, v, slope, pair):
+        return sparse_attention(
+            q,
+            k,
+            v,
+            score=lambda s, row, column, slope, pair: s * pair - slope * abs(row - column),
+            operands={"slope": Indexed(slope, "n"), "pair": Indexed(pair, "ts")},
+        )
+
+    mapped = jax.shard_map(
+        without_dropout,
+        mesh=mesh,
+        in_specs=(by_heads, by_heads, by_heads, spec("y"), spec()),
+        out_specs=by_heads,
+    )
+    of_loss = [
+        jax.jit(jax.grad(lambda *xs, f=f: jnp.sum(f(*xs) ** 2), (0, 1, 3, 4)))(q, k, v, slope, pair)
+        for f in (mapped, without_dropout)
+    ]
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), *of_loss)
+
+
+def test_export():
+    q, k, v = operands(2, 20, 30, 4, 2, 8, 8, "float32")
+    slope = jnp.asarray([0.1, 0.2, 0.3, 0.4])
+
+    @jax.jit
+    def attend(q, k, v, slope):
+        return sparse_attention(
+            q,
+            k,
+            v,
+            score=lambda s, row, column, slope: s - slope * abs(row - column),
+            operands={"slope": Indexed(slope, "n")},
+        )
+
+    exported = jax.export.export(attend, platforms=("cpu", "cuda"))(q, k, v, slope)
+    again = jax.export.deserialize(exported.serialize())
+    if PLATFORM == "cpu":
+        np.testing.assert_allclose(again.call(q, k, v, slope), attend(q, k, v, slope), rtol=1e-6)
+
+
+def test_equal_functions_are_one_program():
+    q, k, v = operands(1, 20, 30, 2, 2, 8, 8, "float32")
+    traces = []
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def attend(cap, q):
+        traces.append(cap)
+        return sparse_attention(q, k, v, score=lambda s, row, column: cap * jnp.tanh(s / cap))
+
+    jaxprs = {str(jax.make_jaxpr(attend, static_argnums=0)(c, q)) for c in (2.0, 2.0, 3.0)}
+    assert len(jaxprs) == 2 or len(traces) == 2
+    np.testing.assert_allclose(
+        attend(2.0, q), sparse_attention(q, k, v, soft_cap=2.0), rtol=1e-6, atol=1e-7
+    )
+
+
+class TestDropout:
+    def test_keeps_the_share_of_each_row_and_column(self):
+        seeds = jnp.asarray([3, 4], jnp.uint32)[:, None, None]
+        at = jnp.arange(1000, dtype=jnp.int32)
+        kept = np.asarray(dropout.kept(seeds, at[:, None], at, jnp.float32(0.3)))
+        for axes in ((1, 2), (1,), (2,)):
+            deviation = kept.mean(axes) - 0.7
+            count = np.prod([kept.shape[a] for a in axes])
+            assert np.abs(deviation).max() < 5 * math.sqrt(0.21 / count)
+        first, second = kept - 0.7
+        # Neither heads nor neighbours tell of one another.
+        for x, y in (
+            (first, second),
+            (first[1:], first[:-1]),
+            (first[:, 1:], first[:, :-1]),
+            (first[1:, 1:], first[:-1, :-1]),
+        ):
+            assert abs(np.mean(x * y)) < 5 * 0.21 / 1000
+
+    def test_is_the_same_in_every_path(self, monkeypatch):
+        q, k, v = operands(2, 100, 90, 4, 2, 8, 8, "float32")
+        mask = random_mask((100, 90))
+        sinks = jnp.arange(4.0)
+        options = {"dropout_key": jax.random.key(1), "dropout_rate": 0.25, "return_lse": True}
+        stored = BlockMask.from_dense(mask), Topology.from_mask(mask)
+        runs = [
+            functools.partial(sparse_attention, q, k, v, of, sinks=sinks, **options)
+            for of in stored
+        ]
+        results = [run(implementation=i) for run in runs for i in ("xla", None)]
+        without = sparse_attention(q, k, v, stored[0], sinks=sinks, return_lse=True)
+        monkeypatch.setattr("jaxsparse.ops.sparse_attention.block_mask", lambda mask: None)
+        results.append(runs[1]())
+        for out, lse in results[1:]:
+            np.testing.assert_allclose(out, results[0][0], rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(lse, results[0][1], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(results[0][1], without[1], rtol=1e-5, atol=1e-5)
+        assert not np.allclose(results[0][0], without[0], atol=1e-2)
+
+
+def test_patterns_without_block_masks(monkeypatch):
+    """All derivatives by entries, with functions that take whole rows to -infinity."""
+    monkeypatch.setattr("jaxsparse.ops.sparse_attention.block_mask", lambda mask: None)
+    for kind in SCORES:
+        compare(kind, None, "float32", "topology", (63, 70, 4, 2, 8), dropped=True)
+
+
+def test_explain():
+    x = jax.ShapeDtypeStruct((1, 256, 4, 64), jnp.bfloat16)
+    text = str(explain(functools.partial(sparse_attention, soft_cap=3.0), x, x, x, device=H200))
+    assert "scores: <div, tanh, mul>" in text
+
+
+def test_variants_that_know_no_scores_refuse_them():
+    """A kernel that ignored them would be wrong and silent."""
+    topology = Topology.from_mask(random_mask((256, 256)))
+
+    def gradient(q, k, v, **options):
+        def loss(*xs):
+            return jnp.sum(sparse_attention(*xs, topology, **options).astype(jnp.float32))
+
+        return jax.grad(loss, (0, 1, 2))(q, k, v)
+
+    for dtype, expected in (jnp.bfloat16, {"tiles"}), (jnp.float32, set()):
+        x = jax.ShapeDtypeStruct((1, 256, 4, 64), dtype)
+        for options in {"soft_cap": 3.0}, {"dropout_key": jax.random.key(0), "dropout_rate": 0.1}:
+            of = functools.partial(gradient, **options)
+            calls = explain(of, x, x, x, device=H200)
+            assert {call.operation for call in calls} >= {"attention", "attention_cotangent"}
+            for call in calls:
+                assert {name for name, _ in call.variants} == expected, call.operation
+
+
+@pytest.mark.parametrize(
+    "axes, by",
+    [
+        ("n", "tiles"),
+        ("bt", "tiles"),
+        ("nts", "tiles"),
+        ("ts", "plain"),
+        ("nd", "plain"),
+        ("s", "plain"),
+    ],
+)
+def test_which_gradients_have_kernels(axes, by):
+    x, kv = (jax.ShapeDtypeStruct((1, 256, n, 64), jnp.bfloat16) for n in (4, 2))
+    sizes = {"b": 1, "n": 4, "t": 256, "s": 256, "d": 511}
+    array = jax.ShapeDtypeStruct([sizes[a] for a in axes], jnp.float32)
+
+    def gradient(q, k, v, array):
+        def loss(array):
+            out = sparse_attention(q, k, v, bias=Indexed(array, axes))
+            return jnp.sum(out.astype(jnp.float32))
+
+        return jax.grad(loss)(array)
+
+    text = str(explain(gradient, x, kv, kv, array, device=H200))
+    assert by in text.splitlines()[-1]
+
+
+def test_errors():
+    q, k, v = operands(2, 6, 8, 4, 2, 3, 5, "float32")
+    table = jnp.ones(20)
+    slope = {"slope": Indexed(jnp.ones(4), "n")}
+
+    def check(error, message, **options):
+        with pytest.raises(error, match=message):
+            sparse_attention(q, k, v, **options)
+
+    check(ValueError, "score .* Indexed", score=lambda s, row, column: s + table[row - column])
+    check(ValueError, "score .* Indexed", score=lambda s, row, column: s + jnp.sum(table))
+    check(TypeError, "must return one floating number", score=lambda s, row, column: row < column)
+    check(TypeError, "operand 'a' must be Indexed", score=min, operands={"a": table})
+    check(ValueError, "operands are those of score", operands=slope)
+    check(
+        ValueError,
+        r"slope must have shape \(8,\) for its axes 's', got \(4,\)",
+        score=lambda s, row, column, slope: s,
+        operands={"slope": Indexed(jnp.ones(4), "s")},
+    )
+    check(
+        ValueError,
+        "axes of bias must be some of",
+        bias=Indexed(jnp.ones((6, 13)), "td"),
+    )
+    check(ValueError, r"bias must be an Indexed or have shape", bias=jnp.ones((6, 8)))
+    check(ValueError, "soft_cap must be greater than 0", soft_cap=0.0)
+    check(TypeError, "query_offset must be integers", query_offset=1.5)
+    check(ValueError, r"key_offset must have shape \(\) or \(2,\)", key_offset=jnp.ones(3, int))
+
+    @jax.jit
+    def closes_over(x):
+        return sparse_attention(q, k, v, score=lambda s, row, column: s * x)
+
+    with pytest.raises(ValueError, match="closes over a traced value"):
+        closes_over(2.0)
