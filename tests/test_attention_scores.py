@@ -465,6 +465,10 @@ def test_errors():
     check(TypeError, "query_offset must be integers", query_offset=1.5)
     check(ValueError, r"key_offset must have shape \(\) or \(2,\)", key_offset=jnp.ones(3, int))
 
+    regrouped = BlockMask.from_mask(masks.strided(2), (6, 8), regroup=2)
+    check(ValueError, "regrouped mask goes without", mask=regrouped, bias=jnp.ones((1, 6, 8)))
+    sparse_attention(q, k, v, regrouped, soft_cap=2.0)
+
     @jax.jit
     def closes_over(x):
         return sparse_attention(q, k, v, score=lambda s, row, column: s * x)
