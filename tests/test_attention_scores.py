@@ -335,46 +335,6 @@ def test_equal_functions_are_one_program():
     )
 
 
-class TestDropout:
-    def test_keeps_the_share_of_each_row_and_column(self):
-        seeds = jnp.asarray([3, 4], jnp.uint32)[:, None, None]
-        at = jnp.arange(1000, dtype=jnp.int32)
-        kept = np.asarray(dropout.kept(seeds, at[:, None], at, jnp.float32(0.3)))
-        for axes in ((1, 2), (1,), (2,)):
-            deviation = kept.mean(axes) - 0.7
-            count = np.prod([kept.shape[a] for a in axes])
-            assert np.abs(deviation).max() < 5 * math.sqrt(0.21 / count)
-        first, second = kept - 0.7
-        # Neither heads nor neighbours tell of one another.
-        for x, y in (
-            (first, second),
-            (first[1:], first[:-1]),
-            (first[:, 1:], first[:, :-1]),
-            (first[1:, 1:], first[:-1, :-1]),
-        ):
-            assert abs(np.mean(x * y)) < 5 * 0.21 / 1000
-
-    def test_is_the_same_in_every_path(self, monkeypatch):
-        q, k, v = operands(2, 100, 90, 4, 2, 8, 8, "float32")
-        mask = random_mask((100, 90))
-        sinks = jnp.arange(4.0)
-        options = {"dropout_key": jax.random.key(1), "dropout_rate": 0.25, "return_lse": True}
-        stored = BlockMask.from_dense(mask), Topology.from_mask(mask)
-        runs = [
-            functools.partial(sparse_attention, q, k, v, of, sinks=sinks, **options)
-            for of in stored
-        ]
-        results = [run(implementation=i) for run in runs for i in ("xla", None)]
-        without = sparse_attention(q, k, v, stored[0], sinks=sinks, return_lse=True)
-        monkeypatch.setattr("jaxsparse.ops.sparse_attention.block_mask", lambda mask: None)
-        results.append(runs[1]())
-        for out, lse in results[1:]:
-            np.testing.assert_allclose(out, results[0][0], rtol=1e-5, atol=1e-5)
-            np.testing.assert_allclose(lse, results[0][1], rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(results[0][1], without[1], rtol=1e-5, atol=1e-5)
-        assert not np.allclose(results[0][0], without[0], atol=1e-2)
-
-
 def test_patterns_without_block_masks(monkeypatch):
     """All derivatives by entries, with functions that take whole rows to -infinity."""
     monkeypatch.setattr("jaxsparse.ops.sparse_attention.block_mask", lambda mask: None)
@@ -464,6 +424,10 @@ def test_errors():
     check(ValueError, "soft_cap must be greater than 0", soft_cap=0.0)
     check(TypeError, "query_offset must be integers", query_offset=1.5)
     check(ValueError, r"key_offset must have shape \(\) or \(2,\)", key_offset=jnp.ones(3, int))
+
+    regrouped = BlockMask.from_mask(masks.strided(2), (6, 8), regroup=2)
+    check(ValueError, "regrouped mask goes without", mask=regrouped, bias=jnp.ones((1, 6, 8)))
+    sparse_attention(q, k, v, regrouped, soft_cap=2.0)
 
     @jax.jit
     def closes_over(x):

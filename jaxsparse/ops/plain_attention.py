@@ -74,12 +74,10 @@ def attention_tangent(
 ) -> list[jax.Array]:
     """One u and r (see `jaxsparse.ops.attention`), with the params of the primitive."""
     varied = () if scores is None else scores.varied
-    operands, d_values = (
-        operands[: len(operands) - len(varied)],
-        operands[len(operands) - len(varied) :],
-    )
-    *operands, lse, d_query, d_key, d_value = operands
-    mask, extra = _split(operands, scores)
+    behind = len(operands) - len(varied)
+    *others, lse, d_query, d_key, d_value = operands[:behind]
+    d_values = operands[behind:]
+    mask, extra = _split(others, scores)
     products, along = _Scores(query, scale), _Scores(d_query, scale)
     blocks = _blocks(scores, extra, query, key)
     d_whole, d_sliced = (blocks.parts(varied, d_values, sliced=s) for s in (False, True))
@@ -119,8 +117,8 @@ def attention_cotangent(
     **_: Any,
 ) -> list[jax.Array]:
     """One ct of query, key, value and operands that vary, with the params of the primitive."""
-    *operands, lse, ct_out, ct_sums = operands
-    mask, extra = _split(operands, scores)
+    *others, lse, ct_out, ct_sums = operands
+    mask, extra = _split(others, scores)
     products, weighing = _Scores(query, scale), _Scores(ct_out, 1.0)
     blocks = _blocks(scores, extra, query, key)
     queries, cts = (_by_heads(x) for x in (query, ct_out))

@@ -93,8 +93,8 @@ class ScoreBlocks:
         def of(scores: jax.Array, *varied: jax.Array) -> jax.Array:
             return self.function(number, scores, *self._with(values, varied))
 
-        pairs = zip((values[i] for i in self.varied), d_values, strict=True)
-        pairs = [jnp.broadcast_arrays(*pair) for pair in pairs]
+        named = zip((values[i] for i in self.varied), d_values, strict=True)
+        pairs = [jnp.broadcast_arrays(*pair) for pair in named]
         at, along = (tuple(pair[i] for pair in pairs) for i in range(2))
         return jax.jvp(of, (scores, *at), (d_scores, *along))
 

@@ -43,6 +43,7 @@ class ScoreEntries:
         at = self._widened(scores)
         along = [d.astype(x.dtype) for x, d in zip(at, d_values, strict=True)]
         at = [jnp.broadcast_to(x, d.shape) for x, d in zip(at, along, strict=True)]
+        derivative: jax.Array
         _, derivative = jax.jvp(self._of_varied, (scores, *at), (d_scores, *along))
         return derivative
 

@@ -60,6 +60,7 @@ class ScoreFunction:
     key: tuple[Any, ...]
 
     def __call__(self, *scalars: jax.Array) -> jax.Array:
+        result: jax.Array
         (result,) = jax.core.eval_jaxpr(self.jaxpr.jaxpr, self.jaxpr.consts, *scalars)
         return result
 
