@@ -1,6 +1,7 @@
 // CPU kernels of attention over a block mask.
 #include "attention/attention.h"
 #include "attention/cotangent_cpu.h"
+#include "attention/tangent_cpu.h"
 #include "attention/tiles_cpu.h"
 
 namespace jaxsparse::JAXSPARSE_ISA {
@@ -11,6 +12,14 @@ constexpr CpuVariant<AttentionProblem> kAttentionVariants[] = {
      [](const AttentionProblem&) { return 1.0; },
      [](const AttentionProblem& problem, Workers& workers) {
        DispatchDType(problem.dtype, [&]<typename T>() { Attention<T>(problem, workers); });
+     }},
+};
+
+constexpr CpuVariant<AttentionTangentProblem> kTangentVariants[] = {
+    {"tiles", [](const AttentionTangentProblem&) { return true; },
+     [](const AttentionTangentProblem&) { return 1.0; },
+     [](const AttentionTangentProblem& problem, Workers& workers) {
+       DispatchDType(problem.dtype, [&]<typename T>() { AttentionTangent<T>(problem, workers); });
      }},
 };
 
@@ -26,6 +35,8 @@ constexpr CpuVariant<AttentionCotangentProblem> kCotangentVariants[] = {
 
 extern constinit const Table<CpuVariant<AttentionProblem>> kAttentionCpuVariants =
     MakeTable(kAttentionVariants);
+extern constinit const Table<CpuVariant<AttentionTangentProblem>> kAttentionTangentCpuVariants =
+    MakeTable(kTangentVariants);
 extern constinit const Table<CpuVariant<AttentionCotangentProblem>> kAttentionCotangentCpuVariants =
     MakeTable(kCotangentVariants);
 

@@ -15,6 +15,8 @@ const CudaVariant<AttentionCotangentProblem> kCotangentVariants[] = {kAttentionC
 
 extern constinit const Table<CudaVariant<AttentionProblem>> kAttentionCudaVariants =
     MakeTable(kVariants);
+extern constinit const Table<CudaVariant<AttentionTangentProblem>> kAttentionTangentCudaVariants =
+    {};
 extern constinit const Table<CudaVariant<AttentionCotangentProblem>>
     kAttentionCotangentCudaVariants = MakeTable(kCotangentVariants);
 

@@ -1,4 +1,4 @@
-// FFI targets of attention over a block mask and of the transpose of its derivative.
+// FFI targets of attention over a block mask, of its derivative and of the transpose of that.
 #include "attention/attention.h"
 #include "host/registry.h"
 
@@ -52,7 +52,7 @@ MaskTiles OperandMask(CallParser& call, const MaskHeads& heads, int64_t rows, in
   return mask;
 }
 
-// What both targets take first, once their results are declared.
+// What all targets take first, once their results are declared.
 void ParseOperands(CallParser& call, Dimensions& d, ElementType& dtype, const MaskHeads& heads,
                    AttentionOperands* operands) {
   AttentionOperands& p = *operands;
@@ -91,6 +91,32 @@ struct Attention {
                          avx512::kAttentionCpuVariants);
   }
   static Table<CudaVariant<Problem>> CudaVariants() { return kAttentionCudaVariants; }
+};
+
+struct AttentionTangent {
+  using Problem = AttentionTangentProblem;
+  static constexpr char kName[] = "attention_tangent";
+
+  static void Parse(CallParser& call, Problem* problem) {
+    Problem& p = *problem;
+    Dimensions d;
+    ElementType sums({ffi::F32, ffi::F64});
+    p.weighted = call.Result("weighted", sums, {d.queries, d.groups, d.per_group, d.value_size});
+    p.sums = call.Result("sums", sums, {d.groups, d.per_group, d.queries});
+    ElementType dtype = ElementType::FactorsOf(sums);
+    ParseOperands(call, d, dtype, MaskHeads::Of(call, d), &p);
+    p.lse = call.Operand("lse", sums, {d.groups, d.per_group, d.queries});
+    p.d_query = call.Operand("d_query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
+    p.d_key = call.Operand("d_key", dtype, {d.keys, d.groups, d.head_size});
+    p.d_value = call.Operand("d_value", dtype, {d.keys, d.groups, d.value_size});
+    p.batch = call.batch();
+  }
+
+  static Table<CpuVariant<Problem>> CpuVariants() {
+    return ForCurrentIsa(portable::kAttentionTangentCpuVariants, avx2::kAttentionTangentCpuVariants,
+                         avx512::kAttentionTangentCpuVariants);
+  }
+  static Table<CudaVariant<Problem>> CudaVariants() { return kAttentionTangentCudaVariants; }
 };
 
 struct AttentionCotangent {
@@ -143,6 +169,9 @@ std::vector<Problem> Problems() {
 }  // namespace
 
 OperationEntry AttentionEntry() { return MakeEntry<Attention>(Problems<AttentionProblem>()); }
+OperationEntry AttentionTangentEntry() {
+  return MakeEntry<AttentionTangent>(Problems<AttentionTangentProblem>());
+}
 OperationEntry AttentionCotangentEntry() {
   return MakeEntry<AttentionCotangent>(Problems<AttentionCotangentProblem>());
 }

@@ -77,10 +77,7 @@ class CotangentTask {
     return {mask, problem_.batch, entry_, group_, of_group};
   }
 
-  // Weights of a query that sees nothing are 0.
-  JAXSPARSE_INLINE Acc Lse(int64_t query) const {
-    return lse_[query] == -kInfinity<Acc> ? kInfinity<Acc> : lse_[query];
-  }
+  JAXSPARSE_INLINE Acc Lse(int64_t query) const { return TakenFromScores(lse_[query]); }
 
   // The terms of one query head.
   JAXSPARSE_INLINE void SumHead(int64_t of_group, int64_t feature) {

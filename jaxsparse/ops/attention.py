@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.interpreters import ad
 
+from jaxsparse.backend import TARGETS
 from jaxsparse.batching import over_batch
 from jaxsparse.block_mask.words import CELL, TILE
 from jaxsparse.device import AnyDevice, Device
@@ -113,8 +114,8 @@ def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> 
         query, _, value = avals[:3]
         h, e = query.shape[-1], value.shape[-1]
         sizes = f"{query.dtype} heads of {h} and {e} numbers"
-        padded = _padded_size(query, value)
-        if _has_kernel_in_16_bits(device) and padded is not None and (h, e) != (padded, padded):
+        padded = _padded_size(query, value) if _has_kernel_in_16_bits(name, device) else None
+        if padded is not None and (h, e) != (padded, padded):
             compute = functools.partial(_with_padded_heads, name, padded)
             return Fallback(
                 f"no kernel takes {sizes}",
@@ -132,8 +133,9 @@ def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> 
     return ffi
 
 
-def _has_kernel_in_16_bits(device: AnyDevice) -> bool:
-    return isinstance(device, Device) and device.compute_capability == _OF_WARPGROUPS
+def _has_kernel_in_16_bits(name: str, device: AnyDevice) -> bool:
+    is_gpu = isinstance(device, Device) and device.compute_capability == _OF_WARPGROUPS
+    return is_gpu and bool(TARGETS[name]["variants"]["cuda"])
 
 
 _OF_WARPGROUPS = 90  # the compute capability, 9.0, of GPUs whose warpgroups multiply
@@ -233,7 +235,7 @@ def _wide(avals: Sequence[ShapedArray], params: dict[str, Any]) -> list[Any]:
 attention_tangent_p = make_primitive(
     Operation(
         name="attention_tangent",
-        target="attention",
+        target="attention_tangent",
         params=_PARAMS,
         signature=_signature_with(
             (("lse", _SUMS), *_TANGENTS), (("weighted", _OUT), ("sums", _SUMS))
@@ -242,9 +244,7 @@ attention_tangent_p = make_primitive(
         shardable=("g",),
         stored=_stored,
         xla=_form_of("attention_tangent"),
-        ffi=lambda params, *_: _instead(
-            "there is no kernel for a tangent", "attention_tangent", params
-        ),
+        ffi=_ffi_of("attention_tangent", _ROWS, ("lse", *(f"d_{name}" for name, _ in _MULTIPLIED))),
     )
 )
 

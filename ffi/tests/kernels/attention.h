@@ -174,6 +174,9 @@ class AttentionTest {
         query_(Values<T>(random, QuerySize())),
         key_(Values<T>(random, KeySize())),
         value_(Values<T>(random, ValueSize())),
+        d_query_(Values<T>(random, QuerySize())),
+        d_key_(Values<T>(random, KeySize())),
+        d_value_(Values<T>(random, ValueSize())),
         ct_out_(Values<T>(random, OutSize())),
         ct_sums_(Values<Acc>(random, LseSize())) {}
 
@@ -187,6 +190,9 @@ class AttentionTest {
     poison(key_.get(), KeySize(), nan);
     poison(value_.get(), ValueSize(), nan);
     poison(value_.get(), ValueSize(), std::numeric_limits<double>::infinity());
+    poison(d_query_.get(), QuerySize(), nan);
+    poison(d_key_.get(), KeySize(), nan);
+    poison(d_value_.get(), ValueSize(), nan);
     poison(ct_out_.get(), OutSize(), nan);
   }
 
@@ -203,6 +209,8 @@ class AttentionTest {
     };
     expect_same(results.out, others.out, OutSize());
     expect_same(results.lse, others.lse, LseSize());
+    expect_same(results.weighted, others.weighted, OutSize());
+    expect_same(results.sums, others.sums, LseSize());
     expect_same(results.ct_query, others.ct_query, QuerySize());
     expect_same(results.ct_key, others.ct_key, KeySize());
     expect_same(results.ct_value, others.ct_value, ValueSize());
@@ -223,14 +231,16 @@ class AttentionTest {
 
   struct Results {
     std::unique_ptr<T[]> out, ct_query, ct_key, ct_value;
-    std::unique_ptr<Acc[]> lse;
+    std::unique_ptr<Acc[]> lse, weighted, sums;
 
     explicit Results(const AttentionTest& test)
         : out(Block<T>(test.OutSize())),
           ct_query(Block<T>(test.QuerySize())),
           ct_key(Block<T>(test.KeySize())),
           ct_value(Block<T>(test.ValueSize())),
-          lse(Block<Acc>(test.LseSize())) {}
+          lse(Block<Acc>(test.LseSize())),
+          weighted(Block<Acc>(test.OutSize())),
+          sums(Block<Acc>(test.LseSize())) {}
   };
 
   int64_t Heads() const { return sizes_.groups * sizes_.per_group; }
@@ -279,6 +289,16 @@ class AttentionTest {
     for (const auto& variant : JAXSPARSE_ISA::kAttentionCpuVariants) {
       variant.launch(forward, workers);
     }
+    auto tangent = MakeProblem<AttentionTangentProblem>();
+    tangent.lse.data = results->lse.get();
+    tangent.d_query.data = d_query_.get();
+    tangent.d_key.data = d_key_.get();
+    tangent.d_value.data = d_value_.get();
+    tangent.weighted.data = results->weighted.get();
+    tangent.sums.data = results->sums.get();
+    for (const auto& variant : JAXSPARSE_ISA::kAttentionTangentCpuVariants) {
+      variant.launch(tangent, workers);
+    }
     auto backward = MakeProblem<AttentionCotangentProblem>();
     backward.transposed_mask = transposed_lists_.View(mask_groups_, mask_per_group_);
     backward.lse.data = results->lse.get();
@@ -318,7 +338,8 @@ class AttentionTest {
         const int64_t q_at = (t * heads + head) * h, out_at = (t * heads + head) * e;
         const double lse = results.lse[head * sizes_.queries + t];
         std::vector<double> scores(static_cast<size_t>(sizes_.keys)), out(static_cast<size_t>(e));
-        double greatest = -std::numeric_limits<double>::infinity(), sum = 0;
+        std::vector<double> weighted(static_cast<size_t>(e));
+        double greatest = -std::numeric_limits<double>::infinity(), sum = 0, sum_of_tangents = 0;
         for (int64_t u = 0; u < sizes_.keys; ++u) {
           if (!mask(t, u)) continue;
           const int64_t k_at = (u * sizes_.groups + group) * h;
@@ -336,14 +357,23 @@ class AttentionTest {
           const double p = std::exp(s - lse);
           const double ct_sum = ct_sums_[head * sizes_.queries + t];
           const double ct = p * (Dot(&ct_out_[out_at], &value_[v_at], e) + ct_sum) * double{kScale};
+          const double ds =
+              (Dot(&d_query_[q_at], &key_[k_at], h) + Dot(&query_[q_at], &d_key_[k_at], h)) *
+              double{kScale};
+          sum_of_tangents += p * ds;
+          AddTo(&weighted, 0, p * ds, &value_[v_at], e);
+          AddTo(&weighted, 0, p, &d_value_[v_at], e);
           AddTo(&ct_query, q_at, ct, &key_[k_at], h);
           AddTo(&ct_key, k_at, ct, &query_[q_at], h);
           AddTo(&ct_value, v_at, p, &ct_out_[out_at], e);
         }
+        Expect(results.sums[head * sizes_.queries + t], sum_of_tangents, kTolerance<T>, "sums");
         Expect(lse, greatest + std::log(sum), sizeof(T) == 8 ? 1e-12 : 1e-5, "lse");
         for (int64_t f = 0; f < e; ++f) {
           const double expected = sum == 0 ? 0 : out[static_cast<size_t>(f)] / sum;
           Expect(ToFloat(results.out[out_at + f]), expected, kTolerance<T>, "out");
+          Expect(results.weighted[out_at + f], weighted[static_cast<size_t>(f)], kTolerance<T>,
+                 "weighted");
         }
       }
     }
@@ -361,7 +391,7 @@ class AttentionTest {
   const int64_t mask_groups_, mask_per_group_;
   const std::vector<TestMask> masks_;
   MaskLists lists_, transposed_lists_;
-  std::unique_ptr<T[]> query_, key_, value_, ct_out_;
+  std::unique_ptr<T[]> query_, key_, value_, d_query_, d_key_, d_value_, ct_out_;
   std::unique_ptr<Acc[]> ct_sums_;
 };
 
