@@ -10,10 +10,6 @@ steps of a scan, what orders the reads and writes of a block's shared memory is 
 from other blocks, and racecheck only knows barriers. Blocks of a scan wait for one another, which
 takes long under a sanitizer.
 
-Nor does it know that __syncwarp orders what the lanes of a warp have read before the arrival of one
-of them at a barrier, which is how attention's kernels free a stage of a pipeline: with
-``--barriers`` these are left out.
-
 This is no selection of tests for pytest, since a sanitizer looks at each program that XLA compiles
 for a test as well, which takes far longer than the kernels do.
 """
@@ -56,7 +52,7 @@ def main() -> None:
         results += softmaxes(rng, dtype, topology)
         results += softmaxes(rng, dtype, Topology.from_mask(rng.random((5, 4000)) < 0.6))
         results += [*long_rows(rng, dtype), *sampled_rows(rng, dtype), *batches(rng, of_batches)]
-        if dtype != jnp.float32 and not barriers:
+        if dtype != jnp.float32:
             results += attentions(rng, dtype)
         results += scans(rng, dtype, "_barrier" if barriers else "")
         for result in results:

@@ -319,7 +319,7 @@ def _second_order(primitive: Any, name: str, linear: int) -> None:
             i for i, t in enumerate(tangents[:-linear]) if type(t) is not ad.Zero and _differs(t)
         ]
         if varying:
-            declared = {name: params[name] for name in _PARAMS}
+            declared = {param: params[param] for param in _PARAMS}
 
             def by_varying(*xs: jax.Array) -> list[jax.Array]:
                 operands = list(primals)

@@ -190,8 +190,7 @@ class KeysConsumer {
   float ct_value_[kSize / 2], ct_key_[kSize / 2];
 
   __device__ __forceinline__ void Empty(uint32_t stage) {
-    __syncwarp();
-    if (threadIdx.x % kWarp == 0) control_.StageAt({stage}).Emptied();
+    control_.StageAt({stage}).Emptied();
   }
   // The stage of the step before, once products that read it are done.
   __device__ __forceinline__ void EmptyBefore(bool is_first) {
@@ -346,8 +345,7 @@ class KeysConsumer {
 #pragma unroll
       for (int i = 0; i < kSize / 2; ++i) ct_value_[i] = ct_key_[i] = 0;
       AddCells();
-      __syncwarp();
-      if (threadIdx.x % kWarp == 0) Arrive(&control_.keys_empty[group_]);
+      Arrive(&control_.keys_empty[group_]);
       WaitForGroups<0>();
       KeepInRegisters(ct_value_);
       KeepInRegisters(ct_key_);
@@ -366,12 +364,12 @@ __global__ void __launch_bounds__(kCotangentThreads, 1)
   constexpr int kConsumerWarps = kWarpgroup / kWarp;  // of a warpgroup
   if (threadIdx.x == 0) {
     for (uint32_t stage = 0; stage < kConfig.kStages; ++stage) {
-      control.StageAt({stage}).Init(kWarp + 1, kCotangentGroups * kConsumerWarps);
+      control.StageAt({stage}).Init(kWarp + 1, kCotangentGroups * kWarpgroup);
     }
     control.items.Init();
     for (int group = 0; group < kCotangentGroups; ++group) {
       InitBarrier(&control.keys_full[group], 1);
-      InitBarrier(&control.keys_empty[group], kConsumerWarps);
+      InitBarrier(&control.keys_empty[group], kWarpgroup);
     }
     FenceShared();
   }

@@ -187,7 +187,9 @@ class RowsConsumer {
   float shifts_[2], ct_sums_[2];
   float ct_query_[kSize / 2];
 
-  __device__ __forceinline__ static void Empty(const PipelineStage& stage) {
+  // Keys are read by products alone: one lane of each warp arrives. Values are emptied by all
+  // lanes, which have read the words that came for this tile.
+  __device__ __forceinline__ static void EmptyKeys(const PipelineStage& stage) {
     __syncwarp();
     if (threadIdx.x % kWarp == 0) stage.Emptied();
   }
@@ -211,7 +213,7 @@ class RowsConsumer {
   // Keys of the step before, once products that read them are done.
   __device__ __forceinline__ void EmptyKeysBefore(bool is_first) {
     constexpr uint32_t kStages = Control::kStages;
-    if (!is_first) Empty(control_.KeysAt({(at_.stage + kStages - 1) % kStages}));
+    if (!is_first) EmptyKeys(control_.KeysAt({(at_.stage + kStages - 1) % kStages}));
   }
 
   // Adds a tile to the sums. The last product is not waited for.
@@ -242,7 +244,7 @@ class RowsConsumer {
     ApplyCell<1>(states, scores);
     WaitForGroups<0>();
     KeepInRegisters(ct_scores);
-    Empty(control_.ValuesAt(at_));
+    control_.ValuesAt(at_).Emptied();
 #pragma unroll
     for (int i = 0; i < kMaskTile / 2; ++i) scores[i] *= ct_scores[i] + ct_sums_[i / 2 % 2];
     uint32_t rows[kMaskTile / kInnerOfProduct][4];
@@ -265,12 +267,12 @@ class RowsConsumer {
         WaitForGroups<0>();
         EmptyKeysBefore(is_first);
         control_.ValuesAt(at_).WaitUntilFull();
-        Empty(control_.ValuesAt(at_));
+        control_.ValuesAt(at_).Emptied();
       }
       if (states == 0) break;
       at_.Advance();
     }
-    Empty(control_.KeysAt(at_));
+    EmptyKeys(control_.KeysAt(at_));
     at_.Advance();
   }
 
@@ -345,8 +347,7 @@ class RowsConsumer {
       AddTiles();
       WaitForGroups<0>();
       KeepInRegisters(ct_query_);
-      __syncwarp();
-      if (threadIdx.x % kWarp == 0) Arrive(&control_.rows_empty[group_]);
+      Arrive(&control_.rows_empty[group_]);
       WriteResults(item);
     }
   }
@@ -364,12 +365,12 @@ __global__ void __launch_bounds__(kCotangentThreads, 1)
   if (threadIdx.x == 0) {
     for (uint32_t stage = 0; stage < Control::kStages; ++stage) {
       control.KeysAt({stage}).Init(1, kCotangentGroups * kConsumerWarps);
-      control.ValuesAt({stage}).Init(1, kCotangentGroups * kConsumerWarps);
+      control.ValuesAt({stage}).Init(1, kCotangentGroups * kWarpgroup);
     }
     control.items.Init();
     for (int group = 0; group < kCotangentGroups; ++group) {
       InitBarrier(&control.rows_full[group], kWarp + 1);
-      InitBarrier(&control.rows_empty[group], kConsumerWarps);
+      InitBarrier(&control.rows_empty[group], kWarpgroup);
     }
     FenceShared();
   }

@@ -88,8 +88,7 @@ class AttentionConsumer {
   }
 
   __device__ __forceinline__ void ReleaseKeys() {
-    __syncwarp();
-    if (lane_ == 0) control_.KeyAt(keys_).Emptied();
+    control_.KeyAt(keys_).Emptied();
     keys_.Advance();
   }
   __device__ __forceinline__ void ReleaseValues() {
@@ -312,8 +311,7 @@ class AttentionConsumer {
       const bool mixed = Attend(__shfl_sync(kAllLanes, item.mask.count, 0),
                                 __shfl_sync(kAllLanes, queries, 0), softmax, sums);
       Finish(item, softmax, sums, mixed);
-      __syncwarp();
-      if (lane_ == 0) slot.Emptied();
+      slot.Emptied();
       at.Advance();
     }
     if (group_ == 0) WaitForTurn();  // so that none is left over

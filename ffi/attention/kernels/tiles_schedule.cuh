@@ -45,15 +45,16 @@ struct AttentionControl {
     return {&value_full[at.stage], &value_empty[at.stage], at.phase};
   }
 
-  // By one thread. Each consumer warp arrives where it has read; of items, two producers do, too.
+  // By one thread. Each consumer arrives where it has read, or each warp of them where products
+  // have; of items, two producers do, too.
   __device__ __forceinline__ void Init() {
     constexpr int kWarps = kAttentionConsumers / kWarp;
     for (uint32_t i = 0; i < kSlots; ++i) {
-      ItemAt({i}).Init(1, kWarps + 2);
+      ItemAt({i}).Init(1, kAttentionConsumers + 2);
       InitBarrier(&query_full[i], 1);
     }
     for (uint32_t i = 0; i < kStages; ++i) {
-      KeyAt({i}).Init(1, kWarps);
+      KeyAt({i}).Init(1, kAttentionConsumers);
       ValueAt({i}).Init(1, kWarps);
     }
     FenceShared();
