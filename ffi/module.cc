@@ -33,9 +33,11 @@ nb::dict Describe(const OperationEntry& entry) {
     cpu["execute"] = Capsule(entry.cpu);
     targets["cpu"] = cpu;
   }
-  cuda["initialize"] = Capsule(entry.cuda_initialize);
-  cuda["execute"] = Capsule(entry.cuda_execute);
-  targets["cuda"] = cuda;
+  if (entry.cuda_execute != nullptr) {
+    cuda["initialize"] = Capsule(entry.cuda_initialize);
+    cuda["execute"] = Capsule(entry.cuda_execute);
+    targets["cuda"] = cuda;
+  }
   variants["cpu"] = entry.cpu_variants;
   variants["cuda"] = entry.cuda_variants;
   nb::list kernels;
