@@ -404,6 +404,7 @@ void TestAttention(Random& random) {
       {65, 64, 1, 1, 300, 4, false, false},   {70, 66, 1, 2, 3, 270, false, false},
       {0, 5, 1, 1, 4, 4, false, false},       {5, 0, 1, 1, 4, 4, false, false},
       {330, 130, 1, 1, 2, 48, false, false},  {3, 3, 2, 2, 0, 2, true, true},
+      {2, 129, 600, 1, 1, 1, false, false},  // more tasks than take turns at once
   };
   int dtype = 0;
   for (const AttentionSizes& sizes : kSizes) {
