@@ -17,6 +17,7 @@ for a test as well, which takes far longer than the kernels do.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 
 import jax
@@ -52,33 +53,40 @@ def main() -> None:
         results += softmaxes(rng, dtype, topology)
         results += softmaxes(rng, dtype, Topology.from_mask(rng.random((5, 4000)) < 0.6))
         results += [*long_rows(rng, dtype), *sampled_rows(rng, dtype), *batches(rng, of_batches)]
-        if dtype != jnp.float32:
-            results += attentions(rng, dtype)
+        results += attentions(rng, dtype)
         results += scans(rng, dtype, "_barrier" if barriers else "")
         for result in results:
             assert np.isfinite(np.asarray(result, np.float32)).all()
     print("all kernels ran on", jax.devices()[0].device_kind)
 
 
+# Sizes of heads that no kernel by warpgroups takes, and of those that they do.
+OF_WARPS, OF_WARPGROUPS = [(192, 136)], [(64, 64), (128, 128)]
+
+
 def attentions(rng, dtype):
-    """With gradients: grouped heads of both sizes, several tiles, cells of every state."""
+    """With gradients: grouped heads, several tiles, cells of every state."""
     seen = rng.random((200, 300)) < 0.3
     seen[:64, 64:128], seen[64:128, :128] = True, False
     mask = BlockMask.from_dense(seen)
 
-    @jax.jit
-    def gradients(*operands):
+    @functools.partial(jax.jit, static_argnames="variant")
+    def gradients(*operands, variant):
         def loss(q, k, v):
-            return jnp.sum(
-                sparse_attention(q, k, v, mask, variant="tiles").astype(jnp.float32) ** 2
-            )
+            out = sparse_attention(q, k, v, mask, variant=variant)
+            return jnp.sum(out.astype(jnp.float32) ** 2)
 
         return jax.grad(loss, (0, 1, 2))(*operands)
 
+    sizes = {"tiles_mma": OF_WARPS, "tiles": OF_WARPGROUPS}
+    if dtype == jnp.float32:
+        sizes = {"tiles_mma": OF_WARPGROUPS}
     results = []
-    for size in 64, 128:
-        shapes = (2, 200, 4, size), (2, 300, 2, size), (2, 300, 2, size)
-        results += gradients(*(jnp.asarray(rng.standard_normal(s), dtype) for s in shapes))
+    for variant, of_variant in sizes.items():
+        for h, e in of_variant:
+            shapes = (2, 200, 4, h), (2, 300, 2, h), (2, 300, 2, e)
+            operands = (jnp.asarray(rng.standard_normal(s), dtype) for s in shapes)
+            results += gradients(*operands, variant=variant)
     return results
 
 

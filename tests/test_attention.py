@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_problems import operands, random_mask
+from attention_problems import KINDS, operands, random_mask, stored_as, without_block_masks
 from checks import PLATFORM
 from covering import combinations
 from jax.test_util import check_grads
@@ -17,10 +17,14 @@ from reference import attention
 from jaxsparse import (
     BlockMask,
     Topology,
+    backend,
     masks,
     merge_attention,
     sparse_attention,
 )
+from jaxsparse.ops.attention import attention_cotangent_p, attention_p
+from jaxsparse.ops.attention_masks import mask_operands
+from jaxsparse.primitive import bind
 
 # Rounding of what is multiplied, relative to sums of magnitudes.
 TOLERANCE = {"float64": 1e-13, "float32": 3e-6, "bfloat16": 2.0**-7, "float16": 2.0**-10}
@@ -76,7 +80,7 @@ def differentiated(q, k, v, mask, cotangent, **options):
 
 def assert_as_dense(actual, expected, dtype):
     names = ("out", "lse", "dq", "dk", "dv", "d_out", "d_lse")
-    for name, x, y in zip(names, actual, expected, strict=True):
+    for name, x, y in zip(names[: len(expected)], actual, expected, strict=True):
         x = np.asarray(x, np.float64)
         finite = np.isfinite(y)
         np.testing.assert_array_equal(np.isfinite(x), finite, err_msg=name)
@@ -95,6 +99,7 @@ PROBLEMS = [
     (200, 127, 3, 1, 5, 7),
     (300, 130, 2, 1, 64, 64),
     (127, 257, 2, 1, 128, 128),
+    (130, 70, 2, 1, 192, 96),
 ]
 BATCHES = {"one": (), "each": (1,), "of sequences": (2, 1), "of heads": (1, 0), "all": (2, 0)}
 
@@ -104,17 +109,17 @@ BATCHES = {"one": (), "each": (1,), "of sequences": (2, 1), "of heads": (1, 0), 
     PROBLEMS,
     BATCHES,
     TOLERANCE,
-    ["block_mask", "topology"],
+    KINDS,
     ["xla", PLATFORM],
 )
-def test_against_dense(t, s, n, groups, h, e, batch, dtype, kind, implementation):
+def test_against_dense(t, s, n, groups, h, e, batch, dtype, kind, implementation, monkeypatch):
     sizes = tuple(size or n for size in BATCHES[batch])  # 0 stands for the heads
     mask = np.stack([random_mask((t, s), seed) for seed in range(int(np.prod(sizes)))])
     mask = mask.reshape(*sizes, t, s)
     with jax.enable_x64(dtype == "float64"):
         q, k, v = operands(2, t, s, n, groups, h, e, dtype)
         cotangent = operands(2, t, s, n, groups, e, e, dtype, seed=2)[0]
-        stored = BlockMask.from_dense(mask) if kind == "block_mask" else Topology.from_mask(mask)
+        stored = stored_as(kind, mask, monkeypatch)
         along = operands(2, t, s, n, groups, h, e, dtype, seed=3)
         options = {"scale": 0.2, "implementation": implementation}
 
@@ -127,6 +132,57 @@ def test_against_dense(t, s, n, groups, h, e, batch, dtype, kind, implementation
     every = np.broadcast_to(mask, (2, n, t, s))
     expected = dense(q, k, v, every, 0.2, cotangent)
     assert_as_dense(actual, (*expected, *dense_tangents(q, k, v, every, 0.2, along)), dtype)
+
+
+def takes(variant, dtype, h, e):
+    """Whether a variant takes heads of these sizes as they are."""
+    if PLATFORM != "cuda":
+        return True
+    if variant == "tiles":
+        return dtype in ("bfloat16", "float16") and h == e and h in (64, 128)
+    return dtype != "float64" and h % 8 == e % 8 == 0
+
+
+@combinations(
+    "t, s, n, groups, h, e, dtype, variant",
+    [
+        (129, 64, 2, 2, 64, 64),
+        (127, 257, 4, 2, 128, 128),
+        (200, 130, 2, 1, 40, 72),
+        (130, 70, 2, 1, 192, 96),
+        (70, 130, 1, 1, 256, 256),
+    ],
+    TOLERANCE,
+    backend.TARGETS["attention_cotangent"]["variants"].get(PLATFORM, []),
+)
+def test_every_variant_against_dense(t, s, n, groups, h, e, dtype, variant):
+    """Forward and backward, of which a gradient takes the cheapest one; twice, bit by bit."""
+    if not takes(variant, dtype, h, e):
+        pytest.skip("the variant does not take it")
+    mask = random_mask((t, s))
+    with jax.enable_x64(dtype == "float64"):
+        q, k, v = operands(2, t, s, n, groups, h, e, dtype)
+        ct_out = operands(2, t, s, n, groups, e, e, dtype, seed=2)[0]
+        of_heads = (2, t, groups, n // groups)
+        lists, params = mask_operands(BlockMask.from_dense(mask), None)
+        params |= {"scale": 0.2, "implementation": PLATFORM, "variant": variant}
+
+        @jax.jit
+        def run(q, k, v, ct_out):
+            fixed = (q.reshape(*of_heads, h), k, v, *lists)
+            out, lse = bind(attention_p, *fixed, **params)
+            ct = ct_out.reshape(*of_heads, e)
+            shares = jnp.sum(ct.astype(lse.dtype) * out, -1)
+            ct_sums = 1 - jnp.moveaxis(shares, 1, -1)
+            cotangents = bind(attention_cotangent_p, *fixed, lse, ct, ct_sums, **params)
+            ct_query = cotangents[0].reshape(q.shape)
+            return out.reshape(ct_out.shape), lse.reshape(2, n, t), ct_query, *cotangents[1:]
+
+        actual, again = (run(q, k, v, ct_out) for _ in range(2))
+    for x, y in zip(actual, again, strict=True):
+        np.testing.assert_array_equal(np.asarray(x, np.float64), np.asarray(y, np.float64))
+    every = np.broadcast_to(mask, (2, n, t, s))
+    assert_as_dense(actual, dense(q, k, v, every, 0.2, ct_out), dtype)
 
 
 def test_derivatives_of_higher_order():
@@ -168,20 +224,17 @@ def test_vmap_over_operands_and_masks():
     np.testing.assert_allclose(shared[1:2], expected, rtol=1e-5, atol=1e-6)
 
 
-def composed(monkeypatch):
-    """Has patterns go without block masks, as those of graphs do."""
-    monkeypatch.setattr("jaxsparse.ops.sparse_attention.block_mask", lambda mask: None)
-
-
+@pytest.mark.parametrize("implementation", ["xla", None])
 @pytest.mark.parametrize("by", ["query", "key", "value"])
-def test_composed_derivatives_by_one_operand(by, monkeypatch):
+def test_derivatives_by_one_operand(by, implementation, monkeypatch):
     """Results have the batch of all operands, also where one of them alone is batched."""
     xs = dict(zip(("query", "key", "value"), operands(1, 9, 7, 2, 1, 4, 3, "float32"), strict=True))
     dense_mask = random_mask((9, 7), density=0.5)
     topology, mask = Topology.from_mask(dense_mask), BlockMask.from_dense(dense_mask)
 
     def attend(x, mask):
-        return sparse_attention(**{**xs, by: x}, mask=mask, return_lse=True)
+        options = {"return_lse": True, "implementation": implementation}
+        return sparse_attention(**{**xs, by: x}, mask=mask, **options)
 
     def everything(mask):
         of = functools.partial(attend, mask=mask)
@@ -191,7 +244,7 @@ def test_composed_derivatives_by_one_operand(by, monkeypatch):
         return jax.jacfwd(of)(xs[by])[0], jax.vmap(of)(stacked), of_lse
 
     expected = everything(mask)
-    composed(monkeypatch)
+    without_block_masks(monkeypatch)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
         everything(topology),
@@ -235,11 +288,11 @@ def test_rows_that_see_nothing_have_derivatives_of_zero():
 
 
 @pytest.mark.parametrize("implementation", ["xla", PLATFORM])
-@pytest.mark.parametrize("kind", ["block_mask", "topology"])
-def test_nan_stays_where_it_is_seen(kind, implementation):
+@pytest.mark.parametrize("kind", KINDS)
+def test_nan_stays_where_it_is_seen(kind, implementation, monkeypatch):
     mask = random_mask((130, 140), density=0.1)
     q, k, v = operands(1, 130, 140, 2, 2, 8, 8, "float32")
-    stored = BlockMask.from_dense(mask) if kind == "block_mask" else Topology.from_mask(mask)
+    stored = stored_as(kind, mask, monkeypatch)
     k = k.at[:, 3, 0].set(jnp.nan)
     v = v.at[:, 70, 1].set(jnp.nan)
     q = q.at[:, 9, 0].set(jnp.nan)

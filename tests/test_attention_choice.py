@@ -28,16 +28,23 @@ from jaxsparse.primitive import OPERATIONS, Fallback, choose, equations, typed_c
     [
         ("bfloat16", 64, 64, "block_mask", "tiles"),
         ("float16", 128, 128, "topology", "tiles"),
-        ("bfloat16", 40, 72, "block_mask", "the kernel of heads of 128, padded, because"),
-        ("float32", 64, 64, "block_mask", "attention by blocks of keys in plain XLA, because"),
-        ("float32", 64, 64, "topology", "sddmm, sparse_softmax and spmm, because no kernel takes"),
-        ("bfloat16", 64, 64, "graph", "because a block mask of the pattern would take much memory"),
+        ("bfloat16", 96, 120, "block_mask", "the kernel of heads of 128, padded, because"),
+        ("bfloat16", 192, 128, "block_mask", "tiles_mma"),
+        ("float32", 5, 15, "topology", "the kernel of heads of 8 and 16, padded, because"),
+        ("float32", 64, 64, "topology", "tiles_mma"),
+        ("float32", 64, 64, "few", "sddmm, sparse_softmax and spmm, because the mask's tiles have"),
+        ("float32", 64, 264, "topology", "sddmm, sparse_softmax and spmm, because no kernel takes"),
+        ("bfloat16", 64, 264, "block_mask", "attention by blocks of keys in plain XLA, because"),
+        ("float16", 40, 72, "graph", "csr"),
+        ("float64", 64, 64, "graph", "csr"),
+        ("float32", 600, 64, "graph", "because no kernel takes float32 heads of 600 and 64"),
     ],
 )
 def test_explain(dtype, h, e, kind, expected):
     mask = masks.causal() & masks.band(300)
     stored = BlockMask.from_mask(mask, (1000, 1000))
-    if kind == "topology":
+    if kind in ("topology", "few"):
+        mask = mask & masks.random(0.9, 1000) if kind == "few" else mask
         stored = Topology.from_mask(mask, (1000, 1000))
     t = 1000
     if kind == "graph":  # few entries in each cell, of which there are many
@@ -53,14 +60,15 @@ def test_explain(dtype, h, e, kind, expected):
     assert [call.operation for call in calls] == ["attention", "attention_cotangent"]
     for call in calls:
         assert expected in str(call) and call.shape == (t, t)
-        assert (call.variant == "tiles") == (expected == "tiles")
+        is_variant = expected.startswith("tiles") or expected == "csr"
+        assert call.variant == (expected if is_variant else None)
     if kind == "block_mask":
         assert "mask (1000, 1000) with 26 of 64 tiles, 42 of 256 cells partial" in str(calls[0])
         assert calls[0].entries is None
 
 
 def test_tangents_have_a_kernel_on_a_cpu_alone():
-    """On a GPU they are composed, or plain XLA; heads are not padded for what has no kernel."""
+    """On a GPU they are composed, or plain XLA."""
     mask = BlockMask.from_mask(masks.causal(), (300, 300))
     x = jax.ShapeDtypeStruct((1, 300, 2, 40), jnp.bfloat16)
 
@@ -73,7 +81,7 @@ def test_tangents_have_a_kernel_on_a_cpu_alone():
     assert not isinstance(choose(call, lowered_for("cpu")), Fallback)
     instead = choose(call, H200)
     assert isinstance(instead, Fallback)
-    assert instead.reason == "no kernel takes bfloat16 heads of 40 and 40 numbers"
+    assert instead.reason == "no GPU has a kernel for a tangent"
 
 
 def test_functions_are_masks_of_what_they_read_now():

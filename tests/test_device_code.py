@@ -111,6 +111,30 @@ SIZES = [
         for dtype in DTYPES
     ),
 ]
+# Kernels of attention with as much as registers have room for, and with less shared memory.
+MMA_TILES = ".tiles = {{.head_size = {0}, .value_size = {0}, .number_bytes = 2, .rows = {1}}}"
+SIZES += [
+    (
+        f"attention/kernels/{file}.cu",
+        f"{kernel}<jaxsparse::bfloat16, jaxsparse::{config}",
+        [MMA_TILES.format(256, rows) + more for rows in (64, 128)],
+    )
+    for file, kernel, config, more in [
+        ("tiles_mma", "AttentionTilesMma", "AttentionMmaConfig", ""),
+        (
+            "rows_mma",
+            "AttentionCotangentOfRowsMma",
+            "CotangentMmaConfig",
+            ", .stages = 1, .columns = 32",
+        ),
+        (
+            "keys_mma",
+            "AttentionCotangentOfKeysMma",
+            "CotangentMmaConfig",
+            ", .stages = 1, .columns = 32, .split = true",
+        ),
+    ]
+]
 INSTANCES = [
     *KERNELS,
     *(

@@ -1,4 +1,5 @@
-// The CUDA variants of attention over a block mask, each defined with its kernel in kernels/.
+// The CUDA variants of attention over a block mask or a pattern, each defined with its kernel in
+// kernels/.
 #pragma once
 
 #include "attention/problem.h"
@@ -8,7 +9,21 @@ namespace jaxsparse {
 
 // kernels/tiles.cc
 extern const CudaVariant<AttentionProblem> kAttentionTiles;
+// kernels/tiles_mma.cc
+extern const CudaVariant<AttentionProblem> kAttentionTilesMma;
+// kernels/csr.cc, that of the choice, and others that read other amounts at once
+extern const CudaVariant<AttentionProblem> kAttentionCsr;
+extern const CudaVariant<AttentionProblem> kAttentionCsrBy2;
+extern const CudaVariant<AttentionProblem> kAttentionCsrBy8;
+extern const CudaVariant<AttentionProblem> kAttentionCsrTwice;
 // kernels/keys.cc
 extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentTiles;
+// kernels/csr_cotangent.cc
+extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentCsr;
+extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentCsrBy2;
+extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentCsrBy8;
+extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentCsrTwice;
+// kernels/cotangent_mma.cc
+extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentTilesMma;
 
 }  // namespace jaxsparse

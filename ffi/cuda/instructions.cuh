@@ -170,6 +170,21 @@ __device__ __forceinline__ void AsyncCopy(uint32_t shared, const void* from) {
                "l"(__cvta_generic_to_global(from))
                : "memory");
 }
+// The same where there is something to copy; else zeros, and `from` is not read.
+__device__ __forceinline__ void AsyncCopyOrZero(uint32_t shared, const void* from, bool exists) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared),
+               "l"(__cvta_generic_to_global(from)), "r"(exists ? 16 : 0)
+               : "memory");
+}
+// Of a word, aligned to its 4 bytes.
+__device__ __forceinline__ void AsyncCopyWordOrZero(uint32_t shared, const void* from,
+                                                    bool exists) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared),
+               "l"(__cvta_generic_to_global(from)), "r"(exists ? 4 : 0)
+               : "memory");
+}
+// Waits for all that the thread has copied by these; other threads see it behind a barrier.
+__device__ __forceinline__ void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
@@ -308,9 +323,10 @@ __device__ __forceinline__ bool TryWaitOfCluster(uint64_t* barrier, uint32_t odd
 
 #else
 
-// Earlier architectures have none of these: kernels that use them compile, and stop.
-__device__ __forceinline__ void LetNextKernelBegin() { asm volatile("trap;"); }
-__device__ __forceinline__ void WaitForPrologue() { asm volatile("trap;"); }
+// On earlier architectures kernels run one after the other. They have nothing of what follows:
+// kernels that use it compile, and stop.
+__device__ __forceinline__ void LetNextKernelBegin() {}
+__device__ __forceinline__ void WaitForPrologue() {}
 __device__ __forceinline__ void FenceShared() { asm volatile("trap;"); }
 __device__ __forceinline__ void Arrive(uint64_t*) { asm volatile("trap;"); }
 __device__ __forceinline__ void ArriveWhenCopied(uint64_t*) { asm volatile("trap;"); }

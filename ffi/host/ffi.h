@@ -224,7 +224,7 @@ class Targets {
       if (first.blocks > 0) {
         reason = Launch(prologue->source(call.problem), first, prologue->launch, &call.problem,
                         device, stream);
-        shape.overlaps = true;
+        shape.overlaps = GpuOf(device).compute_capability >= 90;  // as those can
       }
     }
     if (reason.empty()) {

@@ -296,13 +296,18 @@ std::vector<Target> Targets() {
   Target attention{AttentionEntry(), {}}, tangent{AttentionTangentEntry(), {}},
       cotangent{AttentionCotangentEntry(), {}};
   for (Target* target : {&attention, &tangent, &cotangent}) {
-    for (const bool own_masks : {false, true}) {
-      const std::vector<int64_t> batch = {own_masks ? 3 : 2};
-      target->calls.push_back({own_masks ? "masks of heads" : "one mask",
-                               AttentionCall(target->entry.name, own_masks, batch),
+    const std::pair<const char*, AttentionMask> kinds[] = {
+        {"one mask", AttentionMask::kShared},
+        {"masks of heads", AttentionMask::kOfHeads},
+        {"a pattern", AttentionMask::kPattern}};
+    for (const auto& [name, kind] : kinds) {
+      if (target == &tangent && kind == AttentionMask::kPattern) continue;  // no kernel takes it
+      const std::vector<int64_t> batch = {kind == AttentionMask::kShared ? 2 : 3};
+      target->calls.push_back({name,
+                               AttentionCall(target->entry.name, kind, batch),
                                {},
                                {},
-                               {"entries 0", "bits 1"},
+                               {"entries 0", "bits 1", "column_indices 0"},
                                batch,
                                workspaces});
     }

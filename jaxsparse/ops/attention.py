@@ -1,4 +1,4 @@
-"""The primitives behind attention over a block mask.
+"""The primitives behind attention over a block mask or a pattern.
 
 With s = scale q.k, p = exp(s - lse) at stored positions and 0 elsewhere,
 
@@ -23,16 +23,16 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.interpreters import ad
 
-from jaxsparse.backend import TARGETS
 from jaxsparse.batching import over_batch
 from jaxsparse.block_mask.words import CELL, TILE
 from jaxsparse.device import AnyDevice, Device
 from jaxsparse.ops import composed_attention as composed
 from jaxsparse.ops import plain_attention as plain
-from jaxsparse.ops.arguments import operands_of_pattern
+from jaxsparse.ops.arguments import ROWS, TRANSPOSED_ROWS, operands_of_pattern
 from jaxsparse.pattern import transpose_is_missing
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import (
+    OPERATIONS,
     Fallback,
     FfiCall,
     Operation,
@@ -41,11 +41,13 @@ from jaxsparse.primitive import (
     bind_local,
     make_primitive,
     summed_to,
+    typed_call,
     undefined,
+    variants_of,
 )
 
 _PARAMS = ("scale", "mask_of_group", "mask_of_head", "has_mask", "has_pattern", "columns")
-_ATTRIBUTES = _PARAMS[:3]  # those that targets take
+_ATTRIBUTES = _PARAMS[:4]  # those that targets take as they are
 
 _MULTIPLIED = (("query", "t g r h"), ("key", "u g h"), ("value", "u g e"))
 _PLAIN = "attention by blocks of keys in plain XLA"
@@ -103,77 +105,166 @@ def _instead(reason: str, name: str, params: dict[str, Any]) -> Fallback:
     return Fallback(reason, getattr(composed, name), called=_COMPOSED)
 
 
-def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> Any:
-    """The call of a target that takes these lists, and what else is behind keys and values."""
+# What targets take of masks: lists by rows and patterns by rows, and the same transposed.
+_BY_ROWS = (_ROWS, ROWS)
+_BY_COLUMNS = (_COLUMNS, TRANSPOSED_ROWS)
+
+
+def _ffi_of(
+    name: str, masks: tuple[tuple[tuple[str, ...], ...], ...], behind: tuple[str, ...] = ()
+) -> Any:
+    """The call of a target that takes these of a mask, and what else is behind."""
 
     def ffi(
         params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
     ) -> FfiCall | Fallback:
-        if not params["has_mask"]:
-            return _instead("a block mask of the pattern would take much memory", name, params)
         query, _, value = avals[:3]
-        h, e = query.shape[-1], value.shape[-1]
-        sizes = f"{query.dtype} heads of {h} and {e} numbers"
-        padded = _padded_size(query, value) if _has_kernel_in_16_bits(name, device) else None
-        if padded is not None and (h, e) != (padded, padded):
-            compute = functools.partial(_with_padded_heads, name, padded)
-            return Fallback(
-                f"no kernel takes {sizes}",
-                compute,
-                called=f"the kernel of heads of {padded}, padded",
+        sizes = (query.shape[-1], value.shape[-1])
+        reason = "no kernel takes {} heads of {} and {} numbers".format(query.dtype, *sizes)
+        gives_pattern = _gives_pattern(name, params, avals)
+        given = (
+            operand
+            for lists, pattern in masks
+            for operand in (
+                *(lists if params["has_mask"] else ()),
+                *(pattern if gives_pattern else ()),
             )
-        return FfiCall(
-            ("query", "key", "value", *masks, *behind),
-            {name: params[name] for name in _ATTRIBUTES},
+        )
+        made = FfiCall(
+            ("query", "key", "value", *given, *behind),
+            {
+                **{attribute: params[attribute] for attribute in _ATTRIBUTES},
+                "has_pattern": gives_pattern,
+            },
             workspace=None,
             workspace_is_fixed=True,
-            fallback=_instead(f"no kernel takes {sizes}", name, params),
+            fallback=_instead(reason, name, params),
+        )
+        instead = _sparse_composition(name, params, avals, device)
+        if instead is not None:
+            return instead
+        best = _best_sizes(name, params, avals, made, device)
+        if best == sizes:
+            return made
+        heads = " and ".join(map(str, dict.fromkeys(best)))
+        return Fallback(
+            f"{reason} as fast",
+            functools.partial(_with_padded_heads, name, best, params["variant"]),
+            called=f"the kernel of heads of {heads}, padded",
         )
 
     return ffi
 
 
-def _has_kernel_in_16_bits(name: str, device: AnyDevice) -> bool:
-    is_gpu = isinstance(device, Device) and device.compute_capability == _OF_WARPGROUPS
-    return is_gpu and bool(TARGETS[name]["variants"]["cuda"])
+# Where a tile of the mask has more entries than this, kernels that walk the rows of a pattern are
+# slower than those that multiply tiles, or than the composition, in any case.
+_MOST_ENTRIES_OF_TILE = 300
+# Entries of a tile from which on its products cost a GPU less than the composition, in float32.
+_FEWEST_ENTRIES_OF_TILE = {"attention": 1800, "attention_cotangent": 3400}
 
 
-_OF_WARPGROUPS = 90  # the compute capability, 9.0, of GPUs whose warpgroups multiply
-# Sizes of heads that the CUDA kernels take in 16 bits, both of keys and of values.
-_SIZES_OF_HEADS = (64, 128)
+def _gives_pattern(name: str, params: dict[str, Any], avals: Sequence[ShapedArray]) -> bool:
+    """Whether a target gets the pattern, with all that it needs of it."""
+    if not params["has_pattern"]:
+        return False
+    if name == "attention_cotangent" and params["columns"] is not None:
+        return False
+    if not params["has_mask"] or params["variant"] is not None:
+        return True
+    return _entries_of_tile(params, avals) < _MOST_ENTRIES_OF_TILE
 
 
-def _padded_size(query: ShapedArray, value: ShapedArray) -> int | None:
-    """The least of these sizes that has room for heads; None where there is none."""
-    size = max(query.shape[-1], value.shape[-1])
-    fits = (s for s in _SIZES_OF_HEADS if size <= s)
-    return next(fits, None) if query.dtype.itemsize == 2 and size > 0 else None
+def _entries_of_tile(params: dict[str, Any], avals: Sequence[ShapedArray]) -> float:
+    """Entries of the pattern for each tile of the block mask."""
+    names = [name for name, _ in (*_MULTIPLIED, *_mask_operands(params))]
+    sizes = dict(zip(names, (a.shape[-1] for a in avals), strict=False))
+    return float(sizes["column_indices"] / sizes["entries"])
 
 
-def _with_padded_heads(name: str, size: int, *operands: jax.Array, **params: Any) -> Any:
+def _sparse_composition(
+    name: str, params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
+) -> Fallback | None:
+    """The composition, where a GPU's kernel of float32 would multiply tiles with few entries."""
+    if params["variant"] is not None or not isinstance(device, Device):
+        return None
+    if not (params["has_mask"] and params["has_pattern"]) or avals[0].dtype != jnp.float32:
+        return None
+    entries = _entries_of_tile(params, avals)
+    if not _MOST_ENTRIES_OF_TILE <= entries < _FEWEST_ENTRIES_OF_TILE[name]:
+        return None
+    instead = _instead("the mask's tiles have few entries each", name, params)
+    return None if instead.compute is None else instead
+
+
+# Sizes of heads, both of keys and of values, that kernels by warpgroups take.
+_SIZES_OF_WARPGROUPS = (64, 128)
+_ALIGNED = 8  # all other kernels of GPUs take multiples of this
+
+
+def _best_sizes(
+    name: str,
+    params: dict[str, Any],
+    avals: Sequence[ShapedArray],
+    made: FfiCall,
+    device: AnyDevice,
+) -> tuple[int, int]:
+    """What to pad heads of keys and of values to: as they are, or for a kernel that costs less."""
+    sizes = (avals[0].shape[-1], avals[2].shape[-1])
+    if not isinstance(device, Device):
+        return sizes
+    squares = [(s, s) for s in _SIZES_OF_WARPGROUPS if max(sizes) <= s]
+    aligned = tuple(-(-size // _ALIGNED) * _ALIGNED for size in sizes)
+    best, least = sizes, math.inf
+    for padded in (sizes, *squares, aligned):
+        of_sizes = typed_call(
+            OPERATIONS[PRIMITIVES[name]], params, _padded_avals(name, params, avals, padded)
+        )
+        for _, cost in variants_of(of_sizes, made, device)[:1]:
+            if cost < least:
+                best, least = padded, cost
+    return best
+
+
+def _sizes_by_operand(name: str, padded: tuple[int, int]) -> dict[str, int]:
+    """The last dimension of each operand that has heads' numbers."""
+    h, e = padded
+    by_name = {"query": h, "key": h, "value": e}
+    return {**by_name, "ct_out": e} if name == "attention_cotangent" else by_name
+
+
+def _padded_avals(
+    name: str, params: dict[str, Any], avals: Sequence[ShapedArray], padded: tuple[int, int]
+) -> list[ShapedArray]:
+    operands = OPERATIONS[PRIMITIVES[name]].signature(params).operands
+    sizes = _sizes_by_operand(name, padded)
+    return [
+        ShapedArray((*aval.shape[:-1], sizes[operand]), aval.dtype) if operand in sizes else aval
+        for (operand, _), aval in zip(operands, avals, strict=True)
+    ]
+
+
+def _padded_to(size: int, x: jax.Array) -> jax.Array:
+    if x.shape[-1] == size:
+        return x
+    return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, size - x.shape[-1]),))
+
+
+def _with_padded_heads(
+    name: str, sizes: tuple[int, int], variant: str | None, *operands: jax.Array, **params: Any
+) -> Any:
     """A call whose heads get zeros behind them: these add nothing to products."""
-
-    def padded(x: jax.Array) -> jax.Array:
-        return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, size - x.shape[-1]),))
-
-    query, key, value, *others = operands
-    h, e = query.shape[-1], value.shape[-1]
-    sizes_of_results: tuple[int | None, ...] = (e, None)
-    if name == "attention_cotangent":
-        *others, ct_out, ct_sums = others
-        others = [*others, padded(ct_out), ct_sums]
-        sizes_of_results = (h, h, e)
+    padded = _padded_avals(name, params, [jax.typeof(x) for x in operands], sizes)
     results = bind_local(
         PRIMITIVES[name],
-        *(padded(x) for x in (query, key, value)),
-        *others,
+        *(_padded_to(aval.shape[-1], x) for x, aval in zip(operands, padded, strict=True)),
         **params,
         implementation="cuda",
-        variant=None,
+        variant=variant,
     )
+    h, e = operands[0].shape[-1], operands[2].shape[-1]
+    of_results = (h, h, e) if name == "attention_cotangent" else (e, None)
     return [
-        x if size is None else x[..., :size]
-        for x, size in zip(results, sizes_of_results, strict=True)
+        x if size is None else x[..., :size] for x, size in zip(results, of_results, strict=True)
     ]
 
 
@@ -219,7 +310,7 @@ attention_p = make_primitive(
         shardable=("g",),
         stored=_stored,
         xla=_form_of("attention"),
-        ffi=_ffi_of("attention", _ROWS),
+        ffi=_ffi_of("attention", (_BY_ROWS,)),
     )
 )
 
@@ -230,6 +321,22 @@ _TANGENTS = tuple((f"d_{name}", spec) for name, spec in _MULTIPLIED)
 
 def _wide(avals: Sequence[ShapedArray], params: dict[str, Any]) -> list[Any]:
     return [accumulator_dtype(avals[0].dtype)] * 2
+
+
+def _tangent_ffi(
+    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
+) -> FfiCall | Fallback:
+    """The call of the one kernel there is: of CPUs, by block masks."""
+    if device.platform != "cpu":
+        return _instead("no GPU has a kernel for a tangent", "attention_tangent", params)
+    if not params["has_mask"]:
+        return _instead("a tangent's kernel takes a block mask", "attention_tangent", params)
+    return FfiCall(
+        ("query", "key", "value", *_ROWS, "lse", *(name for name, _ in _TANGENTS)),
+        {**{attribute: params[attribute] for attribute in _ATTRIBUTES}, "has_pattern": False},
+        workspace=None,
+        workspace_is_fixed=True,
+    )
 
 
 attention_tangent_p = make_primitive(
@@ -244,7 +351,7 @@ attention_tangent_p = make_primitive(
         shardable=("g",),
         stored=_stored,
         xla=_form_of("attention_tangent"),
-        ffi=_ffi_of("attention_tangent", _ROWS, ("lse", *(f"d_{name}" for name, _ in _MULTIPLIED))),
+        ffi=_tangent_ffi,
     )
 )
 
@@ -273,7 +380,7 @@ attention_cotangent_p = make_primitive(
         shardable=("g",),
         stored=_stored,
         xla=_form_of("attention_cotangent"),
-        ffi=_ffi_of("attention_cotangent", (*_ROWS, *_COLUMNS), ("lse", "ct_out", "ct_sums")),
+        ffi=_ffi_of("attention_cotangent", (_BY_ROWS, _BY_COLUMNS), ("lse", "ct_out", "ct_sums")),
         cast=_narrow_cotangent,
     )
 )

@@ -9,7 +9,13 @@ says, batching and sharding. Its derivative rules are its own (`jaxsparse.ops`),
 
 from jaxsparse.primitive.batching import batch
 from jaxsparse.primitive.binding import bind, bind_local
-from jaxsparse.primitive.choice import TypedCall, UnavailableError, choose, lacks_kernel
+from jaxsparse.primitive.choice import (
+    TypedCall,
+    UnavailableError,
+    choose,
+    lacks_kernel,
+    variants_of,
+)
 from jaxsparse.primitive.declaration import Fallback, FfiCall, Operation, Signature
 from jaxsparse.primitive.derivatives import (
     define_multilinear_jvp,
@@ -43,4 +49,5 @@ __all__ = [
     "summed_to",
     "typed_call",
     "undefined",
+    "variants_of",
 ]

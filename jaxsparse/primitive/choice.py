@@ -77,7 +77,7 @@ def choose(call: TypedCall, device: AnyDevice) -> TargetCall | Fallback:
     if isinstance(made, Fallback):
         return made
     kernel = _target_call(call, made, platform)
-    if made.fallback is not None and variant is None and not _fits(target, kernel, device):
+    if made.fallback is not None and variant is None and not _variants(target, kernel, device):
         return made.fallback
     return kernel
 
@@ -88,13 +88,21 @@ def lacks_kernel(operation: Operation, device: AnyDevice) -> str:
     return lacks or (operation.lacks_on_cpu if device.platform == "cpu" else "")
 
 
-def _fits(target: str, call: TargetCall, device: AnyDevice) -> bool:
-    """Whether a variant takes the call on a device."""
+def variants_of(call: TypedCall, made: FfiCall, device: AnyDevice) -> tuple[tuple[str, float], ...]:
+    """The variants that would take a call of its target, and their costs; the chosen one first.
+
+    There are none where none fits, or not the one that is asked for.
+    """
+    return _variants(call.operation.target, _target_call(call, made, device.platform), device)
+
+
+def _variants(target: str, call: TargetCall, device: AnyDevice) -> tuple[tuple[str, float], ...]:
     try:
-        device.choose_variant(target, _sized(call.operands), _sized(call.results), call.attributes)
+        return device.choose_variant(
+            target, _sized(call.operands), _sized(call.results), call.attributes
+        )
     except ValueError:
-        return False
-    return True
+        return ()
 
 
 def _sized(avals: Sequence[ShapedArray]) -> list[ShapedArray]:

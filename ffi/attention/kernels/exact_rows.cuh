@@ -16,16 +16,16 @@ struct HeadOperands {
   const T* value;
   int64_t key_step, value_step;
   uint32_t keys;
+  int head_size, value_size;
   float scale;  // of powers of 2, as of an OnlineSoftmax
 };
 
 // `row`: of its row of tiles. All lanes get `lse`; each has the results from its number `lane` on,
-// kWarp apart.
-template <typename T, int kHeadSize, int kValueSize>
+// kWarp apart, kOfLane ones or as many as values have.
+template <int kOfLane, typename T>
 __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
-                                           const HeadOperands<T>& of,
-                                           float (&out)[kValueSize / kWarp], float& lse) {
-  constexpr int kOfLane = kValueSize / kWarp;
+                                           const HeadOperands<T>& of, float (&out)[kOfLane],
+                                           float& lse) {
   const uint32_t lane = threadIdx.x % kWarp, down = row / kMaskCell;
   float most = kNoScore, total = 0;
 #pragma unroll
@@ -50,7 +50,7 @@ __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
       if (seen) {
         const T* key = of.key + u * of.key_step;
 #pragma unroll 1
-        for (int i = 0; i < kHeadSize; ++i) {
+        for (int i = 0; i < of.head_size; ++i) {
           score += ToAccumulator(of.query[i]) * ToAccumulator(key[i]);
         }
       }
@@ -72,7 +72,10 @@ __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
         const float of_key = __shfl_sync(kAllLanes, p, from);
         const T* value = of.value + __shfl_sync(kAllLanes, u, from) * of.value_step;
 #pragma unroll
-        for (int i = 0; i < kOfLane; ++i) out[i] += of_key * ToAccumulator(value[i * kWarp + lane]);
+        for (int i = 0; i < kOfLane; ++i) {
+          const int at = i * kWarp + static_cast<int>(lane);
+          if (at < of.value_size) out[i] += of_key * ToAccumulator(value[at]);
+        }
       }
     }
   }

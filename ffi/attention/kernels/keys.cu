@@ -294,38 +294,9 @@ class KeysConsumer {
 #pragma unroll 1
     for (; not_finite != 0; not_finite &= not_finite - 1) {
       const int row = threadIdx.x % kWarpgroup / kWarp * 16 + __ffs(not_finite) - 1;
-      WriteEntryByEntry(item, static_cast<uint32_t>(first + row), ct_key + row * stride,
-                        ct_value + row * stride);
+      WriteKeyByEntries<T, kSize, kSize>(p_, item.place, item.head, item.row,
+                                         static_cast<uint32_t>(first + row));
     }
-  }
-
-  // By a warp.
-  __device__ __forceinline__ void WriteEntryByEntry(const CotangentItem& item, uint32_t at,
-                                                    T* ct_key, T* ct_value) const {
-    using Row = RowOfWarp<T, kSize>;
-    const int64_t place = (at * p_.groups + item.head) * kSize;
-    Row key, value, key_sums = {}, value_sums = {};
-    key.Load(item.place.At<const T>(p_.batch, p_.key) + place);
-    value.Load(item.place.At<const T>(p_.batch, p_.value) + place);
-    const auto heads = static_cast<uint32_t>(p_.per_group);
-#pragma unroll 1
-    for (uint32_t of_group = 0; of_group < heads; ++of_group) {
-      const auto own = static_cast<uint32_t>(p_.transposed_mask.Own(item.head, of_group));
-      MaskRow row;
-      row.Set(p_.transposed_mask, p_.batch, item.place, own, item.row);
-      const auto add = [&](uint32_t query) {
-        StoredEntry<T, kSize> entry;
-        entry.Load(p_, item.place, item.head * heads + of_group, query);
-        float probability, ct_score;
-        entry.Meet(p_, key, value, &probability, &ct_score);
-        value_sums.Add(probability, entry.ct_out);
-        key_sums.Add(ct_score, entry.query);
-        return !(value_sums.IsNan() && key_sums.IsNan());
-      };
-      ForEachStored(row, at % kMaskTile, static_cast<uint32_t>(p_.queries), add);
-    }
-    key_sums.Store(ct_key, static_cast<float>(p_.scale));
-    value_sums.Store(ct_value, 1.0f);
   }
 
  public:

@@ -68,6 +68,12 @@ struct MaskRow {
   }
 };
 
+// An entry whose partial cells are empty if there are no words for them.
+__device__ __forceinline__ uint32_t WithWords(const MaskRow& row, uint32_t entry) {
+  const uint32_t partial = PartialCellsOf(entry);
+  return __popc(partial) <= row.cells ? entry : entry & ~(partial << kMaskStatesAt);
+}
+
 // Whether a partial cell stores a place, by its words.
 __device__ __forceinline__ bool IsStored(const uint32_t* words, uint32_t row, uint32_t column) {
   const uint32_t word = row / 16 * 32 + row % 8 * 4 + column % 8 / 2;
@@ -84,13 +90,14 @@ __device__ __forceinline__ uint32_t MaskRowInOrder(const MaskTiles& mask, const 
 }
 
 // Puts `other` in place of the numbers that a cell does not store; `numbers` from kFirst on are
-// this thread's of a product of 64 x 64. Four instructions bring a word's bits to predicates, and
-// each number is selected by one.
+// this thread's of a product of 64 x 64, or its first ones if there are fewer. Four instructions
+// bring a word's bits to predicates, and each number is selected by one.
 template <int kFirst, int kCount>
 __device__ __forceinline__ void ApplyMaskWord(uint32_t word, float other,
                                               float (&numbers)[kCount]) {
+  constexpr int kOfWord = kCount - kFirst < 32 ? kCount - kFirst : 32;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
+  for (int i = 0; i < kOfWord; ++i) {
     numbers[kFirst + i] = (word & (1u << i)) != 0 ? numbers[kFirst + i] : other;
   }
 }

@@ -289,36 +289,9 @@ class RowsConsumer {
 #pragma unroll 1
     for (; not_finite != 0; not_finite &= not_finite - 1) {
       const int row = threadIdx.x % kWarpgroup / kWarp * 16 + __ffs(not_finite) - 1;
-      WriteEntryByEntry(item, static_cast<uint32_t>(first + row), ct_query + row * stride);
+      WriteQueryByEntries<T, kSize, kSize>(p_, item.place, item.head, item.row,
+                                           static_cast<uint32_t>(first + row));
     }
-  }
-
-  // By a warp.
-  __device__ __forceinline__ void WriteEntryByEntry(const CotangentItem& item, uint32_t at,
-                                                    T* ct_query) const {
-    using Row = RowOfWarp<T, kSize>;
-    const auto per_group = static_cast<uint32_t>(p_.per_group);
-    const uint32_t group = item.head / per_group;
-    const T* keys = item.place.At<const T>(p_.batch, p_.key) + group * kSize;
-    const T* values = item.place.At<const T>(p_.batch, p_.value) + group * kSize;
-    const int64_t stride = p_.groups * kSize;
-    StoredEntry<T, kSize> entry;
-    entry.Load(p_, item.place, item.head, at);
-    Row sums = {};
-    MaskRow row;
-    row.Set(p_.mask, p_.batch, item.place,
-            static_cast<uint32_t>(p_.mask.Own(group, item.head % per_group)), item.row);
-    const auto add = [&](uint32_t u) {
-      Row key, value;
-      key.Load(keys + u * stride);
-      value.Load(values + u * stride);
-      float probability, ct_score;
-      entry.Meet(p_, key, value, &probability, &ct_score);
-      sums.Add(ct_score, key);
-      return !sums.IsNan();
-    };
-    ForEachStored(row, at % kMaskTile, static_cast<uint32_t>(p_.keys), add);
-    sums.Store(ct_query, static_cast<float>(p_.scale));
   }
 
  public:

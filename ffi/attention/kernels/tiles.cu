@@ -236,6 +236,8 @@ class AttentionConsumer {
     of.key_step = p_.groups * kHeadSize;
     of.value_step = p_.groups * kValueSize;
     of.keys = static_cast<uint32_t>(p_.keys);
+    of.head_size = kHeadSize;
+    of.value_size = kValueSize;
     of.scale = static_cast<float>(p_.scale) * kLog2OfE;
 #pragma unroll 1
     for (; wrong != 0; wrong &= wrong - 1) {
@@ -244,7 +246,7 @@ class AttentionConsumer {
       of.query = item.place.template At<const T>(p_.batch, p_.query) +
                  (row * heads + item.head) * kHeadSize;
       float out[kValueSize / kWarp], lse;
-      ComputeRow<T, kHeadSize, kValueSize>(item.mask, of_item, of, out, lse);
+      ComputeRow(item.mask, of_item, of, out, lse);
       T* const to = reinterpret_cast<T*>(item.out) + row * heads * kValueSize;
 #pragma unroll
       for (int i = 0; i < kValueSize / kWarp; ++i) FromAccumulator(out[i], &to[i * kWarp + lane_]);

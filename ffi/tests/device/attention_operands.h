@@ -187,7 +187,9 @@ class AttentionTest {
     Problem& p = *problem;
     p.batch.rank = 1;
     p.batch.count = p.batch.sizes[0] = size_.batch;
-    p.dtype = std::is_same_v<T, bfloat16> ? DType::kBFloat16 : DType::kFloat16;
+    p.dtype = std::is_same_v<T, float>      ? DType::kFloat32
+              : std::is_same_v<T, bfloat16> ? DType::kBFloat16
+                                            : DType::kFloat16;
     p.queries = size_.queries;
     p.keys = size_.keys;
     p.groups = size_.groups;
@@ -228,6 +230,7 @@ class AttentionTest {
   // A row: its lse, and what each key it sees has as its probability.
   struct Row {
     double lse = -std::numeric_limits<double>::infinity();
+    double largest = 0;  // of its scores' absolute values
     std::vector<int64_t> keys;
     std::vector<double> probabilities;
   };
@@ -244,6 +247,7 @@ class AttentionTest {
       row.keys.push_back(u);
       row.probabilities.push_back(score * kScale);
       most = std::fmax(most, score * kScale);
+      row.largest = std::fmax(row.largest, std::fabs(score * kScale));
     }
     if (row.keys.empty()) return row;
     for (double& p : row.probabilities) sum += p = std::exp(p - most);
@@ -252,7 +256,39 @@ class AttentionTest {
     return row;
   }
 
+  // Compares results of attention with what they are.
+  void Check(const std::vector<T>& out, const std::vector<float>& lse) const {
+    if (IsWrong()) return;
+    for (int64_t entry = 0; entry < size_.batch; ++entry) {
+      for (int64_t head = 0; head < Heads(); ++head) {
+        for (int64_t t = 0; t < size_.queries; ++t) CheckRow(out, lse, entry, head, t);
+      }
+    }
+  }
+
  private:
+  void CheckRow(const std::vector<T>& out, const std::vector<float>& all_lse, int64_t entry,
+                int64_t head, int64_t t) const {
+    const Row row = RowOf(entry, head, t);
+    const float lse = all_lse[(entry * Heads() + head) * size_.queries + t];
+    if (!IsClose<float>(lse, row.lse, 20)) Fail("lse", head, t, lse, row.lse);
+    for (int i = 0; i < kValueSize; ++i) {
+      double sum = 0, most = 0;
+      for (size_t k = 0; k < row.keys.size(); ++k) {
+        const double part =
+            row.probabilities[k] * ToAccumulator(Value(entry, head, row.keys[k])[i]);
+        sum += part;
+        most += std::fabs(part);
+      }
+      // What a score is rounded by is a relative error of its probability.
+      if (sizeof(T) == 4) most *= 1 + row.largest;
+      const T got = out[((entry * size_.queries + t) * Heads() + head) * kValueSize + i];
+      if (!IsClose<T>(ToAccumulator(got), sum, most)) {
+        Fail("attention", t, i, ToAccumulator(got), sum);
+      }
+    }
+  }
+
   int64_t KeyAt(int64_t entry, int64_t head, int64_t u) const {
     const int64_t own = key_entries_ > 1 ? entry : 0;
     return (own * size_.keys + u) * size_.groups + head / size_.per_group;

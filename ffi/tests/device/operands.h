@@ -193,7 +193,8 @@ bool IsClose(double got, double wanted, double most) {
   const double rounding = sizeof(Out) == 2 ? 0x1p-8 : sizeof(Out) == 4 ? 0x1p-21 : 0x1p-50;
   if (std::isnan(wanted)) return std::isnan(got);
   if (std::isinf(wanted)) return got == wanted;
-  return std::fabs(got - wanted) <= rounding * (most + std::fabs(wanted)) + 1e-30;
+  const double least = std::is_same_v<Out, float16> ? 0x1p-25 : 1e-30;  // half of the least number
+  return std::fabs(got - wanted) <= rounding * (most + std::fabs(wanted)) + least;
 }
 
 [[noreturn]] inline void Fail(const char* what, int64_t row, int64_t column, double got,

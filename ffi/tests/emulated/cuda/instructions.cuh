@@ -119,15 +119,26 @@ inline uint64_t GlobalTimer() { return emulated::Block::turns; }
 
 inline void Arrive(uint64_t* barrier) { emulated::Block::current->Count(barrier, 1, 0); }
 // What is copied comes when the thread arrives; until then there is rubbish.
-inline void AsyncCopy(uint32_t shared, const void* from) {
-  constexpr int kBytes = 16;
+template <int kBytes>
+void PostponeCopy(uint32_t shared, const void* from, bool exists) {
   void* to = &SharedAt<char>(shared);
   for (const uint64_t place : {reinterpret_cast<uint64_t>(to), reinterpret_cast<uint64_t>(from)}) {
     if (place % kBytes != 0) emulated::Block::Fail("misaligned copy");
   }
   std::memset(to, 0xff, kBytes);
-  emulated::Block::current->Postpone([=] { std::memcpy(to, from, kBytes); });
+  emulated::Block::current->Postpone([=] {
+    if (exists) std::memcpy(to, from, kBytes);
+    else std::memset(to, 0, kBytes);
+  });
 }
+inline void AsyncCopy(uint32_t shared, const void* from) { PostponeCopy<16>(shared, from, true); }
+inline void AsyncCopyOrZero(uint32_t shared, const void* from, bool exists) {
+  PostponeCopy<16>(shared, from, exists);
+}
+inline void AsyncCopyWordOrZero(uint32_t shared, const void* from, bool exists) {
+  PostponeCopy<4>(shared, from, exists);
+}
+inline void WaitForCopies() { emulated::Block::current->DoPostponed(); }
 inline void ArriveWhenCopied(uint64_t* barrier) {
   emulated::Block::current->DoPostponed();
   Arrive(barrier);

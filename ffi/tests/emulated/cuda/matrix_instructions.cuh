@@ -69,7 +69,8 @@ struct FourWords {
   uint32_t words[4];
 };
 
-inline void LoadMatrices(uint32_t (&to)[4], const void* row) {
+template <bool kTransposed>
+void EmulateLoadMatrices(uint32_t (&to)[4], const void* row) {
   const FourWords result =
       emulated::Block::current->Collect<const void*, FourWords>(row, [&](auto given, auto taken) {
         for (int matrix = 0; matrix < 4; ++matrix) {
@@ -82,12 +83,19 @@ inline void LoadMatrices(uint32_t (&to)[4], const void* row) {
           }
           for (int lane = 0; lane < kWarp; ++lane) {
             const int i = lane / 4, j = lane % 4 * 2;
-            const uint32_t low = numbers[i][j], high = numbers[i][j + 1];
+            const uint32_t low = kTransposed ? numbers[j][i] : numbers[i][j];
+            const uint32_t high = kTransposed ? numbers[j + 1][i] : numbers[i][j + 1];
             taken(lane).words[matrix] = low | high << 16;
           }
         }
       });
   for (int i = 0; i < 4; ++i) to[i] = result.words[i];
+}
+inline void LoadMatrices(uint32_t (&to)[4], const void* row) {
+  EmulateLoadMatrices<false>(to, row);
+}
+inline void LoadTransposedMatrices(uint32_t (&to)[4], const void* row) {
+  EmulateLoadMatrices<true>(to, row);
 }
 
 template <int kWidth>

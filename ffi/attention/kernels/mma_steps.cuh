@@ -1,0 +1,135 @@
+// What a block of attention's kernels by mma.sync works on: its item, the steps that this takes,
+// and copies to shared memory.
+#pragma once
+
+#include "attention/kernels/mask_cells.cuh"
+#include "attention/kernels/mma.h"
+
+namespace jaxsparse {
+
+// A row of tiles of a head, in shared memory.
+struct MmaItem {
+  BatchPlace place;
+  MaskRow mask;
+  uint32_t head;  // of its batch entry's
+  uint32_t row;   // of tiles
+
+  // By one thread: an item of so many heads of a batch entry, `per_group` of which are a group of
+  // the mask's. Each has a row of the mask's tiles.
+  __device__ __forceinline__ void Set(const AttentionItems& items, const Batch& batch,
+                                      const MaskTiles& tiles, uint32_t heads, uint32_t per_group,
+                                      uint32_t number) {
+    const AttentionItems::Place at = items.At(number);
+    head = at.head % heads;
+    place.Set(batch, at.head / heads);
+    const uint32_t own = OwnMask(tiles, head / per_group, head % per_group);
+    row = MaskRowInOrder(tiles, batch, place, own, at.row);
+    mask.Set(tiles, batch, place, own, row);
+  }
+  // By one thread: the same row of the mask of another head of the group.
+  __device__ __forceinline__ void SetMask(const Batch& batch, const MaskTiles& tiles,
+                                          uint32_t group, uint32_t of_group) {
+    mask.Set(tiles, batch, place, OwnMask(tiles, group, of_group), row);
+  }
+
+ private:
+  __device__ __forceinline__ static uint32_t OwnMask(const MaskTiles& tiles, uint32_t group,
+                                                     uint32_t of_group) {
+    return static_cast<uint32_t>(tiles.Own(group, of_group));
+  }
+};
+
+// The steps of an item: the columns of cells of its listed tiles in which the block's rows, kCells
+// cells from cell `first` on, have one that is not empty.
+template <int kCells>
+class MmaSteps {
+  const MaskRow& row_;
+  uint32_t next_ = 0;  // two for each entry
+  uint32_t entry_ = 0, upcoming_;
+  int first_;
+
+ public:
+  __device__ __forceinline__ MmaSteps(const MaskRow& row, int first) : row_(row), first_(first) {
+    upcoming_ = row.count > 0 ? row.entries[0] : 0;
+  }
+
+  // Goes to the first step, or the next one; false if there is none.
+  __device__ __forceinline__ bool Next() {
+#pragma unroll 1
+    while (next_ < 2 * row_.count) {
+      if (next_ % 2 == 0) {
+        entry_ = WithWords(row_, upcoming_);
+        if (next_ / 2 + 1 < row_.count) upcoming_ = row_.entries[next_ / 2 + 1];
+      }
+      ++next_;
+      bool stored = false;
+#pragma unroll
+      for (int i = 0; i < kCells; ++i) stored = stored || CellAt(first_ + i) != MaskCell::kEmpty;
+      if (stored) return true;
+    }
+    return false;
+  }
+
+  // Of the step: its first column, and the cell of one half of the tile's rows.
+  __device__ __forceinline__ uint32_t Column() const {
+    return row_.ColumnOf(entry_) * kMaskTile + Across() * kMaskCell;
+  }
+  __device__ __forceinline__ MaskCell CellAt(int down) const {
+    return MaskCellOf(entry_, down, Across());
+  }
+  // A lane's words of kStrips strips of a cell, the first one of which is strip `strip`. Those of
+  // cells that are full have all bits.
+  template <int kStrips>
+  __device__ __forceinline__ void LoadWords(int down, int strip, uint32_t (&words)[kStrips]) const {
+    const bool partial = CellAt(down) == MaskCell::kPartial;
+    const uint32_t* from = nullptr;
+    if (partial) {
+      const uint32_t* cells =
+          row_.WordsAt(row_.bits_at[(next_ - 1) / 2], CountPartialCells(entry_));
+      from =
+          cells + CountPartialCells(entry_, down, Across()) * kMaskCellWords + threadIdx.x % kWarp;
+    }
+#pragma unroll
+    for (int i = 0; i < kStrips; ++i) {
+      words[i] = partial ? from[(strip + i) * kWarp] : 0xffffffffu;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int Across() const { return static_cast<int>(next_ - 1) % 2; }
+};
+
+// Has a block's threads copy kRows rows of a head to a PlainTile of kWidth numbers each, without
+// waiting; the head has `rows` of them from there on, `step` numbers apart and of `width` numbers.
+// What it lacks is 0.
+template <typename T, int kRows, int kWidth, int kThreads>
+__device__ __forceinline__ void CopyRows(uint32_t to, const T* from, int64_t step, int64_t rows,
+                                         int64_t width) {
+  constexpr int kVector = 16 / sizeof(T), kOfRow = kWidth / kVector;
+  constexpr int kPitchBytes = (kWidth + 8) * sizeof(T);
+  static_assert(kRows * kOfRow % kThreads == 0);
+  const int most = static_cast<int>(rows < kRows ? rows : kRows);
+  if constexpr (kThreads % kOfRow == 0) {
+    constexpr int kRowsAtOnce = kThreads / kOfRow;
+    int row = threadIdx.x / kOfRow;
+    const int chunk = threadIdx.x % kOfRow;
+    from += row * step + chunk * kVector;
+    to += row * kPitchBytes + chunk * 16;
+#pragma unroll
+    for (int i = 0; i < kRows / kRowsAtOnce; ++i) {
+      AsyncCopyOrZero(to + i * kRowsAtOnce * kPitchBytes, from,
+                      row < most && chunk * kVector < width);
+      row += kRowsAtOnce;
+      from += kRowsAtOnce * step;
+    }
+  } else {
+#pragma unroll 2
+    for (int i = threadIdx.x; i < kRows * kOfRow; i += kThreads) {
+      const int row = i / kOfRow, chunk = i % kOfRow;
+      AsyncCopyOrZero(to + row * kPitchBytes + chunk * 16, from + row * step + chunk * kVector,
+                      row < most && chunk * kVector < width);
+    }
+  }
+}
+
+}  // namespace jaxsparse

@@ -1,0 +1,199 @@
+// Cotangents of queries by the tensor cores of single warps (mma.sync), for what the kernel by
+// warpgroups (rows.cu) does not take; it says what is computed. A block owns 128 queries of a head,
+// or half of them, and walks the cells of 64 keys that the mask lists for them; keys and values
+// come to stages in shared memory. A warp has 16 or 32 of the queries, whose scores, cotangents of
+// scores and sums stay in its registers, for all keys of a cell or for half of them at a time.
+//
+// Each sum belongs to one block: there are no atomic additions, and results repeat bitwise. Rows
+// with sums that are not finite are computed once more, entry by entry, as by tiles_mma.cu.
+//
+// Floors, for a cell of 64 x 64 positions of a head: 2 * 64 * 64 * (2 head_size + value_size)
+// operations, six times as many in float32: for sizes of 128, 1,536 clocks of a multiprocessor of
+// an A100, about 1,260 of an H100. Operands of two of the three products come from shared memory on
+// both sides, 320 bytes for each 16 x 8 x 16, those of the third one on one side, 256: 1,792 clocks
+// with 16 rows of a warp. From the L2 cache come the cell's keys and values, for two cells of
+// queries at once; from memory all operands once, and goes ct_query.
+#include "attention/kernels/cotangent_entries.cuh"
+#include "attention/kernels/mma_products.cuh"
+#include "attention/kernels/mma_steps.cuh"
+#include "attention/kernels/store_rows.cuh"
+
+namespace jaxsparse {
+
+template <typename T, CotangentMmaConfig kConfig>
+class RowsMmaBlock {
+  static constexpr MmaTiles kTiles = kConfig.tiles;
+  static constexpr int kHeadSize = kTiles.head_size, kValueSize = kTiles.value_size;
+  static constexpr int kStrips = kTiles.strips, kThreads = kTiles.Threads();
+  static constexpr int kScores = kConfig.columns / 2, kSums = kHeadSize / 2;  // of a strip
+  using KeyFactors = FactorsOfTile<T, kHeadSize + 8>;
+  using ValueFactors = FactorsOfTile<T, kValueSize + 8>;
+
+  const AttentionCotangentWork& p_;
+  const MmaItem& item_;
+  uint32_t shared_;
+  int first_row_;   // the warp's first one, of the block's
+  int first_cell_;  // of the block's, of its tile's
+  float shifts_[kStrips][2], ct_sums_[kStrips][2];
+
+  // Of all.
+  __device__ __forceinline__ uint32_t FirstQuery() const {
+    return item_.row * kMaskTile + first_cell_ * kMaskCell;
+  }
+
+  __device__ __forceinline__ void CopyOwn() const {
+    const int64_t heads = p_.groups * p_.per_group, left = p_.queries - FirstQuery();
+    const int64_t at = FirstQuery() * heads + item_.head;
+    const T* query = item_.place.At<const T>(p_.batch, p_.query) + at * p_.head_size;
+    const T* ct_out = item_.place.At<const T>(p_.batch, p_.ct_out) + at * p_.value_size;
+    CopyRows<T, kTiles.rows, kHeadSize, kThreads>(shared_, query, heads * p_.head_size, left,
+                                                  p_.head_size);
+    CopyRows<T, kTiles.rows, kValueSize, kThreads>(shared_ + kConfig.OwnValuesAt(), ct_out,
+                                                   heads * p_.value_size, left, p_.value_size);
+  }
+  __device__ __forceinline__ void CopyStep(uint32_t stage, const T* keys, const T* values,
+                                           uint32_t first) const {
+    const int64_t left = p_.keys - first, at = first * p_.groups;
+    CopyRows<T, kMaskCell, kHeadSize, kThreads>(stage, keys + at * p_.head_size,
+                                                p_.groups * p_.head_size, left, p_.head_size);
+    CopyRows<T, kMaskCell, kValueSize, kThreads>(stage + kConfig.ValuesOfStageAt(),
+                                                 values + at * p_.value_size,
+                                                 p_.groups * p_.value_size, left, p_.value_size);
+  }
+
+  __device__ __forceinline__ void LoadShifts() {
+    const float* lse = item_.place.At<const float>(p_.batch, p_.lse) + item_.head * p_.queries;
+    const float* ct_sums =
+        item_.place.At<const float>(p_.batch, p_.ct_sums) + item_.head * p_.queries;
+#pragma unroll
+    for (int i = 0; i < 2 * kStrips; ++i) {
+      const int64_t row = FirstQuery() + first_row_ + i * 8 + threadIdx.x % kWarp / 4;
+      const bool exists = row < p_.queries;
+      shifts_[i / 2][i % 2] = exists ? ShiftOf(lse[row]) : 0;
+      ct_sums_[i / 2][i % 2] = exists ? ct_sums[row] : 0;
+    }
+  }
+
+  // Adds a cell to the sums.
+  __device__ __forceinline__ void AddCell(uint32_t stage, bool partial,
+                                          const uint32_t (&words)[kStrips],
+                                          float (&sums)[kStrips][kSums]) const {
+    const uint32_t queries = shared_ + first_row_ * kTiles.KeyRowBytes() + KeyFactors::LeftPlace();
+    const uint32_t ct_outs = shared_ + kConfig.OwnValuesAt() + first_row_ * kTiles.ValueRowBytes() +
+                             ValueFactors::LeftPlace();
+#pragma unroll 1
+    for (int first = 0; first < kMaskCell; first += kConfig.columns) {
+      const uint32_t keys = stage + first * kTiles.KeyRowBytes();
+      const uint32_t values = stage + kConfig.ValuesOfStageAt() + first * kTiles.ValueRowBytes();
+      float scores[kStrips][kScores], ct_scores[kStrips][kScores];
+      MultiplyRowsByRows<T, kHeadSize>(scores, queries, keys + KeyFactors::RightPlace());
+      MultiplyRowsByRows<T, kValueSize>(ct_scores, ct_outs, values + ValueFactors::RightPlace());
+#pragma unroll
+      for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) {
+          float& score = scores[strip][i];
+          score = ApproximateExp2(score * p_.log2_scale + shifts_[strip][RowOfNumber(i)]);
+        }
+        if (partial) ApplyMaskWord<0>(words[strip] >> (first / 2), 0.0f, scores[strip]);
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) {
+          scores[strip][i] *= ct_scores[strip][i] + ct_sums_[strip][RowOfNumber(i)];
+        }
+      }
+      MultiplyProductByRows<T>(sums, scores, keys + KeyFactors::TransposedPlace());
+    }
+  }
+
+  // Walks the item's steps. Whether the warp's rows have had a partial cell.
+  __device__ __forceinline__ bool AddCells(float (&sums)[kStrips][kSums]) const {
+    const int down = first_cell_ + first_row_ / kMaskCell;
+    const int strip = first_row_ % kMaskCell / kMmaStrip;
+    const uint32_t group = item_.head / static_cast<uint32_t>(p_.per_group);
+    const T* keys = item_.place.At<const T>(p_.batch, p_.key) + group * p_.head_size;
+    const T* values = item_.place.At<const T>(p_.batch, p_.value) + group * p_.value_size;
+    MmaSteps<kTiles.rows / kMaskCell> steps(item_.mask, first_cell_);
+    uint32_t stage = shared_ + kConfig.StagesAt();
+    bool masked = false, more = steps.Next();
+    if (more) CopyStep(stage, keys, values, steps.Column());
+#pragma unroll 1
+    while (more) {
+      const MaskCell cell = steps.CellAt(down);
+      const bool partial = cell == MaskCell::kPartial;
+      uint32_t words[kStrips];
+      steps.LoadWords(down, strip, words);
+      WaitForCopies();
+      __syncthreads();
+      const uint32_t own = stage;
+      if constexpr (kConfig.stages > 1) {
+        stage = 2 * (shared_ + kConfig.StagesAt()) + kConfig.StageBytes() - stage;  // the other one
+        more = steps.Next();
+        if (more) CopyStep(stage, keys, values, steps.Column());
+      }
+      masked |= partial;
+      if (cell != MaskCell::kEmpty) AddCell(own, partial, words, sums);
+      if constexpr (kConfig.stages == 1) {
+        __syncthreads();
+        more = steps.Next();
+        if (more) CopyStep(stage, keys, values, steps.Column());
+      }
+    }
+    WaitForCopies();
+    return masked;
+  }
+
+ public:
+  __device__ __forceinline__ RowsMmaBlock(const AttentionCotangentWork& p, const MmaItem& item,
+                                          const unsigned char* shared)
+      : p_(p),
+        item_(item),
+        shared_(AddressOfShared(shared)),
+        first_row_(WarpOfBlock() * kStrips * kMmaStrip),
+        first_cell_(static_cast<int>(blockIdx.x) % kTiles.BlocksOfTile()) {}
+
+  __device__ __forceinline__ void Run() {
+    CopyOwn();
+    LoadShifts();
+    float sums[kStrips][kSums] = {};
+    const bool masked = AddCells(sums);
+    const uint32_t first = FirstQuery() + first_row_;
+    const int rows = static_cast<int>(p_.queries) - static_cast<int>(first);
+    const int64_t heads = p_.groups * p_.per_group;
+    const auto scale = static_cast<float>(p_.scale);
+    T* ct_query =
+        item_.place.At<T>(p_.batch, p_.ct_query) + (first * heads + item_.head) * p_.head_size;
+    uint32_t wrong = 0;
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+      const int above = strip * kMmaStrip;
+      wrong |= StoreStrip<T>(sums[strip], {scale, scale}, ct_query + above * heads * p_.head_size,
+                             heads * p_.head_size, rows - above, static_cast<int>(p_.head_size))
+               << above;
+    }
+    if (kComponents<T> == 1 && !masked) return;
+    __syncwarp();
+#pragma unroll 1
+    for (; wrong != 0; wrong &= wrong - 1) {
+      const uint32_t at = first + __ffs(static_cast<int>(wrong)) - 1;
+      WriteQueryByEntries<T, kHeadSize, kValueSize>(p_, item_.place, item_.head, item_.row, at);
+    }
+  }
+};
+
+template <typename T, CotangentMmaConfig kConfig>
+__global__ void __launch_bounds__(kConfig.tiles.Threads(), 1)
+    AttentionCotangentOfRowsMma(const __grid_constant__ AttentionCotangentWork p) {
+  static_assert(sizeof(MmaItem) <= kMmaControlBytes && kConfig.ControlAt() % 16 == 0 &&
+                kConfig.tiles.number_bytes == sizeof(T));
+  extern __shared__ __align__(1024) unsigned char attention_shared[];
+  MmaItem& item = *reinterpret_cast<MmaItem*>(attention_shared + kConfig.ControlAt());
+  LetNextKernelBegin();
+  if (threadIdx.x == 0) {
+    item.Set(p.items, p.batch, p.mask, static_cast<uint32_t>(p.groups * p.per_group),
+             static_cast<uint32_t>(p.per_group), blockIdx.x / kConfig.tiles.BlocksOfTile());
+  }
+  __syncthreads();
+  RowsMmaBlock<T, kConfig>(p, item, attention_shared).Run();
+}
+
+}  // namespace jaxsparse

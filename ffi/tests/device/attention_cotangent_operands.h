@@ -1,0 +1,167 @@
+// Operands of the transpose of attention's derivative, and what its results are in float64.
+#pragma once
+
+#include "attention/kernels/cotangent_entries.cuh"
+#include "device/attention_operands.h"
+
+namespace jaxsparse {
+
+// NaN that a query brings with it.
+enum class Wrong { kNothing, kQuery, kCtOut, kCtSums };
+
+struct Sums {
+  std::vector<double> sums, most;  // and the sums of absolute values
+
+  explicit Sums(size_t size) : sums(size), most(size) {}
+  // `rounding`: what counts as the factor's absolute value beside it.
+  template <typename T>
+  void Add(size_t at, double factor, double rounding, const T* vector, int size) {
+    for (int i = 0; i < size; ++i) {
+      const double number = ToAccumulator(vector[i]);
+      sums[at + i] += factor * number;
+      most[at + i] += (std::fabs(factor) + rounding) * std::fabs(number);
+    }
+  }
+};
+
+// `Problem` is what kernels take.
+template <typename T, int kHeadSize, int kValueSize, typename Problem>
+class CotangentOperands {
+ public:
+  CotangentOperands(const AttentionSize& size, const AttentionOptions& options, Wrong wrong)
+      : test_(size, options),
+        size_(size),
+        vectors_(static_cast<size_t>(size.batch * size.queries * test_.Heads())),
+        key_vectors_(static_cast<size_t>(size.batch * size.keys * size.groups)),
+        ct_out_(Normal<T>(static_cast<int64_t>(vectors_) * kValueSize)),
+        ct_sums_(Normal<float>(static_cast<int64_t>(vectors_))),
+        lse_(vectors_),
+        ct_query_(vectors_ * kHeadSize),
+        ct_key_(key_vectors_ * kHeadSize),
+        ct_value_(key_vectors_ * kValueSize) {
+    test_.WriteTo(&p);
+    p.transposed_mask = test_.TransposedMask();
+    const int64_t rows = test_.Heads() * size.queries, keys = size.keys * size.groups;
+    p.ct_out = Of(ct_out_, 0, rows * kValueSize);
+    p.ct_query = Of(ct_query_, 0, rows * kHeadSize);
+    p.ct_key = Of(ct_key_, 0, keys * kHeadSize);
+    p.ct_value = Of(ct_value_, 0, keys * kValueSize);
+    p.lse = Of(lse_, 0, rows);
+    p.ct_sums = Of(ct_sums_, 0, rows);
+    p.log2_scale = static_cast<float>(p.scale * kLog2OfE);
+    p.items.heads_at_once = 3;
+    const size_t some = vectors_ / 3;
+    if (wrong == Wrong::kQuery) {
+      static_cast<T*>(p.query.data)[some * kHeadSize] = FromFloat<T>(NAN);
+    }
+    if (wrong == Wrong::kCtOut) ct_out_[some * kValueSize] = FromFloat<T>(NAN);
+    if (wrong == Wrong::kCtSums) ct_sums_[some] = NAN;
+    for (int64_t b = 0; b < size.batch; ++b) {
+      for (int64_t h = 0; h < test_.Heads(); ++h) {
+        for (int64_t t = 0; t < size.queries; ++t) {
+          lse_[RowAt(b, h, t)] = static_cast<float>(test_.RowOf(b, h, t).lse);
+        }
+      }
+    }
+  }
+
+  Problem p;
+  int64_t Heads() const { return test_.Heads(); }
+  // What items of rows are, and of keys.
+  void SetRowItems() {
+    p.items.heads = static_cast<uint32_t>(size_.batch * test_.Heads());
+    p.items.rows = static_cast<uint32_t>(p.mask.rows);
+  }
+  void SetKeyItems() {
+    p.items.heads = static_cast<uint32_t>(size_.batch * size_.groups);
+    p.items.rows = static_cast<uint32_t>(p.transposed_mask.rows);
+  }
+
+  void Clear() {
+    for (auto* results : {&ct_query_, &ct_key_, &ct_value_}) {
+      std::fill(results->begin(), results->end(), FromFloat<T>(NAN));
+    }
+  }
+
+  void Check() const {
+    if (test_.IsWrong()) return;
+    Sums queries(ct_query_.size()), keys(ct_key_.size()), values(ct_value_.size());
+    for (int64_t b = 0; b < size_.batch; ++b) {
+      for (int64_t h = 0; h < test_.Heads(); ++h) {
+        for (int64_t t = 0; t < size_.queries; ++t) AddRow(b, h, t, &queries, &keys, &values);
+      }
+    }
+    Compare("ct_query", ct_query_, queries, kHeadSize);
+    Compare("ct_key", ct_key_, keys, kHeadSize);
+    Compare("ct_value", ct_value_, values, kValueSize);
+  }
+
+  std::vector<T> Results() const {
+    std::vector<T> all = ct_query_;
+    all.insert(all.end(), ct_key_.begin(), ct_key_.end());
+    all.insert(all.end(), ct_value_.begin(), ct_value_.end());
+    return all;
+  }
+
+ private:
+  int64_t RowAt(int64_t b, int64_t h, int64_t t) const {
+    return (b * test_.Heads() + h) * size_.queries + t;
+  }
+  int64_t VectorAt(int64_t b, int64_t h, int64_t t) const {
+    return (b * size_.queries + t) * test_.Heads() + h;
+  }
+
+  // A product, and the sum of the absolute values of what is added up.
+  struct Dot {
+    double sum = 0, most = 0;
+    Dot(const T* x, const T* y, int size) {
+      for (int i = 0; i < size; ++i) {
+        const double product = double(ToAccumulator(x[i])) * ToAccumulator(y[i]);
+        sum += product;
+        most += std::fabs(product);
+      }
+    }
+  };
+
+  void AddRow(int64_t b, int64_t h, int64_t t, Sums* queries, Sums* keys, Sums* values) const {
+    const T* query = test_.Query(b, h, t);
+    const T* ct_out = &ct_out_[VectorAt(b, h, t) * kValueSize];
+    for (int64_t u = 0; u < size_.keys; ++u) {
+      if (!test_.Sees(b, h, t, u)) continue;
+      const T* key = test_.Key(b, h, u);
+      const int64_t at = (b * size_.keys + u) * size_.groups + h / size_.per_group;
+      const Dot score(query, key, kHeadSize);
+      const Dot ct_score(ct_out, test_.Value(b, h, u), kValueSize);
+      const double p_tu = std::exp(score.sum * p.scale - lse_[RowAt(b, h, t)]);
+      const double ct = p_tu * (ct_score.sum + ct_sums_[RowAt(b, h, t)]);
+      // What float32 rounds scores and their cotangents by. Those of 16 bits are rounded by more.
+      double rounded_p = 0, rounded_ct = 0;
+      if (sizeof(T) == 4 && p_tu != 0) {
+        rounded_p = p_tu * (std::fabs(score.sum * p.scale) + std::fabs(lse_[RowAt(b, h, t)]));
+        rounded_ct = p_tu * (ct_score.most + std::fabs(ct_sums_[RowAt(b, h, t)])) +
+                     std::fabs(rounded_p * (ct_score.sum + ct_sums_[RowAt(b, h, t)]));
+      }
+      queries->Add(VectorAt(b, h, t) * kHeadSize, ct * p.scale, rounded_ct * p.scale, key,
+                   kHeadSize);
+      keys->Add(at * kHeadSize, ct * p.scale, rounded_ct * p.scale, query, kHeadSize);
+      values->Add(at * kValueSize, p_tu, rounded_p, ct_out, kValueSize);
+    }
+  }
+
+  static void Compare(const char* what, const std::vector<T>& got, const Sums& wanted, int size) {
+    for (size_t i = 0; i < got.size(); ++i) {
+      const double x = ToAccumulator(got[i]);
+      if (IsClose<T>(x, wanted.sums[i], wanted.most[i])) continue;
+      Fail(what, static_cast<int64_t>(i / size), static_cast<int64_t>(i % size), x, wanted.sums[i]);
+    }
+  }
+
+  AttentionTest<T, kHeadSize, kValueSize> test_;
+  AttentionSize size_;
+  size_t vectors_, key_vectors_;
+  std::vector<T> ct_out_;
+  std::vector<float> ct_sums_, lse_;
+  std::vector<T> ct_query_, ct_key_, ct_value_;
+};
+
+}  // namespace jaxsparse
