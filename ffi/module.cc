@@ -33,9 +33,11 @@ nb::dict Describe(const OperationEntry& entry) {
     cpu["execute"] = Capsule(entry.cpu);
     targets["cpu"] = cpu;
   }
-  cuda["initialize"] = Capsule(entry.cuda_initialize);
-  cuda["execute"] = Capsule(entry.cuda_execute);
-  targets["cuda"] = cuda;
+  if (entry.cuda_execute != nullptr) {
+    cuda["initialize"] = Capsule(entry.cuda_initialize);
+    cuda["execute"] = Capsule(entry.cuda_execute);
+    targets["cuda"] = cuda;
+  }
   variants["cpu"] = entry.cpu_variants;
   variants["cuda"] = entry.cuda_variants;
   nb::list kernels;
@@ -50,10 +52,15 @@ nb::dict Describe(const OperationEntry& entry) {
 }
 
 const std::vector<OperationEntry>& Entries() {
-  static const auto* entries = new std::vector<OperationEntry>{
-      SpmmEntry(),          SddmmEntry(),          SparseSoftmaxEntry(),
-      AttentionEntry(),     PagedAttentionEntry(), AttentionCotangentEntry(),
-      CheckTopologyEntry(), RecurrentScanEntry()};
+  static const auto* entries = new std::vector<OperationEntry>{SpmmEntry(),
+                                                               SddmmEntry(),
+                                                               SparseSoftmaxEntry(),
+                                                               AttentionEntry(),
+                                                               PagedAttentionEntry(),
+                                                               AttentionTangentEntry(),
+                                                               AttentionCotangentEntry(),
+                                                               CheckTopologyEntry(),
+                                                               RecurrentScanEntry()};
   return *entries;
 }
 

@@ -62,7 +62,10 @@ def _runs_as(name: str, variants: dict[str, list[str]], device: AnyDevice) -> st
         lacks, otherwise = device.lacks, "nothing"
     else:
         lacks, otherwise = lacks_kernel(operation, device), operation.plain
-    return f"{otherwise}, because {lacks}" if lacks else ", ".join(variants[device.platform])
+    kernels = variants.get(device.platform, [])
+    if not lacks and not kernels:
+        lacks = "there is no kernel for it"
+    return f"{otherwise}, because {lacks}" if lacks else ", ".join(kernels)
 
 
 def kernel_cache() -> dict[str, Any]:

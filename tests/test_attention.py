@@ -47,6 +47,25 @@ def dense(q, k, v, mask, scale, cotangent):
     return out, lse, dq, *(x.reshape(b, -1, groups, per, x.shape[-1]).sum(3) for x in (dk, dv))
 
 
+def dense_tangents(q, k, v, mask, scale, along):
+    """Those of out and lse."""
+    out, lse = dense(q, k, v, mask, scale, np.zeros((*q.shape[:-1], v.shape[-1])))[:2]
+    q, k, v, dq, dk, dv = (np.asarray(x, np.float64) for x in (q, k, v, *along))
+    k, v, dk, dv = (np.repeat(x, q.shape[2] // x.shape[2], 2) for x in (k, v, dk, dv))
+    scores = np.einsum("btnh,bsnh->bnts", q, k) * scale
+    ds = (np.einsum("btnh,bsnh->bnts", dq, k) + np.einsum("btnh,bsnh->bnts", q, dk)) * scale
+    p = np.where(mask, np.exp(scores - np.where(np.isfinite(lse), lse, 0)[..., None]), 0)
+    d_lse = np.einsum("bnts,bnts->bnt", p, ds)
+    weighted = np.einsum("bnts,bsnh->btnh", p * ds, v) + np.einsum("bnts,bsnh->btnh", p, dv)
+    return weighted - np.moveaxis(d_lse, 1, 2)[..., None] * out, d_lse
+
+
+def tangents(q, k, v, mask, along, **options):
+    """The same of `sparse_attention`."""
+    attend = functools.partial(sparse_attention, mask=mask, return_lse=True, **options)
+    return jax.jvp(attend, (q, k, v), tuple(along))[1]
+
+
 def differentiated(q, k, v, mask, cotangent, **options):
     """The same of `sparse_attention`."""
 
@@ -60,7 +79,8 @@ def differentiated(q, k, v, mask, cotangent, **options):
 
 
 def assert_as_dense(actual, expected, dtype):
-    for name, x, y in zip(("out", "lse", "dq", "dk", "dv"), actual, expected, strict=True):
+    names = ("out", "lse", "dq", "dk", "dv", "d_out", "d_lse")
+    for name, x, y in zip(names[: len(expected)], actual, expected, strict=True):
         x = np.asarray(x, np.float64)
         finite = np.isfinite(y)
         np.testing.assert_array_equal(np.isfinite(x), finite, err_msg=name)
@@ -100,10 +120,18 @@ def test_against_dense(t, s, n, groups, h, e, batch, dtype, kind, implementation
         q, k, v = operands(2, t, s, n, groups, h, e, dtype)
         cotangent = operands(2, t, s, n, groups, e, e, dtype, seed=2)[0]
         stored = stored_as(kind, mask, monkeypatch)
-        run = functools.partial(differentiated, scale=0.2, implementation=implementation)
-        actual = jax.jit(run)(q, k, v, stored, cotangent)
+        along = operands(2, t, s, n, groups, h, e, dtype, seed=3)
+        options = {"scale": 0.2, "implementation": implementation}
+
+        @jax.jit
+        def run(q, k, v, stored, cotangent, along):
+            both_ways = differentiated(q, k, v, stored, cotangent, **options)
+            return *both_ways, *tangents(q, k, v, stored, along, **options)
+
+        actual = run(q, k, v, stored, cotangent, along)
     every = np.broadcast_to(mask, (2, n, t, s))
-    assert_as_dense(actual, dense(q, k, v, every, 0.2, cotangent), dtype)
+    expected = dense(q, k, v, every, 0.2, cotangent)
+    assert_as_dense(actual, (*expected, *dense_tangents(q, k, v, every, 0.2, along)), dtype)
 
 
 def takes(variant, dtype, h, e):
@@ -174,13 +202,13 @@ def test_linearize_and_transpose():
         q, k, v = operands(2, 66, 30, 2, 2, 4, 4, "float64")
         mask = BlockMask.from_dense(random_mask((66, 30)))
         attend = functools.partial(sparse_attention, mask=mask)
-        tangents = operands(2, 66, 30, 2, 2, 4, 4, "float64", seed=5)
-        _, along = jax.jvp(attend, (q, k, v), tuple(tangents))
+        xs = operands(2, 66, 30, 2, 2, 4, 4, "float64", seed=5)
+        _, along = jax.jvp(attend, (q, k, v), tuple(xs))
         _, linear = jax.linearize(attend, q, k, v)
-        np.testing.assert_allclose(linear(*tangents), along, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(linear(*xs), along, rtol=1e-12, atol=1e-12)
         _, pull = jax.vjp(attend, q, k, v)
         ct = operands(2, 66, 30, 2, 2, 4, 4, "float64", seed=6)[0]
-        pulled = sum(jnp.vdot(a, b) for a, b in zip(pull(ct), tangents, strict=True))
+        pulled = sum(jnp.vdot(a, b) for a, b in zip(pull(ct), xs, strict=True))
         np.testing.assert_allclose(pulled, jnp.vdot(ct, along), rtol=1e-12)
 
 
@@ -272,7 +300,10 @@ def test_nan_stays_where_it_is_seen(kind, implementation, monkeypatch):
     sees[0] = sees[0] | ((np.arange(130) == 9) & mask.any(1))
     ct = jnp.ones((1, 130, 2, 8))
     out, lse, dq, dk, dv = differentiated(q, k, v, stored, ct, implementation=implementation)
+    ones = (jnp.ones_like(q), jnp.ones_like(k), jnp.ones_like(v))
+    d_out, _ = tangents(q, k, v, stored, ones, implementation=implementation)
     for head, rows in enumerate(sees):
+        np.testing.assert_array_equal(np.isnan(d_out[0, :, head]).any(-1), rows)
         np.testing.assert_array_equal(np.isnan(out[0, :, head]).any(-1), rows)
         np.testing.assert_array_equal(np.isnan(dq[0, :, head]).any(-1), rows)
     # A key has NaN if a query that sees it has.

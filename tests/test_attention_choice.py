@@ -18,7 +18,8 @@ from jaxsparse import (
     merge_attention,
     sparse_attention,
 )
-from jaxsparse.ops.attention import attention_p
+from jaxsparse.device import lowered_for
+from jaxsparse.ops.attention import attention_p, attention_tangent_p
 from jaxsparse.primitive import OPERATIONS, Fallback, choose, equations, typed_call
 
 
@@ -64,6 +65,23 @@ def test_explain(dtype, h, e, kind, expected):
     if kind == "block_mask":
         assert "mask (1000, 1000) with 26 of 64 tiles, 42 of 256 cells partial" in str(calls[0])
         assert calls[0].entries is None
+
+
+def test_tangents_have_a_kernel_on_a_cpu_alone():
+    """On a GPU they are composed, or plain XLA."""
+    mask = BlockMask.from_mask(masks.causal(), (300, 300))
+    x = jax.ShapeDtypeStruct((1, 300, 2, 40), jnp.bfloat16)
+
+    def along(x):
+        return jax.jvp(lambda x: sparse_attention(x, x, x, mask), (x,), (x,))[1]
+
+    jaxpr = jax.make_jaxpr(along)(x).jaxpr
+    (eqn,) = (eqn for eqn in equations(jaxpr) if eqn.primitive is attention_tangent_p)
+    call = typed_call(OPERATIONS[attention_tangent_p], eqn.params, [v.aval for v in eqn.invars])
+    assert not isinstance(choose(call, lowered_for("cpu")), Fallback)
+    instead = choose(call, H200)
+    assert isinstance(instead, Fallback)
+    assert instead.reason == "no GPU has a kernel for a tangent"
 
 
 def test_functions_are_masks_of_what_they_read_now():

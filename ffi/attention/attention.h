@@ -11,20 +11,24 @@ namespace jaxsparse {
 // attention_cpu.cc, once for each instruction set.
 namespace portable {
 extern const Table<CpuVariant<AttentionProblem>> kAttentionCpuVariants;
+extern const Table<CpuVariant<AttentionTangentProblem>> kAttentionTangentCpuVariants;
 extern const Table<CpuVariant<AttentionCotangentProblem>> kAttentionCotangentCpuVariants;
 }  // namespace portable
 #ifdef JAXSPARSE_X86
 namespace avx2 {
 extern const Table<CpuVariant<AttentionProblem>> kAttentionCpuVariants;
+extern const Table<CpuVariant<AttentionTangentProblem>> kAttentionTangentCpuVariants;
 extern const Table<CpuVariant<AttentionCotangentProblem>> kAttentionCotangentCpuVariants;
 }  // namespace avx2
 namespace avx512 {
 extern const Table<CpuVariant<AttentionProblem>> kAttentionCpuVariants;
+extern const Table<CpuVariant<AttentionTangentProblem>> kAttentionTangentCpuVariants;
 extern const Table<CpuVariant<AttentionCotangentProblem>> kAttentionCotangentCpuVariants;
 }  // namespace avx512
 #endif
 
 extern const Table<CudaVariant<AttentionProblem>> kAttentionCudaVariants;
+extern const Table<CudaVariant<AttentionTangentProblem>> kAttentionTangentCudaVariants;
 extern const Table<CudaVariant<PagedAttentionProblem>> kPagedAttentionCudaVariants;
 extern const Table<CudaVariant<AttentionCotangentProblem>> kAttentionCotangentCudaVariants;
 

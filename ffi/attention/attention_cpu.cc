@@ -3,6 +3,7 @@
 #include "attention/cotangent_cpu.h"
 #include "attention/csr_attention_cpu.h"
 #include "attention/csr_cotangent_cpu.h"
+#include "attention/tangent_cpu.h"
 #include "attention/tiles_cpu.h"
 
 namespace jaxsparse::JAXSPARSE_ISA {
@@ -28,6 +29,14 @@ constexpr CpuVariant<AttentionProblem> kAttentionVariants[] = {
      }},
 };
 
+constexpr CpuVariant<AttentionTangentProblem> kTangentVariants[] = {
+    {"tiles", [](const AttentionTangentProblem& p) { return p.has_mask; },
+     [](const AttentionTangentProblem& p) { return CostOfTiles(p); },
+     [](const AttentionTangentProblem& problem, Workers& workers) {
+       DispatchDType(problem.dtype, [&]<typename T>() { AttentionTangent<T>(problem, workers); });
+     }},
+};
+
 constexpr CpuVariant<AttentionCotangentProblem> kCotangentVariants[] = {
     {"tiles", [](const AttentionCotangentProblem& p) { return p.has_mask && !p.scores.Exist(); },
      [](const AttentionCotangentProblem& p) { return CostOfTiles(p); },
@@ -45,6 +54,8 @@ constexpr CpuVariant<AttentionCotangentProblem> kCotangentVariants[] = {
 
 extern constinit const Table<CpuVariant<AttentionProblem>> kAttentionCpuVariants =
     MakeTable(kAttentionVariants);
+extern constinit const Table<CpuVariant<AttentionTangentProblem>> kAttentionTangentCpuVariants =
+    MakeTable(kTangentVariants);
 extern constinit const Table<CpuVariant<AttentionCotangentProblem>> kAttentionCotangentCpuVariants =
     MakeTable(kCotangentVariants);
 

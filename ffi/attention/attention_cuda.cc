@@ -21,6 +21,8 @@ const CudaVariant<AttentionCotangentProblem> kCotangentVariants[] = {
 
 extern constinit const Table<CudaVariant<AttentionProblem>> kAttentionCudaVariants =
     MakeTable(kVariants);
+extern constinit const Table<CudaVariant<AttentionTangentProblem>> kAttentionTangentCudaVariants =
+    {};
 extern constinit const Table<CudaVariant<PagedAttentionProblem>> kPagedAttentionCudaVariants =
     MakeTable(kPagedVariants);
 extern constinit const Table<CudaVariant<AttentionCotangentProblem>>

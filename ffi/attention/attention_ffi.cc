@@ -1,4 +1,5 @@
-// FFI targets of attention over a block mask or a pattern, and of the transpose of its derivative.
+// FFI targets of attention over a block mask or a pattern, of its derivative and of the transpose
+// of that.
 #include <algorithm>
 #include <string>
 #include <string_view>
@@ -215,6 +216,32 @@ struct Attention {
   static Table<CudaVariant<Problem>> CudaVariants() { return kAttentionCudaVariants; }
 };
 
+struct AttentionTangent {
+  using Problem = AttentionTangentProblem;
+  static constexpr char kName[] = "attention_tangent";
+
+  static void Parse(CallParser& call, Problem* problem) {
+    Problem& p = *problem;
+    Dimensions d;
+    ElementType sums({ffi::F32, ffi::F64});
+    p.weighted = call.Result("weighted", sums, {d.queries, d.groups, d.per_group, d.value_size});
+    p.sums = call.Result("sums", sums, {d.groups, d.per_group, d.queries});
+    ElementType dtype = ElementType::FactorsOf(sums);
+    ParseOperands(call, d, dtype, MaskHeads::Of(call, d), &p);
+    p.lse = call.Operand("lse", sums, {d.groups, d.per_group, d.queries});
+    p.d_query = call.Operand("d_query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
+    p.d_key = call.Operand("d_key", dtype, {d.keys, d.groups, d.head_size});
+    p.d_value = call.Operand("d_value", dtype, {d.keys, d.groups, d.value_size});
+    p.batch = call.batch();
+  }
+
+  static Table<CpuVariant<Problem>> CpuVariants() {
+    return ForCurrentIsa(portable::kAttentionTangentCpuVariants, avx2::kAttentionTangentCpuVariants,
+                         avx512::kAttentionTangentCpuVariants);
+  }
+  static Table<CudaVariant<Problem>> CudaVariants() { return kAttentionTangentCudaVariants; }
+};
+
 // Keys and values in pages; there is none for CPUs.
 struct PagedAttention {
   using Problem = PagedAttentionProblem;
@@ -309,6 +336,9 @@ std::vector<Problem> Problems() {
 }  // namespace
 
 OperationEntry AttentionEntry() { return MakeEntry<Attention>(Problems<AttentionProblem>()); }
+OperationEntry AttentionTangentEntry() {
+  return MakeEntry<AttentionTangent>(Problems<AttentionTangentProblem>());
+}
 OperationEntry PagedAttentionEntry() {
   std::vector<PagedAttentionProblem> problems = Problems<PagedAttentionProblem>();
   for (PagedAttentionProblem& problem : problems) {

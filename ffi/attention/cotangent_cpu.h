@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention/softmax_cpu.h"
+#include "attention/turns_cpu.h"
 
 namespace jaxsparse::JAXSPARSE_ISA {
 namespace {
@@ -10,9 +11,9 @@ namespace {
 enum class Owner { kQueries, kKeys };
 
 // Cotangents of the rows of the owner's mask, and where accumulators can be added to the result,
-// what keys bring to those of queries as well: else scores are computed anew for these. Rows have
-// factors `a`, of the scores (queries or keys), and `b`, of the weights' cotangents (cotangents of
-// the result, or values); columns have the other two.
+// what keys bring to those of queries as well, in turns: else scores are computed anew for these.
+// Rows have factors `a`, of the scores (queries or keys), and `b`, of the weights' cotangents
+// (cotangents of the result, or values); columns have the other two.
 template <typename T, Owner kOwner>
 class CotangentTask {
   using Acc = typename Accumulator<T>::type;
@@ -26,13 +27,14 @@ class CotangentTask {
  public:
   // `head`: of keys or of queries.
   JAXSPARSE_INLINE CotangentTask(const Problem& p, int64_t entry, int64_t head,
-                                 const TaskRowsOfTiles& rows)
+                                 const TaskRowsOfTiles& rows, Turns* turns = nullptr)
       : problem_(p),
         scale_(static_cast<Acc>(p.scale)),
         entry_(entry),
         group_(kByKeys ? head : head / p.per_group),
         first_of_group_(kByKeys ? 0 : head % p.per_group),
-        rows_(rows) {
+        rows_(rows),
+        turns_(turns) {
     if constexpr (kByKeys) {
       results_[0] = {p.ct_key, p.batch, entry, head, p.groups, p.keys, p.head_size};
       results_[1] = {p.ct_value, p.batch, entry, head, p.groups, p.keys, p.value_size};
@@ -42,17 +44,15 @@ class CotangentTask {
     }
   }
 
-  // The terms of a range of columns, which are added to the results unless they are the first. More
-  // features than sums are kept of take a pass for each part of them.
-  JAXSPARSE_INLINE void Run(const ColumnRange& range, bool is_first) {
-    if (!is_first && !HasTerms(range)) return;
+  // More features than sums are kept of take a pass for each part of them.
+  JAXSPARSE_INLINE void Run() {
     int64_t feature = 0;
     do {
       for (int down = 0; down < kCellsOfTile; ++down) {
-        for (int i = 0; i < kResults; ++i) Start(down, i, feature, is_first);
+        for (int i = 0; i < kResults; ++i) Clear(down, i, feature);
       }
       const int64_t heads = kByKeys ? problem_.per_group : 1;
-      for (int64_t i = 0; i < heads; ++i) SumHead(first_of_group_ + i, range, feature);
+      for (int64_t i = 0; i < heads; ++i) SumHead(first_of_group_ + i, feature);
       for (int down = 0; down < kCellsOfTile; ++down) {
         for (int i = 0; i < kResults; ++i) Write(down, i, feature);
       }
@@ -72,26 +72,15 @@ class CotangentTask {
     bool is_a_finite;
   };
 
-  JAXSPARSE_INLINE bool HasTerms(const ColumnRange& range) const {
-    const int64_t heads = kByKeys ? problem_.per_group : 1;
-    for (int64_t i = 0; i < heads; ++i) {
-      if (MaskOf(first_of_group_ + i).HasTiles(rows_.row_of_tiles, range)) return true;
-    }
-    return false;
-  }
-
   JAXSPARSE_INLINE HeadMask MaskOf(int64_t of_group) const {
     const MaskTiles& mask = kByKeys ? problem_.transposed_mask : problem_.mask;
     return {mask, problem_.batch, entry_, group_, of_group};
   }
 
-  // Weights of a query that sees nothing are 0.
-  JAXSPARSE_INLINE Acc Lse(int64_t query) const {
-    return lse_[query] == -kInfinity<Acc> ? kInfinity<Acc> : lse_[query];
-  }
+  JAXSPARSE_INLINE Acc Lse(int64_t query) const { return TakenFromScores(lse_[query]); }
 
   // The terms of one query head.
-  JAXSPARSE_INLINE void SumHead(int64_t of_group, const ColumnRange& range, int64_t feature) {
+  JAXSPARSE_INLINE void SumHead(int64_t of_group, int64_t feature) {
     const Problem& p = problem_;
     const int64_t heads = p.groups * p.per_group, head = group_ * p.per_group + of_group;
     const HeadRows<const T> query{p.query, p.batch, entry_, head, heads, p.queries, p.head_size};
@@ -108,7 +97,8 @@ class CotangentTask {
     if constexpr (kAddsToQueries) {
       ct_query_ = {p.ct_query, p.batch, entry_, head, heads, p.queries, p.head_size};
     }
-    VisitCells(MaskOf(of_group), rows_, range, [&](const Cell& cell, const Cell& next) {
+    const int64_t columns = kByKeys ? p.queries : p.keys;
+    VisitCells(MaskOf(of_group), rows_, columns, [&](const Cell& cell, const Cell& next) {
       UpcomingCell upcoming(other_a_, other_b_, cell, next);
       if constexpr (kAddsToQueries) {
         UpcomingRows(ct_query_, cell.first, cell.used_columns).Fetch(kCell);
@@ -118,6 +108,7 @@ class CotangentTask {
       }
       upcoming.FetchAll();
     });
+    if constexpr (kAddsToQueries) first_turn_ += p.transposed_mask.columns;
   }
 
   JAXSPARSE_INLINE void StageOwn(int down, int64_t feature) {
@@ -189,6 +180,7 @@ class CotangentTask {
   // vectors would reach into the next row.
   template <typename F>
   JAXSPARSE_INLINE void AddToQueries(const Cell& cell, int64_t feature, F&& add) {
+    turns_->Begin(first_turn_ + cell.first / kMaskTile);
     const int64_t size = PartOf<Acc>(ct_query_.size, feature);
     T* first = ct_query_.Row(cell.first) + feature;
     if (size % kLanes == 0) return add(first, ct_query_.stride);
@@ -243,13 +235,13 @@ class CotangentTask {
       block.a.Stage(own_a_, first, f, cell.used_rows);
       staged_a_.Stage(other_a_, cell.first, f, cell.used_columns);
       AddDots<Acc>(positions, block.a.data, block.a.stride, staged_a_.data, staged_a_.stride,
-                   PaddedPart<Acc>(own_a_.size, f), cell.used_rows, upcoming, scores_);
+                   PaddedPart<Acc>(own_a_.size, f), upcoming, scores_);
     }
     for (int64_t f = 0; f < own_b_.size; f += kMost) {
       block.b.Stage(own_b_, first, f, cell.used_rows);
       staged_b_.Stage(other_b_, cell.first, f, cell.used_columns);
       AddDots<Acc>(positions, block.b.data, block.b.stride, staged_b_.data, staged_b_.stride,
-                   PaddedPart<Acc>(own_b_.size, f), cell.used_rows, upcoming, cotangents_);
+                   PaddedPart<Acc>(own_b_.size, f), upcoming, cotangents_);
     }
     WeighPositions(cell, positions, block);
     StageOthers(cell, feature);
@@ -302,15 +294,11 @@ class CotangentTask {
     }
   }
 
-  JAXSPARSE_INLINE void Start(int down, int result, int64_t feature, bool is_first) {
-    const HeadRows<T>& rows = results_[result];
-    const int64_t size = PartOf<Acc>(rows.size, feature), first = rows_.FirstRow(down);
+  JAXSPARSE_INLINE void Clear(int down, int result, int64_t feature) {
+    const int64_t size = PaddedPart<Acc>(results_[result].size, feature);
     for (int64_t r = 0; r < rows_.counts[down]; ++r) {
-      for (int64_t f = 0; f < size; f += kLanes) {
-        Lanes sums = {};
-        if (!is_first) sums = LoadSome<kLanes>(rows.Row(first + r) + feature + f, size - f);
-        Store<kLanes, Acc>(sums, blocks_[down].sums[result] + r * kMost + f);
-      }
+      Acc* sums = blocks_[down].sums[result] + r * kMost;
+      for (int64_t f = 0; f < size; ++f) sums[f] = 0;
     }
   }
 
@@ -330,6 +318,8 @@ class CotangentTask {
   const Acc scale_;
   const int64_t entry_, group_, first_of_group_;
   const TaskRowsOfTiles rows_;
+  Turns* const turns_;      // in which it adds to the cotangents of a tile's queries, if it does
+  int64_t first_turn_ = 0;  // of those with the query head
   HeadRows<T> results_[kResults], ct_query_;
   HeadRows<const T> own_a_, own_b_, other_a_, other_b_;
   const Acc* lse_ = nullptr;      // of the query head
@@ -340,7 +330,8 @@ class CotangentTask {
   alignas(64) Acc query_sums_[kAddsToQueries ? kCell * kMost : 1];
 };
 
-// Tasks of keys first, which take longest.
+// Seven products: scores and their cotangents twice, for keys and for queries. Tasks of keys first,
+// which take longest.
 template <typename T>
 JAXSPARSE_INLINE void ComputeTwice(const AttentionCotangentProblem& p, Workers& workers) {
   const int64_t entries = p.batch.count;
@@ -350,66 +341,40 @@ JAXSPARSE_INLINE void ComputeTwice(const AttentionCotangentProblem& p, Workers& 
     if (task < keys.count()) {
       const int64_t entry = keys.Entry(task), group = keys.Head(task);
       const HeadMask mask(p.transposed_mask, p.batch, entry, group, 0);
-      CotangentTask<T, Owner::kKeys>(p, entry, group, keys.Rows(task, mask, p.keys))
-          .Run({0, p.queries}, true);
+      CotangentTask<T, Owner::kKeys>(p, entry, group, keys.Rows(task, mask, p.keys)).Run();
     } else {
       task -= keys.count();
       const int64_t entry = queries.Entry(task), head = queries.Head(task);
       const HeadMask mask(p.mask, p.batch, entry, head / p.per_group, head % p.per_group);
-      CotangentTask<T, Owner::kQueries>(p, entry, head, queries.Rows(task, mask, p.queries))
-          .Run({0, p.keys}, true);
+      CotangentTask<T, Owner::kQueries>(p, entry, head, queries.Rows(task, mask, p.queries)).Run();
     }
   });
 }
 
-// How many parts of keys, and of queries, a head is cut into. The more, the more threads can work
-// on it, and the more often sums are read and written. It depends on the shape alone, as the order
-// of these sums does.
-JAXSPARSE_INLINE int64_t PartsOf(int64_t heads, int64_t tiles) {
-  constexpr int64_t kTilesOfPart = 4;              // at least, if there are enough tasks
-  constexpr int64_t kEnough = 8, kMostTasks = 64;  // of all heads
-  if (heads == 0 || tiles == 0) return 1;
-  const int64_t parts = Between(1, CeilDivide(kMostTasks, heads), tiles / kTilesOfPart);
-  return Between(parts, CeilDivide(kEnough, heads), tiles);
-}
-
-// In a round, each part of keys meets another part of queries: no two tasks add to the same result,
-// and rounds follow one another.
+// Five products. Tasks of keys add to the cotangents of a tile's queries in turns: all of them can
+// run, and a sum has its terms in the same order whatever threads there are.
 template <typename T>
-JAXSPARSE_INLINE void ComputeInRounds(const AttentionCotangentProblem& p, Workers& workers) {
-  const int64_t heads = p.batch.count * p.groups;
-  const int64_t keys = p.transposed_mask.rows, queries = p.mask.rows;
-  const int64_t parts = PartsOf(heads, keys < queries ? keys : queries);
-  for (int64_t round = 0; round < parts; ++round) {
-    ParallelFor(workers, heads * parts, [&](int64_t task) {
-      const int64_t entry = task / p.groups / parts, group = task % p.groups;
-      const int64_t part = task / p.groups % parts, other = (part + round) % parts;
-      const ColumnRange range{queries * other / parts * kMaskTile,
-                              Between(0, queries * (other + 1) / parts * kMaskTile, p.queries)};
-      if (round == 0) {
-        for (int64_t i = 0; i < p.per_group; ++i) {
-          const HeadRows<T> rows(p.ct_query, p.batch, entry, group * p.per_group + i,
-                                 p.groups * p.per_group, p.queries, p.head_size);
-          for (int64_t t = range.begin; t < range.end; ++t) {
-            for (int64_t f = 0; f < p.head_size; ++f) rows.Row(t)[f] = 0;
-          }
-        }
-      }
-      for (int64_t tile = keys * part / parts; tile < keys * (part + 1) / parts; ++tile) {
-        TaskRowsOfTiles rows{tile, {}};
-        for (int down = 0; down < kCellsOfTile; ++down) {
-          rows.counts[down] = Between(0, p.keys - rows.FirstRow(down), kCell);
-        }
-        CotangentTask<T, Owner::kKeys>(p, entry, group, rows).Run(range, round == 0);
-      }
-    });
-  }
+JAXSPARSE_INLINE void ComputeInTurns(const AttentionCotangentProblem& p, Workers& workers) {
+  const int64_t of_query = p.groups * p.per_group * p.head_size;
+  ParallelFor(workers, p.batch.count * p.mask.rows, [&](int64_t task) {
+    const int64_t first = task % p.mask.rows * kMaskTile;
+    T* rows = p.ct_query.At<T>(p.batch, task / p.mask.rows) + first * of_query;
+    const int64_t count = Between(0, p.queries - first, kMaskTile) * of_query;
+    for (int64_t i = 0; i < count; ++i) rows[i] = 0;
+  });
+  const HeadTasks keys(p.transposed_mask, p.batch.count, p.groups, workers);
+  ParallelInTurns(workers, keys, [&](int64_t task, Turns& turns) {
+    const int64_t entry = keys.Entry(task), group = keys.Head(task);
+    const HeadMask mask(p.transposed_mask, p.batch, entry, group, 0);
+    CotangentTask<T, Owner::kKeys>(p, entry, group, keys.Rows(task, mask, p.keys), &turns).Run();
+    turns.End();
+  });
 }
 
 template <typename T>
 void AttentionCotangent(const AttentionCotangentProblem& problem, Workers& workers) {
   if constexpr (std::is_same_v<T, typename Accumulator<T>::type>) {
-    ComputeInRounds<T>(problem, workers);
+    ComputeInTurns<T>(problem, workers);
   } else {
     ComputeTwice<T>(problem, workers);
   }

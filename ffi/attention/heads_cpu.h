@@ -39,8 +39,11 @@ class HeadTasks {
   }
 
   JAXSPARSE_INLINE int64_t count() const { return entries_ * heads_ * rows_ * parts_; }
+  JAXSPARSE_INLINE int64_t heads() const { return heads_; }
   JAXSPARSE_INLINE int64_t Head(int64_t task) const { return task % heads_; }
   JAXSPARSE_INLINE int64_t Entry(int64_t task) const { return task / heads_ / parts_ / rows_; }
+  // How many tasks of the same head are in front of it.
+  JAXSPARSE_INLINE int64_t Place(int64_t task) const { return task / heads_ % (rows_ * parts_); }
   // `row_count`: all that the mask has.
   JAXSPARSE_INLINE TaskRowsOfTiles Rows(int64_t task, const HeadMask& mask,
                                         int64_t row_count) const {

@@ -19,11 +19,6 @@ JAXSPARSE_INLINE uint64_t LowBits(int64_t count) {
   return count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
 }
 
-// Columns of a mask, whole tiles of it but for the last one.
-struct ColumnRange {
-  int64_t begin, end;
-};
-
 // The mask of one head.
 struct HeadMask {
   int64_t rows = 0, capacity = 0, cells = 0;
@@ -48,15 +43,6 @@ struct HeadMask {
   // Rows of tiles by falling length, as far as `order` is right.
   JAXSPARSE_INLINE int64_t RowOfTiles(int64_t place) const {
     return Within(static_cast<uint32_t>(order[place]), static_cast<uint32_t>(rows));
-  }
-
-  JAXSPARSE_INLINE bool HasTiles(int64_t row_of_tiles, const ColumnRange& range) const {
-    const RowBounds bounds(offsets, row_of_tiles, capacity);
-    for (int64_t i = bounds.begin; i < bounds.end; ++i) {
-      const int64_t first = int64_t{MaskColumnOf(entries[i])} * kMaskTile;
-      if (range.begin <= first && first < range.end) return true;
-    }
-    return false;
   }
 
   // Calls visit(cell's row in the tile, first column, words) for the cells of a row of tiles that
@@ -151,26 +137,32 @@ struct Cell {
  private:
   // A word has two bits of every eighth column of row r, then two of row r + 8, and so on.
   JAXSPARSE_INLINE void Unpack(const uint32_t* words) {
-    for (int r = 0; r < kCell; ++r) {
-      const int shift = r % 16 / 8 * 2;
-      const uint32_t* of_row = words + r / 16 * 32 + r % 8 * 4;
-      uint64_t row = 0;
-      for (int c = 0; c < 4; ++c) {
-        uint64_t pairs = (of_row[c] >> shift) & 0x33333333u;
-        pairs = (pairs | pairs << 16) & 0x0000ffff0000ffffu;
-        pairs = (pairs | pairs << 8) & 0x00ff00ff00ff00ffu;
-        pairs = (pairs | pairs << 4) & 0x0303030303030303u;
-        row |= pairs << (2 * c);
+    constexpr int kWords = kMaskCellWords / (kCell / 16);  // of 16 rows
+    for (int first = 0; first < kCell; first += 16, words += kWords) {
+      for (int below = 0; below < 2; ++below) {
+        uint64_t spread[kWords];
+        for (int w = 0; w < kWords; ++w) {
+          uint64_t pairs = words[w] >> (2 * below) & 0x33333333u;
+          pairs = (pairs | pairs << 16) & 0x0000ffff0000ffffu;
+          pairs = (pairs | pairs << 8) & 0x00ff00ff00ff00ffu;
+          pairs = (pairs | pairs << 4) & 0x0303030303030303u;
+          spread[w] = pairs << (2 * (w % 4));
+        }
+        uint64_t* rows = row_bits + first + 8 * below;
+        for (int r = 0; r < 8; ++r) {
+          const uint64_t* of_row = spread + 4 * r;
+          rows[r] = of_row[0] | of_row[1] | of_row[2] | of_row[3];
+        }
       }
-      row_bits[r] = row;
     }
   }
 };
 
-// The stored positions of a cell, row by row.
+// The stored positions of a cell, row by row. The last one is repeated up to a multiple of 16, so
+// that vectors of them can be taken.
 struct Positions {
   int begins[kCell + 1];
-  uint8_t columns[kCell * kCell];
+  uint8_t rows[kCell * kCell], columns[kCell * kCell];
 
   JAXSPARSE_INLINE int count() const { return begins[kCell]; }
 
@@ -179,10 +171,15 @@ struct Positions {
     for (int r = 0; r < kCell; ++r) {
       begins[r] = count;
       for (uint64_t bits = row_bits[r]; bits != 0; bits &= bits - 1) {
+        rows[count] = static_cast<uint8_t>(r);
         columns[count++] = static_cast<uint8_t>(__builtin_ctzll(bits));
       }
     }
     begins[kCell] = count;
+    for (; count % 16 != 0; ++count) {
+      rows[count] = rows[count - 1];
+      columns[count] = columns[count - 1];
+    }
   }
 };
 
@@ -196,16 +193,16 @@ struct TaskRowsOfTiles {
   }
 };
 
-// Calls visit(cell, the cell after it) for the cells of such rows and columns that store anything.
+// Calls visit(cell, the cell after it) for the cells of such rows that store anything.
 template <typename F>
 JAXSPARSE_INLINE void VisitCells(const HeadMask& mask, const TaskRowsOfTiles& rows,
-                                 const ColumnRange& range, F&& visit) {
+                                 int64_t column_count, F&& visit) {
   Cell cells[2];
   int now = 0;
   mask.ForEachCell(rows.row_of_tiles, [&](int down, int64_t first, const uint32_t* words) {
     const int64_t count = rows.counts[down];
-    const int64_t columns = Between(0, range.end - first, kCell);
-    if (first < range.begin || columns == 0 || count == 0) return;
+    const int64_t columns = Between(0, column_count - first, kCell);
+    if (columns == 0 || count == 0) return;
     Cell& next = cells[1 - now];
     next.Read(down, first, words, count, columns);
     if (next.stored == 0) return;

@@ -8,7 +8,8 @@
 //
 //   ds = scale * (dq . k + q . dk),   u_t = sum_u p_tu (ds_tu v_u + dv_u),   r_t = sum_u p_tu ds_tu
 //
-// of which d out = u - r out and d lse = r. The cotangents of u and r are `ct_out` and `ct_sums`:
+// of which d out = u - r out and d lse = r: u is `weighted`, r is `sums`. The cotangents of u and r
+// are `ct_out` and `ct_sums`:
 //
 //   dp = p_tu (ct_out_t . v_u + ct_sums_t),   ct_query_t = scale * sum_u dp_tu k_u,
 //   ct_key_u = scale * sum_t dp_tu q_t,       ct_value_u = sum_t p_tu ct_out_t
@@ -90,7 +91,7 @@ struct AttentionScores {
   JAXSPARSE_INLINE bool Exist() const { return text_size > 0 || seeds.data != nullptr; }
 };
 
-// What attention and the transpose of its derivative both take.
+// What attention, its derivative and the transpose of that all take.
 struct AttentionOperands {
   Gpu gpu;
   Batch batch;
@@ -113,6 +114,15 @@ struct AttentionOperands {
 struct AttentionProblem : AttentionOperands {
   Array out;  // (queries, groups, per_group, value_size)
   Array lse;  // (groups, per_group, queries), as sums
+};
+
+struct AttentionTangentProblem : AttentionOperands {
+  Array lse;       // (groups, per_group, queries), as sums
+  Array d_query;   // as query
+  Array d_key;     // as key
+  Array d_value;   // as value
+  Array weighted;  // (queries, groups, per_group, value_size), of sums' type
+  Array sums;      // as lse
 };
 
 // Keys and values in pages of so many positions, each at any place of a pool that sequences share.

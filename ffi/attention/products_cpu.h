@@ -136,43 +136,35 @@ template <LeftFactor kWeights, typename Acc>
 
 // ---- Products of single rows, which are padded to a multiple of the lanes ----
 
-// sums[i] += x . rows[columns[i]], kCount of them.
-template <int kCount, typename Acc>
-JAXSPARSE_INLINE void Dot(const Acc* x, const Acc* rows, int64_t stride, const uint8_t* columns,
-                          int64_t size, Acc* sums) {
-  constexpr int kLanes = kMaxLanes<Acc>;
-  const Acc* y[kCount];
-  Vector<Acc, kLanes> products[kCount] = {};
-#pragma GCC unroll 4
-  for (int i = 0; i < kCount; ++i) y[i] = rows + columns[i] * stride;
-#pragma GCC unroll 1
-  for (int64_t f = 0; f < size; f += kLanes) {
-    const auto left = Load<kLanes>(x + f);
-#pragma GCC unroll 4
-    for (int i = 0; i < kCount; ++i) products[i] += left * Load<kLanes>(y[i] + f);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < kCount; ++i) sums[i] += Sum<kLanes, Acc>(products[i]);
-}
-
-// products[i] += x[r] . rows[c] for the position i of row r and column c.
+// products[i] += x[r] . rows[c] for the position i of row r and column c, as many positions at a
+// time as a vector has lanes.
 template <typename Acc>
 [[gnu::noinline]] void AddDots(const Positions& positions, const Acc* x, int64_t x_stride,
-                               const Acc* rows, int64_t stride, int64_t size, uint64_t used_rows,
+                               const Acc* rows, int64_t stride, int64_t size,
                                UpcomingCell* upcoming, Acc* products) {
-  for (; used_rows != 0; used_rows &= used_rows - 1) {
-    const int r = __builtin_ctzll(used_rows), end = positions.begins[r + 1];
-    const Acc* left = x + r * x_stride;
-    int i = positions.begins[r];
+  constexpr int kLanes = kMaxLanes<Acc>, kTogether = kLanes < 4 ? kLanes : 4;
+  for (int first = 0; first < positions.count(); first += kLanes) {
     upcoming->FetchSome();
-    for (; i + 4 <= end; i += 4) {
-      Dot<4>(left, rows, stride, positions.columns + i, size, products + i);
+    Vector<Acc, kLanes> sums[kLanes];
+#pragma GCC unroll 4
+    for (int at = 0; at < kLanes; at += kTogether) {
+      const Acc *a[kTogether], *b[kTogether];
+      Vector<Acc, kLanes> v[kTogether] = {};
+#pragma GCC unroll 4
+      for (int i = 0; i < kTogether; ++i) {
+        a[i] = x + positions.rows[first + at + i] * x_stride;
+        b[i] = rows + positions.columns[first + at + i] * stride;
+      }
+#pragma GCC unroll 1
+      for (int64_t f = 0; f < size; f += kLanes) {
+#pragma GCC unroll 4
+        for (int i = 0; i < kTogether; ++i) v[i] += Load<kLanes>(a[i] + f) * Load<kLanes>(b[i] + f);
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < kTogether; ++i) sums[at + i] = v[i];
     }
-    if (end - i >= 2) {
-      Dot<2>(left, rows, stride, positions.columns + i, size, products + i);
-      i += 2;
-    }
-    if (i < end) Dot<1>(left, rows, stride, positions.columns + i, size, products + i);
+    Acc* to = products + first;
+    Store<kLanes, Acc>(Load<kLanes>(to) + SumOfEach<kLanes, Acc>(sums), to);
   }
 }
 

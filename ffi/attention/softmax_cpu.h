@@ -13,6 +13,13 @@ JAXSPARSE_INLINE double Logarithm(double x) { return __builtin_log(x); }
 template <typename Acc>
 constexpr Acc kInfinity = static_cast<Acc>(__builtin_inff());
 
+// What is taken from a query's scores before their exponentials: weights of one that sees nothing
+// are 0.
+template <typename Acc>
+JAXSPARSE_INLINE Acc TakenFromScores(Acc lse) {
+  return lse == -kInfinity<Acc> ? kInfinity<Acc> : lse;
+}
+
 // Of 64 rows. A NaN among a row's scores is left out of its greatest one and reaches its sum.
 template <typename Acc>
 class RunningSoftmax {

@@ -194,7 +194,22 @@ JAXSPARSE_INLINE void Transpose(Vector<Acc, kLanes>* rows) {
   }
 }
 
-// The same transposed: a feature of 64 rows side by side, with zeros in place of missing rows.
+// The sum of each vector: those of halves come to lie side by side until one vector is left.
+template <int kLanes, typename Acc>
+JAXSPARSE_INLINE Vector<Acc, kLanes> SumOfEach(Vector<Acc, kLanes>* v) {
+  constexpr std::make_index_sequence<kLanes> kIndex;
+#pragma GCC unroll 4
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < half; ++i) {
+      v[i] = Interleave<false, Acc, kLanes>(v[i], v[i + half], kIndex) +
+             Interleave<true, Acc, kLanes>(v[i], v[i + half], kIndex);
+    }
+  }
+  return v[0];
+}
+
+// Staged rows transposed: a feature of 64 rows side by side, with zeros in place of missing rows.
 template <typename T>
 class StagedColumns {
   using Acc = typename Accumulator<T>::type;

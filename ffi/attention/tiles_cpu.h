@@ -57,7 +57,7 @@ class AttentionTask {
         for (int64_t f = 0; f < PaddedPart<Acc>(value_.size, feature); ++f) sums[f] = 0;
       }
     }
-    VisitCells(mask_, rows_, {0, key_.count}, [&](const Cell& cell, const Cell& next) {
+    VisitCells(mask_, rows_, key_.count, [&](const Cell& cell, const Cell& next) {
       UpcomingCell upcoming(key_, value_, cell, next);
       if (!cell.IsDense() || !AddCell(cell, feature, &upcoming)) {
         AddPositions(cell, feature, &upcoming);
@@ -105,8 +105,7 @@ class AttentionTask {
       block.query.Stage(query_, rows_.FirstRow(cell.down), f, cell.used_rows);
       staged_keys_.Stage(key_, cell.first, f, cell.used_columns);
       AddDots<Acc>(positions, block.query.data, block.query.stride, staged_keys_.data,
-                   staged_keys_.stride, PaddedPart<Acc>(key_.size, f), cell.used_rows, upcoming,
-                   weights_);
+                   staged_keys_.stride, PaddedPart<Acc>(key_.size, f), upcoming, weights_);
     }
     alignas(64) Acc factors[kCell] = {};
     block.softmax.TakePositions(positions, cell.used_rows, scale_, weights_, factors);

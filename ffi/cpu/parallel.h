@@ -11,6 +11,8 @@ class Workers {
   virtual int64_t count() const = 0;
   // Runs task(context, i) for every i in [0, tasks) and returns when all are done.
   virtual void Run(int64_t tasks, void (*task)(void* context, int64_t index), void* context) = 0;
+  // Lets another thread run in place of this one, which waits for it.
+  virtual void Yield() = 0;
 
  protected:
   ~Workers() = default;

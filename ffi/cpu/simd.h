@@ -177,7 +177,7 @@ JAXSPARSE_INLINE Acc Sum(Vector<Acc, kLanes> v) {
 // vector. Range reduction by Cody and Waite, polynomial of degree 6 (minimax on [-ln2/2, ln2/2]).
 template <int kLanes>
 JAXSPARSE_INLINE Vector<float, kLanes> Exp(Vector<float, kLanes> x) {
-  using Bits = Vector<int32_t, kLanes>;
+  using Bits = Vector<uint32_t, kLanes>;  // as what overflows wraps around
   const auto underflow = x < -87.33654f;
   const auto overflow = x > 88.72283f;
   // Adding 1.5 * 2^23 rounds to an integer that stands in the low bits: no conversion of NaN.
@@ -191,7 +191,7 @@ JAXSPARSE_INLINE Vector<float, kLanes> Exp(Vector<float, kLanes> x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  const Bits exponent = (BitCast<Bits>(shifted) - 0x4b400000) << 23;
+  const Bits exponent = (BitCast<Bits>(shifted) - 0x4b400000u) << 23;
   const auto scaled = BitCast<Vector<float, kLanes>>(BitCast<Bits>(p) + exponent);
   auto result = underflow ? Vector<float, kLanes>{} : scaled;
   result = overflow ? Broadcast<kLanes>(__builtin_inff()) : result;
@@ -201,7 +201,7 @@ JAXSPARSE_INLINE Vector<float, kLanes> Exp(Vector<float, kLanes> x) {
 // The same of double, by its power series up to degree 13.
 template <int kLanes>
 JAXSPARSE_INLINE Vector<double, kLanes> Exp(Vector<double, kLanes> x) {
-  using Bits = Vector<int64_t, kLanes>;
+  using Bits = Vector<uint64_t, kLanes>;
   const auto underflow = x < -708.39641853226408;
   const auto overflow = x > 709.78271289338397;
   const auto shifted = x * 1.44269504088896340736 + 6755399441055744.0;  // 1.5 * 2^52
@@ -220,7 +220,7 @@ JAXSPARSE_INLINE Vector<double, kLanes> Exp(Vector<double, kLanes> x) {
   p = p * r + 1.0 / 6.0;
   p = p * r + 0.5;
   p = p * (r * r) + r + 1.0;
-  const Bits exponent = (BitCast<Bits>(shifted) - 0x4338000000000000) << 52;
+  const Bits exponent = (BitCast<Bits>(shifted) - 0x4338000000000000u) << 52;
   const auto scaled = BitCast<Vector<double, kLanes>>(BitCast<Bits>(p) + exponent);
   auto result = underflow ? Vector<double, kLanes>{} : scaled;
   result = overflow ? Broadcast<kLanes>(__builtin_inf()) : result;

@@ -42,7 +42,9 @@ void XlaWorkers::Run(int64_t tasks, void (*task)(void*, int64_t), void* context)
   // The caller works too, so a pool whose threads all wait here can't deadlock: it waits only for
   // tasks that a running helper has taken.
   job->Work();
-  while (job->done.load(std::memory_order_acquire) < tasks) std::this_thread::yield();
+  while (job->done.load(std::memory_order_acquire) < tasks) Yield();
 }
+
+void XlaWorkers::Yield() { std::this_thread::yield(); }
 
 }  // namespace jaxsparse

@@ -11,6 +11,7 @@ class XlaWorkers final : public Workers {
   explicit XlaWorkers(xla::ffi::ThreadPool pool) : pool_(pool) {}
   int64_t count() const override;
   void Run(int64_t tasks, void (*task)(void* context, int64_t index), void* context) override;
+  void Yield() override;
 
  private:
   xla::ffi::ThreadPool pool_;

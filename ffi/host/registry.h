@@ -12,8 +12,8 @@ namespace jaxsparse {
 
 struct OperationEntry {
   std::string name;
-  XLA_FFI_Handler* cpu = nullptr;  // null: there the operation is plain XLA
-  XLA_FFI_Handler* cuda_initialize = nullptr;
+  XLA_FFI_Handler* cpu = nullptr;              // null: there the operation is plain XLA
+  XLA_FFI_Handler* cuda_initialize = nullptr;  // null: as above
   XLA_FFI_Handler* cuda_execute = nullptr;
   std::vector<std::string> cpu_variants;
   std::vector<std::string> cuda_variants;
@@ -28,10 +28,11 @@ struct OperationEntry {
 template <typename Operation>
 OperationEntry MakeEntry(const std::vector<typename Operation::Problem>& problems) {
   using Handlers = Targets<Operation>;
+  const bool has_cuda = Operation::CudaVariants().count > 0;
   OperationEntry entry{Operation::kName,
                        Handlers::Cpu,
-                       Handlers::CudaInitialize,
-                       Handlers::CudaExecute,
+                       has_cuda ? Handlers::CudaInitialize : nullptr,
+                       has_cuda ? Handlers::CudaExecute : nullptr,
                        Names(Operation::CpuVariants()),
                        Names(Operation::CudaVariants()),
                        {},
@@ -70,6 +71,7 @@ OperationEntry SpmmEntry();
 OperationEntry SddmmEntry();
 OperationEntry SparseSoftmaxEntry();
 OperationEntry AttentionEntry();
+OperationEntry AttentionTangentEntry();
 OperationEntry PagedAttentionEntry();
 OperationEntry AttentionCotangentEntry();
 OperationEntry CheckTopologyEntry();

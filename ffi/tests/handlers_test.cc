@@ -293,16 +293,18 @@ std::vector<Target> Targets() {
       {{"plain", CheckTopologyCall(false, "int32"), {}, {}, {"column_indices 0"}, {}, columns},
        {"permuted", CheckTopologyCall(true, "uint16"), {"permutation"}, {}, {}, {}, columns}}};
 
-  Target attention{AttentionEntry(), {}}, cotangent{AttentionCotangentEntry(), {}};
-  for (Target* target : {&attention, &cotangent}) {
+  Target attention{AttentionEntry(), {}}, tangent{AttentionTangentEntry(), {}},
+      cotangent{AttentionCotangentEntry(), {}};
+  for (Target* target : {&attention, &tangent, &cotangent}) {
     const std::pair<const char*, AttentionMask> kinds[] = {
         {"one mask", AttentionMask::kShared},
         {"masks of heads", AttentionMask::kOfHeads},
         {"a pattern", AttentionMask::kPattern}};
     for (const auto& [name, kind] : kinds) {
+      if (target == &tangent && kind == AttentionMask::kPattern) continue;  // no kernel takes it
       const std::vector<int64_t> batch = {kind == AttentionMask::kShared ? 2 : 3};
       target->calls.push_back({name,
-                               AttentionCall(target == &cotangent, kind, batch),
+                               AttentionCall(target->entry.name, kind, batch),
                                {},
                                {},
                                {"entries 0", "bits 1", "column_indices 0"},
@@ -342,7 +344,7 @@ std::vector<Target> Targets() {
       scan.calls.push_back(sound);
     }
   }
-  return {spmm, sddmm, softmax, attention, paged, cotangent, check, scan};
+  return {spmm, sddmm, softmax, attention, paged, tangent, cotangent, check, scan};
 }
 
 int Main() {

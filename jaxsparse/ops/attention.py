@@ -380,10 +380,27 @@ def _wide(avals: Sequence[ShapedArray], params: dict[str, Any]) -> list[Any]:
     return [accumulator_dtype(avals[0].dtype)] * 2
 
 
+def _tangent_ffi(
+    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
+) -> FfiCall | Fallback:
+    """The call of the one kernel there is: of CPUs, by block masks."""
+    if device.platform != "cpu":
+        return _instead("no GPU has a kernel for a tangent", "attention_tangent", params)
+    if not params["has_mask"] or params["scores"] is not None:
+        reason = "a tangent's kernel takes a block mask, and no functions of scores"
+        return _instead(reason, "attention_tangent", params)
+    return FfiCall(
+        ("query", "key", "value", *_ROWS, "lse", *(name for name, _ in TANGENTS)),
+        {**{attribute: params[attribute] for attribute in _ATTRIBUTES}, "has_pattern": False},
+        workspace=None,
+        workspace_is_fixed=True,
+    )
+
+
 attention_tangent_p = make_primitive(
     Operation(
         name="attention_tangent",
-        target="attention",
+        target="attention_tangent",
         params=PARAMS,
         signature=_signature_with(
             (("lse", _SUMS), *TANGENTS),
@@ -394,9 +411,7 @@ attention_tangent_p = make_primitive(
         shardable=("g",),
         stored=_stored,
         xla=form_of("attention_tangent"),
-        ffi=lambda params, *_: _instead(
-            "there is no kernel for a tangent", "attention_tangent", params
-        ),
+        ffi=_tangent_ffi,
     )
 )
 

@@ -138,7 +138,9 @@ inline Arrays BlockMask(std::vector<int64_t> batch, int64_t groups, int64_t per_
 // What a call of attention has of a mask: a block mask for all heads or for each, or a pattern.
 enum class AttentionMask { kShared, kOfHeads, kPattern };
 
-inline TestCall AttentionCall(bool cotangent, AttentionMask kind, std::vector<int64_t> batch) {
+// `target`: attention, its tangent or its cotangent.
+inline TestCall AttentionCall(const std::string& target, AttentionMask kind,
+                              std::vector<int64_t> batch) {
   constexpr int64_t kQueries = 5, kKeys = 7, kGroups = 2, kPerGroup = 3, kSize = 64;
   constexpr int64_t kWorkspace = 4096;
   const std::string dtype = "bfloat16";
@@ -155,7 +157,13 @@ inline TestCall AttentionCall(bool cotangent, AttentionMask kind, std::vector<in
   call.operands = {
       {"query", dtype, of_queries}, {"key", dtype, of_keys}, {"value", dtype, of_keys}};
   Add(&call.operands, mask_of(kQueries));
-  if (cotangent) {
+  if (target == "attention_tangent") {
+    Add(&call.operands, {{"lse", "float32", of_rows},
+                         {"d_query", dtype, of_queries},
+                         {"d_key", dtype, of_keys},
+                         {"d_value", dtype, of_keys}});
+    call.results = {{"weighted", "float32", of_queries}, {"sums", "float32", of_rows}};
+  } else if (target == "attention_cotangent") {
     Add(&call.operands, mask_of(kKeys));
     Add(&call.operands, {{"lse", "float32", of_rows},
                          {"ct_out", dtype, of_queries},

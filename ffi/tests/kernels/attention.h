@@ -32,6 +32,9 @@ class AttentionTest {
         query_(Values<T>(random, QuerySize())),
         key_(Values<T>(random, KeySize())),
         value_(Values<T>(random, ValueSize())),
+        d_query_(Values<T>(random, QuerySize())),
+        d_key_(Values<T>(random, KeySize())),
+        d_value_(Values<T>(random, ValueSize())),
         ct_out_(Values<T>(random, OutSize())),
         ct_sums_(Values<Acc>(random, LseSize())) {}
 
@@ -45,6 +48,9 @@ class AttentionTest {
     poison(key_.get(), KeySize(), nan);
     poison(value_.get(), ValueSize(), nan);
     poison(value_.get(), ValueSize(), std::numeric_limits<double>::infinity());
+    poison(d_query_.get(), QuerySize(), nan);
+    poison(d_key_.get(), KeySize(), nan);
+    poison(d_value_.get(), ValueSize(), nan);
     poison(ct_out_.get(), OutSize(), nan);
   }
 
@@ -64,6 +70,8 @@ class AttentionTest {
     };
     expect_same(results.out, others.out, OutSize());
     expect_same(results.lse, others.lse, LseSize());
+    expect_same(results.weighted, others.weighted, OutSize());
+    expect_same(results.sums, others.sums, LseSize());
     expect_same(results.ct_query, others.ct_query, QuerySize());
     expect_same(results.ct_key, others.ct_key, KeySize());
     expect_same(results.ct_value, others.ct_value, ValueSize());
@@ -87,14 +95,16 @@ class AttentionTest {
 
   struct Results {
     std::unique_ptr<T[]> out, ct_query, ct_key, ct_value;
-    std::unique_ptr<Acc[]> lse;
+    std::unique_ptr<Acc[]> lse, weighted, sums;
 
     explicit Results(const AttentionTest& test)
         : out(Block<T>(test.OutSize())),
           ct_query(Block<T>(test.QuerySize())),
           ct_key(Block<T>(test.KeySize())),
           ct_value(Block<T>(test.ValueSize())),
-          lse(Block<Acc>(test.LseSize())) {}
+          lse(Block<Acc>(test.LseSize())),
+          weighted(Block<Acc>(test.OutSize())),
+          sums(Block<Acc>(test.LseSize())) {}
   };
 
   int64_t Heads() const { return sizes_.groups * sizes_.per_group; }
@@ -145,6 +155,16 @@ class AttentionTest {
     for (const auto& variant : JAXSPARSE_ISA::kAttentionCpuVariants) {
       if (variant.name == name) variant.launch(forward, workers);
     }
+    auto tangent = MakeProblem<AttentionTangentProblem>();
+    tangent.lse.data = results->lse.get();
+    tangent.d_query.data = d_query_.get();
+    tangent.d_key.data = d_key_.get();
+    tangent.d_value.data = d_value_.get();
+    tangent.weighted.data = results->weighted.get();
+    tangent.sums.data = results->sums.get();
+    for (const auto& variant : JAXSPARSE_ISA::kAttentionTangentCpuVariants) {
+      variant.launch(tangent, workers);
+    }
     auto backward = MakeProblem<AttentionCotangentProblem>();
     backward.transposed_mask = transposed_lists_.View(mask_groups_, mask_per_group_);
     backward.transposed_pattern = transposed_patterns_.View(mask_groups_, mask_per_group_);
@@ -185,7 +205,8 @@ class AttentionTest {
         const int64_t q_at = (t * heads + head) * h, out_at = (t * heads + head) * e;
         const double lse = results.lse[head * sizes_.queries + t];
         std::vector<double> scores(static_cast<size_t>(sizes_.keys)), out(static_cast<size_t>(e));
-        double greatest = -std::numeric_limits<double>::infinity(), sum = 0;
+        std::vector<double> weighted(static_cast<size_t>(e));
+        double greatest = -std::numeric_limits<double>::infinity(), sum = 0, sum_of_tangents = 0;
         for (int64_t u = 0; u < sizes_.keys; ++u) {
           if (!mask(t, u)) continue;
           const int64_t k_at = (u * sizes_.groups + group) * h;
@@ -203,14 +224,23 @@ class AttentionTest {
           const double p = std::exp(s - lse);
           const double ct_sum = ct_sums_[head * sizes_.queries + t];
           const double ct = p * (Dot(&ct_out_[out_at], &value_[v_at], e) + ct_sum) * double{kScale};
+          const double ds =
+              (Dot(&d_query_[q_at], &key_[k_at], h) + Dot(&query_[q_at], &d_key_[k_at], h)) *
+              double{kScale};
+          sum_of_tangents += p * ds;
+          AddTo(&weighted, 0, p * ds, &value_[v_at], e);
+          AddTo(&weighted, 0, p, &d_value_[v_at], e);
           AddTo(&ct_query, q_at, ct, &key_[k_at], h);
           AddTo(&ct_key, k_at, ct, &query_[q_at], h);
           AddTo(&ct_value, v_at, p, &ct_out_[out_at], e);
         }
+        Expect(results.sums[head * sizes_.queries + t], sum_of_tangents, kTolerance<T>, "sums");
         Expect(lse, greatest + std::log(sum), sizeof(T) == 8 ? 1e-12 : 1e-5, "lse");
         for (int64_t f = 0; f < e; ++f) {
           const double expected = sum == 0 ? 0 : out[static_cast<size_t>(f)] / sum;
           Expect(ToFloat(results.out[out_at + f]), expected, kTolerance<T>, "out");
+          Expect(results.weighted[out_at + f], weighted[static_cast<size_t>(f)], kTolerance<T>,
+                 "weighted");
         }
       }
     }
@@ -229,7 +259,7 @@ class AttentionTest {
   const std::vector<TestMask> masks_;
   MaskLists lists_, transposed_lists_;
   PatternLists patterns_, transposed_patterns_;
-  std::unique_ptr<T[]> query_, key_, value_, ct_out_;
+  std::unique_ptr<T[]> query_, key_, value_, d_query_, d_key_, d_value_, ct_out_;
   std::unique_ptr<Acc[]> ct_sums_;
 };
 
@@ -242,6 +272,7 @@ void TestAttention(Random& random) {
       {65, 64, 1, 1, 300, 4, false, false},   {70, 66, 1, 2, 3, 270, false, false},
       {0, 5, 1, 1, 4, 4, false, false},       {5, 0, 1, 1, 4, 4, false, false},
       {330, 130, 1, 1, 2, 48, false, false},  {3, 3, 2, 2, 0, 2, true, true},
+      {2, 129, 600, 1, 1, 1, false, false},  // more tasks than take turns at once
   };
   int dtype = 0;
   for (const AttentionSizes& sizes : kSizes) {

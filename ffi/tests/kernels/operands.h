@@ -30,6 +30,7 @@ class ThreadWorkers final : public Workers {
     }
     for (std::thread& thread : threads) thread.join();
   }
+  void Yield() override { std::this_thread::yield(); }
 
  private:
   int64_t count_;
