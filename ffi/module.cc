@@ -54,6 +54,7 @@ const std::vector<OperationEntry>& Entries() {
                                                                SddmmEntry(),
                                                                SparseSoftmaxEntry(),
                                                                AttentionEntry(),
+                                                               AttentionTangentEntry(),
                                                                AttentionCotangentEntry(),
                                                                CheckTopologyEntry(),
                                                                RecurrentScanEntry()};

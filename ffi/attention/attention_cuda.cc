@@ -9,6 +9,7 @@ namespace {
 // The rows are constant-initialised in their files, so they can be copied here at start-up, in
 // whatever order files are initialised.
 const CudaVariant<AttentionProblem> kVariants[] = {kAttentionTiles, kAttentionTilesMma};
+const CudaVariant<AttentionTangentProblem> kTangentVariants[] = {kAttentionTangentMma};
 const CudaVariant<AttentionCotangentProblem> kCotangentVariants[] = {kAttentionCotangentTiles,
                                                                      kAttentionCotangentTilesMma};
 
@@ -16,6 +17,8 @@ const CudaVariant<AttentionCotangentProblem> kCotangentVariants[] = {kAttentionC
 
 extern constinit const Table<CudaVariant<AttentionProblem>> kAttentionCudaVariants =
     MakeTable(kVariants);
+extern constinit const Table<CudaVariant<AttentionTangentProblem>> kAttentionTangentCudaVariants =
+    MakeTable(kTangentVariants);
 extern constinit const Table<CudaVariant<AttentionCotangentProblem>>
     kAttentionCotangentCudaVariants = MakeTable(kCotangentVariants);
 

@@ -10,6 +10,8 @@ namespace jaxsparse {
 extern const CudaVariant<AttentionProblem> kAttentionTiles;
 // kernels/tiles_mma.cc
 extern const CudaVariant<AttentionProblem> kAttentionTilesMma;
+// kernels/tangent_mma.cc
+extern const CudaVariant<AttentionTangentProblem> kAttentionTangentMma;
 // kernels/keys.cc
 extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentTiles;
 // kernels/cotangent_mma.cc

@@ -1,4 +1,4 @@
-// FFI targets of attention over a block mask and of the transpose of its derivative.
+// FFI targets of attention over a block mask, of its derivative and of the transpose of that.
 #include <utility>
 
 #include "attention/attention.h"
@@ -54,7 +54,7 @@ MaskTiles OperandMask(CallParser& call, const MaskHeads& heads, int64_t rows, in
   return mask;
 }
 
-// What both targets take first, once their results are declared.
+// What all targets take first, once their results are declared.
 void ParseOperands(CallParser& call, Dimensions& d, ElementType& dtype, const MaskHeads& heads,
                    AttentionOperands* operands) {
   AttentionOperands& p = *operands;
@@ -95,6 +95,30 @@ struct Attention {
   static Table<CudaVariant<Problem>> CudaVariants() { return kAttentionCudaVariants; }
 };
 
+struct AttentionTangent {
+  using Problem = AttentionTangentProblem;
+  static constexpr char kName[] = "attention_tangent";
+
+  static void Parse(CallParser& call, Problem* problem) {
+    Problem& p = *problem;
+    Dimensions d;
+    ElementType sums({ffi::F32, ffi::F64});
+    p.weighted = call.Result("weighted", sums, {d.queries, d.groups, d.per_group, d.value_size});
+    p.sums = call.Result("sums", sums, {d.groups, d.per_group, d.queries});
+    ElementType dtype = ElementType::FactorsOf(sums);
+    ParseOperands(call, d, dtype, MaskHeads::Of(call, d), &p);
+    p.lse = call.Operand("lse", sums, {d.groups, d.per_group, d.queries});
+    p.d_query = call.Operand("d_query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
+    p.d_key = call.Operand("d_key", dtype, {d.keys, d.groups, d.head_size});
+    p.d_value = call.Operand("d_value", dtype, {d.keys, d.groups, d.value_size});
+    p.batch = call.batch();
+  }
+
+  // A CPU composes it.
+  static Table<CpuVariant<Problem>> CpuVariants() { return {nullptr, 0}; }
+  static Table<CudaVariant<Problem>> CudaVariants() { return kAttentionTangentCudaVariants; }
+};
+
 struct AttentionCotangent {
   using Problem = AttentionCotangentProblem;
   static constexpr char kName[] = "attention_cotangent";
@@ -129,8 +153,7 @@ template <typename Problem>
 std::vector<Problem> Problems() {
   std::vector<Problem> problems;
   for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kFloat16}) {
-    for (const auto& [head_size, value_size] :
-         {std::pair{64, 64}, {128, 128}, {192, 128}}) {
+    for (const auto& [head_size, value_size] : {std::pair{64, 64}, {128, 128}, {192, 128}}) {
       Problem problem;
       problem.dtype = dtype;
       problem.batch.rank = 0;
@@ -147,6 +170,12 @@ std::vector<Problem> Problems() {
 }  // namespace
 
 OperationEntry AttentionEntry() { return MakeEntry<Attention>(Problems<AttentionProblem>()); }
+OperationEntry AttentionTangentEntry() {
+  OperationEntry entry = MakeEntry<AttentionTangent>(Problems<AttentionTangentProblem>());
+  entry.cpu = nullptr;
+  entry.choose_on_cpu = nullptr;
+  return entry;
+}
 OperationEntry AttentionCotangentEntry() {
   return MakeEntry<AttentionCotangent>(Problems<AttentionCotangentProblem>());
 }

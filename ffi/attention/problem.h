@@ -84,6 +84,14 @@ struct AttentionProblem : AttentionOperands {
   Array lse;  // (groups, per_group, queries), as sums
 };
 
+// The map from tangents dq, dk, dv to u and r.
+struct AttentionTangentProblem : AttentionOperands {
+  Array lse;                      // (groups, per_group, queries), as sums
+  Array d_query, d_key, d_value;  // as query, key and value
+  Array weighted;                 // u: (queries, groups, per_group, value_size), as sums
+  Array sums;                     // r: as lse
+};
+
 struct AttentionCotangentProblem : AttentionOperands {
   MaskTiles transposed_mask;  // rows are keys
   Array lse;                  // (groups, per_group, queries), as sums

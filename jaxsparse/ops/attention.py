@@ -141,7 +141,7 @@ def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> 
 
 # Stored entries of a listed tile of float32 from which on its products cost a GPU less than the
 # composition's gathers: to be fitted.
-_ENTRIES_OF_TILE = {"attention": 1000, "attention_cotangent": 2000}
+_ENTRIES_OF_TILE = {"attention": 1000, "attention_tangent": 1000, "attention_cotangent": 2000}
 
 
 def _sparse_composition(
@@ -193,7 +193,12 @@ def _sizes_by_operand(name: str, padded: tuple[int, int]) -> dict[str, int]:
     """The last dimension of each operand that has heads' numbers."""
     h, e = padded
     by_name = {"query": h, "key": h, "value": e}
-    return {**by_name, "ct_out": e} if name == "attention_cotangent" else by_name
+    more = {
+        "attention": {},
+        "attention_tangent": {f"d_{operand}": size for operand, size in by_name.items()},
+        "attention_cotangent": {"ct_out": e},
+    }
+    return by_name | more[name]
 
 
 def _padded_avals(
@@ -287,10 +292,30 @@ def _wide(avals: Sequence[ShapedArray], params: dict[str, Any]) -> list[Any]:
     return [accumulator_dtype(avals[0].dtype)] * 2
 
 
+def _narrow_tangents(
+    params: dict[str, Any], avals: Sequence[ShapedArray]
+) -> tuple[dict[str, Any], list[Any]]:
+    """Tangents are multiplied in the dtype of what they meet."""
+    dtypes = [a.dtype for a in avals]
+    dtypes[-len(_TANGENTS) :] = [dtypes[0]] * len(_TANGENTS)
+    return params, dtypes
+
+
+def _ffi_of_tangent(
+    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
+) -> FfiCall | Fallback:
+    if device.platform == "cpu":
+        return _instead("a CPU has no kernel of a tangent", "attention_tangent", params)
+    made: FfiCall | Fallback = _tangent_on_gpu(params, avals, device)
+    return made
+
+
+_tangent_on_gpu = _ffi_of("attention_tangent", _ROWS, ("lse", *(name for name, _ in _TANGENTS)))
+
 attention_tangent_p = make_primitive(
     Operation(
         name="attention_tangent",
-        target="attention",
+        target="attention_tangent",
         params=_PARAMS,
         signature=_signature_with(
             (("lse", _SUMS), *_TANGENTS), (("weighted", _OUT), ("sums", _SUMS))
@@ -299,9 +324,8 @@ attention_tangent_p = make_primitive(
         shardable=("g",),
         stored=_stored,
         xla=_form_of("attention_tangent"),
-        ffi=lambda params, *_: _instead(
-            "there is no kernel for a tangent", "attention_tangent", params
-        ),
+        ffi=_ffi_of_tangent,
+        cast=_narrow_tangents,
     )
 )
 
