@@ -293,12 +293,15 @@ std::vector<Target> Targets() {
       {{"plain", CheckTopologyCall(false, "int32"), {}, {}, {"column_indices 0"}, {}, columns},
        {"permuted", CheckTopologyCall(true, "uint16"), {"permutation"}, {}, {}, {}, columns}}};
 
-  Target attention{AttentionEntry(), {}}, cotangent{AttentionCotangentEntry(), {}};
-  for (Target* target : {&attention, &cotangent}) {
+  Target attention{AttentionEntry(), {}}, tangent{AttentionTangentEntry(), {}};
+  Target cotangent{AttentionCotangentEntry(), {}};
+  for (const auto& [target, map] : {std::pair{&attention, AttentionMap::kForward},
+                                    {&tangent, AttentionMap::kTangent},
+                                    {&cotangent, AttentionMap::kCotangent}}) {
     for (const bool own_masks : {false, true}) {
       const std::vector<int64_t> batch = {own_masks ? 3 : 2};
       target->calls.push_back({own_masks ? "masks of heads" : "one mask",
-                               AttentionCall(target == &cotangent, own_masks, batch),
+                               AttentionCall(map, own_masks, batch),
                                {},
                                {},
                                {"entries 0", "bits 1"},
@@ -326,7 +329,7 @@ std::vector<Target> Targets() {
       scan.calls.push_back(sound);
     }
   }
-  return {spmm, sddmm, softmax, attention, cotangent, check, scan};
+  return {spmm, sddmm, softmax, attention, tangent, cotangent, check, scan};
 }
 
 int Main() {

@@ -189,9 +189,7 @@ class KeysConsumer {
   bool masked_;  // the item has had a partial cell
   float ct_value_[kSize / 2], ct_key_[kSize / 2];
 
-  __device__ __forceinline__ void Empty(uint32_t stage) {
-    control_.StageAt({stage}).Emptied();
-  }
+  __device__ __forceinline__ void Empty(uint32_t stage) { control_.StageAt({stage}).Emptied(); }
   // The stage of the step before, once products that read it are done.
   __device__ __forceinline__ void EmptyBefore(bool is_first) {
     if (!is_first) Empty((at_.stage + kConfig.kStages - 1) % kConfig.kStages);

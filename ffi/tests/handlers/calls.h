@@ -135,7 +135,8 @@ inline Arrays BlockMask(std::vector<int64_t> batch, int64_t groups, int64_t per_
           {"order", "int32", of_masks({kRows})}};
 }
 
-inline TestCall AttentionCall(bool cotangent, bool own_masks, std::vector<int64_t> batch) {
+enum class AttentionMap { kForward, kTangent, kCotangent };
+inline TestCall AttentionCall(AttentionMap map, bool own_masks, std::vector<int64_t> batch) {
   constexpr int64_t kQueries = 5, kKeys = 7, kGroups = 2, kPerGroup = 3, kSize = 64;
   constexpr int64_t kWorkspace = 4096;
   const std::string dtype = "bfloat16";
@@ -147,7 +148,13 @@ inline TestCall AttentionCall(bool cotangent, bool own_masks, std::vector<int64_
   call.operands = {
       {"query", dtype, of_queries}, {"key", dtype, of_keys}, {"value", dtype, of_keys}};
   Add(&call.operands, mask);
-  if (cotangent) {
+  if (map == AttentionMap::kTangent) {
+    Add(&call.operands, {{"lse", "float32", of_rows},
+                         {"d_query", dtype, of_queries},
+                         {"d_key", dtype, of_keys},
+                         {"d_value", dtype, of_keys}});
+    call.results = {{"weighted", "float32", of_queries}, {"sums", "float32", of_rows}};
+  } else if (map == AttentionMap::kCotangent) {
     Add(&call.operands, mask);
     Add(&call.operands, {{"lse", "float32", of_rows},
                          {"ct_out", dtype, of_queries},
