@@ -301,17 +301,6 @@ def _narrow_tangents(
     return params, dtypes
 
 
-def _ffi_of_tangent(
-    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
-) -> FfiCall | Fallback:
-    if device.platform == "cpu":
-        return _instead("a CPU has no kernel of a tangent", "attention_tangent", params)
-    made: FfiCall | Fallback = _tangent_on_gpu(params, avals, device)
-    return made
-
-
-_tangent_on_gpu = _ffi_of("attention_tangent", _ROWS, ("lse", *(name for name, _ in _TANGENTS)))
-
 attention_tangent_p = make_primitive(
     Operation(
         name="attention_tangent",
@@ -324,7 +313,9 @@ attention_tangent_p = make_primitive(
         shardable=("g",),
         stored=_stored,
         xla=_form_of("attention_tangent"),
-        ffi=_ffi_of_tangent,
+        ffi=_ffi_of("attention_tangent", _ROWS, ("lse", *(name for name, _ in _TANGENTS))),
+        lacks_on_cpu="a CPU has no kernel of a tangent",
+        without_kernels=lambda reason, params: _instead(reason, "attention_tangent", params),
         cast=_narrow_tangents,
     )
 )
