@@ -5,6 +5,22 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsparse import BlockMask, Topology
+
+KINDS = ("block_mask", "topology", "pattern")
+
+
+def stored_as(kind, mask, monkeypatch):
+    """An array of bool as one of the kinds of masks; a pattern has no block mask."""
+    if kind == "pattern":
+        without_block_masks(monkeypatch)
+    return BlockMask.from_dense(mask) if kind == "block_mask" else Topology.from_mask(mask)
+
+
+def without_block_masks(monkeypatch):
+    """Has topologies go without block masks, as those of graphs do."""
+    monkeypatch.setattr("jaxsparse.ops.sparse_attention.block_mask", lambda mask: None)
+
 
 def random_mask(shape, seed=0, density=0.3):
     """Cells of every state in every place of a tile, a query that sees nothing, an unseen key."""

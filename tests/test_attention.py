@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_problems import operands, random_mask
+from attention_problems import KINDS, operands, random_mask, stored_as, without_block_masks
 from checks import PLATFORM
 from covering import combinations
 from jax.test_util import check_grads
@@ -89,17 +89,17 @@ BATCHES = {"one": (), "each": (1,), "of sequences": (2, 1), "of heads": (1, 0), 
     PROBLEMS,
     BATCHES,
     TOLERANCE,
-    ["block_mask", "topology"],
+    KINDS,
     ["xla", PLATFORM],
 )
-def test_against_dense(t, s, n, groups, h, e, batch, dtype, kind, implementation):
+def test_against_dense(t, s, n, groups, h, e, batch, dtype, kind, implementation, monkeypatch):
     sizes = tuple(size or n for size in BATCHES[batch])  # 0 stands for the heads
     mask = np.stack([random_mask((t, s), seed) for seed in range(int(np.prod(sizes)))])
     mask = mask.reshape(*sizes, t, s)
     with jax.enable_x64(dtype == "float64"):
         q, k, v = operands(2, t, s, n, groups, h, e, dtype)
         cotangent = operands(2, t, s, n, groups, e, e, dtype, seed=2)[0]
-        stored = BlockMask.from_dense(mask) if kind == "block_mask" else Topology.from_mask(mask)
+        stored = stored_as(kind, mask, monkeypatch)
         run = functools.partial(differentiated, scale=0.2, implementation=implementation)
         actual = jax.jit(run)(q, k, v, stored, cotangent)
     every = np.broadcast_to(mask, (2, n, t, s))
@@ -224,20 +224,17 @@ def test_vmap_over_operands_and_masks():
     np.testing.assert_allclose(shared[1:2], expected, rtol=1e-5, atol=1e-6)
 
 
-def composed(monkeypatch):
-    """Has patterns go without block masks, as those of graphs do."""
-    monkeypatch.setattr("jaxsparse.ops.sparse_attention.block_mask", lambda mask: None)
-
-
+@pytest.mark.parametrize("implementation", ["xla", None])
 @pytest.mark.parametrize("by", ["query", "key", "value"])
-def test_composed_derivatives_by_one_operand(by, monkeypatch):
+def test_derivatives_by_one_operand(by, implementation, monkeypatch):
     """Results have the batch of all operands, also where one of them alone is batched."""
     xs = dict(zip(("query", "key", "value"), operands(1, 9, 7, 2, 1, 4, 3, "float32"), strict=True))
     dense_mask = random_mask((9, 7), density=0.5)
     topology, mask = Topology.from_mask(dense_mask), BlockMask.from_dense(dense_mask)
 
     def attend(x, mask):
-        return sparse_attention(**{**xs, by: x}, mask=mask, return_lse=True)
+        options = {"return_lse": True, "implementation": implementation}
+        return sparse_attention(**{**xs, by: x}, mask=mask, **options)
 
     def everything(mask):
         of = functools.partial(attend, mask=mask)
@@ -247,7 +244,7 @@ def test_composed_derivatives_by_one_operand(by, monkeypatch):
         return jax.jacfwd(of)(xs[by])[0], jax.vmap(of)(stacked), of_lse
 
     expected = everything(mask)
-    composed(monkeypatch)
+    without_block_masks(monkeypatch)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
         everything(topology),
@@ -291,11 +288,11 @@ def test_rows_that_see_nothing_have_derivatives_of_zero():
 
 
 @pytest.mark.parametrize("implementation", ["xla", PLATFORM])
-@pytest.mark.parametrize("kind", ["block_mask", "topology"])
-def test_nan_stays_where_it_is_seen(kind, implementation):
+@pytest.mark.parametrize("kind", KINDS)
+def test_nan_stays_where_it_is_seen(kind, implementation, monkeypatch):
     mask = random_mask((130, 140), density=0.1)
     q, k, v = operands(1, 130, 140, 2, 2, 8, 8, "float32")
-    stored = BlockMask.from_dense(mask) if kind == "block_mask" else Topology.from_mask(mask)
+    stored = stored_as(kind, mask, monkeypatch)
     k = k.at[:, 3, 0].set(jnp.nan)
     v = v.at[:, 70, 1].set(jnp.nan)
     q = q.at[:, 9, 0].set(jnp.nan)

@@ -198,7 +198,7 @@ def test_what_takes_the_same_time_is_measured_once():
 
 @pytest.mark.parametrize("kind", ["documents", "window", "strided"])
 def test_masks_made_in_a_program(kind):
-    mask, cost = jax_programs._block_mask(mask_of(kind, 256))
+    mask, cost = jax_programs._block_mask(mask_of(kind, 256), regroup=False)
     assert mask.shape == (256, 256) and cost.ms > 0 and cost.nbytes > 128
     if kind == "strided":
         assert cost.in_program_ms is cost.making_bytes is None
@@ -229,6 +229,7 @@ def test_which_masks_a_peer_takes():
     every = list(problems.KINDS)
     assert taken("jaxsparse") == taken("flex") == taken("cudnn-bf16") == every
     assert taken("cudnn-window") == ["band", "window"]
+    assert taken("jaxsparse-regrouped") == ["strided"]
     assert taken("cudnn-bias") == taken("dense-bf16") == every[:-1]
     for problem, entries in (made[0], 20_000_000), (made[1], 20_000_001):
         problem.__dict__["nnz"] = entries  # as if it had been counted

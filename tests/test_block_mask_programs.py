@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from block_masks import IDS, assert_same, assert_stores, decoded, stored
+from block_masks import IDS, KINDS, assert_same, assert_stores, decoded, stored
 
 from jaxsparse import BlockMask, Topology, masks
 from jaxsparse.block_mask.from_mask import most_of
@@ -70,20 +70,33 @@ def test_strict_promotion():
         assert jax.eval_shape(make, *operands)[0].shape == (300, 200)
 
 
-def test_nothing_in_a_program_has_the_size_of_the_scores():
-    T = 65_536
+def test_a_long_mask_takes_little_memory_in_a_program():
+    """Beside the lists: no array of all positions, of all cells, or of those of partial cells."""
+    T = 131_072
 
     def make(ids):
-        mask = masks.documents(ids) & masks.sliding_window(4096)
-        return BlockMask.from_mask(mask, (T, T), max_cells=9000)
+        mask = masks.documents(ids) & masks.sliding_window(1023)
+        return BlockMask.from_mask(mask, (T, T), max_tiles=9180, max_cells=4600)
 
-    program = jax.make_jaxpr(make)(jnp.zeros(T, jnp.int32))
-    shapes = walked_shapes(program)
-    assert max(map(np.prod, shapes)) <= 2 * (T // 64) ** 2 * 16
-    made = jax.eval_shape(make, jnp.zeros(T, jnp.int32))
-    # Tiles that no document can reach have no room.
-    assert made.rows.entries.shape == (512 * 33 - 32 * 33 // 2,)
-    assert made.rows.bits.shape == (9000, 128)
+    compiled = jax.jit(make).lower(jax.ShapeDtypeStruct((T,), jnp.int32)).compile()
+    analysis = compiled.memory_analysis()
+    assert analysis.output_size_in_bytes < 5e6
+    assert analysis.temp_size_in_bytes + analysis.output_size_in_bytes < 10e6
+    ids = np.arange(T, dtype=np.int32) // 10_000
+    expected = BlockMask.from_mask(masks.documents(ids) & masks.sliding_window(1023), (T, T))
+    made = compiled(ids)
+    for name in ("offsets", "order"):
+        for x, y in (made.rows, expected.rows), (made.columns, expected.columns):
+            np.testing.assert_array_equal(getattr(x, name), getattr(y, name))
+    assert made.density == expected.density
+    program = jax.make_jaxpr(lambda ids: make(ids).rows.entries)(jnp.zeros(T, jnp.int32))
+    assert max(map(np.prod, walked_shapes(program))) < T**2 / 500
+
+    def without_room(ids):  # tiles that no document can reach have none
+        mask = masks.documents(ids) & masks.sliding_window(1023)
+        return BlockMask.from_mask(mask, (T, T), max_cells=9).rows.entries
+
+    assert jax.eval_shape(without_room, ids).shape == (9180,)
 
 
 def test_room_of_traced_masks():
@@ -123,9 +136,80 @@ def test_what_has_no_room(monkeypatch):
         BlockMask.from_dense(expected, max_cells=2)
     monkeypatch.setenv("JAXSPARSE_CHECK", "1")
     assert_stores(make(ids, 7, 30), expected)
+    batch = jax.vmap(lambda ids: make(ids, 7, 12))(np.stack([ids, ids // 2]))
+    for i, one in enumerate((ids, ids // 2)):
+        assert_stores(jax.tree.map(lambda x, i=i: x[i], batch), one[:, None] == one)
     for rooms in (6, 30), (7, 11):
         with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="is too small"):
             jax.block_until_ready(make(ids, *rooms))
+
+
+def truncated(dense, max_tiles, max_cells):
+    """What there is room for: the first tiles, and of their partial cells the first."""
+    kept = np.zeros_like(dense)
+    tiles = cells = 0
+    for row, column in np.ndindex(*(-(-size // 128) for size in dense.shape)):
+        tile = np.s_[128 * row : 128 * (row + 1), 128 * column : 128 * (column + 1)]
+        tiles += dense[tile].any()
+        if tiles > max_tiles:
+            break
+        for i, j in np.ndindex(2, 2):
+            cell = np.s_[64 * i : 64 * (i + 1), 64 * j : 64 * (j + 1)]
+            stored = dense[tile][cell]
+            full = stored.size == 64 * 64 and stored.all()
+            cells += stored.any() and not full
+            if full or cells <= max_cells:
+                kept[tile][cell] = stored
+    return kept
+
+
+def of_cells(rng, shape):
+    """An array of which cells are empty, partial or full at random, and so are tiles."""
+    states = rng.choice(3, [-(-size // 64) for size in shape], p=rng.dirichlet([1, 1, 1]))
+    states *= (
+        (rng.random([-(-size // 128) for size in shape]) < rng.random())
+        .repeat(2, 0)
+        .repeat(2, 1)[: states.shape[0], : states.shape[1]]
+    )
+    whole = states.repeat(64, 0).repeat(64, 1)[: shape[0], : shape[1]]
+    return (whole == 2) | (whole == 1) & (rng.random(shape) < 0.3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "max_tiles", "max_cells"),
+    [
+        ((300, 700), 18, 60),
+        ((700, 300), 7, 9),
+        ((129, 4300), 40, 20),
+        ((65, 63), 1, 1),
+        ((1, 1000), 9, 9),
+    ],
+)
+def test_room_in_programs(shape, max_tiles, max_cells):
+    """Of arrays at random: the lists that the host makes of what there is room for."""
+    rng = np.random.default_rng(0)
+    dense = np.stack([of_cells(rng, shape) for _ in range(24)])
+    room = {"max_tiles": max_tiles, "max_cells": max_cells}
+    made = jax.jit(jax.vmap(lambda dense: BlockMask.from_dense(dense, **room)))(dense)
+    table = jax.jit(lambda dense: BlockMask.from_topology(
+        Topology.from_mask(dense, nse=dense[0].size), **room))(dense)  # fmt: skip
+    for i in range(len(dense)):
+        expected = BlockMask.from_dense(truncated(dense[i], max_tiles, max_cells))
+        for batch in made, table:
+            assert_same(jax.tree.map(lambda x, i=i: x[i], batch), expected)
+
+
+def test_kinds_in_programs():
+    """Masks of every kind, moved by traced numbers: the positions that they store on the host."""
+    kinds, sizes = [masks.offset(m, rows=0, columns=0) for m in KINDS[:-3]], (200, 129)
+
+    @jax.jit
+    def make(zero):
+        moved = [masks.offset(m, rows=zero, columns=zero) for m in kinds]
+        return [BlockMask.from_mask(m, sizes) for m in moved]
+
+    for mask, made in zip(kinds, make(0), strict=True):
+        assert_stores(made, stored(mask, *sizes))
 
 
 # ---- Of topologies, arrays and blocks ----

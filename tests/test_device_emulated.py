@@ -21,6 +21,7 @@ PROGRAMS = {
     "spmm": "-O1",
     "attention_tiles": "-O1",
     "attention_cotangent": "-O1",
+    "attention_csr": "-O1",
     "attention_cotangent_mma": "-O1",
     "attention_tangent_mma": "-O1",
     "attention_mma": "-O1",

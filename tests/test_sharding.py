@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxsparse import CSR, Topology, sddmm, sparse_attention, sparse_softmax, spmm
+from jaxsparse import CSR, BlockMask, Topology, masks, sddmm, sparse_attention, sparse_softmax, spmm
 
 DEVICES = jax.devices("cpu")
 pytestmark = pytest.mark.skipif(len(DEVICES) < 8, reason="needs 8 CPU devices (tests/conftest.py)")
@@ -220,6 +221,54 @@ def test_explicit_axes_refuse_what_cannot_be():
             jax.jit(lambda v, t, x: spmm(CSR(v, t), x))(v, t, sharded)
 
 
+def test_masks_of_sequences_under_explicit_axes():
+    """Block masks made in a program of arrays that are cut by sequences, and attention by them."""
+    mesh = jax.make_mesh((4,), ("data",), (AxisType.Explicit,), devices=DEVICES[:4])
+    ids = np.arange(300, dtype=np.int32) // np.array([[100], [50], [77], [300]], np.int32)
+    q = np.random.default_rng(0).standard_normal((4, 300, 2, 8)).astype(np.float32)
+
+    def masks_of(ids):
+        return jax.vmap(
+            lambda ids: BlockMask.from_mask(
+                (masks.documents(ids) | masks.from_function(lambda i, j: ids[j] == 1))
+                & masks.padding(ids[0] + 290),
+                (300, 300),
+            )
+        )(ids)
+
+    def attend(q, ids):
+        made = masks_of(ids)
+        return sparse_attention(q, q, q, made.reshape_batch(4, 1)), made
+
+    expected, wanted = jax.jit(attend)(q, ids)
+    with jax.set_mesh(mesh):
+        out, made = jax.jit(attend)(*(jax.device_put(x, P("data")) for x in (q, ids)))
+    assert out.sharding.spec[0] == "data"
+    assert {x.sharding.spec[0] for x in jax.tree.leaves(made)} == {"data"}
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+    jax.tree.map(np.testing.assert_array_equal, made.verify(), wanted)
+
+
+def test_heads_under_explicit_axes():
+    q, k = (jnp.ones((1, 130, heads, 8)) for heads in (4, 2))
+    by_heads = P(None, None, "model")
+    for parts in 2, 4:  # a mask that was made for one mesh is made again for another
+        mesh = jax.make_mesh((parts,), ("model",), (AxisType.Explicit,), devices=DEVICES[:parts])
+        with jax.set_mesh(mesh):
+            attend = jax.jit(lambda q, k: sparse_attention(q, k, k, masks.causal()))
+            q, k = jax.device_put(q, by_heads), jax.device_put(k, P())
+            if parts == 2:
+                assert attend(q, k).sharding.spec[2] == "model"
+                continue
+            message = (
+                "sparse_attention: 4 query heads are cut over 'model' into 4 parts, which 2 key "
+                "heads can't be: reshard the query, repeat the key heads, or use automatic axes"
+            )
+            with pytest.raises(ValueError, match=re.escape(message)):
+                attend(q, k)
+            attend(q, jnp.concatenate([k, k], axis=2))
+
+
 def test_sums_over_devices_are_rounded_once():
     """Features of sddmm cut over devices: their sums meet in float32."""
     mesh = mesh_of(AxisType.Auto)
@@ -248,7 +297,7 @@ CACHED = """
     jax.config.update("jax_compilation_cache_dir", sys.argv[1])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    from jaxsparse import CSR, Topology, recurrent, spmm
+    from jaxsparse import CSR, BlockMask, Topology, masks, recurrent, spmm
 
     found = []
     jax.monitoring.register_event_listener(
@@ -321,7 +370,7 @@ WORKER = """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     rank, port = int(sys.argv[1]), sys.argv[2]
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
-    from jaxsparse import CSR, Topology, spmm
+    from jaxsparse import CSR, BlockMask, Topology, masks, spmm
 
     topology = Topology.from_mask(np.eye(4, 5, dtype=bool) | np.eye(4, 5, 1, dtype=bool))
     values = jnp.arange(1.0, topology.nse + 1)

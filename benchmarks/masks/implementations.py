@@ -36,6 +36,10 @@ def _is_window(problem: Problem) -> bool:
     return problem.window is not None
 
 
+def _is_strided(problem: Problem) -> bool:
+    return problem.kind == "strided"
+
+
 def _is_short(problem: Problem) -> bool:
     """So that all scores fit in memory, with gradients too."""
     return problem.length <= 16_384
@@ -91,6 +95,11 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     i.name: i
     for i in (
         Implementation("jaxsparse", jax_programs.by_block_mask),
+        Implementation(
+            "jaxsparse-regrouped",
+            functools.partial(jax_programs.by_block_mask, regroup=True),
+            takes=_is_strided,
+        ),
         Implementation("jaxsparse-topology", jax_programs.by_topology, takes=_few_entries),
         Implementation("flex", flex_attention, needs_torch),
         _jax_nn("cudnn-bf16", "cudnn", needs_gpu, ("bfloat16",)),

@@ -68,9 +68,11 @@ def _nbytes(tree: Any) -> int:
 
 
 @functools.lru_cache(maxsize=1)  # the passes of a problem share it
-def _block_mask(problem: Problem) -> tuple[BlockMask, MaskCost]:
+def _block_mask(problem: Problem, regroup: bool) -> tuple[BlockMask, MaskCost]:
     shape = (problem.length, problem.length)
-    made, ms = timed(lambda: jax.block_until_ready(BlockMask.from_mask(problem.mask, shape)))
+    made, ms = timed(
+        lambda: jax.block_until_ready(BlockMask.from_mask(problem.mask, shape, regroup=regroup))
+    )
     in_program = if_known(lambda: _in_program(problem, made)) or (None, None)
     return made, MaskCost(ms, ms, _nbytes(made), *in_program)
 
@@ -87,9 +89,11 @@ def _in_program(problem: Problem, like: BlockMask) -> tuple[float, int | None] |
     return statistics.median(times[1:]), if_known(lambda: _peak(compiled))
 
 
-def by_block_mask(problem: Problem, dtype: str, passed: str, **options: Any) -> Made:
-    """`sparse_attention` by a block mask that is made before, with its options."""
-    mask, cost = _block_mask(problem)
+def by_block_mask(
+    problem: Problem, dtype: str, passed: str, *, regroup: bool = False, **options: Any
+) -> Made:
+    """`sparse_attention`, with its options, by a block mask that is made before."""
+    mask, cost = _block_mask(problem, regroup)
     return _made(
         lambda q, k, v, mask: sparse_attention(q, k, v, mask, **options),
         problem,

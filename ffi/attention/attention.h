@@ -1,4 +1,4 @@
-// Kernel variants of attention over a block mask; see problem.h for what they compute.
+// Kernel variants of attention over a block mask or a pattern; see problem.h for what they compute.
 #pragma once
 
 #include "attention/problem.h"

@@ -1,4 +1,4 @@
-// The tables of CUDA variants of attention over a block mask.
+// The tables of CUDA variants of attention over a block mask or a pattern.
 #include "attention/attention_cuda.h"
 
 #include "attention/attention.h"
@@ -8,10 +8,13 @@ namespace {
 
 // The rows are constant-initialised in their files, so they can be copied here at start-up, in
 // whatever order files are initialised.
-const CudaVariant<AttentionProblem> kVariants[] = {kAttentionTiles, kAttentionTilesMma};
+const CudaVariant<AttentionProblem> kVariants[] = {kAttentionTiles,  kAttentionTilesMma,
+                                                   kAttentionCsr,    kAttentionCsrBy2,
+                                                   kAttentionCsrBy8, kAttentionCsrTwice};
 const CudaVariant<AttentionTangentProblem> kTangentVariants[] = {kAttentionTangentMma};
-const CudaVariant<AttentionCotangentProblem> kCotangentVariants[] = {kAttentionCotangentTiles,
-                                                                     kAttentionCotangentTilesMma};
+const CudaVariant<AttentionCotangentProblem> kCotangentVariants[] = {
+    kAttentionCotangentTiles,  kAttentionCotangentTilesMma, kAttentionCotangentCsr,
+    kAttentionCotangentCsrBy2, kAttentionCotangentCsrBy8,   kAttentionCotangentCsrTwice};
 
 }  // namespace
 

@@ -1,4 +1,6 @@
-// FFI targets of attention over a block mask, of its derivative and of the transpose of that.
+// FFI targets of attention over a block mask or a pattern, of its derivative along tangents, and of
+// the transpose of that.
+#include <algorithm>
 #include <utility>
 
 #include "attention/attention.h"
@@ -54,6 +56,29 @@ MaskTiles OperandMask(CallParser& call, const MaskHeads& heads, int64_t rows, in
   return mask;
 }
 
+// The dimensions are positions.
+MaskPattern OperandPattern(CallParser& call, const MaskHeads& heads, Dimension& rows,
+                           Dimension& columns) {
+  const auto [groups, per_group] = heads;
+  Dimension nse("nse");
+  ElementType index(kIndices);
+  MaskPattern pattern;
+  pattern.row_offsets = call.Operand("row_offsets", {ffi::S32}, {groups, per_group, rows + 1});
+  pattern.column_indices = call.Operand("column_indices", index, {groups, per_group, nse});
+  pattern.row_order = call.Operand("row_order", {ffi::S32}, {groups, per_group, rows});
+  pattern.groups = SizeOf(groups);
+  pattern.per_group = SizeOf(per_group);
+  pattern.rows = rows.size;
+  pattern.columns = columns.size;
+  // Without rows or columns all entries are padding.
+  pattern.nse = rows.size == 0 || columns.size == 0 ? 0 : nse.size;
+  pattern.index_type = IndexTypeOf(index);
+  if (std::max({rows.size, columns.size, nse.size}) > kMostIndex) {
+    call.Fail("rows, columns and stored entries of a pattern must be less than 2^31");
+  }
+  return pattern;
+}
+
 // What all targets take first, once their results are declared.
 void ParseOperands(CallParser& call, Dimensions& d, ElementType& dtype, const MaskHeads& heads,
                    AttentionOperands* operands) {
@@ -62,7 +87,11 @@ void ParseOperands(CallParser& call, Dimensions& d, ElementType& dtype, const Ma
   p.query = call.Operand("query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
   p.key = call.Operand("key", dtype, {d.keys, d.groups, d.head_size});
   p.value = call.Operand("value", dtype, {d.keys, d.groups, d.value_size});
-  p.mask = OperandMask(call, heads, d.queries.size, d.keys.size);
+  p.has_mask = call.Attribute<bool>("has_mask");
+  p.has_pattern = call.Attribute<bool>("has_pattern");
+  if (!p.has_mask && !p.has_pattern) call.Fail("takes a block mask or a pattern, got neither");
+  if (p.has_mask) p.mask = OperandMask(call, heads, d.queries.size, d.keys.size);
+  if (p.has_pattern) p.pattern = OperandPattern(call, heads, d.queries, d.keys);
   p.scale = call.Attribute<double>("scale");
   p.queries = d.queries.size;
   p.keys = d.keys.size;
@@ -133,7 +162,8 @@ struct AttentionCotangent {
     p.ct_value = call.Result("ct_value", dtype, {d.keys, d.groups, d.value_size});
     const MaskHeads heads = MaskHeads::Of(call, d);
     ParseOperands(call, d, dtype, heads, &p);
-    p.transposed_mask = OperandMask(call, heads, d.keys.size, d.queries.size);
+    if (p.has_mask) p.transposed_mask = OperandMask(call, heads, d.keys.size, d.queries.size);
+    if (p.has_pattern) p.transposed_pattern = OperandPattern(call, heads, d.keys, d.queries);
     p.lse = call.Operand("lse", sums, {d.groups, d.per_group, d.queries});
     p.ct_out = call.Operand("ct_out", dtype, {d.queries, d.groups, d.per_group, d.value_size});
     p.ct_sums = call.Operand("ct_sums", sums, {d.groups, d.per_group, d.queries});
@@ -148,7 +178,8 @@ struct AttentionCotangent {
   static Table<CudaVariant<Problem>> CudaVariants() { return kAttentionCotangentCudaVariants; }
 };
 
-// One for every kernel instance: of each type and some sizes of heads.
+// One for every kernel instance: of each type and some sizes of heads, by a block mask, or by a
+// pattern of each type of indices.
 template <typename Problem>
 std::vector<Problem> Problems() {
   std::vector<Problem> problems;
@@ -161,6 +192,11 @@ std::vector<Problem> Problems() {
       problem.head_size = head_size;
       problem.value_size = value_size;
       problem.workspace.bytes = int64_t{1} << 30;
+      problem.has_mask = true;
+      problems.push_back(problem);
+      problem.has_mask = false;
+      problem.has_pattern = true;
+      problem.pattern.index_type = head_size == 64 ? IndexType::kInt32 : IndexType::kUint16;
       problems.push_back(problem);
     }
   }

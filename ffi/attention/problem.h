@@ -1,4 +1,4 @@
-// Attention over the positions that a block mask stores:
+// Attention over the positions that a block mask stores, or a pattern of entries:
 //
 //   s = scale * q_t . k_u,   lse_t = log(sum_{u seen by t} exp(s_tu)),
 //   out_t = sum_{u seen by t} exp(s_tu - lse_t) v_u
@@ -43,24 +43,31 @@ JAXSPARSE_INLINE MaskCell MaskCellOf(uint32_t entry, int down, int across) {
   return static_cast<MaskCell>(entry >> (kMaskStatesAt + 4 * down + 2 * across) & 3);
 }
 
-// A block mask by its rows of tiles, or a transposed one, whose rows are keys. All arrays have one
-// or all of the groups in front, then one or all of a group's heads.
-struct MaskTiles {
-  int64_t groups = 1, per_group = 1;  // of which there are masks of their own: one or all
-  int64_t rows = 0, columns = 0;      // of tiles
-  int64_t capacity = 0;               // entries that there is room for
-  int64_t cells = 0;                  // partial cells that there is room for
-  Array offsets;                      // int32 (rows + 1): where a row's entries begin
-  Array entries;                      // uint32 (capacity), by rising column in each row
-  Array bits_at;  // int32 (capacity): the words of an entry's first partial cell; others follow
-  Array bits;     // uint32 (cells, 128)
-  Array order;    // int32 (rows): rows of tiles, those with most cells first
+// Which heads have masks of their own: all arrays of masks have one or all of the groups in front,
+// then one or all of a group's heads.
+struct MasksOfHeads {
+  int64_t groups = 1, per_group = 1;
 
   // Which of the masks a head has, of those of a batch entry.
   JAXSPARSE_INLINE int64_t Own(int64_t group, int64_t of_group) const {
     return (groups > 1 ? group : 0) * per_group + (per_group > 1 ? of_group : 0);
   }
 };
+
+// A block mask by its rows of tiles, or a transposed one, whose rows are keys.
+struct MaskTiles : MasksOfHeads {
+  int64_t rows = 0, columns = 0;  // of tiles
+  int64_t capacity = 0;           // entries that there is room for
+  int64_t cells = 0;              // partial cells that there is room for
+  Array offsets;                  // int32 (rows + 1): where a row's entries begin
+  Array entries;                  // uint32 (capacity), by rising column in each row
+  Array bits_at;  // int32 (capacity): the words of an entry's first partial cell; others follow
+  Array bits;     // uint32 (cells, 128)
+  Array order;    // int32 (rows): rows of tiles, those with most cells first
+};
+
+// The same positions as entries of rows. It has no permutation: entries have no values.
+struct MaskPattern : MasksOfHeads, Pattern {};
 
 // What attention and the transpose of its derivative both take.
 struct AttentionOperands {
@@ -71,11 +78,13 @@ struct AttentionOperands {
   int64_t queries = 0, keys = 0;
   int64_t groups = 1, per_group = 1;
   int64_t head_size = 0, value_size = 0;
-  double scale = 1;  // kernels take it in sums' type
-  MaskTiles mask;    // rows are queries
-  Array query;       // (queries, groups, per_group, head_size)
-  Array key;         // (keys, groups, head_size)
-  Array value;       // (keys, groups, value_size)
+  double scale = 1;                            // kernels take it in sums' type
+  bool has_mask = false, has_pattern = false;  // one of them or both
+  MaskTiles mask;                              // rows are queries
+  MaskPattern pattern;
+  Array query;  // (queries, groups, per_group, head_size)
+  Array key;    // (keys, groups, head_size)
+  Array value;  // (keys, groups, value_size)
   Workspace workspace;
 };
 
@@ -94,12 +103,13 @@ struct AttentionTangentProblem : AttentionOperands {
 
 struct AttentionCotangentProblem : AttentionOperands {
   MaskTiles transposed_mask;  // rows are keys
-  Array lse;                  // (groups, per_group, queries), as sums
-  Array ct_out;               // (queries, groups, per_group, value_size)
-  Array ct_sums;              // as lse
-  Array ct_query;             // as query
-  Array ct_key;               // as key
-  Array ct_value;             // as value
+  MaskPattern transposed_pattern;
+  Array lse;       // (groups, per_group, queries), as sums
+  Array ct_out;    // (queries, groups, per_group, value_size)
+  Array ct_sums;   // as lse
+  Array ct_query;  // as query
+  Array ct_key;    // as key
+  Array ct_value;  // as value
 };
 
 }  // namespace jaxsparse

@@ -298,13 +298,18 @@ std::vector<Target> Targets() {
   for (const auto& [target, map] : {std::pair{&attention, AttentionMap::kForward},
                                     {&tangent, AttentionMap::kTangent},
                                     {&cotangent, AttentionMap::kCotangent}}) {
-    for (const bool own_masks : {false, true}) {
-      const std::vector<int64_t> batch = {own_masks ? 3 : 2};
-      target->calls.push_back({own_masks ? "masks of heads" : "one mask",
-                               AttentionCall(map, own_masks, batch),
+    const std::pair<const char*, AttentionMask> kinds[] = {
+        {"one mask", AttentionMask::kShared},
+        {"masks of heads", AttentionMask::kOfHeads},
+        {"a pattern", AttentionMask::kPattern}};
+    for (const auto& [name, kind] : kinds) {
+      if (map == AttentionMap::kTangent && kind == AttentionMask::kPattern) continue;  // takes none
+      const std::vector<int64_t> batch = {kind == AttentionMask::kShared ? 2 : 3};
+      target->calls.push_back({name,
+                               AttentionCall(map, kind, batch),
                                {},
                                {},
-                               {"entries 0", "bits 1"},
+                               {"entries 0", "bits 1", "column_indices 0"},
                                batch,
                                workspaces});
     }

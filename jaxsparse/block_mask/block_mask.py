@@ -11,23 +11,21 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxsparse import display
 from jaxsparse.block_mask import picture, reading
 from jaxsparse.block_mask.dense import written_out
 from jaxsparse.block_mask.from_blocks import check_blocks, check_covers, of_blocks
 from jaxsparse.block_mask.from_dense import of_dense
 from jaxsparse.block_mask.from_mask import of_mask
-from jaxsparse.block_mask.from_topology import of_topology
+from jaxsparse.block_mask.from_topology import of_topology, stride_of_topology
+from jaxsparse.block_mask.orders import Order, reordered, with_batch
+from jaxsparse.block_mask.regroup import check_orders, stride_of_dense, stride_of_mask
+from jaxsparse.block_mask.room import check_rooms, check_shape
 from jaxsparse.block_mask.tiles import TileLists
-from jaxsparse.block_mask.words import TILE
-from jaxsparse.integers import INT32_MAX, integer
 from jaxsparse.masks.expression import as_mask
 from jaxsparse.pattern import is_concrete
 
 if TYPE_CHECKING:
     from jaxsparse.topology import Topology
-
-_MOST = INT32_MAX - TILE  # so that no position of a tile is beyond int32
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -51,10 +49,17 @@ class BlockMask:
     room for is left out, in the order of rows of tiles, or reported when the program runs if
     ``JAXSPARSE_CHECK=1`` is set, as an offset beyond the ``nse`` that there is room for.
 
+    Its rows and columns may be in other orders than those of the scores, so that positions that
+    see the same become neighbours and share tiles: in a strided mask those of one remainder.
+    Attention then brings queries, keys and values into these orders, and results back.
+
     Attributes:
         rows: the tiles by rows of tiles.
         columns: the tiles of the transposed mask, by its rows of tiles, which are of keys.
         shape: ``(T, S)``, rows and columns of scores: queries and keys.
+        row_order: None, `jaxsparse.block_mask.Residues`, or int32 ``(..., T)``: the row at each
+            place of the lists.
+        column_order: the same of columns, ``(..., S)``.
 
     >>> from jaxsparse import masks
     >>> mask = BlockMask.from_mask(masks.sliding_window(100), (600, 500))
@@ -80,6 +85,8 @@ class BlockMask:
     rows: TileLists
     columns: TileLists
     shape: tuple[int, int]
+    row_order: Order | None = None
+    column_order: Order | None = None
 
     @classmethod
     def from_mask(
@@ -89,6 +96,9 @@ class BlockMask:
         *,
         max_tiles: int | None = None,
         max_cells: int | None = None,
+        regroup: int | bool | None = None,
+        row_order: Any = None,
+        column_order: Any = None,
     ) -> BlockMask:
         """The positions that a mask stores; no array of all positions is made.
 
@@ -107,17 +117,29 @@ class BlockMask:
             max_tiles: room for so many tiles that are not empty.
             max_cells: room for so many partial cells. A traced mask has by default room for all
                 tiles and cells that can be stored, whatever the traced arrays hold.
+            regroup: a stride n: rows and columns are listed by their remainders modulo n, which
+                makes few full tiles of a strided mask. True takes, of the strides in the mask, or
+                else of the powers of 2, that with the fewest tiles, if these are fewer.
+            row_order: int32 ``(T,)``, a permutation: the row at each place of the lists. In one
+                that is traced the numbers are not checked.
+            column_order: the same of columns, ``(S,)``.
 
         Raises:
             TypeError, ValueError: if the mask is no function, or returns another shape or dtype;
                 if ``shape`` is not two integers in [0, 2**31 - 128); if a concrete mask stores more
-                than there is room for; if a traced mask takes over 64 MB and no room is given.
+                than there is room for; if a traced mask takes over 64 MB and no room is given; if
+                an order is no permutation, or given beside ``regroup``.
             IndexError: if the mask has a table that ends before the shape.
 
         >>> from jaxsparse import masks
         >>> mask = BlockMask.from_mask(masks.causal() & masks.band(2), (300, 300))
         >>> mask.density * 300 * 300
         599.0
+        >>> strided = masks.strided(64) & masks.causal()
+        >>> BlockMask.from_mask(strided, (4096, 4096))
+        BlockMask(shape=(4096, 4096), tiles: 496 empty, 528 partial, 0 full, 2.0 MB)
+        >>> BlockMask.from_mask(strided, (4096, 4096), regroup=64)
+        BlockMask(shape=(4096, 4096), regrouped, tiles: 992 empty, 32 partial, 0 full, 65.0 KB)
         """
         name = "BlockMask.from_mask"
         if not callable(mask):
@@ -125,9 +147,14 @@ class BlockMask:
                 f"{name}: mask must be a mask or a function, got {type(mask).__name__}: "
                 "BlockMask.from_dense takes arrays, BlockMask.from_topology topologies"
             )
-        shape = _check_shape(name, shape)
-        rooms = _check_rooms(name, max_tiles, max_cells)
-        return cls(*of_mask(name, as_mask(mask), shape, *rooms), shape)
+        shape = check_shape(name, shape)
+        rooms = check_rooms(name, max_tiles, max_cells)
+        mask = as_mask(mask)
+        orders = check_orders(
+            name, regroup, (row_order, column_order), shape, lambda: stride_of_mask(mask, shape)
+        )
+        lists = of_mask(name, reordered(mask, *orders, shape), shape, *rooms)
+        return cls(*lists, shape, *with_batch(orders, ()))
 
     @classmethod
     def from_blocks(
@@ -173,11 +200,11 @@ class BlockMask:
         """
         name = "BlockMask.from_blocks"
         chosen, sizes, shape = check_blocks(chosen, block, shape)
-        shape = _check_shape(name, shape)
+        shape = check_shape(name, shape)
         check_covers(chosen, sizes, shape)
         if within is not None and not callable(within):
             raise TypeError(f"{name}: within must be a mask or a function, got {within!r}")
-        rooms = _check_rooms(name, max_tiles, max_cells)
+        rooms = check_rooms(name, max_tiles, max_cells)
         return cls(*of_blocks(chosen, sizes, within, shape, *rooms), shape)
 
     @classmethod
@@ -187,6 +214,9 @@ class BlockMask:
         *,
         max_tiles: int | None = None,
         max_cells: int | None = None,
+        regroup: int | bool | None = None,
+        row_order: Any = None,
+        column_order: Any = None,
     ) -> BlockMask:
         """The positions that a topology stores, on the host or for a traced one in the program.
 
@@ -197,6 +227,10 @@ class BlockMask:
             topology: whose padding is not stored.
             max_tiles: as in `from_mask`; of a traced topology by default all tiles, or ``nse``.
             max_cells: as in `from_mask`; likewise.
+            regroup: as in `from_mask`, the same for a batch. True is for concrete topologies alone,
+                and also tries the greatest stride of which neighbours in a row are multiples apart.
+            row_order: as in `from_mask`, the same for a batch.
+            column_order: as in `from_mask`; likewise.
 
         Raises:
             TypeError, ValueError: as `from_mask`.
@@ -206,12 +240,25 @@ class BlockMask:
         Array([[ True, False,  True],
                [False,  True, False]], dtype=bool)
         """
-        rooms = _check_rooms("BlockMask.from_topology", max_tiles, max_cells)
-        return cls(*of_topology(topology, *rooms), topology.shape)
+        name, shape = "BlockMask.from_topology", topology.shape
+        rooms = check_rooms(name, max_tiles, max_cells)
+        topology.check_positions()
+        orders = check_orders(
+            name, regroup, (row_order, column_order), shape, lambda: stride_of_topology(topology)
+        )
+        lists = of_topology(topology, orders, *rooms)
+        return cls(*lists, shape, *with_batch(orders, topology.batch_shape))
 
     @classmethod
     def from_dense(
-        cls, mask: Any, *, max_tiles: int | None = None, max_cells: int | None = None
+        cls,
+        mask: Any,
+        *,
+        max_tiles: int | None = None,
+        max_cells: int | None = None,
+        regroup: int | bool | None = None,
+        row_order: Any = None,
+        column_order: Any = None,
     ) -> BlockMask:
         """The positions at which a boolean array ``(..., T, S)`` is True; it may be traced.
 
@@ -219,6 +266,9 @@ class BlockMask:
             mask: the array; leading dimensions are a batch of masks.
             max_tiles: as in `from_mask`.
             max_cells: as in `from_mask`.
+            regroup: as in `from_topology`.
+            row_order: as in `from_topology`.
+            column_order: as in `from_topology`.
 
         Raises:
             TypeError, ValueError: if the array is not bool or has less than two dimensions;
@@ -233,8 +283,13 @@ class BlockMask:
             raise ValueError(
                 f"{name}: mask must be bool (..., T, S), got {mask.dtype} {mask.shape}"
             )
-        shape = _check_shape(name, mask.shape[-2:])
-        return cls(*of_dense(mask, *_check_rooms(name, max_tiles, max_cells)), shape)
+        shape = check_shape(name, mask.shape[-2:])
+        rooms = check_rooms(name, max_tiles, max_cells)
+        orders = check_orders(
+            name, regroup, (row_order, column_order), shape, lambda: stride_of_dense(mask)
+        )
+        lists = of_dense(mask, orders, *rooms)
+        return cls(*lists, shape, *with_batch(orders, mask.shape[:-2]))
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -244,7 +299,14 @@ class BlockMask:
     @property
     def T(self) -> BlockMask:
         """The transposed mask: the lists change places, nothing is computed."""
-        return BlockMask(self.columns, self.rows, self.shape[::-1])
+        return BlockMask(
+            self.columns, self.rows, self.shape[::-1], self.column_order, self.row_order
+        )
+
+    @property
+    def is_regrouped(self) -> bool:
+        """Whether its rows or its columns are in an order of their own."""
+        return not (self.row_order is None and self.column_order is None)
 
     @property
     def nbytes(self) -> int:
@@ -269,8 +331,11 @@ class BlockMask:
         return 1 - self.density if 0 not in self.shape else 0 * self.density
 
     def to_dense(self) -> jax.Array:
-        """The mask as an array, bool ``(..., T, S)``: for small masks, and to look at."""
-        return written_out(self.rows, self.shape)
+        """The mask as an array, bool ``(..., T, S)``: for small masks, and to look at.
+
+        Rows and columns are where they are in the scores, regrouped or not.
+        """
+        return written_out(self.rows, (self.row_order, self.column_order), self.shape)
 
     def reshape_batch(self, *sizes: int) -> BlockMask:
         """The same masks, with batch dimensions of other sizes; nothing is copied or made anew.
@@ -295,7 +360,8 @@ class BlockMask:
         """Checks a concrete mask, as from a file; returns it. On the host, in linear time.
 
         Tiles must rise and be in range, states be those of cells, words be there for the partial
-        cells and store nothing outside of the shape, and the transposed lists store the same.
+        cells and store nothing outside of the shape, the transposed lists store the same, and
+        orders have each position once.
 
         Raises:
             ValueError: if that is not so, naming the row of tiles and the tile.
@@ -303,12 +369,19 @@ class BlockMask:
         >>> BlockMask.from_dense(np.ones((2, 3), bool)).verify().shape
         (2, 3)
         """
-        reading.verify(self.rows, self.columns, self.shape)
+        reading.verify(self.rows, self.columns, self.shape, (self.row_order, self.column_order))
         return self
 
     def plot(self, *, ax: Any = None, title: str | None = None) -> Any:
-        """Draws the density of a concrete mask's cells with matplotlib and returns the axes."""
-        return picture.plot(self._one("plot"), self.shape, ax=ax, title=title)
+        """Draws the density of a concrete mask's cells with matplotlib and returns the axes.
+
+        Rows and columns are in the order of the lists, and called regrouped if that is their own.
+        """
+        axes = picture.plot(self._one("plot"), self.shape, ax=ax, title=title)
+        for name, order in ("row", self.row_order), ("column", self.column_order):
+            if order is not None:
+                axes.set(**{f"{'x' if name == 'column' else 'y'}label": f"{name}, regrouped"})
+        return axes
 
     def _check_concrete(self, purpose: str) -> None:
         if not is_concrete(*jax.tree.leaves(self)):
@@ -322,54 +395,18 @@ class BlockMask:
         return next(reading.masks_of(self.rows))[1]
 
     def __repr__(self) -> str:
-        leaves = jax.tree.leaves(self)
-        shapes = [getattr(x, "shape", None) for x in leaves]
-        if len(leaves) != 2 * len(TileLists._fields) or None in shapes:  # a tree of something else
-            return f"BlockMask(shape={self.shape})"
-        batch = f", batch={self.batch_shape}" if self.batch_shape else ""
-        if is_concrete(*leaves):
-            empty, partial, full = reading.tile_counts(self.rows, self.shape)
-            what = f"tiles: {empty} empty, {partial} partial, {full} full"
-        else:
-            room, cells = self.rows.entries.shape[-1], self.rows.bits.shape[-2]
-            what = f"room for {room} tiles, {cells} partial cells"
-        return f"BlockMask(shape={self.shape}{batch}, {what}, {_in_words(self.nbytes)})"
+        return picture.line(self)
 
     def __str__(self) -> str:
-        if self.batch_shape or not is_concrete(*jax.tree.leaves(self)):
+        leaves = jax.tree.leaves(self)
+        if not picture.is_whole(self) or self.batch_shape or not is_concrete(*leaves):
             return repr(self)
-        lists = self._one("__str__")
-        stored = reading.stored_positions(reading.read(lists))
-        empty, partial, full = reading.tile_counts(self.rows, self.shape)
-        return (
-            f"BlockMask of shape {self.shape}, {stored} stored, "
-            f"{display.percent(self.sparsity)} sparse\n"
-            f"tiles of {TILE} x {TILE}: {empty} empty, {partial} partial, {full} full\n"
-            f"{picture.grid(lists, self.shape)}"
-        )
+        return picture.text(self, self._one("__str__"))
 
 
-def _in_words(size: int) -> str:
-    return f"{size / 2**20:.1f} MB" if size >= 2**20 else f"{size / 2**10:.1f} KB"
-
-
-def _check_shape(operation: str, shape: Any) -> tuple[int, int]:
-    try:
-        T, S = shape
-    except (TypeError, ValueError):
-        raise ValueError(f"{operation}: shape must be (T, S), got {shape!r}") from None
-    return integer(operation, "T", T, 0, _MOST), integer(operation, "S", S, 0, _MOST)
-
-
-def _check_rooms(operation: str, *rooms: int | None) -> list[int | None]:
-    names = ("max_tiles", "max_cells")
-    return [
-        None if room is None else integer(operation, name, room, 0)
-        for name, room in zip(names, rooms, strict=True)
-    ]
-
-
-jax.tree_util.register_dataclass(BlockMask, data_fields=["rows", "columns"], meta_fields=["shape"])
+jax.tree_util.register_dataclass(
+    BlockMask, data_fields=["rows", "columns", "row_order", "column_order"], meta_fields=["shape"]
+)
 # So that exported programs may take and return block masks.
 jax.export.register_pytree_node_serialization(
     BlockMask,

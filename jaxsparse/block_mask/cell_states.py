@@ -13,14 +13,19 @@ from jaxsparse.masks.intervals import Interval
 
 
 def states_of(xp: Any, mask: Mask, rows: range, columns: range, shape: tuple[int, int]) -> Any:
-    """The states of cells in some rows and columns of cells, uint8 ``(rows, columns)``.
+    """The states of cells in some rows and columns of cells, uint8 ``(rows, columns)``."""
+    down, across = (xp.arange(x.start, x.stop, dtype=np.int32) for x in (rows, columns))
+    return states_at(xp, mask, down[:, None], across[None], shape)
+
+
+def states_at(xp: Any, mask: Mask, rows: Any, columns: Any, shape: tuple[int, int]) -> Any:
+    """The states of cells at rows and columns of cells, int32 arrays that broadcast; uint8.
 
     Cells that reach beyond the shape are not full, and those that lie there are empty.
     """
-    down, across = (xp.arange(x.start, x.stop, dtype=np.int32) for x in (rows, columns))
     bounds, sides = [], []
-    for cells, size, axis in (down, shape[0], 1), (across, shape[1], 0):
-        low = xp.expand_dims(cells * CELL, axis)
+    for cells, size in (rows, shape[0]), (columns, shape[1]):
+        low = cells * CELL
         last = low + (CELL - 1)
         bounds.append(Interval(xp, xp.minimum(low, size - 1), xp.minimum(last, size - 1)))
         sides.append((low < size, last < size))
@@ -30,4 +35,4 @@ def states_of(xp: Any, mask: Mask, rows: range, columns: range, shape: tuple[int
     may = stored.may & (begin_down & begin_across)
     full = stored.must & (end_down & end_across)
     states = xp.where(full, np.uint8(FULL), xp.where(may, np.uint8(PARTIAL), np.uint8(EMPTY)))
-    return xp.broadcast_to(states, (len(rows), len(columns)))
+    return xp.broadcast_to(states, np.broadcast_shapes(rows.shape, columns.shape))

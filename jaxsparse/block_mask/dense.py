@@ -8,23 +8,28 @@ import jax
 import jax.numpy as jnp
 
 from jaxsparse.batching import over_batch
+from jaxsparse.block_mask.orders import Order, restored
 from jaxsparse.block_mask.tiles import FULL, PARTIAL, STATES_AT, TileLists
 from jaxsparse.block_mask.words import CELL, TILE, unpack
 from jaxsparse.pattern import row_indices
 
+Orders = tuple[Order | None, Order | None]
 
-def _written_out(lists: TileLists, shape: tuple[int, int]) -> jax.Array:
+
+def _written_out(lists: TileLists, orders: Orders, shape: tuple[int, int]) -> jax.Array:
     """The positions of masks, bool ``(..., *shape)``; indices out of range are clamped."""
+    leaves, structure = jax.tree.flatten((lists, orders))
 
     def one(*arrays: jax.Array) -> jax.Array:
-        return _one(TileLists(*arrays), shape)
+        lists, (rows, columns) = jax.tree.unflatten(structure, arrays)
+        return restored(columns, restored(rows, _one(lists, shape), 0), 1)
 
-    return over_batch(one, lists.offsets.ndim - 1, *lists)
+    return over_batch(one, lists.offsets.ndim - 1, *leaves)
 
 
 # Jitted, so that an eager call compiles one program.
-written_out: Callable[[TileLists, tuple[int, int]], jax.Array]
-written_out = jax.jit(_written_out, static_argnums=1)
+written_out: Callable[[TileLists, Orders, tuple[int, int]], jax.Array]
+written_out = jax.jit(_written_out, static_argnums=2)
 
 
 def _one(lists: TileLists, shape: tuple[int, int]) -> jax.Array:

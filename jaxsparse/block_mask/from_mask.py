@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -10,17 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from jaxsparse.block_mask.cell_states import states_of
-from jaxsparse.block_mask.in_program import arrange, in_chunks, lists_in_program
+from jaxsparse.block_mask.cell_states import states_at, states_of
+from jaxsparse.block_mask.in_program import arrange, lists_in_program
 from jaxsparse.block_mask.room import check_room
 from jaxsparse.block_mask.tiles import EMPTY, FULL, PARTIAL, Cells, TileLists, joined, lists_on_host
-from jaxsparse.block_mask.words import CELL, TILE, pack, pack_on_host
+from jaxsparse.block_mask.words import CELL, COLUMNS, ROWS, TILE, pack, pack_on_host
 from jaxsparse.masks.expression import Mask
 from jaxsparse.masks.intervals import without_arrays
 from jaxsparse.masks.positions import TracedMaskError
 
 _STATES_AT_A_TIME = 2**17  # Few enough for their intervals to stay in cache.
 _CELLS_AT_A_TIME = 64  # So are the positions of these.
+_CELLS_OF_A_KERNEL = 8192  # So that what XLA makes no one kernel of takes bounded memory.
+_WITHIN = np.arange(CELL, dtype=np.int32)[None]
 
 
 def of_mask(
@@ -88,7 +90,7 @@ def _evaluated(mask: Mask, down: Any, across: Any, shape: tuple[int, int]) -> Ce
     try:
         # Functions of jax.numpy are evaluated also where a program is being traced.
         with jax.ensure_compile_time_eval():
-            stored = np.asarray(_stored(np, mask, down, across, shape))
+            stored = np.asarray(_stored(np, mask, (down, _WITHIN.T), (across, _WITHIN), shape))
     except jax.errors.TracerArrayConversionError:
         raise TracedMaskError("the mask depends on traced arrays") from None
     counts = np.count_nonzero(stored.reshape(-1, CELL * CELL), axis=1)
@@ -97,11 +99,17 @@ def _evaluated(mask: Mask, down: Any, across: Any, shape: tuple[int, int]) -> Ce
     return Cells(down[kept], across[kept], full[kept], pack_on_host(stored[kept & ~full]))
 
 
-def _stored(xp: Any, mask: Mask, down: Any, across: Any, shape: tuple[int, int]) -> Any:
-    """The positions of cells, bool ``(n, 64, 64)``."""
-    within = np.arange(CELL, dtype=np.int32)[None, None]
-    rows = down.astype(np.int32)[:, None, None] * CELL + within.swapaxes(1, 2)
-    columns = across.astype(np.int32)[:, None, None] * CELL + within
+def _stored(xp: Any, mask: Mask, rows: Any, columns: Any, shape: tuple[int, int]) -> Any:
+    """Positions of cells, bool ``(n, ...)``.
+
+    Rows and columns are each a pair: those of the cells ``(n,)``, and within them, in arrays of one
+    rank that broadcast.
+    """
+    positions = []
+    for cells, within in (rows, columns):
+        begin = cells.astype(np.int32).reshape(-1, *(1,) * within.ndim) * CELL
+        positions.append(begin + within[None])
+    rows, columns = positions
     inside = (rows < shape[0]) & (columns < shape[1])
     # Behind the end of the shape a mask is not asked: it may have tables that end there.
     rows, columns = xp.minimum(rows, shape[0] - 1), xp.minimum(columns, shape[1] - 1)
@@ -130,10 +138,27 @@ def of_mask_in_program(
         IndexError: if the mask has a table that ends before the shape.
     """
     mask._check_positions(*(np.array(size - 1, np.int32) for size in shape))
-    down, across = (range(2 * -(-size // TILE)) for size in shape)
-    grid = arrange(states_of(jnp, mask, down, across, shape), max_tiles, max_cells)
+    tiles = -(-shape[0] // TILE), -(-shape[1] // TILE)
+    grid = arrange(
+        lambda rows, columns: states_at(jnp, mask, rows, columns, shape),
+        tiles,
+        max_tiles,
+        max_cells,
+    )
 
     def words(rows: jax.Array, columns: jax.Array) -> jax.Array:
-        return pack(_stored(jnp, mask, rows, columns, shape))
+        return pack(_stored(jnp, mask, (rows, ROWS), (columns, COLUMNS), shape))
 
-    return lists_in_program(grid, in_chunks(words, grid.rows, grid.columns), max_tiles)
+    return lists_in_program(grid, _in_chunks(words, grid.rows, grid.columns))
+
+
+def _in_chunks(evaluate: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+    """``evaluate`` of arrays ``(n,)``, some of the n at a time."""
+    count = arrays[0].shape[0]
+    if count <= _CELLS_OF_A_KERNEL:
+        return evaluate(*arrays)
+    chunks = -(-count // _CELLS_OF_A_KERNEL)
+    padding = chunks * _CELLS_OF_A_KERNEL - count
+    cut = tuple(jnp.pad(x, (0, padding)).reshape(chunks, _CELLS_OF_A_KERNEL) for x in arrays)
+    results: jax.Array = jax.lax.map(lambda some: evaluate(*some), cut)
+    return results.reshape(-1, *results.shape[2:])[:count]

@@ -1,121 +1,170 @@
-"""Lists of tiles made in the program, with static room, of the states of all cells."""
+"""Lists of tiles made in the program, with static room, of the states of cells.
+
+The states of all cells are computed once, and become a bit for each tile at once. Of the tiles that
+are listed, for which there is room, they are computed again. So nothing has the size of all cells.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse.block_mask.tiles import EMPTY, PARTIAL, STATES_AT, TileLists
+from jaxsparse.block_mask.bitmap import (
+    Bitmap,
+    Flags,
+    bitmap_of_cells,
+    bitmap_of_tiles,
+    kth_bit,
+    last_not_above,
+    look_up,
+)
+from jaxsparse.block_mask.tiles import PARTIAL, STATES_AT, TileLists
 from jaxsparse.block_mask.words import transpose
 from jaxsparse.pattern import checked, checks_enabled
 
-_CELLS_AT_A_TIME = 1024  # As many positions of a mask are evaluated at once as 2048 x 2048 have.
+_PARTIAL_CELLS = np.uint32(PARTIAL * 0b01010101)  # the states of a tile whose cells all are
 
 
-class Grid(NamedTuple):
-    """The states of all cells of a mask, of those that there is room for.
+class Tiles(NamedTuple):
+    """Tiles in the order of a list, with static room.
 
     Attributes:
-        states: uint8 ``(rows, columns, 2, 2)`` of tiles, down and across.
-        rows: int32 ``(cells,)``, of the partial cells in the order of entries; 0 behind them.
-        columns: int32 ``(cells,)``.
-        valid: bool ``(cells,)``, False behind the last.
-        tiles: int32, how many tiles would be listed with room for all.
-        cells: int32, how many partial cells.
+        states: uint32 ``(room,)``: those of the four cells, in two bits each; 0 behind the last.
+        before: int32 ``(room,)``: how many partial cells are before each tile.
+        cells: int32, how many there are.
     """
 
     states: jax.Array
+    before: jax.Array
+    cells: jax.Array
+
+    def slots(self, tiles: jax.Array, cells: jax.Array) -> jax.Array:
+        """How many partial cells are before cells, of 0 to 3, of tiles."""
+        below = (jnp.uint32(1) << 2 * cells.astype(jnp.uint32)) - 1
+        return look_up(self.before, tiles) + _partial_cells(look_up(self.states, tiles) & below)
+
+    def places(self, room: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Of the first partial cells: their tiles, which of the four, and which there are."""
+        ranks = jnp.arange(room, dtype=jnp.int32)
+        tiles = last_not_above(self.before, ranks)
+        partial = look_up(self.states, tiles) & _PARTIAL_CELLS
+        cells = kth_bit(partial, ranks - look_up(self.before, tiles), 8) // 2
+        return tiles, cells, ranks < self.cells
+
+
+def _tiles(states: jax.Array) -> tuple[Tiles, jax.Array]:
+    """Tiles by their states, and how many cells that are not empty are before each, and in all."""
+    partial = _partial_cells(states)
+    listed = jax.lax.population_count((states | states >> 1) & _PARTIAL_CELLS).astype(jnp.int32)
+    upto, before = jnp.cumsum(jnp.stack([partial, listed]), axis=1, dtype=jnp.int32)
+    return Tiles(states, upto - partial, upto[-1]), jnp.pad(before, (1, 0))
+
+
+def _partial_cells(states: jax.Array) -> jax.Array:
+    return jax.lax.population_count(states & _PARTIAL_CELLS).astype(jnp.int32)
+
+
+class Grid(NamedTuple):
+    """The cells of a mask for which there is room.
+
+    Attributes:
+        size: rows and columns of tiles.
+        listed: the tiles of which cells are not empty, those without room, too.
+        tiles: those that there is room for; a cell without room is empty.
+        rows: int32 ``(max_cells,)``: rows of cells of the partial ones in the order of the tiles.
+        columns: int32 ``(max_cells,)``.
+        valid: bool ``(max_cells,)``, False behind the last.
+        cells: int32, how many partial cells there would be with room for all.
+    """
+
+    size: tuple[int, int]
+    listed: Bitmap
+    tiles: Tiles
     rows: jax.Array
     columns: jax.Array
     valid: jax.Array
-    tiles: jax.Array
     cells: jax.Array
 
-    @property
-    def slots(self) -> jax.Array:
-        """Int32 ``(rows, columns, 2, 2)``: the place of each partial cell among them."""
-        partial = self.states == PARTIAL
-        return (_rank(partial) - 1).reshape(partial.shape)
+    def slots(self, rows: jax.Array, columns: jax.Array) -> jax.Array:
+        """The places of cells among the partial ones; -1 for those that are not among them."""
+        there, rank = self.kept(rows // 2, columns // 2)
+        cell = rows % 2 * 2 + columns % 2
+        states = look_up(self.tiles.states, rank)
+        partial = states >> 2 * cell.astype(jnp.uint32) & 3 == PARTIAL
+        return jnp.where(there & partial, self.tiles.slots(rank, cell), -1)
+
+    def kept(self, rows: jax.Array, columns: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Whether tiles have cells that there is room for, and their places in the list."""
+        there, rank = self.listed.rank(rows, columns)
+        there &= rank < self.tiles.states.shape[0]
+        return there & (look_up(self.tiles.states, rank) != 0), rank
 
 
-def _rank(flags: jax.Array) -> jax.Array:
-    """How many flags are set up to each, it included."""
-    return jnp.cumsum(flags.reshape(-1), dtype=jnp.int32)
+def arrange(states: Flags, size: tuple[int, int], max_tiles: int, max_cells: int) -> Grid:
+    """The grid of so many rows and columns of tiles, by the states of cells at their places.
 
-
-def _nonzero(flags: jax.Array, room: int) -> jax.Array:
-    """The places of the first flags that are set, and behind them the number of all flags.
-
-    As `jnp.nonzero`, which adds where this stores: most flags are not set, and store nothing.
+    Args:
+        states: of rows and columns of cells, int32 arrays that broadcast, to uint8 ``EMPTY``,
+            ``PARTIAL`` or ``FULL``. Columns may lie beyond the last.
+        size: rows and columns of tiles.
+        max_tiles: room for tiles, at least 1.
+        max_cells: room for partial cells, at least 1. What has no room is left out.
     """
-    every = jnp.arange(flags.size, dtype=jnp.int32)
-    at = jnp.where(flags.reshape(-1), _rank(flags) - 1, room + every)
-    places = jnp.full(room, flags.size, jnp.int32)
-    return places.at[at].set(every, mode="drop", unique_indices=True)
+    listed = bitmap_of_cells(states, *size)
+    rows, columns, valid = listed.places(max_tiles)
+    down, across = (2 * x[:, None, None] for x in (rows, columns))
+    two = jnp.arange(2, dtype=jnp.int32)
+    of_cells = states(down + two[None, :, None], across + two[None, None]).astype(jnp.uint32)
+    shifts = 2 * np.arange(4, dtype=np.uint32).reshape(1, 2, 2)
+    of_cells = jnp.broadcast_to(of_cells, (max_tiles, 2, 2))
+    packed = jnp.sum(of_cells << shifts, axis=(1, 2), dtype=jnp.uint32)
+    tiles, _ = _tiles(jnp.where(valid, packed, jnp.uint32(0)))
+    at, cell, there = tiles.places(max_cells)
+    kept = jnp.zeros_like(tiles.states)
+    for each in range(4):
+        state = tiles.states & np.uint32(3 << 2 * each)
+        partial = state == np.uint32(PARTIAL << 2 * each)
+        slots = tiles.before + _partial_cells(tiles.states & np.uint32((1 << 2 * each) - 1))
+        kept |= jnp.where(partial & (slots >= max_cells), jnp.uint32(0), state)
+    return Grid(
+        size,
+        listed,
+        Tiles(kept, jnp.minimum(tiles.before, max_cells), jnp.minimum(tiles.cells, max_cells)),
+        2 * look_up(rows, at) + cell // 2,
+        2 * look_up(columns, at) + cell % 2,
+        there,
+        tiles.cells,
+    )
 
 
-def arrange(states: jax.Array, max_tiles: int, max_cells: int) -> Grid:
-    """The grid of states ``(rows, columns)`` of cells, both even: what has no room is empty."""
-    rows, columns = (size // 2 for size in states.shape)
-    grid = states.reshape(rows, 2, columns, 2).swapaxes(1, 2)
-    listed = jnp.any(grid != EMPTY, axis=(2, 3))
-    ranks = _rank(listed).reshape(listed.shape)
-    grid = jnp.where((ranks <= max_tiles)[..., None, None], grid, EMPTY)
-    partial = grid == PARTIAL
-    partial_ranks = _rank(partial).reshape(partial.shape)
-    grid = jnp.where(partial & (partial_ranks > max_cells), EMPTY, grid)
-    counts = [x.reshape(-1)[-1] if x.size else jnp.int32(0) for x in (ranks, partial_ranks)]
-    down, across, _ = _places(grid, max_cells)
-    valid = jnp.arange(max_cells, dtype=jnp.int32) < counts[1]
-    return Grid(grid, down, across, valid, counts[0], counts[1])
+def states_of_table(states: jax.Array) -> Flags:
+    """The states of all cells ``(rows, columns)``, as `arrange` takes them."""
+    return lambda rows, columns: states.at[rows, columns].get(
+        mode="promise_in_bounds", wrap_negative_indices=False
+    )
 
 
-def _places(grid: jax.Array, room: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Of the partial cells in the order of entries: rows, columns, places in the grid."""
-    columns = grid.shape[1]
-    places = _nonzero(grid == PARTIAL, room)
-    places = jnp.where(places < grid.size, places, 0)
-    tile_row, tile_column = places // 4 // max(columns, 1), places // 4 % max(columns, 1)
-    return 2 * tile_row + places // 2 % 2, 2 * tile_column + places % 2, places
-
-
-def in_chunks(evaluate: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
-    """``evaluate`` of arrays ``(n, ...)``, some of the n at a time."""
-    count = arrays[0].shape[0]
-    if count <= _CELLS_AT_A_TIME:
-        return evaluate(*arrays)
-    chunks = -(-count // _CELLS_AT_A_TIME)
-
-    def cut(x: jax.Array) -> jax.Array:
-        padding = [(0, chunks * _CELLS_AT_A_TIME - count)] + [(0, 0)] * (x.ndim - 1)
-        return jnp.pad(x, padding).reshape(chunks, _CELLS_AT_A_TIME, *x.shape[1:])
-
-    results: jax.Array = jax.lax.map(lambda some: evaluate(*some), tuple(map(cut, arrays)))
-    return results.reshape(-1, *results.shape[2:])[:count]
-
-
-def lists_in_program(grid: Grid, words: jax.Array, max_tiles: int) -> tuple[TileLists, TileLists]:
+def lists_in_program(grid: Grid, words: jax.Array) -> tuple[TileLists, TileLists]:
     """The lists by rows and by columns of a grid and the words of its partial cells.
 
     They are checked if ``JAXSPARSE_CHECK=1``: the program stops where there is too little room.
     """
-    words = jnp.where(grid.valid[:, None], words, 0)
-    transposed = grid.states.transpose(1, 0, 3, 2)
-    _, _, places = _places(transposed, words.shape[0])
-    slots = grid.slots.transpose(1, 0, 3, 2).reshape(-1)
-    if slots.size:
-        of_column = in_chunks(transpose, words[slots[places]])
-        transposed_words = jnp.where(grid.valid[:, None], of_column, 0)
-    else:
-        transposed_words = jnp.zeros_like(words)
-    rows = _list(grid.states, words, max_tiles)
-    columns = _list(transposed, transposed_words, max_tiles)
+    room, max_cells = grid.tiles.states.shape[0], words.shape[0]
+    words = jnp.where(grid.valid[:, None], words, jnp.uint32(0))
+    down, across = grid.size
+    rows, _, _ = _list(bitmap_of_tiles(lambda i, j: grid.kept(i, j)[0], down, across), grid, False)
+    columns, tiles, ranks = _list(
+        bitmap_of_tiles(lambda j, i: grid.kept(i, j)[0], across, down), grid, True
+    )
+    at, cell, there = tiles.places(max_cells)
+    slots = grid.tiles.slots(look_up(ranks, at), cell // 2 + cell % 2 * 2)
+    transposed = jnp.where(there[:, None], transpose(look_up(words, slots)), jnp.uint32(0))
+    rows, columns = rows._replace(bits=words), columns._replace(bits=transposed)
     if checks_enabled():
-        start = _fits(grid.tiles, max_tiles) + _fits(grid.cells, words.shape[0])
+        start = _fits(grid.listed.offsets[-1], room) + _fits(grid.cells, max_cells)
         rows, columns = (x._replace(offsets=x.offsets + start) for x in (rows, columns))
     return rows, columns
 
@@ -127,22 +176,24 @@ def _fits(count: jax.Array, room: int) -> jax.Array:
     return checked(offsets, jnp.arange(room, dtype=jnp.int32), one_row, columns=room)[0]
 
 
-def _list(states: jax.Array, words: jax.Array, room: int) -> TileLists:
-    tile_rows, tile_columns = states.shape[:2]
-    by_tile = states.reshape(tile_rows, tile_columns, 4)
-    listed = jnp.any(by_tile != EMPTY, axis=-1)
-    stops = jnp.cumsum(jnp.sum(listed, axis=1, dtype=jnp.int32), dtype=jnp.int32)
-    offsets = jnp.pad(stops, (1, 0))
-    shifts = STATES_AT + 2 * np.arange(4, dtype=np.uint32)[None, None]
-    entries = jnp.sum(by_tile.astype(jnp.uint32) << shifts, axis=-1, dtype=jnp.uint32)
-    entries |= jnp.arange(tile_columns, dtype=jnp.uint32)[None]
-    partial = jnp.sum(by_tile == PARTIAL, axis=-1, dtype=jnp.int32).reshape(-1)
-    before = jnp.cumsum(partial, dtype=jnp.int32) - partial
-    places = _nonzero(listed, room)
-    counts = jnp.sum(by_tile != EMPTY, axis=(1, 2), dtype=jnp.int32)
+def _list(bitmap: Bitmap, grid: Grid, transposed: bool) -> tuple[TileLists, Tiles, jax.Array]:
+    """The list of a bitmap of what there is room for, still without words.
 
-    def listed_of(x: jax.Array) -> jax.Array:
-        return jnp.take(x.reshape(-1), places, mode="fill", fill_value=0)
-
-    order = jnp.argsort(-counts, stable=True).astype(jnp.int32)
-    return TileLists(offsets, listed_of(entries), listed_of(before), words, order)
+    And its tiles, and which of the grid's each is.
+    """
+    rows, columns, valid = bitmap.places(grid.tiles.states.shape[0])
+    _, ranks = grid.kept(*((columns, rows) if transposed else (rows, columns)))
+    states = jnp.where(valid, look_up(grid.tiles.states, ranks), jnp.uint32(0))
+    if transposed:
+        states = states & np.uint32(0xC3) | (states & 0x0C) << 2 | (states & 0x30) >> 2
+    tiles, cells = _tiles(states)
+    entries = states << STATES_AT | columns.astype(jnp.uint32)
+    counts = jnp.diff(look_up(cells, bitmap.offsets))
+    lists = TileLists(
+        bitmap.offsets,
+        jnp.where(valid, entries, jnp.uint32(0)),
+        jnp.where(valid, tiles.before, 0),
+        jnp.zeros(0, jnp.uint32),
+        jnp.argsort(-counts, stable=True).astype(jnp.int32),
+    )
+    return lists, tiles, ranks

@@ -4,18 +4,62 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 import numpy.typing as npt
 
 from jaxsparse import display
-from jaxsparse.block_mask.reading import read
+from jaxsparse.block_mask.reading import read, stored_positions, tile_counts
 from jaxsparse.block_mask.tiles import Cells, TileLists
-from jaxsparse.block_mask.words import CELL
+from jaxsparse.block_mask.words import CELL, TILE
+from jaxsparse.pattern import is_concrete
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from jaxsparse.block_mask.block_mask import BlockMask
+
 _LINES, _CHARACTERS = 24, 48
+
+
+def is_whole(mask: BlockMask) -> bool:
+    """Whether it holds arrays, and not what a tree of its structure may hold in place of them."""
+    leaves = jax.tree.leaves((mask.rows, mask.columns))
+    shapes = [getattr(x, "shape", None) for x in leaves]
+    return len(leaves) == 2 * len(TileLists._fields) and None not in shapes
+
+
+def line(mask: BlockMask) -> str:
+    """The mask in one line: how many tiles are empty, partial and full, if they are concrete."""
+    if not is_whole(mask):
+        return f"BlockMask(shape={mask.shape})"
+    parts = [f"shape={mask.shape}"]
+    parts += [f"batch={mask.batch_shape}"] if mask.batch_shape else []
+    parts += ["regrouped"] if mask.is_regrouped else []
+    if is_concrete(*jax.tree.leaves(mask)):
+        empty, partial, full = tile_counts(mask.rows, mask.shape)
+        parts.append(f"tiles: {empty} empty, {partial} partial, {full} full")
+    else:
+        room, cells = mask.rows.entries.shape[-1], mask.rows.bits.shape[-2]
+        parts.append(f"room for {room} tiles, {cells} partial cells")
+    return f"BlockMask({', '.join(parts)}, {_in_words(mask.nbytes)})"
+
+
+def _in_words(size: int) -> str:
+    return f"{size / 2**20:.1f} MB" if size >= 2**20 else f"{size / 2**10:.1f} KB"
+
+
+def text(mask: BlockMask, lists: TileLists) -> str:
+    """One concrete mask in words, and a picture of its cells."""
+    stored = stored_positions(read(lists))
+    empty, partial, full = tile_counts(lists, mask.shape)
+    regrouped = ", regrouped" if mask.is_regrouped else ""
+    return (
+        f"BlockMask of shape {mask.shape}, {stored} stored, {display.percent(mask.sparsity)} "
+        f"sparse{regrouped}\n"
+        f"tiles of {TILE} x {TILE}: {empty} empty, {partial} partial, {full} full\n"
+        f"{grid(lists, mask.shape)}"
+    )
 
 
 def grid(lists: TileLists, shape: tuple[int, int]) -> str:

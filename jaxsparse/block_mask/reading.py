@@ -59,13 +59,15 @@ def tile_counts(lists: TileLists, shape: tuple[int, int]) -> tuple[int, int, int
     return total - listed, listed - full, full
 
 
-def verify(rows: TileLists, columns: TileLists, shape: tuple[int, int]) -> None:
-    """Checks the lists of masks.
+def verify(
+    rows: TileLists, columns: TileLists, shape: tuple[int, int], orders: tuple[Any, Any]
+) -> None:
+    """Checks the lists of masks, and the orders of their rows and columns.
 
     Raises:
         ValueError: see `jaxsparse.BlockMask.verify`.
     """
-    if not is_concrete(*jax.tree.leaves((rows, columns))):
+    if not is_concrete(*jax.tree.leaves((rows, columns, orders))):
         raise ValueError("BlockMask.verify: needs a concrete mask, got a traced one")
     try:
         for name, lists, size in ("rows", rows, shape), ("columns", columns, shape[::-1]):
@@ -76,6 +78,9 @@ def verify(rows: TileLists, columns: TileLists, shape: tuple[int, int]) -> None:
             _check_lists(down, shape, f"rows{where}")
             _check_lists(across, shape[::-1], f"columns{where}")
             _check_transposed(down, across, where)
+        for name, order, most in zip(("row_order", "column_order"), orders, shape, strict=True):
+            if isinstance(order, jax.Array | np.ndarray):
+                _check_order(name, order, (*rows.offsets.shape[:-1], most))
     except ValueError as error:
         raise ValueError(f"BlockMask.verify: {error}") from None
 
@@ -98,6 +103,14 @@ def _check_arrays(lists: TileLists, shape: tuple[int, int], name: str) -> None:
                 f"{name}.{field} must be {np.dtype(dtype)} {(*batch, *sizes)}, with room for at "
                 f"least 1, got {array.dtype} {array.shape}"
             )
+
+
+def _check_order(name: str, order: Any, expected: tuple[int, ...]) -> None:
+    array = np.asarray(order)
+    if array.dtype != np.int32 or array.shape != expected:
+        raise ValueError(f"{name} must be int32 {expected}, got {array.dtype} {array.shape}")
+    if np.any(np.sort(array, axis=-1) != np.arange(expected[-1])):
+        raise ValueError(f"{name} must have each of the {expected[-1]} positions once")
 
 
 def _check_lists(lists: TileLists, shape: tuple[int, int], name: str) -> None:

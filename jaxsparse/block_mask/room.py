@@ -1,11 +1,42 @@
-"""How many tiles and partial cells the lists of a mask in a program have room for."""
+"""The shape of a mask, and how many tiles and partial cells its lists have room for."""
 
 from __future__ import annotations
 
-from jaxsparse.block_mask.words import CELL, TILE, WORDS
-from jaxsparse.integers import integer
+from typing import Any
 
+from jaxsparse.block_mask.words import CELL, TILE, WORDS
+from jaxsparse.integers import INT32_MAX, integer
+
+_MOST = INT32_MAX - TILE  # so that no position of a tile is beyond int32
 _MOST_BYTES = 64 * 2**20  # that are taken without being asked for
+
+
+def check_shape(operation: str, shape: Any) -> tuple[int, int]:
+    """The shape ``(T, S)`` that is asked for.
+
+    Raises:
+        TypeError, ValueError: if it is not two integers in [0, 2**31 - 128).
+    """
+    try:
+        T, S = shape
+    except (TypeError, ValueError):
+        raise ValueError(f"{operation}: shape must be (T, S), got {shape!r}") from None
+    return integer(operation, "T", T, 0, _MOST), integer(operation, "S", S, 0, _MOST)
+
+
+def check_rooms(
+    operation: str, max_tiles: int | None, max_cells: int | None
+) -> tuple[int | None, int | None]:
+    """The room that is asked for.
+
+    Raises:
+        TypeError, ValueError: if a number is not an integer >= 0.
+    """
+
+    def check(name: str, room: int | None) -> int | None:
+        return None if room is None else integer(operation, name, room, 0)
+
+    return check("max_tiles", max_tiles), check("max_cells", max_cells)
 
 
 def tiles_of(shape: tuple[int, int]) -> int:
@@ -33,13 +64,10 @@ def check_room(
     """The room for tiles and partial cells: what is asked for, else what there can be at most.
 
     Raises:
-        TypeError, ValueError: if a number is not an integer >= 0.
         ValueError: if none is given and the most is much.
     """
-    if max_tiles is not None:
-        tiles = min(tiles, integer(operation, "max_tiles", max_tiles, 0))
-    if max_cells is not None:
-        cells = min(cells, integer(operation, "max_cells", max_cells, 0))
+    tiles = tiles if max_tiles is None else min(tiles, max_tiles)
+    cells = cells if max_cells is None else min(cells, max_cells)
     needed = _bytes_of(tiles, cells)
     if takes_much(tiles, cells) and (max_tiles is None or max_cells is None):
         raise ValueError(

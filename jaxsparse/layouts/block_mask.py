@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from jaxsparse.block_mask import BlockMask
@@ -33,19 +35,26 @@ class BlockMasks(LayoutKind):
         return layout.T
 
     def verify(self, layout: BlockMask, topology: Topology) -> None:
+        from jaxsparse.topology import Topology
+
         layout.verify()
-        expected = BlockMask.from_topology(topology)
-        same = (layout.shape, layout.batch_shape) == (expected.shape, expected.batch_shape)
-        pairs = zip(masks_of(layout.rows), masks_of(expected.rows), strict=True) if same else []
-        for (_, actual), (_, wanted) in pairs:
-            cells = in_order(read(actual)), in_order(read(wanted))
+        same = (layout.shape, layout.batch_shape) == (topology.shape, topology.batch_shape)
+        for entry in np.ndindex(topology.batch_shape) if same else ():
+            one = jax.tree.map(operator.itemgetter(entry), layout)
+            pattern = topology.row_offsets[entry], topology.column_indices[entry]
+            expected = BlockMask.from_topology(
+                Topology(*pattern, topology.shape, transpose=False),
+                row_order=one.row_order,
+                column_order=one.column_order,
+            )
+            cells = (in_order(read(of)) for x in (one, expected) for _, of in masks_of(x.rows))
             same = same and all(map(np.array_equal, *cells))
         if not same:
             raise ValueError(f"the block mask of {topology!r} is not that of its positions")
 
 
-# {arrays of a pattern: (a reference that ends with the pattern, its offsets, its block mask)}
-_made: dict[tuple[int, int], tuple[Any, Any, BlockMask]] = {}
+# {arrays of a pattern, mesh: (a reference that ends with the pattern, its offsets, its block mask)}
+_made: dict[tuple[int, int, Any], tuple[Any, Any, BlockMask]] = {}
 
 
 def block_mask_of(topology: Topology) -> BlockMask:
@@ -64,7 +73,8 @@ def block_mask_of(topology: Topology) -> BlockMask:
     offsets, columns = topology.row_offsets, topology.column_indices
     if not is_concrete(offsets, columns):
         return BlockMask.from_topology(topology)
-    key = id(offsets), id(columns)
+    # A mesh of explicit axes is a part of the arrays' types.
+    key = id(offsets), id(columns), jax.sharding.get_abstract_mesh()
     if key not in _made:
         reference = weakref.ref(columns, lambda _: _made.pop(key, None))
         _made[key] = (reference, offsets, BlockMask.from_topology(topology))

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from jax.typing import ArrayLike
 
 from jaxsparse.masks.arguments import Table, traced_or_integer
-from jaxsparse.masks.function_intervals import truth_of_function
+from jaxsparse.masks.function_intervals import divisors_of_function, truth_of_function
 from jaxsparse.masks.intervals import Interval, Module, Truth
 
 _CALL, _NOT, _AND, _OR = 3, 2, 1, 0  # How tightly the parts of an expression bind, as in Python.
@@ -84,6 +84,11 @@ class Mask:
         return not self.is_traced and all(
             x.is_known_by_name for x in children if isinstance(x, Mask)
         )
+
+    def _strides(self) -> frozenset[int]:
+        """The numbers by whose remainders of positions it stores some or not."""
+        children = (getattr(self, name) for name in self._children)
+        return frozenset().union(*(x._strides() for x in children if isinstance(x, Mask)))
 
     def _check_positions(self, rows: npt.NDArray[Any], columns: npt.NDArray[Any]) -> None:
         """Raises an IndexError if a table in the mask ends before a position."""
@@ -330,6 +335,9 @@ class _Function(Mask):
 
     def _truth(self, rows: Interval, columns: Interval) -> Truth:
         return truth_of_function(self.function, rows, columns)
+
+    def _strides(self) -> frozenset[int]:
+        return divisors_of_function(self.function)
 
     def __repr__(self) -> str:
         return f"from_function({getattr(self.function, '__qualname__', repr(self.function))})"

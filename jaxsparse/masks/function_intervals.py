@@ -45,6 +45,23 @@ def truth_of_function(function: Callable[..., Any], rows: Interval, columns: Int
     return result
 
 
+def divisors_of_function(function: Callable[..., Any]) -> frozenset[int]:
+    """The positive constants of which a mask function takes remainders."""
+    position = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    try:
+        program = jax.make_jaxpr(function)(position, position)
+    except Exception:  # as above
+        return frozenset()
+    divisors = (
+        equation.invars[1].val
+        for equation in program.jaxpr.eqns
+        if "rem" in (equation.primitive.name, str(equation.params.get("name"))[:3])
+        and len(equation.invars) == 2
+        and isinstance(equation.invars[1], Literal)
+    )
+    return frozenset(int(divisor) for divisor in divisors if divisor > 0)
+
+
 def _run(xp: Any, jaxpr: Jaxpr, consts: Sequence[Any], operands: Sequence[Any]) -> _Values:
     environment = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *operands), strict=True))
 

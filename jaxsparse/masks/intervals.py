@@ -77,14 +77,21 @@ class Truth:
 
 
 class Interval:
-    """An int32 at each position of each cell: the least and the greatest that it can be."""
+    """An int32 at each position of each cell: the least and the greatest that it can be.
 
-    __slots__ = ("high", "low", "xp")
+    Attributes:
+        low, high: int32 arrays that broadcast.
+        congruent: None, or a modulus and an interval: what it is differs from some integer in that
+            by a multiple of the modulus. So the remainders of positions can be known that lie far
+            apart.
+    """
+
+    __slots__ = ("congruent", "high", "low", "xp")
     __hash__ = None  # type: ignore[assignment]
     __array_ufunc__ = None  # so that NumPy leaves operators to this class
 
-    def __init__(self, xp: Any, low: Any, high: Any):
-        self.xp, self.low, self.high = xp, low, high
+    def __init__(self, xp: Any, low: Any, high: Any, congruent: tuple[int, Interval] | None = None):
+        self.xp, self.low, self.high, self.congruent = xp, low, high, congruent
 
     @staticmethod
     def unknown(xp: Any) -> Interval:
@@ -102,7 +109,9 @@ class Interval:
         """What a predicate of this interval returned."""
         return Truth.unknown(self.xp).of(stored)
 
-    def _unless_wrapped(self, low: Any, high: Any, *about: Any) -> Interval:
+    def _unless_wrapped(
+        self, low: Any, high: Any, *about: Any, congruent: tuple[int, Interval] | None = None
+    ) -> Interval:
         """Computed bounds, or those of any integer where one may have wrapped around.
 
         ``about`` are the bounds in float32, whose rounding is far less than what they stay below.
@@ -110,20 +119,47 @@ class Interval:
         exact = True
         for bound in about:
             exact = exact & (self.xp.abs(bound) < 2.0**30)
-        where = self.xp.where
-        return Interval(self.xp, where(exact, low, LEAST), where(exact, high, GREATEST))
+
+        def bounded(low: Any, high: Any, congruent: Any = None) -> Interval:
+            where = self.xp.where
+            bounds = where(exact, low, LEAST), where(exact, high, GREATEST)
+            return Interval(self.xp, *bounds, congruent)
+
+        if congruent is not None:
+            modulus, residue = congruent
+            congruent = modulus, bounded(residue.low, residue.high)
+        return bounded(low, high, congruent)
+
+    def _congruences(self, other: Interval) -> tuple[int, Interval, Interval] | None:
+        """A modulus, and what both are congruent to by it, if that is known."""
+        known = self.congruent or other.congruent
+        if known is None:
+            return None
+        modulus, residues = known[0], []
+        for x in self, other:
+            if x.congruent is not None and x.congruent[0] == modulus:
+                residues.append(x.congruent[1])
+            elif x.low is x.high:  # a number
+                residues.append(x.monotone(lambda v: v % modulus))
+            else:
+                return None
+        return modulus, residues[0], residues[1]
 
     def __add__(self, other: Any) -> Interval:
         other = self.of(other)
         pairs = (self.low, other.low), (self.high, other.high)
         about = (_float(x) + _float(y) for x, y in pairs)
-        return self._unless_wrapped(*(x + y for x, y in pairs), *about)
+        known = self._congruences(other)
+        congruent = None if known is None else (known[0], known[1] + known[2])
+        return self._unless_wrapped(*(x + y for x, y in pairs), *about, congruent=congruent)
 
     def __sub__(self, other: Any) -> Interval:
         other = self.of(other)
         pairs = (self.low, other.high), (self.high, other.low)
         about = (_float(x) - _float(y) for x, y in pairs)
-        return self._unless_wrapped(*(x - y for x, y in pairs), *about)
+        known = self._congruences(other)
+        congruent = None if known is None else (known[0], known[1] - known[2])
+        return self._unless_wrapped(*(x - y for x, y in pairs), *about, congruent=congruent)
 
     def __neg__(self) -> Interval:
         negative: Interval = self.of(0) - self
@@ -166,13 +202,14 @@ class Interval:
 
     def __mod__(self, divisor: int) -> Interval:
         """The remainder of floor division by a positive integer."""
-        quotient, where = self // divisor, self.xp.where
+        quotient, xp = self // divisor, self.xp
         same = quotient.low == quotient.high
-        return Interval(
-            self.xp,
-            where(same, self.low % divisor, 0),
-            where(same, self.high % divisor, divisor - 1),
-        )
+        low = xp.where(same, self.low % divisor, 0)
+        high = xp.where(same, self.high % divisor, divisor - 1)
+        if self.congruent is not None and self.congruent[0] % divisor == 0:
+            residue = self.congruent[1] % divisor
+            low, high = xp.maximum(low, residue.low), xp.minimum(high, residue.high)
+        return Interval(xp, low, high)
 
     def __lt__(self, other: Any) -> Truth:
         other = self.of(other)
@@ -236,22 +273,28 @@ def _counts(xp: Any, flags: Any) -> Any:
 def look_up(table: Any, positions: Interval) -> Interval:
     """The entries of a table, not empty, at positions, which are clamped into it."""
     xp = positions.xp
-    table = xp.asarray(table, np.int32)
+    of_table = _module_of(xp, table)
+    table = of_table.asarray(table, np.int32)
     first, last = (xp.clip(x, 0, table.size - 1) // _BLOCK for x in (positions.low, positions.high))
-    blocks = xp.pad(table, (0, -table.size % _BLOCK), mode="edge").reshape(-1, _BLOCK)
+    blocks = of_table.pad(table, (0, -table.size % _BLOCK), mode="edge").reshape(-1, _BLOCK)
 
     def bound(reduce: Any, choose: Any) -> Any:
-        of_block = reduce(blocks, axis=1)
+        of_block = xp.asarray(reduce(blocks, axis=1))
         near = choose(of_block[first], of_block[last])
         return xp.where(last - first > 1, reduce(table), near)
 
-    return Interval(xp, bound(xp.min, xp.minimum), bound(xp.max, xp.maximum))
+    return Interval(xp, bound(of_table.min, xp.minimum), bound(of_table.max, xp.maximum))
+
+
+def _module_of(xp: Any, table: Any) -> Any:
+    """What computes on a table: NumPy on one of its own, so that XLA has no constants to fold."""
+    return xp if isinstance(table, jax.Array) else np
 
 
 def look_up_flags(flags: Any, positions: Interval) -> Truth:
     """Whether flags of a vector, not empty, are set at positions, which are clamped into it."""
     xp = positions.xp
-    before = _counts(xp, xp.asarray(flags))
+    before = xp.asarray(_counts(_module_of(xp, flags), flags))
     first, last = (xp.clip(x, 0, len(flags) - 1) for x in (positions.low, positions.high))
     count = before[last + 1] - before[first]
     return Truth(xp, count > 0, count == last - first + 1)

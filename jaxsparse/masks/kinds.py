@@ -116,6 +116,9 @@ class _Strided(Mask):
     def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
         return (rows - columns) % self.stride == 0
 
+    def _strides(self) -> frozenset[int]:
+        return frozenset({self.stride})
+
 
 def strided(stride: int) -> Mask:
     """Every ``stride``-th diagonal: ``(rows - columns) % stride == 0``.

@@ -29,6 +29,7 @@ ROWS_ALONE = (*PATTERN[:3], PATTERN[7])
 """The same of a topology without its transpose."""
 
 ROWS = tuple(name for name, _ in PATTERN[:3])
+TRANSPOSED_ROWS = tuple(name for name, _ in PATTERN[3:6])
 STARTS = PATTERN[7][0]
 TRANSPOSED = tuple(name for name, _ in (*PATTERN[3:7], *PATTERN[:2]))  # and where values are stored
 

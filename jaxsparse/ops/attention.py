@@ -1,4 +1,4 @@
-"""The primitives behind attention over a block mask.
+"""The primitives behind attention over a block mask or a pattern.
 
 With s = scale q.k, p = exp(s - lse) at stored positions and 0 elsewhere,
 
@@ -28,7 +28,7 @@ from jaxsparse.block_mask.words import CELL, TILE
 from jaxsparse.device import AnyDevice, Device
 from jaxsparse.ops import composed_attention as composed
 from jaxsparse.ops import plain_attention as plain
-from jaxsparse.ops.arguments import operands_of_pattern
+from jaxsparse.ops.arguments import ROWS, TRANSPOSED_ROWS, operands_of_pattern
 from jaxsparse.pattern import transpose_is_missing
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import (
@@ -47,7 +47,7 @@ from jaxsparse.primitive import (
 )
 
 _PARAMS = ("scale", "mask_of_group", "mask_of_head", "has_mask", "has_pattern", "columns")
-_ATTRIBUTES = _PARAMS[:3]  # those that targets take
+_ATTRIBUTES = _PARAMS[:4]  # those that targets take as they are
 
 _MULTIPLIED = (("query", "t g r h"), ("key", "u g h"), ("value", "u g e"))
 _PLAIN = "attention by blocks of keys in plain XLA"
@@ -105,20 +105,39 @@ def _instead(reason: str, name: str, params: dict[str, Any]) -> Fallback:
     return Fallback(reason, getattr(composed, name), called=_COMPOSED)
 
 
-def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> Any:
-    """The call of a target that takes these lists, and what else is behind keys and values."""
+# What targets take of masks: lists by rows and patterns by rows, and the same transposed.
+_BY_ROWS = (_ROWS, ROWS)
+_BY_COLUMNS = (_COLUMNS, TRANSPOSED_ROWS)
+
+
+def _ffi_of(
+    name: str, masks: tuple[tuple[tuple[str, ...], ...], ...], behind: tuple[str, ...] = ()
+) -> Any:
+    """The call of a target that takes these of a mask, and what else is behind."""
 
     def ffi(
         params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
     ) -> FfiCall | Fallback:
-        if not params["has_mask"]:
-            return _instead("a block mask of the pattern would take much memory", name, params)
         query, _, value = avals[:3]
         sizes = (query.shape[-1], value.shape[-1])
         reason = "no kernel takes {} heads of {} and {} numbers".format(query.dtype, *sizes)
+        gives_pattern = _gives_pattern(name, params, avals)
+        if not (params["has_mask"] or gives_pattern):
+            return _instead("no kernel takes a pattern without a block mask", name, params)
+        given = (
+            operand
+            for lists, pattern in masks
+            for operand in (
+                *(lists if params["has_mask"] else ()),
+                *(pattern if gives_pattern else ()),
+            )
+        )
         made = FfiCall(
-            ("query", "key", "value", *masks, *behind),
-            {name: params[name] for name in _ATTRIBUTES},
+            ("query", "key", "value", *given, *behind),
+            {
+                **{attribute: params[attribute] for attribute in _ATTRIBUTES},
+                "has_pattern": gives_pattern,
+            },
             workspace=None,
             workspace_is_fixed=True,
             fallback=_instead(reason, name, params),
@@ -139,22 +158,45 @@ def _ffi_of(name: str, masks: tuple[str, ...], behind: tuple[str, ...] = ()) -> 
     return ffi
 
 
-# Stored entries of a listed tile of float32 from which on its products cost a GPU less than the
-# composition's gathers: to be fitted.
-_ENTRIES_OF_TILE = {"attention": 1000, "attention_tangent": 1000, "attention_cotangent": 2000}
+# Where a tile of the mask has more entries than this, kernels that walk the rows of a pattern are
+# slower than those that multiply tiles, or than the composition, in any case.
+_MOST_ENTRIES_OF_TILE = 300
+# Entries of a tile from which on its products cost a GPU less than the composition, in float32.
+_FEWEST_ENTRIES_OF_TILE = {
+    "attention": 1800,
+    "attention_tangent": 1800,
+    "attention_cotangent": 3400,
+}
+
+
+def _gives_pattern(name: str, params: dict[str, Any], avals: Sequence[ShapedArray]) -> bool:
+    """Whether a target gets the pattern, with all that it needs of it."""
+    if not params["has_pattern"] or name == "attention_tangent":
+        return False
+    if name == "attention_cotangent" and params["columns"] is not None:
+        return False
+    if not params["has_mask"] or params["variant"] is not None:
+        return True
+    return _entries_of_tile(params, avals) < _MOST_ENTRIES_OF_TILE
+
+
+def _entries_of_tile(params: dict[str, Any], avals: Sequence[ShapedArray]) -> float:
+    """Entries of the pattern for each tile of the block mask."""
+    names = [name for name, _ in (*_MULTIPLIED, *_mask_operands(params))]
+    sizes = dict(zip(names, (a.shape[-1] for a in avals), strict=False))
+    return float(sizes["column_indices"] / sizes["entries"])
 
 
 def _sparse_composition(
     name: str, params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
 ) -> Fallback | None:
     """The composition, where a GPU's kernel of float32 would multiply tiles with few entries."""
-    is_asked_for = params["variant"] is not None
-    if is_asked_for or not (isinstance(device, Device) and params["has_pattern"]):
+    if params["variant"] is not None or not isinstance(device, Device):
         return None
-    names = [operand for operand, _ in OPERATIONS[PRIMITIVES[name]].signature(params).operands]
-    by_name = dict(zip(names, avals, strict=True))
-    entries, tiles = (by_name[x].shape[-1] for x in ("column_indices", "entries"))
-    if by_name["query"].dtype != jnp.float32 or entries >= _ENTRIES_OF_TILE[name] * tiles:
+    if not (params["has_mask"] and params["has_pattern"]) or avals[0].dtype != jnp.float32:
+        return None
+    entries = _entries_of_tile(params, avals)
+    if not _MOST_ENTRIES_OF_TILE <= entries < _FEWEST_ENTRIES_OF_TILE[name]:
         return None
     instead = _instead("the mask's tiles have few entries each", name, params)
     return None if instead.compute is None else instead
@@ -279,7 +321,7 @@ attention_p = make_primitive(
         shardable=("g",),
         stored=_stored,
         xla=_form_of("attention"),
-        ffi=_ffi_of("attention", _ROWS),
+        ffi=_ffi_of("attention", (_BY_ROWS,)),
     )
 )
 
@@ -313,7 +355,7 @@ attention_tangent_p = make_primitive(
         shardable=("g",),
         stored=_stored,
         xla=_form_of("attention_tangent"),
-        ffi=_ffi_of("attention_tangent", _ROWS, ("lse", *(name for name, _ in _TANGENTS))),
+        ffi=_ffi_of("attention_tangent", ((_ROWS, ()),), ("lse", *(name for name, _ in _TANGENTS))),
         lacks_on_cpu="a CPU has no kernel of a tangent",
         without_kernels=lambda reason, params: _instead(reason, "attention_tangent", params),
         cast=_narrow_tangents,
@@ -345,7 +387,7 @@ attention_cotangent_p = make_primitive(
         shardable=("g",),
         stored=_stored,
         xla=_form_of("attention_cotangent"),
-        ffi=_ffi_of("attention_cotangent", (*_ROWS, *_COLUMNS), ("lse", "ct_out", "ct_sums")),
+        ffi=_ffi_of("attention_cotangent", (_BY_ROWS, _BY_COLUMNS), ("lse", "ct_out", "ct_sums")),
         cast=_narrow_cotangent,
     )
 )

@@ -53,12 +53,13 @@ def as_mask(mask: Any, shape: tuple[int, int]) -> Topology | BlockMask:
 def _of_function(mask: Callable[[Any, Any], Any] | None, shape: tuple[int, int]) -> BlockMask:
     mask = masks.padding(shape[1]) if mask is None else mask
     if isinstance(mask, masks.Mask) and mask.is_known_by_name:
-        return _made_once(mask, shape)
+        return _made_once(mask, shape, jax.sharding.get_abstract_mesh())
     return BlockMask.from_mask(mask, shape)
 
 
 @functools.lru_cache(maxsize=32)
-def _made_once(mask: masks.Mask, shape: tuple[int, int]) -> BlockMask:
+def _made_once(mask: masks.Mask, shape: tuple[int, int], mesh: Any) -> BlockMask:
+    """One for each mesh of explicit axes, which is a part of the arrays' types."""
     with jax.ensure_compile_time_eval():
         return BlockMask.from_mask(mask, shape)
 

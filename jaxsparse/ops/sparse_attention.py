@@ -25,10 +25,12 @@ from jaxsparse.ops.bilinear import spmm_p
 from jaxsparse.ops.dense_product import allowed_precision
 from jaxsparse.ops.matmul import sddmm
 from jaxsparse.ops.merge_attention import log_of_sums
+from jaxsparse.ops.regrouping import regrouped, restored_results
 from jaxsparse.ops.sparse_softmax import sparse_softmax
 from jaxsparse.pattern import checks_enabled
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import bind
+from jaxsparse.primitive.sharding import parts_along
 from jaxsparse.topology import Topology
 
 
@@ -71,7 +73,8 @@ def sparse_attention(
             them, ``(N,)`` or ``(1, N)``, one for each head, ``(B, 1)``, one for each sequence, or
             ``(B, N)``. ``(N,)`` is refused where B is N, since it could as well be meant for
             sequences. A mask function is made into a block mask where a program is traced, and
-            becomes a constant of it: prefer a `BlockMask` for long sequences.
+            becomes a constant of it: prefer a `BlockMask` for long sequences. Of a block mask that
+            is regrouped, queries, keys and values are brought into its orders, and results back.
         scale: multiplies the scores; 1 / sqrt(H) by default. An array, of no dimensions, is
             multiplied with the query, which is rounded again.
         sinks: ``(N,)``, a score of each head that takes part in the sums of every row and has no
@@ -173,6 +176,13 @@ def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
         )
     if groups == 0 or n % groups:
         raise ValueError(f"{OPERATION}: {groups} key heads must divide {n} query heads")
+    parts, axes = parts_along(query, -2)
+    if groups % parts:
+        raise ValueError(
+            f"{OPERATION}: {n} query heads are cut over {axes!r} into {parts} parts, which "
+            f"{groups} key heads can't be: reshard the query, repeat the key heads, or use "
+            "automatic axes"
+        )
 
 
 # So that an eager call compiles one program. Programs that call it hold what is inside.
@@ -230,6 +240,9 @@ def _attention(
         return out.reshape(*batch, t, n, value.shape[-1]), None
     if mask is not None:
         mask = over_heads(mask, b, groups, n // groups)
+    if mask is not None and mask.is_regrouped:
+        query, key, value = regrouped(mask, query, key, value)
+        topology = None  # whose rows and columns are where they were
     operands, params = mask_operands(mask, topology)
     out, lse = bind(
         attention_p,
@@ -242,6 +255,8 @@ def _attention(
         implementation=implementation,
         variant=variant,
     )
+    if mask is not None and mask.is_regrouped:
+        out, lse = restored_results(mask, out, lse)
     out, lse = out.reshape(b, t, n, value.shape[-1]), lse.reshape(b, n, t)
     if sinks is not None:
         of_heads = jnp.broadcast_to(sinks.astype(wide)[:, None], lse.shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +47,14 @@ def result_sharding(
                 )
     axes_of_result = [names.get(dim) for dim in [*range(batch_rank), *result_dims]]
     return NamedSharding(mesh, PartitionSpec(*axes_of_result))
+
+
+def parts_along(x: jax.Array, axis: int) -> tuple[int, Any]:
+    """Into how many parts explicit sharding cuts an array along an axis, and over which axes."""
+    sharding = jax.typeof(x).sharding
+    axes = None if sharding.mesh.empty else sharding.spec[axis]
+    names = () if axes is None else axes if isinstance(axes, tuple) else (axes,)
+    return math.prod(sharding.mesh.shape[name] for name in names), axes
 
 
 def gathered(x: jax.Array, axis: int) -> jax.Array:

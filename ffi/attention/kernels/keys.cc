@@ -55,9 +55,9 @@ bool Fits(const AttentionCotangentProblem& p) {
   const bool sized = p.head_size == p.value_size && (p.head_size == 64 || p.head_size == 128);
   const auto shared_bytes =
       std::max(AttentionRowsConfig{128}.SharedBytes(), AttentionKeysConfig{128}.SharedBytes());
-  return SizeOf(p.dtype) == 2 && sized && IsAligned(p) && p.gpu.compute_capability == 90 &&
-         shared_bytes <= p.gpu.shared_bytes && 0 < p.keys && p.keys < kMost && 0 < p.queries &&
-         p.queries < kMost && p.groups > 0 && p.per_group > 0 &&
+  return p.has_mask && SizeOf(p.dtype) == 2 && sized && IsAligned(p) &&
+         p.gpu.compute_capability == 90 && shared_bytes <= p.gpu.shared_bytes && 0 < p.keys &&
+         p.keys < kMost && 0 < p.queries && p.queries < kMost && p.groups > 0 && p.per_group > 0 &&
          HasFewEnough(p, p.mask, p.groups * p.per_group) &&
          HasFewEnough(p, p.transposed_mask, p.groups) &&
          kCotangentWorkspaceBytes <= p.workspace.bytes;

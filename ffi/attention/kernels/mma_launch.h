@@ -56,9 +56,10 @@ inline bool MmaTakes(const AttentionOperands& p) {
   const auto sized = [&](int64_t size) {
     return 0 < size && size <= kMmaMostSize && size % at_once == 0;
   };
-  return p.dtype != DType::kFloat64 && p.gpu.compute_capability >= 80 && sized(p.head_size) &&
-         sized(p.value_size) && IsMmaAligned(p.query) && IsMmaAligned(p.key) &&
-         IsMmaAligned(p.value) && 0 < p.keys && p.keys < kMost && p.queries < kMost;
+  return p.has_mask && p.dtype != DType::kFloat64 && p.gpu.compute_capability >= 80 &&
+         sized(p.head_size) && sized(p.value_size) && IsMmaAligned(p.query) &&
+         IsMmaAligned(p.key) && IsMmaAligned(p.value) && 0 < p.keys && p.keys < kMost &&
+         p.queries < kMost;
 }
 // Whether numbers of a mask's entries and cells, and of blocks for so many heads, have 32 bits.
 inline bool MmaTakes(const AttentionOperands& p, const MaskTiles& mask, int64_t heads) {

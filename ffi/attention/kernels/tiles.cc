@@ -70,11 +70,12 @@ bool Fits(const AttentionProblem& p) {
                        IsAlignedForCopies(p.value) && IsAlignedForCopies(p.out) &&
                        IsAlignedForCopies(p.mask.bits);
   const bool sized = p.head_size == p.value_size && (p.head_size == 64 || p.head_size == 128);
-  return SizeOf(p.dtype) == 2 && sized && aligned && std::isnormal(static_cast<float>(p.scale)) &&
-         p.scale > 0 && p.gpu.compute_capability == 90 &&
-         ConfigOf(p).SharedBytes() <= p.gpu.shared_bytes && 0 < p.keys && p.keys < kMost &&
-         p.queries < kMost && p.mask.capacity < kMost && p.mask.cells < kMost &&
-         AttentionItemsOf(p) < kMost && kAttentionCounterBytes <= p.workspace.bytes;
+  return p.has_mask && SizeOf(p.dtype) == 2 && sized && aligned &&
+         std::isnormal(static_cast<float>(p.scale)) && p.scale > 0 &&
+         p.gpu.compute_capability == 90 && ConfigOf(p).SharedBytes() <= p.gpu.shared_bytes &&
+         0 < p.keys && p.keys < kMost && p.queries < kMost && p.mask.capacity < kMost &&
+         p.mask.cells < kMost && AttentionItemsOf(p) < kMost &&
+         kAttentionCounterBytes <= p.workspace.bytes;
 }
 
 // Clocks of a multiprocessor.

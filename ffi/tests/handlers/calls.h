@@ -135,19 +135,28 @@ inline Arrays BlockMask(std::vector<int64_t> batch, int64_t groups, int64_t per_
           {"order", "int32", of_masks({kRows})}};
 }
 
+// Attention, its derivative, or the transpose of that; and what a call has of a mask: a block mask
+// for all heads or for each, or a pattern.
 enum class AttentionMap { kForward, kTangent, kCotangent };
-inline TestCall AttentionCall(AttentionMap map, bool own_masks, std::vector<int64_t> batch) {
+enum class AttentionMask { kShared, kOfHeads, kPattern };
+
+inline TestCall AttentionCall(AttentionMap map, AttentionMask kind, std::vector<int64_t> batch) {
   constexpr int64_t kQueries = 5, kKeys = 7, kGroups = 2, kPerGroup = 3, kSize = 64;
   constexpr int64_t kWorkspace = 4096;
   const std::string dtype = "bfloat16";
   const auto of_queries = Batched(batch, {kQueries, kGroups, kPerGroup, kSize});
   const auto of_keys = Batched(batch, {kKeys, kGroups, kSize});
   const auto of_rows = Batched(batch, {kGroups, kPerGroup, kQueries});
-  const Arrays mask = BlockMask(batch, own_masks ? kGroups : 1, own_masks ? kPerGroup : 1);
+  const bool own_masks = kind == AttentionMask::kOfHeads,
+             by_pattern = kind == AttentionMask::kPattern;
+  const auto mask_of = [&](int64_t rows, const char* index) {
+    if (by_pattern) return PatternOf(rows, index, Batched(batch, {1, 1}));
+    return BlockMask(batch, own_masks ? kGroups : 1, own_masks ? kPerGroup : 1);
+  };
   TestCall call;
   call.operands = {
       {"query", dtype, of_queries}, {"key", dtype, of_keys}, {"value", dtype, of_keys}};
-  Add(&call.operands, mask);
+  Add(&call.operands, mask_of(kQueries, "uint16"));
   if (map == AttentionMap::kTangent) {
     Add(&call.operands, {{"lse", "float32", of_rows},
                          {"d_query", dtype, of_queries},
@@ -155,7 +164,7 @@ inline TestCall AttentionCall(AttentionMap map, bool own_masks, std::vector<int6
                          {"d_value", dtype, of_keys}});
     call.results = {{"weighted", "float32", of_queries}, {"sums", "float32", of_rows}};
   } else if (map == AttentionMap::kCotangent) {
-    Add(&call.operands, mask);
+    Add(&call.operands, mask_of(kKeys, "int32"));
     Add(&call.operands, {{"lse", "float32", of_rows},
                          {"ct_out", dtype, of_queries},
                          {"ct_sums", "float32", of_rows}});
@@ -168,6 +177,8 @@ inline TestCall AttentionCall(AttentionMap map, bool own_masks, std::vector<int6
   call.attributes = {{"variant", ""},
                      {"scale", 0.5},
                      {"workspace", kWorkspace},
+                     {"has_mask", !by_pattern},
+                     {"has_pattern", by_pattern},
                      {"mask_of_group", own_masks},
                      {"mask_of_head", own_masks}};
   return call;

@@ -1,10 +1,12 @@
-// Attention over random block masks, beside loops over what each query sees, in float64.
+// Attention over random masks, by their blocks and by their entries, beside loops over what each
+// query sees, in float64.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <limits>
+#include <string_view>
 
 #include "attention/attention.h"
 #include "operands.h"
@@ -156,6 +158,60 @@ struct MaskLists {
   };
 };
 
+// The entries of several masks of one shape as patterns, one behind the other, with padding.
+struct PatternLists {
+  int64_t rows, columns, nse = 0;
+  std::unique_ptr<int32_t[]> offsets, indices;
+
+  explicit PatternLists(const std::vector<TestMask>& masks)
+      : rows(masks[0].rows), columns(masks[0].columns) {
+    const auto count = static_cast<int64_t>(masks.size());
+    offsets = Block<int32_t>(count * (rows + 1));
+    std::vector<std::vector<int32_t>> all;
+    for (const TestMask& mask : masks) {
+      int32_t* to = offsets.get() + static_cast<int64_t>(all.size()) * (rows + 1);
+      std::vector<int32_t>& stored = all.emplace_back();
+      *to = 0;
+      for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t c = 0; c < columns; ++c) {
+          if (mask(row, c)) stored.push_back(static_cast<int32_t>(c));
+        }
+        *++to = static_cast<int32_t>(stored.size());
+      }
+      nse = std::max(nse, static_cast<int64_t>(stored.size()) + 2);
+    }
+    indices = Block<int32_t>(count * nse);
+    std::fill_n(indices.get(), count * nse, 1 << 30);
+    for (int64_t i = 0; i < count; ++i) {
+      const std::vector<int32_t>& stored = all[static_cast<size_t>(i)];
+      std::copy(stored.begin(), stored.end(), indices.get() + i * nse);
+    }
+  }
+
+  MaskPattern View(int64_t groups, int64_t per_group) const {
+    MaskPattern view;
+    view.groups = groups;
+    view.per_group = per_group;
+    view.rows = rows;
+    view.columns = columns;
+    view.nse = rows == 0 || columns == 0 ? 0 : nse;
+    view.row_offsets.data = offsets.get();
+    view.column_indices.data = indices.get();
+    return view;
+  }
+
+  // As many wrong numbers as right ones.
+  void Spoil(Random& random, int64_t count) {
+    const auto spoil = [&](int32_t* numbers, int64_t size) {
+      for (int64_t i = 0; i < size; ++i) {
+        if (random.Below(2) == 0) numbers[i] = static_cast<int32_t>(random.engine());
+      }
+    };
+    if (random.Below(2) == 0) spoil(offsets.get(), count * (rows + 1));
+    spoil(indices.get(), count * nse);
+  }
+};
+
 struct AttentionSizes {
   int64_t queries, keys, groups, per_group, head_size, value_size;
   bool mask_of_group, mask_of_head;
@@ -171,6 +227,8 @@ class AttentionTest {
         masks_(MakeMasks(random)),
         lists_(masks_),
         transposed_lists_(Transposed(masks_)),
+        patterns_(masks_),
+        transposed_patterns_(Transposed(masks_)),
         query_(Values<T>(random, QuerySize())),
         key_(Values<T>(random, KeySize())),
         value_(Values<T>(random, ValueSize())),
@@ -190,12 +248,15 @@ class AttentionTest {
     poison(ct_out_.get(), OutSize(), nan);
   }
 
-  // The same results from any number of threads.
   void Check() {
+    for (const char* variant : {"tiles", "csr"}) CheckVariant(variant);
+  }
+  // The same results from any number of threads.
+  void CheckVariant(std::string_view variant) {
     Results results(*this), others(*this);
-    Run(&results, 3);
+    Run(variant, &results, 3);
     Compare(results);
-    Run(&others, 1);
+    Run(variant, &others, 1);
     const auto expect_same = [](const auto& a, const auto& b, int64_t size) {
       if (std::memcmp(a.get(), b.get(), static_cast<size_t>(size) * sizeof(a[0])) == 0) return;
       std::printf("FAILED: results depend on the number of threads\n");
@@ -213,8 +274,11 @@ class AttentionTest {
     const auto count = static_cast<int64_t>(masks_.size());
     lists_.Spoil(random, count);
     transposed_lists_.Spoil(random, count);
+    patterns_.Spoil(random, count);
+    transposed_patterns_.Spoil(random, count);
     Results results(*this);
-    Run(&results, 1);  // a wrong order may give two tasks the same rows
+    // A wrong order may give two tasks the same rows.
+    for (const char* variant : {"tiles", "csr"}) Run(variant, &results, 1);
   }
 
  private:
@@ -264,23 +328,26 @@ class AttentionTest {
     p.head_size = sizes_.head_size;
     p.value_size = sizes_.value_size;
     p.scale = kScale;
+    p.has_mask = p.has_pattern = true;
     p.mask = lists_.View(mask_groups_, mask_per_group_);
+    p.pattern = patterns_.View(mask_groups_, mask_per_group_);
     p.query.data = query_.get();
     p.key.data = key_.get();
     p.value.data = value_.get();
     return p;
   }
 
-  void Run(Results* results, int64_t threads) const {
+  void Run(std::string_view name, Results* results, int64_t threads) const {
     ThreadWorkers workers(threads);
     auto forward = MakeProblem<AttentionProblem>();
     forward.out.data = results->out.get();
     forward.lse.data = results->lse.get();
     for (const auto& variant : JAXSPARSE_ISA::kAttentionCpuVariants) {
-      variant.launch(forward, workers);
+      if (variant.name == name) variant.launch(forward, workers);
     }
     auto backward = MakeProblem<AttentionCotangentProblem>();
     backward.transposed_mask = transposed_lists_.View(mask_groups_, mask_per_group_);
+    backward.transposed_pattern = transposed_patterns_.View(mask_groups_, mask_per_group_);
     backward.lse.data = results->lse.get();
     backward.ct_out.data = ct_out_.get();
     backward.ct_sums.data = ct_sums_.get();
@@ -288,7 +355,7 @@ class AttentionTest {
     backward.ct_key.data = results->ct_key.get();
     backward.ct_value.data = results->ct_value.get();
     for (const auto& variant : JAXSPARSE_ISA::kAttentionCotangentCpuVariants) {
-      variant.launch(backward, workers);
+      if (variant.name == name) variant.launch(backward, workers);
     }
   }
 
@@ -361,6 +428,7 @@ class AttentionTest {
   const int64_t mask_groups_, mask_per_group_;
   const std::vector<TestMask> masks_;
   MaskLists lists_, transposed_lists_;
+  PatternLists patterns_, transposed_patterns_;
   std::unique_ptr<T[]> query_, key_, value_, ct_out_;
   std::unique_ptr<Acc[]> ct_sums_;
 };

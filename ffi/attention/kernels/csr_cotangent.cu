@@ -1,0 +1,231 @@
+// The transpose of attention's derivative by the rows of a pattern (attention/problem.h), for
+// queries, and by those of the transposed pattern, for keys and values:
+//
+//   p = exp2(log2_scale s - lse log2(e)),   ds = p (dp + ct_sums)   for s = q . k, dp = ct_out . v
+//
+// Some blocks have rows of queries: they gather keys and values. The others have rows of keys,
+// which gather queries and cotangents of the result, of all heads of their group. Bytes, of which
+// the L2 cache gives about 7.2 TB/s on an H200: entries * heads * (head_size + value_size) * size
+// for queries and the same for keys, and for these sectors of 32 bytes with lse and ct_sums.
+// Operations: 2 * head_size + value_size multiply-adds for each entry and head for queries, 2 *
+// (head_size + value_size) for keys. Probabilities are computed twice, but nothing is kept of an
+// entry, and all sums have an order.
+#include "attention/kernels/csr_pass.cuh"
+
+namespace jaxsparse {
+
+enum class CsrOwner { kQueries, kKeys };
+
+// Rows have vectors `a`, of scores (queries or keys), and `b`, of the weights' cotangents
+// (cotangents of the result, or values); columns have the other two.
+template <typename T, typename Index, AttentionCsrConfig kConfig, CsrOwner kOwner>
+class CsrCotangent {
+  using Acc = Accumulator<T>;
+  using Heads = LaneRows<T, kConfig.head_vector, kConfig.head_vectors, kConfig.HeadLanes(),
+                         kConfig.whole_heads>;
+  using Values =
+      LaneRows<T, kConfig.value_vector, kConfig.value_vectors, kConfig.lanes, kConfig.whole_values>;
+  using Pieces = CsrPieces<kConfig, Index>;
+  static constexpr bool kByKeys = kOwner == CsrOwner::kKeys;
+  static constexpr int kStep = kConfig.step;
+
+ public:
+  // `of_group`: the head of the group, of queries.
+  __device__ __forceinline__ CsrCotangent(const AttentionCsrCotangentProblem& p,
+                                          const BatchPlace& place, uint32_t group,
+                                          uint32_t of_group)
+      : problem_(p), place_(place), group_(group), of_group_(kByKeys ? 0 : of_group) {}
+
+  __device__ __forceinline__ CsrRows<Index> RowsOf(uint32_t of_group) const {
+    const MaskPattern& pattern = kByKeys ? problem_.transposed_pattern : problem_.pattern;
+    return {pattern, problem_.batch, place_, pattern.Own(group_, of_group)};
+  }
+
+  __device__ __forceinline__ void Run(const CsrPass& pass, uint32_t head, uint32_t block) {
+    const CsrRows<Index> rows = RowsOf(of_group_);
+    const Pieces pieces(rows, pass, head);
+    constexpr uint32_t kWarps = kCsrThreads / kWarp;
+    pieces.ForEach(block * kWarps + threadIdx.x / kWarp, pass.blocks * kWarps,
+                   [&](const CsrPiece& piece) { Take(rows, pieces, piece); });
+  }
+
+ private:
+  __device__ __forceinline__ void Take(const CsrRows<Index>& rows, const Pieces& pieces,
+                                       const CsrPiece& piece) {
+    typename Heads::Sums a;
+    typename Values::Sums b;
+    HeadsOf<kByKeys>(of_group_).Load(piece.row, a);
+    ValuesOf<kByKeys>(of_group_).Load(piece.row, b);
+    Clear();
+    const uint32_t heads = kByKeys ? static_cast<uint32_t>(problem_.per_group) : 1;
+#pragma unroll 1
+    for (uint32_t i = 0; i < heads; ++i) {
+      const Columns columns(*this, of_group_ + i, piece.row);
+      const auto step = [&](uint32_t column) { AddStep(columns, a, b, column); };
+      if (kByKeys && i > 0 && problem_.transposed_pattern.per_group > 1) {
+        const CsrRows<Index> own = RowsOf(i);
+        ForEachStep<kConfig>(own, pieces.SameRowOf(own, piece), step);
+      } else {
+        ForEachStep<kConfig>(rows, piece, step);
+      }
+    }
+    if (kConfig.own_scores) ForEachSum(a_sums_, [](Acc x) { return SumOverLanes(x, kStep); });
+    const bool is_shared = pieces.IsShared(piece);
+    if (is_shared) {
+      ForEachSum(a_sums_, [](Acc x) { return SumOverGroups<kConfig.lanes>(x); });
+      if (kByKeys) ForEachSum(b_sums_, [](Acc x) { return SumOverGroups<kConfig.lanes>(x); });
+    }
+    const bool writes = !is_shared || threadIdx.x % kWarp < kConfig.lanes;
+    if (piece.is_part && !AddParts(pieces, piece, writes)) return;
+    if (writes && piece.exists) Write(piece.row);
+  }
+
+  // What is gathered of one head of queries.
+  struct Columns {
+    Heads a;
+    Values b;
+    const Acc *lse, *ct_sums;
+    Acc row_lse = 0, row_ct_sum = 0;  // those of a row of queries
+
+    __device__ __forceinline__ Columns(const CsrCotangent& of, uint32_t of_group, uint32_t row)
+        : a(of.HeadsOf<!kByKeys>(of_group)), b(of.ValuesOf<!kByKeys>(of_group)) {
+      const AttentionCsrCotangentProblem& p = of.problem_;
+      const int64_t first = (of.group_ * p.per_group + of_group) * p.queries;
+      lse = of.place_.template At<const Acc>(p.batch, p.lse) + first;
+      ct_sums = of.place_.template At<const Acc>(p.batch, p.ct_sums) + first;
+      if (kByKeys) return;
+      row_lse = Log2Of(lse[row]);
+      row_ct_sum = ct_sums[row];
+    }
+  };
+
+  // Weights of a query that sees nothing are 0.
+  static __device__ __forceinline__ Acc Log2Of(Acc lse) {
+    constexpr double kLog2OfE = 1.44269504088896340736;
+    const Acc infinity = Acc(kInfinity);
+    return lse == -infinity ? infinity : lse * Acc(kLog2OfE);
+  }
+
+  template <bool kKeys>
+  __device__ __forceinline__ Heads HeadsOf(uint32_t of_group) const {
+    const AttentionCsrCotangentProblem& p = problem_;
+    return MatrixOf<Heads, kKeys>(kKeys ? p.key : p.query, of_group, p.head_size);
+  }
+  template <bool kKeys>
+  __device__ __forceinline__ Values ValuesOf(uint32_t of_group) const {
+    const AttentionCsrCotangentProblem& p = problem_;
+    return MatrixOf<Values, kKeys>(kKeys ? p.value : p.ct_out, of_group, p.value_size);
+  }
+  template <typename Rows, bool kKeys>
+  __device__ __forceinline__ Rows MatrixOf(const Array& array, uint32_t of_group,
+                                           int64_t size) const {
+    const int64_t heads = kKeys ? problem_.groups : problem_.groups * problem_.per_group;
+    const int64_t head = kKeys ? group_ : group_ * problem_.per_group + of_group;
+    return {place_.template At<T>(problem_.batch, array) + head * size, heads * size, size};
+  }
+
+  __device__ __forceinline__ void Clear() {
+    ForEachSum(a_sums_, [](Acc) { return Acc(0); });
+    if (kByKeys) ForEachSum(b_sums_, [](Acc) { return Acc(0); });
+  }
+
+  __device__ __forceinline__ void AddStep(const Columns& columns, const typename Heads::Sums& own_a,
+                                          const typename Values::Sums& own_b, uint32_t own_column) {
+    typename Heads::Packed a[kConfig.HeadsAtOnce()];
+    typename Values::Packed b[kStep];
+    Acc lse = columns.row_lse, ct_sum = columns.row_ct_sum;
+    if (kByKeys && own_column != kNoEntry) {
+      lse = columns.lse[own_column];
+      ct_sum = columns.ct_sums[own_column];
+    }
+    LoadStep<kConfig>(columns.a, columns.b, own_column, a, b);
+    Acc score, cotangent, parts[kStep];
+    if constexpr (kConfig.own_scores) {
+      score = PartOfDot(own_a, a[0]);
+    } else {
+#pragma unroll
+      for (int u = 0; u < kStep; ++u) parts[u] = PartOfDot(own_a, a[u]);
+      score = SumOfOwnEntry<kConfig>(parts);
+    }
+#pragma unroll
+    for (int u = 0; u < kStep; ++u) parts[u] = PartOfDot(own_b, b[u]);
+    cotangent = SumOfOwnEntry<kConfig>(parts) + ct_sum;
+    // What a row has that sees nothing must not meet the zeros in place of an entry.
+    const Acc exponent =
+        score * static_cast<Acc>(problem_.log2_scale) - (kByKeys ? Log2Of(lse) : lse);
+    const Acc weight = own_column != kNoEntry ? Exp2(exponent) : Acc(0);
+    cotangent = own_column != kNoEntry ? weight * cotangent : Acc(0);
+    if (kConfig.own_scores) AddMultiple(cotangent, a[0], a_sums_);
+#pragma unroll
+    for (int u = 0; u < kStep; ++u) {
+      if constexpr (!kConfig.own_scores) {
+        AddMultiple(OfEntry<kConfig>(cotangent, u), a[u], a_sums_);
+      }
+      if constexpr (kByKeys) AddMultiple(OfEntry<kConfig>(weight, u), b[u], b_sums_);
+    }
+  }
+
+  // Stores the sums of a part, and adds up all of its row if it is the last one. Whether it is.
+  __device__ __forceinline__ bool AddParts(const Pieces& pieces, const CsrPiece& piece,
+                                           bool writes) {
+    const Heads a_result = A();
+    const Values b_result = B();
+    Acc* sums = pieces.template SumsOf<Acc>(piece);
+    if (writes) {
+      a_result.StoreSums(a_sums_, sums);
+      if (kByKeys) b_result.StoreSums(b_sums_, sums + problem_.head_size);
+    }
+    Clear();
+    return pieces.template AddAllIfLast<Acc>(piece, [&](const Acc* part) {
+      a_result.AddSums(part, Acc(1), a_sums_);
+      if (kByKeys) b_result.AddSums(part + problem_.head_size, Acc(1), b_sums_);
+    });
+  }
+
+  __device__ __forceinline__ void Write(uint32_t row) {
+    const Acc scale = static_cast<Acc>(problem_.scale);
+    ForEachSum(a_sums_, [&](Acc x) { return x * scale; });
+    A().Store(row, a_sums_);
+    if (kByKeys) B().Store(row, b_sums_);
+  }
+  __device__ __forceinline__ Heads A() const {
+    const Array& array = kByKeys ? problem_.ct_key : problem_.ct_query;
+    return MatrixOf<Heads, kByKeys>(array, of_group_, problem_.head_size);
+  }
+  // Of keys: queries have no cotangents of values.
+  __device__ __forceinline__ Values B() const {
+    return MatrixOf<Values, kByKeys>(problem_.ct_value, of_group_, problem_.value_size);
+  }
+
+  const AttentionCsrCotangentProblem& problem_;
+  const BatchPlace& place_;
+  uint32_t group_, of_group_;
+  typename Heads::Sums a_sums_;
+  typename Values::Sums b_sums_;
+};
+
+template <typename T, typename Index, typename TransposedIndex, AttentionCsrConfig kConfig>
+__global__ void __launch_bounds__(kCsrThreads, kConfig.BlocksAtOnce(sizeof(Accumulator<T>)))
+    AttentionCsrCotangent(const __grid_constant__ AttentionCsrCotangentProblem p) {
+  static __shared__ BatchPlace place;
+  const auto per_group = static_cast<uint32_t>(p.per_group);
+  const auto groups = static_cast<uint32_t>(p.groups);
+  const uint32_t of_queries = p.of_queries.heads * p.of_queries.blocks;
+  const bool is_of_queries = blockIdx.x < of_queries;
+  const uint32_t number = is_of_queries ? blockIdx.x : blockIdx.x - of_queries;
+  const CsrPass& pass = is_of_queries ? p.of_queries : p.of_keys;
+  const uint32_t head = number / pass.blocks, block = number % pass.blocks;
+  const uint32_t heads = is_of_queries ? groups * per_group : groups;
+  if (threadIdx.x == 0) place.Set(p.batch, head / heads);
+  __syncthreads();
+  if (is_of_queries) {
+    const uint32_t own = head % heads;
+    CsrCotangent<T, Index, kConfig, CsrOwner::kQueries>(p, place, own / per_group, own % per_group)
+        .Run(pass, head, block);
+  } else {
+    CsrCotangent<T, TransposedIndex, kConfig, CsrOwner::kKeys>(p, place, head % heads, 0)
+        .Run(pass, head, block);
+  }
+}
+
+}  // namespace jaxsparse

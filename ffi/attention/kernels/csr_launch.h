@@ -1,0 +1,163 @@
+// What the host decides for both kernels of attention by the rows of a pattern: how groups of lanes
+// read vectors, which blocks have which rows, and where parts of long rows are summed up.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "attention/kernels/csr.h"
+#include "host/variant.h"
+#include "nvrtc/expression.h"
+
+namespace jaxsparse {
+
+// A kernel's numbers of blocks have 31 bits.
+constexpr int64_t kMostCsrBlocks = (int64_t{1} << 31) - 1;
+constexpr double kLog2OfE = 1.4426950408889634;
+
+// What differs between variants, which are measured beside one another.
+struct CsrTuning {
+  int step = 4;
+  int accesses = 1;  // of a lane to a vector of values, if lanes are enough
+};
+
+// How lanes read vectors of `size` numbers.
+struct CsrVectors {
+  int vector = 1;
+  int64_t accesses = 0;
+
+  // By accesses that are as wide as the size and the places of some arrays allow.
+  CsrVectors(int64_t size, DType dtype, std::initializer_list<const Array*> arrays) {
+    constexpr int64_t kWidest = 16;  // bytes
+    uint64_t places = 0;
+    for (const Array* array : arrays) places |= reinterpret_cast<uint64_t>(array->data);
+    vector = static_cast<int>(kWidest / SizeOf(dtype));
+    while (size % vector != 0 || places % static_cast<uint64_t>(vector * SizeOf(dtype)) != 0) {
+      vector /= 2;
+    }
+    accesses = size / vector;
+  }
+
+  int OfLane(int lanes) const {
+    return static_cast<int>(std::max<int64_t>(CeilDivide(accesses, lanes), 1));
+  }
+};
+
+// `heads`: of queries, keys and their cotangents; `values`: of values and those of the result.
+inline AttentionCsrConfig CsrConfigOf(const CsrTuning& tuning, const CsrVectors& heads,
+                                      const CsrVectors& values, DType dtype) {
+  constexpr int kFewestLanes = 4;
+  AttentionCsrConfig config;
+  config.own_scores = heads.accesses * heads.vector * SizeOf(dtype) <= 16;
+  const int64_t most =
+      config.own_scores ? values.accesses : std::max(heads.accesses, values.accesses);
+  config.lanes = std::max(LanesFor(CeilDivide(most, tuning.accesses)), kFewestLanes);
+  config.step = std::min(tuning.step, config.lanes);
+  config.head_vector = heads.vector;
+  config.head_vectors = heads.OfLane(config.HeadLanes());
+  config.whole_heads = heads.accesses == int64_t{config.head_vectors} * config.HeadLanes();
+  config.value_vector = values.vector;
+  config.value_vectors = values.OfLane(config.lanes);
+  config.whole_values = values.accesses == int64_t{config.value_vectors} * config.lanes;
+  return config;
+}
+
+inline std::string CsrConfigExpression(const AttentionCsrConfig& config) {
+  return ConfigExpression(
+      "AttentionCsrConfig",
+      {Field("lanes", config.lanes), Field("step", config.step),
+       Field("head_vector", config.head_vector), Field("head_vectors", config.head_vectors),
+       Field("value_vector", config.value_vector), Field("value_vectors", config.value_vectors),
+       Field("whole_heads", config.whole_heads), Field("whole_values", config.whole_values),
+       Field("own_scores", config.own_scores)});
+}
+
+// Numbers of a lane have registers. Places in a row have 32 bits.
+inline bool FitsCsr(const AttentionOperands& p, const AttentionCsrConfig& config) {
+  constexpr int kMostNumbers = 16;
+  constexpr int64_t kMostBytes = int64_t{1} << 31;
+  const int64_t row = p.groups * p.per_group * std::max(p.head_size, p.value_size);
+  return p.has_pattern && row * SizeOf(p.dtype) < kMostBytes &&
+         config.head_vector * config.head_vectors <= kMostNumbers &&
+         config.value_vector * config.value_vectors <= kMostNumbers;
+}
+
+// A pass over the rows of a pattern, and what of a workspace it takes from `*at` on, which it moves
+// on. Without room for parts no row is cut.
+class CsrPassPlan {
+ public:
+  // `heads`: of a batch entry. `numbers`: that an entry adds to.
+  CsrPassPlan(const AttentionOperands& p, const MaskPattern& pattern, int64_t heads,
+              int64_t numbers)
+      : heads_(p.batch.count * heads),
+        numbers_(numbers),
+        number_bytes_(p.dtype == DType::kFloat64 ? 8 : 4) {
+    // Heads of a group with patterns of their own would have other rows to cut.
+    const bool cuts = heads == p.groups * p.per_group || pattern.per_group == 1;
+    parts_ = cuts && pattern.nse > kCsrPart ? CeilDivide(pattern.nse, kCsrPart) : 0;
+  }
+
+  int64_t CounterBytes() const { return CeilDivide(heads_ * parts_ * 4, 16) * 16; }
+  int64_t SumBytes() const {
+    return CeilDivide(heads_ * parts_ * 2 * numbers_ * number_bytes_, 16) * 16;
+  }
+
+  // `counters` and `sums`: null where no row is to be cut.
+  CsrPass Pass(const AttentionOperands& p, const MaskPattern& pattern,
+               const AttentionCsrConfig& config, char* counters, char* sums) const {
+    CsrPass pass;
+    pass.heads = static_cast<uint32_t>(heads_);
+    pass.blocks = static_cast<uint32_t>(BlocksOfHead(p, pattern, config));
+    pass.parts = counters == nullptr ? 0 : static_cast<uint32_t>(parts_);
+    pass.numbers = static_cast<uint32_t>(numbers_);
+    pass.done = reinterpret_cast<uint32_t*>(counters);
+    pass.sums = sums;
+    return pass;
+  }
+
+  // Warps take some units each, where there are many: what is found out about a head serves all.
+  int64_t BlocksOfHead(const AttentionOperands& p, const MaskPattern& pattern,
+                       const AttentionCsrConfig& config) const {
+    constexpr int64_t kWarpsAtOnce = 64, kMostUnits = 8;  // of a multiprocessor, of a warp
+    const int64_t units = CeilDivide(pattern.rows, config.Groups()) + parts_;
+    const int64_t turns = heads_ * units / (p.gpu.multiprocessors * kWarpsAtOnce);
+    const int64_t of_warp = std::clamp<int64_t>(turns / 4, 1, kMostUnits);
+    return CeilDivide(units, of_warp * (kCsrThreads / kWarp));
+  }
+  int64_t Blocks(const AttentionOperands& p, const MaskPattern& pattern,
+                 const AttentionCsrConfig& config) const {
+    return heads_ * BlocksOfHead(p, pattern, config);
+  }
+
+ private:
+  int64_t heads_, numbers_, number_bytes_, parts_;
+};
+
+inline std::string ClearCounters(char* counters, int64_t bytes, const CudaLaunch& launch) {
+  if (bytes == 0) return "";
+  const ScopedDevice scoped(launch.device);
+  const cudaError_t status =
+      cudaMemsetAsync(counters, 0, bytes, static_cast<cudaStream_t>(launch.stream));
+  return status == cudaSuccess ? "" : cudaGetErrorString(status);
+}
+
+// Microseconds on an H200 for so many passes over the entries of all heads, which gather both
+// vectors of each, in sectors.
+inline double CsrMicroseconds(const AttentionOperands& p, double passes) {
+  constexpr double kSector = 32, kCacheBytes = 7.2e6, kMemoryBytes = 4.2e6;  // of a microsecond
+  const auto sectors = [&](int64_t size) {
+    return kSector * std::ceil(static_cast<double>(size * SizeOf(p.dtype)) / kSector);
+  };
+  const auto heads = static_cast<double>(p.batch.count * p.groups * p.per_group);
+  const double gathered =
+      heads * static_cast<double>(p.pattern.nse) * (sectors(p.head_size) + sectors(p.value_size));
+  const auto positions = static_cast<double>(p.queries * p.per_group + p.keys);
+  const double operands = static_cast<double>(p.batch.count * p.groups * SizeOf(p.dtype)) *
+                          positions * static_cast<double>(p.head_size + p.value_size);
+  return passes * std::max(gathered / kCacheBytes, operands / kMemoryBytes);
+}
+
+}  // namespace jaxsparse

@@ -1,0 +1,77 @@
+"""Operands of attention in the orders of a mask's rows and columns, and results put back."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxsparse.block_mask import BlockMask
+from jaxsparse.block_mask.orders import Residues, inverse, ordered, restored
+
+OPERATION = "sparse_attention"
+
+# Of a mask over heads: sequences, groups of heads, heads of a group.
+_BATCH = ("b", "g", "r")
+_QUERY, _KEY, _LSE = "b t g r h", "b t g h", "b g r t"
+
+
+def regrouped(
+    mask: BlockMask, query: jax.Array, key: jax.Array, value: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A query (B, T, K, N / K, H), keys and values (B, S, K, H) in the orders of a mask over heads.
+
+    Raises:
+        ValueError: if heads of one key head have orders of columns of their own.
+    """
+    order = _of_batch(mask.column_order, len(mask.batch_shape))
+    if order is not None and not isinstance(order, Residues) and order.shape[2] > 1:
+        raise ValueError(
+            f"{OPERATION}: masks of {order.shape[2]} heads with one key head must have the same "
+            f"column_order, or a key head each, got {order.shape[1]} key heads"
+        )
+    rows = _of_batch(mask.row_order, len(mask.batch_shape))
+    key, value = (_ordered(order, x, _KEY) for x in (key, value))
+    return _ordered(rows, query, _QUERY), key, value
+
+
+def restored_results(
+    mask: BlockMask, out: jax.Array, lse: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Results (B, T, K, N / K, E) and (B, K, N / K, T) where their queries were."""
+    order = _of_batch(mask.row_order, len(mask.batch_shape))
+    if order is None or isinstance(order, Residues) or math.prod(order.shape[:3]) == 1:
+        one = order if order is None or isinstance(order, Residues) else order.reshape(-1)
+        return restored(one, out, 1), restored(one, lse, lse.ndim - 1)
+    back = jnp.vectorize(inverse, signature="(t)->(t)")(order)
+    return _taken(back, out, _QUERY), _taken(back, lse, _LSE)
+
+
+def _of_batch(order: Any, rank: int) -> Any:
+    """An order with as many dimensions in front as there may be, (B, K, N / K), of sizes or 1."""
+    if order is None or isinstance(order, Residues):
+        return order
+    return order.reshape(*(1,) * (len(_BATCH) - rank), *order.shape)
+
+
+def _ordered(order: Any, x: jax.Array, dims: str) -> jax.Array:
+    if order is None or isinstance(order, Residues):
+        return ordered(order, x, 1)
+    if math.prod(order.shape[:3]) == 1:
+        return ordered(order.reshape(-1), x, 1)
+    return _taken(order, x, dims)
+
+
+def _taken(order: jax.Array, x: jax.Array, dims: str) -> jax.Array:
+    """By orders (B, K, N / K, T), each a dimension of x, or of size 1."""
+    names = (*_BATCH, "t")
+    sizes = dict(zip(names, order.shape, strict=True))
+    present = [dim for dim in names if dim in dims]
+    order = order.reshape([sizes[dim] for dim in present])
+    wanted = dims.split()
+    moved = order.transpose([present.index(dim) for dim in wanted if dim in present])
+    places = moved.reshape([sizes.get(dim, 1) for dim in wanted])
+    taken: jax.Array = jnp.take_along_axis(x, places, axis=wanted.index("t"), mode="clip")
+    return taken
