@@ -185,6 +185,34 @@ def test_every_variant_against_dense(t, s, n, groups, h, e, dtype, variant):
     assert_as_dense(actual, dense(q, k, v, every, 0.2, ct_out), dtype)
 
 
+@combinations(
+    "t, s, n, groups, h, e, dtype, kind",
+    [(63, 200, 4, 2, 64, 64), (200, 130, 2, 1, 5, 72), (70, 130, 2, 2, 128, 256)],
+    ["float32", "bfloat16", "float16"],
+    ["block_mask", "topology"],
+)
+def test_tangents_against_the_plain_form(t, s, n, groups, h, e, dtype, kind):
+    """Whatever a device takes, a kernel or the composition; the plain form in float64."""
+    mask = random_mask((t, s))
+    stored = BlockMask.from_dense(mask) if kind == "block_mask" else Topology.from_mask(mask)
+    x, dx = (operands(2, t, s, n, groups, h, e, dtype, seed) for seed in (1, 2))
+
+    def along(x, dx, **options):
+        def attend(*x):
+            return sparse_attention(*x, stored, scale=0.2, return_lse=True, **options)
+
+        return jax.jvp(attend, x, dx)[1]
+
+    actual = jax.jit(along)(tuple(x), tuple(dx))
+    with jax.enable_x64(True):
+        wide = [tuple(jnp.asarray(np.asarray(a, np.float64)) for a in part) for part in (x, dx)]
+        expected = jax.jit(functools.partial(along, implementation="xla"))(*wide)
+    for name, a, b in zip(("d_out", "d_lse"), actual, expected, strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b)
+        atol = 4 * TOLERANCE[dtype] * max(1, np.abs(b).max())
+        np.testing.assert_allclose(a, b, rtol=4 * TOLERANCE[dtype], atol=atol, err_msg=name)
+
+
 def test_derivatives_of_higher_order():
     with jax.enable_x64(True):
         q, k, v = operands(1, 3, 9, 2, 1, 2, 2, "float64")

@@ -24,6 +24,7 @@ PROGRAMS = {
     "attention_cotangent": "-O1",
     "attention_csr": "-O1",
     "attention_cotangent_mma": "-O1",
+    "attention_tangent_mma": "-O1",
     "attention_mma": "-O1",
     "sddmm": "-O1",
     "sddmm_tiled": "-O1",

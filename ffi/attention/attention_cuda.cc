@@ -13,6 +13,7 @@ const CudaVariant<AttentionProblem> kVariants[] = {
     kAttentionDecodeWide, kAttentionDecodeSingle, kAttentionCsr,
     kAttentionCsrBy2,     kAttentionCsrBy8,       kAttentionCsrTwice};
 const CudaVariant<PagedAttentionProblem> kPagedVariants[] = {kPagedAttentionDecode};
+const CudaVariant<AttentionTangentProblem> kTangentVariants[] = {kAttentionTangentMma};
 const CudaVariant<AttentionCotangentProblem> kCotangentVariants[] = {
     kAttentionCotangentTiles,  kAttentionCotangentTilesMma, kAttentionCotangentCsr,
     kAttentionCotangentCsrBy2, kAttentionCotangentCsrBy8,   kAttentionCotangentCsrTwice};
@@ -22,7 +23,7 @@ const CudaVariant<AttentionCotangentProblem> kCotangentVariants[] = {
 extern constinit const Table<CudaVariant<AttentionProblem>> kAttentionCudaVariants =
     MakeTable(kVariants);
 extern constinit const Table<CudaVariant<AttentionTangentProblem>> kAttentionTangentCudaVariants =
-    {};
+    MakeTable(kTangentVariants);
 extern constinit const Table<CudaVariant<PagedAttentionProblem>> kPagedAttentionCudaVariants =
     MakeTable(kPagedVariants);
 extern constinit const Table<CudaVariant<AttentionCotangentProblem>>

@@ -15,6 +15,8 @@ extern const CudaVariant<AttentionProblem> kAttentionDecodeWide, kAttentionDecod
 extern const CudaVariant<PagedAttentionProblem> kPagedAttentionDecode;
 // kernels/tiles_mma.cc
 extern const CudaVariant<AttentionProblem> kAttentionTilesMma;
+// kernels/tangent_mma.cc
+extern const CudaVariant<AttentionTangentProblem> kAttentionTangentMma;
 // kernels/csr.cc, that of the choice, and others that read other amounts at once
 extern const CudaVariant<AttentionProblem> kAttentionCsr;
 extern const CudaVariant<AttentionProblem> kAttentionCsrBy2;

@@ -146,6 +146,8 @@ def _ffi_of(
         scores = params["scores"] or Scores()
         behind_mask = len(MULTIPLIED) + len(mask_operands(params))
         dtypes = tuple(str(a.dtype) for a in avals[behind_mask:][: len(scores.axes)])
+        if params["scores"] is not None and name == "attention_tangent":
+            return _instead("a tangent's kernel takes no functions of scores", name, params)
         if params["scores"] is not None:
             per_group = avals[0].shape[-2] if name == "attention_cotangent" else None
             may_fit = _may_take_scores(params, avals, device)
@@ -155,6 +157,8 @@ def _ffi_of(
         sizes = (query.shape[-1], value.shape[-1])
         reason = "no kernel takes {} heads of {} and {} numbers".format(query.dtype, *sizes)
         gives_pattern = _gives_pattern(name, params, avals)
+        if not (params["has_mask"] or gives_pattern):
+            return _instead("no kernel takes a pattern without a block mask", name, params)
         given = (
             operand
             for lists, pattern in masks
@@ -195,7 +199,11 @@ def _ffi_of(
 # slower than those that multiply tiles, or than the composition, in any case.
 _MOST_ENTRIES_OF_TILE = 300
 # Entries of a tile from which on its products cost a GPU less than the composition, in float32.
-_FEWEST_ENTRIES_OF_TILE = {"attention": 1800, "attention_cotangent": 3400}
+_FEWEST_ENTRIES_OF_TILE = {
+    "attention": 1800,
+    "attention_tangent": 1800,
+    "attention_cotangent": 3400,
+}
 
 
 def _may_take_scores(
@@ -210,7 +218,7 @@ def _may_take_scores(
 
 def _gives_pattern(name: str, params: dict[str, Any], avals: Sequence[ShapedArray]) -> bool:
     """Whether a target gets the pattern, with all that it needs of it."""
-    if not params["has_pattern"] or params["scores"] is not None:
+    if not params["has_pattern"] or params["scores"] is not None or name == "attention_tangent":
         return False
     if name == "attention_cotangent" and params["columns"] is not None:
         return False
@@ -275,7 +283,12 @@ def _sizes_by_operand(name: str, padded: tuple[int, int]) -> dict[str, int]:
     """The last dimension of each operand that has heads' numbers."""
     h, e = padded
     by_name = {"query": h, "key": h, "value": e}
-    return {**by_name, "ct_out": e} if name == "attention_cotangent" else by_name
+    more = {
+        "attention": {},
+        "attention_tangent": {f"d_{operand}": size for operand, size in by_name.items()},
+        "attention_cotangent": {"ct_out": e},
+    }
+    return by_name | more[name]
 
 
 def _padded_avals(
@@ -380,21 +393,13 @@ def _wide(avals: Sequence[ShapedArray], params: dict[str, Any]) -> list[Any]:
     return [accumulator_dtype(avals[0].dtype)] * 2
 
 
-def _tangent_ffi(
-    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
-) -> FfiCall | Fallback:
-    """The call of the one kernel there is: of CPUs, by block masks."""
-    if device.platform != "cpu":
-        return _instead("no GPU has a kernel for a tangent", "attention_tangent", params)
-    if not params["has_mask"] or params["scores"] is not None:
-        reason = "a tangent's kernel takes a block mask, and no functions of scores"
-        return _instead(reason, "attention_tangent", params)
-    return FfiCall(
-        ("query", "key", "value", *_ROWS, "lse", *(name for name, _ in TANGENTS)),
-        {**{attribute: params[attribute] for attribute in _ATTRIBUTES}, "has_pattern": False},
-        workspace=None,
-        workspace_is_fixed=True,
-    )
+def _narrow_tangents(
+    params: dict[str, Any], avals: Sequence[ShapedArray]
+) -> tuple[dict[str, Any], list[Any]]:
+    """Tangents are multiplied in the dtype of what they meet."""
+    dtypes = [a.dtype for a in avals]
+    dtypes[-len(TANGENTS) :] = [dtypes[0]] * len(TANGENTS)
+    return params, dtypes
 
 
 attention_tangent_p = make_primitive(
@@ -411,7 +416,9 @@ attention_tangent_p = make_primitive(
         shardable=("g",),
         stored=_stored,
         xla=form_of("attention_tangent"),
-        ffi=_tangent_ffi,
+        ffi=_ffi_of("attention_tangent", ((_ROWS, ()),), ("lse", *(name for name, _ in TANGENTS))),
+        without_kernels=lambda reason, params: _instead(reason, "attention_tangent", params),
+        cast=_narrow_tangents,
     )
 )
 

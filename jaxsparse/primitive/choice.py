@@ -72,7 +72,9 @@ def choose(call: TypedCall, device: AnyDevice) -> TargetCall | Fallback:
         instead = (
             f"jaxsparse: its CUDA kernels can't be used, {operation.plain} is used instead:\n  "
         )
-        return Fallback(lacks, warning=f"{instead}{lacks}" if missed else "")
+        without = operation.without_kernels
+        computed = Fallback(lacks) if without is None else without(lacks, params)
+        return computed._replace(warning=f"{instead}{lacks}" if missed else "")
     made = operation.ffi(params, call.operands, device)
     if isinstance(made, Fallback):
         return made

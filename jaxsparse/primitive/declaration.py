@@ -76,6 +76,8 @@ class Operation:
     xla_on_gpu: Callable[..., list[jax.Array]] | None = None
     plain: str = "plain XLA"  # what its jnp form is called
     lacks_on_cpu: str = ""  # why it has no kernel there; empty if it has one
+    # What is computed where a device lacks all kernels, for this reason; None: the plain form.
+    without_kernels: Callable[[str, dict[str, Any]], Fallback] | None = None
     compute_capability: int = MINIMUM_COMPUTE_CAPABILITY  # the least that its CUDA kernels need
     # Of its params and operands by name: what is stored, in words, and the shape of that; None: a
     # matrix on a pattern. For `explain`.

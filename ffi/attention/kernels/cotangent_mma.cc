@@ -13,29 +13,11 @@ namespace {
 
 using Problem = AttentionCotangentProblem;
 
-// As much as shared memory has room for: first all rows of a tile, then two stages.
-CotangentMmaConfig Fitted(const Problem& p, CotangentMmaConfig config) {
-  for (const int rows : {kMaskTile, kMaskCell}) {
-    for (const int stages : {2, 1}) {
-      config.tiles.rows = rows;
-      config.stages = stages;
-      if (config.SharedBytes() <= p.gpu.shared_bytes) return config;
-    }
-  }
-  return config;
-}
-
-// Columns of scores beside what a warp's registers have to have room for.
-int ColumnsOf(const MmaTiles& tiles, bool has_room) {
-  const int most = tiles.number_bytes == 2 ? kMaskCell : kMaskCell / 2;
-  return has_room ? most : most / 2;
-}
-
 // With two strips a warp reads keys and values half as often, where they fit registers.
 CotangentMmaConfig ConfigOfRows(const Problem& p) {
   CotangentMmaConfig config{MmaTilesOf(p)};
-  config.columns = ColumnsOf(config.tiles, config.tiles.head_size <= 128);
-  config = Fitted(p, config);
+  config.columns = MmaColumnsOf(config.tiles, config.tiles.head_size <= 128);
+  config = Fitted(p.gpu, config);
   const bool is_small = config.tiles.head_size == 64 && config.tiles.value_size == 64;
   if (config.tiles.number_bytes == 2 && is_small && config.tiles.rows == kMaskTile) {
     config.tiles.strips = 2;
@@ -47,9 +29,9 @@ CotangentMmaConfig ConfigOfRows(const Problem& p) {
 CotangentMmaConfig ConfigOfKeys(const Problem& p) {
   CotangentMmaConfig config{MmaTilesOf(p)};
   const int sums = config.tiles.head_size + config.tiles.value_size;
-  config.columns = ColumnsOf(config.tiles, sums <= (config.tiles.number_bytes == 2 ? 256 : 160));
+  config.columns = MmaColumnsOf(config.tiles, sums <= (config.tiles.number_bytes == 2 ? 256 : 160));
   config.split = sums > 256;
-  return Fitted(p, config);
+  return Fitted(p.gpu, config);
 }
 
 std::string Expression(const Problem& p, const char* kernel, const CotangentMmaConfig& config) {

@@ -144,35 +144,13 @@ class KeysMmaBlock {
   // Walks the steps of a query head. Whether the warp's rows have had a partial cell.
   __device__ __forceinline__ bool AddCells(float (&ct_key)[1][kKeySums],
                                            float (&ct_value)[1][kValueSums]) const {
-    const int down = first_cell_ + first_row_ / kMaskCell;
-    const int strip = first_row_ % kMaskCell / kMmaStrip;
-    MmaSteps<kTiles.rows / kMaskCell> steps(item_.mask, first_cell_);
-    uint32_t stage = shared_ + kConfig.StagesAt();
-    bool masked = false, more = steps.Next();
-    if (more) CopyStep(stage, steps.Column());
-#pragma unroll 1
-    while (more) {
-      const MaskCell cell = steps.CellAt(down);
-      const bool partial = cell == MaskCell::kPartial;
-      uint32_t words[1];
-      steps.LoadWords(down, strip, words);
-      WaitForCopies();
-      __syncthreads();
-      const uint32_t own = stage;
-      if constexpr (kConfig.stages > 1) {
-        stage = 2 * (shared_ + kConfig.StagesAt()) + kConfig.StageBytes() - stage;  // the other one
-        more = steps.Next();
-        if (more) CopyStep(stage, steps.Column());
-      }
-      masked |= partial;
-      if (cell != MaskCell::kEmpty) AddCell(own, partial, words[0], ct_key, ct_value);
-      if constexpr (kConfig.stages == 1) {
-        __syncthreads();
-        more = steps.Next();
-        if (more) CopyStep(stage, steps.Column());
-      }
-    }
-    return masked;
+    constexpr int kCells = kTiles.rows / kMaskCell;
+    return WalkStages<kCells, kConfig.stages, kConfig.StageBytes(), 1>(
+        item_.mask, first_cell_, first_row_, shared_ + kConfig.StagesAt(),
+        [&](uint32_t stage, uint32_t column) { CopyStep(stage, column); },
+        [&](uint32_t stage, bool partial, const uint32_t (&words)[1]) {
+          AddCell(stage, partial, words[0], ct_key, ct_value);
+        });
   }
 
   // Stores one of the results. Returns which rows have numbers that are not finite.
@@ -208,7 +186,6 @@ class KeysMmaBlock {
       __syncthreads();
       masked |= AddCells(ct_key, ct_value);
     }
-    WaitForCopies();
     uint32_t wrong = 0;
     if constexpr (kOfValues) wrong |= Store(ct_value[0], 1.0f, p_.ct_value, p_.value_size);
     if constexpr (kOfKeys) {

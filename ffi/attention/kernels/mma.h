@@ -60,6 +60,26 @@ struct CotangentMmaConfig {
   constexpr int SharedBytes() const { return ControlAt() + kMmaControlBytes; }
 };
 
+// Tangents: the block's queries and their tangents, and stages of a cell's keys, their tangents,
+// values and theirs.
+struct TangentMmaConfig {
+  MmaTiles tiles = {};
+  int stages = 2;
+  int columns = kMaskCell;  // of a product: a cell's, or half of them
+
+  constexpr int OwnTangentsAt() const { return tiles.rows * tiles.KeyRowBytes(); }
+  constexpr int StagesAt() const { return 2 * OwnTangentsAt(); }
+  constexpr int KeyBytes() const { return kMaskCell * tiles.KeyRowBytes(); }
+  constexpr int ValueBytes() const { return kMaskCell * tiles.ValueRowBytes(); }
+  constexpr int StageBytes() const { return 2 * (KeyBytes() + ValueBytes()); }
+  constexpr int ControlAt() const { return StagesAt() + stages * StageBytes(); }
+  constexpr int SharedBytes() const { return ControlAt() + kMmaControlBytes; }
+};
+
+struct AttentionTangentWork : AttentionTangentProblem {
+  AttentionItems items = {};
+};
+
 struct AttentionMmaProblem : AttentionProblem {
   AttentionItems items = {};
 };

@@ -24,6 +24,25 @@ inline std::string MmaTilesExpression(const MmaTiles& tiles) {
                    Field("strips", tiles.strips)});
 }
 
+// As much as shared memory has room for: first all rows of a tile, then two stages.
+template <typename Config>
+Config Fitted(const Gpu& gpu, Config config) {
+  for (const int rows : {kMaskTile, kMaskCell}) {
+    for (const int stages : {2, 1}) {
+      config.tiles.rows = rows;
+      config.stages = stages;
+      if (config.SharedBytes() <= gpu.shared_bytes) return config;
+    }
+  }
+  return config;
+}
+
+// Columns of scores beside what a warp's registers have to have room for.
+inline int MmaColumnsOf(const MmaTiles& tiles, bool has_room) {
+  const int most = tiles.number_bytes == 2 ? kMaskCell : kMaskCell / 2;
+  return has_room ? most : most / 2;
+}
+
 // Whether copies of 16 bytes can take an array from there.
 inline bool IsMmaAligned(const Array& array) {
   return reinterpret_cast<uint64_t>(array.data) % 16 == 0;

@@ -164,20 +164,15 @@ __device__ __forceinline__ void AddProduct(float* numbers, const LeftFactor<T>& 
   }
 }
 
-// numbers = a b^T of kStrips * 16 rows of one tile and kCount * 2 rows of another one, kInner
+// numbers += a b^T of kStrips * 16 rows of one tile and kCount * 2 rows of another one, kInner
 // numbers each. `a` and `b` are a lane's places there (LeftPlace, RightPlace).
 template <typename T, int kInner, int kStrips, int kCount>
-__device__ __forceinline__ void MultiplyRowsByRows(float (&numbers)[kStrips][kCount], uint32_t a,
-                                                   uint32_t b) {
+__device__ __forceinline__ void AddRowsByRows(float (&numbers)[kStrips][kCount], uint32_t a,
+                                              uint32_t b) {
   constexpr int kPitch = kInner + 8;
   // All steps at once would be more code than an instruction cache has.
   constexpr int kUnrolled = sizeof(T) == 2 ? 4 : 1;
   using Factors = FactorsOfTile<T, kPitch>;
-#pragma unroll
-  for (int strip = 0; strip < kStrips; ++strip) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) numbers[strip][i] = 0;
-  }
 #pragma unroll kUnrolled
   for (int k = 0; k < kInner; k += 16) {
     LeftFactor<T> left[kStrips];
@@ -195,6 +190,18 @@ __device__ __forceinline__ void MultiplyRowsByRows(float (&numbers)[kStrips][kCo
       }
     }
   }
+}
+
+// numbers = a b^T.
+template <typename T, int kInner, int kStrips, int kCount>
+__device__ __forceinline__ void MultiplyRowsByRows(float (&numbers)[kStrips][kCount], uint32_t a,
+                                                   uint32_t b) {
+#pragma unroll
+  for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) numbers[strip][i] = 0;
+  }
+  AddRowsByRows<T, kInner>(numbers, a, b);
 }
 
 // sums += a b of kStrips * 16 rows of a product, of kInner numbers each, and as many rows of a

@@ -99,6 +99,44 @@ class MmaSteps {
   __device__ __forceinline__ int Across() const { return static_cast<int>(next_ - 1) % 2; }
 };
 
+// Walks the steps of an item whose cells of the other operands come to kStages stages in shared
+// memory, from `stages` on: copy(stage, column) has a step's copied, and add(stage, partial, words)
+// adds the cell of the warp's rows, whose first one is `first_row` of the block's, where it is not
+// empty. Whether one of these was partial. Copies of the block's own rows may be on their way.
+template <int kCells, int kStages, int kStageBytes, int kStrips, typename Copy, typename Add>
+__device__ __forceinline__ bool WalkStages(const MaskRow& row, int first_cell, int first_row,
+                                           uint32_t stages, Copy copy, Add add) {
+  const int down = first_cell + first_row / kMaskCell, strip = first_row % kMaskCell / kMmaStrip;
+  MmaSteps<kCells> steps(row, first_cell);
+  uint32_t stage = stages;
+  bool masked = false, more = steps.Next();
+  if (more) copy(stage, steps.Column());
+#pragma unroll 1
+  while (more) {
+    const MaskCell cell = steps.CellAt(down);
+    const bool partial = cell == MaskCell::kPartial;
+    uint32_t words[kStrips];
+    steps.LoadWords(down, strip, words);
+    WaitForCopies();
+    __syncthreads();
+    const uint32_t own = stage;
+    if constexpr (kStages > 1) {
+      stage = 2 * stages + kStageBytes - stage;  // the other one
+      more = steps.Next();
+      if (more) copy(stage, steps.Column());
+    }
+    masked |= partial;
+    if (cell != MaskCell::kEmpty) add(own, partial, words);
+    if constexpr (kStages == 1) {
+      __syncthreads();
+      more = steps.Next();
+      if (more) copy(stage, steps.Column());
+    }
+  }
+  WaitForCopies();
+  return masked;
+}
+
 // Has a block's threads copy kRows rows of a head to a PlainTile of kWidth numbers each, without
 // waiting; the head has `rows` of them from there on, `step` numbers apart and of `width` numbers.
 // What it lacks is 0.

@@ -105,43 +105,6 @@ class RowsMmaBlock {
     }
   }
 
-  // Walks the item's steps. Whether the warp's rows have had a partial cell.
-  __device__ __forceinline__ bool AddCells(float (&sums)[kStrips][kSums]) const {
-    const int down = first_cell_ + first_row_ / kMaskCell;
-    const int strip = first_row_ % kMaskCell / kMmaStrip;
-    const uint32_t group = item_.head / static_cast<uint32_t>(p_.per_group);
-    const T* keys = item_.place.At<const T>(p_.batch, p_.key) + group * p_.head_size;
-    const T* values = item_.place.At<const T>(p_.batch, p_.value) + group * p_.value_size;
-    MmaSteps<kTiles.rows / kMaskCell> steps(item_.mask, first_cell_);
-    uint32_t stage = shared_ + kConfig.StagesAt();
-    bool masked = false, more = steps.Next();
-    if (more) CopyStep(stage, keys, values, steps.Column());
-#pragma unroll 1
-    while (more) {
-      const MaskCell cell = steps.CellAt(down);
-      const bool partial = cell == MaskCell::kPartial;
-      uint32_t words[kStrips];
-      steps.LoadWords(down, strip, words);
-      WaitForCopies();
-      __syncthreads();
-      const uint32_t own = stage;
-      if constexpr (kConfig.stages > 1) {
-        stage = 2 * (shared_ + kConfig.StagesAt()) + kConfig.StageBytes() - stage;  // the other one
-        more = steps.Next();
-        if (more) CopyStep(stage, keys, values, steps.Column());
-      }
-      masked |= partial;
-      if (cell != MaskCell::kEmpty) AddCell(own, partial, words, sums);
-      if constexpr (kConfig.stages == 1) {
-        __syncthreads();
-        more = steps.Next();
-        if (more) CopyStep(stage, keys, values, steps.Column());
-      }
-    }
-    WaitForCopies();
-    return masked;
-  }
-
  public:
   __device__ __forceinline__ RowsMmaBlock(const AttentionCotangentWork& p, const MmaItem& item,
                                           const unsigned char* shared)
@@ -155,7 +118,16 @@ class RowsMmaBlock {
     CopyOwn();
     LoadShifts();
     float sums[kStrips][kSums] = {};
-    const bool masked = AddCells(sums);
+    const uint32_t group = item_.head / static_cast<uint32_t>(p_.per_group);
+    const T* keys = item_.place.At<const T>(p_.batch, p_.key) + group * p_.head_size;
+    const T* values = item_.place.At<const T>(p_.batch, p_.value) + group * p_.value_size;
+    constexpr int kCells = kTiles.rows / kMaskCell;
+    const bool masked = WalkStages<kCells, kConfig.stages, kConfig.StageBytes(), kStrips>(
+        item_.mask, first_cell_, first_row_, shared_ + kConfig.StagesAt(),
+        [&](uint32_t stage, uint32_t column) { CopyStep(stage, keys, values, column); },
+        [&](uint32_t stage, bool partial, const uint32_t (&words)[kStrips]) {
+          AddCell(stage, partial, words, sums);
+        });
     const uint32_t first = FirstQuery() + first_row_;
     const int rows = static_cast<int>(p_.queries) - static_cast<int>(first);
     const int64_t heads = p_.groups * p_.per_group;
