@@ -102,7 +102,23 @@ def gradients_of_attention(rng, mask, dtype, sizes):
             shapes = (2, t, 4, h), (2, s, 2, h), (2, s, 2, e)
             operands = (jnp.asarray(rng.standard_normal(x), dtype) for x in shapes)
             results += gradients(*operands, variant=variant)
+    if dtype != jnp.float32:
+        results += few_queries(rng, dtype)
     return results
+
+
+def few_queries(rng, dtype):
+    """Heads that share keys, sequences of different lengths; keys in order and in pages."""
+    mask = BlockMask.from_lengths([300, 0, 77], (3, 320), causal=True).reshape_batch(3, 1)
+    q, k, pool = (
+        jnp.asarray(rng.standard_normal(s), dtype)
+        for s in ((3, 3, 4, 64), (3, 320, 2, 64), (9, 64, 2, 64))
+    )
+    pages = rng.integers(0, 9, (3, 5))
+    return [
+        sparse_attention(q, k, k, mask, variant="decode"),
+        sparse_attention(q, pool, pool, mask, pages=pages, variant="decode"),
+    ]
 
 
 def sampled_products(x, y, topology, **options):

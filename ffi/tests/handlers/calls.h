@@ -176,6 +176,30 @@ inline TestCall AttentionCall(bool cotangent, AttentionMask kind, std::vector<in
   return call;
 }
 
+// Keys in pages of a pool, of which batch entries have two each.
+inline TestCall PagedAttentionCall(bool own_masks, std::vector<int64_t> batch) {
+  constexpr int64_t kQueries = 5, kPages = 2, kPool = 6, kPositions = 64;
+  constexpr int64_t kGroups = 2, kPerGroup = 3, kSize = 64, kWorkspace = 65536;
+  const std::string dtype = "bfloat16";
+  const auto of_queries = Batched(batch, {kQueries, kGroups, kPerGroup, kSize});
+  const auto of_keys = Batched(batch, {kPool, kPositions, kGroups, kSize});
+  TestCall call;
+  call.operands = {{"query", dtype, of_queries},
+                   {"key", dtype, of_keys},
+                   {"value", dtype, of_keys},
+                   {"pages", "int32", Batched(batch, {kPages})}};
+  Add(&call.operands, BlockMask(batch, own_masks ? kGroups : 1, own_masks ? kPerGroup : 1));
+  call.results = {{"out", dtype, of_queries},
+                  {"lse", "float32", Batched(batch, {kGroups, kPerGroup, kQueries})},
+                  {"workspace", "uint8", {kWorkspace}}};
+  call.attributes = {{"variant", ""},
+                     {"scale", 0.5},
+                     {"workspace", kWorkspace},
+                     {"mask_of_group", own_masks},
+                     {"mask_of_head", own_masks}};
+  return call;
+}
+
 // Of a cell of 4 products, one carry, an input of its own at each step and one that repeats.
 inline TestCall ScanCall(const std::string& weights, bool transposed, const std::string& dtype) {
   constexpr int64_t kDirections = 2, kSteps = 9, kBatch = 8, kUnits = 16, kGates = 4, kWords = 40;
