@@ -85,6 +85,22 @@ SIZES = [
             for backward in ("false", "true")
         ],
     ),
+    # Attention by rows: short vectors, and some that not all lanes have a part of.
+    *(
+        (
+            f"attention/kernels/{file}.cu",
+            f"{kernel}, jaxsparse::AttentionCsrConfig",
+            [
+                ".lanes = 4, .step = 4, .head_vector = 1, .head_vectors = 3, .value_vector = 1, "
+                ".value_vectors = 2, .whole_heads = true, .whole_values = false, "
+                ".own_scores = true",
+            ],
+        )
+        for file, kernel in [
+            ("csr", "AttentionCsr<float, uint16_t"),
+            ("csr_cotangent", "AttentionCsrCotangent<float, uint16_t, uint16_t"),
+        ]
+    ),
     # Tiles of tensor cores for small and large problems; products by two index types.
     *(
         ("spmm/kernels/tensor_cores.cu", f"{types}, jaxsparse::SpmmTensorConfig", fields)

@@ -30,17 +30,14 @@ class CsrAttentionRows {
     int64_t feature = 0;
     do {
       const int64_t size = PartOf<Acc>(value_.size, feature);
-      for (int64_t f = 0; f < PaddedPart<Acc>(value_.size, feature); ++f) sums_[f] = 0;
+      for (int64_t f = 0; f < size; ++f) sums_[f] = 0;
       greatest_ = -kInfinity<Acc>;
       total_ = 0;
       ForEachChunk(rows_, row, [&](const int64_t* columns, int count) {
         AddChunk(row, columns, count, feature);
       });
       const Acc inverse = total_ == 0 ? 0 : 1 / total_;
-      for (int64_t f = 0; f < size; f += kLanes) {
-        StoreSome<kLanes, Acc>(Load<kLanes>(sums_ + f) * inverse, size - f,
-                               out_.Row(row) + feature + f);
-      }
+      StoreRow(sums_, inverse, size, out_.Row(row) + feature);
       feature += kMost;
     } while (feature < value_.size);
     lse_[row] = total_ == 0 ? -kInfinity<Acc> : greatest_ + Logarithm(total_);
@@ -66,7 +63,7 @@ class CsrAttentionRows {
     }
     for (int i = 0; i < count; ++i) total += weights_[i];
     total_ = total_ * factor + total;
-    for (int64_t f = 0; f < PaddedPart<Acc>(value_.size, feature); ++f) sums_[f] *= factor;
+    for (int64_t f = 0; f < PartOf<Acc>(value_.size, feature); ++f) sums_[f] *= factor;
     AddRowsOfEntries(weights_, value_, feature, columns, count, sums_);
   }
 

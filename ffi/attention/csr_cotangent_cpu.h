@@ -45,17 +45,14 @@ class CsrCotangentRows {
     int64_t feature = 0;
     do {
       for (int i = 0; i < kResults; ++i) {
-        const int64_t size = PaddedPart<Acc>(results_[i].size, feature);
+        const int64_t size = PartOf<Acc>(results_[i].size, feature);
         for (int64_t f = 0; f < size; ++f) sums_[i][f] = 0;
       }
       AddTerms(first_head_, row, feature);
       for (int64_t i = 1; i < heads_; ++i) AddTerms(Head(*this, i), row, feature);
       for (int i = 0; i < kResults; ++i) {
         const int64_t size = PartOf<Acc>(results_[i].size, feature);
-        for (int64_t f = 0; f < size; f += kLanes) {
-          StoreSome<kLanes, Acc>(Load<kLanes>(sums_[i] + f), size - f,
-                                 results_[i].Row(row) + feature + f);
-        }
+        StoreRow(sums_[i], Acc(1), size, results_[i].Row(row) + feature);
       }
       feature += kMost;
     } while (feature < results_[0].size || feature < results_[kResults - 1].size);

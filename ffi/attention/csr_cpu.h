@@ -47,13 +47,24 @@ JAXSPARSE_INLINE void ForEachChunk(const CsrRows& rows, int64_t row, F&& take) {
   }
 }
 
-// Some features of a row as accumulators, with zeros behind them that fill the last vector.
+// Some features of a row as accumulators. What is left of vectors goes one by one.
 template <typename T, typename Acc>
 JAXSPARSE_INLINE void StageRow(const T* from, int64_t size, Acc* to) {
   constexpr int kLanes = kMaxLanes<Acc>;
-  for (int64_t f = 0; f < size; f += kLanes) {
-    Store<kLanes, Acc>(LoadSome<kLanes>(from + f, size - f), to + f);
+  int64_t f = 0;
+  for (; f + kLanes <= size; f += kLanes) Store<kLanes, Acc>(Load<kLanes>(from + f), to + f);
+  for (; f < size; ++f) to[f] = static_cast<Acc>(ToFloat(from[f]));
+}
+
+// The same the other way, times `factor`.
+template <typename T, typename Acc>
+JAXSPARSE_INLINE void StoreRow(const Acc* from, Acc factor, int64_t size, T* to) {
+  constexpr int kLanes = kMaxLanes<Acc>;
+  int64_t f = 0;
+  for (; f + kLanes <= size; f += kLanes) {
+    Store<kLanes, Acc>(Load<kLanes>(from + f) * factor, to + f);
   }
+  for (; f < size; ++f) FromFloat(from[f] * factor, to + f);
 }
 
 // sums[i] += x . y[i] for kCount rows of `size` numbers: by vectors of kLanes, and what is left of
