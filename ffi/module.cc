@@ -50,13 +50,10 @@ nb::dict Describe(const OperationEntry& entry) {
 }
 
 const std::vector<OperationEntry>& Entries() {
-  static const auto* entries = new std::vector<OperationEntry>{SpmmEntry(),
-                                                               SddmmEntry(),
-                                                               SparseSoftmaxEntry(),
-                                                               AttentionEntry(),
-                                                               AttentionCotangentEntry(),
-                                                               CheckTopologyEntry(),
-                                                               RecurrentScanEntry()};
+  static const auto* entries = new std::vector<OperationEntry>{
+      SpmmEntry(),          SddmmEntry(),          SparseSoftmaxEntry(),
+      AttentionEntry(),     PagedAttentionEntry(), AttentionCotangentEntry(),
+      CheckTopologyEntry(), RecurrentScanEntry()};
   return *entries;
 }
 

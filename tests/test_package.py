@@ -71,7 +71,9 @@ def documented():
         if inspect.isclass(value):
             for attribute, member in vars(value).items():
                 is_slot = inspect.ismemberdescriptor(member)
-                if not (attribute.startswith("_") or is_slot):
+                # The default of a field: the class says what it is.
+                is_default = attribute in getattr(value, "__dataclass_fields__", ())
+                if not (attribute.startswith("_") or is_slot or is_default):
                     yield f"{name}.{attribute}", member
 
 

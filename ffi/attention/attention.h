@@ -25,6 +25,7 @@ extern const Table<CpuVariant<AttentionCotangentProblem>> kAttentionCotangentCpu
 #endif
 
 extern const Table<CudaVariant<AttentionProblem>> kAttentionCudaVariants;
+extern const Table<CudaVariant<PagedAttentionProblem>> kPagedAttentionCudaVariants;
 extern const Table<CudaVariant<AttentionCotangentProblem>> kAttentionCotangentCudaVariants;
 
 }  // namespace jaxsparse

@@ -8,9 +8,11 @@ namespace {
 
 // The rows are constant-initialised in their files, so they can be copied here at start-up, in
 // whatever order files are initialised.
-const CudaVariant<AttentionProblem> kVariants[] = {kAttentionTiles,  kAttentionTilesMma,
-                                                   kAttentionCsr,    kAttentionCsrBy2,
-                                                   kAttentionCsrBy8, kAttentionCsrTwice};
+const CudaVariant<AttentionProblem> kVariants[] = {
+    kAttentionTiles,      kAttentionTilesMma,     kAttentionDecode,
+    kAttentionDecodeWide, kAttentionDecodeSingle, kAttentionCsr,
+    kAttentionCsrBy2,     kAttentionCsrBy8,       kAttentionCsrTwice};
+const CudaVariant<PagedAttentionProblem> kPagedVariants[] = {kPagedAttentionDecode};
 const CudaVariant<AttentionCotangentProblem> kCotangentVariants[] = {
     kAttentionCotangentTiles,  kAttentionCotangentTilesMma, kAttentionCotangentCsr,
     kAttentionCotangentCsrBy2, kAttentionCotangentCsrBy8,   kAttentionCotangentCsrTwice};
@@ -19,6 +21,8 @@ const CudaVariant<AttentionCotangentProblem> kCotangentVariants[] = {
 
 extern constinit const Table<CudaVariant<AttentionProblem>> kAttentionCudaVariants =
     MakeTable(kVariants);
+extern constinit const Table<CudaVariant<PagedAttentionProblem>> kPagedAttentionCudaVariants =
+    MakeTable(kPagedVariants);
 extern constinit const Table<CudaVariant<AttentionCotangentProblem>>
     kAttentionCotangentCudaVariants = MakeTable(kCotangentVariants);
 

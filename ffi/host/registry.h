@@ -70,6 +70,7 @@ OperationEntry SpmmEntry();
 OperationEntry SddmmEntry();
 OperationEntry SparseSoftmaxEntry();
 OperationEntry AttentionEntry();
+OperationEntry PagedAttentionEntry();
 OperationEntry AttentionCotangentEntry();
 OperationEntry CheckTopologyEntry();
 OperationEntry RecurrentScanEntry();

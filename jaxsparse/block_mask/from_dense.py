@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxsparse.batching import over_batch
-from jaxsparse.block_mask.in_program import arrange, at, lists_in_program
+from jaxsparse.block_mask.in_program import arrange, lists_in_program, states_of_table
 from jaxsparse.block_mask.orders import Residues, ordered, positions_of
 from jaxsparse.block_mask.room import cells_of, check_room, tiles_of
 from jaxsparse.block_mask.tiles import EMPTY, FULL, PARTIAL, Cells, TileLists, joined, lists_on_host
@@ -66,5 +66,5 @@ def _in_program(stored: jax.Array, max_tiles: int, max_cells: int) -> tuple[Tile
     cells = whole.reshape(down, CELL, across, CELL).swapaxes(1, 2)
     every, some = jnp.all(cells, axis=(2, 3)), jnp.any(cells, axis=(2, 3))
     states = jnp.where(every, FULL, jnp.where(some, PARTIAL, EMPTY)).astype(jnp.uint8)
-    grid = arrange(at(states), (down // 2, across // 2), max_tiles, max_cells)
+    grid = arrange(states_of_table(states), (down // 2, across // 2), max_tiles, max_cells)
     return lists_in_program(grid, pack(in_order_of_words(cells[grid.rows, grid.columns])))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse.batching import over_batch
-from jaxsparse.block_mask.in_program import arrange, at, lists_in_program
+from jaxsparse.block_mask.in_program import arrange, lists_in_program, states_of_table
 from jaxsparse.block_mask.orders import places_of, positions_of
 from jaxsparse.block_mask.regroup import stride_of_entries
 from jaxsparse.block_mask.room import cells_of, check_room
@@ -149,7 +149,7 @@ def _in_program(
     full = counts == CELL * CELL
     states = jnp.where(full, FULL, jnp.where(counts > 0, PARTIAL, EMPTY)).astype(jnp.uint8)
     states = states.reshape(down, across)
-    grid = arrange(at(states), (down // 2, across // 2), max_tiles, max_cells)
+    grid = arrange(states_of_table(states), (down // 2, across // 2), max_tiles, max_cells)
     slots = grid.slots(rows // CELL, columns // CELL)
     words, bits = place(rows % CELL, columns % CELL)
     places = jnp.where(slots >= 0, slots * WORDS + words, -1)

@@ -41,9 +41,9 @@ class Tiles(NamedTuple):
     before: jax.Array
     cells: jax.Array
 
-    def slots(self, tiles: jax.Array, cell: int | jax.Array) -> jax.Array:
-        """How many partial cells are before a cell, of 0 to 3, of tiles."""
-        below = (jnp.uint32(1) << 2 * jnp.asarray(cell).astype(jnp.uint32)) - 1
+    def slots(self, tiles: jax.Array, cells: jax.Array) -> jax.Array:
+        """How many partial cells are before cells, of 0 to 3, of tiles."""
+        below = (jnp.uint32(1) << 2 * cells.astype(jnp.uint32)) - 1
         return look_up(self.before, tiles) + _partial_cells(look_up(self.states, tiles) & below)
 
     def places(self, room: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -90,13 +90,13 @@ class Grid(NamedTuple):
 
     def slots(self, rows: jax.Array, columns: jax.Array) -> jax.Array:
         """The places of cells among the partial ones; -1 for those that are not among them."""
-        there, rank = self._kept(rows // 2, columns // 2)
+        there, rank = self.kept(rows // 2, columns // 2)
         cell = rows % 2 * 2 + columns % 2
         states = look_up(self.tiles.states, rank)
         partial = states >> 2 * cell.astype(jnp.uint32) & 3 == PARTIAL
         return jnp.where(there & partial, self.tiles.slots(rank, cell), -1)
 
-    def _kept(self, rows: jax.Array, columns: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def kept(self, rows: jax.Array, columns: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Whether tiles have cells that there is room for, and their places in the list."""
         there, rank = self.listed.rank(rows, columns)
         there &= rank < self.tiles.states.shape[0]
@@ -140,7 +140,7 @@ def arrange(states: Flags, size: tuple[int, int], max_tiles: int, max_cells: int
     )
 
 
-def at(states: jax.Array) -> Flags:
+def states_of_table(states: jax.Array) -> Flags:
     """The states of all cells ``(rows, columns)``, as `arrange` takes them."""
     return lambda rows, columns: states.at[rows, columns].get(
         mode="promise_in_bounds", wrap_negative_indices=False
@@ -155,9 +155,9 @@ def lists_in_program(grid: Grid, words: jax.Array) -> tuple[TileLists, TileLists
     room, max_cells = grid.tiles.states.shape[0], words.shape[0]
     words = jnp.where(grid.valid[:, None], words, jnp.uint32(0))
     down, across = grid.size
-    rows, _, _ = _list(bitmap_of_tiles(lambda i, j: grid._kept(i, j)[0], down, across), grid, False)
+    rows, _, _ = _list(bitmap_of_tiles(lambda i, j: grid.kept(i, j)[0], down, across), grid, False)
     columns, tiles, ranks = _list(
-        bitmap_of_tiles(lambda j, i: grid._kept(i, j)[0], across, down), grid, True
+        bitmap_of_tiles(lambda j, i: grid.kept(i, j)[0], across, down), grid, True
     )
     at, cell, there = tiles.places(max_cells)
     slots = grid.tiles.slots(look_up(ranks, at), cell // 2 + cell % 2 * 2)
@@ -182,7 +182,7 @@ def _list(bitmap: Bitmap, grid: Grid, transposed: bool) -> tuple[TileLists, Tile
     And its tiles, and which of the grid's each is.
     """
     rows, columns, valid = bitmap.places(grid.tiles.states.shape[0])
-    _, ranks = grid._kept(*((columns, rows) if transposed else (rows, columns)))
+    _, ranks = grid.kept(*((columns, rows) if transposed else (rows, columns)))
     states = jnp.where(valid, look_up(grid.tiles.states, ranks), jnp.uint32(0))
     if transposed:
         states = states & np.uint32(0xC3) | (states & 0x0C) << 2 | (states & 0x30) >> 2

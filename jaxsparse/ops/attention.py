@@ -52,6 +52,7 @@ _ATTRIBUTES = PARAMS[:4]  # those that targets take as they are
 MULTIPLIED = (("query", "t g r h"), ("key", "u g h"), ("value", "u g e"))
 _PLAIN = "attention by blocks of keys in plain XLA"
 _OUT, _SUMS = "t g r e", "g r t"
+RESULTS = (("out", _OUT), ("lse", _SUMS))
 
 # The arrays of a mask's TileLists, in their order; and what these dimensions are called of its rows
 # of tiles, and of its columns.
@@ -336,28 +337,36 @@ def _stored(params: dict[str, Any], operands: dict[str, Any]) -> tuple[str, tupl
     if not params["has_mask"]:
         entries = operands["column_indices"].shape[-1]
         return f"pattern {shape} with {entries} stored entries{scores}", shape
+    what, shape = stored_in(shape, operands["entries"], operands["bits"])
+    return f"{what}{scores}", shape
+
+
+def stored_in(shape: tuple[int, int], entries: Any, bits: Any) -> tuple[str, tuple[int, int]]:
+    """A block mask of this shape in words, by its lists."""
     tiles = math.prod(-(-size // TILE) for size in shape)
     cells = math.prod(-(-size // CELL) for size in shape)
-    listed, partial = operands["entries"].shape[-1], operands["bits"].shape[-2]
+    listed, partial = entries.shape[-1], bits.shape[-2]
     return (
         f"mask {shape} with {min(listed, tiles)} of {tiles} tiles, "
-        f"{min(partial, cells)} of {cells} cells partial{scores}",
+        f"{min(partial, cells)} of {cells} cells partial",
         shape,
     )
 
 
 # ---- out, lse = attention(q, k, v) ----
 
+plain_form = form_of("attention")
+
 attention_p = make_primitive(
     Operation(
         name="attention",
         target="attention",
         params=PARAMS,
-        signature=_signature_with((), (("out", _OUT), ("lse", _SUMS))),
+        signature=_signature_with((), RESULTS),
         result_dtypes=lambda avals, params: [avals[0].dtype, accumulator_dtype(avals[0].dtype)],
         shardable=("g",),
         stored=_stored,
-        xla=form_of("attention"),
+        xla=plain_form,
         ffi=_ffi_of("attention", (_BY_ROWS,)),
     )
 )

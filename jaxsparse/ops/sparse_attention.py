@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jaxsparse import backend
 from jaxsparse.block_mask import BlockMask
+from jaxsparse.layouts.block_mask import block_mask_of
 from jaxsparse.ops import arguments, attention_derivatives, dropout  # noqa: F401, registers rules
 from jaxsparse.ops.attention import attention_p
 from jaxsparse.ops.attention_masks import (
@@ -25,6 +26,7 @@ from jaxsparse.ops.attention_masks import (
     over_heads,
 )
 from jaxsparse.ops.merge_attention import log_of_sums
+from jaxsparse.ops.paged_attention import gathered, paged_attention_p
 from jaxsparse.ops.regrouping import regrouped, restored_results
 from jaxsparse.ops.score_functions import Indexed, ScoreFunction, score_function
 from jaxsparse.ops.scores import Scores
@@ -44,6 +46,7 @@ def sparse_attention(
     score: Callable[..., Any] | None = None,
     operands: Mapping[str, Indexed] | None = None,
     bias: Indexed | jax.Array | None = None,
+    pages: jax.Array | None = None,
     scale: float | jax.Array | None = None,
     soft_cap: float | jax.Array | None = None,
     sinks: jax.Array | None = None,
@@ -91,6 +94,12 @@ def sparse_attention(
         operands: what the function reads, by name, each an `Indexed` array: it gets the element of
             its sequence, head, row, column or distance. All are differentiable.
         bias: added to scores: ``(N or 1, T, S)`` or ``(B or 1, N or 1, T, S)``, or an `Indexed`.
+        pages: ``(B, W)``, or ``(W,)`` for a query of one sequence, integers: the keys and values of
+            a sequence lie in W pages of a pool, as in a paged cache. Then ``key`` is
+            ``(P, Z, K, H)``, P pages of Z positions, ``value`` likewise, and S = W Z. On a GPU a
+            kernel for at most 64 queries reads them there if Z is a multiple of 64; else they are
+            gathered first. Numbers that are not in [0, P) are taken for P - 1: for pages that no
+            query sees. The mask must not be regrouped.
         scale: multiplies the scores; 1 / sqrt(H) by default. An array, of no dimensions, is
             multiplied with the query, which is rounded again.
         soft_cap: c, scores become :math:`c \tanh(s / c)`, before bias and function.
@@ -138,7 +147,12 @@ def sparse_attention(
     )
     dtype = arguments.check_floating(OPERATION, query=query, key=key, value=value)
     backend.check_implementation(OPERATION, implementation)
-    _check_shapes(query, key, value)
+    if pages is None:
+        _check_shapes(query, key, value)
+        length = key.shape[-3]
+    else:
+        pages = _check_pages(query, key, value, pages)
+        length = pages.shape[-1] * key.shape[-3]
     h = query.shape[-1]
     rate_is_traced = isinstance(dropout_rate, jax.core.Tracer)
     if not rate_is_traced and not 0 <= dropout_rate < 1:
@@ -156,10 +170,14 @@ def sparse_attention(
                 f"{OPERATION}: sinks must have shape {query.shape[-2:-1]}, one for each head, got "
                 f"{sinks.shape}"
             )
-    lengths = query.shape[-3], key.shape[-3]
+    lengths = query.shape[-3], length
     b = 1 if query.ndim == 3 else query.shape[0]
     offsets = as_offsets(b, query_offset, key_offset)
     mask = as_mask(at_offsets(mask, query_offset, key_offset, lengths), lengths)
+    if pages is not None and isinstance(mask, Topology):
+        mask = block_mask_of(mask)
+    if pages is not None and mask.is_regrouped:
+        raise ValueError(f"{OPERATION}: with pages the mask must not be regrouped")
     topology = mask if isinstance(mask, Topology) else None
     per_group = query.shape[-2] // key.shape[-2]
     sizes = {"b": b, "n": query.shape[-2], "t": lengths[0], "s": lengths[1], "d": sum(lengths) - 1}
@@ -170,6 +188,7 @@ def sparse_attention(
         query,
         key,
         value,
+        pages,
         topology,
         block_mask(mask),
         None if isinstance(scales, float) else scales,
@@ -215,6 +234,33 @@ def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
         )
 
 
+def _check_pages(query: jax.Array, key: jax.Array, value: jax.Array, pages: Any) -> jax.Array:
+    *batch, _, n, h = query.shape
+    pages = arguments.as_array(OPERATION, "pages", pages, 1)
+    if not jnp.issubdtype(pages.dtype, jnp.integer):
+        raise TypeError(f"{OPERATION}: pages must be integers, got {pages.dtype}")
+    if len(batch) > 1 or pages.shape[:-1] != tuple(batch):
+        raise ValueError(
+            f"{OPERATION}: pages must have shape (B, W) for a query (B, T, N, H), or (W,) for "
+            f"(T, N, H), got {pages.shape} and {query.shape}"
+        )
+    if (
+        key.ndim != 4
+        or 0 in key.shape[:2]
+        or key.shape[-1] != h
+        or value.shape[:-1] != key.shape[:-1]
+    ):
+        raise ValueError(
+            f"{OPERATION}: key and value must have shapes (P, Z, K, {h}) and (P, Z, K, E), P pages "
+            f"of Z positions, got {key.shape} and {value.shape}"
+        )
+    groups = key.shape[2]
+    if groups == 0 or n % groups:
+        raise ValueError(f"{OPERATION}: {groups} key heads must divide {n} query heads")
+    checked: jax.Array = pages.astype(jnp.int32)
+    return checked
+
+
 # So that an eager call compiles one program. Programs that call it hold what is inside.
 @functools.partial(
     jax.jit,
@@ -234,6 +280,7 @@ def _attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
+    pages: jax.Array | None,
     topology: Topology | None,
     mask: BlockMask | None,
     scales: jax.Array | None,
@@ -257,8 +304,17 @@ def _attention(
     ``checks`` is what tracing reads of JAXSPARSE_CHECK: what was traced otherwise is not found.
     """
     *batch, t, n, h = query.shape
-    query, key, value = ((x if x.ndim == 4 else x[None]).astype(dtype) for x in (query, key, value))
-    b, groups = query.shape[0], key.shape[2]
+    query, key, value = (x.astype(dtype) for x in (query, key, value))
+    if query.ndim == 3:
+        query = query[None]
+        pages = pages if pages is None else pages[None]
+    if pages is not None and (function is not None or dropout_key is not None):
+        # The kernel that reads pages takes neither.
+        key, value = (jax.vmap(functools.partial(gathered, x))(pages) for x in (key, value))
+        pages = None
+    elif pages is not None or key.ndim == 3:  # of all sequences, or of the only one
+        key, value = key[None], value[None]
+    b, groups = query.shape[0], key.shape[-2]
     per_group = n // groups
     wide = accumulator_dtype(dtype)
     if scales is not None:
@@ -287,8 +343,13 @@ def _attention(
         heads = (b, groups, per_group)
         seeds = dropout.seeds_of(dropout_key, heads, same_for_all=broadcast_dropout)
         of_scores += [seeds, jnp.reshape(jnp.asarray(dropout_rate, wide), 1)]
+    primitive = attention_p
+    params["scores"] = scores if scores != Scores() else None
+    if pages is not None:
+        primitive, operands = paged_attention_p, [pages, *operands]
+        params = {name: params[name] for name in ("mask_of_group", "mask_of_head")}
     out, lse = bind(
-        attention_p,
+        primitive,
         query,
         key,
         value,
@@ -296,7 +357,6 @@ def _attention(
         *of_scores,
         **params,
         scale=scale,
-        scores=scores if scores != Scores() else None,
         implementation=implementation,
         variant=variant,
     )
