@@ -351,7 +351,7 @@ def _stored(params: dict[str, Any], operands: dict[str, Any]) -> tuple[str, tupl
         entries = operands["column_indices"].shape[-1]
         return f"pattern {shape} with {entries} stored entries{scores}", shape
     what, shape = stored_in(shape, operands["entries"], operands["bits"])
-    return what + scores, shape
+    return f"{what}{scores}", shape
 
 
 def stored_in(shape: tuple[int, int], entries: Any, bits: Any) -> tuple[str, tuple[int, int]]:

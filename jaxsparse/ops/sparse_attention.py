@@ -43,10 +43,10 @@ def sparse_attention(
     value: Any,
     mask: Any = None,
     *,
-    pages: jax.Array | None = None,
     score: Callable[..., Any] | None = None,
     operands: Mapping[str, Indexed] | None = None,
     bias: Indexed | jax.Array | None = None,
+    pages: jax.Array | None = None,
     scale: float | jax.Array | None = None,
     soft_cap: float | jax.Array | None = None,
     sinks: jax.Array | None = None,
@@ -87,13 +87,6 @@ def sparse_attention(
             sequences. A mask function is made into a block mask where a program is traced, and
             becomes a constant of it: prefer a `BlockMask` for long sequences. Of a block mask that
             is regrouped, queries, keys and values are brought into its orders, and results back.
-        pages: ``(B, W)``, or ``(W,)`` for a query of one sequence, integers: the keys and values of
-            a sequence lie in W pages of a pool, as in a paged cache. Then ``key`` is
-            ``(P, Z, K, H)``, P pages of Z positions, ``value`` likewise, and S = W Z. On a GPU a
-            kernel for at most 64 queries reads them there if Z is a multiple of 64; else they are
-            gathered first. Numbers that are not in [0, P) are taken for P - 1: for pages that no
-            query sees. The mask must not be regrouped. With functions of scores or dropout they
-            are gathered first, too.
         score: a jnp function ``score(s, row, column, **operands) -> s`` of scalars: a score,
             float32 (float64 for float64) and already multiplied by ``scale``, and the int32
             positions of its query and its key. It is traced once, and runs in the kernel where one
@@ -101,6 +94,13 @@ def sparse_attention(
         operands: what the function reads, by name, each an `Indexed` array: it gets the element of
             its sequence, head, row, column or distance. All are differentiable.
         bias: added to scores: ``(N or 1, T, S)`` or ``(B or 1, N or 1, T, S)``, or an `Indexed`.
+        pages: ``(B, W)``, or ``(W,)`` for a query of one sequence, integers: the keys and values of
+            a sequence lie in W pages of a pool, as in a paged cache. Then ``key`` is
+            ``(P, Z, K, H)``, P pages of Z positions, ``value`` likewise, and S = W Z. On a GPU a
+            kernel for at most 64 queries reads them there if Z is a multiple of 64; else they are
+            gathered first. Numbers that are not in [0, P) are taken for P - 1: for pages that no
+            query sees. The mask must not be regrouped. With functions of scores or dropout they
+            are gathered first, too.
         scale: multiplies the scores; 1 / sqrt(H) by default. An array, of no dimensions, is
             multiplied with the query, which is rounded again.
         soft_cap: c, scores become :math:`c \tanh(s / c)`, before bias and function.
@@ -309,7 +309,11 @@ def _attention(
     if query.ndim == 3:
         query = query[None]
         pages = pages if pages is None else pages[None]
-    if pages is not None or key.ndim == 3:  # of all sequences, or of the only one
+    if pages is not None and (function is not None or dropout_key is not None):
+        # The kernel that reads pages takes neither.
+        key, value = (jax.vmap(functools.partial(gathered, x))(pages) for x in (key, value))
+        pages = None
+    elif pages is not None or key.ndim == 3:  # of all sequences, or of the only one
         key, value = key[None], value[None]
     b, groups = query.shape[0], key.shape[-2]
     per_group = n // groups
@@ -340,10 +344,9 @@ def _attention(
         heads = (b, groups, per_group)
         seeds = dropout.seeds_of(dropout_key, heads, same_for_all=broadcast_dropout)
         of_scores += [seeds, jnp.reshape(jnp.asarray(dropout_rate, wide), 1)]
-    primitive, params = attention_p, {**params, "scores": scores if scores != Scores() else None}
-    if pages is not None and params["scores"] is not None:
-        key, value = (jax.vmap(gathered, (None, 0))(pool[0], pages) for pool in (key, value))
-    elif pages is not None:
+    primitive = attention_p
+    params["scores"] = scores if scores != Scores() else None
+    if pages is not None:
         primitive, operands = paged_attention_p, [pages, *operands]
         params = {name: params[name] for name in ("mask_of_group", "mask_of_head")}
     out, lse = bind(

@@ -90,7 +90,7 @@ bool HasFewQueries(const AttentionOperands& p) {
 }
 
 int64_t WorkspaceBytes(const AttentionOperands& p) {
-  if (!p.has_mask || SizeOf(p.dtype) != 2 || !HasFewQueries(p)) return 0;
+  if (!p.has_mask || p.scores.Exist() || SizeOf(p.dtype) != 2 || !HasFewQueries(p)) return 0;
   return DecodeWorkspaceBytes(p, 2 * kDecodeMostMultiprocessors);
 }
 
