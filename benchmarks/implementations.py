@@ -217,6 +217,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
         computes="copy",
     ),
     *_ours("sparse_attention"),
+    Implementation("composed", "sparse_attention", jax_programs.composed_attention, dtypes=DTYPES),
     _dense_attention("dense", "float32", "highest", "xla"),
     _dense_attention("dense-bf16", "bfloat16", "default", "xla"),
     _dense_attention("cudnn-bf16", "bfloat16", "default", "cudnn"),

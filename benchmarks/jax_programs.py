@@ -19,6 +19,7 @@ from jax.experimental import sparse as jsparse
 
 from benchmarks.problems import Problem
 from jaxsparse.csr import CSR
+from jaxsparse.ops.attention_masks import with_block_mask
 from jaxsparse.ops.matmul import sddmm, spmm
 from jaxsparse.ops.sparse_attention import sparse_attention
 from jaxsparse.ops.sparse_softmax import sparse_softmax
@@ -235,20 +236,44 @@ def jaxsparse_softmax(problem: Problem, dtype: str, passed: str, **options: Any)
 
 @functools.lru_cache(maxsize=1)  # both passes of a problem take it
 def _with_block_mask(problem: Problem) -> Topology:
-    return problem.topology().with_layout("block_mask")
+    return with_block_mask(problem.topology())
 
 
 def jaxsparse_attention(problem: Problem, dtype: str, passed: str, **options: Any) -> Program:
-    """`sparse_attention` by a topology that carries a block mask, with its options."""
+    """`sparse_attention` by a topology, with its block mask where one pays, and its options."""
     topology = _with_block_mask(problem)
-    mask = topology.layouts["block_mask"]
+    mask = topology.layouts.get("block_mask")
+    forward = passed == "forward"
+    read = [*topology.operands()[: 3 if forward else 6]]
+    if mask is not None:
+        read = [*mask.rows, *(() if forward else mask.columns)]
     return program_of(
         lambda q, k, v, topology: sparse_attention(q, k, v, topology, **options),
         tuple(problem.operands()[name] for name in ("query", "key", "value")),
         (topology,),
         passed,
         dtype,
-        read=[*mask.rows, *(() if passed == "forward" else mask.columns)],
+        read=read,
+    )
+
+
+def composition(q: jax.Array, k: jax.Array, v: jax.Array, topology: Topology) -> jax.Array:
+    """Attention of `sddmm`, `sparse_softmax` and `spmm`, (B, T, N, H): scores of what is stored."""
+    query, key, value = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
+    scores = sddmm(query, key, topology, preferred_element_type=jnp.float32)
+    weights = sparse_softmax(scores, scale=q.shape[-1] ** -0.5).values
+    out = spmm(CSR(weights.astype(q.dtype), topology), value)
+    return jnp.swapaxes(out, 1, 2)
+
+
+def composed_attention(problem: Problem, dtype: str, passed: str) -> Program:
+    """Attention composed of products and a softmax."""
+    return program_of(
+        composition,
+        tuple(problem.operands()[name] for name in ("query", "key", "value")),
+        (problem.topology(),),
+        passed,
+        dtype,
     )
 
 

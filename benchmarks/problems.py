@@ -202,6 +202,31 @@ def _attention(request: Request) -> Iterator[Problem]:
             yield Problem("attention", name, request.operation, pattern, n, heads)
 
 
+def graph(nodes: int, edges: int, exponent: float, seed: int = 0) -> Topology:
+    """Edges between nodes drawn by a power law of their ranks, each edge once; 0 is uniform."""
+    rng = np.random.default_rng(seed)
+    shares = np.arange(1, nodes + 1) ** -exponent
+    cumulative = np.cumsum(shares / shares.sum())
+
+    def drawn() -> np.ndarray:
+        ranks = np.searchsorted(cumulative, rng.random(2 * edges))
+        return rng.permutation(nodes)[np.minimum(ranks, nodes - 1)].astype(np.int64)
+
+    keys = np.unique(drawn() * nodes + drawn())
+    keys = np.sort(rng.choice(keys, min(edges, keys.size), replace=False))
+    offsets = np.searchsorted(keys, nodes * np.arange(nodes + 1, dtype=np.int64))
+    return Topology(offsets, keys % nodes, (nodes, nodes))
+
+
+def _graphs(request: Request) -> Iterator[Problem]:
+    """Nodes with degrees about alike, and with a few that have thousands of edges."""
+    nodes, edges = (1000, 20_000) if request.platform == "cpu" else (100_000, 2_000_000)
+    for name, exponent in (("uniform", 0.0), ("powerlaw", 0.8)):
+        pattern = functools.partial(graph, nodes, edges, exponent)
+        for n in request.sizes((64,)):
+            yield Problem("graphs", f"{name}_{nodes}_n{n}", request.operation, pattern, n, heads=8)
+
+
 def _files(request: Request) -> Iterator[Problem]:
     folder = files.data_folder()
     for path in files.matrix_files(folder):
@@ -283,6 +308,12 @@ SUITES: dict[str, Suite] = {
         _attention,
         ("sddmm", "sparse_softmax", "sparse_attention"),
         f"a band of {BAND_WIDTH} and random positions, causal",
+    ),
+    "graphs": Suite(
+        _graphs,
+        ("sparse_attention",),
+        "attention along the edges of random graphs",
+        has_sparsity=False,
     ),
     "files": Suite(
         _files,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.comparison import Comparison
+from benchmarks.decode import report as decode
 from benchmarks.masks import report as masks
 from benchmarks.panels import OURS, Panel, Table, geometric_mean, panels, teraflops
 from benchmarks.published import SOURCE, over_cusparse, without_technique
@@ -101,7 +102,10 @@ def _tables(panel: Panel) -> Iterator[Table]:
 TABLES: dict[str, Callable[[Panel], Iterator[Table]]] = {"recurrent": recurrent.tables}
 
 # suite -> tables that it has besides
-MORE_TABLES: dict[str, Callable[[Panel], Iterator[Table]]] = {"masks": masks.tables}
+MORE_TABLES: dict[str, Callable[[Panel], Iterator[Table]]] = {
+    "masks": masks.tables,
+    "decode": decode.tables,
+}
 
 
 def _lines(cells: list[list[str]], markdown: bool) -> Iterator[str]:

@@ -54,6 +54,7 @@ const std::vector<OperationEntry>& Entries() {
                                                                SddmmEntry(),
                                                                SparseSoftmaxEntry(),
                                                                AttentionEntry(),
+                                                               PagedAttentionEntry(),
                                                                AttentionTangentEntry(),
                                                                AttentionCotangentEntry(),
                                                                CheckTopologyEntry(),

@@ -53,7 +53,7 @@ def main() -> None:
         results += softmaxes(rng, dtype, topology)
         results += softmaxes(rng, dtype, Topology.from_mask(rng.random((5, 4000)) < 0.6))
         results += [*long_rows(rng, dtype), *sampled_rows(rng, dtype), *batches(rng, of_batches)]
-        results += attentions(rng, dtype)
+        results += attentions(rng, dtype) + attentions_by_rows(rng, dtype)
         results += scans(rng, dtype, "_barrier" if barriers else "")
         for result in results:
             assert np.isfinite(np.asarray(result, np.float32)).all()
@@ -65,10 +65,27 @@ OF_WARPS, OF_WARPGROUPS = [(192, 136)], [(64, 64), (128, 128)]
 
 
 def attentions(rng, dtype):
-    """With gradients: grouped heads, several tiles, cells of every state."""
+    """Grouped heads, several tiles, cells of every state."""
     seen = rng.random((200, 300)) < 0.3
     seen[:64, 64:128], seen[64:128, :128] = True, False
     mask = BlockMask.from_dense(seen)
+    sizes = {"tiles_mma": OF_WARPS, "tiles": OF_WARPGROUPS}
+    if dtype == jnp.float32:
+        sizes = {"tiles_mma": OF_WARPGROUPS}
+    return gradients_of_attention(rng, mask, dtype, sizes)
+
+
+def attentions_by_rows(rng, dtype):
+    """A graph, with rows and columns that are cut into parts, and heads of odd size."""
+    seen = rng.random((1500, 1300)) < 0.002
+    seen[7], seen[:, 9] = True, True
+    return gradients_of_attention(
+        rng, Topology.from_mask(seen), dtype, {"csr": [(64, 64), (2, 64), (5, 7)]}
+    )
+
+
+def gradients_of_attention(rng, mask, dtype, sizes):
+    """By variants, each with some sizes of heads."""
 
     @functools.partial(jax.jit, static_argnames="variant")
     def gradients(*operands, variant):
@@ -78,16 +95,30 @@ def attentions(rng, dtype):
 
         return jax.grad(loss, (0, 1, 2))(*operands)
 
-    sizes = {"tiles_mma": OF_WARPS, "tiles": OF_WARPGROUPS}
-    if dtype == jnp.float32:
-        sizes = {"tiles_mma": OF_WARPGROUPS}
     results = []
+    t, s = mask.shape
     for variant, of_variant in sizes.items():
         for h, e in of_variant:
-            shapes = (2, 200, 4, h), (2, 300, 2, h), (2, 300, 2, e)
-            operands = (jnp.asarray(rng.standard_normal(s), dtype) for s in shapes)
+            shapes = (2, t, 4, h), (2, s, 2, h), (2, s, 2, e)
+            operands = (jnp.asarray(rng.standard_normal(x), dtype) for x in shapes)
             results += gradients(*operands, variant=variant)
+    if dtype != jnp.float32:
+        results += few_queries(rng, dtype)
     return results
+
+
+def few_queries(rng, dtype):
+    """Heads that share keys, sequences of different lengths; keys in order and in pages."""
+    mask = BlockMask.from_lengths([300, 0, 77], (3, 320), causal=True).reshape_batch(3, 1)
+    q, k, pool = (
+        jnp.asarray(rng.standard_normal(s), dtype)
+        for s in ((3, 3, 4, 64), (3, 320, 2, 64), (9, 64, 2, 64))
+    )
+    pages = rng.integers(0, 9, (3, 5))
+    return [
+        sparse_attention(q, k, k, mask, variant="decode"),
+        sparse_attention(q, pool, pool, mask, pages=pages, variant="decode"),
+    ]
 
 
 def sampled_products(x, y, topology, **options):

@@ -293,7 +293,7 @@ def test_selection():
     ("argv", "message"),
     [
         (["--suite", "masks", "attention"], "--suite: 'masks' has implementations of its own"),
-        (["--suite", "mask"], "--suite: sparse_attention has attention, masks"),
+        (["--suite", "mask"], "--suite: sparse_attention has attention, graphs, masks"),
         (["--suite", "masks", "--sparsity", "0.5"], "--sparsity: the suite 'masks' has masks"),
         (["--suite", "masks", "--length", "31"], r"--length: must be at least 32, got \[31\]"),
         (["--suite", "masks", "--implementation", "bcsr"], "--implementation: .* no 'bcsr'"),

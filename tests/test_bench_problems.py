@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from benchmarks import choices, files, networks, selection
 from benchmarks.__main__ import main
-from benchmarks.problems import SUITES, Request, uneven, uniform
+from benchmarks.problems import SUITES, Request, graph, uneven, uniform
 from jaxsparse import Topology
 
 QUICK = ["--seconds", "0.01", "--repeats", "2"]
@@ -41,6 +41,16 @@ def test_uneven_patterns(sparsity, variation):
     assert topology.nnz == pytest.approx((1 - sparsity) * 2000 * 512, rel=0.01)
     topology.verify()
     assert abs(np.corrcoef(lengths, np.arange(2000))[0, 1]) < 0.1 or variation == 0  # not in order
+
+
+@pytest.mark.parametrize("exponent, most", [(0.0, 45), (0.8, 900)])
+def test_graphs(exponent, most):
+    topology = graph(2000, 40_000, exponent)
+    topology.verify()
+    assert topology.nnz == 40_000
+    for pattern in topology, topology.T:
+        degrees = np.diff(np.asarray(pattern.row_offsets))
+        assert most / 2 < degrees.max() < most
 
 
 def test_rows_that_cannot_be_so_uneven():

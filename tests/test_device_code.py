@@ -65,6 +65,15 @@ SIZES = [
             ".lanes = 8, .vectors = 4, .rows = 1, .panel = 16, .stages = 2, .parts = 4",
         ],
     ),
+    # Sizes of heads and stages for GPUs of less shared memory.
+    (
+        "attention/kernels/decode.cu",
+        "AttentionDecode<jaxsparse::bfloat16, jaxsparse::AttentionDecodeConfig",
+        [
+            ".head_size = 256, .value_size = 256, .warps = 4, .stages = 2",
+            ".head_size = 48, .value_size = 96, .warps = 4, .stages = 6",
+        ],
+    ),
     # Lanes that own a row, vectors in the registers of each.
     (
         "sparse_softmax/kernels/registers.cu",

@@ -20,6 +20,7 @@ OPTIONS = [
 PROGRAMS = {
     "spmm": "-O1",
     "attention_tiles": "-O1",
+    "attention_decode": "-O1",
     "attention_cotangent": "-O1",
     "attention_csr": "-O1",
     "attention_cotangent_mma": "-O1",

@@ -121,6 +121,7 @@ def forced(variant: str) -> Implementation:
 
 
 def variants() -> list[str]:
-    """The variants that can be forced on this platform."""
+    """The variants that can be forced on this platform, of those that take a block mask."""
     platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
-    return list(backend.TARGETS["attention"]["variants"].get(platform, []))
+    names = backend.TARGETS["attention"]["variants"].get(platform, [])
+    return [name for name in names if not name.startswith("csr")]

@@ -12,14 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.jax_programs import program_of
+from benchmarks.jax_programs import composition, program_of
 from benchmarks.masks.made import Made, MaskCost, if_known, timed
 from benchmarks.masks.problems import Problem
 from jaxsparse.block_mask import BlockMask
-from jaxsparse.csr import CSR
-from jaxsparse.ops.matmul import sddmm, spmm
 from jaxsparse.ops.sparse_attention import sparse_attention
-from jaxsparse.ops.sparse_softmax import sparse_softmax
 from jaxsparse.timing import Program
 from jaxsparse.topology import Topology
 
@@ -115,16 +112,7 @@ def _topology(problem: Problem) -> tuple[Topology, MaskCost]:
 def by_topology(problem: Problem, dtype: str, passed: str) -> Made:
     """Attention composed of `sddmm`, `sparse_softmax` and `spmm`: scores of what is stored."""
     topology, cost = _topology(problem)
-
-    def attention(q: jax.Array, k: jax.Array, v: jax.Array, topology: Topology) -> jax.Array:
-        heads_first = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
-        query, key, value = heads_first
-        scores = sddmm(query, key, topology, preferred_element_type=jnp.float32)
-        weights = sparse_softmax(scores, scale=problem.n**-0.5).values
-        out = spmm(CSR(weights.astype(q.dtype), topology), value)
-        return jnp.swapaxes(out, 1, 2)
-
-    return _made(attention, problem, dtype, passed, (topology,), cost)
+    return _made(composition, problem, dtype, passed, (topology,), cost)
 
 
 # ---- peers ----

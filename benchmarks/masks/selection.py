@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from benchmarks import selection
 from benchmarks.choices import Asked, UsageError, available, matching, named, one_of
+from benchmarks.decode import problems as decode_problems
+from benchmarks.decode import selection as decode
 from benchmarks.implementations import PASSES
 from benchmarks.masks.cases import MaskCase
 from benchmarks.masks.implementations import IMPLEMENTATIONS, Implementation, forced, variants
@@ -42,18 +44,24 @@ class MaskSelection:
         ]
 
 
-def select(asked: Asked, platform: str) -> MaskSelection | selection.OperationSelection:
-    """What the options stand for: the suite of masks, or others of attention.
+def select(
+    asked: Asked, platform: str
+) -> MaskSelection | decode.DecodeSelection | selection.OperationSelection:
+    """What the options stand for: the suite of masks, that of decoding, or others of attention.
 
     Raises:
         UsageError: for a name that there isn't, and for options that a suite has no use for.
     """
-    if asked.suites is not None:
-        one_of("--suite", asked.suites, [*suites_of(asked.operation), SUITE], asked.operation)
-    if asked.suites is None or SUITE not in asked.suites:
+    own = (SUITE, decode_problems.SUITE)
+    chosen_suites = asked.suites or ()
+    one_of("--suite", chosen_suites, [*suites_of(asked.operation), *own], asked.operation)
+    apart = [name for name in own if name in chosen_suites]
+    if not apart:
         return selection.select(asked, platform)
-    if len(asked.suites) > 1:
-        raise UsageError("--suite", f"{SUITE!r} has implementations of its own: give it alone")
+    if len(chosen_suites) > 1:
+        raise UsageError("--suite", f"{apart[0]!r} has implementations of its own: give it alone")
+    if apart == [decode_problems.SUITE]:
+        return decode.select(asked, platform)
     if asked.sparsity is not None:
         raise UsageError("--sparsity", f"the suite {SUITE!r} has masks of its own")
     if min(asked.lengths or (SHORTEST,)) < SHORTEST:
@@ -85,5 +93,6 @@ def listing(operation: str) -> str:
         why = implementation.available()
         about = f"left out: {why}" if why else ", ".join(implementation.dtypes)
         lines.append(f"  {name:<20}{about}")
-    lines += ["", f"variants of {SUITE}: {', '.join(variants()) or 'none'}"]
+    lines += decode.listing()
+    lines += ["", f"variants of both: {', '.join(variants()) or 'none'}"]
     return "\n".join(lines)

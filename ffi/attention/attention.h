@@ -26,6 +26,7 @@ extern const Table<CpuVariant<AttentionCotangentProblem>> kAttentionCotangentCpu
 
 extern const Table<CudaVariant<AttentionProblem>> kAttentionCudaVariants;
 extern const Table<CudaVariant<AttentionTangentProblem>> kAttentionTangentCudaVariants;
+extern const Table<CudaVariant<PagedAttentionProblem>> kPagedAttentionCudaVariants;
 extern const Table<CudaVariant<AttentionCotangentProblem>> kAttentionCotangentCudaVariants;
 
 }  // namespace jaxsparse

@@ -8,10 +8,12 @@ namespace {
 
 // The rows are constant-initialised in their files, so they can be copied here at start-up, in
 // whatever order files are initialised.
-const CudaVariant<AttentionProblem> kVariants[] = {kAttentionTiles,  kAttentionTilesMma,
-                                                   kAttentionCsr,    kAttentionCsrBy2,
-                                                   kAttentionCsrBy8, kAttentionCsrTwice};
+const CudaVariant<AttentionProblem> kVariants[] = {
+    kAttentionTiles,      kAttentionTilesMma,     kAttentionDecode,
+    kAttentionDecodeWide, kAttentionDecodeSingle, kAttentionCsr,
+    kAttentionCsrBy2,     kAttentionCsrBy8,       kAttentionCsrTwice};
 const CudaVariant<AttentionTangentProblem> kTangentVariants[] = {kAttentionTangentMma};
+const CudaVariant<PagedAttentionProblem> kPagedVariants[] = {kPagedAttentionDecode};
 const CudaVariant<AttentionCotangentProblem> kCotangentVariants[] = {
     kAttentionCotangentTiles,  kAttentionCotangentTilesMma, kAttentionCotangentCsr,
     kAttentionCotangentCsrBy2, kAttentionCotangentCsrBy8,   kAttentionCotangentCsrTwice};
@@ -22,6 +24,8 @@ extern constinit const Table<CudaVariant<AttentionProblem>> kAttentionCudaVarian
     MakeTable(kVariants);
 extern constinit const Table<CudaVariant<AttentionTangentProblem>> kAttentionTangentCudaVariants =
     MakeTable(kTangentVariants);
+extern constinit const Table<CudaVariant<PagedAttentionProblem>> kPagedAttentionCudaVariants =
+    MakeTable(kPagedVariants);
 extern constinit const Table<CudaVariant<AttentionCotangentProblem>>
     kAttentionCotangentCudaVariants = MakeTable(kCotangentVariants);
 

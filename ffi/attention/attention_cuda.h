@@ -9,6 +9,10 @@ namespace jaxsparse {
 
 // kernels/tiles.cc
 extern const CudaVariant<AttentionProblem> kAttentionTiles;
+// kernels/decode.cc
+extern const CudaVariant<AttentionProblem> kAttentionDecode;
+extern const CudaVariant<AttentionProblem> kAttentionDecodeWide, kAttentionDecodeSingle;
+extern const CudaVariant<PagedAttentionProblem> kPagedAttentionDecode;
 // kernels/tiles_mma.cc
 extern const CudaVariant<AttentionProblem> kAttentionTilesMma;
 // kernels/tangent_mma.cc

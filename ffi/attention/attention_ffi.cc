@@ -80,11 +80,28 @@ MaskPattern OperandPattern(CallParser& call, const MaskHeads& heads, Dimension& 
 }
 
 // What all targets take first, once their results are declared.
+void ParseQueries(CallParser& call, Dimensions& d, ElementType& dtype, AttentionOperands* p) {
+  p->workspace = call.ResultWorkspace(call.Integer("workspace", 0, kMostBytes));
+  p->query = call.Operand("query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
+  p->scale = call.Attribute<double>("scale");
+}
+
+// The sizes of a problem of so many keys, once all that says them is declared.
+void SetSizes(const Dimensions& d, int64_t keys, const ElementType& dtype, AttentionOperands* p) {
+  p->queries = d.queries.size;
+  p->keys = keys;
+  p->groups = d.groups.size;
+  p->per_group = d.per_group.size;
+  p->head_size = d.head_size.size;
+  p->value_size = d.value_size.size;
+  p->dtype = DTypeOf(dtype);
+}
+
+// What targets take first whose keys are in their order.
 void ParseOperands(CallParser& call, Dimensions& d, ElementType& dtype, const MaskHeads& heads,
                    AttentionOperands* operands) {
   AttentionOperands& p = *operands;
-  p.workspace = call.ResultWorkspace(call.Integer("workspace", 0, kMostBytes));
-  p.query = call.Operand("query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
+  ParseQueries(call, d, dtype, &p);
   p.key = call.Operand("key", dtype, {d.keys, d.groups, d.head_size});
   p.value = call.Operand("value", dtype, {d.keys, d.groups, d.value_size});
   p.has_mask = call.Attribute<bool>("has_mask");
@@ -92,14 +109,7 @@ void ParseOperands(CallParser& call, Dimensions& d, ElementType& dtype, const Ma
   if (!p.has_mask && !p.has_pattern) call.Fail("takes a block mask or a pattern, got neither");
   if (p.has_mask) p.mask = OperandMask(call, heads, d.queries.size, d.keys.size);
   if (p.has_pattern) p.pattern = OperandPattern(call, heads, d.queries, d.keys);
-  p.scale = call.Attribute<double>("scale");
-  p.queries = d.queries.size;
-  p.keys = d.keys.size;
-  p.groups = d.groups.size;
-  p.per_group = d.per_group.size;
-  p.head_size = d.head_size.size;
-  p.value_size = d.value_size.size;
-  p.dtype = DTypeOf(dtype);
+  SetSizes(d, d.keys.size, dtype, &p);
 }
 
 struct Attention {
@@ -122,6 +132,37 @@ struct Attention {
                          avx512::kAttentionCpuVariants);
   }
   static Table<CudaVariant<Problem>> CudaVariants() { return kAttentionCudaVariants; }
+};
+
+// Keys and values in pages; there is none for CPUs.
+struct PagedAttention {
+  using Problem = PagedAttentionProblem;
+  static constexpr char kName[] = "paged_attention";
+
+  static void Parse(CallParser& call, Problem* problem) {
+    Problem& p = *problem;
+    Dimensions d;
+    Dimension of_sequence("pages"), count("pages of the pool"), size("positions of a page");
+    ElementType dtype(kFloats);
+    p.out = call.Result("out", dtype, {d.queries, d.groups, d.per_group, d.value_size});
+    ElementType sums = AccumulatorOf(dtype);
+    p.lse = call.Result("lse", sums, {d.groups, d.per_group, d.queries});
+    ParseQueries(call, d, dtype, &p);
+    p.key = call.Operand("key", dtype, {count, size, d.groups, d.head_size});
+    p.value = call.Operand("value", dtype, {count, size, d.groups, d.value_size});
+    p.pages.numbers = call.Operand("pages", {ffi::S32}, {of_sequence});
+    p.pages.of_sequence = of_sequence.size;
+    p.pages.count = count.size;
+    p.pages.size = size.size;
+    const int64_t keys = of_sequence.size * size.size;
+    p.has_mask = true;
+    p.mask = OperandMask(call, MaskHeads::Of(call, d), d.queries.size, keys);
+    SetSizes(d, keys, dtype, &p);
+    p.batch = call.batch();
+  }
+
+  static Table<CpuVariant<Problem>> CpuVariants() { return {nullptr, 0}; }
+  static Table<CudaVariant<Problem>> CudaVariants() { return kPagedAttentionCudaVariants; }
 };
 
 struct AttentionTangent {
@@ -178,8 +219,8 @@ struct AttentionCotangent {
   static Table<CudaVariant<Problem>> CudaVariants() { return kAttentionCotangentCudaVariants; }
 };
 
-// One for every kernel instance: of each type and some sizes of heads, by a block mask, or by a
-// pattern of each type of indices.
+// One for every kernel instance: of each type and some sizes of heads, with many queries and with
+// few, by a block mask, or by a pattern of each type of indices.
 template <typename Problem>
 std::vector<Problem> Problems() {
   std::vector<Problem> problems;
@@ -194,6 +235,9 @@ std::vector<Problem> Problems() {
       problem.workspace.bytes = int64_t{1} << 30;
       problem.has_mask = true;
       problems.push_back(problem);
+      problem.queries = 1;
+      problems.push_back(problem);
+      problem.queries = problem.keys;
       problem.has_mask = false;
       problem.has_pattern = true;
       problem.pattern.index_type = head_size == 64 ? IndexType::kInt32 : IndexType::kUint16;
@@ -206,6 +250,17 @@ std::vector<Problem> Problems() {
 }  // namespace
 
 OperationEntry AttentionEntry() { return MakeEntry<Attention>(Problems<AttentionProblem>()); }
+OperationEntry PagedAttentionEntry() {
+  std::vector<PagedAttentionProblem> problems = Problems<PagedAttentionProblem>();
+  for (PagedAttentionProblem& problem : problems) {
+    problem.pages.size = kMaskTile;
+    problem.pages.count = problem.pages.of_sequence = problem.keys / kMaskTile;
+  }
+  OperationEntry entry = MakeEntry<PagedAttention>(problems);
+  entry.cpu = nullptr;
+  entry.choose_on_cpu = nullptr;
+  return entry;
+}
 OperationEntry AttentionTangentEntry() {
   OperationEntry entry = MakeEntry<AttentionTangent>(Problems<AttentionTangentProblem>());
   entry.cpu = nullptr;

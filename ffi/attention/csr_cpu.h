@@ -83,12 +83,13 @@ JAXSPARSE_INLINE void AddDotsOf(const Acc* x, const T* const (&y)[kCount], int64
   }
 }
 
-// sums[i] = row . rows[columns[i]], of all features.
+// sums[i] = row . rows[columns[i]], of all features, with zeros behind them that fill the last
+// vector.
 template <typename T, typename Acc>
 [[gnu::noinline]] void DotsOfEntries(const T* row, const HeadRows<const T>& rows,
                                      const int64_t* columns, int count, Acc* sums) {
   alignas(64) Acc staged[kMostFeatures<Acc>];
-  for (int i = 0; i < count; ++i) sums[i] = 0;
+  for (int i = 0; i < CeilDivide(count, kMaxLanes<Acc>) * kMaxLanes<Acc>; ++i) sums[i] = 0;
   for (int64_t feature = 0; feature < rows.size; feature += kMostFeatures<Acc>) {
     const int64_t size = PartOf<Acc>(rows.size, feature);
     StageRow(row + feature, size, staged);

@@ -101,6 +101,21 @@ struct AttentionTangentProblem : AttentionOperands {
   Array sums;                     // r: as lse
 };
 
+// Keys and values in pages of so many positions, each at any place of a pool that sequences share.
+struct KeyPages {
+  int64_t size = 0;         // positions of a page, a multiple of a cell's; 0: there are no pages
+  int64_t of_sequence = 0;  // pages
+  int64_t count = 0;        // of the pool
+  Array numbers;            // int32 (of_sequence): which page of the pool each of them is
+};
+
+// Here `key` is (pages of the pool, positions of a page, groups, head_size), `value` likewise; keys
+// of a sequence are the positions of its pages. Numbers of pages that the pool has not are taken
+// for its last one.
+struct PagedAttentionProblem : AttentionProblem {
+  KeyPages pages;
+};
+
 struct AttentionCotangentProblem : AttentionOperands {
   MaskTiles transposed_mask;  // rows are keys
   MaskPattern transposed_pattern;

@@ -186,6 +186,16 @@ __device__ __forceinline__ void AsyncCopyWordOrZero(uint32_t shared, const void*
 // Waits for all that the thread has copied by these; other threads see it behind a barrier.
 __device__ __forceinline__ void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// Makes a group of the copies that the thread has begun since it made the last one, and waits for
+// all groups but the latest ones.
+__device__ __forceinline__ void CommitCopies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void WaitForCopyGroups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
 // What a kernel says that prepares something for the next one: that its blocks may take the place

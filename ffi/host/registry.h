@@ -71,6 +71,7 @@ OperationEntry SddmmEntry();
 OperationEntry SparseSoftmaxEntry();
 OperationEntry AttentionEntry();
 OperationEntry AttentionTangentEntry();
+OperationEntry PagedAttentionEntry();
 OperationEntry AttentionCotangentEntry();
 OperationEntry CheckTopologyEntry();
 OperationEntry RecurrentScanEntry();

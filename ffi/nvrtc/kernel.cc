@@ -113,7 +113,8 @@ std::string LaunchKernel(const void* kernel, const LaunchShape& shape, void* pro
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
   }
-  if (shape.overlaps) {
+  constexpr int kOverlapsSince = 90;  // the compute capability
+  if (shape.overlaps && GpuOf(device).compute_capability >= kOverlapsSince) {
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;

@@ -315,6 +315,18 @@ std::vector<Target> Targets() {
     }
   }
 
+  Target paged{PagedAttentionEntry(), {}};
+  for (const bool own_masks : {false, true}) {
+    const std::vector<int64_t> batch = {own_masks ? 3 : 2};
+    paged.calls.push_back({own_masks ? "masks of heads" : "one mask",
+                           PagedAttentionCall(own_masks, batch),
+                           {},
+                           {},
+                           {"entries 0", "bits 1", "pages 0"},
+                           batch,
+                           {workspaces[0], workspaces[1], {"workspace", 65537}}});
+  }
+
   Target scan{RecurrentScanEntry(), {}};
   for (const char* weights : {"dense", "masked", "pairs"}) {
     for (const bool transposed : {false, true}) {
@@ -334,7 +346,7 @@ std::vector<Target> Targets() {
       scan.calls.push_back(sound);
     }
   }
-  return {spmm, sddmm, softmax, attention, tangent, cotangent, check, scan};
+  return {spmm, sddmm, softmax, attention, paged, tangent, cotangent, check, scan};
 }
 
 int Main() {

@@ -15,6 +15,7 @@ from jaxsparse.block_mask import picture, reading
 from jaxsparse.block_mask.dense import written_out
 from jaxsparse.block_mask.from_blocks import check_blocks, check_covers, of_blocks
 from jaxsparse.block_mask.from_dense import of_dense
+from jaxsparse.block_mask.from_lengths import check_lengths, of_lengths
 from jaxsparse.block_mask.from_mask import of_mask
 from jaxsparse.block_mask.from_topology import of_topology, stride_of_topology
 from jaxsparse.block_mask.orders import Order, reordered, with_batch
@@ -206,6 +207,38 @@ class BlockMask:
             raise TypeError(f"{name}: within must be a mask or a function, got {within!r}")
         rooms = check_rooms(name, max_tiles, max_cells)
         return cls(*of_blocks(chosen, sizes, within, shape, *rooms), shape)
+
+    @classmethod
+    def from_lengths(
+        cls, lengths: Any, shape: Sequence[int], *, causal: bool = False, window: int | None = None
+    ) -> BlockMask:
+        r"""For few queries that see the first keys of a sequence each, as in decoding.
+
+        .. math::
+
+            \text{stored} = \{(t, s): e_t - w \le s < e_t\}, \qquad
+            e_t = n \text{ or, if causal, } n - (T - 1 - t)
+
+        The cheapest mask to make, in a program that runs once for each token: tiles share words.
+
+        Args:
+            lengths: n, integers ``(...)`` for a batch of masks; they may be traced, and are clipped
+                to [0, S].
+            shape: ``(T, S)``, with T at most 64.
+            causal: the last query sees n keys, each one before it one less.
+            window: how many keys w each query sees at most, the last ones; None for all.
+
+        Raises:
+            TypeError, ValueError: if lengths are no integers, the shape is another one, or
+                ``window`` is not an integer >= 1.
+
+        >>> BlockMask.from_lengths([3, 1], (1, 4)).to_dense()[:, 0]
+        Array([[ True,  True,  True, False],
+               [ True, False, False, False]], dtype=bool)
+        """
+        shape = check_shape("BlockMask.from_lengths", shape)
+        checked = check_lengths(lengths, shape, window)
+        return cls(*of_lengths(checked, shape, causal=bool(causal), window=window), shape)
 
     @classmethod
     def from_topology(

@@ -29,8 +29,17 @@ def read(lists: TileLists) -> Cells:
     rows = 2 * tile_rows[tiles].astype(np.int64) + at // 2
     columns = 2 * tile_columns[tiles].astype(np.int64) + at % 2
     full = states[tiles, at] == FULL
-    words: Any = lists.bits[: np.count_nonzero(~full)]
-    return Cells(rows, columns, full, words)
+    words: Any = lists.bits
+    return Cells(rows, columns, full, words[_slots(lists, states)])
+
+
+def _slots(lists: TileLists, states: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+    """Where the words of each partial cell are, in the order of entries."""
+    bits_at: Any = lists.bits_at[: len(states)]
+    partial = states == PARTIAL
+    of_tile = bits_at[:, None] + np.cumsum(partial, axis=1) - 1
+    slots: npt.NDArray[np.int64] = of_tile[partial]
+    return slots
 
 
 def _entries(lists: TileLists) -> tuple[Any, Any, npt.NDArray[np.uint32]]:
@@ -144,23 +153,21 @@ def _check_lists(lists: TileLists, shape: tuple[int, int], name: str) -> None:
     beyond = ((down + 1) * CELL > shape[0]) | ((across + 1) * CELL > shape[1])
     refuse(np.any(beyond & (states == FULL), axis=1), "a cell that reaches beyond is full")
     partial = np.count_nonzero(states == PARTIAL, axis=1)
-    before = np.cumsum(partial) - partial
     bits_at: Any = lists.bits_at[: len(rows)]
-    refuse((partial > 0) & (bits_at != before), "bits_at must count the partial cells before")
-    refuse(before + partial > len(lists.bits), f"there are words of {len(lists.bits)} cells")
+    outside = (bits_at < 0) | (bits_at.astype(np.int64) + partial > len(lists.bits))
+    refuse((partial > 0) & outside, f"there are words of {len(lists.bits)} cells")
+    slots = _slots(lists, states)
     tiles, at = np.nonzero((states == PARTIAL) & beyond)
-    slots = (before[:, None] + np.cumsum(states == PARTIAL, axis=1) - 1)[tiles, at]
     words: Any = lists.bits
-    stored = unpack_on_host(words[slots])
+    stored = unpack_on_host(words[slots[beyond[states == PARTIAL]]])
     inside_rows = np.arange(CELL) < (shape[0] - down[tiles, at] * CELL)[:, None]
     inside_columns = np.arange(CELL) < (shape[1] - across[tiles, at] * CELL)[:, None]
     stored &= ~(inside_rows[:, :, None] & inside_columns[:, None, :])
     bad = np.zeros(len(rows), bool)
     bad[tiles[stored.any(axis=(1, 2))]] = True
     refuse(bad, "bits outside of the shape are set")
-    behind = lists.entries[len(rows) :].any() or lists.bits_at[len(rows) :].any()
-    if behind or words[partial.sum() :].any():
-        raise ValueError(f"{name}: what is behind the last entry and the last cell must be 0")
+    if lists.entries[len(rows) :].any() or lists.bits_at[len(rows) :].any():
+        raise ValueError(f"{name}: what is behind the last entry must be 0")
     if not np.array_equal(np.sort(lists.order), np.arange(offsets.size - 1)):
         raise ValueError(f"{name}: order must have each row of tiles once")
 

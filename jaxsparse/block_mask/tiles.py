@@ -22,8 +22,8 @@ STATES_AT = 24
 class TileLists(NamedTuple):
     """The tiles of 128 x 128 positions that a block mask stores, listed by rows of tiles.
 
-    The kernels' form, as ffi/attention/problem.h says. What lies behind the last entry, and behind
-    the words of the last partial cell, is room and 0.
+    The kernels' form, as ffi/attention/problem.h says. What lies behind the last entry is room and
+    0.
 
     Attributes:
         offsets: int32 ``(..., rows + 1)``; the entries of row i of tiles are ``offsets[i]`` to
@@ -33,7 +33,7 @@ class TileLists(NamedTuple):
             bottom left, bottom right: 0 for empty, 1 for partial, 2 for full.
         bits_at: int32 ``(..., capacity)``: where the words of an entry's first partial cell are;
             those of its others follow.
-        bits: uint32 ``(..., cells, 128)``: the words of the partial cells, in the order of entries.
+        bits: uint32 ``(..., cells, 128)``: the words of the partial cells. Cells may share them.
         order: int32 ``(..., rows)``: rows of tiles by falling number of cells that are not empty.
     """
 

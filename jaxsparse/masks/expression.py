@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,17 @@ _CALL, _NOT, _AND, _OR = 3, 2, 1, 0  # How tightly the parts of an expression bi
 
 MaskFunction = Callable[[Any, Any], Any]
 MaskClass = TypeVar("MaskClass", bound="type[Mask]")
+
+
+class Diagonals(NamedTuple):
+    """Neighbouring diagonals: ``-right <= rows - columns <= left``; None for no bound."""
+
+    left: int | None
+    right: int | None
+
+    def __and__(self, other: Diagonals) -> Diagonals:
+        bounds = ([x for x in pair if x is not None] for pair in zip(self, other, strict=True))
+        return Diagonals(*(min(pair, default=None) for pair in bounds))
 
 
 class Mask:
@@ -84,6 +95,11 @@ class Mask:
         return not self.is_traced and all(
             x.is_known_by_name for x in children if isinstance(x, Mask)
         )
+
+    @property
+    def _diagonals(self) -> Diagonals | None:
+        """The diagonals of which the mask stores all positions, and no others; else None."""
+        return None
 
     def _strides(self) -> frozenset[int]:
         """The numbers by whose remainders of positions it stores some or not."""
@@ -238,6 +254,11 @@ class _And(Mask):
 
     def _truth(self, rows: Interval, columns: Interval) -> Truth:
         return self.left._truth(rows, columns) & self.right._truth(rows, columns)
+
+    @property
+    def _diagonals(self) -> Diagonals | None:
+        left, right = self.left._diagonals, self.right._diagonals
+        return None if left is None or right is None else left & right
 
     def __repr__(self) -> str:
         return f"{_operand(self.left, _AND)} & {_operand(self.right, _AND + 1)}"

@@ -18,7 +18,7 @@ from jaxsparse.masks.arguments import (
     traced_or_integer,
     traced_or_integers,
 )
-from jaxsparse.masks.expression import Mask, array_of, kind
+from jaxsparse.masks.expression import Diagonals, Mask, array_of, kind
 from jaxsparse.masks.intervals import Interval, Truth, look_up, look_up_flags
 
 
@@ -45,6 +45,10 @@ class _Causal(Mask):
     def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
         return columns <= rows
 
+    @property
+    def _diagonals(self) -> Diagonals:
+        return Diagonals(None, 0)
+
 
 def causal() -> Mask:
     """Every position up to the diagonal: ``columns <= rows``.
@@ -65,6 +69,10 @@ class _Band(Mask):
 
     def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
         return xp.abs(rows - columns) < self.width
+
+    @property
+    def _diagonals(self) -> Diagonals:
+        return Diagonals(self.width - 1, self.width - 1)
 
 
 def band(width: int) -> Mask:
@@ -90,6 +98,10 @@ class _SlidingWindow(Mask):
     def _stored(self, xp: Any, rows: Any, columns: Any) -> Any:
         distance = rows - columns
         return (distance <= self.left) & (distance >= -self.right)
+
+    @property
+    def _diagonals(self) -> Diagonals:
+        return Diagonals(self.left, self.right)
 
 
 def sliding_window(left: int, right: int = 0) -> Mask:

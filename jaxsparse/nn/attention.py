@@ -169,9 +169,9 @@ class SparseAttention(nnx.Module):
         What :class:`SparseMultiHeadAttention` does when it decodes, for models with a cache of
         their own. The query at position i sees the keys that row i of the pattern stores, and none
         behind those of the new queries. Several queries, as of a prompt, take the kernels, as does
-        one on a CPU. Elsewhere one query takes plain JAX. It reads only the keys of its row where
-        they are at most a quarter of the cache; else it reads the whole cache, and NaN in a value
-        that it does not see reaches it.
+        one on a CPU, and in 16 bits on a GPU. Elsewhere one query takes plain JAX. It reads only
+        the keys of its row where they are at most a quarter of the cache; else it reads the whole
+        cache, and NaN in a value that it does not see reaches it.
 
         Args:
             query: ``(..., T, N, H)``, of the positions ``index`` to ``index + T - 1``.

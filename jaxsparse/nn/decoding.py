@@ -15,6 +15,7 @@ import numpy as np
 from jaxsparse import masks
 from jaxsparse.block_mask import BlockMask
 from jaxsparse.block_mask.cell_states import states_of
+from jaxsparse.block_mask.from_lengths import MOST_QUERIES
 from jaxsparse.block_mask.tiles import EMPTY
 from jaxsparse.block_mask.words import CELL
 from jaxsparse.masks.expression import as_mask
@@ -78,10 +79,9 @@ def attend_to_cache(
     """Attention of the queries of rows ``row`` to ``row + T - 1`` of a pattern.
 
     Several queries, as of a prompt, take the kernels of `sparse_attention`, which hold no scores.
-    So does one query on a CPU, whose kernel reads the tiles of keys that have some to be seen. On a
-    GPU a kernel's tile of 128 queries would be all but empty, and one block would read all keys of
-    a head. There one query is bound by reading the cache, and plain JAX serves it: it gathers the
-    keys of the row where they are few, else it attends to the whole cache with the row as a mask.
+    So does one query where there is a kernel for it, which reads the tiles of keys that have some
+    to be seen: on CPUs, and in 16 bits on GPUs. Else plain JAX serves it: it gathers the keys of
+    the row where they are few, or attends to the whole cache with the row as a mask.
 
     Args:
         query: ``(..., T, N, H)``.
@@ -93,7 +93,7 @@ def attend_to_cache(
         written: how many keys there are; none behind them is seen. May be traced.
         longest_row: the most keys that a row stores; None if that is not known. Rows of a topology
             may be longer after all: then the whole cache is read.
-        implementation: that of `sparse_attention`; "xla" and "cuda" take plain JAX for one query.
+        implementation: that of `sparse_attention`; "xla" takes plain JAX for one query.
 
     Returns:
         ``(..., T, N, H)``, of the query's dtype; zeros for a query that sees no key.
@@ -133,13 +133,25 @@ def attend_to_cache(
         out: jax.Array = jax.lax.cond(fits, lambda: to_row(columns, stored), to_whole_cache)
         return out
 
+    on_gpu = by_kernel if _has_kernel_on_gpus(query, value) else in_plain_jax
     if t > 1 or implementation == "cpu":
         out = by_kernel()
     elif implementation is None:
-        out = jax.lax.platform_dependent(cpu=by_kernel, default=in_plain_jax)
+        out = jax.lax.platform_dependent(cpu=by_kernel, cuda=on_gpu, default=in_plain_jax)
+    elif implementation == "cuda":
+        out = on_gpu()
     else:
         out = in_plain_jax()
     return out.reshape(*batch, t, n, -1)
+
+
+def _has_kernel_on_gpus(query: jax.Array, value: jax.Array) -> bool:
+    """Whether GPUs have a kernel for a few such queries, which reads keys and values once."""
+    h, e = query.shape[-1], value.shape[-1]
+    most = 256
+    return query.dtype.itemsize == 2 and all(
+        0 < size <= most and size % step == 0 for size, step in ((h, 16), (e, 32))
+    )
 
 
 def longest_row(pattern: Any, length: int) -> int | None:
@@ -207,6 +219,12 @@ def _for_kernel(
         offsets = jnp.stack([jnp.zeros_like(count), count], axis=-1)
         return Topology(of_heads(offsets, 1), of_heads(columns, 1), (1, length), transpose=False)
     if callable(pattern):
+        diagonals = as_mask(pattern)._diagonals
+        if t <= MOST_QUERIES and diagonals is not None and diagonals.right == 0:
+            left = diagonals.left
+            window = None if left is None else left + 1
+            # None behind the last query's own is seen: all of these are written.
+            return BlockMask.from_lengths(row + t, (t, length), causal=True, window=window)
         mask = masks.offset(pattern, rows=row) & masks.padding(written)
         try:
             return BlockMask.from_mask(mask, (t, length))

@@ -52,6 +52,7 @@ _ATTRIBUTES = _PARAMS[:4]  # those that targets take as they are
 _MULTIPLIED = (("query", "t g r h"), ("key", "u g h"), ("value", "u g e"))
 _PLAIN = "attention by blocks of keys in plain XLA"
 _OUT, _SUMS = "t g r e", "g r t"
+RESULTS = (("out", _OUT), ("lse", _SUMS))
 
 # The arrays of a mask's TileLists, in their order; and what these dimensions are called of its rows
 # of tiles, and of its columns.
@@ -72,7 +73,7 @@ OF_MASKS = frozenset((*_ROWS, *_COLUMNS))
 _OF_PATTERN = {"m": "t", "m+1": "t+1", "k": "u", "k+1": "u+1", "e": "z", "tiles": "y"}
 
 
-def _mask_operands(params: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+def mask_operands(params: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     """The lists of a block mask in both orientations, and the pattern: both, or one of the two."""
     heads = f"{'g' if params['mask_of_group'] else '1'} {'r' if params['mask_of_head'] else '1'}"
     lists = (
@@ -91,7 +92,7 @@ def _signature_with(
     behind: tuple[tuple[str, str], ...], results: tuple[tuple[str, str], ...]
 ) -> Any:
     """The signature of an operation with these operands behind those that all three have."""
-    return lambda params: Signature((*_MULTIPLIED, *_mask_operands(params), *behind), results)
+    return lambda params: Signature((*_MULTIPLIED, *mask_operands(params), *behind), results)
 
 
 _COMPOSED = "sddmm, sparse_softmax and spmm"
@@ -182,7 +183,7 @@ def _gives_pattern(name: str, params: dict[str, Any], avals: Sequence[ShapedArra
 
 def _entries_of_tile(params: dict[str, Any], avals: Sequence[ShapedArray]) -> float:
     """Entries of the pattern for each tile of the block mask."""
-    names = [name for name, _ in (*_MULTIPLIED, *_mask_operands(params))]
+    names = [name for name, _ in (*_MULTIPLIED, *mask_operands(params))]
     sizes = dict(zip(names, (a.shape[-1] for a in avals), strict=False))
     return float(sizes["column_indices"] / sizes["entries"])
 
@@ -299,9 +300,14 @@ def _stored(params: dict[str, Any], operands: dict[str, Any]) -> tuple[str, tupl
     shape = (operands["query"].shape[-4], operands["key"].shape[-3])
     if not params["has_mask"]:
         return f"pattern {shape} with {operands['column_indices'].shape[-1]} stored entries", shape
+    return stored_in(shape, operands["entries"], operands["bits"])
+
+
+def stored_in(shape: tuple[int, int], entries: Any, bits: Any) -> tuple[str, tuple[int, int]]:
+    """A block mask of this shape in words, by its lists."""
     tiles = math.prod(-(-size // TILE) for size in shape)
     cells = math.prod(-(-size // CELL) for size in shape)
-    listed, partial = operands["entries"].shape[-1], operands["bits"].shape[-2]
+    listed, partial = entries.shape[-1], bits.shape[-2]
     return (
         f"mask {shape} with {min(listed, tiles)} of {tiles} tiles, "
         f"{min(partial, cells)} of {cells} cells partial",
@@ -311,16 +317,18 @@ def _stored(params: dict[str, Any], operands: dict[str, Any]) -> tuple[str, tupl
 
 # ---- out, lse = attention(q, k, v) ----
 
+plain_form = _form_of("attention")
+
 attention_p = make_primitive(
     Operation(
         name="attention",
         target="attention",
         params=_PARAMS,
-        signature=_signature_with((), (("out", _OUT), ("lse", _SUMS))),
+        signature=_signature_with((), RESULTS),
         result_dtypes=lambda avals, params: [avals[0].dtype, accumulator_dtype(avals[0].dtype)],
         shardable=("g",),
         stored=_stored,
-        xla=_form_of("attention"),
+        xla=plain_form,
         ffi=_ffi_of("attention", (_BY_ROWS,)),
     )
 )

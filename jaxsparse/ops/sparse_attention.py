@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jaxsparse import backend
 from jaxsparse.block_mask import BlockMask
+from jaxsparse.layouts.block_mask import block_mask_of
 from jaxsparse.ops import arguments
 from jaxsparse.ops.attention import attention_p
 from jaxsparse.ops.attention_masks import (
@@ -25,6 +26,7 @@ from jaxsparse.ops.bilinear import spmm_p
 from jaxsparse.ops.dense_product import allowed_precision
 from jaxsparse.ops.matmul import sddmm
 from jaxsparse.ops.merge_attention import log_of_sums
+from jaxsparse.ops.paged_attention import paged_attention_p
 from jaxsparse.ops.regrouping import regrouped, restored_results
 from jaxsparse.ops.sparse_softmax import sparse_softmax
 from jaxsparse.pattern import checks_enabled
@@ -40,6 +42,7 @@ def sparse_attention(
     value: Any,
     mask: Any = None,
     *,
+    pages: jax.Array | None = None,
     scale: float | jax.Array | None = None,
     sinks: jax.Array | None = None,
     dropout_rate: float = 0.0,
@@ -75,6 +78,12 @@ def sparse_attention(
             sequences. A mask function is made into a block mask where a program is traced, and
             becomes a constant of it: prefer a `BlockMask` for long sequences. Of a block mask that
             is regrouped, queries, keys and values are brought into its orders, and results back.
+        pages: ``(B, W)``, or ``(W,)`` for a query of one sequence, integers: the keys and values of
+            a sequence lie in W pages of a pool, as in a paged cache. Then ``key`` is
+            ``(P, Z, K, H)``, P pages of Z positions, ``value`` likewise, and S = W Z. On a GPU a
+            kernel for at most 64 queries reads them there if Z is a multiple of 64; else they are
+            gathered first. Numbers that are not in [0, P) are taken for P - 1: for pages that no
+            query sees. The mask must not be regrouped.
         scale: multiplies the scores; 1 / sqrt(H) by default. An array, of no dimensions, is
             multiplied with the query, which is rounded again.
         sinks: ``(N,)``, a score of each head that takes part in the sums of every row and has no
@@ -115,7 +124,12 @@ def sparse_attention(
     )
     dtype = arguments.check_floating(OPERATION, query=query, key=key, value=value)
     backend.check_implementation(OPERATION, implementation)
-    _check_shapes(query, key, value)
+    if pages is None:
+        _check_shapes(query, key, value)
+        length = key.shape[-3]
+    else:
+        pages = _check_pages(query, key, value, pages)
+        length = pages.shape[-1] * key.shape[-3]
     h = query.shape[-1]
     rate_is_traced = isinstance(dropout_rate, jax.core.Tracer)
     if not rate_is_traced and not 0 <= dropout_rate < 1:
@@ -133,17 +147,23 @@ def sparse_attention(
                 f"{OPERATION}: sinks must have shape {query.shape[-2:-1]}, one for each head, got "
                 f"{sinks.shape}"
             )
-    mask = as_mask(mask, (query.shape[-3], key.shape[-3]))
-    if drops and (not isinstance(mask, Topology) or return_lse or variant or sinks is not None):
+    mask = as_mask(mask, (query.shape[-3], length))
+    without = (return_lse, variant, sinks is not None, pages is not None)
+    if drops and (not isinstance(mask, Topology) or any(without)):
         raise ValueError(
             f"{OPERATION}: dropout needs a Topology for its mask, and goes without return_lse, "
-            "sinks and variant"
+            "sinks, pages and variant"
         )
+    if pages is not None and isinstance(mask, Topology):
+        mask = block_mask_of(mask)
+    if pages is not None and mask.is_regrouped:
+        raise ValueError(f"{OPERATION}: with pages the mask must not be regrouped")
     topology = mask if isinstance(mask, Topology) else None
     out, lse = _attention(
         query,
         key,
         value,
+        pages,
         topology,
         None if drops else block_mask(mask),
         None if isinstance(scales, float) else scales,
@@ -185,6 +205,33 @@ def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
         )
 
 
+def _check_pages(query: jax.Array, key: jax.Array, value: jax.Array, pages: Any) -> jax.Array:
+    *batch, _, n, h = query.shape
+    pages = arguments.as_array(OPERATION, "pages", pages, 1)
+    if not jnp.issubdtype(pages.dtype, jnp.integer):
+        raise TypeError(f"{OPERATION}: pages must be integers, got {pages.dtype}")
+    if len(batch) > 1 or pages.shape[:-1] != tuple(batch):
+        raise ValueError(
+            f"{OPERATION}: pages must have shape (B, W) for a query (B, T, N, H), or (W,) for "
+            f"(T, N, H), got {pages.shape} and {query.shape}"
+        )
+    if (
+        key.ndim != 4
+        or 0 in key.shape[:2]
+        or key.shape[-1] != h
+        or value.shape[:-1] != key.shape[:-1]
+    ):
+        raise ValueError(
+            f"{OPERATION}: key and value must have shapes (P, Z, K, {h}) and (P, Z, K, E), P pages "
+            f"of Z positions, got {key.shape} and {value.shape}"
+        )
+    groups = key.shape[2]
+    if groups == 0 or n % groups:
+        raise ValueError(f"{OPERATION}: {groups} key heads must divide {n} query heads")
+    checked: jax.Array = pages.astype(jnp.int32)
+    return checked
+
+
 # So that an eager call compiles one program. Programs that call it hold what is inside.
 @functools.partial(
     jax.jit,
@@ -195,6 +242,7 @@ def _attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
+    pages: jax.Array | None,
     topology: Topology | None,
     mask: BlockMask | None,
     scales: jax.Array | None,
@@ -214,8 +262,13 @@ def _attention(
     ``checks`` is what tracing reads of JAXSPARSE_CHECK: what was traced otherwise is not found.
     """
     *batch, t, n, h = query.shape
-    query, key, value = ((x if x.ndim == 4 else x[None]).astype(dtype) for x in (query, key, value))
-    b, groups = query.shape[0], key.shape[2]
+    query, key, value = (x.astype(dtype) for x in (query, key, value))
+    if query.ndim == 3:
+        query = query[None]
+        pages = pages if pages is None else pages[None]
+    if pages is not None or key.ndim == 3:  # of all sequences, or of the only one
+        key, value = key[None], value[None]
+    b, groups = query.shape[0], key.shape[-2]
     wide = accumulator_dtype(dtype)
     if scales is not None:
         query = (query.astype(wide) * scales.astype(wide)).astype(dtype)
@@ -244,8 +297,12 @@ def _attention(
         query, key, value = regrouped(mask, query, key, value)
         topology = None  # whose rows and columns are where they were
     operands, params = mask_operands(mask, topology)
+    primitive = attention_p
+    if pages is not None:
+        primitive, operands = paged_attention_p, [pages, *operands]
+        params = {name: params[name] for name in ("mask_of_group", "mask_of_head")}
     out, lse = bind(
-        attention_p,
+        primitive,
         query,
         key,
         value,

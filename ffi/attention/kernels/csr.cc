@@ -54,7 +54,9 @@ bool Fits(const AttentionProblem& p) {
 }
 
 // As the floor of the kernel says, and a launch.
-double Cost(const AttentionProblem& p) { return 4 + CsrMicroseconds(p, 1); }
+double Cost(const AttentionProblem& p) {
+  return 4 + CsrMicroseconds(p, ConfigOf<CsrTuning{}>(p), 1);
+}
 
 template <CsrTuning kTuning>
 constexpr CudaVariant<AttentionProblem> VariantOf(const char* name,

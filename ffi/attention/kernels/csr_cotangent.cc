@@ -70,7 +70,7 @@ bool Fits(const Problem& p) {
 }
 
 // As the floor of the kernel says, and a launch.
-double Cost(const Problem& p) { return 6 + CsrMicroseconds(p, 2); }
+double Cost(const Problem& p) { return 6 + CsrMicroseconds(p, ConfigOf<CsrTuning{}>(p), 2); }
 
 template <CsrTuning kTuning>
 constexpr CudaVariant<Problem> VariantOf(const char* name, double (*cost)(const Problem&)) {

@@ -145,19 +145,29 @@ inline std::string ClearCounters(char* counters, int64_t bytes, const CudaLaunch
 }
 
 // Microseconds on an H200 for so many passes over the entries of all heads, which gather both
-// vectors of each, in sectors.
-inline double CsrMicroseconds(const AttentionOperands& p, double passes) {
+// vectors of each, in sectors, or as many as their instructions take.
+inline double CsrMicroseconds(const AttentionOperands& p, const AttentionCsrConfig& config,
+                              double passes) {
   constexpr double kSector = 32, kCacheBytes = 7.2e6, kMemoryBytes = 4.2e6;  // of a microsecond
-  const auto sectors = [&](int64_t size) {
+  constexpr double kShare = 0.6;  // of its cycles in which a scheduler issues instructions
+  constexpr double kLaneInstructions = kShare * 132 * 4 * kWarp * kClocksOfMicrosecond;
+  constexpr double kOfNumber = 2, kOfAccess = 4, kOfEntry = 40;
+  const auto bytes = [&](int64_t size) {
     return kSector * std::ceil(static_cast<double>(size * SizeOf(p.dtype)) / kSector);
   };
-  const auto heads = static_cast<double>(p.batch.count * p.groups * p.per_group);
-  const double gathered =
-      heads * static_cast<double>(p.pattern.nse) * (sectors(p.head_size) + sectors(p.value_size));
+  const auto instructions = [&](int64_t size, int vector) {
+    return static_cast<double>(size) * (kOfNumber + kOfAccess / vector);
+  };
+  const double entries = static_cast<double>(p.batch.count * p.groups * p.per_group) *
+                         static_cast<double>(p.pattern.nse);
+  const double gathered = entries * (bytes(p.head_size) + bytes(p.value_size));
+  const double issued = entries * (kOfEntry + instructions(p.head_size, config.head_vector) +
+                                   instructions(p.value_size, config.value_vector));
   const auto positions = static_cast<double>(p.queries * p.per_group + p.keys);
   const double operands = static_cast<double>(p.batch.count * p.groups * SizeOf(p.dtype)) *
                           positions * static_cast<double>(p.head_size + p.value_size);
-  return passes * std::max(gathered / kCacheBytes, operands / kMemoryBytes);
+  return passes *
+         std::max({gathered / kCacheBytes, operands / kMemoryBytes, issued / kLaneInstructions});
 }
 
 }  // namespace jaxsparse

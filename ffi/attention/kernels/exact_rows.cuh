@@ -20,12 +20,13 @@ struct HeadOperands {
   float scale;  // of powers of 2, as of an OnlineSoftmax
 };
 
-// `row`: of its row of tiles. All lanes get `lse`; each has the results from its number `lane` on,
-// kWarp apart, kOfLane ones or as many as values have.
-template <int kOfLane, typename T>
+// `row`: of its row of tiles; `position_of`: where a key of the mask lies. All lanes get `lse`;
+// each has the results from its number `lane` on, kWarp apart, kOfLane ones or as many as values
+// have.
+template <int kOfLane, typename T, typename PositionOf>
 __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
-                                           const HeadOperands<T>& of, float (&out)[kOfLane],
-                                           float& lse) {
+                                           const HeadOperands<T>& of, PositionOf position_of,
+                                           float (&out)[kOfLane], float& lse) {
   const uint32_t lane = threadIdx.x % kWarp, down = row / kMaskCell;
   float most = kNoScore, total = 0;
 #pragma unroll
@@ -48,7 +49,7 @@ __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
       seen = seen && u < of.keys;
       float score = 0;
       if (seen) {
-        const T* key = of.key + u * of.key_step;
+        const T* key = of.key + position_of(u) * of.key_step;
 #pragma unroll 1
         for (int i = 0; i < of.head_size; ++i) {
           score += ToAccumulator(of.query[i]) * ToAccumulator(key[i]);
@@ -70,7 +71,7 @@ __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
       for (unsigned left = __ballot_sync(kAllLanes, seen); left != 0; left &= left - 1) {
         const int from = __ffs(static_cast<int>(left)) - 1;
         const float of_key = __shfl_sync(kAllLanes, p, from);
-        const T* value = of.value + __shfl_sync(kAllLanes, u, from) * of.value_step;
+        const T* value = of.value + position_of(__shfl_sync(kAllLanes, u, from)) * of.value_step;
 #pragma unroll
         for (int i = 0; i < kOfLane; ++i) {
           const int at = i * kWarp + static_cast<int>(lane);
@@ -82,7 +83,14 @@ __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
   total = SumOverLanes(total, kWarp);
 #pragma unroll
   for (int i = 0; i < kOfLane; ++i) out[i] = total == 0 ? 0 : out[i] / total;
-  lse = total == 0 ? kNoScore : most * kLn2 + logf(total);
+  lse = LogOfSums(most, total);
+}
+// Where keys lie in their order.
+template <int kOfLane, typename T>
+__device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
+                                           const HeadOperands<T>& of, float (&out)[kOfLane],
+                                           float& lse) {
+  ComputeRow(mask, row, of, [](uint32_t u) { return u; }, out, lse);
 }
 
 }  // namespace jaxsparse

@@ -24,6 +24,11 @@ __device__ __forceinline__ float MaxOverRow(float x) {
 // Which of its two rows a thread's number `i` of a product is of.
 constexpr int RowOfNumber(int i) { return i / 2 % 2; }
 
+// The natural logarithm of a sum of powers of 2 that are less by `shift`.
+__device__ __forceinline__ float LogOfSums(float shift, float total) {
+  return total == 0 ? kNoScore : shift * kLn2 + logf(total);
+}
+
 class OnlineSoftmax {
   // Probabilities are powers of what scores are above a shift, which is no less than the largest
   // score so far less kSlack: so that sums are scaled anew only where scores rise by more. No sum
@@ -75,9 +80,11 @@ class OnlineSoftmax {
 
   // A row's whole sum.
   __device__ __forceinline__ float Total(int row) const { return SumOverLanes(total_[row], 4); }
+  // What probabilities are shifted by, a power of 2; -infinity for a row that has seen nothing.
+  __device__ __forceinline__ float Shift(int row) const { return most_[row] * scale_; }
   // The natural logarithm of the sum of exponentials of scores, -infinity if there are none.
   __device__ __forceinline__ float LogOfSum(int row, float total) const {
-    return total == 0 ? kNoScore : most_[row] * scale_ * kLn2 + logf(total);
+    return LogOfSums(Shift(row), total);
   }
 };
 

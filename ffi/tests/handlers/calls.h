@@ -149,14 +149,14 @@ inline TestCall AttentionCall(AttentionMap map, AttentionMask kind, std::vector<
   const auto of_rows = Batched(batch, {kGroups, kPerGroup, kQueries});
   const bool own_masks = kind == AttentionMask::kOfHeads,
              by_pattern = kind == AttentionMask::kPattern;
-  const auto mask_of = [&](int64_t rows, const char* index) {
-    if (by_pattern) return PatternOf(rows, index, Batched(batch, {1, 1}));
+  const auto mask_of = [&](int64_t rows) {
+    if (by_pattern) return PatternOf(rows, "uint16", Batched(batch, {1, 1}));
     return BlockMask(batch, own_masks ? kGroups : 1, own_masks ? kPerGroup : 1);
   };
   TestCall call;
   call.operands = {
       {"query", dtype, of_queries}, {"key", dtype, of_keys}, {"value", dtype, of_keys}};
-  Add(&call.operands, mask_of(kQueries, "uint16"));
+  Add(&call.operands, mask_of(kQueries));
   if (map == AttentionMap::kTangent) {
     Add(&call.operands, {{"lse", "float32", of_rows},
                          {"d_query", dtype, of_queries},
@@ -164,7 +164,7 @@ inline TestCall AttentionCall(AttentionMap map, AttentionMask kind, std::vector<
                          {"d_value", dtype, of_keys}});
     call.results = {{"weighted", "float32", of_queries}, {"sums", "float32", of_rows}};
   } else if (map == AttentionMap::kCotangent) {
-    Add(&call.operands, mask_of(kKeys, "int32"));
+    Add(&call.operands, mask_of(kKeys));
     Add(&call.operands, {{"lse", "float32", of_rows},
                          {"ct_out", dtype, of_queries},
                          {"ct_sums", "float32", of_rows}});
@@ -179,6 +179,30 @@ inline TestCall AttentionCall(AttentionMap map, AttentionMask kind, std::vector<
                      {"workspace", kWorkspace},
                      {"has_mask", !by_pattern},
                      {"has_pattern", by_pattern},
+                     {"mask_of_group", own_masks},
+                     {"mask_of_head", own_masks}};
+  return call;
+}
+
+// Keys in pages of a pool, of which batch entries have two each.
+inline TestCall PagedAttentionCall(bool own_masks, std::vector<int64_t> batch) {
+  constexpr int64_t kQueries = 5, kPages = 2, kPool = 6, kPositions = 64;
+  constexpr int64_t kGroups = 2, kPerGroup = 3, kSize = 64, kWorkspace = 65536;
+  const std::string dtype = "bfloat16";
+  const auto of_queries = Batched(batch, {kQueries, kGroups, kPerGroup, kSize});
+  const auto of_keys = Batched(batch, {kPool, kPositions, kGroups, kSize});
+  TestCall call;
+  call.operands = {{"query", dtype, of_queries},
+                   {"key", dtype, of_keys},
+                   {"value", dtype, of_keys},
+                   {"pages", "int32", Batched(batch, {kPages})}};
+  Add(&call.operands, BlockMask(batch, own_masks ? kGroups : 1, own_masks ? kPerGroup : 1));
+  call.results = {{"out", dtype, of_queries},
+                  {"lse", "float32", Batched(batch, {kGroups, kPerGroup, kQueries})},
+                  {"workspace", "uint8", {kWorkspace}}};
+  call.attributes = {{"variant", ""},
+                     {"scale", 0.5},
+                     {"workspace", kWorkspace},
                      {"mask_of_group", own_masks},
                      {"mask_of_head", own_masks}};
   return call;

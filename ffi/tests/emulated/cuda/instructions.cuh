@@ -143,6 +143,11 @@ inline void ArriveWhenCopied(uint64_t* barrier) {
   emulated::Block::current->DoPostponed();
   Arrive(barrier);
 }
+inline void CommitCopies() { emulated::Block::current->CommitPostponed(); }
+template <int kPending>
+void WaitForCopyGroups() {
+  emulated::Block::current->DoGroups(kPending);
+}
 inline void ArriveAndExpect(uint64_t* barrier, uint32_t bytes) {
   constexpr uint32_t kMostBytes = (1 << 20) - 1;
   if (bytes > kMostBytes) emulated::Block::Fail("a barrier can't count so many bytes");

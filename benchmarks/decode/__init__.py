@@ -1,0 +1,1 @@
+"""Attention of few queries to many keys: what a step of decoding takes."""

@@ -1,0 +1,84 @@
+"""The suite of decoding: its problems, its implementations and the command."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import choices
+from benchmarks.__main__ import main
+from benchmarks.decode import implementations, problems
+from benchmarks.decode.cases import DecodeCase
+from benchmarks.masks import selection
+
+QUICK = ["--seconds", "0.01", "--repeats", "2", "--quiet"]
+
+
+def test_problems():
+    for platform in ("cpu", "gpu"):
+        made = list(problems.problems(platform, None, None))
+        assert len({p.name for p in made}) == len(made)
+        for p in made:
+            assert p.lengths.shape == (p.sequences,) and p.lengths.min() >= 1
+            assert (p.lengths.max() <= p.length) and (p.nnz == p.sequences * p.length) != p.ragged
+
+
+@pytest.mark.parametrize("name", ["jaxsparse", "jaxsparse-paged", "dense"])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_implementations_agree(name, ragged):
+    problem = problems.Problem(3, 128, 16, 8, ragged)
+    case = DecodeCase(problem, implementations.IMPLEMENTATIONS[name], "float32")
+    check = case.check("forward")
+    assert check.relative_error <= check.limit and check.checked == 2 * 16
+
+
+def test_a_wrong_result_is_seen(monkeypatch):
+    """The reference is that of the lengths of the problem."""
+    problem = problems.Problem(2, 128, 8, 8, True)
+    case = DecodeCase(problem, implementations.IMPLEMENTATIONS["jaxsparse"], "float32")
+    full = np.full(2, 128, np.int32)
+    with monkeypatch.context() as patched:
+        patched.setattr(problems.Problem, "lengths", full)
+        case.build("forward")
+    check = case.check("forward")
+    assert check.relative_error > check.limit
+
+
+def test_selection():
+    asked = choices.Asked("sparse_attention", suites=("decode",))
+    made = selection.select(asked, "gpu")
+    assert {dtype for _, dtype in made.candidates} == {"bfloat16"}
+    assert len(made.problems) == 7 and "cudnn" in made.skipped
+    (ragged,) = (p for p in made.problems if p.ragged)
+    names = {case.implementation.name for case in made.cases(ragged)}
+    assert {"jaxsparse", "jaxsparse-paged", "dense"} <= names and not {"sdpa", "flex"} & names
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["decode", "masks"], "--suite: 'masks' has implementations of its own"),
+        (["decode", "--sparsity", "0.5"], "--sparsity: the suite 'decode' has lengths"),
+        (["decode", "--pass", "gradient"], "--pass: the suite 'decode' has only forward"),
+    ],
+)
+def test_usage_errors(argv, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", "sparse_attention", "--suite", *argv])
+    assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_from_command_to_result(tmp_path, capsys):
+    output = tmp_path / "decode.json"
+    argv = ["run", "sparse_attention", "--suite", "decode", "--length", "64", "--n", "8", *QUICK]
+    assert main([*argv, "--implementation", "jaxsparse", "--output", str(output)]) == 0
+    assert "keys and values read" in capsys.readouterr().out
+    rows = json.loads(output.read_text())["results"]
+    assert len(rows) == 3
+    for row in rows:
+        assert row["error"] is None and row["us"] > 0 and row["key_heads"] == 8
+        assert row["bytes_read"] == 2 * row["nnz"] * 8 * 8 * 4
+    assert main(["run", "sparse_attention", "--list"]) == 0
+    assert "jaxsparse-paged" in capsys.readouterr().out
