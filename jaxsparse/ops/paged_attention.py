@@ -80,23 +80,22 @@ def _on_gathered(*operands: jax.Array, **params: Any) -> list[jax.Array]:
     )
 
 
+def _gathered(reason: str) -> Fallback:
+    return Fallback(reason, _on_gathered, called="attention, of gathered pages")
+
+
 def _ffi(
     params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
 ) -> FfiCall | Fallback:
-    called = "attention, of gathered pages"
-    if device.platform == "cpu":
-        return Fallback("only GPUs have a kernel that reads pages", _on_gathered, called=called)
     query, key = avals[:2]
     return FfiCall(
         ("query", "key", "value", "pages", *attention.LISTS),
         {name: params[name] for name in _PARAMS},
         workspace=None,
         workspace_is_fixed=True,
-        fallback=Fallback(
+        fallback=_gathered(
             f"no kernel reads pages of {key.shape[-3]} positions for {query.shape[-4]} queries of "
-            f"{query.dtype} heads of {query.shape[-1]} numbers",
-            _on_gathered,
-            called=called,
+            f"{query.dtype} heads of {query.shape[-1]} numbers"
         ),
     )
 
@@ -120,6 +119,8 @@ paged_attention_p = make_primitive(
         stored=_stored,
         xla=_plain,
         ffi=_ffi,
+        lacks_on_cpu="only GPUs have a kernel that reads pages",
+        without_kernels=lambda reason, params: _gathered(reason),
     )
 )
 
