@@ -67,8 +67,7 @@ def test_explain(dtype, h, e, kind, expected):
         assert calls[0].entries is None
 
 
-def test_tangents_have_a_kernel_on_a_cpu_alone():
-    """On a GPU they are composed, or plain XLA."""
+def test_tangents_have_kernels():
     mask = BlockMask.from_mask(masks.causal(), (300, 300))
     x = jax.ShapeDtypeStruct((1, 300, 2, 40), jnp.bfloat16)
 
@@ -78,10 +77,8 @@ def test_tangents_have_a_kernel_on_a_cpu_alone():
     jaxpr = jax.make_jaxpr(along)(x).jaxpr
     (eqn,) = (eqn for eqn in equations(jaxpr) if eqn.primitive is attention_tangent_p)
     call = typed_call(OPERATIONS[attention_tangent_p], eqn.params, [v.aval for v in eqn.invars])
-    assert not isinstance(choose(call, lowered_for("cpu")), Fallback)
-    instead = choose(call, H200)
-    assert isinstance(instead, Fallback)
-    assert instead.reason == "no GPU has a kernel for a tangent"
+    for device in lowered_for("cpu"), H200:
+        assert not isinstance(choose(call, device), Fallback)
 
 
 def test_functions_are_masks_of_what_they_read_now():

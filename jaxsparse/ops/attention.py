@@ -32,6 +32,12 @@ from jaxsparse.ops import composed_attention as composed
 from jaxsparse.ops import plain_attention as plain
 from jaxsparse.ops import score_kernels
 from jaxsparse.ops.arguments import ROWS, TRANSPOSED_ROWS, operands_of_pattern
+from jaxsparse.ops.padded_heads import (
+    OF_WARPGROUPS,
+    SIZES_OF_WARPGROUPS,
+    best_sizes,
+    with_padded_heads,
+)
 from jaxsparse.ops.scores import Scores
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import (
@@ -42,8 +48,6 @@ from jaxsparse.primitive import (
     Signature,
     bind_local,
     make_primitive,
-    typed_call,
-    variants_of,
 )
 
 PARAMS = ("scale", "mask_of_group", "mask_of_head", "has_mask", "has_pattern", "columns", "scores")
@@ -182,13 +186,13 @@ def _ffi_of(
         instead = _sparse_composition(name, params, avals, device)
         if instead is not None:
             return instead
-        best = _best_sizes(name, params, avals, made, device)
+        best = best_sizes(OPERATIONS[PRIMITIVES[name]], params, avals, made, device)
         if best == sizes:
             return made
         heads = " and ".join(map(str, dict.fromkeys(best)))
         return Fallback(
             f"{reason} as fast",
-            functools.partial(_with_padded_heads, name, best, params["variant"]),
+            functools.partial(with_padded_heads, PRIMITIVES[name], best, params["variant"]),
             called=f"the kernel of heads of {heads}, padded",
         )
 
@@ -210,9 +214,9 @@ def _may_take_scores(
     params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
 ) -> bool:
     """Whether the kernels by warpgroups, which take functions of scores, fit but for these."""
-    on_warpgroups = isinstance(device, Device) and device.compute_capability == _OF_WARPGROUPS
+    on_warpgroups = isinstance(device, Device) and device.compute_capability == OF_WARPGROUPS
     size = max(avals[0].shape[-1], avals[2].shape[-1])
-    fits = avals[0].dtype.itemsize == 2 and 0 < size <= _SIZES_OF_WARPGROUPS[-1]
+    fits = avals[0].dtype.itemsize == 2 and 0 < size <= SIZES_OF_WARPGROUPS[-1]
     return bool(on_warpgroups and params["has_mask"] and fits)
 
 
@@ -247,85 +251,6 @@ def _sparse_composition(
         return None
     instead = _instead("the mask's tiles have few entries each", name, params)
     return None if instead.compute is None else instead
-
-
-# Sizes of heads, both of keys and of values, that kernels by warpgroups take.
-_SIZES_OF_WARPGROUPS = (64, 128)
-_OF_WARPGROUPS = 90  # the compute capability, 9.0, of GPUs whose warpgroups multiply
-_ALIGNED = 8  # all other kernels of GPUs take multiples of this
-
-
-def _best_sizes(
-    name: str,
-    params: dict[str, Any],
-    avals: Sequence[ShapedArray],
-    made: FfiCall,
-    device: AnyDevice,
-) -> tuple[int, int]:
-    """What to pad heads of keys and of values to: as they are, or for a kernel that costs less."""
-    sizes = (avals[0].shape[-1], avals[2].shape[-1])
-    if not isinstance(device, Device):
-        return sizes
-    squares = [(s, s) for s in _SIZES_OF_WARPGROUPS if max(sizes) <= s]
-    aligned = tuple(-(-size // _ALIGNED) * _ALIGNED for size in sizes)
-    best, least = sizes, math.inf
-    for padded in (sizes, *squares, aligned):
-        of_sizes = typed_call(
-            OPERATIONS[PRIMITIVES[name]], params, _padded_avals(name, params, avals, padded)
-        )
-        for _, cost in variants_of(of_sizes, made, device)[:1]:
-            if cost < least:
-                best, least = padded, cost
-    return best
-
-
-def _sizes_by_operand(name: str, padded: tuple[int, int]) -> dict[str, int]:
-    """The last dimension of each operand that has heads' numbers."""
-    h, e = padded
-    by_name = {"query": h, "key": h, "value": e}
-    more = {
-        "attention": {},
-        "attention_tangent": {f"d_{operand}": size for operand, size in by_name.items()},
-        "attention_cotangent": {"ct_out": e},
-    }
-    return by_name | more[name]
-
-
-def _padded_avals(
-    name: str, params: dict[str, Any], avals: Sequence[ShapedArray], padded: tuple[int, int]
-) -> list[ShapedArray]:
-    operands = OPERATIONS[PRIMITIVES[name]].signature(params).operands
-    sizes = _sizes_by_operand(name, padded)
-    return [
-        ShapedArray((*aval.shape[:-1], sizes[operand]), aval.dtype) if operand in sizes else aval
-        for (operand, _), aval in zip(operands, avals, strict=True)
-    ]
-
-
-def _padded_to(size: int, x: jax.Array) -> jax.Array:
-    if x.shape[-1] == size:
-        return x
-    return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, size - x.shape[-1]),))
-
-
-def _with_padded_heads(
-    name: str, sizes: tuple[int, int], variant: str | None, *operands: jax.Array, **params: Any
-) -> Any:
-    """A call whose heads get zeros behind them: these add nothing to products."""
-    padded = _padded_avals(name, params, [jax.typeof(x) for x in operands], sizes)
-    results = bind_local(
-        PRIMITIVES[name],
-        *(_padded_to(aval.shape[-1], x) for x, aval in zip(operands, padded, strict=True)),
-        **params,
-        implementation="cuda",
-        variant=variant,
-    )
-    h, e = operands[0].shape[-1], operands[2].shape[-1]
-    of_results: tuple[int | None, ...] = (h, h, e) if name == "attention_cotangent" else (e, None)
-    of_results += (None,) * (len(results) - len(of_results))  # of operands of scores
-    return [
-        x if size is None else x[..., :size] for x, size in zip(results, of_results, strict=True)
-    ]
 
 
 def form_of(name: str, bind_products: Any = bind_local) -> Any:
