@@ -68,11 +68,12 @@ inline bool MmaTakes(const AttentionOperands& p, const MaskTiles& mask, int64_t 
          p.batch.count * heads < kMost / std::max<int64_t>(mask.rows, 1);
 }
 
-// Clocks of a multiprocessor.
+// Clocks of a multiprocessor, fitted to times on an H200.
 struct MmaCostModel {
   double launch_us;
   double tile;          // of 128 x 128 positions of a head, with sizes of 128, in 16 bits
   double tile_of_size;  // the part of it that grows with them
+  double other_size;    // times as many with a size beyond 64 that is not 128
   double exact;         // times as many in float32
   double item;
 };
@@ -83,6 +84,8 @@ inline double MmaMicroseconds(const MmaCostModel& model, const AttentionOperands
   const auto count = static_cast<double>(items.Count());
   const double blocks = std::max(1.0, std::min(count, static_cast<double>(p.gpu.multiprocessors)));
   double of_tile = model.tile * (1 - model.tile_of_size + model.tile_of_size * size);
+  const auto is_usual = [](int64_t of_head) { return of_head <= 64 || of_head == 128; };
+  if (!is_usual(p.head_size) || !is_usual(p.value_size)) of_tile *= model.other_size;
   if (p.dtype == DType::kFloat32) of_tile *= model.exact;
   const double clocks = heads * static_cast<double>(mask.capacity) * of_tile + count * model.item;
   return clocks / blocks / kClocksOfMicrosecond;
