@@ -67,6 +67,31 @@ def test_explain(dtype, h, e, kind, expected):
         assert calls[0].entries is None
 
 
+@pytest.mark.parametrize(
+    ("sequences", "keys", "heads", "decode", "tiles"),
+    [
+        (64, 32768, 8, 2027.2, None),
+        (64, 32768, 32, 2032.6, None),
+        (64, 32768, 64, 2039.6, None),
+        (1, 131072, 8, 154.7, 1357.4),
+        (1, 131072, 64, 176.1, 1361.6),
+        (8, 131072, 8, 1029.1, None),
+        (8, 131072, 64, 1040.7, None),
+        (1, 4096, 32, 29.0, 49.5),
+        (8, 4096, 32, 51.6, 95.0),
+        (64, 1024, 32, 87.1, 198.9),
+    ],
+)
+def test_one_query_takes_the_faster_kernel(sequences, keys, heads, decode, tiles):
+    """By microseconds on an H200, which are predicted; `tiles` is expected to be slower."""
+    q = jax.ShapeDtypeStruct((sequences, 1, heads, 128), jnp.bfloat16)
+    k = jax.ShapeDtypeStruct((sequences, keys, 8, 128), jnp.bfloat16)
+    (call,) = explain(lambda q, k: sparse_attention(q, k, k), q, k, device=H200)
+    costs = dict(call.variants)
+    assert call.variant == "decode" and abs(costs["decode"] / decode - 1) < 0.09
+    assert tiles is None or (decode < tiles and costs["decode"] < costs["tiles"])
+
+
 def test_tangents_have_kernels():
     mask = BlockMask.from_mask(masks.causal(), (300, 300))
     x = jax.ShapeDtypeStruct((1, 300, 2, 64), jnp.bfloat16)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 
+import jax
 import numpy as np
 import pytest
+from checks import PLATFORM
 
 from benchmarks import choices
 from benchmarks.__main__ import main
-from benchmarks.decode import implementations, problems
+from benchmarks.decode import copies, implementations, problems, report
 from benchmarks.decode.cases import DecodeCase
 from benchmarks.masks import selection
+from benchmarks.panels import Panel
 
 QUICK = ["--seconds", "0.01", "--repeats", "2", "--quiet"]
 
@@ -44,6 +47,24 @@ def test_a_wrong_result_is_seen(monkeypatch):
         case.build("forward")
     check = case.check("forward")
     assert check.relative_error > check.limit
+
+
+def test_speeds_are_compared_with_a_copy():
+    x = jax.random.bits(jax.random.key(0), (999,), "uint32")
+    for copy in copies.COPIES.values():
+        out = jax.jit(copy)(x)
+        assert out.nbytes == x.nbytes
+        assert out.unsafe_buffer_pointer() != x.unsafe_buffer_pointer()
+    assert 0 < copies.bytes_per_us(2**20) < 1e9
+    row = {"bytes_read": 3e9, "us": 1000.0, "copied_bytes_per_us": 4e6}
+    old = {"bytes_read": 3e9, "us": 1000.0}
+    rows = {("a", "jaxsparse"): row, ("b", "jaxsparse"): old}
+    panel = Panel("", "decode", "sparse_attention", "forward", ("a", "b"), ("jaxsparse",), rows)
+    (table,) = report.tables(panel)
+    assert table.cells[1:] == [
+        ["a jaxsparse", "3", "3,000", "0.75"],
+        ["b jaxsparse", "3", "3,000", ""],
+    ]
 
 
 def test_selection():
@@ -80,5 +101,6 @@ def test_from_command_to_result(tmp_path, capsys):
     for row in rows:
         assert row["error"] is None and row["us"] > 0 and row["key_heads"] == 8
         assert row["bytes_read"] == 2 * row["nnz"] * 8 * 8 * 4
+        assert ("copied_bytes_per_us" in row) == (PLATFORM == "cuda")
     assert main(["run", "sparse_attention", "--list"]) == 0
     assert "jaxsparse-paged" in capsys.readouterr().out

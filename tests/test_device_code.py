@@ -72,7 +72,7 @@ SIZES = [
         "AttentionDecode<jaxsparse::bfloat16, jaxsparse::AttentionDecodeConfig",
         [
             ".head_size = 256, .value_size = 256, .warps = 4, .stages = 2",
-            ".head_size = 48, .value_size = 96, .warps = 4, .stages = 6",
+            ".head_size = 48, .value_size = 96, .warps = 8, .stages = 6",
         ],
     ),
     # Lanes that own a row, vectors in the registers of each.

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.decode import copies
 from benchmarks.decode.implementations import Implementation
 from benchmarks.decode.problems import KEY_HEADS, Problem
 from benchmarks.operations import TOLERANCE
@@ -74,8 +75,11 @@ class DecodeCase:
         return _built(self)
 
     def ran(self, passed: str) -> Row:
-        """What a call has to read."""
-        return {"bytes_read": self.problem.bytes_read(jnp.dtype(self.dtype).itemsize)}
+        """What a call has to read and, on a GPU, how fast the device copies."""
+        row: Row = {"bytes_read": self.problem.bytes_read(jnp.dtype(self.dtype).itemsize)}
+        if self.traced:
+            row["copied_bytes_per_us"] = copies.bytes_per_us()
+        return row
 
 
 def _checked(problem: Problem) -> slice:

@@ -11,7 +11,6 @@ namespace jaxsparse {
 extern const CudaVariant<AttentionProblem> kAttentionTiles;
 // kernels/decode.cc
 extern const CudaVariant<AttentionProblem> kAttentionDecode;
-extern const CudaVariant<AttentionProblem> kAttentionDecodeWide, kAttentionDecodeSingle;
 extern const CudaVariant<PagedAttentionProblem> kPagedAttentionDecode;
 // kernels/tiles_mma.cc
 extern const CudaVariant<AttentionProblem> kAttentionTilesMma;

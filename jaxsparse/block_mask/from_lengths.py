@@ -1,8 +1,8 @@
 """The lists of tiles of few queries that see a range of keys each, as in decoding.
 
 The tiles between the ends of the ranges are all alike: they share the words of two cells. So words
-are made of four tiles at most, whatever the length is, and a step that decodes makes its masks in a
-few microseconds.
+are made of four tiles at most, whatever the length is, and only of the rows that there are: a step
+that decodes makes its masks in a few microseconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxsparse.batching import over_batch
 from jaxsparse.block_mask.tiles import EMPTY, PARTIAL, STATES_AT, TileLists
-from jaxsparse.block_mask.words import CELL, COLUMNS, ROWS, TILE, pack, transpose
+from jaxsparse.block_mask.words import CELL, COLUMNS, TILE, first_rows, pack, transpose
 from jaxsparse.integers import integer
 
 OPERATION = "BlockMask.from_lengths"
@@ -60,10 +60,11 @@ def _of_length(
     cell = jnp.arange(_OF_TILE * len(at_ends), dtype=jnp.int32)
     left = jnp.stack(at_ends)[cell // _OF_TILE] * TILE + cell % _OF_TILE * CELL
     columns = left.reshape(-1, *(1,) * COLUMNS.ndim) + COLUMNS[None]
-    low, high = seen_by(ROWS[None])
+    row = first_rows(queries)[None]
+    low, high = seen_by(row)
     of_ends = (low <= columns) & (columns < high)
     whole = jnp.ones((_OF_TILE, *of_ends.shape[1:]), bool)
-    words = pack(jnp.concatenate([whole, of_ends]) & (ROWS[None] < queries))
+    words = pack(jnp.concatenate([whole, of_ends]) & (row < queries))
 
     # The tiles that are listed, of which some behind the last one are none.
     first, behind = begin // TILE, -(-end // TILE)

@@ -123,12 +123,21 @@ def _parts(count: int) -> Iterator[slice]:
 def pack(stored: jax.Array) -> jax.Array:
     """The words ``(n, 128)`` of whether positions are stored, bool ``(n, 4, 8, 4, 8, 2, 2)``.
 
-    These are in the order of words and their bits, of the positions `ROWS` and `COLUMNS`. So XLA
-    makes one kernel of this sum and of the mask before it, and writes no array of positions.
+    These are in the order of words and their bits, of the positions `ROWS` and `COLUMNS`, or of
+    `first_rows` and `COLUMNS`: then no others are stored. So XLA makes one kernel of this sum and
+    of the mask before it, and writes no array of positions.
     """
     bits = np.arange(32, dtype=np.uint32).reshape(1, 1, 1, 1, *_WORDS_AND_BITS[3:])
+    bits = bits[..., : stored.shape[5], :]
     words = jnp.sum(stored.astype(jnp.uint32) << bits, axis=(4, 5, 6), dtype=jnp.uint32)
-    return words.reshape(-1, WORDS)
+    missing = [(0, size - had) for size, had in zip(_WORDS_AND_BITS, words.shape[1:], strict=False)]
+    return jnp.pad(words, [(0, 0), *missing]).reshape(-1, WORDS)
+
+
+def first_rows(count: int) -> npt.NDArray[np.int32]:
+    """`ROWS` with no more than what the words of so many rows need; some may lie behind them."""
+    rows: npt.NDArray[np.int32] = ROWS[: -(-count // 16), : min(count, 8), ..., : -(-count // 8), :]
+    return rows
 
 
 def in_order_of_words(cells: jax.Array) -> jax.Array:

@@ -20,7 +20,7 @@
 // tile with sizes of 128, of which a multiprocessor of an H200 gets 18 bytes a clock: 3,600 clocks.
 // For them 256 products of a warp (about 500 clocks of tensor cores), 64 KB through shared memory
 // twice (1,000 clocks), 128 wide copies, and about 1,000 other instructions of warps, four a clock.
-// Each multiprocessor has 140 KB or more of copies under way all the time.
+// Each multiprocessor has 130 KB or more of copies under way all the time.
 #include "attention/kernels/decode_line.cuh"
 #include "attention/kernels/exact_rows.cuh"
 #include "attention/kernels/products.cuh"

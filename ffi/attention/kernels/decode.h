@@ -16,7 +16,7 @@ constexpr int kDecodeMergeWarps = 8;  // of a block of the second kernel
 struct AttentionDecodeConfig {
   int head_size = 128;   // a multiple of 16
   int value_size = 128;  // a multiple of 32
-  int warps = 4;         // of a block; a divisor of the slices
+  int warps = 8;         // of a block; a divisor of the slices
   int stages = 3;        // of each warp
 
   // Lines in shared memory have 16 bytes more than numbers, so that eight neighbours lie in

@@ -86,11 +86,16 @@ struct CostModel {
   double tile_of_size;  // the part of it that grows with them
   double partial_tile;  // more, of partial cells
   double item;
+  double bytes_per_clock;  // at most, of keys and values, where few queries read many of them
 };
 
-// Fitted to times on an H200.
-constexpr CostModel kCostModel{
-    .launch_us = 4, .tile = 3330, .tile_of_size = 0.58, .partial_tile = 250, .item = 3500};
+// Fitted to times on an H200; bytes a clock are those of its memory.
+constexpr CostModel kCostModel{.launch_us = 4,
+                               .tile = 3330,
+                               .tile_of_size = 0.58,
+                               .partial_tile = 250,
+                               .item = 3500,
+                               .bytes_per_clock = 16};
 
 double Cost(const AttentionProblem& p) {
   const auto heads = static_cast<double>(p.batch.count * p.groups * p.per_group);
@@ -103,7 +108,12 @@ double Cost(const AttentionProblem& p) {
       kCostModel.tile * (1 - kCostModel.tile_of_size + kCostModel.tile_of_size * size);
   const double clocks =
       heads * (tiles * of_tile + partial * kCostModel.partial_tile) + items * kCostModel.item;
-  return kCostModel.launch_us + clocks / blocks / kClocksOfMicrosecond;
+  const auto read = static_cast<double>(p.batch.count * p.groups *
+                                        std::min(p.mask.capacity, CeilDivide(p.keys, kMaskTile)));
+  const double bytes =
+      read * static_cast<double>(kMaskTile * (p.head_size + p.value_size) * SizeOf(p.dtype));
+  const double reading = bytes / kCostModel.bytes_per_clock / p.gpu.multiprocessors;
+  return kCostModel.launch_us + std::max(clocks / blocks, reading) / kClocksOfMicrosecond;
 }
 
 }  // namespace

@@ -169,8 +169,8 @@ void CheckPages() {
 
 int main() {
   using namespace jaxsparse;
-  CheckSizes<bfloat16, {.head_size = 64, .value_size = 64}>();
-  CheckSizes<float16, {.head_size = 48, .value_size = 96, .warps = 8, .stages = 2}>();
+  CheckSizes<bfloat16, {.head_size = 64, .value_size = 64, .warps = 4}>();
+  CheckSizes<float16, {.head_size = 48, .value_size = 96, .stages = 2}>();
   CheckDisorder<bfloat16, {.head_size = 32, .value_size = 32, .warps = 2}>();
   CheckPages<float16, {.head_size = 64, .value_size = 32}>();
   std::puts("all results agree");
