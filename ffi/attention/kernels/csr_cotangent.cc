@@ -8,19 +8,19 @@ namespace {
 
 using Problem = AttentionCotangentProblem;
 
-template <CsrTuning kTuning>
+constexpr CsrTunings kTunings = {.of_16_bits = {4, 1}, .of_32_bits = {4, 2}, .of_64_bits = {4, 1}};
+
 AttentionCsrConfig ConfigOf(const Problem& p) {
-  return CsrConfigOf(kTuning, {p.head_size, p.dtype, {&p.query, &p.key, &p.ct_query, &p.ct_key}},
+  return CsrConfigOf(kTunings, {p.head_size, p.dtype, {&p.query, &p.key, &p.ct_query, &p.ct_key}},
                      {p.value_size, p.dtype, {&p.value, &p.ct_out, &p.ct_value}}, p.dtype);
 }
 
-template <CsrTuning kTuning>
 KernelSource Source(const Problem& p) {
   return {
       "attention/kernels/csr_cotangent.cu",
       KernelExpression("AttentionCsrCotangent", {TypeName(p.dtype), TypeName(p.pattern.index_type),
                                                  TypeName(p.transposed_pattern.index_type),
-                                                 CsrConfigExpression(ConfigOf<kTuning>(p))})};
+                                                 CsrConfigExpression(ConfigOf(p))})};
 }
 
 // Of both passes.
@@ -34,9 +34,8 @@ struct Plans {
   int64_t CounterBytes() const { return queries.CounterBytes() + keys.CounterBytes(); }
 };
 
-template <CsrTuning kTuning>
 LaunchShape Shape(const Problem& p) {
-  const AttentionCsrConfig config = ConfigOf<kTuning>(p);
+  const AttentionCsrConfig config = ConfigOf(p);
   const Plans plans(p);
   return {plans.queries.Blocks(p, p.pattern, config) +
               plans.keys.Blocks(p, p.transposed_pattern, config),
@@ -48,10 +47,9 @@ int64_t WorkspaceBytes(const Problem& p, bool) {
   return plans.CounterBytes() + plans.queries.SumBytes() + plans.keys.SumBytes();
 }
 
-template <CsrTuning kTuning>
 std::string Launch(const Problem& p, const CudaLaunch& launch) {
   AttentionCsrCotangentProblem csr{p};
-  const AttentionCsrConfig config = ConfigOf<kTuning>(p);
+  const AttentionCsrConfig config = ConfigOf(p);
   const Plans plans(p);
   const bool cuts = WorkspaceBytes(p, false) <= p.workspace.bytes;
   const auto at = [&](int64_t bytes) { return cuts ? p.workspace.data + bytes : nullptr; };
@@ -64,29 +62,14 @@ std::string Launch(const Problem& p, const CudaLaunch& launch) {
   return reason.empty() ? launch.With(&csr) : reason;
 }
 
-template <CsrTuning kTuning>
-bool Fits(const Problem& p) {
-  return FitsCsr(p, ConfigOf<kTuning>(p)) && Shape<kTuning>(p).blocks < kMostCsrBlocks;
-}
+bool Fits(const Problem& p) { return FitsCsr(p, ConfigOf(p)) && Shape(p).blocks < kMostCsrBlocks; }
 
 // As the floor of the kernel says, and a launch.
-double Cost(const Problem& p) { return 6 + CsrMicroseconds(p, ConfigOf<CsrTuning{}>(p), 2); }
-
-template <CsrTuning kTuning>
-constexpr CudaVariant<Problem> VariantOf(const char* name, double (*cost)(const Problem&)) {
-  return {name,    Fits<kTuning>,   cost,          Source<kTuning>, Shape<kTuning>,
-          nullptr, Launch<kTuning>, WorkspaceBytes};
-}
+double Cost(const Problem& p) { return 6 + CsrMicroseconds(p, ConfigOf(p), 2); }
 
 }  // namespace
 
-extern constinit const CudaVariant<Problem> kAttentionCotangentCsr =
-    VariantOf<CsrTuning{}>("csr", Cost);
-extern constinit const CudaVariant<Problem> kAttentionCotangentCsrBy2 =
-    VariantOf<CsrTuning{.step = 2}>("csr_by_2", kByName);
-extern constinit const CudaVariant<Problem> kAttentionCotangentCsrBy8 =
-    VariantOf<CsrTuning{.step = 8}>("csr_by_8", kByName);
-extern constinit const CudaVariant<Problem> kAttentionCotangentCsrTwice =
-    VariantOf<CsrTuning{.accesses = 2}>("csr_twice", kByName);
+extern constinit const CudaVariant<AttentionCotangentProblem> kAttentionCotangentCsr = {
+    "csr", Fits, Cost, Source, Shape, nullptr, Launch, WorkspaceBytes};
 
 }  // namespace jaxsparse

@@ -18,10 +18,20 @@ namespace jaxsparse {
 constexpr int64_t kMostCsrBlocks = (int64_t{1} << 31) - 1;
 constexpr double kLog2OfE = 1.4426950408889634;
 
-// What differs between variants, which are measured beside one another.
 struct CsrTuning {
-  int step = 4;
-  int accesses = 1;  // of a lane to a vector of values, if lanes are enough
+  int step;      // entries that a group reads at once, if it has as many lanes
+  int accesses;  // of a lane to a vector, where it has as many for a group of the fewest lanes
+};
+
+// The tunings of a kernel by the bits of a number: the fastest on an H200 among steps of 2, 4 and 8
+// with one access and steps of 4 with two. Those of float64 were not compared.
+struct CsrTunings {
+  CsrTuning of_16_bits, of_32_bits, of_64_bits;
+
+  const CsrTuning& Of(DType dtype) const {
+    const int64_t bytes = SizeOf(dtype);
+    return bytes == 2 ? of_16_bits : bytes == 4 ? of_32_bits : of_64_bits;
+  }
 };
 
 // How lanes read vectors of `size` numbers.
@@ -47,9 +57,10 @@ struct CsrVectors {
 };
 
 // `heads`: of queries, keys and their cotangents; `values`: of values and those of the result.
-inline AttentionCsrConfig CsrConfigOf(const CsrTuning& tuning, const CsrVectors& heads,
+inline AttentionCsrConfig CsrConfigOf(const CsrTunings& tunings, const CsrVectors& heads,
                                       const CsrVectors& values, DType dtype) {
   constexpr int kFewestLanes = 4;
+  const CsrTuning& tuning = tunings.Of(dtype);
   AttentionCsrConfig config;
   config.own_scores = heads.accesses * heads.vector * SizeOf(dtype) <= 16;
   const int64_t most =
