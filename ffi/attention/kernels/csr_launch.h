@@ -2,8 +2,6 @@
 // read vectors, which blocks have which rows, and where parts of long rows are summed up.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -83,7 +81,7 @@ inline std::string CsrConfigExpression(const AttentionCsrConfig& config) {
        Field("head_vector", config.head_vector), Field("head_vectors", config.head_vectors),
        Field("value_vector", config.value_vector), Field("value_vectors", config.value_vectors),
        Field("whole_heads", config.whole_heads), Field("whole_values", config.whole_values),
-       Field("own_scores", config.own_scores)});
+       Field("own_scores", config.own_scores), Field("in_pairs", config.in_pairs)});
 }
 
 // Numbers of a lane have registers. Places in a row have 32 bits.
@@ -147,19 +145,11 @@ class CsrPassPlan {
   int64_t heads_, numbers_, number_bytes_, parts_;
 };
 
-inline std::string ClearCounters(char* counters, int64_t bytes, const CudaLaunch& launch) {
-  if (bytes == 0) return "";
-  const ScopedDevice scoped(launch.device);
-  const cudaError_t status =
-      cudaMemsetAsync(counters, 0, bytes, static_cast<cudaStream_t>(launch.stream));
-  return status == cudaSuccess ? "" : cudaGetErrorString(status);
-}
-
 // Microseconds on an H200 for so many passes over the entries of all heads, which gather both
 // vectors of each, in sectors, or as many as their instructions take.
 inline double CsrMicroseconds(const AttentionOperands& p, const AttentionCsrConfig& config,
                               double passes) {
-  constexpr double kSector = 32, kCacheBytes = 7.2e6, kMemoryBytes = 4.2e6;  // of a microsecond
+  constexpr double kSector = 32, kCacheBytes = 6.4e6, kMemoryBytes = 4.2e6;  // of a microsecond
   constexpr double kShare = 0.6;  // of its cycles in which a scheduler issues instructions
   constexpr double kLaneInstructions = kShare * 132 * 4 * kWarp * kClocksOfMicrosecond;
   constexpr double kOfNumber = 2, kOfAccess = 4, kOfEntry = 40;
