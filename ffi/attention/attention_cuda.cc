@@ -8,14 +8,12 @@ namespace {
 
 // The rows are constant-initialised in their files, so they can be copied here at start-up, in
 // whatever order files are initialised.
-const CudaVariant<AttentionProblem> kVariants[] = {
-    kAttentionTiles,  kAttentionTilesMma, kAttentionDecode,  kAttentionCsr,
-    kAttentionCsrBy2, kAttentionCsrBy8,   kAttentionCsrTwice};
+const CudaVariant<AttentionProblem> kVariants[] = {kAttentionTiles, kAttentionTilesMma,
+                                                   kAttentionDecode, kAttentionCsr};
 const CudaVariant<PagedAttentionProblem> kPagedVariants[] = {kPagedAttentionDecode};
 const CudaVariant<AttentionTangentProblem> kTangentVariants[] = {kAttentionTangentMma};
 const CudaVariant<AttentionCotangentProblem> kCotangentVariants[] = {
-    kAttentionCotangentTiles,  kAttentionCotangentTilesMma, kAttentionCotangentCsr,
-    kAttentionCotangentCsrBy2, kAttentionCotangentCsrBy8,   kAttentionCotangentCsrTwice};
+    kAttentionCotangentTiles, kAttentionCotangentTilesMma, kAttentionCotangentCsr};
 
 }  // namespace
 

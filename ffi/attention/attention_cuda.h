@@ -16,18 +16,12 @@ extern const CudaVariant<PagedAttentionProblem> kPagedAttentionDecode;
 extern const CudaVariant<AttentionProblem> kAttentionTilesMma;
 // kernels/tangent_mma.cc
 extern const CudaVariant<AttentionTangentProblem> kAttentionTangentMma;
-// kernels/csr.cc, that of the choice, and others that read other amounts at once
+// kernels/csr.cc
 extern const CudaVariant<AttentionProblem> kAttentionCsr;
-extern const CudaVariant<AttentionProblem> kAttentionCsrBy2;
-extern const CudaVariant<AttentionProblem> kAttentionCsrBy8;
-extern const CudaVariant<AttentionProblem> kAttentionCsrTwice;
 // kernels/keys.cc
 extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentTiles;
 // kernels/csr_cotangent.cc
 extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentCsr;
-extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentCsrBy2;
-extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentCsrBy8;
-extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentCsrTwice;
 // kernels/cotangent_mma.cc
 extern const CudaVariant<AttentionCotangentProblem> kAttentionCotangentTilesMma;
 

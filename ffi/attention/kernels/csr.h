@@ -20,6 +20,8 @@ struct AttentionCsrConfig {
   bool whole_heads = true, whole_values = true;
   // Vectors of queries and keys are short: a lane has the whole of one entry's, none a part of all.
   bool own_scores = false;
+  // Of cotangents: the two numbers of a query, which entries of keys read, lie side by side.
+  bool in_pairs = false;
 
   constexpr int Groups() const { return kWarp / lanes; }  // of a warp
   constexpr int HeadLanes() const { return own_scores ? 1 : lanes; }
@@ -50,8 +52,10 @@ struct AttentionCsrProblem : AttentionProblem {
 };
 
 struct AttentionCsrCotangentProblem : AttentionCotangentProblem {
-  CsrPass of_queries = {}, of_keys = {};
+  CsrPass of_queries = {}, of_keys = {};  // the counters of both follow one another
   double log2_scale = 1;
+  void* queries_in_pairs = nullptr;  // CsrQuery of each, as lse
+  int64_t counters = 0;              // that the prologue clears
 };
 
 }  // namespace jaxsparse

@@ -6,7 +6,7 @@
 // Some blocks have rows of queries: they gather keys and values. The others have rows of keys,
 // which gather queries and cotangents of the result, of all heads of their group. Bytes, of which
 // the L2 cache gives about 7.2 TB/s on an H200: entries * heads * (head_size + value_size) * size
-// for queries and the same for keys, and for these sectors of 32 bytes with lse and ct_sums.
+// for queries and the same for keys, and for these a sector of 32 bytes with lse and ct_sums.
 // Operations: 2 * head_size + value_size multiply-adds for each entry and head for queries, 2 *
 // (head_size + value_size) for keys. Probabilities are computed twice, but nothing is kept of an
 // entry, and all sums have an order.
@@ -32,9 +32,13 @@ class CsrCotangent {
  public:
   // `of_group`: the head of the group, of queries.
   __device__ __forceinline__ CsrCotangent(const AttentionCsrCotangentProblem& p,
-                                          const BatchPlace& place, uint32_t group,
+                                          const BatchPlace& place, uint32_t entry, uint32_t group,
                                           uint32_t of_group)
-      : problem_(p), place_(place), group_(group), of_group_(kByKeys ? 0 : of_group) {}
+      : problem_(p),
+        place_(place),
+        entry_(entry),
+        group_(group),
+        of_group_(kByKeys ? 0 : of_group) {}
 
   __device__ __forceinline__ CsrRows<Index> RowsOf(uint32_t of_group) const {
     const MaskPattern& pattern = kByKeys ? problem_.transposed_pattern : problem_.pattern;
@@ -84,27 +88,29 @@ class CsrCotangent {
   struct Columns {
     Heads a;
     Values b;
-    const Acc *lse, *ct_sums;
-    Acc row_lse = 0, row_ct_sum = 0;  // those of a row of queries
+    const CsrQuery<Acc>* in_pairs = nullptr;
+    const Acc *lse = nullptr, *ct_sums = nullptr;  // where they are no pairs
+    CsrQuery<Acc> of_row = {};                     // of queries
 
     __device__ __forceinline__ Columns(const CsrCotangent& of, uint32_t of_group, uint32_t row)
         : a(of.HeadsOf<!kByKeys>(of_group)), b(of.ValuesOf<!kByKeys>(of_group)) {
       const AttentionCsrCotangentProblem& p = of.problem_;
-      const int64_t first = (of.group_ * p.per_group + of_group) * p.queries;
-      lse = of.place_.template At<const Acc>(p.batch, p.lse) + first;
-      ct_sums = of.place_.template At<const Acc>(p.batch, p.ct_sums) + first;
-      if (kByKeys) return;
-      row_lse = Log2Of(lse[row]);
-      row_ct_sum = ct_sums[row];
+      const int64_t head = of.group_ * p.per_group + of_group, first = head * p.queries;
+      if constexpr (kConfig.in_pairs) {
+        const int64_t before = of.entry_ * (p.groups * p.per_group * p.queries) + first;
+        in_pairs = static_cast<const CsrQuery<Acc>*>(p.queries_in_pairs) + before;
+      } else {
+        lse = of.place_.template At<const Acc>(p.batch, p.lse) + first;
+        ct_sums = of.place_.template At<const Acc>(p.batch, p.ct_sums) + first;
+      }
+      if (!kByKeys) of_row = QueryAt(row);
+    }
+
+    __device__ __forceinline__ CsrQuery<Acc> QueryAt(uint32_t query) const {
+      if constexpr (kConfig.in_pairs) return in_pairs[query];
+      return {Log2Of(lse[query]), ct_sums[query]};
     }
   };
-
-  // Weights of a query that sees nothing are 0.
-  static __device__ __forceinline__ Acc Log2Of(Acc lse) {
-    constexpr double kLog2OfE = 1.44269504088896340736;
-    const Acc infinity = Acc(kInfinity);
-    return lse == -infinity ? infinity : lse * Acc(kLog2OfE);
-  }
 
   template <bool kKeys>
   __device__ __forceinline__ Heads HeadsOf(uint32_t of_group) const {
@@ -133,11 +139,8 @@ class CsrCotangent {
                                           const typename Values::Sums& own_b, uint32_t own_column) {
     typename Heads::Packed a[kConfig.HeadsAtOnce()];
     typename Values::Packed b[kStep];
-    Acc lse = columns.row_lse, ct_sum = columns.row_ct_sum;
-    if (kByKeys && own_column != kNoEntry) {
-      lse = columns.lse[own_column];
-      ct_sum = columns.ct_sums[own_column];
-    }
+    CsrQuery<Acc> query = columns.of_row;
+    if (kByKeys && own_column != kNoEntry) query = columns.QueryAt(own_column);
     LoadStep<kConfig>(columns.a, columns.b, own_column, a, b);
     Acc score, cotangent, parts[kStep];
     if constexpr (kConfig.own_scores) {
@@ -149,10 +152,9 @@ class CsrCotangent {
     }
 #pragma unroll
     for (int u = 0; u < kStep; ++u) parts[u] = PartOfDot(own_b, b[u]);
-    cotangent = SumOfOwnEntry<kConfig>(parts) + ct_sum;
+    cotangent = SumOfOwnEntry<kConfig>(parts) + query.ct_sum;
     // What a row has that sees nothing must not meet the zeros in place of an entry.
-    const Acc exponent =
-        score * static_cast<Acc>(problem_.log2_scale) - (kByKeys ? Log2Of(lse) : lse);
+    const Acc exponent = score * static_cast<Acc>(problem_.log2_scale) - query.log2_sum;
     const Acc weight = own_column != kNoEntry ? Exp2(exponent) : Acc(0);
     cotangent = own_column != kNoEntry ? weight * cotangent : Acc(0);
     if (kConfig.own_scores) AddMultiple(cotangent, a[0], a_sums_);
@@ -199,7 +201,7 @@ class CsrCotangent {
 
   const AttentionCsrCotangentProblem& problem_;
   const BatchPlace& place_;
-  uint32_t group_, of_group_;
+  uint32_t entry_, group_, of_group_;
   typename Heads::Sums a_sums_;
   typename Values::Sums b_sums_;
 };
@@ -216,14 +218,19 @@ __global__ void __launch_bounds__(kCsrThreads, kConfig.BlocksAtOnce(sizeof(Accum
   const CsrPass& pass = is_of_queries ? p.of_queries : p.of_keys;
   const uint32_t head = number / pass.blocks, block = number % pass.blocks;
   const uint32_t heads = is_of_queries ? groups * per_group : groups;
-  if (threadIdx.x == 0) place.Set(p.batch, head / heads);
+  const uint32_t entry = head / heads;
+  if (threadIdx.x == 0) {
+    place.Set(p.batch, entry);
+    WaitForPrologue();
+  }
   __syncthreads();
   if (is_of_queries) {
     const uint32_t own = head % heads;
-    CsrCotangent<T, Index, kConfig, CsrOwner::kQueries>(p, place, own / per_group, own % per_group)
+    CsrCotangent<T, Index, kConfig, CsrOwner::kQueries>(p, place, entry, own / per_group,
+                                                        own % per_group)
         .Run(pass, head, block);
   } else {
-    CsrCotangent<T, TransposedIndex, kConfig, CsrOwner::kKeys>(p, place, head % heads, 0)
+    CsrCotangent<T, TransposedIndex, kConfig, CsrOwner::kKeys>(p, place, entry, head % heads, 0)
         .Run(pass, head, block);
   }
 }

@@ -2,8 +2,6 @@
 // read vectors, which blocks have which rows, and where parts of long rows are summed up.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -18,10 +16,20 @@ namespace jaxsparse {
 constexpr int64_t kMostCsrBlocks = (int64_t{1} << 31) - 1;
 constexpr double kLog2OfE = 1.4426950408889634;
 
-// What differs between variants, which are measured beside one another.
 struct CsrTuning {
-  int step = 4;
-  int accesses = 1;  // of a lane to a vector of values, if lanes are enough
+  int step;      // entries that a group reads at once, if it has as many lanes
+  int accesses;  // of a lane to a vector, where it has as many for a group of the fewest lanes
+};
+
+// The tunings of a kernel by the bits of a number: the fastest on an H200 among steps of 2, 4 and 8
+// with one access and steps of 4 with two. Those of float64 were not compared.
+struct CsrTunings {
+  CsrTuning of_16_bits, of_32_bits, of_64_bits;
+
+  const CsrTuning& Of(DType dtype) const {
+    const int64_t bytes = SizeOf(dtype);
+    return bytes == 2 ? of_16_bits : bytes == 4 ? of_32_bits : of_64_bits;
+  }
 };
 
 // How lanes read vectors of `size` numbers.
@@ -47,9 +55,10 @@ struct CsrVectors {
 };
 
 // `heads`: of queries, keys and their cotangents; `values`: of values and those of the result.
-inline AttentionCsrConfig CsrConfigOf(const CsrTuning& tuning, const CsrVectors& heads,
+inline AttentionCsrConfig CsrConfigOf(const CsrTunings& tunings, const CsrVectors& heads,
                                       const CsrVectors& values, DType dtype) {
   constexpr int kFewestLanes = 4;
+  const CsrTuning& tuning = tunings.Of(dtype);
   AttentionCsrConfig config;
   config.own_scores = heads.accesses * heads.vector * SizeOf(dtype) <= 16;
   const int64_t most =
@@ -72,7 +81,7 @@ inline std::string CsrConfigExpression(const AttentionCsrConfig& config) {
        Field("head_vector", config.head_vector), Field("head_vectors", config.head_vectors),
        Field("value_vector", config.value_vector), Field("value_vectors", config.value_vectors),
        Field("whole_heads", config.whole_heads), Field("whole_values", config.whole_values),
-       Field("own_scores", config.own_scores)});
+       Field("own_scores", config.own_scores), Field("in_pairs", config.in_pairs)});
 }
 
 // Numbers of a lane have registers. Places in a row have 32 bits.
@@ -136,19 +145,11 @@ class CsrPassPlan {
   int64_t heads_, numbers_, number_bytes_, parts_;
 };
 
-inline std::string ClearCounters(char* counters, int64_t bytes, const CudaLaunch& launch) {
-  if (bytes == 0) return "";
-  const ScopedDevice scoped(launch.device);
-  const cudaError_t status =
-      cudaMemsetAsync(counters, 0, bytes, static_cast<cudaStream_t>(launch.stream));
-  return status == cudaSuccess ? "" : cudaGetErrorString(status);
-}
-
 // Microseconds on an H200 for so many passes over the entries of all heads, which gather both
 // vectors of each, in sectors, or as many as their instructions take.
 inline double CsrMicroseconds(const AttentionOperands& p, const AttentionCsrConfig& config,
                               double passes) {
-  constexpr double kSector = 32, kCacheBytes = 7.2e6, kMemoryBytes = 4.2e6;  // of a microsecond
+  constexpr double kSector = 32, kCacheBytes = 6.4e6, kMemoryBytes = 4.2e6;  // of a microsecond
   constexpr double kShare = 0.6;  // of its cycles in which a scheduler issues instructions
   constexpr double kLaneInstructions = kShare * 132 * 4 * kWarp * kClocksOfMicrosecond;
   constexpr double kOfNumber = 2, kOfAccess = 4, kOfEntry = 40;

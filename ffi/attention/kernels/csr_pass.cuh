@@ -269,6 +269,20 @@ __device__ __forceinline__ Acc SumOfOwnEntry(Acc (&sums)[kConfig.step]) {
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
 
+// Of a query, of which there are cotangents: lse log2(e), and ct_sums.
+template <typename Acc>
+struct alignas(2 * sizeof(Acc)) CsrQuery {
+  Acc log2_sum, ct_sum;
+};
+
+// Weights of a query that sees nothing are 0.
+template <typename Acc>
+__device__ __forceinline__ Acc Log2Of(Acc lse) {
+  constexpr double kLog2OfE = 1.44269504088896340736;
+  const Acc infinity = Acc(kInfinity);
+  return lse == -infinity ? infinity : lse * Acc(kLog2OfE);
+}
+
 __device__ __forceinline__ float Exp2(float x) { return ApproximateExp2(x); }
 __device__ __forceinline__ double Exp2(double x) { return exp2(x); }
 

@@ -2,6 +2,7 @@
 // against float64.
 #include "attention/kernels/csr.cu"
 #include "attention/kernels/csr_cotangent.cu"
+#include "attention/kernels/csr_prologue.cu"
 #include "device/attention_operands.h"
 #include "emulated/gpu.h"
 
@@ -240,6 +241,14 @@ class CsrTest {
       Space keys(groups, PartsOf(p.transposed_pattern, cuts_keys), kHeadSize + kValueSize, blocks);
       p.of_queries = queries.pass;
       p.of_keys = keys.pass;
+      std::vector<CsrQuery<Acc>> pairs(static_cast<size_t>(rows_), {Acc(NAN), Acc(NAN)});
+      if (kConfig.in_pairs) {
+        std::fill(queries.counters.begin(), queries.counters.end(), 7u);
+        p.queries_in_pairs = pairs.data();
+        p.counters = static_cast<int64_t>(queries.counters.size());
+        emulated::Launch(static_cast<int>(size_.batch * blocks), kCsrThreads,
+                         [&] { AttentionCsrPrologue<Acc>(p); });
+      }
       emulated::Launch(
           static_cast<int>((heads + groups) * blocks), kCsrThreads,
           [&] { AttentionCsrCotangent<T, Index, Index, kConfig>(p); }, blocks % 2 == 0);
@@ -324,7 +333,7 @@ void Test() {
 
 int main() {
   using namespace jaxsparse;
-  Test<bfloat16, int32_t, 64, 64, AttentionCsrConfig{}>();
+  Test<bfloat16, int32_t, 64, 64, AttentionCsrConfig{.in_pairs = true}>();
   // Accesses that not all lanes have, several of a lane, and other sizes of values.
   Test<float16, uint16_t, 6, 20,
        AttentionCsrConfig{.lanes = 4,
@@ -344,7 +353,11 @@ int main() {
                           .whole_values = false,
                           .own_scores = true}>();
   Test<double, uint16_t, 64, 2,
-       AttentionCsrConfig{
-           .lanes = 32, .step = 8, .head_vector = 2, .value_vector = 2, .whole_values = false}>();
+       AttentionCsrConfig{.lanes = 32,
+                          .step = 8,
+                          .head_vector = 2,
+                          .value_vector = 2,
+                          .whole_values = false,
+                          .in_pairs = true}>();
   std::puts("all results agree");
 }
