@@ -28,8 +28,10 @@ from checks import fits
 from jaxsparse import (
     CSR,
     BlockMask,
+    Indexed,
     Topology,
     backend,
+    masks,
     recurrent,
     sddmm,
     sparse_attention,
@@ -54,6 +56,8 @@ def main() -> None:
         results += softmaxes(rng, dtype, Topology.from_mask(rng.random((5, 4000)) < 0.6))
         results += [*long_rows(rng, dtype), *sampled_rows(rng, dtype), *batches(rng, of_batches)]
         results += attentions(rng, dtype) + attentions_by_rows(rng, dtype)
+        if dtype != jnp.float32:
+            results += few_queries(rng, dtype) + scored_attention(rng, dtype)
         results += scans(rng, dtype, "_barrier" if barriers else "")
         for result in results:
             assert np.isfinite(np.asarray(result, np.float32)).all()
@@ -102,9 +106,32 @@ def gradients_of_attention(rng, mask, dtype, sizes):
             shapes = (2, t, 4, h), (2, s, 2, h), (2, s, 2, e)
             operands = (jnp.asarray(rng.standard_normal(x), dtype) for x in shapes)
             results += gradients(*operands, variant=variant)
-    if dtype != jnp.float32:
-        results += few_queries(rng, dtype)
     return results
+
+
+def scored_attention(rng, dtype):
+    """By functions of scores with gradients of what they read, and dropout; tangents."""
+    mask = BlockMask.from_mask(masks.causal() & masks.band(200), (500, 500))
+    q, k, v = (jnp.asarray(rng.standard_normal((2, 500, n, 64)), dtype) for n in (4, 2, 2))
+    slopes = jnp.asarray(rng.random(4), jnp.float32)
+    bias = jnp.asarray(rng.standard_normal((4, 500, 500)), jnp.float32)
+
+    def loss(q, k, v, slopes, bias):
+        out = sparse_attention(
+            *(q, k, v, mask),
+            score=lambda s, row, column, slope: s - slope * (row - column),
+            operands={"slope": Indexed(slopes, "n")},
+            bias=bias,
+            dropout_rate=0.2,
+            dropout_key=jax.random.key(0),
+        )
+        return jnp.sum(out.astype(jnp.float32) ** 2)
+
+    def along(q):
+        return jax.jvp(lambda q: sparse_attention(q, k, v, mask), (q,), (q,))[1]
+
+    gradients = jax.jit(jax.grad(loss, (0, 1, 2, 3, 4)))(q, k, v, slopes, bias)
+    return [*gradients, jax.jit(along)(q)]
 
 
 def few_queries(rng, dtype):
