@@ -93,6 +93,7 @@ COUNTS = {
     "imbalance": (1, 1, 11),
     "networks": (2, 1, 18),
     "attention": (1, 1, 1),
+    "graphs": (2, 1, 1),
     "edge_cases": (1, 1, len(EDGE_CASES)),
     "dispatch": (1, 1, 1),
 }
