@@ -174,7 +174,7 @@ def test_derivatives_of_pages():
 # ---- Lengths ----
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 300), (3, 513), (16, 1000), (20, 300), (64, 700)])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 513), (64, 700)])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 130, 500])
 def test_masks_of_lengths(shape, causal, window):
@@ -192,6 +192,20 @@ def test_masks_of_lengths(shape, causal, window):
     np.testing.assert_array_equal(mask.to_dense(), expected)
     np.testing.assert_array_equal(mask.T.to_dense(), expected.swapaxes(1, 2))
     np.testing.assert_allclose(mask.density, expected.mean((1, 2)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+@pytest.mark.parametrize("kind", ["int", "uint"])
+def test_lengths_of_any_integers(kind, bits):
+    """A type may be too narrow for S, or hold more than int32."""
+    dtype = np.dtype(f"{kind}{bits}")
+    limits = np.iinfo(dtype)
+    lengths = np.array([limits.min, 0, 100, 127, limits.max], dtype)
+    expected = np.arange(300) < np.array([min(max(int(n), 0), 300) for n in lengths])[:, None]
+    with jax.enable_x64(True):
+        in_program = jax.jit(lambda n: BlockMask.from_lengths(n, (1, 300)))(lengths)
+    for mask in BlockMask.from_lengths(lengths, (1, 300)), in_program:
+        np.testing.assert_array_equal(mask.to_dense()[:, 0], expected)
 
 
 def test_a_mask_of_a_length_costs_little():
