@@ -216,7 +216,7 @@ def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
             f"{OPERATION}: query, key and value must all have shape (B, T, N, H) or (T, N, H), "
             f"got {query.shape}, {key.shape} and {value.shape}"
         )
-    *batch, _, n, h = query.shape
+    *batch, _, _, h = query.shape
     s, groups = key.shape[-3:-1]
     if key.shape != (*batch, s, groups, h) or value.shape[:-1] != key.shape[:-1]:
         named = [", ".join(map(str, (*batch, "S", "K", size))) for size in (h, "E")]
@@ -224,19 +224,11 @@ def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
             f"{OPERATION}: key and value must have shapes ({named[0]}) and ({named[1]}) for a "
             f"query of shape {query.shape}, got {key.shape} and {value.shape}"
         )
-    if groups == 0 or n % groups:
-        raise ValueError(f"{OPERATION}: {groups} key heads must divide {n} query heads")
-    parts, axes = parts_along(query, -2)
-    if groups % parts:
-        raise ValueError(
-            f"{OPERATION}: {n} query heads are cut over {axes!r} into {parts} parts, which "
-            f"{groups} key heads can't be: reshard the query, repeat the key heads, or use "
-            "automatic axes"
-        )
+    _check_heads(query, groups)
 
 
 def _check_pages(query: jax.Array, key: jax.Array, value: jax.Array, pages: Any) -> jax.Array:
-    *batch, _, n, h = query.shape
+    *batch, _, _, h = query.shape
     pages = arguments.as_array(OPERATION, "pages", pages, 1)
     if not jnp.issubdtype(pages.dtype, jnp.integer):
         raise TypeError(f"{OPERATION}: pages must be integers, got {pages.dtype}")
@@ -255,11 +247,22 @@ def _check_pages(query: jax.Array, key: jax.Array, value: jax.Array, pages: Any)
             f"{OPERATION}: key and value must have shapes (P, Z, K, {h}) and (P, Z, K, E), P pages "
             f"of Z positions, got {key.shape} and {value.shape}"
         )
-    groups = key.shape[2]
-    if groups == 0 or n % groups:
-        raise ValueError(f"{OPERATION}: {groups} key heads must divide {n} query heads")
+    _check_heads(query, key.shape[2])
     checked: jax.Array = pages.astype(jnp.int32)
     return checked
+
+
+def _check_heads(query: jax.Array, groups: int) -> None:
+    n = query.shape[-2]
+    if groups == 0 or n % groups:
+        raise ValueError(f"{OPERATION}: {groups} key heads must divide {n} query heads")
+    parts, axes = parts_along(query, -2)
+    if groups % parts:
+        raise ValueError(
+            f"{OPERATION}: {n} query heads are cut over {axes!r} into {parts} parts, which "
+            f"{groups} key heads can't be: reshard the query, repeat the key heads, or use "
+            "automatic axes"
+        )
 
 
 # So that an eager call compiles one program. Programs that call it hold what is inside.
