@@ -126,12 +126,16 @@ def sparse_attention(
         -inf for a query that sees no key; it is differentiable, see `merge_attention`.
 
     Raises:
-        TypeError: for operands that are no arrays or not floating, masks of another type, operands
-            of functions that are not `Indexed`, and functions that return no score.
-        ValueError: for shapes that don't fit, batches of masks that are ambiguous, a dropout rate
-            outside [0, 1), functions of scores that read arrays but by ``operands``, a
-            gradient of a pattern that has neither a block mask nor its transpose, and options that
-            don't exist.
+        TypeError: for operands that are no arrays or not floating, masks of another type, pages and
+            offsets that are no integers, operands of functions that are not `Indexed`, and
+            functions that return no score.
+        ValueError: for shapes that don't fit, those of pages too; key heads that don't divide the
+            query heads, or can't be cut as explicit axes cut these; batches of masks that are
+            ambiguous; a regrouped mask with pages, dropout or a function that reads positions;
+            a dropout rate outside [0, 1); functions that read arrays in any other way than by
+            ``operands``; a gradient of a pattern that has neither a block mask nor its transpose;
+            options that don't exist.
+        IndexError: for a mask with a table, as of documents' ids, that ends before T or S.
 
     Sources: Gale et al. 2020, "Sparse GPU Kernels for Deep Learning", section VII-C; Dao et al.
     2022, "FlashAttention"; Shah et al. 2024, "FlashAttention-3".
@@ -140,6 +144,21 @@ def sparse_attention(
     >>> from jaxsparse import masks
     >>> q = jnp.ones((1, 4, 2, 8))
     >>> sparse_attention(q, q, q, masks.causal()).shape
+    (1, 4, 2, 8)
+
+    A bias that grows with the distance, by a slope of each head:
+
+    >>> from jaxsparse import Indexed
+    >>> def alibi(s, row, column, slope):
+    ...     return s - slope * (row - column)
+    >>> slopes = {"slope": Indexed(jnp.array([0.5, 0.25]), "n")}
+    >>> sparse_attention(q, q, q, masks.causal(), score=alibi, operands=slopes).shape
+    (1, 4, 2, 8)
+
+    Keys and values of 8 positions, in two of the 5 pages of a pool:
+
+    >>> pool = jnp.ones((5, 4, 2, 8))
+    >>> sparse_attention(q, pool, pool, masks.padding(7), pages=jnp.array([[3, 1]])).shape
     (1, 4, 2, 8)
     """
     query, key, value = (
