@@ -15,6 +15,7 @@ from jax.test_util import check_grads
 from test_attention import TOLERANCE
 
 from jaxsparse import H200, BlockMask, Topology, backend, explain, masks, sparse_attention
+from jaxsparse.ops.padded_heads import fits_decode
 
 # Those that take block masks: on a GPU the ones for few queries.
 VARIANTS = [
@@ -234,6 +235,23 @@ def test_explain(t, n, h, dtype, expected):
     q, k = (jax.ShapeDtypeStruct(s, dtype) for s in ((4, t, n, h), (4, 8192, 8, h)))
     (call,) = explain(lambda q, k: sparse_attention(q, k, k), q, k, device=H200)
     assert call.variant == expected
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_sizes_that_layers_decode_by_a_kernel(dtype):
+    """What `fits_decode` says is what the kernel says."""
+    found = set()
+    for h, e in (16, 32), (8, 32), (16, 16), (24, 64), (48, 160), (256, 256), (272, 32), (16, 288):
+        q, k, v = (
+            jax.ShapeDtypeStruct(shape, dtype)
+            for shape in ((2, 1, 4, h), (2, 256, 4, h), (2, 256, 4, e))
+        )
+        (call,) = explain(
+            functools.partial(sparse_attention, variant="decode"), q, k, v, device=H200
+        )
+        assert fits_decode(dtype, (h, e)) == bool(call.variants), (h, e)
+        found.add(bool(call.variants))
+    assert found == ({False} if dtype == "float32" else {False, True})
 
 
 @pytest.mark.parametrize(
