@@ -164,28 +164,26 @@ def test_batches():
 
 
 @pytest.mark.parametrize(
-    ("mask", "shape", "stride"),
+    ("mask", "size", "by_intervals", "by_positions"),
     [
-        (STRIDED, (900, 900), 7),
-        (masks.strided(7) & masks.strided(2), (900, 900), 7),
-        (~masks.strided(7) | masks.band(3), (900, 900), None),
-        (masks.causal(), (900, 900), None),
-        (masks.from_function(lambda i, j: (i & 15) == (j & 15)), (2048, 2048), 16),
+        (STRIDED, 900, 7, 7),
+        (masks.strided(7) & masks.strided(2), 900, 7, 14),
+        (~masks.strided(7) | masks.band(3), 900, None, None),
+        (masks.causal(), 900, None, None),
+        # Intervals say nothing of this function.
+        (masks.from_function(lambda i, j: (i & 15) == (j & 15)), 2048, None, 16),
     ],
 )
-def test_strides_that_are_found(mask, shape, stride):
-    order = None if stride is None else Residues(stride)
-    made = BlockMask.from_mask(mask, shape, regroup=True)
-    if stride == 16:  # by a function that intervals say nothing of
-        assert made.row_order is None
-    else:
-        assert made.row_order == made.column_order == order
+def test_strides_that_are_found(mask, size, by_intervals, by_positions):
+    """Of a mask by intervals of cells, of arrays and topologies by what they store."""
+    shape = (size, size)
     dense = stored(mask, *shape)
-    assert BlockMask.from_dense(dense, regroup=True).row_order in (order, Residues(14))
-    assert BlockMask.from_topology(Topology.from_mask(dense), regroup=True).row_order in (
-        order,
-        Residues(14),
-    )
+    for made, stride in (
+        (BlockMask.from_mask(mask, shape, regroup=True), by_intervals),
+        (BlockMask.from_dense(dense, regroup=True), by_positions),
+        (BlockMask.from_topology(Topology.from_mask(dense), regroup=True), by_positions),
+    ):
+        assert made.row_order == made.column_order == (stride and Residues(stride))
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,26 @@ def test_masks_of_sequences_under_explicit_axes():
     jax.tree.map(np.testing.assert_array_equal, made.verify(), wanted)
 
 
+@pytest.mark.parametrize("stride", [6, 7])
+def test_regrouped_masks_under_explicit_axes(stride):
+    """Sequences that are cut over devices, of a length that the stride divides or does not."""
+    devices = jax.make_mesh((4,), ("data",), (AxisType.Explicit,), devices=DEVICES[:4])
+    q = np.random.default_rng(0).standard_normal((4, 150, 2, 8)).astype(np.float32)
+
+    @jax.jit
+    def loss(q, mask):
+        return jnp.sum(jnp.sin(sparse_attention(q, q, q, mask)))
+
+    mask = masks.strided(stride) & masks.causal()
+    expected = jax.value_and_grad(loss)(q, BlockMask.from_mask(mask, (150, 150)))
+    with jax.set_mesh(devices):
+        regrouped = BlockMask.from_mask(mask, (150, 150), regroup=stride)
+        actual = jax.value_and_grad(loss)(jax.device_put(q, P("data")), regrouped)
+    assert actual[1].sharding.spec[0] == "data"
+    for x, y in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
 def test_heads_under_explicit_axes():
     q, k = (jnp.ones((1, 130, heads, 8)) for heads in (4, 2))
     by_heads = P(None, None, "model")
@@ -266,6 +286,8 @@ def test_heads_under_explicit_axes():
             )
             with pytest.raises(ValueError, match=re.escape(message)):
                 attend(q, k)
+            with pytest.raises(ValueError, match=re.escape(message)):
+                sparse_attention(q, k, k, pages=jnp.zeros((1, 1), jnp.int32))
             attend(q, jnp.concatenate([k, k], axis=2))
 
 

@@ -94,5 +94,6 @@ def listing(operation: str) -> str:
         about = f"left out: {why}" if why else ", ".join(implementation.dtypes)
         lines.append(f"  {name:<20}{about}")
     lines += decode.listing()
-    lines += ["", f"variants of both: {', '.join(variants()) or 'none'}"]
+    suites = f"{SUITE} and {decode_problems.SUITE}"
+    lines += ["", f"variants of {suites}: {', '.join(variants()) or 'none'}"]
     return "\n".join(lines)

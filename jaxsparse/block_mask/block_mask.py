@@ -212,14 +212,15 @@ class BlockMask:
     def from_lengths(
         cls, lengths: Any, shape: Sequence[int], *, causal: bool = False, window: int | None = None
     ) -> BlockMask:
-        r"""For few queries that see the first keys of a sequence each, as in decoding.
+        r"""The first keys of each sequence, for a few queries of it, as in decoding.
 
         .. math::
 
             \text{stored} = \{(t, s): e_t - w \le s < e_t\}, \qquad
             e_t = n \text{ or, if causal, } n - (T - 1 - t)
 
-        The cheapest mask to make, in a program that runs once for each token: tiles share words.
+        It takes a few operations for each tile of 128 keys, so that a program that runs once for
+        each token can make it.
 
         Args:
             lengths: n, integers ``(...)`` for a batch of masks; they may be traced, and are clipped

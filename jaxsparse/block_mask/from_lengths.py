@@ -28,12 +28,12 @@ _OF_TILE = TILE // CELL  # cells that its queries lie in
 def of_lengths(
     lengths: jax.Array, shape: tuple[int, int], *, causal: bool, window: int | None
 ) -> tuple[TileLists, TileLists]:
-    """The lists by rows and by columns of masks for lengths ``(...)``."""
+    """The lists by rows and by columns of masks for lengths ``(...)``, int32 within [0, S]."""
 
     def one(length: jax.Array) -> tuple[TileLists, TileLists]:
         return _of_length(length, shape, causal, window)
 
-    return over_batch(one, lengths.ndim, jnp.clip(lengths, 0, shape[1]).astype(jnp.int32))
+    return over_batch(one, lengths.ndim, lengths)
 
 
 def _of_length(
@@ -96,7 +96,7 @@ def _of_length(
 
 
 def check_lengths(lengths: Any, shape: tuple[int, int], window: Any) -> jax.Array:
-    """The lengths as an array.
+    """The lengths as int32, clipped to what there is.
 
     Raises:
         TypeError, ValueError: see `jaxsparse.BlockMask.from_lengths`.
@@ -111,4 +111,8 @@ def check_lengths(lengths: Any, shape: tuple[int, int], window: Any) -> jax.Arra
         )
     if window is not None:
         integer(OPERATION, "window", window, 1)
-    return jnp.asarray(lengths)
+    # A narrow integer can't hold S, and int32 not what a wide one holds.
+    if lengths.dtype.itemsize < 4:
+        lengths = lengths.astype(np.int32)
+    xp: Any = np if isinstance(lengths, np.ndarray) else jnp
+    return jnp.asarray(xp.clip(lengths, 0, shape[1]).astype(np.int32))

@@ -32,7 +32,7 @@ class Tiles(NamedTuple):
     """Tiles in the order of a list, with static room.
 
     Attributes:
-        states: uint32 ``(room,)``: those of the four cells, in two bits each; 0 behind the last.
+        states: uint32 ``(room,)``: two bits for each of a tile's four cells; 0 behind the last.
         before: int32 ``(room,)``: how many partial cells are before each tile.
         cells: int32, how many there are.
     """

@@ -218,10 +218,13 @@ def _by_residues(x: jax.Array, axis: int, stride: int) -> jax.Array:
 def _from_residues(x: jax.Array, axis: int, stride: int) -> jax.Array:
     before, after = x.shape[:axis], x.shape[axis + 1 :]
     count, longer = divmod(x.shape[axis], stride)
+    if not longer:
+        turns = x.reshape(*before, stride, count, *after)
+        return jnp.swapaxes(turns, axis, axis + 1).reshape(x.shape)
     ended, others = jnp.split(x, [longer * (count + 1)], axis=axis)
     ended = ended.reshape(*before, longer, count + 1, *after)
     ended, rest = jnp.split(ended, [count], axis=axis + 1)
     others = others.reshape(*before, stride - longer, count, *after)
-    turns = jnp.concatenate([ended, others], axis=axis) if longer else others
+    turns = jnp.concatenate([ended, others], axis=axis)
     whole = jnp.swapaxes(turns, axis, axis + 1).reshape(*before, count * stride, *after)
     return jnp.concatenate([whole, rest.reshape(*before, longer, *after)], axis=axis)

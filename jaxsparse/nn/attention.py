@@ -34,14 +34,15 @@ class SparseAttention(nnx.Module):
     Args:
         pattern: a `jaxsparse.Topology` (T, S) for sequences of one length, or a batch of them: one
             for each head (1, N) or (N,), one for each sequence (..., 1), or (..., N); or a mask
-            function (`jaxsparse.masks`) for any length. A mask is made into a topology where a
-            program is traced and becomes a constant of it, so prefer a topology for long sequences.
-            None: each call has a ``mask``, as of packed documents that change with the batch.
+            function (`jaxsparse.masks`) for any length. A function is made into a block mask where
+            a program is traced, and becomes a constant of it, so for long sequences rather give a
+            `BlockMask` in each call. None: each call has a ``mask``, as of packed documents that
+            change with the batch.
         implementation: None (the platform's own), "cpu", "cuda" or "xla".
 
     Raises:
         TypeError: if ``pattern`` is neither, a function that can't be hashed, or a mask of traced
-            arrays: make a topology of it in the program instead.
+            arrays: make a block mask or a topology of it in the program instead.
 
     >>> from jaxsparse import masks
     >>> attend = SparseAttention(masks.band(8) & masks.causal())

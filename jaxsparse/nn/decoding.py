@@ -19,6 +19,7 @@ from jaxsparse.block_mask.from_lengths import MOST_QUERIES
 from jaxsparse.block_mask.tiles import EMPTY
 from jaxsparse.block_mask.words import CELL
 from jaxsparse.masks.expression import as_mask
+from jaxsparse.ops.padded_heads import fits_decode
 from jaxsparse.ops.sparse_attention import sparse_attention
 from jaxsparse.pattern import is_concrete
 from jaxsparse.topology import Topology
@@ -133,7 +134,8 @@ def attend_to_cache(
         out: jax.Array = jax.lax.cond(fits, lambda: to_row(columns, stored), to_whole_cache)
         return out
 
-    on_gpu = by_kernel if _has_kernel_on_gpus(query, value) else in_plain_jax
+    has_kernel_on_gpus = fits_decode(query.dtype, (query.shape[-1], value.shape[-1]))
+    on_gpu = by_kernel if has_kernel_on_gpus else in_plain_jax
     if t > 1 or implementation == "cpu":
         out = by_kernel()
     elif implementation is None:
@@ -143,15 +145,6 @@ def attend_to_cache(
     else:
         out = in_plain_jax()
     return out.reshape(*batch, t, n, -1)
-
-
-def _has_kernel_on_gpus(query: jax.Array, value: jax.Array) -> bool:
-    """Whether GPUs have a kernel for a few such queries, which reads keys and values once."""
-    h, e = query.shape[-1], value.shape[-1]
-    most = 256
-    return query.dtype.itemsize == 2 and all(
-        0 < size <= most and size % step == 0 for size, step in ((h, 16), (e, 32))
-    )
 
 
 def longest_row(pattern: Any, length: int) -> int | None:

@@ -27,7 +27,18 @@ from jaxsparse.primitive import (
 # Sizes of heads, both of keys and of values, that kernels by warpgroups take.
 SIZES_OF_WARPGROUPS = (64, 128)
 OF_WARPGROUPS = 90  # the compute capability, 9.0, of GPUs whose warpgroups multiply
+# What sizes of heads of keys and of values must be multiples of, for the kernel of few queries.
+_STEPS_OF_DECODE = (16, 32)
+_MOST_OF_DECODE = 256
 _ALIGNED = 8  # all other kernels of GPUs take multiples of this
+
+
+def fits_decode(dtype: Any, sizes: tuple[int, int]) -> bool:
+    """Whether the GPU's kernel of few queries takes heads of these sizes as they are."""
+    return jnp.dtype(dtype).itemsize == 2 and all(
+        0 < size <= _MOST_OF_DECODE and size % step == 0
+        for size, step in zip(sizes, _STEPS_OF_DECODE, strict=True)
+    )
 
 
 def best_sizes(

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from jaxsparse.block_mask import BlockMask
 from jaxsparse.block_mask.orders import Residues, inverse, ordered, restored
-
-OPERATION = "sparse_attention"
+from jaxsparse.ops.attention_masks import OPERATION
 
 # Of a mask over heads: sequences, groups of heads, heads of a group.
 _BATCH = ("b", "g", "r")

@@ -126,12 +126,16 @@ def sparse_attention(
         -inf for a query that sees no key; it is differentiable, see `merge_attention`.
 
     Raises:
-        TypeError: for operands that are no arrays or not floating, masks of another type, operands
-            of functions that are not `Indexed`, and functions that return no score.
-        ValueError: for shapes that don't fit, batches of masks that are ambiguous, a dropout rate
-            outside [0, 1), functions of scores that read arrays but by ``operands``, a
-            gradient of a pattern that has neither a block mask nor its transpose, and options that
-            don't exist.
+        TypeError: for operands that are no arrays or not floating, masks of another type, pages and
+            offsets that are no integers, operands of functions that are not `Indexed`, and
+            functions that return no score.
+        ValueError: for shapes that don't fit, those of pages too; key heads that don't divide the
+            query heads, or can't be cut as explicit axes cut these; batches of masks that are
+            ambiguous; a regrouped mask with pages, dropout or a function that reads positions;
+            a dropout rate outside [0, 1); functions that read arrays in any other way than by
+            ``operands``; a gradient of a pattern that has neither a block mask nor its transpose;
+            options that don't exist.
+        IndexError: for a mask with a table, as of documents' ids, that ends before T or S.
 
     Sources: Gale et al. 2020, "Sparse GPU Kernels for Deep Learning", section VII-C; Dao et al.
     2022, "FlashAttention"; Shah et al. 2024, "FlashAttention-3".
@@ -140,6 +144,21 @@ def sparse_attention(
     >>> from jaxsparse import masks
     >>> q = jnp.ones((1, 4, 2, 8))
     >>> sparse_attention(q, q, q, masks.causal()).shape
+    (1, 4, 2, 8)
+
+    A bias that grows with the distance, by a slope of each head:
+
+    >>> from jaxsparse import Indexed
+    >>> def alibi(s, row, column, slope):
+    ...     return s - slope * (row - column)
+    >>> slopes = {"slope": Indexed(jnp.array([0.5, 0.25]), "n")}
+    >>> sparse_attention(q, q, q, masks.causal(), score=alibi, operands=slopes).shape
+    (1, 4, 2, 8)
+
+    Keys and values of 8 positions, in two of the 5 pages of a pool:
+
+    >>> pool = jnp.ones((5, 4, 2, 8))
+    >>> sparse_attention(q, pool, pool, masks.padding(7), pages=jnp.array([[3, 1]])).shape
     (1, 4, 2, 8)
     """
     query, key, value = (
@@ -216,7 +235,7 @@ def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
             f"{OPERATION}: query, key and value must all have shape (B, T, N, H) or (T, N, H), "
             f"got {query.shape}, {key.shape} and {value.shape}"
         )
-    *batch, _, n, h = query.shape
+    *batch, _, _, h = query.shape
     s, groups = key.shape[-3:-1]
     if key.shape != (*batch, s, groups, h) or value.shape[:-1] != key.shape[:-1]:
         named = [", ".join(map(str, (*batch, "S", "K", size))) for size in (h, "E")]
@@ -224,19 +243,11 @@ def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
             f"{OPERATION}: key and value must have shapes ({named[0]}) and ({named[1]}) for a "
             f"query of shape {query.shape}, got {key.shape} and {value.shape}"
         )
-    if groups == 0 or n % groups:
-        raise ValueError(f"{OPERATION}: {groups} key heads must divide {n} query heads")
-    parts, axes = parts_along(query, -2)
-    if groups % parts:
-        raise ValueError(
-            f"{OPERATION}: {n} query heads are cut over {axes!r} into {parts} parts, which "
-            f"{groups} key heads can't be: reshard the query, repeat the key heads, or use "
-            "automatic axes"
-        )
+    _check_heads(query, groups)
 
 
 def _check_pages(query: jax.Array, key: jax.Array, value: jax.Array, pages: Any) -> jax.Array:
-    *batch, _, n, h = query.shape
+    *batch, _, _, h = query.shape
     pages = arguments.as_array(OPERATION, "pages", pages, 1)
     if not jnp.issubdtype(pages.dtype, jnp.integer):
         raise TypeError(f"{OPERATION}: pages must be integers, got {pages.dtype}")
@@ -255,11 +266,22 @@ def _check_pages(query: jax.Array, key: jax.Array, value: jax.Array, pages: Any)
             f"{OPERATION}: key and value must have shapes (P, Z, K, {h}) and (P, Z, K, E), P pages "
             f"of Z positions, got {key.shape} and {value.shape}"
         )
-    groups = key.shape[2]
-    if groups == 0 or n % groups:
-        raise ValueError(f"{OPERATION}: {groups} key heads must divide {n} query heads")
+    _check_heads(query, key.shape[2])
     checked: jax.Array = pages.astype(jnp.int32)
     return checked
+
+
+def _check_heads(query: jax.Array, groups: int) -> None:
+    n = query.shape[-2]
+    if groups == 0 or n % groups:
+        raise ValueError(f"{OPERATION}: {groups} key heads must divide {n} query heads")
+    parts, axes = parts_along(query, -2)
+    if groups % parts:
+        raise ValueError(
+            f"{OPERATION}: {n} query heads are cut over {axes!r} into {parts} parts, which "
+            f"{groups} key heads can't be: reshard the query, repeat the key heads, or use "
+            "automatic axes"
+        )
 
 
 # So that an eager call compiles one program. Programs that call it hold what is inside.
