@@ -16,7 +16,8 @@ from jax.test_util import check_grads
 from score_problems import SCORES, arrays_of, dense
 
 from jaxsparse import H200, BlockMask, Indexed, Topology, explain, masks, sparse_attention
-from jaxsparse.ops import dropout
+from jaxsparse.ops import dropout, score_functions
+from jaxsparse.ops.sparse_attention import _attention
 
 # Rounding of what is multiplied, relative to sums of magnitudes.
 TOLERANCE = {"float64": 1e-12, "float32": 5e-6, "bfloat16": 2.0**-6, "float16": 2.0**-9}
@@ -319,20 +320,86 @@ def test_export():
         np.testing.assert_allclose(again.call(q, k, v, slope), attend(q, k, v, slope), rtol=1e-6)
 
 
-def test_equal_functions_are_one_program():
-    q, k, v = operands(1, 20, 30, 2, 2, 8, 8, "float32")
-    traces = []
+def _identity_with_slope(slope):
+    """The score, whose derivative is said to be this."""
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def attend(cap, q):
-        traces.append(cap)
-        return sparse_attention(q, k, v, score=lambda s, row, column: cap * jnp.tanh(s / cap))
+    @jax.custom_jvp
+    def identity(s):
+        return s
 
-    jaxprs = {str(jax.make_jaxpr(attend, static_argnums=0)(c, q)) for c in (2.0, 2.0, 3.0)}
-    assert len(jaxprs) == 2 or len(traces) == 2
-    np.testing.assert_allclose(
-        attend(2.0, q), sparse_attention(q, k, v, soft_cap=2.0), rtol=1e-6, atol=1e-7
+    identity.defjvp(lambda at, along: (identity(*at), slope * along[0]))
+    return lambda s, row, column: identity(s)
+
+
+def _identity_with_slope_backward(slope):
+    @jax.custom_vjp
+    def identity(s):
+        return s
+
+    identity.defvjp(lambda s: (s, None), lambda _, ct: (slope * ct,))
+    return lambda s, row, column: identity(s)
+
+
+def _by_inner_constant(number):
+    constant = jnp.float32(number)
+    inner = jax.jit(lambda s: s * constant)
+    return lambda s, row, column: inner(s)
+
+
+def _in_a_loop(number):
+    constant = jnp.float32(number)
+    return lambda s, row, column: jax.lax.fori_loop(0, 2, lambda i, s: s * constant, s)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda number: lambda s, row, column: s * number,
+        _by_inner_constant,
+        _in_a_loop,
+        _identity_with_slope,
+        lambda number: lambda s, row, column: s * (row if number == 2 else column),
+    ],
+)
+def test_functions_are_equal_by_what_they_compute(made):
+    same, again, other = (
+        score_functions._trace(made(x), jnp.float32, []) for x in (2.0, 2.0, -3.0)
     )
+    assert same == again and hash(same) == hash(again)
+    assert same != other
+
+
+@pytest.mark.parametrize(
+    "made, slope",
+    [
+        (_by_inner_constant, None),
+        (_identity_with_slope, 1),
+        (_identity_with_slope_backward, 1),
+    ],
+)
+def test_functions_that_differ_are_not_taken_for_one_another(made, slope):
+    """One after the other, each as a function of which nothing is nested."""
+    q, k, v = operands(1, 20, 30, 2, 2, 8, 8, "float32")
+
+    def gradient(score):
+        return jax.grad(lambda q: jnp.sum(sparse_attention(q, k, v, score=score) ** 2))(q)
+
+    for number in 2.0, -3.0:
+        factor = number if slope is None else 1
+        expected = gradient(lambda s, row, column, x=factor: x * s)
+        expected *= 1 if slope is None else number
+        np.testing.assert_allclose(gradient(made(number)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_equal_functions_are_compiled_once():
+    q, k, v = operands(1, 20, 30, 2, 2, 8, 8, "float32")
+
+    def attend(cap):
+        before = _attention._cache_size()
+        sparse_attention(q, k, v, score=lambda s, row, column: cap * jnp.tanh(s / cap))
+        return _attention._cache_size() - before
+
+    assert [attend(cap) for cap in (2.25, 2.25, 3.25)] == [1, 0, 1]
 
 
 def test_patterns_without_block_masks(monkeypatch):

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from jaxsparse.codegen.flatten import flatten, live, used, uses
 from jaxsparse.codegen.program import Program, Value
+from jaxsparse.ops.score_keys import has_rules, key_of
 
 OPERATION = "sparse_attention"
 AXES = "bntsd"
@@ -53,11 +53,19 @@ class Indexed:
 class ScoreFunction:
     """A function of scalars: the score, int32 row and column, and values of operands.
 
-    Equal functions give equal programs: they compare by what they compute.
+    Equal functions give equal programs: they compare by what they compute, derivatives too.
     """
 
     jaxpr: ClosedJaxpr
-    key: tuple[Any, ...]
+
+    @functools.cached_property
+    def key(self) -> Hashable:
+        """What makes it equal to another: its program, and derivatives that follow rules."""
+        if not has_rules(self.jaxpr):
+            return key_of([self.jaxpr])
+        types = self._types()[3:]
+        floating = [i for i, x in enumerate(types) if jnp.issubdtype(x.dtype, jnp.floating)]
+        return key_of([self.jaxpr, self.derivatives(floating)])
 
     def __call__(self, *scalars: jax.Array) -> jax.Array:
         result: jax.Array
@@ -196,8 +204,7 @@ def _trace(function: Callable[..., Any], dtype: Any, dtypes: list[Any]) -> Score
     types = [jax.ShapeDtypeStruct((), d) for d in (wide, jnp.int32, jnp.int32, *values)]
     jaxpr = jax.make_jaxpr(checked)(*types)
     _check(live(flatten(jaxpr)))
-    consts = tuple((str(np.asarray(x).dtype), np.asarray(x).tobytes()) for x in jaxpr.consts)
-    return ScoreFunction(jaxpr, (str(jaxpr.jaxpr), consts))
+    return ScoreFunction(jaxpr)
 
 
 def _check(program: Program) -> None:
