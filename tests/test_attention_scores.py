@@ -241,42 +241,58 @@ def test_vmap_over_operands_of_scores():
         np.testing.assert_allclose(mapped, one, rtol=1e-5, atol=1e-6)
 
 
-def test_sharded_as_on_one_device():
-    """Over sequences and groups of heads, by the partitioner and inside of shard_map."""
+def _attend_with_all(q, k, v, slope, pair, sinks, seeds):
+    return sparse_attention(
+        q,
+        k,
+        v,
+        masks.causal(),
+        score=lambda s, row, column, slope, pair: jnp.tanh(s * pair) - slope * abs(row - column),
+        operands={"slope": Indexed(slope, "n"), "pair": Indexed(pair, "ts")},
+        sinks=sinks,
+        dropout_key=seeds,
+        dropout_rate=0.5,
+    )
+
+
+def _gradient_with_all(*operands):
+    *floating, seeds = operands
+    return jax.grad(lambda *xs: jnp.sum(_attend_with_all(*xs, seeds) ** 2), range(6))(*floating)
+
+
+@pytest.mark.parametrize("of", [_attend_with_all, _gradient_with_all])
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+def test_sharded_as_on_one_device(kind, of):
+    """Over sequences and groups of heads, by automatic and explicit axes."""
+    if jax.device_count() < 4:
+        pytest.skip("needs four devices")
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(kind,) * 2)
+    spec = jax.sharding.PartitionSpec
+    qkv = operands(2, 20, 30, 4, 2, 8, 8, "float32")
+    named = arrays_of({"slope": "n", "pair": "ts"}, {"n": 4, "t": 20, "s": 30})
+    others = named["slope"].array, named["pair"].array, jnp.arange(4.0), jax.random.key(0)
+    expected = jax.jit(of)(*qkv, *others)
+    with jax.set_mesh(mesh):
+        by_heads = jax.sharding.NamedSharding(mesh, spec("x", None, "y"))
+        cut = [jax.device_put(x, by_heads) for x in qkv]
+        actual = jax.jit(of)(
+            *cut, *jax.device_put(others, jax.sharding.NamedSharding(mesh, spec()))
+        )
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), actual, expected
+    )
+
+
+def test_inside_of_shard_map_as_on_one_device():
     if jax.device_count() < 4:
         pytest.skip("needs four devices")
     auto = (jax.sharding.AxisType.Auto,) * 2
     mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=auto)
     q, k, v = operands(2, 20, 30, 4, 2, 8, 8, "float32")
-    named = arrays_of({"slope": "n", "pair": "ts", "ids": "bs"}, {"b": 2, "n": 4, "t": 20, "s": 30})
-
-    def attend(q, k, v, slope, pair, seeds):
-        return sparse_attention(
-            q,
-            k,
-            v,
-            masks.causal(),
-            score=lambda s, row, column, slope, pair: s * pair - slope * abs(row - column),
-            operands={"slope": Indexed(slope, "n"), "pair": Indexed(pair, "ts")},
-            dropout_key=seeds,
-            dropout_rate=0.5,
-        )
-
-    def gradient(q, k, v, slope, pair, key):
-        return jax.grad(lambda *xs: jnp.sum(attend(*xs, key) ** 2), (0, 1, 2, 3, 4))(
-            q, k, v, slope, pair
-        )
-
+    sizes = {"n": 4, "t": 20, "s": 30}
+    slope, pair = (x.array for x in arrays_of({"slope": "n", "pair": "ts"}, sizes).values())
     spec = jax.sharding.PartitionSpec
     by_heads = spec("x", None, "y")
-    cut = [jax.device_put(x, jax.sharding.NamedSharding(mesh, by_heads)) for x in (q, k, v)]
-    slope, pair, key = named["slope"].array, named["pair"].array, jax.random.key(0)
-    for of in attend, gradient:
-        expected = jax.jit(of)(q, k, v, slope, pair, key)
-        actual = jax.jit(of)(*cut, slope, pair, key)
-        jax.tree.map(
-            functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), actual, expected
-        )
 
     def without_dropout(q, k, v, slope, pair):
         return sparse_attention(

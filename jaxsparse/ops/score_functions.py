@@ -100,7 +100,7 @@ class ScoreFunction:
             result, derivative = along(scalars, 0)
             return [result, derivative, *(along(scalars, 3 + i)[1] for i in by)]
 
-        return jax.make_jaxpr(all_of)(*(jax.ShapeDtypeStruct((), a.dtype) for a in self._types()))
+        return _traced(all_of, [a.dtype for a in self._types()])
 
     def _types(self) -> list[Any]:
         return [v.aval for v in self.jaxpr.jaxpr.invars]
@@ -201,10 +201,15 @@ def _trace(function: Callable[..., Any], dtype: Any, dtypes: list[Any]) -> Score
             )
         return result.astype(wide)
 
-    types = [jax.ShapeDtypeStruct((), d) for d in (wide, jnp.int32, jnp.int32, *values)]
-    jaxpr = jax.make_jaxpr(checked)(*types)
+    jaxpr = _traced(checked, [wide, jnp.int32, jnp.int32, *values])
     _check(live(flatten(jaxpr)))
     return ScoreFunction(jaxpr)
+
+
+def _traced(function: Callable[..., Any], dtypes: Sequence[Any]) -> ClosedJaxpr:
+    """Of scalars, without a mesh: none of its equations is about sharding."""
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        return jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct((), d) for d in dtypes))
 
 
 def _check(program: Program) -> None:
@@ -265,11 +270,17 @@ def _over_heads(
     b, n = sizes["b"] if "b" in axes else 1, sizes["n"] if "n" in axes else 1
     heads = (n // per_group, per_group) if "n" in axes else (1, 1)
     array = array.reshape(b, *heads, *(sizes[axis] for axis in in_order if axis not in "bn"))
-    return "".join(in_order), array.astype(_kernel_dtype(array.dtype, wide))
+    return "".join(in_order), array.astype(_kernel_dtype(name, array.dtype, wide))
 
 
-def _kernel_dtype(dtype: Any, wide: Any) -> Any:
-    """The dtype that an operand keeps: that of scores for wider ones, int32 for other integers."""
+def _kernel_dtype(name: str, dtype: Any, wide: Any) -> Any:
+    """The dtype that an operand keeps: that of scores for wider ones, int32 for other integers.
+
+    Raises:
+        TypeError: for one that is not floating, integer or bool.
+    """
     if jnp.issubdtype(dtype, jnp.floating):
         return dtype if jnp.dtype(dtype).itemsize < jnp.dtype(wide).itemsize else wide
+    if not (jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_):
+        raise TypeError(f"{OPERATION}: {name} must be floating, integer or bool, got {dtype}")
     return dtype if dtype in (jnp.bool_, jnp.uint32) else jnp.int32
