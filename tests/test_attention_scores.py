@@ -483,6 +483,9 @@ def test_errors():
     table = jnp.ones(20)
     slope = {"slope": Indexed(jnp.ones(4), "n")}
 
+    def first(s, *others, **named):
+        return s
+
     def check(error, message, **options):
         with pytest.raises(error, match=message):
             sparse_attention(q, k, v, **options)
@@ -492,6 +495,25 @@ def test_errors():
     check(TypeError, "must return one floating number", score=lambda s, row, column: row < column)
     check(TypeError, "operand 'a' must be Indexed", score=min, operands={"a": table})
     check(ValueError, "operands are those of score", operands=slope)
+    check(TypeError, "operands must be a mapping .* got list", score=first, operands=[1])
+    check(TypeError, "score must be a function, got int", score=3)
+    check(TypeError, "must return one floating number, got NoneType", score=lambda *xs: None)
+    check(TypeError, r"score\(s, row, column\), .* missing", score=lambda s, row, column, x: s)
+    row = {"row": Indexed(jnp.ones(4), "n")}
+    check(
+        TypeError,
+        r"score\(s, row, column, row=row\), .* multiple values for argument 'row'",
+        score=lambda s, row, column: s,
+        operands=row,
+    )
+    check(TypeError, "axes of bias must be a string, got int", bias=Indexed(jnp.ones(4), 3))
+    for name in "soft_cap", "bias", "sinks", "query_offset", "dropout_rate":
+        check(TypeError, f"{name} must be an array, got str", **{name: "x"})
+    check(TypeError, "dropout_rate must be a real number, got .*(2,)", dropout_rate=jnp.ones(2))
+    for name, shape in ("soft_cap", ()), ("bias", (1, 6, 8)), ("sinks", (4,)):
+        array = jnp.full(shape, 5j)
+        check(TypeError, f"{name} must be floating.*, got complex64", **{name: array})
+    check(TypeError, "bias must be floating, integer or bool", bias=Indexed(jnp.full(4, 5j), "n"))
     check(
         ValueError,
         r"slope must have shape \(8,\) for its axes 's', got \(4,\)",
@@ -504,8 +526,11 @@ def test_errors():
         bias=Indexed(jnp.ones((6, 13)), "td"),
     )
     check(ValueError, r"bias must be an Indexed or have shape", bias=jnp.ones((6, 8)))
-    check(ValueError, "soft_cap must be greater than 0", soft_cap=0.0)
+    for cap in 0.0, -1, jnp.float32(-1), np.float32("nan"):
+        check(ValueError, "soft_cap must be greater than 0", soft_cap=cap)
     check(TypeError, "query_offset must be integers", query_offset=1.5)
+    for begin in 2**40, -(2**31) - 1, np.asarray([0, 2**31]):
+        check(ValueError, "query_offset must be in the range of int32", query_offset=begin)
     check(ValueError, r"key_offset must have shape \(\) or \(2,\)", key_offset=jnp.ones(3, int))
 
     regrouped = BlockMask.from_mask(masks.strided(2), (6, 8), regroup=2)

@@ -62,13 +62,23 @@ def as_offsets(b: int, query_offset: Any, key_offset: Any) -> jax.Array | None:
         return None
     offsets = []
     for name, x in (("query_offset", query_offset), ("key_offset", key_offset)):
-        array = jnp.asarray(0 if x is None else x)
+        array = _checked_offset(name, 0 if x is None else x)
         if not jnp.issubdtype(array.dtype, jnp.integer):
             raise TypeError(f"{OPERATION}: {name} must be integers, got {array.dtype}")
         if array.shape not in ((), (b,)):
             raise ValueError(f"{OPERATION}: {name} must have shape () or ({b},), got {array.shape}")
         offsets.append(array.astype(jnp.int32).reshape(-1))
     return jnp.stack(jnp.broadcast_arrays(*offsets), -1)
+
+
+def _checked_offset(name: str, x: Any) -> jax.Array:
+    """An offset as an array; those of the host must be in the range of int32."""
+    if isinstance(x, numbers.Integral | np.ndarray):
+        limits = np.iinfo(np.int32)
+        host = np.asarray(x)
+        if host.size and not limits.min <= host.min() <= host.max() <= limits.max:
+            raise ValueError(f"{OPERATION}: {name} must be in the range of int32, got {x}")
+    return arguments.as_array(OPERATION, name, x, 0)
 
 
 def at_offsets(mask: Any, query_offset: Any, key_offset: Any, shape: tuple[int, int]) -> Any:
@@ -87,7 +97,7 @@ def at_offsets(mask: Any, query_offset: Any, key_offset: Any, shape: tuple[int, 
     begins = jnp.broadcast_arrays(*(jnp.asarray(x, jnp.int32) for x in (rows, columns)))
     if begins[0].ndim == 0:
         return jax.jit(of)(*begins)
-    return jax.vmap(of)(*begins).reshape_batch(len(begins[0]), 1)
+    return jax.vmap(of)(*begins).reshape_batch(begins[0].shape[0], 1)
 
 
 def _of_function(mask: Callable[[Any, Any], Any] | None, shape: tuple[int, int]) -> BlockMask:

@@ -155,10 +155,7 @@ def sparse_attention(
         pages = _check_pages(query, key, value, pages)
         length = pages.shape[-1] * key.shape[-3]
     h = query.shape[-1]
-    rate_is_traced = isinstance(dropout_rate, jax.core.Tracer)
-    if not rate_is_traced and not 0 <= dropout_rate < 1:
-        raise ValueError(f"{OPERATION}: dropout_rate must be in [0, 1), got {dropout_rate}")
-    drops = dropout_key is not None and (rate_is_traced or bool(dropout_rate))
+    drops = _check_rate(dropout_rate) and dropout_key is not None
     if scale is None:
         scale = 1 / math.sqrt(h) if h else 1.0
     scales = arguments.as_scale(OPERATION, scale)
@@ -210,6 +207,23 @@ def sparse_attention(
         checks=checks_enabled(),
     )
     return (out, lse) if return_lse else out
+
+
+def _check_rate(rate: Any) -> bool:
+    """Whether anything may be dropped."""
+    array = arguments.as_array(OPERATION, "dropout_rate", rate, 0)
+    if array.shape or not (
+        jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
+    ):
+        raise TypeError(
+            f"{OPERATION}: dropout_rate must be a real number, got {array.dtype} of shape "
+            f"{array.shape}"
+        )
+    if isinstance(rate, jax.core.Tracer):
+        return True
+    if not 0 <= rate < 1:
+        raise ValueError(f"{OPERATION}: dropout_rate must be in [0, 1), got {rate}")
+    return bool(rate)
 
 
 def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
