@@ -15,8 +15,18 @@ from covering import combinations
 from jax.test_util import check_grads
 from score_problems import SCORES, arrays_of, dense
 
-from jaxsparse import H200, BlockMask, Indexed, Topology, explain, masks, sparse_attention
+from jaxsparse import (
+    EXPORT_DISABLED_CHECKS,
+    H200,
+    BlockMask,
+    Indexed,
+    Topology,
+    explain,
+    masks,
+    sparse_attention,
+)
 from jaxsparse.ops import dropout, score_functions
+from jaxsparse.ops.attention_masks import _compiled_at
 from jaxsparse.ops.sparse_attention import _attention
 
 # Rounding of what is multiplied, relative to sums of magnitudes.
@@ -219,6 +229,15 @@ def test_offsets(offsets, jitted):
     assert_close(attend(*offsets, stored), expected, "float32", "block mask")
 
 
+def test_masks_at_offsets_are_compiled_once():
+    q, k, v = operands(1, 20, 30, 2, 2, 8, 8, "float32")
+    _compiled_at.cache_clear()
+    for begin in 3, 5:
+        sparse_attention(q, k, v, masks.band(9), query_offset=jnp.int32(begin))
+    assert _compiled_at.cache_info().hits == 1
+    assert _compiled_at(masks.band(9), (20, 30))._cache_size() == 1
+
+
 def test_vmap_over_operands_of_scores():
     q, k, v = operands(1, 20, 30, 4, 2, 8, 8, "float32")
     slopes = jnp.asarray(np.random.default_rng(0).random((3, 4)), jnp.float32)
@@ -317,8 +336,9 @@ def test_inside_of_shard_map_as_on_one_device():
 
 
 def test_export():
-    q, k, v = operands(2, 20, 30, 4, 2, 8, 8, "float32")
-    slope = jnp.asarray([0.1, 0.2, 0.3, 0.4])
+    """With operands as arguments; the program for GPUs holds the printed function."""
+    q, k, v = operands(2, 64, 128, 4, 2, 64, 64, "bfloat16")
+    slope = Indexed(jnp.asarray([0.1, 0.2, 0.3, 0.4]), "n")
 
     @jax.jit
     def attend(q, k, v, slope):
@@ -327,13 +347,16 @@ def test_export():
             k,
             v,
             score=lambda s, row, column, slope: s - slope * abs(row - column),
-            operands={"slope": Indexed(slope, "n")},
+            operands={"slope": slope},
         )
 
-    exported = jax.export.export(attend, platforms=("cpu", "cuda"))(q, k, v, slope)
+    exported = jax.export.export(
+        attend, platforms=("cpu", "cuda"), disabled_checks=EXPORT_DISABLED_CHECKS
+    )(q, k, v, slope)
+    assert "struct Score" in exported.mlir_module()
     again = jax.export.deserialize(exported.serialize())
     if PLATFORM == "cpu":
-        np.testing.assert_allclose(again.call(q, k, v, slope), attend(q, k, v, slope), rtol=1e-6)
+        np.testing.assert_array_equal(again.call(q, k, v, slope), attend(q, k, v, slope))
 
 
 def _identity_with_slope(slope):
@@ -429,6 +452,16 @@ def test_explain():
     x = jax.ShapeDtypeStruct((1, 256, 4, 64), jnp.bfloat16)
     text = str(explain(functools.partial(sparse_attention, soft_cap=3.0), x, x, x, device=H200))
     assert "scores: <div, tanh, mul>" in text
+
+
+def test_explain_says_what_lacks_kernels(monkeypatch):
+    x = jax.ShapeDtypeStruct((1, 256, 4, 64), jnp.bfloat16)
+    topology = Topology.from_mask(random_mask((256, 256)))
+    of = functools.partial(sparse_attention, mask=topology, soft_cap=3.0)
+    monkeypatch.setattr("jaxsparse.ops.sparse_attention.block_mask", lambda mask: None)
+    assert "kernels by rows of a pattern take no functions" in str(
+        explain(of, x, x, x, device=H200)
+    )
 
 
 def test_variants_that_know_no_scores_refuse_them():

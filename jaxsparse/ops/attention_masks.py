@@ -90,14 +90,30 @@ def at_offsets(mask: Any, query_offset: Any, key_offset: Any, shape: tuple[int, 
     if known:
         return masks.offset(mask, rows=rows, columns=columns) if rows or columns else mask
 
-    def of(row: jax.Array, column: jax.Array) -> BlockMask:
-        # Data of the program also where both are known: a mask for each would be a program each.
-        return BlockMask.from_mask(masks.offset(mask, rows=row, columns=column), shape)
-
+    known_by_name = isinstance(mask, masks.Mask) and mask.is_known_by_name
+    of = (
+        _compiled_at(mask, shape) if known_by_name else jax.jit(functools.partial(_at, mask, shape))
+    )
     begins = jnp.broadcast_arrays(*(jnp.asarray(x, jnp.int32) for x in (rows, columns)))
     if begins[0].ndim == 0:
-        return jax.jit(of)(*begins)
+        return of(*begins)
     return jax.vmap(of)(*begins).reshape_batch(begins[0].shape[0], 1)
+
+
+def _at(
+    mask: Callable[[Any, Any], Any], shape: tuple[int, int], row: jax.Array, column: jax.Array
+) -> BlockMask:
+    """The block mask of a mask function, of positions that begin at a row and a column.
+
+    They are data of its program also where both are known: a mask for each would be a program each.
+    """
+    return BlockMask.from_mask(masks.offset(mask, rows=row, columns=column), shape)
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled_at(mask: masks.Mask, shape: tuple[int, int]) -> Any:
+    """The same compiled, once for all calls of no program."""
+    return jax.jit(functools.partial(_at, mask, shape))
 
 
 def _of_function(mask: Callable[[Any, Any], Any] | None, shape: tuple[int, int]) -> BlockMask:
