@@ -51,3 +51,18 @@ def test_is_the_same_in_every_path(monkeypatch):
         np.testing.assert_allclose(lse, results[0][1], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(results[0][1], without[1], rtol=1e-5, atol=1e-5)
     assert not np.allclose(results[0][0], without[0], atol=1e-2)
+
+
+def test_derivatives_take_the_rate_for_a_constant():
+    """Of first and second order alike."""
+    q, k, v = operands(1, 6, 7, 2, 2, 4, 4, "float32")
+
+    def loss(q, rate):
+        out = sparse_attention(q, k, v, dropout_key=jax.random.key(0), dropout_rate=rate)
+        return jnp.sum(out**2)
+
+    by_both = jax.grad(loss, (0, 1))
+    of_query, of_rate = by_both(q, 0.25)
+    assert of_rate == 0 and jnp.any(of_query != 0)
+    _, along = jax.jvp(lambda rate: by_both(q, rate), (0.25,), (1.0,))
+    jax.tree.map(lambda x: np.testing.assert_array_equal(x, 0), along)

@@ -15,8 +15,19 @@ from covering import combinations
 from jax.test_util import check_grads
 from score_problems import SCORES, arrays_of, dense
 
-from jaxsparse import H200, BlockMask, Indexed, Topology, explain, masks, sparse_attention
-from jaxsparse.ops import dropout
+from jaxsparse import (
+    EXPORT_DISABLED_CHECKS,
+    H200,
+    BlockMask,
+    Indexed,
+    Topology,
+    explain,
+    masks,
+    sparse_attention,
+)
+from jaxsparse.ops import dropout, score_functions
+from jaxsparse.ops.attention_masks import _compiled_at
+from jaxsparse.ops.sparse_attention import _attention
 
 # Rounding of what is multiplied, relative to sums of magnitudes.
 TOLERANCE = {"float64": 1e-12, "float32": 5e-6, "bfloat16": 2.0**-6, "float16": 2.0**-9}
@@ -218,6 +229,15 @@ def test_offsets(offsets, jitted):
     assert_close(attend(*offsets, stored), expected, "float32", "block mask")
 
 
+def test_masks_at_offsets_are_compiled_once():
+    q, k, v = operands(1, 20, 30, 2, 2, 8, 8, "float32")
+    _compiled_at.cache_clear()
+    for begin in 3, 5:
+        sparse_attention(q, k, v, masks.band(9), query_offset=jnp.int32(begin))
+    assert _compiled_at.cache_info().hits == 1
+    assert _compiled_at(masks.band(9), (20, 30))._cache_size() == 1
+
+
 def test_vmap_over_operands_of_scores():
     q, k, v = operands(1, 20, 30, 4, 2, 8, 8, "float32")
     slopes = jnp.asarray(np.random.default_rng(0).random((3, 4)), jnp.float32)
@@ -240,42 +260,58 @@ def test_vmap_over_operands_of_scores():
         np.testing.assert_allclose(mapped, one, rtol=1e-5, atol=1e-6)
 
 
-def test_sharded_as_on_one_device():
-    """Over sequences and groups of heads, by the partitioner and inside of shard_map."""
+def _attend_with_all(q, k, v, slope, pair, sinks, seeds):
+    return sparse_attention(
+        q,
+        k,
+        v,
+        masks.causal(),
+        score=lambda s, row, column, slope, pair: jnp.tanh(s * pair) - slope * abs(row - column),
+        operands={"slope": Indexed(slope, "n"), "pair": Indexed(pair, "ts")},
+        sinks=sinks,
+        dropout_key=seeds,
+        dropout_rate=0.5,
+    )
+
+
+def _gradient_with_all(*operands):
+    *floating, seeds = operands
+    return jax.grad(lambda *xs: jnp.sum(_attend_with_all(*xs, seeds) ** 2), range(6))(*floating)
+
+
+@pytest.mark.parametrize("of", [_attend_with_all, _gradient_with_all])
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+def test_sharded_as_on_one_device(kind, of):
+    """Over sequences and groups of heads, by automatic and explicit axes."""
+    if jax.device_count() < 4:
+        pytest.skip("needs four devices")
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(kind,) * 2)
+    spec = jax.sharding.PartitionSpec
+    qkv = operands(2, 20, 30, 4, 2, 8, 8, "float32")
+    named = arrays_of({"slope": "n", "pair": "ts"}, {"n": 4, "t": 20, "s": 30})
+    others = named["slope"].array, named["pair"].array, jnp.arange(4.0), jax.random.key(0)
+    expected = jax.jit(of)(*qkv, *others)
+    with jax.set_mesh(mesh):
+        by_heads = jax.sharding.NamedSharding(mesh, spec("x", None, "y"))
+        cut = [jax.device_put(x, by_heads) for x in qkv]
+        actual = jax.jit(of)(
+            *cut, *jax.device_put(others, jax.sharding.NamedSharding(mesh, spec()))
+        )
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), actual, expected
+    )
+
+
+def test_inside_of_shard_map_as_on_one_device():
     if jax.device_count() < 4:
         pytest.skip("needs four devices")
     auto = (jax.sharding.AxisType.Auto,) * 2
     mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=auto)
     q, k, v = operands(2, 20, 30, 4, 2, 8, 8, "float32")
-    named = arrays_of({"slope": "n", "pair": "ts", "ids": "bs"}, {"b": 2, "n": 4, "t": 20, "s": 30})
-
-    def attend(q, k, v, slope, pair, seeds):
-        return sparse_attention(
-            q,
-            k,
-            v,
-            masks.causal(),
-            score=lambda s, row, column, slope, pair: s * pair - slope * abs(row - column),
-            operands={"slope": Indexed(slope, "n"), "pair": Indexed(pair, "ts")},
-            dropout_key=seeds,
-            dropout_rate=0.5,
-        )
-
-    def gradient(q, k, v, slope, pair, key):
-        return jax.grad(lambda *xs: jnp.sum(attend(*xs, key) ** 2), (0, 1, 2, 3, 4))(
-            q, k, v, slope, pair
-        )
-
+    sizes = {"n": 4, "t": 20, "s": 30}
+    slope, pair = (x.array for x in arrays_of({"slope": "n", "pair": "ts"}, sizes).values())
     spec = jax.sharding.PartitionSpec
     by_heads = spec("x", None, "y")
-    cut = [jax.device_put(x, jax.sharding.NamedSharding(mesh, by_heads)) for x in (q, k, v)]
-    slope, pair, key = named["slope"].array, named["pair"].array, jax.random.key(0)
-    for of in attend, gradient:
-        expected = jax.jit(of)(q, k, v, slope, pair, key)
-        actual = jax.jit(of)(*cut, slope, pair, key)
-        jax.tree.map(
-            functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), actual, expected
-        )
 
     def without_dropout(q, k, v, slope, pair):
         return sparse_attention(
@@ -300,8 +336,9 @@ def test_sharded_as_on_one_device():
 
 
 def test_export():
-    q, k, v = operands(2, 20, 30, 4, 2, 8, 8, "float32")
-    slope = jnp.asarray([0.1, 0.2, 0.3, 0.4])
+    """With operands as arguments; the program for GPUs holds the printed function."""
+    q, k, v = operands(2, 64, 128, 4, 2, 64, 64, "bfloat16")
+    slope = Indexed(jnp.asarray([0.1, 0.2, 0.3, 0.4]), "n")
 
     @jax.jit
     def attend(q, k, v, slope):
@@ -310,29 +347,98 @@ def test_export():
             k,
             v,
             score=lambda s, row, column, slope: s - slope * abs(row - column),
-            operands={"slope": Indexed(slope, "n")},
+            operands={"slope": slope},
         )
 
-    exported = jax.export.export(attend, platforms=("cpu", "cuda"))(q, k, v, slope)
+    exported = jax.export.export(
+        attend, platforms=("cpu", "cuda"), disabled_checks=EXPORT_DISABLED_CHECKS
+    )(q, k, v, slope)
+    assert "struct Score" in exported.mlir_module()
     again = jax.export.deserialize(exported.serialize())
     if PLATFORM == "cpu":
-        np.testing.assert_allclose(again.call(q, k, v, slope), attend(q, k, v, slope), rtol=1e-6)
+        np.testing.assert_array_equal(again.call(q, k, v, slope), attend(q, k, v, slope))
 
 
-def test_equal_functions_are_one_program():
-    q, k, v = operands(1, 20, 30, 2, 2, 8, 8, "float32")
-    traces = []
+def _identity_with_slope(slope):
+    """The score, whose derivative is said to be this."""
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def attend(cap, q):
-        traces.append(cap)
-        return sparse_attention(q, k, v, score=lambda s, row, column: cap * jnp.tanh(s / cap))
+    @jax.custom_jvp
+    def identity(s):
+        return s
 
-    jaxprs = {str(jax.make_jaxpr(attend, static_argnums=0)(c, q)) for c in (2.0, 2.0, 3.0)}
-    assert len(jaxprs) == 2 or len(traces) == 2
-    np.testing.assert_allclose(
-        attend(2.0, q), sparse_attention(q, k, v, soft_cap=2.0), rtol=1e-6, atol=1e-7
+    identity.defjvp(lambda at, along: (identity(*at), slope * along[0]))
+    return lambda s, row, column: identity(s)
+
+
+def _identity_with_slope_backward(slope):
+    @jax.custom_vjp
+    def identity(s):
+        return s
+
+    identity.defvjp(lambda s: (s, None), lambda _, ct: (slope * ct,))
+    return lambda s, row, column: identity(s)
+
+
+def _by_inner_constant(number):
+    constant = jnp.float32(number)
+    inner = jax.jit(lambda s: s * constant)
+    return lambda s, row, column: inner(s)
+
+
+def _in_a_loop(number):
+    constant = jnp.float32(number)
+    return lambda s, row, column: jax.lax.fori_loop(0, 2, lambda i, s: s * constant, s)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda number: lambda s, row, column: s * number,
+        _by_inner_constant,
+        _in_a_loop,
+        _identity_with_slope,
+        lambda number: lambda s, row, column: s * (row if number == 2 else column),
+    ],
+)
+def test_functions_are_equal_by_what_they_compute(made):
+    same, again, other = (
+        score_functions._trace(made(x), jnp.float32, []) for x in (2.0, 2.0, -3.0)
     )
+    assert same == again and hash(same) == hash(again)
+    assert same != other
+
+
+@pytest.mark.parametrize(
+    "made, slope",
+    [
+        (_by_inner_constant, None),
+        (_identity_with_slope, 1),
+        (_identity_with_slope_backward, 1),
+    ],
+)
+def test_functions_that_differ_are_not_taken_for_one_another(made, slope):
+    """One after the other, each as a function of which nothing is nested."""
+    q, k, v = operands(1, 20, 30, 2, 2, 8, 8, "float32")
+
+    def gradient(score):
+        return jax.grad(lambda q: jnp.sum(sparse_attention(q, k, v, score=score) ** 2))(q)
+
+    for number in 2.0, -3.0:
+        factor = number if slope is None else 1
+        expected = gradient(lambda s, row, column, x=factor: x * s)
+        expected *= 1 if slope is None else number
+        np.testing.assert_allclose(gradient(made(number)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_equal_functions_are_compiled_once():
+    q, k, v = operands(1, 20, 30, 2, 2, 8, 8, "float32")
+
+    def attend(cap):
+        before = _attention._cache_size()
+        sparse_attention(q, k, v, score=lambda s, row, column: cap * jnp.tanh(s / cap))
+        return _attention._cache_size() - before
+
+    assert [attend(cap) for cap in (2.25, 2.25, 3.25)] == [1, 0, 1]
 
 
 def test_patterns_without_block_masks(monkeypatch):
@@ -346,6 +452,16 @@ def test_explain():
     x = jax.ShapeDtypeStruct((1, 256, 4, 64), jnp.bfloat16)
     text = str(explain(functools.partial(sparse_attention, soft_cap=3.0), x, x, x, device=H200))
     assert "scores: <div, tanh, mul>" in text
+
+
+def test_explain_says_what_lacks_kernels(monkeypatch):
+    x = jax.ShapeDtypeStruct((1, 256, 4, 64), jnp.bfloat16)
+    topology = Topology.from_mask(random_mask((256, 256)))
+    of = functools.partial(sparse_attention, mask=topology, soft_cap=3.0)
+    monkeypatch.setattr("jaxsparse.ops.sparse_attention.block_mask", lambda mask: None)
+    assert "kernels by rows of a pattern take no functions" in str(
+        explain(of, x, x, x, device=H200)
+    )
 
 
 def test_variants_that_know_no_scores_refuse_them():
@@ -400,6 +516,9 @@ def test_errors():
     table = jnp.ones(20)
     slope = {"slope": Indexed(jnp.ones(4), "n")}
 
+    def first(s, *others, **named):
+        return s
+
     def check(error, message, **options):
         with pytest.raises(error, match=message):
             sparse_attention(q, k, v, **options)
@@ -409,6 +528,25 @@ def test_errors():
     check(TypeError, "must return one floating number", score=lambda s, row, column: row < column)
     check(TypeError, "operand 'a' must be Indexed", score=min, operands={"a": table})
     check(ValueError, "operands are those of score", operands=slope)
+    check(TypeError, "operands must be a mapping .* got list", score=first, operands=[1])
+    check(TypeError, "score must be a function, got int", score=3)
+    check(TypeError, "must return one floating number, got NoneType", score=lambda *xs: None)
+    check(TypeError, r"score\(s, row, column\), .* missing", score=lambda s, row, column, x: s)
+    row = {"row": Indexed(jnp.ones(4), "n")}
+    check(
+        TypeError,
+        r"score\(s, row, column, row=row\), .* multiple values for argument 'row'",
+        score=lambda s, row, column: s,
+        operands=row,
+    )
+    check(TypeError, "axes of bias must be a string, got int", bias=Indexed(jnp.ones(4), 3))
+    for name in "soft_cap", "bias", "sinks", "query_offset", "dropout_rate":
+        check(TypeError, f"{name} must be an array, got str", **{name: "x"})
+    check(TypeError, "dropout_rate must be a real number, got .*(2,)", dropout_rate=jnp.ones(2))
+    for name, shape in ("soft_cap", ()), ("bias", (1, 6, 8)), ("sinks", (4,)):
+        array = jnp.full(shape, 5j)
+        check(TypeError, f"{name} must be floating.*, got complex64", **{name: array})
+    check(TypeError, "bias must be floating, integer or bool", bias=Indexed(jnp.full(4, 5j), "n"))
     check(
         ValueError,
         r"slope must have shape \(8,\) for its axes 's', got \(4,\)",
@@ -421,8 +559,11 @@ def test_errors():
         bias=Indexed(jnp.ones((6, 13)), "td"),
     )
     check(ValueError, r"bias must be an Indexed or have shape", bias=jnp.ones((6, 8)))
-    check(ValueError, "soft_cap must be greater than 0", soft_cap=0.0)
+    for cap in 0.0, -1, jnp.float32(-1), np.float32("nan"):
+        check(ValueError, "soft_cap must be greater than 0", soft_cap=cap)
     check(TypeError, "query_offset must be integers", query_offset=1.5)
+    for begin in 2**40, -(2**31) - 1, np.asarray([0, 2**31]):
+        check(ValueError, "query_offset must be in the range of int32", query_offset=begin)
     check(ValueError, r"key_offset must have shape \(\) or \(2,\)", key_offset=jnp.ones(3, int))
 
     regrouped = BlockMask.from_mask(masks.strided(2), (6, 8), regroup=2)

@@ -154,8 +154,9 @@ def _ffi_of(
             return _instead("a tangent's kernel takes no functions of scores", name, params)
         if params["scores"] is not None:
             per_group = avals[0].shape[-2] if name == "attention_cotangent" else None
-            may_fit = _may_take_scores(params, avals, device)
-            if lacks := score_kernels.lacking(scores, dtypes, may_fit, per_group):
+            lacks = _lacks_kernels_of_scores(params, avals, device)
+            lacks = lacks or score_kernels.lacking(scores, dtypes, per_group)
+            if lacks:
                 return _instead(lacks, name, params)
         query, _, value = avals[:3]
         sizes = (query.shape[-1], value.shape[-1])
@@ -210,14 +211,21 @@ _FEWEST_ENTRIES_OF_TILE = {
 }
 
 
-def _may_take_scores(
+def _lacks_kernels_of_scores(
     params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
-) -> bool:
-    """Whether the kernels by warpgroups, which take functions of scores, fit but for these."""
+) -> str:
+    """Why the kernels by warpgroups, which take functions of scores, don't fit; empty if so."""
     on_warpgroups = isinstance(device, Device) and device.compute_capability == OF_WARPGROUPS
     size = max(avals[0].shape[-1], avals[2].shape[-1])
     fits = avals[0].dtype.itemsize == 2 and 0 < size <= SIZES_OF_WARPGROUPS[-1]
-    return bool(on_warpgroups and params["has_mask"] and fits)
+    if not (on_warpgroups and fits):
+        return (
+            "functions of scores and dropout have kernels for GPUs of compute capability 9.0 "
+            f"alone, for heads of 1 to {SIZES_OF_WARPGROUPS[-1]} numbers of 16 bits"
+        )
+    if not params["has_mask"]:
+        return "kernels by rows of a pattern take no functions of scores or dropout"
+    return ""
 
 
 def _gives_pattern(name: str, params: dict[str, Any], avals: Sequence[ShapedArray]) -> bool:

@@ -50,7 +50,7 @@ def _attention_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 def _varied_scores(
     scores: Scores | None, query: tuple[int, ...], tangents: Sequence[Any]
 ) -> tuple[Scores | None, list[Any]]:
-    """Scores that say of which operands there are tangents, and these, of varied axes."""
+    """Scores with the operands that have tangents as varied ones, and the tangents, widened."""
     if scores is None:
         return None, []
     named = enumerate(tangents[: len(scores.axes)])
@@ -61,9 +61,10 @@ def _varied_scores(
 
 
 def _second_order(primitive: Any, name: str, linear_of: Callable[[dict[str, Any]], int]) -> None:
-    """The JVP of a map that is linear in its last operands, so many of them.
+    """The JVP of a map that is linear in its last operands; ``linear_of`` says in how many.
 
-    By these it is itself; by the others, the derivative of its plain form.
+    Along tangents of these operands the derivative is the map itself; along tangents of the others
+    it is the derivative of the map's plain form.
     """
 
     def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
@@ -106,7 +107,7 @@ def _differs(tangent: Any) -> bool:
 
 
 def _transpose(primitive: Any, transposed: Any, linear_of: Callable[[dict[str, Any]], int]) -> None:
-    """The transpose of a map that is linear in its last operands, so many of them."""
+    """The transpose of a map that is linear in its last operands, as in `_second_order`."""
 
     def transpose(cts: Any, *operands: Any, **params: Any) -> Any:
         linear = linear_of(params)

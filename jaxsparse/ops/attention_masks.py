@@ -62,13 +62,23 @@ def as_offsets(b: int, query_offset: Any, key_offset: Any) -> jax.Array | None:
         return None
     offsets = []
     for name, x in (("query_offset", query_offset), ("key_offset", key_offset)):
-        array = jnp.asarray(0 if x is None else x)
+        array = _checked_offset(name, 0 if x is None else x)
         if not jnp.issubdtype(array.dtype, jnp.integer):
             raise TypeError(f"{OPERATION}: {name} must be integers, got {array.dtype}")
         if array.shape not in ((), (b,)):
             raise ValueError(f"{OPERATION}: {name} must have shape () or ({b},), got {array.shape}")
         offsets.append(array.astype(jnp.int32).reshape(-1))
     return jnp.stack(jnp.broadcast_arrays(*offsets), -1)
+
+
+def _checked_offset(name: str, x: Any) -> jax.Array:
+    """An offset as an array; those of the host must be in the range of int32."""
+    if isinstance(x, numbers.Integral | np.ndarray):
+        limits = np.iinfo(np.int32)
+        host = np.asarray(x)
+        if host.size and not limits.min <= host.min() <= host.max() <= limits.max:
+            raise ValueError(f"{OPERATION}: {name} must be in the range of int32, got {x}")
+    return arguments.as_array(OPERATION, name, x, 0)
 
 
 def at_offsets(mask: Any, query_offset: Any, key_offset: Any, shape: tuple[int, int]) -> Any:
@@ -80,14 +90,30 @@ def at_offsets(mask: Any, query_offset: Any, key_offset: Any, shape: tuple[int, 
     if known:
         return masks.offset(mask, rows=rows, columns=columns) if rows or columns else mask
 
-    def of(row: jax.Array, column: jax.Array) -> BlockMask:
-        # Data of the program also where both are known: a mask for each would be a program each.
-        return BlockMask.from_mask(masks.offset(mask, rows=row, columns=column), shape)
-
+    known_by_name = isinstance(mask, masks.Mask) and mask.is_known_by_name
+    of = (
+        _compiled_at(mask, shape) if known_by_name else jax.jit(functools.partial(_at, mask, shape))
+    )
     begins = jnp.broadcast_arrays(*(jnp.asarray(x, jnp.int32) for x in (rows, columns)))
     if begins[0].ndim == 0:
-        return jax.jit(of)(*begins)
-    return jax.vmap(of)(*begins).reshape_batch(len(begins[0]), 1)
+        return of(*begins)
+    return jax.vmap(of)(*begins).reshape_batch(begins[0].shape[0], 1)
+
+
+def _at(
+    mask: Callable[[Any, Any], Any], shape: tuple[int, int], row: jax.Array, column: jax.Array
+) -> BlockMask:
+    """The block mask of a mask function, of positions that begin at a row and a column.
+
+    They are data of its program also where both are known: a mask for each would be a program each.
+    """
+    return BlockMask.from_mask(masks.offset(mask, rows=row, columns=column), shape)
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled_at(mask: masks.Mask, shape: tuple[int, int]) -> Any:
+    """The same compiled, once for all calls of no program."""
+    return jax.jit(functools.partial(_at, mask, shape))
 
 
 def _of_function(mask: Callable[[Any, Any], Any] | None, shape: tuple[int, int]) -> BlockMask:

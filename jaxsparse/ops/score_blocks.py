@@ -61,7 +61,7 @@ class ScoreBlocks:
     ) -> list[jax.Array]:
         """Of these operands what a block of scores meets, in shapes that broadcast to it.
 
-        ``varied``: they have varied axes.
+        ``varied``: they are widened.
         """
 
         def spread(i: int, x: jax.Array) -> jax.Array:
@@ -88,7 +88,7 @@ class ScoreBlocks:
         values: Sequence[jax.Array],
         d_values: Sequence[jax.Array],
     ) -> tuple[jax.Array, jax.Array]:
-        """The function and its derivative along tangents, of values those of `varied`."""
+        """The function, and its derivative along tangents of scores and of varied operands."""
 
         def of(scores: jax.Array, *varied: jax.Array) -> jax.Array:
             return self.function(number, scores, *self._with(values, varied))

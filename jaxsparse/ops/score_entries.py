@@ -37,7 +37,7 @@ class ScoreEntries:
     def derivative(
         self, scores: jax.Array, d_scores: jax.Array, d_values: Sequence[jax.Array]
     ) -> jax.Array:
-        """The function's derivative along tangents, of operands those that vary."""
+        """The function's derivative along tangents of scores and of the varied operands."""
         if not self.has_function:
             return d_scores
         at = self._widened(scores)
@@ -48,7 +48,7 @@ class ScoreEntries:
         return derivative
 
     def pull(self, scores: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
-        """Its cotangent as that of scores, and of operands that vary, with all groups."""
+        """The cotangents of scores and of the varied operands, from that of the function."""
         if not self.has_function:
             return cotangent, []
         batch = cotangent.shape[:-3]
@@ -66,7 +66,7 @@ class ScoreEntries:
         return self._operands.multipliers(*self._positions(), dtype)
 
     def _widened(self, scores: jax.Array) -> list[jax.Array]:
-        """The operands that vary, of varied axes, in the dtype of scores."""
+        """The varied operands, widened, in the dtype of scores."""
         rank, queries = scores.ndim - 3, self._offsets.shape[-1] - 1
         heads = (scores.shape[-3], scores.shape[-2])
         return [
@@ -89,7 +89,7 @@ class ScoreEntries:
         return evaluate(self._scores.function, scores, *self._positions(), *wide)
 
     def _places(self) -> tuple[jax.Array, jax.Array]:
-        """Rows and columns of entries, those of the last ones where there are fewer."""
+        """The row and the column of each entry; padding behind the entries is in the last row."""
         entries = jnp.arange(self._columns.shape[-1], dtype=jnp.int32)
         last = max(self._offsets.shape[-1] - 2, 0)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import json
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +17,9 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxsparse.codegen.flatten import flatten, live, used, uses
 from jaxsparse.codegen.program import Program, Value
+from jaxsparse.ops import arguments
+from jaxsparse.ops.score_keys import has_rules, key_of
+from jaxsparse.pattern import is_concrete
 
 OPERATION = "sparse_attention"
 AXES = "bntsd"
@@ -34,8 +39,9 @@ class Indexed:
     """An array that a score function reads, and by what each of its dimensions is indexed.
 
     Args:
-        array: floating, integers or bool; a function gets one element, floating ones in the dtype
-            of scores.
+        array: floating, integers or bool; a function gets one element. Floating ones come in the
+            dtype of scores, float64 rounded to it; bool and uint32 as they are; other integers as
+            int32, to which wider ones are cut.
         axes: a letter for each dimension, in their order: b the sequence, n the query head, t the
             row (query), s the column (key), d the distance row - column + S - 1 of places in
             ``query`` and ``key``. As "n" for slopes, "b t" for ids of documents.
@@ -49,15 +55,32 @@ class Indexed:
     axes: str
 
 
+# So that exported programs may take and return them.
+jax.export.register_pytree_node_serialization(
+    Indexed,
+    serialized_name="jaxsparse.Indexed",
+    serialize_auxdata=lambda meta: json.dumps(meta).encode(),
+    deserialize_auxdata=lambda data: tuple(json.loads(data)),
+)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScoreFunction:
     """A function of scalars: the score, int32 row and column, and values of operands.
 
-    Equal functions give equal programs: they compare by what they compute.
+    Equal functions give equal programs: they compare by what they compute, derivatives too.
     """
 
     jaxpr: ClosedJaxpr
-    key: tuple[Any, ...]
+
+    @functools.cached_property
+    def key(self) -> Hashable:
+        """What makes it equal to another: its program, and derivatives that follow rules."""
+        if not has_rules(self.jaxpr):
+            return key_of([self.jaxpr])
+        types = self._types()[3:]
+        floating = [i for i, x in enumerate(types) if jnp.issubdtype(x.dtype, jnp.floating)]
+        return key_of([self.jaxpr, self.derivatives(floating)])
 
     def __call__(self, *scalars: jax.Array) -> jax.Array:
         result: jax.Array
@@ -92,7 +115,7 @@ class ScoreFunction:
             result, derivative = along(scalars, 0)
             return [result, derivative, *(along(scalars, 3 + i)[1] for i in by)]
 
-        return jax.make_jaxpr(all_of)(*(jax.ShapeDtypeStruct((), a.dtype) for a in self._types()))
+        return _traced(all_of, [a.dtype for a in self._types()])
 
     def _types(self) -> list[Any]:
         return [v.aval for v in self.jaxpr.jaxpr.invars]
@@ -115,16 +138,17 @@ def score_function(
         TypeError, ValueError: for what can't be that.
     """
     named = _checked_operands(operands)
-    if named and score is None:
-        raise ValueError(f"{OPERATION}: operands are those of score, which is None")
+    _check_callable(score, list(named))
     read: dict[str, Indexed] = {}
     if soft_cap is not None and not isinstance(soft_cap, numbers.Real):
-        read["soft_cap"] = Indexed(soft_cap, "")
+        array = arguments.as_array(OPERATION, "soft_cap", soft_cap, 0)
+        if is_concrete(array) and array.shape == () and not jnp.iscomplexobj(array):
+            _check_soft_cap(float(array))
+        read["soft_cap"] = Indexed(array, "")
         soft_cap = True
     elif soft_cap is not None:
         soft_cap = float(soft_cap)
-        if not soft_cap > 0:
-            raise ValueError(f"{OPERATION}: soft_cap must be greater than 0, got {soft_cap}")
+        _check_soft_cap(soft_cap)
     if bias is not None:
         read["bias"] = bias if isinstance(bias, Indexed) else _bias(bias, sizes)
     names = list(named)
@@ -137,13 +161,38 @@ def score_function(
     return _trace(function, dtype, [x.dtype for _, x in arrays]), arrays
 
 
+def _check_callable(score: Any, names: list[str]) -> None:
+    if score is None:
+        if names:
+            raise ValueError(f"{OPERATION}: operands are those of score, which is None")
+        return
+    if not callable(score):
+        raise TypeError(f"{OPERATION}: score must be a function, got {type(score).__name__}")
+    try:
+        signature = inspect.signature(score)
+    except ValueError:
+        return  # a built-in function that does not say what it takes
+    try:
+        signature.bind(None, None, None, **dict.fromkeys(names))
+    except TypeError as error:
+        called = ", ".join(("s", "row", "column", *(f"{name}={name}" for name in names)))
+        raise TypeError(
+            f"{OPERATION}: score is called as score({called}), which it can't be: {error}"
+        ) from None
+
+
+def _check_soft_cap(soft_cap: float) -> None:
+    if not soft_cap > 0:
+        raise ValueError(f"{OPERATION}: soft_cap must be greater than 0, got {soft_cap}")
+
+
 def _bias(bias: Any, sizes: dict[str, int]) -> Indexed:
     """An array (N or 1, T, S) or (B or 1, N or 1, T, S), by what it is indexed."""
-    array = jnp.asarray(bias)
+    array = arguments.as_array(OPERATION, "bias", bias, 0)
     t, s = sizes["t"], sizes["s"]
     leading = array.shape[:-2]
     axes = "bn"[2 - len(leading) :]
-    fits = 1 <= len(leading) <= 2 and array.shape[-2:] == (t, s)
+    fits = 3 <= array.ndim <= 4 and array.shape[-2:] == (t, s)
     if not fits or any(n not in (1, sizes[a]) for n, a in zip(leading, axes, strict=True)):
         raise ValueError(
             f"{OPERATION}: bias must be an Indexed or have shape ({sizes['n']} or 1, {t}, {s}) or "
@@ -185,7 +234,12 @@ def _trace(function: Callable[..., Any], dtype: Any, dtypes: list[Any]) -> Score
     values = [wide if jnp.issubdtype(d, jnp.floating) else d for d in dtypes]
 
     def checked(*scalars: jax.Array) -> jax.Array:
-        result = jnp.asarray(function(*scalars))
+        given = function(*scalars)
+        if not isinstance(given, jax.Array | np.ndarray | np.generic | float | int):
+            raise TypeError(
+                f"{OPERATION}: score must return one floating number, got {type(given).__name__}"
+            )
+        result = jnp.asarray(given)
         if result.shape or not jnp.issubdtype(result.dtype, jnp.floating):
             raise TypeError(
                 f"{OPERATION}: score must return one floating number, got {result.dtype} of shape "
@@ -193,11 +247,15 @@ def _trace(function: Callable[..., Any], dtype: Any, dtypes: list[Any]) -> Score
             )
         return result.astype(wide)
 
-    types = [jax.ShapeDtypeStruct((), d) for d in (wide, jnp.int32, jnp.int32, *values)]
-    jaxpr = jax.make_jaxpr(checked)(*types)
+    jaxpr = _traced(checked, [wide, jnp.int32, jnp.int32, *values])
     _check(live(flatten(jaxpr)))
-    consts = tuple((str(np.asarray(x).dtype), np.asarray(x).tobytes()) for x in jaxpr.consts)
-    return ScoreFunction(jaxpr, (str(jaxpr.jaxpr), consts))
+    return ScoreFunction(jaxpr)
+
+
+def _traced(function: Callable[..., Any], dtypes: Sequence[Any]) -> ClosedJaxpr:
+    """Of scalars, without a mesh: none of its equations is about sharding."""
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        return jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct((), d) for d in dtypes))
 
 
 def _check(program: Program) -> None:
@@ -217,8 +275,13 @@ def _checked_operands(operands: Mapping[str, Any] | None) -> dict[str, Indexed]:
     """Operands by name.
 
     Raises:
-        TypeError: if one is no `Indexed`.
+        TypeError: if they are no mapping, or one is no `Indexed`.
     """
+    if not isinstance(operands, Mapping | None):
+        raise TypeError(
+            f"{OPERATION}: operands must be a mapping of names to Indexed, got "
+            f"{type(operands).__name__}"
+        )
     named = dict(operands or {})
     for name, operand in named.items():
         if not isinstance(operand, Indexed):
@@ -237,10 +300,15 @@ def _over_heads(
     ``sizes`` are those of axes.
 
     Raises:
-        ValueError: for axes that there are not, or another shape than theirs.
+        TypeError, ValueError: for axes that there are not, another shape than theirs, and what
+            is no array of numbers.
     """
+    if not isinstance(operand.axes, str):
+        raise TypeError(
+            f"{OPERATION}: axes of {name} must be a string, got {type(operand.axes).__name__}"
+        )
     axes = operand.axes.replace(" ", "")
-    array = jnp.asarray(operand.array)
+    array = arguments.as_array(OPERATION, name, operand.array, 0)
     unknown = set(axes) - set(AXES)
     if unknown or len(set(axes)) < len(axes) or ("d" in axes and set(axes) & set("ts")):
         raise ValueError(
@@ -258,11 +326,17 @@ def _over_heads(
     b, n = sizes["b"] if "b" in axes else 1, sizes["n"] if "n" in axes else 1
     heads = (n // per_group, per_group) if "n" in axes else (1, 1)
     array = array.reshape(b, *heads, *(sizes[axis] for axis in in_order if axis not in "bn"))
-    return "".join(in_order), array.astype(_kernel_dtype(array.dtype, wide))
+    return "".join(in_order), array.astype(_kernel_dtype(name, array.dtype, wide))
 
 
-def _kernel_dtype(dtype: Any, wide: Any) -> Any:
-    """The dtype that an operand keeps: that of scores for wider ones, int32 for other integers."""
+def _kernel_dtype(name: str, dtype: Any, wide: Any) -> Any:
+    """The dtype that an operand keeps: that of scores for wider ones, int32 for other integers.
+
+    Raises:
+        TypeError: for one that is not floating, integer or bool.
+    """
     if jnp.issubdtype(dtype, jnp.floating):
         return dtype if jnp.dtype(dtype).itemsize < jnp.dtype(wide).itemsize else wide
+    if not (jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_):
+        raise TypeError(f"{OPERATION}: {name} must be floating, integer or bool, got {dtype}")
     return dtype if dtype in (jnp.bool_, jnp.uint32) else jnp.int32

@@ -8,20 +8,14 @@ from jaxsparse.ops.score_printer import print_score
 from jaxsparse.ops.scores import Scores
 
 
-def lacking(scores: Scores, dtypes: tuple[str, ...], may_fit: bool, per_group: int | None) -> str:
-    """Why no kernel takes a call with these scores; empty if one may.
+def lacking(scores: Scores, dtypes: tuple[str, ...], per_group: int | None) -> str:
+    """Why no kernel takes these scores, where one takes the call but for them; empty if one may.
 
     Args:
         scores: of the call.
         dtypes: of its operands.
-        may_fit: whether a kernel that takes scores fits it but for them.
         per_group: heads of a group, where cotangents of operands are wanted.
     """
-    if not may_fit:
-        return (
-            "functions of scores and dropout have kernels for GPUs of compute capability 9.0 "
-            "alone, for heads of 1 to 128 numbers of 16 bits"
-        )
     if per_group is not None and not all(
         _is_summed_by_rows(scores.varied_axes(i), per_group) for i in scores.varied
     ):

@@ -25,12 +25,18 @@ _DIMENSIONS = {"t": "t", "s": "u", "d": "w"}
 class Scores:
     """How scores become probabilities.
 
+    An operand of the function is *varied* where its tangent or its cotangent is wanted. Such a
+    tangent or cotangent is indexed by the operand's *varied axes*: those of the operand if columns
+    or distances are among them, heads and rows otherwise. Either way it has a value for each group
+    of heads, so that groups may lie on different devices. An array is *widened* when it is
+    broadcast to them.
+
     Attributes:
         function: of scores; None: they stay as they are.
         axes: of each operand of the function, in the order of `score_functions.AXES`.
         has_offsets: whether positions begin elsewhere than at 0.
         dropout: whether probabilities are dropped.
-        varied: the operands of which a tangent or a cotangent is wanted.
+        varied: the numbers of the varied operands.
     """
 
     function: ScoreFunction | None = None
@@ -49,16 +55,16 @@ class Scores:
         )
 
     def variations(self, prefix: str) -> tuple[tuple[str, str], ...]:
-        """The same of tangents or cotangents of the operands that vary."""
+        """The same of tangents or cotangents of the varied operands."""
         axes = {i: self.varied_axes(i) for i in self.varied}
         heads = {i: "g r" if "n" in of else "g 1" for i, of in axes.items()}
         return tuple((f"{prefix}_score_{i}", _spec(axes[i], heads[i])) for i in self.varied)
 
     def varied_axes(self, i: int) -> str:
-        """By what a tangent or cotangent of an operand is indexed: by groups in any case.
+        """The varied axes of an operand.
 
-        One that is not indexed by columns or distances is by heads and rows: a cotangent is a sum
-        for each row, and what else is summed is summed outside.
+        Heads and rows are what kernels sum cotangents by; what is summed further, over rows or
+        heads, is summed by whoever asked for the cotangent.
         """
         axes = self.axes[i]
         return axes if set(axes) & set("sd") else "nt"
@@ -66,7 +72,7 @@ class Scores:
     def widened(
         self, i: int, x: jax.Array, heads: tuple[int, int], queries: int, batch_rank: int = 0
     ) -> jax.Array:
-        """An operand, or its tangent, of varied axes."""
+        """An operand, or its tangent, broadcast to its varied axes."""
         groups, per_group = heads
         axes, own = self.varied_axes(i), self.axes[i]
         if axes != own and "t" not in own:

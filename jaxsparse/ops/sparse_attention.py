@@ -111,7 +111,7 @@ def sparse_attention(
             positions that begin there. A `BlockMask`, a `Topology` or an array is of places in
             ``query`` and ``key`` and stays as it was made.
         dropout_rate: share of the probabilities that are set to 0, the others being scaled up. It
-            may be traced; its range is not checked then.
+            may be traced; its range is not checked then. Derivatives take it for a constant.
         dropout_key: the random key that chooses them; None for no dropout. The choice is a hash of
             a seed of each head and of positions: the same in every kernel, in plain JAX, and
             however the call is cut over devices. ``lse`` is of all probabilities.
@@ -174,10 +174,7 @@ def sparse_attention(
         pages = _check_pages(query, key, value, pages)
         length = pages.shape[-1] * key.shape[-3]
     h = query.shape[-1]
-    rate_is_traced = isinstance(dropout_rate, jax.core.Tracer)
-    if not rate_is_traced and not 0 <= dropout_rate < 1:
-        raise ValueError(f"{OPERATION}: dropout_rate must be in [0, 1), got {dropout_rate}")
-    drops = dropout_key is not None and (rate_is_traced or bool(dropout_rate))
+    drops = _check_rate(dropout_rate) and dropout_key is not None
     if scale is None:
         scale = 1 / math.sqrt(h) if h else 1.0
     scales = arguments.as_scale(OPERATION, scale)
@@ -185,6 +182,8 @@ def sparse_attention(
         raise ValueError(f"{OPERATION}: scale must have no dimensions, got shape {scales.shape}")
     if sinks is not None:
         sinks = arguments.as_array(OPERATION, "sinks", sinks, 1)
+        if not jnp.issubdtype(sinks.dtype, jnp.floating):
+            raise TypeError(f"{OPERATION}: sinks must be floating, got {sinks.dtype}")
         if sinks.shape != query.shape[-2:-1]:
             raise ValueError(
                 f"{OPERATION}: sinks must have shape {query.shape[-2:-1]}, one for each head, got "
@@ -227,6 +226,23 @@ def sparse_attention(
         checks=checks_enabled(),
     )
     return (out, lse) if return_lse else out
+
+
+def _check_rate(rate: Any) -> bool:
+    """Whether anything may be dropped."""
+    array = arguments.as_array(OPERATION, "dropout_rate", rate, 0)
+    if array.shape or not (
+        jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
+    ):
+        raise TypeError(
+            f"{OPERATION}: dropout_rate must be a real number, got {array.dtype} of shape "
+            f"{array.shape}"
+        )
+    if isinstance(rate, jax.core.Tracer):
+        return True
+    if not 0 <= rate < 1:
+        raise ValueError(f"{OPERATION}: dropout_rate must be in [0, 1), got {rate}")
+    return bool(rate)
 
 
 def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
@@ -365,7 +381,8 @@ def _attention(
     if dropout_key is not None:
         heads = (b, groups, per_group)
         seeds = dropout.seeds_of(dropout_key, heads, same_for_all=broadcast_dropout)
-        of_scores += [seeds, jnp.reshape(jnp.asarray(dropout_rate, wide), 1)]
+        rate = jax.lax.stop_gradient(jnp.asarray(dropout_rate, wide))
+        of_scores += [seeds, rate.reshape(1)]
     primitive = attention_p
     params["scores"] = scores if scores != Scores() else None
     if pages is not None:
@@ -387,7 +404,7 @@ def _attention(
         out, lse = restored_results(mask, out, lse)
     out, lse = out.reshape(b, t, n, value.shape[-1]), lse.reshape(b, n, t)
     if sinks is not None:
-        of_heads = jnp.broadcast_to(sinks.astype(wide)[:, None], lse.shape)
+        of_heads = sinks.astype(wide)[:, None] + jnp.zeros_like(lse)  # cut over devices as lse
         lse, (share, _) = log_of_sums(jnp.stack([lse, of_heads]))
         out = (out * jnp.swapaxes(share, 1, 2)[..., None]).astype(dtype)
     return out.reshape(*batch, t, n, out.shape[-1]), lse.reshape(*batch, n, t)
