@@ -97,6 +97,9 @@ nb::tuple Chosen(const VariantChoice& choice) {
 nb::tuple ChooseCpuVariant(const std::string& operation, BufferTypes operands, BufferTypes results,
                            Attributes attributes) {
   const OperationEntry& entry = EntryWithTable(operation);
+  if (entry.choose_on_cpu == nullptr) {
+    throw nb::value_error((operation + " has no variants for CPUs").c_str());
+  }
   return Chosen(
       entry.choose_on_cpu({std::move(operands), std::move(results), std::move(attributes)}));
 }

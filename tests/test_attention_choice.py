@@ -148,6 +148,26 @@ def test_programs_for_any_batch_take_the_kernel():
     assert not isinstance(made, Fallback) and made.attributes["workspace"] > 0
 
 
+def test_long_rows_have_a_bounded_workspace():
+    """Sums of their parts would take 8, 65 and 132 MB; beyond 64 MiB no row is cut."""
+    t, row = 20000, 100
+    columns = np.tile(t // row * np.arange(row), t)
+    topology = Topology(row * np.arange(t + 1), columns, (t, t))
+
+    def workspace(heads):
+        x = jax.ShapeDtypeStruct((1, t, heads, 64), jnp.bfloat16)
+        jaxpr = jax.make_jaxpr(sparse_attention)(x, x, x, topology).jaxpr
+        (eqn,) = (eqn for eqn in equations(jaxpr) if eqn.primitive is attention_p)
+        call = typed_call(OPERATIONS[attention_p], eqn.params, [v.aval for v in eqn.invars])
+        made = choose(call, H200)
+        assert not isinstance(made, Fallback)
+        return made.attributes["workspace"]
+
+    assert 8e6 < workspace(8) < 9e6
+    assert 65e6 < workspace(63) < 2**26
+    assert workspace(128) < 2**20
+
+
 def test_masks_of_every_form_agree():
     q, k, v = operands(1, 100, 90, 1, 1, 4, 4, "float32")
     mask = masks.causal() & masks.band(20)

@@ -590,6 +590,8 @@ def test_choices_that_are_not_among_variants():
             backend._ffi.choose_cuda_variant(operation, [], [], {}, **ask)
         with pytest.raises(ValueError, match=f"{operation} has no table of variants"):
             backend._ffi.choose_cpu_variant(operation, [], [], {})
+    with pytest.raises(ValueError, match="paged_attention has no variants for CPUs"):
+        backend._ffi.choose_cpu_variant("paged_attention", [], [], {})
     with pytest.raises(ValueError, match="at least one multiprocessor"):
         backend._ffi.choose_cuda_variant("spmm", [], [], {}, **{**ask, "multiprocessors": 0})
     with pytest.raises(ValueError, match="spmm: attribute variant must be a string, got none"):

@@ -114,42 +114,72 @@ void ParseOperands(CallParser& call, Dimensions& d, ElementType& dtype, const Ma
   SetSizes(d, d.keys.size, dtype, &p);
 }
 
+// Calls take(number, word) for each word of an attribute, of which there is one for each operand of
+// scores or for some of them.
+template <typename Take>
+void ForEachWord(CallParser& call, const std::string& attribute, Take take) {
+  const auto given = call.Attribute<std::string_view>(attribute.c_str());
+  std::string_view words = given;
+  for (int i = 0; !words.empty(); ++i) {
+    if (i == kMaxScoreOperands) {
+      return call.Fail("attribute " + attribute + " must have at most " +
+                       std::to_string(kMaxScoreOperands) + " words, got '" + std::string(given) +
+                       "'");
+    }
+    const size_t end = std::min(words.find(' '), words.size());
+    take(i, words.substr(0, end));
+    words.remove_prefix(std::min(end + 1, words.size()));
+  }
+}
+
 // How many elements an operand of scores has for each batch entry, and of which type they are, of a
-// word such as "nts:float32".
+// word such as "nts:float32". One of distances, "nd:float32", has no rows and no columns.
 Array OperandOfScores(CallParser& call, Dimensions& d, std::string_view word, int64_t* elements) {
   const size_t colon = word.find(':');
   const std::string_view axes = word.substr(0, colon);
   const auto has = [&](char axis) { return axes.find(axis) != axes.npos; };
+  const bool by_row = has('t'), by_column = has('s'), by_distance = has('d');
   const ffi::DataType type =
       colon == word.npos ? ffi::DataType::INVALID : DataTypeOf(word.substr(colon + 1));
-  if (type == ffi::DataType::INVALID || axes.find_first_not_of("bntsd") != axes.npos) {
-    call.Fail("attribute score_operands must have words such as 'nts:float32', got '" +
-              std::string(word) + "'");
-    return {};
+  if (type == ffi::DataType::INVALID || axes.find_first_not_of("bntsd") != axes.npos ||
+      (by_distance && (by_row || by_column))) {
+    call.Fail(
+        "attribute score_operands must have words such as 'nts:float32' and 'nd:float32', got '" +
+        std::string(word) + "'");
   }
-  const bool by_row = has('t'), by_column = has('s'), by_distance = has('d');
+  if (!call.ok()) return {};
   const int64_t groups = has('n') ? d.groups.size : 1, heads = has('n') ? d.per_group.size : 1;
-  const int64_t rows = d.queries.size, columns = d.keys.size, distances = rows + columns - 1;
-  const int64_t size = by_distance ? distances : (by_row ? rows : 1) * (by_column ? columns : 1);
-  *elements = groups * heads * size;
-  if (by_distance) return call.Operand("score operand", {type}, {groups, heads, distances});
-  if (by_row && by_column) {
-    return call.Operand("score operand", {type}, {groups, heads, rows, columns});
+  const int64_t rows = d.queries.size, columns = d.keys.size;
+  const int64_t distances = std::max<int64_t>(rows + columns - 1, 0);
+  for (const int64_t size : {groups, heads, rows, columns}) {
+    if (size > kMostIndex) {
+      call.Fail("heads, queries and keys of score operands must be less than 2^31, got " +
+                std::to_string(size));
+      return {};
+    }
   }
-  if (by_row || by_column) return call.Operand("score operand", {type}, {groups, heads, size});
-  return call.Operand("score operand", {type}, {groups, heads});
+  Array array;
+  if (by_row && by_column) {
+    array = call.Operand("score operand", {type}, {groups, heads, rows, columns});
+  } else if (by_row || by_column || by_distance) {
+    const int64_t size = by_distance ? distances : by_row ? rows : columns;
+    array = call.Operand("score operand", {type}, {groups, heads, size});
+  } else {
+    array = call.Operand("score operand", {type}, {groups, heads});
+  }
+  if (!call.ok()) return {};
+  // An array that is as declared has as many: the product is within 64 bits.
+  *elements = groups * heads;
+  *elements *= by_distance ? distances : (by_row ? rows : 1) * (by_column ? columns : 1);
+  return array;
 }
 
 // Cotangents of operands of scores: "t" for one of each row, "ts" for one of each score.
 AttentionScores ParseScoreGradients(CallParser& call, Dimensions& d) {
   AttentionScores scores;
-  auto words = call.Attribute<std::string_view>("score_gradients");
-  while (!words.empty() && scores.gradients < kMaxScoreOperands) {
-    const size_t end = std::min(words.find(' '), words.size());
-    const std::string_view axes = words.substr(0, end);
-    words.remove_prefix(std::min(end + 1, words.size()));
-    const int number = scores.gradients++;
+  ForEachWord(call, "score_gradients", [&](int number, std::string_view axes) {
     ElementType sums = {ffi::F32};
+    scores.gradients = number + 1;
     if (axes == "ts") {
       scores.whole_gradients |= 1u << number;
       scores.ct_values[number] =
@@ -160,31 +190,23 @@ AttentionScores ParseScoreGradients(CallParser& call, Dimensions& d) {
       call.Fail("attribute score_gradients must have words 't' and 'ts', got '" +
                 std::string(axes) + "'");
     }
-  }
+  });
   return scores;
 }
 
 // A printed function of scores with what it reads, and dropout.
 AttentionScores ParseScores(CallParser& call, Dimensions& d, AttentionScores scores) {
   const auto text = call.Attribute<std::string_view>("score");
-  auto words = call.Attribute<std::string_view>("score_operands");
   const bool has_offsets = call.Attribute<bool>("score_offsets");
   const bool drops = call.Attribute<bool>("dropout");
   scores.text = text.data();
   scores.text_size = static_cast<int64_t>(text.size());
-  for (int i = 0; !words.empty(); ++i) {
-    const size_t end = std::min(words.find(' '), words.size());
-    if (i == kMaxScoreOperands) {
-      call.Fail("attribute score_operands must have at most " + std::to_string(kMaxScoreOperands) +
-                " words");
-      break;
-    }
+  ForEachWord(call, "score_operands", [&](int number, std::string_view word) {
     int64_t elements = 0;
-    scores.values[i] = OperandOfScores(call, d, words.substr(0, end), &elements);
+    scores.values[number] = OperandOfScores(call, d, word, &elements);
     scores.most_elements =
-        std::max(scores.most_elements, elements * OwnEntries(call.batch(), scores.values[i]));
-    words.remove_prefix(std::min(end + 1, words.size()));
-  }
+        std::max(scores.most_elements, elements * OwnEntries(call.batch(), scores.values[number]));
+  });
   if (has_offsets) scores.offsets = call.Operand("offsets", {ffi::S32}, {2});
   if (drops) {
     scores.seeds = call.Operand("seeds", {ffi::U32}, {d.groups, d.per_group});
@@ -262,6 +284,11 @@ struct PagedAttention {
     p.pages.of_sequence = of_sequence.size;
     p.pages.count = count.size;
     p.pages.size = size.size;
+    const int64_t longest = std::max(of_sequence.size, size.size);
+    if (longest > kMostIndex) {
+      return call.Fail("pages of a sequence and positions of a page must be less than 2^31, got " +
+                       std::to_string(longest));
+    }
     const int64_t keys = of_sequence.size * size.size;
     p.has_mask = true;
     p.mask = OperandMask(call, MaskHeads::Of(call, d), d.queries.size, keys);
@@ -345,10 +372,7 @@ OperationEntry PagedAttentionEntry() {
     problem.pages.size = kMaskTile;
     problem.pages.count = problem.pages.of_sequence = problem.keys / kMaskTile;
   }
-  OperationEntry entry = MakeEntry<PagedAttention>(problems);
-  entry.cpu = nullptr;
-  entry.choose_on_cpu = nullptr;
-  return entry;
+  return MakeEntry<PagedAttention>(problems);
 }
 OperationEntry AttentionCotangentEntry() {
   return MakeEntry<AttentionCotangent>(Problems<AttentionCotangentProblem>());

@@ -8,8 +8,6 @@
 namespace jaxsparse::JAXSPARSE_ISA {
 namespace {
 
-enum class Owner { kQueries, kKeys };
-
 // Cotangents of the rows of the owner's mask, and where accumulators can be added to the result,
 // what keys bring to those of queries as well, in turns: else scores are computed anew for these.
 // Rows have factors `a`, of the scores (queries or keys), and `b`, of the weights' cotangents
@@ -77,8 +75,6 @@ class CotangentTask {
     return {mask, problem_.batch, entry_, group_, of_group};
   }
 
-  JAXSPARSE_INLINE Acc Lse(int64_t query) const { return TakenFromScores(lse_[query]); }
-
   // The terms of one query head.
   JAXSPARSE_INLINE void SumHead(int64_t of_group, int64_t feature) {
     const Problem& p = problem_;
@@ -120,7 +116,7 @@ class CotangentTask {
       block.is_a_finite = block.a.IsFinite(count, PaddedPart<Acc>(own_a_.size, feature));
     }
     for (int64_t r = 0; r < kCell && !kByKeys; ++r) {
-      block.lse[r] = r < count ? Lse(first + r) : 0;
+      block.lse[r] = r < count ? TakenFromScores(lse_[first + r]) : 0;
       block.ct_sums[r] = r < count ? Acc(ct_sums_[first + r]) : 0;
     }
   }
@@ -202,7 +198,7 @@ class CotangentTask {
   // Scores become weights, and what their cotangents lack of those of scores is added.
   JAXSPARSE_INLINE void WeighCell(const Cell& cell, const Block& block) {
     for (int j = 0; j < cell.columns; ++j) {
-      const Lanes lse = Broadcast<kLanes>(kByKeys ? Lse(cell.first + j) : Acc(0));
+      const Lanes lse = Broadcast<kLanes>(kByKeys ? TakenFromScores(lse_[cell.first + j]) : Acc(0));
       const Lanes ct_sum = Broadcast<kLanes>(kByKeys ? Acc(ct_sums_[cell.first + j]) : Acc(0));
       for (int at = 0; at < kCell; at += kLanes) {
         Acc* score = scores_ + j * kCell + at;
@@ -283,7 +279,7 @@ class CotangentTask {
     for (int r = 0; r < kCell; ++r) {
       for (int i = positions.begins[r]; i < positions.begins[r + 1]; ++i) {
         const int64_t column = cell.first + positions.columns[i];
-        scores_[i] = scores_[i] * scale_ - (kByKeys ? Lse(column) : block.lse[r]);
+        scores_[i] = scores_[i] * scale_ - (kByKeys ? TakenFromScores(lse_[column]) : block.lse[r]);
         cotangents_[i] += kByKeys ? Acc(ct_sums_[column]) : block.ct_sums[r];
       }
     }

@@ -9,18 +9,16 @@
 namespace jaxsparse::JAXSPARSE_ISA {
 namespace {
 
-enum class CsrOwner { kQueries, kKeys };
-
 // Rows of a head, of queries or of keys. They have factors `a`, of the scores (queries or keys),
 // and `b`, of the weights' cotangents (cotangents of the result, or values); columns have the other
 // two.
-template <typename T, CsrOwner kOwner>
+template <typename T, Owner kOwner>
 class CsrCotangentRows {
   using Acc = typename Accumulator<T>::type;
   using Rows = HeadRows<const T>;
   static constexpr int kLanes = kMaxLanes<Acc>;
   static constexpr int64_t kMost = kMostFeatures<Acc>;
-  static constexpr bool kByKeys = kOwner == CsrOwner::kKeys;
+  static constexpr bool kByKeys = kOwner == Owner::kKeys;
   static constexpr int kResults = kByKeys ? 2 : 1;  // of factors a, b
 
  public:
@@ -95,7 +93,7 @@ class CsrCotangentRows {
       DotsOfEntries(head.own_b.Row(row), head.b, columns, count, cotangents_);
       for (int i = 0; i < count; ++i) {
         const int64_t query_row = kByKeys ? columns[i] : row;
-        weights_[i] = weights_[i] * scale - Shift(head.lse[query_row]);
+        weights_[i] = weights_[i] * scale - TakenFromScores(head.lse[query_row]);
         cotangents_[i] += head.ct_sums[query_row];
       }
       for (int i = 0; i < count; i += kLanes) {
@@ -106,11 +104,6 @@ class CsrCotangentRows {
       AddRowsOfEntries(cotangents_, head.a, feature, columns, count, sums_[0]);
       if (kByKeys) AddRowsOfEntries(weights_, head.b, feature, columns, count, sums_[1]);
     });
-  }
-
-  // Weights of a query that sees nothing are 0.
-  JAXSPARSE_INLINE static Acc Shift(Acc lse) {
-    return lse == -kInfinity<Acc> ? kInfinity<Acc> : lse;
   }
 
   const AttentionCotangentProblem& problem_;
@@ -125,12 +118,12 @@ void CsrCotangent(const AttentionCotangentProblem& p, Workers& workers) {
   const int64_t heads = p.groups * p.per_group, sizes = p.head_size + p.value_size;
   ForEachRowsOfHead(p.pattern, p.batch, heads, 2 * heads * sizes, workers,
                     [&](int64_t entry, int64_t head, int64_t first, int64_t last) {
-                      CsrCotangentRows<T, CsrOwner::kQueries> rows(p, entry, head);
+                      CsrCotangentRows<T, Owner::kQueries> rows(p, entry, head);
                       for (int64_t row = first; row < last; ++row) rows.Run(row);
                     });
   ForEachRowsOfHead(p.transposed_pattern, p.batch, p.groups, 2 * heads * sizes, workers,
                     [&](int64_t entry, int64_t head, int64_t first, int64_t last) {
-                      CsrCotangentRows<T, CsrOwner::kKeys> rows(p, entry, head);
+                      CsrCotangentRows<T, Owner::kKeys> rows(p, entry, head);
                       for (int64_t row = first; row < last; ++row) rows.Run(row);
                     });
 }

@@ -26,6 +26,9 @@ struct HeadRows {
   JAXSPARSE_INLINE T* Row(int64_t row) const { return data + row * stride; }
 };
 
+// Whose rows cotangents are computed for.
+enum class Owner { kQueries, kKeys };
+
 // Tasks of a row of tiles, or of one of its rows of cells where threads would be idle otherwise: a
 // tile's rows of cells share what is read of its columns. Longest rows come first, and all heads of
 // them one after the other: heads side by side share pages of memory.

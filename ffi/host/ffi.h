@@ -224,7 +224,9 @@ class Targets {
       if (first.blocks > 0) {
         reason = Launch(prologue->source(call.problem), first, prologue->launch, &call.problem,
                         device, stream);
-        shape.overlaps = GpuOf(device).compute_capability >= 90;  // as those can
+        // From compute capability 9.0 on, a kernel may start before the one in front of it has
+        // ended.
+        shape.overlaps = GpuOf(device).compute_capability >= 90;
       }
     }
     if (reason.empty()) {

@@ -12,8 +12,9 @@ namespace jaxsparse {
 
 struct OperationEntry {
   std::string name;
-  XLA_FFI_Handler* cpu = nullptr;              // null: there the operation is plain XLA
-  XLA_FFI_Handler* cuda_initialize = nullptr;  // null: as above
+  // Null where a platform has no target: there the operation is plain XLA.
+  XLA_FFI_Handler* cpu = nullptr;
+  XLA_FFI_Handler* cuda_initialize = nullptr;
   XLA_FFI_Handler* cuda_execute = nullptr;
   std::vector<std::string> cpu_variants;
   std::vector<std::string> cuda_variants;
@@ -28,15 +29,15 @@ struct OperationEntry {
 template <typename Operation>
 OperationEntry MakeEntry(const std::vector<typename Operation::Problem>& problems) {
   using Handlers = Targets<Operation>;
-  const bool has_cuda = Operation::CudaVariants().count > 0;
+  const bool has_cpu = Operation::CpuVariants().count > 0;
   OperationEntry entry{Operation::kName,
-                       Handlers::Cpu,
-                       has_cuda ? Handlers::CudaInitialize : nullptr,
-                       has_cuda ? Handlers::CudaExecute : nullptr,
+                       has_cpu ? Handlers::Cpu : nullptr,
+                       Handlers::CudaInitialize,
+                       Handlers::CudaExecute,
                        Names(Operation::CpuVariants()),
                        Names(Operation::CudaVariants()),
                        {},
-                       ChooseOnCpu<Operation>,
+                       has_cpu ? ChooseOnCpu<Operation> : nullptr,
                        ChooseOnCuda<Operation>,
                        WorkspaceOnCuda<Operation>};
   for (const auto& row : Operation::CudaVariants()) {

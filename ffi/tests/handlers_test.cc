@@ -49,6 +49,7 @@ struct Sound {
   std::vector<int64_t> batch = {};  // operands may have 1 in place of each
   // Attributes out of range.
   std::vector<std::pair<std::string, int64_t>> out_of_range = {};
+  bool for_cpu = true;  // else CPUs refuse the call itself, and whatever is changed in it
 
   bool MayHave(const TestArray& array, size_t dimension, int64_t size) const {
     if (array.name == std::string("tile_starts") && size == 1) return true;
@@ -143,7 +144,7 @@ void OfAttributes(const Sound& sound, const Check& check) {
     else call.attributes[name] = 3.0;
     check("attribute " + name + " of another type", name, call);
     if (std::holds_alternative<std::string>(value) && name != "name" && name != "source" &&
-        name != "expression") {
+        name != "expression" && name != "score") {
       call.attributes[name] = "4tbh nonsense 99999999999999999999";
       check("attribute " + name + " with other words", "", call);
     }
@@ -296,20 +297,29 @@ std::vector<Target> Targets() {
   Target attention{AttentionEntry(), {}}, tangent{AttentionTangentEntry(), {}},
       cotangent{AttentionCotangentEntry(), {}};
   for (Target* target : {&attention, &tangent, &cotangent}) {
-    const std::pair<const char*, AttentionMask> kinds[] = {
+    struct Kind {
+      const char* name;
+      AttentionMask mask;
+      AttentionScoring scoring = AttentionScoring::kNone;
+    };
+    const Kind kinds[] = {
         {"one mask", AttentionMask::kShared},
         {"masks of heads", AttentionMask::kOfHeads},
-        {"a pattern", AttentionMask::kPattern}};
-    for (const auto& [name, kind] : kinds) {
-      if (target == &tangent && kind == AttentionMask::kPattern) continue;  // no kernel takes it
+        {"a pattern", AttentionMask::kPattern},
+        {"a function of scores", AttentionMask::kShared, AttentionScoring::kFunction}};
+    for (const auto& [name, kind, scoring] : kinds) {
+      const bool is_scored = scoring != AttentionScoring::kNone;
+      // No kernel of tangents takes these.
+      if (target == &tangent && (kind == AttentionMask::kPattern || is_scored)) continue;
       const std::vector<int64_t> batch = {kind == AttentionMask::kShared ? 2 : 3};
       target->calls.push_back({name,
-                               AttentionCall(target->entry.name, kind, batch),
+                               AttentionCall(target->entry.name, kind, scoring, batch),
                                {},
                                {},
                                {"entries 0", "bits 1", "column_indices 0"},
                                batch,
-                               workspaces});
+                               workspaces,
+                               !is_scored});
     }
   }
 
@@ -359,6 +369,7 @@ int Main() {
     for (const Handler& handler : handlers) {
       if (handler.call == nullptr) continue;
       for (const Sound& sound : target.calls) {
+        if (handler.call == target.entry.cpu && !sound.for_cpu) continue;
         TestRefused(handler, sound);
         TestRandom(handler, sound, random);
       }

@@ -6,6 +6,7 @@
 
 #include "attention/kernels/cotangent.h"
 #include "attention/kernels/items_launch.h"
+#include "attention/kernels/logarithms.h"
 #include "attention/kernels/tensor_maps.h"
 #include "host/variant.h"
 
@@ -24,7 +25,6 @@ inline LaunchShape ShapeOf(const AttentionCotangentProblem& p, const AttentionIt
 inline std::string LaunchCotangent(const AttentionCotangentProblem& p, const CudaLaunch& launch,
                                    const AttentionItems& items, int queries_at_once,
                                    int keys_at_once) {
-  constexpr double kLog2OfE = 1.4426950408889634;
   AttentionCotangentTiles tiles{p};
   tiles.items = items;
   tiles.log2_scale = static_cast<float>(p.scale * kLog2OfE);

@@ -6,6 +6,7 @@
 
 #include "attention/attention_cuda.h"
 #include "attention/kernels/cotangent.h"
+#include "attention/kernels/logarithms.h"
 #include "attention/kernels/mma_launch.h"
 
 namespace jaxsparse {
@@ -48,7 +49,6 @@ int64_t BlocksOf(const AttentionItems& items, const CotangentMmaConfig& config) 
 }
 
 std::string LaunchWith(const Problem& p, const CudaLaunch& launch, const AttentionItems& items) {
-  constexpr double kLog2OfE = 1.4426950408889634;
   AttentionCotangentWork work{p, items, static_cast<float>(p.scale * kLog2OfE)};
   return launch.With(&work);
 }

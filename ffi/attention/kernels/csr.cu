@@ -139,7 +139,6 @@ class CsrAttention {
     ForEachSum(sums_, [&](Acc x) { return x * inverse; });
     out_.Store(row, sums_);
     if (threadIdx.x % kConfig.lanes != 0) return;
-    constexpr double kLn2 = 0.69314718055994530942;
     lse_[row] = total_ == 0 ? Lowest() : (most_ + log2(total_)) * Acc(kLn2);
   }
 

@@ -1,6 +1,7 @@
 // How attention by the rows of a pattern is configured, by the host, for the device.
 #pragma once
 
+#include "attention/kernels/logarithms.h"
 #include "attention/problem.h"
 
 namespace jaxsparse {

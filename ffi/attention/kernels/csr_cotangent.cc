@@ -27,10 +27,8 @@ struct Plans {
   int64_t Bytes() const { return BeforeSums() + queries.SumBytes() + keys.SumBytes(); }
 };
 
-int64_t WorkspaceBytes(const Problem& p, bool) { return Plans(p).Bytes(); }
-
 // Programs for any sizes may have less: then no row is cut, and there are no pairs.
-bool HasWorkspace(const Problem& p) { return WorkspaceBytes(p, false) <= p.workspace.bytes; }
+bool HasWorkspace(const Problem& p) { return Plans(p).Bytes() <= p.workspace.bytes; }
 
 AttentionCsrConfig ConfigOf(const Problem& p) {
   AttentionCsrConfig config =
@@ -93,6 +91,8 @@ constexpr CudaKernel<Problem> kPrologue{
     Launch};
 
 bool Fits(const Problem& p) { return FitsCsr(p, ConfigOf(p)) && Shape(p).blocks < kMostCsrBlocks; }
+
+int64_t WorkspaceBytes(const Problem& p, bool) { return Fits(p) ? Plans(p).Bytes() : 0; }
 
 // Fitted to an H200's times of kernels that read lse and ct_sums one by one: 14.3 us of 10,556
 // entries and 8 heads of 8, 1,266 to 2,894 us of 2 million. An entry takes more than it gathers.

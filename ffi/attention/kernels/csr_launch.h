@@ -14,7 +14,6 @@ namespace jaxsparse {
 
 // A kernel's numbers of blocks have 31 bits.
 constexpr int64_t kMostCsrBlocks = (int64_t{1} << 31) - 1;
-constexpr double kLog2OfE = 1.4426950408889634;
 
 struct CsrTuning {
   int step;      // entries that a group reads at once, if it has as many lanes
@@ -94,9 +93,12 @@ inline bool FitsCsr(const AttentionOperands& p, const AttentionCsrConfig& config
          config.value_vector * config.value_vectors <= kMostNumbers;
 }
 
-// A pass over the rows of a pattern, and what of a workspace it takes from `*at` on, which it moves
-// on. Without room for parts no row is cut.
+// A pass over the rows of a pattern, and the bytes of workspace that it wants for counters and sums
+// of parts. Without room for them no row is cut; nor where sums would take more than kMostSumBytes,
+// which the program would have to have whatever variant it takes.
 class CsrPassPlan {
+  static constexpr int64_t kMostSumBytes = 64 << 20;
+
  public:
   // `heads`: of a batch entry. `numbers`: that an entry adds to.
   CsrPassPlan(const AttentionOperands& p, const MaskPattern& pattern, int64_t heads,
@@ -107,12 +109,15 @@ class CsrPassPlan {
     // Heads of a group with patterns of their own would have other rows to cut.
     const bool cuts = heads == p.groups * p.per_group || pattern.per_group == 1;
     parts_ = cuts && pattern.nse > kCsrPart ? CeilDivide(pattern.nse, kCsrPart) : 0;
+    const int64_t most = kMostSumBytes / (2 * number_bytes_);  // with counters
+    if (heads_ * (numbers_ + 1) > most / std::max<int64_t>(parts_, 1)) parts_ = 0;
   }
 
   int64_t CounterBytes() const { return CeilDivide(heads_ * parts_ * 4, 16) * 16; }
   int64_t SumBytes() const {
     return CeilDivide(heads_ * parts_ * 2 * numbers_ * number_bytes_, 16) * 16;
   }
+  int64_t Bytes() const { return CounterBytes() + SumBytes(); }
 
   // `counters` and `sums`: null where no row is to be cut.
   CsrPass Pass(const AttentionOperands& p, const MaskPattern& pattern,

@@ -278,7 +278,6 @@ struct alignas(2 * sizeof(Acc)) CsrQuery {
 // Weights of a query that sees nothing are 0.
 template <typename Acc>
 __device__ __forceinline__ Acc Log2Of(Acc lse) {
-  constexpr double kLog2OfE = 1.44269504088896340736;
   const Acc infinity = Acc(kInfinity);
   return lse == -infinity ? infinity : lse * Acc(kLog2OfE);
 }

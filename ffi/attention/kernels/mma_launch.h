@@ -68,9 +68,9 @@ inline bool MmaTakes(const AttentionOperands& p, const MaskTiles& mask, int64_t 
          p.batch.count * heads < kMost / std::max<int64_t>(mask.rows, 1);
 }
 
-// Clocks of a multiprocessor, fitted to times on an H200.
+// Clocks of a multiprocessor but for the launch, fitted to times on an H200.
 struct MmaCostModel {
-  double launch_us;
+  double launch_us;     // microseconds
   double tile;          // of 128 x 128 positions of a head, with sizes of 128, in 16 bits
   double tile_of_size;  // the part of it that grows with them
   double other_size;    // times as many with a size beyond 64 that is not 128

@@ -44,7 +44,6 @@ bool Fits(const Problem& p) {
          ConfigOf(p).SharedBytes() <= p.gpu.shared_bytes;
 }
 
-// To be fitted; these are what the design of the kernel says.
 constexpr MmaCostModel kCostModel{.launch_us = 4,
                                   .tile = 14000,
                                   .tile_of_size = 0.8,

@@ -138,9 +138,13 @@ inline Arrays BlockMask(std::vector<int64_t> batch, int64_t groups, int64_t per_
 // What a call of attention has of a mask: a block mask for all heads or for each, or a pattern.
 enum class AttentionMask { kShared, kOfHeads, kPattern };
 
+// What becomes of its scores: nothing, or a function of operands and dropout. Cotangents of two
+// operands are wanted beside.
+enum class AttentionScoring { kNone, kFunction };
+
 // `target`: attention, its tangent or its cotangent.
 inline TestCall AttentionCall(const std::string& target, AttentionMask kind,
-                              std::vector<int64_t> batch) {
+                              AttentionScoring scoring, std::vector<int64_t> batch) {
   constexpr int64_t kQueries = 5, kKeys = 7, kGroups = 2, kPerGroup = 3, kSize = 64;
   constexpr int64_t kWorkspace = 4096;
   const std::string dtype = "bfloat16";
@@ -173,7 +177,6 @@ inline TestCall AttentionCall(const std::string& target, AttentionMask kind,
   } else {
     call.results = {{"out", dtype, of_queries}, {"lse", "float32", of_rows}};
   }
-  call.results.push_back({"workspace", "uint8", {kWorkspace}});
   call.attributes = {{"variant", ""},
                      {"scale", 0.5},
                      {"workspace", kWorkspace},
@@ -181,6 +184,30 @@ inline TestCall AttentionCall(const std::string& target, AttentionMask kind,
                      {"has_pattern", by_pattern},
                      {"mask_of_group", own_masks},
                      {"mask_of_head", own_masks}};
+  const bool has_function = scoring == AttentionScoring::kFunction;
+  if (target != "attention_tangent") {
+    call.attributes["score"] = has_function ? "struct Score {};" : "";
+    call.attributes["score_operands"] = has_function ? "nts:float32 d:bfloat16 nt:int32" : "";
+    call.attributes["score_offsets"] = has_function;
+    call.attributes["dropout"] = has_function;
+  }
+  if (target == "attention_cotangent") {
+    call.attributes["score_gradients"] = has_function ? "t ts" : "";
+  }
+  if (has_function) {
+    const auto of_scores = Batched(batch, {kGroups, kPerGroup, kQueries, kKeys});
+    const auto of_distances = Batched(batch, {1, 1, kQueries + kKeys - 1});
+    Add(&call.operands, {{"score operand", "float32", of_scores},
+                         {"score operand", dtype, of_distances},
+                         {"score operand", "int32", of_rows},
+                         {"offsets", "int32", Batched(batch, {2})},
+                         {"seeds", "uint32", Batched(batch, {kGroups, kPerGroup})},
+                         {"dropout_rate", "float32", batch}});
+    if (target == "attention_cotangent") {
+      Add(&call.results, {{"ct_score", "float32", of_rows}, {"ct_score", "float32", of_scores}});
+    }
+  }
+  call.results.push_back({"workspace", "uint8", {kWorkspace}});
   return call;
 }
 
