@@ -122,9 +122,11 @@ class RowsConsumer {
       WaitForGroups<0>();
       KeepInRegisters(scores);
       KeepInRegisters(ct_scores);
+      // Once values are emptied, words of another tile may come to where these lie.
+      const uint32_t words[] = {WordOf<0>(states), WordOf<1>(states)};
       control_.ValuesAt(at_).Emptied();
       head.Drop(ct_scores);
-      Differentiate(item, head, states, scores, ct_scores);
+      Differentiate(item, head, words, scores, ct_scores);
     } else {
 #pragma unroll
       for (int i = 0; i < kMaskTile / 2; ++i) {
@@ -156,10 +158,10 @@ class RowsConsumer {
   // Turns products to cotangents of scores, and adds or stores those of operands. What is not
   // stored has none, whatever the function is there.
   __device__ __forceinline__ void Differentiate(const CotangentItem& item,
-                                                const TileScores<Scoring>& head, uint32_t states,
+                                                const TileScores<Scoring>& head,
+                                                const uint32_t (&words)[2],
                                                 float (&scores)[kMaskTile / 2],
                                                 const float (&ct_scores)[kMaskTile / 2]) {
-    const uint32_t words[] = {WordOf<0>(states), WordOf<1>(states)};
     float* whole[kGradients];
 #pragma unroll
     for (int g = 0; g < kGradients; ++g) {
