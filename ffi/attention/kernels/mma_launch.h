@@ -68,7 +68,8 @@ inline bool MmaTakes(const AttentionOperands& p, const MaskTiles& mask, int64_t 
          p.batch.count * heads < kMost / std::max<int64_t>(mask.rows, 1);
 }
 
-// Clocks of a multiprocessor, fitted to times on an H200.
+// Fitted to times on an H200: microseconds of a launch, then clocks of a multiprocessor and factors
+// of these.
 struct MmaCostModel {
   double launch_us;
   double tile;          // of 128 x 128 positions of a head, with sizes of 128, in 16 bits
