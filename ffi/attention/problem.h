@@ -1,7 +1,10 @@
 // Attention over the positions that a block mask stores, or a pattern of entries:
 //
-//   s = scale * q_t . k_u,   lse_t = log(sum_{u seen by t} exp(s_tu)),
-//   out_t = sum_{u seen by t} exp(s_tu - lse_t) v_u
+//   s = f(scale * q_t . k_u, t, u),   lse_t = log(sum_{u seen by t} exp(s_tu)),
+//   out_t = sum_{u seen by t} drop_tu(exp(s_tu - lse_t)) v_u
+//
+// where f is a function of scores, without one its first argument, and dropout makes drop_tu(x)
+// either 0 or x / (1 - rate), without it x.
 //
 // and the transpose of its derivative. For p_tu = exp(s_tu - lse_t) at stored positions and 0
 // elsewhere, the tangents dq, dk, dv of its operands have

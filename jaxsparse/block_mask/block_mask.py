@@ -219,8 +219,7 @@ class BlockMask:
             \text{stored} = \{(t, s): e_t - w \le s < e_t\}, \qquad
             e_t = n \text{ or, if causal, } n - (T - 1 - t)
 
-        It takes a few operations for each tile of 128 keys, so that a program that runs once for
-        each token can make it.
+        A few operations for each tile of 128 keys: a program that makes a token can make it, too.
 
         Args:
             lengths: n, integers ``(...)`` for a batch of masks; they may be traced, and are clipped

@@ -192,7 +192,8 @@ __device__ __forceinline__ void WriteKeyByEntries(const AttentionCotangentWork& 
       entry.Meet(p, scores, query, at, key, value, &probability, &ct_score);
       value_sums.Add(probability, entry.ct_out);
       key_sums.Add(ct_score, entry.query);
-      return !(value_sums.IsNan(value_size) && key_sums.IsNan(head_size));
+      return !((!kOfValues || value_sums.IsNan(value_size)) &&
+               (!kOfKeys || key_sums.IsNan(head_size)));
     };
     ForEachStored(mask, at % kMaskTile, static_cast<uint32_t>(p.queries), add);
   }

@@ -24,7 +24,7 @@ struct HeadDropout {
   __device__ __forceinline__ void Set(uint32_t seed_of_head, float rate) {
     seed = seed_of_head;
     least = static_cast<uint32_t>(rintf(rate * 65536.0f));
-    scale = 1.0f / (1.0f - rate);
+    scale = least < 65536 ? 1.0f / (1.0f - rate) : 0.0f;  // all are dropped, not NaN
   }
   // Positions may be negative, and are hashed by their bits.
   __device__ __forceinline__ uint32_t HashOfRow(int row) const {

@@ -100,6 +100,8 @@ __device__ __forceinline__ void ComputeRow(const MaskRow& mask, uint32_t row,
         }
       }
     }
+    // All results are NaN then, which nothing that is added changes.
+    if (__any_sync(kAllLanes, total != total)) break;
   }
   total = SumOverLanes(total, kWarp);
 #pragma unroll

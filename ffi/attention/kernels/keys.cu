@@ -332,8 +332,7 @@ class KeysConsumer {
     T* ct_value = item.place.At<T>(p_.batch, p_.ct_value) + at;
     T* ct_key = item.place.At<T>(p_.batch, p_.ct_key) + at;
     uint32_t not_finite = StoreRows(ct_value_, KeptScale(item), ct_value, stride, rows);
-    not_finite |=
-        StoreRows(ct_key_, static_cast<float>(static_cast<float>(p_.scale)), ct_key, stride, rows);
+    not_finite |= StoreRows(ct_key_, static_cast<float>(p_.scale), ct_key, stride, rows);
     if (!masked_) return;
     __syncwarp();
 #pragma unroll 1

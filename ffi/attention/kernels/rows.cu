@@ -17,9 +17,8 @@
 //
 // A producer thread has tiles of key and value copied into a pipeline of stages, with the words of
 // partial cells. Values of a stage are done with long before its keys; the next keys, which are
-// wanted first, take their place. A producer warp
-// takes items of work and has queries, ct_out, lse and ct_sums of the next one copied as soon as a
-// warpgroup is done with those that it has.
+// wanted first, take their place. A producer warp takes items of work and has queries, ct_out, lse
+// and ct_sums of the next one copied as soon as a warpgroup is done with those that it has.
 //
 // A zero of ds times a NaN of a key that a query does not see would be NaN. So an item with partial
 // cells computes rows that are not finite once more, entry by entry.
@@ -76,17 +75,8 @@ class RowsConsumer {
   // Makes probabilities of keys that are not stored 0.
   template <int kAcross>
   __device__ __forceinline__ void ApplyCell(uint32_t states, float (&scores)[kMaskTile / 2]) {
-    const MaskCell cell = MaskCellOf(states, group_, kAcross);
-    uint32_t word = 0;
-    if (cell == MaskCell::kPartial) {
-      const uint32_t place =
-          CountPartialCells(states, group_, kAcross) * kMaskCellWords + threadIdx.x % kWarpgroup;
-      word = SharedAt<const uint32_t>(shared_ + kConfig.WordsAt() +
-                                      at_.stage * kConfig.kWordsBytes + place * 4);
-    }
-    if (cell == MaskCell::kPartial || cell == MaskCell::kEmpty) {
-      ApplyMaskWord<kAcross * kMaskCell / 2>(word, 0.0f, scores);
-    }
+    if (MaskCellOf(states, group_, kAcross) == MaskCell::kFull) return;
+    ApplyMaskWord<kAcross * kMaskCell / 2>(WordOf<kAcross>(states), 0.0f, scores);
   }
 
   // Keys of the step before, once products that read them are done.
@@ -122,9 +112,11 @@ class RowsConsumer {
       WaitForGroups<0>();
       KeepInRegisters(scores);
       KeepInRegisters(ct_scores);
-      control_.ValuesAt(at_).Emptied();
       head.Drop(ct_scores);
-      Differentiate(item, head, states, scores, ct_scores);
+      // Once values are emptied, words of another tile may come to where these lie.
+      const uint32_t words[] = {WordOf<0>(states), WordOf<1>(states)};
+      control_.ValuesAt(at_).Emptied();
+      Differentiate(item, head, words, scores, ct_scores);
     } else {
 #pragma unroll
       for (int i = 0; i < kMaskTile / 2; ++i) {
@@ -156,10 +148,10 @@ class RowsConsumer {
   // Turns products to cotangents of scores, and adds or stores those of operands. What is not
   // stored has none, whatever the function is there.
   __device__ __forceinline__ void Differentiate(const CotangentItem& item,
-                                                const TileScores<Scoring>& head, uint32_t states,
+                                                const TileScores<Scoring>& head,
+                                                const uint32_t (&words)[2],
                                                 float (&scores)[kMaskTile / 2],
                                                 const float (&ct_scores)[kMaskTile / 2]) {
-    const uint32_t words[] = {WordOf<0>(states), WordOf<1>(states)};
     float* whole[kGradients];
 #pragma unroll
     for (int g = 0; g < kGradients; ++g) {
@@ -227,8 +219,8 @@ class RowsConsumer {
     const int64_t left = p_.queries - first;
     const int rows = left < kMaskCell ? static_cast<int>(left) : kMaskCell;
     T* ct_query = item.place.At<T>(p_.batch, p_.ct_query) + first * stride + item.head * kSize;
-    uint32_t not_finite = StoreRows(ct_query_, static_cast<float>(static_cast<float>(p_.scale)),
-                                    ct_query, stride, rows);
+    uint32_t not_finite =
+        StoreRows(ct_query_, static_cast<float>(p_.scale), ct_query, stride, rows);
     if (!masked_) return;
     __syncwarp();
 #pragma unroll 1

@@ -117,7 +117,7 @@ class AttentionMmaBlock {
       WaitForCopies();
       __syncthreads();
       if (more) CopyKeys(steps.Column());
-      mixed |= cell != MaskCell::kFull;
+      mixed |= cell == MaskCell::kPartial;
       if (cell == MaskCell::kEmpty) continue;
 #pragma unroll
       for (int i = 0; i < kStrips; ++i) {

@@ -175,10 +175,14 @@ class CotangentOperands {
       double slope;
       const double score = test_.ScoreOf(b, h, t, u, product, &slope);
       const double kept = test_.KeptOf(b, h, t, u), ct_p = kept == 0 ? 0 : kept * ct_score.sum;
-      const double ct = std::exp(score - lse_[row]) * (ct_p + ct_sums_[row]);
+      const double p_tu = std::exp(score - lse_[row]), ct = p_tu * (ct_p + ct_sums_[row]);
+      // Numbers that nearly cancel out leave what float32 rounds them by, which is 2^-13 of what
+      // those of 16 bits are.
+      const double most = (kept == 0 ? 0 : kept * ct_score.most) + std::fabs(ct_sums_[row]);
+      const double rounded = 0x1p-13 * p_tu * most;
       const float power = static_cast<float>(2 * std::tanh(0.5 * product)), one = 1;
-      heat->Add(row, ct, 0, &power, 1);
-      bias->Add(row * size_.keys + u, ct, 0, &one, 1);
+      heat->Add(row, ct, rounded, &power, 1);
+      bias->Add(row * size_.keys + u, ct, rounded, &one, 1);
     }
   }
 

@@ -99,6 +99,12 @@ void TestScores() {
   Test<T, kSize, Scoring>({130, 140, 2, 2, 2}, {.mask_of_head = true, .mask_of_entry = true});
   Test<T, kSize, Scoring>({80, 140},
                           {.mask = MaskKind::kScattered, .disorder = Disorder::kInfinite});
+  if constexpr (Scoring::kDrops) Test<T, kSize, Scoring>({70, 80}, {.dropout_rate = 1});
+  if constexpr (Scoring::Function::kGradients > 0) {
+    // An item with more tiles than there are stages, each with other words than the one before.
+    constexpr int kTiles = AttentionRowsConfig{.head_size = kSize}.Stages() + 2;
+    Test<T, kSize, Scoring>({70, kTiles * kMaskTile}, {.mask = MaskKind::kScattered});
+  }
 }
 
 }  // namespace

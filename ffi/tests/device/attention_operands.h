@@ -25,6 +25,7 @@ struct AttentionOptions {
   bool mask_of_group = false, mask_of_head = false, mask_of_entry = false;  // ones of their own
   bool shared_keys = false;                                                 // by all batch entries
   Disorder disorder = Disorder::kNone;  // kNan or kInfinite: in a key and in a value
+  float dropout_rate = 0.25f;           // of kernels that drop probabilities
 };
 
 // A block mask as its arrays, from positions that are stored.
@@ -174,7 +175,8 @@ class AttentionTest {
         bias_(Normal<bfloat16>(OfScores(Heads() * size.queries * size.keys))),
         table_(Normal<float>(OfScores(Heads() * Distances()))),
         ids_(static_cast<size_t>(OfScores(size.batch * size.keys))),
-        seeds_(static_cast<size_t>(OfScores(size.batch * Heads()))) {
+        seeds_(static_cast<size_t>(OfScores(size.batch * Heads()))),
+        rate_{options.dropout_rate} {
     for (int32_t& id : ids_) id = static_cast<int32_t>(generator() % 3);
     for (uint32_t& seed : seeds_) seed = static_cast<uint32_t>(generator());
     const float wrong = options.disorder == Disorder::kNan ? NAN : INFINITY;
@@ -412,7 +414,7 @@ class AttentionTest {
   std::vector<float> table_;
   std::vector<int32_t> ids_;
   std::vector<uint32_t> seeds_;
-  std::vector<float> rate_ = {0.25f};
+  std::vector<float> rate_;
   std::vector<int32_t> offsets_ = {5, -3};
 };
 

@@ -111,6 +111,7 @@ void CheckScores() {
   Check<T, kSize, Scoring>({130, 260, 2, 2, 2}, {.mask_of_head = true, .mask_of_entry = true});
   Check<T, kSize, Scoring>({200, 140},
                            {.mask = MaskKind::kScattered, .disorder = Disorder::kInfinite});
+  if constexpr (Scoring::kDrops) Check<T, kSize, Scoring>({70, 80}, {.dropout_rate = 1});
 }
 
 }  // namespace

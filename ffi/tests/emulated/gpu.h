@@ -162,15 +162,17 @@ class Block {
   void InitCounter(const void* at, uint32_t arrivals) {
     counters_[at] = {{}, arrivals, arrivals, 0};
   }
-  [[gnu::noinline]] void Count(const void* at, uint32_t arrivals, int64_t bytes) {
+  // Whether that ends the barrier's phase.
+  [[gnu::noinline]] bool Count(const void* at, uint32_t arrivals, int64_t bytes) {
     Counter& counter = CounterAt(at);
     if (counter.missing < arrivals) Fail("more arrivals than a barrier expects");
     counter.missing -= arrivals;
     counter.bytes += bytes;
-    if (counter.missing > 0 || counter.bytes != 0) return;
+    if (counter.missing > 0 || counter.bytes != 0) return false;
     counter.missing = counter.expected;
     ++counter.phase.turn;
     ++progress;
+    return true;
   }
   [[gnu::noinline]] void WaitForPhase(const void* at, uint32_t odd) {
     const Counter& counter = CounterAt(at);

@@ -117,7 +117,12 @@ inline int64_t clock() {
 }
 inline uint64_t GlobalTimer() { return emulated::Block::turns; }
 
-inline void Arrive(uint64_t* barrier) { emulated::Block::current->Count(barrier, 1, 0); }
+// The last thread to arrive lets those that wait go first: if it reads what they overwrite, that
+// shows.
+inline void Arrive(uint64_t* barrier) {
+  emulated::Block& block = *emulated::Block::current;
+  if (block.Count(barrier, 1, 0)) block.Yield();
+}
 // What is copied comes when the thread arrives; until then there is rubbish.
 template <int kBytes>
 void PostponeCopy(uint32_t shared, const void* from, bool exists) {
