@@ -244,9 +244,10 @@ def jaxsparse_attention(problem: Problem, dtype: str, passed: str, **options: An
     topology = _with_block_mask(problem)
     mask = topology.layouts.get("block_mask")
     forward = passed == "forward"
+    # A kernel reads one of the two.
     read = [*topology.operands()[: 3 if forward else 6]]
     if mask is not None:
-        read = [*mask.rows, *(() if forward else mask.columns)]
+        read += [*mask.rows, *(() if forward else mask.columns)]
     return program_of(
         lambda q, k, v, topology: sparse_attention(q, k, v, topology, **options),
         tuple(problem.operands()[name] for name in ("query", "key", "value")),

@@ -74,7 +74,7 @@ def first_faster(dtype, peer, peer_dtype):
 
 def attention(*masks):
     """Of masks, the forward pass and that with gradients; last cuDNN's, of dense attention."""
-    found = times("h200/sparse_attention_masks_trial.json")
+    found = times("h200/sparse_attention_masks.json")
     rows = [(f"{mask}_12288", "jaxsparse") for mask in masks]
     return [
         found[problem, "bfloat16", name][implementation]
@@ -92,7 +92,7 @@ def attention_over_cudnn(mask):
 
 def tokens(work):
     """Tokens a second of the Transformer with sparse and with dense attention."""
-    result = json.loads((RESULTS / "h200" / "sparse_transformer.json").read_text())
+    result = json.loads((RESULTS / "h200" / "sparse_transformer_throughput.json").read_text())
     return [result[name][work]["tokens_per_second"] for name in ("sparse", "dense")]
 
 
