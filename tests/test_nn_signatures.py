@@ -129,7 +129,6 @@ def other(*args, **options):
 
 
 OTHERS = {"attention_fn": other, "dot_general": other, "module": cell()}
-OTHERS |= {"bias": array(4, 4), "mask": array(4, 4) == 1}
 
 
 def test_what_the_documents_list_as_fixed_is_refused():
