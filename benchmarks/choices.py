@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -97,3 +97,51 @@ def available(chosen: Sequence[I]) -> tuple[list[I], dict[str, str]]:
         reasons = ", ".join(f"{name} {why}" for name, why in skipped.items())
         raise UsageError("--implementation", f"none can be had here: {reasons}")
     return here, skipped
+
+
+class TypedImplementation(Implementation, Protocol):
+    """One that computes in some dtypes."""
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """All of them."""
+
+    def dtype(self, asked: str) -> str:
+        """What it computes in if that is asked for."""
+
+
+T = TypeVar("T", bound=TypedImplementation)
+
+
+def candidates(
+    asked: Asked,
+    table: Mapping[str, T],
+    variants: Sequence[str],
+    forced: Callable[[str], T],
+    dtype: str,
+) -> tuple[tuple[tuple[T, str], ...], dict[str, str]]:
+    """Implementations of a table and forced variants, each with a dtype; what is left out, and why.
+
+    ``dtype`` is taken where none is asked for.
+
+    Raises:
+        UsageError: for a name that there isn't, and if none can be had here.
+    """
+    names = list(table) if asked.implementations is None else asked.implementations
+    one_of("--implementation", names, list(table), asked.operation)
+    kernels = named("--variant", asked.variants, variants, asked.operation)
+    chosen, skipped = available([table[name] for name in names] + [forced(x) for x in kernels])
+    pairs = {
+        (i.name, own): (i, own) for i in chosen for own in map(i.dtype, asked.dtypes or (dtype,))
+    }
+    return tuple(pairs.values()), skipped
+
+
+def about(table: Mapping[str, TypedImplementation]) -> list[str]:
+    """A line for each implementation: its dtypes, or why it is left out here."""
+    lines = []
+    for name, implementation in table.items():
+        why = implementation.available()
+        of = f"left out: {why}" if why else ", ".join(implementation.dtypes)
+        lines.append(f"  {name:<20}{of}")
+    return lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.choices import Asked, UsageError, available, matching, named, one_of
+from benchmarks.choices import Asked, UsageError, about, candidates, matching
 from benchmarks.decode.cases import DecodeCase
 from benchmarks.decode.implementations import IMPLEMENTATIONS, Implementation, forced, variants
 from benchmarks.decode.problems import ABOUT, SUITE, Problem, problems
@@ -47,29 +47,15 @@ def select(asked: Asked, platform: str) -> DecodeSelection:
         raise UsageError("--sparsity", f"the suite {SUITE!r} has lengths of its own")
     if "gradient" in (asked.passes or ()):
         raise UsageError("--pass", f"the suite {SUITE!r} has only forward passes")
-    names = list(IMPLEMENTATIONS) if asked.implementations is None else asked.implementations
-    one_of("--implementation", names, list(IMPLEMENTATIONS), asked.operation)
-    kernels = named("--variant", asked.variants, variants(), asked.operation)
-    chosen = [IMPLEMENTATIONS[name] for name in names] + [forced(name) for name in kernels]
-    chosen, skipped = available(chosen)
-    pairs = {
-        (i.name, dtype): (i, dtype)
-        for i in chosen
-        for dtype in map(i.dtype, asked.dtypes or (DTYPE.get(platform, "bfloat16"),))
-    }
+    dtype = DTYPE.get(platform, "bfloat16")
+    chosen, skipped = candidates(asked, IMPLEMENTATIONS, variants(), forced, dtype)
     return DecodeSelection(
         tuple(matching(list(problems(platform, asked.lengths, asked.n)), asked.names)),
-        tuple(pairs.values()),
+        chosen,
         skipped,
     )
 
 
 def listing() -> list[str]:
     """The suite and its implementations, with what is left out and why."""
-    lines = ["", f"  {SUITE:<16}{ABOUT}; its implementations"]
-    for name, implementation in IMPLEMENTATIONS.items():
-        why = implementation.available()
-        lines.append(
-            f"  {name:<20}{f'left out: {why}' if why else ', '.join(implementation.dtypes)}"
-        )
-    return lines
+    return ["", f"  {SUITE:<16}{ABOUT}; its implementations", *about(IMPLEMENTATIONS)]

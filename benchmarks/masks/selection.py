@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks import selection
-from benchmarks.choices import Asked, UsageError, available, matching, named, one_of
+from benchmarks.choices import Asked, UsageError, about, candidates, matching, one_of
 from benchmarks.decode import problems as decode_problems
 from benchmarks.decode import selection as decode
 from benchmarks.implementations import PASSES
@@ -68,19 +68,11 @@ def select(
         raise UsageError(
             "--length", f"must be at least {SHORTEST}, got {list(asked.lengths or ())}"
         )
-    names = list(IMPLEMENTATIONS) if asked.implementations is None else asked.implementations
-    one_of("--implementation", names, list(IMPLEMENTATIONS), asked.operation)
-    kernels = named("--variant", asked.variants, variants(), asked.operation)
-    chosen = [IMPLEMENTATIONS[name] for name in names] + [forced(name) for name in kernels]
-    chosen, skipped = available(chosen)
-    pairs = {
-        (i.name, dtype): (i, dtype)
-        for i in chosen
-        for dtype in map(i.dtype, asked.dtypes or (DTYPE.get(platform, "bfloat16"),))
-    }
+    dtype = DTYPE.get(platform, "bfloat16")
+    chosen, skipped = candidates(asked, IMPLEMENTATIONS, variants(), forced, dtype)
     return MaskSelection(
         tuple(matching(list(problems(platform, asked.lengths, asked.n)), asked.names)),
-        tuple(pairs.values()),
+        chosen,
         asked.passes or PASSES,
         skipped,
     )
@@ -89,11 +81,7 @@ def select(
 def listing(operation: str) -> str:
     """Suites, implementations and variants, with what is left out and why."""
     lines = [selection.listing(operation), "", f"  {SUITE:<16}{ABOUT}; its implementations"]
-    for name, implementation in IMPLEMENTATIONS.items():
-        why = implementation.available()
-        about = f"left out: {why}" if why else ", ".join(implementation.dtypes)
-        lines.append(f"  {name:<20}{about}")
-    lines += decode.listing()
+    lines += [*about(IMPLEMENTATIONS), *decode.listing()]
     suites = f"{SUITE} and {decode_problems.SUITE}"
     lines += ["", f"variants of {suites}: {', '.join(variants()) or 'none'}"]
     return "\n".join(lines)

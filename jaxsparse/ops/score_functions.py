@@ -18,10 +18,10 @@ from jax.extend.core import ClosedJaxpr
 from jaxsparse.codegen.flatten import flatten, live, used, uses
 from jaxsparse.codegen.program import Program, Value
 from jaxsparse.ops import arguments
+from jaxsparse.ops.attention_masks import OPERATION
 from jaxsparse.ops.score_keys import has_rules, key_of
 from jaxsparse.pattern import is_concrete
 
-OPERATION = "sparse_attention"
 AXES = "bntsd"
 """Sequences, heads, rows (queries), columns (keys), and distances, row - column + S - 1."""
 
