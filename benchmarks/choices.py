@@ -137,11 +137,11 @@ def candidates(
     return tuple(pairs.values()), skipped
 
 
-def about(table: Mapping[str, TypedImplementation]) -> list[str]:
-    """A line for each implementation: its dtypes, or why it is left out here."""
+def about(table: Mapping[str, TypedImplementation], width: int) -> list[str]:
+    """A line for each implementation: its name so wide, then dtypes, or why it is left out here."""
     lines = []
     for name, implementation in table.items():
         why = implementation.available()
         of = f"left out: {why}" if why else ", ".join(implementation.dtypes)
-        lines.append(f"  {name:<20}{of}")
+        lines.append(f"  {name:<{width}}{of}")
     return lines

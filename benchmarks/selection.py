@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.cases import OperationCase
-from benchmarks.choices import Asked, UsageError, available, matching, named, one_of
+from benchmarks.choices import Asked, UsageError, about, available, matching, named, one_of
 from benchmarks.implementations import (
     PASSES,
     Implementation,
@@ -61,11 +61,7 @@ def listing(operation: str) -> str:
     """Suites, implementations and variants of an operation, with what is left out and why."""
     lines = [f"suites of {operation}, the first by default"]
     lines += [f"  {name:<16}{SUITES[name].about}" for name in suites_of(operation)]
-    lines += ["", "implementations"]
-    for name, implementation in implementations_of(operation).items():
-        why = implementation.available()
-        about = f"left out: {why}" if why else ", ".join(implementation.dtypes)
-        lines.append(f"  {name:<16}{about}")
+    lines += ["", "implementations", *about(implementations_of(operation), 16)]
     lines += ["", f"variants: {', '.join(variants(operation)) or 'none'}"]
     return "\n".join(lines)
 

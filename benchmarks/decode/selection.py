@@ -58,4 +58,4 @@ def select(asked: Asked, platform: str) -> DecodeSelection:
 
 def listing() -> list[str]:
     """The suite and its implementations, with what is left out and why."""
-    return ["", f"  {SUITE:<16}{ABOUT}; its implementations", *about(IMPLEMENTATIONS)]
+    return ["", f"  {SUITE:<16}{ABOUT}; its implementations", *about(IMPLEMENTATIONS, 20)]

@@ -81,7 +81,7 @@ def select(
 def listing(operation: str) -> str:
     """Suites, implementations and variants, with what is left out and why."""
     lines = [selection.listing(operation), "", f"  {SUITE:<16}{ABOUT}; its implementations"]
-    lines += [*about(IMPLEMENTATIONS), *decode.listing()]
+    lines += [*about(IMPLEMENTATIONS, 20), *decode.listing()]
     suites = f"{SUITE} and {decode_problems.SUITE}"
     lines += ["", f"variants of {suites}: {', '.join(variants()) or 'none'}"]
     return "\n".join(lines)
