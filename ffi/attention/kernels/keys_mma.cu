@@ -31,6 +31,10 @@ struct KeysMmaControl {
   const T *query, *ct_out;
   const float *lse, *ct_sums;
 
+  // By one thread.
+  __device__ __forceinline__ void Set(const AttentionCotangentWork& p, uint32_t number) {
+    item.SetKeys(p, number);
+  }
   // By one thread: begins a query head of the item's.
   __device__ __forceinline__ void SetHead(const AttentionCotangentWork& p, uint32_t of_group) {
     const uint32_t head = item.head * static_cast<uint32_t>(p.per_group) + of_group;
@@ -59,17 +63,11 @@ class KeysMmaBlock {
   const AttentionCotangentWork& p_;
   KeysMmaControl<T>& control_;
   const MmaItem& item_;
+  MmaRows<kTiles> rows_;
   uint32_t shared_;
-  int first_row_;   // the warp's first one, of the block's
-  int first_cell_;  // of the block's, of its tile's
-
-  // Of all.
-  __device__ __forceinline__ uint32_t FirstKey() const {
-    return item_.row * kMaskTile + first_cell_ * kMaskCell;
-  }
 
   __device__ __forceinline__ void CopyOwn() const {
-    const int64_t at = FirstKey() * p_.groups + item_.head, left = p_.keys - FirstKey();
+    const int64_t at = rows_.First() * p_.groups + item_.head, left = p_.keys - rows_.First();
     const T* key = item_.place.At<const T>(p_.batch, p_.key) + at * p_.head_size;
     CopyRows<T, kTiles.rows, kHeadSize, kThreads>(shared_, key, p_.groups * p_.head_size, left,
                                                   p_.head_size);
@@ -99,9 +97,9 @@ class KeysMmaBlock {
   __device__ __forceinline__ void AddCell(uint32_t stage, bool partial, uint32_t word,
                                           float (&ct_key)[1][kKeySums],
                                           float (&ct_value)[1][kValueSums]) const {
-    const uint32_t keys = shared_ + first_row_ * kTiles.KeyRowBytes() + KeyFactors::LeftPlace();
-    const uint32_t values = shared_ + kConfig.OwnValuesAt() + first_row_ * kTiles.ValueRowBytes() +
-                            ValueFactors::LeftPlace();
+    const uint32_t keys = shared_ + rows_.of_warp * kTiles.KeyRowBytes() + KeyFactors::LeftPlace();
+    const uint32_t values = shared_ + kConfig.OwnValuesAt() +
+                            rows_.of_warp * kTiles.ValueRowBytes() + ValueFactors::LeftPlace();
 #pragma unroll 1
     for (int first = 0; first < kMaskCell; first += kConfig.columns) {
       const uint32_t queries = stage + first * kTiles.KeyRowBytes();
@@ -144,9 +142,8 @@ class KeysMmaBlock {
   // Walks the steps of a query head. Whether the warp's rows have had a partial cell.
   __device__ __forceinline__ bool AddCells(float (&ct_key)[1][kKeySums],
                                            float (&ct_value)[1][kValueSums]) const {
-    constexpr int kCells = kTiles.rows / kMaskCell;
-    return WalkStages<kCells, kConfig.stages, kConfig.StageBytes(), 1>(
-        item_.mask, first_cell_, first_row_, shared_ + kConfig.StagesAt(),
+    return WalkStages<kConfig>(
+        rows_, shared_ + kConfig.StagesAt(),
         [&](uint32_t stage, uint32_t column) { CopyStep(stage, column); },
         [&](uint32_t stage, bool partial, const uint32_t (&words)[1]) {
           AddCell(stage, partial, words[0], ct_key, ct_value);
@@ -157,10 +154,10 @@ class KeysMmaBlock {
   template <int kCount>
   __device__ __forceinline__ uint32_t Store(const float (&sums)[kCount], float scale,
                                             const Array& array, int64_t size) const {
-    const uint32_t first = FirstKey() + first_row_;
-    const int rows = static_cast<int>(p_.keys) - static_cast<int>(first);
-    T* to = item_.place.At<T>(p_.batch, array) + (first * p_.groups + item_.head) * size;
-    return StoreStrip<T>(sums, {scale, scale}, to, p_.groups * size, rows, static_cast<int>(size));
+    T* to =
+        item_.place.At<T>(p_.batch, array) + (rows_.FirstOfWarp() * p_.groups + item_.head) * size;
+    return StoreStrip<T>(sums, {scale, scale}, to, p_.groups * size, rows_.LeftOfWarp(p_.keys),
+                         static_cast<int>(size));
   }
 
  public:
@@ -170,9 +167,8 @@ class KeysMmaBlock {
       : p_(p),
         control_(control),
         item_(control.item),
-        shared_(AddressOfShared(shared)),
-        first_row_(WarpOfBlock() * kMmaStrip),
-        first_cell_(static_cast<int>(block) % kTiles.BlocksOfTile()) {}
+        rows_(control.item, block),
+        shared_(AddressOfShared(shared)) {}
 
   __device__ __forceinline__ void Run() const {
     CopyOwn();
@@ -193,29 +189,19 @@ class KeysMmaBlock {
     }
     if (kComponents<T> == 1 && !masked) return;
     __syncwarp();
-#pragma unroll 1
-    for (; wrong != 0; wrong &= wrong - 1) {
-      const uint32_t at = FirstKey() + first_row_ + __ffs(static_cast<int>(wrong)) - 1;
-      WriteKeyByEntries<T, kHeadSize, kValueSize, kOfKeys, kOfValues>(p_, item_.place, item_.head,
-                                                                      item_.row, at);
-    }
+    ForEachRow(wrong, [&](int row) {
+      WriteKeyByEntries<T, kHeadSize, kValueSize, kOfKeys, kOfValues>(
+          p_, item_.place, item_.head, item_.row, rows_.FirstOfWarp() + row);
+    });
   }
 };
 
 template <typename T, CotangentMmaConfig kConfig>
 __global__ void __launch_bounds__(kConfig.tiles.Threads(), 1)
     AttentionCotangentOfKeysMma(const __grid_constant__ AttentionCotangentWork p) {
-  using Control = KeysMmaControl<T>;
-  static_assert(sizeof(Control) <= kMmaControlBytes && kConfig.ControlAt() % 16 == 0 &&
-                kConfig.tiles.number_bytes == sizeof(T));
   extern __shared__ __align__(1024) unsigned char attention_shared[];
-  Control& control = *reinterpret_cast<Control*>(attention_shared + kConfig.ControlAt());
   const uint32_t block = kConfig.split ? blockIdx.x / 2 : blockIdx.x;
-  if (threadIdx.x == 0) {
-    control.item.Set(p.items, p.batch, p.transposed_mask, static_cast<uint32_t>(p.groups), 1,
-                     block / kConfig.tiles.BlocksOfTile());
-  }
-  __syncthreads();
+  auto& control = SetMmaControl<T, KeysMmaControl<T>, kConfig>(p, attention_shared, block);
   if constexpr (!kConfig.split) {
     KeysMmaBlock<T, kConfig, true, true>(p, control, attention_shared, block).Run();
   } else if (blockIdx.x % 2 == 0) {

@@ -31,19 +31,13 @@ class RowsMmaBlock {
 
   const AttentionCotangentWork& p_;
   const MmaItem& item_;
+  MmaRows<kTiles> rows_;
   uint32_t shared_;
-  int first_row_;   // the warp's first one, of the block's
-  int first_cell_;  // of the block's, of its tile's
   float shifts_[kStrips][2], ct_sums_[kStrips][2];
 
-  // Of all.
-  __device__ __forceinline__ uint32_t FirstQuery() const {
-    return item_.row * kMaskTile + first_cell_ * kMaskCell;
-  }
-
   __device__ __forceinline__ void CopyOwn() const {
-    const int64_t heads = p_.groups * p_.per_group, left = p_.queries - FirstQuery();
-    const int64_t at = FirstQuery() * heads + item_.head;
+    const int64_t heads = p_.groups * p_.per_group, left = p_.queries - rows_.First();
+    const int64_t at = rows_.First() * heads + item_.head;
     const T* query = item_.place.At<const T>(p_.batch, p_.query) + at * p_.head_size;
     const T* ct_out = item_.place.At<const T>(p_.batch, p_.ct_out) + at * p_.value_size;
     CopyRows<T, kTiles.rows, kHeadSize, kThreads>(shared_, query, heads * p_.head_size, left,
@@ -67,7 +61,7 @@ class RowsMmaBlock {
         item_.place.At<const float>(p_.batch, p_.ct_sums) + item_.head * p_.queries;
 #pragma unroll
     for (int i = 0; i < 2 * kStrips; ++i) {
-      const int64_t row = FirstQuery() + first_row_ + i * 8 + threadIdx.x % kWarp / 4;
+      const int64_t row = rows_.FirstOfWarp() + i * 8 + threadIdx.x % kWarp / 4;
       const bool exists = row < p_.queries;
       shifts_[i / 2][i % 2] = exists ? ShiftOf(lse[row]) : 0;
       ct_sums_[i / 2][i % 2] = exists ? ct_sums[row] : 0;
@@ -78,9 +72,10 @@ class RowsMmaBlock {
   __device__ __forceinline__ void AddCell(uint32_t stage, bool partial,
                                           const uint32_t (&words)[kStrips],
                                           float (&sums)[kStrips][kSums]) const {
-    const uint32_t queries = shared_ + first_row_ * kTiles.KeyRowBytes() + KeyFactors::LeftPlace();
-    const uint32_t ct_outs = shared_ + kConfig.OwnValuesAt() + first_row_ * kTiles.ValueRowBytes() +
-                             ValueFactors::LeftPlace();
+    const uint32_t queries =
+        shared_ + rows_.of_warp * kTiles.KeyRowBytes() + KeyFactors::LeftPlace();
+    const uint32_t ct_outs = shared_ + kConfig.OwnValuesAt() +
+                             rows_.of_warp * kTiles.ValueRowBytes() + ValueFactors::LeftPlace();
 #pragma unroll 1
     for (int first = 0; first < kMaskCell; first += kConfig.columns) {
       const uint32_t keys = stage + first * kTiles.KeyRowBytes();
@@ -108,11 +103,7 @@ class RowsMmaBlock {
  public:
   __device__ __forceinline__ RowsMmaBlock(const AttentionCotangentWork& p, const MmaItem& item,
                                           const unsigned char* shared)
-      : p_(p),
-        item_(item),
-        shared_(AddressOfShared(shared)),
-        first_row_(WarpOfBlock() * kStrips * kMmaStrip),
-        first_cell_(static_cast<int>(blockIdx.x) % kTiles.BlocksOfTile()) {}
+      : p_(p), item_(item), rows_(item, blockIdx.x), shared_(AddressOfShared(shared)) {}
 
   __device__ __forceinline__ void Run() {
     CopyOwn();
@@ -121,15 +112,14 @@ class RowsMmaBlock {
     const uint32_t group = item_.head / static_cast<uint32_t>(p_.per_group);
     const T* keys = item_.place.At<const T>(p_.batch, p_.key) + group * p_.head_size;
     const T* values = item_.place.At<const T>(p_.batch, p_.value) + group * p_.value_size;
-    constexpr int kCells = kTiles.rows / kMaskCell;
-    const bool masked = WalkStages<kCells, kConfig.stages, kConfig.StageBytes(), kStrips>(
-        item_.mask, first_cell_, first_row_, shared_ + kConfig.StagesAt(),
+    const bool masked = WalkStages<kConfig>(
+        rows_, shared_ + kConfig.StagesAt(),
         [&](uint32_t stage, uint32_t column) { CopyStep(stage, keys, values, column); },
         [&](uint32_t stage, bool partial, const uint32_t (&words)[kStrips]) {
           AddCell(stage, partial, words, sums);
         });
-    const uint32_t first = FirstQuery() + first_row_;
-    const int rows = static_cast<int>(p_.queries) - static_cast<int>(first);
+    const uint32_t first = rows_.FirstOfWarp();
+    const int rows = rows_.LeftOfWarp(p_.queries);
     const int64_t heads = p_.groups * p_.per_group;
     const auto scale = static_cast<float>(p_.scale);
     T* ct_query =
@@ -144,27 +134,19 @@ class RowsMmaBlock {
     }
     if (kComponents<T> == 1 && !masked) return;
     __syncwarp();
-#pragma unroll 1
-    for (; wrong != 0; wrong &= wrong - 1) {
-      const uint32_t at = first + __ffs(static_cast<int>(wrong)) - 1;
-      WriteQueryByEntries<T, kHeadSize, kValueSize>(p_, item_.place, item_.head, item_.row, at);
-    }
+    ForEachRow(wrong, [&](int row) {
+      WriteQueryByEntries<T, kHeadSize, kValueSize>(p_, item_.place, item_.head, item_.row,
+                                                    first + row);
+    });
   }
 };
 
 template <typename T, CotangentMmaConfig kConfig>
 __global__ void __launch_bounds__(kConfig.tiles.Threads(), 1)
     AttentionCotangentOfRowsMma(const __grid_constant__ AttentionCotangentWork p) {
-  static_assert(sizeof(MmaItem) <= kMmaControlBytes && kConfig.ControlAt() % 16 == 0 &&
-                kConfig.tiles.number_bytes == sizeof(T));
   extern __shared__ __align__(1024) unsigned char attention_shared[];
-  MmaItem& item = *reinterpret_cast<MmaItem*>(attention_shared + kConfig.ControlAt());
   LetNextKernelBegin();
-  if (threadIdx.x == 0) {
-    item.Set(p.items, p.batch, p.mask, static_cast<uint32_t>(p.groups * p.per_group),
-             static_cast<uint32_t>(p.per_group), blockIdx.x / kConfig.tiles.BlocksOfTile());
-  }
-  __syncthreads();
+  const MmaItem& item = SetMmaControl<T, MmaItem, kConfig>(p, attention_shared, blockIdx.x);
   RowsMmaBlock<T, kConfig>(p, item, attention_shared).Run();
 }
 

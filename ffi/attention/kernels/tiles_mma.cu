@@ -40,10 +40,8 @@ struct TilesMmaControl {
 
   // By one thread.
   __device__ __forceinline__ void Set(const AttentionMmaProblem& p, uint32_t number) {
-    const auto per_group = static_cast<uint32_t>(p.per_group);
-    item.Set(p.items, p.batch, p.mask, static_cast<uint32_t>(p.groups) * per_group, per_group,
-             number);
-    const uint32_t group = item.head / per_group;
+    item.Set(p, number);
+    const uint32_t group = item.head / static_cast<uint32_t>(p.per_group);
     key = item.place.At<const T>(p.batch, p.key) + group * p.head_size;
     value = item.place.At<const T>(p.batch, p.value) + group * p.value_size;
   }
@@ -61,20 +59,15 @@ class AttentionMmaBlock {
   const AttentionMmaProblem& p_;
   const TilesMmaControl<T>& control_;
   const MmaItem& item_;
+  MmaRows<kTiles> rows_;
   uint32_t shared_;
-  int lane_, first_row_;  // the warp's first row of the block's
-  int first_cell_;        // of the block's, and its rows' first of the tile's
-
-  // Of all.
-  __device__ __forceinline__ uint32_t FirstQuery() const {
-    return item_.row * kMaskTile + first_cell_ * kMaskCell;
-  }
+  int lane_;
 
   __device__ __forceinline__ void CopyQueries() const {
     const int64_t step = p_.groups * p_.per_group * p_.head_size;
     const T* queries = item_.place.At<const T>(p_.batch, p_.query) + item_.head * p_.head_size;
-    CopyRows<T, kTiles.rows, kHeadSize, kThreads>(shared_, queries + FirstQuery() * step, step,
-                                                  p_.queries - FirstQuery(), p_.head_size);
+    CopyRows<T, kTiles.rows, kHeadSize, kThreads>(shared_, queries + rows_.First() * step, step,
+                                                  p_.queries - rows_.First(), p_.head_size);
   }
   __device__ __forceinline__ void CopyKeys(uint32_t first) const {
     const int64_t step = p_.groups * p_.head_size;
@@ -92,12 +85,12 @@ class AttentionMmaBlock {
   // Walks the item's steps. Whether some of the warp's cells have positions that are not stored.
   __device__ __forceinline__ bool Attend(OnlineSoftmax (&softmax)[2],
                                          float (&sums)[kStrips][kSums]) const {
-    const int down = first_cell_ + first_row_ / kMaskCell;
-    const int strip = first_row_ % kMaskCell / kMmaStrip;
-    const uint32_t queries = shared_ + first_row_ * kTiles.KeyRowBytes() + KeyFactors::LeftPlace();
+    const int down = rows_.Down(), strip = rows_.Strip();
+    const uint32_t queries =
+        shared_ + rows_.of_warp * kTiles.KeyRowBytes() + KeyFactors::LeftPlace();
     const uint32_t keys_at = shared_ + kConfig.KeysAt() + KeyFactors::RightPlace();
     const uint32_t values_at = shared_ + kConfig.ValuesAt() + ValueFactors::TransposedPlace();
-    MmaSteps<kTiles.rows / kMaskCell> steps(item_.mask, first_cell_);
+    MmaSteps<kTiles.rows / kMaskCell> steps(item_.mask, rows_.first_cell);
     bool mixed = false, more = steps.Next();
     if (more) CopyKeys(steps.Column());
     CopyQueries();
@@ -147,14 +140,13 @@ class AttentionMmaBlock {
     of.head_size = static_cast<int>(p_.head_size);
     of.value_size = static_cast<int>(p_.value_size);
     of.scale = static_cast<float>(p_.scale) * kLog2OfE;
-#pragma unroll 1
-    for (; wrong != 0; wrong &= wrong - 1) {
-      const uint32_t of_block = first_row_ + __ffs(static_cast<int>(wrong)) - 1;
-      const uint32_t row = FirstQuery() + of_block;
+    ForEachRow(wrong, [&](int of_warp) {
+      const uint32_t of_block = rows_.of_warp + of_warp;
+      const uint32_t row = rows_.First() + of_block;
       of.query =
           item_.place.At<const T>(p_.batch, p_.query) + (row * heads + item_.head) * p_.head_size;
       float out[kOfLane], lse;
-      ComputeRow(item_.mask, first_cell_ * kMaskCell + of_block, of, out, lse);
+      ComputeRow(item_.mask, rows_.first_cell * kMaskCell + of_block, of, out, lse);
       T* const to =
           item_.place.At<T>(p_.batch, p_.out) + (row * heads + item_.head) * p_.value_size;
 #pragma unroll
@@ -163,7 +155,7 @@ class AttentionMmaBlock {
         if (at < p_.value_size) FromAccumulator(out[i], &to[at]);
       }
       if (lane_ == 0) LseOfHead()[row] = lse;
-    }
+    });
   }
 
   __device__ __forceinline__ float* LseOfHead() const {
@@ -174,9 +166,8 @@ class AttentionMmaBlock {
   __device__ __forceinline__ uint32_t Write(const OnlineSoftmax& softmax,
                                             const float (&sums)[kSums], int strip,
                                             bool mixed) const {
-    const int first_row = first_row_ + strip * kMmaStrip;
-    const uint32_t first = FirstQuery() + first_row;
-    const int rows = static_cast<int>(p_.queries) - static_cast<int>(first);
+    const uint32_t first = rows_.FirstOfWarp() + strip * kMmaStrip;
+    const int rows = rows_.LeftOfWarp(p_.queries) - strip * kMmaStrip;
     float factors[2];
     uint32_t finite = 0;  // rows whose probabilities' sum is
 #pragma unroll
@@ -185,9 +176,7 @@ class AttentionMmaBlock {
       const float total = softmax.Total(half);
       factors[half] = total == 0 ? 0.0f : 1.0f / total;
       if (lane_ % 4 == 0 && row < rows) LseOfHead()[first + row] = softmax.LogOfSum(half, total);
-      const unsigned of_lanes = __ballot_sync(kAllLanes, total - total == 0);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) finite |= (of_lanes >> 4 * i & 1) << (8 * half + i);
+      finite |= RowsWhere(total - total == 0, half);
     }
     const int64_t step = p_.groups * p_.per_group * p_.value_size;
     T* const to = item_.place.At<T>(p_.batch, p_.out) + item_.head * p_.value_size + first * step;
@@ -204,10 +193,9 @@ class AttentionMmaBlock {
       : p_(p),
         control_(control),
         item_(control.item),
+        rows_(control.item, blockIdx.x),
         shared_(AddressOfShared(shared)),
-        lane_(threadIdx.x % kWarp),
-        first_row_(WarpOfBlock() * kStrips * kMmaStrip),
-        first_cell_(static_cast<int>(blockIdx.x) % kTiles.BlocksOfTile()) {}
+        lane_(threadIdx.x % kWarp) {}
 
   __device__ __forceinline__ void Run() const {
     const float scale = static_cast<float>(p_.scale) * kLog2OfE;
@@ -228,13 +216,9 @@ class AttentionMmaBlock {
 template <typename T, AttentionMmaConfig kConfig>
 __global__ void __launch_bounds__(kConfig.tiles.Threads(), 1)
     AttentionTilesMma(const __grid_constant__ AttentionMmaProblem p) {
-  using Control = TilesMmaControl<T>;
-  static_assert(sizeof(Control) <= kMmaControlBytes && kConfig.ControlAt() % 16 == 0 &&
-                kConfig.tiles.number_bytes == sizeof(T));
   extern __shared__ __align__(1024) unsigned char attention_shared[];
-  Control& control = *reinterpret_cast<Control*>(attention_shared + kConfig.ControlAt());
-  if (threadIdx.x == 0) control.Set(p, blockIdx.x / kConfig.tiles.BlocksOfTile());
-  __syncthreads();
+  const auto& control =
+      SetMmaControl<T, TilesMmaControl<T>, kConfig>(p, attention_shared, blockIdx.x);
   AttentionMmaBlock<T, kConfig>(p, control, attention_shared).Run();
 }
 
