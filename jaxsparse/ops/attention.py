@@ -350,7 +350,6 @@ attention_tangent_p = make_primitive(
         stored=_stored,
         xla=form_of("attention_tangent"),
         ffi=_ffi_of("attention_tangent", ((_ROWS, ()),), ("lse", *(name for name, _ in TANGENTS))),
-        without_kernels=lambda reason, params: _instead(reason, "attention_tangent", params),
         cast=_narrow_tangents,
     )
 )
