@@ -1,16 +1,10 @@
 // The transpose of attention's derivative by mma.sync on an emulated GPU, against float64.
-#include <cstring>
-
 #include "attention/kernels/keys_mma.cu"
 #include "attention/kernels/rows_mma.cu"
 #include "device/attention_cotangent_operands.h"
-#include "emulated/gpu.h"
+#include "device/attention_shared.h"
 
 namespace jaxsparse {
-
-constexpr int kMostShared = 232448;  // of a block
-alignas(1024) unsigned char attention_shared[kMostShared];
-
 namespace {
 
 // What beside sizes a kernel is compiled for.
@@ -50,31 +44,18 @@ class Test : CotangentOperands<T, kHeadSize, kValueSize, AttentionCotangentWork>
  private:
   template <CotangentMmaConfig kConfig>
   void Launch(int parts, const std::function<void()>& kernel) {
-    constexpr int kBytes = kConfig.SharedBytes();
-    static_assert(kBytes <= kMostShared);
-    std::memset(attention_shared, 0xff, sizeof(attention_shared));  // NaN
-    __asan_poison_memory_region(attention_shared + kBytes, kMostShared - kBytes);
-    const int blocks = static_cast<int>(p.items.Count()) * kConfig.tiles.BlocksOfTile() * parts;
-    emulated::Launch(blocks, kConfig.tiles.Threads(), kernel, true);
-    __asan_unpoison_memory_region(attention_shared, kMostShared);
+    LaunchShared(kConfig.SharedBytes(), p.items.Count() * kConfig.tiles.BlocksOfTile() * parts,
+                 kConfig.tiles.Threads(), kernel, true);
   }
 };
 
 template <typename T, int kHeadSize, int kValueSize, Shape kShape>
 void CheckMasks() {
   using Of = Test<T, kHeadSize, kValueSize, kShape>;
-  Of({1, 1}, {.mask = MaskKind::kAll});
-  Of({40, 70}, {.mask = MaskKind::kNothing});
-  Of({200, 127}, {.mask = MaskKind::kCausal});
-  Of({130, 70, 2, 2, 2}, {.mask_of_group = true, .mask_of_head = true});
-  Of({70, 130, 1, 3, 2}, {.mask_of_head = true, .mask_of_entry = true, .shared_keys = true});
-  // Numbers that are not finite and lists that are wrong.
+  ForEachMask(
+      [](const AttentionSize& size, const AttentionOptions& options) { Of(size, options); });
   for (const Wrong wrong : {Wrong::kQuery, Wrong::kCtOut, Wrong::kCtSums}) {
     Of({130, 70, 1, 2}, {.mask = MaskKind::kScattered}, wrong);
-  }
-  for (const Disorder disorder : {Disorder::kNan, Disorder::kInfinite, Disorder::kWrongIndices}) {
-    Of({80, 140}, {.mask = MaskKind::kScattered, .disorder = disorder});
-    Of({130, 150, 2}, {.disorder = disorder});
   }
 }
 

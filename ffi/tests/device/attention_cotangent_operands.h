@@ -35,7 +35,7 @@ class CotangentOperands {
         key_vectors_(static_cast<size_t>(size.batch * size.keys * size.groups)),
         ct_out_(Normal<T>(static_cast<int64_t>(vectors_) * kValueSize)),
         ct_sums_(Normal<float>(static_cast<int64_t>(vectors_))),
-        lse_(vectors_),
+        lse_(test_.template Lse<float>()),
         ct_query_(vectors_ * kHeadSize),
         ct_key_(key_vectors_ * kHeadSize),
         ct_value_(key_vectors_ * kValueSize),
@@ -60,13 +60,6 @@ class CotangentOperands {
     }
     if (wrong == Wrong::kCtOut) ct_out_[some * kValueSize] = FromFloat<T>(NAN);
     if (wrong == Wrong::kCtSums) ct_sums_[some] = NAN;
-    for (int64_t b = 0; b < size.batch; ++b) {
-      for (int64_t h = 0; h < test_.Heads(); ++h) {
-        for (int64_t t = 0; t < size.queries; ++t) {
-          lse_[RowAt(b, h, t)] = static_cast<float>(test_.RowOf(b, h, t).lse);
-        }
-      }
-    }
   }
 
   Problem p;
@@ -93,14 +86,10 @@ class CotangentOperands {
     if (test_.IsWrong()) return;
     Sums queries(ct_query_.size()), keys(ct_key_.size()), values(ct_value_.size());
     Sums heat(ct_heat_.size()), bias(ct_bias_.size());
-    for (int64_t b = 0; b < size_.batch; ++b) {
-      for (int64_t h = 0; h < test_.Heads(); ++h) {
-        for (int64_t t = 0; t < size_.queries; ++t) {
-          AddRow(b, h, t, &queries, &keys, &values);
-          if (Scoring::Function::kExists) AddOperands(b, h, t, &heat, &bias);
-        }
-      }
-    }
+    test_.ForEachRow([&](int64_t b, int64_t h, int64_t t) {
+      AddRow(b, h, t, &queries, &keys, &values);
+      if (Scoring::Function::kExists) AddOperands(b, h, t, &heat, &bias);
+    });
     Compare("ct_query", ct_query_, queries, kHeadSize);
     Compare("ct_key", ct_key_, keys, kHeadSize);
     Compare("ct_value", ct_value_, values, kValueSize);
@@ -117,13 +106,6 @@ class CotangentOperands {
   }
 
  private:
-  int64_t RowAt(int64_t b, int64_t h, int64_t t) const {
-    return (b * test_.Heads() + h) * size_.queries + t;
-  }
-  int64_t VectorAt(int64_t b, int64_t h, int64_t t) const {
-    return (b * size_.queries + t) * test_.Heads() + h;
-  }
-
   // A product, and the sum of the absolute values of what is added up.
   struct Dot {
     double sum = 0, most = 0;
@@ -138,26 +120,27 @@ class CotangentOperands {
 
   void AddRow(int64_t b, int64_t h, int64_t t, Sums* queries, Sums* keys, Sums* values) const {
     const T* query = test_.Query(b, h, t);
-    const T* ct_out = &ct_out_[VectorAt(b, h, t) * kValueSize];
+    const T* ct_out = &ct_out_[test_.VectorAt(b, h, t) * kValueSize];
     for (int64_t u = 0; u < size_.keys; ++u) {
       if (!test_.Sees(b, h, t, u)) continue;
       const T* key = test_.Key(b, h, u);
-      const int64_t at = (b * size_.keys + u) * size_.groups + h / size_.per_group;
+      const int64_t at = test_.KeyVectorAt(b, h, u);
       const Dot score(query, key, kHeadSize);
       const Dot ct_score(ct_out, test_.Value(b, h, u), kValueSize);
       double slope;
       const double of_score = test_.ScoreOf(b, h, t, u, score.sum * p.scale, &slope);
-      const double p_tu = std::exp(of_score - lse_[RowAt(b, h, t)]);
+      const double p_tu = std::exp(of_score - lse_[test_.NumberAt(b, h, t)]);
       const double kept = test_.KeptOf(b, h, t, u), ct_p = kept == 0 ? 0 : kept * ct_score.sum;
-      const double ct = p_tu * (ct_p + ct_sums_[RowAt(b, h, t)]) * slope;
+      const double ct = p_tu * (ct_p + ct_sums_[test_.NumberAt(b, h, t)]) * slope;
       // What float32 rounds scores and their cotangents by. Those of 16 bits are rounded by more.
       double rounded_p = 0, rounded_ct = 0;
       if (sizeof(T) == 4 && p_tu != 0) {
-        rounded_p = p_tu * (std::fabs(score.sum * p.scale) + std::fabs(lse_[RowAt(b, h, t)]));
-        rounded_ct = p_tu * (ct_score.most + std::fabs(ct_sums_[RowAt(b, h, t)])) +
-                     std::fabs(rounded_p * (ct_score.sum + ct_sums_[RowAt(b, h, t)]));
+        rounded_p =
+            p_tu * (std::fabs(score.sum * p.scale) + std::fabs(lse_[test_.NumberAt(b, h, t)]));
+        rounded_ct = p_tu * (ct_score.most + std::fabs(ct_sums_[test_.NumberAt(b, h, t)])) +
+                     std::fabs(rounded_p * (ct_score.sum + ct_sums_[test_.NumberAt(b, h, t)]));
       }
-      queries->Add(VectorAt(b, h, t) * kHeadSize, ct * p.scale, rounded_ct * p.scale, key,
+      queries->Add(test_.VectorAt(b, h, t) * kHeadSize, ct * p.scale, rounded_ct * p.scale, key,
                    kHeadSize);
       keys->Add(at * kHeadSize, ct * p.scale, rounded_ct * p.scale, query, kHeadSize);
       if (kept != 0) values->Add(at * kValueSize, p_tu * kept, rounded_p, ct_out, kValueSize);
@@ -166,11 +149,11 @@ class CotangentOperands {
 
   // Cotangents of the first two operands of the function of scores.
   void AddOperands(int64_t b, int64_t h, int64_t t, Sums* heat, Sums* bias) const {
-    const auto row = static_cast<size_t>(RowAt(b, h, t));
+    const auto row = static_cast<size_t>(test_.NumberAt(b, h, t));
     for (int64_t u = 0; u < size_.keys; ++u) {
       if (!test_.Sees(b, h, t, u)) continue;
       const double product = Dot(test_.Query(b, h, t), test_.Key(b, h, u), kHeadSize).sum * p.scale;
-      const Dot ct_score(&ct_out_[VectorAt(b, h, t) * kValueSize], test_.Value(b, h, u),
+      const Dot ct_score(&ct_out_[test_.VectorAt(b, h, t) * kValueSize], test_.Value(b, h, u),
                          kValueSize);
       double slope;
       const double score = test_.ScoreOf(b, h, t, u, product, &slope);
