@@ -110,7 +110,6 @@ void ParseOperands(CallParser& call, Dimensions& d, ElementType& dtype, const Ma
   p.has_pattern = call.Attribute<bool>("has_pattern");
   if (!p.has_mask && !p.has_pattern) call.Fail("takes a block mask or a pattern, got neither");
   if (p.has_mask) p.mask = OperandMask(call, heads, d.queries.size, d.keys.size);
-  if (p.has_pattern) p.pattern = OperandPattern(call, heads, d.queries, d.keys);
   SetSizes(d, d.keys.size, dtype, &p);
 }
 
@@ -226,7 +225,9 @@ struct Attention {
     p.out = call.Result("out", dtype, {d.queries, d.groups, d.per_group, d.value_size});
     ElementType sums = AccumulatorOf(dtype);
     p.lse = call.Result("lse", sums, {d.groups, d.per_group, d.queries});
-    ParseOperands(call, d, dtype, MaskHeads::Of(call, d), &p);
+    const MaskHeads heads = MaskHeads::Of(call, d);
+    ParseOperands(call, d, dtype, heads, &p);
+    if (p.has_pattern) p.pattern = OperandPattern(call, heads, d.queries, d.keys);
     p.scores = ParseScores(call, d, {});
     p.batch = call.batch();
   }
@@ -315,6 +316,7 @@ struct AttentionCotangent {
     AttentionScores gradients = ParseScoreGradients(call, d);
     const MaskHeads heads = MaskHeads::Of(call, d);
     ParseOperands(call, d, dtype, heads, &p);
+    if (p.has_pattern) p.pattern = OperandPattern(call, heads, d.queries, d.keys);
     if (p.has_mask) p.transposed_mask = OperandMask(call, heads, d.keys.size, d.queries.size);
     if (p.has_pattern) p.transposed_pattern = OperandPattern(call, heads, d.keys, d.queries);
     p.lse = call.Operand("lse", sums, {d.groups, d.per_group, d.queries});
@@ -353,7 +355,9 @@ std::vector<Problem> Problems() {
       problem.queries = problem.keys;
       problem.has_mask = false;
       problem.has_pattern = true;
-      problem.pattern.index_type = head_size == 64 ? IndexType::kInt32 : IndexType::kUint16;
+      if constexpr (requires { problem.pattern; }) {
+        problem.pattern.index_type = head_size == 64 ? IndexType::kInt32 : IndexType::kUint16;
+      }
       problems.push_back(problem);
     }
   }

@@ -106,15 +106,15 @@ struct AttentionOperands {
   double scale = 1;                            // kernels take it in sums' type
   bool has_mask = false, has_pattern = false;  // one of them or both
   MaskTiles mask;                              // rows are queries
-  MaskPattern pattern;
-  Array query;  // (queries, groups, per_group, head_size)
-  Array key;    // (keys, groups, head_size)
-  Array value;  // (keys, groups, value_size)
+  Array query;                                 // (queries, groups, per_group, head_size)
+  Array key;                                   // (keys, groups, head_size)
+  Array value;                                 // (keys, groups, value_size)
   AttentionScores scores;
   Workspace workspace;
 };
 
 struct AttentionProblem : AttentionOperands {
+  MaskPattern pattern;
   Array out;  // (queries, groups, per_group, value_size)
   Array lse;  // (groups, per_group, queries), as sums
 };
@@ -143,15 +143,20 @@ struct PagedAttentionProblem : AttentionProblem {
   KeyPages pages;
 };
 
-struct AttentionCotangentProblem : AttentionOperands {
+// What kernels by tiles are given: with both patterns it would be more than a kernel can take.
+struct AttentionCotangentOfTiles : AttentionOperands {
   MaskTiles transposed_mask;  // rows are keys
-  MaskPattern transposed_pattern;
-  Array lse;       // (groups, per_group, queries), as sums
-  Array ct_out;    // (queries, groups, per_group, value_size)
-  Array ct_sums;   // as lse
-  Array ct_query;  // as query
-  Array ct_key;    // as key
-  Array ct_value;  // as value
+  Array lse;                  // (groups, per_group, queries), as sums
+  Array ct_out;               // (queries, groups, per_group, value_size)
+  Array ct_sums;              // as lse
+  Array ct_query;             // as query
+  Array ct_key;               // as key
+  Array ct_value;             // as value
+};
+
+struct AttentionCotangentProblem : AttentionCotangentOfTiles {
+  MaskPattern pattern;
+  MaskPattern transposed_pattern;  // rows are keys
 };
 
 }  // namespace jaxsparse
