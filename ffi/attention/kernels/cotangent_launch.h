@@ -27,7 +27,7 @@ inline std::string LaunchCotangent(const AttentionCotangentProblem& p, const Cud
                                    int keys_at_once) {
   AttentionCotangentTiles tiles{p};
   tiles.items = items;
-  tiles.log2_scale = static_cast<float>(p.scale * kLog2OfE);
+  tiles.log2_scale = static_cast<float>(p.scale * kLog2OfE<double>);
   std::string reason = EncodeAttentionMaps(
       p, {&tiles.query_tiles, &tiles.key_tiles, &tiles.value_tiles, queries_at_once, keys_at_once});
   if (reason.empty()) {

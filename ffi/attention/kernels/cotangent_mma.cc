@@ -49,7 +49,7 @@ int64_t BlocksOf(const AttentionItems& items, const CotangentMmaConfig& config) 
 }
 
 std::string LaunchWith(const Problem& p, const CudaLaunch& launch, const AttentionItems& items) {
-  AttentionCotangentWork work{p, items, static_cast<float>(p.scale * kLog2OfE)};
+  AttentionCotangentWork work{p, items, static_cast<float>(p.scale * kLog2OfE<double>)};
   return launch.With(&work);
 }
 

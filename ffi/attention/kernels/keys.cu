@@ -252,7 +252,7 @@ class KeysConsumer {
           const int n = column / 2 + i;
           float power = scores[n] * p_.log2_scale, slope = 1;
           if constexpr (Scoring::Function::kExists)
-            power = head.Of(n, scores[n], &slope) * kLog2OfE;
+            power = head.Of(n, scores[n], &slope) * kLog2OfE<float>;
           const bool stored = (word & (1u << n)) != 0;
           probabilities[i] = stored ? ApproximateExp2(power + shifts.elements[i % 2]) : 0.0f;
           scores[n] = stored ? probabilities[i] * slope : 0.0f;

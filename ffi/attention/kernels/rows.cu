@@ -124,7 +124,7 @@ class RowsConsumer {
         if constexpr (Scoring::Function::kExists) {
           float slope;
           const float score = head.Of(i, scores[i], &slope);
-          scores[i] = ApproximateExp2(score * kLog2OfE + shift) * slope;
+          scores[i] = ApproximateExp2(score * kLog2OfE<float> + shift) * slope;
         } else {
           scores[i] = ApproximateExp2(scores[i] * p_.log2_scale + shift);
         }
@@ -164,7 +164,7 @@ class RowsConsumer {
       float slope, gradients[kGradients];
       const float score = head.Of(i, scores[i], &slope, gradients);
       const bool stored = (words[i / 32] & (1u << i % 32)) != 0;
-      const float p = ApproximateExp2(score * kLog2OfE + shifts_[row]);
+      const float p = ApproximateExp2(score * kLog2OfE<float> + shifts_[row]);
       const float ct = stored ? p * (ct_scores[i] + ct_sums_[row]) : 0.0f;
       scores[i] = stored ? ct * slope : 0.0f;
 #pragma unroll

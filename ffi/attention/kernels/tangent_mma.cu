@@ -160,7 +160,7 @@ class TangentMmaBlock {
         item_(control.item),
         rows_(control.item, blockIdx.x),
         shared_(AddressOfShared(shared)),
-        log2_scale_(static_cast<float>(p.scale) * kLog2OfE) {}
+        log2_scale_(static_cast<float>(p.scale) * kLog2OfE<float>) {}
 
   __device__ __forceinline__ void Run() {
     CopyOwn(shared_, p_.query);

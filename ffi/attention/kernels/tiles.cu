@@ -267,7 +267,8 @@ class AttentionConsumer {
 
   // What turns scores to powers of 2.
   __device__ __forceinline__ float ScaleOfScores() const {
-    return Scoring::Function::kExists ? kLog2OfE : static_cast<float>(p_.scale) * kLog2OfE;
+    return Scoring::Function::kExists ? kLog2OfE<float>
+                                      : static_cast<float>(p_.scale) * kLog2OfE<float>;
   }
 
   // Writes rows anew of which `wrong` has the bits, by the number of the row of this warp.

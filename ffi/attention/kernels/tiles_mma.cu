@@ -139,7 +139,7 @@ class AttentionMmaBlock {
     of.keys = static_cast<uint32_t>(p_.keys);
     of.head_size = static_cast<int>(p_.head_size);
     of.value_size = static_cast<int>(p_.value_size);
-    of.scale = static_cast<float>(p_.scale) * kLog2OfE;
+    of.scale = static_cast<float>(p_.scale) * kLog2OfE<float>;
     ForEachRow(wrong, [&](int of_warp) {
       const uint32_t of_block = rows_.of_warp + of_warp;
       const uint32_t row = rows_.First() + of_block;
@@ -198,7 +198,7 @@ class AttentionMmaBlock {
         lane_(threadIdx.x % kWarp) {}
 
   __device__ __forceinline__ void Run() const {
-    const float scale = static_cast<float>(p_.scale) * kLog2OfE;
+    const float scale = static_cast<float>(p_.scale) * kLog2OfE<float>;
     OnlineSoftmax softmax[2] = {OnlineSoftmax(scale), OnlineSoftmax(scale)};
     float sums[kStrips][kSums] = {};
     const bool mixed = Attend(softmax, sums);

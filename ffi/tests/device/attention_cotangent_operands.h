@@ -52,7 +52,7 @@ class CotangentOperands {
     p.scores.ct_values[1] = Of(ct_bias_, 0, rows * size.keys);
     p.lse = Of(lse_, 0, rows);
     p.ct_sums = Of(ct_sums_, 0, rows);
-    p.log2_scale = static_cast<float>(p.scale * kLog2OfE);
+    p.log2_scale = static_cast<float>(p.scale * kLog2OfE<double>);
     p.items.heads_at_once = 3;
     const size_t some = vectors_ / 3;
     if (wrong == Wrong::kQuery) {

@@ -154,7 +154,7 @@ class CsrTest {
   void Set(Problem* p) {
     test_.WriteTo(p);
     p->pattern = pattern_.AsOperand(of_group_, of_head_, of_entry_);
-    p->log2_scale = p->scale * 1.4426950408889634;
+    p->log2_scale = p->scale * kLog2OfE<double>;
   }
 
   void CheckAttention(bool cuts) {
