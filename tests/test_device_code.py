@@ -232,7 +232,7 @@ struct Score {
   static constexpr ScoreOperand kOperand[] = {
       {.by_head = true, .by_distance = true},
       {.by_row = true, .by_column = true, .type = ScoreType::kBFloat16}};
-  static constexpr bool kWhole[] = {false, true};
+  static constexpr ScoreSums kSums[] = {ScoreSums::kByDistance, ScoreSums::kNone};
   template <typename Values>
   static float Apply(float score, int row, int column, const Values& values) {
     return score * values.template Number<0>() + values.template Number<1>();

@@ -1,6 +1,7 @@
 // FFI targets of attention over a block mask or a pattern, of its derivative and of the transpose
 // of that.
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -15,6 +16,7 @@ namespace {
 struct Dimensions {
   Dimension queries{"queries"}, keys{"keys"}, groups{"groups"}, per_group{"per_group"};
   Dimension head_size{"head_size"}, value_size{"value_size"};
+  Dimension distances{"distances"};  // of a query and a key
 };
 
 // Which heads have masks of their own.
@@ -132,25 +134,49 @@ void ForEachWord(CallParser& call, const std::string& attribute, Take take) {
   }
 }
 
-// How many elements an operand of scores has for each batch entry, and of which type they are, of a
-// word such as "nts:float32". One of distances, "nd:float32", has no rows and no columns.
-Array OperandOfScores(CallParser& call, Dimensions& d, std::string_view word, int64_t* elements) {
+// Of queries and keys, row - column.
+int64_t DistancesOf(const Dimensions& d) {
+  return std::max<int64_t>(d.queries.size + d.keys.size - 1, 0);
+}
+
+// How an operand of scores is indexed and of which type its elements are, of a word such as
+// "nts:float32". One of distances, "nd:float32", has no rows and no columns.
+ScoreOperand OperandOf(CallParser& call, std::string_view word, ffi::DataType* type) {
+  struct Named {
+    const char* value;
+    ScoreType type;
+  };
+  constexpr Named kTypes[] = {{"float32", ScoreType::kFloat32},   {"bfloat16", ScoreType::kBFloat16},
+                              {"float16", ScoreType::kFloat16},   {"int32", ScoreType::kInt32},
+                              {"uint32", ScoreType::kUint32},     {"bool", ScoreType::kBool}};
   const size_t colon = word.find(':');
   const std::string_view axes = word.substr(0, colon);
   const auto has = [&](char axis) { return axes.find(axis) != axes.npos; };
-  const bool by_row = has('t'), by_column = has('s'), by_distance = has('d');
-  const ffi::DataType type =
-      colon == word.npos ? ffi::DataType::INVALID : DataTypeOf(word.substr(colon + 1));
-  if (type == ffi::DataType::INVALID || axes.find_first_not_of("bntsd") != axes.npos ||
-      (by_distance && (by_row || by_column))) {
+  ScoreOperand operand{has('n'), has('t'), has('s'), has('d')};
+  const Named* named =
+      colon == word.npos
+          ? std::end(kTypes)
+          : std::find_if(std::begin(kTypes), std::end(kTypes), [&](const Named& other) {
+              return word.substr(colon + 1) == other.value;
+            });
+  if (named == std::end(kTypes) || axes.find_first_not_of("bntsd") != axes.npos ||
+      (operand.by_distance && (operand.by_row || operand.by_column))) {
     call.Fail(
         "attribute score_operands must have words such as 'nts:float32' and 'nd:float32', got '" +
         std::string(word) + "'");
+    return {};
   }
-  if (!call.ok()) return {};
-  const int64_t groups = has('n') ? d.groups.size : 1, heads = has('n') ? d.per_group.size : 1;
-  const int64_t rows = d.queries.size, columns = d.keys.size;
-  const int64_t distances = std::max<int64_t>(rows + columns - 1, 0);
+  operand.type = named->type;
+  *type = DataTypeOf(named->value);
+  return operand;
+}
+
+// The array of an operand of scores, and how many elements it has for each batch entry.
+Array OperandOfScores(CallParser& call, Dimensions& d, const ScoreOperand& how, ffi::DataType type,
+                      int64_t* elements) {
+  const int64_t groups = how.by_head ? d.groups.size : 1;
+  const int64_t heads = how.by_head ? d.per_group.size : 1;
+  const int64_t rows = d.queries.size, columns = d.keys.size, distances = DistancesOf(d);
   for (const int64_t size : {groups, heads, rows, columns}) {
     if (size > kMostIndex) {
       call.Fail("heads, queries and keys of score operands must be less than 2^31, got " +
@@ -159,10 +185,10 @@ Array OperandOfScores(CallParser& call, Dimensions& d, std::string_view word, in
     }
   }
   Array array;
-  if (by_row && by_column) {
+  if (how.by_row && how.by_column) {
     array = call.Operand("score operand", {type}, {groups, heads, rows, columns});
-  } else if (by_row || by_column || by_distance) {
-    const int64_t size = by_distance ? distances : by_row ? rows : columns;
+  } else if (how.by_row || how.by_column || how.by_distance) {
+    const int64_t size = how.by_distance ? distances : how.by_row ? rows : columns;
     array = call.Operand("score operand", {type}, {groups, heads, size});
   } else {
     array = call.Operand("score operand", {type}, {groups, heads});
@@ -170,26 +196,31 @@ Array OperandOfScores(CallParser& call, Dimensions& d, std::string_view word, in
   if (!call.ok()) return {};
   // An array that is as declared has as many: the product is within 64 bits.
   *elements = groups * heads;
-  *elements *= by_distance ? distances : (by_row ? rows : 1) * (by_column ? columns : 1);
+  *elements *= how.by_distance ? distances : (how.by_row ? rows : 1) * (how.by_column ? columns : 1);
   return array;
 }
 
-// Cotangents of operands of scores: "t" for one of each row, "ts" for one of each score.
+// Cotangents of operands of scores: words say by what they are summed, "t" by rows, "s" by columns
+// and "d" by distances; "ts" has one of each score.
 AttentionScores ParseScoreGradients(CallParser& call, Dimensions& d) {
   AttentionScores scores;
   ForEachWord(call, "score_gradients", [&](int number, std::string_view axes) {
     ElementType sums = {ffi::F32};
     scores.gradients = number + 1;
-    if (axes == "ts") {
-      scores.whole_gradients |= 1u << number;
-      scores.ct_values[number] =
-          call.Result("ct_score", sums, {d.groups, d.per_group, d.queries, d.keys});
-    } else if (axes == "t") {
-      scores.ct_values[number] = call.Result("ct_score", sums, {d.groups, d.per_group, d.queries});
-    } else {
-      call.Fail("attribute score_gradients must have words 't' and 'ts', got '" +
-                std::string(axes) + "'");
+    const auto result = [&](ScoreSums how, Dimension& dimension) {
+      scores.sums[number] = how;
+      scores.ct_values[number] = call.Result("ct_score", sums, {d.groups, d.per_group, dimension});
+    };
+    if (axes == "t") return result(ScoreSums::kByRow, d.queries);
+    if (axes == "s") return result(ScoreSums::kByColumn, d.keys);
+    if (axes == "d") return result(ScoreSums::kByDistance, d.distances);
+    if (axes != "ts") {
+      return call.Fail("attribute score_gradients must have words 't', 's', 'd' and 'ts', got '" +
+                       std::string(axes) + "'");
     }
+    scores.sums[number] = ScoreSums::kNone;
+    scores.ct_values[number] =
+        call.Result("ct_score", sums, {d.groups, d.per_group, d.queries, d.keys});
   });
   return scores;
 }
@@ -201,12 +232,24 @@ AttentionScores ParseScores(CallParser& call, Dimensions& d, AttentionScores sco
   const bool drops = call.Attribute<bool>("dropout");
   scores.text = text.data();
   scores.text_size = static_cast<int64_t>(text.size());
+  if (d.distances.size >= 0 && d.distances.size != DistancesOf(d)) {
+    call.Fail("ct_score must have " + std::to_string(DistancesOf(d)) + " distances, got " +
+              std::to_string(d.distances.size));
+  }
   ForEachWord(call, "score_operands", [&](int number, std::string_view word) {
     int64_t elements = 0;
-    scores.values[number] = OperandOfScores(call, d, word, &elements);
+    ffi::DataType type = ffi::DataType::INVALID;
+    const ScoreOperand how = OperandOf(call, word, &type);
+    if (!call.ok()) return;
+    scores.operands = number + 1;
+    scores.operand[number] = how;
+    scores.values[number] = OperandOfScores(call, d, how, type, &elements);
     scores.most_elements =
         std::max(scores.most_elements, elements * OwnEntries(call.batch(), scores.values[number]));
   });
+  if (text.empty() && (scores.operands > 0 || scores.gradients > 0)) {
+    call.Fail("attribute score must be a function where it has operands or gradients, got none");
+  }
   if (has_offsets) scores.offsets = call.Operand("offsets", {ffi::S32}, {2});
   if (drops) {
     scores.seeds = call.Operand("seeds", {ffi::U32}, {d.groups, d.per_group});

@@ -161,6 +161,9 @@ def _ffi_of(
         query, _, value = avals[:3]
         sizes = (query.shape[-1], value.shape[-1])
         reason = "no kernel takes {} heads of {} and {} numbers".format(query.dtype, *sizes)
+        sums_over_tiles = score_kernels.sums_over_tiles(scores)
+        if sums_over_tiles:
+            reason += ", or sums by columns or distances of so many tiles"
         gives_pattern = _gives_pattern(name, params, avals)
         if not (params["has_mask"] or gives_pattern):
             return _instead("no kernel takes a pattern without a block mask", name, params)
@@ -181,7 +184,7 @@ def _ffi_of(
                 **score_kernels.attributes(scores, dtypes),
             },
             workspace=None,
-            workspace_is_fixed=True,
+            workspace_is_fixed=not sums_over_tiles,
             fallback=_instead(reason, name, params),
         )
         instead = _sparse_composition(name, params, avals, device)

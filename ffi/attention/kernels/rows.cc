@@ -34,7 +34,7 @@ std::string Launch(const AttentionCotangentProblem& p, const CudaLaunch& launch)
   // Of positions in tiles that are not listed they stay 0.
   const int64_t scores = p.batch.count * p.groups * p.per_group * p.queries * p.keys;
   for (int i = 0; i < p.scores.gradients; ++i) {
-    if ((p.scores.whole_gradients >> i & 1) == 0) continue;
+    if (p.scores.sums[i] != ScoreSums::kNone) continue;
     const cudaError_t cleared =
         cudaMemsetAsync(p.scores.ct_values[i].data, 0, static_cast<size_t>(scores) * sizeof(float),
                         static_cast<cudaStream_t>(launch.stream));

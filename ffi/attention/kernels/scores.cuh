@@ -8,7 +8,7 @@
 //     static constexpr int kOperands = 1;
 //     static constexpr ScoreOperand kOperand[] = {{.by_head = true, .type = ScoreType::kFloat32}};
 //     static constexpr int kGradients = 1;               // operands whose cotangents are wanted
-//     static constexpr bool kWhole[] = {false};          // one of each score is stored, not sums
+//     static constexpr ScoreSums kSums[] = {ScoreSums::kByRow};  // what these are
 //     template <typename Values> static float Apply(score, row, column, const Values& values);
 //     template <typename Values>
 //     static float Differentiate(score, row, column, const Values& values, float* derivative);
@@ -28,17 +28,10 @@
 
 namespace jaxsparse {
 
-enum class ScoreType : int { kFloat32, kBFloat16, kFloat16, kInt32, kUint32, kBool };
-
-// By what an operand is indexed, beside the sequence, and the type of its elements.
-struct ScoreOperand {
-  bool by_head = false, by_row = false, by_column = false, by_distance = false;
-  ScoreType type = ScoreType::kFloat32;
-};
-
 struct NoFunction {
   static constexpr bool kExists = false;
   static constexpr int kOperands = 0, kGradients = 0;
+  static constexpr ScoreSums kSums[] = {{}};
 };
 
 // `kOffsets`: positions begin elsewhere than at 0.
