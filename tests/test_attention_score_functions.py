@@ -15,12 +15,15 @@ from jaxsparse import (
     BlockMask,
     Indexed,
     Topology,
+    _ffi,
     explain,
     masks,
     sparse_attention,
 )
 from jaxsparse.ops import score_functions
+from jaxsparse.ops.attention import attention_cotangent_p, attention_p
 from jaxsparse.ops.sparse_attention import _attention
+from jaxsparse.primitive import OPERATIONS, Fallback, choose, equations, typed_call
 
 
 def _identity_with_slope(slope):
@@ -147,9 +150,11 @@ def test_variants_that_know_no_scores_refuse_them():
         ("n", "tiles"),
         ("bt", "tiles"),
         ("nts", "tiles"),
+        ("s", "tiles"),
+        ("bns", "tiles"),
+        ("d", "tiles"),
+        ("bnd", "tiles"),
         ("ts", "plain"),
-        ("nd", "plain"),
-        ("s", "plain"),
     ],
 )
 def test_which_gradients_have_kernels(axes, by):
@@ -166,6 +171,91 @@ def test_which_gradients_have_kernels(axes, by):
 
     text = str(explain(gradient, x, kv, kv, array, device=H200))
     assert by in text.splitlines()[-1]
+
+
+def _gradient_by_distance(x, table, mask):
+    def loss(table):
+        out = sparse_attention(x, x, x, mask, bias=Indexed(table, "nd"))
+        return jnp.sum(out.astype(jnp.float32))
+
+    return jax.grad(loss)(table)
+
+
+@pytest.mark.parametrize(("length", "has_room"), [(1 << 15, True), (1 << 17, False)])
+def test_sums_of_so_many_tiles_have_no_kernel(length, has_room):
+    """Each of a head has 1 KB, and there are 524,800 of a causal head at the greater length."""
+    x = jax.ShapeDtypeStruct((1, length, 4, 64), jnp.bfloat16)
+    table = jax.ShapeDtypeStruct((4, 2 * length - 1), jnp.float32)
+    mask = BlockMask.from_mask(masks.causal(), (length, length))
+    call = explain(_gradient_by_distance, x, table, mask, device=H200)[-1]
+    assert call.operation == "attention_cotangent" and (call.variant == "tiles") == has_room
+    assert has_room or "or sums by columns or distances of so many tiles" in str(call)
+
+
+def test_programs_for_any_batch_sum_by_distances_in_plain_jax():
+    """How much a kernel needs for its sums is not known there."""
+    (b,) = jax.export.symbolic_shape("b")
+    x = jax.ShapeDtypeStruct((b, 256, 2, 64), jnp.bfloat16)
+    mask = BlockMask.from_mask(masks.causal(), (256, 256))
+    table = jax.ShapeDtypeStruct((2, 511), jnp.float32)
+    jaxpr = jax.make_jaxpr(functools.partial(_gradient_by_distance, mask=mask))(x, table).jaxpr
+    found = {eqn.primitive: eqn for eqn in equations(jaxpr)}
+    made = {
+        p: choose(
+            typed_call(OPERATIONS[p], found[p].params, [v.aval for v in found[p].invars]), H200
+        )
+        for p in (attention_p, attention_cotangent_p)
+    }
+    assert not isinstance(made[attention_p], Fallback)
+    assert isinstance(made[attention_cotangent_p], Fallback)
+
+
+def test_printed_functions_are_those_of_the_call():
+    """A text that another call has, as in a damaged program, does not compile."""
+    try:
+        _ffi.nvrtc_version()
+    except RuntimeError as error:
+        pytest.skip(f"needs NVRTC: {error}")
+    x = jax.ShapeDtypeStruct((1, 256, 2, 64), jnp.bfloat16)
+    table = jax.ShapeDtypeStruct((2, 511), jnp.float32)
+    mask = BlockMask.from_mask(masks.causal(), (256, 256))
+    jaxpr = jax.make_jaxpr(functools.partial(_gradient_by_distance, mask=mask))(x, table).jaxpr
+    (eqn,) = (eqn for eqn in equations(jaxpr) if eqn.primitive is attention_cotangent_p)
+    call = typed_call(OPERATIONS[attention_cotangent_p], eqn.params, [v.aval for v in eqn.invars])
+    made = choose(call, H200)
+
+    def compile_with(**attributes):
+        types = [[(a.dtype.name, a.shape) for a in side] for side in (made.operands, made.results)]
+        kernels = _ffi.kernels_on_cuda(
+            "attention_cotangent",
+            *types,
+            {**made.attributes, **attributes},
+            compute_capability=90,
+            multiprocessors=132,
+            shared_bytes=232448,
+        )
+        assert len(kernels) == 2
+        for file, expression, text in kernels:
+            # The front end is enough: what comes last keeps it from going on.
+            end = 'static_assert(false, "the text is sound");'
+            with pytest.raises(RuntimeError) as caught:
+                _ffi.compile_kernel(file, expression, "sm_90a", f"{text}{end}")
+            yield str(caught.value)
+
+    text = made.attributes["score"]
+    for message in compile_with():
+        assert "the text is sound" in message and "1 error detected" in message, message
+    for old, new in (
+        (".by_distance = true", ".by_row = true, .by_column = true"),
+        (".by_head = true, ", ""),
+        ("kFloat32", "kBFloat16"),
+        ("kOperands = 1", "kOperands = 2"),
+        ("kByDistance", "kByRow"),
+        ("kGradients = 1", "kGradients = 0"),
+    ):
+        assert old in text
+        for message in compile_with(score=text.replace(old, new)):
+            assert "the function of scores is that of another call" in message, message
 
 
 def test_errors():
