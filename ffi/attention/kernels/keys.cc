@@ -74,8 +74,7 @@ bool Fits(const AttentionCotangentProblem& p) {
          p.gpu.compute_capability == 90 && shared_bytes <= p.gpu.shared_bytes && 0 < p.keys &&
          p.keys < kMost && 0 < p.queries && p.queries < kMost && p.groups > 0 && p.per_group > 0 &&
          HasFewEnough(p, p.mask, p.groups * p.per_group) &&
-         HasFewEnough(p, p.transposed_mask, p.groups) &&
-         HasWorkspace(p);
+         HasFewEnough(p, p.transposed_mask, p.groups) && HasWorkspace(p);
 }
 
 // Clocks of a multiprocessor.

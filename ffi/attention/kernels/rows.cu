@@ -9,7 +9,8 @@
 // Where there is a function of scores (scores.cuh), p is of what it makes of them, and ds is
 // multiplied by its derivative; dropout multiplies dp. Cotangents of operands of the function are
 // sums of p dp times its derivative by them, over rows, or these products themselves: nothing is
-// added across blocks. Of sums over columns or distances it has what each tile adds (tile_sums.cuh).
+// added across blocks. Of sums over columns or distances it has what each tile adds
+// (tile_sums.cuh).
 //
 // Scores and probabilities are computed once more than by the kernel of keys (keys.cu), since sums
 // over keys and sums over queries belong to different blocks: so there are no atomic additions, and

@@ -19,8 +19,9 @@ struct AttentionRowsConfig {
   constexpr int TileBytes() const { return kMaskTile * head_size * 2; }
   // Shared memory: both warpgroups' queries, cotangents of theirs, stages of a tile of keys and one
   // of values, words of cells, lse and ct_sums of both warpgroups, what controls the block's work,
-  // and slots of sums of columns or distances, which most kernels leave alone. Values of a stage are done with first, so the next keys take their place, and values that
-  // of the keys: keys are the second tile of a stage in every other round.
+  // and slots of sums of columns or distances, which most kernels leave alone. Values of a stage
+  // are done with first, so the next keys take their place, and values that of the keys: keys are
+  // the second tile of a stage in every other round.
   constexpr int StagesAt() const { return 2 * kCotangentGroups * RowsBytes(); }
   constexpr int KeysAt(uint32_t stage, uint32_t phase) const {
     return StagesAt() + static_cast<int>(2 * stage + phase) * TileBytes();

@@ -19,17 +19,18 @@ inline std::string CheckOfScore(const AttentionScores& scores) {
   };
   std::string text = "namespace jaxsparse {\n";
   const auto check = [&](const std::string& condition) {
-    text += "static_assert(" + condition + ", \"the function of scores is that of another call\");\n";
+    text +=
+        "static_assert(" + condition + ", \"the function of scores is that of another call\");\n";
   };
   check("Score::kExists && Score::kOperands == " + std::to_string(scores.operands));
   check("Score::kGradients == " + std::to_string(scores.gradients));
   for (int i = 0; i < scores.operands; ++i) {
     const ScoreOperand& operand = scores.operand[i];
     const std::string wanted = ConfigExpression(
-        "ScoreOperand", {Field("by_head", operand.by_head), Field("by_row", operand.by_row),
-                         Field("by_column", operand.by_column),
-                         Field("by_distance", operand.by_distance),
-                         Field("type", enumerator("ScoreType", static_cast<int>(operand.type)))});
+        "ScoreOperand",
+        {Field("by_head", operand.by_head), Field("by_row", operand.by_row),
+         Field("by_column", operand.by_column), Field("by_distance", operand.by_distance),
+         Field("type", enumerator("ScoreType", static_cast<int>(operand.type)))});
     check("Score::kOperand[" + std::to_string(i) + "] == " + wanted);
   }
   for (int i = 0; i < scores.gradients; ++i) {

@@ -103,7 +103,7 @@ __device__ __forceinline__ void StoreSumsOfDiagonals(const float (&numbers)[kMas
 // Sums on their way from consumers to the warp that adds them up.
 struct TileSumsControl {
   uint64_t full[kTileSumSlots], empty[kTileSumSlots];
-  float* to[kTileSumSlots];         // where the tile's numbers belong; null: there are no more
+  float* to[kTileSumSlots];        // where the tile's numbers belong; null: there are no more
   uint32_t states[kTileSumSlots];  // of the tile's cells, as an entry has them
 
   using State = PipelineState<kTileSumSlots>;
@@ -293,8 +293,7 @@ class TilesAdder {
   template <ScoreSums kSums>
   __device__ __forceinline__ void AddUpAll(int gradient) {
     const int64_t heads = p_.batch.count * p_.groups * p_.per_group;
-    const int64_t of_head =
-        p_.mask.columns + (kSums == ScoreSums::kByDistance ? p_.mask.rows : 0);
+    const int64_t of_head = p_.mask.columns + (kSums == ScoreSums::kByDistance ? p_.mask.rows : 0);
 #pragma unroll 1
     for (int64_t i = blockIdx.x; i < heads * of_head; i += gridDim.x) {
       AddUp<kSums>(gradient, static_cast<uint32_t>(i / of_head),

@@ -16,8 +16,8 @@ namespace jaxsparse {
 constexpr int64_t kMostTileSumsBytes = int64_t{1} << 31;
 
 // The kernel of rows has eight warps with 16 rows of a tile each, and slots in shared memory for
-// their sums: of 128 columns, or of diagonals, whose column - row is from -15 to 127, with one place
-// more in front.
+// their sums: of 128 columns, or of diagonals, whose column - row is from -15 to 127, with one
+// place more in front.
 constexpr int kSummingWarps = 8, kDiagonals = kMaskTile + 16;
 constexpr int kTileSumSlots = 2;
 constexpr int kTileSumsOfWarp = kDiagonals * 4, kTileSumBytes = kSummingWarps * kTileSumsOfWarp;

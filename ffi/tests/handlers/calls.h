@@ -138,8 +138,8 @@ inline Arrays BlockMask(std::vector<int64_t> batch, int64_t groups, int64_t per_
 // What a call of attention has of a mask: a block mask for all heads or for each, or a pattern.
 enum class AttentionMask { kShared, kOfHeads, kPattern };
 
-// What becomes of its scores: nothing, or a function of operands and dropout. Cotangents of operands
-// are wanted beside, summed in all ways.
+// What becomes of its scores: nothing, or a function of operands and dropout. Cotangents of
+// operands are wanted beside, summed in all ways.
 enum class AttentionScoring { kNone, kFunction };
 
 // `target`: attention, its tangent or its cotangent.
