@@ -54,11 +54,6 @@ constexpr bool LoadsOfEachScore() {
   return false;
 }
 
-// A place in queries and keys, within them.
-struct ScorePlace {
-  uint32_t row, column;
-};
-
 // The scores of a head of a batch entry.
 template <typename Scoring>
 class HeadScores {
@@ -70,19 +65,22 @@ class HeadScores {
   int row_offset_ = 0, column_offset_ = 0;
   HeadDropout dropout_ = {};
 
-  // What the function reads at a place.
+  // What the function reads at a place of queries and keys; what lies beyond these reads something
+  // within its operands. Of a distance the place is within, and not its row and its column: so a
+  // compiler sees which scores of a thread have the same one.
   struct Values {
     const HeadScores& of;
-    ScorePlace at;
+    uint32_t row, column;
 
     template <int kOperand>
     __device__ __forceinline__ auto Number() const {
       constexpr ScoreOperand kHow = Function::kOperand[kOperand];
-      const auto keys = static_cast<uint32_t>(of.p_.keys);
+      const int64_t rows = of.p_.queries, columns = of.p_.keys;
+      const auto keys = static_cast<uint32_t>(columns);
       uint32_t place = of.first_[kOperand];
-      if constexpr (kHow.by_distance) place += at.row + keys - 1 - at.column;
-      if constexpr (kHow.by_row) place += kHow.by_column ? at.row * keys : at.row;
-      if constexpr (kHow.by_column) place += at.column;
+      if constexpr (kHow.by_distance) place += Within(row - column + keys - 1, rows + columns - 1);
+      if constexpr (kHow.by_row) place += Within(row, rows) * (kHow.by_column ? keys : 1);
+      if constexpr (kHow.by_column) place += Within(column, columns);
       const void* data = of.p_.scores.values[kOperand].data;
       if constexpr (kHow.type == ScoreType::kFloat32) return static_cast<const float*>(data)[place];
       else if constexpr (kHow.type == ScoreType::kBFloat16)
@@ -111,13 +109,6 @@ class HeadScores {
     }
   }
 
-  // Positions beyond the last ones are those of queries and keys that there are not.
-  __device__ __forceinline__ ScorePlace Within(uint32_t row, uint32_t column) const {
-    const auto last_row = static_cast<uint32_t>(p_.queries) - 1;
-    const auto last_column = static_cast<uint32_t>(p_.keys) - 1;
-    return {row < last_row ? row : last_row, column < last_column ? column : last_column};
-  }
-
  public:
   __device__ __forceinline__ explicit HeadScores(const AttentionOperands& p) : p_(p) {}
 
@@ -138,7 +129,7 @@ class HeadScores {
   // The function of a product of a query and a key.
   __device__ __forceinline__ float Of(float product, uint32_t row, uint32_t column) const {
     const float score = product * static_cast<float>(p_.scale);
-    const Values values{*this, Within(row, column)};
+    const Values values{*this, row, column};
     return Function::Apply(score, static_cast<int>(row) + row_offset_,
                            static_cast<int>(column) + column_offset_, values);
   }
@@ -146,7 +137,7 @@ class HeadScores {
   __device__ __forceinline__ float Of(float product, uint32_t row, uint32_t column,
                                       float* derivative) const {
     const float score = product * static_cast<float>(p_.scale);
-    const Values values{*this, Within(row, column)};
+    const Values values{*this, row, column};
     return Function::Differentiate(score, static_cast<int>(row) + row_offset_,
                                    static_cast<int>(column) + column_offset_, values, derivative);
   }
@@ -154,7 +145,7 @@ class HeadScores {
   __device__ __forceinline__ float Of(float product, uint32_t row, uint32_t column,
                                       float* derivative, float* gradients) const {
     const float score = product * static_cast<float>(p_.scale);
-    const Values values{*this, Within(row, column)};
+    const Values values{*this, row, column};
     return Function::DifferentiateAll(score, static_cast<int>(row) + row_offset_,
                                       static_cast<int>(column) + column_offset_, values, derivative,
                                       gradients);
