@@ -314,8 +314,8 @@ def test_errors():
     check(ValueError, r"key_offset must have shape \(\) or \(2,\)", key_offset=jnp.ones(3, int))
 
     regrouped = BlockMask.from_mask(masks.strided(2), (6, 8), regroup=2)
-    check(ValueError, "regrouped mask goes without", mask=regrouped, bias=jnp.ones((1, 6, 8)))
-    sparse_attention(q, k, v, regrouped, soft_cap=2.0)
+    by_distance = Indexed(jnp.ones(13), "d")
+    check(ValueError, "regrouped mask goes without operands", mask=regrouped, bias=by_distance)
 
     @jax.jit
     def closes_over(x):
