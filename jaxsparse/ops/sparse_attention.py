@@ -86,7 +86,8 @@ def sparse_attention(
             ``(B, N)``. ``(N,)`` is refused where B is N, since it could as well be meant for
             sequences. A mask function is made into a block mask where a program is traced, and
             becomes a constant of it: prefer a `BlockMask` for long sequences. Of a block mask that
-            is regrouped, queries, keys and values are brought into its orders, and results back.
+            is regrouped, queries, keys and values are brought into its orders, and results back;
+            dropout is by places in these then.
         score: a jnp function ``score(s, row, column, **operands) -> s`` of scalars: a score,
             float32 (float64 for float64) and already multiplied by ``scale``, and the int32
             positions of its query and its key. It is traced once, and runs in the kernel where one
