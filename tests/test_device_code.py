@@ -278,6 +278,25 @@ def test_kernels_with_functions_of_scores(file, kernel, fields, scoring, monkeyp
     assert frame_bytes(code) <= {"tiles": 0, "rows": 640, "keys": 64}[file]
 
 
+@pytest.mark.parametrize(
+    ("sums", "most"), [("kByDistance, kByRow", 192), ("kByColumn, kByDistance", 768)]
+)
+def test_sums_over_columns_and_distances(sums, most, monkeypatch):
+    """One of them stays in registers, but for little; two do not."""
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
+    source = "attention/kernels/rows.cu"
+    of_call = ", ".join(f"ScoreSums::{each}" for each in sums.split(", "))
+    score = SCORE.replace("ScoreSums::kByDistance, ScoreSums::kNone", of_call)
+    assert of_call in score
+    text = f'#include "attention/kernels/scores.cuh"\n{score}#include "{source}"\n'
+    expression = (
+        "jaxsparse::AttentionCotangentOfRows<jaxsparse::bfloat16, "
+        "jaxsparse::AttentionRowsConfig{.head_size = 128}, "
+        "jaxsparse::Scoring<jaxsparse::Score, true, true>>"
+    )
+    assert frame_bytes(_ffi.compile_kernel(f"scored/{source}", expression, "sm_90a", text)) <= most
+
+
 def frame_bytes(code):
     """The stack frame of the one kernel in a file of machine code, by its sections .nv.info."""
     table, size, count, names = (
