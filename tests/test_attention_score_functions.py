@@ -173,6 +173,38 @@ def test_which_gradients_have_kernels(axes, by):
     assert by in text.splitlines()[-1]
 
 
+def test_everything_at_once_has_kernels():
+    """Operands of all kinds, offsets and dropout are told apart by their names."""
+    x = jax.ShapeDtypeStruct((2, 256, 4, 64), jnp.bfloat16)
+    sizes = {"n": 4, "t": 256, "s": 256, "d": 511}
+    arrays = [jax.ShapeDtypeStruct([sizes[a] for a in axes], jnp.float32) for axes in sizes]
+    begin = jax.ShapeDtypeStruct((2,), jnp.int32)
+
+    def gradient(x, begin, *arrays):
+        def loss(*arrays):
+            out = sparse_attention(
+                x,
+                x,
+                x,
+                masks.causal(),
+                score=lambda s, row, column, n, t, s_, d: s * n + t + s_ + d + column,
+                operands=dict(zip(("n", "t", "s_", "d"), map(Indexed, arrays, sizes), strict=True)),
+                query_offset=begin,
+                soft_cap=2.0,
+                dropout_key=jax.random.key(0),
+                dropout_rate=0.5,
+            )
+            return jnp.sum(out.astype(jnp.float32))
+
+        return jax.grad(loss, range(4))(*arrays)
+
+    calls = explain(gradient, x, begin, *arrays, device=H200)
+    assert {(call.operation, call.variant) for call in calls} >= {
+        ("attention", "tiles"),
+        ("attention_cotangent", "tiles"),
+    }
+
+
 def _gradient_by_distance(x, table, mask):
     def loss(table):
         out = sparse_attention(x, x, x, mask, bias=Indexed(table, "nd"))

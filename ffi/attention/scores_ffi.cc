@@ -141,7 +141,7 @@ AttentionScores ParseScores(CallParser& call, AttentionDimensions& d, AttentionS
   if (text.empty() && (scores.operands > 0 || scores.gradients > 0)) {
     call.Fail("attribute score must be a function where it has operands or gradients, got none");
   }
-  if (has_offsets) scores.offsets = call.Operand("offsets", {ffi::S32}, {2});
+  if (has_offsets) scores.offsets = call.Operand("position_offsets", {ffi::S32}, {2});
   if (drops) {
     scores.seeds = call.Operand("seeds", {ffi::U32}, {d.groups, d.per_group});
     scores.dropout_rate = call.Operand("dropout_rate", {ffi::F32}, {});

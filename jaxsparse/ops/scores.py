@@ -50,7 +50,7 @@ class Scores:
         heads = ("g r" if "n" in axes else "1 1" for axes in self.axes)
         return (
             *((f"score_{i}", _spec(self.axes[i], of)) for i, of in enumerate(heads)),
-            *((("offsets", "2"),) if self.has_offsets else ()),
+            *((("position_offsets", "2"),) if self.has_offsets else ()),
             *((("seeds", "g r"), ("dropout_rate", "")) if self.dropout else ()),
         )
 

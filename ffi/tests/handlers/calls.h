@@ -200,7 +200,7 @@ inline TestCall AttentionCall(const std::string& target, AttentionMask kind,
     Add(&call.operands, {{"score operand", "float32", of_scores},
                          {"score operand", dtype, of_distances},
                          {"score operand", "int32", of_rows},
-                         {"offsets", "int32", Batched(batch, {2})},
+                         {"position_offsets", "int32", Batched(batch, {2})},
                          {"seeds", "uint32", Batched(batch, {kGroups, kPerGroup})},
                          {"dropout_rate", "float32", batch}});
     if (target == "attention_cotangent") {
