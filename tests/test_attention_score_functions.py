@@ -20,10 +20,14 @@ from jaxsparse import (
     masks,
     sparse_attention,
 )
+from jaxsparse.device import Device
 from jaxsparse.ops import score_functions
 from jaxsparse.ops.attention import attention_cotangent_p, attention_p
 from jaxsparse.ops.sparse_attention import _attention
 from jaxsparse.primitive import OPERATIONS, Fallback, choose, equations, typed_call
+
+
+A100 = Device("NVIDIA A100", compute_capability=80, multiprocessors=108, shared_bytes=166912)
 
 
 def _identity_with_slope(slope):
@@ -134,7 +138,7 @@ def test_variants_that_know_no_scores_refuse_them():
 
         return jax.grad(loss, (0, 1, 2))(q, k, v)
 
-    for dtype, expected in (jnp.bfloat16, {"tiles"}), (jnp.float32, set()):
+    for dtype, expected in (jnp.bfloat16, {"tiles", "tiles_mma"}), (jnp.float32, set()):
         x = jax.ShapeDtypeStruct((1, 256, 4, 64), dtype)
         for options in {"soft_cap": 3.0}, {"dropout_key": jax.random.key(0), "dropout_rate": 0.1}:
             of = functools.partial(gradient, **options)
@@ -288,6 +292,33 @@ def test_printed_functions_are_those_of_the_call():
         assert old in text
         for message in compile_with(score=text.replace(old, new)):
             assert "the function of scores is that of another call" in message, message
+
+
+@pytest.mark.parametrize(
+    ("device", "h", "axes", "by"),
+    [
+        (A100, 64, "n", "tiles_mma"),
+        (A100, 64, "nts", "tiles_mma"),
+        (A100, 100, "t", "padded"),
+        (A100, 64, "nd", "plain"),
+        (H200, 192, "n", "tiles_mma"),
+        (H200, 192, "ns", "plain"),
+        (H200, 264, "n", "plain"),
+    ],
+)
+def test_which_gradients_have_kernels_by_single_warps(device, h, axes, by):
+    """Those of rows and of single scores, on GPUs before Hopper and of large heads."""
+    x = jax.ShapeDtypeStruct((1, 256, 4, h), jnp.float16)
+    sizes = {"n": 4, "t": 256, "s": 256, "d": 511}
+    array = jax.ShapeDtypeStruct([sizes[a] for a in axes], jnp.float32)
+
+    def gradient(x, array):
+        def loss(array):
+            return jnp.sum(sparse_attention(x, x, x, bias=Indexed(array, axes), soft_cap=9.0))
+
+        return jax.grad(loss)(array)
+
+    assert by in str(explain(gradient, x, array, device=device)).splitlines()[-1]
 
 
 def test_errors():

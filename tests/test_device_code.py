@@ -279,6 +279,35 @@ def test_kernels_with_functions_of_scores(file, kernel, fields, scoring, monkeyp
 
 
 @pytest.mark.parametrize(
+    ("file", "kernel", "fields"),
+    [
+        ("tiles_mma", "AttentionTilesMma", f"AttentionMmaConfig{{{MMA_TILES.format(128, 128)}}}"),
+        (
+            "rows_mma",
+            "AttentionCotangentOfRowsMma",
+            f"CotangentMmaConfig{{{MMA_TILES.format(128, 64)}, .stages = 1}}",
+        ),
+        (
+            "keys_mma",
+            "AttentionCotangentOfKeysMma",
+            f"CotangentMmaConfig{{{MMA_TILES.format(128, 64)}, .stages = 1, .columns = 32}}",
+        ),
+    ],
+)
+def test_kernels_by_single_warps_with_functions_of_scores(file, kernel, fields, monkeypatch):
+    """They compile for older GPUs, and registers have room for all."""
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
+    source = f"attention/kernels/{file}.cu"
+    score = SCORE.replace("ScoreSums::kByDistance", "ScoreSums::kByRow")
+    text = f'#include "attention/kernels/scores.cuh"\n{score}#include "{source}"\n'
+    expression = (
+        f"jaxsparse::{kernel}<jaxsparse::bfloat16, jaxsparse::{fields}, "
+        "jaxsparse::Scoring<jaxsparse::Score, true, true>>"
+    )
+    assert frame_bytes(_ffi.compile_kernel(f"scored/{source}", expression, "sm_80", text)) == 0
+
+
+@pytest.mark.parametrize(
     ("sums", "most"), [("kByDistance, kByRow", 192), ("kByColumn, kByDistance", 768)]
 )
 def test_sums_over_columns_and_distances(sums, most, monkeypatch):

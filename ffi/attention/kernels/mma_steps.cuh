@@ -100,9 +100,10 @@ class MmaSteps {
 };
 
 // Walks the steps of an item whose cells of the other operands come to kStages stages in shared
-// memory, from `stages` on: copy(stage, column) has a step's copied, and add(stage, partial, words)
-// adds the cell of the warp's rows, whose first one is `first_row` of the block's, where it is not
-// empty. Whether one of these was partial. Copies of the block's own rows may be on their way.
+// memory, from `stages` on: copy(stage, column) has a step's copied, and add(stage, column,
+// partial, words) adds the cell of the warp's rows, whose first one is `first_row` of the block's,
+// where it is not empty. Whether one of these was partial. Copies of the block's own rows may be on
+// their way.
 template <int kCells, int kStages, int kStageBytes, int kStrips, typename Copy, typename Add>
 __device__ __forceinline__ bool WalkStages(const MaskRow& row, int first_cell, int first_row,
                                            uint32_t stages, Copy copy, Add add) {
@@ -115,6 +116,7 @@ __device__ __forceinline__ bool WalkStages(const MaskRow& row, int first_cell, i
   while (more) {
     const MaskCell cell = steps.CellAt(down);
     const bool partial = cell == MaskCell::kPartial;
+    const uint32_t column = steps.Column();
     uint32_t words[kStrips];
     steps.LoadWords(down, strip, words);
     WaitForCopies();
@@ -126,7 +128,7 @@ __device__ __forceinline__ bool WalkStages(const MaskRow& row, int first_cell, i
       if (more) copy(stage, steps.Column());
     }
     masked |= partial;
-    if (cell != MaskCell::kEmpty) add(own, partial, words);
+    if (cell != MaskCell::kEmpty) add(own, column, partial, words);
     if constexpr (kStages == 1) {
       __syncthreads();
       more = steps.Next();

@@ -173,6 +173,23 @@ class HeadScores {
       kept[1] = dropout_.KeepsOdd(hash);
     }
   }
+
+  // Of numbers that a thread has of 16 rows, as tensor cores give them, from its first row and
+  // column on: makes those 0 that are dropped, and multiplies the others.
+  template <int kCount>
+  __device__ __forceinline__ void DropPairs(uint32_t row, uint32_t column, float scale,
+                                            float (&numbers)[kCount]) const {
+    if constexpr (Scoring::kDrops) {
+      const uint32_t hashes[] = {HashOfRow(row), HashOfRow(row + 8)};
+#pragma unroll
+      for (int i = 0; i < kCount; i += 2) {
+        bool kept[2];
+        KeepPair(hashes[i / 2 % 2], column + i / 4 * 8, kept);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) numbers[i + j] = kept[j] ? numbers[i + j] * scale : 0.0f;
+      }
+    }
+  }
 };
 
 }  // namespace jaxsparse

@@ -114,6 +114,7 @@ class CotangentOperands {
     if (!Scoring::Function::kExists) return;
     Compare("ct_heat", ct_heat_, operands.heat, 1);
     Compare("ct_bias", ct_bias_, operands.bias, static_cast<int>(size_.keys));
+    if (Scoring::Function::kGradients == 2) return;
     Compare("ct_table", ct_table_, operands.table, static_cast<int>(test_.Distances()));
     Compare("ct_tilt", ct_tilt_, operands.tilt, static_cast<int>(size_.keys));
   }

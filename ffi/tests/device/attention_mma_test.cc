@@ -12,7 +12,8 @@ alignas(1024) unsigned char attention_shared[kMostShared];
 
 namespace {
 
-template <typename T, int kHeadSize, int kValueSize, int kRows, int kStrips>
+template <typename T, int kHeadSize, int kValueSize, int kRows, int kStrips,
+          typename Scoring = NoScoring>
 class Test {
   static constexpr AttentionMmaConfig kConfig{.tiles = {.head_size = MmaSizeOf(kHeadSize),
                                                         .value_size = MmaSizeOf(kValueSize),
@@ -21,7 +22,7 @@ class Test {
                                                         .strips = kStrips}};
   static_assert(kConfig.SharedBytes() <= kMostShared);
 
-  AttentionTest<T, kHeadSize, kValueSize> operands_;
+  AttentionTest<T, kHeadSize, kValueSize, Scoring> operands_;
   AttentionMmaProblem p_;
   std::vector<T> out_;
   std::vector<float> lse_;
@@ -48,7 +49,7 @@ class Test {
     __asan_poison_memory_region(attention_shared + kConfig.SharedBytes(),
                                 kMostShared - kConfig.SharedBytes());
     emulated::Launch(static_cast<int>(p_.items.Count()) * kConfig.tiles.BlocksOfTile(),
-                     kConfig.tiles.Threads(), [&] { AttentionTilesMma<T, kConfig>(p_); });
+                     kConfig.tiles.Threads(), [&] { AttentionTilesMma<T, kConfig, Scoring>(p_); });
     __asan_unpoison_memory_region(attention_shared, kMostShared);
   }
 };
@@ -71,6 +72,17 @@ void CheckMasks() {
   Of({129, 65}, {.mask = MaskKind::kAll, .disorder = Disorder::kNan});
 }
 
+template <typename T, int kHeadSize, int kValueSize, int kRows, typename Scoring>
+void CheckScores() {
+  using Of = Test<T, kHeadSize, kValueSize, kRows, 1, Scoring>;
+  Of({1, 1}, {.mask = MaskKind::kAll});
+  Of({130, 140, 2, 2, 2}, {.mask_of_head = true, .mask_of_entry = true});
+  for (const Disorder disorder : {Disorder::kInfinite, Disorder::kWrongIndices}) {
+    Of({80, 140}, {.mask = MaskKind::kScattered, .disorder = disorder});
+  }
+  if constexpr (Scoring::kDrops) Of({70, 80}, {.dropout_rate = 1});
+}
+
 }  // namespace
 }  // namespace jaxsparse
 
@@ -82,5 +94,8 @@ int main() {
   Test<bfloat16, 96, 24, 128, 1>({130, 130}, {});
   Test<float16, 256, 256, 64, 1>({70, 70}, {});
   Test<float, 20, 68, 64, 1>({70, 130}, {});
+  CheckScores<bfloat16, 64, 64, 128, Scoring<TestScore, true, true>>();
+  CheckScores<float16, 40, 72, 64, Scoring<TestScore, false, false>>();
+  CheckScores<bfloat16, 32, 32, 128, Scoring<NoFunction, true, false>>();
   std::puts("all results agree");
 }

@@ -1,6 +1,7 @@
 // A function of scores, for tests of kernels that take one.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "attention/kernels/scores.cuh"
@@ -42,6 +43,21 @@ struct TestScore {
     gradients[1] = gradients[2] = 1;
     gradients[3] = 0.5f;
     return Differentiate(score, row, column, values, derivative);
+  }
+};
+
+// The same with cotangents of its first two operands alone, which need no sums over tiles.
+struct TestScoreByRows : TestScore {
+  static constexpr int kGradients = 2;
+  static constexpr ScoreSums kSums[] = {ScoreSums::kByRow, ScoreSums::kNone};
+
+  template <typename Values>
+  static float DifferentiateAll(float score, int row, int column, const Values& values,
+                                float* derivative, float* gradients) {
+    float all[TestScore::kGradients];
+    const float result = TestScore::DifferentiateAll(score, row, column, values, derivative, all);
+    std::copy_n(all, kGradients, gradients);
+    return result;
   }
 };
 
