@@ -232,7 +232,7 @@ struct Score {
   static constexpr ScoreOperand kOperand[] = {
       {.by_head = true, .by_distance = true},
       {.by_row = true, .by_column = true, .type = ScoreType::kBFloat16}};
-  static constexpr bool kWhole[] = {false, true};
+  static constexpr ScoreSums kSums[] = {ScoreSums::kByDistance, ScoreSums::kNone};
   template <typename Values>
   static float Apply(float score, int row, int column, const Values& values) {
     return score * values.template Number<0>() + values.template Number<1>();
@@ -275,7 +275,55 @@ def test_kernels_with_functions_of_scores(file, kernel, fields, scoring, monkeyp
         f"jaxsparse::Scoring<jaxsparse::{scoring}>>"
     )
     code = _ffi.compile_kernel(f"scored/{source}", expression, "sm_90a", text)
-    assert frame_bytes(code) <= {"tiles": 0, "rows": 640, "keys": 64}[file]
+    assert frame_bytes(code) <= {"tiles": 32, "rows": 640, "keys": 64}[file]
+
+
+@pytest.mark.parametrize(
+    ("file", "kernel", "fields"),
+    [
+        ("tiles_mma", "AttentionTilesMma", f"AttentionMmaConfig{{{MMA_TILES.format(128, 128)}}}"),
+        (
+            "rows_mma",
+            "AttentionCotangentOfRowsMma",
+            f"CotangentMmaConfig{{{MMA_TILES.format(128, 64)}, .stages = 1}}",
+        ),
+        (
+            "keys_mma",
+            "AttentionCotangentOfKeysMma",
+            f"CotangentMmaConfig{{{MMA_TILES.format(128, 64)}, .stages = 1, .columns = 32}}",
+        ),
+    ],
+)
+def test_kernels_by_single_warps_with_functions_of_scores(file, kernel, fields, monkeypatch):
+    """They compile for older GPUs, and registers have room for all."""
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
+    source = f"attention/kernels/{file}.cu"
+    score = SCORE.replace("ScoreSums::kByDistance", "ScoreSums::kByRow")
+    text = f'#include "attention/kernels/scores.cuh"\n{score}#include "{source}"\n'
+    expression = (
+        f"jaxsparse::{kernel}<jaxsparse::bfloat16, jaxsparse::{fields}, "
+        "jaxsparse::Scoring<jaxsparse::Score, true, true>>"
+    )
+    assert frame_bytes(_ffi.compile_kernel(f"scored/{source}", expression, "sm_80", text)) == 0
+
+
+@pytest.mark.parametrize(
+    ("sums", "most"), [("kByDistance, kByRow", 192), ("kByColumn, kByDistance", 768)]
+)
+def test_sums_over_columns_and_distances(sums, most, monkeypatch):
+    """One of them stays in registers, but for little; two do not."""
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
+    source = "attention/kernels/rows.cu"
+    of_call = ", ".join(f"ScoreSums::{each}" for each in sums.split(", "))
+    score = SCORE.replace("ScoreSums::kByDistance, ScoreSums::kNone", of_call)
+    assert of_call in score
+    text = f'#include "attention/kernels/scores.cuh"\n{score}#include "{source}"\n'
+    expression = (
+        "jaxsparse::AttentionCotangentOfRows<jaxsparse::bfloat16, "
+        "jaxsparse::AttentionRowsConfig{.head_size = 128}, "
+        "jaxsparse::Scoring<jaxsparse::Score, true, true>>"
+    )
+    assert frame_bytes(_ffi.compile_kernel(f"scored/{source}", expression, "sm_90a", text)) <= most
 
 
 def frame_bytes(code):
