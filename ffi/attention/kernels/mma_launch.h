@@ -82,7 +82,7 @@ struct MmaCostModel {
   double launch_us;     // microseconds
   double tile;          // of 128 x 128 positions of a head, with sizes of 128, in 16 bits
   double tile_of_size;  // the part of it that grows with them
-  double other_size;    // times as many with a size beyond 64 that is not 128
+  double other_size;    // times as many in 16 bits with a size beyond 64 that is not 128
   double exact;         // times as many in float32
   double item;
 };
@@ -94,8 +94,8 @@ inline double MmaMicroseconds(const MmaCostModel& model, const AttentionOperands
   const double blocks = std::max(1.0, std::min(count, static_cast<double>(p.gpu.multiprocessors)));
   double of_tile = model.tile * (1 - model.tile_of_size + model.tile_of_size * size);
   const auto is_usual = [](int64_t of_head) { return of_head <= 64 || of_head == 128; };
-  if (!is_usual(p.head_size) || !is_usual(p.value_size)) of_tile *= model.other_size;
   if (p.dtype == DType::kFloat32) of_tile *= model.exact;
+  else if (!is_usual(p.head_size) || !is_usual(p.value_size)) of_tile *= model.other_size;
   const double clocks = heads * static_cast<double>(mask.capacity) * of_tile + count * model.item;
   return clocks / blocks / kClocksOfMicrosecond;
 }
