@@ -147,6 +147,7 @@ struct AttentionTangent {
     p.sums = call.Result("sums", sums, {d.groups, d.per_group, d.queries});
     ElementType dtype = ElementType::FactorsOf(sums);
     ParseOperands(call, d, dtype, MaskHeads::Of(call, d), &p);
+    if (p.has_pattern) call.Fail("takes a block mask, got a pattern");
     p.lse = call.Operand("lse", sums, {d.groups, d.per_group, d.queries});
     p.d_query = call.Operand("d_query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
     p.d_key = call.Operand("d_key", dtype, {d.keys, d.groups, d.head_size});
