@@ -15,7 +15,6 @@ from jaxsparse import (
     BlockMask,
     Indexed,
     Topology,
-    _ffi,
     explain,
     masks,
     sparse_attention,
@@ -25,7 +24,6 @@ from jaxsparse.ops import score_functions
 from jaxsparse.ops.attention import attention_cotangent_p, attention_p
 from jaxsparse.ops.sparse_attention import _attention
 from jaxsparse.primitive import OPERATIONS, Fallback, choose, equations, typed_call
-
 
 A100 = Device("NVIDIA A100", compute_capability=80, multiprocessors=108, shared_bytes=166912)
 
@@ -244,54 +242,6 @@ def test_programs_for_any_batch_sum_by_distances_in_plain_jax():
     }
     assert not isinstance(made[attention_p], Fallback)
     assert isinstance(made[attention_cotangent_p], Fallback)
-
-
-def test_printed_functions_are_those_of_the_call():
-    """A text that another call has, as in a damaged program, does not compile."""
-    try:
-        _ffi.nvrtc_version()
-    except RuntimeError as error:
-        pytest.skip(f"needs NVRTC: {error}")
-    x = jax.ShapeDtypeStruct((1, 256, 2, 64), jnp.bfloat16)
-    table = jax.ShapeDtypeStruct((2, 511), jnp.float32)
-    mask = BlockMask.from_mask(masks.causal(), (256, 256))
-    jaxpr = jax.make_jaxpr(functools.partial(_gradient_by_distance, mask=mask))(x, table).jaxpr
-    (eqn,) = (eqn for eqn in equations(jaxpr) if eqn.primitive is attention_cotangent_p)
-    call = typed_call(OPERATIONS[attention_cotangent_p], eqn.params, [v.aval for v in eqn.invars])
-    made = choose(call, H200)
-
-    def compile_with(**attributes):
-        types = [[(a.dtype.name, a.shape) for a in side] for side in (made.operands, made.results)]
-        kernels = _ffi.kernels_on_cuda(
-            "attention_cotangent",
-            *types,
-            {**made.attributes, **attributes},
-            compute_capability=90,
-            multiprocessors=132,
-            shared_bytes=232448,
-        )
-        assert len(kernels) == 2
-        for file, expression, text in kernels:
-            # The front end is enough: what comes last keeps it from going on.
-            end = 'static_assert(false, "the text is sound");'
-            with pytest.raises(RuntimeError) as caught:
-                _ffi.compile_kernel(file, expression, "sm_90a", f"{text}{end}")
-            yield str(caught.value)
-
-    text = made.attributes["score"]
-    for message in compile_with():
-        assert "the text is sound" in message and "1 error detected" in message, message
-    for old, new in (
-        (".by_distance = true", ".by_row = true, .by_column = true"),
-        (".by_head = true, ", ""),
-        ("kFloat32", "kBFloat16"),
-        ("kOperands = 1", "kOperands = 2"),
-        ("kByDistance", "kByRow"),
-        ("kGradients = 1", "kGradients = 0"),
-    ):
-        assert old in text
-        for message in compile_with(score=text.replace(old, new)):
-            assert "the function of scores is that of another call" in message, message
 
 
 @pytest.mark.parametrize(
