@@ -22,18 +22,6 @@ __device__ __forceinline__ void TransposeWords(uint32_t (&words)[4]) {
   }
 }
 
-// Which of 16 rows of a warp's product something holds of, from one of its lanes on: of rows 0 to
-// 7, or of the others as `half` says.
-__device__ __forceinline__ uint32_t RowsWhere(bool holds, int half) {
-  const uint32_t lanes = __ballot_sync(kAllLanes, holds);
-  uint32_t rows = 0;
-#pragma unroll
-  for (int row = 0; row < 8; ++row) {
-    rows |= (lanes >> 4 * row & 15) != 0 ? 1u << (half * 8 + row) : 0;
-  }
-  return rows;
-}
-
 // Calls with each row of which `rows` has the bit.
 template <typename Function>
 __device__ __forceinline__ void ForEachRow(uint32_t rows, Function function) {
@@ -79,7 +67,9 @@ __device__ __forceinline__ uint32_t StoreStrip(const float (&sums)[kCount],
         }
       }
     }
-    not_finite |= RowsWhere(!(zero == 0) && row < rows, half);
+    const uint32_t wrong = __ballot_sync(kAllLanes, !(zero == 0) && row < rows);
+#pragma unroll
+    for (int r = 0; r < 8; ++r) not_finite |= (wrong >> 4 * r & 15) != 0 ? 1u << (half * 8 + r) : 0;
   }
   return not_finite;
 }

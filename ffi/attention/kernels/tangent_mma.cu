@@ -189,7 +189,9 @@ class TangentMmaBlock {
       const int row = half * 8 + lane / 4;
       const float sum = SumOverLanes(row_sums[half], 4);
       if (lane % 4 == 0 && row < rows) r[first + row] = sum;
-      wrong |= RowsWhere(sum - sum != 0 && row < rows, half);
+      const unsigned of_lanes = __ballot_sync(kAllLanes, sum - sum != 0 && row < rows);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) wrong |= (of_lanes >> 4 * i & 1) << (8 * half + i);
     }
     float* const u =
         item_.place.At<float>(p_.batch, p_.weighted) + (first * heads + item_.head) * p_.value_size;

@@ -59,16 +59,22 @@ class AttentionMmaBlock {
   const AttentionMmaProblem& p_;
   const TilesMmaControl<T>& control_;
   const MmaItem& item_;
-  MmaRows<kTiles> rows_;
   uint32_t shared_;
-  int lane_;
+  // Not MmaRows, by which the compiler orders instructions so that heads of 128 take 6 % longer.
+  int lane_, first_row_;  // the warp's first row of the block's
+  int first_cell_;        // of the block's, and its rows' first of the tile's
   HeadScores<Scoring> head_;
+
+  // Of all.
+  __device__ __forceinline__ uint32_t FirstQuery() const {
+    return item_.row * kMaskTile + first_cell_ * kMaskCell;
+  }
 
   __device__ __forceinline__ void CopyQueries() const {
     const int64_t step = p_.groups * p_.per_group * p_.head_size;
     const T* queries = item_.place.At<const T>(p_.batch, p_.query) + item_.head * p_.head_size;
-    CopyRows<T, kTiles.rows, kHeadSize, kThreads>(shared_, queries + rows_.First() * step, step,
-                                                  p_.queries - rows_.First(), p_.head_size);
+    CopyRows<T, kTiles.rows, kHeadSize, kThreads>(shared_, queries + FirstQuery() * step, step,
+                                                  p_.queries - FirstQuery(), p_.head_size);
   }
   __device__ __forceinline__ void CopyKeys(uint32_t first) const {
     const int64_t step = p_.groups * p_.head_size;
@@ -97,13 +103,13 @@ class AttentionMmaBlock {
   // Walks the item's steps. Whether some of the warp's cells have positions that are not stored.
   __device__ __forceinline__ bool Attend(OnlineSoftmax (&softmax)[2],
                                          float (&sums)[kStrips][kSums]) const {
-    const int down = rows_.Down(), strip = rows_.Strip();
-    const uint32_t queries =
-        shared_ + rows_.of_warp * kTiles.KeyRowBytes() + KeyFactors::LeftPlace();
+    const int down = first_cell_ + first_row_ / kMaskCell;
+    const int strip = first_row_ % kMaskCell / kMmaStrip;
+    const uint32_t queries = shared_ + first_row_ * kTiles.KeyRowBytes() + KeyFactors::LeftPlace();
     const uint32_t keys_at = shared_ + kConfig.KeysAt() + KeyFactors::RightPlace();
     const uint32_t values_at = shared_ + kConfig.ValuesAt() + ValueFactors::TransposedPlace();
-    const uint32_t first_query = rows_.FirstOfWarp() + lane_ / 4;
-    MmaSteps<kTiles.rows / kMaskCell> steps(item_.mask, rows_.first_cell);
+    const uint32_t first_query = FirstQuery() + first_row_ + lane_ / 4;
+    MmaSteps<kTiles.rows / kMaskCell> steps(item_.mask, first_cell_);
     bool mixed = false, more = steps.Next();
     if (more) CopyKeys(steps.Column());
     CopyQueries();
@@ -158,12 +164,12 @@ class AttentionMmaBlock {
     of.value_size = static_cast<int>(p_.value_size);
     of.scale = ScaleOfScores();
     ForEachRow(wrong, [&](int of_warp) {
-      const uint32_t of_block = rows_.of_warp + of_warp;
-      const uint32_t row = rows_.First() + of_block;
+      const uint32_t of_block = first_row_ + of_warp;
+      const uint32_t row = FirstQuery() + of_block;
       of.query =
           item_.place.At<const T>(p_.batch, p_.query) + (row * heads + item_.head) * p_.head_size;
       float out[kOfLane], lse;
-      ComputeRow(item_.mask, rows_.first_cell * kMaskCell + of_block, of, out, lse,
+      ComputeRow(item_.mask, first_cell_ * kMaskCell + of_block, of, out, lse,
                  RowScores<Scoring>(head_, row));
       T* const to =
           item_.place.At<T>(p_.batch, p_.out) + (row * heads + item_.head) * p_.value_size;
@@ -190,8 +196,9 @@ class AttentionMmaBlock {
   __device__ __forceinline__ uint32_t Write(const OnlineSoftmax& softmax,
                                             const float (&sums)[kSums], int strip,
                                             bool mixed) const {
-    const uint32_t first = rows_.FirstOfWarp() + strip * kMmaStrip;
-    const int rows = rows_.LeftOfWarp(p_.queries) - strip * kMmaStrip;
+    const int first_row = first_row_ + strip * kMmaStrip;
+    const uint32_t first = FirstQuery() + first_row;
+    const int rows = static_cast<int>(p_.queries) - static_cast<int>(first);
     float factors[2];
     uint32_t finite = 0;  // rows whose probabilities' sum is
 #pragma unroll
@@ -201,7 +208,9 @@ class AttentionMmaBlock {
       factors[half] = total == 0 ? 0.0f : 1.0f / total;
       if constexpr (Scoring::kDrops) factors[half] *= head_.KeptScale();
       if (lane_ % 4 == 0 && row < rows) LseOfHead()[first + row] = softmax.LogOfSum(half, total);
-      finite |= RowsWhere(total - total == 0, half);
+      const unsigned of_lanes = __ballot_sync(kAllLanes, total - total == 0);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) finite |= (of_lanes >> 4 * i & 1) << (8 * half + i);
     }
     const int64_t step = p_.groups * p_.per_group * p_.value_size;
     T* const to = item_.place.At<T>(p_.batch, p_.out) + item_.head * p_.value_size + first * step;
@@ -218,9 +227,10 @@ class AttentionMmaBlock {
       : p_(p),
         control_(control),
         item_(control.item),
-        rows_(control.item, blockIdx.x),
         shared_(AddressOfShared(shared)),
         lane_(threadIdx.x % kWarp),
+        first_row_(WarpOfBlock() * kStrips * kMmaStrip),
+        first_cell_(static_cast<int>(blockIdx.x) % kTiles.BlocksOfTile()),
         head_(p) {
     if constexpr (Scoring::kExists) head_.Set(item_.place, item_.head);
   }
