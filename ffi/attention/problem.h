@@ -77,15 +77,32 @@ struct MaskPattern : MasksOfHeads, Pattern {};
 // (kernels/scores.cuh), whose operands have the sizes that it says by what they are indexed by; and
 // dropout (kernels/dropout.cuh).
 constexpr int kMaxScoreOperands = 8;
+
+enum class ScoreType : int { kFloat32, kBFloat16, kFloat16, kInt32, kUint32, kBool };
+
+// By what an operand is indexed, beside the sequence, and the type of its elements.
+struct ScoreOperand {
+  bool by_head = false, by_row = false, by_column = false, by_distance = false;
+  ScoreType type = ScoreType::kFloat32;
+
+  bool operator==(const ScoreOperand&) const = default;
+};
+
+// What a cotangent of an operand has for each head: a sum for each row, for each column or for each
+// distance, row - column + keys - 1; or, summed by nothing, a number for each score.
+enum class ScoreSums : int { kByRow, kByColumn, kByDistance, kNone };
+
 struct AttentionScores {
   const char* text = nullptr;  // of the function, on the host
   int64_t text_size = 0;       // 0: there is none
   int64_t most_elements = 0;   // of an operand
+  int operands = 0;
+  ScoreOperand operand[kMaxScoreOperands];
   Array values[kMaxScoreOperands];
-  // Cotangents of operands of which they are wanted, float32: (groups, per_group, queries), sums
-  // for each row; or (groups, per_group, queries, keys), as bits of `whole_gradients` say.
+  // Cotangents of operands of which they are wanted, float32: (groups, per_group, queries), or
+  // keys, distances, or queries and keys, as `sums` say.
   int gradients = 0;
-  uint32_t whole_gradients = 0;
+  ScoreSums sums[kMaxScoreOperands] = {};
   Array ct_values[kMaxScoreOperands];
   Array offsets;       // int32 (2): positions of the first query and key; or null, and they are 0
   Array seeds;         // uint32 (groups, per_group), or null: nothing is dropped

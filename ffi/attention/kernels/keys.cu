@@ -31,6 +31,7 @@
 // ct_value, once each.
 #include "attention/kernels/cotangent_scores.cuh"
 #include "attention/kernels/keys.h"
+#include "attention/kernels/tile_sums.cuh"
 
 namespace jaxsparse {
 
@@ -400,6 +401,11 @@ __global__ void __launch_bounds__(kCotangentThreads, 1)
   if (threadIdx.x < kCotangentGroups * kWarpgroup) {
     TakeRegisters<kCotangentConsumerRegisters>();
     KeysConsumer<T, kConfig, Scoring>(p, control, AddressOfShared(attention_shared)).Run();
+    using Function = typename Scoring::Function;
+    if constexpr (CountTileSums<Function>() > 0) {
+      WaitForPrologue();
+      TilesAdder<kCotangentGroups * kWarpgroup>(p, attention_shared).template Run<Function>();
+    }
   } else {
     GiveUpRegisters<kCotangentProducerRegisters>();
     const int warp = WarpOfBlock() - kCotangentGroups * kConsumerWarps;

@@ -6,6 +6,8 @@
 
 #include "attention/kernels/items_launch.h"
 #include "attention/kernels/mma.h"
+#include "attention/kernels/score_source.h"
+#include "attention/kernels/tile_sums.h"
 #include "host/variant.h"
 #include "nvrtc/expression.h"
 
@@ -48,6 +50,13 @@ inline bool IsMmaAligned(const Array& array) {
   return reinterpret_cast<uint64_t>(array.data) % 16 == 0;
 }
 
+// Functions of scores are printed in forms that are exact enough for operands of 16 bits. Of sums
+// over tiles there are none.
+inline bool MmaTakes(const AttentionScores& scores, DType dtype) {
+  return !scores.Exist() || (SizeOf(dtype) == 2 && FitsScores(scores) &&
+                             TileSumsBefore(scores, scores.gradients) == 0);
+}
+
 // Tensor cores of warps multiply bfloat16 numbers since compute capability 8.0. Lines of heads are
 // copied by 16 bytes.
 inline bool MmaTakes(const AttentionOperands& p) {
@@ -56,7 +65,7 @@ inline bool MmaTakes(const AttentionOperands& p) {
   const auto sized = [&](int64_t size) {
     return 0 < size && size <= kMmaMostSize && size % at_once == 0;
   };
-  return p.has_mask && !p.scores.Exist() && p.dtype != DType::kFloat64 &&
+  return p.has_mask && MmaTakes(p.scores, p.dtype) && p.dtype != DType::kFloat64 &&
          p.gpu.compute_capability >= 80 && sized(p.head_size) && sized(p.value_size) &&
          IsMmaAligned(p.query) && IsMmaAligned(p.key) && IsMmaAligned(p.value) && 0 < p.keys &&
          p.keys < kMost && p.queries < kMost;

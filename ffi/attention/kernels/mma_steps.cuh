@@ -148,9 +148,9 @@ class MmaSteps {
 };
 
 // Walks the steps of a block's item whose cells of the other operands come to stages in shared
-// memory, from `stages` on: copy(stage, column) has a step's copied, and add(stage, partial, words)
-// adds the cell of the warp's rows where it is not empty. Whether one of these was partial. Copies
-// of the block's own rows may be on their way.
+// memory, from `stages` on: copy(stage, column) has a step's copied, and add(stage, column,
+// partial, words) adds the cell of the warp's rows where it is not empty. Whether one of these was
+// partial. Copies of the block's own rows may be on their way.
 template <auto kConfig, typename Copy, typename Add>
 __device__ __forceinline__ bool WalkStages(const MmaRows<kConfig.tiles>& rows, uint32_t stages,
                                            Copy copy, Add add) {
@@ -163,6 +163,7 @@ __device__ __forceinline__ bool WalkStages(const MmaRows<kConfig.tiles>& rows, u
   while (more) {
     const MaskCell cell = steps.CellAt(down);
     const bool partial = cell == MaskCell::kPartial;
+    const uint32_t column = steps.Column();
     uint32_t words[kConfig.tiles.strips];
     steps.LoadWords(down, strip, words);
     WaitForCopies();
@@ -174,7 +175,7 @@ __device__ __forceinline__ bool WalkStages(const MmaRows<kConfig.tiles>& rows, u
       if (more) copy(stage, steps.Column());
     }
     masked |= partial;
-    if (cell != MaskCell::kEmpty) add(own, partial, words);
+    if (cell != MaskCell::kEmpty) add(own, column, partial, words);
     if constexpr (kConfig.stages == 1) {
       __syncthreads();
       more = steps.Next();

@@ -20,7 +20,7 @@
 
 namespace jaxsparse {
 
-template <typename T, CotangentMmaConfig kConfig>
+template <typename T, CotangentMmaConfig kConfig, typename Scoring>
 class RowsMmaBlock {
   static constexpr MmaTiles kTiles = kConfig.tiles;
   static constexpr int kHeadSize = kTiles.head_size, kValueSize = kTiles.value_size;
@@ -34,6 +34,11 @@ class RowsMmaBlock {
   MmaRows<kTiles> rows_;
   uint32_t shared_;
   float shifts_[kStrips][2], ct_sums_[kStrips][2];
+  // Of operands of the function of scores, those cotangents that are sums of rows.
+  using Function = typename Scoring::Function;
+  static constexpr int kGradients = Function::kGradients;
+  float row_sums_[kGradients > 0 ? kGradients : 1][kStrips][2] = {};
+  HeadScores<Scoring> head_;
 
   __device__ __forceinline__ void CopyOwn() const {
     const int64_t heads = p_.groups * p_.per_group, left = p_.queries - rows_.First();
@@ -68,10 +73,62 @@ class RowsMmaBlock {
     }
   }
 
-  // Adds a cell to the sums.
-  __device__ __forceinline__ void AddCell(uint32_t stage, bool partial,
+  // Turns products of a strip to cotangents of scores, and adds or stores those of operands. What
+  // is not stored, by the bits of `word`, has none, whatever the function is there.
+  __device__ __forceinline__ void Differentiate(int strip, uint32_t key, uint32_t word,
+                                                float (&scores)[kScores],
+                                                float (&ct_scores)[kScores]) {
+    const uint32_t query = rows_.FirstOfWarp() + strip * kMmaStrip + threadIdx.x % kWarp / 4;
+    head_.DropPairs(query, key, head_.KeptScale(), ct_scores);
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const uint32_t row = query + RowOfNumber(i) * 8, column = key + i / 4 * 8 + i % 2;
+      const bool stored = (word & (1u << i)) != 0;
+      float power = scores[i] * p_.log2_scale, slope = 1;
+      float gradients[kGradients > 0 ? kGradients : 1];
+      if constexpr (kGradients > 0) {
+        power = head_.Of(scores[i], row, column, &slope, gradients) * kLog2OfE<float>;
+      } else if constexpr (Function::kExists) {
+        power = head_.Of(scores[i], row, column, &slope) * kLog2OfE<float>;
+      }
+      const float p = ApproximateExp2(power + shifts_[strip][RowOfNumber(i)]);
+      const float ct = stored ? p * (ct_scores[i] + ct_sums_[strip][RowOfNumber(i)]) : 0.0f;
+      scores[i] = stored ? ct * slope : 0.0f;
+#pragma unroll
+      for (int g = 0; g < kGradients; ++g) {
+        const float of_operand = stored ? ct * gradients[g] : 0.0f;
+        if (Function::kSums[g] == ScoreSums::kByRow) {
+          row_sums_[g][strip][RowOfNumber(i)] += of_operand;
+        } else if (stored && row < p_.queries && column < p_.keys) {
+          CotangentsOf(g, p_.queries * p_.keys)[row * p_.keys + column] = of_operand;
+        }
+      }
+    }
+  }
+
+  // Of the head, which has so many.
+  __device__ __forceinline__ float* CotangentsOf(int gradient, int64_t count) const {
+    return item_.place.template At<float>(p_.batch, p_.scores.ct_values[gradient]) +
+           item_.head * count;
+  }
+
+  __device__ __forceinline__ void WriteRowSums() const {
+#pragma unroll
+    for (int g = 0; g < kGradients; ++g) {
+      if (Function::kSums[g] != ScoreSums::kByRow) continue;
+#pragma unroll
+      for (int i = 0; i < 2 * kStrips; ++i) {
+        const float sum = SumOverLanes(row_sums_[g][i / 2][i % 2], 4);
+        const int64_t row = rows_.FirstOfWarp() + i * 8 + threadIdx.x % kWarp / 4;
+        if (threadIdx.x % 4 == 0 && row < p_.queries) CotangentsOf(g, p_.queries)[row] = sum;
+      }
+    }
+  }
+
+  // Adds a cell to the sums, of keys from `column` on.
+  __device__ __forceinline__ void AddCell(uint32_t stage, uint32_t column, bool partial,
                                           const uint32_t (&words)[kStrips],
-                                          float (&sums)[kStrips][kSums]) const {
+                                          float (&sums)[kStrips][kSums]) {
     const uint32_t queries =
         shared_ + rows_.of_warp * kTiles.KeyRowBytes() + KeyFactors::LeftPlace();
     const uint32_t ct_outs = shared_ + kConfig.OwnValuesAt() +
@@ -85,6 +142,11 @@ class RowsMmaBlock {
       MultiplyRowsByRows<T, kValueSize>(ct_scores, ct_outs, values + ValueFactors::RightPlace());
 #pragma unroll
       for (int strip = 0; strip < kStrips; ++strip) {
+        if constexpr (Scoring::kExists) {
+          Differentiate(strip, column + first + threadIdx.x % 4 * 2, words[strip] >> (first / 2),
+                        scores[strip], ct_scores[strip]);
+          continue;
+        }
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
           float& score = scores[strip][i];
@@ -103,7 +165,9 @@ class RowsMmaBlock {
  public:
   __device__ __forceinline__ RowsMmaBlock(const AttentionCotangentWork& p, const MmaItem& item,
                                           const unsigned char* shared)
-      : p_(p), item_(item), rows_(item, blockIdx.x), shared_(AddressOfShared(shared)) {}
+      : p_(p), item_(item), rows_(item, blockIdx.x), shared_(AddressOfShared(shared)), head_(p) {
+    if constexpr (Scoring::kExists) head_.Set(item_.place, item_.head);
+  }
 
   __device__ __forceinline__ void Run() {
     CopyOwn();
@@ -115,9 +179,10 @@ class RowsMmaBlock {
     const bool masked = WalkStages<kConfig>(
         rows_, shared_ + kConfig.StagesAt(),
         [&](uint32_t stage, uint32_t column) { CopyStep(stage, keys, values, column); },
-        [&](uint32_t stage, bool partial, const uint32_t (&words)[kStrips]) {
-          AddCell(stage, partial, words, sums);
+        [&](uint32_t stage, uint32_t column, bool partial, const uint32_t (&words)[kStrips]) {
+          AddCell(stage, column, partial, words, sums);
         });
+    if constexpr (kGradients > 0) WriteRowSums();
     const uint32_t first = rows_.FirstOfWarp();
     const int rows = rows_.LeftOfWarp(p_.queries);
     const int64_t heads = p_.groups * p_.per_group;
@@ -135,19 +200,19 @@ class RowsMmaBlock {
     if (kComponents<T> == 1 && !masked) return;
     __syncwarp();
     ForEachRow(wrong, [&](int row) {
-      WriteQueryByEntries<T, kHeadSize, kValueSize>(p_, item_.place, item_.head, item_.row,
-                                                    first + row);
+      WriteQueryByEntries<T, kHeadSize, kValueSize, Scoring>(p_, item_.place, item_.head, item_.row,
+                                                             first + row);
     });
   }
 };
 
-template <typename T, CotangentMmaConfig kConfig>
+template <typename T, CotangentMmaConfig kConfig, typename Scoring = NoScoring>
 __global__ void __launch_bounds__(kConfig.tiles.Threads(), 1)
     AttentionCotangentOfRowsMma(const __grid_constant__ AttentionCotangentWork p) {
   extern __shared__ __align__(1024) unsigned char attention_shared[];
   LetNextKernelBegin();
   const MmaItem& item = SetMmaControl<T, MmaItem, kConfig>(p, attention_shared, blockIdx.x);
-  RowsMmaBlock<T, kConfig>(p, item, attention_shared).Run();
+  RowsMmaBlock<T, kConfig, Scoring>(p, item, attention_shared).Run();
 }
 
 }  // namespace jaxsparse

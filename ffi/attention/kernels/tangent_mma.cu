@@ -178,7 +178,7 @@ class TangentMmaBlock {
     const bool masked = WalkStages<kConfig>(
         rows_, shared_ + kConfig.StagesAt(),
         [&](uint32_t stage, uint32_t column) { CopyStep(stage, column); },
-        [&](uint32_t stage, bool partial, const uint32_t (&words)[1]) {
+        [&](uint32_t stage, uint32_t, bool partial, const uint32_t (&words)[1]) {
           AddCell(stage, partial, words[0], sums, row_sums);
         });
     const int64_t heads = p_.groups * p_.per_group;

@@ -133,20 +133,6 @@ class AttentionConsumer {
       }
     }
   }
-  // Makes probabilities that are dropped 0.
-  __device__ __forceinline__ void Drop(uint32_t first_key, float (&probabilities)[kScores]) const {
-    if constexpr (Scoring::kDrops) {
-      const uint32_t hashes[] = {head_.HashOfRow(first_query_), head_.HashOfRow(first_query_ + 8)};
-#pragma unroll
-      for (int i = 0; i < kScores; i += 2) {
-        bool kept[2];
-        head_.KeepPair(hashes[RowOfNumber(i)], first_key + ColumnOf(i), kept);
-#pragma unroll
-        for (int j = 0; j < 2; ++j) probabilities[i + j] = kept[j] ? probabilities[i + j] : 0.0f;
-      }
-    }
-  }
-
   __device__ __forceinline__ bool TakeSoftmax(const Tile& tile, OnlineSoftmax& softmax,
                                               float (&scores)[kScores], float (&factors)[2]) const {
     ApplyFunction(tile, scores);
@@ -190,7 +176,7 @@ class AttentionConsumer {
       ReleaseKeys();
       mixed |= !tile.IsFull();
       if (TakeSoftmax(tile, softmax, scores, factors)) Scale(factors, sums);
-      Drop(tile.first_key, scores);
+      head_.DropPairs(first_query_, tile.first_key, 1.0f, scores);
       RowsOfProduct<T>(scores, rows);
       if (--left > 0) tile = NextTile();
 #pragma unroll 1
@@ -217,7 +203,7 @@ class AttentionConsumer {
         KeepInRegisters(scores);
         ReleaseValues();
         if (rises) Scale(factors, sums);
-        Drop(first_key, scores);
+        head_.DropPairs(first_query_, first_key, 1.0f, scores);
         RowsOfProduct<T>(scores, rows);
       }
       control_.ValueAt(values_).WaitUntilFull();

@@ -47,7 +47,7 @@ struct TilesMmaControl {
   }
 };
 
-template <typename T, AttentionMmaConfig kConfig>
+template <typename T, AttentionMmaConfig kConfig, typename Scoring>
 class AttentionMmaBlock {
   static constexpr MmaTiles kTiles = kConfig.tiles;
   static constexpr int kHeadSize = kTiles.head_size, kValueSize = kTiles.value_size;
@@ -63,6 +63,7 @@ class AttentionMmaBlock {
   // Not MmaRows, by which the compiler orders instructions so that heads of 128 take 6 % longer.
   int lane_, first_row_;  // the warp's first row of the block's
   int first_cell_;        // of the block's, and its rows' first of the tile's
+  HeadScores<Scoring> head_;
 
   // Of all.
   __device__ __forceinline__ uint32_t FirstQuery() const {
@@ -88,6 +89,17 @@ class AttentionMmaBlock {
                                                  p_.keys - first, p_.value_size);
   }
 
+  // Scores of a strip's products with keys from the thread's first one on.
+  __device__ __forceinline__ void ApplyFunction(uint32_t query, uint32_t key,
+                                                float (&scores)[kScores]) const {
+    if constexpr (Scoring::Function::kExists) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) {
+        scores[i] = head_.Of(scores[i], query + RowOfNumber(i) * 8, key + i / 4 * 8 + i % 2);
+      }
+    }
+  }
+
   // Walks the item's steps. Whether some of the warp's cells have positions that are not stored.
   __device__ __forceinline__ bool Attend(OnlineSoftmax (&softmax)[2],
                                          float (&sums)[kStrips][kSums]) const {
@@ -96,6 +108,7 @@ class AttentionMmaBlock {
     const uint32_t queries = shared_ + first_row_ * kTiles.KeyRowBytes() + KeyFactors::LeftPlace();
     const uint32_t keys_at = shared_ + kConfig.KeysAt() + KeyFactors::RightPlace();
     const uint32_t values_at = shared_ + kConfig.ValuesAt() + ValueFactors::TransposedPlace();
+    const uint32_t first_query = FirstQuery() + first_row_ + lane_ / 4;
     MmaSteps<kTiles.rows / kMaskCell> steps(item_.mask, first_cell_);
     bool mixed = false, more = steps.Next();
     if (more) CopyKeys(steps.Column());
@@ -112,6 +125,7 @@ class AttentionMmaBlock {
       if (cell != MaskCell::kEmpty) {
         MultiplyRowsByRows<T, kHeadSize>(scores, queries, keys_at);
       }
+      const uint32_t first_key = Scoring::kExists ? steps.Column() + lane_ % 4 * 2 : 0;
       more = steps.Next();
       WaitForCopies();
       __syncthreads();
@@ -120,12 +134,15 @@ class AttentionMmaBlock {
       if (cell == MaskCell::kEmpty) continue;
 #pragma unroll
       for (int i = 0; i < kStrips; ++i) {
+        const uint32_t query = first_query + i * kMmaStrip;
+        ApplyFunction(query, first_key, scores[i]);
         if (cell == MaskCell::kPartial) ApplyMaskWord<0>(words[i], kNoScore, scores[i]);
         float factors[2];
         if (softmax[i].Exponentiate(scores[i], factors)) {
 #pragma unroll
           for (int n = 0; n < kSums; ++n) sums[i][n] *= factors[RowOfNumber(n)];
         }
+        head_.DropPairs(query, first_key, 1.0f, scores[i]);
       }
       MultiplyProductByRows<T>(sums, scores, values_at);
     }
@@ -145,14 +162,15 @@ class AttentionMmaBlock {
     of.keys = static_cast<uint32_t>(p_.keys);
     of.head_size = static_cast<int>(p_.head_size);
     of.value_size = static_cast<int>(p_.value_size);
-    of.scale = static_cast<float>(p_.scale) * kLog2OfE<float>;
+    of.scale = ScaleOfScores();
     ForEachRow(wrong, [&](int of_warp) {
       const uint32_t of_block = first_row_ + of_warp;
       const uint32_t row = FirstQuery() + of_block;
       of.query =
           item_.place.At<const T>(p_.batch, p_.query) + (row * heads + item_.head) * p_.head_size;
       float out[kOfLane], lse;
-      ComputeRow(item_.mask, first_cell_ * kMaskCell + of_block, of, out, lse);
+      ComputeRow(item_.mask, first_cell_ * kMaskCell + of_block, of, out, lse,
+                 RowScores<Scoring>(head_, row));
       T* const to =
           item_.place.At<T>(p_.batch, p_.out) + (row * heads + item_.head) * p_.value_size;
 #pragma unroll
@@ -162,6 +180,12 @@ class AttentionMmaBlock {
       }
       if (lane_ == 0) LseOfHead()[row] = lse;
     });
+  }
+
+  // What turns scores to powers of 2.
+  __device__ __forceinline__ float ScaleOfScores() const {
+    return Scoring::Function::kExists ? kLog2OfE<float>
+                                      : static_cast<float>(p_.scale) * kLog2OfE<float>;
   }
 
   __device__ __forceinline__ float* LseOfHead() const {
@@ -182,6 +206,7 @@ class AttentionMmaBlock {
       const int row = 8 * half + lane_ / 4;
       const float total = softmax.Total(half);
       factors[half] = total == 0 ? 0.0f : 1.0f / total;
+      if constexpr (Scoring::kDrops) factors[half] *= head_.KeptScale();
       if (lane_ % 4 == 0 && row < rows) LseOfHead()[first + row] = softmax.LogOfSum(half, total);
       const unsigned of_lanes = __ballot_sync(kAllLanes, total - total == 0);
 #pragma unroll
@@ -205,10 +230,13 @@ class AttentionMmaBlock {
         shared_(AddressOfShared(shared)),
         lane_(threadIdx.x % kWarp),
         first_row_(WarpOfBlock() * kStrips * kMmaStrip),
-        first_cell_(static_cast<int>(blockIdx.x) % kTiles.BlocksOfTile()) {}
+        first_cell_(static_cast<int>(blockIdx.x) % kTiles.BlocksOfTile()),
+        head_(p) {
+    if constexpr (Scoring::kExists) head_.Set(item_.place, item_.head);
+  }
 
   __device__ __forceinline__ void Run() const {
-    const float scale = static_cast<float>(p_.scale) * kLog2OfE<float>;
+    const float scale = ScaleOfScores();
     OnlineSoftmax softmax[2] = {OnlineSoftmax(scale), OnlineSoftmax(scale)};
     float sums[kStrips][kSums] = {};
     const bool mixed = Attend(softmax, sums);
@@ -223,13 +251,13 @@ class AttentionMmaBlock {
   }
 };
 
-template <typename T, AttentionMmaConfig kConfig>
+template <typename T, AttentionMmaConfig kConfig, typename Scoring = NoScoring>
 __global__ void __launch_bounds__(kConfig.tiles.Threads(), 1)
     AttentionTilesMma(const __grid_constant__ AttentionMmaProblem p) {
   extern __shared__ __align__(1024) unsigned char attention_shared[];
   const auto& control =
       SetMmaControl<T, TilesMmaControl<T>, kConfig>(p, attention_shared, blockIdx.x);
-  AttentionMmaBlock<T, kConfig>(p, control, attention_shared).Run();
+  AttentionMmaBlock<T, kConfig, Scoring>(p, control, attention_shared).Run();
 }
 
 }  // namespace jaxsparse

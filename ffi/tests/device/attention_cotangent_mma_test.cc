@@ -13,9 +13,9 @@ struct Shape {
   bool split = false;
 };
 
-template <typename T, int kHeadSize, int kValueSize, Shape kShape>
-class Test : CotangentOperands<T, kHeadSize, kValueSize, AttentionCotangentWork> {
-  using Operands = CotangentOperands<T, kHeadSize, kValueSize, AttentionCotangentWork>;
+template <typename T, int kHeadSize, int kValueSize, Shape kShape, typename Scoring = NoScoring>
+class Test : CotangentOperands<T, kHeadSize, kValueSize, AttentionCotangentWork, Scoring> {
+  using Operands = CotangentOperands<T, kHeadSize, kValueSize, AttentionCotangentWork, Scoring>;
   using Operands::p;
   static constexpr CotangentMmaConfig ConfigOf(int strips) {
     return {.tiles = {.head_size = MmaSizeOf(kHeadSize),
@@ -35,9 +35,9 @@ class Test : CotangentOperands<T, kHeadSize, kValueSize, AttentionCotangentWork>
     Operands::Clear();
     static constexpr CotangentMmaConfig kRows = ConfigOf(kShape.strips), kKeys = ConfigOf(1);
     Operands::SetRowItems();
-    Launch<kRows>(1, [&] { AttentionCotangentOfRowsMma<T, kRows>(p); });
+    Launch<kRows>(1, [&] { AttentionCotangentOfRowsMma<T, kRows, Scoring>(p); });
     Operands::SetKeyItems();
-    Launch<kKeys>(kKeys.split ? 2 : 1, [&] { AttentionCotangentOfKeysMma<T, kKeys>(p); });
+    Launch<kKeys>(kKeys.split ? 2 : 1, [&] { AttentionCotangentOfKeysMma<T, kKeys, Scoring>(p); });
     Operands::Check();
   }
 
@@ -59,6 +59,17 @@ void CheckMasks() {
   }
 }
 
+template <typename T, int kHeadSize, int kValueSize, Shape kShape, typename Scoring>
+void CheckScores() {
+  using Of = Test<T, kHeadSize, kValueSize, kShape, Scoring>;
+  Of({1, 1}, {.mask = MaskKind::kAll});
+  Of({130, 140, 2, 2, 2}, {.mask_of_head = true, .mask_of_entry = true});
+  for (const Disorder disorder : {Disorder::kInfinite, Disorder::kWrongIndices}) {
+    Of({80, 140}, {.mask = MaskKind::kScattered, .disorder = disorder});
+  }
+  if constexpr (Scoring::kDrops) Of({70, 80}, {.dropout_rate = 1});
+}
+
 }  // namespace
 }  // namespace jaxsparse
 
@@ -69,5 +80,9 @@ int main() {
   CheckMasks<float, 20, 32, Shape{.columns = 32}>();
   Test<bfloat16, 192, 128, Shape{.stages = 1}>({70, 130});
   Test<float16, 24, 256, Shape{.stages = 1, .split = true}>({70, 70});
+  CheckScores<bfloat16, 64, 64, Shape{}, Scoring<TestScoreByRows, true, true>>();
+  CheckScores<float16, 40, 72, Shape{.rows = 64, .stages = 1, .columns = 32, .split = true},
+              Scoring<TestScoreByRows, false, false>>();
+  CheckScores<bfloat16, 32, 32, Shape{.columns = 32}, Scoring<NoFunction, true, false>>();
   std::puts("all results agree");
 }

@@ -40,7 +40,9 @@ class CotangentOperands {
         ct_key_(key_vectors_ * kHeadSize),
         ct_value_(key_vectors_ * kValueSize),
         ct_heat_(vectors_),
-        ct_bias_(Scoring::Function::kExists ? vectors_ * static_cast<size_t>(size.keys) : 0) {
+        ct_bias_(OfScores(static_cast<int64_t>(vectors_) * size.keys)),
+        ct_table_(OfScores(size.batch * test_.Heads() * test_.Distances())),
+        ct_tilt_(OfScores(size.batch * test_.Heads() * size.keys)) {
     test_.WriteTo(&p);
     p.transposed_mask = test_.TransposedMask();
     const int64_t rows = test_.Heads() * size.queries, keys = size.keys * size.groups;
@@ -50,6 +52,8 @@ class CotangentOperands {
     p.ct_value = Of(ct_value_, 0, keys * kValueSize);
     p.scores.ct_values[0] = Of(ct_heat_, 0, rows);
     p.scores.ct_values[1] = Of(ct_bias_, 0, rows * size.keys);
+    p.scores.ct_values[2] = Of(ct_table_, 0, test_.Heads() * test_.Distances());
+    p.scores.ct_values[3] = Of(ct_tilt_, 0, test_.Heads() * size.keys);
     p.lse = Of(lse_, 0, rows);
     p.ct_sums = Of(ct_sums_, 0, rows);
     p.log2_scale = static_cast<float>(p.scale * kLog2OfE<double>);
@@ -78,24 +82,30 @@ class CotangentOperands {
     for (auto* results : {&ct_query_, &ct_key_, &ct_value_}) {
       std::fill(results->begin(), results->end(), FromFloat<T>(NAN));
     }
-    std::fill(ct_heat_.begin(), ct_heat_.end(), NAN);
+    for (auto* results : {&ct_heat_, &ct_table_, &ct_tilt_}) {
+      std::fill(results->begin(), results->end(), NAN);
+    }
     std::fill(ct_bias_.begin(), ct_bias_.end(), 0.0f);  // as a launch does
   }
 
   void Check() const {
     if (test_.IsWrong()) return;
     Sums queries(ct_query_.size()), keys(ct_key_.size()), values(ct_value_.size());
-    Sums heat(ct_heat_.size()), bias(ct_bias_.size());
+    SumsOfOperands operands{Sums(ct_heat_.size()), Sums(ct_bias_.size()), Sums(ct_table_.size()),
+                            Sums(ct_tilt_.size())};
     test_.ForEachRow([&](int64_t b, int64_t h, int64_t t) {
       AddRow(b, h, t, &queries, &keys, &values);
-      if (Scoring::Function::kExists) AddOperands(b, h, t, &heat, &bias);
+      if (Scoring::Function::kExists) AddOperands(b, h, t, &operands);
     });
     Compare("ct_query", ct_query_, queries, kHeadSize);
     Compare("ct_key", ct_key_, keys, kHeadSize);
     Compare("ct_value", ct_value_, values, kValueSize);
     if (!Scoring::Function::kExists) return;
-    Compare("ct_heat", ct_heat_, heat, 1);
-    Compare("ct_bias", ct_bias_, bias, static_cast<int>(size_.keys));
+    Compare("ct_heat", ct_heat_, operands.heat, 1);
+    Compare("ct_bias", ct_bias_, operands.bias, static_cast<int>(size_.keys));
+    if (Scoring::Function::kGradients == 2) return;
+    Compare("ct_table", ct_table_, operands.table, static_cast<int>(test_.Distances()));
+    Compare("ct_tilt", ct_tilt_, operands.tilt, static_cast<int>(size_.keys));
   }
 
   std::vector<T> Results() const {
@@ -104,8 +114,20 @@ class CotangentOperands {
     all.insert(all.end(), ct_value_.begin(), ct_value_.end());
     return all;
   }
+  // Of the function of scores.
+  std::vector<float> ResultsOfOperands() const {
+    std::vector<float> all = ct_heat_;
+    for (const auto* results : {&ct_bias_, &ct_table_, &ct_tilt_}) {
+      all.insert(all.end(), results->begin(), results->end());
+    }
+    return all;
+  }
 
  private:
+  static size_t OfScores(int64_t size) {
+    return Scoring::Function::kExists ? static_cast<size_t>(size) : 0;
+  }
+
   // A product, and the sum of the absolute values of what is added up.
   struct Dot {
     double sum = 0, most = 0;
@@ -147,9 +169,14 @@ class CotangentOperands {
     }
   }
 
-  // Cotangents of the first two operands of the function of scores.
-  void AddOperands(int64_t b, int64_t h, int64_t t, Sums* heat, Sums* bias) const {
+  struct SumsOfOperands {
+    Sums heat, bias, table, tilt;
+  };
+
+  // Cotangents of operands of the function of scores.
+  void AddOperands(int64_t b, int64_t h, int64_t t, SumsOfOperands* sums) const {
     const auto row = static_cast<size_t>(test_.NumberAt(b, h, t));
+    const auto head = static_cast<size_t>(b * test_.Heads() + h);
     for (int64_t u = 0; u < size_.keys; ++u) {
       if (!test_.Sees(b, h, t, u)) continue;
       const double product = Dot(test_.Query(b, h, t), test_.Key(b, h, u), kHeadSize).sum * p.scale;
@@ -163,9 +190,11 @@ class CotangentOperands {
       // those of 16 bits are.
       const double most = (kept == 0 ? 0 : kept * ct_score.most) + std::fabs(ct_sums_[row]);
       const double rounded = 0x1p-13 * p_tu * most;
-      const float power = static_cast<float>(2 * std::tanh(0.5 * product)), one = 1;
-      heat->Add(row, ct, rounded, &power, 1);
-      bias->Add(row * size_.keys + u, ct, rounded, &one, 1);
+      const float power = static_cast<float>(2 * std::tanh(0.5 * product)), one = 1, half = 0.5f;
+      sums->heat.Add(row, ct, rounded, &power, 1);
+      sums->bias.Add(row * size_.keys + u, ct, rounded, &one, 1);
+      sums->table.Add(head * test_.Distances() + t - u + size_.keys - 1, ct, rounded, &one, 1);
+      sums->tilt.Add(head * size_.keys + u, ct, rounded, &half, 1);
     }
   }
 
@@ -184,7 +213,7 @@ class CotangentOperands {
   std::vector<T> ct_out_;
   std::vector<float> ct_sums_, lse_;
   std::vector<T> ct_query_, ct_key_, ct_value_;
-  std::vector<float> ct_heat_, ct_bias_;
+  std::vector<float> ct_heat_, ct_bias_, ct_table_, ct_tilt_;
 };
 
 }  // namespace jaxsparse

@@ -18,8 +18,11 @@ class CotangentTest : public CotangentOperands<T, kSize, kSize, AttentionCotange
 
   void Run(int blocks) {
     Operands::Clear();
-    uint32_t counters[kCotangentWorkspaceBytes / 4] = {};
-    p.workspace.data = reinterpret_cast<char*>(counters);
+    // Counters, and what tiles add to cotangents of operands: NaN where nothing is written.
+    const int64_t sums = TileSumsBefore(p.scores, p.scores.gradients) * TilesOfHeads(p);
+    const auto workspace = SpaceFor(kCotangentWorkspaceBytes + 4 * sums);
+    std::memset(workspace.get(), 0, kCotangentWorkspaceBytes);
+    p.workspace.data = reinterpret_cast<char*>(workspace.get());
     const auto launch = [&](int shared_bytes, const auto& kernel) {
       LaunchShared(shared_bytes, blocks, kCotangentThreads, kernel, blocks % 2 == 0);
     };
@@ -58,6 +61,11 @@ void Test(const AttentionSize& size, const AttentionOptions& options = {},
   CheckRepeats("attention_cotangent", results, [&] {
     test.Run(3);
     results = test.Results();
+  });
+  std::vector<float> of_operands = test.ResultsOfOperands();
+  CheckRepeats("cotangents of operands of scores", of_operands, [&] {
+    test.Run(2);
+    of_operands = test.ResultsOfOperands();
   });
 }
 
@@ -111,9 +119,10 @@ int main() {
     Test<float16, 64>({70, 150, 2}, {.disorder = disorder});
   }
   for (int i = 0; i < 5; ++i) {
-    Test<bfloat16, 64>(
-        {200, 300, 2, 2, 2},
-        {.mask_of_head = true, .mask_of_entry = true, .disorder = Disorder::kWrongIndices});
+    const AttentionOptions wrong{
+        .mask_of_head = true, .mask_of_entry = true, .disorder = Disorder::kWrongIndices};
+    Test<bfloat16, 64>({200, 300, 2, 2, 2}, wrong);
+    if (i < 2) Test<bfloat16, 64, Scoring<TestScore, false, false>>({200, 300, 1, 2, 2}, wrong);
   }
   TestScores<bfloat16, 64, Scoring<TestScore, false, false>>();
   TestScores<float16, 64, Scoring<NoFunction, true, false>>();

@@ -11,21 +11,32 @@ struct Shape {
   int rows = kMaskTile, strips = 1;
 };
 
-template <typename T, int kHeadSize, int kValueSize, Shape kShape>
+template <typename T, int kHeadSize, int kValueSize, Shape kShape, typename Scoring = NoScoring>
 void Check(const AttentionSize& size, const AttentionOptions& options = {}) {
   constexpr AttentionMmaConfig kConfig{.tiles = {.head_size = MmaSizeOf(kHeadSize),
                                                  .value_size = MmaSizeOf(kValueSize),
                                                  .number_bytes = sizeof(T),
                                                  .rows = kShape.rows,
                                                  .strips = kShape.strips}};
-  AttentionResults<T, kHeadSize, kValueSize, AttentionMmaProblem> results(size, options);
+  AttentionResults<T, kHeadSize, kValueSize, AttentionMmaProblem, Scoring> results(size, options);
   AttentionMmaProblem& p = results.p;
   p.items = {static_cast<uint32_t>(size.batch * results.operands.Heads()),
              static_cast<uint32_t>(p.mask.rows), 3};
   results.Clear();
   LaunchShared(kConfig.SharedBytes(), p.items.Count() * kConfig.tiles.BlocksOfTile(),
-               kConfig.tiles.Threads(), [&] { AttentionTilesMma<T, kConfig>(p); });
+               kConfig.tiles.Threads(), [&] { AttentionTilesMma<T, kConfig, Scoring>(p); });
   results.Check();
+}
+
+template <typename T, int kHeadSize, int kValueSize, Shape kShape, typename Scoring>
+void CheckScores() {
+  constexpr auto Of = Check<T, kHeadSize, kValueSize, kShape, Scoring>;
+  Of({1, 1}, {.mask = MaskKind::kAll});
+  Of({130, 140, 2, 2, 2}, {.mask_of_head = true, .mask_of_entry = true});
+  for (const Disorder disorder : {Disorder::kInfinite, Disorder::kWrongIndices}) {
+    Of({80, 140}, {.mask = MaskKind::kScattered, .disorder = disorder});
+  }
+  if constexpr (Scoring::kDrops) Of({70, 80}, {.dropout_rate = 1});
 }
 
 }  // namespace
@@ -41,5 +52,8 @@ int main() {
   Check<bfloat16, 96, 24, Shape{}>({130, 130});
   Check<float16, 256, 256, Shape{.rows = 64}>({70, 70});
   Check<float, 20, 68, Shape{.rows = 64}>({70, 130});
+  CheckScores<bfloat16, 64, 64, Shape{}, Scoring<TestScore, true, true>>();
+  CheckScores<float16, 40, 72, Shape{.rows = 64}, Scoring<TestScore, false, false>>();
+  CheckScores<bfloat16, 32, 32, Shape{}, Scoring<NoFunction, true, false>>();
   std::puts("all results agree");
 }

@@ -66,6 +66,7 @@ class AttentionTest {
         bias_(Normal<bfloat16>(OfScores(Heads() * size.queries * size.keys))),
         table_(Normal<float>(OfScores(Heads() * Distances()))),
         ids_(static_cast<size_t>(OfScores(size.batch * size.keys))),
+        tilt_(Normal<float>(OfScores(Heads() * size.keys))),
         seeds_(static_cast<size_t>(OfScores(size.batch * Heads()))),
         rate_{options.dropout_rate} {
     for (int32_t& id : ids_) id = static_cast<int32_t>(generator() % 3);
@@ -107,6 +108,11 @@ class AttentionTest {
       p.scores.values[1] = Of(bias_, 0, 0);
       p.scores.values[2] = Of(table_, 0, 0);
       p.scores.values[3] = Of(ids_, 0, size_.keys);
+      p.scores.values[4] = Of(tilt_, 0, 0);
+      p.scores.gradients = Scoring::Function::kGradients;
+      if constexpr (Scoring::Function::kExists) {
+        std::copy_n(Scoring::Function::kSums, p.scores.gradients, p.scores.sums);
+      }
     }
     if (Scoring::kOffsets) p.scores.offsets = Of(offsets_, 0, 0);
     if (Scoring::kDrops) {
@@ -120,6 +126,7 @@ class AttentionTest {
 
   const AttentionSize& size() const { return size_; }
   int64_t Heads() const { return size_.groups * size_.per_group; }
+  int64_t Distances() const { return size_.queries + size_.keys - 1; }
   bool IsWrong() const { return AreWrong(options_.disorder); }
 
   // Calls with each batch entry, head and query.
@@ -168,7 +175,7 @@ class AttentionTest {
     const double bias = ToAccumulator(bias_[(head * size_.queries + t) * size_.keys + u]);
     const auto [row, column] = PositionOf(t, u);
     *derivative = heat * (1 - power * power);
-    return 2 * power * heat + bias + table +
+    return 2 * power * heat + bias + table + 0.5 * tilt_[head * size_.keys + u] +
            0.01 * static_cast<double>(row - column) * ids_[entry * size_.keys + u];
   }
   // By what a probability is multiplied.
@@ -236,7 +243,6 @@ class AttentionTest {
 
  private:
   static int64_t OfScores(int64_t size) { return Scoring::kExists ? size : 0; }
-  int64_t Distances() const { return size_.queries + size_.keys - 1; }
   std::pair<int32_t, int32_t> PositionOf(int64_t t, int64_t u) const {
     const bool moved = Scoring::kOffsets;
     return {static_cast<int32_t>(t) + (moved ? offsets_[0] : 0),
@@ -327,6 +333,7 @@ class AttentionTest {
   std::vector<bfloat16> bias_;
   std::vector<float> table_;
   std::vector<int32_t> ids_;
+  std::vector<float> tilt_;
   std::vector<uint32_t> seeds_;
   std::vector<float> rate_;
   std::vector<int32_t> offsets_ = {5, -3};
