@@ -319,6 +319,7 @@ __global__ void __launch_bounds__(kCotangentThreads, 1)
   static_assert(sizeof(Control) <= kCotangentControlBytes);
   Control& control = *reinterpret_cast<Control*>(attention_shared + kConfig.ControlAt());
   constexpr int kConsumerWarps = kWarpgroup / kWarp;  // of a warpgroup
+  constexpr bool kTileSums = CountTileSums<typename Scoring::Function>() > 0;
   LetNextKernelBegin();
   if (threadIdx.x == 0) {
     for (uint32_t stage = 0; stage < Control::kStages; ++stage) {
@@ -326,7 +327,7 @@ __global__ void __launch_bounds__(kCotangentThreads, 1)
       control.ValuesAt({stage}).Init(1, kCotangentGroups * kWarpgroup);
     }
     control.items.Init();
-    control.tile_sums.Init();
+    if constexpr (kTileSums) control.tile_sums.Init();
     for (int group = 0; group < kCotangentGroups; ++group) {
       InitBarrier(&control.rows_full[group], kWarp + 1);
       InitBarrier(&control.rows_empty[group], kWarpgroup);
@@ -341,10 +342,10 @@ __global__ void __launch_bounds__(kCotangentThreads, 1)
     GiveUpRegisters<kCotangentProducerRegisters>();
     const int warp = WarpOfBlock() - kCotangentGroups * kConsumerWarps;
     if (warp == 0 && threadIdx.x % kWarp == 0) {
-      CopyTiles<kConfig, Scoring::kExists>(p, control, attention_shared);
+      CopyTiles<kConfig, Scoring::kExists, kTileSums>(p, control, attention_shared);
     }
     if (warp == 1) RowsOfItems<kConfig>(p, control, attention_shared).Run();
-    if constexpr (CountTileSums<typename Scoring::Function>() > 0) {
+    if constexpr (kTileSums) {
       if (warp == 2) {
         AddUpTileSums<typename Scoring::Function>(
             control.tile_sums, AddressOfShared(attention_shared) + kConfig.TileSumsAt());

@@ -98,8 +98,9 @@ class RowsOfItems {
   }
 };
 
-// A thread that has keys and values copied, tile by tile. `kColumns`: consumers are told which.
-template <AttentionRowsConfig kConfig, bool kColumns>
+// A thread that has keys and values copied, tile by tile. `kColumns`: consumers are told which;
+// `kNumbers`: and which of the mask's entries these are.
+template <AttentionRowsConfig kConfig, bool kColumns, bool kNumbers>
 __device__ __forceinline__ void CopyTiles(const AttentionCotangentTiles& p,
                                           RowsControl<kConfig>& control, unsigned char* shared) {
   constexpr int kSize = kConfig.head_size;
@@ -115,7 +116,8 @@ __device__ __forceinline__ void CopyTiles(const AttentionCotangentTiles& p,
     const auto own = static_cast<uint32_t>(p.mask.Own(control.group, item.head % per_group));
     MaskRow& row = control.row;
     row.Set(p.mask, p.batch, item.place, own, item.row);
-    control.first_number = FirstEntryOf(p.mask, p.batch, item.place, own, item.row);
+    if constexpr (kNumbers)
+      control.first_number = FirstEntryOf(p.mask, p.batch, item.place, own, item.row);
 #pragma unroll 1
     for (uint32_t i = 0; i <= row.count; ++i) {
       const bool is_end = i == row.count;
@@ -126,7 +128,7 @@ __device__ __forceinline__ void CopyTiles(const AttentionCotangentTiles& p,
       const PipelineStage keys = control.KeysAt(at), values = control.ValuesAt(at);
       const uint32_t first = row.ColumnOf(entry) * kMaskTile;
       values.WaitUntilEmpty();
-      control.numbers[at.stage] = control.first_number + i;
+      if constexpr (kNumbers) control.numbers[at.stage] = control.first_number + i;
       control.steps[at.stage] = states << kMaskStatesAt | (kColumns ? row.ColumnOf(entry) : 0);
       if (is_end) {
         keys.Filled();
