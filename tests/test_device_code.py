@@ -85,7 +85,7 @@ SIZES = [
             for backward in ("false", "true")
         ],
     ),
-    # Attention by rows: short vectors, and some that not all lanes have a part of.
+    # Attention by rows: short vectors, and some that not all lanes have a part of; tensor cores.
     *(
         (
             f"attention/kernels/{file}.cu",
@@ -99,6 +99,20 @@ SIZES = [
         for file, kernel in [
             ("csr", "AttentionCsr<float, uint16_t"),
             ("csr_cotangent", "AttentionCsrCotangent<float, uint16_t, uint16_t"),
+        ]
+    ),
+    *(
+        (
+            f"attention/kernels/{file}.cu",
+            f"{kernel}, jaxsparse::AttentionCsrConfig",
+            [
+                ".head_vectors = 2, .on_tensor_cores = true",
+                ".head_vector = 4, .value_vectors = 2, .own_scores = true, .on_tensor_cores = true",
+            ],
+        )
+        for file, kernel in [
+            ("csr", "AttentionCsr<jaxsparse::float16, int32_t"),
+            ("csr_cotangent", "AttentionCsrCotangent<jaxsparse::float16, int32_t, uint16_t"),
         ]
     ),
     # Tiles of tensor cores for small and large problems; products by two index types.

@@ -33,7 +33,7 @@ bool HasWorkspace(const Problem& p) { return Plans(p).Bytes() <= p.workspace.byt
 AttentionCsrConfig ConfigOf(const Problem& p) {
   AttentionCsrConfig config =
       CsrConfigOf(kTunings, {p.head_size, p.dtype, {&p.query, &p.key, &p.ct_query, &p.ct_key}},
-                  {p.value_size, p.dtype, {&p.value, &p.ct_out, &p.ct_value}}, p.dtype);
+                  {p.value_size, p.dtype, {&p.value, &p.ct_out, &p.ct_value}}, p);
   config.in_pairs = HasWorkspace(p);
   return config;
 }
@@ -90,9 +90,7 @@ constexpr CudaKernel<Problem> kPrologue{
     },
     Launch};
 
-bool Fits(const Problem& p) { return FitsCsr(p, ConfigOf(p)) && Shape(p).blocks < kMostCsrBlocks; }
-
-int64_t WorkspaceBytes(const Problem& p, bool) { return Fits(p) ? Plans(p).Bytes() : 0; }
+int64_t Bytes(const Problem& p) { return Plans(p).Bytes(); }
 
 // Fitted to an H200's times of kernels that read lse and ct_sums one by one: 14.3 us of 10,556
 // entries and 8 heads of 8, 1,266 to 2,894 us of 2 million. An entry takes more than it gathers.
@@ -105,7 +103,7 @@ double Cost(const Problem& p) {
 
 }  // namespace
 
-extern constinit const CudaVariant<AttentionCotangentProblem> kAttentionCotangentCsr = {
-    "csr", Fits, Cost, Source, Shape, &kPrologue, Launch, WorkspaceBytes};
+extern constinit const CudaVariant<AttentionCotangentProblem> kAttentionCotangentCsr =
+    CsrVariant<Problem, ConfigOf, Shape, Bytes>::With(Cost, Source, &kPrologue, Launch);
 
 }  // namespace jaxsparse

@@ -48,6 +48,10 @@ struct CsrVectors {
     accesses = size / vector;
   }
 
+  // Whether they are 64 numbers or 128, of 16 bits: then all lanes have as many accesses.
+  bool FitTensorCores() const {
+    return vector == 8 && (accesses == kCsrTensorLanes || accesses == 2 * kCsrTensorLanes);
+  }
   int OfLane(int lanes) const {
     return static_cast<int>(std::max<int64_t>(CeilDivide(accesses, lanes), 1));
   }
@@ -55,15 +59,19 @@ struct CsrVectors {
 
 // `heads`: of queries, keys and their cotangents; `values`: of values and those of the result.
 inline AttentionCsrConfig CsrConfigOf(const CsrTunings& tunings, const CsrVectors& heads,
-                                      const CsrVectors& values, DType dtype) {
+                                      const CsrVectors& values, const AttentionOperands& p) {
   constexpr int kFewestLanes = 4;
-  const CsrTuning& tuning = tunings.Of(dtype);
+  const CsrTuning& tuning = tunings.Of(p.dtype);
   AttentionCsrConfig config;
-  config.own_scores = heads.accesses * heads.vector * SizeOf(dtype) <= 16;
+  config.own_scores = heads.accesses * heads.vector * SizeOf(p.dtype) <= 16;
+  config.on_tensor_cores = SizeOf(p.dtype) == 2 && p.gpu.compute_capability >= 80 &&
+                           values.FitTensorCores() && (config.own_scores || heads.FitTensorCores());
   const int64_t most =
       config.own_scores ? values.accesses : std::max(heads.accesses, values.accesses);
-  config.lanes = std::max(LanesFor(CeilDivide(most, tuning.accesses)), kFewestLanes);
-  config.step = std::min(tuning.step, config.lanes);
+  config.lanes = config.on_tensor_cores
+                     ? kCsrTensorLanes
+                     : std::max(LanesFor(CeilDivide(most, tuning.accesses)), kFewestLanes);
+  config.step = config.on_tensor_cores ? kCsrTensorStep : std::min(tuning.step, config.lanes);
   config.head_vector = heads.vector;
   config.head_vectors = heads.OfLane(config.HeadLanes());
   config.whole_heads = heads.accesses == int64_t{config.head_vectors} * config.HeadLanes();
@@ -80,7 +88,8 @@ inline std::string CsrConfigExpression(const AttentionCsrConfig& config) {
        Field("head_vector", config.head_vector), Field("head_vectors", config.head_vectors),
        Field("value_vector", config.value_vector), Field("value_vectors", config.value_vectors),
        Field("whole_heads", config.whole_heads), Field("whole_values", config.whole_values),
-       Field("own_scores", config.own_scores), Field("in_pairs", config.in_pairs)});
+       Field("own_scores", config.own_scores), Field("on_tensor_cores", config.on_tensor_cores),
+       Field("in_pairs", config.in_pairs)});
 }
 
 // Numbers of a lane have registers. Places in a row have 32 bits.
@@ -148,6 +157,24 @@ class CsrPassPlan {
 
  private:
   int64_t heads_, numbers_, number_bytes_, parts_;
+};
+
+// A variant of either operation, of how it is configured, how many blocks it has, the bytes of its
+// workspace, and the functions of CudaVariant that are its own.
+template <typename Problem, AttentionCsrConfig (*kConfigOf)(const Problem&),
+          LaunchShape (*kShape)(const Problem&), int64_t (*kBytes)(const Problem&)>
+struct CsrVariant {
+  static bool Fits(const Problem& p) {
+    return FitsCsr(p, kConfigOf(p)) && kShape(p).blocks < kMostCsrBlocks;
+  }
+  static int64_t WorkspaceBytes(const Problem& p, bool) { return Fits(p) ? kBytes(p) : 0; }
+  static constexpr CudaVariant<Problem> With(double (*cost)(const Problem&),
+                                             KernelSource (*source)(const Problem&),
+                                             const CudaKernel<Problem>* prologue,
+                                             std::string (*launch)(const Problem&,
+                                                                   const CudaLaunch&)) {
+    return {"csr", Fits, cost, source, kShape, prologue, launch, WorkspaceBytes};
+  }
 };
 
 // Microseconds on an H200 for so many passes over the entries of all heads, which gather both

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "attention/kernels/batch_place.cuh"
-#include "attention/kernels/csr.h"
+#include "attention/kernels/csr_lanes.cuh"
 #include "attention/kernels/csr_vectors.cuh"
 
 namespace jaxsparse {
@@ -61,12 +61,13 @@ struct CsrPiece {
 template <AttentionCsrConfig kConfig, typename Index>
 class CsrPieces {
   static constexpr uint32_t kGroups = kConfig.Groups();
+  using Lanes = CsrLanes<kConfig>;
 
  public:
   // `head`: among all of the pass.
   __device__ __forceinline__ CsrPieces(const CsrRows<Index>& rows, const CsrPass& pass,
                                        uint32_t head)
-      : rows_(rows), pass_(pass), head_(head), group_(threadIdx.x % kWarp / kConfig.lanes) {
+      : rows_(rows), pass_(pass), head_(head), group_(Lanes::Group()) {
     if (pass.parts > 0 && rows.count > 0) cuts_ = Bounds(rows.RowAt(0)).Length() > kCsrPart;
   }
 
@@ -157,7 +158,7 @@ class CsrPieces {
 
   // The piece of a group, for all groups.
   __device__ __forceinline__ CsrPiece SharedOf(const CsrPiece& piece, uint32_t group) const {
-    const int lane = static_cast<int>(group) * kConfig.lanes;
+    const uint32_t lane = Lanes::FirstOf(group);
     CsrPiece shared;
     shared.row = __shfl_sync(kAllLanes, piece.row, lane);
     shared.begin = __shfl_sync(kAllLanes, piece.begin, lane) + group_;
@@ -208,7 +209,7 @@ class CsrPieces {
 template <AttentionCsrConfig kConfig, typename Index, typename F>
 __device__ __forceinline__ void ForEachStep(const CsrRows<Index>& rows, const CsrPiece& piece,
                                             F&& step) {
-  uint32_t at = piece.begin + threadIdx.x % kConfig.step * piece.stride;
+  uint32_t at = piece.begin + CsrLanes<kConfig>::OwnEntry() * piece.stride;
   uint32_t column = at < piece.end ? rows.ColumnOf(at) : kNoEntry;
   while (__any_sync(kAllLanes, column != kNoEntry)) {
     at += kConfig.step * piece.stride;
@@ -218,10 +219,57 @@ __device__ __forceinline__ void ForEachStep(const CsrRows<Index>& rows, const Cs
   }
 }
 
-// What the lane that has an entry of a step knows of it.
-template <AttentionCsrConfig kConfig, typename X>
-__device__ __forceinline__ X OfEntry(X x, int entry) {
-  return __shfl_sync(kAllLanes, x, entry, kConfig.lanes);
+// A warp's own shared memory for tiles: its address.
+template <AttentionCsrConfig kConfig>
+__device__ __forceinline__ uint32_t TilesOfWarp() {
+  if constexpr (kConfig.on_tensor_cores) {
+    constexpr int kBytes = kConfig.Stages() * kConfig.StageBytes();
+    static __shared__ __align__(128) char tiles[kCsrThreads / kWarp][kBytes];
+    return AddressOfShared(tiles[threadIdx.x / kWarp]);
+  }
+  return 0;
+}
+
+// The same where vectors are copied ahead: calls begin(column, tiles) some steps before
+// step(column, tiles, begun) with what it returned. `tiles`: shared memory of the warp.
+template <AttentionCsrConfig kConfig, typename Begun, typename Index, typename Begin, typename F>
+__device__ __forceinline__ void ForEachStagedStep(const CsrRows<Index>& rows, const CsrPiece& piece,
+                                                  uint32_t tiles, Begin&& begin, F&& step) {
+  constexpr int kStages = kConfig.Stages();
+  constexpr uint32_t kBytes = kConfig.StageBytes();
+  uint32_t at = piece.begin + CsrLanes<kConfig>::OwnEntry() * piece.stride;
+  uint32_t columns[kStages + 1];
+#pragma unroll
+  for (int i = 0; i <= kStages; ++i) {
+    columns[i] = at < piece.end ? rows.ColumnOf(at) : kNoEntry;
+    at += kConfig.step * piece.stride;
+  }
+  Begun begun[kStages];
+#pragma unroll
+  for (int i = 0; i < kStages; ++i) {
+    if (__any_sync(kAllLanes, columns[i] != kNoEntry)) {
+      begun[i] = begin(columns[i], tiles + i * kBytes);
+    }
+    CommitCopies();
+  }
+  uint32_t stage = 0;
+  while (__any_sync(kAllLanes, columns[0] != kNoEntry)) {
+    WaitForCopyGroups<kStages - 1>();
+    __syncwarp();
+    step(columns[0], tiles + stage, begun[0]);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i + 1 < kStages; ++i) begun[i] = begun[i + 1];
+    if (__any_sync(kAllLanes, columns[kStages] != kNoEntry)) {
+      begun[kStages - 1] = begin(columns[kStages], tiles + stage);
+    }
+    CommitCopies();
+#pragma unroll
+    for (int i = 0; i < kStages; ++i) columns[i] = columns[i + 1];
+    columns[kStages] = at < piece.end ? rows.ColumnOf(at) : kNoEntry;
+    at += kConfig.step * piece.stride;
+    stage = stage + kBytes < kStages * kBytes ? stage + kBytes : 0;
+  }
 }
 
 // Loads the vectors of a step's entries of two matrices: of `heads` those of all entries, or of
@@ -237,7 +285,9 @@ __device__ __forceinline__ void LoadStep(const Heads& heads, const Values& value
   };
   uint32_t columns[kConfig.step];
 #pragma unroll
-  for (int u = 0; u < kConfig.step; ++u) columns[u] = OfEntry<kConfig>(own_column, u);
+  for (int u = 0; u < kConfig.step; ++u) {
+    columns[u] = CsrLanes<kConfig>::OfEntry(own_column, u);
+  }
   const bool all_exist = __all_sync(kAllLanes, own_column != kNoEntry);
   if (kConfig.own_scores) load(heads, own_column != kNoEntry, own_column, of_heads[0]);
   if (all_exist) {
@@ -254,17 +304,6 @@ __device__ __forceinline__ void LoadStep(const Heads& heads, const Values& value
       load(values, exists, columns[u], of_values[u]);
     }
   }
-}
-
-// Of sums for the entries of a step, of which each lane of a group has a part: a lane's own one.
-template <AttentionCsrConfig kConfig, typename Acc>
-__device__ __forceinline__ Acc SumOfOwnEntry(Acc (&sums)[kConfig.step]) {
-  Acc sum = ExchangeSums(sums);
-#pragma unroll
-  for (int distance = kConfig.step; distance < kConfig.lanes; distance *= 2) {
-    sum += __shfl_xor_sync(kAllLanes, sum, distance);
-  }
-  return sum;
 }
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);

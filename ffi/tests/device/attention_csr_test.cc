@@ -283,7 +283,9 @@ class CsrTest {
       if (!test_.Sees(b, h, t, u)) continue;
       const T* key = test_.Key(b, h, u);
       const int64_t row = HeadRow(b, h, t);
-      const double p = std::exp(dot(query, key, kHeadSize) * test_.kScale - lse_[row]);
+      const bool is_seen = lse_[row] != -HUGE_VAL;
+      const double score = dot(query, key, kHeadSize) * test_.kScale;
+      const double p = is_seen ? std::exp(score - lse_[row]) : 0;
       const double dp = dot(ct_out, test_.Value(b, h, u), kValueSize) + ct_sums_[row];
       queries->Add(QueryRow(b, h, t) * kHeadSize, p * dp * test_.kScale, key, kHeadSize);
       keys->Add(KeyRow(b, h, u) * kHeadSize, p * dp * test_.kScale, query, kHeadSize);
@@ -333,6 +335,10 @@ void Test() {
 
 int main() {
   using namespace jaxsparse;
+  Test<bfloat16, int32_t, 64, 64, AttentionCsrConfig{.on_tensor_cores = true, .in_pairs = true}>();
+  Test<float16, int32_t, 2, 128,
+       AttentionCsrConfig{
+           .head_vector = 2, .value_vectors = 2, .own_scores = true, .on_tensor_cores = true}>();
   Test<bfloat16, int32_t, 64, 64, AttentionCsrConfig{.in_pairs = true}>();
   // Accesses that not all lanes have, several of a lane, and other sizes of values.
   Test<float16, uint16_t, 6, 20,
