@@ -3,13 +3,15 @@
 // For each entry and head a row of keys and a row of values is gathered. Bytes, of which the L2
 // cache gives about 7.2 TB/s on an H200: entries * heads * (head_size + value_size) * size. Of
 // memory: operands and results once, as long as keys and values of one head have room in the cache.
-// Operations: head_size + value_size multiply-adds for each entry and head, 2 conversions for each
-// in 16 bits; in all about 13 instructions of a warp for an entry of two vectors of 64 numbers in
-// 16 bits, of 33 for which there is time at the floor.
+// Operations: head_size + value_size multiply-adds for each entry and head. On tensor cores they
+// take about 10 instructions of a warp for an entry of two vectors of 64 numbers, of 33 for which
+// there is time at the floor; without, 13, as numbers of 16 bits are converted.
 //
-// A group of lanes has a row of a head, and each of them an access of up to 16 bytes to each
-// vector. Some entries at once: their products are summed by exchanges that leave each lane with
-// the score of one entry, and an online softmax takes them. Nothing is kept of an entry.
+// On tensor cores (csr_products.cuh) vectors of 16 entries at once are copied to shared memory
+// while those before are multiplied: so enough bytes are on their way, whatever registers there
+// are. Otherwise a group of lanes has a row of a head, and each of them an access of up to 16 bytes
+// to each vector. Some entries at once: their products are summed by exchanges that leave each lane
+// with the score of one entry, and an online softmax takes them. Nothing is kept of an entry.
 #include "attention/kernels/csr_pass.cuh"
 #include "attention/kernels/csr_products.cuh"
 
@@ -23,6 +25,7 @@ class CsrAttention {
   using Values =
       LaneRows<T, kConfig.value_vector, kConfig.value_vectors, kConfig.lanes, kConfig.whole_values>;
   using Lanes = CsrLanes<kConfig>;
+  using Pieces = CsrPieces<kConfig, Index>;
   using TiledHeads = CsrTiledRows<T, kConfig.head_vectors, Lanes>;
   using TiledValues = CsrTiledRows<T, kConfig.value_vectors, Lanes>;
 
@@ -43,14 +46,30 @@ class CsrAttention {
              Lanes::Part()),
         lse_(place.At<Acc>(p.batch, p.lse) + head * p.queries) {}
 
-  __device__ __forceinline__ void Take(const CsrPieces<kConfig, Index>& pieces,
-                                       const CsrPiece& piece, uint32_t tiles) {
+  // All pieces of a warp, one of as many.
+  __device__ __forceinline__ void Run(const Pieces& pieces, uint32_t warp, uint32_t warps) {
+    CsrLeftovers spoiled;  // by tensor cores
     if constexpr (kConfig.on_tensor_cores) {
-      AddTiles(piece, tiles);
-      if (__any_sync(kAllLanes, !AreFinite(sums_))) AddVectors(piece);
-    } else {
-      AddVectors(piece);
+      const uint32_t tiles = TilesOfWarp<kConfig>();
+      pieces.ForEach(warp, warps, [&](const CsrPiece& piece, uint32_t number) {
+        AddTiles(piece, tiles);
+        if (__any_sync(kAllLanes, !AreFinite(sums_))) return spoiled.Add(number);
+        Finish(pieces, piece);
+        return true;
+      });
+      if (spoiled.IsEmpty()) return;
     }
+    // Behind that loop, and not in it, where it would take registers.
+    pieces.ForEach(warp, warps, [&](const CsrPiece& piece, uint32_t number) {
+      if (kConfig.on_tensor_cores && !spoiled.Has(number)) return true;
+      AddVectors(piece);
+      Finish(pieces, piece);
+      return true;
+    });
+  }
+
+ private:
+  __device__ __forceinline__ void Finish(const Pieces& pieces, const CsrPiece& piece) {
     total_ = Lanes::OverEntries(total_, Sum());
     const bool is_shared = pieces.IsShared(piece);
     if (is_shared) Share();
@@ -65,7 +84,6 @@ class CsrAttention {
     if (writes && piece.exists) Write(piece.row);
   }
 
- private:
   static constexpr __device__ Acc Lowest() { return -Acc(kInfinity); }
   // What scores are taken relative to. Without any that is not -infinity there is no difference.
   static __device__ __forceinline__ Acc Shift(Acc most) { return most == Lowest() ? Acc(0) : most; }
@@ -209,7 +227,7 @@ class CsrAttention {
 };
 
 template <typename T, typename Index, AttentionCsrConfig kConfig>
-__global__ void __launch_bounds__(kCsrThreads)
+__global__ void __launch_bounds__(kCsrThreads, kConfig.on_tensor_cores ? kConfig.blocks : 0)
     AttentionCsr(const __grid_constant__ AttentionCsrProblem p) {
   static __shared__ BatchPlace place;
   const auto of_group = static_cast<uint32_t>(p.per_group);
@@ -222,9 +240,8 @@ __global__ void __launch_bounds__(kCsrThreads)
   CsrAttention<T, Index, kConfig> attention(p, place, head, group, rows);
   const CsrPieces<kConfig, Index> pieces(rows, p.pass, number);
   constexpr uint32_t kWarps = kCsrThreads / kWarp;
-  pieces.ForEach(
-      blockIdx.x % p.pass.blocks * kWarps + threadIdx.x / kWarp, p.pass.blocks * kWarps,
-      [&](const CsrPiece& piece) { attention.Take(pieces, piece, TilesOfWarp<kConfig>()); });
+  attention.Run(pieces, blockIdx.x % p.pass.blocks * kWarps + threadIdx.x / kWarp,
+                p.pass.blocks * kWarps);
 }
 
 }  // namespace jaxsparse

@@ -25,6 +25,9 @@ struct AttentionCsrConfig {
   // Products are those of csr_products.cuh: numbers have 16 bits, and vectors that
   // are not short 64 numbers for each access of a lane.
   bool on_tensor_cores = false;
+  // Then: stages of tiles that a warp copies ahead, for which a block has up to 40 KB of shared
+  // memory, and blocks that a multiprocessor shall have registers for.
+  int stages = 2, blocks = 4;
   // Of cotangents: the two numbers of a query, which entries of keys read, lie side by side.
   bool in_pairs = false;
 
@@ -34,8 +37,6 @@ struct AttentionCsrConfig {
   constexpr int StageBytes() const {
     return on_tensor_cores ? HeadTileBytes() + ValueTileBytes() : 0;
   }
-  // That a warp copies ahead: a block has up to 32 KB of shared memory.
-  constexpr int Stages() const { return StageBytes() > 4096 ? 1 : 2; }
   constexpr int Groups() const { return kWarp / lanes; }  // of a warp
   constexpr int HeadLanes() const { return own_scores ? 1 : lanes; }
   constexpr int HeadsAtOnce() const { return own_scores ? 1 : step; }
@@ -43,6 +44,7 @@ struct AttentionCsrConfig {
   constexpr uint32_t LongRow() const { return 4 * Groups() * step; }
   // That a multiprocessor shall have registers for in the kernel of cotangents.
   constexpr int BlocksAtOnce(int64_t number_bytes) const {
+    if (on_tensor_cores) return blocks;
     const int numbers = head_vector * head_vectors + value_vector * value_vectors;
     return step <= 4 && numbers * number_bytes <= 64 ? 4 : 1;
   }

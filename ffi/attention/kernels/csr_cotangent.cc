@@ -8,7 +8,11 @@ namespace {
 
 using Problem = AttentionCotangentProblem;
 
-constexpr CsrTunings kTunings = {.of_16_bits = {4, 1}, .of_32_bits = {4, 2}, .of_64_bits = {4, 1}};
+constexpr CsrTunings kTunings = {
+    .of_16_bits = {4, 1},
+    .of_32_bits = {4, 2},
+    .of_64_bits = {4, 1},
+    .on_tensor_cores = {.of_64 = {1, 7}, .of_128 = {2, 4}, .of_more = {1, 4}}};
 
 // Of both passes, and where the workspace has what: counters, pairs of queries' numbers, sums of
 // parts.
@@ -92,13 +96,14 @@ constexpr CudaKernel<Problem> kPrologue{
 
 int64_t Bytes(const Problem& p) { return Plans(p).Bytes(); }
 
-// Fitted to an H200's times of kernels that read lse and ct_sums one by one: 14.3 us of 10,556
-// entries and 8 heads of 8, 1,266 to 2,894 us of 2 million. An entry takes more than it gathers.
+// Fitted to an H200's times: on tensor cores 1,019 to 1,466 us of 2 million entries and 8 heads,
+// otherwise, with lse and ct_sums read one by one, 14.3 us of 10,556 entries and 8 heads of 8, and
+// 1,266 to 2,894 us of 2 million. An entry takes more than it gathers.
 double Cost(const Problem& p) {
-  constexpr double kOfEntry = 27e-6;
+  const AttentionCsrConfig config = ConfigOf(p);
+  const double of_entry = config.on_tensor_cores ? 20e-6 : 27e-6;
   const auto heads = static_cast<double>(p.batch.count * p.groups * p.per_group);
-  return 10 + CsrMicroseconds(p, ConfigOf(p), 2) +
-         kOfEntry * heads * static_cast<double>(p.pattern.nse);
+  return 10 + CsrMicroseconds(p, config, 2) + of_entry * heads * static_cast<double>(p.pattern.nse);
 }
 
 }  // namespace

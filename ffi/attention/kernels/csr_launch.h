@@ -20,10 +20,27 @@ struct CsrTuning {
   int accesses;  // of a lane to a vector, where it has as many for a group of the fewest lanes
 };
 
+// On tensor cores: what AttentionCsrConfig says of stages and blocks.
+struct CsrTensorTuning {
+  int stages, blocks;
+};
+
+// Those of a kernel, the fastest on an H200 of 1 or 2 stages and 4 to 8 blocks, of 1 stage and 2 to
+// 5 blocks for what is longer: for tiles of one vector of 64 numbers, of two, and of more.
+struct CsrTensorTunings {
+  CsrTensorTuning of_64, of_128, of_more;
+
+  const CsrTensorTuning& Of(int stage_bytes) const {
+    constexpr int kOf64 = 16 * 128;  // bytes of 16 entries
+    return stage_bytes <= kOf64 ? of_64 : stage_bytes <= 2 * kOf64 ? of_128 : of_more;
+  }
+};
+
 // The tunings of a kernel by the bits of a number: the fastest on an H200 among steps of 2, 4 and 8
 // with one access and steps of 4 with two. Those of float64 were not compared.
 struct CsrTunings {
   CsrTuning of_16_bits, of_32_bits, of_64_bits;
+  CsrTensorTunings on_tensor_cores;
 
   const CsrTuning& Of(DType dtype) const {
     const int64_t bytes = SizeOf(dtype);
@@ -78,6 +95,11 @@ inline AttentionCsrConfig CsrConfigOf(const CsrTunings& tunings, const CsrVector
   config.value_vector = values.vector;
   config.value_vectors = values.OfLane(config.lanes);
   config.whole_values = values.accesses == int64_t{config.value_vectors} * config.lanes;
+  if (config.on_tensor_cores) {
+    const CsrTensorTuning& of_tiles = tunings.on_tensor_cores.Of(config.StageBytes());
+    config.stages = of_tiles.stages;
+    config.blocks = of_tiles.blocks;
+  }
   return config;
 }
 
@@ -89,6 +111,7 @@ inline std::string CsrConfigExpression(const AttentionCsrConfig& config) {
        Field("value_vector", config.value_vector), Field("value_vectors", config.value_vectors),
        Field("whole_heads", config.whole_heads), Field("whole_values", config.whole_values),
        Field("own_scores", config.own_scores), Field("on_tensor_cores", config.on_tensor_cores),
+       Field("stages", config.stages), Field("blocks", config.blocks),
        Field("in_pairs", config.in_pairs)});
 }
 
@@ -181,26 +204,29 @@ struct CsrVariant {
 // vectors of each, in sectors, or as many as their instructions take.
 inline double CsrMicroseconds(const AttentionOperands& p, const AttentionCsrConfig& config,
                               double passes) {
-  constexpr double kSector = 32, kCacheBytes = 6.4e6, kMemoryBytes = 4.2e6;  // of a microsecond
+  constexpr double kSector = 32, kMemoryBytes = 4.2e6;  // of a microsecond
+  const double cache_bytes = config.on_tensor_cores ? 7.2e6 : 6.4e6;
   constexpr double kShare = 0.6;  // of its cycles in which a scheduler issues instructions
   constexpr double kLaneInstructions = kShare * 132 * 4 * kWarp * kClocksOfMicrosecond;
-  constexpr double kOfNumber = 2, kOfAccess = 4, kOfEntry = 40;
+  constexpr double kOfNumber = 2, kOfAccess = 4, kOfEntry = 40, kOfTensorEntry = 200;
   const auto bytes = [&](int64_t size) {
     return kSector * std::ceil(static_cast<double>(size * SizeOf(p.dtype)) / kSector);
   };
   const auto instructions = [&](int64_t size, int vector) {
+    if (config.on_tensor_cores) return static_cast<double>(size);
     return static_cast<double>(size) * (kOfNumber + kOfAccess / vector);
   };
   const double entries = static_cast<double>(p.batch.count * p.groups * p.per_group) *
                          static_cast<double>(p.pattern.nse);
+  const double of_entry = config.on_tensor_cores ? kOfTensorEntry : kOfEntry;
   const double gathered = entries * (bytes(p.head_size) + bytes(p.value_size));
-  const double issued = entries * (kOfEntry + instructions(p.head_size, config.head_vector) +
+  const double issued = entries * (of_entry + instructions(p.head_size, config.head_vector) +
                                    instructions(p.value_size, config.value_vector));
   const auto positions = static_cast<double>(p.queries * p.per_group + p.keys);
   const double operands = static_cast<double>(p.batch.count * p.groups * SizeOf(p.dtype)) *
                           positions * static_cast<double>(p.head_size + p.value_size);
   return passes *
-         std::max({gathered / kCacheBytes, operands / kMemoryBytes, issued / kLaneInstructions});
+         std::max({gathered / cache_bytes, operands / kMemoryBytes, issued / kLaneInstructions});
 }
 
 }  // namespace jaxsparse

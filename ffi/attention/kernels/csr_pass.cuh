@@ -58,6 +58,24 @@ struct CsrPiece {
   bool is_part = false;  // of a row that is cut
 };
 
+// Pieces of a warp that are left over, by their numbers: each of the first 64, and all others from
+// one on. Which those are does not depend on the number of warps as long as these have 64 at most.
+struct CsrLeftovers {
+  uint64_t first = 0;
+  uint32_t from = ~0u;
+
+  // Whether others can still be told apart from it.
+  __device__ __forceinline__ bool Add(uint32_t number) {
+    if (number < 64) first |= uint64_t{1} << number;
+    else from = number;
+    return number < 64;
+  }
+  __device__ __forceinline__ bool Has(uint32_t number) const {
+    return number < 64 ? (first >> number & 1) != 0 : number >= from;
+  }
+  __device__ __forceinline__ bool IsEmpty() const { return first == 0 && from == ~0u; }
+};
+
 template <AttentionCsrConfig kConfig, typename Index>
 class CsrPieces {
   static constexpr uint32_t kGroups = kConfig.Groups();
@@ -71,13 +89,16 @@ class CsrPieces {
     if (pass.parts > 0 && rows.count > 0) cuts_ = Bounds(rows.RowAt(0)).Length() > kCsrPart;
   }
 
-  // Calls take(piece) for every piece of the warp, the `warp`th of as many, with all its lanes.
+  // Calls take(piece, number) for every piece of the warp, the `warp`th of as many, with all its
+  // lanes, until it is false. Numbers rise.
   template <typename F>
   __device__ __forceinline__ void ForEach(uint32_t warp, uint32_t warps, F&& take) const {
+    constexpr uint32_t kMostTurns = kGroups > 2 ? kGroups : 2;
+    uint32_t number = 0;
     const uint32_t parts = cuts_ ? pass_.parts : 0;
     const uint32_t units = parts + (rows_.count + kGroups - 1) / kGroups;
 #pragma unroll 1
-    for (uint32_t unit = warp; unit < units; unit += warps) {
+    for (uint32_t unit = warp; unit < units; unit += warps, number += kMostTurns) {
       const bool is_part = unit < parts;
       CsrPiece own;  // of this group alone
       if (!is_part) own = RowAt((unit - parts) * kGroups + group_);
@@ -88,7 +109,7 @@ class CsrPieces {
         CsrPiece piece = is_part ? PartOf(unit, turn) : own;
         if (shared) piece = SharedOf(own, turn);
         if (!__any_sync(kAllLanes, piece.exists)) continue;
-        take(piece);
+        if (!take(piece, number + turn)) return;
       }
     }
   }
@@ -223,7 +244,7 @@ __device__ __forceinline__ void ForEachStep(const CsrRows<Index>& rows, const Cs
 template <AttentionCsrConfig kConfig>
 __device__ __forceinline__ uint32_t TilesOfWarp() {
   if constexpr (kConfig.on_tensor_cores) {
-    constexpr int kBytes = kConfig.Stages() * kConfig.StageBytes();
+    constexpr int kBytes = kConfig.stages * kConfig.StageBytes();
     static __shared__ __align__(128) char tiles[kCsrThreads / kWarp][kBytes];
     return AddressOfShared(tiles[threadIdx.x / kWarp]);
   }
@@ -235,7 +256,7 @@ __device__ __forceinline__ uint32_t TilesOfWarp() {
 template <AttentionCsrConfig kConfig, typename Begun, typename Index, typename Begin, typename F>
 __device__ __forceinline__ void ForEachStagedStep(const CsrRows<Index>& rows, const CsrPiece& piece,
                                                   uint32_t tiles, Begin&& begin, F&& step) {
-  constexpr int kStages = kConfig.Stages();
+  constexpr int kStages = kConfig.stages;
   constexpr uint32_t kBytes = kConfig.StageBytes();
   uint32_t at = piece.begin + CsrLanes<kConfig>::OwnEntry() * piece.stride;
   uint32_t columns[kStages + 1];
