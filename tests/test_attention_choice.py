@@ -19,8 +19,13 @@ from jaxsparse import (
     sparse_attention,
 )
 from jaxsparse.device import lowered_for
-from jaxsparse.ops.attention import attention_p, attention_tangent_p
-from jaxsparse.primitive import OPERATIONS, Fallback, choose, equations, typed_call
+from jaxsparse.ops.attention import (
+    OF_MASKS,
+    attention_cotangent_p,
+    attention_p,
+    attention_tangent_p,
+)
+from jaxsparse.primitive import OPERATIONS, Fallback, choose, equations, narrowed, typed_call
 
 
 @pytest.mark.parametrize(
@@ -167,6 +172,39 @@ def test_long_rows_have_a_bounded_workspace():
     assert 8e6 < workspace(8) < 9e6
     assert 65e6 < workspace(63) < 2**26
     assert workspace(128) < 2**20
+
+
+def test_a_pattern_alone_goes_to_the_variant_that_takes_no_block_mask():
+    """So that a program which takes a topology as its argument does not make one at every run."""
+    t = 2000
+    columns = np.sort((np.arange(t)[:, None] + [0, 5, 9]) % t)
+    ring = Topology(3 * np.arange(t + 1), columns.reshape(-1), (t, t))
+    x = jax.ShapeDtypeStruct((1, t, 2, 64), jnp.bfloat16)
+
+    def operands_of(variant):
+        def loss(x, topology):
+            return jnp.sum(sparse_attention(x, x, x, topology, variant=variant))
+
+        for eqn in equations(jax.make_jaxpr(jax.grad(loss))(x, ring).jaxpr):
+            if eqn.primitive in (attention_p, attention_cotangent_p):
+                operation = OPERATIONS[eqn.primitive]
+                call = typed_call(operation, eqn.params, [v.aval for v in eqn.invars])
+                made = narrowed(call, choose(call, H200), H200)
+                names = [name for name, _ in operation.signature(eqn.params).operands]
+                yield {names[i] for i in made.positions}, made.attributes["has_mask"]
+
+    for names, has_mask in operands_of(None):
+        assert "column_indices" in names and not names & OF_MASKS and not has_mask
+    (names, has_mask), *_ = operands_of("tiles")
+    assert names & OF_MASKS and has_mask
+    # Compiled, the program has nothing left of the block mask.
+    attend = jax.jit(lambda x, topology: sparse_attention(x, x, x, topology, variant="csr"))
+    x = jnp.ones((1, t, 2, 4))
+    program = attend.lower(x, ring).compile().as_text()
+    (call,) = (
+        line for line in program.splitlines() if "custom-call" in line and "attention" in line
+    )
+    assert f"s32[{-(-t // 128)}]" not in program and "u32[" not in call
 
 
 def test_masks_of_every_form_agree():

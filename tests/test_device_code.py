@@ -24,6 +24,12 @@ CHEAP = [kernel for kernel in KERNELS if "Densify" in kernel[1]]
 
 # What other sizes ask for: (file, types and config of an instance, fields of the config).
 DTYPES = ["float", "jaxsparse::bfloat16"]
+SHORT_VECTORS = (
+    ".lanes = 4, .step = 4, .head_vector = 1, .head_vectors = 3, .value_vector = 1, "
+    ".value_vectors = 2, .whole_heads = true, .whole_values = false, .own_scores = true"
+)
+LONG_TILES = ".head_vectors = 2, .on_tensor_cores = true, .stages = 1"
+TILES = ".head_vector = 4, .value_vectors = 2, .own_scores = true, .on_tensor_cores = true"
 SIZES = [
     (
         "spmm/kernels/tiled.cu",
@@ -84,20 +90,14 @@ SIZES = [
             for backward in ("false", "true")
         ],
     ),
-    # Attention by rows: short vectors, and some that not all lanes have a part of.
+    # Attention by rows: short vectors, and some that not all lanes have a part of; tensor cores.
     *(
-        (
-            f"attention/kernels/{file}.cu",
-            f"{kernel}, jaxsparse::AttentionCsrConfig",
-            [
-                ".lanes = 4, .step = 4, .head_vector = 1, .head_vectors = 3, .value_vector = 1, "
-                ".value_vectors = 2, .whole_heads = true, .whole_values = false, "
-                ".own_scores = true",
-            ],
-        )
-        for file, kernel in [
-            ("csr", "AttentionCsr<float, uint16_t"),
-            ("csr_cotangent", "AttentionCsrCotangent<float, uint16_t, uint16_t"),
+        (f"attention/kernels/{file}.cu", f"{kernel}, jaxsparse::AttentionCsrConfig", [fields])
+        for file, kernel, fields in [
+            ("csr", "AttentionCsr<float, uint16_t", SHORT_VECTORS),
+            ("csr", "AttentionCsr<jaxsparse::float16, int32_t", LONG_TILES),
+            ("csr_cotangent", "AttentionCsrCotangent<float, uint16_t, uint16_t", SHORT_VECTORS),
+            ("csr_cotangent", "AttentionCsrCotangent<jaxsparse::float16, int32_t, uint16_t", TILES),
         ]
     ),
     # Tiles of tensor cores for small and large problems; products by two index types.

@@ -78,6 +78,13 @@ __device__ __forceinline__ uint64_t MultiplyWide(uint32_t a, uint32_t b) {
   return product;
 }
 
+// Bytes of a word by the numbers of four places, four bits each: 0 to 3 those of `word`, 4 a zero.
+__device__ __forceinline__ uint32_t PickBytes(uint32_t word, uint32_t places) {
+  uint32_t picked;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(picked) : "r"(word), "r"(places));
+  return picked;
+}
+
 // The lesser of two unsigned numbers of 16 bits, in each half of a word.
 __device__ __forceinline__ uint32_t MinOfHalves(uint32_t a, uint32_t b) {
 #if __CUDA_ARCH__ >= 900

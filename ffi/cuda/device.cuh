@@ -29,6 +29,14 @@ __device__ __forceinline__ void FromAccumulator(float x, bfloat16* to) {
 }
 __device__ __forceinline__ void FromAccumulator(float x, float16* to) { to->bits = HalfOfFloat(x); }
 
+// Two numbers of the first argument's type in a word, the first one in its lower half.
+__device__ __forceinline__ uint32_t PairOf(bfloat16, float low, float high) {
+  return BfloatsOfFloats(low, high);
+}
+__device__ __forceinline__ uint32_t PairOf(float16, float low, float high) {
+  return HalvesOfFloats(low, high);
+}
+
 // d += a b on tensor cores, of numbers of the first argument's type.
 __device__ __forceinline__ void MultiplyAdd(bfloat16, float (&d)[4], const uint32_t (&a)[4],
                                             uint32_t b0, uint32_t b1) {
@@ -37,6 +45,14 @@ __device__ __forceinline__ void MultiplyAdd(bfloat16, float (&d)[4], const uint3
 __device__ __forceinline__ void MultiplyAdd(float16, float (&d)[4], const uint32_t (&a)[4],
                                             uint32_t b0, uint32_t b1) {
   MultiplyAddHalves(d, a, b0, b1);
+}
+__device__ __forceinline__ void MultiplyAdd(bfloat16, float (&d)[4], const uint32_t (&a)[2],
+                                            uint32_t b) {
+  MultiplyAddBfloats(d, a, b);
+}
+__device__ __forceinline__ void MultiplyAdd(float16, float (&d)[4], const uint32_t (&a)[2],
+                                            uint32_t b) {
+  MultiplyAddHalves(d, a, b);
 }
 
 // The same of a warpgroup; b is a SharedMatrix.

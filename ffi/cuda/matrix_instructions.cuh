@@ -21,6 +21,21 @@ __device__ __forceinline__ void MultiplyAddHalves(float (&d)[4], const uint32_t 
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+// The same, but a 16 x 8, b 8 x 8, as mma.m16n8k8 assigns them.
+__device__ __forceinline__ void MultiplyAddBfloats(float (&d)[4], const uint32_t (&a)[2],
+                                                   uint32_t b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+__device__ __forceinline__ void MultiplyAddHalves(float (&d)[4], const uint32_t (&a)[2],
+                                                  uint32_t b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b));
+}
 
 // Four matrices of 8 x 8 numbers of 16 bits. A lane names one row of one of them, 16 bytes of
 // shared memory: lanes 0 to 7 those of the first. It receives two neighbours of row lane / 4 of

@@ -50,7 +50,7 @@ from jaxsparse.primitive import (
 )
 
 PARAMS = ("scale", "mask_of_group", "mask_of_head", "has_mask", "has_pattern", "columns", "scores")
-_ATTRIBUTES = PARAMS[:4]  # those that targets take as they are
+_ATTRIBUTES = PARAMS[:3]  # those that targets take as they are
 
 MULTIPLIED = (("query", "t g r h"), ("key", "u g h"), ("value", "u g e"))
 _PLAIN = "attention by blocks of keys in plain XLA"
@@ -133,6 +133,9 @@ def _instead(reason: str, name: str, params: dict[str, Any]) -> Fallback:
     return Fallback(reason, getattr(composed, name), called=_COMPOSED)
 
 
+# The variant that takes the pattern alone.
+_BY_PATTERN = "csr"
+
 # What targets take of masks: lists by rows and patterns by rows, and the same transposed.
 _BY_ROWS = (_ROWS, ROWS)
 _BY_COLUMNS = (_COLUMNS, TRANSPOSED_ROWS)
@@ -166,26 +169,30 @@ def _ffi_of(
         gives_pattern = _gives_pattern(name, params, avals)
         if not (params["has_mask"] or gives_pattern):
             return _instead("no kernel takes a pattern without a block mask", name, params)
-        given = (
-            operand
-            for lists, pattern in masks
-            for operand in (
-                *(lists if params["has_mask"] else ()),
-                *(pattern if gives_pattern else ()),
+
+        def call(has_mask: bool) -> FfiCall:
+            given = (
+                operand
+                for lists, pattern in masks
+                for operand in (*(lists if has_mask else ()), *(pattern if gives_pattern else ()))
             )
-        )
-        of_scores = (operand for operand, _ in _score_operands(params))
-        made = FfiCall(
-            ("query", "key", "value", *given, *behind, *of_scores),
-            {
-                **{attribute: params[attribute] for attribute in _ATTRIBUTES},
-                "has_pattern": gives_pattern,
-                **score_kernels.attributes(scores, dtypes),
-            },
-            workspace=None,
-            workspace_is_fixed=not sums_over_tiles,
-            fallback=_instead(reason, name, params),
-        )
+            of_scores = (operand for operand, _ in _score_operands(params))
+            return FfiCall(
+                ("query", "key", "value", *given, *behind, *of_scores),
+                {
+                    **{attribute: params[attribute] for attribute in _ATTRIBUTES},
+                    "has_mask": has_mask,
+                    "has_pattern": gives_pattern,
+                    **score_kernels.attributes(scores, dtypes),
+                },
+                workspace=None,
+                workspace_is_fixed=not sums_over_tiles,
+                fallback=_instead(reason, name, params),
+            )
+
+        made = call(params["has_mask"])
+        if params["has_mask"] and gives_pattern:
+            made = made._replace(narrower=(_BY_PATTERN, call(False)))
         instead = _sparse_composition(name, params, avals, device)
         if instead is not None:
             return instead

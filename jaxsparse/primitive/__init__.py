@@ -14,6 +14,7 @@ from jaxsparse.primitive.choice import (
     UnavailableError,
     choose,
     lacks_kernel,
+    narrowed,
     variants_of,
 )
 from jaxsparse.primitive.declaration import Fallback, FfiCall, Operation, Signature
@@ -46,6 +47,7 @@ __all__ = [
     "gathered",
     "lacks_kernel",
     "make_primitive",
+    "narrowed",
     "summed_to",
     "typed_call",
     "undefined",

@@ -36,6 +36,7 @@ class TargetCall(NamedTuple):
     attributes: dict[str, Any]
     remark: str
     plan: Any
+    narrower: tuple[str, TargetCall] | None = None  # as FfiCall's
 
 
 class UnavailableError(ValueError):
@@ -81,6 +82,18 @@ def choose(call: TypedCall, device: AnyDevice) -> TargetCall | Fallback:
     if made.fallback is not None and variant is None and not _variants(target, kernel, device):
         return made.fallback
     return kernel
+
+
+def narrowed(call: TypedCall, made: TargetCall, device: AnyDevice) -> TargetCall:
+    """What a call is lowered to: without operands that the variant it runs by does not take.
+
+    Of sizes that are still open the variant is not known.
+    """
+    if made.narrower is None or not all(isinstance(n, int) for x in made.operands for n in x.shape):
+        return made
+    variant, narrower = made.narrower
+    chosen = _variants(call.operation.target, made, device)[:1]
+    return narrower if any(name == variant for name, _ in chosen) else made
 
 
 def lacks_kernel(operation: Operation, device: AnyDevice) -> str:
@@ -175,6 +188,7 @@ def _target_call(call: TypedCall, made: FfiCall, platform: str) -> TargetCall:
         attributes,
         made.remark,
         made.plan,
+        made.narrower and (made.narrower[0], _target_call(call, made.narrower[1], platform)),
     )
 
 

@@ -17,7 +17,7 @@ from jaxsparse import backend
 from jaxsparse.batching import over_batch
 from jaxsparse.device import lowered_for
 from jaxsparse.primitive.cache_key import make_key_stable
-from jaxsparse.primitive.choice import TypedCall, choose, with_swapped_axes
+from jaxsparse.primitive.choice import TypedCall, choose, narrowed, with_swapped_axes
 from jaxsparse.primitive.declaration import Fallback, Operation, core_dims
 from jaxsparse.primitive.shapes import abstract_eval
 from jaxsparse.primitive.sharding import partitioned
@@ -73,6 +73,7 @@ def local_lowering(operation: Operation, platform: str) -> Any:
             ctx = ctx.replace(avals_in=[ShapedArray(a.shape, a.dtype) for a in ctx.avals_in])
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
                 return mlir.lower_fun(compute, multiple_results=True)(ctx, *operands)
+        call = narrowed(typed, call, lowered_for(platform))
         passed = [
             _swap_axes(ctx, ctx.avals_in[i], operands[i]) if swap else operands[i]
             for i, swap in zip(call.positions, call.swapped_operands, strict=True)

@@ -9,11 +9,15 @@
 namespace jaxsparse {
 namespace {
 
-constexpr CsrTunings kTunings = {.of_16_bits = {8, 1}, .of_32_bits = {4, 2}, .of_64_bits = {4, 1}};
+constexpr CsrTunings kTunings = {
+    .of_16_bits = {8, 1},
+    .of_32_bits = {4, 2},
+    .of_64_bits = {4, 1},
+    .on_tensor_cores = {.of_64 = {1, 7}, .of_128 = {2, 5}, .of_more = {1, 4}}};
 
 AttentionCsrConfig ConfigOf(const AttentionProblem& p) {
   return CsrConfigOf(kTunings, {p.head_size, p.dtype, {&p.query, &p.key}},
-                     {p.value_size, p.dtype, {&p.value, &p.out}}, p.dtype);
+                     {p.value_size, p.dtype, {&p.value, &p.out}}, p);
 }
 
 KernelSource Source(const AttentionProblem& p) {
@@ -51,19 +55,15 @@ std::string Launch(const AttentionProblem& p, const CudaLaunch& launch) {
   return reason.empty() ? launch.With(&csr) : reason;
 }
 
-bool Fits(const AttentionProblem& p) {
-  return FitsCsr(p, ConfigOf(p)) && Shape(p).blocks < kMostCsrBlocks;
-}
+int64_t Bytes(const AttentionProblem& p) { return PlanOf(p).Bytes(); }
 
-int64_t WorkspaceBytes(const AttentionProblem& p, bool) { return Fits(p) ? PlanOf(p).Bytes() : 0; }
-
-// Fitted to an H200's times: 7.8 us of 10,556 entries and 8 heads of 8, 402 to 1,239 us of 2
+// Fitted to an H200's times: 7.8 us of 10,556 entries and 8 heads of 8, 380 to 1,239 us of 2
 // million.
 double Cost(const AttentionProblem& p) { return 7 + CsrMicroseconds(p, ConfigOf(p), 1); }
 
 }  // namespace
 
-extern constinit const CudaVariant<AttentionProblem> kAttentionCsr = {
-    "csr", Fits, Cost, Source, Shape, nullptr, Launch, WorkspaceBytes};
+extern constinit const CudaVariant<AttentionProblem> kAttentionCsr =
+    CsrVariant<AttentionProblem, ConfigOf, Shape, Bytes>::With(Cost, Source, nullptr, Launch);
 
 }  // namespace jaxsparse

@@ -6,7 +6,8 @@
 
 namespace jaxsparse {
 
-constexpr int kCsrThreads = 128;  // of a block
+constexpr int kCsrThreads = 128;                        // of a block
+constexpr int kCsrTensorLanes = 8, kCsrTensorStep = 4;  // of groups and steps on tensor cores
 
 // Rows of more entries are cut wherever the number of an entry is a multiple of it.
 constexpr uint32_t kCsrPart = 1024;
@@ -21,9 +22,21 @@ struct AttentionCsrConfig {
   bool whole_heads = true, whole_values = true;
   // Vectors of queries and keys are short: a lane has the whole of one entry's, none a part of all.
   bool own_scores = false;
+  // Products are those of csr_products.cuh: numbers have 16 bits, and vectors that
+  // are not short 64 numbers for each access of a lane.
+  bool on_tensor_cores = false;
+  // Then: stages of tiles that a warp copies ahead, for which a block has up to 40 KB of shared
+  // memory, and blocks that a multiprocessor shall have registers for.
+  int stages = 2, blocks = 4;
   // Of cotangents: the two numbers of a query, which entries of keys read, lie side by side.
   bool in_pairs = false;
 
+  // Of the tiles of a stage, of 16 entries, where products are on tensor cores.
+  constexpr int HeadTileBytes() const { return own_scores ? 0 : head_vectors * 16 * 128; }
+  constexpr int ValueTileBytes() const { return value_vectors * 16 * 128; }
+  constexpr int StageBytes() const {
+    return on_tensor_cores ? HeadTileBytes() + ValueTileBytes() : 0;
+  }
   constexpr int Groups() const { return kWarp / lanes; }  // of a warp
   constexpr int HeadLanes() const { return own_scores ? 1 : lanes; }
   constexpr int HeadsAtOnce() const { return own_scores ? 1 : step; }
@@ -31,6 +44,7 @@ struct AttentionCsrConfig {
   constexpr uint32_t LongRow() const { return 4 * Groups() * step; }
   // That a multiprocessor shall have registers for in the kernel of cotangents.
   constexpr int BlocksAtOnce(int64_t number_bytes) const {
+    if (on_tensor_cores) return blocks;
     const int numbers = head_vector * head_vectors + value_vector * value_vectors;
     return step <= 4 && numbers * number_bytes <= 64 ? 4 : 1;
   }

@@ -8,7 +8,11 @@ namespace {
 
 using Problem = AttentionCotangentProblem;
 
-constexpr CsrTunings kTunings = {.of_16_bits = {4, 1}, .of_32_bits = {4, 2}, .of_64_bits = {4, 1}};
+constexpr CsrTunings kTunings = {
+    .of_16_bits = {4, 1},
+    .of_32_bits = {4, 2},
+    .of_64_bits = {4, 1},
+    .on_tensor_cores = {.of_64 = {1, 7}, .of_128 = {2, 4}, .of_more = {1, 4}}};
 
 // Of both passes, and where the workspace has what: counters, pairs of queries' numbers, sums of
 // parts.
@@ -33,7 +37,7 @@ bool HasWorkspace(const Problem& p) { return Plans(p).Bytes() <= p.workspace.byt
 AttentionCsrConfig ConfigOf(const Problem& p) {
   AttentionCsrConfig config =
       CsrConfigOf(kTunings, {p.head_size, p.dtype, {&p.query, &p.key, &p.ct_query, &p.ct_key}},
-                  {p.value_size, p.dtype, {&p.value, &p.ct_out, &p.ct_value}}, p.dtype);
+                  {p.value_size, p.dtype, {&p.value, &p.ct_out, &p.ct_value}}, p);
   config.in_pairs = HasWorkspace(p);
   return config;
 }
@@ -90,22 +94,21 @@ constexpr CudaKernel<Problem> kPrologue{
     },
     Launch};
 
-bool Fits(const Problem& p) { return FitsCsr(p, ConfigOf(p)) && Shape(p).blocks < kMostCsrBlocks; }
+int64_t Bytes(const Problem& p) { return Plans(p).Bytes(); }
 
-int64_t WorkspaceBytes(const Problem& p, bool) { return Fits(p) ? Plans(p).Bytes() : 0; }
-
-// Fitted to an H200's times of kernels that read lse and ct_sums one by one: 14.3 us of 10,556
-// entries and 8 heads of 8, 1,266 to 2,894 us of 2 million. An entry takes more than it gathers.
+// Fitted to an H200's times: on tensor cores 1,019 to 1,466 us of 2 million entries and 8 heads,
+// otherwise, with lse and ct_sums read one by one, 14.3 us of 10,556 entries and 8 heads of 8, and
+// 1,266 to 2,894 us of 2 million. An entry takes more than it gathers.
 double Cost(const Problem& p) {
-  constexpr double kOfEntry = 27e-6;
+  const AttentionCsrConfig config = ConfigOf(p);
+  const double of_entry = config.on_tensor_cores ? 20e-6 : 27e-6;
   const auto heads = static_cast<double>(p.batch.count * p.groups * p.per_group);
-  return 10 + CsrMicroseconds(p, ConfigOf(p), 2) +
-         kOfEntry * heads * static_cast<double>(p.pattern.nse);
+  return 10 + CsrMicroseconds(p, config, 2) + of_entry * heads * static_cast<double>(p.pattern.nse);
 }
 
 }  // namespace
 
-extern constinit const CudaVariant<AttentionCotangentProblem> kAttentionCotangentCsr = {
-    "csr", Fits, Cost, Source, Shape, &kPrologue, Launch, WorkspaceBytes};
+extern constinit const CudaVariant<AttentionCotangentProblem> kAttentionCotangentCsr =
+    CsrVariant<Problem, ConfigOf, Shape, Bytes>::With(Cost, Source, &kPrologue, Launch);
 
 }  // namespace jaxsparse

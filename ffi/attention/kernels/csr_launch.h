@@ -20,10 +20,27 @@ struct CsrTuning {
   int accesses;  // of a lane to a vector, where it has as many for a group of the fewest lanes
 };
 
+// On tensor cores: what AttentionCsrConfig says of stages and blocks.
+struct CsrTensorTuning {
+  int stages, blocks;
+};
+
+// Those of a kernel, the fastest on an H200 of 1 or 2 stages and 4 to 8 blocks, of 1 stage and 2 to
+// 5 blocks for what is longer: for tiles of one vector of 64 numbers, of two, and of more.
+struct CsrTensorTunings {
+  CsrTensorTuning of_64, of_128, of_more;
+
+  const CsrTensorTuning& Of(int stage_bytes) const {
+    constexpr int kOf64 = 16 * 128;  // bytes of 16 entries
+    return stage_bytes <= kOf64 ? of_64 : stage_bytes <= 2 * kOf64 ? of_128 : of_more;
+  }
+};
+
 // The tunings of a kernel by the bits of a number: the fastest on an H200 among steps of 2, 4 and 8
 // with one access and steps of 4 with two. Those of float64 were not compared.
 struct CsrTunings {
   CsrTuning of_16_bits, of_32_bits, of_64_bits;
+  CsrTensorTunings on_tensor_cores;
 
   const CsrTuning& Of(DType dtype) const {
     const int64_t bytes = SizeOf(dtype);
@@ -48,6 +65,10 @@ struct CsrVectors {
     accesses = size / vector;
   }
 
+  // Whether they are 64 numbers or 128, of 16 bits: then all lanes have as many accesses.
+  bool FitTensorCores() const {
+    return vector == 8 && (accesses == kCsrTensorLanes || accesses == 2 * kCsrTensorLanes);
+  }
   int OfLane(int lanes) const {
     return static_cast<int>(std::max<int64_t>(CeilDivide(accesses, lanes), 1));
   }
@@ -55,21 +76,30 @@ struct CsrVectors {
 
 // `heads`: of queries, keys and their cotangents; `values`: of values and those of the result.
 inline AttentionCsrConfig CsrConfigOf(const CsrTunings& tunings, const CsrVectors& heads,
-                                      const CsrVectors& values, DType dtype) {
+                                      const CsrVectors& values, const AttentionOperands& p) {
   constexpr int kFewestLanes = 4;
-  const CsrTuning& tuning = tunings.Of(dtype);
+  const CsrTuning& tuning = tunings.Of(p.dtype);
   AttentionCsrConfig config;
-  config.own_scores = heads.accesses * heads.vector * SizeOf(dtype) <= 16;
+  config.own_scores = heads.accesses * heads.vector * SizeOf(p.dtype) <= 16;
+  config.on_tensor_cores = SizeOf(p.dtype) == 2 && p.gpu.compute_capability >= 80 &&
+                           values.FitTensorCores() && (config.own_scores || heads.FitTensorCores());
   const int64_t most =
       config.own_scores ? values.accesses : std::max(heads.accesses, values.accesses);
-  config.lanes = std::max(LanesFor(CeilDivide(most, tuning.accesses)), kFewestLanes);
-  config.step = std::min(tuning.step, config.lanes);
+  config.lanes = config.on_tensor_cores
+                     ? kCsrTensorLanes
+                     : std::max(LanesFor(CeilDivide(most, tuning.accesses)), kFewestLanes);
+  config.step = config.on_tensor_cores ? kCsrTensorStep : std::min(tuning.step, config.lanes);
   config.head_vector = heads.vector;
   config.head_vectors = heads.OfLane(config.HeadLanes());
   config.whole_heads = heads.accesses == int64_t{config.head_vectors} * config.HeadLanes();
   config.value_vector = values.vector;
   config.value_vectors = values.OfLane(config.lanes);
   config.whole_values = values.accesses == int64_t{config.value_vectors} * config.lanes;
+  if (config.on_tensor_cores) {
+    const CsrTensorTuning& of_tiles = tunings.on_tensor_cores.Of(config.StageBytes());
+    config.stages = of_tiles.stages;
+    config.blocks = of_tiles.blocks;
+  }
   return config;
 }
 
@@ -80,7 +110,9 @@ inline std::string CsrConfigExpression(const AttentionCsrConfig& config) {
        Field("head_vector", config.head_vector), Field("head_vectors", config.head_vectors),
        Field("value_vector", config.value_vector), Field("value_vectors", config.value_vectors),
        Field("whole_heads", config.whole_heads), Field("whole_values", config.whole_values),
-       Field("own_scores", config.own_scores), Field("in_pairs", config.in_pairs)});
+       Field("own_scores", config.own_scores), Field("on_tensor_cores", config.on_tensor_cores),
+       Field("stages", config.stages), Field("blocks", config.blocks),
+       Field("in_pairs", config.in_pairs)});
 }
 
 // Numbers of a lane have registers. Places in a row have 32 bits.
@@ -150,30 +182,51 @@ class CsrPassPlan {
   int64_t heads_, numbers_, number_bytes_, parts_;
 };
 
+// A variant of either operation, of how it is configured, how many blocks it has, the bytes of its
+// workspace, and the functions of CudaVariant that are its own.
+template <typename Problem, AttentionCsrConfig (*kConfigOf)(const Problem&),
+          LaunchShape (*kShape)(const Problem&), int64_t (*kBytes)(const Problem&)>
+struct CsrVariant {
+  static bool Fits(const Problem& p) {
+    return FitsCsr(p, kConfigOf(p)) && kShape(p).blocks < kMostCsrBlocks;
+  }
+  static int64_t WorkspaceBytes(const Problem& p, bool) { return Fits(p) ? kBytes(p) : 0; }
+  static constexpr CudaVariant<Problem> With(double (*cost)(const Problem&),
+                                             KernelSource (*source)(const Problem&),
+                                             const CudaKernel<Problem>* prologue,
+                                             std::string (*launch)(const Problem&,
+                                                                   const CudaLaunch&)) {
+    return {"csr", Fits, cost, source, kShape, prologue, launch, WorkspaceBytes};
+  }
+};
+
 // Microseconds on an H200 for so many passes over the entries of all heads, which gather both
 // vectors of each, in sectors, or as many as their instructions take.
 template <typename Problem>
 double CsrMicroseconds(const Problem& p, const AttentionCsrConfig& config, double passes) {
-  constexpr double kSector = 32, kCacheBytes = 6.4e6, kMemoryBytes = 4.2e6;  // of a microsecond
+  constexpr double kSector = 32, kMemoryBytes = 4.2e6;  // of a microsecond
+  const double cache_bytes = config.on_tensor_cores ? 7.2e6 : 6.4e6;
   constexpr double kShare = 0.6;  // of its cycles in which a scheduler issues instructions
   constexpr double kLaneInstructions = kShare * 132 * 4 * kWarp * kClocksOfMicrosecond;
-  constexpr double kOfNumber = 2, kOfAccess = 4, kOfEntry = 40;
+  constexpr double kOfNumber = 2, kOfAccess = 4, kOfEntry = 40, kOfTensorEntry = 200;
   const auto bytes = [&](int64_t size) {
     return kSector * std::ceil(static_cast<double>(size * SizeOf(p.dtype)) / kSector);
   };
   const auto instructions = [&](int64_t size, int vector) {
+    if (config.on_tensor_cores) return static_cast<double>(size);
     return static_cast<double>(size) * (kOfNumber + kOfAccess / vector);
   };
   const double entries = static_cast<double>(p.batch.count * p.groups * p.per_group) *
                          static_cast<double>(p.pattern.nse);
+  const double of_entry = config.on_tensor_cores ? kOfTensorEntry : kOfEntry;
   const double gathered = entries * (bytes(p.head_size) + bytes(p.value_size));
-  const double issued = entries * (kOfEntry + instructions(p.head_size, config.head_vector) +
+  const double issued = entries * (of_entry + instructions(p.head_size, config.head_vector) +
                                    instructions(p.value_size, config.value_vector));
   const auto positions = static_cast<double>(p.queries * p.per_group + p.keys);
   const double operands = static_cast<double>(p.batch.count * p.groups * SizeOf(p.dtype)) *
                           positions * static_cast<double>(p.head_size + p.value_size);
   return passes *
-         std::max({gathered / kCacheBytes, operands / kMemoryBytes, issued / kLaneInstructions});
+         std::max({gathered / cache_bytes, operands / kMemoryBytes, issued / kLaneInstructions});
 }
 
 }  // namespace jaxsparse

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "attention/kernels/batch_place.cuh"
-#include "attention/kernels/csr.h"
+#include "attention/kernels/csr_lanes.cuh"
 #include "attention/kernels/csr_vectors.cuh"
 
 namespace jaxsparse {
@@ -58,25 +58,47 @@ struct CsrPiece {
   bool is_part = false;  // of a row that is cut
 };
 
+// Pieces of a warp that are left over, by their numbers: each of the first 64, and all others from
+// one on. Which those are does not depend on the number of warps as long as these have 64 at most.
+struct CsrLeftovers {
+  uint64_t first = 0;
+  uint32_t from = ~0u;
+
+  // Whether others can still be told apart from it.
+  __device__ __forceinline__ bool Add(uint32_t number) {
+    if (number < 64) first |= uint64_t{1} << number;
+    else from = number;
+    return number < 64;
+  }
+  __device__ __forceinline__ bool Has(uint32_t number) const {
+    return number < 64 ? (first >> number & 1) != 0 : number >= from;
+  }
+  __device__ __forceinline__ bool IsEmpty() const { return first == 0 && from == ~0u; }
+};
+
 template <AttentionCsrConfig kConfig, typename Index>
 class CsrPieces {
   static constexpr uint32_t kGroups = kConfig.Groups();
+  using Lanes = CsrLanes<kConfig>;
 
  public:
   // `head`: among all of the pass.
   __device__ __forceinline__ CsrPieces(const CsrRows<Index>& rows, const CsrPass& pass,
                                        uint32_t head)
-      : rows_(rows), pass_(pass), head_(head), group_(threadIdx.x % kWarp / kConfig.lanes) {
+      : rows_(rows), pass_(pass), head_(head), group_(Lanes::Group()) {
     if (pass.parts > 0 && rows.count > 0) cuts_ = Bounds(rows.RowAt(0)).Length() > kCsrPart;
   }
 
-  // Calls take(piece) for every piece of the warp, the `warp`th of as many, with all its lanes.
+  // Calls take(piece, number) for every piece of the warp, the `warp`th of as many, with all its
+  // lanes, until it is false. Numbers rise.
   template <typename F>
   __device__ __forceinline__ void ForEach(uint32_t warp, uint32_t warps, F&& take) const {
+    constexpr uint32_t kMostTurns = kGroups > 2 ? kGroups : 2;
+    uint32_t number = 0;
     const uint32_t parts = cuts_ ? pass_.parts : 0;
     const uint32_t units = parts + (rows_.count + kGroups - 1) / kGroups;
 #pragma unroll 1
-    for (uint32_t unit = warp; unit < units; unit += warps) {
+    for (uint32_t unit = warp; unit < units; unit += warps, number += kMostTurns) {
       const bool is_part = unit < parts;
       CsrPiece own;  // of this group alone
       if (!is_part) own = RowAt((unit - parts) * kGroups + group_);
@@ -87,7 +109,7 @@ class CsrPieces {
         CsrPiece piece = is_part ? PartOf(unit, turn) : own;
         if (shared) piece = SharedOf(own, turn);
         if (!__any_sync(kAllLanes, piece.exists)) continue;
-        take(piece);
+        if (!take(piece, number + turn)) return;
       }
     }
   }
@@ -157,7 +179,7 @@ class CsrPieces {
 
   // The piece of a group, for all groups.
   __device__ __forceinline__ CsrPiece SharedOf(const CsrPiece& piece, uint32_t group) const {
-    const int lane = static_cast<int>(group) * kConfig.lanes;
+    const uint32_t lane = Lanes::FirstOf(group);
     CsrPiece shared;
     shared.row = __shfl_sync(kAllLanes, piece.row, lane);
     shared.begin = __shfl_sync(kAllLanes, piece.begin, lane) + group_;
@@ -208,7 +230,7 @@ class CsrPieces {
 template <AttentionCsrConfig kConfig, typename Index, typename F>
 __device__ __forceinline__ void ForEachStep(const CsrRows<Index>& rows, const CsrPiece& piece,
                                             F&& step) {
-  uint32_t at = piece.begin + threadIdx.x % kConfig.step * piece.stride;
+  uint32_t at = piece.begin + CsrLanes<kConfig>::OwnEntry() * piece.stride;
   uint32_t column = at < piece.end ? rows.ColumnOf(at) : kNoEntry;
   while (__any_sync(kAllLanes, column != kNoEntry)) {
     at += kConfig.step * piece.stride;
@@ -218,10 +240,57 @@ __device__ __forceinline__ void ForEachStep(const CsrRows<Index>& rows, const Cs
   }
 }
 
-// What the lane that has an entry of a step knows of it.
-template <AttentionCsrConfig kConfig, typename X>
-__device__ __forceinline__ X OfEntry(X x, int entry) {
-  return __shfl_sync(kAllLanes, x, entry, kConfig.lanes);
+// A warp's own shared memory for tiles: its address.
+template <AttentionCsrConfig kConfig>
+__device__ __forceinline__ uint32_t TilesOfWarp() {
+  if constexpr (kConfig.on_tensor_cores) {
+    constexpr int kBytes = kConfig.stages * kConfig.StageBytes();
+    static __shared__ __align__(128) char tiles[kCsrThreads / kWarp][kBytes];
+    return AddressOfShared(tiles[threadIdx.x / kWarp]);
+  }
+  return 0;
+}
+
+// The same where vectors are copied ahead: calls begin(column, tiles) some steps before
+// step(column, tiles, begun) with what it returned. `tiles`: shared memory of the warp.
+template <AttentionCsrConfig kConfig, typename Begun, typename Index, typename Begin, typename F>
+__device__ __forceinline__ void ForEachStagedStep(const CsrRows<Index>& rows, const CsrPiece& piece,
+                                                  uint32_t tiles, Begin&& begin, F&& step) {
+  constexpr int kStages = kConfig.stages;
+  constexpr uint32_t kBytes = kConfig.StageBytes();
+  uint32_t at = piece.begin + CsrLanes<kConfig>::OwnEntry() * piece.stride;
+  uint32_t columns[kStages + 1];
+#pragma unroll
+  for (int i = 0; i <= kStages; ++i) {
+    columns[i] = at < piece.end ? rows.ColumnOf(at) : kNoEntry;
+    at += kConfig.step * piece.stride;
+  }
+  Begun begun[kStages];
+#pragma unroll
+  for (int i = 0; i < kStages; ++i) {
+    if (__any_sync(kAllLanes, columns[i] != kNoEntry)) {
+      begun[i] = begin(columns[i], tiles + i * kBytes);
+    }
+    CommitCopies();
+  }
+  uint32_t stage = 0;
+  while (__any_sync(kAllLanes, columns[0] != kNoEntry)) {
+    WaitForCopyGroups<kStages - 1>();
+    __syncwarp();
+    step(columns[0], tiles + stage, begun[0]);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i + 1 < kStages; ++i) begun[i] = begun[i + 1];
+    if (__any_sync(kAllLanes, columns[kStages] != kNoEntry)) {
+      begun[kStages - 1] = begin(columns[kStages], tiles + stage);
+    }
+    CommitCopies();
+#pragma unroll
+    for (int i = 0; i < kStages; ++i) columns[i] = columns[i + 1];
+    columns[kStages] = at < piece.end ? rows.ColumnOf(at) : kNoEntry;
+    at += kConfig.step * piece.stride;
+    stage = stage + kBytes < kStages * kBytes ? stage + kBytes : 0;
+  }
 }
 
 // Loads the vectors of a step's entries of two matrices: of `heads` those of all entries, or of
@@ -237,7 +306,9 @@ __device__ __forceinline__ void LoadStep(const Heads& heads, const Values& value
   };
   uint32_t columns[kConfig.step];
 #pragma unroll
-  for (int u = 0; u < kConfig.step; ++u) columns[u] = OfEntry<kConfig>(own_column, u);
+  for (int u = 0; u < kConfig.step; ++u) {
+    columns[u] = CsrLanes<kConfig>::OfEntry(own_column, u);
+  }
   const bool all_exist = __all_sync(kAllLanes, own_column != kNoEntry);
   if (kConfig.own_scores) load(heads, own_column != kNoEntry, own_column, of_heads[0]);
   if (all_exist) {
@@ -254,17 +325,6 @@ __device__ __forceinline__ void LoadStep(const Heads& heads, const Values& value
       load(values, exists, columns[u], of_values[u]);
     }
   }
-}
-
-// Of sums for the entries of a step, of which each lane of a group has a part: a lane's own one.
-template <AttentionCsrConfig kConfig, typename Acc>
-__device__ __forceinline__ Acc SumOfOwnEntry(Acc (&sums)[kConfig.step]) {
-  Acc sum = ExchangeSums(sums);
-#pragma unroll
-  for (int distance = kConfig.step; distance < kConfig.lanes; distance *= 2) {
-    sum += __shfl_xor_sync(kAllLanes, sum, distance);
-  }
-  return sum;
 }
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);

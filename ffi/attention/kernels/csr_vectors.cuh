@@ -46,8 +46,14 @@ struct PackedNumbers<T, kCount> {
   }
 };
 
-// A matrix of one head, whose rows are kLanes * kVectors accesses of kVector numbers, or fewer
-// unless kWhole.
+// A matrix of one head. Rows have `size` numbers and are `stride` numbers apart.
+template <typename T>
+struct CsrMatrix {
+  T* data;
+  int64_t stride, size;
+};
+
+// A matrix whose rows are kLanes * kVectors accesses of kVector numbers, or fewer unless kWhole.
 template <typename T, int kVector, int kVectors, int kLanes, bool kWhole>
 class LaneRows {
  public:
@@ -55,12 +61,12 @@ class LaneRows {
   using Packed = PackedNumbers<T, kVector>[kVectors];
   using Sums = Acc[kVectors][kVector];
 
-  // Rows are `stride` numbers apart.
-  __device__ __forceinline__ LaneRows(T* data, int64_t stride, int64_t size)
-      : lane_(threadIdx.x % kLanes),
-        size_(static_cast<uint32_t>(size)),
-        stride_(static_cast<uint32_t>(stride * sizeof(T))),
-        data_(reinterpret_cast<char*>(data + lane_ * kVector)) {}
+  // `part`: of each access, the one of the lanes' that is this lane's.
+  __device__ __forceinline__ LaneRows(const CsrMatrix<T>& matrix, uint32_t part)
+      : lane_(part % kLanes),
+        size_(static_cast<uint32_t>(matrix.size)),
+        stride_(static_cast<uint32_t>(matrix.stride * sizeof(T))),
+        data_(reinterpret_cast<char*>(matrix.data + lane_ * kVector)) {}
 
   // Zeros in place of what does not exist.
   __device__ __forceinline__ void Load(uint32_t row, Packed& to) const {
@@ -163,14 +169,15 @@ __device__ __forceinline__ void ForEachSum(Acc (&sums)[kVectors][kVector], F&& f
   }
 }
 
-// The sum over the groups of a warp, which have kLanes lanes each.
-template <int kLanes, typename Acc>
-__device__ __forceinline__ Acc SumOverGroups(Acc x) {
+template <int kVector, int kVectors, typename Acc>
+__device__ __forceinline__ bool AreFinite(const Acc (&sums)[kVectors][kVector]) {
+  Acc zero = 0;
 #pragma unroll
-  for (int distance = kLanes; distance < kWarp; distance *= 2) {
-    x += __shfl_xor_sync(kAllLanes, x, distance);
+  for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) zero += sums[i][e] * 0;
   }
-  return x;
+  return zero == 0;
 }
 
 }  // namespace jaxsparse

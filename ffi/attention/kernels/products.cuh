@@ -30,12 +30,6 @@ __device__ __forceinline__ void MultiplyAddTransposed(float16, float (&d)[kCount
                                                       const uint32_t (&a)[4], uint64_t b) {
   MultiplyAddHalves<true>(d, a, b);
 }
-__device__ __forceinline__ uint32_t PairOf(bfloat16, float low, float high) {
-  return BfloatsOfFloats(low, high);
-}
-__device__ __forceinline__ uint32_t PairOf(float16, float low, float high) {
-  return HalvesOfFloats(low, high);
-}
 
 constexpr int kInnerOfProduct = 16;  // places of the inner dimension that one instruction takes
 

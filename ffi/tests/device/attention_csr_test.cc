@@ -79,10 +79,14 @@ struct Sums {
   explicit Sums(size_t size) : sums(size), most(size) {}
   template <typename T>
   void Add(size_t at, double factor, const T* vector, int size) {
+    Add(at, factor, std::fabs(factor), vector, size);
+  }
+  // `largest`: what the rounding of the factor grows with.
+  template <typename T>
+  void Add(size_t at, double factor, double largest, const T* vector, int size) {
     for (int i = 0; i < size; ++i) {
-      const double product = factor * ToAccumulator(vector[i]);
-      sums[at + i] += product;
-      most[at + i] += std::fabs(product);
+      sums[at + i] += factor * ToAccumulator(vector[i]);
+      most[at + i] += std::fabs(largest * ToAccumulator(vector[i]));
     }
   }
 };
@@ -258,10 +262,23 @@ class CsrTest {
       if (!test_.Sees(b, h, t, u)) continue;
       const T* key = test_.Key(b, h, u);
       const int64_t row = test_.NumberAt(b, h, t);
-      const double p = std::exp(dot(query, key, kHeadSize) * test_.kScale - lse_[row]);
-      const double dp = dot(ct_out, test_.Value(b, h, u), kValueSize) + ct_sums_[row];
-      queries->Add(test_.VectorAt(b, h, t) * kHeadSize, p * dp * test_.kScale, key, kHeadSize);
-      keys->Add(test_.KeyVectorAt(b, h, u) * kHeadSize, p * dp * test_.kScale, query, kHeadSize);
+      const bool is_seen = lse_[row] != -HUGE_VAL;
+      const double score = dot(query, key, kHeadSize) * test_.kScale;
+      const double p = is_seen ? std::exp(score - lse_[row]) : 0;
+      const T* value = test_.Value(b, h, u);
+      const double dp = dot(ct_out, value, kValueSize) + ct_sums_[row];
+      // Sums of 32 bits and more may cancel; beside 16 bits their rounding is nothing.
+      double largest = std::fabs(dp);
+      if (sizeof(T) > 2) {
+        largest = std::fabs(ct_sums_[row]);
+        for (int i = 0; i < kValueSize; ++i) {
+          largest += std::fabs(double(ToAccumulator(ct_out[i])) * ToAccumulator(value[i]));
+        }
+      }
+      const double factor = p * test_.kScale;
+      const size_t query_row = test_.VectorAt(b, h, t) * kHeadSize, key_row = test_.KeyVectorAt(b, h, u) * kHeadSize;
+      queries->Add(query_row, factor * dp, factor * largest, key, kHeadSize);
+      keys->Add(key_row, factor * dp, factor * largest, query, kHeadSize);
       values->Add(test_.KeyVectorAt(b, h, u) * kValueSize, p, ct_out, kValueSize);
     }
   }
@@ -308,7 +325,14 @@ void Test() {
 
 int main() {
   using namespace jaxsparse;
-  Test<bfloat16, int32_t, 64, 64, AttentionCsrConfig{.in_pairs = true}>();
+  // On tensor cores, in both numbers of stages.
+  Test<bfloat16, int32_t, 64, 64, AttentionCsrConfig{.on_tensor_cores = true, .in_pairs = true}>();
+  Test<float16, int32_t, 2, 128,
+       AttentionCsrConfig{.head_vector = 2,
+                          .value_vectors = 2,
+                          .own_scores = true,
+                          .on_tensor_cores = true,
+                          .stages = 1}>();
   // Accesses that not all lanes have, several of a lane, and other sizes of values.
   Test<float16, uint16_t, 6, 20,
        AttentionCsrConfig{.lanes = 4,

@@ -218,7 +218,12 @@ class AttentionTest {
       most = std::fmax(most, score);
       row.largest = std::fmax(row.largest, std::fabs(score));
     }
-    if (row.keys.empty()) return row;
+    // Where all scores are -infinity, as where there are none, nothing is seen.
+    std::vector<double>& scores = row.probabilities;
+    if (std::all_of(scores.begin(), scores.end(), [](double s) { return s == -HUGE_VAL; })) {
+      scores.assign(scores.size(), 0.0);
+      return row;
+    }
     for (double& p : row.probabilities) sum += p = std::exp(p - most);
     for (double& p : row.probabilities) p /= sum;
     row.lse = most + std::log(sum);

@@ -13,7 +13,10 @@ namespace jaxsparse {
 inline float FloatOfHalf(uint16_t bits) {
   return static_cast<float>(std::bit_cast<_Float16>(bits));
 }
-inline uint16_t HalfOfFloat(float x) { return std::bit_cast<uint16_t>(static_cast<_Float16>(x)); }
+// All that is not a number becomes the same one, whatever its sign, as on a GPU.
+inline uint16_t HalfOfFloat(float x) {
+  return std::isnan(x) ? uint16_t{0x7fff} : std::bit_cast<uint16_t>(static_cast<_Float16>(x));
+}
 inline float FloatOfBfloat(uint16_t bits) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
@@ -44,6 +47,14 @@ inline float MinOrNan(float a, float b) {
 }
 
 inline uint64_t MultiplyWide(uint32_t a, uint32_t b) { return uint64_t{a} * b; }
+inline uint32_t PickBytes(uint32_t word, uint32_t places) {
+  uint32_t picked = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t place = places >> 4 * i & 7;
+    if (place < 4) picked |= (word >> 8 * place & 0xff) << 8 * i;
+  }
+  return picked;
+}
 inline uint32_t MinOfHalves(uint32_t a, uint32_t b) {
   const uint32_t low = std::min(a & 0xffff, b & 0xffff), high = std::min(a >> 16, b >> 16);
   return low | high << 16;

@@ -64,6 +64,13 @@ inline void MultiplyAddBfloats(float (&d)[4], const uint32_t (&a)[4], uint32_t b
 inline void MultiplyAddHalves(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   EmulateMma(d, a, b0, b1, FloatOfHalf);
 }
+// The lower half of the inner dimension, without what would meet a NaN of the upper one.
+inline void MultiplyAddBfloats(float (&d)[4], const uint32_t (&a)[2], uint32_t b) {
+  EmulateMma(d, {a[0], a[1], 0, 0}, b, 0, FloatOfBfloat);
+}
+inline void MultiplyAddHalves(float (&d)[4], const uint32_t (&a)[2], uint32_t b) {
+  EmulateMma(d, {a[0], a[1], 0, 0}, b, 0, FloatOfHalf);
+}
 
 struct FourWords {
   uint32_t words[4];
