@@ -41,11 +41,17 @@ struct KeysControl {
   CotangentItemSlots items;
   // The states of both warpgroups' cells, in two bits each; 0 ends an item.
   uint32_t steps[kConfig.kStages];
-  // Of the query head that the producer of steps is at.
-  MaskRow row;
-  const float *lse, *ct_sums;
-  uint32_t head, query_entry, ct_out_entry;
+  // Of the query head that a producer of steps is at.
+  struct Head {
+    MaskRow row;
+    const float *lse, *ct_sums;
+    uint32_t number, query_entry, ct_out_entry;
+  };
+  Head heads[kKeysStepWarps];
   KeysPlaces<kScored, kConfig.kStages> places;
+
+  // Whether lse and ct_sums are terms of products: no function is in between.
+  static constexpr bool kHasTerms = !kScored;
 
   using State = PipelineState<kConfig.kStages>;
   __device__ __forceinline__ PipelineStage StageAt(State at) {
@@ -84,24 +90,36 @@ __device__ __forceinline__ void CopyKeys(const AttentionCotangentTiles& p, Contr
   }
 }
 
-// The warp that has queries and their cotangents copied, step by step.
+// A warp that has queries and their cotangents copied: one of several, which take steps in turns,
+// so that a step does not wait for what another one reads from memory.
 template <typename T, AttentionKeysConfig kConfig, typename Control>
 class KeysSteps {
+  // One warp may be at an item while the others end as many as they are, whose slots come next.
+  static_assert(kKeysStepWarps < kItemSlots);
   const AttentionCotangentTiles& p_;
   Control& control_;
   unsigned char* shared_;
+  typename Control::Head& head_;
+  int until_own_;  // steps
   typename Control::State at_;
 
   // By one thread: begins a query head.
   __device__ __forceinline__ void SetHead(const CotangentItem& item, uint32_t of_group) {
     const auto own = static_cast<uint32_t>(p_.transposed_mask.Own(item.head, of_group));
-    const uint32_t head = item.head * static_cast<uint32_t>(p_.per_group) + of_group;
-    control_.row.Set(p_.transposed_mask, p_.batch, item.place, own, item.row);
-    control_.lse = item.place.At<const float>(p_.batch, p_.lse) + head * p_.queries;
-    control_.ct_sums = item.place.At<const float>(p_.batch, p_.ct_sums) + head * p_.queries;
-    control_.head = head;
-    control_.query_entry = item.place.OwnEntry(p_.batch, p_.query);
-    control_.ct_out_entry = item.place.OwnEntry(p_.batch, p_.ct_out);
+    const uint32_t number = item.head * static_cast<uint32_t>(p_.per_group) + of_group;
+    head_.row.Set(p_.transposed_mask, p_.batch, item.place, own, item.row);
+    head_.lse = item.place.At<const float>(p_.batch, p_.lse) + number * p_.queries;
+    head_.ct_sums = item.place.At<const float>(p_.batch, p_.ct_sums) + number * p_.queries;
+    head_.number = number;
+    head_.query_entry = item.place.OwnEntry(p_.batch, p_.query);
+    head_.ct_out_entry = item.place.OwnEntry(p_.batch, p_.ct_out);
+  }
+
+  // Whether the next step is this warp's.
+  __device__ __forceinline__ bool IsOwn() const { return until_own_ == 0; }
+  __device__ __forceinline__ void Advance() {
+    until_own_ = (IsOwn() ? kKeysStepWarps : until_own_) - 1;
+    at_.Advance();
   }
 
   // A step of 64 queries: the half `across` of an entry that has words at `at`.
@@ -109,52 +127,61 @@ class KeysSteps {
     const uint32_t upper = static_cast<uint32_t>(MaskCellOf(entry, 0, across));
     const uint32_t lower = static_cast<uint32_t>(MaskCellOf(entry, 1, across));
     if ((upper | lower) == 0) return;
+    if (!IsOwn()) {
+      Advance();
+      return;
+    }
     const int lane = threadIdx.x % kWarp;
     const uint32_t first =
-        control_.row.ColumnOf(entry) * kMaskTile + static_cast<uint32_t>(across) * kMaskCell;
+        head_.row.ColumnOf(entry) * kMaskTile + static_cast<uint32_t>(across) * kMaskCell;
     unsigned char* side = shared_ + kConfig.SideAt() + at_.stage * kConfig.kSideBytes;
     const PipelineStage stage = control_.StageAt(at_);
     ShiftsOfRows shifts;
-    shifts.Load(control_.lse, control_.ct_sums, first, static_cast<uint32_t>(p_.queries));
+    shifts.Load(head_.lse, head_.ct_sums, first, static_cast<uint32_t>(p_.queries));
     stage.WaitUntilEmpty();
     if (lane == 0) {
       constexpr uint32_t kWordBytes = kMaskCellWords * 4, kPartial = 1;
       const uint32_t words[] = {upper == kPartial ? kWordBytes : 0,
                                 lower == kPartial ? kWordBytes : 0};
       control_.steps[at_.stage] = upper | lower << 2;
-      control_.places.Tell(at_.stage, control_.head, first);
+      control_.places.Tell(at_.stage, head_.number, first);
       stage.Expect(kConfig.StageBytes() + words[0] + words[1]);
       unsigned char* to = shared_ + kConfig.StagesAt() + at_.stage * kConfig.StageBytes();
-      CopyLines<kConfig.head_size, kMaskCell>(to, p_.query_tiles, control_.head, first,
-                                              control_.query_entry, stage.full);
+      CopyLines<kConfig.head_size, kMaskCell>(to, p_.query_tiles, head_.number, first,
+                                              head_.query_entry, stage.full);
       CopyLines<kConfig.head_size, kMaskCell>(to + kConfig.TileBytes(), p_.ct_out_tiles,
-                                              control_.head, first, control_.ct_out_entry,
-                                              stage.full);
+                                              head_.number, first, head_.ct_out_entry, stage.full);
 #pragma unroll
       for (int group = 0; group < kCotangentGroups; ++group) {
         if (words[group] == 0) continue;
-        const uint32_t* from = control_.row.WordsAt(at, CountPartialCells(entry)) +
+        const uint32_t* from = head_.row.WordsAt(at, CountPartialCells(entry)) +
                                CountPartialCells(entry, group, across) * kMaskCellWords;
         BulkCopy(side + kConfig.kWordsAt + group * kWordBytes, from, kWordBytes, stage.full);
       }
     }
-    shifts.Store(side);
+    if constexpr (Control::kHasTerms) {
+      shifts.StoreTerms(side, p_.log2_scale);
+      FenceShared();
+    } else {
+      shifts.Store(side);
+    }
     stage.Filled();
-    at_.Advance();
+    Advance();
   }
 
   // All of a query head.
   __device__ __forceinline__ void OfHead() {
 #pragma unroll 1
-    for (uint32_t i = 0; i < 2 * control_.row.count; ++i) {
-      const MaskRow& row = control_.row;
+    for (uint32_t i = 0; i < 2 * head_.row.count; ++i) {
+      const MaskRow& row = head_.row;
       Step(WithWords(row, row.entries[i / 2]), row.bits_at[i / 2], static_cast<int>(i % 2));
     }
   }
 
  public:
-  __device__ KeysSteps(const AttentionCotangentTiles& p, Control& control, unsigned char* shared)
-      : p_(p), control_(control), shared_(shared) {}
+  __device__ KeysSteps(const AttentionCotangentTiles& p, Control& control, unsigned char* shared,
+                       int warp)
+      : p_(p), control_(control), shared_(shared), head_(control.heads[warp]), until_own_(warp) {}
 
   __device__ __forceinline__ void Run() {
     const bool is_first = threadIdx.x % kWarp == 0;
@@ -169,17 +196,33 @@ class KeysSteps {
         __syncwarp();
         OfHead();
       }
-      const PipelineStage end = control_.StageAt(at_);
-      end.WaitUntilEmpty();
-      if (is_first) {
-        control_.steps[at_.stage] = 0;
+      if (IsOwn()) {
+        const PipelineStage end = control_.StageAt(at_);
+        end.WaitUntilEmpty();
+        if (is_first) {
+          control_.steps[at_.stage] = 0;
+          end.Filled();
+        }
         end.Filled();
       }
-      end.Filled();
-      at_.Advance();
+      Advance();
     }
   }
 };
+
+// By a warp: makes the tile of ones, and those of terms, of which only components are written
+// later.
+template <AttentionKeysConfig kConfig>
+__device__ __forceinline__ void PrepareTerms(unsigned char* shared) {
+  ColumnTerms::FillOnes(shared + kConfig.OnesAt());
+#pragma unroll 1
+  for (int stage = 0; stage < kConfig.kStages; ++stage) {
+    unsigned char* terms = shared + kConfig.SideAt() + stage * kConfig.kSideBytes;
+    ColumnTerms::Clear(terms);
+    ColumnTerms::Clear(terms + ColumnTerms::kBytes);
+  }
+  FenceShared();
+}
 
 // One of the consumer warpgroups.
 template <typename T, AttentionKeysConfig kConfig, typename Scoring>
@@ -206,19 +249,27 @@ class KeysConsumer {
     return SharedAt<const uint32_t>(words + threadIdx.x % kWarpgroup * 4);
   }
 
+  __device__ __forceinline__ void AddTerms(float (&product)[kKeysStepRows / 2],
+                                           uint32_t terms) const {
+    if constexpr (Control::kHasTerms) {
+      ColumnTerms::Add(product, shared_ + kConfig.OnesAt(), terms);
+    }
+  }
+
   // Adds a cell to the sums. The last product is not waited for.
   __device__ __forceinline__ void AddCell(const CotangentItem& item, bool is_partial,
                                           bool is_first) {
     constexpr int kTileBytes = kConfig.TileBytes(), kSteps = kKeysStepRows / kInnerOfProduct;
     // In a way that tells a compiler that all lanes agree, as about cells below.
-    const uint32_t stage = __shfl_sync(kAllLanes, at_.stage * kConfig.StageBytes(), 0);
-    const uint32_t query = shared_ + kConfig.StagesAt() + stage;
+    const uint32_t stage = __shfl_sync(kAllLanes, at_.stage, 0);
+    const uint32_t query = shared_ + kConfig.StagesAt() + stage * kConfig.StageBytes();
     const uint32_t ct_out = query + kTileBytes;
-    const uint32_t side = shared_ + kConfig.SideAt() + at_.stage * kConfig.kSideBytes;
-    const uint32_t numbers = side + threadIdx.x % 4 * 8;
+    const uint32_t side = shared_ + kConfig.SideAt() + stage * kConfig.kSideBytes;
+    const uint32_t numbers = side + threadIdx.x % 4 * 8;  // unless these are terms
     float scores[kKeysStepRows / 2], ct_scores[kKeysStepRows / 2];
     FenceProducts();
     MultiplyTiles<T, kSize, kBlockBytes, kBlockBytes>(scores, keys_, query);
+    AddTerms(scores, side);
     CommitProducts();
     WaitForGroups<1>();
     EmptyBefore(is_first);
@@ -228,6 +279,7 @@ class KeysConsumer {
       FenceProducts();
       MultiplyTiles<T, kSize, kBlockBytes, kBlockBytes>(
           ct_scores, keys_ + kCotangentGroups * kTileBytes, ct_out);
+      AddTerms(ct_scores, side + kConfig.kTermsBytes);
       CommitProducts();
     };
     if constexpr (kWaits) {
@@ -263,14 +315,7 @@ class KeysConsumer {
       }
     } else {
 #pragma unroll
-      for (int column = 0; column < kKeysStepRows; column += 8) {
-        const Vector<float, 2> shifts = SharedAt<const Vector<float, 2>>(numbers + column * 4);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float& score = scores[column / 2 + i];
-          score = ApproximateExp2(score * p_.log2_scale + shifts.elements[i % 2]);
-        }
-      }
+      for (float& score : scores) score = ApproximateExp2(score * p_.log2_scale);
       if (is_partial) ApplyMaskWord<0>(WordOf(side), 0.0f, scores);
       RowsOfProduct<T>(scores, rows);
     }
@@ -280,19 +325,24 @@ class KeysConsumer {
     CommitProducts();
     WaitForGroups<1>();
     KeepInRegisters(ct_scores);
+    if constexpr (Scoring::kExists) {
 #pragma unroll
-    for (int column = 0; column < kKeysStepRows; column += 8) {
-      const Vector<float, 2> sums =
-          SharedAt<const Vector<float, 2>>(numbers + (kKeysStepRows + column) * 4);
+      for (int column = 0; column < kKeysStepRows; column += 8) {
+        const Vector<float, 2> sums =
+            SharedAt<const Vector<float, 2>>(numbers + (kKeysStepRows + column) * 4);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int n = column / 2 + i;
-        float ct_score = ct_scores[n];
-        if constexpr (Scoring::kDrops) {
-          ct_score = (kept & (1u << n)) != 0 ? ct_score * head.KeptScale() : 0.0f;
+        for (int i = 0; i < 4; ++i) {
+          const int n = column / 2 + i;
+          float ct_score = ct_scores[n];
+          if constexpr (Scoring::kDrops) {
+            ct_score = (kept & (1u << n)) != 0 ? ct_score * head.KeptScale() : 0.0f;
+          }
+          scores[n] *= ct_score + sums.elements[i % 2];
         }
-        scores[n] *= ct_score + sums.elements[i % 2];
       }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kKeysStepRows / 2; ++i) scores[i] *= ct_scores[i];
     }
     uint32_t ct_rows[kSteps][4];
     RowsOfProduct<T>(scores, ct_rows);
@@ -396,6 +446,9 @@ __global__ void __launch_bounds__(kCotangentThreads, 1)
     }
     FenceShared();
   }
+  if constexpr (Control::kHasTerms) {
+    if (WarpOfBlock() == kCotangentThreads / kWarp - 1) PrepareTerms<kConfig>(attention_shared);
+  }
   __syncthreads();
   if (threadIdx.x < kCotangentGroups * kWarpgroup) {
     TakeRegisters<kCotangentConsumerRegisters>();
@@ -403,8 +456,9 @@ __global__ void __launch_bounds__(kCotangentThreads, 1)
   } else {
     GiveUpRegisters<kCotangentProducerRegisters>();
     const int warp = WarpOfBlock() - kCotangentGroups * kConsumerWarps;
-    if (warp == 0) KeysSteps<T, kConfig, Control>(p, control, attention_shared).Run();
-    if (warp == 1 && threadIdx.x % kWarp == 0) {
+    if (warp < kKeysStepWarps) {
+      KeysSteps<T, kConfig, Control>(p, control, attention_shared, warp).Run();
+    } else if (warp == kKeysStepWarps && threadIdx.x % kWarp == 0) {
       CopyKeys<kConfig>(p, control, attention_shared);
       WaitForPrologue();  // so that what follows this kernel finds that one done, too
     }

@@ -45,7 +45,8 @@ class AttentionConsumer {
   static constexpr int kHeadSize = kConfig.head_size, kValueSize = kConfig.value_size;
   static constexpr int kBlockBytes = kMaskTile * 64 * 2;  // of a tile in shared memory
   static constexpr int kScores = kMaskTile / 2, kSums = kValueSize / 2;  // of a thread
-  static constexpr int kTurns = 1;  // the first one's named barrier; the other one's follows
+  static constexpr int kEarly = kValueSize == 64 ? 48 : 16;  // probabilities that are computed beside the product of values
+  static constexpr int kTurns = 1;   // the first one's named barrier; the other one's follows
 
   const AttentionTilesProblem& p_;
   Control& control_;
@@ -133,26 +134,47 @@ class AttentionConsumer {
       }
     }
   }
-  // Makes probabilities that are dropped 0.
-  __device__ __forceinline__ void Drop(uint32_t first_key, float (&probabilities)[kScores]) const {
+  // Makes probabilities that are dropped 0, of a thread's numbers from kFrom on.
+  template <int kFrom, int kCount>
+  __device__ __forceinline__ void Drop(uint32_t first_key, float (&probabilities)[kCount]) const {
     if constexpr (Scoring::kDrops) {
       const uint32_t hashes[] = {head_.HashOfRow(first_query_), head_.HashOfRow(first_query_ + 8)};
 #pragma unroll
-      for (int i = 0; i < kScores; i += 2) {
+      for (int i = 0; i < kCount; i += 2) {
         bool kept[2];
-        head_.KeepPair(hashes[RowOfNumber(i)], first_key + ColumnOf(i), kept);
+        head_.KeepPair(hashes[RowOfNumber(i)], first_key + ColumnOf(kFrom + i), kept);
 #pragma unroll
         for (int j = 0; j < 2; ++j) probabilities[i + j] = kept[j] ? probabilities[i + j] : 0.0f;
       }
     }
   }
 
-  __device__ __forceinline__ bool TakeSoftmax(const Tile& tile, OnlineSoftmax& softmax,
-                                              float (&scores)[kScores], float (&factors)[2]) const {
+  // Scores of products: those that are not stored are the least.
+  __device__ __forceinline__ void TakeScores(const Tile& tile, float (&scores)[kScores]) const {
     ApplyFunction(tile, scores);
     ApplyMaskCell<0>(tile.cells[0], tile.words[0], kNoScore, scores);
     ApplyMaskCell<32>(tile.cells[1], tile.words[1], kNoScore, scores);
-    return softmax.Exponentiate(scores, factors);
+  }
+  // Probabilities from kFrom on, as rows of the product with values.
+  template <int kFrom, int kCount>
+  __device__ __forceinline__ void TakeRows(uint32_t first_key, float (&probabilities)[kCount],
+                                           uint32_t (&rows)[kScores / 8][4]) const {
+    Drop<kFrom>(first_key, probabilities);
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) {
+      const int pair = (kFrom + i) / 2;
+      rows[pair / 4][pair % 4] = PairOf(T(), probabilities[i], probabilities[i + 1]);
+    }
+  }
+  template <int kFrom>
+  __device__ __forceinline__ void ExponentiateToRows(const OnlineSoftmax& softmax,
+                                                     uint32_t first_key,
+                                                     const float (&scores)[kScores],
+                                                     OnlineSoftmax::Totals& totals,
+                                                     uint32_t (&rows)[kScores / 8][4]) const {
+    float probabilities[kScores - kFrom];
+    softmax.template Exponentiate<kFrom>(scores, probabilities, totals);
+    TakeRows<kFrom>(first_key, probabilities, rows);
   }
   __device__ __forceinline__ static void Scale(const float (&factors)[2], float (&sums)[kSums]) {
 #pragma unroll
@@ -165,7 +187,7 @@ class AttentionConsumer {
     float scores[kScores], factors[2];
     uint32_t rows[kScores / 8][4];
     bool mixed = false;
-    uint32_t left = count, first_key = 0;  // of the tile whose softmax is taken
+    uint32_t left = count;
     Tile tile;
     if (left > 0) tile = NextTile();
     // One run of tiles that are not empty after another.
@@ -189,9 +211,9 @@ class AttentionConsumer {
       KeepInRegisters(scores);
       ReleaseKeys();
       mixed |= !tile.IsFull();
-      if (TakeSoftmax(tile, softmax, scores, factors)) Scale(factors, sums);
-      Drop(tile.first_key, scores);
-      RowsOfProduct<T>(scores, rows);
+      TakeScores(tile, scores);
+      if (softmax.Exponentiate(scores, factors)) Scale(factors, sums);
+      TakeRows<0>(tile.first_key, scores, rows);
       if (--left > 0) tile = NextTile();
 #pragma unroll 1
       while (left > 0 && !tile.IsEmpty()) {
@@ -207,18 +229,27 @@ class AttentionConsumer {
         KeepInRegisters(scores);
         ReleaseKeys();
         mixed |= !tile.IsFull();
-        const bool rises = TakeSoftmax(tile, softmax, scores, factors);
-        first_key = tile.first_key;
+        TakeScores(tile, scores);
+        const uint32_t first_key = tile.first_key;
+        // While rows are read by the product with values, some probabilities wait.
+        float early[kEarly];
+        OnlineSoftmax::Totals totals;
+        softmax.template Exponentiate<0>(scores, early, totals);
         // The compiler does not move the wait for sums across that for the next tile, in front of
-        // the softmax.
+        // these.
         if (--left > 0) tile = NextTile();
         WaitForGroups<0>();
         KeepInRegisters(sums);
         KeepInRegisters(scores);
         ReleaseValues();
-        if (rises) Scale(factors, sums);
-        Drop(first_key, scores);
-        RowsOfProduct<T>(scores, rows);
+        TakeRows<0>(first_key, early, rows);
+        ExponentiateToRows<kEarly>(softmax, first_key, scores, totals, rows);
+        if (softmax.Exceeds(totals)) {
+          softmax.RaiseToMost(scores, factors);
+          Scale(factors, sums);
+          ExponentiateToRows<0>(softmax, first_key, scores, totals, rows);
+        }
+        softmax.Add(totals);
       }
       control_.ValueAt(values_).WaitUntilFull();
       KeepInRegisters(sums);
