@@ -88,7 +88,7 @@ class OnlineSoftmax {
 
   // Probabilities of a tile's scores by the shift as it is, of those from kFrom on, and the totals
   // so far, which begin with the first ones. A row that has seen nothing yet has no shift: then all
-  // are 0, unless they are `scores` that are not in the shift yet.
+  // are 0.
   template <int kFrom, int kTaken, int kCount>
   __device__ __forceinline__ void Exponentiate(const float (&scores)[kCount],
                                                float (&probabilities)[kTaken],
@@ -104,16 +104,16 @@ class OnlineSoftmax {
     }
   }
 
-  // Whether some lane of the warp has probabilities that may be too large, or a row without a
-  // shift: then scores are to be raised, and probabilities computed anew. No lane looks at its
-  // neighbours' for this, nor for the largest score.
+  // Whether some row of the warp has no shift yet: then scores are to be raised before they are
+  // turned to probabilities.
+  __device__ __forceinline__ bool LacksShift() const {
+    return __any_sync(kAllLanes, most_[0] == kNoScore || most_[1] == kNoScore);
+  }
+  // Whether some lane of the warp has probabilities that may be too large: then they are to be
+  // computed anew, of raised scores. No lane asks its neighbours, nor for the largest score.
   __device__ __forceinline__ bool Exceeds(const Totals& totals) const {
-    bool exceeds = false;
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      exceeds |= !(totals.Of(row) <= kMostOfTile) || most_[row] == kNoScore;
-    }
-    return __any_sync(kAllLanes, exceeds);
+    const bool fit = totals.Of(0) <= kMostOfTile && totals.Of(1) <= kMostOfTile;
+    return __any_sync(kAllLanes, !fit);
   }
   __device__ __forceinline__ void Add(const Totals& totals) {
 #pragma unroll

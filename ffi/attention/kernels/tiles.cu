@@ -45,8 +45,9 @@ class AttentionConsumer {
   static constexpr int kHeadSize = kConfig.head_size, kValueSize = kConfig.value_size;
   static constexpr int kBlockBytes = kMaskTile * 64 * 2;  // of a tile in shared memory
   static constexpr int kScores = kMaskTile / 2, kSums = kValueSize / 2;  // of a thread
-  static constexpr int kEarly = kValueSize == 64 ? 48 : 16;  // probabilities that are computed beside the product of values
-  static constexpr int kTurns = 1;   // the first one's named barrier; the other one's follows
+  // Probabilities that are computed beside a product of values: as many as registers hold.
+  static constexpr int kEarly = kValueSize == 64 ? 48 : 32;
+  static constexpr int kTurns = 1;  // the first one's named barrier; the other one's follows
 
   const AttentionTilesProblem& p_;
   Control& control_;
@@ -186,7 +187,7 @@ class AttentionConsumer {
                                          float (&sums)[kSums]) {
     float scores[kScores], factors[2];
     uint32_t rows[kScores / 8][4];
-    bool mixed = false;
+    bool mixed = false, lacks_shift = true;
     uint32_t left = count;
     Tile tile;
     if (left > 0) tile = NextTile();
@@ -213,6 +214,7 @@ class AttentionConsumer {
       mixed |= !tile.IsFull();
       TakeScores(tile, scores);
       if (softmax.Exponentiate(scores, factors)) Scale(factors, sums);
+      lacks_shift = softmax.LacksShift();
       TakeRows<0>(tile.first_key, scores, rows);
       if (--left > 0) tile = NextTile();
 #pragma unroll 1
@@ -231,6 +233,11 @@ class AttentionConsumer {
         mixed |= !tile.IsFull();
         TakeScores(tile, scores);
         const uint32_t first_key = tile.first_key;
+        bool rises = false;
+        if (lacks_shift) {
+          rises = softmax.Raise(scores, factors);
+          lacks_shift = softmax.LacksShift();
+        }
         // While rows are read by the product with values, some probabilities wait.
         float early[kEarly];
         OnlineSoftmax::Totals totals;
@@ -242,6 +249,7 @@ class AttentionConsumer {
         KeepInRegisters(sums);
         KeepInRegisters(scores);
         ReleaseValues();
+        if (rises) Scale(factors, sums);
         TakeRows<0>(first_key, early, rows);
         ExponentiateToRows<kEarly>(softmax, first_key, scores, totals, rows);
         if (softmax.Exceeds(totals)) {
