@@ -135,15 +135,14 @@ class AttentionConsumer {
       }
     }
   }
-  // Makes probabilities that are dropped 0, of a thread's numbers from kFrom on.
-  template <int kFrom, int kCount>
-  __device__ __forceinline__ void Drop(uint32_t first_key, float (&probabilities)[kCount]) const {
+  // Makes probabilities that are dropped 0.
+  __device__ __forceinline__ void Drop(uint32_t first_key, float (&probabilities)[kScores]) const {
     if constexpr (Scoring::kDrops) {
       const uint32_t hashes[] = {head_.HashOfRow(first_query_), head_.HashOfRow(first_query_ + 8)};
 #pragma unroll
-      for (int i = 0; i < kCount; i += 2) {
+      for (int i = 0; i < kScores; i += 2) {
         bool kept[2];
-        head_.KeepPair(hashes[RowOfNumber(i)], first_key + ColumnOf(kFrom + i), kept);
+        head_.KeepPair(hashes[RowOfNumber(i)], first_key + ColumnOf(i), kept);
 #pragma unroll
         for (int j = 0; j < 2; ++j) probabilities[i + j] = kept[j] ? probabilities[i + j] : 0.0f;
       }
@@ -158,9 +157,8 @@ class AttentionConsumer {
   }
   // Probabilities from kFrom on, as rows of the product with values.
   template <int kFrom, int kCount>
-  __device__ __forceinline__ void TakeRows(uint32_t first_key, float (&probabilities)[kCount],
-                                           uint32_t (&rows)[kScores / 8][4]) const {
-    Drop<kFrom>(first_key, probabilities);
+  __device__ __forceinline__ static void TakeRows(const float (&probabilities)[kCount],
+                                                  uint32_t (&rows)[kScores / 8][4]) {
 #pragma unroll
     for (int i = 0; i < kCount; i += 2) {
       const int pair = (kFrom + i) / 2;
@@ -168,14 +166,13 @@ class AttentionConsumer {
     }
   }
   template <int kFrom>
-  __device__ __forceinline__ void ExponentiateToRows(const OnlineSoftmax& softmax,
-                                                     uint32_t first_key,
-                                                     const float (&scores)[kScores],
-                                                     OnlineSoftmax::Totals& totals,
-                                                     uint32_t (&rows)[kScores / 8][4]) const {
+  __device__ __forceinline__ static void ExponentiateToRows(const OnlineSoftmax& softmax,
+                                                            const float (&scores)[kScores],
+                                                            OnlineSoftmax::Totals& totals,
+                                                            uint32_t (&rows)[kScores / 8][4]) {
     float probabilities[kScores - kFrom];
     softmax.template Exponentiate<kFrom>(scores, probabilities, totals);
-    TakeRows<kFrom>(first_key, probabilities, rows);
+    TakeRows<kFrom>(probabilities, rows);
   }
   __device__ __forceinline__ static void Scale(const float (&factors)[2], float (&sums)[kSums]) {
 #pragma unroll
@@ -215,7 +212,8 @@ class AttentionConsumer {
       TakeScores(tile, scores);
       if (softmax.Exponentiate(scores, factors)) Scale(factors, sums);
       lacks_shift = softmax.LacksShift();
-      TakeRows<0>(tile.first_key, scores, rows);
+      Drop(tile.first_key, scores);
+      RowsOfProduct<T>(scores, rows);
       if (--left > 0) tile = NextTile();
 #pragma unroll 1
       while (left > 0 && !tile.IsEmpty()) {
@@ -234,14 +232,19 @@ class AttentionConsumer {
         TakeScores(tile, scores);
         const uint32_t first_key = tile.first_key;
         bool rises = false;
-        if (lacks_shift) {
-          rises = softmax.Raise(scores, factors);
-          lacks_shift = softmax.LacksShift();
-        }
+        // Scores stay beside their probabilities, unless hashes of dropout take these registers.
         // While rows are read by the product with values, some probabilities wait.
         float early[kEarly];
         OnlineSoftmax::Totals totals;
-        softmax.template Exponentiate<0>(scores, early, totals);
+        if constexpr (Scoring::kDrops) {
+          rises = softmax.Exponentiate(scores, factors);
+        } else {
+          if (lacks_shift) {
+            rises = softmax.Raise(scores, factors);
+            lacks_shift = softmax.LacksShift();
+          }
+          softmax.template Exponentiate<0>(scores, early, totals);
+        }
         // The compiler does not move the wait for sums across that for the next tile, in front of
         // these.
         if (--left > 0) tile = NextTile();
@@ -250,14 +253,19 @@ class AttentionConsumer {
         KeepInRegisters(scores);
         ReleaseValues();
         if (rises) Scale(factors, sums);
-        TakeRows<0>(first_key, early, rows);
-        ExponentiateToRows<kEarly>(softmax, first_key, scores, totals, rows);
-        if (softmax.Exceeds(totals)) {
-          softmax.RaiseToMost(scores, factors);
-          Scale(factors, sums);
-          ExponentiateToRows<0>(softmax, first_key, scores, totals, rows);
+        if constexpr (Scoring::kDrops) {
+          Drop(first_key, scores);
+          RowsOfProduct<T>(scores, rows);
+        } else {
+          TakeRows<0>(early, rows);
+          ExponentiateToRows<kEarly>(softmax, scores, totals, rows);
+          if (softmax.Exceeds(totals)) {
+            softmax.RaiseToMost(scores, factors);
+            Scale(factors, sums);
+            ExponentiateToRows<0>(softmax, scores, totals, rows);
+          }
+          softmax.Add(totals);
         }
-        softmax.Add(totals);
       }
       control_.ValueAt(values_).WaitUntilFull();
       KeepInRegisters(sums);
