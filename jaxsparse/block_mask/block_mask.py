@@ -238,7 +238,8 @@ class BlockMask:
         """
         shape = check_shape("BlockMask.from_lengths", shape)
         checked = check_lengths(lengths, shape, window)
-        return cls(*of_lengths(checked, shape, causal=bool(causal), window=window), shape)
+        rows, columns = of_lengths(checked, shape, causal=bool(causal), window=window)
+        return cls(rows, columns, shape)
 
     @classmethod
     def from_topology(

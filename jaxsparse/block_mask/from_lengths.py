@@ -7,6 +7,7 @@ that decodes makes its masks in a few microseconds.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -25,10 +26,14 @@ MOST_QUERIES = CELL
 _OF_TILE = TILE // CELL  # cells that its queries lie in
 
 
+@functools.partial(jax.jit, static_argnames=("shape", "causal", "window"), inline=True)
 def of_lengths(
     lengths: jax.Array, shape: tuple[int, int], *, causal: bool, window: int | None
 ) -> tuple[TileLists, TileLists]:
-    """The lists by rows and by columns of masks for lengths ``(...)``, int32 within [0, S]."""
+    """The lists by rows and by columns of masks for lengths ``(...)``, int32 within [0, S].
+
+    Outside of a program they are one program, too: a loop that decodes may make them at each step.
+    """
 
     def one(length: jax.Array) -> tuple[TileLists, TileLists]:
         return _of_length(length, shape, causal, window)
