@@ -104,14 +104,36 @@ nb::tuple ChooseCpuVariant(const std::string& operation, BufferTypes operands, B
       entry.choose_on_cpu({std::move(operands), std::move(results), std::move(attributes)}));
 }
 
+VariantChoice ChoiceOnCuda(const std::string& operation, BufferTypes operands, BufferTypes results,
+                           Attributes attributes, const Gpu& gpu) {
+  const OperationEntry& entry = EntryWithTable(operation);
+  if (gpu.multiprocessors < 1) throw nb::value_error("a GPU has at least one multiprocessor");
+  return entry.choose_on_cuda({std::move(operands), std::move(results), std::move(attributes)},
+                              gpu);
+}
+
 nb::tuple ChooseCudaVariant(const std::string& operation, BufferTypes operands, BufferTypes results,
                             Attributes attributes, int compute_capability, int multiprocessors,
                             int64_t shared_bytes) {
-  const OperationEntry& entry = EntryWithTable(operation);
-  if (multiprocessors < 1) throw nb::value_error("a GPU has at least one multiprocessor");
-  return Chosen(
-      entry.choose_on_cuda({std::move(operands), std::move(results), std::move(attributes)},
-                           {compute_capability, multiprocessors, shared_bytes}));
+  return Chosen(ChoiceOnCuda(operation, std::move(operands), std::move(results),
+                             std::move(attributes),
+                             {compute_capability, multiprocessors, shared_bytes}));
+}
+
+// [(file, expression, text)] of the kernels that the chosen variant has compiled, as CompileKernel
+// takes them.
+nb::list KernelsOnCuda(const std::string& operation, BufferTypes operands, BufferTypes results,
+                       Attributes attributes, int compute_capability, int multiprocessors,
+                       int64_t shared_bytes) {
+  const VariantChoice choice =
+      ChoiceOnCuda(operation, std::move(operands), std::move(results), std::move(attributes),
+                   {compute_capability, multiprocessors, shared_bytes});
+  if (!choice.error.empty()) throw nb::value_error(choice.error.c_str());
+  nb::list kernels;
+  for (const KernelSource& kernel : choice.kernels) {
+    kernels.append(nb::make_tuple(kernel.file, kernel.expression, kernel.text));
+  }
+  return kernels;
 }
 
 int64_t WorkspaceBytes(const std::string& operation, BufferTypes operands, BufferTypes results,
@@ -167,6 +189,9 @@ NB_MODULE(_ffi, m) {
   m.def("choose_cpu_variant", ChooseCpuVariant, nb::arg("operation"), nb::arg("operands"),
         nb::arg("results"), nb::arg("attributes"));
   m.def("choose_cuda_variant", ChooseCudaVariant, nb::arg("operation"), nb::arg("operands"),
+        nb::arg("results"), nb::arg("attributes"), nb::kw_only(), nb::arg("compute_capability"),
+        nb::arg("multiprocessors"), nb::arg("shared_bytes"));
+  m.def("kernels_on_cuda", KernelsOnCuda, nb::arg("operation"), nb::arg("operands"),
         nb::arg("results"), nb::arg("attributes"), nb::kw_only(), nb::arg("compute_capability"),
         nb::arg("multiprocessors"), nb::arg("shared_bytes"));
   m.def("workspace_bytes", WorkspaceBytes, nb::arg("operation"), nb::arg("operands"),

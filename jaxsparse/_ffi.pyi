@@ -20,6 +20,16 @@ def choose_cuda_variant(
     multiprocessors: int,
     shared_bytes: int,
 ) -> tuple[str, list[tuple[str, float]]]: ...
+def kernels_on_cuda(
+    operation: str,
+    operands: Sequence[tuple[str, Sequence[int]]],
+    results: Sequence[tuple[str, Sequence[int]]],
+    attributes: dict[str, bool | int | float | str],
+    *,
+    compute_capability: int,
+    multiprocessors: int,
+    shared_bytes: int,
+) -> list[tuple[str, str, str]]: ...
 def workspace_bytes(
     operation: str,
     operands: Sequence[tuple[str, Sequence[int]]],

@@ -29,6 +29,10 @@ SCORES = {
     "pair": (lambda s, row, column, bias: s + bias, {"bias": "nts"}),
     "shared pair": (lambda s, row, column, bias: s * bias + bias, {"bias": "bts"}),
     "by row": (lambda s, row, column, heat, tilt: s * heat + tilt, {"heat": "bt", "tilt": "ns"}),
+    "by column": (
+        lambda s, row, column, tilt, far: s * tilt + far,
+        {"tilt": "s", "far": "bd"},
+    ),
     "by head": (lambda s, row, column, heat: jnp.tanh(s / heat) * heat, {"heat": "bn"}),
     "documents": (
         lambda s, row, column, ids, ids_of_keys: jnp.where(ids == ids_of_keys, s, -jnp.inf),

@@ -146,7 +146,9 @@ def takes(variant, dtype, h, e):
         return True
     if variant == "tiles":
         return dtype in ("bfloat16", "float16") and h == e and h in (64, 128)
-    return dtype != "float64" and h % 8 == e % 8 == 0
+    # Of float32 a block's rows of keys and values, and those that they meet, fill shared memory.
+    fits = dtype != "float32" or h + e <= 400
+    return dtype != "float64" and h % 8 == e % 8 == 0 and fits
 
 
 @combinations(

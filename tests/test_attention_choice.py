@@ -32,6 +32,7 @@ from jaxsparse.primitive import OPERATIONS, Fallback, choose, equations, typed_c
         ("bfloat16", 192, 128, "block_mask", "tiles_mma"),
         ("float32", 5, 15, "topology", "the kernel of heads of 8 and 16, padded, because"),
         ("float32", 64, 64, "topology", "tiles_mma"),
+        ("float32", 96, 96, "block_mask", "tiles_mma"),
         ("float32", 64, 64, "few", "sddmm, sparse_softmax and spmm, because the mask's tiles have"),
         ("float32", 64, 264, "topology", "sddmm, sparse_softmax and spmm, because no kernel takes"),
         ("bfloat16", 64, 264, "block_mask", "attention by blocks of keys in plain XLA, because"),

@@ -19,8 +19,13 @@ from jaxsparse import (
     masks,
     sparse_attention,
 )
+from jaxsparse.device import Device
 from jaxsparse.ops import score_functions
+from jaxsparse.ops.attention import attention_cotangent_p, attention_p
 from jaxsparse.ops.sparse_attention import _attention
+from jaxsparse.primitive import OPERATIONS, Fallback, choose, equations, typed_call
+
+A100 = Device("NVIDIA A100", compute_capability=80, multiprocessors=108, shared_bytes=166912)
 
 
 def _identity_with_slope(slope):
@@ -131,7 +136,7 @@ def test_variants_that_know_no_scores_refuse_them():
 
         return jax.grad(loss, (0, 1, 2))(q, k, v)
 
-    for dtype, expected in (jnp.bfloat16, {"tiles"}), (jnp.float32, set()):
+    for dtype, expected in (jnp.bfloat16, {"tiles", "tiles_mma"}), (jnp.float32, set()):
         x = jax.ShapeDtypeStruct((1, 256, 4, 64), dtype)
         for options in {"soft_cap": 3.0}, {"dropout_key": jax.random.key(0), "dropout_rate": 0.1}:
             of = functools.partial(gradient, **options)
@@ -147,9 +152,11 @@ def test_variants_that_know_no_scores_refuse_them():
         ("n", "tiles"),
         ("bt", "tiles"),
         ("nts", "tiles"),
+        ("s", "tiles"),
+        ("bns", "tiles"),
+        ("d", "tiles"),
+        ("bnd", "tiles"),
         ("ts", "plain"),
-        ("nd", "plain"),
-        ("s", "plain"),
     ],
 )
 def test_which_gradients_have_kernels(axes, by):
@@ -166,6 +173,102 @@ def test_which_gradients_have_kernels(axes, by):
 
     text = str(explain(gradient, x, kv, kv, array, device=H200))
     assert by in text.splitlines()[-1]
+
+
+def test_everything_at_once_has_kernels():
+    """Operands of all kinds, offsets and dropout are told apart by their names."""
+    x = jax.ShapeDtypeStruct((2, 256, 4, 64), jnp.bfloat16)
+    sizes = {"n": 4, "t": 256, "s": 256, "d": 511}
+    arrays = [jax.ShapeDtypeStruct([sizes[a] for a in axes], jnp.float32) for axes in sizes]
+    begin = jax.ShapeDtypeStruct((2,), jnp.int32)
+
+    def gradient(x, begin, *arrays):
+        def loss(*arrays):
+            out = sparse_attention(
+                x,
+                x,
+                x,
+                masks.causal(),
+                score=lambda s, row, column, n, t, s_, d: s * n + t + s_ + d + column,
+                operands=dict(zip(("n", "t", "s_", "d"), map(Indexed, arrays, sizes), strict=True)),
+                query_offset=begin,
+                soft_cap=2.0,
+                dropout_key=jax.random.key(0),
+                dropout_rate=0.5,
+            )
+            return jnp.sum(out.astype(jnp.float32))
+
+        return jax.grad(loss, range(4))(*arrays)
+
+    calls = explain(gradient, x, begin, *arrays, device=H200)
+    assert {(call.operation, call.variant) for call in calls} >= {
+        ("attention", "tiles"),
+        ("attention_cotangent", "tiles"),
+    }
+
+
+def _gradient_by_distance(x, table, mask):
+    def loss(table):
+        out = sparse_attention(x, x, x, mask, bias=Indexed(table, "nd"))
+        return jnp.sum(out.astype(jnp.float32))
+
+    return jax.grad(loss)(table)
+
+
+@pytest.mark.parametrize(("length", "has_room"), [(1 << 15, True), (1 << 17, False)])
+def test_sums_of_so_many_tiles_have_no_kernel(length, has_room):
+    """Each of a head has 1 KB, and there are 524,800 of a causal head at the greater length."""
+    x = jax.ShapeDtypeStruct((1, length, 4, 64), jnp.bfloat16)
+    table = jax.ShapeDtypeStruct((4, 2 * length - 1), jnp.float32)
+    mask = BlockMask.from_mask(masks.causal(), (length, length))
+    call = explain(_gradient_by_distance, x, table, mask, device=H200)[-1]
+    assert call.operation == "attention_cotangent" and (call.variant == "tiles") == has_room
+    assert has_room or "or sums by columns or distances of so many tiles" in str(call)
+
+
+def test_programs_for_any_batch_sum_by_distances_in_plain_jax():
+    """How much a kernel needs for its sums is not known there."""
+    (b,) = jax.export.symbolic_shape("b")
+    x = jax.ShapeDtypeStruct((b, 256, 2, 64), jnp.bfloat16)
+    mask = BlockMask.from_mask(masks.causal(), (256, 256))
+    table = jax.ShapeDtypeStruct((2, 511), jnp.float32)
+    jaxpr = jax.make_jaxpr(functools.partial(_gradient_by_distance, mask=mask))(x, table).jaxpr
+    found = {eqn.primitive: eqn for eqn in equations(jaxpr)}
+    made = {
+        p: choose(
+            typed_call(OPERATIONS[p], found[p].params, [v.aval for v in found[p].invars]), H200
+        )
+        for p in (attention_p, attention_cotangent_p)
+    }
+    assert not isinstance(made[attention_p], Fallback)
+    assert isinstance(made[attention_cotangent_p], Fallback)
+
+
+@pytest.mark.parametrize(
+    ("device", "h", "axes", "by"),
+    [
+        (A100, 64, "n", "tiles_mma"),
+        (A100, 64, "nts", "tiles_mma"),
+        (A100, 100, "t", "padded"),
+        (A100, 64, "nd", "plain"),
+        (H200, 192, "n", "tiles_mma"),
+        (H200, 192, "ns", "plain"),
+        (H200, 264, "n", "plain"),
+    ],
+)
+def test_which_gradients_have_kernels_by_single_warps(device, h, axes, by):
+    """Those of rows and of single scores, on GPUs before Hopper and of large heads."""
+    x = jax.ShapeDtypeStruct((1, 256, 4, h), jnp.float16)
+    sizes = {"n": 4, "t": 256, "s": 256, "d": 511}
+    array = jax.ShapeDtypeStruct([sizes[a] for a in axes], jnp.float32)
+
+    def gradient(x, array):
+        def loss(array):
+            return jnp.sum(sparse_attention(x, x, x, bias=Indexed(array, axes), soft_cap=9.0))
+
+        return jax.grad(loss)(array)
+
+    assert by in str(explain(gradient, x, array, device=device)).splitlines()[-1]
 
 
 def test_errors():
@@ -224,8 +327,8 @@ def test_errors():
     check(ValueError, r"key_offset must have shape \(\) or \(2,\)", key_offset=jnp.ones(3, int))
 
     regrouped = BlockMask.from_mask(masks.strided(2), (6, 8), regroup=2)
-    check(ValueError, "regrouped mask goes without", mask=regrouped, bias=jnp.ones((1, 6, 8)))
-    sparse_attention(q, k, v, regrouped, soft_cap=2.0)
+    by_distance = Indexed(jnp.ones(13), "d")
+    check(ValueError, "regrouped mask goes without operands", mask=regrouped, bias=by_distance)
 
     @jax.jit
     def closes_over(x):

@@ -257,14 +257,21 @@ def test_vmap_over_operands_of_scores():
         np.testing.assert_allclose(mapped, one, rtol=1e-5, atol=1e-6)
 
 
-def _attend_with_all(q, k, v, slope, pair, sinks, seeds):
+def _attend_with_all(q, k, v, slope, pair, tilt, far, sinks, seeds):
     return sparse_attention(
         q,
         k,
         v,
         masks.causal(),
-        score=lambda s, row, column, slope, pair: jnp.tanh(s * pair) - slope * abs(row - column),
-        operands={"slope": Indexed(slope, "n"), "pair": Indexed(pair, "ts")},
+        score=lambda s, row, column, slope, pair, tilt, far: (
+            jnp.tanh(s * pair) - slope * abs(row - column) + tilt * far
+        ),
+        operands={
+            "slope": Indexed(slope, "n"),
+            "pair": Indexed(pair, "ts"),
+            "tilt": Indexed(tilt, "s"),
+            "far": Indexed(far, "nd"),
+        },
         sinks=sinks,
         dropout_key=seeds,
         dropout_rate=0.5,
@@ -273,7 +280,7 @@ def _attend_with_all(q, k, v, slope, pair, sinks, seeds):
 
 def _gradient_with_all(*operands):
     *floating, seeds = operands
-    return jax.grad(lambda *xs: jnp.sum(_attend_with_all(*xs, seeds) ** 2), range(6))(*floating)
+    return jax.grad(lambda *xs: jnp.sum(_attend_with_all(*xs, seeds) ** 2), range(8))(*floating)
 
 
 @pytest.mark.parametrize("of", [_attend_with_all, _gradient_with_all])
@@ -285,8 +292,9 @@ def test_sharded_as_on_one_device(kind, of):
     mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(kind,) * 2)
     spec = jax.sharding.PartitionSpec
     qkv = operands(2, 20, 30, 4, 2, 8, 8, "float32")
-    named = arrays_of({"slope": "n", "pair": "ts"}, {"n": 4, "t": 20, "s": 30})
-    others = named["slope"].array, named["pair"].array, jnp.arange(4.0), jax.random.key(0)
+    axes = {"slope": "n", "pair": "ts", "tilt": "s", "far": "nd"}
+    named = arrays_of(axes, {"n": 4, "t": 20, "s": 30, "d": 49})
+    others = *(x.array for x in named.values()), jnp.arange(4.0), jax.random.key(0)
     expected = jax.jit(of)(*qkv, *others)
     with jax.set_mesh(mesh):
         by_heads = jax.sharding.NamedSharding(mesh, spec("x", None, "y"))

@@ -6,7 +6,6 @@ import collections
 import itertools
 import os
 import re
-import struct
 import subprocess
 import sys
 
@@ -222,82 +221,6 @@ def test_kernels_compile(file, expression, architecture, monkeypatch):
     """As far as what two arguments together ask of the optimizer and of the assembler."""
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
     assert _ffi.compile_kernel(file, expression, architecture).startswith(b"\x7fELF")
-
-
-SCORE = """
-namespace jaxsparse {
-struct Score {
-  static constexpr bool kExists = true;
-  static constexpr int kOperands = 2, kGradients = 2;
-  static constexpr ScoreOperand kOperand[] = {
-      {.by_head = true, .by_distance = true},
-      {.by_row = true, .by_column = true, .type = ScoreType::kBFloat16}};
-  static constexpr bool kWhole[] = {false, true};
-  template <typename Values>
-  static float Apply(float score, int row, int column, const Values& values) {
-    return score * values.template Number<0>() + values.template Number<1>();
-  }
-  template <typename Values>
-  static float Differentiate(float score, int row, int column, const Values& values, float* by) {
-    *by = values.template Number<0>();
-    return Apply(score, row, column, values);
-  }
-  template <typename Values>
-  static float DifferentiateAll(float score, int row, int column, const Values& values, float* by,
-                                float* gradients) {
-    gradients[0] = score;
-    gradients[1] = 1;
-    return Differentiate(score, row, column, values, by);
-  }
-};
-}  // namespace jaxsparse
-"""
-
-
-@pytest.mark.parametrize(
-    "file, kernel, fields",
-    [
-        ("tiles", "AttentionTiles", "AttentionTilesConfig{.head_size = 128, .value_size = 128}"),
-        ("rows", "AttentionCotangentOfRows", "AttentionRowsConfig{.head_size = 128}"),
-        ("keys", "AttentionCotangentOfKeys", "AttentionKeysConfig{.head_size = 128}"),
-    ],
-)
-@pytest.mark.parametrize(
-    "scoring", ["Score, false, true", "Score, true, true", "NoFunction, true, false"]
-)
-def test_kernels_with_functions_of_scores(file, kernel, fields, scoring, monkeypatch):
-    """They compile, with little on the stack: `rows` has derivatives by both operands here."""
-    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
-    source = f"attention/kernels/{file}.cu"
-    text = f'#include "attention/kernels/scores.cuh"\n{SCORE}#include "{source}"\n'
-    expression = (
-        f"jaxsparse::{kernel}<jaxsparse::bfloat16, jaxsparse::{fields}, "
-        f"jaxsparse::Scoring<jaxsparse::{scoring}>>"
-    )
-    code = _ffi.compile_kernel(f"scored/{source}", expression, "sm_90a", text)
-    assert frame_bytes(code) <= {"tiles": 0, "rows": 640, "keys": 64}[file]
-
-
-def frame_bytes(code):
-    """The stack frame of the one kernel in a file of machine code, by its sections .nv.info."""
-    table, size, count, names = (
-        struct.unpack_from(form, code, at)[0]
-        for form, at in (("<Q", 0x28), ("<H", 0x3A), ("<H", 0x3C), ("<H", 0x3E))
-    )
-    sections = [struct.unpack_from("<IIQQQQ", code, table + i * size) for i in range(count)]
-    frames = []
-    for name, _, _, _, begin, length in sections:
-        at = sections[names][4] + name
-        if code[at : code.index(b"\0", at)] != b".nv.info":
-            continue
-        end = begin + length
-        while begin < end:
-            form, attribute, value = struct.unpack_from("<BBH", code, begin)
-            if attribute == 0x11:  # EIATTR_FRAME_SIZE: the function's symbol and bytes
-                frames.append(struct.unpack_from("<II", code, begin + 4)[1])
-            begin += 4 + (value if form == 4 else 0)
-    assert frames
-    return max(frames)
 
 
 def test_pairs_are_covered():

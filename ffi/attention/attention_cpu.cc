@@ -14,7 +14,7 @@ constexpr double kEntriesOfCell = 400;
 double CostOfTiles(const AttentionOperands& p) {
   return kEntriesOfCell * static_cast<double>(p.mask.capacity + p.mask.cells);
 }
-double CostOfRows(const AttentionOperands& p) { return static_cast<double>(p.pattern.nse); }
+double CostOfRows(const MaskPattern& pattern) { return static_cast<double>(pattern.nse); }
 
 constexpr CpuVariant<AttentionProblem> kAttentionVariants[] = {
     {"tiles", [](const AttentionProblem& p) { return p.has_mask && !p.scores.Exist(); },
@@ -23,7 +23,7 @@ constexpr CpuVariant<AttentionProblem> kAttentionVariants[] = {
        DispatchDType(problem.dtype, [&]<typename T>() { Attention<T>(problem, workers); });
      }},
     {"csr", [](const AttentionProblem& p) { return p.has_pattern && !p.scores.Exist(); },
-     [](const AttentionProblem& p) { return CostOfRows(p); },
+     [](const AttentionProblem& p) { return CostOfRows(p.pattern); },
      [](const AttentionProblem& problem, Workers& workers) {
        DispatchDType(problem.dtype, [&]<typename T>() { CsrAttention<T>(problem, workers); });
      }},
@@ -44,7 +44,7 @@ constexpr CpuVariant<AttentionCotangentProblem> kCotangentVariants[] = {
        DispatchDType(problem.dtype, [&]<typename T>() { AttentionCotangent<T>(problem, workers); });
      }},
     {"csr", [](const AttentionCotangentProblem& p) { return p.has_pattern && !p.scores.Exist(); },
-     [](const AttentionCotangentProblem& p) { return CostOfRows(p); },
+     [](const AttentionCotangentProblem& p) { return CostOfRows(p.pattern); },
      [](const AttentionCotangentProblem& problem, Workers& workers) {
        DispatchDType(problem.dtype, [&]<typename T>() { CsrCotangent<T>(problem, workers); });
      }},

@@ -6,22 +6,17 @@
 #include <utility>
 
 #include "attention/attention.h"
+#include "attention/scores_ffi.h"
 #include "host/registry.h"
 
 namespace jaxsparse {
 namespace {
 
-// The dimensions of a call, which its first arrays say.
-struct Dimensions {
-  Dimension queries{"queries"}, keys{"keys"}, groups{"groups"}, per_group{"per_group"};
-  Dimension head_size{"head_size"}, value_size{"value_size"};
-};
-
 // Which heads have masks of their own.
 struct MaskHeads {
   Extent groups, per_group;
 
-  static MaskHeads Of(CallParser& call, Dimensions& d) {
+  static MaskHeads Of(CallParser& call, AttentionDimensions& d) {
     Extent groups = 1, per_group = 1;
     if (call.Attribute<bool>("mask_of_group")) groups = d.groups;
     if (call.Attribute<bool>("mask_of_head")) per_group = d.per_group;
@@ -82,14 +77,16 @@ MaskPattern OperandPattern(CallParser& call, const MaskHeads& heads, Dimension& 
 }
 
 // What all targets take first, once their results are declared.
-void ParseQueries(CallParser& call, Dimensions& d, ElementType& dtype, AttentionOperands* p) {
+void ParseQueries(CallParser& call, AttentionDimensions& d, ElementType& dtype,
+                  AttentionOperands* p) {
   p->workspace = call.ResultWorkspace(call.Integer("workspace", 0, kMostBytes));
   p->query = call.Operand("query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
   p->scale = call.Attribute<double>("scale");
 }
 
 // The sizes of a problem of so many keys, once all that says them is declared.
-void SetSizes(const Dimensions& d, int64_t keys, const ElementType& dtype, AttentionOperands* p) {
+void SetSizes(const AttentionDimensions& d, int64_t keys, const ElementType& dtype,
+              AttentionOperands* p) {
   p->queries = d.queries.size;
   p->keys = keys;
   p->groups = d.groups.size;
@@ -100,8 +97,8 @@ void SetSizes(const Dimensions& d, int64_t keys, const ElementType& dtype, Atten
 }
 
 // What targets take first whose keys are in their order.
-void ParseOperands(CallParser& call, Dimensions& d, ElementType& dtype, const MaskHeads& heads,
-                   AttentionOperands* operands) {
+void ParseOperands(CallParser& call, AttentionDimensions& d, ElementType& dtype,
+                   const MaskHeads& heads, AttentionOperands* operands) {
   AttentionOperands& p = *operands;
   ParseQueries(call, d, dtype, &p);
   p.key = call.Operand("key", dtype, {d.keys, d.groups, d.head_size});
@@ -110,109 +107,7 @@ void ParseOperands(CallParser& call, Dimensions& d, ElementType& dtype, const Ma
   p.has_pattern = call.Attribute<bool>("has_pattern");
   if (!p.has_mask && !p.has_pattern) call.Fail("takes a block mask or a pattern, got neither");
   if (p.has_mask) p.mask = OperandMask(call, heads, d.queries.size, d.keys.size);
-  if (p.has_pattern) p.pattern = OperandPattern(call, heads, d.queries, d.keys);
   SetSizes(d, d.keys.size, dtype, &p);
-}
-
-// Calls take(number, word) for each word of an attribute, of which there is one for each operand of
-// scores or for some of them.
-template <typename Take>
-void ForEachWord(CallParser& call, const std::string& attribute, Take take) {
-  const auto given = call.Attribute<std::string_view>(attribute.c_str());
-  std::string_view words = given;
-  for (int i = 0; !words.empty(); ++i) {
-    if (i == kMaxScoreOperands) {
-      return call.Fail("attribute " + attribute + " must have at most " +
-                       std::to_string(kMaxScoreOperands) + " words, got '" + std::string(given) +
-                       "'");
-    }
-    const size_t end = std::min(words.find(' '), words.size());
-    take(i, words.substr(0, end));
-    words.remove_prefix(std::min(end + 1, words.size()));
-  }
-}
-
-// How many elements an operand of scores has for each batch entry, and of which type they are, of a
-// word such as "nts:float32". One of distances, "nd:float32", has no rows and no columns.
-Array OperandOfScores(CallParser& call, Dimensions& d, std::string_view word, int64_t* elements) {
-  const size_t colon = word.find(':');
-  const std::string_view axes = word.substr(0, colon);
-  const auto has = [&](char axis) { return axes.find(axis) != axes.npos; };
-  const bool by_row = has('t'), by_column = has('s'), by_distance = has('d');
-  const ffi::DataType type =
-      colon == word.npos ? ffi::DataType::INVALID : DataTypeOf(word.substr(colon + 1));
-  if (type == ffi::DataType::INVALID || axes.find_first_not_of("bntsd") != axes.npos ||
-      (by_distance && (by_row || by_column))) {
-    call.Fail(
-        "attribute score_operands must have words such as 'nts:float32' and 'nd:float32', got '" +
-        std::string(word) + "'");
-  }
-  if (!call.ok()) return {};
-  const int64_t groups = has('n') ? d.groups.size : 1, heads = has('n') ? d.per_group.size : 1;
-  const int64_t rows = d.queries.size, columns = d.keys.size;
-  const int64_t distances = std::max<int64_t>(rows + columns - 1, 0);
-  for (const int64_t size : {groups, heads, rows, columns}) {
-    if (size > kMostIndex) {
-      call.Fail("heads, queries and keys of score operands must be less than 2^31, got " +
-                std::to_string(size));
-      return {};
-    }
-  }
-  Array array;
-  if (by_row && by_column) {
-    array = call.Operand("score operand", {type}, {groups, heads, rows, columns});
-  } else if (by_row || by_column || by_distance) {
-    const int64_t size = by_distance ? distances : by_row ? rows : columns;
-    array = call.Operand("score operand", {type}, {groups, heads, size});
-  } else {
-    array = call.Operand("score operand", {type}, {groups, heads});
-  }
-  if (!call.ok()) return {};
-  // An array that is as declared has as many: the product is within 64 bits.
-  *elements = groups * heads;
-  *elements *= by_distance ? distances : (by_row ? rows : 1) * (by_column ? columns : 1);
-  return array;
-}
-
-// Cotangents of operands of scores: "t" for one of each row, "ts" for one of each score.
-AttentionScores ParseScoreGradients(CallParser& call, Dimensions& d) {
-  AttentionScores scores;
-  ForEachWord(call, "score_gradients", [&](int number, std::string_view axes) {
-    ElementType sums = {ffi::F32};
-    scores.gradients = number + 1;
-    if (axes == "ts") {
-      scores.whole_gradients |= 1u << number;
-      scores.ct_values[number] =
-          call.Result("ct_score", sums, {d.groups, d.per_group, d.queries, d.keys});
-    } else if (axes == "t") {
-      scores.ct_values[number] = call.Result("ct_score", sums, {d.groups, d.per_group, d.queries});
-    } else {
-      call.Fail("attribute score_gradients must have words 't' and 'ts', got '" +
-                std::string(axes) + "'");
-    }
-  });
-  return scores;
-}
-
-// A printed function of scores with what it reads, and dropout.
-AttentionScores ParseScores(CallParser& call, Dimensions& d, AttentionScores scores) {
-  const auto text = call.Attribute<std::string_view>("score");
-  const bool has_offsets = call.Attribute<bool>("score_offsets");
-  const bool drops = call.Attribute<bool>("dropout");
-  scores.text = text.data();
-  scores.text_size = static_cast<int64_t>(text.size());
-  ForEachWord(call, "score_operands", [&](int number, std::string_view word) {
-    int64_t elements = 0;
-    scores.values[number] = OperandOfScores(call, d, word, &elements);
-    scores.most_elements =
-        std::max(scores.most_elements, elements * OwnEntries(call.batch(), scores.values[number]));
-  });
-  if (has_offsets) scores.offsets = call.Operand("offsets", {ffi::S32}, {2});
-  if (drops) {
-    scores.seeds = call.Operand("seeds", {ffi::U32}, {d.groups, d.per_group});
-    scores.dropout_rate = call.Operand("dropout_rate", {ffi::F32}, {});
-  }
-  return scores;
 }
 
 struct Attention {
@@ -221,12 +116,14 @@ struct Attention {
 
   static void Parse(CallParser& call, Problem* problem) {
     Problem& p = *problem;
-    Dimensions d;
+    AttentionDimensions d;
     ElementType dtype(kFloats);
     p.out = call.Result("out", dtype, {d.queries, d.groups, d.per_group, d.value_size});
     ElementType sums = AccumulatorOf(dtype);
     p.lse = call.Result("lse", sums, {d.groups, d.per_group, d.queries});
-    ParseOperands(call, d, dtype, MaskHeads::Of(call, d), &p);
+    const MaskHeads heads = MaskHeads::Of(call, d);
+    ParseOperands(call, d, dtype, heads, &p);
+    if (p.has_pattern) p.pattern = OperandPattern(call, heads, d.queries, d.keys);
     p.scores = ParseScores(call, d, {});
     p.batch = call.batch();
   }
@@ -244,12 +141,13 @@ struct AttentionTangent {
 
   static void Parse(CallParser& call, Problem* problem) {
     Problem& p = *problem;
-    Dimensions d;
+    AttentionDimensions d;
     ElementType sums({ffi::F32, ffi::F64});
     p.weighted = call.Result("weighted", sums, {d.queries, d.groups, d.per_group, d.value_size});
     p.sums = call.Result("sums", sums, {d.groups, d.per_group, d.queries});
     ElementType dtype = ElementType::FactorsOf(sums);
     ParseOperands(call, d, dtype, MaskHeads::Of(call, d), &p);
+    if (p.has_pattern) call.Fail("takes a block mask, got a pattern");
     p.lse = call.Operand("lse", sums, {d.groups, d.per_group, d.queries});
     p.d_query = call.Operand("d_query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
     p.d_key = call.Operand("d_key", dtype, {d.keys, d.groups, d.head_size});
@@ -271,7 +169,7 @@ struct PagedAttention {
 
   static void Parse(CallParser& call, Problem* problem) {
     Problem& p = *problem;
-    Dimensions d;
+    AttentionDimensions d;
     Dimension of_sequence("pages"), count("pages of the pool"), size("positions of a page");
     ElementType dtype(kFloats);
     p.out = call.Result("out", dtype, {d.queries, d.groups, d.per_group, d.value_size});
@@ -306,7 +204,7 @@ struct AttentionCotangent {
 
   static void Parse(CallParser& call, Problem* problem) {
     Problem& p = *problem;
-    Dimensions d;
+    AttentionDimensions d;
     ElementType dtype(kFloats);
     p.ct_query = call.Result("ct_query", dtype, {d.queries, d.groups, d.per_group, d.head_size});
     ElementType sums = AccumulatorOf(dtype);
@@ -315,6 +213,7 @@ struct AttentionCotangent {
     AttentionScores gradients = ParseScoreGradients(call, d);
     const MaskHeads heads = MaskHeads::Of(call, d);
     ParseOperands(call, d, dtype, heads, &p);
+    if (p.has_pattern) p.pattern = OperandPattern(call, heads, d.queries, d.keys);
     if (p.has_mask) p.transposed_mask = OperandMask(call, heads, d.keys.size, d.queries.size);
     if (p.has_pattern) p.transposed_pattern = OperandPattern(call, heads, d.keys, d.queries);
     p.lse = call.Operand("lse", sums, {d.groups, d.per_group, d.queries});
@@ -353,7 +252,9 @@ std::vector<Problem> Problems() {
       problem.queries = problem.keys;
       problem.has_mask = false;
       problem.has_pattern = true;
-      problem.pattern.index_type = head_size == 64 ? IndexType::kInt32 : IndexType::kUint16;
+      if constexpr (requires { problem.pattern; }) {
+        problem.pattern.index_type = head_size == 64 ? IndexType::kInt32 : IndexType::kUint16;
+      }
       problems.push_back(problem);
     }
   }

@@ -99,6 +99,7 @@ class CotangentTask {
       if constexpr (kAddsToQueries) {
         UpcomingRows(ct_query_, cell.first, cell.used_columns).Fetch(kCell);
       }
+      if (next.stored == 0) FetchResults();
       if (!cell.IsDense() || !AddCell(cell, feature, &upcoming)) {
         AddPositions(cell, feature, &upcoming);
       }
@@ -113,7 +114,7 @@ class CotangentTask {
     UpcomingCell(own_a_, own_b_, first, LowBits(count)).FetchAll();
     if constexpr (kAddsToQueries) {
       block.a.Stage(own_a_, first, feature, LowBits(count));
-      block.is_a_finite = block.a.IsFinite(count, PaddedPart<Acc>(own_a_.size, feature));
+      block.is_a_finite = block.a.IsFinite(count);
     }
     for (int64_t r = 0; r < kCell && !kByKeys; ++r) {
       block.lse[r] = r < count ? TakenFromScores(lse_[first + r]) : 0;
@@ -132,26 +133,29 @@ class CotangentTask {
     const int64_t size_b = PaddedPart<Acc>(own_b_.size, feature);
     StageOthers(cell, feature);
     if (!cell.is_full) {
-      if (!staged_a_.IsFinite(cell.columns, size_a)) return false;
-      if (kByKeys && !staged_b_.IsFinite(cell.columns, size_b)) return false;
+      if (!staged_a_.IsFinite(cell.columns)) return false;
+      if (kByKeys && !staged_b_.IsFinite(cell.columns)) return false;
       if (kAddsToQueries && !blocks_[cell.down].is_a_finite) return false;
     }
     Block& block = blocks_[cell.down];
     const int64_t count = rows_.counts[cell.down], first = rows_.FirstRow(cell.down);
-    for (int i = 0; i < cell.columns * kCell; ++i) scores_[i] = cotangents_[i] = 0;
-    for (int64_t f = 0; f < own_a_.size; f += kMost) {
+    int64_t f = 0;
+    do {
       block.a_columns.Stage(own_a_, first, f, count);
       staged_a_.Stage(other_a_, cell.first, f, cell.used_columns);
       AddScores<Acc>(staged_a_.data, staged_a_.stride, cell.columns, block.a_columns.data,
-                     PartOf<Acc>(own_a_.size, f), cell.Columns(), upcoming, scores_);
-    }
-    for (int64_t f = 0; f < own_b_.size; f += kMost) {
+                     PartOf<Acc>(own_a_.size, f), cell.Columns(), upcoming, f > 0, scores_);
+      f += kMost;
+    } while (f < own_a_.size);
+    f = 0;
+    do {
       block.b_columns.Stage(own_b_, first, f, count);
       if (kByKeys) staged_b_.Stage(other_b_, cell.first, f, cell.used_columns);
       else staged_b_.StageLeft(other_b_, cell.first, f, cell.used_columns);
       AddScores<Acc>(staged_b_.data, staged_b_.stride, cell.columns, block.b_columns.data,
-                     PartOf<Acc>(own_b_.size, f), cell.Columns(), upcoming, cotangents_);
-    }
+                     PartOf<Acc>(own_b_.size, f), cell.Columns(), upcoming, f > 0, cotangents_);
+      f += kMost;
+    } while (f < own_b_.size);
     WeighCell(cell, block);
     StageOthers(cell, feature);
     AddWeighted<LeftFactor::kByColumns>(cotangents_, count, staged_a_.data, staged_a_.stride,
@@ -257,17 +261,8 @@ class CotangentTask {
                                               int64_t feature) {
     Block& block = blocks_[cell.down];
     block.a.Stage(own_a_, rows_.FirstRow(cell.down), feature, cell.used_rows);
-    uint64_t column_bits[kCell];
-    TransposeBits(cell.row_bits, column_bits);
-    const Positions by_columns(column_bits);
-    for (int j = 0; j < kCell; ++j) {
-      const uint64_t before = LowBits(j);
-      for (int i = by_columns.begins[j]; i < by_columns.begins[j + 1]; ++i) {
-        const int r = by_columns.columns[i];
-        scores_[i] =
-            cotangents_[positions.begins[r] + __builtin_popcountll(cell.row_bits[r] & before)];
-      }
-    }
+    Positions by_columns;
+    positions.SortByColumns(cotangents_, &by_columns, scores_);
     AddToQueries(cell, feature, [&](Acc* sums, int64_t stride) {
       AddRows<Acc>(by_columns, scores_, block.a.data, block.a.stride,
                    PaddedPart<Acc>(own_a_.size, feature), cell.used_columns, nullptr, sums, stride);
@@ -298,10 +293,18 @@ class CotangentTask {
     }
   }
 
+  // While the last cell is worked on.
+  JAXSPARSE_INLINE void FetchResults() const {
+    for (int down = 0; down < kCellsOfTile; ++down) {
+      for (const HeadRows<T>& rows : results_) {
+        UpcomingRows(rows, rows_.FirstRow(down), LowBits(rows_.counts[down])).Fetch(kCell);
+      }
+    }
+  }
+
   JAXSPARSE_INLINE void Write(int down, int result, int64_t feature) const {
     const HeadRows<T>& rows = results_[result];
     const int64_t size = PartOf<Acc>(rows.size, feature), first = rows_.FirstRow(down);
-    UpcomingRows(rows, first, LowBits(rows_.counts[down])).Fetch(kCell);
     for (int64_t r = 0; r < rows_.counts[down]; ++r) {
       for (int64_t f = 0; f < size; f += kLanes) {
         StoreSome<kLanes, Acc>(Load<kLanes>(blocks_[down].sums[result] + r * kMost + f), size - f,

@@ -134,7 +134,71 @@ struct Cell {
     }
   }
 
+  // Moves what is stored in sparse blocks of 8 x 8 positions to `rest`, where tiles of products can
+  // leave out so many blocks then that this pays: at the edge of a band, if few positions behind it
+  // are stored as well. Returns whether it has done so.
+  JAXSPARSE_INLINE bool Split(Cell* rest) {
+    if (is_full || !IsDense()) return false;
+    rest->stored = 0;
+    int left_out = 0;  // blocks
+    for (int r = 0; r < kCell; r += kBlock) {
+      const uint64_t blocks = DenseBlocks(row_bits + r), before = AnyOf(row_bits + r);
+      uint64_t after = 0;
+      for (int i = r; i < r + kBlock; ++i) {
+        rest->row_bits[i] = row_bits[i] & ~blocks;
+        rest->stored += __builtin_popcountll(rest->row_bits[i]);
+        after |= row_bits[i] & blocks;
+      }
+      left_out += Width(before) - Width(after);
+    }
+    const int gained = left_out * kBlock * kBlock - rest->stored * kOfOnePosition;
+    if (gained <= 0 || stored - rest->stored < kDenseCell) return false;
+    rest->down = down, rest->first = first, rest->columns = columns;
+    rest->used_rows = rest->used_columns = 0;
+    for (int r = 0; r < kCell; ++r) {
+      row_bits[r] &= ~rest->row_bits[r];
+      rest->used_columns |= rest->row_bits[r];
+      rest->used_rows |= uint64_t{rest->row_bits[r] != 0} << r;
+    }
+    rest->is_full = false;
+    stored -= rest->stored;
+    TransposeBits(row_bits, column_bits);
+    return true;
+  }
+
  private:
+  static constexpr int kBlock = 8;
+  // As many products of a dense cell take the time of a single position.
+  static constexpr int kOfOnePosition = 6;
+
+  JAXSPARSE_INLINE static uint64_t AnyOf(const uint64_t* rows) {
+    uint64_t any = 0;
+    for (int r = 0; r < kBlock; ++r) any |= rows[r];
+    return any;
+  }
+
+  // Blocks from the first to the last one in which a bit is set.
+  JAXSPARSE_INLINE static int Width(uint64_t bits) {
+    return bits == 0 ? 0
+                     : (63 - __builtin_clzll(bits)) / kBlock - __builtin_ctzll(bits) / kBlock + 1;
+  }
+
+  // All bits of the blocks of eight rows of which 3/8 or more are set.
+  JAXSPARSE_INLINE static uint64_t DenseBlocks(const uint64_t* rows) {
+    uint64_t counts = 0;  // a byte for each block
+    for (int r = 0; r < kBlock; ++r) {
+      uint64_t sums = rows[r] - (rows[r] >> 1 & 0x5555555555555555u);
+      sums = (sums & 0x3333333333333333u) + (sums >> 2 & 0x3333333333333333u);
+      counts += (sums + (sums >> 4)) & 0x0f0f0f0f0f0f0f0fu;
+    }
+    uint64_t blocks = 0;
+    for (int at = 0; at < 64; at += 8) {
+      const bool is_dense = (counts >> at & 0xff) >= kBlock * kBlock * 3 / 8;
+      blocks |= is_dense ? uint64_t{0xff} << at : 0;
+    }
+    return blocks;
+  }
+
   // A word has two bits of every eighth column of row r, then two of row r + 8, and so on.
   JAXSPARSE_INLINE void Unpack(const uint32_t* words) {
     constexpr int kWords = kMaskCellWords / (kCell / 16);  // of 16 rows
@@ -166,6 +230,7 @@ struct Positions {
 
   JAXSPARSE_INLINE int count() const { return begins[kCell]; }
 
+  Positions() = default;
   JAXSPARSE_INLINE explicit Positions(const uint64_t* row_bits) {
     int count = 0;
     for (int r = 0; r < kCell; ++r) {
@@ -181,6 +246,27 @@ struct Positions {
       columns[count] = columns[count - 1];
     }
   }
+
+  // The positions of the transposed cell, and their values. It repeats none.
+  template <typename Acc>
+  JAXSPARSE_INLINE void SortByColumns(const Acc* values, Positions* sorted,
+                                      Acc* sorted_values) const {
+    int next[kCell] = {};
+    for (int i = 0; i < count(); ++i) ++next[columns[i]];
+    int begin = 0;
+    for (int c = 0; c < kCell; ++c) {
+      sorted->begins[c] = begin;
+      begin += next[c];
+      next[c] = sorted->begins[c];
+    }
+    sorted->begins[kCell] = begin;
+    for (int i = 0; i < count(); ++i) {
+      const int to = next[columns[i]]++;
+      sorted->rows[to] = columns[i];
+      sorted->columns[to] = rows[i];
+      sorted_values[to] = values[i];
+    }
+  }
 };
 
 // The rows of a row of tiles that a task has, of each row of cells; 0 of one that it does not have.
@@ -193,21 +279,26 @@ struct TaskRowsOfTiles {
   }
 };
 
-// Calls visit(cell, the cell after it) for the cells of such rows that store anything.
+// Calls visit(cell, the cell after it) for the cells of such rows that store anything. One may come
+// in two parts, the sparse one first: the dense one has the time to fetch what comes next.
 template <typename F>
 JAXSPARSE_INLINE void VisitCells(const HeadMask& mask, const TaskRowsOfTiles& rows,
                                  int64_t column_count, F&& visit) {
-  Cell cells[2];
+  constexpr int kCells = 3;
+  Cell cells[kCells];
   int now = 0;
   mask.ForEachCell(rows.row_of_tiles, [&](int down, int64_t first, const uint32_t* words) {
     const int64_t count = rows.counts[down];
     const int64_t columns = Between(0, column_count - first, kCell);
     if (columns == 0 || count == 0) return;
-    Cell& next = cells[1 - now];
-    next.Read(down, first, words, count, columns);
-    if (next.stored == 0) return;
-    if (cells[now].stored > 0) visit(cells[now], next);
-    now = 1 - now;
+    int next = (now + 1) % kCells, last = next;
+    const int other = (now + 2) % kCells;
+    cells[next].Read(down, first, words, count, columns);
+    if (cells[next].stored == 0) return;
+    if (cells[next].Split(&cells[other])) next = other;
+    if (cells[now].stored > 0) visit(cells[now], cells[next]);
+    if (next != last) visit(cells[next], cells[last]);
+    now = last;
   });
   if (cells[now].stored > 0) visit(cells[now], Cell{});
 }

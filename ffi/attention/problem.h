@@ -77,15 +77,32 @@ struct MaskPattern : MasksOfHeads, Pattern {};
 // (kernels/scores.cuh), whose operands have the sizes that it says by what they are indexed by; and
 // dropout (kernels/dropout.cuh).
 constexpr int kMaxScoreOperands = 8;
+
+enum class ScoreType : int { kFloat32, kBFloat16, kFloat16, kInt32, kUint32, kBool };
+
+// By what an operand is indexed, beside the sequence, and the type of its elements.
+struct ScoreOperand {
+  bool by_head = false, by_row = false, by_column = false, by_distance = false;
+  ScoreType type = ScoreType::kFloat32;
+
+  bool operator==(const ScoreOperand&) const = default;
+};
+
+// What a cotangent of an operand has for each head: a sum for each row, for each column or for each
+// distance, row - column + keys - 1; or, summed by nothing, a number for each score.
+enum class ScoreSums : int { kByRow, kByColumn, kByDistance, kNone };
+
 struct AttentionScores {
   const char* text = nullptr;  // of the function, on the host
   int64_t text_size = 0;       // 0: there is none
   int64_t most_elements = 0;   // of an operand
+  int operands = 0;
+  ScoreOperand operand[kMaxScoreOperands];
   Array values[kMaxScoreOperands];
-  // Cotangents of operands of which they are wanted, float32: (groups, per_group, queries), sums
-  // for each row; or (groups, per_group, queries, keys), as bits of `whole_gradients` say.
+  // Cotangents of operands of which they are wanted, float32: (groups, per_group, queries), or
+  // keys, distances, or queries and keys, as `sums` say.
   int gradients = 0;
-  uint32_t whole_gradients = 0;
+  ScoreSums sums[kMaxScoreOperands] = {};
   Array ct_values[kMaxScoreOperands];
   Array offsets;       // int32 (2): positions of the first query and key; or null, and they are 0
   Array seeds;         // uint32 (groups, per_group), or null: nothing is dropped
@@ -106,15 +123,15 @@ struct AttentionOperands {
   double scale = 1;                            // kernels take it in sums' type
   bool has_mask = false, has_pattern = false;  // one of them or both
   MaskTiles mask;                              // rows are queries
-  MaskPattern pattern;
-  Array query;  // (queries, groups, per_group, head_size)
-  Array key;    // (keys, groups, head_size)
-  Array value;  // (keys, groups, value_size)
+  Array query;                                 // (queries, groups, per_group, head_size)
+  Array key;                                   // (keys, groups, head_size)
+  Array value;                                 // (keys, groups, value_size)
   AttentionScores scores;
   Workspace workspace;
 };
 
 struct AttentionProblem : AttentionOperands {
+  MaskPattern pattern;
   Array out;  // (queries, groups, per_group, value_size)
   Array lse;  // (groups, per_group, queries), as sums
 };
@@ -143,15 +160,20 @@ struct PagedAttentionProblem : AttentionProblem {
   KeyPages pages;
 };
 
-struct AttentionCotangentProblem : AttentionOperands {
+// What kernels by tiles are given: with both patterns it would be more than a kernel can take.
+struct AttentionCotangentOfTiles : AttentionOperands {
   MaskTiles transposed_mask;  // rows are keys
-  MaskPattern transposed_pattern;
-  Array lse;       // (groups, per_group, queries), as sums
-  Array ct_out;    // (queries, groups, per_group, value_size)
-  Array ct_sums;   // as lse
-  Array ct_query;  // as query
-  Array ct_key;    // as key
-  Array ct_value;  // as value
+  Array lse;                  // (groups, per_group, queries), as sums
+  Array ct_out;               // (queries, groups, per_group, value_size)
+  Array ct_sums;              // as lse
+  Array ct_query;             // as query
+  Array ct_key;               // as key
+  Array ct_value;             // as value
+};
+
+struct AttentionCotangentProblem : AttentionCotangentOfTiles {
+  MaskPattern pattern;
+  MaskPattern transposed_pattern;  // rows are keys
 };
 
 }  // namespace jaxsparse

@@ -20,16 +20,18 @@ constexpr int kVectorsAcross = 2;
 #endif
 constexpr int kRowsAcross = 6;
 
-// kRows rows and kVectors vectors of c.
+// kRows rows and kVectors vectors of c. Unless it `adds`, c is 0 before.
 template <LeftFactor kLeft, int kRows, int kVectors, typename Acc>
 [[gnu::noinline]] void MultiplyTile(const Acc* a, int64_t a_stride, const Acc* b, int64_t b_stride,
-                                    int64_t depth, Acc* c, int64_t c_stride) {
+                                    int64_t depth, bool adds, Acc* c, int64_t c_stride) {
   constexpr int kLanes = kMaxLanes<Acc>;
   Vector<Acc, kLanes> sums[kRows][kVectors];
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) sums[i][v] = Load<kLanes>(c + i * c_stride + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) {
+      sums[i][v] = adds ? Load<kLanes>(c + i * c_stride + v * kLanes) : Vector<Acc, kLanes>{};
+    }
   }
 #pragma GCC unroll 1
   for (int64_t k = 0; k < depth; ++k) {
@@ -56,16 +58,17 @@ template <LeftFactor kLeft, int kRows, int kVectors, typename Acc>
 
 template <LeftFactor kLeft, int kRows, typename Acc>
 JAXSPARSE_INLINE void MultiplyVectors(int64_t vectors, const Acc* a, int64_t a_stride, const Acc* b,
-                                      int64_t b_stride, int64_t depth, Acc* c, int64_t c_stride) {
+                                      int64_t b_stride, int64_t depth, bool adds, Acc* c,
+                                      int64_t c_stride) {
   if constexpr (kVectorsAcross == 4) {
     if (vectors == 4)
-      return MultiplyTile<kLeft, kRows, 4>(a, a_stride, b, b_stride, depth, c, c_stride);
+      return MultiplyTile<kLeft, kRows, 4>(a, a_stride, b, b_stride, depth, adds, c, c_stride);
     if (vectors == 3)
-      return MultiplyTile<kLeft, kRows, 3>(a, a_stride, b, b_stride, depth, c, c_stride);
+      return MultiplyTile<kLeft, kRows, 3>(a, a_stride, b, b_stride, depth, adds, c, c_stride);
   }
   if (vectors == 2)
-    return MultiplyTile<kLeft, kRows, 2>(a, a_stride, b, b_stride, depth, c, c_stride);
-  MultiplyTile<kLeft, kRows, 1>(a, a_stride, b, b_stride, depth, c, c_stride);
+    return MultiplyTile<kLeft, kRows, 2>(a, a_stride, b, b_stride, depth, adds, c, c_stride);
+  MultiplyTile<kLeft, kRows, 1>(a, a_stride, b, b_stride, depth, adds, c, c_stride);
 }
 
 // Calls tile.operator()<number of rows>(first row) for all rows.
@@ -83,12 +86,12 @@ JAXSPARSE_INLINE uint64_t AnyOf(const uint64_t* bits, int64_t count) {
   return any;
 }
 
-// scores[j][r] += rows[j] . columns[..][r] for `rows` rows and the 64 columns of a cell; what
-// `bits` do not have in any row and column of a tile may be left out.
+// scores[j][r] = rows[j] . columns[..][r] for `rows` rows and the 64 columns of a cell, or that is
+// added; what `bits` do not have in any row and column of a tile may be left as it is.
 template <typename Acc>
 [[gnu::noinline]] void AddScores(const Acc* a, int64_t a_stride, int64_t rows, const Acc* columns,
                                  int64_t depth, const uint64_t* bits, UpcomingCell* upcoming,
-                                 Acc* scores) {
+                                 bool adds, Acc* scores) {
   constexpr int kLanes = kMaxLanes<Acc>, kVectors = kCell / kLanes;
   ForEachRows(rows, [&]<int kRows>(int64_t j) __attribute__((always_inline)) {
     const uint64_t any = bits == nullptr ? ~uint64_t{0} : AnyOf(bits + j, kRows);
@@ -99,7 +102,7 @@ template <typename Acc>
     while (v < last) {
       const int64_t count = last - v < kVectorsAcross ? last - v : kVectorsAcross;
       MultiplyVectors<LeftFactor::kByRows, kRows>(count, a + j * a_stride, a_stride,
-                                                  columns + v * kLanes, int64_t{kCell}, depth,
+                                                  columns + v * kLanes, int64_t{kCell}, depth, adds,
                                                   scores + j * kCell + v * kLanes, int64_t{kCell});
       v += count;
     }
@@ -128,7 +131,7 @@ template <LeftFactor kWeights, typename Acc>
       const int64_t first = __builtin_ctzll(any), last = 64 - __builtin_clzll(any);
       MultiplyVectors<kWeights, kRows>(width, weights + first * kDepthStep + r * kRowStep,
                                        int64_t{kCell}, rows + first * row_stride + v * kLanes,
-                                       row_stride, last - first,
+                                       row_stride, last - first, true,
                                        sums + r * sums_stride + v * kLanes, sums_stride);
     });
   }

@@ -150,15 +150,18 @@ class StagedRows {
     }
   }
 
-  // Whether 0 times any of the first `count` is 0.
-  JAXSPARSE_INLINE bool IsFinite(int64_t count, int64_t size) const {
-    Vector<Acc, kLanes> zeros = {};
-    for (int64_t r = 0; r < count; ++r) {
-      for (int64_t f = 0; f < size; f += kLanes) {
-        zeros += Load<kLanes>(data + r * stride + f) * Acc(0);
-      }
+  // Whether 0 times any of the first `count`, which are copies, is 0.
+  JAXSPARSE_INLINE bool IsFinite(int64_t count) const {
+    constexpr int kSums = 4;  // a sum waits for the one before it
+    Vector<Acc, kLanes> zeros[kSums] = {};
+    const int64_t end = count * stride;
+    int64_t at = 0;
+    for (; at + kSums * kLanes <= end; at += kSums * kLanes) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kSums; ++i) zeros[i] += Load<kLanes>(data + at + i * kLanes) * Acc(0);
     }
-    return Sum<kLanes, Acc>(zeros) == 0;
+    for (; at < end; at += kLanes) zeros[0] += Load<kLanes>(data + at) * Acc(0);
+    return Sum<kLanes, Acc>((zeros[0] + zeros[1]) + (zeros[2] + zeros[3])) == 0;
   }
 
  private:

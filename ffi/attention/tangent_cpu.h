@@ -91,26 +91,28 @@ class TangentTask {
     const int64_t padded = PaddedPart<Acc>(value_.size, feature);
     StageValues(cell, feature);
     if (!cell.is_full) {
-      if (!staged_values_.IsFinite(cell.columns, padded)) return false;
-      if (!staged_d_values_.IsFinite(cell.columns, padded)) return false;
+      if (!staged_values_.IsFinite(cell.columns)) return false;
+      if (!staged_d_values_.IsFinite(cell.columns)) return false;
     }
     Block& block = blocks_[cell.down];
     const int64_t count = rows_.counts[cell.down], first = rows_.FirstRow(cell.down);
-    for (int i = 0; i < cell.columns * kCell; ++i) scores_[i] = tangents_[i] = 0;
-    for (int64_t f = 0; f < key_.size; f += kMost) {
+    int64_t f = 0;
+    do {
       const int64_t size = PartOf<Acc>(key_.size, f);
       block.query_columns.Stage(query_, first, f, count);
       block.d_query_columns.Stage(d_query_, first, f, count);
       staged_keys_.StageLeft(key_, cell.first, f, cell.used_columns);
       staged_d_keys_.StageLeft(d_key_, cell.first, f, cell.used_columns);
-      const auto add = [&](const StagedRows<T>& keys, const StagedColumns<T>& columns, Acc* to) {
+      const auto take = [&](const StagedRows<T>& keys, const StagedColumns<T>& columns, bool adds,
+                            Acc* to) {
         AddScores<Acc>(keys.data, keys.stride, cell.columns, columns.data, size, cell.Columns(),
-                       &upcoming->keys, to);
+                       &upcoming->keys, adds, to);
       };
-      add(staged_keys_, block.query_columns, scores_);
-      add(staged_keys_, block.d_query_columns, tangents_);
-      add(staged_d_keys_, block.query_columns, tangents_);
-    }
+      take(staged_keys_, block.query_columns, f > 0, scores_);
+      take(staged_keys_, block.d_query_columns, f > 0, tangents_);
+      take(staged_d_keys_, block.query_columns, true, tangents_);
+      f += kMost;
+    } while (f < key_.size);
     WeighCell(cell, &block);
     const auto add = [&](const Acc* weights, const StagedRows<T>& values) {
       AddWeighted<LeftFactor::kByColumns>(weights, count, values.data, values.stride, cell.columns,

@@ -59,6 +59,7 @@ class AttentionTask {
     }
     VisitCells(mask_, rows_, key_.count, [&](const Cell& cell, const Cell& next) {
       UpcomingCell upcoming(key_, value_, cell, next);
+      if (next.stored == 0) FetchResults();
       if (!cell.IsDense() || !AddCell(cell, feature, &upcoming)) {
         AddPositions(cell, feature, &upcoming);
       }
@@ -70,16 +71,17 @@ class AttentionTask {
   JAXSPARSE_INLINE bool AddCell(const Cell& cell, int64_t feature, UpcomingCell* upcoming) {
     const int64_t padded = PaddedPart<Acc>(value_.size, feature);
     staged_values_.Stage(value_, cell.first, feature, cell.used_columns);
-    if (!cell.is_full && !staged_values_.IsFinite(cell.columns, padded)) return false;
+    if (!cell.is_full && !staged_values_.IsFinite(cell.columns)) return false;
     Block& block = blocks_[cell.down];
     const int64_t count = rows_.counts[cell.down];
-    for (int i = 0; i < cell.columns * kCell; ++i) weights_[i] = 0;
-    for (int64_t f = 0; f < key_.size; f += kMost) {
+    int64_t f = 0;
+    do {
       block.query_columns.Stage(query_, rows_.FirstRow(cell.down), f, count);
       staged_keys_.StageLeft(key_, cell.first, f, cell.used_columns);
       AddScores<Acc>(staged_keys_.data, staged_keys_.stride, cell.columns, block.query_columns.data,
-                     PartOf<Acc>(key_.size, f), cell.Columns(), upcoming, weights_);
-    }
+                     PartOf<Acc>(key_.size, f), cell.Columns(), upcoming, f > 0, weights_);
+      f += kMost;
+    } while (f < key_.size);
     alignas(64) Acc factors[kCell];
     block.softmax.TakeCell(cell.columns, cell.Columns(), scale_, weights_, factors);
     for (int64_t r = 0; r < count; ++r) {
@@ -114,10 +116,16 @@ class AttentionTask {
                  PaddedPart<Acc>(value_.size, feature), cell.used_rows, factors, block.sums, kMost);
   }
 
+  // While the last cell is worked on.
+  JAXSPARSE_INLINE void FetchResults() const {
+    for (int down = 0; down < kCellsOfTile; ++down) {
+      UpcomingRows(out_, rows_.FirstRow(down), LowBits(rows_.counts[down])).Fetch(kCell);
+    }
+  }
+
   JAXSPARSE_INLINE void Write(int down, int64_t feature) {
     const Block& block = blocks_[down];
     const int64_t size = PartOf<Acc>(value_.size, feature), first = rows_.FirstRow(down);
-    UpcomingRows(out_, first, LowBits(rows_.counts[down])).Fetch(kCell);
     for (int64_t r = 0; r < rows_.counts[down]; ++r) {
       const Acc inverse = block.softmax.Inverse(r);
       T* out = out_.Row(first + r) + feature;

@@ -91,11 +91,13 @@ struct ParsedCall {
   }
 };
 
-// What a call would run as: the variants that fit, and the one that is taken; or why none is.
+// What a call would run as: the variants that fit, and the one that is taken, with the kernels that
+// it has compiled for a GPU; or why none is.
 struct VariantChoice {
   std::string chosen;
   std::vector<Candidate> fitting;
   std::string error;
+  std::vector<KernelSource> kernels = {};
 };
 
 template <typename Operation, typename Row>
@@ -103,7 +105,14 @@ VariantChoice ChooseFrom(Table<Row> table, const DescribedCall& described, const
   const ParsedCall<Operation, Row> call(table, described.operands(), described.results(),
                                         described.attributes(), gpu);
   if (call.variant == nullptr) return {"", {}, call.error.message()};
-  return {call.variant->name, Fitting(table, call.problem), ""};
+  VariantChoice choice{call.variant->name, Fitting(table, call.problem), ""};
+  if constexpr (requires { call.variant->kernel; }) {
+    if (call.variant->prologue != nullptr) {
+      choice.kernels.push_back(call.variant->prologue->source(call.problem));
+    }
+    choice.kernels.push_back(call.variant->kernel(call.problem));
+  }
+  return choice;
 }
 
 template <typename Operation>

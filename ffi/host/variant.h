@@ -22,7 +22,9 @@ struct CudaLaunch {
   void* stream;
 
   // Returns the reason of a failure, or an empty string.
-  std::string With(void* argument) const {
+  template <typename Argument>
+  std::string With(Argument* argument) const {
+    static_assert(sizeof(Argument) <= kMostArgumentBytes);
     return LaunchKernel(kernel, shape, argument, device, stream);
   }
 };

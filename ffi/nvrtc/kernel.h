@@ -36,6 +36,9 @@ constexpr double kClocksOfMicrosecond = 1755;
 // The loaded kernel for a device (a cudaKernel_t), or null with the reason in `error`.
 const void* GetKernel(const KernelSource& source, int device, std::string* error);
 
+// More a kernel can take since driver 530 and CUDA 12.1 only.
+constexpr size_t kMostArgumentBytes = 4096;
+
 // Launches on `stream`; returns the reason of a failure, or an empty string.
 std::string LaunchKernel(const void* kernel, const LaunchShape& shape, void* problem, int device,
                          void* stream);

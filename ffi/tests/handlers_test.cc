@@ -318,7 +318,7 @@ std::vector<Target> Targets() {
                                {},
                                {"entries 0", "bits 1", "column_indices 0"},
                                batch,
-                               workspaces,
+                               {workspaces[0], workspaces[1], {"workspace", (1 << 17) + 1}},
                                !is_scored});
     }
   }

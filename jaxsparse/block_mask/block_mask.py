@@ -237,9 +237,8 @@ class BlockMask:
                [ True, False, False, False]], dtype=bool)
         """
         shape = check_shape("BlockMask.from_lengths", shape)
-        checked = check_lengths(lengths, shape, window)
-        rows, columns = of_lengths(checked, shape, causal=bool(causal), window=window)
-        return cls(rows, columns, shape)
+        lengths = check_lengths(lengths, shape, window)
+        return cls(*of_lengths(lengths, shape, causal=bool(causal), window=window), shape)
 
     @classmethod
     def from_topology(

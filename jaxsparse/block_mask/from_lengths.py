@@ -26,7 +26,6 @@ MOST_QUERIES = CELL
 _OF_TILE = TILE // CELL  # cells that its queries lie in
 
 
-@functools.partial(jax.jit, static_argnames=("shape", "causal", "window"), inline=True)
 def of_lengths(
     lengths: jax.Array, shape: tuple[int, int], *, causal: bool, window: int | None
 ) -> tuple[TileLists, TileLists]:
@@ -34,7 +33,14 @@ def of_lengths(
 
     Outside of a program they are one program, too: a loop that decodes may make them at each step.
     """
+    lists: tuple[TileLists, TileLists] = _of_lengths(lengths, shape, causal, window)
+    return lists
 
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
+def _of_lengths(
+    lengths: jax.Array, shape: tuple[int, int], causal: bool, window: int | None
+) -> tuple[TileLists, TileLists]:
     def one(length: jax.Array) -> tuple[TileLists, TileLists]:
         return _of_length(length, shape, causal, window)
 

@@ -33,8 +33,7 @@ from jaxsparse.ops import plain_attention as plain
 from jaxsparse.ops import score_kernels
 from jaxsparse.ops.arguments import ROWS, TRANSPOSED_ROWS, operands_of_pattern
 from jaxsparse.ops.padded_heads import (
-    OF_WARPGROUPS,
-    SIZES_OF_WARPGROUPS,
+    MOST_OF_TILES,
     best_sizes,
     with_padded_heads,
 )
@@ -161,6 +160,9 @@ def _ffi_of(
         query, _, value = avals[:3]
         sizes = (query.shape[-1], value.shape[-1])
         reason = "no kernel takes {} heads of {} and {} numbers".format(query.dtype, *sizes)
+        sums_over_tiles = score_kernels.sums_over_tiles(scores)
+        if sums_over_tiles:
+            reason += ", or sums by columns or distances of so many tiles"
         gives_pattern = _gives_pattern(name, params, avals)
         if not (params["has_mask"] or gives_pattern):
             return _instead("no kernel takes a pattern without a block mask", name, params)
@@ -181,7 +183,7 @@ def _ffi_of(
                 **score_kernels.attributes(scores, dtypes),
             },
             workspace=None,
-            workspace_is_fixed=True,
+            workspace_is_fixed=not sums_over_tiles,
             fallback=_instead(reason, name, params),
         )
         instead = _sparse_composition(name, params, avals, device)
@@ -214,14 +216,13 @@ _FEWEST_ENTRIES_OF_TILE = {
 def _lacks_kernels_of_scores(
     params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
 ) -> str:
-    """Why the kernels by warpgroups, which take functions of scores, don't fit; empty if so."""
-    on_warpgroups = isinstance(device, Device) and device.compute_capability == OF_WARPGROUPS
+    """Why the kernels by tiles of 16 bits, which take functions of scores, don't; empty if so."""
     size = max(avals[0].shape[-1], avals[2].shape[-1])
-    fits = avals[0].dtype.itemsize == 2 and 0 < size <= SIZES_OF_WARPGROUPS[-1]
-    if not (on_warpgroups and fits):
+    fits = avals[0].dtype.itemsize == 2 and 0 < size <= MOST_OF_TILES
+    if not isinstance(device, Device) or not fits:
         return (
-            "functions of scores and dropout have kernels for GPUs of compute capability 9.0 "
-            f"alone, for heads of 1 to {SIZES_OF_WARPGROUPS[-1]} numbers of 16 bits"
+            "functions of scores and dropout have kernels for GPUs alone, for heads of 1 to "
+            f"{MOST_OF_TILES} numbers of 16 bits"
         )
     if not params["has_mask"]:
         return "kernels by rows of a pattern take no functions of scores or dropout"
@@ -350,7 +351,6 @@ attention_tangent_p = make_primitive(
         stored=_stored,
         xla=form_of("attention_tangent"),
         ffi=_ffi_of("attention_tangent", ((_ROWS, ()),), ("lse", *(name for name, _ in TANGENTS))),
-        without_kernels=lambda reason, params: _instead(reason, "attention_tangent", params),
         cast=_narrow_tangents,
     )
 )

@@ -26,10 +26,10 @@ from jaxsparse.primitive import (
 
 # Sizes of heads, both of keys and of values, that kernels by warpgroups take.
 SIZES_OF_WARPGROUPS = (64, 128)
-OF_WARPGROUPS = 90  # the compute capability, 9.0, of GPUs whose warpgroups multiply
 # What sizes of heads of keys and of values must be multiples of, for the kernel of few queries.
 _STEPS_OF_DECODE = (16, 32)
 _MOST_OF_DECODE = 256
+MOST_OF_TILES = 256  # numbers of a head that kernels by tiles take in 16 bits
 _ALIGNED = 8  # all other kernels of GPUs take multiples of this
 
 

@@ -119,8 +119,7 @@ paged_attention_p = make_primitive(
         stored=_stored,
         xla=_plain,
         ffi=_ffi,
-        lacks_on_cpu="only GPUs have a kernel that reads pages",
-        without_kernels=lambda reason, params: _gathered(reason),
+        on_cpu=_gathered("only GPUs have a kernel that reads pages"),
     )
 )
 

@@ -1,8 +1,12 @@
-"""Operands of attention in the orders of a mask's rows and columns, and results put back."""
+"""Operands of attention in the orders of a mask's rows and columns, and results put back.
+
+Functions of scores get positions as operands of their own, in these orders: a kernel knows places.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,6 +15,7 @@ import jax.numpy as jnp
 from jaxsparse.block_mask import BlockMask
 from jaxsparse.block_mask.orders import Residues, inverse, ordered, restored
 from jaxsparse.ops.attention_masks import OPERATION
+from jaxsparse.ops.score_functions import AXES, ScoreFunction
 
 # Of a mask over heads: sequences, groups of heads, heads of a group.
 _BATCH = ("b", "g", "r")
@@ -46,6 +51,60 @@ def restored_results(
         return restored(one, out, 1), restored(one, lse, lse.ndim - 1)
     back = jnp.vectorize(inverse, signature="(t)->(t)")(order)
     return _taken(back, out, _QUERY), _taken(back, lse, _LSE)
+
+
+def regrouped_scores(
+    mask: BlockMask,
+    function: ScoreFunction,
+    axes: Sequence[str],
+    values: Sequence[jax.Array],
+    offsets: jax.Array | None,
+    heads: tuple[int, int],
+) -> tuple[ScoreFunction, tuple[str, ...], list[jax.Array]]:
+    """A function of scores and what it reads in the orders of a mask over heads (K, N / K).
+
+    Operands are (B or 1, K or 1, N / K or 1, ...), offsets (B or 1, 2).
+
+    Raises:
+        ValueError: if it reads an operand by distances.
+    """
+    if any("d" in each for each in axes):
+        raise ValueError(
+            f"{OPERATION}: a regrouped mask goes without operands by distances, of which its "
+            "orders have no places: compute what they say of row and column in score"
+        )
+    rank = len(mask.batch_shape)
+    orders = {"t": _of_batch(mask.row_order, rank), "s": _of_batch(mask.column_order, rank)}
+    named = list(zip(axes, values, strict=True))
+    for i, (axis, read) in enumerate(zip("ts", function.reads_positions, strict=True)):
+        if read:
+            every = jnp.arange(mask.shape[i], dtype=jnp.int32).reshape(1, 1, 1, -1)
+            of_batch = axis
+            if offsets is not None:
+                every, of_batch = every + offsets[:, i].reshape(-1, 1, 1, 1), f"b{axis}"
+            named.append((of_batch, every))
+    for axis, order in orders.items():
+        named = [_operand_in_order(order, axis, *each, heads) for each in named]
+    return function.with_positions(), tuple(of for of, _ in named), [x for _, x in named]
+
+
+def _operand_in_order(
+    order: Any, axis: str, axes: str, x: jax.Array, heads: tuple[int, int]
+) -> tuple[str, jax.Array]:
+    """An operand of scores in an order of one of its axes, and its axes then."""
+    if order is None or axis not in axes:
+        return axes, x
+    at = x.ndim - 2 if axis == "t" and "s" in axes else x.ndim - 1
+    if isinstance(order, Residues) or math.prod(order.shape[:3]) == 1:
+        one = order if isinstance(order, Residues) else order.reshape(-1)
+        return axes, ordered(one, x, at)
+    b, k, r, size = order.shape
+    own = {*axes, *("b" if b > 1 else ""), *("n" if k * r > 1 else "")}
+    of_heads = heads if "n" in own else (1, 1)
+    x = jnp.broadcast_to(x, (max(b, x.shape[0]), *of_heads, *x.shape[3:]))
+    places = order.reshape(b, k, r, *(size if d == at else 1 for d in range(3, x.ndim)))
+    taken = jnp.take_along_axis(x, places, axis=at, mode="clip")
+    return "".join(sorted(own, key=AXES.index)), taken
 
 
 def _of_batch(order: Any, rank: int) -> Any:

@@ -97,10 +97,28 @@ class ScoreFunction:
         primitives = dict.fromkeys(e.primitive for e in live(flatten(self.jaxpr)).equations)
         return f"<{', '.join(primitives) or 'the score itself'}>"
 
-    def reads_places(self, axes: Sequence[str]) -> bool:
-        """Whether it depends on rows and columns, or on operands that these index."""
+    @property
+    def reads_positions(self) -> tuple[bool, bool]:
+        """Whether it depends on rows, and whether on columns."""
         row, column = uses(self.jaxpr)[1:3]
-        return row or column or any(set(of) & set("tsd") for of in axes)
+        return row, column
+
+    def with_positions(self) -> ScoreFunction:
+        """The function with the row and the column, as far as it reads them, as last operands."""
+        reads = self.reads_positions
+        if not any(reads):
+            return self
+
+        def of(s: jax.Array, row: jax.Array, column: jax.Array, *values: jax.Array) -> jax.Array:
+            own, behind = values[: len(values) - sum(reads)], list(values[-sum(reads) :])
+            at = [
+                behind.pop(0) if read else x for x, read in zip((row, column), reads, strict=True)
+            ]
+            return self(s, *at, *own)
+
+        return ScoreFunction(
+            _traced(of, [a.dtype for a in self._types()] + [jnp.int32] * sum(reads))
+        )
 
     def derivatives(self, by: Sequence[int] = ()) -> ClosedJaxpr:
         """Of the same scalars: the score, its derivative by the score, and those by operands."""

@@ -16,10 +16,11 @@ def lacking(scores: Scores, dtypes: tuple[str, ...], per_group: int | None) -> s
         dtypes: of its operands.
         per_group: heads of a group, where cotangents of operands are wanted.
     """
-    if per_group is not None and not all(
-        _is_summed_by_rows(scores.varied_axes(i), per_group) for i in scores.varied
+    if per_group is not None and any(
+        _sums(scores, i) == "ts" and "n" not in scores.axes[i] and per_group > 1
+        for i in scores.varied
     ):
-        return "no kernel sums cotangents of scores by columns or distances, or over heads"
+        return "no kernel sums cotangents of single scores over the heads of a group"
     try:
         attributes(scores, dtypes)
     except ValueError as error:
@@ -27,21 +28,32 @@ def lacking(scores: Scores, dtypes: tuple[str, ...], per_group: int | None) -> s
     return ""
 
 
-def _is_summed_by_rows(axes: str, per_group: int) -> bool:
-    """Whether the kernel of rows has the cotangents of an operand: sums, or one of each score."""
-    return axes == "nt" or ({"t", "s"} <= {*axes} and ("n" in axes or per_group == 1))
+def sums_over_tiles(scores: Scores) -> bool:
+    """Whether tiles of a mask have numbers of their own in a kernel's workspace."""
+    return any(_sums(scores, i) in ("s", "d") for i in scores.varied)
+
+
+def _sums(scores: Scores, i: int) -> str:
+    """By what a kernel sums the cotangents of an operand; "ts": it has one of each score."""
+    return scores.varied_axes(i).replace("b", "").replace("n", "")
 
 
 def attributes(scores: Scores, dtypes: tuple[str, ...]) -> dict[str, Any]:
     """Those of targets; ValueError where a function can't be printed."""
     text, words = "", ""
     if scores.function is not None:
-        text = print_score(scores.function, scores.axes, dtypes, scores.varied)
+        text = print_score(
+            scores.function,
+            scores.axes,
+            dtypes,
+            scores.varied,
+            tuple(_sums(scores, i) for i in scores.varied),
+        )
         words = " ".join(f"{a}:{d}" for a, d in zip(scores.axes, dtypes, strict=True))
     return {
         "score": text,
         "score_operands": words,
-        "score_gradients": " ".join("ts" if "s" in scores.axes[i] else "t" for i in scores.varied),
+        "score_gradients": " ".join(_sums(scores, i) for i in scores.varied),
         "score_offsets": scores.has_offsets,
         "dropout": scores.dropout,
     }

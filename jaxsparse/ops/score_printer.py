@@ -18,6 +18,7 @@ _TYPES = {
     "bool": "kBool",
 }
 _FIELDS = {"n": "by_head", "t": "by_row", "s": "by_column", "d": "by_distance"}
+_SUMS = {"t": "kByRow", "s": "kByColumn", "d": "kByDistance", "ts": "kNone"}
 MOST_OPERANDS = 8  # kMaxScoreOperands in ffi/attention/problem.h
 
 
@@ -27,10 +28,12 @@ def print_score(
     axes: tuple[str, ...],
     dtypes: tuple[str, ...],
     varied: tuple[int, ...] = (),
+    sums: tuple[str, ...] = (),
 ) -> str:
     """The struct of a function whose operands are indexed so and have these dtypes.
 
-    With derivatives by the operands that are ``varied``.
+    With derivatives by the operands that are ``varied``, whose cotangents are summed by ``sums``:
+    rows ("t"), columns ("s"), distances ("d") or nothing ("ts").
 
     Functions that take most of their time print in forms of about 11 bits: scores of kernels with
     operands of 16 bits have no more.
@@ -58,7 +61,7 @@ def print_score(
         )
         lines = print_pointwise(program, sources, targets, APPROXIMATE)
         bodies.append("\n".join(f"    {line}" for line in lines))
-    whole = ["true" if "s" in axes[i] else "false" for i in varied]
+    of_sums = ", ".join(f"ScoreSums::{_SUMS[each]}" for each in sums) or "{}"
     operands = ", ".join(_operand(a, d) for a, d in zip(axes, dtypes, strict=True)) or "{}"
     return f"""\
 namespace jaxsparse {{
@@ -68,7 +71,7 @@ struct Score {{
   static constexpr int kOperands = {len(axes)};
   static constexpr ScoreOperand kOperand[] = {{{operands}}};
   static constexpr int kGradients = {len(varied)};
-  static constexpr bool kWhole[] = {{{", ".join(whole) or "false"}}};
+  static constexpr ScoreSums kSums[] = {{{of_sums}}};
 
   template <typename Values>
   __device__ __forceinline__ static float Apply(float score, int row, int column,

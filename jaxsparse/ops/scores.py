@@ -26,10 +26,10 @@ class Scores:
     """How scores become probabilities.
 
     An operand of the function is *varied* where its tangent or its cotangent is wanted. Such a
-    tangent or cotangent is indexed by the operand's *varied axes*: those of the operand if columns
-    or distances are among them, heads and rows otherwise. Either way it has a value for each group
-    of heads, so that groups may lie on different devices. An array is *widened* when it is
-    broadcast to them.
+    tangent or cotangent is indexed by the operand's *varied axes*: heads, and columns, distances or
+    rows; those of the operand if rows and columns are among them. Either way it has a value for
+    each group of heads, so that groups may lie on different devices. An array is *widened* when it
+    is broadcast to them.
 
     Attributes:
         function: of scores; None: they stay as they are.
@@ -50,7 +50,7 @@ class Scores:
         heads = ("g r" if "n" in axes else "1 1" for axes in self.axes)
         return (
             *((f"score_{i}", _spec(self.axes[i], of)) for i, of in enumerate(heads)),
-            *((("offsets", "2"),) if self.has_offsets else ()),
+            *((("position_offsets", "2"),) if self.has_offsets else ()),
             *((("seeds", "g r"), ("dropout_rate", "")) if self.dropout else ()),
         )
 
@@ -63,11 +63,13 @@ class Scores:
     def varied_axes(self, i: int) -> str:
         """The varied axes of an operand.
 
-        Heads and rows are what kernels sum cotangents by; what is summed further, over rows or
-        heads, is summed by whoever asked for the cotangent.
+        Heads with rows, columns or distances are what kernels sum cotangents by; what is summed
+        further, over rows or heads, is summed by whoever asked for the cotangent.
         """
         axes = self.axes[i]
-        return axes if set(axes) & set("sd") else "nt"
+        if {"t", "s"} <= {*axes}:
+            return axes
+        return "nd" if "d" in axes else "ns" if "s" in axes else "nt"
 
     def widened(
         self, i: int, x: jax.Array, heads: tuple[int, int], queries: int, batch_rank: int = 0
@@ -75,7 +77,7 @@ class Scores:
         """An operand, or its tangent, broadcast to its varied axes."""
         groups, per_group = heads
         axes, own = self.varied_axes(i), self.axes[i]
-        if axes != own and "t" not in own:
+        if axes == "nt" and "t" not in own:
             x = x[..., None]
         rest = (queries,) if axes == "nt" else x.shape[batch_rank + 2 :]
         of_group = per_group if "n" in axes else 1

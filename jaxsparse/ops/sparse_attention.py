@@ -27,7 +27,7 @@ from jaxsparse.ops.attention_masks import (
 )
 from jaxsparse.ops.merge_attention import log_of_sums
 from jaxsparse.ops.paged_attention import gathered, paged_attention_p
-from jaxsparse.ops.regrouping import regrouped, restored_results
+from jaxsparse.ops.regrouping import regrouped, regrouped_scores, restored_results
 from jaxsparse.ops.score_functions import Indexed, ScoreFunction, score_function
 from jaxsparse.ops.scores import Scores
 from jaxsparse.pattern import checks_enabled
@@ -86,7 +86,8 @@ def sparse_attention(
             ``(B, N)``. ``(N,)`` is refused where B is N, since it could as well be meant for
             sequences. A mask function is made into a block mask where a program is traced, and
             becomes a constant of it: prefer a `BlockMask` for long sequences. Of a block mask that
-            is regrouped, queries, keys and values are brought into its orders, and results back.
+            is regrouped, queries, keys and values are brought into its orders, and results back;
+            dropout is by places in these then.
         score: a jnp function ``score(s, row, column, **operands) -> s`` of scalars: a score,
             float32 (float64 for float64) and already multiplied by ``scale``, and the int32
             positions of its query and its key. It is traced once, and runs in the kernel where one
@@ -131,7 +132,7 @@ def sparse_attention(
             functions that return no score.
         ValueError: for shapes that don't fit, those of pages too; key heads that don't divide the
             query heads, or can't be cut as explicit axes cut these; batches of masks that are
-            ambiguous; a regrouped mask with pages, dropout or a function that reads positions;
+            ambiguous; a regrouped mask with pages, or with operands of distances;
             a dropout rate outside [0, 1); functions that read arrays in any other way than by
             ``operands``; a gradient of a pattern that has neither a block mask nor its transpose;
             options that don't exist.
@@ -366,12 +367,11 @@ def _attention(
     if mask is not None:
         mask = over_heads(mask, b, groups, per_group)
     if mask is not None and mask.is_regrouped:
-        if dropout_key is not None or (function is not None and function.reads_places(axes)):
-            raise ValueError(
-                f"{OPERATION}: a regrouped mask goes without dropout and functions of positions, "
-                "which it changes"
-            )
         query, key, value = regrouped(mask, query, key, value)
+        if function is not None:
+            function, axes, values = regrouped_scores(
+                mask, function, axes, values, offsets, (groups, per_group)
+            )
         topology = None  # whose rows and columns are where they were
     operands, params = mask_operands(mask, topology)
     scores = Scores(function, axes, offsets is not None, dropout_key is not None)

@@ -58,7 +58,8 @@ def choose(call: TypedCall, device: AnyDevice) -> TargetCall | Fallback:
     operation, params = call.operation, call.params
     target, platform = operation.target, device.platform
     asked, variant = params["implementation"], params["variant"]
-    lacks = lacks_kernel(operation, device)
+    without = _without_kernels(operation, device)
+    lacks = "" if without is None else without.reason
     if asked in ("cpu", "cuda") and asked != platform:
         raise _placed_elsewhere(target, asked, platform)
     if lacks and (asked == "cuda" or (asked is None and variant is not None)):
@@ -67,14 +68,12 @@ def choose(call: TypedCall, device: AnyDevice) -> TargetCall | Fallback:
     _check_variant(target, asked or platform, variant)
     if asked == "xla":
         return Fallback("implementation='xla' asks for it")
-    if lacks:
+    if without is not None:
         missed = platform == "cuda" and device.lacks
         instead = (
             f"jaxsparse: its CUDA kernels can't be used, {operation.plain} is used instead:\n  "
         )
-        without = operation.without_kernels
-        computed = Fallback(lacks) if without is None else without(lacks, params)
-        return computed._replace(warning=f"{instead}{lacks}" if missed else "")
+        return without._replace(warning=f"{instead}{lacks}" if missed else "")
     made = operation.ffi(params, call.operands, device)
     if isinstance(made, Fallback):
         return made
@@ -86,8 +85,16 @@ def choose(call: TypedCall, device: AnyDevice) -> TargetCall | Fallback:
 
 def lacks_kernel(operation: Operation, device: AnyDevice) -> str:
     """Why no kernel of an operation runs on a device, whatever the call; empty if some may."""
+    without = _without_kernels(operation, device)
+    return "" if without is None else without.reason
+
+
+def _without_kernels(operation: Operation, device: AnyDevice) -> Fallback | None:
+    """What is computed where no kernel of an operation runs on a device; None if some may."""
     lacks = device.lacks_for(operation.compute_capability)
-    return lacks or (operation.lacks_on_cpu if device.platform == "cpu" else "")
+    if lacks:
+        return Fallback(lacks)
+    return operation.on_cpu if device.platform == "cpu" else None
 
 
 def variants_of(call: TypedCall, made: FfiCall, device: AnyDevice) -> tuple[tuple[str, float], ...]:

@@ -75,9 +75,8 @@ class Operation:
     # As `xla`, for a GPU: what is fastest there without a kernel.
     xla_on_gpu: Callable[..., list[jax.Array]] | None = None
     plain: str = "plain XLA"  # what its jnp form is called
-    lacks_on_cpu: str = ""  # why it has no kernel there; empty if it has one
-    # What is computed where a device lacks all kernels, for this reason; None: the plain form.
-    without_kernels: Callable[[str, dict[str, Any]], Fallback] | None = None
+    # What is computed on a CPU, of an operation that has no kernel there; None: it has one.
+    on_cpu: Fallback | None = None
     compute_capability: int = MINIMUM_COMPUTE_CAPABILITY  # the least that its CUDA kernels need
     # Of its params and operands by name: what is stored, in words, and the shape of that; None: a
     # matrix on a pattern. For `explain`.

@@ -17,8 +17,9 @@ constexpr int kItemSlots = 3;
 // A row of tiles of a head, as the producer tells consumers.
 struct CotangentItem {
   BatchPlace place;
-  uint32_t head;  // of its batch entry's
-  uint32_t row;   // of tiles; kNoItem: there are no more
+  uint32_t head;         // of its batch entry's
+  uint32_t head_of_all;  // of all batch entries
+  uint32_t row;          // of tiles; kNoItem: there are no more
 };
 
 // Items that a block has taken. The thread that takes one tells two readers of it: who waits here,
@@ -48,6 +49,7 @@ struct CotangentItemSlots {
       const AttentionItems::Place at = items.At(next);
       item.place.Set(p.batch, at.head / heads_of_entry);
       item.head = at.head % heads_of_entry;
+      item.head_of_all = at.head;
       const auto per_group = heads_of_entry / static_cast<uint32_t>(p.groups);
       const auto own =
           static_cast<uint32_t>(mask.Own(item.head / per_group, item.head % per_group));

@@ -20,7 +20,7 @@ constexpr int kShiftsBytes = 2 * kMaskCell * 4;
 
 // What kernels of both kinds of tensor cores are given. Where blocks take items by a counter in the
 // workspace, that is 0 before.
-struct AttentionCotangentWork : AttentionCotangentProblem {
+struct AttentionCotangentWork : AttentionCotangentOfTiles {
   AttentionItems items = {};
   float log2_scale = 1;  // scale * log2(e)
 };

@@ -14,7 +14,7 @@ namespace jaxsparse {
 // a row that sees nothing are 0.
 __device__ __forceinline__ float ShiftOf(float lse) {
   const float least = __uint_as_float(0xff800000);
-  return lse == least ? least : -lse * kLog2OfE;
+  return lse == least ? least : -lse * kLog2OfE<float>;
 }
 
 // A row of at most kMost numbers in the registers of a warp; behind its `size` ones there are
@@ -114,7 +114,7 @@ struct StoredEntry {
     float slope = 1;
     if constexpr (Scoring::Function::kExists) {
       const float score = head.Of(query.Dot(key), row, column, &slope);
-      *probability = ApproximateExp2(score * kLog2OfE + ShiftOf(lse));
+      *probability = ApproximateExp2(score * kLog2OfE<float> + ShiftOf(lse));
     } else {
       *probability = ApproximateExp2(query.Dot(key) * p.log2_scale + ShiftOf(lse));
     }

@@ -15,6 +15,11 @@ namespace jaxsparse {
 // rows.cc: the kernel of ct_query, which is launched first, and clears the counters before.
 extern const CudaKernel<AttentionCotangentProblem> kAttentionCotangentOfRows;
 
+// rows.cc: sets cotangents of operands of scores to 0 of which there is one for each score, since
+// nothing is stored at positions of tiles that are not listed. Returns the reason of a failure, or
+// an empty string.
+std::string ClearWholeCotangents(const AttentionCotangentProblem& p, const CudaLaunch& launch);
+
 inline LaunchShape ShapeOf(const AttentionCotangentProblem& p, const AttentionItems& items,
                            int shared_bytes) {
   const int64_t blocks = p.gpu.multiprocessors;
@@ -27,7 +32,7 @@ inline std::string LaunchCotangent(const AttentionCotangentProblem& p, const Cud
                                    int keys_at_once) {
   AttentionCotangentTiles tiles{p};
   tiles.items = items;
-  tiles.log2_scale = static_cast<float>(p.scale * kLog2OfE);
+  tiles.log2_scale = static_cast<float>(p.scale * kLog2OfE<double>);
   std::string reason = EncodeAttentionMaps(
       p, {&tiles.query_tiles, &tiles.key_tiles, &tiles.value_tiles, queries_at_once, keys_at_once});
   if (reason.empty()) {

@@ -5,8 +5,7 @@
 #include <string>
 
 #include "attention/attention_cuda.h"
-#include "attention/kernels/cotangent.h"
-#include "attention/kernels/logarithms.h"
+#include "attention/kernels/cotangent_launch.h"
 #include "attention/kernels/mma_launch.h"
 
 namespace jaxsparse {
@@ -20,7 +19,8 @@ CotangentMmaConfig ConfigOfRows(const Problem& p) {
   config.columns = MmaColumnsOf(config.tiles, config.tiles.head_size <= 128);
   config = Fitted(p.gpu, config);
   const bool is_small = config.tiles.head_size == 64 && config.tiles.value_size == 64;
-  if (config.tiles.number_bytes == 2 && is_small && config.tiles.rows == kMaskTile) {
+  if (config.tiles.number_bytes == 2 && is_small && config.tiles.rows == kMaskTile &&
+      !p.scores.Exist()) {
     config.tiles.strips = 2;
     config.columns = kMaskCell / 2;
   }
@@ -30,18 +30,21 @@ CotangentMmaConfig ConfigOfRows(const Problem& p) {
 CotangentMmaConfig ConfigOfKeys(const Problem& p) {
   CotangentMmaConfig config{MmaTilesOf(p)};
   const int sums = config.tiles.head_size + config.tiles.value_size;
-  config.columns = MmaColumnsOf(config.tiles, sums <= (config.tiles.number_bytes == 2 ? 256 : 160));
+  // Where there are functions of scores, probabilities beside them have to fit, too.
+  const int most = p.scores.Exist() ? 128 : config.tiles.number_bytes == 2 ? 256 : 160;
+  config.columns = MmaColumnsOf(config.tiles, sums <= most);
   config.split = sums > 256;
   return Fitted(p.gpu, config);
 }
 
-std::string Expression(const Problem& p, const char* kernel, const CotangentMmaConfig& config) {
-  return KernelExpression(
-      kernel, {TypeName(p.dtype),
-               ConfigExpression("CotangentMmaConfig",
-                                {Field("tiles", MmaTilesExpression(config.tiles)),
-                                 Field("stages", config.stages), Field("columns", config.columns),
-                                 Field("split", config.split)})});
+KernelSource SourceOf(const Problem& p, const char* file, const char* kernel,
+                      const CotangentMmaConfig& config) {
+  return WithScores(
+      p.scores, file, kernel, TypeName(p.dtype),
+      ConfigExpression(
+          "CotangentMmaConfig",
+          {Field("tiles", MmaTilesExpression(config.tiles)), Field("stages", config.stages),
+           Field("columns", config.columns), Field("split", config.split)}));
 }
 
 int64_t BlocksOf(const AttentionItems& items, const CotangentMmaConfig& config) {
@@ -49,14 +52,14 @@ int64_t BlocksOf(const AttentionItems& items, const CotangentMmaConfig& config) 
 }
 
 std::string LaunchWith(const Problem& p, const CudaLaunch& launch, const AttentionItems& items) {
-  AttentionCotangentWork work{p, items, static_cast<float>(p.scale * kLog2OfE)};
+  AttentionCotangentWork work{p, items, static_cast<float>(p.scale * kLog2OfE<double>)};
   return launch.With(&work);
 }
 
 constexpr CudaKernel<Problem> kOfRows{
     [](const Problem& p) {
-      return KernelSource{"attention/kernels/rows_mma.cu",
-                          Expression(p, "AttentionCotangentOfRowsMma", ConfigOfRows(p))};
+      return SourceOf(p, "attention/kernels/rows_mma.cu", "AttentionCotangentOfRowsMma",
+                      ConfigOfRows(p));
     },
     [](const Problem& p) {
       const CotangentMmaConfig config = ConfigOfRows(p);
@@ -64,12 +67,13 @@ constexpr CudaKernel<Problem> kOfRows{
                          config.SharedBytes()};
     },
     [](const Problem& p, const CudaLaunch& launch) {
-      return LaunchWith(p, launch, RowItemsOf(p));
+      const std::string reason = ClearWholeCotangents(p, launch);
+      return reason.empty() ? LaunchWith(p, launch, RowItemsOf(p)) : reason;
     }};
 
 KernelSource Source(const Problem& p) {
-  return {"attention/kernels/keys_mma.cu",
-          Expression(p, "AttentionCotangentOfKeysMma", ConfigOfKeys(p))};
+  return SourceOf(p, "attention/kernels/keys_mma.cu", "AttentionCotangentOfKeysMma",
+                  ConfigOfKeys(p));
 }
 
 LaunchShape Shape(const Problem& p) {

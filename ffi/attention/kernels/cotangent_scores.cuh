@@ -45,18 +45,7 @@ class TileScores {
   // Cotangents of probabilities: what is dropped has none.
   template <int kCount>
   __device__ __forceinline__ void Drop(float (&cotangents)[kCount]) const {
-    if constexpr (Scoring::kDrops) {
-      const uint32_t hashes[] = {head_.HashOfRow(first_query_), head_.HashOfRow(first_query_ + 8)};
-#pragma unroll
-      for (int i = 0; i < kCount; i += 2) {
-        bool kept[2];
-        head_.KeepPair(hashes[i / 2 % 2], first_key_ + i / 4 * 8, kept);
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          cotangents[i + j] = kept[j] ? cotangents[i + j] * head_.KeptScale() : 0.0f;
-        }
-      }
-    }
+    head_.DropPairs(first_query_, first_key_, head_.KeptScale(), cotangents);
   }
 };
 

@@ -46,7 +46,7 @@ std::string Launch(const AttentionProblem& p, const CudaLaunch& launch) {
   char* counters = cuts ? p.workspace.data : nullptr;
   char* sums = cuts ? counters + plan.CounterBytes() : nullptr;
   csr.pass = plan.Pass(p, p.pattern, ConfigOf(p), counters, sums);
-  csr.log2_scale = p.scale * kLog2OfE;
+  csr.log2_scale = p.scale * kLog2OfE<double>;
   const std::string reason = ClearCounters(counters, cuts ? plan.CounterBytes() : 0, launch);
   return reason.empty() ? launch.With(&csr) : reason;
 }

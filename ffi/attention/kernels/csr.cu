@@ -139,7 +139,7 @@ class CsrAttention {
     ForEachSum(sums_, [&](Acc x) { return x * inverse; });
     out_.Store(row, sums_);
     if (threadIdx.x % kConfig.lanes != 0) return;
-    lse_[row] = total_ == 0 ? Lowest() : (most_ + log2(total_)) * Acc(kLn2);
+    lse_[row] = total_ == 0 ? Lowest() : (most_ + log2(total_)) * kLn2<Acc>;
   }
 
   const CsrRows<Index>& rows_;

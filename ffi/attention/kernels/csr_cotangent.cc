@@ -64,7 +64,7 @@ AttentionCsrCotangentProblem WithPasses(const Problem& p) {
   csr.of_queries = plans.queries.Pass(p, p.pattern, config, at(0), at(plans.BeforeSums()));
   csr.of_keys = plans.keys.Pass(p, p.transposed_pattern, config, at(plans.queries.CounterBytes()),
                                 at(plans.BeforeSums() + plans.queries.SumBytes()));
-  csr.log2_scale = p.scale * kLog2OfE;
+  csr.log2_scale = p.scale * kLog2OfE<double>;
   csr.queries_in_pairs = at(plans.CounterBytes());
   csr.counters = plans.CounterBytes() / static_cast<int64_t>(sizeof(uint32_t));
   return csr;

@@ -152,8 +152,8 @@ class CsrPassPlan {
 
 // Microseconds on an H200 for so many passes over the entries of all heads, which gather both
 // vectors of each, in sectors, or as many as their instructions take.
-inline double CsrMicroseconds(const AttentionOperands& p, const AttentionCsrConfig& config,
-                              double passes) {
+template <typename Problem>
+double CsrMicroseconds(const Problem& p, const AttentionCsrConfig& config, double passes) {
   constexpr double kSector = 32, kCacheBytes = 6.4e6, kMemoryBytes = 4.2e6;  // of a microsecond
   constexpr double kShare = 0.6;  // of its cycles in which a scheduler issues instructions
   constexpr double kLaneInstructions = kShare * 132 * 4 * kWarp * kClocksOfMicrosecond;

@@ -279,7 +279,7 @@ struct alignas(2 * sizeof(Acc)) CsrQuery {
 template <typename Acc>
 __device__ __forceinline__ Acc Log2Of(Acc lse) {
   const Acc infinity = Acc(kInfinity);
-  return lse == -infinity ? infinity : lse * Acc(kLog2OfE);
+  return lse == -infinity ? infinity : lse * kLog2OfE<Acc>;
 }
 
 __device__ __forceinline__ float Exp2(float x) { return ApproximateExp2(x); }

@@ -278,13 +278,13 @@ class AttentionDecoder {
     operands.keys = static_cast<uint32_t>(p_.keys);
     operands.head_size = kHeadSize;
     operands.value_size = kValueSize;
-    operands.scale = static_cast<float>(p_.scale) * kLog2OfE;
+    operands.scale = static_cast<float>(p_.scale) * kLog2OfE<float>;
     RowSums sums;
     float lse;
     ComputeRow(
         control_.mask, row.query, operands, [&](uint32_t key) { return PositionOf(of, key); },
         sums.numbers, lse);
-    sums.shift = lse == kNoScore ? kNoScore : lse * kLog2OfE;
+    sums.shift = lse == kNoScore ? kNoScore : lse * kLog2OfE<float>;
     sums.total = lse == kNoScore ? 0 : 1;
     return sums;
   }
@@ -362,7 +362,7 @@ class AttentionDecoder {
         }
       }
     }
-    OnlineSoftmax softmax(static_cast<float>(p_.scale) * kLog2OfE);
+    OnlineSoftmax softmax(static_cast<float>(p_.scale) * kLog2OfE<float>);
     Sums sums;
     uint32_t stage = 0;
 #pragma unroll 1

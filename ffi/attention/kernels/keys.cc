@@ -33,7 +33,23 @@ std::string Launch(const AttentionCotangentProblem& p, const CudaLaunch& launch)
   return LaunchCotangent(p, launch, KeyItemsOf(p), kKeysStepRows, kMaskCell);
 }
 
-int64_t WorkspaceBytes(const AttentionCotangentProblem&, bool) { return kCotangentWorkspaceBytes; }
+// What tiles add to cotangents of operands of scores lies behind the counters. That of more tiles
+// than there is room for has no kernel: then the workspace is as without.
+int64_t WorkspaceBytes(const AttentionCotangentProblem& p, bool) {
+  const int sums = TileSumsBefore(p.scores, p.scores.gradients);
+  const auto heads = static_cast<double>(p.batch.count * p.groups * p.per_group);
+  const double bytes = heads * static_cast<double>(p.mask.capacity) * sums * sizeof(float);
+  return kCotangentWorkspaceBytes +
+         (bytes < static_cast<double>(kMostTileSumsBytes) ? static_cast<int64_t>(bytes) : 0);
+}
+
+bool HasWorkspace(const AttentionCotangentProblem& p) {
+  const int sums = TileSumsBefore(p.scores, p.scores.gradients);
+  const int64_t wanted = WorkspaceBytes(p, false);
+  // Where there are tiles and sums, there are bytes for them.
+  const bool is_whole = sums == 0 || TilesOfHeads(p) == 0 || wanted > kCotangentWorkspaceBytes;
+  return is_whole && wanted <= p.workspace.bytes;
+}
 
 bool IsAligned(const AttentionCotangentProblem& p) {
   return IsAlignedForCopies(p.query) && IsAlignedForCopies(p.key) && IsAlignedForCopies(p.value) &&
@@ -63,8 +79,7 @@ bool Fits(const AttentionCotangentProblem& p) {
          shared_bytes <= p.gpu.shared_bytes && 0 < p.keys && p.keys < kMost && 0 < p.queries &&
          p.queries < kMost && p.groups > 0 && p.per_group > 0 &&
          HasFewEnough(p, p.mask, p.groups * p.per_group) &&
-         HasFewEnough(p, p.transposed_mask, p.groups) &&
-         kCotangentWorkspaceBytes <= p.workspace.bytes;
+         HasFewEnough(p, p.transposed_mask, p.groups) && HasWorkspace(p);
 }
 
 // Clocks of a multiprocessor.

@@ -34,6 +34,7 @@
 // ct_sums and the words of cells, and go ct_key and ct_value, once each.
 #include "attention/kernels/cotangent_scores.cuh"
 #include "attention/kernels/keys_producers.cuh"
+#include "attention/kernels/tile_sums.cuh"
 
 namespace jaxsparse {
 
@@ -113,7 +114,7 @@ class KeysConsumer {
           const int n = column / 2 + i;
           float power = scores[n] * p_.log2_scale, slope = 1;
           if constexpr (Scoring::Function::kExists)
-            power = head.Of(n, scores[n], &slope) * kLog2OfE;
+            power = head.Of(n, scores[n], &slope) * kLog2OfE<float>;
           const bool stored = (word & (1u << n)) != 0;
           probabilities[i] = stored ? ApproximateExp2(power + shifts.elements[i % 2]) : 0.0f;
           scores[n] = stored ? probabilities[i] * slope : 0.0f;
@@ -262,6 +263,11 @@ __global__ void __launch_bounds__(kCotangentThreads, 1)
   if (threadIdx.x < kCotangentGroups * kWarpgroup) {
     TakeRegisters<kCotangentConsumerRegisters>();
     KeysConsumer<T, kConfig, Scoring>(p, control, AddressOfShared(attention_shared)).Run();
+    using Function = typename Scoring::Function;
+    if constexpr (CountTileSums<Function>() > 0) {
+      WaitForPrologue();
+      TilesAdder<kCotangentGroups * kWarpgroup>(p, attention_shared).template Run<Function>();
+    }
   } else {
     GiveUpRegisters<kCotangentProducerRegisters>();
     const int warp = WarpOfBlock() - kCotangentGroups * kConsumerWarps;

@@ -31,6 +31,10 @@ struct KeysMmaControl {
   const T *query, *ct_out;
   const float *lse, *ct_sums;
 
+  // By one thread.
+  __device__ __forceinline__ void Set(const AttentionCotangentWork& p, uint32_t number) {
+    item.SetKeys(p, number);
+  }
   // By one thread: begins a query head of the item's.
   __device__ __forceinline__ void SetHead(const AttentionCotangentWork& p, uint32_t of_group) {
     const uint32_t head = item.head * static_cast<uint32_t>(p.per_group) + of_group;
@@ -43,7 +47,7 @@ struct KeysMmaControl {
 };
 
 // kOfKeys, kOfValues: whose cotangents it computes.
-template <typename T, CotangentMmaConfig kConfig, bool kOfKeys, bool kOfValues>
+template <typename T, CotangentMmaConfig kConfig, bool kOfKeys, bool kOfValues, typename Scoring>
 class KeysMmaBlock {
   static constexpr MmaTiles kTiles = kConfig.tiles;
   static constexpr int kHeadSize = kTiles.head_size, kValueSize = kTiles.value_size;
@@ -59,17 +63,12 @@ class KeysMmaBlock {
   const AttentionCotangentWork& p_;
   KeysMmaControl<T>& control_;
   const MmaItem& item_;
+  MmaRows<kTiles> rows_;
   uint32_t shared_;
-  int first_row_;   // the warp's first one, of the block's
-  int first_cell_;  // of the block's, of its tile's
-
-  // Of all.
-  __device__ __forceinline__ uint32_t FirstKey() const {
-    return item_.row * kMaskTile + first_cell_ * kMaskCell;
-  }
+  HeadScores<Scoring> head_;
 
   __device__ __forceinline__ void CopyOwn() const {
-    const int64_t at = FirstKey() * p_.groups + item_.head, left = p_.keys - FirstKey();
+    const int64_t at = rows_.First() * p_.groups + item_.head, left = p_.keys - rows_.First();
     const T* key = item_.place.At<const T>(p_.batch, p_.key) + at * p_.head_size;
     CopyRows<T, kTiles.rows, kHeadSize, kThreads>(shared_, key, p_.groups * p_.head_size, left,
                                                   p_.head_size);
@@ -95,13 +94,60 @@ class KeysMmaBlock {
                         row < left);
   }
 
-  // Adds a cell to the sums.
-  __device__ __forceinline__ void AddCell(uint32_t stage, bool partial, uint32_t word,
-                                          float (&ct_key)[1][kKeySums],
+  // The same of a function of scores or dropout: of products with queries from `query` on, which
+  // are stored by the bits of `word`.
+  __device__ __forceinline__ void AddScored(uint32_t query, uint32_t word, uint32_t lse,
+                                            float (&scores)[1][kScores], uint32_t ct_outs,
+                                            uint32_t queries, uint32_t values,
+                                            float (&ct_key)[1][kKeySums],
+                                            float (&ct_value)[1][kValueSums]) const {
+    const uint32_t first_query = query + threadIdx.x % 4 * 2;
+    const uint32_t first_key = rows_.FirstOfWarp() + threadIdx.x % kWarp / 4;
+    float probabilities[1][kScores];
+    uint32_t kept = kAllLanes;  // bits of those that are not dropped
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const float shift = ShiftOf(SharedAt<const float>(lse + (i / 4 * 8 + i % 2) * sizeof(float)));
+      const uint32_t row = first_query + i / 4 * 8 + i % 2, column = first_key + i / 2 % 2 * 8;
+      float power = scores[0][i] * p_.log2_scale, slope = 1;
+      if constexpr (Scoring::Function::kExists) {
+        power = head_.Of(scores[0][i], row, column, &slope) * kLog2OfE<float>;
+      }
+      const bool stored = (word & (1u << i)) != 0;
+      const float probability = stored ? ApproximateExp2(power + shift) : 0.0f;
+      scores[0][i] = stored ? probability * slope : 0.0f;
+      probabilities[0][i] = probability;
+      if constexpr (Scoring::kDrops) {
+        if (!head_.Keeps(head_.HashOfRow(row), column)) {
+          kept &= ~(1u << i);
+          probabilities[0][i] = 0;
+        }
+      }
+    }
+    if constexpr (kOfValues) {
+      MultiplyProductByRows<T>(ct_value, probabilities, ct_outs + ValueFactors::TransposedPlace());
+    }
+    if constexpr (kOfKeys) {
+      float ct_scores[1][kScores];
+      MultiplyRowsByRows<T, kValueSize>(ct_scores, values, ct_outs + ValueFactors::RightPlace());
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) {
+        const float sum = SharedAt<const float>(lse + (kMaskCell + i / 4 * 8 + i % 2) *
+                                                          static_cast<int>(sizeof(float)));
+        const bool is_kept = !Scoring::kDrops || (kept & (1u << i)) != 0;
+        scores[0][i] *= (is_kept ? ct_scores[0][i] * head_.KeptScale() : 0.0f) + sum;
+      }
+      MultiplyProductByRows<T>(ct_key, scores, queries + KeyFactors::TransposedPlace());
+    }
+  }
+
+  // Adds a cell to the sums, of queries from `query` on.
+  __device__ __forceinline__ void AddCell(uint32_t stage, uint32_t query, bool partial,
+                                          uint32_t word, float (&ct_key)[1][kKeySums],
                                           float (&ct_value)[1][kValueSums]) const {
-    const uint32_t keys = shared_ + first_row_ * kTiles.KeyRowBytes() + KeyFactors::LeftPlace();
-    const uint32_t values = shared_ + kConfig.OwnValuesAt() + first_row_ * kTiles.ValueRowBytes() +
-                            ValueFactors::LeftPlace();
+    const uint32_t keys = shared_ + rows_.of_warp * kTiles.KeyRowBytes() + KeyFactors::LeftPlace();
+    const uint32_t values = shared_ + kConfig.OwnValuesAt() +
+                            rows_.of_warp * kTiles.ValueRowBytes() + ValueFactors::LeftPlace();
 #pragma unroll 1
     for (int first = 0; first < kMaskCell; first += kConfig.columns) {
       const uint32_t queries = stage + first * kTiles.KeyRowBytes();
@@ -110,6 +156,11 @@ class KeysMmaBlock {
           stage + kConfig.LseOfStageAt() + (first + threadIdx.x % 4 * 2) * sizeof(float);
       float scores[1][kScores];
       MultiplyRowsByRows<T, kHeadSize>(scores, keys, queries + KeyFactors::RightPlace());
+      if constexpr (Scoring::kExists) {
+        AddScored(query + first, word >> (first / 2), lse, scores, ct_outs, queries, values, ct_key,
+                  ct_value);
+        continue;
+      }
 #pragma unroll
       for (int column = 0; column < kConfig.columns; column += 8) {
         const Pair pair = SharedAt<const Pair>(lse + column * sizeof(float));
@@ -144,12 +195,11 @@ class KeysMmaBlock {
   // Walks the steps of a query head. Whether the warp's rows have had a partial cell.
   __device__ __forceinline__ bool AddCells(float (&ct_key)[1][kKeySums],
                                            float (&ct_value)[1][kValueSums]) const {
-    constexpr int kCells = kTiles.rows / kMaskCell;
-    return WalkStages<kCells, kConfig.stages, kConfig.StageBytes(), 1>(
-        item_.mask, first_cell_, first_row_, shared_ + kConfig.StagesAt(),
+    return WalkStages<kConfig>(
+        rows_, shared_ + kConfig.StagesAt(),
         [&](uint32_t stage, uint32_t column) { CopyStep(stage, column); },
-        [&](uint32_t stage, bool partial, const uint32_t (&words)[1]) {
-          AddCell(stage, partial, words[0], ct_key, ct_value);
+        [&](uint32_t stage, uint32_t column, bool partial, const uint32_t (&words)[1]) {
+          AddCell(stage, column, partial, words[0], ct_key, ct_value);
         });
   }
 
@@ -157,10 +207,10 @@ class KeysMmaBlock {
   template <int kCount>
   __device__ __forceinline__ uint32_t Store(const float (&sums)[kCount], float scale,
                                             const Array& array, int64_t size) const {
-    const uint32_t first = FirstKey() + first_row_;
-    const int rows = static_cast<int>(p_.keys) - static_cast<int>(first);
-    T* to = item_.place.At<T>(p_.batch, array) + (first * p_.groups + item_.head) * size;
-    return StoreStrip<T>(sums, {scale, scale}, to, p_.groups * size, rows, static_cast<int>(size));
+    T* to =
+        item_.place.At<T>(p_.batch, array) + (rows_.FirstOfWarp() * p_.groups + item_.head) * size;
+    return StoreStrip<T>(sums, {scale, scale}, to, p_.groups * size, rows_.LeftOfWarp(p_.keys),
+                         static_cast<int>(size));
   }
 
  public:
@@ -170,11 +220,11 @@ class KeysMmaBlock {
       : p_(p),
         control_(control),
         item_(control.item),
+        rows_(control.item, block),
         shared_(AddressOfShared(shared)),
-        first_row_(WarpOfBlock() * kMmaStrip),
-        first_cell_(static_cast<int>(block) % kTiles.BlocksOfTile()) {}
+        head_(p) {}
 
-  __device__ __forceinline__ void Run() const {
+  __device__ __forceinline__ void Run() {
     CopyOwn();
     float ct_key[1][kKeySums] = {}, ct_value[1][kValueSums] = {};
     const auto heads = static_cast<uint32_t>(p_.per_group);
@@ -184,44 +234,37 @@ class KeysMmaBlock {
       __syncthreads();
       if (threadIdx.x == 0) control_.SetHead(p_, of_group);
       __syncthreads();
+      if constexpr (Scoring::kExists) head_.Set(item_.place, item_.head * heads + of_group);
       masked |= AddCells(ct_key, ct_value);
     }
     uint32_t wrong = 0;
-    if constexpr (kOfValues) wrong |= Store(ct_value[0], 1.0f, p_.ct_value, p_.value_size);
+    if constexpr (kOfValues) {
+      wrong |= Store(ct_value[0], head_.KeptScale(), p_.ct_value, p_.value_size);
+    }
     if constexpr (kOfKeys) {
       wrong |= Store(ct_key[0], static_cast<float>(p_.scale), p_.ct_key, p_.head_size);
     }
     if (kComponents<T> == 1 && !masked) return;
     __syncwarp();
-#pragma unroll 1
-    for (; wrong != 0; wrong &= wrong - 1) {
-      const uint32_t at = FirstKey() + first_row_ + __ffs(static_cast<int>(wrong)) - 1;
-      WriteKeyByEntries<T, kHeadSize, kValueSize, kOfKeys, kOfValues>(p_, item_.place, item_.head,
-                                                                      item_.row, at);
-    }
+    ForEachRow(wrong, [&](int row) {
+      WriteKeyByEntries<T, kHeadSize, kValueSize, kOfKeys, kOfValues, Scoring>(
+          p_, item_.place, item_.head, item_.row, rows_.FirstOfWarp() + row);
+    });
   }
 };
 
-template <typename T, CotangentMmaConfig kConfig>
+template <typename T, CotangentMmaConfig kConfig, typename Scoring = NoScoring>
 __global__ void __launch_bounds__(kConfig.tiles.Threads(), 1)
     AttentionCotangentOfKeysMma(const __grid_constant__ AttentionCotangentWork p) {
-  using Control = KeysMmaControl<T>;
-  static_assert(sizeof(Control) <= kMmaControlBytes && kConfig.ControlAt() % 16 == 0 &&
-                kConfig.tiles.number_bytes == sizeof(T));
   extern __shared__ __align__(1024) unsigned char attention_shared[];
-  Control& control = *reinterpret_cast<Control*>(attention_shared + kConfig.ControlAt());
   const uint32_t block = kConfig.split ? blockIdx.x / 2 : blockIdx.x;
-  if (threadIdx.x == 0) {
-    control.item.Set(p.items, p.batch, p.transposed_mask, static_cast<uint32_t>(p.groups), 1,
-                     block / kConfig.tiles.BlocksOfTile());
-  }
-  __syncthreads();
+  auto& control = SetMmaControl<T, KeysMmaControl<T>, kConfig>(p, attention_shared, block);
   if constexpr (!kConfig.split) {
-    KeysMmaBlock<T, kConfig, true, true>(p, control, attention_shared, block).Run();
+    KeysMmaBlock<T, kConfig, true, true, Scoring>(p, control, attention_shared, block).Run();
   } else if (blockIdx.x % 2 == 0) {
-    KeysMmaBlock<T, kConfig, true, false>(p, control, attention_shared, block).Run();
+    KeysMmaBlock<T, kConfig, true, false, Scoring>(p, control, attention_shared, block).Run();
   } else {
-    KeysMmaBlock<T, kConfig, false, true>(p, control, attention_shared, block).Run();
+    KeysMmaBlock<T, kConfig, false, true, Scoring>(p, control, attention_shared, block).Run();
   }
   if (threadIdx.x == 0) WaitForPrologue();  // what follows this kernel finds that one done, too
 }

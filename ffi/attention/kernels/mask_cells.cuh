@@ -21,6 +21,15 @@ __device__ __forceinline__ uint32_t CountPartialCells(uint32_t entry, int down, 
   return __popc(PartialCellsOf(entry) & ((1u << (4 * down + 2 * across)) - 1));
 }
 
+// The number of the first entry of a row of tiles, of all of its mask's; no more than there is room
+// for.
+__device__ __forceinline__ uint32_t FirstEntryOf(const MaskTiles& mask, const Batch& batch,
+                                                 const BatchPlace& place, uint32_t own,
+                                                 uint32_t row) {
+  const int32_t* offsets = place.At<const int32_t>(batch, mask.offsets) + own * (mask.rows + 1);
+  return RowBounds::Clamp(offsets[row], mask.capacity);
+}
+
 // The listed tiles of a row of tiles. Numbers of entries are to be below `count`; then nothing
 // outside of the mask's arrays is read, whatever these hold.
 struct MaskRow {

@@ -6,6 +6,8 @@
 
 #include "attention/kernels/items_launch.h"
 #include "attention/kernels/mma.h"
+#include "attention/kernels/score_source.h"
+#include "attention/kernels/tile_sums.h"
 #include "host/variant.h"
 #include "nvrtc/expression.h"
 
@@ -48,6 +50,13 @@ inline bool IsMmaAligned(const Array& array) {
   return reinterpret_cast<uint64_t>(array.data) % 16 == 0;
 }
 
+// Functions of scores are printed in forms that are exact enough for operands of 16 bits. Of sums
+// over tiles there are none.
+inline bool MmaTakes(const AttentionScores& scores, DType dtype) {
+  return !scores.Exist() || (SizeOf(dtype) == 2 && FitsScores(scores) &&
+                             TileSumsBefore(scores, scores.gradients) == 0);
+}
+
 // Tensor cores of warps multiply bfloat16 numbers since compute capability 8.0. Lines of heads are
 // copied by 16 bytes.
 inline bool MmaTakes(const AttentionOperands& p) {
@@ -56,7 +65,7 @@ inline bool MmaTakes(const AttentionOperands& p) {
   const auto sized = [&](int64_t size) {
     return 0 < size && size <= kMmaMostSize && size % at_once == 0;
   };
-  return p.has_mask && !p.scores.Exist() && p.dtype != DType::kFloat64 &&
+  return p.has_mask && MmaTakes(p.scores, p.dtype) && p.dtype != DType::kFloat64 &&
          p.gpu.compute_capability >= 80 && sized(p.head_size) && sized(p.value_size) &&
          IsMmaAligned(p.query) && IsMmaAligned(p.key) && IsMmaAligned(p.value) && 0 < p.keys &&
          p.keys < kMost && p.queries < kMost;
@@ -73,7 +82,7 @@ struct MmaCostModel {
   double launch_us;     // microseconds
   double tile;          // of 128 x 128 positions of a head, with sizes of 128, in 16 bits
   double tile_of_size;  // the part of it that grows with them
-  double other_size;    // times as many with a size beyond 64 that is not 128
+  double other_size;    // times as many in 16 bits with a size beyond 64 that is not 128
   double exact;         // times as many in float32
   double item;
 };
@@ -85,8 +94,8 @@ inline double MmaMicroseconds(const MmaCostModel& model, const AttentionOperands
   const double blocks = std::max(1.0, std::min(count, static_cast<double>(p.gpu.multiprocessors)));
   double of_tile = model.tile * (1 - model.tile_of_size + model.tile_of_size * size);
   const auto is_usual = [](int64_t of_head) { return of_head <= 64 || of_head == 128; };
-  if (!is_usual(p.head_size) || !is_usual(p.value_size)) of_tile *= model.other_size;
   if (p.dtype == DType::kFloat32) of_tile *= model.exact;
+  else if (!is_usual(p.head_size) || !is_usual(p.value_size)) of_tile *= model.other_size;
   const double clocks = heads * static_cast<double>(mask.capacity) * of_tile + count * model.item;
   return clocks / blocks / kClocksOfMicrosecond;
 }

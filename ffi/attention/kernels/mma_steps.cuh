@@ -14,17 +14,15 @@ struct MmaItem {
   uint32_t head;  // of its batch entry's
   uint32_t row;   // of tiles
 
-  // By one thread: an item of so many heads of a batch entry, `per_group` of which are a group of
-  // the mask's. Each has a row of the mask's tiles.
-  __device__ __forceinline__ void Set(const AttentionItems& items, const Batch& batch,
-                                      const MaskTiles& tiles, uint32_t heads, uint32_t per_group,
-                                      uint32_t number) {
-    const AttentionItems::Place at = items.At(number);
-    head = at.head % heads;
-    place.Set(batch, at.head / heads);
-    const uint32_t own = OwnMask(tiles, head / per_group, head % per_group);
-    row = MaskRowInOrder(tiles, batch, place, own, at.row);
-    mask.Set(tiles, batch, place, own, row);
+  // By one thread: an item of queries of a head, or of keys of a group.
+  template <typename Problem>
+  __device__ __forceinline__ void Set(const Problem& p, uint32_t number) {
+    const auto per_group = static_cast<uint32_t>(p.per_group);
+    SetRow(p, p.mask, static_cast<uint32_t>(p.groups) * per_group, per_group, number);
+  }
+  template <typename Problem>
+  __device__ __forceinline__ void SetKeys(const Problem& p, uint32_t number) {
+    SetRow(p, p.transposed_mask, static_cast<uint32_t>(p.groups), 1, number);
   }
   // By one thread: the same row of the mask of another head of the group.
   __device__ __forceinline__ void SetMask(const Batch& batch, const MaskTiles& tiles,
@@ -33,10 +31,60 @@ struct MmaItem {
   }
 
  private:
+  // An item of so many heads of a batch entry, `per_group` of which are a group of the mask's. Each
+  // has a row of the mask's tiles.
+  template <typename Problem>
+  __device__ __forceinline__ void SetRow(const Problem& p, const MaskTiles& tiles, uint32_t heads,
+                                         uint32_t per_group, uint32_t number) {
+    const AttentionItems::Place at = p.items.At(number);
+    head = at.head % heads;
+    place.Set(p.batch, at.head / heads);
+    const uint32_t own = OwnMask(tiles, head / per_group, head % per_group);
+    row = MaskRowInOrder(tiles, p.batch, place, own, at.row);
+    mask.Set(tiles, p.batch, place, own, row);
+  }
   __device__ __forceinline__ static uint32_t OwnMask(const MaskTiles& tiles, uint32_t group,
                                                      uint32_t of_group) {
     return static_cast<uint32_t>(tiles.Own(group, of_group));
   }
+};
+
+// Has one thread set what controls the work of a block, in shared memory.
+template <typename T, typename Control, auto kConfig, typename Problem>
+__device__ __forceinline__ Control& SetMmaControl(const Problem& p, unsigned char* shared,
+                                                  uint32_t block) {
+  static_assert(sizeof(Control) <= kMmaControlBytes && kConfig.ControlAt() % 16 == 0 &&
+                kConfig.tiles.number_bytes == sizeof(T));
+  Control& control = *reinterpret_cast<Control*>(shared + kConfig.ControlAt());
+  if (threadIdx.x == 0) control.Set(p, block / kConfig.tiles.BlocksOfTile());
+  __syncthreads();
+  return control;
+}
+
+// Which rows of an item a block owns, and each of its warps.
+template <MmaTiles kTiles>
+struct MmaRows {
+  const MmaItem& item;
+  int first_cell;  // of the block's, of its tile's
+  int of_warp;     // the warp's first row, of the block's
+
+  __device__ __forceinline__ MmaRows(const MmaItem& item, uint32_t block)
+      : item(item),
+        first_cell(static_cast<int>(block) % kTiles.BlocksOfTile()),
+        of_warp(WarpOfBlock() * kTiles.strips * kMmaStrip) {}
+
+  // The first one of all of the head's.
+  __device__ __forceinline__ uint32_t First() const {
+    return item.row * kMaskTile + first_cell * kMaskCell;
+  }
+  __device__ __forceinline__ uint32_t FirstOfWarp() const { return First() + of_warp; }
+  // How many there are from the warp's first one on, or less than 0, where a head has `rows`.
+  __device__ __forceinline__ int LeftOfWarp(int64_t rows) const {
+    return static_cast<int>(rows) - static_cast<int>(FirstOfWarp());
+  }
+  // The warp's row of cells of the tile, and its first strip of that.
+  __device__ __forceinline__ int Down() const { return first_cell + of_warp / kMaskCell; }
+  __device__ __forceinline__ int Strip() const { return of_warp % kMaskCell / kMmaStrip; }
 };
 
 // The steps of an item: the columns of cells of its listed tiles in which the block's rows, kCells
@@ -99,15 +147,15 @@ class MmaSteps {
   __device__ __forceinline__ int Across() const { return static_cast<int>(next_ - 1) % 2; }
 };
 
-// Walks the steps of an item whose cells of the other operands come to kStages stages in shared
-// memory, from `stages` on: copy(stage, column) has a step's copied, and add(stage, partial, words)
-// adds the cell of the warp's rows, whose first one is `first_row` of the block's, where it is not
-// empty. Whether one of these was partial. Copies of the block's own rows may be on their way.
-template <int kCells, int kStages, int kStageBytes, int kStrips, typename Copy, typename Add>
-__device__ __forceinline__ bool WalkStages(const MaskRow& row, int first_cell, int first_row,
-                                           uint32_t stages, Copy copy, Add add) {
-  const int down = first_cell + first_row / kMaskCell, strip = first_row % kMaskCell / kMmaStrip;
-  MmaSteps<kCells> steps(row, first_cell);
+// Walks the steps of a block's item whose cells of the other operands come to stages in shared
+// memory, from `stages` on: copy(stage, column) has a step's copied, and add(stage, column,
+// partial, words) adds the cell of the warp's rows where it is not empty. Whether one of these was
+// partial. Copies of the block's own rows may be on their way.
+template <auto kConfig, typename Copy, typename Add>
+__device__ __forceinline__ bool WalkStages(const MmaRows<kConfig.tiles>& rows, uint32_t stages,
+                                           Copy copy, Add add) {
+  const int down = rows.Down(), strip = rows.Strip();
+  MmaSteps<kConfig.tiles.rows / kMaskCell> steps(rows.item.mask, rows.first_cell);
   uint32_t stage = stages;
   bool masked = false, more = steps.Next();
   if (more) copy(stage, steps.Column());
@@ -115,19 +163,20 @@ __device__ __forceinline__ bool WalkStages(const MaskRow& row, int first_cell, i
   while (more) {
     const MaskCell cell = steps.CellAt(down);
     const bool partial = cell == MaskCell::kPartial;
-    uint32_t words[kStrips];
+    const uint32_t column = steps.Column();
+    uint32_t words[kConfig.tiles.strips];
     steps.LoadWords(down, strip, words);
     WaitForCopies();
     __syncthreads();
     const uint32_t own = stage;
-    if constexpr (kStages > 1) {
-      stage = 2 * stages + kStageBytes - stage;  // the other one
+    if constexpr (kConfig.stages > 1) {
+      stage = 2 * stages + kConfig.StageBytes() - stage;  // the other one
       more = steps.Next();
       if (more) copy(stage, steps.Column());
     }
     masked |= partial;
-    if (cell != MaskCell::kEmpty) add(own, partial, words);
-    if constexpr (kStages == 1) {
+    if (cell != MaskCell::kEmpty) add(own, column, partial, words);
+    if constexpr (kConfig.stages == 1) {
       __syncthreads();
       more = steps.Next();
       if (more) copy(stage, steps.Column());

@@ -31,19 +31,25 @@ std::string Launch(const AttentionCotangentProblem& p, const CudaLaunch& launch)
   const cudaError_t status = cudaMemsetAsync(p.workspace.data, 0, kCotangentWorkspaceBytes,
                                              static_cast<cudaStream_t>(launch.stream));
   if (status != cudaSuccess) return cudaGetErrorString(status);
-  // Of positions in tiles that are not listed they stay 0.
-  const int64_t scores = p.batch.count * p.groups * p.per_group * p.queries * p.keys;
-  for (int i = 0; i < p.scores.gradients; ++i) {
-    if ((p.scores.whole_gradients >> i & 1) == 0) continue;
-    const cudaError_t cleared =
-        cudaMemsetAsync(p.scores.ct_values[i].data, 0, static_cast<size_t>(scores) * sizeof(float),
-                        static_cast<cudaStream_t>(launch.stream));
-    if (cleared != cudaSuccess) return cudaGetErrorString(cleared);
-  }
+  const std::string reason = ClearWholeCotangents(p, launch);
+  if (!reason.empty()) return reason;
   return LaunchCotangent(p, launch, RowItemsOf(p), kMaskCell, kMaskTile);
 }
 
 }  // namespace
+
+std::string ClearWholeCotangents(const AttentionCotangentProblem& p, const CudaLaunch& launch) {
+  const ScopedDevice scoped(launch.device);
+  const int64_t scores = p.batch.count * p.groups * p.per_group * p.queries * p.keys;
+  for (int i = 0; i < p.scores.gradients; ++i) {
+    if (p.scores.sums[i] != ScoreSums::kNone) continue;
+    const cudaError_t status =
+        cudaMemsetAsync(p.scores.ct_values[i].data, 0, static_cast<size_t>(scores) * sizeof(float),
+                        static_cast<cudaStream_t>(launch.stream));
+    if (status != cudaSuccess) return cudaGetErrorString(status);
+  }
+  return "";
+}
 
 extern constinit const CudaKernel<AttentionCotangentProblem> kAttentionCotangentOfRows = {
     Source, Shape, Launch};

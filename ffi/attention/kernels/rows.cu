@@ -8,8 +8,9 @@
 //
 // Where there is a function of scores (scores.cuh), p is of what it makes of them, and ds is
 // multiplied by its derivative; dropout multiplies dp. Cotangents of operands of the function are
-// sums of rows of p dp times its derivative by them, or these products themselves: nothing is added
-// across blocks.
+// sums of p dp times its derivative by them, over rows, or these products themselves: nothing is
+// added across blocks. Of sums over columns or distances it has what each tile adds
+// (tile_sums.cuh).
 //
 // Scores and probabilities are computed once more than by the kernel of keys (keys.cu), since sums
 // over keys and sums over queries belong to different blocks: so there are no atomic additions, and
@@ -32,6 +33,7 @@
 // once each.
 #include "attention/kernels/cotangent_scores.cuh"
 #include "attention/kernels/rows_producers.cuh"
+#include "attention/kernels/tile_sums.cuh"
 
 namespace jaxsparse {
 
@@ -49,9 +51,14 @@ class RowsConsumer {
   bool masked_;  // the item has had a partial cell
   float shifts_[2], ct_sums_[2];
   float ct_query_[kSize / 2];
-  // Of operands of the function of scores, those cotangents that are sums of rows.
-  static constexpr int kGradients = Scoring::Function::kGradients;
+  // Of operands of the function of scores, those cotangents that are sums of rows, and what has
+  // those that are summed over tiles.
+  using Function = typename Scoring::Function;
+  static constexpr int kGradients = Function::kGradients;
+  static constexpr int kTileSums = CountTileSums<Function>();
+  static constexpr int kCountOfSums = kTileSums > 0 ? kTileSums : 1;
   float row_sums_[kGradients > 0 ? kGradients : 1][2];
+  TileSumsFiller filler_;
 
   // Keys are read by products alone: one lane of each warp arrives. Values are emptied by all
   // lanes, which have read the words that came for this tile.
@@ -85,9 +92,10 @@ class RowsConsumer {
     if (!is_first) EmptyKeys(control_.KeysAt({(at_.stage + kStages - 1) % kStages}));
   }
 
-  // Adds a tile to the sums. The last product is not waited for.
+  // Adds a tile to the sums, which is entry `number` of the mask. The last product is not waited
+  // for.
   __device__ __forceinline__ void AddTile(const CotangentItem& item, uint32_t states,
-                                          bool is_first) {
+                                          uint32_t number, bool is_first) {
     // In a way that tells a compiler that all lanes agree, as about states below.
     const typename Control::State at = {__shfl_sync(kAllLanes, at_.stage, 0),
                                         __shfl_sync(kAllLanes, at_.phase, 0)};
@@ -107,6 +115,7 @@ class RowsConsumer {
     WaitForGroups<1>();
     KeepInRegisters(scores);
     const TileScores<Scoring> head(p_, item, group_, states);
+    float summed[kCountOfSums][kMaskTile / 2];
     if constexpr (kGradients > 0) {
       // All at once: what is needed of a product has no register to wait in for the other one.
       WaitForGroups<0>();
@@ -116,7 +125,7 @@ class RowsConsumer {
       // Once values are emptied, words of another tile may come to where these lie.
       const uint32_t words[] = {WordOf<0>(states), WordOf<1>(states)};
       control_.ValuesAt(at_).Emptied();
-      Differentiate(item, head, words, scores, ct_scores);
+      Differentiate(item, head, words, scores, ct_scores, summed);
     } else {
 #pragma unroll
       for (int i = 0; i < kMaskTile / 2; ++i) {
@@ -124,7 +133,7 @@ class RowsConsumer {
         if constexpr (Scoring::Function::kExists) {
           float slope;
           const float score = head.Of(i, scores[i], &slope);
-          scores[i] = ApproximateExp2(score * kLog2OfE + shift) * slope;
+          scores[i] = ApproximateExp2(score * kLog2OfE<float> + shift) * slope;
         } else {
           scores[i] = ApproximateExp2(scores[i] * p_.log2_scale + shift);
         }
@@ -143,6 +152,29 @@ class RowsConsumer {
     FenceProducts();
     MultiplyRows<T, kTileBlock>(ct_query_, rows, keys);
     CommitProducts();
+    if constexpr (kTileSums > 0) {
+      FillSums(item, states, number, [&](ScoreSums sums, int i, uint32_t to) {
+        if (sums == ScoreSums::kByColumn) StoreSumsOfColumns(summed[i], to);
+        else StoreSumsOfDiagonals(summed[i], to);
+      });
+    }
+  }
+
+  // Hands over what a tile adds to each of the cotangents that are summed over tiles.
+  template <typename Store>
+  __device__ __forceinline__ void FillSums(const CotangentItem& item, uint32_t states,
+                                           uint32_t number, Store store) {
+#pragma unroll
+    for (int g = 0, i = 0; g < kGradients; ++g) {
+      const ScoreSums sums = Function::kSums[g];
+      if (!IsSummedByTiles(sums)) continue;
+      const auto place = [&] {
+        return reinterpret_cast<float*>(p_.workspace.data + kCotangentWorkspaceBytes) +
+               TileSumsAt(p_, g, item.head_of_all, number);
+      };
+      filler_.Fill(states, place, [&](uint32_t to) { store(sums, i, to); });
+      ++i;
+    }
   }
 
   // Turns products to cotangents of scores, and adds or stores those of operands. What is not
@@ -151,7 +183,8 @@ class RowsConsumer {
                                                 const TileScores<Scoring>& head,
                                                 const uint32_t (&words)[2],
                                                 float (&scores)[kMaskTile / 2],
-                                                const float (&ct_scores)[kMaskTile / 2]) {
+                                                const float (&ct_scores)[kMaskTile / 2],
+                                                float (&summed)[kCountOfSums][kMaskTile / 2]) {
     float* whole[kGradients];
 #pragma unroll
     for (int g = 0; g < kGradients; ++g) {
@@ -164,14 +197,16 @@ class RowsConsumer {
       float slope, gradients[kGradients];
       const float score = head.Of(i, scores[i], &slope, gradients);
       const bool stored = (words[i / 32] & (1u << i % 32)) != 0;
-      const float p = ApproximateExp2(score * kLog2OfE + shifts_[row]);
+      const float p = ApproximateExp2(score * kLog2OfE<float> + shifts_[row]);
       const float ct = stored ? p * (ct_scores[i] + ct_sums_[row]) : 0.0f;
       scores[i] = stored ? ct * slope : 0.0f;
 #pragma unroll
-      for (int g = 0; g < kGradients; ++g) {
+      for (int g = 0, tile_sum = 0; g < kGradients; ++g) {
         const float of_operand = stored ? ct * gradients[g] : 0.0f;
-        if (!Scoring::Function::kWhole[g]) row_sums_[g][row] += of_operand;
-        else if (stored) head.Store(p_, whole[g], i, of_operand);
+        const ScoreSums sums = Function::kSums[g];
+        if (sums == ScoreSums::kByRow) row_sums_[g][row] += of_operand;
+        if (sums == ScoreSums::kNone && stored) head.Store(p_, whole[g], i, of_operand);
+        if (IsSummedByTiles(sums)) summed[tile_sum++][i] = of_operand;
       }
     }
   }
@@ -180,7 +215,7 @@ class RowsConsumer {
     const uint32_t first = threadIdx.x % kWarpgroup / kWarp * 16 + threadIdx.x % kWarp / 4;
 #pragma unroll
     for (int g = 0; g < kGradients; ++g) {
-      if (Scoring::Function::kWhole[g]) continue;
+      if (Function::kSums[g] != ScoreSums::kByRow) continue;
       float* to = item.place.At<float>(p_.batch, p_.scores.ct_values[g]) + item.head * p_.queries;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -197,14 +232,18 @@ class RowsConsumer {
     for (bool is_first = true;; is_first = false) {
       control_.KeysAt(at_).WaitUntilFull();
       const uint32_t states = __shfl_sync(kAllLanes, control_.steps[at_.stage], 0);
+      const uint32_t number = kTileSums > 0 ? control_.numbers[at_.stage] : 0;
       if ((states >> (kMaskStatesAt + 4 * group_) & 15) != 0) {
         masked_ |= (PartialCellsOf(states) >> 4 * group_ & 15) != 0;
-        AddTile(item, states, is_first);
+        AddTile(item, states, number, is_first);
       } else {
         WaitForGroups<0>();
         EmptyKeysBefore(is_first);
         control_.ValuesAt(at_).WaitUntilFull();
         control_.ValuesAt(at_).Emptied();
+        if constexpr (kTileSums > 0) {
+          if (states != 0) FillSums(item, states, number, [](ScoreSums, int, uint32_t) {});
+        }
       }
       if (states == 0) break;
       at_.Advance();
@@ -237,7 +276,8 @@ class RowsConsumer {
         control_(control),
         group_(WarpgroupOfBlock()),
         shared_(shared),
-        rows_(shared + group_ * kConfig.RowsBytes()) {}
+        rows_(shared + group_ * kConfig.RowsBytes()),
+        filler_(control.tile_sums, shared + kConfig.TileSumsAt()) {}
 
   __device__ __forceinline__ void Run() {
     const int first_row = threadIdx.x % kWarpgroup / kWarp * 16 + threadIdx.x % kWarp / 4;
@@ -246,7 +286,7 @@ class RowsConsumer {
     for (uint32_t number = 0;; ++number) {
       WaitForPhase(&control_.rows_full[group_], number & 1);
       const CotangentItem& item = control_.items.slots[number % kItemSlots];
-      if (item.row == kNoItem) return;
+      if (item.row == kNoItem) break;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         shifts_[i] = SharedAt<const float>(shifts + i * 8 * 4);
@@ -265,6 +305,9 @@ class RowsConsumer {
       Arrive(&control_.rows_empty[group_]);
       WriteResults(item);
     }
+    if constexpr (kTileSums > 0) {
+      filler_.Fill(0, [] { return static_cast<float*>(nullptr); }, [](uint32_t) {});
+    }
   }
 };
 
@@ -276,6 +319,7 @@ __global__ void __launch_bounds__(kCotangentThreads, 1)
   static_assert(sizeof(Control) <= kCotangentControlBytes);
   Control& control = *reinterpret_cast<Control*>(attention_shared + kConfig.ControlAt());
   constexpr int kConsumerWarps = kWarpgroup / kWarp;  // of a warpgroup
+  constexpr bool kTileSums = CountTileSums<typename Scoring::Function>() > 0;
   LetNextKernelBegin();
   if (threadIdx.x == 0) {
     for (uint32_t stage = 0; stage < Control::kStages; ++stage) {
@@ -283,6 +327,7 @@ __global__ void __launch_bounds__(kCotangentThreads, 1)
       control.ValuesAt({stage}).Init(1, kCotangentGroups * kWarpgroup);
     }
     control.items.Init();
+    if constexpr (kTileSums) control.tile_sums.Init();
     for (int group = 0; group < kCotangentGroups; ++group) {
       InitBarrier(&control.rows_full[group], kWarp + 1);
       InitBarrier(&control.rows_empty[group], kWarpgroup);
@@ -297,9 +342,15 @@ __global__ void __launch_bounds__(kCotangentThreads, 1)
     GiveUpRegisters<kCotangentProducerRegisters>();
     const int warp = WarpOfBlock() - kCotangentGroups * kConsumerWarps;
     if (warp == 0 && threadIdx.x % kWarp == 0) {
-      CopyTiles<kConfig, Scoring::kExists>(p, control, attention_shared);
+      CopyTiles<kConfig, Scoring::kExists, kTileSums>(p, control, attention_shared);
     }
     if (warp == 1) RowsOfItems<kConfig>(p, control, attention_shared).Run();
+    if constexpr (kTileSums) {
+      if (warp == 2) {
+        AddUpTileSums<typename Scoring::Function>(
+            control.tile_sums, AddressOfShared(attention_shared) + kConfig.TileSumsAt());
+      }
+    }
   }
 }
 

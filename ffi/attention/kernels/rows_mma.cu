@@ -20,7 +20,7 @@
 
 namespace jaxsparse {
 
-template <typename T, CotangentMmaConfig kConfig>
+template <typename T, CotangentMmaConfig kConfig, typename Scoring>
 class RowsMmaBlock {
   static constexpr MmaTiles kTiles = kConfig.tiles;
   static constexpr int kHeadSize = kTiles.head_size, kValueSize = kTiles.value_size;
@@ -31,19 +31,18 @@ class RowsMmaBlock {
 
   const AttentionCotangentWork& p_;
   const MmaItem& item_;
+  MmaRows<kTiles> rows_;
   uint32_t shared_;
-  int first_row_;   // the warp's first one, of the block's
-  int first_cell_;  // of the block's, of its tile's
   float shifts_[kStrips][2], ct_sums_[kStrips][2];
-
-  // Of all.
-  __device__ __forceinline__ uint32_t FirstQuery() const {
-    return item_.row * kMaskTile + first_cell_ * kMaskCell;
-  }
+  // Of operands of the function of scores, those cotangents that are sums of rows.
+  using Function = typename Scoring::Function;
+  static constexpr int kGradients = Function::kGradients;
+  float row_sums_[kGradients > 0 ? kGradients : 1][kStrips][2] = {};
+  HeadScores<Scoring> head_;
 
   __device__ __forceinline__ void CopyOwn() const {
-    const int64_t heads = p_.groups * p_.per_group, left = p_.queries - FirstQuery();
-    const int64_t at = FirstQuery() * heads + item_.head;
+    const int64_t heads = p_.groups * p_.per_group, left = p_.queries - rows_.First();
+    const int64_t at = rows_.First() * heads + item_.head;
     const T* query = item_.place.At<const T>(p_.batch, p_.query) + at * p_.head_size;
     const T* ct_out = item_.place.At<const T>(p_.batch, p_.ct_out) + at * p_.value_size;
     CopyRows<T, kTiles.rows, kHeadSize, kThreads>(shared_, query, heads * p_.head_size, left,
@@ -67,20 +66,73 @@ class RowsMmaBlock {
         item_.place.At<const float>(p_.batch, p_.ct_sums) + item_.head * p_.queries;
 #pragma unroll
     for (int i = 0; i < 2 * kStrips; ++i) {
-      const int64_t row = FirstQuery() + first_row_ + i * 8 + threadIdx.x % kWarp / 4;
+      const int64_t row = rows_.FirstOfWarp() + i * 8 + threadIdx.x % kWarp / 4;
       const bool exists = row < p_.queries;
       shifts_[i / 2][i % 2] = exists ? ShiftOf(lse[row]) : 0;
       ct_sums_[i / 2][i % 2] = exists ? ct_sums[row] : 0;
     }
   }
 
-  // Adds a cell to the sums.
-  __device__ __forceinline__ void AddCell(uint32_t stage, bool partial,
+  // Turns products of a strip to cotangents of scores, and adds or stores those of operands. What
+  // is not stored, by the bits of `word`, has none, whatever the function is there.
+  __device__ __forceinline__ void Differentiate(int strip, uint32_t key, uint32_t word,
+                                                float (&scores)[kScores],
+                                                float (&ct_scores)[kScores]) {
+    const uint32_t query = rows_.FirstOfWarp() + strip * kMmaStrip + threadIdx.x % kWarp / 4;
+    head_.DropPairs(query, key, head_.KeptScale(), ct_scores);
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const uint32_t row = query + RowOfNumber(i) * 8, column = key + i / 4 * 8 + i % 2;
+      const bool stored = (word & (1u << i)) != 0;
+      float power = scores[i] * p_.log2_scale, slope = 1;
+      float gradients[kGradients > 0 ? kGradients : 1];
+      if constexpr (kGradients > 0) {
+        power = head_.Of(scores[i], row, column, &slope, gradients) * kLog2OfE<float>;
+      } else if constexpr (Function::kExists) {
+        power = head_.Of(scores[i], row, column, &slope) * kLog2OfE<float>;
+      }
+      const float p = ApproximateExp2(power + shifts_[strip][RowOfNumber(i)]);
+      const float ct = stored ? p * (ct_scores[i] + ct_sums_[strip][RowOfNumber(i)]) : 0.0f;
+      scores[i] = stored ? ct * slope : 0.0f;
+#pragma unroll
+      for (int g = 0; g < kGradients; ++g) {
+        const float of_operand = stored ? ct * gradients[g] : 0.0f;
+        if (Function::kSums[g] == ScoreSums::kByRow) {
+          row_sums_[g][strip][RowOfNumber(i)] += of_operand;
+        } else if (stored && row < p_.queries && column < p_.keys) {
+          CotangentsOf(g, p_.queries * p_.keys)[row * p_.keys + column] = of_operand;
+        }
+      }
+    }
+  }
+
+  // Of the head, which has so many.
+  __device__ __forceinline__ float* CotangentsOf(int gradient, int64_t count) const {
+    return item_.place.template At<float>(p_.batch, p_.scores.ct_values[gradient]) +
+           item_.head * count;
+  }
+
+  __device__ __forceinline__ void WriteRowSums() const {
+#pragma unroll
+    for (int g = 0; g < kGradients; ++g) {
+      if (Function::kSums[g] != ScoreSums::kByRow) continue;
+#pragma unroll
+      for (int i = 0; i < 2 * kStrips; ++i) {
+        const float sum = SumOverLanes(row_sums_[g][i / 2][i % 2], 4);
+        const int64_t row = rows_.FirstOfWarp() + i * 8 + threadIdx.x % kWarp / 4;
+        if (threadIdx.x % 4 == 0 && row < p_.queries) CotangentsOf(g, p_.queries)[row] = sum;
+      }
+    }
+  }
+
+  // Adds a cell to the sums, of keys from `column` on.
+  __device__ __forceinline__ void AddCell(uint32_t stage, uint32_t column, bool partial,
                                           const uint32_t (&words)[kStrips],
-                                          float (&sums)[kStrips][kSums]) const {
-    const uint32_t queries = shared_ + first_row_ * kTiles.KeyRowBytes() + KeyFactors::LeftPlace();
-    const uint32_t ct_outs = shared_ + kConfig.OwnValuesAt() + first_row_ * kTiles.ValueRowBytes() +
-                             ValueFactors::LeftPlace();
+                                          float (&sums)[kStrips][kSums]) {
+    const uint32_t queries =
+        shared_ + rows_.of_warp * kTiles.KeyRowBytes() + KeyFactors::LeftPlace();
+    const uint32_t ct_outs = shared_ + kConfig.OwnValuesAt() +
+                             rows_.of_warp * kTiles.ValueRowBytes() + ValueFactors::LeftPlace();
 #pragma unroll 1
     for (int first = 0; first < kMaskCell; first += kConfig.columns) {
       const uint32_t keys = stage + first * kTiles.KeyRowBytes();
@@ -90,6 +142,11 @@ class RowsMmaBlock {
       MultiplyRowsByRows<T, kValueSize>(ct_scores, ct_outs, values + ValueFactors::RightPlace());
 #pragma unroll
       for (int strip = 0; strip < kStrips; ++strip) {
+        if constexpr (Scoring::kExists) {
+          Differentiate(strip, column + first + threadIdx.x % 4 * 2, words[strip] >> (first / 2),
+                        scores[strip], ct_scores[strip]);
+          continue;
+        }
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
           float& score = scores[strip][i];
@@ -108,11 +165,9 @@ class RowsMmaBlock {
  public:
   __device__ __forceinline__ RowsMmaBlock(const AttentionCotangentWork& p, const MmaItem& item,
                                           const unsigned char* shared)
-      : p_(p),
-        item_(item),
-        shared_(AddressOfShared(shared)),
-        first_row_(WarpOfBlock() * kStrips * kMmaStrip),
-        first_cell_(static_cast<int>(blockIdx.x) % kTiles.BlocksOfTile()) {}
+      : p_(p), item_(item), rows_(item, blockIdx.x), shared_(AddressOfShared(shared)), head_(p) {
+    if constexpr (Scoring::kExists) head_.Set(item_.place, item_.head);
+  }
 
   __device__ __forceinline__ void Run() {
     CopyOwn();
@@ -121,15 +176,15 @@ class RowsMmaBlock {
     const uint32_t group = item_.head / static_cast<uint32_t>(p_.per_group);
     const T* keys = item_.place.At<const T>(p_.batch, p_.key) + group * p_.head_size;
     const T* values = item_.place.At<const T>(p_.batch, p_.value) + group * p_.value_size;
-    constexpr int kCells = kTiles.rows / kMaskCell;
-    const bool masked = WalkStages<kCells, kConfig.stages, kConfig.StageBytes(), kStrips>(
-        item_.mask, first_cell_, first_row_, shared_ + kConfig.StagesAt(),
+    const bool masked = WalkStages<kConfig>(
+        rows_, shared_ + kConfig.StagesAt(),
         [&](uint32_t stage, uint32_t column) { CopyStep(stage, keys, values, column); },
-        [&](uint32_t stage, bool partial, const uint32_t (&words)[kStrips]) {
-          AddCell(stage, partial, words, sums);
+        [&](uint32_t stage, uint32_t column, bool partial, const uint32_t (&words)[kStrips]) {
+          AddCell(stage, column, partial, words, sums);
         });
-    const uint32_t first = FirstQuery() + first_row_;
-    const int rows = static_cast<int>(p_.queries) - static_cast<int>(first);
+    if constexpr (kGradients > 0) WriteRowSums();
+    const uint32_t first = rows_.FirstOfWarp();
+    const int rows = rows_.LeftOfWarp(p_.queries);
     const int64_t heads = p_.groups * p_.per_group;
     const auto scale = static_cast<float>(p_.scale);
     T* ct_query =
@@ -144,28 +199,20 @@ class RowsMmaBlock {
     }
     if (kComponents<T> == 1 && !masked) return;
     __syncwarp();
-#pragma unroll 1
-    for (; wrong != 0; wrong &= wrong - 1) {
-      const uint32_t at = first + __ffs(static_cast<int>(wrong)) - 1;
-      WriteQueryByEntries<T, kHeadSize, kValueSize>(p_, item_.place, item_.head, item_.row, at);
-    }
+    ForEachRow(wrong, [&](int row) {
+      WriteQueryByEntries<T, kHeadSize, kValueSize, Scoring>(p_, item_.place, item_.head, item_.row,
+                                                             first + row);
+    });
   }
 };
 
-template <typename T, CotangentMmaConfig kConfig>
+template <typename T, CotangentMmaConfig kConfig, typename Scoring = NoScoring>
 __global__ void __launch_bounds__(kConfig.tiles.Threads(), 1)
     AttentionCotangentOfRowsMma(const __grid_constant__ AttentionCotangentWork p) {
-  static_assert(sizeof(MmaItem) <= kMmaControlBytes && kConfig.ControlAt() % 16 == 0 &&
-                kConfig.tiles.number_bytes == sizeof(T));
   extern __shared__ __align__(1024) unsigned char attention_shared[];
-  MmaItem& item = *reinterpret_cast<MmaItem*>(attention_shared + kConfig.ControlAt());
   LetNextKernelBegin();
-  if (threadIdx.x == 0) {
-    item.Set(p.items, p.batch, p.mask, static_cast<uint32_t>(p.groups * p.per_group),
-             static_cast<uint32_t>(p.per_group), blockIdx.x / kConfig.tiles.BlocksOfTile());
-  }
-  __syncthreads();
-  RowsMmaBlock<T, kConfig>(p, item, attention_shared).Run();
+  const MmaItem& item = SetMmaControl<T, MmaItem, kConfig>(p, attention_shared, blockIdx.x);
+  RowsMmaBlock<T, kConfig, Scoring>(p, item, attention_shared).Run();
 }
 
 }  // namespace jaxsparse

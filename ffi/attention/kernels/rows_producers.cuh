@@ -4,6 +4,7 @@
 
 #include "attention/kernels/cotangent.cuh"
 #include "attention/kernels/rows.h"
+#include "attention/kernels/tile_sums.cuh"
 
 namespace jaxsparse {
 
@@ -13,13 +14,15 @@ struct RowsControl {
   uint64_t keys_full[kStages], keys_empty[kStages], values_full[kStages], values_empty[kStages];
   uint64_t rows_full[kCotangentGroups], rows_empty[kCotangentGroups];
   CotangentItemSlots items;
-  uint32_t steps[kStages];  // the states of a tile's cells, as an entry has them; 0 ends an item
+  uint32_t steps[kStages];    // the states of a tile's cells, as an entry has them; 0 ends an item
+  uint32_t numbers[kStages];  // of tiles, of the mask's entries
+  TileSumsControl tile_sums;
   // Of the item that the producer of rows is at.
   const float *lse, *ct_sums;
   uint32_t query_entry, ct_out_entry;
   // Of the one that the producer of tiles is at.
   MaskRow row;
-  uint32_t group, key_entry, value_entry;
+  uint32_t group, key_entry, value_entry, first_number;
 
   using State = PipelineState<kStages>;
   __device__ __forceinline__ PipelineStage KeysAt(State at) {
@@ -95,8 +98,9 @@ class RowsOfItems {
   }
 };
 
-// A thread that has keys and values copied, tile by tile. `kColumns`: consumers are told which.
-template <AttentionRowsConfig kConfig, bool kColumns>
+// A thread that has keys and values copied, tile by tile. `kColumns`: consumers are told which;
+// `kNumbers`: and which of the mask's entries these are.
+template <AttentionRowsConfig kConfig, bool kColumns, bool kNumbers>
 __device__ __forceinline__ void CopyTiles(const AttentionCotangentTiles& p,
                                           RowsControl<kConfig>& control, unsigned char* shared) {
   constexpr int kSize = kConfig.head_size;
@@ -109,9 +113,11 @@ __device__ __forceinline__ void CopyTiles(const AttentionCotangentTiles& p,
     control.group = item.head / per_group;
     control.key_entry = item.place.OwnEntry(p.batch, p.key);
     control.value_entry = item.place.OwnEntry(p.batch, p.value);
+    const auto own = static_cast<uint32_t>(p.mask.Own(control.group, item.head % per_group));
     MaskRow& row = control.row;
-    row.Set(p.mask, p.batch, item.place,
-            static_cast<uint32_t>(p.mask.Own(control.group, item.head % per_group)), item.row);
+    row.Set(p.mask, p.batch, item.place, own, item.row);
+    if constexpr (kNumbers)
+      control.first_number = FirstEntryOf(p.mask, p.batch, item.place, own, item.row);
 #pragma unroll 1
     for (uint32_t i = 0; i <= row.count; ++i) {
       const bool is_end = i == row.count;
@@ -122,6 +128,7 @@ __device__ __forceinline__ void CopyTiles(const AttentionCotangentTiles& p,
       const PipelineStage keys = control.KeysAt(at), values = control.ValuesAt(at);
       const uint32_t first = row.ColumnOf(entry) * kMaskTile;
       values.WaitUntilEmpty();
+      if constexpr (kNumbers) control.numbers[at.stage] = control.first_number + i;
       control.steps[at.stage] = states << kMaskStatesAt | (kColumns ? row.ColumnOf(entry) : 0);
       if (is_end) {
         keys.Filled();

@@ -8,7 +8,7 @@
 //     static constexpr int kOperands = 1;
 //     static constexpr ScoreOperand kOperand[] = {{.by_head = true, .type = ScoreType::kFloat32}};
 //     static constexpr int kGradients = 1;               // operands whose cotangents are wanted
-//     static constexpr bool kWhole[] = {false};          // one of each score is stored, not sums
+//     static constexpr ScoreSums kSums[] = {ScoreSums::kByRow};  // what these are
 //     template <typename Values> static float Apply(score, row, column, const Values& values);
 //     template <typename Values>
 //     static float Differentiate(score, row, column, const Values& values, float* derivative);
@@ -28,17 +28,10 @@
 
 namespace jaxsparse {
 
-enum class ScoreType : int { kFloat32, kBFloat16, kFloat16, kInt32, kUint32, kBool };
-
-// By what an operand is indexed, beside the sequence, and the type of its elements.
-struct ScoreOperand {
-  bool by_head = false, by_row = false, by_column = false, by_distance = false;
-  ScoreType type = ScoreType::kFloat32;
-};
-
 struct NoFunction {
   static constexpr bool kExists = false;
   static constexpr int kOperands = 0, kGradients = 0;
+  static constexpr ScoreSums kSums[] = {{}};
 };
 
 // `kOffsets`: positions begin elsewhere than at 0.
@@ -61,11 +54,6 @@ constexpr bool LoadsOfEachScore() {
   return false;
 }
 
-// A place in queries and keys, within them.
-struct ScorePlace {
-  uint32_t row, column;
-};
-
 // The scores of a head of a batch entry.
 template <typename Scoring>
 class HeadScores {
@@ -77,19 +65,22 @@ class HeadScores {
   int row_offset_ = 0, column_offset_ = 0;
   HeadDropout dropout_ = {};
 
-  // What the function reads at a place.
+  // What the function reads at a place of queries and keys; what lies beyond these reads something
+  // within its operands. Of a distance the place is within, and not its row and its column: so a
+  // compiler sees which scores of a thread have the same one.
   struct Values {
     const HeadScores& of;
-    ScorePlace at;
+    uint32_t row, column;
 
     template <int kOperand>
     __device__ __forceinline__ auto Number() const {
       constexpr ScoreOperand kHow = Function::kOperand[kOperand];
-      const auto keys = static_cast<uint32_t>(of.p_.keys);
+      const int64_t rows = of.p_.queries, columns = of.p_.keys;
+      const auto keys = static_cast<uint32_t>(columns);
       uint32_t place = of.first_[kOperand];
-      if constexpr (kHow.by_distance) place += at.row + keys - 1 - at.column;
-      if constexpr (kHow.by_row) place += kHow.by_column ? at.row * keys : at.row;
-      if constexpr (kHow.by_column) place += at.column;
+      if constexpr (kHow.by_distance) place += Within(row - column + keys - 1, rows + columns - 1);
+      if constexpr (kHow.by_row) place += Within(row, rows) * (kHow.by_column ? keys : 1);
+      if constexpr (kHow.by_column) place += Within(column, columns);
       const void* data = of.p_.scores.values[kOperand].data;
       if constexpr (kHow.type == ScoreType::kFloat32) return static_cast<const float*>(data)[place];
       else if constexpr (kHow.type == ScoreType::kBFloat16)
@@ -118,13 +109,6 @@ class HeadScores {
     }
   }
 
-  // Positions beyond the last ones are those of queries and keys that there are not.
-  __device__ __forceinline__ ScorePlace Within(uint32_t row, uint32_t column) const {
-    const auto last_row = static_cast<uint32_t>(p_.queries) - 1;
-    const auto last_column = static_cast<uint32_t>(p_.keys) - 1;
-    return {row < last_row ? row : last_row, column < last_column ? column : last_column};
-  }
-
  public:
   __device__ __forceinline__ explicit HeadScores(const AttentionOperands& p) : p_(p) {}
 
@@ -145,7 +129,7 @@ class HeadScores {
   // The function of a product of a query and a key.
   __device__ __forceinline__ float Of(float product, uint32_t row, uint32_t column) const {
     const float score = product * static_cast<float>(p_.scale);
-    const Values values{*this, Within(row, column)};
+    const Values values{*this, row, column};
     return Function::Apply(score, static_cast<int>(row) + row_offset_,
                            static_cast<int>(column) + column_offset_, values);
   }
@@ -153,7 +137,7 @@ class HeadScores {
   __device__ __forceinline__ float Of(float product, uint32_t row, uint32_t column,
                                       float* derivative) const {
     const float score = product * static_cast<float>(p_.scale);
-    const Values values{*this, Within(row, column)};
+    const Values values{*this, row, column};
     return Function::Differentiate(score, static_cast<int>(row) + row_offset_,
                                    static_cast<int>(column) + column_offset_, values, derivative);
   }
@@ -161,7 +145,7 @@ class HeadScores {
   __device__ __forceinline__ float Of(float product, uint32_t row, uint32_t column,
                                       float* derivative, float* gradients) const {
     const float score = product * static_cast<float>(p_.scale);
-    const Values values{*this, Within(row, column)};
+    const Values values{*this, row, column};
     return Function::DifferentiateAll(score, static_cast<int>(row) + row_offset_,
                                       static_cast<int>(column) + column_offset_, values, derivative,
                                       gradients);
@@ -187,6 +171,23 @@ class HeadScores {
       const uint32_t hash = dropout_.HashOfPair(hash_of_row, static_cast<int>(column));
       kept[0] = dropout_.KeepsEven(hash);
       kept[1] = dropout_.KeepsOdd(hash);
+    }
+  }
+
+  // Of numbers that a thread has of 16 rows, as tensor cores give them, from its first row and
+  // column on: makes those 0 that are dropped, and multiplies the others.
+  template <int kCount>
+  __device__ __forceinline__ void DropPairs(uint32_t row, uint32_t column, float scale,
+                                            float (&numbers)[kCount]) const {
+    if constexpr (Scoring::kDrops) {
+      const uint32_t hashes[] = {HashOfRow(row), HashOfRow(row + 8)};
+#pragma unroll
+      for (int i = 0; i < kCount; i += 2) {
+        bool kept[2];
+        KeepPair(hashes[i / 2 % 2], column + i / 4 * 8, kept);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) numbers[i + j] = kept[j] ? numbers[i + j] * scale : 0.0f;
+      }
     }
   }
 };

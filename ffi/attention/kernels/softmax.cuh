@@ -4,11 +4,11 @@
 // Numbers are powers of 2: of scores times `scale`, which is that of the problem times log2(e).
 #pragma once
 
+#include "attention/kernels/logarithms.h"
 #include "cuda/device.cuh"
 
 namespace jaxsparse {
 
-constexpr float kLog2OfE = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr float kNoScore =
     __builtin_bit_cast(float, 0xff800000u);  // -infinity: of what is not seen
 
@@ -26,7 +26,7 @@ constexpr int RowOfNumber(int i) { return i / 2 % 2; }
 
 // The natural logarithm of a sum of powers of 2 that are less by `shift`.
 __device__ __forceinline__ float LogOfSums(float shift, float total) {
-  return total == 0 ? kNoScore : shift * kLn2 + logf(total);
+  return total == 0 ? kNoScore : shift * kLn2<float> + logf(total);
 }
 
 class OnlineSoftmax {

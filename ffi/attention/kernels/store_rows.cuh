@@ -22,6 +22,13 @@ __device__ __forceinline__ void TransposeWords(uint32_t (&words)[4]) {
   }
 }
 
+// Calls with each row of which `rows` has the bit.
+template <typename Function>
+__device__ __forceinline__ void ForEachRow(uint32_t rows, Function function) {
+#pragma unroll 1
+  for (; rows != 0; rows &= rows - 1) function(__ffs(static_cast<int>(rows)) - 1);
+}
+
 // Stores those of 16 rows of a warp's product that there are, the first `size` numbers of each, a
 // multiple of 16 bytes: times `scales`, of rows 0 to 7 and of the others. Rows are `stride` numbers
 // apart. Returns which of them have a number that is not finite.

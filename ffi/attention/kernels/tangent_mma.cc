@@ -44,12 +44,8 @@ bool Fits(const Problem& p) {
          ConfigOf(p).SharedBytes() <= p.gpu.shared_bytes;
 }
 
-constexpr MmaCostModel kCostModel{.launch_us = 4,
-                                  .tile = 14000,
-                                  .tile_of_size = 0.8,
-                                  .other_size = 1.4,
-                                  .exact = 7,
-                                  .item = 7000};
+constexpr MmaCostModel kCostModel{
+    .launch_us = 4, .tile = 14000, .tile_of_size = 0.8, .other_size = 1, .exact = 7, .item = 7000};
 
 double Cost(const Problem& p) {
   const MmaTiles tiles = MmaTilesOf(p);

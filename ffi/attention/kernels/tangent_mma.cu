@@ -31,10 +31,8 @@ struct TangentMmaControl {
 
   // By one thread.
   __device__ __forceinline__ void Set(const AttentionTangentWork& p, uint32_t number) {
-    const auto per_group = static_cast<uint32_t>(p.per_group);
-    item.Set(p.items, p.batch, p.mask, static_cast<uint32_t>(p.groups) * per_group, per_group,
-             number);
-    const uint32_t group = item.head / per_group;
+    item.Set(p, number);
+    const uint32_t group = item.head / static_cast<uint32_t>(p.per_group);
     const auto of_group = [&](const Array& array, int64_t size) {
       return item.place.At<const T>(p.batch, array) + group * size;
     };
@@ -58,22 +56,16 @@ class TangentMmaBlock {
   const AttentionTangentWork& p_;
   const TangentMmaControl<T>& control_;
   const MmaItem& item_;
+  MmaRows<kTiles> rows_;
   uint32_t shared_;
-  int first_row_;   // the warp's first one, of the block's
-  int first_cell_;  // of the block's, of its tile's
   float log2_scale_, shifts_[2];
-
-  // Of all.
-  __device__ __forceinline__ uint32_t FirstQuery() const {
-    return item_.row * kMaskTile + first_cell_ * kMaskCell;
-  }
 
   __device__ __forceinline__ void CopyOwn(uint32_t to, const Array& array) const {
     const int64_t heads = p_.groups * p_.per_group;
     const T* from = item_.place.At<const T>(p_.batch, array) +
-                    (FirstQuery() * heads + item_.head) * p_.head_size;
+                    (rows_.First() * heads + item_.head) * p_.head_size;
     CopyRows<T, kTiles.rows, kHeadSize, kThreads>(to, from, heads * p_.head_size,
-                                                  p_.queries - FirstQuery(), p_.head_size);
+                                                  p_.queries - rows_.First(), p_.head_size);
   }
   __device__ __forceinline__ void CopyStep(uint32_t stage, uint32_t first) const {
     const int64_t left = p_.keys - first;
@@ -95,7 +87,8 @@ class TangentMmaBlock {
   __device__ __forceinline__ void AddCell(uint32_t stage, bool partial, uint32_t word,
                                           float (&sums)[1][kSums], float (&row_sums)[2]) const {
     const auto scale = static_cast<float>(p_.scale);
-    const uint32_t queries = shared_ + first_row_ * kTiles.KeyRowBytes() + KeyFactors::LeftPlace();
+    const uint32_t queries =
+        shared_ + rows_.of_warp * kTiles.KeyRowBytes() + KeyFactors::LeftPlace();
 #pragma unroll 1
     for (int first = 0; first < kMaskCell; first += kConfig.columns) {
       const uint32_t keys = stage + first * kTiles.KeyRowBytes() + KeyFactors::RightPlace();
@@ -127,9 +120,8 @@ class TangentMmaBlock {
     const auto h = static_cast<int>(p_.head_size), e = static_cast<int>(p_.value_size);
     const int64_t heads = p_.groups * p_.per_group;
     const auto scale = static_cast<float>(p_.scale);
-#pragma unroll 1
-    for (; wrong != 0; wrong &= wrong - 1) {
-      const uint32_t row = FirstQuery() + first_row_ + __ffs(static_cast<int>(wrong)) - 1;
+    ForEachRow(wrong, [&](int of_warp) {
+      const uint32_t row = rows_.FirstOfWarp() + of_warp;
       const int64_t vector = row * heads + item_.head, number = item_.head * p_.queries + row;
       Key query, d_query;
       query.Load(item_.place.At<const T>(p_.batch, p_.query) + vector * h, h);
@@ -156,7 +148,7 @@ class TangentMmaBlock {
       ForEachStored(item_.mask, row % kMaskTile, static_cast<uint32_t>(p_.keys), add);
       sums.Store(item_.place.At<float>(p_.batch, p_.weighted) + vector * e, e, 1.0f);
       if (threadIdx.x % kWarp == 0) item_.place.At<float>(p_.batch, p_.sums)[number] = row_sum;
-    }
+    });
   }
 
  public:
@@ -166,17 +158,16 @@ class TangentMmaBlock {
       : p_(p),
         control_(control),
         item_(control.item),
+        rows_(control.item, blockIdx.x),
         shared_(AddressOfShared(shared)),
-        first_row_(WarpOfBlock() * kMmaStrip),
-        first_cell_(static_cast<int>(blockIdx.x) % kTiles.BlocksOfTile()),
-        log2_scale_(static_cast<float>(p.scale) * kLog2OfE) {}
+        log2_scale_(static_cast<float>(p.scale) * kLog2OfE<float>) {}
 
   __device__ __forceinline__ void Run() {
     CopyOwn(shared_, p_.query);
     CopyOwn(shared_ + kConfig.OwnTangentsAt(), p_.d_query);
     const int lane = threadIdx.x % kWarp;
-    const uint32_t first = FirstQuery() + first_row_;
-    const int rows = static_cast<int>(p_.queries) - static_cast<int>(first);
+    const uint32_t first = rows_.FirstOfWarp();
+    const int rows = rows_.LeftOfWarp(p_.queries);
     const float* lse = item_.place.At<const float>(p_.batch, p_.lse) + item_.head * p_.queries;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -184,13 +175,12 @@ class TangentMmaBlock {
       shifts_[half] = row < rows ? ShiftOf(lse[first + row]) : 0;
     }
     float sums[1][kSums] = {}, row_sums[2] = {};
-    const bool masked =
-        WalkStages<kTiles.rows / kMaskCell, kConfig.stages, kConfig.StageBytes(), 1>(
-            item_.mask, first_cell_, first_row_, shared_ + kConfig.StagesAt(),
-            [&](uint32_t stage, uint32_t column) { CopyStep(stage, column); },
-            [&](uint32_t stage, bool partial, const uint32_t (&words)[1]) {
-              AddCell(stage, partial, words[0], sums, row_sums);
-            });
+    const bool masked = WalkStages<kConfig>(
+        rows_, shared_ + kConfig.StagesAt(),
+        [&](uint32_t stage, uint32_t column) { CopyStep(stage, column); },
+        [&](uint32_t stage, uint32_t, bool partial, const uint32_t (&words)[1]) {
+          AddCell(stage, partial, words[0], sums, row_sums);
+        });
     const int64_t heads = p_.groups * p_.per_group;
     float* const r = item_.place.At<float>(p_.batch, p_.sums) + item_.head * p_.queries;
     uint32_t wrong = 0;
@@ -217,13 +207,9 @@ class TangentMmaBlock {
 template <typename T, TangentMmaConfig kConfig>
 __global__ void __launch_bounds__(kConfig.tiles.Threads(), 1)
     AttentionTangentMma(const __grid_constant__ AttentionTangentWork p) {
-  using Control = TangentMmaControl<T>;
-  static_assert(sizeof(Control) <= kMmaControlBytes && kConfig.ControlAt() % 16 == 0 &&
-                kConfig.tiles.number_bytes == sizeof(T));
   extern __shared__ __align__(1024) unsigned char attention_shared[];
-  Control& control = *reinterpret_cast<Control*>(attention_shared + kConfig.ControlAt());
-  if (threadIdx.x == 0) control.Set(p, blockIdx.x / kConfig.tiles.BlocksOfTile());
-  __syncthreads();
+  const auto& control =
+      SetMmaControl<T, TangentMmaControl<T>, kConfig>(p, attention_shared, blockIdx.x);
   TangentMmaBlock<T, kConfig>(p, control, attention_shared).Run();
 }
 

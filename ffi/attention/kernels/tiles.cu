@@ -135,20 +135,6 @@ class AttentionConsumer {
       }
     }
   }
-  // Makes probabilities that are dropped 0.
-  __device__ __forceinline__ void Drop(uint32_t first_key, float (&probabilities)[kScores]) const {
-    if constexpr (Scoring::kDrops) {
-      const uint32_t hashes[] = {head_.HashOfRow(first_query_), head_.HashOfRow(first_query_ + 8)};
-#pragma unroll
-      for (int i = 0; i < kScores; i += 2) {
-        bool kept[2];
-        head_.KeepPair(hashes[RowOfNumber(i)], first_key + ColumnOf(i), kept);
-#pragma unroll
-        for (int j = 0; j < 2; ++j) probabilities[i + j] = kept[j] ? probabilities[i + j] : 0.0f;
-      }
-    }
-  }
-
   // Scores of products: those that are not stored are the least.
   __device__ __forceinline__ void TakeScores(const Tile& tile, float (&scores)[kScores]) const {
     ApplyFunction(tile, scores);
@@ -212,7 +198,7 @@ class AttentionConsumer {
       TakeScores(tile, scores);
       if (softmax.Exponentiate(scores, factors)) Scale(factors, sums);
       lacks_shift = softmax.LacksShift();
-      Drop(tile.first_key, scores);
+      head_.DropPairs(first_query_, tile.first_key, 1.0f, scores);
       RowsOfProduct<T>(scores, rows);
       if (--left > 0) tile = NextTile();
 #pragma unroll 1
@@ -254,7 +240,7 @@ class AttentionConsumer {
         ReleaseValues();
         if (rises) Scale(factors, sums);
         if constexpr (Scoring::kDrops) {
-          Drop(first_key, scores);
+          head_.DropPairs(first_query_, first_key, 1.0f, scores);
           RowsOfProduct<T>(scores, rows);
         } else {
           TakeRows<0>(early, rows);
@@ -314,7 +300,8 @@ class AttentionConsumer {
 
   // What turns scores to powers of 2.
   __device__ __forceinline__ float ScaleOfScores() const {
-    return Scoring::Function::kExists ? kLog2OfE : static_cast<float>(p_.scale) * kLog2OfE;
+    return Scoring::Function::kExists ? kLog2OfE<float>
+                                      : static_cast<float>(p_.scale) * kLog2OfE<float>;
   }
 
   // Writes rows anew of which `wrong` has the bits, by the number of the row of this warp.

@@ -18,17 +18,15 @@ AttentionMmaConfig ConfigOf(const AttentionProblem& p) {
   const bool fits = tiles.number_bytes == 2 && tiles.value_size <= 128 &&
                     is_even(tiles.head_size) && is_even(tiles.value_size);
   if (config.SharedBytes() > p.gpu.shared_bytes) tiles.rows = kMaskCell;
-  else if (fits) tiles.strips = 2;
+  else if (fits && !p.scores.Exist()) tiles.strips = 2;
   return config;
 }
 
 KernelSource Source(const AttentionProblem& p) {
   const AttentionMmaConfig config = ConfigOf(p);
-  return {"attention/kernels/tiles_mma.cu",
-          KernelExpression("AttentionTilesMma",
-                           {TypeName(p.dtype),
-                            ConfigExpression("AttentionMmaConfig",
-                                             {Field("tiles", MmaTilesExpression(config.tiles))})})};
+  return WithScores(
+      p.scores, "attention/kernels/tiles_mma.cu", "AttentionTilesMma", TypeName(p.dtype),
+      ConfigExpression("AttentionMmaConfig", {Field("tiles", MmaTilesExpression(config.tiles))}));
 }
 
 LaunchShape Shape(const AttentionProblem& p) {
@@ -43,10 +41,11 @@ std::string Launch(const AttentionProblem& p, const CudaLaunch& launch) {
   return launch.With(&problem);
 }
 
-// A scale of other signs would turn what is largest among scores.
+// A scale of other signs would turn what is largest among scores, unless a function of them makes
+// others.
 bool Fits(const AttentionProblem& p) {
   return MmaTakes(p) && MmaTakes(p, p.mask, p.groups * p.per_group) && IsMmaAligned(p.out) &&
-         std::isnormal(static_cast<float>(p.scale)) && p.scale > 0 &&
+         std::isnormal(static_cast<float>(p.scale)) && (p.scale > 0 || p.scores.text_size > 0) &&
          ConfigOf(p).SharedBytes() <= p.gpu.shared_bytes;
 }
 

@@ -40,16 +40,14 @@ struct TilesMmaControl {
 
   // By one thread.
   __device__ __forceinline__ void Set(const AttentionMmaProblem& p, uint32_t number) {
-    const auto per_group = static_cast<uint32_t>(p.per_group);
-    item.Set(p.items, p.batch, p.mask, static_cast<uint32_t>(p.groups) * per_group, per_group,
-             number);
-    const uint32_t group = item.head / per_group;
+    item.Set(p, number);
+    const uint32_t group = item.head / static_cast<uint32_t>(p.per_group);
     key = item.place.At<const T>(p.batch, p.key) + group * p.head_size;
     value = item.place.At<const T>(p.batch, p.value) + group * p.value_size;
   }
 };
 
-template <typename T, AttentionMmaConfig kConfig>
+template <typename T, AttentionMmaConfig kConfig, typename Scoring>
 class AttentionMmaBlock {
   static constexpr MmaTiles kTiles = kConfig.tiles;
   static constexpr int kHeadSize = kTiles.head_size, kValueSize = kTiles.value_size;
@@ -62,8 +60,10 @@ class AttentionMmaBlock {
   const TilesMmaControl<T>& control_;
   const MmaItem& item_;
   uint32_t shared_;
+  // Not MmaRows, by which the compiler orders instructions so that heads of 128 take 6 % longer.
   int lane_, first_row_;  // the warp's first row of the block's
   int first_cell_;        // of the block's, and its rows' first of the tile's
+  HeadScores<Scoring> head_;
 
   // Of all.
   __device__ __forceinline__ uint32_t FirstQuery() const {
@@ -89,6 +89,17 @@ class AttentionMmaBlock {
                                                  p_.keys - first, p_.value_size);
   }
 
+  // Scores of a strip's products with keys from the thread's first one on.
+  __device__ __forceinline__ void ApplyFunction(uint32_t query, uint32_t key,
+                                                float (&scores)[kScores]) const {
+    if constexpr (Scoring::Function::kExists) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) {
+        scores[i] = head_.Of(scores[i], query + RowOfNumber(i) * 8, key + i / 4 * 8 + i % 2);
+      }
+    }
+  }
+
   // Walks the item's steps. Whether some of the warp's cells have positions that are not stored.
   __device__ __forceinline__ bool Attend(OnlineSoftmax (&softmax)[2],
                                          float (&sums)[kStrips][kSums]) const {
@@ -97,6 +108,7 @@ class AttentionMmaBlock {
     const uint32_t queries = shared_ + first_row_ * kTiles.KeyRowBytes() + KeyFactors::LeftPlace();
     const uint32_t keys_at = shared_ + kConfig.KeysAt() + KeyFactors::RightPlace();
     const uint32_t values_at = shared_ + kConfig.ValuesAt() + ValueFactors::TransposedPlace();
+    const uint32_t first_query = FirstQuery() + first_row_ + lane_ / 4;
     MmaSteps<kTiles.rows / kMaskCell> steps(item_.mask, first_cell_);
     bool mixed = false, more = steps.Next();
     if (more) CopyKeys(steps.Column());
@@ -113,6 +125,7 @@ class AttentionMmaBlock {
       if (cell != MaskCell::kEmpty) {
         MultiplyRowsByRows<T, kHeadSize>(scores, queries, keys_at);
       }
+      const uint32_t first_key = Scoring::kExists ? steps.Column() + lane_ % 4 * 2 : 0;
       more = steps.Next();
       WaitForCopies();
       __syncthreads();
@@ -121,12 +134,15 @@ class AttentionMmaBlock {
       if (cell == MaskCell::kEmpty) continue;
 #pragma unroll
       for (int i = 0; i < kStrips; ++i) {
+        const uint32_t query = first_query + i * kMmaStrip;
+        ApplyFunction(query, first_key, scores[i]);
         if (cell == MaskCell::kPartial) ApplyMaskWord<0>(words[i], kNoScore, scores[i]);
         float factors[2];
         if (softmax[i].Exponentiate(scores[i], factors)) {
 #pragma unroll
           for (int n = 0; n < kSums; ++n) sums[i][n] *= factors[RowOfNumber(n)];
         }
+        head_.DropPairs(query, first_key, 1.0f, scores[i]);
       }
       MultiplyProductByRows<T>(sums, scores, values_at);
     }
@@ -146,15 +162,15 @@ class AttentionMmaBlock {
     of.keys = static_cast<uint32_t>(p_.keys);
     of.head_size = static_cast<int>(p_.head_size);
     of.value_size = static_cast<int>(p_.value_size);
-    of.scale = static_cast<float>(p_.scale) * kLog2OfE;
-#pragma unroll 1
-    for (; wrong != 0; wrong &= wrong - 1) {
-      const uint32_t of_block = first_row_ + __ffs(static_cast<int>(wrong)) - 1;
+    of.scale = ScaleOfScores();
+    ForEachRow(wrong, [&](int of_warp) {
+      const uint32_t of_block = first_row_ + of_warp;
       const uint32_t row = FirstQuery() + of_block;
       of.query =
           item_.place.At<const T>(p_.batch, p_.query) + (row * heads + item_.head) * p_.head_size;
       float out[kOfLane], lse;
-      ComputeRow(item_.mask, first_cell_ * kMaskCell + of_block, of, out, lse);
+      ComputeRow(item_.mask, first_cell_ * kMaskCell + of_block, of, out, lse,
+                 RowScores<Scoring>(head_, row));
       T* const to =
           item_.place.At<T>(p_.batch, p_.out) + (row * heads + item_.head) * p_.value_size;
 #pragma unroll
@@ -163,7 +179,13 @@ class AttentionMmaBlock {
         if (at < p_.value_size) FromAccumulator(out[i], &to[at]);
       }
       if (lane_ == 0) LseOfHead()[row] = lse;
-    }
+    });
+  }
+
+  // What turns scores to powers of 2.
+  __device__ __forceinline__ float ScaleOfScores() const {
+    return Scoring::Function::kExists ? kLog2OfE<float>
+                                      : static_cast<float>(p_.scale) * kLog2OfE<float>;
   }
 
   __device__ __forceinline__ float* LseOfHead() const {
@@ -184,6 +206,7 @@ class AttentionMmaBlock {
       const int row = 8 * half + lane_ / 4;
       const float total = softmax.Total(half);
       factors[half] = total == 0 ? 0.0f : 1.0f / total;
+      if constexpr (Scoring::kDrops) factors[half] *= head_.KeptScale();
       if (lane_ % 4 == 0 && row < rows) LseOfHead()[first + row] = softmax.LogOfSum(half, total);
       const unsigned of_lanes = __ballot_sync(kAllLanes, total - total == 0);
 #pragma unroll
@@ -207,10 +230,13 @@ class AttentionMmaBlock {
         shared_(AddressOfShared(shared)),
         lane_(threadIdx.x % kWarp),
         first_row_(WarpOfBlock() * kStrips * kMmaStrip),
-        first_cell_(static_cast<int>(blockIdx.x) % kTiles.BlocksOfTile()) {}
+        first_cell_(static_cast<int>(blockIdx.x) % kTiles.BlocksOfTile()),
+        head_(p) {
+    if constexpr (Scoring::kExists) head_.Set(item_.place, item_.head);
+  }
 
   __device__ __forceinline__ void Run() const {
-    const float scale = static_cast<float>(p_.scale) * kLog2OfE;
+    const float scale = ScaleOfScores();
     OnlineSoftmax softmax[2] = {OnlineSoftmax(scale), OnlineSoftmax(scale)};
     float sums[kStrips][kSums] = {};
     const bool mixed = Attend(softmax, sums);
@@ -225,17 +251,13 @@ class AttentionMmaBlock {
   }
 };
 
-template <typename T, AttentionMmaConfig kConfig>
+template <typename T, AttentionMmaConfig kConfig, typename Scoring = NoScoring>
 __global__ void __launch_bounds__(kConfig.tiles.Threads(), 1)
     AttentionTilesMma(const __grid_constant__ AttentionMmaProblem p) {
-  using Control = TilesMmaControl<T>;
-  static_assert(sizeof(Control) <= kMmaControlBytes && kConfig.ControlAt() % 16 == 0 &&
-                kConfig.tiles.number_bytes == sizeof(T));
   extern __shared__ __align__(1024) unsigned char attention_shared[];
-  Control& control = *reinterpret_cast<Control*>(attention_shared + kConfig.ControlAt());
-  if (threadIdx.x == 0) control.Set(p, blockIdx.x / kConfig.tiles.BlocksOfTile());
-  __syncthreads();
-  AttentionMmaBlock<T, kConfig>(p, control, attention_shared).Run();
+  const auto& control =
+      SetMmaControl<T, TilesMmaControl<T>, kConfig>(p, attention_shared, blockIdx.x);
+  AttentionMmaBlock<T, kConfig, Scoring>(p, control, attention_shared).Run();
 }
 
 }  // namespace jaxsparse

@@ -1,16 +1,10 @@
 // The transpose of attention's derivative by mma.sync on an emulated GPU, against float64.
-#include <cstring>
-
 #include "attention/kernels/keys_mma.cu"
 #include "attention/kernels/rows_mma.cu"
 #include "device/attention_cotangent_operands.h"
-#include "emulated/gpu.h"
+#include "device/attention_shared.h"
 
 namespace jaxsparse {
-
-constexpr int kMostShared = 232448;  // of a block
-alignas(1024) unsigned char attention_shared[kMostShared];
-
 namespace {
 
 // What beside sizes a kernel is compiled for.
@@ -19,9 +13,9 @@ struct Shape {
   bool split = false;
 };
 
-template <typename T, int kHeadSize, int kValueSize, Shape kShape>
-class Test : CotangentOperands<T, kHeadSize, kValueSize, AttentionCotangentWork> {
-  using Operands = CotangentOperands<T, kHeadSize, kValueSize, AttentionCotangentWork>;
+template <typename T, int kHeadSize, int kValueSize, Shape kShape, typename Scoring = NoScoring>
+class Test : CotangentOperands<T, kHeadSize, kValueSize, AttentionCotangentWork, Scoring> {
+  using Operands = CotangentOperands<T, kHeadSize, kValueSize, AttentionCotangentWork, Scoring>;
   using Operands::p;
   static constexpr CotangentMmaConfig ConfigOf(int strips) {
     return {.tiles = {.head_size = MmaSizeOf(kHeadSize),
@@ -41,41 +35,39 @@ class Test : CotangentOperands<T, kHeadSize, kValueSize, AttentionCotangentWork>
     Operands::Clear();
     static constexpr CotangentMmaConfig kRows = ConfigOf(kShape.strips), kKeys = ConfigOf(1);
     Operands::SetRowItems();
-    Launch<kRows>(1, [&] { AttentionCotangentOfRowsMma<T, kRows>(p); });
+    Launch<kRows>(1, [&] { AttentionCotangentOfRowsMma<T, kRows, Scoring>(p); });
     Operands::SetKeyItems();
-    Launch<kKeys>(kKeys.split ? 2 : 1, [&] { AttentionCotangentOfKeysMma<T, kKeys>(p); });
+    Launch<kKeys>(kKeys.split ? 2 : 1, [&] { AttentionCotangentOfKeysMma<T, kKeys, Scoring>(p); });
     Operands::Check();
   }
 
  private:
   template <CotangentMmaConfig kConfig>
   void Launch(int parts, const std::function<void()>& kernel) {
-    constexpr int kBytes = kConfig.SharedBytes();
-    static_assert(kBytes <= kMostShared);
-    std::memset(attention_shared, 0xff, sizeof(attention_shared));  // NaN
-    __asan_poison_memory_region(attention_shared + kBytes, kMostShared - kBytes);
-    const int blocks = static_cast<int>(p.items.Count()) * kConfig.tiles.BlocksOfTile() * parts;
-    emulated::Launch(blocks, kConfig.tiles.Threads(), kernel, true);
-    __asan_unpoison_memory_region(attention_shared, kMostShared);
+    LaunchShared(kConfig.SharedBytes(), p.items.Count() * kConfig.tiles.BlocksOfTile() * parts,
+                 kConfig.tiles.Threads(), kernel, true);
   }
 };
 
 template <typename T, int kHeadSize, int kValueSize, Shape kShape>
 void CheckMasks() {
   using Of = Test<T, kHeadSize, kValueSize, kShape>;
-  Of({1, 1}, {.mask = MaskKind::kAll});
-  Of({40, 70}, {.mask = MaskKind::kNothing});
-  Of({200, 127}, {.mask = MaskKind::kCausal});
-  Of({130, 70, 2, 2, 2}, {.mask_of_group = true, .mask_of_head = true});
-  Of({70, 130, 1, 3, 2}, {.mask_of_head = true, .mask_of_entry = true, .shared_keys = true});
-  // Numbers that are not finite and lists that are wrong.
+  ForEachMask(
+      [](const AttentionSize& size, const AttentionOptions& options) { Of(size, options); });
   for (const Wrong wrong : {Wrong::kQuery, Wrong::kCtOut, Wrong::kCtSums}) {
     Of({130, 70, 1, 2}, {.mask = MaskKind::kScattered}, wrong);
   }
-  for (const Disorder disorder : {Disorder::kNan, Disorder::kInfinite, Disorder::kWrongIndices}) {
+}
+
+template <typename T, int kHeadSize, int kValueSize, Shape kShape, typename Scoring>
+void CheckScores() {
+  using Of = Test<T, kHeadSize, kValueSize, kShape, Scoring>;
+  Of({1, 1}, {.mask = MaskKind::kAll});
+  Of({130, 140, 2, 2, 2}, {.mask_of_head = true, .mask_of_entry = true});
+  for (const Disorder disorder : {Disorder::kInfinite, Disorder::kWrongIndices}) {
     Of({80, 140}, {.mask = MaskKind::kScattered, .disorder = disorder});
-    Of({130, 150, 2}, {.disorder = disorder});
   }
+  if constexpr (Scoring::kDrops) Of({70, 80}, {.dropout_rate = 1});
 }
 
 }  // namespace
@@ -88,5 +80,9 @@ int main() {
   CheckMasks<float, 20, 32, Shape{.columns = 32}>();
   Test<bfloat16, 192, 128, Shape{.stages = 1}>({70, 130});
   Test<float16, 24, 256, Shape{.stages = 1, .split = true}>({70, 70});
+  CheckScores<bfloat16, 64, 64, Shape{}, Scoring<TestScoreByRows, true, true>>();
+  CheckScores<float16, 40, 72, Shape{.rows = 64, .stages = 1, .columns = 32, .split = true},
+              Scoring<TestScoreByRows, false, false>>();
+  CheckScores<bfloat16, 32, 32, Shape{.columns = 32}, Scoring<NoFunction, true, false>>();
   std::puts("all results agree");
 }

@@ -35,12 +35,14 @@ class CotangentOperands {
         key_vectors_(static_cast<size_t>(size.batch * size.keys * size.groups)),
         ct_out_(Normal<T>(static_cast<int64_t>(vectors_) * kValueSize)),
         ct_sums_(Normal<float>(static_cast<int64_t>(vectors_))),
-        lse_(vectors_),
+        lse_(test_.template Lse<float>()),
         ct_query_(vectors_ * kHeadSize),
         ct_key_(key_vectors_ * kHeadSize),
         ct_value_(key_vectors_ * kValueSize),
         ct_heat_(vectors_),
-        ct_bias_(Scoring::Function::kExists ? vectors_ * static_cast<size_t>(size.keys) : 0) {
+        ct_bias_(OfScores(static_cast<int64_t>(vectors_) * size.keys)),
+        ct_table_(OfScores(size.batch * test_.Heads() * test_.Distances())),
+        ct_tilt_(OfScores(size.batch * test_.Heads() * size.keys)) {
     test_.WriteTo(&p);
     p.transposed_mask = test_.TransposedMask();
     const int64_t rows = test_.Heads() * size.queries, keys = size.keys * size.groups;
@@ -50,9 +52,11 @@ class CotangentOperands {
     p.ct_value = Of(ct_value_, 0, keys * kValueSize);
     p.scores.ct_values[0] = Of(ct_heat_, 0, rows);
     p.scores.ct_values[1] = Of(ct_bias_, 0, rows * size.keys);
+    p.scores.ct_values[2] = Of(ct_table_, 0, test_.Heads() * test_.Distances());
+    p.scores.ct_values[3] = Of(ct_tilt_, 0, test_.Heads() * size.keys);
     p.lse = Of(lse_, 0, rows);
     p.ct_sums = Of(ct_sums_, 0, rows);
-    p.log2_scale = static_cast<float>(p.scale * kLog2OfE);
+    p.log2_scale = static_cast<float>(p.scale * kLog2OfE<double>);
     p.items.heads_at_once = 3;
     const size_t some = vectors_ / 3;
     if (wrong == Wrong::kQuery) {
@@ -60,13 +64,6 @@ class CotangentOperands {
     }
     if (wrong == Wrong::kCtOut) ct_out_[some * kValueSize] = FromFloat<T>(NAN);
     if (wrong == Wrong::kCtSums) ct_sums_[some] = NAN;
-    for (int64_t b = 0; b < size.batch; ++b) {
-      for (int64_t h = 0; h < test_.Heads(); ++h) {
-        for (int64_t t = 0; t < size.queries; ++t) {
-          lse_[RowAt(b, h, t)] = static_cast<float>(test_.RowOf(b, h, t).lse);
-        }
-      }
-    }
   }
 
   Problem p;
@@ -85,28 +82,30 @@ class CotangentOperands {
     for (auto* results : {&ct_query_, &ct_key_, &ct_value_}) {
       std::fill(results->begin(), results->end(), FromFloat<T>(NAN));
     }
-    std::fill(ct_heat_.begin(), ct_heat_.end(), NAN);
+    for (auto* results : {&ct_heat_, &ct_table_, &ct_tilt_}) {
+      std::fill(results->begin(), results->end(), NAN);
+    }
     std::fill(ct_bias_.begin(), ct_bias_.end(), 0.0f);  // as a launch does
   }
 
   void Check() const {
     if (test_.IsWrong()) return;
     Sums queries(ct_query_.size()), keys(ct_key_.size()), values(ct_value_.size());
-    Sums heat(ct_heat_.size()), bias(ct_bias_.size());
-    for (int64_t b = 0; b < size_.batch; ++b) {
-      for (int64_t h = 0; h < test_.Heads(); ++h) {
-        for (int64_t t = 0; t < size_.queries; ++t) {
-          AddRow(b, h, t, &queries, &keys, &values);
-          if (Scoring::Function::kExists) AddOperands(b, h, t, &heat, &bias);
-        }
-      }
-    }
+    SumsOfOperands operands{Sums(ct_heat_.size()), Sums(ct_bias_.size()), Sums(ct_table_.size()),
+                            Sums(ct_tilt_.size())};
+    test_.ForEachRow([&](int64_t b, int64_t h, int64_t t) {
+      AddRow(b, h, t, &queries, &keys, &values);
+      if (Scoring::Function::kExists) AddOperands(b, h, t, &operands);
+    });
     Compare("ct_query", ct_query_, queries, kHeadSize);
     Compare("ct_key", ct_key_, keys, kHeadSize);
     Compare("ct_value", ct_value_, values, kValueSize);
     if (!Scoring::Function::kExists) return;
-    Compare("ct_heat", ct_heat_, heat, 1);
-    Compare("ct_bias", ct_bias_, bias, static_cast<int>(size_.keys));
+    Compare("ct_heat", ct_heat_, operands.heat, 1);
+    Compare("ct_bias", ct_bias_, operands.bias, static_cast<int>(size_.keys));
+    if (Scoring::Function::kGradients == 2) return;
+    Compare("ct_table", ct_table_, operands.table, static_cast<int>(test_.Distances()));
+    Compare("ct_tilt", ct_tilt_, operands.tilt, static_cast<int>(size_.keys));
   }
 
   std::vector<T> Results() const {
@@ -115,13 +114,18 @@ class CotangentOperands {
     all.insert(all.end(), ct_value_.begin(), ct_value_.end());
     return all;
   }
+  // Of the function of scores.
+  std::vector<float> ResultsOfOperands() const {
+    std::vector<float> all = ct_heat_;
+    for (const auto* results : {&ct_bias_, &ct_table_, &ct_tilt_}) {
+      all.insert(all.end(), results->begin(), results->end());
+    }
+    return all;
+  }
 
  private:
-  int64_t RowAt(int64_t b, int64_t h, int64_t t) const {
-    return (b * test_.Heads() + h) * size_.queries + t;
-  }
-  int64_t VectorAt(int64_t b, int64_t h, int64_t t) const {
-    return (b * size_.queries + t) * test_.Heads() + h;
+  static size_t OfScores(int64_t size) {
+    return Scoring::Function::kExists ? static_cast<size_t>(size) : 0;
   }
 
   // A product, and the sum of the absolute values of what is added up.
@@ -138,39 +142,45 @@ class CotangentOperands {
 
   void AddRow(int64_t b, int64_t h, int64_t t, Sums* queries, Sums* keys, Sums* values) const {
     const T* query = test_.Query(b, h, t);
-    const T* ct_out = &ct_out_[VectorAt(b, h, t) * kValueSize];
+    const T* ct_out = &ct_out_[test_.VectorAt(b, h, t) * kValueSize];
     for (int64_t u = 0; u < size_.keys; ++u) {
       if (!test_.Sees(b, h, t, u)) continue;
       const T* key = test_.Key(b, h, u);
-      const int64_t at = (b * size_.keys + u) * size_.groups + h / size_.per_group;
+      const int64_t at = test_.KeyVectorAt(b, h, u);
       const Dot score(query, key, kHeadSize);
       const Dot ct_score(ct_out, test_.Value(b, h, u), kValueSize);
       double slope;
       const double of_score = test_.ScoreOf(b, h, t, u, score.sum * p.scale, &slope);
-      const double p_tu = std::exp(of_score - lse_[RowAt(b, h, t)]);
+      const double p_tu = std::exp(of_score - lse_[test_.NumberAt(b, h, t)]);
       const double kept = test_.KeptOf(b, h, t, u), ct_p = kept == 0 ? 0 : kept * ct_score.sum;
-      const double ct = p_tu * (ct_p + ct_sums_[RowAt(b, h, t)]) * slope;
+      const double ct = p_tu * (ct_p + ct_sums_[test_.NumberAt(b, h, t)]) * slope;
       // What float32 rounds scores and their cotangents by. Those of 16 bits are rounded by more.
       double rounded_p = 0, rounded_ct = 0;
       if (sizeof(T) == 4 && p_tu != 0) {
-        rounded_p = p_tu * (std::fabs(score.sum * p.scale) + std::fabs(lse_[RowAt(b, h, t)]));
-        rounded_ct = p_tu * (ct_score.most + std::fabs(ct_sums_[RowAt(b, h, t)])) +
-                     std::fabs(rounded_p * (ct_score.sum + ct_sums_[RowAt(b, h, t)]));
+        rounded_p =
+            p_tu * (std::fabs(score.sum * p.scale) + std::fabs(lse_[test_.NumberAt(b, h, t)]));
+        rounded_ct = p_tu * (ct_score.most + std::fabs(ct_sums_[test_.NumberAt(b, h, t)])) +
+                     std::fabs(rounded_p * (ct_score.sum + ct_sums_[test_.NumberAt(b, h, t)]));
       }
-      queries->Add(VectorAt(b, h, t) * kHeadSize, ct * p.scale, rounded_ct * p.scale, key,
+      queries->Add(test_.VectorAt(b, h, t) * kHeadSize, ct * p.scale, rounded_ct * p.scale, key,
                    kHeadSize);
       keys->Add(at * kHeadSize, ct * p.scale, rounded_ct * p.scale, query, kHeadSize);
       if (kept != 0) values->Add(at * kValueSize, p_tu * kept, rounded_p, ct_out, kValueSize);
     }
   }
 
-  // Cotangents of the first two operands of the function of scores.
-  void AddOperands(int64_t b, int64_t h, int64_t t, Sums* heat, Sums* bias) const {
-    const auto row = static_cast<size_t>(RowAt(b, h, t));
+  struct SumsOfOperands {
+    Sums heat, bias, table, tilt;
+  };
+
+  // Cotangents of operands of the function of scores.
+  void AddOperands(int64_t b, int64_t h, int64_t t, SumsOfOperands* sums) const {
+    const auto row = static_cast<size_t>(test_.NumberAt(b, h, t));
+    const auto head = static_cast<size_t>(b * test_.Heads() + h);
     for (int64_t u = 0; u < size_.keys; ++u) {
       if (!test_.Sees(b, h, t, u)) continue;
       const double product = Dot(test_.Query(b, h, t), test_.Key(b, h, u), kHeadSize).sum * p.scale;
-      const Dot ct_score(&ct_out_[VectorAt(b, h, t) * kValueSize], test_.Value(b, h, u),
+      const Dot ct_score(&ct_out_[test_.VectorAt(b, h, t) * kValueSize], test_.Value(b, h, u),
                          kValueSize);
       double slope;
       const double score = test_.ScoreOf(b, h, t, u, product, &slope);
@@ -180,9 +190,11 @@ class CotangentOperands {
       // those of 16 bits are.
       const double most = (kept == 0 ? 0 : kept * ct_score.most) + std::fabs(ct_sums_[row]);
       const double rounded = 0x1p-13 * p_tu * most;
-      const float power = static_cast<float>(2 * std::tanh(0.5 * product)), one = 1;
-      heat->Add(row, ct, rounded, &power, 1);
-      bias->Add(row * size_.keys + u, ct, rounded, &one, 1);
+      const float power = static_cast<float>(2 * std::tanh(0.5 * product)), one = 1, half = 0.5f;
+      sums->heat.Add(row, ct, rounded, &power, 1);
+      sums->bias.Add(row * size_.keys + u, ct, rounded, &one, 1);
+      sums->table.Add(head * test_.Distances() + t - u + size_.keys - 1, ct, rounded, &one, 1);
+      sums->tilt.Add(head * size_.keys + u, ct, rounded, &half, 1);
     }
   }
 
@@ -201,7 +213,7 @@ class CotangentOperands {
   std::vector<T> ct_out_;
   std::vector<float> ct_sums_, lse_;
   std::vector<T> ct_query_, ct_key_, ct_value_;
-  std::vector<float> ct_heat_, ct_bias_;
+  std::vector<float> ct_heat_, ct_bias_, ct_table_, ct_tilt_;
 };
 
 }  // namespace jaxsparse

@@ -1,15 +1,11 @@
 // The transpose of attention's derivative on an emulated GPU, against float64.
 #include "attention/kernels/keys.cu"
 #include "attention/kernels/rows.cu"
-#include "attention/kernels/tensor_maps.h"
 #include "device/attention_cotangent_operands.h"
-#include "emulated/gpu.h"
+#include "device/attention_maps.h"
+#include "device/attention_shared.h"
 
 namespace jaxsparse {
-
-constexpr int kMostShared = 232448;  // of a block
-alignas(1024) unsigned char attention_shared[kMostShared];
-
 namespace {
 
 template <typename T, int kSize, typename Scoring>
@@ -22,21 +18,19 @@ class CotangentTest : public CotangentOperands<T, kSize, kSize, AttentionCotange
 
   void Run(int blocks) {
     Operands::Clear();
-    uint32_t counters[kCotangentWorkspaceBytes / 4] = {};
-    p.workspace.data = reinterpret_cast<char*>(counters);
+    // Counters, and what tiles add to cotangents of operands: NaN where nothing is written.
+    const int64_t sums = TileSumsBefore(p.scores, p.scores.gradients) * TilesOfHeads(p);
+    const auto workspace = SpaceFor(kCotangentWorkspaceBytes + 4 * sums);
+    std::memset(workspace.get(), 0, kCotangentWorkspaceBytes);
+    p.workspace.data = reinterpret_cast<char*>(workspace.get());
     const auto launch = [&](int shared_bytes, const auto& kernel) {
-      std::memset(attention_shared, 0xff, sizeof(attention_shared));  // NaN
-      __asan_poison_memory_region(attention_shared + shared_bytes, kMostShared - shared_bytes);
-      emulated::Launch(blocks, kCotangentThreads, kernel, blocks % 2 == 0);
-      __asan_unpoison_memory_region(attention_shared, kMostShared);
+      LaunchShared(shared_bytes, blocks, kCotangentThreads, kernel, blocks % 2 == 0);
     };
     constexpr AttentionRowsConfig kRows{.head_size = kSize};
-    static_assert(kRows.SharedBytes() <= kMostShared);
     SetMaps(kMaskCell, kMaskTile);
     Operands::SetRowItems();
     launch(kRows.SharedBytes(), [&] { AttentionCotangentOfRows<T, kRows, Scoring>(p); });
     constexpr AttentionKeysConfig kKeys{.head_size = kSize};
-    static_assert(kKeys.SharedBytes() <= kMostShared);
     SetMaps(kMaskCell, kMaskCell);
     Operands::SetKeyItems();
     launch(kKeys.SharedBytes(), [&] { AttentionCotangentOfKeys<T, kKeys, Scoring>(p); });
@@ -46,11 +40,7 @@ class CotangentTest : public CotangentOperands<T, kSize, kSize, AttentionCotange
   void SetMaps(int queries_at_once, int keys_at_once) {
     const auto set = [&](TensorMap* map, const Array& array, int64_t positions, int64_t heads,
                          int lines) {
-      const ArrayOfHalves of = HeadsOf(p.batch, array, positions, heads, kSize);
-      EmulatedArrayMap emulated{static_cast<const uint16_t*>(of.data), {}, {}, lines};
-      std::copy_n(of.sizes, 4, emulated.sizes);
-      std::copy_n(of.strides, 3, emulated.strides);
-      std::memcpy(map, &emulated, sizeof(emulated));
+      *map = EmulatedMapOf(p.batch, array, positions, heads, kSize, lines);
     };
     set(&p.query_tiles, p.query, p.queries, Operands::Heads(), queries_at_once);
     set(&p.ct_out_tiles, p.ct_out, p.queries, Operands::Heads(), queries_at_once);
@@ -71,6 +61,11 @@ void Test(const AttentionSize& size, const AttentionOptions& options = {},
   CheckRepeats("attention_cotangent", results, [&] {
     test.Run(3);
     results = test.Results();
+  });
+  std::vector<float> of_operands = test.ResultsOfOperands();
+  CheckRepeats("cotangents of operands of scores", of_operands, [&] {
+    test.Run(2);
+    of_operands = test.ResultsOfOperands();
   });
 }
 
@@ -124,9 +119,10 @@ int main() {
     Test<float16, 64>({70, 150, 2}, {.disorder = disorder});
   }
   for (int i = 0; i < 5; ++i) {
-    Test<bfloat16, 64>(
-        {200, 300, 2, 2, 2},
-        {.mask_of_head = true, .mask_of_entry = true, .disorder = Disorder::kWrongIndices});
+    const AttentionOptions wrong{
+        .mask_of_head = true, .mask_of_entry = true, .disorder = Disorder::kWrongIndices};
+    Test<bfloat16, 64>({200, 300, 2, 2, 2}, wrong);
+    if (i < 2) Test<bfloat16, 64, Scoring<TestScore, false, false>>({200, 300, 1, 2, 2}, wrong);
   }
   TestScores<bfloat16, 64, Scoring<TestScore, false, false>>();
   TestScores<float16, 64, Scoring<NoFunction, true, false>>();

@@ -128,15 +128,6 @@ class CsrTest {
     const int64_t of_group = mask % of_head_, group = mask / of_head_ % of_group_;
     return test_.Sees(mask / of_head_ / of_group_, group * size_.per_group + of_group, t, u);
   }
-  int64_t HeadRow(int64_t b, int64_t h, int64_t t) const {
-    return (b * test_.Heads() + h) * size_.queries + t;
-  }
-  int64_t QueryRow(int64_t b, int64_t h, int64_t t) const {
-    return (b * size_.queries + t) * test_.Heads() + h;
-  }
-  int64_t KeyRow(int64_t b, int64_t h, int64_t u) const {
-    return (b * size_.keys + u) * size_.groups + h / size_.per_group;
-  }
 
   // What a pass has beside the pattern, with counters that are 0 and sums that nothing must read.
   struct Space {
@@ -163,7 +154,7 @@ class CsrTest {
   void Set(Problem* p) {
     test_.WriteTo(p);
     p->pattern = pattern_.AsOperand(of_group_, of_head_, of_entry_);
-    p->log2_scale = p->scale * 1.4426950408889634;
+    p->log2_scale = p->scale * kLog2OfE<double>;
   }
 
   void CheckAttention(bool cuts) {
@@ -184,26 +175,20 @@ class CsrTest {
     };
     run(2);
     if (test_.IsWrong()) return;
-    const std::vector<Acc> lse = lse_;
-    CheckRepeats("attention", out, [&] { run(3); });
-    CheckRepeats("lse", lse, [] {});
-    for (int64_t b = 0; b < size_.batch; ++b) {
-      for (int64_t h = 0; h < test_.Heads(); ++h) {
-        for (int64_t t = 0; t < size_.queries; ++t) CheckRow(b, h, t, out);
-      }
-    }
+    CheckRepeats("lse", lse_, [&] { CheckRepeats("attention", out, [&] { run(3); }); });
+    test_.ForEachRow([&](int64_t b, int64_t h, int64_t t) { CheckRow(b, h, t, out); });
   }
 
   void CheckRow(int64_t b, int64_t h, int64_t t, const std::vector<T>& out) const {
     const auto row = test_.RowOf(b, h, t);
-    const Acc lse = lse_[HeadRow(b, h, t)];
+    const Acc lse = lse_[test_.NumberAt(b, h, t)];
     if (!IsClose<Acc>(lse, row.lse, 20)) Fail("lse", h, t, lse, row.lse);
     Sums wanted(kValueSize);
     for (size_t k = 0; k < row.keys.size(); ++k) {
       wanted.Add(0, row.probabilities[k], test_.Value(b, h, row.keys[k]), kValueSize);
     }
     for (int i = 0; i < kValueSize; ++i) {
-      const double got = ToAccumulator(out[QueryRow(b, h, t) * kValueSize + i]);
+      const double got = ToAccumulator(out[test_.VectorAt(b, h, t) * kValueSize + i]);
       if (!IsClose<T>(got, wanted.sums[i], kRounding * wanted.most[i] + kSmallest)) {
         Fail("attention", t, i, got, wanted.sums[i]);
       }
@@ -214,13 +199,7 @@ class CsrTest {
     AttentionCsrCotangentProblem p;
     Set(&p);
     p.transposed_pattern = transposed_.AsOperand(of_group_, of_head_, of_entry_);
-    for (int64_t b = 0; b < size_.batch; ++b) {
-      for (int64_t h = 0; h < test_.Heads(); ++h) {
-        for (int64_t t = 0; t < size_.queries; ++t) {
-          lse_[HeadRow(b, h, t)] = static_cast<Acc>(test_.RowOf(b, h, t).lse);
-        }
-      }
-    }
+    lse_ = test_.template Lse<Acc>();
     std::vector<T> ct_query(static_cast<size_t>(rows_ * kHeadSize));
     std::vector<T> ct_key(static_cast<size_t>(columns_ * kHeadSize));
     std::vector<T> ct_value(static_cast<size_t>(columns_ * kValueSize));
@@ -255,17 +234,13 @@ class CsrTest {
     };
     run(1);
     if (test_.IsWrong()) return;
-    const std::vector<T> keys = ct_key, values = ct_value;
-    CheckRepeats("ct_query", ct_query, [&] { run(2); });
-    CheckRepeats("ct_key", keys, [] {});
+    CheckRepeats("ct_query", ct_query, [&] {
+      CheckRepeats("ct_key", ct_key, [&] { CheckRepeats("ct_value", ct_value, [&] { run(2); }); });
+    });
     Sums of_queries(ct_query.size()), of_keys(ct_key.size()), of_values(ct_value.size());
-    for (int64_t b = 0; b < size_.batch; ++b) {
-      for (int64_t h = 0; h < test_.Heads(); ++h) {
-        for (int64_t t = 0; t < size_.queries; ++t) {
-          AddRow(b, h, t, &of_queries, &of_keys, &of_values);
-        }
-      }
-    }
+    test_.ForEachRow([&](int64_t b, int64_t h, int64_t t) {
+      AddRow(b, h, t, &of_queries, &of_keys, &of_values);
+    });
     Compare("ct_query", ct_query, of_queries, kHeadSize);
     Compare("ct_key", ct_key, of_keys, kHeadSize);
     Compare("ct_value", ct_value, of_values, kValueSize);
@@ -273,7 +248,7 @@ class CsrTest {
 
   void AddRow(int64_t b, int64_t h, int64_t t, Sums* queries, Sums* keys, Sums* values) const {
     const T* query = test_.Query(b, h, t);
-    const T* ct_out = &ct_out_[QueryRow(b, h, t) * kValueSize];
+    const T* ct_out = &ct_out_[test_.VectorAt(b, h, t) * kValueSize];
     const auto dot = [](const T* x, const T* y, int size) {
       double sum = 0;
       for (int i = 0; i < size; ++i) sum += double(ToAccumulator(x[i])) * ToAccumulator(y[i]);
@@ -282,12 +257,12 @@ class CsrTest {
     for (int64_t u = 0; u < size_.keys; ++u) {
       if (!test_.Sees(b, h, t, u)) continue;
       const T* key = test_.Key(b, h, u);
-      const int64_t row = HeadRow(b, h, t);
+      const int64_t row = test_.NumberAt(b, h, t);
       const double p = std::exp(dot(query, key, kHeadSize) * test_.kScale - lse_[row]);
       const double dp = dot(ct_out, test_.Value(b, h, u), kValueSize) + ct_sums_[row];
-      queries->Add(QueryRow(b, h, t) * kHeadSize, p * dp * test_.kScale, key, kHeadSize);
-      keys->Add(KeyRow(b, h, u) * kHeadSize, p * dp * test_.kScale, query, kHeadSize);
-      values->Add(KeyRow(b, h, u) * kValueSize, p, ct_out, kValueSize);
+      queries->Add(test_.VectorAt(b, h, t) * kHeadSize, p * dp * test_.kScale, key, kHeadSize);
+      keys->Add(test_.KeyVectorAt(b, h, u) * kHeadSize, p * dp * test_.kScale, query, kHeadSize);
+      values->Add(test_.KeyVectorAt(b, h, u) * kValueSize, p, ct_out, kValueSize);
     }
   }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "device/attention_scores.h"
-#include "device/operands.h"
+#include "device/block_mask_arrays.h"
 
 namespace jaxsparse {
 
@@ -29,130 +29,21 @@ struct AttentionOptions {
   float dropout_rate = 0.25f;           // of kernels that drop probabilities
 };
 
-// A block mask as its arrays, from positions that are stored.
-class BlockMaskArrays {
- public:
-  // `stored(mask, row, column)` of so many masks.
-  template <typename Stored>
-  BlockMaskArrays(int64_t masks, int64_t rows, int64_t columns, const Stored& stored)
-      : masks_(masks),
-        rows_(CeilDivide(rows, kMaskTile)),
-        columns_(CeilDivide(columns, kMaskTile)) {
-    std::vector<std::vector<Tile>> lists;
-    for (int64_t mask = 0; mask < masks; ++mask) {
-      std::vector<Tile> tiles;
-      for (int64_t row = 0; row < rows_; ++row) {
-        for (int64_t column = 0; column < columns_; ++column) {
-          const Tile tile = TileOf(row, column, [&](int64_t r, int64_t c) {
-            return r < rows && c < columns && stored(mask, r, c);
-          });
-          if (tile.entry >> kMaskStatesAt != 0) tiles.push_back(tile);
-        }
-      }
-      lists.push_back(std::move(tiles));
-    }
-    for (const std::vector<Tile>& tiles : lists) {
-      size_t cells = 0;
-      for (const Tile& tile : tiles) cells += tile.words.size() / kMaskCellWords;
-      capacity_ = std::max(capacity_, tiles.size() + 2);
-      cells_ = std::max(cells_, cells + 1);
-    }
-    for (const std::vector<Tile>& tiles : lists) Append(tiles);
+// Calls with sizes and options that have masks, heads that share them and keys, numbers that are
+// not finite and lists that are wrong.
+template <typename Check>
+void ForEachMask(const Check& check) {
+  check({1, 1}, {.mask = MaskKind::kAll});
+  check({200, 64}, {.mask = MaskKind::kNothing});
+  check({200, 127}, {.mask = MaskKind::kCausal});
+  check({70, 300}, {.mask = MaskKind::kScattered});
+  check({130, 70, 2, 2, 2}, {.mask_of_group = true, .mask_of_head = true});
+  check({70, 130, 1, 3, 2}, {.mask_of_head = true, .mask_of_entry = true, .shared_keys = true});
+  for (const Disorder disorder : {Disorder::kNan, Disorder::kInfinite, Disorder::kWrongIndices}) {
+    check({80, 140}, {.mask = MaskKind::kScattered, .disorder = disorder});
+    check({130, 150, 2}, {.disorder = disorder});
   }
-
-  void Spoil() {
-    jaxsparse::Spoil(offsets_);
-    jaxsparse::Spoil(entries_);
-    jaxsparse::Spoil(bits_at_);
-    jaxsparse::Spoil(order_);
-  }
-
-  // Of `entries` batch entries that have masks of their own, or of all.
-  MaskTiles AsOperand(int64_t groups, int64_t per_group, int64_t entries) {
-    const auto of = [&](auto& array) {
-      return Of(array, 0, entries > 1 ? static_cast<int64_t>(array.size()) / entries : 0);
-    };
-    MaskTiles mask;
-    mask.groups = groups;
-    mask.per_group = per_group;
-    mask.rows = rows_;
-    mask.columns = columns_;
-    mask.capacity = static_cast<int64_t>(capacity_);
-    mask.cells = static_cast<int64_t>(cells_);
-    mask.offsets = of(offsets_);
-    mask.entries = of(entries_);
-    mask.bits_at = of(bits_at_);
-    mask.bits = of(bits_);
-    mask.order = of(order_);
-    return mask;
-  }
-
- private:
-  struct Tile {
-    int64_t row;
-    uint32_t entry;
-    std::vector<uint32_t> words;
-  };
-
-  template <typename Stored>
-  static Tile TileOf(int64_t row, int64_t column, const Stored& stored) {
-    Tile tile{row, static_cast<uint32_t>(column), {}};
-    for (int cell = 0; cell < 4; ++cell) {
-      const int64_t top = row * kMaskTile + cell / 2 * kMaskCell;
-      const int64_t left = column * kMaskTile + cell % 2 * kMaskCell;
-      std::vector<uint32_t> words(kMaskCellWords);
-      int64_t count = 0;
-      for (int word = 0; word < kMaskCellWords; ++word) {
-        const int w = word / 32, l = word % 32;
-        for (int i = 0; i < 32; ++i) {
-          const int64_t r = 16 * w + l / 4 + 8 * (i / 2 % 2);
-          const int64_t c = 8 * (i / 4) + 2 * (l % 4) + i % 2;
-          if (!stored(top + r, left + c)) continue;
-          words[word] |= 1u << i;
-          ++count;
-        }
-      }
-      const MaskCell state = count == 0                       ? MaskCell::kEmpty
-                             : count == kMaskCell * kMaskCell ? MaskCell::kFull
-                                                              : MaskCell::kPartial;
-      tile.entry |= static_cast<uint32_t>(state) << (kMaskStatesAt + 2 * cell);
-      if (state != MaskCell::kPartial) continue;
-      tile.words.insert(tile.words.end(), words.begin(), words.end());
-    }
-    return tile;
-  }
-
-  // Behind a mask's entries and words there are others, which nothing must read.
-  void Append(const std::vector<Tile>& tiles) {
-    std::vector<int32_t> counts(static_cast<size_t>(rows_));
-    const size_t first_entry = entries_.size(), first_word = bits_.size();
-    for (const Tile& tile : tiles) {
-      ++counts[tile.row];
-      entries_.push_back(tile.entry);
-      bits_at_.push_back(static_cast<int32_t>((bits_.size() - first_word) / kMaskCellWords));
-      bits_.insert(bits_.end(), tile.words.begin(), tile.words.end());
-    }
-    entries_.resize(first_entry + capacity_, 0xaa000000u);
-    bits_at_.resize(first_entry + capacity_, 0);
-    bits_.resize(first_word + cells_ * kMaskCellWords, 0xffffffffu);
-    int32_t offset = 0;
-    for (int64_t row = 0; row < rows_; ++row) {
-      offsets_.push_back(offset);
-      offset += counts[row];
-    }
-    offsets_.push_back(offset);
-    std::vector<int32_t> order(static_cast<size_t>(rows_));
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(),
-                     [&](int32_t a, int32_t b) { return counts[a] > counts[b]; });
-    order_.insert(order_.end(), order.begin(), order.end());
-  }
-
-  int64_t masks_, rows_, columns_;
-  size_t capacity_ = 0, cells_ = 0;
-  std::vector<int32_t> offsets_, bits_at_, order_;
-  std::vector<uint32_t> entries_, bits_;
-};
+}
 
 // Operands, and attention of them in float64.
 template <typename T, int kHeadSize, int kValueSize, typename Scoring = NoScoring>
@@ -176,6 +67,7 @@ class AttentionTest {
         bias_(Normal<bfloat16>(OfScores(Heads() * size.queries * size.keys))),
         table_(Normal<float>(OfScores(Heads() * Distances()))),
         ids_(static_cast<size_t>(OfScores(size.batch * size.keys))),
+        tilt_(Normal<float>(OfScores(Heads() * size.keys))),
         seeds_(static_cast<size_t>(OfScores(size.batch * Heads()))),
         rate_{options.dropout_rate} {
     for (int32_t& id : ids_) id = static_cast<int32_t>(generator() % 3);
@@ -222,6 +114,11 @@ class AttentionTest {
       p.scores.values[1] = Of(bias_, 0, 0);
       p.scores.values[2] = Of(table_, 0, 0);
       p.scores.values[3] = Of(ids_, 0, size_.keys);
+      p.scores.values[4] = Of(tilt_, 0, 0);
+      p.scores.gradients = Scoring::Function::kGradients;
+      if constexpr (Scoring::Function::kExists) {
+        std::copy_n(Scoring::Function::kSums, p.scores.gradients, p.scores.sums);
+      }
     }
     if (Scoring::kOffsets) p.scores.offsets = Of(offsets_, 0, 0);
     if (Scoring::kDrops) {
@@ -235,20 +132,41 @@ class AttentionTest {
 
   const AttentionSize& size() const { return size_; }
   int64_t Heads() const { return size_.groups * size_.per_group; }
+  int64_t Distances() const { return size_.queries + size_.keys - 1; }
   bool IsWrong() const { return AreWrong(options_.disorder); }
+
+  // Calls with each batch entry, head and query.
+  template <typename Function>
+  void ForEachRow(const Function& function) const {
+    for (int64_t entry = 0; entry < size_.batch; ++entry) {
+      for (int64_t head = 0; head < Heads(); ++head) {
+        for (int64_t t = 0; t < size_.queries; ++t) function(entry, head, t);
+      }
+    }
+  }
+  // Places of a query's number, of its vector and of a vector of keys, where no entry shares keys.
+  int64_t NumberAt(int64_t entry, int64_t head, int64_t t) const {
+    return (entry * Heads() + head) * size_.queries + t;
+  }
+  int64_t VectorAt(int64_t entry, int64_t head, int64_t t) const {
+    return (entry * size_.queries + t) * Heads() + head;
+  }
+  int64_t KeyVectorAt(int64_t entry, int64_t head, int64_t u) const {
+    return (entry * size_.keys + u) * size_.groups + head / size_.per_group;
+  }
 
   bool Sees(int64_t entry, int64_t head, int64_t t, int64_t u) const {
     return stored_[((MaskOf(entry, head) * size_.queries) + t) * size_.keys + u];
   }
   // Where a head's vectors begin.
   const T* Query(int64_t entry, int64_t head, int64_t t) const {
-    return &query_[((entry * size_.queries + t) * Heads() + head) * kHeadSize];
+    return &query_[VectorAt(entry, head, t) * kHeadSize];
   }
   const T* Key(int64_t entry, int64_t head, int64_t u) const {
-    return &key_[KeyAt(entry, head, u) * kHeadSize];
+    return &key_[KeyVectorAt(OwnKeys(entry), head, u) * kHeadSize];
   }
   const T* Value(int64_t entry, int64_t head, int64_t u) const {
-    return &value_[KeyAt(entry, head, u) * kValueSize];
+    return &value_[KeyVectorAt(OwnKeys(entry), head, u) * kValueSize];
   }
 
   static constexpr double kScale = 0.37;
@@ -263,7 +181,7 @@ class AttentionTest {
     const double bias = ToAccumulator(bias_[(head * size_.queries + t) * size_.keys + u]);
     const auto [row, column] = PositionOf(t, u);
     *derivative = heat * (1 - power * power);
-    return 2 * power * heat + bias + table +
+    return 2 * power * heat + bias + table + 0.5 * tilt_[head * size_.keys + u] +
            0.01 * static_cast<double>(row - column) * ids_[entry * size_.keys + u];
   }
   // By what a probability is multiplied.
@@ -313,19 +231,24 @@ class AttentionTest {
     return row;
   }
 
+  // The lse of all rows.
+  template <typename Acc>
+  std::vector<Acc> Lse() const {
+    std::vector<Acc> lse;
+    ForEachRow([&](int64_t entry, int64_t head, int64_t t) {
+      lse.push_back(static_cast<Acc>(RowOf(entry, head, t).lse));
+    });
+    return lse;
+  }
+
   // Compares results of attention with what they are.
   void Check(const std::vector<T>& out, const std::vector<float>& lse) const {
     if (IsWrong()) return;
-    for (int64_t entry = 0; entry < size_.batch; ++entry) {
-      for (int64_t head = 0; head < Heads(); ++head) {
-        for (int64_t t = 0; t < size_.queries; ++t) CheckRow(out, lse, entry, head, t);
-      }
-    }
+    ForEachRow([&](int64_t entry, int64_t head, int64_t t) { CheckRow(out, lse, entry, head, t); });
   }
 
  private:
   static int64_t OfScores(int64_t size) { return Scoring::kExists ? size : 0; }
-  int64_t Distances() const { return size_.queries + size_.keys - 1; }
   std::pair<int32_t, int32_t> PositionOf(int64_t t, int64_t u) const {
     const bool moved = Scoring::kOffsets;
     return {static_cast<int32_t>(t) + (moved ? offsets_[0] : 0),
@@ -334,7 +257,7 @@ class AttentionTest {
   void CheckRow(const std::vector<T>& out, const std::vector<float>& all_lse, int64_t entry,
                 int64_t head, int64_t t) const {
     const Row row = RowOf(entry, head, t);
-    const float lse = all_lse[(entry * Heads() + head) * size_.queries + t];
+    const float lse = all_lse[NumberAt(entry, head, t)];
     if (!IsClose<float>(lse, row.lse, 20)) Fail("lse", head, t, lse, row.lse);
     for (int i = 0; i < kValueSize; ++i) {
       double sum = 0, most = 0;
@@ -346,17 +269,14 @@ class AttentionTest {
       }
       // What a score is rounded by is a relative error of its probability.
       if (sizeof(T) == 4) most *= 1 + row.largest;
-      const T got = out[((entry * size_.queries + t) * Heads() + head) * kValueSize + i];
+      const T got = out[VectorAt(entry, head, t) * kValueSize + i];
       if (!IsClose<T>(ToAccumulator(got), sum, most)) {
         Fail("attention", t, i, ToAccumulator(got), sum);
       }
     }
   }
 
-  int64_t KeyAt(int64_t entry, int64_t head, int64_t u) const {
-    const int64_t own = key_entries_ > 1 ? entry : 0;
-    return (own * size_.keys + u) * size_.groups + head / size_.per_group;
-  }
+  int64_t OwnKeys(int64_t entry) const { return key_entries_ > 1 ? entry : 0; }
   int64_t MaskOf(int64_t entry, int64_t head) const {
     const int64_t group = mask_groups_ > 1 ? head / size_.per_group : 0;
     const int64_t of_group = mask_per_group_ > 1 ? head % size_.per_group : 0;
@@ -419,6 +339,7 @@ class AttentionTest {
   std::vector<bfloat16> bias_;
   std::vector<float> table_;
   std::vector<int32_t> ids_;
+  std::vector<float> tilt_;
   std::vector<uint32_t> seeds_;
   std::vector<float> rate_;
   std::vector<int32_t> offsets_ = {5, -3};

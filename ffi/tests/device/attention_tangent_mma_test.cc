@@ -1,15 +1,9 @@
 // The derivative of attention by mma.sync on an emulated GPU, against float64.
-#include <cstring>
-
 #include "attention/kernels/tangent_mma.cu"
 #include "device/attention_operands.h"
-#include "emulated/gpu.h"
+#include "device/attention_shared.h"
 
 namespace jaxsparse {
-
-constexpr int kMostShared = 232448;  // of a block
-alignas(1024) unsigned char attention_shared[kMostShared];
-
 namespace {
 
 // A sum, and the sum of the absolute values of what is added up.
@@ -41,8 +35,6 @@ class Test {
                                                       .rows = kShape.rows},
                                             .stages = kShape.stages,
                                             .columns = kShape.columns};
-  static constexpr int kBytes = kConfig.SharedBytes();
-  static_assert(kBytes <= kMostShared);
 
   AttentionSize size_;
   AttentionTest<T, kHeadSize, kValueSize> operands_;
@@ -60,7 +52,7 @@ class Test {
         d_query_(Normal<T>(static_cast<int64_t>(vectors_) * kHeadSize)),
         d_key_(Normal<T>(static_cast<int64_t>(key_vectors_) * kHeadSize)),
         d_value_(Normal<T>(static_cast<int64_t>(key_vectors_) * kValueSize)),
-        lse_(vectors_),
+        lse_(operands_.template Lse<float>()),
         weighted_(vectors_ * kValueSize, NAN),
         sums_(vectors_, NAN) {
     operands_.WriteTo(&p_);
@@ -73,39 +65,21 @@ class Test {
     p_.sums = Of(sums_, 0, rows);
     p_.items = {static_cast<uint32_t>(size.batch * operands_.Heads()),
                 static_cast<uint32_t>(p_.mask.rows), 3};
-    for (int64_t b = 0; b < size.batch; ++b) {
-      for (int64_t h = 0; h < operands_.Heads(); ++h) {
-        for (int64_t t = 0; t < size.queries; ++t) {
-          lse_[RowAt(b, h, t)] = static_cast<float>(operands_.RowOf(b, h, t).lse);
-        }
-      }
-    }
-    std::memset(attention_shared, 0xff, sizeof(attention_shared));  // NaN
-    __asan_poison_memory_region(attention_shared + kBytes, kMostShared - kBytes);
-    emulated::Launch(static_cast<int>(p_.items.Count()) * kConfig.tiles.BlocksOfTile(),
-                     kConfig.tiles.Threads(), [&] { AttentionTangentMma<T, kConfig>(p_); });
-    __asan_unpoison_memory_region(attention_shared, kMostShared);
+    LaunchShared(kConfig.SharedBytes(), p_.items.Count() * kConfig.tiles.BlocksOfTile(),
+                 kConfig.tiles.Threads(), [&] { AttentionTangentMma<T, kConfig>(p_); });
     if (operands_.IsWrong()) return;
-    for (int64_t b = 0; b < size.batch; ++b) {
-      for (int64_t h = 0; h < operands_.Heads(); ++h) {
-        for (int64_t t = 0; t < size.queries; ++t) CheckRow(b, h, t);
-      }
-    }
+    operands_.ForEachRow([&](int64_t b, int64_t h, int64_t t) { CheckRow(b, h, t); });
   }
 
  private:
-  int64_t RowAt(int64_t b, int64_t h, int64_t t) const {
-    return (b * operands_.Heads() + h) * size_.queries + t;
-  }
-
   void CheckRow(int64_t b, int64_t h, int64_t t) const {
-    const int64_t vector = (b * size_.queries + t) * operands_.Heads() + h;
+    const int64_t vector = operands_.VectorAt(b, h, t), number = operands_.NumberAt(b, h, t);
     const T *query = operands_.Query(b, h, t), *d_query = &d_query_[vector * kHeadSize];
-    const double lse = lse_[RowAt(b, h, t)];
+    const double lse = lse_[number];
     Sum row_sum, u[kValueSize];
     for (int64_t k = 0; k < size_.keys; ++k) {
       if (!operands_.Sees(b, h, t, k)) continue;
-      const int64_t at = (b * size_.keys + k) * size_.groups + h / size_.per_group;
+      const int64_t at = operands_.KeyVectorAt(b, h, k);
       const T *key = operands_.Key(b, h, k), *value = operands_.Value(b, h, k);
       const double score = Dot(query, key, kHeadSize).sum * p_.scale, p = std::exp(score - lse);
       const Sum a = Dot(d_query, key, kHeadSize),
@@ -124,7 +98,7 @@ class Test {
         u[i].Add(p * d_number, p * of_p * std::fabs(d_number));
       }
     }
-    const float sum = sums_[RowAt(b, h, t)];
+    const float sum = sums_[number];
     if (!IsClose<T>(sum, row_sum.sum, row_sum.most)) Fail("sums", h, t, sum, row_sum.sum);
     for (int i = 0; i < kValueSize; ++i) {
       const float got = weighted_[vector * kValueSize + i];
@@ -134,17 +108,8 @@ class Test {
 };
 
 template <typename T, int kHeadSize, int kValueSize, Shape kShape>
-void CheckMasks() {
-  using Of = Test<T, kHeadSize, kValueSize, kShape>;
-  Of({1, 1}, {.mask = MaskKind::kAll});
-  Of({40, 70}, {.mask = MaskKind::kNothing});
-  Of({200, 127}, {.mask = MaskKind::kCausal});
-  Of({130, 70, 2, 2, 2}, {.mask_of_group = true, .mask_of_head = true});
-  // Numbers that are not finite and lists that are wrong.
-  for (const Disorder disorder : {Disorder::kNan, Disorder::kInfinite, Disorder::kWrongIndices}) {
-    Of({80, 140}, {.mask = MaskKind::kScattered, .disorder = disorder});
-    Of({130, 150, 2}, {.disorder = disorder});
-  }
+void Check(const AttentionSize& size, const AttentionOptions& options) {
+  Test<T, kHeadSize, kValueSize, kShape>(size, options);
 }
 
 }  // namespace
@@ -152,7 +117,7 @@ void CheckMasks() {
 
 int main() {
   using namespace jaxsparse;
-  CheckMasks<bfloat16, 64, 64, Shape{}>();
-  CheckMasks<float, 20, 36, Shape{.rows = 64, .stages = 1, .columns = 32}>();
+  ForEachMask(Check<bfloat16, 64, 64, Shape{}>);
+  ForEachMask(Check<float, 20, 36, Shape{.rows = 64, .stages = 1, .columns = 32}>);
   std::puts("all results agree");
 }

@@ -1,71 +1,46 @@
 // Attention by tiles on tensor cores of an emulated GPU, against float64.
-#include <cstring>
-
-#include "attention/kernels/tensor_maps.h"
 #include "attention/kernels/tiles.cu"
 #include "attention/kernels/tiles_prologue.cu"
-#include "device/attention_operands.h"
-#include "emulated/gpu.h"
+#include "device/attention_maps.h"
+#include "device/attention_results.h"
+#include "device/attention_shared.h"
 
 namespace jaxsparse {
-
-alignas(1024) unsigned char attention_shared[AttentionTilesConfig{}.SharedBytes()];
-
 namespace {
 
-TensorMap MapOf(const ArrayOfHalves& array) {
-  EmulatedArrayMap map{static_cast<const uint16_t*>(array.data), {}, {}, kMaskTile};
-  std::copy(array.sizes, array.sizes + 4, map.sizes);
-  std::copy(array.strides, array.strides + 3, map.strides);
-  TensorMap opaque;
-  std::memcpy(&opaque, &map, sizeof(map));
-  return opaque;
-}
-
 template <typename T, int kSize, typename Scoring>
-class Test {
+class Test : AttentionResults<T, kSize, kSize, AttentionTilesProblem, Scoring> {
+  using Results = AttentionResults<T, kSize, kSize, AttentionTilesProblem, Scoring>;
+  using Results::operands;
+  using Results::p;
   static constexpr AttentionTilesConfig kConfig{.head_size = kSize, .value_size = kSize};
-  static_assert(kConfig.SharedBytes() <= sizeof(attention_shared));
-
-  AttentionTest<T, kSize, kSize, Scoring> operands_;
-  AttentionTilesProblem p_;
-  std::vector<T> out_;
-  std::vector<float> lse_;
 
  public:
-  Test(const AttentionSize& size, const AttentionOptions& options) : operands_(size, options) {
-    operands_.WriteTo(&p_);
-    const int64_t rows = size.queries * operands_.Heads();
-    out_.resize(static_cast<size_t>(size.batch * rows * kSize));
-    lse_.resize(static_cast<size_t>(size.batch * rows));
-    p_.out = Of(out_, 0, rows * kSize);
-    p_.lse = Of(lse_, 0, rows);
-    p_.query_tiles =
-        MapOf(HeadsOf(p_.batch, p_.query, p_.queries, operands_.Heads(), p_.head_size));
-    p_.key_tiles = MapOf(HeadsOf(p_.batch, p_.key, p_.keys, p_.groups, p_.head_size));
-    p_.value_tiles = MapOf(HeadsOf(p_.batch, p_.value, p_.keys, p_.groups, p_.value_size));
-    p_.items = static_cast<uint32_t>(AttentionItemsOf(p_));
+  Test(const AttentionSize& size, const AttentionOptions& options) : Results(size, options) {
+    const auto map_of = [&](const Array& array, int64_t positions, int64_t heads) {
+      return EmulatedMapOf(p.batch, array, positions, heads, kSize, kMaskTile);
+    };
+    p.query_tiles = map_of(p.query, p.queries, operands.Heads());
+    p.key_tiles = map_of(p.key, p.keys, p.groups);
+    p.value_tiles = map_of(p.value, p.keys, p.groups);
+    p.items = static_cast<uint32_t>(AttentionItemsOf(p));
   }
 
   void Run(int blocks, uint32_t heads_at_once) {
-    std::fill(out_.begin(), out_.end(), FromFloat<T>(NAN));
-    std::fill(lse_.begin(), lse_.end(), NAN);
-    std::memset(attention_shared, 0xff, sizeof(attention_shared));  // that nothing must read
+    Results::Clear();
     const auto workspace = SpaceFor(16);
-    p_.workspace.data = reinterpret_cast<char*>(workspace.get());
-    p_.heads_at_once = heads_at_once;
-    emulated::Launch(1, 1, [&] { AttentionTilesPrologue(p_); });
-    emulated::Launch(blocks, kAttentionTilesThreads,
-                     [&] { AttentionTiles<T, kConfig, Scoring>(p_); });
+    p.workspace.data = reinterpret_cast<char*>(workspace.get());
+    p.heads_at_once = heads_at_once;
+    emulated::Launch(1, 1, [&] { AttentionTilesPrologue(p); });
+    LaunchShared(kConfig.SharedBytes(), blocks, kAttentionTilesThreads,
+                 [&] { AttentionTiles<T, kConfig, Scoring>(p); });
   }
 
   // By one block, and with others that take the heads in another order.
   void Check() {
     Run(1, 1);
-    operands_.Check(out_, lse_);
-    const std::vector<float> lse = lse_;
-    CheckRepeats("attention", out_, [&] { Run(3, 2); });
-    CheckRepeats("lse", lse, [&] {});
+    Results::Check();
+    Results::CheckRepeats([&] { Run(3, 2); });
   }
 };
 

@@ -138,15 +138,15 @@ inline Arrays BlockMask(std::vector<int64_t> batch, int64_t groups, int64_t per_
 // What a call of attention has of a mask: a block mask for all heads or for each, or a pattern.
 enum class AttentionMask { kShared, kOfHeads, kPattern };
 
-// What becomes of its scores: nothing, or a function of operands and dropout. Cotangents of two
-// operands are wanted beside.
+// What becomes of its scores: nothing, or a function of operands and dropout. Cotangents of
+// operands are wanted beside, summed in all ways.
 enum class AttentionScoring { kNone, kFunction };
 
 // `target`: attention, its tangent or its cotangent.
 inline TestCall AttentionCall(const std::string& target, AttentionMask kind,
                               AttentionScoring scoring, std::vector<int64_t> batch) {
   constexpr int64_t kQueries = 5, kKeys = 7, kGroups = 2, kPerGroup = 3, kSize = 64;
-  constexpr int64_t kWorkspace = 4096;
+  constexpr int64_t kWorkspace = 1 << 17;
   const std::string dtype = "bfloat16";
   const auto of_queries = Batched(batch, {kQueries, kGroups, kPerGroup, kSize});
   const auto of_keys = Batched(batch, {kKeys, kGroups, kSize});
@@ -192,7 +192,7 @@ inline TestCall AttentionCall(const std::string& target, AttentionMask kind,
     call.attributes["dropout"] = has_function;
   }
   if (target == "attention_cotangent") {
-    call.attributes["score_gradients"] = has_function ? "t ts" : "";
+    call.attributes["score_gradients"] = has_function ? "t ts d s" : "";
   }
   if (has_function) {
     const auto of_scores = Batched(batch, {kGroups, kPerGroup, kQueries, kKeys});
@@ -200,11 +200,15 @@ inline TestCall AttentionCall(const std::string& target, AttentionMask kind,
     Add(&call.operands, {{"score operand", "float32", of_scores},
                          {"score operand", dtype, of_distances},
                          {"score operand", "int32", of_rows},
-                         {"offsets", "int32", Batched(batch, {2})},
+                         {"position_offsets", "int32", Batched(batch, {2})},
                          {"seeds", "uint32", Batched(batch, {kGroups, kPerGroup})},
                          {"dropout_rate", "float32", batch}});
     if (target == "attention_cotangent") {
-      Add(&call.results, {{"ct_score", "float32", of_rows}, {"ct_score", "float32", of_scores}});
+      Add(&call.results,
+          {{"ct_score", "float32", of_rows},
+           {"ct_score", "float32", of_scores},
+           {"ct_score", "float32", Batched(batch, {kGroups, kPerGroup, kQueries + kKeys - 1})},
+           {"ct_score", "float32", Batched(batch, {kGroups, kPerGroup, kKeys})}});
     }
   }
   call.results.push_back({"workspace", "uint8", {kWorkspace}});

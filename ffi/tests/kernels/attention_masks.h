@@ -24,12 +24,16 @@ struct TestMask {
       : rows(rows), columns(columns), stored(static_cast<size_t>(rows * columns)) {
     const int64_t across = CeilDivide(columns, kMaskCell);
     std::vector<int64_t> percent(static_cast<size_t>(CeilDivide(rows, kMaskCell) * across));
-    for (int64_t& p : percent) p = std::array<int64_t, 5>{0, 3, 20, 60, 100}[random.Below(5)];
+    constexpr int64_t kEdge = -1;  // of a band, with some positions behind it
+    for (int64_t& p : percent)
+      p = std::array<int64_t, 6>{0, 3, 20, 60, 100, kEdge}[random.Below(6)];
     for (int64_t row = 0; row < rows; ++row) {
       const bool is_empty = random.Below(10) == 0;
       for (int64_t c = 0; c < columns; ++c) {
         const int64_t cell = row / kMaskCell * across + c / kMaskCell;
-        const bool is_stored = random.Below(100) < percent[static_cast<size_t>(cell)];
+        int64_t chance = percent[static_cast<size_t>(cell)];
+        if (chance == kEdge) chance = c % kMaskCell <= row % kMaskCell ? 100 : 3;
+        const bool is_stored = random.Below(100) < chance;
         stored[static_cast<size_t>(row * columns + c)] = is_stored && !is_empty;
       }
     }

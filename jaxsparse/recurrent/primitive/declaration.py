@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from jaxsparse.primitive import Operation, make_primitive
+from jaxsparse.primitive import Fallback, Operation, make_primitive
 from jaxsparse.recurrent import engine
 from jaxsparse.recurrent.plan import COMPUTE_CAPABILITY, PLAIN
 from jaxsparse.recurrent.primitive.operands import operand_names, result_dtypes, signature
@@ -36,7 +36,7 @@ recurrent_scan_p = make_primitive(
             params, avals, operand_names(params), device
         ),
         plain=PLAIN,
-        lacks_on_cpu="on a CPU only its sparse products have kernels, those of spmm",
+        on_cpu=Fallback("on a CPU only its sparse products have kernels, those of spmm"),
         compute_capability=COMPUTE_CAPABILITY,
     )
 )
