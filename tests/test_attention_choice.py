@@ -74,6 +74,21 @@ def test_explain(dtype, h, e, kind, expected):
 
 
 @pytest.mark.parametrize(
+    ("scale", "expected"), [(0.0, "tiles_mma"), (1e-35, "tiles_mma"), (-0.1, "tiles")]
+)
+def test_scales_that_kernels_divide_by(scale, expected):
+    """The kernel of keys by warpgroups divides lse by the scale."""
+    stored = BlockMask.from_mask(masks.causal(), (300, 300))
+    x = jax.ShapeDtypeStruct((1, 300, 2, 64), "bfloat16")
+
+    def loss(q, k):
+        return jnp.sum(sparse_attention(q, k, k, stored, scale=scale))
+
+    *_, call = explain(jax.grad(loss), x, x, device=H200)
+    assert call.operation == "attention_cotangent" and call.variant == expected
+
+
+@pytest.mark.parametrize(
     ("sequences", "keys", "heads", "decode", "tiles"),
     [
         (64, 32768, 8, 2027.2, None),

@@ -3,6 +3,7 @@
 #include "attention/kernels/keys.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "attention/attention_cuda.h"
@@ -64,15 +65,19 @@ bool HasFewEnough(const AttentionCotangentProblem& p, const MaskTiles& mask, int
          p.batch.count * heads < kMost / std::max<int64_t>(mask.rows, 1);
 }
 
-// Warpgroups are what GPUs of this compute capability have.
+// Warpgroups are what GPUs of this compute capability have. Where no function is in between, shifts
+// of rows are divided by the scale (StoreTerms).
 bool Fits(const AttentionCotangentProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30;
+  constexpr double kLeastScale = 0x1p-100;
   const bool sized = p.head_size == p.value_size && (p.head_size == 64 || p.head_size == 128);
   const auto shared_bytes =
       std::max(AttentionRowsConfig{128}.SharedBytes(), AttentionKeysConfig{128}.SharedBytes());
-  return p.has_mask && SizeOf(p.dtype) == 2 && sized && IsAligned(p) && FitsScores(p.scores) &&
-         p.gpu.compute_capability == 90 && shared_bytes <= p.gpu.shared_bytes && 0 < p.keys &&
-         p.keys < kMost && 0 < p.queries && p.queries < kMost && p.groups > 0 && p.per_group > 0 &&
+  const bool scaled = p.scores.Exist() || std::abs(p.scale) >= kLeastScale;
+  return p.has_mask && SizeOf(p.dtype) == 2 && sized && scaled && IsAligned(p) &&
+         FitsScores(p.scores) && p.gpu.compute_capability == 90 &&
+         shared_bytes <= p.gpu.shared_bytes && 0 < p.keys && p.keys < kMost && 0 < p.queries &&
+         p.queries < kMost && p.groups > 0 && p.per_group > 0 &&
          HasFewEnough(p, p.mask, p.groups * p.per_group) &&
          HasFewEnough(p, p.transposed_mask, p.groups) && HasWorkspace(p);
 }
@@ -87,7 +92,7 @@ struct CostModel {
 
 // Fitted to times on an H200.
 constexpr CostModel kCostModel{
-    .launch_us = 6, .keys_tile = 6150, .rows_tile = 3850, .tile_of_size = 0.82, .item = 6500};
+    .launch_us = 6, .keys_tile = 5450, .rows_tile = 3850, .tile_of_size = 0.82, .item = 6500};
 
 double Cost(const AttentionCotangentProblem& p) {
   const auto heads = static_cast<double>(p.batch.count * p.groups * p.per_group);

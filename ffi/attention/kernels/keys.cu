@@ -14,173 +14,29 @@
 // are asynchronous. While one of a warpgroup is computed, it computes exponentials or cotangents of
 // scores, and so does the other warpgroup.
 //
-// A producer warp has tiles of query and ct_out copied into a pipeline of stages, with the words of
-// partial cells, and copies lse and ct_sums itself, since these need not be aligned. It also takes
-// items of work, and has keys and values of the next one copied as soon as a warpgroup is done with
-// those that it has.
+// What is added to columns of both s^T and dp^T, of lse and of ct_sums, one more step of these
+// products adds (column_terms.cuh).
+//
+// Producer warps (keys_producers.cuh) have tiles of query and ct_out copied into a pipeline of
+// stages, with the words of partial cells, and write lse and ct_sums there themselves, since these
+// need not be aligned. Another one takes items of work, and has keys and values of the next one
+// copied as soon as a warpgroup is done with those that it has.
 //
 // A zero of p times a NaN of a query that a key does not see would be NaN. So an item with partial
 // cells computes rows that are not finite once more, entry by entry.
 //
 // Floors, for a listed cell of 64 x 64 and heads of 128: 4 * 64 * 64 * 128 multiply-adds of tensor
-// cores, 1,024 clocks of a multiprocessor, which does 2,048 in a clock; for causal attention with
-// 12,288 positions and 8 heads that are 660 us at 1,755 MHz. Through shared memory pass
-// 2 * 32 KiB for the products of operands that lie there, 2 * 16 for the others, and 16 as tiles
-// are copied: 896 clocks at 128 bytes a clock. From the L2 cache come 33 KiB for two cells. From
-// memory come query, key, value, ct_out, lse, ct_sums and the words of cells, and go ct_key and
-// ct_value, once each.
+// cores, 1,024 clocks of a multiprocessor, which does 2,048 in a clock, and 64 for what is added to
+// columns; for causal attention with 12,288 positions and 8 heads that are 700 us at 1,755 MHz.
+// Through shared memory pass 2 * 32 KiB for the products of operands that lie there, 2 * 4 for what
+// is added, 2 * 16 for the others, and 16 as tiles are copied: 960 clocks at 128 bytes a clock.
+// From the L2 cache come 33 KiB for two cells. From memory come query, key, value, ct_out, lse,
+// ct_sums and the words of cells, and go ct_key and ct_value, once each.
 #include "attention/kernels/cotangent_scores.cuh"
-#include "attention/kernels/keys.h"
+#include "attention/kernels/keys_producers.cuh"
 #include "attention/kernels/tile_sums.cuh"
 
 namespace jaxsparse {
-
-template <AttentionKeysConfig kConfig, bool kScored>
-struct KeysControl {
-  uint64_t full[kConfig.kStages], empty[kConfig.kStages];
-  uint64_t keys_full[kCotangentGroups], keys_empty[kCotangentGroups];
-  CotangentItemSlots items;
-  // The states of both warpgroups' cells, in two bits each; 0 ends an item.
-  uint32_t steps[kConfig.kStages];
-  // Of the query head that the producer of steps is at.
-  MaskRow row;
-  const float *lse, *ct_sums;
-  uint32_t head, query_entry, ct_out_entry;
-  KeysPlaces<kScored, kConfig.kStages> places;
-
-  using State = PipelineState<kConfig.kStages>;
-  __device__ __forceinline__ PipelineStage StageAt(State at) {
-    return {&full[at.stage], &empty[at.stage], at.phase};
-  }
-};
-
-// A thread that takes items and has their keys and values copied.
-template <AttentionKeysConfig kConfig, typename Control>
-__device__ __forceinline__ void CopyKeys(const AttentionCotangentTiles& p, Control& control,
-                                         unsigned char* shared) {
-  constexpr int kTileBytes = kConfig.TileBytes();
-#pragma unroll 1
-  for (uint32_t number = 0;; ++number) {
-    const CotangentItem& item = control.items.Take(p, p.transposed_mask, kCotangentKeysCounter,
-                                                   static_cast<uint32_t>(p.groups), number);
-    const bool is_last = item.row == kNoItem;
-#pragma unroll 1
-    for (int group = 0; group < kCotangentGroups; ++group) {
-      uint64_t* full = &control.keys_full[group];
-      WaitForPhase(&control.keys_empty[group], (number & 1) ^ 1);
-      if (is_last) {
-        Arrive(full);
-        continue;
-      }
-      ArriveAndExpect(full, 2 * kTileBytes);
-      const uint32_t first = item.row * kMaskTile + group * kMaskCell;
-      unsigned char* keys = shared + group * kTileBytes;
-      unsigned char* values = keys + kCotangentGroups * kTileBytes;
-      CopyLines<kConfig.head_size, kMaskCell>(keys, p.key_tiles, item.head, first,
-                                              item.place.OwnEntry(p.batch, p.key), full);
-      CopyLines<kConfig.head_size, kMaskCell>(values, p.value_tiles, item.head, first,
-                                              item.place.OwnEntry(p.batch, p.value), full);
-    }
-    if (is_last) return;
-  }
-}
-
-// The warp that has queries and their cotangents copied, step by step.
-template <typename T, AttentionKeysConfig kConfig, typename Control>
-class KeysSteps {
-  const AttentionCotangentTiles& p_;
-  Control& control_;
-  unsigned char* shared_;
-  typename Control::State at_;
-
-  // By one thread: begins a query head.
-  __device__ __forceinline__ void SetHead(const CotangentItem& item, uint32_t of_group) {
-    const auto own = static_cast<uint32_t>(p_.transposed_mask.Own(item.head, of_group));
-    const uint32_t head = item.head * static_cast<uint32_t>(p_.per_group) + of_group;
-    control_.row.Set(p_.transposed_mask, p_.batch, item.place, own, item.row);
-    control_.lse = item.place.At<const float>(p_.batch, p_.lse) + head * p_.queries;
-    control_.ct_sums = item.place.At<const float>(p_.batch, p_.ct_sums) + head * p_.queries;
-    control_.head = head;
-    control_.query_entry = item.place.OwnEntry(p_.batch, p_.query);
-    control_.ct_out_entry = item.place.OwnEntry(p_.batch, p_.ct_out);
-  }
-
-  // A step of 64 queries: the half `across` of an entry that has words at `at`.
-  __device__ __forceinline__ void Step(uint32_t entry, int32_t at, int across) {
-    const uint32_t upper = static_cast<uint32_t>(MaskCellOf(entry, 0, across));
-    const uint32_t lower = static_cast<uint32_t>(MaskCellOf(entry, 1, across));
-    if ((upper | lower) == 0) return;
-    const int lane = threadIdx.x % kWarp;
-    const uint32_t first =
-        control_.row.ColumnOf(entry) * kMaskTile + static_cast<uint32_t>(across) * kMaskCell;
-    unsigned char* side = shared_ + kConfig.SideAt() + at_.stage * kConfig.kSideBytes;
-    const PipelineStage stage = control_.StageAt(at_);
-    ShiftsOfRows shifts;
-    shifts.Load(control_.lse, control_.ct_sums, first, static_cast<uint32_t>(p_.queries));
-    stage.WaitUntilEmpty();
-    if (lane == 0) {
-      constexpr uint32_t kWordBytes = kMaskCellWords * 4, kPartial = 1;
-      const uint32_t words[] = {upper == kPartial ? kWordBytes : 0,
-                                lower == kPartial ? kWordBytes : 0};
-      control_.steps[at_.stage] = upper | lower << 2;
-      control_.places.Tell(at_.stage, control_.head, first);
-      stage.Expect(kConfig.StageBytes() + words[0] + words[1]);
-      unsigned char* to = shared_ + kConfig.StagesAt() + at_.stage * kConfig.StageBytes();
-      CopyLines<kConfig.head_size, kMaskCell>(to, p_.query_tiles, control_.head, first,
-                                              control_.query_entry, stage.full);
-      CopyLines<kConfig.head_size, kMaskCell>(to + kConfig.TileBytes(), p_.ct_out_tiles,
-                                              control_.head, first, control_.ct_out_entry,
-                                              stage.full);
-#pragma unroll
-      for (int group = 0; group < kCotangentGroups; ++group) {
-        if (words[group] == 0) continue;
-        const uint32_t* from = control_.row.WordsAt(at, CountPartialCells(entry)) +
-                               CountPartialCells(entry, group, across) * kMaskCellWords;
-        BulkCopy(side + kConfig.kWordsAt + group * kWordBytes, from, kWordBytes, stage.full);
-      }
-    }
-    shifts.Store(side);
-    stage.Filled();
-    at_.Advance();
-  }
-
-  // All of a query head.
-  __device__ __forceinline__ void OfHead() {
-#pragma unroll 1
-    for (uint32_t i = 0; i < 2 * control_.row.count; ++i) {
-      const MaskRow& row = control_.row;
-      Step(WithWords(row, row.entries[i / 2]), row.bits_at[i / 2], static_cast<int>(i % 2));
-    }
-  }
-
- public:
-  __device__ KeysSteps(const AttentionCotangentTiles& p, Control& control, unsigned char* shared)
-      : p_(p), control_(control), shared_(shared) {}
-
-  __device__ __forceinline__ void Run() {
-    const bool is_first = threadIdx.x % kWarp == 0;
-#pragma unroll 1
-    for (uint32_t number = 0;; ++number) {
-      const CotangentItem& item = control_.items.Await(number);
-      if (item.row == kNoItem) return;
-#pragma unroll 1
-      for (uint32_t of_group = 0; of_group < static_cast<uint32_t>(p_.per_group); ++of_group) {
-        __syncwarp();
-        if (is_first) SetHead(item, of_group);
-        __syncwarp();
-        OfHead();
-      }
-      const PipelineStage end = control_.StageAt(at_);
-      end.WaitUntilEmpty();
-      if (is_first) {
-        control_.steps[at_.stage] = 0;
-        end.Filled();
-      }
-      end.Filled();
-      at_.Advance();
-    }
-  }
-};
 
 // One of the consumer warpgroups.
 template <typename T, AttentionKeysConfig kConfig, typename Scoring>
@@ -207,19 +63,27 @@ class KeysConsumer {
     return SharedAt<const uint32_t>(words + threadIdx.x % kWarpgroup * 4);
   }
 
+  __device__ __forceinline__ void AddTerms(float (&product)[kKeysStepRows / 2],
+                                           uint32_t terms) const {
+    if constexpr (Control::kHasTerms) {
+      ColumnTerms::Add(product, shared_ + kConfig.OnesAt(), terms);
+    }
+  }
+
   // Adds a cell to the sums. The last product is not waited for.
   __device__ __forceinline__ void AddCell(const CotangentItem& item, bool is_partial,
                                           bool is_first) {
     constexpr int kTileBytes = kConfig.TileBytes(), kSteps = kKeysStepRows / kInnerOfProduct;
     // In a way that tells a compiler that all lanes agree, as about cells below.
-    const uint32_t stage = __shfl_sync(kAllLanes, at_.stage * kConfig.StageBytes(), 0);
-    const uint32_t query = shared_ + kConfig.StagesAt() + stage;
+    const uint32_t stage = __shfl_sync(kAllLanes, at_.stage, 0);
+    const uint32_t query = shared_ + kConfig.StagesAt() + stage * kConfig.StageBytes();
     const uint32_t ct_out = query + kTileBytes;
-    const uint32_t side = shared_ + kConfig.SideAt() + at_.stage * kConfig.kSideBytes;
-    const uint32_t numbers = side + threadIdx.x % 4 * 8;
+    const uint32_t side = shared_ + kConfig.SideAt() + stage * kConfig.kSideBytes;
+    const uint32_t numbers = side + threadIdx.x % 4 * 8;  // unless these are terms
     float scores[kKeysStepRows / 2], ct_scores[kKeysStepRows / 2];
     FenceProducts();
     MultiplyTiles<T, kSize, kBlockBytes, kBlockBytes>(scores, keys_, query);
+    AddTerms(scores, side);
     CommitProducts();
     WaitForGroups<1>();
     EmptyBefore(is_first);
@@ -229,21 +93,18 @@ class KeysConsumer {
       FenceProducts();
       MultiplyTiles<T, kSize, kBlockBytes, kBlockBytes>(
           ct_scores, keys_ + kCotangentGroups * kTileBytes, ct_out);
+      AddTerms(ct_scores, side + kConfig.kTermsBytes);
       CommitProducts();
     };
-    if constexpr (kWaits) {
-      WaitForGroups<0>();
-    } else {
-      multiply_values();
-      WaitForGroups<1>();
-    }
+    uint32_t word = kAllLanes;
+    if constexpr (!kWaits) multiply_values();
+    if (is_partial) word = WordOf(side);
+    WaitForGroups<kWaits ? 0 : 1>();
     KeepInRegisters(scores);
     uint32_t kept = kAllLanes;  // bits of this thread's probabilities that are not dropped
     const CellScores<Scoring> head(p_, control_.places, at_.stage, item, group_);
     uint32_t rows[kSteps][4];
     if constexpr (Scoring::kExists) {
-      uint32_t word = kAllLanes;
-      if (is_partial) word = WordOf(side);
 #pragma unroll
       for (int column = 0; column < kKeysStepRows; column += 8) {
         const Vector<float, 2> shifts = SharedAt<const Vector<float, 2>>(numbers + column * 4);
@@ -264,15 +125,8 @@ class KeysConsumer {
       }
     } else {
 #pragma unroll
-      for (int column = 0; column < kKeysStepRows; column += 8) {
-        const Vector<float, 2> shifts = SharedAt<const Vector<float, 2>>(numbers + column * 4);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float& score = scores[column / 2 + i];
-          score = ApproximateExp2(score * p_.log2_scale + shifts.elements[i % 2]);
-        }
-      }
-      if (is_partial) ApplyMaskWord<0>(WordOf(side), 0.0f, scores);
+      for (float& score : scores) score = ApproximateExp2(score * p_.log2_scale);
+      if (is_partial) ApplyMaskWord<0>(word, 0.0f, scores);
       RowsOfProduct<T>(scores, rows);
     }
     if constexpr (kWaits) multiply_values();
@@ -281,19 +135,24 @@ class KeysConsumer {
     CommitProducts();
     WaitForGroups<1>();
     KeepInRegisters(ct_scores);
+    if constexpr (Scoring::kExists) {
 #pragma unroll
-    for (int column = 0; column < kKeysStepRows; column += 8) {
-      const Vector<float, 2> sums =
-          SharedAt<const Vector<float, 2>>(numbers + (kKeysStepRows + column) * 4);
+      for (int column = 0; column < kKeysStepRows; column += 8) {
+        const Vector<float, 2> sums =
+            SharedAt<const Vector<float, 2>>(numbers + (kKeysStepRows + column) * 4);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int n = column / 2 + i;
-        float ct_score = ct_scores[n];
-        if constexpr (Scoring::kDrops) {
-          ct_score = (kept & (1u << n)) != 0 ? ct_score * head.KeptScale() : 0.0f;
+        for (int i = 0; i < 4; ++i) {
+          const int n = column / 2 + i;
+          float ct_score = ct_scores[n];
+          if constexpr (Scoring::kDrops) {
+            ct_score = (kept & (1u << n)) != 0 ? ct_score * head.KeptScale() : 0.0f;
+          }
+          scores[n] *= ct_score + sums.elements[i % 2];
         }
-        scores[n] *= ct_score + sums.elements[i % 2];
       }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kKeysStepRows / 2; ++i) scores[i] *= ct_scores[i];
     }
     uint32_t ct_rows[kSteps][4];
     RowsOfProduct<T>(scores, ct_rows);
@@ -397,6 +256,9 @@ __global__ void __launch_bounds__(kCotangentThreads, 1)
     }
     FenceShared();
   }
+  if constexpr (Control::kHasTerms) {
+    if (WarpOfBlock() == kCotangentThreads / kWarp - 1) PrepareTerms<kConfig>(attention_shared);
+  }
   __syncthreads();
   if (threadIdx.x < kCotangentGroups * kWarpgroup) {
     TakeRegisters<kCotangentConsumerRegisters>();
@@ -409,8 +271,9 @@ __global__ void __launch_bounds__(kCotangentThreads, 1)
   } else {
     GiveUpRegisters<kCotangentProducerRegisters>();
     const int warp = WarpOfBlock() - kCotangentGroups * kConsumerWarps;
-    if (warp == 0) KeysSteps<T, kConfig, Control>(p, control, attention_shared).Run();
-    if (warp == 1 && threadIdx.x % kWarp == 0) {
+    if (warp < kKeysStepWarps) {
+      KeysSteps<T, kConfig, Control>(p, control, attention_shared, warp).Run();
+    } else if (warp == kKeysStepWarps && threadIdx.x % kWarp == 0) {
       CopyKeys<kConfig>(p, control, attention_shared);
       WaitForPrologue();  // so that what follows this kernel finds that one done, too
     }

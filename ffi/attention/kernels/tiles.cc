@@ -91,7 +91,7 @@ struct CostModel {
 
 // Fitted to times on an H200; bytes a clock are those of its memory.
 constexpr CostModel kCostModel{.launch_us = 4,
-                               .tile = 3330,
+                               .tile = 3150,
                                .tile_of_size = 0.58,
                                .partial_tile = 250,
                                .item = 3500,

@@ -45,6 +45,8 @@ class AttentionConsumer {
   static constexpr int kHeadSize = kConfig.head_size, kValueSize = kConfig.value_size;
   static constexpr int kBlockBytes = kMaskTile * 64 * 2;  // of a tile in shared memory
   static constexpr int kScores = kMaskTile / 2, kSums = kValueSize / 2;  // of a thread
+  // Probabilities that are computed beside a product of values: as many as registers hold.
+  static constexpr int kEarly = kValueSize == 64 ? 48 : 32;
   static constexpr int kTurns = 1;  // the first one's named barrier; the other one's follows
 
   const AttentionTilesProblem& p_;
@@ -133,12 +135,30 @@ class AttentionConsumer {
       }
     }
   }
-  __device__ __forceinline__ bool TakeSoftmax(const Tile& tile, OnlineSoftmax& softmax,
-                                              float (&scores)[kScores], float (&factors)[2]) const {
+  // Scores of products: those that are not stored are the least.
+  __device__ __forceinline__ void TakeScores(const Tile& tile, float (&scores)[kScores]) const {
     ApplyFunction(tile, scores);
     ApplyMaskCell<0>(tile.cells[0], tile.words[0], kNoScore, scores);
     ApplyMaskCell<32>(tile.cells[1], tile.words[1], kNoScore, scores);
-    return softmax.Exponentiate(scores, factors);
+  }
+  // Probabilities from kFrom on, as rows of the product with values.
+  template <int kFrom, int kCount>
+  __device__ __forceinline__ static void TakeRows(const float (&probabilities)[kCount],
+                                                  uint32_t (&rows)[kScores / 8][4]) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) {
+      const int pair = (kFrom + i) / 2;
+      rows[pair / 4][pair % 4] = PairOf(T(), probabilities[i], probabilities[i + 1]);
+    }
+  }
+  template <int kFrom>
+  __device__ __forceinline__ static void ExponentiateToRows(const OnlineSoftmax& softmax,
+                                                            const float (&scores)[kScores],
+                                                            OnlineSoftmax::Totals& totals,
+                                                            uint32_t (&rows)[kScores / 8][4]) {
+    float probabilities[kScores - kFrom];
+    softmax.template Exponentiate<kFrom>(scores, probabilities, totals);
+    TakeRows<kFrom>(probabilities, rows);
   }
   __device__ __forceinline__ static void Scale(const float (&factors)[2], float (&sums)[kSums]) {
 #pragma unroll
@@ -150,8 +170,8 @@ class AttentionConsumer {
                                          float (&sums)[kSums]) {
     float scores[kScores], factors[2];
     uint32_t rows[kScores / 8][4];
-    bool mixed = false;
-    uint32_t left = count, first_key = 0;  // of the tile whose softmax is taken
+    bool mixed = false, lacks_shift = true;
+    uint32_t left = count;
     Tile tile;
     if (left > 0) tile = NextTile();
     // One run of tiles that are not empty after another.
@@ -175,7 +195,9 @@ class AttentionConsumer {
       KeepInRegisters(scores);
       ReleaseKeys();
       mixed |= !tile.IsFull();
-      if (TakeSoftmax(tile, softmax, scores, factors)) Scale(factors, sums);
+      TakeScores(tile, scores);
+      if (softmax.Exponentiate(scores, factors)) Scale(factors, sums);
+      lacks_shift = softmax.LacksShift();
       head_.DropPairs(first_query_, tile.first_key, 1.0f, scores);
       RowsOfProduct<T>(scores, rows);
       if (--left > 0) tile = NextTile();
@@ -193,18 +215,43 @@ class AttentionConsumer {
         KeepInRegisters(scores);
         ReleaseKeys();
         mixed |= !tile.IsFull();
-        const bool rises = TakeSoftmax(tile, softmax, scores, factors);
-        first_key = tile.first_key;
+        TakeScores(tile, scores);
+        const uint32_t first_key = tile.first_key;
+        bool rises = false;
+        // Scores stay beside their probabilities, unless hashes of dropout take these registers.
+        // While rows are read by the product with values, some probabilities wait.
+        float early[kEarly];
+        OnlineSoftmax::Totals totals;
+        if constexpr (Scoring::kDrops) {
+          rises = softmax.Exponentiate(scores, factors);
+        } else {
+          if (lacks_shift) {
+            rises = softmax.Raise(scores, factors);
+            lacks_shift = softmax.LacksShift();
+          }
+          softmax.template Exponentiate<0>(scores, early, totals);
+        }
         // The compiler does not move the wait for sums across that for the next tile, in front of
-        // the softmax.
+        // these.
         if (--left > 0) tile = NextTile();
         WaitForGroups<0>();
         KeepInRegisters(sums);
         KeepInRegisters(scores);
         ReleaseValues();
         if (rises) Scale(factors, sums);
-        head_.DropPairs(first_query_, first_key, 1.0f, scores);
-        RowsOfProduct<T>(scores, rows);
+        if constexpr (Scoring::kDrops) {
+          head_.DropPairs(first_query_, first_key, 1.0f, scores);
+          RowsOfProduct<T>(scores, rows);
+        } else {
+          TakeRows<0>(early, rows);
+          ExponentiateToRows<kEarly>(softmax, scores, totals, rows);
+          if (softmax.Exceeds(totals)) {
+            softmax.RaiseToMost(scores, factors);
+            Scale(factors, sums);
+            ExponentiateToRows<0>(softmax, scores, totals, rows);
+          }
+          softmax.Add(totals);
+        }
       }
       control_.ValueAt(values_).WaitUntilFull();
       KeepInRegisters(sums);

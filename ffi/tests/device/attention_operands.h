@@ -24,6 +24,7 @@ struct AttentionOptions {
   MaskKind mask = MaskKind::kCells;
   bool mask_of_group = false, mask_of_head = false, mask_of_entry = false;  // ones of their own
   bool shared_keys = false;                                                 // by all batch entries
+  bool rising = false;                  // scores, from tile to tile
   Disorder disorder = Disorder::kNone;  // kNan or kInfinite: in a key and in a value
   float dropout_rate = 0.25f;           // of kernels that drop probabilities
 };
@@ -71,6 +72,11 @@ class AttentionTest {
         rate_{options.dropout_rate} {
     for (int32_t& id : ids_) id = static_cast<int32_t>(generator() % 3);
     for (uint32_t& seed : seeds_) seed = static_cast<uint32_t>(generator());
+    const size_t of_position = static_cast<size_t>(size.groups * kHeadSize);
+    for (size_t i = 0; options.rising && i < key_.size(); ++i) {
+      const auto position = static_cast<float>(i / of_position % static_cast<size_t>(size.keys));
+      key_[i] = FromFloat<T>(ToAccumulator(key_[i]) * (1 + position / 16));
+    }
     const float wrong = options.disorder == Disorder::kNan ? NAN : INFINITY;
     if (options.disorder == Disorder::kNan || options.disorder == Disorder::kInfinite) {
       key_[key_.size() / 3] = FromFloat<T>(wrong);

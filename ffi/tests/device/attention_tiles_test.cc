@@ -68,6 +68,14 @@ void CheckMasks() {
   Check<T, kSize>({130, 260, 1, 3, 2}, {.mask_of_head = true, .shared_keys = true});
 }
 
+// Scores far above the largest ones of earlier tiles, whether rows have seen some of these or none.
+template <typename T, int kSize>
+void CheckRising() {
+  for (const MaskKind mask : {MaskKind::kAll, MaskKind::kCausal, MaskKind::kScattered}) {
+    Check<T, kSize>({200, 400}, {.mask = mask, .rising = true});
+  }
+}
+
 // Numbers that are not finite and lists that are wrong.
 template <typename T, int kSize>
 void CheckDisorder() {
@@ -97,6 +105,7 @@ int main() {
   CheckSizes<bfloat16, 64>();
   CheckSizes<float16, 128>();
   CheckMasks<bfloat16, 64>();
+  CheckRising<float16, 64>();
   CheckDisorder<float16, 64>();
   CheckScores<bfloat16, 64, Scoring<TestScore, false, false>>();
   CheckScores<float16, 64, Scoring<NoFunction, true, false>>();
