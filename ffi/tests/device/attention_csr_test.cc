@@ -276,7 +276,8 @@ class CsrTest {
         }
       }
       const double factor = p * test_.kScale;
-      const size_t query_row = test_.VectorAt(b, h, t) * kHeadSize, key_row = test_.KeyVectorAt(b, h, u) * kHeadSize;
+      const size_t query_row = test_.VectorAt(b, h, t) * kHeadSize,
+                   key_row = test_.KeyVectorAt(b, h, u) * kHeadSize;
       queries->Add(query_row, factor * dp, factor * largest, key, kHeadSize);
       keys->Add(key_row, factor * dp, factor * largest, query, kHeadSize);
       values->Add(test_.KeyVectorAt(b, h, u) * kValueSize, p, ct_out, kValueSize);
