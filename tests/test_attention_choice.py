@@ -74,7 +74,8 @@ def test_explain(dtype, h, e, kind, expected):
 
 
 @pytest.mark.parametrize(
-    ("scale", "expected"), [(0.0, "tiles_mma"), (1e-35, "tiles_mma"), (-0.1, "tiles")]
+    ("scale", "expected"),
+    [(0.0, "tiles_mma"), (1e-35, "tiles_mma"), (1e38, "tiles_mma"), (-0.1, "tiles")],
 )
 def test_scales_that_kernels_divide_by(scale, expected):
     """The kernel of keys by warpgroups divides lse by the scale."""

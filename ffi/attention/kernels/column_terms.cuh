@@ -21,14 +21,18 @@ struct ColumnTerms {
   }
   __device__ __forceinline__ static void Clear(unsigned char* tile) { Fill(tile, {0, 0, 0, 0}); }
 
-  // Sets a column's term. Only the first component of one that is not finite is not, either: a
-  // product by it is what the term is, not NaN.
+  // Sets a column's term. Components are cut off, not rounded, so none of a finite term is
+  // infinite, and three have all of its 24 bits. Of a term that is not finite the first component
+  // has what it is, and the others are 0, so that infinity stays infinity. NaN becomes one whose
+  // bits are all set, as it could have lost its only ones.
   __device__ __forceinline__ static void Set(unsigned char* tile, int column, float term) {
+    const bool is_finite = term - term == 0;
+    if (term != term) term = __uint_as_float(0x7fffffffu);
     uint32_t components[kComponentsOfTerm];
 #pragma unroll
     for (uint32_t& component : components) {
-      component = BfloatsOfFloats(term, 0);
-      term = term - term == 0 ? term - __uint_as_float(component << 16) : 0.0f;
+      component = __float_as_uint(term) >> 16;
+      term = is_finite ? term - __uint_as_float(component << 16) : 0.0f;
     }
     *reinterpret_cast<Vector<uint32_t, 2>*>(tile + Tile::At(column, 0)) = {
         {components[0] | components[1] << 16, components[2]}};

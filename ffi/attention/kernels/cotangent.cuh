@@ -2,7 +2,6 @@
 // items of work and copies.
 #pragma once
 
-#include "attention/kernels/column_terms.cuh"
 #include "attention/kernels/cotangent_entries.cuh"
 #include "attention/kernels/products.cuh"
 #include "attention/kernels/store_rows.cuh"
@@ -103,17 +102,6 @@ struct ShiftsOfRows {
     for (int i = 0; i < kOfLane; ++i) {
       numbers[i * kWarp] = ShiftOf(lse[i]);
       numbers[kMaskCell + i * kWarp] = ct_sums[i];
-    }
-  }
-  // As terms of columns: shifts over log2(e) times the scale, of products of queries and keys;
-  // behind them ct_sums, of those of ct_out and values.
-  __device__ __forceinline__ void StoreTerms(unsigned char* to, float log2_scale) const {
-    const float by = ApproximateReciprocal(log2_scale);
-#pragma unroll
-    for (int i = 0; i < kOfLane; ++i) {
-      const int column = i * kWarp + threadIdx.x % kWarp;
-      ColumnTerms::Set(to, column, ShiftOf(lse[i]) * by);
-      ColumnTerms::Set(to + ColumnTerms::kBytes, column, ct_sums[i]);
     }
   }
 };

@@ -9,7 +9,7 @@
 namespace jaxsparse {
 
 // A block has two consumer warpgroups, which multiply, each for one of two neighbouring cells; and
-// a producer warpgroup, one of whose warps has tiles copied.
+// a producer warpgroup, whose first warps take items and have tiles copied.
 constexpr int kCotangentGroups = 2;
 constexpr int kCotangentThreads = (kCotangentGroups + 1) * 128;
 constexpr int kCotangentConsumerRegisters = 240, kCotangentProducerRegisters = 24;

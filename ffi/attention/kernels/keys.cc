@@ -66,14 +66,16 @@ bool HasFewEnough(const AttentionCotangentProblem& p, const MaskTiles& mask, int
 }
 
 // Warpgroups are what GPUs of this compute capability have. Where no function is in between, shifts
-// of rows are divided by the scale (StoreTerms).
+// of rows are multiplied by the reciprocal of the scale (StoreTerms), which must not become 0 or
+// infinite.
 bool Fits(const AttentionCotangentProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30;
-  constexpr double kLeastScale = 0x1p-100;
+  constexpr double kLeastScale = 0x1p-100, kMostScale = 0x1p100;
   const bool sized = p.head_size == p.value_size && (p.head_size == 64 || p.head_size == 128);
   const auto shared_bytes =
       std::max(AttentionRowsConfig{128}.SharedBytes(), AttentionKeysConfig{128}.SharedBytes());
-  const bool scaled = p.scores.Exist() || std::abs(p.scale) >= kLeastScale;
+  const double scale = std::abs(p.scale);
+  const bool scaled = p.scores.Exist() || (kLeastScale <= scale && scale <= kMostScale);
   return p.has_mask && SizeOf(p.dtype) == 2 && sized && scaled && IsAligned(p) &&
          FitsScores(p.scores) && p.gpu.compute_capability == 90 &&
          shared_bytes <= p.gpu.shared_bytes && 0 < p.keys && p.keys < kMost && 0 < p.queries &&

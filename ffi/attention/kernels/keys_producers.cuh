@@ -3,6 +3,7 @@
 // copied, step by step.
 #pragma once
 
+#include "attention/kernels/column_terms.cuh"
 #include "attention/kernels/cotangent.cuh"
 #include "attention/kernels/cotangent_scores.cuh"
 #include "attention/kernels/keys.h"
@@ -62,6 +63,20 @@ __device__ __forceinline__ void CopyKeys(const AttentionCotangentTiles& p, Contr
                                               item.place.OwnEntry(p.batch, p.value), full);
     }
     if (is_last) return;
+  }
+}
+
+// Stores terms of columns: shifts over the scale times log2(e), of products of queries and keys;
+// behind them ct_sums, of those of ct_out and values.
+__device__ __forceinline__ void StoreTerms(const ShiftsOfRows& rows, unsigned char* to,
+                                           float log2_scale) {
+  static_assert(ColumnTerms::kBytes == AttentionKeysConfig::kTermsBytes);
+  const float by = ApproximateReciprocal(log2_scale);
+#pragma unroll
+  for (int i = 0; i < ShiftsOfRows::kOfLane; ++i) {
+    const int column = i * kWarp + threadIdx.x % kWarp;
+    ColumnTerms::Set(to, column, ShiftOf(rows.lse[i]) * by);
+    ColumnTerms::Set(to + ColumnTerms::kBytes, column, rows.ct_sums[i]);
   }
 }
 
@@ -135,7 +150,7 @@ class KeysSteps {
       }
     }
     if constexpr (Control::kHasTerms) {
-      shifts.StoreTerms(side, p_.log2_scale);
+      StoreTerms(shifts, side, p_.log2_scale);
       FenceShared();
     } else {
       shifts.Store(side);

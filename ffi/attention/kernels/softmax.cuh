@@ -33,7 +33,9 @@ class OnlineSoftmax {
   // Probabilities are powers of what scores are above a shift, which is no less than the largest
   // score so far less kSlack: so that sums are scaled anew only where scores rise by more. Where
   // nobody looks for the largest one, a thread's probabilities of a row and a tile add up to
-  // kMostOfTile at most, which float16 has room for. No sum comes near infinity by that.
+  // kMostOfTile at most, which float16 has room for. All four threads' of a row are below 2^16 for
+  // each tile. So sums of finite values may become infinite only where a value is above 2^112 over
+  // the number of tiles, as bfloat16 has them.
   static constexpr float kSlack = 8, kMostOfTile = 1 << 14;
   static constexpr int kParts = 2;  // of a sum or a maximum, that do not wait for one another
 
@@ -80,7 +82,7 @@ class OnlineSoftmax {
   __device__ __forceinline__ bool Raise(const float (&scores)[kCount], float (&factors)[2]) {
     return Raise(scores, kSlack, factors);
   }
-  // The same whatever they are larger by.
+  // Has the largest scores so far take the shift's place, without slack.
   template <int kCount>
   __device__ __forceinline__ void RaiseToMost(const float (&scores)[kCount], float (&factors)[2]) {
     Raise(scores, 0, factors);

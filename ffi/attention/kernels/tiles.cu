@@ -26,7 +26,7 @@
 //
 // Floors: for each listed tile and head 2 * 128 * 128 * (head_size + value_size) operations, of
 // which a multiprocessor does 4,096 a clock: 2,048 clocks for sizes of 128. Beside them 16,384
-// powers, 16 a clock (1,024 clocks), and about 450 instructions of 8 warps, four a clock (900).
+// powers, 16 a clock (1,024 clocks), and about 400 instructions of 8 warps, four a clock (800).
 // Tensor cores read 128 bytes a clock of shared memory: in products with keys 6 KB for each 64
 // clocks, in those with values 4. From L2 come 64 KB of keys and values, 32 bytes for each clock
 // of products, and at most 2 KB of words; from memory, queries, keys and values, once as long as

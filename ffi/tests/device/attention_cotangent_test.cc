@@ -102,11 +102,38 @@ void TestScores() {
   }
 }
 
+// Three components add up to a term, whatever it is.
+void CheckTerms() {
+  using Tile = ColumnTerms::Tile;
+  alignas(1024) unsigned char tile[ColumnTerms::kBytes];
+  std::vector<float> terms = {0x1.fffffep127f,
+                              -0x1.fffffep127f,
+                              0x1p-100f,
+                              INFINITY,
+                              -INFINITY,
+                              NAN,
+                              std::bit_cast<float>(0x7f800001u)};
+  while (terms.size() < Tile::kRows) terms.push_back(Normal<float>(1)[0]);
+  for (int line = 0; line < Tile::kRows; ++line) ColumnTerms::Set(tile, line, terms[line]);
+  for (int line = 0; line < Tile::kRows; ++line) {
+    uint16_t components[ColumnTerms::kComponentsOfTerm];
+    std::memcpy(components, tile + Tile::At(line, 0), sizeof(components));
+    double sum = 0;
+    for (const uint16_t component : components) sum += FloatOfBfloat(component);
+    const double term = terms[line];
+    if (!(sum == term || (sum != sum && term != term))) Fail("a term", line, 0, sum, term);
+  }
+}
+
 }  // namespace
 }  // namespace jaxsparse
 
 int main() {
   using namespace jaxsparse;
+  CheckTerms();
+  for (const double scale : {-0.37, 1e-20}) {
+    Test<bfloat16, 64>({80, 140}, {.mask = MaskKind::kScattered, .scale = scale});
+  }
   TestSizes<bfloat16, 128>();
   TestSizes<float16, 64>();
   TestHeads<bfloat16, 64>();

@@ -263,7 +263,7 @@ class CsrTest {
       const T* key = test_.Key(b, h, u);
       const int64_t row = test_.NumberAt(b, h, t);
       const bool is_seen = lse_[row] != -HUGE_VAL;
-      const double score = dot(query, key, kHeadSize) * test_.kScale;
+      const double score = dot(query, key, kHeadSize) * test_.Scale();
       const double p = is_seen ? std::exp(score - lse_[row]) : 0;
       const T* value = test_.Value(b, h, u);
       const double dp = dot(ct_out, value, kValueSize) + ct_sums_[row];
@@ -275,7 +275,7 @@ class CsrTest {
           largest += std::fabs(double(ToAccumulator(ct_out[i])) * ToAccumulator(value[i]));
         }
       }
-      const double factor = p * test_.kScale;
+      const double factor = p * test_.Scale();
       const size_t query_row = test_.VectorAt(b, h, t) * kHeadSize,
                    key_row = test_.KeyVectorAt(b, h, u) * kHeadSize;
       queries->Add(query_row, factor * dp, factor * largest, key, kHeadSize);

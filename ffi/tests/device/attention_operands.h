@@ -24,6 +24,7 @@ struct AttentionOptions {
   MaskKind mask = MaskKind::kCells;
   bool mask_of_group = false, mask_of_head = false, mask_of_entry = false;  // ones of their own
   bool shared_keys = false;                                                 // by all batch entries
+  double scale = 0.37;                                                      // of scores
   bool rising = false;                  // scores, from tile to tile
   Disorder disorder = Disorder::kNone;  // kNan or kInfinite: in a key and in a value
   float dropout_rate = 0.25f;           // of kernels that drop probabilities
@@ -103,7 +104,7 @@ class AttentionTest {
     p.per_group = size_.per_group;
     p.head_size = kHeadSize;
     p.value_size = kValueSize;
-    p.scale = kScale;
+    p.scale = Scale();
     p.mask = mask_.AsOperand(mask_groups_, mask_per_group_, mask_entries_);
     const int64_t key_entry = key_entries_ > 1 ? size_.keys * size_.groups : 0;
     p.query = Of(query_, 0, size_.queries * Heads() * kHeadSize);
@@ -169,7 +170,7 @@ class AttentionTest {
     return &value_[KeyVectorAt(OwnKeys(entry), head, u) * kValueSize];
   }
 
-  static constexpr double kScale = 0.37;
+  double Scale() const { return options_.scale; }
 
   // What becomes of a score, and its derivative.
   double ScoreOf(int64_t entry, int64_t head, int64_t t, int64_t u, double score,
@@ -218,7 +219,7 @@ class AttentionTest {
             double(ToAccumulator(Query(entry, head, t)[i])) * ToAccumulator(Key(entry, head, u)[i]);
       }
       double derivative;
-      score = ScoreOf(entry, head, t, u, score * kScale, &derivative);
+      score = ScoreOf(entry, head, t, u, score * Scale(), &derivative);
       row.keys.push_back(u);
       row.probabilities.push_back(score);
       most = std::fmax(most, score);

@@ -106,6 +106,7 @@ int main() {
   CheckSizes<float16, 128>();
   CheckMasks<bfloat16, 64>();
   CheckRising<float16, 64>();
+  CheckRising<bfloat16, 128>();
   CheckDisorder<float16, 64>();
   CheckScores<bfloat16, 64, Scoring<TestScore, false, false>>();
   CheckScores<float16, 64, Scoring<NoFunction, true, false>>();
