@@ -31,9 +31,10 @@
 // clocks, in those with values 4. From L2 come 64 KB of keys and values, 32 bytes for each clock
 // of products, and at most 2 KB of words; from memory, queries, keys and values, once as long as
 // heads that are worked on at once stay in L2, and go results.
-#include "attention/kernels/exact_rows.cuh"
 #include "attention/kernels/products.cuh"
 #include "attention/kernels/scores.cuh"
+#include "attention/kernels/softmax.cuh"
+#include "attention/kernels/tiles_results.cuh"
 #include "attention/kernels/tiles_schedule.cuh"
 
 namespace jaxsparse {
@@ -264,105 +265,10 @@ class AttentionConsumer {
     return mixed;
   }
 
-  // Writes two rows of a thread, whose neighbours exchange words of 32 columns so that each has
-  // 16 bytes of them.
-  __device__ __forceinline__ void Write(const AttentionItem& item, const float (&sums)[kSums],
-                                        const float (&factors)[2],
-                                        const uint32_t (&rows)[2]) const {
-    const int64_t step = p_.groups * p_.per_group * kValueSize;
-    const bool odd = lane_ % 2 != 0, upper = lane_ / 2 % 2 != 0;
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      uint16_t* const to = item.out + rows[row] * step + lane_ % 4 * 8;
-#pragma unroll
-      for (int first = 0; first < kSums; first += 16) {
-        Vector<uint32_t, 4> words;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = first + 4 * i + 2 * row;
-          words.elements[i] = PairOf(T(), sums[at] * factors[row], sums[at + 1] * factors[row]);
-        }
-        const auto exchange = [&](int a, int b, bool gives_a, int distance) {
-          uint32_t &x = words.elements[a], &y = words.elements[b];
-          const uint32_t other = __shfl_xor_sync(kAllLanes, gives_a ? x : y, distance);
-          (gives_a ? x : y) = other;
-        };
-        exchange(0, 1, odd, 1);
-        exchange(2, 3, odd, 1);
-        exchange(0, 2, upper, 2);
-        exchange(1, 3, upper, 2);
-        if (rows[row] < p_.queries) {
-          *reinterpret_cast<Vector<uint32_t, 4>*>(to + 2 * first) = words;
-        }
-      }
-    }
-  }
-
   // What turns scores to powers of 2.
   __device__ __forceinline__ float ScaleOfScores() const {
     return Scoring::Function::kExists ? kLog2OfE<float>
                                       : static_cast<float>(p_.scale) * kLog2OfE<float>;
-  }
-
-  // Writes rows anew of which `wrong` has the bits, by the number of the row of this warp.
-  __device__ __forceinline__ void WriteExactly(const AttentionItem& item, uint32_t first_row,
-                                               uint32_t wrong) const {
-    const int64_t heads = p_.groups * p_.per_group;
-    HeadOperands<T> of;
-    of.key = item.place.template At<const T>(p_.batch, p_.key) + item.group * kHeadSize;
-    of.value = item.place.template At<const T>(p_.batch, p_.value) + item.group * kValueSize;
-    of.key_step = p_.groups * kHeadSize;
-    of.value_step = p_.groups * kValueSize;
-    of.keys = static_cast<uint32_t>(p_.keys);
-    of.head_size = kHeadSize;
-    of.value_size = kValueSize;
-    of.scale = ScaleOfScores();
-#pragma unroll 1
-    for (; wrong != 0; wrong &= wrong - 1) {
-      const uint32_t of_item = first_row + __ffs(static_cast<int>(wrong)) - 1;
-      const uint32_t row = item.first_query + of_item;
-      of.query = item.place.template At<const T>(p_.batch, p_.query) +
-                 (row * heads + item.head) * kHeadSize;
-      float out[kValueSize / kWarp], lse;
-      ComputeRow(item.mask, of_item, of, out, lse, RowScores<Scoring>(head_, row));
-      T* const to = reinterpret_cast<T*>(item.out) + row * heads * kValueSize;
-#pragma unroll
-      for (int i = 0; i < kValueSize / kWarp; ++i) FromAccumulator(out[i], &to[i * kWarp + lane_]);
-      if (lane_ == 0) item.lse[row] = lse;
-    }
-  }
-
-  __device__ __forceinline__ void Finish(const AttentionItem& item, const OnlineSoftmax& softmax,
-                                         const float (&sums)[kSums], bool mixed) const {
-    const uint32_t first_row = group_ * kMaskCell + thread_ / kWarp * 16;
-    float factors[2];
-    uint32_t rows[2], wrong = 0;
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      rows[row] = item.first_query + first_row + 8 * row + lane_ / 4;
-      const float total = softmax.Total(row);
-      factors[row] = total == 0 ? 0.0f : 1.0f / total;
-      if constexpr (Scoring::kDrops) factors[row] *= head_.KeptScale();
-      float not_finite = 0;  // NaN, if a sum is not
-#pragma unroll
-      for (int i = 0; i < kSums; i += 4) {
-        not_finite += sums[i + 2 * row] * 0.0f;
-        not_finite += sums[i + 2 * row + 1] * 0.0f;
-      }
-      if (lane_ % 4 == 0 && rows[row] < p_.queries) {
-        item.lse[rows[row]] = softmax.LogOfSum(row, total);
-      }
-      const unsigned of_lanes = __ballot_sync(
-          kAllLanes, mixed && !(not_finite == 0) && total - total == 0 && rows[row] < p_.queries);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        wrong |= static_cast<uint32_t>((of_lanes >> 4 * i & 15) != 0) << (8 * row + i);
-      }
-    }
-    Write(item, sums, factors, rows);
-    if (wrong == 0) return;
-    __syncwarp();  // the same rows are written once more
-    WriteExactly(item, first_row, wrong);
   }
 
  public:
@@ -396,7 +302,9 @@ class AttentionConsumer {
       WaitForPhase(control_.QueryAt(at).full, at.phase);
       const bool mixed = Attend(__shfl_sync(kAllLanes, item.mask.count, 0),
                                 __shfl_sync(kAllLanes, queries, 0), softmax, sums);
-      Finish(item, softmax, sums, mixed);
+      const uint32_t first_row = group_ * kMaskCell + thread_ / kWarp * 16;
+      TilesResults<T, kConfig, Scoring>(p_, head_, ScaleOfScores(), first_row)
+          .Write(item, softmax, sums, mixed);
       slot.Emptied();
       at.Advance();
     }

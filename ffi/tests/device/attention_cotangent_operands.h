@@ -154,18 +154,20 @@ class CotangentOperands {
       const double p_tu = std::exp(of_score - lse_[test_.NumberAt(b, h, t)]);
       const double kept = test_.KeptOf(b, h, t, u), ct_p = kept == 0 ? 0 : kept * ct_score.sum;
       const double ct = p_tu * (ct_p + ct_sums_[test_.NumberAt(b, h, t)]) * slope;
-      // What float32 rounds scores and their cotangents by. Those of 16 bits are rounded by more.
-      double rounded_p = 0, rounded_ct = 0;
+      // What float32 rounds scores and their cotangents by. Those of 16 bits are rounded by more,
+      // and weights of float16 are multiples of 2^-24: by 2^-25, which is a part of 2^-8 of this.
+      double rounded_p = std::is_same_v<T, float16> ? 0x1p-17 : 0, rounded_ct = rounded_p;
       if (sizeof(T) == 4 && p_tu != 0) {
         rounded_p =
             p_tu * (std::fabs(score.sum * p.scale) + std::fabs(lse_[test_.NumberAt(b, h, t)]));
         rounded_ct = p_tu * (ct_score.most + std::fabs(ct_sums_[test_.NumberAt(b, h, t)])) +
                      std::fabs(rounded_p * (ct_score.sum + ct_sums_[test_.NumberAt(b, h, t)]));
       }
-      queries->Add(test_.VectorAt(b, h, t) * kHeadSize, ct * p.scale, rounded_ct * p.scale, key,
-                   kHeadSize);
-      keys->Add(at * kHeadSize, ct * p.scale, rounded_ct * p.scale, query, kHeadSize);
-      if (kept != 0) values->Add(at * kValueSize, p_tu * kept, rounded_p, ct_out, kValueSize);
+      queries->Add(test_.VectorAt(b, h, t) * kHeadSize, ct * p.scale,
+                   rounded_ct * std::fabs(p.scale), key, kHeadSize);
+      keys->Add(at * kHeadSize, ct * p.scale, rounded_ct * std::fabs(p.scale), query, kHeadSize);
+      if (kept != 0)
+        values->Add(at * kValueSize, p_tu * kept, rounded_p * kept, ct_out, kValueSize);
     }
   }
 
