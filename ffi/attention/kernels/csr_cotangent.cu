@@ -16,6 +16,12 @@
 
 namespace jaxsparse {
 
+// Whether numbers of 16 bits may be as small as in float32, as weights and their cotangents are.
+template <typename T>
+constexpr bool kHasRangeOfFloat = true;
+template <>
+constexpr bool kHasRangeOfFloat<float16> = false;
+
 enum class CsrOwner { kQueries, kKeys };
 
 // Rows have vectors `a`, of scores (queries or keys), and `b`, of the weights' cotangents
@@ -32,6 +38,7 @@ class CsrCotangent {
   using TiledValues = CsrTiledRows<T, kConfig.value_vectors, Lanes>;
   using Pieces = CsrPieces<kConfig, Index>;
   static constexpr bool kByKeys = kOwner == CsrOwner::kKeys;
+  static_assert(!kConfig.on_tensor_cores || kHasRangeOfFloat<T>);
   static constexpr int kStep = kConfig.step;
 
  public:
