@@ -30,8 +30,8 @@ struct CsrWeights {
   uint32_t words[4];
 };
 
-// Of each lane's own entry's weight, which is rounded to T. Below 6e-5 float16 rounds to multiples
-// of 6e-8: beside a total of 1 or more, as forward, that is nothing, but cotangents may be as
+// Of each lane's own entry's weight, which is rounded to T. Below 6e-5 float16 has only multiples
+// of 6e-8: little beside a total of 1 or more, as forward has it, but cotangents may all be as
 // small.
 template <typename T, typename Lanes>
 __device__ __forceinline__ CsrWeights WeightsOf(Lanes, float own) {
