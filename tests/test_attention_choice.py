@@ -223,6 +223,19 @@ def test_a_pattern_alone_goes_to_the_variant_that_takes_no_block_mask():
     assert f"s32[{-(-t // 128)}]" not in program and "u32[" not in call
 
 
+def test_programs_for_any_batch_keep_the_block_mask():
+    """The variant is chosen where they run."""
+    t = 2000
+    columns = np.arange(t)[:, None] // 3 + [0, 5, 9]
+    few = Topology(3 * np.arange(t + 1), columns.reshape(-1), (t, t)).with_layout("block_mask")
+    for batch, expected in ((1, False), (jax.export.symbolic_shape("b")[0], True)):
+        x = jax.ShapeDtypeStruct((batch, t, 2, 64), jnp.bfloat16)
+        jaxpr = jax.make_jaxpr(lambda x: sparse_attention(x, x, x, few))(x).jaxpr
+        (eqn,) = (eqn for eqn in equations(jaxpr) if eqn.primitive is attention_p)
+        call = typed_call(OPERATIONS[attention_p], eqn.params, [v.aval for v in eqn.invars])
+        assert narrowed(call, choose(call, H200), H200).attributes["has_mask"] == expected
+
+
 def test_masks_of_every_form_agree():
     q, k, v = operands(1, 100, 90, 1, 1, 4, 4, "float32")
     mask = masks.causal() & masks.band(20)

@@ -66,6 +66,46 @@ def test_rows_and_columns_of_thousands(dtype, by_rows):
     check(mask, h=16, e=8, dtype=dtype)
     check(mask.T, h=8, e=16, dtype=dtype)
     check(mask, n=4, groups=2, h=2, e=8, dtype=dtype)
+    check(mask, n=1, h=64, e=64, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_nan_in_rows_of_thousands(dtype, by_rows):
+    """It reaches the rows that see it, and none that warps compute beside them."""
+    mask = pattern([3, 2500, 0, 1100, 1, 40, 7], 2600)
+    q, k, v = operands(1, *mask.shape, 1, 1, 64, 64, dtype)
+    ct = jnp.ones_like(q)
+    column = np.flatnonzero(mask[1] & ~mask[3])[0]
+    run = jax.jit(functools.partial(differentiated, mask=Topology.from_mask(mask), cotangent=ct))
+    clean = run(q, k, v)
+    spoiled = run(q, k.at[0, column].set(jnp.nan), v)
+    sees = mask[:, column]
+    seen = mask[sees].any(axis=0)  # keys of rows that see it
+    reached = [sees, sees, sees, seen, seen]
+    for x, y, rows in zip(clean, spoiled, reached, strict=True):
+        axis = 2 if x.ndim == 3 else 1  # lse has heads first
+        x, y = (np.moveaxis(np.asarray(z, np.float64), axis, 0) for z in (x, y))
+        assert np.isnan(y[rows]).all() and not np.isnan(y[~rows]).any()
+        np.testing.assert_allclose(y[~rows], x[~rows], rtol=2e-2, atol=2e-2)
+
+
+def test_small_cotangents_of_long_rows_in_float16(by_rows):
+    """Their products with probabilities are smaller than float16 has numbers."""
+    mask = pattern([2500, 40], 2600)
+    q, k, v = operands(1, *mask.shape, 1, 1, 64, 64, "float16")
+    topology = Topology.from_mask(mask)
+
+    def gradient(q, k, v, ct):
+        return jax.vjp(lambda q: sparse_attention(q, k, v, topology, scale=1), q)[1](ct)[0]
+
+    q = q * 0.05  # so that no few keys have most of a row
+    ct = operands(1, 2, 2, 1, 1, 64, 64, "float16", seed=2)[0] * 2.0**-13
+    actual, expected = (
+        np.asarray(jax.jit(gradient)(*(x.astype(dtype) for x in (q, k, v, ct))), np.float64)
+        for dtype in ("float16", "float32")
+    )
+    off = np.abs(actual - expected).max(axis=-1)
+    assert np.all(off <= 0.004 * np.abs(expected).max(axis=-1))
 
 
 def test_derivatives(by_rows):

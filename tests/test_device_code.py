@@ -28,10 +28,8 @@ SHORT_VECTORS = (
     ".lanes = 4, .step = 4, .head_vector = 1, .head_vectors = 3, .value_vector = 1, "
     ".value_vectors = 2, .whole_heads = true, .whole_values = false, .own_scores = true"
 )
-LONG_ON_TENSOR_CORES = ".head_vectors = 2, .on_tensor_cores = true, .stages = 1"
-SHORT_ON_TENSOR_CORES = (
-    ".head_vector = 4, .value_vectors = 2, .own_scores = true, .on_tensor_cores = true"
-)
+LONG_VECTORS = ".head_vectors = 2, .on_tensor_cores = true, .stages = 1"
+OWN_SCORES = ".head_vector = 4, .value_vectors = 2, .own_scores = true, .on_tensor_cores = true"
 SIZES = [
     (
         "spmm/kernels/tiled.cu",
@@ -97,13 +95,10 @@ SIZES = [
         (f"attention/kernels/{file}.cu", f"{kernel}, jaxsparse::AttentionCsrConfig", [fields])
         for file, kernel, fields in [
             ("csr", "AttentionCsr<float, uint16_t", SHORT_VECTORS),
-            ("csr", "AttentionCsr<jaxsparse::float16, int32_t", LONG_ON_TENSOR_CORES),
+            ("csr", "AttentionCsr<jaxsparse::float16, int32_t", LONG_VECTORS),
             ("csr_cotangent", "AttentionCsrCotangent<float, uint16_t, uint16_t", SHORT_VECTORS),
-            (
-                "csr_cotangent",
-                "AttentionCsrCotangent<jaxsparse::float16, int32_t, uint16_t",
-                SHORT_ON_TENSOR_CORES,
-            ),
+            ("csr_cotangent", f"AttentionCsrCotangent<{DTYPES[1]}, int32_t, uint16_t", OWN_SCORES),
+            ("csr_cotangent", f"AttentionCsrCotangent<{DTYPES[1]}, int32_t, int32_t", LONG_VECTORS),
         ]
     ),
     # Tiles of tensor cores for small and large problems; products by two index types.

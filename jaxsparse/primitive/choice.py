@@ -1,6 +1,7 @@
 """What a call of an operation runs as on a device: a kernel, or jnp and why.
 
-`choose` alone decides it: for lowering, and for `explain`, which says what lowering does.
+`choose` decides it: for lowering, and for `explain`, which says what lowering does. `narrowed` then
+leaves out what the variant does not take, in lowering only.
 """
 
 from __future__ import annotations
@@ -85,9 +86,11 @@ def choose(call: TypedCall, device: AnyDevice) -> TargetCall | Fallback:
 
 
 def narrowed(call: TypedCall, made: TargetCall, device: AnyDevice) -> TargetCall:
-    """What a call is lowered to: without operands that the variant it runs by does not take.
+    """What a call is lowered to: without operands that the variant chosen here does not take.
 
-    Of sizes that are still open the variant is not known.
+    That variant is chosen for the device that is lowered for. A program exported for another one
+    has no other left, although the other device may be faster by one. Of sizes that are still open
+    it is not known, and all operands stay.
     """
     if made.narrower is None or not all(isinstance(n, int) for x in made.operands for n in x.shape):
         return made

@@ -56,8 +56,8 @@ class FfiCall(NamedTuple):
     plan: Any = None  # for `explain`, of a kernel that is made for the call
     # What is computed where none of the target's variants fits; None: one of them always does.
     fallback: Fallback | None = None
-    # A variant that does not take all of these operands, and its call without the others, which
-    # need not be made for it.
+    # (variant, call): where that variant is chosen, `call` is lowered instead, without the operands
+    # that the variant does not take, so that the program does not make them.
     narrower: tuple[str, FfiCall] | None = None
 
 

@@ -13,7 +13,8 @@ constexpr CsrTunings kTunings = {
     .of_16_bits = {8, 1},
     .of_32_bits = {4, 2},
     .of_64_bits = {4, 1},
-    .on_tensor_cores = {.of_64 = {1, 7}, .of_128 = {2, 5}, .of_more = {1, 4}}};
+    .on_tensor_cores = {.of_64 = {1, 7}, .of_128 = {2, 5}, .of_more = {1, 4}},
+    .float16_on_tensor_cores = true};
 
 AttentionCsrConfig ConfigOf(const AttentionProblem& p) {
   return CsrConfigOf(kTunings, {p.head_size, p.dtype, {&p.query, &p.key}},

@@ -7,11 +7,12 @@
 // take about 10 instructions of a warp for an entry of two vectors of 64 numbers, of 33 for which
 // there is time at the floor; without, 13, as numbers of 16 bits are converted.
 //
-// On tensor cores (csr_products.cuh) vectors of 16 entries at once are copied to shared memory
-// while those before are multiplied: so enough bytes are on their way, whatever registers there
-// are. Otherwise a group of lanes has a row of a head, and each of them an access of up to 16 bytes
-// to each vector. Some entries at once: their products are summed by exchanges that leave each lane
-// with the score of one entry, and an online softmax takes them. Nothing is kept of an entry.
+// On tensor cores (csr_products.cuh) vectors of 16 entries at once are copied to shared memory,
+// while those before are multiplied or other warps multiply theirs: so enough bytes are on their
+// way, whatever registers there are. Otherwise a group of lanes has a row of a head, and each of
+// them an access of up to 16 bytes to each vector. Some entries at once: their products are summed
+// by exchanges that leave each lane with the score of one entry, and an online softmax takes them.
+// Nothing is kept of an entry.
 #include "attention/kernels/csr_pass.cuh"
 #include "attention/kernels/csr_products.cuh"
 

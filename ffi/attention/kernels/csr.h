@@ -25,8 +25,10 @@ struct AttentionCsrConfig {
   // Products are those of csr_products.cuh: numbers have 16 bits, and vectors that
   // are not short 64 numbers for each access of a lane.
   bool on_tensor_cores = false;
-  // Then: stages of tiles that a warp copies ahead, for which a block has up to 40 KB of shared
-  // memory, and blocks that a multiprocessor shall have registers for.
+  // Then: steps whose tiles a warp has room for, and thread blocks per multiprocessor that
+  // registers are limited for. With two stages a step is copied while the one before it is
+  // multiplied; with one, other warps multiply meanwhile. The shared memory of a block is 32 KB at
+  // most.
   int stages = 2, blocks = 4;
   // Of cotangents: the two numbers of a query, which entries of keys read, lie side by side.
   bool in_pairs = false;

@@ -8,11 +8,15 @@ namespace {
 
 using Problem = AttentionCotangentProblem;
 
+// Tensor cores take weights and their cotangents as numbers of 16 bits. These have no least size,
+// as probabilities of a long row times cotangents of the result: in float16 they would lose their
+// digits below 6e-5, and all of them below 3e-8. bfloat16 has the range of float32.
 constexpr CsrTunings kTunings = {
     .of_16_bits = {4, 1},
     .of_32_bits = {4, 2},
     .of_64_bits = {4, 1},
-    .on_tensor_cores = {.of_64 = {1, 7}, .of_128 = {2, 4}, .of_more = {1, 4}}};
+    .on_tensor_cores = {.of_64 = {1, 7}, .of_128 = {2, 4}, .of_more = {1, 4}},
+    .float16_on_tensor_cores = false};
 
 // Of both passes, and where the workspace has what: counters, pairs of queries' numbers, sums of
 // parts.

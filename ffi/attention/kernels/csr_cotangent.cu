@@ -8,13 +8,19 @@
 // the L2 cache gives about 7.2 TB/s on an H200: entries * heads * (head_size + value_size) * size
 // for queries and the same for keys, and for these a sector of 32 bytes with lse and ct_sums.
 // Operations: 2 * head_size + value_size multiply-adds for each entry and head for queries, 2 *
-// (head_size + value_size) for keys; on tensor cores about 9 and 12 instructions of a warp for an
-// entry of two vectors of 64 numbers. Probabilities are computed twice, but nothing is kept of an
-// entry, and all sums have an order.
+// (head_size + value_size) for keys; on tensor cores, in bfloat16, about 9 and 12 instructions of a
+// warp for an entry of two vectors of 64 numbers. Probabilities are computed twice, but nothing is
+// kept of an entry, and all sums have an order.
 #include "attention/kernels/csr_pass.cuh"
 #include "attention/kernels/csr_products.cuh"
 
 namespace jaxsparse {
+
+// Whether numbers of 16 bits may be as small as in float32, as weights and their cotangents are.
+template <typename T>
+constexpr bool kHasRangeOfFloat = true;
+template <>
+constexpr bool kHasRangeOfFloat<float16> = false;
 
 enum class CsrOwner { kQueries, kKeys };
 
@@ -32,6 +38,7 @@ class CsrCotangent {
   using TiledValues = CsrTiledRows<T, kConfig.value_vectors, Lanes>;
   using Pieces = CsrPieces<kConfig, Index>;
   static constexpr bool kByKeys = kOwner == CsrOwner::kKeys;
+  static_assert(!kConfig.on_tensor_cores || kHasRangeOfFloat<T>);
   static constexpr int kStep = kConfig.step;
 
  public:

@@ -41,7 +41,11 @@ struct CsrTensorTunings {
 struct CsrTunings {
   CsrTuning of_16_bits, of_32_bits, of_64_bits;
   CsrTensorTunings on_tensor_cores;
+  bool float16_on_tensor_cores;  // as bfloat16
 
+  bool FitTensorCores(DType dtype) const {
+    return dtype == DType::kBFloat16 || (dtype == DType::kFloat16 && float16_on_tensor_cores);
+  }
   const CsrTuning& Of(DType dtype) const {
     const int64_t bytes = SizeOf(dtype);
     return bytes == 2 ? of_16_bits : bytes == 4 ? of_32_bits : of_64_bits;
@@ -81,8 +85,8 @@ inline AttentionCsrConfig CsrConfigOf(const CsrTunings& tunings, const CsrVector
   const CsrTuning& tuning = tunings.Of(p.dtype);
   AttentionCsrConfig config;
   config.own_scores = heads.accesses * heads.vector * SizeOf(p.dtype) <= 16;
-  config.on_tensor_cores = SizeOf(p.dtype) == 2 && p.gpu.compute_capability >= 80 &&
-                           values.FitTensorCores() && (config.own_scores || heads.FitTensorCores());
+  config.on_tensor_cores = tunings.FitTensorCores(p.dtype) && values.FitTensorCores() &&
+                           (config.own_scores || heads.FitTensorCores());
   const int64_t most =
       config.own_scores ? values.accesses : std::max(heads.accesses, values.accesses);
   config.lanes = config.on_tensor_cores

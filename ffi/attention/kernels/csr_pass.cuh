@@ -58,8 +58,10 @@ struct CsrPiece {
   bool is_part = false;  // of a row that is cut
 };
 
-// Pieces of a warp that are left over, by their numbers: each of the first 64, and all others from
-// one on. Which those are does not depend on the number of warps as long as these have 64 at most.
+// Pieces of a warp that are left over, by their numbers: of those below 64 each one, of larger ones
+// all from one on. The host gives warps so few units of rows that numbers stay below 64, and which
+// pieces are left over does not depend on how many warps there are; in launches of other shapes no
+// piece is lost.
 struct CsrLeftovers {
   uint64_t first = 0;
   uint32_t from = ~0u;
@@ -246,13 +248,15 @@ __device__ __forceinline__ uint32_t TilesOfWarp() {
   if constexpr (kConfig.on_tensor_cores) {
     constexpr int kBytes = kConfig.stages * kConfig.StageBytes();
     static __shared__ __align__(128) char tiles[kCsrThreads / kWarp][kBytes];
+    static_assert(sizeof(tiles) <= 48 << 10);  // as much as a kernel has without asking
     return AddressOfShared(tiles[threadIdx.x / kWarp]);
   }
   return 0;
 }
 
-// The same where vectors are copied ahead: calls begin(column, tiles) some steps before
-// step(column, tiles, begun) with what it returned. `tiles`: shared memory of the warp.
+// The same where vectors are copied: calls begin(column, tiles) as many steps before
+// step(column, tiles, begun), with what it returned, as there are stages. `tiles`: shared memory of
+// the warp.
 template <AttentionCsrConfig kConfig, typename Begun, typename Index, typename Begin, typename F>
 __device__ __forceinline__ void ForEachStagedStep(const CsrRows<Index>& rows, const CsrPiece& piece,
                                                   uint32_t tiles, Begin&& begin, F&& step) {

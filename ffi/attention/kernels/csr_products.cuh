@@ -1,8 +1,9 @@
 // Products of the vectors of a step's 16 entries on tensor cores, of numbers of 16 bits, which stay
 // as they are in memory: nothing is converted, and no lane has more to hand over than a few words.
 //
-// Vectors are copied to shared memory while steps before are computed, so that those on their way
-// take no registers. Lanes are those of CsrLanes; entry u of group t is row t + 4 u of a tile.
+// Vectors are copied to shared memory, so that those on their way take no registers: with two
+// stages while the step before is computed, with one while other warps compute. Lanes are those of
+// CsrLanes; entry u of group t is row t + 4 u of a tile.
 //
 // Scalar products take gathered vectors as rows of the first operand: four lanes have an entry, of
 // each access 16 bytes. These are in rows r and r + 8 of the operand, a half in either, so that an
@@ -29,7 +30,9 @@ struct CsrWeights {
   uint32_t words[4];
 };
 
-// Of each lane's own entry's weight.
+// Of each lane's own entry's weight, which is rounded to T. Below 6e-5 float16 has only multiples
+// of 6e-8: little beside a total of 1 or more, as forward has it, but cotangents may all be as
+// small.
 template <typename T, typename Lanes>
 __device__ __forceinline__ CsrWeights WeightsOf(Lanes, float own) {
   const uint32_t place = Lanes::Place();
