@@ -8,6 +8,7 @@ namespace jaxsparse {
 
 // NaN that a query brings with it.
 enum class Wrong { kNothing, kQuery, kCtOut, kCtSums };
+constexpr Wrong kAllWrong[] = {Wrong::kQuery, Wrong::kCtOut, Wrong::kCtSums};
 
 struct Sums {
   std::vector<double> sums, most;  // and the sums of absolute values
@@ -165,7 +166,8 @@ class CotangentOperands {
       queries->Add(test_.VectorAt(b, h, t) * kHeadSize, ct * p.scale, rounded_ct * p.scale, key,
                    kHeadSize);
       keys->Add(at * kHeadSize, ct * p.scale, rounded_ct * p.scale, query, kHeadSize);
-      if (kept != 0) values->Add(at * kValueSize, p_tu * kept, rounded_p, ct_out, kValueSize);
+      // A dropped probability is 0, whatever it was, and meets the cotangent as such.
+      values->Add(at * kValueSize, kept == 0 ? 0 : p_tu * kept, rounded_p, ct_out, kValueSize);
     }
   }
 
