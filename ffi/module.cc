@@ -104,20 +104,18 @@ nb::tuple ChooseCpuVariant(const std::string& operation, BufferTypes operands, B
       entry.choose_on_cpu({std::move(operands), std::move(results), std::move(attributes)}));
 }
 
-VariantChoice ChoiceOnCuda(const std::string& operation, BufferTypes operands, BufferTypes results,
-                           Attributes attributes, const Gpu& gpu) {
-  const OperationEntry& entry = EntryWithTable(operation);
-  if (gpu.multiprocessors < 1) throw nb::value_error("a GPU has at least one multiprocessor");
-  return entry.choose_on_cuda({std::move(operands), std::move(results), std::move(attributes)},
-                              gpu);
+Gpu GpuWith(int compute_capability, int multiprocessors, int64_t shared_bytes) {
+  if (multiprocessors < 1) throw nb::value_error("a GPU has at least one multiprocessor");
+  return {compute_capability, multiprocessors, shared_bytes};
 }
 
 nb::tuple ChooseCudaVariant(const std::string& operation, BufferTypes operands, BufferTypes results,
                             Attributes attributes, int compute_capability, int multiprocessors,
                             int64_t shared_bytes) {
-  return Chosen(ChoiceOnCuda(operation, std::move(operands), std::move(results),
-                             std::move(attributes),
-                             {compute_capability, multiprocessors, shared_bytes}));
+  const OperationEntry& entry = EntryWithTable(operation);
+  return Chosen(
+      entry.choose_on_cuda({std::move(operands), std::move(results), std::move(attributes)},
+                           GpuWith(compute_capability, multiprocessors, shared_bytes)));
 }
 
 // [(file, expression, text)] of the kernels that the chosen variant has compiled, as CompileKernel
@@ -125,12 +123,14 @@ nb::tuple ChooseCudaVariant(const std::string& operation, BufferTypes operands, 
 nb::list KernelsOnCuda(const std::string& operation, BufferTypes operands, BufferTypes results,
                        Attributes attributes, int compute_capability, int multiprocessors,
                        int64_t shared_bytes) {
-  const VariantChoice choice =
-      ChoiceOnCuda(operation, std::move(operands), std::move(results), std::move(attributes),
-                   {compute_capability, multiprocessors, shared_bytes});
-  if (!choice.error.empty()) throw nb::value_error(choice.error.c_str());
+  const OperationEntry& entry = EntryWithTable(operation);
+  std::string error;
+  const std::vector<KernelSource> chosen =
+      entry.kernels_on_cuda({std::move(operands), std::move(results), std::move(attributes)},
+                            GpuWith(compute_capability, multiprocessors, shared_bytes), &error);
+  if (!error.empty()) throw nb::value_error(error.c_str());
   nb::list kernels;
-  for (const KernelSource& kernel : choice.kernels) {
+  for (const KernelSource& kernel : chosen) {
     kernels.append(nb::make_tuple(kernel.file, kernel.expression, kernel.text));
   }
   return kernels;

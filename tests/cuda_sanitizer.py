@@ -24,11 +24,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from checks import fits
+from score_problems import arrays_of
 
 from jaxsparse import (
     CSR,
     BlockMask,
-    Indexed,
     Topology,
     backend,
     masks,
@@ -110,28 +110,38 @@ def gradients_of_attention(rng, mask, dtype, sizes):
 
 
 def scored_attention(rng, dtype):
-    """By functions of scores with gradients of what they read, and dropout; tangents."""
-    mask = BlockMask.from_mask(masks.causal() & masks.band(200), (500, 500))
-    q, k, v = (jnp.asarray(rng.standard_normal((2, 500, n, 64)), dtype) for n in (4, 2, 2))
-    slopes = jnp.asarray(rng.random(4), jnp.float32)
-    bias = jnp.asarray(rng.standard_normal((4, 500, 500)), jnp.float32)
+    """By functions of scores with gradients of what they read, and dropout; tangents.
 
-    def loss(q, k, v, slopes, bias):
+    Kernels by warpgroups sum such gradients by distances and columns as well, others do not.
+    """
+    mask = BlockMask.from_mask(masks.causal() & masks.band(200), (500, 500))
+    bias = jnp.asarray(rng.standard_normal((4, 500, 500)), jnp.float32)
+    sizes = {"n": 4, "s": 500, "d": 999}
+
+    def loss(q, k, v, named, bias):
         out = sparse_attention(
             *(q, k, v, mask),
-            score=lambda s, row, column, slope: s - slope * (row - column),
-            operands={"slope": Indexed(slopes, "n")},
+            score=lambda s, row, column, slope, **more: (
+                s - slope * (row - column) + sum(more.values())
+            ),
+            operands=named,
             bias=bias,
             dropout_rate=0.2,
             dropout_key=jax.random.key(0),
         )
         return jnp.sum(out.astype(jnp.float32) ** 2)
 
-    def along(q):
+    def along(q, k, v):
         return jax.jvp(lambda q: sparse_attention(q, k, v, mask), (q,), (q,))[1]
 
-    gradients = jax.jit(jax.grad(loss, (0, 1, 2, 3, 4)))(q, k, v, slopes, bias)
-    return [*gradients, jax.jit(along)(q)]
+    results = []
+    of_warpgroups = {"slope": "n", "far": "nd", "tilt": "s"}
+    for h, axes in ((64, of_warpgroups), (136, {"slope": "n"})):
+        q, k, v = (jnp.asarray(rng.standard_normal((2, 500, n, h)), dtype) for n in (4, 2, 2))
+        named = arrays_of(axes, sizes)
+        results += jax.tree.leaves(jax.jit(jax.grad(loss, range(5)))(q, k, v, named, bias))
+        results.append(jax.jit(along)(q, k, v))
+    return results
 
 
 def few_queries(rng, dtype):

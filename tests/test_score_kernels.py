@@ -178,6 +178,8 @@ def test_printed_functions_are_those_of_the_call():
                 _ffi.compile_kernel(file, expression, "sm_90a", f"{text}{end}")
             yield str(caught.value)
 
+    with pytest.raises(ValueError, match="score_gradients must have at most 0 words"):
+        list(compile_with(score_operands=""))
     text = made.attributes["score"]
     for message in compile_with():
         assert "the text is sound" in message and "1 error detected" in message, message

@@ -154,9 +154,10 @@ struct Cell {
     const int gained = left_out * kBlock * kBlock - rest->stored * kOfOnePosition;
     if (gained <= 0 || stored - rest->stored < kDenseCell) return false;
     rest->down = down, rest->first = first, rest->columns = columns;
-    rest->used_rows = rest->used_columns = 0;
+    used_rows = rest->used_rows = rest->used_columns = 0;
     for (int r = 0; r < kCell; ++r) {
       row_bits[r] &= ~rest->row_bits[r];
+      used_rows |= uint64_t{row_bits[r] != 0} << r;
       rest->used_columns |= rest->row_bits[r];
       rest->used_rows |= uint64_t{rest->row_bits[r] != 0} << r;
     }

@@ -141,6 +141,10 @@ AttentionScores ParseScores(CallParser& call, AttentionDimensions& d, AttentionS
   if (text.empty() && (scores.operands > 0 || scores.gradients > 0)) {
     call.Fail("attribute score must be a function where it has operands or gradients, got none");
   }
+  if (scores.gradients > scores.operands) {
+    call.Fail("attribute score_gradients must have at most " + std::to_string(scores.operands) +
+              " words, one for an operand, got " + std::to_string(scores.gradients));
+  }
   if (has_offsets) scores.offsets = call.Operand("position_offsets", {ffi::S32}, {2});
   if (drops) {
     scores.seeds = call.Operand("seeds", {ffi::U32}, {d.groups, d.per_group});

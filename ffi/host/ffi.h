@@ -91,13 +91,11 @@ struct ParsedCall {
   }
 };
 
-// What a call would run as: the variants that fit, and the one that is taken, with the kernels that
-// it has compiled for a GPU; or why none is.
+// What a call would run as: the variants that fit, and the one that is taken; or why none is.
 struct VariantChoice {
   std::string chosen;
   std::vector<Candidate> fitting;
   std::string error;
-  std::vector<KernelSource> kernels = {};
 };
 
 template <typename Operation, typename Row>
@@ -105,14 +103,7 @@ VariantChoice ChooseFrom(Table<Row> table, const DescribedCall& described, const
   const ParsedCall<Operation, Row> call(table, described.operands(), described.results(),
                                         described.attributes(), gpu);
   if (call.variant == nullptr) return {"", {}, call.error.message()};
-  VariantChoice choice{call.variant->name, Fitting(table, call.problem), ""};
-  if constexpr (requires { call.variant->kernel; }) {
-    if (call.variant->prologue != nullptr) {
-      choice.kernels.push_back(call.variant->prologue->source(call.problem));
-    }
-    choice.kernels.push_back(call.variant->kernel(call.problem));
-  }
-  return choice;
+  return {call.variant->name, Fitting(table, call.problem), ""};
 }
 
 template <typename Operation>
@@ -123,6 +114,26 @@ VariantChoice ChooseOnCpu(const DescribedCall& described) {
 template <typename Operation>
 VariantChoice ChooseOnCuda(const DescribedCall& described, const Gpu& gpu) {
   return ChooseFrom<Operation>(Operation::CudaVariants(), described, gpu);
+}
+
+// The kernels that the variant which a call takes has compiled, in the order of their launches.
+// None, and the reason in `error`, if there is no such variant.
+template <typename Operation>
+std::vector<KernelSource> ChosenKernels(const DescribedCall& described, const Gpu& gpu,
+                                        std::string* error) {
+  const ParsedCall<Operation, CudaVariant<typename Operation::Problem>> call(
+      Operation::CudaVariants(), described.operands(), described.results(), described.attributes(),
+      gpu);
+  std::vector<KernelSource> kernels;
+  if (call.variant == nullptr) {
+    *error = call.error.message();
+    return kernels;
+  }
+  if (const auto* prologue = call.variant->prologue) {
+    kernels.push_back(prologue->source(call.problem));
+  }
+  kernels.push_back(call.variant->kernel(call.problem));
+  return kernels;
 }
 
 // The most bytes of workspace that a call's variants may want on any GPU: XLA has to know it when

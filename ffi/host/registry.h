@@ -23,6 +23,8 @@ struct OperationEntry {
   VariantChoice (*choose_on_cpu)(const DescribedCall&) = nullptr;
   VariantChoice (*choose_on_cuda)(const DescribedCall&, const Gpu&) = nullptr;
   int64_t (*workspace_on_cuda)(const DescribedCall&, std::string* error) = nullptr;
+  std::vector<KernelSource> (*kernels_on_cuda)(const DescribedCall&, const Gpu&,
+                                               std::string* error) = nullptr;
 };
 
 // `problems`: at least one for every combination of types that selects another kernel instance.
@@ -39,7 +41,8 @@ OperationEntry MakeEntry(const std::vector<typename Operation::Problem>& problem
                        {},
                        has_cpu ? ChooseOnCpu<Operation> : nullptr,
                        ChooseOnCuda<Operation>,
-                       WorkspaceOnCuda<Operation>};
+                       WorkspaceOnCuda<Operation>,
+                       ChosenKernels<Operation>};
   for (const auto& row : Operation::CudaVariants()) {
     for (const auto& problem : problems) {
       if (!row.fits(problem)) continue;

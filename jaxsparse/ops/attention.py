@@ -165,7 +165,7 @@ def _ffi_of(
         reason = "no kernel takes {} heads of {} and {} numbers".format(query.dtype, *sizes)
         sums_over_tiles = score_kernels.sums_over_tiles(scores)
         if sums_over_tiles:
-            reason += ", or sums by columns or distances of so many tiles"
+            reason += f", or sums by columns or distances: {score_kernels.SUMS_OVER_TILES_NEED}"
         gives_pattern = _gives_pattern(name, params, avals)
         if not (params["has_mask"] or gives_pattern):
             return _instead("no kernel takes a pattern without a block mask", name, params)
@@ -223,7 +223,7 @@ _FEWEST_ENTRIES_OF_TILE = {
 def _lacks_kernels_of_scores(
     params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
 ) -> str:
-    """Why the kernels by tiles of 16 bits, which take functions of scores, don't; empty if so."""
+    """Why kernels with functions of scores, by tiles of 16 bits, don't fit; empty if they do."""
     size = max(avals[0].shape[-1], avals[2].shape[-1])
     fits = avals[0].dtype.itemsize == 2 and 0 < size <= MOST_OF_TILES
     if not isinstance(device, Device) or not fits:

@@ -29,7 +29,7 @@ SIZES_OF_WARPGROUPS = (64, 128)
 # What sizes of heads of keys and of values must be multiples of, for the kernel of few queries.
 _STEPS_OF_DECODE = (16, 32)
 _MOST_OF_DECODE = 256
-MOST_OF_TILES = 256  # numbers of a head that kernels by tiles take in 16 bits
+MOST_OF_TILES = 256  # numbers of a head that kernels by tiles take in 16 bits, kMmaMostSize in C++
 _ALIGNED = 8  # all other kernels of GPUs take multiples of this
 
 

@@ -1,6 +1,7 @@
 """Operands of attention in the orders of a mask's rows and columns, and results put back.
 
-Functions of scores get positions as operands of their own, in these orders: a kernel knows places.
+Functions of scores get positions of an axis with an order as an operand of its own, in this order:
+a kernel knows places.
 """
 
 from __future__ import annotations
@@ -76,8 +77,10 @@ def regrouped_scores(
     rank = len(mask.batch_shape)
     orders = {"t": _of_batch(mask.row_order, rank), "s": _of_batch(mask.column_order, rank)}
     named = list(zip(axes, values, strict=True))
-    for i, (axis, read) in enumerate(zip("ts", function.reads_positions, strict=True)):
-        if read:
+    row, column = function.reads_positions
+    given = (row and orders["t"] is not None, column and orders["s"] is not None)
+    for i, (axis, is_given) in enumerate(zip("ts", given, strict=True)):
+        if is_given:
             every = jnp.arange(mask.shape[i], dtype=jnp.int32).reshape(1, 1, 1, -1)
             of_batch = axis
             if offsets is not None:
@@ -85,7 +88,7 @@ def regrouped_scores(
             named.append((of_batch, every))
     for axis, order in orders.items():
         named = [_operand_in_order(order, axis, *each, heads) for each in named]
-    return function.with_positions(), tuple(of for of, _ in named), [x for _, x in named]
+    return function.with_positions(given), tuple(of for of, _ in named), [x for _, x in named]
 
 
 def _operand_in_order(

@@ -78,9 +78,7 @@ class ScoreFunction:
         """What makes it equal to another: its program, and derivatives that follow rules."""
         if not has_rules(self.jaxpr):
             return key_of([self.jaxpr])
-        types = self._types()[3:]
-        floating = [i for i, x in enumerate(types) if jnp.issubdtype(x.dtype, jnp.floating)]
-        return key_of([self.jaxpr, self.derivatives(floating)])
+        return key_of([self.jaxpr, self._all_derivatives])
 
     def __call__(self, *scalars: jax.Array) -> jax.Array:
         result: jax.Array
@@ -99,13 +97,17 @@ class ScoreFunction:
 
     @property
     def reads_positions(self) -> tuple[bool, bool]:
-        """Whether it depends on rows, and whether on columns."""
-        row, column = uses(self.jaxpr)[1:3]
+        """Whether it or a derivative depends on rows, and whether on columns."""
+        jaxpr = self.jaxpr
+        if has_rules(jaxpr):
+            jaxpr = self._all_derivatives
+            if has_rules(jaxpr):
+                return True, True  # what rules of rules read shows in higher derivatives only
+        row, column = uses(jaxpr)[1:3]
         return row, column
 
-    def with_positions(self) -> ScoreFunction:
-        """The function with the row and the column, as far as it reads them, as last operands."""
-        reads = self.reads_positions
+    def with_positions(self, reads: tuple[bool, bool]) -> ScoreFunction:
+        """The function with the row, the column, or both as last operands instead."""
         if not any(reads):
             return self
 
@@ -134,6 +136,13 @@ class ScoreFunction:
             return [result, derivative, *(along(scalars, 3 + i)[1] for i in by)]
 
         return _traced(all_of, [a.dtype for a in self._types()])
+
+    @functools.cached_property
+    def _all_derivatives(self) -> ClosedJaxpr:
+        types = self._types()[3:]
+        return self.derivatives(
+            [i for i, x in enumerate(types) if jnp.issubdtype(x.dtype, jnp.floating)]
+        )
 
     def _types(self) -> list[Any]:
         return [v.aval for v in self.jaxpr.jaxpr.invars]

@@ -7,6 +7,12 @@ from typing import Any
 from jaxsparse.ops.score_printer import print_score
 from jaxsparse.ops.scores import Scores
 
+SUMS_OVER_TILES_NEED = (
+    "these need compute capability 9.0, heads of at most 128 numbers, a known batch, and at most "
+    "2 GiB for the sums of tiles"
+)
+"""What kernels ask for where `sums_over_tiles` is true."""
+
 
 def lacking(scores: Scores, dtypes: tuple[str, ...], per_group: int | None) -> str:
     """Why no kernel takes these scores, where one takes the call but for them; empty if one may.

@@ -62,9 +62,11 @@ __device__ __forceinline__ void StoreSumsOfColumns(const float (&numbers)[kMaskT
 // Stores the warp's sums of diagonals, that of column - row in place column - row + 16.
 //
 // A diagonal is 8 J + f with f from 0 to 7. A lane's number of column 2 q + e of 8 belongs to f =
-// (2 q + e - r) % 8 and, where 2 q + e < r, to the J of the block in front: once numbers are where
-// their J is, rows r and r + 1, then r + 2 and r + 4, have the same f in lanes whose q differs by
-// 1, 1 and 2 (and e by 1 in the first case), and are added without regard to J.
+// (2 q + e - r) % 8 and, where 2 q + e < r, to the J of the block in front. Once numbers are where
+// their J is, those of the same f are added without regard to it. First a lane keeps number e = 0
+// and gets e = 1 of the next row's lane with the same q, or, in an odd row, of the row in front and
+// q - 1. Then rows r and r + 2 have the same f in lanes whose q differs by 1, and rows r and r + 4
+// in those whose q differs by 2.
 __device__ __forceinline__ void StoreSumsOfDiagonals(const float (&numbers)[kMaskTile / 2],
                                                      uint32_t to) {
   constexpr int kBlocks = kMaskTile / 8, kPlaces = kDiagonals / 8;

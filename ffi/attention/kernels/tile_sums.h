@@ -12,7 +12,7 @@
 
 namespace jaxsparse {
 
-// More of the workspace is not asked for.
+// Where sums need more of the workspace, no kernel takes the call.
 constexpr int64_t kMostTileSumsBytes = int64_t{1} << 31;
 
 // The kernel of rows has eight warps with 16 rows of a tile each, and slots in shared memory for

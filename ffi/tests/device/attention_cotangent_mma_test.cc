@@ -54,7 +54,7 @@ void CheckMasks() {
   using Of = Test<T, kHeadSize, kValueSize, kShape>;
   ForEachMask(
       [](const AttentionSize& size, const AttentionOptions& options) { Of(size, options); });
-  for (const Wrong wrong : {Wrong::kQuery, Wrong::kCtOut, Wrong::kCtSums}) {
+  for (const Wrong wrong : kAllWrong) {
     Of({130, 70, 1, 2}, {.mask = MaskKind::kScattered}, wrong);
   }
 }
@@ -64,9 +64,10 @@ void CheckScores() {
   using Of = Test<T, kHeadSize, kValueSize, kShape, Scoring>;
   Of({1, 1}, {.mask = MaskKind::kAll});
   Of({130, 140, 2, 2, 2}, {.mask_of_head = true, .mask_of_entry = true});
-  for (const Disorder disorder : {Disorder::kInfinite, Disorder::kWrongIndices}) {
+  for (const Disorder disorder : {Disorder::kNan, Disorder::kInfinite, Disorder::kWrongIndices}) {
     Of({80, 140}, {.mask = MaskKind::kScattered, .disorder = disorder});
   }
+  for (const Wrong wrong : kAllWrong) Of({130, 70, 1, 2}, {.mask = MaskKind::kScattered}, wrong);
   if constexpr (Scoring::kDrops) Of({70, 80}, {.dropout_rate = 1});
 }
 

@@ -8,6 +8,7 @@ namespace jaxsparse {
 
 // NaN that a query brings with it.
 enum class Wrong { kNothing, kQuery, kCtOut, kCtSums };
+constexpr Wrong kAllWrong[] = {Wrong::kQuery, Wrong::kCtOut, Wrong::kCtSums};
 
 struct Sums {
   std::vector<double> sums, most;  // and the sums of absolute values
@@ -166,8 +167,9 @@ class CotangentOperands {
       queries->Add(test_.VectorAt(b, h, t) * kHeadSize, ct * p.scale,
                    rounded_ct * std::fabs(p.scale), key, kHeadSize);
       keys->Add(at * kHeadSize, ct * p.scale, rounded_ct * std::fabs(p.scale), query, kHeadSize);
-      if (kept != 0)
-        values->Add(at * kValueSize, p_tu * kept, rounded_p * kept, ct_out, kValueSize);
+      // A dropped probability is 0, whatever it was, and meets the cotangent as such.
+      const double weight = kept == 0 ? 0 : p_tu * kept;
+      values->Add(at * kValueSize, weight, kept == 0 ? 0 : rounded_p * kept, ct_out, kValueSize);
     }
   }
 

@@ -92,8 +92,12 @@ template <typename T, int kSize, typename Scoring>
 void TestScores() {
   Test<T, kSize, Scoring>({1, 1}, {.mask = MaskKind::kAll});
   Test<T, kSize, Scoring>({130, 140, 2, 2, 2}, {.mask_of_head = true, .mask_of_entry = true});
-  Test<T, kSize, Scoring>({80, 140},
-                          {.mask = MaskKind::kScattered, .disorder = Disorder::kInfinite});
+  for (const Disorder disorder : {Disorder::kNan, Disorder::kInfinite}) {
+    Test<T, kSize, Scoring>({80, 140}, {.mask = MaskKind::kScattered, .disorder = disorder});
+  }
+  for (const Wrong wrong : kAllWrong) {
+    Test<T, kSize, Scoring>({130, 70, 1, 2}, {.mask = MaskKind::kScattered}, wrong);
+  }
   if constexpr (Scoring::kDrops) Test<T, kSize, Scoring>({70, 80}, {.dropout_rate = 1});
   if constexpr (Scoring::Function::kGradients > 0) {
     // An item with more tiles than there are stages, each with other words than the one before.
@@ -138,7 +142,7 @@ int main() {
   TestSizes<float16, 64>();
   TestHeads<bfloat16, 64>();
   TestHeads<float16, 128>();
-  for (const Wrong wrong : {Wrong::kQuery, Wrong::kCtOut, Wrong::kCtSums}) {
+  for (const Wrong wrong : kAllWrong) {
     Test<bfloat16, 64>({130, 70, 1, 2}, {.mask = MaskKind::kScattered}, wrong);
   }
   for (const Disorder disorder : {Disorder::kNan, Disorder::kInfinite}) {

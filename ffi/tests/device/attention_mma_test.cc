@@ -33,7 +33,7 @@ void CheckScores() {
   constexpr auto Of = Check<T, kHeadSize, kValueSize, kShape, Scoring>;
   Of({1, 1}, {.mask = MaskKind::kAll});
   Of({130, 140, 2, 2, 2}, {.mask_of_head = true, .mask_of_entry = true});
-  for (const Disorder disorder : {Disorder::kInfinite, Disorder::kWrongIndices}) {
+  for (const Disorder disorder : {Disorder::kNan, Disorder::kInfinite, Disorder::kWrongIndices}) {
     Of({80, 140}, {.mask = MaskKind::kScattered, .disorder = disorder});
   }
   if constexpr (Scoring::kDrops) Of({70, 80}, {.dropout_rate = 1});

@@ -187,7 +187,8 @@ inline TestCall AttentionCall(const std::string& target, AttentionMask kind,
   const bool has_function = scoring == AttentionScoring::kFunction;
   if (target != "attention_tangent") {
     call.attributes["score"] = has_function ? "struct Score {};" : "";
-    call.attributes["score_operands"] = has_function ? "nts:float32 d:bfloat16 nt:int32" : "";
+    call.attributes["score_operands"] =
+        has_function ? "nts:float32 d:bfloat16 nt:int32 ns:float32" : "";
     call.attributes["score_offsets"] = has_function;
     call.attributes["dropout"] = has_function;
   }
@@ -197,9 +198,11 @@ inline TestCall AttentionCall(const std::string& target, AttentionMask kind,
   if (has_function) {
     const auto of_scores = Batched(batch, {kGroups, kPerGroup, kQueries, kKeys});
     const auto of_distances = Batched(batch, {1, 1, kQueries + kKeys - 1});
+    const auto of_columns = Batched(batch, {kGroups, kPerGroup, kKeys});
     Add(&call.operands, {{"score operand", "float32", of_scores},
                          {"score operand", dtype, of_distances},
                          {"score operand", "int32", of_rows},
+                         {"score operand", "float32", of_columns},
                          {"position_offsets", "int32", Batched(batch, {2})},
                          {"seeds", "uint32", Batched(batch, {kGroups, kPerGroup})},
                          {"dropout_rate", "float32", batch}});
@@ -208,7 +211,7 @@ inline TestCall AttentionCall(const std::string& target, AttentionMask kind,
           {{"ct_score", "float32", of_rows},
            {"ct_score", "float32", of_scores},
            {"ct_score", "float32", Batched(batch, {kGroups, kPerGroup, kQueries + kKeys - 1})},
-           {"ct_score", "float32", Batched(batch, {kGroups, kPerGroup, kKeys})}});
+           {"ct_score", "float32", of_columns}});
     }
   }
   call.results.push_back({"workspace", "uint8", {kWorkspace}});
