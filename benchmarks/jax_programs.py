@@ -244,8 +244,8 @@ def jaxsparse_attention(problem: Problem, dtype: str, passed: str, **options: An
     topology = _with_block_mask(problem)
     mask = topology.layouts.get("block_mask")
     forward = passed == "forward"
-    # A kernel reads one of the two.
-    read = [*topology.operands()[: 3 if forward else 6]]
+    # A kernel reads the pattern or the mask; the composition reads all of the topology.
+    read = _read(topology, options, *_ALL, transposed=not forward)
     if mask is not None:
         read += [*mask.rows, *(() if forward else mask.columns)]
     return program_of(

@@ -114,7 +114,7 @@ struct TileSumsControl {
   }
   // By one thread.
   __device__ __forceinline__ void Init() {
-    for (uint32_t i = 0; i < kTileSumSlots; ++i) SlotAt({i}).Init(kSummingWarps, 1);
+    for (uint32_t i = 0; i < kTileSumSlots; ++i) SlotAt({i}).Init(kSummingWarps * kWarp, kWarp);
   }
 };
 
@@ -138,8 +138,7 @@ class TileSumsFiller {
       control_.states[at_.stage] = states;
     }
     store(slots_ + at_.stage * kTileSumBytes + threadIdx.x / kWarp * kTileSumsOfWarp);
-    __syncwarp();
-    if (threadIdx.x % kWarp == 0) slot.Filled();
+    slot.Filled();
     at_.Advance();
   }
 };
@@ -185,8 +184,7 @@ __device__ __forceinline__ void AddUpTileSums(TileSumsControl& control, uint32_t
       } else {
         AddUpWarps<ScoreSums::kByDistance>(from, states, to);
       }
-      __syncwarp();
-      if (threadIdx.x % kWarp == 0) slot.Emptied();
+      slot.Emptied();
       at.Advance();
     }
   }
