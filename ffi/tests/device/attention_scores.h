@@ -31,7 +31,8 @@ struct TestScore {
   static float Differentiate(float score, int row, int column, const Values& values,
                              float* derivative) {
     const float heat = values.template Number<0>(), power = std::tanh(0.5f * score);
-    *derivative = heat * (1 - power * power);
+    const float cosh = std::cosh(0.5f * score);
+    *derivative = heat / (cosh * cosh);  // 1 - power^2 would cancel out
     return 2 * power * heat + values.template Number<1>() + values.template Number<2>() +
            0.5f * values.template Number<4>() +
            0.01f * static_cast<float>((row - column) * values.template Number<3>());
