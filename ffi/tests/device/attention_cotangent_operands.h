@@ -141,13 +141,6 @@ class CotangentOperands {
     }
   };
 
-  // Numbers that nearly cancel out leave what float32 rounds them by, which is 2^-13 of what those
-  // of 16 bits are.
-  static double RoundedInFloat(double p_tu, double kept, const Dot& ct_score, double ct_sum) {
-    const double most = (kept == 0 ? 0 : kept * ct_score.most) + std::fabs(ct_sum);
-    return 0x1p-13 * p_tu * most;
-  }
-
   void AddRow(int64_t b, int64_t h, int64_t t, Sums* queries, Sums* keys, Sums* values) const {
     const T* query = test_.Query(b, h, t);
     const T* ct_out = &ct_out_[test_.VectorAt(b, h, t) * kValueSize];
@@ -161,19 +154,15 @@ class CotangentOperands {
       const double of_score = test_.ScoreOf(b, h, t, u, score.sum * p.scale, &slope);
       const double p_tu = std::exp(of_score - lse_[test_.NumberAt(b, h, t)]);
       const double kept = test_.KeptOf(b, h, t, u), ct_p = kept == 0 ? 0 : kept * ct_score.sum;
-      const double ct_sum = ct_sums_[test_.NumberAt(b, h, t)];
-      const double ct = p_tu * (ct_p + ct_sum) * slope;
+      const double ct = p_tu * (ct_p + ct_sums_[test_.NumberAt(b, h, t)]) * slope;
       // What float32 rounds scores and their cotangents by. Those of 16 bits are rounded by more,
       // and weights of float16 are multiples of 2^-24: by 2^-25, which is a part of 2^-8 of this.
-      // Where cotangents nearly cancel out, what float32 rounds them by counts in 16 bits, too.
       double rounded_p = std::is_same_v<T, float16> ? 0x1p-17 : 0, rounded_ct = rounded_p;
-      if (sizeof(T) == 2)
-        rounded_ct += RoundedInFloat(p_tu, kept, ct_score, ct_sum) * std::fabs(slope);
       if (sizeof(T) == 4 && p_tu != 0) {
         rounded_p =
             p_tu * (std::fabs(score.sum * p.scale) + std::fabs(lse_[test_.NumberAt(b, h, t)]));
-        rounded_ct = p_tu * (ct_score.most + std::fabs(ct_sum)) +
-                     std::fabs(rounded_p * (ct_score.sum + ct_sum));
+        rounded_ct = p_tu * (ct_score.most + std::fabs(ct_sums_[test_.NumberAt(b, h, t)])) +
+                     std::fabs(rounded_p * (ct_score.sum + ct_sums_[test_.NumberAt(b, h, t)]));
       }
       queries->Add(test_.VectorAt(b, h, t) * kHeadSize, ct * p.scale,
                    rounded_ct * std::fabs(p.scale), key, kHeadSize);
@@ -201,7 +190,10 @@ class CotangentOperands {
       const double score = test_.ScoreOf(b, h, t, u, product, &slope);
       const double kept = test_.KeptOf(b, h, t, u), ct_p = kept == 0 ? 0 : kept * ct_score.sum;
       const double p_tu = std::exp(score - lse_[row]), ct = p_tu * (ct_p + ct_sums_[row]);
-      const double rounded = RoundedInFloat(p_tu, kept, ct_score, ct_sums_[row]);
+      // Numbers that nearly cancel out leave what float32 rounds them by, which is 2^-13 of what
+      // those of 16 bits are.
+      const double most = (kept == 0 ? 0 : kept * ct_score.most) + std::fabs(ct_sums_[row]);
+      const double rounded = 0x1p-13 * p_tu * most;
       const float power = static_cast<float>(2 * std::tanh(0.5 * product)), one = 1, half = 0.5f;
       sums->heat.Add(row, ct, rounded, &power, 1);
       sums->bias.Add(row * size_.keys + u, ct, rounded, &one, 1);
