@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import PLATFORM
@@ -98,10 +99,11 @@ def test_from_command_to_result(tmp_path, capsys):
     assert main([*argv, "--implementation", "jaxsparse", "--output", str(output)]) == 0
     assert "keys and values read" in capsys.readouterr().out
     rows = json.loads(output.read_text())["results"]
-    assert len(rows) == 3
+    assert len({row["problem"] for row in rows}) == len(rows) == (6 if PLATFORM == "cuda" else 3)
     for row in rows:
         assert row["error"] is None and row["us"] > 0 and row["key_heads"] == 8
-        assert row["bytes_read"] == 2 * row["nnz"] * 8 * 8 * 4
+        assert row["dtype"] == ("bfloat16" if PLATFORM == "cuda" else "float32")
+        assert row["bytes_read"] == 2 * row["nnz"] * 8 * 8 * jnp.dtype(row["dtype"]).itemsize
         assert ("copied_bytes_per_us" in row) == (PLATFORM == "cuda")
     assert main(["run", "sparse_attention", "--list"]) == 0
     assert "jaxsparse-paged" in capsys.readouterr().out

@@ -99,7 +99,9 @@ def _block_mask(problem: Problem) -> tuple[Any, MaskCost]:
     torch = importlib.import_module("torch")
     flex = importlib.import_module("torch.nn.attention.flex_attention")
     predicate = PREDICATES[problem.kind](torch, _device(torch), problem)
-    create = torch.compile(flex.create_block_mask, dynamic=False)
+    # With sums of whole rows in one program the compiler takes minutes at some lengths.
+    options = {"triton.persistent_reductions": False}
+    create = torch.compile(flex.create_block_mask, dynamic=False, options=options)
 
     def make() -> Any:
         length = problem.length
