@@ -81,7 +81,7 @@ class ResidentScan {
 
  private:
   __device__ __forceinline__ int BatchEntry(int cell) const {
-    return cell / 2 * 8 + 2 * q_ + cell % 2;
+    return kSizes.handed_on ? q_ : cell / 2 * 8 + 2 * q_ + cell % 2;
   }
   __device__ __forceinline__ bool IsReal(int cell) const {
     return unit_ < kSizes.hidden && BatchEntry(cell) < kSizes.batch;
@@ -126,13 +126,29 @@ class ResidentScan {
       for (int n = 0; n < kSizes.batch_tiles; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          float sum = sums[0][m][n][e];
 #pragma unroll
-          for (int c = 1; c < kSizes.chains; ++c) sum += sums[c][m][n][e];
-          if (n * 2 + e % 2 < kCells) products[n * 2 + e % 2][m * 2 + e / 2] = sum;
+          for (int c = 1; c < kSizes.chains; ++c) sums[0][m][n][e] += sums[c][m][n][e];
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float first = sums[0][m][n][2 * half], second = sums[0][m][n][2 * half + 1];
+          if constexpr (kSizes.handed_on) {
+            products[0][m * 2 + half] = OwnOf(first, second);
+          } else {
+            products[n * 2][m * 2 + half] = first;
+            products[n * 2 + 1][m * 2 + half] = second;
+          }
         }
       }
     }
+  }
+
+  // What belongs to batch entry q, of what lanes have for their entries 2 q and 2 q + 1.
+  __device__ __forceinline__ float OwnOf(float first, float second) const {
+    const int from = g_ * 4 + q_ / 2;
+    const float even = __shfl_sync(kAllLanes, first, from);
+    const float odd = __shfl_sync(kAllLanes, second, from);
+    return q_ % 2 == 0 ? even : odd;
   }
 
   __device__ __forceinline__ void Publish(Words4* slot, int cell) const {

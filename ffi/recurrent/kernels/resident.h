@@ -26,13 +26,16 @@ struct ResidentSizes : ResidentConfig {
   int rows = products * units;
 
   // A warp has 8 units with all gates of each: row u of a tile is a gate of unit u, row u + 8 the
-  // next gate. So a lane has all products of a unit, for 2 batch entries of each tile of 8.
+  // next gate. So a lane has all products of a unit, for 2 batch entries of each tile of 8. Of up
+  // to 4 batch entries lanes hand on the second one, since the cell's special functions take as
+  // long for a few lanes as for all.
   int warps = part / 8;
   int threads = warps * kWarp;
   int row_tiles = Ceil(products, 2);
   int batch_tiles = Ceil(batch, 8);
-  int cells = batch == 1 ? 1 : batch_tiles * 2;  // of a lane
-  int chunks = Ceil(columns, 32);                // two k16 steps each
+  bool handed_on = batch <= 4;
+  int cells = handed_on ? 1 : batch_tiles * 2;  // of a lane
+  int chunks = Ceil(columns, 32);               // two k16 steps each
   // Independent sums hide the latency of an mma.
   int tiles = row_tiles * batch_tiles;
   int chains = tiles >= 4 ? 1 : tiles >= 2 ? 2 : chunks > 1 ? 4 : 2;

@@ -85,6 +85,12 @@ int main() {
     Gru({.has_nan = true});
     Gru({.steps = 1, .lead = 3});
   }
+  {  // few batch entries, which lanes hand on
+    constexpr auto Few = Test<LstmStep, float16, 9, 3, ResidentOptions{2, 1, 2, 500}>;
+    Few({.lead = 1, .has_nan = true, .transposed = true});
+    constexpr auto Four = Test<AdjointStep, bfloat16, 16, 4, ResidentOptions{}>;
+    Four({.backwards = true});
+  }
   {  // several state parts and one product
     constexpr auto Adjoint = Test<AdjointStep, bfloat16, 37, 5, ResidentOptions{.scans = 1}>;
     Adjoint({.steps = 6, .lead = 1, .has_nan = true, .transposed = true});
