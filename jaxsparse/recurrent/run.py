@@ -63,6 +63,7 @@ def run(
         one.parameter_tree if one.parameters else None,
         one.bias is not None,
         mask is not None,
+        _wide(one),
     )
     if length == 0 or b == 0:
         return [
@@ -90,7 +91,7 @@ def run(
     state = stacked([d.carry[-1].astype(one.dtype) for d in directions])
     _, last, ys = scan_bind(
         Operands(weights, jnp.expand_dims(state, -2), carries, inputs),
-        step=cell_step if one.resets is None else Resetting(cell_step),
+        step=cell_step if one.resets is None else Resetting(cell_step, one.gates),
         sparse=one.sparse,
         forms=forms,
         not_laid_out=next((x for x in layouts if isinstance(x, str)), ""),
@@ -112,6 +113,13 @@ def run(
         )
         for i, d in enumerate(directions)
     ]
+
+
+def _wide(direction: Direction) -> tuple[bool, ...]:
+    """Which leaves of the carry a gradient keeps in float32 beside ``xs`` of 16 bits."""
+    narrow = direction.dtype.itemsize
+    room = accumulator_dtype(direction.dtype).itemsize > narrow
+    return tuple(room and x.dtype.itemsize > narrow for x in direction.carry)
 
 
 def _inputs(

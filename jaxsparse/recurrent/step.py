@@ -58,6 +58,10 @@ class Step:
     carries: int
     inputs: tuple[int, ...]  # how many arrays each input has
     outputs: tuple[int, ...]
+    # Carries that a derivative is to read in the dtype that they have between steps, and outputs of
+    # that dtype; others are rounded to that of the states.
+    wide_carries: tuple[bool, ...]
+    wide_outputs: tuple[bool, ...]
 
     def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
         """Applies the step to arrays of one shape."""
@@ -109,6 +113,7 @@ class CellStep(Step):
     biased: bool
     masked: bool
     has_y: bool
+    wide_carries: tuple[bool, ...]
 
     states = 1
 
@@ -123,6 +128,10 @@ class CellStep(Step):
     @property
     def outputs(self) -> tuple[int, ...]:  # type: ignore[override]
         return (1,) * self.has_y
+
+    @property
+    def wide_outputs(self) -> tuple[bool, ...]:  # type: ignore[override]
+        return (False,) * self.has_y
 
     @property
     def carries(self) -> int:  # type: ignore[override]
@@ -175,6 +184,8 @@ class _OfAnother(Step):
     carries = property(lambda self: self.step.carries)
     inputs = property(lambda self: self.step.inputs)
     outputs = property(lambda self: self.step.outputs)
+    wide_carries = property(lambda self: self.step.wide_carries)
+    wide_outputs = property(lambda self: self.step.wide_outputs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,10 +193,12 @@ class Resetting(_OfAnother):
     """A step that starts from zeros where one more input, its last, is not 0.
 
     The product of a state of zeros is zero, too, so this is pointwise. As in a `CellStep` that is
-    masked, what is put aside reaches no derivative.
+    masked, what is put aside reaches no derivative. Products beyond the first ``recurrent`` are not
+    of the state before, and stay.
     """
 
     step: Step
+    recurrent: int
 
     @functools.cached_property
     def inputs(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -193,10 +206,11 @@ class Resetting(_OfAnother):
 
     def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
         *own, (reset,) = inputs
-        products, carries = (
-            [jnp.where(reset != 0, 0, x) for x in group] for group in (products, carries)
+        fresh, others = products[: self.recurrent], products[self.recurrent :]
+        fresh, carries = (
+            [jnp.where(reset != 0, 0, x) for x in group] for group in (fresh, carries)
         )
-        return self.step(products, carries, own)
+        return self.step([*fresh, *others], carries, own)
 
     def reads_state(self, inputs: Sequence[Any]) -> Any:
         *own, reset = inputs
@@ -214,6 +228,10 @@ class Keeping(_OfAnother):
     def outputs(self) -> tuple[int, ...]:  # type: ignore[override]
         return tuple(self.step.outputs[i] for i in self.kept)
 
+    @property
+    def wide_outputs(self) -> tuple[bool, ...]:  # type: ignore[override]
+        return tuple(self.step.wide_outputs[i] for i in self.kept)
+
     def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
         states, new, outputs = self.step(products, carries, inputs)
         return Results(states, new, [outputs[i] for i in self.kept])
@@ -227,8 +245,10 @@ def without_repeats(step: Step) -> tuple[Step, tuple[int | None, ...]]:
     """The step less the outputs that equal its states or other outputs, and where each one is.
 
     The place of an output is its index in what is kept, or None for the states. A cell's y is most
-    often its state, and the cotangents of pre-activations are the states of an adjoint.
+    often its state, and the cotangents of pre-activations are the states of an adjoint. Equal ones
+    of another dtype are outputs of their own.
     """
+    wide = step.wide_outputs
     first = step.states + step.carries
     ends = [0, *np.cumsum(step.outputs).tolist()]
 
@@ -240,10 +260,9 @@ def without_repeats(step: Step) -> tuple[Step, tuple[int | None, ...]]:
     places: list[int | None] = []
     for i, size in enumerate(step.outputs):
         at = first + ends[i]
-        twin = next(
-            (k for k in kept if step.outputs[k] == size and same(first + ends[k], at, size)), None
-        )
-        if size == step.states and same(0, at, size):
+        alike = (k for k in kept if (step.outputs[k], wide[k]) == (size, wide[i]))
+        twin = next((k for k in alike if same(first + ends[k], at, size)), None)
+        if size == step.states and not wide[i] and same(0, at, size):
             places.append(None)
         elif twin is not None:
             places.append(kept.index(twin))
@@ -277,6 +296,11 @@ class Saving(_OfAnother):
     def outputs(self) -> tuple[int, ...]:  # type: ignore[override]
         products = (self.products,) * self.saved.products
         return (*self.step.outputs, *products, *(1,) * len(self.saved.carries))
+
+    @property
+    def wide_outputs(self) -> tuple[bool, ...]:  # type: ignore[override]
+        carries = (self.step.wide_carries[i] for i in self.saved.carries)
+        return (*self.step.wide_outputs, *(False,) * self.saved.products, *carries)
 
     def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
         states, new, outputs = self.step(products, carries, inputs)
@@ -394,13 +418,14 @@ class Adjoint(_OfAnother):
     products are what reaches the step's states by the transposed weights; its states are the
     cotangents of the step's products. Inputs, in order: the step's other inputs, the cotangent of
     the states if ``states_used``, and those of the outputs ``used``. Outputs: the cotangents of the
-    step's linear inputs.
+    step's linear inputs, those in the dtype of its carries that are ``wide``.
     """
 
     step: Step
     linear: tuple[int, ...]
     states_used: bool
     used: tuple[int, ...]
+    wide: tuple[bool, ...]
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -408,6 +433,7 @@ class Adjoint(_OfAnother):
 
     products = property(lambda self: self.step.states)
     states = property(lambda self: self.step.products)
+    wide_outputs = property(lambda self: self.wide)
 
     @functools.cached_property
     def fixed(self) -> tuple[int, ...]:

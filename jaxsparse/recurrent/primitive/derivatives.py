@@ -91,12 +91,17 @@ def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
     ct_carries, ct_outputs = rest[: step.carries], rest[step.carries :]
     if all(map(_is_zero, cotangents)):
         return [None] * len(operands)
-    linear = tuple(i for i, x in enumerate(inputs) if undefined(x))
-    used = tuple(i for i, ct in enumerate(ct_outputs) if not _is_zero(ct))
-    adjoint = Adjoint(step, linear, not _is_zero(ct_states), used)
 
     def aval(x: Any) -> Any:
         return x.aval if undefined(x) else jax.typeof(x)
+
+    linear = tuple(i for i, x in enumerate(inputs) if undefined(x))
+    used = tuple(i for i, ct in enumerate(ct_outputs) if not _is_zero(ct))
+    # As kept leaves of a carry do in a derivative of higher order, so that these are not rounded.
+    wide = tuple(
+        params["spans"][i] == FULL and inputs[i].aval.dtype != aval(state).dtype for i in linear
+    )
+    adjoint = Adjoint(step, linear, not _is_zero(ct_states), used, wide)
 
     shape = aval(state).shape
     zeros = jnp.zeros((*shape[:-2], step.products, shape[-1]), aval(state).dtype)
