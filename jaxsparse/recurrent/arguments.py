@@ -63,9 +63,9 @@ class Direction:
         self.bias: Any = None
         if bias is not None:
             self.bias = as_vector(operation, f"{side}recurrent_bias", bias, rows)
-        own, self.parameter_tree = jax.tree.flatten(parameters)
-        leaves = f"the leaves of {side}parameters"
-        self.parameters = [as_vector(operation, leaves, x, h, "(h,)") for x in own]
+        self.parameters, self.parameter_tree = parameter_leaves(
+            operation, f"{side}parameters", parameters, h
+        )
         self.cell = cell
 
     @property
@@ -158,14 +158,28 @@ def carry_leaves(
     return arrays, tree
 
 
-def as_vector(operation: str, name: str, x: Any, size: int, spec: str = "") -> jax.Array:
-    """An array of one dimension and a size, which ``spec`` says in symbols."""
+def as_vector(operation: str, name: str, x: Any, size: int) -> jax.Array:
+    """An array of one dimension and a size."""
     vector = as_array_of_rank(operation, name, x, 1)
     check_floating(operation, **{name: vector})
     if vector.shape != (size,):
-        expected = f"{spec} = {(size,)}" if spec else f"{(size,)}"
-        raise ValueError(f"{operation}: {name} must have shape {expected}, got {vector.shape}")
+        raise ValueError(f"{operation}: {name} must have shape {(size,)}, got {vector.shape}")
     return vector
+
+
+def parameter_leaves(
+    operation: str, name: str, parameters: Any, h: int
+) -> tuple[list[jax.Array], Any]:
+    """The leaves of a cell's parameters, of shape (h,), and their tree."""
+    leaves, tree = jax.tree.flatten(parameters)
+    arrays = [as_array_of_rank(operation, name, x, 1) for x in leaves]
+    for x in arrays:
+        check_floating(operation, parameters=x)
+        if x.shape != (h,):
+            raise ValueError(
+                f"{operation}: the leaves of {name} must have shape (h,) = {(h,)}, got {x.shape}"
+            )
+    return arrays, tree
 
 
 def as_array_of_rank(operation: str, name: str, x: Any, rank: int) -> jax.Array:

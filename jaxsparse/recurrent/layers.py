@@ -16,6 +16,7 @@ from jaxsparse.recurrent.arguments import (
     as_vector,
     carry_leaves,
     check_cell,
+    parameter_leaves,
 )
 from jaxsparse.recurrent.cells import Cell
 
@@ -125,9 +126,9 @@ class CheckedLayer:
         if layer.recurrent_bias is not None:
             given = layer.recurrent_bias
             self.recurrent_bias = as_vector(of_layer, "recurrent_bias", given, rows)
-        own, self.parameter_tree = jax.tree.flatten(layer.parameters)
-        leaves = "the leaves of parameters"
-        self.parameters = [as_vector(of_layer, leaves, x, h, "(h,)") for x in own]
+        self.parameters, self.parameter_tree = parameter_leaves(
+            of_layer, "parameters", layer.parameters, h
+        )
         self.mask: Any = None
         if layer.mask is not None:
             self.mask = as_array_of_rank(of_layer, "mask", layer.mask, 3)
