@@ -34,6 +34,7 @@ class Direction:
         xs: Any,
         bias: Any,
         parameters: Any,
+        resets: Any,
     ):
         check_cell(operation, cell)
         self.xs = as_array_of_rank(operation, f"{side}xs", xs, 3)
@@ -66,6 +67,9 @@ class Direction:
         self.parameters, self.parameter_tree = parameter_leaves(
             operation, f"{side}parameters", parameters, h
         )
+        self.resets: Any = None
+        if resets is not None:
+            self.resets = as_resets(operation, f"{side}resets", resets, (self.length, b))
         self.cell = cell
 
     @property
@@ -84,6 +88,7 @@ class Direction:
             values.dtype.name,
             self.bias is not None,
             str(self.parameter_tree),
+            self.resets is not None,
         )
 
 
@@ -180,6 +185,17 @@ def parameter_leaves(
                 f"{operation}: the leaves of {name} must have shape (h,) = {(h,)}, got {x.shape}"
             )
     return arrays, tree
+
+
+def as_resets(operation: str, name: str, resets: Any, shape: tuple[int, int]) -> jax.Array:
+    """Booleans (T, B): before which steps the carry is zero."""
+    array = as_array_of_rank(operation, name, resets, 2)
+    if array.dtype != jnp.bool_ or array.shape != shape:
+        raise ValueError(
+            f"{operation}: {name} must be booleans of shape (T, B) = {shape}, got {array.dtype} of "
+            f"shape {array.shape}"
+        )
+    return array
 
 
 def as_array_of_rank(operation: str, name: str, x: Any, rank: int) -> jax.Array:
