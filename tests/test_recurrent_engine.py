@@ -205,6 +205,21 @@ def test_bidirectional_and_vmap(sparse):
             np.testing.assert_allclose(x[1], y, rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "name, heads, d, B", [("LSTM", 12, 64, 16), ("GRU", 13, 37, 5), ("RNN", 300, 16, 3)]
+)
+def test_heads(name, heads, d, B, dtype):
+    case = Case(name, False, 20, B, heads * d, dtype)
+    gates = case.weights.shape[1] // (heads * d)
+    values = np.random.default_rng(1).standard_normal((heads, d, gates * d))
+    case.weights = jnp.asarray(values * 0.7 / np.sqrt(d), dtype)
+    (explained,) = explain(case.scan(implementation="cuda"), *case.operands)
+    assert explained.problem.directions == heads
+    assert (explained.launches > 1) == (heads > 128)
+    case.agree(gradient, reverse=name == "GRU", seq_lengths=jnp.arange(B) * 20 // (B - 1))
+
+
 # {variant: whether the weights are sparse, dtypes}
 VARIANTS = {
     "dense_tensor_cores": (False, ["bfloat16", "float16"]),
