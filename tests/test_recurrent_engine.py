@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import PLATFORM
-from recurrent_problems import CELLS, pattern
+from recurrent_problems import CELLS, carry_like, pattern
 
 from jaxsparse import CSR, Topology, explain, recurrent
 
@@ -28,7 +28,8 @@ class Case:
         self.topology = pattern(gates * h, h, density, seed) if sparse else None
         size = (self.topology.nse,) if sparse else (h, gates * h)
         self.weights = jnp.asarray(values(size) * scale, weights or dtype)
-        self.carry = jax.tree.map(lambda _: jnp.asarray(values((B, h)), jnp.float32), form)
+        carry = carry_like(form, lambda *shape: values(shape), B, h)
+        self.carry = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), carry)
         self.xs = jnp.asarray(values((T, B, gates * h)), dtype)
         self.bias = jnp.asarray(values(gates * h) / 2, dtype)
 

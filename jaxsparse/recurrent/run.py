@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -69,6 +70,7 @@ def run(
         one.parameter_tree if one.parameters else None,
         one.bias is not None,
         mask is not None,
+        wide_leaves(one.carry, one.dtype),
     )
     if length == 0 or b == 0:
         return [
@@ -96,7 +98,7 @@ def run(
     state = stacked_heads([d.carry[-1].astype(one.dtype) for d in directions], heads)
     _, last, ys = scan_bind(
         Operands(weights, jnp.expand_dims(state, -2), carries, inputs),
-        step=cell_step if one.resets is None else Resetting(cell_step),
+        step=cell_step if one.resets is None else Resetting(cell_step, one.gates),
         sparse=one.sparse,
         forms=forms,
         not_laid_out=next((x for x in layouts if isinstance(x, str)), ""),
@@ -116,6 +118,12 @@ def run(
         return jax.tree.unflatten(d.tree, leaves), y
 
     return [result(d, slice(i * heads, (i + 1) * heads)) for i, d in enumerate(directions)]
+
+
+def wide_leaves(carry: Sequence[Any], dtype: Any) -> tuple[bool, ...]:
+    """Which leaves of a carry a gradient keeps in float32 beside ``xs`` of 16 bits."""
+    room = accumulator_dtype(dtype).itemsize > dtype.itemsize
+    return tuple(room and x.dtype.itemsize > dtype.itemsize for x in carry)
 
 
 def _inputs(

@@ -37,9 +37,10 @@ def scan(
 
     Differentiable to any order, forward and in reverse: the tangent of a scan is a scan by the
     same weights, its transpose one by the transposed weights. A gradient keeps, for every step,
-    the recurrent products and the carries that the cell's derivative reads, in the dtype of
-    ``xs``, beside ``xs`` and the states: one array (T, B, gates * h) and at most one (T, B, h) for
-    each leaf of the carry. The gradient of the weights is one product over all steps after the
+    the recurrent products and the carries that the cell's derivative reads, beside ``xs`` and the
+    states: one array (T, B, gates * h) and at most one (T, B, h) for each leaf of the carry. They
+    are kept in the dtype of ``xs``, leaves of the carry that have a wider one in float32. The
+    gradient of the weights is one product over all steps after the
     scan, for a sparse matrix a sampled one.
 
     Args:
