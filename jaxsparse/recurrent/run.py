@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -69,7 +70,7 @@ def run(
         one.parameter_tree if one.parameters else None,
         one.bias is not None,
         mask is not None,
-        _wide(one),
+        wide_leaves(one.carry, one.dtype),
     )
     if length == 0 or b == 0:
         return [
@@ -79,7 +80,7 @@ def run(
 
     layouts: list[ScanLayout | str] = [""] * len(directions)
     if one.sparse and implementation in (None, "cuda"):
-        layouts = _layouts([d.recurrent for d in directions], one.gates, b, one.dtype, variant)
+        layouts = layouts_of([d.recurrent for d in directions], one.gates, b, one.dtype, variant)
         if len({x.forms if isinstance(x, ScanLayout) else None for x in layouts}) > 1:
             # Kernels of different forms: each direction is a scan of its own.
             return [
@@ -97,7 +98,7 @@ def run(
     state = stacked_heads([d.carry[-1].astype(one.dtype) for d in directions], heads)
     _, last, ys = scan_bind(
         Operands(weights, jnp.expand_dims(state, -2), carries, inputs),
-        step=cell_step if one.resets is None else Resetting(cell_step, one.gates),
+        step=cell_step if one.resets is None else Resetting(cell_step),
         sparse=one.sparse,
         forms=forms,
         not_laid_out=next((x for x in layouts if isinstance(x, str)), ""),
@@ -119,11 +120,10 @@ def run(
     return [result(d, slice(i * heads, (i + 1) * heads)) for i, d in enumerate(directions)]
 
 
-def _wide(direction: Direction) -> tuple[bool, ...]:
-    """Which leaves of the carry a gradient keeps in float32 beside ``xs`` of 16 bits."""
-    narrow = direction.dtype.itemsize
-    room = accumulator_dtype(direction.dtype).itemsize > narrow
-    return tuple(room and x.dtype.itemsize > narrow for x in direction.carry)
+def wide_leaves(carry: Sequence[Any], dtype: Any) -> tuple[bool, ...]:
+    """Which leaves of a carry a gradient keeps in float32 beside ``xs`` of 16 bits."""
+    room = accumulator_dtype(dtype).itemsize > dtype.itemsize
+    return tuple(room and x.dtype.itemsize > dtype.itemsize for x in carry)
 
 
 def _inputs(
@@ -154,8 +154,8 @@ def _inputs(
     if one.resets is not None:
         # A step that does not count resets nothing.
         resets = [d.resets if mask is None else d.resets & mask for d in directions]
-        numbers = [x.astype(one.dtype).reshape(length, b, 1, 1) for x in resets]
-        inputs.append(stacked([x for x in numbers for _ in range(heads)]))
+        every = [x.astype(one.dtype).reshape(length, b, 1, 1) for x in resets for _ in range(heads)]
+        inputs.append(stacked(every))
         spans.append("tb")
     return tuple(inputs), tuple(spans)
 
@@ -175,7 +175,7 @@ def _weights(
     return (*weights, *words), layouts[0].forms
 
 
-def _layouts(
+def layouts_of(
     matrices: list[CSR], gates: int, batch: int, dtype: Any, variant: str | None
 ) -> list[ScanLayout | str]:
     """Where matrices lie on chip, side by side if they fit so; or why that is not known."""
