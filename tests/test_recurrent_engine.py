@@ -102,7 +102,7 @@ def test_values_and_gradients(name, variant, dtype, weights, T, B, h):
     case.agree(gradient, variant=variant, reverse=h == 64, seq_lengths=lengths)
 
 
-@pytest.mark.parametrize("variant, dtype, weights", FORMS)
+@pytest.mark.parametrize("variant, dtype, weights", [*FORMS, ("dense_resident", "bfloat16", None)])
 @pytest.mark.parametrize("name", ["LSTM", "SLSTM"])
 def test_episodes(name, variant, dtype, weights):
     """What a reset puts aside, NaN included, reaches nothing; leaves are kept in float32."""
@@ -117,11 +117,13 @@ def test_episodes(name, variant, dtype, weights):
     jax.tree.map(np.testing.assert_array_equal, bad, clean)
 
 
-@pytest.mark.parametrize("variant", ["dense_tensor_cores", "masked_tensor_cores", "sparse_pairs"])
+@pytest.mark.parametrize(
+    "variant", ["dense_tensor_cores", "dense_resident", "masked_tensor_cores", "sparse_pairs"]
+)
 def test_slstm_gradients_in_bfloat16(variant):
     """As the plain path's: within the rounding of results, for a large stabiliser, too."""
     T, B, h = 40, 4, 32
-    case = Case("SLSTM", variant != "dense_tensor_cores", T, B, h, "bfloat16")
+    case = Case("SLSTM", not variant.startswith("dense"), T, B, h, "bfloat16")
     xs = case.xs.at[..., :h].add(20)
     zeros = jnp.zeros((B, h))
     weighted = jnp.asarray(np.random.default_rng(1).standard_normal((T, B, h)))
