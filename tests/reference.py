@@ -119,3 +119,90 @@ def recurrent_scan(
     for t in reversed(range(length)) if reverse else range(length):
         carry, ys[t] = step(carry, t)
     return carry, jnp.stack(ys) if ys else jnp.zeros((0, xs.shape[1], h), wide)
+
+
+def _dense_weights(weights, units_of_head=0):
+    """(k, gates * h) of what a layer may be given: gates side by side, heads within each."""
+    if hasattr(weights, "topology"):
+        t = weights.topology
+        rows, columns = t.row_indices[: t.nnz], t.column_indices[: t.nnz]
+        dense = jnp.zeros(t.shape, weights.values.dtype)
+        return dense.at[rows, columns].set(weights.values[: t.nnz]).T
+    weights = jnp.asarray(weights)
+    if weights.ndim == 2:
+        return weights
+    heads, k, m = weights.shape
+    gates = m // units_of_head
+    blocks = weights.reshape(heads, k, gates, units_of_head)
+    dense = jnp.zeros((heads, k, gates, heads, units_of_head), weights.dtype)
+    own = jnp.arange(heads)
+    dense = dense.at[own, :, :, own].set(blocks)
+    return dense.reshape(heads * k, gates * heads * units_of_head)
+
+
+def normalised(x, layer):
+    """What a layer's norm makes of features."""
+    if layer.norm == "layer":
+        x = x - x.mean(-1, keepdims=True)
+    if layer.norm is not None:
+        x = x / jnp.sqrt((x * x).mean(-1, keepdims=True) + layer.norm_epsilon)
+    if layer.norm_scale is not None:
+        x = x * layer.norm_scale
+    return x if layer.norm_shift is None else x + layer.norm_shift
+
+
+def stack_scan(
+    layers, carries, xs, *, seq_lengths=None, resets=None, reverse=False, return_all=False
+):
+    """Layer after layer and step after step, in float64 under x64. Differentiable.
+
+    What products take is rounded to the dtype of xs, as documented.
+    """
+    wide, narrow = jnp.result_type(float), xs.dtype
+    length, b = xs.shape[:2]
+    steps = jnp.arange(length)
+    counts = jnp.ones((length, b), bool)
+    if seq_lengths is not None:
+        counts = steps[:, None] < jnp.asarray(seq_lengths)[None]
+    starts = jnp.zeros((length, b), bool) if resets is None else jnp.asarray(resets) & counts
+    outputs, last = [xs], []
+    for i, (layer, carry) in enumerate(zip(layers, carries, strict=True)):
+        h = jax.tree.leaves(carry)[-1].shape[1]
+        heads = layer.recurrent.shape[0] if len(layer.recurrent.shape) == 3 else 1
+        recurrent = _dense_weights(layer.recurrent, h // heads).astype(wide)
+        below = outputs[-1]
+        if layer.between is not None:
+            below = layer.between(below, None if seq_lengths is None else counts)
+        below = jnp.where(counts[..., None], below, 0).astype(wide)
+        if layer.input is not None:
+            below = normalised(below, layer)
+            heads = layer.input.shape[0] if len(layer.input.shape) == 3 else 1
+            weights = _dense_weights(layer.input, h // heads).astype(wide)
+            below = jnp.einsum("tbk,km->tbm", below, weights, precision="highest")
+        if layer.bias is not None:
+            below = below + jnp.asarray(layer.bias).astype(wide)
+        bias = 0 if layer.recurrent_bias is None else jnp.asarray(layer.recurrent_bias)
+        own = () if layer.parameters is None else (layer.parameters,)
+
+        def step(carry, t, layer=layer, weights=recurrent, below=below, bias=bias, own=own, h=h):
+            before = jax.tree.map(lambda x: jnp.where(starts[t][:, None], 0, x), carry)
+            state = jax.tree.leaves(before)[-1].astype(narrow).astype(wide)
+            r = jnp.matmul(state, weights, precision="highest") + bias
+            gates = (tuple(jnp.split(a, a.shape[-1] // h, -1)) for a in (below[t], r))
+            new, y = layer.cell(*gates, before, *own)
+            kept = counts[t][:, None]
+            return jax.tree.map(lambda a, b: jnp.where(kept, a, b), new, carry), y
+
+        carry = jax.tree.map(lambda x: jnp.asarray(x).astype(wide), carry)
+        if length:
+            carry, ys = jax.lax.scan(step, carry, steps, reverse=reverse)
+        else:
+            ys = jnp.zeros((0, b, h), wide)
+        if layer.mask is not None:
+            ys = ys * layer.mask.astype(wide)
+        if layer.skip is not None:
+            ys = ys + outputs[i + 1 - layer.skip].astype(wide)
+        ys = jnp.where(counts[..., None], ys, 0)
+        outputs.append(ys.astype(narrow))
+        last.append(carry)
+    return last, (outputs[1:] if return_all else outputs[-1])

@@ -65,6 +65,7 @@ class ScanForm:
     weight_dtype: str
     sparse: bool
     input_dtypes: tuple[str, ...]
+    output_dtypes: tuple[str, ...] = ()
     layout_form: SparseForm | None = None  # of a sparse matrix
     not_laid_out: str = ""  # why it has none, if that is known
     directions: int = 1  # scans by weights of their own: of a layer's directions, of its heads

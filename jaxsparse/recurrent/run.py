@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +32,7 @@ from jaxsparse.recurrent.stacking import (
     stacked_heads,
     stacked_patterns,
 )
+from jaxsparse.recurrent.step import Resetting
 
 
 class Options(NamedTuple):
@@ -60,7 +62,7 @@ def run(
     one = directions[0]
     length, b, _ = one.xs.shape
     mask = counted_steps(operation, options.seq_lengths, length, b)
-    step = checked_step(
+    cell_step = checked_step(
         operation,
         one.cell,
         (one.input_gates, one.gates),
@@ -68,16 +70,17 @@ def run(
         one.parameter_tree if one.parameters else None,
         one.bias is not None,
         mask is not None,
+        wide_leaves(one.carry, one.dtype),
     )
     if length == 0 or b == 0:
         return [
-            (jax.tree.unflatten(d.tree, d.carry), d.xs[:, :, : d.h] if step.has_y else None)
+            (jax.tree.unflatten(d.tree, d.carry), d.xs[:, :, : d.h] if cell_step.has_y else None)
             for d in directions
         ]
 
     layouts: list[ScanLayout | str] = [""] * len(directions)
     if one.sparse and implementation in (None, "cuda"):
-        layouts = _layouts([d.recurrent for d in directions], one.gates, b, one.dtype, variant)
+        layouts = layouts_of([d.recurrent for d in directions], one.gates, b, one.dtype, variant)
         if len({x.forms if isinstance(x, ScanLayout) else None for x in layouts}) > 1:
             # Kernels of different forms: each direction is a scan of its own.
             return [
@@ -95,7 +98,7 @@ def run(
     state = stacked_heads([d.carry[-1].astype(one.dtype) for d in directions], heads)
     _, last, ys = scan_bind(
         Operands(weights, jnp.expand_dims(state, -2), carries, inputs),
-        step=step,
+        step=cell_step if one.resets is None else Resetting(cell_step),
         sparse=one.sparse,
         forms=forms,
         not_laid_out=next((x for x in layouts if isinstance(x, str)), ""),
@@ -111,10 +114,16 @@ def run(
 
     def result(d: Direction, own: slice) -> tuple[Any, jax.Array | None]:
         leaves = [joined_heads(c[own]).astype(x.dtype) for c, x in zip(last, d.carry, strict=True)]
-        y = joined_heads(ys[0][own, :, :, 0]) if step.has_y else None
+        y = joined_heads(ys[0][own, :, :, 0]) if cell_step.has_y else None
         return jax.tree.unflatten(d.tree, leaves), y
 
     return [result(d, slice(i * heads, (i + 1) * heads)) for i, d in enumerate(directions)]
+
+
+def wide_leaves(carry: Sequence[Any], dtype: Any) -> tuple[bool, ...]:
+    """Which leaves of a carry a gradient keeps in float32 beside ``xs`` of 16 bits."""
+    room = accumulator_dtype(dtype).itemsize > dtype.itemsize
+    return tuple(room and x.dtype.itemsize > dtype.itemsize for x in carry)
 
 
 def _inputs(
@@ -142,6 +151,12 @@ def _inputs(
         same = [mask.astype(one.dtype).reshape(length, b, 1, 1)] * (len(directions) * heads)
         inputs.append(stacked(same))
         spans.append("tb")
+    if one.resets is not None:
+        # A step that does not count resets nothing.
+        resets = [d.resets if mask is None else d.resets & mask for d in directions]
+        every = [x.astype(one.dtype).reshape(length, b, 1, 1) for x in resets for _ in range(heads)]
+        inputs.append(stacked(every))
+        spans.append("tb")
     return tuple(inputs), tuple(spans)
 
 
@@ -160,7 +175,7 @@ def _weights(
     return (*weights, *words), layouts[0].forms
 
 
-def _layouts(
+def layouts_of(
     matrices: list[CSR], gates: int, batch: int, dtype: Any, variant: str | None
 ) -> list[ScanLayout | str]:
     """Where matrices lie on chip, side by side if they fit so; or why that is not known."""

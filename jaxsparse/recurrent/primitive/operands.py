@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxsparse.ops.arguments import PATTERN
+from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import Signature
 
 FULL = "tbh"  # the dimensions of an input that it does not repeat along
@@ -84,7 +85,8 @@ def operand_names(params: dict[str, Any]) -> list[str]:
 
 
 def result_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
-    """Outputs are rounded to the dtype of the state, carries keep theirs."""
+    """Outputs are rounded to the dtype of the state but for wide ones, carries keep theirs."""
     operands = split(avals, params)
-    carries = [x.dtype for x in operands.carries]
-    return [operands.state.dtype, *carries, *[operands.state.dtype] * len(params["step"].outputs)]
+    narrow = operands.state.dtype
+    outputs = [accumulator_dtype(narrow) if w else narrow for w in params["step"].wide_outputs]
+    return [narrow, *(x.dtype for x in operands.carries), *outputs]

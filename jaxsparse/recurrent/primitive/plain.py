@@ -56,7 +56,8 @@ def _plain_direction(
 ) -> list[Any]:
     weights, state, carries, inputs = operands
     b, _, h = state.shape
-    dtype, accumulator = state.dtype, carries[0].dtype
+    accumulator = carries[0].dtype
+    dtypes = [state.dtype, *(accumulator if w else state.dtype for w in step.wide_outputs)]
     densifies = on_gpu and sparse and implementation is None
     if densifies and (dense := dense_form(weights, length)) is not None:
         weights, sparse = (dense,), False
@@ -94,7 +95,10 @@ def _plain_direction(
         ]
         states, carries, outputs = step(products, carries, at_this_step)
         # Joined here, while they are in a cache: products read them so, and the gradient of xs is.
-        state, *joined = (jnp.concatenate(xs, 1).astype(dtype) for xs in (states, *outputs))
+        state, *joined = (
+            jnp.concatenate(xs, 1).astype(own)
+            for xs, own in zip((states, *outputs), dtypes, strict=True)
+        )
         return (state, [c.astype(accumulator) for c in carries]), (state, joined)
 
     first: Any = (state.reshape(b, -1), list(carries))
