@@ -28,6 +28,13 @@ struct ScanInput {
   int64_t unit_stride = 0;
 };
 
+// A dense matrix, (rows (g, u), columns (s, k)); distances between neighbours in elements.
+struct DenseWeights {
+  const void* values = nullptr;
+  int64_t row_stride = 0;
+  int64_t column_stride = 0;
+};
+
 struct RecurrentScanProblem {
   int64_t steps = 0;   // T
   int64_t batch = 0;   // B of all arrays; a scan of a part of it points to its first entry
@@ -57,6 +64,21 @@ struct RecurrentScanProblem {
 template <int kScans>
 struct RecurrentScans {
   RecurrentScanProblem scan[kScans];
+};
+
+// A layer of a stack whose layers run at once, a step behind each other: to the products of a step
+// it adds those of what the layer below it has as its states after that step.
+struct RecurrentWaveLayer : RecurrentScanProblem {
+  DenseWeights below_weights;
+  const void* below_exchange = nullptr;  // of the layer below; null: there is none
+};
+
+// Layers, or parts of their batches, of one launch.
+constexpr int kMaxScansOfWave = 16;
+
+template <int kScans>
+struct RecurrentWave {
+  RecurrentWaveLayer scan[kScans];
 };
 
 }  // namespace jaxsparse
