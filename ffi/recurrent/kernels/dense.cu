@@ -1,6 +1,6 @@
 // Recurrent scans with dense weights in one launch (problem.h). Product warps wait for their
-// columns of the last state, multiply, and leave partial sums in shared memory, from which pointwise
-// warps go on (dense_steps.cuh).
+// columns of the last state, multiply, and leave partial sums in shared memory, from which
+// pointwise warps go on (dense_steps.cuh).
 #include "persistent/backoff.cuh"
 #include "persistent/grid_barrier.cuh"
 #include "recurrent/kernels/dense_fma.cuh"

@@ -21,7 +21,8 @@ class MmaChunks {
   using State = typename Plan::State;
   using Row = DenseRow<Plan, Matrix>;
   static constexpr auto kSizes = Plan::kSizes;
-  static constexpr int kLoads = Matrix::kLoads, kRegisterChunks = Matrix::kRegisterChunks;
+  static constexpr int kLoads = Matrix::kLoads, kRegisterChunks = Matrix::kRegisterChunks,
+                       kRowTiles = Matrix::kRowTiles;
 
  public:
   template <typename Problem>
@@ -31,8 +32,9 @@ class MmaChunks {
         q_(threadIdx.x % 4),
         shared_(shared + threadIdx.x) {
 #pragma unroll
-    for (int m = 0; m < kSizes.row_tiles; ++m) {
-      const Row upper(p, m * 16 + g_), lower(p, m * 16 + g_ + 8);
+    for (int m = 0; m < kRowTiles; ++m) {
+      const int row = Matrix::RowTile(m) * 16 + g_;
+      const Row upper(p, row), lower(p, row + 8);
 #pragma unroll
       for (int j = 0; j < kLoads; ++j) {
 #pragma unroll
@@ -85,53 +87,52 @@ class MmaChunks {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
-        for (int m = 0; m < kSizes.row_tiles; ++m) {
+        for (int m = 0; m < kRowTiles; ++m) {
           const Words4 a = j < kRegisterChunks ? weights_[j < kRegisterChunks ? j : 0][m][half]
                                                : SharedWeights(j, m, half);
 #pragma unroll
           for (int n = 0; n < kSizes.batch_tiles; ++n) {
             const Words4 x = x_[j][n];
-            MultiplyAdd(State(), sums[(2 * j + half) % kSizes.chains][m][n], {a.x, a.y, a.z, a.w},
-                        half == 0 ? x.x : x.z, half == 0 ? x.y : x.w);
+            MultiplyAdd(State(), sums[(2 * j + half) % kSizes.chains][Matrix::RowTile(m)][n],
+                        {a.x, a.y, a.z, a.w}, half == 0 ? x.x : x.z, half == 0 ? x.y : x.w);
           }
         }
       }
     }
   }
 
-// Writes a warp's part of the products.
-__device__ __forceinline__ void WritePartials(MmaSums<Plan>& sums, float* partials) {
+  // Writes a warp's part of the products.
+  __device__ __forceinline__ void WritePartials(MmaSums<Plan>& sums, float* partials) {
 #pragma unroll
-  for (int c = kSizes.chains / 2; c > 0; c /= 2) {
+    for (int c = kSizes.chains / 2; c > 0; c /= 2) {
 #pragma unroll
-    for (int i = 0; i < c; ++i) {
+      for (int i = 0; i < c; ++i) {
 #pragma unroll
-      for (int m = 0; m < kSizes.row_tiles; ++m) {
+        for (int m = 0; m < kSizes.row_tiles; ++m) {
+#pragma unroll
+          for (int n = 0; n < kSizes.batch_tiles; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sums[i][m][n][e] += sums[i + c][m][n][e];
+          }
+        }
+      }
+    }
+    float* part = partials + warp_ * kSizes.warp_part + 2 * q_ * kSizes.row_slots;
+#pragma unroll
+    for (int m = 0; m < kSizes.row_tiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = m * 16 + r * 8 + g_;
+        if (row >= kSizes.rows || 2 * q_ >= kSizes.tile_batch) continue;
 #pragma unroll
         for (int n = 0; n < kSizes.batch_tiles; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) sums[i][m][n][e] += sums[i + c][m][n][e];
+          float* to = part + n * 8 * kSizes.row_slots + SlotOfRow<Plan>(row, 2 * q_);
+          to[0] = sums[0][m][n][2 * r];
+          to[kSizes.row_slots] = sums[0][m][n][2 * r + 1];
         }
       }
     }
   }
-  float* part = partials + warp_ * kSizes.warp_part + 2 * q_ * kSizes.row_slots;
-#pragma unroll
-  for (int m = 0; m < kSizes.row_tiles; ++m) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = m * 16 + r * 8 + g_;
-      if (row >= kSizes.rows || 2 * q_ >= kSizes.tile_batch) continue;
-#pragma unroll
-      for (int n = 0; n < kSizes.batch_tiles; ++n) {
-        float* to = part + n * 8 * kSizes.row_slots + SlotOfRow<Plan>(row, 2 * q_);
-        to[0] = sums[0][m][n][2 * r];
-        to[kSizes.row_slots] = sums[0][m][n][2 * r + 1];
-      }
-    }
-  }
-}
-
 
  private:
   __device__ __forceinline__ int Column(int j) const {
@@ -147,8 +148,7 @@ __device__ __forceinline__ void WritePartials(MmaSums<Plan>& sums, float* partia
     return reinterpret_cast<const Words4*>(slot + SlotOffset<Plan>(n * 8 + g_, SlotColumn(j)));
   }
   __device__ __forceinline__ Words4& SharedWeights(int j, int m, int half) const {
-    return shared_[(((j - kRegisterChunks) * kSizes.row_tiles + m) * 2 + half) *
-                   kSizes.product_threads];
+    return shared_[(((j - kRegisterChunks) * kRowTiles + m) * 2 + half) * kSizes.product_threads];
   }
 
   // Two rows by 4 columns: a k16 step's columns are assigned so that each lane's are neighbours.
@@ -165,7 +165,7 @@ __device__ __forceinline__ void WritePartials(MmaSums<Plan>& sums, float* partia
 
   const int warp_, g_, q_;
   Words4* const shared_;
-  Words4 weights_[kRegisterChunks > 0 ? kRegisterChunks : 1][kSizes.row_tiles][2];
+  Words4 weights_[kRegisterChunks > 0 ? kRegisterChunks : 1][kRowTiles][2];
   Words4 x_[kLoads][kSizes.batch_tiles];
 };
 

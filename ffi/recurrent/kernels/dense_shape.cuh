@@ -36,16 +36,18 @@ __device__ __forceinline__ int SlotOfRow(int row, int b) {
 template <typename Plan>
 struct OwnMatrix {
   static constexpr int kColumns = Plan::kSizes.columns, kLoads = Plan::kSizes.loads,
-                       kRegisterChunks = Plan::kSizes.register_chunks;
+                       kRegisterChunks = Plan::kSizes.register_chunks,
+                       kRowTiles = Plan::kSizes.row_tiles;
 
   __device__ __forceinline__ static DenseWeights Of(const RecurrentScanProblem& p) {
     return {p.weights, p.weight_row_stride, p.weight_column_stride};
   }
   // Of the slot, for a column of the matrix with its padding.
   __device__ __forceinline__ static int SlotColumn(int column) { return column; }
-  // Whether it leads to a product, and that product's place among those.
-  __device__ __forceinline__ static bool Has(int) { return true; }
+  // A product's place among the matrix's.
   __device__ __forceinline__ static int PlaceOf(int product) { return product; }
+  // Of the block, for a tile of the matrix's rows.
+  __device__ __forceinline__ static int RowTile(int tile) { return tile; }
 };
 
 // The weights of one row of a block, zero where the matrix has none.
@@ -62,10 +64,10 @@ struct DenseRow {
   __device__ __forceinline__ DenseRow(const Problem& p, int row)
       : column_stride(Matrix::Of(p).column_stride) {
     const int unit = BlockOfScan<Plan>() * kSizes.units + row % kSizes.units;
-    const int product = row / kSizes.units;
-    const bool exists = row < kSizes.rows && unit < kSizes.hidden && Matrix::Has(product);
+    const bool exists = row < kSizes.rows && unit < kSizes.hidden;
     values = exists ? static_cast<const Weight*>(Matrix::Of(p).values) +
-                          (Matrix::PlaceOf(product) * kSizes.hidden + unit) * Matrix::Of(p).row_stride
+                          (Matrix::PlaceOf(row / kSizes.units) * kSizes.hidden + unit) *
+                              Matrix::Of(p).row_stride
                     : nullptr;
   }
 

@@ -96,6 +96,12 @@ class ScanTest {
       std::memset(&Input(1, size.batch - 1, Step::kInputs - 2, 2), 0xff, sizeof(State));
   }
 
+  // To the products of a step those of another scan's states after that step are added.
+  void LieAbove(const ScanTest& below, std::vector<double> weights) {
+    below_ = &below;
+    below_weights_ = std::move(weights);
+  }
+
   // Without its weights; a second problem may share the words for errors.
   RecurrentScanProblem Problem() {
     RecurrentScanProblem p;
@@ -182,16 +188,24 @@ class ScanTest {
                : states_.data() + size_.lead + (TimeOf(step - 1) * size_.batch + b) * kColumns;
   }
 
+  static double Product(const std::vector<double>& weights, int64_t row, const State* states) {
+    double sum = 0;
+    for (int64_t k = 0; k < kColumns; ++k) {
+      const double weight = weights[row * kColumns + k];
+      if (weight != 0) sum += weight * double(ToAccumulator(states[k]));
+    }
+    return sum;
+  }
+
   void CheckCell(int64_t step, int64_t b, int64_t unit, float* carry) const {
     const int64_t t = TimeOf(step), row = t * size_.batch + b;
     const State* before = StateBefore(step, b);
     float products[Step::kProducts], inputs[Step::kInputs], states[Step::kStates],
         outputs[Step::kOutputs];
     for (int g = 0; g < Step::kProducts; ++g) {
-      double sum = 0;
-      for (int64_t k = 0; k < kColumns; ++k) {
-        const double weight = weights_[(g * kHidden + unit) * kColumns + k];
-        if (weight != 0) sum += weight * double(ToAccumulator(before[k]));
+      double sum = Product(weights_, g * kHidden + unit, before);
+      if (below_ != nullptr) {
+        sum += Product(below_weights_, g * kHidden + unit, below_->StateBefore(step + 1, b));
       }
       products[g] = static_cast<float>(sum);
     }
@@ -222,6 +236,8 @@ class ScanTest {
 
   const ScanSize size_;
   const std::vector<double> weights_;
+  const ScanTest* below_ = nullptr;
+  std::vector<double> below_weights_;
   std::vector<uint32_t> exchange_;
   std::vector<State> input_;
   std::vector<float> bias_;
