@@ -32,7 +32,9 @@ __device__ __forceinline__ void MakeProducts(const RecurrentScanProblem& p, Word
   for (int64_t step = 1; step < p.steps; ++step) {
     if constexpr (Plan::kBarrier) {
       WaitAt<kSizes.threads>(kAllThreads);
-      if (threadIdx.x == 0) MeetOtherBlocks<Plan::kBlocks>(p.arrivals, step - 1, &watchdog);
+      if (threadIdx.x == 0) {
+        MeetOtherBlocks<Plan::kBlocks>(ArrivalsOf<Plan>(p), step - 1, &watchdog);
+      }
       WaitAt<kSizes.threads>(kAllThreads);
     } else {
       backoff.Wait();
@@ -55,12 +57,11 @@ __device__ __forceinline__ void MakeProducts(const RecurrentScanProblem& p, Word
 
 template <typename Step, typename Plan>
 __global__ void __launch_bounds__(Plan::kSizes.threads, Plan::kSizes.resident)
-    RecurrentScan(const __grid_constant__ RecurrentScans<Plan::kScans> scans) {
+    RecurrentScan(const __grid_constant__ RecurrentScanProblem p) {
   constexpr DenseSizes kSizes = Plan::kSizes;
   using Product = typename ProductOf<Plan::kSizes.tensor_cores, Plan>::type;
   static_assert(kSizes.products == Step::kProducts && kSizes.state_parts == Step::kStates &&
                 kSizes.state_bytes == sizeof(typename Plan::State) && kSizes.gets_its_registers);
-  const RecurrentScanProblem& p = ScanOfBlock<Plan>(scans);
   extern __shared__ Words4 shared[];
   float* partials = reinterpret_cast<float*>(shared);
   volatile uint32_t* stop = reinterpret_cast<uint32_t*>(shared) + kSizes.flag_at / 4;

@@ -31,8 +31,8 @@ __device__ __forceinline__ void HandOver(int64_t step, bool timed_out) {
 template <typename Plan>
 __device__ __forceinline__ const typename Plan::State* SlotBefore(const RecurrentScanProblem& p,
                                                                   int64_t step, int64_t slot) {
-  return static_cast<const typename Plan::State*>(p.exchange) +
-         (p.reverse ? p.steps - step : step - 1) * slot;
+  return static_cast<const typename Plan::State*>(ExchangeOf<Plan>(p)) +
+         (IsReversed<Plan>(p) ? p.steps - step : step - 1) * slot;
 }
 
 // The items (unit, batch entry) of one thread: inputs a step ahead, carries in registers.
@@ -154,7 +154,7 @@ class PointwiseStep {
 
   __device__ __forceinline__ void Publish(const RecurrentScanProblem& p, int64_t t, Item item,
                                           const float* states, bool stopped) {
-    State* slot = static_cast<State*>(p.exchange) + t * kSizes.slot;
+    State* slot = static_cast<State*>(ExchangeOf<Plan>(p)) + t * kSizes.slot;
 #pragma unroll
     for (int s = 0; s < Step::kStates; ++s) {
       const float state = item.real ? states[s] : 0.f;
@@ -173,7 +173,7 @@ class PointwiseStep {
 
   // A long scan's exchange buffer does not stay in the L2 cache from when it was cleared.
   __device__ __forceinline__ void PrefetchSlot(const RecurrentScanProblem& p, int64_t t) const {
-    const State* slot = static_cast<const State*>(p.exchange) + t * kSizes.slot;
+    const State* slot = static_cast<const State*>(ExchangeOf<Plan>(p)) + t * kSizes.slot;
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
       const Item item = At(n);

@@ -21,8 +21,10 @@ namespace jaxsparse {
 template <typename Plan>
 __device__ __forceinline__ const typename Plan::State* SlotBelow(const RecurrentWaveLayer& p,
                                                                  int64_t step) {
-  return static_cast<const typename Plan::State*>(p.below_exchange) +
-         (p.reverse ? p.steps - 1 - step : step) * Plan::kSizes.slot;
+  const char* of_scan =
+      static_cast<const char*>(p.below_exchange) + ScanOfLaunch<Plan>() * p.exchange_bytes;
+  return reinterpret_cast<const typename Plan::State*>(of_scan) +
+         (IsReversed<Plan>(p) ? p.steps - 1 - step : step) * Plan::kSizes.slot;
 }
 
 template <typename Plan>
@@ -46,7 +48,9 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
     if (step > 0) {
       if constexpr (Plan::kBarrier) {
         WaitAt<kSizes.threads>(kAllThreads);
-        if (threadIdx.x == 0) MeetOtherBlocks<Plan::kBlocks>(p.arrivals, step - 1, &watchdog);
+        if (threadIdx.x == 0) {
+          MeetOtherBlocks<Plan::kBlocks>(ArrivalsOf<Plan>(p), step - 1, &watchdog);
+        }
         WaitAt<kSizes.threads>(kAllThreads);
       } else {
         backoff.Wait();
@@ -73,11 +77,11 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
 
 template <typename Step, typename Plan>
 __global__ void __launch_bounds__(Plan::kSizes.threads, Plan::kSizes.resident)
-    RecurrentWaveScan(const __grid_constant__ RecurrentWave<Plan::kScans> wave) {
+    RecurrentWaveScan(const __grid_constant__ RecurrentWave<Plan::kLayers> wave) {
   constexpr WaveSizes kSizes = Plan::kSizes;
   static_assert(kSizes.products == Step::kProducts && kSizes.state_parts == Step::kStates &&
                 kSizes.state_bytes == sizeof(typename Plan::State) && kSizes.gets_its_registers);
-  const RecurrentWaveLayer& p = wave.scan[Plan::kScans == 1 ? 0 : blockIdx.x / Plan::kBlocks];
+  const RecurrentWaveLayer& p = wave.layer[LayerOfBlock<Plan>()];
   extern __shared__ Words4 shared[];
   float* partials = reinterpret_cast<float*>(shared);
   volatile uint32_t* stop = reinterpret_cast<uint32_t*>(shared) + kSizes.flag_at / 4;

@@ -32,6 +32,7 @@ struct WaveOptions {
 };
 
 // What recurrent/kernels/wave.cc and jaxsparse/recurrent/engine.py print.
+// `kBatch`: of a part.
 template <typename Step, typename S, int kHidden, int kBatch, WaveOptions kOptions>
 struct WavePlan {
   using State = S;
@@ -49,7 +50,8 @@ struct WavePlan {
                                       .tensor_cores = true},
                  .own = kOptions.own,
                  .below = kOptions.below}};
-  static constexpr int kScans = kOptions.layers * kOptions.groups, kBlocks = kSizes.blocks;
+  static constexpr int kLayers = kOptions.layers, kBlocks = kSizes.blocks;
+  static constexpr int kScans = kOptions.groups, kGroups = kScans, kLaunches = 1;
   static constexpr bool kBarrier = kOptions.barrier, kPrefetch = kOptions.prefetch;
   static constexpr unsigned kMostDelay = kOptions.most_delay;
 };
@@ -91,42 +93,43 @@ struct Weights {
 template <typename Step, typename S, int kHidden, int kBatch, WaveOptions kOptions>
 void Test(const Case& c) {
   using Plan = WavePlan<Step, S, kHidden, kBatch, kOptions>;
-  constexpr int kGroups = kOptions.groups;
-  RecurrentWave<Plan::kScans> wave;
+  RecurrentWave<Plan::kLayers> wave;
   std::deque<Weights<S>> own, below;
   std::deque<ScanTest<Step, S, kHidden>> tests;
-  for (int layer = 0; layer < kOptions.layers; ++layer) {
+  for (int layer = 0; layer < Plan::kLayers; ++layer) {
     own.emplace_back(kOptions.own, Step::kProducts, Step::kStates, kHidden, c);
     below.emplace_back(kOptions.below, Step::kProducts, Step::kStates, kHidden, c);
-    for (int group = 0; group < kGroups; ++group) {
-      const bool has_nan = c.has_nan && layer == 0 && group == 0;
-      const ScanSize size{c.steps, kBatch, c.reverse, c.lead, has_nan};
-      tests.emplace_back(size, own[layer].matrix, c.steps * Plan::kSizes.slot * int64_t{sizeof(S)});
-      const int scan = layer * kGroups + group;
-      RecurrentWaveLayer& p = wave.scan[scan];
-      static_cast<RecurrentScanProblem&>(p) = tests.back().Problem();
-      p.weights = own[layer].operand.values;
-      p.weight_row_stride = own[layer].operand.row_stride;
-      p.weight_column_stride = own[layer].operand.column_stride;
-      if (layer > 0) {
-        tests.back().LieAbove(tests[scan - kGroups], below[layer].matrix);
-        p.below_weights = below[layer].operand;
-        p.below_exchange = wave.scan[scan - kGroups].exchange;
-      }
-      if (c.missing >= 0) p.wait_limits.limit_ns = 1000;
+    const ScanSize size{.steps = c.steps,
+                        .batch = Plan::kGroups * kBatch,
+                        .parts = Plan::kGroups,
+                        .scans = Plan::kScans,
+                        .lead = c.lead,
+                        .has_nan = c.has_nan && layer == 0,
+                        .reverse = c.reverse};
+    tests.emplace_back(size, own[layer].matrix, c.steps * Plan::kSizes.slot * int64_t{sizeof(S)});
+    RecurrentWaveLayer& p = wave.layer[layer];
+    static_cast<RecurrentScanProblem&>(p) = tests[layer].Problem(0);
+    p.weights = own[layer].operand.values;
+    p.weight_row_stride = own[layer].operand.row_stride;
+    p.weight_column_stride = own[layer].operand.column_stride;
+    if (layer > 0) {
+      tests[layer].LieAbove(tests[layer - 1], below[layer].matrix);
+      p.below_weights = below[layer].operand;
+      p.below_exchange = wave.layer[layer - 1].exchange;
     }
+    if (c.missing >= 0) p.wait_limits.limit_ns = 1000;
   }
-  emulated::Launch({.blocks = Plan::kScans * Plan::kBlocks,
+  emulated::Launch({.blocks = Plan::kLayers * Plan::kScans * Plan::kBlocks,
                     .threads = Plan::kSizes.threads,
                     .missing = c.missing,
                     .backwards = c.backwards},
                    {reinterpret_cast<char*>(shared), sizeof(shared)}, Plan::kSizes.shared_bytes,
                    [&] { RecurrentWaveScan<Step, Plan>(wave); });
-  for (int i = 0; i < Plan::kScans; ++i) {
+  const int lacking = c.missing / Plan::kBlocks;  // a scan
+  for (int layer = 0; layer < Plan::kLayers; ++layer) {
     // The layers above wait in vain, too.
-    const int lacking = c.missing / Plan::kBlocks;
-    const bool waits = c.missing >= 0 && i >= lacking && (i - lacking) % kGroups == 0;
-    waits ? tests[i].CheckTimedOut() : tests[i].Check();
+    const bool waits = c.missing >= 0 && layer >= lacking / Plan::kScans;
+    waits ? tests[layer].CheckTimedOut(lacking % Plan::kScans) : tests[layer].Check();
   }
 }
 
