@@ -108,6 +108,26 @@ void KeepFaster(std::optional<ScanPlan> plan, std::optional<ScanPlan>* best) {
   }
 }
 
+ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wanted) {
+  ScanChoice choice;
+  const bool narrow = form.state_dtype == form.weight_dtype && IsNarrow(form.state_dtype);
+  for (const ScanVariant& variant : kWaveVariants) {
+    if (wanted.empty() ? variant.barrier : wanted != variant.name) continue;
+    if (!narrow) {
+      choice.reason = "needs 16-bit state and weights of one dtype, got " +
+                      NameOf(form.state_dtype) + " and " + NameOf(form.weight_dtype);
+    } else if (form.layers > kMaxLayersOfWave) {
+      choice.reason = std::to_string(form.layers) + " layers are more than the " +
+                      std::to_string(kMaxLayersOfWave) + " of a launch";
+    } else {
+      choice.best = PlanWaveLayers(variant, form, gpu);
+      if (!choice.best)
+        choice.reason = std::to_string(form.layers) + " layers of " + DoesNotFit(form, gpu);
+    }
+  }
+  return choice;
+}
+
 ScanChoice PlanScan(const ScanForm& form, const Gpu& gpu, const std::string& wanted) {
   ScanChoice choice;
   choice.most_batch = MostDenseBatch(IsNarrow(form.state_dtype)) * *std::rbegin(kBatchParts);
