@@ -333,7 +333,6 @@ void BindRecurrentScan(nb::module_& m) {
         nb::arg("hidden"), nb::arg("batch"), nb::arg("length"), nb::arg("state_dtype"),
         nb::arg("weight_dtype"), nb::arg("multiprocessors"), nb::arg("shared_bytes"));
   m.attr("WAVE_VARIANTS") = WaveVariants();
-  m.attr("WAVE_MOST_LAYERS") = kMaxLayersOfWave;
   m.attr("SCAN_DTYPES") = ScanDTypes();
   m.attr("SCAN_MOST_ARRAYS") = kMaxScanArrays;
 }

@@ -33,19 +33,39 @@ def plain_graph(*operands: Any, on_gpu: bool = False, **params: Any) -> list[Any
     states: list[Any] = []
     flat: list[Any] = []
     for n, step in enumerate(params["nodes"]):
-        results = _node(n, x, states, params)
+        results = node_alone(n, x, states, params)
         given = given_states(step)
         states.append(results.states if given is None else x.nodes[n].inputs[given])
         flat += [*([results.states] * has_states(step)), *results.carries, *results.outputs]
     return flat
 
 
-def _node(n: int, x: Operands, states: Sequence[Any], params: dict[str, Any]) -> Results:
+def node_alone(n: int, x: Operands, states: Sequence[Any], params: dict[str, Any]) -> Results:
     """The results of a node, of the states of those before it."""
     step, node, units, dtype = params["nodes"][n], x.nodes[n], params["units"][n], dtype_of(x)
     incoming = [
         (edge, w) for edge, w in zip(params["edges"], x.weights, strict=True) if edge.target == n
     ]
+    between = [(edge, w) for edge, w in incoming if not edge.delay]
+    ahead = tuple(sorted({p for edge, _ in between for p in edge.products}))
+    sums = sums_ahead(between, ahead, states, units, dtype, params) if between else None
+    own = [(edge, w) for edge, w in incoming if edge.delay]
+    if own:
+        ((edge, weights),) = own
+        return _scanned(step, edge, weights, node, ahead, sums, params["spans"][n], params)
+    batch = next(node.state.shape[0] for node in x.nodes if node.state is not None)
+    return _pointwise(step, node, ahead, sums, (params["length"], batch, units), dtype)
+
+
+def sums_ahead(
+    edges: Sequence[tuple[Edge, Sequence[Any]]],
+    products: tuple[int, ...],
+    states: Sequence[Any],
+    units: int,
+    dtype: Any,
+    params: dict[str, Any],
+) -> Any:
+    """What edges from other nodes give some products of a node at every step, with their weights."""
     options = {name: params[name] for name in ("transposed", "precision", "implementation")}
 
     def made(edge: Edge, weights: Sequence[Any]) -> Callable[[Any], Any]:
@@ -54,15 +74,7 @@ def _node(n: int, x: Operands, states: Sequence[Any], params: dict[str, Any]) ->
             edge, weights, source, units, dtype, local=True, **options
         )
 
-    between = [(edge, made(edge, w)) for edge, w in incoming if not edge.delay]
-    ahead = tuple(sorted({p for edge, _ in between for p in edge.products}))
-    sums = added_up(between, ahead, dtype, rounded=False) if between else None
-    own = [(edge, w) for edge, w in incoming if edge.delay]
-    if own:
-        ((edge, weights),) = own
-        return _scanned(step, edge, weights, node, ahead, sums, params["spans"][n], params)
-    batch = next(node.state.shape[0] for node in x.nodes if node.state is not None)
-    return _pointwise(step, node, ahead, sums, (params["length"], batch, units), dtype)
+    return added_up([(edge, made(edge, w)) for edge, w in edges], products, dtype, rounded=False)
 
 
 def _scanned(

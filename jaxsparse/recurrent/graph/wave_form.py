@@ -1,0 +1,121 @@
+"""The form that nodes of a graph have as a wave: layers of one kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+from jaxsparse.recurrent.engine import printed_step
+from jaxsparse.recurrent.graph.operands import Operands, dtype_of
+from jaxsparse.recurrent.plan import WaveForm
+from jaxsparse.recurrent.step import Adjoint, Step
+
+
+class Alike(NamedTuple):
+    """Steps of one form."""
+
+    step: Step  # the same for each
+    inputs: tuple[tuple[int | None, ...], ...]  # of each, its own inputs; None stands for zeros
+
+
+@functools.lru_cache(maxsize=1024)
+def alike(steps: tuple[Step, ...]) -> Alike | None:
+    """The steps as one, if they are the same program, or may be with more inputs of zeros.
+
+    What reaches a stack's last layer from outside makes its adjoint another step than those of the
+    layers below, which reach the loss through it alone.
+    """
+    if all(isinstance(step, Adjoint) for step in steps):
+        given = [step for step in steps if isinstance(step, Adjoint)]
+        of_states = any(step.states_used for step in given)
+        used = tuple(sorted({i for step in given for i in step.used}))
+        whole: list[Step] = [
+            dataclasses.replace(step, states_used=of_states, used=used) for step in given
+        ]
+        inputs = []
+        for step in given:
+            places = iter(range(len(step.inputs)))
+            had = [*[True] * len(step.fixed), *[step.states_used] * of_states]
+            had += [i in step.used for i in used]
+            inputs.append(tuple(next(places) if has else None for has in had))
+    else:
+        whole = list(steps)
+        inputs = [tuple(range(len(step.inputs))) for step in steps]
+    try:
+        if len({(_sizes(step), printed_step(step)) for step in whole}) > 1:
+            return None
+    except ValueError:  # it can't be printed
+        return None
+    return Alike(whole[0], tuple(inputs))
+
+
+def _sizes(step: Step) -> tuple[Any, ...]:
+    return step.products, step.states, step.carries, step.inputs, step.outputs
+
+
+def form_of_run(first: int, last: int, params: dict[str, Any], x: Operands) -> WaveForm | str:
+    """The form of nodes ``first`` to ``last`` as a wave, or why they can't be one."""
+    nodes, edges = params["nodes"], params["edges"]
+    run = range(first, last + 1)
+    found = alike(tuple(nodes[n] for n in run))
+    if found is None:
+        return "their steps differ"
+    if len({params["units"][n] for n in run}) > 1:
+        return "they differ in size"
+    own, below, ahead = set(), set(), set()
+    dtypes, weight_dtypes = set(), set()
+    for n in run:
+        into = [e for e, edge in enumerate(edges) if edge.target == n]
+        inside = [e for e in into if not edges[e].delay and edges[e].source >= first]
+        loops = [e for e in into if edges[e].delay]
+        if len(loops) != 1:
+            return "a node has no edge to itself"
+        if [edges[e].source for e in inside] != [n - 1] * (n > first):
+            return "a node takes what one further below has"
+        for e, group in [*((e, own) for e in loops), *((e, below) for e in inside)]:
+            if edges[e].kind != "dense":
+                return f"an edge is of kind {edges[e].kind}"
+            group.add((edges[e].products, edges[e].states))
+            weight_dtypes.add(x.weights[e][0].dtype.name)
+        outside = [edges[e].products for e in into if not edges[e].delay and e not in inside]
+        ahead |= {p for products in outside for p in products}
+        has = found.inputs[n - first]
+        dtypes.add(tuple(None if i is None else x.nodes[n].inputs[i].dtype.name for i in has))
+    if len(own) != 1 or len(below) > 1:
+        return "their edges differ"
+    (own_ends,) = own
+    below_ends = below.pop() if below else own_ends
+    if any(list(part) != sorted(set(part)) for ends in (own_ends, below_ends) for part in ends):
+        return "an edge's products or states are out of order"
+    state = dtype_of(x)
+    of_inputs = []
+    for names in zip(*dtypes, strict=True):
+        kinds = {name for name in names if name is not None} or {state.name}
+        if len(kinds) > 1:
+            return "their inputs differ in dtype"
+        of_inputs += kinds
+    if len(weight_dtypes) > 1:
+        return "their weights differ in dtype"
+    step = found.step
+    has_ahead = bool(ahead)
+    first_state = x.nodes[first].state
+    return WaveForm(
+        products=step.products,
+        states=step.states,
+        inputs=sum(step.inputs) + len(ahead),
+        outputs=sum(step.outputs),
+        arrays=max(step.carries, len(step.inputs) + has_ahead, len(step.outputs)),
+        hidden=params["units"][first],
+        batch=first_state.shape[-3],
+        length=params["length"],
+        state_dtype=state.name,
+        weight_dtype=weight_dtypes.pop(),
+        sparse=False,
+        input_dtypes=(*of_inputs, *(state.name,) * has_ahead),
+        layers=len(run),
+        own_products=own_ends[0],
+        own_states=own_ends[1],
+        below_products=below_ends[0],
+        below_states=below_ends[1],
+    )
