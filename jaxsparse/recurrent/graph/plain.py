@@ -65,7 +65,7 @@ def sums_ahead(
     dtype: Any,
     params: dict[str, Any],
 ) -> Any:
-    """What edges from other nodes give some products of a node at every step, with their weights."""
+    """What other nodes give some products of a node at every step, by edges and their weights."""
     options = {name: params[name] for name in ("transposed", "precision", "implementation")}
 
     def made(edge: Edge, weights: Sequence[Any]) -> Callable[[Any], Any]:

@@ -1,7 +1,7 @@
 """Nodes of a graph as one launch, a wave: step t of each runs beside step t + 1 of the one below.
 
-The primitive is a `recurrent_graph` whose nodes are one step, each with an edge to itself and one
-from the node before it. It appears in what a graph is lowered to on a GPU, so it has no derivatives.
+The primitive is a graph whose nodes have one step, each with an edge to itself and one from the
+node before it. It appears in what a graph is lowered to on a GPU, so it has no derivatives.
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ def _ffi_call(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyD
     assert isinstance(device, Device)  # on what is none, no kernel of scans runs
     count = len(params["nodes"])
     form = form_of_run(0, count - 1, params, split(avals, params))
-    plan = NoPlan(form) if isinstance(form, str) else make_wave_plan(form, device, params["variant"])
-    if isinstance(plan, NoPlan) or isinstance(form, str):
-        raise UnavailableError(f"recurrent.stack_scan: no wave runs {count} layers: {plan}")
+    assert not isinstance(form, str), form  # as it was where the wave was made
+    plan = make_wave_plan(form, device, params["variant"])
+    if isinstance(plan, NoPlan):
+        raise UnavailableError(
+            f"recurrent.stack_scan: no wave runs {count} layers: {plan.reason}", plan.reason
+        )
     step: Step = params["nodes"][0]
     names = [name for name, _ in signature(params).operands]
-    own, below = {}, {}
+    own: dict[int, str] = {}
+    below: dict[int, str] = {}
     for e, edge in enumerate(params["edges"]):
         (own if edge.delay else below)[edge.target] = f"weights of edge {e}"
     operands = []

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jaxsparse.recurrent.engine import printed_step
 from jaxsparse.recurrent.graph.operands import Operands, dtype_of
 from jaxsparse.recurrent.plan import WaveForm
-from jaxsparse.recurrent.step import Adjoint, Step
+from jaxsparse.recurrent.step import Adjoint, Keeping, Step
 
 
 class Alike(NamedTuple):
@@ -26,28 +26,44 @@ def alike(steps: tuple[Step, ...]) -> Alike | None:
     What reaches a stack's last layer from outside makes its adjoint another step than those of the
     layers below, which reach the loss through it alone.
     """
-    if all(isinstance(step, Adjoint) for step in steps):
-        given = [step for step in steps if isinstance(step, Adjoint)]
+    adjoints = [_adjoint(step) for step in steps]
+    whole = list(steps)
+    inputs: list[tuple[int | None, ...]] = [tuple(range(len(step.inputs))) for step in steps]
+    if None not in adjoints:
+        given = [adjoint for adjoint in adjoints if adjoint is not None]
         of_states = any(step.states_used for step in given)
         used = tuple(sorted({i for step in given for i in step.used}))
-        whole: list[Step] = [
-            dataclasses.replace(step, states_used=of_states, used=used) for step in given
-        ]
-        inputs = []
-        for step in given:
-            places = iter(range(len(step.inputs)))
-            had = [*[True] * len(step.fixed), *[step.states_used] * of_states]
-            had += [i in step.used for i in used]
-            inputs.append(tuple(next(places) if has else None for has in had))
-    else:
-        whole = list(steps)
-        inputs = [tuple(range(len(step.inputs))) for step in steps]
+        whole = [_taking(step, of_states, used) for step in steps]
+        inputs = [_taken(step, of_states, used) for step in given]
     try:
         if len({(_sizes(step), printed_step(step)) for step in whole}) > 1:
             return None
     except ValueError:  # it can't be printed
         return None
     return Alike(whole[0], tuple(inputs))
+
+
+def _adjoint(step: Step) -> Adjoint | None:
+    """The adjoint that a step is, less some outputs."""
+    if isinstance(step, Keeping):
+        return _adjoint(step.step)
+    return step if isinstance(step, Adjoint) else None
+
+
+def _taking(step: Step, of_states: bool, used: tuple[int, ...]) -> Step:
+    """An adjoint that takes cotangents of the states, or not, and of some outputs."""
+    if isinstance(step, Keeping):
+        return dataclasses.replace(step, step=_taking(step.step, of_states, used))
+    assert isinstance(step, Adjoint)
+    return dataclasses.replace(step, states_used=of_states, used=used)
+
+
+def _taken(step: Adjoint, of_states: bool, used: tuple[int, ...]) -> tuple[int | None, ...]:
+    """An adjoint's own inputs in the place of those of `_taking`."""
+    own = iter(range(len(step.inputs)))
+    has = [True] * len(step.fixed) + [step.states_used] * of_states
+    has += [i in step.used for i in used]
+    return tuple(next(own) if taken else None for taken in has)
 
 
 def _sizes(step: Step) -> tuple[Any, ...]:
@@ -63,8 +79,11 @@ def form_of_run(first: int, last: int, params: dict[str, Any], x: Operands) -> W
         return "their steps differ"
     if len({params["units"][n] for n in run}) > 1:
         return "they differ in size"
-    own, below, ahead = set(), set(), set()
-    dtypes, weight_dtypes = set(), set()
+    own: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+    below: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+    ahead: set[int] = set()
+    dtypes: set[tuple[str | None, ...]] = set()
+    weight_dtypes: set[str] = set()
     for n in run:
         into = [e for e, edge in enumerate(edges) if edge.target == n]
         inside = [e for e in into if not edges[e].delay and edges[e].source >= first]
@@ -89,7 +108,7 @@ def form_of_run(first: int, last: int, params: dict[str, Any], x: Operands) -> W
     if any(list(part) != sorted(set(part)) for ends in (own_ends, below_ends) for part in ends):
         return "an edge's products or states are out of order"
     state = dtype_of(x)
-    of_inputs = []
+    of_inputs: list[str] = []
     for names in zip(*dtypes, strict=True):
         kinds = {name for name in names if name is not None} or {state.name}
         if len(kinds) > 1:

@@ -1,40 +1,42 @@
 """Waves: runs of nodes of a graph that one persistent kernel computes together.
 
-Step t of a node runs beside step t + 1 of the node below it. The nodes of a wave are of one form:
-each has an edge to itself and one from the node before it in the wave. What comes from nodes below
-the wave is computed for all steps ahead.
+A graph is cut into waves and single nodes so that the predicted time is least. What comes to a wave
+from nodes below it is computed for all steps ahead.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 
-from jaxsparse.device import Device
-from jaxsparse.primitive import bind_local
-from jaxsparse.recurrent.engine import printed_step
+from jaxsparse import _ffi
+from jaxsparse.batching import over_batch
+from jaxsparse.device import AnyDevice, Device
+from jaxsparse.primitive import OPERATIONS, Fallback, UnavailableError, bind_local, core_dims
 from jaxsparse.recurrent.graph.alone import alone
-from jaxsparse.recurrent.graph.edges import Edge
 from jaxsparse.recurrent.graph.operands import (
     OfNode,
     Operands,
     Results,
     dtype_of,
+    flat_results,
     given_states,
-    has_states,
+    signature,
     split,
     split_results,
 )
 from jaxsparse.recurrent.graph.plain import node_alone, sums_ahead
+from jaxsparse.recurrent.graph.wave import recurrent_wave_p
+from jaxsparse.recurrent.graph.wave_form import alike, form_of_run
 from jaxsparse.recurrent.plan import NoPlan, Plan, ScanForm, WaveForm, make_plan, make_wave_plan
 from jaxsparse.recurrent.primitive.operands import FULL
-from jaxsparse.recurrent.step import Adjoint, Step
 
+WAVE_VARIANTS = tuple(_ffi.WAVE_VARIANTS)
 _PRODUCTS_A_MICROSECOND = 2e8  # of a product over all steps, 400 TFLOP/s
 _START = 5.0  # microseconds of a product over all steps, beside that
 
@@ -47,43 +49,66 @@ class Wave(NamedTuple):
     form: WaveForm
     plan: Plan
 
+    def __str__(self) -> str:
+        return f"layers {self.first} to {self.last} at once by {self.plan}"
 
-def cut_into_waves(
+
+def choose_waves(
+    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
+) -> Fallback:
+    """What a graph is lowered to on a GPU: waves where they are fastest, or node by node.
+
+    Raises:
+        UnavailableError: if a wave was asked for and there is none.
+    """
+    assert isinstance(device, Device)  # on what is none, no kernel of scans runs
+    variant, x = params["variant"], split(avals, params)
+    if variant is not None and variant not in WAVE_VARIANTS:
+        return Fallback(f"variant {variant!r} is one of single layers")
+    if not all(isinstance(size, int) for a in avals for size in a.shape):
+        return Fallback("a size is open, and kernels are made for sizes")
+    waves, reason = _cut(params, x, device, variant)
+    if waves:
+        compute = functools.partial(_over_batch, waves)
+        return Fallback(reason, compute, " and ".join(map(str, waves)))
+    if variant is not None:
+        raise UnavailableError(
+            f"recurrent.stack_scan: {variant} was asked for, but {reason}", reason
+        )
+    return Fallback(reason)
+
+
+def _cut(
     params: dict[str, Any], x: Operands, device: Device, variant: str | None
 ) -> tuple[list[Wave], str]:
-    """The waves of least predicted time, and why there are none.
+    """The waves of least predicted time, and why these, or why there are none.
 
-    Args:
-        params: of the graph.
-        x: the types of its operands.
-        device: the GPU.
-        variant: of a wave, if it is asked for; then as many nodes as can be are in waves.
+    If a variant of waves is asked for, as few nodes as can be are in none.
     """
-    count = len(params["nodes"])
     reasons: list[str] = []
     best: list[tuple[float, list[Wave]]] = [(0.0, [])]  # of the first so many nodes
-    for end in range(count):
-        before, waves = best[end]
-        alone_cost = _microseconds_alone(end, params, x, device)
-        found = (before + alone_cost * (1e3 if variant else 1.0), waves)
-        for first in range(end - 1, -1, -1):
-            form = form_of_run(first, end, params, x)
-            if isinstance(form, str):
-                reasons.append(form)
-                break
-            plan = make_wave_plan(form, device, variant)
-            if isinstance(plan, NoPlan):
-                reasons.append(plan.reason)
-                break  # more layers need more room
-            cost = plan.total_microseconds + _microseconds_ahead(first, end, params, x)
+    alone = 0.0
+    for last in range(len(params["nodes"])):
+        cost = _microseconds_alone(last, params, x, device)
+        alone += cost
+        before, waves = best[last]
+        found = before + cost * (1.0 if variant is None else 1e6), waves
+        for first in range(last - 1, -1, -1):
+            form = form_of_run(first, last, params, x)
+            plan = NoPlan(form) if isinstance(form, str) else make_wave_plan(form, device, variant)
+            if isinstance(form, str) or isinstance(plan, NoPlan):
+                reasons.append(plan.reason if isinstance(plan, NoPlan) else "")
+                break  # a longer run holds this one, and needs more room
+            cost = plan.total_microseconds + _microseconds_ahead(first, last, params, x)
             before, waves = best[first]
             if before + cost < found[0]:
-                found = before + cost, [*waves, Wave(first, end, form, plan)]
+                found = before + cost, [*waves, Wave(first, last, form, plan)]
         best.append(found)
-    waves = best[count][1]
+    total, waves = best[-1]
     if waves:
-        return waves, ""
-    return [], (reasons[0] if reasons else "it has a single node") if variant or reasons else ""
+        return waves, f"they take about {total:.0f} us, and {alone:.0f} would be taken node by node"
+    slower = f"it takes about {alone:.0f} us, and waves would take longer"
+    return [], next(iter(reasons), slower)
 
 
 def _microseconds_alone(n: int, params: dict[str, Any], x: Operands, device: Device) -> float:
@@ -131,9 +156,13 @@ def _microseconds_ahead(first: int, last: int, params: dict[str, Any], x: Operan
     return cost
 
 
-def graph_by_waves(
-    *operands: jax.Array, waves: Sequence[Wave], variant: str | None, **params: Any
-) -> list[Any]:
+def _over_batch(waves: Sequence[Wave], *operands: jax.Array, **params: Any) -> list[Any]:
+    core_rank = len(core_dims(signature(params).operands[0][1]))
+    compute = functools.partial(_by_waves, waves, params)
+    return over_batch(compute, operands[0].ndim - core_rank, *operands)
+
+
+def _by_waves(waves: Sequence[Wave], params: dict[str, Any], *operands: jax.Array) -> list[Any]:
     """A graph some of whose nodes run as waves, and the others each on its own."""
     x = split(operands, params)
     begins = {wave.first: wave for wave in waves}
@@ -141,7 +170,7 @@ def graph_by_waves(
     states: list[Any] = []
     while (n := len(every)) < len(params["nodes"]):
         if n in begins:
-            results = _run_wave(begins[n], x, states, {**params, "variant": variant})
+            results = _run_wave(begins[n], x, states, params)
         else:
             results = [node_alone(n, x, states, {**params, "variant": None})]
         for r in results:
@@ -168,8 +197,11 @@ def _run_wave(
         ]
         for n in run
     }
-    ahead = tuple(sorted({p for into in outside.values() for edge, _ in into for p in edge.products}))
-    step = alone(found.step, *(tuple(range(k)) for k in (found.step.states, found.step.products)), ahead)
+    ahead = tuple(
+        sorted({p for into in outside.values() for edge, _ in into for p in edge.products})
+    )
+    every_state, every_product = range(found.step.states), range(found.step.products)
+    step = alone(found.step, tuple(every_state), tuple(every_product), ahead)
 
     def zeros(parts: int, of_type: Any) -> Any:
         return jnp.zeros((1, 1, parts, 1), of_type)
@@ -188,15 +220,15 @@ def _run_wave(
             own.append(FULL if into else "")
         nodes.append(OfNode(state, carries, tuple(inputs)))
         spans.append(tuple(own))
-    places = {n: i for i, n in enumerate(run)}
-    kept = [e for e, edge in enumerate(edges) if edge.target in places and edge.source in places]
+    place = {n: i for i, n in enumerate(run)}
+    kept = [e for e, edge in enumerate(edges) if edge.target in place and edge.source in place]
     of_wave = {
-        **params,
+        **{name: params[name] for name in OPERATIONS[recurrent_wave_p].params},
+        "variant": wave.plan.variant,
         "nodes": (step,) * len(run),
-        "edges": tuple(edges[e].moved(places) for e in kept),
+        "edges": tuple(edges[e].moved(place) for e in kept),
         "units": tuple(params["units"][n] for n in run),
         "spans": tuple(spans),
     }
-    of_wave = {name: of_wave[name] for name in OPERATIONS[recurrent_wave_p].params}
     flat = Operands(tuple(x.weights[e] for e in kept), tuple(nodes)).flat
     return split_results(bind_local(recurrent_wave_p, *flat, **of_wave), of_wave)
