@@ -36,15 +36,17 @@ class MmaChunks {
       const int row = Matrix::RowTile(m) * 16 + g_;
       const Row upper(p, row), lower(p, row + 8);
 #pragma unroll
-      for (int j = 0; j < kLoads; ++j) {
+      for (int j = 0; j < kRegisterChunks; ++j) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const Words4 fragment = Fragment(upper, lower, Column(j) + 4 * half);
-          if (j < kRegisterChunks) {
-            weights_[j < kRegisterChunks ? j : 0][m][half] = fragment;
-          } else {
-            SharedWeights(j, m, half) = fragment;
-          }
+          weights_[j][m][half] = Fragment(upper, lower, Column(j) + 4 * half);
+        }
+      }
+#pragma unroll 1  // which the compiler takes less time for
+      for (int j = kRegisterChunks; j < kLoads; ++j) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          SharedWeights(j, m, half) = Fragment(upper, lower, Column(j) + 4 * half);
         }
       }
     }
