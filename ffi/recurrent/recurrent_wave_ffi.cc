@@ -32,8 +32,8 @@ struct Call {
   int64_t steps = 0, rows = 0, hidden = 0;
   DType dtype = DType::kBFloat16;
   bool reverse = false;
-  DenseWeights own_form, below_form;  // without values
-  std::vector<int64_t> input_bytes;   // of an element
+  DenseWeights own_form, below_form;               // without values
+  std::vector<int64_t> input_bytes, output_bytes;  // of an element
   std::vector<Layer> layers;
   char* workspace = nullptr;
   ScanLaunches launches;
@@ -75,6 +75,7 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
   const int64_t carries = call.Integer("carries", 0, kMaxScanArrays);
   const std::vector<Span> outputs = Spans(call, "outputs", "");
   const auto input_dtypes = Words(call.Attribute<std::string_view>("input_dtypes"));
+  const auto output_dtypes = DTypeNames(call, "output_dtypes", outputs.size());
   const std::vector<Span> inputs =  // of each layer
       Spans(call, "inputs", "tbh", kMaxLayersOfWave * kMaxScanArrays);
   const size_t of_layer = input_dtypes.size();
@@ -95,8 +96,9 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
     for (int64_t i = 0; i < carries; ++i) {
       layer.last_carries.push_back(call.Result("last carry", float32, {b, h}));
     }
-    for (const Span& span : outputs) {
-      layer.outputs.push_back(call.Result("output", dtype, {t, b, span.parts, h}));
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      ElementType type = TypeNamed(call, output_dtypes[i], dtype);
+      layer.outputs.push_back(call.Result("output", type, {t, b, outputs[i].parts, h}));
     }
   }
   if (!call.ok()) return call.error();
@@ -109,6 +111,9 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
   c->batch = call.batch();
   c->steps = t.size, c->rows = b.size, c->hidden = h.size;
   c->dtype = DTypeOf(dtype);
+  for (const std::string_view name : output_dtypes) {
+    c->output_bytes.push_back(SizeOf(DTypeOf(TypeNamed(call, name, dtype))));
+  }
 
   const MatrixSizes own(own_products, own_states, h.size, transposed),
       below(below_products, below_states, h.size, transposed);
@@ -126,7 +131,7 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
     for (size_t i = 0; i < of_layer; ++i) {
       const Span& span = inputs[l * of_layer + i];
       const InputSizes sizes(span, t.size, b.size, h.size);
-      ElementType type = InputType(call, input_dtypes[i], dtype);
+      ElementType type = TypeNamed(call, input_dtypes[i], dtype);
       layer.inputs.push_back(
           call.Operand("input", type, {sizes.time, sizes.rows, sizes.parts, sizes.units}));
       layer.input_forms.push_back(sizes.FormOf(span));
@@ -168,7 +173,9 @@ RecurrentWaveLayer ProblemOf(const Call& c, int64_t entry, size_t l) {
     p.inputs[i] = layer.input_forms[i];
     p.inputs[i].data = at(layer.inputs[i], c.input_bytes[i]);
   }
-  for (size_t i = 0; i < layer.outputs.size(); ++i) p.outputs[i] = at(layer.outputs[i], item);
+  for (size_t i = 0; i < layer.outputs.size(); ++i) {
+    p.outputs[i] = at(layer.outputs[i], c.output_bytes[i]);
+  }
   const auto first = static_cast<int64_t>(l) * c.launches.scans;
   p.exchange = c.workspace + c.launches.ExchangeAt(first);
   p.exchange_bytes = c.launches.exchange_bytes;

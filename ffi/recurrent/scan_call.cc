@@ -78,13 +78,22 @@ KernelLaunch ParseLaunch(CallParser& call, ScanLaunches* launches) {
   return launch;
 }
 
-ElementType InputType(CallParser& call, std::string_view name, const ElementType& states) {
-  ElementType type = {DataTypeOf(name)};
-  if (!states.Allows(DataTypeOf(name)) && !type.is(ffi::F32)) {
-    call.Fail("attribute input_dtypes must name the dtype of states or float32, got '" +
-              std::string(name) + "'");
+std::vector<std::string_view> DTypeNames(CallParser& call, const char* attribute, size_t count) {
+  auto names = Words(call.Attribute<std::string_view>(attribute));
+  if (names.size() != count) {
+    call.Fail(std::string("attribute ") + attribute + " must have " + std::to_string(count) +
+              " words, one for each array, got " + std::to_string(names.size()));
+    names.resize(count);
   }
-  return type;
+  return names;
+}
+
+ElementType TypeNamed(CallParser& call, std::string_view name, const ElementType& states) {
+  const ffi::DataType type = DataTypeOf(name);
+  if (type == ffi::F32 || states.Allows(type)) return {type};
+  call.Fail("inputs and outputs must have the dtype of states or float32, got '" +
+            std::string(name) + "'");
+  return {ffi::F32};
 }
 
 std::string ClearWorkspace(const ScanLaunches& launches, void* workspace, int device,

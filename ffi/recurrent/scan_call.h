@@ -48,8 +48,11 @@ struct KernelLaunch {
 // Reads `exchange_bytes`, `groups` and `scans` of the launches, too.
 KernelLaunch ParseLaunch(CallParser& call, ScanLaunches* launches);
 
-// An element type that inputs may have: that of the states, or float32.
-ElementType InputType(CallParser& call, std::string_view name, const ElementType& states);
+// The names of so many arrays' dtypes, in an attribute.
+std::vector<std::string_view> DTypeNames(CallParser& call, const char* attribute, size_t count);
+
+// Of an array beside states of a dtype.
+ElementType TypeNamed(CallParser& call, std::string_view name, const ElementType& states);
 
 // A kernel that found an earlier scan's states in the exchange buffer would take them for its own.
 // The reason of a failure, or nothing.

@@ -65,6 +65,7 @@ def _ffi_call(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyD
             ),
             "input_dtypes": " ".join(form.input_dtypes),
             "outputs": " ".join(map(str, step.outputs)),
+            "output_dtypes": " ".join(form.output_dtypes),
             **engine.launch_attributes(plan),
         },
         workspace=plan.workspace_bytes,

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from jaxsparse.recurrent.engine import printed_step
 from jaxsparse.recurrent.graph.operands import Operands, dtype_of
 from jaxsparse.recurrent.plan import WaveForm
-from jaxsparse.recurrent.step import Adjoint, Keeping, Step
+from jaxsparse.recurrent.step import Keeping, Step
+from jaxsparse.recurrent.step_derivatives import Adjoint
 
 
 class Alike(NamedTuple):
@@ -67,7 +68,7 @@ def _taken(step: Adjoint, of_states: bool, used: tuple[int, ...]) -> tuple[int |
 
 
 def _sizes(step: Step) -> tuple[Any, ...]:
-    return step.products, step.states, step.carries, step.inputs, step.outputs
+    return step.products, step.states, step.carries, step.inputs, step.outputs, step.wide_outputs
 
 
 def form_of_run(first: int, last: int, params: dict[str, Any], x: Operands) -> WaveForm | str:
@@ -132,6 +133,7 @@ def form_of_run(first: int, last: int, params: dict[str, Any], x: Operands) -> W
         weight_dtype=weight_dtypes.pop(),
         sparse=False,
         input_dtypes=(*of_inputs, *(state.name,) * has_ahead),
+        output_dtypes=tuple("float32" if wide else state.name for wide in step.wide_outputs),
         layers=len(run),
         own_products=own_ends[0],
         own_states=own_ends[1],
