@@ -65,8 +65,11 @@ class StackGraph:
         if -1 in below:
             self.outputs[-1] = self._node(InputStep(), xs.shape[-1], [(xs[:, :, None], FULL)]), 0
         self.places = []
+        # The last layer of several passes its output on as those below do: layers of one form share
+        # a kernel.
+        passing = below | {len(layers) - 1} if len(layers) > 1 else below
         for i, layer in enumerate(layers):
-            self._add(i, layer, i in below)
+            self._add(i, layer, i in passing)
             self.places.append(len(self.nodes) - 1)
         self.layers = layers
 
@@ -94,7 +97,11 @@ class StackGraph:
     def _output(self, i: int, results: Results) -> Any:
         if results.outputs:
             return results.outputs[0][:, :, 0]
-        return results.states[:, :, self.outputs[i][1]]
+        _, state = self.outputs[i]
+        y = results.states[:, :, state]
+        if state == 0 and self.mask is not None:  # the cell's, which stays what it was
+            y = jnp.where(self.mask[:, :, None], y, 0)
+        return y
 
     def _node(
         self,
@@ -134,8 +141,9 @@ class StackGraph:
         slots = _slots(step) if layer.input is not None else ()
         resetting = self.resets is not None
         changes = resetting or layer.mask is not None or layer.skip is not None
-        passes = is_read and (changes or not gives_state(_bare(step)))
-        gives = i in self.returned and not passes
+        other = changes or not gives_state(_bare(step))  # the output is not the state
+        passes = is_read and other
+        gives = i in self.returned and other and not passes
         node = LayerStep(
             step, slots, resetting, layer.mask is not None, layer.skip is not None, passes, gives
         )

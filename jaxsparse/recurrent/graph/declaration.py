@@ -6,11 +6,9 @@ import functools
 
 from jaxsparse.primitive import Fallback, Operation, make_primitive
 from jaxsparse.recurrent.graph.operands import result_dtypes, signature
-from jaxsparse.recurrent.graph.plain import plain_graph
+from jaxsparse.recurrent.graph.plain import ON_CPU, PLAIN, plain_graph
 from jaxsparse.recurrent.graph.waves import choose_waves
 from jaxsparse.recurrent.plan import COMPUTE_CAPABILITY
-
-PLAIN = "node by node"  # what a graph is without a kernel of its own
 
 recurrent_graph_p = make_primitive(
     Operation(
@@ -36,7 +34,7 @@ recurrent_graph_p = make_primitive(
         xla_on_gpu=functools.partial(plain_graph, on_gpu=True),
         ffi=choose_waves,
         plain=PLAIN,
-        on_cpu=Fallback("on a CPU only its sparse products have kernels, those of spmm"),
+        on_cpu=Fallback(ON_CPU),
         compute_capability=COMPUTE_CAPABILITY,
     )
 )

@@ -25,6 +25,9 @@ from jaxsparse.recurrent.primitive.operands import FULL
 from jaxsparse.recurrent.products import parts_of
 from jaxsparse.recurrent.step import Step
 
+PLAIN = "node by node"  # what a graph is without a kernel of its own
+ON_CPU = "on a CPU only its sparse products have kernels, those of spmm"
+
 
 def plain_graph(*operands: Any, on_gpu: bool = False, **params: Any) -> list[Any]:
     """The graph node by node, of one batch entry."""

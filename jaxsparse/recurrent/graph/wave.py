@@ -16,7 +16,7 @@ from jaxsparse.device import AnyDevice, Device
 from jaxsparse.primitive import Fallback, FfiCall, Operation, UnavailableError, make_primitive
 from jaxsparse.recurrent import engine
 from jaxsparse.recurrent.graph.operands import result_dtypes, signature, split
-from jaxsparse.recurrent.graph.plain import plain_graph
+from jaxsparse.recurrent.graph.plain import ON_CPU, PLAIN, plain_graph
 from jaxsparse.recurrent.graph.wave_form import form_of_run
 from jaxsparse.recurrent.plan import COMPUTE_CAPABILITY, NoPlan, make_wave_plan
 from jaxsparse.recurrent.step import Step
@@ -95,7 +95,8 @@ recurrent_wave_p = make_primitive(
         xla=plain_graph,
         xla_on_gpu=functools.partial(plain_graph, on_gpu=True),
         ffi=_ffi_call,
-        on_cpu=Fallback("waves have no kernel for a CPU"),
+        plain=PLAIN,
+        on_cpu=Fallback(ON_CPU),
         compute_capability=COMPUTE_CAPABILITY,
     )
 )

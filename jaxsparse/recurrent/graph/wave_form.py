@@ -34,6 +34,8 @@ def alike(steps: tuple[Step, ...]) -> Alike | None:
         given = [adjoint for adjoint in adjoints if adjoint is not None]
         of_states = any(step.states_used for step in given)
         used = tuple(sorted({i for step in given for i in step.used}))
+        if any(len(step.step.outputs) <= i for step in given for i in used):
+            return None
         whole = [_taking(step, of_states, used) for step in steps]
         inputs = [_taken(step, of_states, used) for step in given]
     try:

@@ -26,6 +26,7 @@ from jaxsparse.recurrent.graph.operands import (
     dtype_of,
     flat_results,
     given_states,
+    recurrent_nodes,
     signature,
     split,
     split_results,
@@ -88,12 +89,15 @@ def _cut(
     reasons: list[str] = []
     best: list[tuple[float, list[Wave]]] = [(0.0, [])]  # of the first so many nodes
     alone = 0.0
+    recurrent = recurrent_nodes(params["edges"])
     for last in range(len(params["nodes"])):
         cost = _microseconds_alone(last, params, x, device)
         alone += cost
         before, waves = best[last]
         found = before + cost * (1.0 if variant is None else 1e6), waves
         for first in range(last - 1, -1, -1):
+            if not {first, last} <= recurrent:
+                break
             form = form_of_run(first, last, params, x)
             plan = NoPlan(form) if isinstance(form, str) else make_wave_plan(form, device, variant)
             if isinstance(form, str) or isinstance(plan, NoPlan):
@@ -224,7 +228,6 @@ def _run_wave(
     kept = [e for e, edge in enumerate(edges) if edge.target in place and edge.source in place]
     of_wave = {
         **{name: params[name] for name in OPERATIONS[recurrent_wave_p].params},
-        "variant": wave.plan.variant,
         "nodes": (step,) * len(run),
         "edges": tuple(edges[e].moved(place) for e in kept),
         "units": tuple(params["units"][n] for n in run),
