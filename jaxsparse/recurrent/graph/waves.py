@@ -51,7 +51,7 @@ class Wave(NamedTuple):
     plan: Plan
 
     def __str__(self) -> str:
-        return f"layers {self.first} to {self.last} at once by {self.plan}"
+        return f"layers {self.first} to {self.last} as a wave by {self.plan}"
 
 
 def choose_waves(
