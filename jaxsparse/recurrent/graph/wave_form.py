@@ -100,8 +100,10 @@ def form_of_run(first: int, last: int, params: dict[str, Any], x: Operands) -> W
                 return f"an edge is of kind {edges[e].kind}"
             group.add((edges[e].products, edges[e].states))
             weight_dtypes.add(x.weights[e][0].dtype.name)
-        outside = [edges[e].products for e in into if not edges[e].delay and e not in inside]
-        ahead |= {p for products in outside for p in products}
+        outside = [edges[e] for e in into if not edges[e].delay and e not in inside]
+        if any(edge.kind == "mean" for edge in outside):
+            return "an edge is of kind mean"
+        ahead |= {p for edge in outside for p in edge.products}
         has = found.inputs[n - first]
         dtypes.add(tuple(None if i is None else x.nodes[n].inputs[i].dtype.name for i in has))
     if len(own) != 1 or len(below) > 1:

@@ -31,11 +31,10 @@ from jaxsparse.recurrent.graph.operands import (
     split,
     split_results,
 )
-from jaxsparse.recurrent.graph.plain import node_alone, sums_ahead
+from jaxsparse.recurrent.graph.plain import added_ahead, node_alone
 from jaxsparse.recurrent.graph.wave import recurrent_wave_p
 from jaxsparse.recurrent.graph.wave_form import alike, form_of_run
 from jaxsparse.recurrent.plan import NoPlan, Plan, ScanForm, WaveForm, make_plan, make_wave_plan
-from jaxsparse.recurrent.primitive.operands import FULL
 
 WAVE_VARIANTS = tuple(_ffi.WAVE_VARIANTS)
 _PRODUCTS_A_MICROSECOND = 2e8  # of a product over all steps, 400 TFLOP/s
@@ -205,7 +204,7 @@ def _run_wave(
         sorted({p for into in outside.values() for edge, _ in into for p in edge.products})
     )
     every_state, every_product = range(found.step.states), range(found.step.products)
-    step = alone(found.step, tuple(every_state), tuple(every_product), ahead)
+    step = alone(found.step, tuple(every_state), tuple(every_product), ahead, ())
 
     def zeros(parts: int, of_type: Any) -> Any:
         return jnp.zeros((1, 1, parts, 1), of_type)
@@ -219,9 +218,9 @@ def _run_wave(
             own.append("" if i is None else params["spans"][n][i])
         if ahead:
             into, units = outside[n], params["units"][n]
-            sums = sums_ahead(into, ahead, states, units, dtype, params) if into else None
-            inputs.append(zeros(len(ahead), dtype) if sums is None else sums)
-            own.append(FULL if into else "")
+            added = added_ahead(into, states, units, dtype, params, ahead)
+            inputs.append(added.values if into else zeros(len(ahead), dtype))
+            own.append(added.span)
         nodes.append(OfNode(state, carries, tuple(inputs)))
         spans.append(tuple(own))
     place = {n: i for i, n in enumerate(run)}
