@@ -179,7 +179,7 @@ def test_where_a_wave_ends():
     assert first(single).compute is None
     wide = first(stack(["RNN"], layers=3, dtype=jnp.float32, **sizes))
     assert wide.compute is None and "16-bit" in wide.reason
-    sparse = first(stack(["RNN"], layers=3, csr=True, **sizes))
+    sparse = first(stack(["RNN"], layers=3, weights="csr", **sizes))
     assert sparse.compute is None and "an edge is of kind csr" in sparse.reason
     # Each layer by a kernel of scans.
     by_scans = first(stack(["RNN"], layers=3, **sizes), variant="dense_tensor_cores")
