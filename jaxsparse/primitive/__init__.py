@@ -17,7 +17,7 @@ from jaxsparse.primitive.choice import (
     narrowed,
     variants_of,
 )
-from jaxsparse.primitive.declaration import Fallback, FfiCall, Operation, Signature
+from jaxsparse.primitive.declaration import Fallback, FfiCall, Operation, Signature, core_dims
 from jaxsparse.primitive.derivatives import (
     define_multilinear_jvp,
     define_transpose,
@@ -41,6 +41,7 @@ __all__ = [
     "bind",
     "bind_local",
     "choose",
+    "core_dims",
     "define_multilinear_jvp",
     "define_transpose",
     "equations",
