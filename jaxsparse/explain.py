@@ -146,7 +146,9 @@ def explain(
         name, ``here``, what it runs as on this machine, and ``device``, the name of the GPU.
 
         A recurrent scan has its form, ``problem``, and the ``plan`` for the GPU: kernel, where the
-        weights lie, predicted time of a step; or why it runs as ``jax.lax.scan``.
+        weights lie, predicted time of a step; or why it runs as ``jax.lax.scan``. A stack of
+        recurrent layers has ``choice``, which of its layers run at once on the GPU, and ``scans``,
+        form and plan of each layer that runs by itself.
 
         All else has ``options``, ``operands`` and ``results`` (shapes and dtypes, by name),
         ``shape`` and ``entries`` of the stored matrix. On the GPU ``variant`` is the chosen one,

@@ -8,7 +8,7 @@ says, batching and sharding. Its derivative rules are its own (`jaxsparse.ops`),
 """
 
 from jaxsparse.primitive.batching import batch
-from jaxsparse.primitive.binding import bind, bind_local
+from jaxsparse.primitive.binding import CALLS, bind, bind_local
 from jaxsparse.primitive.choice import (
     TypedCall,
     UnavailableError,
@@ -30,6 +30,7 @@ from jaxsparse.primitive.make import OPERATIONS, make_primitive
 from jaxsparse.primitive.sharding import gathered
 
 __all__ = [
+    "CALLS",
     "OPERATIONS",
     "Fallback",
     "FfiCall",

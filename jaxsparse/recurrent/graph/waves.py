@@ -50,7 +50,7 @@ class Wave(NamedTuple):
     plan: Plan
 
     def __str__(self) -> str:
-        return f"layers {self.first} to {self.last} as a wave by {self.plan}"
+        return f"nodes {self.first} to {self.last} as a wave by {self.plan}"
 
 
 def choose_waves(
