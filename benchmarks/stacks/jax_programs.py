@@ -1,0 +1,397 @@
+"""Programs of JAX: `recurrent.scan` for each layer, and what a user would write without it.
+
+Weights, inputs and carries are arguments of the compiled function, by the names of their operands.
+A gradient is that of the sum of the outputs times a random cotangent, in all other operands.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxsparse
+from benchmarks.jax_programs import fresh_copies
+from benchmarks.recurrent.jax_programs import CELLS
+from benchmarks.stacks.problems import Problem, name, names
+from benchmarks.stacks.reference import NORM_EPSILON
+from jaxsparse import recurrent
+from jaxsparse.recurrent.explained import ExplainedScan
+from jaxsparse.timing import Program
+
+Operands = dict[str, Any]
+Layer = Callable[[list[Operands], Any], Any]
+"""Of the operands of each direction, "W", "U", "b" and "carry", and of what enters: the output."""
+
+# dtype -> how exact products of float32 are.
+PRECISION = {"float32": "highest", "tf32": "tensorfloat32"}
+
+UNROLLED = 8
+"""Steps of a loop that are compiled as one: a GPU waits less between them."""
+
+
+def stored(dtype: str) -> str:
+    """The dtype of arrays: TF32 is a way to multiply float32."""
+    return "float32" if dtype == "tf32" else dtype
+
+
+def program(
+    operands: Operands,
+    function: Callable[[Operands], Any],
+    dtype: str,
+    passed: str,
+    gradients: Callable[[Operands], tuple[np.ndarray, ...]],
+    outputs: Callable[[np.ndarray], np.ndarray] = lambda ys: ys,
+) -> Program:
+    """Of a function of operands to its ys, compiled; "cotangent" is one of the operands."""
+
+    def forward(operands: Operands) -> Any:
+        return function(operands)
+
+    def gradient(operands: Operands) -> Any:
+        differentiable = {key: x for key, x in operands.items() if key != "cotangent"}
+        _, pull = jax.vjp(function, differentiable)
+        return pull(operands["cotangent"])[0]
+
+    is_forward = passed == "forward"
+    read = {key: x for key, x in operands.items() if key != "cotangent" or not is_forward}
+    copies, bytes_read = fresh_copies((operands,), read)
+    with jax.default_matmul_precision(PRECISION.get(dtype, "default")):
+        compiled = jax.jit(forward if is_forward else gradient).lower(operands).compile()
+
+    def results(out: Any) -> tuple[np.ndarray, ...]:
+        if is_forward:
+            return (outputs(np.asarray(out, np.float64)),)
+        return gradients(out)
+
+    return Program(
+        function=compiled,
+        operands=copies,
+        bytes_read=bytes_read,
+        wait=jax.block_until_ready,
+        results=results,
+    )
+
+
+def _by_names(problem: Problem, out: Operands) -> tuple[np.ndarray, ...]:
+    return tuple(np.asarray(out[key], np.float64) for key in names(problem))
+
+
+def _arrays(problem: Problem, dtype: str, cell_dtype: str) -> Operands:
+    """All in one dtype but the cell state of an LSTM."""
+    return {
+        key: jnp.asarray(x, cell_dtype if key.startswith("c") and key != "cotangent" else dtype)
+        for key, x in problem.operands().items()
+    }
+
+
+def _layer_by_layer(problem: Problem, operands: Operands, layer: Layer) -> Any:
+    """The stack of a layer: norms and skips around it."""
+    outputs = [operands["x"]]
+    for at in range(problem.layers):
+        below = outputs[-1]
+        if problem.norm:
+            wide = below.astype(jnp.float32)
+            mean, variance = (f(wide, -1, keepdims=True) for f in (jnp.mean, jnp.var))
+            below = ((wide - mean) * jax.lax.rsqrt(variance + NORM_EPSILON)).astype(below.dtype)
+        own = [
+            {
+                **{kind: operands[name(kind, at, direction)] for kind in ("W", "U", "b")},
+                "carry": tuple(operands[name(leaf, at, direction)] for leaf in problem.leaves),
+            }
+            for direction in range(problem.directions)
+        ]
+        y = layer(own, below)
+        outputs.append(y + outputs[at + 1 - problem.skip] if problem.ends_skip(at) else y)
+    return outputs[-1]
+
+
+def _layered(
+    problem: Problem, dtype: str, passed: str, layer: Layer, cell_dtype: str = "float32"
+) -> Program:
+    return program(
+        _arrays(problem, stored(dtype), cell_dtype),
+        lambda operands: _layer_by_layer(problem, operands, layer),
+        dtype,
+        passed,
+        functools.partial(_by_names, problem),
+    )
+
+
+def _ahead(own: Operands, below: Any) -> Any:
+    """The input's pre-activations of all steps, by one product."""
+    product = jnp.dot(below, own["W"], preferred_element_type=jnp.float32)
+    return (product + own["b"].astype(jnp.float32)).astype(below.dtype)
+
+
+def _carry(own: Operands) -> Any:
+    """As cells take it: of one leaf that leaf alone."""
+    carry = own["carry"]
+    return carry if len(carry) > 1 else carry[0]
+
+
+# ---- jaxsparse ----
+
+
+def _scans(problem: Problem, dtype: str, **options: Any) -> Layer:
+    cell = CELLS[problem.cell]
+    precision = PRECISION["tf32"] if dtype == "tf32" else None
+
+    def layer(own: list[Operands], below: Any) -> Any:
+        weights, carries, xs = zip(
+            *((d["U"], _carry(d), _ahead(d, below)) for d in own), strict=True
+        )
+        if len(own) == 1:
+            return recurrent.scan(
+                cell, weights[0], carries[0], xs[0], precision=precision, **options
+            )[1]
+        _, ys = recurrent.bidirectional_scan(
+            cell, weights, carries, xs, precision=precision, **options
+        )
+        return jnp.concatenate(ys, -1)
+
+    return layer
+
+
+def jaxsparse_layers(problem: Problem, dtype: str, passed: str, **options: Any) -> Program:
+    """`recurrent.scan` for each layer, or `bidirectional_scan`; products of inputs for all steps.
+
+    Takes the options of `recurrent.scan`.
+    """
+    return _layered(problem, dtype, passed, _scans(problem, dtype, **options))
+
+
+def layers_plan(problem: Problem, passed: str, **options: Any) -> str | None:
+    """What runs on this GPU, each plan once; None without a GPU."""
+    if jax.default_backend() != "gpu":
+        return None
+    layer = _scans(problem, problem.state_dtype, **options)
+    shapes = {
+        key: jax.ShapeDtypeStruct(x.shape, problem.state_dtype)
+        for key, x in problem.operands().items()
+    }
+    function = functools.partial(_layer_by_layer, problem, layer=layer)
+
+    def gradient(operands: Operands) -> Any:
+        return jax.vjp(function, operands)[1](operands["cotangent"])
+
+    explanation = jaxsparse.explain(function if passed == "forward" else gradient, shapes)
+    plans = [str(call.plan) for call in explanation if isinstance(call, ExplainedScan)]
+    return "; ".join(dict.fromkeys(plans))
+
+
+# ---- jax.lax.scan ----
+
+
+def lax_scan(problem: Problem, dtype: str, passed: str) -> Program:
+    """A loop for each layer; products of inputs for all steps.
+
+    Products are summed and the cell is computed in float32, as in ours.
+    """
+    cell, gates = CELLS[problem.cell], problem.gates
+
+    def scan(own: Operands, below: Any, reverse: bool) -> Any:
+        def step(carry: Any, x: Any) -> Any:
+            state = jax.tree.leaves(carry)[-1]
+            product = jnp.dot(state, own["U"], preferred_element_type=jnp.float32)
+            wide = jax.tree.map(lambda a: a.astype(jnp.float32), carry)
+            wide_x, r = (tuple(jnp.split(a.astype(jnp.float32), gates, -1)) for a in (x, product))
+            new, y = cell(wide_x, r, wide)
+            return jax.tree.map(lambda a, b: a.astype(b.dtype), new, carry), y.astype(x.dtype)
+
+        xs = _ahead(own, below)
+        return jax.lax.scan(step, _carry(own), xs, unroll=UNROLLED, reverse=reverse)[1]
+
+    def layer(own: list[Operands], below: Any) -> Any:
+        ys = [scan(d, below, reverse=at == 1) for at, d in enumerate(own)]
+        return ys[0] if len(ys) == 1 else jnp.concatenate(ys, -1)
+
+    return _layered(problem, dtype, passed, layer)
+
+
+# ---- all layers in one loop ----
+
+
+def _joined(problem: Problem, host: dict[str, np.ndarray]) -> np.ndarray:
+    """The weights of all layers, (layers, hidden + hidden, columns).
+
+    Inputs' rows come first. A GRU multiplies the recurrent product of its last gate before it adds
+    the input's, so these two have columns of their own.
+    """
+    h, joined = problem.hidden, []
+    for at in range(problem.layers):
+        w, u = (host[name(kind, at, 0)] for kind in ("W", "U"))
+        if problem.cell == "GRU":
+            nothing = np.zeros((h, h), np.float32)
+            w = np.concatenate([w, nothing], 1)
+            u = np.concatenate([u[:, : 2 * h], nothing, u[:, 2 * h :]], 1)
+        joined.append(np.concatenate([w, u]))
+    return np.stack(joined)
+
+
+def _parted(problem: Problem, joined: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The gradients of W and U of one layer."""
+    h = problem.hidden
+    w, u = joined[:h], joined[h:]
+    if problem.cell == "GRU":
+        return w[:, : 3 * h], np.concatenate([u[:, : 2 * h], u[:, 3 * h :]], 1)
+    return w, u
+
+
+def wavefront(problem: Problem, dtype: str, passed: str) -> Program:
+    """One loop of T + L - 1 steps in which layer l is l steps behind: one batched product a step.
+
+    The weights are stacked beforehand.
+    """
+    host, layers, length = problem.operands(), problem.layers, problem.length
+    cell, gates = CELLS[problem.cell], problem.gates
+    numpy_operands = {
+        "x": host["x"],
+        "cotangent": host["cotangent"],
+        "V": _joined(problem, host),
+        "b": np.stack([host[name("b", at, 0)] for at in range(layers)]),
+        **{
+            leaf: np.stack([host[name(leaf, at, 0)] for at in range(layers)])
+            for leaf in problem.leaves
+        },
+    }
+    kind = stored(dtype)
+    operands = {
+        key: jnp.asarray(x, "float32" if key == "c" else kind) for key, x in numpy_operands.items()
+    }
+
+    def scan(operands: Operands) -> Any:
+        bias = operands["b"].astype(jnp.float32)[:, None]
+        behind = jnp.arange(layers)[:, None, None]
+
+        def step(carry: tuple[Any, ...], at: tuple[Any, Any]) -> Any:
+            now, x = at
+            states = carry[-1]
+            below = jnp.concatenate([x[None], states[:-1]])
+            both = jnp.concatenate([below, states], -1)
+            product = jnp.matmul(both, operands["V"], preferred_element_type=jnp.float32)
+            wide = tuple(a.astype(jnp.float32) for a in carry)
+            a = product[..., : bias.shape[-1]] + bias
+            r: tuple[Any, ...] = (0.0,) * gates
+            if problem.cell == "GRU":
+                r = (0.0, 0.0, product[..., bias.shape[-1] :])
+            new, _ = cell(tuple(jnp.split(a, gates, -1)), r, wide if len(wide) > 1 else wide[0])
+            runs = (now >= behind) & (now < behind + length)
+            carry = tuple(
+                jnp.where(runs, a.astype(b.dtype), b)
+                for a, b in zip(jax.tree.leaves(new), carry, strict=True)
+            )
+            return carry, carry[-1][-1]
+
+        xs = jnp.pad(operands["x"], ((0, layers - 1), (0, 0), (0, 0)))
+        carry = tuple(operands[leaf] for leaf in problem.leaves)
+        steps = (jnp.arange(length + layers - 1), xs)
+        return jax.lax.scan(step, carry, steps, unroll=UNROLLED)[1][layers - 1 :]
+
+    def gradients(out: Operands) -> tuple[np.ndarray, ...]:
+        made = {"x": out["x"]}
+        for at in range(layers):
+            w, u = _parted(problem, np.asarray(out["V"][at], np.float64))
+            made |= {name("W", at, 0): w, name("U", at, 0): u}
+            made |= {name(key, at, 0): out[key][at] for key in ("b", *problem.leaves)}
+        return _by_names(problem, made)
+
+    return program(operands, scan, dtype, passed, gradients)
+
+
+# ---- Flax ----
+
+
+def flax_rnn(problem: Problem, dtype: str, passed: str) -> Program:
+    """`flax.nnx.RNN` of Flax's cells, layer by layer; carries are of the states' dtype."""
+    nnx = importlib.import_module("flax.nnx")
+    made = {"RNN": nnx.SimpleCell, "GRU": nnx.GRUCell, "LSTM": nnx.OptimizedLSTMCell}[problem.cell]
+    kind = stored(dtype)
+
+    def layer(own: list[Operands], below: Any) -> Any:
+        (only,) = own
+        cell = made(
+            below.shape[-1],
+            problem.hidden,
+            dtype=kind,
+            param_dtype=kind,
+            kernel_init=nnx.initializers.zeros_init(),
+            recurrent_kernel_init=nnx.initializers.zeros_init(),
+            rngs=nnx.Rngs(0),
+        )
+        cell.dense_i.kernel[...] = only["W"]
+        cell.dense_h.kernel[...] = only["U"]
+        (cell.dense_h if problem.cell == "LSTM" else cell.dense_i).bias[...] = only["b"]
+        rnn = nnx.RNN(cell, time_major=True, unroll=UNROLLED)
+        return rnn(below, initial_carry=_carry(only))
+
+    return _layered(problem, dtype, passed, layer, cell_dtype=kind)
+
+
+# ---- jax.experimental.rnn ----
+
+
+def experimental_rnn(problem: Problem, dtype: str, passed: str) -> Program:
+    """`jax.experimental.rnn.lstm`: cuDNN, in float32 or TF32; weights are one flat array."""
+    rnn = importlib.import_module("jax.experimental.rnn")
+    host = problem.operands()
+    precision = jax.lax.Precision.HIGHEST if dtype == "float32" else jax.lax.Precision.HIGH
+    pairs = [(at, d) for at in range(problem.layers) for d in range(problem.directions)]
+    matrices = [host[name(kind, *pair)].T for pair in pairs for kind in ("W", "U")]
+    biases = [
+        part
+        for pair in pairs
+        for part in (host[name("b", *pair)], np.zeros(4 * problem.hidden, np.float32))
+    ]
+    operands = {
+        "x": host["x"].swapaxes(0, 1),
+        "cotangent": host["cotangent"].swapaxes(0, 1),
+        "weights": np.concatenate([a.ravel() for a in (*matrices, *biases)]),
+        **{leaf: np.stack([host[name(leaf, *pair)] for pair in pairs]) for leaf in ("h", "c")},
+    }
+    lengths = jnp.full(problem.batch, problem.length, jnp.int32)
+
+    def scan(operands: Operands) -> Any:
+        return rnn.lstm(
+            operands["x"],
+            operands["h"],
+            operands["c"],
+            operands["weights"],
+            lengths,
+            problem.inputs(0),
+            problem.hidden,
+            problem.layers,
+            0.0,
+            problem.directions == 2,
+            precision=(precision, precision),
+        )[0]
+
+    def gradients(out: Operands) -> tuple[np.ndarray, ...]:
+        flat = np.asarray(out["weights"], np.float64)
+        sizes = [a.size for a in (*matrices, *biases)]
+        parts = iter(np.split(flat, np.cumsum(sizes)[:-1]))
+        made: Operands = {"x": np.asarray(out["x"]).swapaxes(0, 1)}
+        made |= {
+            name(kind, *pair): next(parts).reshape(host[name(kind, *pair)].T.shape).T
+            for pair in pairs
+            for kind in ("W", "U")
+        }
+        for index, pair in enumerate(pairs):
+            made[name("b", *pair)] = next(parts)
+            next(parts)
+            made |= {name(leaf, *pair): out[leaf][index] for leaf in ("h", "c")}
+        return _by_names(problem, made)
+
+    return program(
+        {key: jnp.asarray(x) for key, x in operands.items()},
+        scan,
+        dtype,
+        passed,
+        gradients,
+        outputs=lambda ys: ys.swapaxes(0, 1),
+    )
