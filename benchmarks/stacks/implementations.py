@@ -142,7 +142,7 @@ def variants() -> list[str]:
 
 
 def _several_of_one_form(problem: Problem) -> bool:
-    return problem.is_plain and problem.is_uniform and problem.layers > 1
+    return problem.is_uniform and problem.layers > 1
 
 
 def _cudnn(

@@ -26,7 +26,10 @@ from jaxsparse.timing import Program
 
 Operands = dict[str, Any]
 Layer = Callable[[list[Operands], Any], Any]
-"""Of the operands of each direction, "W", "U", "b" and "carry", and of what enters: the output."""
+"""Of the operands of each direction, and of what enters: the output.
+
+A direction has "U", "carry", and, if the problem has them, "W", "b" and "resets".
+"""
 
 # dtype -> how exact products of float32 are.
 PRECISION = {"float32": "highest", "tf32": "tensorfloat32"}
@@ -54,9 +57,7 @@ def program(
         return function(operands)
 
     def gradient(operands: Operands) -> Any:
-        differentiable = {key: x for key, x in operands.items() if key != "cotangent"}
-        _, pull = jax.vjp(function, differentiable)
-        return pull(operands["cotangent"])[0]
+        return _gradient(function, operands)
 
     is_forward = passed == "forward"
     read = {key: x for key, x in operands.items() if key != "cotangent" or not is_forward}
@@ -78,14 +79,27 @@ def program(
     )
 
 
+def _gradient(function: Callable[[Operands], Any], operands: Operands) -> Operands:
+    """In all operands but the cotangent and resets."""
+    fixed = {key: x for key, x in operands.items() if key in ("resets", "cotangent")}
+    rest = {key: x for key, x in operands.items() if key not in fixed}
+    _, pull = jax.vjp(lambda given: function(given | fixed), rest)
+    made: Operands = pull(operands["cotangent"])[0]
+    return made
+
+
 def _by_names(problem: Problem, out: Operands) -> tuple[np.ndarray, ...]:
     return tuple(np.asarray(out[key], np.float64) for key in names(problem))
 
 
 def _arrays(problem: Problem, dtype: str, cell_dtype: str) -> Operands:
-    """All in one dtype but the cell state of an LSTM."""
+    """All in one dtype but the cell states of an LSTM, and resets, which are no numbers."""
+
+    def kind(key: str) -> str:
+        return "bool" if key == "resets" else cell_dtype if key[:1] == "c" else dtype
+
     return {
-        key: jnp.asarray(x, cell_dtype if key.startswith("c") and key != "cotangent" else dtype)
+        key: jnp.asarray(x, dtype if key == "cotangent" else kind(key))
         for key, x in problem.operands().items()
     }
 
@@ -101,7 +115,8 @@ def _layer_by_layer(problem: Problem, operands: Operands, layer: Layer) -> Any:
             below = ((wide - mean) * jax.lax.rsqrt(variance + NORM_EPSILON)).astype(below.dtype)
         own = [
             {
-                **{kind: operands[name(kind, at, direction)] for kind in ("W", "U", "b")},
+                **{kind: operands[name(kind, at, direction)] for kind in problem.kinds},
+                **{key: operands[key] for key in ("resets",) if key in operands},
                 "carry": tuple(operands[name(leaf, at, direction)] for leaf in problem.leaves),
             }
             for direction in range(problem.directions)
@@ -125,6 +140,8 @@ def _layered(
 
 def _ahead(own: Operands, below: Any) -> Any:
     """The input's pre-activations of all steps, by one product."""
+    if "W" not in own:
+        return below
     product = jnp.dot(below, own["W"], preferred_element_type=jnp.float32)
     return (product + own["b"].astype(jnp.float32)).astype(below.dtype)
 
@@ -188,6 +205,18 @@ def layers_plan(problem: Problem, passed: str, **options: Any) -> str | None:
 # ---- jax.lax.scan ----
 
 
+def _recurrent(problem: Problem, h: Any, u: Any) -> Any:
+    """(batch, gates * hidden), gate by gate, in float32."""
+    if problem.heads == 1:
+        return jnp.dot(h, u, preferred_element_type=jnp.float32)
+    heads, units = problem.heads, problem.hidden // problem.heads
+    product = jnp.einsum(
+        "bhi,hio->bho", h.reshape(-1, heads, units), u, preferred_element_type=jnp.float32
+    )
+    by_gate = product.reshape(-1, heads, problem.gates, units).swapaxes(1, 2)
+    return by_gate.reshape(-1, problem.gates * problem.hidden)
+
+
 def lax_scan(problem: Problem, dtype: str, passed: str) -> Program:
     """A loop for each layer; products of inputs for all steps.
 
@@ -196,15 +225,17 @@ def lax_scan(problem: Problem, dtype: str, passed: str) -> Program:
     cell, gates = CELLS[problem.cell], problem.gates
 
     def scan(own: Operands, below: Any, reverse: bool) -> Any:
-        def step(carry: Any, x: Any) -> Any:
-            state = jax.tree.leaves(carry)[-1]
-            product = jnp.dot(state, own["U"], preferred_element_type=jnp.float32)
+        def step(carry: Any, at: tuple[Any, Any]) -> Any:
+            x, reset = at
+            if reset is not None:
+                carry = jax.tree.map(lambda a: jnp.where(reset[:, None], 0, a), carry)
+            product = _recurrent(problem, jax.tree.leaves(carry)[-1], own["U"])
             wide = jax.tree.map(lambda a: a.astype(jnp.float32), carry)
             wide_x, r = (tuple(jnp.split(a.astype(jnp.float32), gates, -1)) for a in (x, product))
             new, y = cell(wide_x, r, wide)
             return jax.tree.map(lambda a, b: a.astype(b.dtype), new, carry), y.astype(x.dtype)
 
-        xs = _ahead(own, below)
+        xs = _ahead(own, below), own.get("resets")
         return jax.lax.scan(step, _carry(own), xs, unroll=UNROLLED, reverse=reverse)[1]
 
     def layer(own: list[Operands], below: Any) -> Any:
@@ -251,8 +282,7 @@ def wavefront(problem: Problem, dtype: str, passed: str) -> Program:
     host, layers, length = problem.operands(), problem.layers, problem.length
     cell, gates = CELLS[problem.cell], problem.gates
     numpy_operands = {
-        "x": host["x"],
-        "cotangent": host["cotangent"],
+        **{key: host[key] for key in ("x", "cotangent", "resets") if key in host},
         "V": _joined(problem, host),
         "b": np.stack([host[name("b", at, 0)] for at in range(layers)]),
         **{
@@ -261,9 +291,8 @@ def wavefront(problem: Problem, dtype: str, passed: str) -> Program:
         },
     }
     kind = stored(dtype)
-    operands = {
-        key: jnp.asarray(x, "float32" if key == "c" else kind) for key, x in numpy_operands.items()
-    }
+    kinds = {"c": "float32", "resets": "bool"}
+    operands = {key: jnp.asarray(x, kinds.get(key, kind)) for key, x in numpy_operands.items()}
 
     def scan(operands: Operands) -> Any:
         bias = operands["b"].astype(jnp.float32)[:, None]
@@ -271,9 +300,13 @@ def wavefront(problem: Problem, dtype: str, passed: str) -> Program:
 
         def step(carry: tuple[Any, ...], at: tuple[Any, Any]) -> Any:
             now, x = at
-            states = carry[-1]
-            below = jnp.concatenate([x[None], states[:-1]])
-            both = jnp.concatenate([below, states], -1)
+            below = jnp.concatenate([x[None], carry[-1][:-1]])
+            runs = (now >= behind) & (now < behind + length)
+            if problem.resets:
+                # Layer l is at step now - l; where it does not run, this is of no consequence.
+                reset = operands["resets"][jnp.clip(now - behind[:, 0, 0], 0, length - 1)]
+                carry = tuple(jnp.where(reset[..., None] & runs, 0, a) for a in carry)
+            both = jnp.concatenate([below, carry[-1]], -1)
             product = jnp.matmul(both, operands["V"], preferred_element_type=jnp.float32)
             wide = tuple(a.astype(jnp.float32) for a in carry)
             a = product[..., : bias.shape[-1]] + bias
@@ -281,7 +314,6 @@ def wavefront(problem: Problem, dtype: str, passed: str) -> Program:
             if problem.cell == "GRU":
                 r = (0.0, 0.0, product[..., bias.shape[-1] :])
             new, _ = cell(tuple(jnp.split(a, gates, -1)), r, wide if len(wide) > 1 else wide[0])
-            runs = (now >= behind) & (now < behind + length)
             carry = tuple(
                 jnp.where(runs, a.astype(b.dtype), b)
                 for a, b in zip(jax.tree.leaves(new), carry, strict=True)

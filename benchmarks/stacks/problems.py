@@ -5,7 +5,8 @@ Layer l reads what layer l - 1 gives, both directions of it side by side:
     a = N(o^{l-1}_t) W + b,   r = h_{t-1} U,   (carry_t, h_t) = cell(a, r, carry_{t-1})
 
 where N is a layer norm or nothing. At the end of a skip over n layers the output is
-o^l = h + o^{l-n}, otherwise h.
+o^l = h + o^{l-n}, otherwise h. U may be block-diagonal, in heads, and a layer alone may take its
+pre-activations a as its input. Before some steps the carry may be reset to 0.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ class Problem:
         directions: 1, or 2 for layers that run both ways.
         skip: over how many layers the stack's residual connections lead; 0 for none.
         norm: whether what enters a layer is normalised over its features.
+        heads: blocks of the recurrent matrix, each of as many units.
+        projected: whether inputs are multiplied; otherwise the one layer's are pre-activations.
+        resets: whether carries are reset before some steps, about one in fifty.
         state_dtype: that of weights, inputs, states and outputs.
         gradient: whether the gradient is measured where nothing else is asked for.
     """
@@ -54,6 +58,9 @@ class Problem:
     directions: int = 1
     skip: int = 0
     norm: bool = False
+    heads: int = 1
+    projected: bool = True
+    resets: bool = False
     state_dtype: str = "bfloat16"
     gradient: bool = True
 
@@ -66,6 +73,9 @@ class Problem:
             f"in{self.features}" if self.features is not None else "",
             f"skip{self.skip}" if self.skip else "",
             "norm" if self.norm else "",
+            f"heads{self.heads}" if self.heads > 1 else "",
+            "" if self.projected else "unprojected",
+            "resets" if self.resets else "",
             f"b{self.batch}",
             f"t{self.length}",
             self.state_dtype,
@@ -83,12 +93,19 @@ class Problem:
         return LEAVES[self.cell]
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """Names of a layer's weights: of the input, of the state, and the bias."""
+        return ("W", "U", "b") if self.projected else ("U",)
+
+    @property
     def width(self) -> int:
         """Of a layer's output: of all directions."""
         return self.directions * self.hidden
 
     def inputs(self, layer: int) -> int:
         """Features that a layer reads."""
+        if not self.projected:
+            return self.gates * self.hidden
         return self.width if layer else self.features or self.hidden
 
     def ends_skip(self, layer: int) -> bool:
@@ -97,13 +114,15 @@ class Problem:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is what libraries call a recurrent network: no skips, no norms."""
-        return not self.skip and not self.norm
+        """Whether it is what libraries call a recurrent network."""
+        special = self.skip or self.norm or self.heads > 1 or self.resets
+        return self.projected and not special
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all layers are of one form."""
-        return self.directions == 1 and self.inputs(0) == self.hidden
+        """Whether all layers are of one form, each a dense one in one direction."""
+        one_form = self.directions == 1 and self.inputs(0) == self.hidden
+        return one_form and not self.skip and not self.norm and self.heads == 1
 
     @property
     def cells(self) -> int:
@@ -113,7 +132,10 @@ class Problem:
     @property
     def weights(self) -> int:
         """All of the matrices."""
-        rows = sum(self.inputs(layer) + self.hidden for layer in range(self.layers))
+        rows = sum(
+            self.hidden // self.heads + (self.inputs(layer) if self.projected else 0)
+            for layer in range(self.layers)
+        )
         return self.directions * rows * self.gates * self.hidden
 
     def operations(self, passed: str) -> int:
@@ -128,8 +150,10 @@ class Problem:
 
         ``x (length, batch, features)``, ``cotangent (length, batch, width)``, that of the output,
         and for layer l and direction d, by names such as "W0.1": ``W (inputs, gates * hidden)``,
-        ``U (hidden, gates * hidden)``, ``b (gates * hidden,)``, and ``h`` and, for an LSTM, ``c``
-        of shape (batch, hidden).
+        ``U (hidden, gates * hidden)`` or, in heads of so many units, ``(heads, units, gates *
+        units)``, ``b (gates * hidden,)``, and ``h`` and, for an LSTM, ``c`` of shape (batch,
+        hidden). W and b are left out where inputs are not multiplied. ``resets (length, batch)``
+        says before which steps of which rows the carry is 0.
         """
         return _drawn(replace(self, suite="", gradient=False))
 
@@ -139,7 +163,7 @@ def names(problem: Problem) -> Iterator[str]:
     yield "x"
     for layer in range(problem.layers):
         for direction in range(problem.directions):
-            for kind in ("W", "U", "b", *problem.leaves):
+            for kind in (*problem.kinds, *problem.leaves):
                 yield name(kind, layer, direction)
 
 
@@ -162,16 +186,21 @@ def _drawn(problem: Problem) -> dict[str, np.ndarray]:
         "x": draw(problem.length, b, problem.inputs(0)),
         "cotangent": draw(problem.length, b, problem.width),
     }
+    heads, units = problem.heads, h // problem.heads
+    recurrent = (heads, units, problem.gates * units) if heads > 1 else (h, problem.gates * h)
     for layer in range(problem.layers):
         k = problem.inputs(layer)
         for direction in range(problem.directions):
             made = {
                 "W": draw(k, problem.gates * h, scale=input_gain / np.sqrt(k)),
-                "U": draw(h, problem.gates * h, scale=recurrent_gain / np.sqrt(h)),
+                "U": draw(*recurrent, scale=recurrent_gain / np.sqrt(units)),
                 "b": draw(problem.gates * h, scale=0.25),
                 **{leaf: draw(b, h, scale=0.5) for leaf in problem.leaves},
             }
-            drawn |= {name(kind, layer, direction): x for kind, x in made.items()}
+            kept = (*problem.kinds, *problem.leaves)
+            drawn |= {name(kind, layer, direction): made[kind] for kind in kept}
+    if problem.resets:
+        drawn["resets"] = rng.random((problem.length, b)) < 0.02
     return drawn
 
 
@@ -234,9 +263,9 @@ _NETWORKS = (
     Problem("stack_networks", "GRU", 7, 2560, batch=16),
     # AlgoPerf's speech workload, without what stands between its layers.
     Problem("stack_networks", "LSTM", 4, 256, 32, 512, features=512, directions=2),
-    # Agents of reinforcement learning: small layers, many episodes.
+    # Agents of reinforcement learning: small layers, episodes that end within a sequence.
     *(
-        Problem("stack_networks", "GRU", 1, h, batch=b, length=128)
+        Problem("stack_networks", "GRU", 1, h, batch=b, length=128, resets=True)
         for h in (128, 256, 512)
         for b in (256, 1024, 4096)
     ),
@@ -281,6 +310,13 @@ SUITES: dict[str, Suite] = {
         ),
         "RNN of 1152 units, 1 to 108 layers, skips over 4: throughput and memory over the batch",
         "batch",
+    ),
+    "heads": Suite(
+        tuple(
+            Problem("heads", "LSTM", 1, 768, 16, 1024, heads=768 // units, projected=False)
+            for units in (16, 32, 64, 128, 256, 768)
+        ),
+        "LSTM of 768 units in heads of 16 to 768, the recurrent part alone",
     ),
     "stack_networks": Suite(_NETWORKS, "stacks of published networks, and of usual sizes"),
 }

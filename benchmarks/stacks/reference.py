@@ -93,22 +93,40 @@ def stack(problem: Problem, operands: dict[str, Any]) -> Any:
 def _direction(
     problem: Problem, operands: dict[str, Any], below: Any, layer: int, direction: int
 ) -> Any:
-    own = {kind: operands[name(kind, layer, direction)] for kind in ("W", "U", "b")}
+    own = {kind: operands[name(kind, layer, direction)] for kind in problem.kinds}
     carry = tuple(operands[name(leaf, layer, direction)] for leaf in problem.leaves)
     cell = _CELLS[problem.cell]
 
     @jax.checkpoint  # what a step computes is not kept for the way back, or it would not fit
-    def step(carry: Carry, x: Any) -> tuple[Carry, Any]:
-        a = jnp.split(x @ own["W"] + own["b"], problem.gates, -1)
-        r = jnp.split(carry[-1] @ own["U"], problem.gates, -1)
-        carry = cell(a, r, carry)
+    def step(carry: Carry, at: tuple[Any, Any]) -> tuple[Carry, Any]:
+        x, reset = at
+        carry = tuple(jnp.where(reset[:, None], 0, leaf) for leaf in carry)
+        a = x @ own["W"] + own["b"] if problem.projected else x
+        r = _recurrent(problem, carry[-1], own["U"])
+        carry = cell(jnp.split(a, problem.gates, -1), jnp.split(r, problem.gates, -1), carry)
         return carry, carry[-1]
 
-    return jax.lax.scan(step, carry, below, reverse=direction == 1)[1]
+    resets = operands.get("resets", jnp.zeros((problem.length, problem.batch), bool))
+    return jax.lax.scan(step, carry, (below, resets), reverse=direction == 1)[1]
+
+
+def _recurrent(problem: Problem, h: Any, u: Any) -> Any:
+    """(batch, gates * hidden), gate by gate."""
+    if problem.heads == 1:
+        return h @ u
+    units = problem.hidden // problem.heads
+    by_head = [
+        (h[:, at * units : (at + 1) * units] @ u[at]).reshape(len(h), problem.gates, units)
+        for at in range(problem.heads)
+    ]
+    return jnp.concatenate(by_head, -1).reshape(len(h), -1)
 
 
 def _wide(problem: Problem) -> dict[str, Any]:
-    return {key: jnp.asarray(x, jnp.float64) for key, x in problem.operands().items()}
+    return {
+        key: jnp.asarray(x, bool if key == "resets" else jnp.float64)
+        for key, x in problem.operands().items()
+    }
 
 
 @functools.lru_cache(maxsize=1)
@@ -122,7 +140,9 @@ def _gradients(problem: Problem) -> tuple[np.ndarray, ...]:
     """Of sum(cotangent * ys)."""
 
     def gradients(operands: dict[str, Any]) -> Any:
-        _, pull = jax.vjp(functools.partial(stack, problem), operands)
+        fixed = {key: x for key, x in operands.items() if key in ("resets", "cotangent")}
+        rest = {key: operands[key] for key in names(problem)}
+        _, pull = jax.vjp(lambda given: stack(problem, given | fixed), rest)
         return pull(operands["cotangent"])[0]
 
     with jax.enable_x64(True):
