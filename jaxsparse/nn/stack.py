@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxsparse.nn.linear import as_integer
-from jaxsparse.nn.recurrent import clipped_lengths, shared_option, time_mask
+from jaxsparse.nn.recurrent import shared_option
+from jaxsparse.nn.sequences import check_resets, clipped_lengths, time_mask
 from jaxsparse.ops import arguments
 
 
@@ -85,6 +86,7 @@ class RecurrentStack(nnx.Module):
         *,
         initial_carry: Any = None,
         seq_lengths: Any = None,
+        resets: Any = None,
         return_carry: bool | None = None,
         time_major: bool | None = None,
         rngs: Any = None,
@@ -94,7 +96,7 @@ class RecurrentStack(nnx.Module):
         Args:
             inputs: as in `RNN`.
             initial_carry: a sequence of one carry for each layer, or None for a layer's own.
-            seq_lengths, return_carry, time_major, rngs: as in RNN, for all layers.
+            seq_lengths, resets, return_carry, time_major, rngs: as in RNN, for all layers.
 
         Returns:
             The outputs of the last layer; with ``return_carry`` a tuple of all layers' carries and
@@ -116,6 +118,9 @@ class RecurrentStack(nnx.Module):
         lengths = clipped_lengths("RecurrentStack", inputs, seq_lengths, time_major)
         mask = None if lengths is None else time_mask(inputs, lengths, time_major)
         y = start = inputs if mask is None else jnp.where(mask, inputs, 0)
+        episodes = {}  # layers of other classes may not take them
+        if resets is not None:
+            episodes["resets"] = check_resets("RecurrentStack", resets, inputs.shape[:-1])
         carries = []
         for i, (layer, norm, carry) in enumerate(zip(self.layers, self.norms, given, strict=True)):
             carry, y = layer(
@@ -125,6 +130,7 @@ class RecurrentStack(nnx.Module):
                 return_carry=True,
                 time_major=time_major,
                 rngs=rngs,
+                **episodes,
             )
             carries.append(carry)
             if self.skip is not None and (i + 1) % self.skip == 0:
