@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from benchmarks.implementations import PASSES
 from benchmarks.memory import most_bytes, planned_bytes
 from benchmarks.peer_programs import needs_flax, needs_gpu, needs_torch
-from benchmarks.stacks import cudnn, jax_programs, ladder, torch_programs
+from benchmarks.stacks import cudnn, jax_programs, ladder, ours, torch_programs
 from benchmarks.stacks.problems import SUITES, Problem
 from jaxsparse.recurrent.plan import VARIANTS
 from jaxsparse.timing import Program
@@ -120,20 +120,41 @@ def _jax(
     )
 
 
-def _layers(name: str, variant: str | None = None) -> Implementation:
+def _ours(
+    name: str,
+    way: str,
+    build: Callable[[Problem, str, str], Program],
+    plan: Callable[[Problem, str], str | None],
+    takes: Callable[[Problem], bool] = _any,
+    available: Callable[[], str | None] = _always,
+) -> Implementation:
     return Implementation(
         name,
-        "jaxsparse, layer by layer",
-        functools.partial(jax_programs.jaxsparse_layers, variant=variant),
-        available=_always if variant is None else needs_gpu,
-        plan=functools.partial(jax_programs.layers_plan, variant=variant),
+        way,
+        build,
+        available=available,
+        takes=takes,
+        plan=plan,
         peak_bytes=lambda program: planned_bytes(program.function),
     )
 
 
+def _in_one_call(problem: Problem) -> bool:
+    """Whether `stack_scan` takes it."""
+    special = problem.norm or problem.heads > 1 or problem.resets
+    return problem.directions == 1 and not special
+
+
 def forced(variant: str) -> Implementation:
-    """Layer by layer with a kernel forced."""
-    return _layers(f"jaxsparse-layers[{variant}]", variant)
+    """Our own with a kernel forced."""
+    return _ours(
+        f"jaxsparse[{variant}]",
+        "jaxsparse, forced",
+        functools.partial(ours.stack_scan, variant=variant),
+        functools.partial(ours.stack_plan, variant=variant),
+        takes=_in_one_call,
+        available=needs_gpu,
+    )
 
 
 def variants() -> list[str]:
@@ -186,7 +207,8 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     i.name: i
     for i in (
         *(_rung(rung, graph=graph) for graph in (False, True) for rung in ladder.RUNGS),
-        _layers("jaxsparse-layers"),
+        _ours("jaxsparse", "jaxsparse", ours.stack_scan, ours.stack_plan, takes=_in_one_call),
+        _ours("jaxsparse-layers", "jaxsparse, layer by layer", ours.scans, ours.scans_plan),
         _jax("lax.scan", "jax.lax.scan, layer by layer", jax_programs.lax_scan),
         _jax(
             "lax.scan-wavefront",

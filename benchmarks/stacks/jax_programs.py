@@ -1,4 +1,4 @@
-"""Programs of JAX: `recurrent.scan` for each layer, and what a user would write without it.
+"""Programs of JAX as a user would write them without jaxsparse, and of Flax.
 
 Weights, inputs and carries are arguments of the compiled function, by the names of their operands.
 A gradient is that of the sum of the outputs times a random cotangent, in all other operands.
@@ -15,13 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jaxsparse
 from benchmarks.jax_programs import fresh_copies
 from benchmarks.recurrent.jax_programs import CELLS
 from benchmarks.stacks.problems import Problem, name, names
 from benchmarks.stacks.reference import NORM_EPSILON
-from jaxsparse import recurrent
-from jaxsparse.recurrent.explained import ExplainedScan
 from jaxsparse.timing import Program
 
 Operands = dict[str, Any]
@@ -57,7 +54,7 @@ def program(
         return function(operands)
 
     def gradient(operands: Operands) -> Any:
-        return _gradient(function, operands)
+        return gradient_of(function, operands)
 
     is_forward = passed == "forward"
     read = {key: x for key, x in operands.items() if key != "cotangent" or not is_forward}
@@ -79,7 +76,7 @@ def program(
     )
 
 
-def _gradient(function: Callable[[Operands], Any], operands: Operands) -> Operands:
+def gradient_of(function: Callable[[Operands], Any], operands: Operands) -> Operands:
     """In all operands but the cotangent and resets."""
     fixed = {key: x for key, x in operands.items() if key in ("resets", "cotangent")}
     rest = {key: x for key, x in operands.items() if key not in fixed}
@@ -88,11 +85,12 @@ def _gradient(function: Callable[[Operands], Any], operands: Operands) -> Operan
     return made
 
 
-def _by_names(problem: Problem, out: Operands) -> tuple[np.ndarray, ...]:
+def by_names(problem: Problem, out: Operands) -> tuple[np.ndarray, ...]:
+    """Gradients in the order in which they are compared."""
     return tuple(np.asarray(out[key], np.float64) for key in names(problem))
 
 
-def _arrays(problem: Problem, dtype: str, cell_dtype: str) -> Operands:
+def arrays(problem: Problem, dtype: str, cell_dtype: str) -> Operands:
     """All in one dtype but the cell states of an LSTM, and resets, which are no numbers."""
 
     def kind(key: str) -> str:
@@ -104,7 +102,7 @@ def _arrays(problem: Problem, dtype: str, cell_dtype: str) -> Operands:
     }
 
 
-def _layer_by_layer(problem: Problem, operands: Operands, layer: Layer) -> Any:
+def layer_by_layer(problem: Problem, operands: Operands, layer: Layer) -> Any:
     """The stack of a layer: norms and skips around it."""
     outputs = [operands["x"]]
     for at in range(problem.layers):
@@ -126,19 +124,19 @@ def _layer_by_layer(problem: Problem, operands: Operands, layer: Layer) -> Any:
     return outputs[-1]
 
 
-def _layered(
+def layered(
     problem: Problem, dtype: str, passed: str, layer: Layer, cell_dtype: str = "float32"
 ) -> Program:
     return program(
-        _arrays(problem, stored(dtype), cell_dtype),
-        lambda operands: _layer_by_layer(problem, operands, layer),
+        arrays(problem, stored(dtype), cell_dtype),
+        lambda operands: layer_by_layer(problem, operands, layer),
         dtype,
         passed,
-        functools.partial(_by_names, problem),
+        functools.partial(by_names, problem),
     )
 
 
-def _ahead(own: Operands, below: Any) -> Any:
+def ahead(own: Operands, below: Any) -> Any:
     """The input's pre-activations of all steps, by one product."""
     if "W" not in own:
         return below
@@ -146,60 +144,10 @@ def _ahead(own: Operands, below: Any) -> Any:
     return (product + own["b"].astype(jnp.float32)).astype(below.dtype)
 
 
-def _carry(own: Operands) -> Any:
+def carry_of(own: Operands) -> Any:
     """As cells take it: of one leaf that leaf alone."""
     carry = own["carry"]
     return carry if len(carry) > 1 else carry[0]
-
-
-# ---- jaxsparse ----
-
-
-def _scans(problem: Problem, dtype: str, **options: Any) -> Layer:
-    cell = CELLS[problem.cell]
-    precision = PRECISION["tf32"] if dtype == "tf32" else None
-
-    def layer(own: list[Operands], below: Any) -> Any:
-        weights, carries, xs = zip(
-            *((d["U"], _carry(d), _ahead(d, below)) for d in own), strict=True
-        )
-        if len(own) == 1:
-            return recurrent.scan(
-                cell, weights[0], carries[0], xs[0], precision=precision, **options
-            )[1]
-        _, ys = recurrent.bidirectional_scan(
-            cell, weights, carries, xs, precision=precision, **options
-        )
-        return jnp.concatenate(ys, -1)
-
-    return layer
-
-
-def jaxsparse_layers(problem: Problem, dtype: str, passed: str, **options: Any) -> Program:
-    """`recurrent.scan` for each layer, or `bidirectional_scan`; products of inputs for all steps.
-
-    Takes the options of `recurrent.scan`.
-    """
-    return _layered(problem, dtype, passed, _scans(problem, dtype, **options))
-
-
-def layers_plan(problem: Problem, passed: str, **options: Any) -> str | None:
-    """What runs on this GPU, each plan once; None without a GPU."""
-    if jax.default_backend() != "gpu":
-        return None
-    layer = _scans(problem, problem.state_dtype, **options)
-    shapes = {
-        key: jax.ShapeDtypeStruct(x.shape, problem.state_dtype)
-        for key, x in problem.operands().items()
-    }
-    function = functools.partial(_layer_by_layer, problem, layer=layer)
-
-    def gradient(operands: Operands) -> Any:
-        return jax.vjp(function, operands)[1](operands["cotangent"])
-
-    explanation = jaxsparse.explain(function if passed == "forward" else gradient, shapes)
-    plans = [str(call.plan) for call in explanation if isinstance(call, ExplainedScan)]
-    return "; ".join(dict.fromkeys(plans))
 
 
 # ---- jax.lax.scan ----
@@ -235,14 +183,14 @@ def lax_scan(problem: Problem, dtype: str, passed: str) -> Program:
             new, y = cell(wide_x, r, wide)
             return jax.tree.map(lambda a, b: a.astype(b.dtype), new, carry), y.astype(x.dtype)
 
-        xs = _ahead(own, below), own.get("resets")
-        return jax.lax.scan(step, _carry(own), xs, unroll=UNROLLED, reverse=reverse)[1]
+        xs = ahead(own, below), own.get("resets")
+        return jax.lax.scan(step, carry_of(own), xs, unroll=UNROLLED, reverse=reverse)[1]
 
     def layer(own: list[Operands], below: Any) -> Any:
         ys = [scan(d, below, reverse=at == 1) for at, d in enumerate(own)]
         return ys[0] if len(ys) == 1 else jnp.concatenate(ys, -1)
 
-    return _layered(problem, dtype, passed, layer)
+    return layered(problem, dtype, passed, layer)
 
 
 # ---- all layers in one loop ----
@@ -331,7 +279,7 @@ def wavefront(problem: Problem, dtype: str, passed: str) -> Program:
             w, u = _parted(problem, np.asarray(out["V"][at], np.float64))
             made |= {name("W", at, 0): w, name("U", at, 0): u}
             made |= {name(key, at, 0): out[key][at] for key in ("b", *problem.leaves)}
-        return _by_names(problem, made)
+        return by_names(problem, made)
 
     return program(operands, scan, dtype, passed, gradients)
 
@@ -360,9 +308,9 @@ def flax_rnn(problem: Problem, dtype: str, passed: str) -> Program:
         cell.dense_h.kernel[...] = only["U"]
         (cell.dense_h if problem.cell == "LSTM" else cell.dense_i).bias[...] = only["b"]
         rnn = nnx.RNN(cell, time_major=True, unroll=UNROLLED)
-        return rnn(below, initial_carry=_carry(only))
+        return rnn(below, initial_carry=carry_of(only))
 
-    return _layered(problem, dtype, passed, layer, cell_dtype=kind)
+    return layered(problem, dtype, passed, layer, cell_dtype=kind)
 
 
 # ---- jax.experimental.rnn ----
@@ -417,7 +365,7 @@ def experimental_rnn(problem: Problem, dtype: str, passed: str) -> Program:
             made[name("b", *pair)] = next(parts)
             next(parts)
             made |= {name(leaf, *pair): out[leaf][index] for leaf in ("h", "c")}
-        return _by_names(problem, made)
+        return by_names(problem, made)
 
     return program(
         {key: jnp.asarray(x) for key, x in operands.items()},

@@ -19,6 +19,7 @@ from benchmarks.stacks.report import teraflops
 STYLES: dict[str, tuple[Any, str]] = {
     "jaxsparse": ("C3", "o"),
     "jaxsparse, layer by layer": ("C1", "s"),
+    "jaxsparse, forced": ("C8", "."),
     "jax.lax.scan, layer by layer": ("C0", "D"),
     "jax.lax.scan, wavefront": ("C9", "d"),
     "flax.nnx.RNN": ("C5", "*"),

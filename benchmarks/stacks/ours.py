@@ -1,0 +1,136 @@
+"""Programs of jaxsparse: `recurrent.stack_scan`, and `recurrent.scan` for each layer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jaxsparse
+from benchmarks.recurrent.jax_programs import CELLS
+from benchmarks.stacks.jax_programs import (
+    PRECISION,
+    Layer,
+    Operands,
+    ahead,
+    arrays,
+    by_names,
+    carry_of,
+    gradient_of,
+    layer_by_layer,
+    layered,
+    program,
+    stored,
+)
+from benchmarks.stacks.problems import Problem, name
+from jaxsparse import recurrent
+from jaxsparse.recurrent.explained import ExplainedScan
+from jaxsparse.timing import Program
+
+Stack = Callable[[Operands], Any]
+"""Of all operands: the output."""
+
+
+def stack_scan(problem: Problem, dtype: str, passed: str, variant: str | None = None) -> Program:
+    """All layers by one call."""
+    return program(
+        arrays(problem, stored(dtype), "float32"),
+        _stack(problem, dtype, variant),
+        dtype,
+        passed,
+        functools.partial(by_names, problem),
+    )
+
+
+def stack_plan(problem: Problem, passed: str, variant: str | None = None) -> str | None:
+    """What runs on this GPU, each plan once; None without a GPU."""
+    return _plan(problem, passed, _stack(problem, problem.state_dtype, variant))
+
+
+def _precision(dtype: str) -> str | None:
+    return PRECISION["tf32"] if dtype == "tf32" else None
+
+
+def _stack(problem: Problem, dtype: str, variant: str | None) -> Stack:
+    cell = CELLS[problem.cell]
+
+    def stack(operands: Operands) -> Any:
+        def of(kind: str, at: int) -> Any:
+            return operands.get(name(kind, at, 0))
+
+        layers = [
+            recurrent.Layer(
+                cell,
+                recurrent=of("U", at),
+                input=of("W", at),
+                bias=of("b", at),
+                skip=problem.skip if problem.ends_skip(at) else None,
+            )
+            for at in range(problem.layers)
+        ]
+        leaves = [tuple(of(leaf, at) for leaf in problem.leaves) for at in range(problem.layers)]
+        return recurrent.stack_scan(
+            layers,
+            [carry if len(carry) > 1 else carry[0] for carry in leaves],
+            operands["x"],
+            precision=_precision(dtype),
+            variant=variant,
+        )[1]
+
+    return stack
+
+
+def scans(problem: Problem, dtype: str, passed: str) -> Program:
+    """`recurrent.scan` for each layer, or `bidirectional_scan`; products of inputs for all steps.
+
+    Heads are scans side by side, by `jax.vmap`.
+    """
+    return layered(problem, dtype, passed, _layer(problem, dtype))
+
+
+def scans_plan(problem: Problem, passed: str) -> str | None:
+    """What runs on this GPU, each plan once; None without a GPU."""
+    layer = _layer(problem, problem.state_dtype)
+    return _plan(problem, passed, lambda operands: layer_by_layer(problem, operands, layer))
+
+
+def _layer(problem: Problem, dtype: str) -> Layer:
+    cell, precision = CELLS[problem.cell], _precision(dtype)
+
+    def layer(own: list[Operands], below: Any) -> Any:
+        resets = own[0].get("resets")
+        weights, carries, xs = zip(
+            *((d["U"], carry_of(d), ahead(d, below)) for d in own), strict=True
+        )
+        if len(own) == 2:
+            _, ys = recurrent.bidirectional_scan(
+                cell, weights, carries, xs, resets=resets, precision=precision
+            )
+            return jnp.concatenate(ys, -1)
+
+        def scan(weights: Any, carry: Any, xs: Any) -> Any:
+            return recurrent.scan(cell, weights, carry, xs, resets=resets, precision=precision)[1]
+
+        if problem.heads == 1:
+            return scan(weights[0], carries[0], xs[0])
+        heads, units = problem.heads, problem.hidden // problem.heads
+        states = jax.tree.map(lambda a: a.reshape(-1, heads, units), carries[0])
+        parted = xs[0].reshape(problem.length, -1, problem.gates, heads, units)
+        by_head = parted.swapaxes(2, 3).reshape(problem.length, -1, heads, problem.gates * units)
+        ys = jax.vmap(scan, in_axes=(0, 1, 2), out_axes=2)(weights[0], states, by_head)
+        return ys.reshape(problem.length, -1, problem.hidden)
+
+    return layer
+
+
+def _plan(problem: Problem, passed: str, stack: Stack) -> str | None:
+    if jax.default_backend() != "gpu":
+        return None
+    shapes = jax.eval_shape(lambda: arrays(problem, problem.state_dtype, "float32"))
+    function = stack if passed == "forward" else functools.partial(gradient_of, stack)
+    explanation = jaxsparse.explain(function, shapes)
+    plans = [str(call.plan) for call in explanation if isinstance(call, ExplainedScan)]
+    return "; ".join(dict.fromkeys(plans))
