@@ -39,6 +39,7 @@ STACKS = [
     stack("RNN", 3, skip=2, norm=True),
     stack("GRU", 2, directions=2, features=20, length=6),
     stack("GRU", 2, resets=True),
+    stack("LSTM", 2, density=0.3),
     stack("LSTM", 1, heads=4, projected=False),
 ]
 
@@ -141,6 +142,10 @@ def oracle_stack(problem, operands):
             xs, u = below, own["U"]
             if own["W"] is not None:
                 xs = jnp.matmul(below, own["W"], precision="highest") + own["b"]
+            if problem.density:
+                topology = problem.topology()
+                at = topology.row_indices, topology.column_indices
+                u = jnp.zeros(topology.shape).at[at].set(u).T
             if problem.heads > 1:  # as one matrix, gate by gate
                 by_gate = u.reshape(*u.shape[:2], problem.gates, -1)
                 blocks = [
@@ -183,7 +188,7 @@ def test_implementations_agree_with_the_reference(implementation, state_dtype, s
         if implementation.name.startswith("ladder"):  # which is for some suites only
             problem = dataclasses.replace(problem, suite="stack_ladder")
         problem = dataclasses.replace(problem, state_dtype=state_dtype)
-        if not implementation.takes(problem):
+        if not implementation.takes(problem) or (implementation.dense and problem.density):
             continue
         dtypes = DTYPES[implementation.dtypes][state_dtype]
         on_a_cpu = jax.default_backend() == "cpu"  # where TF32 is float32
@@ -296,7 +301,8 @@ def test_list(capsys):
 
 COMMON = {
     "suite": str, "problem": str, "operation": str, "cell": str, "layers": int, "hidden": int,
-    "features": int, "directions": int, "skip": int, "norm": bool, "batch": int, "length": int,
+    "features": int, "directions": int, "skip": int, "norm": bool, "heads": int,
+    "resets": bool, "batch": int, "length": int,
     "state_dtype": str, "nnz": int, "sparsity": float, "operations": int, "dtype": str,
     "implementation": str, "way": str, "pass": str, "us": float, "us_quartiles": list,
     "us_range": list, "wall_us": float, "timer": str, "calls": int, "copies": int,

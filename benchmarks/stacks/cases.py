@@ -30,9 +30,14 @@ class StackCase:
     timer = "wall"
 
     @property
+    def _ran(self) -> Problem:
+        """The stack with the weights that the implementation takes."""
+        return self.problem.with_dense_weights() if self.implementation.dense else self.problem
+
+    @property
     def key(self) -> object:
         """A stack is measured once, whatever suite it is in."""
-        problem = replace(self.problem, suite="", gradient=False)
+        problem = replace(self._ran, suite="", gradient=False)
         return self.implementation.name, self.dtype, problem
 
     @property
@@ -54,11 +59,13 @@ class StackCase:
             "directions": p.directions,
             "skip": p.skip,
             "norm": p.norm,
+            "heads": p.heads,
+            "resets": p.resets,
             "batch": p.batch,
             "length": p.length,
             "state_dtype": p.state_dtype,
             "nnz": p.weights,
-            "sparsity": 0.0,
+            "sparsity": p.sparsity,
             "operations": p.operations(passed),
             "dtype": self.dtype,
             "implementation": self.implementation.name,
@@ -72,7 +79,7 @@ class StackCase:
         """The plan that it ran by, and the memory that it took."""
         recurrent.check()
         return {
-            "plan": self.implementation.plan(self.problem, passed),
+            "plan": self.implementation.plan(self._ran, passed),
             "peak_bytes": self.implementation.peak_bytes(self.build(passed)),
         }
 
@@ -82,9 +89,9 @@ class StackCase:
         program = self.build(passed)
         results = program.results(program.function(*program.operands()))
         if passed == "forward":
-            error = reference.forward_error(self.problem, results[0])
+            error = reference.forward_error(self._ran, results[0])
             return Check(error, reference.TOLERANCE[self.dtype], self.problem.length)
-        error = reference.gradient_error(self.problem, results)
+        error = reference.gradient_error(self._ran, results)
         limits = reference.GRADIENT_TOLERANCE[self.implementation.sums_weights]
         return Check(error, limits[self.dtype], self.problem.length)
 
@@ -101,7 +108,7 @@ class StackCase:
 
     def build(self, passed: str) -> Program:
         """The program of a pass: the one that was checked is the one that is timed."""
-        return _built(self.implementation, self.problem, self.dtype, passed)
+        return _built(self.implementation, self._ran, self.dtype, passed)
 
 
 @functools.lru_cache(maxsize=1)

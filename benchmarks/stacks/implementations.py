@@ -78,7 +78,8 @@ class Implementation:
         available: None, or why it is left out here.
         dtypes: a key of ``DTYPES``.
         passes: "forward" and "gradient" or one of them.
-        takes: whether it can run a problem, and is another than the rest of the table there.
+        dense: it takes dense weights, whatever the problem's.
+        takes: whether it can run a problem, dense if it has to be, and differs from the others.
         plan: what it runs, for a pass.
         peak_bytes: memory of a call, operands and results included; None where it is not known.
         traced: whether a profiler counts the time that a GPU is busy with it.
@@ -92,6 +93,7 @@ class Implementation:
     available: Callable[[], str | None] = _always
     dtypes: str = "own"
     passes: tuple[str, ...] = PASSES
+    dense: bool = True
     takes: Callable[[Problem], bool] = _any
     plan: Callable[[Problem, str], str | None] = _no_plan
     peak_bytes: Callable[[Program], int | None] = _unknown
@@ -133,6 +135,7 @@ def _ours(
         way,
         build,
         available=available,
+        dense=False,
         takes=takes,
         plan=plan,
         peak_bytes=lambda program: planned_bytes(program.function),

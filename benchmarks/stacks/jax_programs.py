@@ -25,11 +25,14 @@ Operands = dict[str, Any]
 Layer = Callable[[list[Operands], Any], Any]
 """Of the operands of each direction, and of what enters: the output.
 
-A direction has "U", "carry", and, if the problem has them, "W", "b" and "resets".
+A direction has "U", "carry", and, if the problem has them, "W", "b", "resets" and "topology".
 """
 
 # dtype -> how exact products of float32 are.
 PRECISION = {"float32": "highest", "tf32": "tensorfloat32"}
+
+FIXED = ("resets", "cotangent", "topology")
+"""Operands without a gradient."""
 
 UNROLLED = 8
 """Steps of a loop that are compiled as one: a GPU waits less between them."""
@@ -77,8 +80,8 @@ def program(
 
 
 def gradient_of(function: Callable[[Operands], Any], operands: Operands) -> Operands:
-    """In all operands but the cotangent and resets."""
-    fixed = {key: x for key, x in operands.items() if key in ("resets", "cotangent")}
+    """In all operands that are not fixed."""
+    fixed = {key: x for key, x in operands.items() if key in FIXED}
     rest = {key: x for key, x in operands.items() if key not in fixed}
     _, pull = jax.vjp(lambda given: function(given | fixed), rest)
     made: Operands = pull(operands["cotangent"])[0]
@@ -114,7 +117,7 @@ def layer_by_layer(problem: Problem, operands: Operands, layer: Layer) -> Any:
         own = [
             {
                 **{kind: operands[name(kind, at, direction)] for kind in problem.kinds},
-                **{key: operands[key] for key in ("resets",) if key in operands},
+                **{key: operands[key] for key in ("resets", "topology") if key in operands},
                 "carry": tuple(operands[name(leaf, at, direction)] for leaf in problem.leaves),
             }
             for direction in range(problem.directions)

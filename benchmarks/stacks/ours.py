@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -21,14 +22,31 @@ from benchmarks.stacks.jax_programs import (
     carry_of,
     gradient_of,
     layer_by_layer,
-    layered,
     program,
     stored,
 )
 from benchmarks.stacks.problems import Problem, name
 from jaxsparse import recurrent
+from jaxsparse.csr import CSR
 from jaxsparse.recurrent.explained import ExplainedScan
 from jaxsparse.timing import Program
+
+
+def _operands(problem: Problem, dtype: str) -> Operands:
+    """With the pattern, laid out where it is for a GPU and fits it."""
+    operands, topology = arrays(problem, dtype, "float32"), problem.topology()
+    if topology is None:
+        return operands
+    if jax.default_backend() == "gpu":
+        matrix = CSR(jnp.zeros(topology.nse, dtype), topology)
+        with contextlib.suppress(ValueError):  # it takes the plain path then, as its plan says
+            topology = recurrent.pack(matrix, batch=problem.batch, dtype=dtype).topology
+    return {**operands, "topology": topology}
+
+
+def _matrix(operands: Operands, weights: Any) -> Any:
+    return CSR(weights, operands["topology"]) if "topology" in operands else weights
+
 
 Stack = Callable[[Operands], Any]
 """Of all operands: the output."""
@@ -37,7 +55,7 @@ Stack = Callable[[Operands], Any]
 def stack_scan(problem: Problem, dtype: str, passed: str, variant: str | None = None) -> Program:
     """All layers by one call."""
     return program(
-        arrays(problem, stored(dtype), "float32"),
+        _operands(problem, stored(dtype)),
         _stack(problem, dtype, variant),
         dtype,
         passed,
@@ -64,7 +82,7 @@ def _stack(problem: Problem, dtype: str, variant: str | None) -> Stack:
         layers = [
             recurrent.Layer(
                 cell,
-                recurrent=of("U", at),
+                recurrent=_matrix(operands, of("U", at)),
                 input=of("W", at),
                 bias=of("b", at),
                 skip=problem.skip if problem.ends_skip(at) else None,
@@ -88,7 +106,14 @@ def scans(problem: Problem, dtype: str, passed: str) -> Program:
 
     Heads are scans side by side, by `jax.vmap`.
     """
-    return layered(problem, dtype, passed, _layer(problem, dtype))
+    layer = _layer(problem, dtype)
+    return program(
+        _operands(problem, stored(dtype)),
+        lambda operands: layer_by_layer(problem, operands, layer),
+        dtype,
+        passed,
+        functools.partial(by_names, problem),
+    )
 
 
 def scans_plan(problem: Problem, passed: str) -> str | None:
@@ -103,7 +128,7 @@ def _layer(problem: Problem, dtype: str) -> Layer:
     def layer(own: list[Operands], below: Any) -> Any:
         resets = own[0].get("resets")
         weights, carries, xs = zip(
-            *((d["U"], carry_of(d), ahead(d, below)) for d in own), strict=True
+            *((_matrix(d, d["U"]), carry_of(d), ahead(d, below)) for d in own), strict=True
         )
         if len(own) == 2:
             _, ys = recurrent.bidirectional_scan(
@@ -129,8 +154,8 @@ def _layer(problem: Problem, dtype: str) -> Layer:
 def _plan(problem: Problem, passed: str, stack: Stack) -> str | None:
     if jax.default_backend() != "gpu":
         return None
-    shapes = jax.eval_shape(lambda: arrays(problem, problem.state_dtype, "float32"))
+    operands = _operands(problem, problem.state_dtype)
     function = stack if passed == "forward" else functools.partial(gradient_of, stack)
-    explanation = jaxsparse.explain(function, shapes)
+    explanation = jaxsparse.explain(function, operands)
     plans = [str(call.plan) for call in explanation if isinstance(call, ExplainedScan)]
     return "; ".join(dict.fromkeys(plans))

@@ -19,6 +19,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.problems import uniform
+from jaxsparse.topology import Topology
+
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 LEAVES = {"RNN": ("h",), "GRU": ("h",), "LSTM": ("c", "h")}
 """Of a carry, the state last."""
@@ -41,6 +44,7 @@ class Problem:
         directions: 1, or 2 for layers that run both ways.
         skip: over how many layers the stack's residual connections lead; 0 for none.
         norm: whether what enters a layer is normalised over its features.
+        density: the share of the recurrent weights that is stored; None for dense matrices.
         heads: blocks of the recurrent matrix, each of as many units.
         projected: whether inputs are multiplied; otherwise the one layer's are pre-activations.
         resets: whether carries are reset before some steps, about one in fifty.
@@ -58,6 +62,7 @@ class Problem:
     directions: int = 1
     skip: int = 0
     norm: bool = False
+    density: float | None = None
     heads: int = 1
     projected: bool = True
     resets: bool = False
@@ -73,6 +78,7 @@ class Problem:
             f"in{self.features}" if self.features is not None else "",
             f"skip{self.skip}" if self.skip else "",
             "norm" if self.norm else "",
+            "" if self.density is None else f"d{self.density:g}",
             f"heads{self.heads}" if self.heads > 1 else "",
             "" if self.projected else "unprojected",
             "resets" if self.resets else "",
@@ -115,14 +121,15 @@ class Problem:
     @property
     def is_plain(self) -> bool:
         """Whether it is what libraries call a recurrent network."""
-        special = self.skip or self.norm or self.heads > 1 or self.resets
+        special = self.skip or self.norm or self.density or self.heads > 1 or self.resets
         return self.projected and not special
 
     @property
     def is_uniform(self) -> bool:
         """Whether all layers are of one form, each a dense one in one direction."""
         one_form = self.directions == 1 and self.inputs(0) == self.hidden
-        return one_form and not self.skip and not self.norm and self.heads == 1
+        special = self.skip or self.norm or self.density or self.heads > 1
+        return one_form and not special
 
     @property
     def cells(self) -> int:
@@ -131,29 +138,46 @@ class Problem:
 
     @property
     def weights(self) -> int:
-        """All of the matrices."""
-        rows = sum(
-            self.hidden // self.heads + (self.inputs(layer) if self.projected else 0)
-            for layer in range(self.layers)
-        )
-        return self.directions * rows * self.gates * self.hidden
+        """Those of all matrices that are stored."""
+        inputs = sum(self.inputs(layer) for layer in range(self.layers)) if self.projected else 0
+        of_inputs = inputs * self.gates * self.hidden
+        topology = self.topology()
+        of_states = self.gates * self.hidden**2 // self.heads if topology is None else topology.nnz
+        return self.directions * (of_inputs + self.layers * of_states)
+
+    @property
+    def sparsity(self) -> float:
+        """The share of the recurrent weights that is not stored."""
+        topology = self.topology()
+        return 0.0 if topology is None else float(topology.sparsity)
 
     def operations(self, passed: str) -> int:
         """Multiplications and additions of all products of a call; a gradient has three times."""
         return 2 * self.weights * self.batch * self.length * (1 if passed == "forward" else 3)
 
     def prepare(self) -> None:
-        """There is nothing to make."""
+        """Makes the pattern."""
+        self.topology()
+
+    def topology(self) -> Topology | None:
+        """The pattern of all recurrent matrices, (gates * hidden, hidden); None of dense ones."""
+        if self.density is None:
+            return None
+        return _pattern(self.gates * self.hidden, self.hidden, self.density)
+
+    def with_dense_weights(self) -> Problem:
+        """The same stack for those who can't use a pattern."""
+        return replace(self, density=None)
 
     def operands(self) -> dict[str, np.ndarray]:
         """Float32 arrays that bfloat16 holds exactly, as do float16 and float32.
 
         ``x (length, batch, features)``, ``cotangent (length, batch, width)``, that of the output,
         and for layer l and direction d, by names such as "W0.1": ``W (inputs, gates * hidden)``,
-        ``U (hidden, gates * hidden)`` or, in heads of so many units, ``(heads, units, gates *
-        units)``, ``b (gates * hidden,)``, and ``h`` and, for an LSTM, ``c`` of shape (batch,
-        hidden). W and b are left out where inputs are not multiplied. ``resets (length, batch)``
-        says before which steps of which rows the carry is 0.
+        ``b (gates * hidden,)``, both left out where inputs are not multiplied, ``h`` and, for an
+        LSTM, ``c`` of shape (batch, hidden), and U: ``(hidden, gates * hidden)``, the values of the
+        pattern, or, in heads of so many units, ``(heads, units, gates * units)``. ``resets (length,
+        batch)`` says before which steps of which rows the carry is 0.
         """
         return _drawn(replace(self, suite="", gradient=False))
 
@@ -173,6 +197,11 @@ def name(kind: str, layer: int, direction: int) -> str:
 
 
 @functools.lru_cache(maxsize=1)
+def _pattern(m: int, k: int, density: float) -> Topology:
+    return uniform(m, k, 1 - density)
+
+
+@functools.lru_cache(maxsize=2)  # a sparse stack, and the same with dense weights
 def _drawn(problem: Problem) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     h, b = problem.hidden, problem.batch
@@ -187,13 +216,17 @@ def _drawn(problem: Problem) -> dict[str, np.ndarray]:
         "cotangent": draw(problem.length, b, problem.width),
     }
     heads, units = problem.heads, h // problem.heads
+    recurrent: tuple[int, ...]
     recurrent = (heads, units, problem.gates * units) if heads > 1 else (h, problem.gates * h)
+    topology, terms = problem.topology(), units * (problem.density or 1)
+    if topology is not None:
+        recurrent = (topology.nse,)
     for layer in range(problem.layers):
         k = problem.inputs(layer)
         for direction in range(problem.directions):
             made = {
                 "W": draw(k, problem.gates * h, scale=input_gain / np.sqrt(k)),
-                "U": draw(*recurrent, scale=recurrent_gain / np.sqrt(units)),
+                "U": draw(*recurrent, scale=recurrent_gain / np.sqrt(terms)),
                 "b": draw(problem.gates * h, scale=0.25),
                 **{leaf: draw(b, h, scale=0.5) for leaf in problem.leaves},
             }
@@ -258,9 +291,13 @@ _NETWORKS = (
     *(Problem("stack_networks", "RNN", 108, 1152, batch=b, **_DEEP) for b in (4, 16, 64)),
     Problem("stack_networks", "LSTM", 2, 1024, batch=16, directions=2),
     # Luong et al. 2017, the encoder and the decoder of neural machine translation.
-    *(Problem("stack_networks", "LSTM", 2, 1024, batch=b) for b in (4, 64)),
+    *(
+        Problem("stack_networks", "LSTM", 2, 1024, batch=b, density=density)
+        for density in (None, 0.125)
+        for b in (4, 64)
+    ),
     # Amodei et al. 2016, Deep Speech 2.
-    Problem("stack_networks", "GRU", 7, 2560, batch=16),
+    *(Problem("stack_networks", "GRU", 7, 2560, batch=16, density=d) for d in (None, 0.12)),
     # AlgoPerf's speech workload, without what stands between its layers.
     Problem("stack_networks", "LSTM", 4, 256, 32, 512, features=512, directions=2),
     # Agents of reinforcement learning: small layers, episodes that end within a sequence.

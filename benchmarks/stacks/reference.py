@@ -94,6 +94,11 @@ def _direction(
     problem: Problem, operands: dict[str, Any], below: Any, layer: int, direction: int
 ) -> Any:
     own = {kind: operands[name(kind, layer, direction)] for kind in problem.kinds}
+    topology = problem.topology()
+    if topology is not None:
+        rows = np.repeat(np.arange(topology.shape[0]), np.diff(np.asarray(topology.row_offsets)))
+        at = np.asarray(topology.column_indices), rows
+        own["U"] = jnp.zeros(topology.shape[::-1], own["U"].dtype).at[at].set(own["U"])
     carry = tuple(operands[name(leaf, layer, direction)] for leaf in problem.leaves)
     cell = _CELLS[problem.cell]
 
@@ -129,13 +134,13 @@ def _wide(problem: Problem) -> dict[str, Any]:
     }
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=2)  # of a sparse stack, and the same with dense weights
 def _forward(problem: Problem) -> np.ndarray:
     with jax.enable_x64(True):
         return np.asarray(jax.jit(functools.partial(stack, problem))(_wide(problem)))
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=2)
 def _gradients(problem: Problem) -> tuple[np.ndarray, ...]:
     """Of sum(cotangent * ys)."""
 

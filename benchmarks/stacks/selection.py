@@ -40,7 +40,7 @@ class StackSelection:
         return [
             StackCase(problem, i, dtype, tuple(p for p in passes if p in i.passes))
             for i in self.implementations
-            if i.takes(problem)
+            if i.takes(problem.with_dense_weights() if i.dense else problem)
             for dtype in DTYPES[i.dtypes][problem.state_dtype]
         ]
 
