@@ -7,6 +7,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
+
 from jaxsparse.recurrent.step import Arrays, OfAnother, Results, Step
 
 
@@ -39,15 +41,19 @@ class Alone(OfAnother):
     def outputs(self) -> tuple[int, ...]:  # type: ignore[override]
         return (*self.step.outputs, *(len(self.others),) * bool(self.others))
 
+    @functools.cached_property
+    def wide_outputs(self) -> tuple[bool, ...]:  # type: ignore[override]
+        return (*self.step.wide_outputs, *(False,) * bool(self.others))
+
     def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
         given: dict[int, Any] = dict(zip(self.fed, products, strict=True))
         if self.ahead:
             *inputs, added = inputs
             for p, x in zip(self.ahead, added, strict=True):
                 given[p] = given[p] + x if p in given else x
-        # An edge leads to every product of a step that is scanned.
+        zero = jnp.zeros_like(products[0])  # where no edge leads to
         states, new, outputs = self.step(
-            [given[p] for p in range(self.step.products)], carries, inputs
+            [given.get(p, zero) for p in range(self.step.products)], carries, inputs
         )
         others = [[states[i] for i in self.others]] if self.others else []
         return Results([states[i] for i in self.read], new, [*outputs, *others])
