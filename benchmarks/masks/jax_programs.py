@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.jax_programs import composition, program_of
-from benchmarks.masks.made import Made, MaskCost, if_known, timed
+from benchmarks.masks.made import Made, MaskCost, timed
 from benchmarks.masks.problems import Problem
 from benchmarks.memory import planned_bytes
+from benchmarks.run import if_known
 from jaxsparse.block_mask import BlockMask
 from jaxsparse.ops.sparse_attention import sparse_attention
 from jaxsparse.timing import Program

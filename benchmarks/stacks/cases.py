@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import jax
 
 from benchmarks.memory import memory_limit
-from benchmarks.run import Check, Row
+from benchmarks.run import Check, Row, if_known
 from benchmarks.stacks import reference
 from benchmarks.stacks.implementations import Implementation
 from benchmarks.stacks.problems import Problem
@@ -79,8 +79,8 @@ class StackCase:
         """The plan that it ran by, and the memory that it took."""
         recurrent.check()
         return {
-            "plan": self.implementation.plan(self._ran, passed),
-            "peak_bytes": self.implementation.peak_bytes(self.build(passed)),
+            "plan": if_known(lambda: self.implementation.plan(self._ran, passed)),
+            "peak_bytes": if_known(lambda: self.implementation.peak_bytes(self.build(passed))),
         }
 
     def check(self, passed: str) -> Check:

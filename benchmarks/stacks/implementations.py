@@ -144,8 +144,7 @@ def _ours(
 
 def _in_one_call(problem: Problem) -> bool:
     """Whether `stack_scan` takes it."""
-    special = problem.norm or problem.heads > 1 or problem.resets
-    return problem.directions == 1 and not special
+    return problem.directions == 1 and problem.heads == 1 and not problem.norm
 
 
 def forced(variant: str) -> Implementation:
@@ -194,6 +193,12 @@ def _filled(fill: int) -> Implementation:
     )
 
 
+def _on_the_ladder(problem: Problem) -> bool:
+    of_suite = problem.suite in SUITES and SUITES[problem.suite].ladder
+    lstm = problem.cell == "LSTM" and problem.directions == 1
+    return of_suite and lstm and problem.is_plain
+
+
 def _rung(rung: str, *, graph: bool) -> Implementation:
     return Implementation(
         f"ladder-{rung}" + ("-graph" if graph else ""),
@@ -201,7 +206,7 @@ def _rung(rung: str, *, graph: bool) -> Implementation:
         functools.partial(ladder.lstm, rung=rung, graph=graph),
         available=needs_torch,
         passes=("forward",),
-        takes=lambda problem: problem.suite in SUITES and SUITES[problem.suite].ladder,
+        takes=_on_the_ladder,
         traced=False,  # of tens of thousands of kernels a trace takes far longer than the call
     )
 

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.jax_programs import fresh_copies
-from benchmarks.recurrent.jax_programs import CELLS
+from benchmarks.recurrent import jax_programs as of_layers
 from benchmarks.stacks.problems import Problem, name, names
 from benchmarks.stacks.reference import NORM_EPSILON
+from jaxsparse import recurrent
 from jaxsparse.timing import Program
 
 Operands = dict[str, Any]
@@ -27,6 +28,8 @@ Layer = Callable[[list[Operands], Any], Any]
 
 A direction has "U", "carry", and, if the problem has them, "W", "b", "resets" and "topology".
 """
+
+CELLS = {**of_layers.CELLS, "sLSTM": recurrent.SLSTM}
 
 # dtype -> how exact products of float32 are.
 PRECISION = {"float32": "highest", "tf32": "tensorfloat32"}
@@ -94,15 +97,12 @@ def by_names(problem: Problem, out: Operands) -> tuple[np.ndarray, ...]:
 
 
 def arrays(problem: Problem, dtype: str, cell_dtype: str) -> Operands:
-    """All in one dtype but the cell states of an LSTM, and resets, which are no numbers."""
-
-    def kind(key: str) -> str:
-        return "bool" if key == "resets" else cell_dtype if key[:1] == "c" else dtype
-
-    return {
-        key: jnp.asarray(x, dtype if key == "cotangent" else kind(key))
-        for key, x in problem.operands().items()
-    }
+    """All in one dtype but what a carry has beside the state, and resets."""
+    kinds = {"resets": "bool"}
+    for layer in range(problem.layers):
+        for direction in range(problem.directions):
+            kinds |= {name(leaf, layer, direction): cell_dtype for leaf in problem.leaves[:-1]}
+    return {key: jnp.asarray(x, kinds.get(key, dtype)) for key, x in problem.operands().items()}
 
 
 def layer_by_layer(problem: Problem, operands: Operands, layer: Layer) -> Any:

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 import jaxsparse
-from benchmarks.recurrent.jax_programs import CELLS
 from benchmarks.stacks.jax_programs import (
+    CELLS,
     PRECISION,
     Layer,
     Operands,
@@ -94,6 +94,7 @@ def _stack(problem: Problem, dtype: str, variant: str | None) -> Stack:
             layers,
             [carry if len(carry) > 1 else carry[0] for carry in leaves],
             operands["x"],
+            resets=operands.get("resets"),
             precision=_precision(dtype),
             variant=variant,
         )[1]
@@ -102,10 +103,7 @@ def _stack(problem: Problem, dtype: str, variant: str | None) -> Stack:
 
 
 def scans(problem: Problem, dtype: str, passed: str) -> Program:
-    """`recurrent.scan` for each layer, or `bidirectional_scan`; products of inputs for all steps.
-
-    Heads are scans side by side, by `jax.vmap`.
-    """
+    """`recurrent.scan` or `bidirectional_scan` for each layer, after its inputs' products."""
     layer = _layer(problem, dtype)
     return program(
         _operands(problem, stored(dtype)),
@@ -126,27 +124,14 @@ def _layer(problem: Problem, dtype: str) -> Layer:
     cell, precision = CELLS[problem.cell], _precision(dtype)
 
     def layer(own: list[Operands], below: Any) -> Any:
-        resets = own[0].get("resets")
         weights, carries, xs = zip(
             *((_matrix(d, d["U"]), carry_of(d), ahead(d, below)) for d in own), strict=True
         )
-        if len(own) == 2:
-            _, ys = recurrent.bidirectional_scan(
-                cell, weights, carries, xs, resets=resets, precision=precision
-            )
-            return jnp.concatenate(ys, -1)
-
-        def scan(weights: Any, carry: Any, xs: Any) -> Any:
-            return recurrent.scan(cell, weights, carry, xs, resets=resets, precision=precision)[1]
-
-        if problem.heads == 1:
-            return scan(weights[0], carries[0], xs[0])
-        heads, units = problem.heads, problem.hidden // problem.heads
-        states = jax.tree.map(lambda a: a.reshape(-1, heads, units), carries[0])
-        parted = xs[0].reshape(problem.length, -1, problem.gates, heads, units)
-        by_head = parted.swapaxes(2, 3).reshape(problem.length, -1, heads, problem.gates * units)
-        ys = jax.vmap(scan, in_axes=(0, 1, 2), out_axes=2)(weights[0], states, by_head)
-        return ys.reshape(problem.length, -1, problem.hidden)
+        options: dict[str, Any] = {"resets": own[0].get("resets"), "precision": precision}
+        if len(own) == 1:
+            return recurrent.scan(cell, weights[0], carries[0], xs[0], **options)[1]
+        _, ys = recurrent.bidirectional_scan(cell, weights, carries, xs, **options)
+        return jnp.concatenate(ys, -1)
 
     return layer
 

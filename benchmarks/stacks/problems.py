@@ -22,13 +22,13 @@ import numpy as np
 from benchmarks.problems import uniform
 from jaxsparse.topology import Topology
 
-GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
-LEAVES = {"RNN": ("h",), "GRU": ("h",), "LSTM": ("c", "h")}
-"""Of a carry, the state last."""
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4, "sLSTM": 4}
+LEAVES = {"RNN": ("h",), "GRU": ("h",), "LSTM": ("c", "h"), "sLSTM": ("c", "n", "m", "h")}
+"""Of a carry, the state last. What is beside it stays float32 in our own."""
 
 # Standard deviation of a sum over a row of input weights and of recurrent ones for inputs of ones:
 # with them states of all layers keep moving, and what rounding changes fades.
-_GAINS = {"RNN": (1.0, 0.5), "GRU": (1.5, 0.5), "LSTM": (2.5, 0.5)}
+_GAINS = {"RNN": (1.0, 0.5), "GRU": (1.5, 0.5), "LSTM": (2.5, 0.5), "sLSTM": (1.0, 0.5)}
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Problem:
     def is_plain(self) -> bool:
         """Whether it is what libraries call a recurrent network."""
         special = self.skip or self.norm or self.density or self.heads > 1 or self.resets
-        return self.projected and not special
+        return self.projected and self.cell != "sLSTM" and not special
 
     @property
     def is_uniform(self) -> bool:
@@ -173,11 +173,11 @@ class Problem:
         """Float32 arrays that bfloat16 holds exactly, as do float16 and float32.
 
         ``x (length, batch, features)``, ``cotangent (length, batch, width)``, that of the output,
-        and for layer l and direction d, by names such as "W0.1": ``W (inputs, gates * hidden)``,
-        ``b (gates * hidden,)``, both left out where inputs are not multiplied, ``h`` and, for an
-        LSTM, ``c`` of shape (batch, hidden), and U: ``(hidden, gates * hidden)``, the values of the
-        pattern, or, in heads of so many units, ``(heads, units, gates * units)``. ``resets (length,
-        batch)`` says before which steps of which rows the carry is 0.
+        and for layer l and direction d, by names such as "W0.1": ``W (inputs, gates * hidden)`` and
+        ``b (gates * hidden,)``, both left out where inputs are not multiplied; the leaves of the
+        carry ``(batch, hidden)``, n at least 1; and U: ``(hidden, gates * hidden)``, the values of
+        the pattern, or, in heads of so many units, ``(heads, units, gates * units)``. ``resets
+        (length, batch)`` says before which steps of which rows the carry is 0.
         """
         return _drawn(replace(self, suite="", gradient=False))
 
@@ -230,6 +230,8 @@ def _drawn(problem: Problem) -> dict[str, np.ndarray]:
                 "b": draw(problem.gates * h, scale=0.25),
                 **{leaf: draw(b, h, scale=0.5) for leaf in problem.leaves},
             }
+            if "n" in made:
+                made["n"] = 1 + np.abs(made["n"]).astype(jnp.float8_e4m3fn).astype(np.float32)
             kept = (*problem.kinds, *problem.leaves)
             drawn |= {name(kind, layer, direction): made[kind] for kind in kept}
     if problem.resets:
@@ -350,10 +352,14 @@ SUITES: dict[str, Suite] = {
     ),
     "heads": Suite(
         tuple(
-            Problem("heads", "LSTM", 1, 768, 16, 1024, heads=768 // units, projected=False)
-            for units in (16, 32, 64, 128, 256, 768)
+            Problem("heads", cell, 1, 768, batch, 1024, heads=768 // units, projected=False)
+            for cell in ("LSTM", "sLSTM")
+            for units, batch in (
+                *((units, 16) for units in (16, 32, 64, 128, 256, 768)),
+                *((64, batch) for batch in (2, 64, 256)),
+            )
         ),
-        "LSTM of 768 units in heads of 16 to 768, the recurrent part alone",
+        "LSTM and sLSTM of 768 units in heads of 16 to 768, the recurrent part alone",
     ),
     "stack_networks": Suite(_NETWORKS, "stacks of published networks, and of usual sizes"),
 }

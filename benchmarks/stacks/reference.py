@@ -71,7 +71,22 @@ def _lstm(a: list[Any], r: list[Any], carry: Carry) -> Carry:
     return c, o * jnp.tanh(c)
 
 
-_CELLS: dict[str, Callable[..., Carry]] = {"RNN": _rnn, "GRU": _gru, "LSTM": _lstm}
+def _slstm(a: list[Any], r: list[Any], carry: Carry) -> Carry:
+    c, n, m, _ = carry
+    i, f, z, o = (x + y for x, y in zip(a, r, strict=True))
+    log_f = -jnp.logaddexp(0.0, -f) + m
+    most = jnp.maximum(log_f, i)
+    c = jnp.exp(log_f - most) * c + jnp.exp(i - most) * jnp.tanh(z)
+    n = jnp.exp(log_f - most) * n + jnp.exp(i - most)
+    return c, n, most, _sigmoid(o) * c / n
+
+
+_CELLS: dict[str, Callable[..., Carry]] = {
+    "RNN": _rnn,
+    "GRU": _gru,
+    "LSTM": _lstm,
+    "sLSTM": _slstm,
+}
 
 
 def stack(problem: Problem, operands: dict[str, Any]) -> Any:
