@@ -144,7 +144,7 @@ def _ours(
 
 def _in_one_call(problem: Problem) -> bool:
     """Whether `stack_scan` takes it."""
-    return problem.directions == 1 and problem.heads == 1 and not problem.norm
+    return problem.directions == 1
 
 
 def forced(variant: str) -> Implementation:

@@ -26,6 +26,7 @@ from benchmarks.stacks.jax_programs import (
     stored,
 )
 from benchmarks.stacks.problems import Problem, name
+from benchmarks.stacks.reference import NORM_EPSILON
 from jaxsparse import recurrent
 from jaxsparse.csr import CSR
 from jaxsparse.recurrent.explained import ExplainedScan
@@ -86,6 +87,8 @@ def _stack(problem: Problem, dtype: str, variant: str | None) -> Stack:
                 input=of("W", at),
                 bias=of("b", at),
                 skip=problem.skip if problem.ends_skip(at) else None,
+                norm="layer" if problem.norm else None,
+                norm_epsilon=NORM_EPSILON,
             )
             for at in range(problem.layers)
         ]
