@@ -17,7 +17,7 @@ from benchmarks import panels, plots, report, run
 from benchmarks.__main__ import main
 from benchmarks.cudnn.library import CudnnError
 from benchmarks.recurrent import selection
-from benchmarks.stacks import jax_programs, reference
+from benchmarks.stacks import jax_programs, ours, reference
 from benchmarks.stacks.cases import StackCase
 from benchmarks.stacks.implementations import DTYPES, IMPLEMENTATIONS, forced, variants
 from benchmarks.stacks.plots import AXES, STYLES
@@ -243,6 +243,13 @@ def test_what_options_plan():
     # Of layers of one form alone; the others have skips, or run both ways.
     assert [len(made.cases(p)) for p in made.problems] == [1, 1, 0, 0]
     assert made.cases(made.problems[0])[0].passes == ("gradient",)
+
+
+def test_plans_are_told_once(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    problem = stack("LSTM", 3, hidden=256, state_dtype="bfloat16")
+    told = ours.scans_plan(problem, "gradient")
+    assert told.count("dense_tensor_cores") == 2  # of the scans, and of their transposes
 
 
 def test_the_ladder_is_for_its_suites():

@@ -29,7 +29,6 @@ from benchmarks.stacks.problems import Problem, name
 from benchmarks.stacks.reference import NORM_EPSILON
 from jaxsparse import recurrent
 from jaxsparse.csr import CSR
-from jaxsparse.recurrent.explained import ExplainedScan
 from jaxsparse.timing import Program
 
 
@@ -140,10 +139,14 @@ def _layer(problem: Problem, dtype: str) -> Layer:
 
 
 def _plan(problem: Problem, passed: str, stack: Stack) -> str | None:
+    """What an explanation says of each operation for the GPU, in one line and once."""
     if jax.default_backend() != "gpu":
         return None
     operands = _operands(problem, problem.state_dtype)
     function = stack if passed == "forward" else functools.partial(gradient_of, stack)
-    explanation = jaxsparse.explain(function, operands)
-    plans = [str(call.plan) for call in explanation if isinstance(call, ExplainedScan)]
-    return "; ".join(dict.fromkeys(plans))
+    told = [
+        " ".join(line.strip() for line in str(call).splitlines()[1:])  # the first is what is asked
+        for call in jaxsparse.explain(function, operands)
+        if call.operation.startswith("recurrent")
+    ]
+    return "; ".join(dict.fromkeys(told))
