@@ -197,7 +197,8 @@ class StackGraph:
         if layer.input is None:
             x = self.xs.reshape(length, b, layer.input_gates, h)
             if layer.bias is not None:
-                x = (x + layer.bias.reshape(-1, h)).astype(dtype)
+                wide = accumulator_dtype(dtype)
+                x = (x.astype(wide) + layer.bias.astype(wide).reshape(-1, h)).astype(dtype)
             inputs.append((x, FULL))
         if layer.norm is not None and layer.norm.kind == "layer":
             sums = sums_of_weights(layer, accumulator_dtype(dtype))
