@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -24,3 +26,31 @@ def release_memory() -> None:
         sys.modules["torch"].cuda.empty_cache()
     if "cupy" in sys.modules and jax.default_backend() == "gpu":
         sys.modules["cupy"].get_default_memory_pool().free_all_blocks()
+
+
+def planned_bytes(compiled: Any) -> int | None:
+    """Of a program that XLA compiled, operands and results included, as far as XLA knows.
+
+    What kernels allocate themselves is not counted. None if there is no plan.
+    """
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        return None
+    sizes = (getattr(analysis, f"{name}_size_in_bytes") for name in ("argument", "output", "temp"))
+    return int(sum(sizes)) - int(analysis.alias_size_in_bytes)
+
+
+def most_bytes(call: Callable[[], Any]) -> int | None:
+    """What PyTorch allocates at most while it is called, beside what is there already.
+
+    None without a GPU.
+    """
+    torch = sys.modules["torch"]
+    if not torch.cuda.is_available():
+        return None
+    before: int = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    most: int = torch.cuda.max_memory_allocated()
+    return most - before

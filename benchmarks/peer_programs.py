@@ -41,6 +41,11 @@ def needs_tokamax() -> str | None:
     return needs_gpu() or _missing("tokamax", lambda tokamax: True)
 
 
+def needs_flax() -> str | None:
+    """Why Flax is left out; None if it isn't."""
+    return _missing("flax", lambda flax: True)
+
+
 def _missing(module: str, sees_gpu: Callable[[Any], bool]) -> str | None:
     if importlib.util.find_spec(module) is None:
         return f"{module} is not installed"

@@ -14,6 +14,7 @@ from benchmarks.panels import OURS, Panel, geometric_mean, panels, teraflops
 from benchmarks.published import SOURCE, UNEVEN_ROWS, over_cusparse, without_technique
 from benchmarks.recurrent import plots as recurrent
 from benchmarks.run import Row
+from benchmarks.stacks import plots as stacks
 
 FORMATS = (".png", ".svg", ".pdf")
 MISSING = "needs matplotlib: pip install matplotlib"
@@ -55,8 +56,8 @@ def plot(rows: Sequence[Row], path: pathlib.Path) -> None:
         for ax in axes[len(group) :]:
             ax.set_axis_off()
         for ax, panel in zip(axes, group, strict=False):
-            if panel.operation == "recurrent":
-                recurrent.draw(ax, panel)
+            if panel.operation in RECURRENT:
+                RECURRENT[panel.operation](ax, panel)
             else:
                 ax.set_ylabel("microseconds")
                 DRAWINGS.get(panel.suite, _bars)(ax, panel, colours)
@@ -199,6 +200,12 @@ def _networks(ax: Any, panel: Panel, colours: dict[str, str]) -> None:
     bases = dict.fromkeys(base for base, _ in ablations)
     ax.set_ylabel(f"throughput, % of that of {' and '.join(bases)}")
 
+
+# operation -> how it is drawn, whatever the suite
+RECURRENT: dict[str, Callable[[Any, Panel], None]] = {
+    "recurrent": recurrent.draw,
+    "recurrent_stack": stacks.draw,
+}
 
 # suite -> how it is drawn; others as bars
 DRAWINGS: dict[str, Callable[[Any, Panel, dict[str, str]], None]] = {

@@ -13,6 +13,7 @@ from benchmarks.panels import OURS, Panel, Table, geometric_mean, panels, terafl
 from benchmarks.published import SOURCE, over_cusparse, without_technique
 from benchmarks.recurrent import report as recurrent
 from benchmarks.run import Result, Row
+from benchmarks.stacks import report as stacks
 
 
 def _figure(row: Row | None) -> str:
@@ -99,7 +100,10 @@ def _tables(panel: Panel) -> Iterator[Table]:
 
 
 # operation -> its tables, where they are others
-TABLES: dict[str, Callable[[Panel], Iterator[Table]]] = {"recurrent": recurrent.tables}
+TABLES: dict[str, Callable[[Panel], Iterator[Table]]] = {
+    "recurrent": recurrent.tables,
+    "recurrent_stack": stacks.tables,
+}
 
 # suite -> tables that it has besides
 MORE_TABLES: dict[str, Callable[[Panel], Iterator[Table]]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -162,6 +162,17 @@ def _rows(case: Case, effort: Effort, known: dict[Hashable, Row]) -> Iterator[Ro
             known[key] = _measured(case, passed, effort)
             release_memory()
         yield {**case.description(passed), **known[key]}
+
+
+T = TypeVar("T")
+
+
+def if_known(function: Callable[[], T | None]) -> T | None:
+    """The result, or None for any error: of what stands beside a figure, which it must not end."""
+    try:
+        return function()
+    except Exception:
+        return None
 
 
 class WrongResult(ArithmeticError):

@@ -217,7 +217,7 @@ def test_masks_made_in_a_program(kind):
 
 
 def test_what_stands_beside_a_figure_does_not_end_it(monkeypatch):
-    monkeypatch.setattr(jax_programs, "_peak", lambda compiled: 1 // 0)
+    monkeypatch.setattr(jax_programs, "planned_bytes", lambda compiled: 1 // 0)
     case = case_of(mask_of("causal"), IMPLEMENTATIONS["dense"])
     case.check("forward")
     row = case.ran("forward")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import json
 import re
@@ -16,7 +15,8 @@ import reference as oracle
 from benchmarks import __main__ as cli
 from benchmarks import choices, panels, plots, report, run
 from benchmarks.__main__ import main
-from benchmarks.recurrent import cudnn, floor, jax_programs, reference, selection
+from benchmarks.cudnn import library
+from benchmarks.recurrent import floor, jax_programs, reference, selection
 from benchmarks.recurrent.cases import ScanCase
 from benchmarks.recurrent.implementations import (
     DTYPES,
@@ -158,7 +158,7 @@ def test_implementations_agree_with_the_reference(implementation, state_dtype):
             for passed in implementation.passes:
                 try:
                     check = case.check(passed)
-                except cudnn.CudnnError:
+                except library.CudnnError:
                     continue
                 assert check.relative_error <= check.limit, (problem.name, dtype, passed)
                 assert check.checked == 10
@@ -371,101 +371,3 @@ def test_exchange_floor(monkeypatch):
     assert floor.exchange_floor(gru, "forward") == 1.05
     between = dataclasses.replace(small, hidden=1448)  # 11,584 bytes
     assert floor.exchange_floor(between, "forward") == pytest.approx((0.66 + 0.89) / 2, abs=1e-3)
-
-
-# ---- cuDNN's interface, without cuDNN ----
-
-
-class Functions:
-    """Stands for the library: keeps what it is called with, and answers what a test needs."""
-
-    WEIGHTS_AT, GATE_BYTES = 1 << 40, 4096
-
-    def __init__(self, refused=None):
-        self.calls, self.refused, self.made = [], refused, 0
-
-    def __getattr__(self, name):
-        def function(*arguments):
-            self.calls.append((name, arguments))
-            if name == self.refused:
-                return 3000
-            if name == "cudnnCreate" or name.startswith("cudnnCreate"):
-                self.made += 1
-                arguments[0]._obj.value = self.made
-            if name == "cudnnGetRNNWeightSpaceSize":
-                arguments[-1]._obj.value = 12345
-            if name == "cudnnGetRNNTempSpaceSizes":
-                arguments[-2]._obj.value, arguments[-1]._obj.value = 10, 20
-            if name == "cudnnGetRNNWeightParams":
-                arguments[7]._obj.value = self.WEIGHTS_AT + arguments[5] * self.GATE_BYTES
-            return 0
-
-        self.__dict__[name] = function
-        return function
-
-    @staticmethod
-    def cudnnGetErrorString(status):
-        return b"CUDNN_STATUS_NOT_SUPPORTED"
-
-    @staticmethod
-    def cudnnGetLastErrorString(buffer, size):
-        buffer.value = b"no such\n kernel"
-
-    def arguments_of(self, name):
-        (found,) = [arguments for called, arguments in self.calls if called == name]
-        return [getattr(a, "value", a) for a in found]
-
-
-@pytest.mark.parametrize(
-    ("cell", "dtype", "algorithm", "numbers"),
-    [
-        ("RNN", "float32", "standard", [0, 1, 2, 0, 1, 0, 0, 3]),
-        ("LSTM", "float16", "static", [1, 2, 2, 0, 1, 2, 0, 1]),
-        ("GRU", "bfloat16", "dynamic", [2, 3, 2, 0, 1, 9, 0, 1]),
-        ("LSTM", "float16", "small-h", [3, 2, 2, 0, 1, 2, 0, 1]),
-    ],
-)
-def test_cudnn_is_told_what_it_is_to_run(cell, dtype, algorithm, numbers):
-    functions = Functions()
-    problem = layer(cell, hidden=32, batch=4, length=7)
-    made = cudnn.Layer(cudnn.Library(functions), problem, dtype, algorithm, 8)
-    given = functions.arguments_of("cudnnSetRNNDescriptor_v8")
-    assert len(given) == len(cudnn.SIGNATURES["cudnnSetRNNDescriptor_v8"])
-    assert given[1:13] == [*numbers, 32, 32, 32, 1] and given[-1] == 0
-    data = functions.arguments_of("cudnnSetRNNDataDescriptor")
-    assert data[1:6] == [numbers[5], 1, 7, 8, 32] and list(data[6]) == [7] * 8
-    state = functions.arguments_of("cudnnSetTensorNdDescriptor")
-    assert state[1:3] == [numbers[5], 3]
-    assert [list(x) for x in state[3:]] == [[1, 8, 32], [256, 32, 1]]
-    built = [a for name, a in functions.calls if name == "cudnnBuildRNNDynamic"]
-    assert [a[2] for a in built] == ([8] if algorithm == "dynamic" else [])
-    assert made.weight_bytes() == 12345 and made.work_bytes(1) == (10, 20)
-    gates = GATES[cell]
-    assert made.weight_offsets(functions.WEIGHTS_AT) == [
-        gate * functions.GATE_BYTES for gate in range(gates, 2 * gates)
-    ]
-    del made
-    names = [name for name, _ in functions.calls]
-    for kind in "RNN", "RNNData", "Tensor", "Dropout":
-        created, destroyed = (f"cudnn{verb}{kind}Descriptor" for verb in ("Create", "Destroy"))
-        assert names.count(created) == names.count(destroyed) > 0
-
-
-def test_what_cudnn_refuses_is_an_error_with_its_status():
-    functions = Functions(refused="cudnnSetRNNDescriptor_v8")
-    with pytest.raises(cudnn.CudnnError) as refused:
-        cudnn.Layer(cudnn.Library(functions), layer(), "float16", "static", 4)
-    assert str(refused.value) == (
-        "cudnnSetRNNDescriptor_v8: CUDNN_STATUS_NOT_SUPPORTED (3000) no such kernel"
-    )
-    with pytest.raises(cudnn.CudnnError, match="not tried above 2304 units"):
-        cudnn.scan(layer(hidden=2305), "float32", "forward", algorithm="dynamic")
-
-
-def test_signatures_of_cudnn_hold_pointers_and_sizes():
-    for name in "cudnnRNNForward", "cudnnRNNBackwardData_v8", "cudnnRNNBackwardWeights_v8":
-        assert cudnn.SIGNATURES[name][-6:] == [ctypes.c_size_t, ctypes.c_void_p] * 3
-    lengths = {name: len(types) for name, types in cudnn.SIGNATURES.items()}
-    assert lengths["cudnnRNNForward"] == 20
-    assert lengths["cudnnRNNBackwardData_v8"] == 22
-    assert lengths["cudnnRNNBackwardWeights_v8"] == 16

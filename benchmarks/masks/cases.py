@@ -11,10 +11,10 @@ import jax
 
 from benchmarks.masks import reference
 from benchmarks.masks.implementations import Implementation
-from benchmarks.masks.made import Made, if_known, timed
+from benchmarks.masks.made import Made, timed
 from benchmarks.masks.problems import Problem
 from benchmarks.operations import TOLERANCE
-from benchmarks.run import Check, Row
+from benchmarks.run import Check, Row, if_known
 from jaxsparse.timing import Program
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from benchmarks.masks.made import Made, MaskCost, timed
 from benchmarks.masks.problems import Problem
+from benchmarks.memory import most_bytes
 from jaxsparse.masks.kinds import _thresholds
 from jaxsparse.timing import Program
 
@@ -110,22 +111,10 @@ def _block_mask(problem: Problem) -> tuple[Any, MaskCost]:
         return made
 
     _, first = timed(make)
-    peak = _peak(torch, make)
+    peak = most_bytes(make)
     made, ms = timed(make)
     arrays = [x for x in made.as_tuple() if isinstance(x, torch.Tensor)]
     return made, MaskCost(ms, first, sum(map(_nbytes, arrays)), making_bytes=peak)
-
-
-def _peak(torch: Any, call: Callable[[], Any]) -> int | None:
-    """Bytes that a call takes at most beside what is there already."""
-    if not torch.cuda.is_available():
-        return None
-    before: int = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    _finish(torch)
-    most: int = torch.cuda.max_memory_allocated()
-    return most - before
 
 
 def _nbytes(tensor: Any) -> int:
@@ -177,7 +166,7 @@ def flex_attention(problem: Problem, dtype: str, passed: str) -> Made:
     )
 
     def peak() -> int | None:
-        beside = _peak(torch, lambda: program.function(*operands()))
+        beside = most_bytes(lambda: program.function(*operands()))
         return None if beside is None else beside + cost.nbytes
 
     return Made(program, 0.0, cost, peak)

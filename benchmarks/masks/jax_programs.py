@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.jax_programs import composition, program_of
-from benchmarks.masks.made import Made, MaskCost, if_known, timed
+from benchmarks.masks.made import Made, MaskCost, timed
 from benchmarks.masks.problems import Problem
+from benchmarks.memory import planned_bytes
+from benchmarks.run import if_known
 from jaxsparse.block_mask import BlockMask
 from jaxsparse.ops.sparse_attention import sparse_attention
 from jaxsparse.timing import Program
@@ -39,22 +41,16 @@ def _made(
     program = program_of(function, dense, rest, passed, dtype, read=read)
     compiled, ms = timed(lambda: _compiled(program))
     return Made(
-        dataclasses.replace(program, function=compiled), ms / 1e3, mask, lambda: _peak(compiled)
+        dataclasses.replace(program, function=compiled),
+        ms / 1e3,
+        mask,
+        lambda: planned_bytes(compiled),
     )
 
 
 def _compiled(program: Program) -> Any:
     function: Any = program.function
     return function.lower(*program.operands()).compile()
-
-
-def _peak(compiled: Any) -> int | None:
-    """As far as XLA knows: what kernels allocate beside is not counted."""
-    analysis = compiled.memory_analysis()
-    if analysis is None:
-        return None
-    sizes = (getattr(analysis, f"{name}_size_in_bytes") for name in ("argument", "output", "temp"))
-    return int(sum(sizes)) - int(analysis.alias_size_in_bytes)
 
 
 def _nbytes(tree: Any) -> int:
@@ -83,7 +79,7 @@ def _in_program(problem: Problem, like: BlockMask) -> tuple[float, int | None] |
     make = jax.jit(lambda array: BlockMask.from_mask(mask_of(array), like.shape, **room))
     compiled = make.lower(array).compile()
     times = [timed(lambda: jax.block_until_ready(compiled(array)))[1] for _ in range(1 + _TIMES)]
-    return statistics.median(times[1:]), if_known(lambda: _peak(compiled))
+    return statistics.median(times[1:]), if_known(lambda: planned_bytes(compiled))
 
 
 def by_block_mask(

@@ -56,11 +56,3 @@ def timed(function: Callable[[], T]) -> tuple[T, float]:
     start = time.perf_counter()
     result = function()
     return result, (time.perf_counter() - start) * 1e3
-
-
-def if_known(function: Callable[[], T | None]) -> T | None:
-    """The result, or None for any error: of what stands beside a figure, which it must not end."""
-    try:
-        return function()
-    except Exception:
-        return None

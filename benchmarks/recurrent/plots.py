@@ -67,11 +67,11 @@ def _lines(ax: Any, panel: Panel, suite: Suite, varies: str) -> None:
         ax.plot(*np.array(floors).T, color="black", linestyle="--", label=name)
     ax.set_xscale("log")
     shown = sorted({value(row) for row in first})
-    ax.set_xticks(shown, _tick_labels(shown))
+    ax.set_xticks(shown, tick_labels(shown))
     ax.set_xticks([], minor=True)
     ax.set_xlabel(label)
     ax.set_yscale("log")
-    _plain_numbers(ax.yaxis)
+    plain_numbers(ax.yaxis)
     ax.set_ylabel("TFLOP/s" if suite.throughput else "microseconds a step")
     ax.grid(alpha=0.3)
 
@@ -91,13 +91,13 @@ def _dots(ax: Any, panel: Panel) -> None:
         ys, xs = np.array(list(floors.items())).T
         ax.vlines(xs, ys - 0.4, ys + 0.4, color="black", label="exchange floor")
     ax.set_xscale("log")
-    _plain_numbers(ax.xaxis)
+    plain_numbers(ax.xaxis)
     ax.set_xlabel("microseconds a step")
-    ax.set_yticks(list(heights.values()), _told_apart(list(heights)))
+    ax.set_yticks(list(heights.values()), told_apart(list(heights)))
     ax.grid(axis="x", alpha=0.3)
 
 
-def _told_apart(names: list[str]) -> list[str]:
+def told_apart(names: list[str]) -> list[str]:
     """Without what is in all of them; densities, batches and lengths spelled out."""
     parts = [name.split("_") for name in names]
     shared = set.intersection(*map(set, parts)) if len(names) > 1 else set()
@@ -114,7 +114,7 @@ def _spelled(part: str) -> str:
     return f"batch {number}" if kind == "b" else f"{number} steps"
 
 
-def _tick_labels(values: Sequence[float]) -> list[str]:
+def tick_labels(values: Sequence[float]) -> list[str]:
     """On a logarithmic axis; empty where one would touch the one before it."""
     labels, last, least = [], 0.0, (values[-1] / values[0]) ** 0.07
     for x in values:
@@ -123,7 +123,7 @@ def _tick_labels(values: Sequence[float]) -> list[str]:
     return labels
 
 
-def _plain_numbers(axis: Any) -> None:
+def plain_numbers(axis: Any) -> None:
     """1, 2, 5, 10 instead of powers."""
     from matplotlib.ticker import LogLocator, NullFormatter
 

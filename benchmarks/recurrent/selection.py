@@ -15,6 +15,8 @@ from benchmarks.recurrent.implementations import (
     variants,
 )
 from benchmarks.recurrent.problems import SUITES, Problem
+from benchmarks.stacks import selection as stacks
+from benchmarks.stacks.problems import SUITES as STACK_SUITES
 
 DEFAULT_SUITE = {"cpu": "small"}
 
@@ -47,8 +49,8 @@ class ScanSelection:
         ]
 
 
-def select(asked: Asked, platform: str) -> ScanSelection:
-    """What the options stand for.
+def select(asked: Asked, platform: str) -> ScanSelection | stacks.StackSelection:
+    """What the options stand for: suites of single layers, or of stacks.
 
     Raises:
         UsageError: for a name that there isn't, and for options that it has no use for.
@@ -59,7 +61,13 @@ def select(asked: Asked, platform: str) -> ScanSelection:
                 option, f"the suites of recurrent have layers of their own, got {list(values)}"
             )
     suites = asked.suites or (DEFAULT_SUITE.get(platform, "layers"),)
-    one_of("--suite", suites, list(SUITES), asked.operation)
+    one_of("--suite", suites, [*SUITES, *STACK_SUITES], asked.operation)
+    of_stacks = tuple(name for name in suites if name in STACK_SUITES)
+    if of_stacks:
+        if of_stacks != suites:
+            message = f"{of_stacks[0]!r} has implementations of its own: give stacks alone"
+            raise UsageError("--suite", message)
+        return stacks.select(asked, of_stacks)
     usual = tuple(i.name for i in IMPLEMENTATIONS.values() if platform in i.usual_on)
     names = asked.implementations or usual
     one_of("--implementation", names, list(IMPLEMENTATIONS), asked.operation)
@@ -107,5 +115,6 @@ def listing(operation: str) -> str:
         why, usual = implementation.available(), ", ".join(implementation.usual_on)
         about = implementation.way + ("" if usual else ", if it is named")
         lines.append(f"  {name:<18}{f'left out: {why}' if why else about}")
+    lines += stacks.listing()
     lines += ["", f"variants: {', '.join(variants())}"]
     return "\n".join(lines)

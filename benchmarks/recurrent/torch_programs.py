@@ -6,40 +6,16 @@ PyTorch is imported only where it is asked for. Float32 is float32 throughout, n
 from __future__ import annotations
 
 import copy
-import importlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from benchmarks.recurrent.problems import Problem
 from benchmarks.recurrent.reference import narrow_input
+from benchmarks.torch_arrays import as_float64, nbytes, to_device, torch_module
 from jaxsparse.timing import Program
-
-
-def torch_module() -> Any:
-    """PyTorch, with float32 products that are exact."""
-    torch = importlib.import_module("torch")
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
-    return torch
-
-
-def to_device(array: np.ndarray, dtype: str) -> Any:
-    """A tensor of so many bits on the GPU."""
-    torch = torch_module()
-    return torch.from_numpy(np.ascontiguousarray(array)).cuda().to(getattr(torch, dtype))
-
-
-def as_float64(tensor: Any) -> np.ndarray:
-    """On the host."""
-    return np.asarray(tensor.detach().float().cpu().numpy(), np.float64)
-
-
-def nbytes(tensors: Sequence[Any]) -> int:
-    """Of all of them."""
-    return sum(x.numel() * x.element_size() for x in tensors)
 
 
 def carry_of(problem: Problem, dtype: str) -> tuple[Any, ...]:

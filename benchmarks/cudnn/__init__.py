@@ -1,0 +1,1 @@
+"""cuDNN's own interface to recurrent networks: functions, descriptors and calls."""

@@ -1,0 +1,1 @@
+"""Stacks of recurrent layers beside what else runs them: suites of `benchmarks run recurrent`."""

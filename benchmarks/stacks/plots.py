@@ -1,0 +1,93 @@
+"""Pictures of stacks: throughput over what a suite varies, or milliseconds of each stack."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from benchmarks.panels import Panel
+from benchmarks.recurrent.plots import plain_numbers, tick_labels, told_apart
+from benchmarks.recurrent.report import fastest, ways
+from benchmarks.run import Row
+from benchmarks.stacks.ladder import RUNGS
+from benchmarks.stacks.problems import SUITES
+from benchmarks.stacks.report import teraflops
+
+# way -> colour and marker, the same in every picture; rungs from light to dark
+STYLES: dict[str, tuple[Any, str]] = {
+    "jaxsparse": ("C3", "o"),
+    "jaxsparse, layer by layer": ("C1", "s"),
+    "jaxsparse, forced": ("C8", "."),
+    "jax.lax.scan, layer by layer": ("C0", "D"),
+    "jax.lax.scan, wavefront": ("C9", "d"),
+    "flax.nnx.RNN": ("C5", "*"),
+    "jax.experimental.rnn": ("C6", "X"),
+    "cuDNN by PyTorch": ("C2", "v"),
+    "cuDNN, forced": ("C4", "^"),
+    **{
+        f"{rung}{launched}": (str(0.85 - 0.06 * at), marker)
+        for launched, marker in (("", "1"), (", graph", "2"))
+        for at, rung in enumerate(RUNGS)
+    },
+}
+
+# what a suite varies -> the axis' label
+AXES = {"hidden": "units", "batch": "batch"}
+
+
+def draw(ax: Any, panel: Panel) -> None:
+    """Lines over what the suite varies, or a row of dots for each stack."""
+    suite = SUITES.get(panel.suite)
+    if suite is None or suite.varies is None:
+        _dots(ax, panel)
+    else:
+        _lines(ax, panel, suite.varies)
+
+
+def _lines(ax: Any, panel: Panel, varies: str) -> None:
+    """A line for each way and each of what does not vary along it."""
+
+    def rest(row: Row) -> tuple[Any, ...]:
+        return tuple(
+            row[field]
+            for field in ("cell", "layers", "batch", "hidden", "length", "state_dtype")
+            if field != varies
+        )
+
+    drawn: set[str] = set()
+    for way in ways(panel):
+        rows = [row for p in panel.problems if (row := fastest(panel, p, way))]
+        colour, marker = STYLES[way]
+        for _, group in itertools.groupby(sorted(rows, key=rest), key=rest):
+            points = sorted((row[varies], teraflops(row)) for row in group)
+            name = way if way not in drawn else None
+            drawn.add(way)
+            ax.plot(*np.array(points).T, color=colour, marker=marker, label=name, alpha=0.7)
+    ax.set_xscale("log")
+    shown = sorted({row[varies] for row in panel.rows.values()})
+    ax.set_xticks(shown, tick_labels(shown))
+    ax.set_xticks([], minor=True)
+    ax.set_xlabel(AXES[varies])
+    ax.set_yscale("log")
+    plain_numbers(ax.yaxis)
+    ax.set_ylabel("TFLOP/s")
+    ax.grid(alpha=0.3)
+
+
+def _dots(ax: Any, panel: Panel) -> None:
+    heights = {problem: -i for i, problem in enumerate(panel.problems)}
+    drawn = ways(panel)
+    for i, way in enumerate(drawn):
+        lower = 0.6 * ((i + 0.5) / len(drawn) - 0.5)  # or equal times would hide each other
+        rows = [(heights[p] - lower, fastest(panel, p, way)) for p in panel.problems]
+        points = [(row["us"] / 1e3, y) for y, row in rows if row]
+        if points:
+            colour, marker = STYLES[way]
+            ax.plot(*np.array(points).T, marker, color=colour, label=way, alpha=0.85)
+    ax.set_xscale("log")
+    plain_numbers(ax.xaxis)
+    ax.set_xlabel("milliseconds")
+    ax.set_yticks(list(heights.values()), told_apart(list(heights)))
+    ax.grid(axis="x", alpha=0.3)
