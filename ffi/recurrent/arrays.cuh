@@ -12,7 +12,7 @@
 #pragma once
 
 #include "cuda/device.cuh"
-#include "recurrent/problem.h"
+#include "recurrent/scan_of_block.cuh"
 
 namespace jaxsparse {
 
@@ -30,7 +30,7 @@ struct ScanArrays {
   static constexpr int kCarrySlots = Step::kCarries > 0 ? Step::kCarries : 1;
 
   __device__ __forceinline__ static int64_t TimeOf(const RecurrentScanProblem& p, int64_t step) {
-    return p.reverse ? p.steps - 1 - step : step;
+    return IsReversed<Plan>(p) ? p.steps - 1 - step : step;
   }
 
   // visit(slot, address, is_float) for all inputs of a step at one place.
@@ -41,7 +41,8 @@ struct ScanArrays {
 #pragma unroll
     for (int i = 0; i < Arrays::kInputs; ++i) {
       const ScanInput& in = p.inputs[i];
-      const int64_t at = t * in.step_stride + b * in.row_stride + unit * in.unit_stride;
+      const int64_t at = DirectionOf<Plan>(p) * in.direction_stride + t * in.step_stride +
+                         (FirstRowOf<Plan>(p) + b) * in.row_stride + unit * in.unit_stride;
       const int64_t size = Arrays::kInputIsFloat[i] ? sizeof(float) : sizeof(State);
 #pragma unroll
       for (int part = 0; part < Arrays::kInputParts[i]; ++part) {
@@ -80,7 +81,8 @@ struct ScanArrays {
   __device__ __forceinline__ static void StoreResults(const RecurrentScanProblem& p, int64_t t,
                                                       int64_t b, int64_t unit, const float* state,
                                                       const float* output) {
-    const int64_t row = t * p.batch + b;
+    const int64_t step = DirectionOf<Plan>(p) * p.steps + t;
+    const int64_t row = step * p.batch + FirstRowOf<Plan>(p) + b;
     auto* states = static_cast<State*>(p.states) + row * Step::kStates * p.hidden + unit;
 #pragma unroll
     for (int s = 0; s < Step::kStates; ++s) FromAccumulator(state[s], states + s * p.hidden);
@@ -99,13 +101,17 @@ struct ScanArrays {
   __device__ __forceinline__ static void LoadCarry(const RecurrentScanProblem& p, int64_t b,
                                                    int64_t unit, float* carry) {
 #pragma unroll
-    for (int k = 0; k < Step::kCarries; ++k) carry[k] = p.initial_carry[k][b * p.hidden + unit];
+    for (int k = 0; k < Step::kCarries; ++k) {
+      carry[k] = p.initial_carry[k][RowOf<Plan>(p, b) * p.hidden + unit];
+    }
   }
 
   __device__ __forceinline__ static void StoreCarry(const RecurrentScanProblem& p, int64_t b,
                                                     int64_t unit, const float* carry) {
 #pragma unroll
-    for (int k = 0; k < Step::kCarries; ++k) p.final_carry[k][b * p.hidden + unit] = carry[k];
+    for (int k = 0; k < Step::kCarries; ++k) {
+      p.final_carry[k][RowOf<Plan>(p, b) * p.hidden + unit] = carry[k];
+    }
   }
 
  private:

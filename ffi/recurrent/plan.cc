@@ -87,6 +87,8 @@ std::string PlanConstants(const char* type, const std::string& config, const Sca
   text += " kSizes{" + config + "};\n";
   text += "  static constexpr int kScans = " + std::to_string(launches.scans) + ";\n";
   text += "  static constexpr int kBlocks = kSizes.blocks;\n";
+  text += "  static constexpr int kGroups = " + std::to_string(launches.groups) + ";\n";
+  text += "  static constexpr int kLaunches = " + std::to_string(launches.Count()) + ";\n";
   text += "  static constexpr bool kBarrier = " + Literal(barrier) + ";\n";
   text += "  static constexpr bool kPrefetch = " + Literal(prefetch) + ";\n";
   return text;

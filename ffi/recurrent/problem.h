@@ -1,8 +1,13 @@
-// A whole recurrent scan, or several side by side, in one launch. Per step t (falling if
-// `reverse`), for every batch entry b and unit u:
+// A whole recurrent scan, or several side by side, in one launch. Per step t (falling where a scan
+// is reversed), for every batch entry b and unit u:
 //
 //   product[g] = sum over (s, k) of weights[(g, u), (s, k)] * state[b][s][k]
 //   (product, carry, input) -> (state[b][.][u], carry, output)         pointwise
+//
+// The scans of a call are told apart by their number, direction * parts of the batch + part: a
+// direction has weights of its own and a place of its own in every array, a part takes a share of
+// the rows. So a launch of many scans has no more parameters than one of a single scan, and what
+// a block reads lies at a distance from constants that takes no register.
 //
 // Forward pass of a cell: one state part s, as many products g as gates. Its adjoint: one product,
 // as many state parts as gates. The pointwise step and all sizes that decide register use are
@@ -16,47 +21,50 @@ namespace jaxsparse {
 // Arrays of one kind that a launch takes.
 constexpr int kMaxScanArrays = 24;
 // Scans of one launch: directions of a layer, parts of a batch.
-constexpr int kMaxScansOfLaunch = 4;
+constexpr int kMaxScansOfLaunch = 128;
+// Words that blocks poll or count at have a cache line each.
+constexpr int64_t kScanFlagBytes = 128;
 
 // Values of the state's dtype or of float32 for every step, batch entry and unit, of several parts;
 // the distance in elements between neighbours is 0 where it repeats.
 struct ScanInput {
   const void* data = nullptr;
+  int64_t direction_stride = 0;
   int64_t step_stride = 0;
   int64_t row_stride = 0;
   int64_t part_stride = 0;
   int64_t unit_stride = 0;
 };
 
+// Arrays are those of all D directions and of the whole batch.
 struct RecurrentScanProblem {
   int64_t steps = 0;   // T
-  int64_t batch = 0;   // B of all arrays; a scan of a part of it points to its first entry
+  int64_t batch = 0;   // B
   int64_t hidden = 0;  // h
-  bool reverse = false;
+  int first_scan = 0;  // of this launch, if there are several; the others follow
+  uint32_t reversed[kMaxScansOfLaunch / 32] = {};  // a bit for each scan of the launch
 
   ScanInput inputs[kMaxScanArrays];
-  const float* initial_carry[kMaxScanArrays] = {};  // (B, h) each
-  const void* initial_state = nullptr;              // state dtype (B, state parts, h)
+  const float* initial_carry[kMaxScanArrays] = {};  // (D, B, h) each
+  const void* initial_state = nullptr;              // state dtype (D, B, state parts, h)
   const void* weights = nullptr;     // weight dtype: stored values, or a dense matrix
-  int64_t weights_size = 0;          // of them
+  int64_t weights_size = 0;          // elements of a direction
   int64_t weight_row_stride = 0;     // dense: elements between rows (g, u)
   int64_t weight_column_stride = 0;  // dense: elements between columns (s, k)
-  const uint32_t* layout = nullptr;  // sparse: what sparse_layout.h makes of a pattern
+  const uint32_t* layout = nullptr;  // sparse: what sparse_layout.h makes of the patterns
 
-  void* states = nullptr;                   // state dtype (T, B, state parts, h)
-  void* outputs[kMaxScanArrays] = {};       // state dtype (T, B, parts, h) each
-  float* final_carry[kMaxScanArrays] = {};  // (B, h) each
+  void* states = nullptr;                   // state dtype (D, T, B, state parts, h)
+  void* outputs[kMaxScanArrays] = {};       // state dtype (D, T, B, parts, h) each
+  float* final_carry[kMaxScanArrays] = {};  // (D, B, h) each
 
-  // Workspace, every byte 0xff before the launch: a slot per step. Its layout is the kernel's.
+  // Workspace, every byte 0xff before the launch: for each scan of the launch, a slot per step. Its
+  // layout is the kernel's.
   void* exchange = nullptr;
+  int64_t exchange_bytes = 0;  // of a scan
   PollDelays poll_delays;
   WaitLimits wait_limits;
-  uint32_t* arrivals = nullptr;  // counts blocks that meet at a barrier (grid_barrier.cuh)
-};
-
-template <int kScans>
-struct RecurrentScans {
-  RecurrentScanProblem scan[kScans];
+  // Counts of blocks that meet at a barrier (grid_barrier.cuh), kScanFlagBytes apart.
+  uint32_t* arrivals = nullptr;
 };
 
 }  // namespace jaxsparse

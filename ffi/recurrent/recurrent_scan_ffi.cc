@@ -22,12 +22,15 @@ namespace {
 
 constexpr char kName[] = "recurrent_scan";
 
-// One call: everything but the place of a direction and batch entry in the arrays.
+// Weights of their own in one call: more than any layer has heads.
+constexpr size_t kMostDirections = 4096;
+
+// One call: everything but the place of a batch entry in the arrays.
 struct Call {
   Batch batch;
   int64_t steps = 0, rows = 0, hidden = 0, state_parts = 0;
   Array weights, layout, row_offsets, column_indices, state, states;
-  int64_t weights_size = 0, layout_size = 0;  // elements of a direction
+  int64_t nse = 0, weights_size = 0, layout_size = 0;  // elements of a direction
   int64_t matrix_rows = 0, matrix_columns = 0;
   bool densified = false;
   IndexType index_type = IndexType::kInt32;
@@ -35,7 +38,6 @@ struct Call {
   DType weight_dtype = DType::kFloat32, state_dtype = DType::kFloat32;
   struct Input {
     Array array;
-    int64_t size = 0;   // elements of a direction
     int64_t bytes = 0;  // of an element
     ScanInput form;
   };
@@ -120,7 +122,7 @@ void ParseWeights(CallParser& call, int64_t products, Dimension& d, Dimension& s
     case ScanWeights::kPairs:
       c->weights = call.Operand("recurrent", dtype, {d, nse});
       c->layout = call.Operand("layout", {ffi::U32}, {d, layout_words});
-      c->weights_size = nse.size;
+      c->weights_size = c->nse = nse.size;
       c->layout_size = layout_words;
       break;
     case ScanWeights::kMasked: {
@@ -134,7 +136,8 @@ void ParseWeights(CallParser& call, int64_t products, Dimension& d, Dimension& s
       c->row_offsets = call.Operand("row_offsets", {ffi::S32}, {d, rows + 1});
       c->column_indices = call.Operand("column_indices", index, {d, nse});
       c->index_type = IndexTypeOf(index);
-      c->weights_size = nse.size;
+      c->nse = nse.size;
+      c->weights_size = rows * columns;
       break;
     }
     case ScanWeights::kDense:  // (columns, rows)
@@ -167,12 +170,11 @@ void ParseLaunch(CallParser& call, Call* c) {
   launches.exchange_bytes = call.Integer("exchange_bytes", 0, kMostBytes);
   launches.groups = call.Integer("groups", 1, kMostIndex);
   launches.scans = call.Integer("scans", 1, kMaxScansOfLaunch);
-  if (c->rows % launches.groups != 0 ||
-      launches.directions * launches.groups % launches.scans != 0 ||
+  if (c->rows % launches.groups != 0 || launches.scans > launches.All() ||
       c->shape.blocks % (launches.scans * c->shape.cluster) != 0) {
-    call.Fail("attributes groups, scans, blocks and cluster must divide a batch of " +
+    call.Fail("attributes groups, scans, blocks and cluster must suit a batch of " +
               std::to_string(c->rows) + " and " + std::to_string(launches.directions) +
-              " directions evenly, got " + std::to_string(launches.groups) + ", " +
+              " directions, got " + std::to_string(launches.groups) + ", " +
               std::to_string(launches.scans) + ", " + std::to_string(c->shape.blocks) + " and " +
               std::to_string(c->shape.cluster));
   }
@@ -187,9 +189,9 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
                           outputs = Spans(call, "outputs", "");
   const auto input_dtypes = Words(call.Attribute<std::string_view>("input_dtypes"));
   const auto reversed = call.Attribute<std::string_view>("reversed");  // such as "01"
-  if (reversed.size() > kMaxScanArrays || reversed.find_first_not_of("01") != reversed.npos) {
+  if (reversed.size() > kMostDirections || reversed.find_first_not_of("01") != reversed.npos) {
     call.Fail("attribute reversed must have a 0 or 1 for each of at most " +
-              std::to_string(kMaxScanArrays) + " directions, got '" + std::string(reversed) + "'");
+              std::to_string(kMostDirections) + " directions, got '" + std::string(reversed) + "'");
   }
   if (input_dtypes.size() != inputs.size()) {
     call.Fail("attribute input_dtypes must have " + std::to_string(inputs.size()) +
@@ -232,10 +234,10 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
     Call::Input input;
     input.array = call.Operand("input", type, {d, time, rows, span.parts, units});
     input.bytes = SizeOf(DTypeOf(type));
-    input.size = time * rows * span.parts * units;
     input.form.part_stride = units;
     input.form.unit_stride = span.has('h') ? 1 : 0;
     input.form.row_stride = span.has('b') ? span.parts * units : 0;
+    input.form.direction_stride = time * rows * span.parts * units;
     input.form.step_stride = span.has('t') ? rows * span.parts * units : 0;
     c->inputs.push_back(input);
   }
@@ -245,65 +247,51 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
   return call.ok() ? ffi::Error::Success() : call.error();
 }
 
-// Where a direction of a batch entry lies in the arrays.
-struct Place {
-  const Batch& batch;
-  int64_t entry;
-  int64_t direction;
+// Where a batch entry of a call lies in an array with elements of so many bytes.
+char* EntryOf(const Call& c, int64_t entry, const Array& array, int64_t bytes) {
+  auto* data = static_cast<char*>(array.data);
+  return data + (array.At<char>(c.batch, entry) - data) * bytes;
+}
 
-  // `size`: elements of a direction; `bytes`: of an element.
-  char* In(const Array& array, int64_t size, int64_t bytes) const {
-    auto* data = static_cast<char*>(array.data);
-    return data + (array.At<char>(batch, entry) - data + direction * size) * bytes;
-  }
-};
-
-// The problem of one direction and part of the batch, of one batch entry of the call; the scan'th
-// of its launch.
-RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t direction, int64_t group,
-                               int64_t scan) {
-  const Place place{c.batch, entry, direction};
-  const auto at = [&](const Array& array, int64_t size, int64_t bytes) {
-    return place.In(array, size, bytes);
+// The problem of one launch for one batch entry of the call.
+RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t launch) {
+  const auto at = [&](const Array& array, int64_t bytes) {
+    return EntryOf(c, entry, array, bytes);
   };
-  const int64_t state = SizeOf(c.state_dtype), units = c.rows * c.hidden;
-  const int64_t first = c.rows / c.launches.groups * group;  // batch entry
-  const int64_t first_unit = first * c.hidden;
+  const int64_t state = SizeOf(c.state_dtype);
+  const int64_t first_scan = launch * c.launches.scans;
   RecurrentScanProblem p;
   p.steps = c.steps;
   p.batch = c.rows;
   p.hidden = c.hidden;
-  p.reverse = c.reversed[static_cast<size_t>(direction)];
-  p.weights = c.densified ? c.workspace + c.launches.DenseAt(direction)
-                          : at(c.weights, c.weights_size, SizeOf(c.weight_dtype));
-  if (c.layout.data != nullptr) {
-    p.layout = reinterpret_cast<const uint32_t*>(at(c.layout, c.layout_size, sizeof(uint32_t)));
+  p.first_scan = static_cast<int>(first_scan);
+  for (int64_t scan = 0; scan < c.launches.ScansOf(launch); ++scan) {
+    const int64_t direction = (first_scan + scan) / c.launches.groups;
+    const uint32_t bit = c.reversed[static_cast<size_t>(direction)] ? 1 : 0;
+    p.reversed[scan / 32] |= bit << scan % 32;
   }
+  p.weights =
+      c.densified ? c.workspace + c.launches.DenseAt(0) : at(c.weights, SizeOf(c.weight_dtype));
   p.weights_size = c.weights_size;
   p.weight_row_stride = c.weight_row_stride;
   p.weight_column_stride = c.weight_column_stride;
-  p.initial_state = at(c.state, units * c.state_parts, state) + first_unit * c.state_parts * state;
-  p.states =
-      at(c.states, units * c.state_parts * c.steps, state) + first_unit * c.state_parts * state;
+  if (c.layout.data != nullptr) {
+    p.layout = reinterpret_cast<const uint32_t*>(at(c.layout, sizeof(uint32_t)));
+  }
+  p.initial_state = at(c.state, state);
+  p.states = at(c.states, state);
   for (size_t i = 0; i < c.carries.size(); ++i) {
-    const auto* initial = reinterpret_cast<const float*>(at(c.carries[i], units, sizeof(float)));
-    p.initial_carry[i] = initial + first_unit;
-    auto* last = reinterpret_cast<float*>(at(c.last_carries[i], units, sizeof(float)));
-    p.final_carry[i] = last + first_unit;
+    p.initial_carry[i] = reinterpret_cast<const float*>(at(c.carries[i], sizeof(float)));
+    p.final_carry[i] = reinterpret_cast<float*>(at(c.last_carries[i], sizeof(float)));
   }
   for (size_t i = 0; i < c.inputs.size(); ++i) {
-    const Call::Input& input = c.inputs[i];
-    p.inputs[i] = input.form;
-    p.inputs[i].data =
-        at(input.array, input.size, input.bytes) + first * input.form.row_stride * input.bytes;
+    p.inputs[i] = c.inputs[i].form;
+    p.inputs[i].data = at(c.inputs[i].array, c.inputs[i].bytes);
   }
-  for (size_t i = 0; i < c.outputs.size(); ++i) {
-    const int64_t parts = c.outputs[i].parts;
-    p.outputs[i] =
-        at(c.outputs[i].array, units * parts * c.steps, state) + first_unit * parts * state;
-  }
-  p.exchange = c.workspace + c.launches.ExchangeAt(scan);
-  p.arrivals = reinterpret_cast<uint32_t*>(c.workspace + c.launches.ArrivalsAt(scan));
+  for (size_t i = 0; i < c.outputs.size(); ++i) p.outputs[i] = at(c.outputs[i].array, state);
+  p.exchange = c.workspace + c.launches.ExchangeAt(0);
+  p.exchange_bytes = c.launches.exchange_bytes;
+  p.arrivals = reinterpret_cast<uint32_t*>(c.workspace + c.launches.ArrivalsAt(0));
   p.poll_delays = c.poll_delays;
   p.wait_limits = c.wait_limits;
   p.wait_limits.error = reinterpret_cast<uint32_t*>(c.workspace + c.launches.ErrorAt());
@@ -325,16 +313,18 @@ std::string DensifyAll(const Call& c, int64_t entry, int device, cudaStream_t st
   const int64_t value_bytes = SizeOf(c.weight_dtype);
   const int64_t index_bytes = c.index_type == IndexType::kInt32 ? 4 : 2;
   for (int64_t direction = 0; direction < c.launches.directions && reason.empty(); ++direction) {
-    const Place place{c.batch, entry, direction};
+    const auto at = [&](const Array& array, int64_t size, int64_t bytes) {
+      return EntryOf(c, entry, array, bytes) + direction * size * bytes;
+    };
     DensifyProblem p;
-    p.values = place.In(c.weights, c.weights_size, value_bytes);
-    p.row_offsets = reinterpret_cast<const int32_t*>(
-        place.In(c.row_offsets, c.matrix_rows + 1, sizeof(int32_t)));
-    p.column_indices = place.In(c.column_indices, c.weights_size, index_bytes);
+    p.values = at(c.weights, c.nse, value_bytes);
+    p.row_offsets =
+        reinterpret_cast<const int32_t*>(at(c.row_offsets, c.matrix_rows + 1, sizeof(int32_t)));
+    p.column_indices = at(c.column_indices, c.nse, index_bytes);
     p.dense = c.workspace + c.launches.DenseAt(direction);
     p.rows = c.matrix_rows;
     p.columns = c.matrix_columns;
-    p.nse = c.weights_size;
+    p.nse = c.nse;
     reason = Densify(p, c.weight_dtype, c.index_type, device, stream);
   }
   return reason;
@@ -372,16 +362,13 @@ ffi::Error RunOnCuda(int32_t device, cudaStream_t stream, ffi::RemainingArgs ope
     if (call.densified) reason = DensifyAll(call, entry, device, stream);
     const ScanLaunches& launches = call.launches;
     for (int64_t i = 0; i < launches.Count() && reason.empty(); ++i) {
-      RecurrentScans<kMaxScansOfLaunch> launch;  // a kernel takes as many as it was planned for
-      for (int64_t beside = 0; beside < launches.scans; ++beside) {
-        const int64_t scan = i * launches.scans + beside;
-        RecurrentScanProblem& p = launch.scan[beside];
-        p = ProblemOf(call, entry, scan / launches.groups, scan % launches.groups, beside);
-        // Unified addressing: the device sees it there, too.
-        p.wait_limits.report = failure;
-      }
+      RecurrentScanProblem p = ProblemOf(call, entry, i);
+      // Unified addressing: the device sees it there, too.
+      p.wait_limits.report = failure;
+      LaunchShape shape = call.shape;
+      shape.blocks = shape.blocks / launches.scans * launches.ScansOf(i);
       reason = Clear(call, device, stream);
-      if (reason.empty()) reason = LaunchKernel(kernel, call.shape, &launch, device, stream);
+      if (reason.empty()) reason = LaunchKernel(kernel, shape, &p, device, stream);
     }
   }
   return reason.empty() ? ffi::Error::Success()

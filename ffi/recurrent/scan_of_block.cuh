@@ -1,4 +1,11 @@
-// Which scan of a launch a block works for. Each scan of a plan has kBlocks blocks in a row.
+// Which scan a block works for, and where that lies in the arrays of a call. Each scan of a launch
+// has kBlocks blocks in a row. What the plan knows takes no instruction: a call of one scan has all
+// its arrays at their beginnings.
+//
+// Plan, of any scan:
+//   kScans, kBlocks   scans of a launch, and blocks of each
+//   kGroups           parts of the batch
+//   kLaunches         of a call
 #pragma once
 
 #include "cuda/device.cuh"
@@ -7,13 +14,47 @@
 namespace jaxsparse {
 
 template <typename Plan>
-__device__ __forceinline__ const RecurrentScanProblem& ScanOfBlock(
-    const RecurrentScans<Plan::kScans>& scans) {
-  return scans.scan[Plan::kScans == 1 ? 0 : blockIdx.x / Plan::kBlocks];
+__device__ __forceinline__ int ScanOfLaunch() {
+  return static_cast<int>(Plan::kScans == 1 ? 0 : blockIdx.x / Plan::kBlocks);
 }
 template <typename Plan>
 __device__ __forceinline__ int BlockOfScan() {
   return static_cast<int>(Plan::kScans == 1 ? blockIdx.x : blockIdx.x % Plan::kBlocks);
+}
+template <typename Plan>
+__device__ __forceinline__ int ScanOfCall(const RecurrentScanProblem& p) {
+  return (Plan::kLaunches == 1 ? 0 : p.first_scan) + ScanOfLaunch<Plan>();
+}
+
+template <typename Plan>
+__device__ __forceinline__ int64_t DirectionOf(const RecurrentScanProblem& p) {
+  return ScanOfCall<Plan>(p) / Plan::kGroups;
+}
+// The batch entry that is the first of this scan's part.
+template <typename Plan>
+__device__ __forceinline__ int64_t FirstRowOf(const RecurrentScanProblem& p) {
+  return Plan::kGroups == 1 ? 0 : ScanOfCall<Plan>(p) % Plan::kGroups * (p.batch / Plan::kGroups);
+}
+// Among the batch entries of all directions, that with number `b` of this scan.
+template <typename Plan>
+__device__ __forceinline__ int64_t RowOf(const RecurrentScanProblem& p, int64_t b) {
+  return DirectionOf<Plan>(p) * p.batch + FirstRowOf<Plan>(p) + b;
+}
+
+template <typename Plan>
+__device__ __forceinline__ bool IsReversed(const RecurrentScanProblem& p) {
+  const int scan = ScanOfLaunch<Plan>();
+  return (p.reversed[scan / 32] >> scan % 32 & 1) != 0;
+}
+
+template <typename Plan>
+__device__ __forceinline__ void* ExchangeOf(const RecurrentScanProblem& p) {
+  return static_cast<char*>(p.exchange) + ScanOfLaunch<Plan>() * p.exchange_bytes;
+}
+template <typename Plan>
+__device__ __forceinline__ uint32_t* ArrivalsOf(const RecurrentScanProblem& p) {
+  constexpr int kWords = kScanFlagBytes / sizeof(uint32_t);
+  return p.arrivals + ScanOfLaunch<Plan>() * kWords;
 }
 
 }  // namespace jaxsparse

@@ -7,13 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from flax.nnx.nn.recurrent import flip_sequences
 
 from jaxsparse import recurrent
 from jaxsparse.nn.cells import RecurrentCell, check_scannable, scan_operands, with_batch
-from jaxsparse.ops import arguments
+from jaxsparse.nn.sequences import first_steps, last_steps, time_first, time_restored
 
 Rngs = nnx.Rngs | nnx.RngStream
 
@@ -95,6 +94,7 @@ class RNN(nnx.Module):
         *,
         initial_carry: Any = None,
         seq_lengths: Any = None,
+        resets: Any = None,
         return_carry: bool | None = None,
         time_major: bool | None = None,
         reverse: bool | None = None,
@@ -108,6 +108,9 @@ class RNN(nnx.Module):
             initial_carry: a pytree of ``(*batch, h)``; by default ``cell.initialize_carry``.
             seq_lengths: integers ``(*batch,)`` of any width: only the first so many steps of a row
                 count. Beyond T they mean T, below 0 they mean 0.
+            resets: booleans ``(*batch, T)``, or ``(T, *batch)`` if time_major: true at the first
+                step of each episode, where several follow one another in a row. The carry is zero
+                at its start: before its first step, or before its last one if reversed.
             return_carry, time_major, reverse, keep_order: as in the constructor.
             rngs: random keys for the cell's ``carry_init``.
 
@@ -122,13 +125,19 @@ class RNN(nnx.Module):
         """
         time_major = _or(time_major, self.time_major)
         reverse = _or(reverse, self.reverse)
-        inputs, lengths = _time_first("RNN", inputs, seq_lengths, time_major)
+        inputs, lengths = time_first("RNN", inputs, seq_lengths, time_major)
+        starts = first_steps("RNN", inputs, resets, lengths, time_major)
         operands = self._operands("RNN", inputs, initial_carry, _fork(_or(rngs, self.rngs)))
-        carry, ys = recurrent.scan(**operands, reverse=reverse, seq_lengths=lengths)
+        carry, ys = recurrent.scan(
+            **operands,
+            reverse=reverse,
+            seq_lengths=lengths,
+            resets=last_steps(starts) if reverse else starts,
+        )
         if reverse and not _or(keep_order, self.keep_order):
             ys = flip_sequences(ys, lengths, num_batch_dims=1, time_major=True)
         batch = inputs.shape[1:-1]
-        outputs = _outputs(ys, batch, time_major)
+        outputs = time_restored(ys, batch, time_major)
         if _or(return_carry, self.return_carry):
             return with_batch(carry, batch), outputs
         return outputs
@@ -206,6 +215,7 @@ class Bidirectional(nnx.Module):
         *,
         initial_carry: tuple[Any, Any] | None = None,
         seq_lengths: Any = None,
+        resets: Any = None,
         return_carry: bool | None = None,
         time_major: bool | None = None,
         reverse: bool | None = None,
@@ -217,7 +227,7 @@ class Bidirectional(nnx.Module):
         Args:
             inputs: as in :class:`RNN`.
             initial_carry: a pair (forward, backward) of carries.
-            seq_lengths, return_carry, time_major, rngs: as in RNN.
+            seq_lengths, resets, return_carry, time_major, rngs: as in RNN.
             reverse, keep_order: not used, as in nnx.Bidirectional.
 
         Returns:
@@ -234,7 +244,9 @@ class Bidirectional(nnx.Module):
                 "Bidirectional: initial_carry must be a pair (forward, backward), "
                 f"got {jax.tree.structure(carries)}"
             )
-        inputs, lengths = _time_first("Bidirectional", inputs, seq_lengths, time_major)
+        inputs, lengths = time_first("Bidirectional", inputs, seq_lengths, time_major)
+        starts = first_steps("Bidirectional", inputs, resets, lengths, time_major)
+        ends = last_steps(starts)
         stream = _or(rngs, self.rngs)
         stream = stream.carry if isinstance(stream, nnx.Rngs) else stream
         rnns = (self.forward_rnn, self.backward_rnn)
@@ -244,14 +256,21 @@ class Bidirectional(nnx.Module):
         )
         if _form(forward) == _form(backward):
             arrays = {name: (forward[name], backward[name]) for name in _ARRAYS}
-            last, ys = recurrent.bidirectional_scan(**forward | arrays, seq_lengths=lengths)
+            both = None if starts is None else (starts, ends)
+            last, ys = recurrent.bidirectional_scan(
+                **forward | arrays, seq_lengths=lengths, resets=both
+            )
         else:
-            runs = ((forward, False), (backward, True))
+            runs = ((forward, False, starts), (backward, True, ends))
             last, ys = zip(
-                *(recurrent.scan(**o, reverse=r, seq_lengths=lengths) for o, r in runs), strict=True
+                *(
+                    recurrent.scan(**operands, reverse=reverse, seq_lengths=lengths, resets=resets)
+                    for operands, reverse, resets in runs
+                ),
+                strict=True,
             )
         batch = inputs.shape[1:-1]
-        outputs = self.merge_fn(*(_outputs(y, batch, time_major) for y in ys))
+        outputs = self.merge_fn(*(time_restored(y, batch, time_major) for y in ys))
         if _or(return_carry, self.return_carry):
             return tuple(with_batch(carry, batch) for carry in last), outputs
         return outputs
@@ -311,51 +330,3 @@ def _stream(operation: str, rngs: Any, *cells: RecurrentCell) -> Any:
 
 def _fork(rngs: Any) -> Any:
     return rngs.carry.fork() if isinstance(rngs, nnx.Rngs) else rngs
-
-
-def clipped_lengths(operation: str, inputs: Any, seq_lengths: Any, time_major: bool) -> Any:
-    """Lengths in [0, T], int32 (*batch,), or None for None."""
-    if seq_lengths is None:
-        return None
-    inputs = arguments.as_array(operation, "inputs", inputs, 2)
-    batch = inputs.shape[1:-1] if time_major else inputs.shape[:-2]
-    lengths: Any = seq_lengths
-    if not isinstance(lengths, np.ndarray | np.generic):
-        lengths = arguments.as_array(operation, "seq_lengths", lengths, 0)
-    if lengths.shape != batch or not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise ValueError(
-            f"{operation}: seq_lengths must be integers of shape {batch}, the batch dimensions of "
-            f"the inputs, got {lengths.dtype} of shape {lengths.shape}"
-        )
-    # Neither may T wrap in the dtype of the lengths, nor a length in int32. JAX would make int32 of
-    # a NumPy array of 64 bits, so that one is clipped by NumPy.
-    longest = min(inputs.shape[0 if time_major else -2], int(jnp.iinfo(lengths.dtype).max))
-    clip: Any = jnp.clip if isinstance(lengths, jax.Array) else np.clip
-    return jnp.asarray(clip(lengths, 0, longest).astype(np.int32))
-
-
-def time_mask(inputs: jax.Array, lengths: jax.Array, time_major: bool) -> jax.Array:
-    """Which steps count: bool (*batch, T, 1), or (T, *batch, 1) if time_major."""
-    axis, batch = (0 if time_major else -1), lengths.ndim
-    steps = jnp.arange(inputs.shape[0 if time_major else -2], dtype=lengths.dtype)
-    steps = jnp.expand_dims(steps, range(1, batch + 1) if time_major else range(batch))
-    return (steps < jnp.expand_dims(lengths, axis))[..., None]
-
-
-def _time_first(
-    operation: str, inputs: Any, seq_lengths: Any, time_major: bool
-) -> tuple[jax.Array, Any]:
-    """Inputs (T, *batch, features), zero past their ends, and lengths (B,) in [0, T] or None."""
-    inputs = arguments.as_array(operation, "inputs", inputs, 2)
-    lengths = clipped_lengths(operation, inputs, seq_lengths, time_major)
-    if lengths is not None:
-        # The scan itself ignores padding, but the gradient of the input's weights is a sum over
-        # all steps, in which 0 times NaN would be NaN.
-        inputs = jnp.where(time_mask(inputs, lengths, time_major), inputs, 0)
-        lengths = lengths.reshape(-1)
-    return inputs if time_major else jnp.moveaxis(inputs, -2, 0), lengths
-
-
-def _outputs(ys: jax.Array, batch: tuple[int, ...], time_major: bool) -> jax.Array:
-    outputs = ys.reshape(ys.shape[0], *batch, ys.shape[-1])
-    return outputs if time_major else jnp.moveaxis(outputs, 0, -2)

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxsparse.nn.linear import as_integer
-from jaxsparse.nn.recurrent import Rngs, clipped_lengths, shared_option, time_mask
+from jaxsparse.nn.recurrent import Rngs, shared_option
+from jaxsparse.nn.sequences import check_resets, clipped_lengths, time_mask
 from jaxsparse.ops import arguments
 
 
@@ -102,6 +103,7 @@ class RecurrentStack(nnx.Module):
         *,
         initial_carry: Any = None,
         seq_lengths: Any = None,
+        resets: Any = None,
         return_carry: bool | None = None,
         time_major: bool | None = None,
         deterministic: bool | None = None,
@@ -112,7 +114,7 @@ class RecurrentStack(nnx.Module):
         Args:
             inputs: as in `RNN`.
             initial_carry: a sequence of one carry for each layer, or None for a layer's own.
-            seq_lengths, return_carry, time_major: as in RNN, for all layers.
+            seq_lengths, resets, return_carry, time_major: as in RNN, for all layers.
             deterministic: True leaves the dropouts out; by default their own ``deterministic``,
                 which `nnx.Module.train` and ``eval`` set.
             rngs: random keys, for the cells as in RNN (the stream "carry") and for the dropouts
@@ -139,6 +141,9 @@ class RecurrentStack(nnx.Module):
         lengths = clipped_lengths("RecurrentStack", inputs, seq_lengths, time_major)
         mask = None if lengths is None else time_mask(inputs, lengths, time_major)
         y = start = inputs if mask is None else jnp.where(mask, inputs, 0)
+        steps = {"seq_lengths": lengths}
+        if resets is not None:  # layers of other classes may not take them
+            steps["resets"] = check_resets("RecurrentStack", resets, inputs.shape[:-1])
         modules = (self.layers, self.norms, self.dropouts)
         every = count if self.checkpoint_every is None else self.checkpoint_every
         carries: list[Any] = []
@@ -149,7 +154,7 @@ class RecurrentStack(nnx.Module):
             run: Any = functools.partial(_run, first, self.skip, time_major, deterministic)
             if self.checkpoint_every is not None:
                 run = nnx.remat(run)
-            last, y, start = run(parts, given[part], y, start, mask, lengths, rngs)
+            last, y, start = run(parts, given[part], y, start, mask, steps, rngs)
             carries += last
         return (tuple(carries), y) if return_carry else y
 
@@ -164,7 +169,7 @@ def _run(
     y: jax.Array,
     start: jax.Array,
     mask: Any,
-    lengths: Any,
+    steps: dict[str, Any],
     rngs: Any,
 ) -> tuple[list[Any], jax.Array, jax.Array]:
     """Some layers of a stack: their last carries, the outputs, and where the next skip starts."""
@@ -174,10 +179,10 @@ def _run(
         carry, y = layer(
             y if norm is None else _normalised(norm, y, mask),
             initial_carry=carry,
-            seq_lengths=lengths,
             return_carry=True,
             time_major=time_major,
             rngs=_with_carries(rngs),
+            **steps,
         )
         last.append(carry)
         if dropout is not None:

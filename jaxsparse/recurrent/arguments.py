@@ -34,6 +34,7 @@ class Direction:
         xs: Any,
         bias: Any,
         parameters: Any,
+        resets: Any,
     ):
         if not callable(cell):
             raise TypeError(f"{operation}: cell must be a function, got {type(cell).__name__}")
@@ -105,6 +106,14 @@ class Direction:
                     f"{operation}: the leaves of {side}parameters must have shape (h,) = {(h,)}, "
                     f"got {x.shape}"
                 )
+        self.resets: Any = None
+        if resets is not None:
+            self.resets = _array(operation, f"{side}resets", resets, 2)
+            if self.resets.dtype != jnp.bool_ or self.resets.shape != (self.length, b):
+                raise ValueError(
+                    f"{operation}: {side}resets must be booleans of shape (T, B) = "
+                    f"{(self.length, b)}, got {self.resets.dtype} of shape {self.resets.shape}"
+                )
         self.cell = cell
 
     @property
@@ -123,6 +132,7 @@ class Direction:
             values.dtype.name,
             self.bias is not None,
             str(self.parameter_tree),
+            self.resets is not None,
         )
 
 

@@ -25,6 +25,7 @@ from jaxsparse.recurrent.layout import (
 from jaxsparse.recurrent.plan import COMPUTE_CAPABILITY, SparseForm
 from jaxsparse.recurrent.primitive import Operands, scan_bind
 from jaxsparse.recurrent.stacking import padded_values, stacked, stacked_patterns
+from jaxsparse.recurrent.step import Resetting
 
 
 class Options(NamedTuple):
@@ -54,7 +55,7 @@ def run(
     one = directions[0]
     length, b, _ = one.xs.shape
     mask = counted_steps(operation, options.seq_lengths, length, b)
-    step = checked_step(
+    cell_step = checked_step(
         operation,
         one.cell,
         (one.input_gates, one.gates),
@@ -65,7 +66,7 @@ def run(
     )
     if length == 0 or b == 0:
         return [
-            (jax.tree.unflatten(d.tree, d.carry), d.xs[:, :, : d.h] if step.has_y else None)
+            (jax.tree.unflatten(d.tree, d.carry), d.xs[:, :, : d.h] if cell_step.has_y else None)
             for d in directions
         ]
 
@@ -89,7 +90,7 @@ def run(
     state = stacked([d.carry[-1].astype(one.dtype) for d in directions])
     _, last, ys = scan_bind(
         Operands(weights, jnp.expand_dims(state, -2), carries, inputs),
-        step=step,
+        step=cell_step if one.resets is None else Resetting(cell_step),
         sparse=one.sparse,
         forms=forms,
         not_laid_out=next((x for x in layouts if isinstance(x, str)), ""),
@@ -107,7 +108,7 @@ def run(
             jax.tree.unflatten(
                 d.tree, [c[i].astype(x.dtype) for c, x in zip(last, d.carry, strict=True)]
             ),
-            ys[0][i, :, :, 0] if step.has_y else None,
+            ys[0][i, :, :, 0] if cell_step.has_y else None,
         )
         for i, d in enumerate(directions)
     ]
@@ -136,6 +137,11 @@ def _inputs(
         spans.append("h")
     if mask is not None:
         inputs.append(stacked([mask.astype(one.dtype).reshape(length, b, 1, 1)] * len(directions)))
+        spans.append("tb")
+    if one.resets is not None:
+        # A step that does not count resets nothing.
+        resets = [d.resets if mask is None else d.resets & mask for d in directions]
+        inputs.append(stacked([x.astype(one.dtype).reshape(length, b, 1, 1) for x in resets]))
         spans.append("tb")
     return tuple(inputs), tuple(spans)
 

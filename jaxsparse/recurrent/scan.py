@@ -21,6 +21,7 @@ def scan(
     parameters: Any = None,
     reverse: bool = False,
     seq_lengths: Any = None,
+    resets: Any = None,
     precision: Any = None,
     recompute: bool = False,
     implementation: str | None = None,
@@ -58,6 +59,9 @@ def scan(
         reverse: runs from the last step to the first; ``ys`` stays in the order of ``xs``.
         seq_lengths: integers ``(B,)``: only the first so many steps of a row count. Past them
             ``ys`` is 0, the carry stays what it was, and nothing has a gradient.
+        resets: booleans ``(T, B)``: where true the carry is zero before that step, in the order in
+            which the scan runs, and what it was, NaN included, reaches no result of this and later
+            steps and no gradient: episodes in one array. A step that does not count resets nothing.
         precision: of float32 products: None or HIGHEST for exact multiply-adds; DEFAULT, HIGH or
             "tensorfloat32" allow tensor cores with shorter factors.
         recompute: saves memory in a gradient: the recurrent products are not kept but computed
@@ -83,7 +87,9 @@ def scan(
     Array([1., 2., 3.], dtype=float32)
     """
     operation = "recurrent.scan"
-    direction = Direction(operation, "", cell, recurrent, carry, xs, recurrent_bias, parameters)
+    direction = Direction(
+        operation, "", cell, recurrent, carry, xs, recurrent_bias, parameters, resets
+    )
     (result,) = run(
         operation,
         [direction],
@@ -102,6 +108,7 @@ def bidirectional_scan(
     recurrent_bias: Any = None,
     parameters: Any = None,
     seq_lengths: Any = None,
+    resets: Any = None,
     precision: Any = None,
     recompute: bool = False,
     implementation: str | None = None,
@@ -109,9 +116,10 @@ def bidirectional_scan(
 ) -> tuple[tuple[Any, Any], tuple[jax.Array, jax.Array]]:
     """Two scans at once, one forward and one backward in time.
 
-    As ``scan``, but ``recurrent``, ``carry``, ``xs``, ``recurrent_bias`` and ``parameters`` are
-    pairs (forward, backward) of equal shapes and dtypes; two sparse matrices may store different
-    positions.
+    As ``scan``, but ``recurrent``, ``carry``, ``xs``, ``recurrent_bias``, ``parameters`` and
+    ``resets`` are pairs (forward, backward) of equal shapes and dtypes; two sparse matrices may
+    store different positions. Where an episode begins at step t, the forward scan is reset before
+    step t and the backward one before step t - 1.
 
     Returns:
         The pair of last carries (the backward one is that before the first step), and the pair of
@@ -129,14 +137,13 @@ def bidirectional_scan(
     Array([3., 2., 1.], dtype=float32)
     """
     operation = "recurrent.bidirectional_scan"
-    bias = (None, None) if recurrent_bias is None else recurrent_bias
-    own = (None, None) if parameters is None else parameters
     pairs = {
         "recurrent": recurrent,
         "carry": carry,
         "xs": xs,
-        "recurrent_bias": bias,
-        "parameters": own,
+        "recurrent_bias": (None, None) if recurrent_bias is None else recurrent_bias,
+        "parameters": (None, None) if parameters is None else parameters,
+        "resets": (None, None) if resets is None else resets,
     }
     for name, pair in pairs.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:

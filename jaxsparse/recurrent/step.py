@@ -63,6 +63,16 @@ class Step:
         """Applies the step to arrays of one shape."""
         raise NotImplementedError
 
+    def reads_state(self, inputs: Sequence[Any]) -> Any:
+        """Where the step depends on the state before it: True, or booleans that broadcast.
+
+        Elsewhere that state may be anything, NaN included.
+
+        Args:
+            inputs: one array for each input, (..., t, b, parts, h).
+        """
+        return True
+
     @property
     def jaxpr(self) -> ClosedJaxpr:
         """The step for one element: products, carries, inputs to states, carries, outputs."""
@@ -150,6 +160,9 @@ class CellStep(Step):
             ys = [jnp.where(mask, y, 0) for y in ys]
         return Results([new[-1]], new, [ys] if ys else [])
 
+    def reads_state(self, inputs: Sequence[Any]) -> Any:
+        return inputs[-1] != 0 if self.masked else True
+
 
 class _OfAnother(Step):
     """A step made of another one, of the same form but for what it says itself."""
@@ -162,6 +175,32 @@ class _OfAnother(Step):
     carries = property(lambda self: self.step.carries)
     inputs = property(lambda self: self.step.inputs)
     outputs = property(lambda self: self.step.outputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Resetting(_OfAnother):
+    """A step that starts from zeros where one more input, its last, is not 0.
+
+    The product of a state of zeros is zero, too, so this is pointwise. As in a `CellStep` that is
+    masked, what is put aside reaches no derivative.
+    """
+
+    step: Step
+
+    @functools.cached_property
+    def inputs(self) -> tuple[int, ...]:  # type: ignore[override]
+        return (*self.step.inputs, 1)
+
+    def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
+        *own, (reset,) = inputs
+        products, carries = (
+            [jnp.where(reset != 0, 0, x) for x in group] for group in (products, carries)
+        )
+        return self.step(products, carries, own)
+
+    def reads_state(self, inputs: Sequence[Any]) -> Any:
+        *own, reset = inputs
+        return (reset == 0) & self.step.reads_state(own)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +217,9 @@ class Keeping(_OfAnother):
     def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
         states, new, outputs = self.step(products, carries, inputs)
         return Results(states, new, [outputs[i] for i in self.kept])
+
+    def reads_state(self, inputs: Sequence[Any]) -> Any:
+        return self.step.reads_state(inputs)
 
 
 @functools.lru_cache(maxsize=1024)

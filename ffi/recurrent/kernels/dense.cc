@@ -155,6 +155,11 @@ std::optional<ScanPlan> PlanDenseBlock(const ScanVariant& variant, const ScanFor
   return plan;
 }
 
+// How many side by side make the next more launches of so many scans; 0 if there is no more.
+int64_t FewerScans(int64_t all, int64_t scans) {
+  return scans == 1 ? 0 : CeilDivide(all, CeilDivide(all, scans - 1));
+}
+
 // The best plan of one of so many scans side by side, on its share of the GPU.
 std::optional<ScanPlan> PlanDenseShare(const ScanVariant& variant, const ScanForm& scan,
                                        const DenseShare& share) {
@@ -184,13 +189,13 @@ int64_t MostDenseBatch(bool tensor_cores) { return tensor_cores ? 32 : 16; }
 std::optional<ScanPlan> PlanDense(const ScanVariant& variant, const ScanForm& scan,
                                   const Gpu& gpu) {
   std::optional<ScanPlan> best;
-  // More than two of a direction side by side have not been measured.
+  // More than two parts of a batch side by side have not been measured.
   const int64_t most_scans = std::min<int64_t>(2 * scan.directions, kMaxScansOfLaunch);
   for (const int64_t groups : kBatchParts) {
     const int64_t batch = scan.batch / groups;
     if (scan.batch % groups != 0 || batch > MostDenseBatch(variant.tensor_cores)) continue;
-    for (int64_t scans = 1; scans <= most_scans; ++scans) {
-      if (scan.directions * groups % scans != 0) continue;
+    const int64_t all = scan.directions * groups;
+    for (int64_t scans = std::min(all, most_scans); scans > 0; scans = FewerScans(all, scans)) {
       for (int resident = 1; resident <= std::min<int64_t>(2, scans); ++resident) {
         DenseShare share{groups, batch, scans, resident};
         share.multiprocessors = int64_t{gpu.multiprocessors} * resident / scans;

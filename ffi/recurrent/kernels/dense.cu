@@ -42,8 +42,8 @@ struct ProductOf<true, Plan> {
 template <typename Plan>
 __device__ __forceinline__ const typename Plan::State* SlotBefore(const RecurrentScanProblem& p,
                                                                   int64_t step, int64_t slot) {
-  return static_cast<const typename Plan::State*>(p.exchange) +
-         (p.reverse ? p.steps - step : step - 1) * slot;
+  return static_cast<const typename Plan::State*>(ExchangeOf<Plan>(p)) +
+         (IsReversed<Plan>(p) ? p.steps - step : step - 1) * slot;
 }
 
 template <typename Plan, typename Product>
@@ -60,7 +60,9 @@ __device__ __forceinline__ void MakeProducts(const RecurrentScanProblem& p, Word
   for (int64_t step = 1; step < p.steps; ++step) {
     if constexpr (Plan::kBarrier) {
       WaitAt<kSizes.threads>(kAllThreads);
-      if (threadIdx.x == 0) MeetOtherBlocks<Plan::kBlocks>(p.arrivals, step - 1, &watchdog);
+      if (threadIdx.x == 0) {
+        MeetOtherBlocks<Plan::kBlocks>(ArrivalsOf<Plan>(p), step - 1, &watchdog);
+      }
       WaitAt<kSizes.threads>(kAllThreads);
     } else {
       backoff.Wait();
@@ -200,7 +202,7 @@ class PointwiseStep {
 
   __device__ __forceinline__ void Publish(const RecurrentScanProblem& p, int64_t t, Item item,
                                           const float* states, bool stopped) {
-    State* slot = static_cast<State*>(p.exchange) + t * kSizes.slot;
+    State* slot = static_cast<State*>(ExchangeOf<Plan>(p)) + t * kSizes.slot;
 #pragma unroll
     for (int s = 0; s < Step::kStates; ++s) {
       const float state = item.real ? states[s] : 0.f;
@@ -219,7 +221,7 @@ class PointwiseStep {
 
   // A long scan's exchange buffer does not stay in the L2 cache from when it was cleared.
   __device__ __forceinline__ void PrefetchSlot(const RecurrentScanProblem& p, int64_t t) const {
-    const State* slot = static_cast<const State*>(p.exchange) + t * kSizes.slot;
+    const State* slot = static_cast<const State*>(ExchangeOf<Plan>(p)) + t * kSizes.slot;
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
       const Item item = At(n);
@@ -271,12 +273,11 @@ __device__ __forceinline__ void MakeSteps(const RecurrentScanProblem& p, const f
 
 template <typename Step, typename Plan>
 __global__ void __launch_bounds__(Plan::kSizes.threads, Plan::kSizes.resident)
-    RecurrentScan(const __grid_constant__ RecurrentScans<Plan::kScans> scans) {
+    RecurrentScan(const __grid_constant__ RecurrentScanProblem p) {
   constexpr DenseSizes kSizes = Plan::kSizes;
   using Product = typename ProductOf<Plan::kSizes.tensor_cores, Plan>::type;
   static_assert(kSizes.products == Step::kProducts && kSizes.state_parts == Step::kStates &&
                 kSizes.state_bytes == sizeof(typename Plan::State) && kSizes.gets_its_registers);
-  const RecurrentScanProblem& p = ScanOfBlock<Plan>(scans);
   extern __shared__ Words4 shared[];
   float* partials = reinterpret_cast<float*>(shared);
   volatile uint32_t* stop = reinterpret_cast<uint32_t*>(shared) + kSizes.flag_at / 4;

@@ -4,7 +4,7 @@
 // Plan, of a dense scan:
 //   State, Weight          element types
 //   kSizes                 kernels/dense.h
-//   kScans, kBlocks        scans of the launch, and blocks of each
+//   kScans, kBlocks, ...   recurrent/scan_of_block.cuh
 //   kBarrier               blocks meet at a barrier after each step, instead of polling for data
 //   kPrefetch              the scan is so long that its exchange buffer leaves the L2 cache
 //   kMostDelay             clock cycles by which warps are held up, in tests
@@ -46,9 +46,10 @@ struct DenseRow {
       : column_stride(p.weight_column_stride) {
     const int unit = BlockOfScan<Plan>() * kSizes.units + row % kSizes.units;
     const bool exists = row < kSizes.rows && unit < kSizes.hidden;
-    values = exists ? static_cast<const Weight*>(p.weights) +
-                          (row / kSizes.units * kSizes.hidden + unit) * p.weight_row_stride
-                    : nullptr;
+    values = exists
+                 ? static_cast<const Weight*>(p.weights) + DirectionOf<Plan>(p) * p.weights_size +
+                       (row / kSizes.units * kSizes.hidden + unit) * p.weight_row_stride
+                 : nullptr;
   }
 
   // kCount neighbours; `column`, of the exchange buffer, is a multiple of 4. Conditions and
@@ -81,8 +82,9 @@ __device__ __forceinline__ Words4 LoadInitialState(const RecurrentScanProblem& p
     State elements[Plan::kSizes.states_per_load];
   } x = {Words4{0, 0, 0, 0}};
   const int k = column % kSizes.part;
-  const State* from = static_cast<const State*>(p.initial_state) +
-                      (b * kSizes.state_parts + column / kSizes.part) * kSizes.hidden + k;
+  const State* from =
+      static_cast<const State*>(p.initial_state) +
+      (RowOf<Plan>(p, b) * kSizes.state_parts + column / kSizes.part) * kSizes.hidden + k;
 #pragma unroll
   for (int e = 0; e < kSizes.states_per_load; ++e) {
     if (k + e < kSizes.hidden) x.elements[e] = from[e];

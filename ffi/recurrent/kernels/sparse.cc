@@ -34,8 +34,8 @@ std::optional<ScanPlan> PlanPairs(const ScanVariant& variant, const ScanForm& sc
                                   bool by_name) {
   const SparseForm& form = *scan.layout_form;
   const SparseShape& shape = form.shape;
-  const bool side_by_side = scan.directions * shape.blocks <= gpu.multiprocessors;
-  const int64_t scans = side_by_side ? scan.directions : 1;
+  const int64_t fitting = std::min<int64_t>(gpu.multiprocessors / shape.blocks, kMaxScansOfLaunch);
+  const int64_t scans = std::clamp<int64_t>(fitting, 1, scan.directions);
   SparseConfig config;
   config.form = form;
   config.state_bytes = static_cast<int>(SizeOf(scan.state_dtype));

@@ -54,7 +54,7 @@ class PointwiseStep {
   // Items are numbered by (piece, unit, batch entry in the piece), the last fastest: their order in
   // the exchange buffer, so that neighbouring threads publish neighbouring words.
   __device__ PointwiseStep(const RecurrentScanProblem& p, const uint32_t* record, int thread)
-      : thread_(thread), exchange_(static_cast<unsigned char*>(p.exchange)) {
+      : thread_(thread), exchange_(static_cast<unsigned char*>(ExchangeOf<Plan>(p))) {
 #pragma unroll
     for (int c = 0; c < kPerThread; ++c) {
       const int item = c * kSizes.pointwise_threads + thread;
@@ -79,7 +79,7 @@ class PointwiseStep {
       }
       if (unit_[c] >= 0) Arrays::LoadCarry(p, batch_entry_[c], unit_[c], carry_[c]);
       const auto* initial = static_cast<const State*>(p.initial_state) +
-                            batch_entry_[c] * Step::kStates * p.hidden + unit_[c];
+                            RowOf<Plan>(p, batch_entry_[c]) * Step::kStates * p.hidden + unit_[c];
 #pragma unroll
       for (int s = 0; s < Step::kStates; ++s) {
         state_[c][s] = unit_[c] >= 0 ? ToAccumulator(initial[s * p.hidden]) : 0.0f;
@@ -220,13 +220,12 @@ class PointwiseStep {
 
 template <typename Step, typename Plan>
 __global__ void __launch_bounds__(Plan::kSizes.threads, 1)
-    RecurrentScan(const __grid_constant__ RecurrentScans<Plan::kScans> scans) {
+    RecurrentScan(const __grid_constant__ RecurrentScanProblem p) {
   using Product = SparseProduct<Plan>;
   constexpr SparseSizes kSizes = Plan::kSizes;
   static_assert(kSizes.form.shape.products == Step::kProducts &&
                 kSizes.form.shape.state_parts == Step::kStates &&
                 kSizes.state_bytes == sizeof(typename Plan::State));
-  const RecurrentScanProblem& p = ScanOfBlock<Plan>(scans);
   constexpr SparseShape kShape = kSizes.form.shape;
   constexpr int kWorkers = kShape.threads;
   constexpr int kThreads = kSizes.threads;
@@ -240,7 +239,8 @@ __global__ void __launch_bounds__(Plan::kSizes.threads, 1)
   static __shared__ int failed;
 
   const int thread = static_cast<int>(threadIdx.x);
-  const uint32_t* record = p.layout + static_cast<int64_t>(BlockOfScan<Plan>()) * kShape.words();
+  const int64_t number = DirectionOf<Plan>(p) * Plan::kBlocks + BlockOfScan<Plan>();
+  const uint32_t* record = p.layout + number * kShape.words();
   const uint32_t state_shared = AddressOfShared(dynamic_shared);
   Watchdog watchdog(p.wait_limits);
 
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(Plan::kSizes.threads, 1)
   if (thread < kWorkers) {
     const Product product(p, record, state_shared + kSizes.entries_at);
     constexpr int kSliceLoads = kSizes.part_slice / 16;
-    const auto* slot = static_cast<const unsigned char*>(p.exchange) +
+    const auto* slot = static_cast<const unsigned char*>(ExchangeOf<Plan>(p)) +
                        BlockOfScan<Plan>() % kShape.cluster * kSizes.part_slice;
     Backoff backoff(p.poll_delays);
     backoff.Start();
@@ -293,7 +293,9 @@ __global__ void __launch_bounds__(Plan::kSizes.threads, 1)
       };
       if constexpr (Plan::kBarrier) {
         WaitAt<kThreads>(kAllThreads);
-        if (thread == 0) MeetOtherBlocks<Plan::kBlocks>(p.arrivals, step, &watchdog);
+        if (thread == 0) {
+          MeetOtherBlocks<Plan::kBlocks>(ArrivalsOf<Plan>(p), step, &watchdog);
+        }
         WaitAt<kThreads>(kAllThreads);
       } else {
         backoff.Wait();

@@ -5,7 +5,7 @@
 
 #include "cuda/device.cuh"
 #include "recurrent/kernels/sparse.h"
-#include "recurrent/problem.h"
+#include "recurrent/scan_of_block.cuh"
 
 namespace jaxsparse {
 
@@ -88,7 +88,8 @@ class SparseProduct {
 
   __device__ SparseProduct(const RecurrentScanProblem& p, const uint32_t* record, uint32_t shared)
       : shared_(shared + threadIdx.x * 8) {
-    const auto* weights = static_cast<const Weight*>(p.weights);
+    const auto* weights =
+        static_cast<const Weight*>(p.weights) + DirectionOf<Plan>(p) * p.weights_size;
 #pragma unroll
     for (int l = 0; l < kShape.lanes; ++l) {
       destination_[l] = DestinationOf(

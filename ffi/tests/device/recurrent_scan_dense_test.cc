@@ -11,12 +11,13 @@ namespace {
 
 struct DenseOptions {
   int units, warps, pointwise_warps, register_chunks;
-  int scans = 1;
+  int directions = 1, groups = 1, scans = 1;  // of a call and of a launch
   bool barrier = false, prefetch = false;
   unsigned most_delay = 0;
 };
 
 // What recurrent/plan.cc and jaxsparse/recurrent/engine.py print.
+// `kBatch`: of a part.
 template <typename Step, typename S, typename W, int kHidden, int kBatch, DenseOptions kOptions>
 struct DensePlan {
   using State = S;
@@ -34,6 +35,8 @@ struct DensePlan {
                                                  .register_chunks = kOptions.register_chunks,
                                                  .batch_tile = std::min(kBatch, 4)}};
   static constexpr int kScans = kOptions.scans, kBlocks = kSizes.blocks;
+  static constexpr int kGroups = kOptions.groups;
+  static constexpr int kLaunches = (kOptions.directions * kGroups + kScans - 1) / kScans;
   static constexpr bool kBarrier = kOptions.barrier, kPrefetch = kOptions.prefetch;
   static constexpr unsigned kMostDelay = kOptions.most_delay;
 };
@@ -49,36 +52,35 @@ template <typename Step, typename S, typename W, int kHidden, int kBatch, DenseO
 void Test(const Case& c) {
   using Plan = DensePlan<Step, S, W, kHidden, kBatch, kOptions>;
   constexpr int64_t kRows = Step::kProducts * kHidden, kColumns = Step::kStates * kHidden;
-  std::vector<W> weights = SmallWeights<W>(c.lead + kRows * kColumns, kColumns);
+  constexpr int64_t kSize = kRows * kColumns;
+  std::vector<W> weights = SmallWeights<W>(c.lead + kOptions.directions * kSize, kColumns);
   const int64_t row_stride = c.transposed ? 1 : kColumns, column_stride = c.transposed ? kRows : 1;
   std::vector<double> matrix;
-  for (int64_t i = 0; i < kRows * kColumns; ++i) {
-    const int64_t at = i / kColumns * row_stride + i % kColumns * column_stride;
+  for (int64_t i = 0; i < kOptions.directions * kSize; ++i) {
+    const int64_t row = i % kSize / kColumns;
+    const int64_t at = i / kSize * kSize + row * row_stride + i % kColumns * column_stride;
     // The kernel rounds the weights to the states' type, if that has 16 bits.
     matrix.push_back(ToAccumulator(weights[c.lead + at]));
   }
-  RecurrentScans<Plan::kScans> scans;
-  std::deque<ScanTest<Step, S, kHidden>> tests;
-  for (int i = 0; i < Plan::kScans; ++i) {
-    const ScanSize size{c.steps, kBatch, i % 2 == 1, c.lead, c.has_nan};
-    tests.emplace_back(size, matrix, c.steps * Plan::kSizes.slot * int64_t{sizeof(S)});
-    RecurrentScanProblem& p = scans.scan[i] = tests.back().Problem();
+  const ScanSize size{
+      c.steps,  kOptions.groups * kBatch, kOptions.directions, Plan::kGroups, Plan::kScans, c.lead,
+      c.has_nan};
+  ScanTest<Step, S, kHidden> test(size, matrix, c.steps * Plan::kSizes.slot * int64_t{sizeof(S)});
+  for (int64_t launch = 0; launch < test.Launches(); ++launch) {
+    RecurrentScanProblem p = test.Problem(launch);
     p.weights = weights.data() + c.lead;
-    p.weights_size = kRows * kColumns;
+    p.weights_size = kSize;
     p.weight_row_stride = row_stride;
     p.weight_column_stride = column_stride;
     if (c.missing >= 0) p.wait_limits.limit_ns = 1000;
+    emulated::Launch({.blocks = static_cast<int>(test.ScansOf(launch)) * Plan::kBlocks,
+                      .threads = Plan::kSizes.threads,
+                      .missing = c.missing,
+                      .backwards = c.backwards},
+                     {reinterpret_cast<char*>(shared), sizeof(shared)}, Plan::kSizes.shared_bytes,
+                     [&] { RecurrentScan<Step, Plan>(p); });
   }
-  emulated::Launch({.blocks = Plan::kScans * Plan::kBlocks,
-                    .threads = Plan::kSizes.threads,
-                    .missing = c.missing,
-                    .backwards = c.backwards},
-                   {reinterpret_cast<char*>(shared), sizeof(shared)}, Plan::kSizes.shared_bytes,
-                   [&] { RecurrentScan<Step, Plan>(scans); });
-  for (int i = 0; i < Plan::kScans; ++i) {
-    const bool lacks_block = c.missing >= 0 && c.missing / Plan::kBlocks == i;
-    lacks_block ? tests[i].CheckTimedOut() : tests[i].Check();
-  }
+  c.missing >= 0 ? test.CheckTimedOut(c.missing / Plan::kBlocks) : test.Check();
 }
 
 }  // namespace
@@ -93,22 +95,33 @@ int main() {
     Lstm({.steps = 2, .missing = 2});
   }
   {  // two scans side by side, the blocks of each of which meet at a barrier
-    constexpr auto Gru = Test<GruStep, float, bfloat16, 10, 5, DenseOptions{4, 1, 2, 1, 2, true}>;
+    constexpr auto Gru =
+        Test<GruStep, float, bfloat16, 10, 5, DenseOptions{4, 1, 2, 1, 2, 1, 2, true}>;
     Gru({});
     Gru({.steps = 1, .lead = 3});
     Gru({.missing = 0});
   }
   {  // tensor cores, with more than one tile of the batch
-    constexpr auto Adjoint =
-        Test<AdjointStep, bfloat16, bfloat16, 37, 9, DenseOptions{16, 2, 2, 1, 1, false, true}>;
+    constexpr auto Adjoint = Test<AdjointStep, bfloat16, bfloat16, 37, 9,
+                                  DenseOptions{16, 2, 2, 1, 1, 1, 1, false, true}>;
     Adjoint({.steps = 6, .lead = 1, .has_nan = true, .transposed = true});
     Adjoint({.steps = 2, .backwards = true, .missing = 1});
   }
-  {  // two scans with warps that are held up
-    constexpr auto Gru =
-        Test<GruStep, float16, float16, 40, 3, DenseOptions{16, 1, 1, 1, 2, false, false, 5000}>;
+  {  // two parts of a batch with warps that are held up
+    constexpr auto Gru = Test<GruStep, float16, float16, 40, 3,
+                              DenseOptions{16, 1, 1, 1, 1, 2, 2, false, false, 5000}>;
     Gru({.steps = 7});
     Gru({.steps = 3, .has_nan = true, .backwards = true});
+  }
+  {  // heads of one block each, of which the second launch has fewer
+    constexpr auto Heads =
+        Test<LstmStep, bfloat16, bfloat16, 16, 2, DenseOptions{16, 1, 1, 1, 9, 2, 10}>;
+    Heads({.steps = 3, .lead = 1, .has_nan = true, .transposed = true});
+  }
+  {  // more scans of a launch than a word has bits
+    constexpr auto Heads = Test<RnnStep, float, float, 5, 1, DenseOptions{4, 1, 1, 1, 35, 1, 35}>;
+    Heads({.steps = 2});
+    Heads({.steps = 2, .backwards = true, .missing = 67});
   }
   std::puts("all results agree");
 }

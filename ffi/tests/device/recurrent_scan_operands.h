@@ -4,6 +4,7 @@
 
 #define EMULATED_CONCURRENT_BLOCKS
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -68,9 +69,12 @@ struct ArraysOf {
   static constexpr bool kInputIsFloat[] = {false, true};
 };
 
+// Of a call: every second direction is reversed.
 struct ScanSize {
   int64_t steps, batch;
-  bool reverse = false;
+  int64_t directions = 1;
+  int64_t parts = 1;     // of the batch
+  int64_t scans = 1;     // of a launch
   int64_t lead = 0;      // elements that arrays begin behind an aligned place
   bool has_nan = false;  // in the input of one batch entry, with the bits of an unwritten word
 };
@@ -78,34 +82,56 @@ struct ScanSize {
 template <typename Step, typename State, int64_t kHidden>
 class ScanTest {
  public:
-  // `weights`: the matrix of the product, (rows, columns), as the kernel has it.
+  // `weights`: the matrices of the product, (directions, rows, columns), as the kernel has them.
   ScanTest(const ScanSize& size, std::vector<double> weights, int64_t exchange_bytes)
       : size_(size),
         weights_(std::move(weights)),
-        exchange_(static_cast<size_t>(exchange_bytes / 4 + kPadding), ~0u),
+        exchange_bytes_(exchange_bytes),
+        exchange_(static_cast<size_t>(exchange_bytes / 4 * size.scans + kPadding), ~0u),
         input_(Normal<State>(size.lead + Cells() * (Step::kInputs - 1))),
-        bias_(Normal<float>(size.lead + kHidden)),
-        initial_state_(Normal<State>(size.lead + size.batch * Step::kStates * kHidden)),
+        bias_(Normal<float>(size.lead + size.directions * kHidden)),
+        initial_state_(Normal<State>(size.lead + Rows() * Step::kStates * kHidden)),
         states_(static_cast<size_t>(size.lead + Cells() * Step::kStates)),
-        output_(static_cast<size_t>(size.lead + Cells() * Step::kOutputs)) {
+        output_(static_cast<size_t>(size.lead + Cells() * Step::kOutputs)),
+        arrivals_(static_cast<size_t>(size.scans * kScanFlagBytes / 4), ~0u) {
     for (int i = 0; i < Step::kCarries; ++i) {
-      initial_carry_[i] = Normal<float>(size.lead + size.batch * kHidden);
-      final_carry_[i].resize(static_cast<size_t>(size.lead + size.batch * kHidden));
+      initial_carry_[i] = Normal<float>(size.lead + Rows() * kHidden);
+      final_carry_[i].resize(static_cast<size_t>(size.lead + Rows() * kHidden));
     }
-    if (size.has_nan)
-      std::memset(&Input(1, size.batch - 1, Step::kInputs - 2, 2), 0xff, sizeof(State));
+    if (!size.has_nan) return;
+    for (int64_t d = 0; d < size.directions; ++d) {
+      const int64_t row = RowOf(d, 1, size.batch - 1);
+      std::memset(&input_[InputAt(row, Step::kInputs - 2, 2)], 0xff, sizeof(State));
+    }
   }
 
-  // Without its weights; a second problem may share the words for errors.
-  RecurrentScanProblem Problem() {
+  int64_t Launches() const {
+    return (size_.directions * size_.parts + size_.scans - 1) / size_.scans;
+  }
+  int64_t ScansOf(int64_t launch) const {
+    return std::min(size_.scans, size_.directions * size_.parts - launch * size_.scans);
+  }
+
+  // Of a launch, without its weights.
+  RecurrentScanProblem Problem(int64_t launch) {
+    std::fill(exchange_.begin(), exchange_.end(), ~0u);
+    std::fill(arrivals_.begin(), arrivals_.end(), ~0u);
     RecurrentScanProblem p;
     p.steps = size_.steps;
     p.batch = size_.batch;
     p.hidden = kHidden;
-    p.reverse = size_.reverse;
-    p.inputs[0] = {input_.data() + size_.lead, size_.batch * (Step::kInputs - 1) * kHidden,
-                   (Step::kInputs - 1) * kHidden, kHidden, 1};
-    p.inputs[1] = {bias_.data() + size_.lead, 0, 0, kHidden, 1};
+    p.first_scan = static_cast<int>(launch * size_.scans);
+    for (int64_t scan = 0; scan < ScansOf(launch); ++scan) {
+      const uint32_t bit = IsReversed((p.first_scan + scan) / size_.parts) ? 1 : 0;
+      p.reversed[scan / 32] |= bit << scan % 32;
+    }
+    p.inputs[0] = {input_.data() + size_.lead,
+                   Cells() / size_.directions * (Step::kInputs - 1),
+                   size_.batch * (Step::kInputs - 1) * kHidden,
+                   (Step::kInputs - 1) * kHidden,
+                   kHidden,
+                   1};
+    p.inputs[1] = {bias_.data() + size_.lead, kHidden, 0, 0, kHidden, 1};
     p.initial_state = initial_state_.data() + size_.lead;
     p.states = states_.data() + size_.lead;
     p.outputs[0] = output_.data() + size_.lead;
@@ -114,50 +140,36 @@ class ScanTest {
       p.final_carry[i] = final_carry_[i].data() + size_.lead;
     }
     p.exchange = exchange_.data();
+    p.exchange_bytes = exchange_bytes_;
     p.poll_delays = {200, 50, 10};
     p.wait_limits = {int64_t{1} << 40, &error_, &report_};
-    p.arrivals = &arrivals_;
+    p.arrivals = arrivals_.data();
     return p;
   }
 
   // Step by step, from the states that the kernel has found: each follows from the one before.
   void Check() const {
     if (error_ != ~0u || report_ != 0) Fail("a watchdog", 0, 0, error_, ~0u);
-    std::vector<float> carry(static_cast<size_t>(size_.batch * kHidden * kMostCarries));
-    for (int64_t b = 0; b < size_.batch; ++b) {
-      for (int64_t unit = 0; unit < kHidden; ++unit) {
-        for (int i = 0; i < Step::kCarries; ++i) {
-          CarryOf(carry, b, unit)[i] = initial_carry_[i][size_.lead + b * kHidden + unit];
-        }
-      }
-    }
-    for (int64_t step = 0; step < size_.steps; ++step) {
+    for (int64_t direction = 0; direction < size_.directions; ++direction) {
       for (int64_t b = 0; b < size_.batch; ++b) {
-        for (int64_t unit = 0; unit < kHidden; ++unit) {
-          CheckCell(step, b, unit, CarryOf(carry, b, unit));
-        }
-      }
-    }
-    for (int64_t b = 0; b < size_.batch; ++b) {
-      for (int64_t unit = 0; unit < kHidden; ++unit) {
-        for (int i = 0; i < Step::kCarries; ++i) {
-          const float got = final_carry_[i][size_.lead + b * kHidden + unit];
-          Compare<State>("last carry", b, unit, got, CarryOf(carry, b, unit)[i]);
-        }
+        for (int64_t unit = 0; unit < kHidden; ++unit) CheckUnit(direction, b, unit);
       }
     }
   }
 
-  // Of a launch that lacks a block: both words say so, and the last state is NaN.
-  void CheckTimedOut() const {
+  // Of a call by one launch that lacks a block of a scan: both words say so, and the scan's last
+  // state is NaN. Its other scans may have been told to stop.
+  void CheckTimedOut(int64_t scan) const {
     if (error_ != 0 || report_ != 1) Fail("a missing block", error_, report_, 0, 1);
-    const int64_t last = TimeOf(size_.steps - 1);
+    const int64_t direction = scan / size_.parts, rows = size_.batch / size_.parts;
     int64_t nans = 0, written = 0;
-    for (int64_t i = 0; i < size_.batch * kHidden * Step::kStates; ++i) {
-      const State& state = states_[size_.lead + last * size_.batch * kHidden * Step::kStates + i];
-      const double x = ToAccumulator(state);
-      nans += std::isnan(x);
-      written += std::isnan(x) || x != 0;  // the missing block's units are as they were
+    for (int64_t b = 0; b < rows; ++b) {
+      const int64_t row = RowOf(direction, size_.steps - 1, scan % size_.parts * rows + b);
+      for (int64_t i = 0; i < kColumns; ++i) {
+        const double x = ToAccumulator(states_[size_.lead + row * kColumns + i]);
+        nans += std::isnan(x);
+        written += std::isnan(x) || x != 0;  // the missing block's units are as they were
+      }
     }
     if (nans == 0 || nans != written) Fail("after a missing block", nans, written, 0, 0);
   }
@@ -166,40 +178,51 @@ class ScanTest {
   static constexpr int64_t kColumns = Step::kStates * kHidden, kPadding = 4;
   static constexpr int kMostCarries = Step::kCarries > 0 ? Step::kCarries : 1;
 
-  int64_t Cells() const { return size_.steps * size_.batch * kHidden; }
-  int64_t TimeOf(int64_t step) const { return size_.reverse ? size_.steps - 1 - step : step; }
-  State& Input(int64_t t, int64_t b, int64_t part, int64_t unit) {
-    return input_[size_.lead + ((t * size_.batch + b) * (Step::kInputs - 1) + part) * kHidden +
-                  unit];
+  int64_t Rows() const { return size_.directions * size_.batch; }
+  int64_t Cells() const { return size_.steps * Rows() * kHidden; }
+  static bool IsReversed(int64_t direction) { return direction % 2 == 1; }
+  // Of arrays (directions, steps, batch, ...).
+  int64_t RowOf(int64_t direction, int64_t step, int64_t b) const {
+    const int64_t t = IsReversed(direction) ? size_.steps - 1 - step : step;
+    return (direction * size_.steps + t) * size_.batch + b;
   }
-  static float* CarryOf(std::vector<float>& carry, int64_t b, int64_t unit) {
-    return carry.data() + (b * kHidden + unit) * kMostCarries;
+  int64_t InputAt(int64_t row, int64_t part, int64_t unit) const {
+    return size_.lead + (row * (Step::kInputs - 1) + part) * kHidden + unit;
   }
   // What precedes a step: (state parts, units) of a batch entry.
-  const State* StateBefore(int64_t step, int64_t b) const {
-    return step == 0
-               ? initial_state_.data() + size_.lead + b * kColumns
-               : states_.data() + size_.lead + (TimeOf(step - 1) * size_.batch + b) * kColumns;
+  const State* StateBefore(int64_t direction, int64_t step, int64_t b) const {
+    return step == 0 ? initial_state_.data() + size_.lead + (direction * size_.batch + b) * kColumns
+                     : states_.data() + size_.lead + RowOf(direction, step - 1, b) * kColumns;
   }
 
-  void CheckCell(int64_t step, int64_t b, int64_t unit, float* carry) const {
-    const int64_t t = TimeOf(step), row = t * size_.batch + b;
-    const State* before = StateBefore(step, b);
+  void CheckUnit(int64_t direction, int64_t b, int64_t unit) const {
+    const int64_t at = size_.lead + (direction * size_.batch + b) * kHidden + unit;
+    float carry[kMostCarries];
+    for (int i = 0; i < Step::kCarries; ++i) carry[i] = initial_carry_[i][at];
+    for (int64_t step = 0; step < size_.steps; ++step) CheckCell(direction, step, b, unit, carry);
+    for (int i = 0; i < Step::kCarries; ++i) {
+      Compare<State>("last carry", b, unit, final_carry_[i][at], carry[i]);
+    }
+  }
+
+  void CheckCell(int64_t direction, int64_t step, int64_t b, int64_t unit, float* carry) const {
+    const int64_t row = RowOf(direction, step, b);
+    const State* before = StateBefore(direction, step, b);
+    const double* matrix = weights_.data() + direction * Step::kProducts * kHidden * kColumns;
     float products[Step::kProducts], inputs[Step::kInputs], states[Step::kStates],
         outputs[Step::kOutputs];
     for (int g = 0; g < Step::kProducts; ++g) {
       double sum = 0;
       for (int64_t k = 0; k < kColumns; ++k) {
-        const double weight = weights_[(g * kHidden + unit) * kColumns + k];
+        const double weight = matrix[(g * kHidden + unit) * kColumns + k];
         if (weight != 0) sum += weight * double(ToAccumulator(before[k]));
       }
       products[g] = static_cast<float>(sum);
     }
     for (int i = 0; i + 1 < Step::kInputs; ++i) {
-      inputs[i] =
-          ToAccumulator(input_[size_.lead + (row * (Step::kInputs - 1) + i) * kHidden + unit]);
+      inputs[i] = ToAccumulator(input_[InputAt(row, i, unit)]);
     }
-    inputs[Step::kInputs - 1] = bias_[size_.lead + unit];
+    inputs[Step::kInputs - 1] = bias_[size_.lead + direction * kHidden + unit];
     Step::Apply(products, carry, inputs, states, outputs);
     for (int s = 0; s < Step::kStates; ++s) {
       const State got = states_[size_.lead + row * kColumns + s * kHidden + unit];
@@ -222,12 +245,14 @@ class ScanTest {
 
   const ScanSize size_;
   const std::vector<double> weights_;
+  const int64_t exchange_bytes_;  // of a scan
   std::vector<uint32_t> exchange_;
   std::vector<State> input_;
   std::vector<float> bias_;
   std::vector<State> initial_state_, states_, output_;
   std::vector<float> initial_carry_[kMostCarries], final_carry_[kMostCarries];
-  uint32_t error_ = ~0u, report_ = 0, arrivals_ = ~0u;
+  uint32_t error_ = ~0u, report_ = 0;
+  std::vector<uint32_t> arrivals_;
 };
 
 // Weights with which a state neither vanishes nor grows.

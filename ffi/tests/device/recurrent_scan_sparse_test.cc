@@ -16,7 +16,7 @@ struct SparseOptions {
   int shared_entries = 0;
   int pointwise_threads = 32;
   bool index_with_value = false;
-  int scans = 1;
+  int directions = 1, scans = 1;  // of a call and of a launch
   bool barrier = false, prefetch = false;
   unsigned most_delay = 0;
 };
@@ -37,7 +37,8 @@ struct SparsePlan {
                                                    .shared_entries = kOptions.shared_entries,
                                                    .pointwise_threads = kOptions.pointwise_threads,
                                                    .index_with_value = kOptions.index_with_value}};
-  static constexpr int kScans = kOptions.scans, kBlocks = kSizes.blocks;
+  static constexpr int kScans = kOptions.scans, kBlocks = kSizes.blocks, kGroups = 1;
+  static constexpr int kLaunches = (kOptions.directions + kScans - 1) / kScans;
   static constexpr bool kBarrier = kOptions.barrier, kPrefetch = kOptions.prefetch;
   static constexpr unsigned kMostDelay = kOptions.most_delay;
 };
@@ -80,35 +81,37 @@ void Test(const Case& c) {
     Fail("sums", needed.partial_sums, needed.row_sums, Plan::kForm.partial_sums,
          Plan::kForm.row_sums);
   }
-  std::vector<W> weights = SmallWeights<W>(c.lead + pattern.nse, kColumns / 3);
-  std::vector<double> matrix(static_cast<size_t>(kRows * kColumns));
-  for (int64_t row = 0; row < kRows; ++row) {
-    for (int64_t i = random.offset(row); i < random.offset(row + 1); ++i) {
-      matrix[row * kColumns + random.column(i)] = ToAccumulator(weights[c.lead + i]);
+  // All directions have one pattern.
+  constexpr int64_t kDirections = kOptions.directions;
+  std::vector<W> weights = SmallWeights<W>(c.lead + kDirections * pattern.nse, kColumns / 3);
+  std::vector<double> matrix(static_cast<size_t>(kDirections * kRows * kColumns));
+  std::vector<uint32_t> layouts;
+  for (int64_t d = 0; d < kDirections; ++d) {
+    layouts.insert(layouts.end(), layout.words.begin(), layout.words.end());
+    for (int64_t row = 0; row < kRows; ++row) {
+      for (int64_t i = random.offset(row); i < random.offset(row + 1); ++i) {
+        matrix[(d * kRows + row) * kColumns + random.column(i)] =
+            ToAccumulator(weights[c.lead + d * pattern.nse + i]);
+      }
     }
   }
-  RecurrentScans<Plan::kScans> scans;
-  std::deque<ScanTest<Step, S, kHidden>> tests;
-  for (int i = 0; i < Plan::kScans; ++i) {
-    const ScanSize size{c.steps, kOptions.batch, i % 2 == 1, c.lead, c.has_nan};
-    tests.emplace_back(size, matrix, c.steps * Plan::kSizes.slot);
-    RecurrentScanProblem& p = scans.scan[i] = tests.back().Problem();
+  const ScanSize size{c.steps, kOptions.batch, kDirections, 1, Plan::kScans, c.lead, c.has_nan};
+  ScanTest<Step, S, kHidden> test(size, matrix, c.steps * Plan::kSizes.slot);
+  for (int64_t launch = 0; launch < test.Launches(); ++launch) {
+    RecurrentScanProblem p = test.Problem(launch);
     p.weights = weights.data() + c.lead;
     p.weights_size = pattern.nse;
-    p.layout = layout.words.data();
+    p.layout = layouts.data();
     if (c.missing >= 0) p.wait_limits.limit_ns = 1000;
+    emulated::Launch({.blocks = static_cast<int>(test.ScansOf(launch)) * Plan::kBlocks,
+                      .threads = Plan::kSizes.threads,
+                      .cluster = kShape.cluster,
+                      .missing = c.missing,
+                      .backwards = c.backwards},
+                     {reinterpret_cast<char*>(dynamic_shared), sizeof(dynamic_shared)},
+                     Plan::kSizes.shared_bytes, [&] { RecurrentScan<Step, Plan>(p); });
   }
-  emulated::Launch({.blocks = Plan::kScans * Plan::kBlocks,
-                    .threads = Plan::kSizes.threads,
-                    .cluster = kShape.cluster,
-                    .missing = c.missing,
-                    .backwards = c.backwards},
-                   {reinterpret_cast<char*>(dynamic_shared), sizeof(dynamic_shared)},
-                   Plan::kSizes.shared_bytes, [&] { RecurrentScan<Step, Plan>(scans); });
-  for (int i = 0; i < Plan::kScans; ++i) {
-    const bool lacks_block = c.missing >= 0 && c.missing / Plan::kBlocks == i;
-    lacks_block ? tests[i].CheckTimedOut() : tests[i].Check();
-  }
+  c.missing >= 0 ? test.CheckTimedOut(c.missing / Plan::kBlocks) : test.Check();
 }
 
 }  // namespace
@@ -126,16 +129,18 @@ int main() {
   {  // clusters, whose blocks hand each other partial sums, with warps that are held up
     constexpr SparseShape kShape{3, 1, 4, 2, 8, 96, 2, 4, 2};
     constexpr auto Gru = Test<GruStep, bfloat16, bfloat16, 29, kShape,
-                              SparseOptions{5, 16, 0, 32, true, 1, false, true, 3000}>;
+                              SparseOptions{5, 16, 0, 32, true, 1, 1, false, true, 3000}>;
     Gru({.steps = 7, .lead = 1});
     Gru({.has_nan = true, .backwards = true});
   }
-  {  // two scans side by side, the blocks of each of which meet at a barrier
+  {  // two scans side by side, the blocks of each of which meet at a barrier, and a third one
     constexpr SparseShape kShape{1, 3, 2, 1, 8, 64, 1, 4, 4};
-    constexpr auto Adjoint =
-        Test<AdjointStep, float16, float, 13, kShape, SparseOptions{1, 4, 0, 32, false, 2, true}>;
+    constexpr auto Adjoint = Test<AdjointStep, float16, float, 13, kShape,
+                                  SparseOptions{1, 4, 0, 32, false, 3, 2, true}>;
     Adjoint({.lead = 1});
-    Adjoint({.missing = 1});
+    constexpr auto Two = Test<AdjointStep, float16, float, 13, kShape,
+                              SparseOptions{1, 4, 0, 32, false, 2, 2, true}>;
+    Two({.missing = 1});
   }
   std::puts("all results agree");
 }

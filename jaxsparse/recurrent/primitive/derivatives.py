@@ -59,7 +59,13 @@ def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
             **{**params, "step": tangent, "spans": own_spans},
         )
 
-    before = _before(states, x.state, params["reversed"]) if shifted or recompute else None
+    before = None
+    if shifted or recompute:
+        before = _before(states, x.state, params["reversed"])
+        # A state that a step does not read has no part in the gradient of the weights, where a NaN
+        # in it would meet a cotangent of 0.
+        if (reads := step.reads_state(x.inputs)) is not True:
+            before = jnp.where(reads, before, 0)
     dstates, dcarries, doutputs = (jax.checkpoint(linear) if recompute else linear)(
         x.weights,
         before,
