@@ -12,7 +12,16 @@ import pytest
 nnx = pytest.importorskip("flax.nnx")
 optax = pytest.importorskip("optax")
 
-from jaxsparse.nn import RNN, Bidirectional, GRUCell, RecurrentStack, SimpleCell  # noqa: E402
+from nn_recurrent_problems import compiled  # noqa: E402
+
+from jaxsparse.nn import (  # noqa: E402
+    RNN,
+    Bidirectional,
+    GRUCell,
+    LSTMCell,
+    RecurrentStack,
+    SimpleCell,
+)
 
 IN, H, T, B = 3, 5, 6, 4
 LENGTHS = jnp.array([3, 0, 6, 1])
@@ -29,9 +38,9 @@ def simple(depth, features=H, **options):
     return [RNN(SimpleCell(features, H, **options, rngs=rngs)) for _ in range(depth)]
 
 
-def close(got, expected):
+def close(got, expected, rtol=1e-5, atol=1e-6):
     assert jax.tree.structure(got) == jax.tree.structure(expected)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol, atol), got, expected)
 
 
 @pytest.mark.parametrize("skip, ends", [(None, []), (1, [0, 1, 2, 3]), (2, [1, 3]), (3, [2])])
@@ -78,6 +87,110 @@ def test_batch_statistics_are_those_of_the_steps_that_count(time_major):
     np.testing.assert_allclose(norm.var[...], steps.var(0), rtol=1e-4)
     y = jnp.swapaxes(y, 0, 1) if time_major else y
     assert not np.any(np.where(VALID, 0, y)) and np.isfinite(y).all()
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+def test_running_averages_see_no_padding_and_stay(time_major):
+    norms = [nnx.BatchNorm(H, use_running_average=True, rngs=nnx.Rngs(i)) for i in range(2)]
+    for i, norm in enumerate(norms):
+        norm.mean[...], norm.var[...] = inputs(H, seed=i), 1 + inputs(H, seed=i) ** 2
+        norm.scale[...], norm.bias[...] = inputs(H, seed=i + 2), inputs(H, seed=i + 4)
+    stack = RecurrentStack(simple(2), norms=norms, skip=2, time_major=time_major)
+    x, before = inputs(B, T, H), nnx.state(stack, nnx.BatchStat)
+    padded = jnp.where(VALID, x, jnp.nan)
+    y = stack(jnp.swapaxes(padded, 0, 1) if time_major else padded, seq_lengths=LENGTHS)
+    y = jnp.swapaxes(y, 0, 1) if time_major else y
+    for row, length in enumerate(LENGTHS):
+        alone = x[row, :length]
+        for layer, norm in zip(stack.layers, norms, strict=True):
+            scale = norm.scale[...] / jnp.sqrt(norm.var[...] + norm.epsilon)
+            alone = layer((alone - norm.mean[...]) * scale + norm.bias[...], time_major=False)
+        close(y[row], jnp.pad(alone + x[row, :length], ((0, T - length), (0, 0))))
+    close(nnx.state(stack, nnx.BatchStat), before)
+
+
+# ---- Dropout ----
+
+
+def test_dropouts_stand_before_the_skips():
+    def dropout(i):
+        return nnx.Dropout(0.4, rngs=nnx.Rngs(dropout=i))
+
+    layers, x = simple(4), inputs(B, T, H)
+    stack = RecurrentStack(layers, dropouts=[dropout(0), None, dropout(2), dropout(3)], skip=2)
+    y = start = x
+    for i, layer in enumerate(layers):
+        y = layer(y) if i == 1 else dropout(i)(layer(y))
+        if i % 2:
+            y = start = y + start
+    close(stack(x), y)
+    assert not np.allclose(stack(x), y)  # the streams have moved on
+    expected = RecurrentStack(layers, skip=2)(x)
+    close(stack(x, deterministic=True), expected)
+    stack.eval()
+    close(stack(x), expected)
+    assert not np.allclose(stack(x, deterministic=False), expected)
+
+
+def test_one_rate_drops_what_each_layer_but_the_last_gives():
+    layers, x = simple(3, bias_init=nnx.initializers.zeros), inputs(B, T, H)
+    stack = RecurrentStack(layers, dropouts=0.3, rngs=nnx.Rngs(0))
+    assert [d and d.rate for d in stack.dropouts] == [0.3, 0.3, None]
+    given = RecurrentStack(layers, dropouts=0.3)
+    one, again, other = (given(x, rngs=nnx.Rngs(dropout=i)) for i in (5, 5, 6))
+    close(one, again)
+    assert not np.allclose(one, other) and not np.allclose(one, given(x, rngs=nnx.Rngs(5)))
+    assert not np.allclose(stack(x), stack(x))
+    with pytest.raises(ValueError, match="no `rngs` argument was provided to Dropout"):
+        given(x)
+    assert RecurrentStack(layers[:1], dropouts=0.3).dropouts[0] is None
+
+
+# ---- Checkpoints ----
+
+
+def checkpointed(every):
+    """A stack of all that a run holds, with the random keys and statistics that it changes."""
+    rngs = nnx.Rngs(0)
+    both = Bidirectional(*(RNN(GRUCell(IN, H, rngs=rngs)) for _ in range(2)))
+    narrowing = RNN(LSTMCell(2 * H, H, recurrent_sparsity=0.5, rngs=rngs))
+    return RecurrentStack(
+        [both, narrowing, *simple(3)],
+        norms=[None, nnx.LayerNorm(2 * H, rngs=rngs), nnx.BatchNorm(H, rngs=rngs), jnp.tanh, None],
+        dropouts=0.3,
+        rngs=rngs,
+        checkpoint_every=every,
+        return_carry=True,
+    )
+
+
+@pytest.mark.parametrize("every", [2, 9])
+def test_checkpoints_change_no_value_and_no_gradient(every):
+    def run(stack, x):
+        def loss(stack, x):
+            carries, y = stack(x, seq_lengths=LENGTHS)
+            return sum(jnp.sum(jnp.sin(a)) for a in jax.tree.leaves((carries, y))), (carries, y)
+
+        results = nnx.value_and_grad(loss, argnums=(0, 1), has_aux=True)(stack, x)
+        counts = nnx.state(stack, nnx.RngCount)
+        return results, nnx.state(stack, nnx.BatchStat), counts
+
+    x = jnp.where(VALID, inputs(B, T, IN), jnp.nan)
+    results = [jax.tree.leaves(compiled(run)(checkpointed(k), x)) for k in (None, every)]
+    close(*results[::-1], rtol=2e-5, atol=2e-5)
+    assert all(np.isfinite(a).all() for a in results[0])
+
+
+def test_a_checkpointed_gradient_keeps_what_goes_into_each_run():
+    def kept(every):
+        stack, x = RecurrentStack(simple(6), checkpoint_every=every), inputs(B, T, H)
+        graphdef, parameters = nnx.split(stack)
+        run = lambda p, x: nnx.merge(graphdef, p)(x)  # noqa: E731
+        _, pull = jax.vjp(run, parameters, x)
+        arrays = [a for a in jax.tree.leaves(pull) if a.size >= x.size]
+        return len({id(a) for a in arrays})
+
+    assert [kept(k) for k in (1, 2, 3, 6)] == [6, 3, 2, 1] and kept(None) >= 18
 
 
 def test_a_residual_stack_trains_on_padded_sequences():
@@ -148,6 +261,14 @@ def test_errors():
         RecurrentStack(layers, skip=0)
     with pytest.raises(TypeError, match=r"RecurrentStack: skip must be an integer, got 1\.5"):
         RecurrentStack(layers, skip=1.5)
+    with pytest.raises(ValueError, match="checkpoint_every must be at least 1, got 0"):
+        RecurrentStack(layers, checkpoint_every=0)
+    with pytest.raises(ValueError, match="dropouts must be one rate or as many as layers, 2, got"):
+        RecurrentStack(layers, dropouts=[0.1])
+    with pytest.raises(ValueError, match=r"dropouts\[0\] must be a rate in \[0, 1\), got 1"):
+        RecurrentStack(layers, dropouts=1)
+    with pytest.raises(TypeError, match=r"dropouts\[1\] must be a rate, .* got LayerNorm"):
+        RecurrentStack(layers, dropouts=[None, nnx.LayerNorm(H, rngs=nnx.Rngs(0))])
     wide = RecurrentStack(simple(1, IN), skip=1)
     with pytest.raises(ValueError, match=r"the skip that ends at layer 0 .* \(4, 6, 3\) and \(4,"):
         wide(inputs(B, T, IN))

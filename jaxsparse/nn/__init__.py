@@ -13,13 +13,14 @@ from jaxsparse.nn.attention import SparseAttention
 from jaxsparse.nn.cells import GRUCell, LSTMCell, RecurrentCell, SimpleCell
 from jaxsparse.nn.flax_conversion import from_flax, to_flax
 from jaxsparse.nn.headwise import HeadwiseLinear
+from jaxsparse.nn.jax_rnn_conversion import from_jax_rnn, to_jax_rnn
 from jaxsparse.nn.linear import SparseLinear
 from jaxsparse.nn.multi_head_attention import SparseMultiHeadAttention
 from jaxsparse.nn.packing import pack, unpack
 from jaxsparse.nn.recurrent import RNN, Bidirectional
 from jaxsparse.nn.slstm import SLSTMCell
 from jaxsparse.nn.stack import RecurrentStack
-from jaxsparse.nn.torch_conversion import from_torch
+from jaxsparse.nn.torch_conversion import from_torch, to_torch
 from jaxsparse.nn.variables import TopologyVariable, drop_transposes, verify
 from jaxsparse.nn.xlstm_conversion import from_xlstm
 
@@ -39,10 +40,13 @@ __all__ = [
     "TopologyVariable",
     "drop_transposes",
     "from_flax",
+    "from_jax_rnn",
     "from_torch",
     "from_xlstm",
     "pack",
     "to_flax",
+    "to_jax_rnn",
+    "to_torch",
     "unpack",
     "verify",
 ]

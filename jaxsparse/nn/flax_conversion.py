@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxsparse.nn.affine import check_affine, dense_kernel
 from jaxsparse.nn.cells import GRUCell, LSTMCell, RecurrentCell, SimpleCell, check_layers
-from jaxsparse.nn.headwise import HeadwiseLinear
-from jaxsparse.nn.linear import LINEAR_OPTIONS, SparseLinear, check_call
+from jaxsparse.nn.linear import LINEAR_OPTIONS
 from jaxsparse.nn.recurrent import RNN, Bidirectional
 
 
@@ -190,18 +190,10 @@ def _joined(operation: str, layers: dict[str, Any]) -> nnx.Linear:
     """
     one = next(iter(layers.values()))
     for name, layer in layers.items():
-        expected = f"{operation}: {name} must be an nnx.Linear, a SparseLinear or a HeadwiseLinear"
-        check_call(expected, layer, nnx.Linear, SparseLinear, HeadwiseLinear)
-        if getattr(layer, "activation", None) is not None:
-            raise ValueError(f"{operation}: Flax has no layer with an activation")
-        dot_general = getattr(layer, "dot_general", jax.lax.dot_general)
-        if dot_general is not jax.lax.dot_general:
-            raise ValueError(
-                f"{operation}: layers must have dot_general=jax.lax.dot_general, got {dot_general}"
-            )
+        check_affine(operation, name, layer)
     for option in LINEAR_OPTIONS:
         _check_same(operation, option, layers)
-    kernel = jnp.concatenate([_kernel(layer) for layer in layers.values()], -1)
+    kernel = jnp.concatenate([dense_kernel(layer) for layer in layers.values()], -1)
     bias: Any = None
     if one.bias is not None:
         bias = jnp.concatenate([layer.bias[...] for layer in layers.values()])
@@ -224,12 +216,6 @@ def _check_same(operation: str, option: str, layers: dict[str, Any]) -> None:
     if any(value != one for value in values.values()):
         got = ", ".join(f"{value} of {name}" for name, value in values.items())
         raise ValueError(f"{operation}: {option} must be the same in a cell's layers, got {got}")
-
-
-def _kernel(layer: Any) -> jax.Array:
-    if isinstance(layer, HeadwiseLinear):
-        return layer.matrix
-    return layer.weight.todense().T if isinstance(layer, SparseLinear) else layer.kernel[...]
 
 
 _HOME = {"from_flax": "flax.nnx", "to_flax": "jaxsparse.nn"}

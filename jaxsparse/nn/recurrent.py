@@ -17,7 +17,8 @@ from jaxsparse.nn.sequences import first_steps, last_steps, time_first, time_res
 Rngs = nnx.Rngs | nnx.RngStream
 
 
-def _concatenated(forward: jax.Array, backward: jax.Array) -> jax.Array:
+def concatenated(forward: jax.Array, backward: jax.Array) -> jax.Array:
+    """How the outputs of two directions are merged if nothing else is said."""
     return jnp.concatenate([forward, backward], -1)
 
 
@@ -190,7 +191,7 @@ class Bidirectional(nnx.Module):
         forward_rnn: RNN,
         backward_rnn: RNN,
         *,
-        merge_fn: Callable[[jax.Array, jax.Array], jax.Array] = _concatenated,
+        merge_fn: Callable[[jax.Array, jax.Array], jax.Array] = concatenated,
         time_major: bool | None = None,
         return_carry: bool | None = None,
         rngs: Rngs | bool = True,

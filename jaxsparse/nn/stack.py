@@ -1,7 +1,9 @@
-"""Recurrent layers on top of each other, with skips and normalisation between them."""
+"""Recurrent layers on top of each other, with skips, normalisation and dropout between them."""
 
 from __future__ import annotations
 
+import functools
+import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxsparse.nn.linear import as_integer
-from jaxsparse.nn.recurrent import shared_option
+from jaxsparse.nn.recurrent import Rngs, shared_option
 from jaxsparse.nn.sequences import check_resets, clipped_lengths, time_mask
 from jaxsparse.ops import arguments
 
@@ -19,7 +21,7 @@ class RecurrentStack(nnx.Module):
     r"""Recurrent layers, one on top of the other, with a residual skip over every n of them.
 
     .. math::
-        y^l = \operatorname{layer}_l(\operatorname{norm}_l(y^{l-1}))
+        y^l = \operatorname{dropout}_l(\operatorname{layer}_l(\operatorname{norm}_l(y^{l-1})))
         \;+\; y^{l-n} \text{ where } n \text{ divides } l
 
     and :math:`y^0` are the inputs: skips lead from each n-th layer to the next. Widths must be the
@@ -31,17 +33,30 @@ class RecurrentStack(nnx.Module):
         norms: as many normalisations over the features, or None for a layer without one. An
             `nnx.BatchNorm` takes its statistics over the batch and the steps that count.
         skip: n; None for no skips.
+        dropouts: one rate: an `nnx.Dropout` of it after each layer but the last, as in
+            torch.nn.LSTM. Or as many as layers: for each a rate, an `nnx.Dropout` or None. By
+            default none.
+        checkpoint_every: k: a gradient keeps what goes into each run of k layers, and computes what
+            is inside of the run a second time (`nnx.remat`). Values and gradients are the same; one
+            more forward pass is the price. By default everything is kept. In a run the patterns of
+            sparse weights are arguments, as under `nnx.jit`: see `pack`.
         time_major: time is the first dimension, not the last but one. By default that of the
             layers; what is given here overrides it.
         return_carry: the call returns (carries, outputs); by default that of the layers.
+        rngs: random keys for the dropouts that are made of rates: the stream "dropout" is forked
+            for each. Without them the call takes them.
 
     Raises:
-        TypeError: if ``skip`` is no integer.
-        ValueError: if there is no layer, not one norm for each, or ``skip`` is not positive, and if
-            the layers disagree about an option that is not given, naming them.
+        TypeError: if ``skip`` or ``checkpoint_every`` is no integer, or a dropout neither a rate
+            nor a layer.
+        ValueError: if there is no layer, not one norm and one dropout for each, ``skip`` or
+            ``checkpoint_every`` is not positive, or a rate not in [0, 1), and if the layers
+            disagree about an option that is not given, naming them.
 
     Source: the residual stacks of Diamos et al. 2016, "Persistent RNNs", where skips over three or
-    four layers served best, with the batch normalisation of Amodei et al. 2015, "Deep Speech 2".
+    four layers served best, with the batch normalisation of Amodei et al. 2015, "Deep Speech 2";
+    dropout between layers alone: Zaremba et al. 2014, "Recurrent Neural Network Regularization";
+    recomputation: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
 
     >>> from jaxsparse.nn import RNN, SimpleCell
     >>> rngs = nnx.Rngs(0)
@@ -60,8 +75,11 @@ class RecurrentStack(nnx.Module):
         *,
         norms: Iterable[Any] | None = None,
         skip: int | None = None,
+        dropouts: float | Iterable[Any] | None = None,
+        checkpoint_every: int | None = None,
         time_major: bool | None = None,
         return_carry: bool | None = None,
+        rngs: Rngs | None = None,
     ):
         layers = list(layers)
         norms = [None] * len(layers) if norms is None else list(norms)
@@ -70,13 +88,12 @@ class RecurrentStack(nnx.Module):
                 f"RecurrentStack: needs a layer and one norm for each, got {len(layers)} layers "
                 f"and {len(norms)} norms"
             )
-        skip = None if skip is None else as_integer("RecurrentStack", "skip", skip)
-        if skip is not None and skip < 1:
-            raise ValueError(f"RecurrentStack: skip must be at least 1, got {skip}")
         named = {f"layers[{i}]": layer for i, layer in enumerate(layers)}
         self.layers = nnx.List(layers)
         self.norms = nnx.List(norms)
-        self.skip = skip
+        self.dropouts = nnx.List(_dropouts(dropouts, len(layers), rngs))
+        self.skip = _positive("skip", skip)
+        self.checkpoint_every = _positive("checkpoint_every", checkpoint_every)
         self.time_major = shared_option("RecurrentStack", "time_major", time_major, named)
         self.return_carry = shared_option("RecurrentStack", "return_carry", return_carry, named)
 
@@ -89,61 +106,145 @@ class RecurrentStack(nnx.Module):
         resets: Any = None,
         return_carry: bool | None = None,
         time_major: bool | None = None,
-        rngs: Any = None,
+        deterministic: bool | None = None,
+        rngs: Rngs | None = None,
     ) -> Any:
         """Runs all layers.
 
         Args:
             inputs: as in `RNN`.
             initial_carry: a sequence of one carry for each layer, or None for a layer's own.
-            seq_lengths, resets, return_carry, time_major, rngs: as in RNN, for all layers.
+            seq_lengths, resets, return_carry, time_major: as in RNN, for all layers.
+            deterministic: True leaves the dropouts out; by default their own ``deterministic``,
+                which `nnx.Module.train` and ``eval`` set.
+            rngs: random keys, for the cells as in RNN (the stream "carry") and for the dropouts
+                (the stream "dropout"); by default their own.
 
         Returns:
             The outputs of the last layer; with ``return_carry`` a tuple of all layers' carries and
             the outputs. Past the end of a row outputs are 0.
 
         Raises:
-            TypeError, ValueError: as RNN, and for a skip between different widths or carries that
-                are not as many as layers.
+            TypeError, ValueError: as RNN, and for a skip between different widths, carries that
+                are not as many as layers, and dropouts without random keys.
         """
         time_major = self.time_major if time_major is None else time_major
         return_carry = self.return_carry if return_carry is None else return_carry
-        given = [None] * len(self.layers) if initial_carry is None else list(initial_carry)
-        if len(given) != len(self.layers):
+        count = len(self.layers)
+        given = [None] * count if initial_carry is None else list(initial_carry)
+        if len(given) != count:
             raise ValueError(
-                f"RecurrentStack: initial_carry must have {len(self.layers)} carries, one for each "
+                f"RecurrentStack: initial_carry must have {count} carries, one for each "
                 f"layer, got {len(given)}"
             )
         inputs = arguments.as_array("RecurrentStack", "inputs", inputs, 2)
         lengths = clipped_lengths("RecurrentStack", inputs, seq_lengths, time_major)
         mask = None if lengths is None else time_mask(inputs, lengths, time_major)
         y = start = inputs if mask is None else jnp.where(mask, inputs, 0)
-        episodes = {}  # layers of other classes may not take them
-        if resets is not None:
-            episodes["resets"] = check_resets("RecurrentStack", resets, inputs.shape[:-1])
-        carries = []
-        for i, (layer, norm, carry) in enumerate(zip(self.layers, self.norms, given, strict=True)):
-            carry, y = layer(
-                y if norm is None else _normalised(norm, y, mask),
-                initial_carry=carry,
-                seq_lengths=lengths,
-                return_carry=True,
-                time_major=time_major,
-                rngs=rngs,
-                **episodes,
-            )
-            carries.append(carry)
-            if self.skip is not None and (i + 1) % self.skip == 0:
-                if y.shape != start.shape:
-                    raise ValueError(
-                        f"RecurrentStack: the skip that ends at layer {i} needs equal shapes at "
-                        f"both ends, got {start.shape} and {y.shape}"
-                    )
-                y = start = y + start
+        steps = {"seq_lengths": lengths}
+        if resets is not None:  # layers of other classes may not take them
+            steps["resets"] = check_resets("RecurrentStack", resets, inputs.shape[:-1])
+        modules = (self.layers, self.norms, self.dropouts)
+        every = count if self.checkpoint_every is None else self.checkpoint_every
+        carries: list[Any] = []
+        for first in range(0, count, every):
+            part = slice(first, first + every)
+            # An nnx.List may hold what is no module, a function as a norm for instance.
+            parts = tuple(nnx.List(of_all[part]) for of_all in modules)
+            run: Any = functools.partial(_run, first, self.skip, time_major, deterministic)
+            if self.checkpoint_every is not None:
+                run = nnx.remat(run)
+            last, y, start = run(parts, given[part], y, start, mask, steps, rngs)
+            carries += last
         return (tuple(carries), y) if return_carry else y
+
+
+def _run(
+    first: int,
+    skip: int | None,
+    time_major: bool,
+    deterministic: bool | None,
+    modules: tuple[Any, Any, Any],
+    carries: list[Any],
+    y: jax.Array,
+    start: jax.Array,
+    mask: Any,
+    steps: dict[str, Any],
+    rngs: Any,
+) -> tuple[list[Any], jax.Array, jax.Array]:
+    """Some layers of a stack: their last carries, the outputs, and where the next skip starts."""
+    last = []
+    blocks = zip(*modules, carries, strict=True)
+    for i, (layer, norm, dropout, carry) in enumerate(blocks, first):
+        carry, y = layer(
+            y if norm is None else _normalised(norm, y, mask),
+            initial_carry=carry,
+            return_carry=True,
+            time_major=time_major,
+            rngs=_with_carries(rngs),
+            **steps,
+        )
+        last.append(carry)
+        if dropout is not None:
+            y = dropout(y, deterministic=deterministic, rngs=rngs)
+        if skip is not None and (i + 1) % skip == 0:
+            if y.shape != start.shape:
+                raise ValueError(
+                    f"RecurrentStack: the skip that ends at layer {i} needs equal shapes at "
+                    f"both ends, got {start.shape} and {y.shape}"
+                )
+            y = start = y + start
+    return last, y, start
 
 
 def _normalised(norm: Any, y: jax.Array, mask: Any) -> jax.Array:
     takes_mask = mask is not None and isinstance(norm, nnx.BatchNorm)
     normalised: jax.Array = norm(y, mask=mask) if takes_mask else norm(y)
     return normalised
+
+
+def _with_carries(rngs: Any) -> Any:
+    """Random keys as layers take them: None if they have no stream for carries."""
+    named = isinstance(rngs, nnx.Rngs)
+    return None if named and "carry" not in rngs and "default" not in rngs else rngs
+
+
+# ---- Options ----
+
+
+def _positive(name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    number = as_integer("RecurrentStack", name, value)
+    if number < 1:
+        raise ValueError(f"RecurrentStack: {name} must be at least 1, got {number}")
+    return number
+
+
+def _dropouts(given: Any, count: int, rngs: Any) -> list[Any]:
+    """For each layer a dropout or None."""
+    if given is None:
+        return [None] * count
+    if isinstance(given, numbers.Real):
+        given = [given] * (count - 1) + [None]
+    given = list(given)
+    if len(given) != count:
+        raise ValueError(
+            f"RecurrentStack: dropouts must be one rate or as many as layers, {count}, got "
+            f"{len(given)}"
+        )
+    return [_dropout(f"dropouts[{i}]", one, rngs) for i, one in enumerate(given)]
+
+
+def _dropout(name: str, given: Any, rngs: Any) -> Any:
+    if given is None or isinstance(given, nnx.Dropout):
+        return given
+    if not isinstance(given, numbers.Real):
+        raise TypeError(
+            f"RecurrentStack: {name} must be a rate, an nnx.Dropout or None, got "
+            f"{type(given).__name__}"
+        )
+    rate = float(given)
+    if not 0 <= rate < 1:
+        raise ValueError(f"RecurrentStack: {name} must be a rate in [0, 1), got {given}")
+    return nnx.Dropout(rate, rngs=rngs)
