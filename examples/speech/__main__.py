@@ -6,7 +6,7 @@ and norms, both ways in time, or forward only with a lookahead convolution, so t
 for at most 800 ms of speech. The scores are the error rates of characters (CER) and of words (WER)
 on held-out utterances, by greedy decoding without a language model.
 
-    python -m examples.speech                                    # about two minutes on two cores
+    python -m examples.speech                                    # about a minute of processor time
     python -m examples.speech --direction forward --lookahead 8
     python -m examples.speech --cell lstm --layers 8 --skip 4 --recurrent-sparsity 0.9
     python -m examples.speech --data an4.npz --hidden 256 --steps 3000
@@ -106,7 +106,7 @@ def draw(title: str, curve: list[dict[str, Any]], trainer: SpeechTrainer, index:
     ax = axes["posteriors"]
     probabilities = np.exp(log_probabilities)
     end = len(probabilities) * trainer.model.stride * corpus.frame_ms / 1000
-    symbols = ["blank", *corpus.alphabet.replace(" ", "\u2423")]
+    symbols = ["blank", *("space" if x == " " else x for x in corpus.alphabet)]
     image = ax.imshow(
         probabilities.T,
         aspect="auto",
@@ -146,7 +146,9 @@ def run(args: argparse.Namespace) -> None:
     longest = int(np.argmax(corpus.held_out.lengths))
     title = f"{args.layers} {args.cell} layers of {args.hidden} units"
     with replacing(picture) as aside:
-        draw(title, loop.curve, trainer, longest).savefig(aside, dpi=100)
+        draw(title, loop.curve, trainer, longest).savefig(
+            aside, dpi=85, pil_kwargs={"optimize": True}
+        )
     before, after = loop.curve[0], loop.curve[-1]
     pace = "" if speed is None else f", {speed:,.1f} utterances/s"
     print(

@@ -59,6 +59,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "direction": "forward",
         "hidden": 64,
         "steps": 200,
+        "eval_every": 50,
         "buckets": 1,
         "learning_rate": 2e-3,
     },
@@ -74,9 +75,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "batch": 32,
         "steps": 1200,
         "buckets": 1,
-        "noise": 0.5,
         "learning_rate": 2e-3,
-        "eval_every": 100,
         "checkpoint_every": 400,
     },
 }
