@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,17 @@ def test_another_kind_of_file_is_reported(content: bytes | None, path: Path) -> 
         path.write_bytes(content)
     with pytest.raises(UserError, match=r"--data .*: expected an \.npz file.*, got: "):
         data.load(path, seed=0)
+
+
+def test_the_documented_program_writes_a_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "speech.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(program, {})
+    corpus = data.load(Path("corpus.npz"), seed=0)
+    assert (len(corpus.train), len(corpus.held_out), corpus.features) == (18, 2, 13)
 
 
 def test_an_utterance_too_short_for_its_transcript_is_reported(path: Path) -> None:

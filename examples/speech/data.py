@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,11 @@ class Utterances:
     def frames(self, index: int) -> np.ndarray:
         """The features of one, (frames, features)."""
         return self.features[self.offsets[index] : self.offsets[index + 1]]
+
+    def scaled(self, mean: np.ndarray, scale: np.ndarray) -> Utterances:
+        """The same with features less their mean, divided by a scale."""
+        features = ((self.features - mean) / scale).astype(np.float32)
+        return replace(self, features=features)
 
     def chosen(self, which: np.ndarray) -> Utterances:
         """Those of a mask."""
@@ -89,29 +94,23 @@ class Corpus:
 def load(path: Path | None, seed: int) -> Corpus:
     """Reads a corpus, or (None) generates spoken digits."""
     if path is None:
-        parts = [digits.generate(GENERATED[x], (seed, i)) for i, x in enumerate(PARTS)]
-        (train, test), frame_ms = (Utterances(*x) for x in parts), digits.FRAME_MS
-        source = f"generated digits of seed {seed}"
+        train, test = (
+            Utterances(*digits.generate(GENERATED[part], (seed, i))) for i, part in enumerate(PARTS)
+        )
+        frame_ms, source = digits.FRAME_MS, f"generated digits of seed {seed}"
     else:
         train, test, frame_ms = read(path)
         source = str(path.resolve())
-    # Of all that is trained on, as an utterance's own mean is known only at its end.
-    mean, scale = train.features.mean(0, np.float64), train.features.std(0, dtype=np.float64)
-    parts = [
-        Utterances(
-            ((x.features - mean) / np.where(scale > 0, scale, 1)).astype(np.float32),
-            x.offsets,
-            x.texts,
-        )
-        for x in (train, test)
-    ]
     digest = hashlib.sha256()
     for part in (train, test):
         for array in (part.features, part.offsets.astype("<i8")):
             digest.update(np.ascontiguousarray(array))
         digest.update("\n".join(part.texts).encode())
+    # Of all that is trained on, as an utterance's own mean is known only at its end.
+    mean, scale = train.features.mean(0, np.float64), train.features.std(0, dtype=np.float64)
+    train, test = (x.scaled(mean, np.where(scale > 0, scale, 1)) for x in (train, test))
     alphabet = "".join(sorted(set().union(*train.texts, *test.texts)))
-    return Corpus(*parts, alphabet, frame_ms, source, digest.hexdigest())
+    return Corpus(train, test, alphabet, frame_ms, source, digest.hexdigest())
 
 
 def read(path: Path) -> tuple[Utterances, Utterances, float]:

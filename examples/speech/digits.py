@@ -66,7 +66,7 @@ WORDS = {
 }
 
 
-def generate(count: int, seed: int) -> tuple[np.ndarray, np.ndarray, list[str]]:
+def generate(count: int, seed: int | tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Frames (frames, 13) of utterances, their offsets (count + 1,), and what is said.
 
     Each utterance has a speaker of its own.
