@@ -15,6 +15,10 @@ class UserError(Exception):
     """A wrong option or unusable data, told in one line."""
 
 
+class DivergedError(UserError):
+    """A loss that is no finite number."""
+
+
 class OutOfMemoryError(UserError):
     """The options ask for more memory than the device, or the host, has."""
 

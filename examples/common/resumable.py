@@ -20,7 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from .checkpoint import Checkpoints, Progress, State
-from .errors import UserError
+from .errors import DivergedError
 from .interruption import Interrupted, StopRequest, stop_request
 
 
@@ -32,6 +32,7 @@ def resumable(
     *,
     unit: str,
     tokens: int,
+    counted: str = "tokens",
     title: str = "",
 ) -> Iterator[tuple[State, Loop]]:
     """Gives the state to begin with, which is the saved one if the run is resumed, and the loop.
@@ -42,6 +43,7 @@ def resumable(
         args: the options ``steps``, ``eval_every``, ``checkpoint_every`` and ``quiet``.
         unit: of the loss.
         tokens: in a step.
+        counted: what these are.
         title: what the progress bar begins with.
     """
     progress = Progress()
@@ -52,7 +54,10 @@ def resumable(
         progress_bar(progress.step, args.steps, args.quiet, title) as bar,
     ):
         saved_step = progress.step if checkpoints.resume else None
-        yield state, Loop(progress, checkpoints, args, unit, tokens, title, stop, bar, saved_step)
+        yield (
+            state,
+            Loop(progress, checkpoints, args, unit, tokens, counted, title, stop, bar, saved_step),
+        )
 
 
 @dataclasses.dataclass
@@ -64,6 +69,7 @@ class Loop:
     args: argparse.Namespace
     unit: str
     tokens: int
+    counted: str
     title: str
     stop: StopRequest
     bar: tqdm
@@ -79,7 +85,7 @@ class Loop:
 
     @property
     def curve(self) -> list[dict[str, Any]]:
-        """The scores so far: points of step, train and held_out."""
+        """The scores so far: points of step, train, held_out and what else was recorded."""
         return self.progress.curve
 
     def steps(self) -> Iterator[int]:
@@ -97,7 +103,7 @@ class Loop:
             self.bar.set_postfix_str(
                 f"{self.loss:.2f} {self.unit}, held out "
                 f"{self.curve[-1]['held_out']:.2f}, "
-                f"{self.tokens / np.mean(self.seconds[-20:]):,.0f} tokens/s",
+                f"{self.tokens / np.mean(self.seconds[-20:]):,.0f} {self.counted}/s",
                 refresh=False,
             )
             self.bar.update()
@@ -112,13 +118,13 @@ class Loop:
         """Takes the loss of the step, once the device has it.
 
         Raises:
-            UserError: if it is not finite.
+            DivergedError: if it is not finite.
         """
         self.loss = float(loss)
         self.seconds.append(time.perf_counter() - self.start)
         self.progress.step += 1
         if not math.isfinite(self.loss):
-            raise UserError(
+            raise DivergedError(
                 f"training: expected a finite loss, got {self.loss} at step {self.step}; "
                 f"lower --learning-rate"
             )
@@ -131,11 +137,11 @@ class Loop:
             return False
         return self._is_due(self.args.eval_every)
 
-    def record_score(self, held_out: float) -> None:
-        """Takes the loss on what is held out."""
+    def record_score(self, held_out: float, **others: float) -> None:
+        """Takes the loss on what is held out, and other scores by their names."""
         losses = self.progress.losses
         mean = float(np.mean(losses)) if losses else None
-        self.curve.append({"step": self.step, "train": mean, "held_out": held_out})
+        self.curve.append({"step": self.step, "train": mean, "held_out": held_out, **others})
         losses.clear()
 
     @property

@@ -54,7 +54,7 @@ from examples.common.program import (
 
 from .drawing import draw
 from .report import table
-from .study import open_runs, result_of
+from .study import open_models, result_of
 
 PRESETS: dict[str, dict[str, Any]] = {
     # Three sparse models with as many recurrent weights as the smallest dense one. What is not here
@@ -135,13 +135,13 @@ def run(args: argparse.Namespace) -> None:
     corpus = load_corpus(args)
     check_speed_batches(args, corpus)
     prompt = corpus.held_out[:1] if args.prompt is None else corpus.encode(args.prompt)
-    runs = open_runs(NAME, corpus, args)
+    runs = open_models(NAME, corpus, args)
     if not args.quiet:
         print_setup(args, corpus)
     results = []
-    for each in runs:
-        with memory_errors(f"training with {each.hidden.name} units", MEMORY_OPTIONS):
-            results.append(result_of(each, corpus, prompt, args))
+    for each, hidden in zip(runs, args.hidden, strict=True):
+        with memory_errors(f"training with {hidden.name} units", MEMORY_OPTIONS):
+            results.append(result_of(each, hidden, corpus, prompt, args))
     best = best_of(results)
     options = to_json(args) | {"hidden": [hidden.name for hidden in args.hidden]}
     about = describe(options, jax.local_devices()[:1]) | {"text": corpus.identity}

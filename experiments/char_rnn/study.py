@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,87 +17,39 @@ from examples.char_rnn.options import training_options
 from examples.char_rnn.text import Corpus
 from examples.char_rnn.training import TextTrainer, train
 from examples.common.checkpoint import Checkpoints
-from examples.common.errors import UserError
-from examples.common.program import write_json
 from jaxsparse import explain
 
+from ..runs import Run, open_runs
 from .throughput import measure
 
 # What a result has besides that of training: another one is measured and drawn anew.
 RESULT_OPTIONS = ("speed_batches", "prompt", "temperature", "sample_length")
 
 
-@dataclass
-class Run:
-    """The training of one model."""
-
-    hidden: Hidden
-    folder: Path
-    options: dict[str, Any]  # All that its result follows from.
-    checkpoints: Checkpoints
-
-    @property
-    def result_file(self) -> Path:
-        """Where its result is, once it is there."""
-        return self.folder / "result.json"
-
-    def saved_result(self) -> dict[str, Any] | None:
-        """The result of an earlier run with the same options."""
-        try:
-            saved = json.loads(self.result_file.read_text())
-        except (OSError, ValueError):  # None yet, or not one: it can be made again.
-            return None
-        return saved["result"] if saved["options"] == self.options else None
-
-
-def open_runs(program: str, corpus: Corpus, args: argparse.Namespace) -> list[Run]:
-    """Checks, before any work, that all models may be resumed or started, as the options say.
-
-    Deletes what an earlier comparison left of models that are to be started anew.
-    """
-    metrics = args.output / "metrics.json"
+def open_models(program: str, corpus: Corpus, args: argparse.Namespace) -> list[Run]:
+    """The training of each model, which may be resumed or started, as the options say."""
     runs = []
     for hidden in args.hidden:
         folder = args.output / hidden.name.replace(":", "_")
         options = training_options(args, hidden, corpus)
         runs.append(
             Run(
-                hidden,
+                hidden.name,
                 folder,
                 options | {name: getattr(args, name) for name in RESULT_OPTIONS},
                 Checkpoints(program, folder / "checkpoints", options),
             )
         )
-    begun = [run for run in runs if run.checkpoints.newest() is not None]
-    if args.resume:
-        if not begun:
-            raise UserError(f"--resume: expected a checkpoint in {args.output}, got none")
-        for run in runs:
-            run.checkpoints.check(resume=run in begun)
-        return runs
-    for run in runs:
-        run.checkpoints.check(resume=False)
-    if begun and not metrics.exists():
-        raise UserError(
-            f"--output: expected no unfinished comparison, got one after "
-            f"{', '.join(run.hidden.name for run in begun)} in {args.output}; --resume continues "
-            f"it, or delete that folder"
-        )
-    metrics.unlink(missing_ok=True)
-    # All at once: what an older comparison left is not to look done when this one is stopped.
-    for run in runs:
-        run.result_file.unlink(missing_ok=True)
-        run.checkpoints.begin()
+    open_runs(runs, args.output, args.resume)
     return runs
 
 
 def result_of(
-    run: Run, corpus: Corpus, prompt: np.ndarray, args: argparse.Namespace
+    run: Run, hidden: Hidden, corpus: Corpus, prompt: np.ndarray, args: argparse.Namespace
 ) -> dict[str, Any]:
     """Trains a model, unless that was done, and returns what is told of it."""
-    if run.checkpoints.resume and (result := run.saved_result()) is not None:
+    if (result := run.saved_result()) is not None:
         return result
-    hidden = run.hidden
     trainer, loop = train(hidden, corpus, run.checkpoints, args, title=hidden.name)
     scans = None
     if trainer.sparse_model is not None and jax.local_devices()[0].platform == "gpu":
@@ -128,7 +77,7 @@ def result_of(
         },
         "sample": corpus.decode(np.concatenate([prompt, drawn])),
     }
-    write_json(run.result_file, {"options": run.options, "result": result})
+    run.save_result(result)
     return result
 
 
