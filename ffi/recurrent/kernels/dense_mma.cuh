@@ -11,19 +11,6 @@
 
 namespace jaxsparse {
 
-// Two rows by 4 columns: a k16 step's columns are assigned so that each lane's are neighbours.
-template <typename Plan>
-__device__ __forceinline__ Words4 WeightFragment(const DenseRow<Plan>& upper,
-                                                 const DenseRow<Plan>& lower, int column) {
-  typename Plan::Weight a[4], b[4];
-  upper.Load(column, a);
-  lower.Load(column, b);
-  const auto pair = [](auto low, auto high) {
-    return static_cast<uint32_t>(low.bits) | static_cast<uint32_t>(high.bits) << 16;
-  };
-  return {pair(a[0], a[1]), pair(b[0], b[1]), pair(a[2], a[3]), pair(b[2], b[3])};
-}
-
 template <typename Plan>
 class DenseMma {
   using State = typename Plan::State;
@@ -43,7 +30,7 @@ class DenseMma {
       for (int j = 0; j < kSizes.loads; ++j) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const Words4 fragment = WeightFragment<Plan>(upper, lower, Column(j) + 4 * half);
+          const Words4 fragment = Fragment(upper, lower, Column(j) + 4 * half);
           if (j < kSizes.register_chunks) {
             weights_[j < kSizes.register_chunks ? j : 0][m][half] = fragment;
           } else {
@@ -146,6 +133,18 @@ class DenseMma {
   __device__ __forceinline__ Words4& SharedWeights(int j, int m, int half) const {
     return shared_[(((j - kSizes.register_chunks) * kSizes.row_tiles + m) * 2 + half) *
                    kSizes.product_threads];
+  }
+
+  // Two rows by 4 columns: a k16 step's columns are assigned so that each lane's are neighbours.
+  __device__ __forceinline__ static Words4 Fragment(const DenseRow<Plan>& upper,
+                                                    const DenseRow<Plan>& lower, int column) {
+    typename Plan::Weight a[4], b[4];
+    upper.Load(column, a);
+    lower.Load(column, b);
+    return {Pair(a[0], a[1]), Pair(b[0], b[1]), Pair(a[2], a[3]), Pair(b[2], b[3])};
+  }
+  __device__ __forceinline__ static uint32_t Pair(State low, State high) {
+    return static_cast<uint32_t>(low.bits) | static_cast<uint32_t>(high.bits) << 16;
   }
 
   const int warp_, g_, q_;

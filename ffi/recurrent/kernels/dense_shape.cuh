@@ -35,7 +35,7 @@ __device__ __forceinline__ int SlotOfRow(int row, int b) {
 // The weights of one row of a block, zero where the matrix has none.
 template <typename Plan>
 struct DenseRow {
-  static constexpr auto kSizes = Plan::kSizes;
+  static constexpr DenseSizes kSizes = Plan::kSizes;
   using Weight = typename Plan::Weight;
 
   const Weight* values;  // null: no such row
@@ -75,7 +75,7 @@ struct DenseRow {
 template <typename Plan>
 __device__ __forceinline__ Words4 LoadInitialState(const RecurrentScanProblem& p, int b,
                                                    int column) {
-  constexpr auto kSizes = Plan::kSizes;
+  constexpr DenseSizes kSizes = Plan::kSizes;
   using State = typename Plan::State;
   union {
     Words4 words;
