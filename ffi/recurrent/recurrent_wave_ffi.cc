@@ -159,7 +159,7 @@ RecurrentWaveLayer ProblemOf(const Call& c, int64_t entry, size_t l) {
   p.steps = c.steps;
   p.batch = c.rows;
   p.hidden = c.hidden;
-  for (uint32_t& bits : p.reversed) bits = c.reverse ? ~0u : 0u;
+  p.reverse = c.reverse;
   p.weights = at(layer.weights, item);
   p.weight_row_stride = c.own_form.row_stride;
   p.weight_column_stride = c.own_form.column_stride;

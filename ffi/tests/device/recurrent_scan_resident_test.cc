@@ -26,6 +26,7 @@ struct ResidentPlan {
                                                        .hidden = kHidden,
                                                        .batch = kBatch}};
   static constexpr int kScans = kOptions.scans, kBlocks = kSizes.blocks;
+  static constexpr int kLayers = 1;
   static constexpr int kGroups = kOptions.groups;
   static constexpr int kLaunches = (kOptions.directions * kGroups + kScans - 1) / kScans;
   static constexpr bool kBarrier = false;
