@@ -127,7 +127,6 @@ def _ours(
     way: str,
     build: Callable[[Problem, str, str], Program],
     plan: Callable[[Problem, str], str | None],
-    takes: Callable[[Problem], bool] = _any,
     available: Callable[[], str | None] = _always,
 ) -> Implementation:
     return Implementation(
@@ -136,15 +135,9 @@ def _ours(
         build,
         available=available,
         dense=False,
-        takes=takes,
         plan=plan,
         peak_bytes=lambda program: planned_bytes(program.function),
     )
-
-
-def _in_one_call(problem: Problem) -> bool:
-    """Whether `stack_scan` takes it."""
-    return problem.directions == 1
 
 
 def forced(variant: str) -> Implementation:
@@ -154,7 +147,6 @@ def forced(variant: str) -> Implementation:
         "jaxsparse, forced",
         functools.partial(ours.stack_scan, variant=variant),
         functools.partial(ours.stack_plan, variant=variant),
-        takes=_in_one_call,
         available=needs_gpu,
     )
 
@@ -215,7 +207,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     i.name: i
     for i in (
         *(_rung(rung, graph=graph) for graph in (False, True) for rung in ladder.RUNGS),
-        _ours("jaxsparse", "jaxsparse", ours.stack_scan, ours.stack_plan, takes=_in_one_call),
+        _ours("jaxsparse", "jaxsparse", ours.stack_scan, ours.stack_plan),
         _ours("jaxsparse-layers", "jaxsparse, layer by layer", ours.scans, ours.scans_plan),
         _jax("lax.scan", "jax.lax.scan, layer by layer", jax_programs.lax_scan),
         _jax(
