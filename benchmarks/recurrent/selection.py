@@ -115,6 +115,5 @@ def listing(operation: str) -> str:
         why, usual = implementation.available(), ", ".join(implementation.usual_on)
         about = implementation.way + ("" if usual else ", if it is named")
         lines.append(f"  {name:<18}{f'left out: {why}' if why else about}")
-    lines += stacks.listing()
-    lines += ["", f"variants: {', '.join(variants())}"]
+    lines += ["", f"variants: {', '.join(variants())}", *stacks.listing()]
     return "\n".join(lines)

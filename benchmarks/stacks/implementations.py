@@ -11,6 +11,7 @@ from benchmarks.memory import most_bytes, planned_bytes
 from benchmarks.peer_programs import needs_flax, needs_gpu, needs_torch
 from benchmarks.stacks import cudnn, jax_programs, ladder, ours, torch_programs
 from benchmarks.stacks.problems import SUITES, Problem
+from jaxsparse.recurrent.graph.waves import WAVE_VARIANTS
 from jaxsparse.recurrent.plan import VARIANTS
 from jaxsparse.timing import Program
 
@@ -127,7 +128,6 @@ def _ours(
     way: str,
     build: Callable[[Problem, str, str], Program],
     plan: Callable[[Problem, str], str | None],
-    takes: Callable[[Problem], bool] = _any,
     available: Callable[[], str | None] = _always,
 ) -> Implementation:
     return Implementation(
@@ -136,32 +136,25 @@ def _ours(
         build,
         available=available,
         dense=False,
-        takes=takes,
         plan=plan,
         peak_bytes=lambda program: planned_bytes(program.function),
     )
 
 
-def _in_one_call(problem: Problem) -> bool:
-    """Whether `stack_scan` takes it."""
-    return problem.directions == 1
-
-
 def forced(variant: str) -> Implementation:
-    """Our own with a kernel forced."""
+    """Our own with a kernel forced, of single layers or of waves."""
     return _ours(
         f"jaxsparse[{variant}]",
         "jaxsparse, forced",
         functools.partial(ours.stack_scan, variant=variant),
         functools.partial(ours.stack_plan, variant=variant),
-        takes=_in_one_call,
         available=needs_gpu,
     )
 
 
 def variants() -> list[str]:
     """Those that can be forced."""
-    return list(VARIANTS)
+    return [*VARIANTS, *WAVE_VARIANTS]
 
 
 def _several_of_one_form(problem: Problem) -> bool:
@@ -215,7 +208,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     i.name: i
     for i in (
         *(_rung(rung, graph=graph) for graph in (False, True) for rung in ladder.RUNGS),
-        _ours("jaxsparse", "jaxsparse", ours.stack_scan, ours.stack_plan, takes=_in_one_call),
+        _ours("jaxsparse", "jaxsparse", ours.stack_scan, ours.stack_plan),
         _ours("jaxsparse-layers", "jaxsparse, layer by layer", ours.scans, ours.scans_plan),
         _jax("lax.scan", "jax.lax.scan, layer by layer", jax_programs.lax_scan),
         _jax(

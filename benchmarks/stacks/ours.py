@@ -1,4 +1,4 @@
-"""Programs of jaxsparse: `recurrent.stack_scan`, and `recurrent.scan` for each layer."""
+"""Programs of jaxsparse: stacks of layers in one call, and a scan for each layer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Stack = Callable[[Operands], Any]
 
 
 def stack_scan(problem: Problem, dtype: str, passed: str, variant: str | None = None) -> Program:
-    """All layers by one call."""
+    """`recurrent.stack_scan` or `bidirectional_stack_scan`."""
     return program(
         _operands(problem, stored(dtype)),
         _stack(problem, dtype, variant),
@@ -76,29 +76,34 @@ def _stack(problem: Problem, dtype: str, variant: str | None) -> Stack:
     cell = CELLS[problem.cell]
 
     def stack(operands: Operands) -> Any:
-        def of(kind: str, at: int) -> Any:
-            return operands.get(name(kind, at, 0))
-
-        layers = [
-            recurrent.Layer(
+        def layer(at: int, direction: int) -> recurrent.Layer:
+            w, u, b = (operands.get(name(kind, at, direction)) for kind in ("W", "U", "b"))
+            return recurrent.Layer(
                 cell,
-                recurrent=_matrix(operands, of("U", at)),
-                input=of("W", at),
-                bias=of("b", at),
+                recurrent=_matrix(operands, u),
+                input=w,
+                bias=b,
                 skip=problem.skip if problem.ends_skip(at) else None,
                 norm="layer" if problem.norm else None,
                 norm_epsilon=NORM_EPSILON,
             )
-            for at in range(problem.layers)
-        ]
-        leaves = [tuple(of(leaf, at) for leaf in problem.leaves) for at in range(problem.layers)]
-        return recurrent.stack_scan(
-            layers,
-            [carry if len(carry) > 1 else carry[0] for carry in leaves],
-            operands["x"],
-            resets=operands.get("resets"),
-            precision=_precision(dtype),
-            variant=variant,
+
+        def carry(at: int, direction: int) -> Any:
+            leaves = tuple(operands[name(leaf, at, direction)] for leaf in problem.leaves)
+            return leaves if len(leaves) > 1 else leaves[0]
+
+        resets = operands.get("resets")
+        options: dict[str, Any] = {"precision": _precision(dtype), "variant": variant}
+        of_layers = range(problem.layers)
+        if problem.directions == 1:
+            layers, carries = ([made(at, 0) for at in of_layers] for made in (layer, carry))
+            return recurrent.stack_scan(layers, carries, operands["x"], resets=resets, **options)[1]
+        pairs, of_pairs = (
+            [(made(at, 0), made(at, 1)) for at in of_layers] for made in (layer, carry)
+        )
+        resets = resets if resets is None else (resets, resets)
+        return recurrent.bidirectional_stack_scan(
+            pairs, of_pairs, operands["x"], resets=resets, **options
         )[1]
 
     return stack
@@ -129,10 +134,15 @@ def _layer(problem: Problem, dtype: str) -> Layer:
         weights, carries, xs = zip(
             *((_matrix(d, d["U"]), carry_of(d), ahead(d, below)) for d in own), strict=True
         )
-        options: dict[str, Any] = {"resets": own[0].get("resets"), "precision": precision}
+        resets = own[0].get("resets")
         if len(own) == 1:
-            return recurrent.scan(cell, weights[0], carries[0], xs[0], **options)[1]
-        _, ys = recurrent.bidirectional_scan(cell, weights, carries, xs, **options)
+            return recurrent.scan(
+                cell, weights[0], carries[0], xs[0], resets=resets, precision=precision
+            )[1]
+        resets = resets if resets is None else (resets, resets)
+        _, ys = recurrent.bidirectional_scan(
+            cell, weights, carries, xs, resets=resets, precision=precision
+        )
         return jnp.concatenate(ys, -1)
 
     return layer

@@ -88,4 +88,5 @@ def listing() -> list[str]:
     for name, implementation in IMPLEMENTATIONS.items():
         why = implementation.available()
         lines.append(f"  {name:<30}{f'left out: {why}' if why else implementation.way}")
+    lines += ["", f"variants of stacks: {', '.join(variants())}"]
     return lines
