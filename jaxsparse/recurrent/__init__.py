@@ -2,15 +2,19 @@
 
 from jaxsparse.recurrent.cells import GRU, LSTM, elman
 from jaxsparse.recurrent.failures import check
+from jaxsparse.recurrent.layers import Layer
 from jaxsparse.recurrent.layout import pack
 from jaxsparse.recurrent.scan import bidirectional_scan, scan
+from jaxsparse.recurrent.stack import stack_scan
 
 __all__ = [
     "GRU",
     "LSTM",
+    "Layer",
     "bidirectional_scan",
     "check",
     "elman",
     "pack",
     "scan",
+    "stack_scan",
 ]

@@ -36,32 +36,16 @@ class Direction:
         parameters: Any,
         resets: Any,
     ):
-        if not callable(cell):
-            raise TypeError(f"{operation}: cell must be a function, got {type(cell).__name__}")
-        try:
-            hash(cell)
-        except TypeError:
-            raise TypeError(
-                f"{operation}: cell must be hashable, {type(cell).__name__} is not"
-            ) from None
-        self.xs = _array(operation, f"{side}xs", xs, 3)
+        check_cell(operation, cell)
+        self.xs = as_array_of_rank(operation, f"{side}xs", xs, 3)
         self.length, b, width = self.xs.shape
         self.sparse = isinstance(recurrent, CSR)
-        if self.sparse:
-            recurrent.topology.check_transpose(f"{operation}: {side}recurrent")
-            self.recurrent = recurrent
-            rows, h = recurrent.shape
-            if recurrent.topology.batch_shape or recurrent.values.ndim != 1:
-                raise ValueError(
-                    f"{operation}: {side}recurrent must be one matrix, got values of shape "
-                    f"{recurrent.values.shape}: use jax.vmap"
-                )
-            expected = "a CSR matrix (gates * h, h)"
-        else:
-            self.recurrent = _array(operation, f"{side}recurrent", recurrent, 2)
-            h, rows = self.recurrent.shape
-            expected = "(h, gates * h), or a CSR matrix (gates * h, h)"
+        self.recurrent = as_matrix(operation, f"{side}recurrent", recurrent)
+        h, rows = self.recurrent.shape[::-1] if self.sparse else self.recurrent.shape
         if h == 0 or rows == 0 or rows % h:
+            expected = "(h, gates * h), or a CSR matrix (gates * h, h)"
+            if self.sparse:
+                expected = "a CSR matrix (gates * h, h)"
             raise ValueError(
                 f"{operation}: {side}recurrent must be {expected}, got shape "
                 f"{tuple(self.recurrent.shape)}"
@@ -73,47 +57,19 @@ class Direction:
             )
         self.h, self.gates, self.dtype = h, rows // h, self.xs.dtype
         self.input_gates = width // h
-        leaves, self.tree = jax.tree.flatten(carry)
-        if not leaves:
-            raise ValueError(f"{operation}: {side}carry must have a leaf: the state, its last one")
-        self.carry = [_array(operation, f"{side}carry", x, 2) for x in leaves]
-        for x in self.carry:
-            if x.shape != (b, h):
-                raise ValueError(
-                    f"{operation}: the leaves of {side}carry must have shape (B, h) = {(b, h)}, "
-                    f"got {x.shape}"
-                )
+        self.carry, self.tree = carry_leaves(operation, f"{side}carry", carry, (b, h))
         values = self.recurrent.values if self.sparse else self.recurrent
         check_floating(operation, recurrent=values)
         check_floating(operation, xs=self.xs)
-        for i, x in enumerate(self.carry):
-            check_floating(operation, **{f"carry {i}": x})
         self.bias: Any = None
         if bias is not None:
-            self.bias = _array(operation, f"{side}recurrent_bias", bias, 1)
-            check_floating(operation, recurrent_bias=self.bias)
-            if self.bias.shape != (rows,):
-                raise ValueError(
-                    f"{operation}: {side}recurrent_bias must have shape {(rows,)}, "
-                    f"got {self.bias.shape}"
-                )
-        own, self.parameter_tree = jax.tree.flatten(parameters)
-        self.parameters = [_array(operation, f"{side}parameters", x, 1) for x in own]
-        for x in self.parameters:
-            check_floating(operation, parameters=x)
-            if x.shape != (h,):
-                raise ValueError(
-                    f"{operation}: the leaves of {side}parameters must have shape (h,) = {(h,)}, "
-                    f"got {x.shape}"
-                )
+            self.bias = as_vector(operation, f"{side}recurrent_bias", bias, rows)
+        self.parameters, self.parameter_tree = parameter_leaves(
+            operation, f"{side}parameters", parameters, h
+        )
         self.resets: Any = None
         if resets is not None:
-            self.resets = _array(operation, f"{side}resets", resets, 2)
-            if self.resets.dtype != jnp.bool_ or self.resets.shape != (self.length, b):
-                raise ValueError(
-                    f"{operation}: {side}resets must be booleans of shape (T, B) = "
-                    f"{(self.length, b)}, got {self.resets.dtype} of shape {self.resets.shape}"
-                )
+            self.resets = as_resets(operation, f"{side}resets", resets, (self.length, b))
         self.cell = cell
 
     @property
@@ -152,7 +108,7 @@ def counted_steps(operation: str, seq_lengths: Any, length: int, b: int) -> Any:
     """Which steps count, (T, B), or None if all do."""
     if seq_lengths is None:
         return None
-    lengths = _array(operation, "seq_lengths", seq_lengths, 1)
+    lengths = as_array_of_rank(operation, "seq_lengths", seq_lengths, 1)
     if lengths.shape != (b,) or not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise ValueError(
             f"{operation}: seq_lengths must be {b} integers, got {lengths.dtype} of shape "
@@ -164,7 +120,85 @@ def counted_steps(operation: str, seq_lengths: Any, length: int, b: int) -> Any:
     return jnp.arange(length, dtype=jnp.int32)[:, None] < lengths[None]
 
 
-def _array(operation: str, name: str, x: Any, rank: int) -> jax.Array:
+def check_cell(operation: str, cell: Any) -> None:
+    """TypeError unless a cell can be one."""
+    if not callable(cell):
+        raise TypeError(f"{operation}: cell must be a function, got {type(cell).__name__}")
+    try:
+        hash(cell)
+    except TypeError:
+        raise TypeError(
+            f"{operation}: cell must be hashable, {type(cell).__name__} is not"
+        ) from None
+
+
+def as_matrix(operation: str, name: str, matrix: Any, *, heads: bool = False) -> Any:
+    """Weights: a CSR matrix, or an array of two dimensions, of three if there may be ``heads``."""
+    if not isinstance(matrix, CSR):
+        rank = 3 if heads and getattr(matrix, "ndim", 2) == 3 else 2
+        return as_array_of_rank(operation, name, matrix, rank)
+    matrix.topology.check_transpose(f"{operation}: {name}")
+    if matrix.topology.batch_shape or matrix.values.ndim != 1:
+        raise ValueError(
+            f"{operation}: {name} must be one matrix, got values of shape "
+            f"{matrix.values.shape}: use jax.vmap"
+        )
+    return matrix
+
+
+def carry_leaves(
+    operation: str, name: str, carry: Any, shape: tuple[int, int]
+) -> tuple[list[jax.Array], Any]:
+    """The leaves of a carry, of shape (B, h), and their tree."""
+    leaves, tree = jax.tree.flatten(carry)
+    if not leaves:
+        raise ValueError(f"{operation}: {name} must have a leaf: the state, its last one")
+    arrays = [as_array_of_rank(operation, name, x, 2) for x in leaves]
+    for i, x in enumerate(arrays):
+        if x.shape != shape:
+            raise ValueError(
+                f"{operation}: the leaves of {name} must have shape (B, h) = {shape}, got {x.shape}"
+            )
+        check_floating(operation, **{f"carry {i}": x})
+    return arrays, tree
+
+
+def as_vector(operation: str, name: str, x: Any, size: int) -> jax.Array:
+    """An array of one dimension and a size."""
+    vector = as_array_of_rank(operation, name, x, 1)
+    check_floating(operation, **{name: vector})
+    if vector.shape != (size,):
+        raise ValueError(f"{operation}: {name} must have shape {(size,)}, got {vector.shape}")
+    return vector
+
+
+def parameter_leaves(
+    operation: str, name: str, parameters: Any, h: int
+) -> tuple[list[jax.Array], Any]:
+    """The leaves of a cell's parameters, of shape (h,), and their tree."""
+    leaves, tree = jax.tree.flatten(parameters)
+    arrays = [as_array_of_rank(operation, name, x, 1) for x in leaves]
+    for x in arrays:
+        check_floating(operation, parameters=x)
+        if x.shape != (h,):
+            raise ValueError(
+                f"{operation}: the leaves of {name} must have shape (h,) = {(h,)}, got {x.shape}"
+            )
+    return arrays, tree
+
+
+def as_resets(operation: str, name: str, resets: Any, shape: tuple[int, int]) -> jax.Array:
+    """Booleans (T, B): before which steps the carry is zero."""
+    array = as_array_of_rank(operation, name, resets, 2)
+    if array.dtype != jnp.bool_ or array.shape != shape:
+        raise ValueError(
+            f"{operation}: {name} must be booleans of shape (T, B) = {shape}, got {array.dtype} of "
+            f"shape {array.shape}"
+        )
+    return array
+
+
+def as_array_of_rank(operation: str, name: str, x: Any, rank: int) -> jax.Array:
     array = as_array(operation, name, x, rank)
     if array.ndim != rank:
         raise ValueError(

@@ -113,7 +113,15 @@ def products_of_steps(
         axes = "mk" if options["transposed"] else "km"
         einsum = functools.partial(_einsum, precision=options["precision"], out_dtype=dtype)
         z = _dense_products(einsum, axes, x, weights[0])
-    return z.reshape(*z.shape[:-1], parts, h)
+    return z.reshape(*z.shape[:-1], parts, z.shape[-1] // parts)
+
+
+def parts_of(x: Any, parts: Sequence[int]) -> Any:
+    """Some of the arrays of x (..., parts, h)."""
+    first, count = parts[0], len(parts)
+    if tuple(parts) != tuple(range(first, first + count)):
+        return jnp.stack([x[..., i, :] for i in parts], -2)
+    return x if count == x.shape[-2] else x[..., first : first + count, :]
 
 
 def _dense_products(einsum: Any, axes: str, x: Any, w: Any) -> Any:

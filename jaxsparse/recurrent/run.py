@@ -72,7 +72,7 @@ def run(
 
     layouts: list[ScanLayout | str] = [""] * len(directions)
     if one.sparse and implementation in (None, "cuda"):
-        layouts = _layouts([d.recurrent for d in directions], one.gates, b, one.dtype, variant)
+        layouts = layouts_of([d.recurrent for d in directions], one.gates, b, one.dtype, variant)
         if len({x.forms if isinstance(x, ScanLayout) else None for x in layouts}) > 1:
             # Kernels of different forms: each direction is a scan of its own.
             return [
@@ -160,7 +160,7 @@ def _weights(
     return (*weights, *words), layouts[0].forms
 
 
-def _layouts(
+def layouts_of(
     matrices: list[CSR], gates: int, batch: int, dtype: Any, variant: str | None
 ) -> list[ScanLayout | str]:
     """Where matrices lie on chip, side by side if they fit so; or why that is not known."""

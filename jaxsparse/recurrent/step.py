@@ -135,22 +135,36 @@ class CellStep(Step):
         return (self.gates, *bias, *own, *mask)
 
     def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
-        x, r, before = list(inputs[0]), list(products), list(carries)
+        values = iter(inputs)
+        x, r = next(values), list(products)
         if self.biased:
-            r = [a + b for a, b in zip(r, inputs[1], strict=True)]
-        own = [] if self.parameters is None else list(inputs[1 + self.biased])
-        mask = inputs[-1][0] != 0 if self.masked else None
+            r = [a + b for a, b in zip(r, next(values), strict=True)]
+        return self.of_gates(x, r, carries, *values)
+
+    def of_gates(self, x: Arrays, r: Arrays, carries: Arrays, *rest: Arrays) -> Results:
+        """What the cell makes of its gates; ``rest`` are the inputs after the bias.
+
+        A gate of ``x`` is None where that of ``r`` is the sum of both: x + r is all that the cell
+        reads of these.
+        """
+        own = [] if self.parameters is None else list(rest[0])
+        before = list(carries)
+        mask = rest[-1][0] != 0 if self.masked else None
         if mask is not None:
             # What stands in the padding, and what the cell makes of it, must not reach a
             # derivative, where 0 * NaN is NaN: so there is a choice on both sides of the cell.
             x, r, before, own = (
-                [jnp.where(mask, a, 0) for a in group] for group in (x, r, before, own)
+                [None if a is None else jnp.where(mask, a, 0) for a in group]
+                for group in (x, r, before, own)
             )
+        like = r[0]
+        # To add -0 changes no number, 0 among them, and compilers know it.
+        x = [jnp.full_like(like, -0.0) if a is None else a for a in x]
         arguments = [tuple(x), tuple(r), jax.tree.unflatten(self.tree, before)]
         if self.parameters is not None:
             arguments.append(jax.tree.unflatten(self.parameters, own))
         carry, y = self.cell(*arguments)
-        like = products[0]  # a cell may return constants
+        # A cell may return constants.
         new, ys = (
             [jnp.broadcast_to(jnp.asarray(a, like.dtype), like.shape) for a in group]
             for group in (jax.tree.leaves(carry), [y] * self.has_y)
@@ -164,7 +178,7 @@ class CellStep(Step):
         return inputs[-1] != 0 if self.masked else True
 
 
-class _OfAnother(Step):
+class OfAnother(Step):
     """A step made of another one, of the same form but for what it says itself."""
 
     step: Step
@@ -178,7 +192,7 @@ class _OfAnother(Step):
 
 
 @dataclasses.dataclass(frozen=True)
-class Resetting(_OfAnother):
+class Resetting(OfAnother):
     """A step that starts from zeros where one more input, its last, is not 0.
 
     The product of a state of zeros is zero, too, so this is pointwise. As in a `CellStep` that is
@@ -204,7 +218,7 @@ class Resetting(_OfAnother):
 
 
 @dataclasses.dataclass(frozen=True)
-class Keeping(_OfAnother):
+class Keeping(OfAnother):
     """A step with some of its outputs."""
 
     step: Step
@@ -258,29 +272,30 @@ def without_repeats(step: Step) -> tuple[Step, tuple[int | None, ...]]:
 class Saved(NamedTuple):
     """Which arguments of a step its derivative reads, beside its inputs."""
 
-    products: bool
+    products: tuple[int, ...]
     carries: tuple[int, ...]
 
     @property
     def sizes(self) -> int:
-        return self.products + len(self.carries)
+        """As how many inputs they come: the products are one."""
+        return bool(self.products) + len(self.carries)
 
 
 @dataclasses.dataclass(frozen=True)
-class Saving(_OfAnother):
-    """A step that outputs what it got, too: its products, and some carries."""
+class Saving(OfAnother):
+    """A step that outputs what it got, too: some products, and some carries."""
 
     step: Step
     saved: Saved
 
     @functools.cached_property
     def outputs(self) -> tuple[int, ...]:  # type: ignore[override]
-        products = (self.products,) * self.saved.products
+        products = [len(self.saved.products)] if self.saved.products else []
         return (*self.step.outputs, *products, *(1,) * len(self.saved.carries))
 
     def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
         states, new, outputs = self.step(products, carries, inputs)
-        extra = [list(products)] if self.saved.products else []
+        extra = [[products[i] for i in self.saved.products]] if self.saved.products else []
         return Results(states, new, [*outputs, *extra, *([carries[i]] for i in self.saved.carries)])
 
 
@@ -308,7 +323,7 @@ def _read_by_derivative(step: Step, active: tuple[int, ...]) -> list[list[bool]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Tangent(_OfAnother):
+class Tangent(OfAnother):
     """The derivative of a step in the direction of its products, its carries and some inputs.
 
     Linear in these. Inputs, in order: the step's own products and carries that it reads
@@ -335,7 +350,7 @@ class Tangent(_OfAnother):
     def inputs(self) -> tuple[int, ...]:  # type: ignore[override]
         step = self.step
         return (
-            *(step.products,) * self.saved.products,
+            *(len(self.saved.products),) * bool(self.saved.products),
             *(1,) * len(self.saved.carries),
             *(step.inputs[i] for i in self.read),
             *(step.products,) * self.shifted,
@@ -345,7 +360,10 @@ class Tangent(_OfAnother):
     @functools.cached_property
     def saved(self) -> Saved:
         products, carries, _ = self._reads
-        return Saved(any(products), tuple(i for i, read in enumerate(carries) if read))
+        return Saved(
+            tuple(i for i, read in enumerate(products) if read),
+            tuple(i for i, read in enumerate(carries) if read),
+        )
 
     @functools.cached_property
     def read(self) -> tuple[int, ...]:
@@ -363,7 +381,8 @@ class Tangent(_OfAnother):
         values = iter(inputs)
         like = (products or carries or inputs[0])[0]
         zero = jnp.zeros_like(like)
-        own_products = next(values) if saved.products else [zero] * step.products
+        kept = dict(zip(saved.products, next(values) if saved.products else (), strict=True))
+        own_products = [kept.get(i, zero) for i in range(step.products)]
         own_carries = [next(values)[0] if i in saved.carries else zero for i in range(step.carries)]
         own_inputs = [
             next(values) if i in read else [zero] * size for i, size in enumerate(step.inputs)
@@ -387,7 +406,7 @@ class Tangent(_OfAnother):
 
 
 @dataclasses.dataclass(frozen=True)
-class Adjoint(_OfAnother):
+class Adjoint(OfAnother):
     """The transpose of a linear step, for the scan that runs the other way.
 
     The step is linear in its products, its carries and the inputs ``linear``. The adjoint's

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.interpreters import batching
@@ -18,44 +19,61 @@ def batching_rule(operands: Any, dims: Any, **params: Any) -> Any:
     axes = split(dims, params)
     if any(axis is not None for axis in axes.weights):
         return batch(recurrent_scan_p, operands, dims, **params)
-    size = next(x.shape[axis] for x, axis in zip(operands, dims, strict=True) if axis is not None)
     values = split(operands, params)
-
-    def folded(x: Any, axis: int | None, place: int, repeats: bool) -> Any:
-        """The mapped axis behind the batch, which is `place` from the end, and one with it.
-
-        Behind it, so that a sharded batch stays sharded.
-        """
-        if axis is None and repeats:
-            return x
-        x = batching.bdim_at_front(x, axis, size)
-        rows = x.ndim - place - 1
-        x = jnp.moveaxis(x, 0, rows + 1)
-        if repeats:
-            x = jnp.broadcast_to(x, (*x.shape[:rows], count, *x.shape[rows + 1 :]))
-        return x.reshape(*x.shape[:rows], count * size, *x.shape[rows + 2 :])
-
-    state_axis = axes.state
-    rows = values.state.shape
-    count = (rows if state_axis is None else rows[:state_axis] + rows[state_axis + 1 :])[-3]
-    spans = tuple(
-        own if axis is None or "b" in own else "".join(d for d in FULL if d == "b" or d in own)
-        for own, axis in zip(params["spans"], axes.inputs, strict=True)
-    )
+    rows = Rows.of(operands, dims, values.state, axes.state)
     results = bind(
         recurrent_scan_p,
         *values.weights,
-        folded(values.state, axes.state, 3, False),
-        *(folded(x, a, 2, False) for x, a in zip(values.carries, axes.carries, strict=True)),
+        rows.folded(values.state, axes.state, 3),
+        *(rows.folded(x, a, 2) for x, a in zip(values.carries, axes.carries, strict=True)),
         *(
-            folded(x, a, 3, "b" not in own)
+            rows.folded(x, a, 3, repeats="b" not in own)
             for x, a, own in zip(values.inputs, axes.inputs, params["spans"], strict=True)
         ),
-        **{**params, "spans": spans},
+        **{**params, "spans": mapped_spans(params["spans"], axes.inputs)},
     )
-    unfolded, at = [], []
-    for i, x in enumerate(results):
-        rows = x.ndim - (2 if 1 <= i <= step.carries else 3)
-        unfolded.append(x.reshape(*x.shape[:rows], count, size, *x.shape[rows + 1 :]))
-        at.append(rows + 1)
-    return unfolded, at
+    pairs = [rows.unfolded(x, 2 if 1 <= i <= step.carries else 3) for i, x in enumerate(results)]
+    return [list(part) for part in zip(*pairs, strict=True)]
+
+
+def mapped_spans(spans: Sequence[str], axes: Sequence[int | None]) -> tuple[str, ...]:
+    """The spans of inputs, of which those that are mapped no longer repeat along the batch."""
+    return tuple(
+        own if axis is None or "b" in own else "".join(d for d in FULL if d == "b" or d in own)
+        for own, axis in zip(spans, axes, strict=True)
+    )
+
+
+class Rows(NamedTuple):
+    """A batch that a mapped axis joins, behind it: so a sharded batch stays sharded."""
+
+    batch: int  # its size
+    mapped: int  # that of the axis
+
+    @classmethod
+    def of(cls, operands: Any, dims: Any, state: Any, state_axis: int | None) -> Rows:
+        """Of operands, one of which is a state (..., b, S, h)."""
+        pairs = zip(operands, dims, strict=True)
+        size = next(x.shape[axis] for x, axis in pairs if axis is not None)
+        shape = state.shape
+        own = shape if state_axis is None else shape[:state_axis] + shape[state_axis + 1 :]
+        return cls(own[-3], size)
+
+    def folded(self, x: Any, axis: int | None, place: int, repeats: bool = False) -> Any:
+        """An operand whose batch, `place` from the end, has the mapped axis in it.
+
+        One that is not mapped and repeats along the batch still does.
+        """
+        if axis is None and repeats:
+            return x
+        x = batching.bdim_at_front(x, axis, self.mapped)
+        rows = x.ndim - place - 1
+        x = jnp.moveaxis(x, 0, rows + 1)
+        if repeats:
+            x = jnp.broadcast_to(x, (*x.shape[:rows], self.batch, *x.shape[rows + 1 :]))
+        return x.reshape(*x.shape[:rows], self.batch * self.mapped, *x.shape[rows + 2 :])
+
+    def unfolded(self, x: Any, place: int) -> tuple[Any, int]:
+        """A result with the mapped axis apart, and which axis that is."""
+        rows = x.ndim - place
+        return x.reshape(*x.shape[:rows], self.batch, self.mapped, *x.shape[rows + 1 :]), rows + 1

@@ -28,31 +28,33 @@ def scan_bind(operands: Operands, **params: Any) -> tuple[Any, list[Any], list[A
 
 
 def _with_batch_cut_alike(operands: Operands, spans: Sequence[str]) -> Operands:
-    """Under explicit axes: a batch that is cut in some operands is cut in all.
+    carries, inputs = len(operands.carries), operands.inputs
+    axes = (-3, *(-2,) * carries, *(-3 if "b" in own else None for own in spans))
+    state, *rest = cut_alike((operands.state, *operands.carries, *inputs), axes)
+    return Operands(operands.weights, state, tuple(rest[:carries]), tuple(rest[carries:]))
+
+
+def cut_alike(arrays: Sequence[Any], axes: Sequence[int | None]) -> Sequence[Any]:
+    """Under explicit axes: a batch that is cut in some arrays is cut in all that have one.
 
     A carry of zeros is replicated where a user's program makes it, beside inputs that are sharded.
-    """
-    of_batch = [(operands.state, -3), *((x, -2) for x in operands.carries)]
-    of_batch += [(x, -3) for x, own in zip(operands.inputs, spans, strict=True) if "b" in own]
-    shardings = [(jax.typeof(x).sharding, axis) for x, axis in of_batch]
-    cut = [(s.mesh, s.spec[axis]) for s, axis in shardings if s.spec[axis] is not None]
-    if not cut or len(cut) == len(of_batch):
-        return operands
-    mesh, axes = cut[0]
 
-    def like_the_others(x: Any, axis: int) -> Any:
+    Args:
+        arrays: operands.
+        axes: which axis of each is the batch; None where it has none.
+    """
+    pairs = list(zip(arrays, axes, strict=True))
+    shardings = [(jax.typeof(x).sharding, axis) for x, axis in pairs if axis is not None]
+    cut = [(s.mesh, s.spec[axis]) for s, axis in shardings if s.spec[axis] is not None]
+    if not cut or len(cut) == len(shardings):
+        return arrays
+    mesh, names = cut[0]
+
+    def like_the_others(x: Any, axis: int | None) -> Any:
         spec = list(jax.typeof(x).sharding.spec)
-        if spec[axis] is not None:
+        if axis is None or spec[axis] is not None:
             return x
-        spec[axis] = axes
+        spec[axis] = names
         return jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec(*spec)))
 
-    return Operands(
-        operands.weights,
-        like_the_others(operands.state, -3),
-        tuple(like_the_others(x, -2) for x in operands.carries),
-        tuple(
-            like_the_others(x, -3) if "b" in own else x
-            for x, own in zip(operands.inputs, spans, strict=True)
-        ),
-    )
+    return [like_the_others(x, axis) for x, axis in pairs]

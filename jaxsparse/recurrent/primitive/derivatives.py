@@ -14,23 +14,23 @@ from jaxsparse.primitive import bind, undefined
 from jaxsparse.recurrent.primitive.binding import scan_bind
 from jaxsparse.recurrent.primitive.declaration import recurrent_scan_p
 from jaxsparse.recurrent.primitive.operands import FULL, Operands, split
-from jaxsparse.recurrent.products import product, products_of_steps
-from jaxsparse.recurrent.step import Adjoint, Saved, Saving, Tangent
+from jaxsparse.recurrent.products import parts_of, product, products_of_steps
+from jaxsparse.recurrent.step import Adjoint, Saving, Tangent
 
 
 def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     """The rule of ``jax.jvp``: a scan that saves what its tangent reads, and its tangent."""
     step = params["step"]
     x, dx = split(primals, params), split(tangents, params)
-    active = tuple(i for i, t in enumerate(dx.inputs) if not _is_zero(t))
-    shifted = not _is_zero(dx.weights[0])
-    if not shifted and not active and all(map(_is_zero, (dx.state, *dx.carries))):
+    active = tuple(i for i, t in enumerate(dx.inputs) if not is_zero(t))
+    shifted = not is_zero(dx.weights[0])
+    if not shifted and not active and all(map(is_zero, (dx.state, *dx.carries))):
         results = bind(recurrent_scan_p, *primals, **params)
         return results, [ad.Zero(jax.typeof(r).to_tangent_aval()) for r in results]
 
     tangent = Tangent(step, active, shifted)
-    recompute = params["recompute"] and tangent.saved.products
-    keep = Saved(tangent.saved.products and not recompute, tangent.saved.carries)
+    recompute = params["recompute"] and bool(tangent.saved.products)
+    keep = tangent.saved._replace(products=()) if recompute else tangent.saved
     states, carries, outputs = scan_bind(
         x,
         **{**params, "step": Saving(step, keep)},
@@ -48,7 +48,8 @@ def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 
     def linear(weights: Any, before: Any, saved: Any, read: Any, dweights: Any, rest: Any) -> Any:
         if recompute:
-            saved = [products_of_steps(weights, before, step.products, dtype, options), *saved]
+            made = products_of_steps(weights, before, step.products, dtype, options)
+            saved = [parts_of(made, tangent.saved.products), *saved]
         shift = []
         if dweights is not None:
             moved = (dweights, *weights[1:])
@@ -73,8 +74,8 @@ def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
         [x.inputs[i] for i in tangent.read],
         dx.weights[0] if shifted else None,
         (
-            _instantiated(dx.state),
-            tuple(map(_instantiated, dx.carries)),
+            instantiated(dx.state),
+            tuple(map(instantiated, dx.carries)),
             [dx.inputs[i] for i in active],
         ),
     )
@@ -89,11 +90,11 @@ def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
         raise ValueError("recurrent.scan: it is not linear in its weights")
     ct_states, *rest = cotangents
     ct_carries, ct_outputs = rest[: step.carries], rest[step.carries :]
-    if all(map(_is_zero, cotangents)):
+    if all(map(is_zero, cotangents)):
         return [None] * len(operands)
     linear = tuple(i for i, x in enumerate(inputs) if undefined(x))
-    used = tuple(i for i, ct in enumerate(ct_outputs) if not _is_zero(ct))
-    adjoint = Adjoint(step, linear, not _is_zero(ct_states), used)
+    used = tuple(i for i, ct in enumerate(ct_outputs) if not is_zero(ct))
+    adjoint = Adjoint(step, linear, not is_zero(ct_states), used)
 
     def aval(x: Any) -> Any:
         return x.aval if undefined(x) else jax.typeof(x)
@@ -105,7 +106,7 @@ def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
         Operands(
             weights,
             zeros,
-            tuple(map(_instantiated, ct_carries)),
+            tuple(map(instantiated, ct_carries)),
             (
                 *(inputs[i] for i in adjoint.fixed),
                 *([ct_states] if adjoint.states_used else []),
@@ -124,16 +125,6 @@ def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
         },
     )
 
-    def summed(ct: Any, x: Any) -> Any:
-        """The cotangent of an operand of its own shape and dtype: summed where it repeats."""
-        if not undefined(x):
-            return None
-        axes = tuple(
-            i for i, (a, b) in enumerate(zip(ct.shape, x.aval.shape, strict=True)) if a != b
-        )
-        ct = jnp.sum(ct.astype(accumulator_dtype(ct.dtype)), axes, keepdims=True) if axes else ct
-        return ct.astype(x.aval.dtype)
-
     ct_state = None
     if undefined(state):
         # The adjoint's last states, which no further step has taken, by the transposed weights.
@@ -147,14 +138,23 @@ def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
             out_dtype=accumulator_dtype(last.dtype),
             **options,
         )
-        ct_state = summed(z.reshape(*z.shape[:-1], step.states, shape[-1]), state)
+        ct_state = summed_to_operand(z.reshape(*z.shape[:-1], step.states, shape[-1]), state)
     given = dict(zip(linear, outputs, strict=True))
     return [
         *[None] * len(weights),
         ct_state,
-        *(summed(ct, x) for ct, x in zip(carries_out, carries, strict=True)),
-        *(summed(given[i], x) if i in given else None for i, x in enumerate(inputs)),
+        *(summed_to_operand(ct, x) for ct, x in zip(carries_out, carries, strict=True)),
+        *(summed_to_operand(given[i], x) if i in given else None for i, x in enumerate(inputs)),
     ]
+
+
+def summed_to_operand(ct: Any, x: Any) -> Any:
+    """The cotangent of an operand of its own shape and dtype: summed where it repeats."""
+    if not undefined(x):
+        return None
+    axes = tuple(i for i, (a, b) in enumerate(zip(ct.shape, x.aval.shape, strict=True)) if a != b)
+    ct = jnp.sum(ct.astype(accumulator_dtype(ct.dtype)), axes, keepdims=True) if axes else ct
+    return ct.astype(x.aval.dtype)
 
 
 def _before(states: Any, first: Any, reversed: tuple[bool, ...]) -> Any:
@@ -174,9 +174,9 @@ def _before(states: Any, first: Any, reversed: tuple[bool, ...]) -> Any:
     return jnp.concatenate(parts, -5) if len(parts) > 1 else parts[0]
 
 
-def _is_zero(tangent: Any) -> bool:
+def is_zero(tangent: Any) -> bool:
     return type(tangent) is ad.Zero
 
 
-def _instantiated(tangent: Any) -> Any:
+def instantiated(tangent: Any) -> Any:
     return ad.instantiate_zeros(tangent)

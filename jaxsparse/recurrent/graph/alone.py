@@ -1,0 +1,59 @@
+"""A node's step as that of a scan of its own, what other nodes give it being one of its inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from jaxsparse.recurrent.step import Arrays, OfAnother, Results, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class Alone(OfAnother):
+    """A step whose product is that of one edge, from its own states of the step before.
+
+    Its states are those that the edge reads, its products those that the edge leads to. One more
+    input has what is to be added to the products ``ahead``; one more output has the other states.
+    """
+
+    step: Step
+    read: tuple[int, ...]  # states
+    fed: tuple[int, ...]  # products
+    ahead: tuple[int, ...]  # products
+
+    products = property(lambda self: len(self.fed))
+    states = property(lambda self: len(self.read))
+
+    @functools.cached_property
+    def others(self) -> tuple[int, ...]:
+        """The states that the edge does not read."""
+        return tuple(i for i in range(self.step.states) if i not in self.read)
+
+    @functools.cached_property
+    def inputs(self) -> tuple[int, ...]:  # type: ignore[override]
+        return (*self.step.inputs, *(len(self.ahead),) * bool(self.ahead))
+
+    @functools.cached_property
+    def outputs(self) -> tuple[int, ...]:  # type: ignore[override]
+        return (*self.step.outputs, *(len(self.others),) * bool(self.others))
+
+    def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
+        given: dict[int, Any] = dict(zip(self.fed, products, strict=True))
+        if self.ahead:
+            *inputs, added = inputs
+            for p, x in zip(self.ahead, added, strict=True):
+                given[p] = given[p] + x if p in given else x
+        # An edge leads to every product of a step that is scanned.
+        states, new, outputs = self.step(
+            [given[p] for p in range(self.step.products)], carries, inputs
+        )
+        others = [[states[i] for i in self.others]] if self.others else []
+        return Results([states[i] for i in self.read], new, [*outputs, *others])
+
+
+def alone(step: Step, read: tuple[int, ...], fed: tuple[int, ...], ahead: tuple[int, ...]) -> Step:
+    """The step as `Alone` makes it, or itself if that changes nothing."""
+    whole = read == tuple(range(step.states)) and fed == tuple(range(step.products))
+    return step if whole and not ahead else Alone(step, read, fed, ahead)

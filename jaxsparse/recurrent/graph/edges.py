@@ -1,0 +1,175 @@
+"""Edges of a graph: what leads from the states of one node to the products of another."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxsparse.ops.arguments import PATTERN
+from jaxsparse.precision import accumulator_dtype, promoted
+from jaxsparse.recurrent.plan import SparseForm
+from jaxsparse.recurrent.products import parts_of, product, products_of_steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Edge:
+    """A linear map from some states of a node to some products of a node.
+
+    ======== ======================================= ==========================
+    kind     what it computes of the states x        weights
+    ======== ======================================= ==========================
+    dense    x W                                     ``(k, m)``
+    heads    x W, the units of a head by its own W   ``(heads, k / heads, m / heads)``
+    csr      x W^T                                   CSR ``(m, k)``
+    identity x
+    mean     the mean over units, for every unit
+    ======== ======================================= ==========================
+
+    Here k is the number of states times the source's units, m that of products times the target's;
+    an edge of kind identity or mean has as many states as products. Transposed, it leads from the
+    products' cotangents to the states'.
+    """
+
+    source: int  # nodes
+    target: int
+    states: tuple[int, ...]  # of the source
+    products: tuple[int, ...]  # of the target
+    # 1: states of the step before, from a node to itself. 0: of the same step, to a later node.
+    delay: int
+    kind: str = "dense"
+    forms: tuple[SparseForm, ...] = ()  # of a sparse matrix that is laid out for kernels of scans
+    not_laid_out: str = ""  # why it is not, if that is known
+
+    @property
+    def operands(self) -> tuple[tuple[str, str], ...]:
+        """Names and core dimensions of its weights."""
+        if self.kind == "dense":
+            return (("weights", "k m"),)
+        if self.kind == "heads":
+            return (("weights", "heads k m"),)
+        if self.kind != "csr":
+            return ()
+        layouts = zip(("layout", "transposed layout"), self.forms, strict=False)
+        words = ((name, f"{form.words}") for name, form in layouts)
+        return (("weights", "e"), *PATTERN, *words)
+
+    def moved(self, places: dict[int, int]) -> Edge:
+        """The edge between nodes that have new places."""
+        source, target = places[self.source], places[self.target]
+        return dataclasses.replace(self, source=source, target=target)
+
+    def turned(self, nodes: int) -> Edge:
+        """The edge in the transposed graph, whose nodes have the opposite order."""
+        return dataclasses.replace(
+            self,
+            source=nodes - 1 - self.target,
+            target=nodes - 1 - self.source,
+            states=self.products,
+            products=self.states,
+        )
+
+
+def edge_products(
+    edge: Edge,
+    weights: Sequence[Any],
+    states: Any,
+    units: int,
+    dtype: Any,
+    *,
+    transposed: bool,
+    precision: Any,
+    implementation: str | None,
+    local: bool = False,
+) -> Any:
+    """What an edge gives its target at every step: (t, b, products, h).
+
+    Args:
+        edge: the edge.
+        weights: its operands.
+        states: all states of its source, (t, b, S, h).
+        units: of the target.
+        dtype: of the result.
+        transposed: whether the graph is.
+        precision: of products in float32.
+        implementation: of sparse products.
+        local: whether operands are one device's, in a lowering.
+    """
+    x = parts_of(states, edge.states)
+    if edge.kind == "identity":
+        return x.astype(dtype)
+    if edge.kind == "mean":
+        count = units if transposed else x.shape[-1]
+        total = jnp.sum(x.astype(accumulator_dtype(x.dtype)), -1, keepdims=True)
+        return jnp.broadcast_to((total / count).astype(dtype), (*x.shape[:-1], units))
+    options = {"precision": precision, "implementation": implementation}
+    if edge.kind == "heads":
+        return _of_heads(weights[0], x, len(edge.products), dtype, transposed, precision)
+    options |= {"sparse": edge.kind == "csr", "transposed": transposed}
+    if not local:
+        one = [jnp.expand_dims(w, 0) for w in weights[: 1 + len(PATTERN)]]
+        return products_of_steps(one, x[None], len(edge.products), dtype, options)[0]
+    t, b, parts, h = x.shape
+    z = product(weights, x.reshape(t * b, parts * h), out_dtype=dtype, local=True, **options)
+    return z.reshape(t, b, len(edge.products), units)
+
+
+def _of_heads(
+    weights: Any, x: Any, products: int, dtype: Any, transposed: bool, precision: Any
+) -> Any:
+    """The products of x (t, b, parts, h), each head's units by its own weights."""
+    t, b, parts, h = x.shape
+    heads = weights.shape[0]
+    parts_of_k, parts_of_m = (products, parts) if transposed else (parts, products)
+    w = weights.reshape(
+        heads,
+        parts_of_k,
+        weights.shape[1] // parts_of_k,
+        parts_of_m,
+        weights.shape[2] // parts_of_m,
+    )
+    both = promoted(x.dtype, w.dtype)
+    z = jnp.einsum(
+        "tbqne,npdqe->tbpnd" if transposed else "tbpnd,npdqe->tbqne",
+        x.reshape(t, b, parts, heads, h // heads).astype(both),
+        w.astype(both),
+        precision=jax.lax.Precision.HIGHEST if precision is None else precision,
+        preferred_element_type=both if both == dtype else accumulator_dtype(both),
+    )
+    return z.astype(dtype).reshape(t, b, products, z.shape[-1] * heads)
+
+
+def added_up(
+    terms: Sequence[tuple[Edge, Callable[[Any], Any]]],
+    products: Sequence[int],
+    dtype: Any,
+    *,
+    rounded: bool,
+) -> Any:
+    """What several edges give some products of their target, added up in float32.
+
+    Args:
+        terms: an edge, and what makes of a dtype what it gives in that: (t, b, products, h).
+        products: which of the target's to return, (t, b, products, h); 0 where no edge leads to.
+        dtype: of the result.
+        rounded: whether each term is rounded to that, too; its cotangent is then of that dtype.
+    """
+    products = tuple(products)
+    if len(terms) == 1 and terms[0][0].products == products:
+        return terms[0][1](dtype)
+    wide = accumulator_dtype(dtype)
+    every = [(edge.products, made(dtype if rounded else wide).astype(wide)) for edge, made in terms]
+    if all(of_edge == products for of_edge, _ in every):
+        return functools.reduce(jnp.add, [z for _, z in every]).astype(dtype)
+    zero = jnp.zeros_like(every[0][1][..., 0, :])
+    sums = [
+        functools.reduce(
+            jnp.add, [z[..., of_edge.index(p), :] for of_edge, z in every if p in of_edge], zero
+        )
+        for p in products
+    ]
+    return jnp.stack(sums, -2).astype(dtype)

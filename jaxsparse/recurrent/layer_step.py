@@ -1,0 +1,124 @@
+"""The steps of a stack: a layer's, and that of the stack's input."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxsparse.codegen.flatten import flatten, live, same_variable
+from jaxsparse.recurrent.step import Arrays, CellStep, Results, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class InputStep(Step):
+    """The step of what comes from outside: its state is its input."""
+
+    cell_name = name = "the input"
+    products = carries = 0
+    states = 1
+    inputs = (1,)
+    outputs = ()
+
+    def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
+        return Results(list(inputs[0]), [], [])
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerStep(Step):
+    """A cell's step in a stack.
+
+    Products, in order: the recurrent gates; those gates of the input that do not share theirs (see
+    ``slots``); what a skip adds to the output. The first state is the cell's, a second one is the
+    output if ``passes_output``. Inputs: the gates of the input if they are no products, the bias of
+    the products, the parameters of each unit, the mask of steps that count, and what the output is
+    multiplied by, where there are such.
+    """
+
+    step: CellStep
+    slots: tuple[int, ...]  # of each gate of the input, its product; none if they are an input
+    dropping: bool  # the output is multiplied by an input
+    skipping: bool  # a product is added to the output
+    passes_output: bool
+    gives_output: bool
+
+    cell_name = property(lambda self: self.step.cell_name)
+    name = property(lambda self: self.step.name)
+    carries = property(lambda self: self.step.carries)
+    states = property(lambda self: 1 + self.passes_output)
+    outputs = property(lambda self: (1,) * self.gives_output)
+
+    @property
+    def gates(self) -> int:
+        """How many products are gates."""
+        return max((self.step.products, *(slot + 1 for slot in self.slots)))
+
+    @property
+    def products(self) -> int:  # type: ignore[override]
+        return self.gates + self.skipping
+
+    @functools.cached_property
+    def inputs(self) -> tuple[int, ...]:  # type: ignore[override]
+        x, *rest = self.step.inputs
+        if self.step.biased:
+            rest[0] = self.gates
+        return (*(x,) * (not self.slots), *rest, *(1,) * self.dropping)
+
+    def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
+        values = iter(inputs)
+        x = None if self.slots else next(values)
+        gates = list(products[: self.gates])
+        if self.step.biased:
+            gates = [a + b for a, b in zip(gates, next(values), strict=True)]
+        of_cell = [next(values) for _ in self.step.inputs[1 + self.step.biased :]]
+        recurrent = gates[: self.step.products]
+        if x is None:
+            x = [None if slot < self.step.products else gates[slot] for slot in self.slots]
+        states, new, ((y,),) = self.step.of_gates(x, recurrent, carries, *of_cell)
+        mask = of_cell[-1][0] != 0 if self.step.masked else None
+
+        def counted(a: Any) -> Any:
+            return a if mask is None else jnp.where(mask, a, 0)
+
+        if self.dropping:
+            y = counted(next(values)[0]) * y
+        if self.skipping:
+            y = y + counted(products[-1])
+        return Results([*states, *[y] * self.passes_output], new, [[y]] * self.gives_output)
+
+
+@functools.lru_cache(maxsize=1024)
+def joined_gates(step: CellStep) -> tuple[bool, ...]:
+    """For each gate of x, whether the cell reads it and that of r only as the sum of both.
+
+    Args:
+        step: of the cell, without a bias or a mask.
+    """
+    program = live(flatten(step.jaxpr))
+    first = step.products + step.carries
+    rs, xs = program.inputs[: step.products], program.inputs[first : first + step.gates]
+
+    def only_added(x: Any, r: Any) -> bool:
+        readers = [e for e in program.equations if x in e.operands or r in e.operands]
+        return (
+            x not in program.outputs
+            and r not in program.outputs
+            and bool(readers)
+            and all(e.primitive == "add" and {*e.operands} == {x, r} for e in readers)
+        )
+
+    both = list(zip(xs, rs, strict=False))
+    return tuple(i < len(both) and only_added(*both[i]) for i in range(step.gates))
+
+
+@functools.lru_cache(maxsize=1024)
+def gives_state(step: CellStep) -> bool:
+    """Whether a cell's y is its state.
+
+    Args:
+        step: of the cell, without a mask.
+    """
+    return same_variable(step.jaxpr, 0, step.states + step.carries)

@@ -1,0 +1,213 @@
+"""The graph of a stack of layers: its nodes, its edges and their operands."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxsparse.csr import CSR
+from jaxsparse.precision import accumulator_dtype, promoted
+from jaxsparse.recurrent.cell_checks import checked_step
+from jaxsparse.recurrent.graph import Edge, OfNode, Operands, Results, graph_bind
+from jaxsparse.recurrent.layer_step import InputStep, LayerStep, gives_state, joined_gates
+from jaxsparse.recurrent.layers import CheckedLayer
+from jaxsparse.recurrent.layout import ScanLayout
+from jaxsparse.recurrent.primitive.operands import FULL
+from jaxsparse.recurrent.run import layouts_of
+from jaxsparse.recurrent.step import CellStep, Step
+
+
+class StackGraph:
+    """The graph of some layers, one on top of the other.
+
+    Args:
+        layers: from the lowest one on.
+        xs: the input of the lowest layer, zero where steps do not count.
+        mask: the steps that count, or None if all do.
+        returned: the layers whose outputs are results.
+        laid_out: whether sparse recurrent weights are laid out for kernels of scans.
+        variant: of kernels, that is asked for.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[CheckedLayer],
+        xs: Any,
+        mask: Any,
+        returned: frozenset[int],
+        *,
+        laid_out: bool,
+        variant: str | None,
+    ):
+        self.xs, self.mask, self.returned = xs, mask, returned
+        self.laid_out, self.variant = laid_out, variant
+        self.nodes: list[Step] = []
+        self.units: list[int] = []
+        self.of_nodes: list[OfNode] = []
+        self.spans: list[tuple[str, ...]] = []
+        self.edges: list[Edge] = []
+        self.weights: list[tuple[Any, ...]] = []
+        below = {i - 1 for i, x in enumerate(layers) if x.input is not None}
+        below |= {i - x.skip for i, x in enumerate(layers) if x.skip is not None}
+        # The node and the state of each layer's output, -1 being the input.
+        self.outputs: dict[int, tuple[int, int]] = {}
+        if -1 in below:
+            self.outputs[-1] = self._node(InputStep(), xs.shape[-1], [(xs[:, :, None], FULL)]), 0
+        self.places = []
+        for i, layer in enumerate(layers):
+            self._add(i, layer, i in below)
+            self.places.append(len(self.nodes) - 1)
+        self.layers = layers
+
+    def run(self, **options: Any) -> tuple[list[list[Any]], list[Any]]:
+        """The last carries of all layers, and the outputs of those that are returned."""
+        results = graph_bind(
+            Operands(tuple(self.weights), tuple(self.of_nodes)),
+            nodes=tuple(self.nodes),
+            edges=tuple(self.edges),
+            units=tuple(self.units),
+            spans=tuple(self.spans),
+            transposed=False,
+            length=self.xs.shape[0],
+            variant=self.variant,
+            **options,
+        )
+        of_layers = [results[place] for place in self.places]
+        carries = [
+            [last.astype(first.dtype) for last, first in zip(r.carries, layer.carry, strict=True)]
+            for r, layer in zip(of_layers, self.layers, strict=True)
+        ]
+        return carries, [self._output(i, of_layers[i]) for i in sorted(self.returned)]
+
+    def _output(self, i: int, results: Results) -> Any:
+        if results.outputs:
+            return results.outputs[0][:, :, 0]
+        return results.states[:, :, self.outputs[i][1]]
+
+    def _node(
+        self,
+        step: Step,
+        units: int,
+        inputs: Sequence[tuple[Any, str]],
+        state: Any = None,
+        carries: Sequence[Any] = (),
+    ) -> int:
+        """Adds a node and returns its place."""
+        self.nodes.append(step)
+        self.units.append(units)
+        self.of_nodes.append(OfNode(state, tuple(carries), tuple(x for x, _ in inputs)))
+        self.spans.append(tuple(span for _, span in inputs))
+        return len(self.nodes) - 1
+
+    def _edge(self, edge: Edge, weights: tuple[Any, ...] = ()) -> None:
+        self.edges.append(edge)
+        self.weights.append(weights)
+
+    def _add(self, i: int, layer: CheckedLayer, is_read: bool) -> None:
+        """Adds a layer's node, and the edges that lead to it."""
+        h, dtype = layer.h, self.xs.dtype
+        bias = [layer.recurrent_bias, None if layer.input is None else layer.bias]
+        step = checked_step(
+            layer.name,
+            layer.cell,
+            (layer.input_gates, layer.gates),
+            layer.tree,
+            layer.parameter_tree if layer.parameters else None,
+            any(b is not None for b in bias),
+            self.mask is not None,
+        )
+        if not step.has_y:
+            raise ValueError(f"{layer.name}: the cell {step.cell_name} must return a y, got None")
+        slots = _slots(step) if layer.input is not None else ()
+        own = gives_state(_bare(step)) and layer.mask is None and layer.skip is None
+        passes = is_read and not own
+        gives = i in self.returned and not passes
+        node = LayerStep(step, slots, layer.mask is not None, layer.skip is not None, passes, gives)
+        inputs = self._inputs(layer, node)
+        state = layer.carry[-1].astype(dtype)[:, None]
+        if passes:
+            state = jnp.concatenate([state, jnp.zeros_like(state)], 1)
+        accumulator = accumulator_dtype(dtype)
+        place = self._node(node, h, inputs, state, [x.astype(accumulator) for x in layer.carry])
+        self.outputs[i] = place, int(passes)
+
+        if layer.input is not None:
+            source, output = self.outputs[i - 1]
+            kind, weights = _operands(layer.input)
+            self._edge(Edge(source, place, (output,), slots, 0, kind), weights)
+        if layer.skip is not None:
+            source, output = self.outputs[i - layer.skip]
+            self._edge(Edge(source, place, (output,), (node.gates,), 0, "identity"))
+        kind, weights = _operands(layer.recurrent)
+        edge = Edge(place, place, (0,), tuple(range(layer.gates)), 1, kind)
+        if kind == "csr" and self.laid_out:
+            batch = self.xs.shape[1]
+            (made,) = layouts_of([layer.recurrent], layer.gates, batch, dtype, self.variant)
+            if isinstance(made, ScanLayout):
+                edge = dataclasses.replace(edge, forms=made.forms)
+                weights = (*weights, made.words, made.transposed_words)
+            else:
+                edge = dataclasses.replace(edge, not_laid_out=made)
+        self._edge(edge, weights)
+
+    def _inputs(self, layer: CheckedLayer, node: LayerStep) -> list[tuple[Any, str]]:
+        """The inputs of a layer's step, with the dimensions that each does not repeat along."""
+        length, b, _ = self.xs.shape
+        h, dtype = layer.h, self.xs.dtype
+        inputs = []
+        if layer.input is None:
+            x = self.xs.reshape(length, b, layer.input_gates, h)
+            if layer.bias is not None:
+                x = (x + layer.bias.reshape(-1, h)).astype(dtype)
+            inputs.append((x, FULL))
+        if node.step.biased:
+            inputs.append((_bias(layer, node, dtype), "h"))
+        if layer.parameters:
+            wide = promoted(*(x.dtype for x in layer.parameters), dtype)
+            stacked = jnp.stack([x.astype(wide) for x in layer.parameters])
+            inputs.append((stacked[None, None], "h"))
+        if self.mask is not None:
+            inputs.append((self.mask.astype(dtype).reshape(length, b, 1, 1), "tb"))
+        if layer.mask is not None:
+            # Kernels take the dtype of xs and float32.
+            wide = promoted(layer.mask.dtype, dtype)
+            mask = layer.mask.astype(wide)[:, :, None]
+            inputs.append((mask, FULL if mask.shape[0] == length else "bh"))
+        return inputs
+
+
+def _bare(step: CellStep) -> CellStep:
+    """The step of the cell alone."""
+    return dataclasses.replace(step, biased=False, masked=False)
+
+
+def _slots(step: CellStep) -> tuple[int, ...]:
+    """The product of each gate of the input: that of the recurrent gate, or one of its own."""
+    slots, free = [], step.products
+    for i, joined in enumerate(joined_gates(_bare(step))):
+        slots.append(i if joined else free)
+        free += not joined
+    return tuple(slots)
+
+
+def _bias(layer: CheckedLayer, node: LayerStep, dtype: Any) -> Any:
+    """The biases of all products that are gates, (1, 1, gates, h)."""
+    given = [x for x in (layer.recurrent_bias, layer.bias) if x is not None]
+    wide = promoted(*(x.dtype for x in given), dtype)
+    bias = jnp.zeros((node.gates, layer.h), wide)
+    if layer.recurrent_bias is not None:
+        own = layer.recurrent_bias.astype(wide).reshape(-1, layer.h)
+        bias = bias.at[: layer.gates].add(own)
+    if layer.bias is not None and layer.input is not None:
+        bias = bias.at[jnp.array(node.slots)].add(layer.bias.astype(wide).reshape(-1, layer.h))
+    return bias[None, None]
+
+
+def _operands(matrix: Any) -> tuple[str, tuple[Any, ...]]:
+    """The kind of an edge by these weights, and its operands."""
+    if isinstance(matrix, CSR):
+        return "csr", (matrix.values, *matrix.topology.operands())
+    return ("heads" if matrix.ndim == 3 else "dense"), (matrix,)
