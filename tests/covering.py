@@ -36,6 +36,32 @@ def combinations(names: str, *axes: Iterable[Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(names, covering(rows, met))
 
 
+def pairwise(names: str, *axes: Sequence[Any]) -> pytest.MarkDecorator:
+    """Parametrizes a test by values of many axes, whose product is too large to look through.
+
+    Every pair of values of any two axes is met, on a GPU too, by rows that are the best of some
+    random ones each. The choice depends on the arguments alone.
+    """
+    draw = random.Random(0)
+    missing = {
+        ((i, a), (j, b))
+        for (i, xs), (j, ys) in itertools.combinations(enumerate(axes), 2)
+        for a in range(len(xs))
+        for b in range(len(ys))
+    }
+    rows = []
+    while missing:
+        fixed = dict(draw.choice(sorted(missing)))
+        candidates = [
+            [fixed.get(i, draw.randrange(len(xs))) for i, xs in enumerate(axes)] for _ in range(30)
+        ]
+        pairs = [set(itertools.combinations(enumerate(row), 2)) for row in candidates]
+        best = max(range(len(pairs)), key=lambda i: len(pairs[i] & missing))
+        missing -= pairs[best]
+        rows.append(tuple(xs[i] for i, xs in zip(candidates[best], axes, strict=True)))
+    return pytest.mark.parametrize(names, rows)
+
+
 def _met(row: Sequence[Any], whole: Sequence[Any]) -> set[Any]:
     pairs = itertools.combinations(enumerate(map(repr, row)), 2)
     return {*pairs, *enumerate(map(repr, whole))}

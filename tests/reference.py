@@ -119,3 +119,64 @@ def recurrent_scan(
     for t in reversed(range(length)) if reverse else range(length):
         carry, ys[t] = step(carry, t)
     return carry, jnp.stack(ys) if ys else jnp.zeros((0, xs.shape[1], h), wide)
+
+
+def _dense_weights(weights):
+    """(k, gates * h) of what a layer may be given."""
+    if hasattr(weights, "topology"):
+        t = weights.topology
+        rows, columns = t.row_indices[: t.nnz], t.column_indices[: t.nnz]
+        dense = jnp.zeros(t.shape, weights.values.dtype)
+        return dense.at[rows, columns].set(weights.values[: t.nnz]).T
+    return jnp.asarray(weights)
+
+
+def stack_scan(
+    layers, carries, xs, *, seq_lengths=None, resets=None, reverse=False, return_all=False
+):
+    """Layer after layer and step after step, in float64 under x64. Differentiable.
+
+    What products take is rounded to the dtype of xs, as documented.
+    """
+    wide, narrow = jnp.result_type(float), xs.dtype
+    length, b = xs.shape[:2]
+    steps = jnp.arange(length)
+    counts = jnp.ones((length, b), bool)
+    if seq_lengths is not None:
+        counts = steps[:, None] < jnp.asarray(seq_lengths)[None]
+    starts = jnp.zeros((length, b), bool) if resets is None else jnp.asarray(resets) & counts
+    outputs, last = [xs], []
+    for i, (layer, carry) in enumerate(zip(layers, carries, strict=True)):
+        recurrent = _dense_weights(layer.recurrent).astype(wide)
+        h = recurrent.shape[0]
+        below = jnp.where(counts[..., None], outputs[-1], 0).astype(wide)
+        if layer.input is not None:
+            weights = _dense_weights(layer.input).astype(wide)
+            below = jnp.einsum("tbk,km->tbm", below, weights, precision="highest")
+        if layer.bias is not None:
+            below = below + jnp.asarray(layer.bias).astype(wide)
+        bias = 0 if layer.recurrent_bias is None else jnp.asarray(layer.recurrent_bias)
+        own = () if layer.parameters is None else (layer.parameters,)
+
+        def step(carry, t, layer=layer, weights=recurrent, below=below, bias=bias, own=own, h=h):
+            before = jax.tree.map(lambda x: jnp.where(starts[t][:, None], 0, x), carry)
+            state = jax.tree.leaves(before)[-1].astype(narrow).astype(wide)
+            r = jnp.matmul(state, weights, precision="highest") + bias
+            gates = (tuple(jnp.split(a, a.shape[-1] // h, -1)) for a in (below[t], r))
+            new, y = layer.cell(*gates, before, *own)
+            kept = counts[t][:, None]
+            return jax.tree.map(lambda a, b: jnp.where(kept, a, b), new, carry), y
+
+        carry = jax.tree.map(lambda x: jnp.asarray(x).astype(wide), carry)
+        if length:
+            carry, ys = jax.lax.scan(step, carry, steps, reverse=reverse)
+        else:
+            ys = jnp.zeros((0, b, h), wide)
+        if layer.mask is not None:
+            ys = ys * layer.mask.astype(wide)
+        if layer.skip is not None:
+            ys = ys + outputs[i + 1 - layer.skip].astype(wide)
+        ys = jnp.where(counts[..., None], ys, 0)
+        outputs.append(ys.astype(narrow))
+        last.append(carry)
+    return last, (outputs[1:] if return_all else outputs[-1])

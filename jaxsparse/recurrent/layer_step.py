@@ -34,12 +34,17 @@ class LayerStep(Step):
     Products, in order: the recurrent gates; those gates of the input that do not share theirs (see
     ``slots``); what a skip adds to the output. The first state is the cell's, a second one is the
     output if ``passes_output``. Inputs: the gates of the input if they are no products, the bias of
-    the products, the parameters of each unit, the mask of steps that count, and what the output is
-    multiplied by, where there are such.
+    the products, the parameters of each unit, the mask of steps that count, whether the carry is
+    zero before this step and before the next one, and what the output is multiplied by, where there
+    are such.
+
+    A carry that is zero has a product of zero. A gate that has a sum of two products has no product
+    of the state alone to set aside; so it is the step before that hands on zeros as its state.
     """
 
     step: CellStep
     slots: tuple[int, ...]  # of each gate of the input, its product; none if they are an input
+    resetting: bool
     dropping: bool  # the output is multiplied by an input
     skipping: bool  # a product is added to the output
     passes_output: bool
@@ -65,7 +70,7 @@ class LayerStep(Step):
         x, *rest = self.step.inputs
         if self.step.biased:
             rest[0] = self.gates
-        return (*(x,) * (not self.slots), *rest, *(1,) * self.dropping)
+        return (*(x,) * (not self.slots), *rest, *(2,) * self.resetting, *(1,) * self.dropping)
 
     def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
         values = iter(inputs)
@@ -77,7 +82,12 @@ class LayerStep(Step):
         recurrent = gates[: self.step.products]
         if x is None:
             x = [None if slot < self.step.products else gates[slot] for slot in self.slots]
-        states, new, ((y,),) = self.step.of_gates(x, recurrent, carries, *of_cell)
+        if self.resetting:
+            now, next_ = (a != 0 for a in next(values))
+            carries = [jnp.where(now, 0, a) for a in carries]
+        (state,), new, ((y,),) = self.step.of_gates(x, recurrent, carries, *of_cell)
+        if self.resetting:
+            state = jnp.where(next_, 0, state)
         mask = of_cell[-1][0] != 0 if self.step.masked else None
 
         def counted(a: Any) -> Any:
@@ -87,7 +97,12 @@ class LayerStep(Step):
             y = counted(next(values)[0]) * y
         if self.skipping:
             y = y + counted(products[-1])
-        return Results([*states, *[y] * self.passes_output], new, [[y]] * self.gives_output)
+        return Results([state, *[y] * self.passes_output], new, [[y]] * self.gives_output)
+
+    def reads_state(self, inputs: Sequence[Any]) -> Any:
+        if not self.step.masked:
+            return True
+        return inputs[len(inputs) - 1 - self.resetting - self.dropping] != 0
 
 
 @functools.lru_cache(maxsize=1024)

@@ -10,7 +10,12 @@ import jax.numpy as jnp
 
 from jaxsparse import backend
 from jaxsparse.ops.arguments import check_floating
-from jaxsparse.recurrent.arguments import as_array_of_rank, check_precision, counted_steps
+from jaxsparse.recurrent.arguments import (
+    as_array_of_rank,
+    as_resets,
+    check_precision,
+    counted_steps,
+)
 from jaxsparse.recurrent.layers import CheckedLayer, Layer
 from jaxsparse.recurrent.stack_graph import StackGraph
 
@@ -21,6 +26,7 @@ def stack_scan(
     xs: Any,
     *,
     seq_lengths: Any = None,
+    resets: Any = None,
     reverse: bool = False,
     precision: Any = None,
     recompute: bool = False,
@@ -50,6 +56,7 @@ def stack_scan(
         xs: the input ``(T, B, k)``: float32, float64, bfloat16 or float16.
         seq_lengths: as that of ``scan``, for all layers. Past a row's end the outputs are 0, and
             what stands there, NaN included, reaches nothing.
+        resets: as that of ``scan``, for all layers.
         reverse: runs from the last step to the first, in all layers.
         precision, recompute, implementation: as those of ``scan``.
         return_all: returns the outputs of every layer.
@@ -82,25 +89,27 @@ def stack_scan(
     check_floating(operation, xs=xs)
     length, b, _ = xs.shape
     mask = counted_steps(operation, seq_lengths, length, b)
+    if resets is not None:
+        resets = as_resets(operation, "resets", resets, (length, b))
+        # A step that does not count resets nothing.
+        resets = resets if mask is None else resets & mask
     checked = check_layers(operation, layers, carries, xs)
     returned = range(len(checked)) if return_all else [len(checked) - 1]
     if length == 0 or b == 0:
         outputs = [jnp.zeros((length, b, checked[i].h), xs.dtype) for i in returned]
         last = [list(layer.carry) for layer in checked]
     else:
-        if mask is not None:
-            # Weights' gradients are sums over all steps, in which 0 times NaN would be NaN.
-            xs = jnp.where(mask[:, :, None], xs, 0)
         graph = StackGraph(
             checked,
             xs,
             mask,
             frozenset(returned),
+            resets=resets,
+            reverse=bool(reverse),
             laid_out=implementation in (None, "cuda"),
             variant=variant,
         )
         last, outputs = graph.run(
-            reverse=bool(reverse),
             precision=precision,
             recompute=bool(recompute),
             implementation=implementation,

@@ -25,8 +25,10 @@ class StackGraph:
 
     Args:
         layers: from the lowest one on.
-        xs: the input of the lowest layer, zero where steps do not count.
+        xs: the input of the lowest layer.
         mask: the steps that count, or None if all do.
+        resets: before which of them the carry is zero, or None.
+        reverse: whether time runs backwards.
         returned: the layers whose outputs are results.
         laid_out: whether sparse recurrent weights are laid out for kernels of scans.
         variant: of kernels, that is asked for.
@@ -39,10 +41,16 @@ class StackGraph:
         mask: Any,
         returned: frozenset[int],
         *,
+        resets: Any,
+        reverse: bool,
         laid_out: bool,
         variant: str | None,
     ):
+        if mask is not None and layers[0].input is not None:
+            # Weights' gradients are sums over all steps, in which 0 times NaN would be NaN.
+            xs = jnp.where(mask[:, :, None], xs, 0)
         self.xs, self.mask, self.returned = xs, mask, returned
+        self.resets, self.reverse = resets, reverse
         self.laid_out, self.variant = laid_out, variant
         self.nodes: list[Step] = []
         self.units: list[int] = []
@@ -71,6 +79,7 @@ class StackGraph:
             units=tuple(self.units),
             spans=tuple(self.spans),
             transposed=False,
+            reverse=self.reverse,
             length=self.xs.shape[0],
             variant=self.variant,
             **options,
@@ -122,12 +131,18 @@ class StackGraph:
         if not step.has_y:
             raise ValueError(f"{layer.name}: the cell {step.cell_name} must return a y, got None")
         slots = _slots(step) if layer.input is not None else ()
-        own = gives_state(_bare(step)) and layer.mask is None and layer.skip is None
-        passes = is_read and not own
+        resetting = self.resets is not None
+        changes = resetting or layer.mask is not None or layer.skip is not None
+        passes = is_read and (changes or not gives_state(_bare(step)))
         gives = i in self.returned and not passes
-        node = LayerStep(step, slots, layer.mask is not None, layer.skip is not None, passes, gives)
+        node = LayerStep(
+            step, slots, resetting, layer.mask is not None, layer.skip is not None, passes, gives
+        )
         inputs = self._inputs(layer, node)
         state = layer.carry[-1].astype(dtype)[:, None]
+        if resetting:
+            first = self.resets[-1 if self.reverse else 0]
+            state = jnp.where(first[:, None, None], 0, state)
         if passes:
             state = jnp.concatenate([state, jnp.zeros_like(state)], 1)
         accumulator = accumulator_dtype(dtype)
@@ -171,12 +186,21 @@ class StackGraph:
             inputs.append((stacked[None, None], "h"))
         if self.mask is not None:
             inputs.append((self.mask.astype(dtype).reshape(length, b, 1, 1), "tb"))
+        if node.resetting:
+            inputs.append((_now_and_next(self.resets, self.reverse).astype(dtype), "tb"))
         if layer.mask is not None:
             # Kernels take the dtype of xs and float32.
             wide = promoted(layer.mask.dtype, dtype)
             mask = layer.mask.astype(wide)[:, :, None]
             inputs.append((mask, FULL if mask.shape[0] == length else "bh"))
         return inputs
+
+
+def _now_and_next(resets: Any, reverse: bool) -> Any:
+    """Whether the carry is zero before each step, and before that run next: (t, b, 2, 1)."""
+    none = jnp.zeros_like(resets[:1])
+    after = [none, resets[:-1]] if reverse else [resets[1:], none]
+    return jnp.stack([resets, jnp.concatenate(after)], -1)[..., None]
 
 
 def _bare(step: CellStep) -> CellStep:

@@ -453,8 +453,7 @@ class Adjoint(OfAnother):
         states = list(products)
         if self.states_used:
             states = [a + b for a, b in zip(states, next(values), strict=True)]
-        like = (products or carries)[0]
-        zero = jnp.zeros_like(like)
+        zero = jnp.zeros_like((*products, *carries, *_flat(inputs))[0])
         outputs = [
             list(next(values)) if i in self.used else [zero] * size
             for i, size in enumerate(step.outputs)

@@ -7,6 +7,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
+
 from jaxsparse.recurrent.step import Arrays, OfAnother, Results, Step
 
 
@@ -45,9 +47,9 @@ class Alone(OfAnother):
             *inputs, added = inputs
             for p, x in zip(self.ahead, added, strict=True):
                 given[p] = given[p] + x if p in given else x
-        # An edge leads to every product of a step that is scanned.
+        zero = jnp.zeros_like(products[0])  # where no edge leads to
         states, new, outputs = self.step(
-            [given[p] for p in range(self.step.products)], carries, inputs
+            [given.get(p, zero) for p in range(self.step.products)], carries, inputs
         )
         others = [[states[i] for i in self.others]] if self.others else []
         return Results([states[i] for i in self.read], new, [*outputs, *others])

@@ -59,7 +59,7 @@ def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 
     def linear(weights: Any, sources: Any, saved: Any, read: Any, dweights: Any, moves: Any) -> Any:
         dtype = dtype_of(x)
-        sums = functools.partial(_sums, params=params, sources=sources, dtype=dtype)
+        sums = functools.partial(_sums, x=x, params=params, sources=sources, dtype=dtype)
         of_nodes, own_spans = [], []
         for n, tangent in changed.items():
             own = list(saved[n])
@@ -159,6 +159,7 @@ def _sums(
     weights: Any,
     products: Sequence[int],
     *,
+    x: Operands,
     params: dict[str, Any],
     sources: Any,
     dtype: Any,
@@ -167,9 +168,15 @@ def _sums(
     options = {name: params[name] for name in ("transposed", "precision", "implementation")}
 
     def term(e: int, edge: Edge) -> tuple[Edge, Callable[[Any], Any]]:
+        step, inputs = params["nodes"][edge.target], x.nodes[edge.target].inputs
+
         def of_edge(weights: Any, states: Any, first: Any, *, dtype: Any) -> Any:
             if edge.delay:
                 states = _before(states, first, params["reverse"])
+            # States that a step does not read have no part in the gradient of the weights, where a
+            # NaN in them would meet a cotangent of 0.
+            if (reads := step.reads_state(inputs)) is not True:
+                states = jnp.where(reads, states, 0)
             units = params["units"][edge.target]
             return edge_products(edge, weights, states, units, dtype, **options)
 

@@ -165,11 +165,13 @@ def added_up(
     every = [(edge.products, made(dtype if rounded else wide).astype(wide)) for edge, made in terms]
     if all(of_edge == products for of_edge, _ in every):
         return functools.reduce(jnp.add, [z for _, z in every]).astype(dtype)
-    zero = jnp.zeros_like(every[0][1][..., 0, :])
-    sums = [
-        functools.reduce(
-            jnp.add, [z[..., of_edge.index(p), :] for of_edge, z in every if p in of_edge], zero
-        )
-        for p in products
-    ]
-    return jnp.stack(sums, -2).astype(dtype)
+    fed = [i for i, p in enumerate(products) if any(p in of_edge for of_edge, _ in every)]
+    parts = []
+    for i, end in zip(fed, [*fed[1:], len(products)], strict=True):
+        p = products[i]
+        own = [z[..., of_edge.index(p), :] for of_edge, z in every if p in of_edge]
+        # Zeros, where no edge leads to, as padding: a gradient keeps no array of them.
+        around = (i if i == fed[0] else 0, end - i - 1)
+        total = functools.reduce(jnp.add, own)[..., None, :]
+        parts.append(jnp.pad(total, [(0, 0), (0, 0), around, (0, 0)]) if any(around) else total)
+    return jnp.concatenate(parts, -2).astype(dtype)

@@ -1,0 +1,107 @@
+"""Random recurrent stacks for tests."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from recurrent_problems import CELLS, pattern
+
+from jaxsparse import CSR, recurrent
+
+NAMES = list(CELLS)
+
+
+class Stack(NamedTuple):
+    """The operands of `recurrent.stack_scan`."""
+
+    layers: list[recurrent.Layer]
+    carries: list[Any]
+    xs: Any
+
+    @property
+    def floating(self):
+        """What it is differentiable in: all arrays but those of patterns."""
+        return [x for x in jax.tree.leaves(self) if jnp.issubdtype(x.dtype, jnp.floating)]
+
+    def of(self, floating):
+        """The stack with other values in the place of `floating`."""
+        leaves, tree = jax.tree.flatten(self)
+        values = iter(floating)
+        return jax.tree.unflatten(
+            tree,
+            [next(values) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in leaves],
+        )
+
+
+def stack(
+    cells,
+    *,
+    layers=2,
+    csr=False,
+    T=5,
+    B=3,
+    h=5,
+    differ=False,
+    skip=None,
+    dropout=None,
+    biased=True,
+    pre_activations=False,
+    dtype=jnp.float32,
+    seed=0,
+):
+    """Random operands: layers of the cells named, over and over.
+
+    Args:
+        cells: names of CELLS.
+        layers: how many.
+        csr: whether weights are sparse.
+        T: steps.
+        B: rows.
+        h: units of each layer, fewer from layer to layer where they `differ`.
+        differ: whether widths do.
+        skip: as `Layer.skip`, where a layer has so many below; "input" for each one's number.
+        dropout: None, "steps" for a mask of every step, "rows" for one of all steps.
+        biased: whether layers have biases.
+        pre_activations: whether xs are those of the first layer.
+        dtype: of all.
+        seed: of all.
+    """
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), dtype)  # noqa: E731
+
+    def weights(k, m):
+        scale = 0.5 / np.sqrt(k)
+        if not csr:
+            return draw(k, m) * scale
+        topology = pattern(m, k, seed=int(rng.integers(99)))
+        return CSR(draw(topology.nse) * scale, topology)
+
+    of_layers = [cells[i % len(cells)] for i in range(layers)]
+    widths = [h - i % 3 * differ for i in range(layers)]
+    features = widths[0] + 2 * differ
+    if pre_activations:
+        features = CELLS[of_layers[0]][1] * h
+    below, built, carries = features, [], []
+    for i, (name, width) in enumerate(zip(of_layers, widths, strict=True)):
+        cell, gates, form = CELLS[name]
+        n = i + 1 if skip == "input" else skip
+        mask = None
+        if dropout is not None:
+            mask = draw(T if dropout == "steps" else 1, B, width)
+        built.append(
+            recurrent.Layer(
+                cell,
+                recurrent=weights(width, gates * width),
+                input=None if pre_activations and i == 0 else weights(below, gates * width),
+                bias=draw(gates * width) / 2 if biased else None,
+                recurrent_bias=draw(gates * width) / 2 if biased else None,
+                skip=n if n is not None and n <= i + 1 else None,
+                mask=mask,
+            )
+        )
+        carries.append(jax.tree.map(lambda _, width=width: draw(B, width), form))
+        below = width
+    return Stack(built, carries, draw(T, B, features))

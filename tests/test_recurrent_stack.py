@@ -1,0 +1,295 @@
+"""Recurrent stacks against loops over layers and steps: values, gradients, edges, errors."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from checks import EPSILON
+from covering import pairwise
+from recurrent_problems import compiled
+from stack_problems import NAMES, stack
+
+from jaxsparse import recurrent
+
+leaves = jax.tree.leaves
+
+
+def total(results):
+    """A number that depends on every result, and not linearly."""
+    return sum(jnp.sum(jnp.sin(x.astype(jnp.result_type(float)))) for x in leaves(results))
+
+
+def assert_close(got, expected, limit):
+    for a, b in zip(leaves(got), leaves(expected), strict=True):
+        np.testing.assert_allclose(np.float64(a), np.float64(b), rtol=limit, atol=limit)
+
+
+def lengths_of(kind, B, T):
+    """Lengths of rows: none, ragged ones with 0 among them, or beyond the end."""
+    rng = np.random.default_rng(B)
+    if kind == "ragged":
+        return jnp.asarray(rng.permuted(np.arange(B) % (T + 1)), jnp.int32)
+    return None if kind is None else jnp.full(B, T + 3, jnp.int32)
+
+
+def resets_of(wanted, B, T):
+    return jnp.asarray(np.random.default_rng(T).random((T, B)) < 0.4) if wanted else None
+
+
+@pairwise(
+    "cells, csr, layers, skip, dropout, lengths, resets, reverse, differ, T, B, recompute",
+    [("RNN",), ("GRU",), ("LSTM",), ("three_leaves",), NAMES],
+    [False, True],
+    [1, 2, 4],
+    [None, 1, 2, "input"],
+    [None, "steps", "rows"],
+    [None, "ragged", "beyond"],
+    [False, True],
+    [False, True],
+    [False, True],
+    [1, 2, 7],
+    [1, 3],
+    [False, True],
+)
+def test_values_and_gradients(
+    cells, csr, layers, skip, dropout, lengths, resets, reverse, differ, T, B, recompute
+):
+    with jax.enable_x64(True):
+        p = stack(
+            cells,
+            layers=layers,
+            csr=csr,
+            skip=skip,
+            dropout=dropout,
+            differ=differ and skip is None,
+            T=T,
+            B=B,
+            dtype=jnp.float64,
+        )
+        options = {
+            "seq_lengths": lengths_of(lengths, B, T),
+            "resets": resets_of(resets, B, T),
+            "reverse": reverse,
+            "return_all": layers == 2,
+        }
+
+        def value_and_gradient(function, **more):
+            def loss(floating):
+                results = function(*p.of(floating), **options, **more)
+                return total(results), results
+
+            return compiled(jax.value_and_grad(loss, has_aux=True))(p.floating)
+
+        got = value_and_gradient(recurrent.stack_scan, recompute=recompute)
+        expected = value_and_gradient(reference.stack_scan)
+        assert_close(got, expected, 1e-10)
+
+
+@pytest.mark.parametrize("T, B", [(0, 3), (4, 0), (0, 0)])
+def test_nothing_to_scan(T, B):
+    p = stack(["LSTM", "GRU"], T=T, B=B)
+    carries, ys = recurrent.stack_scan(p.layers, tuple(p.carries), p.xs, return_all=True)
+    assert isinstance(carries, tuple) and [y.shape for y in ys] == [(T, B, 5)] * 2
+    assert {y.dtype for y in ys} == {p.xs.dtype}
+    jax.tree.map(np.testing.assert_array_equal, list(carries), p.carries)
+    pulled = jax.grad(lambda x: total(recurrent.stack_scan(*p.of(x))))(p.floating)
+    assert all(np.isfinite(x).all() for x in pulled)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bits(dtype):
+    """Within some units of the last place: sums between layers are rounded, the oracle's not."""
+    p = stack(["LSTM", "GRU"], skip=1, T=7, dtype=dtype)
+    carries, ys = compiled(recurrent.stack_scan)(*p)
+    assert ys.dtype == dtype and {x.dtype for x in leaves(carries)} == {jnp.dtype(dtype)}
+    with jax.enable_x64(True):
+        expected = reference.stack_scan(*p)
+    assert_close((carries, ys), expected, 4 * EPSILON[dtype])
+
+
+def test_what_stands_in_the_padding_reaches_nothing():
+    lengths = jnp.array([0, 5, 3])
+    counts = jnp.arange(5)[:, None] < lengths
+    p = stack(["three_leaves", "LSTM", "GRU"], layers=3, skip=1, dropout="steps")
+
+    @compiled
+    def value_and_gradient(operands):
+        def loss(operands):
+            results = recurrent.stack_scan(*operands, seq_lengths=lengths)
+            return total(results), results
+
+        return jax.value_and_grad(loss, has_aux=True)(operands)
+
+    def padded(bad):
+        masks = [jnp.where(counts[..., None], x.mask, bad) for x in p.layers]
+        layers = [dataclasses.replace(x, mask=m) for x, m in zip(p.layers, masks, strict=True)]
+        return p._replace(layers=layers, xs=jnp.where(counts[..., None], p.xs, bad))
+
+    clean = value_and_gradient(padded(0))
+    assert all(np.isfinite(x).all() for x in leaves(clean))
+    jax.tree.map(np.testing.assert_array_equal, value_and_gradient(padded(np.nan)), clean)
+    assert not np.any(clean[0][1][1][~counts])
+    # Nor does a carry of a row of no steps.
+    carries = jax.tree.map(lambda x: x.at[0].set(np.nan), p.carries)
+    gradient = value_and_gradient(padded(0)._replace(carries=carries))[1]
+    jax.tree.map(np.testing.assert_array_equal, gradient.layers, clean[1].layers)
+
+
+def test_what_is_behind_a_reset_reaches_nothing():
+    p = stack(["GRU", "LSTM"], skip=1)
+    resets = jnp.zeros((5, 3), bool).at[2].set(True)
+
+    @compiled
+    def value_and_gradient(xs):
+        def of(xs):
+            ys = recurrent.stack_scan(p.layers, p.carries, xs, resets=resets)[1]
+            return total(ys[2:]), ys
+
+        return jax.value_and_grad(of, has_aux=True)(xs)
+
+    (_, ys), gradient = value_and_gradient(p.xs)
+    (_, bad), bad_gradient = value_and_gradient(p.xs.at[0, 1].set(jnp.nan))
+    np.testing.assert_array_equal(ys[2:], bad[2:])
+    np.testing.assert_array_equal(gradient[2:], bad_gradient[2:])
+    assert not np.any(gradient[:2]) and np.isnan(bad[1, 1]).all()
+
+
+def test_a_bad_row_stays_in_its_row():
+    p = stack(["GRU", "LSTM"], skip=1)
+    run = compiled(lambda xs: jax.vjp(lambda x: recurrent.stack_scan(p.layers, p.carries, x), xs))
+    (_, ys), pull = run(p.xs)
+    (_, bad), bad_pull = run(p.xs.at[2, 1, 0].set(jnp.nan))
+    others = np.array([0, 2])
+    np.testing.assert_array_equal(ys[:, others], bad[:, others])
+    assert np.isnan(bad[2:, 1]).any(-1).all() and not np.isnan(bad[:2]).any()
+    ones = (jax.tree.map(jnp.ones_like, p.carries), jnp.ones_like(ys))
+    np.testing.assert_array_equal(pull(ones)[0][:, others], bad_pull(ones)[0][:, others])
+
+
+def test_parameters_of_each_unit():
+    def peephole(x, r, carry, parameters):
+        c, _ = carry
+        keep, new, give = (a + b for a, b in zip(x, r, strict=True))
+        keep = jax.nn.sigmoid(keep + parameters["keep"] * c)
+        c = keep * c + (1 - keep) * jnp.tanh(new)
+        h = jax.nn.sigmoid(give + parameters["give"] * c) * c
+        return (c, h), h
+
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        draw = lambda *shape: jnp.asarray(rng.standard_normal(shape)) / 2  # noqa: E731
+        layers = [
+            recurrent.Layer(
+                peephole,
+                recurrent=draw(4, 12),
+                input=draw(4, 12),
+                parameters={"keep": draw(4), "give": draw(4)},
+            )
+            for _ in range(2)
+        ]
+        operands = layers, [(draw(3, 4), draw(3, 4))] * 2, draw(5, 3, 4)
+        got, expected = (
+            compiled(jax.value_and_grad(lambda x, f=f: total(f(*x))))(operands)
+            for f in (recurrent.stack_scan, reference.stack_scan)
+        )
+        assert_close(got, expected, 1e-10)
+
+
+# ---- Errors ----
+
+
+def no_output(x, r, h):
+    """A cell without a y."""
+    return x[0] + r[0], None
+
+
+def mixes(x, r, h):
+    """A cell that is not pointwise."""
+    h = jnp.tanh(x[0] + r[0] - jnp.mean(r[0]))
+    return h, h
+
+
+ONES = jnp.ones
+CELL = recurrent.elman()
+
+
+@pytest.mark.parametrize(
+    "changes, error, message",
+    [
+        ({"layers": CELL}, TypeError, "layers must be a list or a tuple, got function"),
+        (
+            {"layers": []},
+            ValueError,
+            "at least one layer, and a carry for each, got 0 layers and 2",
+        ),
+        ({"carries": [ONES((3, 4))]}, ValueError, "got 2 layers and 1 carries"),
+        ({"layers": [CELL, CELL]}, TypeError, "layer 0 must be a recurrent.Layer, got function"),
+        ({"cell": "tanh"}, TypeError, "layer 1: cell must be a function, got str"),
+        ({"cell": no_output}, ValueError, "layer 1: the cell no_output must return a y"),
+        ({"cell": mixes}, ValueError, "layer 1: the cell mixes must be pointwise"),
+        ({"recurrent": ONES(4)}, ValueError, "layer 1: recurrent must have at least 2 dimensions"),
+        ({"recurrent": ONES((4, 6))}, ValueError, r"layer 1: recurrent must be \(h, gates \* h\)"),
+        ({"recurrent": ONES((4, 4), int)}, TypeError, "layer 1: needs float32.*recurrent int"),
+        ({"input": None}, ValueError, "layer 1: input is None, which only that of layer 0 may be"),
+        (
+            {"input": ONES((5, 4))},
+            ValueError,
+            r"layer 1: input must be .* k = 4 features .*\(5, 4\)",
+        ),
+        ({"input": ONES((4, 5))}, ValueError, "layer 1: input must be .* h = 4 units"),
+        ({"input": ONES((4, 8))}, ValueError, "layer 1: .* fails with 2 gates of x and 1 of r"),
+        ({"bias": ONES(3)}, ValueError, r"layer 1: bias must have shape \(4,\), got \(3,\)"),
+        (
+            {"recurrent_bias": ONES(8)},
+            ValueError,
+            r"layer 1: recurrent_bias must have shape \(4,\)",
+        ),
+        ({"parameters": [ONES(3)]}, ValueError, "layer 1: the leaves of parameters must have"),
+        (
+            {"mask": ONES((1, 3, 5))},
+            ValueError,
+            r"layer 1: mask must have .*\(5, 3, 4\) or \(1, B, h\)",
+        ),
+        ({"skip": 3}, ValueError, "layer 1: skip must be None or a number .* 1 to 2, got 3"),
+        ({"skip": True}, ValueError, "layer 1: skip must be None or a number"),
+        ({"skip": 2}, ValueError, "layer 1: skip=2 adds what has 6 features to an output of 4"),
+        (
+            {"carries": [ONES((3, 4)), ONES((3, 5))]},
+            ValueError,
+            "layer 1: the leaves of carry must",
+        ),
+        ({"xs": ONES((5, 6))}, ValueError, "xs must have at least 3 dimensions"),
+        ({"seq_lengths": ONES(3)}, ValueError, "seq_lengths must be 3 integers"),
+        (
+            {"resets": ONES((5, 3))},
+            ValueError,
+            r"resets must be booleans of shape \(T, B\) = \(5, 3\)",
+        ),
+        ({"precision": "low"}, ValueError, "precision must be"),
+        ({"implementation": "gpu"}, ValueError, "implementation"),
+    ],
+)
+def test_errors(changes, error, message):
+    """Of two layers, the second of which changes."""
+    layer = recurrent.Layer(CELL, recurrent=ONES((4, 4)), input=ONES((6, 4)))
+    of_layer = {k: v for k, v in changes.items() if k in recurrent.Layer.__dataclass_fields__}
+    second = dataclasses.replace(layer, **{"input": ONES((4, 4)), **of_layer})
+    arguments = {
+        "layers": [layer, second],
+        "carries": [ONES((3, 4))] * 2,
+        "xs": ONES((5, 3, 6)),
+        **{k: v for k, v in changes.items() if k not in of_layer},
+    }
+    with pytest.raises(error, match=f"recurrent.stack_scan.*{message}"):
+        recurrent.stack_scan(**arguments)
+
+
+def test_a_variant_that_is_not_here_is_refused():
+    p = stack(["RNN"])
+    with pytest.raises(ValueError, match="dense_fma' was asked for"):
+        recurrent.stack_scan(*p, variant="dense_fma")
