@@ -190,7 +190,7 @@ def test_a_checkpointed_gradient_keeps_what_goes_into_each_run():
         arrays = [a for a in jax.tree.leaves(pull) if a.size >= x.size]
         return len({id(a) for a in arrays})
 
-    assert [kept(k) for k in (1, 2, 3, 6)] == [6, 3, 2, 1] and kept(None) >= 18
+    assert [kept(k) for k in (1, 2, 3, 6)] == [6, 3, 2, 1] and kept(None) >= 12
 
 
 def test_a_residual_stack_trains_on_padded_sequences():
