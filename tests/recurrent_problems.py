@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -25,11 +26,12 @@ def three_leaves(x, r, carry):
     return {"fast": fast, "slow": slow, "state": state}, state * (1 + fast) + 0.5 * new
 
 
-# name -> (cell, its gates, a carry of its form)
+# name -> (cell, its gates, a carry of its form: the least numbers that leaves have, 0 for any)
 CELLS = {
     "RNN": (recurrent.elman(), 1, 0),
     "GRU": (recurrent.GRU, 3, 0),
     "LSTM": (recurrent.LSTM, 4, (0, 0)),
+    "SLSTM": (recurrent.SLSTM, 4, (0, 1, 0, 0)),
     "three_leaves": (three_leaves, 2, {"fast": 0, "slow": 0, "state": 0}),
 }
 
@@ -87,6 +89,11 @@ def pattern(rows, h, density=0.5, seed=0, padding=2):
     return Topology.from_mask(mask, nse=int(mask.sum()) + padding)
 
 
+def carry_like(form, draw, *shape):
+    """Random numbers in the form of a cell's carry in CELLS."""
+    return jax.tree.map(lambda low: low + abs(draw(*shape)) if low else draw(*shape), form)
+
+
 def problem(name, sparse=False, *, T=5, B=3, h=5, dtype=jnp.float32, seed=0):
     """Random operands. Padding among the values is NaN: it must never be read.
 
@@ -104,7 +111,18 @@ def problem(name, sparse=False, *, T=5, B=3, h=5, dtype=jnp.float32, seed=0):
     if sparse:
         weights[topology.nnz :] = np.nan
     xs, bias = draw(T, B, gates * h), draw(gates * h) / 2
-    carry = jax.tree.map(lambda _: draw(B, h), form)
+    carry = carry_like(form, draw, B, h)
     weights = weights * (0.5 / np.sqrt(h))
     as_arrays = jax.tree.map(lambda x: jnp.asarray(x, dtype), (weights, carry, xs, bias))
     return Problem(cell, *as_arrays, topology)
+
+
+def kernels(function, *shapes):
+    """The sources of a program's kernels, from its text."""
+    text = jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+    found = re.findall(r'name = "([^"]*)".*?source = "((?:[^"\\]|\\.)*)"', text)
+    return [(name, _unescaped(source)) for name, source in found]
+
+
+def _unescaped(text):
+    return re.sub(r"\\([0-9A-Fa-f]{2})", lambda m: chr(int(m[1], 16)), text)

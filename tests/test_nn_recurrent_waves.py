@@ -17,6 +17,7 @@ from jaxsparse.nn import (  # noqa: E402
     RNN,
     Bidirectional,
     GRUCell,
+    HeadwiseLinear,
     LSTMCell,
     RecurrentCell,
     RecurrentStack,
@@ -118,7 +119,16 @@ def both_ways_in_the_middle():
     return RecurrentStack([rnns[0], rnns[3], both, rnns[4], rnns[0]])  # the last one is the first
 
 
+def in_heads():
+    made = list(cells("lstm", heads=3))
+    made[1].dense_i = HeadwiseLinear(H, 4 * H, heads=2, gates=4, rngs=nnx.Rngs(1))
+    made[4].dense_i = HeadwiseLinear(H, 4 * H, heads=2, gates=2, rngs=nnx.Rngs(1))
+    norms = [None, running(0), None, None, None]
+    return RecurrentStack([RNN(cell) for cell in made], norms=norms)
+
+
 STACKS = {
+    "heads": (in_heads, (B, T, H), {}),
     "many widths": (many_widths, (2, 2, T, 3), {}),
     "no batch": (many_widths, (T, 3), {}),
     "dropout and skips": (dropped_and_skipping, (B, T, H), {"seq_lengths": LENGTHS}),

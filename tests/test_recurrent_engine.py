@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import PLATFORM
-from recurrent_problems import CELLS, pattern
+from recurrent_problems import CELLS, carry_like, pattern
 
 from jaxsparse import CSR, Topology, explain, recurrent
 
@@ -28,7 +28,8 @@ class Case:
         self.topology = pattern(gates * h, h, density, seed) if sparse else None
         size = (self.topology.nse,) if sparse else (h, gates * h)
         self.weights = jnp.asarray(values(size) * scale, weights or dtype)
-        self.carry = jax.tree.map(lambda _: jnp.asarray(values((B, h)), jnp.float32), form)
+        carry = carry_like(form, lambda *shape: values(shape), B, h)
+        self.carry = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), carry)
         self.xs = jnp.asarray(values((T, B, gates * h)), dtype)
         self.bias = jnp.asarray(values(gates * h) / 2, dtype)
 
@@ -203,6 +204,21 @@ def test_bidirectional_and_vmap(sparse):
         one = f(weights[1], *a.operands[1:])
         for x, y in zip(jax.tree.leaves(many), jax.tree.leaves(one), strict=True):
             np.testing.assert_allclose(x[1], y, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "name, heads, d, B", [("LSTM", 12, 64, 16), ("GRU", 13, 37, 5), ("RNN", 300, 16, 3)]
+)
+def test_heads(name, heads, d, B, dtype):
+    case = Case(name, False, 20, B, heads * d, dtype)
+    gates = case.weights.shape[1] // (heads * d)
+    values = np.random.default_rng(1).standard_normal((heads, d, gates * d))
+    case.weights = jnp.asarray(values * 0.7 / np.sqrt(d), dtype)
+    (explained,) = explain(case.scan(implementation="cuda"), *case.operands)
+    assert explained.problem.directions == heads
+    assert (explained.launches > 1) == (heads > 128)
+    case.agree(gradient, reverse=name == "GRU", seq_lengths=jnp.arange(B) * 20 // (B - 1))
 
 
 # {variant: whether the weights are sparse, dtypes}

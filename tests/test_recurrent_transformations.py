@@ -280,7 +280,8 @@ def test_gradients_have_the_dtypes_of_their_operands():
 
 # ---- What a gradient keeps ----
 
-READ = {"RNN": 0, "GRU": 1, "LSTM": 1, "three_leaves": 3}  # leaves that the derivative reads
+# Leaves that the derivative reads.
+READ = {"RNN": 0, "GRU": 1, "LSTM": 1, "SLSTM": 3, "three_leaves": 3}
 
 
 @pytest.mark.parametrize("recompute", [False, True])

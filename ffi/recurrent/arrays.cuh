@@ -4,7 +4,8 @@
 //   struct Arrays {
 //     static constexpr int kInputs = ..., kOutputs = ...;  // arrays
 //     static constexpr int kInputParts[] = {...}, kOutputParts[] = {...};
-//     static constexpr bool kInputIsFloat[] = {...};  // float32, or else the state's dtype
+//     // float32, or else the state's dtype
+//     static constexpr bool kInputIsFloat[] = {...}, kOutputIsFloat[] = {...};
 //   };
 //
 // Addresses are made anew for each step: this happens while the block waits for the others anyway,
@@ -89,11 +90,14 @@ struct ScanArrays {
     int slot = 0;
 #pragma unroll
     for (int i = 0; i < Arrays::kOutputs; ++i) {
-      auto* to =
-          static_cast<State*>(p.outputs[i]) + row * Arrays::kOutputParts[i] * p.hidden + unit;
+      const int64_t at = row * Arrays::kOutputParts[i] * p.hidden + unit;
 #pragma unroll
-      for (int part = 0; part < Arrays::kOutputParts[i]; ++part) {
-        FromAccumulator(output[slot++], to + part * p.hidden);
+      for (int part = 0; part < Arrays::kOutputParts[i]; ++part, ++slot) {
+        if (Arrays::kOutputIsFloat[i]) {
+          static_cast<float*>(p.outputs[i])[at + part * p.hidden] = output[slot];
+        } else {
+          FromAccumulator(output[slot], static_cast<State*>(p.outputs[i]) + at + part * p.hidden);
+        }
       }
     }
   }

@@ -28,7 +28,8 @@ std::string NameOf(DType dtype) {
 // Fitted to measurements on an H200.
 double LoopMicroseconds(const ScanForm& form) {
   const bool wide = !IsNarrow(form.state_dtype) || !IsNarrow(form.weight_dtype);
-  const double size = Double(form.products * form.state_parts) * Double(form.hidden) *
+  const double size = Double(form.directions) / Double(form.loops) *
+                      Double(form.products * form.state_parts) * Double(form.hidden) *
                       Double(form.hidden) * (wide ? 4 : 2);
   const double megabytes = size / 1e6;
   const double start = wide ? 5.3 : 3.6, per_megabyte = wide ? 0.2 : 0.11;
@@ -36,7 +37,7 @@ double LoopMicroseconds(const ScanForm& form) {
       start + per_megabyte * megabytes + (0.03 + 0.005 * megabytes) * Double(form.batch);
   const double from_memory = megabytes > kCacheMegabytes ? megabytes / 4 : 0.0;
   const double before = form.sparse ? size * kWriteOut : 0.0;
-  return Double(form.directions) * (Double(form.length) * std::max(cached, from_memory) + before);
+  return Double(form.loops) * (Double(form.length) * std::max(cached, from_memory) + before);
 }
 
 // Why a variant can't run a scan on any GPU; empty if it can on some.

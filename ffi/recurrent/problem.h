@@ -54,7 +54,7 @@ struct RecurrentScanProblem {
   const uint32_t* layout = nullptr;  // sparse: what sparse_layout.h makes of the patterns
 
   void* states = nullptr;                   // state dtype (D, T, B, state parts, h)
-  void* outputs[kMaxScanArrays] = {};       // state dtype (D, T, B, parts, h) each
+  void* outputs[kMaxScanArrays] = {};       // state dtype or float32 (D, T, B, parts, h) each
   float* final_carry[kMaxScanArrays] = {};  // (D, B, h) each
 
   // Workspace, every byte 0xff before the launch: for each scan of the launch, a slot per step. Its

@@ -43,7 +43,7 @@ struct Call {
   };
   struct Output {
     Array array;
-    int64_t parts = 0;
+    int64_t bytes = 0;  // of an element
   };
   std::vector<Array> carries, last_carries;
   std::vector<Input> inputs;
@@ -98,6 +98,26 @@ std::vector<Span> Spans(CallParser& call, const char* name, std::string_view all
               std::to_string(kMaxScanArrays) + " words, got " + std::to_string(spans.size()));
   }
   return spans;
+}
+
+// The names of so many arrays' dtypes, in an attribute.
+std::vector<std::string_view> DTypeNames(CallParser& call, const char* attribute, size_t count) {
+  auto names = Words(call.Attribute<std::string_view>(attribute));
+  if (names.size() != count) {
+    call.Fail(std::string("attribute ") + attribute + " must have " + std::to_string(count) +
+              " words, one for each array, got " + std::to_string(names.size()));
+    names.resize(count);
+  }
+  return names;
+}
+
+// Of an array beside states of a dtype.
+ElementType TypeNamed(CallParser& call, std::string_view name, const ElementType& states) {
+  const ffi::DataType type = DataTypeOf(name);
+  if (type == ffi::F32 || states.Allows(type)) return {type};
+  call.Fail("inputs and outputs must have the dtype of states or float32, got '" +
+            std::string(name) + "'");
+  return {ffi::F32};
 }
 
 // The weights of `products` times h rows and `s` times h columns.
@@ -187,15 +207,12 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
   const int64_t carries = call.Integer("carries", 0, kMaxScanArrays);
   const std::vector<Span> inputs = Spans(call, "inputs", "tbh"),
                           outputs = Spans(call, "outputs", "");
-  const auto input_dtypes = Words(call.Attribute<std::string_view>("input_dtypes"));
+  const auto input_dtypes = DTypeNames(call, "input_dtypes", inputs.size());
+  const auto output_dtypes = DTypeNames(call, "output_dtypes", outputs.size());
   const auto reversed = call.Attribute<std::string_view>("reversed");  // such as "01"
   if (reversed.size() > kMostDirections || reversed.find_first_not_of("01") != reversed.npos) {
     call.Fail("attribute reversed must have a 0 or 1 for each of at most " +
               std::to_string(kMostDirections) + " directions, got '" + std::string(reversed) + "'");
-  }
-  if (input_dtypes.size() != inputs.size()) {
-    call.Fail("attribute input_dtypes must have " + std::to_string(inputs.size()) +
-              " words, as inputs has, got " + std::to_string(input_dtypes.size()));
   }
 
   Dimension d("directions"), t("steps"), b("batch"), s("states"), h("units");
@@ -207,8 +224,10 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
   for (int64_t i = 0; i < carries; ++i) {
     c->last_carries.push_back(call.Result("last carry", float32, {d, b, h}));
   }
-  for (const Span& span : outputs) {
-    c->outputs.push_back({call.Result("output", dtype, {d, t, b, span.parts, h}), span.parts});
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    ElementType type = TypeNamed(call, output_dtypes[i], dtype);
+    const Array array = call.Result("output", type, {d, t, b, outputs[i].parts, h});
+    c->outputs.push_back({array, SizeOf(DTypeOf(type))});
   }
   if (!call.ok()) return call.error();
   c->batch = call.batch();
@@ -226,11 +245,7 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
     const Span& span = inputs[i];
     const int64_t time = span.has('t') ? t.size : 1, rows = span.has('b') ? b.size : 1;
     const int64_t units = span.has('h') ? h.size : 1;
-    ElementType type = {DataTypeOf(input_dtypes[i])};
-    if (!dtype.Allows(DataTypeOf(input_dtypes[i])) && !type.is(ffi::F32)) {
-      call.Fail("attribute input_dtypes must name the dtype of states or float32, got '" +
-                std::string(input_dtypes[i]) + "'");
-    }
+    ElementType type = TypeNamed(call, input_dtypes[i], dtype);
     Call::Input input;
     input.array = call.Operand("input", type, {d, time, rows, span.parts, units});
     input.bytes = SizeOf(DTypeOf(type));
@@ -288,7 +303,9 @@ RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t launch) {
     p.inputs[i] = c.inputs[i].form;
     p.inputs[i].data = at(c.inputs[i].array, c.inputs[i].bytes);
   }
-  for (size_t i = 0; i < c.outputs.size(); ++i) p.outputs[i] = at(c.outputs[i].array, state);
+  for (size_t i = 0; i < c.outputs.size(); ++i) {
+    p.outputs[i] = at(c.outputs[i].array, c.outputs[i].bytes);
+  }
   p.exchange = c.workspace + c.launches.ExchangeAt(0);
   p.exchange_bytes = c.launches.exchange_bytes;
   p.arrivals = reinterpret_cast<uint32_t*>(c.workspace + c.launches.ArrivalsAt(0));

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from jaxsparse.nn.headwise import HeadwiseLinear
 from jaxsparse.nn.linear import SparseLinear, check_call
 
 
@@ -18,8 +19,8 @@ def check_affine(operation: str, name: str, layer: Any) -> None:
         name: the layer's own.
         layer: what was found there.
     """
-    expected = f"{operation}: {name} must be an nnx.Linear or a SparseLinear"
-    check_call(expected, layer, nnx.Linear, SparseLinear)
+    expected = f"{operation}: {name} must be an nnx.Linear, a SparseLinear or a HeadwiseLinear"
+    check_call(expected, layer, nnx.Linear, SparseLinear, HeadwiseLinear)
     activation = getattr(layer, "activation", None)
     if activation is not None:
         raise ValueError(f"{operation}: {name} must have no activation, got {activation!r}")
@@ -31,5 +32,7 @@ def check_affine(operation: str, name: str, layer: Any) -> None:
 
 
 def dense_kernel(layer: Any) -> jax.Array:
-    """The weights (in_features, out_features), zero where a sparse layer stores none."""
+    """The weights (in_features, out_features), zero where a layer stores none."""
+    if isinstance(layer, HeadwiseLinear):
+        return layer.matrix
     return layer.weight.todense().T if isinstance(layer, SparseLinear) else layer.kernel[...]

@@ -48,7 +48,7 @@ def from_flax(layer: Any) -> Any:
 def to_flax(layer: Any) -> Any:
     """The recurrent layer of Flax that computes what one of `jaxsparse.nn` computes.
 
-    Parameters are copied, sparse weights as dense kernels. An LSTM becomes an
+    Parameters are copied, sparse weights and those of heads as dense kernels. An LSTM becomes an
     nnx.OptimizedLSTMCell. Where a cell has a bias that Flax's has not, the Flax cell gets a layer
     with a bias.
 

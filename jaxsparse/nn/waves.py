@@ -15,6 +15,7 @@ from flax.nnx.nn import dtypes
 from jaxsparse import recurrent
 from jaxsparse.csr import CSR
 from jaxsparse.nn.cells import RecurrentCell, check_layers, flat_carry, with_batch
+from jaxsparse.nn.headwise import HeadwiseLinear
 from jaxsparse.nn.linear import SparseLinear, has_call_of
 from jaxsparse.nn.recurrent import RNN, carry_stream
 from jaxsparse.nn.sequences import first_steps, last_steps, time_first, time_restored
@@ -122,7 +123,7 @@ def _options_of(block: Block, incoming: Any, width: int, is_first: bool) -> Any:
         return None
     cell = layer.cell
     sides = (cell.dense_i, cell.dense_h)
-    if cell.in_features != width or not all(_is_plain(side) for side in sides):
+    if cell.in_features != width or not all(_is_plain(side, cell.gates) for side in sides):
         return None
     if layer.reverse and not layer.keep_order:
         return None  # the outputs lie in another order than the inputs
@@ -149,10 +150,12 @@ def _options_of(block: Block, incoming: Any, width: int, is_first: bool) -> Any:
     }
 
 
-def _is_plain(layer: Any) -> bool:
+def _is_plain(layer: Any, gates: int) -> bool:
     """Whether a layer of a cell is a product and a bias in one dtype, which a scan can compute."""
+    if isinstance(layer, HeadwiseLinear) and layer.gates != gates:
+        return False  # what it gives lies in another order
     return (
-        has_call_of(layer, nnx.Linear, SparseLinear)
+        has_call_of(layer, nnx.Linear, SparseLinear, HeadwiseLinear)
         and getattr(layer, "activation", None) is None
         and getattr(layer, "dot_general", jax.lax.dot_general) is jax.lax.dot_general
         and layer.promote_dtype is dtypes.promote_dtype
@@ -230,7 +233,7 @@ def _layer(cell: RecurrentCell, norm: Any, dtype: Any, skip: Any, mask: Any) -> 
     check_layers("RNN", cell)
     weights, bias = _matrix(cell.dense_i), _bias(cell.dense_i)
     if norm is not None:
-        weights, bias = _folded(norm, weights, bias)
+        weights, bias = _folded(norm, weights, bias, cell.gates)
     own = _bias(cell.dense_h)
     return recurrent.Layer(
         cell.function,
@@ -259,7 +262,7 @@ def _cast(weights: Any, dtype: Any) -> Any:
     return weights.astype(dtype)
 
 
-def _folded(norm: nnx.BatchNorm, weights: Any, bias: Any) -> tuple[Any, Any]:
+def _folded(norm: nnx.BatchNorm, weights: Any, bias: Any, gates: int) -> tuple[Any, Any]:
     r"""Weights and bias of the map that normalises by running averages and multiplies then.
 
     .. math:: \bigl((x - \mu) s + t\bigr) W + b = x \,(s W) + (t - \mu s) W + b
@@ -273,11 +276,16 @@ def _folded(norm: nnx.BatchNorm, weights: Any, bias: Any) -> tuple[Any, Any]:
     if norm.bias is not None:
         shift = shift + norm.bias[...].astype(wide)
     if isinstance(weights, CSR):
-        moved, scaled = weights @ shift[:, None], weights * scale
-        moved = moved[:, 0]
+        moved, scaled = (weights @ shift[:, None])[:, 0], weights * scale
     else:
-        moved = jnp.matmul(shift, weights, precision=jax.lax.Precision.HIGHEST)
-        scaled = weights * scale[:, None]
+        heads, d, _ = (1, *weights.shape)[-3:]  # a matrix is one block
+        moved = jnp.einsum(
+            "kd,kdgu->gku",
+            shift.reshape(heads, d),
+            weights.reshape(heads, d, gates, -1),
+            precision=jax.lax.Precision.HIGHEST,
+        ).reshape(-1)
+        scaled = weights * scale.reshape(*weights.shape[:-1], 1)
     return scaled, moved if bias is None else moved + bias.astype(wide)
 
 

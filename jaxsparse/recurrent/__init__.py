@@ -1,6 +1,6 @@
 """Recurrent scans whose weights, dense or sparse, stay on chip."""
 
-from jaxsparse.recurrent.cells import GRU, LSTM, elman
+from jaxsparse.recurrent.cells import GRU, LSTM, SLSTM, elman
 from jaxsparse.recurrent.failures import check
 from jaxsparse.recurrent.layers import Layer
 from jaxsparse.recurrent.layout import pack
@@ -10,6 +10,7 @@ from jaxsparse.recurrent.stack import stack_scan
 __all__ = [
     "GRU",
     "LSTM",
+    "SLSTM",
     "Layer",
     "bidirectional_scan",
     "check",

@@ -40,10 +40,12 @@ class Direction:
         self.xs = as_array_of_rank(operation, f"{side}xs", xs, 3)
         self.length, b, width = self.xs.shape
         self.sparse = isinstance(recurrent, CSR)
-        self.recurrent = as_matrix(operation, f"{side}recurrent", recurrent)
-        h, rows = self.recurrent.shape[::-1] if self.sparse else self.recurrent.shape
+        self.recurrent = as_weights(operation, f"{side}recurrent", recurrent)
+        self.heads, h, rows = heads_and_sizes(self.recurrent)
+        if self.heads == 1 and not self.sparse:
+            self.recurrent = self.recurrent.reshape(h, rows)
         if h == 0 or rows == 0 or rows % h:
-            expected = "(h, gates * h), or a CSR matrix (gates * h, h)"
+            expected = "(h, gates * h), (heads, d, gates * d), or a CSR matrix (gates * h, h)"
             if self.sparse:
                 expected = "a CSR matrix (gates * h, h)"
             raise ValueError(
@@ -80,6 +82,7 @@ class Direction:
         return (
             self.xs.shape,
             self.h,
+            self.heads,
             self.gates,
             self.dtype.name,
             str(self.tree),
@@ -132,18 +135,27 @@ def check_cell(operation: str, cell: Any) -> None:
         ) from None
 
 
-def as_matrix(operation: str, name: str, matrix: Any, *, heads: bool = False) -> Any:
-    """Weights: a CSR matrix, or an array of two dimensions, of three if there may be ``heads``."""
-    if not isinstance(matrix, CSR):
-        rank = 3 if heads and getattr(matrix, "ndim", 2) == 3 else 2
-        return as_array_of_rank(operation, name, matrix, rank)
-    matrix.topology.check_transpose(f"{operation}: {name}")
-    if matrix.topology.batch_shape or matrix.values.ndim != 1:
+def as_weights(operation: str, name: str, weights: Any) -> Any:
+    """A matrix, (heads, k, m) of a block-diagonal one, or a CSR matrix."""
+    if not isinstance(weights, CSR):
+        return as_array_of_rank(operation, name, weights, 2, 3)
+    weights.topology.check_transpose(f"{operation}: {name}")
+    if weights.topology.batch_shape or weights.values.ndim != 1:
         raise ValueError(
             f"{operation}: {name} must be one matrix, got values of shape "
-            f"{matrix.values.shape}: use jax.vmap"
+            f"{weights.values.shape}: use jax.vmap"
         )
-    return matrix
+    return weights
+
+
+def heads_and_sizes(weights: Any) -> tuple[int, int, int]:
+    """How many heads weights have, and how many features they take and give."""
+    if isinstance(weights, CSR):
+        m, k = weights.shape
+        return 1, k, m
+    *heads, k, m = weights.shape
+    count = heads[0] if heads else 1
+    return count, count * k, count * m
 
 
 def carry_leaves(
@@ -198,11 +210,11 @@ def as_resets(operation: str, name: str, resets: Any, shape: tuple[int, int]) ->
     return array
 
 
-def as_array_of_rank(operation: str, name: str, x: Any, rank: int) -> jax.Array:
-    array = as_array(operation, name, x, rank)
-    if array.ndim != rank:
+def as_array_of_rank(operation: str, name: str, x: Any, *ranks: int) -> jax.Array:
+    array = as_array(operation, name, x, ranks[0])
+    if array.ndim not in ranks:
         raise ValueError(
-            f"{operation}: {name} must have {rank} dimensions, got shape {array.shape}: "
-            "use jax.vmap"
+            f"{operation}: {name} must have {' or '.join(map(str, ranks))} dimensions, got shape "
+            f"{array.shape}: use jax.vmap"
         )
     return array

@@ -30,6 +30,7 @@ def checked_step(
     parameters: Any,
     biased: bool,
     masked: bool,
+    wide_carries: tuple[bool, ...],
 ) -> CellStep:
     """The step of a cell that can run in a kernel, or TypeError or ValueError.
 
@@ -41,11 +42,12 @@ def checked_step(
         parameters: that of the parameters, or None.
         biased: whether there is a recurrent bias.
         masked: whether rows have lengths.
+        wide_carries: as of a step.
     """
     name = f"{operation}: the cell {name_of(cell)}"
     try:
         has_y = _check_scalars(name, cell, gates, tree, parameters)
-        step = CellStep(cell, *gates, tree, parameters, biased, masked, has_y)
+        step = CellStep(cell, *gates, tree, parameters, biased, masked, has_y, wide_carries)
         check_pointwise(step.jaxpr, operation)
         _check_arrays(name, cell, gates, tree, parameters)
     except (TypeError, ValueError) as error:

@@ -98,3 +98,34 @@ def LSTM(x: Any, r: Any, carry: Any) -> tuple[Any, Any]:
     c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
     h = jax.nn.sigmoid(o) * jnp.tanh(c)
     return (c, h), h
+
+
+def SLSTM(x: Any, r: Any, carry: Any) -> tuple[Any, Any]:
+    r"""The LSTM with an exponential input gate; gates i f z o, the carry is (c, n, m, h).
+
+    .. math::
+        \tilde\imath, \tilde f, \tilde z, \tilde o &= x + r \\
+        k &= \log \sigma(\tilde f) + m, \text{ or } \tilde\imath \text{ where } n = 0 \\
+        m' &= \max(\tilde\imath, k) \\
+        c' &= e^{k - m'} c + e^{\tilde\imath - m'} \tanh(\tilde z), \quad
+        n' = e^{k - m'} n + e^{\tilde\imath - m'} \\
+        h' &= \sigma(\tilde o)\, c' / n'
+
+    The stabiliser m keeps both exponentials at most 1, and changes nothing else: c and n are those
+    of the formula without it, divided by :math:`e^m`. From a carry of zeros the first step sets
+    :math:`m' = \tilde\imath` and :math:`n' = 1`, and n stays at least 1; a carry of your own should
+    have such an n, or be zero in all of c, n and m. Beside ``xs`` of 16 bits c, n and m should be
+    float32: a gradient keeps them so, and errors of m would grow with its size.
+
+    Source: Beck et al. 2024, "xLSTM: Extended Long Short-Term Memory", with the sigmoid as forget
+    gate; the first step as their code has it, here for each element.
+    """
+    i, f, z, o = (a + b for a, b in zip(x, r, strict=True))
+    c, n, m, _ = carry
+    kept = jnp.where(n == 0, i, jax.nn.log_sigmoid(f) + m)
+    m = jnp.maximum(i, kept)
+    write, keep = jnp.exp(i - m), jnp.exp(kept - m)
+    c = keep * c + write * jnp.tanh(z)
+    n = keep * n + write
+    h = jax.nn.sigmoid(o) * c / n
+    return (c, n, m, h), h

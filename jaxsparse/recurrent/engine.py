@@ -20,6 +20,7 @@ from jaxsparse.recurrent.plan import (
     ScanForm,
     make_plan,
 )
+from jaxsparse.recurrent.primitive.operands import runs_of_order
 from jaxsparse.recurrent.step import Step
 
 _WAIT_LIMIT = "JAXSPARSE_SCAN_WAIT_LIMIT"
@@ -52,6 +53,7 @@ def form_of(params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequenc
     step: Step = params["step"]
     by_name = dict(zip(names, avals, strict=True))
     state, weights = by_name["state"], by_name["recurrent"]
+    directions = len(params["reversed"])
     return ScanForm(
         products=step.products,
         states=step.states,
@@ -67,7 +69,9 @@ def form_of(params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequenc
         layout_form=params["forms"][params["transposed"]] if params["forms"] else None,
         not_laid_out=params["not_laid_out"],
         input_dtypes=tuple(by_name[f"input {i}"].dtype.name for i in range(len(step.inputs))),
-        directions=len(params["reversed"]),
+        output_dtypes=tuple("float32" if w else state.dtype.name for w in step.wide_outputs),
+        directions=directions,
+        loops=directions if params["sparse"] else len(runs_of_order(params["reversed"])),
     )
 
 
@@ -85,7 +89,10 @@ def source(step: Step, form: ScanForm, plan: Plan, delay: int) -> str:
             f"    static constexpr int k{name}Parts[] = {{{values}}};\n"
         )
 
-    floats = ", ".join(str(d == "float32").lower() for d in form.input_dtypes) or "false"
+    def floats(name: str, dtypes: Sequence[str]) -> str:
+        values = ", ".join(str(dtype == "float32").lower() for dtype in dtypes)
+        return f"    static constexpr bool k{name}IsFloat[] = {{{values or 'false'}}};\n"
+
     printed = printer.print_step(
         step.jaxpr,
         name="PrintedStep",
@@ -102,7 +109,7 @@ def source(step: Step, form: ScanForm, plan: Plan, delay: int) -> str:
         f"  using State = {_ffi.SCAN_DTYPES[form.state_dtype]};\n"
         f"  using Weight = {_ffi.SCAN_DTYPES[form.weight_dtype]};\n"
         f"  struct Arrays {{\n{table('Input', step.inputs)}{table('Output', step.outputs)}"
-        f"    static constexpr bool kInputIsFloat[] = {{{floats}}};\n  }};\n"
+        f"{floats('Input', form.input_dtypes)}{floats('Output', form.output_dtypes)}  }};\n"
         f"{plan.constants}"
         f"  static constexpr unsigned kMostDelay = {delay};\n"
         "};\n"
@@ -179,6 +186,7 @@ def ffi_call(
             "carries": step.carries,
             "inputs": " ".join(inputs),
             "outputs": " ".join(map(str, step.outputs)),
+            "output_dtypes": " ".join(form.output_dtypes),
             "reversed": "".join(str(int(backwards)) for backwards in params["reversed"]),
             "groups": plan.groups,
             "scans": plan.scans,

@@ -21,7 +21,7 @@ class InputStep(Step):
     products = carries = 0
     states = 1
     inputs = (1,)
-    outputs = ()
+    outputs = wide_carries = wide_outputs = ()
 
     def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
         return Results(list(inputs[0]), [], [])
@@ -55,6 +55,8 @@ class LayerStep(Step):
     carries = property(lambda self: self.step.carries)
     states = property(lambda self: 1 + self.passes_output)
     outputs = property(lambda self: (1,) * self.gives_output)
+    wide_carries = property(lambda self: self.step.wide_carries)
+    wide_outputs = property(lambda self: (False,) * self.gives_output)
 
     @property
     def gates(self) -> int:

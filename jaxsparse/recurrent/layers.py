@@ -12,8 +12,8 @@ from jaxsparse.csr import CSR
 from jaxsparse.ops.arguments import check_floating
 from jaxsparse.recurrent.arguments import (
     as_array_of_rank,
-    as_matrix,
     as_vector,
+    as_weights,
     carry_leaves,
     check_cell,
     parameter_leaves,
@@ -98,7 +98,7 @@ class CheckedLayer:
         of_layer = f"{operation}: layer {index}"
         check_cell(of_layer, layer.cell)
         self.cell, self.name = layer.cell, of_layer
-        self.recurrent = as_matrix(of_layer, "recurrent", layer.recurrent)
+        self.recurrent = as_weights(of_layer, "recurrent", layer.recurrent)
         check_floating(of_layer, recurrent=_values(self.recurrent))
         h, rows = _oriented(self.recurrent)
         if h == 0 or rows == 0 or rows % h:
@@ -148,7 +148,7 @@ class CheckedLayer:
             )
 
     def _check_input(self, given: Any, features: int) -> None:
-        self.input = as_matrix(self.name, "input", given)
+        self.input = as_weights(self.name, "input", given)
         check_floating(self.name, input=_values(self.input))
         k, columns = _oriented(self.input)
         if k != features or columns == 0 or columns % self.h:

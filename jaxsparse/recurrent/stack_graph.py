@@ -16,7 +16,7 @@ from jaxsparse.recurrent.layer_step import InputStep, LayerStep, gives_state, jo
 from jaxsparse.recurrent.layers import CheckedLayer
 from jaxsparse.recurrent.layout import ScanLayout
 from jaxsparse.recurrent.primitive.operands import FULL
-from jaxsparse.recurrent.run import layouts_of
+from jaxsparse.recurrent.run import layouts_of, wide_leaves
 from jaxsparse.recurrent.step import CellStep, Step
 
 
@@ -127,6 +127,7 @@ class StackGraph:
             layer.parameter_tree if layer.parameters else None,
             any(b is not None for b in bias),
             self.mask is not None,
+            wide_leaves(layer.carry, dtype),
         )
         if not step.has_y:
             raise ValueError(f"{layer.name}: the cell {step.cell_name} must return a y, got None")

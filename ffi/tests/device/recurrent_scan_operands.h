@@ -26,7 +26,7 @@ struct RnnStep {
   }
 };
 struct GruStep {
-  static constexpr int kProducts = 3, kStates = 1, kCarries = 1, kInputs = 4, kOutputs = 2;
+  static constexpr int kProducts = 3, kStates = 1, kCarries = 1, kInputs = 4, kOutputs = 3;
   static void Apply(const float* product, float* carry, const float* input, float* state,
                     float* output) {
     const float reset = ops::Logistic(product[0] + input[0] + input[3]);
@@ -34,6 +34,7 @@ struct GruStep {
     const float proposal = ops::Tanh(reset * product[2] + input[2]);
     output[0] = carry[0];
     output[1] = product[2];
+    output[2] = carry[0] + product[1];
     state[0] = carry[0] = proposal + update * (carry[0] - proposal);
   }
 };
@@ -61,12 +62,16 @@ struct AdjointStep {
   }
 };
 
-// Two arrays of inputs: one for every step, batch entry and unit, and a bias in float32.
+// Two arrays of inputs: one for every step, batch entry and unit, and a bias in float32. The
+// last output is in float32, too, and the others are an array in the state's dtype.
 template <typename Step>
 struct ArraysOf {
-  static constexpr int kInputs = 2, kOutputs = 1;
-  static constexpr int kInputParts[] = {Step::kInputs - 1, 1}, kOutputParts[] = {Step::kOutputs};
+  static constexpr bool kHasBoth = Step::kOutputs > 1;
+  static constexpr int kInputs = 2, kOutputs = kHasBoth ? 2 : 1;
+  static constexpr int kInputParts[] = {Step::kInputs - 1, 1};
+  static constexpr int kOutputParts[] = {kHasBoth ? Step::kOutputs - 1 : 1, 1};
   static constexpr bool kInputIsFloat[] = {false, true};
+  static constexpr bool kOutputIsFloat[] = {!kHasBoth, true};
 };
 
 // Of a call: every second direction is reversed.
@@ -92,7 +97,8 @@ class ScanTest {
         bias_(Normal<float>(size.lead + size.directions * kHidden)),
         initial_state_(Normal<State>(size.lead + Rows() * Step::kStates * kHidden)),
         states_(static_cast<size_t>(size.lead + Cells() * Step::kStates)),
-        output_(static_cast<size_t>(size.lead + Cells() * Step::kOutputs)),
+        output_(static_cast<size_t>(size.lead + Cells() * kNarrow)),
+        float_output_(static_cast<size_t>(size.lead + Cells())),
         arrivals_(static_cast<size_t>(size.scans * kScanFlagBytes / 4), ~0u) {
     for (int i = 0; i < Step::kCarries; ++i) {
       initial_carry_[i] = Normal<float>(size.lead + Rows() * kHidden);
@@ -134,7 +140,8 @@ class ScanTest {
     p.inputs[1] = {bias_.data() + size_.lead, kHidden, 0, 0, kHidden, 1};
     p.initial_state = initial_state_.data() + size_.lead;
     p.states = states_.data() + size_.lead;
-    p.outputs[0] = output_.data() + size_.lead;
+    if (kNarrow > 0) p.outputs[0] = output_.data() + size_.lead;
+    p.outputs[kNarrow > 0 ? 1 : 0] = float_output_.data() + size_.lead;
     for (int i = 0; i < Step::kCarries; ++i) {
       p.initial_carry[i] = initial_carry_[i].data() + size_.lead;
       p.final_carry[i] = final_carry_[i].data() + size_.lead;
@@ -176,6 +183,7 @@ class ScanTest {
 
  private:
   static constexpr int64_t kColumns = Step::kStates * kHidden, kPadding = 4;
+  static constexpr int kNarrow = Step::kOutputs - 1;  // outputs that are not in float32
   static constexpr int kMostCarries = Step::kCarries > 0 ? Step::kCarries : 1;
 
   int64_t Rows() const { return size_.directions * size_.batch; }
@@ -228,10 +236,12 @@ class ScanTest {
       const State got = states_[size_.lead + row * kColumns + s * kHidden + unit];
       Compare<State>("state", step, unit, ToAccumulator(got), states[s]);
     }
-    for (int i = 0; i < Step::kOutputs; ++i) {
-      const State got = output_[size_.lead + (row * Step::kOutputs + i) * kHidden + unit];
+    for (int i = 0; i < kNarrow; ++i) {
+      const State got = output_[size_.lead + (row * kNarrow + i) * kHidden + unit];
       Compare<State>("output", step, unit, ToAccumulator(got), outputs[i]);
     }
+    const float got = float_output_[size_.lead + row * kHidden + unit];
+    Compare<float>("float output", step, unit, got, outputs[kNarrow]);
   }
 
   template <typename T>
@@ -250,6 +260,7 @@ class ScanTest {
   std::vector<State> input_;
   std::vector<float> bias_;
   std::vector<State> initial_state_, states_, output_;
+  std::vector<float> float_output_;
   std::vector<float> initial_carry_[kMostCarries], final_carry_[kMostCarries];
   uint32_t error_ = ~0u, report_ = 0;
   std::vector<uint32_t> arrivals_;

@@ -272,6 +272,7 @@ inline TestCall ScanCall(const std::string& weights, bool transposed, const std:
   call.results = {{"states", dtype, Batched(d, {kSteps, kBatch, states, kUnits})},
                   {"last carry", "float32", Batched(d, {kBatch, kUnits})},
                   {"output", dtype, Batched(d, {kSteps, kBatch, 2, kUnits})},
+                  {"output", "float32", Batched(d, {kSteps, kBatch, 1, kUnits})},
                   {"workspace", "uint8", {launches.WorkspaceBytes()}}};
   call.attributes = {{"name", "scan.cu"},
                      {"source", "text"},
@@ -284,7 +285,8 @@ inline TestCall ScanCall(const std::string& weights, bool transposed, const std:
                      {"transposed", transposed},
                      {"carries", int64_t{1}},
                      {"inputs", "3tbh 5h"},
-                     {"outputs", "2"},
+                     {"outputs", "2 1"},
+                     {"output_dtypes", dtype + " float32"},
                      {"reversed", "01"},
                      {"groups", launches.groups},
                      {"scans", launches.scans},

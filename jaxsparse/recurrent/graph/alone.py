@@ -41,6 +41,10 @@ class Alone(OfAnother):
     def outputs(self) -> tuple[int, ...]:  # type: ignore[override]
         return (*self.step.outputs, *(len(self.others),) * bool(self.others))
 
+    @functools.cached_property
+    def wide_outputs(self) -> tuple[bool, ...]:  # type: ignore[override]
+        return (*self.step.wide_outputs, *(False,) * bool(self.others))
+
     def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
         given: dict[int, Any] = dict(zip(self.fed, products, strict=True))
         if self.ahead:

@@ -29,9 +29,15 @@ from jaxsparse.recurrent.graph.operands import (
     split,
     split_results,
 )
-from jaxsparse.recurrent.primitive.derivatives import instantiated, is_zero, summed_to_operand
+from jaxsparse.recurrent.primitive.derivatives import (
+    instantiated,
+    is_zero,
+    summed_to_operand,
+    wide_inputs,
+)
 from jaxsparse.recurrent.primitive.operands import FULL
-from jaxsparse.recurrent.step import Adjoint, Saving, Step, Tangent
+from jaxsparse.recurrent.step import Step
+from jaxsparse.recurrent.step_derivatives import Adjoint, Saving, Tangent
 
 
 def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
@@ -205,17 +211,17 @@ def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
     if any(undefined(w) for of_edge in x.weights for w in of_edge):
         raise ValueError("recurrent.stack_scan: it is not linear in its weights")
     given = split_results(cotangents, params)
-    adjoints = _adjoints(nodes, edges, x, given)
+    adjoints = _adjoints(x, given, params)
     if not adjoints:
         return [None] * len(operands)
     recurrent = recurrent_nodes(edges)
-    dtype = dtype_of(_with_avals(x))
     of_nodes, own_spans = [], []
     for n, adjoint in adjoints.items():
         ct, units = given[n], params["units"][n]
         state = None
         if n in recurrent:
             shape = _aval(x.nodes[n].state).shape
+            dtype = _aval(x.nodes[n].state).dtype
             state = jnp.zeros((shape[0], nodes[n].products, units), dtype)
         inputs = (
             *(x.nodes[n].inputs[i] for i in adjoint.fixed),
@@ -268,19 +274,20 @@ def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
     return flat
 
 
-def _adjoints(
-    nodes: Sequence[Step], edges: Sequence[Edge], x: Operands, given: Sequence[Results]
-) -> dict[int, Adjoint]:
+def _adjoints(x: Operands, given: Sequence[Results], params: dict[str, Any]) -> dict[int, Adjoint]:
     """The nodes that cotangents reach, the last first, and their steps' adjoints."""
+    nodes, edges = params["nodes"], params["edges"]
+    dtype = next(_aval(node.state).dtype for node in x.nodes if node.state is not None)
     adjoints: dict[int, Adjoint] = {}
     for n in reversed(range(len(nodes))):
-        states, carries, outputs = given[n]
+        (states, carries, outputs), inputs = given[n], x.nodes[n].inputs
         of_states = states is not None and not is_zero(states)
         used = tuple(i for i, ct in enumerate(outputs) if not is_zero(ct))
         above = any(edge.target in adjoints for edge in edges if edge.source == n)
         if above or of_states or used or not all(map(is_zero, carries)):
-            linear = tuple(i for i, o in enumerate(x.nodes[n].inputs) if undefined(o))
-            adjoints[n] = Adjoint(nodes[n], linear, of_states, used)
+            linear = tuple(i for i, o in enumerate(inputs) if undefined(o))
+            wide = wide_inputs(inputs, linear, params["spans"][n], dtype)
+            adjoints[n] = Adjoint(nodes[n], linear, of_states, used, wide)
     return adjoints
 
 
@@ -309,11 +316,3 @@ def _of_first_state(n: int, x: Operands, states: Any, params: dict[str, Any]) ->
 
 def _aval(x: Any) -> Any:
     return x.aval if undefined(x) else jax.typeof(x)
-
-
-def _with_avals(x: Operands) -> Operands:
-    nodes = (
-        OfNode(None if node.state is None else _aval(node.state), node.carries, node.inputs)
-        for node in x.nodes
-    )
-    return Operands(x.weights, tuple(nodes))

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import Signature
 from jaxsparse.recurrent.primitive.operands import FULL
 from jaxsparse.recurrent.step import Step
@@ -139,12 +140,12 @@ def dtype_of(operands: Operands) -> Any:
 
 
 def result_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
-    """States and outputs are rounded to one dtype, carries keep theirs."""
+    """States and outputs are rounded to one dtype but for wide ones, carries keep theirs."""
     operands = split(avals, params)
-    dtype = dtype_of(operands)
+    narrow = dtype_of(operands)
     dtypes = []
     for step, node in zip(params["nodes"], operands.nodes, strict=True):
-        dtypes += [dtype] * has_states(step)
+        dtypes += [narrow] * has_states(step)
         dtypes += [x.dtype for x in node.carries]
-        dtypes += [dtype] * len(step.outputs)
+        dtypes += [accumulator_dtype(narrow) if wide else narrow for wide in step.wide_outputs]
     return dtypes

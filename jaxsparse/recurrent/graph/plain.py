@@ -126,12 +126,16 @@ def _pointwise(
         parts = range(x.shape[2])
         return [jnp.broadcast_to(x[:, :, p].astype(accumulator), shape) for p in parts]
 
-    def joined(xs: Sequence[Any]) -> Any:
-        return jnp.stack(xs, 2).astype(dtype)
+    def joined(xs: Sequence[Any], wide: bool = False) -> Any:
+        return jnp.stack(xs, 2).astype(accumulator if wide else dtype)
 
     given = dict(zip(ahead, [] if sums is None else arrays(sums), strict=True))
     zero = jnp.zeros(shape, accumulator)
     states, _, outputs = step(
         [given.get(p, zero) for p in range(step.products)], [], [arrays(x) for x in node.inputs]
     )
-    return Results(joined(states) if states else None, [], [joined(xs) for xs in outputs])
+    return Results(
+        joined(states) if states else None,
+        [],
+        [joined(*pair) for pair in zip(outputs, step.wide_outputs, strict=True)],
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,9 +14,9 @@ from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import bind, undefined
 from jaxsparse.recurrent.primitive.binding import scan_bind
 from jaxsparse.recurrent.primitive.declaration import recurrent_scan_p
-from jaxsparse.recurrent.primitive.operands import FULL, Operands, split
+from jaxsparse.recurrent.primitive.operands import FULL, Operands, runs_of_order, split
 from jaxsparse.recurrent.products import parts_of, product, products_of_steps
-from jaxsparse.recurrent.step import Adjoint, Saving, Tangent
+from jaxsparse.recurrent.step_derivatives import Adjoint, Saving, Tangent
 
 
 def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
@@ -92,12 +93,14 @@ def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
     ct_carries, ct_outputs = rest[: step.carries], rest[step.carries :]
     if all(map(is_zero, cotangents)):
         return [None] * len(operands)
-    linear = tuple(i for i, x in enumerate(inputs) if undefined(x))
-    used = tuple(i for i, ct in enumerate(ct_outputs) if not is_zero(ct))
-    adjoint = Adjoint(step, linear, not is_zero(ct_states), used)
 
     def aval(x: Any) -> Any:
         return x.aval if undefined(x) else jax.typeof(x)
+
+    linear = tuple(i for i, x in enumerate(inputs) if undefined(x))
+    used = tuple(i for i, ct in enumerate(ct_outputs) if not is_zero(ct))
+    wide = wide_inputs(inputs, linear, params["spans"], aval(state).dtype)
+    adjoint = Adjoint(step, linear, not is_zero(ct_states), used, wide)
 
     shape = aval(state).shape
     zeros = jnp.zeros((*shape[:-2], step.products, shape[-1]), aval(state).dtype)
@@ -129,8 +132,10 @@ def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
     if undefined(state):
         # The adjoint's last states, which no further step has taken, by the transposed weights.
         options = {n: params[n] for n in ("sparse", "precision", "implementation")}
-        ends = [states[..., d, 0 if back else -1, :, :, :] for d, back in enumerate(backwards)]
-        last = jnp.stack(ends, -4)
+        ends = [
+            states[..., own, 0 if back else -1, :, :, :] for own, back in runs_of_order(backwards)
+        ]
+        last = jnp.concatenate(ends, -4)
         z = product(
             weights,
             last.reshape(*last.shape[:-2], -1),
@@ -146,6 +151,16 @@ def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
         *(summed_to_operand(ct, x) for ct, x in zip(carries_out, carries, strict=True)),
         *(summed_to_operand(given[i], x) if i in given else None for i, x in enumerate(inputs)),
     ]
+
+
+def wide_inputs(
+    inputs: Sequence[Any], linear: Sequence[int], spans: Sequence[str], dtype: Any
+) -> tuple[bool, ...]:
+    """Which of the inputs that a step is linear in have cotangents wider than the states' dtype.
+
+    As kept leaves of a carry do in a derivative of higher order, so that these are not rounded.
+    """
+    return tuple(spans[i] == FULL and inputs[i].aval.dtype != dtype for i in linear)
 
 
 def summed_to_operand(ct: Any, x: Any) -> Any:
@@ -168,8 +183,8 @@ def _before(states: Any, first: Any, reversed: tuple[bool, ...]) -> Any:
         return jnp.concatenate([first, states[..., :-1, :, :, :]], -4)
 
     parts = [
-        shifted(states[..., d : d + 1, :, :, :, :], first[..., d : d + 1, :, :, :], backwards)
-        for d, backwards in enumerate(reversed)
+        shifted(states[..., own, :, :, :, :], first[..., own, :, :, :], backwards)
+        for own, backwards in runs_of_order(reversed)
     ]
     return jnp.concatenate(parts, -5) if len(parts) > 1 else parts[0]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxsparse.ops.arguments import PATTERN
+from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import Signature
 
 FULL = "tbh"  # the dimensions of an input that it does not repeat along
@@ -33,6 +35,16 @@ def split(operands: Sequence[Any], params: dict[str, Any]) -> Operands:
         tuple(rest[: step.carries]),
         tuple(rest[step.carries :]),
     )
+
+
+def runs_of_order(reversed: Sequence[bool]) -> list[tuple[slice, bool]]:
+    """Directions side by side that have one order in time, and whether they are reversed."""
+    runs, first = [], 0
+    for backwards, own in itertools.groupby(reversed):
+        last = first + len(list(own))
+        runs.append((slice(first, last), backwards))
+        first = last
+    return runs
 
 
 def signature(params: dict[str, Any]) -> Signature:
@@ -73,7 +85,8 @@ def operand_names(params: dict[str, Any]) -> list[str]:
 
 
 def result_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:
-    """Outputs are rounded to the dtype of the state, carries keep theirs."""
+    """Outputs are rounded to the dtype of the state but for wide ones, carries keep theirs."""
     operands = split(avals, params)
-    carries = [x.dtype for x in operands.carries]
-    return [operands.state.dtype, *carries, *[operands.state.dtype] * len(params["step"].outputs)]
+    narrow = operands.state.dtype
+    outputs = [accumulator_dtype(narrow) if w else narrow for w in params["step"].wide_outputs]
+    return [narrow, *(x.dtype for x in operands.carries), *outputs]
