@@ -99,11 +99,12 @@ def folded():
 
 def reversed_and_checkpointed():
     layers = [RNN(cell, reverse=True, keep_order=True) for cell in cells("relu")]
-    return RecurrentStack(layers, skip=1, checkpoint_every=3)
+    norms = with_norm(0, jnp.tanh)  # behind the start of a skip, which is not in the scan then
+    return RecurrentStack(layers, norms=norms, skip=1, checkpoint_every=3)
 
 
 def drawn_and_normalised():
-    norms = [None, None, nnx.LayerNorm(H, rngs=nnx.Rngs(0)), None, running(0)]
+    norms = [jnp.tanh, None, random_norm(nnx.LayerNorm), random_norm(nnx.RMSNorm), running(0)]
     per_row = nnx.Dropout(0.3, broadcast_dims=(1,), rngs=nnx.Rngs(1))
     return RecurrentStack(
         [RNN(cell, rngs=nnx.Rngs(2)) for cell in cells("mixed", carry_init=NORMAL)],
@@ -117,6 +118,26 @@ def both_ways_in_the_middle():
     rnns = [RNN(cell) for cell in cells("lstm", recurrent_sparsity=0.5)]
     both = Bidirectional(rnns[1], rnns[2], merge_fn=jnp.add)
     return RecurrentStack([rnns[0], rnns[3], both, rnns[4], rnns[0]])  # the last one is the first
+
+
+def random_norm(cls, **options):
+    norm = cls(H, rngs=nnx.Rngs(0), **options)
+    norm.scale[...] = inputs(H, seed=1)
+    if cls is nnx.LayerNorm:
+        norm.bias[...] = inputs(H, seed=2)
+    return norm
+
+
+def all_normalised():
+    norms = [
+        random_norm(nnx.LayerNorm),
+        nnx.RMSNorm(H, use_scale=False, epsilon=0.1, rngs=nnx.Rngs(0)),
+        random_norm(nnx.RMSNorm),
+        nnx.LayerNorm(H, use_bias=False, rngs=nnx.Rngs(0)),
+        random_norm(nnx.LayerNorm, epsilon=0.1),
+    ]
+    layers = [RNN(cell) for cell in cells("gru", input_sparsity=0.4)]
+    return RecurrentStack(layers, norms=norms, skip=2, dropouts=0.3, rngs=nnx.Rngs(0))
 
 
 def in_heads():
@@ -143,6 +164,7 @@ STACKS = {
         {"seq_lengths": LENGTHS, "resets": RESETS},
     ),
     "drawn carries, norms": (drawn_and_normalised, (B, T, H), {}),
+    "norms of each step": (all_normalised, (B, T, H), {"seq_lengths": LENGTHS}),
     "both ways": (both_ways_in_the_middle, (B, T, H), {"resets": RESETS}),
 }
 
@@ -273,13 +295,19 @@ def in_bfloat16():
     return RNN(SimpleCell(H, H, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
 
 
-def layer_norm():
-    return nnx.LayerNorm(H, rngs=nnx.Rngs(0))
-
-
 ENDS = {
     "nothing": (lambda: RecurrentStack(rnns(), skip=2, dropouts=0.1, rngs=nnx.Rngs(0)), [5]),
-    "a norm": (lambda: RecurrentStack(rnns(), norms=with_norm(2, layer_norm())), [2, 3]),
+    "norms of each step": (
+        lambda: RecurrentStack(rnns(), norms=[random_norm(nnx.LayerNorm)] * DEPTH, skip=5),
+        [5],
+    ),
+    "another norm": (lambda: RecurrentStack(rnns(), norms=with_norm(2, jnp.tanh)), [2, 3]),
+    "a norm's option": (
+        lambda: RecurrentStack(
+            rnns(), norms=with_norm(2, random_norm(nnx.LayerNorm, use_fast_variance=False))
+        ),
+        [2, 3],
+    ),
     "batch norms in training": (lambda: RecurrentStack(rnns(), norms=batch_norms()), [1] * 5),
     "running averages": (
         lambda: RecurrentStack(rnns(), norms=batch_norms(use_running_average=True), skip=5),
@@ -305,7 +333,7 @@ ENDS = {
     ),
     # The skip over layers 2 and 3 starts behind layer 1, which is returned, and ends in layer 3.
     "a norm within a skip": (
-        lambda: RecurrentStack(rnns(), skip=2, norms=with_norm(3, layer_norm())),
+        lambda: RecurrentStack(rnns(), skip=2, norms=with_norm(3, jnp.tanh)),
         [2, 1, 1, 1],
     ),
     "checkpoints within skips": (
@@ -314,7 +342,7 @@ ENDS = {
     ),
     "checkpoints at skips": (lambda: RecurrentStack(rnns(), skip=2, checkpoint_every=4), [4, 1]),
     "the last skip": (
-        lambda: RecurrentStack(rnns(), skip=2, norms=with_norm(4, layer_norm())),
+        lambda: RecurrentStack(rnns(), skip=2, norms=with_norm(4, jnp.tanh)),
         [4, 1],
     ),
 }

@@ -14,7 +14,7 @@ from flax import nnx
 from jaxsparse.nn.linear import as_integer
 from jaxsparse.nn.recurrent import Rngs, shared_option
 from jaxsparse.nn.sequences import check_resets, clipped_lengths, time_mask
-from jaxsparse.nn.waves import Block, folds, run_wave, wave_of
+from jaxsparse.nn.waves import Block, is_inside, run_wave, wave_of
 from jaxsparse.ops import arguments
 
 
@@ -31,10 +31,10 @@ class RecurrentStack(nnx.Module):
 
     `RNN` layers that follow one another are one `recurrent.stack_scan`, with the skips and dropouts
     between them; values are those of the layers one by one, up to rounding. Such a run ends before
-    a layer with a norm, unless that is an `nnx.BatchNorm` with ``use_running_average=True``, which
-    becomes part of the layer's weights; at layers and dropouts of other classes or with a call of
-    their own; where options, dtypes, precisions or the order of time change; and with a run of
-    ``checkpoint_every`` layers.
+    a layer with a norm, unless that is an `nnx.LayerNorm` or `nnx.RMSNorm` over the features, or an
+    `nnx.BatchNorm` with ``use_running_average=True``, which becomes part of the layer's weights; at
+    layers and dropouts of other classes or with a call of their own; where options, dtypes,
+    precisions or the order of time change; and with a run of ``checkpoint_every`` layers.
 
     Args:
         layers: `RNN` and `Bidirectional` layers, or others with their call.
@@ -188,7 +188,7 @@ def _run(
     while len(last) < len(blocks):
         i = len(last)
         norm = blocks[i].norm
-        x = y if norm is None or folds(norm) else _normalised(norm, y, mask)
+        x = y if is_inside(norm) else _normalised(norm, y, mask)
         wave = wave_of(blocks[i:], x, first + i, total, skip)
         end = i + len(wave.blocks)
         if end > i + 1:
@@ -205,7 +205,7 @@ def _run(
             last += new
         else:
             carry, y = blocks[i].layer(
-                _normalised(norm, y, mask) if folds(norm) else x,
+                x if norm is None or not is_inside(norm) else _normalised(norm, y, mask),
                 initial_carry=carries[i],
                 return_carry=True,
                 time_major=time_major,

@@ -46,6 +46,23 @@ def folds(norm: Any) -> bool:
     )
 
 
+def is_inside(norm: Any) -> bool:
+    """Whether a norm, or none, can be part of a scan."""
+    if norm is None or folds(norm):
+        return True
+    return (
+        has_call_of(norm, *_NORMS)
+        and norm.reduction_axes == norm.feature_axes == -1
+        and norm.axis_name is None
+        and norm.use_fast_variance
+        and norm.promote_dtype is dtypes.promote_dtype
+    )
+
+
+# The norms of each step and row, by their names in `recurrent.Layer`.
+_NORMS = {nnx.LayerNorm: "layer", nnx.RMSNorm: "rms"}
+
+
 @dataclasses.dataclass(frozen=True)
 class Wave:
     """The layers from some place on that are one scan, and which of them end skips within it."""
@@ -69,7 +86,7 @@ def wave_of(blocks: Sequence[Block], x: jax.Array, first: int, total: int, skip:
 
     Args:
         blocks: the layers that are left.
-        x: what comes in; the norm of the first layer, unless it folds, is done already.
+        x: what comes in; the norm of the first layer, unless it can be inside, is done already.
         first: the place of the first layer in the stack.
         total: the layers of the stack.
         skip: over how many layers skips lead, or None.
@@ -87,7 +104,7 @@ def wave_of(blocks: Sequence[Block], x: jax.Array, first: int, total: int, skip:
             found.append(None)
             continue
         start = i + 1 - skip  # among the widths
-        raw = start > 0 or (start == 0 and (blocks[0].norm is None or folds(blocks[0].norm)))
+        raw = start > 0 or (start == 0 and is_inside(blocks[0].norm))
         inside = raw and widths[start] == widths[-1]
         found.append(skip if inside else None)
         if not inside:
@@ -110,14 +127,14 @@ def _options_of(block: Block, incoming: Any, width: int, is_first: bool) -> Any:
         block: the layer.
         incoming: the dtype of what comes in.
         width: its features.
-        is_first: whether the norm, unless it folds, is done already.
+        is_first: whether the norm, unless it can be inside, is done already.
     """
     layer, norm, dropout = block.layer, block.norm, block.dropout
     if not isinstance(layer, RNN) or type(layer).__call__ is not _CALL_OF_RNN:
         return None
     if not has_call_of(layer.cell, RecurrentCell):
         return None
-    if not (norm is None or folds(norm) or is_first):
+    if not (is_inside(norm) or is_first):
         return None
     if not (dropout is None or has_call_of(dropout, nnx.Dropout)):
         return None
@@ -128,8 +145,9 @@ def _options_of(block: Block, incoming: Any, width: int, is_first: bool) -> Any:
     if layer.reverse and not layer.keep_order:
         return None  # the outputs lie in another order than the inputs
     dtype = incoming
-    if folds(norm):
-        parts = (norm.mean, norm.var, norm.scale, norm.bias)
+    if norm is not None and is_inside(norm):
+        names = ("mean", "var", "scale", "bias")
+        parts = [getattr(norm, name, None) for name in names]
         dtype = _dtype_of(dtype, *parts, dtype=norm.dtype)
     of_sides = []
     for side in sides:
@@ -192,7 +210,7 @@ def run_wave(
     Args:
         wave: of two layers or more.
         carries: one for each layer, or None for the layer's own.
-        x: what comes in, its first norm done unless it folds.
+        x: what comes in, its first norm done unless it can be inside.
         steps: ``seq_lengths`` and ``resets``.
         time_major: whether time is the first dimension.
         deterministic, rngs: of the dropouts.
@@ -214,7 +232,7 @@ def run_wave(
         flat.append(flat_carry("RNN", cell, carry, tuple(batch)))
         shape = (length, *batch, cell.hidden_features)
         mask = _mask(block.dropout, shape, dtype, time_major, deterministic, rngs)
-        norm = block.norm if folds(block.norm) else None
+        norm = block.norm if is_inside(block.norm) else None
         layers.append(_layer(cell, norm, dtype, skip, mask))
     last, ys = recurrent.stack_scan(
         layers,
@@ -229,11 +247,20 @@ def run_wave(
 
 
 def _layer(cell: RecurrentCell, norm: Any, dtype: Any, skip: Any, mask: Any) -> recurrent.Layer:
-    """A cell as a layer of a scan, with the norm of its input folded into its weights."""
+    """A cell as a layer of a scan, with the norm of its input, if that is inside."""
     check_layers("RNN", cell)
     weights, bias = _matrix(cell.dense_i), _bias(cell.dense_i)
-    if norm is not None:
+    of_norm = {}
+    if folds(norm):
         weights, bias = _folded(norm, weights, bias, cell.gates)
+    elif norm is not None:
+        shift = getattr(norm, "bias", None)
+        of_norm = {
+            "norm": next(name for cls, name in _NORMS.items() if isinstance(norm, cls)),
+            "norm_scale": None if norm.scale is None else norm.scale[...],
+            "norm_shift": None if shift is None else shift[...],
+            "norm_epsilon": norm.epsilon,
+        }
     own = _bias(cell.dense_h)
     return recurrent.Layer(
         cell.function,
@@ -243,6 +270,7 @@ def _layer(cell: RecurrentCell, norm: Any, dtype: Any, skip: Any, mask: Any) -> 
         recurrent_bias=None if own is None else own.astype(dtype),
         skip=skip,
         mask=mask,
+        **of_norm,
     )
 
 
