@@ -121,14 +121,34 @@ def recurrent_scan(
     return carry, jnp.stack(ys) if ys else jnp.zeros((0, xs.shape[1], h), wide)
 
 
-def _dense_weights(weights):
-    """(k, gates * h) of what a layer may be given."""
+def _dense_weights(weights, units_of_head=0):
+    """(k, gates * h) of what a layer may be given: gates side by side, heads within each."""
     if hasattr(weights, "topology"):
         t = weights.topology
         rows, columns = t.row_indices[: t.nnz], t.column_indices[: t.nnz]
         dense = jnp.zeros(t.shape, weights.values.dtype)
         return dense.at[rows, columns].set(weights.values[: t.nnz]).T
-    return jnp.asarray(weights)
+    weights = jnp.asarray(weights)
+    if weights.ndim == 2:
+        return weights
+    heads, k, m = weights.shape
+    gates = m // units_of_head
+    blocks = weights.reshape(heads, k, gates, units_of_head)
+    dense = jnp.zeros((heads, k, gates, heads, units_of_head), weights.dtype)
+    own = jnp.arange(heads)
+    dense = dense.at[own, :, :, own].set(blocks)
+    return dense.reshape(heads * k, gates * heads * units_of_head)
+
+
+def normalised(x, layer):
+    """What a layer's norm makes of features."""
+    if layer.norm == "layer":
+        x = x - x.mean(-1, keepdims=True)
+    if layer.norm is not None:
+        x = x / jnp.sqrt((x * x).mean(-1, keepdims=True) + layer.norm_epsilon)
+    if layer.norm_scale is not None:
+        x = x * layer.norm_scale
+    return x if layer.norm_shift is None else x + layer.norm_shift
 
 
 def stack_scan(
@@ -147,11 +167,17 @@ def stack_scan(
     starts = jnp.zeros((length, b), bool) if resets is None else jnp.asarray(resets) & counts
     outputs, last = [xs], []
     for i, (layer, carry) in enumerate(zip(layers, carries, strict=True)):
-        recurrent = _dense_weights(layer.recurrent).astype(wide)
-        h = recurrent.shape[0]
-        below = jnp.where(counts[..., None], outputs[-1], 0).astype(wide)
+        h = jax.tree.leaves(carry)[-1].shape[1]
+        heads = layer.recurrent.shape[0] if len(layer.recurrent.shape) == 3 else 1
+        recurrent = _dense_weights(layer.recurrent, h // heads).astype(wide)
+        below = outputs[-1]
+        if layer.between is not None:
+            below = layer.between(below, None if seq_lengths is None else counts)
+        below = jnp.where(counts[..., None], below, 0).astype(wide)
         if layer.input is not None:
-            weights = _dense_weights(layer.input).astype(wide)
+            below = normalised(below, layer)
+            heads = layer.input.shape[0] if len(layer.input.shape) == 3 else 1
+            weights = _dense_weights(layer.input, h // heads).astype(wide)
             below = jnp.einsum("tbk,km->tbm", below, weights, precision="highest")
         if layer.bias is not None:
             below = below + jnp.asarray(layer.bias).astype(wide)

@@ -7,11 +7,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from recurrent_problems import CELLS, pattern
+from recurrent_problems import CELLS, carry_like, pattern
 
 from jaxsparse import CSR, recurrent
 
 NAMES = list(CELLS)
+
+
+def smoothed(x, counts):
+    """A function between layers that mixes steps."""
+    x = x if counts is None else jnp.where(counts[..., None], x, 0)
+    return x.at[1:].add(x[:-1]) / 2
 
 
 class Stack(NamedTuple):
@@ -40,13 +46,16 @@ def stack(
     cells,
     *,
     layers=2,
-    csr=False,
+    weights="dense",
     T=5,
     B=3,
     h=5,
     differ=False,
     skip=None,
     dropout=None,
+    norm=None,
+    affine=True,
+    between=False,
     biased=True,
     pre_activations=False,
     dtype=jnp.float32,
@@ -57,13 +66,16 @@ def stack(
     Args:
         cells: names of CELLS.
         layers: how many.
-        csr: whether weights are sparse.
+        weights: "dense", "csr" or "heads"; with heads, which are two, widths are even.
         T: steps.
         B: rows.
         h: units of each layer, fewer from layer to layer where they `differ`.
         differ: whether widths do.
         skip: as `Layer.skip`, where a layer has so many below; "input" for each one's number.
         dropout: None, "steps" for a mask of every step, "rows" for one of all steps.
+        norm: as `Layer.norm`.
+        affine: whether a norm has a scale and a shift.
+        between: whether every other layer takes what a function makes of the output below.
         biased: whether layers have biases.
         pre_activations: whether xs are those of the first layer.
         dtype: of all.
@@ -72,15 +84,18 @@ def stack(
     rng = np.random.default_rng(seed)
     draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), dtype)  # noqa: E731
 
-    def weights(k, m):
+    def matrix(k, m):
         scale = 0.5 / np.sqrt(k)
-        if not csr:
+        if weights == "heads":
+            return draw(2, k // 2, m // 2) * scale
+        if weights == "dense":
             return draw(k, m) * scale
         topology = pattern(m, k, seed=int(rng.integers(99)))
         return CSR(draw(topology.nse) * scale, topology)
 
     of_layers = [cells[i % len(cells)] for i in range(layers)]
-    widths = [h - i % 3 * differ for i in range(layers)]
+    even = 2 if weights == "heads" else 1
+    widths = [even * (h // even - i % 3 * differ) for i in range(layers)]
     features = widths[0] + 2 * differ
     if pre_activations:
         features = CELLS[of_layers[0]][1] * h
@@ -94,14 +109,19 @@ def stack(
         built.append(
             recurrent.Layer(
                 cell,
-                recurrent=weights(width, gates * width),
-                input=None if pre_activations and i == 0 else weights(below, gates * width),
+                recurrent=matrix(width, gates * width),
+                input=None if pre_activations and i == 0 else matrix(below, gates * width),
                 bias=draw(gates * width) / 2 if biased else None,
                 recurrent_bias=draw(gates * width) / 2 if biased else None,
                 skip=n if n is not None and n <= i + 1 else None,
+                norm=norm if i or not pre_activations else None,
+                norm_scale=draw(below) if norm and affine else None,
+                norm_shift=draw(below) if norm and affine else None,
+                between=smoothed if between and i % 2 else None,
                 mask=mask,
             )
         )
-        carries.append(jax.tree.map(lambda _, width=width: draw(B, width), form))
+        carry = carry_like(form, lambda *shape: np.asarray(draw(*shape)), B, width)
+        carries.append(jax.tree.map(lambda x: jnp.asarray(x, dtype), carry))
         below = width
     return Stack(built, carries, draw(T, B, features))

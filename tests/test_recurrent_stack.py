@@ -42,11 +42,15 @@ def resets_of(wanted, B, T):
 
 
 @pairwise(
-    "cells, csr, layers, skip, dropout, lengths, resets, reverse, differ, T, B, recompute",
-    [("RNN",), ("GRU",), ("LSTM",), ("three_leaves",), NAMES],
-    [False, True],
+    "cells, weights, layers, skip, norm, affine, between, dropout, lengths, resets, reverse, "
+    "differ, T, B, recompute",
+    [("RNN",), ("GRU",), ("LSTM",), ("SLSTM",), ("three_leaves",), NAMES],
+    ["dense", "csr", "heads"],
     [1, 2, 4],
     [None, 1, 2, "input"],
+    [None, "layer", "rms"],
+    [False, True],
+    [False, False, True],
     [None, "steps", "rows"],
     [None, "ragged", "beyond"],
     [False, True],
@@ -57,18 +61,36 @@ def resets_of(wanted, B, T):
     [False, True],
 )
 def test_values_and_gradients(
-    cells, csr, layers, skip, dropout, lengths, resets, reverse, differ, T, B, recompute
+    cells,
+    weights,
+    layers,
+    skip,
+    norm,
+    affine,
+    between,
+    dropout,
+    lengths,
+    resets,
+    reverse,
+    differ,
+    T,
+    B,
+    recompute,
 ):
     with jax.enable_x64(True):
         p = stack(
             cells,
             layers=layers,
-            csr=csr,
+            weights=weights,
             skip=skip,
+            norm=norm,
+            affine=affine,
+            between=between,
             dropout=dropout,
             differ=differ and skip is None,
             T=T,
             B=B,
+            h=6,
             dtype=jnp.float64,
         )
         options = {
@@ -87,7 +109,7 @@ def test_values_and_gradients(
 
         got = value_and_gradient(recurrent.stack_scan, recompute=recompute)
         expected = value_and_gradient(reference.stack_scan)
-        assert_close(got, expected, 1e-10)
+        assert_close(got, expected, 1e-9)
 
 
 @pytest.mark.parametrize("T, B", [(0, 3), (4, 0), (0, 0)])

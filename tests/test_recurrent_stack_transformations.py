@@ -62,7 +62,13 @@ def test_second_derivatives(recompute):
     """Forward over reverse, reverse over reverse, reverse over forward; jvp."""
     with jax.enable_x64(True):
         names = ["GRU", "LSTM"] if recompute else ["three_leaves", "RNN"]
-        p = stack(names, skip=1, dropout="rows", csr=recompute, dtype=jnp.float64)
+        p = stack(
+            names,
+            skip=1,
+            dropout="rows",
+            weights="csr" if recompute else "dense",
+            dtype=jnp.float64,
+        )
         along = like(p.floating)
 
         def derivatives(loss):
@@ -189,7 +195,9 @@ def test_joined_and_unjoined_gates_agree(monkeypatch):
     with jax.enable_x64(True):
         p = stack(["GRU", "LSTM", "three_leaves"], layers=3, skip=1, dtype=jnp.float64)
         bare = {
-            name: stack_graph.checked_step("", CELLS[name][0], (g, g), tree, None, False, False)
+            name: stack_graph.checked_step(
+                "", CELLS[name][0], (g, g), tree, None, False, False, (False,) * tree.num_leaves
+            )
             for name, (_, g, form) in CELLS.items()
             for tree in [jax.tree.structure(form)]
         }
@@ -203,9 +211,9 @@ def test_joined_and_unjoined_gates_agree(monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("csr", [False, True])
-def test_one_layer_of_pre_activations_is_a_scan(name, csr):
-    p = stack([name], layers=1, csr=csr, pre_activations=True)
+@pytest.mark.parametrize("weights", ["dense", "csr", "heads"])
+def test_one_layer_of_pre_activations_is_a_scan(name, weights):
+    p = stack([name], layers=1, weights=weights, h=6, pre_activations=True)
     (layer,), (carry,), xs = p
     layer = recurrent.Layer(
         layer.cell, recurrent=layer.recurrent, recurrent_bias=layer.recurrent_bias
@@ -243,7 +251,9 @@ def test_one_layer_of_pre_activations_is_a_scan(name, csr):
 
 @pytest.mark.parametrize("names", [("xs",), ("carries",), ("layers",), ("layers", "carries", "xs")])
 def test_vmap(names):
-    p = stack(["LSTM", "GRU"], skip=1, dropout="rows", csr="layers" in names)
+    p = stack(
+        ["LSTM", "GRU"], skip=1, dropout="rows", weights="csr" if "layers" in names else "dense"
+    )
     axes = Stack(*(0 if name in names else None for name in Stack._fields))
     floating = p.floating
     counts = [len(Stack(*x).floating) for x in ((p.layers, [], ()), ([], p.carries, ()))]

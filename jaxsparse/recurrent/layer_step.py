@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jaxsparse.codegen.flatten import flatten, live, same_variable
@@ -15,16 +16,31 @@ from jaxsparse.recurrent.step import Arrays, CellStep, Results, Step
 
 @dataclasses.dataclass(frozen=True)
 class InputStep(Step):
-    """The step of what comes from outside: its state is its input."""
+    """The step of what comes from outside: its state is its input, another one the square."""
+
+    passes_square: bool = False
 
     cell_name = name = "the input"
     products = carries = 0
-    states = 1
+    states = property(lambda self: 1 + self.passes_square)
     inputs = (1,)
     outputs = wide_carries = wide_outputs = ()
 
     def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
-        return Results(list(inputs[0]), [], [])
+        ((x,),) = inputs
+        return Results([x, x * x] if self.passes_square else [x], [], [])
+
+
+class Norm(NamedTuple):
+    """A normalisation of what comes in."""
+
+    kind: str  # "layer" or "rms"
+    epsilon: float
+
+    @property
+    def statistics(self) -> int:
+        """How many means it takes: of the features, if it is "layer", and of their squares."""
+        return 2 if self.kind == "layer" else 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,28 +48,37 @@ class LayerStep(Step):
     """A cell's step in a stack.
 
     Products, in order: the recurrent gates; those gates of the input that do not share theirs (see
-    ``slots``); what a skip adds to the output. The first state is the cell's, a second one is the
-    output if ``passes_output``. Inputs: the gates of the input if they are no products, the bias of
-    the products, the parameters of each unit, the mask of steps that count, whether the carry is
-    zero before this step and before the next one, and what the output is multiplied by, where there
-    are such.
+    ``slots``); what a skip adds to the output; means of what comes in and of its square, if that is
+    normalised. The first state is the cell's; then come the output and its square, if they are
+    passed on. Inputs: the gates of the input if they are no products, what the features' mean is
+    multiplied by, the bias of the products, the parameters of each unit, the mask of steps that
+    count, whether the carry is zero before this step and before the next one, and what the output
+    is multiplied by, where there are such.
 
     A carry that is zero has a product of zero. A gate that has a sum of two products has no product
     of the state alone to set aside; so it is the step before that hands on zeros as its state.
+
+    With a scale s and a shift v, the normalised input times W is, for a mean m and a variance q,
+
+        (o diag(s) W - m (1 diag(s) W)) / sqrt(q + epsilon) + v W
+
+    whose first product is an edge's, and the others are inputs: so no product waits for a mean.
     """
 
     step: CellStep
     slots: tuple[int, ...]  # of each gate of the input, its product; none if they are an input
+    norm: Norm | None
     resetting: bool
     dropping: bool  # the output is multiplied by an input
     skipping: bool  # a product is added to the output
     passes_output: bool
+    passes_square: bool
     gives_output: bool
 
     cell_name = property(lambda self: self.step.cell_name)
     name = property(lambda self: self.step.name)
     carries = property(lambda self: self.step.carries)
-    states = property(lambda self: 1 + self.passes_output)
+    states = property(lambda self: 1 + self.passes_output + self.passes_square)
     outputs = property(lambda self: (1,) * self.gives_output)
     wide_carries = property(lambda self: self.step.wide_carries)
     wide_outputs = property(lambda self: (False,) * self.gives_output)
@@ -64,42 +89,80 @@ class LayerStep(Step):
         return max((self.step.products, *(slot + 1 for slot in self.slots)))
 
     @property
+    def means(self) -> tuple[int, ...]:  # type: ignore[override]
+        first = self.gates + self.skipping
+        return tuple(range(first, first + (self.norm.statistics if self.norm else 0)))
+
+    @property
     def products(self) -> int:  # type: ignore[override]
-        return self.gates + self.skipping
+        return self.gates + self.skipping + len(self.means)
 
     @functools.cached_property
     def inputs(self) -> tuple[int, ...]:  # type: ignore[override]
         x, *rest = self.step.inputs
         if self.step.biased:
             rest[0] = self.gates
-        return (*(x,) * (not self.slots), *rest, *(2,) * self.resetting, *(1,) * self.dropping)
+        return (
+            *(x,) * (not self.slots),
+            *(x,) * self._centres,
+            *rest,
+            *(2,) * self.resetting,
+            *(1,) * self.dropping,
+        )
+
+    @property
+    def _centres(self) -> bool:
+        return self.norm is not None and self.norm.kind == "layer"
 
     def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
+        cell = self.step
         values = iter(inputs)
         x = None if self.slots else next(values)
-        gates = list(products[: self.gates])
-        if self.step.biased:
-            gates = [a + b for a, b in zip(gates, next(values), strict=True)]
-        of_cell = [next(values) for _ in self.step.inputs[1 + self.step.biased :]]
-        recurrent = gates[: self.step.products]
-        if x is None:
-            x = [None if slot < self.step.products else gates[slot] for slot in self.slots]
-        if self.resetting:
-            now, next_ = (a != 0 for a in next(values))
-            carries = [jnp.where(now, 0, a) for a in carries]
-        (state,), new, ((y,),) = self.step.of_gates(x, recurrent, carries, *of_cell)
-        if self.resetting:
-            state = jnp.where(next_, 0, state)
-        mask = of_cell[-1][0] != 0 if self.step.masked else None
+        sums = next(values) if self._centres else []
+        bias = next(values) if cell.biased else None
+        of_cell = [next(values) for _ in cell.inputs[1 + cell.biased :]]
+        mask = of_cell[-1][0] != 0 if cell.masked else None
 
         def counted(a: Any) -> Any:
             return a if mask is None else jnp.where(mask, a, 0)
 
+        gates = list(products[: self.gates])
+        if self.norm is not None:
+            given = [counted(a) for a in gates[cell.products :]]
+            gates[cell.products :] = self._normalised(
+                given, [counted(products[i]) for i in self.means], sums
+            )
+        if bias is not None:
+            gates = [a + b for a, b in zip(gates, bias, strict=True)]
+        if x is None:
+            x = [None if slot < cell.products else gates[slot] for slot in self.slots]
+        if self.resetting:
+            now, next_ = (a != 0 for a in next(values))
+            carries = [jnp.where(now, 0, a) for a in carries]
+        (state,), new, ((y,),) = cell.of_gates(x, gates[: cell.products], carries, *of_cell)
+        if self.resetting:
+            state = jnp.where(next_, 0, state)
         if self.dropping:
             y = counted(next(values)[0]) * y
         if self.skipping:
-            y = y + counted(products[-1])
-        return Results([state, *[y] * self.passes_output], new, [[y]] * self.gives_output)
+            y = y + counted(products[self.gates])
+        # Without an output of its own it is the state that layers above read.
+        read = y if self.passes_output else state
+        states = [state, *[y] * self.passes_output, *[read * read] * self.passes_square]
+        return Results(states, new, [[y]] * self.gives_output)
+
+    def _normalised(self, gates: Arrays, means: Arrays, sums: Arrays) -> list[Any]:
+        """Products by the scaled weights as those of what is normalised."""
+        assert self.norm is not None
+        if not self._centres:
+            (square,) = means
+            factor = jax.lax.rsqrt(square + self.norm.epsilon)
+            return [a * factor for a in gates]
+        mean, square = means
+        # By rounding it may be negative.
+        variance = jnp.maximum(square - mean * mean, 0)
+        factor = jax.lax.rsqrt(variance + self.norm.epsilon)
+        return [(a - mean * s) * factor for a, s in zip(gates, sums, strict=True)]
 
     def reads_state(self, inputs: Sequence[Any]) -> Any:
         if not self.step.masked:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,15 +17,26 @@ from jaxsparse.recurrent.arguments import (
     as_weights,
     carry_leaves,
     check_cell,
+    heads_and_sizes,
     parameter_leaves,
 )
 from jaxsparse.recurrent.cells import Cell
+from jaxsparse.recurrent.layer_step import Norm
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["recurrent", "input", "bias", "recurrent_bias", "parameters", "mask"],
-    meta_fields=["cell", "skip"],
+    data_fields=[
+        "recurrent",
+        "input",
+        "bias",
+        "recurrent_bias",
+        "parameters",
+        "norm_scale",
+        "norm_shift",
+        "mask",
+    ],
+    meta_fields=["cell", "skip", "norm", "norm_epsilon", "between"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layer:
@@ -33,7 +45,7 @@ class Layer:
     Step t of layer l, whose input is the output :math:`o^{l-1}` of the layer below, or ``xs``:
 
     .. math::
-        a_t = o^{l-1}_t W + b, \quad r_t = h_{t-1} U + c, \quad
+        a_t = N(o^{l-1}_t) W + b, \quad r_t = h_{t-1} U + c, \quad
         (\mathrm{carry}_t, y_t) = \operatorname{cell}(a_t, r_t, \mathrm{carry}_{t-1}), \quad
         o^l_t = m_t y_t + o^{l-n}_t
 
@@ -41,15 +53,26 @@ class Layer:
 
     Args:
         cell: as that of ``scan``; it must return a y. Every layer may have another one.
-        recurrent: U: ``(h, gates * h)``, or a CSR matrix ``(gates * h, h)``.
-        input: W: ``(k, gates * h)`` for an input of k features, or a CSR matrix
-            ``(gates * h, k)``. None in the first layer: ``xs`` are pre-activations, as those of
-            ``scan``.
+        recurrent: U: ``(h, gates * h)``; a CSR matrix ``(gates * h, h)``; or ``(heads, d, gates *
+            d)``, the blocks of a block-diagonal matrix, as of ``scan``.
+        input: W: ``(k, gates * h)`` for an input of k features; a CSR matrix ``(gates * h, k)``; or
+            ``(heads, k / heads, gates * h / heads)``. None in the first layer: ``xs`` are
+            pre-activations, as those of ``scan``.
         bias: b ``(gates * h,)``.
         recurrent_bias: c ``(gates * h,)``.
         parameters: what the cell learns for each unit, as that of ``scan``.
         skip: n, a number of layers: adds the output of the layer n below to this one's; for
             layer n, counted from 1, that is ``xs``. The widths must be equal. None adds nothing.
+        norm: N, over the features of what comes in, for each step and row: None; "layer", the
+            difference from their mean over its root mean square; "rms", the features over
+            theirs.
+        norm_scale: ``(k,)``, by which what is normalised is multiplied, or None.
+        norm_shift: ``(k,)``, what is added to that, or None.
+        norm_epsilon: is added to the mean square.
+        between: a function ``(o, counts)`` of the whole output ``(T, B, k)`` of the layer below and
+            of the steps that count, booleans ``(T, B)`` or None: what the layer takes in the place
+            of o, ``(T, B, k')``. It may mix steps and rows, as a convolution or a batch norm does;
+            so it waits until the layers below are through all steps.
         mask: m, by which y is multiplied, as in dropout: ``(T, B, h)``, or ``(1, B, h)`` for all
             steps alike.
 
@@ -67,6 +90,11 @@ class Layer:
     recurrent_bias: Any = None
     parameters: Any = None
     skip: int | None = None
+    norm: str | None = None
+    norm_scale: Any = None
+    norm_shift: Any = None
+    norm_epsilon: float = 1e-6
+    between: Callable[[Any, Any], Any] | None = None
     mask: Any = None
 
 
@@ -86,25 +114,22 @@ class CheckedLayer:
         self,
         operation: str,
         index: int,
-        layer: Any,
+        layer: Layer,
         carry: Any,
         shape: tuple[int, int],
         features: int,
     ):
-        if not isinstance(layer, Layer):
-            raise TypeError(
-                f"{operation}: layer {index} must be a recurrent.Layer, got {type(layer).__name__}"
-            )
         of_layer = f"{operation}: layer {index}"
         check_cell(of_layer, layer.cell)
-        self.cell, self.name = layer.cell, of_layer
+        self.cell, self.name, self.features = layer.cell, of_layer, features
+        self.between = layer.between
         self.recurrent = as_weights(of_layer, "recurrent", layer.recurrent)
         check_floating(of_layer, recurrent=_values(self.recurrent))
-        h, rows = _oriented(self.recurrent)
+        _, h, rows = heads_and_sizes(self.recurrent)
         if h == 0 or rows == 0 or rows % h:
             raise ValueError(
-                f"{of_layer}: recurrent must be (h, gates * h), or a CSR matrix (gates * h, h), "
-                f"got shape {tuple(self.recurrent.shape)}"
+                f"{of_layer}: recurrent must be (h, gates * h), (heads, d, gates * d), or a CSR "
+                f"matrix (gates * h, h), got shape {tuple(self.recurrent.shape)}"
             )
         self.h, self.gates = h, rows // h
         self.input: Any = None
@@ -138,6 +163,7 @@ class CheckedLayer:
                     f"{of_layer}: mask must have shape (T, B, h) = {(*shape, h)} or (1, B, h), "
                     f"got {self.mask.shape}"
                 )
+        self._check_norm(layer, features)
         self.skip = layer.skip
         if self.skip is not None and (
             type(self.skip) is not int or not 1 <= self.skip <= index + 1
@@ -147,24 +173,37 @@ class CheckedLayer:
                 f"got {self.skip!r}"
             )
 
+    def _check_norm(self, layer: Layer, features: int) -> None:
+        self.norm: Norm | None = None
+        vectors = {"norm_scale": layer.norm_scale, "norm_shift": layer.norm_shift}
+        if layer.norm is None:
+            if given := [name for name, x in vectors.items() if x is not None]:
+                raise ValueError(f"{self.name}: {given[0]} is given, but norm is None")
+            return
+        if layer.norm not in ("layer", "rms"):
+            raise ValueError(
+                f"{self.name}: norm must be None, 'layer' or 'rms', got {layer.norm!r}"
+            )
+        if self.input is None:
+            raise ValueError(f"{self.name}: norm needs the weights input, which are None")
+        self.norm = Norm(layer.norm, float(layer.norm_epsilon))
+        self.norm_scale, self.norm_shift = (
+            None if x is None else as_vector(self.name, name, x, features)
+            for name, x in vectors.items()
+        )
+
     def _check_input(self, given: Any, features: int) -> None:
         self.input = as_weights(self.name, "input", given)
         check_floating(self.name, input=_values(self.input))
-        k, columns = _oriented(self.input)
-        if k != features or columns == 0 or columns % self.h:
+        heads, k, columns = heads_and_sizes(self.input)
+        if k != features or columns == 0 or columns % self.h or self.h % heads:
             raise ValueError(
-                f"{self.name}: input must be (k, gates * h), or a CSR matrix (gates * h, k), for "
-                f"an input of k = {features} features and h = {self.h} units, got shape "
-                f"{tuple(self.input.shape)}"
+                f"{self.name}: input must be (k, gates * h), (heads, k / heads, gates * h / "
+                f"heads), or a CSR matrix (gates * h, k), for an input of k = {features} features "
+                f"and h = {self.h} units, got shape {tuple(self.input.shape)}"
             )
         self.input_gates = columns // self.h
 
 
 def _values(matrix: Any) -> Any:
     return matrix.values if isinstance(matrix, CSR) else matrix
-
-
-def _oriented(matrix: Any) -> tuple[int, int]:
-    """The shape of weights that a row of features is multiplied by, from the left."""
-    rows, columns = matrix.shape
-    return (columns, rows) if isinstance(matrix, CSR) else (rows, columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -93,34 +93,44 @@ def stack_scan(
         resets = as_resets(operation, "resets", resets, (length, b))
         # A step that does not count resets nothing.
         resets = resets if mask is None else resets & mask
-    checked = check_layers(operation, layers, carries, xs)
-    returned = range(len(checked)) if return_all else [len(checked) - 1]
-    if length == 0 or b == 0:
-        outputs = [jnp.zeros((length, b, checked[i].h), xs.dtype) for i in returned]
-        last = [list(layer.carry) for layer in checked]
-    else:
-        graph = StackGraph(
-            checked,
-            xs,
-            mask,
-            frozenset(returned),
-            resets=resets,
-            reverse=bool(reverse),
-            laid_out=implementation in (None, "cuda"),
-            variant=variant,
-        )
-        last, outputs = graph.run(
-            precision=precision,
-            recompute=bool(recompute),
-            implementation=implementation,
-        )
-    every = [jax.tree.unflatten(x.tree, leaves) for x, leaves in zip(checked, last, strict=True)]
+    runs = _runs(operation, layers, carries)
+    last = len(layers) - 1
+    returned = {*range(last + 1)} if return_all else {last}
+    outputs: dict[int, Any] = {-1: xs}  # of layers below, by number, where they are needed
+    every: list[Any] = []
+    for run in runs:
+        lowest = run[0]
+        below = outputs[lowest - 1]
+        between = layers[lowest].between
+        if between is not None:
+            below = _between(operation, lowest, between, below, mask, xs.dtype)
+        checked = _checked(operation, layers, carries, run, below, outputs)
+        if length == 0 or b == 0:
+            own = {i: layer.carry for i, layer in checked.items()}
+            made = {i: jnp.zeros((length, b, x.h), xs.dtype) for i, x in checked.items()}
+        else:
+            graph = StackGraph(
+                checked,
+                below,
+                outputs,
+                mask=mask,
+                resets=resets,
+                reverse=bool(reverse),
+                returned=(returned | _read_later(layers, run)) & {*run},
+                laid_out=implementation in (None, "cuda"),
+                variant=variant,
+            )
+            own, made = graph.run(
+                precision=precision, recompute=bool(recompute), implementation=implementation
+            )
+        every += [jax.tree.unflatten(layer.tree, own[i]) for i, layer in checked.items()]
+        outputs |= made
     kept = tuple(every) if isinstance(carries, tuple) else every
-    return kept, (outputs if return_all else outputs[0])
+    return kept, ([outputs[i] for i in range(last + 1)] if return_all else outputs[last])
 
 
-def check_layers(operation: str, layers: Any, carries: Any, xs: Any) -> list[CheckedLayer]:
-    """The operands of all layers, checked."""
+def _runs(operation: str, layers: Any, carries: Any) -> list[range]:
+    """The numbers of the layers that are one graph: a function between two layers parts them."""
     for name, x in (("layers", layers), ("carries", carries)):
         if not isinstance(x, list | tuple):
             raise TypeError(
@@ -131,16 +141,63 @@ def check_layers(operation: str, layers: Any, carries: Any, xs: Any) -> list[Che
             f"{operation}: needs at least one layer, and a carry for each, got {len(layers)} "
             f"layers and {len(carries)} carries"
         )
-    length, b, features = xs.shape
-    widths = [features]  # of the input, and of the layers' outputs
-    checked = []
-    for i, (layer, carry) in enumerate(zip(layers, carries, strict=True)):
-        one = CheckedLayer(operation, i, layer, carry, (length, b), widths[-1])
-        if one.skip is not None and widths[i + 1 - one.skip] != one.h:
-            raise ValueError(
-                f"{one.name}: skip={one.skip} adds what has {widths[i + 1 - one.skip]} features to "
-                f"an output of {one.h} units: they must be equal"
+    for i, layer in enumerate(layers):
+        if not isinstance(layer, Layer):
+            raise TypeError(
+                f"{operation}: layer {i} must be a recurrent.Layer, got {type(layer).__name__}"
             )
-        checked.append(one)
-        widths.append(one.h)
+    first = [i for i, layer in enumerate(layers) if i == 0 or layer.between is not None]
+    ends = [*first[1:], len(layers)]
+    return [range(*pair) for pair in zip(first, ends, strict=True)]
+
+
+def _read_later(layers: Sequence[Layer], run: range) -> set[int]:
+    """The layers of which layers above a run read the outputs."""
+    above = range(run.stop, len(layers))
+    skips = {i - n for i in above if isinstance(n := layers[i].skip, int)}
+    return skips | ({run.stop - 1} if above else set())
+
+
+def _checked(
+    operation: str,
+    layers: Sequence[Layer],
+    carries: Sequence[Any],
+    run: range,
+    below: Any,
+    outputs: dict[int, Any],
+) -> dict[int, CheckedLayer]:
+    """The layers of a run, by number."""
+    length, b, features = below.shape
+    widths = {i: x.shape[2] for i, x in outputs.items()}
+    checked = {}
+    for i in run:
+        one = CheckedLayer(operation, i, layers[i], carries[i], (length, b), features)
+        features = widths[i] = one.h
+        if one.skip is not None and widths[i - one.skip] != one.h:
+            raise ValueError(
+                f"{one.name}: skip={one.skip} adds what has {widths[i - one.skip]} features to an "
+                f"output of {one.h} units: they must be equal"
+            )
+        checked[i] = one
     return checked
+
+
+def _between(
+    operation: str,
+    i: int,
+    function: Callable[[Any, Any], Any],
+    below: jax.Array,
+    mask: Any,
+    dtype: Any,
+) -> jax.Array:
+    """What a layer takes in the place of the output below it."""
+    name = f"{operation}: layer {i}: what between returns"
+    made = as_array_of_rank(
+        f"{operation}: layer {i}", "what between returns", function(below, mask), 3
+    )
+    check_floating(name, between=made)
+    if made.shape[:2] != below.shape[:2]:
+        raise ValueError(
+            f"{name} must have shape (T, B, k') = {(*below.shape[:2], 'k')}, got {made.shape}"
+        )
+    return made.astype(dtype)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
-from jaxsparse.csr import CSR
 from jaxsparse.precision import accumulator_dtype, promoted
 from jaxsparse.recurrent.cell_checks import checked_step
 from jaxsparse.recurrent.graph import Edge, OfNode, Operands, Results, graph_bind
+from jaxsparse.recurrent.input_weights import edge_operands, input_biases, scaled, sums_of_weights
 from jaxsparse.recurrent.layer_step import InputStep, LayerStep, gives_state, joined_gates
 from jaxsparse.recurrent.layers import CheckedLayer
 from jaxsparse.recurrent.layout import ScanLayout
@@ -21,11 +21,12 @@ from jaxsparse.recurrent.step import CellStep, Step
 
 
 class StackGraph:
-    """The graph of some layers, one on top of the other.
+    """The graph of some layers of a stack, one on top of the other.
 
     Args:
-        layers: from the lowest one on.
-        xs: the input of the lowest layer.
+        layers: by their numbers in the stack, from the lowest one on.
+        xs: what the lowest one takes.
+        outputs: of the layers below all of them, by number, -1 being the stack's input.
         mask: the steps that count, or None if all do.
         resets: before which of them the carry is zero, or None.
         reverse: whether time runs backwards.
@@ -36,21 +37,23 @@ class StackGraph:
 
     def __init__(
         self,
-        layers: Sequence[CheckedLayer],
+        layers: dict[int, CheckedLayer],
         xs: Any,
-        mask: Any,
-        returned: frozenset[int],
+        outputs: dict[int, Any],
         *,
+        mask: Any,
         resets: Any,
         reverse: bool,
+        returned: Collection[int],
         laid_out: bool,
         variant: str | None,
     ):
-        if mask is not None and layers[0].input is not None:
+        lowest = min(layers)
+        if mask is not None and layers[lowest].input is not None:
             # Weights' gradients are sums over all steps, in which 0 times NaN would be NaN.
             xs = jnp.where(mask[:, :, None], xs, 0)
-        self.xs, self.mask, self.returned = xs, mask, returned
-        self.resets, self.reverse = resets, reverse
+        self.layers, self.xs, self.returned = layers, xs, returned
+        self.mask, self.resets, self.reverse = mask, resets, reverse
         self.laid_out, self.variant = laid_out, variant
         self.nodes: list[Step] = []
         self.units: list[int] = []
@@ -58,19 +61,24 @@ class StackGraph:
         self.spans: list[tuple[str, ...]] = []
         self.edges: list[Edge] = []
         self.weights: list[tuple[Any, ...]] = []
-        below = {i - 1 for i, x in enumerate(layers) if x.input is not None}
-        below |= {i - x.skip for i, x in enumerate(layers) if x.skip is not None}
-        # The node and the state of each layer's output, -1 being the input.
+        # The node and the state of each layer's output, and of what is below them.
         self.outputs: dict[int, tuple[int, int]] = {}
-        if -1 in below:
-            self.outputs[-1] = self._node(InputStep(), xs.shape[-1], [(xs[:, :, None], FULL)]), 0
-        self.places = []
-        for i, layer in enumerate(layers):
-            self._add(i, layer, i in below)
-            self.places.append(len(self.nodes) - 1)
-        self.layers = layers
+        self.places: dict[int, int] = {}
+        skipped = {i - x.skip for i, x in layers.items() if x.skip is not None}
+        below = {i - 1 for i, x in layers.items() if x.input is not None}
+        if lowest - 1 in below:
+            step = InputStep(passes_square=layers[lowest].norm is not None)
+            self.input = self._node(step, xs.shape[-1], [(xs[:, :, None], FULL)]), 0
+            if layers[lowest].between is None:
+                self.outputs[lowest - 1] = self.input
+        for i in sorted(skipped - layers.keys() - self.outputs.keys()):
+            inputs = [(outputs[i][:, :, None], FULL)]
+            self.outputs[i] = self._node(InputStep(), outputs[i].shape[-1], inputs), 0
+        for i, layer in layers.items():
+            above = layers.get(i + 1)
+            self._add(i, layer, i in below | skipped, above is not None and above.norm is not None)
 
-    def run(self, **options: Any) -> tuple[list[list[Any]], list[Any]]:
+    def run(self, **options: Any) -> tuple[dict[int, list[Any]], dict[int, Any]]:
         """The last carries of all layers, and the outputs of those that are returned."""
         results = graph_bind(
             Operands(tuple(self.weights), tuple(self.of_nodes)),
@@ -84,12 +92,12 @@ class StackGraph:
             variant=self.variant,
             **options,
         )
-        of_layers = [results[place] for place in self.places]
-        carries = [
-            [last.astype(first.dtype) for last, first in zip(r.carries, layer.carry, strict=True)]
-            for r, layer in zip(of_layers, self.layers, strict=True)
-        ]
-        return carries, [self._output(i, of_layers[i]) for i in sorted(self.returned)]
+        carries = {
+            i: [last.astype(first.dtype) for last, first in zip(of_node, layer.carry, strict=True)]
+            for i, layer in self.layers.items()
+            for of_node in [results[self.places[i]].carries]
+        }
+        return carries, {i: self._output(i, results[self.places[i]]) for i in self.returned}
 
     def _output(self, i: int, results: Results) -> Any:
         if results.outputs:
@@ -115,49 +123,59 @@ class StackGraph:
         self.edges.append(edge)
         self.weights.append(weights)
 
-    def _add(self, i: int, layer: CheckedLayer, is_read: bool) -> None:
+    def _add(self, i: int, layer: CheckedLayer, is_read: bool, squared: bool) -> None:
         """Adds a layer's node, and the edges that lead to it."""
         h, dtype = layer.h, self.xs.dtype
-        bias = [layer.recurrent_bias, None if layer.input is None else layer.bias]
+        biases = [] if layer.input is None else input_biases(layer)
         step = checked_step(
             layer.name,
             layer.cell,
             (layer.input_gates, layer.gates),
             layer.tree,
             layer.parameter_tree if layer.parameters else None,
-            any(b is not None for b in bias),
+            layer.recurrent_bias is not None or bool(biases),
             self.mask is not None,
             wide_leaves(layer.carry, dtype),
         )
         if not step.has_y:
             raise ValueError(f"{layer.name}: the cell {step.cell_name} must return a y, got None")
-        slots = _slots(step) if layer.input is not None else ()
         resetting = self.resets is not None
         changes = resetting or layer.mask is not None or layer.skip is not None
         passes = is_read and (changes or not gives_state(_bare(step)))
-        gives = i in self.returned and not passes
         node = LayerStep(
-            step, slots, resetting, layer.mask is not None, layer.skip is not None, passes, gives
+            step,
+            slots=_slots(step, layer),
+            norm=layer.norm,
+            resetting=resetting,
+            dropping=layer.mask is not None,
+            skipping=layer.skip is not None,
+            passes_output=passes,
+            passes_square=squared,
+            gives_output=i in self.returned and not passes,
         )
-        inputs = self._inputs(layer, node)
+        inputs = self._inputs(layer, node, biases)
         state = layer.carry[-1].astype(dtype)[:, None]
         if resetting:
             first = self.resets[-1 if self.reverse else 0]
             state = jnp.where(first[:, None, None], 0, state)
-        if passes:
-            state = jnp.concatenate([state, jnp.zeros_like(state)], 1)
+        others = jnp.zeros((state.shape[0], node.states - 1, h), dtype)
+        state = jnp.concatenate([state, others], 1) if node.states > 1 else state
         accumulator = accumulator_dtype(dtype)
         place = self._node(node, h, inputs, state, [x.astype(accumulator) for x in layer.carry])
-        self.outputs[i] = place, int(passes)
+        self.outputs[i], self.places[i] = (place, int(passes)), place
 
         if layer.input is not None:
-            source, output = self.outputs[i - 1]
-            kind, weights = _operands(layer.input)
-            self._edge(Edge(source, place, (output,), slots, 0, kind), weights)
+            source, output = self.outputs[i - 1] if i - 1 in self.layers else self.input
+            kind, weights = edge_operands(scaled(layer))
+            self._edge(Edge(source, place, (output,), node.slots, 0, kind), weights)
+            if layer.norm is not None:
+                square = self.nodes[source].states - 1
+                read = (output, square)[-layer.norm.statistics :]
+                self._edge(Edge(source, place, read, node.means, 0, "mean"))
         if layer.skip is not None:
             source, output = self.outputs[i - layer.skip]
             self._edge(Edge(source, place, (output,), (node.gates,), 0, "identity"))
-        kind, weights = _operands(layer.recurrent)
+        kind, weights = edge_operands(layer.recurrent)
         edge = Edge(place, place, (0,), tuple(range(layer.gates)), 1, kind)
         if kind == "csr" and self.laid_out:
             batch = self.xs.shape[1]
@@ -169,7 +187,9 @@ class StackGraph:
                 edge = dataclasses.replace(edge, not_laid_out=made)
         self._edge(edge, weights)
 
-    def _inputs(self, layer: CheckedLayer, node: LayerStep) -> list[tuple[Any, str]]:
+    def _inputs(
+        self, layer: CheckedLayer, node: LayerStep, biases: Sequence[Any]
+    ) -> list[tuple[Any, str]]:
         """The inputs of a layer's step, with the dimensions that each does not repeat along."""
         length, b, _ = self.xs.shape
         h, dtype = layer.h, self.xs.dtype
@@ -179,8 +199,11 @@ class StackGraph:
             if layer.bias is not None:
                 x = (x + layer.bias.reshape(-1, h)).astype(dtype)
             inputs.append((x, FULL))
+        if layer.norm is not None and layer.norm.kind == "layer":
+            sums = sums_of_weights(layer, accumulator_dtype(dtype))
+            inputs.append((sums[None, None], "h"))
         if node.step.biased:
-            inputs.append((_bias(layer, node, dtype), "h"))
+            inputs.append((_bias(layer, node, biases, dtype), "h"))
         if layer.parameters:
             wide = promoted(*(x.dtype for x in layer.parameters), dtype)
             stacked = jnp.stack([x.astype(wide) for x in layer.parameters])
@@ -209,30 +232,26 @@ def _bare(step: CellStep) -> CellStep:
     return dataclasses.replace(step, biased=False, masked=False)
 
 
-def _slots(step: CellStep) -> tuple[int, ...]:
+def _slots(step: CellStep, layer: CheckedLayer) -> tuple[int, ...]:
     """The product of each gate of the input: that of the recurrent gate, or one of its own."""
+    if layer.input is None:
+        return ()
     slots, free = [], step.products
     for i, joined in enumerate(joined_gates(_bare(step))):
+        # What is normalised is scaled before the recurrent product is added to it.
+        joined = joined and layer.norm is None
         slots.append(i if joined else free)
         free += not joined
     return tuple(slots)
 
 
-def _bias(layer: CheckedLayer, node: LayerStep, dtype: Any) -> Any:
+def _bias(layer: CheckedLayer, node: LayerStep, biases: Sequence[Any], dtype: Any) -> Any:
     """The biases of all products that are gates, (1, 1, gates, h)."""
-    given = [x for x in (layer.recurrent_bias, layer.bias) if x is not None]
+    given = [x for x in (layer.recurrent_bias, *biases) if x is not None]
     wide = promoted(*(x.dtype for x in given), dtype)
     bias = jnp.zeros((node.gates, layer.h), wide)
     if layer.recurrent_bias is not None:
-        own = layer.recurrent_bias.astype(wide).reshape(-1, layer.h)
-        bias = bias.at[: layer.gates].add(own)
-    if layer.bias is not None and layer.input is not None:
-        bias = bias.at[jnp.array(node.slots)].add(layer.bias.astype(wide).reshape(-1, layer.h))
+        bias = bias.at[: layer.gates].add(layer.recurrent_bias.astype(wide).reshape(-1, layer.h))
+    for x in biases:
+        bias = bias.at[jnp.array(node.slots)].add(x.astype(wide).reshape(-1, layer.h))
     return bias[None, None]
-
-
-def _operands(matrix: Any) -> tuple[str, tuple[Any, ...]]:
-    """The kind of an edge by these weights, and its operands."""
-    if isinstance(matrix, CSR):
-        return "csr", (matrix.values, *matrix.topology.operands())
-    return ("heads" if matrix.ndim == 3 else "dense"), (matrix,)

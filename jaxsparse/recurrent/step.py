@@ -62,6 +62,7 @@ class Step:
     # that dtype; others are rounded to that of the states.
     wide_carries: tuple[bool, ...]
     wide_outputs: tuple[bool, ...]
+    means: tuple[int, ...] = ()  # products that are equal for all units, and not to be rounded
 
     def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
         """Applies the step to arrays of one shape."""
@@ -200,6 +201,7 @@ class OfAnother(Step):
     outputs = property(lambda self: self.step.outputs)
     wide_carries = property(lambda self: self.step.wide_carries)
     wide_outputs = property(lambda self: self.step.wide_outputs)
+    means = property(lambda self: self.step.means)
 
 
 @dataclasses.dataclass(frozen=True)

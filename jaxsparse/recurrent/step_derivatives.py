@@ -19,17 +19,18 @@ class Saved(NamedTuple):
     """Which arguments of a step its derivative reads, beside its inputs."""
 
     products: tuple[int, ...]
+    means: tuple[int, ...]  # products that are these
     carries: tuple[int, ...]
 
     @property
     def sizes(self) -> int:
-        """As how many inputs they come: the products are one."""
-        return bool(self.products) + len(self.carries)
+        """As how many inputs they come: the products are one, and the means."""
+        return bool(self.products) + bool(self.means) + len(self.carries)
 
 
 @dataclasses.dataclass(frozen=True)
 class Saving(OfAnother):
-    """A step that outputs what it got, too: some products, and some carries."""
+    """A step that outputs what it got, too: some products, and some carries, but no means."""
 
     step: Step
     saved: Saved
@@ -101,7 +102,7 @@ class Tangent(OfAnother):
     def inputs(self) -> tuple[int, ...]:  # type: ignore[override]
         step = self.step
         return (
-            *(len(self.saved.products),) * bool(self.saved.products),
+            *(len(group) for group in (self.saved.products, self.saved.means) if group),
             *(1,) * len(self.saved.carries),
             *(step.inputs[i] for i in self.read),
             *(step.products,) * self.shifted,
@@ -112,7 +113,8 @@ class Tangent(OfAnother):
     def saved(self) -> Saved:
         products, carries, _ = self._reads
         return Saved(
-            tuple(i for i, read in enumerate(products) if read),
+            tuple(i for i, read in enumerate(products) if read and i not in self.step.means),
+            tuple(i for i, read in enumerate(products) if read and i in self.step.means),
             tuple(i for i, read in enumerate(carries) if read),
         )
 
@@ -132,7 +134,9 @@ class Tangent(OfAnother):
         values = iter(inputs)
         like = (products or carries or inputs[0])[0]
         zero = jnp.zeros_like(like)
-        kept = dict(zip(saved.products, next(values) if saved.products else (), strict=True))
+        kept: dict[int, Any] = {}
+        for group in (saved.products, saved.means):
+            kept |= dict(zip(group, next(values) if group else (), strict=True))
         own_products = [kept.get(i, zero) for i in range(step.products)]
         own_carries = [next(values)[0] if i in saved.carries else zero for i in range(step.carries)]
         own_inputs = [
@@ -180,6 +184,7 @@ class Adjoint(OfAnother):
     products = property(lambda self: self.step.states)
     states = property(lambda self: self.step.products)
     wide_outputs = property(lambda self: self.wide)
+    means = ()
 
     @functools.cached_property
     def fixed(self) -> tuple[int, ...]:

@@ -19,10 +19,18 @@ from jaxsparse.recurrent.graph.batching import batching_rule
 from jaxsparse.recurrent.graph.binding import graph_bind
 from jaxsparse.recurrent.graph.declaration import recurrent_graph_p
 from jaxsparse.recurrent.graph.derivatives import jvp, transpose
-from jaxsparse.recurrent.graph.edges import Edge
+from jaxsparse.recurrent.graph.edges import Edge, edge_products
 from jaxsparse.recurrent.graph.operands import OfNode, Operands, Results
 
-__all__ = ["Edge", "OfNode", "Operands", "Results", "graph_bind", "recurrent_graph_p"]
+__all__ = [
+    "Edge",
+    "OfNode",
+    "Operands",
+    "Results",
+    "edge_products",
+    "graph_bind",
+    "recurrent_graph_p",
+]
 
 primitive_batchers[recurrent_graph_p] = batching_rule
 primitive_jvps[recurrent_graph_p] = jvp

@@ -17,16 +17,23 @@ class Alone(OfAnother):
     """A step whose product is that of one edge, from its own states of the step before.
 
     Its states are those that the edge reads, its products those that the edge leads to. One more
-    input has what is to be added to the products ``ahead``; one more output has the other states.
+    input has what is to be added to the products ``ahead``, another one what is the same for all
+    units, to ``added_means``; one more output has the other states.
     """
 
     step: Step
     read: tuple[int, ...]  # states
     fed: tuple[int, ...]  # products
     ahead: tuple[int, ...]  # products
+    added_means: tuple[int, ...]  # products
 
     products = property(lambda self: len(self.fed))
     states = property(lambda self: len(self.read))
+    means = ()
+
+    @property
+    def _groups(self) -> list[tuple[int, ...]]:
+        return [group for group in (self.ahead, self.added_means) if group]
 
     @functools.cached_property
     def others(self) -> tuple[int, ...]:
@@ -35,7 +42,7 @@ class Alone(OfAnother):
 
     @functools.cached_property
     def inputs(self) -> tuple[int, ...]:  # type: ignore[override]
-        return (*self.step.inputs, *(len(self.ahead),) * bool(self.ahead))
+        return (*self.step.inputs, *map(len, self._groups))
 
     @functools.cached_property
     def outputs(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -47,9 +54,10 @@ class Alone(OfAnother):
 
     def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
         given: dict[int, Any] = dict(zip(self.fed, products, strict=True))
-        if self.ahead:
-            *inputs, added = inputs
-            for p, x in zip(self.ahead, added, strict=True):
+        count = len(self.step.inputs)
+        inputs, added = inputs[:count], inputs[count:]
+        for group, arrays in zip(self._groups, added, strict=True):
+            for p, x in zip(group, arrays, strict=True):
                 given[p] = given[p] + x if p in given else x
         zero = jnp.zeros_like(products[0])  # where no edge leads to
         states, new, outputs = self.step(
@@ -59,7 +67,13 @@ class Alone(OfAnother):
         return Results([states[i] for i in self.read], new, [*outputs, *others])
 
 
-def alone(step: Step, read: tuple[int, ...], fed: tuple[int, ...], ahead: tuple[int, ...]) -> Step:
+def alone(
+    step: Step,
+    read: tuple[int, ...],
+    fed: tuple[int, ...],
+    ahead: tuple[int, ...],
+    means: tuple[int, ...],
+) -> Step:
     """The step as `Alone` makes it, or itself if that changes nothing."""
     whole = read == tuple(range(step.states)) and fed == tuple(range(step.products))
-    return step if whole and not ahead else Alone(step, read, fed, ahead)
+    return step if whole and not (ahead or means) else Alone(step, read, fed, ahead, means)

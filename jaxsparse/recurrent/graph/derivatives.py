@@ -52,7 +52,9 @@ def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 
     keeping = list(nodes)
     for n, tangent in changed.items():
-        saved = tangent.saved._replace(products=()) if params["recompute"] else tangent.saved
+        saved = tangent.saved._replace(means=())
+        if params["recompute"]:
+            saved = saved._replace(products=())
         if saved.sizes:
             keeping[n] = Saving(nodes[n], saved)
     results = graph_bind(x, **{**params, "nodes": tuple(keeping)})
@@ -68,11 +70,16 @@ def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
         sums = functools.partial(_sums, x=x, params=params, sources=sources, dtype=dtype)
         of_nodes, own_spans = [], []
         for n, tangent in changed.items():
-            own = list(saved[n])
-            if params["recompute"] and tangent.saved.products:
-                into = {e: edge for e, edge in enumerate(edges) if edge.target == n}
-                own.insert(0, sums(into, weights, tangent.saved.products))
-            into = {e: edge for e, edge in enumerate(edges) if edge.target == n and moved[e]}
+            into = {e: edge for e, edge in enumerate(edges) if edge.target == n}
+            own, of_products = list(saved[n]), tangent.saved.products
+            if tangent.saved.means:
+                # For each unit a copy, or made again: of the states, whatever else is kept.
+                wide = accumulator_dtype(dtype)
+                means = sums(into, weights, tangent.saved.means, dtype=wide)
+                own.insert(bool(of_products) and not params["recompute"], means[..., :1])
+            if of_products and params["recompute"]:
+                own.insert(0, sums(into, weights, of_products))
+            into = {e: edge for e, edge in into.items() if moved[e]}
             shift = []
             if into:
                 with_moved = {e: (dweights[e], *weights[e][1:]) for e in into}
@@ -81,7 +88,9 @@ def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
             of_nodes.append(OfNode(dstate, dcarries, (*own, *read[n], *shift, *dinputs)))
             own_spans.append(
                 (
-                    *(FULL,) * tangent.saved.sizes,
+                    *(FULL,) * bool(of_products),
+                    *("tb",) * bool(tangent.saved.means),
+                    *(FULL,) * len(tangent.saved.carries),
                     *(spans[n][i] for i in tangent.read),
                     *(FULL,) * tangent.shifted,
                     *(spans[n][i] for i in tangent.active),

@@ -159,6 +159,7 @@ def added_up(
         rounded: whether each term is rounded to that, too; its cotangent is then of that dtype.
     """
     products = tuple(products)
+    terms = [(edge, made) for edge, made in terms if {*edge.products} & {*products}]
     if len(terms) == 1 and terms[0][0].products == products:
         return terms[0][1](dtype)
     wide = accumulator_dtype(dtype)
