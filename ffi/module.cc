@@ -60,7 +60,8 @@ const std::vector<OperationEntry>& Entries() {
                                                                AttentionTangentEntry(),
                                                                AttentionCotangentEntry(),
                                                                CheckTopologyEntry(),
-                                                               RecurrentScanEntry()};
+                                                               RecurrentScanEntry(),
+                                                               RecurrentWaveEntry()};
   return *entries;
 }
 

@@ -95,9 +95,30 @@ def plan_scan(
     multiprocessors: int,
     shared_bytes: int,
 ) -> tuple[dict[str, Any] | None, str, int, float]: ...
+def plan_wave(
+    variant: str,
+    *,
+    layers: int,
+    products: int,
+    states: int,
+    own_products: int,
+    own_states: int,
+    below_products: int,
+    below_states: int,
+    inputs: int,
+    outputs: int,
+    hidden: int,
+    batch: int,
+    length: int,
+    state_dtype: str,
+    weight_dtype: str,
+    multiprocessors: int,
+    shared_bytes: int,
+) -> tuple[dict[str, Any] | None, str]: ...
 def cache_folder() -> str: ...
 def cache_limit() -> int: ...
 
 NO_TILE_STARTS: int
 SCAN_DTYPES: dict[str, str]
 SCAN_MOST_ARRAYS: int
+WAVE_VARIANTS: list[str]

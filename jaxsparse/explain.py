@@ -24,6 +24,8 @@ from jaxsparse.primitive import (
     typed_call,
 )
 from jaxsparse.recurrent.explained import ExplainedScan, explained_scan, planned
+from jaxsparse.recurrent.graph import recurrent_graph_p
+from jaxsparse.recurrent.graph.explained import ExplainedGraph, explained_graph
 from jaxsparse.recurrent.primitive import recurrent_scan_p
 
 _MOST_MULTIPROCESSORS = 2**31 - 1  # a C++ int
@@ -108,7 +110,10 @@ class ExplainedCall:
         return text
 
 
-class Explanation(tuple[ExplainedCall | ExplainedScan, ...]):
+Explained = ExplainedCall | ExplainedScan | ExplainedGraph
+
+
+class Explanation(tuple[Explained, ...]):
     """The sparse operations of a program, in its order; prints as a text."""
 
     def __str__(self) -> str:
@@ -141,7 +146,9 @@ def explain(
         name, ``here``, what it runs as on this machine, and ``device``, the name of the GPU.
 
         A recurrent scan has its form, ``problem``, and the ``plan`` for the GPU: kernel, where the
-        weights lie, predicted time of a step; or why it runs as ``jax.lax.scan``.
+        weights lie, predicted time of a step; or why it runs as ``jax.lax.scan``. A stack of
+        recurrent layers has ``choice``, which of its layers run at once on the GPU, and ``scans``,
+        form and plan of each layer that runs by itself.
 
         All else has ``options``, ``operands`` and ``results`` (shapes and dtypes, by name),
         ``shape`` and ``entries`` of the stored matrix. On the GPU ``variant`` is the chosen one,
@@ -169,13 +176,20 @@ def explain(
         raise ValueError(f"explain: {device.name} has {device.multiprocessors} multiprocessors")
     program = _sparse_equations(function, arguments, device)
     return Explanation(
-        explained_scan(_typed(eqn), runs_here, device)
-        if eqn.primitive is recurrent_scan_p
-        else _explained_call(eqn, runs_here, device)
+        _explained(eqn, runs_here, device)
         for eqn, runs_here in zip(
             program, _on_this_machine(here, program, function, arguments), strict=True
         )
     )
+
+
+def _explained(eqn: JaxprEqn, runs_here: str, device: Device) -> Explained:
+    if eqn.primitive is recurrent_scan_p:
+        return explained_scan(_typed(eqn), runs_here, device)
+    if eqn.primitive is recurrent_graph_p:
+        typed = _typed(eqn)
+        return explained_graph(typed, runs_here, device, _choice(typed, device).otherwise)
+    return _explained_call(eqn, runs_here, device)
 
 
 def _sparse_equations(

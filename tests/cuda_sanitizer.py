@@ -59,6 +59,8 @@ def main() -> None:
         if dtype != jnp.float32:
             results += few_queries(rng, dtype) + scored_attention(rng, dtype)
         results += scans(rng, dtype, "_barrier" if barriers else "")
+        if dtype != jnp.float32:
+            results += waves(rng, dtype, "_barrier" if barriers else "")
         for result in results:
             assert np.isfinite(np.asarray(result, np.float32)).all()
     print("all kernels ran on", jax.devices()[0].device_kind)
@@ -268,6 +270,26 @@ def scans(rng, dtype, suffix):
             return recurrent.scan(recurrent.LSTM, matrix(weights), carry, xs, variant=variant)[1]
 
         ys, pull = jax.vjp(scan, weights, xs)
+        results += [ys, *pull(ys)]
+    recurrent.check()
+    return results
+
+
+def waves(rng, dtype, suffix):
+    """Three layers at once with their gradients, of odd size; products of one matrix only."""
+    h, steps, batch = 37, 5, 3
+    results = []
+    for cell, gates in ((recurrent.LSTM, 4), (recurrent.GRU, 3)):
+        weights = jnp.asarray(rng.standard_normal((3, 2, h, gates * h)) / 8, dtype)
+        carry = jnp.zeros((batch, h))
+        carries = [(carry, carry) if gates == 4 else carry] * 3
+
+        def stack(weights, xs, cell=cell, carries=carries):
+            layers = [recurrent.Layer(cell, recurrent=u, input=w) for u, w in weights]
+            return recurrent.stack_scan(layers, carries, xs, variant=f"wave_mma{suffix}")[1]
+
+        xs = jnp.asarray(rng.standard_normal((steps, batch, h)), dtype)
+        ys, pull = jax.vjp(stack, weights, xs)
         results += [ys, *pull(ys)]
     recurrent.check()
     return results

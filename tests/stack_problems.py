@@ -58,6 +58,7 @@ def stack(
     between=False,
     biased=True,
     pre_activations=False,
+    features=None,
     dtype=jnp.float32,
     seed=0,
 ):
@@ -78,6 +79,7 @@ def stack(
         between: whether every other layer takes what a function makes of the output below.
         biased: whether layers have biases.
         pre_activations: whether xs are those of the first layer.
+        features: of the input, if not as many as units.
         dtype: of all.
         seed: of all.
     """
@@ -96,7 +98,7 @@ def stack(
     of_layers = [cells[i % len(cells)] for i in range(layers)]
     even = 2 if weights == "heads" else 1
     widths = [even * (h // even - i % 3 * differ) for i in range(layers)]
-    features = widths[0] + 2 * differ
+    features = widths[0] + 2 * differ if features is None else features
     if pre_activations:
         features = CELLS[of_layers[0]][1] * h
     below, built, carries = features, [], []

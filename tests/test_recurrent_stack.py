@@ -14,7 +14,9 @@ from covering import pairwise
 from recurrent_problems import compiled
 from stack_problems import NAMES, stack
 
+import jaxsparse
 from jaxsparse import recurrent
+from jaxsparse.recurrent.plan import NoPlan
 
 leaves = jax.tree.leaves
 
@@ -220,6 +222,31 @@ def test_parameters_of_each_unit():
             for f in (recurrent.stack_scan, reference.stack_scan)
         )
         assert_close(got, expected, 1e-10)
+
+
+def test_explained():
+    """A layer that is too large for a GPU beside one that is not, and their gradient."""
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.bfloat16)  # noqa: E731
+    layers = [
+        recurrent.Layer(recurrent.elman(), recurrent=shape(h, h), input=shape(k, h))
+        for k, h in ((64, 512), (512, 8192))
+    ]
+    operands = layers, [shape(4, 512), shape(4, 8192)], shape(100, 4, 64)
+
+    def loss(*operands):
+        return recurrent.stack_scan(*operands)[1].astype(jnp.float32).sum()
+
+    (forward,) = jaxsparse.explain(loss, *operands, device=jaxsparse.H200)
+    assert forward.operation == "recurrent_graph"
+    assert [form.hidden for form, _ in forward.scans] == [512, 8192]
+    (_, small), (_, large) = forward.scans
+    assert small.variant == "dense_tensor_cores" and isinstance(large, NoPlan)
+    text = str(forward)
+    assert text.startswith("2 layers, nodes 1 to 2, of 8192 or 512 units, bfloat16 state, batch 4")
+    assert "a layer of dense bfloat16 weights (1 x 512, 1 x 512)" in text
+    _, backward = jaxsparse.explain(jax.grad(loss), *operands, device=jaxsparse.H200)
+    assert "transposed" in backward.problem
+    assert [form.hidden for form, _ in backward.scans] == [8192, 512]
 
 
 # ---- Errors ----

@@ -80,5 +80,6 @@ OperationEntry PagedAttentionEntry();
 OperationEntry AttentionCotangentEntry();
 OperationEntry CheckTopologyEntry();
 OperationEntry RecurrentScanEntry();
+OperationEntry RecurrentWaveEntry();
 
 }  // namespace jaxsparse

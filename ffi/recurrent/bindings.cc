@@ -184,6 +184,12 @@ nb::list ScanVariants() {
   return variants;
 }
 
+nb::list WaveVariants() {
+  nb::list names;
+  for (const ScanVariant& variant : kWaveVariants) names.append(variant.name);
+  return names;
+}
+
 // {name: type in device code} of the dtypes of states and weights.
 nb::dict ScanDTypes() {
   nb::dict types;
@@ -216,6 +222,7 @@ nb::dict Described(const ScanPlan& plan) {
   result["cluster"] = plan.cluster;
   result["groups"] = plan.launches.groups;
   result["scans"] = plan.launches.scans;
+  result["layers"] = plan.launches.layers;
   result["launches"] = plan.launches.Count();
   result["resident"] = plan.resident;
   result["dense_bytes"] = plan.launches.dense_bytes;
@@ -260,6 +267,46 @@ nb::tuple PlanDescribedScan(const std::string& variant, int64_t products, int64_
   return nb::make_tuple(plan, choice.reason, choice.most_batch, choice.loop_microseconds);
 }
 
+// (the best plan or None, why there is none), of layers in one launch. The matrices' products and
+// states are sets of bits.
+nb::tuple PlanDescribedWave(const std::string& variant, int64_t layers, int64_t products,
+                            int64_t states, int own_products, int own_states, int below_products,
+                            int below_states, int64_t inputs, int64_t outputs, int64_t hidden,
+                            int64_t batch, int64_t length, const std::string& state_dtype,
+                            const std::string& weight_dtype, int multiprocessors,
+                            int64_t shared_bytes) {
+  const auto is_set = [](int bits, int64_t of) { return bits > 0 && bits < int64_t{1} << of; };
+  if (std::min({layers, products, states, hidden}) < 1 ||
+      std::min({inputs, outputs, batch, length}) < 0 ||
+      std::max(products, states) > kMaxScanArrays || !is_set(own_products, products) ||
+      !is_set(below_products, products) || !is_set(own_states, states) ||
+      !is_set(below_states, states)) {
+    throw nb::value_error("the sizes of a wave are out of range");
+  }
+  WaveForm wave;
+  wave.products = products;
+  wave.state_parts = states;
+  wave.inputs = inputs;
+  wave.outputs = outputs;
+  wave.hidden = hidden;
+  wave.batch = batch;
+  wave.length = length;
+  wave.state_dtype = ScanDTypeOf(state_dtype);
+  wave.weight_dtype = ScanDTypeOf(weight_dtype);
+  wave.layers = layers;
+  wave.own_products = own_products;
+  wave.own_states = own_states;
+  wave.below_products = below_products;
+  wave.below_states = below_states;
+  Gpu gpu;
+  gpu.multiprocessors = multiprocessors;
+  gpu.shared_bytes = shared_bytes;
+  const ScanChoice choice = PlanWave(wave, gpu, variant);
+  nb::object plan = nb::none();
+  if (choice.best) plan = Described(*choice.best);
+  return nb::make_tuple(plan, choice.reason);
+}
+
 }  // namespace
 
 void BindRecurrentScan(nb::module_& m) {
@@ -282,6 +329,12 @@ void BindRecurrentScan(nb::module_& m) {
         nb::arg("sparse"), nb::arg("layout_form").none(), nb::arg("not_laid_out"),
         nb::arg("directions"), nb::arg("loops"), nb::arg("multiprocessors"),
         nb::arg("shared_bytes"));
+  m.def("plan_wave", PlanDescribedWave, nb::arg("variant"), nb::kw_only(), nb::arg("layers"),
+        nb::arg("products"), nb::arg("states"), nb::arg("own_products"), nb::arg("own_states"),
+        nb::arg("below_products"), nb::arg("below_states"), nb::arg("inputs"), nb::arg("outputs"),
+        nb::arg("hidden"), nb::arg("batch"), nb::arg("length"), nb::arg("state_dtype"),
+        nb::arg("weight_dtype"), nb::arg("multiprocessors"), nb::arg("shared_bytes"));
+  m.attr("WAVE_VARIANTS") = WaveVariants();
   m.attr("SCAN_DTYPES") = ScanDTypes();
   m.attr("SCAN_MOST_ARRAYS") = kMaxScanArrays;
 }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "recurrent/kernels/dense.h"
 #include "recurrent/plan.h"
 
 namespace jaxsparse {
@@ -17,11 +18,20 @@ int64_t MostDenseBatch(bool tensor_cores);
 // The best of all ways to share the GPU among scans, or to let them follow each other.
 std::optional<ScanPlan> PlanDense(const ScanVariant& variant, const ScanForm& scan, const Gpu& gpu);
 
+std::string ExpressionOf(const DenseConfig& config);
+int DensePollDelay(const DenseConfig& config);
+
+// kernels/wave.cc: the best of all ways to share the GPU among layers and parts of their batch.
+std::optional<ScanPlan> PlanWaveLayers(const ScanVariant& variant, const WaveForm& form,
+                                       const Gpu& gpu);
+
 // kernels/sparse.cc: the plan of a matrix that is laid out; none if it is laid out for something
 // else. `by_name`: even where its layout would make it slow.
 std::optional<ScanPlan> PlanPairs(const ScanVariant& variant, const ScanForm& scan, const Gpu& gpu,
                                   bool by_name);
 
+inline constexpr int64_t kReservedShared = 1024;       // bytes of a multiprocessor that each block
+                                                       // costs
 inline constexpr double kClocks = 1.9e3;               // in a microsecond
 inline constexpr int kMostThreadRegisters = 248;       // with some to spare
 inline constexpr int64_t kMostBlockWeights = 1 << 25;  // far more than any block has room for

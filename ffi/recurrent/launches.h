@@ -14,6 +14,7 @@ struct ScanLaunches {
   int64_t groups = 1;  // parts of the batch, a scan each
   int64_t scans = 1;   // side by side in a launch: parts of the batch, directions. The last launch
                        // may have fewer
+  int64_t layers = 1;  // of a wave, each with so many scans
   int64_t exchange_bytes = 0;  // of a scan
   int64_t dense_bytes = 0;     // of a direction's sparse matrix in dense form
 
@@ -25,9 +26,9 @@ struct ScanLaunches {
   // with every byte 0xff before a launch: exchange buffers, and the words that `wait_limits.error`
   // and each scan's `arrivals` point to.
   int64_t ExchangeAt(int64_t scan) const { return scan * exchange_bytes; }
-  int64_t ErrorAt() const { return ExchangeAt(scans); }
+  int64_t ErrorAt() const { return ExchangeAt(layers * scans); }
   int64_t ArrivalsAt(int64_t scan) const { return ErrorAt() + kScanFlagBytes * (1 + scan); }
-  int64_t ClearedBytes() const { return ArrivalsAt(scans); }
+  int64_t ClearedBytes() const { return ArrivalsAt(layers * scans); }
   int64_t DenseAt(int64_t direction) const { return ClearedBytes() + direction * dense_bytes; }
   int64_t WorkspaceBytes() const { return DenseAt(directions); }
 };

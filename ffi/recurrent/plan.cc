@@ -88,6 +88,7 @@ std::string PlanConstants(const char* type, const std::string& config, const Sca
   text += " kSizes{" + config + "};\n";
   text += "  static constexpr int kScans = " + std::to_string(launches.scans) + ";\n";
   text += "  static constexpr int kBlocks = kSizes.blocks;\n";
+  text += "  static constexpr int kLayers = " + std::to_string(launches.layers) + ";\n";
   text += "  static constexpr int kGroups = " + std::to_string(launches.groups) + ";\n";
   text += "  static constexpr int kLaunches = " + std::to_string(launches.Count()) + ";\n";
   text += "  static constexpr bool kBarrier = " + Literal(barrier) + ";\n";
@@ -106,6 +107,26 @@ void KeepFaster(std::optional<ScanPlan> plan, std::optional<ScanPlan>* best) {
   if (plan && (!*best || plan->total_microseconds < (*best)->total_microseconds)) {
     *best = std::move(plan);
   }
+}
+
+ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wanted) {
+  ScanChoice choice;
+  const bool narrow = form.state_dtype == form.weight_dtype && IsNarrow(form.state_dtype);
+  for (const ScanVariant& variant : kWaveVariants) {
+    if (wanted.empty() ? variant.barrier : wanted != variant.name) continue;
+    if (!narrow) {
+      choice.reason = "needs 16-bit state and weights of one dtype, got " +
+                      NameOf(form.state_dtype) + " and " + NameOf(form.weight_dtype);
+    } else if (form.layers > kMaxLayersOfWave) {
+      choice.reason = std::to_string(form.layers) + " layers are more than the " +
+                      std::to_string(kMaxLayersOfWave) + " of a launch";
+    } else {
+      choice.best = PlanWaveLayers(variant, form, gpu);
+      if (!choice.best)
+        choice.reason = std::to_string(form.layers) + " layers of " + DoesNotFit(form, gpu);
+    }
+  }
+  return choice;
 }
 
 ScanChoice PlanScan(const ScanForm& form, const Gpu& gpu, const std::string& wanted) {

@@ -32,6 +32,16 @@ struct ScanForm {
   int64_t loops = 1;                      // of XLA that make all of them
 };
 
+// Layers of one form, each with a scan's form. Bits stand for products and states: of those that a
+// layer's matrices lead to and from.
+struct WaveForm : ScanForm {
+  int64_t layers = 1;
+  int own_products = 1;  // from the last step
+  int own_states = 1;
+  int below_products = 1;  // from the layer below
+  int below_states = 1;
+};
+
 // A kernel for a scan, and its launch.
 struct ScanPlan {
   const ScanVariant* variant = nullptr;
@@ -61,5 +71,8 @@ struct ScanChoice {
 // The plan of least predicted time: of the variant that is wanted by its name, or, if that is
 // empty, of all without a barrier.
 ScanChoice PlanScan(const ScanForm& form, const Gpu& gpu, const std::string& wanted);
+
+// The same of layers in one launch: by the variant that is wanted, or by the one without a barrier.
+ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wanted);
 
 }  // namespace jaxsparse

@@ -36,6 +36,13 @@ struct ScanInput {
   int64_t unit_stride = 0;
 };
 
+// A dense matrix, (rows (g, u), columns (s, k)); distances between neighbours in elements.
+struct DenseWeights {
+  const void* values = nullptr;
+  int64_t row_stride = 0;
+  int64_t column_stride = 0;
+};
+
 // Arrays are those of all D directions and of the whole batch.
 struct RecurrentScanProblem {
   int64_t steps = 0;   // T
@@ -65,6 +72,21 @@ struct RecurrentScanProblem {
   WaitLimits wait_limits;
   // Counts of blocks that meet at a barrier (grid_barrier.cuh), kScanFlagBytes apart.
   uint32_t* arrivals = nullptr;
+};
+
+// A layer of a stack whose layers run at once, a step behind each other: to the products of a step
+// it adds those of what the layer below it has as its states after that step.
+struct RecurrentWaveLayer : RecurrentScanProblem {
+  DenseWeights below_weights;
+  const void* below_exchange = nullptr;  // of the layer below; null: there is none
+};
+
+// Layers of one launch, whose parameters they are.
+constexpr int kMaxLayersOfWave = 16;
+
+template <int kLayers>
+struct RecurrentWave {
+  RecurrentWaveLayer layer[kLayers];
 };
 
 }  // namespace jaxsparse

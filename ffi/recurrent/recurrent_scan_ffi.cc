@@ -5,7 +5,6 @@
 // loop of XLA.
 #include <cuda_runtime_api.h>
 
-#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,8 +12,7 @@
 #include "host/registry.h"
 #include "persistent/densify.h"
 #include "persistent/failures.h"
-#include "recurrent/launches.h"
-#include "recurrent/problem.h"
+#include "recurrent/scan_call.h"
 #include "recurrent/variants.h"
 
 namespace jaxsparse {
@@ -51,74 +49,8 @@ struct Call {
   std::vector<bool> reversed;
   char* workspace = nullptr;
   ScanLaunches launches;
-
-  KernelSource kernel;
-  LaunchShape shape;
-  PollDelays poll_delays;
-  WaitLimits wait_limits;
+  KernelLaunch launch;
 };
-
-std::vector<std::string_view> Words(std::string_view text) {
-  std::vector<std::string_view> words;
-  while (!text.empty()) {
-    const size_t end = text.find(' ');
-    if (end != 0) words.push_back(text.substr(0, end));
-    text = end == std::string_view::npos ? "" : text.substr(end + 1);
-  }
-  return words;
-}
-
-// Of an input or output: how many parts it has, and along which of the dimensions t, b and h it
-// does not repeat, such as "4tbh".
-struct Span {
-  int64_t parts = 0;
-  std::string_view dimensions;
-  bool has(char dimension) const { return dimensions.find(dimension) != std::string_view::npos; }
-};
-
-std::vector<Span> Spans(CallParser& call, const char* name, std::string_view allowed) {
-  constexpr int64_t kMostParts = 1024;
-  std::vector<Span> spans;
-  for (const std::string_view word : Words(call.Attribute<std::string_view>(name))) {
-    Span span;
-    size_t digits = 0;
-    for (; digits < word.size() && word[digits] >= '0' && word[digits] <= '9'; ++digits) {
-      if (span.parts <= kMostParts) span.parts = span.parts * 10 + (word[digits] - '0');
-    }
-    span.dimensions = word.substr(digits);
-    if (span.parts < 1 || span.parts > kMostParts ||
-        span.dimensions.find_first_not_of(allowed) != std::string_view::npos) {
-      call.Fail(std::string("attribute ") + name + " must have words such as '4" +
-                std::string(allowed) + "', got '" + std::string(word) + "'");
-    }
-    spans.push_back(span);
-  }
-  if (spans.size() > kMaxScanArrays) {
-    call.Fail(std::string("attribute ") + name + " must have at most " +
-              std::to_string(kMaxScanArrays) + " words, got " + std::to_string(spans.size()));
-  }
-  return spans;
-}
-
-// The names of so many arrays' dtypes, in an attribute.
-std::vector<std::string_view> DTypeNames(CallParser& call, const char* attribute, size_t count) {
-  auto names = Words(call.Attribute<std::string_view>(attribute));
-  if (names.size() != count) {
-    call.Fail(std::string("attribute ") + attribute + " must have " + std::to_string(count) +
-              " words, one for each array, got " + std::to_string(names.size()));
-    names.resize(count);
-  }
-  return names;
-}
-
-// Of an array beside states of a dtype.
-ElementType TypeNamed(CallParser& call, std::string_view name, const ElementType& states) {
-  const ffi::DataType type = DataTypeOf(name);
-  if (type == ffi::F32 || states.Allows(type)) return {type};
-  call.Fail("inputs and outputs must have the dtype of states or float32, got '" +
-            std::string(name) + "'");
-  return {ffi::F32};
-}
 
 // The weights of `products` times h rows and `s` times h columns.
 void ParseWeights(CallParser& call, int64_t products, Dimension& d, Dimension& s, Dimension& h,
@@ -170,33 +102,17 @@ void ParseWeights(CallParser& call, int64_t products, Dimension& d, Dimension& s
   if (c->densified) c->launches.dense_bytes = rows * columns * SizeOf(c->weight_dtype);
 }
 
-void ParseLaunch(CallParser& call, Call* c) {
-  constexpr int64_t kMostBlocks = 1 << 16, kMostThreads = 1024, kMostShared = 1 << 20;
-  constexpr int64_t kMostCluster = 16, kMostClocks = (int64_t{1} << 32) - 1;
-  c->kernel = {std::string(call.Attribute<std::string_view>("name")),
-               std::string(call.Attribute<std::string_view>("expression")),
-               std::string(call.Attribute<std::string_view>("source"))};
-  c->shape = {call.Integer("blocks", 1, kMostBlocks),
-              static_cast<int>(call.Integer("threads", 1, kMostThreads)),
-              call.Integer("shared_bytes", 0, kMostShared),
-              static_cast<int>(call.Integer("cluster", 1, kMostCluster)), true};
-  const auto clocks = [&](const char* name) {
-    return static_cast<uint32_t>(call.Integer(name, 0, kMostClocks));
-  };
-  c->poll_delays = {clocks("poll_delay"), clocks("poll_delay_increase"),
-                    clocks("poll_delay_decrease")};
-  c->wait_limits.limit_ns = call.Integer("wait_limit_ns", 1, std::numeric_limits<int64_t>::max());
+void ParseLaunches(CallParser& call, Call* c) {
   ScanLaunches& launches = c->launches;
-  launches.exchange_bytes = call.Integer("exchange_bytes", 0, kMostBytes);
-  launches.groups = call.Integer("groups", 1, kMostIndex);
-  launches.scans = call.Integer("scans", 1, kMaxScansOfLaunch);
+  c->launch = ParseLaunch(call, &launches);
+  const LaunchShape& shape = c->launch.shape;
   if (c->rows % launches.groups != 0 || launches.scans > launches.All() ||
-      c->shape.blocks % (launches.scans * c->shape.cluster) != 0) {
+      shape.blocks % (launches.scans * shape.cluster) != 0) {
     call.Fail("attributes groups, scans, blocks and cluster must suit a batch of " +
               std::to_string(c->rows) + " and " + std::to_string(launches.directions) +
               " directions, got " + std::to_string(launches.groups) + ", " +
-              std::to_string(launches.scans) + ", " + std::to_string(c->shape.blocks) + " and " +
-              std::to_string(c->shape.cluster));
+              std::to_string(launches.scans) + ", " + std::to_string(shape.blocks) + " and " +
+              std::to_string(shape.cluster));
   }
 }
 
@@ -243,20 +159,16 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
   }
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Span& span = inputs[i];
-    const int64_t time = span.has('t') ? t.size : 1, rows = span.has('b') ? b.size : 1;
-    const int64_t units = span.has('h') ? h.size : 1;
+    const InputSizes sizes(span, t.size, b.size, h.size);
     ElementType type = TypeNamed(call, input_dtypes[i], dtype);
     Call::Input input;
-    input.array = call.Operand("input", type, {d, time, rows, span.parts, units});
+    input.array =
+        call.Operand("input", type, {d, sizes.time, sizes.rows, sizes.parts, sizes.units});
     input.bytes = SizeOf(DTypeOf(type));
-    input.form.part_stride = units;
-    input.form.unit_stride = span.has('h') ? 1 : 0;
-    input.form.row_stride = span.has('b') ? span.parts * units : 0;
-    input.form.direction_stride = time * rows * span.parts * units;
-    input.form.step_stride = span.has('t') ? rows * span.parts * units : 0;
+    input.form = sizes.FormOf(span);
     c->inputs.push_back(input);
   }
-  ParseLaunch(call, c);
+  ParseLaunches(call, c);
   c->workspace = call.ResultWorkspace(c->launches.WorkspaceBytes()).data;
   call.Finish();
   return call.ok() ? ffi::Error::Success() : call.error();
@@ -309,20 +221,10 @@ RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t launch) {
   p.exchange = c.workspace + c.launches.ExchangeAt(0);
   p.exchange_bytes = c.launches.exchange_bytes;
   p.arrivals = reinterpret_cast<uint32_t*>(c.workspace + c.launches.ArrivalsAt(0));
-  p.poll_delays = c.poll_delays;
-  p.wait_limits = c.wait_limits;
+  p.poll_delays = c.launch.poll_delays;
+  p.wait_limits = c.launch.wait_limits;
   p.wait_limits.error = reinterpret_cast<uint32_t*>(c.workspace + c.launches.ErrorAt());
   return p;
-}
-
-// A kernel that found an earlier scan's states in the exchange buffer would take them for its own.
-std::string Clear(const Call& call, int device, cudaStream_t stream) {
-  const ScopedDevice scoped(device);
-  const auto bytes = static_cast<size_t>(call.launches.ClearedBytes());
-  const cudaError_t status = cudaMemsetAsync(call.workspace, 0xff, bytes, stream);
-  return status == cudaSuccess
-             ? ""
-             : std::string("clearing the workspace: ") + cudaGetErrorString(status);
 }
 
 std::string DensifyAll(const Call& c, int64_t entry, int device, cudaStream_t stream) {
@@ -347,19 +249,13 @@ std::string DensifyAll(const Call& c, int64_t entry, int device, cudaStream_t st
   return reason;
 }
 
-std::string FailedBefore(int device) {
-  return "an earlier scan on GPU " + std::to_string(device) +
-         " timed out: its blocks waited for one another longer than JAXSPARSE_SCAN_WAIT_LIMIT "
-         "seconds; its results are NaN";
-}
-
 ffi::Error PrepareOnCuda(int32_t device, ffi::RemainingArgs operands, ffi::RemainingRets results,
                          ffi::Dictionary attributes) {
   Call call;
   if (ffi::Error error = Parse(operands, results, attributes, &call); error.failure()) return error;
   std::string reason;
   if (FailureWord(device, &reason) == nullptr ||
-      GetKernel(call.kernel, device, &reason) == nullptr ||
+      GetKernel(call.launch.kernel, device, &reason) == nullptr ||
       (call.densified &&
        GetKernel(DensifySource(call.weight_dtype, call.index_type), device, &reason) == nullptr)) {
     return ffi::Error::Internal(std::string(kName) + ": " + reason);
@@ -374,7 +270,7 @@ ffi::Error RunOnCuda(int32_t device, cudaStream_t stream, ffi::RemainingArgs ope
   std::string reason;
   uint32_t* failure = FailureWord(device, &reason);
   if (TakeFailure(device)) reason = FailedBefore(device);
-  const void* kernel = reason.empty() ? GetKernel(call.kernel, device, &reason) : nullptr;
+  const void* kernel = reason.empty() ? GetKernel(call.launch.kernel, device, &reason) : nullptr;
   for (int64_t entry = 0; entry < call.batch.count && reason.empty(); ++entry) {
     if (call.densified) reason = DensifyAll(call, entry, device, stream);
     const ScanLaunches& launches = call.launches;
@@ -382,9 +278,9 @@ ffi::Error RunOnCuda(int32_t device, cudaStream_t stream, ffi::RemainingArgs ope
       RecurrentScanProblem p = ProblemOf(call, entry, i);
       // Unified addressing: the device sees it there, too.
       p.wait_limits.report = failure;
-      LaunchShape shape = call.shape;
+      LaunchShape shape = call.launch.shape;
       shape.blocks = shape.blocks / launches.scans * launches.ScansOf(i);
-      reason = Clear(call, device, stream);
+      reason = ClearWorkspace(launches, call.workspace, device, stream);
       if (reason.empty()) reason = LaunchKernel(kernel, shape, &p, device, stream);
     }
   }

@@ -4,6 +4,7 @@
 //
 // Plan, of any scan:
 //   kScans, kBlocks   scans of a launch, and blocks of each
+//   kLayers           of a wave, which have as many scans, and problems of their own; or 1
 //   kGroups           parts of the batch
 //   kLaunches         of a call
 #pragma once
@@ -15,11 +16,18 @@ namespace jaxsparse {
 
 template <typename Plan>
 __device__ __forceinline__ int ScanOfLaunch() {
-  return static_cast<int>(Plan::kScans == 1 ? 0 : blockIdx.x / Plan::kBlocks);
+  if constexpr (Plan::kScans == 1) return 0;
+  const int scan = static_cast<int>(blockIdx.x / Plan::kBlocks);
+  return Plan::kLayers == 1 ? scan : scan % Plan::kScans;
 }
 template <typename Plan>
 __device__ __forceinline__ int BlockOfScan() {
-  return static_cast<int>(Plan::kScans == 1 ? blockIdx.x : blockIdx.x % Plan::kBlocks);
+  constexpr bool kAlone = Plan::kScans == 1 && Plan::kLayers == 1;
+  return static_cast<int>(kAlone ? blockIdx.x : blockIdx.x % Plan::kBlocks);
+}
+template <typename Plan>
+__device__ __forceinline__ int LayerOfBlock() {
+  return static_cast<int>(Plan::kLayers == 1 ? 0 : blockIdx.x / (Plan::kScans * Plan::kBlocks));
 }
 template <typename Plan>
 __device__ __forceinline__ int ScanOfCall(const RecurrentScanProblem& p) {

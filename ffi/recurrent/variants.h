@@ -49,4 +49,10 @@ inline constexpr ScanVariant kScanVariants[] = {
     {"sparse_pairs_barrier", ScanWeights::kPairs, false, true},
 };
 
+// Of several layers at once.
+inline constexpr ScanVariant kWaveVariants[] = {
+    {"wave_mma", ScanWeights::kDense, true, false},
+    {"wave_mma_barrier", ScanWeights::kDense, true, true},
+};
+
 }  // namespace jaxsparse

@@ -8,7 +8,7 @@ says, batching and sharding. Its derivative rules are its own (`jaxsparse.ops`),
 """
 
 from jaxsparse.primitive.batching import batch
-from jaxsparse.primitive.binding import bind, bind_local
+from jaxsparse.primitive.binding import CALLS, bind, bind_local
 from jaxsparse.primitive.choice import (
     TypedCall,
     UnavailableError,
@@ -17,7 +17,7 @@ from jaxsparse.primitive.choice import (
     narrowed,
     variants_of,
 )
-from jaxsparse.primitive.declaration import Fallback, FfiCall, Operation, Signature
+from jaxsparse.primitive.declaration import Fallback, FfiCall, Operation, Signature, core_dims
 from jaxsparse.primitive.derivatives import (
     define_multilinear_jvp,
     define_transpose,
@@ -30,6 +30,7 @@ from jaxsparse.primitive.make import OPERATIONS, make_primitive
 from jaxsparse.primitive.sharding import gathered
 
 __all__ = [
+    "CALLS",
     "OPERATIONS",
     "Fallback",
     "FfiCall",
@@ -41,6 +42,7 @@ __all__ = [
     "bind",
     "bind_local",
     "choose",
+    "core_dims",
     "define_multilinear_jvp",
     "define_transpose",
     "equations",

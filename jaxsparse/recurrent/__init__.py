@@ -1,5 +1,6 @@
 """Recurrent scans whose weights, dense or sparse, stay on chip."""
 
+from jaxsparse.recurrent.bidirectional_stack import bidirectional_stack_scan
 from jaxsparse.recurrent.cells import GRU, LSTM, SLSTM, elman
 from jaxsparse.recurrent.failures import check
 from jaxsparse.recurrent.layers import Layer
@@ -13,6 +14,7 @@ __all__ = [
     "SLSTM",
     "Layer",
     "bidirectional_scan",
+    "bidirectional_stack_scan",
     "check",
     "elman",
     "pack",

@@ -75,6 +75,24 @@ def form_of(params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequenc
     )
 
 
+@functools.lru_cache(maxsize=1024)
+def printed_step(step: Step) -> str:
+    """A step as device code; the same for two that are one program.
+
+    Raises:
+        ValueError: if it can't be printed.
+    """
+    return printer.print_step(
+        step.jaxpr,
+        name="PrintedStep",
+        products=step.products,
+        states=step.states,
+        carries=step.carries,
+        inputs=sum(step.inputs),
+        outputs=sum(step.outputs),
+    )
+
+
 def source(step: Step, form: ScanForm, plan: Plan, delay: int) -> str:
     """The kernel's translation unit: the step and the plan, printed, and the kernel.
 
@@ -93,18 +111,9 @@ def source(step: Step, form: ScanForm, plan: Plan, delay: int) -> str:
         values = ", ".join(str(dtype == "float32").lower() for dtype in dtypes)
         return f"    static constexpr bool k{name}IsFloat[] = {{{values or 'false'}}};\n"
 
-    printed = printer.print_step(
-        step.jaxpr,
-        name="PrintedStep",
-        products=step.products,
-        states=step.states,
-        carries=step.carries,
-        inputs=sum(step.inputs),
-        outputs=sum(step.outputs),
-    )
     return (
         f'#include "{plan.file}"\n#include "cuda/pointwise.cuh"\n\n'
-        f"{printed}\n"
+        f"{printed_step(step)}\n"
         "struct PrintedPlan {\n"
         f"  using State = {_ffi.SCAN_DTYPES[form.state_dtype]};\n"
         f"  using Weight = {_ffi.SCAN_DTYPES[form.weight_dtype]};\n"
@@ -114,6 +123,23 @@ def source(step: Step, form: ScanForm, plan: Plan, delay: int) -> str:
         f"  static constexpr unsigned kMostDelay = {delay};\n"
         "};\n"
     )
+
+
+def launch_attributes(plan: Plan) -> dict[str, Any]:
+    """What a target is told of a kernel's launch."""
+    return {
+        "groups": plan.groups,
+        "scans": plan.scans,
+        "blocks": plan.layers * plan.scans * plan.blocks,
+        "threads": plan.threads,
+        "cluster": plan.cluster,
+        "shared_bytes": plan.shared_bytes,
+        "exchange_bytes": plan.exchange_bytes,
+        "poll_delay": plan.poll_delay,
+        "poll_delay_increase": plan.poll_delay_increase,
+        "poll_delay_decrease": plan.poll_delay_decrease,
+        "wait_limit_ns": int(wait_limit() * 1e9),
+    }
 
 
 _OPERANDS = {
@@ -188,17 +214,7 @@ def ffi_call(
             "outputs": " ".join(map(str, step.outputs)),
             "output_dtypes": " ".join(form.output_dtypes),
             "reversed": "".join(str(int(backwards)) for backwards in params["reversed"]),
-            "groups": plan.groups,
-            "scans": plan.scans,
-            "blocks": plan.scans * plan.blocks,
-            "threads": plan.threads,
-            "cluster": plan.cluster,
-            "shared_bytes": plan.shared_bytes,
-            "exchange_bytes": plan.exchange_bytes,
-            "poll_delay": plan.poll_delay,
-            "poll_delay_increase": plan.poll_delay_increase,
-            "poll_delay_decrease": plan.poll_delay_decrease,
-            "wait_limit_ns": int(wait_limit() * 1e9),
+            **launch_attributes(plan),
         },
         workspace=plan.workspace_bytes,
         plan=plan,

@@ -108,6 +108,7 @@ class CheckedLayer:
         carry: its initial carry.
         shape: T and B.
         features: of what comes in.
+        side: of a pair, for errors.
     """
 
     def __init__(
@@ -118,8 +119,9 @@ class CheckedLayer:
         carry: Any,
         shape: tuple[int, int],
         features: int,
+        side: str = "",
     ):
-        of_layer = f"{operation}: layer {index}"
+        of_layer = f"{operation}: {side}layer {index}"
         check_cell(of_layer, layer.cell)
         self.cell, self.name, self.features = layer.cell, of_layer, features
         self.between = layer.between
@@ -173,6 +175,16 @@ class CheckedLayer:
                 f"got {self.skip!r}"
             )
 
+    @property
+    def form(self) -> Any:
+        """What both directions of a pair must share, beside what a scan of both asks for."""
+        return (
+            f"{self.h} units",
+            f"{self.input_gates} gates",
+            f"input {'None' if self.input is None else 'given'}",
+            f"recurrent_bias {'None' if self.recurrent_bias is None else 'given'}",
+        )
+
     def _check_norm(self, layer: Layer, features: int) -> None:
         self.norm: Norm | None = None
         vectors = {"norm_scale": layer.norm_scale, "norm_shift": layer.norm_shift}
@@ -207,3 +219,24 @@ class CheckedLayer:
 
 def _values(matrix: Any) -> Any:
     return matrix.values if isinstance(matrix, CSR) else matrix
+
+
+def between_layers(
+    operation: str,
+    i: int,
+    function: Callable[[Any, Any], Any],
+    below: jax.Array,
+    mask: Any,
+    dtype: Any,
+) -> jax.Array:
+    """What a layer takes in the place of the output below it."""
+    name = f"{operation}: layer {i}: what between returns"
+    made = as_array_of_rank(
+        f"{operation}: layer {i}", "what between returns", function(below, mask), 3
+    )
+    check_floating(name, between=made)
+    if made.shape[:2] != below.shape[:2]:
+        raise ValueError(
+            f"{name} must have shape (T, B, k') = {(*below.shape[:2], 'k')}, got {made.shape}"
+        )
+    return made.astype(dtype)

@@ -83,6 +83,28 @@ class ScanForm:
 
 
 @dataclasses.dataclass(frozen=True)
+class WaveForm(ScanForm):
+    """The form of layers in one launch; ``products`` and so on are those of each of them.
+
+    Args:
+        layers: how many.
+        own_products: those that a layer's recurrent matrix leads to, in ascending order.
+        own_states: those that it takes.
+        below_products: the same of the matrix for the layer below.
+        below_states: the same.
+    """
+
+    layers: int = 1
+    own_products: tuple[int, ...] = (0,)
+    own_states: tuple[int, ...] = (0,)
+    below_products: tuple[int, ...] = (0,)
+    below_states: tuple[int, ...] = (0,)
+
+    def __str__(self) -> str:
+        return f"{self.layers} layers, each {super().__str__()}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """A kernel for a scan, and its launch."""
 
@@ -102,6 +124,7 @@ class Plan:
     cluster: int = 1
     groups: int = 1  # parts of the batch, a scan each
     scans: int = 1  # side by side in a launch: parts of the batch, directions
+    layers: int = 1  # of a wave, each with so many scans
     launches: int = 1  # of a batch entry of the call, one after another
     resident: int = 1  # blocks on a multiprocessor
     dense_bytes: int = 0  # of a direction's sparse matrix in dense form
@@ -111,7 +134,8 @@ class Plan:
         kept = f"{100 * self.in_registers:.0f} % of the weights in registers"
         if self.in_registers < 1:
             kept += ", the rest in shared memory"
-        several = f"{self.scans} scans of " if self.scans > 1 else ""
+        several = f"{self.layers} layers of " if self.layers > 1 else ""
+        several += f"{self.scans} scans of " if self.scans > 1 else ""
         blocks = "1 block" if self.blocks == 1 else f"{self.blocks} blocks"
         return (
             f"{self.variant}, {several}{blocks} of {self.threads} threads, {kept}, "
@@ -161,17 +185,8 @@ VARIANTS = {
 }
 
 
-def make_plan(
-    form: ScanForm, device: Device, variant: str | None = None, *, forced: bool = False
-) -> Plan | NoPlan:
-    """The plan of least predicted time, or why there is none.
-
-    Args:
-        form: the scan.
-        device: the GPU.
-        variant: the only one to consider.
-        forced: plans even what would be slower than the plain path.
-    """
+def _refusal(form: ScanForm, device: Device) -> NoPlan | None:
+    """Why no kernel takes operands of a form, whatever its sizes."""
     if lacks := device.lacks_for(COMPUTE_CAPABILITY):
         return NoPlan(lacks, wanted=True)
     for name, dtype in (("state", form.state_dtype), ("weights", form.weight_dtype)):
@@ -185,6 +200,64 @@ def make_plan(
         return NoPlan(
             f"{form.arrays} arrays of one kind are more than the {_ffi.SCAN_MOST_ARRAYS} it takes"
         )
+    return None
+
+
+def make_wave_plan(form: WaveForm, device: Device, variant: str | None = None) -> Plan | NoPlan:
+    """The plan of least predicted time for layers in one launch, or why there is none.
+
+    Args:
+        form: the layers.
+        device: the GPU.
+        variant: the only one to consider.
+    """
+    if refused := _refusal(form, device):
+        return refused
+    return _made_wave_plan(form, device, variant)
+
+
+@functools.lru_cache(maxsize=1024)
+def _made_wave_plan(form: WaveForm, device: Device, variant: str | None) -> Plan | NoPlan:
+    def bits(places: tuple[int, ...]) -> int:
+        return sum(1 << place for place in places)
+
+    if max(form.products, form.states) > _ffi.SCAN_MOST_ARRAYS:
+        return NoPlan(f"a step has more than {_ffi.SCAN_MOST_ARRAYS} products or states")
+    made, reason = _ffi.plan_wave(
+        variant or "",
+        layers=form.layers,
+        products=form.products,
+        states=form.states,
+        own_products=bits(form.own_products),
+        own_states=bits(form.own_states),
+        below_products=bits(form.below_products),
+        below_states=bits(form.below_states),
+        inputs=form.inputs,
+        outputs=form.outputs,
+        hidden=form.hidden,
+        batch=form.batch,
+        length=form.length,
+        state_dtype=form.state_dtype,
+        weight_dtype=form.weight_dtype,
+        multiprocessors=device.multiprocessors,
+        shared_bytes=device.shared_bytes,
+    )
+    return NoPlan(reason) if made is None else Plan(**made)
+
+
+def make_plan(
+    form: ScanForm, device: Device, variant: str | None = None, *, forced: bool = False
+) -> Plan | NoPlan:
+    """The plan of least predicted time, or why there is none.
+
+    Args:
+        form: the scan.
+        device: the GPU.
+        variant: the only one to consider.
+        forced: plans even what would be slower than the plain path.
+    """
+    if refused := _refusal(form, device):
+        return refused
     if variant is not None and variant not in VARIANTS:
         return NoPlan(f"there is no variant {variant!r}, there are {list(VARIANTS)}")
     made, reason, most_batch, loop = _ffi.plan_scan(

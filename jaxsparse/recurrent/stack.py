@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from jaxsparse.recurrent.arguments import (
     check_precision,
     counted_steps,
 )
-from jaxsparse.recurrent.layers import CheckedLayer, Layer
+from jaxsparse.recurrent.layers import CheckedLayer, Layer, between_layers
 from jaxsparse.recurrent.stack_graph import StackGraph
 
 
@@ -103,7 +103,7 @@ def stack_scan(
         below = outputs[lowest - 1]
         between = layers[lowest].between
         if between is not None:
-            below = _between(operation, lowest, between, below, mask, xs.dtype)
+            below = between_layers(operation, lowest, between, below, mask, xs.dtype)
         checked = _checked(operation, layers, carries, run, below, outputs)
         if length == 0 or b == 0:
             own = {i: layer.carry for i, layer in checked.items()}
@@ -180,24 +180,3 @@ def _checked(
             )
         checked[i] = one
     return checked
-
-
-def _between(
-    operation: str,
-    i: int,
-    function: Callable[[Any, Any], Any],
-    below: jax.Array,
-    mask: Any,
-    dtype: Any,
-) -> jax.Array:
-    """What a layer takes in the place of the output below it."""
-    name = f"{operation}: layer {i}: what between returns"
-    made = as_array_of_rank(
-        f"{operation}: layer {i}", "what between returns", function(below, mask), 3
-    )
-    check_floating(name, between=made)
-    if made.shape[:2] != below.shape[:2]:
-        raise ValueError(
-            f"{name} must have shape (T, B, k') = {(*below.shape[:2], 'k')}, got {made.shape}"
-        )
-    return made.astype(dtype)

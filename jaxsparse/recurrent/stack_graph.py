@@ -74,9 +74,12 @@ class StackGraph:
         for i in sorted(skipped - layers.keys() - self.outputs.keys()):
             inputs = [(outputs[i][:, :, None], FULL)]
             self.outputs[i] = self._node(InputStep(), outputs[i].shape[-1], inputs), 0
+        # The last of several layers passes its output on as those below it do: layers of one form
+        # share a kernel.
+        read = below | skipped | ({max(layers)} if len(layers) > 1 else set())
         for i, layer in layers.items():
             above = layers.get(i + 1)
-            self._add(i, layer, i in below | skipped, above is not None and above.norm is not None)
+            self._add(i, layer, i in read, above is not None and above.norm is not None)
 
     def run(self, **options: Any) -> tuple[dict[int, list[Any]], dict[int, Any]]:
         """The last carries of all layers, and the outputs of those that are returned."""
@@ -102,7 +105,11 @@ class StackGraph:
     def _output(self, i: int, results: Results) -> Any:
         if results.outputs:
             return results.outputs[0][:, :, 0]
-        return results.states[:, :, self.outputs[i][1]]
+        _, state = self.outputs[i]
+        y = results.states[:, :, state]
+        if state == 0 and self.mask is not None:  # the cell's, which stays what it was
+            y = jnp.where(self.mask[:, :, None], y, 0)
+        return y
 
     def _node(
         self,
@@ -141,7 +148,8 @@ class StackGraph:
             raise ValueError(f"{layer.name}: the cell {step.cell_name} must return a y, got None")
         resetting = self.resets is not None
         changes = resetting or layer.mask is not None or layer.skip is not None
-        passes = is_read and (changes or not gives_state(_bare(step)))
+        other = changes or not gives_state(_bare(step))  # the output is not the state
+        passes = is_read and other
         node = LayerStep(
             step,
             slots=_slots(step, layer),
@@ -151,7 +159,7 @@ class StackGraph:
             skipping=layer.skip is not None,
             passes_output=passes,
             passes_square=squared,
-            gives_output=i in self.returned and not passes,
+            gives_output=i in self.returned and other and not passes,
         )
         inputs = self._inputs(layer, node, biases)
         state = layer.carry[-1].astype(dtype)[:, None]
@@ -197,7 +205,8 @@ class StackGraph:
         if layer.input is None:
             x = self.xs.reshape(length, b, layer.input_gates, h)
             if layer.bias is not None:
-                x = (x + layer.bias.reshape(-1, h)).astype(dtype)
+                wide = accumulator_dtype(dtype)
+                x = (x.astype(wide) + layer.bias.astype(wide).reshape(-1, h)).astype(dtype)
             inputs.append((x, FULL))
         if layer.norm is not None and layer.norm.kind == "layer":
             sums = sums_of_weights(layer, accumulator_dtype(dtype))

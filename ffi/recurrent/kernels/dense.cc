@@ -12,20 +12,6 @@
 namespace jaxsparse {
 namespace {
 
-constexpr int64_t kReservedShared = 1024;  // bytes of a multiprocessor that each block costs
-
-std::string ExpressionOf(const DenseConfig& c) {
-  return ConfigExpression(
-      "DenseConfig",
-      {Field("products", c.products), Field("state_parts", c.state_parts),
-       Field("state_bytes", c.state_bytes), Field("hidden", c.hidden), Field("batch", c.batch),
-       Field("units", c.units), Field("warps", c.warps),
-       Field("pointwise_warps", c.pointwise_warps), Field("tensor_cores", c.tensor_cores),
-       Field("register_chunks", c.register_chunks), Field("product_registers", c.product_registers),
-       Field("pointwise_registers", c.pointwise_registers), Field("row_groups", c.row_groups),
-       Field("batch_tile", c.batch_tile), Field("resident", c.resident)});
-}
-
 int64_t WeightsOf(const ScanForm& form) {
   return form.products * form.state_parts * form.hidden * form.hidden;
 }
@@ -95,13 +81,6 @@ double DenseMicroseconds(const DenseSizes& sizes, int64_t scans, int item_warps,
   const int64_t multiplied = int64_t{1} * resident * sizes.rows * sizes.columns * sizes.batch;
   return 0.25 + 0.03 * received + Double(multiplied) / 128 / kClocks + 0.53 * from_shared +
          0.032 * sizes.loads + 0.02 * sizes.warps + (scans > 1 ? 0.3 : 0.0) + 0.1 * spilled;
-}
-
-int DensePollDelay(const DenseSizes& sizes) {
-  if (sizes.batch > 8) return 1200;
-  if (sizes.batch > 4 || sizes.state_parts > 1 || sizes.product_registers != 0) return 900;
-  if (!sizes.tensor_cores) return 600;
-  return sizes.products == 1 ? 700 : 800;
 }
 
 // A plan with so many units and product warps.
@@ -182,6 +161,25 @@ std::optional<ScanPlan> PlanDenseShare(const ScanVariant& variant, const ScanFor
 }
 
 }  // namespace
+
+std::string ExpressionOf(const DenseConfig& c) {
+  return ConfigExpression(
+      "DenseConfig",
+      {Field("products", c.products), Field("state_parts", c.state_parts),
+       Field("state_bytes", c.state_bytes), Field("hidden", c.hidden), Field("batch", c.batch),
+       Field("units", c.units), Field("warps", c.warps),
+       Field("pointwise_warps", c.pointwise_warps), Field("tensor_cores", c.tensor_cores),
+       Field("register_chunks", c.register_chunks), Field("product_registers", c.product_registers),
+       Field("pointwise_registers", c.pointwise_registers), Field("row_groups", c.row_groups),
+       Field("batch_tile", c.batch_tile), Field("resident", c.resident)});
+}
+
+int DensePollDelay(const DenseConfig& config) {
+  if (config.batch > 8) return 1200;
+  if (config.batch > 4 || config.state_parts > 1 || config.product_registers != 0) return 900;
+  if (!config.tensor_cores) return 600;
+  return config.products == 1 ? 700 : 800;
+}
 
 // More would spill registers.
 int64_t MostDenseBatch(bool tensor_cores) { return tensor_cores ? 32 : 16; }

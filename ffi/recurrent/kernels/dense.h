@@ -34,8 +34,9 @@ JAXSPARSE_INLINE constexpr int EqualRegisters(int warps, int resident) {
   return 512 / (resident * ((warps + 3) / 4)) / 8 * 8;
 }
 
-struct DenseSizes : DenseConfig {
-  JAXSPARSE_INLINE explicit constexpr DenseSizes(const DenseConfig& config) : DenseConfig(config) {}
+// What does not depend on which columns a block's product warps take.
+struct DenseBlock : DenseConfig {
+  JAXSPARSE_INLINE explicit constexpr DenseBlock(const DenseConfig& config) : DenseConfig(config) {}
 
   int rows = products * units;
   int states_per_load = 16 / state_bytes;
@@ -68,13 +69,9 @@ struct DenseSizes : DenseConfig {
   int pointwise_threads = pointwise_warps * kWarp;
   int threads = product_threads + pointwise_threads;
 
-  // A warp's columns come in chunks, each of one load of a lane. A warp without columns has
-  // no data to wait for, and would run ahead of the others.
+  // A warp's columns come in chunks, each of one load of a lane.
   int group_lanes = kWarp / row_groups;
   int chunk = tensor_cores ? 32 : group_lanes * states_per_load;  // tensor cores: two k16 steps
-  int chunks = Ceil(columns, chunk);
-  int loads = Ceil(chunks, warps);  // chunks of a warp
-  bool has_idle_warps = chunks <= (warps - 1) * loads;
 
   // Tensor cores: tiles of 16 rows. Independent sums hide the latency of an mma.
   int row_tiles = Ceil(rows, 16);
@@ -84,27 +81,14 @@ struct DenseSizes : DenseConfig {
   int lane_rows = Ceil(rows, row_groups);
   int vectors = Ceil(lane_rows * states_per_load, 4);
   int sums = lane_rows * batch_tile;
-  // FMA: a warp's part of the state in shared memory, 16 bytes for each group of columns and batch
-  // entry. The distance between groups is odd, so that lanes with neighbouring groups read
-  // different banks.
-  int column_groups = loads * group_lanes;
-  int group_distance = exchange_batch | 1;
-  int state_words = column_groups * group_distance;
+  int chunk_words = tensor_cores ? row_tiles * 2 : vectors;  // of 16 bytes, for a lane
+  int chunk_registers = chunk_words * 4;
+  int chunk_bytes = chunk_words * product_threads * 16;
 
   // Shared memory: two buffers of partials (a step's are read while the next one's come), a flag,
-  // weights and, of FMA, the warps' parts of the state.
+  // weights.
   int flag_at = 2 * partials * 4;
   int weights_at = Ceil(flag_at + 4, 16) * 16;
-  int chunk_words = tensor_cores ? row_tiles * 2 : vectors;  // of 16 bytes, for a lane
-  int weights_bytes = (loads - register_chunks) * chunk_words * product_threads * 16;
-  int warp_states_bytes = tensor_cores ? 0 : warps * state_words * 16;
-  int shared_bytes = weights_at + weights_bytes + warp_states_bytes;
-
-  // Registers of a product thread: for the weights of a chunk, and for all else.
-  int chunk_registers = chunk_words * 4;
-  int other_registers = tensor_cores
-                            ? 20 + loads * 4 * batch_tiles + 4 * row_tiles * batch_tiles * chains
-                            : 40 + sums + chunk_registers;
 
   // A block can redistribute its registers, but not get more: that would wait for ever.
   bool gets_its_registers =
@@ -113,9 +97,10 @@ struct DenseSizes : DenseConfig {
        warps * product_registers + pointwise_warps * pointwise_registers <=
            (warps + pointwise_warps) * EqualRegisters(warps + pointwise_warps, resident));
 
- private:
+ protected:
   JAXSPARSE_INLINE static constexpr int Ceil(int a, int b) { return (a + b - 1) / b; }
 
+ private:
   // Batch entries of a slot: padded so that a block's part is whole sectors of 32 bytes.
   JAXSPARSE_INLINE constexpr int ExchangeBatch() const {
     for (int b = batch; tensor_cores && b <= batch_slots; ++b) {
@@ -123,6 +108,33 @@ struct DenseSizes : DenseConfig {
     }
     return batch;
   }
+};
+
+// A block of a scan, whose columns are those of its own state.
+struct DenseSizes : DenseBlock {
+  JAXSPARSE_INLINE explicit constexpr DenseSizes(const DenseConfig& config) : DenseBlock(config) {}
+
+  // A warp without columns has no data to wait for, and would run ahead of the others.
+  int chunks = Ceil(columns, chunk);
+  int loads = Ceil(chunks, warps);  // chunks of a warp
+  bool has_idle_warps = chunks <= (warps - 1) * loads;
+
+  // FMA: a warp's part of the state in shared memory, 16 bytes for each group of columns and batch
+  // entry. The distance between groups is odd, so that lanes with neighbouring groups read
+  // different banks.
+  int column_groups = loads * group_lanes;
+  int group_distance = exchange_batch | 1;
+  int state_words = column_groups * group_distance;
+
+  // Behind the weights lie, of FMA, the warps' parts of the state.
+  int weights_bytes = (loads - register_chunks) * chunk_bytes;
+  int warp_states_bytes = tensor_cores ? 0 : warps * state_words * 16;
+  int shared_bytes = weights_at + weights_bytes + warp_states_bytes;
+
+  // Registers of a product thread for all but weights.
+  int other_registers = tensor_cores
+                            ? 20 + loads * 4 * batch_tiles + 4 * row_tiles * batch_tiles * chains
+                            : 40 + sums + chunk_registers;
 };
 
 }  // namespace jaxsparse

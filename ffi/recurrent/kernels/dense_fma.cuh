@@ -50,6 +50,8 @@ class DenseFma {
   static constexpr int kTiles = (kSizes.batch + kSizes.batch_tile - 1) / kSizes.batch_tile;
   static constexpr int kSumsLeft = Scattered(kSizes.sums, kSizes.group_lanes);
 
+  using Row = DenseRow<Plan, OwnMatrix<Plan>>;
+
   // What a warp receives: words of 16 bytes, in loads of all lanes.
   static constexpr int kWords = kSizes.column_groups * kSizes.exchange_batch;
   static constexpr int kReceives = (kWords + kWarp - 1) / kWarp;
@@ -68,7 +70,7 @@ class DenseFma {
 #pragma unroll
       for (int i = 0; i < kSizes.lane_rows; ++i) {
         typename Plan::Weight row[kSizes.states_per_load];
-        DenseRow<Plan>(p, first_row + i).Load(Column(j), row);
+        Row(p, first_row + i).Load(Column(j), row);
 #pragma unroll
         for (int e = 0; e < kSizes.states_per_load; ++e) {
           chunk[e * kSizes.lane_rows + i] = ToAccumulator(row[e]);

@@ -3,7 +3,7 @@
 //
 // Plan, of a dense scan:
 //   State, Weight          element types
-//   kSizes                 kernels/dense.h
+//   kSizes                 kernels/dense.h, kernels/wave.h
 //   kScans, kBlocks, ...   recurrent/scan_of_block.cuh
 //   kBarrier               blocks meet at a barrier after each step, instead of polling for data
 //   kPrefetch              the scan is so long that its exchange buffer leaves the L2 cache
@@ -18,7 +18,7 @@ namespace jaxsparse {
 // Where a slot of the exchange buffer has an element of the state.
 template <typename Plan>
 __device__ __forceinline__ int SlotOffset(int b, int column) {
-  constexpr DenseSizes kSizes = Plan::kSizes;
+  constexpr auto kSizes = Plan::kSizes;
   return (column / kSizes.states_per_load * kSizes.exchange_batch + b) * kSizes.states_per_load +
          column % kSizes.states_per_load;
 }
@@ -27,40 +27,60 @@ __device__ __forceinline__ int SlotOffset(int b, int column) {
 // together in the weights of a forward pass.
 template <typename Plan>
 __device__ __forceinline__ int SlotOfRow(int row, int b) {
-  constexpr DenseSizes kSizes = Plan::kSizes;
+  constexpr auto kSizes = Plan::kSizes;
   const int gate = row / kSizes.units;
   return row % kSizes.units * kSizes.gate_slots + (kSizes.rotated ? (gate + b / 2) % 4 : gate);
 }
 
-// The weights of one row of a block, zero where the matrix has none.
+// What a scan multiplies by: a matrix with all products of a unit, and all parts of its state.
 template <typename Plan>
+struct OwnMatrix {
+  static constexpr int kColumns = Plan::kSizes.columns, kLoads = Plan::kSizes.loads,
+                       kRegisterChunks = Plan::kSizes.register_chunks,
+                       kRowTiles = Plan::kSizes.row_tiles;
+
+  __device__ __forceinline__ static DenseWeights Of(const RecurrentScanProblem& p) {
+    return {static_cast<const typename Plan::Weight*>(p.weights) +
+                DirectionOf<Plan>(p) * p.weights_size,
+            p.weight_row_stride, p.weight_column_stride};
+  }
+  // Of the slot, for a column of the matrix with its padding.
+  __device__ __forceinline__ static int SlotColumn(int column) { return column; }
+  // A product's place among the matrix's.
+  __device__ __forceinline__ static int PlaceOf(int product) { return product; }
+  // Of the block, for a tile of the matrix's rows.
+  __device__ __forceinline__ static int RowTile(int tile) { return tile; }
+};
+
+// The weights of one row of a block, zero where the matrix has none.
+template <typename Plan, typename Matrix>
 struct DenseRow {
-  static constexpr DenseSizes kSizes = Plan::kSizes;
+  static constexpr auto kSizes = Plan::kSizes;
   using Weight = typename Plan::Weight;
 
   const Weight* values;  // null: no such row
   int64_t column_stride;
 
   // `row`: gate * units + unit of the block.
-  __device__ __forceinline__ DenseRow(const RecurrentScanProblem& p, int row)
-      : column_stride(p.weight_column_stride) {
+  template <typename Problem>
+  __device__ __forceinline__ DenseRow(const Problem& p, int row)
+      : column_stride(Matrix::Of(p).column_stride) {
     const int unit = BlockOfScan<Plan>() * kSizes.units + row % kSizes.units;
     const bool exists = row < kSizes.rows && unit < kSizes.hidden;
-    values = exists
-                 ? static_cast<const Weight*>(p.weights) + DirectionOf<Plan>(p) * p.weights_size +
-                       (row / kSizes.units * kSizes.hidden + unit) * p.weight_row_stride
-                 : nullptr;
+    values = exists ? static_cast<const Weight*>(Matrix::Of(p).values) +
+                          (Matrix::PlaceOf(row / kSizes.units) * kSizes.hidden + unit) *
+                              Matrix::Of(p).row_stride
+                    : nullptr;
   }
 
-  // kCount neighbours; `column`, of the exchange buffer, is a multiple of 4. Conditions and
-  // divisions that the sizes rule out would take the compiler seconds, there are so many of these
-  // loads.
+  // kCount neighbours; `column`, with padding, is a multiple of 4. Conditions and divisions that
+  // the sizes rule out would take the compiler seconds, there are so many of these loads.
   template <int kCount>
   __device__ __forceinline__ void Load(int column, Weight (&to)[kCount]) const {
     constexpr bool kPadded = kSizes.part != kSizes.hidden;
     const int part = kPadded ? column / kSizes.part : 0;
     const int k = column - part * kSizes.part;
-    const bool exists = values != nullptr && column < kSizes.columns;
+    const bool exists = values != nullptr && column < Matrix::kColumns;
     const Weight* from = values + (part * kSizes.hidden + k) * column_stride;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -71,11 +91,11 @@ struct DenseRow {
 };
 
 // The state before the first step, which nobody publishes: states_per_load elements from `column`
-// on.
+// of a slot on.
 template <typename Plan>
 __device__ __forceinline__ Words4 LoadInitialState(const RecurrentScanProblem& p, int b,
                                                    int column) {
-  constexpr DenseSizes kSizes = Plan::kSizes;
+  constexpr auto kSizes = Plan::kSizes;
   using State = typename Plan::State;
   union {
     Words4 words;

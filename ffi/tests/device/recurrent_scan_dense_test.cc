@@ -35,6 +35,7 @@ struct DensePlan {
                                                  .register_chunks = kOptions.register_chunks,
                                                  .batch_tile = std::min(kBatch, 4)}};
   static constexpr int kScans = kOptions.scans, kBlocks = kSizes.blocks;
+  static constexpr int kLayers = 1;
   static constexpr int kGroups = kOptions.groups;
   static constexpr int kLaunches = (kOptions.directions * kGroups + kScans - 1) / kScans;
   static constexpr bool kBarrier = kOptions.barrier, kPrefetch = kOptions.prefetch;

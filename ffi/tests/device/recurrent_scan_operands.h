@@ -74,7 +74,7 @@ struct ArraysOf {
   static constexpr bool kOutputIsFloat[] = {!kHasBoth, true};
 };
 
-// Of a call: every second direction is reversed.
+// Of a call: every second direction is reversed, or every other one.
 struct ScanSize {
   int64_t steps, batch;
   int64_t directions = 1;
@@ -82,6 +82,7 @@ struct ScanSize {
   int64_t scans = 1;     // of a launch
   int64_t lead = 0;      // elements that arrays begin behind an aligned place
   bool has_nan = false;  // in the input of one batch entry, with the bits of an unwritten word
+  bool reverse = false;  // the first direction
 };
 
 template <typename Step, typename State, int64_t kHidden>
@@ -109,6 +110,12 @@ class ScanTest {
       const int64_t row = RowOf(d, 1, size.batch - 1);
       std::memset(&input_[InputAt(row, Step::kInputs - 2, 2)], 0xff, sizeof(State));
     }
+  }
+
+  // To the products of a step those of another scan's states after that step are added.
+  void LieAbove(const ScanTest& below, std::vector<double> weights) {
+    below_ = &below;
+    below_weights_ = std::move(weights);
   }
 
   int64_t Launches() const {
@@ -188,7 +195,7 @@ class ScanTest {
 
   int64_t Rows() const { return size_.directions * size_.batch; }
   int64_t Cells() const { return size_.steps * Rows() * kHidden; }
-  static bool IsReversed(int64_t direction) { return direction % 2 == 1; }
+  bool IsReversed(int64_t direction) const { return (direction % 2 == 1) != size_.reverse; }
   // Of arrays (directions, steps, batch, ...).
   int64_t RowOf(int64_t direction, int64_t step, int64_t b) const {
     const int64_t t = IsReversed(direction) ? size_.steps - 1 - step : step;
@@ -201,6 +208,14 @@ class ScanTest {
   const State* StateBefore(int64_t direction, int64_t step, int64_t b) const {
     return step == 0 ? initial_state_.data() + size_.lead + (direction * size_.batch + b) * kColumns
                      : states_.data() + size_.lead + RowOf(direction, step - 1, b) * kColumns;
+  }
+
+  static double Product(const double* row, const State* states) {
+    double sum = 0;
+    for (int64_t k = 0; k < kColumns; ++k) {
+      if (row[k] != 0) sum += row[k] * double(ToAccumulator(states[k]));
+    }
+    return sum;
   }
 
   void CheckUnit(int64_t direction, int64_t b, int64_t unit) const {
@@ -220,10 +235,10 @@ class ScanTest {
     float products[Step::kProducts], inputs[Step::kInputs], states[Step::kStates],
         outputs[Step::kOutputs];
     for (int g = 0; g < Step::kProducts; ++g) {
-      double sum = 0;
-      for (int64_t k = 0; k < kColumns; ++k) {
-        const double weight = matrix[(g * kHidden + unit) * kColumns + k];
-        if (weight != 0) sum += weight * double(ToAccumulator(before[k]));
+      double sum = Product(matrix + (g * kHidden + unit) * kColumns, before);
+      if (below_ != nullptr) {
+        sum += Product(below_weights_.data() + (g * kHidden + unit) * kColumns,
+                       below_->StateBefore(direction, step + 1, b));
       }
       products[g] = static_cast<float>(sum);
     }
@@ -255,6 +270,8 @@ class ScanTest {
 
   const ScanSize size_;
   const std::vector<double> weights_;
+  const ScanTest* below_ = nullptr;
+  std::vector<double> below_weights_;
   const int64_t exchange_bytes_;  // of a scan
   std::vector<uint32_t> exchange_;
   std::vector<State> input_;

@@ -37,7 +37,7 @@ struct SparsePlan {
                                                    .shared_entries = kOptions.shared_entries,
                                                    .pointwise_threads = kOptions.pointwise_threads,
                                                    .index_with_value = kOptions.index_with_value}};
-  static constexpr int kScans = kOptions.scans, kBlocks = kSizes.blocks, kGroups = 1;
+  static constexpr int kScans = kOptions.scans, kBlocks = kSizes.blocks, kGroups = 1, kLayers = 1;
   static constexpr int kLaunches = (kOptions.directions + kScans - 1) / kScans;
   static constexpr bool kBarrier = kOptions.barrier, kPrefetch = kOptions.prefetch;
   static constexpr unsigned kMostDelay = kOptions.most_delay;

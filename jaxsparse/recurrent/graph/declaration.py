@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
 
-from jax.core import ShapedArray
-
-from jaxsparse.device import AnyDevice
 from jaxsparse.primitive import Fallback, Operation, make_primitive
 from jaxsparse.recurrent.graph.operands import result_dtypes, signature
-from jaxsparse.recurrent.graph.plain import plain_graph
+from jaxsparse.recurrent.graph.plain import ON_CPU, PLAIN, plain_graph
+from jaxsparse.recurrent.graph.waves import choose_waves
 from jaxsparse.recurrent.plan import COMPUTE_CAPABILITY
-
-PLAIN = "node by node"  # what a graph is without a kernel of its own
-
-
-def _no_kernel(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice) -> Fallback:
-    return Fallback("no kernel runs several nodes at once")
-
 
 recurrent_graph_p = make_primitive(
     Operation(
         name="recurrent_graph",
-        target="recurrent_scan",  # what its nodes run as, each on its own
+        target="recurrent_wave",
         params=(
             "nodes",
             "edges",
@@ -43,9 +32,9 @@ recurrent_graph_p = make_primitive(
         shardable=("b",),
         xla=plain_graph,
         xla_on_gpu=functools.partial(plain_graph, on_gpu=True),
-        ffi=_no_kernel,
+        ffi=choose_waves,
         plain=PLAIN,
-        on_cpu=Fallback("on a CPU only its sparse products have kernels, those of spmm"),
+        on_cpu=Fallback(ON_CPU),
         compute_capability=COMPUTE_CAPABILITY,
     )
 )

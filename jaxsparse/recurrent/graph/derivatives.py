@@ -24,7 +24,7 @@ from jaxsparse.recurrent.graph.operands import (
     Operands,
     Results,
     dtype_of,
-    has_states,
+    flat_results,
     recurrent_nodes,
     split,
     split_results,
@@ -125,12 +125,12 @@ def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
             if n in changed
         },
     )
-    values = _flat(nodes, results)
+    values = flat_results(nodes, results)
     every = iter(slopes)
     dresults = [next(every) if n in changed else None for n in range(len(nodes))]
     return values, [
         ad.Zero(jax.typeof(value).to_tangent_aval()) if slope is None else slope
-        for value, slope in zip(values, _flat(nodes, dresults), strict=True)
+        for value, slope in zip(values, flat_results(nodes, dresults), strict=True)
     ]
 
 
@@ -147,17 +147,6 @@ def _changed_nodes(
         if own or any(edge.source in changed for edge in edges if edge.target == n):
             changed[n] = Tangent(step, active, shifted)
     return changed
-
-
-def _flat(nodes: Sequence[Step], results: Sequence[Results | None]) -> list[Any]:
-    """Results as the primitive returns them, None for those of a node that has none."""
-    flat: list[Any] = []
-    for step, r in zip(nodes, results, strict=True):
-        if r is None:
-            flat += [None] * (has_states(step) + step.carries + len(step.outputs))
-        else:
-            flat += [*([r.states] * has_states(step)), *r.carries, *r.outputs]
-    return flat
 
 
 def _edges_between(

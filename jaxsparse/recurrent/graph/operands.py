@@ -102,6 +102,17 @@ def split_results(results: Sequence[Any], params: dict[str, Any]) -> list[Result
     ]
 
 
+def flat_results(nodes: Sequence[Step], results: Sequence[Results | None]) -> list[Any]:
+    """Results as the primitive returns them, None for those of a node that has none."""
+    flat: list[Any] = []
+    for step, r in zip(nodes, results, strict=True):
+        if r is None:
+            flat += [None] * (has_states(step) + step.carries + len(step.outputs))
+        else:
+            flat += [*([r.states] * has_states(step)), *r.carries, *r.outputs]
+    return flat
+
+
 def signature(params: dict[str, Any]) -> Signature:
     """What the primitive declares: names and core dimensions of its operands and results."""
     t, edges, units = params["length"], params["edges"], params["units"]

@@ -26,6 +26,9 @@ from jaxsparse.recurrent.products import parts_of
 from jaxsparse.recurrent.stacking import joined_heads, stacked, stacked_heads
 from jaxsparse.recurrent.step import Step
 
+PLAIN = "node by node"  # what a graph is without a kernel of its own
+ON_CPU = "on a CPU only its sparse products have kernels, those of spmm"
+
 
 def plain_graph(*operands: Any, on_gpu: bool = False, **params: Any) -> list[Any]:
     """The graph node by node, of one batch entry."""
@@ -34,7 +37,7 @@ def plain_graph(*operands: Any, on_gpu: bool = False, **params: Any) -> list[Any
     states: list[Any] = []
     flat: list[Any] = []
     for n, step in enumerate(params["nodes"]):
-        results = _node(n, x, states, params)
+        results = node_alone(n, x, states, params)
         given = given_states(step)
         states.append(results.states if given is None else x.nodes[n].inputs[given])
         flat += [*([results.states] * has_states(step)), *results.carries, *results.outputs]
@@ -49,7 +52,7 @@ class Added(NamedTuple):
     span: str
 
 
-def _node(n: int, x: Operands, states: Sequence[Any], params: dict[str, Any]) -> Results:
+def node_alone(n: int, x: Operands, states: Sequence[Any], params: dict[str, Any]) -> Results:
     """The results of a node, of the states of those before it."""
     step, node, dtype = params["nodes"][n], x.nodes[n], dtype_of(x)
     incoming = [
@@ -57,10 +60,14 @@ def _node(n: int, x: Operands, states: Sequence[Any], params: dict[str, Any]) ->
     ]
     between = [(edge, w) for edge, w in incoming if not edge.delay]
     units = params["units"][n]
-    added = _added([(e, w) for e, w in between if e.kind != "mean"], states, units, dtype, params)
+    added = added_ahead(
+        [(e, w) for e, w in between if e.kind != "mean"], states, units, dtype, params
+    )
     # Means are the same for all units; variances come of their differences.
     wide = accumulator_dtype(dtype)
-    means = _added([(e, w) for e, w in between if e.kind == "mean"], states, units, wide, params)
+    means = added_ahead(
+        [(e, w) for e, w in between if e.kind == "mean"], states, units, wide, params
+    )
     own = [(edge, w) for edge, w in incoming if edge.delay]
     if own:
         ((edge, weights),) = own
@@ -69,17 +76,22 @@ def _node(n: int, x: Operands, states: Sequence[Any], params: dict[str, Any]) ->
     return _pointwise(step, node, [added, means], (params["length"], batch, units), dtype)
 
 
-def _added(
+def added_ahead(
     incoming: Sequence[tuple[Edge, Any]],
     states: Sequence[Any],
     units: int,
     dtype: Any,
     params: dict[str, Any],
+    products: tuple[int, ...] | None = None,
 ) -> Added:
-    """What edges from other nodes add, in a dtype: all of kind mean, or none."""
+    """What edges from other nodes add, in a dtype: all of kind mean, or none.
+
+    To the products that they lead to, or to those that are given.
+    """
     options = {name: params[name] for name in ("transposed", "precision", "implementation")}
-    products = tuple(sorted({p for edge, _ in incoming for p in edge.products}))
-    if not products:
+    if products is None:
+        products = tuple(sorted({p for edge, _ in incoming for p in edge.products}))
+    if not incoming:
         return Added((), None, "")
 
     def made(edge: Edge, weights: Sequence[Any]) -> Callable[[Any], Any]:

@@ -1,0 +1,178 @@
+// Plans of waves (wave.cu). The model of the time of a step is that of a scan (dense.cc) with what
+// a layer takes from the one below.
+#include "recurrent/kernels/wave.h"
+
+#include <algorithm>
+
+#include "nvrtc/expression.h"
+#include "recurrent/kernel_plans.h"
+
+namespace jaxsparse {
+namespace {
+
+std::string ExpressionOf(const WaveMatrix& m) {
+  return ConfigExpression("WaveMatrix", {Field("products", m.products), Field("states", m.states),
+                                         Field("register_chunks", m.register_chunks)});
+}
+std::string ExpressionOf(const WaveConfig& c) {
+  return ConfigExpression(
+      "WaveConfig", {Field("block", jaxsparse::ExpressionOf(c.block)),
+                     Field("own", ExpressionOf(c.own)), Field("below", ExpressionOf(c.below))});
+}
+
+// Each layer and part of the batch has so many multiprocessors.
+struct WaveShare {
+  int64_t groups = 1;
+  int64_t batch = 1;  // of a part
+  int64_t multiprocessors = 1;
+};
+
+// The own weights come first: what is read from shared memory while the own state is on its way
+// costs less.
+void KeepInRegisters(int registers, WaveConfig* config) {
+  const WaveSizes sizes(*config);
+  int left = std::max(0, registers - sizes.other_registers);
+  config->own.register_chunks = std::min(sizes.own.loads, left / sizes.own.chunk_registers);
+  left -= config->own.register_chunks * sizes.own.chunk_registers;
+  config->below.register_chunks = std::min(sizes.below.loads, left / sizes.below.chunk_registers);
+}
+
+// Registers of a thread with so many items, each with what a step reads a step ahead.
+int PointwiseRegisters(const WaveForm& form, int items) {
+  const int64_t values = form.inputs + 2 + 2 * form.state_parts + form.outputs;
+  const int64_t registers = 40 + form.products + items * values;
+  return static_cast<int>(std::max<int64_t>(56, RoundUp(registers, 8)));
+}
+
+// Pointwise threads need fewer registers than product threads: these get the rest.
+void DistributeRegisters(const WaveForm& form, int item_warps, WaveConfig* config) {
+  DenseConfig& block = config->block;
+  const int equal =
+      std::min(EqualRegisters(block.warps + block.pointwise_warps, 1), kMostThreadRegisters);
+  KeepInRegisters(equal, config);
+  if (WaveSizes(*config).shared_bytes == WaveSizes(*config).weights_at || block.warps % 4 != 0) {
+    return;
+  }
+  constexpr int kPointwiseWarps = 4;
+  const int all =
+      EqualRegisters(block.warps + kPointwiseWarps, 1) * (block.warps + kPointwiseWarps);
+  const int few = PointwiseRegisters(form, (item_warps + kPointwiseWarps - 1) / kPointwiseWarps);
+  const int many =
+      std::min((all - kPointwiseWarps * few) / block.warps / 8 * 8, kMostThreadRegisters);
+  if (many <= equal) return;
+  block.pointwise_warps = kPointwiseWarps;
+  block.product_registers = many;
+  block.pointwise_registers = few;
+  KeepInRegisters(many, config);
+}
+
+double Products(const WaveSizes& sizes, const WaveColumns& matrix) {
+  return Double(int64_t{2} * matrix.loads * matrix.row_tiles * sizes.batch_tiles * sizes.warps) /
+         kClocks;
+}
+double FromShared(const WaveColumns& matrix) { return Double(matrix.shared_bytes) / 128 / kClocks; }
+
+double WaveMicroseconds(const WaveSizes& sizes, int64_t scans, int item_warps, int registers) {
+  const double column = Double(int64_t{sizes.exchange_batch} * sizes.state_bytes) / 1e3;  // KB
+  const double own = column * sizes.own.columns, below = column * sizes.below.columns;
+  // While the state of a step is on its way, the product of the layer below is made.
+  const double sent = 0.39 * Double(scans) * sizes.blocks * (own + below) / 5.5e3;
+  const double exchange =
+      0.45 + 0.014 * own + sent + 0.12 + (0.0045 + 0.0092 * (sizes.products - 1)) * sizes.warps;
+  const double meanwhile = 1.5 * Products(sizes, sizes.below) + 0.52 * FromShared(sizes.below) +
+                           0.064 * sizes.below.loads + 0.15;
+  return std::max(exchange, meanwhile) + 1.5 * Products(sizes, sizes.own) +
+         0.52 * FromShared(sizes.own) + 0.064 * sizes.own.loads +
+         0.24 * sizes.products *
+             std::max(0.0, static_cast<double>(item_warps) / sizes.pointwise_warps - 2) +
+         0.1 * std::max(0, sizes.other_registers - registers);
+}
+
+std::optional<ScanPlan> PlanWaveBlock(const ScanVariant& variant, const WaveForm& form,
+                                      const Gpu& gpu, const WaveShare& share, int64_t units,
+                                      int warps) {
+  WaveConfig config;
+  DenseConfig& block = config.block;
+  block.products = static_cast<int>(form.products);
+  block.state_parts = static_cast<int>(form.state_parts);
+  block.state_bytes = static_cast<int>(SizeOf(form.state_dtype));
+  block.hidden = static_cast<int>(form.hidden);
+  block.batch = static_cast<int>(share.batch);
+  block.units = static_cast<int>(units);
+  block.warps = warps;
+  block.tensor_cores = true;
+  config.own = {form.own_products, form.own_states};
+  config.below = {form.below_products, form.below_states};
+  const auto item_warps =
+      static_cast<int>(CeilDivide(units * DenseBlock(block).batch_slots, kWarp));
+  block.pointwise_warps = std::min(item_warps, 4);
+  if (WaveSizes(config).has_idle_warps || !WaveSizes(config).has_whole_tiles) return std::nullopt;
+  const int registers =
+      std::min(EqualRegisters(warps + block.pointwise_warps, 1), kMostThreadRegisters);
+  DistributeRegisters(form, item_warps, &config);
+  const WaveSizes sizes(config);
+  if (sizes.blocks > share.multiprocessors || sizes.shared_bytes > gpu.shared_bytes) {
+    return std::nullopt;
+  }
+  ScanPlan plan;
+  plan.variant = &variant;
+  plan.file = "recurrent/kernels/wave.cu";
+  plan.blocks = sizes.blocks;
+  plan.threads = sizes.threads;
+  plan.shared_bytes = sizes.shared_bytes;
+  plan.launches = {
+      .groups = share.groups,
+      .scans = share.groups,
+      .layers = form.layers,
+      .exchange_bytes = ExchangeBytes(form.length, int64_t{sizes.slot} * sizes.state_bytes)};
+  plan.constants = PlanConstants("WaveSizes", ExpressionOf(config), plan.launches, variant.barrier);
+  plan.poll_delay = DensePollDelay(block);
+  plan.poll_delay_increase = 8;
+  plan.poll_delay_decrease = 2;
+  plan.microseconds = WaveMicroseconds(sizes, form.layers * share.groups, item_warps, registers);
+  const int64_t kept = sizes.own.register_chunks * sizes.own.chunk_registers +
+                       sizes.below.register_chunks * sizes.below.chunk_registers;
+  const int64_t all =
+      sizes.own.loads * sizes.own.chunk_registers + sizes.below.loads * sizes.below.chunk_registers;
+  plan.in_registers = Double(kept) / Double(all);
+  plan.total_microseconds =
+      TotalMicroseconds(plan, form) + Double(form.layers - 1) * plan.microseconds;
+  return plan;
+}
+
+std::optional<ScanPlan> PlanWaveShare(const ScanVariant& variant, const WaveForm& form,
+                                      const Gpu& gpu, const WaveShare& share) {
+  const int64_t part = RoundUp(form.hidden, 16 / SizeOf(form.state_dtype));
+  const int all = (1 << form.products) - 1;
+  // Products of one matrix only take tiles of rows of their own.
+  const int64_t multiple = form.own_products == all && form.below_products == all ? 8 : 16;
+  const int64_t first = RoundUp(CeilDivide(part, share.multiprocessors), multiple);
+  for (int64_t units = first; units < first + 4 * multiple; units += multiple) {
+    const int64_t rows = form.products * units;
+    if (rows < 16 && units < part) continue;  // a tensor core would multiply by rows of zeros
+    if (Double(rows) * Double(form.state_parts) * Double(part) > kMostBlockWeights) continue;
+    std::optional<ScanPlan> best;
+    for (int warps = 1; warps <= 16; ++warps) {
+      KeepFaster(PlanWaveBlock(variant, form, gpu, share, units, warps), &best);
+    }
+    if (best) return best;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<ScanPlan> PlanWaveLayers(const ScanVariant& variant, const WaveForm& form,
+                                       const Gpu& gpu) {
+  std::optional<ScanPlan> best;
+  for (const int64_t groups : kBatchParts) {
+    WaveShare share{groups, form.batch / groups};
+    if (form.batch % groups != 0 || share.batch > MostDenseBatch(true)) continue;
+    share.multiprocessors = gpu.multiprocessors / (form.layers * groups);
+    if (share.multiprocessors == 0) continue;
+    KeepFaster(PlanWaveShare(variant, form, gpu, share), &best);
+  }
+  return best;
+}
+
+}  // namespace jaxsparse

@@ -1,0 +1,99 @@
+// The layers of a stack in one launch, step t of a layer beside step t + 1 of the layer below it
+// (problem.h). Each layer, or part of its batch, is a dense scan (dense.cu) with blocks and an
+// exchange buffer of its own. To its products it adds those of the states that the layer below has
+// published for the same step, by input weights that are kept on chip, too.
+//
+// Floors of a step, for all layers at once, h units, batch B, states S, products P, on M
+// multiprocessors:
+//   exchange: a block receives its own last state and that of the layer below, 2 S h B numbers; the
+//     second one was published a step ago, so that it costs bandwidth only. In 16 bits 0.71 us for
+//     16 + 16 KB, 0.87 for 32 + 32, 1.33 for 64 + 64 in a probe with 4 x 32 blocks.
+//   products: 4 L S P h^2 B flops on all tensor cores. What is in the way between receiving a state
+//     and publishing the next one is the own half of it.
+// So a wave of L layers takes T + L - 1 steps of little more time than one layer's, instead of L T.
+#include "persistent/backoff.cuh"
+#include "persistent/grid_barrier.cuh"
+#include "recurrent/kernels/dense_steps.cuh"
+#include "recurrent/kernels/wave_mma.cuh"
+
+namespace jaxsparse {
+
+template <typename Plan>
+__device__ __forceinline__ const typename Plan::State* SlotBelow(const RecurrentWaveLayer& p,
+                                                                 int64_t step) {
+  const char* of_scan =
+      static_cast<const char*>(p.below_exchange) + ScanOfLaunch<Plan>() * p.exchange_bytes;
+  return reinterpret_cast<const typename Plan::State*>(of_scan) +
+         (IsReversed<Plan>(p) ? p.steps - 1 - step : step) * Plan::kSizes.slot;
+}
+
+template <typename Plan>
+__device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4* shared,
+                                             float* partials, volatile uint32_t* stop) {
+  constexpr WaveSizes kSizes = Plan::kSizes;
+  WaveMma<Plan> product(p, shared);
+  Watchdog watchdog(p.wait_limits);
+  Backoff backoff(p.poll_delays);
+  const bool has_below = p.below_exchange != nullptr;
+  product.Start(p);
+  if (has_below) product.AskBelow(SlotBelow<Plan>(p, 0));
+  for (int64_t step = 0; step < p.steps; ++step) {
+    MmaSums<Plan> sums = {};
+    if (has_below) {
+      Delay<Plan::kMostDelay>(~step);
+      product.AwaitBelow(SlotBelow<Plan>(p, step), &watchdog);
+      watchdog.TakeHasWaited();
+      product.MultiplyBelow(sums);
+    }
+    if (step > 0) {
+      if constexpr (Plan::kBarrier) {
+        WaitAt<kSizes.threads>(kAllThreads);
+        if (threadIdx.x == 0) {
+          MeetOtherBlocks<Plan::kBlocks>(ArrivalsOf<Plan>(p), step - 1, &watchdog);
+        }
+        WaitAt<kSizes.threads>(kAllThreads);
+      } else {
+        backoff.Wait();
+      }
+      Delay<Plan::kMostDelay>(step);
+      product.AskOwn(SlotBefore<Plan>(p, step, kSizes.slot));
+    }
+    // Behind the own state, for which all wait.
+    if (has_below && step + 1 < p.steps) product.AskBelow(SlotBelow<Plan>(p, step + 1));
+    if (step > 0) product.AwaitOwn(SlotBefore<Plan>(p, step, kSizes.slot), &watchdog);
+    // A warp that timed out has no products: what it would overwrite may still be read.
+    const bool timed_out = __any_sync(kAllLanes, watchdog.timed_out());
+    if (timed_out) {
+      *stop = 1;
+    } else {
+      product.MultiplyOwn(sums, partials + (step & 1) * kSizes.partials);
+    }
+    __syncwarp();
+    HandOver<Plan>(step, timed_out);
+    backoff.Start();
+    if (step > 0) backoff.Adapt(watchdog.TakeHasWaited());
+  }
+}
+
+template <typename Step, typename Plan>
+__global__ void __launch_bounds__(Plan::kSizes.threads, Plan::kSizes.resident)
+    RecurrentWaveScan(const __grid_constant__ RecurrentWave<Plan::kLayers> wave) {
+  constexpr WaveSizes kSizes = Plan::kSizes;
+  static_assert(kSizes.products == Step::kProducts && kSizes.state_parts == Step::kStates &&
+                kSizes.state_bytes == sizeof(typename Plan::State) && kSizes.gets_its_registers);
+  const RecurrentWaveLayer& p = wave.layer[LayerOfBlock<Plan>()];
+  extern __shared__ Words4 shared[];
+  float* partials = reinterpret_cast<float*>(shared);
+  volatile uint32_t* stop = reinterpret_cast<uint32_t*>(shared) + kSizes.flag_at / 4;
+  if (threadIdx.x == 0) *stop = 0;
+  __syncthreads();
+  if (threadIdx.x < kSizes.product_threads) {
+    if constexpr (kSizes.product_registers > 0) TakeRegisters<kSizes.product_registers>();
+    MakeProducts<Plan>(p, shared, partials, stop);
+  } else {
+    if constexpr (kSizes.product_registers > 0) GiveUpRegisters<kSizes.pointwise_registers>();
+    MakeSteps<Step, Plan>(p, partials, stop);
+  }
+}
+
+}  // namespace jaxsparse

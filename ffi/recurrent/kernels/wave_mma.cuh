@@ -1,0 +1,90 @@
+// Products of a layer in a wave on tensor cores: of its own last state, and of the layer below.
+#pragma once
+
+#include "recurrent/kernels/dense_mma.cuh"
+#include "recurrent/kernels/wave.h"
+
+namespace jaxsparse {
+
+// Whether a set of bits is that of the first few numbers.
+constexpr bool HasFirst(int mask) { return (mask & (mask + 1)) == 0; }
+// The n-th number of a set of bits.
+__device__ __forceinline__ int NthOf(int mask, int n) {
+  int number = 0;
+#pragma unroll
+  for (int i = 0, before = 0; i < kMaxScanArrays; ++i) {
+    if ((mask >> i & 1) == 0) continue;
+    if (before++ == n) number = i;
+  }
+  return number;
+}
+
+// A matrix that has only some products, and takes only some parts of a state.
+template <typename Plan, bool kBelow>
+struct MatrixOfWave {
+  static constexpr WaveColumns kMatrix = kBelow ? Plan::kSizes.below : Plan::kSizes.own;
+  static constexpr int kColumns = kMatrix.columns, kLoads = kMatrix.loads,
+                       kRegisterChunks = kMatrix.register_chunks, kRowTiles = kMatrix.row_tiles;
+
+  __device__ __forceinline__ static DenseWeights Of(const RecurrentWaveLayer& p) {
+    if constexpr (kBelow) return p.below_weights;
+    return {p.weights, p.weight_row_stride, p.weight_column_stride};
+  }
+  __device__ __forceinline__ static int SlotColumn(int column) {
+    constexpr int kPart = Plan::kSizes.part;
+    if constexpr (HasFirst(kMatrix.states)) {
+      return column;
+    } else {
+      return NthOf(kMatrix.states, column / kPart) * kPart + column % kPart;
+    }
+  }
+  __device__ __forceinline__ static int PlaceOf(int product) {
+    if constexpr (HasFirst(kMatrix.products)) return product;
+    return CountBits(kMatrix.products & ((1 << product) - 1));
+  }
+  __device__ __forceinline__ static int RowTile(int tile) {
+    if constexpr (HasFirst(kMatrix.products)) {
+      return tile;
+    } else {
+      constexpr int kTiles = Plan::kSizes.units / 16;  // of a product
+      return NthOf(kMatrix.products, tile / kTiles) * kTiles + tile % kTiles;
+    }
+  }
+};
+
+// What the product warps of a layer do in a step. The layer below is ahead, so that its state is
+// there most often, and its product is made while the own state is on its way.
+template <typename Plan>
+class WaveMma {
+  using State = typename Plan::State;
+  static_assert(!Plan::kSizes.has_idle_warps && Plan::kSizes.has_whole_tiles);
+
+ public:
+  __device__ __forceinline__ WaveMma(const RecurrentWaveLayer& p, Words4* shared)
+      : own_(p, shared + Plan::kSizes.weights_at / 16),
+        below_(p, shared + Plan::kSizes.below_weights_at / 16) {}
+
+  __device__ __forceinline__ void Start(const RecurrentWaveLayer& p) { own_.Start(p); }
+
+  __device__ __forceinline__ void AskBelow(const State* slot) { below_.Ask(slot); }
+  __device__ __forceinline__ void AwaitBelow(const State* slot, Watchdog* watchdog) {
+    below_.Await(slot, watchdog);
+  }
+  __device__ __forceinline__ void AskOwn(const State* slot) { own_.Ask(slot); }
+  __device__ __forceinline__ void AwaitOwn(const State* slot, Watchdog* watchdog) {
+    own_.Await(slot, watchdog);
+  }
+
+  __device__ __forceinline__ void MultiplyBelow(MmaSums<Plan>& sums) { below_.Multiply(sums); }
+  // Adds the own product and writes this warp's part of the sums.
+  __device__ __forceinline__ void MultiplyOwn(MmaSums<Plan>& sums, float* partials) {
+    own_.Multiply(sums);
+    own_.WritePartials(sums, partials);
+  }
+
+ private:
+  MmaChunks<Plan, MatrixOfWave<Plan, false>> own_;
+  MmaChunks<Plan, MatrixOfWave<Plan, true>> below_;
+};
+
+}  // namespace jaxsparse

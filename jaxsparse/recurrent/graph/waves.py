@@ -1,0 +1,236 @@
+"""Waves: runs of nodes of a graph that one persistent kernel computes together.
+
+A graph is cut into waves and single nodes so that the predicted time is least. What comes to a wave
+from nodes below it is computed for all steps ahead.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+
+from jaxsparse import _ffi
+from jaxsparse.batching import over_batch
+from jaxsparse.device import AnyDevice, Device
+from jaxsparse.primitive import OPERATIONS, Fallback, UnavailableError, bind_local, core_dims
+from jaxsparse.recurrent.graph.alone import alone
+from jaxsparse.recurrent.graph.operands import (
+    OfNode,
+    Operands,
+    Results,
+    dtype_of,
+    flat_results,
+    given_states,
+    recurrent_nodes,
+    signature,
+    split,
+    split_results,
+)
+from jaxsparse.recurrent.graph.plain import added_ahead, node_alone
+from jaxsparse.recurrent.graph.wave import recurrent_wave_p
+from jaxsparse.recurrent.graph.wave_form import alike, form_of_run
+from jaxsparse.recurrent.plan import NoPlan, Plan, ScanForm, WaveForm, make_plan, make_wave_plan
+
+WAVE_VARIANTS = tuple(_ffi.WAVE_VARIANTS)
+_PRODUCTS_A_MICROSECOND = 2e8  # of a product over all steps, 400 TFLOP/s
+_START = 5.0  # microseconds of a product over all steps, beside that
+
+
+class Wave(NamedTuple):
+    """Nodes ``first`` to ``last``, both among them, as one launch."""
+
+    first: int
+    last: int
+    form: WaveForm
+    plan: Plan
+
+    def __str__(self) -> str:
+        return f"nodes {self.first} to {self.last} as a wave by {self.plan}"
+
+
+def choose_waves(
+    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
+) -> Fallback:
+    """What a graph is lowered to on a GPU: waves where they are fastest, or node by node.
+
+    Raises:
+        UnavailableError: if a wave was asked for and there is none.
+    """
+    assert isinstance(device, Device)  # on what is none, no kernel of scans runs
+    variant, x = params["variant"], split(avals, params)
+    if variant is not None and variant not in WAVE_VARIANTS:
+        return Fallback(f"variant {variant!r} is one of single layers")
+    if not all(isinstance(size, int) for a in avals for size in a.shape):
+        return Fallback("a size is open, and kernels are made for sizes")
+    waves, reason = _cut(params, x, device, variant)
+    if waves:
+        compute = functools.partial(_over_batch, waves)
+        return Fallback(reason, compute, " and ".join(map(str, waves)))
+    if variant is not None:
+        raise UnavailableError(
+            f"recurrent.stack_scan: {variant} was asked for, but {reason}", reason
+        )
+    return Fallback(reason)
+
+
+def _cut(
+    params: dict[str, Any], x: Operands, device: Device, variant: str | None
+) -> tuple[list[Wave], str]:
+    """The waves of least predicted time, and why these, or why there are none.
+
+    If a variant of waves is asked for, as few nodes as can be are in none.
+    """
+    reasons: list[str] = []
+    best: list[tuple[float, list[Wave]]] = [(0.0, [])]  # of the first so many nodes
+    alone = 0.0
+    recurrent = recurrent_nodes(params["edges"])
+    for last in range(len(params["nodes"])):
+        cost = _microseconds_alone(last, params, x, device)
+        alone += cost
+        before, waves = best[last]
+        found = before + cost * (1.0 if variant is None else 1e6), waves
+        for first in range(last - 1, -1, -1):
+            if not {first, last} <= recurrent:
+                break
+            form = form_of_run(first, last, params, x)
+            plan = NoPlan(form) if isinstance(form, str) else make_wave_plan(form, device, variant)
+            if isinstance(form, str) or isinstance(plan, NoPlan):
+                reasons.append(plan.reason if isinstance(plan, NoPlan) else "")
+                break  # a longer run holds this one, and needs more room
+            cost = plan.total_microseconds + _microseconds_ahead(first, last, params, x)
+            before, waves = best[first]
+            if before + cost < found[0]:
+                found = before + cost, [*waves, Wave(first, last, form, plan)]
+        best.append(found)
+    total, waves = best[-1]
+    if waves:
+        return waves, f"they take about {total:.0f} us, and {alone:.0f} would be taken node by node"
+    slower = f"it takes about {alone:.0f} us, and waves would take longer"
+    return [], next(iter(reasons), slower)
+
+
+def _microseconds_alone(n: int, params: dict[str, Any], x: Operands, device: Device) -> float:
+    """Predicted for a node as a scan of its own; more than any scan takes if it has no kernel."""
+    ahead = _microseconds_ahead(n, n, params, x)
+    loops = [e for e, edge in enumerate(params["edges"]) if edge.delay and edge.target == n]
+    if not loops:
+        return ahead
+    (e,) = loops
+    edge, step = params["edges"][e], params["nodes"][n]
+    state = dtype_of(x).name
+    form = ScanForm(
+        products=len(edge.products),
+        states=len(edge.states),
+        inputs=sum(step.inputs) + step.products,
+        outputs=sum(step.outputs),
+        arrays=max(step.carries, len(step.inputs) + 1, len(step.outputs)),
+        hidden=params["units"][n],
+        batch=x.nodes[n].state.shape[-3],
+        length=params["length"],
+        state_dtype=state,
+        weight_dtype=x.weights[e][0].dtype.name,
+        sparse=edge.kind == "csr",
+        input_dtypes=(state,),
+    )
+    plan = _planned(form, device) if edge.kind in ("dense", "csr") else NoPlan("")
+    return ahead + (plan.total_microseconds if isinstance(plan, Plan) else 1e9)
+
+
+@functools.lru_cache(maxsize=1024)
+def _planned(form: ScanForm, device: Device) -> Plan | NoPlan:
+    return make_plan(form, device, forced=True)
+
+
+def _microseconds_ahead(first: int, last: int, params: dict[str, Any], x: Operands) -> float:
+    """Predicted for what nodes take from those below ``first``, all steps at once."""
+    batch = next(node.state.shape[-3] for node in x.nodes if node.state is not None)
+    cost = 0.0
+    for edge in params["edges"]:
+        if not edge.delay and first <= edge.target <= last and edge.source < first:
+            k = len(edge.states) * params["units"][edge.source]
+            m = len(edge.products) * params["units"][edge.target]
+            size = k * m if edge.kind in ("dense", "csr") else m
+            cost += _START + params["length"] * batch * size / _PRODUCTS_A_MICROSECOND
+    return cost
+
+
+def _over_batch(waves: Sequence[Wave], *operands: jax.Array, **params: Any) -> list[Any]:
+    core_rank = len(core_dims(signature(params).operands[0][1]))
+    compute = functools.partial(_by_waves, waves, params)
+    return over_batch(compute, operands[0].ndim - core_rank, *operands)
+
+
+def _by_waves(waves: Sequence[Wave], params: dict[str, Any], *operands: jax.Array) -> list[Any]:
+    """A graph some of whose nodes run as waves, and the others each on its own."""
+    x = split(operands, params)
+    begins = {wave.first: wave for wave in waves}
+    every: list[Results] = []
+    states: list[Any] = []
+    while (n := len(every)) < len(params["nodes"]):
+        if n in begins:
+            results = _run_wave(begins[n], x, states, params)
+        else:
+            results = [node_alone(n, x, states, {**params, "variant": None})]
+        for r in results:
+            given = given_states(params["nodes"][len(every)])
+            states.append(r.states if given is None else x.nodes[len(every)].inputs[given])
+            every.append(r)
+    return flat_results(params["nodes"], every)
+
+
+def _run_wave(
+    wave: Wave, x: Operands, states: Sequence[Any], params: dict[str, Any]
+) -> list[Results]:
+    """The results of a wave's nodes, of the states of those before it."""
+    run = range(wave.first, wave.last + 1)
+    edges = params["edges"]
+    found = alike(tuple(params["nodes"][n] for n in run))
+    assert found is not None
+    dtype = dtype_of(x)
+    outside = {
+        n: [
+            (edge, w)
+            for edge, w in zip(edges, x.weights, strict=True)
+            if edge.target == n and edge.source < wave.first
+        ]
+        for n in run
+    }
+    ahead = tuple(
+        sorted({p for into in outside.values() for edge, _ in into for p in edge.products})
+    )
+    every_state, every_product = range(found.step.states), range(found.step.products)
+    step = alone(found.step, tuple(every_state), tuple(every_product), ahead, ())
+
+    def zeros(parts: int, of_type: Any) -> Any:
+        return jnp.zeros((1, 1, parts, 1), of_type)
+
+    nodes, spans = [], []
+    for n, places in zip(run, found.inputs, strict=True):
+        state, carries, given = x.nodes[n]
+        inputs, own = [], []
+        for i, size, name in zip(places, found.step.inputs, wave.form.input_dtypes, strict=False):
+            inputs.append(zeros(size, jnp.dtype(name)) if i is None else given[i])
+            own.append("" if i is None else params["spans"][n][i])
+        if ahead:
+            into, units = outside[n], params["units"][n]
+            added = added_ahead(into, states, units, dtype, params, ahead)
+            inputs.append(added.values if into else zeros(len(ahead), dtype))
+            own.append(added.span)
+        nodes.append(OfNode(state, carries, tuple(inputs)))
+        spans.append(tuple(own))
+    place = {n: i for i, n in enumerate(run)}
+    kept = [e for e, edge in enumerate(edges) if edge.target in place and edge.source in place]
+    of_wave = {
+        **{name: params[name] for name in OPERATIONS[recurrent_wave_p].params},
+        "nodes": (step,) * len(run),
+        "edges": tuple(edges[e].moved(place) for e in kept),
+        "units": tuple(params["units"][n] for n in run),
+        "spans": tuple(spans),
+    }
+    flat = Operands(tuple(x.weights[e] for e in kept), tuple(nodes)).flat
+    return split_results(bind_local(recurrent_wave_p, *flat, **of_wave), of_wave)

@@ -1,0 +1,356 @@
+"""Waves of recurrent stacks: which layers they hold, their kernels, and their results on a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import stack_problems
+from checks import PLATFORM
+from covering import pairwise
+from test_recurrent_plan import kernels
+
+from jaxsparse import H200, Device, _ffi, recurrent
+from jaxsparse.primitive import UnavailableError
+from jaxsparse.recurrent.graph import recurrent_graph_p
+from jaxsparse.recurrent.graph.waves import choose_waves
+from jaxsparse.recurrent.plan import NoPlan, Plan, WaveForm, make_wave_plan
+
+WAVE = "wave_mma"
+leaves = jax.tree.leaves
+
+
+def wave(products=1, states=1, layers=4, hidden=512, batch=16, length=256, **changes):
+    form = WaveForm(
+        products=products,
+        states=states,
+        inputs=2 * products,
+        outputs=0,
+        arrays=2,
+        hidden=hidden,
+        batch=batch,
+        length=length,
+        state_dtype="bfloat16",
+        weight_dtype="bfloat16",
+        sparse=False,
+        input_dtypes=("bfloat16",),
+        layers=layers,
+        own_products=tuple(range(products)),
+        own_states=tuple(range(states)),
+        below_products=tuple(range(products)),
+        below_states=tuple(range(states)),
+    )
+    return dataclasses.replace(form, **changes)
+
+
+FITTING = {
+    "lstm 512": wave(4),
+    "adjoint of lstm 512": wave(1, 4),
+    "lstm 1024": wave(4, layers=2, hidden=1024, batch=4),
+    "adjoint of lstm 1024": wave(1, 4, layers=2, hidden=1024, batch=4),
+    "gru 512": wave(4, own_products=(0, 1, 2), below_products=(0, 1, 3)),
+    "rnn 1152": wave(layers=7, hidden=1152, batch=4),
+    "odd": wave(3, layers=3, hidden=331, batch=5),
+    "16 layers": wave(layers=16, hidden=64, batch=4),
+}
+
+
+@pytest.mark.parametrize("name", list(FITTING))
+def test_what_fits(name):
+    form = FITTING[name]
+    plan = make_wave_plan(form, H200)
+    assert isinstance(plan, Plan), plan
+    assert plan.layers == form.layers and plan.scans == plan.groups and plan.launches == 1
+    assert plan.layers * plan.scans * plan.blocks <= H200.multiprocessors
+    assert plan.threads <= 1024 and plan.shared_bytes <= H200.shared_bytes
+    units = int(re.search(r"\.units = (\d+)", plan.constants)[1])
+    assert plan.blocks * units >= form.hidden
+    # All weights are somewhere: registers hold 64 K words, and some are needed for the rest.
+    weights = form.hidden**2 * sum(
+        len(products) * len(states)
+        for products, states in (
+            (form.own_products, form.own_states),
+            (form.below_products, form.below_states),
+        )
+    )
+    assert plan.scans * plan.blocks * (65536 * 4 + plan.shared_bytes) > plan.groups * weights * 2
+    slots = form.length * form.batch * form.states * form.hidden * 2
+    assert plan.workspace_bytes > form.layers * slots
+    assert f"{form.layers} layers of " in str(plan)
+
+
+def test_more_steps_and_rows_take_longer():
+    def microseconds(**changes):
+        return make_wave_plan(wave(4, **changes), H200).total_microseconds
+
+    by_batch = [microseconds(batch=b) for b in (1, 4, 8, 16, 32)]
+    assert by_batch == sorted(by_batch)
+    assert microseconds(length=100) < microseconds(length=200)
+
+
+@pytest.mark.parametrize(
+    "form, reason",
+    [
+        (wave(4, layers=4, hidden=1024), "4 layers of 4 x 1 x 1024 x 1024 weights in bfloat16 and"),
+        (wave(4, batch=132), "don't fit the registers and shared memory"),
+        (wave(layers=17), "17 layers are more than the 16 of a launch"),
+        (wave(weight_dtype="float32"), "needs 16-bit state and weights of one dtype"),
+        (wave(state_dtype="float64"), "the dtype of the state is float64"),
+        (wave(input_dtypes=("float16",)), "inputs of ['float16'] beside a state of bfloat16"),
+        (wave(arrays=99), "99 arrays of one kind are more than"),
+    ],
+)
+def test_why_not(form, reason):
+    plan = make_wave_plan(form, H200)
+    assert isinstance(plan, NoPlan) and reason in plan.reason
+    old = dataclasses.replace(H200, name="old", compute_capability=80)
+    assert "old has compute capability 8.0" in make_wave_plan(form, old).reason
+
+
+def test_barriers_are_only_chosen_on_demand():
+    assert "kBarrier = false" in make_wave_plan(wave(), H200).constants
+    assert "kBarrier = true" in make_wave_plan(wave(), H200, f"{WAVE}_barrier").constants
+
+
+def stack(cells, dtype=jnp.bfloat16, **sizes):
+    """Random operands, all floating-point arrays but the carries in one dtype."""
+    p = stack_problems.stack(cells, dtype=dtype, **sizes)
+    cast = jax.tree.map(
+        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, p
+    )
+    return cast._replace(carries=jax.tree.map(lambda x: x.astype(jnp.float32), p.carries))
+
+
+def graphs(function, *operands):
+    """The graphs of a function, their params and the types of their operands."""
+    equations = jax.make_jaxpr(function)(*operands).eqns
+    return [
+        (eqn.params, [v.aval for v in eqn.invars])
+        for eqn in equations
+        if eqn.primitive is recurrent_graph_p
+    ]
+
+
+def total(results):
+    return sum(jnp.sum(jnp.sin(x.astype(jnp.float32))) for x in leaves(results))
+
+
+def loss_of(p, **options):
+    """The loss of a stack by its arrays."""
+
+    def loss(floating):
+        results = recurrent.stack_scan(*p.of(floating), **options)
+        return total(results), results
+
+    return loss
+
+
+def held(choice):
+    """The layers of each wave, as it is said."""
+    return [tuple(map(int, x)) for x in re.findall(r"layers (\d+) to (\d+)", choice.called)]
+
+
+@pytest.mark.parametrize("cell", ["RNN", "GRU", "LSTM", "three_leaves"])
+@pytest.mark.parametrize("return_all", [False, True])
+def test_layers_of_one_form_are_a_wave_and_so_are_their_adjoints(cell, return_all):
+    p = stack([cell], layers=4, T=64, B=4, h=64)
+    gradient = jax.grad(loss_of(p, return_all=return_all), has_aux=True)
+    forward, backward = (choose_waves(*graph, H200) for graph in graphs(gradient, p.floating))
+    assert held(forward) == [(1, 4)], forward
+    assert held(backward) == [(0, 3)], backward
+    assert "us, and " in forward.reason
+
+
+def test_where_a_wave_ends():
+    def first(p, **options):
+        (graph, *_) = graphs(loss_of(p, **options), p.floating)
+        return choose_waves(*graph, H200)
+
+    sizes = {"T": 64, "B": 4, "h": 64}
+    two = stack(["LSTM", "LSTM", "RNN", "RNN"], layers=4, **sizes)
+    assert held(first(two)) == [(1, 2), (3, 4)]
+    differ = first(stack(["RNN"], layers=3, differ=True, **sizes))
+    assert differ.compute is None and "they differ in size" in differ.reason
+    single = stack(["RNN"], layers=1, **sizes)
+    assert first(single).compute is None
+    wide = first(stack(["RNN"], layers=3, dtype=jnp.float32, **sizes))
+    assert wide.compute is None and "16-bit" in wide.reason
+    sparse = first(stack(["RNN"], layers=3, weights="csr", **sizes))
+    assert sparse.compute is None and "an edge is of kind csr" in sparse.reason
+    # Each layer by a kernel of scans.
+    by_scans = first(stack(["RNN"], layers=3, **sizes), variant="dense_tensor_cores")
+    assert by_scans.compute is None
+    with pytest.raises(UnavailableError, match=r"wave_mma was asked for, but .*16-bit"):
+        first(stack(["RNN"], layers=3, dtype=jnp.float32, **sizes), variant=WAVE)
+    small = Device("small", 90, 8, 100_000)
+    large = stack(["LSTM"], layers=4, **{**sizes, "h": 512})
+    (graph, *_) = graphs(loss_of(large), large.floating)
+    assert choose_waves(*graph, small).compute is None
+
+
+@pytest.mark.parametrize("cells", [("LSTM",), ("GRU",), ("three_leaves", "three_leaves", "RNN")])
+@pytest.mark.parametrize("options", [{}, {"reverse": True, "return_all": True}])
+def test_a_graph_in_waves_is_the_graph(cells, options):
+    """What goes into waves and comes out of them, each by its plain form."""
+    p = stack(cells, layers=3, T=40, B=3, h=16)
+    gradient = jax.value_and_grad(loss_of(p, **options), has_aux=True)
+    closed = jax.make_jaxpr(gradient)(p.floating)
+    waves = 0
+
+    def by_waves(*operands):
+        nonlocal waves
+        values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+        values |= dict(zip(closed.jaxpr.invars, operands, strict=True))
+        for eqn in closed.eqns:
+            given = [v.val if hasattr(v, "val") else values[v] for v in eqn.invars]
+            if eqn.primitive is recurrent_graph_p:
+                choice = choose_waves(eqn.params, [v.aval for v in eqn.invars], H200)
+                waves += len(held(choice))
+                results = choice.compute(*given, **eqn.params)
+            else:
+                results = eqn.primitive.bind(*given, **eqn.params)
+                results = results if eqn.primitive.multiple_results else [results]
+            values |= dict(zip(eqn.outvars, results, strict=True))
+        return [v.val if hasattr(v, "val") else values[v] for v in closed.jaxpr.outvars]
+
+    got = jax.jit(by_waves)(*leaves(p.floating))
+    plain = jax.value_and_grad(loss_of(p, implementation="xla", **options), has_aux=True)
+    assert waves == 2
+    for a, b in zip(got, leaves(jax.jit(plain)(p.floating)), strict=True):
+        np.testing.assert_allclose(*(np.float32(x) for x in (a, b)), rtol=0.02, atol=0.02)
+
+
+def sources(function, *operands):
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands)
+    return [s for s in kernels(function, *shapes) if "RecurrentWave" in s[1] or "wave" in s[0]]
+
+
+@pytest.mark.parametrize(
+    "cell, options, variant",
+    [
+        ("LSTM", {}, f"{WAVE}_barrier"),
+        ("GRU", {"seq_lengths": jnp.array([1, 5, 6])}, WAVE),
+        ("three_leaves", {"reverse": True}, WAVE),
+    ],
+)
+def test_kernels_compile(cell, options, variant, monkeypatch):
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
+    try:
+        _ffi.nvrtc_version()
+    except RuntimeError as error:
+        pytest.skip(f"needs NVRTC: {error}")
+    if cell == "three_leaves":
+        monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", "1000")
+    p = stack([cell], layers=2, T=6, B=3, h=40)
+    found = sources(jax.grad(loss_of(p, variant=variant, **options), has_aux=True), p.floating)
+    assert len(found) == 2
+    for file, source in found:
+        assert file == f"recurrent_{variant}.cu"
+        expression = "jaxsparse::RecurrentWaveScan<PrintedStep, PrintedPlan>"
+        assert _ffi.compile_kernel(file, expression, "sm_90a", source).startswith(b"\x7fELF")
+
+
+# ---- On a GPU ----
+
+on_gpu = pytest.mark.skipif(
+    PLATFORM != "cuda" or jax.devices()[0].compute_capability < "9.0", reason="needs a GPU"
+)
+
+
+def agrees(p, variant=WAVE, resets=None, **options):
+    """A wave's results and gradients with those of the plain path, in float32."""
+
+    def of(p, **more):
+        gradient = jax.value_and_grad(loss_of(p, **options, **more), has_aux=True)
+        return jax.jit(gradient)(p.floating)
+
+    (_, got), slopes = of(p, variant=variant)
+    wide = jax.tree.map(
+        lambda x: x.astype(jnp.float32) if x.dtype in (jnp.bfloat16, jnp.float16) else x, p
+    )
+    (_, exact), exact_slopes = of(wide, implementation="xla")
+    (_, rounded), rounded_slopes = of(p, variant="dense_tensor_cores")
+    every = [leaves(x) for x in ((got, slopes), (exact, exact_slopes), (rounded, rounded_slopes))]
+    for a, b, c in zip(*every, strict=True):
+        a, b, c = (np.asarray(x, np.float64) for x in (a, b, c))
+        norm = np.linalg.norm(b) + 1e-3 * np.sqrt(b.size)
+        # No further from the truth than layer by layer, which rounds more often.
+        assert np.linalg.norm(a - b) <= 1.5 * np.linalg.norm(c - b) + 0.004 * norm
+    recurrent.check()
+    return got, slopes
+
+
+@on_gpu
+@pairwise(
+    "cell, layers, B, h, T, dtype, reverse, lengths, biased, dropout",
+    ["RNN", "GRU", "LSTM", "three_leaves"],
+    [2, 3, 5],
+    [1, 3, 8, 16],
+    [40, 72, 256],
+    [1, 2, 17],
+    ["bfloat16", "float16"],
+    [False, True],
+    [False, True],
+    [False, True],
+    [None, "steps"],
+)
+def test_waves_agree(cell, layers, B, h, T, dtype, reverse, lengths, biased, dropout):
+    p = stack(
+        [cell], layers=layers, T=T, B=B, h=h, dtype=jnp.dtype(dtype), biased=biased, dropout=dropout
+    )
+    seq_lengths = jnp.arange(B, dtype=jnp.int32) % (T + 1) if lengths else None
+    agrees(p, reverse=reverse, seq_lengths=seq_lengths)
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    "cell, layers, B, h",
+    [("LSTM", 4, 16, 512), ("LSTM", 4, 4, 1024), ("RNN", 8, 4, 1152), ("GRU", 4, 16, 512)],
+)
+def test_large_waves_agree_and_repeat(cell, layers, B, h):
+    p = stack([cell], layers=layers, T=40, B=B, h=h)
+    first, again = agrees(p), agrees(p)
+    for a, b in zip(leaves(first), leaves(again), strict=True):
+        np.testing.assert_array_equal(np.asarray(a).view(np.uint8), np.asarray(b).view(np.uint8))
+
+
+@on_gpu
+def test_barriers_and_delays_change_nothing(monkeypatch):
+    p = stack(["GRU"], layers=3, T=20, B=4, h=128)
+    results = []
+    for variant, delay in ((WAVE, 0), (WAVE, 3_000), (WAVE, 50_000), (f"{WAVE}_barrier", 0)):
+        monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", str(delay))
+        gradient = jax.value_and_grad(loss_of(p, variant=variant), has_aux=True)
+        function = jax.jit(lambda x, gradient=gradient: gradient(x))
+        results.append(leaves(jax.device_get(function(p.floating))))
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            np.testing.assert_array_equal(a.view(np.uint8), b.view(np.uint8))
+
+
+@on_gpu
+def test_nan_stays_in_its_row():
+    p = stack(["LSTM"], layers=3, T=8, B=4, h=64)
+    p = p._replace(xs=p.xs.at[2, 1].set(jnp.nan))
+    _, ys = jax.jit(lambda p: recurrent.stack_scan(*p, variant=WAVE))(p)
+    bad = np.isnan(np.asarray(ys, np.float32))
+    assert bad[2:, 1].all() and not bad[:2].any() and not bad[:, [0, 2, 3]].any()
+
+
+@on_gpu
+def test_times_out_on_blocks_that_do_not_come(monkeypatch):
+    p = stack(["RNN"], layers=3, T=5, B=4, h=256)
+    recurrent.check()
+    monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", str(10**8))  # 50 ms
+    monkeypatch.setenv("JAXSPARSE_SCAN_WAIT_LIMIT", "0.001")
+    _, ys = jax.jit(lambda p: recurrent.stack_scan(*p, variant=WAVE))(p)
+    assert np.isnan(np.asarray(ys[-1], np.float32)).any()
+    with pytest.raises(RuntimeError, match=r"recurrent\.check: a scan on GPU 0 timed out"):
+        recurrent.check()
+    monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", "0")
+    monkeypatch.delenv("JAXSPARSE_SCAN_WAIT_LIMIT")
+    agrees(p)
