@@ -151,11 +151,12 @@ def own_layers(name):
     """Layers of the kinds that state dicts do not make, and PyTorch's kind of them."""
     rngs = nnx.Rngs(0)
     if name == "lstm":  # without the bias of its inputs
-        sizes, sparsities = (IN, H, H), (0.5, None, 0.7)
+        sizes = (IN, H, H)
+        kinds = ({"recurrent_sparsity": 0.5}, {}, {"heads": 7})
         return RecurrentStack(
             [
-                RNN(LSTMCell(n, H, recurrent_sparsity=sparsity, **BIAS, rngs=rngs))
-                for n, sparsity in zip(sizes, sparsities, strict=True)
+                RNN(LSTMCell(n, H, **weights, **BIAS, rngs=rngs))
+                for n, weights in zip(sizes, kinds, strict=True)
             ],
             dropouts=[None, nnx.Dropout(0.0), None],
         )

@@ -450,24 +450,13 @@ def scan_operands(
         inputs: ``(T, *batch, in_features)``, of all steps: their product is taken here, at once.
         carry: of leaves ``(*batch, h)``.
     """
-    batch, h = inputs.shape[1:-1], cell.hidden_features
+    batch = inputs.shape[1:-1]
     if inputs.shape[-1] != cell.in_features:
         raise ValueError(
             f"{operation}: inputs must have {cell.in_features} features, their last dimension, "
             f"got {inputs.shape[-1]}"
         )
-    if jax.tree.structure(carry) != cell.carry_structure:
-        raise TypeError(
-            f"{operation}: the carry of {type(cell).__name__} must have the structure "
-            f"{cell.carry_structure}, got {jax.tree.structure(carry)}"
-        )
-    leaves = [arguments.as_array(operation, "carry", x, 1) for x in jax.tree.leaves(carry)]
-    for x in leaves:
-        if x.shape != (*batch, h):
-            raise ValueError(
-                f"{operation}: the leaves of the carry must have shape {(*batch, h)}, the batch "
-                f"dimensions of the inputs and {h} units, got {x.shape}"
-            )
+    flat = flat_carry(operation, cell, carry, batch)
     check_layers(operation, cell)
     inputs = inputs.reshape(inputs.shape[0], math.prod(batch), cell.in_features)
     layer = cell.dense_h
@@ -481,15 +470,33 @@ def scan_operands(
     xs, weights, bias = layer.promote_dtype((xs, kernel[...], bias), dtype=layer.dtype)
     if isinstance(layer, SparseLinear):
         weights = CSR(weights, layer.pattern)
-    flat = [x.reshape(math.prod(batch), h) for x in leaves]
     return {
         "cell": cell.function,
         "recurrent": weights,
-        "carry": jax.tree.unflatten(cell.carry_structure, flat),
+        "carry": flat,
         "xs": xs,
         "recurrent_bias": bias,
         "precision": arguments.as_precision(operation, layer.precision),
     }
+
+
+def flat_carry(operation: str, cell: RecurrentCell, carry: Any, batch: tuple[int, ...]) -> Any:
+    """A carry of leaves ``(*batch, h)`` with one batch dimension, or TypeError or ValueError."""
+    h = cell.hidden_features
+    if jax.tree.structure(carry) != cell.carry_structure:
+        raise TypeError(
+            f"{operation}: the carry of {type(cell).__name__} must have the structure "
+            f"{cell.carry_structure}, got {jax.tree.structure(carry)}"
+        )
+    leaves = [arguments.as_array(operation, "carry", x, 1) for x in jax.tree.leaves(carry)]
+    for x in leaves:
+        if x.shape != (*batch, h):
+            raise ValueError(
+                f"{operation}: the leaves of the carry must have shape {(*batch, h)}, the batch "
+                f"dimensions of the inputs and {h} units, got {x.shape}"
+            )
+    flat = [x.reshape(math.prod(batch), h) for x in leaves]
+    return jax.tree.unflatten(cell.carry_structure, flat)
 
 
 def with_batch(tree: Any, batch: tuple[int, ...]) -> Any:

@@ -127,7 +127,7 @@ class RNN(nnx.Module):
         reverse = _or(reverse, self.reverse)
         inputs, lengths = time_first("RNN", inputs, seq_lengths, time_major)
         starts = first_steps("RNN", inputs, resets, lengths, time_major)
-        operands = self._operands("RNN", inputs, initial_carry, _fork(_or(rngs, self.rngs)))
+        operands = self._operands("RNN", inputs, initial_carry, carry_stream(_or(rngs, self.rngs)))
         carry, ys = recurrent.scan(
             **operands,
             reverse=reverse,
@@ -325,8 +325,9 @@ def _stream(operation: str, rngs: Any, *cells: RecurrentCell) -> Any:
         raise TypeError(
             f"{operation}: rngs must be nnx.Rngs, a stream or a bool, got {type(rngs).__name__}"
         )
-    return _fork(rngs)
+    return carry_stream(rngs)
 
 
-def _fork(rngs: Any) -> Any:
+def carry_stream(rngs: Any) -> Any:
+    """The stream that a layer draws its carry from: a fork of the one of random keys."""
     return rngs.carry.fork() if isinstance(rngs, nnx.Rngs) else rngs

@@ -14,6 +14,7 @@ from flax import nnx
 from jaxsparse.nn.linear import as_integer
 from jaxsparse.nn.recurrent import Rngs, shared_option
 from jaxsparse.nn.sequences import check_resets, clipped_lengths, time_mask
+from jaxsparse.nn.waves import Block, is_inside, run_wave, wave_of
 from jaxsparse.ops import arguments
 
 
@@ -27,6 +28,13 @@ class RecurrentStack(nnx.Module):
     and :math:`y^0` are the inputs: skips lead from each n-th layer to the next. Widths must be the
     same at both ends of a skip, so a layer or projection that changes the width stands before the
     stack.
+
+    `RNN` layers that follow one another are one `recurrent.stack_scan`, with the skips and dropouts
+    between them; values are those of the layers one by one, up to rounding. Such a run ends before
+    a layer with a norm, unless that is an `nnx.LayerNorm` or `nnx.RMSNorm` over the features, or an
+    `nnx.BatchNorm` with ``use_running_average=True``, which becomes part of the layer's weights; at
+    layers and dropouts of other classes or with a call of their own; where options, dtypes,
+    precisions or the order of time change; and with a run of ``checkpoint_every`` layers.
 
     Args:
         layers: `RNN` and `Bidirectional` layers, or others with their call.
@@ -151,7 +159,7 @@ class RecurrentStack(nnx.Module):
             part = slice(first, first + every)
             # An nnx.List may hold what is no module, a function as a norm for instance.
             parts = tuple(nnx.List(of_all[part]) for of_all in modules)
-            run: Any = functools.partial(_run, first, self.skip, time_major, deterministic)
+            run: Any = functools.partial(_run, first, count, self.skip, time_major, deterministic)
             if self.checkpoint_every is not None:
                 run = nnx.remat(run)
             last, y, start = run(parts, given[part], y, start, mask, steps, rngs)
@@ -161,6 +169,7 @@ class RecurrentStack(nnx.Module):
 
 def _run(
     first: int,
+    total: int,
     skip: int | None,
     time_major: bool,
     deterministic: bool | None,
@@ -173,28 +182,53 @@ def _run(
     rngs: Any,
 ) -> tuple[list[Any], jax.Array, jax.Array]:
     """Some layers of a stack: their last carries, the outputs, and where the next skip starts."""
-    last = []
-    blocks = zip(*modules, carries, strict=True)
-    for i, (layer, norm, dropout, carry) in enumerate(blocks, first):
-        carry, y = layer(
-            y if norm is None else _normalised(norm, y, mask),
-            initial_carry=carry,
-            return_carry=True,
-            time_major=time_major,
-            rngs=_with_carries(rngs),
-            **steps,
-        )
-        last.append(carry)
-        if dropout is not None:
-            y = dropout(y, deterministic=deterministic, rngs=rngs)
-        if skip is not None and (i + 1) % skip == 0:
-            if y.shape != start.shape:
-                raise ValueError(
-                    f"RecurrentStack: the skip that ends at layer {i} needs equal shapes at "
-                    f"both ends, got {start.shape} and {y.shape}"
-                )
-            y = start = y + start
+    blocks = [Block(*parts) for parts in zip(*modules, strict=True)]
+    of_carries = _with_carries(rngs)
+    last: list[Any] = []
+    while len(last) < len(blocks):
+        i = len(last)
+        norm = blocks[i].norm
+        x = y if is_inside(norm) else _normalised(norm, y, mask)
+        wave = wave_of(blocks[i:], x, first + i, total, skip)
+        end = i + len(wave.blocks)
+        if end > i + 1:
+            new, y = run_wave(
+                wave,
+                carries[i:end],
+                x,
+                steps,
+                time_major=time_major,
+                deterministic=deterministic,
+                rngs=rngs,
+                carry_rngs=of_carries,
+            )
+            last += new
+        else:
+            carry, y = blocks[i].layer(
+                x if norm is None or not is_inside(norm) else _normalised(norm, y, mask),
+                initial_carry=carries[i],
+                return_carry=True,
+                time_major=time_major,
+                rngs=of_carries,
+                **steps,
+            )
+            last.append(carry)
+            if blocks[i].dropout is not None:
+                y = blocks[i].dropout(y, deterministic=deterministic, rngs=rngs)
+        if skip is not None and (first + end) % skip == 0:
+            if not wave.ends_skip:
+                y = _added(y, start, first + end - 1)
+            start = y
     return last, y, start
+
+
+def _added(y: jax.Array, start: jax.Array, place: int) -> jax.Array:
+    if y.shape != start.shape:
+        raise ValueError(
+            f"RecurrentStack: the skip that ends at layer {place} needs equal shapes at both "
+            f"ends, got {start.shape} and {y.shape}"
+        )
+    return y + start
 
 
 def _normalised(norm: Any, y: jax.Array, mask: Any) -> jax.Array:
