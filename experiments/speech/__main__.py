@@ -58,10 +58,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "cell": "rnn",
         "direction": "forward",
         "hidden": 64,
-        "steps": 200,
-        "eval_every": 50,
+        "steps": 400,
         "buckets": 1,
-        "learning_rate": 2e-3,
     },
     # The models of the paper's table 1, of 256 units instead of its many more.
     "paper": {
