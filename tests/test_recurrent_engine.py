@@ -221,6 +221,15 @@ def test_heads(name, heads, d, B, dtype):
     case.agree(gradient, reverse=name == "GRU", seq_lengths=jnp.arange(B) * 20 // (B - 1))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("T, B, h", [(9, 4, 64), (6, 3, 37), (1, 1, 8), (5, 24, 48), (300, 16, 61)])
+@pytest.mark.parametrize("name", list(CELLS))
+def test_one_block_scans(name, T, B, h, dtype):
+    case = Case(name, False, T, B, h, dtype)
+    lengths = jnp.arange(B) * T // max(B - 1, 1) if h == 37 else None
+    case.agree(gradient, variant="dense_resident", reverse=h == 64, seq_lengths=lengths)
+
+
 # {variant: whether the weights are sparse, dtypes}
 VARIANTS = {
     "dense_tensor_cores": (False, ["bfloat16", "float16"]),
