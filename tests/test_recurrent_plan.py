@@ -398,6 +398,12 @@ def test_kernels_of_odd_cases_compile(sparse):
     assert len(sources) == 2 and "kInputIsFloat[] = {false, true}" in sources[0]
     narrow = shape(*bias.shape, dtype=jnp.float16)  # takes float32 to hold both
     assert "kInputIsFloat[] = {false, true}" in compiles(loss, weights, carry, xs, narrow)[0]
+    # Outputs: the products, and what a gradient keeps of the carry, in float32 as the carry is.
+    kept = compiles(jax.grad(loss, 2), weights, carry, xs, bias)[0]
+    assert "kOutputParts[] = {3, 1}" in kept and "kOutputIsFloat[] = {false, true}" in kept
+    resetting = loss_of(cell, topology, resets=jnp.ones((16, 3), bool))
+    forward, _ = compiles(jax.grad(resetting, 2), weights, carry, xs, bias)
+    assert "int kInputs = 3;" in forward and "int kInputs = 2;" in kept
     if sparse:
         empty = CSR.fromdense(jnp.zeros((40, 40)))
         packed = recurrent.pack(empty, batch=2, dtype=jnp.float32)

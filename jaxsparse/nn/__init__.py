@@ -17,9 +17,11 @@ from jaxsparse.nn.linear import SparseLinear
 from jaxsparse.nn.multi_head_attention import SparseMultiHeadAttention
 from jaxsparse.nn.packing import pack, unpack
 from jaxsparse.nn.recurrent import RNN, Bidirectional
+from jaxsparse.nn.slstm import SLSTMCell
 from jaxsparse.nn.stack import RecurrentStack
 from jaxsparse.nn.torch_conversion import from_torch
 from jaxsparse.nn.variables import TopologyVariable, drop_transposes, verify
+from jaxsparse.nn.xlstm_conversion import from_xlstm
 
 __all__ = [
     "RNN",
@@ -29,6 +31,7 @@ __all__ = [
     "LSTMCell",
     "RecurrentCell",
     "RecurrentStack",
+    "SLSTMCell",
     "SimpleCell",
     "SparseAttention",
     "SparseLinear",
@@ -37,6 +40,7 @@ __all__ = [
     "drop_transposes",
     "from_flax",
     "from_torch",
+    "from_xlstm",
     "pack",
     "to_flax",
     "unpack",

@@ -110,7 +110,7 @@ def _parts(
                 "or bias_hh_l0_reverse"
             )
         kind, side, layer, reverse = match.groups()
-        array = _array(array)
+        array = as_jax(array)
         arguments.check_floating("from_torch", **{key: array})
         parts.setdefault((int(layer), reverse is not None), {})[f"{kind}_{side}"] = array
     if not any(layer == 0 and not reverse for layer, reverse in parts):
@@ -121,7 +121,7 @@ def _parts(
     return parts
 
 
-def _array(x: Any) -> jax.Array:
+def as_jax(x: Any) -> jax.Array:
     """Of a tensor, too, without importing torch."""
     if hasattr(x, "detach"):
         x = x.detach().cpu()
