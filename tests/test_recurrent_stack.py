@@ -93,6 +93,7 @@ def test_values_and_gradients(
             T=T,
             B=B,
             h=6,
+            padding=np.nan,
             dtype=jnp.float64,
         )
         options = {

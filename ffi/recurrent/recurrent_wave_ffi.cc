@@ -57,10 +57,11 @@ void ParseLaunches(CallParser& call, int64_t layers, Call* c) {
   const int64_t scans = layers * c->launches.scans;
   if (c->rows % c->launches.groups != 0 || c->launches.scans != c->launches.groups ||
       c->launch.shape.blocks % scans != 0 || c->launch.shape.cluster != 1) {
-    call.Fail("attributes groups, scans and blocks must suit a batch of " +
+    call.Fail("attributes groups, scans, blocks and cluster must suit a batch of " +
               std::to_string(c->rows) + " and " + std::to_string(layers) + " layers, got " +
-              std::to_string(c->launches.groups) + ", " + std::to_string(c->launches.scans) +
-              " and " + std::to_string(c->launch.shape.blocks));
+              std::to_string(c->launches.groups) + ", " + std::to_string(c->launches.scans) + ", " +
+              std::to_string(c->launch.shape.blocks) + " and " +
+              std::to_string(c->launch.shape.cluster));
   }
 }
 
