@@ -196,7 +196,8 @@ def test_implementations_agree_with_the_reference(implementation, state_dtype, s
         dtypes = DTYPES[implementation.dtypes][state_dtype]
         on_a_cpu = jax.default_backend() == "cpu"  # where TF32 is float32
         for dtype in dtypes[:1] if at and on_a_cpu else dtypes:
-            for passed in implementation.passes:
+            # Gradients that are right are those of a forward pass that is.
+            for passed in implementation.passes[-1:] if at else implementation.passes:
                 case = StackCase(problem, implementation, dtype, implementation.passes)
                 try:
                     check = case.check(passed)
