@@ -125,10 +125,10 @@ def test_nothing_to_scan(T, B):
     assert all(np.isfinite(x).all() for x in pulled)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_16_bits(dtype):
+@pytest.mark.parametrize("norm, dtype", [(None, "float16"), ("layer", "bfloat16")])
+def test_16_bits(norm, dtype):
     """Within some units of the last place: sums between layers are rounded, the oracle's not."""
-    p = stack(["LSTM", "GRU"], skip=1, T=7, dtype=dtype)
+    p = stack(["LSTM", "GRU"], skip=1, norm=norm, T=7, dtype=dtype)
     carries, ys = compiled(recurrent.stack_scan)(*p)
     assert ys.dtype == dtype and {x.dtype for x in leaves(carries)} == {jnp.dtype(dtype)}
     with jax.enable_x64(True):
