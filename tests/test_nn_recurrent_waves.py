@@ -380,6 +380,9 @@ def test_errors_are_those_of_the_layers():
     wide = [*rnns(2), RNN(SimpleCell(H, H + 1, rngs=nnx.Rngs(0)))]
     with pytest.raises(ValueError, match="the skip that ends at layer 2 needs equal shapes"):
         RecurrentStack(wide, skip=3)(inputs(B, T, H))
+    norms = [None, nnx.LayerNorm(H + 1, rngs=nnx.Rngs(0))]
+    with pytest.raises(TypeError, match="cannot reshape array"):  # it is Flax's
+        RecurrentStack(rnns(2), norms=norms)(inputs(B, T, H))
     with pytest.raises(TypeError, match="RNN: the carry of SimpleCell must have the structure"):
         RecurrentStack(rnns(2))(inputs(B, T, H), initial_carry=[None, (inputs(B, H),) * 2])
     with pytest.raises(ValueError, match="RNN: the leaves of the carry must have shape"):

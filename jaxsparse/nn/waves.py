@@ -77,7 +77,9 @@ class Wave:
         return self.skips[-1] is not None
 
 
-def wave_of(blocks: Sequence[Block], x: jax.Array, first: int, total: int, skip: Any) -> Wave:
+def wave_of(
+    blocks: Sequence[Block], x: jax.Array, first: int, total: int, skip: int | None
+) -> Wave:
     """As many layers as can be one scan, or the first one alone.
 
     A skip is part of the scan if it starts within or at the input. One that starts before makes its
@@ -146,6 +148,8 @@ def _options_of(block: Block, incoming: Any, width: int, is_first: bool) -> Any:
         return None  # the outputs lie in another order than the inputs
     dtype = incoming
     if norm is not None and is_inside(norm):
+        if norm.num_features != width:
+            return None
         names = ("mean", "var", "scale", "bias")
         parts = [getattr(norm, name, None) for name in names]
         dtype = _dtype_of(dtype, *parts, dtype=norm.dtype)
@@ -295,7 +299,8 @@ def _folded(norm: nnx.BatchNorm, weights: Any, bias: Any, gates: int) -> tuple[A
 
     .. math:: \bigl((x - \mu) s + t\bigr) W + b = x \,(s W) + (t - \mu s) W + b
     """
-    wide = accumulator_dtype(norm.mean[...].dtype)
+    values = weights.values if isinstance(weights, CSR) else weights
+    wide = accumulator_dtype(jnp.result_type(norm.mean[...], values))
     weights = _cast(weights, wide)
     scale = jax.lax.rsqrt(norm.var[...].astype(wide) + norm.epsilon)
     if norm.scale is not None:
