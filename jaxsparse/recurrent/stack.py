@@ -60,7 +60,8 @@ def stack_scan(
         reverse: runs from the last step to the first, in all layers.
         precision, recompute, implementation: as those of ``scan``.
         return_all: returns the outputs of every layer.
-        variant: the name of a kernel variant to force for each layer.
+        variant: the name of a kernel variant to force: of single layers, or of waves, in which
+            several layers run at once on a GPU.
 
     Returns:
         The last carries, in a list or a tuple as the first ones are, and the outputs
