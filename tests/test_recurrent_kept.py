@@ -48,7 +48,7 @@ def test_each_leaf_has_a_dtype_of_its_own():
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_kept_leaf_is_the_carry(sparse):
-    """By both directions, whose outputs are stacked: exact, where bfloat16 would round."""
+    """By both directions, whose outputs are stacked: in float32, where bfloat16 would round."""
     p = problem("LSTM", sparse, dtype=jnp.bfloat16)
     weights = p.weights if p.topology is None else CSR(p.weights, p.topology)
     carry = jax.tree.map(lambda x: x.astype(jnp.float32), p.carry)
@@ -64,7 +64,7 @@ def test_a_kept_leaf_is_the_carry(sparse):
     np.testing.assert_array_equal(c[0, 0, :, 0], carry[0])
     np.testing.assert_array_equal(c[0, :, :, 0], c[1, ::-1, :, 0])
     after = p.scan(p.weights, carry, p.xs[:2])[0][0]
-    np.testing.assert_array_equal(c[0, 2, :, 0], after)
+    np.testing.assert_allclose(c[0, 2, :, 0], after, rtol=1e-6)  # programs round differently
     assert np.any(after != after.astype(jnp.bfloat16).astype(jnp.float32))
 
 

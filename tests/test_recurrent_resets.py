@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checks import PLATFORM
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
@@ -178,7 +179,14 @@ def test_resets_nowhere_change_no_bit():
             jax.jit(jax.value_and_grad(lambda o: total(p.scan(*o, resets=r))))(p.operands)  # noqa: B023
             for r in (nowhere, None)
         )
-        jax.tree.map(np.testing.assert_array_equal, got, expected)
+        jax.tree.map(functools.partial(same, eps=jnp.finfo(dtype).eps), got, expected)
+
+
+def same(got, expected, eps):
+    """To the last bit by one program on a CPU; GPUs contract what they add in either."""
+    got, expected = np.float32(got), np.float32(expected)
+    atol = 4 * eps * np.abs(expected).max() if PLATFORM == "cuda" else 0
+    np.testing.assert_allclose(got, expected, rtol=0, atol=atol)
 
 
 # ---- vmap and devices ----
