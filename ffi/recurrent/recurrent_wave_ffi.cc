@@ -18,7 +18,7 @@ namespace {
 
 constexpr char kName[] = "recurrent_wave";
 
-// Parameters that a kernel can take.
+// Parameters that a kernel can take, from driver 530 and CUDA 12.1 on.
 static_assert(sizeof(RecurrentWave<kMaxLayersOfWave>) <= 32764);
 
 struct Layer {

@@ -16,8 +16,9 @@ std::string ExpressionOf(const WaveMatrix& m) {
 }
 std::string ExpressionOf(const WaveConfig& c) {
   return ConfigExpression(
-      "WaveConfig", {Field("block", jaxsparse::ExpressionOf(c.block)),
-                     Field("own", ExpressionOf(c.own)), Field("below", ExpressionOf(c.below))});
+      "WaveConfig",
+      {Field("block", jaxsparse::ExpressionOf(c.block)), Field("own", ExpressionOf(c.own)),
+       Field("below", ExpressionOf(c.below)), Field("asks_ahead", c.asks_ahead)});
 }
 
 // Each layer and part of the batch has so many multiprocessors.
@@ -40,7 +41,7 @@ void KeepInRegisters(int registers, WaveConfig* config) {
 // Registers of a thread with so many items, each with what a step reads a step ahead.
 int PointwiseRegisters(const WaveForm& form, int items) {
   const int64_t values = form.inputs + 2 + 2 * form.state_parts + form.outputs;
-  const int64_t registers = 40 + form.products + items * values;
+  const int64_t registers = 56 + form.products + items * values;
   return static_cast<int>(std::max<int64_t>(56, RoundUp(registers, 8)));
 }
 
@@ -80,7 +81,7 @@ double WaveMicroseconds(const WaveSizes& sizes, int64_t scans, int item_warps, i
   const double exchange =
       0.45 + 0.014 * own + sent + 0.12 + (0.0045 + 0.0092 * (sizes.products - 1)) * sizes.warps;
   const double meanwhile = 1.5 * Products(sizes, sizes.below) + 0.52 * FromShared(sizes.below) +
-                           0.064 * sizes.below.loads + 0.15;
+                           0.064 * sizes.below.loads + (sizes.asks_ahead ? 0.15 : 0.5);
   return std::max(exchange, meanwhile) + 1.5 * Products(sizes, sizes.own) +
          0.52 * FromShared(sizes.own) + 0.064 * sizes.own.loads +
          0.24 * sizes.products *
@@ -90,7 +91,7 @@ double WaveMicroseconds(const WaveSizes& sizes, int64_t scans, int item_warps, i
 
 std::optional<ScanPlan> PlanWaveBlock(const ScanVariant& variant, const WaveForm& form,
                                       const Gpu& gpu, const WaveShare& share, int64_t units,
-                                      int warps) {
+                                      int warps, bool asks_ahead) {
   WaveConfig config;
   DenseConfig& block = config.block;
   block.products = static_cast<int>(form.products);
@@ -103,6 +104,7 @@ std::optional<ScanPlan> PlanWaveBlock(const ScanVariant& variant, const WaveForm
   block.tensor_cores = true;
   config.own = {form.own_products, form.own_states};
   config.below = {form.below_products, form.below_states};
+  config.asks_ahead = asks_ahead;
   const auto item_warps =
       static_cast<int>(CeilDivide(units * DenseBlock(block).batch_slots, kWarp));
   block.pointwise_warps = std::min(item_warps, 4);
@@ -153,7 +155,9 @@ std::optional<ScanPlan> PlanWaveShare(const ScanVariant& variant, const WaveForm
     if (Double(rows) * Double(form.state_parts) * Double(part) > kMostBlockWeights) continue;
     std::optional<ScanPlan> best;
     for (int warps = 1; warps <= 16; ++warps) {
-      KeepFaster(PlanWaveBlock(variant, form, gpu, share, units, warps), &best);
+      for (const bool asks_ahead : {true, false}) {
+        KeepFaster(PlanWaveBlock(variant, form, gpu, share, units, warps, asks_ahead), &best);
+      }
     }
     if (best) return best;
   }

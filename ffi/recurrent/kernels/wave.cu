@@ -36,11 +36,12 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
   Backoff backoff(p.poll_delays);
   const bool has_below = p.below_exchange != nullptr;
   product.Start(p);
-  if (has_below) product.AskBelow(SlotBelow<Plan>(p, 0));
+  if (kSizes.asks_ahead && has_below) product.AskBelow(SlotBelow<Plan>(p, 0));
   for (int64_t step = 0; step < p.steps; ++step) {
     MmaSums<Plan> sums = {};
     if (has_below) {
       Delay<Plan::kMostDelay>(~step);
+      if (!kSizes.asks_ahead) product.AskBelow(SlotBelow<Plan>(p, step));
       product.AwaitBelow(SlotBelow<Plan>(p, step), &watchdog);
       watchdog.TakeHasWaited();
       product.MultiplyBelow(sums);
@@ -59,7 +60,9 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
       product.AskOwn(SlotBefore<Plan>(p, step, kSizes.slot));
     }
     // Behind the own state, for which all wait.
-    if (has_below && step + 1 < p.steps) product.AskBelow(SlotBelow<Plan>(p, step + 1));
+    if (kSizes.asks_ahead && has_below && step + 1 < p.steps) {
+      product.AskBelow(SlotBelow<Plan>(p, step + 1));
+    }
     if (step > 0) product.AwaitOwn(SlotBefore<Plan>(p, step, kSizes.slot), &watchdog);
     // A warp that timed out has no products: what it would overwrite may still be read.
     const bool timed_out = __any_sync(kAllLanes, watchdog.timed_out());

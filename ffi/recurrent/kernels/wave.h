@@ -17,6 +17,9 @@ struct WaveConfig {
   DenseConfig block;  // without register_chunks
   WaveMatrix own;     // from a layer's last step
   WaveMatrix below;   // from the layer below, in the same step
+  // The state below is asked for a step ahead, or else when its product is wanted: that takes fewer
+  // registers.
+  bool asks_ahead = true;
 };
 
 JAXSPARSE_INLINE constexpr int CountBits(int mask) {
@@ -49,18 +52,25 @@ struct WaveColumns : WaveMatrix {
 
 struct WaveSizes : DenseBlock {
   JAXSPARSE_INLINE explicit constexpr WaveSizes(const WaveConfig& config)
-      : DenseBlock(config.block), own(config.own, *this), below(config.below, *this) {}
+      : DenseBlock(config.block),
+        own(config.own, *this),
+        below(config.below, *this),
+        asks_ahead(config.asks_ahead) {}
 
   WaveColumns own, below;
+  bool asks_ahead;
   bool has_whole_tiles =
       (own.row_tiles == row_tiles && below.row_tiles == row_tiles) || units % 16 == 0;
   // A warp without columns of its own layer has no data to wait for, and would run ahead.
   bool has_idle_warps = own.chunks <= (warps - 1) * own.loads;
   int below_weights_at = weights_at + own.shared_bytes;
   int shared_bytes = below_weights_at + below.shared_bytes;
-  // Registers of a product thread for all but weights: states of both matrices are under way.
-  int other_registers =
-      24 + (own.loads + below.loads) * 4 * batch_tiles + 4 * row_tiles * batch_tiles * chains;
+  // Registers of a product thread for all but weights, so that the compiler spills none in a step.
+  // States of both matrices may be under way.
+  int most_loads = own.loads > below.loads ? own.loads : below.loads;
+  int states_under_way = asks_ahead ? own.loads + below.loads : most_loads;
+  int other_registers = 28 + (state_parts > 1 ? 16 : 0) + states_under_way * (4 * batch_tiles + 1) +
+                        4 * row_tiles * batch_tiles * chains;
 };
 
 }  // namespace jaxsparse
