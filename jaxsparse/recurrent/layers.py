@@ -241,3 +241,17 @@ def between_layers(
             f"{name} must have shape (T, B, k') = {(*below.shape[:2], 'k')}, got {made.shape}"
         )
     return made.astype(dtype)
+
+
+def check_counts(operation: str, item: str, layers: Any, carries: Any) -> None:
+    """TypeError or ValueError unless there are layers, and as many carries."""
+    for name, x in (("layers", layers), ("carries", carries)):
+        if not isinstance(x, list | tuple):
+            raise TypeError(
+                f"{operation}: {name} must be a list or a tuple, got {type(x).__name__}"
+            )
+    if not layers or len(layers) != len(carries):
+        raise ValueError(
+            f"{operation}: needs at least one {item}, and a carry for each, got {len(layers)} and "
+            f"{len(carries)} carries"
+        )
