@@ -259,14 +259,17 @@ def scans(rng, dtype, suffix):
     wide = jax.tree.map(lambda x: jnp.tile(x, heads), narrow)
     results = []
     units = "fma" if dtype == jnp.float32 else "tensor_cores"
-    for variant, weights, matrix, (carry, xs) in (
-        (f"dense_{units}", jnp.asarray(dense.T, dtype), lambda w: w, narrow),
-        (f"dense_{units}", blocks, lambda w: w, wide),
-        (f"masked_{units}", sparse.values, lambda v: CSR(v, sparse.topology), narrow),
-        ("sparse_pairs", sparse.values, lambda v: CSR(v, sparse.topology), narrow),
-    ):
+    forms = [
+        (f"dense_{units}{suffix}", jnp.asarray(dense.T, dtype), lambda w: w, narrow),
+        (f"dense_{units}{suffix}", blocks, lambda w: w, wide),
+        (f"masked_{units}{suffix}", sparse.values, lambda v: CSR(v, sparse.topology), narrow),
+        (f"sparse_pairs{suffix}", sparse.values, lambda v: CSR(v, sparse.topology), narrow),
+    ]
+    if units == "tensor_cores":
+        forms.append(("dense_resident", blocks, lambda w: w, wide))
+    for variant, weights, matrix, (carry, xs) in forms:
 
-        def scan(weights, xs, carry=carry, matrix=matrix, variant=variant + suffix):
+        def scan(weights, xs, carry=carry, matrix=matrix, variant=variant):
             return recurrent.scan(recurrent.LSTM, matrix(weights), carry, xs, variant=variant)[1]
 
         ys, pull = jax.vjp(scan, weights, xs)

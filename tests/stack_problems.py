@@ -59,6 +59,7 @@ def stack(
     biased=True,
     pre_activations=False,
     features=None,
+    padding=0.0,
     dtype=jnp.float32,
     seed=0,
 ):
@@ -80,6 +81,7 @@ def stack(
         biased: whether layers have biases.
         pre_activations: whether xs are those of the first layer.
         features: of the input, if not as many as units.
+        padding: what stands behind the entries of sparse weights.
         dtype: of all.
         seed: of all.
     """
@@ -93,7 +95,7 @@ def stack(
         if weights == "dense":
             return draw(k, m) * scale
         topology = pattern(m, k, seed=int(rng.integers(99)))
-        return CSR(draw(topology.nse) * scale, topology)
+        return CSR((draw(topology.nse) * scale).at[topology.nnz :].set(padding), topology)
 
     of_layers = [cells[i % len(cells)] for i in range(layers)]
     even = 2 if weights == "heads" else 1

@@ -110,7 +110,7 @@ TALLER = recurrent.Layer(recurrent.elman(), recurrent=jnp.ones((5, 5)), input=jn
     "changes, error, message",
     [
         ({"merge": "mean"}, ValueError, r"merge must be one of \['concat', 'sum'\], got 'mean'"),
-        ({"layers": []}, ValueError, "at least one pair of layers, .* got 0 pairs"),
+        ({"layers": []}, ValueError, "at least one pair of layers, .* got 0 and 1"),
         ({"layers": [LAYER]}, ValueError, "layer 0 must be a pair .*, got Layer"),
         ({"layers": [(LAYER, 1)]}, TypeError, "layer 0 must be a pair of recurrent.Layer, got int"),
         (

@@ -40,7 +40,9 @@ class Case:
     def scan(self, **options):
         def function(weights, carry, xs, bias):
             w = weights if self.topology is None else CSR(weights, self.topology)
-            return recurrent.scan(self.cell, w, carry, xs, recurrent_bias=bias, **options)
+            carry, ys = recurrent.scan(self.cell, w, carry, xs, recurrent_bias=bias, **options)
+            # Which of an sLSTM's exponentials is 1 is no smooth choice: its h alone is.
+            return (carry[-1] if self.cell is recurrent.SLSTM else carry), ys
 
         return function
 
@@ -98,6 +100,50 @@ def test_values_and_gradients(name, variant, dtype, weights, T, B, h):
     case = Case(name, variant == "sparse_pairs", T, B, h, dtype, weights)
     lengths = jnp.arange(B) * T // max(B - 1, 1) if h == 37 else None
     case.agree(gradient, variant=variant, reverse=h == 64, seq_lengths=lengths)
+
+
+@pytest.mark.parametrize("variant, dtype, weights", [*FORMS, ("dense_resident", "bfloat16", None)])
+@pytest.mark.parametrize("name", ["LSTM", "SLSTM"])
+def test_episodes(name, variant, dtype, weights):
+    """What a reset puts aside, NaN included, reaches nothing; leaves are kept in float32."""
+    T, B, h = 11, 4, 72
+    case = Case(name, variant == "sparse_pairs", T, B, h, dtype, weights)
+    resets = jnp.asarray(np.random.default_rng(0).random((T, B)) < 0.3).at[0].set(True)
+    options = {"resets": resets, "seq_lengths": jnp.array([11, 4, 0, 9])}
+    clean = case.both(gradient, variant=variant, **options)[0]
+    case.carry = jax.tree.map(lambda x: x.at[0].set(jnp.nan), case.carry)
+    case.agree(gradient, variant=variant, **options)
+    bad = case.both(gradient, variant=variant, **options)[0]
+    jax.tree.map(np.testing.assert_array_equal, bad, clean)
+
+
+@pytest.mark.parametrize(
+    "variant", ["dense_tensor_cores", "dense_resident", "masked_tensor_cores", "sparse_pairs"]
+)
+def test_slstm_gradients_in_bfloat16(variant):
+    """As the plain path's: within the rounding of results, for a large stabiliser, too."""
+    T, B, h = 40, 4, 32
+    case = Case("SLSTM", not variant.startswith("dense"), T, B, h, "bfloat16")
+    xs = case.xs.at[..., :h].add(20)
+    zeros = jnp.zeros((B, h))
+    weighted = jnp.asarray(np.random.default_rng(1).standard_normal((T, B, h)))
+
+    def gradients(dtype, leaf, **options):
+        def loss(weights, xs):
+            carry = (zeros.astype(leaf),) * 4
+            ys = case.scan(**options)(weights, carry, xs, case.bias.astype(dtype))[1]
+            return jnp.sum(ys.astype(leaf) * weighted)
+
+        run = jax.jit(jax.grad(loss, (0, 1)))
+        return run(case.weights.astype(dtype), xs.astype(dtype))
+
+    got = gradients(jnp.bfloat16, jnp.float32, implementation="cuda", variant=variant)
+    with jax.enable_x64(True):
+        expected = gradients(jnp.float64, jnp.float64, implementation="xla")
+    # That of the weights is a product of rounded states and cotangents, rounded once more.
+    for a, b, limit in zip(got, expected, (5e-3, 3e-3), strict=True):
+        difference = np.float64(a) - np.float64(b)
+        assert np.linalg.norm(difference) < limit * np.linalg.norm(np.float64(b))
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -219,6 +265,15 @@ def test_heads(name, heads, d, B, dtype):
     assert explained.problem.directions == heads
     assert (explained.launches > 1) == (heads > 128)
     case.agree(gradient, reverse=name == "GRU", seq_lengths=jnp.arange(B) * 20 // (B - 1))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("T, B, h", [(9, 4, 64), (6, 3, 37), (1, 1, 8), (5, 24, 48), (300, 16, 61)])
+@pytest.mark.parametrize("name", list(CELLS))
+def test_one_block_scans(name, T, B, h, dtype):
+    case = Case(name, False, T, B, h, dtype)
+    lengths = jnp.arange(B) * T // max(B - 1, 1) if h == 37 else None
+    case.agree(gradient, variant="dense_resident", reverse=h == 64, seq_lengths=lengths)
 
 
 # {variant: whether the weights are sparse, dtypes}

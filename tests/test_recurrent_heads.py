@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -280,6 +281,22 @@ def test_heads_share_a_launch(heads, d, states, products):
     assert plan.microseconds < 3 * one.microseconds
 
 
+def test_one_block_scans_what_its_registers_hold():
+    for products, states in ((4, 1), (1, 4), (3, 1), (1, 1)):
+        plan = make_plan(form(12, 64, products=products, states=states), H200)
+        assert plan.variant == "dense_resident" and plan.blocks == 1 and not plan.exchange_bytes
+        assert plan.threads == 256 and plan.scans <= 128
+    large = make_plan(form(1, 256), H200, "dense_resident")
+    assert isinstance(large, NoPlan) and "registers of a block" in large.reason
+    # Of many rows each block takes as many as make the fewest launches.
+    many = make_plan(form(12, 64, batch=160), H200)
+    assert (many.groups, many.scans, many.launches) == (10, 120, 1)
+    odd = make_plan(form(2, 40, batch=33), H200)
+    assert isinstance(odd, Plan) and 33 % odd.groups == 0
+    wide = make_plan(form(2, 40, dtype="float32"), H200, "dense_resident")
+    assert isinstance(wide, NoPlan) and "needs 16-bit" in wide.reason
+
+
 def test_more_heads_than_fit_take_turns():
     plan = make_plan(form(300, 64), H200, forced=True)
     assert plan.launches == -(-300 * plan.groups // plan.scans) > 1
@@ -291,24 +308,26 @@ def test_more_heads_than_fit_take_turns():
 
 
 def test_the_plain_path_scans_heads_at_once():
-    alone, together = (make_plan(form(12, 64, loops=n, batch=512), H200) for n in (12, 1))
-    assert isinstance(alone, NoPlan) and isinstance(together, NoPlan)
-    said = make_plan(form(12, 64, loops=1, batch=7), H200)
-    assert isinstance(said, Plan)
+    alone, together = (
+        make_plan(dataclasses.replace(form(12, 256), loops=n, length=2), H200) for n in (12, 1)
+    )
+    assert isinstance(alone, Plan) and isinstance(together, NoPlan)
+    assert "for all steps" in together.reason
 
 
-def test_kernels_of_heads_compile():
+@pytest.mark.parametrize("variant, scans", [("dense_tensor_cores", 24), ("dense_resident", 72)])
+def test_kernels_of_heads_compile(variant, scans):
     try:
         _ffi.nvrtc_version()
     except RuntimeError as error:
         pytest.skip(f"needs NVRTC: {error}")
     p = heads_problem("LSTM", 12, 24, jnp.bfloat16, T=20, B=6)
-    loss = lambda *o: total(p.scan(*o))  # noqa: E731
-    (found,) = explain(lambda *o: p.scan(*o)[1], *p.operands, device=H200)
+    loss = lambda *o: total(p.scan(*o, variant=variant))  # noqa: E731
+    (found,) = explain(lambda *o: p.scan(*o, variant=variant)[1], *p.operands, device=H200)
     assert found.problem.directions == 12 and found.plan.launches == 1
-    assert "12 matrices" in str(found) and "24 scans of" in str(found)
+    assert "12 matrices" in str(found) and f"{scans} scans of" in str(found)
     sources = kernels(jax.grad(loss, (0, 1, 2)), *p.operands)
     assert len(sources) == 2
     for file, source in sources:
-        assert "kScans = 24" in source and "kLaunches = 1" in source
+        assert f"kScans = {scans}" in source and "kLaunches = 1" in source
         assert _ffi.compile_kernel(file, EXPRESSION, "sm_90a", source).startswith(b"\x7fELF")

@@ -93,6 +93,7 @@ def test_values_and_gradients(
             T=T,
             B=B,
             h=6,
+            padding=np.nan,
             dtype=jnp.float64,
         )
         options = {
@@ -274,9 +275,9 @@ CELL = recurrent.elman()
         (
             {"layers": []},
             ValueError,
-            "at least one layer, and a carry for each, got 0 layers and 2",
+            "at least one layer, and a carry for each, got 0 and 2",
         ),
-        ({"carries": [ONES((3, 4))]}, ValueError, "got 2 layers and 1 carries"),
+        ({"carries": [ONES((3, 4))]}, ValueError, "got 2 and 1 carries"),
         ({"layers": [CELL, CELL]}, TypeError, "layer 0 must be a recurrent.Layer, got function"),
         ({"cell": "tanh"}, TypeError, "layer 1: cell must be a function, got str"),
         ({"cell": no_output}, ValueError, "layer 1: the cell no_output must return a y"),

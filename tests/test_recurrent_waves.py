@@ -150,8 +150,8 @@ def loss_of(p, **options):
 
 
 def held(choice):
-    """The layers of each wave, as it is said."""
-    return [tuple(map(int, x)) for x in re.findall(r"layers (\d+) to (\d+)", choice.called)]
+    """The nodes of each wave, as it is said."""
+    return [tuple(map(int, x)) for x in re.findall(r"nodes (\d+) to (\d+)", choice.called)]
 
 
 @pytest.mark.parametrize("cell", ["RNN", "GRU", "LSTM", "three_leaves"])

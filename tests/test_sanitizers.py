@@ -50,7 +50,10 @@ def test_handlers(portable_kernels, tmp_path):
     hosts = [path for choice in choices for path in choice.parent.glob("kernels/*.cc")]
     common = [
         sanitized.FFI / f"{name}.cc"
-        for name in ("host/call_parser", "host/ffi", "cpu/isa", "cpu/workers", "persistent/densify")
+        for name in (
+            *("host/call_parser", "host/ffi", "cpu/isa", "cpu/workers", "persistent/densify"),
+            "recurrent/scan_call",
+        )
     ]
     options = [
         *PORTABLE,

@@ -43,7 +43,7 @@ struct ScanArrays {
     for (int i = 0; i < Arrays::kInputs; ++i) {
       const ScanInput& in = p.inputs[i];
       const int64_t at = DirectionOf<Plan>(p) * in.direction_stride + t * in.step_stride +
-                         (FirstRowOf<Plan>(p) + b) * in.row_stride + unit * in.unit_stride;
+                         EntryOfBatch<Plan>(p, b) * in.row_stride + unit * in.unit_stride;
       const int64_t size = Arrays::kInputIsFloat[i] ? sizeof(float) : sizeof(State);
 #pragma unroll
       for (int part = 0; part < Arrays::kInputParts[i]; ++part) {
@@ -83,7 +83,7 @@ struct ScanArrays {
                                                       int64_t b, int64_t unit, const float* state,
                                                       const float* output) {
     const int64_t step = DirectionOf<Plan>(p) * p.steps + t;
-    const int64_t row = step * p.batch + FirstRowOf<Plan>(p) + b;
+    const int64_t row = step * p.batch + EntryOfBatch<Plan>(p, b);
     auto* states = static_cast<State*>(p.states) + row * Step::kStates * p.hidden + unit;
 #pragma unroll
     for (int s = 0; s < Step::kStates; ++s) FromAccumulator(state[s], states + s * p.hidden);

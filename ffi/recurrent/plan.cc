@@ -56,7 +56,8 @@ std::string ReasonAgainst(const ScanVariant& variant, const ScanForm& form) {
     return form.batch > most ? batch + std::to_string(most) : "";
   }
   const int64_t most = MostDenseBatch(variant.tensor_cores);
-  if (std::all_of(std::begin(kBatchParts), std::end(kBatchParts), [&](int64_t parts) {
+  if (!variant.resident &&
+      std::all_of(std::begin(kBatchParts), std::end(kBatchParts), [&](int64_t parts) {
         return form.batch % parts != 0 || form.batch / parts > most;
       })) {
     return batch + std::to_string(most) + ", and not 2 or 4 parts of at most that";
@@ -140,14 +141,17 @@ ScanChoice PlanScan(const ScanForm& form, const Gpu& gpu, const std::string& wan
     std::string reason = ReasonAgainst(variant, form);
     if (reason.empty()) {
       const bool pairs = variant.weights == ScanWeights::kPairs;
-      std::optional<ScanPlan> plan =
-          pairs ? PlanPairs(variant, form, gpu, !wanted.empty()) : PlanDense(variant, form, gpu);
+      std::optional<ScanPlan> plan = pairs ? PlanPairs(variant, form, gpu, !wanted.empty())
+                                     : variant.resident ? PlanResident(variant, form, gpu)
+                                                        : PlanDense(variant, form, gpu);
       if (!plan && pairs) {
         reason =
             "its matrix is laid out for another batch, dtype or GPU, or does not fit: "
             "recurrent.pack it for what one device gets";
       } else if (!plan) {
-        reason = DoesNotFit(form, gpu);
+        reason = variant.resident ? "the registers of a block don't hold its weights, and what "
+                                    "belongs to a part of the batch"
+                                  : DoesNotFit(form, gpu);
       }
       KeepFaster(std::move(plan), &choice.best);
     }

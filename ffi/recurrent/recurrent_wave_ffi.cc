@@ -57,10 +57,11 @@ void ParseLaunches(CallParser& call, int64_t layers, Call* c) {
   const int64_t scans = layers * c->launches.scans;
   if (c->rows % c->launches.groups != 0 || c->launches.scans != c->launches.groups ||
       c->launch.shape.blocks % scans != 0 || c->launch.shape.cluster != 1) {
-    call.Fail("attributes groups, scans and blocks must suit a batch of " +
+    call.Fail("attributes groups, scans, blocks and cluster must suit a batch of " +
               std::to_string(c->rows) + " and " + std::to_string(layers) + " layers, got " +
-              std::to_string(c->launches.groups) + ", " + std::to_string(c->launches.scans) +
-              " and " + std::to_string(c->launch.shape.blocks));
+              std::to_string(c->launches.groups) + ", " + std::to_string(c->launches.scans) + ", " +
+              std::to_string(c->launch.shape.blocks) + " and " +
+              std::to_string(c->launch.shape.cluster));
   }
 }
 
@@ -159,7 +160,7 @@ RecurrentWaveLayer ProblemOf(const Call& c, int64_t entry, size_t l) {
   p.steps = c.steps;
   p.batch = c.rows;
   p.hidden = c.hidden;
-  for (uint32_t& bits : p.reversed) bits = c.reverse ? ~0u : 0u;
+  p.reverse = c.reverse;
   p.weights = at(layer.weights, item);
   p.weight_row_stride = c.own_form.row_stride;
   p.weight_column_stride = c.own_form.column_stride;

@@ -354,7 +354,24 @@ std::vector<Target> Targets() {
       scan.calls.push_back(sound);
     }
   }
-  return {spmm, sddmm, softmax, attention, paged, tangent, cotangent, check, scan};
+
+  Target wave{RecurrentWaveEntry(), {}};
+  for (const bool transposed : {false, true}) {
+    Sound sound{transposed ? "adjoints" : "layers", WaveCall(transposed)};
+    for (const char* name :
+         {"layers", "own_products", "own_states", "below_products", "below_states", "carries",
+          "groups", "scans", "blocks", "threads", "cluster", "shared_bytes", "exchange_bytes",
+          "poll_delay", "poll_delay_increase", "poll_delay_decrease", "wait_limit_ns"}) {
+      sound.out_of_range.push_back({name, -1});
+      if (std::string(name) != "wait_limit_ns") sound.out_of_range.push_back({name, kHuge});
+    }
+    for (const char* name : {"layers", "groups", "scans", "blocks"}) {
+      sound.out_of_range.push_back({name, 5});
+    }
+    sound.out_of_range.push_back({"cluster", 2});
+    wave.calls.push_back(sound);
+  }
+  return {spmm, sddmm, softmax, attention, paged, tangent, cotangent, check, scan, wave};
 }
 
 int Main() {

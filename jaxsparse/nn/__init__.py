@@ -18,9 +18,11 @@ from jaxsparse.nn.linear import SparseLinear
 from jaxsparse.nn.multi_head_attention import SparseMultiHeadAttention
 from jaxsparse.nn.packing import pack, unpack
 from jaxsparse.nn.recurrent import RNN, Bidirectional
+from jaxsparse.nn.slstm import SLSTMCell
 from jaxsparse.nn.stack import RecurrentStack
 from jaxsparse.nn.torch_conversion import from_torch, to_torch
 from jaxsparse.nn.variables import TopologyVariable, drop_transposes, verify
+from jaxsparse.nn.xlstm_conversion import from_xlstm
 
 __all__ = [
     "RNN",
@@ -30,6 +32,7 @@ __all__ = [
     "LSTMCell",
     "RecurrentCell",
     "RecurrentStack",
+    "SLSTMCell",
     "SimpleCell",
     "SparseAttention",
     "SparseLinear",
@@ -39,6 +42,7 @@ __all__ = [
     "from_flax",
     "from_jax_rnn",
     "from_torch",
+    "from_xlstm",
     "pack",
     "to_flax",
     "to_jax_rnn",

@@ -52,6 +52,7 @@ class RecurrentCell(nnx.RNNCellBase):
         heads: if more than 1, ``dense_h`` is a `HeadwiseLinear` with a kernel
             (heads, h / heads, gates * h / heads): the units of a head take the state of that head
             alone. Each head's block is initialized as a kernel of its own.
+        input_heads: the same for ``dense_i`` and the features of the input, which it divides.
         input_sparsity, input_topology: make ``dense_i`` a `SparseLinear`: the share of weights that
             are left out, or the stored positions, of shape (gates * h, in_features).
         recurrent_sparsity, recurrent_topology: the same for ``dense_h``: shape (gates * h, h).
@@ -108,6 +109,7 @@ class RecurrentCell(nnx.RNNCellBase):
         use_bias: bool = True,
         use_recurrent_bias: bool = False,
         heads: int = 1,
+        input_heads: int = 1,
         input_sparsity: float | None = None,
         input_topology: Topology | None = None,
         recurrent_sparsity: float | None = None,
@@ -130,16 +132,16 @@ class RecurrentCell(nnx.RNNCellBase):
         in_features = as_integer(operation, "in_features", in_features)
         hidden_features = as_integer(operation, "hidden_features", hidden_features)
         gates = as_integer(operation, "gates", gates)
-        heads = as_integer(operation, "heads", heads)
-        if heads < 1 or hidden_features % heads:
+        heads = _checked_heads(
+            operation, "heads", heads, hidden_features, recurrent_sparsity, recurrent_topology
+        )
+        input_heads = _checked_heads(
+            operation, "input_heads", input_heads, in_features, input_sparsity, input_topology
+        )
+        if hidden_features % input_heads:
             raise ValueError(
-                f"{operation}: heads must divide the {hidden_features} hidden_features, got {heads}"
-            )
-        sparse = recurrent_sparsity is not None or recurrent_topology is not None
-        if heads > 1 and sparse:
-            raise ValueError(
-                f"{operation}: {heads} heads have blocks of dense weights, got "
-                "recurrent_sparsity or recurrent_topology, too"
+                f"{operation}: input_heads must divide the {hidden_features} hidden_features, "
+                f"got {input_heads}"
             )
         cell_functions.check_cell(operation, function, gates, carry_like)
         arguments.as_precision(operation, precision)
@@ -163,7 +165,7 @@ class RecurrentCell(nnx.RNNCellBase):
                 "kernel_init": kernel_init,
                 "kernel_metadata": kernel_metadata,
                 "dense_init": nnx.initializers.lecun_normal(),
-                "heads": 1,
+                "heads": input_heads,
             },
             "dense_h": {
                 "in_features": hidden_features,
@@ -194,6 +196,11 @@ class RecurrentCell(nnx.RNNCellBase):
             setattr(self, name, layer)
 
     @property
+    def _carry_dtype(self) -> Any:
+        """That of the carry at the start."""
+        return self.param_dtype
+
+    @property
     def num_feature_axes(self) -> int:
         """1: the last dimension of an input."""
         return 1
@@ -218,11 +225,11 @@ class RecurrentCell(nnx.RNNCellBase):
         Raises:
             ValueError: if there is a ``carry_init``, but no stream.
         """
-        shape = (*input_shape[:-1], self.hidden_features)
+        shape, dtype = (*input_shape[:-1], self.hidden_features), self._carry_dtype
         initializer = self.carry_init if carry_init is None else carry_init
         count = self.carry_structure.num_leaves
         if initializer is None:
-            leaves = [jnp.zeros(shape, self.param_dtype) for _ in range(count)]
+            leaves = [jnp.zeros(shape, dtype) for _ in range(count)]
         else:
             rngs = self.rngs if rngs is None else rngs
             stream = rngs.carry if isinstance(rngs, nnx.Rngs) else rngs
@@ -231,7 +238,7 @@ class RecurrentCell(nnx.RNNCellBase):
                     f"{type(self).__name__}.initialize_carry: rngs must be given for carry_init, "
                     "got None"
                 )
-            leaves = [initializer(stream(), shape, self.param_dtype) for _ in range(count)]
+            leaves = [initializer(stream(), shape, dtype) for _ in range(count)]
         return jax.tree.unflatten(self.carry_structure, leaves)
 
     def __call__(self, carry: Any, inputs: jax.Array) -> tuple[Any, jax.Array]:
@@ -541,6 +548,31 @@ def check_layers(operation: str, cell: RecurrentCell) -> None:
 
 
 # ---- Parameters ----
+
+
+def _checked_heads(
+    operation: str, name: str, heads: Any, features: int, sparsity: Any, topology: Any
+) -> int:
+    """How many heads a layer has, or TypeError or ValueError.
+
+    Args:
+        operation: what errors name.
+        name: of the option.
+        heads: what was given.
+        features: what they divide.
+        sparsity, topology: options of the same layer, which heads can't have.
+    """
+    count = as_integer(operation, name, heads)
+    side = "input" if name == "input_heads" else "recurrent"
+    if count < 1 or features % count:
+        kind = "in_features" if side == "input" else "hidden_features"
+        raise ValueError(f"{operation}: {name} must divide the {features} {kind}, got {count}")
+    if count > 1 and (sparsity is not None or topology is not None):
+        raise ValueError(
+            f"{operation}: {count} {name} have blocks of dense weights, got {side}_sparsity or "
+            f"{side}_topology, too"
+        )
+    return count
 
 
 def _make_layer(

@@ -180,7 +180,7 @@ def _matrices(state_dict: Mapping[str, Any], prefix: str) -> dict[tuple[int, boo
                 "or bias_hh_l0_reverse"
             )
         kind, side, layer, reverse = match.groups()
-        array = _array(array)
+        array = as_jax(array)
         arguments.check_floating("from_torch", **{key: array})
         matrices.setdefault((int(layer), reverse is not None), {})[f"{kind}_{side}"] = array
     if not any(layer == 0 and not backward for layer, backward in matrices):
@@ -191,7 +191,7 @@ def _matrices(state_dict: Mapping[str, Any], prefix: str) -> dict[tuple[int, boo
     return matrices
 
 
-def _array(x: Any) -> jax.Array:
+def as_jax(x: Any) -> jax.Array:
     """Of a tensor, too, without importing torch."""
     if hasattr(x, "detach"):
         x = x.detach().cpu()

@@ -19,7 +19,7 @@ from jaxsparse.recurrent.arguments import (
 )
 from jaxsparse.recurrent.input_weights import input_products
 from jaxsparse.recurrent.layer_step import Norm
-from jaxsparse.recurrent.layers import CheckedLayer, Layer, between_layers
+from jaxsparse.recurrent.layers import CheckedLayer, Layer, between_layers, check_counts
 from jaxsparse.recurrent.scan import bidirectional_scan
 
 _MERGES = ("concat", "sum")
@@ -214,16 +214,7 @@ def _check_pair(operation: str, name: str, pair: Any) -> None:
 
 
 def _check_pairs(operation: str, layers: Any, carries: Any) -> None:
-    for name, x in (("layers", layers), ("carries", carries)):
-        if not isinstance(x, list | tuple):
-            raise TypeError(
-                f"{operation}: {name} must be a list or a tuple, got {type(x).__name__}"
-            )
-    if not layers or len(layers) != len(carries):
-        raise ValueError(
-            f"{operation}: needs at least one pair of layers, and a pair of carries for each, got "
-            f"{len(layers)} pairs of layers and {len(carries)} of carries"
-        )
+    check_counts(operation, "pair of layers", layers, carries)
     for i, (pair, carry) in enumerate(zip(layers, carries, strict=True)):
         _check_pair(operation, f"layer {i}", pair)
         _check_pair(operation, f"the carry of layer {i}", carry)

@@ -52,8 +52,11 @@ def scaled(layer: CheckedLayer) -> Any:
     if layer.norm is None or layer.norm_scale is None:
         return weights
     if isinstance(weights, CSR):
-        factors = layer.norm_scale[weights.topology.column_indices].astype(weights.dtype)
-        return CSR(weights.values * factors, weights.topology)
+        t = weights.topology
+        factors = layer.norm_scale[t.column_indices].astype(weights.dtype)
+        # The scale's gradient is a sum over entries: what stands in the padding is none.
+        stored = jnp.arange(t.nse) < t.row_offsets[-1]
+        return CSR(jnp.where(stored, weights.values, 0) * factors, t)
     factors = layer.norm_scale.astype(weights.dtype).reshape(*weights.shape[:-1], 1)
     return weights * factors
 

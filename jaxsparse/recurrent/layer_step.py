@@ -146,9 +146,10 @@ class LayerStep(Step):
             y = counted(next(values)[0]) * y
         if self.skipping:
             y = y + counted(products[self.gates])
-        # Without an output of its own it is the state that layers above read.
-        read = y if self.passes_output else state
-        states = [state, *[y] * self.passes_output, *[read * read] * self.passes_square]
+        states = [state, *[y] * self.passes_output]
+        if self.passes_square:
+            # The last state is the output: without one of its own it is the cell's state.
+            states.append(states[-1] * states[-1])
         return Results(states, new, [[y]] * self.gives_output)
 
     def _normalised(self, gates: Arrays, means: Arrays, sums: Arrays) -> list[Any]:

@@ -68,7 +68,8 @@ class Layer:
             theirs.
         norm_scale: ``(k,)``, by which what is normalised is multiplied, or None.
         norm_shift: ``(k,)``, what is added to that, or None.
-        norm_epsilon: is added to the mean square.
+        norm_epsilon: is added to the mean square. That of "layer" is the mean of the squares less
+            the square of the mean: where features hardly differ, it should be larger.
         between: a function ``(o, counts)`` of the whole output ``(T, B, k)`` of the layer below and
             of the steps that count, booleans ``(T, B)`` or None: what the layer takes in the place
             of o, ``(T, B, k')``. It may mix steps and rows, as a convolution or a batch norm does;
@@ -240,3 +241,17 @@ def between_layers(
             f"{name} must have shape (T, B, k') = {(*below.shape[:2], 'k')}, got {made.shape}"
         )
     return made.astype(dtype)
+
+
+def check_counts(operation: str, item: str, layers: Any, carries: Any) -> None:
+    """TypeError or ValueError unless there are layers, and as many carries."""
+    for name, x in (("layers", layers), ("carries", carries)):
+        if not isinstance(x, list | tuple):
+            raise TypeError(
+                f"{operation}: {name} must be a list or a tuple, got {type(x).__name__}"
+            )
+    if not layers or len(layers) != len(carries):
+        raise ValueError(
+            f"{operation}: needs at least one {item}, and a carry for each, got {len(layers)} and "
+            f"{len(carries)} carries"
+        )

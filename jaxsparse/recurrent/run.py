@@ -98,7 +98,7 @@ def run(
     state = stacked_heads([d.carry[-1].astype(one.dtype) for d in directions], heads)
     _, last, ys = scan_bind(
         Operands(weights, jnp.expand_dims(state, -2), carries, inputs),
-        step=cell_step if one.resets is None else Resetting(cell_step, one.gates),
+        step=cell_step if one.resets is None else Resetting(cell_step),
         sparse=one.sparse,
         forms=forms,
         not_laid_out=next((x for x in layouts if isinstance(x, str)), ""),

@@ -64,8 +64,9 @@ def scan(
         seq_lengths: integers ``(B,)``: only the first so many steps of a row count. Past them
             ``ys`` is 0, the carry stays what it was, and nothing has a gradient.
         resets: booleans ``(T, B)``: where true the carry is zero before that step, in the order in
-            which the scan runs, and what it was, NaN included, reaches no result of this and later
-            steps and no gradient: episodes in one array. A step that does not count resets nothing.
+            which the scan runs: episodes in one array. What it was, NaN included, reaches this step
+            and later ones in no way, values nor gradients. A step that does not count resets
+            nothing.
         precision: of float32 products: None or HIGHEST for exact multiply-adds; DEFAULT, HIGH or
             "tensorfloat32" allow tensor cores with shorter factors.
         recompute: saves memory in a gradient: the recurrent products are not kept but computed

@@ -16,7 +16,7 @@ from jaxsparse.recurrent.arguments import (
     check_precision,
     counted_steps,
 )
-from jaxsparse.recurrent.layers import CheckedLayer, Layer, between_layers
+from jaxsparse.recurrent.layers import CheckedLayer, Layer, between_layers, check_counts
 from jaxsparse.recurrent.stack_graph import StackGraph
 
 
@@ -131,16 +131,7 @@ def stack_scan(
 
 def _runs(operation: str, layers: Any, carries: Any) -> list[range]:
     """The numbers of the layers that are one graph: a function between two layers parts them."""
-    for name, x in (("layers", layers), ("carries", carries)):
-        if not isinstance(x, list | tuple):
-            raise TypeError(
-                f"{operation}: {name} must be a list or a tuple, got {type(x).__name__}"
-            )
-    if not layers or len(layers) != len(carries):
-        raise ValueError(
-            f"{operation}: needs at least one layer, and a carry for each, got {len(layers)} "
-            f"layers and {len(carries)} carries"
-        )
+    check_counts(operation, "layer", layers, carries)
     for i, layer in enumerate(layers):
         if not isinstance(layer, Layer):
             raise TypeError(

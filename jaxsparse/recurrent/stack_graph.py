@@ -166,8 +166,8 @@ class StackGraph:
         if resetting:
             first = self.resets[-1 if self.reverse else 0]
             state = jnp.where(first[:, None, None], 0, state)
-        others = jnp.zeros((state.shape[0], node.states - 1, h), dtype)
-        state = jnp.concatenate([state, others], 1) if node.states > 1 else state
+        if node.states > 1:
+            state = jnp.concatenate([state, *[jnp.zeros_like(state)] * (node.states - 1)], 1)
         accumulator = accumulator_dtype(dtype)
         place = self._node(node, h, inputs, state, [x.astype(accumulator) for x in layer.carry])
         self.outputs[i], self.places[i] = (place, int(passes)), place

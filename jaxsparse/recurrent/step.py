@@ -209,12 +209,10 @@ class Resetting(OfAnother):
     """A step that starts from zeros where one more input, its last, is not 0.
 
     The product of a state of zeros is zero, too, so this is pointwise. As in a `CellStep` that is
-    masked, what is put aside reaches no derivative. Products beyond the first ``recurrent`` are not
-    of the state before, and stay.
+    masked, what is put aside reaches no derivative.
     """
 
     step: Step
-    recurrent: int
 
     @functools.cached_property
     def inputs(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -222,11 +220,10 @@ class Resetting(OfAnother):
 
     def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
         *own, (reset,) = inputs
-        fresh, others = products[: self.recurrent], products[self.recurrent :]
-        fresh, carries = (
-            [jnp.where(reset != 0, 0, x) for x in group] for group in (fresh, carries)
+        products, carries = (
+            [jnp.where(reset != 0, 0, x) for x in group] for group in (products, carries)
         )
-        return self.step([*fresh, *others], carries, own)
+        return self.step(products, carries, own)
 
     def reads_state(self, inputs: Sequence[Any]) -> Any:
         *own, reset = inputs

@@ -302,4 +302,59 @@ inline TestCall ScanCall(const std::string& weights, bool transposed, const std:
   return call;
 }
 
+// Of three layers of a GRU, or of their adjoints, each with an input of every step and one that the
+// upper layers have once.
+inline TestCall WaveCall(bool transposed) {
+  constexpr int64_t kLayers = 3, kSteps = 9, kBatch = 8, kUnits = 16, kGates = 3;
+  const std::string dtype = transposed ? "float16" : "bfloat16";
+  const int64_t states = transposed ? kGates + 1 : 1;
+  const ScanLaunches launches{.groups = 2, .scans = 2, .layers = kLayers, .exchange_bytes = 4096};
+  TestCall call;
+  std::string inputs;
+  for (int64_t layer = 0; layer < kLayers; ++layer) {
+    const TestArray matrix = {"own weights", dtype, {kUnits, kGates * kUnits}};
+    call.operands.push_back(matrix);
+    if (layer > 0) call.operands.push_back({"below weights", dtype, matrix.shape});
+    const bool has_ahead = layer == 0;
+    Add(&call.operands, {{"state", dtype, {kBatch, states, kUnits}},
+                         {"carry", "float32", {kBatch, kUnits}},
+                         {"input", "float32", {1, 1, 5, kUnits}}});
+    const std::vector<int64_t> every = {kSteps, kBatch, 3, kUnits}, once = {1, 1, 3, 1};
+    call.operands.push_back({"input", dtype, has_ahead ? every : once});
+    inputs += has_ahead ? "5h 3tbh" : " 5h 3";
+    Add(&call.results, {{"states", dtype, {kSteps, kBatch, states, kUnits}},
+                        {"last carry", "float32", {kBatch, kUnits}},
+                        {"output", "float32", {kSteps, kBatch, 2, kUnits}}});
+  }
+  call.results.push_back({"workspace", "uint8", {launches.WorkspaceBytes()}});
+  const int64_t products = transposed ? 1 : kGates;
+  call.attributes = {{"name", "wave.cu"},
+                     {"source", "text"},
+                     {"expression", "Wave"},
+                     {"layers", kLayers},
+                     {"own_products", products},
+                     {"own_states", transposed ? kGates : int64_t{1}},
+                     {"below_products", products},
+                     {"below_states", transposed ? kGates : int64_t{1}},
+                     {"transposed", transposed},
+                     {"reverse", transposed},
+                     {"carries", int64_t{1}},
+                     {"inputs", inputs},
+                     {"input_dtypes", "float32 " + dtype},
+                     {"outputs", "2"},
+                     {"output_dtypes", "float32"},
+                     {"groups", launches.groups},
+                     {"scans", launches.scans},
+                     {"blocks", int64_t{12}},
+                     {"threads", int64_t{256}},
+                     {"cluster", int64_t{1}},
+                     {"shared_bytes", int64_t{1024}},
+                     {"exchange_bytes", launches.exchange_bytes},
+                     {"poll_delay", int64_t{1}},
+                     {"poll_delay_increase", int64_t{1}},
+                     {"poll_delay_decrease", int64_t{1}},
+                     {"wait_limit_ns", int64_t{1000}}};
+  return call;
+}
+
 }  // namespace jaxsparse
