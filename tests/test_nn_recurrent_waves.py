@@ -195,7 +195,9 @@ def test_waves_compute_what_layers_do(name, one_by_one):
 def test_half_precision_and_given_carries(one_by_one):
     norms = [running(i) for i in range(DEPTH)]
     layers = [RNN(cell) for cell in cells("lstm", dtype=jnp.bfloat16)]
-    stack = RecurrentStack(layers, norms=norms, dropouts=0.3, return_carry=True, rngs=nnx.Rngs(1))
+    stack = RecurrentStack(
+        layers, norms=norms, skip=DEPTH, dropouts=0.3, return_carry=True, rngs=nnx.Rngs(1)
+    )
     x = inputs(B, T, H)
     start = [(inputs(B, H, seed=i), inputs(B, H, seed=i + 9)) for i in range(DEPTH)]
 

@@ -106,8 +106,9 @@ def wave_of(
             found.append(None)
             continue
         start = i + 1 - skip  # among the widths
-        raw = start > 0 or (start == 0 and is_inside(blocks[0].norm))
-        inside = raw and widths[start] == widths[-1]
+        # An input of a wider dtype makes a wider output.
+        raw = start == 0 and is_inside(blocks[0].norm) and x.dtype == options["dtype"]
+        inside = (start > 0 or raw) and widths[start] == widths[-1]
         found.append(skip if inside else None)
         if not inside:
             break
