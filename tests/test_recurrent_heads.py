@@ -281,19 +281,22 @@ def test_heads_share_a_launch(heads, d, states, products):
     assert plan.microseconds < 3 * one.microseconds
 
 
+RESIDENT = "dense_resident"  # which runs only where it is asked for
+
+
 def test_one_block_scans_what_its_registers_hold():
     for products, states in ((4, 1), (1, 4), (3, 1), (1, 1)):
-        plan = make_plan(form(12, 64, products=products, states=states), H200)
-        assert plan.variant == "dense_resident" and plan.blocks == 1 and not plan.exchange_bytes
+        plan = make_plan(form(12, 64, products=products, states=states), H200, RESIDENT)
+        assert plan.variant == RESIDENT and plan.blocks == 1 and not plan.exchange_bytes
         assert plan.threads == 256 and plan.scans <= 128
-    large = make_plan(form(1, 256), H200, "dense_resident")
+    large = make_plan(form(1, 256), H200, RESIDENT)
     assert isinstance(large, NoPlan) and "registers of a block" in large.reason
     # Of many rows each block takes as many as make the fewest launches.
-    many = make_plan(form(12, 64, batch=160), H200)
+    many = make_plan(form(12, 64, batch=160), H200, RESIDENT)
     assert (many.groups, many.scans, many.launches) == (10, 120, 1)
-    odd = make_plan(form(2, 40, batch=33), H200)
+    odd = make_plan(form(2, 40, batch=33), H200, RESIDENT)
     assert isinstance(odd, Plan) and 33 % odd.groups == 0
-    wide = make_plan(form(2, 40, dtype="float32"), H200, "dense_resident")
+    wide = make_plan(form(2, 40, dtype="float32"), H200, RESIDENT)
     assert isinstance(wide, NoPlan) and "needs 16-bit" in wide.reason
 
 
@@ -315,7 +318,7 @@ def test_the_plain_path_scans_heads_at_once():
     assert "for all steps" in together.reason
 
 
-@pytest.mark.parametrize("variant, scans", [("dense_tensor_cores", 24), ("dense_resident", 72)])
+@pytest.mark.parametrize("variant, scans", [("dense_tensor_cores", 24), (RESIDENT, 72)])
 def test_kernels_of_heads_compile(variant, scans):
     try:
         _ffi.nvrtc_version()

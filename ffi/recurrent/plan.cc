@@ -135,8 +135,8 @@ ScanChoice PlanScan(const ScanForm& form, const Gpu& gpu, const std::string& wan
   choice.most_batch = MostDenseBatch(IsNarrow(form.state_dtype)) * *std::rbegin(kBatchParts);
   choice.loop_microseconds = LoopMicroseconds(form);
   for (const ScanVariant& variant : kScanVariants) {
-    const bool by_default =
-        !variant.barrier && form.sparse == (variant.weights != ScanWeights::kDense);
+    const bool by_default = !variant.barrier && !variant.resident &&
+                            form.sparse == (variant.weights != ScanWeights::kDense);
     if (wanted.empty() ? !by_default : wanted != variant.name) continue;
     std::string reason = ReasonAgainst(variant, form);
     if (reason.empty()) {

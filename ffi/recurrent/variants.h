@@ -35,7 +35,8 @@ struct ScanVariant {
   // The blocks meet after each step, instead of polling each other's data. Slower, so only by
   // name.
   bool barrier;
-  bool resident = false;  // one block makes a scan
+  // One block makes a scan. What is predicted of it was not measured yet, so only by name.
+  bool resident = false;
 };
 inline constexpr ScanVariant kScanVariants[] = {
     {"dense_tensor_cores", ScanWeights::kDense, true, false},

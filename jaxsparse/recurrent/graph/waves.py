@@ -53,6 +53,18 @@ class Wave(NamedTuple):
         return f"nodes {self.first} to {self.last} as a wave by {self.plan}"
 
 
+def waves_by_name(
+    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
+) -> Fallback:
+    """`choose_waves` where a variant is asked for; else node by node.
+
+    The times that are predicted of waves were not measured yet.
+    """
+    if params["variant"] is None:
+        return Fallback(f"waves run where variant={WAVE_VARIANTS[0]!r} asks for them")
+    return choose_waves(params, avals, device)
+
+
 def choose_waves(
     params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
 ) -> Fallback:
