@@ -58,7 +58,7 @@ std::string ReasonAgainst(const ScanVariant& variant, const ScanForm& form) {
   if (std::all_of(std::begin(kBatchParts), std::end(kBatchParts), [&](int64_t parts) {
         return form.batch % parts != 0 || form.batch / parts > most;
       })) {
-    return batch + std::to_string(most) + ", and not 2 or 4 parts of at most that";
+    return batch + std::to_string(most) + ", and not 2, 4, 8 or 16 parts of at most that";
   }
   const bool narrow = form.state_dtype == form.weight_dtype && IsNarrow(form.state_dtype);
   if (variant.tensor_cores && !narrow) {

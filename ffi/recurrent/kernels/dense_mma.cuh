@@ -24,70 +24,114 @@ class DenseMma {
         q_(threadIdx.x % 4),
         shared_(shared + threadIdx.x) {
 #pragma unroll
-    for (int m = 0; m < kSizes.row_tiles; ++m) {
-      const DenseRow<Plan> upper(p, m * 16 + g_), lower(p, m * 16 + g_ + 8);
+    for (int j = 0; j < kSizes.register_chunks; ++j) {
+      ReadWeights(p, j, weights_[j]);
+    }
+    // Not unrolled: there are so many that the compiler would take seconds.
+#pragma unroll 1
+    for (int j = kSizes.register_chunks; j < kSizes.loads; ++j) {
+      Weights chunk;
+      ReadWeights(p, j, chunk);
 #pragma unroll
-      for (int j = 0; j < kSizes.loads; ++j) {
+      for (int m = 0; m < kSizes.row_tiles; ++m) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const Words4 fragment = Fragment(upper, lower, Column(j) + 4 * half);
-          if (j < kSizes.register_chunks) {
-            weights_[j < kSizes.register_chunks ? j : 0][m][half] = fragment;
-          } else {
-            SharedWeights(j, m, half) = fragment;
-          }
+        for (int half = 0; half < 2; ++half) SharedWeights(j, m, half) = chunk[m][half];
+      }
+    }
+  }
+
+  // Multiplies the state that a slot of the exchange buffer comes to hold, and writes this warp's
+  // part of the products. A warp that timed out doesn't, and returns true: what it would overwrite
+  // may still be read.
+  __device__ __forceinline__ bool Multiply(const State* slot, float* partials, Watchdog* watchdog) {
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) Ask(slot, j);
+    Sums sums = {};
+#pragma unroll
+    for (int j = 0; j < kSizes.loads; ++j) {
+      Weights weights;
+      if (!kSizes.all_ahead) LoadWeights(j, weights);  // while the chunk is on its way
+      if (j % kLooks == 0) AwaitChunks(slot, j, watchdog);
+      if (kSizes.all_ahead) LoadWeights(j, weights);
+      AddChunk(weights, x_[j % kAhead], 2 * j % kSizes.chains, sums);
+      if (j + kAhead < kSizes.loads) Ask(slot, j + kAhead);
+    }
+    const bool timed_out = __any_sync(kAllLanes, watchdog->timed_out());
+    if (!timed_out) WriteSums(sums, partials);
+    return timed_out;
+  }
+
+ private:
+  // Loads on their way at once, and those that a warp waits for together.
+  static constexpr int kAhead = kSizes.ahead;
+  static constexpr int kLooks = kSizes.all_ahead ? kAhead : (kAhead + 1) / 2;
+
+  using Sums = float[kSizes.chains][kSizes.row_tiles][kSizes.batch_tiles][4];
+  using Weights = Words4[kSizes.row_tiles][2];  // of a chunk: tiles of rows, k16 steps
+
+  __device__ __forceinline__ void Ask(const State* slot, int j) {
+#pragma unroll
+    for (int n = 0; n < kSizes.batch_tiles; ++n) {
+      x_[j % kAhead][n] = {0, 0, 0, 0};
+      LoadRelaxedIf(Active(j, n), From(slot, j, n), &x_[j % kAhead][n]);
+    }
+  }
+
+  // Waits for chunks j to j + kLooks. What came too early is asked for again, of all chunks that
+  // are on their way: those behind them hardly came in time, either.
+  __device__ __forceinline__ void AwaitChunks(const State* slot, int j, Watchdog* watchdog) {
+    watchdog->Begin();
+    for (;;) {
+      bool missing = false;
+#pragma unroll
+      for (int i = j; i < j + kLooks && i < kSizes.loads; ++i) {
+#pragma unroll
+        for (int n = 0; n < kSizes.batch_tiles; ++n) missing |= !IsWritten(x_[i % kAhead][n]);
+      }
+      if (!__any_sync(kAllLanes, missing)) return;
+#pragma unroll
+      for (int i = j; i < j + kAhead && i < kSizes.loads; ++i) {
+#pragma unroll
+        for (int n = 0; n < kSizes.batch_tiles; ++n) {
+          Words4& x = x_[i % kAhead][n];
+          LoadRelaxedIf(!IsWritten(x), From(slot, i, n), &x);
         }
       }
+      if (__any_sync(kAllLanes, watchdog->TimesOut())) return;
     }
   }
 
-  __device__ __forceinline__ void Start(const RecurrentScanProblem& p) {
+  __device__ __forceinline__ void LoadWeights(int j, Weights& to) const {
 #pragma unroll
-    for (int j = 0; j < kSizes.loads; ++j) {
-#pragma unroll
-      for (int n = 0; n < kSizes.batch_tiles; ++n) {
-        x_[j][n] =
-            Active(j, n) ? LoadInitialState<Plan>(p, n * 8 + g_, Column(j)) : Words4{0, 0, 0, 0};
-      }
-    }
-  }
-
-  __device__ __forceinline__ void Receive(const State* slot, Watchdog* watchdog) {
-#pragma unroll
-    for (int j = 0; j < kSizes.loads; ++j) {
-#pragma unroll
-      for (int n = 0; n < kSizes.batch_tiles; ++n) {
-        x_[j][n] = {0, 0, 0, 0};
-        LoadRelaxedIf(Active(j, n), From(slot, j, n), &x_[j][n]);
-      }
-    }
-    Await<kSizes.loads * kSizes.batch_tiles>(
-        &x_[0][0],
-        [&](int i) { return From(slot, i / kSizes.batch_tiles, i % kSizes.batch_tiles); },
-        watchdog);
-  }
-
-  // Adds what was received and writes this warp's part of the products.
-  __device__ __forceinline__ void Multiply(float* partials) {
-    float sums[kSizes.chains][kSizes.row_tiles][kSizes.batch_tiles][4] = {};
-#pragma unroll
-    for (int j = 0; j < kSizes.loads; ++j) {
+    for (int m = 0; m < kSizes.row_tiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+        to[m][half] = j < kSizes.register_chunks
+                          ? weights_[j < kSizes.register_chunks ? j : 0][m][half]
+                          : SharedWeights(j, m, half);
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void AddChunk(const Weights& weights,
+                                                  const Words4 (&x)[kSizes.batch_tiles], int chain,
+                                                  Sums& sums) {
 #pragma unroll
-        for (int m = 0; m < kSizes.row_tiles; ++m) {
-          const Words4 a = j < kSizes.register_chunks
-                               ? weights_[j < kSizes.register_chunks ? j : 0][m][half]
-                               : SharedWeights(j, m, half);
+    for (int half = 0; half < 2; ++half) {
 #pragma unroll
-          for (int n = 0; n < kSizes.batch_tiles; ++n) {
-            const Words4 x = x_[j][n];
-            MultiplyAdd(State(), sums[(2 * j + half) % kSizes.chains][m][n], {a.x, a.y, a.z, a.w},
-                        half == 0 ? x.x : x.z, half == 0 ? x.y : x.w);
-          }
+      for (int m = 0; m < kSizes.row_tiles; ++m) {
+        const Words4 a = weights[m][half];
+#pragma unroll
+        for (int n = 0; n < kSizes.batch_tiles; ++n) {
+          MultiplyAdd(State(), sums[(chain + half) % kSizes.chains][m][n], {a.x, a.y, a.z, a.w},
+                      half == 0 ? x[n].x : x[n].z, half == 0 ? x[n].y : x[n].w);
         }
       }
     }
+  }
+
+  // Adds up the chains and leaves this warp's part of the products to the pointwise warps.
+  __device__ __forceinline__ void WriteSums(Sums& sums, float* partials) {
 #pragma unroll
     for (int c = kSizes.chains / 2; c > 0; c /= 2) {
 #pragma unroll
@@ -119,7 +163,6 @@ class DenseMma {
     }
   }
 
- private:
   __device__ __forceinline__ int Column(int j) const {
     return (j * kSizes.warps + warp_) * kSizes.chunk + q_ * 8;
   }
@@ -133,6 +176,19 @@ class DenseMma {
   __device__ __forceinline__ Words4& SharedWeights(int j, int m, int half) const {
     return shared_[(((j - kSizes.register_chunks) * kSizes.row_tiles + m) * 2 + half) *
                    kSizes.product_threads];
+  }
+
+  // The weights of a chunk, from memory.
+  __device__ __forceinline__ void ReadWeights(const RecurrentScanProblem& p, int j,
+                                              Weights& to) const {
+#pragma unroll
+    for (int m = 0; m < kSizes.row_tiles; ++m) {
+      const DenseRow<Plan> upper(p, m * 16 + g_), lower(p, m * 16 + g_ + 8);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        to[m][half] = Fragment(upper, lower, Column(j) + 4 * half);
+      }
+    }
   }
 
   // Two rows by 4 columns: a k16 step's columns are assigned so that each lane's are neighbours.
@@ -150,7 +206,7 @@ class DenseMma {
   const int warp_, g_, q_;
   Words4* const shared_;
   Words4 weights_[kSizes.register_chunks > 0 ? kSizes.register_chunks : 1][kSizes.row_tiles][2];
-  Words4 x_[kSizes.loads][kSizes.batch_tiles];
+  Words4 x_[kAhead][kSizes.batch_tiles];  // what is on its way, or has come
 };
 
 }  // namespace jaxsparse

@@ -70,26 +70,4 @@ struct DenseRow {
   }
 };
 
-// The state before the first step, which nobody publishes: states_per_load elements from `column`
-// on.
-template <typename Plan>
-__device__ __forceinline__ Words4 LoadInitialState(const RecurrentScanProblem& p, int b,
-                                                   int column) {
-  constexpr DenseSizes kSizes = Plan::kSizes;
-  using State = typename Plan::State;
-  union {
-    Words4 words;
-    State elements[Plan::kSizes.states_per_load];
-  } x = {Words4{0, 0, 0, 0}};
-  const int k = column % kSizes.part;
-  const State* from =
-      static_cast<const State*>(p.initial_state) +
-      (RowOf<Plan>(p, b) * kSizes.state_parts + column / kSizes.part) * kSizes.hidden + k;
-#pragma unroll
-  for (int e = 0; e < kSizes.states_per_load; ++e) {
-    if (k + e < kSizes.hidden) x.elements[e] = from[e];
-  }
-  return x.words;
-}
-
 }  // namespace jaxsparse
