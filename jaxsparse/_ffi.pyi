@@ -91,6 +91,7 @@ def plan_scan(
     layout_form: dict[str, int] | None,
     not_laid_out: str,
     directions: int,
+    loops: int,
     multiprocessors: int,
     shared_bytes: int,
 ) -> tuple[dict[str, Any] | None, str, int, float]: ...

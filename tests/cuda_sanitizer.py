@@ -244,22 +244,30 @@ def softmaxes(rng, dtype, topology):
 
 
 def scans(rng, dtype, suffix):
-    """A dense and a sparse LSTM with their gradients, of odd size."""
+    """A dense and a sparse LSTM with their gradients, of odd size, and one of heads."""
     h, steps, batch = 37, 5, 3
+    heads = 6
+    blocks = jnp.asarray(rng.standard_normal((heads, h, 4 * h)) / 4, dtype)
     mask = rng.random((4 * h, h)) < 0.3
     dense = mask * rng.standard_normal(mask.shape) / 4
     sparse = CSR(jnp.asarray(dense[mask], dtype), Topology.from_mask(mask))
     carry = (jnp.zeros((batch, h)), jnp.zeros((batch, h)))
     xs = jnp.asarray(rng.standard_normal((steps, batch, 4 * h)), dtype)
+    narrow = carry, xs
+    wide = jax.tree.map(lambda x: jnp.tile(x, heads), narrow)
     results = []
     units = "fma" if dtype == jnp.float32 else "tensor_cores"
-    for variant, weights, matrix in (
-        (f"dense_{units}", jnp.asarray(dense.T, dtype), lambda w: w),
-        (f"masked_{units}", sparse.values, lambda v: CSR(v, sparse.topology)),
-        ("sparse_pairs", sparse.values, lambda v: CSR(v, sparse.topology)),
-    ):
+    forms = [
+        (f"dense_{units}{suffix}", jnp.asarray(dense.T, dtype), lambda w: w, narrow),
+        (f"dense_{units}{suffix}", blocks, lambda w: w, wide),
+        (f"masked_{units}{suffix}", sparse.values, lambda v: CSR(v, sparse.topology), narrow),
+        (f"sparse_pairs{suffix}", sparse.values, lambda v: CSR(v, sparse.topology), narrow),
+    ]
+    if units == "tensor_cores":
+        forms.append(("dense_resident", blocks, lambda w: w, wide))
+    for variant, weights, matrix, (carry, xs) in forms:
 
-        def scan(weights, xs, matrix=matrix, variant=variant + suffix):
+        def scan(weights, xs, carry=carry, matrix=matrix, variant=variant):
             return recurrent.scan(recurrent.LSTM, matrix(weights), carry, xs, variant=variant)[1]
 
         ys, pull = jax.vjp(scan, weights, xs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -108,3 +109,14 @@ def problem(name, sparse=False, *, T=5, B=3, h=5, dtype=jnp.float32, seed=0):
     weights = weights * (0.5 / np.sqrt(h))
     as_arrays = jax.tree.map(lambda x: jnp.asarray(x, dtype), (weights, carry, xs, bias))
     return Problem(cell, *as_arrays, topology)
+
+
+def kernels(function, *shapes):
+    """The sources of a program's kernels, from its text."""
+    text = jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+    found = re.findall(r'name = "([^"]*)".*?source = "((?:[^"\\]|\\.)*)"', text)
+    return [(name, _unescaped(source)) for name, source in found]
+
+
+def _unescaped(text):
+    return re.sub(r"\\([0-9A-Fa-f]{2})", lambda m: chr(int(m[1], 16)), text)

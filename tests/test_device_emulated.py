@@ -32,6 +32,7 @@ PROGRAMS = {
     "sddmm_staged": "-O1",
     "spmm_tiled": "-O0",
     "recurrent_scan_dense": "-O1",
+    "recurrent_scan_resident": "-O1",
     "recurrent_scan_sparse": "-O0",
     "generic": "-O0",
     "sparse_softmax": "-O0",

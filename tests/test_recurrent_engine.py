@@ -205,6 +205,30 @@ def test_bidirectional_and_vmap(sparse):
             np.testing.assert_allclose(x[1], y, rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "name, heads, d, B", [("LSTM", 12, 64, 16), ("GRU", 13, 37, 5), ("RNN", 300, 16, 3)]
+)
+def test_heads(name, heads, d, B, dtype):
+    case = Case(name, False, 20, B, heads * d, dtype)
+    gates = case.weights.shape[1] // (heads * d)
+    values = np.random.default_rng(1).standard_normal((heads, d, gates * d))
+    case.weights = jnp.asarray(values * 0.7 / np.sqrt(d), dtype)
+    (explained,) = explain(case.scan(implementation="cuda"), *case.operands)
+    assert explained.problem.directions == heads
+    assert (explained.launches > 1) == (heads > 128)
+    case.agree(gradient, reverse=name == "GRU", seq_lengths=jnp.arange(B) * 20 // (B - 1))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("T, B, h", [(9, 4, 64), (6, 3, 37), (1, 1, 8), (5, 24, 48), (300, 16, 61)])
+@pytest.mark.parametrize("name", list(CELLS))
+def test_one_block_scans(name, T, B, h, dtype):
+    case = Case(name, False, T, B, h, dtype)
+    lengths = jnp.arange(B) * T // max(B - 1, 1) if h == 37 else None
+    case.agree(gradient, variant="dense_resident", reverse=h == 64, seq_lengths=lengths)
+
+
 # {variant: whether the weights are sparse, dtypes}
 VARIANTS = {
     "dense_tensor_cores": (False, ["bfloat16", "float16"]),

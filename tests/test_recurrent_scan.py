@@ -513,7 +513,7 @@ ONES = jnp.ones((3, 4))
         ({"xs": jnp.ones((2, 5, 3, 4))}, ValueError, r"xs must have 3 dimensions.*: use jax.vmap"),
         ({"xs": jnp.ones((5, 3, 4), int)}, TypeError, "needs float32.*, got xs int"),
         ({"recurrent_": jnp.ones(4)}, ValueError, "recurrent must have at least 2 dimensions"),
-        ({"recurrent_": jnp.ones((2, 4, 4))}, ValueError, "recurrent must have 2 .*use jax.vmap"),
+        ({"recurrent_": jnp.ones((1, 2, 4, 4))}, ValueError, "recurrent must have 2 .*jax.vmap"),
         ({"recurrent_": jnp.ones((4, 4), int)}, TypeError, "needs float32.*, got recurrent int"),
         (
             {"recurrent_": jnp.ones((4, 8))},
@@ -523,7 +523,7 @@ ONES = jnp.ones((3, 4))
         (
             {"recurrent_": jnp.ones((4, 6))},
             ValueError,
-            r"recurrent must be \(h, gates \* h\), or a CSR.*got shape \(4, 6\)",
+            r"recurrent must be \(h, gates \* h\), .*or a CSR.*got shape \(4, 6\)",
         ),
         ({"xs": jnp.ones((5, 3, 6))}, ValueError, r"dimension of xs must be.*multiple of 4, got 6"),
         ({"parameters": {"a": ONES}}, ValueError, "parameters must have 1 dimensions"),

@@ -56,7 +56,7 @@ struct ScanArrays {
     for (int i = 0; i < Arrays::kInputs; ++i) {
       const ScanInput& in = p.inputs[i];
       const int64_t at = DirectionOf<Plan>(p) * in.direction_stride + t * in.step_stride +
-                         (FirstRowOf<Plan>(p) + b) * in.row_stride + unit * in.unit_stride;
+                         EntryOfBatch<Plan>(p, b) * in.row_stride + unit * in.unit_stride;
       const bool is_float = Arrays::kInputIsFloat[i] || sizeof(State) == 4;
       const int64_t size = is_float ? sizeof(float) : sizeof(State);
 #pragma unroll
@@ -117,7 +117,7 @@ struct ScanArrays {
                                                       const float (*state)[Step::kStates],
                                                       const float (*output)[kOutputSlots]) {
     const int64_t step = DirectionOf<Plan>(p) * p.steps + t;
-    const int64_t row = step * p.batch + FirstRowOf<Plan>(p) + b;
+    const int64_t row = step * p.batch + EntryOfBatch<Plan>(p, b);
     auto* states = static_cast<State*>(p.states) + row * Step::kStates * p.hidden + unit;
 #pragma unroll
     for (int s = 0; s < Step::kStates; ++s) {

@@ -230,9 +230,9 @@ nb::tuple PlanDescribedScan(const std::string& variant, int64_t products, int64_
                             int64_t length, const std::string& state_dtype,
                             const std::string& weight_dtype, bool sparse,
                             const std::optional<NamedSizes>& layout_form,
-                            const std::string& not_laid_out, int64_t directions,
+                            const std::string& not_laid_out, int64_t directions, int64_t loops,
                             int multiprocessors, int64_t shared_bytes) {
-  if (std::min({products, states, hidden, directions}) < 1 ||
+  if (std::min({products, states, hidden, directions, loops}) < 1 || loops > directions ||
       std::min({inputs, outputs, batch, length}) < 0) {
     throw nb::value_error("the sizes of a scan are out of range");
   }
@@ -248,7 +248,8 @@ nb::tuple PlanDescribedScan(const std::string& variant, int64_t products, int64_
                 sparse,
                 std::nullopt,
                 not_laid_out,
-                directions};
+                directions,
+                loops};
   if (layout_form) scan.layout_form = FormOf(*layout_form);
   Gpu gpu;
   gpu.multiprocessors = multiprocessors;
@@ -279,7 +280,8 @@ void BindRecurrentScan(nb::module_& m) {
         nb::arg("states"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("hidden"),
         nb::arg("batch"), nb::arg("length"), nb::arg("state_dtype"), nb::arg("weight_dtype"),
         nb::arg("sparse"), nb::arg("layout_form").none(), nb::arg("not_laid_out"),
-        nb::arg("directions"), nb::arg("multiprocessors"), nb::arg("shared_bytes"));
+        nb::arg("directions"), nb::arg("loops"), nb::arg("multiprocessors"),
+        nb::arg("shared_bytes"));
   m.attr("SCAN_DTYPES") = ScanDTypes();
   m.attr("SCAN_MOST_ARRAYS") = kMaxScanArrays;
 }

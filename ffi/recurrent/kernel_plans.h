@@ -17,6 +17,11 @@ int64_t MostDenseBatch(bool tensor_cores);
 // The best of all ways to share the GPU among scans, or to let them follow each other.
 std::optional<ScanPlan> PlanDense(const ScanVariant& variant, const ScanForm& scan, const Gpu& gpu);
 
+// kernels/resident.cc: the best of all ways to cut the batch into parts that one block scans; none
+// if the registers of a block don't hold the weights.
+std::optional<ScanPlan> PlanResident(const ScanVariant& variant, const ScanForm& scan,
+                                     const Gpu& gpu);
+
 // kernels/sparse.cc: the plan of a matrix that is laid out; none if it is laid out for something
 // else. `by_name`: even where its layout would make it slow.
 std::optional<ScanPlan> PlanPairs(const ScanVariant& variant, const ScanForm& scan, const Gpu& gpu,

@@ -28,7 +28,8 @@ std::string NameOf(DType dtype) {
 // Fitted to measurements on an H200.
 double LoopMicroseconds(const ScanForm& form) {
   const bool wide = !IsNarrow(form.state_dtype) || !IsNarrow(form.weight_dtype);
-  const double size = Double(form.products * form.state_parts) * Double(form.hidden) *
+  const double size = Double(form.directions) / Double(form.loops) *
+                      Double(form.products * form.state_parts) * Double(form.hidden) *
                       Double(form.hidden) * (wide ? 4 : 2);
   const double megabytes = size / 1e6;
   const double start = wide ? 5.3 : 3.6, per_megabyte = wide ? 0.2 : 0.11;
@@ -36,7 +37,7 @@ double LoopMicroseconds(const ScanForm& form) {
       start + per_megabyte * megabytes + (0.03 + 0.005 * megabytes) * Double(form.batch);
   const double from_memory = megabytes > kCacheMegabytes ? megabytes / 4 : 0.0;
   const double before = form.sparse ? size * kWriteOut : 0.0;
-  return Double(form.directions) * (Double(form.length) * std::max(cached, from_memory) + before);
+  return Double(form.loops) * (Double(form.length) * std::max(cached, from_memory) + before);
 }
 
 // Why a variant can't run a scan on any GPU; empty if it can on some.
@@ -55,7 +56,8 @@ std::string ReasonAgainst(const ScanVariant& variant, const ScanForm& form) {
     return form.batch > most ? batch + std::to_string(most) : "";
   }
   const int64_t most = MostDenseBatch(variant.tensor_cores);
-  if (std::all_of(std::begin(kBatchParts), std::end(kBatchParts), [&](int64_t parts) {
+  if (!variant.resident &&
+      std::all_of(std::begin(kBatchParts), std::end(kBatchParts), [&](int64_t parts) {
         return form.batch % parts != 0 || form.batch / parts > most;
       })) {
     return batch + std::to_string(most) + ", and not 2, 4, 8 or 16 parts of at most that";
@@ -118,14 +120,17 @@ ScanChoice PlanScan(const ScanForm& form, const Gpu& gpu, const std::string& wan
     std::string reason = ReasonAgainst(variant, form);
     if (reason.empty()) {
       const bool pairs = variant.weights == ScanWeights::kPairs;
-      std::optional<ScanPlan> plan =
-          pairs ? PlanPairs(variant, form, gpu, !wanted.empty()) : PlanDense(variant, form, gpu);
+      std::optional<ScanPlan> plan = pairs ? PlanPairs(variant, form, gpu, !wanted.empty())
+                                     : variant.resident ? PlanResident(variant, form, gpu)
+                                                        : PlanDense(variant, form, gpu);
       if (!plan && pairs) {
         reason =
             "its matrix is laid out for another batch, dtype or GPU, or does not fit: "
             "recurrent.pack it for what one device gets";
       } else if (!plan) {
-        reason = DoesNotFit(form, gpu);
+        reason = variant.resident ? "the registers of a block don't hold its weights, and what "
+                                    "belongs to a part of the batch"
+                                  : DoesNotFit(form, gpu);
       }
       KeepFaster(std::move(plan), &choice.best);
     }

@@ -28,7 +28,8 @@ struct ScanForm {
   bool sparse = false;
   std::optional<SparseForm> layout_form;  // of a sparse matrix
   std::string not_laid_out;               // or why it has none, if that is known
-  int64_t directions = 1;
+  int64_t directions = 1;                 // scans by weights of their own
+  int64_t loops = 1;                      // of XLA that make all of them
 };
 
 // A kernel for a scan, and its launch.

@@ -38,10 +38,11 @@ struct ScanInput {
 
 // Arrays are those of all D directions and of the whole batch.
 struct RecurrentScanProblem {
-  int64_t steps = 0;   // T
-  int64_t batch = 0;   // B
-  int64_t hidden = 0;  // h
-  int first_scan = 0;  // of this launch, if there are several; the others follow
+  int64_t steps = 0;        // T
+  int64_t batch = 0;        // B
+  int64_t hidden = 0;       // h
+  bool reverse = false;     // the launch's first scan
+  uint32_t first_scan = 0;  // of this launch, if there are several; the others follow
   uint32_t reversed[kMaxScansOfLaunch / 32] = {};  // a bit for each scan of the launch
 
   ScanInput inputs[kMaxScanArrays];

@@ -13,38 +13,46 @@
 
 namespace jaxsparse {
 
+// Numbers are unsigned, so that their products with strides of 64 bits take no more than they must.
 template <typename Plan>
-__device__ __forceinline__ int ScanOfLaunch() {
-  return static_cast<int>(Plan::kScans == 1 ? 0 : blockIdx.x / Plan::kBlocks);
+__device__ __forceinline__ uint32_t ScanOfLaunch() {
+  return Plan::kScans == 1 ? 0 : blockIdx.x / Plan::kBlocks;
 }
 template <typename Plan>
 __device__ __forceinline__ int BlockOfScan() {
   return static_cast<int>(Plan::kScans == 1 ? blockIdx.x : blockIdx.x % Plan::kBlocks);
 }
 template <typename Plan>
-__device__ __forceinline__ int ScanOfCall(const RecurrentScanProblem& p) {
+__device__ __forceinline__ uint32_t ScanOfCall(const RecurrentScanProblem& p) {
   return (Plan::kLaunches == 1 ? 0 : p.first_scan) + ScanOfLaunch<Plan>();
 }
 
 template <typename Plan>
-__device__ __forceinline__ int64_t DirectionOf(const RecurrentScanProblem& p) {
-  return ScanOfCall<Plan>(p) / Plan::kGroups;
-}
-// The batch entry that is the first of this scan's part.
+constexpr bool kOneDirection = Plan::kScans * Plan::kLaunches < 2 * Plan::kGroups;
+
 template <typename Plan>
-__device__ __forceinline__ int64_t FirstRowOf(const RecurrentScanProblem& p) {
-  return Plan::kGroups == 1 ? 0 : ScanOfCall<Plan>(p) % Plan::kGroups * (p.batch / Plan::kGroups);
+__device__ __forceinline__ uint32_t DirectionOf(const RecurrentScanProblem& p) {
+  return kOneDirection<Plan> ? 0 : ScanOfCall<Plan>(p) / Plan::kGroups;
 }
-// Among the batch entries of all directions, that with number `b` of this scan.
+// The place in the whole batch of entry `b` of this scan's part.
+template <typename Plan>
+__device__ __forceinline__ uint32_t EntryOfBatch(const RecurrentScanProblem& p, int64_t b) {
+  const uint32_t own = static_cast<uint32_t>(b);
+  if constexpr (Plan::kGroups == 1) return own;
+  const uint32_t scan = ScanOfCall<Plan>(p);
+  return (kOneDirection<Plan> ? scan : scan % Plan::kGroups) * Plan::kSizes.batch + own;
+}
+// That among the entries of all directions.
 template <typename Plan>
 __device__ __forceinline__ int64_t RowOf(const RecurrentScanProblem& p, int64_t b) {
-  return DirectionOf<Plan>(p) * p.batch + FirstRowOf<Plan>(p) + b;
+  return DirectionOf<Plan>(p) * p.batch + EntryOfBatch<Plan>(p, b);
 }
 
 template <typename Plan>
 __device__ __forceinline__ bool IsReversed(const RecurrentScanProblem& p) {
-  const int scan = ScanOfLaunch<Plan>();
-  return (p.reversed[scan / 32] >> scan % 32 & 1) != 0;
+  if constexpr (Plan::kScans == 1 || kOneDirection<Plan>) return p.reverse;
+  const uint32_t scan = ScanOfLaunch<Plan>();
+  return (p.reversed[Plan::kScans <= 32 ? 0 : scan / 32] >> scan % 32 & 1) != 0;
 }
 
 template <typename Plan>

@@ -35,10 +35,12 @@ struct ScanVariant {
   // The blocks meet after each step, instead of polling each other's data. Slower, so only by
   // name.
   bool barrier;
+  bool resident = false;  // one block makes a scan
 };
 inline constexpr ScanVariant kScanVariants[] = {
     {"dense_tensor_cores", ScanWeights::kDense, true, false},
     {"dense_tensor_cores_barrier", ScanWeights::kDense, true, true},
+    {"dense_resident", ScanWeights::kDense, true, false, true},
     {"dense_fma", ScanWeights::kDense, false, false},
     {"dense_fma_barrier", ScanWeights::kDense, false, true},
     {"masked_tensor_cores", ScanWeights::kMasked, true, false},

@@ -12,6 +12,7 @@ except ImportError as error:
 from jaxsparse.nn.attention import SparseAttention
 from jaxsparse.nn.cells import GRUCell, LSTMCell, RecurrentCell, SimpleCell
 from jaxsparse.nn.flax_conversion import from_flax, to_flax
+from jaxsparse.nn.headwise import HeadwiseLinear
 from jaxsparse.nn.linear import SparseLinear
 from jaxsparse.nn.multi_head_attention import SparseMultiHeadAttention
 from jaxsparse.nn.packing import pack, unpack
@@ -24,6 +25,7 @@ __all__ = [
     "RNN",
     "Bidirectional",
     "GRUCell",
+    "HeadwiseLinear",
     "LSTMCell",
     "RecurrentCell",
     "RecurrentStack",

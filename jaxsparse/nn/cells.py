@@ -16,6 +16,7 @@ from jaxsparse import recurrent
 from jaxsparse.csr import CSR
 from jaxsparse.nn import cell_functions
 from jaxsparse.nn.cell_functions import Function
+from jaxsparse.nn.headwise import HeadwiseLinear
 from jaxsparse.nn.linear import Initializer, SparseLinear, as_integer, check_call, has_call_of
 from jaxsparse.ops import arguments
 from jaxsparse.precision import accumulator_dtype
@@ -33,9 +34,10 @@ class RecurrentCell(nnx.RNNCellBase):
     called as a Flax cell it makes one step, so that it also runs in `nnx.RNN`.
 
     Attributes: ``dense_i`` and ``dense_h``, each an `nnx.Linear` with a kernel
-    (in_features, gates * h) or (h, gates * h), or a `SparseLinear` of as many features. Another
-    layer of either kind may be put in their place, one that `SparseLinear.from_dense` pruned for
-    instance; as ``dense_i`` also one of a subclass, with a call of its own.
+    (in_features, gates * h) or (h, gates * h), or a `SparseLinear` or `HeadwiseLinear` of as many
+    features. Another layer of these kinds may be put in their place, one that
+    `SparseLinear.from_dense` pruned for instance; as ``dense_i`` also one of a subclass, with a
+    call of its own.
 
     Args:
         in_features: features of the input.
@@ -47,6 +49,9 @@ class RecurrentCell(nnx.RNNCellBase):
         carry_like: a pytree of the carry's structure; its leaves may be anything.
         use_bias: whether ``dense_i`` has a bias.
         use_recurrent_bias: whether ``dense_h`` has one.
+        heads: if more than 1, ``dense_h`` is a `HeadwiseLinear` with a kernel
+            (heads, h / heads, gates * h / heads): the units of a head take the state of that head
+            alone. Each head's block is initialized as a kernel of its own.
         input_sparsity, input_topology: make ``dense_i`` a `SparseLinear`: the share of weights that
             are left out, or the stored positions, of shape (gates * h, in_features).
         recurrent_sparsity, recurrent_topology: the same for ``dense_h``: shape (gates * h, h).
@@ -68,8 +73,8 @@ class RecurrentCell(nnx.RNNCellBase):
         TypeError: if ``function`` is no (hashable) function, has parameters or returns something
             else, and for sizes that are no integers.
         ValueError: if it is not pointwise or uses what can't run in a kernel, naming it; if it uses
-            traced values or arrays other than its operands; and for sparsities, topologies and
-            options as `SparseLinear`.
+            traced values or arrays other than its operands; for sparsities, topologies and options
+            as `SparseLinear`; and for heads that do not divide h, or have sparse weights.
 
     Method: Diamos et al. 2016, "Persistent RNNs", of which `jaxsparse.recurrent.scan` is the
     operation.
@@ -102,6 +107,7 @@ class RecurrentCell(nnx.RNNCellBase):
         carry_like: Any = 0,
         use_bias: bool = True,
         use_recurrent_bias: bool = False,
+        heads: int = 1,
         input_sparsity: float | None = None,
         input_topology: Topology | None = None,
         recurrent_sparsity: float | None = None,
@@ -124,6 +130,17 @@ class RecurrentCell(nnx.RNNCellBase):
         in_features = as_integer(operation, "in_features", in_features)
         hidden_features = as_integer(operation, "hidden_features", hidden_features)
         gates = as_integer(operation, "gates", gates)
+        heads = as_integer(operation, "heads", heads)
+        if heads < 1 or hidden_features % heads:
+            raise ValueError(
+                f"{operation}: heads must divide the {hidden_features} hidden_features, got {heads}"
+            )
+        sparse = recurrent_sparsity is not None or recurrent_topology is not None
+        if heads > 1 and sparse:
+            raise ValueError(
+                f"{operation}: {heads} heads have blocks of dense weights, got "
+                "recurrent_sparsity or recurrent_topology, too"
+            )
         cell_functions.check_cell(operation, function, gates, carry_like)
         arguments.as_precision(operation, precision)
         self.in_features = in_features
@@ -146,6 +163,7 @@ class RecurrentCell(nnx.RNNCellBase):
                 "kernel_init": kernel_init,
                 "kernel_metadata": kernel_metadata,
                 "dense_init": nnx.initializers.lecun_normal(),
+                "heads": 1,
             },
             "dense_h": {
                 "in_features": hidden_features,
@@ -155,14 +173,16 @@ class RecurrentCell(nnx.RNNCellBase):
                 "kernel_init": recurrent_kernel_init,
                 "kernel_metadata": recurrent_kernel_metadata,
                 "dense_init": _orthogonal,
+                "heads": heads,
             },
         }
-        self.dense_i: nnx.Linear | SparseLinear
-        self.dense_h: nnx.Linear | SparseLinear
+        self.dense_i: nnx.Linear | SparseLinear | HeadwiseLinear
+        self.dense_h: nnx.Linear | SparseLinear | HeadwiseLinear
         for name in self._layers:
             layer = _make_layer(
                 **arguments_of[name],
                 out_features=gates * hidden_features,
+                gates=gates,
                 bias_init=bias_init,
                 dtype=dtype,
                 param_dtype=param_dtype,
@@ -470,6 +490,9 @@ def with_batch(tree: Any, batch: tuple[int, ...]) -> Any:
     return jax.tree.map(lambda x: x.reshape(*batch, x.shape[-1]), tree)
 
 
+_LAYERS = (nnx.Linear, SparseLinear, HeadwiseLinear)
+
+
 def check_layers(operation: str, cell: RecurrentCell) -> None:
     """Raises TypeError or ValueError unless a scan can stand for the layers of a cell.
 
@@ -478,9 +501,11 @@ def check_layers(operation: str, cell: RecurrentCell) -> None:
     sizes = {"dense_i": cell.in_features, "dense_h": cell.hidden_features}
     for name, size in sizes.items():
         layer = getattr(cell, name)
-        if name == "dense_h" or not isinstance(layer, nnx.Linear | SparseLinear):
-            either = f"{operation}: {name} must be an nnx.Linear or a SparseLinear"
-            check_call(either, layer, nnx.Linear, SparseLinear)
+        if name == "dense_h" or not isinstance(layer, _LAYERS):
+            either = (
+                f"{operation}: {name} must be an nnx.Linear, a SparseLinear or a HeadwiseLinear"
+            )
+            check_call(either, layer, *_LAYERS)
         expected = (size, cell.gates * cell.hidden_features)
         if (layer.in_features, layer.out_features) != expected:
             raise ValueError(
@@ -488,10 +513,14 @@ def check_layers(operation: str, cell: RecurrentCell) -> None:
                 f"got {layer.in_features} to {layer.out_features}"
             )
     layer = cell.dense_h
+    if isinstance(layer, HeadwiseLinear) and layer.gates != cell.gates:
+        raise ValueError(
+            f"{operation}: dense_h must have the {cell.gates} gates of the cell, got {layer.gates}"
+        )
     own = (
         layer.activation is not None
         if isinstance(layer, SparseLinear)
-        else layer.dot_general is not jax.lax.dot_general
+        else getattr(layer, "dot_general", jax.lax.dot_general) is not jax.lax.dot_general
     )
     if own:
         raise ValueError(
@@ -515,11 +544,16 @@ def _make_layer(
     topology: Topology | None,
     kernel_init: Initializer | None,
     dense_init: Initializer,
+    heads: int,
+    gates: int,
     **options: Any,
-) -> nnx.Linear | SparseLinear:
+) -> nnx.Linear | SparseLinear | HeadwiseLinear:
     if sparsity is None and topology is None:
         init: Any = dense_init if kernel_init is None else kernel_init
-        return nnx.Linear(in_features, out_features, kernel_init=init, **options)
+        options |= {"kernel_init": init}
+        if heads > 1:
+            return HeadwiseLinear(in_features, out_features, heads=heads, gates=gates, **options)
+        return nnx.Linear(in_features, out_features, **options)
     options |= {"sparsity": sparsity, "topology": topology, "kernel_init": kernel_init}
     return SparseLinear(in_features, out_features, **options)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxsparse.nn.cells import GRUCell, LSTMCell, RecurrentCell, SimpleCell, check_layers
+from jaxsparse.nn.headwise import HeadwiseLinear
 from jaxsparse.nn.linear import LINEAR_OPTIONS, SparseLinear, check_call
 from jaxsparse.nn.recurrent import RNN, Bidirectional
 
@@ -47,7 +48,7 @@ def from_flax(layer: Any) -> Any:
 def to_flax(layer: Any) -> Any:
     """The recurrent layer of Flax that computes what one of `jaxsparse.nn` computes.
 
-    Parameters are copied, sparse weights as dense kernels. An LSTM becomes an
+    Parameters are copied, sparse weights and those of heads as dense kernels. An LSTM becomes an
     nnx.OptimizedLSTMCell. Where a cell has a bias that Flax's has not, the Flax cell gets a layer
     with a bias.
 
@@ -189,8 +190,8 @@ def _joined(operation: str, layers: dict[str, Any]) -> nnx.Linear:
     """
     one = next(iter(layers.values()))
     for name, layer in layers.items():
-        expected = f"{operation}: {name} must be an nnx.Linear or a SparseLinear"
-        check_call(expected, layer, nnx.Linear, SparseLinear)
+        expected = f"{operation}: {name} must be an nnx.Linear, a SparseLinear or a HeadwiseLinear"
+        check_call(expected, layer, nnx.Linear, SparseLinear, HeadwiseLinear)
         if getattr(layer, "activation", None) is not None:
             raise ValueError(f"{operation}: Flax has no layer with an activation")
         dot_general = getattr(layer, "dot_general", jax.lax.dot_general)
@@ -226,6 +227,8 @@ def _check_same(operation: str, option: str, layers: dict[str, Any]) -> None:
 
 
 def _kernel(layer: Any) -> jax.Array:
+    if isinstance(layer, HeadwiseLinear):
+        return layer.matrix
     return layer.weight.todense().T if isinstance(layer, SparseLinear) else layer.kernel[...]
 
 

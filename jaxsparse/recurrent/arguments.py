@@ -49,6 +49,7 @@ class Direction:
         if self.sparse:
             recurrent.topology.check_transpose(f"{operation}: {side}recurrent")
             self.recurrent = recurrent
+            self.heads = 1
             rows, h = recurrent.shape
             if recurrent.topology.batch_shape or recurrent.values.ndim != 1:
                 raise ValueError(
@@ -57,9 +58,13 @@ class Direction:
                 )
             expected = "a CSR matrix (gates * h, h)"
         else:
-            self.recurrent = _array(operation, f"{side}recurrent", recurrent, 2)
-            h, rows = self.recurrent.shape
-            expected = "(h, gates * h), or a CSR matrix (gates * h, h)"
+            self.recurrent = _array(operation, f"{side}recurrent", recurrent, 2, 3)
+            *heads, d, width_of_head = self.recurrent.shape
+            self.heads = heads[0] if heads else 1
+            h, rows = self.heads * d, self.heads * width_of_head
+            if self.heads == 1:
+                self.recurrent = self.recurrent.reshape(h, rows)
+            expected = "(h, gates * h), (heads, d, gates * d), or a CSR matrix (gates * h, h)"
         if h == 0 or rows == 0 or rows % h:
             raise ValueError(
                 f"{operation}: {side}recurrent must be {expected}, got shape "
@@ -115,6 +120,7 @@ class Direction:
         return (
             self.xs.shape,
             self.h,
+            self.heads,
             self.gates,
             self.dtype.name,
             str(self.tree),
@@ -154,11 +160,11 @@ def counted_steps(operation: str, seq_lengths: Any, length: int, b: int) -> Any:
     return jnp.arange(length, dtype=jnp.int32)[:, None] < lengths[None]
 
 
-def _array(operation: str, name: str, x: Any, rank: int) -> jax.Array:
-    array = as_array(operation, name, x, rank)
-    if array.ndim != rank:
+def _array(operation: str, name: str, x: Any, *ranks: int) -> jax.Array:
+    array = as_array(operation, name, x, ranks[0])
+    if array.ndim not in ranks:
         raise ValueError(
-            f"{operation}: {name} must have {rank} dimensions, got shape {array.shape}: "
-            "use jax.vmap"
+            f"{operation}: {name} must have {' or '.join(map(str, ranks))} dimensions, got shape "
+            f"{array.shape}: use jax.vmap"
         )
     return array

@@ -20,6 +20,7 @@ from jaxsparse.recurrent.plan import (
     ScanForm,
     make_plan,
 )
+from jaxsparse.recurrent.primitive.operands import runs_of_order
 from jaxsparse.recurrent.step import Step
 
 _WAIT_LIMIT = "JAXSPARSE_SCAN_WAIT_LIMIT"
@@ -52,6 +53,7 @@ def form_of(params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequenc
     step: Step = params["step"]
     by_name = dict(zip(names, avals, strict=True))
     state, weights = by_name["state"], by_name["recurrent"]
+    directions = len(params["reversed"])
     return ScanForm(
         products=step.products,
         states=step.states,
@@ -67,7 +69,8 @@ def form_of(params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequenc
         layout_form=params["forms"][params["transposed"]] if params["forms"] else None,
         not_laid_out=params["not_laid_out"],
         input_dtypes=tuple(by_name[f"input {i}"].dtype.name for i in range(len(step.inputs))),
-        directions=len(params["reversed"]),
+        directions=directions,
+        loops=directions if params["sparse"] else len(runs_of_order(params["reversed"])),
     )
 
 

@@ -22,7 +22,7 @@ class ExplainedScan:
     here: str  # as what it runs on this machine; empty where that is on the GPU below
     device: str  # the name of the GPU that is planned for
     plan: Plan | NoPlan
-    launches: int  # directions and batch entries that are not scanned at once
+    launches: int  # of kernels, or loops: of what is not scanned at once
 
     def __str__(self) -> str:
         times = f", {self.launches} launches" if self.launches > 1 else ""
@@ -34,8 +34,8 @@ def explained_scan(call: TypedCall, here: str, device: Device) -> ExplainedScan:
     """What a scan runs as on a GPU, beside what is said of this machine."""
     form = engine.form_of(call.params, call.operands, operand_names(call.params))
     plan = planned(call, device)
-    *batch, directions = call.results[0].shape[:-4]
-    launches = math.prod(batch) * (plan.launches if isinstance(plan, Plan) else directions)
+    batch = call.results[0].shape[:-5]
+    launches = math.prod(batch) * (plan.launches if isinstance(plan, Plan) else form.loops)
     return ExplainedScan(form, here, device.name, plan, launches)
 
 

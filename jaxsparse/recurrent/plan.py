@@ -67,14 +67,17 @@ class ScanForm:
     input_dtypes: tuple[str, ...]
     layout_form: SparseForm | None = None  # of a sparse matrix
     not_laid_out: str = ""  # why it has none, if that is known
-    directions: int = 1
+    directions: int = 1  # scans by weights of their own: of a layer's directions, of its heads
+    loops: int = 1  # of the plain path, which scans dense directions of one order in time at once
 
     def __str__(self) -> str:
         kind = "sparse" if self.sparse else "dense"
+        matrices = f", {self.directions} matrices" if self.directions > self.loops else ""
+        both = ", both directions" if self.loops > 1 else ""
         return (
             f"{kind} {self.weight_dtype} weights ({self.products} x {self.hidden}, "
             f"{self.states} x {self.hidden}), {self.state_dtype} state, batch {self.batch}, "
-            f"{self.length} steps{', both directions' if self.directions > 1 else ''}"
+            f"{self.length} steps{matrices}{both}"
         )
 
 
@@ -108,8 +111,9 @@ class Plan:
         if self.in_registers < 1:
             kept += ", the rest in shared memory"
         several = f"{self.scans} scans of " if self.scans > 1 else ""
+        blocks = "1 block" if self.blocks == 1 else f"{self.blocks} blocks"
         return (
-            f"{self.variant}, {several}{self.blocks} blocks of {self.threads} threads, {kept}, "
+            f"{self.variant}, {several}{blocks} of {self.threads} threads, {kept}, "
             f"{self.shared_bytes / 1024:.0f} KiB of shared memory a block, about "
             f"{self.microseconds:.1f} us a step"
         )
@@ -197,6 +201,7 @@ def make_plan(
         layout_form=None if form.layout_form is None else dataclasses.asdict(form.layout_form),
         not_laid_out=form.not_laid_out,
         directions=form.directions,
+        loops=form.loops,
         multiprocessors=device.multiprocessors,
         shared_bytes=device.shared_bytes,
     )

@@ -1,4 +1,4 @@
-"""Runs the directions of a scan: as one call of the primitive, or one call each."""
+"""Runs the directions of a scan, and their heads: as one call of the primitive, or one each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ from jaxsparse.recurrent.layout import (
 )
 from jaxsparse.recurrent.plan import COMPUTE_CAPABILITY, SparseForm
 from jaxsparse.recurrent.primitive import Operands, scan_bind
-from jaxsparse.recurrent.stacking import padded_values, stacked, stacked_patterns
+from jaxsparse.recurrent.stacking import (
+    joined_heads,
+    padded_values,
+    stacked,
+    stacked_heads,
+    stacked_patterns,
+)
 
 
 class Options(NamedTuple):
@@ -81,12 +87,12 @@ def run(
             ]
     inputs, spans = _inputs(directions, mask)
     weights, forms = _weights(directions, [x for x in layouts if isinstance(x, ScanLayout)])
-    accumulator = accumulator_dtype(one.dtype)
+    accumulator, heads = accumulator_dtype(one.dtype), one.heads
     carries = tuple(
-        stacked([x.astype(accumulator) for x in leaves])
+        stacked_heads([x.astype(accumulator) for x in leaves], heads)
         for leaves in zip(*(d.carry for d in directions), strict=True)
     )
-    state = stacked([d.carry[-1].astype(one.dtype) for d in directions])
+    state = stacked_heads([d.carry[-1].astype(one.dtype) for d in directions], heads)
     _, last, ys = scan_bind(
         Operands(weights, jnp.expand_dims(state, -2), carries, inputs),
         step=step,
@@ -94,7 +100,7 @@ def run(
         forms=forms,
         not_laid_out=next((x for x in layouts if isinstance(x, str)), ""),
         transposed=False,
-        reversed=reversed,
+        reversed=tuple(backwards for backwards in reversed for _ in range(heads)),
         length=length,
         spans=spans,
         precision=precision,
@@ -102,15 +108,13 @@ def run(
         implementation=implementation,
         variant=variant,
     )
-    return [
-        (
-            jax.tree.unflatten(
-                d.tree, [c[i].astype(x.dtype) for c, x in zip(last, d.carry, strict=True)]
-            ),
-            ys[0][i, :, :, 0] if step.has_y else None,
-        )
-        for i, d in enumerate(directions)
-    ]
+
+    def result(d: Direction, own: slice) -> tuple[Any, jax.Array | None]:
+        leaves = [joined_heads(c[own]).astype(x.dtype) for c, x in zip(last, d.carry, strict=True)]
+        y = joined_heads(ys[0][own, :, :, 0]) if step.has_y else None
+        return jax.tree.unflatten(d.tree, leaves), y
+
+    return [result(d, slice(i * heads, (i + 1) * heads)) for i, d in enumerate(directions)]
 
 
 def _inputs(
@@ -119,23 +123,24 @@ def _inputs(
     """The inputs of the cell's step, and the dimensions that each does not repeat along."""
     one = directions[0]
     length, b, _ = one.xs.shape
-    h = one.h
-    inputs = [stacked([d.xs.reshape(length, b, one.input_gates, h) for d in directions])]
+    h, heads = one.h, one.heads
+    xs = [d.xs.reshape(length, b, one.input_gates, h) for d in directions]
+    inputs = [stacked_heads(xs, heads)]
     spans = ["tbh"]
     if one.bias is not None:
         # The kernels take the dtype of xs and float32.
         wide = promoted(one.bias.dtype, one.dtype)
-        inputs.append(
-            stacked([d.bias.astype(wide).reshape(1, 1, one.gates, h) for d in directions])
-        )
+        biases = [d.bias.astype(wide).reshape(1, 1, one.gates, h) for d in directions]
+        inputs.append(stacked_heads(biases, heads))
         spans.append("h")
     if one.parameters:
         wide = promoted(*(x.dtype for x in one.parameters), one.dtype)
         every = [jnp.stack([x.astype(wide) for x in d.parameters]) for d in directions]
-        inputs.append(stacked([jnp.expand_dims(x, (0, 1)) for x in every]))
+        inputs.append(stacked_heads([jnp.expand_dims(x, (0, 1)) for x in every], heads))
         spans.append("h")
     if mask is not None:
-        inputs.append(stacked([mask.astype(one.dtype).reshape(length, b, 1, 1)] * len(directions)))
+        same = [mask.astype(one.dtype).reshape(length, b, 1, 1)] * (len(directions) * heads)
+        inputs.append(stacked(same))
         spans.append("tb")
     return tuple(inputs), tuple(spans)
 
@@ -145,7 +150,8 @@ def _weights(
 ) -> tuple[tuple[Any, ...], tuple[SparseForm, ...]]:
     """The weights as the primitive takes them, and the forms of their layouts if they have any."""
     if not directions[0].sparse:
-        return (stacked([d.recurrent for d in directions]),), ()
+        blocks = [d.recurrent for d in directions]
+        return (stacked(blocks) if blocks[0].ndim == 2 else jnp.concatenate(blocks),), ()
     matrices = [d.recurrent for d in directions]
     weights = (stacked(padded_values(matrices)), *stacked_patterns([m.topology for m in matrices]))
     if not layouts:

@@ -45,9 +45,12 @@ def scan(
         cell: a function ``(x, r, carry) -> (carry, y)``, pointwise over h, of tuples ``x`` and
             ``r`` of one array for each gate: ``elman()``, ``GRU``, ``LSTM`` or your own. Its y may
             be None. Pass the same function object each time: another one is compiled anew.
-        recurrent: the weights: ``(h, gates * h)``, or a CSR matrix ``(gates * h, h)``. Their dtype
-            may be wider than that of ``xs``. On a GPU a sparse matrix may be kept in dense form:
-            there a NaN or infinity in a row's state reaches all units of the next one.
+        recurrent: the weights: ``(h, gates * h)``, or ``(heads, d, gates * d)`` with h = heads * d,
+            or a CSR matrix ``(gates * h, h)``. Heads are the blocks of a block-diagonal matrix: the
+            d units of a head take the state of that head alone; ``xs`` and carries stay as they
+            are, units of a gate side by side. The weights' dtype may be wider than that of ``xs``.
+            On a GPU a sparse matrix may be kept in dense form: there a NaN or infinity in a row's
+            state reaches all units of the next one.
         carry: initial carry, a pytree of arrays ``(B, h)``; its leaves keep their dtypes outside.
         xs: pre-activations of the input ``(T, B, gates * h)``, the input's bias included: float32,
             float64, bfloat16 or float16. For a cell that takes it so, ``x`` may have other gates
@@ -73,7 +76,8 @@ def scan(
         ValueError: for shapes that don't fit, options that don't exist, and cells that are not
             pointwise or use what can't run in a kernel, naming it.
 
-    Method: Diamos et al. 2016, "Persistent RNNs"; Zhu et al. 2018, "Sparse Persistent RNNs".
+    Method: Diamos et al. 2016, "Persistent RNNs"; Zhu et al. 2018, "Sparse Persistent RNNs". Heads:
+    Beck et al. 2024, "xLSTM: Extended Long Short-Term Memory".
 
     >>> import jax.numpy as jnp
     >>> from jaxsparse.recurrent import elman
@@ -81,6 +85,14 @@ def scan(
     >>> carry, ys = scan(elman("relu"), jnp.eye(2), jnp.zeros((1, 2)), xs)
     >>> ys[:, 0, 0]
     Array([1., 2., 3.], dtype=float32)
+
+    Two heads of one unit, of which the second forgets:
+
+    >>> _, ys = scan(elman("relu"), jnp.array([[[1.0]], [[0.0]]]), jnp.zeros((1, 2)), xs)
+    >>> ys[:, 0]
+    Array([[1., 1.],
+           [2., 1.],
+           [3., 1.]], dtype=float32)
     """
     operation = "recurrent.scan"
     direction = Direction(operation, "", cell, recurrent, carry, xs, recurrent_bias, parameters)

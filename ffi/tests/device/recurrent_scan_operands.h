@@ -120,11 +120,12 @@ class ScanTest {
     p.steps = size_.steps;
     p.batch = size_.batch;
     p.hidden = kHidden;
-    p.first_scan = static_cast<int>(launch * size_.scans);
+    p.first_scan = static_cast<uint32_t>(launch * size_.scans);
     for (int64_t scan = 0; scan < ScansOf(launch); ++scan) {
       const uint32_t bit = IsReversed((p.first_scan + scan) / size_.parts) ? 1 : 0;
       p.reversed[scan / 32] |= bit << scan % 32;
     }
+    p.reverse = (p.reversed[0] & 1) != 0;
     p.inputs[0] = {input_.data() + size_.lead,
                    Cells() / size_.directions * (Step::kInputs - 1),
                    size_.batch * (Step::kInputs - 1) * kHidden,

@@ -13,7 +13,7 @@ from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import bind, undefined
 from jaxsparse.recurrent.primitive.binding import scan_bind
 from jaxsparse.recurrent.primitive.declaration import recurrent_scan_p
-from jaxsparse.recurrent.primitive.operands import FULL, Operands, split
+from jaxsparse.recurrent.primitive.operands import FULL, Operands, runs_of_order, split
 from jaxsparse.recurrent.products import product, products_of_steps
 from jaxsparse.recurrent.step import Adjoint, Saved, Saving, Tangent
 
@@ -132,8 +132,10 @@ def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
     if undefined(state):
         # The adjoint's last states, which no further step has taken, by the transposed weights.
         options = {n: params[n] for n in ("sparse", "precision", "implementation")}
-        ends = [states[..., d, 0 if back else -1, :, :, :] for d, back in enumerate(backwards)]
-        last = jnp.stack(ends, -4)
+        ends = [
+            states[..., own, 0 if back else -1, :, :, :] for own, back in runs_of_order(backwards)
+        ]
+        last = jnp.concatenate(ends, -4)
         z = product(
             weights,
             last.reshape(*last.shape[:-2], -1),
@@ -162,8 +164,8 @@ def _before(states: Any, first: Any, reversed: tuple[bool, ...]) -> Any:
         return jnp.concatenate([first, states[..., :-1, :, :, :]], -4)
 
     parts = [
-        shifted(states[..., d : d + 1, :, :, :, :], first[..., d : d + 1, :, :, :], backwards)
-        for d, backwards in enumerate(reversed)
+        shifted(states[..., own, :, :, :, :], first[..., own, :, :, :], backwards)
+        for own, backwards in runs_of_order(reversed)
     ]
     return jnp.concatenate(parts, -5) if len(parts) > 1 else parts[0]
 

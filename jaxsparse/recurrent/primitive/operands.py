@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,16 @@ def split(operands: Sequence[Any], params: dict[str, Any]) -> Operands:
         tuple(rest[: step.carries]),
         tuple(rest[step.carries :]),
     )
+
+
+def runs_of_order(reversed: Sequence[bool]) -> list[tuple[slice, bool]]:
+    """Directions side by side that have one order in time, and whether they are reversed."""
+    runs, first = [], 0
+    for backwards, own in itertools.groupby(reversed):
+        last = first + len(list(own))
+        runs.append((slice(first, last), backwards))
+        first = last
+    return runs
 
 
 def signature(params: dict[str, Any]) -> Signature:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxsparse.recurrent.primitive.operands import Operands, split
+from jaxsparse.recurrent.primitive.operands import Operands, runs_of_order, split
 from jaxsparse.recurrent.products import dense_form, product
 from jaxsparse.recurrent.step import Step
 
@@ -18,17 +18,26 @@ _UNROLLED = 8  # steps of a loop on a GPU, where it waits for the start of kerne
 def plain_scan(
     *operands: Any, reversed: tuple[bool, ...], on_gpu: bool = False, **params: Any
 ) -> list[Any]:
-    """The scan as a loop of XLA, one direction after the other."""
-    every = [
-        _plain_direction(
-            split([x[d] for x in operands], params),
-            reverse=reverse,
-            on_gpu=on_gpu,
-            **params,
-        )
-        for d, reverse in enumerate(reversed)
-    ]
-    return [jnp.stack(results) for results in zip(*every, strict=True)]
+    """The scan as loops of XLA.
+
+    Dense directions of one order in time that lie side by side share a loop, whose products are
+    batched.
+    """
+
+    def loop(reverse: bool, *own: Any) -> list[Any]:
+        return _plain_direction(split(own, params), reverse=reverse, on_gpu=on_gpu, **params)
+
+    runs = runs_of_order(reversed)
+    if params["sparse"]:
+        runs = [(slice(d, d + 1), reverse) for d, reverse in enumerate(reversed)]
+    results = []
+    for run, reverse in runs:
+        if run.stop - run.start > 1:
+            results.append(jax.vmap(functools.partial(loop, reverse))(*(x[run] for x in operands)))
+        else:
+            own = loop(reverse, *(x[run.start] for x in operands))
+            results.append([jnp.expand_dims(x, 0) for x in own])
+    return [jnp.concatenate(parts) for parts in zip(*results, strict=True)]
 
 
 def _plain_direction(
