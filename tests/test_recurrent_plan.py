@@ -102,7 +102,7 @@ def test_larger_problems_take_longer():
     "problem, reason",
     [
         (dense(4, hidden=4096), "don't fit the registers and shared memory of 132"),
-        (dense(batch=33), "a batch of 33 is more than 32, and not 2, 4, 8 or 16 parts of at most"),
+        (dense(batch=33), "a batch of 33 is more than 32, and not 2 to 16 equal parts of at most"),
         (dense(batch=132), "a batch of 132 is more than 32"),
         (dense(dtype="float32", batch=17), "a batch of 17 is more than 16"),
         (dense(4, hidden=1792, batch=48), "it takes about 3592 us for all steps, and"),

@@ -41,6 +41,8 @@ constexpr ManyScansKind kManyScansKinds[] = {{4, 4, 0}, {4, 8, 0}, {8, 4, 0}, {8
 // What has been measured of them.
 constexpr int64_t kLeastManyBatch = 8;  // entries of a scan
 constexpr int64_t kLeastManyScans = 4, kMostManyScans = 8;
+// Parts of a batch otherwise: only some of them side by side.
+constexpr int64_t kMostPartsOfFew = 4;
 
 // One of the scans that share a GPU, or of those that follow each other.
 struct DenseShare {
@@ -269,6 +271,8 @@ std::optional<ScanPlan> PlanDenseShare(const ScanVariant& variant, const ScanFor
 
 }  // namespace
 
+int64_t MostBatchParts(bool tensor_cores) { return tensor_cores ? 16 : kMostPartsOfFew; }
+
 // More would spill registers.
 int64_t MostDenseBatch(bool tensor_cores) { return tensor_cores ? 32 : 16; }
 
@@ -285,7 +289,8 @@ std::optional<ScanPlan> PlanDense(const ScanVariant& variant, const ScanForm& sc
     const int64_t batch = scan.batch / groups;
     if (scan.batch % groups != 0 || batch > MostDenseBatch(variant.tensor_cores)) continue;
     const int64_t all = scan.directions * groups;
-    for (int64_t scans = std::min(all, few_scans); scans > 0; scans = FewerScans(all, scans)) {
+    const int64_t few = groups > kMostPartsOfFew ? 0 : std::min(all, few_scans);
+    for (int64_t scans = few; scans > 0; scans = FewerScans(all, scans)) {
       for (int resident = 1; resident <= std::min<int64_t>(2, scans); ++resident) {
         keep({groups, batch, scans, resident});
       }

@@ -114,14 +114,14 @@ int main() {
                                 .warps = 1,
                                 .pointwise_warps = 2,
                                 .register_chunks = 1,
-                                .most_delay = 3000,
+                                .most_delay = 1000,
                                 .loads_ahead = 2};
-    constexpr auto One = Test<AdjointStep, bfloat16, bfloat16, 77, 9, kOne>;
+    constexpr auto One = Test<AdjointStep, bfloat16, bfloat16, 45, 9, kOne>;
     One({.steps = 5, .lead = 1, .has_nan = true});
     One({.steps = 3, .transposed = true, .missing = 2});
     constexpr DenseOptions kTwo{
         .units = 32, .warps = 1, .pointwise_warps = 2, .groups = 2, .scans = 2, .loads_ahead = 4};
-    constexpr auto Two = Test<AdjointStep, float16, float16, 101, 4, kTwo>;
+    constexpr auto Two = Test<AdjointStep, float16, float16, 70, 4, kTwo>;
     Two({.steps = 3, .backwards = true, .transposed = true});
     Two({.steps = 2, .missing = 0});
   }
