@@ -52,7 +52,7 @@ struct DenseShare {
   int resident = 1;
   int64_t multiprocessors = 1;  // for this scan, those that blocks share counted for each
   int64_t shared_bytes = 0;     // of a block
-  bool many = false;            // of kManyScansKinds
+  bool many = false;            // blocks of kManyScansKinds
 };
 
 // How many of a product thread's chunks its registers hold.
@@ -81,6 +81,7 @@ DenseRegisters DistributeRegisters(const ScanForm& scan, bool many_scans, DenseC
   const int warps = config->warps, pointwise = config->pointwise_warps;
   const int equal = EqualRegisters(warps + pointwise, config->resident);
   const int share = std::min(equal, kMostThreadRegisters);
+  config->product_registers = config->pointwise_registers = 0;
   config->register_chunks = ChunksThatFit(sizes, share);
   const auto give = [&](int warps_of_items, int few) {
     const int threads = warps + warps_of_items;
@@ -103,13 +104,12 @@ DenseRegisters DistributeRegisters(const ScanForm& scan, bool many_scans, DenseC
   if (all_fit || warps % 4 != 0 || !light) return {share, share};
   // Pointwise threads need few registers: the product's get theirs.
   const int few = config->tensor_cores ? 56 : 72;
-  DenseConfig given = *config;
-  std::swap(given, *config);
+  const DenseConfig before = *config;
   const DenseRegisters registers = give(4, few);
   const bool gains = few <= EqualRegisters(warps + 4, config->resident) &&
-                     config->register_chunks > given.register_chunks;
+                     config->register_chunks > before.register_chunks;
   if (gains) return registers;
-  *config = given;
+  *config = before;
   return {share, share};
 }
 
@@ -262,9 +262,8 @@ std::optional<ScanPlan> PlanDenseShare(const ScanVariant& variant, const ScanFor
       }
       if (best) AskForLessAhead(scan, share, &*best);
     }
-    if (best)
-      return PlanOf(variant, scan, share,
-                    *best);  // more, smaller blocks do better, as far as there are multiprocessors
+    // More, smaller blocks do better, as far as there are multiprocessors.
+    if (best) return PlanOf(variant, scan, share, *best);
   }
   return std::nullopt;
 }

@@ -4,6 +4,14 @@
 // it receives: state[b = lane / 4][8 columns from chunk * 32 + lane % 4 * 8], straight from the
 // exchange buffer to the tensor core, without shared memory or a barrier. The weights are arranged
 // to match.
+//
+// Where a slot is large, a warp multiplies by what has come while more is on its way, so that the
+// state takes few registers. Of a step of the adjoint of an LSTM of 1024 units, 64 batch entries in
+// 4 scans side by side, on one multiprocessor:
+//
+//   bytes: 128 KB received, 1.1 us at 64 bytes a clock cycle; where blocks only exchange as much, a
+//     step takes 1.86 us. 180 KB of weights from shared memory, 0.74 us
+//   operations: 1024 products of 16 x 16 x 8, 256 on each tensor core, about 1.2 us
 #pragma once
 
 #include "persistent/exchange.cuh"
