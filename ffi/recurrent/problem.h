@@ -41,9 +41,10 @@ struct RecurrentScanProblem {
   int64_t steps = 0;        // T
   int64_t batch = 0;        // B
   int64_t hidden = 0;       // h
-  bool reverse = false;     // the launch's first scan
+  bool reverse = false;     // the launch's first scan, and all of them in a call of one direction
   uint32_t first_scan = 0;  // of this launch, if there are several; the others follow
-  uint32_t reversed[kMaxScansOfLaunch / 32] = {};  // a bit for each scan of the launch
+  // A bit for each scan of the launch, which counts if there are several directions.
+  uint32_t reversed_scans[kMaxScansOfLaunch / 32] = {};
 
   ScanInput inputs[kMaxScanArrays];
   const float* initial_carry[kMaxScanArrays] = {};  // (D, B, h) each

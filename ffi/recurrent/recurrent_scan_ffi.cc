@@ -268,9 +268,9 @@ RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t launch) {
   for (int64_t scan = 0; scan < c.launches.ScansOf(launch); ++scan) {
     const int64_t direction = (first_scan + scan) / c.launches.groups;
     const uint32_t bit = c.reversed[static_cast<size_t>(direction)] ? 1 : 0;
-    p.reversed[scan / 32] |= bit << scan % 32;
+    p.reversed_scans[scan / 32] |= bit << scan % 32;
   }
-  p.reverse = (p.reversed[0] & 1) != 0;
+  p.reverse = (p.reversed_scans[0] & 1) != 0;
   p.weights =
       c.densified ? c.workspace + c.launches.DenseAt(0) : at(c.weights, SizeOf(c.weight_dtype));
   p.weights_size = c.weights_size;

@@ -52,7 +52,7 @@ template <typename Plan>
 __device__ __forceinline__ bool IsReversed(const RecurrentScanProblem& p) {
   if constexpr (Plan::kScans == 1 || kOneDirection<Plan>) return p.reverse;
   const uint32_t scan = ScanOfLaunch<Plan>();
-  return (p.reversed[Plan::kScans <= 32 ? 0 : scan / 32] >> scan % 32 & 1) != 0;
+  return (p.reversed_scans[Plan::kScans <= 32 ? 0 : scan / 32] >> scan % 32 & 1) != 0;
 }
 
 template <typename Plan>

@@ -19,19 +19,6 @@
 
 namespace jaxsparse {
 
-// Two rows by 4 columns: a k16 step's columns are assigned so that each lane's are neighbours.
-template <typename Plan>
-__device__ __forceinline__ Words4 WeightFragment(const DenseRow<Plan>& upper,
-                                                 const DenseRow<Plan>& lower, int column) {
-  typename Plan::Weight a[4], b[4];
-  upper.Load(column, a);
-  lower.Load(column, b);
-  const auto pair = [](auto low, auto high) {
-    return static_cast<uint32_t>(low.bits) | static_cast<uint32_t>(high.bits) << 16;
-  };
-  return {pair(a[0], a[1]), pair(b[0], b[1]), pair(a[2], a[3]), pair(b[2], b[3])};
-}
-
 template <typename Plan>
 class DenseMma {
   using State = typename Plan::State;
@@ -207,9 +194,21 @@ class DenseMma {
       const DenseRow<Plan> upper(p, m * 16 + g_), lower(p, m * 16 + g_ + 8);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        to[m][half] = WeightFragment<Plan>(upper, lower, Column(j) + 4 * half);
+        to[m][half] = Fragment(upper, lower, Column(j) + 4 * half);
       }
     }
+  }
+
+  // Two rows by 4 columns: a k16 step's columns are assigned so that each lane's are neighbours.
+  __device__ __forceinline__ static Words4 Fragment(const DenseRow<Plan>& upper,
+                                                    const DenseRow<Plan>& lower, int column) {
+    typename Plan::Weight a[4], b[4];
+    upper.Load(column, a);
+    lower.Load(column, b);
+    return {Pair(a[0], a[1]), Pair(b[0], b[1]), Pair(a[2], a[3]), Pair(b[2], b[3])};
+  }
+  __device__ __forceinline__ static uint32_t Pair(State low, State high) {
+    return static_cast<uint32_t>(low.bits) | static_cast<uint32_t>(high.bits) << 16;
   }
 
   const int warp_, g_, q_;

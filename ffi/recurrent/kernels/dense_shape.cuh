@@ -35,7 +35,7 @@ __device__ __forceinline__ int SlotOfRow(int row, int b) {
 // The weights of one row of a block, zero where the matrix has none.
 template <typename Plan>
 struct DenseRow {
-  static constexpr auto kSizes = Plan::kSizes;
+  static constexpr DenseSizes kSizes = Plan::kSizes;
   using Weight = typename Plan::Weight;
 
   const Weight* values;  // null: no such row
@@ -69,27 +69,5 @@ struct DenseRow {
     }
   }
 };
-
-// The state before the first step, where one block keeps it: states_per_load elements from `column`
-// on.
-template <typename Plan>
-__device__ __forceinline__ Words4 LoadInitialState(const RecurrentScanProblem& p, int b,
-                                                   int column) {
-  constexpr auto kSizes = Plan::kSizes;
-  using State = typename Plan::State;
-  union {
-    Words4 words;
-    State elements[Plan::kSizes.states_per_load];
-  } x = {Words4{0, 0, 0, 0}};
-  const int k = column % kSizes.part;
-  const State* from =
-      static_cast<const State*>(p.initial_state) +
-      (RowOf<Plan>(p, b) * kSizes.state_parts + column / kSizes.part) * kSizes.hidden + k;
-#pragma unroll
-  for (int e = 0; e < kSizes.states_per_load; ++e) {
-    if (k + e < kSizes.hidden) x.elements[e] = from[e];
-  }
-  return x.words;
-}
 
 }  // namespace jaxsparse

@@ -7,11 +7,11 @@
 //   operations: 64 products of 16 x 16 x 8, 16 on each tensor core, about 150 cycles
 //
 // and, one after the other, the latencies of a load, of two or four products, of the cell and of a
-// barrier, which take longer than both.
+// barrier, which should take longer than both.
 #include "cuda/instructions.cuh"
 #include "persistent/delay.cuh"
+#include "persistent/exchange.cuh"
 #include "recurrent/arrays.cuh"
-#include "recurrent/kernels/dense_mma.cuh"
 #include "recurrent/kernels/resident.h"
 
 namespace jaxsparse {
@@ -33,13 +33,14 @@ class ResidentScan {
         unit_(static_cast<int>(threadIdx.x) / kWarp * 8 + g_) {
 #pragma unroll
     for (int m = 0; m < kSizes.row_tiles; ++m) {
-      const DenseRow<Plan> upper(p, 2 * m * kSizes.units + unit_);
-      const DenseRow<Plan> lower(p, (2 * m + 1) * kSizes.units + unit_);
 #pragma unroll
       for (int j = 0; j < kSizes.chunks; ++j) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          weights_[j][half][m] = WeightFragment<Plan>(upper, lower, j * 32 + q_ * 8 + 4 * half);
+          // The order of columns within a product is free: a lane has 8 neighbours in a chunk.
+          const int column = j * 32 + q_ * 8 + 4 * half, gate = 2 * m;
+          weights_[j][half][m] = {WeightsAt(gate, column), WeightsAt(gate + 1, column),
+                                  WeightsAt(gate, column + 2), WeightsAt(gate + 1, column + 2)};
         }
       }
     }
@@ -87,14 +88,42 @@ class ResidentScan {
     return unit_ < kSizes.hidden && BatchEntry(cell) < kSizes.batch;
   }
 
+  // Two neighbouring columns of this lane's unit; zeros where the matrix has none.
+  __device__ __forceinline__ uint32_t WeightsAt(int gate, int column) const {
+    using Weight = typename Plan::Weight;
+    const auto* weights = static_cast<const Weight*>(p_.weights) +
+                          DirectionOf<Plan>(p_) * p_.weights_size +
+                          (gate * kSizes.hidden + unit_) * p_.weight_row_stride;
+    uint32_t pair = 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int part = (column + i) / kSizes.part, k = (column + i) % kSizes.part;
+      if (gate < kSizes.products && unit_ < kSizes.hidden && part < kSizes.state_parts &&
+          k < kSizes.hidden) {
+        const Weight weight = weights[(part * kSizes.hidden + k) * p_.weight_column_stride];
+        pair |= static_cast<uint32_t>(weight.bits) << 16 * i;
+      }
+    }
+    return pair;
+  }
+
   // The initial state; zeros where no unit or batch entry is, for good.
   __device__ __forceinline__ void FillSlots() const {
-    for (int i = threadIdx.x; i < kSizes.slot; i += kSizes.threads) {
-      const int column = i / kSizes.group_distance * 8, b = i % kSizes.group_distance;
-      const bool exists = column < kSizes.columns && b < kSizes.batch;
-      slots_[i] = exists ? LoadInitialState<Plan>(p_, b, column) : Words4{0, 0, 0, 0};
-      slots_[kSizes.slot + i] = {0, 0, 0, 0};
+    for (int i = threadIdx.x; i < 2 * kSizes.slot; i += kSizes.threads) slots_[i] = {0, 0, 0, 0};
+    WaitAt<kSizes.threads>(kAllThreads);
+    for (int c = 0; c < kCells; ++c) {
+      if (!IsReal(c)) continue;
+      const auto* from = static_cast<const State*>(p_.initial_state) +
+                         RowOf<Plan>(p_, BatchEntry(c)) * Step::kStates * p_.hidden + unit_;
+#pragma unroll
+      for (int s = 0; s < Step::kStates; ++s) *StateAt(slots_, c, s) = from[s * p_.hidden];
     }
+  }
+
+  // Where a slot has this lane's unit.
+  __device__ __forceinline__ State* StateAt(Words4* slot, int cell, int state_part) const {
+    const int group = state_part * (kSizes.part / 8) + unit_ / 8;
+    return reinterpret_cast<State*>(slot + group * kSizes.group_distance + BatchEntry(cell)) + g_;
   }
 
   __device__ __forceinline__ void Multiply(const Words4* slot,
@@ -153,12 +182,9 @@ class ResidentScan {
 
   __device__ __forceinline__ void Publish(Words4* slot, int cell) const {
     if (!IsReal(cell)) return;
-    auto* to =
-        reinterpret_cast<State*>(slot + unit_ / 8 * kSizes.group_distance + BatchEntry(cell)) + g_;
 #pragma unroll
     for (int s = 0; s < Step::kStates; ++s) {
-      constexpr int kPart = kSizes.part / 8 * kSizes.group_distance * 8;
-      FromAccumulator(state_[cell][s], to + s * kPart);
+      FromAccumulator(state_[cell][s], StateAt(slot, cell, s));
     }
   }
 

@@ -18,12 +18,9 @@ struct ResidentSizes : ResidentConfig {
   JAXSPARSE_INLINE explicit constexpr ResidentSizes(const ResidentConfig& config)
       : ResidentConfig(config) {}
 
-  int blocks = 1;  // of a scan
-  int states_per_load = 16 / state_bytes;
+  int blocks = 1;                  // of a scan
   int part = Ceil(hidden, 8) * 8;  // of the state
   int columns = state_parts * part;
-  int units = part;
-  int rows = products * units;
 
   // A warp has 8 units with all gates of each: row u of a tile is a gate of unit u, row u + 8 the
   // next gate. So a lane has all products of a unit, for 2 batch entries of each tile of 8. Of up

@@ -123,9 +123,9 @@ class ScanTest {
     p.first_scan = static_cast<uint32_t>(launch * size_.scans);
     for (int64_t scan = 0; scan < ScansOf(launch); ++scan) {
       const uint32_t bit = IsReversed((p.first_scan + scan) / size_.parts) ? 1 : 0;
-      p.reversed[scan / 32] |= bit << scan % 32;
+      p.reversed_scans[scan / 32] |= bit << scan % 32;
     }
-    p.reverse = (p.reversed[0] & 1) != 0;
+    p.reverse = (p.reversed_scans[0] & 1) != 0;
     p.inputs[0] = {input_.data() + size_.lead,
                    Cells() / size_.directions * (Step::kInputs - 1),
                    size_.batch * (Step::kInputs - 1) * kHidden,
