@@ -31,6 +31,9 @@ constexpr int kWarp = 32;  // lanes
 struct alignas(16) Words4 {
   uint32_t x, y, z, w;
 };
+struct alignas(8) Words2 {
+  uint32_t x, y;
+};
 
 // The GPU that a kernel is chosen for: an H200 unless a call says otherwise.
 struct Gpu {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 
 import jax
@@ -101,7 +102,7 @@ def test_larger_problems_take_longer():
     "problem, reason",
     [
         (dense(4, hidden=4096), "don't fit the registers and shared memory of 132"),
-        (dense(batch=33), "a batch of 33 is more than 32, and not 2 or 4 parts of at most"),
+        (dense(batch=33), "a batch of 33 is more than 32, and not 2 to 16 equal parts of at most"),
         (dense(batch=132), "a batch of 132 is more than 32"),
         (dense(dtype="float32", batch=17), "a batch of 17 is more than 16"),
         (dense(4, hidden=1792, batch=48), "it takes about 3592 us for all steps, and"),
@@ -148,6 +149,30 @@ def test_several_scans_share_the_gpu():
     large = make_plan(dense(4, hidden=1792, directions=2), H200)
     assert large.scans == 1
     assert large.microseconds == 2 * make_plan(dense(4, hidden=1792), H200).microseconds
+
+
+def config_of(plan):
+    """What a kernel with dense weights is compiled for."""
+    return {k: int(v) for k, v in re.findall(r"\.(\w+) = (\d+)", plan.constants)}
+
+
+@pytest.mark.parametrize("batch", [16, 32, 64, 128])
+@pytest.mark.parametrize("cell, gates, arrays", [("RNN", 1, 3), ("GRU", 3, 11), ("LSTM", 4, 10)])
+def test_adjoints_of_large_batches_are_persistent(cell, gates, arrays, batch):
+    """And a narrower layer hardly takes longer: its threads have room for their items."""
+    times = []
+    for hidden in (256, 362, 512, 1024):
+        adjoint = dense(1, gates, hidden=hidden, batch=batch, inputs=arrays, length=256)
+        plan = make_plan(adjoint, H200)
+        assert isinstance(plan, Plan), (hidden, plan)
+        assert plan.scans * plan.blocks <= H200.multiprocessors
+        config = config_of(plan)
+        items = config["units"] * config["batch"] / (32 * config["pointwise_warps"])
+        warps = config["warps"] + config["pointwise_warps"]
+        registers = config["pointwise_registers"] or 65536 // (32 * warps)
+        assert registers >= 24 + items * (arrays if items > 1 else 2 * arrays), config
+        times.append(plan.microseconds)
+    assert all(a < 1.1 * b for a, b in itertools.pairwise(times))
 
 
 def test_parts_of_a_large_batch_follow_each_other():
@@ -414,6 +439,22 @@ def test_kernels_of_odd_cases_compile(sparse):
         assert len(compiles(scan, shape(2, 40), shape(9, 2, 40))) == 1
         # Batches that its registers have no room for take the plain path.
         assert not compiles(scan, shape(256, 40), shape(9, 256, 40))
+
+
+def test_kernels_of_a_large_batch_compile():
+    try:
+        _ffi.nvrtc_version()
+    except RuntimeError as error:
+        pytest.skip(f"needs NVRTC: {error}")
+
+    def last(w, h, xs):
+        return recurrent.scan(recurrent.GRU, w, h, xs)[1].astype(jnp.float32).sum()
+
+    h, b, dtype = 512, 64, jnp.bfloat16
+    shapes = shape(h, 3 * h, dtype=dtype), shape(b, h, dtype=dtype), shape(9, b, 3 * h, dtype=dtype)
+    forward, adjoint = compiles(jax.grad(last), *shapes)
+    assert "kGroups = 8" in forward and "kScans = 8" in forward
+    assert ".loads_ahead = 4" in adjoint and ".pointwise_registers = 0" not in adjoint
 
 
 def test_layouts_are_made_once_for_a_pattern():

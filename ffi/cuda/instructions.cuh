@@ -146,6 +146,18 @@ __device__ __forceinline__ void LoadRelaxedIf(bool condition, const Words4* from
 __device__ __forceinline__ void StoreRelaxed(uint32_t* to, uint32_t x) {
   asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
+__device__ __forceinline__ void StoreRelaxed(uint32_t* to, const uint32_t (&x)[1]) {
+  StoreRelaxed(to, x[0]);
+}
+__device__ __forceinline__ void StoreRelaxed(uint32_t* to, const uint32_t (&x)[2]) {
+  asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(x[0]), "r"(x[1])
+               : "memory");
+}
+__device__ __forceinline__ void StoreRelaxed(uint32_t* to, const uint32_t (&x)[4]) {
+  asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]),
+               "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+}
 // Sets a flag in the memory of the host to 1.
 __device__ __forceinline__ void SetFlagOfHost(uint32_t* to) {
   asm volatile("st.relaxed.sys.global.b32 [%0], 1;" ::"l"(to) : "memory");

@@ -20,7 +20,8 @@ namespace jaxsparse {
 // What a step reads is brought to the L2 cache so many steps before.
 constexpr int kStepsAhead = 4;
 
-template <typename Step, typename Plan>
+// kNear neighbouring units of a batch entry are read and written together.
+template <typename Step, typename Plan, int kNear = 1>
 struct ScanArrays {
   using State = typename Plan::State;
   using Arrays = typename Plan::Arrays;
@@ -30,25 +31,40 @@ struct ScanArrays {
   static constexpr int kOutputSlots = Step::kOutputs > 0 ? Step::kOutputs : 1;
   static constexpr int kCarrySlots = Step::kCarries > 0 ? Step::kCarries : 1;
 
+  // Words that hold kNear values of an array as they lie in memory.
+  static constexpr int WordsOf(bool is_float) {
+    return is_float || sizeof(State) == 4 ? kNear : (kNear + 1) / 2;
+  }
+  static constexpr int WordsOfInputs() {
+    int words = 0;
+    for (int i = 0; i < Arrays::kInputs; ++i) {
+      words += Arrays::kInputParts[i] * WordsOf(Arrays::kInputIsFloat[i]);
+    }
+    return words > 0 ? words : 1;
+  }
+  static constexpr int kInputWords = WordsOfInputs();
+
   __device__ __forceinline__ static int64_t TimeOf(const RecurrentScanProblem& p, int64_t step) {
     return IsReversed<Plan>(p) ? p.steps - 1 - step : step;
   }
 
-  // visit(slot, address, is_float) for all inputs of a step at one place.
+  // visit(words before, array, address, is_float) for all inputs of a step at one place.
   template <typename Visit>
   __device__ __forceinline__ static void ForEachInput(const RecurrentScanProblem& p, int64_t t,
                                                       int64_t b, int64_t unit, Visit visit) {
-    int slot = 0;
+    int word = 0;
 #pragma unroll
     for (int i = 0; i < Arrays::kInputs; ++i) {
       const ScanInput& in = p.inputs[i];
       const int64_t at = DirectionOf<Plan>(p) * in.direction_stride + t * in.step_stride +
                          EntryOfBatch<Plan>(p, b) * in.row_stride + unit * in.unit_stride;
-      const int64_t size = Arrays::kInputIsFloat[i] ? sizeof(float) : sizeof(State);
+      const bool is_float = Arrays::kInputIsFloat[i] || sizeof(State) == 4;
+      const int64_t size = is_float ? sizeof(float) : sizeof(State);
 #pragma unroll
       for (int part = 0; part < Arrays::kInputParts[i]; ++part) {
-        visit(slot++, static_cast<const char*>(in.data) + (at + part * in.part_stride) * size,
-              Arrays::kInputIsFloat[i]);
+        visit(word, in, static_cast<const char*>(in.data) + (at + part * in.part_stride) * size,
+              is_float);
+        word += WordsOf(is_float);
       }
     }
   }
@@ -56,50 +72,89 @@ struct ScanArrays {
   // As they lie in memory: a conversion would wait for the load.
   __device__ __forceinline__ static void LoadInputs(const RecurrentScanProblem& p, int64_t t,
                                                     int64_t b, int64_t unit, uint32_t* inputs) {
-    ForEachInput(p, t, b, unit, [&](int slot, const char* from, bool is_float) {
-      inputs[slot] = is_float || sizeof(State) == 4 ? *reinterpret_cast<const uint32_t*>(from)
-                                                    : *reinterpret_cast<const uint16_t*>(from);
+    ForEachInput(p, t, b, unit, [&](int word, const ScanInput& in, const char* from, bool wide) {
+      uint32_t* to = inputs + word;
+      if (kNear > 1 && in.unit_stride == 1 && IsAligned(in.data)) {
+        wide ? LoadWords<kNear>(from, to) : LoadWords<(kNear + 1) / 2>(from, to);
+        return;
+      }
+      const int64_t size = wide ? sizeof(float) : sizeof(State);
+#pragma unroll
+      for (int i = 0; i < kNear; ++i) {
+        const char* at = from + i * in.unit_stride * size;
+        if (wide) {
+          to[i] = *reinterpret_cast<const uint32_t*>(at);
+        } else {
+          const uint32_t bits = *reinterpret_cast<const uint16_t*>(at);
+          to[i / 2] = i % 2 == 0 ? bits : to[i / 2] | bits << 16;
+        }
+      }
     });
   }
 
-  __device__ __forceinline__ static void ConvertInputs(const uint32_t* inputs, float* to) {
-    int slot = 0;
+  // Of the neighbour with number `i`.
+  __device__ __forceinline__ static void ConvertInputs(const uint32_t* inputs, int i, float* to) {
+    int slot = 0, word = 0;
 #pragma unroll
-    for (int i = 0; i < Arrays::kInputs; ++i) {
+    for (int in = 0; in < Arrays::kInputs; ++in) {
 #pragma unroll
-      for (int part = 0; part < Arrays::kInputParts[i]; ++part, ++slot) {
-        to[slot] = Arrays::kInputIsFloat[i] ? __uint_as_float(inputs[slot])
-                                            : FromBits(State(), inputs[slot]);
+      for (int part = 0; part < Arrays::kInputParts[in]; ++part, ++slot) {
+        to[slot] = Arrays::kInputIsFloat[in] ? __uint_as_float(inputs[word + i])
+                                             : FromWords(State(), inputs + word, i);
+        word += WordsOf(Arrays::kInputIsFloat[in]);
       }
     }
   }
 
   __device__ __forceinline__ static void PrefetchInputs(const RecurrentScanProblem& p, int64_t t,
                                                         int64_t b, int64_t unit) {
-    ForEachInput(p, t, b, unit, [](int, const char* from, bool) { PrefetchToL2(from); });
+    ForEachInput(p, t, b, unit,
+                 [](int, const ScanInput&, const char* from, bool) { PrefetchToL2(from); });
   }
 
+  // Of kNear neighbours.
   __device__ __forceinline__ static void StoreResults(const RecurrentScanProblem& p, int64_t t,
-                                                      int64_t b, int64_t unit, const float* state,
-                                                      const float* output) {
+                                                      int64_t b, int64_t unit,
+                                                      const float (*state)[Step::kStates],
+                                                      const float (*output)[kOutputSlots]) {
     const int64_t step = DirectionOf<Plan>(p) * p.steps + t;
     const int64_t row = step * p.batch + EntryOfBatch<Plan>(p, b);
     auto* states = static_cast<State*>(p.states) + row * Step::kStates * p.hidden + unit;
 #pragma unroll
-    for (int s = 0; s < Step::kStates; ++s) FromAccumulator(state[s], states + s * p.hidden);
+    for (int s = 0; s < Step::kStates; ++s) {
+      float values[kNear];
+#pragma unroll
+      for (int i = 0; i < kNear; ++i) values[i] = state[i][s];
+      Store(values, IsAligned(p.states), states + s * p.hidden);
+    }
     int slot = 0;
 #pragma unroll
-    for (int i = 0; i < Arrays::kOutputs; ++i) {
-      const int64_t at = row * Arrays::kOutputParts[i] * p.hidden + unit;
+    for (int out = 0; out < Arrays::kOutputs; ++out) {
+      const int64_t at = row * Arrays::kOutputParts[out] * p.hidden + unit;
 #pragma unroll
-      for (int part = 0; part < Arrays::kOutputParts[i]; ++part, ++slot) {
-        if (Arrays::kOutputIsFloat[i]) {
-          static_cast<float*>(p.outputs[i])[at + part * p.hidden] = output[slot];
+      for (int part = 0; part < Arrays::kOutputParts[out]; ++part, ++slot) {
+        float values[kNear];
+#pragma unroll
+        for (int i = 0; i < kNear; ++i) values[i] = output[i][slot];
+        if (Arrays::kOutputIsFloat[out]) {
+          auto* to = static_cast<float*>(p.outputs[out]) + at + part * p.hidden;
+#pragma unroll
+          for (int i = 0; i < kNear; ++i) to[i] = values[i];
         } else {
-          FromAccumulator(output[slot], static_cast<State*>(p.outputs[i]) + at + part * p.hidden);
+          Store(values, IsAligned(p.outputs[out]),
+                static_cast<State*>(p.outputs[out]) + at + part * p.hidden);
         }
       }
     }
+  }
+
+  // Before the first step.
+  __device__ __forceinline__ static void LoadState(const RecurrentScanProblem& p, int64_t b,
+                                                   int64_t unit, float* state) {
+    const auto* from = static_cast<const State*>(p.initial_state) +
+                       RowOf<Plan>(p, b) * Step::kStates * p.hidden + unit;
+#pragma unroll
+    for (int s = 0; s < Step::kStates; ++s) state[s] = ToAccumulator(from[s * p.hidden]);
   }
 
   __device__ __forceinline__ static void LoadCarry(const RecurrentScanProblem& p, int64_t b,
@@ -119,12 +174,60 @@ struct ScanArrays {
   }
 
  private:
-  __device__ __forceinline__ static float FromBits(float, uint32_t bits) {
-    return __uint_as_float(bits);
+  // Of an array's beginning: then so are all places of kNear units, whose number divides that of
+  // the layer's units.
+  __device__ __forceinline__ static bool IsAligned(const void* data) {
+    return reinterpret_cast<uint64_t>(data) % 16 == 0;
+  }
+
+  template <int kWords>
+  __device__ __forceinline__ static void LoadWords(const char* from, uint32_t* to) {
+    if constexpr (kWords == 1) {
+      to[0] = *reinterpret_cast<const uint32_t*>(from);
+    } else if constexpr (kWords == 2) {
+      const auto x = *reinterpret_cast<const Words2*>(from);
+      to[0] = x.x, to[1] = x.y;
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWords; i += 4) {
+        const auto x = *reinterpret_cast<const Words4*>(from + i * 4);
+        to[i] = x.x, to[i + 1] = x.y, to[i + 2] = x.z, to[i + 3] = x.w;
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void Store(const float (&values)[kNear], bool aligned,
+                                               State* to) {
+    if constexpr (kNear > 1) {
+      if (aligned) {
+        uint32_t words[kNear / 2];
+#pragma unroll
+        for (int i = 0; i < kNear / 2; ++i) {
+          words[i] = PairOf(State(), values[2 * i], values[2 * i + 1]);
+        }
+        StoreWords(words, to);
+        return;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kNear; ++i) FromAccumulator(values[i], to + i);
+  }
+  __device__ __forceinline__ static void StoreWords(const uint32_t (&x)[1], void* to) {
+    *static_cast<uint32_t*>(to) = x[0];
+  }
+  __device__ __forceinline__ static void StoreWords(const uint32_t (&x)[2], void* to) {
+    *static_cast<Words2*>(to) = {x[0], x[1]};
+  }
+  __device__ __forceinline__ static void StoreWords(const uint32_t (&x)[4], void* to) {
+    *static_cast<Words4*>(to) = {x[0], x[1], x[2], x[3]};
+  }
+
+  __device__ __forceinline__ static float FromWords(float, const uint32_t* words, int i) {
+    return __uint_as_float(words[i]);
   }
   template <typename Half>
-  __device__ __forceinline__ static float FromBits(Half, uint32_t bits) {
-    return ToAccumulator(Half{static_cast<uint16_t>(bits)});
+  __device__ __forceinline__ static float FromWords(Half, const uint32_t* words, int i) {
+    return ToAccumulator(Half{static_cast<uint16_t>(words[i / 2] >> i % 2 * 16)});
   }
 };
 

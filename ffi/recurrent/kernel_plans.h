@@ -12,8 +12,9 @@
 namespace jaxsparse {
 
 // kernels/dense.cc: parts that a batch may be cut into, a scan each, side by side or one after
-// another; and the batch entries of a part.
-inline constexpr int64_t kBatchParts[] = {1, 2, 4};
+// another; the most of them, and batch entries of a part.
+inline constexpr int64_t kBatchParts[] = {1, 2, 4, 8, 16};
+int64_t MostBatchParts(bool tensor_cores);
 int64_t MostDenseBatch(bool tensor_cores);
 // The best of all ways to share the GPU among scans, or to let them follow each other.
 std::optional<ScanPlan> PlanDense(const ScanVariant& variant, const ScanForm& scan, const Gpu& gpu);

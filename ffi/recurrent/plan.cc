@@ -56,11 +56,13 @@ std::string ReasonAgainst(const ScanVariant& variant, const ScanForm& form) {
     return form.batch > most ? batch + std::to_string(most) : "";
   }
   const int64_t most = MostDenseBatch(variant.tensor_cores);
+  const int64_t most_parts = MostBatchParts(variant.tensor_cores);
   if (!variant.resident &&
       std::all_of(std::begin(kBatchParts), std::end(kBatchParts), [&](int64_t parts) {
-        return form.batch % parts != 0 || form.batch / parts > most;
+        return parts > most_parts || form.batch % parts != 0 || form.batch / parts > most;
       })) {
-    return batch + std::to_string(most) + ", and not 2 or 4 parts of at most that";
+    return batch + std::to_string(most) + ", and not 2 to " + std::to_string(most_parts) +
+           " equal parts of at most that";
   }
   const bool narrow = form.state_dtype == form.weight_dtype && IsNarrow(form.state_dtype);
   if (variant.tensor_cores && !narrow) {
@@ -132,7 +134,8 @@ ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wan
 
 ScanChoice PlanScan(const ScanForm& form, const Gpu& gpu, const std::string& wanted) {
   ScanChoice choice;
-  choice.most_batch = MostDenseBatch(IsNarrow(form.state_dtype)) * *std::rbegin(kBatchParts);
+  choice.most_batch =
+      MostDenseBatch(IsNarrow(form.state_dtype)) * MostBatchParts(IsNarrow(form.state_dtype));
   choice.loop_microseconds = LoopMicroseconds(form);
   for (const ScanVariant& variant : kScanVariants) {
     const bool by_default = !variant.barrier && !variant.resident &&

@@ -24,30 +24,23 @@ __device__ __forceinline__ void MakeProducts(const RecurrentScanProblem& p, Word
   constexpr DenseSizes kSizes = Plan::kSizes;
   Product product(p, weights);
   Watchdog watchdog(p.wait_limits);
-  product.Start(p);
-  product.Multiply(partials);
-  HandOver<Plan>(0, false);
   Backoff backoff(p.poll_delays);
+  __syncwarp();
   backoff.Start();
-  for (int64_t step = 1; step < p.steps; ++step) {
+  for (int64_t step = 0; step < p.steps; ++step) {
     if constexpr (Plan::kBarrier) {
       WaitAt<kSizes.threads>(kAllThreads);
       if (threadIdx.x == 0) {
-        MeetOtherBlocks<Plan::kBlocks>(ArrivalsOf<Plan>(p), step - 1, &watchdog);
+        MeetOtherBlocks<Plan::kBlocks>(ArrivalsOf<Plan>(p), step, &watchdog);
       }
       WaitAt<kSizes.threads>(kAllThreads);
     } else {
       backoff.Wait();
     }
     Delay<Plan::kMostDelay>(step);
-    product.Receive(SlotBefore<Plan>(p, step, kSizes.slot), &watchdog);
-    // A warp that timed out has no products: what it would overwrite may still be read.
-    const bool timed_out = __any_sync(kAllLanes, watchdog.timed_out());
-    if (timed_out) {
-      *stop = 1;
-    } else {
-      product.Multiply(partials + (step & 1) * kSizes.partials);
-    }
+    const bool timed_out =
+        product.Multiply(SlotOf<Plan>(p, step), partials + (step & 1) * kSizes.partials, &watchdog);
+    if (timed_out) *stop = 1;
     __syncwarp();
     HandOver<Plan>(step, timed_out);
     backoff.Start();

@@ -20,6 +20,8 @@ struct DenseConfig {
   bool tensor_cores = false;    // mma.sync (16 bits only), or FMA
   int register_chunks = 0;      // chunks of columns of a warp whose weights stay in registers; the
                                 // others' are read from shared memory in every step
+  int loads_ahead = 0;          // tensor cores: loads of a warp that are on their way at once, or 0
+                                // for all of a step; fewer leave registers to weights
   int product_registers = 0;    // of a product thread, or 0 for an equal share; if not 0, both
                                 // numbers of warps have to be multiples of 4
   int pointwise_registers = 0;  // the same of a pointwise thread
@@ -69,6 +71,11 @@ struct DenseBlock : DenseConfig {
   int pointwise_threads = pointwise_warps * kWarp;
   int threads = product_threads + pointwise_threads;
 
+  // A pointwise thread with several items takes neighbouring units of a batch entry together: its
+  // loads and stores are wider then, so that fewer of them are in the way of the product's.
+  int near = Near();
+  int items = Ceil(Ceil(units * batch_slots, near), pointwise_threads) * near;  // of a thread
+
   // A warp's columns come in chunks, each of one load of a lane.
   int group_lanes = kWarp / row_groups;
   int chunk = tensor_cores ? 32 : group_lanes * states_per_load;  // tensor cores: two k16 steps
@@ -101,6 +108,16 @@ struct DenseBlock : DenseConfig {
   JAXSPARSE_INLINE static constexpr int Ceil(int a, int b) { return (a + b - 1) / b; }
 
  private:
+  JAXSPARSE_INLINE constexpr int Near() const {
+    const int most = state_bytes == 2 && units % states_per_load == 0 ? states_per_load : 1;
+    int near = 1;
+    while (2 * near <= most && hidden % (2 * near) == 0 &&
+           2 * near <= Ceil(units * batch_slots, pointwise_threads)) {
+      near *= 2;
+    }
+    return near;
+  }
+
   // Batch entries of a slot: padded so that a block's part is whole sectors of 32 bytes.
   JAXSPARSE_INLINE constexpr int ExchangeBatch() const {
     for (int b = batch; tensor_cores && b <= batch_slots; ++b) {
@@ -119,6 +136,11 @@ struct DenseSizes : DenseBlock {
   int loads = Ceil(chunks, warps);  // chunks of a warp
   bool has_idle_warps = chunks <= (warps - 1) * loads;
 
+  // Tensor cores: loads of a warp that are on their way at once. It multiplies by what has come and
+  // asks for more in its place.
+  bool all_ahead = loads_ahead == 0 || loads_ahead >= loads;
+  int ahead = all_ahead ? loads : loads_ahead;
+
   // FMA: a warp's part of the state in shared memory, 16 bytes for each group of columns and batch
   // entry. The distance between groups is odd, so that lanes with neighbouring groups read
   // different banks.
@@ -131,9 +153,10 @@ struct DenseSizes : DenseBlock {
   int warp_states_bytes = tensor_cores ? 0 : warps * state_words * 16;
   int shared_bytes = weights_at + weights_bytes + warp_states_bytes;
 
-  // Registers of a product thread for all but weights.
+  // Registers of a product thread for all but the weights that it keeps.
   int other_registers = tensor_cores
-                            ? 20 + loads * 4 * batch_tiles + 4 * row_tiles * batch_tiles * chains
+                            ? 20 + ahead * 4 * batch_tiles + 4 * row_tiles * batch_tiles * chains +
+                                  (all_ahead ? 0 : chunk_registers)
                             : 40 + sums + chunk_registers;
 };
 

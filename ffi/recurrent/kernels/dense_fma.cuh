@@ -90,16 +90,15 @@ class DenseFma {
     }
   }
 
-  __device__ __forceinline__ void Start(const RecurrentScanProblem& p) {
-#pragma unroll
-    for (int j = 0; j < kReceives; ++j) {
-      const int b = Word(j) % kSizes.exchange_batch;
-      Place(j, Active(j) && b < kSizes.batch ? LoadInitialState<Plan>(p, b, WordColumn(j))
-                                             : Words4{0, 0, 0, 0});
-    }
-    __syncwarp();
+  // As DenseMma.
+  __device__ __forceinline__ bool Multiply(const State* slot, float* partials, Watchdog* watchdog) {
+    Receive(slot, watchdog);
+    const bool timed_out = __any_sync(kAllLanes, watchdog->timed_out());
+    if (!timed_out) AddTiles(partials);
+    return timed_out;
   }
 
+ private:
   __device__ __forceinline__ void Receive(const State* slot, Watchdog* watchdog) {
     constexpr int kAtOnce = kReceives < 8 ? kReceives : 8;
 #pragma unroll
@@ -121,7 +120,7 @@ class DenseFma {
   }
 
   // Adds tile after tile of the batch and writes this warp's part of the products.
-  __device__ __forceinline__ void Multiply(float* partials) {
+  __device__ __forceinline__ void AddTiles(float* partials) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       float sums[kSizes.sums] = {};
@@ -175,7 +174,6 @@ class DenseFma {
     }
   }
 
- private:
   __device__ __forceinline__ int Column(int j) const {
     return ((warp_ * kSizes.loads + j) * kSizes.group_lanes + lane_ % kSizes.group_lanes) *
            kSizes.states_per_load;

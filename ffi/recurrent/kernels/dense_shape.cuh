@@ -37,7 +37,7 @@ template <typename Plan>
 struct OwnMatrix {
   static constexpr int kColumns = Plan::kSizes.columns, kLoads = Plan::kSizes.loads,
                        kRegisterChunks = Plan::kSizes.register_chunks,
-                       kRowTiles = Plan::kSizes.row_tiles;
+                       kRowTiles = Plan::kSizes.row_tiles, kAhead = Plan::kSizes.ahead;
 
   __device__ __forceinline__ static DenseWeights Of(const RecurrentScanProblem& p) {
     return {static_cast<const typename Plan::Weight*>(p.weights) +
@@ -89,27 +89,5 @@ struct DenseRow {
     }
   }
 };
-
-// The state before the first step, which nobody publishes: states_per_load elements from `column`
-// of a slot on.
-template <typename Plan>
-__device__ __forceinline__ Words4 LoadInitialState(const RecurrentScanProblem& p, int b,
-                                                   int column) {
-  constexpr auto kSizes = Plan::kSizes;
-  using State = typename Plan::State;
-  union {
-    Words4 words;
-    State elements[Plan::kSizes.states_per_load];
-  } x = {Words4{0, 0, 0, 0}};
-  const int k = column % kSizes.part;
-  const State* from =
-      static_cast<const State*>(p.initial_state) +
-      (RowOf<Plan>(p, b) * kSizes.state_parts + column / kSizes.part) * kSizes.hidden + k;
-#pragma unroll
-  for (int e = 0; e < kSizes.states_per_load; ++e) {
-    if (k + e < kSizes.hidden) x.elements[e] = from[e];
-  }
-  return x.words;
-}
 
 }  // namespace jaxsparse

@@ -28,32 +28,40 @@ __device__ __forceinline__ void HandOver(int64_t step, bool timed_out) {
   }
 }
 
+// Where the exchange buffer has the state before a step. A wave's has the last one, too.
 template <typename Plan>
-__device__ __forceinline__ const typename Plan::State* SlotBefore(const RecurrentScanProblem& p,
-                                                                  int64_t step, int64_t slot) {
-  return static_cast<const typename Plan::State*>(ExchangeOf<Plan>(p)) +
-         (IsReversed<Plan>(p) ? p.steps - step : step - 1) * slot;
+__device__ __forceinline__ typename Plan::State* SlotOf(const RecurrentScanProblem& p,
+                                                        int64_t step) {
+  return static_cast<typename Plan::State*>(ExchangeOf<Plan>(p)) + step * Plan::kSizes.slot;
 }
 
-// The items (unit, batch entry) of one thread: inputs a step ahead, carries in registers.
+// The items (unit, batch entry) of one thread, in groups of kNear units: inputs a step ahead,
+// carries in registers.
 template <typename Step, typename Plan>
 class PointwiseStep {
   static constexpr auto kSizes = Plan::kSizes;
   using State = typename Plan::State;
   static constexpr bool kPairs = sizeof(State) == 2;  // two units make a word
-  static constexpr int kAllItems = kSizes.units * kSizes.batch_slots;
-  static constexpr int kItems =
-      (kAllItems + kSizes.pointwise_threads - 1) / kSizes.pointwise_threads;
-  using Arrays = ScanArrays<Step, Plan>;
+  static constexpr int kNear = kSizes.near;
+  static constexpr int kGroups = kSizes.items / kNear;
+  static constexpr bool kPublishesLast = Plan::kLayers > 1;  // to the layer above
+  using Arrays = ScanArrays<Step, Plan, kNear>;
   static_assert(!kPairs || kSizes.units % 2 == 0);
 
  public:
   __device__ __forceinline__ explicit PointwiseStep(const RecurrentScanProblem& p)
       : thread_(threadIdx.x - kSizes.product_threads) {
 #pragma unroll
-    for (int n = 0; n < kItems; ++n) {
-      const Item item = At(n);
-      if (item.real) Arrays::LoadCarry(p, item.b, item.unit, carry_[n]);
+    for (int n = 0; n < kGroups; ++n) {
+      const Group group = At(n);
+      float states[kNear][Step::kStates] = {};
+#pragma unroll
+      for (int i = 0; i < kNear; ++i) {
+        if (!group.real) continue;
+        Arrays::LoadCarry(p, group.b, group.unit + i, carry_[n][i]);
+        Arrays::LoadState(p, group.b, group.unit + i, states[i]);
+      }
+      Publish(p, 0, group, true, states);
     }
     LoadInputs(p, 0);
   }
@@ -61,71 +69,94 @@ class PointwiseStep {
   __device__ __forceinline__ void Run(const RecurrentScanProblem& p, int64_t step,
                                       const float* partials, bool stopped) {
     const int64_t t = Arrays::TimeOf(p, step);
-    float states[kItems][Step::kStates], outputs[kItems][Arrays::kOutputSlots];
+    // Nothing is published that doesn't stem from all of the last state: two buffers are enough
+    // only as long as that holds. The other blocks time out by themselves.
+    const bool publishes = !stopped && (kPublishesLast || step + 1 < p.steps);
+    float states[kGroups][kNear][Step::kStates], outputs[kGroups][kNear][Arrays::kOutputSlots];
 #pragma unroll
-    for (int n = 0; n < kItems; ++n) {
-      const Item item = At(n);
-      float product[kSizes.gate_slots] = {}, input[Arrays::kInputSlots];
+    for (int n = 0; n < kGroups; ++n) {
+      const Group group = At(n);
+      float products[kNear][kSizes.gate_slots] = {};
+      SumProducts(partials + group.partial, products);
 #pragma unroll
-      for (int warp = 0; warp < kSizes.warps; ++warp) {
-        const float* part = partials + warp * kSizes.warp_part + item.partial;
+      for (int i = 0; i < kNear; ++i) {
         if constexpr (kSizes.rotated) {
-          const float4 v = *reinterpret_cast<const float4*>(part);
-          product[0] += v.x;
-          product[1] += v.y;
-          product[2] += v.z;
-          product[3] += v.w;
-        } else {
+          RotateIf<1>(group.b / 2 % 2 != 0, products[i]);
+          RotateIf<2>(group.b / 4 % 2 != 0, products[i]);
+        }
+        float input[Arrays::kInputSlots];
+        Arrays::ConvertInputs(input_[n], i, input);
+        Step::Apply(products[i], carry_[n][i], input, states[n][i], outputs[n][i]);
+        if (stopped) {
 #pragma unroll
-          for (int g = 0; g < Step::kProducts; ++g) product[g] += part[g];
+          for (int s = 0; s < Step::kStates; ++s) states[n][i][s] = __uint_as_float(0x7fffffffu);
+#pragma unroll
+          for (int o = 0; o < Step::kOutputs; ++o) outputs[n][i][o] = __uint_as_float(0x7fffffffu);
+#pragma unroll
+          for (int c = 0; c < Step::kCarries; ++c) carry_[n][i][c] = __uint_as_float(0x7fffffffu);
         }
       }
-      if constexpr (kSizes.rotated) {
-        RotateIf<1>(item.b / 2 % 2 != 0, product);
-        RotateIf<2>(item.b / 4 % 2 != 0, product);
-      }
-      Arrays::ConvertInputs(input_[n], input);
-      Step::Apply(product, carry_[n], input, states[n], outputs[n]);
-      if (stopped) {
-#pragma unroll
-        for (int s = 0; s < Step::kStates; ++s) states[n][s] = __uint_as_float(0x7fffffffu);
-#pragma unroll
-        for (int o = 0; o < Step::kOutputs; ++o) outputs[n][o] = __uint_as_float(0x7fffffffu);
-#pragma unroll
-        for (int c = 0; c < Step::kCarries; ++c) carry_[n][c] = __uint_as_float(0x7fffffffu);
-      }
-      // Nothing is published that doesn't stem from all of the last state: two buffers are enough
-      // only as long as that holds. The other blocks time out by themselves.
-      Publish(p, t, item, states[n], stopped);
+      Publish(p, step + 1, group, publishes, states[n]);
     }
     // What no warp waits for comes after what all wait for.
     if (step + 1 < p.steps) LoadInputs(p, step + 1);
 #pragma unroll
-    for (int n = 0; n < kItems; ++n) {
-      const Item item = At(n);
-      if (!item.real) continue;
-      Arrays::StoreResults(p, t, item.b, item.unit, states[n], outputs[n]);
+    for (int n = 0; n < kGroups; ++n) {
+      const Group group = At(n);
+      if (!group.real) continue;
+      Arrays::StoreResults(p, t, group.b, group.unit, states[n], outputs[n]);
     }
     if (Plan::kPrefetch && step + kStepsAhead < p.steps) {
-      PrefetchSlot(p, Arrays::TimeOf(p, step + kStepsAhead));
+      PrefetchSlot(p, step + kStepsAhead);
     }
   }
 
   __device__ __forceinline__ void Finish(const RecurrentScanProblem& p) {
 #pragma unroll
-    for (int n = 0; n < kItems; ++n) {
-      const Item item = At(n);
-      if (item.real) Arrays::StoreCarry(p, item.b, item.unit, carry_[n]);
+    for (int n = 0; n < kGroups; ++n) {
+      const Group group = At(n);
+#pragma unroll
+      for (int i = 0; i < kNear; ++i) {
+        if (group.real) Arrays::StoreCarry(p, group.b, group.unit + i, carry_[n][i]);
+      }
     }
   }
 
  private:
-  struct Item {
-    int unit, b;     // of the layer, of the batch
+  struct Group {
+    int unit, b;     // the first one of the layer, of the batch
     int partial;     // where the products' parts lie
     bool real;       // else padding
     bool published;  // padding too, up to whole sectors
   };
+
+  // Adds the parts of all warps, in their order.
+  __device__ __forceinline__ static void SumProducts(const float* partials,
+                                                     float (&products)[kNear][kSizes.gate_slots]) {
+#pragma unroll
+    for (int warp = 0; warp < kSizes.warps; ++warp) {
+      const float* part = partials + warp * kSizes.warp_part;
+      if constexpr (kSizes.gate_slots % 4 == 0 || kSizes.gate_slots * kNear % 4 == 0) {
+        float* to = &products[0][0];
+#pragma unroll
+        for (int i = 0; i < kNear * kSizes.gate_slots; i += 4) {
+          const float4 v = *reinterpret_cast<const float4*>(part + i);
+          to[i] += v.x;
+          to[i + 1] += v.y;
+          to[i + 2] += v.z;
+          to[i + 3] += v.w;
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kNear; ++i) {
+#pragma unroll
+          for (int g = 0; g < Step::kProducts; ++g) {
+            products[i][g] += part[i * kSizes.gate_slots + g];
+          }
+        }
+      }
+    }
+  }
 
   template <int kBy>
   __device__ __forceinline__ static void RotateIf(bool wanted, float (&v)[4]) {
@@ -135,52 +166,63 @@ class PointwiseStep {
   }
 
   // In the order of the exchange buffer, so that a warp publishes whole cache lines.
-  __device__ __forceinline__ Item At(int n) const {
+  __device__ __forceinline__ Group At(int n) const {
     constexpr int kTogether = kSizes.units % kSizes.states_per_load == 0 ? kSizes.states_per_load
                               : kPairs                                   ? 2
                                                                          : 1;
-    constexpr int kBatch = kSizes.batch_slots;
-    const int index = n * kSizes.pointwise_threads + thread_;
+    constexpr int kBatch = kSizes.batch_slots, kAllItems = kSizes.units * kBatch;
+    const int index = (n * kSizes.pointwise_threads + thread_) * kNear;
     const int unit = index / (kTogether * kBatch) * kTogether + index % kTogether;
-    Item item;
-    item.unit = BlockOfScan<Plan>() * kSizes.units + unit;
-    item.b = index / kTogether % kBatch;
-    const bool exists = index < kAllItems && item.b < kSizes.batch;
-    item.real = exists && item.unit < kSizes.hidden;
-    item.published = index < kAllItems && item.b < kSizes.exchange_batch && item.unit < kSizes.part;
-    item.partial = exists ? item.b * kSizes.row_slots + unit * kSizes.gate_slots : 0;
-    return item;
+    Group group;
+    group.unit = BlockOfScan<Plan>() * kSizes.units + unit;
+    group.b = index / kTogether % kBatch;
+    const bool exists = index < kAllItems && group.b < kSizes.batch;
+    group.real = exists && group.unit < kSizes.hidden;
+    group.published =
+        index < kAllItems && group.b < kSizes.exchange_batch && group.unit < kSizes.part;
+    group.partial = exists ? group.b * kSizes.row_slots + unit * kSizes.gate_slots : 0;
+    return group;
   }
 
-  __device__ __forceinline__ void Publish(const RecurrentScanProblem& p, int64_t t, Item item,
-                                          const float* states, bool stopped) {
-    State* slot = static_cast<State*>(ExchangeOf<Plan>(p)) + t * kSizes.slot;
+  // The state before a step.
+  __device__ __forceinline__ void Publish(const RecurrentScanProblem& p, int64_t step, Group group,
+                                          bool publishes,
+                                          const float (&states)[kNear][Step::kStates]) {
+    State* slot = SlotOf<Plan>(p, step);
+    const bool wanted = group.published && publishes;
 #pragma unroll
     for (int s = 0; s < Step::kStates; ++s) {
-      const float state = item.real ? states[s] : 0.f;
-      uint32_t* to =
-          reinterpret_cast<uint32_t*>(slot + SlotOffset<Plan>(item.b, s * kSizes.part + item.unit));
-      if constexpr (kPairs) {
-        const float next = __shfl_xor_sync(kAllLanes, state, 1);
-        if (item.published && !stopped && thread_ % 2 == 0) {
-          StoreRelaxed(to, ToWord<State>(state, next));
+      auto* to = reinterpret_cast<uint32_t*>(
+          slot + SlotOffset<Plan>(group.b, s * kSizes.part + group.unit));
+      if constexpr (kNear > 1) {
+        uint32_t words[kNear / 2];
+#pragma unroll
+        for (int i = 0; i < kNear / 2; ++i) {
+          words[i] = group.real ? ToWord<State>(states[2 * i][s], states[2 * i + 1][s]) : 0;
         }
+        if (wanted) StoreRelaxed(to, words);
       } else {
-        if (item.published && !stopped) StoreRelaxed(to, ToWord(state));
+        const float state = group.real ? states[0][s] : 0.f;
+        if constexpr (kPairs) {
+          const float next = __shfl_xor_sync(kAllLanes, state, 1);
+          if (wanted && thread_ % 2 == 0) StoreRelaxed(to, ToWord<State>(state, next));
+        } else {
+          if (wanted) StoreRelaxed(to, ToWord(state));
+        }
       }
     }
   }
 
   // A long scan's exchange buffer does not stay in the L2 cache from when it was cleared.
-  __device__ __forceinline__ void PrefetchSlot(const RecurrentScanProblem& p, int64_t t) const {
-    const State* slot = static_cast<const State*>(ExchangeOf<Plan>(p)) + t * kSizes.slot;
+  __device__ __forceinline__ void PrefetchSlot(const RecurrentScanProblem& p, int64_t step) const {
+    const State* slot = SlotOf<Plan>(p, step);
 #pragma unroll
-    for (int n = 0; n < kItems; ++n) {
-      const Item item = At(n);
-      if (!item.published) continue;
+    for (int n = 0; n < kGroups; ++n) {
+      const Group group = At(n);
+      if (!group.published) continue;
 #pragma unroll
       for (int s = 0; s < Step::kStates; ++s) {
-        const State* at = slot + SlotOffset<Plan>(item.b, s * kSizes.part + item.unit);
+        const State* at = slot + SlotOffset<Plan>(group.b, s * kSizes.part + group.unit);
         PrefetchToL2(at);
       }
     }
@@ -189,19 +231,19 @@ class PointwiseStep {
   __device__ __forceinline__ void LoadInputs(const RecurrentScanProblem& p, int64_t step) {
     if (Step::kInputs == 0) return;
 #pragma unroll
-    for (int n = 0; n < kItems; ++n) {
-      const Item item = At(n);
-      if (!item.real) continue;
-      Arrays::LoadInputs(p, Arrays::TimeOf(p, step), item.b, item.unit, input_[n]);
+    for (int n = 0; n < kGroups; ++n) {
+      const Group group = At(n);
+      if (!group.real) continue;
+      Arrays::LoadInputs(p, Arrays::TimeOf(p, step), group.b, group.unit, input_[n]);
       if (step + kStepsAhead < p.steps) {
-        Arrays::PrefetchInputs(p, Arrays::TimeOf(p, step + kStepsAhead), item.b, item.unit);
+        Arrays::PrefetchInputs(p, Arrays::TimeOf(p, step + kStepsAhead), group.b, group.unit);
       }
     }
   }
 
   const int thread_;
-  float carry_[kItems][Arrays::kCarrySlots] = {};
-  uint32_t input_[kItems][Arrays::kInputSlots] = {};
+  float carry_[kGroups][kNear][Arrays::kCarrySlots] = {};
+  uint32_t input_[kGroups][Arrays::kInputWords] = {};
 };
 
 template <typename Step, typename Plan>
@@ -211,14 +253,14 @@ __device__ __forceinline__ void MakeSteps(const RecurrentScanProblem& p, const f
   PointwiseStep<Step, Plan> pointwise(p);
   bool stopped = false;
   for (int64_t step = 0; step < p.steps; ++step) {
+    if constexpr (Plan::kBarrier) {
+      WaitAt<kSizes.threads>(kAllThreads);
+      WaitAt<kSizes.threads>(kAllThreads);
+    }
     WaitAt<kSizes.threads>(BarrierOf(step));
     stopped = stopped || __any_sync(kAllLanes, *stop != 0);
     Delay<Plan::kMostDelay>(step);
     pointwise.Run(p, step, partials + (step & 1) * kSizes.partials, stopped);
-    if (Plan::kBarrier && step + 1 < p.steps) {
-      WaitAt<kSizes.threads>(kAllThreads);
-      WaitAt<kSizes.threads>(kAllThreads);
-    }
   }
   pointwise.Finish(p);
 }

@@ -66,7 +66,7 @@ class ResidentScan {
 #pragma unroll
       for (int c = 0; c < kCells; ++c) {
         float input[Arrays::kInputSlots];
-        Arrays::ConvertInputs(input_[c], input);
+        Arrays::ConvertInputs(input_[c], 0, input);
         Step::Apply(products[c], carry_[c], input, state_[c], output_[c]);
         Publish(slots_ + (step + 1 & 1) * kSizes.slot, c);
 #pragma unroll
@@ -206,8 +206,8 @@ class ResidentScan {
 #pragma unroll
     for (int c = 0; c < kCells; ++c) {
       if (!IsReal(c)) continue;
-      Arrays::StoreResults(p_, Arrays::TimeOf(p_, step), BatchEntry(c), unit_, state_[c],
-                           output_[c]);
+      Arrays::StoreResults(p_, Arrays::TimeOf(p_, step), BatchEntry(c), unit_, state_ + c,
+                           output_ + c);
     }
   }
 

@@ -99,7 +99,7 @@ class PointwiseStep {
         products[g] =
             SumOfRow(sums + first_sum_[c][g] * kSizes.batch + batch_entry_[c], sum_count_[c][g]);
       }
-      Arrays::ConvertInputs(input_[c], input);
+      Arrays::ConvertInputs(input_[c], 0, input);
       Step::Apply(products, carry_[c], input, state_[c], output_[c]);
       if (is_bad) {
 #pragma unroll
@@ -165,8 +165,8 @@ class PointwiseStep {
 #pragma unroll
     for (int c = 0; c < kPerThread; ++c) {
       if (unit_[c] < 0) continue;
-      Arrays::StoreResults(p, Arrays::TimeOf(p, step), batch_entry_[c], unit_[c], state_[c],
-                           output_[c]);
+      Arrays::StoreResults(p, Arrays::TimeOf(p, step), batch_entry_[c], unit_[c], state_ + c,
+                           output_ + c);
     }
   }
 

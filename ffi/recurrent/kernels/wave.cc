@@ -28,6 +28,8 @@ struct WaveShare {
   int64_t multiprocessors = 1;
 };
 
+constexpr int64_t kMostParts = 4;  // of a batch: what has been measured
+
 // The own weights come first: what is read from shared memory while the own state is on its way
 // costs less.
 void KeepInRegisters(int registers, WaveConfig* config) {
@@ -46,7 +48,8 @@ int PointwiseRegisters(const WaveForm& form, int items) {
 }
 
 // Pointwise threads need fewer registers than product threads: these get the rest.
-void DistributeRegisters(const WaveForm& form, int item_warps, WaveConfig* config) {
+void DistributeRegisters(const WaveForm& form, WaveConfig* config) {
+  constexpr int kPointwiseWarps = 4;
   DenseConfig& block = config->block;
   const int equal =
       std::min(EqualRegisters(block.warps + block.pointwise_warps, 1), kMostThreadRegisters);
@@ -54,10 +57,11 @@ void DistributeRegisters(const WaveForm& form, int item_warps, WaveConfig* confi
   if (WaveSizes(*config).shared_bytes == WaveSizes(*config).weights_at || block.warps % 4 != 0) {
     return;
   }
-  constexpr int kPointwiseWarps = 4;
+  DenseConfig redistributed = block;
+  redistributed.pointwise_warps = kPointwiseWarps;
   const int all =
       EqualRegisters(block.warps + kPointwiseWarps, 1) * (block.warps + kPointwiseWarps);
-  const int few = PointwiseRegisters(form, (item_warps + kPointwiseWarps - 1) / kPointwiseWarps);
+  const int few = PointwiseRegisters(form, DenseBlock(redistributed).items);
   const int many =
       std::min((all - kPointwiseWarps * few) / block.warps / 8 * 8, kMostThreadRegisters);
   if (many <= equal) return;
@@ -111,7 +115,7 @@ std::optional<ScanPlan> PlanWaveBlock(const ScanVariant& variant, const WaveForm
   if (WaveSizes(config).has_idle_warps || !WaveSizes(config).has_whole_tiles) return std::nullopt;
   const int registers =
       std::min(EqualRegisters(warps + block.pointwise_warps, 1), kMostThreadRegisters);
-  DistributeRegisters(form, item_warps, &config);
+  DistributeRegisters(form, &config);
   const WaveSizes sizes(config);
   if (sizes.blocks > share.multiprocessors || sizes.shared_bytes > gpu.shared_bytes) {
     return std::nullopt;
@@ -126,7 +130,8 @@ std::optional<ScanPlan> PlanWaveBlock(const ScanVariant& variant, const WaveForm
       .groups = share.groups,
       .scans = share.groups,
       .layers = form.layers,
-      .exchange_bytes = ExchangeBytes(form.length, int64_t{sizes.slot} * sizes.state_bytes)};
+      // The states before all steps, and that after the last one.
+      .exchange_bytes = ExchangeBytes(form.length + 1, int64_t{sizes.slot} * sizes.state_bytes)};
   plan.constants = PlanConstants("WaveSizes", ExpressionOf(config), plan.launches, variant.barrier);
   plan.poll_delay = DensePollDelay(block);
   plan.poll_delay_increase = 8;
@@ -171,6 +176,7 @@ std::optional<ScanPlan> PlanWaveLayers(const ScanVariant& variant, const WaveFor
   std::optional<ScanPlan> best;
   for (const int64_t groups : kBatchParts) {
     WaveShare share{groups, form.batch / groups};
+    if (groups > kMostParts) break;
     if (form.batch % groups != 0 || share.batch > MostDenseBatch(true)) continue;
     share.multiprocessors = gpu.multiprocessors / (form.layers * groups);
     if (share.multiprocessors == 0) continue;

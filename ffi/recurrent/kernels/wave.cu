@@ -18,13 +18,13 @@
 
 namespace jaxsparse {
 
+// Where the layer below has its state after a step.
 template <typename Plan>
 __device__ __forceinline__ const typename Plan::State* SlotBelow(const RecurrentWaveLayer& p,
                                                                  int64_t step) {
   const char* of_scan =
       static_cast<const char*>(p.below_exchange) + ScanOfLaunch<Plan>() * p.exchange_bytes;
-  return reinterpret_cast<const typename Plan::State*>(of_scan) +
-         (IsReversed<Plan>(p) ? p.steps - 1 - step : step) * Plan::kSizes.slot;
+  return reinterpret_cast<const typename Plan::State*>(of_scan) + (step + 1) * Plan::kSizes.slot;
 }
 
 template <typename Plan>
@@ -35,46 +35,40 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
   Watchdog watchdog(p.wait_limits);
   Backoff backoff(p.poll_delays);
   const bool has_below = p.below_exchange != nullptr;
-  product.Start(p);
+  __syncwarp();
   if (kSizes.asks_ahead && has_below) product.AskBelow(SlotBelow<Plan>(p, 0));
+  backoff.Start();
   for (int64_t step = 0; step < p.steps; ++step) {
     MmaSums<Plan> sums = {};
     if (has_below) {
       Delay<Plan::kMostDelay>(~step);
       if (!kSizes.asks_ahead) product.AskBelow(SlotBelow<Plan>(p, step));
-      product.AwaitBelow(SlotBelow<Plan>(p, step), &watchdog);
+      product.MultiplyBelow(SlotBelow<Plan>(p, step), &watchdog, sums);
       watchdog.TakeHasWaited();
-      product.MultiplyBelow(sums);
     }
-    if (step > 0) {
-      if constexpr (Plan::kBarrier) {
-        WaitAt<kSizes.threads>(kAllThreads);
-        if (threadIdx.x == 0) {
-          MeetOtherBlocks<Plan::kBlocks>(ArrivalsOf<Plan>(p), step - 1, &watchdog);
-        }
-        WaitAt<kSizes.threads>(kAllThreads);
-      } else {
-        backoff.Wait();
+    if constexpr (Plan::kBarrier) {
+      WaitAt<kSizes.threads>(kAllThreads);
+      if (threadIdx.x == 0) {
+        MeetOtherBlocks<Plan::kBlocks>(ArrivalsOf<Plan>(p), step, &watchdog);
       }
-      Delay<Plan::kMostDelay>(step);
-      product.AskOwn(SlotBefore<Plan>(p, step, kSizes.slot));
+      WaitAt<kSizes.threads>(kAllThreads);
+    } else {
+      backoff.Wait();
     }
+    Delay<Plan::kMostDelay>(step);
+    const auto* own = SlotOf<Plan>(p, step);
+    product.AskOwn(own);
     // Behind the own state, for which all wait.
     if (kSizes.asks_ahead && has_below && step + 1 < p.steps) {
       product.AskBelow(SlotBelow<Plan>(p, step + 1));
     }
-    if (step > 0) product.AwaitOwn(SlotBefore<Plan>(p, step, kSizes.slot), &watchdog);
-    // A warp that timed out has no products: what it would overwrite may still be read.
-    const bool timed_out = __any_sync(kAllLanes, watchdog.timed_out());
-    if (timed_out) {
-      *stop = 1;
-    } else {
-      product.MultiplyOwn(sums, partials + (step & 1) * kSizes.partials);
-    }
+    const bool timed_out =
+        product.MultiplyOwn(own, partials + (step & 1) * kSizes.partials, &watchdog, sums);
+    if (timed_out) *stop = 1;
     __syncwarp();
     HandOver<Plan>(step, timed_out);
     backoff.Start();
-    if (step > 0) backoff.Adapt(watchdog.TakeHasWaited());
+    backoff.Adapt(watchdog.TakeHasWaited());
   }
 }
 

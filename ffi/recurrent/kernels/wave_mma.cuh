@@ -24,7 +24,8 @@ template <typename Plan, bool kBelow>
 struct MatrixOfWave {
   static constexpr WaveColumns kMatrix = kBelow ? Plan::kSizes.below : Plan::kSizes.own;
   static constexpr int kColumns = kMatrix.columns, kLoads = kMatrix.loads,
-                       kRegisterChunks = kMatrix.register_chunks, kRowTiles = kMatrix.row_tiles;
+                       kRegisterChunks = kMatrix.register_chunks, kRowTiles = kMatrix.row_tiles,
+                       kAhead = kMatrix.loads;
 
   __device__ __forceinline__ static DenseWeights Of(const RecurrentWaveLayer& p) {
     if constexpr (kBelow) return p.below_weights;
@@ -64,22 +65,17 @@ class WaveMma {
       : own_(p, shared + Plan::kSizes.weights_at / 16),
         below_(p, shared + Plan::kSizes.below_weights_at / 16) {}
 
-  __device__ __forceinline__ void Start(const RecurrentWaveLayer& p) { own_.Start(p); }
-
   __device__ __forceinline__ void AskBelow(const State* slot) { below_.Ask(slot); }
-  __device__ __forceinline__ void AwaitBelow(const State* slot, Watchdog* watchdog) {
-    below_.Await(slot, watchdog);
-  }
-  __device__ __forceinline__ void AskOwn(const State* slot) { own_.Ask(slot); }
-  __device__ __forceinline__ void AwaitOwn(const State* slot, Watchdog* watchdog) {
-    own_.Await(slot, watchdog);
+  __device__ __forceinline__ void MultiplyBelow(const State* slot, Watchdog* watchdog,
+                                                MmaSums<Plan>& sums) {
+    below_.Multiply(slot, watchdog, sums);
   }
 
-  __device__ __forceinline__ void MultiplyBelow(MmaSums<Plan>& sums) { below_.Multiply(sums); }
-  // Adds the own product and writes this warp's part of the sums.
-  __device__ __forceinline__ void MultiplyOwn(MmaSums<Plan>& sums, float* partials) {
-    own_.Multiply(sums);
-    own_.WritePartials(sums, partials);
+  __device__ __forceinline__ void AskOwn(const State* slot) { own_.Ask(slot); }
+  // True: the warp timed out, here or below.
+  __device__ __forceinline__ bool MultiplyOwn(const State* slot, float* partials,
+                                              Watchdog* watchdog, MmaSums<Plan>& sums) {
+    return own_.MultiplyLast(slot, partials, watchdog, sums);
   }
 
  private:

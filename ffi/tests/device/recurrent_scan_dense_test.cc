@@ -14,6 +14,7 @@ struct DenseOptions {
   int directions = 1, groups = 1, scans = 1;  // of a call and of a launch
   bool barrier = false, prefetch = false;
   unsigned most_delay = 0;
+  int loads_ahead = 0;
 };
 
 // What recurrent/plan.cc and jaxsparse/recurrent/engine.py print.
@@ -33,6 +34,7 @@ struct DensePlan {
                                                  .pointwise_warps = kOptions.pointwise_warps,
                                                  .tensor_cores = sizeof(S) == 2,
                                                  .register_chunks = kOptions.register_chunks,
+                                                 .loads_ahead = kOptions.loads_ahead,
                                                  .batch_tile = std::min(kBatch, 4)}};
   static constexpr int kScans = kOptions.scans, kBlocks = kSizes.blocks;
   static constexpr int kLayers = 1;
@@ -107,6 +109,36 @@ int main() {
                                   DenseOptions{16, 2, 2, 1, 1, 1, 1, false, true}>;
     Adjoint({.steps = 6, .lead = 1, .has_nan = true, .transposed = true});
     Adjoint({.steps = 2, .backwards = true, .missing = 1});
+  }
+  {  // tensor cores that multiply while more is on its way, of one chunk at a time and of two
+    constexpr DenseOptions kOne{.units = 16,
+                                .warps = 1,
+                                .pointwise_warps = 2,
+                                .register_chunks = 1,
+                                .most_delay = 1000,
+                                .loads_ahead = 2};
+    constexpr auto One = Test<AdjointStep, bfloat16, bfloat16, 45, 9, kOne>;
+    One({.steps = 5, .lead = 1, .has_nan = true});
+    One({.steps = 3, .transposed = true, .missing = 2});
+    constexpr DenseOptions kTwo{
+        .units = 32, .warps = 1, .pointwise_warps = 2, .groups = 2, .scans = 2, .loads_ahead = 4};
+    constexpr auto Two = Test<AdjointStep, float16, float16, 70, 4, kTwo>;
+    Two({.steps = 3, .backwards = true, .transposed = true});
+    Two({.steps = 2, .missing = 0});
+  }
+  {  // threads that take four units of a batch entry together, in arrays that are aligned or not
+    constexpr DenseOptions kOptions{
+        .units = 16, .warps = 2, .pointwise_warps = 2, .register_chunks = 1, .prefetch = true};
+    constexpr auto Adjoint = Test<AdjointStep, bfloat16, bfloat16, 40, 15, kOptions>;
+    static_assert(DensePlan<AdjointStep, bfloat16, bfloat16, 40, 15, kOptions>::kSizes.near == 4);
+    Adjoint({.steps = 5, .has_nan = true});
+    Adjoint({.steps = 3, .lead = 1, .missing = 1});
+    constexpr DenseOptions kLstm{
+        .units = 16, .warps = 1, .pointwise_warps = 1, .register_chunks = 1, .loads_ahead = 1};
+    constexpr auto Lstm = Test<LstmStep, float16, float16, 44, 6, kLstm>;
+    static_assert(DensePlan<LstmStep, float16, float16, 44, 6, kLstm>::kSizes.near == 4);
+    Lstm({.steps = 3, .transposed = true});
+    Lstm({.steps = 3, .lead = 3, .backwards = true});
   }
   {  // two parts of a batch with warps that are held up
     constexpr auto Gru = Test<GruStep, float16, float16, 40, 3,

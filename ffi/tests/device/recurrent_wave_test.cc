@@ -108,7 +108,8 @@ void Test(const Case& c) {
                         .lead = c.lead,
                         .has_nan = c.has_nan && layer == 0,
                         .reverse = c.reverse};
-    tests.emplace_back(size, own[layer].matrix, c.steps * Plan::kSizes.slot * int64_t{sizeof(S)});
+    tests.emplace_back(size, own[layer].matrix,
+                       (c.steps + 1) * Plan::kSizes.slot * int64_t{sizeof(S)});
     RecurrentWaveLayer& p = wave.layer[layer];
     static_cast<RecurrentScanProblem&>(p) = tests[layer].Problem(0);
     p.weights = own[layer].operand.values;

@@ -107,6 +107,12 @@ inline void LoadRelaxedIf(bool condition, const Words4* from, Words4* to) {
   if (condition) *to = LoadRelaxed(from);
 }
 inline void StoreRelaxed(uint32_t* to, uint32_t x) { *to = x; }
+template <int kCount>
+void StoreRelaxed(uint32_t* to, const uint32_t (&x)[kCount]) {
+  static_assert(kCount <= 4);
+  if (reinterpret_cast<uintptr_t>(to) % sizeof(x) != 0) emulated::Block::Fail("misaligned store");
+  std::copy(x, x + kCount, to);
+}
 inline void SetFlagOfHost(uint32_t* to) { *to = 1; }
 inline void AddRelaxed(uint32_t* to, uint32_t x) { *to += x; }
 inline void FenceOfGpu() {}
