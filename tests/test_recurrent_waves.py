@@ -52,6 +52,7 @@ FITTING = {
     "adjoint of lstm 512": wave(1, 4),
     "lstm 1024": wave(4, layers=2, hidden=1024, batch=4),
     "adjoint of lstm 1024": wave(1, 4, layers=2, hidden=1024, batch=4),
+    "adjoint of lstm 512, 64 rows": wave(1, 4, layers=2, batch=64),
     "gru 512": wave(4, own_products=(0, 1, 2), below_products=(0, 1, 3)),
     "rnn 1152": wave(layers=7, hidden=1152, batch=4),
     "odd": wave(3, layers=3, hidden=331, batch=5),
@@ -78,9 +79,17 @@ def test_what_fits(name):
         )
     )
     assert plan.scans * plan.blocks * (65536 * 4 + plan.shared_bytes) > plan.groups * weights * 2
-    slots = form.length * form.batch * form.states * form.hidden * 2
+    # The states before all steps, and after the last one.
+    slots = (form.length + 1) * form.batch * form.states * form.hidden * 2
     assert plan.workspace_bytes > form.layers * slots
     assert f"{form.layers} layers of " in str(plan)
+
+
+def test_states_that_registers_do_not_hold_come_a_few_at_a_time():
+    def constants(rows):
+        return make_wave_plan(wave(1, 4, layers=2, batch=rows), H200).constants
+
+    assert ".loads_ahead = 0" in constants(16) and ".loads_ahead = 4" in constants(64)
 
 
 def test_more_steps_and_rows_take_longer():

@@ -66,8 +66,8 @@ struct RecurrentScanProblem {
   void* outputs[kMaxScanArrays] = {};       // state dtype or float32 (D, T, B, parts, h) each
   float* final_carry[kMaxScanArrays] = {};  // (D, B, h) each
 
-  // Workspace, every byte 0xff before the launch: for each scan of the launch, a slot per step. Its
-  // layout is the kernel's.
+  // Workspace, every byte 0xff before the launch: for each scan of the launch, a slot per step, and
+  // one more in waves. Its layout is the kernel's.
   void* exchange = nullptr;
   int64_t exchange_bytes = 0;  // of a scan
   PollDelays poll_delays;

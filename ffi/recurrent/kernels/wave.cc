@@ -28,7 +28,9 @@ struct WaveShare {
   int64_t multiprocessors = 1;
 };
 
-constexpr int64_t kMostParts = 4;  // of a batch: what has been measured
+constexpr int64_t kMostParts = 4;  // of a batch: more were measured in single scans only
+// Predicted microseconds that fewer loads ahead have to gain: they were not measured in waves.
+constexpr double kLeastGain = 0.1;
 
 // The own weights come first: what is read from shared memory while the own state is on its way
 // costs less.
@@ -90,12 +92,13 @@ double WaveMicroseconds(const WaveSizes& sizes, int64_t scans, int item_warps, i
          0.52 * FromShared(sizes.own) + 0.064 * sizes.own.loads +
          0.24 * sizes.products *
              std::max(0.0, static_cast<double>(item_warps) / sizes.pointwise_warps - 2) +
-         0.1 * std::max(0, sizes.other_registers - registers);
+         0.1 * std::max(0, sizes.other_registers - registers) +
+         (sizes.all_ahead ? 0.0 : kLeastGain);
 }
 
 std::optional<ScanPlan> PlanWaveBlock(const ScanVariant& variant, const WaveForm& form,
                                       const Gpu& gpu, const WaveShare& share, int64_t units,
-                                      int warps, bool asks_ahead) {
+                                      int warps, bool asks_ahead, int loads_ahead) {
   WaveConfig config;
   DenseConfig& block = config.block;
   block.products = static_cast<int>(form.products);
@@ -115,6 +118,12 @@ std::optional<ScanPlan> PlanWaveBlock(const ScanVariant& variant, const WaveForm
   if (WaveSizes(config).has_idle_warps || !WaveSizes(config).has_whole_tiles) return std::nullopt;
   const int registers =
       std::min(EqualRegisters(warps + block.pointwise_warps, 1), kMostThreadRegisters);
+  if (loads_ahead != 0) {
+    // Only where registers don't hold all states that would be on their way.
+    if (WaveSizes(config).other_registers <= registers) return std::nullopt;
+    block.loads_ahead = loads_ahead;
+    if (WaveSizes(config).all_ahead) return std::nullopt;
+  }
   DistributeRegisters(form, &config);
   const WaveSizes sizes(config);
   if (sizes.blocks > share.multiprocessors || sizes.shared_bytes > gpu.shared_bytes) {
@@ -161,7 +170,11 @@ std::optional<ScanPlan> PlanWaveShare(const ScanVariant& variant, const WaveForm
     std::optional<ScanPlan> best;
     for (int warps = 1; warps <= 16; ++warps) {
       for (const bool asks_ahead : {true, false}) {
-        KeepFaster(PlanWaveBlock(variant, form, gpu, share, units, warps, asks_ahead), &best);
+        for (const int loads_ahead : {0, 8, 4}) {
+          KeepFaster(
+              PlanWaveBlock(variant, form, gpu, share, units, warps, asks_ahead, loads_ahead),
+              &best);
+        }
       }
     }
     if (best) return best;

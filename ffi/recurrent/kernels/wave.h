@@ -35,6 +35,7 @@ struct WaveColumns : WaveMatrix {
         columns(CountBits(matrix.states) * block.part),
         chunks((columns + block.chunk - 1) / block.chunk),
         loads((chunks + block.warps - 1) / block.warps),
+        ahead(block.loads_ahead == 0 || block.loads_ahead > loads ? loads : block.loads_ahead),
         row_tiles(CountBits(matrix.products) == block.products
                       ? block.row_tiles
                       : CountBits(matrix.products) * block.units / 16),
@@ -45,6 +46,7 @@ struct WaveColumns : WaveMatrix {
   int columns;
   int chunks;
   int loads;            // chunks of a warp
+  int ahead;            // of them, on their way at once
   int row_tiles;        // a block's units have to be multiples of 16 where products are left out
   int chunk_registers;  // of a lane
   int shared_bytes;
@@ -67,10 +69,11 @@ struct WaveSizes : DenseBlock {
   int shared_bytes = below_weights_at + below.shared_bytes;
   // Registers of a product thread for all but weights, so that the compiler spills none in a step.
   // States of both matrices may be under way.
-  int most_loads = own.loads > below.loads ? own.loads : below.loads;
-  int states_under_way = asks_ahead ? own.loads + below.loads : most_loads;
+  int most_ahead = own.ahead > below.ahead ? own.ahead : below.ahead;
+  int states_under_way = asks_ahead ? own.ahead + below.ahead : most_ahead;
+  bool all_ahead = own.ahead == own.loads && below.ahead == below.loads;
   int other_registers = 28 + (state_parts > 1 ? 16 : 0) + states_under_way * (4 * batch_tiles + 1) +
-                        4 * row_tiles * batch_tiles * chains;
+                        4 * row_tiles * batch_tiles * chains + (all_ahead ? 0 : chunk_registers);
 };
 
 }  // namespace jaxsparse

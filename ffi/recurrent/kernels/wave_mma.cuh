@@ -25,7 +25,7 @@ struct MatrixOfWave {
   static constexpr WaveColumns kMatrix = kBelow ? Plan::kSizes.below : Plan::kSizes.own;
   static constexpr int kColumns = kMatrix.columns, kLoads = kMatrix.loads,
                        kRegisterChunks = kMatrix.register_chunks, kRowTiles = kMatrix.row_tiles,
-                       kAhead = kMatrix.loads;
+                       kAhead = kMatrix.ahead;
 
   __device__ __forceinline__ static DenseWeights Of(const RecurrentWaveLayer& p) {
     if constexpr (kBelow) return p.below_weights;

@@ -30,6 +30,7 @@ struct WaveOptions {
   bool barrier = false, prefetch = false;
   unsigned most_delay = 0;
   bool asks_ahead = true;
+  int loads_ahead = 0;
 };
 
 // What recurrent/kernels/wave.cc and jaxsparse/recurrent/engine.py print.
@@ -48,7 +49,8 @@ struct WavePlan {
                                       .units = kOptions.units,
                                       .warps = kOptions.warps,
                                       .pointwise_warps = kOptions.pointwise_warps,
-                                      .tensor_cores = true},
+                                      .tensor_cores = true,
+                                      .loads_ahead = kOptions.loads_ahead},
                  .own = kOptions.own,
                  .below = kOptions.below,
                  .asks_ahead = kOptions.asks_ahead}};
@@ -157,16 +159,20 @@ int main() {
     Gru({.steps = 5});
     Gru({.steps = 3, .has_nan = true, .backwards = true});
   }
-  {  // an adjoint, whose matrices take some of the states; tiles of the batch; a barrier
+  {  // an adjoint, whose matrices take some of the states, a load at a time; tiles of the batch; a
+     // barrier
     constexpr WaveMatrix kOwn{.states = 5, .register_chunks = 1}, kBelow{.states = 6};
-    constexpr auto Adjoint = Test<AdjointStep, bfloat16, 37, 9,
-                                  WaveOptions{16, 2, 2, kOwn, kBelow, 4, 1, true, false, 0, false}>;
+    constexpr auto Adjoint =
+        Test<AdjointStep, bfloat16, 37, 9,
+             WaveOptions{16, 2, 2, kOwn, kBelow, 4, 1, true, false, 0, false, 1}>;
     Adjoint({.steps = 4, .lead = 1, .reverse = true, .transposed = true});
     Adjoint({.steps = 2, .backwards = true, .missing = 1});
   }
-  {  // an RNN, one tile of whose rows is padded
-    constexpr auto Rnn = Test<RnnStep, bfloat16, 20, 1, WaveOptions{24, 1, 1, kOne, kOne, 4}>;
-    Rnn({.steps = 5});
+  {  // an RNN, one tile of whose rows is padded; two of three loads ahead
+    constexpr auto Rnn = Test<RnnStep, bfloat16, 68, 1,
+                              WaveOptions{24, 1, 1, kOne, kOne, 4, 1, false, false, 2000, true, 2}>;
+    Rnn({.steps = 5, .has_nan = true});
+    Rnn({.steps = 3, .missing = 4});
   }
   std::puts("all results agree");
 }
