@@ -319,7 +319,13 @@ def test_waves_agree(cell, layers, B, h, T, dtype, reverse, lengths, biased, dro
 @on_gpu
 @pytest.mark.parametrize(
     "cell, layers, B, h",
-    [("LSTM", 4, 16, 512), ("LSTM", 4, 4, 1024), ("RNN", 8, 4, 1152), ("GRU", 4, 16, 512)],
+    [
+        ("LSTM", 4, 16, 512),
+        ("LSTM", 4, 4, 1024),
+        ("RNN", 8, 4, 1152),
+        ("GRU", 4, 16, 512),
+        ("LSTM", 2, 64, 512),  # states a few at a time
+    ],
 )
 def test_large_waves_agree_and_repeat(cell, layers, B, h):
     p = stack([cell], layers=layers, T=40, B=B, h=h)
