@@ -261,7 +261,7 @@ def _dropouts(given: Any, count: int, rngs: Any) -> list[Any]:
     if given is None:
         return [None] * count
     if isinstance(given, numbers.Real):
-        given = [given] * (count - 1) + [None]
+        given = [_rate("dropouts", given)] * (count - 1) + [None]
     given = list(given)
     if len(given) != count:
         raise ValueError(
@@ -279,7 +279,11 @@ def _dropout(name: str, given: Any, rngs: Any) -> Any:
             f"RecurrentStack: {name} must be a rate, an nnx.Dropout or None, got "
             f"{type(given).__name__}"
         )
+    return nnx.Dropout(_rate(name, given), rngs=rngs)
+
+
+def _rate(name: str, given: Any) -> float:
     rate = float(given)
     if not 0 <= rate < 1:
         raise ValueError(f"RecurrentStack: {name} must be a rate in [0, 1), got {given}")
-    return nnx.Dropout(rate, rngs=rngs)
+    return rate
