@@ -273,6 +273,23 @@ def test_vmap(names):
         single([x[i] for x in leaves(got)], leaves(compiled(value_and_gradient)(one)))
 
 
+def test_gradients_through_vmap_over_weights():
+    """Of a sum over an ensemble, which has some operands in common: those of each one, summed."""
+    p = stack(["RNN", "GRU"], T=3, h=3)
+    count = len(p._replace(carries=[], xs=()).floating)
+    value = loss(p, recompute=True, reverse=True)
+
+    def ensemble(mapped, common):
+        return jnp.sum(jax.vmap(lambda own: value([*own, *common]))(mapped))
+
+    mapped, common = [jnp.stack([x, x / 2]) for x in p.floating[:count]], p.floating[count:]
+    got, of_common = compiled(jax.grad(ensemble, (0, 1)))(mapped, common)
+    one = compiled(jax.grad(value))
+    apart = [one([*(x[i] for x in mapped), *common]) for i in range(2)]
+    single(got, [jnp.stack(pair) for pair in zip(*(x[:count] for x in apart), strict=True)])
+    single(of_common, [a + b for a, b in zip(*(x[count:] for x in apart), strict=True)])
+
+
 def test_checkpoint_and_control_flow():
     p = stack(["GRU", "LSTM"])
     plain = lambda floating: run(p)(floating)  # noqa: E731
