@@ -147,6 +147,12 @@ def _changed_nodes(
         own = own or not (state is None or is_zero(state))
         if own or any(edge.source in changed for edge in edges if edge.target == n):
             changed[n] = Tangent(step, active, shifted)
+    recurrent = recurrent_nodes(edges)
+    if changed and not recurrent & changed.keys():
+        # A graph has the dtype of a state: it takes a node with one, whose tangent is 0.
+        feeding = (edge.source for edge in edges if edge.target in changed)
+        n = next(n for n in feeding if n in recurrent)
+        changed = dict(sorted({n: Tangent(nodes[n], (), False), **changed}.items()))
     return changed
 
 
