@@ -266,8 +266,10 @@ def test_errors():
         RecurrentStack(layers, checkpoint_every=0)
     with pytest.raises(ValueError, match="dropouts must be one rate or as many as layers, 2, got"):
         RecurrentStack(layers, dropouts=[0.1])
-    with pytest.raises(ValueError, match=r"dropouts\[0\] must be a rate in \[0, 1\), got 1"):
-        RecurrentStack(layers, dropouts=1)
+    with pytest.raises(ValueError, match=r"dropouts must be a rate in \[0, 1\), got 1"):
+        RecurrentStack(layers[:1], dropouts=1)
+    with pytest.raises(ValueError, match=r"dropouts\[0\] must be a rate in \[0, 1\), got -1"):
+        RecurrentStack(layers, dropouts=[-1, None])
     with pytest.raises(TypeError, match=r"dropouts\[1\] must be a rate, .* got LayerNorm"):
         RecurrentStack(layers, dropouts=[None, nnx.LayerNorm(H, rngs=nnx.Rngs(0))])
     wide = RecurrentStack(simple(1, IN), skip=1)

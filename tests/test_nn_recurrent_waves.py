@@ -198,7 +198,7 @@ def test_half_precision_and_given_carries(one_by_one):
     stack = RecurrentStack(
         layers, norms=norms, skip=DEPTH, dropouts=0.3, return_carry=True, rngs=nnx.Rngs(1)
     )
-    x = inputs(B, T, H)
+    x = inputs(B, T, H, dtype=jnp.bfloat16)
     start = [(inputs(B, H, seed=i), inputs(B, H, seed=i + 9)) for i in range(DEPTH)]
 
     def run(stack, x):
@@ -208,6 +208,23 @@ def test_half_precision_and_given_carries(one_by_one):
     got, expected = compiled(run)(stack, x), one_by_one(compiled(run), stack, x)
     assert [a.dtype for a in leaves(got)] == [a.dtype for a in leaves(expected)]
     close(*(jax.tree.map(jnp.float32, a) for a in (got, expected)), rtol=0.05, atol=0.05)
+
+
+HARD_TO_NORMALISE = {
+    "squares overflow": (jnp.float16, 300 * inputs(B, T, H, dtype=jnp.float16), [1] * DEPTH),
+    "differences are rounded away": (jnp.bfloat16, 100 + inputs(B, T, H), [1, DEPTH - 1]),
+}
+
+
+@pytest.mark.parametrize("what", HARD_TO_NORMALISE)
+def test_norms_of_what_16_bits_do_not_hold(what, one_by_one):
+    """Flax normalises what comes in before it is rounded, in float32."""
+    dtype, x, expected = HARD_TO_NORMALISE[what]
+    norms = [random_norm(nnx.LayerNorm, dtype=dtype) for _ in range(DEPTH)]
+    stack = RecurrentStack([RNN(cell) for cell in cells("lstm", dtype=dtype)], norms=norms)
+    assert waves(stack, x) == expected
+    run = compiled(lambda stack, x: jnp.float32(stack(x)))
+    close(run(stack, x), one_by_one(run, stack, x), rtol=0.05, atol=0.02)
 
 
 def sparse_stack(rngs, count=3):

@@ -14,6 +14,7 @@ from recurrent_problems import compiled
 from stack_problems import Stack, stack
 
 from jaxsparse import recurrent
+from jaxsparse.recurrent import products
 
 leaves = jax.tree.leaves
 
@@ -95,7 +96,9 @@ def test_values_and_gradients(cell, weights, merge, norm, skip, dropout, ragged,
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10)
 
 
-def test_nothing_to_scan():
+@pytest.mark.parametrize("one_cpu", [False, True])
+def test_nothing_to_scan(one_cpu, monkeypatch):
+    monkeypatch.setattr(products, "_on_one_cpu", lambda: one_cpu)
     p = pairs("LSTM", "concat", T=0)
     carries, ys = recurrent.bidirectional_stack_scan(*p, return_all=True)
     assert [y.shape for y in ys] == [(0, 3, 10)] * 2

@@ -162,6 +162,24 @@ def test_a_carry_that_is_put_aside_reaches_nothing(name, recompute, reverse, spa
         assert not np.any(gradient[:2]) and np.all(gradient[2])
 
 
+def test_a_carry_that_is_put_aside_reaches_no_second_derivative():
+    p = problem("RNN", T=3, B=2)
+    resets = jnp.zeros((3, 2), bool).at[0, 0].set(True)
+
+    @compiled
+    def second(bad):
+        carry = jax.tree.map(lambda x: x.at[0].set(bad), p.carry)
+
+        def value(weights):
+            return total(p.scan(weights, carry, p.xs, resets=resets))
+
+        return jax.grad(lambda weights: total(jax.grad(value)(weights)))(p.weights)
+
+    clean = second(0.0)
+    assert np.any(clean)
+    np.testing.assert_array_equal(second(np.nan), clean)
+
+
 def test_a_carry_that_became_nan_is_put_aside():
     p = problem("LSTM", T=T, B=B)
     bad = p.xs.at[2, 1].set(jnp.nan)

@@ -301,6 +301,12 @@ CELL = recurrent.elman()
         ),
         ({"parameters": [ONES(3)]}, ValueError, "layer 1: the leaves of parameters must have"),
         (
+            {"norm": "rms", "norm_epsilon": -1e-6},
+            ValueError,
+            "layer 1: norm_epsilon must be a number that is not negative, got -1e-06",
+        ),
+        ({"between": 3}, TypeError, "layer 1: between must be a function or None, got int"),
+        (
             {"mask": ONES((1, 3, 5))},
             ValueError,
             r"layer 1: mask must have .*\(5, 3, 4\) or \(1, B, h\)",

@@ -273,6 +273,48 @@ def test_vmap(names):
         single([x[i] for x in leaves(got)], leaves(compiled(value_and_gradient)(one)))
 
 
+def test_second_derivatives_of_a_linear_cell():
+    """By the weights of the input alone, of which the gradient of xs is a product."""
+
+    def linear(x, r, carry):
+        y = x[0] + r[0]
+        return y, y
+
+    rng = np.random.default_rng(0)
+    u, w, xs, ct = (jnp.asarray(rng.standard_normal(s)) for s in ((3, 3), (4, 3), (3, 2, 4), (2,)))
+    zeros = jnp.zeros((2, 3))
+
+    def ours(w, xs):
+        return recurrent.stack_scan([recurrent.Layer(linear, u, w)], [zeros], xs)[1]
+
+    def loop(w, xs):
+        step = lambda state, x: (x @ w + state @ u,) * 2  # noqa: E731
+        return jax.lax.scan(step, zeros, xs)[1]
+
+    def second(function):
+        of_xs = jax.grad(lambda xs, w: jnp.sum(function(w, xs) * ct[:, None]))
+        return jax.grad(lambda w: total(of_xs(xs, w)))(w)
+
+    single(second(ours), second(loop))
+
+
+def test_gradients_through_vmap_over_weights():
+    """Of a sum over an ensemble, which has some operands in common: those of each one, summed."""
+    p = stack(["RNN", "GRU"], T=3, h=3)
+    count = len(p._replace(carries=[], xs=()).floating)
+    value = loss(p, recompute=True, reverse=True)
+
+    def ensemble(mapped, common):
+        return jnp.sum(jax.vmap(lambda own: value([*own, *common]))(mapped))
+
+    mapped, common = [jnp.stack([x, x / 2]) for x in p.floating[:count]], p.floating[count:]
+    got, of_common = compiled(jax.grad(ensemble, (0, 1)))(mapped, common)
+    one = compiled(jax.grad(value))
+    apart = [one([*(x[i] for x in mapped), *common]) for i in range(2)]
+    single(got, [jnp.stack(pair) for pair in zip(*(x[:count] for x in apart), strict=True)])
+    single(of_common, [a + b for a, b in zip(*(x[count:] for x in apart), strict=True)])
+
+
 def test_checkpoint_and_control_flow():
     p = stack(["GRU", "LSTM"])
     plain = lambda floating: run(p)(floating)  # noqa: E731

@@ -31,10 +31,11 @@ class RecurrentStack(nnx.Module):
 
     `RNN` layers that follow one another are one `recurrent.stack_scan`, with the skips and dropouts
     between them; values are those of the layers one by one, up to rounding. Such a run ends before
-    a layer with a norm, unless that is an `nnx.LayerNorm` or `nnx.RMSNorm` over the features, or an
-    `nnx.BatchNorm` with ``use_running_average=True``, which becomes part of the layer's weights; at
-    layers and dropouts of other classes or with a call of their own; where options, dtypes,
-    precisions or the order of time change; and with a run of ``checkpoint_every`` layers.
+    a layer with a norm, unless that is an `nnx.LayerNorm` or `nnx.RMSNorm` over the features, not
+    in float16, or an `nnx.BatchNorm` with ``use_running_average=True``, which becomes part of the
+    layer's weights; at norms of an input that is wider than what the layer computes in; at layers
+    and dropouts of other classes or with a call of their own; where options, dtypes, precisions or
+    the order of time change; and with a run of ``checkpoint_every`` layers.
 
     Args:
         layers: `RNN` and `Bidirectional` layers, or others with their call.
@@ -260,7 +261,7 @@ def _dropouts(given: Any, count: int, rngs: Any) -> list[Any]:
     if given is None:
         return [None] * count
     if isinstance(given, numbers.Real):
-        given = [given] * (count - 1) + [None]
+        given = [_rate("dropouts", given)] * (count - 1) + [None]
     given = list(given)
     if len(given) != count:
         raise ValueError(
@@ -278,7 +279,11 @@ def _dropout(name: str, given: Any, rngs: Any) -> Any:
             f"RecurrentStack: {name} must be a rate, an nnx.Dropout or None, got "
             f"{type(given).__name__}"
         )
+    return nnx.Dropout(_rate(name, given), rngs=rngs)
+
+
+def _rate(name: str, given: Any) -> float:
     rate = float(given)
     if not 0 <= rate < 1:
         raise ValueError(f"RecurrentStack: {name} must be a rate in [0, 1), got {given}")
-    return nnx.Dropout(rate, rngs=rngs)
+    return rate

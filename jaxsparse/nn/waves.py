@@ -154,12 +154,16 @@ def _options_of(block: Block, incoming: Any, width: int, is_first: bool) -> Any:
         names = ("mean", "var", "scale", "bias")
         parts = [getattr(norm, name, None) for name in names]
         dtype = _dtype_of(dtype, *parts, dtype=norm.dtype)
+        if dtype == jnp.float16 and not folds(norm):
+            return None  # in which squares of features overflow
     of_sides = []
     for side in sides:
         dtype = _dtype_of(dtype, _weights(side), side.bias, dtype=side.dtype)
         of_sides.append(dtype)
     if of_sides[0] != of_sides[1]:
         return None
+    if norm is not None and is_inside(norm) and jnp.promote_types(incoming, dtype) != dtype:
+        return None  # the norm is of what comes in before it is rounded
     precisions = {arguments.as_precision("RecurrentStack", side.precision) for side in sides}
     if len(precisions) > 1:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -199,7 +200,12 @@ class CheckedLayer:
             )
         if self.input is None:
             raise ValueError(f"{self.name}: norm needs the weights input, which are None")
-        self.norm = Norm(layer.norm, float(layer.norm_epsilon))
+        epsilon = layer.norm_epsilon
+        if not isinstance(epsilon, int | float) or not 0 <= epsilon < math.inf:
+            raise ValueError(
+                f"{self.name}: norm_epsilon must be a number that is not negative, got {epsilon!r}"
+            )
+        self.norm = Norm(layer.norm, float(epsilon))
         self.norm_scale, self.norm_shift = (
             None if x is None else as_vector(self.name, name, x, features)
             for name, x in vectors.items()
@@ -231,6 +237,11 @@ def between_layers(
     dtype: Any,
 ) -> jax.Array:
     """What a layer takes in the place of the output below it."""
+    if not callable(function):
+        raise TypeError(
+            f"{operation}: layer {i}: between must be a function or None, got "
+            f"{type(function).__name__}"
+        )
     name = f"{operation}: layer {i}: what between returns"
     made = as_array_of_rank(
         f"{operation}: layer {i}", "what between returns", function(below, mask), 3

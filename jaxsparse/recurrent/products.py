@@ -130,7 +130,7 @@ def _dense_products(einsum: Any, axes: str, x: Any, w: Any) -> Any:
         return einsum(f"...dtbk,...d{axes}->...dtbm", x, w)
     d, t, b, k = x.shape
     parts = [einsum(f"nk,{axes}->nm", x[i].reshape(t * b, k), w[i]) for i in range(d)]
-    return jnp.stack(parts).reshape(d, t, b, -1)
+    return jnp.stack(parts).reshape(d, t, b, parts[0].shape[-1])
 
 
 def _on_one_cpu() -> bool:

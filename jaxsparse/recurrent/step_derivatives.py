@@ -50,6 +50,9 @@ class Saving(OfAnother):
         extra = [[products[i] for i in self.saved.products]] if self.saved.products else []
         return Results(states, new, [*outputs, *extra, *([carries[i]] for i in self.saved.carries)])
 
+    def reads_state(self, inputs: Sequence[Any]) -> Any:
+        return self.step.reads_state(inputs)
+
 
 @functools.lru_cache(maxsize=1024)
 def _read_by_derivative(step: Step, active: tuple[int, ...]) -> list[list[bool]]:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
+from jaxsparse.batching import over_batch
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import bind, undefined
 from jaxsparse.recurrent.graph.binding import graph_bind
@@ -146,6 +147,12 @@ def _changed_nodes(
         own = own or not (state is None or is_zero(state))
         if own or any(edge.source in changed for edge in edges if edge.target == n):
             changed[n] = Tangent(step, active, shifted)
+    recurrent = recurrent_nodes(edges)
+    if changed and not recurrent & changed.keys():
+        # A graph has the dtype of a state: it takes a node with one, whose tangent is 0.
+        feeding = (edge.source for edge in edges if edge.target in changed)
+        n = next(n for n in feeding if n in recurrent)
+        changed = dict(sorted({n: Tangent(nodes[n], (), False), **changed}.items()))
     return changed
 
 
@@ -168,7 +175,7 @@ def _sums(
     sources: Any,
     dtype: Any,
 ) -> Any:
-    """What edges give some products of their target at every step: (t, b, products, h)."""
+    """What edges give some products of their target at every step: (..., t, b, products, h)."""
     options = {name: params[name] for name in ("transposed", "precision", "implementation")}
 
     def term(e: int, edge: Edge) -> tuple[Edge, Callable[[Any], Any]]:
@@ -182,7 +189,7 @@ def _sums(
             if (reads := step.reads_state(inputs)) is not True:
                 states = jnp.where(reads, states, 0)
             units = params["units"][edge.target]
-            return edge_products(edge, weights, states, units, dtype, **options)
+            return _edge_products(edge, weights, states, units, dtype, **options)
 
         def made(dtype: Any) -> Any:
             # States are kept once, whatever reads them: those of the step before, and arrays of
@@ -196,10 +203,23 @@ def _sums(
 
 
 def _before(states: Any, first: Any, reverse: bool) -> Any:
-    """Every step's states before it, (t, b, S, h), of the states after it and the first."""
-    first = jnp.broadcast_to(first[None], (1, *states.shape[1:]))
-    parts = [states[1:], first] if reverse else [first, states[:-1]]
-    return jnp.concatenate(parts, 0)
+    """Every step's states before it, (..., t, b, S, h), of the states after it and the first."""
+    *rows, _, b, parts, h = states.shape
+    first = jnp.broadcast_to(jnp.expand_dims(first, -4), (*rows, 1, b, parts, h))
+    if reverse:
+        return jnp.concatenate([states[..., 1:, :, :, :], first], -4)
+    return jnp.concatenate([first, states[..., :-1, :, :, :]], -4)
+
+
+def _edge_products(
+    edge: Edge, weights: Sequence[Any], states: Any, units: int, dtype: Any, **options: Any
+) -> Any:
+    """`edge_products` of every entry of mapped operands: (..., t, b, products, h)."""
+
+    def of_entry(states: Any, *weights: Any) -> Any:
+        return edge_products(edge, weights, states, units, dtype, **options)
+
+    return over_batch(of_entry, states.ndim - 4, states, *weights)
 
 
 def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
@@ -220,7 +240,7 @@ def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
         if n in recurrent:
             shape = _aval(x.nodes[n].state).shape
             dtype = _aval(x.nodes[n].state).dtype
-            state = jnp.zeros((shape[0], nodes[n].products, units), dtype)
+            state = jnp.zeros((*shape[:-2], nodes[n].products, units), dtype)
         inputs = (
             *(x.nodes[n].inputs[i] for i in adjoint.fixed),
             *([ct.states] if adjoint.states_used else []),
@@ -297,19 +317,21 @@ def _of_first_state(n: int, x: Operands, states: Any, params: dict[str, Any]) ->
         for edge, w in zip(params["edges"], x.weights, strict=True)
         if edge.delay and edge.target == n
     )
-    z = edge_products(
+    z = _edge_products(
         edge.turned(len(params["nodes"])),
         weights,
-        states[-1:] if params["reverse"] else states[:1],
+        states[..., -1:, :, :, :] if params["reverse"] else states[..., :1, :, :, :],
         units,
         accumulator_dtype(states.dtype),
         transposed=not params["transposed"],
         precision=params["precision"],
         implementation=params["implementation"],
-    )[0]
-    zero = jnp.zeros_like(z[:, 0])
-    parts = [z[:, edge.states.index(i)] if i in edge.states else zero for i in range(step.states)]
-    return summed_to_operand(jnp.stack(parts, 1), x.nodes[n].state)
+    )[..., 0, :, :, :]
+    zero = jnp.zeros_like(z[..., 0, :])
+    parts = [
+        z[..., edge.states.index(i), :] if i in edge.states else zero for i in range(step.states)
+    ]
+    return summed_to_operand(jnp.stack(parts, -2), x.nodes[n].state)
 
 
 def _aval(x: Any) -> Any:

@@ -153,8 +153,8 @@ def added_up(
     """What several edges give some products of their target, added up in float32.
 
     Args:
-        terms: an edge, and what makes of a dtype what it gives in that: (t, b, products, h).
-        products: which of the target's to return, (t, b, products, h); 0 where no edge leads to.
+        terms: an edge, and what makes of a dtype what it gives in that: (..., products, h).
+        products: which of the target's to return, (..., products, h); 0 where no edge leads to.
         dtype: of the result.
         rounded: whether each term is rounded to that, too; its cotangent is then of that dtype.
     """
@@ -174,5 +174,6 @@ def added_up(
         # Zeros, where no edge leads to, as padding: a gradient keeps no array of them.
         around = (i if i == fed[0] else 0, end - i - 1)
         total = functools.reduce(jnp.add, own)[..., None, :]
-        parts.append(jnp.pad(total, [(0, 0), (0, 0), around, (0, 0)]) if any(around) else total)
+        padding = [*[(0, 0)] * (total.ndim - 2), around, (0, 0)]
+        parts.append(jnp.pad(total, padding) if any(around) else total)
     return jnp.concatenate(parts, -2).astype(dtype)
