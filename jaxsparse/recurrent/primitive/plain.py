@@ -102,7 +102,9 @@ def _plain_direction(
         return (state, [c.astype(accumulator) for c in carries]), (state, joined)
 
     first: Any = (state.reshape(b, -1), list(carries))
-    unroll = _UNROLLED if on_gpu else 1
+    # Of two steps over several directions XLA's CPU compiler can make a wrong gradient, if it is
+    # the one that unrolls them (jaxlib 0.10.2 and 0.11.2).
+    unroll = _UNROLLED if on_gpu else 2 if length == 2 else 1
     (_, last), (states, outputs) = jax.lax.scan(
         body, first, jnp.arange(length), reverse=reverse, unroll=unroll
     )
