@@ -126,32 +126,6 @@ def test_nothing_to_scan(T, B):
     assert all(np.isfinite(x).all() for x in pulled)
 
 
-def test_two_steps_over_heads_below_a_skip():
-    """Which XLA's CPU compiler gets wrong if it unrolls the loop over the steps itself."""
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(0)
-
-        def drawn(*shape):
-            return jnp.asarray(0.4 * rng.normal(size=shape))
-
-        below = {"recurrent": drawn(2, 2, 8), "input": drawn(3, 16), "norm": "layer"}
-        above = recurrent.Layer(recurrent.GRU, drawn(4, 12), drawn(4, 12), skip=1)
-        carries, xs = [(drawn(3, 4), drawn(3, 4)), drawn(3, 4)], drawn(2, 3, 3)
-        options = {
-            "resets": jnp.array([[0] * 3, [1] * 3], bool),
-            "seq_lengths": jnp.array([1, 1, 2]),
-        }
-
-        def gradient(scan):
-            def loss(weights):
-                layer = recurrent.Layer(recurrent.LSTM, **{**below, "input": weights})
-                return total(scan([layer, above], carries, xs, return_all=True, **options))
-
-            return jax.jit(jax.grad(loss))(below["input"])
-
-        assert_close(gradient(recurrent.stack_scan), gradient(reference.stack_scan), 1e-12)
-
-
 @pytest.mark.parametrize("norm, dtype", [(None, "float16"), ("layer", "bfloat16")])
 def test_16_bits(norm, dtype):
     """Within some units of the last place: sums between layers are rounded, the oracle's not."""
