@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import shutil
 import signal
 from pathlib import Path
@@ -26,6 +24,7 @@ from char_rnn_problems import (
     write_book,
 )
 from flax import nnx
+from program_runs import printed_by
 
 from examples.char_rnn import text
 from examples.char_rnn.__main__ import main, parse_args
@@ -49,10 +48,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unbroken(book: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The output of a run that nothing interrupted, and what it printed."""
     output = tmp_path_factory.mktemp("unbroken")
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        assert main([*RUN, "--data", str(book), "--output", str(output)]) == 0
-    return output, printed.getvalue()
+    return output, printed_by(main, [*RUN, "--data", str(book), "--output", str(output)])
 
 
 def test_writes_metrics_a_picture_and_a_sample(unbroken: tuple[Path, str]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import shutil
 import signal
 from pathlib import Path
@@ -24,6 +22,7 @@ from char_rnn_problems import (
     write_book,
 )
 from flax import nnx
+from program_runs import printed_by
 
 from examples.char_rnn.model import CELLS, CharRNN, Hidden
 from examples.char_rnn.options import schedule_options
@@ -49,10 +48,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unbroken(book: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The output of a comparison that nothing interrupted, and what it printed."""
     output = tmp_path_factory.mktemp("unbroken")
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        assert main([*TINY, *MODELS, "--data", str(book), "--output", str(output)]) == 0
-    return output, printed.getvalue()
+    return output, printed_by(main, [*TINY, *MODELS, "--data", str(book), "--output", str(output)])
 
 
 def test_writes_a_table_a_picture_and_metrics(unbroken: tuple[Path, str]) -> None:

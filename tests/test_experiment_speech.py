@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import shutil
 from pathlib import Path
 
 import jax
 import pytest
 import speech_problems as problems
+from program_runs import printed_by
 from speech_problems import STEPS, interrupt, metrics_of, write_corpus
 
 from examples.speech.model import MOST_FUTURE_MS, future_ms
@@ -32,10 +31,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The output of a study that nothing interrupted, and what it printed."""
     output = tmp_path_factory.mktemp("unbroken")
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        assert main([*TINY, "--data", str(data), "--output", str(output)]) == 0
-    return output, printed.getvalue()
+    return output, printed_by(main, [*TINY, "--data", str(data), "--output", str(output)])
 
 
 def test_writes_a_table_a_picture_and_metrics(unbroken: tuple[Path, str]) -> None:

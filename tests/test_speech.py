@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import itertools
 import math
 import shutil
@@ -17,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from program_runs import printed_by
 from speech_problems import STEPS, TINY, interrupt, metrics_of, write_corpus
 
 from examples.common.checkpoint import Checkpoints
@@ -182,10 +181,7 @@ RUN = [*TINY, "--layers=2", "--norm=batch", "--direction=forward", "--lookahead=
 def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The output of a run that nothing interrupted, and what it printed."""
     output = tmp_path_factory.mktemp("unbroken")
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        assert main([*RUN, "--data", str(data), "--output", str(output)]) == 0
-    return output, printed.getvalue()
+    return output, printed_by(main, [*RUN, "--data", str(data), "--output", str(output)])
 
 
 def test_writes_metrics_a_picture_and_samples(unbroken: tuple[Path, str]) -> None:

@@ -31,11 +31,12 @@ class RecurrentStack(nnx.Module):
 
     `RNN` layers that follow one another are one `recurrent.stack_scan`, with the skips and dropouts
     between them; values are those of the layers one by one, up to rounding. Such a run ends before
-    a layer with a norm, unless that is an `nnx.LayerNorm` or `nnx.RMSNorm` over the features, not
-    in float16, or an `nnx.BatchNorm` with ``use_running_average=True``, which becomes part of the
-    layer's weights; at norms of an input that is wider than what the layer computes in; at layers
-    and dropouts of other classes or with a call of their own; where options, dtypes, precisions or
-    the order of time change; and with a run of ``checkpoint_every`` layers.
+    a layer with a norm, unless that is an `nnx.LayerNorm` over the features or an `nnx.BatchNorm`
+    with ``use_running_average=True``, which becomes part of the layer's weights, both in float32 or
+    wider, or an `nnx.RMSNorm` over the features, not in float16; at norms of an input that is wider
+    than what the layer computes in; at layers and dropouts of other classes or with a call of their
+    own; where options, dtypes, precisions or the order of time change; and with a run of
+    ``checkpoint_every`` layers.
 
     Args:
         layers: `RNN` and `Bidirectional` layers, or others with their call.

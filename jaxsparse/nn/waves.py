@@ -154,8 +154,11 @@ def _options_of(block: Block, incoming: Any, width: int, is_first: bool) -> Any:
         names = ("mean", "var", "scale", "bias")
         parts = [getattr(norm, name, None) for name in names]
         dtype = _dtype_of(dtype, *parts, dtype=norm.dtype)
-        if dtype == jnp.float16 and not folds(norm):
-            return None  # in which squares of features overflow
+        # In 16 bits a mean far above the spread cancels what is left, and in float16 squares of
+        # features overflow.
+        rms = has_call_of(norm, nnx.RMSNorm)
+        if dtype == jnp.float16 or (dtype == jnp.bfloat16 and not rms):
+            return None
     of_sides = []
     for side in sides:
         dtype = _dtype_of(dtype, _weights(side), side.bias, dtype=side.dtype)

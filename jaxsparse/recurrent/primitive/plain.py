@@ -102,7 +102,9 @@ def _plain_direction(
         return (state, [c.astype(accumulator) for c in carries]), (state, joined)
 
     first: Any = (state.reshape(b, -1), list(carries))
-    unroll = _UNROLLED if on_gpu else 1
+    # XLA's CPU compiler unrolls a loop of two steps itself, and its gradient over several
+    # directions can come out wrong (jaxlib 0.10.2 and 0.11.2, not as tests compile).
+    unroll = _UNROLLED if on_gpu else 2 if length == 2 else 1
     (_, last), (states, outputs) = jax.lax.scan(
         body, first, jnp.arange(length), reverse=reverse, unroll=unroll
     )
