@@ -77,6 +77,7 @@ recurrent_wave_p = make_primitive(
     Operation(
         name="recurrent_wave",
         target="recurrent_wave",
+        called="recurrent.stack_scan",
         params=(
             "nodes",
             "edges",
