@@ -151,7 +151,7 @@ def test_implementations_agree_with_the_reference(implementation, state_dtype):
     problems = [layer(*kind, hidden=32) for kind in (("LSTM",), ("GRU", 0.3), ("RNN", 0.3))]
     for problem in problems:
         problem = dataclasses.replace(problem, state_dtype=state_dtype, weight_dtype=state_dtype)
-        if not implementation.applies(problem):
+        if not implementation.takes(problem):
             continue
         for dtype in DTYPES[implementation.dtypes][state_dtype]:
             case = ScanCase(problem, implementation, dtype, implementation.passes)
@@ -183,7 +183,8 @@ def spoiled(change):
     ],
 )
 def test_wrong_results_are_not_timed(change):
-    made = selection.ScanSelection((layer("GRU", 0.3),), (spoiled(change),), PASSES, {})
+    problem, changed = layer("GRU", 0.3), spoiled(change)
+    made = selection.ScanSelection((problem,), (changed,), PASSES, {}, ScanCase, DTYPES)
     result, whole = run.execute(made, EFFORT)
     assert whole and [row["pass"] for row in result["results"]] == list(PASSES)
     for row in result["results"]:

@@ -217,7 +217,8 @@ def test_wrong_results_are_not_timed():
         )
 
     spoiled = dataclasses.replace(ours, name="spoiled", build=build)
-    made = StackSelection((stack(state_dtype="float16"),), (spoiled,), PASSES, {})
+    problem = stack(state_dtype="float16")
+    made = StackSelection((problem,), (spoiled,), PASSES, {}, StackCase, DTYPES)
     result, whole = run.execute(made, run.Effort(seconds=0.01, repeats=2))
     assert whole and [row["pass"] for row in result["results"]] == list(PASSES)
     for row in result["results"]:
