@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference as oracle
+from bench_commands import planned, refused
 
-from benchmarks import __main__ as cli
 from benchmarks import choices, panels, plots, report, run
 from benchmarks.__main__ import main
 from benchmarks.cudnn import library
@@ -39,11 +39,6 @@ def layer(cell="RNN", density=None, **fields):
 
 
 LAYERS = [layer(cell, density) for cell in GATES for density in (None, 0.3)]
-
-
-def planned(argv, platform="cpu"):
-    arguments = cli.make_parser().parse_args(["run", "recurrent", *argv])
-    return selection.select(cli.asked(arguments), platform)
 
 
 # ---- layers ----
@@ -236,11 +231,8 @@ def test_what_options_plan():
     ],
 )
 def test_usage_errors(argv, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["run", "recurrent", *argv])
-    assert stopped.value.code == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and re.search(message, error), error
+    error = refused(["run", "recurrent", *argv], capsys)
+    assert re.search(message, error), error
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="they can be had there")

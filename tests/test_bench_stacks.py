@@ -11,12 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference as oracle
+from bench_commands import planned, refused
 
-from benchmarks import __main__ as cli
 from benchmarks import panels, plots, report, run
 from benchmarks.__main__ import main
 from benchmarks.cudnn.library import CudnnError
-from benchmarks.recurrent import selection
 from benchmarks.stacks import jax_programs, ours, reference
 from benchmarks.stacks.cases import StackCase
 from benchmarks.stacks.implementations import DTYPES, IMPLEMENTATIONS, forced, variants
@@ -49,11 +48,6 @@ STACKS = [
 def short_loops(monkeypatch):
     """Loops of JAX's that compile sooner than those that are timed."""
     monkeypatch.setattr(jax_programs, "UNROLLED", 2)
-
-
-def planned(argv, platform="cpu"):
-    arguments = cli.make_parser().parse_args(["run", "recurrent", *argv])
-    return selection.select(cli.asked(arguments), platform)
 
 
 # ---- stacks ----
@@ -287,11 +281,8 @@ def test_the_ladder_is_for_its_suites():
     ],
 )
 def test_usage_errors(argv, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["run", "recurrent", *argv])
-    assert stopped.value.code == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and re.search(message, error), error
+    error = refused(["run", "recurrent", *argv], capsys)
+    assert re.search(message, error), error
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="they can be had there")
