@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import jax
@@ -12,7 +13,8 @@ import pytest
 nnx = pytest.importorskip("flax.nnx")
 optax = pytest.importorskip("optax")
 
-from nn_recurrent_problems import compiled  # noqa: E402
+import nn_recurrent_problems as problems  # noqa: E402
+from nn_recurrent_problems import compiled, inputs  # noqa: E402
 
 from jaxsparse.nn import (  # noqa: E402
     RNN,
@@ -27,20 +29,13 @@ IN, H, T, B = 3, 5, 6, 4
 LENGTHS = jnp.array([3, 0, 6, 1])
 VALID = (jnp.arange(T)[None] < LENGTHS[:, None])[..., None]
 
-
-def inputs(*shape, seed=0):
-    return jax.random.normal(jax.random.key(seed), shape)
+close = functools.partial(problems.close, rtol=1e-5, atol=1e-6)
 
 
 def simple(depth, features=H, **options):
     rngs = nnx.Rngs(0)
     options = {"activation_fn": nnx.relu, "bias_init": nnx.initializers.normal(0.5)} | options
     return [RNN(SimpleCell(features, H, **options, rngs=rngs)) for _ in range(depth)]
-
-
-def close(got, expected, rtol=1e-5, atol=1e-6):
-    assert jax.tree.structure(got) == jax.tree.structure(expected)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol, atol), got, expected)
 
 
 @pytest.mark.parametrize("skip, ends", [(None, []), (1, [0, 1, 2, 3]), (2, [1, 3]), (3, [2])])
