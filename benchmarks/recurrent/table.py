@@ -1,4 +1,4 @@
-"""Tables of implementations, of layers and of stacks: what a row says, and what is chosen of them.
+"""Tables of implementations, of layers and of stacks: rows, their cases, and what is chosen.
 
 A row is measured in dtypes of its own, which follow from the problem's.
 """
@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+
 from benchmarks import run
 from benchmarks.choices import Asked, UsageError, available, named, one_of
 from benchmarks.implementations import PASSES
@@ -19,6 +21,13 @@ from jaxsparse.timing import Program
 
 class Problem(run.Problem, Protocol):
     """Layers with a state of some dtype."""
+
+    def __hash__(self) -> int:
+        """Its programs are kept."""
+
+    @property
+    def length(self) -> int:
+        """Steps."""
 
     @property
     def state_dtype(self) -> str:
@@ -66,6 +75,46 @@ class Row(Generic[P]):
 
 
 R = TypeVar("R", bound=Row[Any])
+
+
+@dataclass(frozen=True)
+class RowCase(Generic[P, R]):
+    """A row in one dtype on one problem."""
+
+    problem: P
+    implementation: R
+    dtype: str
+    passes: tuple[str, ...]
+
+    counted = "steps_checked"
+    # A GPU idles between the kernels of a loop, which is part of the time that a step takes.
+    timer = "wall"
+
+    @property
+    def ran_problem(self) -> P:
+        """The problem with the weights that the row takes."""
+        raise NotImplementedError
+
+    def error(self, passed: str, results: tuple[np.ndarray, ...]) -> tuple[float, float]:
+        """How far results are from the reference, and how far rounding explains."""
+        raise NotImplementedError
+
+    def check(self, passed: str) -> run.Check:
+        """Compares all steps, or all gradients, with the reference."""
+        program = self.build(passed)
+        results = program.results(program.function(*program.operands()))
+        return run.Check(*self.error(passed, results), self.problem.length)
+
+    def build(self, passed: str) -> Program:
+        """The program of a pass: the one that was checked is the one that is timed."""
+        return _built(self.implementation, self.ran_problem, self.dtype, passed)
+
+
+@functools.lru_cache(maxsize=1)
+def _built(row: Row[Any], problem: Problem, dtype: str, passed: str) -> Program:
+    return row.build(problem, dtype, passed)
+
+
 C = TypeVar("C")
 
 

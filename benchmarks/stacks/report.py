@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from benchmarks.panels import Panel, Table, label
-from benchmarks.recurrent.report import FAILURES, fastest, ways
+from benchmarks.recurrent.report import FAILURES, fastest, ratios, ways
 from benchmarks.run import Row
 
 OURS = ("jaxsparse", "jaxsparse, layer by layer")
@@ -31,9 +31,9 @@ def tables(panel: Panel) -> Iterator[Table]:
     for problem in panel.problems:
         best = [fastest(panel, problem, way) for way in shown]
         cells.append([problem, *("-" if row is None else f"{row['us'] / 1e3:.3g}" for row in best)])
-    yield Table(
-        f"{panel.title}: milliseconds, the fastest of each way", cells, list(_ratios(panel, shown))
-    )
+    ours = next((way for way in OURS if way in shown), None)
+    compared = [] if ours is None else list(ratios(panel, ours, "stack"))
+    yield Table(f"{panel.title}: milliseconds, the fastest of each way", cells, compared)
     for problem in panel.problems:
         rows = [row for (p, _), row in panel.rows.items() if p == problem]
         yield _whole(f"{panel.title}: {problem}", rows)
@@ -65,18 +65,3 @@ def _figures(row: Row) -> list[str]:
         "-" if busy is None else f"{busy / 1e3:.3f}",
         "-" if peak is None else f"{peak / 1e6:,.0f}",
     ]
-
-
-def _ratios(panel: Panel, shown: Sequence[str]) -> Iterator[str]:
-    """How many times as fast we are, from the fastest of each way."""
-    ours = next((way for way in OURS if way in shown), None)
-    if ours is None:
-        return
-    for way in shown:
-        pairs = [(fastest(panel, p, ours), fastest(panel, p, way)) for p in panel.problems]
-        ratios = [theirs["us"] / own["us"] for own, theirs in pairs if own and theirs]
-        if ratios and way != ours:
-            yield (
-                f"{ours}: {min(ratios):.2f} to {max(ratios):.2f} times as fast as {way} "
-                f"({len(ratios)} stack{'s' * (len(ratios) > 1)})"
-            )
