@@ -201,8 +201,14 @@ def test_where_a_wave_ends():
     assert choose_waves(*graph, small).compute is None
 
 
-@pytest.mark.parametrize("cells", [("LSTM",), ("GRU",), ("three_leaves", "three_leaves", "RNN")])
-@pytest.mark.parametrize("options", [{}, {"reverse": True, "return_all": True}])
+@pytest.mark.parametrize(
+    "cells, options",
+    [
+        (("LSTM",), {"reverse": True, "return_all": True}),
+        (("GRU",), {}),
+        (("three_leaves", "three_leaves", "RNN"), {"reverse": True, "return_all": True}),
+    ],
+)
 def test_a_graph_in_waves_is_the_graph(cells, options):
     """What goes into waves and comes out of them, each by its plain form."""
     p = stack(cells, layers=3, T=40, B=3, h=16)
