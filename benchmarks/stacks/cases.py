@@ -70,6 +70,7 @@ class StackCase:
             "dtype": self.dtype,
             "implementation": self.implementation.name,
             "way": self.implementation.way,
+            "devices": self.implementation.devices,
             "pass": passed,
             "plan": None,
             "peak_bytes": None,
