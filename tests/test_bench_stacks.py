@@ -341,8 +341,8 @@ COMMON = {
     "features": int, "directions": int, "skip": int, "norm": bool, "heads": int,
     "resets": bool, "batch": int, "length": int,
     "state_dtype": str, "nnz": int, "sparsity": float, "operations": int, "dtype": str,
-    "implementation": str, "way": str, "devices": int, "pass": str, "us": float,
-    "us_quartiles": list,
+    "implementation": str, "way": str, "devices": int, "pass": str,
+    "us": float, "us_quartiles": list,
     "us_range": list, "wall_us": float, "timer": str, "calls": int, "copies": int,
     "relative_error": float, "steps_checked": int, "error": type(None), "peak_bytes": int,
 }  # fmt: skip
@@ -408,6 +408,24 @@ def test_tables():
     # 100 steps of four layers; 2 * 64 * 100 * 4 * (1024 * 2048) operations.
     assert first.cells[2] == ["ladder-fused float16", "100.000", "250", "1.07", "-", "2", "8x"]
     assert first.cells[4] == ["cudnn-static float16", "refused", *["-"] * 5]
+
+
+def test_tables_of_several_devices():
+    batch = IMPLEMENTATIONS["jaxsparse-sharded"].way
+    rows = figures(
+        "stack_devices",
+        {
+            ("jaxsparse", "jaxsparse"): [9.7, 14.0, 100.0],
+            ("jaxsparse-sharded", batch): [8.0, 10.0, 80.0],
+        },
+    )
+    rows = [{**row, "devices": 1 + (row["way"] == batch)} for row in rows]
+    (panel,) = panels.panels(rows)
+    whole, *_ = report.TABLES["recurrent_stack"](panel)
+    assert whole.notes[1:] == [
+        "LSTM_4x512_b32_t1000_bfloat16 on 2 devices: 97.0 % of 2 times the throughput of one with "
+        "LSTM_4x512_b16_t1000_bfloat16"
+    ]
 
 
 def test_every_way_and_axis_can_be_drawn():
