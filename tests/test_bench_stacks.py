@@ -35,6 +35,7 @@ STACKS = [
     stack("LSTM", 2),
     stack("GRU", 2),
     stack("RNN", 3, skip=2, norm=True),
+    stack("RNN", 6, skip=2, parts=2, norm=True),
     stack("GRU", 2, directions=2, features=20, length=6),
     stack("RNN", 1, directions=2, resets=True, length=5),
     stack("GRU", 2, resets=True, length=6),
@@ -153,7 +154,8 @@ def oracle_stack(problem, operands):
             else:
                 ys.append(oracle.recurrent_scan(cell, u, carry, xs, reverse=direction == 1)[1])
         y = jnp.concatenate(ys, -1)
-        over = problem.skip and (layer + 1) % problem.skip == 0
+        place = layer % (problem.layers // problem.parts)
+        over = problem.skip and (place + 1) % problem.skip == 0
         outputs.append(y + outputs[layer + 1 - problem.skip] if over else y)
     return outputs[-1]
 
@@ -189,6 +191,8 @@ def test_implementations_agree_with_the_reference(implementation, state_dtype, s
     for at, problem in enumerate(STACKS if state_dtype == "float32" else (STACKS[0], STACKS[-1])):
         if implementation.name.startswith("ladder"):  # which is for some suites only
             problem = dataclasses.replace(problem, suite="stack_ladder")
+        if implementation.devices > 1:
+            problem = dataclasses.replace(problem, suite="stack_devices", batch=4)
         problem = dataclasses.replace(problem, state_dtype=state_dtype)
         if not implementation.takes(problem) or (implementation.dense and problem.density):
             continue
@@ -259,10 +263,32 @@ def test_the_ladder_is_for_its_suites():
     for suite, known in SUITES.items():
         taken = {i.name for i in IMPLEMENTATIONS.values() if i.takes(known.problems[0])}
         assert rungs <= taken if known.ladder else not rungs & taken, suite
-    # Everything that is measured there can take a plain LSTM.
-    assert IMPLEMENTATIONS.keys() - {
+    # Everything that is measured there on one device can take a plain LSTM.
+    assert {i.name for i in IMPLEMENTATIONS.values() if i.devices == 1} - {
         i.name for i in IMPLEMENTATIONS.values() if i.takes(SUITES["stack_ladder"].problems[-1])
     } == {"cudnn-static-b8", "cudnn-static-b16"}  # whose batch is full
+
+
+def test_several_devices_are_for_their_suite():
+    several = [i for i in IMPLEMENTATIONS.values() if i.devices > 1]
+    taken = {
+        suite: [[i.way for i in several if i.takes(p)] for p in known.problems]
+        for suite, known in SUITES.items()
+    }
+    batch, layers = (f"jaxsparse, the {what} over 2 devices" for what in ("batch", "layers"))
+    assert taken.pop("stack_devices") == [[batch, layers]] * 3
+    assert not any(any(ways) for ways in taken.values())
+    deep = dataclasses.replace(SUITES["stack_devices"].problems[-1], batch=3)
+    assert [i.way for i in several if i.takes(deep)] == [layers]
+    # Skips must stay on their devices; and weights of several forms are no runs of one form.
+    for change in (
+        {"parts": 1},
+        {"layers": 9},
+        {"features": 40},
+        {"directions": 2},
+        {"density": 0.1},
+    ):
+        assert not any(i.takes(dataclasses.replace(deep, **change)) for i in several), change
 
 
 @pytest.mark.parametrize(
@@ -312,7 +338,8 @@ COMMON = {
     "features": int, "directions": int, "skip": int, "norm": bool, "heads": int,
     "resets": bool, "batch": int, "length": int,
     "state_dtype": str, "nnz": int, "sparsity": float, "operations": int, "dtype": str,
-    "implementation": str, "way": str, "pass": str, "us": float, "us_quartiles": list,
+    "implementation": str, "way": str, "devices": int, "pass": str,
+    "us": float, "us_quartiles": list,
     "us_range": list, "wall_us": float, "timer": str, "calls": int, "copies": int,
     "relative_error": float, "steps_checked": int, "error": type(None), "peak_bytes": int,
 }  # fmt: skip
@@ -378,6 +405,24 @@ def test_tables():
     # 100 steps of four layers; 2 * 64 * 100 * 4 * (1024 * 2048) operations.
     assert first.cells[2] == ["ladder-fused float16", "100.000", "250", "1.07", "-", "2", "8x"]
     assert first.cells[4] == ["cudnn-static float16", "refused", *["-"] * 5]
+
+
+def test_tables_of_several_devices():
+    batch = IMPLEMENTATIONS["jaxsparse-sharded"].way
+    rows = figures(
+        "stack_devices",
+        {
+            ("jaxsparse", "jaxsparse"): [9.7, 14.0, 100.0],
+            ("jaxsparse-sharded", batch): [8.0, 10.0, 80.0],
+        },
+    )
+    rows = [{**row, "devices": 1 + (row["way"] == batch)} for row in rows]
+    (panel,) = panels.panels(rows)
+    whole, *_ = report.TABLES["recurrent_stack"](panel)
+    assert whole.notes[1:] == [
+        "LSTM_4x512_b32_t1000_bfloat16 on 2 devices: 97.0 % of 2 times the throughput of one with "
+        "LSTM_4x512_b16_t1000_bfloat16"
+    ]
 
 
 def test_every_way_and_axis_can_be_drawn():

@@ -60,6 +60,7 @@ class StackCase(RowCase[Problem, Implementation]):
             "dtype": self.dtype,
             "implementation": self.implementation.name,
             "way": self.implementation.way,
+            "devices": self.implementation.devices,
             "pass": passed,
             "plan": None,
             "peak_bytes": None,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from benchmarks.memory import most_bytes, planned_bytes
 from benchmarks.peer_programs import needs_flax, needs_gpu, needs_torch
 from benchmarks.recurrent.table import Row, always, forced_cudnn
-from benchmarks.stacks import cudnn, jax_programs, ladder, ours, torch_programs
+from benchmarks.stacks import cudnn, devices, jax_programs, ladder, ours, torch_programs
 from benchmarks.stacks.problems import SUITES, Problem
 from jaxsparse.recurrent.graph.waves import WAVE_VARIANTS
 from jaxsparse.recurrent.plan import VARIANTS
@@ -72,11 +72,13 @@ class Implementation(Row[Problem]):
         plan: what it runs, for a pass.
         peak_bytes: memory of a call, operands and results included; None where it is not known.
         traced: whether a profiler counts the time that a GPU is busy with it.
+        devices: how many it runs on.
     """
 
     plan: Callable[[Problem, str], str | None] = _no_plan
     peak_bytes: Callable[[Program], int | None] = _unknown
     traced: bool = True
+    devices: int = 1
 
 
 def _jax(
@@ -118,6 +120,32 @@ def _ours(
     )
 
 
+def _over_devices(
+    name: str,
+    way: str,
+    build: Callable[[Problem, str, str], Program],
+    takes: Callable[[Problem], bool],
+    plan: Callable[[Problem, str], str | None],
+    sums_weights: str,
+) -> Implementation:
+    return Implementation(
+        name,
+        f"jaxsparse, {way} over {devices.COUNT} devices",
+        build,
+        available=devices.needs_devices,
+        takes=lambda problem: _of_suite(problem, "devices") and takes(problem),
+        plan=plan,
+        peak_bytes=lambda program: planned_bytes(program.function),
+        traced=False,  # of one of them it would say little
+        devices=devices.COUNT,
+        sums_weights=sums_weights,
+    )
+
+
+def _of_suite(problem: Problem, flag: str) -> bool:
+    return problem.suite in SUITES and bool(getattr(SUITES[problem.suite], flag))
+
+
 def forced(variant: str) -> Implementation:
     """Our own with a kernel forced, of single layers or of waves."""
     return _ours(
@@ -151,9 +179,8 @@ def _filled(fill: int) -> Implementation:
 
 
 def _on_the_ladder(problem: Problem) -> bool:
-    of_suite = problem.suite in SUITES and SUITES[problem.suite].ladder
     lstm = problem.cell == "LSTM" and problem.directions == 1
-    return of_suite and lstm and _plain(problem)
+    return _of_suite(problem, "ladder") and lstm and _plain(problem)
 
 
 def _rung(rung: str, *, graph: bool) -> Implementation:
@@ -174,6 +201,22 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
         *(_rung(rung, graph=graph) for graph in (False, True) for rung in ladder.RUNGS),
         _ours("jaxsparse", "jaxsparse", ours.stack_scan, ours.stack_plan),
         _ours("jaxsparse-layers", "jaxsparse, layer by layer", ours.scans, ours.scans_plan),
+        _over_devices(
+            "jaxsparse-sharded",
+            "the batch",
+            devices.sharded,
+            devices.can_shard,
+            devices.sharded_plan,
+            sums_weights="at once",
+        ),
+        _over_devices(
+            "jaxsparse-pipelined",
+            "the layers",
+            devices.pipelined,
+            devices.can_pipeline,
+            devices.pipelined_plan,
+            sums_weights="at once",
+        ),
         _jax("lax.scan", "jax.lax.scan, layer by layer", jax_programs.lax_scan),
         _jax(
             "lax.scan-wavefront",

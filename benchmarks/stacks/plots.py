@@ -20,6 +20,8 @@ STYLES: dict[str, tuple[Any, str]] = {
     "jaxsparse": ("C3", "o"),
     "jaxsparse, layer by layer": ("C1", "s"),
     "jaxsparse, forced": ("C8", "."),
+    "jaxsparse, the batch over 2 devices": ("C3", "P"),
+    "jaxsparse, the layers over 2 devices": ("C3", "p"),
     "jax.lax.scan, layer by layer": ("C0", "D"),
     "jax.lax.scan, wavefront": ("C9", "d"),
     "flax.nnx.RNN": ("C5", "*"),

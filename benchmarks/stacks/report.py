@@ -32,8 +32,9 @@ def tables(panel: Panel) -> Iterator[Table]:
         best = [fastest(panel, problem, way) for way in shown]
         cells.append([problem, *("-" if row is None else f"{row['us'] / 1e3:.3g}" for row in best)])
     ours = next((way for way in OURS if way in shown), None)
-    compared = [] if ours is None else list(ratios(panel, ours, "stack"))
-    yield Table(f"{panel.title}: milliseconds, the fastest of each way", cells, compared)
+    compared = [] if ours is None else ratios(panel, ours, "stack")
+    notes = [*compared, *_weak_scaling(panel)]
+    yield Table(f"{panel.title}: milliseconds, the fastest of each way", cells, notes)
     for problem in panel.problems:
         rows = [row for (p, _), row in panel.rows.items() if p == problem]
         yield _whole(f"{panel.title}: {problem}", rows)
@@ -65,3 +66,18 @@ def _figures(row: Row) -> list[str]:
         "-" if busy is None else f"{busy / 1e3:.3f}",
         "-" if peak is None else f"{peak / 1e6:,.0f}",
     ]
+
+
+def _weak_scaling(panel: Panel) -> Iterator[str]:
+    """How much longer several devices take for as many times the batch of one."""
+    rows = [row for row in panel.rows.values() if row["us"] is not None]
+    alike = ("cell", "layers", "hidden", "length", "skip", "norm", "state_dtype", "dtype")
+    for many in (row for row in rows if row["implementation"] == "jaxsparse-sharded"):
+        for one in (row for row in rows if row["implementation"] == "jaxsparse"):
+            same = all(one[key] == many[key] for key in alike)
+            if same and one["batch"] * many["devices"] == many["batch"]:
+                yield (
+                    f"{many['problem']} on {many['devices']} devices: "
+                    f"{100 * one['us'] / many['us']:.1f} % of {many['devices']} times the "
+                    f"throughput of one with {one['problem']}"
+                )
