@@ -105,6 +105,8 @@ def plan_wave(
     own_states: int,
     below_products: int,
     below_states: int,
+    skip: tuple[int, int] | None,
+    means: Sequence[tuple[int, bool, int]],
     inputs: int,
     outputs: int,
     hidden: int,
@@ -121,4 +123,5 @@ def cache_limit() -> int: ...
 NO_TILE_STARTS: int
 SCAN_DTYPES: dict[str, str]
 SCAN_MOST_ARRAYS: int
+WAVE_MOST_MEANS: int
 WAVE_VARIANTS: list[str]

@@ -81,6 +81,7 @@ struct RecurrentScanProblem {
 struct RecurrentWaveLayer : RecurrentScanProblem {
   DenseWeights below_weights;
   const void* below_exchange = nullptr;  // of the layer below; null: there is none
+  const void* skip_exchange = nullptr;   // of a lower layer whose state is added; the same
 };
 
 // Layers of one launch, whose parameters they are.

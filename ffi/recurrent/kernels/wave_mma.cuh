@@ -3,21 +3,12 @@
 
 #include "recurrent/kernels/dense_mma.cuh"
 #include "recurrent/kernels/wave.h"
+#include "recurrent/kernels/wave_added.cuh"
 
 namespace jaxsparse {
 
 // Whether a set of bits is that of the first few numbers.
 constexpr bool HasFirst(int mask) { return (mask & (mask + 1)) == 0; }
-// The n-th number of a set of bits.
-__device__ __forceinline__ int NthOf(int mask, int n) {
-  int number = 0;
-#pragma unroll
-  for (int i = 0, before = 0; i < kMaxScanArrays; ++i) {
-    if ((mask >> i & 1) == 0) continue;
-    if (before++ == n) number = i;
-  }
-  return number;
-}
 
 // A matrix that has only some products, and takes only some parts of a state.
 template <typename Plan, bool kBelow>
@@ -65,22 +56,29 @@ class WaveMma {
       : own_(p, shared + Plan::kSizes.weights_at / 16),
         below_(p, shared + Plan::kSizes.below_weights_at / 16) {}
 
-  __device__ __forceinline__ void AskBelow(const State* slot) { below_.Ask(slot); }
+  __device__ __forceinline__ void AskBelow(const State* slot) {
+    below_.Ask(slot);
+    added_up_.Ask(slot);
+  }
   __device__ __forceinline__ void MultiplyBelow(const State* slot, Watchdog* watchdog,
                                                 MmaSums<Plan>& sums) {
     below_.Multiply(slot, watchdog, sums);
+    added_up_.Add(slot, watchdog);
   }
 
   __device__ __forceinline__ void AskOwn(const State* slot) { own_.Ask(slot); }
-  // True: the warp timed out, here or below.
-  __device__ __forceinline__ bool MultiplyOwn(const State* slot, float* partials,
+  // Leaves the warp's part of the step's products and sums. True: it timed out, here or below.
+  __device__ __forceinline__ bool MultiplyOwn(const State* slot, float* partials, float* to_sums,
                                               Watchdog* watchdog, MmaSums<Plan>& sums) {
-    return own_.MultiplyLast(slot, partials, watchdog, sums);
+    const bool timed_out = own_.MultiplyLast(slot, partials, watchdog, sums);
+    if (!timed_out) added_up_.Write(to_sums);
+    return timed_out;
   }
 
  private:
   MmaChunks<Plan, MatrixOfWave<Plan, false>> own_;
   MmaChunks<Plan, MatrixOfWave<Plan, true>> below_;
+  SumsOfBelow<Plan> added_up_;
 };
 
 }  // namespace jaxsparse

@@ -118,6 +118,13 @@ class ScanTest {
     below_weights_ = std::move(weights);
   }
 
+  // To one of the products of a step, another scan's state after that step is added: of the unit
+  // itself, or the mean over units of it or of its square.
+  enum class Kind { kState, kMean, kMeanOfSquares };
+  void Takes(const ScanTest& from, int product, int state, Kind kind) {
+    taken_.push_back({&from, product, state, kind});
+  }
+
   int64_t Launches() const {
     return (size_.directions * size_.parts + size_.scans - 1) / size_.scans;
   }
@@ -211,6 +218,23 @@ class ScanTest {
                      : states_.data() + size_.lead + RowOf(direction, step - 1, b) * kColumns;
   }
 
+  struct Taken {
+    const ScanTest* from;
+    int product, state;
+    Kind kind;
+
+    double Of(const State* states, int64_t unit) const {
+      const State* values = states + state * kHidden;
+      if (kind == Kind::kState) return ToAccumulator(values[unit]);
+      double sum = 0;
+      for (int64_t i = 0; i < kHidden; ++i) {
+        const double x = ToAccumulator(values[i]);
+        sum += kind == Kind::kMean ? x : x * x;
+      }
+      return sum / kHidden;
+    }
+  };
+
   static double Product(const double* row, const State* states) {
     double sum = 0;
     for (int64_t k = 0; k < kColumns; ++k) {
@@ -240,6 +264,10 @@ class ScanTest {
       if (below_ != nullptr) {
         sum += Product(below_weights_.data() + (g * kHidden + unit) * kColumns,
                        below_->StateBefore(direction, step + 1, b));
+      }
+      for (const Taken& taken : taken_) {
+        if (taken.product != g) continue;
+        sum += taken.Of(taken.from->StateBefore(direction, step + 1, b), unit);
       }
       products[g] = static_cast<float>(sum);
     }
@@ -273,6 +301,7 @@ class ScanTest {
   const std::vector<double> weights_;
   const ScanTest* below_ = nullptr;
   std::vector<double> below_weights_;
+  std::vector<Taken> taken_;
   const int64_t exchange_bytes_;  // of a scan
   std::vector<uint32_t> exchange_;
   std::vector<State> input_;

@@ -15,24 +15,29 @@ from jaxsparse.precision import accumulator_dtype, promoted
 from jaxsparse.recurrent.plan import SparseForm
 from jaxsparse.recurrent.products import parts_of, product, products_of_steps
 
+# Kinds of edges whose products are equal for all units.
+MEANS = ("mean", "mean_square")
+
 
 @dataclasses.dataclass(frozen=True)
 class Edge:
     """A linear map from some states of a node to some products of a node.
 
-    ======== ======================================= ==========================
-    kind     what it computes of the states x        weights
-    ======== ======================================= ==========================
-    dense    x W                                     ``(k, m)``
-    heads    x W, the units of a head by its own W   ``(heads, k / heads, m / heads)``
-    csr      x W^T                                   CSR ``(m, k)``
-    identity x
-    mean     the mean over units, for every unit
-    ======== ======================================= ==========================
+    =========== ======================================= ==========================
+    kind        what it computes of the states x        weights
+    =========== ======================================= ==========================
+    dense       x W                                     ``(k, m)``
+    heads       x W, the units of a head by its own W   ``(heads, k / heads, m / heads)``
+    csr         x W^T                                   CSR ``(m, k)``
+    identity    x
+    mean        the mean over units, for every unit
+    mean_square that of the squares, in float32
+    =========== ======================================= ==========================
 
     Here k is the number of states times the source's units, m that of products times the target's;
-    an edge of kind identity or mean has as many states as products. Transposed, it leads from the
-    products' cotangents to the states'.
+    an edge of another kind has as many states as products. Transposed, it leads from the products'
+    cotangents to the states'. An edge of kind mean_square is not linear: it stands in waves for the
+    mean of a state that is the square of another.
     """
 
     source: int  # nodes
@@ -102,9 +107,10 @@ def edge_products(
     x = parts_of(states, edge.states)
     if edge.kind == "identity":
         return x.astype(dtype)
-    if edge.kind == "mean":
+    if edge.kind in MEANS:
         count = units if transposed else x.shape[-1]
-        total = jnp.sum(x.astype(accumulator_dtype(x.dtype)), -1, keepdims=True)
+        wide = x.astype(accumulator_dtype(x.dtype))
+        total = jnp.sum(wide if edge.kind == "mean" else wide * wide, -1, keepdims=True)
         return jnp.broadcast_to((total / count).astype(dtype), (*x.shape[:-1], units))
     options = {"precision": precision, "implementation": implementation}
     if edge.kind == "heads":
