@@ -107,6 +107,7 @@ def plan_wave(
     below_states: int,
     skip: tuple[int, int] | None,
     means: Sequence[tuple[int, bool, int]],
+    scales: bool,
     inputs: int,
     outputs: int,
     hidden: int,

@@ -17,6 +17,8 @@ from test_recurrent_plan import kernels
 from jaxsparse import H200, Device, _ffi, recurrent
 from jaxsparse.primitive import UnavailableError
 from jaxsparse.recurrent.graph import recurrent_graph_p
+from jaxsparse.recurrent.graph.operands import split
+from jaxsparse.recurrent.graph.wave_form import form_of_run
 from jaxsparse.recurrent.graph.waves import choose_waves
 from jaxsparse.recurrent.plan import NoPlan, Plan, WaveForm, make_wave_plan
 
@@ -201,6 +203,38 @@ def test_where_a_wave_ends():
     assert choose_waves(*graph, small).compute is None
 
 
+def by_waves(function, *operands):
+    """The results of a function with its graphs in waves, and the nodes of these.
+
+    What goes into waves and comes out of them, each by its plain form.
+    """
+    closed = jax.make_jaxpr(function)(*operands)
+    waves = []
+
+    def run(*flat):
+        values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+        values |= dict(zip(closed.jaxpr.invars, flat, strict=True))
+        for eqn in closed.eqns:
+            given = [v.val if hasattr(v, "val") else values[v] for v in eqn.invars]
+            if eqn.primitive is recurrent_graph_p:
+                choice = choose_waves(eqn.params, [v.aval for v in eqn.invars], H200)
+                waves.extend(held(choice))
+                results = choice.compute(*given, **eqn.params)
+            else:
+                results = eqn.primitive.bind(*given, **eqn.params)
+                results = results if eqn.primitive.multiple_results else [results]
+            values |= dict(zip(eqn.outvars, results, strict=True))
+        return [v.val if hasattr(v, "val") else values[v] for v in closed.jaxpr.outvars]
+
+    return jax.jit(run)(*leaves(operands)), waves
+
+
+def assert_close(got, wanted):
+    for a, b in zip(leaves(got), leaves(wanted), strict=True):
+        a, b = np.float32(a), np.float32(b)
+        np.testing.assert_allclose(a, b, rtol=0.02, atol=0.01 * max(1, np.abs(b).max()))
+
+
 LENGTHS = jnp.array([40, 3, 17])
 
 
@@ -219,33 +253,31 @@ LENGTHS = jnp.array([40, 3, 17])
     ],
 )
 def test_a_graph_in_waves_is_the_graph(cells, sizes, options, nodes):
-    """What goes into waves and comes out of them, each by its plain form."""
     p = stack(cells, **{"layers": 3, "T": 40, "B": 3, "h": 16, **sizes})
-    gradient = jax.value_and_grad(loss_of(p, **options), has_aux=True)
-    closed = jax.make_jaxpr(gradient)(p.floating)
-    waves = []
-
-    def by_waves(*operands):
-        values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-        values |= dict(zip(closed.jaxpr.invars, operands, strict=True))
-        for eqn in closed.eqns:
-            given = [v.val if hasattr(v, "val") else values[v] for v in eqn.invars]
-            if eqn.primitive is recurrent_graph_p:
-                choice = choose_waves(eqn.params, [v.aval for v in eqn.invars], H200)
-                waves.extend(held(choice))
-                results = choice.compute(*given, **eqn.params)
-            else:
-                results = eqn.primitive.bind(*given, **eqn.params)
-                results = results if eqn.primitive.multiple_results else [results]
-            values |= dict(zip(eqn.outvars, results, strict=True))
-        return [v.val if hasattr(v, "val") else values[v] for v in closed.jaxpr.outvars]
-
-    got = jax.jit(by_waves)(*leaves(p.floating))
-    plain = jax.value_and_grad(loss_of(p, implementation="xla", **options), has_aux=True)
+    got, waves = by_waves(jax.value_and_grad(loss_of(p, **options), has_aux=True), p.floating)
     assert waves == nodes
-    for a, b in zip(got, leaves(jax.jit(plain)(p.floating)), strict=True):
-        a, b = np.float32(a), np.float32(b)
-        np.testing.assert_allclose(a, b, rtol=0.02, atol=0.01 * max(1, np.abs(b).max()))
+    plain = jax.value_and_grad(loss_of(p, implementation="xla", **options), has_aux=True)
+    assert_close(got, jax.jit(plain)(p.floating))
+
+
+@pytest.mark.parametrize(
+    "cell, norm, options",
+    [
+        ("RNN", "layer", {"return_all": True}),
+        ("GRU", "layer", {"seq_lengths": LENGTHS}),
+        ("LSTM", "rms", {}),
+    ],
+)
+def test_without_a_gradient_products_are_scaled(cell, norm, options):
+    p = stack([cell], layers=3, T=40, B=3, h=16, norm=norm, skip=2)
+    (graph, *_) = graphs(loss_of(p, **options), p.floating)
+    params, avals = graph
+    form = form_of_run(1, 3, params, split(avals, params))
+    gates = {"RNN": 1, "GRU": 4, "LSTM": 4}[cell]
+    assert form.scales and {*form.own_products, *form.below_products} == {*range(gates)}
+    got, waves = by_waves(loss_of(p, **options), p.floating)
+    assert waves == [(1, 3)]
+    assert_close(got, jax.jit(loss_of(p, implementation="xla", **options))(p.floating))
 
 
 def sources(function, *operands):
@@ -272,6 +304,8 @@ def test_kernels_compile(cell, sizes, options, variant, monkeypatch):
     p = stack([cell], layers=2, T=6, B=3, h=40, **sizes)
     found = sources(jax.grad(loss_of(p, variant=variant, **options), has_aux=True), p.floating)
     assert len(found) == 2
+    if "norm" in sizes:  # which is another kernel without a gradient
+        found += sources(loss_of(p, variant=variant, **options), p.floating)
     for file, source in found:
         assert file == f"recurrent_{variant}.cu"
         expression = "jaxsparse::RecurrentWaveScan<PrintedStep, PrintedPlan>"

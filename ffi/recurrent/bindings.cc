@@ -277,8 +277,8 @@ using MeanOfWave = std::tuple<int, bool, int>;  // (state of the layer below, is
 nb::tuple PlanDescribedWave(const std::string& variant, int64_t layers, int64_t products,
                             int64_t states, int own_products, int own_states, int below_products,
                             int below_states, const std::optional<SkipOfWave>& skip,
-                            const std::vector<MeanOfWave>& means, int64_t inputs, int64_t outputs,
-                            int64_t hidden, int64_t batch, int64_t length,
+                            const std::vector<MeanOfWave>& means, bool scales, int64_t inputs,
+                            int64_t outputs, int64_t hidden, int64_t batch, int64_t length,
                             const std::string& state_dtype, const std::string& weight_dtype,
                             int multiprocessors, int64_t shared_bytes) {
   const auto is_set = [](int bits, int64_t of) { return bits > 0 && bits < int64_t{1} << of; };
@@ -286,7 +286,8 @@ nb::tuple PlanDescribedWave(const std::string& variant, int64_t layers, int64_t 
       std::min({inputs, outputs, batch, length}) < 0 ||
       std::max(products, states) > kMaxScanArrays || !is_set(own_products, products) ||
       !is_set(below_products, products) || !is_set(own_states, states) ||
-      !is_set(below_states, states) || means.size() > kMaxWaveMeans) {
+      !is_set(below_states, states) || means.size() > kMaxWaveMeans ||
+      (scales && means.empty())) {
     throw nb::value_error("the sizes of a wave are out of range");
   }
   const auto joins = [&](int state, int product) {
@@ -305,6 +306,7 @@ nb::tuple PlanDescribedWave(const std::string& variant, int64_t layers, int64_t 
     joins(state, product);
     wave.means[i] = {product, state, squared};
   }
+  wave.scales = scales;
   wave.products = products;
   wave.state_parts = states;
   wave.inputs = inputs;
@@ -353,7 +355,7 @@ void BindRecurrentScan(nb::module_& m) {
   m.def("plan_wave", PlanDescribedWave, nb::arg("variant"), nb::kw_only(), nb::arg("layers"),
         nb::arg("products"), nb::arg("states"), nb::arg("own_products"), nb::arg("own_states"),
         nb::arg("below_products"), nb::arg("below_states"), nb::arg("skip").none(),
-        nb::arg("means"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("hidden"),
+        nb::arg("means"), nb::arg("scales"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("hidden"),
         nb::arg("batch"), nb::arg("length"), nb::arg("state_dtype"), nb::arg("weight_dtype"),
         nb::arg("multiprocessors"), nb::arg("shared_bytes"));
   m.attr("WAVE_VARIANTS") = WaveVariants();

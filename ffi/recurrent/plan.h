@@ -43,6 +43,7 @@ struct WaveForm : ScanForm {
   int below_states = 1;
   WaveSkip skip;
   WaveMean means[kMaxWaveMeans];
+  bool scales = false;  // the products of the layer below, by a norm
 };
 
 // A kernel for a scan, and its launch.

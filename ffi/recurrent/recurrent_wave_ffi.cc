@@ -34,6 +34,7 @@ struct Call {
   int64_t steps = 0, rows = 0, hidden = 0;
   DType dtype = DType::kBFloat16;
   bool reverse = false;
+  float norm_epsilon = 0;
   DenseWeights own_form, below_form;               // without values
   std::vector<int64_t> input_bytes, output_bytes;  // of an element
   std::vector<Layer> layers;
@@ -75,6 +76,7 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
   const int64_t own_products = count("own_products"), own_states = count("own_states");
   const int64_t below_products = count("below_products"), below_states = count("below_states");
   const bool transposed = call.Attribute<bool>("transposed");
+  c->norm_epsilon = static_cast<float>(call.Attribute<double>("norm_epsilon"));
   const int64_t carries = call.Integer("carries", 0, kMaxScanArrays);
   const std::vector<Span> outputs = Spans(call, "outputs", "");
   const auto input_dtypes = Words(call.Attribute<std::string_view>("input_dtypes"));
@@ -208,6 +210,7 @@ RecurrentWaveLayer ProblemOf(const Call& c, int64_t entry, size_t l) {
   if (layer.skip_from >= 0) {
     p.skip_exchange = c.workspace + c.launches.ExchangeAt(layer.skip_from * c.launches.scans);
   }
+  p.norm_epsilon = c.norm_epsilon;
   p.poll_delays = c.launch.poll_delays;
   p.wait_limits = c.launch.wait_limits;
   p.wait_limits.error = reinterpret_cast<uint32_t*>(c.workspace + c.launches.ErrorAt());

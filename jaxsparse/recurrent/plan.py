@@ -95,6 +95,7 @@ class WaveForm(ScanForm):
         skip: a state of a lower layer that is added to a product, and the product.
         means: states of the layer below whose means over units are added to products: each with
             whether it is the mean of the squares, and the product.
+        scales: whether the products of the layer below are scaled by what these means say.
     """
 
     layers: int = 1
@@ -104,6 +105,7 @@ class WaveForm(ScanForm):
     below_states: tuple[int, ...] = (0,)
     skip: tuple[int, int] | None = None
     means: tuple[tuple[int, bool, int], ...] = ()
+    scales: bool = False
 
     def __str__(self) -> str:
         return f"{self.layers} layers, each {super().__str__()}"
@@ -239,6 +241,7 @@ def _made_wave_plan(form: WaveForm, device: Device, variant: str | None) -> Plan
         below_states=bits(form.below_states),
         skip=form.skip,
         means=form.means,
+        scales=form.scales,
         inputs=form.inputs,
         outputs=form.outputs,
         hidden=form.hidden,

@@ -29,7 +29,8 @@ std::string ExpressionOf(const WaveConfig& c) {
       "WaveConfig",
       {Field("block", jaxsparse::ExpressionOf(c.block)), Field("own", ExpressionOf(c.own)),
        Field("below", ExpressionOf(c.below)), Field("skip", ExpressionOf(c.skip)),
-       Field("means", "{" + means + "}"), Field("asks_ahead", c.asks_ahead)});
+       Field("means", "{" + means + "}"), Field("scales", c.scales),
+       Field("asks_ahead", c.asks_ahead)});
 }
 
 // Each layer and part of the batch has so many multiprocessors.
@@ -127,6 +128,7 @@ std::optional<ScanPlan> PlanWaveBlock(const ScanVariant& variant, const WaveForm
   block.tensor_cores = true;
   config.skip = form.skip;
   std::copy(std::begin(form.means), std::end(form.means), config.means);
+  config.scales = form.scales;
   config.asks_ahead = asks_ahead;
   const auto item_warps =
       static_cast<int>(CeilDivide(units * DenseBlock(block).batch_slots, kWarp));

@@ -44,6 +44,11 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
       product.MultiplyBelow(SlotBelow<Plan>(p, step), &watchdog, sums);
       watchdog.TakeHasWaited();
     }
+    float* to_sums = BufferOf<Plan>(sums_of_below, step);
+    if constexpr (kSizes.means.scales) {
+      product.WriteSums(to_sums);
+      if (has_below) ScaleByNorm<Plan>(to_sums, p.norm_epsilon, sums);
+    }
     if constexpr (Plan::kBarrier) {
       WaitAt<kSizes.threads>(kAllThreads);
       if (threadIdx.x == 0) {
@@ -61,8 +66,8 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
       product.AskBelow(SlotBelow<Plan>(p, step + 1));
     }
     const bool timed_out =
-        product.MultiplyOwn(own, partials + (step & 1) * kSizes.partials,
-                            sums_of_below + (step & 1) * kSizes.means.buffer, &watchdog, sums);
+        product.MultiplyOwn(own, partials + (step & 1) * kSizes.partials, &watchdog, sums);
+    if (!kSizes.means.scales && !timed_out) product.WriteSums(to_sums);
     if (timed_out) *stop = 1;
     __syncwarp();
     HandOver<Plan>(step, timed_out);

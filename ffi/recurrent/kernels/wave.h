@@ -33,6 +33,9 @@ struct WaveConfig {
   WaveMatrix below;   // from the layer below, in the same step
   WaveSkip skip;
   WaveMean means[kMaxWaveMeans];  // those that there are come first
+  // The products of the layer below are divided by the standard deviation, or by the root of the
+  // mean square if that is the only mean, before those of the own state are added to them.
+  bool scales = false;
   // The state below is asked for a step ahead, or else when its product is wanted: that takes fewer
   // registers.
   bool asks_ahead = true;
@@ -75,16 +78,18 @@ struct WaveColumns : WaveMatrix {
   int shared_bytes;
 };
 
-// The means that a layer takes of the one below. Product warps receive the states, as they do those
-// that they multiply, and add them up.
+// The means that a layer takes of the one below. Product warps add the states up when they multiply
+// them, or receive them for that if no matrix takes them.
 struct WaveMeans {
-  JAXSPARSE_INLINE constexpr WaveMeans(const WaveConfig& config, const DenseBlock& block) {
+  JAXSPARSE_INLINE constexpr WaveMeans(const WaveConfig& config, const DenseBlock& block)
+      : scales(config.scales) {
     for (const WaveMean& mean : config.means) {
       if (mean.product < 0) continue;
       mean_of[count++] = mean;
       states |= 1 << mean.state;
     }
-    columns = CountBits(states) * block.part;
+    of_products = (states & ~config.below.states) == 0;
+    columns = of_products ? 0 : CountBits(states) * block.part;
     loads = (columns + block.chunk * block.warps - 1) / (block.chunk * block.warps);
     warp_floats = count * block.batch_slots;
     buffer = block.warps * warp_floats;
@@ -93,10 +98,15 @@ struct WaveMeans {
   WaveMean mean_of[kMaxWaveMeans];
   int count = 0;
   int states = 0;  // a set of bits
-  int columns = 0;
+  bool of_products = false;
+  bool scales = false;
+  // Buffers of sums, of steps in turn. Two are enough for what is written when a step's own state
+  // has come. What scales products is written before, while a step two before may be under way.
+  int buffers = scales ? 4 : 2;
+  int columns = 0;  // that are received for the sums alone
   int loads = 0;        // of a warp
   int warp_floats = 0;  // of a warp's sums in shared memory: [mean][b]
-  int buffer = 0;       // of all warps', of a step
+  int buffer = 0;       // of all warps'
 };
 
 struct WaveSizes : DenseBlock {
@@ -117,8 +127,8 @@ struct WaveSizes : DenseBlock {
   // A warp without columns of its own layer has no data to wait for, and would run ahead.
   bool has_idle_warps = own.chunks <= (warps - 1) * own.loads;
   int below_weights_at = weights_at + own.shared_bytes;
-  int means_at = below_weights_at + below.shared_bytes;  // two buffers, as of partials
-  int shared_bytes = means_at + 2 * means.buffer * 4;
+  int means_at = below_weights_at + below.shared_bytes;
+  int shared_bytes = means_at + means.buffers * means.buffer * 4;
   // Registers of a product thread for all but weights, so that the compiler spills none in a step.
   // States of both matrices may be under way.
   int most_ahead = own.ahead > below.ahead ? own.ahead : below.ahead;

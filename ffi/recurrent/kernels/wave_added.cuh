@@ -2,14 +2,14 @@
 // one of them, unit by unit, which is a skip, and means over the units of the layer below, for
 // norms.
 //
-// A step receives h B numbers a state whose mean is taken, as much as a product of it, and adds
-// them up in float32 in the product warps, 16 bytes of a lane at a time; each warp leaves its sums
-// beside its part of the products. A block reads its own units of a skip's state, which were
+// Product warps add up h B numbers for each mean, in float32, 16 bytes of a lane at a time: those
+// that they multiply, or else such that they receive as they do these. Each warp leaves its sums in
+// shared memory. A block reads its own units of a skip's state, which were
 // published some steps ago: it asks for them a step ahead.
 #pragma once
 
 #include "persistent/exchange.cuh"
-#include "recurrent/kernels/dense_shape.cuh"
+#include "recurrent/kernels/dense_mma.cuh"
 #include "recurrent/kernels/wave.h"
 
 namespace jaxsparse {
@@ -42,6 +42,13 @@ __device__ __forceinline__ float HalfOf(uint32_t word, int i) {
   return ToAccumulator(State{static_cast<uint16_t>(word >> i % 2 * 16)});
 }
 
+// Of the buffers of sums, a step's.
+template <typename Plan, typename Float>
+__device__ __forceinline__ Float* BufferOf(Float* sums, int64_t step) {
+  constexpr WaveMeans kMeans = Plan::kSizes.means;
+  return sums + static_cast<int>(step & (kMeans.buffers - 1)) * kMeans.buffer;
+}
+
 // What a product warp adds up of the layer below.
 template <typename Plan>
 class SumsOfBelow {
@@ -54,6 +61,7 @@ class SumsOfBelow {
   __device__ __forceinline__ SumsOfBelow()
       : warp_(threadIdx.x / kWarp), g_(threadIdx.x % kWarp / 4), q_(threadIdx.x % 4) {}
 
+  // Asks for states that no matrix takes.
   __device__ __forceinline__ void Ask(const State* slot) {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
@@ -62,21 +70,43 @@ class SumsOfBelow {
     }
   }
 
-  // Of a step, what was asked for. A warp that times out adds something else.
-  __device__ __forceinline__ void Add(const State* slot, Watchdog* watchdog) {
-    if constexpr (kMeans.count > 0) {
-      Await<kWords>(x_, [&](int i) { return From(slot, i); }, watchdog);
+  // A step begins.
+  __device__ __forceinline__ void Clear() {
 #pragma unroll
-      for (int k = 0; k < kMeans.count; ++k) {
+    for (int k = 0; k < kMeans.count; ++k) {
 #pragma unroll
-        for (int n = 0; n < kTiles; ++n) sums_[k][n] = 0.f;
-      }
-#pragma unroll
-      for (int i = 0; i < kWords; ++i) AddWords(i);
+      for (int n = 0; n < kTiles; ++n) sums_[k][n] = 0.f;
     }
   }
 
-  // Leaves the sums, zeros where nothing was added, to the pointwise warps.
+  // What was asked for. A warp that times out adds something else.
+  __device__ __forceinline__ void AddReceived(const State* slot, Watchdog* watchdog) {
+    if constexpr (kWords > 0) {
+      Await<kWords>(x_, [&](int i) { return From(slot, i); }, watchdog);
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        const int part = CountBits(kMeans.states) == 1 ? 0 : Column(i) / kSizes.part;
+        Add(NthOf(kMeans.states, part), i % kTiles, x_[i]);
+      }
+    }
+  }
+
+  // Of a state, eight units of a lane's row in a tile of the batch.
+  __device__ __forceinline__ void Add(int state, int tile, const Words4& x) {
+    const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int k = 0; k < kMeans.count; ++k) {
+      float sum = 0.f;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float value = HalfOf<State>(words[j / 2], j);
+        sum = kMeans.mean_of[k].squared ? sum + value * value : sum + value;
+      }
+      if (state == kMeans.mean_of[k].state) sums_[k][tile] += sum;
+    }
+  }
+
+  // Leaves the sums, zeros where nothing was added, to the other warps.
   __device__ __forceinline__ void Write(float* to) const {
 #pragma unroll
     for (int k = 0; k < kMeans.count; ++k) {
@@ -96,23 +126,6 @@ class SumsOfBelow {
  private:
   static constexpr int kSlots = kMeans.count > 0 ? kMeans.count : 1;
 
-  __device__ __forceinline__ void AddWords(int i) {
-    const uint32_t words[4] = {x_[i].x, x_[i].y, x_[i].z, x_[i].w};
-#pragma unroll
-    for (int k = 0; k < kMeans.count; ++k) {
-      const WaveMean mean = kMeans.mean_of[k];
-      const bool counts = CountBits(kMeans.states) == 1 ||
-                          NthOf(kMeans.states, Column(i) / kSizes.part) == mean.state;
-      float sum = 0.f;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float x = HalfOf<State>(words[j / 2], j);
-        sum = mean.squared ? sum + x * x : sum + x;
-      }
-      if (counts) sums_[k][i % kTiles] += sum;
-    }
-  }
-
   __device__ __forceinline__ int Column(int i) const {
     return (i / kTiles * kSizes.warps + warp_) * kSizes.chunk + q_ * 8;
   }
@@ -129,6 +142,51 @@ class SumsOfBelow {
   Words4 x_[kWords > 0 ? kWords : 1];  // what is on its way, or has come
   float sums_[kSlots][kTiles] = {};
 };
+
+// A mean of a row of the batch, of the sums that all product warps have left.
+template <typename Plan>
+__device__ __forceinline__ float MeanOf(const float* sums, int mean, int b) {
+  constexpr auto kSizes = Plan::kSizes;
+  float sum = 0.f;
+#pragma unroll
+  for (int warp = 0; warp < kSizes.warps; ++warp) {
+    sum += sums[warp * kSizes.means.warp_floats + mean * kSizes.batch_slots + b];
+  }
+  return sum * (1.f / kSizes.hidden);
+}
+
+// Scales a warp's sums of products by what the layer below has by its standard deviation, row by
+// row. All product warps call it, when they have left what they added up.
+template <typename Plan>
+__device__ __forceinline__ void ScaleByNorm(const float* sums_of_below, float epsilon,
+                                            MmaSums<Plan>& sums) {
+  constexpr auto kSizes = Plan::kSizes;
+  static_assert(kSizes.batch <= kWarp);
+  constexpr int kSumsAreThere = 3;  // a barrier
+  WaitAt<kSizes.product_threads>(kSumsAreThere);
+  const int lane = threadIdx.x % kWarp, b = lane < kSizes.batch ? lane : 0;
+  float variance = MeanOf<Plan>(sums_of_below, kSizes.means.count - 1, b);
+  if (kSizes.means.count == 2) {
+    const float mean = MeanOf<Plan>(sums_of_below, 0, b);
+    variance = fmaxf(variance - mean * mean, 0.f);
+  }
+  const float factor = rsqrtf(variance + epsilon);
+#pragma unroll
+  for (int n = 0; n < kSizes.batch_tiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float of_row = __shfl_sync(kAllLanes, factor, n * 8 + lane % 4 * 2 + e);
+#pragma unroll
+      for (int c = 0; c < kSizes.chains; ++c) {
+#pragma unroll
+        for (int m = 0; m < kSizes.row_tiles; ++m) {
+          sums[c][m][n][e] *= of_row;
+          sums[c][m][n][e + 2] *= of_row;
+        }
+      }
+    }
+  }
+}
 
 // What pointwise threads add to the products of their groups of neighbouring units.
 template <typename Plan>
@@ -186,14 +244,9 @@ class AddedByLayers {
     }
 #pragma unroll
     for (int k = 0; k < kMeans.count; ++k) {
-      const float* sums = sums_ + (step & 1) * kMeans.buffer + k * kSizes.batch_slots + b;
-      float sum = 0.f;
+      const float mean = MeanOf<Plan>(BufferOf<Plan>(sums_, step), k, b);
 #pragma unroll
-      for (int warp = 0; warp < kSizes.warps; ++warp) sum += sums[warp * kMeans.warp_floats];
-#pragma unroll
-      for (int i = 0; i < kNear; ++i) {
-        products[i][kMeans.mean_of[k].product] += sum * (1.f / kSizes.hidden);
-      }
+      for (int i = 0; i < kNear; ++i) products[i][kMeans.mean_of[k].product] += mean;
     }
   }
 

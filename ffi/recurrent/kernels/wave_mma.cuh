@@ -62,17 +62,24 @@ class WaveMma {
   }
   __device__ __forceinline__ void MultiplyBelow(const State* slot, Watchdog* watchdog,
                                                 MmaSums<Plan>& sums) {
-    below_.Multiply(slot, watchdog, sums);
-    added_up_.Add(slot, watchdog);
+    added_up_.Clear();
+    below_.Multiply(slot, watchdog, sums, [&](int column, int tile, const Words4& x) {
+      constexpr auto kSizes = Plan::kSizes;
+      if constexpr (kSizes.means.count > 0 && kSizes.means.of_products) {
+        const int part = CountBits(kSizes.below.states) == 1 ? 0 : column / kSizes.part;
+        added_up_.Add(NthOf(kSizes.below.states, part), tile, x);
+      }
+    });
+    added_up_.AddReceived(slot, watchdog);
   }
+  // Leaves what the warp has added up of the layer below, zeros if there is none.
+  __device__ __forceinline__ void WriteSums(float* to) const { added_up_.Write(to); }
 
   __device__ __forceinline__ void AskOwn(const State* slot) { own_.Ask(slot); }
-  // Leaves the warp's part of the step's products and sums. True: it timed out, here or below.
-  __device__ __forceinline__ bool MultiplyOwn(const State* slot, float* partials, float* to_sums,
+  // True: the warp timed out, here or below.
+  __device__ __forceinline__ bool MultiplyOwn(const State* slot, float* partials,
                                               Watchdog* watchdog, MmaSums<Plan>& sums) {
-    const bool timed_out = own_.MultiplyLast(slot, partials, watchdog, sums);
-    if (!timed_out) added_up_.Write(to_sums);
-    return timed_out;
+    return own_.MultiplyLast(slot, partials, watchdog, sums);
   }
 
  private:

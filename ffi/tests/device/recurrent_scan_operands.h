@@ -5,7 +5,9 @@
 #define EMULATED_CONCURRENT_BLOCKS
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "cuda/pointwise.cuh"
@@ -116,6 +118,19 @@ class ScanTest {
   void LieAbove(const ScanTest& below, std::vector<double> weights) {
     below_ = &below;
     below_weights_ = std::move(weights);
+  }
+
+  // Its products are divided, by what a norm makes of the units that they are taken of, before.
+  void Scales(int state, bool centred, double epsilon) {
+    scale_ = [=](const State* states) {
+      double sum = 0, squares = 0;
+      for (int64_t i = 0; i < kHidden; ++i) {
+        const double x = ToAccumulator(states[state * kHidden + i]);
+        sum += x, squares += x * x;
+      }
+      const double mean = centred ? sum / kHidden : 0;
+      return 1 / std::sqrt(squares / kHidden - mean * mean + epsilon);
+    };
   }
 
   // To one of the products of a step, another scan's state after that step is added: of the unit
@@ -262,8 +277,9 @@ class ScanTest {
     for (int g = 0; g < Step::kProducts; ++g) {
       double sum = Product(matrix + (g * kHidden + unit) * kColumns, before);
       if (below_ != nullptr) {
-        sum += Product(below_weights_.data() + (g * kHidden + unit) * kColumns,
-                       below_->StateBefore(direction, step + 1, b));
+        const State* states = below_->StateBefore(direction, step + 1, b);
+        sum += Product(below_weights_.data() + (g * kHidden + unit) * kColumns, states) *
+               (scale_ ? scale_(states) : 1);
       }
       for (const Taken& taken : taken_) {
         if (taken.product != g) continue;
@@ -302,6 +318,7 @@ class ScanTest {
   const ScanTest* below_ = nullptr;
   std::vector<double> below_weights_;
   std::vector<Taken> taken_;
+  std::function<double(const State*)> scale_;
   const int64_t exchange_bytes_;  // of a scan
   std::vector<uint32_t> exchange_;
   std::vector<State> input_;

@@ -29,7 +29,8 @@ struct NormedStep {
   static void Apply(const float* product, float*, const float* input, float* state, float* output) {
     const float mean = product[3], variance = std::max(product[4] - mean * mean, 0.f);
     const float factor = 1 / std::sqrt(variance + 0.01f);
-    state[0] = ops::Tanh(product[0] + (product[1] - mean * input[1]) * factor + input[0]);
+    const float normed = (product[1] - mean * input[1]) * factor;
+    state[0] = ops::Tanh(product[0] + 0.05f * normed + input[0]);
     state[1] = state[0] + product[2] + 16.f;
     output[0] = product[4];
   }
@@ -47,6 +48,18 @@ struct NormedAdjointStep {
   }
 };
 
+// The first one where the product of the layer below is scaled already.
+struct ScaledStep {
+  static constexpr int kProducts = 3, kStates = 2, kCarries = 0, kInputs = 2, kOutputs = 1;
+  static void Apply(const float* product, float*, const float* input, float* state, float* output) {
+    const float mean = product[1], variance = std::max(product[2] - mean * mean, 0.f);
+    const float normed = product[0] - mean * input[1] / std::sqrt(variance + 0.01f);
+    state[0] = ops::Tanh(0.05f * normed + input[0]);
+    state[1] = state[0] + 16.f;
+    output[0] = mean;
+  }
+};
+
 struct WaveOptions {
   int units, warps, pointwise_warps;
   WaveMatrix own, below;
@@ -58,6 +71,7 @@ struct WaveOptions {
   WaveSkip skip = {};
   int skipped = 1;  // layers
   WaveMean means[kMaxWaveMeans] = {};
+  bool scales = false;
 };
 
 // What recurrent/kernels/wave.cc and jaxsparse/recurrent/engine.py print.
@@ -82,6 +96,7 @@ struct WavePlan {
                  .below = kOptions.below,
                  .skip = kOptions.skip,
                  .means = {kOptions.means[0], kOptions.means[1]},
+                 .scales = kOptions.scales,
                  .asks_ahead = kOptions.asks_ahead}};
   static constexpr int kLayers = kOptions.layers, kBlocks = kSizes.blocks;
   static constexpr int kScans = kOptions.groups, kGroups = kScans, kLaunches = 1;
@@ -156,6 +171,11 @@ void Test(const Case& c) {
         tests[layer].Takes(tests[layer - 1], mean.product, mean.state,
                            mean.squared ? Kind::kMeanOfSquares : Kind::kMean);
       }
+    }
+    if (kOptions.scales) {
+      const auto& [first, second] = kOptions.means;
+      p.norm_epsilon = 0.01f;
+      tests[layer].Scales(first.state, second.product >= 0, p.norm_epsilon);
     }
     if (kOptions.skip.product >= 0 && layer >= kOptions.skipped) {
       const int source = layer - kOptions.skipped;
@@ -243,6 +263,19 @@ int main() {
              WaveOptions{32, 2, 1, kFirst, kSecond, 3, 2, false, false, 5000, true, 0, {2, 1}, 1}>;
     Skipping({.steps = 4});
     Skipping({.steps = 2, .missing = 0});
+  }
+  {  // products that are scaled; of 17 rows a tile of the batch has one
+    constexpr WaveMatrix kBelow{.states = 2};
+    constexpr auto Scaled =
+        Test<ScaledStep, float16, 40, 17,
+             WaveOptions{24, 2, 2, kFirst, kBelow, 3, 1, false, false, 3000, true, 0, {}, 1,
+                         {{1, 1, false}, {2, 1, true}}, true}>;
+    Scaled({.steps = 6, .has_nan = true});
+    Scaled({.steps = 2, .missing = 1});
+    constexpr auto Rms = Test<NormedStep, bfloat16, 70, 2,
+                              WaveOptions{16, 3, 1, kFirst, kSecond, 3, 2, false, false, 0, true,
+                                          0, {}, 1, {{4, 1, true}}, true}>;
+    Rms({.steps = 5});
   }
   {  // means of states that no matrix takes; tiles of the batch; a barrier
     constexpr WaveMatrix kOwn{.products = 1, .states = 5, .register_chunks = 1},

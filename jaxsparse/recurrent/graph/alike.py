@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jaxsparse.recurrent.engine import printed_step
-from jaxsparse.recurrent.layer_step import LayerStep
+from jaxsparse.recurrent.layer_step import LayerStep, Norm
 from jaxsparse.recurrent.step import Keeping, Step
 from jaxsparse.recurrent.step_derivatives import Adjoint, Saving, Tangent
 
+Parts = tuple[tuple[int, ...], ...]  # sums of an array's parts, as the parts of another one
+
 
 class Given(NamedTuple):
-    """An array that stands for another one: its place, and its part for each part of that."""
+    """An array that stands for another one: its place, and its parts for each part of that."""
 
     place: int
-    parts: tuple[int | None, ...]  # None stands for zeros
+    parts: Parts
 
 
 class StateOf(NamedTuple):
@@ -54,6 +56,7 @@ class Alike(NamedTuple):
 
     step: Step  # the same for each
     placed: tuple[Placed, ...]
+    norm: Norm | None  # by which products of what comes in are to be scaled
 
 
 @functools.lru_cache(maxsize=1024)
@@ -64,18 +67,7 @@ def alike(steps: tuple[Step, ...]) -> Alike | None:
     not. What reaches a stack's last layer from outside makes its adjoint another step than those of
     the layers below, which reach the loss through it alone.
     """
-    layers = [_layer(step) for step in steps]
-    wide = list(steps)
-    if None not in layers:
-        own = [layer for layer in layers if layer is not None]
-        common: dict[str, Any] = {
-            "skipping": any(layer.skipping for layer in own),
-            "passes_output": any(layer.passes_output for layer in own),
-            # A kernel takes the mean of squares itself, but not that of their tangents.
-            "passes_square": _is_derivative(steps[0]) and any(layer.passes_square for layer in own),
-        }
-        wide = [_with(step, common) for step in steps]
-        wide = [_saving(step, wide, steps) for step in wide]
+    wide = _with_one_layer(steps)
     adjoints = [_adjoint(step) for step in steps]
     whole = list(wide)
     taken: list[Sequence[int | None]] = [range(len(step.inputs)) for step in steps]
@@ -112,7 +104,30 @@ def alike(steps: tuple[Step, ...]) -> Alike | None:
         outputs = tuple(Given(every.index(i), of_outputs[i]) for i in own_kept)
         ends = _ends(before, after, 0), _ends(before, after, 1)
         placed.append(Placed(inputs, outputs, ends))
-    return Alike(whole[0], tuple(placed))
+    layer = _layer(whole[0])
+    return Alike(whole[0], tuple(placed), layer.norm if layer and layer.scaled else None)
+
+
+def _with_one_layer(steps: Sequence[Step]) -> list[Step]:
+    """Steps whose layers have all that one of them has, of skips and of states for others."""
+    layers = [layer for layer in map(_layer, steps) if layer is not None]
+    if len(layers) < len(steps):
+        return list(steps)
+    skipping = any(layer.skipping for layer in layers)
+    passes_output = any(layer.passes_output for layer in layers)
+    # A kernel takes the mean of squares itself, but not that of their tangents.
+    passes_square = _is_derivative(steps[0]) and any(layer.passes_square for layer in layers)
+    # What a gradient keeps is not scaled yet.
+    in_place = all(isinstance(_bare(step), LayerStep) for step in steps)
+
+    def changed(layer: LayerStep) -> LayerStep:
+        layer = dataclasses.replace(
+            layer, skipping=skipping, passes_output=passes_output, passes_square=passes_square
+        )
+        return layer.in_place() if in_place else layer
+
+    wide = [_with(step, changed) for step in steps]
+    return [_saving(step, wide, steps) for step in wide]
 
 
 def squared_states(step: Step) -> dict[int, int]:
@@ -138,12 +153,12 @@ def _is_derivative(step: Step) -> bool:
     return not isinstance(step, LayerStep)
 
 
-def _with(step: Any, changes: dict[str, Any]) -> Step:
+def _with(step: Any, changed: Callable[[LayerStep], LayerStep]) -> Step:
     """A step with its layer's changed."""
     if isinstance(step, LayerStep):
-        return dataclasses.replace(step, **changes)
-    changed: Step = dataclasses.replace(step, step=_with(step.step, changes))
-    return changed
+        return changed(step)
+    made: Step = dataclasses.replace(step, step=_with(step.step, changed))
+    return made
 
 
 def _saving(step: Step, wide: Sequence[Step], steps: Sequence[Step]) -> Step:
@@ -171,8 +186,11 @@ def _ends(before: Any, after: Any, delay: int) -> Ends:
         return Ends(states, products)
     if not isinstance(before, LayerStep):
         return _ends(before.step, after.step, delay)
+    gates = dict(enumerate(range(before.step.products)))
+    gates |= dict(zip(before.slots, after.slots, strict=True))
     skips = [after.gates] * before.skipping
-    of_products = map(StateOf, (*range(before.gates), *skips, *after.means))
+    of_gates = [gates[p] for p in range(before.gates)]
+    of_products = map(StateOf, (*of_gates, *skips, *after.means))
     is_output = not delay and after.passes_output and not before.passes_output
     of_states = [StateOf(int(is_output)), *[StateOf(1)] * before.passes_output]
     if before.passes_square:
@@ -180,14 +198,18 @@ def _ends(before: Any, after: Any, delay: int) -> Ends:
     return Ends(tuple(of_products), tuple(of_states))
 
 
-def _parts_of_inputs(before: Any, after: Any) -> list[tuple[int | None, ...]]:
+def _parts_of_inputs(before: Any, after: Any) -> list[Parts]:
     """Of each input of a step, the own parts in the order of what `_with` made of it."""
-    parts: list[tuple[int | None, ...]] = [tuple(range(size)) for size in before.inputs]
-    if before == after or isinstance(before, LayerStep):
+    parts = [_whole(size) for size in before.inputs]
+    if before == after:
         return parts
     if isinstance(before, Keeping | Saving):
         return _parts_of_inputs(before.step, after.step)
     products, _ = _ends(before, after, 1)
+    if isinstance(before, LayerStep):
+        if before.bias is not None:
+            parts[before.bias] = _in_order(products[: before.gates], range(after.gates))
+        return parts
     if isinstance(before, Adjoint):
         inner = _parts_of_inputs(before.step, after.step)
         parts[: len(before.fixed)] = [inner[i] for i in before.fixed]
@@ -203,20 +225,25 @@ def _parts_of_inputs(before: Any, after: Any) -> list[tuple[int | None, ...]]:
     return parts
 
 
-def _parts_of_outputs(before: Any, after: Any) -> list[tuple[int, ...]]:
+def _parts_of_outputs(before: Any, after: Any) -> list[Parts]:
     """Of each output of a step, its parts by their places in what was made of it."""
-    parts = [tuple(range(size)) for size in before.outputs]
+    parts = [_whole(size) for size in before.outputs]
     if isinstance(before, Saving) and before.saved.products:
         products, _ = _ends(before, after, 1)
-        of_products = [after.saved.products.index(products[p].place) for p in before.saved.products]
-        parts[len(before.step.outputs)] = tuple(of_products)
+        of_products = (products[p].place for p in before.saved.products)
+        parts[len(before.step.outputs)] = tuple(
+            (after.saved.products.index(p),) for p in of_products
+        )
     return parts
 
 
-def _in_order(places: Sequence[StateOf], wanted: Sequence[int]) -> tuple[int | None, ...]:
+def _whole(size: int) -> Parts:
+    return tuple((i,) for i in range(size))
+
+
+def _in_order(places: Sequence[StateOf], wanted: Sequence[int]) -> Parts:
     """For each wanted place, which of the given ones it is."""
-    own = {of.place: i for i, of in enumerate(places)}
-    return tuple(own.get(p) for p in wanted)
+    return tuple(tuple(i for i, of in enumerate(places) if of.place == p) for p in wanted)
 
 
 def _kept(step: Step) -> Sequence[int]:

@@ -61,6 +61,7 @@ def _ffi_call(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyD
             "below_products": len(form.below_products),
             "below_states": len(form.below_states),
             "skips": " ".join(skips),
+            "norm_epsilon": next((e.norm.epsilon for e in params["edges"] if e.norm), 0.0),
             "transposed": params["transposed"],
             "reverse": params["reverse"],
             "carries": step.carries,

@@ -23,7 +23,8 @@ class Run(NamedTuple):
     found: Alike
     fed: tuple[int, ...]  # products of the common step that edges within lead to
     inside: tuple[tuple[int, Edge], ...]  # each with the graph's edge that it stands for
-    # Of each node, edges from nodes below, with the common step's products.
+    # Of each node, edges from nodes below, with the common step's products. One with a norm leads
+    # from what is normalised.
     outside: tuple[tuple[tuple[int, Edge], ...], ...]
 
     def ahead(self, *, means: bool) -> tuple[int, ...]:
@@ -47,6 +48,11 @@ def run_of(first: int, last: int, params: dict[str, Any]) -> Run | str:
         ends = [found.placed[n - first].ends[edge.delay] for _, edge in into]
         from_below = []
         for (e, edge), of_target in zip(into, ends, strict=True):
+            if edge.source < first and found.norm is not None and edge.kind != "identity":
+                if edge.kind not in MEANS:
+                    normed = dataclasses.replace(edge, norm=found.norm)
+                    from_below.append((e, _led_to(normed, edge.states, of_target)))
+                continue
             if edge.source < first:
                 squares = squared_states(nodes[edge.source])
                 split = _by_squares(edge, edge.states, [s in squares for s in edge.states])
@@ -59,6 +65,8 @@ def run_of(first: int, last: int, params: dict[str, Any]) -> Run | str:
             split = _by_squares(edge, tuple(s.place for s in places), [s.squared for s in places])
             for one in split:
                 moved = dataclasses.replace(one, source=edge.source - first, target=n - first)
+                if found.norm is not None and not edge.delay and edge.kind == "dense":
+                    moved = dataclasses.replace(moved, kind="scaled", norm=found.norm)
                 inside.append((e, _led_to(moved, one.states, of_target)))
         outside.append(tuple(from_below))
         reason = _reason_against([edge for _, edge in inside if edge.target == n - first])
@@ -105,7 +113,7 @@ def _reason_against(into: list[Edge]) -> str:
     products = [edge for edge in into if edge.delay or (edge in below and edge.kind not in MEANS)]
     if len(products) != 1 + (n > 0):
         return "a node takes no product, or several, of the one below"
-    kinds = [edge.kind for edge in products if edge.kind != "dense"]
+    kinds = [edge.kind for edge in products if edge.kind not in ("dense", "scaled")]
     return f"an edge is of kind {kinds[0]}" if kinds else ""
 
 
@@ -120,7 +128,7 @@ def form_of_run(first: int, last: int, params: dict[str, Any], x: Operands) -> W
     means: dict[int, list[tuple[int, bool, int]]] = {n: [] for n in range(1, last - first + 1)}
     weight_dtypes: set[str] = set()
     for e, edge in run.inside:
-        if edge.kind == "dense":
+        if edge.kind in ("dense", "scaled"):
             (own if edge.delay else below).add((edge.products, edge.states))
             weight_dtypes.add(x.weights[e][0].dtype.name)
         elif edge.kind == "identity":
@@ -183,4 +191,5 @@ def form_of_run(first: int, last: int, params: dict[str, Any], x: Operands) -> W
         below_states=below_ends[1],
         skip=skips.pop() if skips else None,
         means=of_means,
+        scales=any(edge.kind == "scaled" for _, edge in run.inside),
     )

@@ -6,6 +6,7 @@ from nodes below it is computed for all steps ahead.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import OPERATIONS, Fallback, UnavailableError, bind_local, core_dims
 from jaxsparse.recurrent.graph.alike import Given, StateOf
 from jaxsparse.recurrent.graph.alone import alone
+from jaxsparse.recurrent.graph.edges import Edge, means_of
 from jaxsparse.recurrent.graph.operands import (
     OfNode,
     Operands,
@@ -37,6 +39,7 @@ from jaxsparse.recurrent.graph.plain import added_ahead, node_alone
 from jaxsparse.recurrent.graph.wave import recurrent_wave_p
 from jaxsparse.recurrent.graph.wave_form import form_of_run, run_of
 from jaxsparse.recurrent.plan import NoPlan, Plan, ScanForm, WaveForm, make_plan, make_wave_plan
+from jaxsparse.recurrent.products import parts_of
 
 WAVE_VARIANTS = tuple(_ffi.WAVE_VARIANTS)
 _PRODUCTS_A_MICROSECOND = 2e8  # of a product over all steps, 400 TFLOP/s
@@ -220,9 +223,10 @@ def _run_wave(
             inputs.append(_zeros(size, name) if given is None else _parts(own[given.place], given))
             of_inputs.append("" if given is None else params["spans"][n][given.place])
         for products, of_type in added:
-            terms = [(e, x.weights[w]) for w, e in below if {*e.products} <= {*products}]
-            if terms:
-                more = added_ahead(terms, states, params["units"][n], of_type, params, products)
+            into = [(e, x.weights[w]) for w, e in below if {*e.products} <= {*products}]
+            if into:
+                terms, sources = _of_normalised(into, states)
+                more = added_ahead(terms, sources, params["units"][n], of_type, params, products)
                 inputs.append(more.values)
                 of_inputs.append(more.span)
             elif products:
@@ -254,12 +258,35 @@ def _zeros(parts: int, dtype: Any) -> Any:
     return jnp.zeros((1, 1, parts, 1), dtype)
 
 
+def _of_normalised(
+    into: Sequence[tuple[Edge, Any]], states: Sequence[Any]
+) -> tuple[list[tuple[Edge, Any]], list[Any]]:
+    """Edges, those with a norm as edges from what it makes of their sources, and all sources."""
+    terms, sources = [], list(states)
+    for edge, w in into:
+        if edge.norm is None:
+            terms.append((edge, w))
+            continue
+        x = parts_of(states[edge.source], edge.states)
+        wide = x.astype(accumulator_dtype(x.dtype))
+        if edge.norm.kind == "layer":
+            wide = wide - jnp.mean(wide, -1, keepdims=True)
+        factor = edge.norm.factor(*means_of(wide, edge.norm))
+        plain = dataclasses.replace(edge, source=len(sources), states=(0,), norm=None)
+        sources.append((wide * factor).astype(x.dtype))
+        terms.append((plain, w))
+    return terms, sources
+
+
 def _parts(x: Any, given: Given) -> Any:
     """An array with the parts of the one that it stands for."""
-    if given.parts == tuple(range(x.shape[2])):
+    if given.parts == tuple((i,) for i in range(x.shape[2])):
         return x
-    zero = jnp.zeros_like(x[:, :, :1])
-    return jnp.concatenate([zero if p is None else x[:, :, p : p + 1] for p in given.parts], 2)
+    parts = []
+    for own in given.parts:
+        wide = [x[:, :, p : p + 1].astype(accumulator_dtype(x.dtype)) for p in own]
+        parts.append(sum(wide[1:], wide[0]).astype(x.dtype) if own else jnp.zeros_like(x[:, :, :1]))
+    return jnp.concatenate(parts, 2)
 
 
 def _in_places(state: Any, places: Sequence[StateOf], count: int) -> Any:
