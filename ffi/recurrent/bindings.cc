@@ -286,8 +286,7 @@ nb::tuple PlanDescribedWave(const std::string& variant, int64_t layers, int64_t 
       std::min({inputs, outputs, batch, length}) < 0 ||
       std::max(products, states) > kMaxScanArrays || !is_set(own_products, products) ||
       !is_set(below_products, products) || !is_set(own_states, states) ||
-      !is_set(below_states, states) || means.size() > kMaxWaveMeans ||
-      (scales && means.empty())) {
+      !is_set(below_states, states) || means.size() > kMaxWaveMeans || (scales && means.empty())) {
     throw nb::value_error("the sizes of a wave are out of range");
   }
   const auto joins = [&](int state, int product) {
@@ -355,9 +354,9 @@ void BindRecurrentScan(nb::module_& m) {
   m.def("plan_wave", PlanDescribedWave, nb::arg("variant"), nb::kw_only(), nb::arg("layers"),
         nb::arg("products"), nb::arg("states"), nb::arg("own_products"), nb::arg("own_states"),
         nb::arg("below_products"), nb::arg("below_states"), nb::arg("skip").none(),
-        nb::arg("means"), nb::arg("scales"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("hidden"),
-        nb::arg("batch"), nb::arg("length"), nb::arg("state_dtype"), nb::arg("weight_dtype"),
-        nb::arg("multiprocessors"), nb::arg("shared_bytes"));
+        nb::arg("means"), nb::arg("scales"), nb::arg("inputs"), nb::arg("outputs"),
+        nb::arg("hidden"), nb::arg("batch"), nb::arg("length"), nb::arg("state_dtype"),
+        nb::arg("weight_dtype"), nb::arg("multiprocessors"), nb::arg("shared_bytes"));
   m.attr("WAVE_VARIANTS") = WaveVariants();
   m.attr("WAVE_MOST_MEANS") = kMaxWaveMeans;
   m.attr("SCAN_DTYPES") = ScanDTypes();

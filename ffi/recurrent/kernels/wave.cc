@@ -25,12 +25,11 @@ std::string ExpressionOf(const WaveMean& m) {
 std::string ExpressionOf(const WaveConfig& c) {
   std::string means;
   for (const WaveMean& mean : c.means) means += (means.empty() ? "" : ", ") + ExpressionOf(mean);
-  return ConfigExpression(
-      "WaveConfig",
-      {Field("block", jaxsparse::ExpressionOf(c.block)), Field("own", ExpressionOf(c.own)),
-       Field("below", ExpressionOf(c.below)), Field("skip", ExpressionOf(c.skip)),
-       Field("means", "{" + means + "}"), Field("scales", c.scales),
-       Field("asks_ahead", c.asks_ahead)});
+  return ConfigExpression("WaveConfig",
+                          {Field("block", jaxsparse::ExpressionOf(c.block)),
+                           Field("own", ExpressionOf(c.own)), Field("below", ExpressionOf(c.below)),
+                           Field("skip", ExpressionOf(c.skip)), Field("means", "{" + means + "}"),
+                           Field("scales", c.scales), Field("asks_ahead", c.asks_ahead)});
 }
 
 // Each layer and part of the batch has so many multiprocessors.

@@ -103,7 +103,7 @@ struct WaveMeans {
   // Buffers of sums, of steps in turn. Two are enough for what is written when a step's own state
   // has come. What scales products is written before, while a step two before may be under way.
   int buffers = scales ? 4 : 2;
-  int columns = 0;  // that are received for the sums alone
+  int columns = 0;      // that are received for the sums alone
   int loads = 0;        // of a warp
   int warp_floats = 0;  // of a warp's sums in shared memory: [mean][b]
   int buffer = 0;       // of all warps'

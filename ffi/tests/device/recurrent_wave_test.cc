@@ -266,15 +266,42 @@ int main() {
   }
   {  // products that are scaled; of 17 rows a tile of the batch has one
     constexpr WaveMatrix kBelow{.states = 2};
-    constexpr auto Scaled =
-        Test<ScaledStep, float16, 40, 17,
-             WaveOptions{24, 2, 2, kFirst, kBelow, 3, 1, false, false, 3000, true, 0, {}, 1,
-                         {{1, 1, false}, {2, 1, true}}, true}>;
+    constexpr auto Scaled = Test<ScaledStep, float16, 40, 17,
+                                 WaveOptions{24,
+                                             2,
+                                             2,
+                                             kFirst,
+                                             kBelow,
+                                             3,
+                                             1,
+                                             false,
+                                             false,
+                                             3000,
+                                             true,
+                                             0,
+                                             {},
+                                             1,
+                                             {{1, 1, false}, {2, 1, true}},
+                                             true}>;
     Scaled({.steps = 6, .has_nan = true});
     Scaled({.steps = 2, .missing = 1});
     constexpr auto Rms = Test<NormedStep, bfloat16, 70, 2,
-                              WaveOptions{16, 3, 1, kFirst, kSecond, 3, 2, false, false, 0, true,
-                                          0, {}, 1, {{4, 1, true}}, true}>;
+                              WaveOptions{16,
+                                          3,
+                                          1,
+                                          kFirst,
+                                          kSecond,
+                                          3,
+                                          2,
+                                          false,
+                                          false,
+                                          0,
+                                          true,
+                                          0,
+                                          {},
+                                          1,
+                                          {{4, 1, true}},
+                                          true}>;
     Rms({.steps = 5});
   }
   {  // means of states that no matrix takes; tiles of the batch; a barrier
