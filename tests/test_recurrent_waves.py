@@ -261,6 +261,21 @@ def test_a_graph_in_waves_is_the_graph(cells, sizes, options, nodes):
 
 
 @pytest.mark.parametrize(
+    "cell, more", [("GRU", {"skip": 2}), ("RNN", {"norm": "layer", "skip": 1})]
+)
+def test_tangents_are_waves(cell, more):
+    p = stack([cell], layers=3, T=40, B=3, h=16, **more)
+
+    def tangents(xs, **options):
+        run = lambda xs: recurrent.stack_scan(p.layers, p.carries, xs, **options)  # noqa: E731
+        return jax.jvp(run, (xs,), (xs,))
+
+    got, waves = by_waves(tangents, p.xs)
+    assert waves == [(1, 3), (1, 3)]
+    assert_close(got, jax.jit(lambda xs: tangents(xs, implementation="xla"))(p.xs))
+
+
+@pytest.mark.parametrize(
     "cell, norm, options",
     [
         ("RNN", "layer", {"return_all": True}),
