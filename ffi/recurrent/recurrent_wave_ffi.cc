@@ -2,6 +2,7 @@
 // recurrent_scan, what to launch was planned when the program was lowered, and the last result is
 // its workspace: an exchange buffer for each layer and part of its batch, and flags. Operands and
 // results come layer by layer, the lowest layer first; that one has no weights from below.
+#include <charconv>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,12 +17,14 @@ namespace {
 static_assert(sizeof(RecurrentWave<kMaxLayersOfWave>) <= 32764);
 
 struct Layer : ScanArrays {
+  int64_t skip_from = -1;  // a lower layer, or none
   Array weights, below_weights;
 };
 
 struct WaveCall : ScanCall {
   DType dtype = DType::kBFloat16;
   bool reverse = false;
+  float norm_epsilon = 0;
   DenseWeights own_form, below_form;  // without values
   std::vector<Layer> layers;
 };
@@ -57,6 +60,7 @@ void ParseWave(CallParser& call, WaveCall* c) {
   const int64_t own_products = count("own_products"), own_states = count("own_states");
   const int64_t below_products = count("below_products"), below_states = count("below_states");
   const bool transposed = call.Attribute<bool>("transposed");
+  c->norm_epsilon = static_cast<float>(call.Attribute<double>("norm_epsilon"));
   const int64_t carries = call.Integer("carries", 0, kMaxScanArrays);
   const std::vector<Span> outputs = Spans(call, "outputs", "");
   const auto input_dtypes = Words(call.Attribute<std::string_view>("input_dtypes"));
@@ -69,6 +73,12 @@ void ParseWave(CallParser& call, WaveCall* c) {
     call.Fail("attributes inputs and input_dtypes must have words for " + std::to_string(layers) +
               " layers and for one, got " + std::to_string(inputs.size()) + " and " +
               std::to_string(of_layer));
+  }
+
+  const auto skips = Words(call.Attribute<std::string_view>("skips"));  // layers, or "-"
+  if (skips.size() != static_cast<size_t>(layers)) {
+    call.Fail("attribute skips must have a word for each of " + std::to_string(layers) +
+              " layers, got " + std::to_string(skips.size()));
   }
 
   Dimension t("steps"), b("batch"), s("states"), h("units");
@@ -103,6 +113,17 @@ void ParseWave(CallParser& call, WaveCall* c) {
   c->own_form = own.form, c->below_form = below.form;
   for (size_t l = 0; l < c->layers.size(); ++l) {
     Layer& layer = c->layers[l];
+    if (skips[l] != "-") {
+      const std::string_view word = skips[l];
+      const auto [end, error] =
+          std::from_chars(word.data(), word.data() + word.size(), layer.skip_from);
+      const bool is_number = error == std::errc() && end == word.data() + word.size();
+      if (!is_number || layer.skip_from < 0 || layer.skip_from >= static_cast<int64_t>(l)) {
+        call.Fail("attribute skips must have lower layers, got " + std::string(word) +
+                  " for layer " + std::to_string(l));
+        return;
+      }
+    }
     layer.weights = call.Operand("own weights", dtype, {own.columns, own.rows});
     if (l > 0) {
       layer.below_weights = call.Operand("below weights", dtype, {below.columns, below.rows});
@@ -144,6 +165,10 @@ RecurrentWaveLayer ProblemOf(const WaveCall& c, int64_t entry, size_t l) {
     p.below_weights.values = weights(layer.below_weights);
     p.below_exchange = c.workspace + c.launches.ExchangeAt(first_scan - c.launches.scans);
   }
+  if (layer.skip_from >= 0) {
+    p.skip_exchange = c.workspace + c.launches.ExchangeAt(layer.skip_from * c.launches.scans);
+  }
+  p.norm_epsilon = c.norm_epsilon;
   return p;
 }
 
