@@ -254,6 +254,8 @@ OperationEntry RecurrentWaveEntry() {
   for (const ScanVariant& variant : kWaveVariants) entry.cuda_variants.push_back(variant.name);
   // Layers that are in no wave run one by one, as scans.
   for (const ScanVariant& variant : kScanVariants) entry.cuda_variants.push_back(variant.name);
+  // All layers in one loop of XLA, without a kernel of this target.
+  entry.cuda_variants.push_back("wavefront");
   return entry;
 }
 

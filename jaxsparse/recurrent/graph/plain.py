@@ -30,9 +30,8 @@ PLAIN = "node by node"  # what a graph is without a kernel of its own
 ON_CPU = "on a CPU only its sparse products have kernels, those of spmm"
 
 
-def plain_graph(*operands: Any, on_gpu: bool = False, **params: Any) -> list[Any]:
+def plain_graph(*operands: Any, **params: Any) -> list[Any]:
     """The graph node by node, of one batch entry."""
-    del on_gpu  # the scans of nodes know it when they are lowered
     x = split(operands, params)
     states: list[Any] = []
     flat: list[Any] = []

@@ -1,0 +1,77 @@
+"""What a graph is computed as on a GPU: waves, wavefronts, or node by node."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from jax.core import ShapedArray
+
+from jaxsparse.device import AnyDevice, Device
+from jaxsparse.primitive import Fallback, UnavailableError
+from jaxsparse.recurrent.graph.operands import Operands, split
+from jaxsparse.recurrent.graph.runs import in_runs
+from jaxsparse.recurrent.graph.wavefront import run_wavefront
+from jaxsparse.recurrent.graph.wavefront_form import Wavefront, wavefronts
+from jaxsparse.recurrent.graph.waves import WAVE_VARIANTS, choose_waves, plan_alone
+from jaxsparse.recurrent.plan import Plan
+
+WAVEFRONT = "wavefront"
+
+
+def choose_by_name(
+    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
+) -> Fallback:
+    """What is computed on a GPU that kernels of scans run on.
+
+    Raises:
+        UnavailableError: if what was asked for by its name is not to be had.
+    """
+    variant = params["variant"]
+    if variant == WAVEFRONT:
+        found, reason = wavefronts(params, split(avals, params))
+        if not found:
+            reason = reason or "it has a single layer"
+            raise UnavailableError(
+                f"recurrent.stack_scan: {variant} was asked for, but {reason}", reason
+            )
+        return _as_wavefronts(found, "it is asked for by its name")
+    if variant is None:
+        # The times that are predicted of waves were not measured yet.
+        return Fallback(f"waves run where variant={WAVE_VARIANTS[0]!r} asks for them")
+    return choose_waves(params, avals, device)
+
+
+def without_waves(
+    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice, fallback: Fallback
+) -> Fallback:
+    """What is computed on a GPU where no kernel takes the whole graph.
+
+    Layers that have no kernel of their own are a wavefront, if they have the form of one.
+    """
+    if params["variant"] is not None or params["implementation"] == "cuda":
+        return fallback  # which asks for kernels of single layers
+    x = split(avals, params)
+    found, reason = wavefronts(params, x)
+    if params["implementation"] is None and isinstance(device, Device):
+        without = [w for w in found if not _has_kernel(w, params, x, device)]
+        if len(without) < len(found):
+            reason = ""
+        found = without
+    if not found:
+        no_wavefront = f", and as no wavefront, because {reason}" if reason else ""
+        return fallback._replace(reason=fallback.reason + no_wavefront)
+    return _as_wavefronts(found, fallback.reason)._replace(
+        warning=fallback.warning, subject=fallback.subject
+    )
+
+
+def _as_wavefronts(found: Sequence[Wavefront], reason: str) -> Fallback:
+    runs = {w.first: functools.partial(run_wavefront, w) for w in found}
+    return Fallback(reason, functools.partial(in_runs, runs), " and ".join(map(str, found)))
+
+
+def _has_kernel(wavefront: Wavefront, params: dict[str, Any], x: Operands, device: Device) -> bool:
+    """Whether a kernel runs the scan of a layer, and is faster than XLA's loop."""
+    return isinstance(plan_alone(wavefront.first, params, x, device), Plan)
