@@ -12,6 +12,7 @@ import pytest
 import stack_problems
 from checks import PLATFORM
 from covering import pairwise
+from graph_forms import with_graphs_as
 from test_recurrent_plan import kernels
 
 from jaxsparse import H200, Device, _ffi, recurrent
@@ -207,28 +208,9 @@ def test_a_graph_in_waves_is_the_graph(cells, options):
     """What goes into waves and comes out of them, each by its plain form."""
     p = stack(cells, layers=3, T=40, B=3, h=16)
     gradient = jax.value_and_grad(loss_of(p, **options), has_aux=True)
-    closed = jax.make_jaxpr(gradient)(p.floating)
-    waves = 0
-
-    def by_waves(*operands):
-        nonlocal waves
-        values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-        values |= dict(zip(closed.jaxpr.invars, operands, strict=True))
-        for eqn in closed.eqns:
-            given = [v.val if hasattr(v, "val") else values[v] for v in eqn.invars]
-            if eqn.primitive is recurrent_graph_p:
-                choice = choose_waves(eqn.params, [v.aval for v in eqn.invars], H200)
-                waves += len(held(choice))
-                results = choice.compute(*given, **eqn.params)
-            else:
-                results = eqn.primitive.bind(*given, **eqn.params)
-                results = results if eqn.primitive.multiple_results else [results]
-            values |= dict(zip(eqn.outvars, results, strict=True))
-        return [v.val if hasattr(v, "val") else values[v] for v in closed.jaxpr.outvars]
-
-    got = jax.jit(by_waves)(*leaves(p.floating))
+    got, chosen = with_graphs_as(choose_waves, gradient, p.floating)
     plain = jax.value_and_grad(loss_of(p, implementation="xla", **options), has_aux=True)
-    assert waves == 2
+    assert sum(len(held(choice)) for choice in chosen) == 2
     for a, b in zip(got, leaves(jax.jit(plain)(p.floating)), strict=True):
         a, b = np.float32(a), np.float32(b)
         np.testing.assert_allclose(a, b, rtol=0.02, atol=0.01 * max(1, np.abs(b).max()))

@@ -46,7 +46,7 @@ class Wavefront(NamedTuple):
         return max((1, *(term.lag for term in self.terms)))
 
     def __str__(self) -> str:
-        return f"nodes {self.first} to {self.last} as a wavefront of batched products in one loop"
+        return f"nodes {self.first} to {self.last} as a wavefront of {self.layers} layers"
 
 
 def wavefront_of(first: int, last: int, params: dict[str, Any], x: Operands) -> Wavefront | str:
