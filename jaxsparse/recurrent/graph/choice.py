@@ -1,4 +1,4 @@
-"""What a graph is computed as on a GPU: waves, wavefronts, or node by node."""
+"""What a graph is computed as on a GPU: waves, chunks, wavefronts, or node by node."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from jax.core import ShapedArray
 
 from jaxsparse.device import AnyDevice, Device
 from jaxsparse.primitive import Fallback, UnavailableError
+from jaxsparse.recurrent.graph.chunked import run_chunked, steps_of_chunk
 from jaxsparse.recurrent.graph.operands import Operands, split
 from jaxsparse.recurrent.graph.runs import in_runs
+from jaxsparse.recurrent.graph.staggered_form import Staggered, staggered
 from jaxsparse.recurrent.graph.wavefront import run_wavefront
-from jaxsparse.recurrent.graph.wavefront_form import Wavefront, wavefronts
 from jaxsparse.recurrent.graph.waves import WAVE_VARIANTS, choose_waves, plan_alone
-from jaxsparse.recurrent.plan import Plan
+from jaxsparse.recurrent.plan import NoPlan, Plan
 
-WAVEFRONT = "wavefront"
+WAVEFRONT, CHUNKED = "wavefront", "chunked"
+BY_NAME = "it is asked for by its name"
 
 
 def choose_by_name(
@@ -30,13 +32,12 @@ def choose_by_name(
     """
     variant = params["variant"]
     if variant == WAVEFRONT:
-        found, reason = wavefronts(params, split(avals, params))
+        found, reason = staggered(params, split(avals, params), ("dense",))
         if not found:
-            reason = reason or "it has a single layer"
-            raise UnavailableError(
-                f"recurrent.stack_scan: {variant} was asked for, but {reason}", reason
-            )
-        return _as_wavefronts(found, "it is asked for by its name")
+            raise _unavailable(variant, reason)
+        return _as_wavefronts(found, BY_NAME)
+    if variant == CHUNKED:
+        return _in_chunks(params, split(avals, params), device)
     if variant is None:
         # The times that are predicted of waves were not measured yet.
         return Fallback(f"waves run where variant={WAVE_VARIANTS[0]!r} asks for them")
@@ -53,7 +54,7 @@ def without_waves(
     if params["variant"] is not None or params["implementation"] == "cuda":
         return fallback  # which asks for kernels of single layers
     x = split(avals, params)
-    found, reason = wavefronts(params, x)
+    found, reason = staggered(params, x, ("dense",))
     if params["implementation"] is None and isinstance(device, Device):
         without = [w for w in found if not _has_kernel(w, params, x, device)]
         if len(without) < len(found):
@@ -67,11 +68,38 @@ def without_waves(
     )
 
 
-def _as_wavefronts(found: Sequence[Wavefront], reason: str) -> Fallback:
+def _as_wavefronts(found: Sequence[Staggered], reason: str) -> Fallback:
     runs = {w.first: functools.partial(run_wavefront, w) for w in found}
-    return Fallback(reason, functools.partial(in_runs, runs), " and ".join(map(str, found)))
+    called = " and ".join(
+        f"nodes {w.first} to {w.last} as a wavefront of {w.layers} layers" for w in found
+    )
+    return Fallback(reason, functools.partial(in_runs, runs), called)
 
 
-def _has_kernel(wavefront: Wavefront, params: dict[str, Any], x: Operands, device: Device) -> bool:
+def _in_chunks(params: dict[str, Any], x: Operands, device: AnyDevice) -> Fallback:
+    assert isinstance(device, Device)  # on what is none, no kernel of scans runs
+    found, reason = staggered(params, x, ("dense", "csr"))
+    runs, called = {}, []
+    for form in found:
+        plan = plan_alone(form.first, params, x, device, matrices=form.layers, forced=True)
+        if isinstance(plan, NoPlan):
+            reason = plan.reason
+            continue
+        chunk = steps_of_chunk(params["length"], form.layers, plan.microseconds)
+        runs[form.first] = functools.partial(run_chunked, form, chunk)
+        called.append(
+            f"nodes {form.first} to {form.last} side by side, each a chunk of {chunk} steps behind"
+        )
+    if not runs:
+        raise _unavailable(CHUNKED, reason)
+    return Fallback(BY_NAME, functools.partial(in_runs, runs), " and ".join(called))
+
+
+def _unavailable(variant: str, reason: str) -> UnavailableError:
+    reason = reason or "it has a single layer"
+    return UnavailableError(f"recurrent.stack_scan: {variant} was asked for, but {reason}", reason)
+
+
+def _has_kernel(wavefront: Staggered, params: dict[str, Any], x: Operands, device: Device) -> bool:
     """Whether a kernel runs the scan of a layer, and is faster than XLA's loop."""
     return isinstance(plan_alone(wavefront.first, params, x, device), Plan)

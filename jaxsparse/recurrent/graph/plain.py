@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import bind_local
-from jaxsparse.recurrent.graph.alone import Alone, alone
+from jaxsparse.recurrent.graph.alone import Alone, alone, in_order
 from jaxsparse.recurrent.graph.edges import Edge, added_up, edge_products
 from jaxsparse.recurrent.graph.operands import (
     OfNode,
@@ -146,16 +146,8 @@ def _scanned(
     carries, outputs = rest[: step.carries], rest[step.carries :]
     if isinstance(one, Alone) and one.others:
         *outputs, others = outputs
-        states = _in_order(one, states, others)
+        states = in_order(one, states, others)
     return Results(states, carries, outputs)
-
-
-def _in_order(step: Alone, read: Any, others: Any) -> Any:
-    """All states of a step, of those that its edge reads and the others."""
-    places = (*step.read, *step.others)
-    return parts_of(
-        jnp.concatenate([read, others], -2), [places.index(i) for i in range(len(places))]
-    )
 
 
 def _pointwise(

@@ -121,7 +121,13 @@ def _microseconds_alone(n: int, params: dict[str, Any], x: Operands, device: Dev
 
 
 def plan_alone(
-    n: int, params: dict[str, Any], x: Operands, device: Device, *, forced: bool = False
+    n: int,
+    params: dict[str, Any],
+    x: Operands,
+    device: Device,
+    *,
+    matrices: int = 1,
+    forced: bool = False,
 ) -> Plan | NoPlan:
     """The plan of a node with an edge to itself as a scan of its own.
 
@@ -130,6 +136,7 @@ def plan_alone(
         params: of the graph.
         x: its operands, or their types.
         device: the GPU.
+        matrices: how many such nodes are scanned side by side.
         forced: plans even what would be slower than the plain path.
     """
     (e,) = (e for e, edge in enumerate(params["edges"]) if edge.delay and edge.target == n)
@@ -150,6 +157,10 @@ def plan_alone(
         weight_dtype=x.weights[e][0].dtype.name,
         sparse=edge.kind == "csr",
         input_dtypes=(state,),
+        layout_form=edge.forms[params["transposed"]] if edge.forms else None,
+        not_laid_out=edge.not_laid_out,
+        directions=matrices,
+        loops=matrices if edge.kind == "csr" else 1,
     )
     if not all(isinstance(size, int) for size in (form.batch, form.length, form.hidden)):
         return NoPlan("a size is open, and kernels are made for sizes")

@@ -1,13 +1,15 @@
-"""The form that nodes of a graph have as a wavefront: layers of one loop."""
+"""The form that nodes of a graph have where they run side by side, each behind the one below it."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from jaxsparse.recurrent.graph.edges import Edge
 from jaxsparse.recurrent.graph.operands import Operands
 from jaxsparse.recurrent.graph.wave_form import Alike, alike
 
+Kinds = Collection[str]
 Ends = tuple[tuple[int, ...], tuple[int, ...]]  # states of an edge's source, products of its target
 
 
@@ -19,15 +21,15 @@ class Term(NamedTuple):
     ends: Ends
 
 
-class Wavefront(NamedTuple):
-    """Nodes ``first`` to ``last``, both among them, as one loop."""
+class Staggered(NamedTuple):
+    """Nodes ``first`` to ``last``, both among them, of one form."""
 
     first: int
     last: int
     alike: Alike
     own: Ends  # of the edges from nodes to themselves
     below: Ends | None  # of those from the node before, if there are such
-    entering: int | None  # the edge by which the first node is multiplied within the loop
+    entering: int | None  # the edge to the first node that is multiplied as those from below are
     terms: dict[Term, tuple[int, ...]]  # the nodes, counted from the first, that have each
 
     @property
@@ -42,15 +44,40 @@ class Wavefront(NamedTuple):
 
     @property
     def history(self) -> int:
-        """Of how many steps before the loop needs states."""
+        """Of how many nodes below one needs states."""
         return max((1, *(term.lag for term in self.terms)))
 
-    def __str__(self) -> str:
-        return f"nodes {self.first} to {self.last} as a wavefront of {self.layers} layers"
+
+def staggered(params: dict[str, Any], x: Operands, kinds: Kinds) -> tuple[list[Staggered], str]:
+    """The runs of nodes of one form, each as long as can be, or why several layers have none.
+
+    Args:
+        params: of the graph.
+        x: its operands, or their types.
+        kinds: of edges from nodes to themselves.
+    """
+    found: list[Staggered] = []
+    reasons: list[str] = []
+    loops = {edge.target for edge in params["edges"] if edge.delay}
+    first, count = 0, len(params["nodes"])
+    while first < count:
+        longest, last = None, first + 1
+        while last < count and {first, last} <= loops:
+            made = _of_run(first, last, params, x, kinds)
+            if isinstance(made, str):
+                reasons.append(made)
+                break
+            longest, last = made, last + 1
+        if longest is not None:
+            found.append(longest)
+        first = last if longest is not None else first + 1
+    return found, "" if found else next(iter(reasons), "")
 
 
-def wavefront_of(first: int, last: int, params: dict[str, Any], x: Operands) -> Wavefront | str:
-    """Nodes ``first`` to ``last`` as a wavefront, or why they can't be one."""
+def _of_run(
+    first: int, last: int, params: dict[str, Any], x: Operands, kinds: Kinds
+) -> Staggered | str:
+    """Nodes ``first`` to ``last``, or why they differ in form."""
     nodes, edges, units = params["nodes"], params["edges"], params["units"]
     run = range(first, last + 1)
     if params["length"] < len(run):
@@ -68,7 +95,7 @@ def wavefront_of(first: int, last: int, params: dict[str, Any], x: Operands) -> 
     inside = [e for es in into.values() for e in es if first <= edges[e].source < edges[e].target]
     below = [e for e in inside if edges[e].kind not in ("identity", "mean")]
     for e in (*own, *below):
-        if edges[e].kind != "dense":
+        if edges[e].kind not in (kinds if edges[e].delay else ("dense",)):
             return f"an edge is of kind {edges[e].kind}"
     if any(edges[e].target - edges[e].source > 1 for e in below):
         return "a node multiplies what one further below has"
@@ -76,6 +103,10 @@ def wavefront_of(first: int, last: int, params: dict[str, Any], x: Operands) -> 
         return "their edges differ"
     if len({x.weights[e][0].dtype for e in (*own, *below)}) > 1:
         return "their weights differ in dtype"
+    if len({(edges[e].kind, edges[e].forms) for e in own}) > 1:
+        return "their weights differ in form"
+    if len({tuple(w.shape for w in x.weights[e]) for e in own}) > 1:
+        return "their weights differ in stored entries"
     for group in zip(*(_dtypes(x.nodes[n].inputs, found, n - first) for n in run), strict=True):
         if len({*group} - {None}) > 1:
             return "their inputs differ in dtype"
@@ -88,7 +119,7 @@ def wavefront_of(first: int, last: int, params: dict[str, Any], x: Operands) -> 
     ends = _ends(edges[below[0]]) if below else None
     outside = (e for e in into[first] if not edges[e].delay)
     entering = (e for e in outside if below and _enters(e, below[0], params, x))
-    return Wavefront(
+    return Staggered(
         first,
         last,
         found,
@@ -97,26 +128,6 @@ def wavefront_of(first: int, last: int, params: dict[str, Any], x: Operands) -> 
         next(entering, None),
         {term: tuple(targets) for term, targets in terms.items()},
     )
-
-
-def wavefronts(params: dict[str, Any], x: Operands) -> tuple[list[Wavefront], str]:
-    """The wavefronts of a graph, each as long as can be, or why several layers have none."""
-    found: list[Wavefront] = []
-    reasons: list[str] = []
-    loops = {edge.target for edge in params["edges"] if edge.delay}
-    first, count = 0, len(params["nodes"])
-    while first < count:
-        longest, last = None, first + 1
-        while last < count and {first, last} <= loops:
-            made = wavefront_of(first, last, params, x)
-            if isinstance(made, str):
-                reasons.append(made)
-                break
-            longest, last = made, last + 1
-        if longest is not None:
-            found.append(longest)
-        first = last if longest is not None else first + 1
-    return found, "" if found else next(iter(reasons), "")
 
 
 def _ends(edge: Edge) -> Ends:

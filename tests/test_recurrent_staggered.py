@@ -1,4 +1,4 @@
-"""Wavefronts of recurrent stacks: which layers they hold, and their results."""
+"""Layers of stacks side by side, as wavefronts and in chunks: which ones, and their results."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ from jaxsparse import H200, recurrent
 from jaxsparse.primitive import Fallback, UnavailableError
 from jaxsparse.recurrent.graph import wavefront
 from jaxsparse.recurrent.graph.choice import choose_by_name, without_waves
+from jaxsparse.recurrent.graph.chunked import run_chunked, steps_of_chunk
+from jaxsparse.recurrent.graph.operands import split
+from jaxsparse.recurrent.graph.runs import in_runs
+from jaxsparse.recurrent.graph.staggered_form import staggered
 
 A100 = dataclasses.replace(H200, name="A100", compute_capability=80)
 leaves = jax.tree.leaves
@@ -37,8 +41,25 @@ def few_steps_at_once(monkeypatch):
     monkeypatch.setattr(wavefront, "_UNROLLED", 1)  # which compiles faster
 
 
+def in_form(run, kinds=("dense",)):
+    """Computes runs of layers of one form by a function, of every graph."""
+
+    def choose(params, avals, device):
+        found, reason = staggered(params, split(avals, params), kinds)
+        runs = {form.first: functools.partial(run, form) for form in found}
+        held = " and ".join(f"{form.layers} layers" for form in found)
+        return Fallback(reason, functools.partial(in_runs, runs), held)
+
+    return choose
+
+
+def in_chunks(form, *call):
+    return run_chunked(form, 2, *call)
+
+
 @pairwise(
-    "cell, layers, skip, norm, dropout, lengths, resets, reverse, extra, T, B",
+    "run, cell, layers, skip, norm, dropout, lengths, resets, reverse, extra, T, B",
+    [wavefront.run_wavefront, in_chunks],
     NAMES,
     [2, 3, 4],
     [None, 1, 2, "input"],
@@ -52,7 +73,7 @@ def few_steps_at_once(monkeypatch):
     [1, 3],
 )
 def test_values_and_gradients(
-    cell, layers, skip, norm, dropout, lengths, resets, reverse, extra, T, B
+    run, cell, layers, skip, norm, dropout, lengths, resets, reverse, extra, T, B
 ):
     with jax.enable_x64(True):
         p = stack(
@@ -81,15 +102,15 @@ def test_values_and_gradients(
         gradient = jax.value_and_grad(
             functools.partial(loss, function=recurrent.stack_scan), has_aux=True
         )
-        got, chosen = with_graphs_as(of_xla, gradient, p.floating)
+        got, chosen = with_graphs_as(in_form(run), gradient, p.floating)
         own = functools.partial(loss, function=reference.stack_scan)
         expected = compiled(jax.value_and_grad(own, has_aux=True))(p.floating)
         assert_close(got, leaves(expected), 1e-9)
         # A layer whose output is normalised hands on its square; the first one may end no skip.
         whole = layers - (norm is not None) - (skip == 2)
         for choice in chosen:
-            held = f"a wavefront of {whole} layers" in choice.called
-            assert held or (whole <= 1 and "their steps differ" in choice.reason), choice
+            held = choice.called == f"{whole} layers"
+            assert held or (whole <= 1 and choice.reason == "their steps differ"), choice
 
 
 def test_a_bad_row_stays_in_its_row_and_a_bad_step_behind_it():
