@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from jaxsparse.recurrent.graph.chunked import run_chunked, steps_of_chunk
 from jaxsparse.recurrent.graph.operands import split
 from jaxsparse.recurrent.graph.runs import in_runs
 from jaxsparse.recurrent.graph.staggered_form import staggered
+from jaxsparse.recurrent.plan import Plan
 
 A100 = dataclasses.replace(H200, name="A100", compute_capability=80)
 leaves = jax.tree.leaves
@@ -163,6 +165,39 @@ def test_derivatives_of_second_order_and_mapped_weights():
     assert_close(got, [compiled(jax.vmap(of))(several)], 1e-4)
 
 
+def sparse(layers, **sizes):
+    """A stack with sparse recurrent weights, of as many entries as it happens, and dense inputs."""
+    p = stack(["GRU"], layers=layers, weights="csr", **sizes)
+    dense = [dataclasses.replace(x, input=x.input.todense().T) for x in p.layers]
+    return p._replace(layers=dense)
+
+
+def test_sparse_weights_in_chunks():
+    p = sparse(3, T=5)
+    assert len({x.recurrent.topology.nse for x in p.layers}) > 1
+
+    def loss(floating, **options):
+        results = recurrent.stack_scan(*p.of(floating), **options)
+        return total(results), results
+
+    gradient = jax.value_and_grad(functools.partial(loss, variant="chunked"), has_aux=True)
+    got, chosen = with_graphs_as(in_form(in_chunks, ("dense", "csr")), gradient, p.floating)
+    assert [choice.called for choice in chosen] == ["3 layers"] * 2
+    expected = compiled(jax.value_and_grad(loss, has_aux=True))(p.floating)
+    assert_close(got, leaves(expected), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "layers, length, step", [(4, 1000, 1.8), (2, 17, 3.0), (8, 256, 0.9), (4, 1, 2)]
+)
+def test_chunks_take_least_time(layers, length, step):
+    def cost(steps):
+        return (-(-length // steps) + layers - 1) * (steps * step + 25)
+
+    chosen = steps_of_chunk(length, layers, step)
+    assert 1 <= chosen <= length and cost(chosen) <= min(map(cost, range(1, length + 1))) * 1.001
+
+
 def choices(p, choose, device=H200, **options):
     """What a stack is computed as, its forward pass."""
     chosen = with_graphs_as(
@@ -210,8 +245,17 @@ def test_explained():
     asked = explained(small, H200, implementation="xla")
     assert asked.choice == f"{form}implementation='xla' asks for it" and not asked.scans
     assert explained(small, A100).choice.startswith(f"{form}A100 has compute capability 8.0")
+    chunks = explained(small, H200, variant="chunked")
+    assert re.match(r"nodes 1 to 3 side by side, each a chunk of \d+ steps behind", chunks.choice)
+    ((form, plan),) = chunks.scans
+    assert form.directions == 3 and isinstance(plan, Plan) and plan.launches == 1
+    pairs = explained(sparse(2, T=64, h=256, B=2), H200, variant="chunked")
+    ((form, _),) = pairs.scans
+    assert form.directions == 2 and form.layout_form.blocks <= 66
     # So many rows are no kernel's.
-    assert form in explained(stack(["LSTM"], layers=3, T=64, h=64, B=2000), H200).choice
+    many = stack(["LSTM"], layers=3, T=4, h=64, B=2000)
+    assert explained(many, H200).choice.startswith("nodes 1 to 3 as a wavefront of 3 layers")
+    assert explained(many, H200, variant="chunked").choice.startswith("refused, because ")
     odd = explained(stack(["RNN"], layers=3, differ=True), H200, implementation="xla")
     assert odd.choice == (
         "node by node, because implementation='xla' asks for it, and as no wavefront, because they "
@@ -220,9 +264,15 @@ def test_explained():
 
 
 @pytest.mark.skipif(PLATFORM != "cuda", reason="needs a GPU")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_on_a_gpu(dtype):
-    p = stack(["GRU"], layers=4, T=40, B=16, h=128, dtype=dtype)
+@pytest.mark.parametrize("variant", ["wavefront", "chunked"])
+@pytest.mark.parametrize(
+    "weights, dtype", [("dense", "float32"), ("dense", "bfloat16"), ("csr", "float32")]
+)
+def test_on_a_gpu(variant, weights, dtype):
+    sizes = {"T": 40, "B": 16, "h": 128}
+    p = sparse(4, **sizes) if weights == "csr" else stack(["GRU"], layers=4, dtype=dtype, **sizes)
+    if (variant, weights) == ("wavefront", "csr"):
+        pytest.skip("wavefronts are of dense weights")
 
     def gradient(**options):
         def loss(floating):
@@ -231,9 +281,10 @@ def test_on_a_gpu(dtype):
 
         return leaves(jax.jit(jax.value_and_grad(loss, has_aux=True))(p.floating))
 
-    got, again = gradient(variant="wavefront"), gradient(variant="wavefront")
+    got, again = gradient(variant=variant), gradient(variant=variant)
     for a, b, c in zip(got, gradient(), again, strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(c))
         a, b = np.float64(a), np.float64(b)
         limit = 2e-2 if dtype == "bfloat16" else 1e-4
         assert np.linalg.norm(a - b) <= limit * (np.linalg.norm(b) + 1e-3 * np.sqrt(b.size))
+    recurrent.check()

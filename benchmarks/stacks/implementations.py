@@ -11,7 +11,7 @@ from benchmarks.memory import most_bytes, planned_bytes
 from benchmarks.peer_programs import needs_flax, needs_gpu, needs_torch
 from benchmarks.stacks import cudnn, jax_programs, ladder, ours, torch_programs
 from benchmarks.stacks.problems import SUITES, Problem
-from jaxsparse.recurrent.graph.waves import WAVE_VARIANTS
+from jaxsparse.recurrent.graph.choice import STACK_VARIANTS
 from jaxsparse.recurrent.plan import VARIANTS
 from jaxsparse.timing import Program
 
@@ -142,7 +142,7 @@ def _ours(
 
 
 def forced(variant: str) -> Implementation:
-    """Our own with a kernel forced, of single layers or of waves."""
+    """Our own with a kernel forced, of single layers or of several."""
     return _ours(
         f"jaxsparse[{variant}]",
         "jaxsparse, forced",
@@ -154,7 +154,7 @@ def forced(variant: str) -> Implementation:
 
 def variants() -> list[str]:
     """Those that can be forced."""
-    return [*VARIANTS, *WAVE_VARIANTS]
+    return [*VARIANTS, *STACK_VARIANTS]
 
 
 def _several_of_one_form(problem: Problem) -> bool:

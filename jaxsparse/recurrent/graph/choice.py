@@ -19,6 +19,7 @@ from jaxsparse.recurrent.graph.waves import WAVE_VARIANTS, choose_waves, plan_al
 from jaxsparse.recurrent.plan import NoPlan, Plan
 
 WAVEFRONT, CHUNKED = "wavefront", "chunked"
+STACK_VARIANTS = (*WAVE_VARIANTS, CHUNKED, WAVEFRONT)  # of several layers at once
 BY_NAME = "it is asked for by its name"
 
 
