@@ -16,7 +16,7 @@ from jaxsparse.recurrent.graph.runs import in_runs
 from jaxsparse.recurrent.graph.staggered_form import Staggered, staggered
 from jaxsparse.recurrent.graph.wavefront import run_wavefront
 from jaxsparse.recurrent.graph.waves import WAVE_VARIANTS, choose_waves, plan_alone
-from jaxsparse.recurrent.plan import NoPlan, Plan
+from jaxsparse.recurrent.plan import NoPlan
 
 WAVEFRONT, CHUNKED = "wavefront", "chunked"
 STACK_VARIANTS = (*WAVE_VARIANTS, CHUNKED, WAVEFRONT)  # of several layers at once
@@ -56,17 +56,23 @@ def without_waves(
         return fallback  # which asks for kernels of single layers
     x = split(avals, params)
     found, reason = staggered(params, x, ("dense",))
-    if params["implementation"] is None and isinstance(device, Device):
-        without = [w for w in found if not _has_kernel(w, params, x, device)]
-        if len(without) < len(found):
-            reason = ""
-        found = without
     if not found:
         no_wavefront = f", and as no wavefront, because {reason}" if reason else ""
         return fallback._replace(reason=fallback.reason + no_wavefront)
-    return _as_wavefronts(found, fallback.reason)._replace(
-        warning=fallback.warning, subject=fallback.subject
-    )
+    asked = params["implementation"] == "xla"
+    if asked or fallback.warning or not isinstance(device, Device):
+        made = _as_wavefronts(found, fallback.reason)
+        return made._replace(warning=fallback.warning, subject=fallback.subject)
+    plans = [(form, plan_alone(form.first, params, x, device)) for form in found]
+    lacking = [(form, plan) for form, plan in plans if isinstance(plan, NoPlan)]
+    if not lacking:
+        return fallback
+    form, plan = lacking[0]
+    made = _as_wavefronts([form for form, _ in lacking], plan.reason)
+    if plan.wanted:
+        return made
+    missed = f"recurrent.stack_scan: on {device.name} {made.called}, because {plan.reason}"
+    return made._replace(warning=missed, subject=params["nodes"][form.first].cell_name)
 
 
 def _as_wavefronts(found: Sequence[Staggered], reason: str) -> Fallback:
@@ -99,8 +105,3 @@ def _in_chunks(params: dict[str, Any], x: Operands, device: AnyDevice) -> Fallba
 def _unavailable(variant: str, reason: str) -> UnavailableError:
     reason = reason or "it has a single layer"
     return UnavailableError(f"recurrent.stack_scan: {variant} was asked for, but {reason}", reason)
-
-
-def _has_kernel(wavefront: Staggered, params: dict[str, Any], x: Operands, device: Device) -> bool:
-    """Whether a kernel runs the scan of a layer, and is faster than XLA's loop."""
-    return isinstance(plan_alone(wavefront.first, params, x, device), Plan)
