@@ -15,15 +15,15 @@ from checks import PLATFORM
 from covering import pairwise
 from graph_forms import with_graphs_as
 from recurrent_problems import compiled
-from stack_problems import NAMES, stack
+from stack_problems import NAMES, Stack, stack
 from test_recurrent_stack import assert_close, lengths_of, resets_of, total
 
 import jaxsparse
-from jaxsparse import H200, recurrent
+from jaxsparse import CSR, H200, recurrent
 from jaxsparse.primitive import Fallback, UnavailableError
 from jaxsparse.recurrent.graph import wavefront
 from jaxsparse.recurrent.graph.choice import choose_by_name, without_waves
-from jaxsparse.recurrent.graph.chunked import run_chunked, steps_of_chunk
+from jaxsparse.recurrent.graph.chunked import Chunks, run_chunked, steps_of_chunk
 from jaxsparse.recurrent.graph.operands import split
 from jaxsparse.recurrent.graph.runs import in_runs
 from jaxsparse.recurrent.graph.staggered_form import staggered
@@ -55,8 +55,8 @@ def in_form(run, kinds=("dense",)):
     return choose
 
 
-def in_chunks(form, *call):
-    return run_chunked(form, 2, *call)
+def in_chunks(form, *call, written_out=False):
+    return run_chunked(form, Chunks(2, written_out), *call)
 
 
 @pairwise(
@@ -172,7 +172,8 @@ def sparse(layers, **sizes):
     return p._replace(layers=dense)
 
 
-def test_sparse_weights_in_chunks():
+@pytest.mark.parametrize("written_out", [False, True])
+def test_sparse_weights_in_chunks(written_out):
     p = sparse(3, T=5)
     assert len({x.recurrent.topology.nse for x in p.layers}) > 1
 
@@ -181,7 +182,8 @@ def test_sparse_weights_in_chunks():
         return total(results), results
 
     gradient = jax.value_and_grad(functools.partial(loss, variant="chunked"), has_aux=True)
-    got, chosen = with_graphs_as(in_form(in_chunks, ("dense", "csr")), gradient, p.floating)
+    run = functools.partial(in_chunks, written_out=written_out)
+    got, chosen = with_graphs_as(in_form(run, ("dense", "csr")), gradient, p.floating)
     assert [choice.called for choice in chosen] == ["3 layers"] * 2
     expected = compiled(jax.value_and_grad(loss, has_aux=True))(p.floating)
     assert_close(got, leaves(expected), 1e-5)
@@ -249,9 +251,12 @@ def test_explained():
     assert re.match(r"nodes 1 to 3 side by side, each a chunk of \d+ steps behind", chunks.choice)
     ((form, plan),) = chunks.scans
     assert form.directions == 3 and isinstance(plan, Plan) and plan.launches == 1
-    pairs = explained(sparse(2, T=64, h=256, B=2), H200, variant="chunked")
-    ((form, _),) = pairs.scans
-    assert form.directions == 2 and form.layout_form.blocks <= 66
+    rng = np.random.default_rng(0)
+    few = [CSR.fromdense(jnp.float32(rng.random((512, 512)) < 0.03)) for _ in range(2)]
+    pairs = [recurrent.Layer(recurrent.elman("relu"), x, jnp.eye(512)) for x in few]
+    pairs = Stack(pairs, [jnp.zeros((1, 512))] * 2, jnp.zeros((64, 1, 512)))
+    ((form, plan),) = explained(pairs, H200, variant="chunked").scans
+    assert (form.directions, plan.variant, plan.launches) == (2, "sparse_pairs", 1)
     # So many rows are no kernel's.
     many = stack(["LSTM"], layers=3, T=4, h=64, B=2000)
     assert re.match(f"{held}.*a batch of 2000 is more than", explained(many, H200).choice)

@@ -10,13 +10,13 @@ from jax.core import ShapedArray
 
 from jaxsparse.device import AnyDevice, Device
 from jaxsparse.primitive import Fallback, UnavailableError
-from jaxsparse.recurrent.graph.chunked import run_chunked, steps_of_chunk
+from jaxsparse.recurrent.graph.chunked import Chunks, run_chunked, steps_of_chunk
 from jaxsparse.recurrent.graph.operands import Operands, split
 from jaxsparse.recurrent.graph.runs import in_runs
 from jaxsparse.recurrent.graph.staggered_form import Staggered, staggered
 from jaxsparse.recurrent.graph.wavefront import run_wavefront
 from jaxsparse.recurrent.graph.waves import WAVE_VARIANTS, choose_waves, plan_alone
-from jaxsparse.recurrent.plan import NoPlan
+from jaxsparse.recurrent.plan import VARIANTS, NoPlan
 
 WAVEFRONT, CHUNKED = "wavefront", "chunked"
 STACK_VARIANTS = (*WAVE_VARIANTS, CHUNKED, WAVEFRONT)  # of several layers at once
@@ -92,10 +92,11 @@ def _in_chunks(params: dict[str, Any], x: Operands, device: AnyDevice) -> Fallba
         if isinstance(plan, NoPlan):
             reason = plan.reason
             continue
-        chunk = steps_of_chunk(params["length"], form.layers, plan.microseconds)
-        runs[form.first] = functools.partial(run_chunked, form, chunk)
+        steps = steps_of_chunk(params["length"], form.layers, plan.microseconds)
+        chunks = Chunks(steps, VARIANTS[plan.variant].weights == "masked")
+        runs[form.first] = functools.partial(run_chunked, form, chunks)
         called.append(
-            f"nodes {form.first} to {form.last} side by side, each a chunk of {chunk} steps behind"
+            f"nodes {form.first} to {form.last} side by side, each a chunk of {steps} steps behind"
         )
     if not runs:
         raise _unavailable(CHUNKED, reason)

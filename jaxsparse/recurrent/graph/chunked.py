@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from jaxsparse.recurrent.graph.staggered import (
 from jaxsparse.recurrent.graph.staggered_form import Staggered
 from jaxsparse.recurrent.primitive.declaration import recurrent_scan_p
 from jaxsparse.recurrent.primitive.operands import FULL
-from jaxsparse.recurrent.products import product
+from jaxsparse.recurrent.products import product, written_out
 from jaxsparse.recurrent.step import Arrays, OfAnother, Step
 from jaxsparse.recurrent.step import Results as OfStep
 
@@ -74,10 +74,18 @@ class Counting(OfAnother):
         return made._replace(carries=kept)
 
 
+class Chunks(NamedTuple):
+    """How layers are scanned in chunks."""
+
+    steps: int  # of a chunk
+    written_out: bool  # whether a sparse matrix is a dense one for all launches
+
+
 def run_chunked(
-    form: Staggered, chunk: int, x: Operands, states: Sequence[Any], params: dict[str, Any]
+    form: Staggered, chunks: Chunks, x: Operands, states: Sequence[Any], params: dict[str, Any]
 ) -> list[Results]:
-    """The results of nodes in chunks of so many steps, of the states of the nodes before them."""
+    """The results of nodes in chunks, of the states of the nodes before them."""
+    chunk = chunks.steps
     count, reverse, dtype = form.layers, params["reverse"], dtype_of(x)
     nodes = x.nodes[form.first : form.last + 1]
     times = Times(count, params["length"], reverse, chunk)
@@ -85,7 +93,10 @@ def run_chunked(
     inputs = [*outside.inputs, *outside.added]
     one, step = _steps(form, outside, padded=times.parts * chunk > times.length)
     weights, from_below = weights_of(form, x, params)
-    (loop, *_) = (e for e in params["edges"] if e.delay and e.target == form.first)
+    (loop,) = (e for e in params["edges"] if e.delay and e.target == form.first)
+    sparse = loop.kind == "csr" and not chunks.written_out
+    if loop.kind == "csr" and not sparse:
+        weights = [jax.vmap(lambda *own: written_out(own))(*weights)]
     counts = jnp.ones((times.length, 1, 1, 1), dtype)
     counts = jnp.stack([times.skewed(counts, layer) for layer in range(count)], 1)
 
@@ -107,8 +118,8 @@ def run_chunked(
             *carries,
             *arrays,
             step=step,
-            sparse=loop.kind == "csr",
-            forms=loop.forms,
+            sparse=sparse,
+            forms=loop.forms if sparse else (),
             not_laid_out=loop.not_laid_out,
             transposed=params["transposed"],
             reversed=(reverse,) * count,
