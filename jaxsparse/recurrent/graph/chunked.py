@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -38,10 +37,14 @@ from jaxsparse.recurrent.step import Arrays, OfAnother, Step
 from jaxsparse.recurrent.step import Results as OfStep
 
 _ROUND = 25.0  # microseconds that a round takes beside its steps
+_MOST_CHUNKS = 64
+# Rounds are written out: XLA's compiler for GPUs launched a scan in a loop twice a round, and all
+# layers took longer than one after the other.
+_UNROLLED: bool | int = True
 
 
 def steps_of_chunk(length: int, layers: int, microseconds: float) -> int:
-    """The length of chunks by which all layers take least time.
+    """The length of chunks by which all layers take least time, of at most 64 chunks.
 
     Args:
         length: steps of time.
@@ -52,9 +55,7 @@ def steps_of_chunk(length: int, layers: int, microseconds: float) -> int:
     def cost(chunks: int) -> float:
         return (chunks + layers - 1) * (-(-length // chunks) * microseconds + _ROUND)
 
-    # Without the layers' own delay it would fall by the square root of the number of chunks.
-    most = math.ceil(2 * math.sqrt(length * layers * microseconds / _ROUND)) + 1
-    return -(-length // min(range(1, min(length, most) + 1), key=cost))
+    return -(-length // min(range(1, min(length, _MOST_CHUNKS) + 1), key=cost))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +158,7 @@ def run_chunked(
             counts,
         ),
         reverse=reverse,
+        unroll=_UNROLLED,
     )
 
     def of_layer(layer: int) -> Results:
