@@ -38,8 +38,8 @@ from jaxsparse.recurrent.step import Results as OfStep
 
 _ROUND = 25.0  # microseconds that a round takes beside its steps
 _MOST_CHUNKS = 64
-# All rounds are written out: as a loop, XLA launched the kernel twice for each on an H200, and layers
-# took longer than one after the other.
+# All rounds are written out: in a loop XLA launched the kernel twice for each on an H200, and all
+# layers took longer than one after the other.
 _UNROLLED: bool | int = True
 
 
