@@ -7,7 +7,6 @@ graph is lowered to on a GPU, so it has no derivatives.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,7 +100,6 @@ recurrent_wave_p = make_primitive(
         result_dtypes=result_dtypes,
         shardable=("b",),
         xla=plain_graph,
-        xla_on_gpu=functools.partial(plain_graph, on_gpu=True),
         ffi=_ffi_call,
         plain=PLAIN,
         on_cpu=Fallback(ON_CPU),
