@@ -92,7 +92,7 @@ struct WaveMeans {
     columns = of_products ? 0 : CountBits(states) * block.part;
     loads = (columns + block.chunk * block.warps - 1) / (block.chunk * block.warps);
     warp_floats = count * block.batch_slots;
-    buffer = block.warps * warp_floats;
+    buffer = (block.warps + (scales ? 1 : 0)) * warp_floats;
   }
 
   WaveMean mean_of[kMaxWaveMeans];
@@ -106,7 +106,7 @@ struct WaveMeans {
   int columns = 0;      // that are received for the sums alone
   int loads = 0;        // of a warp
   int warp_floats = 0;  // of a warp's sums in shared memory: [mean][b]
-  int buffer = 0;       // of all warps'
+  int buffer = 0;       // of all warps', and behind them the means if these scale products
 };
 
 struct WaveSizes : DenseBlock {
