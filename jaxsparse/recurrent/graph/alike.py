@@ -1,4 +1,4 @@
-"""Steps of one form: those of the layers of a wave, which share a kernel's code."""
+"""Steps of one form: those of layers that run at once, in a wave or each behind the one below."""
 
 from __future__ import annotations
 
@@ -68,17 +68,10 @@ def alike(steps: tuple[Step, ...]) -> Alike | None:
     the layers below, which reach the loss through it alone.
     """
     wide = _with_one_layer(steps)
-    adjoints = [_adjoint(step) for step in steps]
-    whole = list(wide)
-    taken: list[Sequence[int | None]] = [range(len(step.inputs)) for step in steps]
-    if None not in adjoints:
-        given = [adjoint for adjoint in adjoints if adjoint is not None]
-        of_states = any(step.states_used for step in given)
-        used = tuple(sorted({i for step in given for i in step.used}))
-        if any(len(step.step.outputs) <= i for step in given for i in used):
-            return None
-        whole = [_taking(step, of_states, used) for step in wide]
-        taken = [_taken(step, of_states, used) for step in given]
+    with_all = _with_all_inputs(steps, wide)
+    if with_all is None:
+        return None
+    whole, taken = with_all
     kept = [_kept(step) for step in whole]
     every = tuple(sorted({i for own in kept for i in own}))
     whole = [_bare(step) for step in whole]
@@ -86,10 +79,7 @@ def alike(steps: tuple[Step, ...]) -> Alike | None:
         return None
     if len(every) < len(whole[0].outputs):
         whole = [Keeping(step, every) for step in whole]
-    try:
-        if len({(_sizes(step), printed_step(step)) for step in whole}) > 1:
-            return None
-    except ValueError:  # it can't be printed
+    if not _are_one_program(whole):
         return None
     placed = []
     for before, after, places, own_kept in zip(steps, wide, taken, kept, strict=True):
@@ -106,6 +96,50 @@ def alike(steps: tuple[Step, ...]) -> Alike | None:
         placed.append(Placed(inputs, outputs, ends))
     layer = _layer(whole[0])
     return Alike(whole[0], tuple(placed), layer.norm if layer and layer.scaled else None)
+
+
+class Same(NamedTuple):
+    """Steps that are the same program."""
+
+    step: Step  # the same for each
+    inputs: tuple[tuple[int | None, ...], ...]  # of each, its own inputs; None stands for zeros
+
+
+@functools.lru_cache(maxsize=1024)
+def same(steps: tuple[Step, ...]) -> Same | None:
+    """The steps as one, if they are the same program, or may be with more inputs of zeros."""
+    with_all = _with_all_inputs(steps, steps)
+    if with_all is None or not _are_one_program(with_all[0]):
+        return None
+    return Same(with_all[0][0], tuple(tuple(own) for own in with_all[1]))
+
+
+def _with_all_inputs(
+    steps: Sequence[Step], wide: Sequence[Step]
+) -> tuple[list[Step], list[Sequence[int | None]]] | None:
+    """Steps with the inputs that one of them has, and which of its own each has for these.
+
+    Args:
+        steps: those of the layers.
+        wide: what was made of these.
+    """
+    adjoints = [_adjoint(step) for step in steps]
+    if None in adjoints:
+        return list(wide), [range(len(step.inputs)) for step in steps]
+    given = [adjoint for adjoint in adjoints if adjoint is not None]
+    of_states = any(step.states_used for step in given)
+    used = tuple(sorted({i for step in given for i in step.used}))
+    if any(len(step.step.outputs) <= i for step in given for i in used):
+        return None
+    whole = [_taking(step, of_states, used) for step in wide]
+    return whole, [_taken(step, of_states, used) for step in given]
+
+
+def _are_one_program(steps: Sequence[Step]) -> bool:
+    try:
+        return len({(_sizes(step), printed_step(step)) for step in steps}) == 1
+    except ValueError:  # it can't be printed
+        return False
 
 
 def _with_one_layer(steps: Sequence[Step]) -> list[Step]:
