@@ -84,6 +84,7 @@ class Operation:
     # Of its params and operands by name: what is stored, in words, and the shape of that; None: a
     # matrix on a pattern. For `explain`.
     stored: Callable[[dict[str, Any], dict[str, Any]], tuple[str, tuple[int, int]]] | None = None
+    called: str | None = None  # by users, as errors say it; None: as its target
     summed: tuple[str, ...] = ()  # core dimensions along which parts of the results add up
     # Params and dtypes of operands for the kernels, of a call whose own they may not take; its
     # results are cast to what they should be.

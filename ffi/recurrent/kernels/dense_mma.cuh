@@ -68,9 +68,11 @@ class MmaChunks {
   }
 
   // Adds the products of a slot's states, of which the first were asked for. A warp that times out
-  // adds something else.
+  // adds something else. What has come is seen(the first of 8 columns, tile of the batch, 8 of a
+  // row).
+  template <typename Seen>
   __device__ __forceinline__ void Multiply(const State* slot, Watchdog* watchdog,
-                                           MmaSums<Plan>& sums) {
+                                           MmaSums<Plan>& sums, Seen seen) {
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
       Weights weights;
@@ -78,6 +80,8 @@ class MmaChunks {
       if (j % kLooks == 0) AwaitChunks(slot, j, watchdog);
       if (kAllAhead) LoadWeights(j, weights);
       AddChunk(weights, x_[j % kAhead], 2 * j % kSizes.chains, sums);
+#pragma unroll
+      for (int n = 0; n < kSizes.batch_tiles; ++n) seen(Column(j), n, x_[j % kAhead][n]);
       if (j + kAhead < kLoads) AskForChunk(slot, j + kAhead);
     }
   }
@@ -86,7 +90,7 @@ class MmaChunks {
   // the step doesn't, and returns true: what it would overwrite may still be read.
   __device__ __forceinline__ bool MultiplyLast(const State* slot, float* partials,
                                                Watchdog* watchdog, MmaSums<Plan>& sums) {
-    Multiply(slot, watchdog, sums);
+    Multiply(slot, watchdog, sums, [](int, int, const Words4&) {});
     const bool timed_out = __any_sync(kAllLanes, watchdog->timed_out());
     if (!timed_out) WriteSums(sums, partials);
     return timed_out;

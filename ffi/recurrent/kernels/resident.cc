@@ -13,14 +13,16 @@ namespace {
 
 constexpr int kUnitGroups[] = {2, 1, 4};
 constexpr int kStepsAhead[] = {4, 2, 1};
-constexpr int kBlocks[] = {1, 2, 4, 8, 16};
+constexpr int kBlocks[] = {1, 4, 16};
 // Batch entries of a block: more would spill registers.
 constexpr int64_t kMostRows = 32;
 // Inputs asked for in the step that needs them have to come while it multiplies.
 constexpr int kLeastRowsOfOneStep = 8;
 constexpr int64_t kMostWarps = 32;
-// Where scans that several blocks share have been measured.
-constexpr int64_t kLeastSharedBatch = 128;
+// What has been measured to be faster than other kernels, and is chosen for that: blocks with all
+// of their weights in registers, and otherwise batches that others take in several launches, or
+// don't.
+constexpr int64_t kLeastSharedBatch = 512;
 
 std::string ExpressionOf(const ResidentConfig& c) {
   return ConfigExpression(
@@ -79,10 +81,13 @@ bool DistributeWeights(const ScanForm& scan, const Gpu& gpu, ResidentConfig* con
   return ResidentSizes(*config).shared_bytes <= shared;
 }
 
-void KeepFasterCandidate(const ScanForm& scan, const Gpu& gpu, ResidentConfig config,
+void KeepFasterCandidate(const ScanForm& scan, const Gpu& gpu, bool by_name, ResidentConfig config,
                          std::optional<Candidate>* best) {
   if (!DistributeWeights(scan, gpu, &config)) return;
   const ResidentSizes sizes(config);
+  const bool is_measured =
+      sizes.blocks > 1 ? scan.batch >= kLeastSharedBatch : sizes.register_part == sizes.chunks;
+  if (!is_measured && !by_name) return;
   Candidate candidate;
   candidate.config = config;
   candidate.launches = {
@@ -100,15 +105,8 @@ void KeepFasterCandidate(const ScanForm& scan, const Gpu& gpu, ResidentConfig co
 
 ScanPlan PlanOf(const ScanVariant& variant, const ScanForm& scan, const Candidate& candidate) {
   const ResidentSizes sizes(candidate.config);
-  ScanPlan plan;
-  plan.variant = &variant;
-  plan.file = "recurrent/kernels/resident.cu";
-  plan.blocks = sizes.blocks;
-  plan.threads = sizes.threads;
-  plan.shared_bytes = sizes.shared_bytes;
-  plan.launches = candidate.launches;
-  plan.constants = PlanConstants("ResidentSizes", ExpressionOf(candidate.config), plan.launches,
-                                 variant.barrier);
+  ScanPlan plan = PlanOfSizes(variant, "resident.cu", sizes, "ResidentSizes",
+                              ExpressionOf(candidate.config), candidate.launches);
   if (sizes.blocks > 1) {
     plan.poll_delay = 700;
     plan.poll_delay_increase = 8;
@@ -135,7 +133,6 @@ std::optional<ScanPlan> PlanResident(const ScanVariant& variant, const ScanForm&
     if (scan.batch % rows != 0) continue;
     for (const int unit_groups : kUnitGroups) {
       for (const int blocks : kBlocks) {
-        if (blocks > 1 && scan.batch < kLeastSharedBatch && !by_name) continue;
         for (const int resident : {1, 2}) {
           if (resident > blocks) continue;
           for (const int steps_ahead : kStepsAhead) {
@@ -151,7 +148,7 @@ std::optional<ScanPlan> PlanResident(const ScanVariant& variant, const ScanForm&
             config.steps_ahead = steps_ahead;
             config.blocks = blocks;
             config.resident = resident;
-            KeepFasterCandidate(scan, gpu, config, &best);
+            KeepFasterCandidate(scan, gpu, by_name, config, &best);
           }
         }
       }

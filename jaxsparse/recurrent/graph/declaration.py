@@ -14,6 +14,7 @@ recurrent_graph_p = make_primitive(
     Operation(
         name="recurrent_graph",
         target="recurrent_wave",
+        called="recurrent.stack_scan",
         params=(
             "nodes",
             "edges",
