@@ -67,7 +67,7 @@ struct ResidentSizes : ResidentConfig {
   // Of a thread.
   int weight_registers = register_part * 2 * row_tiles * 4;
   int other_registers = 40 + 4 * tiles * chains + 4 * batch_tiles * (chunks < 4 ? chunks : 4) +
-                        (register_part < chunks ? 8 * row_tiles : 0);
+                        (register_part < chunks ? 8 * row_tiles : 0) + (blocks > 1 ? 32 : 0);
 
   // Where a lane's cells lie, from its first one on.
   JAXSPARSE_INLINE constexpr int EntryFromFirst(int cell) const {
