@@ -11,7 +11,7 @@ from benchmarks.peer_programs import needs_flax, needs_gpu, needs_torch
 from benchmarks.recurrent.table import Row, always, forced_cudnn
 from benchmarks.stacks import cudnn, devices, jax_programs, ladder, ours, torch_programs
 from benchmarks.stacks.problems import SUITES, Problem
-from jaxsparse.recurrent.graph.waves import WAVE_VARIANTS
+from jaxsparse.recurrent.graph.choice import STACK_VARIANTS
 from jaxsparse.recurrent.plan import VARIANTS
 from jaxsparse.timing import Program
 
@@ -147,7 +147,7 @@ def _of_suite(problem: Problem, flag: str) -> bool:
 
 
 def forced(variant: str) -> Implementation:
-    """Our own with a kernel forced, of single layers or of waves."""
+    """Our own with a kernel forced, of single layers or of several."""
     return _ours(
         f"jaxsparse[{variant}]",
         "jaxsparse, forced",
@@ -159,7 +159,7 @@ def forced(variant: str) -> Implementation:
 
 def variants() -> list[str]:
     """Those that can be forced."""
-    return [*VARIANTS, *WAVE_VARIANTS]
+    return [*VARIANTS, *STACK_VARIANTS]
 
 
 def _several_of_one_form(problem: Problem) -> bool:

@@ -57,6 +57,16 @@ def choose(call: TypedCall, device: AnyDevice) -> TargetCall | Fallback:
     Raises:
         UnavailableError: where what was asked for by its name can't be had there.
     """
+    made, instead = _chosen(call, device), call.operation.without_kernel
+    if instead is None or device.platform != "cuda":
+        return made
+    if isinstance(made, Fallback) and made.compute is None:
+        return instead(call.params, call.operands, device, made)
+    return made
+
+
+def _chosen(call: TypedCall, device: AnyDevice) -> TargetCall | Fallback:
+    """`choose`, the operation's plain form standing for whatever it computes without a kernel."""
     operation, params = call.operation, call.params
     target, platform = operation.target, device.platform
     asked, variant = params["implementation"], params["variant"]

@@ -77,6 +77,11 @@ class Operation:
     ffi: Callable[[dict[str, Any], Sequence[ShapedArray], AnyDevice], FfiCall | Fallback]
     # As `xla`, for a GPU: what is fastest there without a kernel.
     xla_on_gpu: Callable[..., list[jax.Array]] | None = None
+    # What is computed on a GPU without a kernel: the fallback that is given, or one in its place.
+    # None: the operation's plain form.
+    without_kernel: (
+        Callable[[dict[str, Any], Sequence[ShapedArray], AnyDevice, Fallback], Fallback] | None
+    ) = None
     plain: str = "plain XLA"  # what its jnp form is called
     # What is computed on a CPU, of an operation that has no kernel there; None: it has one.
     on_cpu: Fallback | None = None

@@ -60,8 +60,10 @@ def stack_scan(
         reverse: runs from the last step to the first, in all layers.
         precision, recompute, implementation: as those of ``scan``.
         return_all: returns the outputs of every layer.
-        variant: the name of a kernel variant to force: of single layers, or of waves, in which
-            several layers run at once on a GPU.
+        variant: what to force on a GPU: the name of a kernel variant, of single layers or of
+            waves, in which several layers run at once; "chunked", layers side by side by kernels of
+            single layers, each a chunk of time behind the one below; or "wavefront", layers in one
+            loop of XLA.
 
     Returns:
         The last carries, in a list or a tuple as the first ones are, and the outputs
