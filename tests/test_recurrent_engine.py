@@ -270,10 +270,20 @@ def test_heads(name, heads, d, B, dtype):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("T, B, h", [(9, 4, 64), (6, 3, 37), (1, 1, 8), (5, 24, 48), (300, 16, 61)])
 @pytest.mark.parametrize("name", list(CELLS))
-def test_one_block_scans(name, T, B, h, dtype):
+def test_blocks_keep_their_weights(name, T, B, h, dtype):
     case = Case(name, False, T, B, h, dtype)
     lengths = jnp.arange(B) * T // max(B - 1, 1) if h == 37 else None
     case.agree(gradient, variant="dense_resident", reverse=h == 64, seq_lengths=lengths)
+
+
+@pytest.mark.parametrize("name, B, h", [("GRU", 520, 128), ("LSTM", 384, 256), ("SLSTM", 270, 64)])
+def test_large_batches(name, B, h):
+    """In parts that one block or a few scan, some of them in further launches."""
+    T, rng = 7, np.random.default_rng(0)
+    case = Case(name, False, T, B, h, "bfloat16")
+    resets = jnp.asarray(rng.random((T, B)) < 0.3)
+    lengths = jnp.asarray(rng.integers(0, T + 1, B))
+    case.agree(gradient, variant="dense_resident", resets=resets, seq_lengths=lengths)
 
 
 # {variant: whether the weights are sparse, dtypes}

@@ -282,23 +282,25 @@ def test_heads_share_a_launch(heads, d, states, products):
     assert plan.microseconds < 3 * one.microseconds
 
 
-RESIDENT = "dense_resident"  # which runs only where it is asked for
+RESIDENT = "dense_resident"
 
 
-def test_one_block_scans_what_its_registers_hold():
+def test_one_block_scans_a_head():
     for products, states in ((4, 1), (1, 4), (3, 1), (1, 1)):
-        plan = make_plan(form(12, 64, products=products, states=states), H200, RESIDENT)
+        plan = make_plan(form(12, 64, products=products, states=states), H200)
         assert plan.variant == RESIDENT and plan.blocks == 1 and not plan.exchange_bytes
-        assert plan.threads == 256 and plan.scans <= 128
+        assert plan.launches == 1 and 12 <= plan.scans <= 128
+    # A few blocks share what one has no room for; rows that the GPU has no room for take turns.
     large = make_plan(form(1, 256), H200, RESIDENT)
-    assert isinstance(large, NoPlan) and "registers of a block" in large.reason
-    # Of many rows each block takes as many as make the fewest launches.
-    many = make_plan(form(12, 64, batch=160), H200, RESIDENT)
-    assert (many.groups, many.scans, many.launches) == (10, 120, 1)
+    assert large.blocks > 1 and large.exchange_bytes
+    many = make_plan(form(12, 64, batch=1024), H200, RESIDENT)
+    assert many.launches > 1 and many.scans * many.blocks <= many.resident * H200.multiprocessors
     odd = make_plan(form(2, 40, batch=33), H200, RESIDENT)
     assert isinstance(odd, Plan) and 33 % odd.groups == 0
     wide = make_plan(form(2, 40, dtype="float32"), H200, RESIDENT)
     assert isinstance(wide, NoPlan) and "needs 16-bit" in wide.reason
+    layer = make_plan(form(1, 1024), H200, RESIDENT)
+    assert isinstance(layer, NoPlan) and "no few blocks have room for" in layer.reason
 
 
 def test_more_heads_than_fit_take_turns():
@@ -319,8 +321,8 @@ def test_the_plain_path_scans_heads_at_once():
     assert "for all steps" in together.reason
 
 
-@pytest.mark.parametrize("variant, scans", [("dense_tensor_cores", 24), (RESIDENT, 72)])
-def test_kernels_of_heads_compile(variant, scans):
+@pytest.mark.parametrize("variant", ["dense_tensor_cores", RESIDENT])
+def test_kernels_of_heads_compile(variant):
     try:
         _ffi.nvrtc_version()
     except RuntimeError as error:
@@ -329,9 +331,10 @@ def test_kernels_of_heads_compile(variant, scans):
     loss = lambda *o: total(p.scan(*o, variant=variant))  # noqa: E731
     (found,) = explain(lambda *o: p.scan(*o, variant=variant)[1], *p.operands, device=H200)
     assert found.problem.directions == 12 and found.plan.launches == 1
-    assert "12 matrices" in str(found) and f"{scans} scans of" in str(found)
+    scans = found.plan.scans
+    assert scans % 12 == 0 and "12 matrices" in str(found) and f"{scans} scans of" in str(found)
     sources = kernels(jax.grad(loss, (0, 1, 2)), *p.operands)
     assert len(sources) == 2
     for file, source in sources:
-        assert f"kScans = {scans}" in source and "kLaunches = 1" in source
+        assert "kLaunches = 1" in source
         assert _ffi.compile_kernel(file, EXPRESSION, "sm_90a", source).startswith(b"\x7fELF")

@@ -163,7 +163,7 @@ def test_adjoints_of_large_batches_are_persistent(cell, gates, arrays, batch):
     times = []
     for hidden in (256, 362, 512, 1024):
         adjoint = dense(1, gates, hidden=hidden, batch=batch, inputs=arrays, length=256)
-        plan = make_plan(adjoint, H200)
+        plan = make_plan(adjoint, H200, "dense_tensor_cores")
         assert isinstance(plan, Plan), (hidden, plan)
         assert plan.scans * plan.blocks <= H200.multiprocessors
         config = config_of(plan)
@@ -448,13 +448,46 @@ def test_kernels_of_a_large_batch_compile():
         pytest.skip(f"needs NVRTC: {error}")
 
     def last(w, h, xs):
-        return recurrent.scan(recurrent.GRU, w, h, xs)[1].astype(jnp.float32).sum()
+        ys = recurrent.scan(recurrent.GRU, w, h, xs, variant="dense_tensor_cores")[1]
+        return ys.astype(jnp.float32).sum()
 
     h, b, dtype = 512, 64, jnp.bfloat16
     shapes = shape(h, 3 * h, dtype=dtype), shape(b, h, dtype=dtype), shape(9, b, 3 * h, dtype=dtype)
     forward, adjoint = compiles(jax.grad(last), *shapes)
     assert "kGroups = 8" in forward and "kScans = 8" in forward
     assert ".loads_ahead = 4" in adjoint and ".pointwise_registers = 0" not in adjoint
+
+
+# Small layers and large batches, whose blocks keep all weights of their units.
+RESIDENT = [(3, 128, 1024), (3, 256, 1024), (3, 256, 300), (4, 64, 2), (4, 192, 512), (1, 40, 33)]
+
+
+@pytest.mark.parametrize("device", [H200, Device("a smaller one", 90, 78, 101376)])
+@pytest.mark.parametrize("gates, hidden, batch", RESIDENT)
+@pytest.mark.parametrize("adjoint", [False, True])
+def test_blocks_that_keep_their_weights(gates, hidden, batch, adjoint, device):
+    """They fit, and take every row once."""
+    products, states = (1, gates) if adjoint else (gates, 1)
+    form = dense(
+        products, states, hidden=hidden, batch=batch, inputs=3 * gates if adjoint else gates
+    )
+    plan = make_plan(form, device, "dense_resident")
+    if isinstance(plan, NoPlan):
+        assert hidden > 128 and device is not H200, plan
+        return
+    config = config_of(plan)
+    assert config["batch"] * plan.groups == batch
+    assert plan.groups <= plan.scans * plan.launches < plan.groups + plan.scans
+    assert plan.scans * plan.blocks <= plan.resident * device.multiprocessors
+    assert plan.resident * (plan.shared_bytes + 1024) <= device.shared_bytes + 1024
+    units = plan.threads // 32 * 8 * config["unit_groups"]
+    assert units * (plan.blocks - 1) < hidden <= units * plan.blocks
+    # A word of 2 bytes for each weight is in registers or in shared memory.
+    columns, kept = units * plan.blocks * states, config["register_chunks"] * 32
+    rows = 16 * -(-config["unit_groups"] * products // 2) * plan.threads // 32
+    assert plan.shared_bytes >= 2 * rows * (columns - kept)
+    assert plan.threads * plan.resident * (rows * kept // plan.threads // 2 + 40) <= 65536
+    assert (plan.exchange_bytes > 0) == (plan.blocks > 1)
 
 
 def test_layouts_are_made_once_for_a_pattern():

@@ -26,10 +26,10 @@ int DensePollDelay(const DenseConfig& config);
 std::optional<ScanPlan> PlanWaveLayers(const ScanVariant& variant, const WaveForm& form,
                                        const Gpu& gpu);
 
-// kernels/resident.cc: the best of all ways to cut the batch into parts that one block scans; none
-// if the registers of a block don't hold the weights.
+// kernels/resident.cc: the best of all ways to cut the batch into parts that one block scans, or a
+// few do; none if these don't hold the weights. `by_name`: even where it was not measured.
 std::optional<ScanPlan> PlanResident(const ScanVariant& variant, const ScanForm& scan,
-                                     const Gpu& gpu);
+                                     const Gpu& gpu, bool by_name);
 
 // kernels/sparse.cc: the plan of a matrix that is laid out; none if it is laid out for something
 // else. `by_name`: even where its layout would make it slow.

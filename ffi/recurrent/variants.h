@@ -35,7 +35,8 @@ struct ScanVariant {
   // The blocks meet after each step, instead of polling each other's data. Slower, so only by
   // name.
   bool barrier;
-  // One block makes a scan. What is predicted of it was not measured yet, so only by name.
+  // Warps have all gates of their units, and keep all of the weights for these: one block makes a
+  // scan, or a few do.
   bool resident = false;
 };
 inline constexpr ScanVariant kScanVariants[] = {

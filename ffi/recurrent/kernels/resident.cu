@@ -1,18 +1,25 @@
-// Recurrent scans with 16-bit dense weights that the registers of one block hold, on tensor cores
-// (problem.h): heads, small layers. A block makes a whole scan, of a part of the batch; the state
-// stays in its shared memory, so that a step waits for no other block. Of a step, with h = 64, 4
-// gates and 8 rows, on one multiprocessor:
+// Recurrent scans with 16-bit dense weights whose warps have all gates of their units, on tensor
+// cores (problem.h): heads, small layers, large batches. A warp multiplies by the whole state,
+// which lies in shared memory, so that products need no sums over warps and the cell follows in the
+// registers that hold them. A layer that one block has room for takes one barrier a step and no
+// word with other blocks; larger ones are shared by a few blocks, which exchange states
+// (resident_exchange.cuh).
 //
-//   bytes: 8 warps read the state of 1 KB, 64 clock cycles at 128 bytes a cycle
-//   operations: 64 products of 16 x 16 x 8, 16 on each tensor core, about 150 cycles
+// Of a step of a head of 64 units, 4 gates and 2 rows, on one multiprocessor:
 //
-// and, one after the other, the latencies of a load, of two or four products, of the cell and of a
-// barrier, which should take longer than both.
+//   bytes: 4 warps read the state of 256 bytes in 8 loads, 32 clock cycles
+//   operations: 64 products of 16 x 16 x 8, 16 on each tensor core, about 130 cycles
+//
+// and, one after the other, the latencies of a load, of four products, of the cell and of a
+// barrier, some 350 cycles, which take longer than both. So a step has no branch and few
+// instructions: where arrays lie is kept in registers (array_cursors.cuh), inputs are asked for
+// steps ahead and come to registers of their own, for which the loop is written out, and few rows
+// lie in columns of the tensor core so that every lane has a cell, without a shuffle.
 #include "cuda/instructions.cuh"
 #include "persistent/delay.cuh"
-#include "persistent/exchange.cuh"
-#include "recurrent/arrays.cuh"
+#include "recurrent/array_cursors.cuh"
 #include "recurrent/kernels/resident.h"
+#include "recurrent/kernels/resident_exchange.cuh"
 
 namespace jaxsparse {
 
@@ -22,83 +29,163 @@ class ResidentScan {
   using State = typename Plan::State;
   using Arrays = ScanArrays<Step, Plan>;
   static constexpr ResidentSizes kSizes = Plan::kSizes;
-  static constexpr int kCells = kSizes.cells;
+  static constexpr int kCells = kSizes.cells, kAhead = kSizes.steps_ahead;
+  static constexpr bool kAllReal = kSizes.hidden == kSizes.part &&
+                                   kSizes.batch == kSizes.entry_slots &&
+                                   kSizes.unit_groups % kSizes.spread_groups == 0;
+  static constexpr bool kExchanges = kSizes.blocks > 1;
+  static constexpr int kUnrolled = kAhead > 2 ? kAhead : 2;  // slots alternate
+  static_assert(kUnrolled % 2 == 0);
 
  public:
   __device__ __forceinline__ ResidentScan(const RecurrentScanProblem& p, Words4* slots)
       : p_(p),
+        steps_(static_cast<int>(p.steps)),
         slots_(slots),
         g_(threadIdx.x % kWarp / 4),
         q_(threadIdx.x % 4),
-        unit_(static_cast<int>(threadIdx.x) / kWarp * 8 + g_) {
+        first_unit_(BlockOfScan<Plan>() * kSizes.block_units +
+                    static_cast<int>(threadIdx.x) / kWarp * kSizes.warp_units),
+        first_group_(kSizes.spread ? q_ / kSizes.entry_slots : 0),
+        first_({kSizes.spread ? q_ % kSizes.entry_slots : 2 * q_,
+                first_unit_ + first_group_ * 8 + g_}),
+        inputs_(p, first_),
+        results_(p, first_),
+        exchange_(p, slots) {
 #pragma unroll
-    for (int m = 0; m < kSizes.row_tiles; ++m) {
+    for (int j = 0; j < kSizes.register_part; ++j) {
 #pragma unroll
-      for (int j = 0; j < kSizes.chunks; ++j) {
+      for (int half = 0; half < 2; ++half) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          // The order of columns within a product is free: a lane has 8 neighbours in a chunk.
-          const int column = j * 32 + q_ * 8 + 4 * half, gate = 2 * m;
-          weights_[j][half][m] = {WeightsAt(gate, column), WeightsAt(gate + 1, column),
-                                  WeightsAt(gate, column + 2), WeightsAt(gate + 1, column + 2)};
-        }
+        for (int m = 0; m < kSizes.row_tiles; ++m) weights_[j][half][m] = Fragment(j, half, m);
       }
+    }
+#pragma unroll 1  // which the compiler takes less time for
+    for (int i = kSizes.register_part * 2 * kSizes.row_tiles;
+         i < kSizes.chunks * 2 * kSizes.row_tiles; ++i) {
+      const int j = i / (2 * kSizes.row_tiles), m = i % kSizes.row_tiles;
+      const int half = i / kSizes.row_tiles % 2;
+      slots_[SharedWeights(j, half, m)] = Fragment(j, half, m);
     }
 #pragma unroll
     for (int c = 0; c < kCells; ++c) {
-      if (IsReal(c)) Arrays::LoadCarry(p, BatchEntry(c), unit_, carry_[c]);
+      if (IsReal(c)) Arrays::LoadCarry(p, EntryOf(c), UnitOf(c), carry_[c]);
     }
-    LoadInputs(0, input_);
+#pragma unroll
+    for (int k = 0; k + 1 < kAhead; ++k) LoadInputs(k + 1 < steps_, input_[k]);
     FillSlots();
+    read_at_ = AddressOfShared(slots + q_ * kSizes.group_distance +
+                               (kSizes.spread ? g_ / 2 % kSizes.entry_slots : g_));
+    written_at_ = AddressOfShared(StateAt(first_.entry, first_.unit));
+    KeepInRegister(read_at_);
+    KeepInRegister(written_at_);
   }
 
   __device__ __forceinline__ void Run() {
-    for (int64_t step = 0; step < p_.steps; ++step) {
-      // Of the slot that was read in the step before all have read, and all of this one is there.
-      WaitAt<kSizes.threads>(kAllThreads);
-      Delay<Plan::kMostDelay>(step);
-      float products[kCells][kSizes.row_tiles * 2];
-      Multiply(slots_ + (step & 1) * kSizes.slot, products);
-      // What nothing waits for, while tensor cores multiply.
-      if (step > 0) Store(step - 1);
-      uint32_t next[kCells][Arrays::kInputSlots] = {};
-      if (step + 1 < p_.steps) LoadInputs(step + 1, next);
+    for (int first = 0; first < steps_; first += kUnrolled) {
 #pragma unroll
-      for (int c = 0; c < kCells; ++c) {
-        float input[Arrays::kInputSlots];
-        Arrays::ConvertInputs(input_[c], 0, input);
-        Step::Apply(products[c], carry_[c], input, state_[c], output_[c]);
-        Publish(slots_ + (step + 1 & 1) * kSizes.slot, c);
-#pragma unroll
-        for (int i = 0; i < Arrays::kInputSlots; ++i) input_[c][i] = next[c][i];
+      for (int k = 0; k < kUnrolled; ++k) {
+        if (first + k >= steps_) break;
+        MakeStep(first + k, k);
       }
     }
-    Store(p_.steps - 1);
+    if (!kExchanges) StoreAndAdvance();
 #pragma unroll
     for (int c = 0; c < kCells; ++c) {
-      if (IsReal(c)) Arrays::StoreCarry(p_, BatchEntry(c), unit_, carry_[c]);
+      if (IsReal(c)) Arrays::StoreCarry(p_, EntryOf(c), UnitOf(c), carry_[c]);
     }
   }
 
  private:
-  __device__ __forceinline__ int BatchEntry(int cell) const {
-    return kSizes.handed_on ? q_ : cell / 2 * 8 + 2 * q_ + cell % 2;
-  }
-  __device__ __forceinline__ bool IsReal(int cell) const {
-    return unit_ < kSizes.hidden && BatchEntry(cell) < kSizes.batch;
+  static constexpr int kSlotBytes = kSizes.slot * 16;
+
+  // `k`: the step's place among kUnrolled ones, known at compile time.
+  __device__ __forceinline__ void MakeStep(int step, int k) {
+    // Of the slot that was read in the step before all have read, and all of this one is there.
+    WaitAt<kSizes.threads>(kAllThreads);
+    Delay<Plan::kMostDelay>(step);
+    float sums[kSizes.row_tiles][kSizes.batch_tiles][4];
+    Multiply(read_at_ + k % 2 * kSlotBytes, sums);
+    // What nothing waits for, while tensor cores multiply or other blocks do. Inputs come to where
+    // those of the step before were: the compiler would have to copy what comes while its place is
+    // in use.
+    if (!kExchanges && (k > 0 || step > 0)) StoreAndAdvance();
+    LoadInputs(step + kAhead < steps_, input_[(k + kAhead - 1) % kAhead]);
+    inputs_.Prefetch(step + kStepsToCache + 1 < steps_, [&](int c) { return IsReal(c); });
+    const bool stopped = exchange_.HasStopped();
+#pragma unroll
+    for (int c = 0; c < kCells; ++c) {
+      float own[Arrays::kInputSlots], products[kSizes.products];
+      Arrays::ConvertInputs(input_[k % kAhead][c], 0, own);
+      TakeProducts(sums, c, products);
+      Step::Apply(products, carry_[c], own, state_[c], output_[c]);
+      if (kExchanges && stopped) SpoilCell(c);
+      Publish(written_at_ + (k + 1) % 2 * kSlotBytes, c);
+    }
+    if constexpr (kExchanges) {
+      // Nothing is sent that doesn't stem from all of the last state. The other blocks time out by
+      // themselves.
+      const bool goes_on = !stopped && step + 1 < steps_;
+      __syncwarp();
+      if (goes_on) exchange_.Send(step + 1, (k + 1) % 2);
+      StoreAndAdvance();
+      if (goes_on) exchange_.Receive(step + 1, (k + 1) % 2);
+    }
   }
 
-  // Two neighbouring columns of this lane's unit; zeros where the matrix has none.
-  __device__ __forceinline__ uint32_t WeightsAt(int gate, int column) const {
+  // A step that lacks a part of the last state has no result.
+  __device__ __forceinline__ void SpoilCell(int c) {
+    const float nan = __uint_as_float(0x7fffffffu);
+#pragma unroll
+    for (int s = 0; s < Step::kStates; ++s) state_[c][s] = nan;
+#pragma unroll
+    for (int o = 0; o < Step::kOutputs; ++o) output_[c][o] = nan;
+#pragma unroll
+    for (int i = 0; i < Step::kCarries; ++i) carry_[c][i] = nan;
+  }
+
+  __device__ __forceinline__ int EntryOf(int c) const {
+    return first_.entry + kSizes.EntryFromFirst(c);
+  }
+  __device__ __forceinline__ int UnitOf(int c) const {
+    return first_.unit + kSizes.UnitFromFirst(c);
+  }
+  __device__ __forceinline__ bool IsReal(int c) const {
+    return kAllReal || (first_group_ + kSizes.GroupFromFirst(c) < kSizes.unit_groups &&
+                        UnitOf(c) < kSizes.hidden && EntryOf(c) < kSizes.batch);
+  }
+  __device__ __forceinline__ void LoadInputs(bool goes_on,
+                                             uint32_t (&to)[kCells][Arrays::kInputSlots]) {
+    inputs_.Load(goes_on, [&](int c) { return IsReal(c); }, to);
+  }
+
+  __device__ __forceinline__ static int SharedWeights(int j, int half, int m) {
+    return kSizes.weights_at +
+           (((j - kSizes.register_part) * 2 + half) * kSizes.row_tiles + m) * kSizes.threads +
+           static_cast<int>(threadIdx.x);
+  }
+
+  // The order of columns within a product is free: a lane has 8 neighbours in a chunk.
+  __device__ __forceinline__ Words4 Fragment(int j, int half, int m) const {
+    const int column = j * 32 + q_ * 8 + 4 * half, rows = 2 * m;
+    return {WeightsAt(rows, column), WeightsAt(rows + 1, column), WeightsAt(rows, column + 2),
+            WeightsAt(rows + 1, column + 2)};
+  }
+
+  // Two neighbouring columns of this lane's row in a group of rows; zeros where the matrix has
+  // none.
+  __device__ __forceinline__ uint32_t WeightsAt(int rows, int column) const {
     using Weight = typename Plan::Weight;
+    const int group = rows / kSizes.products, gate = rows % kSizes.products;
+    const int unit = first_unit_ + group * 8 + g_;
     const auto* weights = static_cast<const Weight*>(p_.weights) +
                           DirectionOf<Plan>(p_) * p_.weights_size +
-                          (gate * kSizes.hidden + unit_) * p_.weight_row_stride;
+                          (gate * kSizes.hidden + unit) * p_.weight_row_stride;
     uint32_t pair = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int part = (column + i) / kSizes.part, k = (column + i) % kSizes.part;
-      if (gate < kSizes.products && unit_ < kSizes.hidden && part < kSizes.state_parts &&
+      if (group < kSizes.unit_groups && unit < kSizes.hidden && part < kSizes.state_parts &&
           k < kSizes.hidden) {
         const Weight weight = weights[(part * kSizes.hidden + k) * p_.weight_column_stride];
         pair |= static_cast<uint32_t>(weight.bits) << 16 * i;
@@ -111,40 +198,47 @@ class ResidentScan {
   __device__ __forceinline__ void FillSlots() const {
     for (int i = threadIdx.x; i < 2 * kSizes.slot; i += kSizes.threads) slots_[i] = {0, 0, 0, 0};
     WaitAt<kSizes.threads>(kAllThreads);
-    for (int c = 0; c < kCells; ++c) {
-      if (!IsReal(c)) continue;
+    for (int i = threadIdx.x; i < kSizes.batch * kSizes.hidden; i += kSizes.threads) {
+      const int entry = i / kSizes.hidden, unit = i % kSizes.hidden;
       const auto* from = static_cast<const State*>(p_.initial_state) +
-                         RowOf<Plan>(p_, BatchEntry(c)) * Step::kStates * p_.hidden + unit_;
+                         RowOf<Plan>(p_, entry) * Step::kStates * kSizes.hidden + unit;
 #pragma unroll
-      for (int s = 0; s < Step::kStates; ++s) *StateAt(slots_, c, s) = from[s * p_.hidden];
+      for (int s = 0; s < Step::kStates; ++s) {
+        StateAt(entry, unit)[s * kPartStates] = from[s * kSizes.hidden];
+      }
     }
   }
 
-  // Where a slot has this lane's unit.
-  __device__ __forceinline__ State* StateAt(Words4* slot, int cell, int state_part) const {
-    const int group = state_part * (kSizes.part / 8) + unit_ / 8;
-    return reinterpret_cast<State*>(slot + group * kSizes.group_distance + BatchEntry(cell)) + g_;
+  // Where the first slot has the first state of a unit; the next part of it lies kPartStates on.
+  static constexpr int kPartStates = kSizes.part / 8 * kSizes.group_distance * 8;
+  __device__ __forceinline__ State* StateAt(int entry, int unit) const {
+    return reinterpret_cast<State*>(slots_ + unit / 8 * kSizes.group_distance + entry) + unit % 8;
   }
 
-  __device__ __forceinline__ void Multiply(const Words4* slot,
-                                           float (&products)[kCells][kSizes.row_tiles * 2]) const {
+  __device__ __forceinline__ void Multiply(
+      uint32_t slot, float (&to)[kSizes.row_tiles][kSizes.batch_tiles][4]) const {
     float sums[kSizes.chains][kSizes.row_tiles][kSizes.batch_tiles][4] = {};
 #pragma unroll
     for (int j = 0; j < kSizes.chunks; ++j) {
-      Words4 x[kSizes.batch_tiles];
+      uint32_t x[kSizes.batch_tiles][4];
 #pragma unroll
       for (int n = 0; n < kSizes.batch_tiles; ++n) {
-        x[n] = slot[(j * 4 + q_) * kSizes.group_distance + n * 8 + g_];
+        LoadShared(slot + (j * 4 * kSizes.group_distance + n * 8) * 16, x[n]);
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int m = 0; m < kSizes.row_tiles; ++m) {
-          const Words4 a = weights_[j][half][m];
+          Words4 a;
+          if (j < kSizes.register_part) {
+            a = weights_[j < kSizes.register_part ? j : 0][half][m];
+          } else {
+            a = slots_[SharedWeights(j, half, m)];
+          }
 #pragma unroll
           for (int n = 0; n < kSizes.batch_tiles; ++n) {
             MultiplyAdd(State(), sums[(2 * j + half) % kSizes.chains][m][n], {a.x, a.y, a.z, a.w},
-                        half == 0 ? x[n].x : x[n].z, half == 0 ? x[n].y : x[n].w);
+                        x[n][2 * half], x[n][2 * half + 1]);
           }
         }
       }
@@ -155,73 +249,72 @@ class ResidentScan {
       for (int n = 0; n < kSizes.batch_tiles; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
+          to[m][n][e] = sums[0][m][n][e];
 #pragma unroll
-          for (int c = 1; c < kSizes.chains; ++c) sums[0][m][n][e] += sums[c][m][n][e];
-        }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float first = sums[0][m][n][2 * half], second = sums[0][m][n][2 * half + 1];
-          if constexpr (kSizes.handed_on) {
-            products[0][m * 2 + half] = OwnOf(first, second);
-          } else {
-            products[n * 2][m * 2 + half] = first;
-            products[n * 2 + 1][m * 2 + half] = second;
-          }
+          for (int c = 1; c < kSizes.chains; ++c) to[m][n][e] += sums[c][m][n][e];
         }
       }
     }
   }
 
-  // What belongs to batch entry q, of what lanes have for their entries 2 q and 2 q + 1.
-  __device__ __forceinline__ float OwnOf(float first, float second) const {
-    const int from = g_ * 4 + q_ / 2;
-    const float even = __shfl_sync(kAllLanes, first, from);
-    const float odd = __shfl_sync(kAllLanes, second, from);
-    return q_ % 2 == 0 ? even : odd;
+  __device__ __forceinline__ void TakeProducts(
+      const float (&sums)[kSizes.row_tiles][kSizes.batch_tiles][4], int c,
+      float (&products)[kSizes.products]) const {
+#pragma unroll
+    for (int gate = 0; gate < kSizes.products; ++gate) {
+      if constexpr (kSizes.spread) {
+#pragma unroll
+        for (int s = 0; s < kSizes.spread_groups; ++s) {
+          const int group = c * kSizes.spread_groups + s;
+          if (group >= kSizes.unit_groups) break;
+          const int rows = group * kSizes.products + gate;
+          const float sum = sums[rows / 2][0][rows % 2 * 2];
+          products[gate] = s == 0 || first_group_ == s ? sum : products[gate];
+        }
+      } else {
+        const int rows = kSizes.GroupFromFirst(c) * kSizes.products + gate;
+        products[gate] = sums[rows / 2][c / 2 % kSizes.batch_tiles][rows % 2 * 2 + c % 2];
+      }
+    }
   }
 
-  __device__ __forceinline__ void Publish(Words4* slot, int cell) const {
-    if (!IsReal(cell)) return;
+  // `to`: where the slot has the first cell's state.
+  __device__ __forceinline__ void Publish(uint32_t to, int c) const {
+    if (!IsReal(c)) return;
+    const int words = kSizes.GroupFromFirst(c) * kSizes.group_distance + kSizes.EntryFromFirst(c);
 #pragma unroll
     for (int s = 0; s < Step::kStates; ++s) {
-      FromAccumulator(state_[cell][s], StateAt(slot, cell, s));
+      FromAccumulator(state_[c][s],
+                      &SharedAt<State>(to + words * 16 + s * kPartStates * sizeof(State)));
     }
   }
 
-  __device__ __forceinline__ void LoadInputs(int64_t step,
-                                             uint32_t (&to)[kCells][Arrays::kInputSlots]) const {
-    if (Step::kInputs == 0) return;
+  __device__ __forceinline__ void StoreAndAdvance() {
 #pragma unroll
     for (int c = 0; c < kCells; ++c) {
-      if (!IsReal(c)) continue;
-      const int64_t b = BatchEntry(c);
-      Arrays::LoadInputs(p_, Arrays::TimeOf(p_, step), b, unit_, to[c]);
-      if (step + kStepsAhead < p_.steps) {
-        Arrays::PrefetchInputs(p_, Arrays::TimeOf(p_, step + kStepsAhead), b, unit_);
-      }
+      if (IsReal(c)) results_.Store(c, state_[c], output_[c]);
     }
-  }
-
-  __device__ __forceinline__ void Store(int64_t step) const {
-#pragma unroll
-    for (int c = 0; c < kCells; ++c) {
-      if (!IsReal(c)) continue;
-      Arrays::StoreResults(p_, Arrays::TimeOf(p_, step), BatchEntry(c), unit_, state_ + c,
-                           output_ + c);
-    }
+    results_.Advance();
   }
 
   const RecurrentScanProblem& p_;
+  const int steps_;
   Words4* const slots_;
-  const int g_, q_, unit_;
-  Words4 weights_[kSizes.chunks][2][kSizes.row_tiles];
+  const int g_, q_;
+  const int first_unit_, first_group_;  // of the warp, of the lane
+  const CellPlace first_;               // cell
+  InputCursor<Step, Plan> inputs_;
+  ResultCursor<Step, Plan> results_;
+  ResidentExchange<Plan> exchange_;
+  uint32_t read_at_, written_at_;  // in shared memory, of the first slot and cell
+  Words4 weights_[kSizes.register_part > 0 ? kSizes.register_part : 1][2][kSizes.row_tiles];
   float carry_[kCells][Arrays::kCarrySlots] = {};
-  uint32_t input_[kCells][Arrays::kInputSlots] = {};
+  uint32_t input_[kAhead][kCells][Arrays::kInputSlots] = {};
   float state_[kCells][Step::kStates], output_[kCells][Arrays::kOutputSlots];
 };
 
 template <typename Step, typename Plan>
-__global__ void __launch_bounds__(Plan::kSizes.threads, 1)
+__global__ void __launch_bounds__(Plan::kSizes.threads, Plan::kSizes.resident)
     RecurrentScan(const __grid_constant__ RecurrentScanProblem p) {
   constexpr ResidentSizes kSizes = Plan::kSizes;
   static_assert(kSizes.products == Step::kProducts && kSizes.state_parts == Step::kStates &&

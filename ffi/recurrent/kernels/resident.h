@@ -7,45 +7,76 @@
 namespace jaxsparse {
 
 struct ResidentConfig {
-  int products = 1;     // of the step
-  int state_parts = 1;  // of the step
-  int state_bytes = 2;  // of an element
-  int hidden = 1;       // h
-  int batch = 1;        // of a block
+  int products = 1;                  // of the step
+  int state_parts = 1;               // of the step
+  int state_bytes = 2;               // of an element
+  int hidden = 1;                    // h
+  int batch = 1;                     // of a block
+  int unit_groups = 1;               // of a warp, 8 units each
+  int steps_ahead = 4;               // that inputs are asked for; an even number
+  int blocks = 1;                    // of a scan, each with its share of the units
+  int register_chunks = kAllChunks;  // chunks of columns whose weights stay in registers; the
+                                     // others' are read from shared memory in every step
+  int resident = 1;                  // blocks that share a multiprocessor
+
+  static constexpr int kAllChunks = 1 << 20;
 };
 
 struct ResidentSizes : ResidentConfig {
   JAXSPARSE_INLINE explicit constexpr ResidentSizes(const ResidentConfig& config)
       : ResidentConfig(config) {}
 
-  int blocks = 1;                  // of a scan
-  int part = Ceil(hidden, 8) * 8;  // of the state
+  int warp_units = 8 * unit_groups;
+  int block_units = Ceil(Ceil(hidden, blocks), warp_units) * warp_units;
+  int part = blocks * block_units;  // of the state
   int columns = state_parts * part;
-
-  // A warp has 8 units with all gates of each: row u of a tile is a gate of unit u, row u + 8 the
-  // next gate. So a lane has all products of a unit, for 2 batch entries of each tile of 8. Of up
-  // to 4 batch entries lanes hand on the second one, since the cell's special functions take as
-  // long for a few lanes as for all.
-  int warps = part / 8;
+  int warps = block_units / warp_units;
   int threads = warps * kWarp;
-  int row_tiles = Ceil(products, 2);
+
+  // A warp has its units with all gates of each. They come in groups of 8 rows, all gates of 8
+  // units and then all of the next 8; a tensor core's tile is two such groups. So lane g * 4 + q
+  // has all products of units g, for columns 2 q and 2 q + 1 of the tensor core's 8.
+  int row_tiles = Ceil(unit_groups * products, 2);
   int batch_tiles = Ceil(batch, 8);
-  bool handed_on = batch <= 4;
-  int cells = handed_on ? 1 : batch_tiles * 2;  // of a lane
-  int chunks = Ceil(columns, 32);               // two k16 steps each
+  // Up to 4 batch entries lie in even columns, so that lanes have one column each; 1 or 2 of them
+  // several times, so that lanes share out the units.
+  bool spread = batch <= 4;
+  int entry_slots = !spread ? batch_tiles * 8 : batch > 2 ? 4 : batch;
+  int spread_groups = spread ? 4 / entry_slots : 1;
+  int cells =
+      spread ? Ceil(unit_groups, spread_groups) : unit_groups * batch_tiles * 2;  // of a lane
+  int chunks = Ceil(columns, 32);  // two k16 steps each
   // Independent sums hide the latency of an mma.
   int tiles = row_tiles * batch_tiles;
   int chains = tiles >= 4 ? 1 : tiles >= 2 ? 2 : chunks > 1 ? 4 : 2;
 
   // A slot of the state in shared memory is [column / 8][b][column % 8]. The distance between
   // groups of columns makes the lanes of a load read different banks.
-  int group_distance = batch_tiles * 8 + 2;  // of 16 bytes
-  int slot = chunks * 4 * group_distance;    // of 16 bytes
-  int shared_bytes = 2 * slot * 16;          // one is read while the other is written
+  int group_distance =
+      entry_slots < 4 ? entry_slots : entry_slots + (spread ? 1 : 2);  // of 16 bytes
+  int slot = chunks * 4 * group_distance;                              // of 16 bytes
+  int weights_at = 2 * slot;  // one is read while the other is written; of 16 bytes
+  int register_part = register_chunks < chunks ? register_chunks : chunks;
+  int shared_weights = (chunks - register_part) * 2 * row_tiles * threads;  // of 16 bytes
+  int stop_at = weights_at + shared_weights;                                // of 16 bytes
+  int shared_bytes = (stop_at + (blocks > 1 ? 1 : 0)) * 16;
+
+  // A slot of the exchange buffer is the same without gaps, of the real batch entries.
+  int exchange_slot = blocks > 1 ? columns / 8 * batch : 0;  // of 16 bytes
 
   // Of a thread.
-  int weight_registers = chunks * 2 * row_tiles * 4;
-  int other_registers = 40 + 4 * tiles * chains + 4 * batch_tiles * (chunks < 4 ? chunks : 4);
+  int weight_registers = register_part * 2 * row_tiles * 4;
+  int other_registers = 40 + 4 * tiles * chains + 4 * batch_tiles * (chunks < 4 ? chunks : 4) +
+                        (register_part < chunks ? 8 * row_tiles : 0) + (blocks > 1 ? 32 : 0);
+
+  // Where a lane's cells lie, from its first one on.
+  JAXSPARSE_INLINE constexpr int EntryFromFirst(int cell) const {
+    return spread ? 0 : cell % (2 * batch_tiles) / 2 * 8 + cell % 2;
+  }
+  JAXSPARSE_INLINE constexpr int GroupFromFirst(int cell) const {
+    return spread ? cell * spread_groups : cell / (2 * batch_tiles);
+  }
+  JAXSPARSE_INLINE constexpr int UnitFromFirst(int cell) const { return 8 * GroupFromFirst(cell); }
 
  private:
   JAXSPARSE_INLINE static constexpr int Ceil(int a, int b) { return (a + b - 1) / b; }

@@ -5,13 +5,15 @@
 
 namespace jaxsparse {
 
-alignas(16) __shared__ Words4 shared[2048];
+alignas(16) __shared__ Words4 shared[4096];
 
 namespace {
 
 struct ResidentOptions {
   int directions = 1, groups = 1, scans = 1;  // of a call and of a launch
   unsigned most_delay = 0;
+  int unit_groups = 1, steps_ahead = 4;
+  int blocks = 1, register_chunks = ResidentConfig::kAllChunks;
 };
 
 // What recurrent/plan.cc and jaxsparse/recurrent/engine.py print. `kBatch`: of a part.
@@ -20,16 +22,21 @@ struct ResidentPlan {
   using State = S;
   using Weight = S;
   using Arrays = ArraysOf<Step>;
-  static constexpr ResidentSizes kSizes{ResidentConfig{.products = Step::kProducts,
-                                                       .state_parts = Step::kStates,
-                                                       .state_bytes = sizeof(S),
-                                                       .hidden = kHidden,
-                                                       .batch = kBatch}};
+  static constexpr ResidentSizes kSizes{
+      ResidentConfig{.products = Step::kProducts,
+                     .state_parts = Step::kStates,
+                     .state_bytes = sizeof(S),
+                     .hidden = kHidden,
+                     .batch = kBatch,
+                     .unit_groups = kOptions.unit_groups,
+                     .steps_ahead = kOptions.steps_ahead,
+                     .blocks = kOptions.blocks,
+                     .register_chunks = kOptions.register_chunks}};
   static constexpr int kScans = kOptions.scans, kBlocks = kSizes.blocks;
   static constexpr int kLayers = 1;
   static constexpr int kGroups = kOptions.groups;
   static constexpr int kLaunches = (kOptions.directions * kGroups + kScans - 1) / kScans;
-  static constexpr bool kBarrier = false;
+  static constexpr bool kBarrier = false, kPrefetch = kSizes.blocks == 3;
   static constexpr unsigned kMostDelay = kOptions.most_delay;
 };
 
@@ -37,6 +44,7 @@ struct Case {
   int64_t steps = 5;
   int64_t lead = 0;
   bool has_nan = false, backwards = false, transposed = false;
+  int missing = -1;  // a block
 };
 
 template <typename Step, typename S, int kHidden, int kBatch, ResidentOptions kOptions>
@@ -47,17 +55,19 @@ void Test(const Case& c) {
   const ScanSize size{
       c.steps,  kOptions.groups * kBatch, kOptions.directions, Plan::kGroups, Plan::kScans, c.lead,
       c.has_nan};
-  ScanTest<Step, S, kHidden> test(size, matrices.Rows(), 0);
+  ScanTest<Step, S, kHidden> test(size, matrices.Rows(), c.steps * Plan::kSizes.exchange_slot * 16);
   for (int64_t launch = 0; launch < test.Launches(); ++launch) {
     RecurrentScanProblem p = test.Problem(launch);
     matrices.Give(&p);
-    emulated::Launch({.blocks = static_cast<int>(test.ScansOf(launch)),
+    if (c.missing >= 0) p.wait_limits.limit_ns = 1000;
+    emulated::Launch({.blocks = static_cast<int>(test.ScansOf(launch)) * Plan::kBlocks,
                       .threads = Plan::kSizes.threads,
+                      .missing = c.missing,
                       .backwards = c.backwards},
                      {reinterpret_cast<char*>(shared), sizeof(shared)}, Plan::kSizes.shared_bytes,
                      [&] { RecurrentScan<Step, Plan>(p); });
   }
-  test.Check();
+  c.missing >= 0 ? test.CheckTimedOut(c.missing / Plan::kBlocks) : test.Check();
 }
 
 }  // namespace
@@ -71,19 +81,47 @@ int main() {
     Lstm({.lead = 1, .has_nan = true, .backwards = true, .transposed = true});
   }
   {  // of odd sizes, with two tiles of the batch
-    constexpr auto Gru = Test<GruStep, float16, 13, 11, ResidentOptions{}>;
+    constexpr auto Gru = Test<GruStep, float16, 13, 11, ResidentOptions{.steps_ahead = 2}>;
     Gru({.has_nan = true});
     Gru({.steps = 1, .lead = 3});
+    constexpr auto Pairs = Test<GruStep, bfloat16, 21, 6, ResidentOptions{.unit_groups = 2}>;
+    Pairs({.steps = 6, .lead = 1, .has_nan = true});
   }
-  {  // few batch entries, which lanes hand on
-    constexpr auto Few = Test<LstmStep, float16, 9, 3, ResidentOptions{2, 1, 2, 500}>;
-    Few({.lead = 1, .has_nan = true, .transposed = true});
-    constexpr auto Four = Test<AdjointStep, bfloat16, 16, 4, ResidentOptions{}>;
+  {  // few batch entries, of which lanes share out the units
+    constexpr ResidentOptions kThree{
+        .directions = 2, .scans = 2, .most_delay = 500, .unit_groups = 2};
+    constexpr auto Three = Test<LstmStep, float16, 9, 3, kThree>;
+    Three({.lead = 1, .has_nan = true, .transposed = true});
+    constexpr ResidentOptions kTwo{.groups = 2, .scans = 2, .unit_groups = 2};
+    constexpr auto Two = Test<LstmStep, bfloat16, 32, 2, kTwo>;
+    Two({.steps = 9, .has_nan = true});
+    constexpr auto One = Test<GruStep, bfloat16, 37, 1, ResidentOptions{.unit_groups = 4}>;
+    One({.steps = 2, .lead = 1, .has_nan = true});
+    constexpr auto Few = Test<AdjointStep, bfloat16, 16, 1, ResidentOptions{.unit_groups = 2}>;
+    Few({.has_nan = true, .transposed = true});
+    constexpr auto Four = Test<AdjointStep, bfloat16, 16, 4, ResidentOptions{.steps_ahead = 2}>;
     Four({.backwards = true});
   }
   {  // several state parts and one product
-    constexpr auto Adjoint = Test<AdjointStep, bfloat16, 37, 5, ResidentOptions{.scans = 1}>;
+    constexpr auto Adjoint =
+        Test<AdjointStep, bfloat16, 37, 5, ResidentOptions{.scans = 1, .unit_groups = 2}>;
     Adjoint({.steps = 6, .lead = 1, .has_nan = true, .transposed = true});
+  }
+  {  // blocks that share a scan, with weights in shared memory as well
+    constexpr ResidentOptions kShared{.directions = 2,
+                                      .groups = 2,
+                                      .scans = 3,
+                                      .most_delay = 500,
+                                      .steps_ahead = 2,
+                                      .blocks = 2,
+                                      .register_chunks = 1};
+    constexpr auto Gru = Test<GruStep, bfloat16, 37, 9, kShared>;
+    Gru({.steps = 4, .lead = 1, .has_nan = true, .transposed = true});
+    constexpr ResidentOptions kThree{
+        .groups = 2, .scans = 2, .unit_groups = 2, .blocks = 3, .register_chunks = 0};
+    constexpr auto Adjoint = Test<AdjointStep, float16, 40, 2, kThree>;
+    Adjoint({.has_nan = true, .backwards = true});
+    Adjoint({.missing = 4});
   }
   Test<RnnStep, bfloat16, 1, 1, ResidentOptions{}>({});
   std::puts("all results agree");
