@@ -50,25 +50,17 @@ struct ScanArrays {
     return IsReversed<Plan>(p) ? p.steps - 1 - step : step;
   }
 
-  // As they lie in memory: a conversion would wait for the load. Not a loop over the arrays: one
-  // over parts, as many as an array has, would be kept then, and wait for each load.
+  // Not a loop over the arrays: one over parts, as many as an array has, would be kept then, and
+  // wait for each load. `again`: what is the same in every step is there already.
   template <int kInput = 0>
   __device__ __forceinline__ static void LoadInputs(const RecurrentScanProblem& p, int64_t t,
-                                                    int64_t b, int64_t unit, uint32_t* inputs) {
+                                                    int64_t b, int64_t unit, uint32_t* inputs,
+                                                    bool again = false) {
     if constexpr (kInput < Arrays::kInputs) {
-      const ScanInput& in = p.inputs[kInput];
-      const char* from = AddressOf<kInput>(p, t, b, unit);
-      uint32_t* to = inputs + WordsBefore(kInput);
-      if (kNear > 1 && in.unit_stride == 1 && IsAligned(in.data)) {
-#pragma unroll
-        for (int part = 0; part < Arrays::kInputParts[kInput]; ++part) {
-          LoadWords<kWords<kInput>>(from + part * in.part_stride * kSize<kInput>,
-                                    to + part * kWords<kInput>);
-        }
-      } else {
-        LoadApart<kInput>(in, from, to);
+      if (!again || p.inputs[kInput].step_stride != 0) {
+        LoadInput<kInput>(p, t, b, unit, inputs + WordsBefore(kInput));
       }
-      LoadInputs<kInput + 1>(p, t, b, unit, inputs);
+      LoadInputs<kInput + 1>(p, t, b, unit, inputs, again);
     }
   }
 
@@ -86,14 +78,19 @@ struct ScanArrays {
     }
   }
 
+  // Not what is the same in every step: where all units and layers read one value, such as zeros,
+  // all of their prefetches would queue at one line of the cache.
   template <int kInput = 0>
   __device__ __forceinline__ static void PrefetchInputs(const RecurrentScanProblem& p, int64_t t,
                                                         int64_t b, int64_t unit) {
     if constexpr (kInput < Arrays::kInputs) {
-      const char* from = AddressOf<kInput>(p, t, b, unit);
+      const ScanInput& in = p.inputs[kInput];
+      if (in.step_stride != 0) {
+        const char* from = AddressOf<kInput>(p, t, b, unit);
 #pragma unroll
-      for (int part = 0; part < Arrays::kInputParts[kInput]; ++part) {
-        PrefetchToL2(from + part * p.inputs[kInput].part_stride * kSize<kInput>);
+        for (int part = 0; part < Arrays::kInputParts[kInput]; ++part) {
+          PrefetchToL2(from + part * in.part_stride * kSize<kInput>);
+        }
       }
       PrefetchInputs<kInput + 1>(p, t, b, unit);
     }
@@ -175,6 +172,23 @@ struct ScanArrays {
     const int64_t at = DirectionOf<Plan>(p) * in.direction_stride + t * in.step_stride +
                        EntryOfBatch<Plan>(p, b) * in.row_stride + unit * in.unit_stride;
     return static_cast<const char*>(in.data) + at * kSize<kInput>;
+  }
+
+  // As they lie in memory: a conversion would wait for the load.
+  template <int kInput>
+  __device__ __forceinline__ static void LoadInput(const RecurrentScanProblem& p, int64_t t,
+                                                   int64_t b, int64_t unit, uint32_t* to) {
+    const ScanInput& in = p.inputs[kInput];
+    const char* from = AddressOf<kInput>(p, t, b, unit);
+    if (kNear > 1 && in.unit_stride == 1 && IsAligned(in.data)) {
+#pragma unroll
+      for (int part = 0; part < Arrays::kInputParts[kInput]; ++part) {
+        LoadWords<kWords<kInput>>(from + part * in.part_stride * kSize<kInput>,
+                                  to + part * kWords<kInput>);
+      }
+    } else {
+      LoadApart<kInput>(in, from, to);
+    }
   }
 
   // All parts of an input whose values don't lie side by side.
