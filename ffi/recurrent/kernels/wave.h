@@ -67,12 +67,11 @@ struct WaveSizes : DenseBlock {
   bool has_idle_warps = own.chunks <= (warps - 1) * own.loads;
   int below_weights_at = weights_at + own.shared_bytes;
   int shared_bytes = below_weights_at + below.shared_bytes;
-  // Registers of a product thread for all but weights, so that the compiler spills none in a step.
-  // States of both matrices may be under way.
-  int most_ahead = own.ahead > below.ahead ? own.ahead : below.ahead;
-  int states_under_way = asks_ahead ? own.ahead + below.ahead : most_ahead;
+  // States on their way at once, of either matrix.
+  int ahead = own.ahead > below.ahead ? own.ahead : below.ahead;
   bool all_ahead = own.ahead == own.loads && below.ahead == below.loads;
-  int other_registers = 28 + (state_parts > 1 ? 16 : 0) + states_under_way * (4 * batch_tiles + 1) +
+  // Registers of a product thread for all but weights, so that the compiler spills none in a step.
+  int other_registers = 28 + (state_parts > 1 ? 16 : 0) + ahead * (4 * batch_tiles + 1) +
                         4 * row_tiles * batch_tiles * chains + (all_ahead ? 0 : chunk_registers);
 };
 

@@ -65,22 +65,31 @@ class WaveMma {
       : own_(p, shared + Plan::kSizes.weights_at / 16),
         below_(p, shared + Plan::kSizes.below_weights_at / 16) {}
 
-  __device__ __forceinline__ void AskBelow(const State* slot) { below_.Ask(slot); }
+  __device__ __forceinline__ void AskBelow(const State* slot) { below_.Ask(slot, x_); }
   __device__ __forceinline__ void MultiplyBelow(const State* slot, Watchdog* watchdog,
                                                 MmaSums<Plan>& sums) {
-    below_.Multiply(slot, watchdog, sums);
+    below_.Multiply(slot, x_, watchdog, sums, [](int) {});
   }
 
-  __device__ __forceinline__ void AskOwn(const State* slot) { own_.Ask(slot); }
-  // True: the warp timed out, here or below.
-  __device__ __forceinline__ bool MultiplyOwn(const State* slot, float* partials,
-                                              Watchdog* watchdog, MmaSums<Plan>& sums) {
-    return own_.MultiplyLast(slot, partials, watchdog, sums);
+  __device__ __forceinline__ void AskOwn(const State* slot) { own_.Ask(slot, x_); }
+  // Asks for the next state of the layer below in the places of what has been multiplied, so that
+  // it comes while all wait for the next own one, and takes no registers. `next_below`: may be
+  // null. True: the warp timed out, here or below.
+  __device__ __forceinline__ bool MultiplyOwn(const State* slot, const State* next_below,
+                                              float* partials, Watchdog* watchdog,
+                                              MmaSums<Plan>& sums) {
+    const auto ask = [&](int place) {
+      if (next_below != nullptr) below_.AskAt(place, next_below, x_);
+    };
+#pragma unroll
+    for (int place = Plan::kSizes.own.ahead; place < Plan::kSizes.ahead; ++place) ask(place);
+    return own_.MultiplyLast(slot, x_, partials, watchdog, sums, ask);
   }
 
  private:
   MmaChunks<Plan, MatrixOfWave<Plan, false>> own_;
   MmaChunks<Plan, MatrixOfWave<Plan, true>> below_;
+  MmaStates<Plan> x_;
 };
 
 }  // namespace jaxsparse
