@@ -17,9 +17,6 @@ struct WaveConfig {
   DenseConfig block;  // without register_chunks
   WaveMatrix own;     // from a layer's last step
   WaveMatrix below;   // from the layer below, in the same step
-  // The state below is asked for a step ahead, or else when its product is wanted: that takes fewer
-  // registers.
-  bool asks_ahead = true;
 };
 
 JAXSPARSE_INLINE constexpr int CountBits(int mask) {
@@ -54,13 +51,9 @@ struct WaveColumns : WaveMatrix {
 
 struct WaveSizes : DenseBlock {
   JAXSPARSE_INLINE explicit constexpr WaveSizes(const WaveConfig& config)
-      : DenseBlock(config.block),
-        own(config.own, *this),
-        below(config.below, *this),
-        asks_ahead(config.asks_ahead) {}
+      : DenseBlock(config.block), own(config.own, *this), below(config.below, *this) {}
 
   WaveColumns own, below;
-  bool asks_ahead;
   bool has_whole_tiles =
       (own.row_tiles == row_tiles && below.row_tiles == row_tiles) || units % 16 == 0;
   // A warp without columns of its own layer has no data to wait for, and would run ahead.

@@ -29,7 +29,6 @@ struct WaveOptions {
   int layers = 2, groups = 1;  // parts of the batch
   bool barrier = false, prefetch = false;
   unsigned most_delay = 0;
-  bool asks_ahead = true;
   int loads_ahead = 0;
 };
 
@@ -52,8 +51,7 @@ struct WavePlan {
                                       .tensor_cores = true,
                                       .loads_ahead = kOptions.loads_ahead},
                  .own = kOptions.own,
-                 .below = kOptions.below,
-                 .asks_ahead = kOptions.asks_ahead}};
+                 .below = kOptions.below}};
   static constexpr int kLayers = kOptions.layers, kBlocks = kSizes.blocks;
   static constexpr int kScans = kOptions.groups, kGroups = kScans, kLaunches = 1;
   static constexpr bool kBarrier = kOptions.barrier, kPrefetch = kOptions.prefetch;
@@ -162,15 +160,14 @@ int main() {
   {  // an adjoint, whose matrices take some of the states, a load at a time; tiles of the batch; a
      // barrier
     constexpr WaveMatrix kOwn{.states = 5, .register_chunks = 1}, kBelow{.states = 6};
-    constexpr auto Adjoint =
-        Test<AdjointStep, bfloat16, 37, 9,
-             WaveOptions{16, 2, 2, kOwn, kBelow, 4, 1, true, false, 0, false, 1}>;
+    constexpr auto Adjoint = Test<AdjointStep, bfloat16, 37, 9,
+                                  WaveOptions{16, 2, 2, kOwn, kBelow, 4, 1, true, false, 0, 1}>;
     Adjoint({.steps = 4, .lead = 1, .reverse = true, .transposed = true});
     Adjoint({.steps = 2, .backwards = true, .missing = 1});
   }
   {  // an RNN, one tile of whose rows is padded; two of three loads ahead
     constexpr auto Rnn = Test<RnnStep, bfloat16, 68, 1,
-                              WaveOptions{24, 1, 1, kOne, kOne, 4, 1, false, false, 2000, true, 2}>;
+                              WaveOptions{24, 1, 1, kOne, kOne, 4, 1, false, false, 2000, 2}>;
     Rnn({.steps = 5, .has_nan = true});
     Rnn({.steps = 3, .missing = 4});
   }

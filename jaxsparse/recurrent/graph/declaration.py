@@ -7,7 +7,7 @@ import functools
 from jaxsparse.primitive import Fallback, Operation, make_primitive
 from jaxsparse.recurrent.graph.operands import result_dtypes, signature
 from jaxsparse.recurrent.graph.plain import ON_CPU, PLAIN, plain_graph
-from jaxsparse.recurrent.graph.waves import waves_by_name
+from jaxsparse.recurrent.graph.waves import choose_waves
 from jaxsparse.recurrent.plan import COMPUTE_CAPABILITY
 
 recurrent_graph_p = make_primitive(
@@ -32,7 +32,7 @@ recurrent_graph_p = make_primitive(
         shardable=("b",),
         xla=plain_graph,
         xla_on_gpu=functools.partial(plain_graph, on_gpu=True),
-        ffi=waves_by_name,
+        ffi=choose_waves,
         plain=PLAIN,
         on_cpu=Fallback(ON_CPU),
         compute_capability=COMPUTE_CAPABILITY,

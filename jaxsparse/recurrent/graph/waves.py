@@ -39,6 +39,7 @@ from jaxsparse.recurrent.plan import NoPlan, Plan, ScanForm, WaveForm, make_plan
 WAVE_VARIANTS = tuple(_ffi.WAVE_VARIANTS)
 _PRODUCTS_A_MICROSECOND = 2e8  # of a product over all steps, 400 TFLOP/s
 _START = 5.0  # microseconds of a product over all steps, beside that
+_LEAST_GAIN = 0.05  # of the predicted time: predictions of less would be wrong too often
 
 
 class Wave(NamedTuple):
@@ -53,22 +54,10 @@ class Wave(NamedTuple):
         return f"nodes {self.first} to {self.last} as a wave by {self.plan}"
 
 
-def waves_by_name(
-    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
-) -> Fallback:
-    """`choose_waves` where a variant is asked for; else node by node.
-
-    The times that are predicted of waves were not measured yet.
-    """
-    if params["variant"] is None:
-        return Fallback(f"waves run where variant={WAVE_VARIANTS[0]!r} asks for them")
-    return choose_waves(params, avals, device)
-
-
 def choose_waves(
     params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
 ) -> Fallback:
-    """What a graph is lowered to on a GPU: waves where they are fastest, or node by node.
+    """What a graph is lowered to on a GPU: waves where they are faster, or node by node.
 
     Raises:
         UnavailableError: if a wave was asked for and there is none.
@@ -120,9 +109,9 @@ def _cut(
                 found = before + cost, [*waves, Wave(first, last, form, plan)]
         best.append(found)
     total, waves = best[-1]
-    if waves:
+    if waves and (variant is not None or total < (1 - _LEAST_GAIN) * alone):
         return waves, f"they take about {total:.0f} us, and {alone:.0f} would be taken node by node"
-    slower = f"it takes about {alone:.0f} us, and waves would take longer"
+    slower = f"it takes about {alone:.0f} us, and waves would hardly be faster"
     return [], next(iter(reasons), slower)
 
 
