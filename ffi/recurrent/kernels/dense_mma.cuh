@@ -75,10 +75,12 @@ class MmaChunks {
   }
 
   // Adds the products of a slot's states, of which the first were asked for. A warp that times out
-  // adds something else. left(place) as soon as a place is needed no more.
-  template <typename Left>
+  // adds something else. left(place) as soon as a place is needed no more. What has come is seen
+  // (the first of 8 columns, tile of the batch, 8 of a row).
+  template <typename Left, typename Seen>
   __device__ __forceinline__ void Multiply(const State* slot, MmaStates<Plan>& x,
-                                           Watchdog* watchdog, MmaSums<Plan>& sums, Left left) {
+                                           Watchdog* watchdog, MmaSums<Plan>& sums, Left left,
+                                           Seen seen) {
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
       Weights weights;
@@ -86,6 +88,8 @@ class MmaChunks {
       if (j % kLooks == 0) AwaitChunks(slot, x, j, watchdog);
       if (kAllAhead) LoadWeights(j, weights);
       AddChunk(weights, x[j % kAhead], 2 * j % kSizes.chains, sums);
+#pragma unroll
+      for (int n = 0; n < kSizes.batch_tiles; ++n) seen(Column(j), n, x[j % kAhead][n]);
       if (j + kAhead < kLoads) {
         AskForChunk(slot, x, j + kAhead);
       } else {
@@ -100,7 +104,7 @@ class MmaChunks {
   __device__ __forceinline__ bool MultiplyLast(const State* slot, MmaStates<Plan>& x,
                                                float* partials, Watchdog* watchdog,
                                                MmaSums<Plan>& sums, Left left) {
-    Multiply(slot, x, watchdog, sums, left);
+    Multiply(slot, x, watchdog, sums, left, [](int, int, const Words4&) {});
     const bool timed_out = __any_sync(kAllLanes, watchdog->timed_out());
     if (!timed_out) WriteSums(sums, partials);
     return timed_out;

@@ -2,6 +2,7 @@
 #include "recurrent/kernels/wave.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "nvrtc/expression.h"
 #include "recurrent/kernel_plans.h"
@@ -13,10 +14,21 @@ std::string ExpressionOf(const WaveMatrix& m) {
   return ConfigExpression("WaveMatrix", {Field("products", m.products), Field("states", m.states),
                                          Field("register_chunks", m.register_chunks)});
 }
+std::string ExpressionOf(const WaveSkip& s) {
+  return ConfigExpression("WaveSkip", {Field("product", s.product), Field("state", s.state)});
+}
+std::string ExpressionOf(const WaveMean& m) {
+  return ConfigExpression("WaveMean", {Field("product", m.product), Field("state", m.state),
+                                       Field("squared", m.squared)});
+}
 std::string ExpressionOf(const WaveConfig& c) {
+  std::string means;
+  for (const WaveMean& mean : c.means) means += (means.empty() ? "" : ", ") + ExpressionOf(mean);
   return ConfigExpression(
-      "WaveConfig", {Field("block", jaxsparse::ExpressionOf(c.block)),
-                     Field("own", ExpressionOf(c.own)), Field("below", ExpressionOf(c.below))});
+      "WaveConfig",
+      {Field("block", jaxsparse::ExpressionOf(c.block)), Field("own", ExpressionOf(c.own)),
+       Field("below", ExpressionOf(c.below)), Field("skip", ExpressionOf(c.skip)),
+       Field("means", "{" + means + "}"), Field("scales", c.scales)});
 }
 
 // Each layer and part of the batch has so many multiprocessors.
@@ -40,7 +52,8 @@ void KeepInRegisters(int registers, WaveConfig* config) {
 
 // Registers of a thread with so many items, each with what a step reads a step ahead.
 int PointwiseRegisters(const WaveForm& form, int items) {
-  const int64_t values = form.inputs + 2 + 2 * form.state_parts + form.outputs;
+  const int64_t values =
+      form.inputs + 2 + 2 * form.state_parts + form.outputs + (form.skip.product < 0 ? 0 : 1);
   const int64_t registers = 56 + form.products + items * values;
   return static_cast<int>(std::max<int64_t>(56, RoundUp(registers, 8)));
 }
@@ -81,12 +94,12 @@ double FromShared(const WaveColumns& matrix) { return Double(matrix.shared_bytes
 double WaveMicroseconds(const WaveSizes& sizes, int registers) {
   // KB that every block receives in a step.
   const double received = Double(int64_t{sizes.exchange_batch} * sizes.state_bytes) *
-                          (sizes.own.columns + sizes.below.columns) / 1e3;
+                          (sizes.own.columns + sizes.below.columns + sizes.means.columns) / 1e3;
   const double sums = Double(int64_t{4} * sizes.partials) / 128 / kClocks;
   const int waits = (sizes.own.loads + sizes.own.ahead - 1) / sizes.own.ahead;
   return 0.72 + 0.009 * received + 2.9 * Products(sizes, sizes.own) + 1.32 * FromShared(sizes.own) +
          0.785 * FromShared(sizes.below) + 1.43 * sums +
-         0.025 * sizes.own.loads * sizes.batch_tiles + 0.6 * (waits - 1) +
+         0.025 * (sizes.own.loads + sizes.means.loads) * sizes.batch_tiles + 0.6 * (waits - 1) +
          0.1 * std::max(0, sizes.other_registers - registers);
 }
 
@@ -95,7 +108,9 @@ std::optional<ScanPlan> PlanWaveBlock(const ScanVariant& variant, const WaveForm
                                       int warps, int loads_ahead) {
   WaveConfig config;
   DenseConfig& block = config.block;
-  block.products = static_cast<int>(form.products);
+  config.own = {form.own_products, form.own_states};
+  config.below = {form.below_products, form.below_states};
+  block.products = MatrixProducts(config.own, config.below);
   block.state_parts = static_cast<int>(form.state_parts);
   block.state_bytes = static_cast<int>(SizeOf(form.state_dtype));
   block.hidden = static_cast<int>(form.hidden);
@@ -103,8 +118,9 @@ std::optional<ScanPlan> PlanWaveBlock(const ScanVariant& variant, const WaveForm
   block.units = static_cast<int>(units);
   block.warps = warps;
   block.tensor_cores = true;
-  config.own = {form.own_products, form.own_states};
-  config.below = {form.below_products, form.below_states};
+  config.skip = form.skip;
+  std::copy(std::begin(form.means), std::end(form.means), config.means);
+  config.scales = form.scales;
   const auto item_warps =
       static_cast<int>(CeilDivide(units * DenseBlock(block).batch_slots, kWarp));
   block.pointwise_warps = std::min(item_warps, 4);
@@ -122,19 +138,14 @@ std::optional<ScanPlan> PlanWaveBlock(const ScanVariant& variant, const WaveForm
   if (sizes.blocks > share.multiprocessors || sizes.shared_bytes > gpu.shared_bytes) {
     return std::nullopt;
   }
-  ScanPlan plan;
-  plan.variant = &variant;
-  plan.file = "recurrent/kernels/wave.cu";
-  plan.blocks = sizes.blocks;
-  plan.threads = sizes.threads;
-  plan.shared_bytes = sizes.shared_bytes;
-  plan.launches = {
+  const ScanLaunches launches{
       .groups = share.groups,
       .scans = share.groups,
       .layers = form.layers,
       // The states before all steps, and that after the last one.
       .exchange_bytes = ExchangeBytes(form.length + 1, int64_t{sizes.slot} * sizes.state_bytes)};
-  plan.constants = PlanConstants("WaveSizes", ExpressionOf(config), plan.launches, variant.barrier);
+  ScanPlan plan =
+      PlanOfSizes(variant, "wave.cu", sizes, "WaveSizes", ExpressionOf(config), launches);
   plan.poll_delay = DensePollDelay(block);
   plan.poll_delay_increase = 8;
   plan.poll_delay_decrease = 2;
@@ -152,12 +163,13 @@ std::optional<ScanPlan> PlanWaveBlock(const ScanVariant& variant, const WaveForm
 std::optional<ScanPlan> PlanWaveShare(const ScanVariant& variant, const WaveForm& form,
                                       const Gpu& gpu, const WaveShare& share) {
   const int64_t part = RoundUp(form.hidden, 16 / SizeOf(form.state_dtype));
-  const int all = (1 << form.products) - 1;
+  const int products = MatrixProducts({form.own_products}, {form.below_products});
+  const int all = (1 << products) - 1;
   // Products of one matrix only take tiles of rows of their own.
   const int64_t multiple = form.own_products == all && form.below_products == all ? 8 : 16;
   const int64_t first = RoundUp(CeilDivide(part, share.multiprocessors), multiple);
   for (int64_t units = first; units < first + 4 * multiple; units += multiple) {
-    const int64_t rows = form.products * units;
+    const int64_t rows = products * units;
     if (rows < 16 && units < part) continue;  // a tensor core would multiply by rows of zeros
     if (Double(rows) * Double(form.state_parts) * Double(part) > kMostBlockWeights) continue;
     std::optional<ScanPlan> best;

@@ -18,18 +18,16 @@
 
 namespace jaxsparse {
 
-// Where the layer below has its state after a step.
 template <typename Plan>
 __device__ __forceinline__ const typename Plan::State* SlotBelow(const RecurrentWaveLayer& p,
                                                                  int64_t step) {
-  const char* of_scan =
-      static_cast<const char*>(p.below_exchange) + ScanOfLaunch<Plan>() * p.exchange_bytes;
-  return reinterpret_cast<const typename Plan::State*>(of_scan) + (step + 1) * Plan::kSizes.slot;
+  return SlotAfter<Plan>(p.below_exchange, p, step);
 }
 
 template <typename Plan>
 __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4* shared,
-                                             float* partials, volatile uint32_t* stop) {
+                                             float* partials, float* sums_of_below,
+                                             volatile uint32_t* stop) {
   constexpr WaveSizes kSizes = Plan::kSizes;
   WaveMma<Plan> product(p, shared);
   Watchdog watchdog(p.wait_limits);
@@ -44,6 +42,11 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
       Delay<Plan::kMostDelay>(~step);
       product.MultiplyBelow(SlotBelow<Plan>(p, step), &watchdog, sums);
       watchdog.TakeHasWaited();
+    }
+    float* to_sums = BufferOf<Plan>(sums_of_below, step);
+    if constexpr (kSizes.means.scales) {
+      product.WriteSums(to_sums);
+      if (has_below) ScaleByNorm<Plan>(to_sums, p.norm_epsilon, sums);
     }
     if constexpr (Plan::kBarrier) {
       WaitAt<kSizes.threads>(kAllThreads);
@@ -61,6 +64,7 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
     const auto* next_below = asks ? SlotBelow<Plan>(p, step + 1) : nullptr;
     const bool timed_out = product.MultiplyOwn(
         own, next_below, partials + (step & 1) * kSizes.partials, &watchdog, sums);
+    if (!kSizes.means.scales && !timed_out) product.WriteSums(to_sums);
     if (timed_out) *stop = 1;
     __syncwarp();
     HandOver<Plan>(step, timed_out);
@@ -73,20 +77,21 @@ template <typename Step, typename Plan>
 __global__ void __launch_bounds__(Plan::kSizes.threads, Plan::kSizes.resident)
     RecurrentWaveScan(const __grid_constant__ RecurrentWave<Plan::kLayers> wave) {
   constexpr WaveSizes kSizes = Plan::kSizes;
-  static_assert(kSizes.products == Step::kProducts && kSizes.state_parts == Step::kStates &&
+  static_assert(kSizes.products <= Step::kProducts && kSizes.state_parts == Step::kStates &&
                 kSizes.state_bytes == sizeof(typename Plan::State) && kSizes.gets_its_registers);
   const RecurrentWaveLayer& p = wave.layer[LayerOfBlock<Plan>()];
   extern __shared__ Words4 shared[];
   float* partials = reinterpret_cast<float*>(shared);
+  float* sums_of_below = partials + kSizes.means_at / 4;
   volatile uint32_t* stop = reinterpret_cast<uint32_t*>(shared) + kSizes.flag_at / 4;
   if (threadIdx.x == 0) *stop = 0;
   __syncthreads();
   if (threadIdx.x < kSizes.product_threads) {
     if constexpr (kSizes.product_registers > 0) TakeRegisters<kSizes.product_registers>();
-    MakeProducts<Plan>(p, shared, partials, stop);
+    MakeProducts<Plan>(p, shared, partials, sums_of_below, stop);
   } else {
     if constexpr (kSizes.product_registers > 0) GiveUpRegisters<kSizes.pointwise_registers>();
-    MakeSteps<Step, Plan>(p, partials, stop);
+    MakeSteps<Step, Plan>(p, partials, stop, AddedByLayers<Plan>(p, sums_of_below));
   }
 }
 

@@ -3,21 +3,12 @@
 
 #include "recurrent/kernels/dense_mma.cuh"
 #include "recurrent/kernels/wave.h"
+#include "recurrent/kernels/wave_added.cuh"
 
 namespace jaxsparse {
 
 // Whether a set of bits is that of the first few numbers.
 constexpr bool HasFirst(int mask) { return (mask & (mask + 1)) == 0; }
-// The n-th number of a set of bits.
-__device__ __forceinline__ int NthOf(int mask, int n) {
-  int number = 0;
-#pragma unroll
-  for (int i = 0, before = 0; i < kMaxScanArrays; ++i) {
-    if ((mask >> i & 1) == 0) continue;
-    if (before++ == n) number = i;
-  }
-  return number;
-}
 
 // A matrix that has only some products, and takes only some parts of a state.
 template <typename Plan, bool kBelow>
@@ -65,11 +56,25 @@ class WaveMma {
       : own_(p, shared + Plan::kSizes.weights_at / 16),
         below_(p, shared + Plan::kSizes.below_weights_at / 16) {}
 
-  __device__ __forceinline__ void AskBelow(const State* slot) { below_.Ask(slot, x_); }
+  __device__ __forceinline__ void AskBelow(const State* slot) {
+    below_.Ask(slot, x_);
+    added_up_.Ask(slot);
+  }
   __device__ __forceinline__ void MultiplyBelow(const State* slot, Watchdog* watchdog,
                                                 MmaSums<Plan>& sums) {
-    below_.Multiply(slot, x_, watchdog, sums, [](int) {});
+    added_up_.Clear();
+    const auto add = [&](int column, int tile, const Words4& x) {
+      constexpr auto kSizes = Plan::kSizes;
+      if constexpr (kSizes.means.count > 0 && kSizes.means.of_products) {
+        const int part = CountBits(kSizes.below.states) == 1 ? 0 : column / kSizes.part;
+        added_up_.Add(NthOf(kSizes.below.states, part), tile, x);
+      }
+    };
+    below_.Multiply(slot, x_, watchdog, sums, [](int) {}, add);
+    added_up_.AddReceived(slot, watchdog);
   }
+  // Leaves what the warp has added up of the layer below, zeros if there is none.
+  __device__ __forceinline__ void WriteSums(float* to) const { added_up_.Write(to); }
 
   __device__ __forceinline__ void AskOwn(const State* slot) { own_.Ask(slot, x_); }
   // Asks for the next state of the layer below in the places of what has been multiplied, so that
@@ -83,6 +88,7 @@ class WaveMma {
     };
 #pragma unroll
     for (int place = Plan::kSizes.own.ahead; place < Plan::kSizes.ahead; ++place) ask(place);
+    if (next_below != nullptr) added_up_.Ask(next_below);
     return own_.MultiplyLast(slot, x_, partials, watchdog, sums, ask);
   }
 
@@ -90,6 +96,7 @@ class WaveMma {
   MmaChunks<Plan, MatrixOfWave<Plan, false>> own_;
   MmaChunks<Plan, MatrixOfWave<Plan, true>> below_;
   MmaStates<Plan> x_;
+  SumsOfBelow<Plan> added_up_;
 };
 
 }  // namespace jaxsparse

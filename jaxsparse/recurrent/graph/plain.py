@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import bind_local
-from jaxsparse.recurrent.graph.alone import Alone, alone
-from jaxsparse.recurrent.graph.edges import Edge, added_up, edge_products
+from jaxsparse.recurrent.graph.alone import Alone, alone, in_order
+from jaxsparse.recurrent.graph.edges import MEANS, Edge, added_up, edge_products
 from jaxsparse.recurrent.graph.operands import (
     OfNode,
     Operands,
@@ -30,9 +30,8 @@ PLAIN = "node by node"  # what a graph is without a kernel of its own
 ON_CPU = "on a CPU only its sparse products have kernels, those of spmm"
 
 
-def plain_graph(*operands: Any, on_gpu: bool = False, **params: Any) -> list[Any]:
+def plain_graph(*operands: Any, **params: Any) -> list[Any]:
     """The graph node by node, of one batch entry."""
-    del on_gpu  # the scans of nodes know it when they are lowered
     x = split(operands, params)
     states: list[Any] = []
     flat: list[Any] = []
@@ -61,12 +60,12 @@ def node_alone(n: int, x: Operands, states: Sequence[Any], params: dict[str, Any
     between = [(edge, w) for edge, w in incoming if not edge.delay]
     units = params["units"][n]
     added = added_ahead(
-        [(e, w) for e, w in between if e.kind != "mean"], states, units, dtype, params
+        [(e, w) for e, w in between if e.kind not in MEANS], states, units, dtype, params
     )
     # Means are the same for all units; variances come of their differences.
     wide = accumulator_dtype(dtype)
     means = added_ahead(
-        [(e, w) for e, w in between if e.kind == "mean"], states, units, wide, params
+        [(e, w) for e, w in between if e.kind in MEANS], states, units, wide, params
     )
     own = [(edge, w) for edge, w in incoming if edge.delay]
     if own:
@@ -84,7 +83,7 @@ def added_ahead(
     params: dict[str, Any],
     products: tuple[int, ...] | None = None,
 ) -> Added:
-    """What edges from other nodes add, in a dtype: all of kind mean, or none.
+    """What edges from other nodes add, in a dtype: all of them means, or none.
 
     To the products that they lead to, or to those that are given.
     """
@@ -102,7 +101,7 @@ def added_ahead(
 
     terms = [(edge, made(edge, w)) for edge, w in incoming]
     values = added_up(terms, products, dtype, rounded=False)
-    if incoming[0][0].kind == "mean":
+    if incoming[0][0].kind in MEANS:
         return Added(products, values[..., :1], "tb")
     return Added(products, values, FULL)
 
@@ -147,16 +146,8 @@ def _scanned(
     carries, outputs = rest[: step.carries], rest[step.carries :]
     if isinstance(one, Alone) and one.others:
         *outputs, others = outputs
-        states = _in_order(one, states, others)
+        states = in_order(one, states, others)
     return Results(states, carries, outputs)
-
-
-def _in_order(step: Alone, read: Any, others: Any) -> Any:
-    """All states of a step, of those that its edge reads and the others."""
-    places = (*step.read, *step.others)
-    return parts_of(
-        jnp.concatenate([read, others], -2), [places.index(i) for i in range(len(places))]
-    )
 
 
 def _pointwise(

@@ -1,24 +1,24 @@
 """Nodes of a graph as one launch, a wave: step t of each runs beside step t + 1 of the one below.
 
 The primitive is a graph whose nodes have one step, each with an edge to itself and one from the
-node before it. It appears in what a graph is lowered to on a GPU, so it has no derivatives.
+node before it; beside them there are skips and, from the node before, means. It appears in what a
+graph is lowered to on a GPU, so it has no derivatives.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 from jax.core import ShapedArray
 
 from jaxsparse.device import AnyDevice, Device
-from jaxsparse.primitive import Fallback, FfiCall, Operation, UnavailableError, make_primitive
+from jaxsparse.primitive import FfiCall, UnavailableError, make_primitive
 from jaxsparse.recurrent import engine
-from jaxsparse.recurrent.graph.operands import result_dtypes, signature, split
-from jaxsparse.recurrent.graph.plain import ON_CPU, PLAIN, plain_graph
+from jaxsparse.recurrent.graph.operands import signature, split
+from jaxsparse.recurrent.graph.operation import PARAMS, graph_operation
 from jaxsparse.recurrent.graph.wave_form import form_of_run
-from jaxsparse.recurrent.plan import COMPUTE_CAPABILITY, NoPlan, make_wave_plan
+from jaxsparse.recurrent.plan import NoPlan, make_wave_plan
 from jaxsparse.recurrent.step import Step
 
 EXPRESSION = "jaxsparse::RecurrentWaveScan<PrintedStep, PrintedPlan>"
@@ -38,8 +38,12 @@ def _ffi_call(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyD
     names = [name for name, _ in signature(params).operands]
     own: dict[int, str] = {}
     below: dict[int, str] = {}
+    skips = ["-"] * count
     for e, edge in enumerate(params["edges"]):
-        (own if edge.delay else below)[edge.target] = f"weights of edge {e}"
+        if edge.kind == "identity":
+            skips[edge.target] = str(edge.source)
+        elif edge.operands:
+            (own if edge.delay else below)[edge.target] = f"weights of edge {e}"
     operands = []
     for n in range(count):
         operands += [own[n], *([below[n]] if n else [])]
@@ -55,6 +59,8 @@ def _ffi_call(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyD
             "own_states": len(form.own_states),
             "below_products": len(form.below_products),
             "below_states": len(form.below_states),
+            "skips": " ".join(skips),
+            "norm_epsilon": next((e.norm.epsilon for e in params["edges"] if e.norm), 0.0),
             "transposed": params["transposed"],
             "reverse": params["reverse"],
             "carries": step.carries,
@@ -74,29 +80,5 @@ def _ffi_call(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyD
 
 
 recurrent_wave_p = make_primitive(
-    Operation(
-        name="recurrent_wave",
-        target="recurrent_wave",
-        params=(
-            "nodes",
-            "edges",
-            "units",
-            "spans",
-            "transposed",
-            "reverse",
-            "length",
-            "precision",
-            "implementation",
-            "variant",
-        ),
-        signature=signature,
-        result_dtypes=result_dtypes,
-        shardable=("b",),
-        xla=plain_graph,
-        xla_on_gpu=functools.partial(plain_graph, on_gpu=True),
-        ffi=_ffi_call,
-        plain=PLAIN,
-        on_cpu=Fallback(ON_CPU),
-        compute_capability=COMPUTE_CAPABILITY,
-    )
+    graph_operation(name="recurrent_wave", params=PARAMS, ffi=_ffi_call)
 )
