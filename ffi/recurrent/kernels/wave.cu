@@ -33,6 +33,12 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
   Watchdog watchdog(p.wait_limits);
   Backoff backoff(p.poll_delays);
   const bool has_below = p.below_exchange != nullptr;
+  if (kSizes.means.scales && !has_below) {
+    for (int i = threadIdx.x; i < kSizes.means.buffers * kSizes.means.buffer;
+         i += kSizes.product_threads) {
+      sums_of_below[i] = 0.f;
+    }
+  }
   __syncwarp();
   if (has_below) product.AskBelow(SlotBelow<Plan>(p, 0));
   backoff.Start();
@@ -45,8 +51,10 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
     }
     float* to_sums = BufferOf<Plan>(sums_of_below, step);
     if constexpr (kSizes.means.scales) {
-      product.WriteSums(to_sums);
-      if (has_below) ScaleByNorm<Plan>(to_sums, p.norm_epsilon, sums);
+      if (has_below) {
+        product.WriteSums(to_sums);
+        ScaleByNorm<Plan>(to_sums, p.norm_epsilon, sums);
+      }
     }
     if constexpr (Plan::kBarrier) {
       WaitAt<kSizes.threads>(kAllThreads);

@@ -89,7 +89,7 @@ struct WaveMeans {
     columns = of_products ? 0 : CountBits(states) * block.part;
     loads = (columns + block.chunk * block.warps - 1) / (block.chunk * block.warps);
     warp_floats = count * block.batch_slots;
-    buffer = block.warps * warp_floats;
+    buffer = (block.warps + (scales ? 1 : 0)) * warp_floats;
   }
 
   WaveMean mean_of[kMaxWaveMeans];
@@ -103,7 +103,7 @@ struct WaveMeans {
   int columns = 0;      // that are received for the sums alone
   int loads = 0;        // of a warp
   int warp_floats = 0;  // of a warp's sums in shared memory: [mean][b]
-  int buffer = 0;       // of all warps'
+  int buffer = 0;       // of all warps', and behind them the means if these scale products
 };
 
 struct WaveSizes : DenseBlock {
@@ -128,8 +128,10 @@ struct WaveSizes : DenseBlock {
   int ahead = own.ahead > below.ahead ? own.ahead : below.ahead;
   bool all_ahead = own.ahead == own.loads && below.ahead == below.loads;
   // Registers of a product thread for all but weights, so that the compiler spills none in a step.
-  int other_registers = 28 + (state_parts > 1 ? 16 : 0) +
+  bool has_several_states = CountBits(own.states) > 1 || CountBits(below.states) > 1;
+  int other_registers = 28 + (has_several_states ? 16 : 0) +
                         (ahead + means.loads) * (4 * batch_tiles + 1) + means.count * batch_tiles +
+                        (means.scales && chains > 1 ? 8 : 0) +
                         4 * row_tiles * batch_tiles * chains + (all_ahead ? 0 : chunk_registers);
 };
 

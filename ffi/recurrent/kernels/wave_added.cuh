@@ -155,21 +155,30 @@ __device__ __forceinline__ float MeanOf(const float* sums, int mean, int b) {
   return sum * (1.f / kSizes.hidden);
 }
 
-// Scales a warp's sums of products by what the layer below has by its standard deviation, row by
-// row. All product warps call it, when they have left what they added up.
+// Where a buffer of sums has the means, if one warp makes them for all.
 template <typename Plan>
-__device__ __forceinline__ void ScaleByNorm(const float* sums_of_below, float epsilon,
+constexpr int kMeansOfBuffer = Plan::kSizes.warps * Plan::kSizes.means.warp_floats;
+
+// Scales a warp's sums of products by what the layer below has by its standard deviation, row by
+// row, and leaves the means. All product warps call it, when they have left what they added up.
+template <typename Plan>
+__device__ __forceinline__ void ScaleByNorm(float* sums_of_below, float epsilon,
                                             MmaSums<Plan>& sums) {
   constexpr auto kSizes = Plan::kSizes;
   static_assert(kSizes.batch <= kWarp);
   constexpr int kSumsAreThere = 3;  // a barrier
   WaitAt<kSizes.product_threads>(kSumsAreThere);
   const int lane = threadIdx.x % kWarp, b = lane < kSizes.batch ? lane : 0;
-  float variance = MeanOf<Plan>(sums_of_below, kSizes.means.count - 1, b);
-  if (kSizes.means.count == 2) {
-    const float mean = MeanOf<Plan>(sums_of_below, 0, b);
-    variance = fmaxf(variance - mean * mean, 0.f);
+  float means[kSizes.means.count];
+#pragma unroll
+  for (int k = 0; k < kSizes.means.count; ++k) {
+    means[k] = MeanOf<Plan>(sums_of_below, k, b);
+    if (threadIdx.x < kSizes.batch) {
+      sums_of_below[kMeansOfBuffer<Plan> + k * kSizes.batch_slots + b] = means[k];
+    }
   }
+  float variance = means[kSizes.means.count - 1];
+  if (kSizes.means.count == 2) variance = fmaxf(variance - means[0] * means[0], 0.f);
   const float factor = rsqrtf(variance + epsilon);
 #pragma unroll
   for (int n = 0; n < kSizes.batch_tiles; ++n) {
@@ -244,7 +253,9 @@ class AddedByLayers {
     }
 #pragma unroll
     for (int k = 0; k < kMeans.count; ++k) {
-      const float mean = MeanOf<Plan>(BufferOf<Plan>(sums_, step), k, b);
+      const float* sums = BufferOf<Plan>(sums_, step);
+      const float mean = kMeans.scales ? sums[kMeansOfBuffer<Plan> + k * kSizes.batch_slots + b]
+                                       : MeanOf<Plan>(sums, k, b);
 #pragma unroll
       for (int i = 0; i < kNear; ++i) products[i][kMeans.mean_of[k].product] += mean;
     }
