@@ -23,9 +23,7 @@ STACK_VARIANTS = (*WAVE_VARIANTS, CHUNKED, WAVEFRONT)  # of several layers at on
 BY_NAME = "it is asked for by its name"
 
 
-def choose(
-    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
-) -> Fallback:
+def choose(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice) -> Fallback:
     """What is computed on a GPU that kernels of scans run on.
 
     Raises:
