@@ -60,10 +60,11 @@ struct DenseBlock : DenseConfig {
 
   // Parts of products in shared memory: [warp][b][unit][gate], the gates of a unit in one vector.
   // Four gates are rotated by half the batch entry, so that a tensor core's tile, 8 units by 4
-  // pairs of batch entries, is written to different banks.
+  // pairs of batch entries, is written to different banks. Batch entries are a vector further apart
+  // than their units, so that threads with several units each read different banks, too.
   int gate_slots = products == 3 ? 4 : products;
   bool rotated = gate_slots == 4;
-  int row_slots = rotated ? Ceil(units, 8) * 32 : Ceil(units * gate_slots, 16) * 16 + 4;
+  int row_slots = (rotated ? Ceil(units, 8) * 32 : Ceil(units * gate_slots, 16) * 16) + 4;
   int warp_part = batch_slots * row_slots;
   int partials = warps * warp_part;
 

@@ -259,7 +259,7 @@ class PointwiseStep {
       const Group group = At(n);
       added_.Ask(step, n, group.real, group.b, group.unit);
       if (Step::kInputs == 0 || !group.real) continue;
-      Arrays::LoadInputs(p, Arrays::TimeOf(p, step), group.b, group.unit, input_[n]);
+      Arrays::LoadInputs(p, Arrays::TimeOf(p, step), group.b, group.unit, input_[n], step > 0);
       if (step + kStepsAhead < p.steps) {
         Arrays::PrefetchInputs(p, Arrays::TimeOf(p, step + kStepsAhead), group.b, group.unit);
       }

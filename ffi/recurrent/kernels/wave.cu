@@ -40,13 +40,12 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
     }
   }
   __syncwarp();
-  if (kSizes.asks_ahead && has_below) product.AskBelow(SlotBelow<Plan>(p, 0));
+  if (has_below) product.AskBelow(SlotBelow<Plan>(p, 0));
   backoff.Start();
   for (int64_t step = 0; step < p.steps; ++step) {
     MmaSums<Plan> sums = {};
     if (has_below) {
       Delay<Plan::kMostDelay>(~step);
-      if (!kSizes.asks_ahead) product.AskBelow(SlotBelow<Plan>(p, step));
       product.MultiplyBelow(SlotBelow<Plan>(p, step), &watchdog, sums);
       watchdog.TakeHasWaited();
     }
@@ -69,12 +68,10 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
     Delay<Plan::kMostDelay>(step);
     const auto* own = SlotOf<Plan>(p, step);
     product.AskOwn(own);
-    // Behind the own state, for which all wait.
-    if (kSizes.asks_ahead && has_below && step + 1 < p.steps) {
-      product.AskBelow(SlotBelow<Plan>(p, step + 1));
-    }
-    const bool timed_out =
-        product.MultiplyOwn(own, partials + (step & 1) * kSizes.partials, &watchdog, sums);
+    const bool asks = has_below && step + 1 < p.steps;
+    const auto* next_below = asks ? SlotBelow<Plan>(p, step + 1) : nullptr;
+    const bool timed_out = product.MultiplyOwn(
+        own, next_below, partials + (step & 1) * kSizes.partials, &watchdog, sums);
     if (!kSizes.means.scales && !timed_out) product.WriteSums(to_sums);
     if (timed_out) *stop = 1;
     __syncwarp();

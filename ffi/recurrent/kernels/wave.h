@@ -36,9 +36,6 @@ struct WaveConfig {
   // The products of the layer below are divided by the standard deviation, or by the root of the
   // mean square if that is the only mean, before those of the own state are added to them.
   bool scales = false;
-  // The state below is asked for a step ahead, or else when its product is wanted: that takes fewer
-  // registers.
-  bool asks_ahead = true;
 };
 
 JAXSPARSE_INLINE constexpr int CountBits(int mask) {
@@ -115,13 +112,11 @@ struct WaveSizes : DenseBlock {
         own(config.own, *this),
         below(config.below, *this),
         skip(config.skip),
-        means(config, *this),
-        asks_ahead(config.asks_ahead) {}
+        means(config, *this) {}
 
   WaveColumns own, below;
   WaveSkip skip;
   WaveMeans means;
-  bool asks_ahead;
   bool has_whole_tiles =
       (own.row_tiles == row_tiles && below.row_tiles == row_tiles) || units % 16 == 0;
   // A warp without columns of its own layer has no data to wait for, and would run ahead.
@@ -129,16 +124,13 @@ struct WaveSizes : DenseBlock {
   int below_weights_at = weights_at + own.shared_bytes;
   int means_at = below_weights_at + below.shared_bytes;
   int shared_bytes = means_at + means.buffers * means.buffer * 4;
-  // Registers of a product thread for all but weights, so that the compiler spills none in a step.
-  // States of both matrices may be under way.
-  int most_ahead = own.ahead > below.ahead ? own.ahead : below.ahead;
-  int states_under_way = asks_ahead                 ? own.ahead + below.ahead + means.loads
-                         : most_ahead > means.loads ? most_ahead
-                                                    : means.loads;
+  // States on their way at once, of either matrix.
+  int ahead = own.ahead > below.ahead ? own.ahead : below.ahead;
   bool all_ahead = own.ahead == own.loads && below.ahead == below.loads;
+  // Registers of a product thread for all but weights, so that the compiler spills none in a step.
   bool has_several_states = CountBits(own.states) > 1 || CountBits(below.states) > 1;
   int other_registers = 28 + (has_several_states ? 16 : 0) +
-                        states_under_way * (4 * batch_tiles + 1) + means.count * batch_tiles +
+                        (ahead + means.loads) * (4 * batch_tiles + 1) + means.count * batch_tiles +
                         (means.scales && chains > 1 ? 8 : 0) +
                         4 * row_tiles * batch_tiles * chains + (all_ahead ? 0 : chunk_registers);
 };
