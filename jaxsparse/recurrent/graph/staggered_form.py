@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from jaxsparse.recurrent.graph.alike import Same, same
 from jaxsparse.recurrent.graph.edges import Edge
 from jaxsparse.recurrent.graph.operands import Operands
+from jaxsparse.recurrent.graph.same import Same, same
 
 Kinds = Collection[str]
 Ends = tuple[tuple[int, ...], tuple[int, ...]]  # states of an edge's source, products of its target
