@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxsparse.recurrent.engine import printed_step
 from jaxsparse.recurrent.step import Keeping, Step
