@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+from jaxsparse.recurrent.graph.alike import Alike, alike_as_they_are
 from jaxsparse.recurrent.graph.edges import Edge
 from jaxsparse.recurrent.graph.operands import Operands
-from jaxsparse.recurrent.graph.wave_form import Alike, alike
 
 Kinds = Collection[str]
 Ends = tuple[tuple[int, ...], tuple[int, ...]]  # states of an edge's source, products of its target
@@ -84,7 +84,7 @@ def _of_run(
         return "there are fewer steps than layers"
     if len({units[n] for n in run}) > 1:
         return "they differ in size"
-    found = alike(tuple(nodes[n] for n in run))
+    found = alike_as_they_are(tuple(nodes[n] for n in run))
     if found is None:
         return "their steps differ"
     into = {n: [e for e, edge in enumerate(edges) if edge.target == n] for n in run}
