@@ -59,6 +59,14 @@ class Alike(NamedTuple):
     placed: tuple[Placed, ...]
     norm: Norm | None  # by which products of what comes in are to be scaled
 
+    @property
+    def inputs(self) -> tuple[tuple[int | None, ...], ...]:
+        """The places of each one's own inputs; None stands for zeros."""
+        return tuple(
+            tuple(None if given is None else given.place for given in placed.inputs)
+            for placed in self.placed
+        )
+
 
 @functools.lru_cache(maxsize=1024)
 def alike(steps: tuple[Step, ...]) -> Alike | None:
@@ -68,7 +76,23 @@ def alike(steps: tuple[Step, ...]) -> Alike | None:
     not. What reaches a stack's last layer from outside makes its adjoint another step than those of
     the layers below, which reach the loss through it alone.
     """
-    wide = _with_one_layer(steps)
+    return _placed(steps, _with_one_layer(steps))
+
+
+@functools.lru_cache(maxsize=1024)
+def alike_as_they_are(steps: tuple[Step, ...]) -> Alike | None:
+    """The steps as one, if they are the same program, or adjoints that lack cotangents.
+
+    Their products, states and outputs are those of the common step.
+    """
+    found = _placed(steps, steps)
+    if found is None or any(step.outputs != found.step.outputs for step in steps):
+        return None
+    return found
+
+
+def _placed(steps: Sequence[Step], wide: Sequence[Step]) -> Alike | None:
+    """The steps as one, by what was made of them so that they may be."""
     adjoints = [step for step in map(_bare, steps) if isinstance(step, Adjoint)]
     whole = [_bare(step) for step in wide]
     if len(adjoints) == len(steps):

@@ -175,7 +175,7 @@ def _steps(form: Staggered, outside: Given, *, padded: bool) -> tuple[Step, Step
         ahead |= {*form.below[1]}
     for term in form.terms:
         (means if term.kind == "mean" else ahead).update(term.ends[1])
-    step = alone(form.same.step, *form.own, tuple(sorted(ahead)), tuple(sorted(means)))
+    step = alone(form.alike.step, *form.own, tuple(sorted(ahead)), tuple(sorted(means)))
     return step, Counting(step) if padded else step
 
 

@@ -126,11 +126,11 @@ def given(
         _input(
             [
                 None if (place := own[i]) is None else x.nodes[n].inputs[place]
-                for n, own in zip(run, form.same.inputs, strict=True)
+                for n, own in zip(run, form.alike.inputs, strict=True)
             ],
             times,
         )
-        for i in range(len(form.same.step.inputs))
+        for i in range(len(form.alike.step.inputs))
     ]
     # Means are the same for all units; variances come of their differences.
     added = []

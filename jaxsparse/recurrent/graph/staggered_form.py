@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+from jaxsparse.recurrent.graph.alike import Alike, alike_as_they_are
 from jaxsparse.recurrent.graph.edges import Edge
 from jaxsparse.recurrent.graph.operands import Operands
-from jaxsparse.recurrent.graph.same import Same, same
 
 Kinds = Collection[str]
 Ends = tuple[tuple[int, ...], tuple[int, ...]]  # states of an edge's source, products of its target
@@ -26,7 +26,7 @@ class Staggered(NamedTuple):
 
     first: int
     last: int
-    same: Same
+    alike: Alike
     own: Ends  # of the edges from nodes to themselves
     below: Ends | None  # of those from the node before, if there are such
     entering: int | None  # the edge to the first node that is multiplied as those from below are
@@ -84,7 +84,7 @@ def _of_run(
         return "there are fewer steps than layers"
     if len({units[n] for n in run}) > 1:
         return "they differ in size"
-    found = same(tuple(nodes[n] for n in run))
+    found = alike_as_they_are(tuple(nodes[n] for n in run))
     if found is None:
         return "their steps differ"
     into = {n: [e for e, edge in enumerate(edges) if edge.target == n] for n in run}
@@ -134,7 +134,7 @@ def _ends(edge: Edge) -> Ends:
     return edge.states, edge.products
 
 
-def _dtypes(inputs: Any, found: Same, layer: int) -> list[Any]:
+def _dtypes(inputs: Any, found: Alike, layer: int) -> list[Any]:
     """Of each input of the common step, the dtype of a node's own."""
     return [None if i is None else inputs[i].dtype for i in found.inputs[layer]]
 

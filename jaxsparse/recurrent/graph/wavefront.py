@@ -45,7 +45,7 @@ def run_wavefront(
     times = Times(count, length, params["reverse"])
     inputs, ahead, means, added = given(form, x, states, params, times)
     inputs = [*inputs, *added]
-    one = form.same.step
+    one = form.alike.step
     step = alone(one, tuple(range(one.states)), tuple(range(one.products)), ahead, means)
     weights = _joined_weights(form, x, params)
 
