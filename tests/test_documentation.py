@@ -27,6 +27,7 @@ LONG = {
     "tests/test_recurrent_plan.py": "one choice, for every form of a scan",
     "tests/test_recurrent_scan.py": "one function, against one loop over time",
     "tests/test_recurrent_transformations.py": "every transformation, of the same scans",
+    "tests/test_recurrent_waves.py": "one kernel, for every form of layers",
     "tests/test_saving.py": "every route by which a model is saved and comes back",
     "tests/test_topology.py": "one class, on the host and in a program",
 }

@@ -247,7 +247,7 @@ def test_explained():
         return made
 
     small = stack(["LSTM"], layers=3, T=64, h=64, B=4, dtype=jnp.bfloat16)
-    assert explained(small, H200).choice.startswith("node by node, because waves run where")
+    assert explained(small, H200).choice.startswith("node by node, because needs 16-bit state")
     assert len(explained(small, H200).scans) == 3
     held = "nodes 1 to 3 as a wavefront of 3 layers, because "
     asked = explained(small, H200, implementation="xla")
