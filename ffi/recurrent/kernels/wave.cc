@@ -14,12 +14,6 @@ std::string ExpressionOf(const WaveMatrix& m) {
   return ConfigExpression("WaveMatrix", {Field("products", m.products), Field("states", m.states),
                                          Field("register_chunks", m.register_chunks)});
 }
-std::string ExpressionOf(const WaveConfig& c) {
-  return ConfigExpression(
-      "WaveConfig",
-      {Field("block", jaxsparse::ExpressionOf(c.block)), Field("own", ExpressionOf(c.own)),
-       Field("below", ExpressionOf(c.below)), Field("asks_ahead", c.asks_ahead)});
-}
 
 // Each layer and part of the batch has so many multiprocessors.
 struct WaveShare {
@@ -183,6 +177,12 @@ std::optional<ScanPlan> PlanWaveShare(const ScanVariant& variant, const WaveForm
 }
 
 }  // namespace
+
+std::string ExpressionOf(const WaveConfig& c) {
+  return ConfigExpression(
+      "WaveConfig", {Field("block", ExpressionOf(c.block)), Field("own", ExpressionOf(c.own)),
+                     Field("below", ExpressionOf(c.below)), Field("asks_ahead", c.asks_ahead)});
+}
 
 std::optional<ScanPlan> PlanWaveLayers(const ScanVariant& variant, const WaveForm& form,
                                        const Gpu& gpu) {

@@ -15,6 +15,7 @@
 #include "persistent/grid_barrier.cuh"
 #include "recurrent/kernels/dense_steps.cuh"
 #include "recurrent/kernels/wave_mma.cuh"
+#include "recurrent/kernels/wave_wgmma.cuh"
 
 namespace jaxsparse {
 
@@ -27,11 +28,21 @@ __device__ __forceinline__ const typename Plan::State* SlotBelow(const Recurrent
   return reinterpret_cast<const typename Plan::State*>(of_scan) + (step + 1) * Plan::kSizes.slot;
 }
 
+template <typename Plan, bool kWarpgroups>
+struct ProductsOfWave {
+  using type = WaveMma<Plan>;
+};
+template <typename Plan>
+struct ProductsOfWave<Plan, true> {
+  using type = WaveWgmma<Plan>;
+};
+
 template <typename Plan>
 __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4* shared,
                                              float* partials, volatile uint32_t* stop) {
-  constexpr WaveSizes kSizes = Plan::kSizes;
-  WaveMma<Plan> product(p, shared);
+  constexpr auto kSizes = Plan::kSizes;
+  using Products = typename ProductsOfWave<Plan, kSizes.warpgroups>::type;
+  Products product(p, shared);
   Watchdog watchdog(p.wait_limits);
   Backoff backoff(p.poll_delays);
   const bool has_below = p.below_exchange != nullptr;
@@ -39,7 +50,7 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
   if (kSizes.asks_ahead && has_below) product.AskBelow(SlotBelow<Plan>(p, 0));
   backoff.Start();
   for (int64_t step = 0; step < p.steps; ++step) {
-    MmaSums<Plan> sums = {};
+    typename Products::Sums sums = {};
     if (has_below) {
       Delay<Plan::kMostDelay>(~step);
       if (!kSizes.asks_ahead) product.AskBelow(SlotBelow<Plan>(p, step));
@@ -75,11 +86,11 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
 template <typename Step, typename Plan>
 __global__ void __launch_bounds__(Plan::kSizes.threads, Plan::kSizes.resident)
     RecurrentWaveScan(const __grid_constant__ RecurrentWave<Plan::kLayers> wave) {
-  constexpr WaveSizes kSizes = Plan::kSizes;
+  constexpr auto kSizes = Plan::kSizes;
   static_assert(kSizes.products == Step::kProducts && kSizes.state_parts == Step::kStates &&
                 kSizes.state_bytes == sizeof(typename Plan::State) && kSizes.gets_its_registers);
   const RecurrentWaveLayer& p = wave.layer[LayerOfBlock<Plan>()];
-  extern __shared__ Words4 shared[];
+  extern __shared__ __align__(1024) Words4 shared[];
   float* partials = reinterpret_cast<float*>(shared);
   volatile uint32_t* stop = reinterpret_cast<uint32_t*>(shared) + kSizes.flag_at / 4;
   if (threadIdx.x == 0) *stop = 0;

@@ -37,6 +37,9 @@ from jaxsparse.recurrent.graph.wave_form import alike, form_of_run
 from jaxsparse.recurrent.plan import NoPlan, Plan, ScanForm, WaveForm, make_plan, make_wave_plan
 
 WAVE_VARIANTS = tuple(_ffi.WAVE_VARIANTS)
+# They take the states of a layer through the registers of every block: those of an adjoint, one for
+# each gate, are so many that layers one by one are faster.
+_ONLY_FORWARD = ("wave_wgmma", "wave_wgmma_barrier")
 _PRODUCTS_A_MICROSECOND = 2e8  # of a product over all steps, 400 TFLOP/s
 _START = 5.0  # microseconds of a product over all steps, beside that
 
@@ -79,6 +82,9 @@ def choose_waves(
         return Fallback(f"variant {variant!r} is one of single layers")
     if not all(isinstance(size, int) for a in avals for size in a.shape):
         return Fallback("a size is open, and kernels are made for sizes")
+    if variant in _ONLY_FORWARD and params["transposed"]:
+        compute = functools.partial(_over_batch, ())
+        return Fallback(f"{variant} is for forward passes", compute, "node by node")
     waves, reason = _cut(params, x, device, variant)
     if waves:
         compute = functools.partial(_over_batch, waves)
