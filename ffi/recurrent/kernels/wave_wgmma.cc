@@ -41,8 +41,8 @@ double WgmmaMicroseconds(const WaveWgmmaSizes& sizes, int64_t scans, int product
   const double sums = 2.0 * 4 * sizes.partials / 128 / kClocks;
   const double meanwhile = Products(sizes, sizes.below) + (sizes.asks_ahead ? 0.15 : 0.7);
   const double portions =
-      Double((sizes.own.loads + sizes.own.ahead - 1) / sizes.own.ahead - 1 +
-             (sizes.below.loads + sizes.below.ahead - 1) / sizes.below.ahead - 1);
+      Double(sizes.own.loads - sizes.own.ahead + sizes.below.loads - sizes.below.ahead) /
+      sizes.own.ahead;
   return std::max(exchange, meanwhile) + Products(sizes, sizes.own) + sums + 0.3 + 0.3 * portions +
          0.1 * std::max(0, sizes.other_registers - product_registers);
 }
@@ -62,13 +62,14 @@ std::optional<ScanPlan> PlanBlock(const ScanVariant& variant, const WaveForm& fo
   block.warps = 4 * kind.parts * DenseBlock(block).row_parts;
   block.pointwise_warps = kind.pointwise_warps;
   config.own = {form.own_products, form.own_states};
-  config.below = {form.below_products, form.below_states};
+  config.below = {form.layers > 1 ? form.below_products : 0, form.below_states};
   config.asks_ahead = kind.asks_ahead;
   const int warps = block.warps + block.pointwise_warps;
   if (warps > 32) return std::nullopt;
-  const int all = EqualRegisters(warps, 1) * warps;
-  block.pointwise_registers =
-      std::min(PointwiseRegisters(form, DenseBlock(block)), kMostThreadRegisters);
+  const int equal = EqualRegisters(warps, 1), all = equal * warps;
+  // Pointwise warps can only give some up.
+  const int few = PointwiseRegisters(form, DenseBlock(block));
+  block.pointwise_registers = std::min({few, equal, kMostThreadRegisters});
   block.product_registers =
       std::min((all - block.pointwise_warps * block.pointwise_registers) / block.warps / 8 * 8,
                kMostThreadRegisters);
@@ -95,7 +96,8 @@ std::optional<ScanPlan> PlanBlock(const ScanVariant& variant, const WaveForm& fo
   plan.poll_delay = DensePollDelay(block);
   plan.poll_delay_increase = 8;
   plan.poll_delay_decrease = 2;
-  plan.microseconds = WgmmaMicroseconds(sizes, form.layers * groups, block.product_registers);
+  plan.microseconds = WgmmaMicroseconds(sizes, form.layers * groups, block.product_registers) +
+                      0.05 * (few - block.pointwise_registers);
   plan.total_microseconds =
       TotalMicroseconds(plan, form) + Double(form.layers - 1) * plan.microseconds;
   return plan;

@@ -8,11 +8,12 @@ namespace jaxsparse {
 
 // The columns of a matrix, in chunks of 32 that are dealt to a block's warpgroups in turn. All
 // weights lie in shared memory, since wgmma takes one operand of two from there: a line for each
-// unit's product that the matrix has, in tiles of 64 columns.
+// unit's product that the matrix has, in tiles of 64 columns. Where a layer is on its own, the
+// matrix of the layer below has no products.
 struct WgmmaColumns : WaveMatrix {
   JAXSPARSE_INLINE constexpr WgmmaColumns(const WaveMatrix& matrix, const DenseBlock& block)
       : WaveMatrix(matrix),
-        columns(CountBits(matrix.states) * block.part),
+        columns(matrix.products == 0 ? 0 : CountBits(matrix.states) * block.part),
         chunks((columns + block.chunk - 1) / block.chunk),
         loads((chunks + block.parts - 1) / block.parts),
         ahead(block.loads_ahead == 0 || block.loads_ahead > loads ? loads : block.loads_ahead),
