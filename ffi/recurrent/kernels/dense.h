@@ -62,14 +62,16 @@ struct DenseBlock : DenseConfig {
   // Parts of products in shared memory: [part][b][unit][gate], the gates of a unit in one vector.
   // A warp makes one of its columns, a warpgroup the rows of one for 64 batch entries. Four gates
   // are rotated by half the batch entry, so that a tensor core's tile, 8 units by 4 pairs of batch
-  // entries, is written to different banks.
+  // entries, is written to different banks. Batch entries are a vector further apart than their
+  // units, so that threads with several units each read different banks, too.
   int gate_slots = products == 3 ? 4 : products;
   int row_parts = Ceil(batch, 64);  // warpgroups: 64 batch entries each
   int parts = warpgroups ? warps / (4 * row_parts) : warps;
   bool rotated = gate_slots == 4 && !warpgroups;
-  int row_slots = warpgroups ? Ceil(units * gate_slots, 32) * 32 + 4
-                  : rotated  ? Ceil(units, 8) * 32
-                             : Ceil(units * gate_slots, 16) * 16 + 4;
+  int row_slots = (rotated      ? Ceil(units, 8) * 32
+                   : warpgroups ? Ceil(units * gate_slots, 32) * 32
+                                : Ceil(units * gate_slots, 16) * 16) +
+                  4;
   int warp_part = batch_slots * row_slots;
   int partials = parts * warp_part;
 

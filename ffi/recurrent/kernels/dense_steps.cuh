@@ -234,7 +234,7 @@ class PointwiseStep {
     for (int n = 0; n < kGroups; ++n) {
       const Group group = At(n);
       if (!group.real) continue;
-      Arrays::LoadInputs(p, Arrays::TimeOf(p, step), group.b, group.unit, input_[n]);
+      Arrays::LoadInputs(p, Arrays::TimeOf(p, step), group.b, group.unit, input_[n], step > 0);
       if (step + kStepsAhead < p.steps) {
         Arrays::PrefetchInputs(p, Arrays::TimeOf(p, step + kStepsAhead), group.b, group.unit);
       }
