@@ -231,7 +231,7 @@ class WgmmaChunks {
   // The four are those of one lane's words: two in each half of the 16 that wgmma takes.
   __device__ __forceinline__ void LoadWeights(const RecurrentWaveLayer& p) const {
     constexpr int kFours = kMatrix.tiles * kTileWidth / 4;
-#pragma unroll 1
+#pragma unroll 8  // loads on their way at once
     for (int i = threadIdx.x; i < kLines * kFours; i += kSizes.product_threads) {
       const int line = i % kLines, column = i / kLines * 4;
       const int product =
