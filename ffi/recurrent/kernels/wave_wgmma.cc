@@ -62,7 +62,7 @@ std::optional<ScanPlan> PlanBlock(const ScanVariant& variant, const WaveForm& fo
   block.warps = 4 * kind.parts * DenseBlock(block).row_parts;
   block.pointwise_warps = kind.pointwise_warps;
   config.own = {form.own_products, form.own_states};
-  config.below = {form.layers > 1 ? form.below_products : 0, form.below_states};
+  config.below = {form.below_products, form.below_states};
   config.asks_ahead = kind.asks_ahead;
   const int warps = block.warps + block.pointwise_warps;
   if (warps > 32) return std::nullopt;

@@ -131,7 +131,7 @@ class WgmmaChunks {
       // What is no batch entry takes the last one's state: all warps have data to wait for.
       b_[row] = first + row * 8 < kSizes.batch ? first + row * 8 : kSizes.batch - 1;
     }
-    if constexpr (kLines > 0) LoadWeights(p);
+    LoadWeights(p);
   }
 
   // The batch entry of this lane's first row of the sums.
@@ -296,7 +296,7 @@ class WgmmaChunks {
   const int part_, q_;
   const uint32_t tiles_;
   int b_[2];
-  Words4 x_[kAhead > 0 ? kAhead : 1][2];  // of two batch entries: what is on its way, or has come
+  Words4 x_[kAhead][2];  // of two batch entries: what is on its way, or has come
 };
 
 // What the product warps of a layer do in a step, as WaveMma.
@@ -315,11 +315,9 @@ class WaveWgmma {
     WaitAt<kSizes.product_threads>(kProductThreads);
   }
 
-  __device__ __forceinline__ void AskBelow(const State* slot) {
-    if constexpr (kHasBelow) below_.Ask(slot);
-  }
+  __device__ __forceinline__ void AskBelow(const State* slot) { below_.Ask(slot); }
   __device__ __forceinline__ void MultiplyBelow(const State* slot, Watchdog* watchdog, Sums& sums) {
-    if constexpr (kHasBelow) below_.Multiply(slot, watchdog, sums);
+    below_.Multiply(slot, watchdog, sums);
   }
 
   __device__ __forceinline__ void AskOwn(const State* slot) { own_.Ask(slot); }
@@ -333,8 +331,7 @@ class WaveWgmma {
   }
 
  private:
-  static constexpr bool kHasBelow = kSizes.below.lines > 0;  // in some layer
-  static constexpr int kProductThreads = 3;                  // a barrier beside those of steps
+  static constexpr int kProductThreads = 3;  // a barrier beside those of steps
 
   WgmmaChunks<Plan, false> own_;
   WgmmaChunks<Plan, true> below_;

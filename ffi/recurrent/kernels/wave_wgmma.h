@@ -13,7 +13,7 @@ namespace jaxsparse {
 struct WgmmaColumns : WaveMatrix {
   JAXSPARSE_INLINE constexpr WgmmaColumns(const WaveMatrix& matrix, const DenseBlock& block)
       : WaveMatrix(matrix),
-        columns(matrix.products == 0 ? 0 : CountBits(matrix.states) * block.part),
+        columns(CountBits(matrix.states) * block.part),
         chunks((columns + block.chunk - 1) / block.chunk),
         loads((chunks + block.parts - 1) / block.parts),
         ahead(block.loads_ahead == 0 || block.loads_ahead > loads ? loads : block.loads_ahead),

@@ -79,10 +79,5 @@ int main() {
     Rnn({.steps = 5, .has_nan = true});
     Rnn({.steps = 3, .missing = 3});
   }
-  {  // a layer on its own
-    constexpr auto Lstm = TestWave<LstmStep, float16, 40, 65,
-                                   WaveOptions{8, 1, 2, kFour, WaveMatrix{.products = 0}, 1}>;
-    Lstm({.steps = 4, .has_nan = true});
-  }
   std::puts("all results agree");
 }

@@ -112,8 +112,7 @@ def _cut(
         alone += cost
         before, waves = best[last]
         found = before + cost * (1.0 if variant is None else 1e6), waves
-        # A layer on its own is a wave only of the kernels that no scan has.
-        for first in range(last - (variant not in _ONLY_FORWARD), -1, -1):
+        for first in range(last - 1, -1, -1):
             if not {first, last} <= recurrent:
                 break
             form = form_of_run(first, last, params, x)
