@@ -35,61 +35,33 @@ struct ScanArrays {
   static constexpr int WordsOf(bool is_float) {
     return is_float || sizeof(State) == 4 ? kNear : (kNear + 1) / 2;
   }
-  static constexpr int WordsOfInputs() {
+  // Words of the inputs before one.
+  static constexpr int WordsBefore(int input) {
     int words = 0;
-    for (int i = 0; i < Arrays::kInputs; ++i) {
+    for (int i = 0; i < input; ++i) {
       words += Arrays::kInputParts[i] * WordsOf(Arrays::kInputIsFloat[i]);
     }
-    return words > 0 ? words : 1;
+    return words;
   }
-  static constexpr int kInputWords = WordsOfInputs();
+  static constexpr int kInputWords =
+      WordsBefore(Arrays::kInputs) > 0 ? WordsBefore(Arrays::kInputs) : 1;
 
   __device__ __forceinline__ static int64_t TimeOf(const RecurrentScanProblem& p, int64_t step) {
     return IsReversed<Plan>(p) ? p.steps - 1 - step : step;
   }
 
-  // visit(words before, array, address, is_float) for all inputs of a step at one place.
-  template <typename Visit>
-  __device__ __forceinline__ static void ForEachInput(const RecurrentScanProblem& p, int64_t t,
-                                                      int64_t b, int64_t unit, Visit visit) {
-    int word = 0;
-#pragma unroll
-    for (int i = 0; i < Arrays::kInputs; ++i) {
-      const ScanInput& in = p.inputs[i];
-      const int64_t at = DirectionOf<Plan>(p) * in.direction_stride + t * in.step_stride +
-                         EntryOfBatch<Plan>(p, b) * in.row_stride + unit * in.unit_stride;
-      const bool is_float = Arrays::kInputIsFloat[i] || sizeof(State) == 4;
-      const int64_t size = is_float ? sizeof(float) : sizeof(State);
-#pragma unroll
-      for (int part = 0; part < Arrays::kInputParts[i]; ++part) {
-        visit(word, in, static_cast<const char*>(in.data) + (at + part * in.part_stride) * size,
-              is_float);
-        word += WordsOf(is_float);
-      }
-    }
-  }
-
-  // As they lie in memory: a conversion would wait for the load.
+  // Not a loop over the arrays: one over parts, as many as an array has, would be kept then, and
+  // wait for each load. `again`: what is the same in every step is there already.
+  template <int kInput = 0>
   __device__ __forceinline__ static void LoadInputs(const RecurrentScanProblem& p, int64_t t,
-                                                    int64_t b, int64_t unit, uint32_t* inputs) {
-    ForEachInput(p, t, b, unit, [&](int word, const ScanInput& in, const char* from, bool wide) {
-      uint32_t* to = inputs + word;
-      if (kNear > 1 && in.unit_stride == 1 && IsAligned(in.data)) {
-        wide ? LoadWords<kNear>(from, to) : LoadWords<(kNear + 1) / 2>(from, to);
-        return;
+                                                    int64_t b, int64_t unit, uint32_t* inputs,
+                                                    bool again = false) {
+    if constexpr (kInput < Arrays::kInputs) {
+      if (!again || p.inputs[kInput].step_stride != 0) {
+        LoadInput<kInput>(p, t, b, unit, inputs + WordsBefore(kInput));
       }
-      const int64_t size = wide ? sizeof(float) : sizeof(State);
-#pragma unroll
-      for (int i = 0; i < kNear; ++i) {
-        const char* at = from + i * in.unit_stride * size;
-        if (wide) {
-          to[i] = *reinterpret_cast<const uint32_t*>(at);
-        } else {
-          const uint32_t bits = *reinterpret_cast<const uint16_t*>(at);
-          to[i / 2] = i % 2 == 0 ? bits : to[i / 2] | bits << 16;
-        }
-      }
-    });
+      LoadInputs<kInput + 1>(p, t, b, unit, inputs, again);
+    }
   }
 
   // Of the neighbour with number `i`.
@@ -106,10 +78,22 @@ struct ScanArrays {
     }
   }
 
+  // Not what is the same in every step: where all units and layers read one value, such as zeros,
+  // all of their prefetches would queue at one line of the cache.
+  template <int kInput = 0>
   __device__ __forceinline__ static void PrefetchInputs(const RecurrentScanProblem& p, int64_t t,
                                                         int64_t b, int64_t unit) {
-    ForEachInput(p, t, b, unit,
-                 [](int, const ScanInput&, const char* from, bool) { PrefetchToL2(from); });
+    if constexpr (kInput < Arrays::kInputs) {
+      const ScanInput& in = p.inputs[kInput];
+      if (in.step_stride != 0) {
+        const char* from = AddressOf<kInput>(p, t, b, unit);
+#pragma unroll
+        for (int part = 0; part < Arrays::kInputParts[kInput]; ++part) {
+          PrefetchToL2(from + part * in.part_stride * kSize<kInput>);
+        }
+      }
+      PrefetchInputs<kInput + 1>(p, t, b, unit);
+    }
   }
 
   // Of kNear neighbours.
@@ -174,6 +158,66 @@ struct ScanArrays {
   }
 
  private:
+  // Bytes of an input's value, and words of its kNear values.
+  template <int kInput>
+  static constexpr int64_t kSize =
+      Arrays::kInputIsFloat[kInput] || sizeof(State) == 4 ? sizeof(float) : sizeof(State);
+  template <int kInput>
+  static constexpr int kWords = WordsOf(Arrays::kInputIsFloat[kInput]);
+
+  template <int kInput>
+  __device__ __forceinline__ static const char* AddressOf(const RecurrentScanProblem& p, int64_t t,
+                                                          int64_t b, int64_t unit) {
+    const ScanInput& in = p.inputs[kInput];
+    const int64_t at = DirectionOf<Plan>(p) * in.direction_stride + t * in.step_stride +
+                       EntryOfBatch<Plan>(p, b) * in.row_stride + unit * in.unit_stride;
+    return static_cast<const char*>(in.data) + at * kSize<kInput>;
+  }
+
+  // As they lie in memory: a conversion would wait for the load.
+  template <int kInput>
+  __device__ __forceinline__ static void LoadInput(const RecurrentScanProblem& p, int64_t t,
+                                                   int64_t b, int64_t unit, uint32_t* to) {
+    const ScanInput& in = p.inputs[kInput];
+    const char* from = AddressOf<kInput>(p, t, b, unit);
+    if (kNear > 1 && in.unit_stride == 1 && IsAligned(in.data)) {
+#pragma unroll
+      for (int part = 0; part < Arrays::kInputParts[kInput]; ++part) {
+        LoadWords<kWords<kInput>>(from + part * in.part_stride * kSize<kInput>,
+                                  to + part * kWords<kInput>);
+      }
+    } else {
+      LoadApart<kInput>(in, from, to);
+    }
+  }
+
+  // All parts of an input whose values don't lie side by side.
+  template <int kInput>
+  __device__ __forceinline__ static void LoadApart(const ScanInput& in, const char* from,
+                                                   uint32_t* to) {
+    constexpr int kParts = Arrays::kInputParts[kInput];
+    uint32_t values[kParts][kNear];
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (int i = 0; i < kNear; ++i) {
+        const char* at = from + (part * in.part_stride + i * in.unit_stride) * kSize<kInput>;
+        values[part][i] = kSize<kInput> == 4 ? *reinterpret_cast<const uint32_t*>(at)
+                                             : *reinterpret_cast<const uint16_t*>(at);
+      }
+    }
+    // All loads are on their way: the first pair waits for them together.
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (int i = 0; i < kWords<kInput>; ++i) {
+        to[part * kWords<kInput> + i] = kWords<kInput> == kNear
+                                            ? values[part][i]
+                                            : values[part][2 * i] | values[part][2 * i + 1] << 16;
+      }
+    }
+  }
+
   // Of an array's beginning: then so are all places of kNear units, whose number divides that of
   // the layer's units.
   __device__ __forceinline__ static bool IsAligned(const void* data) {

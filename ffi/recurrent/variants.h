@@ -37,6 +37,8 @@ struct ScanVariant {
   bool barrier;
   // One block makes a scan. What is predicted of it was not measured yet, so only by name.
   bool resident = false;
+  // Waves by products of warpgroups: of these, too.
+  bool warpgroups = false;
 };
 inline constexpr ScanVariant kScanVariants[] = {
     {"dense_tensor_cores", ScanWeights::kDense, true, false},
@@ -56,6 +58,8 @@ inline constexpr ScanVariant kScanVariants[] = {
 inline constexpr ScanVariant kWaveVariants[] = {
     {"wave_mma", ScanWeights::kDense, true, false},
     {"wave_mma_barrier", ScanWeights::kDense, true, true},
+    {"wave_wgmma", ScanWeights::kDense, true, false, false, true},
+    {"wave_wgmma_barrier", ScanWeights::kDense, true, true, false, true},
 };
 
 }  // namespace jaxsparse

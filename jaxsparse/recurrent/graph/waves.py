@@ -42,6 +42,9 @@ from jaxsparse.recurrent.plan import NoPlan, Plan, ScanForm, WaveForm, make_plan
 from jaxsparse.recurrent.products import parts_of
 
 WAVE_VARIANTS = tuple(_ffi.WAVE_VARIANTS)
+# They take the states of a layer through the registers of every block: those of an adjoint, one for
+# each gate, are so many that layers one by one are faster.
+_ONLY_FORWARD = ("wave_wgmma", "wave_wgmma_barrier")
 _PRODUCTS_A_MICROSECOND = 2e8  # of a product over all steps, 400 TFLOP/s
 _START = 5.0  # microseconds of a product over all steps, beside that
 
@@ -84,6 +87,9 @@ def choose_waves(
         return Fallback(f"variant {variant!r} is one of single layers")
     if not all(isinstance(size, int) for a in avals for size in a.shape):
         return Fallback("a size is open, and kernels are made for sizes")
+    if variant in _ONLY_FORWARD and params["transposed"]:
+        compute = functools.partial(_over_batch, ())
+        return Fallback(f"{variant} is for forward passes", compute, "node by node")
     waves, reason = _cut(params, x, device, variant)
     if waves:
         compute = functools.partial(_over_batch, waves)
@@ -111,7 +117,8 @@ def _cut(
         alone += cost
         before, waves = best[last]
         found = before + cost * (1.0 if variant is None else 1e6), waves
-        for first in range(last - 1, -1, -1):
+        # A layer on its own is a wave only of the kernels that no scan has.
+        for first in range(last - (variant not in _ONLY_FORWARD), -1, -1):
             if not {first, last} <= recurrent:
                 break
             form = form_of_run(first, last, params, x)
