@@ -44,11 +44,12 @@ void KeepInRegisters(int registers, WaveConfig* config) {
   config->below.register_chunks = std::min(sizes.below.loads, left / sizes.below.chunk_registers);
 }
 
-// Registers of a thread with so many items, each with what a step reads a step ahead.
-int PointwiseRegisters(const WaveForm& form, int items) {
-  const int64_t values =
-      form.inputs + 2 + 2 * form.state_parts + form.outputs + (form.skip.product < 0 ? 0 : 1);
-  const int64_t registers = 56 + form.products + items * values;
+// Registers of a thread with so many items, each with what a step reads a step ahead. A word of a
+// skip is that of two units.
+int PointwiseRegisters(const WaveForm& form, const DenseBlock& block) {
+  const int64_t values = form.inputs + 2 + 2 * form.state_parts + form.outputs;
+  const int64_t skip = form.skip.product < 0 ? 0 : (block.items + 1) / 2;
+  const int64_t registers = 56 + block.products + block.items * values + skip;
   return static_cast<int>(std::max<int64_t>(56, RoundUp(registers, 8)));
 }
 
@@ -66,7 +67,7 @@ void DistributeRegisters(const WaveForm& form, WaveConfig* config) {
   redistributed.pointwise_warps = kPointwiseWarps;
   const int all =
       EqualRegisters(block.warps + kPointwiseWarps, 1) * (block.warps + kPointwiseWarps);
-  const int few = PointwiseRegisters(form, DenseBlock(redistributed).items);
+  const int few = PointwiseRegisters(form, DenseBlock(redistributed));
   const int many =
       std::min((all - kPointwiseWarps * few) / block.warps / 8 * 8, kMostThreadRegisters);
   if (many <= equal) return;

@@ -136,9 +136,11 @@ struct WaveSizes : DenseBlock {
                          : most_ahead > means.loads ? most_ahead
                                                     : means.loads;
   bool all_ahead = own.ahead == own.loads && below.ahead == below.loads;
-  int other_registers = 28 + (state_parts > 1 ? 16 : 0) + states_under_way * (4 * batch_tiles + 1) +
-                        means.count * batch_tiles + 4 * row_tiles * batch_tiles * chains +
-                        (all_ahead ? 0 : chunk_registers);
+  bool has_several_states = CountBits(own.states) > 1 || CountBits(below.states) > 1;
+  int other_registers = 28 + (has_several_states ? 16 : 0) +
+                        states_under_way * (4 * batch_tiles + 1) + means.count * batch_tiles +
+                        (means.scales && chains > 1 ? 8 : 0) +
+                        4 * row_tiles * batch_tiles * chains + (all_ahead ? 0 : chunk_registers);
 };
 
 }  // namespace jaxsparse
