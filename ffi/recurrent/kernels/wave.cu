@@ -80,12 +80,10 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
     Delay<Plan::kMostDelay>(step);
     const auto* own = SlotOf<Plan>(p, step);
     product.AskOwn(own);
-    // Behind the own state, for which all wait.
-    if (kSizes.asks_ahead && has_below && step + 1 < p.steps) {
-      product.AskBelow(SlotBelow<Plan>(p, step + 1));
-    }
-    const bool timed_out =
-        product.MultiplyOwn(own, partials + (step & 1) * kSizes.partials, &watchdog, sums);
+    const bool asks = kSizes.asks_ahead && has_below && step + 1 < p.steps;
+    const auto* next_below = asks ? SlotBelow<Plan>(p, step + 1) : nullptr;
+    const bool timed_out = product.MultiplyOwn(
+        own, next_below, partials + (step & 1) * kSizes.partials, &watchdog, sums);
     if constexpr (kSizes.means.count > 0 && !kSizes.means.scales) {
       if (!timed_out) product.WriteSums(to_sums);
     }

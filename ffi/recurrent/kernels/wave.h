@@ -129,16 +129,13 @@ struct WaveSizes : DenseBlock {
   int below_weights_at = weights_at + own.shared_bytes;
   int means_at = below_weights_at + below.shared_bytes;
   int shared_bytes = means_at + means.buffers * means.buffer * 4;
-  // Registers of a product thread for all but weights, so that the compiler spills none in a step.
-  // States of both matrices may be under way.
-  int most_ahead = own.ahead > below.ahead ? own.ahead : below.ahead;
-  int states_under_way = asks_ahead                 ? own.ahead + below.ahead + means.loads
-                         : most_ahead > means.loads ? most_ahead
-                                                    : means.loads;
+  // States on their way at once, of either matrix.
+  int ahead = own.ahead > below.ahead ? own.ahead : below.ahead;
   bool all_ahead = own.ahead == own.loads && below.ahead == below.loads;
   bool has_several_states = CountBits(own.states) > 1 || CountBits(below.states) > 1;
+  // Registers of a product thread for all but weights, so that the compiler spills none in a step.
   int other_registers = 28 + (has_several_states ? 16 : 0) +
-                        states_under_way * (4 * batch_tiles + 1) + means.count * batch_tiles +
+                        (ahead + means.loads) * (4 * batch_tiles + 1) + means.count * batch_tiles +
                         (means.scales && chains > 1 ? 8 : 0) +
                         4 * row_tiles * batch_tiles * chains + (all_ahead ? 0 : chunk_registers);
 };
