@@ -197,6 +197,32 @@ def test_layers_of_one_form_are_a_wave_and_so_are_their_adjoints(cell, return_al
     assert "us, and " in forward.reason
 
 
+@pairwise(
+    "cell, skip, norm, lengths, biased, dropout, return_all, resetting",
+    ["RNN", "GRU", "LSTM", "three_leaves"],
+    [None, 1, 2, "input"],
+    [None, "layer", "rms"],
+    [False, True],
+    [False, True],
+    [None, "steps"],
+    [False, True],
+    [False, True],
+)
+def test_what_layers_may_have(cell, skip, norm, lengths, biased, dropout, return_all, resetting):
+    p = stack(
+        [cell], layers=4, T=64, B=4, h=64, skip=skip, norm=norm, biased=biased, dropout=dropout
+    )
+    options = {
+        "seq_lengths": jnp.array([1, 0, 64, 5]) if lengths else None,
+        "resets": jnp.zeros((64, 4), bool) if resetting else None,
+        "return_all": return_all,
+    }
+    gradient = jax.grad(loss_of(p, **options), has_aux=True)
+    forward, backward = (choose_waves(*graph, H200) for graph in graphs(gradient, p.floating))
+    assert held(forward) == [(1, 4)], forward
+    assert held(backward) == [(0, 3)], backward
+
+
 def test_where_a_wave_ends():
     def first(p, **options):
         (graph, *_) = graphs(loss_of(p, **options), p.floating)

@@ -13,6 +13,7 @@ from jaxsparse.recurrent.step import Keeping, Step
 from jaxsparse.recurrent.step_derivatives import Adjoint, Saving, Tangent
 
 Parts = tuple[tuple[int, ...], ...]  # sums of an array's parts, as the parts of another one
+Name = str | tuple[str, int]  # of an input or output
 
 
 class Given(NamedTuple):
@@ -68,42 +69,45 @@ def alike(steps: tuple[Step, ...]) -> Alike | None:
     the layers below, which reach the loss through it alone.
     """
     wide = _with_one_layer(steps)
-    adjoints = [_adjoint(step) for step in steps]
-    whole = list(wide)
-    taken: list[Sequence[int | None]] = [range(len(step.inputs)) for step in steps]
-    if None not in adjoints:
-        given = [adjoint for adjoint in adjoints if adjoint is not None]
-        of_states = any(step.states_used for step in given)
-        used = tuple(sorted({i for step in given for i in step.used}))
-        if any(len(step.step.outputs) <= i for step in given for i in used):
+    adjoints = [step for step in map(_bare, steps) if isinstance(step, Adjoint)]
+    whole = [_bare(step) for step in wide]
+    if len(adjoints) == len(steps):
+        of_states = any(step.states_used for step in adjoints)
+        used = tuple(sorted({i for step in adjoints for i in step.used}))
+        if any(len(step.step.outputs) <= i for step in adjoints for i in used):
             return None
-        whole = [_taking(step, of_states, used) for step in wide]
-        taken = [_taken(step, of_states, used) for step in given]
-    kept = [_kept(step) for step in whole]
-    every = tuple(sorted({i for own in kept for i in own}))
-    whole = [_bare(step) for step in whole]
-    if any(len(step.outputs) != len(whole[0].outputs) for step in whole):
+        whole = [
+            dataclasses.replace(step, states_used=of_states, used=used)
+            for step in whole
+            if isinstance(step, Adjoint)
+        ]
+    names = _names_of_outputs(whole[0])
+    kept = [[_names_of_outputs(_bare(step))[i] for i in _kept(step)] for step in steps]
+    every = tuple(i for i, name in enumerate(names) if any(name in own for own in kept))
+    of_every = [names[i] for i in every]
+    if any({*own} - {*of_every} for own in kept):
         return None
-    if len(every) < len(whole[0].outputs):
+    if len(every) < len(names):
         whole = [Keeping(step, every) for step in whole]
     try:
         if len({(_sizes(step), printed_step(step)) for step in whole}) > 1:
             return None
-    except ValueError:  # it can't be printed
+    except (ValueError, IndexError):  # it can't be printed, or has not these outputs
         return None
     placed = []
-    for before, after, places, own_kept in zip(steps, wide, taken, kept, strict=True):
+    for before, after, own in zip(map(_bare, steps), map(_bare, wide), kept, strict=True):
         parts = _parts_of_inputs(before, after)
-        if len(before.inputs) != len(after.inputs):
+        places = {name: i for i, name in enumerate(_names_of_inputs(before))}
+        inputs = tuple(
+            Given(places[name], parts[name]) if name in places else None
+            for name in _names_of_inputs(_bare(whole[0]))
+        )
+        sizes = zip(inputs, whole[0].inputs, strict=True)
+        if any(given is not None and len(given.parts) != size for given, size in sizes):
             return None
-        inputs = tuple(None if i is None else Given(i, parts[i]) for i in places)
-        given_sizes = [None if x is None else len(x.parts) for x in inputs]
-        if any(a not in (None, b) for a, b in zip(given_sizes, whole[0].inputs, strict=True)):
-            return None
-        of_outputs = _parts_of_outputs(_bare(before), _bare(after))
-        outputs = tuple(Given(every.index(i), of_outputs[i]) for i in own_kept)
-        ends = _ends(before, after, 0), _ends(before, after, 1)
-        placed.append(Placed(inputs, outputs, ends))
+        parts = _parts_of_outputs(before, after)
+        outputs = tuple(Given(of_every.index(name), parts[name]) for name in own)
+        placed.append(Placed(inputs, outputs, (_ends(before, after, 0), _ends(before, after, 1))))
     layer = _layer(whole[0])
     return Alike(whole[0], tuple(placed), layer.norm if layer and layer.scaled else None)
 
@@ -157,22 +161,29 @@ def _with(step: Any, changed: Callable[[LayerStep], LayerStep]) -> Step:
     """A step with its layer's changed."""
     if isinstance(step, LayerStep):
         return changed(step)
-    made: Step = dataclasses.replace(step, step=_with(step.step, changed))
+    inner = _with(step.step, changed)
+    if isinstance(step, Adjoint):  # what else its inner step reads comes before
+        names, own = _names_of_inputs(inner), _names_of_inputs(step.step)
+        linear = tuple(names.index(own[i]) for i in step.linear)
+        return dataclasses.replace(step, step=inner, linear=linear)
+    made: Step = dataclasses.replace(step, step=inner)
     return made
 
 
 def _saving(step: Step, wide: Sequence[Step], steps: Sequence[Step]) -> Step:
-    """A step that keeps, if any, all products that one of the steps keeps."""
+    """A step that keeps, if any, all products and carries that one of the steps keeps."""
     if isinstance(step, Keeping):
         return dataclasses.replace(step, step=_saving(step.step, wide, steps))
     if not isinstance(step, Saving):
         return step
-    products = set()
+    products: set[int] = set()
+    carries: set[int] = set()
     for before, after in zip(map(_bare, steps), map(_bare, wide), strict=True):
         if isinstance(before, Saving):
             of_products = _ends(before, after, 1).products
             products |= {of_products[p].place for p in before.saved.products}
-    saved = step.saved._replace(products=tuple(sorted(products)))
+            carries |= {*before.saved.carries}
+    saved = step.saved._replace(products=tuple(sorted(products)), carries=tuple(sorted(carries)))
     return dataclasses.replace(step, saved=saved)
 
 
@@ -198,9 +209,44 @@ def _ends(before: Any, after: Any, delay: int) -> Ends:
     return Ends(tuple(of_products), tuple(of_states))
 
 
-def _parts_of_inputs(before: Any, after: Any) -> list[Parts]:
+def _names_of_inputs(step: Any) -> list[Name]:
+    """What the inputs of a step are, by which they are found in what was made of it."""
+    if isinstance(step, Keeping | Saving):
+        return _names_of_inputs(step.step)
+    if isinstance(step, Tangent):
+        return [
+            *("saved products",) * bool(step.saved.products),
+            *("saved means",) * bool(step.saved.means),
+            *(("saved carry", i) for i in step.saved.carries),
+            *(("read", i) for i in step.read),
+            *("shift",) * step.shifted,
+            *(("active", i) for i in step.active),
+        ]
+    if isinstance(step, Adjoint):
+        inner = _names_of_inputs(step.step)
+        used = [("used", i) for i in step.used]
+        return [*(inner[i] for i in step.fixed), *("states",) * step.states_used, *used]
+    return [("input", i) for i in range(len(step.inputs))]
+
+
+def _names_of_outputs(step: Any) -> list[Name]:
+    """The same of outputs, of a step that keeps all."""
+    if isinstance(step, Saving):
+        return [
+            *(("output", i) for i in range(len(step.step.outputs))),
+            *("saved products",) * bool(step.saved.products),
+            *(("saved carry", i) for i in step.saved.carries),
+        ]
+    if isinstance(step, Adjoint):
+        inner = _names_of_inputs(step.step)
+        return [inner[i] for i in step.linear]
+    return [("output", i) for i in range(len(step.outputs))]
+
+
+def _parts_of_inputs(before: Any, after: Any) -> dict[Name, Parts]:
     """Of each input of a step, the own parts in the order of what `_with` made of it."""
-    parts = [_whole(size) for size in before.inputs]
+    names = _names_of_inputs(before)
+    parts = {name: _whole(size) for name, size in zip(names, before.inputs, strict=True)}
     if before == after:
         return parts
     if isinstance(before, Keeping | Saving):
@@ -208,32 +254,28 @@ def _parts_of_inputs(before: Any, after: Any) -> list[Parts]:
     products, _ = _ends(before, after, 1)
     if isinstance(before, LayerStep):
         if before.bias is not None:
-            parts[before.bias] = _in_order(products[: before.gates], range(after.gates))
+            parts["input", before.bias] = _in_order(products[: before.gates], range(after.gates))
         return parts
     if isinstance(before, Adjoint):
         inner = _parts_of_inputs(before.step, after.step)
-        parts[: len(before.fixed)] = [inner[i] for i in before.fixed]
-        if before.states_used:
-            parts[len(before.fixed)] = _in_order(products, range(after.products))
-        return parts
-    groups = zip(before.saved[:2], after.saved[:2], strict=True)  # products, and means of these
-    kept = [_in_order([products[p] for p in own], wanted) for own, wanted in groups if own]
-    parts[: len(kept)] = kept
-    if before.shifted:
-        shift = before.saved.sizes + len(before.read)
-        parts[shift] = _in_order(products, range(after.products))
-    return parts
+        parts |= {name: inner[name] for name in parts if name in inner}
+        return parts | {"states": _in_order(products, range(after.products))}
+    for name, own, wanted in zip(_SAVED, before.saved, after.saved, strict=False):
+        parts[name] = _in_order([products[p] for p in own], wanted)
+    return parts | {"shift": _in_order(products, range(after.products))}
 
 
-def _parts_of_outputs(before: Any, after: Any) -> list[Parts]:
+_SAVED = ("saved products", "saved means")  # the first members of `Saved`
+
+
+def _parts_of_outputs(before: Any, after: Any) -> dict[Name, Parts]:
     """Of each output of a step, its parts by their places in what was made of it."""
-    parts = [_whole(size) for size in before.outputs]
-    if isinstance(before, Saving) and before.saved.products:
+    names = _names_of_outputs(before)
+    parts = {name: _whole(size) for name, size in zip(names, before.outputs, strict=True)}
+    if isinstance(before, Saving):
         products, _ = _ends(before, after, 1)
-        of_products = (products[p].place for p in before.saved.products)
-        parts[len(before.step.outputs)] = tuple(
-            (after.saved.products.index(p),) for p in of_products
-        )
+        kept = (products[p].place for p in before.saved.products)
+        parts["saved products"] = tuple((after.saved.products.index(p),) for p in kept)
     return parts
 
 
@@ -253,29 +295,6 @@ def _kept(step: Step) -> Sequence[int]:
 
 def _bare(step: Step) -> Step:
     return step.step if isinstance(step, Keeping) else step
-
-
-def _adjoint(step: Step) -> Adjoint | None:
-    """The adjoint that a step is, less some outputs."""
-    if isinstance(step, Keeping):
-        return _adjoint(step.step)
-    return step if isinstance(step, Adjoint) else None
-
-
-def _taking(step: Step, of_states: bool, used: tuple[int, ...]) -> Step:
-    """An adjoint that takes cotangents of the states, or not, and of some outputs."""
-    if isinstance(step, Keeping):
-        return dataclasses.replace(step, step=_taking(step.step, of_states, used))
-    assert isinstance(step, Adjoint)
-    return dataclasses.replace(step, states_used=of_states, used=used)
-
-
-def _taken(step: Adjoint, of_states: bool, used: tuple[int, ...]) -> tuple[int | None, ...]:
-    """An adjoint's own inputs in the place of those of `_taking`."""
-    own = iter(range(len(step.inputs)))
-    has = [True] * len(step.fixed) + [step.states_used] * of_states
-    has += [i in step.used for i in used]
-    return tuple(next(own) if taken else None for taken in has)
 
 
 def _sizes(step: Step) -> tuple[Any, ...]:
