@@ -34,8 +34,11 @@ struct WgmmaSums {
                        kTilesOfProduct = kSizes.units / 8;
   float tiles[kSizes.products * kTilesOfProduct][4] = {};
 
+  // Products that both matrices have, and those that only this one or the other has.
+  static constexpr int kBoth = CountBits(kOwn & kBelow), kOnlyOwn = CountBits(kOwn & ~kBelow),
+                       kOnlyBelow = CountBits(kBelow & ~kOwn);
   template <bool kOfBelow>
-  static constexpr int kFirst = kOfBelow ? CountBits(kOwn & ~kBelow) * kTilesOfProduct : 0;
+  static constexpr int kFirst = kOfBelow ? kOnlyOwn : 0;  // place of a matrix
 
   // The place of a product.
   __device__ __forceinline__ static constexpr int PlaceOf(int product) {
@@ -47,17 +50,15 @@ struct WgmmaSums {
     return CountBits(kOwn | kBelow) + CountBits(~(kOwn | kBelow) & before);
   }
 
-  // Adds the products of 16 columns of `a` and a matrix whose lines are kTiles tiles of 8, from
-  // tile kTile of the sums on.
-  template <int kTile, int kTiles>
-  __device__ __forceinline__ void Add(const uint32_t (&a)[4], uint64_t matrix) {
-    constexpr int kNow = kTiles >= 8 ? 8 : kTiles >= 4 ? 4 : kTiles >= 2 ? 2 : 1;
-    MultiplyAdd<false>(typename Plan::State(), reinterpret_cast<float (&)[kNow * 4]>(tiles[kTile]),
-                       a, matrix);
-    if constexpr (kTiles > kNow) {
-      constexpr int kTileBytes = 8 * 64 * 2;
-      Add<kTile + kNow, kTiles - kNow>(a, Behind(matrix, kNow * kTileBytes));
-    }
+  // Calls with the sums that one instruction adds to, and where its lines are in a matrix. Sums are
+  // in the same blocks for both matrices: they are registers in a row.
+  template <bool kOfBelow, typename Function>
+  __device__ __forceinline__ void ForEachBlock(Function function) {
+    constexpr int kBefore = kOfBelow ? 0 : kOnlyOwn, kBehind = kOfBelow ? kOnlyBelow : 0;
+    constexpr int kTiles = kTilesOfProduct;
+    Blocks<0, kBefore * kTiles, 0>(function);
+    Blocks<kOnlyOwn * kTiles, kBoth * kTiles, kBefore * kTiles>(function);
+    Blocks<(kOnlyOwn + kBoth) * kTiles, kBehind * kTiles, kBoth * kTiles>(function);
   }
 
   // `b`: the batch entry of this lane's first row. A lane has all products of its units.
@@ -80,6 +81,17 @@ struct WgmmaSums {
   }
 
  private:
+  // The same of kCount tiles, which are the lines of the matrix from that tile on.
+  template <int kTile, int kCount, int kTileOfMatrix, typename Function>
+  __device__ __forceinline__ void Blocks(Function function) {
+    if constexpr (kCount > 0) {
+      constexpr int kNow = kCount >= 8 ? 8 : kCount >= 4 ? 4 : kCount >= 2 ? 2 : 1;
+      constexpr int kTileBytes = 8 * 64 * 2;
+      function(reinterpret_cast<float (&)[kNow * 4]>(tiles[kTile]), kTileOfMatrix * kTileBytes);
+      Blocks<kTile + kNow, kCount - kNow, kTileOfMatrix + kNow>(function);
+    }
+  }
+
   __device__ __forceinline__ static void Store(const float (&x)[kSizes.gate_slots], float* to) {
     if constexpr (kSizes.gate_slots % 4 == 0) {
 #pragma unroll
@@ -141,14 +153,17 @@ class WgmmaChunks {
     uint32_t first_matrix = tiles_ + PlaceOf(part_);
     KeepInRegister(first_matrix);  // and no registers for what follows from it
     const uint64_t matrix = SharedMatrix<kTileWidth>(first_matrix);
+    uint32_t zero = 0;
+    KeepInRegister(zero);
 #pragma unroll
     for (int j = 0; j < kLoads; j += kLooks) {
       AwaitChunks(slot, j, watchdog);
+#pragma unroll
+      for (int i = j; i < j + kLooks && i < kLoads; ++i) Arrange(i, zero);
       const bool first = j == 0 || j - kLooks + kAhead < kLoads;
       if (first) BeginProducts(sums.tiles);
       else FenceProducts();
-#pragma unroll
-      for (int i = j; i < j + kLooks && i < kLoads; ++i) AddChunk(i, matrix, sums);
+      AddChunks(j, matrix, sums);
       if (j + kAhead < kLoads || j + kLooks >= kLoads) WaitForProducts(sums.tiles);
       // Until then the products read the states that others replace.
 #pragma unroll
@@ -191,15 +206,37 @@ class WgmmaChunks {
     }
   }
 
-  __device__ __forceinline__ void AddChunk(int j, uint64_t matrix, Sums& sums) const {
-    const Words4(&x)[2] = x_[j % kAhead];
+  // From words of two batch entries to those of two products, in place. A load fills four registers
+  // in a row with one entry's columns, a product takes four of both entries. `zero` keeps the two
+  // apart for the compiler: if it had each load fill what products take, by copies, loads that are
+  // repeated would wait for one another.
+  __device__ __forceinline__ void Arrange(int j, uint32_t zero) {
+    Words4(&x)[2] = x_[j % kAhead];
+    const Words4 first = x[0], second = x[1];
+    x[0] = {first.x ^ zero, second.x ^ zero, first.y ^ zero, second.y ^ zero};
+    x[1] = {first.z ^ zero, second.z ^ zero, first.w ^ zero, second.w ^ zero};
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint32_t a[4] = {half == 0 ? x[0].x : x[0].z, half == 0 ? x[1].x : x[1].z,
-                             half == 0 ? x[0].y : x[0].w, half == 0 ? x[1].y : x[1].w};
-      sums.template Add<Sums::template kFirst<kBelow>, kLines / 8>(
-          a, Behind(matrix, PlaceOf(j * kParts) + half * 32));
+    for (int half = 0; half < 2; ++half) {  // now, and not between products
+      KeepInRegister(x[half].x), KeepInRegister(x[half].y);
+      KeepInRegister(x[half].z), KeepInRegister(x[half].w);
     }
+  }
+
+  // Adds a portion's products, those of one block of sums after those of another: where they take
+  // turns, the compiler has each wait for the one before.
+  __device__ __forceinline__ void AddChunks(int first, uint64_t matrix, Sums& sums) const {
+    sums.template ForEachBlock<kBelow>([&](auto& block, int bytes) {
+#pragma unroll
+      for (int j = first; j < first + kLooks && j < kLoads; ++j) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const Words4 x = x_[j % kAhead][half];
+          const uint32_t a[4] = {x.x, x.y, x.z, x.w};
+          MultiplyAdd<false>(State(), block, a,
+                             Behind(matrix, PlaceOf(j * kParts) + half * 32 + bytes));
+        }
+      }
+    });
   }
 
   // Of a chunk of the matrix, in bytes. Those of a warpgroup are kParts apart, and so in one half
@@ -234,8 +271,7 @@ class WgmmaChunks {
 #pragma unroll 8  // loads on their way at once
     for (int i = threadIdx.x; i < kLines * kFours; i += kSizes.product_threads) {
       const int line = i % kLines, column = i / kLines * 4;
-      const int product =
-          ProductAt(Sums::template kFirst<kBelow> * 8 / kSizes.units + line / kSizes.units);
+      const int product = ProductAt(Sums::template kFirst<kBelow> + line / kSizes.units);
       typename Plan::Weight w[4];
       DenseRow<Plan, Matrix>(p, product * kSizes.units + line % kSizes.units).Load(column, w);
       const int at = column / 32 % 2 * 32 + column / 4 % 2 * 16 + column / 8 % 4 * 2;
