@@ -105,6 +105,9 @@ def plan_wave(
     own_states: int,
     below_products: int,
     below_states: int,
+    skip: tuple[int, int] | None,
+    means: Sequence[tuple[int, bool, int]],
+    scales: bool,
     inputs: int,
     outputs: int,
     hidden: int,
@@ -121,4 +124,5 @@ def cache_limit() -> int: ...
 NO_TILE_STARTS: int
 SCAN_DTYPES: dict[str, str]
 SCAN_MOST_ARRAYS: int
+WAVE_MOST_MEANS: int
 WAVE_VARIANTS: list[str]

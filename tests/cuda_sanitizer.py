@@ -10,6 +10,8 @@ steps of a scan, what orders the reads and writes of a block's shared memory is 
 from other blocks, and racecheck only knows barriers. Blocks of a scan wait for one another, which
 takes long under a sanitizer.
 
+``--part`` runs some of the kernels, so that several processes share the work.
+
 This is no selection of tests for pytest, since a sanitizer looks at each program that XLA compiles
 for a test as well, which takes far longer than the kernels do.
 """
@@ -45,25 +47,43 @@ def main() -> None:
     """Runs the kernels on odd-sized patterns, one with padding, in float32 and 16 bits."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--barriers", action="store_true", help="in scans, blocks meet each step")
-    barriers = parser.parse_args().barriers
-    rng = np.random.default_rng(0)
+    parser.add_argument("--part", choices=PARTS, nargs="+", default=list(PARTS), help="what to run")
+    asked = parser.parse_args()
+    for part in asked.part:
+        rng = np.random.default_rng(0)
+        for dtype in (jnp.float32, jnp.bfloat16):
+            for result in PARTS[part](rng, dtype, "_barrier" if asked.barriers else ""):
+                assert np.isfinite(np.asarray(result, np.float32)).all()
+        print("all kernels of", part, "ran on", jax.devices()[0].device_kind, flush=True)
+
+
+def of_products(rng, dtype, suffix):
+    """The kernels of products and of the softmax."""
     topology = Topology.from_mask(rng.random((37, 53)) < 0.3, nse=700)
     large = Topology.from_mask(rng.random((150, 410)) < 0.3)  # stages are filled several times
+    results = [*products(rng, dtype, topology, 19), *products(rng, dtype, large, 40)]
+    results += softmaxes(rng, dtype, topology)
+    results += softmaxes(rng, dtype, Topology.from_mask(rng.random((5, 4000)) < 0.6))
+    of_batches = jnp.float32 if dtype == jnp.float32 else jnp.float16
+    results += [*long_rows(rng, dtype), *sampled_rows(rng, dtype), *batches(rng, of_batches)]
+    return results
 
-    for dtype, of_batches in ((jnp.float32, jnp.float32), (jnp.bfloat16, jnp.float16)):
-        results = [*products(rng, dtype, topology, 19), *products(rng, dtype, large, 40)]
-        results += softmaxes(rng, dtype, topology)
-        results += softmaxes(rng, dtype, Topology.from_mask(rng.random((5, 4000)) < 0.6))
-        results += [*long_rows(rng, dtype), *sampled_rows(rng, dtype), *batches(rng, of_batches)]
-        results += attentions(rng, dtype) + attentions_by_rows(rng, dtype)
-        if dtype != jnp.float32:
-            results += few_queries(rng, dtype) + scored_attention(rng, dtype)
-        results += scans(rng, dtype, "_barrier" if barriers else "")
-        if dtype != jnp.float32:
-            results += waves(rng, dtype, "_barrier" if barriers else "")
-        for result in results:
-            assert np.isfinite(np.asarray(result, np.float32)).all()
-    print("all kernels ran on", jax.devices()[0].device_kind)
+
+def of_attention(rng, dtype, suffix):
+    """The kernels of attention."""
+    results = attentions(rng, dtype) + attentions_by_rows(rng, dtype)
+    if dtype != jnp.float32:
+        results += few_queries(rng, dtype) + scored_attention(rng, dtype)
+    return results
+
+
+def of_recurrence(rng, dtype, suffix):
+    """The kernels of scans and of waves; waves are of 16 bits."""
+    results = scans(rng, dtype, suffix)
+    return results if dtype == jnp.float32 else results + waves(rng, dtype, suffix)
+
+
+PARTS = {"products": of_products, "attention": of_attention, "recurrence": of_recurrence}
 
 
 # Sizes of heads that no kernel by warpgroups takes, and of those that they do.

@@ -17,6 +17,8 @@ from test_recurrent_plan import kernels
 from jaxsparse import H200, Device, _ffi, recurrent
 from jaxsparse.primitive import UnavailableError
 from jaxsparse.recurrent.graph import recurrent_graph_p
+from jaxsparse.recurrent.graph.operands import split
+from jaxsparse.recurrent.graph.wave_form import form_of_run
 from jaxsparse.recurrent.graph.waves import choose_waves
 from jaxsparse.recurrent.plan import NoPlan, Plan, WaveForm, make_wave_plan
 
@@ -197,6 +199,32 @@ def test_layers_of_one_form_are_a_wave_and_so_are_their_adjoints(cell, return_al
     assert "us, and " in forward.reason
 
 
+@pairwise(
+    "cell, skip, norm, lengths, biased, dropout, return_all, resetting",
+    ["RNN", "GRU", "LSTM", "three_leaves"],
+    [None, 1, 2, "input"],
+    [None, "layer", "rms"],
+    [False, True],
+    [False, True],
+    [None, "steps"],
+    [False, True],
+    [False, True],
+)
+def test_what_layers_may_have(cell, skip, norm, lengths, biased, dropout, return_all, resetting):
+    p = stack(
+        [cell], layers=4, T=64, B=4, h=64, skip=skip, norm=norm, biased=biased, dropout=dropout
+    )
+    options = {
+        "seq_lengths": jnp.array([1, 0, 64, 5]) if lengths else None,
+        "resets": jnp.zeros((64, 4), bool) if resetting else None,
+        "return_all": return_all,
+    }
+    gradient = jax.grad(loss_of(p, **options), has_aux=True)
+    forward, backward = (choose_waves(*graph, H200) for graph in graphs(gradient, p.floating))
+    assert held(forward) == [(1, 4)], forward
+    assert held(backward) == [(0, 3)], backward
+
+
 def test_where_a_wave_ends():
     def first(p, **options):
         (graph, *_) = graphs(loss_of(p, **options), p.floating)
@@ -224,24 +252,22 @@ def test_where_a_wave_ends():
     assert choose_waves(*graph, small).compute is None
 
 
-@pytest.mark.parametrize("cells", [("LSTM",), ("GRU",), ("three_leaves", "three_leaves", "RNN")])
-@pytest.mark.parametrize("options", [{}, {"reverse": True, "return_all": True}])
-def test_a_graph_in_waves_is_the_graph(cells, options):
-    """What goes into waves and comes out of them, each by its plain form."""
-    p = stack(cells, layers=3, T=40, B=3, h=16)
-    gradient = jax.value_and_grad(loss_of(p, **options), has_aux=True)
-    closed = jax.make_jaxpr(gradient)(p.floating)
-    waves = 0
+def by_waves(function, *operands):
+    """The results of a function with its graphs in waves, and the nodes of these.
 
-    def by_waves(*operands):
-        nonlocal waves
+    What goes into waves and comes out of them, each by its plain form.
+    """
+    closed = jax.make_jaxpr(function)(*operands)
+    waves = []
+
+    def run(*flat):
         values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-        values |= dict(zip(closed.jaxpr.invars, operands, strict=True))
+        values |= dict(zip(closed.jaxpr.invars, flat, strict=True))
         for eqn in closed.eqns:
             given = [v.val if hasattr(v, "val") else values[v] for v in eqn.invars]
             if eqn.primitive is recurrent_graph_p:
                 choice = choose_waves(eqn.params, [v.aval for v in eqn.invars], H200)
-                waves += len(held(choice))
+                waves.extend(held(choice))
                 results = choice.compute(*given, **eqn.params)
             else:
                 results = eqn.primitive.bind(*given, **eqn.params)
@@ -249,12 +275,73 @@ def test_a_graph_in_waves_is_the_graph(cells, options):
             values |= dict(zip(eqn.outvars, results, strict=True))
         return [v.val if hasattr(v, "val") else values[v] for v in closed.jaxpr.outvars]
 
-    got = jax.jit(by_waves)(*leaves(p.floating))
-    plain = jax.value_and_grad(loss_of(p, implementation="xla", **options), has_aux=True)
-    assert waves == 2
-    for a, b in zip(got, leaves(jax.jit(plain)(p.floating)), strict=True):
+    return jax.jit(run)(*leaves(operands)), waves
+
+
+def assert_close(got, wanted):
+    for a, b in zip(leaves(got), leaves(wanted), strict=True):
         a, b = np.float32(a), np.float32(b)
         np.testing.assert_allclose(a, b, rtol=0.02, atol=0.01 * max(1, np.abs(b).max()))
+
+
+LENGTHS = jnp.array([40, 3, 17])
+
+
+@pytest.mark.parametrize(
+    "cells, sizes, options, nodes",
+    [
+        (("LSTM",), {}, {}, [(1, 3), (0, 2)]),
+        (("GRU",), {}, {"reverse": True, "return_all": True}, [(1, 3), (0, 2)]),
+        (("three_leaves", "three_leaves", "RNN"), {}, {}, [(1, 2), (1, 2)]),
+        # A skip in some layers only; over an end of a wave, as the one from the input is.
+        (("RNN",), {"layers": 5, "skip": 2}, {}, [(1, 5), (0, 4)]),
+        (("GRU",), {"layers": 4, "skip": "input"}, {"seq_lengths": LENGTHS}, [(1, 4), (0, 3)]),
+        (("LSTM",), {"skip": 1, "dropout": "steps"}, {"return_all": True}, [(1, 3), (0, 2)]),
+        (("RNN",), {"layers": 4, "norm": "layer", "skip": 2}, {}, [(1, 4), (0, 3)]),
+        (("GRU",), {"norm": "rms"}, {"seq_lengths": LENGTHS, "reverse": True}, [(1, 3), (0, 2)]),
+    ],
+)
+def test_a_graph_in_waves_is_the_graph(cells, sizes, options, nodes):
+    p = stack(cells, **{"layers": 3, "T": 40, "B": 3, "h": 16, **sizes})
+    got, waves = by_waves(jax.value_and_grad(loss_of(p, **options), has_aux=True), p.floating)
+    assert waves == nodes
+    plain = jax.value_and_grad(loss_of(p, implementation="xla", **options), has_aux=True)
+    assert_close(got, jax.jit(plain)(p.floating))
+
+
+@pytest.mark.parametrize(
+    "cell, more", [("GRU", {"skip": 2}), ("RNN", {"norm": "layer", "skip": 1})]
+)
+def test_tangents_are_waves(cell, more):
+    p = stack([cell], layers=3, T=40, B=3, h=16, **more)
+
+    def tangents(xs, **options):
+        run = lambda xs: recurrent.stack_scan(p.layers, p.carries, xs, **options)  # noqa: E731
+        return jax.jvp(run, (xs,), (xs,))
+
+    got, waves = by_waves(tangents, p.xs)
+    assert waves == [(1, 3), (1, 3)]
+    assert_close(got, jax.jit(lambda xs: tangents(xs, implementation="xla"))(p.xs))
+
+
+@pytest.mark.parametrize(
+    "cell, norm, options",
+    [
+        ("RNN", "layer", {"return_all": True}),
+        ("GRU", "layer", {"seq_lengths": LENGTHS}),
+        ("LSTM", "rms", {}),
+    ],
+)
+def test_without_a_gradient_products_are_scaled(cell, norm, options):
+    p = stack([cell], layers=3, T=40, B=3, h=16, norm=norm, skip=2)
+    (graph, *_) = graphs(loss_of(p, **options), p.floating)
+    params, avals = graph
+    form = form_of_run(1, 3, params, split(avals, params))
+    gates = {"RNN": 1, "GRU": 4, "LSTM": 4}[cell]
+    assert form.scales and {*form.own_products, *form.below_products} == {*range(gates)}
+    got, waves = by_waves(loss_of(p, **options), p.floating)
+    assert waves == [(1, 3)]
+    assert_close(got, jax.jit(loss_of(p, implementation="xla", **options))(p.floating))
 
 
 @pytest.mark.parametrize("variant", [WGMMA, f"{WGMMA}_barrier"])
@@ -276,16 +363,16 @@ def sources(function, *operands):
 
 
 @pytest.mark.parametrize(
-    "cell, options, variant, count",
+    "cell, sizes, options, variant, count",
     [
-        ("LSTM", {}, f"{WAVE}_barrier", 2),
-        ("GRU", {"seq_lengths": jnp.array([1, 5, 6])}, WAVE, 2),
-        ("three_leaves", {"reverse": True}, WAVE, 2),
-        ("GRU", {"reverse": True}, WGMMA, 1),
-        ("three_leaves", {}, f"{WGMMA}_barrier", 1),
+        ("LSTM", {"skip": 1}, {}, f"{WAVE}_barrier", 2),
+        ("GRU", {"norm": "layer"}, {"seq_lengths": jnp.array([1, 5, 6])}, WAVE, 2),
+        ("three_leaves", {}, {"reverse": True}, WAVE, 2),
+        ("GRU", {"skip": 1}, {"reverse": True}, WGMMA, 1),
+        ("three_leaves", {}, {}, f"{WGMMA}_barrier", 1),
     ],
 )
-def test_kernels_compile(cell, options, variant, count, monkeypatch):
+def test_kernels_compile(cell, sizes, options, variant, count, monkeypatch):
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
     try:
         _ffi.nvrtc_version()
@@ -293,9 +380,11 @@ def test_kernels_compile(cell, options, variant, count, monkeypatch):
         pytest.skip(f"needs NVRTC: {error}")
     if cell == "three_leaves":
         monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", "1000")
-    p = stack([cell], layers=2, T=6, B=3, h=40)
+    p = stack([cell], layers=2, T=6, B=3, h=40, **sizes)
     found = sources(jax.grad(loss_of(p, variant=variant, **options), has_aux=True), p.floating)
     assert len(found) == count
+    if "norm" in sizes:  # which is another kernel without a gradient
+        found += sources(loss_of(p, variant=variant, **options), p.floating)
     for file, source in found:
         assert file == f"recurrent_{variant}.cu"
         expression = "jaxsparse::RecurrentWaveScan<PrintedStep, PrintedPlan>"
@@ -334,7 +423,7 @@ def agrees(p, variant=WAVE, resets=None, **options):
 
 @on_gpu
 @pairwise(
-    "variant, cell, layers, B, h, T, dtype, reverse, lengths, biased, dropout",
+    "variant, cell, layers, B, h, T, dtype, reverse, lengths, biased, dropout, skip, norm",
     [WAVE, WGMMA],
     ["RNN", "GRU", "LSTM", "three_leaves"],
     [2, 3, 5],
@@ -346,40 +435,61 @@ def agrees(p, variant=WAVE, resets=None, **options):
     [False, True],
     [False, True],
     [None, "steps"],
+    [None, 1, 2, "input"],
+    [None, "layer", "rms"],
 )
-def test_waves_agree(variant, cell, layers, B, h, T, dtype, reverse, lengths, biased, dropout):
-    p = stack(
-        [cell], layers=layers, T=T, B=B, h=h, dtype=jnp.dtype(dtype), biased=biased, dropout=dropout
-    )
+def test_waves_agree(
+    variant, cell, layers, B, h, T, dtype, reverse, lengths, biased, dropout, skip, norm
+):
+    sizes = {"layers": layers, "T": T, "B": B, "h": h, "dtype": jnp.dtype(dtype)}
+    p = stack([cell], **sizes, biased=biased, dropout=dropout, skip=skip, norm=norm)
     seq_lengths = jnp.arange(B, dtype=jnp.int32) % (T + 1) if lengths else None
     agrees(p, variant, reverse=reverse, seq_lengths=seq_lengths)
 
 
 @on_gpu
 @pytest.mark.parametrize(
-    "variant, cell, layers, B, h",
+    "variant, cell, layers, B, h, more",
     [
-        (WAVE, "LSTM", 4, 16, 512),
-        (WAVE, "LSTM", 4, 4, 1024),
-        (WAVE, "RNN", 8, 4, 1152),
-        (WAVE, "GRU", 4, 16, 512),
-        (WAVE, "LSTM", 2, 64, 512),  # states a few at a time
-        (WGMMA, "LSTM", 8, 64, 512),  # two waves
-        (WGMMA, "GRU", 4, 64, 512),
-        (WGMMA, "LSTM", 2, 256, 512),  # states a few at a time, two tiles of rows
+        (WAVE, "LSTM", 4, 16, 512, {}),
+        (WAVE, "LSTM", 4, 4, 1024, {}),
+        (WAVE, "RNN", 8, 4, 1152, {"skip": 4, "norm": "layer"}),
+        (WAVE, "GRU", 4, 16, 512, {"skip": 1}),
+        (WAVE, "LSTM", 2, 64, 512, {}),  # states a few at a time
+        (WGMMA, "LSTM", 8, 64, 512, {}),  # two waves
+        (WGMMA, "GRU", 4, 64, 512, {"skip": 2}),
+        (WGMMA, "LSTM", 2, 256, 512, {}),  # states a few at a time, two tiles of rows
     ],
 )
-def test_large_waves_agree_and_repeat(variant, cell, layers, B, h):
-    p = stack([cell], layers=layers, T=40, B=B, h=h)
+def test_large_waves_agree_and_repeat(variant, cell, layers, B, h, more):
+    p = stack([cell], layers=layers, T=40, B=B, h=h, **more)
     first, again = agrees(p, variant), agrees(p, variant)
     for a, b in zip(leaves(first), leaves(again), strict=True):
         np.testing.assert_array_equal(np.asarray(a).view(np.uint8), np.asarray(b).view(np.uint8))
 
 
 @on_gpu
-@pytest.mark.parametrize("variant, B", [(WAVE, 4), (WGMMA, 40)])
-def test_barriers_and_delays_change_nothing(variant, B, monkeypatch):
-    p = stack(["GRU"], layers=3, T=20, B=B, h=128)
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_norms_of_outputs_far_from_zero(norm):
+    """Each layer alone, in float32, from what the one below handed on."""
+    p = stack(["RNN"], layers=4, T=30, B=4, h=128, dtype=jnp.float16, skip="input", norm=norm)
+    p = p._replace(xs=p.xs + 30)
+    _, ys = jax.jit(lambda p: recurrent.stack_scan(*p, return_all=True, variant=WAVE))(p)
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32), p)
+    for i in range(1, 4):
+        below = ys[i - 1].astype(jnp.float32)
+        layer = dataclasses.replace(wide.layers[i], skip=None)
+        _, y = recurrent.stack_scan([layer], [wide.carries[i]], below, implementation="xla")
+        # Float16 has numbers 1 / 64 apart there.
+        np.testing.assert_allclose(np.float32(ys[i]), y + wide.xs, rtol=0, atol=0.016)
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    "variant, B, more", [(WAVE, 4, {}), (WAVE, 4, {"skip": 1, "norm": "layer"}), (WGMMA, 40, {})]
+)
+def test_barriers_and_delays_change_nothing(variant, B, more, monkeypatch):
+    p = stack(["GRU"], layers=3, T=20, B=B, h=128, **more)
     results = []
     for suffix, delay in (("", 0), ("", 3_000), ("", 50_000), ("_barrier", 0)):
         monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", str(delay))

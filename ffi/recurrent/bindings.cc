@@ -4,6 +4,7 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "nvrtc/expression.h"
@@ -267,23 +269,43 @@ nb::tuple PlanDescribedScan(const std::string& variant, int64_t products, int64_
   return nb::make_tuple(plan, choice.reason, choice.most_batch, choice.loop_microseconds);
 }
 
+using SkipOfWave = std::tuple<int, int>;        // (state of a lower layer, product)
+using MeanOfWave = std::tuple<int, bool, int>;  // (state of the layer below, is squared, product)
+
 // (the best plan or None, why there is none), of layers in one launch. The matrices' products and
 // states are sets of bits.
 nb::tuple PlanDescribedWave(const std::string& variant, int64_t layers, int64_t products,
                             int64_t states, int own_products, int own_states, int below_products,
-                            int below_states, int64_t inputs, int64_t outputs, int64_t hidden,
-                            int64_t batch, int64_t length, const std::string& state_dtype,
-                            const std::string& weight_dtype, int multiprocessors,
-                            int64_t shared_bytes) {
+                            int below_states, const std::optional<SkipOfWave>& skip,
+                            const std::vector<MeanOfWave>& means, bool scales, int64_t inputs,
+                            int64_t outputs, int64_t hidden, int64_t batch, int64_t length,
+                            const std::string& state_dtype, const std::string& weight_dtype,
+                            int multiprocessors, int64_t shared_bytes) {
   const auto is_set = [](int bits, int64_t of) { return bits > 0 && bits < int64_t{1} << of; };
   if (std::min({layers, products, states, hidden}) < 1 ||
       std::min({inputs, outputs, batch, length}) < 0 ||
       std::max(products, states) > kMaxScanArrays || !is_set(own_products, products) ||
       !is_set(below_products, products) || !is_set(own_states, states) ||
-      !is_set(below_states, states)) {
+      !is_set(below_states, states) || means.size() > kMaxWaveMeans || (scales && means.empty())) {
     throw nb::value_error("the sizes of a wave are out of range");
   }
+  const auto joins = [&](int state, int product) {
+    if (state < 0 || state >= states || product < 0 || product >= products) {
+      throw nb::value_error("a skip or a mean of a wave is out of range");
+    }
+  };
   WaveForm wave;
+  if (skip) {
+    const auto [state, product] = *skip;
+    joins(state, product);
+    wave.skip = {product, state};
+  }
+  for (size_t i = 0; i < means.size(); ++i) {
+    const auto [state, squared, product] = means[i];
+    joins(state, product);
+    wave.means[i] = {product, state, squared};
+  }
+  wave.scales = scales;
   wave.products = products;
   wave.state_parts = states;
   wave.inputs = inputs;
@@ -331,10 +353,12 @@ void BindRecurrentScan(nb::module_& m) {
         nb::arg("shared_bytes"));
   m.def("plan_wave", PlanDescribedWave, nb::arg("variant"), nb::kw_only(), nb::arg("layers"),
         nb::arg("products"), nb::arg("states"), nb::arg("own_products"), nb::arg("own_states"),
-        nb::arg("below_products"), nb::arg("below_states"), nb::arg("inputs"), nb::arg("outputs"),
+        nb::arg("below_products"), nb::arg("below_states"), nb::arg("skip").none(),
+        nb::arg("means"), nb::arg("scales"), nb::arg("inputs"), nb::arg("outputs"),
         nb::arg("hidden"), nb::arg("batch"), nb::arg("length"), nb::arg("state_dtype"),
         nb::arg("weight_dtype"), nb::arg("multiprocessors"), nb::arg("shared_bytes"));
   m.attr("WAVE_VARIANTS") = WaveVariants();
+  m.attr("WAVE_MOST_MEANS") = kMaxWaveMeans;
   m.attr("SCAN_DTYPES") = ScanDTypes();
   m.attr("SCAN_MOST_ARRAYS") = kMaxScanArrays;
 }

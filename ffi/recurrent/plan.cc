@@ -124,6 +124,8 @@ ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wan
     } else if (form.layers > kMaxLayersOfWave) {
       choice.reason = std::to_string(form.layers) + " layers are more than the " +
                       std::to_string(kMaxLayersOfWave) + " of a launch";
+    } else if (variant.warpgroups && form.means[0].product >= 0) {
+      choice.reason = "products of warpgroups add up no states, as norms need it";
     } else {
       choice.best = variant.warpgroups ? PlanWaveByWarpgroups(variant, form, gpu)
                                        : PlanWaveLayers(variant, form, gpu);

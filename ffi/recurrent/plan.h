@@ -9,6 +9,7 @@
 #include <string>
 
 #include "recurrent/kernels/sparse.h"
+#include "recurrent/kernels/wave.h"
 #include "recurrent/launches.h"
 #include "recurrent/variants.h"
 #include "types.h"
@@ -40,6 +41,9 @@ struct WaveForm : ScanForm {
   int own_states = 1;
   int below_products = 1;  // from the layer below
   int below_states = 1;
+  WaveSkip skip;
+  WaveMean means[kMaxWaveMeans];
+  bool scales = false;  // the products of the layer below, by a norm
 };
 
 // A kernel for a scan, and its launch.

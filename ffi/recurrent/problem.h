@@ -81,6 +81,8 @@ struct RecurrentScanProblem {
 struct RecurrentWaveLayer : RecurrentScanProblem {
   DenseWeights below_weights;
   const void* below_exchange = nullptr;  // of the layer below; null: there is none
+  const void* skip_exchange = nullptr;   // of a lower layer whose state is added; the same
+  float norm_epsilon = 0;                // where the products of the layer below are normalised
 };
 
 // Layers of one launch, whose parameters they are.

@@ -4,6 +4,7 @@
 // results come layer by layer, the lowest layer first; that one has no weights from below.
 #include <cuda_runtime_api.h>
 
+#include <charconv>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,6 +23,7 @@ constexpr char kName[] = "recurrent_wave";
 static_assert(sizeof(RecurrentWave<kMaxLayersOfWave>) <= 32764);
 
 struct Layer {
+  int64_t skip_from = -1;  // a lower layer, or none
   Array weights, below_weights, state, states;
   std::vector<Array> carries, last_carries, outputs, inputs;
   std::vector<ScanInput> input_forms;
@@ -32,6 +34,7 @@ struct Call {
   int64_t steps = 0, rows = 0, hidden = 0;
   DType dtype = DType::kBFloat16;
   bool reverse = false;
+  float norm_epsilon = 0;
   DenseWeights own_form, below_form;               // without values
   std::vector<int64_t> input_bytes, output_bytes;  // of an element
   std::vector<Layer> layers;
@@ -73,6 +76,7 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
   const int64_t own_products = count("own_products"), own_states = count("own_states");
   const int64_t below_products = count("below_products"), below_states = count("below_states");
   const bool transposed = call.Attribute<bool>("transposed");
+  c->norm_epsilon = static_cast<float>(call.Attribute<double>("norm_epsilon"));
   const int64_t carries = call.Integer("carries", 0, kMaxScanArrays);
   const std::vector<Span> outputs = Spans(call, "outputs", "");
   const auto input_dtypes = Words(call.Attribute<std::string_view>("input_dtypes"));
@@ -85,6 +89,12 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
     call.Fail("attributes inputs and input_dtypes must have words for " + std::to_string(layers) +
               " layers and for one, got " + std::to_string(inputs.size()) + " and " +
               std::to_string(of_layer));
+  }
+
+  const auto skips = Words(call.Attribute<std::string_view>("skips"));  // layers, or "-"
+  if (skips.size() != static_cast<size_t>(layers)) {
+    call.Fail("attribute skips must have a word for each of " + std::to_string(layers) +
+              " layers, got " + std::to_string(skips.size()));
   }
 
   Dimension t("steps"), b("batch"), s("states"), h("units");
@@ -121,6 +131,17 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
   c->own_form = own.form, c->below_form = below.form;
   for (size_t l = 0; l < c->layers.size(); ++l) {
     Layer& layer = c->layers[l];
+    if (skips[l] != "-") {
+      const std::string_view word = skips[l];
+      const auto [end, error] =
+          std::from_chars(word.data(), word.data() + word.size(), layer.skip_from);
+      const bool is_number = error == std::errc() && end == word.data() + word.size();
+      if (!is_number || layer.skip_from < 0 || layer.skip_from >= static_cast<int64_t>(l)) {
+        call.Fail("attribute skips must have lower layers, got " + std::string(word) +
+                  " for layer " + std::to_string(l));
+        return call.error();
+      }
+    }
     layer.weights = call.Operand("own weights", dtype, {own.columns, own.rows});
     if (l > 0) {
       layer.below_weights = call.Operand("below weights", dtype, {below.columns, below.rows});
@@ -186,6 +207,10 @@ RecurrentWaveLayer ProblemOf(const Call& c, int64_t entry, size_t l) {
     p.below_weights.values = at(layer.below_weights, item);
     p.below_exchange = c.workspace + c.launches.ExchangeAt(first - c.launches.scans);
   }
+  if (layer.skip_from >= 0) {
+    p.skip_exchange = c.workspace + c.launches.ExchangeAt(layer.skip_from * c.launches.scans);
+  }
+  p.norm_epsilon = c.norm_epsilon;
   p.poll_delays = c.launch.poll_delays;
   p.wait_limits = c.launch.wait_limits;
   p.wait_limits.error = reinterpret_cast<uint32_t*>(c.workspace + c.launches.ErrorAt());

@@ -42,6 +42,14 @@ class Norm(NamedTuple):
         """How many means it takes: of the features, if it is "layer", and of their squares."""
         return 2 if self.kind == "layer" else 1
 
+    def factor(self, *means: Any) -> Any:
+        """What it multiplies by, for these means."""
+        square = means[-1]
+        if self.kind == "layer":
+            # By rounding it may be negative.
+            square = jnp.maximum(square - means[0] * means[0], 0)
+        return jax.lax.rsqrt(square + self.epsilon)
+
 
 @dataclasses.dataclass(frozen=True)
 class LayerStep(Step):
@@ -63,6 +71,8 @@ class LayerStep(Step):
         (o diag(s) W - m (1 diag(s) W)) / sqrt(q + epsilon) + v W
 
     whose first product is an edge's, and the others are inputs: so no product waits for a mean.
+    Where the edge's products are divided by the root already, they are ``scaled``, and share the
+    products of the recurrent gates.
     """
 
     step: CellStep
@@ -74,6 +84,7 @@ class LayerStep(Step):
     passes_output: bool
     passes_square: bool
     gives_output: bool
+    scaled: bool = False
 
     cell_name = property(lambda self: self.step.cell_name)
     name = property(lambda self: self.step.name)
@@ -111,6 +122,11 @@ class LayerStep(Step):
         )
 
     @property
+    def bias(self) -> int | None:
+        """Which of the inputs is that of the gates."""
+        return (not self.slots) + self._centres if self.step.biased else None
+
+    @property
     def _centres(self) -> bool:
         return self.norm is not None and self.norm.kind == "layer"
 
@@ -127,7 +143,9 @@ class LayerStep(Step):
             return a if mask is None else jnp.where(mask, a, 0)
 
         gates = list(products[: self.gates])
-        if self.norm is not None:
+        if self.scaled:
+            gates = self._centred(gates, [counted(products[i]) for i in self.means], sums)
+        elif self.norm is not None:
             given = [counted(a) for a in gates[cell.products :]]
             gates[cell.products :] = self._normalised(
                 given, [counted(products[i]) for i in self.means], sums
@@ -155,15 +173,27 @@ class LayerStep(Step):
     def _normalised(self, gates: Arrays, means: Arrays, sums: Arrays) -> list[Any]:
         """Products by the scaled weights as those of what is normalised."""
         assert self.norm is not None
+        factor = self.norm.factor(*means)
         if not self._centres:
-            (square,) = means
-            factor = jax.lax.rsqrt(square + self.norm.epsilon)
             return [a * factor for a in gates]
-        mean, square = means
-        # By rounding it may be negative.
-        variance = jnp.maximum(square - mean * mean, 0)
-        factor = jax.lax.rsqrt(variance + self.norm.epsilon)
-        return [(a - mean * s) * factor for a, s in zip(gates, sums, strict=True)]
+        return [(a - means[0] * s) * factor for a, s in zip(gates, sums, strict=True)]
+
+    def _centred(self, gates: Arrays, means: Arrays, sums: Arrays) -> list[Any]:
+        """All gates less what the mean makes of those of the input."""
+        assert self.norm is not None
+        gates = list(gates)
+        if self._centres:
+            shift = means[0] * self.norm.factor(*means)
+            for slot, s in zip(self.slots, sums, strict=True):
+                gates[slot] = gates[slot] - shift * s
+        return gates
+
+    def in_place(self) -> LayerStep:
+        """The step whose products are scaled, if there is a norm."""
+        if self.norm is None:
+            return self
+        bare = dataclasses.replace(self.step, biased=False, masked=False)
+        return dataclasses.replace(self, scaled=True, slots=slots_of(bare, joined_gates(bare)))
 
     def reads_state(self, inputs: Sequence[Any]) -> Any:
         if not self.step.masked:
@@ -193,6 +223,15 @@ def joined_gates(step: CellStep) -> tuple[bool, ...]:
 
     both = list(zip(xs, rs, strict=False))
     return tuple(i < len(both) and only_added(*both[i]) for i in range(step.gates))
+
+
+def slots_of(step: CellStep, joined: Sequence[bool]) -> tuple[int, ...]:
+    """The product of each gate of x: that of a gate of r, where both are joined, or its own."""
+    slots, free = [], step.products
+    for i, is_joined in enumerate(joined):
+        slots.append(i if is_joined else free)
+        free += not is_joined
+    return tuple(slots)
 
 
 @functools.lru_cache(maxsize=1024)

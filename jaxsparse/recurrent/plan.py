@@ -92,6 +92,10 @@ class WaveForm(ScanForm):
         own_states: those that it takes.
         below_products: the same of the matrix for the layer below.
         below_states: the same.
+        skip: a state of a lower layer that is added to a product, and the product.
+        means: states of the layer below whose means over units are added to products: each with
+            whether it is the mean of the squares, and the product.
+        scales: whether the products of the layer below are scaled by what these means say.
     """
 
     layers: int = 1
@@ -99,6 +103,9 @@ class WaveForm(ScanForm):
     own_states: tuple[int, ...] = (0,)
     below_products: tuple[int, ...] = (0,)
     below_states: tuple[int, ...] = (0,)
+    skip: tuple[int, int] | None = None
+    means: tuple[tuple[int, bool, int], ...] = ()
+    scales: bool = False
 
     def __str__(self) -> str:
         return f"{self.layers} layers, each {super().__str__()}"
@@ -232,6 +239,9 @@ def _made_wave_plan(form: WaveForm, device: Device, variant: str | None) -> Plan
         own_states=bits(form.own_states),
         below_products=bits(form.below_products),
         below_states=bits(form.below_states),
+        skip=form.skip,
+        means=form.means,
+        scales=form.scales,
         inputs=form.inputs,
         outputs=form.outputs,
         hidden=form.hidden,

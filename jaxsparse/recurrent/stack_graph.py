@@ -12,7 +12,7 @@ from jaxsparse.precision import accumulator_dtype, promoted
 from jaxsparse.recurrent.cell_checks import checked_step
 from jaxsparse.recurrent.graph import Edge, OfNode, Operands, Results, graph_bind
 from jaxsparse.recurrent.input_weights import edge_operands, input_biases, scaled, sums_of_weights
-from jaxsparse.recurrent.layer_step import InputStep, LayerStep, gives_state, joined_gates
+from jaxsparse.recurrent.layer_step import InputStep, LayerStep, gives_state, joined_gates, slots_of
 from jaxsparse.recurrent.layers import CheckedLayer
 from jaxsparse.recurrent.layout import ScanLayout
 from jaxsparse.recurrent.primitive.operands import FULL
@@ -245,13 +245,8 @@ def _slots(step: CellStep, layer: CheckedLayer) -> tuple[int, ...]:
     """The product of each gate of the input: that of the recurrent gate, or one of its own."""
     if layer.input is None:
         return ()
-    slots, free = [], step.products
-    for i, joined in enumerate(joined_gates(_bare(step))):
-        # What is normalised is scaled before the recurrent product is added to it.
-        joined = joined and layer.norm is None
-        slots.append(i if joined else free)
-        free += not joined
-    return tuple(slots)
+    # What is normalised is scaled before the recurrent product is added to it.
+    return slots_of(step, [x and layer.norm is None for x in joined_gates(_bare(step))])
 
 
 def _bias(layer: CheckedLayer, node: LayerStep, biases: Sequence[Any], dtype: Any) -> Any:

@@ -23,8 +23,12 @@ namespace jaxsparse {
 template <typename Plan>
 using MmaSums = float[Plan::kSizes.chains][Plan::kSizes.row_tiles][Plan::kSizes.batch_tiles][4];
 
-// A warp's chunks of a matrix, and the states that it receives for them, of which Matrix::kAhead
-// are on their way at once.
+// Places for chunks of states that are on their way to a warp, or have come.
+template <typename Plan>
+using MmaStates = Words4[Plan::kSizes.ahead][Plan::kSizes.batch_tiles];
+
+// A warp's chunks of a matrix. It receives the states for them in places that others may use before
+// and after it, of which it takes Matrix::kAhead.
 template <typename Plan, typename Matrix>
 class MmaChunks {
   using State = typename Plan::State;
@@ -61,32 +65,46 @@ class MmaChunks {
     }
   }
 
-  // Asks for the first states of a slot.
-  __device__ __forceinline__ void Ask(const State* slot) {
+  // Asks for the first states of a slot, or for one of them.
+  __device__ __forceinline__ void Ask(const State* slot, MmaStates<Plan>& x) const {
 #pragma unroll
-    for (int j = 0; j < kAhead; ++j) AskForChunk(slot, j);
+    for (int j = 0; j < kAhead; ++j) AskForChunk(slot, x, j);
+  }
+  __device__ __forceinline__ void AskAt(int place, const State* slot, MmaStates<Plan>& x) const {
+    if (place < kAhead) AskForChunk(slot, x, place);
   }
 
   // Adds the products of a slot's states, of which the first were asked for. A warp that times out
-  // adds something else.
-  __device__ __forceinline__ void Multiply(const State* slot, Watchdog* watchdog,
-                                           MmaSums<Plan>& sums) {
+  // adds something else. left(place) as soon as a place is needed no more. What has come is seen
+  // (the first of 8 columns, tile of the batch, 8 of a row).
+  template <typename Left, typename Seen>
+  __device__ __forceinline__ void Multiply(const State* slot, MmaStates<Plan>& x,
+                                           Watchdog* watchdog, MmaSums<Plan>& sums, Left left,
+                                           Seen seen) {
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
       Weights weights;
       if (!kAllAhead) LoadWeights(j, weights);  // while the chunk is on its way
-      if (j % kLooks == 0) AwaitChunks(slot, j, watchdog);
+      if (j % kLooks == 0) AwaitChunks(slot, x, j, watchdog);
       if (kAllAhead) LoadWeights(j, weights);
-      AddChunk(weights, x_[j % kAhead], 2 * j % kSizes.chains, sums);
-      if (j + kAhead < kLoads) AskForChunk(slot, j + kAhead);
+      AddChunk(weights, x[j % kAhead], 2 * j % kSizes.chains, sums);
+#pragma unroll
+      for (int n = 0; n < kSizes.batch_tiles; ++n) seen(Column(j), n, x[j % kAhead][n]);
+      if (j + kAhead < kLoads) {
+        AskForChunk(slot, x, j + kAhead);
+      } else {
+        left(j % kAhead);
+      }
     }
   }
 
   // Adds the last products of a step and writes this warp's part of them. A warp that timed out in
   // the step doesn't, and returns true: what it would overwrite may still be read.
-  __device__ __forceinline__ bool MultiplyLast(const State* slot, float* partials,
-                                               Watchdog* watchdog, MmaSums<Plan>& sums) {
-    Multiply(slot, watchdog, sums);
+  template <typename Left>
+  __device__ __forceinline__ bool MultiplyLast(const State* slot, MmaStates<Plan>& x,
+                                               float* partials, Watchdog* watchdog,
+                                               MmaSums<Plan>& sums, Left left) {
+    Multiply(slot, x, watchdog, sums, left, [](int, int, const Words4&) {});
     const bool timed_out = __any_sync(kAllLanes, watchdog->timed_out());
     if (!timed_out) WriteSums(sums, partials);
     return timed_out;
@@ -132,32 +150,33 @@ class MmaChunks {
     }
   }
 
-  __device__ __forceinline__ void AskForChunk(const State* slot, int j) {
+  __device__ __forceinline__ void AskForChunk(const State* slot, MmaStates<Plan>& x, int j) const {
 #pragma unroll
     for (int n = 0; n < kSizes.batch_tiles; ++n) {
-      x_[j % kAhead][n] = {0, 0, 0, 0};
-      LoadRelaxedIf(Active(j, n), From(slot, j, n), &x_[j % kAhead][n]);
+      x[j % kAhead][n] = {0, 0, 0, 0};
+      LoadRelaxedIf(Active(j, n), From(slot, j, n), &x[j % kAhead][n]);
     }
   }
 
   // Waits for chunks j to j + kLooks. What came too early is asked for again, of all chunks that
   // are on their way: those behind them hardly came in time, either.
-  __device__ __forceinline__ void AwaitChunks(const State* slot, int j, Watchdog* watchdog) {
+  __device__ __forceinline__ void AwaitChunks(const State* slot, MmaStates<Plan>& x, int j,
+                                              Watchdog* watchdog) const {
     watchdog->Begin();
     for (;;) {
       bool missing = false;
 #pragma unroll
       for (int i = j; i < j + kLooks && i < kLoads; ++i) {
 #pragma unroll
-        for (int n = 0; n < kSizes.batch_tiles; ++n) missing |= !IsWritten(x_[i % kAhead][n]);
+        for (int n = 0; n < kSizes.batch_tiles; ++n) missing |= !IsWritten(x[i % kAhead][n]);
       }
       if (!__any_sync(kAllLanes, missing)) return;
 #pragma unroll
       for (int i = j; i < j + kAhead && i < kLoads; ++i) {
 #pragma unroll
         for (int n = 0; n < kSizes.batch_tiles; ++n) {
-          Words4& x = x_[i % kAhead][n];
-          LoadRelaxedIf(!IsWritten(x), From(slot, i, n), &x);
+          Words4& words = x[i % kAhead][n];
+          LoadRelaxedIf(!IsWritten(words), From(slot, i, n), &words);
         }
       }
       if (__any_sync(kAllLanes, watchdog->TimesOut())) return;
@@ -224,7 +243,6 @@ class MmaChunks {
   const int warp_, g_, q_;
   Words4* const shared_;
   Words4 weights_[kRegisterChunks > 0 ? kRegisterChunks : 1][kRowTiles][2];
-  Words4 x_[kAhead][kSizes.batch_tiles];  // what is on its way, or has come
 };
 
 // What the product warps of a scan on its own do in a step.
@@ -240,8 +258,9 @@ class DenseMma {
   // Multiplies the state that a slot of the exchange buffer comes to hold. True: it timed out.
   __device__ __forceinline__ bool Multiply(const State* slot, float* partials, Watchdog* watchdog) {
     MmaSums<Plan> sums = {};
-    own_.Ask(slot);
-    return own_.MultiplyLast(slot, partials, watchdog, sums);
+    MmaStates<Plan> x;
+    own_.Ask(slot, x);
+    return own_.MultiplyLast(slot, x, partials, watchdog, sums, [](int) {});
   }
 
  private:

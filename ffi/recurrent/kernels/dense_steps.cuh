@@ -35,22 +35,36 @@ __device__ __forceinline__ typename Plan::State* SlotOf(const RecurrentScanProbl
   return static_cast<typename Plan::State*>(ExchangeOf<Plan>(p)) + step * Plan::kSizes.slot;
 }
 
+// What comes to the products of a step beside those of matrices: nothing, in a scan. In a wave it
+// is AddedByLayers (wave_added.cuh).
+struct NothingAdded {
+  __device__ __forceinline__ void Ask(int64_t, int, bool, int, int) {}
+  template <typename PlaceOf>
+  __device__ __forceinline__ bool Await(int64_t, PlaceOf) {
+    return true;
+  }
+  template <typename Products>
+  __device__ __forceinline__ void AddTo(int64_t, int, int, int, Products&) const {}
+};
+
 // The items (unit, batch entry) of one thread, in groups of kNear units: inputs a step ahead,
 // carries in registers.
-template <typename Step, typename Plan>
+template <typename Step, typename Plan, typename Added>
 class PointwiseStep {
   static constexpr auto kSizes = Plan::kSizes;
   using State = typename Plan::State;
   static constexpr bool kPairs = sizeof(State) == 2;  // two units make a word
   static constexpr int kNear = kSizes.near;
   static constexpr int kGroups = kSizes.items / kNear;
+  static constexpr int kProductSlots =
+      Step::kProducts > kSizes.gate_slots ? Step::kProducts : kSizes.gate_slots;
   static constexpr bool kPublishesLast = Plan::kLayers > 1;  // to the layer above
   using Arrays = ScanArrays<Step, Plan, kNear>;
   static_assert(!kPairs || kSizes.units % 2 == 0);
 
  public:
-  __device__ __forceinline__ explicit PointwiseStep(const RecurrentScanProblem& p)
-      : thread_(threadIdx.x - kSizes.product_threads) {
+  __device__ __forceinline__ PointwiseStep(const RecurrentScanProblem& p, const Added& added)
+      : thread_(threadIdx.x - kSizes.product_threads), added_(added) {
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
       const Group group = At(n);
@@ -66,6 +80,11 @@ class PointwiseStep {
     LoadInputs(p, 0);
   }
 
+  // Waits for what is added to the products of a step. False if the warp timed out.
+  __device__ __forceinline__ bool Await(int64_t step) {
+    return added_.Await(step, [&](int n) { return At(n); });
+  }
+
   __device__ __forceinline__ void Run(const RecurrentScanProblem& p, int64_t step,
                                       const float* partials, bool stopped) {
     const int64_t t = Arrays::TimeOf(p, step);
@@ -76,14 +95,20 @@ class PointwiseStep {
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
       const Group group = At(n);
-      float products[kNear][kSizes.gate_slots] = {};
-      SumProducts(partials + group.partial, products);
+      float sums[kNear][kSizes.gate_slots] = {}, products[kNear][kProductSlots] = {};
+      SumProducts(partials + group.partial, sums);
 #pragma unroll
       for (int i = 0; i < kNear; ++i) {
         if constexpr (kSizes.rotated) {
-          RotateIf<1>(group.b / 2 % 2 != 0, products[i]);
-          RotateIf<2>(group.b / 4 % 2 != 0, products[i]);
+          RotateIf<1>(group.b / 2 % 2 != 0, sums[i]);
+          RotateIf<2>(group.b / 4 % 2 != 0, sums[i]);
         }
+#pragma unroll
+        for (int g = 0; g < kSizes.products; ++g) products[i][g] = sums[i][g];
+      }
+      added_.AddTo(step, n, group.b, group.unit, products);
+#pragma unroll
+      for (int i = 0; i < kNear; ++i) {
         float input[Arrays::kInputSlots];
         Arrays::ConvertInputs(input_[n], i, input);
         Step::Apply(products[i], carry_[n][i], input, states[n][i], outputs[n][i]);
@@ -150,7 +175,7 @@ class PointwiseStep {
 #pragma unroll
         for (int i = 0; i < kNear; ++i) {
 #pragma unroll
-          for (int g = 0; g < Step::kProducts; ++g) {
+          for (int g = 0; g < kSizes.products; ++g) {
             products[i][g] += part[i * kSizes.gate_slots + g];
           }
         }
@@ -229,11 +254,11 @@ class PointwiseStep {
   }
 
   __device__ __forceinline__ void LoadInputs(const RecurrentScanProblem& p, int64_t step) {
-    if (Step::kInputs == 0) return;
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
       const Group group = At(n);
-      if (!group.real) continue;
+      added_.Ask(step, n, group.real, group.b, group.unit);
+      if (Step::kInputs == 0 || !group.real) continue;
       Arrays::LoadInputs(p, Arrays::TimeOf(p, step), group.b, group.unit, input_[n], step > 0);
       if (step + kStepsAhead < p.steps) {
         Arrays::PrefetchInputs(p, Arrays::TimeOf(p, step + kStepsAhead), group.b, group.unit);
@@ -242,15 +267,16 @@ class PointwiseStep {
   }
 
   const int thread_;
+  Added added_;
   float carry_[kGroups][kNear][Arrays::kCarrySlots] = {};
   uint32_t input_[kGroups][Arrays::kInputWords] = {};
 };
 
-template <typename Step, typename Plan>
+template <typename Step, typename Plan, typename Added = NothingAdded>
 __device__ __forceinline__ void MakeSteps(const RecurrentScanProblem& p, const float* partials,
-                                          volatile const uint32_t* stop) {
+                                          volatile uint32_t* stop, const Added& added = {}) {
   constexpr auto kSizes = Plan::kSizes;
-  PointwiseStep<Step, Plan> pointwise(p);
+  PointwiseStep<Step, Plan, Added> pointwise(p, added);
   bool stopped = false;
   for (int64_t step = 0; step < p.steps; ++step) {
     if constexpr (Plan::kBarrier) {
@@ -260,6 +286,10 @@ __device__ __forceinline__ void MakeSteps(const RecurrentScanProblem& p, const f
     WaitAt<kSizes.threads>(BarrierOf(step));
     stopped = stopped || __any_sync(kAllLanes, *stop != 0);
     Delay<Plan::kMostDelay>(step);
+    if (!stopped && !pointwise.Await(step)) {
+      *stop = 1;  // for the block's other warps
+      stopped = true;
+    }
     pointwise.Run(p, step, partials + (step & 1) * kSizes.partials, stopped);
   }
   pointwise.Finish(p);

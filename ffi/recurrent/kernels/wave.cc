@@ -3,6 +3,7 @@
 #include "recurrent/kernels/wave.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "nvrtc/expression.h"
 #include "recurrent/kernel_plans.h"
@@ -13,6 +14,13 @@ namespace {
 std::string ExpressionOf(const WaveMatrix& m) {
   return ConfigExpression("WaveMatrix", {Field("products", m.products), Field("states", m.states),
                                          Field("register_chunks", m.register_chunks)});
+}
+std::string ExpressionOf(const WaveSkip& s) {
+  return ConfigExpression("WaveSkip", {Field("product", s.product), Field("state", s.state)});
+}
+std::string ExpressionOf(const WaveMean& m) {
+  return ConfigExpression("WaveMean", {Field("product", m.product), Field("state", m.state),
+                                       Field("squared", m.squared)});
 }
 
 // Each layer and part of the batch has so many multiprocessors.
@@ -36,10 +44,12 @@ void KeepInRegisters(int registers, WaveConfig* config) {
   config->below.register_chunks = std::min(sizes.below.loads, left / sizes.below.chunk_registers);
 }
 
-// Registers of a thread with so many items, each with what a step reads a step ahead.
-int PointwiseRegisters(const WaveForm& form, int items) {
+// Registers of a thread with so many items, each with what a step reads a step ahead. A word of a
+// skip is that of two units.
+int PointwiseRegisters(const WaveForm& form, const DenseBlock& block) {
   const int64_t values = form.inputs + 2 + 2 * form.state_parts + form.outputs;
-  const int64_t registers = 56 + form.products + items * values;
+  const int64_t skip = form.skip.product < 0 ? 0 : (block.items + 1) / 2;
+  const int64_t registers = 56 + block.products + block.items * values + skip;
   return static_cast<int>(std::max<int64_t>(56, RoundUp(registers, 8)));
 }
 
@@ -57,7 +67,7 @@ void DistributeRegisters(const WaveForm& form, WaveConfig* config) {
   redistributed.pointwise_warps = kPointwiseWarps;
   const int all =
       EqualRegisters(block.warps + kPointwiseWarps, 1) * (block.warps + kPointwiseWarps);
-  const int few = PointwiseRegisters(form, DenseBlock(redistributed).items);
+  const int few = PointwiseRegisters(form, DenseBlock(redistributed));
   const int many =
       std::min((all - kPointwiseWarps * few) / block.warps / 8 * 8, kMostThreadRegisters);
   if (many <= equal) return;
@@ -75,13 +85,15 @@ double FromShared(const WaveColumns& matrix) { return Double(matrix.shared_bytes
 
 double WaveMicroseconds(const WaveSizes& sizes, int64_t scans, int item_warps, int registers) {
   const double column = Double(int64_t{sizes.exchange_batch} * sizes.state_bytes) / 1e3;  // KB
-  const double own = column * sizes.own.columns, below = column * sizes.below.columns;
+  const double own = column * sizes.own.columns;
+  const double below = column * (sizes.below.columns + sizes.means.columns);
   // While the state of a step is on its way, the product of the layer below is made.
   const double sent = 0.39 * Double(scans) * sizes.blocks * (own + below) / 5.5e3;
   const double exchange =
       0.45 + 0.014 * own + sent + 0.12 + (0.0045 + 0.0092 * (sizes.products - 1)) * sizes.warps;
   const double meanwhile = 1.5 * Products(sizes, sizes.below) + 0.52 * FromShared(sizes.below) +
-                           0.064 * sizes.below.loads + (sizes.asks_ahead ? 0.15 : 0.5);
+                           0.064 * (sizes.below.loads + sizes.means.loads) +
+                           (sizes.asks_ahead ? 0.15 : 0.5);
   return std::max(exchange, meanwhile) + 1.5 * Products(sizes, sizes.own) +
          0.52 * FromShared(sizes.own) + 0.064 * sizes.own.loads +
          0.24 * sizes.products *
@@ -95,7 +107,9 @@ std::optional<ScanPlan> PlanWaveBlock(const ScanVariant& variant, const WaveForm
                                       int warps, bool asks_ahead, int loads_ahead) {
   WaveConfig config;
   DenseConfig& block = config.block;
-  block.products = static_cast<int>(form.products);
+  config.own = {form.own_products, form.own_states};
+  config.below = {form.below_products, form.below_states};
+  block.products = MatrixProducts(config.own, config.below);
   block.state_parts = static_cast<int>(form.state_parts);
   block.state_bytes = static_cast<int>(SizeOf(form.state_dtype));
   block.hidden = static_cast<int>(form.hidden);
@@ -103,8 +117,9 @@ std::optional<ScanPlan> PlanWaveBlock(const ScanVariant& variant, const WaveForm
   block.units = static_cast<int>(units);
   block.warps = warps;
   block.tensor_cores = true;
-  config.own = {form.own_products, form.own_states};
-  config.below = {form.below_products, form.below_states};
+  config.skip = form.skip;
+  std::copy(std::begin(form.means), std::end(form.means), config.means);
+  config.scales = form.scales;
   config.asks_ahead = asks_ahead;
   const auto item_warps =
       static_cast<int>(CeilDivide(units * DenseBlock(block).batch_slots, kWarp));
@@ -153,12 +168,13 @@ std::optional<ScanPlan> PlanWaveBlock(const ScanVariant& variant, const WaveForm
 std::optional<ScanPlan> PlanWaveShare(const ScanVariant& variant, const WaveForm& form,
                                       const Gpu& gpu, const WaveShare& share) {
   const int64_t part = RoundUp(form.hidden, 16 / SizeOf(form.state_dtype));
-  const int all = (1 << form.products) - 1;
+  const int products = MatrixProducts({form.own_products}, {form.below_products});
+  const int all = (1 << products) - 1;
   // Products of one matrix only take tiles of rows of their own.
   const int64_t multiple = form.own_products == all && form.below_products == all ? 8 : 16;
   const int64_t first = RoundUp(CeilDivide(part, share.multiprocessors), multiple);
   for (int64_t units = first; units < first + 4 * multiple; units += multiple) {
-    const int64_t rows = form.products * units;
+    const int64_t rows = products * units;
     if (rows < 16 && units < part) continue;  // a tensor core would multiply by rows of zeros
     if (Double(rows) * Double(form.state_parts) * Double(part) > kMostBlockWeights) continue;
     std::optional<ScanPlan> best;
@@ -179,9 +195,13 @@ std::optional<ScanPlan> PlanWaveShare(const ScanVariant& variant, const WaveForm
 }  // namespace
 
 std::string ExpressionOf(const WaveConfig& c) {
+  std::string means;
+  for (const WaveMean& mean : c.means) means += (means.empty() ? "" : ", ") + ExpressionOf(mean);
   return ConfigExpression(
       "WaveConfig", {Field("block", ExpressionOf(c.block)), Field("own", ExpressionOf(c.own)),
-                     Field("below", ExpressionOf(c.below)), Field("asks_ahead", c.asks_ahead)});
+                     Field("below", ExpressionOf(c.below)), Field("skip", ExpressionOf(c.skip)),
+                     Field("means", "{" + means + "}"), Field("scales", c.scales),
+                     Field("asks_ahead", c.asks_ahead)});
 }
 
 std::optional<ScanPlan> PlanWaveLayers(const ScanVariant& variant, const WaveForm& form,

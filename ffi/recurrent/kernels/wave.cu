@@ -19,13 +19,10 @@
 
 namespace jaxsparse {
 
-// Where the layer below has its state after a step.
 template <typename Plan>
 __device__ __forceinline__ const typename Plan::State* SlotBelow(const RecurrentWaveLayer& p,
                                                                  int64_t step) {
-  const char* of_scan =
-      static_cast<const char*>(p.below_exchange) + ScanOfLaunch<Plan>() * p.exchange_bytes;
-  return reinterpret_cast<const typename Plan::State*>(of_scan) + (step + 1) * Plan::kSizes.slot;
+  return SlotAfter<Plan>(p.below_exchange, p, step);
 }
 
 template <typename Plan, bool kWarpgroups>
@@ -39,13 +36,20 @@ struct ProductsOfWave<Plan, true> {
 
 template <typename Plan>
 __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4* shared,
-                                             float* partials, volatile uint32_t* stop) {
+                                             float* partials, float* sums_of_below,
+                                             volatile uint32_t* stop) {
   constexpr auto kSizes = Plan::kSizes;
   using Products = typename ProductsOfWave<Plan, kSizes.warpgroups>::type;
   Products product(p, shared);
   Watchdog watchdog(p.wait_limits);
   Backoff backoff(p.poll_delays);
   const bool has_below = p.below_exchange != nullptr;
+  if (kSizes.means.scales && !has_below) {
+    for (int i = threadIdx.x; i < kSizes.means.buffers * kSizes.means.buffer;
+         i += kSizes.product_threads) {
+      sums_of_below[i] = 0.f;
+    }
+  }
   __syncwarp();
   if (kSizes.asks_ahead && has_below) product.AskBelow(SlotBelow<Plan>(p, 0));
   backoff.Start();
@@ -56,6 +60,13 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
       if (!kSizes.asks_ahead) product.AskBelow(SlotBelow<Plan>(p, step));
       product.MultiplyBelow(SlotBelow<Plan>(p, step), &watchdog, sums);
       watchdog.TakeHasWaited();
+    }
+    float* to_sums = BufferOf<Plan>(sums_of_below, step);
+    if constexpr (kSizes.means.scales) {
+      if (has_below) {
+        product.WriteSums(to_sums);
+        ScaleByNorm<Plan>(to_sums, p.norm_epsilon, sums);
+      }
     }
     if constexpr (Plan::kBarrier) {
       WaitAt<kSizes.threads>(kAllThreads);
@@ -69,12 +80,13 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
     Delay<Plan::kMostDelay>(step);
     const auto* own = SlotOf<Plan>(p, step);
     product.AskOwn(own);
-    // Behind the own state, for which all wait.
-    if (kSizes.asks_ahead && has_below && step + 1 < p.steps) {
-      product.AskBelow(SlotBelow<Plan>(p, step + 1));
+    const bool asks = kSizes.asks_ahead && has_below && step + 1 < p.steps;
+    const auto* next_below = asks ? SlotBelow<Plan>(p, step + 1) : nullptr;
+    const bool timed_out = product.MultiplyOwn(
+        own, next_below, partials + (step & 1) * kSizes.partials, &watchdog, sums);
+    if constexpr (kSizes.means.count > 0 && !kSizes.means.scales) {
+      if (!timed_out) product.WriteSums(to_sums);
     }
-    const bool timed_out =
-        product.MultiplyOwn(own, partials + (step & 1) * kSizes.partials, &watchdog, sums);
     if (timed_out) *stop = 1;
     __syncwarp();
     HandOver<Plan>(step, timed_out);
@@ -87,20 +99,21 @@ template <typename Step, typename Plan>
 __global__ void __launch_bounds__(Plan::kSizes.threads, Plan::kSizes.resident)
     RecurrentWaveScan(const __grid_constant__ RecurrentWave<Plan::kLayers> wave) {
   constexpr auto kSizes = Plan::kSizes;
-  static_assert(kSizes.products == Step::kProducts && kSizes.state_parts == Step::kStates &&
+  static_assert(kSizes.products <= Step::kProducts && kSizes.state_parts == Step::kStates &&
                 kSizes.state_bytes == sizeof(typename Plan::State) && kSizes.gets_its_registers);
   const RecurrentWaveLayer& p = wave.layer[LayerOfBlock<Plan>()];
   extern __shared__ __align__(1024) Words4 shared[];
   float* partials = reinterpret_cast<float*>(shared);
+  float* sums_of_below = partials + kSizes.means_at / 4;
   volatile uint32_t* stop = reinterpret_cast<uint32_t*>(shared) + kSizes.flag_at / 4;
   if (threadIdx.x == 0) *stop = 0;
   __syncthreads();
   if (threadIdx.x < kSizes.product_threads) {
     if constexpr (kSizes.product_registers > 0) TakeRegisters<kSizes.product_registers>();
-    MakeProducts<Plan>(p, shared, partials, stop);
+    MakeProducts<Plan>(p, shared, partials, sums_of_below, stop);
   } else {
     if constexpr (kSizes.product_registers > 0) GiveUpRegisters<kSizes.pointwise_registers>();
-    MakeSteps<Step, Plan>(p, partials, stop);
+    MakeSteps<Step, Plan>(p, partials, stop, AddedByLayers<Plan>(p, sums_of_below));
   }
 }
 

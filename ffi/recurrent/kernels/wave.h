@@ -13,10 +13,29 @@ struct WaveMatrix {
   int register_chunks = 0;  // of a warp; the others' weights lie in shared memory
 };
 
+// A product that is a state of a lower layer, unit by unit.
+struct WaveSkip {
+  int product = -1;  // none
+  int state = 0;
+};
+
+// A product that is a mean over the units of the layer below: of a state, or of its square.
+struct WaveMean {
+  int product = -1;  // none
+  int state = 0;
+  bool squared = false;
+};
+constexpr int kMaxWaveMeans = 2;
+
 struct WaveConfig {
-  DenseConfig block;  // without register_chunks
+  DenseConfig block;  // without register_chunks; its products are those of matrices, the first ones
   WaveMatrix own;     // from a layer's last step
   WaveMatrix below;   // from the layer below, in the same step
+  WaveSkip skip;
+  WaveMean means[kMaxWaveMeans];  // those that there are come first
+  // The products of the layer below are divided by the standard deviation, or by the root of the
+  // mean square if that is the only mean, before those of the own state are added to them.
+  bool scales = false;
   // The state below is asked for a step ahead, or else when its product is wanted: that takes fewer
   // registers.
   bool asks_ahead = true;
@@ -25,6 +44,13 @@ struct WaveConfig {
 JAXSPARSE_INLINE constexpr int CountBits(int mask) {
   int count = 0;
   for (; mask != 0; mask &= mask - 1) ++count;
+  return count;
+}
+
+// Products up to the last one that a matrix leads to.
+JAXSPARSE_INLINE constexpr int MatrixProducts(const WaveMatrix& own, const WaveMatrix& below) {
+  int count = 0;
+  for (int mask = own.products | below.products; mask != 0; mask >>= 1) ++count;
   return count;
 }
 
@@ -52,27 +78,65 @@ struct WaveColumns : WaveMatrix {
   int shared_bytes;
 };
 
+// The means that a layer takes of the one below. Product warps add the states up when they multiply
+// them, or receive them for that if no matrix takes them.
+struct WaveMeans {
+  JAXSPARSE_INLINE constexpr WaveMeans(const WaveConfig& config, const DenseBlock& block)
+      : scales(config.scales) {
+    for (const WaveMean& mean : config.means) {
+      if (mean.product < 0) continue;
+      mean_of[count++] = mean;
+      states |= 1 << mean.state;
+    }
+    of_products = (states & ~config.below.states) == 0;
+    columns = of_products ? 0 : CountBits(states) * block.part;
+    loads = (columns + block.chunk * block.warps - 1) / (block.chunk * block.warps);
+    warp_floats = count * block.batch_slots;
+    buffer = (block.warps + (scales ? 1 : 0)) * warp_floats;
+  }
+
+  WaveMean mean_of[kMaxWaveMeans];
+  int count = 0;
+  int states = 0;  // a set of bits
+  bool of_products = false;
+  bool scales = false;
+  // Buffers of sums, of steps in turn. Two are enough for what is written when a step's own state
+  // has come. What scales products is written before, while a step two before may be under way.
+  int buffers = scales ? 4 : 2;
+  int columns = 0;      // that are received for the sums alone
+  int loads = 0;        // of a warp
+  int warp_floats = 0;  // of a warp's sums in shared memory: [mean][b]
+  int buffer = 0;       // of all warps', and behind them the means if these scale products
+};
+
 struct WaveSizes : DenseBlock {
   JAXSPARSE_INLINE explicit constexpr WaveSizes(const WaveConfig& config)
       : DenseBlock(config.block),
         own(config.own, *this),
         below(config.below, *this),
+        skip(config.skip),
+        means(config, *this),
         asks_ahead(config.asks_ahead) {}
 
   WaveColumns own, below;
+  WaveSkip skip;
+  WaveMeans means;
   bool asks_ahead;
   bool has_whole_tiles =
       (own.row_tiles == row_tiles && below.row_tiles == row_tiles) || units % 16 == 0;
   // A warp without columns of its own layer has no data to wait for, and would run ahead.
   bool has_idle_warps = own.chunks <= (warps - 1) * own.loads;
   int below_weights_at = weights_at + own.shared_bytes;
-  int shared_bytes = below_weights_at + below.shared_bytes;
-  // Registers of a product thread for all but weights, so that the compiler spills none in a step.
-  // States of both matrices may be under way.
-  int most_ahead = own.ahead > below.ahead ? own.ahead : below.ahead;
-  int states_under_way = asks_ahead ? own.ahead + below.ahead : most_ahead;
+  int means_at = below_weights_at + below.shared_bytes;
+  int shared_bytes = means_at + means.buffers * means.buffer * 4;
+  // States on their way at once, of either matrix.
+  int ahead = own.ahead > below.ahead ? own.ahead : below.ahead;
   bool all_ahead = own.ahead == own.loads && below.ahead == below.loads;
-  int other_registers = 28 + (state_parts > 1 ? 16 : 0) + states_under_way * (4 * batch_tiles + 1) +
+  bool has_several_states = CountBits(own.states) > 1 || CountBits(below.states) > 1;
+  // Registers of a product thread for all but weights, so that the compiler spills none in a step.
+  int other_registers = 28 + (has_several_states ? 16 : 0) +
+                        (ahead + means.loads) * (4 * batch_tiles + 1) + means.count * batch_tiles +
+                        (means.scales && chains > 1 ? 8 : 0) +
                         4 * row_tiles * batch_tiles * chains + (all_ahead ? 0 : chunk_registers);
 };
 

@@ -33,6 +33,9 @@ struct MatrixOfWave {
     if constexpr (HasFirst(kMatrix.states)) {
       return column;
     } else {
+      if constexpr (CountBits(kMatrix.states) == 1) {
+        return NthOf(kMatrix.states, 0) * kPart + column;
+      }
       return NthOf(kMatrix.states, column / kPart) * kPart + column % kPart;
     }
   }

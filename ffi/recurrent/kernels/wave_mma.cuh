@@ -3,6 +3,7 @@
 
 #include "recurrent/kernels/dense_mma.cuh"
 #include "recurrent/kernels/wave.h"
+#include "recurrent/kernels/wave_added.cuh"
 #include "recurrent/kernels/wave_matrix.cuh"
 
 namespace jaxsparse {
@@ -38,22 +39,47 @@ class WaveMma {
       : own_(p, shared + Plan::kSizes.weights_at / 16),
         below_(p, shared + Plan::kSizes.below_weights_at / 16) {}
 
-  __device__ __forceinline__ void AskBelow(const State* slot) { below_.Ask(slot); }
+  __device__ __forceinline__ void AskBelow(const State* slot) {
+    below_.Ask(slot, x_);
+    added_up_.Ask(slot);
+  }
   __device__ __forceinline__ void MultiplyBelow(const State* slot, Watchdog* watchdog,
                                                 MmaSums<Plan>& sums) {
-    below_.Multiply(slot, watchdog, sums);
+    added_up_.Clear();
+    const auto add = [&](int column, int tile, const Words4& x) {
+      constexpr auto kSizes = Plan::kSizes;
+      if constexpr (kSizes.means.count > 0 && kSizes.means.of_products) {
+        const int part = CountBits(kSizes.below.states) == 1 ? 0 : column / kSizes.part;
+        added_up_.Add(NthOf(kSizes.below.states, part), tile, x);
+      }
+    };
+    below_.Multiply(slot, x_, watchdog, sums, [](int) {}, add);
+    added_up_.AddReceived(slot, watchdog);
   }
+  // Leaves what the warp has added up of the layer below, zeros if there is none.
+  __device__ __forceinline__ void WriteSums(float* to) const { added_up_.Write(to); }
 
-  __device__ __forceinline__ void AskOwn(const State* slot) { own_.Ask(slot); }
-  // True: the warp timed out, here or below.
-  __device__ __forceinline__ bool MultiplyOwn(const State* slot, float* partials,
-                                              Watchdog* watchdog, MmaSums<Plan>& sums) {
-    return own_.MultiplyLast(slot, partials, watchdog, sums);
+  __device__ __forceinline__ void AskOwn(const State* slot) { own_.Ask(slot, x_); }
+  // Asks for the next state of the layer below in the places of what has been multiplied, so that
+  // it comes while all wait for the next own one, and takes no registers. `next_below`: may be
+  // null. True: the warp timed out, here or below.
+  __device__ __forceinline__ bool MultiplyOwn(const State* slot, const State* next_below,
+                                              float* partials, Watchdog* watchdog,
+                                              MmaSums<Plan>& sums) {
+    const auto ask = [&](int place) {
+      if (next_below != nullptr) below_.AskAt(place, next_below, x_);
+    };
+    if (next_below != nullptr) added_up_.Ask(next_below);
+#pragma unroll
+    for (int place = Plan::kSizes.own.ahead; place < Plan::kSizes.ahead; ++place) ask(place);
+    return own_.MultiplyLast(slot, x_, partials, watchdog, sums, ask);
   }
 
  private:
   MmaChunks<Plan, MmaMatrixOfWave<Plan, false>> own_;
   MmaChunks<Plan, MmaMatrixOfWave<Plan, true>> below_;
+  SumsOfBelow<Plan> added_up_;
+  MmaStates<Plan> x_;
 };
 
 }  // namespace jaxsparse

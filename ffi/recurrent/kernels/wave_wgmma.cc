@@ -51,7 +51,10 @@ std::optional<ScanPlan> PlanBlock(const ScanVariant& variant, const WaveForm& fo
                                   int64_t groups, int64_t units, const WgmmaKind& kind) {
   WaveConfig config;
   DenseConfig& block = config.block;
-  block.products = static_cast<int>(form.products);
+  config.own = {form.own_products, form.own_states};
+  config.below = {form.below_products, form.below_states};
+  config.skip = form.skip;
+  block.products = MatrixProducts(config.own, config.below);
   block.state_parts = static_cast<int>(form.state_parts);
   block.state_bytes = static_cast<int>(SizeOf(form.state_dtype));
   block.hidden = static_cast<int>(form.hidden);
@@ -61,8 +64,6 @@ std::optional<ScanPlan> PlanBlock(const ScanVariant& variant, const WaveForm& fo
   block.loads_ahead = kind.loads_ahead;
   block.warps = 4 * kind.parts * DenseBlock(block).row_parts;
   block.pointwise_warps = kind.pointwise_warps;
-  config.own = {form.own_products, form.own_states};
-  config.below = {form.below_products, form.below_states};
   config.asks_ahead = kind.asks_ahead;
   const int warps = block.warps + block.pointwise_warps;
   if (warps > 32) return std::nullopt;
@@ -115,7 +116,8 @@ std::optional<ScanPlan> PlanWaveByWarpgroups(const ScanVariant& variant, const W
     if (multiprocessors == 0) continue;
     const int64_t first = RoundUp(CeilDivide(form.hidden, multiprocessors), kMultiple);
     // Sums of a warpgroup have at most 128 columns.
-    for (int64_t units = first; units * form.products <= 128 && units < first + 4 * kMultiple;
+    const int products = MatrixProducts({form.own_products}, {form.below_products});
+    for (int64_t units = first; units * products <= 128 && units < first + 4 * kMultiple;
          units += kMultiple) {
       for (const int parts : {1, 2, 4}) {
         for (const int pointwise_warps : {4, 8}) {

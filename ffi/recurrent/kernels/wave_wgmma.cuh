@@ -321,9 +321,12 @@ class WaveWgmma {
   }
 
   __device__ __forceinline__ void AskOwn(const State* slot) { own_.Ask(slot); }
-  // True: the warp timed out, here or below, and what it would overwrite may still be read.
-  __device__ __forceinline__ bool MultiplyOwn(const State* slot, float* partials,
-                                              Watchdog* watchdog, Sums& sums) {
+  // Asks for the next state of the layer below, too, behind the own one, for which all wait.
+  // `next_below`: may be null. True: the warp timed out, here or below, and what it would overwrite
+  // may still be read.
+  __device__ __forceinline__ bool MultiplyOwn(const State* slot, const State* next_below,
+                                              float* partials, Watchdog* watchdog, Sums& sums) {
+    if (next_below != nullptr) AskBelow(next_below);
     own_.Multiply(slot, watchdog, sums);
     const bool timed_out = __any_sync(kAllLanes, watchdog->timed_out());
     if (!timed_out) sums.Write(partials + own_.part() * kSizes.warp_part, own_.RowOfLane());

@@ -35,9 +35,13 @@ struct WaveWgmmaSizes : DenseBlock {
       : DenseBlock(config.block),
         own(config.own, *this),
         below(config.below, *this),
+        skip(config.skip),
+        means(config, *this),
         asks_ahead(config.asks_ahead) {}
 
   WgmmaColumns own, below;
+  WaveSkip skip;
+  WaveMeans means;  // none, as the plan has it
   bool asks_ahead;
   // A warpgroup without columns of its own layer has no data to wait for, and would run ahead.
   bool has_idle_warps = own.chunks <= (parts - 1) * own.loads;
@@ -46,7 +50,8 @@ struct WaveWgmmaSizes : DenseBlock {
       warps == 4 * row_parts * parts && (parts == 1 || parts % 2 == 0) && units % 8 == 0;
   int tiles_at = Ceil(weights_at, 1024) * 1024;
   int below_tiles_at = tiles_at + own.shared_bytes;
-  int shared_bytes = below_tiles_at + below.shared_bytes;
+  int means_at = below_tiles_at + below.shared_bytes;
+  int shared_bytes = means_at;
   // Registers of a product thread: two rows of each chunk, and sums.
   int most_ahead = own.ahead > below.ahead ? own.ahead : below.ahead;
   int states_under_way = asks_ahead ? own.ahead + below.ahead : most_ahead;

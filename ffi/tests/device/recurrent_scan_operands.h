@@ -5,7 +5,9 @@
 #define EMULATED_CONCURRENT_BLOCKS
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "cuda/pointwise.cuh"
@@ -118,6 +120,26 @@ class ScanTest {
     below_weights_ = std::move(weights);
   }
 
+  // Its products are divided, by what a norm makes of the units that they are taken of, before.
+  void Scales(int state, bool centred, double epsilon) {
+    scale_ = [=](const State* states) {
+      double sum = 0, squares = 0;
+      for (int64_t i = 0; i < kHidden; ++i) {
+        const double x = ToAccumulator(states[state * kHidden + i]);
+        sum += x, squares += x * x;
+      }
+      const double mean = centred ? sum / kHidden : 0;
+      return 1 / std::sqrt(squares / kHidden - mean * mean + epsilon);
+    };
+  }
+
+  // To one of the products of a step, another scan's state after that step is added: of the unit
+  // itself, or the mean over units of it or of its square.
+  enum class Kind { kState, kMean, kMeanOfSquares };
+  void Takes(const ScanTest& from, int product, int state, Kind kind) {
+    taken_.push_back({&from, product, state, kind});
+  }
+
   int64_t Launches() const {
     return (size_.directions * size_.parts + size_.scans - 1) / size_.scans;
   }
@@ -211,6 +233,23 @@ class ScanTest {
                      : states_.data() + size_.lead + RowOf(direction, step - 1, b) * kColumns;
   }
 
+  struct Taken {
+    const ScanTest* from;
+    int product, state;
+    Kind kind;
+
+    double Of(const State* states, int64_t unit) const {
+      const State* values = states + state * kHidden;
+      if (kind == Kind::kState) return ToAccumulator(values[unit]);
+      double sum = 0;
+      for (int64_t i = 0; i < kHidden; ++i) {
+        const double x = ToAccumulator(values[i]);
+        sum += kind == Kind::kMean ? x : x * x;
+      }
+      return sum / kHidden;
+    }
+  };
+
   static double Product(const double* row, const State* states) {
     double sum = 0;
     for (int64_t k = 0; k < kColumns; ++k) {
@@ -238,8 +277,13 @@ class ScanTest {
     for (int g = 0; g < Step::kProducts; ++g) {
       double sum = Product(matrix + (g * kHidden + unit) * kColumns, before);
       if (below_ != nullptr) {
-        sum += Product(below_weights_.data() + (g * kHidden + unit) * kColumns,
-                       below_->StateBefore(direction, step + 1, b));
+        const State* states = below_->StateBefore(direction, step + 1, b);
+        sum += Product(below_weights_.data() + (g * kHidden + unit) * kColumns, states) *
+               (scale_ ? scale_(states) : 1);
+      }
+      for (const Taken& taken : taken_) {
+        if (taken.product != g) continue;
+        sum += taken.Of(taken.from->StateBefore(direction, step + 1, b), unit);
       }
       products[g] = static_cast<float>(sum);
     }
@@ -273,6 +317,8 @@ class ScanTest {
   const std::vector<double> weights_;
   const ScanTest* below_ = nullptr;
   std::vector<double> below_weights_;
+  std::vector<Taken> taken_;
+  std::function<double(const State*)> scale_;
   const int64_t exchange_bytes_;  // of a scan
   std::vector<uint32_t> exchange_;
   std::vector<State> input_;

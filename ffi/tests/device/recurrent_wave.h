@@ -61,6 +61,9 @@ template <typename Step, typename Plan>
 void Test(const Case& c) {
   using S = typename Plan::State;
   constexpr int kHidden = Plan::kSizes.hidden;
+  constexpr WaveSkip kSkip = Plan::kSizes.skip;
+  constexpr WaveMeans kMeans = Plan::kSizes.means;
+  using Kind = typename ScanTest<Step, S, kHidden>::Kind;
   RecurrentWave<Plan::kLayers> wave;
   std::deque<Weights<S>> own, below;
   std::deque<ScanTest<Step, S, kHidden>> tests;
@@ -85,6 +88,20 @@ void Test(const Case& c) {
       tests[layer].LieAbove(tests[layer - 1], below[layer].matrix);
       p.below_weights = below[layer].operand;
       p.below_exchange = wave.layer[layer - 1].exchange;
+      for (int k = 0; k < kMeans.count; ++k) {
+        const WaveMean mean = kMeans.mean_of[k];
+        tests[layer].Takes(tests[layer - 1], mean.product, mean.state,
+                           mean.squared ? Kind::kMeanOfSquares : Kind::kMean);
+      }
+    }
+    if (kMeans.scales) {
+      p.norm_epsilon = 0.01f;
+      tests[layer].Scales(kMeans.mean_of[0].state, kMeans.count == 2, p.norm_epsilon);
+    }
+    if (kSkip.product >= 0 && layer >= Plan::kSkipped) {
+      const int source = layer - Plan::kSkipped;
+      tests[layer].Takes(tests[source], kSkip.product, kSkip.state, Kind::kState);
+      p.skip_exchange = wave.layer[source].exchange;
     }
     if (c.missing >= 0) p.wait_limits.limit_ns = 1000;
   }

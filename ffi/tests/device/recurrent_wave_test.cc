@@ -4,6 +4,43 @@
 namespace jaxsparse {
 namespace {
 
+// A step behind a layer norm whose output, its second state, is added to by a skip.
+struct NormedStep {
+  static constexpr int kProducts = 5, kStates = 2, kCarries = 0, kInputs = 2, kOutputs = 1;
+  static void Apply(const float* product, float*, const float* input, float* state, float* output) {
+    const float mean = product[3], variance = std::max(product[4] - mean * mean, 0.f);
+    const float factor = 1 / std::sqrt(variance + 0.01f);
+    const float normed = (product[1] - mean * input[1]) * factor;
+    state[0] = ops::Tanh(product[0] + 0.05f * normed + input[0]);
+    state[1] = state[0] + product[2] + 16.f;
+    output[0] = product[4];
+  }
+};
+// What a transpose of it takes: to its second product lead a matrix, a skip and a mean.
+struct NormedAdjointStep {
+  static constexpr int kProducts = 3, kStates = 4, kCarries = 0, kInputs = 2, kOutputs = 1;
+  static void Apply(const float* product, float*, const float* input, float* state, float* output) {
+    const float sum = product[0] + product[1] + input[0];
+    state[0] = ops::Tanh(sum);
+    state[1] = 0.5f * ops::Tanh(product[1] + input[1]);
+    state[2] = 0.5f * sum * input[0];
+    state[3] = state[1] - 0.25f * product[2];
+    output[0] = product[1];
+  }
+};
+
+// The first one where the product of the layer below is scaled already.
+struct ScaledStep {
+  static constexpr int kProducts = 3, kStates = 2, kCarries = 0, kInputs = 2, kOutputs = 1;
+  static void Apply(const float* product, float*, const float* input, float* state, float* output) {
+    const float mean = product[1], variance = std::max(product[2] - mean * mean, 0.f);
+    const float normed = product[0] - mean * input[1] / std::sqrt(variance + 0.01f);
+    state[0] = ops::Tanh(0.05f * normed + input[0]);
+    state[1] = state[0] + 16.f;
+    output[0] = mean;
+  }
+};
+
 struct WaveOptions {
   int units, warps, pointwise_warps;
   WaveMatrix own, below;
@@ -12,6 +49,10 @@ struct WaveOptions {
   unsigned most_delay = 0;
   bool asks_ahead = true;
   int loads_ahead = 0;
+  WaveSkip skip = {};
+  int skipped = 1;  // layers
+  WaveMean means[kMaxWaveMeans] = {};
+  bool scales = false;
 };
 
 // What recurrent/kernels/wave.cc and jaxsparse/recurrent/engine.py print.
@@ -22,7 +63,7 @@ struct WavePlan {
   using Weight = S;
   using Arrays = ArraysOf<Step>;
   static constexpr WaveSizes kSizes{
-      WaveConfig{.block = DenseConfig{.products = Step::kProducts,
+      WaveConfig{.block = DenseConfig{.products = MatrixProducts(kOptions.own, kOptions.below),
                                       .state_parts = Step::kStates,
                                       .state_bytes = sizeof(S),
                                       .hidden = kHidden,
@@ -34,8 +75,12 @@ struct WavePlan {
                                       .loads_ahead = kOptions.loads_ahead},
                  .own = kOptions.own,
                  .below = kOptions.below,
+                 .skip = kOptions.skip,
+                 .means = {kOptions.means[0], kOptions.means[1]},
+                 .scales = kOptions.scales,
                  .asks_ahead = kOptions.asks_ahead}};
   static constexpr int kLayers = kOptions.layers, kBlocks = kSizes.blocks;
+  static constexpr int kSkipped = kOptions.skipped;
   static constexpr int kScans = kOptions.groups, kGroups = kScans, kLaunches = 1;
   static constexpr bool kBarrier = kOptions.barrier, kPrefetch = kOptions.prefetch;
   static constexpr unsigned kMostDelay = kOptions.most_delay;
@@ -80,6 +125,98 @@ int main() {
                  WaveOptions{24, 1, 1, kOne, kOne, 4, 1, false, false, 2000, true, 2}>;
     Rnn({.steps = 5, .has_nan = true});
     Rnn({.steps = 3, .missing = 4});
+  }
+  constexpr WaveMatrix kFirst{.products = 1, .states = 1},
+      kSecond{.products = 2, .states = 2, .register_chunks = 1};
+  {  // skips over two layers and the layer norm; products of matrices are not all that there are
+    constexpr auto Normed = TestWave<NormedStep, bfloat16, 70, 3,
+                                     WaveOptions{16,
+                                                 2,
+                                                 2,
+                                                 kFirst,
+                                                 kSecond,
+                                                 4,
+                                                 1,
+                                                 false,
+                                                 false,
+                                                 0,
+                                                 true,
+                                                 0,
+                                                 {2, 1},
+                                                 2,
+                                                 {{3, 1, false}, {4, 1, true}}}>;
+    Normed({});
+    Normed({.steps = 3, .lead = 1, .reverse = true, .has_nan = true, .backwards = true});
+    Normed({.steps = 3, .missing = 2});
+  }
+  {  // only a skip, by pointwise threads with several units; parts of a batch; held up
+    constexpr auto Skipping =
+        TestWave<NormedStep, float16, 64, 5,
+                 WaveOptions{
+                     32, 2, 1, kFirst, kSecond, 3, 2, false, false, 5000, true, 0, {2, 1}, 1}>;
+    Skipping({.steps = 4});
+    Skipping({.steps = 2, .missing = 0});
+  }
+  {  // products that are scaled; of 17 rows a tile of the batch has one
+    constexpr WaveMatrix kBelow{.states = 2};
+    constexpr auto Scaled = TestWave<ScaledStep, float16, 40, 17,
+                                     WaveOptions{24,
+                                                 2,
+                                                 2,
+                                                 kFirst,
+                                                 kBelow,
+                                                 3,
+                                                 1,
+                                                 false,
+                                                 false,
+                                                 3000,
+                                                 true,
+                                                 0,
+                                                 {},
+                                                 1,
+                                                 {{1, 1, false}, {2, 1, true}},
+                                                 true}>;
+    Scaled({.steps = 6, .has_nan = true});
+    Scaled({.steps = 2, .missing = 1});
+    constexpr auto Rms = TestWave<NormedStep, bfloat16, 70, 2,
+                                  WaveOptions{16,
+                                              3,
+                                              1,
+                                              kFirst,
+                                              kSecond,
+                                              3,
+                                              2,
+                                              false,
+                                              false,
+                                              0,
+                                              true,
+                                              0,
+                                              {},
+                                              1,
+                                              {{4, 1, true}},
+                                              true}>;
+    Rms({.steps = 5});
+  }
+  {  // means of states that no matrix takes; tiles of the batch; a barrier
+    constexpr WaveMatrix kOwn{.products = 1, .states = 5, .register_chunks = 1},
+        kBelow{.products = 2, .states = 2};
+    constexpr auto Adjoint = TestWave<NormedAdjointStep, bfloat16, 37, 9,
+                                      WaveOptions{16,
+                                                  2,
+                                                  2,
+                                                  kOwn,
+                                                  kBelow,
+                                                  3,
+                                                  1,
+                                                  true,
+                                                  false,
+                                                  0,
+                                                  false,
+                                                  0,
+                                                  {1, 3},
+                                                  2,
+                                                  {{1, 2, false}, {2, 3, false}}}>;
+    Adjoint({.steps = 4, .reverse = true, .backwards = true, .transposed = true});
   }
   std::puts("all results agree");
 }

@@ -12,6 +12,7 @@ struct WaveOptions {
   unsigned most_delay = 0;
   bool asks_ahead = true;
   int loads_ahead = 0;
+  WaveSkip skip = {};
 };
 
 // What recurrent/kernels/wave_wgmma.cc and jaxsparse/recurrent/engine.py print.
@@ -22,7 +23,7 @@ struct WavePlan {
   using Weight = S;
   using Arrays = ArraysOf<Step>;
   static constexpr WaveWgmmaSizes kSizes{
-      WaveConfig{.block = DenseConfig{.products = Step::kProducts,
+      WaveConfig{.block = DenseConfig{.products = MatrixProducts(kOptions.own, kOptions.below),
                                       .state_parts = Step::kStates,
                                       .state_bytes = sizeof(S),
                                       .hidden = kHidden,
@@ -35,8 +36,10 @@ struct WavePlan {
                                       .loads_ahead = kOptions.loads_ahead},
                  .own = kOptions.own,
                  .below = kOptions.below,
+                 .skip = kOptions.skip,
                  .asks_ahead = kOptions.asks_ahead}};
   static constexpr int kLayers = kOptions.layers, kBlocks = kSizes.blocks;
+  static constexpr int kSkipped = 1;
   static constexpr int kScans = kOptions.groups, kGroups = kScans, kLaunches = 1;
   static constexpr bool kBarrier = kOptions.barrier, kPrefetch = false;
   static constexpr unsigned kMostDelay = kOptions.most_delay;

@@ -336,6 +336,8 @@ inline TestCall WaveCall(bool transposed) {
                      {"own_states", transposed ? kGates : int64_t{1}},
                      {"below_products", products},
                      {"below_states", transposed ? kGates : int64_t{1}},
+                     {"skips", "- 0 1"},
+                     {"norm_epsilon", 0.5},
                      {"transposed", transposed},
                      {"reverse", transposed},
                      {"carries", int64_t{1}},

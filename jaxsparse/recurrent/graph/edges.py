@@ -12,27 +12,35 @@ import jax.numpy as jnp
 
 from jaxsparse.ops.arguments import PATTERN
 from jaxsparse.precision import accumulator_dtype, promoted
+from jaxsparse.recurrent.layer_step import Norm
 from jaxsparse.recurrent.plan import SparseForm
 from jaxsparse.recurrent.products import parts_of, product, products_of_steps
+
+# Kinds of edges whose products are equal for all units.
+MEANS = ("mean", "mean_square")
 
 
 @dataclasses.dataclass(frozen=True)
 class Edge:
     """A linear map from some states of a node to some products of a node.
 
-    ======== ======================================= ==========================
-    kind     what it computes of the states x        weights
-    ======== ======================================= ==========================
-    dense    x W                                     ``(k, m)``
-    heads    x W, the units of a head by its own W   ``(heads, k / heads, m / heads)``
-    csr      x W^T                                   CSR ``(m, k)``
-    identity x
-    mean     the mean over units, for every unit
-    ======== ======================================= ==========================
+    =========== ======================================= ==========================
+    kind        what it computes of the states x        weights
+    =========== ======================================= ==========================
+    dense       x W                                     ``(k, m)``
+    heads       x W, the units of a head by its own W   ``(heads, k / heads, m / heads)``
+    csr         x W^T                                   CSR ``(m, k)``
+    identity    x
+    mean        the mean over units, for every unit
+    mean_square that of the squares, in float32
+    scaled      x W / (the norm's root of x)            ``(k, m)``
+    =========== ======================================= ==========================
 
     Here k is the number of states times the source's units, m that of products times the target's;
-    an edge of kind identity or mean has as many states as products. Transposed, it leads from the
-    products' cotangents to the states'.
+    an edge of another kind has as many states as products. Transposed, it leads from the products'
+    cotangents to the states'. Edges of kind mean_square and scaled are not linear: they stand in
+    waves for the mean of a state that is the square of another, and for a product that a
+    `LayerStep` takes scaled.
     """
 
     source: int  # nodes
@@ -44,11 +52,12 @@ class Edge:
     kind: str = "dense"
     forms: tuple[SparseForm, ...] = ()  # of a sparse matrix that is laid out for kernels of scans
     not_laid_out: str = ""  # why it is not, if that is known
+    norm: Norm | None = None  # of kind scaled
 
     @property
     def operands(self) -> tuple[tuple[str, str], ...]:
         """Names and core dimensions of its weights."""
-        if self.kind == "dense":
+        if self.kind in ("dense", "scaled"):
             return (("weights", "k m"),)
         if self.kind == "heads":
             return (("weights", "heads k m"),)
@@ -102,10 +111,19 @@ def edge_products(
     x = parts_of(states, edge.states)
     if edge.kind == "identity":
         return x.astype(dtype)
-    if edge.kind == "mean":
+    if edge.kind in MEANS:
         count = units if transposed else x.shape[-1]
-        total = jnp.sum(x.astype(accumulator_dtype(x.dtype)), -1, keepdims=True)
+        wide = x.astype(accumulator_dtype(x.dtype))
+        total = jnp.sum(wide if edge.kind == "mean" else wide * wide, -1, keepdims=True)
         return jnp.broadcast_to((total / count).astype(dtype), (*x.shape[:-1], units))
+    if edge.norm is not None:
+        wide, of_norm = accumulator_dtype(dtype), {"transposed": transposed, "precision": precision}
+        plain = dataclasses.replace(edge, kind="dense", norm=None)
+        z = edge_products(
+            plain, weights, states, units, wide, **of_norm, implementation=implementation
+        )
+        factor = edge.norm.factor(*means_of(x, edge.norm))
+        return (z * factor).astype(dtype)
     options = {"precision": precision, "implementation": implementation}
     if edge.kind == "heads":
         return _of_heads(weights[0], x, len(edge.products), dtype, transposed, precision)
@@ -116,6 +134,12 @@ def edge_products(
     t, b, parts, h = x.shape
     z = product(weights, x.reshape(t * b, parts * h), out_dtype=dtype, local=True, **options)
     return z.reshape(t, b, len(edge.products), units)
+
+
+def means_of(x: Any, norm: Norm) -> list[Any]:
+    """The means that a norm takes of features (t, b, 1, h): (t, b, 1, 1) each."""
+    wide = x.astype(accumulator_dtype(x.dtype))
+    return [jnp.mean(a, -1, keepdims=True) for a in (wide, wide * wide)][-norm.statistics :]
 
 
 def _of_heads(

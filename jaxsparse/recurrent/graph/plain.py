@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import bind_local
 from jaxsparse.recurrent.graph.alone import Alone, alone
-from jaxsparse.recurrent.graph.edges import Edge, added_up, edge_products
+from jaxsparse.recurrent.graph.edges import MEANS, Edge, added_up, edge_products
 from jaxsparse.recurrent.graph.operands import (
     OfNode,
     Operands,
@@ -61,12 +61,12 @@ def node_alone(n: int, x: Operands, states: Sequence[Any], params: dict[str, Any
     between = [(edge, w) for edge, w in incoming if not edge.delay]
     units = params["units"][n]
     added = added_ahead(
-        [(e, w) for e, w in between if e.kind != "mean"], states, units, dtype, params
+        [(e, w) for e, w in between if e.kind not in MEANS], states, units, dtype, params
     )
     # Means are the same for all units; variances come of their differences.
     wide = accumulator_dtype(dtype)
     means = added_ahead(
-        [(e, w) for e, w in between if e.kind == "mean"], states, units, wide, params
+        [(e, w) for e, w in between if e.kind in MEANS], states, units, wide, params
     )
     own = [(edge, w) for edge, w in incoming if edge.delay]
     if own:
@@ -84,7 +84,7 @@ def added_ahead(
     params: dict[str, Any],
     products: tuple[int, ...] | None = None,
 ) -> Added:
-    """What edges from other nodes add, in a dtype: all of kind mean, or none.
+    """What edges from other nodes add, in a dtype: all of them means, or none.
 
     To the products that they lead to, or to those that are given.
     """
@@ -102,7 +102,7 @@ def added_ahead(
 
     terms = [(edge, made(edge, w)) for edge, w in incoming]
     values = added_up(terms, products, dtype, rounded=False)
-    if incoming[0][0].kind == "mean":
+    if incoming[0][0].kind in MEANS:
         return Added(products, values[..., :1], "tb")
     return Added(products, values, FULL)
 

@@ -1,7 +1,8 @@
 """Nodes of a graph as one launch, a wave: step t of each runs beside step t + 1 of the one below.
 
 The primitive is a graph whose nodes have one step, each with an edge to itself and one from the
-node before it. It appears in what a graph is lowered to on a GPU, so it has no derivatives.
+node before it; beside them there are skips and, from the node before, means. It appears in what a
+graph is lowered to on a GPU, so it has no derivatives.
 """
 
 from __future__ import annotations
@@ -38,8 +39,12 @@ def _ffi_call(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyD
     names = [name for name, _ in signature(params).operands]
     own: dict[int, str] = {}
     below: dict[int, str] = {}
+    skips = ["-"] * count
     for e, edge in enumerate(params["edges"]):
-        (own if edge.delay else below)[edge.target] = f"weights of edge {e}"
+        if edge.kind == "identity":
+            skips[edge.target] = str(edge.source)
+        elif edge.operands:
+            (own if edge.delay else below)[edge.target] = f"weights of edge {e}"
     operands = []
     for n in range(count):
         operands += [own[n], *([below[n]] if n else [])]
@@ -55,6 +60,8 @@ def _ffi_call(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyD
             "own_states": len(form.own_states),
             "below_products": len(form.below_products),
             "below_states": len(form.below_states),
+            "skips": " ".join(skips),
+            "norm_epsilon": next((e.norm.epsilon for e in params["edges"] if e.norm), 0.0),
             "transposed": params["transposed"],
             "reverse": params["reverse"],
             "carries": step.carries,

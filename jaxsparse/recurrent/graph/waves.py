@@ -6,6 +6,7 @@ from nodes below it is computed for all steps ahead.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,8 +18,11 @@ from jax.core import ShapedArray
 from jaxsparse import _ffi
 from jaxsparse.batching import over_batch
 from jaxsparse.device import AnyDevice, Device
+from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import OPERATIONS, Fallback, UnavailableError, bind_local, core_dims
+from jaxsparse.recurrent.graph.alike import Given, StateOf
 from jaxsparse.recurrent.graph.alone import alone
+from jaxsparse.recurrent.graph.edges import Edge, means_of
 from jaxsparse.recurrent.graph.operands import (
     OfNode,
     Operands,
@@ -33,8 +37,9 @@ from jaxsparse.recurrent.graph.operands import (
 )
 from jaxsparse.recurrent.graph.plain import added_ahead, node_alone
 from jaxsparse.recurrent.graph.wave import recurrent_wave_p
-from jaxsparse.recurrent.graph.wave_form import alike, form_of_run
+from jaxsparse.recurrent.graph.wave_form import form_of_run, run_of
 from jaxsparse.recurrent.plan import NoPlan, Plan, ScanForm, WaveForm, make_plan, make_wave_plan
+from jaxsparse.recurrent.products import parts_of
 
 WAVE_VARIANTS = tuple(_ffi.WAVE_VARIANTS)
 # They take the states of a layer through the registers of every block: those of an adjoint, one for
@@ -205,50 +210,109 @@ def _run_wave(
     wave: Wave, x: Operands, states: Sequence[Any], params: dict[str, Any]
 ) -> list[Results]:
     """The results of a wave's nodes, of the states of those before it."""
-    run = range(wave.first, wave.last + 1)
-    edges = params["edges"]
-    found = alike(tuple(params["nodes"][n] for n in run))
-    assert found is not None
     dtype = dtype_of(x)
-    outside = {
-        n: [
-            (edge, w)
-            for edge, w in zip(edges, x.weights, strict=True)
-            if edge.target == n and edge.source < wave.first
-        ]
-        for n in run
-    }
-    ahead = tuple(
-        sorted({p for into in outside.values() for edge, _ in into for p in edge.products})
-    )
-    every_state, every_product = range(found.step.states), range(found.step.products)
-    step = alone(found.step, tuple(every_state), tuple(every_product), ahead, ())
-
-    def zeros(parts: int, of_type: Any) -> Any:
-        return jnp.zeros((1, 1, parts, 1), of_type)
-
+    run = run_of(wave.first, wave.last, params)
+    assert not isinstance(run, str)
+    common = run.found.step
+    added = [(run.ahead(means=False), dtype), (run.ahead(means=True), accumulator_dtype(dtype))]
+    every = tuple(range(common.states))
+    step = alone(common, every, run.fed, *(products for products, _ in added))
     nodes, spans = [], []
-    for n, places in zip(run, found.inputs, strict=True):
-        state, carries, given = x.nodes[n]
-        inputs, own = [], []
-        for i, size, name in zip(places, found.step.inputs, wave.form.input_dtypes, strict=False):
-            inputs.append(zeros(size, jnp.dtype(name)) if i is None else given[i])
-            own.append("" if i is None else params["spans"][n][i])
-        if ahead:
-            into, units = outside[n], params["units"][n]
-            added = added_ahead(into, states, units, dtype, params, ahead)
-            inputs.append(added.values if into else zeros(len(ahead), dtype))
-            own.append(added.span)
-        nodes.append(OfNode(state, carries, tuple(inputs)))
-        spans.append(tuple(own))
-    place = {n: i for i, n in enumerate(run)}
-    kept = [e for e, edge in enumerate(edges) if edge.target in place and edge.source in place]
+    for i, (placed, below) in enumerate(zip(run.found.placed, run.outside, strict=True)):
+        n = wave.first + i
+        state, carries, own = x.nodes[n]
+        inputs = []
+        of_inputs = []
+        for given, size, name in zip(
+            placed.inputs, common.inputs, wave.form.input_dtypes, strict=False
+        ):
+            inputs.append(_zeros(size, name) if given is None else _parts(own[given.place], given))
+            of_inputs.append("" if given is None else params["spans"][n][given.place])
+        for products, of_type in added:
+            into = [(e, x.weights[w]) for w, e in below if {*e.products} <= {*products}]
+            if into:
+                terms, sources = _of_normalised(into, states)
+                more = added_ahead(terms, sources, params["units"][n], of_type, params, products)
+                inputs.append(more.values)
+                of_inputs.append(more.span)
+            elif products:
+                inputs.append(_zeros(len(products), of_type))
+                of_inputs.append("")
+        first = _in_places(state, placed.states, common.states)
+        nodes.append(OfNode(first, carries, tuple(inputs)))
+        spans.append(tuple(of_inputs))
     of_wave = {
         **{name: params[name] for name in OPERATIONS[recurrent_wave_p].params},
-        "nodes": (step,) * len(run),
-        "edges": tuple(edges[e].moved(place) for e in kept),
-        "units": tuple(params["units"][n] for n in run),
+        "nodes": (step,) * len(nodes),
+        "edges": tuple(edge for _, edge in run.inside),
+        "units": tuple(params["units"][wave.first : wave.last + 1]),
         "spans": tuple(spans),
     }
-    flat = Operands(tuple(x.weights[e] for e in kept), tuple(nodes)).flat
-    return split_results(bind_local(recurrent_wave_p, *flat, **of_wave), of_wave)
+    flat = Operands(tuple(x.weights[e] for e, _ in run.inside), tuple(nodes)).flat
+    results = split_results(bind_local(recurrent_wave_p, *flat, **of_wave), of_wave)
+    return [
+        r._replace(
+            states=_own_states(r.states, placed.states),
+            outputs=[_parts(r.outputs[given.place], given) for given in placed.outputs],
+        )
+        for r, placed in zip(results, run.found.placed, strict=True)
+    ]
+
+
+def _zeros(parts: int, dtype: Any) -> Any:
+    """An input that is 0 everywhere."""
+    return jnp.zeros((1, 1, parts, 1), dtype)
+
+
+def _of_normalised(
+    into: Sequence[tuple[Edge, Any]], states: Sequence[Any]
+) -> tuple[list[tuple[Edge, Any]], list[Any]]:
+    """Edges, those with a norm as edges from what it makes of their sources, and all sources."""
+    terms, sources = [], list(states)
+    for edge, w in into:
+        if edge.norm is None:
+            terms.append((edge, w))
+            continue
+        x = parts_of(states[edge.source], edge.states)
+        wide = x.astype(accumulator_dtype(x.dtype))
+        if edge.norm.kind == "layer":
+            wide = wide - jnp.mean(wide, -1, keepdims=True)
+        factor = edge.norm.factor(*means_of(wide, edge.norm))
+        plain = dataclasses.replace(edge, source=len(sources), states=(0,), norm=None)
+        sources.append((wide * factor).astype(x.dtype))
+        terms.append((plain, w))
+    return terms, sources
+
+
+def _parts(x: Any, given: Given) -> Any:
+    """An array with the parts of the one that it stands for."""
+    if given.parts == tuple((i,) for i in range(x.shape[2])):
+        return x
+    parts = []
+    for own in given.parts:
+        wide = [x[:, :, p : p + 1].astype(accumulator_dtype(x.dtype)) for p in own]
+        parts.append(sum(wide[1:], wide[0]).astype(x.dtype) if own else jnp.zeros_like(x[:, :, :1]))
+    return jnp.concatenate(parts, 2)
+
+
+def _in_places(state: Any, places: Sequence[StateOf], count: int) -> Any:
+    """The state before the first step, (b, S, h), with the states of the common step."""
+    own = {of.place: i for i, of in enumerate(places) if not of.squared}
+    if own == {i: i for i in range(count)} and len(places) == count:
+        return state
+    zero = jnp.zeros_like(state[:, :1])
+    return jnp.concatenate(
+        [state[:, own[i] : own[i] + 1] if i in own else zero for i in range(count)], 1
+    )
+
+
+def _own_states(states: Any, places: Sequence[StateOf]) -> Any:
+    """Those of a node, of all that the common step has."""
+    if places == tuple(map(StateOf, range(states.shape[2]))):
+        return states
+    own = []
+    for place, squared in places:
+        one = states[:, :, place : place + 1]
+        wide = one.astype(accumulator_dtype(one.dtype))
+        own.append((wide * wide).astype(one.dtype) if squared else one)
+    return jnp.concatenate(own, 2)
