@@ -1,21 +1,18 @@
-"""What the tests of the character models share: small options, a short text, mistakes, results."""
+"""What the tests of the character models share: small options, a short text, mistakes."""
 
 from __future__ import annotations
 
-import itertools
-import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
+import program_runs
 import pytest
 
-ocp = pytest.importorskip("orbax.checkpoint")
-for package in ("flax", "matplotlib", "optax", "tqdm"):
+for package in ("flax", "matplotlib", "optax", "orbax.checkpoint", "tqdm"):
     pytest.importorskip(package)
 
 from examples.char_rnn.__main__ import parse_args  # noqa: E402
@@ -23,7 +20,6 @@ from examples.char_rnn.model import Hidden  # noqa: E402
 from examples.char_rnn.options import load_corpus  # noqa: E402
 from examples.char_rnn.text import Passage, Windows  # noqa: E402
 from examples.char_rnn.training import TextTrainer  # noqa: E402
-from examples.common.checkpoint import Checkpoints  # noqa: E402
 
 TINY = ["--embedding=8", "--batch=4", "--length=8", "--sample-length=20", "--epochs=4"]
 TINY += ["--steps-per-epoch=6", "--eval-every=7", "--checkpoint-every=10", "--held-out=0.1"]
@@ -79,10 +75,6 @@ def write_book(path: Path) -> Path:
     return path
 
 
-def metrics_of(output: Path) -> dict[str, Any]:
-    return json.loads((output / "metrics.json").read_text())
-
-
 class Problem(NamedTuple):
     """A model in training, and the text it learns."""
 
@@ -111,28 +103,17 @@ def make_problem(
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, stop: int, pruned: bool) -> None:
     """Lets Ctrl-C be pressed in the step of an index, of a pruned or of a dense model."""
-    step, indices = TextTrainer.step, itertools.count()
 
-    def interrupted_step(self: TextTrainer, window: Any) -> Any:
-        is_pruned = self.optimizer is not self.inner or self.sparse_model is not None
-        if is_pruned == pruned and next(indices) == stop:
-            signal.raise_signal(signal.SIGINT)
-        return step(self, window)
+    def counts(trainer: TextTrainer) -> bool:
+        is_pruned = trainer.optimizer is not trainer.inner or trainer.sparse_model is not None
+        return is_pruned == pruned
 
-    monkeypatch.setattr(TextTrainer, "step", interrupted_step)
-
-
-def saved_state(folder: Path) -> Any:
-    """The state in a checkpoint after the last step."""
-    checkpoints = Checkpoints("test", folder, {})
-    assert checkpoints.manager.latest_step() == STEPS
-    args = ocp.args.Composite(state=ocp.args.StandardRestore())
-    return checkpoints.manager.restore(STEPS, args=args).state
+    program_runs.interrupt(monkeypatch, TextTrainer, stop, counts)
 
 
 def assert_same_states(folder: Path, expected: Path) -> None:
     """Compares the whole state of training in two folders of checkpoints, bit by bit on a CPU."""
-    states = [saved_state(x) for x in (folder, expected)]
+    states = [program_runs.saved_state(x, STEPS) for x in (folder, expected)]
     assert len(jax.tree.leaves(states[0])) > 10
     if jax.default_backend() == "cpu":
         jax.tree.map(np.testing.assert_array_equal, *states)

@@ -5,6 +5,7 @@ Benchmarks and examples are found in the checkout, after all that is installed.
 Patterns are checked only where a test asks.
 """
 
+import gc
 import importlib.util
 import os
 import pathlib
@@ -19,6 +20,8 @@ flags = {
     # Most programs run once: these would take longer than they save.
     "xla_llvm_disable_expensive_passes": "true",
     "xla_gpu_autotune_level": "0",
+    # Small programs in one piece: each piece goes through LLVM's setup and the linker anew.
+    "xla_cpu_parallel_codegen_split_count": "1",
 }
 if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
     # Nor is what LLVM makes faster worth its time; a GPU's programs stay those that users run.
@@ -31,8 +34,11 @@ if jaxlib.version.__version_info__ < (0, 11):
 given = os.environ.get("XLA_FLAGS", "")
 added = [f"--{flag}={value}" for flag, value in flags.items() if flag not in given]
 os.environ["XLA_FLAGS"] = " ".join([*given.split(), *added])
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # nobody reads where they are from
 os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"  # not TF32
 os.environ.pop("JAXSPARSE_CHECK", None)
+# Tracing makes many small objects that live on: looking them through soon finds little to free.
+gc.set_threshold(100_000, 50, 100)
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

@@ -53,7 +53,7 @@ def pairwise(names: str, *axes: Sequence[Any]) -> pytest.MarkDecorator:
     while missing:
         fixed = dict(draw.choice(sorted(missing)))
         candidates = [
-            [fixed.get(i, draw.randrange(len(xs))) for i, xs in enumerate(axes)] for _ in range(30)
+            [fixed.get(i, draw.randrange(len(xs))) for i, xs in enumerate(axes)] for _ in range(100)
         ]
         pairs = [set(itertools.combinations(enumerate(row), 2)) for row in candidates]
         best = max(range(len(pairs)), key=lambda i: len(pairs[i] & missing))

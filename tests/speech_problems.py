@@ -1,10 +1,7 @@
-"""What the tests of the speech recognisers share: small options, a small corpus, interruptions."""
+"""What the tests of the speech recognisers share: small options, a small corpus."""
 
 from __future__ import annotations
 
-import itertools
-import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +10,6 @@ import pytest
 
 for package in ("flax", "matplotlib", "optax", "orbax.checkpoint", "tqdm"):
     pytest.importorskip(package)
-
-from examples.speech.training import SpeechTrainer  # noqa: E402
 
 TINY = ["--hidden=8", "--batch=4", "--steps=6", "--eval-every=4", "--checkpoint-every=4"]
 TINY += ["--stride=2", "--buckets=1", "--quiet"]
@@ -42,19 +37,3 @@ def write_corpus(path: Path, **changes: Any) -> Path:
     arrays = {k: v for k, v in (make_arrays() | changes).items() if v is not None}
     np.savez(path, **arrays)
     return path
-
-
-def metrics_of(output: Path) -> dict[str, Any]:
-    return json.loads((output / "metrics.json").read_text())
-
-
-def interrupt(monkeypatch: pytest.MonkeyPatch, stop: int) -> None:
-    """Lets Ctrl-C be pressed in the step of an index, counted from now on."""
-    step, indices = SpeechTrainer.step, itertools.count()
-
-    def interrupted_step(self: SpeechTrainer, batch: Any) -> Any:
-        if next(indices) == stop:
-            signal.raise_signal(signal.SIGINT)
-        return step(self, batch)
-
-    monkeypatch.setattr(SpeechTrainer, "step", interrupted_step)

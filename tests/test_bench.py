@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bench_commands import refused
 from bench_problems import edge_case
 from edge_cases import EDGE_CASES
 from hypothesis import given, settings
@@ -219,24 +220,16 @@ def test_illegal_options_end_in_one_line(case):
 )
 def test_usage_errors(argv, message, monkeypatch, capsys):
     monkeypatch.delenv("JAXSPARSE_DATA", raising=False)
-    with pytest.raises(SystemExit) as stopped:
-        main(argv)
-    assert stopped.value.code == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
+    error = refused(argv, capsys)
     assert re.search(message, error), error
 
 
 def test_plots_need_matplotlib(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(plots, "available", lambda: False)
-    with pytest.raises(SystemExit) as stopped:
-        main(["run", "spmm", "--plot", str(tmp_path / "a.png")])
-    assert stopped.value.code == 2
-    assert "--plot: needs matplotlib: pip install matplotlib" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as stopped:
-        main(["plot", str(RESULT)])
-    assert stopped.value.code == 2
-    assert "--output: needs matplotlib: pip install matplotlib" in capsys.readouterr().err
+    drawn = ["run", "spmm", "--plot", str(tmp_path / "a.png")]
+    for argv, option in ((drawn, "--plot"), (["plot", str(RESULT)], "--output")):
+        error = refused(argv, capsys)
+        assert f"{option}: needs matplotlib: pip install matplotlib" in error
 
 
 def test_list(capsys):
@@ -381,10 +374,7 @@ def test_from_command_to_picture(tmp_path, capsys):
         ["plot", str(output), str(output), "--output", str(picture)],
         ["table", str(other)],
     ):
-        with pytest.raises(SystemExit) as stopped:
-            main(command)
-        error = capsys.readouterr().err
-        assert stopped.value.code == 2 and error.count("\n") == 1
+        error = refused(command, capsys)
         assert re.search("two figures of jaxsparse( float16)? on edge_cases odd, spmm for", error)
 
 
@@ -440,10 +430,7 @@ def test_against(tmp_path, capsys):
         ["table", files["new"], "--against", files["other"]],
         ["run", "spmm", "--against", files["other"]],
     ):
-        with pytest.raises(SystemExit) as stopped:
-            main(command)
-        error = capsys.readouterr().err
-        assert stopped.value.code == 2 and error.count("\n") == 1
+        error = refused(command, capsys)
         assert "--against: it was measured on b, and can't be compared with" in error
     environments = ({"device": "cpu", "processor": name, "cores": 2} for name in ("A", "B"))
     first, second = ({**result_of({}), "environment": e} for e in environments)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bench_commands import refused
 
 from benchmarks import choices, run
 from benchmarks import selection as others
@@ -314,10 +315,7 @@ def test_selection():
     ],
 )
 def test_usage_errors(argv, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["run", "sparse_attention", *argv])
-    error = capsys.readouterr().err
-    assert stopped.value.code == 2 and error.count("\n") == 1
+    error = refused(["run", "sparse_attention", *argv], capsys)
     assert re.search(message, error), error
 
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference as oracle
+from bench_commands import planned, refused
 
-from benchmarks import __main__ as cli
 from benchmarks import choices, panels, plots, report, run
 from benchmarks.__main__ import main
 from benchmarks.cudnn import library
@@ -39,11 +39,6 @@ def layer(cell="RNN", density=None, **fields):
 
 
 LAYERS = [layer(cell, density) for cell in GATES for density in (None, 0.3)]
-
-
-def planned(argv, platform="cpu"):
-    arguments = cli.make_parser().parse_args(["run", "recurrent", *argv])
-    return selection.select(cli.asked(arguments), platform)
 
 
 # ---- layers ----
@@ -151,7 +146,7 @@ def test_implementations_agree_with_the_reference(implementation, state_dtype):
     problems = [layer(*kind, hidden=32) for kind in (("LSTM",), ("GRU", 0.3), ("RNN", 0.3))]
     for problem in problems:
         problem = dataclasses.replace(problem, state_dtype=state_dtype, weight_dtype=state_dtype)
-        if not implementation.applies(problem):
+        if not implementation.takes(problem):
             continue
         for dtype in DTYPES[implementation.dtypes][state_dtype]:
             case = ScanCase(problem, implementation, dtype, implementation.passes)
@@ -183,7 +178,8 @@ def spoiled(change):
     ],
 )
 def test_wrong_results_are_not_timed(change):
-    made = selection.ScanSelection((layer("GRU", 0.3),), (spoiled(change),), PASSES, {})
+    problem, changed = layer("GRU", 0.3), spoiled(change)
+    made = selection.ScanSelection((problem,), (changed,), PASSES, {}, ScanCase, DTYPES)
     result, whole = run.execute(made, EFFORT)
     assert whole and [row["pass"] for row in result["results"]] == list(PASSES)
     for row in result["results"]:
@@ -235,11 +231,8 @@ def test_what_options_plan():
     ],
 )
 def test_usage_errors(argv, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["run", "recurrent", *argv])
-    assert stopped.value.code == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and re.search(message, error), error
+    error = refused(["run", "recurrent", *argv], capsys)
+    assert re.search(message, error), error
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="they can be had there")

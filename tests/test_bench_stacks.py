@@ -11,12 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference as oracle
+from bench_commands import planned, refused
 
-from benchmarks import __main__ as cli
 from benchmarks import panels, plots, report, run
 from benchmarks.__main__ import main
 from benchmarks.cudnn.library import CudnnError
-from benchmarks.recurrent import selection
 from benchmarks.stacks import jax_programs, ours, reference
 from benchmarks.stacks.cases import StackCase
 from benchmarks.stacks.implementations import DTYPES, IMPLEMENTATIONS, forced, variants
@@ -36,6 +35,7 @@ STACKS = [
     stack("LSTM", 2),
     stack("GRU", 2),
     stack("RNN", 3, skip=2, norm=True),
+    stack("RNN", 6, skip=2, parts=2, norm=True),
     stack("GRU", 2, directions=2, features=20, length=6),
     stack("RNN", 1, directions=2, resets=True, length=5),
     stack("GRU", 2, resets=True, length=6),
@@ -49,11 +49,6 @@ STACKS = [
 def short_loops(monkeypatch):
     """Loops of JAX's that compile sooner than those that are timed."""
     monkeypatch.setattr(jax_programs, "UNROLLED", 2)
-
-
-def planned(argv, platform="cpu"):
-    arguments = cli.make_parser().parse_args(["run", "recurrent", *argv])
-    return selection.select(cli.asked(arguments), platform)
 
 
 # ---- stacks ----
@@ -159,7 +154,8 @@ def oracle_stack(problem, operands):
             else:
                 ys.append(oracle.recurrent_scan(cell, u, carry, xs, reverse=direction == 1)[1])
         y = jnp.concatenate(ys, -1)
-        over = problem.skip and (layer + 1) % problem.skip == 0
+        place = layer % (problem.layers // problem.parts)
+        over = problem.skip and (place + 1) % problem.skip == 0
         outputs.append(y + outputs[layer + 1 - problem.skip] if over else y)
     return outputs[-1]
 
@@ -168,8 +164,13 @@ def oracle_stack(problem, operands):
 def test_reference_is_that_of_the_tests(problem):
     operands = {key: jnp.asarray(x) for key, x in problem.operands().items()}
     given = {key: operands[key] for key in names(problem)}
-    ys, pull = jax.vjp(lambda given: oracle_stack(problem, operands | given), given)
-    (made,) = pull(operands["cotangent"])
+
+    @jax.jit
+    def forward_and_gradient(given):
+        ys, pull = jax.vjp(lambda given: oracle_stack(problem, operands | given), given)
+        return ys, *pull(operands["cotangent"])
+
+    ys, made = forward_and_gradient(given)
     gradients = tuple(np.asarray(made[key], np.float64) for key in names(problem))
     assert reference.forward_error(problem, np.asarray(ys)) < 1e-5
     assert reference.gradient_error(problem, gradients) < 1e-4
@@ -190,6 +191,8 @@ def test_implementations_agree_with_the_reference(implementation, state_dtype, s
     for at, problem in enumerate(STACKS if state_dtype == "float32" else (STACKS[0], STACKS[-1])):
         if implementation.name.startswith("ladder"):  # which is for some suites only
             problem = dataclasses.replace(problem, suite="stack_ladder")
+        if implementation.devices > 1:
+            problem = dataclasses.replace(problem, suite="stack_devices", batch=4)
         problem = dataclasses.replace(problem, state_dtype=state_dtype)
         if not implementation.takes(problem) or (implementation.dense and problem.density):
             continue
@@ -217,7 +220,8 @@ def test_wrong_results_are_not_timed():
         )
 
     spoiled = dataclasses.replace(ours, name="spoiled", build=build)
-    made = StackSelection((stack(state_dtype="float16"),), (spoiled,), PASSES, {})
+    problem = stack(state_dtype="float16")
+    made = StackSelection((problem,), (spoiled,), PASSES, {}, StackCase, DTYPES)
     result, whole = run.execute(made, run.Effort(seconds=0.01, repeats=2))
     assert whole and [row["pass"] for row in result["results"]] == list(PASSES)
     for row in result["results"]:
@@ -259,10 +263,32 @@ def test_the_ladder_is_for_its_suites():
     for suite, known in SUITES.items():
         taken = {i.name for i in IMPLEMENTATIONS.values() if i.takes(known.problems[0])}
         assert rungs <= taken if known.ladder else not rungs & taken, suite
-    # Everything that is measured there can take a plain LSTM.
-    assert IMPLEMENTATIONS.keys() - {
+    # Everything that is measured there on one device can take a plain LSTM.
+    assert {i.name for i in IMPLEMENTATIONS.values() if i.devices == 1} - {
         i.name for i in IMPLEMENTATIONS.values() if i.takes(SUITES["stack_ladder"].problems[-1])
     } == {"cudnn-static-b8", "cudnn-static-b16"}  # whose batch is full
+
+
+def test_several_devices_are_for_their_suite():
+    several = [i for i in IMPLEMENTATIONS.values() if i.devices > 1]
+    taken = {
+        suite: [[i.way for i in several if i.takes(p)] for p in known.problems]
+        for suite, known in SUITES.items()
+    }
+    batch, layers = (f"jaxsparse, the {what} over 2 devices" for what in ("batch", "layers"))
+    assert taken.pop("stack_devices") == [[batch, layers]] * 3
+    assert not any(any(ways) for ways in taken.values())
+    deep = dataclasses.replace(SUITES["stack_devices"].problems[-1], batch=3)
+    assert [i.way for i in several if i.takes(deep)] == [layers]
+    # Skips must stay on their devices; and weights of several forms are no runs of one form.
+    for change in (
+        {"parts": 1},
+        {"layers": 9},
+        {"features": 40},
+        {"directions": 2},
+        {"density": 0.1},
+    ):
+        assert not any(i.takes(dataclasses.replace(deep, **change)) for i in several), change
 
 
 @pytest.mark.parametrize(
@@ -286,11 +312,8 @@ def test_the_ladder_is_for_its_suites():
     ],
 )
 def test_usage_errors(argv, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["run", "recurrent", *argv])
-    assert stopped.value.code == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and re.search(message, error), error
+    error = refused(["run", "recurrent", *argv], capsys)
+    assert re.search(message, error), error
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="they can be had there")
@@ -315,7 +338,8 @@ COMMON = {
     "features": int, "directions": int, "skip": int, "norm": bool, "heads": int,
     "resets": bool, "batch": int, "length": int,
     "state_dtype": str, "nnz": int, "sparsity": float, "operations": int, "dtype": str,
-    "implementation": str, "way": str, "pass": str, "us": float, "us_quartiles": list,
+    "implementation": str, "way": str, "devices": int, "pass": str,
+    "us": float, "us_quartiles": list,
     "us_range": list, "wall_us": float, "timer": str, "calls": int, "copies": int,
     "relative_error": float, "steps_checked": int, "error": type(None), "peak_bytes": int,
 }  # fmt: skip
@@ -381,6 +405,24 @@ def test_tables():
     # 100 steps of four layers; 2 * 64 * 100 * 4 * (1024 * 2048) operations.
     assert first.cells[2] == ["ladder-fused float16", "100.000", "250", "1.07", "-", "2", "8x"]
     assert first.cells[4] == ["cudnn-static float16", "refused", *["-"] * 5]
+
+
+def test_tables_of_several_devices():
+    batch = IMPLEMENTATIONS["jaxsparse-sharded"].way
+    rows = figures(
+        "stack_devices",
+        {
+            ("jaxsparse", "jaxsparse"): [9.7, 14.0, 100.0],
+            ("jaxsparse-sharded", batch): [8.0, 10.0, 80.0],
+        },
+    )
+    rows = [{**row, "devices": 1 + (row["way"] == batch)} for row in rows]
+    (panel,) = panels.panels(rows)
+    whole, *_ = report.TABLES["recurrent_stack"](panel)
+    assert whole.notes[1:] == [
+        "LSTM_4x512_b32_t1000_bfloat16 on 2 devices: 97.0 % of 2 times the throughput of one with "
+        "LSTM_4x512_b16_t1000_bfloat16"
+    ]
 
 
 def test_every_way_and_axis_can_be_drawn():

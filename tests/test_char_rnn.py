@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -18,13 +17,11 @@ from char_rnn_problems import (
     assert_same_states,
     interrupt,
     make_problem,
-    metrics_of,
     reported,
-    saved_state,
     write_book,
 )
 from flax import nnx
-from program_runs import printed_by
+from program_runs import assert_stops, metrics_of, printed_by, saved_state
 
 from examples.char_rnn import text
 from examples.char_rnn.__main__ import main, parse_args
@@ -82,7 +79,7 @@ def test_dense_model(book: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_checkpoints_have_packed_masks(unbroken: tuple[Path, str]) -> None:
-    state = saved_state(unbroken[0] / "checkpoints")
+    state = saved_state(unbroken[0] / "checkpoints", STEPS)
     masks = jax.tree.leaves(state["optimizer"]["masks"])
     assert [x.dtype for x in masks] == [np.uint8, np.uint8]
     assert sorted(x.shape for x in masks) == [(8, 8), (16, 8)]  # Of 64 outputs.
@@ -106,17 +103,9 @@ def test_interrupted_run_resumes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     argv = [*RUN, "--data", str(book), "--output", str(tmp_path)]
-    handler = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
         interrupt(patch, stop, pruned=True)
-        assert main(argv) == 130
-    assert signal.getsignal(signal.SIGINT) == handler
-    err = capsys.readouterr().err
-    assert f"stopped by SIGINT after step {stop + 1} of {STEPS}, which is saved" in err
-    assert not (tmp_path / "metrics.json").exists()
-
-    assert main(argv) == 2
-    assert f"got one after step {stop + 1} of {STEPS}" in capsys.readouterr().err
+        assert_stops(main, argv, tmp_path, f"step {stop + 1} of {STEPS}", capsys)
     assert main([*argv, "--resume", "--learning-rate=1", "--cell=gru"]) == 2
     assert "expected --cell lstm --learning-rate 0.01 as in" in capsys.readouterr().err
     assert main([*argv, "--resume"]) == 0

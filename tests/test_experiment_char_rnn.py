@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from pathlib import Path
 
 import char_rnn_problems as problems
@@ -17,12 +16,11 @@ from char_rnn_problems import (
     assert_same_states,
     interrupt,
     make_problem,
-    metrics_of,
     reported,
     write_book,
 )
 from flax import nnx
-from program_runs import printed_by
+from program_runs import assert_stops, metrics_of, printed_by
 
 from examples.char_rnn.model import CELLS, CharRNN, Hidden
 from examples.char_rnn.options import schedule_options
@@ -125,17 +123,10 @@ def test_interrupted_comparison_resumes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     argv = [*TINY, *MODELS, "--data", str(book), "--output", str(tmp_path)]
-    handler = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
         interrupt(patch, stop, pruned=":" in model)
-        assert main(argv) == 130
-    assert signal.getsignal(signal.SIGINT) == handler
-    err = capsys.readouterr().err
-    assert f"stopped by SIGINT after step {stop + 1} of {STEPS} of {model}, which is saved" in err
-    assert not (tmp_path / "metrics.json").exists()
-
-    assert main(argv) == 2
-    assert f"got one after step {stop + 1} of {STEPS}" in capsys.readouterr().err
+        step = f"step {stop + 1} of {STEPS}"
+        assert_stops(main, argv, tmp_path, step, capsys, of=f" of {model}")
     assert main([*argv, "--resume", "--learning-rate=1", "--cell=gru"]) == 2
     assert "expected --cell lstm --learning-rate 0.01 as in" in capsys.readouterr().err
     assert main([*argv, "--resume"]) == 0

@@ -8,10 +8,11 @@ from pathlib import Path
 import jax
 import pytest
 import speech_problems as problems
-from program_runs import printed_by
-from speech_problems import STEPS, interrupt, metrics_of, write_corpus
+from program_runs import assert_stops, interrupt, metrics_of, printed_by
+from speech_problems import STEPS, write_corpus
 
 from examples.speech.model import MOST_FUTURE_MS, future_ms
+from examples.speech.training import SpeechTrainer
 from experiments.speech.__main__ import PRESETS, main, parse_args
 from experiments.speech.report import PAPER, summaries, table
 from experiments.speech.study import Model, parse_model
@@ -65,12 +66,8 @@ def test_interrupted_study_resumes(
 ) -> None:
     argv = [*TINY, "--data", str(data), "--output", str(tmp_path)]
     with monkeypatch.context() as patch:
-        interrupt(patch, STEPS + 1)  # In the second run.
-        assert main(argv) == 130
-    err = capsys.readouterr().err
-    assert f"stopped by SIGINT after step 2 of {STEPS} of 2:2 of seed 0, which is saved" in err
-    assert main(argv) == 2
-    assert "--output: expected no unfinished run, got one after step 2" in capsys.readouterr().err
+        interrupt(patch, SpeechTrainer, STEPS + 1)  # In the second run.
+        assert_stops(main, argv, tmp_path, f"step 2 of {STEPS}", capsys, of=" of 2:2 of seed 0")
     assert main([*argv, "--resume"]) == 0
     if jax.default_backend() == "cpu":
         for one, other in zip(
@@ -89,7 +86,7 @@ def test_finished_runs_are_kept_and_others_added(
     argv = [*problems.TINY, "--data", str(data), "--output", str(output), "--resume"]
     argv += ["--models", "1", "--seeds", "0", "5", "6"]
     with monkeypatch.context() as patch:
-        interrupt(patch, STEPS)  # More steps than the new run has.
+        interrupt(patch, SpeechTrainer, STEPS)  # More steps than the new run has.
         assert main(argv) == 0
     (row,) = metrics_of(output)["models"]
     assert row["runs"][:2] == metrics_of(unbroken[0])["models"][0]["runs"]

@@ -60,7 +60,7 @@ def loops(layers, carries, xs, *, merge, resets=None, seq_lengths=None, return_a
 
 @pairwise(
     "cell, weights, merge, norm, skip, dropout, ragged, resets, recompute",
-    ["RNN", "LSTM", "GRU"],
+    ["RNN", "LSTM"],
     ["dense", "csr", "heads"],
     ["concat", "sum"],
     [None, "layer", "rms"],

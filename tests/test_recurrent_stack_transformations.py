@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +65,7 @@ def test_second_derivatives(recompute):
     """Forward over reverse, reverse over reverse, reverse over forward; jvp."""
     with jax.enable_x64(True):
         # The statistics of the first layer's output are inputs of the second one's tangent.
-        names = ["GRU", "LSTM"] if recompute else ["three_leaves", "RNN"]
+        names = ["GRU", "RNN"] if recompute else ["three_leaves", "RNN"]
         p = stack(
             names,
             skip=1,
@@ -101,15 +103,16 @@ def test_second_derivatives(recompute):
 
 
 def test_derivatives_by_differences():
+    """First ones: with these, the oracle's are right, and it has all others."""
     with jax.enable_x64(True):
         p = stack(["GRU", "RNN"], T=3, B=2, h=2, skip=1, dtype=jnp.float64)
         options = {"seq_lengths": jnp.array([2, 3]), "resets": jnp.eye(3, 2, -1, bool)}
-        check_grads(jax.jit(run(p, **options)), (p.floating,), 2, modes=("fwd", "rev"), eps=1e-4)
+        check_grads(jax.jit(run(p, **options)), (p.floating,), 1, modes=("fwd", "rev"), eps=1e-4)
 
 
 def test_derivatives_of_some_operands():
     """Nodes that do not move have no tangent; those that no cotangent reaches, no adjoint."""
-    p = stack(["LSTM", "GRU", "RNN"], layers=3, skip=1)
+    p = stack(["GRU", "RNN"], skip=1)
     value = loss(p, return_all=True)
     every = compiled(jax.grad(value))(p.floating)
 
@@ -128,7 +131,7 @@ def test_derivatives_of_some_operands():
     gradient = p.of(compiled(jax.grad(of_lowest))(p.floating))
     assert np.any(gradient.layers[0].input) and not any(map(np.any, leaves(gradient.layers[1:])))
     one = Stack(p.layers[:1], p.carries[:1], p.xs)
-    expected = jax.grad(lambda x: jnp.sum(run(one)(x)[1] ** 2))(one.floating)
+    expected = compiled(jax.grad(lambda x: jnp.sum(run(one)(x)[1] ** 2)))(one.floating)
     single(leaves((gradient.layers[0], gradient.carries[0], gradient.xs)), expected)
 
 
@@ -212,9 +215,16 @@ def test_joined_and_unjoined_gates_agree(monkeypatch):
         exact(got, compiled(jax.value_and_grad(loss(p, **EVERY)))(p.floating))
 
 
-@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["whole", "ragged"])
 @pytest.mark.parametrize(
-    "name, weights", [("RNN", "csr"), ("GRU", "dense"), ("LSTM", "heads"), ("SLSTM", "dense")]
+    "name, weights, lengths",
+    [
+        ("RNN", "csr", None),
+        ("GRU", "dense", None),
+        ("GRU", "dense", LENGTHS),
+        ("LSTM", "heads", LENGTHS),
+        ("SLSTM", "dense", LENGTHS),
+    ],
+    ids=str,
 )
 def test_one_layer_of_pre_activations_is_a_scan(name, weights, lengths):
     p = stack([name], layers=1, weights=weights, h=6, pre_activations=True)
@@ -268,9 +278,10 @@ def test_vmap(names):
         return run(p, **EVERY)(floating), jax.grad(loss(p, **EVERY))(floating)
 
     got = compiled(jax.vmap(value_and_gradient, (mapped,)))(operands)
+    alone = compiled(value_and_gradient)
     for i in range(2):
         one = [x if axis is None else x[i] for x, axis in zip(operands, mapped, strict=True)]
-        single([x[i] for x in leaves(got)], leaves(compiled(value_and_gradient)(one)))
+        single([x[i] for x in leaves(got)], leaves(alone(one)))
 
 
 def test_second_derivatives_of_a_linear_cell():
@@ -354,6 +365,18 @@ def test_export_of_an_open_batch():
         single(exported.call(*operands), gradient(*operands))
 
 
+def reduces_once(text, weights):
+    """Whether what devices tell each other is a sum about as large as all weights, in no loop."""
+    loops, entry = text.split("ENTRY")
+    others = ("all-gather", "all-to-all", "permute(", "reduce-scatter")
+    reduced = " ".join(re.findall(r" = (.*) all-reduce\(", entry))
+    shapes = re.findall(r"f32\[([\d,]+)\]", reduced)
+    numbers = sum(math.prod(map(int, shape.split(","))) for shape in shapes)
+    every = sum(x.size for x in leaves(weights))
+    alone = "all-reduce" not in loops and not any(c in text for c in others)
+    return alone and 0.9 * every < numbers < 1.1 * every
+
+
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 def test_sharded_batches(kind):
     devices = jax.devices("cpu")
@@ -386,12 +409,16 @@ def test_sharded_batches(kind):
         assert not any(c in text for c in ("all-gather", "all-reduce", "all-to-all", "permute("))
         ys = program(*operands)[1]
         assert ys.sharding.is_equivalent_to(NamedSharding(mesh, P(None, "data")), 3)
-        text = compiled(jax.grad(value, (0, 1, 2))).lower(*operands).compile().as_text()
-        assert "all-reduce" in text and "all-gather" not in text
-        single(compiled(jax.grad(value, (0, 1, 2)))(*operands), expected)
+        gradient = compiled(jax.grad(value, (0, 1, 2))).lower(*operands).compile()
+        assert reduces_once(gradient.as_text(), p.layers)
+        single(gradient(*operands), expected)
+        if kind == AxisType.Explicit:
+            return  # within shard_map a mesh is what it is of either kind
         inside = jax.shard_map(
             jax.grad(local, (0, 1, 2)), mesh=mesh, in_specs=specs, out_specs=specs[:3]
         )
         outside = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P())
-        single(compiled(inside)(*operands), expected)
+        gradient = compiled(inside).lower(*operands).compile()
+        assert reduces_once(gradient.as_text(), p.layers)
+        single(gradient(*operands), expected)
         single(compiled(jax.grad(outside, (0, 1, 2)))(*operands), expected)

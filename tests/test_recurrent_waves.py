@@ -12,6 +12,7 @@ import pytest
 import stack_problems
 from checks import PLATFORM
 from covering import pairwise
+from graph_forms import with_graphs_as
 from test_recurrent_plan import kernels
 
 from jaxsparse import H200, Device, _ffi, recurrent
@@ -257,25 +258,8 @@ def by_waves(function, *operands):
 
     What goes into waves and comes out of them, each by its plain form.
     """
-    closed = jax.make_jaxpr(function)(*operands)
-    waves = []
-
-    def run(*flat):
-        values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-        values |= dict(zip(closed.jaxpr.invars, flat, strict=True))
-        for eqn in closed.eqns:
-            given = [v.val if hasattr(v, "val") else values[v] for v in eqn.invars]
-            if eqn.primitive is recurrent_graph_p:
-                choice = choose_waves(eqn.params, [v.aval for v in eqn.invars], H200)
-                waves.extend(held(choice))
-                results = choice.compute(*given, **eqn.params)
-            else:
-                results = eqn.primitive.bind(*given, **eqn.params)
-                results = results if eqn.primitive.multiple_results else [results]
-            values |= dict(zip(eqn.outvars, results, strict=True))
-        return [v.val if hasattr(v, "val") else values[v] for v in closed.jaxpr.outvars]
-
-    return jax.jit(run)(*leaves(operands)), waves
+    got, chosen = with_graphs_as(choose_waves, function, *operands)
+    return got, [wave for choice in chosen for wave in held(choice)]
 
 
 def assert_close(got, wanted):

@@ -6,7 +6,6 @@ import argparse
 import itertools
 import math
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from program_runs import printed_by
-from speech_problems import STEPS, TINY, interrupt, metrics_of, write_corpus
+from program_runs import assert_stops, interrupt, metrics_of, printed_by, saved_state
+from speech_problems import STEPS, TINY, write_corpus
 
-from examples.common.checkpoint import Checkpoints
 from examples.speech.__main__ import main, parse_args
 from examples.speech.model import Recogniser, decode, future_ms
 from examples.speech.options import load_corpus
@@ -205,13 +203,6 @@ def test_writes_metrics_a_picture_and_samples(unbroken: tuple[Path, str]) -> Non
     assert {x.name for x in output.iterdir()} == {"checkpoints", "speech.png", "metrics.json"}
 
 
-def saved_state(folder: Path) -> Any:
-    checkpoints = Checkpoints("test", folder, {})
-    ocp = pytest.importorskip("orbax.checkpoint")
-    args = ocp.args.Composite(state=ocp.args.StandardRestore())
-    return checkpoints.manager.restore(STEPS, args=args).state
-
-
 @pytest.mark.parametrize("stop", [0, 4])
 def test_interrupted_run_resumes(
     stop: int,
@@ -222,21 +213,13 @@ def test_interrupted_run_resumes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     argv = [*RUN, "--data", str(data), "--output", str(tmp_path)]
-    handler = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
-        interrupt(patch, stop)
-        assert main(argv) == 130
-    assert signal.getsignal(signal.SIGINT) == handler
-    err = capsys.readouterr().err
-    assert f"stopped by SIGINT after step {stop + 1} of {STEPS}, which is saved" in err
-    assert not (tmp_path / "metrics.json").exists()
-
-    assert main(argv) == 2
-    assert f"got one after step {stop + 1} of {STEPS}" in capsys.readouterr().err
+        interrupt(patch, SpeechTrainer, stop)
+        assert_stops(main, argv, tmp_path, f"step {stop + 1} of {STEPS}", capsys)
     assert main([*argv, "--resume", "--skip=2", "--cell=lstm"]) == 2
     assert "expected --cell gru --skip 1 as in" in capsys.readouterr().err
     assert main([*argv, "--resume"]) == 0
-    states = [saved_state(x / "checkpoints") for x in (tmp_path, unbroken[0])]
+    states = [saved_state(x / "checkpoints", STEPS) for x in (tmp_path, unbroken[0])]
     assert len(jax.tree.leaves(states[0]["statistics"])) == 4  # Two norms.
     if jax.default_backend() == "cpu":
         one, other = metrics_of(tmp_path), metrics_of(unbroken[0])

@@ -12,9 +12,10 @@ import numpy as np
 
 from benchmarks.cudnn.library import loaded
 from benchmarks.cudnn.network import Calls, Form, Network, check_units
+from benchmarks.cudnn.programs import program_of
 from benchmarks.recurrent.problems import Problem
 from benchmarks.recurrent.torch_programs import carry_of
-from benchmarks.torch_arrays import as_float64, nbytes, to_device, torch_module
+from benchmarks.torch_arrays import as_float64, to_device, torch_module
 from jaxsparse.timing import Program
 
 
@@ -43,12 +44,6 @@ def scan(problem: Problem, dtype: str, passed: str, *, algorithm: str, fill: int
     carry = tuple(s[torch.from_numpy(rows).cuda()] for s in carry_of(problem, dtype))
     dy = to_device(host["cotangent"][:, rows] * (np.arange(batch) < problem.batch)[:, None], dtype)
 
-    def forward(weights: Any, x: Any, carry: Any, dy: Any) -> Any:
-        return (calls.forward(weights, x, carry),)
-
-    def gradient(weights: Any, x: Any, carry: Any, dy: Any) -> Any:
-        return calls.gradient(weights, x, carry, dy)
-
     def results(out: Any) -> tuple[np.ndarray, ...]:
         if is_forward:
             return (as_float64(out[0][:, : problem.batch]),)
@@ -61,10 +56,4 @@ def scan(problem: Problem, dtype: str, passed: str, *, algorithm: str, fill: int
             *(as_float64(s[: problem.batch]) for s in d_states),
         )
 
-    return Program(
-        function=forward if is_forward else gradient,
-        operands=lambda: (weights.clone(), x.clone(), tuple(s.clone() for s in carry), dy.clone()),
-        bytes_read=nbytes([weights, x, *carry, *([] if is_forward else [dy])]),
-        wait=lambda out: torch.cuda.synchronize(),
-        results=results,
-    )
+    return program_of(calls, weights, x, carry, dy, passed, results)

@@ -6,24 +6,15 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.implementations import PASSES
 from benchmarks.peer_programs import needs_gpu, needs_torch
 from benchmarks.recurrent import cudnn, jax_programs, torch_programs
 from benchmarks.recurrent.problems import Problem
+from benchmarks.recurrent.table import Row, always, forced_cudnn
 from jaxsparse.recurrent.plan import VARIANTS
-from jaxsparse.timing import Program
-
-
-def _always() -> str | None:
-    return None
 
 
 def _no_plans(problem: Problem, passed: str) -> tuple[None, None]:
     return None, None
-
-
-def _any(problem: Problem) -> bool:
-    return True
 
 
 def _sparse(problem: Problem) -> bool:
@@ -56,37 +47,18 @@ DTYPES: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Implementation:
-    """One way to scan a layer.
+class Implementation(Row[Problem]):
+    """One way to scan a layer, as a row says it.
 
     Args:
-        name: what tables and the option ``--implementation`` call it.
-        way: which of a few ways it is; a plot shows the fastest of each.
-        build: (problem, dtype, pass) to a program.
-        available: None, or why it is left out here.
-        dtypes: a key of ``DTYPES``.
-        passes: "forward" and "gradient" or one of them.
-        dense: it takes dense weights, whatever the problem's.
         narrow: its input has one feature.
-        applies: whether it is another than the rest of the table on a problem.
         usual_on: the platforms where it is measured without being asked for.
         plans: what it runs and the predicted time of a step, for a pass.
-        sums_weights: when it adds up the gradient of the weights: a key of
-            ``reference.GRADIENT_TOLERANCE``.
     """
 
-    name: str
-    way: str
-    build: Callable[[Problem, str, str], Program]
-    available: Callable[[], str | None] = _always
-    dtypes: str = "own"
-    passes: tuple[str, ...] = PASSES
-    dense: bool = True
     narrow: bool = False
-    applies: Callable[[Problem], bool] = _any
     usual_on: tuple[str, ...] = ("cpu", "gpu")
     plans: Callable[[Problem, str], tuple[str | None, float | None]] = _no_plans
-    sums_weights: str = "at once"
 
 
 def _ours(name: str, variant: str | None = None, *, dense: bool = False) -> Implementation:
@@ -94,9 +66,9 @@ def _ours(name: str, variant: str | None = None, *, dense: bool = False) -> Impl
         name,
         "jaxsparse, dense" if dense else "jaxsparse, forced" if variant else "jaxsparse",
         functools.partial(jax_programs.jaxsparse_scan, variant=variant),
-        available=_always if variant is None else needs_gpu,
+        available=always if variant is None else needs_gpu,
         dense=dense,
-        applies=_sparse_but_fits if dense else _any,
+        takes=_sparse_but_fits if dense else lambda problem: True,
         plans=functools.partial(jax_programs.jaxsparse_plans, variant=variant),
     )
 
@@ -119,7 +91,7 @@ def _step(name: str) -> Implementation:
         functools.partial(jax_programs.jaxsparse_scan, variant=variant, layout=layout),
         available=needs_gpu,
         dense=False,
-        applies=lambda problem: problem.suite == "ablation",
+        takes=lambda problem: problem.suite == "ablation",
         plans=functools.partial(jax_programs.jaxsparse_plans, variant=variant, layout=layout),
     )
 
@@ -134,25 +106,12 @@ def variants() -> list[str]:
     return list(VARIANTS)
 
 
-def _cudnn(
-    algorithm: str,
-    dtypes: str = "persistent",
-    fill: int = 1,
-    applies: Callable[[Problem], bool] = _any,
-) -> Implementation:
-    return Implementation(
-        f"cudnn-{algorithm}" + (f"-b{fill}" if fill > 1 else ""),
-        "cuDNN, forced",
-        functools.partial(cudnn.scan, algorithm=algorithm, fill=fill),
-        available=needs_torch,
-        dtypes=dtypes,
-        applies=applies,
-    )
+_cudnn = functools.partial(forced_cudnn, Implementation, cudnn.scan)
 
 
 def _filled(fill: int) -> Implementation:
     """Statically persistent kernels use tensor cores for batches of 8 and 16, in float16."""
-    return _cudnn("static", "float16 alone", fill, lambda problem: problem.batch % fill != 0)
+    return _cudnn("static", "float16 alone", fill, takes=lambda problem: problem.batch % fill != 0)
 
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
@@ -211,7 +170,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
             dtypes="float32",
             passes=("forward",),
             dense=False,
-            applies=_sparse,
+            takes=_sparse,
         ),
     )
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ def draw(ax: Any, panel: Panel) -> None:
     """A line for each way over what the suite varies, or a row of dots for each layer."""
     suite = SUITES.get(panel.suite)
     if suite is None or suite.varies is None:
-        _dots(ax, panel)
+        _layers(ax, panel)
     else:
         _lines(ax, panel, suite, suite.varies)
 
@@ -65,36 +65,58 @@ def _lines(ax: Any, panel: Panel, suite: Suite, varies: str) -> None:
     if floors:
         name = "at the exchange floor" if suite.throughput else "exchange floor"
         ax.plot(*np.array(floors).T, color="black", linestyle="--", label=name)
-    ax.set_xscale("log")
-    shown = sorted({value(row) for row in first})
-    ax.set_xticks(shown, tick_labels(shown))
-    ax.set_xticks([], minor=True)
     ax.set_xlabel(label)
-    ax.set_yscale("log")
-    plain_numbers(ax.yaxis)
     ax.set_ylabel("TFLOP/s" if suite.throughput else "microseconds a step")
-    ax.grid(alpha=0.3)
+    logarithmic(ax, sorted({value(row) for row in first}))
 
 
-def _dots(ax: Any, panel: Panel) -> None:
-    heights = {problem: -i for i, problem in enumerate(panel.problems)}
-    drawn = ways(panel)
-    for i, way in enumerate(drawn):
-        lower = 0.4 * ((i + 0.5) / len(drawn) - 0.5)  # or equal times would hide each other
-        rows = [(heights[p] - lower, fastest(panel, p, way)) for p in panel.problems]
-        points = [(step_us(row), y) for y, row in rows if row]
-        if points:
-            colour, marker = STYLES[way]
-            ax.plot(*np.array(points).T, marker, color=colour, label=way, alpha=0.85)
+def _layers(ax: Any, panel: Panel) -> None:
+    heights = dots(ax, panel, STYLES, step_us, 0.4)
     floors = {heights[p]: row["floor_us"] for (p, _), row in panel.rows.items() if row["floor_us"]}
     if floors:
         ys, xs = np.array(list(floors.items())).T
         ax.vlines(xs, ys - 0.4, ys + 0.4, color="black", label="exchange floor")
+    ax.set_xlabel("microseconds a step")
+
+
+def dots(
+    ax: Any,
+    panel: Panel,
+    styles: Mapping[str, tuple[Any, str]],
+    value: Callable[[Row], float],
+    spread: float,
+) -> dict[str, int]:
+    """A row of dots for each problem, one for each way; returns their heights.
+
+    Args:
+        styles: colour and marker of each way.
+        value: where a row's dot is.
+        spread: of a row's dots in height, or equal values would hide each other.
+    """
+    heights = {problem: -i for i, problem in enumerate(panel.problems)}
+    drawn = ways(panel)
+    for i, way in enumerate(drawn):
+        lower = spread * ((i + 0.5) / len(drawn) - 0.5)
+        rows = [(heights[p] - lower, fastest(panel, p, way)) for p in panel.problems]
+        points = [(value(row), y) for y, row in rows if row]
+        if points:
+            colour, marker = styles[way]
+            ax.plot(*np.array(points).T, marker, color=colour, label=way, alpha=0.85)
     ax.set_xscale("log")
     plain_numbers(ax.xaxis)
-    ax.set_xlabel("microseconds a step")
     ax.set_yticks(list(heights.values()), told_apart(list(heights)))
     ax.grid(axis="x", alpha=0.3)
+    return heights
+
+
+def logarithmic(ax: Any, shown: Sequence[float]) -> None:
+    """Makes both axes so, with the values that are shown on the horizontal one."""
+    ax.set_xscale("log")
+    ax.set_xticks(shown, tick_labels(shown))
+    ax.set_xticks([], minor=True)
+    ax.set_yscale("log")
+    plain_numbers(ax.yaxis)
+    ax.grid(alpha=0.3)
 
 
 def told_apart(names: list[str]) -> list[str]:

@@ -40,9 +40,8 @@ def tables(panel: Panel) -> Iterator[Table]:
         best = [fastest(panel, problem, way) for way in shown]
         times = ["-" if row is None else f"{step_us(row):.3g}" for row in best]
         cells.append([problem, "-" if floor is None else f"{floor:.2f}", *times])
-    yield Table(
-        f"{panel.title}: microseconds a step, the fastest of each way", cells, list(_ratios(panel))
-    )
+    title = f"{panel.title}: microseconds a step, the fastest of each way"
+    yield Table(title, cells, list(ratios(panel, OURS, "layer")))
     head = ["implementation", "ms", "us a step", "GPU busy, ms"]
     for problem in panel.problems:
         rows = [row for (p, _), row in panel.rows.items() if p == problem]
@@ -65,13 +64,13 @@ def _figures(row: Row) -> list[str]:
     ]
 
 
-def _ratios(panel: Panel) -> Iterator[str]:
-    """How many times as fast we are, from the fastest of each way."""
+def ratios(panel: Panel, ours: str, kind: str) -> Iterator[str]:
+    """How many times as fast one way is as each other, the fastest of each, on layers or stacks."""
     for way in ways(panel):
-        pairs = [(fastest(panel, p, OURS), fastest(panel, p, way)) for p in panel.problems]
-        ratios = [theirs["us"] / ours["us"] for ours, theirs in pairs if ours and theirs]
-        if ratios and way != OURS:
+        pairs = [(fastest(panel, p, ours), fastest(panel, p, way)) for p in panel.problems]
+        found = [theirs["us"] / own["us"] for own, theirs in pairs if own and theirs]
+        if found and way != ours:
             yield (
-                f"{OURS}: {min(ratios):.2f} to {max(ratios):.2f} times as fast as {way} "
-                f"({len(ratios)} layer{'s' * (len(ratios) > 1)})"
+                f"{ours}: {min(found):.2f} to {max(found):.2f} times as fast as {way} "
+                f"({len(found)} {kind}{'s' * (len(found) > 1)})"
             )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from benchmarks.choices import Asked, UsageError, available, matching, named, one_of
-from benchmarks.implementations import PASSES
+from benchmarks.choices import Asked, UsageError, matching, one_of
 from benchmarks.recurrent.cases import ScanCase
 from benchmarks.recurrent.implementations import (
     DTYPES,
@@ -15,38 +14,14 @@ from benchmarks.recurrent.implementations import (
     variants,
 )
 from benchmarks.recurrent.problems import SUITES, Problem
+from benchmarks.recurrent.table import Selection, chosen
 from benchmarks.stacks import selection as stacks
 from benchmarks.stacks.problems import SUITES as STACK_SUITES
 
 DEFAULT_SUITE = {"cpu": "small"}
 
 
-@dataclass(frozen=True)
-class ScanSelection:
-    """What will be measured, in this order: layers, on each the implementations.
-
-    Args:
-        problems: the layers.
-        implementations: each in its dtypes.
-        passes: those that were asked for; None for each layer's own.
-        skipped: names of implementations that are left out, and why.
-    """
-
-    problems: tuple[Problem, ...]
-    implementations: tuple[Implementation, ...]
-    passes: tuple[str, ...] | None
-    skipped: dict[str, str]
-    seconds: float = 0.3
-
-    def cases(self, problem: Problem) -> list[ScanCase]:
-        """Those that can be told apart on a layer."""
-        passes = self.passes or (PASSES if problem.gradient else ("forward",))
-        return [
-            ScanCase(problem, i, dtype, tuple(p for p in passes if p in i.passes))
-            for i in self.implementations
-            if i.applies(problem)
-            for dtype in DTYPES[i.dtypes][problem.state_dtype]
-        ]
+ScanSelection = Selection[Problem, Implementation, ScanCase]
 
 
 def select(asked: Asked, platform: str) -> ScanSelection | stacks.StackSelection:
@@ -69,26 +44,15 @@ def select(asked: Asked, platform: str) -> ScanSelection | stacks.StackSelection
             raise UsageError("--suite", message)
         return stacks.select(asked, of_stacks)
     usual = tuple(i.name for i in IMPLEMENTATIONS.values() if platform in i.usual_on)
-    names = asked.implementations or usual
-    one_of("--implementation", names, list(IMPLEMENTATIONS), asked.operation)
-    kernels = named("--variant", asked.variants, variants(), asked.operation)
-    chosen = [IMPLEMENTATIONS[name] for name in names] + [forced(name) for name in kernels]
-    here, skipped = available(chosen)
-    if asked.passes is not None:
-        for i in here:
-            if not set(asked.passes) & set(i.passes):
-                skipped[i.name] = f"has no {' or '.join(asked.passes)} pass"
-        here = [i for i in here if i.name not in skipped]
-    if not here:
-        raise UsageError("--pass", f"no implementation of {asked.operation} has it")
+    here, skipped = chosen(asked, IMPLEMENTATIONS, usual, variants(), forced)
     problems = [p for name in suites for layer in SUITES[name].problems for p in _as(layer, asked)]
     # Layers that only differed in what the options replace are one.
     one: dict[tuple[str, str], Problem] = {}
     for p in problems:
         gradient = p.gradient or ((p.suite, p.name) in one and one[p.suite, p.name].gradient)
         one[p.suite, p.name] = replace(p, gradient=gradient)
-    problems = list(one.values())
-    return ScanSelection(tuple(matching(problems, asked.names)), tuple(here), asked.passes, skipped)
+    problems = matching(list(one.values()), asked.names)
+    return ScanSelection(tuple(problems), here, asked.passes, skipped, ScanCase, DTYPES)
 
 
 def _as(problem: Problem, asked: Asked) -> list[Problem]:

@@ -15,6 +15,7 @@ import numpy as np
 from benchmarks.recurrent.problems import Problem
 from benchmarks.recurrent.reference import narrow_input
 from benchmarks.torch_arrays import as_float64, nbytes, to_device, torch_module
+from benchmarks.torch_graphs import CAPTURE_MODE, captured
 from jaxsparse.timing import Program
 
 
@@ -82,9 +83,6 @@ def module(problem: Problem, dtype: str, passed: str, *, narrow: bool) -> Progra
 
 # ---- loops in CUDA graphs ----
 
-# A capture that forbids other threads what it forbids its own would be an error of JAX's stream.
-_CAPTURE = "thread_local"
-
 
 def _parts(torch: Any, weights: Any) -> list[Any]:
     """The arrays that a matrix consists of."""
@@ -93,7 +91,7 @@ def _parts(torch: Any, weights: Any) -> list[Any]:
     return [weights.values(), weights.col_indices(), weights.crow_indices()]
 
 
-def _captured(
+def _replayed(
     problem: Problem,
     dtype: str,
     weights: Any,
@@ -129,23 +127,10 @@ def _captured(
 
     scan = rnn if problem.cell == "RNN" else gated
 
-    def operands() -> tuple[Any, ...]:
-        own = [t.clone() for t in (weights, xs, *carry)]
-        with torch.no_grad():
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):  # libraries make their workspaces before the capture
-                scan(own[0], own[1][:2], *own[2:])
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode=_CAPTURE):
-                ys = scan(*own)
-        return graph, ys, own
+    def copies() -> tuple[Any, ...]:
+        return tuple(t.clone() for t in (weights, xs, *carry))
 
-    def replay(graph: Any, ys: Any, own: Any) -> Any:
-        graph.replay()
-        return ys
-
+    replay, operands = captured(scan, copies)
     return Program(
         function=replay,
         operands=operands,
@@ -171,7 +156,7 @@ def cublas_graph(problem: Problem, dtype: str, passed: str) -> Program:
     *_, h = carry_of(problem, dtype)
     out = torch.zeros(problem.batch, problem.gates * problem.hidden, dtype=h.dtype, device="cuda")
     faster = min(layouts, key=lambda layout: _milliseconds(lambda: layout[1](layout[0], h, out)))
-    return _captured(problem, dtype, *faster)
+    return _replayed(problem, dtype, *faster)
 
 
 def _milliseconds(run: Callable[[], None]) -> float:
@@ -181,7 +166,7 @@ def _milliseconds(run: Callable[[], None]) -> float:
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode=_CAPTURE):
+    with torch.cuda.graph(graph, capture_error_mode=CAPTURE_MODE):
         for _ in range(20):
             run()
     for _ in range(2):
@@ -210,4 +195,4 @@ def cusparse_graph(problem: Problem, dtype: str, passed: str) -> Program:
         target = out.t()
         torch.addmm(target, matrix, h.t(), beta=beta, out=target)
 
-    return _captured(problem, dtype, matrix, product)
+    return _replayed(problem, dtype, matrix, product)

@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
+import numpy as np
 
 from benchmarks.memory import memory_limit
+from benchmarks.recurrent.table import RowCase
 from benchmarks.run import Check, Row, if_known
 from benchmarks.stacks import reference
 from benchmarks.stacks.implementations import Implementation
 from benchmarks.stacks.problems import Problem
 from jaxsparse import recurrent
-from jaxsparse.timing import Program
 
 
-@dataclass(frozen=True)
-class StackCase:
+class StackCase(RowCase[Problem, Implementation]):
     """One implementation in one dtype on one stack."""
 
-    problem: Problem
-    implementation: Implementation
-    dtype: str
-    passes: tuple[str, ...]
-
-    counted = "steps_checked"
-    # A GPU idles between the kernels of a loop, which is part of the time that a step takes.
-    timer = "wall"
-
     @property
-    def _ran(self) -> Problem:
+    def ran_problem(self) -> Problem:
         """The stack with the weights that the implementation takes."""
         return self.problem.with_dense_weights() if self.implementation.dense else self.problem
 
     @property
     def key(self) -> object:
         """A stack is measured once, whatever suite it is in."""
-        problem = replace(self._ran, suite="", gradient=False)
+        problem = replace(self.ran_problem, suite="", gradient=False)
         return self.implementation.name, self.dtype, problem
 
     @property
@@ -70,6 +60,7 @@ class StackCase:
             "dtype": self.dtype,
             "implementation": self.implementation.name,
             "way": self.implementation.way,
+            "devices": self.implementation.devices,
             "pass": passed,
             "plan": None,
             "peak_bytes": None,
@@ -79,21 +70,22 @@ class StackCase:
         """The plan that it ran by, and the memory that it took."""
         recurrent.check()
         return {
-            "plan": if_known(lambda: self.implementation.plan(self._ran, passed)),
+            "plan": if_known(lambda: self.implementation.plan(self.ran_problem, passed)),
             "peak_bytes": if_known(lambda: self.implementation.peak_bytes(self.build(passed))),
         }
 
     def check(self, passed: str) -> Check:
-        """Compares all steps, or all gradients, with the reference."""
+        """Compares all steps, or all gradients, with the reference, if their arrays fit."""
         self._check_size(passed)
-        program = self.build(passed)
-        results = program.results(program.function(*program.operands()))
+        return super().check(passed)
+
+    def error(self, passed: str, results: tuple[np.ndarray, ...]) -> tuple[float, float]:
+        """Of all steps, or of all gradients."""
         if passed == "forward":
-            error = reference.forward_error(self._ran, results[0])
-            return Check(error, reference.TOLERANCE[self.dtype], self.problem.length)
-        error = reference.gradient_error(self._ran, results)
-        limits = reference.GRADIENT_TOLERANCE[self.implementation.sums_weights]
-        return Check(error, limits[self.dtype], self.problem.length)
+            error = reference.forward_error(self.ran_problem, results[0])
+            return error, reference.TOLERANCE[self.dtype]
+        error = reference.gradient_error(self.ran_problem, results)
+        return error, reference.GRADIENT_TOLERANCE[self.implementation.sums_weights][self.dtype]
 
     def _check_size(self, passed: str) -> None:
         """Raises MemoryError where arrays of all steps would not fit, in 4 bytes each."""
@@ -105,12 +97,3 @@ class StackCase:
                 f"it needs {needed / 2**30:.1f} GiB, half of the device's memory is "
                 f"{limit / 2**30:.1f} GiB"
             )
-
-    def build(self, passed: str) -> Program:
-        """The program of a pass: the one that was checked is the one that is timed."""
-        return _built(self.implementation, self._ran, self.dtype, passed)
-
-
-@functools.lru_cache(maxsize=1)
-def _built(implementation: Implementation, problem: Problem, dtype: str, passed: str) -> Program:
-    return implementation.build(problem, dtype, passed)

@@ -8,10 +8,11 @@ import numpy as np
 
 from benchmarks.cudnn.library import loaded
 from benchmarks.cudnn.network import Calls, Form, Network, Slots, check_units
+from benchmarks.cudnn.programs import program_of
 from benchmarks.stacks.jax_programs import stored
 from benchmarks.stacks.problems import Problem, name, names
 from benchmarks.stacks.torch_programs import states
-from benchmarks.torch_arrays import as_float64, nbytes, to_device, torch_module
+from benchmarks.torch_arrays import as_float64, to_device, torch_module
 from jaxsparse.timing import Program
 
 
@@ -52,12 +53,6 @@ def stack(problem: Problem, dtype: str, passed: str, *, algorithm: str, fill: in
     counts = (np.arange(batch) < problem.batch)[:, None]
     dy = to_device(host["cotangent"][:, rows] * counts, stored(dtype))
 
-    def forward(weights: Any, x: Any, carry: Any, dy: Any) -> Any:
-        return (calls.forward(weights, x, carry),)
-
-    def gradient(weights: Any, x: Any, carry: Any, dy: Any) -> Any:
-        return calls.gradient(weights, x, carry, dy)
-
     def results(out: Any) -> tuple[np.ndarray, ...]:
         if is_forward:
             return (as_float64(out[0][:, : problem.batch]),)
@@ -72,13 +67,7 @@ def stack(problem: Problem, dtype: str, passed: str, *, algorithm: str, fill: in
             made |= {name(leaf, *pair): by_pair[i] for i, pair in enumerate(pairs)}
         return tuple(made[key] for key in names(problem))
 
-    return Program(
-        function=forward if is_forward else gradient,
-        operands=lambda: (weights.clone(), x.clone(), tuple(s.clone() for s in carry), dy.clone()),
-        bytes_read=nbytes([weights, x, *carry, *([] if is_forward else [dy])]),
-        wait=lambda out: torch.cuda.synchronize(),
-        results=results,
-    )
+    return program_of(calls, weights, x, carry, dy, passed, results)
 
 
 def _places(problem: Problem, key: str, slots: Slots, array: np.ndarray, kind: Any) -> list[slice]:

@@ -6,18 +6,14 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.implementations import PASSES
 from benchmarks.memory import most_bytes, planned_bytes
 from benchmarks.peer_programs import needs_flax, needs_gpu, needs_torch
-from benchmarks.stacks import cudnn, jax_programs, ladder, ours, torch_programs
+from benchmarks.recurrent.table import Row, always, forced_cudnn
+from benchmarks.stacks import cudnn, devices, jax_programs, ladder, ours, torch_programs
 from benchmarks.stacks.problems import SUITES, Problem
-from jaxsparse.recurrent.graph.waves import WAVE_VARIANTS
+from jaxsparse.recurrent.graph.choice import STACK_VARIANTS
 from jaxsparse.recurrent.plan import VARIANTS
 from jaxsparse.timing import Program
-
-
-def _always() -> str | None:
-    return None
 
 
 def _no_plan(problem: Problem, passed: str) -> str | None:
@@ -33,7 +29,7 @@ def _any(problem: Problem) -> bool:
 
 
 def _plain(problem: Problem) -> bool:
-    return problem.is_plain
+    return problem.with_dense_weights().is_plain
 
 
 # choice -> dtype of the problem -> those that an implementation is measured in. A 16-bit stack may
@@ -69,37 +65,20 @@ DTYPES: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Implementation:
-    """One way to run a stack.
+class Implementation(Row[Problem]):
+    """One way to run a stack, as a row says it.
 
     Args:
-        name: what tables and the option ``--implementation`` call it.
-        way: which of a few ways it is; a plot shows the fastest of each.
-        build: (problem, dtype, pass) to a program.
-        available: None, or why it is left out here.
-        dtypes: a key of ``DTYPES``.
-        passes: "forward" and "gradient" or one of them.
-        dense: it takes dense weights, whatever the problem's.
-        takes: whether it can run a problem, dense if it has to be, and differs from the others.
         plan: what it runs, for a pass.
         peak_bytes: memory of a call, operands and results included; None where it is not known.
         traced: whether a profiler counts the time that a GPU is busy with it.
-        sums_weights: when it adds up the gradient of the weights: a key of
-            ``reference.GRADIENT_TOLERANCE``.
+        devices: how many it runs on.
     """
 
-    name: str
-    way: str
-    build: Callable[[Problem, str, str], Program]
-    available: Callable[[], str | None] = _always
-    dtypes: str = "own"
-    passes: tuple[str, ...] = PASSES
-    dense: bool = True
-    takes: Callable[[Problem], bool] = _any
     plan: Callable[[Problem, str], str | None] = _no_plan
     peak_bytes: Callable[[Program], int | None] = _unknown
     traced: bool = True
-    sums_weights: str = "at once"
+    devices: int = 1
 
 
 def _jax(
@@ -107,7 +86,7 @@ def _jax(
     way: str,
     build: Callable[[Problem, str, str], Program],
     takes: Callable[[Problem], bool] = _any,
-    available: Callable[[], str | None] = _always,
+    available: Callable[[], str | None] = always,
     dtypes: str = "own",
     sums_weights: str = "step by step",
 ) -> Implementation:
@@ -128,7 +107,7 @@ def _ours(
     way: str,
     build: Callable[[Problem, str, str], Program],
     plan: Callable[[Problem, str], str | None],
-    available: Callable[[], str | None] = _always,
+    available: Callable[[], str | None] = always,
 ) -> Implementation:
     return Implementation(
         name,
@@ -141,8 +120,34 @@ def _ours(
     )
 
 
+def _over_devices(
+    name: str,
+    way: str,
+    build: Callable[[Problem, str, str], Program],
+    takes: Callable[[Problem], bool],
+    plan: Callable[[Problem, str], str | None],
+    sums_weights: str,
+) -> Implementation:
+    return Implementation(
+        name,
+        f"jaxsparse, {way} over {devices.COUNT} devices",
+        build,
+        available=devices.needs_devices,
+        takes=lambda problem: _of_suite(problem, "devices") and takes(problem),
+        plan=plan,
+        peak_bytes=lambda program: planned_bytes(program.function),
+        traced=False,  # of one of them it would say little
+        devices=devices.COUNT,
+        sums_weights=sums_weights,
+    )
+
+
+def _of_suite(problem: Problem, flag: str) -> bool:
+    return problem.suite in SUITES and bool(getattr(SUITES[problem.suite], flag))
+
+
 def forced(variant: str) -> Implementation:
-    """Our own with a kernel forced, of single layers or of waves."""
+    """Our own with a kernel forced, of single layers or of several."""
     return _ours(
         f"jaxsparse[{variant}]",
         "jaxsparse, forced",
@@ -154,27 +159,14 @@ def forced(variant: str) -> Implementation:
 
 def variants() -> list[str]:
     """Those that can be forced."""
-    return [*VARIANTS, *WAVE_VARIANTS]
+    return [*VARIANTS, *STACK_VARIANTS]
 
 
 def _several_of_one_form(problem: Problem) -> bool:
-    return problem.is_uniform and problem.layers > 1
+    return problem.with_dense_weights().is_uniform and problem.layers > 1
 
 
-def _cudnn(
-    algorithm: str,
-    dtypes: str = "persistent",
-    fill: int = 1,
-    takes: Callable[[Problem], bool] = _plain,
-) -> Implementation:
-    return Implementation(
-        f"cudnn-{algorithm}" + (f"-b{fill}" if fill > 1 else ""),
-        "cuDNN, forced",
-        functools.partial(cudnn.stack, algorithm=algorithm, fill=fill),
-        available=needs_torch,
-        dtypes=dtypes,
-        takes=takes,
-    )
+_cudnn = functools.partial(forced_cudnn, Implementation, cudnn.stack, takes=_plain)
 
 
 def _filled(fill: int) -> Implementation:
@@ -182,14 +174,13 @@ def _filled(fill: int) -> Implementation:
     return _cudnn(
         "static",
         fill=fill,
-        takes=lambda p: p.is_plain and p.batch % fill != 0 and p.state_dtype != "float32",
+        takes=lambda p: _plain(p) and p.batch % fill != 0 and p.state_dtype != "float32",
     )
 
 
 def _on_the_ladder(problem: Problem) -> bool:
-    of_suite = problem.suite in SUITES and SUITES[problem.suite].ladder
     lstm = problem.cell == "LSTM" and problem.directions == 1
-    return of_suite and lstm and problem.is_plain
+    return _of_suite(problem, "ladder") and lstm and _plain(problem)
 
 
 def _rung(rung: str, *, graph: bool) -> Implementation:
@@ -210,6 +201,22 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
         *(_rung(rung, graph=graph) for graph in (False, True) for rung in ladder.RUNGS),
         _ours("jaxsparse", "jaxsparse", ours.stack_scan, ours.stack_plan),
         _ours("jaxsparse-layers", "jaxsparse, layer by layer", ours.scans, ours.scans_plan),
+        _over_devices(
+            "jaxsparse-sharded",
+            "the batch",
+            devices.sharded,
+            devices.can_shard,
+            devices.sharded_plan,
+            sums_weights="at once",
+        ),
+        _over_devices(
+            "jaxsparse-pipelined",
+            "the layers",
+            devices.pipelined,
+            devices.can_pipeline,
+            devices.pipelined_plan,
+            sums_weights="at once",
+        ),
         _jax("lax.scan", "jax.lax.scan, layer by layer", jax_programs.lax_scan),
         _jax(
             "lax.scan-wavefront",
@@ -221,14 +228,14 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
             "flax",
             "flax.nnx.RNN",
             jax_programs.flax_rnn,
-            takes=lambda problem: problem.is_plain and problem.directions == 1,
+            takes=lambda problem: _plain(problem) and problem.directions == 1,
             available=needs_flax,
         ),
         _jax(
             "jax.experimental.rnn",
             "jax.experimental.rnn",
             jax_programs.experimental_rnn,
-            takes=lambda problem: problem.is_plain and problem.cell == "LSTM",
+            takes=lambda problem: _plain(problem) and problem.cell == "LSTM",
             available=needs_gpu,
             dtypes="float32 alone",
             sums_weights="at once",

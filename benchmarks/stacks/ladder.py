@@ -16,7 +16,6 @@ on GPUs", 2016, section 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,7 @@ from benchmarks.stacks.jax_programs import stored
 from benchmarks.stacks.problems import Problem, name
 from benchmarks.stacks.torch_programs import states
 from benchmarks.torch_arrays import as_float64, nbytes, tf32, to_device, torch_module
+from benchmarks.torch_graphs import captured
 from jaxsparse.timing import Program
 
 
@@ -186,7 +186,7 @@ def lstm(problem: Problem, dtype: str, passed: str, *, rung: str, graph: bool) -
         own = [tuple(a.clone() for a in part) for part in parts]
         return own, *(a.clone() for a in (x, *carry))
 
-    function, operands = (_captured(torch, run, copies)) if graph else (run, copies)
+    function, operands = captured(run, copies) if graph else (run, copies)
     return Program(
         function=function,
         operands=operands,
@@ -194,32 +194,3 @@ def lstm(problem: Problem, dtype: str, passed: str, *, rung: str, graph: bool) -
         wait=lambda out: torch.cuda.synchronize(),
         results=lambda out: (as_float64(out),),
     )
-
-
-# A capture that forbids other threads what it forbids its own would be an error of JAX's stream.
-_CAPTURE = "thread_local"
-
-
-def _captured(
-    torch: Any, run: Callable[..., Any], copies: Callable[[], tuple[Any, ...]]
-) -> tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]:
-    """A graph has to be replayed where its operands lay when it was captured."""
-
-    def operands() -> tuple[Any, ...]:
-        own = copies()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries make their workspaces before the capture
-            parts, x, *carry = own
-            run(parts, x[:2], *carry)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode=_CAPTURE):
-            ys = run(*own)
-        return graph, ys, own
-
-    def replay(graph: Any, ys: Any, own: Any) -> Any:
-        graph.replay()
-        return ys
-
-    return replay, operands

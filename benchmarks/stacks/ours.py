@@ -56,7 +56,7 @@ def stack_scan(problem: Problem, dtype: str, passed: str, variant: str | None = 
     """`recurrent.stack_scan` or `bidirectional_stack_scan`."""
     return program(
         _operands(problem, stored(dtype)),
-        _stack(problem, dtype, variant),
+        stack(problem, dtype, variant),
         dtype,
         passed,
         functools.partial(by_names, problem),
@@ -65,17 +65,23 @@ def stack_scan(problem: Problem, dtype: str, passed: str, variant: str | None = 
 
 def stack_plan(problem: Problem, passed: str, variant: str | None = None) -> str | None:
     """What runs on this GPU, each plan once; None without a GPU."""
-    return _plan(problem, passed, _stack(problem, problem.state_dtype, variant))
+    return _plan(problem, passed, stack(problem, problem.state_dtype, variant))
 
 
 def _precision(dtype: str) -> str | None:
     return PRECISION["tf32"] if dtype == "tf32" else None
 
 
-def _stack(problem: Problem, dtype: str, variant: str | None) -> Stack:
+def stack(
+    problem: Problem,
+    dtype: str,
+    variant: str | None = None,
+    scan: Callable[..., Any] = recurrent.stack_scan,
+) -> Stack:
+    """All layers, those of one direction by a scan of several."""
     cell = CELLS[problem.cell]
 
-    def stack(operands: Operands) -> Any:
+    def run(operands: Operands) -> Any:
         def layer(at: int, direction: int) -> recurrent.Layer:
             w, u, b = (operands.get(name(kind, at, direction)) for kind in ("W", "U", "b"))
             return recurrent.Layer(
@@ -97,7 +103,7 @@ def _stack(problem: Problem, dtype: str, variant: str | None) -> Stack:
         of_layers = range(problem.layers)
         if problem.directions == 1:
             layers, carries = ([made(at, 0) for at in of_layers] for made in (layer, carry))
-            return recurrent.stack_scan(layers, carries, operands["x"], resets=resets, **options)[1]
+            return scan(layers, carries, operands["x"], resets=resets, **options)[1]
         pairs, of_pairs = (
             [(made(at, 0), made(at, 1)) for at in of_layers] for made in (layer, carry)
         )
@@ -106,7 +112,7 @@ def _stack(problem: Problem, dtype: str, variant: str | None) -> Stack:
             pairs, of_pairs, operands["x"], resets=resets, **options
         )[1]
 
-    return stack
+    return run
 
 
 def scans(problem: Problem, dtype: str, passed: str) -> Program:
@@ -152,11 +158,15 @@ def _plan(problem: Problem, passed: str, stack: Stack) -> str | None:
     """What an explanation says of each operation for the GPU, in one line and once."""
     if jax.default_backend() != "gpu":
         return None
-    operands = _operands(problem, problem.state_dtype)
+    return told(stack, _operands(problem, problem.state_dtype), passed)
+
+
+def told(stack: Stack, operands: Operands, passed: str) -> str:
+    """The same of a function of such operands."""
     function = stack if passed == "forward" else functools.partial(gradient_of, stack)
-    told = [
+    plans = [
         " ".join(line.strip() for line in str(call).splitlines()[1:])  # the first is what is asked
         for call in jaxsparse.explain(function, operands)
         if call.operation.startswith("recurrent")
     ]
-    return "; ".join(dict.fromkeys(told))
+    return "; ".join(dict.fromkeys(plans))

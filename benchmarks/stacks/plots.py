@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.panels import Panel
-from benchmarks.recurrent.plots import plain_numbers, tick_labels, told_apart
+from benchmarks.recurrent.plots import dots, logarithmic
 from benchmarks.recurrent.report import fastest, ways
 from benchmarks.run import Row
 from benchmarks.stacks.ladder import RUNGS
@@ -20,6 +20,8 @@ STYLES: dict[str, tuple[Any, str]] = {
     "jaxsparse": ("C3", "o"),
     "jaxsparse, layer by layer": ("C1", "s"),
     "jaxsparse, forced": ("C8", "."),
+    "jaxsparse, the batch over 2 devices": ("C3", "P"),
+    "jaxsparse, the layers over 2 devices": ("C3", "p"),
     "jax.lax.scan, layer by layer": ("C0", "D"),
     "jax.lax.scan, wavefront": ("C9", "d"),
     "flax.nnx.RNN": ("C5", "*"),
@@ -41,7 +43,8 @@ def draw(ax: Any, panel: Panel) -> None:
     """Lines over what the suite varies, or a row of dots for each stack."""
     suite = SUITES.get(panel.suite)
     if suite is None or suite.varies is None:
-        _dots(ax, panel)
+        dots(ax, panel, STYLES, lambda row: row["us"] / 1e3, 0.6)
+        ax.set_xlabel("milliseconds")
     else:
         _lines(ax, panel, suite.varies)
 
@@ -65,29 +68,6 @@ def _lines(ax: Any, panel: Panel, varies: str) -> None:
             name = way if way not in drawn else None
             drawn.add(way)
             ax.plot(*np.array(points).T, color=colour, marker=marker, label=name, alpha=0.7)
-    ax.set_xscale("log")
-    shown = sorted({row[varies] for row in panel.rows.values()})
-    ax.set_xticks(shown, tick_labels(shown))
-    ax.set_xticks([], minor=True)
     ax.set_xlabel(AXES[varies])
-    ax.set_yscale("log")
-    plain_numbers(ax.yaxis)
     ax.set_ylabel("TFLOP/s")
-    ax.grid(alpha=0.3)
-
-
-def _dots(ax: Any, panel: Panel) -> None:
-    heights = {problem: -i for i, problem in enumerate(panel.problems)}
-    drawn = ways(panel)
-    for i, way in enumerate(drawn):
-        lower = 0.6 * ((i + 0.5) / len(drawn) - 0.5)  # or equal times would hide each other
-        rows = [(heights[p] - lower, fastest(panel, p, way)) for p in panel.problems]
-        points = [(row["us"] / 1e3, y) for y, row in rows if row]
-        if points:
-            colour, marker = STYLES[way]
-            ax.plot(*np.array(points).T, marker, color=colour, label=way, alpha=0.85)
-    ax.set_xscale("log")
-    plain_numbers(ax.xaxis)
-    ax.set_xlabel("milliseconds")
-    ax.set_yticks(list(heights.values()), told_apart(list(heights)))
-    ax.grid(axis="x", alpha=0.3)
+    logarithmic(ax, sorted({row[varies] for row in panel.rows.values()}))

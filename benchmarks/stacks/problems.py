@@ -43,6 +43,7 @@ class Problem:
         features: of the stack's input; None for as many as units.
         directions: 1, or 2 for layers that run both ways.
         skip: over how many layers the stack's residual connections lead; 0 for none.
+        parts: runs of as many layers, none of which a residual connection leaves.
         norm: whether what enters a layer is normalised over its features.
         density: the share of the recurrent weights that is stored; None for dense matrices.
         heads: blocks of the recurrent matrix, each of as many units.
@@ -61,6 +62,7 @@ class Problem:
     features: int | None = None
     directions: int = 1
     skip: int = 0
+    parts: int = 1
     norm: bool = False
     density: float | None = None
     heads: int = 1
@@ -77,6 +79,7 @@ class Problem:
             f"{self.layers}x{self.hidden}",
             f"in{self.features}" if self.features is not None else "",
             f"skip{self.skip}" if self.skip else "",
+            f"parts{self.parts}" if self.parts > 1 else "",
             "norm" if self.norm else "",
             "" if self.density is None else f"d{self.density:g}",
             f"heads{self.heads}" if self.heads > 1 else "",
@@ -116,7 +119,8 @@ class Problem:
 
     def ends_skip(self, layer: int) -> bool:
         """Whether the output of the layer so many below is added to this one's."""
-        return self.skip > 0 and (layer + 1) % self.skip == 0
+        place = layer % (self.layers // self.parts)
+        return self.skip > 0 and (place + 1) % self.skip == 0
 
     @property
     def is_plain(self) -> bool:
@@ -251,12 +255,14 @@ class Suite:
         about: for the list.
         varies: the field that a plot has on its horizontal axis; None for a row of dots for each.
         ladder: whether the steps of the ladder are measured as well.
+        devices: whether several devices are as well.
     """
 
     problems: tuple[Problem, ...]
     about: str
     varies: str | None = None
     ladder: bool = False
+    devices: bool = False
 
 
 def _grid(suite: str, cells: Sequence[str], **fields: Sequence[Any]) -> tuple[Problem, ...]:
@@ -349,6 +355,14 @@ SUITES: dict[str, Suite] = {
         ),
         "RNN of 1152 units, 1 to 108 layers, skips over 4: throughput and memory over the batch",
         "batch",
+    ),
+    "stack_devices": Suite(
+        (
+            *(Problem("stack_devices", "LSTM", 4, 512, b, 1000) for b in (16, 32)),
+            Problem("stack_devices", "RNN", 108, 1152, batch=64, length=1000, parts=2, **_DEEP),
+        ),
+        "one GPU and two: LSTM 4x512 with twice the batch, RNN 108x1152 with half of the layers",
+        devices=True,
     ),
     "heads": Suite(
         tuple(

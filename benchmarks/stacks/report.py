@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from benchmarks.panels import Panel, Table, label
-from benchmarks.recurrent.report import FAILURES, fastest, ways
+from benchmarks.recurrent.report import FAILURES, fastest, ratios, ways
 from benchmarks.run import Row
 
 OURS = ("jaxsparse", "jaxsparse, layer by layer")
@@ -31,9 +31,10 @@ def tables(panel: Panel) -> Iterator[Table]:
     for problem in panel.problems:
         best = [fastest(panel, problem, way) for way in shown]
         cells.append([problem, *("-" if row is None else f"{row['us'] / 1e3:.3g}" for row in best)])
-    yield Table(
-        f"{panel.title}: milliseconds, the fastest of each way", cells, list(_ratios(panel, shown))
-    )
+    ours = next((way for way in OURS if way in shown), None)
+    compared = [] if ours is None else ratios(panel, ours, "stack")
+    notes = [*compared, *_weak_scaling(panel)]
+    yield Table(f"{panel.title}: milliseconds, the fastest of each way", cells, notes)
     for problem in panel.problems:
         rows = [row for (p, _), row in panel.rows.items() if p == problem]
         yield _whole(f"{panel.title}: {problem}", rows)
@@ -67,16 +68,16 @@ def _figures(row: Row) -> list[str]:
     ]
 
 
-def _ratios(panel: Panel, shown: Sequence[str]) -> Iterator[str]:
-    """How many times as fast we are, from the fastest of each way."""
-    ours = next((way for way in OURS if way in shown), None)
-    if ours is None:
-        return
-    for way in shown:
-        pairs = [(fastest(panel, p, ours), fastest(panel, p, way)) for p in panel.problems]
-        ratios = [theirs["us"] / own["us"] for own, theirs in pairs if own and theirs]
-        if ratios and way != ours:
-            yield (
-                f"{ours}: {min(ratios):.2f} to {max(ratios):.2f} times as fast as {way} "
-                f"({len(ratios)} stack{'s' * (len(ratios) > 1)})"
-            )
+def _weak_scaling(panel: Panel) -> Iterator[str]:
+    """How much longer several devices take for as many times the batch of one."""
+    rows = [row for row in panel.rows.values() if row["us"] is not None]
+    alike = ("cell", "layers", "hidden", "length", "skip", "norm", "state_dtype", "dtype")
+    for many in (row for row in rows if row["implementation"] == "jaxsparse-sharded"):
+        for one in (row for row in rows if row["implementation"] == "jaxsparse"):
+            same = all(one[key] == many[key] for key in alike)
+            if same and one["batch"] * many["devices"] == many["batch"]:
+                yield (
+                    f"{many['problem']} on {many['devices']} devices: "
+                    f"{100 * one['us'] / many['us']:.1f} % of {many['devices']} times the "
+                    f"throughput of one with {one['problem']}"
+                )

@@ -53,12 +53,7 @@ from .training import train
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     """Parses and checks the options."""
-    parser = Parser(
-        "python -m examples.char_rnn",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("python -m examples.char_rnn", __doc__)
     parser.add_argument(
         "--hidden",
         type=parse_hidden,

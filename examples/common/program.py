@@ -37,7 +37,15 @@ def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], An
 
 
 class Parser(argparse.ArgumentParser):
-    """Leaves out the usage text when an option is wrong."""
+    """Shows its description as it is written, and no usage text when an option is wrong."""
+
+    def __init__(self, program: str, description: str | None):
+        super().__init__(
+            program,
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message)

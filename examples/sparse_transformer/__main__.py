@@ -77,12 +77,7 @@ PRESETS = {"paper": PAPER_SIZES | PAPER_TRAINING}
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     """Parses and checks the options, and derives the defaults that depend on others."""
-    parser = Parser(
-        "python -m examples.sparse_transformer",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("python -m examples.sparse_transformer", __doc__)
     add, count = parser.add_argument, number(int, 1, 2**31)
     add("--preset", choices=PRESETS, help="the paper's model; other options override it")
     add("--data", type=Path, help="photographs, .npz or CIFAR-10, as above")

@@ -58,12 +58,7 @@ SAMPLES = 5  # Utterances that are printed.
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     """Parses and checks the options."""
-    parser = Parser(
-        "python -m examples.speech",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("python -m examples.speech", __doc__)
     add = parser.add_argument
     add("--layers", type=number(int, 1, 2**31), default=3, help="recurrent layers (%(default)s)")
     add(

@@ -81,12 +81,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     """Parses and checks the options."""
-    parser = Parser(
-        "python -m experiments.speech",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("python -m experiments.speech", __doc__)
     add, quick = parser.add_argument, PRESETS["quick"]
     models = " ".join(model.name for model in quick["models"])
     add("--preset", choices=PRESETS, default="quick", help="others override it (quick)")

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "check_topology/problem.h"
+#include "host/handlers.h"
 #include "host/registry.h"
 #include "nvrtc/expression.h"
 
@@ -105,13 +106,14 @@ ffi::Error PrepareOnCuda(int32_t device, ffi::RemainingArgs operands, ffi::Remai
   return ffi::Error::Success();
 }
 
-ffi::Error RunOnCuda(int32_t device, cudaStream_t stream, ffi::RemainingArgs operands,
+ffi::Error RunOnCuda(int32_t device, void* of_xla, ffi::RemainingArgs operands,
                      ffi::RemainingRets results, ffi::Dictionary attributes) {
   CheckTopologyProblem p;
   if (ffi::Error error = Parse(operands, results, attributes, &p); error.failure()) return error;
   std::string reason;
   const void* kernel = GetKernel(Kernel(p.pattern.index_type), device, &reason);
   if (kernel == nullptr) return ffi::Error::Internal(std::string(kName) + ": " + reason);
+  auto* stream = static_cast<cudaStream_t>(of_xla);
   constexpr int kThreads = 128;
   const int64_t units = p.batch.count * (p.pattern.rows + 1);
   if (units == 0) return ffi::Error::Success();
@@ -134,29 +136,8 @@ ffi::Error RunOnCuda(int32_t device, cudaStream_t stream, ffi::RemainingArgs ope
   return Report(p, place, bounds);
 }
 
-template <typename Binding>
-auto WithCall(Binding binding) {
-  return std::move(binding).RemainingArgs().RemainingRets().Attrs();
-}
-
 XLA_FFI_Error* Cpu(XLA_FFI_CallFrame* frame) {
   static auto* handler = WithCall(ffi::Ffi::Bind()).To(RunOnCpu).release();
-  return handler->Call(frame);
-}
-
-XLA_FFI_Error* CudaInitialize(XLA_FFI_CallFrame* frame) {
-  static auto* handler =
-      WithCall(ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>().Ctx<ffi::DeviceOrdinal>())
-          .To(PrepareOnCuda)
-          .release();
-  return handler->Call(frame);
-}
-
-XLA_FFI_Error* CudaExecute(XLA_FFI_CallFrame* frame) {
-  static auto* handler =
-      WithCall(ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::PlatformStream<cudaStream_t>>())
-          .To(RunOnCuda)
-          .release();
   return handler->Call(frame);
 }
 
@@ -165,8 +146,8 @@ XLA_FFI_Error* CudaExecute(XLA_FFI_CallFrame* frame) {
 OperationEntry CheckTopologyEntry() {
   return {kName,
           Cpu,
-          CudaInitialize,
-          CudaExecute,
+          InitializeOnCuda<PrepareOnCuda>,
+          ExecuteOnCuda<RunOnCuda>,
           {"rows"},
           {"generic_rows"},
           {Kernel(IndexType::kInt32), Kernel(IndexType::kUint16)}};

@@ -19,6 +19,7 @@
 
 #include "cpu/workers.h"
 #include "host/call_parser.h"
+#include "host/handlers.h"
 #include "host/variant.h"
 #include "nvrtc/kernel.h"
 #include "types.h"
@@ -169,32 +170,15 @@ class Targets {
     return handler->Call(frame);
   }
 
-  // Compiles and loads what the execution needs: before any graph capture, where neither is
-  // allowed.
   static XLA_FFI_Error* CudaInitialize(XLA_FFI_CallFrame* frame) {
-    static auto* handler =
-        WithCall(
-            ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>().template Ctx<ffi::DeviceOrdinal>())
-            .To(PrepareOnCuda)
-            .release();
-    return handler->Call(frame);
+    return InitializeOnCuda<PrepareOnCuda>(frame);
   }
 
   static XLA_FFI_Error* CudaExecute(XLA_FFI_CallFrame* frame) {
-    static auto* handler =
-        WithCall(
-            ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().template Ctx<ffi::PlatformStream<void*>>())
-            .To(RunOnCuda, {ffi::Traits::kCmdBufferCompatible})
-            .release();
-    return handler->Call(frame);
+    return ExecuteOnCuda<RunOnCuda, ffi::Traits::kCmdBufferCompatible>(frame);
   }
 
  private:
-  template <typename Binding>
-  static auto WithCall(Binding binding) {
-    return std::move(binding).RemainingArgs().RemainingRets().Attrs();
-  }
-
   static ffi::Error RunOnCpu(ffi::ThreadPool pool, ffi::RemainingArgs operands,
                              ffi::RemainingRets results, ffi::Dictionary attributes) {
     const ParsedCall<Operation, CpuVariant<typename Operation::Problem>> call(

@@ -62,6 +62,22 @@ inline int64_t ExchangeBytes(int64_t length, int64_t step_bytes) {
 std::string PlanConstants(const char* type, const std::string& config, const ScanLaunches& launches,
                           bool barrier);
 
+// What a plan says of a kernel, and of blocks of such sizes. It lacks when to poll and the times
+// that are predicted.
+template <typename Sizes>
+ScanPlan PlanOfSizes(const ScanVariant& variant, const char* kernel, const Sizes& sizes,
+                     const char* type, const std::string& config, const ScanLaunches& launches) {
+  ScanPlan plan;
+  plan.variant = &variant;
+  plan.file = std::string("recurrent/kernels/") + kernel;
+  plan.constants = PlanConstants(type, config, launches, variant.barrier);
+  plan.blocks = sizes.blocks;
+  plan.threads = sizes.threads;
+  plan.shared_bytes = sizes.shared_bytes;
+  plan.launches = launches;
+  return plan;
+}
+
 // Predicted for all steps.
 double TotalMicroseconds(const ScanPlan& plan, const ScanForm& form);
 

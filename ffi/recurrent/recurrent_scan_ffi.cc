@@ -3,58 +3,35 @@
 // the last result is its workspace: exchange buffers of a launch's scans, flags, dense forms of
 // sparse matrices that are kept on chip as such. There is no CPU kernel: elsewhere the scan is a
 // loop of XLA.
-#include <cuda_runtime_api.h>
-
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "host/registry.h"
 #include "persistent/densify.h"
-#include "persistent/failures.h"
-#include "recurrent/scan_call.h"
+#include "recurrent/scan_targets.h"
 #include "recurrent/variants.h"
 
 namespace jaxsparse {
 namespace {
 
-constexpr char kName[] = "recurrent_scan";
-
 // Weights of their own in one call: more than any layer has heads.
 constexpr size_t kMostDirections = 4096;
 
-// One call: everything but the place of a batch entry in the arrays.
-struct Call {
-  Batch batch;
-  int64_t steps = 0, rows = 0, hidden = 0, state_parts = 0;
-  Array weights, layout, row_offsets, column_indices, state, states;
-  int64_t nse = 0, weights_size = 0, layout_size = 0;  // elements of a direction
+struct RecurrentScanCall : ScanCall {
+  ScanArrays arrays;
+  Array weights, layout, row_offsets, column_indices;
+  int64_t nse = 0, weights_size = 0;  // elements of a direction
   int64_t matrix_rows = 0, matrix_columns = 0;
   bool densified = false;
   IndexType index_type = IndexType::kInt32;
   int64_t weight_row_stride = 0, weight_column_stride = 0;
-  DType weight_dtype = DType::kFloat32, state_dtype = DType::kFloat32;
-  struct Input {
-    Array array;
-    int64_t bytes = 0;  // of an element
-    ScanInput form;
-  };
-  struct Output {
-    Array array;
-    int64_t bytes = 0;  // of an element
-  };
-  std::vector<Array> carries, last_carries;
-  std::vector<Input> inputs;
-  std::vector<Output> outputs;
+  DType weight_dtype = DType::kFloat32;
   std::vector<bool> reversed;
-  char* workspace = nullptr;
-  ScanLaunches launches;
-  KernelLaunch launch;
 };
 
 // The weights of `products` times h rows and `s` times h columns.
 void ParseWeights(CallParser& call, int64_t products, Dimension& d, Dimension& s, Dimension& h,
-                  Call* c) {
+                  RecurrentScanCall* c) {
   constexpr int64_t kMostRows = 1 << 24;
   const ScanWeights weights = call.Choice("weights", kScanWeights);
   const bool transposed = call.Attribute<bool>("transposed");
@@ -75,7 +52,6 @@ void ParseWeights(CallParser& call, int64_t products, Dimension& d, Dimension& s
       c->weights = call.Operand("recurrent", dtype, {d, nse});
       c->layout = call.Operand("layout", {ffi::U32}, {d, layout_words});
       c->weights_size = c->nse = nse.size;
-      c->layout_size = layout_words;
       break;
     case ScanWeights::kMasked: {
       ElementType index(kIndices);
@@ -102,7 +78,7 @@ void ParseWeights(CallParser& call, int64_t products, Dimension& d, Dimension& s
   if (c->densified) c->launches.dense_bytes = rows * columns * SizeOf(c->weight_dtype);
 }
 
-void ParseLaunches(CallParser& call, Call* c) {
+void ParseLaunches(CallParser& call, RecurrentScanCall* c) {
   ScanLaunches& launches = c->launches;
   c->launch = ParseLaunch(call, &launches);
   const LaunchShape& shape = c->launch.shape;
@@ -116,9 +92,7 @@ void ParseLaunches(CallParser& call, Call* c) {
   }
 }
 
-ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
-                 ffi::Dictionary attributes, Call* c) {
-  CallParser call(kName, operands, results, attributes);
+void ParseScan(CallParser& call, RecurrentScanCall* c) {
   const int64_t products = call.Integer("products", 1, kMaxScanArrays);
   const int64_t carries = call.Integer("carries", 0, kMaxScanArrays);
   const std::vector<Span> inputs = Spans(call, "inputs", "tbh"),
@@ -136,61 +110,46 @@ ffi::Error Parse(ffi::RemainingArgs operands, ffi::RemainingRets results,
   d.said_by = "attribute reversed";
   ElementType dtype = ElementType::OneOf(kScanDTypes);
   ElementType float32 = {ffi::F32};
-  c->states = call.Result("states", dtype, {d, t, b, s, h});
+  ScanArrays& arrays = c->arrays;
+  arrays.states = call.Result("states", dtype, {d, t, b, s, h});
   for (int64_t i = 0; i < carries; ++i) {
-    c->last_carries.push_back(call.Result("last carry", float32, {d, b, h}));
+    arrays.last_carries.push_back(call.Result("last carry", float32, {d, b, h}));
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
     ElementType type = TypeNamed(call, output_dtypes[i], dtype);
     const Array array = call.Result("output", type, {d, t, b, outputs[i].parts, h});
-    c->outputs.push_back({array, SizeOf(DTypeOf(type))});
+    arrays.outputs.push_back({array, SizeOf(DTypeOf(type))});
   }
-  if (!call.ok()) return call.error();
+  if (!call.ok()) return;
   c->batch = call.batch();
   c->launches.directions = d.size, c->steps = t.size, c->rows = b.size;
-  c->state_parts = s.size, c->hidden = h.size;
-  c->state_dtype = DTypeOf(dtype);
+  c->hidden = h.size;
+  arrays.state_bytes = SizeOf(DTypeOf(dtype));
   for (const char direction : reversed) c->reversed.push_back(direction == '1');
 
   ParseWeights(call, products, d, s, h, c);
-  c->state = call.Operand("state", dtype, {d, b, s, h});
+  arrays.state = call.Operand("state", dtype, {d, b, s, h});
   for (int64_t i = 0; i < carries; ++i) {
-    c->carries.push_back(call.Operand("carry", float32, {d, b, h}));
+    arrays.carries.push_back(call.Operand("carry", float32, {d, b, h}));
   }
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Span& span = inputs[i];
     const InputSizes sizes(span, t.size, b.size, h.size);
     ElementType type = TypeNamed(call, input_dtypes[i], dtype);
-    Call::Input input;
-    input.array =
+    const Array array =
         call.Operand("input", type, {d, sizes.time, sizes.rows, sizes.parts, sizes.units});
-    input.bytes = SizeOf(DTypeOf(type));
-    input.form = sizes.FormOf(span);
-    c->inputs.push_back(input);
+    arrays.inputs.push_back({array, SizeOf(DTypeOf(type)), sizes.FormOf(span)});
   }
   ParseLaunches(call, c);
   c->workspace = call.ResultWorkspace(c->launches.WorkspaceBytes()).data;
-  call.Finish();
-  return call.ok() ? ffi::Error::Success() : call.error();
-}
-
-// Where a batch entry of a call lies in an array with elements of so many bytes.
-char* EntryOf(const Call& c, int64_t entry, const Array& array, int64_t bytes) {
-  auto* data = static_cast<char*>(array.data);
-  return data + (array.At<char>(c.batch, entry) - data) * bytes;
 }
 
 // The problem of one launch for one batch entry of the call.
-RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t launch) {
-  const auto at = [&](const Array& array, int64_t bytes) {
-    return EntryOf(c, entry, array, bytes);
-  };
-  const int64_t state = SizeOf(c.state_dtype);
+RecurrentScanProblem ProblemOf(const RecurrentScanCall& c, int64_t entry, int64_t launch) {
   const int64_t first_scan = launch * c.launches.scans;
   RecurrentScanProblem p;
-  p.steps = c.steps;
-  p.batch = c.rows;
-  p.hidden = c.hidden;
+  c.Fill(0, &p);
+  c.arrays.Fill(c.batch, entry, &p);
   p.first_scan = static_cast<uint32_t>(first_scan);
   for (int64_t scan = 0; scan < c.launches.ScansOf(launch); ++scan) {
     const int64_t direction = (first_scan + scan) / c.launches.groups;
@@ -198,43 +157,25 @@ RecurrentScanProblem ProblemOf(const Call& c, int64_t entry, int64_t launch) {
     p.reversed_scans[scan / 32] |= bit << scan % 32;
   }
   p.reverse = (p.reversed_scans[0] & 1) != 0;
-  p.weights =
-      c.densified ? c.workspace + c.launches.DenseAt(0) : at(c.weights, SizeOf(c.weight_dtype));
+  p.weights = c.densified ? c.workspace + c.launches.DenseAt(0)
+                          : EntryOf(c.batch, entry, c.weights, SizeOf(c.weight_dtype));
   p.weights_size = c.weights_size;
   p.weight_row_stride = c.weight_row_stride;
   p.weight_column_stride = c.weight_column_stride;
   if (c.layout.data != nullptr) {
-    p.layout = reinterpret_cast<const uint32_t*>(at(c.layout, sizeof(uint32_t)));
+    p.layout =
+        reinterpret_cast<const uint32_t*>(EntryOf(c.batch, entry, c.layout, sizeof(uint32_t)));
   }
-  p.initial_state = at(c.state, state);
-  p.states = at(c.states, state);
-  for (size_t i = 0; i < c.carries.size(); ++i) {
-    p.initial_carry[i] = reinterpret_cast<const float*>(at(c.carries[i], sizeof(float)));
-    p.final_carry[i] = reinterpret_cast<float*>(at(c.last_carries[i], sizeof(float)));
-  }
-  for (size_t i = 0; i < c.inputs.size(); ++i) {
-    p.inputs[i] = c.inputs[i].form;
-    p.inputs[i].data = at(c.inputs[i].array, c.inputs[i].bytes);
-  }
-  for (size_t i = 0; i < c.outputs.size(); ++i) {
-    p.outputs[i] = at(c.outputs[i].array, c.outputs[i].bytes);
-  }
-  p.exchange = c.workspace + c.launches.ExchangeAt(0);
-  p.exchange_bytes = c.launches.exchange_bytes;
-  p.arrivals = reinterpret_cast<uint32_t*>(c.workspace + c.launches.ArrivalsAt(0));
-  p.poll_delays = c.launch.poll_delays;
-  p.wait_limits = c.launch.wait_limits;
-  p.wait_limits.error = reinterpret_cast<uint32_t*>(c.workspace + c.launches.ErrorAt());
   return p;
 }
 
-std::string DensifyAll(const Call& c, int64_t entry, int device, cudaStream_t stream) {
+std::string DensifyAll(const RecurrentScanCall& c, int64_t entry, int device, void* stream) {
   std::string reason;
   const int64_t value_bytes = SizeOf(c.weight_dtype);
   const int64_t index_bytes = c.index_type == IndexType::kInt32 ? 4 : 2;
   for (int64_t direction = 0; direction < c.launches.directions && reason.empty(); ++direction) {
     const auto at = [&](const Array& array, int64_t size, int64_t bytes) {
-      return EntryOf(c, entry, array, bytes) + direction * size * bytes;
+      return EntryOf(c.batch, entry, array, bytes) + direction * size * bytes;
     };
     DensifyProblem p;
     p.values = at(c.weights, c.nse, value_bytes);
@@ -250,72 +191,37 @@ std::string DensifyAll(const Call& c, int64_t entry, int device, cudaStream_t st
   return reason;
 }
 
-ffi::Error PrepareOnCuda(int32_t device, ffi::RemainingArgs operands, ffi::RemainingRets results,
-                         ffi::Dictionary attributes) {
-  Call call;
-  if (ffi::Error error = Parse(operands, results, attributes, &call); error.failure()) return error;
-  std::string reason;
-  if (FailureWord(device, &reason) == nullptr ||
-      GetKernel(call.launch.kernel, device, &reason) == nullptr ||
-      (call.densified &&
-       GetKernel(DensifySource(call.weight_dtype, call.index_type), device, &reason) == nullptr)) {
-    return ffi::Error::Internal(std::string(kName) + ": " + reason);
-  }
-  return ffi::Error::Success();
-}
+struct RecurrentScanOperation {
+  using Call = RecurrentScanCall;
+  static constexpr char kName[] = "recurrent_scan";
 
-ffi::Error RunOnCuda(int32_t device, cudaStream_t stream, ffi::RemainingArgs operands,
-                     ffi::RemainingRets results, ffi::Dictionary attributes) {
-  Call call;
-  if (ffi::Error error = Parse(operands, results, attributes, &call); error.failure()) return error;
-  std::string reason;
-  uint32_t* failure = FailureWord(device, &reason);
-  if (TakeFailure(device)) reason = FailedBefore(device);
-  const void* kernel = reason.empty() ? GetKernel(call.launch.kernel, device, &reason) : nullptr;
-  for (int64_t entry = 0; entry < call.batch.count && reason.empty(); ++entry) {
-    if (call.densified) reason = DensifyAll(call, entry, device, stream);
+  static void Parse(CallParser& parser, Call* call) { ParseScan(parser, call); }
+
+  static std::vector<KernelSource> MoreKernels(const Call& call) {
+    if (!call.densified) return {};
+    return {DensifySource(call.weight_dtype, call.index_type)};
+  }
+
+  static std::string Launch(const Call& call, int64_t entry, const CudaLaunch& launch) {
+    std::string reason;
+    if (call.densified) reason = DensifyAll(call, entry, launch.device, launch.stream);
     const ScanLaunches& launches = call.launches;
     for (int64_t i = 0; i < launches.Count() && reason.empty(); ++i) {
       RecurrentScanProblem p = ProblemOf(call, entry, i);
-      // Unified addressing: the device sees it there, too.
-      p.wait_limits.report = failure;
-      LaunchShape shape = call.launch.shape;
-      shape.blocks = shape.blocks / launches.scans * launches.ScansOf(i);
-      reason = ClearWorkspace(launches, call.workspace, device, stream);
-      if (reason.empty()) reason = LaunchKernel(kernel, shape, &p, device, stream);
+      CudaLaunch part = launch;
+      part.shape.blocks = launch.shape.blocks / launches.scans * launches.ScansOf(i);
+      reason = LaunchCleared(call, part, &p);
     }
+    return reason;
   }
-  return reason.empty() ? ffi::Error::Success()
-                        : ffi::Error::Internal(std::string(kName) + ": " + reason);
-}
-
-template <typename Binding>
-auto WithCall(Binding binding) {
-  return std::move(binding).RemainingArgs().RemainingRets().Attrs();
-}
-
-XLA_FFI_Error* CudaInitialize(XLA_FFI_CallFrame* frame) {
-  static auto* handler =
-      WithCall(ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>().Ctx<ffi::DeviceOrdinal>())
-          .To(PrepareOnCuda)
-          .release();
-  return handler->Call(frame);
-}
-
-XLA_FFI_Error* CudaExecute(XLA_FFI_CallFrame* frame) {
-  static auto* handler =
-      WithCall(ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::PlatformStream<cudaStream_t>>())
-          .To(RunOnCuda, {ffi::Traits::kCmdBufferCompatible})
-          .release();
-  return handler->Call(frame);
-}
+};
 
 }  // namespace
 
 OperationEntry RecurrentScanEntry() {
   // Kernels of scans are printed for each plan; tests/test_recurrent_plan.py compiles some of every
   // kind.
-  OperationEntry entry{kName, nullptr, CudaInitialize, CudaExecute, {}, {}, {}};
+  OperationEntry entry = ScanEntry<RecurrentScanOperation>();
   for (const ScanVariant& variant : kScanVariants) entry.cuda_variants.push_back(variant.name);
   for (const NamedScanDType& named : kScanDTypes) {
     for (const IndexType index_type : {IndexType::kInt32, IndexType::kUint16}) {

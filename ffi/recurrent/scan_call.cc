@@ -1,5 +1,7 @@
 #include "recurrent/scan_call.h"
 
+#include <cuda_runtime_api.h>
+
 #include <limits>
 
 namespace jaxsparse {
@@ -96,14 +98,53 @@ ElementType TypeNamed(CallParser& call, std::string_view name, const ElementType
   return {ffi::F32};
 }
 
-std::string ClearWorkspace(const ScanLaunches& launches, void* workspace, int device,
-                           cudaStream_t stream) {
-  const ScopedDevice scoped(device);
-  const auto bytes = static_cast<size_t>(launches.ClearedBytes());
-  const cudaError_t status = cudaMemsetAsync(workspace, 0xff, bytes, stream);
-  return status == cudaSuccess
-             ? ""
-             : std::string("clearing the workspace: ") + cudaGetErrorString(status);
+void ScanCall::Fill(int64_t scan, RecurrentScanProblem* problem) const {
+  RecurrentScanProblem& p = *problem;
+  p.steps = steps;
+  p.batch = rows;
+  p.hidden = hidden;
+  p.exchange = workspace + launches.ExchangeAt(scan);
+  p.exchange_bytes = launches.exchange_bytes;
+  p.arrivals = reinterpret_cast<uint32_t*>(workspace + launches.ArrivalsAt(scan));
+  p.poll_delays = launch.poll_delays;
+  p.wait_limits = launch.wait_limits;
+  p.wait_limits.error = reinterpret_cast<uint32_t*>(workspace + launches.ErrorAt());
+}
+
+void ScanArrays::Fill(const Batch& batch, int64_t entry, RecurrentScanProblem* problem) const {
+  const auto at = [&](const Array& array, int64_t bytes) {
+    return EntryOf(batch, entry, array, bytes);
+  };
+  RecurrentScanProblem& p = *problem;
+  p.initial_state = at(state, state_bytes);
+  p.states = at(states, state_bytes);
+  for (size_t i = 0; i < carries.size(); ++i) {
+    p.initial_carry[i] = reinterpret_cast<const float*>(at(carries[i], sizeof(float)));
+    p.final_carry[i] = reinterpret_cast<float*>(at(last_carries[i], sizeof(float)));
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    p.inputs[i] = inputs[i].form;
+    p.inputs[i].data = at(inputs[i].array, inputs[i].bytes);
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    p.outputs[i] = at(outputs[i].array, outputs[i].bytes);
+  }
+}
+
+char* EntryOf(const Batch& batch, int64_t entry, const Array& array, int64_t bytes) {
+  auto* data = static_cast<char*>(array.data);
+  return data + (array.At<char>(batch, entry) - data) * bytes;
+}
+
+std::string LaunchCleared(const ScanCall& call, const CudaLaunch& launch, void* problem) {
+  const ScopedDevice scoped(launch.device);
+  const auto bytes = static_cast<size_t>(call.launches.ClearedBytes());
+  auto* stream = static_cast<cudaStream_t>(launch.stream);
+  const cudaError_t status = cudaMemsetAsync(call.workspace, 0xff, bytes, stream);
+  if (status != cudaSuccess) {
+    return std::string("clearing the workspace: ") + cudaGetErrorString(status);
+  }
+  return LaunchKernel(launch.kernel, launch.shape, problem, launch.device, launch.stream);
 }
 
 std::string FailedBefore(int device) {

@@ -1,14 +1,13 @@
-// What the calls of recurrent scans and of waves have in common: attributes, and what is done
-// before each launch.
+// What the calls of recurrent scans and of waves have in common: attributes, arrays, and what is
+// done before each launch.
 #pragma once
-
-#include <cuda_runtime_api.h>
 
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "host/call_parser.h"
+#include "host/variant.h"
 #include "nvrtc/kernel.h"
 #include "recurrent/launches.h"
 #include "recurrent/problem.h"
@@ -54,10 +53,45 @@ std::vector<std::string_view> DTypeNames(CallParser& call, const char* attribute
 // Of an array beside states of a dtype.
 ElementType TypeNamed(CallParser& call, std::string_view name, const ElementType& states);
 
-// A kernel that found an earlier scan's states in the exchange buffer would take them for its own.
-// The reason of a failure, or nothing.
-std::string ClearWorkspace(const ScanLaunches& launches, void* workspace, int device,
-                           cudaStream_t stream);
+// One call: everything but its arrays, and the place of a batch entry in them.
+struct ScanCall {
+  Batch batch;
+  int64_t steps = 0, rows = 0, hidden = 0;
+  char* workspace = nullptr;
+  ScanLaunches launches;
+  KernelLaunch launch;
+
+  // Sizes and waits; `scan`: of those that share the workspace, the problem's first one.
+  void Fill(int64_t scan, RecurrentScanProblem* problem) const;
+};
+
+// The arrays of all scans of a call, or of one layer.
+struct ScanArrays {
+  struct Input {
+    Array array;
+    int64_t bytes = 0;  // of an element
+    ScanInput form;
+  };
+  struct Output {
+    Array array;
+    int64_t bytes = 0;  // of an element
+  };
+  Array state, states;
+  int64_t state_bytes = 0;  // of an element
+  std::vector<Array> carries, last_carries;
+  std::vector<Input> inputs;
+  std::vector<Output> outputs;
+
+  // Where a batch entry of the call has them.
+  void Fill(const Batch& batch, int64_t entry, RecurrentScanProblem* problem) const;
+};
+
+// Where a batch entry lies in an array with elements of so many bytes.
+char* EntryOf(const Batch& batch, int64_t entry, const Array& array, int64_t bytes);
+
+// Launches with a cleared workspace: a kernel that found an earlier scan's states in the exchange
+// buffer would take them for its own. Returns the reason of a failure, or an empty string.
+std::string LaunchCleared(const ScanCall& call, const CudaLaunch& launch, void* problem);
 
 // What is said of a scan that timed out, by the next one on that GPU.
 std::string FailedBefore(int device);

@@ -6,117 +6,10 @@
 #include <queue>
 #include <utility>
 
+#include "recurrent/bank_wavefront.h"
+
 namespace jaxsparse {
 namespace {
-
-struct Entry {
-  int32_t column, value;
-};
-
-// What is left of a row to assign in one part: its entries by bank, each bank's taken from the end.
-struct Pool {
-  std::vector<Entry> entries;
-  std::vector<int32_t> begin, end;
-  int64_t padding = 0;
-};
-
-// One access of threads that are served together: to each an entry of its row, as many as possible
-// of different banks.
-class Wavefront {
- public:
-  explicit Wavefront(int banks) : banks_(banks), thread_of_(banks), demand_(banks) {}
-
-  const std::vector<Entry>& taken() const { return taken_; }
-  const std::vector<int>& served() const { return served_; }  // entries by bank
-
-  // Takes them from pools[pool_of[k]] for k < count; pool_of[k] < 0: none.
-  void Assign(std::vector<Pool>* pools, const int* pool_of, int count) {
-    pools_ = pools;
-    pool_of_ = pool_of;
-    // What is left for these threads, by bank: banks in demand are to go first.
-    std::fill(demand_.begin(), demand_.end(), 0);
-    for (int k = 0; k < count; ++k) {
-      if (pool_of[k] < 0 || (k > 0 && pool_of[k] == pool_of[k - 1])) continue;
-      for (int b = 0; b < banks_; ++b) demand_[b] += Left(k, b);
-    }
-    std::fill(thread_of_.begin(), thread_of_.end(), -1);
-    bank_of_.assign(count, -1);
-    for (int k = 0; k < count; ++k) {
-      if (pool_of[k] < 0) continue;
-      seen_ = 0;
-      if (!TakeFree(k)) Rearrange(k);
-    }
-    taken_.assign(count, {-1, -1});
-    served_.assign(banks_, 0);
-    for (int k = 0; k < count; ++k) {
-      if (bank_of_[k] >= 0) Take(k, bank_of_[k]);
-    }
-    for (int k = 0; k < count; ++k) {
-      if (pool_of[k] >= 0 && bank_of_[k] < 0) TakeUsed(k);
-    }
-  }
-
- private:
-  static constexpr int kOwnWeight = 8;  // of a row's own entries against its neighbours'
-
-  int Left(int k, int bank) const {
-    const Pool& pool = (*pools_)[pool_of_[k]];
-    return pool.end[bank] - pool.begin[bank];
-  }
-
-  bool TakeFree(int k) {
-    int best = -1, best_score = 0;
-    for (int b = 0; b < banks_; ++b) {
-      if (thread_of_[b] >= 0 || Left(k, b) == 0) continue;
-      const int score = kOwnWeight * Left(k, b) + demand_[b];
-      if (score > best_score) best = b, best_score = score;
-    }
-    if (best < 0) return false;
-    thread_of_[best] = k;
-    bank_of_[k] = best;
-    return true;
-  }
-
-  // An augmenting path of the matching of threads and banks.
-  bool Rearrange(int k) {
-    for (int b = 0; b < banks_; ++b) {
-      if ((seen_ >> b & 1) != 0 || Left(k, b) == 0) continue;
-      seen_ |= 1u << b;
-      if (thread_of_[b] >= 0 && !TakeFree(thread_of_[b]) && !Rearrange(thread_of_[b])) continue;
-      thread_of_[b] = k;
-      bank_of_[k] = b;
-      return true;
-    }
-    return false;
-  }
-
-  void Take(int k, int bank) {
-    Pool& pool = (*pools_)[pool_of_[k]];
-    taken_[k] = pool.entries[--pool.end[bank]];
-    ++served_[bank];
-  }
-
-  // Padding where the row has room for it, else the least used bank.
-  void TakeUsed(int k) {
-    Pool& pool = (*pools_)[pool_of_[k]];
-    if (pool.padding > 0) {
-      --pool.padding;
-      return;
-    }
-    int best = -1;
-    for (int b = 0; b < banks_; ++b) {
-      if (Left(k, b) > 0 && (best < 0 || served_[b] < served_[best])) best = b;
-    }
-    if (best >= 0) Take(k, best);
-  }
-
-  const int banks_;
-  std::vector<Pool>* pools_ = nullptr;
-  const int* pool_of_ = nullptr;
-  std::vector<int> thread_of_, bank_of_, demand_, served_;
-  std::vector<Entry> taken_;
-  uint32_t seen_ = 0;
-};
 
 class Builder {
  public:
@@ -256,7 +149,7 @@ class Builder {
     *rows = static_cast<uint32_t>(sums_[block]);
 
     // The rows of the cluster, in this block's part of the columns.
-    std::vector<Pool> pools;
+    std::vector<EntryPool> pools;
     struct Group {
       int pool;
       uint32_t destination;
@@ -298,7 +191,7 @@ class Builder {
     }
     uint32_t* columns = record + shape_.columns_at();
     uint32_t* values = record + shape_.values_at();
-    Wavefront wavefront(banks_);
+    BankWavefront wavefront(banks_);
     for (int lane = 0; lane < shape_.lanes; ++lane) {
       for (int n = 0; n < shape_.entries; ++n) {
         for (int first = 0; first < threads; first += banks_) {
@@ -327,10 +220,10 @@ class Builder {
     }
   }
 
-  Pool MakePool(int32_t unit, int product, int part) const {
+  EntryPool MakePool(int32_t unit, int product, int part) const {
     const int part_columns = shape_.part_columns();
     const int32_t* offsets = pattern_.row_offsets + product * pattern_.hidden + unit;
-    Pool pool;
+    EntryPool pool;
     pool.begin.assign(banks_ + 1, 0);
     for (int64_t e = offsets[0]; e < offsets[1]; ++e) {
       const int32_t column = ColumnOfEntry(e);

@@ -57,17 +57,28 @@ def choose(call: TypedCall, device: AnyDevice) -> TargetCall | Fallback:
     Raises:
         UnavailableError: where what was asked for by its name can't be had there.
     """
+    made, instead = _chosen(call, device), call.operation.without_kernel
+    if instead is None or device.platform != "cuda":
+        return made
+    if isinstance(made, Fallback) and made.compute is None:
+        return instead(call.params, call.operands, device, made)
+    return made
+
+
+def _chosen(call: TypedCall, device: AnyDevice) -> TargetCall | Fallback:
+    """`choose`, the operation's plain form standing for whatever it computes without a kernel."""
     operation, params = call.operation, call.params
     target, platform = operation.target, device.platform
     asked, variant = params["implementation"], params["variant"]
     without = _without_kernels(operation, device)
     lacks = "" if without is None else without.reason
     if asked in ("cpu", "cuda") and asked != platform:
-        raise _placed_elsewhere(target, asked, platform)
+        raise _placed_elsewhere(_called(operation), asked, platform)
     if lacks and (asked == "cuda" or (asked is None and variant is not None)):
         what = "implementation='cuda'" if asked else f"variant {variant!r}"
-        raise UnavailableError(f"{target}: {what} was asked for, but\n  {lacks}", lacks)
-    _check_variant(target, asked or platform, variant)
+        message = f"{_called(operation)}: {what} was asked for, but\n  {lacks}"
+        raise UnavailableError(message, lacks)
+    _check_variant(operation, asked or platform, variant)
     if asked == "xla":
         return Fallback("implementation='xla' asks for it")
     if without is not None:
@@ -137,21 +148,25 @@ def _sized(avals: Sequence[ShapedArray]) -> list[ShapedArray]:
     ]
 
 
-def _placed_elsewhere(target: str, asked: str, platform: str) -> UnavailableError:
+def _called(operation: Operation) -> str:
+    return operation.called or operation.target
+
+
+def _placed_elsewhere(called: str, asked: str, platform: str) -> UnavailableError:
     what = f"implementation={asked!r}"
-    message = f"{target}: {what} was asked for, but it is lowered for {platform!r}"
+    message = f"{called}: {what} was asked for, but it is lowered for {platform!r}"
     if asked == "cpu":
         return UnavailableError(message, f"{what} asks for a CPU")
     reasons = backend.cuda_problems() or ("the computation is placed on another platform",)
     return UnavailableError("\n  ".join([f"{message}:", *reasons]), f"{what} asks for a GPU")
 
 
-def _check_variant(target: str, implementation: str, variant: str | None) -> None:
-    names = backend.TARGETS[target]["variants"].get(implementation, [])
+def _check_variant(operation: Operation, implementation: str, variant: str | None) -> None:
+    names = backend.TARGETS[operation.target]["variants"].get(implementation, [])
     if variant is not None and variant not in names:
         raise UnavailableError(
-            f"{target}: implementation {implementation!r} has no variant {variant!r}, it has "
-            f"{names}"
+            f"{_called(operation)}: implementation {implementation!r} has no variant {variant!r}, "
+            f"it has {names}"
         )
 
 

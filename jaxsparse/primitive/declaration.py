@@ -77,6 +77,11 @@ class Operation:
     ffi: Callable[[dict[str, Any], Sequence[ShapedArray], AnyDevice], FfiCall | Fallback]
     # As `xla`, for a GPU: what is fastest there without a kernel.
     xla_on_gpu: Callable[..., list[jax.Array]] | None = None
+    # What is computed on a GPU without a kernel: the fallback that is given, or one in its place.
+    # None: the operation's plain form.
+    without_kernel: (
+        Callable[[dict[str, Any], Sequence[ShapedArray], AnyDevice, Fallback], Fallback] | None
+    ) = None
     plain: str = "plain XLA"  # what its jnp form is called
     # What is computed on a CPU, of an operation that has no kernel there; None: it has one.
     on_cpu: Fallback | None = None
@@ -84,6 +89,7 @@ class Operation:
     # Of its params and operands by name: what is stored, in words, and the shape of that; None: a
     # matrix on a pattern. For `explain`.
     stored: Callable[[dict[str, Any], dict[str, Any]], tuple[str, tuple[int, int]]] | None = None
+    called: str | None = None  # by users, as errors say it; None: as its target
     summed: tuple[str, ...] = ()  # core dimensions along which parts of the results add up
     # Params and dtypes of operands for the kernels, of a call whose own they may not take; its
     # results are cast to what they should be.

@@ -5,6 +5,7 @@ from jaxsparse.recurrent.cells import GRU, LSTM, SLSTM, elman
 from jaxsparse.recurrent.failures import check
 from jaxsparse.recurrent.layers import Layer
 from jaxsparse.recurrent.layout import pack
+from jaxsparse.recurrent.pipeline import pipelined_stack_scan
 from jaxsparse.recurrent.scan import bidirectional_scan, scan
 from jaxsparse.recurrent.stack import stack_scan
 
@@ -18,6 +19,7 @@ __all__ = [
     "check",
     "elman",
     "pack",
+    "pipelined_stack_scan",
     "scan",
     "stack_scan",
 ]

@@ -60,8 +60,10 @@ def stack_scan(
         reverse: runs from the last step to the first, in all layers.
         precision, recompute, implementation: as those of ``scan``.
         return_all: returns the outputs of every layer.
-        variant: the name of a kernel variant to force: of single layers, or of waves, in which
-            several layers run at once on a GPU.
+        variant: what to force on a GPU: the name of a kernel variant, of single layers or of
+            waves, in which several layers run at once; "chunked", layers side by side by kernels of
+            single layers, each a chunk of time behind the one below; or "wavefront", layers in one
+            loop of XLA.
 
     Returns:
         The last carries, in a list or a tuple as the first ones are, and the outputs
@@ -94,7 +96,45 @@ def stack_scan(
         resets = as_resets(operation, "resets", resets, (length, b))
         # A step that does not count resets nothing.
         resets = resets if mask is None else resets & mask
-    runs = _runs(operation, layers, carries)
+    return run_layers(
+        operation,
+        layers,
+        carries,
+        xs,
+        mask,
+        resets,
+        reverse=reverse,
+        precision=precision,
+        recompute=recompute,
+        return_all=return_all,
+        implementation=implementation,
+        variant=variant,
+    )
+
+
+def run_layers(
+    operation: str,
+    layers: Sequence[Layer],
+    carries: Any,
+    xs: jax.Array,
+    mask: jax.Array | None,
+    resets: jax.Array | None,
+    *,
+    reverse: bool,
+    precision: Any,
+    recompute: bool,
+    return_all: bool,
+    implementation: str | None,
+    variant: str | None,
+) -> tuple[Any, Any]:
+    """`stack_scan` for the operation that errors name, its input and options checked.
+
+    Args:
+        mask: booleans (T, B), the steps that count, or None if all do.
+        resets: booleans (T, B), none at a step that does not count, or None.
+    """
+    length, b, _ = xs.shape
+    runs = check_layers(operation, layers, carries)
     last = len(layers) - 1
     returned = {*range(last + 1)} if return_all else {last}
     outputs: dict[int, Any] = {-1: xs}  # of layers below, by number, where they are needed
@@ -105,7 +145,7 @@ def stack_scan(
         between = layers[lowest].between
         if between is not None:
             below = between_layers(operation, lowest, between, below, mask, xs.dtype)
-        checked = _checked(operation, layers, carries, run, below, outputs)
+        checked = checked_layers(operation, layers, carries, run, below, outputs)
         if length == 0 or b == 0:
             own = {i: layer.carry for i, layer in checked.items()}
             made = {i: jnp.zeros((length, b, x.h), xs.dtype) for i, x in checked.items()}
@@ -130,7 +170,7 @@ def stack_scan(
     return kept, ([outputs[i] for i in range(last + 1)] if return_all else outputs[last])
 
 
-def _runs(operation: str, layers: Any, carries: Any) -> list[range]:
+def check_layers(operation: str, layers: Any, carries: Any) -> list[range]:
     """The numbers of the layers that are one graph: a function between two layers parts them."""
     check_counts(operation, "layer", layers, carries)
     for i, layer in enumerate(layers):
@@ -150,7 +190,7 @@ def _read_later(layers: Sequence[Layer], run: range) -> set[int]:
     return skips | ({run.stop - 1} if above else set())
 
 
-def _checked(
+def checked_layers(
     operation: str,
     layers: Sequence[Layer],
     carries: Sequence[Any],

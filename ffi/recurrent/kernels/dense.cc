@@ -174,20 +174,14 @@ void AskForLessAhead(const ScanForm& scan, const DenseShare& share, PlannedBlock
 ScanPlan PlanOf(const ScanVariant& variant, const ScanForm& scan, const DenseShare& share,
                 const PlannedBlock& block) {
   const DenseSizes sizes(block.config);
-  ScanPlan plan;
-  plan.variant = &variant;
-  plan.file = "recurrent/kernels/dense.cu";
-  plan.blocks = sizes.blocks;
-  plan.threads = sizes.threads;
-  plan.shared_bytes = sizes.shared_bytes;
-  plan.launches = {
+  const ScanLaunches launches{
       .directions = scan.directions,
       .groups = share.groups,
       .scans = share.scans,
       .exchange_bytes = ExchangeBytes(scan.length, int64_t{sizes.slot} * sizes.state_bytes),
       .dense_bytes = scan.sparse ? WeightsOf(scan) * SizeOf(scan.weight_dtype) : 0};
-  plan.constants =
-      PlanConstants("DenseSizes", ExpressionOf(block.config), plan.launches, variant.barrier);
+  ScanPlan plan =
+      PlanOfSizes(variant, "dense.cu", sizes, "DenseSizes", ExpressionOf(block.config), launches);
   plan.poll_delay = DensePollDelay(block.config);
   plan.poll_delay_increase = variant.tensor_cores ? 8 : 0;
   plan.poll_delay_decrease = variant.tensor_cores ? 2 : 0;

@@ -47,16 +47,11 @@ std::optional<ScanPlan> PlanOfParts(const ScanVariant& variant, const ScanForm& 
       sizes.shared_bytes > gpu.shared_bytes) {
     return std::nullopt;
   }
-  ScanPlan plan;
-  plan.variant = &variant;
-  plan.file = "recurrent/kernels/resident.cu";
-  plan.threads = sizes.threads;
-  plan.shared_bytes = sizes.shared_bytes;
-  plan.launches = {.directions = scan.directions, .groups = groups};
-  plan.launches.scans =
-      std::min<int64_t>({plan.launches.All(), kMaxScansOfLaunch, int64_t{gpu.multiprocessors}});
-  plan.constants =
-      PlanConstants("ResidentSizes", ExpressionOf(config), plan.launches, variant.barrier);
+  ScanLaunches launches{.directions = scan.directions, .groups = groups};
+  launches.scans =
+      std::min<int64_t>({launches.All(), kMaxScansOfLaunch, int64_t{gpu.multiprocessors}});
+  ScanPlan plan =
+      PlanOfSizes(variant, "resident.cu", sizes, "ResidentSizes", ExpressionOf(config), launches);
   plan.microseconds = ResidentMicroseconds(sizes) * Double(plan.launches.Count());
   plan.in_registers = 1;
   plan.total_microseconds = TotalMicroseconds(plan, scan);

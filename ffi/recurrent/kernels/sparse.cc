@@ -74,17 +74,11 @@ std::optional<ScanPlan> PlanPairs(const ScanVariant& variant, const ScanForm& sc
   const double from_shared = Double(shared_slots * 8) / 128 / kClocks;
   const double microseconds = 0.81 + 0.0216 * received + 1.87 * issued + 2.16 * from_shared +
                               (sizes.clustered ? 0.72 : 0.0) + 0.05 * Double(scan.products - 1);
-  ScanPlan plan;
-  plan.variant = &variant;
-  plan.file = "recurrent/kernels/sparse.cu";
-  plan.blocks = sizes.blocks;
-  plan.threads = sizes.threads;
-  plan.shared_bytes = sizes.shared_bytes;
-  plan.launches = {.directions = scan.directions,
-                   .scans = scans,
-                   .exchange_bytes = ExchangeBytes(scan.length, sizes.slot)};
-  plan.constants =
-      PlanConstants("SparseSizes", ExpressionOf(config), plan.launches, variant.barrier);
+  const ScanLaunches launches{.directions = scan.directions,
+                              .scans = scans,
+                              .exchange_bytes = ExchangeBytes(scan.length, sizes.slot)};
+  ScanPlan plan =
+      PlanOfSizes(variant, "sparse.cu", sizes, "SparseSizes", ExpressionOf(config), launches);
   plan.poll_delay = 900;
   plan.poll_delay_increase = 64;
   plan.poll_delay_decrease = 2;

@@ -138,19 +138,14 @@ std::optional<ScanPlan> PlanWaveBlock(const ScanVariant& variant, const WaveForm
   if (sizes.blocks > share.multiprocessors || sizes.shared_bytes > gpu.shared_bytes) {
     return std::nullopt;
   }
-  ScanPlan plan;
-  plan.variant = &variant;
-  plan.file = "recurrent/kernels/wave.cu";
-  plan.blocks = sizes.blocks;
-  plan.threads = sizes.threads;
-  plan.shared_bytes = sizes.shared_bytes;
-  plan.launches = {
+  const ScanLaunches launches{
       .groups = share.groups,
       .scans = share.groups,
       .layers = form.layers,
       // The states before all steps, and that after the last one.
       .exchange_bytes = ExchangeBytes(form.length + 1, int64_t{sizes.slot} * sizes.state_bytes)};
-  plan.constants = PlanConstants("WaveSizes", ExpressionOf(config), plan.launches, variant.barrier);
+  ScanPlan plan =
+      PlanOfSizes(variant, "wave.cu", sizes, "WaveSizes", ExpressionOf(config), launches);
   plan.poll_delay = DensePollDelay(block);
   plan.poll_delay_increase = 8;
   plan.poll_delay_decrease = 2;

@@ -8,8 +8,7 @@ namespace jaxsparse {
 
 // The columns of a matrix, in chunks of 32 that are dealt to a block's warpgroups in turn. All
 // weights lie in shared memory, since wgmma takes one operand of two from there: a line for each
-// unit's product that the matrix has, in tiles of 64 columns. Where a layer is on its own, the
-// matrix of the layer below has no products.
+// unit's product that the matrix has, in tiles of 64 columns.
 struct WgmmaColumns : WaveMatrix {
   JAXSPARSE_INLINE constexpr WgmmaColumns(const WaveMatrix& matrix, const DenseBlock& block)
       : WaveMatrix(matrix),

@@ -55,26 +55,15 @@ template <typename Step, typename S, typename W, int kHidden, int kBatch, DenseO
 void Test(const Case& c) {
   using Plan = DensePlan<Step, S, W, kHidden, kBatch, kOptions>;
   constexpr int64_t kRows = Step::kProducts * kHidden, kColumns = Step::kStates * kHidden;
-  constexpr int64_t kSize = kRows * kColumns;
-  std::vector<W> weights = SmallWeights<W>(c.lead + kOptions.directions * kSize, kColumns);
-  const int64_t row_stride = c.transposed ? 1 : kColumns, column_stride = c.transposed ? kRows : 1;
-  std::vector<double> matrix;
-  for (int64_t i = 0; i < kOptions.directions * kSize; ++i) {
-    const int64_t row = i % kSize / kColumns;
-    const int64_t at = i / kSize * kSize + row * row_stride + i % kColumns * column_stride;
-    // The kernel rounds the weights to the states' type, if that has 16 bits.
-    matrix.push_back(ToAccumulator(weights[c.lead + at]));
-  }
+  const DenseMatrices<W> matrices(kOptions.directions, kRows, kColumns, c.transposed, c.lead);
   const ScanSize size{
       c.steps,  kOptions.groups * kBatch, kOptions.directions, Plan::kGroups, Plan::kScans, c.lead,
       c.has_nan};
-  ScanTest<Step, S, kHidden> test(size, matrix, c.steps * Plan::kSizes.slot * int64_t{sizeof(S)});
+  ScanTest<Step, S, kHidden> test(size, matrices.Rows(),
+                                  c.steps * Plan::kSizes.slot * int64_t{sizeof(S)});
   for (int64_t launch = 0; launch < test.Launches(); ++launch) {
     RecurrentScanProblem p = test.Problem(launch);
-    p.weights = weights.data() + c.lead;
-    p.weights_size = kSize;
-    p.weight_row_stride = row_stride;
-    p.weight_column_stride = column_stride;
+    matrices.Give(&p);
     if (c.missing >= 0) p.wait_limits.limit_ns = 1000;
     emulated::Launch({.blocks = static_cast<int>(test.ScansOf(launch)) * Plan::kBlocks,
                       .threads = Plan::kSizes.threads,

@@ -43,25 +43,14 @@ template <typename Step, typename S, int kHidden, int kBatch, ResidentOptions kO
 void Test(const Case& c) {
   using Plan = ResidentPlan<Step, S, kHidden, kBatch, kOptions>;
   constexpr int64_t kRows = Step::kProducts * kHidden, kColumns = Step::kStates * kHidden;
-  constexpr int64_t kSize = kRows * kColumns;
-  std::vector<S> weights = SmallWeights<S>(c.lead + kOptions.directions * kSize, kColumns);
-  const int64_t row_stride = c.transposed ? 1 : kColumns, column_stride = c.transposed ? kRows : 1;
-  std::vector<double> matrix;
-  for (int64_t i = 0; i < kOptions.directions * kSize; ++i) {
-    const int64_t row = i % kSize / kColumns;
-    const int64_t at = i / kSize * kSize + row * row_stride + i % kColumns * column_stride;
-    matrix.push_back(ToAccumulator(weights[c.lead + at]));
-  }
+  const DenseMatrices<S> matrices(kOptions.directions, kRows, kColumns, c.transposed, c.lead);
   const ScanSize size{
       c.steps,  kOptions.groups * kBatch, kOptions.directions, Plan::kGroups, Plan::kScans, c.lead,
       c.has_nan};
-  ScanTest<Step, S, kHidden> test(size, matrix, 0);
+  ScanTest<Step, S, kHidden> test(size, matrices.Rows(), 0);
   for (int64_t launch = 0; launch < test.Launches(); ++launch) {
     RecurrentScanProblem p = test.Problem(launch);
-    p.weights = weights.data() + c.lead;
-    p.weights_size = kSize;
-    p.weight_row_stride = row_stride;
-    p.weight_column_stride = column_stride;
+    matrices.Give(&p);
     emulated::Launch({.blocks = static_cast<int>(test.ScansOf(launch)),
                       .threads = Plan::kSizes.threads,
                       .backwards = c.backwards},

@@ -242,6 +242,25 @@ inline TestCall PagedAttentionCall(bool own_masks, std::vector<int64_t> batch) {
   return call;
 }
 
+// What scans and waves say of their kernel and its launch.
+inline void AddLaunch(const ScanLaunches& launches, int64_t blocks, int64_t cluster,
+                      TestCall* call) {
+  call->attributes.insert({{"name", "kernel.cu"},
+                           {"source", "text"},
+                           {"expression", "Kernel"},
+                           {"groups", launches.groups},
+                           {"scans", launches.scans},
+                           {"blocks", blocks},
+                           {"threads", int64_t{256}},
+                           {"cluster", cluster},
+                           {"shared_bytes", int64_t{1024}},
+                           {"exchange_bytes", launches.exchange_bytes},
+                           {"poll_delay", int64_t{1}},
+                           {"poll_delay_increase", int64_t{1}},
+                           {"poll_delay_decrease", int64_t{1}},
+                           {"wait_limit_ns", int64_t{1000}}});
+}
+
 // Of a cell of 4 products, one carry, an input of its own at each step and one that repeats.
 inline TestCall ScanCall(const std::string& weights, bool transposed, const std::string& dtype) {
   constexpr int64_t kDirections = 2, kSteps = 9, kBatch = 8, kUnits = 16, kGates = 4, kWords = 40;
@@ -274,10 +293,7 @@ inline TestCall ScanCall(const std::string& weights, bool transposed, const std:
                   {"output", dtype, Batched(d, {kSteps, kBatch, 2, kUnits})},
                   {"output", "float32", Batched(d, {kSteps, kBatch, 1, kUnits})},
                   {"workspace", "uint8", {launches.WorkspaceBytes()}}};
-  call.attributes = {{"name", "scan.cu"},
-                     {"source", "text"},
-                     {"expression", "Scan"},
-                     {"weights", weights},
+  call.attributes = {{"weights", weights},
                      {"weight_dtype", dtype},
                      {"input_dtypes", dtype + " float32"},
                      {"products", products},
@@ -287,18 +303,8 @@ inline TestCall ScanCall(const std::string& weights, bool transposed, const std:
                      {"inputs", "3tbh 5h"},
                      {"outputs", "2 1"},
                      {"output_dtypes", dtype + " float32"},
-                     {"reversed", "01"},
-                     {"groups", launches.groups},
-                     {"scans", launches.scans},
-                     {"blocks", int64_t{8}},
-                     {"threads", int64_t{256}},
-                     {"cluster", int64_t{2}},
-                     {"shared_bytes", int64_t{1024}},
-                     {"exchange_bytes", launches.exchange_bytes},
-                     {"poll_delay", int64_t{1}},
-                     {"poll_delay_increase", int64_t{1}},
-                     {"poll_delay_decrease", int64_t{1}},
-                     {"wait_limit_ns", int64_t{1000}}};
+                     {"reversed", "01"}};
+  AddLaunch(launches, 8, 2, &call);
   return call;
 }
 
@@ -328,10 +334,7 @@ inline TestCall WaveCall(bool transposed) {
   }
   call.results.push_back({"workspace", "uint8", {launches.WorkspaceBytes()}});
   const int64_t products = transposed ? 1 : kGates;
-  call.attributes = {{"name", "wave.cu"},
-                     {"source", "text"},
-                     {"expression", "Wave"},
-                     {"layers", kLayers},
+  call.attributes = {{"layers", kLayers},
                      {"own_products", products},
                      {"own_states", transposed ? kGates : int64_t{1}},
                      {"below_products", products},
@@ -344,18 +347,8 @@ inline TestCall WaveCall(bool transposed) {
                      {"inputs", inputs},
                      {"input_dtypes", "float32 " + dtype},
                      {"outputs", "2"},
-                     {"output_dtypes", "float32"},
-                     {"groups", launches.groups},
-                     {"scans", launches.scans},
-                     {"blocks", int64_t{12}},
-                     {"threads", int64_t{256}},
-                     {"cluster", int64_t{1}},
-                     {"shared_bytes", int64_t{1024}},
-                     {"exchange_bytes", launches.exchange_bytes},
-                     {"poll_delay", int64_t{1}},
-                     {"poll_delay_increase", int64_t{1}},
-                     {"poll_delay_decrease", int64_t{1}},
-                     {"wait_limit_ns", int64_t{1000}}};
+                     {"output_dtypes", "float32"}};
+  AddLaunch(launches, 12, 1, &call);
   return call;
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jaxsparse.recurrent.products import parts_of
 from jaxsparse.recurrent.step import Arrays, OfAnother, Results, Step
 
 
@@ -77,3 +78,10 @@ def alone(
     """The step as `Alone` makes it, or itself if that changes nothing."""
     whole = read == tuple(range(step.states)) and fed == tuple(range(step.products))
     return step if whole and not (ahead or means) else Alone(step, read, fed, ahead, means)
+
+
+def in_order(step: Alone, read: Any, others: Any) -> Any:
+    """All states of a step, (..., S, h), of those that its edge reads and the others."""
+    places = (*step.read, *step.others)
+    order = [places.index(i) for i in range(len(places))]
+    return parts_of(jnp.concatenate([read, others], -2), order)

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-
-from jaxsparse.primitive import Fallback, Operation, make_primitive
-from jaxsparse.recurrent.graph.operands import result_dtypes, signature
-from jaxsparse.recurrent.graph.plain import ON_CPU, PLAIN, plain_graph
-from jaxsparse.recurrent.graph.waves import waves_by_name
-from jaxsparse.recurrent.plan import COMPUTE_CAPABILITY
+from jaxsparse.primitive import make_primitive
+from jaxsparse.recurrent.graph.choice import choose_by_name, without_waves
+from jaxsparse.recurrent.graph.operation import PARAMS, graph_operation
 
 recurrent_graph_p = make_primitive(
-    Operation(
+    graph_operation(
         name="recurrent_graph",
-        target="recurrent_wave",
-        params=(
-            "nodes",
-            "edges",
-            "units",
-            "spans",
-            "transposed",
-            "reverse",
-            "length",
-            "precision",
-            "recompute",
-            "implementation",
-            "variant",
-        ),
-        signature=signature,
-        result_dtypes=result_dtypes,
-        shardable=("b",),
-        xla=plain_graph,
-        xla_on_gpu=functools.partial(plain_graph, on_gpu=True),
-        ffi=waves_by_name,
-        plain=PLAIN,
-        on_cpu=Fallback(ON_CPU),
-        compute_capability=COMPUTE_CAPABILITY,
+        params=(*PARAMS, "recompute"),
+        ffi=choose_by_name,
+        without_kernel=without_waves,
     )
 )

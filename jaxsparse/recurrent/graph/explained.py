@@ -63,10 +63,9 @@ def _scans(call: TypedCall, device: AnyDevice) -> tuple[tuple[ScanForm, Plan | N
     declared = {name: call.params[name] for name in operation.params}
     compute = getattr(chosen, "compute", None)
     if compute is None:
-        assert operation.xla_on_gpu is not None
         core = core_dims(operation.signature(call.params).operands[0][1])
         rank = len(call.operands[0].shape) - len(core)
-        one = functools.partial(operation.xla_on_gpu, **declared)
+        one = functools.partial(operation.xla, **declared)
         program = jax.make_jaxpr(functools.partial(over_batch, one, rank))(*call.operands)
     else:
         program = jax.make_jaxpr(functools.partial(compute, **declared))(*call.operands)

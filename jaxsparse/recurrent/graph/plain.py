@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import bind_local
-from jaxsparse.recurrent.graph.alone import Alone, alone
+from jaxsparse.recurrent.graph.alone import Alone, alone, in_order
 from jaxsparse.recurrent.graph.edges import MEANS, Edge, added_up, edge_products
 from jaxsparse.recurrent.graph.operands import (
     OfNode,
@@ -30,9 +30,8 @@ PLAIN = "node by node"  # what a graph is without a kernel of its own
 ON_CPU = "on a CPU only its sparse products have kernels, those of spmm"
 
 
-def plain_graph(*operands: Any, on_gpu: bool = False, **params: Any) -> list[Any]:
+def plain_graph(*operands: Any, **params: Any) -> list[Any]:
     """The graph node by node, of one batch entry."""
-    del on_gpu  # the scans of nodes know it when they are lowered
     x = split(operands, params)
     states: list[Any] = []
     flat: list[Any] = []
@@ -147,16 +146,8 @@ def _scanned(
     carries, outputs = rest[: step.carries], rest[step.carries :]
     if isinstance(one, Alone) and one.others:
         *outputs, others = outputs
-        states = _in_order(one, states, others)
+        states = in_order(one, states, others)
     return Results(states, carries, outputs)
-
-
-def _in_order(step: Alone, read: Any, others: Any) -> Any:
-    """All states of a step, of those that its edge reads and the others."""
-    places = (*step.read, *step.others)
-    return parts_of(
-        jnp.concatenate([read, others], -2), [places.index(i) for i in range(len(places))]
-    )
 
 
 def _pointwise(

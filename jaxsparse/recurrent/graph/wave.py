@@ -7,19 +7,18 @@ graph is lowered to on a GPU, so it has no derivatives.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 from jax.core import ShapedArray
 
 from jaxsparse.device import AnyDevice, Device
-from jaxsparse.primitive import Fallback, FfiCall, Operation, UnavailableError, make_primitive
+from jaxsparse.primitive import FfiCall, UnavailableError, make_primitive
 from jaxsparse.recurrent import engine
-from jaxsparse.recurrent.graph.operands import result_dtypes, signature, split
-from jaxsparse.recurrent.graph.plain import ON_CPU, PLAIN, plain_graph
+from jaxsparse.recurrent.graph.operands import signature, split
+from jaxsparse.recurrent.graph.operation import PARAMS, graph_operation
 from jaxsparse.recurrent.graph.wave_form import form_of_run
-from jaxsparse.recurrent.plan import COMPUTE_CAPABILITY, NoPlan, make_wave_plan
+from jaxsparse.recurrent.plan import NoPlan, make_wave_plan
 from jaxsparse.recurrent.step import Step
 
 EXPRESSION = "jaxsparse::RecurrentWaveScan<PrintedStep, PrintedPlan>"
@@ -81,29 +80,5 @@ def _ffi_call(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyD
 
 
 recurrent_wave_p = make_primitive(
-    Operation(
-        name="recurrent_wave",
-        target="recurrent_wave",
-        params=(
-            "nodes",
-            "edges",
-            "units",
-            "spans",
-            "transposed",
-            "reverse",
-            "length",
-            "precision",
-            "implementation",
-            "variant",
-        ),
-        signature=signature,
-        result_dtypes=result_dtypes,
-        shardable=("b",),
-        xla=plain_graph,
-        xla_on_gpu=functools.partial(plain_graph, on_gpu=True),
-        ffi=_ffi_call,
-        plain=PLAIN,
-        on_cpu=Fallback(ON_CPU),
-        compute_capability=COMPUTE_CAPABILITY,
-    )
+    graph_operation(name="recurrent_wave", params=PARAMS, ffi=_ffi_call)
 )

@@ -11,15 +11,13 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
 
 from jaxsparse import _ffi
-from jaxsparse.batching import over_batch
 from jaxsparse.device import AnyDevice, Device
 from jaxsparse.precision import accumulator_dtype
-from jaxsparse.primitive import OPERATIONS, Fallback, UnavailableError, bind_local, core_dims
+from jaxsparse.primitive import OPERATIONS, Fallback, UnavailableError, bind_local
 from jaxsparse.recurrent.graph.alike import Given, StateOf
 from jaxsparse.recurrent.graph.alone import alone
 from jaxsparse.recurrent.graph.edges import Edge, means_of
@@ -28,14 +26,12 @@ from jaxsparse.recurrent.graph.operands import (
     Operands,
     Results,
     dtype_of,
-    flat_results,
-    given_states,
     recurrent_nodes,
-    signature,
     split,
     split_results,
 )
-from jaxsparse.recurrent.graph.plain import added_ahead, node_alone
+from jaxsparse.recurrent.graph.plain import added_ahead
+from jaxsparse.recurrent.graph.runs import in_runs
 from jaxsparse.recurrent.graph.wave import recurrent_wave_p
 from jaxsparse.recurrent.graph.wave_form import form_of_run, run_of
 from jaxsparse.recurrent.plan import NoPlan, Plan, ScanForm, WaveForm, make_plan, make_wave_plan
@@ -61,18 +57,6 @@ class Wave(NamedTuple):
         return f"nodes {self.first} to {self.last} as a wave by {self.plan}"
 
 
-def waves_by_name(
-    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
-) -> Fallback:
-    """`choose_waves` where a variant is asked for; else node by node.
-
-    The times that are predicted of waves were not measured yet.
-    """
-    if params["variant"] is None:
-        return Fallback(f"waves run where variant={WAVE_VARIANTS[0]!r} asks for them")
-    return choose_waves(params, avals, device)
-
-
 def choose_waves(
     params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
 ) -> Fallback:
@@ -88,11 +72,12 @@ def choose_waves(
     if not all(isinstance(size, int) for a in avals for size in a.shape):
         return Fallback("a size is open, and kernels are made for sizes")
     if variant in _ONLY_FORWARD and params["transposed"]:
-        compute = functools.partial(_over_batch, ())
+        compute = functools.partial(in_runs, {})
         return Fallback(f"{variant} is for forward passes", compute, "node by node")
     waves, reason = _cut(params, x, device, variant)
     if waves:
-        compute = functools.partial(_over_batch, waves)
+        runs = {wave.first: functools.partial(_run_wave, wave) for wave in waves}
+        compute = functools.partial(in_runs, runs)
         return Fallback(reason, compute, " and ".join(map(str, waves)))
     if variant is not None:
         raise UnavailableError(
@@ -140,11 +125,35 @@ def _cut(
 def _microseconds_alone(n: int, params: dict[str, Any], x: Operands, device: Device) -> float:
     """Predicted for a node as a scan of its own; more than any scan takes if it has no kernel."""
     ahead = _microseconds_ahead(n, n, params, x)
-    loops = [e for e, edge in enumerate(params["edges"]) if edge.delay and edge.target == n]
-    if not loops:
+    if n not in recurrent_nodes(params["edges"]):
         return ahead
-    (e,) = loops
+    plan = plan_alone(n, params, x, device, forced=True)
+    return ahead + (plan.total_microseconds if isinstance(plan, Plan) else 1e9)
+
+
+def plan_alone(
+    n: int,
+    params: dict[str, Any],
+    x: Operands,
+    device: Device,
+    *,
+    matrices: int = 1,
+    forced: bool = False,
+) -> Plan | NoPlan:
+    """The plan of a node with an edge to itself as a scan of its own.
+
+    Args:
+        n: the node.
+        params: of the graph.
+        x: its operands, or their types.
+        device: the GPU.
+        matrices: how many such nodes are scanned side by side.
+        forced: plans even what would be slower than the plain path.
+    """
+    (e,) = (e for e, edge in enumerate(params["edges"]) if edge.delay and edge.target == n)
     edge, step = params["edges"][e], params["nodes"][n]
+    if edge.kind not in ("dense", "csr"):
+        return NoPlan(f"its edge is of kind {edge.kind}")
     state = dtype_of(x).name
     form = ScanForm(
         products=len(edge.products),
@@ -159,14 +168,19 @@ def _microseconds_alone(n: int, params: dict[str, Any], x: Operands, device: Dev
         weight_dtype=x.weights[e][0].dtype.name,
         sparse=edge.kind == "csr",
         input_dtypes=(state,),
+        layout_form=edge.forms[params["transposed"]] if edge.forms else None,
+        not_laid_out=edge.not_laid_out,
+        directions=matrices,
+        loops=matrices if edge.kind == "csr" else 1,
     )
-    plan = _planned(form, device) if edge.kind in ("dense", "csr") else NoPlan("")
-    return ahead + (plan.total_microseconds if isinstance(plan, Plan) else 1e9)
+    if not all(isinstance(size, int) for size in (form.batch, form.length, form.hidden)):
+        return NoPlan("a size is open, and kernels are made for sizes")
+    return _planned(form, device, forced)
 
 
 @functools.lru_cache(maxsize=1024)
-def _planned(form: ScanForm, device: Device) -> Plan | NoPlan:
-    return make_plan(form, device, forced=True)
+def _planned(form: ScanForm, device: Device, forced: bool) -> Plan | NoPlan:
+    return make_plan(form, device, forced=forced)
 
 
 def _microseconds_ahead(first: int, last: int, params: dict[str, Any], x: Operands) -> float:
@@ -180,30 +194,6 @@ def _microseconds_ahead(first: int, last: int, params: dict[str, Any], x: Operan
             size = k * m if edge.kind in ("dense", "csr") else m
             cost += _START + params["length"] * batch * size / _PRODUCTS_A_MICROSECOND
     return cost
-
-
-def _over_batch(waves: Sequence[Wave], *operands: jax.Array, **params: Any) -> list[Any]:
-    core_rank = len(core_dims(signature(params).operands[0][1]))
-    compute = functools.partial(_by_waves, waves, params)
-    return over_batch(compute, operands[0].ndim - core_rank, *operands)
-
-
-def _by_waves(waves: Sequence[Wave], params: dict[str, Any], *operands: jax.Array) -> list[Any]:
-    """A graph some of whose nodes run as waves, and the others each on its own."""
-    x = split(operands, params)
-    begins = {wave.first: wave for wave in waves}
-    every: list[Results] = []
-    states: list[Any] = []
-    while (n := len(every)) < len(params["nodes"]):
-        if n in begins:
-            results = _run_wave(begins[n], x, states, params)
-        else:
-            results = [node_alone(n, x, states, {**params, "variant": None})]
-        for r in results:
-            given = given_states(params["nodes"][len(every)])
-            states.append(r.states if given is None else x.nodes[len(every)].inputs[given])
-            every.append(r)
-    return flat_results(params["nodes"], every)
 
 
 def _run_wave(

@@ -14,6 +14,7 @@ recurrent_scan_p = make_primitive(
     Operation(
         name="recurrent_scan",
         target="recurrent_scan",
+        called="recurrent.scan",
         params=(
             "step",
             "sparse",

@@ -1,0 +1,108 @@
+"""What a graph is computed as on a GPU: waves, chunks, wavefronts, or node by node."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from jax.core import ShapedArray
+
+from jaxsparse.device import AnyDevice, Device
+from jaxsparse.primitive import Fallback, UnavailableError
+from jaxsparse.recurrent.graph.chunked import Chunks, run_chunked, steps_of_chunk
+from jaxsparse.recurrent.graph.operands import Operands, split
+from jaxsparse.recurrent.graph.runs import in_runs
+from jaxsparse.recurrent.graph.staggered_form import Staggered, staggered
+from jaxsparse.recurrent.graph.wavefront import run_wavefront
+from jaxsparse.recurrent.graph.waves import WAVE_VARIANTS, choose_waves, plan_alone
+from jaxsparse.recurrent.plan import VARIANTS, NoPlan
+
+WAVEFRONT, CHUNKED = "wavefront", "chunked"
+STACK_VARIANTS = (*WAVE_VARIANTS, CHUNKED, WAVEFRONT)  # of several layers at once
+BY_NAME = "it is asked for by its name"
+
+
+def choose_by_name(
+    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
+) -> Fallback:
+    """What is computed on a GPU that kernels of scans run on.
+
+    Raises:
+        UnavailableError: if what was asked for by its name is not to be had.
+    """
+    variant = params["variant"]
+    if variant == WAVEFRONT:
+        found, reason = staggered(params, split(avals, params), ("dense",))
+        if not found:
+            raise _unavailable(variant, reason)
+        return _as_wavefronts(found, BY_NAME)
+    if variant == CHUNKED:
+        return _in_chunks(params, split(avals, params), device)
+    if variant is None:
+        # The times that are predicted of waves were not measured yet.
+        return Fallback(f"waves run where variant={WAVE_VARIANTS[0]!r} asks for them")
+    return choose_waves(params, avals, device)
+
+
+def without_waves(
+    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice, fallback: Fallback
+) -> Fallback:
+    """What is computed on a GPU where no kernel takes the whole graph.
+
+    Layers that have no kernel of their own are a wavefront, if they have the form of one.
+    """
+    if params["variant"] is not None or params["implementation"] == "cuda":
+        return fallback  # which asks for kernels of single layers
+    x = split(avals, params)
+    found, reason = staggered(params, x, ("dense",))
+    if not found:
+        no_wavefront = f", and as no wavefront, because {reason}" if reason else ""
+        return fallback._replace(reason=fallback.reason + no_wavefront)
+    asked = params["implementation"] == "xla"
+    if asked or fallback.warning or not isinstance(device, Device):
+        made = _as_wavefronts(found, fallback.reason)
+        return made._replace(warning=fallback.warning, subject=fallback.subject)
+    plans = [(form, plan_alone(form.first, params, x, device)) for form in found]
+    lacking = [(form, plan) for form, plan in plans if isinstance(plan, NoPlan)]
+    if not lacking:
+        return fallback
+    form, plan = lacking[0]
+    made = _as_wavefronts([form for form, _ in lacking], plan.reason)
+    if plan.wanted:
+        return made
+    missed = f"recurrent.stack_scan: on {device.name} {made.called}, because {plan.reason}"
+    return made._replace(warning=missed, subject=params["nodes"][form.first].cell_name)
+
+
+def _as_wavefronts(found: Sequence[Staggered], reason: str) -> Fallback:
+    runs = {w.first: functools.partial(run_wavefront, w) for w in found}
+    called = " and ".join(
+        f"nodes {w.first} to {w.last} as a wavefront of {w.layers} layers" for w in found
+    )
+    return Fallback(reason, functools.partial(in_runs, runs), called)
+
+
+def _in_chunks(params: dict[str, Any], x: Operands, device: AnyDevice) -> Fallback:
+    assert isinstance(device, Device)  # on what is none, no kernel of scans runs
+    found, reason = staggered(params, x, ("dense", "csr"))
+    runs, called = {}, []
+    for form in found:
+        plan = plan_alone(form.first, params, x, device, matrices=form.layers, forced=True)
+        if isinstance(plan, NoPlan):
+            reason = plan.reason
+            continue
+        steps = steps_of_chunk(params["length"], form.layers, plan.microseconds)
+        chunks = Chunks(steps, VARIANTS[plan.variant].weights == "masked")
+        runs[form.first] = functools.partial(run_chunked, form, chunks)
+        called.append(
+            f"nodes {form.first} to {form.last} side by side, each a chunk of {steps} steps behind"
+        )
+    if not runs:
+        raise _unavailable(CHUNKED, reason)
+    return Fallback(BY_NAME, functools.partial(in_runs, runs), " and ".join(called))
+
+
+def _unavailable(variant: str, reason: str) -> UnavailableError:
+    reason = reason or "it has a single layer"
+    return UnavailableError(f"recurrent.stack_scan: {variant} was asked for, but {reason}", reason)
