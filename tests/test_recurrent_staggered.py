@@ -22,7 +22,7 @@ import jaxsparse
 from jaxsparse import CSR, H200, recurrent
 from jaxsparse.primitive import Fallback, UnavailableError
 from jaxsparse.recurrent.graph import chunked, wavefront
-from jaxsparse.recurrent.graph.choice import choose_by_name, without_waves
+from jaxsparse.recurrent.graph.choice import choose, without_waves
 from jaxsparse.recurrent.graph.chunked import Chunks, run_chunked, steps_of_chunk
 from jaxsparse.recurrent.graph.operands import split
 from jaxsparse.recurrent.graph.runs import in_runs
@@ -237,7 +237,7 @@ def test_where_a_wavefront_ends():
     single = of("RNN", layers=1)
     assert single.compute is None and single.reason == "it is tested"
     with pytest.raises(UnavailableError, match="wavefront was asked for, but they differ in size"):
-        choices(stack(["RNN"], layers=3, differ=True), choose_by_name, variant="wavefront")
+        choices(stack(["RNN"], layers=3, differ=True), choose, variant="wavefront")
 
 
 def test_explained():

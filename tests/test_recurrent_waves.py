@@ -15,7 +15,7 @@ from covering import pairwise
 from graph_forms import with_graphs_as
 from test_recurrent_plan import kernels
 
-from jaxsparse import H200, Device, _ffi, recurrent
+from jaxsparse import H200, Device, _ffi, explain, recurrent
 from jaxsparse.primitive import UnavailableError
 from jaxsparse.recurrent.graph import recurrent_graph_p
 from jaxsparse.recurrent.graph.operands import split
@@ -197,7 +197,11 @@ def test_layers_of_one_form_are_a_wave_and_so_are_their_adjoints(cell, return_al
     forward, backward = (choose_waves(*graph, H200) for graph in graphs(gradient, p.floating))
     assert held(forward) == [(1, 4)], forward
     assert held(backward) == [(0, 3)], backward
-    assert "us, and " in forward.reason
+    for choice in (forward, backward):
+        taken, alone = map(int, re.findall(r"about (\d+) us, and (\d+) would", choice.reason)[0])
+        assert taken < 0.95 * alone
+    explained = explain(gradient, p.floating, device=H200)
+    assert ["as a wave by wave_mma" in str(graph) for graph in explained] == [True, True]
 
 
 @pairwise(

@@ -51,13 +51,12 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
     }
   }
   __syncwarp();
-  if (kSizes.asks_ahead && has_below) product.AskBelow(SlotBelow<Plan>(p, 0));
+  if (has_below) product.AskBelow(SlotBelow<Plan>(p, 0));
   backoff.Start();
   for (int64_t step = 0; step < p.steps; ++step) {
     typename Products::Sums sums = {};
     if (has_below) {
       Delay<Plan::kMostDelay>(~step);
-      if (!kSizes.asks_ahead) product.AskBelow(SlotBelow<Plan>(p, step));
       product.MultiplyBelow(SlotBelow<Plan>(p, step), &watchdog, sums);
       watchdog.TakeHasWaited();
     }
@@ -80,7 +79,7 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
     Delay<Plan::kMostDelay>(step);
     const auto* own = SlotOf<Plan>(p, step);
     product.AskOwn(own);
-    const bool asks = kSizes.asks_ahead && has_below && step + 1 < p.steps;
+    const bool asks = has_below && step + 1 < p.steps;
     const auto* next_below = asks ? SlotBelow<Plan>(p, step + 1) : nullptr;
     const bool timed_out = product.MultiplyOwn(
         own, next_below, partials + (step & 1) * kSizes.partials, &watchdog, sums);

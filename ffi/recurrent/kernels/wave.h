@@ -36,9 +36,6 @@ struct WaveConfig {
   // The products of the layer below are divided by the standard deviation, or by the root of the
   // mean square if that is the only mean, before those of the own state are added to them.
   bool scales = false;
-  // The state below is asked for a step ahead, or else when its product is wanted: that takes fewer
-  // registers.
-  bool asks_ahead = true;
 };
 
 JAXSPARSE_INLINE constexpr int CountBits(int mask) {
@@ -115,13 +112,11 @@ struct WaveSizes : DenseBlock {
         own(config.own, *this),
         below(config.below, *this),
         skip(config.skip),
-        means(config, *this),
-        asks_ahead(config.asks_ahead) {}
+        means(config, *this) {}
 
   WaveColumns own, below;
   WaveSkip skip;
   WaveMeans means;
-  bool asks_ahead;
   bool has_whole_tiles =
       (own.row_tiles == row_tiles && below.row_tiles == row_tiles) || units % 16 == 0;
   // A warp without columns of its own layer has no data to wait for, and would run ahead.

@@ -69,17 +69,17 @@ class WaveMma {
     const auto ask = [&](int place) {
       if (next_below != nullptr) below_.AskAt(place, next_below, x_);
     };
-    if (next_below != nullptr) added_up_.Ask(next_below);
 #pragma unroll
     for (int place = Plan::kSizes.own.ahead; place < Plan::kSizes.ahead; ++place) ask(place);
+    if (next_below != nullptr) added_up_.Ask(next_below);
     return own_.MultiplyLast(slot, x_, partials, watchdog, sums, ask);
   }
 
  private:
   MmaChunks<Plan, MmaMatrixOfWave<Plan, false>> own_;
   MmaChunks<Plan, MmaMatrixOfWave<Plan, true>> below_;
-  SumsOfBelow<Plan> added_up_;
   MmaStates<Plan> x_;
+  SumsOfBelow<Plan> added_up_;
 };
 
 }  // namespace jaxsparse

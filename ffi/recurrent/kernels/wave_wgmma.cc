@@ -12,6 +12,11 @@ namespace {
 constexpr int64_t kMostParts = 4;   // of a batch
 constexpr int64_t kMostRows = 128;  // of a part
 
+std::string ExpressionOf(const WaveWgmmaConfig& c) {
+  return ConfigExpression("WaveWgmmaConfig", {Field("wave", jaxsparse::ExpressionOf(c.wave)),
+                                              Field("asks_ahead", c.asks_ahead)});
+}
+
 // What a block's warps are: parts of the columns, and pointwise warps.
 struct WgmmaKind {
   int parts, pointwise_warps;
@@ -49,12 +54,13 @@ double WgmmaMicroseconds(const WaveWgmmaSizes& sizes, int64_t scans, int product
 
 std::optional<ScanPlan> PlanBlock(const ScanVariant& variant, const WaveForm& form, const Gpu& gpu,
                                   int64_t groups, int64_t units, const WgmmaKind& kind) {
-  WaveConfig config;
-  DenseConfig& block = config.block;
-  config.own = {form.own_products, form.own_states};
-  config.below = {form.below_products, form.below_states};
-  config.skip = form.skip;
-  block.products = MatrixProducts(config.own, config.below);
+  WaveWgmmaConfig config;
+  WaveConfig& wave = config.wave;
+  DenseConfig& block = wave.block;
+  wave.own = {form.own_products, form.own_states};
+  wave.below = {form.below_products, form.below_states};
+  wave.skip = form.skip;
+  block.products = MatrixProducts(wave.own, wave.below);
   block.state_parts = static_cast<int>(form.state_parts);
   block.state_bytes = static_cast<int>(SizeOf(form.state_dtype));
   block.hidden = static_cast<int>(form.hidden);

@@ -315,8 +315,11 @@ class WaveWgmma {
     WaitAt<kSizes.product_threads>(kProductThreads);
   }
 
-  __device__ __forceinline__ void AskBelow(const State* slot) { below_.Ask(slot); }
+  __device__ __forceinline__ void AskBelow(const State* slot) {
+    if (kSizes.asks_ahead) below_.Ask(slot);
+  }
   __device__ __forceinline__ void MultiplyBelow(const State* slot, Watchdog* watchdog, Sums& sums) {
+    if (!kSizes.asks_ahead) below_.Ask(slot);
     below_.Multiply(slot, watchdog, sums);
   }
 

@@ -29,13 +29,20 @@ struct WgmmaColumns : WaveMatrix {
   int shared_bytes;
 };
 
+struct WaveWgmmaConfig {
+  WaveConfig wave;
+  // The state below is asked for a step ahead, or else when its product is wanted: that takes fewer
+  // registers.
+  bool asks_ahead = true;
+};
+
 struct WaveWgmmaSizes : DenseBlock {
-  JAXSPARSE_INLINE explicit constexpr WaveWgmmaSizes(const WaveConfig& config)
-      : DenseBlock(config.block),
-        own(config.own, *this),
-        below(config.below, *this),
-        skip(config.skip),
-        means(config, *this),
+  JAXSPARSE_INLINE explicit constexpr WaveWgmmaSizes(const WaveWgmmaConfig& config)
+      : DenseBlock(config.wave.block),
+        own(config.wave.own, *this),
+        below(config.wave.below, *this),
+        skip(config.wave.skip),
+        means(config.wave, *this),
         asks_ahead(config.asks_ahead) {}
 
   WgmmaColumns own, below;

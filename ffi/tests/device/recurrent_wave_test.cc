@@ -47,7 +47,6 @@ struct WaveOptions {
   int layers = 2, groups = 1;  // parts of the batch
   bool barrier = false, prefetch = false;
   unsigned most_delay = 0;
-  bool asks_ahead = true;
   int loads_ahead = 0;
   WaveSkip skip = {};
   int skipped = 1;  // layers
@@ -77,8 +76,7 @@ struct WavePlan {
                  .below = kOptions.below,
                  .skip = kOptions.skip,
                  .means = {kOptions.means[0], kOptions.means[1]},
-                 .scales = kOptions.scales,
-                 .asks_ahead = kOptions.asks_ahead}};
+                 .scales = kOptions.scales}};
   static constexpr int kLayers = kOptions.layers, kBlocks = kSizes.blocks;
   static constexpr int kSkipped = kOptions.skipped;
   static constexpr int kScans = kOptions.groups, kGroups = kScans, kLaunches = 1;
@@ -113,16 +111,14 @@ int main() {
   {  // an adjoint, whose matrices take some of the states, a load at a time; tiles of the batch; a
      // barrier
     constexpr WaveMatrix kOwn{.states = 5, .register_chunks = 1}, kBelow{.states = 6};
-    constexpr auto Adjoint =
-        TestWave<AdjointStep, bfloat16, 37, 9,
-                 WaveOptions{16, 2, 2, kOwn, kBelow, 4, 1, true, false, 0, false, 1}>;
+    constexpr auto Adjoint = TestWave<AdjointStep, bfloat16, 37, 9,
+                                      WaveOptions{16, 2, 2, kOwn, kBelow, 4, 1, true, false, 0, 1}>;
     Adjoint({.steps = 4, .lead = 1, .reverse = true, .transposed = true});
     Adjoint({.steps = 2, .backwards = true, .missing = 1});
   }
   {  // an RNN, one tile of whose rows is padded; two of three loads ahead
-    constexpr auto Rnn =
-        TestWave<RnnStep, bfloat16, 68, 1,
-                 WaveOptions{24, 1, 1, kOne, kOne, 4, 1, false, false, 2000, true, 2}>;
+    constexpr auto Rnn = TestWave<RnnStep, bfloat16, 68, 1,
+                                  WaveOptions{24, 1, 1, kOne, kOne, 4, 1, false, false, 2000, 2}>;
     Rnn({.steps = 5, .has_nan = true});
     Rnn({.steps = 3, .missing = 4});
   }
@@ -140,7 +136,6 @@ int main() {
                                                  false,
                                                  false,
                                                  0,
-                                                 true,
                                                  0,
                                                  {2, 1},
                                                  2,
@@ -152,8 +147,7 @@ int main() {
   {  // only a skip, by pointwise threads with several units; parts of a batch; held up
     constexpr auto Skipping =
         TestWave<NormedStep, float16, 64, 5,
-                 WaveOptions{
-                     32, 2, 1, kFirst, kSecond, 3, 2, false, false, 5000, true, 0, {2, 1}, 1}>;
+                 WaveOptions{32, 2, 1, kFirst, kSecond, 3, 2, false, false, 5000, 0, {2, 1}, 1}>;
     Skipping({.steps = 4});
     Skipping({.steps = 2, .missing = 0});
   }
@@ -170,7 +164,6 @@ int main() {
                                                  false,
                                                  false,
                                                  3000,
-                                                 true,
                                                  0,
                                                  {},
                                                  1,
@@ -178,23 +171,10 @@ int main() {
                                                  true}>;
     Scaled({.steps = 6, .has_nan = true});
     Scaled({.steps = 2, .missing = 1});
-    constexpr auto Rms = TestWave<NormedStep, bfloat16, 70, 2,
-                                  WaveOptions{16,
-                                              3,
-                                              1,
-                                              kFirst,
-                                              kSecond,
-                                              3,
-                                              2,
-                                              false,
-                                              false,
-                                              0,
-                                              true,
-                                              0,
-                                              {},
-                                              1,
-                                              {{4, 1, true}},
-                                              true}>;
+    constexpr auto Rms = TestWave<
+        NormedStep, bfloat16, 70, 2,
+        WaveOptions{
+            16, 3, 1, kFirst, kSecond, 3, 2, false, false, 0, 0, {}, 1, {{4, 1, true}}, true}>;
     Rms({.steps = 5});
   }
   {  // means of states that no matrix takes; tiles of the batch; a barrier
@@ -211,7 +191,6 @@ int main() {
                                                   true,
                                                   false,
                                                   0,
-                                                  false,
                                                   0,
                                                   {1, 3},
                                                   2,

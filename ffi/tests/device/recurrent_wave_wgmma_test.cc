@@ -22,22 +22,23 @@ struct WavePlan {
   using State = S;
   using Weight = S;
   using Arrays = ArraysOf<Step>;
-  static constexpr WaveWgmmaSizes kSizes{
-      WaveConfig{.block = DenseConfig{.products = MatrixProducts(kOptions.own, kOptions.below),
-                                      .state_parts = Step::kStates,
-                                      .state_bytes = sizeof(S),
-                                      .hidden = kHidden,
-                                      .batch = kBatch,
-                                      .units = kOptions.units,
-                                      .warps = 4 * kOptions.parts * ((kBatch + 63) / 64),
-                                      .pointwise_warps = kOptions.pointwise_warps,
-                                      .tensor_cores = true,
-                                      .warpgroups = true,
-                                      .loads_ahead = kOptions.loads_ahead},
-                 .own = kOptions.own,
-                 .below = kOptions.below,
-                 .skip = kOptions.skip,
-                 .asks_ahead = kOptions.asks_ahead}};
+  static constexpr WaveWgmmaSizes kSizes{WaveWgmmaConfig{
+      .wave =
+          WaveConfig{.block = DenseConfig{.products = MatrixProducts(kOptions.own, kOptions.below),
+                                          .state_parts = Step::kStates,
+                                          .state_bytes = sizeof(S),
+                                          .hidden = kHidden,
+                                          .batch = kBatch,
+                                          .units = kOptions.units,
+                                          .warps = 4 * kOptions.parts * ((kBatch + 63) / 64),
+                                          .pointwise_warps = kOptions.pointwise_warps,
+                                          .tensor_cores = true,
+                                          .warpgroups = true,
+                                          .loads_ahead = kOptions.loads_ahead},
+                     .own = kOptions.own,
+                     .below = kOptions.below,
+                     .skip = kOptions.skip},
+      .asks_ahead = kOptions.asks_ahead}};
   static constexpr int kLayers = kOptions.layers, kBlocks = kSizes.blocks;
   static constexpr int kSkipped = 1;
   static constexpr int kScans = kOptions.groups, kGroups = kScans, kLaunches = 1;

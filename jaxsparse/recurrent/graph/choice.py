@@ -23,9 +23,7 @@ STACK_VARIANTS = (*WAVE_VARIANTS, CHUNKED, WAVEFRONT)  # of several layers at on
 BY_NAME = "it is asked for by its name"
 
 
-def choose_by_name(
-    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
-) -> Fallback:
+def choose(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice) -> Fallback:
     """What is computed on a GPU that kernels of scans run on.
 
     Raises:
@@ -39,9 +37,6 @@ def choose_by_name(
         return _as_wavefronts(found, BY_NAME)
     if variant == CHUNKED:
         return _in_chunks(params, split(avals, params), device)
-    if variant is None:
-        # The times that are predicted of waves were not measured yet.
-        return Fallback(f"waves run where variant={WAVE_VARIANTS[0]!r} asks for them")
     return choose_waves(params, avals, device)
 
 

@@ -43,6 +43,8 @@ WAVE_VARIANTS = tuple(_ffi.WAVE_VARIANTS)
 _ONLY_FORWARD = ("wave_wgmma", "wave_wgmma_barrier")
 _PRODUCTS_A_MICROSECOND = 2e8  # of a product over all steps, 400 TFLOP/s
 _START = 5.0  # microseconds of a product over all steps, beside that
+_LEAST_GAIN = 0.05  # of the predicted time: predictions of less would be wrong too often
+_MOST_ROWS = 16  # of a batch for which the prediction was fitted
 
 
 class Wave(NamedTuple):
@@ -60,7 +62,7 @@ class Wave(NamedTuple):
 def choose_waves(
     params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
 ) -> Fallback:
-    """What a graph is lowered to on a GPU: waves where they are fastest, or node by node.
+    """What a graph is lowered to on a GPU: waves where they are faster, or node by node.
 
     Raises:
         UnavailableError: if a wave was asked for and there is none.
@@ -74,6 +76,9 @@ def choose_waves(
     if variant in _ONLY_FORWARD and params["transposed"]:
         compute = functools.partial(in_runs, {})
         return Fallback(f"{variant} is for forward passes", compute, "node by node")
+    if variant is None and _rows(x) > _MOST_ROWS:
+        asked = f"variant={WAVE_VARIANTS[0]!r} asks for them"
+        return Fallback(f"waves of more than {_MOST_ROWS} rows run where {asked}")
     waves, reason = _cut(params, x, device, variant)
     if waves:
         runs = {wave.first: functools.partial(_run_wave, wave) for wave in waves}
@@ -116,9 +121,9 @@ def _cut(
                 found = before + cost, [*waves, Wave(first, last, form, plan)]
         best.append(found)
     total, waves = best[-1]
-    if waves:
+    if waves and (variant is not None or total < (1 - _LEAST_GAIN) * alone):
         return waves, f"they take about {total:.0f} us, and {alone:.0f} would be taken node by node"
-    slower = f"it takes about {alone:.0f} us, and waves would take longer"
+    slower = f"it takes about {alone:.0f} us, and waves would hardly be faster"
     return [], next(iter(reasons), slower)
 
 
@@ -183,9 +188,13 @@ def _planned(form: ScanForm, device: Device, forced: bool) -> Plan | NoPlan:
     return make_plan(form, device, forced=forced)
 
 
+def _rows(x: Operands) -> int:
+    return next(int(node.state.shape[-3]) for node in x.nodes if node.state is not None)
+
+
 def _microseconds_ahead(first: int, last: int, params: dict[str, Any], x: Operands) -> float:
     """Predicted for what nodes take from those below ``first``, all steps at once."""
-    batch = next(node.state.shape[-3] for node in x.nodes if node.state is not None)
+    batch = _rows(x)
     cost = 0.0
     for edge in params["edges"]:
         if not edge.delay and first <= edge.target <= last and edge.source < first:
