@@ -302,14 +302,15 @@ def waves(rng, dtype, suffix):
     """Three layers at once with their gradients, of odd size; products of one matrix only."""
     h, steps, batch = 37, 5, 3
     results = []
-    for cell, gates in ((recurrent.LSTM, 4), (recurrent.GRU, 3)):
+    cells = (recurrent.LSTM, 4), (recurrent.GRU, 3)
+    for name, (cell, gates) in itertools.product(("wave_mma", "wave_wgmma"), cells):
         weights = jnp.asarray(rng.standard_normal((3, 2, h, gates * h)) / 8, dtype)
         carry = jnp.zeros((batch, h))
         carries = [(carry, carry) if gates == 4 else carry] * 3
 
-        def stack(weights, xs, cell=cell, carries=carries):
+        def stack(weights, xs, cell=cell, carries=carries, variant=name + suffix):
             layers = [recurrent.Layer(cell, recurrent=u, input=w) for u, w in weights]
-            return recurrent.stack_scan(layers, carries, xs, variant=f"wave_mma{suffix}")[1]
+            return recurrent.stack_scan(layers, carries, xs, variant=variant)[1]
 
         xs = jnp.asarray(rng.standard_normal((steps, batch, h)), dtype)
         ys, pull = jax.vjp(stack, weights, xs)

@@ -24,6 +24,7 @@ from jaxsparse.recurrent.graph.waves import choose_waves
 from jaxsparse.recurrent.plan import NoPlan, Plan, WaveForm, make_wave_plan
 
 WAVE = "wave_mma"
+WGMMA = "wave_wgmma"  # for forward passes
 leaves = jax.tree.leaves
 
 
@@ -61,13 +62,27 @@ FITTING = {
     "odd": wave(3, layers=3, hidden=331, batch=5),
     "16 layers": wave(layers=16, hidden=64, batch=4),
 }
+FITTING_WGMMA = {
+    "lstm 512, 32 rows": wave(4, batch=32),
+    "lstm 512, 64 rows": wave(4, batch=64),
+    "lstm 512, 256 rows": wave(4, layers=2, batch=256, outputs=6),
+    "gru 512, 64 rows": wave(
+        4, batch=64, own_products=(0, 1, 2), below_products=(0, 1, 3), outputs=5
+    ),
+    "odd, 40 rows": wave(3, layers=3, hidden=331, batch=40),
+    "tangent of lstm 256": wave(5, 2, hidden=256, batch=64),
+    "16 layers, 64 rows": wave(layers=16, hidden=64, batch=64),
+}
 
 
-@pytest.mark.parametrize("name", list(FITTING))
-def test_what_fits(name):
-    form = FITTING[name]
-    plan = make_wave_plan(form, H200)
+@pytest.mark.parametrize(
+    "variant, name", [(WAVE, n) for n in FITTING] + [(WGMMA, n) for n in FITTING_WGMMA]
+)
+def test_what_fits(variant, name):
+    form = (FITTING if variant == WAVE else FITTING_WGMMA)[name]
+    plan = make_wave_plan(form, H200, variant)
     assert isinstance(plan, Plan), plan
+    assert plan.variant == variant
     assert plan.layers == form.layers and plan.scans == plan.groups and plan.launches == 1
     assert plan.layers * plan.scans * plan.blocks <= H200.multiprocessors
     assert plan.threads <= 1024 and plan.shared_bytes <= H200.shared_bytes
@@ -81,7 +96,12 @@ def test_what_fits(name):
             (form.below_products, form.below_states),
         )
     )
-    assert plan.scans * plan.blocks * (65536 * 4 + plan.shared_bytes) > plan.groups * weights * 2
+    if variant == WGMMA:
+        # Pointwise threads can give registers up, not take more than an equal share.
+        given = int(re.search(r"\.pointwise_registers = (\d+)", plan.constants)[1])
+        assert given <= 65536 // plan.threads // 8 * 8
+    registers = 65536 * 4 if variant == WAVE else 0
+    assert plan.scans * plan.blocks * (registers + plan.shared_bytes) > plan.groups * weights * 2
     # The states before all steps, and after the last one.
     slots = (form.length + 1) * form.batch * form.states * form.hidden * 2
     assert plan.workspace_bytes > form.layers * slots
@@ -123,9 +143,12 @@ def test_why_not(form, reason):
     assert "old has compute capability 8.0" in make_wave_plan(form, old).reason
 
 
-def test_barriers_are_only_chosen_on_demand():
+def test_what_is_only_chosen_on_demand():
+    assert make_wave_plan(wave(4, batch=32), H200).variant == WAVE
     assert "kBarrier = false" in make_wave_plan(wave(), H200).constants
-    assert "kBarrier = true" in make_wave_plan(wave(), H200, f"{WAVE}_barrier").constants
+    for variant in (WAVE, WGMMA):
+        assert "kBarrier = false" in make_wave_plan(wave(), H200, variant).constants
+        assert "kBarrier = true" in make_wave_plan(wave(), H200, f"{variant}_barrier").constants
 
 
 def stack(cells, dtype=jnp.bfloat16, **sizes):
@@ -309,20 +332,35 @@ def test_without_a_gradient_products_are_scaled(cell, norm, options):
     assert_close(got, jax.jit(loss_of(p, implementation="xla", **options))(p.floating))
 
 
+@pytest.mark.parametrize("variant", [WGMMA, f"{WGMMA}_barrier"])
+def test_warpgroups_make_forward_passes(variant):
+    p = stack(["LSTM"], layers=3, T=8, B=4, h=64)
+    gradient = jax.grad(loss_of(p, variant=variant), has_aux=True)
+    forward, backward = (choose_waves(*graph, H200) for graph in graphs(gradient, p.floating))
+    assert held(forward) == [(1, 3)] and variant in forward.called
+    assert backward.called == "node by node" and "forward passes" in backward.reason
+    # As many layers as fit make a wave, and the others the next one.
+    large = stack(["LSTM"], layers=8, T=2, B=64, h=512)
+    (graph, *_) = graphs(loss_of(large, variant=variant), large.floating)
+    assert held(choose_waves(*graph, H200)) == [(1, 4), (5, 8)]
+
+
 def sources(function, *operands):
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands)
     return [s for s in kernels(function, *shapes) if "RecurrentWave" in s[1] or "wave" in s[0]]
 
 
 @pytest.mark.parametrize(
-    "cell, sizes, options, variant",
+    "cell, sizes, options, variant, count",
     [
-        ("LSTM", {"skip": 1}, {}, f"{WAVE}_barrier"),
-        ("GRU", {"norm": "layer"}, {"seq_lengths": jnp.array([1, 5, 6])}, WAVE),
-        ("three_leaves", {}, {"reverse": True}, WAVE),
+        ("LSTM", {"skip": 1}, {}, f"{WAVE}_barrier", 2),
+        ("GRU", {"norm": "layer"}, {"seq_lengths": jnp.array([1, 5, 6])}, WAVE, 2),
+        ("three_leaves", {}, {"reverse": True}, WAVE, 2),
+        ("GRU", {"skip": 1}, {"reverse": True}, WGMMA, 1),
+        ("three_leaves", {}, {}, f"{WGMMA}_barrier", 1),
     ],
 )
-def test_kernels_compile(cell, sizes, options, variant, monkeypatch):
+def test_kernels_compile(cell, sizes, options, variant, count, monkeypatch):
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
     try:
         _ffi.nvrtc_version()
@@ -332,7 +370,7 @@ def test_kernels_compile(cell, sizes, options, variant, monkeypatch):
         monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", "1000")
     p = stack([cell], layers=2, T=6, B=3, h=40, **sizes)
     found = sources(jax.grad(loss_of(p, variant=variant, **options), has_aux=True), p.floating)
-    assert len(found) == 2
+    assert len(found) == count
     if "norm" in sizes:  # which is another kernel without a gradient
         found += sources(loss_of(p, variant=variant, **options), p.floating)
     for file, source in found:
@@ -373,10 +411,11 @@ def agrees(p, variant=WAVE, resets=None, **options):
 
 @on_gpu
 @pairwise(
-    "cell, layers, B, h, T, dtype, reverse, lengths, biased, dropout, skip, norm",
+    "variant, cell, layers, B, h, T, dtype, reverse, lengths, biased, dropout, skip, norm",
+    [WAVE, WGMMA],
     ["RNN", "GRU", "LSTM", "three_leaves"],
     [2, 3, 5],
-    [1, 3, 8, 16],
+    [1, 3, 16, 40],
     [40, 72, 256],
     [1, 2, 17],
     ["bfloat16", "float16"],
@@ -387,27 +426,32 @@ def agrees(p, variant=WAVE, resets=None, **options):
     [None, 1, 2, "input"],
     [None, "layer", "rms"],
 )
-def test_waves_agree(cell, layers, B, h, T, dtype, reverse, lengths, biased, dropout, skip, norm):
+def test_waves_agree(
+    variant, cell, layers, B, h, T, dtype, reverse, lengths, biased, dropout, skip, norm
+):
     sizes = {"layers": layers, "T": T, "B": B, "h": h, "dtype": jnp.dtype(dtype)}
     p = stack([cell], **sizes, biased=biased, dropout=dropout, skip=skip, norm=norm)
     seq_lengths = jnp.arange(B, dtype=jnp.int32) % (T + 1) if lengths else None
-    agrees(p, reverse=reverse, seq_lengths=seq_lengths)
+    agrees(p, variant, reverse=reverse, seq_lengths=seq_lengths)
 
 
 @on_gpu
 @pytest.mark.parametrize(
-    "cell, layers, B, h, more",
+    "variant, cell, layers, B, h, more",
     [
-        ("LSTM", 4, 16, 512, {}),
-        ("LSTM", 4, 4, 1024, {}),
-        ("RNN", 8, 4, 1152, {"skip": 4, "norm": "layer"}),
-        ("GRU", 4, 16, 512, {"skip": 1}),
-        ("LSTM", 2, 64, 512, {}),  # states a few at a time
+        (WAVE, "LSTM", 4, 16, 512, {}),
+        (WAVE, "LSTM", 4, 4, 1024, {}),
+        (WAVE, "RNN", 8, 4, 1152, {"skip": 4, "norm": "layer"}),
+        (WAVE, "GRU", 4, 16, 512, {"skip": 1}),
+        (WAVE, "LSTM", 2, 64, 512, {}),  # states a few at a time
+        (WGMMA, "LSTM", 8, 64, 512, {}),  # two waves
+        (WGMMA, "GRU", 4, 64, 512, {"skip": 2}),
+        (WGMMA, "LSTM", 2, 256, 512, {}),  # states a few at a time, two tiles of rows
     ],
 )
-def test_large_waves_agree_and_repeat(cell, layers, B, h, more):
+def test_large_waves_agree_and_repeat(variant, cell, layers, B, h, more):
     p = stack([cell], layers=layers, T=40, B=B, h=h, **more)
-    first, again = agrees(p), agrees(p)
+    first, again = agrees(p, variant), agrees(p, variant)
     for a, b in zip(leaves(first), leaves(again), strict=True):
         np.testing.assert_array_equal(np.asarray(a).view(np.uint8), np.asarray(b).view(np.uint8))
 
@@ -429,13 +473,15 @@ def test_norms_of_outputs_far_from_zero(norm):
 
 
 @on_gpu
-@pytest.mark.parametrize("more", [{}, {"skip": 1, "norm": "layer"}])
-def test_barriers_and_delays_change_nothing(more, monkeypatch):
-    p = stack(["GRU"], layers=3, T=20, B=4, h=128, **more)
+@pytest.mark.parametrize(
+    "variant, B, more", [(WAVE, 4, {}), (WAVE, 4, {"skip": 1, "norm": "layer"}), (WGMMA, 40, {})]
+)
+def test_barriers_and_delays_change_nothing(variant, B, more, monkeypatch):
+    p = stack(["GRU"], layers=3, T=20, B=B, h=128, **more)
     results = []
-    for variant, delay in ((WAVE, 0), (WAVE, 3_000), (WAVE, 50_000), (f"{WAVE}_barrier", 0)):
+    for suffix, delay in (("", 0), ("", 3_000), ("", 50_000), ("_barrier", 0)):
         monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", str(delay))
-        gradient = jax.value_and_grad(loss_of(p, variant=variant), has_aux=True)
+        gradient = jax.value_and_grad(loss_of(p, variant=variant + suffix), has_aux=True)
         function = jax.jit(lambda x, gradient=gradient: gradient(x))
         results.append(leaves(jax.device_get(function(p.floating))))
     for other in results[1:]:
@@ -444,24 +490,28 @@ def test_barriers_and_delays_change_nothing(more, monkeypatch):
 
 
 @on_gpu
-def test_nan_stays_in_its_row():
+@pytest.mark.parametrize("variant", [WAVE, WGMMA])
+def test_nan_stays_in_its_row_and_behind_a_reset(variant):
     p = stack(["LSTM"], layers=3, T=8, B=4, h=64)
-    p = p._replace(xs=p.xs.at[2, 1].set(jnp.nan))
-    _, ys = jax.jit(lambda p: recurrent.stack_scan(*p, variant=WAVE))(p)
+    p = p._replace(xs=p.xs.at[2, 1].set(jnp.nan).at[2, 3].set(jnp.nan))
+    resets = jnp.zeros((8, 4), bool).at[5, 3].set(True)
+    _, ys = jax.jit(lambda p: recurrent.stack_scan(*p, variant=variant, resets=resets))(p)
     bad = np.isnan(np.asarray(ys, np.float32))
-    assert bad[2:, 1].all() and not bad[:2].any() and not bad[:, [0, 2, 3]].any()
+    assert bad[2:, 1].all() and bad[2:5, 3].all()
+    assert not bad[:2].any() and not bad[:, [0, 2]].any() and not bad[5:, 3].any()
 
 
 @on_gpu
-def test_times_out_on_blocks_that_do_not_come(monkeypatch):
+@pytest.mark.parametrize("variant", [WAVE, WGMMA])
+def test_times_out_on_blocks_that_do_not_come(variant, monkeypatch):
     p = stack(["RNN"], layers=3, T=5, B=4, h=256)
     recurrent.check()
     monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", str(10**8))  # 50 ms
     monkeypatch.setenv("JAXSPARSE_SCAN_WAIT_LIMIT", "0.001")
-    _, ys = jax.jit(lambda p: recurrent.stack_scan(*p, variant=WAVE))(p)
+    _, ys = jax.jit(lambda p: recurrent.stack_scan(*p, variant=variant))(p)
     assert np.isnan(np.asarray(ys[-1], np.float32)).any()
     with pytest.raises(RuntimeError, match=r"recurrent\.check: a scan on GPU 0 timed out"):
         recurrent.check()
     monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", "0")
     monkeypatch.delenv("JAXSPARSE_SCAN_WAIT_LIMIT")
-    agrees(p)
+    agrees(p, variant)

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "recurrent/kernels/dense.h"
+#include "recurrent/kernels/wave.h"
 #include "recurrent/plan.h"
 
 namespace jaxsparse {
@@ -25,6 +26,11 @@ int DensePollDelay(const DenseConfig& config);
 // kernels/wave.cc: the best of all ways to share the GPU among layers and parts of their batch.
 std::optional<ScanPlan> PlanWaveLayers(const ScanVariant& variant, const WaveForm& form,
                                        const Gpu& gpu);
+
+// kernels/wave_wgmma.cc: the same, of states that are rows of wgmma.
+std::optional<ScanPlan> PlanWaveByWarpgroups(const ScanVariant& variant, const WaveForm& form,
+                                             const Gpu& gpu);
+std::string ExpressionOf(const WaveConfig& config);  // kernels/wave.cc
 
 // kernels/resident.cc: the best of all ways to cut the batch into parts that one block scans, or a
 // few do; none if these don't hold the weights. `by_name`: even where it was not measured.

@@ -119,15 +119,19 @@ ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wan
   ScanChoice choice;
   const bool narrow = form.state_dtype == form.weight_dtype && IsNarrow(form.state_dtype);
   for (const ScanVariant& variant : kWaveVariants) {
-    if (wanted.empty() ? variant.barrier : wanted != variant.name) continue;
+    const bool by_default = !variant.barrier && !variant.warpgroups;
+    if (wanted.empty() ? !by_default : wanted != variant.name) continue;
     if (!narrow) {
       choice.reason = "needs 16-bit state and weights of one dtype, got " +
                       NameOf(form.state_dtype) + " and " + NameOf(form.weight_dtype);
     } else if (form.layers > kMaxLayersOfWave) {
       choice.reason = std::to_string(form.layers) + " layers are more than the " +
                       std::to_string(kMaxLayersOfWave) + " of a launch";
+    } else if (variant.warpgroups && form.means[0].product >= 0) {
+      choice.reason = "products of warpgroups add up no states, as norms need it";
     } else {
-      choice.best = PlanWaveLayers(variant, form, gpu);
+      choice.best = variant.warpgroups ? PlanWaveByWarpgroups(variant, form, gpu)
+                                       : PlanWaveLayers(variant, form, gpu);
       if (!choice.best)
         choice.reason = std::to_string(form.layers) + " layers of " + DoesNotFit(form, gpu);
     }

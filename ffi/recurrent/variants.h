@@ -38,6 +38,8 @@ struct ScanVariant {
   // Warps have all gates of their units, and keep all of the weights for these: one block makes a
   // scan, or a few do.
   bool resident = false;
+  // Waves by products of warpgroups: of these, too.
+  bool warpgroups = false;
 };
 inline constexpr ScanVariant kScanVariants[] = {
     {"dense_tensor_cores", ScanWeights::kDense, true, false},
@@ -57,6 +59,8 @@ inline constexpr ScanVariant kScanVariants[] = {
 inline constexpr ScanVariant kWaveVariants[] = {
     {"wave_mma", ScanWeights::kDense, true, false},
     {"wave_mma_barrier", ScanWeights::kDense, true, true},
+    {"wave_wgmma", ScanWeights::kDense, true, false, false, true},
+    {"wave_wgmma_barrier", ScanWeights::kDense, true, true, false, true},
 };
 
 }  // namespace jaxsparse

@@ -18,6 +18,7 @@ struct DenseConfig {
   int warps = 1;                // that make products; the columns (s, k) are split over them
   int pointwise_warps = 1;      // that sum the warps' parts and make the pointwise step
   bool tensor_cores = false;    // mma.sync (16 bits only), or FMA
+  bool warpgroups = false;      // tensor cores of whole warpgroups, wgmma, instead of mma.sync
   int register_chunks = 0;      // chunks of columns of a warp whose weights stay in registers; the
                                 // others' are read from shared memory in every step
   int loads_ahead = 0;          // tensor cores: loads of a warp that are on their way at once, or 0
@@ -58,15 +59,21 @@ struct DenseBlock : DenseConfig {
   int exchange_batch = ExchangeBatch();
   int slot = exchange_batch * columns;
 
-  // Parts of products in shared memory: [warp][b][unit][gate], the gates of a unit in one vector.
-  // Four gates are rotated by half the batch entry, so that a tensor core's tile, 8 units by 4
-  // pairs of batch entries, is written to different banks. Batch entries are a vector further apart
-  // than their units, so that threads with several units each read different banks, too.
+  // Parts of products in shared memory: [part][b][unit][gate], the gates of a unit in one vector.
+  // A warp makes one of its columns, a warpgroup the rows of one for 64 batch entries. Four gates
+  // are rotated by half the batch entry, so that a tensor core's tile, 8 units by 4 pairs of batch
+  // entries, is written to different banks. Batch entries are a vector further apart than their
+  // units, so that threads with several units each read different banks, too.
   int gate_slots = products == 3 ? 4 : products;
-  bool rotated = gate_slots == 4;
-  int row_slots = (rotated ? Ceil(units, 8) * 32 : Ceil(units * gate_slots, 16) * 16) + 4;
+  int row_parts = Ceil(batch, 64);  // warpgroups: 64 batch entries each
+  int parts = warpgroups ? warps / (4 * row_parts) : warps;
+  bool rotated = gate_slots == 4 && !warpgroups;
+  int row_slots = (rotated      ? Ceil(units, 8) * 32
+                   : warpgroups ? Ceil(units * gate_slots, 32) * 32
+                                : Ceil(units * gate_slots, 16) * 16) +
+                  4;
   int warp_part = batch_slots * row_slots;
-  int partials = warps * warp_part;
+  int partials = parts * warp_part;
 
   int product_threads = warps * kWarp;
   int pointwise_threads = pointwise_warps * kWarp;

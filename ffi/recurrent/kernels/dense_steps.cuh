@@ -159,7 +159,7 @@ class PointwiseStep {
   __device__ __forceinline__ static void SumProducts(const float* partials,
                                                      float (&products)[kNear][kSizes.gate_slots]) {
 #pragma unroll
-    for (int warp = 0; warp < kSizes.warps; ++warp) {
+    for (int warp = 0; warp < kSizes.parts; ++warp) {
       const float* part = partials + warp * kSizes.warp_part;
       if constexpr (kSizes.gate_slots % 4 == 0 || kSizes.gate_slots * kNear % 4 == 0) {
         float* to = &products[0][0];

@@ -21,15 +21,6 @@ std::string ExpressionOf(const WaveMean& m) {
   return ConfigExpression("WaveMean", {Field("product", m.product), Field("state", m.state),
                                        Field("squared", m.squared)});
 }
-std::string ExpressionOf(const WaveConfig& c) {
-  std::string means;
-  for (const WaveMean& mean : c.means) means += (means.empty() ? "" : ", ") + ExpressionOf(mean);
-  return ConfigExpression(
-      "WaveConfig",
-      {Field("block", jaxsparse::ExpressionOf(c.block)), Field("own", ExpressionOf(c.own)),
-       Field("below", ExpressionOf(c.below)), Field("skip", ExpressionOf(c.skip)),
-       Field("means", "{" + means + "}"), Field("scales", c.scales)});
-}
 
 // Each layer and part of the batch has so many multiprocessors.
 struct WaveShare {
@@ -185,6 +176,15 @@ std::optional<ScanPlan> PlanWaveShare(const ScanVariant& variant, const WaveForm
 }
 
 }  // namespace
+
+std::string ExpressionOf(const WaveConfig& c) {
+  std::string means;
+  for (const WaveMean& mean : c.means) means += (means.empty() ? "" : ", ") + ExpressionOf(mean);
+  return ConfigExpression(
+      "WaveConfig", {Field("block", ExpressionOf(c.block)), Field("own", ExpressionOf(c.own)),
+                     Field("below", ExpressionOf(c.below)), Field("skip", ExpressionOf(c.skip)),
+                     Field("means", "{" + means + "}"), Field("scales", c.scales)});
+}
 
 std::optional<ScanPlan> PlanWaveLayers(const ScanVariant& variant, const WaveForm& form,
                                        const Gpu& gpu) {

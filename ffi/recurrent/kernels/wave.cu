@@ -15,6 +15,7 @@
 #include "persistent/grid_barrier.cuh"
 #include "recurrent/kernels/dense_steps.cuh"
 #include "recurrent/kernels/wave_mma.cuh"
+#include "recurrent/kernels/wave_wgmma.cuh"
 
 namespace jaxsparse {
 
@@ -24,12 +25,22 @@ __device__ __forceinline__ const typename Plan::State* SlotBelow(const Recurrent
   return SlotAfter<Plan>(p.below_exchange, p, step);
 }
 
+template <typename Plan, bool kWarpgroups>
+struct ProductsOfWave {
+  using type = WaveMma<Plan>;
+};
+template <typename Plan>
+struct ProductsOfWave<Plan, true> {
+  using type = WaveWgmma<Plan>;
+};
+
 template <typename Plan>
 __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4* shared,
                                              float* partials, float* sums_of_below,
                                              volatile uint32_t* stop) {
-  constexpr WaveSizes kSizes = Plan::kSizes;
-  WaveMma<Plan> product(p, shared);
+  constexpr auto kSizes = Plan::kSizes;
+  using Products = typename ProductsOfWave<Plan, kSizes.warpgroups>::type;
+  Products product(p, shared);
   Watchdog watchdog(p.wait_limits);
   Backoff backoff(p.poll_delays);
   const bool has_below = p.below_exchange != nullptr;
@@ -43,7 +54,7 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
   if (has_below) product.AskBelow(SlotBelow<Plan>(p, 0));
   backoff.Start();
   for (int64_t step = 0; step < p.steps; ++step) {
-    MmaSums<Plan> sums = {};
+    typename Products::Sums sums = {};
     if (has_below) {
       Delay<Plan::kMostDelay>(~step);
       product.MultiplyBelow(SlotBelow<Plan>(p, step), &watchdog, sums);
@@ -72,7 +83,9 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
     const auto* next_below = asks ? SlotBelow<Plan>(p, step + 1) : nullptr;
     const bool timed_out = product.MultiplyOwn(
         own, next_below, partials + (step & 1) * kSizes.partials, &watchdog, sums);
-    if (!kSizes.means.scales && !timed_out) product.WriteSums(to_sums);
+    if constexpr (kSizes.means.count > 0 && !kSizes.means.scales) {
+      if (!timed_out) product.WriteSums(to_sums);
+    }
     if (timed_out) *stop = 1;
     __syncwarp();
     HandOver<Plan>(step, timed_out);
@@ -84,11 +97,11 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
 template <typename Step, typename Plan>
 __global__ void __launch_bounds__(Plan::kSizes.threads, Plan::kSizes.resident)
     RecurrentWaveScan(const __grid_constant__ RecurrentWave<Plan::kLayers> wave) {
-  constexpr WaveSizes kSizes = Plan::kSizes;
+  constexpr auto kSizes = Plan::kSizes;
   static_assert(kSizes.products <= Step::kProducts && kSizes.state_parts == Step::kStates &&
                 kSizes.state_bytes == sizeof(typename Plan::State) && kSizes.gets_its_registers);
   const RecurrentWaveLayer& p = wave.layer[LayerOfBlock<Plan>()];
-  extern __shared__ Words4 shared[];
+  extern __shared__ __align__(1024) Words4 shared[];
   float* partials = reinterpret_cast<float*>(shared);
   float* sums_of_below = partials + kSizes.means_at / 4;
   volatile uint32_t* stop = reinterpret_cast<uint32_t*>(shared) + kSizes.flag_at / 4;

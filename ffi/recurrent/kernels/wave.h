@@ -127,8 +127,8 @@ struct WaveSizes : DenseBlock {
   // States on their way at once, of either matrix.
   int ahead = own.ahead > below.ahead ? own.ahead : below.ahead;
   bool all_ahead = own.ahead == own.loads && below.ahead == below.loads;
-  // Registers of a product thread for all but weights, so that the compiler spills none in a step.
   bool has_several_states = CountBits(own.states) > 1 || CountBits(below.states) > 1;
+  // Registers of a product thread for all but weights, so that the compiler spills none in a step.
   int other_registers = 28 + (has_several_states ? 16 : 0) +
                         (ahead + means.loads) * (4 * batch_tiles + 1) + means.count * batch_tiles +
                         (means.scales && chains > 1 ? 8 : 0) +

@@ -11,6 +11,7 @@
 #include "persistent/exchange.cuh"
 #include "recurrent/kernels/dense_mma.cuh"
 #include "recurrent/kernels/wave.h"
+#include "recurrent/kernels/wave_matrix.cuh"
 
 namespace jaxsparse {
 
@@ -23,17 +24,6 @@ __device__ __forceinline__ const typename Plan::State* SlotAfter(const void* exc
   const char* of_scan =
       static_cast<const char*>(exchange) + ScanOfLaunch<Plan>() * p.exchange_bytes;
   return reinterpret_cast<const typename Plan::State*>(of_scan) + (step + 1) * Plan::kSizes.slot;
-}
-
-// The n-th number of a set of bits.
-__device__ __forceinline__ int NthOf(int mask, int n) {
-  int number = 0;
-#pragma unroll
-  for (int i = 0, before = 0; i < kMaxScanArrays; ++i) {
-    if ((mask >> i & 1) == 0) continue;
-    if (before++ == n) number = i;
-  }
-  return number;
 }
 
 // The first or the second of two numbers of 16 bits in a word.

@@ -4,39 +4,17 @@
 #include "recurrent/kernels/dense_mma.cuh"
 #include "recurrent/kernels/wave.h"
 #include "recurrent/kernels/wave_added.cuh"
+#include "recurrent/kernels/wave_matrix.cuh"
 
 namespace jaxsparse {
 
-// Whether a set of bits is that of the first few numbers.
-constexpr bool HasFirst(int mask) { return (mask & (mask + 1)) == 0; }
-
-// A matrix that has only some products, and takes only some parts of a state.
+// What products by mma.sync take of a matrix beside that.
 template <typename Plan, bool kBelow>
-struct MatrixOfWave {
-  static constexpr WaveColumns kMatrix = kBelow ? Plan::kSizes.below : Plan::kSizes.own;
-  static constexpr int kColumns = kMatrix.columns, kLoads = kMatrix.loads,
-                       kRegisterChunks = kMatrix.register_chunks, kRowTiles = kMatrix.row_tiles,
-                       kAhead = kMatrix.ahead;
+struct MmaMatrixOfWave : MatrixOfWave<Plan, kBelow> {
+  static constexpr auto kMatrix = kBelow ? Plan::kSizes.below : Plan::kSizes.own;
+  static constexpr int kLoads = kMatrix.loads, kRegisterChunks = kMatrix.register_chunks,
+                       kRowTiles = kMatrix.row_tiles, kAhead = kMatrix.ahead;
 
-  __device__ __forceinline__ static DenseWeights Of(const RecurrentWaveLayer& p) {
-    if constexpr (kBelow) return p.below_weights;
-    return {p.weights, p.weight_row_stride, p.weight_column_stride};
-  }
-  __device__ __forceinline__ static int SlotColumn(int column) {
-    constexpr int kPart = Plan::kSizes.part;
-    if constexpr (HasFirst(kMatrix.states)) {
-      return column;
-    } else {
-      if constexpr (CountBits(kMatrix.states) == 1) {
-        return NthOf(kMatrix.states, 0) * kPart + column;
-      }
-      return NthOf(kMatrix.states, column / kPart) * kPart + column % kPart;
-    }
-  }
-  __device__ __forceinline__ static int PlaceOf(int product) {
-    if constexpr (HasFirst(kMatrix.products)) return product;
-    return CountBits(kMatrix.products & ((1 << product) - 1));
-  }
   __device__ __forceinline__ static int RowTile(int tile) {
     if constexpr (HasFirst(kMatrix.products)) {
       return tile;
@@ -55,6 +33,8 @@ class WaveMma {
   static_assert(!Plan::kSizes.has_idle_warps && Plan::kSizes.has_whole_tiles);
 
  public:
+  using Sums = MmaSums<Plan>;
+
   __device__ __forceinline__ WaveMma(const RecurrentWaveLayer& p, Words4* shared)
       : own_(p, shared + Plan::kSizes.weights_at / 16),
         below_(p, shared + Plan::kSizes.below_weights_at / 16) {}
@@ -96,8 +76,8 @@ class WaveMma {
   }
 
  private:
-  MmaChunks<Plan, MatrixOfWave<Plan, false>> own_;
-  MmaChunks<Plan, MatrixOfWave<Plan, true>> below_;
+  MmaChunks<Plan, MmaMatrixOfWave<Plan, false>> own_;
+  MmaChunks<Plan, MmaMatrixOfWave<Plan, true>> below_;
   MmaStates<Plan> x_;
   SumsOfBelow<Plan> added_up_;
 };

@@ -1,27 +1,8 @@
-// Layers of a stack in one launch, whose blocks run at once on an emulated GPU.
-#include "device/recurrent_scan_operands.h"
-// The steps come first.
-#include "recurrent/kernels/wave.cu"
+// Waves by products of warps.
+#include "device/recurrent_wave.h"
 
 namespace jaxsparse {
-
-alignas(16) __shared__ Words4 shared[4096];
-
 namespace {
-
-// Two products of the proposal, of a layer's own state and of the layer below.
-struct GruOfWaveStep {
-  static constexpr int kProducts = 4, kStates = 1, kCarries = 1, kInputs = 4, kOutputs = 2;
-  static void Apply(const float* product, float* carry, const float* input, float* state,
-                    float* output) {
-    const float reset = ops::Logistic(product[0] + input[0] + input[3]);
-    const float update = ops::Logistic(product[1] + input[1]);
-    const float proposal = ops::Tanh(reset * product[2] + product[3] + input[2]);
-    output[0] = carry[0];
-    output[1] = product[2];
-    state[0] = carry[0] = proposal + update * (carry[0] - proposal);
-  }
-};
 
 // A step behind a layer norm whose output, its second state, is added to by a skip.
 struct NormedStep {
@@ -97,104 +78,14 @@ struct WavePlan {
                  .means = {kOptions.means[0], kOptions.means[1]},
                  .scales = kOptions.scales}};
   static constexpr int kLayers = kOptions.layers, kBlocks = kSizes.blocks;
+  static constexpr int kSkipped = kOptions.skipped;
   static constexpr int kScans = kOptions.groups, kGroups = kScans, kLaunches = 1;
   static constexpr bool kBarrier = kOptions.barrier, kPrefetch = kOptions.prefetch;
   static constexpr unsigned kMostDelay = kOptions.most_delay;
 };
 
-struct Case {
-  int64_t steps = 5;
-  int64_t lead = 0;
-  bool reverse = false, has_nan = false, backwards = false, transposed = false;
-  int missing = -1;  // a block
-};
-
-// A layer's weights as they are stored, and with the products and states that it lacks.
-template <typename S>
-struct Weights {
-  std::vector<S> stored;
-  DenseWeights operand;
-  std::vector<double> matrix;
-
-  Weights(const WaveMatrix& form, int products, int states, int64_t hidden, const Case& c) {
-    const int64_t rows = CountBits(form.products) * hidden,
-                  columns = CountBits(form.states) * hidden;
-    stored = SmallWeights<S>(c.lead + rows * columns, 2 * columns);
-    operand = {stored.data() + c.lead, c.transposed ? 1 : columns, c.transposed ? rows : 1};
-    matrix.assign(products * hidden * states * hidden, 0.0);
-    int64_t row = 0;
-    for (int64_t i = 0; i < products * hidden; ++i) {
-      if ((form.products >> i / hidden & 1) == 0) continue;
-      int64_t column = 0;
-      for (int64_t j = 0; j < states * hidden; ++j) {
-        if ((form.states >> j / hidden & 1) == 0) continue;
-        matrix[i * states * hidden + j] = ToAccumulator(
-            stored[c.lead + row * operand.row_stride + column++ * operand.column_stride]);
-      }
-      ++row;
-    }
-  }
-};
-
 template <typename Step, typename S, int kHidden, int kBatch, WaveOptions kOptions>
-void Test(const Case& c) {
-  using Plan = WavePlan<Step, S, kHidden, kBatch, kOptions>;
-  using Kind = typename ScanTest<Step, S, kHidden>::Kind;
-  RecurrentWave<Plan::kLayers> wave;
-  std::deque<Weights<S>> own, below;
-  std::deque<ScanTest<Step, S, kHidden>> tests;
-  for (int layer = 0; layer < Plan::kLayers; ++layer) {
-    own.emplace_back(kOptions.own, Step::kProducts, Step::kStates, kHidden, c);
-    below.emplace_back(kOptions.below, Step::kProducts, Step::kStates, kHidden, c);
-    const ScanSize size{.steps = c.steps,
-                        .batch = Plan::kGroups * kBatch,
-                        .parts = Plan::kGroups,
-                        .scans = Plan::kScans,
-                        .lead = c.lead,
-                        .has_nan = c.has_nan && layer == 0,
-                        .reverse = c.reverse};
-    tests.emplace_back(size, own[layer].matrix,
-                       (c.steps + 1) * Plan::kSizes.slot * int64_t{sizeof(S)});
-    RecurrentWaveLayer& p = wave.layer[layer];
-    static_cast<RecurrentScanProblem&>(p) = tests[layer].Problem(0);
-    p.weights = own[layer].operand.values;
-    p.weight_row_stride = own[layer].operand.row_stride;
-    p.weight_column_stride = own[layer].operand.column_stride;
-    if (layer > 0) {
-      tests[layer].LieAbove(tests[layer - 1], below[layer].matrix);
-      p.below_weights = below[layer].operand;
-      p.below_exchange = wave.layer[layer - 1].exchange;
-      for (const WaveMean& mean : kOptions.means) {
-        if (mean.product < 0) continue;
-        tests[layer].Takes(tests[layer - 1], mean.product, mean.state,
-                           mean.squared ? Kind::kMeanOfSquares : Kind::kMean);
-      }
-    }
-    if (kOptions.scales) {
-      const auto& [first, second] = kOptions.means;
-      p.norm_epsilon = 0.01f;
-      tests[layer].Scales(first.state, second.product >= 0, p.norm_epsilon);
-    }
-    if (kOptions.skip.product >= 0 && layer >= kOptions.skipped) {
-      const int source = layer - kOptions.skipped;
-      tests[layer].Takes(tests[source], kOptions.skip.product, kOptions.skip.state, Kind::kState);
-      p.skip_exchange = wave.layer[source].exchange;
-    }
-    if (c.missing >= 0) p.wait_limits.limit_ns = 1000;
-  }
-  emulated::Launch({.blocks = Plan::kLayers * Plan::kScans * Plan::kBlocks,
-                    .threads = Plan::kSizes.threads,
-                    .missing = c.missing,
-                    .backwards = c.backwards},
-                   {reinterpret_cast<char*>(shared), sizeof(shared)}, Plan::kSizes.shared_bytes,
-                   [&] { RecurrentWaveScan<Step, Plan>(wave); });
-  const int lacking = c.missing / Plan::kBlocks;  // a scan
-  for (int layer = 0; layer < Plan::kLayers; ++layer) {
-    // The layers above wait in vain, too.
-    const bool waits = c.missing >= 0 && layer >= lacking / Plan::kScans;
-    waits ? tests[layer].CheckTimedOut(lacking % Plan::kScans) : tests[layer].Check();
-  }
-}
+constexpr auto TestWave = Test<Step, WavePlan<Step, S, kHidden, kBatch, kOptions>>;
 
 }  // namespace
 }  // namespace jaxsparse
@@ -204,7 +95,7 @@ int main() {
   constexpr WaveMatrix kOne{.register_chunks = 1}, kFour{.products = 15, .register_chunks = 1};
   {  // three layers of few units; weights in shared memory as well
     constexpr auto Lstm =
-        Test<LstmStep, bfloat16, 70, 3, WaveOptions{24, 1, 1, kFour, kFour, 3, 1, false, true}>;
+        TestWave<LstmStep, bfloat16, 70, 3, WaveOptions{24, 1, 1, kFour, kFour, 3, 1, false, true}>;
     Lstm({});
     Lstm({.steps = 3, .lead = 1, .reverse = true, .has_nan = true, .backwards = true});
     Lstm({.steps = 1, .transposed = true});
@@ -212,98 +103,98 @@ int main() {
   }
   {  // products of one matrix only, two parts of a batch, warps that are held up
     constexpr WaveMatrix kOwn{.products = 7}, kBelow{.products = 11, .register_chunks = 1};
-    constexpr auto Gru = Test<GruOfWaveStep, float16, 40, 3,
-                              WaveOptions{16, 2, 2, kOwn, kBelow, 2, 2, false, false, 5000}>;
+    constexpr auto Gru = TestWave<GruOfWaveStep, float16, 40, 3,
+                                  WaveOptions{16, 2, 2, kOwn, kBelow, 2, 2, false, false, 5000}>;
     Gru({.steps = 5});
     Gru({.steps = 3, .has_nan = true, .backwards = true});
   }
   {  // an adjoint, whose matrices take some of the states, a load at a time; tiles of the batch; a
      // barrier
     constexpr WaveMatrix kOwn{.states = 5, .register_chunks = 1}, kBelow{.states = 6};
-    constexpr auto Adjoint = Test<AdjointStep, bfloat16, 37, 9,
-                                  WaveOptions{16, 2, 2, kOwn, kBelow, 4, 1, true, false, 0, 1}>;
+    constexpr auto Adjoint = TestWave<AdjointStep, bfloat16, 37, 9,
+                                      WaveOptions{16, 2, 2, kOwn, kBelow, 4, 1, true, false, 0, 1}>;
     Adjoint({.steps = 4, .lead = 1, .reverse = true, .transposed = true});
     Adjoint({.steps = 2, .backwards = true, .missing = 1});
   }
   {  // an RNN, one tile of whose rows is padded; two of three loads ahead
-    constexpr auto Rnn = Test<RnnStep, bfloat16, 68, 1,
-                              WaveOptions{24, 1, 1, kOne, kOne, 4, 1, false, false, 2000, 2}>;
+    constexpr auto Rnn = TestWave<RnnStep, bfloat16, 68, 1,
+                                  WaveOptions{24, 1, 1, kOne, kOne, 4, 1, false, false, 2000, 2}>;
     Rnn({.steps = 5, .has_nan = true});
     Rnn({.steps = 3, .missing = 4});
   }
   constexpr WaveMatrix kFirst{.products = 1, .states = 1},
       kSecond{.products = 2, .states = 2, .register_chunks = 1};
   {  // skips over two layers and the layer norm; products of matrices are not all that there are
-    constexpr auto Normed = Test<NormedStep, bfloat16, 70, 3,
-                                 WaveOptions{16,
-                                             2,
-                                             2,
-                                             kFirst,
-                                             kSecond,
-                                             4,
-                                             1,
-                                             false,
-                                             false,
-                                             0,
-                                             0,
-                                             {2, 1},
-                                             2,
-                                             {{3, 1, false}, {4, 1, true}}}>;
+    constexpr auto Normed = TestWave<NormedStep, bfloat16, 70, 3,
+                                     WaveOptions{16,
+                                                 2,
+                                                 2,
+                                                 kFirst,
+                                                 kSecond,
+                                                 4,
+                                                 1,
+                                                 false,
+                                                 false,
+                                                 0,
+                                                 0,
+                                                 {2, 1},
+                                                 2,
+                                                 {{3, 1, false}, {4, 1, true}}}>;
     Normed({});
     Normed({.steps = 3, .lead = 1, .reverse = true, .has_nan = true, .backwards = true});
     Normed({.steps = 3, .missing = 2});
   }
   {  // only a skip, by pointwise threads with several units; parts of a batch; held up
     constexpr auto Skipping =
-        Test<NormedStep, float16, 64, 5,
-             WaveOptions{32, 2, 1, kFirst, kSecond, 3, 2, false, false, 5000, 0, {2, 1}, 1}>;
+        TestWave<NormedStep, float16, 64, 5,
+                 WaveOptions{32, 2, 1, kFirst, kSecond, 3, 2, false, false, 5000, 0, {2, 1}, 1}>;
     Skipping({.steps = 4});
     Skipping({.steps = 2, .missing = 0});
   }
   {  // products that are scaled; of 17 rows a tile of the batch has one
     constexpr WaveMatrix kBelow{.states = 2};
-    constexpr auto Scaled = Test<ScaledStep, float16, 40, 17,
-                                 WaveOptions{24,
-                                             2,
-                                             2,
-                                             kFirst,
-                                             kBelow,
-                                             3,
-                                             1,
-                                             false,
-                                             false,
-                                             3000,
-                                             0,
-                                             {},
-                                             1,
-                                             {{1, 1, false}, {2, 1, true}},
-                                             true}>;
+    constexpr auto Scaled = TestWave<ScaledStep, float16, 40, 17,
+                                     WaveOptions{24,
+                                                 2,
+                                                 2,
+                                                 kFirst,
+                                                 kBelow,
+                                                 3,
+                                                 1,
+                                                 false,
+                                                 false,
+                                                 3000,
+                                                 0,
+                                                 {},
+                                                 1,
+                                                 {{1, 1, false}, {2, 1, true}},
+                                                 true}>;
     Scaled({.steps = 6, .has_nan = true});
     Scaled({.steps = 2, .missing = 1});
-    constexpr auto Rms =
-        Test<NormedStep, bfloat16, 70, 2,
-             WaveOptions{
-                 16, 3, 1, kFirst, kSecond, 3, 2, false, false, 0, 0, {}, 1, {{4, 1, true}}, true}>;
+    constexpr auto Rms = TestWave<
+        NormedStep, bfloat16, 70, 2,
+        WaveOptions{
+            16, 3, 1, kFirst, kSecond, 3, 2, false, false, 0, 0, {}, 1, {{4, 1, true}}, true}>;
     Rms({.steps = 5});
   }
   {  // means of states that no matrix takes; tiles of the batch; a barrier
     constexpr WaveMatrix kOwn{.products = 1, .states = 5, .register_chunks = 1},
         kBelow{.products = 2, .states = 2};
-    constexpr auto Adjoint = Test<NormedAdjointStep, bfloat16, 37, 9,
-                                  WaveOptions{16,
-                                              2,
-                                              2,
-                                              kOwn,
-                                              kBelow,
-                                              3,
-                                              1,
-                                              true,
-                                              false,
-                                              0,
-                                              0,
-                                              {1, 3},
-                                              2,
-                                              {{1, 2, false}, {2, 3, false}}}>;
+    constexpr auto Adjoint = TestWave<NormedAdjointStep, bfloat16, 37, 9,
+                                      WaveOptions{16,
+                                                  2,
+                                                  2,
+                                                  kOwn,
+                                                  kBelow,
+                                                  3,
+                                                  1,
+                                                  true,
+                                                  false,
+                                                  0,
+                                                  0,
+                                                  {1, 3},
+                                                  2,
+                                                  {{1, 2, false}, {2, 3, false}}}>;
     Adjoint({.steps = 4, .reverse = true, .backwards = true, .transposed = true});
   }
   std::puts("all results agree");

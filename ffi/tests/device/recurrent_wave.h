@@ -1,0 +1,122 @@
+// Layers of a stack in one launch, whose blocks run at once on an emulated GPU.
+#pragma once
+
+#include "device/recurrent_scan_operands.h"
+// The steps come first.
+#include "recurrent/kernels/wave.cu"
+
+namespace jaxsparse {
+
+alignas(1024) inline __shared__ Words4 shared[4096];
+
+// Two products of the proposal, of a layer's own state and of the layer below.
+struct GruOfWaveStep {
+  static constexpr int kProducts = 4, kStates = 1, kCarries = 1, kInputs = 4, kOutputs = 2;
+  static void Apply(const float* product, float* carry, const float* input, float* state,
+                    float* output) {
+    const float reset = ops::Logistic(product[0] + input[0] + input[3]);
+    const float update = ops::Logistic(product[1] + input[1]);
+    const float proposal = ops::Tanh(reset * product[2] + product[3] + input[2]);
+    output[0] = carry[0];
+    output[1] = product[2];
+    state[0] = carry[0] = proposal + update * (carry[0] - proposal);
+  }
+};
+
+struct Case {
+  int64_t steps = 5;
+  int64_t lead = 0;
+  bool reverse = false, has_nan = false, backwards = false, transposed = false;
+  int missing = -1;  // a block
+};
+
+// A layer's weights as they are stored, and with the products and states that it lacks.
+template <typename S>
+struct Weights {
+  std::vector<S> stored;
+  DenseWeights operand;
+  std::vector<double> matrix;
+
+  Weights(const WaveMatrix& form, int products, int states, int64_t hidden, const Case& c) {
+    const int64_t rows = CountBits(form.products) * hidden,
+                  columns = CountBits(form.states) * hidden;
+    stored = SmallWeights<S>(c.lead + rows * columns, 2 * columns);
+    operand = {stored.data() + c.lead, c.transposed ? 1 : columns, c.transposed ? rows : 1};
+    matrix.assign(products * hidden * states * hidden, 0.0);
+    int64_t row = 0;
+    for (int64_t i = 0; i < products * hidden; ++i) {
+      if ((form.products >> i / hidden & 1) == 0) continue;
+      int64_t column = 0;
+      for (int64_t j = 0; j < states * hidden; ++j) {
+        if ((form.states >> j / hidden & 1) == 0) continue;
+        matrix[i * states * hidden + j] = ToAccumulator(
+            stored[c.lead + row * operand.row_stride + column++ * operand.column_stride]);
+      }
+      ++row;
+    }
+  }
+};
+
+template <typename Step, typename Plan>
+void Test(const Case& c) {
+  using S = typename Plan::State;
+  constexpr int kHidden = Plan::kSizes.hidden;
+  constexpr WaveSkip kSkip = Plan::kSizes.skip;
+  constexpr WaveMeans kMeans = Plan::kSizes.means;
+  using Kind = typename ScanTest<Step, S, kHidden>::Kind;
+  RecurrentWave<Plan::kLayers> wave;
+  std::deque<Weights<S>> own, below;
+  std::deque<ScanTest<Step, S, kHidden>> tests;
+  for (int layer = 0; layer < Plan::kLayers; ++layer) {
+    own.emplace_back(Plan::kSizes.own, Step::kProducts, Step::kStates, kHidden, c);
+    below.emplace_back(Plan::kSizes.below, Step::kProducts, Step::kStates, kHidden, c);
+    const ScanSize size{.steps = c.steps,
+                        .batch = Plan::kGroups * Plan::kSizes.batch,
+                        .parts = Plan::kGroups,
+                        .scans = Plan::kScans,
+                        .lead = c.lead,
+                        .has_nan = c.has_nan && layer == 0,
+                        .reverse = c.reverse};
+    tests.emplace_back(size, own[layer].matrix,
+                       (c.steps + 1) * Plan::kSizes.slot * int64_t{sizeof(S)});
+    RecurrentWaveLayer& p = wave.layer[layer];
+    static_cast<RecurrentScanProblem&>(p) = tests[layer].Problem(0);
+    p.weights = own[layer].operand.values;
+    p.weight_row_stride = own[layer].operand.row_stride;
+    p.weight_column_stride = own[layer].operand.column_stride;
+    if (layer > 0) {
+      tests[layer].LieAbove(tests[layer - 1], below[layer].matrix);
+      p.below_weights = below[layer].operand;
+      p.below_exchange = wave.layer[layer - 1].exchange;
+      for (int k = 0; k < kMeans.count; ++k) {
+        const WaveMean mean = kMeans.mean_of[k];
+        tests[layer].Takes(tests[layer - 1], mean.product, mean.state,
+                           mean.squared ? Kind::kMeanOfSquares : Kind::kMean);
+      }
+    }
+    if (kMeans.scales) {
+      p.norm_epsilon = 0.01f;
+      tests[layer].Scales(kMeans.mean_of[0].state, kMeans.count == 2, p.norm_epsilon);
+    }
+    if (kSkip.product >= 0 && layer >= Plan::kSkipped) {
+      const int source = layer - Plan::kSkipped;
+      tests[layer].Takes(tests[source], kSkip.product, kSkip.state, Kind::kState);
+      p.skip_exchange = wave.layer[source].exchange;
+    }
+    if (c.missing >= 0) p.wait_limits.limit_ns = 1000;
+  }
+  emulated::Launch({.blocks = Plan::kLayers * Plan::kScans * Plan::kBlocks,
+                    .threads = Plan::kSizes.threads,
+                    .missing = c.missing,
+                    .backwards = c.backwards},
+                   {reinterpret_cast<char*>(shared), sizeof(shared)}, Plan::kSizes.shared_bytes,
+                   [&] { RecurrentWaveScan<Step, Plan>(wave); });
+  const int lacking = c.missing / Plan::kBlocks;  // a scan
+  for (int layer = 0; layer < Plan::kLayers; ++layer) {
+    // The layers above wait in vain, too.
+    const bool waits = c.missing >= 0 && layer >= lacking / Plan::kScans;
+    waits ? tests[layer].CheckTimedOut(lacking % Plan::kScans) : tests[layer].Check();
+  }
+}
+
+}  // namespace jaxsparse
