@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import itertools
 import os
 import re
 import subprocess
@@ -175,14 +174,13 @@ def template_of(expression):
     return expression.split("<")[0]
 
 
-def pairs_of(expression):
-    """Every two arguments of an instance that stand together; fields of a config are arguments."""
+def arguments_of(expression):
+    """Those of an instance, each with its place or name; fields of a config are arguments."""
     types, _, config = expression.partition("{")
-    arguments = [
+    return {
         *enumerate(types.rstrip(">").split(", ")),
         *re.findall(r"(\w+) = ([\w:]+)", config),
-    ]
-    return set(itertools.combinations(arguments, 2)) | {(argument,) for argument in arguments}
+    }
 
 
 BY_TEMPLATE = collections.defaultdict(list)
@@ -191,7 +189,7 @@ for file, expression in INSTANCES:
 COVERING = [
     instance
     for instances in BY_TEMPLATE.values()
-    for instance in covering(instances, [pairs_of(expression) for _, expression in instances])
+    for instance in covering(instances, [arguments_of(expression) for _, expression in instances])
 ]
 # For an older architecture one instance of each template.
 OLDER = {template_of(expression): (file, expression) for file, expression in KERNELS}
@@ -219,17 +217,18 @@ def test_every_instance_is_sound(file, architecture):
     [(*k, "sm_90a") for k in COVERING] + [(*k, "sm_80") for k in OLDER.values()],
 )
 def test_kernels_compile(file, expression, architecture, monkeypatch):
-    """As far as what two arguments together ask of the optimizer and of the assembler."""
+    """With every value of every argument; all instances, where all combinations are asked for."""
     monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "")
     assert _ffi.compile_kernel(file, expression, architecture).startswith(b"\x7fELF")
 
 
-def test_pairs_are_covered():
+def test_arguments_are_covered():
     chosen = {expression for _, expression in COVERING}
+    assert {file for file, _ in COVERING} == {file for file, _ in INSTANCES}
     for template, instances in BY_TEMPLATE.items():
         expressions = {expression for _, expression in instances}
         wanted, compiled = (
-            set().union(*map(pairs_of, some)) for some in (expressions, expressions & chosen)
+            set().union(*map(arguments_of, some)) for some in (expressions, expressions & chosen)
         )
         assert compiled == wanted, template
 
