@@ -309,7 +309,7 @@ def test_empty_sizes(sizes, implementation):
         gradient = jax.grad(lambda *xs: jnp.sum(attend(*xs)[0] ** 2), (0, 1, 2))
 
         @jax.jit
-        def everything(*xs):
+        def everything(*xs, attend=attend, gradient=gradient):
             return attend(*xs), *jax.jvp(gradient, xs, xs)
 
         (out, lse), gradients, tangents_of_gradients = everything(*xs)
