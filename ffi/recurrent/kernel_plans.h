@@ -30,7 +30,11 @@ std::optional<ScanPlan> PlanWaveLayers(const ScanVariant& variant, const WaveFor
 // kernels/wave_wgmma.cc: the same, of states that are rows of wgmma.
 std::optional<ScanPlan> PlanWaveByWarpgroups(const ScanVariant& variant, const WaveForm& form,
                                              const Gpu& gpu);
-std::string ExpressionOf(const WaveConfig& config);  // kernels/wave.cc
+
+// kernels/wave.cc: what the configuration of a layer's block has of the form, before its warps are
+// chosen.
+WaveConfig WaveConfigOf(const WaveForm& form, int64_t batch, int64_t units);
+std::string ExpressionOf(const WaveConfig& config);
 
 // kernels/resident.cc: the best of all ways to cut the batch into parts that one block scans, or a
 // few do; none if these don't hold the weights. `by_name`: even where it was not measured.
@@ -80,6 +84,26 @@ ScanPlan PlanOfSizes(const ScanVariant& variant, const char* kernel, const Sizes
 
 // Predicted for all steps.
 double TotalMicroseconds(const ScanPlan& plan, const ScanForm& form);
+
+// The plan of a wave of so many groups of the batch, whose steps are predicted to take so long.
+template <typename Sizes>
+ScanPlan PlanOfWave(const ScanVariant& variant, const WaveForm& form, const Sizes& sizes,
+                    const DenseConfig& block, const char* type, const std::string& config,
+                    int64_t groups, double microseconds) {
+  const ScanLaunches launches{
+      .groups = groups,
+      .scans = groups,
+      .layers = form.layers,
+      // The states before all steps, and that after the last one.
+      .exchange_bytes = ExchangeBytes(form.length + 1, int64_t{sizes.slot} * sizes.state_bytes)};
+  ScanPlan plan = PlanOfSizes(variant, "wave.cu", sizes, type, config, launches);
+  plan.poll_delay = DensePollDelay(block);
+  plan.poll_delay_increase = 8;
+  plan.poll_delay_decrease = 2;
+  plan.microseconds = microseconds;
+  plan.total_microseconds = TotalMicroseconds(plan, form) + Double(form.layers - 1) * microseconds;
+  return plan;
+}
 
 // Replaces the best plan by one that is predicted to be faster.
 void KeepFaster(std::optional<ScanPlan> plan, std::optional<ScanPlan>* best);

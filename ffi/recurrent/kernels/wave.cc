@@ -98,21 +98,9 @@ double WaveMicroseconds(const WaveSizes& sizes, int registers) {
 std::optional<ScanPlan> PlanWaveBlock(const ScanVariant& variant, const WaveForm& form,
                                       const Gpu& gpu, const WaveShare& share, int64_t units,
                                       int warps, int loads_ahead) {
-  WaveConfig config;
+  WaveConfig config = WaveConfigOf(form, share.batch, units);
   DenseConfig& block = config.block;
-  config.own = {form.own_products, form.own_states};
-  config.below = {form.below_products, form.below_states};
-  block.products = MatrixProducts(config.own, config.below);
-  block.state_parts = static_cast<int>(form.state_parts);
-  block.state_bytes = static_cast<int>(SizeOf(form.state_dtype));
-  block.hidden = static_cast<int>(form.hidden);
-  block.batch = static_cast<int>(share.batch);
-  block.units = static_cast<int>(units);
   block.warps = warps;
-  block.tensor_cores = true;
-  config.skip = form.skip;
-  std::copy(std::begin(form.means), std::end(form.means), config.means);
-  config.scales = form.scales;
   const auto item_warps =
       static_cast<int>(CeilDivide(units * DenseBlock(block).batch_slots, kWarp));
   block.pointwise_warps = std::min(item_warps, 4);
@@ -130,25 +118,13 @@ std::optional<ScanPlan> PlanWaveBlock(const ScanVariant& variant, const WaveForm
   if (sizes.blocks > share.multiprocessors || sizes.shared_bytes > gpu.shared_bytes) {
     return std::nullopt;
   }
-  const ScanLaunches launches{
-      .groups = share.groups,
-      .scans = share.groups,
-      .layers = form.layers,
-      // The states before all steps, and that after the last one.
-      .exchange_bytes = ExchangeBytes(form.length + 1, int64_t{sizes.slot} * sizes.state_bytes)};
-  ScanPlan plan =
-      PlanOfSizes(variant, "wave.cu", sizes, "WaveSizes", ExpressionOf(config), launches);
-  plan.poll_delay = DensePollDelay(block);
-  plan.poll_delay_increase = 8;
-  plan.poll_delay_decrease = 2;
-  plan.microseconds = WaveMicroseconds(sizes, registers);
+  ScanPlan plan = PlanOfWave(variant, form, sizes, block, "WaveSizes", ExpressionOf(config),
+                             share.groups, WaveMicroseconds(sizes, registers));
   const int64_t kept = sizes.own.register_chunks * sizes.own.chunk_registers +
                        sizes.below.register_chunks * sizes.below.chunk_registers;
   const int64_t all =
       sizes.own.loads * sizes.own.chunk_registers + sizes.below.loads * sizes.below.chunk_registers;
   plan.in_registers = Double(kept) / Double(all);
-  plan.total_microseconds =
-      TotalMicroseconds(plan, form) + Double(form.layers - 1) * plan.microseconds;
   return plan;
 }
 
@@ -176,6 +152,24 @@ std::optional<ScanPlan> PlanWaveShare(const ScanVariant& variant, const WaveForm
 }
 
 }  // namespace
+
+WaveConfig WaveConfigOf(const WaveForm& form, int64_t batch, int64_t units) {
+  WaveConfig config;
+  config.own = {form.own_products, form.own_states};
+  config.below = {form.below_products, form.below_states};
+  config.skip = form.skip;
+  std::copy(std::begin(form.means), std::end(form.means), config.means);
+  config.scales = form.scales;
+  DenseConfig& block = config.block;
+  block.products = MatrixProducts(config.own, config.below);
+  block.state_parts = static_cast<int>(form.state_parts);
+  block.state_bytes = static_cast<int>(SizeOf(form.state_dtype));
+  block.hidden = static_cast<int>(form.hidden);
+  block.batch = static_cast<int>(batch);
+  block.units = static_cast<int>(units);
+  block.tensor_cores = true;
+  return config;
+}
 
 std::string ExpressionOf(const WaveConfig& c) {
   std::string means;

@@ -54,23 +54,13 @@ double WgmmaMicroseconds(const WaveWgmmaSizes& sizes, int64_t scans, int product
 
 std::optional<ScanPlan> PlanBlock(const ScanVariant& variant, const WaveForm& form, const Gpu& gpu,
                                   int64_t groups, int64_t units, const WgmmaKind& kind) {
-  WaveWgmmaConfig config;
-  WaveConfig& wave = config.wave;
-  DenseConfig& block = wave.block;
-  wave.own = {form.own_products, form.own_states};
-  wave.below = {form.below_products, form.below_states};
-  wave.skip = form.skip;
-  block.products = MatrixProducts(wave.own, wave.below);
-  block.state_parts = static_cast<int>(form.state_parts);
-  block.state_bytes = static_cast<int>(SizeOf(form.state_dtype));
-  block.hidden = static_cast<int>(form.hidden);
-  block.batch = static_cast<int>(form.batch / groups);
-  block.units = static_cast<int>(units);
-  block.tensor_cores = block.warpgroups = true;
+  WaveWgmmaConfig config{.wave = WaveConfigOf(form, form.batch / groups, units),
+                         .asks_ahead = kind.asks_ahead};
+  DenseConfig& block = config.wave.block;
+  block.warpgroups = true;
   block.loads_ahead = kind.loads_ahead;
   block.warps = 4 * kind.parts * DenseBlock(block).row_parts;
   block.pointwise_warps = kind.pointwise_warps;
-  config.asks_ahead = kind.asks_ahead;
   const int warps = block.warps + block.pointwise_warps;
   if (warps > 32) return std::nullopt;
   const int equal = EqualRegisters(warps, 1), all = equal * warps;
@@ -86,22 +76,11 @@ std::optional<ScanPlan> PlanBlock(const ScanVariant& variant, const WaveForm& fo
       sizes.shared_bytes > gpu.shared_bytes) {
     return std::nullopt;
   }
-  const ScanLaunches launches{
-      .groups = groups,
-      .scans = groups,
-      .layers = form.layers,
-      // The states before all steps, and that after the last one.
-      .exchange_bytes = ExchangeBytes(form.length + 1, int64_t{sizes.slot} * sizes.state_bytes)};
-  ScanPlan plan =
-      PlanOfSizes(variant, "wave.cu", sizes, "WaveWgmmaSizes", ExpressionOf(config), launches);
-  plan.poll_delay = DensePollDelay(block);
-  plan.poll_delay_increase = 8;
-  plan.poll_delay_decrease = 2;
-  plan.microseconds = WgmmaMicroseconds(sizes, form.layers * groups, block.product_registers) +
-                      0.05 * (few - block.pointwise_registers);
-  plan.total_microseconds =
-      TotalMicroseconds(plan, form) + Double(form.layers - 1) * plan.microseconds;
-  return plan;
+  const double microseconds =
+      WgmmaMicroseconds(sizes, form.layers * groups, block.product_registers) +
+      0.05 * (few - block.pointwise_registers);
+  return PlanOfWave(variant, form, sizes, block, "WaveWgmmaSizes", ExpressionOf(config), groups,
+                    microseconds);
 }
 
 }  // namespace
