@@ -126,6 +126,18 @@ def counted_steps(operation: str, seq_lengths: Any, length: int, b: int) -> Any:
     return jax.lax.optimization_barrier(counted)
 
 
+def steps_and_resets(
+    operation: str, seq_lengths: Any, resets: Any, length: int, b: int
+) -> tuple[Any, Any]:
+    """Which steps count, and before which the carry is reset, (T, B); None for all and for none."""
+    mask = counted_steps(operation, seq_lengths, length, b)
+    if resets is not None:
+        resets = as_resets(operation, "resets", resets, (length, b))
+        # A step that does not count resets nothing.
+        resets = resets if mask is None else resets & mask
+    return mask, resets
+
+
 def check_cell(operation: str, cell: Any) -> None:
     """TypeError unless a cell can be one."""
     if not callable(cell):

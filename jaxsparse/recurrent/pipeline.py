@@ -16,9 +16,8 @@ from jaxsparse.ops.arguments import check_floating
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.recurrent.arguments import (
     as_array_of_rank,
-    as_resets,
     check_precision,
-    counted_steps,
+    steps_and_resets,
 )
 from jaxsparse.recurrent.layers import Layer
 from jaxsparse.recurrent.stack import check_layers, checked_layers, run_layers
@@ -110,11 +109,7 @@ def pipelined_stack_scan(
     xs = as_array_of_rank(operation, "xs", xs, 3)
     check_floating(operation, xs=xs)
     length, b, _ = xs.shape
-    mask = counted_steps(operation, seq_lengths, length, b)
-    if resets is not None:
-        resets = as_resets(operation, "resets", resets, (length, b))
-        # A step that does not count resets nothing.
-        resets = resets if mask is None else resets & mask
+    mask, resets = steps_and_resets(operation, seq_lengths, resets, length, b)
     _check_run(operation, layers, carries, xs)
     steps = _steps_of_a_chunk(operation, chunk, length, n)
     if length == 0 or b == 0:

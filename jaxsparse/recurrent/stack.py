@@ -12,9 +12,8 @@ from jaxsparse import backend
 from jaxsparse.ops.arguments import check_floating
 from jaxsparse.recurrent.arguments import (
     as_array_of_rank,
-    as_resets,
     check_precision,
-    counted_steps,
+    steps_and_resets,
 )
 from jaxsparse.recurrent.layers import CheckedLayer, Layer, between_layers, check_counts
 from jaxsparse.recurrent.stack_graph import StackGraph
@@ -91,11 +90,7 @@ def stack_scan(
     xs = as_array_of_rank(operation, "xs", xs, 3)
     check_floating(operation, xs=xs)
     length, b, _ = xs.shape
-    mask = counted_steps(operation, seq_lengths, length, b)
-    if resets is not None:
-        resets = as_resets(operation, "resets", resets, (length, b))
-        # A step that does not count resets nothing.
-        resets = resets if mask is None else resets & mask
+    mask, resets = steps_and_resets(operation, seq_lengths, resets, length, b)
     return run_layers(
         operation,
         layers,
