@@ -33,30 +33,34 @@ from jaxsparse.pruning import (  # noqa: E402
 # ---- Within and around optax ----
 
 
+# Means of two gradients: whether a program fuses the division into the sum then changes no bit.
+
+
 def test_multi_steps_inside():
     """Mini-batches between two updates leave the master alone."""
     params = parameters()
     tx = prune(
-        optax.MultiSteps(optax.sgd(0.125), 4).gradient_transformation(), one_shot(0.5, step=8)
+        optax.MultiSteps(optax.sgd(0.125), 2).gradient_transformation(), one_shot(0.5, step=8)
     )
     history = run(tx, params, 10)
-    assert_same_bits(history[2][0], params)
-    dense = run(optax.MultiSteps(optax.sgd(0.125), 4), params, 10)
+    assert_same_bits(history[0][0], params)
+    assert_same_bits(history[2][0], history[1][0])
+    dense = run(optax.MultiSteps(optax.sgd(0.125), 2), params, 10)
     assert_same_bits(history[6][0], dense[6][0])
     pruned, state = history[8]
     assert_same_bits(dense_parameters(pruned, state), dense[8][0])
     assert np.count_nonzero(pruned["first"]["kernel"]) == 48
-    assert state.inner_state.gradient_step == 2
+    assert state.inner_state.gradient_step == 4
 
 
 def test_multi_steps_outside():
     params = parameters()
-    tx = optax.MultiSteps(prune(optax.sgd(0.125), one_shot(0.5, step=2)), 3)
-    history = run(tx, params, 7)
+    tx = optax.MultiSteps(prune(optax.sgd(0.125), one_shot(0.5, step=2)), 2)
+    history = run(tx, params, 5)
     counts = [int(np.count_nonzero(pruned["first"]["kernel"])) for pruned, _ in history]
-    assert counts == [96] * 5 + [48] * 2
+    assert counts == [96] * 3 + [48] * 2
     assert history[-1][1].inner_opt_state.step == 2
-    dense = run(optax.MultiSteps(optax.sgd(0.125), 3), params, 7)[-1][0]
+    dense = run(optax.MultiSteps(optax.sgd(0.125), 2), params, 5)[-1][0]
     assert_same_bits(dense_parameters(history[-1][0], history[-1][1].inner_opt_state), dense)
 
 
