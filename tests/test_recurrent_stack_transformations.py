@@ -20,6 +20,9 @@ from stack_problems import NAMES, Stack, stack
 
 from jaxsparse import EXPORT_DISABLED_CHECKS, recurrent
 from jaxsparse.recurrent import layer_step, stack_graph
+from jaxsparse.recurrent.engine import printed_step
+from jaxsparse.recurrent.graph import recurrent_graph_p
+from jaxsparse.recurrent.step import _traced
 
 LENGTHS = jnp.array([0, 5, 3])  # of T = 5
 RESETS = jnp.asarray(np.random.default_rng(0).random((5, 3)) < 0.3)
@@ -344,6 +347,26 @@ def test_checkpoint_and_control_flow():
         )
     with jax.disable_jit():
         single(plain(p.floating), jax.jit(plain)(p.floating))
+
+
+def test_a_step_is_the_same_program_where_jit_is_disabled():
+    p = stack(["LSTM"])
+    gradient = jax.grad(lambda floating: total(recurrent.stack_scan(*p.of(floating))))
+    graphs = [
+        equation.params["nodes"]
+        for equation in jax.make_jaxpr(gradient)(p.floating).eqns
+        if equation.primitive is recurrent_graph_p
+    ]
+    steps = [step for nodes in graphs for step in nodes]
+
+    def printed():
+        _traced.cache_clear()
+        printed_step.cache_clear()
+        return [printed_step(step) for step in steps]
+
+    expected = printed()
+    with jax.disable_jit():
+        assert printed() == expected
 
 
 def test_export_of_an_open_batch():

@@ -292,6 +292,18 @@ def test_control_flow():
         np.testing.assert_allclose(g, e, rtol=1e-4, atol=1e-6)
 
 
+def test_a_loop_that_stacks_and_reads_a_result_has_one_kernel():
+    square = pattern(64, 64, padding=0)
+    values, x = normal(0, 3, square.nse).astype(jnp.float32), normal(1, 64, 32).astype(jnp.float32)
+
+    def layer(x, values):
+        y = CSR(values, square) @ x
+        return jnp.tanh(y), y
+
+    program = jax.jit(lambda x, values: jax.lax.scan(layer, x, values)).lower(x, values).compile()
+    assert program.as_text().count('custom_call_target="jaxsparse_spmm') == 1
+
+
 def test_integer_leaves_get_float0():
     a = CSR(jnp.ones(TOPOLOGY.nse), TOPOLOGY)
     gradient = jax.grad(lambda a: jnp.sum(a @ jnp.ones((6, 2))), allow_int=True)(a)

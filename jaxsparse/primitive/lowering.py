@@ -84,6 +84,8 @@ def local_lowering(operation: Operation, platform: str) -> Any:
             *passed,
             **call.attributes,
         )
+        if platform == "cuda":
+            results = _kept_apart(ctx, call.results, results)
         of_primitive = len(call.swapped_results)
         return [
             _swap_axes(ctx, aval, result) if swap else result
@@ -124,6 +126,18 @@ def _in_jnp(
     compute = functools.partial(on_gpu or operation.xla, **params)
     core_rank = len(core_dims(operation.signature(params).operands[0][1]))
     return over_batch(compute, operands[0].ndim - core_rank, *operands)
+
+
+def _kept_apart(ctx: Any, avals: Sequence[ShapedArray], results: Sequence[Any]) -> list[Any]:
+    """A kernel's results behind a barrier, so that XLA runs the kernel once.
+
+    XLA of jaxlib 0.11 fuses a kernel in a loop with the slices that it reads and writes. Where a
+    result is stacked by the loop and read by something else too, the fusion is a second kernel:
+    the first one stays, for that reader.
+    """
+    barrier = mlir.lower_fun(lambda *xs: jax.lax.optimization_barrier(xs), multiple_results=True)
+    kept: list[Any] = barrier(ctx.replace(avals_in=avals, avals_out=avals), *results)
+    return kept
 
 
 def _swap_axes(ctx: Any, aval: ShapedArray, operand: Any) -> Any:

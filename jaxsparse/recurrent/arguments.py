@@ -120,10 +120,7 @@ def counted_steps(operation: str, seq_lengths: Any, length: int, b: int) -> Any:
     # Of any width: neither may T wrap in their dtype, nor they in int32.
     longest = min(jnp.iinfo(lengths.dtype).max, jnp.iinfo(jnp.int32).max)
     lengths = jnp.clip(lengths, 0, int(longest)).astype(jnp.int32)
-    counted = jnp.arange(length, dtype=jnp.int32)[:, None] < lengths[None]
-    # XLA's GPU compiler (jaxlib 0.11.2) can fuse this comparison into a product of masked inputs
-    # and then refuses its own program: a pass that moves reshapes in fusions leaves one behind.
-    return jax.lax.optimization_barrier(counted)
+    return jnp.arange(length, dtype=jnp.int32)[:, None] < lengths[None]
 
 
 def steps_and_resets(

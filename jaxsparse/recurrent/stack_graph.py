@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jaxsparse.csr import CSR
@@ -52,8 +53,10 @@ class StackGraph:
     ):
         lowest = min(layers)
         if mask is not None and layers[lowest].input is not None:
-            # Weights' gradients are sums over all steps, in which 0 times NaN would be NaN.
-            xs = jnp.where(mask[:, :, None], xs, 0)
+            # Weights' gradients are sums over all steps, in which 0 times NaN would be NaN. The
+            # GPU compiler of jaxlib 0.11.2 fuses the choice into a product and then refuses its
+            # own program: a pass that moves reshapes in fusions forgets that of the mask.
+            xs = jax.lax.optimization_barrier(jnp.where(mask[:, :, None], xs, 0))
         self.layers, self.xs, self.returned = layers, xs, returned
         self.mask, self.resets, self.reverse = mask, resets, reverse
         self.laid_out, self.variant = laid_out, variant

@@ -94,7 +94,10 @@ def _traced(step: Step) -> ClosedJaxpr:
         return [*results.states, *results.carries, *flat_groups(results.outputs)]
 
     count = step.products + step.carries + sum(step.inputs)
-    return jax.make_jaxpr(flat)(*[jax.ShapeDtypeStruct((), jnp.float32)] * count)
+    # Where calls are not traced as calls, a transpose adds cotangents up in another order. Layers
+    # whose steps were first traced here and there would be different programs.
+    with jax.disable_jit(False):
+        return jax.make_jaxpr(flat)(*[jax.ShapeDtypeStruct((), jnp.float32)] * count)
 
 
 @dataclasses.dataclass(frozen=True)
