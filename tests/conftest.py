@@ -31,6 +31,12 @@ if jaxlib.version.__version_info__ < (0, 11):
     # MLIR's passes take most of the time that is left. Newer versions have no other emitters.
     flags["xla_cpu_use_fusion_emitters"] = "false"
 
+# Of several GPUs that are named, each of pytest's workers takes one.
+gpus = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+if gpus and worker:
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpus[int(worker) % len(gpus)]
+
 # Before JAX starts a backend. A GPU stays the default platform where there is one.
 given = os.environ.get("XLA_FLAGS", "")
 added = [f"--{flag}={value}" for flag, value in flags.items() if flag not in given]
