@@ -156,7 +156,7 @@ def _layer(
         forward.cell,
         (forward.recurrent, backward.recurrent),
         carry,
-        tuple(_pre_activations(side, below, options) for side in sides),
+        tuple(_pre_activations(side, below, mask, options) for side in sides),
         recurrent_bias=None if biases[0] is None else biases,
         parameters=None
         if forward.parameters is None
@@ -175,7 +175,7 @@ def _layer(
     return new, (jnp.concatenate(merged, -1) if merge == "concat" else merged[0] + merged[1])
 
 
-def _pre_activations(side: CheckedLayer, below: Any, options: dict[str, Any]) -> Any:
+def _pre_activations(side: CheckedLayer, below: Any, mask: Any, options: dict[str, Any]) -> Any:
     """What a direction's cell reads as x, of all steps."""
     dtype = below.dtype
     wide = accumulator_dtype(dtype)
@@ -185,7 +185,7 @@ def _pre_activations(side: CheckedLayer, below: Any, options: dict[str, Any]) ->
         x = input_products(
             side,
             side.input,
-            _normalised(below, side).astype(dtype),
+            _normalised(below, mask, side).astype(dtype),
             dtype,
             precision=check_precision(side.name, options["precision"]),
             implementation=options["implementation"],
@@ -193,15 +193,19 @@ def _pre_activations(side: CheckedLayer, below: Any, options: dict[str, Any]) ->
     return x if side.bias is None else (x.astype(wide) + side.bias.astype(wide)).astype(dtype)
 
 
-def _normalised(x: Any, side: CheckedLayer) -> Any:
-    """What the norm of a layer makes of features, in float32."""
+def _normalised(x: Any, mask: Any, side: CheckedLayer) -> Any:
+    """What the norm of a layer makes of features, in float32; they are 0 where the mask is."""
     norm: Norm | None = side.norm
     if norm is None:
         return x
     x = x.astype(accumulator_dtype(x.dtype))
     if norm.kind == "layer":
         x = x - jnp.mean(x, -1, keepdims=True)
-    x = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + norm.epsilon)
+    square = jnp.mean(x * x, -1, keepdims=True)
+    if mask is not None:
+        # The root of the padding's zeros has no derivative, where nothing is added to them.
+        square = jnp.where(mask[:, :, None], square, 1)
+    x = x * jax.lax.rsqrt(square + norm.epsilon)
     x = x if side.norm_scale is None else x * side.norm_scale.astype(x.dtype)
     return x if side.norm_shift is None else x + side.norm_shift.astype(x.dtype)
 

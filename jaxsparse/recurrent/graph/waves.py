@@ -25,6 +25,7 @@ from jaxsparse.recurrent.graph.operands import (
     OfNode,
     Operands,
     Results,
+    batch_of,
     dtype_of,
     recurrent_nodes,
     split,
@@ -76,7 +77,7 @@ def choose_waves(
     if variant in _ONLY_FORWARD and params["transposed"]:
         compute = functools.partial(in_runs, {})
         return Fallback(f"{variant} is for forward passes", compute, "node by node")
-    if variant is None and _rows(x) > _MOST_ROWS:
+    if variant is None and batch_of(x) > _MOST_ROWS:
         asked = f"variant={WAVE_VARIANTS[0]!r} asks for them"
         return Fallback(f"waves of more than {_MOST_ROWS} rows run where {asked}")
     waves, reason = _cut(params, x, device, variant)
@@ -188,13 +189,9 @@ def _planned(form: ScanForm, device: Device, forced: bool) -> Plan | NoPlan:
     return make_plan(form, device, forced=forced)
 
 
-def _rows(x: Operands) -> int:
-    return next(int(node.state.shape[-3]) for node in x.nodes if node.state is not None)
-
-
 def _microseconds_ahead(first: int, last: int, params: dict[str, Any], x: Operands) -> float:
     """Predicted for what nodes take from those below ``first``, all steps at once."""
-    batch = _rows(x)
+    batch = batch_of(x)
     cost = 0.0
     for edge in params["edges"]:
         if not edge.delay and first <= edge.target <= last and edge.source < first:
