@@ -194,9 +194,7 @@ OperationEntry RecurrentWaveEntry() {
   for (const ScanVariant& variant : kWaveVariants) entry.cuda_variants.push_back(variant.name);
   // Layers that are in no wave run one by one, as scans.
   for (const ScanVariant& variant : kScanVariants) entry.cuda_variants.push_back(variant.name);
-  // All layers at once without a kernel of this target: in a loop of XLA, or by kernels of scans.
-  entry.cuda_variants.push_back("wavefront");
-  entry.cuda_variants.push_back("chunked");
+  entry.cuda_variants.push_back("wavefront");  // all layers in a loop of XLA
   return entry;
 }
 

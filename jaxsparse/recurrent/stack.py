@@ -60,9 +60,7 @@ def stack_scan(
         precision, recompute, implementation: as those of ``scan``.
         return_all: returns the outputs of every layer.
         variant: what to force on a GPU: the name of a kernel variant, of single layers or of
-            waves, in which several layers run at once; "chunked", layers side by side by kernels of
-            single layers, each a chunk of time behind the one below; or "wavefront", layers in one
-            loop of XLA.
+            waves, in which several layers run at once; or "wavefront", layers in one loop of XLA.
 
     Returns:
         The last carries, in a list or a tuple as the first ones are, and the outputs

@@ -143,7 +143,6 @@ def plan_alone(
     x: Operands,
     device: Device,
     *,
-    matrices: int = 1,
     forced: bool = False,
 ) -> Plan | NoPlan:
     """The plan of a node with an edge to itself as a scan of its own.
@@ -153,7 +152,6 @@ def plan_alone(
         params: of the graph.
         x: its operands, or their types.
         device: the GPU.
-        matrices: how many such nodes are scanned side by side.
         forced: plans even what would be slower than the plain path.
     """
     (e,) = (e for e, edge in enumerate(params["edges"]) if edge.delay and edge.target == n)
@@ -176,8 +174,6 @@ def plan_alone(
         input_dtypes=(state,),
         layout_form=edge.forms[params["transposed"]] if edge.forms else None,
         not_laid_out=edge.not_laid_out,
-        directions=matrices,
-        loops=matrices if edge.kind == "csr" else 1,
     )
     if not all(isinstance(size, int) for size in (form.batch, form.length, form.hidden)):
         return NoPlan("a size is open, and kernels are made for sizes")
