@@ -18,6 +18,7 @@ from test_recurrent_plan import kernels
 from jaxsparse import H200, Device, _ffi, explain, recurrent
 from jaxsparse.primitive import UnavailableError
 from jaxsparse.recurrent.graph import recurrent_graph_p
+from jaxsparse.recurrent.graph.choice import STACK_VARIANTS
 from jaxsparse.recurrent.graph.operands import split
 from jaxsparse.recurrent.graph.wave_form import form_of_run
 from jaxsparse.recurrent.graph.waves import choose_waves
@@ -343,6 +344,20 @@ def test_warpgroups_make_forward_passes(variant):
     large = stack(["LSTM"], layers=8, T=2, B=64, h=512)
     (graph, *_) = graphs(loss_of(large, variant=variant), large.floating)
     assert held(choose_waves(*graph, H200)) == [(1, 4), (5, 8)]
+
+
+@pytest.mark.parametrize("variant", STACK_VARIANTS)
+def test_a_derivative_of_one_layer_runs_alone(variant):
+    p = stack(["GRU"], layers=3, T=8, B=3, h=5)
+
+    def of_lowest(xs):
+        _, ys = recurrent.stack_scan(p.layers, p.carries, xs, return_all=True, variant=variant)
+        return jnp.sum(ys[0].astype(jnp.float32))
+
+    forward, backward = explain(jax.grad(of_lowest), p.xs, device=H200)
+    assert forward.choice.startswith("nodes 1 to 3 as a wave")
+    assert backward.choice == "node by node, because it has a single layer"
+    assert len(backward.scans) == 1
 
 
 def sources(function, *operands):

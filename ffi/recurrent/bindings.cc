@@ -186,10 +186,11 @@ nb::list ScanVariants() {
   return variants;
 }
 
-nb::list WaveVariants() {
-  nb::list names;
-  for (const ScanVariant& variant : kWaveVariants) names.append(variant.name);
-  return names;
+// {name: whether it is for forward passes only}
+nb::dict WaveVariants() {
+  nb::dict variants;
+  for (const ScanVariant& variant : kWaveVariants) variants[variant.name] = variant.forward_only();
+  return variants;
 }
 
 // {name: type in device code} of the dtypes of states and weights.

@@ -40,6 +40,10 @@ struct ScanVariant {
   bool resident = false;
   // Waves by products of warpgroups: of these, too.
   bool warpgroups = false;
+
+  // These take all states of a layer through every block: those of an adjoint, one for each gate,
+  // are so many that layers one by one are faster.
+  constexpr bool forward_only() const { return warpgroups; }
 };
 inline constexpr ScanVariant kScanVariants[] = {
     {"dense_tensor_cores", ScanWeights::kDense, true, false},

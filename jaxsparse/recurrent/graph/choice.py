@@ -10,7 +10,8 @@ from jax.core import ShapedArray
 
 from jaxsparse.device import AnyDevice, Device
 from jaxsparse.primitive import Fallback, UnavailableError
-from jaxsparse.recurrent.graph.operands import split
+from jaxsparse.recurrent.graph.operands import recurrent_nodes, split
+from jaxsparse.recurrent.graph.plain import PLAIN
 from jaxsparse.recurrent.graph.runs import in_runs
 from jaxsparse.recurrent.graph.wavefront import run_wavefront
 from jaxsparse.recurrent.graph.wavefront_form import WavefrontForm, wavefront_forms
@@ -29,10 +30,12 @@ def choose(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevi
         UnavailableError: if what was asked for by its name is not to be had.
     """
     variant = params["variant"]
+    if variant in (None, *STACK_VARIANTS) and len(recurrent_nodes(params["edges"])) < 2:
+        # A derivative may reach one layer of many, for which several at once were asked.
+        return Fallback("it has a single layer", functools.partial(in_runs, {}), PLAIN)
     if variant == WAVEFRONT:
         found, reason = wavefront_forms(params, split(avals, params))
         if not found:
-            reason = reason or "it has a single layer"
             message = f"recurrent.stack_scan: {variant} was asked for, but {reason}"
             raise UnavailableError(message, reason)
         return _as_wavefronts(found, BY_NAME)

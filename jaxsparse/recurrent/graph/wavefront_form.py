@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from jaxsparse.recurrent.graph.alike import Alike, alike_as_they_are
-from jaxsparse.recurrent.graph.edges import Edge
+from jaxsparse.recurrent.graph.edges import Edge, edges_into
 from jaxsparse.recurrent.graph.operands import Operands
 
 Ends = tuple[tuple[int, ...], tuple[int, ...]]  # states of an edge's source, products of its target
@@ -82,7 +82,7 @@ def _of_run(first: int, last: int, params: dict[str, Any], x: Operands) -> Wavef
     found = alike_as_they_are(tuple(nodes[n] for n in run))
     if found is None:
         return "their steps differ"
-    into = {n: [e for e, edge in enumerate(edges) if edge.target == n] for n in run}
+    into = {n: [e for e, _ in own] for n, own in edges_into(run, edges).items()}
     loops = {n: [e for e in own if edges[e].delay] for n, own in into.items()}
     if any(len(own) != 1 for own in loops.values()):
         return "a node has no edge to itself"

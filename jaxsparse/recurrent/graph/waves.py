@@ -39,9 +39,7 @@ from jaxsparse.recurrent.plan import NoPlan, Plan, ScanForm, WaveForm, make_plan
 from jaxsparse.recurrent.products import parts_of
 
 WAVE_VARIANTS = tuple(_ffi.WAVE_VARIANTS)
-# They take the states of a layer through the registers of every block: those of an adjoint, one for
-# each gate, are so many that layers one by one are faster.
-_ONLY_FORWARD = ("wave_wgmma", "wave_wgmma_barrier")
+_FORWARD_ONLY = frozenset(name for name, forward_only in _ffi.WAVE_VARIANTS.items() if forward_only)
 _PRODUCTS_A_MICROSECOND = 2e8  # of a product over all steps, 400 TFLOP/s
 _START = 5.0  # microseconds of a product over all steps, beside that
 _LEAST_GAIN = 0.05  # of the predicted time: predictions of less would be wrong too often
@@ -74,7 +72,7 @@ def choose_waves(
         return Fallback(f"variant {variant!r} is one of single layers")
     if not all(isinstance(size, int) for a in avals for size in a.shape):
         return Fallback("a size is open, and kernels are made for sizes")
-    if variant in _ONLY_FORWARD and params["transposed"]:
+    if variant in _FORWARD_ONLY and params["transposed"]:
         compute = functools.partial(in_runs, {})
         return Fallback(f"{variant} is for forward passes", compute, "node by node")
     if variant is None and batch_of(x) > _MOST_ROWS:
