@@ -241,7 +241,7 @@ def test_where_a_wave_ends():
     differ = first(stack(["RNN"], layers=3, differ=True, **sizes))
     assert differ.compute is None and "they differ in size" in differ.reason
     single = stack(["RNN"], layers=1, **sizes)
-    assert first(single).compute is None
+    assert first(single).compute is None and first(single).reason == "it has a single layer"
     wide = first(stack(["RNN"], layers=3, dtype=jnp.float32, **sizes))
     assert wide.compute is None and "16-bit" in wide.reason
     sparse = first(stack(["RNN"], layers=3, weights="csr", **sizes))

@@ -98,10 +98,12 @@ def _cut(
 
     If a variant of waves is asked for, as few nodes as can be are in none.
     """
+    recurrent = recurrent_nodes(params["edges"])
+    if len(recurrent) == 1:
+        return [], "it has a single layer"
     reasons: list[str] = []
     best: list[tuple[float, list[Wave]]] = [(0.0, [])]  # of the first so many nodes
     alone = 0.0
-    recurrent = recurrent_nodes(params["edges"])
     for last in range(len(params["nodes"])):
         cost = _microseconds_alone(last, params, x, device)
         alone += cost
