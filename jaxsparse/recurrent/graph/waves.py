@@ -76,7 +76,7 @@ def choose_waves(
     if variant in _ONLY_FORWARD and params["transposed"]:
         compute = functools.partial(in_runs, {})
         return Fallback(f"{variant} is for forward passes", compute, "node by node")
-    if variant is None and _rows(x) > _MOST_ROWS:
+    if variant is None and _rows(x) > _MOST_ROWS and dtype_of(x).itemsize == 2:
         asked = f"variant={WAVE_VARIANTS[0]!r} asks for them"
         return Fallback(f"waves of more than {_MOST_ROWS} rows run where {asked}")
     waves, reason = _cut(params, x, device, variant)
