@@ -16,7 +16,7 @@ from jaxsparse.recurrent.arguments import (
     steps_and_resets,
 )
 from jaxsparse.recurrent.layers import CheckedLayer, Layer, between_layers, check_counts
-from jaxsparse.recurrent.stack_graph import StackGraph
+from jaxsparse.recurrent.stack_graph import StackGraph, cell_step
 
 
 def stack_scan(
@@ -140,6 +140,8 @@ def run_layers(
             below = between_layers(operation, lowest, between, below, mask, xs.dtype)
         checked = checked_layers(operation, layers, carries, run, below, outputs)
         if length == 0 or b == 0:
+            for layer in checked.values():
+                cell_step(layer, xs.dtype, biased=False, masked=False)
             own = {i: layer.carry for i, layer in checked.items()}
             made = {i: jnp.zeros((length, b, x.h), xs.dtype) for i, x in checked.items()}
         else:

@@ -139,18 +139,8 @@ class StackGraph:
         """Adds a layer's node, and the edges that lead to it."""
         h, dtype = layer.h, self.xs.dtype
         biases = [] if layer.input is None else input_biases(layer)
-        step = checked_step(
-            layer.name,
-            layer.cell,
-            (layer.input_gates, layer.gates),
-            layer.tree,
-            layer.parameter_tree if layer.parameters else None,
-            layer.recurrent_bias is not None or bool(biases),
-            self.mask is not None,
-            wide_leaves(layer.carry, dtype),
-        )
-        if not step.has_y:
-            raise ValueError(f"{layer.name}: the cell {step.cell_name} must return a y, got None")
+        biased = layer.recurrent_bias is not None or bool(biases)
+        step = cell_step(layer, dtype, biased=biased, masked=self.mask is not None)
         resetting = self.resets is not None
         changes = resetting or layer.mask is not None or layer.skip is not None
         other = changes or not gives_state(_bare(step))  # the output is not the state
@@ -233,6 +223,23 @@ class StackGraph:
             mask = layer.mask.astype(wide)[:, :, None]
             inputs.append((mask, FULL if mask.shape[0] == length else "bh"))
         return inputs
+
+
+def cell_step(layer: CheckedLayer, dtype: Any, *, biased: bool, masked: bool) -> CellStep:
+    """The step of a layer's cell; ValueError unless it is pointwise and returns a y."""
+    step = checked_step(
+        layer.name,
+        layer.cell,
+        (layer.input_gates, layer.gates),
+        layer.tree,
+        layer.parameter_tree if layer.parameters else None,
+        biased,
+        masked,
+        wide_leaves(layer.carry, dtype),
+    )
+    if not step.has_y:
+        raise ValueError(f"{layer.name}: the cell {step.cell_name} must return a y, got None")
+    return step
 
 
 def _now_and_next(resets: Any, reverse: bool) -> Any:
