@@ -286,7 +286,10 @@ def _bias(layer: CheckedLayer, node: LayerStep, biases: Sequence[Any], dtype: An
     wide = promoted(*(x.dtype for x in given), dtype)
     bias = jnp.zeros((node.gates, layer.h), wide)
     if layer.recurrent_bias is not None:
-        bias = bias.at[: layer.gates].add(layer.recurrent_bias.astype(wide).reshape(-1, layer.h))
+        # Not `at[...].add`: where a slice is all of an array, its indices are a constant of no
+        # elements, and XLA of jaxlib 0.11 crashes where `shard_map` takes one.
+        own = layer.recurrent_bias.astype(wide).reshape(-1, layer.h)
+        bias = jnp.pad(own, [(0, node.gates - layer.gates), (0, 0)])
     for x in biases:
         bias = bias.at[jnp.array(node.slots)].add(x.astype(wide).reshape(-1, layer.h))
     return bias[None, None]
