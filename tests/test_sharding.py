@@ -222,6 +222,15 @@ def test_shard_map_takes_no_operand_without_elements(how, check_vma):
     np.testing.assert_array_equal(gradient, jnp.full_like(x, 20))
 
 
+def test_a_call_of_constants_alone():
+    matrix = CSR.fromdense(jnp.arange(6.0).reshape(2, 3))
+    with jax.set_mesh(mesh_of(AxisType.Auto)):
+        gradient = jax.jit(jax.grad(lambda x: jnp.sum(spmm(matrix, x))))(jnp.ones((3, 4)))
+    np.testing.assert_array_equal(
+        gradient, jnp.broadcast_to(matrix.todense().sum(0)[:, None], (3, 4))
+    )
+
+
 def test_attention_sharded_over_heads_and_batch():
     mesh = mesh_of(AxisType.Auto)
     rng = np.random.default_rng(1)
