@@ -496,6 +496,16 @@ def test_blocks_that_keep_their_weights(gates, hidden, batch, adjoint, device):
     assert (plan.exchange_bytes > 0) == (plan.blocks > 1)
 
 
+def test_clusters_side_by_side():
+    """They don't find room on all multiprocessors."""
+    topology = Topology.from_mask(np.eye(4200, dtype=bool))
+    share = dataclasses.replace(H200, multiprocessors=16)
+    layout = lay_out(topology, 1, 4, jnp.dtype("f4"), share)
+    form = dense(hidden=4200, dtype="float32", sparse=True, layout_form=layout.forms[0])
+    plan = make_plan(dataclasses.replace(form, directions=12), H200, "sparse_pairs")
+    assert plan.cluster == 4 and plan.blocks == 12 and plan.scans == 10
+
+
 def test_layouts_are_made_once_for_a_pattern():
     topology = Topology.from_mask(np.eye(32, dtype=bool))
     first = lay_out(topology, 1, 4, jnp.dtype("float32"), H200)
