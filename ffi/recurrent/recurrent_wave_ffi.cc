@@ -104,8 +104,7 @@ void ParseWave(CallParser& call, WaveCall* c) {
               std::to_string(h.size));
     return;
   }
-  c->batch = call.batch();
-  c->steps = t.size, c->rows = b.size, c->hidden = h.size;
+  c->TakeSizes(call, t, b, h);
   c->dtype = DTypeOf(dtype);
 
   const MatrixSizes own(own_products, own_states, h.size, transposed),
