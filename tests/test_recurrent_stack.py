@@ -124,6 +124,9 @@ def test_nothing_to_scan(T, B):
     jax.tree.map(np.testing.assert_array_equal, list(carries), p.carries)
     pulled = jax.grad(lambda x: total(recurrent.stack_scan(*p.of(x))))(p.floating)
     assert all(np.isfinite(x).all() for x in pulled)
+    swapped = [dataclasses.replace(x, cell=recurrent.GRU) for x in p.layers]
+    with pytest.raises(ValueError, match="layer 0: the cell GRU fails with 4 gates"):
+        recurrent.stack_scan(swapped, p.carries, p.xs)
 
 
 @pytest.mark.parametrize("norm, dtype", [(None, "float16"), ("layer", "bfloat16")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -12,14 +13,13 @@ import jax.numpy as jnp
 from jaxsparse.csr import CSR
 from jaxsparse.precision import accumulator_dtype, promoted
 from jaxsparse.recurrent.cell_checks import checked_step
-from jaxsparse.recurrent.graph import CHUNKED, Edge, OfNode, Operands, Results, graph_bind
+from jaxsparse.recurrent.graph import Edge, OfNode, Operands, Results, graph_bind
 from jaxsparse.recurrent.input_weights import edge_operands, input_biases, scaled, sums_of_weights
 from jaxsparse.recurrent.layer_step import InputStep, LayerStep, gives_state, joined_gates, slots_of
 from jaxsparse.recurrent.layers import CheckedLayer
 from jaxsparse.recurrent.layout import ScanLayout
 from jaxsparse.recurrent.primitive.operands import FULL
 from jaxsparse.recurrent.run import layouts_of, wide_leaves
-from jaxsparse.recurrent.stacking import padded_values
 from jaxsparse.recurrent.step import CellStep, Step
 
 
@@ -60,7 +60,6 @@ class StackGraph:
         self.layers, self.xs, self.returned = layers, xs, returned
         self.mask, self.resets, self.reverse = mask, resets, reverse
         self.laid_out, self.variant = laid_out, variant
-        self.sparse = self._sparse_weights()
         self.nodes: list[Step] = []
         self.units: list[int] = []
         self.of_nodes: list[OfNode] = []
@@ -140,18 +139,8 @@ class StackGraph:
         """Adds a layer's node, and the edges that lead to it."""
         h, dtype = layer.h, self.xs.dtype
         biases = [] if layer.input is None else input_biases(layer)
-        step = checked_step(
-            layer.name,
-            layer.cell,
-            (layer.input_gates, layer.gates),
-            layer.tree,
-            layer.parameter_tree if layer.parameters else None,
-            layer.recurrent_bias is not None or bool(biases),
-            self.mask is not None,
-            wide_leaves(layer.carry, dtype),
-        )
-        if not step.has_y:
-            raise ValueError(f"{layer.name}: the cell {step.cell_name} must return a y, got None")
+        biased = layer.recurrent_bias is not None or bool(biases)
+        step = cell_step(layer, dtype, biased=biased, masked=self.mask is not None)
         resetting = self.resets is not None
         changes = resetting or layer.mask is not None or layer.skip is not None
         other = changes or not gives_state(_bare(step))  # the output is not the state
@@ -189,42 +178,18 @@ class StackGraph:
         if layer.skip is not None:
             source, output = self.outputs[i - layer.skip]
             self._edge(Edge(source, place, (output,), (node.gates,), 0, "identity"))
-        matrix, made = self.sparse.get(i, (layer.recurrent, None))
+        matrix = layer.recurrent
         kind, weights = edge_operands(matrix)
         edge = Edge(place, place, (0,), tuple(range(layer.gates)), 1, kind)
-        if made is not None:
+        if isinstance(matrix, CSR) and self.laid_out:
+            batch = self.xs.shape[1]
+            (made,) = layouts_of([matrix], layer.gates, batch, dtype, self.variant)
             if isinstance(made, ScanLayout):
                 edge = dataclasses.replace(edge, forms=made.forms)
                 weights = (*weights, made.words, made.transposed_words)
             else:
                 edge = dataclasses.replace(edge, not_laid_out=made)
         self._edge(edge, weights)
-
-    def _sparse_weights(self) -> dict[int, tuple[CSR, ScanLayout | str | None]]:
-        """Sparse recurrent matrices by layer, and where they lie on chip, or why that is not known.
-
-        Those that are scanned side by side have room for as many entries, and layouts of one form.
-        """
-        groups: dict[Any, list[int]] = {}
-        for i, layer in self.layers.items():
-            if isinstance(layer.recurrent, CSR):
-                shared = None if self.variant == CHUNKED else i
-                groups.setdefault((shared, layer.h, layer.gates), []).append(i)
-        found: dict[int, tuple[CSR, ScanLayout | str | None]] = {}
-        for (_, _, gates), group in groups.items():
-            matrices = [self.layers[i].recurrent for i in group]
-            several = len(group) > 1
-            made: list[Any] = [None] * len(group)
-            if self.laid_out:
-                _, batch, _ = self.xs.shape
-                dtype, variant = self.xs.dtype, self.variant
-                made = [*layouts_of(matrices, gates, batch, dtype, variant, anew=several)]
-            if several:
-                nse = max(m.topology.nse for m in matrices)
-                pairs = zip(padded_values(matrices), matrices, strict=True)
-                matrices = [CSR(values, m.topology.padded(nse)) for values, m in pairs]
-            found |= dict(zip(group, zip(matrices, made, strict=True), strict=True))
-        return found
 
     def _inputs(
         self, layer: CheckedLayer, node: LayerStep, biases: Sequence[Any]
@@ -260,6 +225,23 @@ class StackGraph:
         return inputs
 
 
+def cell_step(layer: CheckedLayer, dtype: Any, *, biased: bool, masked: bool) -> CellStep:
+    """The step of a layer's cell; ValueError unless it is pointwise and returns a y."""
+    step = checked_step(
+        layer.name,
+        layer.cell,
+        (layer.input_gates, layer.gates),
+        layer.tree,
+        layer.parameter_tree if layer.parameters else None,
+        biased,
+        masked,
+        wide_leaves(layer.carry, dtype),
+    )
+    if not step.has_y:
+        raise ValueError(f"{layer.name}: the cell {step.cell_name} must return a y, got None")
+    return step
+
+
 def _now_and_next(resets: Any, reverse: bool) -> Any:
     """Whether the carry is zero before each step, and before that run next: (t, b, 2, 1)."""
     none = jnp.zeros_like(resets[:1])
@@ -282,11 +264,21 @@ def _slots(step: CellStep, layer: CheckedLayer) -> tuple[int, ...]:
 
 def _bias(layer: CheckedLayer, node: LayerStep, biases: Sequence[Any], dtype: Any) -> Any:
     """The biases of all products that are gates, (1, 1, gates, h)."""
-    given = [x for x in (layer.recurrent_bias, *biases) if x is not None]
-    wide = promoted(*(x.dtype for x in given), dtype)
-    bias = jnp.zeros((node.gates, layer.h), wide)
+    given = [(x, node.slots) for x in biases]
     if layer.recurrent_bias is not None:
-        bias = bias.at[: layer.gates].add(layer.recurrent_bias.astype(wide).reshape(-1, layer.h))
-    for x in biases:
-        bias = bias.at[jnp.array(node.slots)].add(x.astype(wide).reshape(-1, layer.h))
-    return bias[None, None]
+        given.append((layer.recurrent_bias, tuple(range(layer.gates))))
+    wide = promoted(*(x.dtype for x, _ in given), dtype)
+    rows = (_in_slots(x.astype(wide).reshape(-1, layer.h), p, node.gates) for x, p in given)
+    return functools.reduce(jnp.add, rows)[None, None]
+
+
+def _in_slots(x: Any, slots: tuple[int, ...], count: int) -> Any:
+    """The rows of x at their slots among so many rows, the others 0.
+
+    Not by a scatter, which would be a kernel of its own. At a slice that is all of an array it
+    would have indices of no elements, too: jaxlib 0.11 crashes where `shard_map` takes these.
+    """
+    if slots == tuple(range(len(slots))):
+        return jnp.pad(x, ((0, count - len(slots)), (0, 0)))
+    rows = dict(zip(slots, x, strict=True))
+    return jnp.stack([rows.get(i, jnp.zeros_like(x[0])) for i in range(count)])
