@@ -11,7 +11,7 @@ import pytest
 import reference
 from checks import EPSILON
 from covering import pairwise
-from recurrent_problems import compiled, compiled_as_users_do
+from recurrent_problems import compiled, compiled_with_triton
 from stack_problems import stack
 
 import jaxsparse
@@ -133,7 +133,7 @@ def test_nothing_to_scan(T, B):
 def test_16_bits(norm, dtype, unrolled):
     """Within some units of the last place: sums between layers are rounded, the oracle's not."""
     p = stack(["LSTM", "GRU"], skip=1, norm=norm, T=7, dtype=dtype)
-    carries, ys = compiled_as_users_do(recurrent.stack_scan)(*p)
+    carries, ys = compiled_with_triton(recurrent.stack_scan)(*p)
     assert ys.dtype == dtype and {x.dtype for x in leaves(carries)} == {jnp.dtype(dtype)}
     with jax.enable_x64(True):
         expected = reference.stack_scan(*p)
@@ -145,7 +145,7 @@ def test_what_stands_in_the_padding_reaches_nothing(unrolled):
     counts = jnp.arange(5)[:, None] < lengths
     p = stack(["three_leaves", "LSTM", "GRU"], layers=3, skip=1, dropout="steps")
 
-    @compiled_as_users_do
+    @compiled_with_triton
     def value_and_gradient(operands):
         def loss(operands):
             results = recurrent.stack_scan(*operands, seq_lengths=lengths)
@@ -172,7 +172,7 @@ def test_what_is_behind_a_reset_reaches_nothing(unrolled):
     p = stack(["GRU", "LSTM"], skip=1)
     resets = jnp.zeros((5, 3), bool).at[2].set(True)
 
-    @compiled_as_users_do
+    @compiled_with_triton
     def value_and_gradient(xs):
         def of(xs):
             ys = recurrent.stack_scan(p.layers, p.carries, xs, resets=resets)[1]
@@ -190,7 +190,7 @@ def test_what_is_behind_a_reset_reaches_nothing(unrolled):
 def test_a_bad_row_stays_in_its_row(unrolled):
     p = stack(["GRU", "LSTM"], skip=1)
 
-    @compiled_as_users_do
+    @compiled_with_triton
     def run(xs):
         return jax.vjp(lambda x: recurrent.stack_scan(p.layers, p.carries, x), xs)
 

@@ -31,7 +31,7 @@ from jaxsparse.recurrent.graph.operands import (
     split,
     split_results,
 )
-from jaxsparse.recurrent.graph.plain import added_ahead
+from jaxsparse.recurrent.graph.plain import PLAIN, added_ahead
 from jaxsparse.recurrent.graph.runs import in_runs
 from jaxsparse.recurrent.graph.wave import recurrent_wave_p
 from jaxsparse.recurrent.graph.wave_form import form_of_run, run_of
@@ -74,7 +74,7 @@ def choose_waves(
         return Fallback("a size is open, and kernels are made for sizes")
     if variant in _FORWARD_ONLY and params["transposed"]:
         compute = functools.partial(in_runs, {})
-        return Fallback(f"{variant} is for forward passes", compute, "node by node")
+        return Fallback(f"{variant} is for forward passes", compute, PLAIN)
     if variant is None and batch_of(x) > _MOST_ROWS and dtype_of(x).itemsize == 2:
         asked = f"variant={WAVE_VARIANTS[0]!r} asks for them"
         return Fallback(f"waves of more than {_MOST_ROWS} rows run where {asked}")
