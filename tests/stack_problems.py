@@ -137,9 +137,30 @@ def stack(
     return Stack(built, carries, draw(T, B, features))
 
 
+def options_of(lengths, resets, reverse, layers, T, B):
+    """The options of a scan, by their kinds.
+
+    Args:
+        lengths: of rows: None, "ragged" ones with 0 among them, or "beyond" the end.
+        resets: whether there are some.
+        reverse: as that of a scan.
+        layers: how many; of two the outputs of both are results.
+        T: steps.
+        B: rows.
+    """
+    ragged = np.random.default_rng(B).permuted(np.arange(B) % (T + 1))
+    of_rows = {None: None, "ragged": ragged, "beyond": np.full(B, T + 3)}[lengths]
+    return {
+        "seq_lengths": None if of_rows is None else jnp.asarray(of_rows, jnp.int32),
+        "resets": jnp.asarray(np.random.default_rng(T).random((T, B)) < 0.4) if resets else None,
+        "reverse": reverse,
+        "return_all": layers == 2,
+    }
+
+
 def total(results):
     """A number that depends on every result, and not linearly."""
-    return sum(jnp.sum(jnp.sin(x)) for x in leaves(results))
+    return sum(jnp.sum(jnp.sin(x.astype(jnp.result_type(float)))) for x in leaves(results))
 
 
 def like(tree, seed=0):
@@ -150,7 +171,7 @@ def like(tree, seed=0):
 
 def close(got, expected, rtol, atol):
     for a, b in zip(leaves(got), leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+        np.testing.assert_allclose(np.float64(a), np.float64(b), rtol=rtol, atol=atol)
 
 
 exact = functools.partial(close, rtol=1e-10, atol=1e-11)

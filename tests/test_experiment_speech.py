@@ -151,6 +151,7 @@ def test_a_diverging_run_counts_as_all_wrong(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = [*problems.TINY, "--models", "1", "--learning-rate=1e38", "--norm=none"]
+    argv += ["--checkpoint-every=1"]  # Of a run without any the second start would not look.
     assert main([*argv, "--data", str(data), "--output", str(tmp_path)]) == 0
     (row,) = metrics_of(tmp_path)["models"]
     assert row["runs"][0]["diverged"] and row["cer"] == row["wer"] == 1

@@ -12,35 +12,11 @@ import reference
 from checks import EPSILON
 from covering import pairwise
 from recurrent_problems import compiled, compiled_with_triton
-from stack_problems import stack
+from stack_problems import close, leaves, options_of, stack, total
 
 import jaxsparse
 from jaxsparse import recurrent
 from jaxsparse.recurrent.plan import NoPlan
-
-leaves = jax.tree.leaves
-
-
-def total(results):
-    """A number that depends on every result, and not linearly."""
-    return sum(jnp.sum(jnp.sin(x.astype(jnp.result_type(float)))) for x in leaves(results))
-
-
-def assert_close(got, expected, limit):
-    for a, b in zip(leaves(got), leaves(expected), strict=True):
-        np.testing.assert_allclose(np.float64(a), np.float64(b), rtol=limit, atol=limit)
-
-
-def lengths_of(kind, B, T):
-    """Lengths of rows: none, ragged ones with 0 among them, or beyond the end."""
-    rng = np.random.default_rng(B)
-    if kind == "ragged":
-        return jnp.asarray(rng.permuted(np.arange(B) % (T + 1)), jnp.int32)
-    return None if kind is None else jnp.full(B, T + 3, jnp.int32)
-
-
-def resets_of(wanted, B, T):
-    return jnp.asarray(np.random.default_rng(T).random((T, B)) < 0.4) if wanted else None
 
 
 @pairwise(
@@ -96,12 +72,7 @@ def test_values_and_gradients(
             padding=np.nan,
             dtype=jnp.float64,
         )
-        options = {
-            "seq_lengths": lengths_of(lengths, B, T),
-            "resets": resets_of(resets, B, T),
-            "reverse": reverse,
-            "return_all": layers == 2,
-        }
+        options = options_of(lengths, resets, reverse, layers, T, B)
 
         def value_and_gradient(function, **more):
             def loss(floating):
@@ -112,7 +83,7 @@ def test_values_and_gradients(
 
         got = value_and_gradient(recurrent.stack_scan, recompute=recompute)
         expected = value_and_gradient(reference.stack_scan)
-        assert_close(got, expected, 1e-9)
+        close(got, expected, 1e-9, 1e-9)
 
 
 @pytest.mark.parametrize("T, B", [(0, 3), (4, 0), (0, 0)])
@@ -137,7 +108,7 @@ def test_16_bits(norm, dtype, unrolled):
     assert ys.dtype == dtype and {x.dtype for x in leaves(carries)} == {jnp.dtype(dtype)}
     with jax.enable_x64(True):
         expected = reference.stack_scan(*p)
-    assert_close((carries, ys), expected, 4 * EPSILON[dtype])
+    close((carries, ys), expected, 4 * EPSILON[dtype], 4 * EPSILON[dtype])
 
 
 def test_what_stands_in_the_padding_reaches_nothing(unrolled):
@@ -229,7 +200,7 @@ def test_parameters_of_each_unit():
             compiled(jax.value_and_grad(lambda x, f=f: total(f(*x))))(operands)
             for f in (recurrent.stack_scan, reference.stack_scan)
         )
-        assert_close(got, expected, 1e-10)
+        close(got, expected, 1e-10, 1e-10)
 
 
 def test_explained():
