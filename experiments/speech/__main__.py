@@ -77,7 +77,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "dtype": "bfloat16",
         "steps": 1600,
         "buckets": 1,
-        "learning_rate": 4e-3,
+        "learning_rate": 2e-3,
         "checkpoint_every": 400,
     },
 }
