@@ -24,7 +24,8 @@ from jaxsparse.recurrent.graph.waves import choose_waves
 from jaxsparse.recurrent.plan import NoPlan, Plan, WaveForm, make_wave_plan
 
 WAVE = "wave_mma"
-WGMMA = "wave_wgmma"  # for forward passes
+WGMMA = "wave_wgmma"  # for forward passes, as the next one
+STATIONARY = "wave_stationary"
 leaves = jax.tree.leaves
 
 
@@ -73,13 +74,20 @@ FITTING_WGMMA = {
     "tangent of lstm 256": wave(5, 2, hidden=256, batch=64),
     "16 layers, 64 rows": wave(layers=16, hidden=64, batch=64),
 }
+FITTING_STATIONARY = {
+    "lstm 512, 64 rows": wave(4, batch=64),
+    "lstm 512, 128 rows": wave(4, layers=2, batch=128, outputs=6),
+    "rnn 331, 64 rows": wave(layers=3, hidden=331, batch=64),
+    "lstm 256, 64 rows": wave(4, layers=8, hidden=256, batch=64),
+}
+FITTING_BY_VARIANT = {WAVE: FITTING, WGMMA: FITTING_WGMMA, STATIONARY: FITTING_STATIONARY}
 
 
 @pytest.mark.parametrize(
-    "variant, name", [(WAVE, n) for n in FITTING] + [(WGMMA, n) for n in FITTING_WGMMA]
+    "variant, name", [(v, name) for v, forms in FITTING_BY_VARIANT.items() for name in forms]
 )
 def test_what_fits(variant, name):
-    form = (FITTING if variant == WAVE else FITTING_WGMMA)[name]
+    form = FITTING_BY_VARIANT[variant][name]
     plan = make_wave_plan(form, H200, variant)
     assert isinstance(plan, Plan), plan
     assert plan.variant == variant
@@ -96,11 +104,11 @@ def test_what_fits(variant, name):
             (form.below_products, form.below_states),
         )
     )
-    if variant == WGMMA:
+    if variant != WAVE:
         # Pointwise threads can give registers up, not take more than an equal share.
         given = int(re.search(r"\.pointwise_registers = (\d+)", plan.constants)[1])
         assert given <= 65536 // plan.threads // 8 * 8
-    registers = 65536 * 4 if variant == WAVE else 0
+    registers = 65536 * 4 if variant != WGMMA else 0
     assert plan.scans * plan.blocks * (registers + plan.shared_bytes) > plan.groups * weights * 2
     # The states before all steps, and after the last one.
     slots = (form.length + 1) * form.batch * form.states * form.hidden * 2
@@ -146,9 +154,10 @@ def test_why_not(form, reason):
 def test_what_is_only_chosen_on_demand():
     assert make_wave_plan(wave(4, batch=32), H200).variant == WAVE
     assert "kBarrier = false" in make_wave_plan(wave(), H200).constants
-    for variant in (WAVE, WGMMA):
-        assert "kBarrier = false" in make_wave_plan(wave(), H200, variant).constants
-        assert "kBarrier = true" in make_wave_plan(wave(), H200, f"{variant}_barrier").constants
+    for variant in (WAVE, WGMMA, STATIONARY):
+        form = wave(batch=64)
+        assert "kBarrier = false" in make_wave_plan(form, H200, variant).constants
+        assert "kBarrier = true" in make_wave_plan(form, H200, f"{variant}_barrier").constants
 
 
 def stack(cells, dtype=jnp.bfloat16, **sizes):

@@ -40,6 +40,8 @@ struct ScanVariant {
   bool resident = false;
   // Waves by products of warpgroups: of these, too.
   bool warpgroups = false;
+  // Their weights are the operand that stays, and states pass by; or else the other way round.
+  bool stationary = false;
 };
 inline constexpr ScanVariant kScanVariants[] = {
     {"dense_tensor_cores", ScanWeights::kDense, true, false},
@@ -61,6 +63,8 @@ inline constexpr ScanVariant kWaveVariants[] = {
     {"wave_mma_barrier", ScanWeights::kDense, true, true},
     {"wave_wgmma", ScanWeights::kDense, true, false, false, true},
     {"wave_wgmma_barrier", ScanWeights::kDense, true, true, false, true},
+    {"wave_stationary", ScanWeights::kDense, true, false, false, true, true},
+    {"wave_stationary_barrier", ScanWeights::kDense, true, true, false, true, true},
 };
 
 }  // namespace jaxsparse

@@ -7,7 +7,7 @@
 
 namespace jaxsparse {
 
-alignas(1024) inline __shared__ Words4 shared[4096];
+alignas(1024) inline __shared__ Words4 shared[5120];
 
 // Two products of the proposal, of a layer's own state and of the layer below.
 struct GruOfWaveStep {

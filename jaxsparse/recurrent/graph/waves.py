@@ -38,9 +38,14 @@ from jaxsparse.recurrent.plan import NoPlan, Plan, ScanForm, WaveForm, make_plan
 from jaxsparse.recurrent.products import parts_of
 
 WAVE_VARIANTS = tuple(_ffi.WAVE_VARIANTS)
-# They take the states of a layer through the registers of every block: those of an adjoint, one for
-# each gate, are so many that layers one by one are faster.
-_ONLY_FORWARD = ("wave_wgmma", "wave_wgmma_barrier")
+# Every block of theirs receives all states of a part of the batch: those of an adjoint, one for each
+# gate, are so many that layers one by one are faster.
+_ONLY_FORWARD = (
+    "wave_wgmma",
+    "wave_wgmma_barrier",
+    "wave_stationary",
+    "wave_stationary_barrier",
+)
 _PRODUCTS_A_MICROSECOND = 2e8  # of a product over all steps, 400 TFLOP/s
 _START = 5.0  # microseconds of a product over all steps, beside that
 _LEAST_GAIN = 0.05  # of the predicted time: predictions of less would be wrong too often
