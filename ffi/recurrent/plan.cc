@@ -131,6 +131,9 @@ ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wan
       choice.reason = "products of warpgroups add up no states, as norms need it";
     } else if (variant.stationary && form.own_products != form.below_products) {
       choice.reason = "not all products have both matrices";
+    } else if (variant.stationary && form.batch % kStationaryRows != 0) {
+      choice.reason = "a batch of " + std::to_string(form.batch) + " is not one of parts of " +
+                      std::to_string(kStationaryRows) + " rows";
     } else {
       choice.best = variant.stationary   ? PlanStationaryWave(variant, form, gpu)
                     : variant.warpgroups ? PlanWaveByWarpgroups(variant, form, gpu)

@@ -38,6 +38,8 @@ class SharedStates {
   static constexpr auto kSizes = Plan::kSizes;
   static constexpr auto kMatrix = kBelow ? kSizes.below : kSizes.own;
   static constexpr int kThreads = kSizes.product_threads, kWords = kMatrix.words;
+  static constexpr int kPortions = kBelow ? 1 : kSizes.portions;
+  static constexpr int kLoads = kMatrix.loads / kPortions;  // of a thread, in a portion
   static_assert(kSizes.exchange_batch == kSizes.batch);
 
  public:
@@ -53,20 +55,25 @@ class SharedStates {
 #pragma unroll
     for (int i = 0; i < kMatrix.loads; ++i) {
       if (IsWord(i)) AsyncCopy(At(i), From(slot, i));
+      if ((i + 1) % kLoads == 0) CommitCopies();
     }
   }
 
-  // Waits for what this thread has asked for. A warp that times out leaves something else.
+  // Waits for what this thread has asked for of a portion, when those before have come. A warp that
+  // times out leaves something else.
+  template <int kPortion>
   __device__ __forceinline__ void Await(const State* slot, Watchdog* watchdog) const {
     watchdog->Begin();
+    WaitForCopyGroups<kPortions - 1 - kPortion>();
     for (;;) {
-      WaitForCopies();
-      const uint32_t missing = Missing();
+      const uint32_t missing = Missing(kPortion * kLoads);
       if (!__any_sync(kAllLanes, missing != 0)) break;
 #pragma unroll
-      for (int i = 0; i < kMatrix.loads; ++i) {
-        if ((missing >> i & 1) != 0) AsyncCopy(At(i), From(slot, i));
+      for (int j = 0; j < kLoads; ++j) {
+        const int i = kPortion * kLoads + j;
+        if ((missing >> j & 1) != 0) AsyncCopy(At(i), From(slot, i));
       }
+      WaitForCopies();
       if (__any_sync(kAllLanes, watchdog->TimesOut())) break;
     }
   }
@@ -84,23 +91,24 @@ class SharedStates {
  private:
   static constexpr int kChunkBytes = kSizes.batch * 16;  // of 8 columns
   static constexpr int kStepBytes = 2 * kChunkBytes;
-  static_assert(kMatrix.loads <= 32);
+  static_assert(kLoads <= 32);
 
-  // A bit for each of the thread's places of 16 bytes that is not written yet. Some are looked at
-  // at once, as many as there are registers for.
-  __device__ __forceinline__ uint32_t Missing() const {
+  // A bit for each of the thread's places of 16 bytes in a portion that is not written yet. Some
+  // are looked at at once, as many as there are registers for.
+  __device__ __forceinline__ uint32_t Missing(int first) const {
     constexpr int kAtOnce = 4;
     uint32_t missing = 0;
 #pragma unroll
-    for (int first = 0; first < kMatrix.loads; first += kAtOnce) {
+    for (int start = 0; start < kLoads; start += kAtOnce) {
       uint32_t x[kAtOnce][4] = {};
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        if (first + j < kMatrix.loads && IsWord(first + j)) LoadShared(At(first + j), x[j]);
+        const int i = first + start + j;
+        if (start + j < kLoads && IsWord(i)) LoadShared(At(i), x[j]);
       }
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        if (!IsWritten({x[j][0], x[j][1], x[j][2], x[j][3]})) missing |= 1u << (first + j);
+        if (!IsWritten({x[j][0], x[j][1], x[j][2], x[j][3]})) missing |= 1u << (start + j);
       }
     }
     return missing;
@@ -134,8 +142,10 @@ class WaveStationary {
   static constexpr int kTileRows = 64, kTileWidth = 64, kTiles = kSizes.row_tiles_of_warpgroups;
   static constexpr int kOwnSteps = kSizes.own.steps, kBelowSteps = kSizes.below.steps;
   static constexpr int kBelowTiles = kSizes.below.tiles;
+  static constexpr int kStepsOfPortion =
+      kSizes.own.loads / kSizes.portions * kSizes.product_threads / (2 * kSizes.batch);
   using Tile = SwizzledTile<kTileRows, kTileWidth>;
-  static_assert(kSizes.has_whole_tiles);
+  static_assert(kSizes.has_whole_tiles && kSizes.has_whole_portions);
 
  public:
   // Of a warpgroup: a tile of rows by the batch.
@@ -158,7 +168,7 @@ class WaveStationary {
 
   __device__ __forceinline__ void AskBelow(const State* slot) const { below_.Ask(slot); }
   __device__ __forceinline__ void MultiplyBelow(const State* slot, Watchdog* watchdog, Sums& sums) {
-    below_.Await(slot, watchdog);
+    below_.template Await<0>(slot, watchdog);
     FenceShared();
     Meet();
     uint32_t first = below_weights_ + (tile_ * kSizes.parts + part_) * kBelowTiles * Tile::kBytes;
@@ -185,18 +195,10 @@ class WaveStationary {
   // below, and what it would overwrite may still be read.
   __device__ __forceinline__ bool MultiplyOwn(const State* slot, const State* next_below,
                                               float* partials, Watchdog* watchdog, Sums& sums) {
-    own_.Await(slot, watchdog);
-    FenceShared();
-    Meet();
-    const uint64_t states = own_.Operand(part_);
-    BeginProducts(sums.tiles);
-#pragma unroll
-    for (int step = 0; step < kOwnSteps; ++step) {
-      MultiplyAdd<false>(State(), sums.tiles[0], weights_[step], own_.OfStep(states, step));
-    }
-    CommitProducts();
+    MultiplyPortions<0>(slot, own_.Operand(part_), watchdog, sums);
     if (next_below != nullptr) AskBelow(next_below);  // while the tensor cores are busy
-    WaitForProducts(sums.tiles);
+    WaitForGroups<0>();
+    KeepInRegisters(sums.tiles[0]);
     const bool timed_out = __any_sync(kAllLanes, watchdog->timed_out());
     if (!timed_out) Write(sums, partials + part_ * kSizes.warp_part);
     return timed_out;
@@ -205,6 +207,26 @@ class WaveStationary {
  private:
   __device__ __forceinline__ static void Meet() {
     WaitAt<kSizes.product_threads>(kProductThreadsMeet);
+  }
+  // From one portion of the own state on; products of the one before go on while the next one
+  // comes.
+  template <int kPortion>
+  __device__ __forceinline__ void MultiplyPortions(const State* slot, uint64_t states,
+                                                   Watchdog* watchdog, Sums& sums) {
+    own_.template Await<kPortion>(slot, watchdog);
+    FenceShared();
+    Meet();
+    constexpr bool kLast = kPortion + 1 == kSizes.portions;
+    constexpr int kFirst = kPortion * kStepsOfPortion;
+    constexpr int kEnd = kLast ? kOwnSteps : kFirst + kStepsOfPortion;
+    if constexpr (kPortion == 0) BeginProducts(sums.tiles);
+    else FenceProducts();
+#pragma unroll
+    for (int step = kFirst; step < kEnd; ++step) {
+      MultiplyAdd<false>(State(), sums.tiles[0], weights_[step], own_.OfStep(states, step));
+    }
+    CommitProducts();
+    if constexpr (!kLast) MultiplyPortions<kPortion + 1>(slot, states, watchdog, sums);
   }
   // The first of this lane's two rows of its warpgroup's tile.
   __device__ __forceinline__ int FirstRow() const {

@@ -30,23 +30,35 @@ struct StationaryColumns : WaveMatrix {
   int weight_bytes;  // in such tiles
 };
 
+struct WaveStationaryConfig {
+  WaveConfig wave;
+  // Portions of the own state that a block waits for and multiplies by, one after another.
+  int portions = 1;
+};
+
 struct WaveStationarySizes : DenseBlock {
-  JAXSPARSE_INLINE explicit constexpr WaveStationarySizes(const WaveConfig& config)
-      : DenseBlock(config.block),
-        own(config.own, *this),
-        below(config.below, *this),
-        skip(config.skip),
-        means(config, *this) {}
+  JAXSPARSE_INLINE explicit constexpr WaveStationarySizes(const WaveStationaryConfig& config)
+      : DenseBlock(config.wave.block),
+        own(config.wave.own, *this),
+        below(config.wave.below, *this),
+        skip(config.wave.skip),
+        means(config.wave, *this),
+        portions(config.portions) {}
 
   StationaryColumns own, below;
   WaveSkip skip;
   WaveMeans means;  // none, as the plan has it
+  int portions;
   // Tiles of 64 rows, a warpgroup for each of them in each part of the columns. Both matrices have
   // all products.
   int row_tiles_of_warpgroups = rows / 64;
   bool has_whole_tiles = rows % 64 == 0 && warps == 4 * row_tiles_of_warpgroups * parts &&
                          (batch == 32 || batch == 64) && CountBits(own.products) == products &&
                          CountBits(below.products) == products;
+  // A portion is as many words of each thread, and whole steps of the columns.
+  bool has_whole_portions =
+      portions == 1 || (parts == 1 && own.loads % portions == 0 &&
+                        own.loads / portions * product_threads % (2 * batch) == 0);
   int below_weights_at = Ceil(weights_at, 1024) * 1024;
   int own_states_at = below_weights_at + below.weight_bytes;
   int below_states_at = own_states_at + own.state_bytes;
@@ -54,7 +66,7 @@ struct WaveStationarySizes : DenseBlock {
   int shared_bytes = means_at;
   // Registers of a product thread: all own weights, sums, and what addresses take.
   int own_registers = own.steps * 4;
-  int other_registers = 40 + batch / 2;
+  int other_registers = 32 + batch / 2;
 };
 
 }  // namespace jaxsparse

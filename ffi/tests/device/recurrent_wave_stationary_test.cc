@@ -10,6 +10,7 @@ struct WaveOptions {
   int layers = 2, groups = 1;  // parts of the batch
   bool barrier = false;
   unsigned most_delay = 0;
+  int portions = 1;
   WaveSkip skip = {};
 };
 
@@ -21,20 +22,22 @@ struct WavePlan {
   using Weight = S;
   using Arrays = ArraysOf<Step>;
   static constexpr int kProducts = MatrixProducts(kOptions.own, kOptions.below);
-  static constexpr WaveStationarySizes kSizes{
-      WaveConfig{.block = DenseConfig{.products = kProducts,
-                                      .state_parts = Step::kStates,
-                                      .state_bytes = sizeof(S),
-                                      .hidden = kHidden,
-                                      .batch = kBatch,
-                                      .units = kOptions.units,
-                                      .warps = kProducts * kOptions.units / 16 * kOptions.parts,
-                                      .pointwise_warps = kOptions.pointwise_warps,
-                                      .tensor_cores = true,
-                                      .column_parts = kOptions.parts},
-                 .own = kOptions.own,
-                 .below = kOptions.below,
-                 .skip = kOptions.skip}};
+  static constexpr WaveStationarySizes kSizes{WaveStationaryConfig{
+      .wave =
+          WaveConfig{.block = DenseConfig{.products = kProducts,
+                                          .state_parts = Step::kStates,
+                                          .state_bytes = sizeof(S),
+                                          .hidden = kHidden,
+                                          .batch = kBatch,
+                                          .units = kOptions.units,
+                                          .warps = kProducts * kOptions.units / 16 * kOptions.parts,
+                                          .pointwise_warps = kOptions.pointwise_warps,
+                                          .tensor_cores = true,
+                                          .column_parts = kOptions.parts},
+                     .own = kOptions.own,
+                     .below = kOptions.below,
+                     .skip = kOptions.skip},
+      .portions = kOptions.portions}};
   static constexpr int kLayers = kOptions.layers, kBlocks = kSizes.blocks;
   static constexpr int kSkipped = 1;
   static constexpr int kScans = kOptions.groups, kGroups = kScans, kLaunches = 1;
@@ -71,9 +74,9 @@ int main() {
         TestWave<AdjointStep, bfloat16, 37, 64, WaveOptions{64, 1, 4, kOwn, kBelow, 2, 1, true}>;
     Adjoint({.steps = 3, .lead = 1, .reverse = true, .transposed = true});
   }
-  {  // an RNN
-    constexpr auto Rnn =
-        TestWave<RnnStep, bfloat16, 68, 32, WaveOptions{64, 1, 1, kOne, kOne, 4, 1, false, 2000}>;
+  {  // an RNN, whose state comes in two portions
+    constexpr auto Rnn = TestWave<RnnStep, bfloat16, 68, 32,
+                                  WaveOptions{64, 1, 1, kOne, kOne, 4, 1, false, 2000, 3}>;
     Rnn({.steps = 5, .has_nan = true});
     Rnn({.steps = 3, .missing = 3});
   }
