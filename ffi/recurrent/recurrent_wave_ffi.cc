@@ -1,8 +1,8 @@
-// FFI target of a wave: layers of a stack in one persistent launch (kernels/wave.cu), or in one for
-// each few of the parts that a large batch is cut into. As with
-// recurrent_scan, what to launch was planned when the program was lowered, and the last result is
-// its workspace: an exchange buffer for each layer and part of its batch, and flags. Operands and
-// results come layer by layer, the lowest layer first; that one has no weights from below.
+// FFI target of a wave: layers of a stack in one persistent launch (kernels/wave.cu), or in
+// several, each for some of the parts that the batch is cut into. As with recurrent_scan, what to
+// launch was planned when the program was lowered, and the last result is its workspace: an
+// exchange buffer for each layer and part of the batch in a launch, and flags. Operands and results
+// come layer by layer, the lowest layer first; that one has no weights from below.
 #include <charconv>
 #include <string>
 #include <string_view>

@@ -38,8 +38,8 @@ from jaxsparse.recurrent.plan import NoPlan, Plan, ScanForm, WaveForm, make_plan
 from jaxsparse.recurrent.products import parts_of
 
 WAVE_VARIANTS = tuple(_ffi.WAVE_VARIANTS)
-# Every block of theirs receives all states of a part of the batch: those of an adjoint, one for each
-# gate, are so many that layers one by one are faster.
+# Every block of theirs receives all states of a part of the batch: those of an adjoint, one for
+# each gate, are so many that layers one by one are faster.
 _ONLY_FORWARD = (
     "wave_wgmma",
     "wave_wgmma_barrier",
