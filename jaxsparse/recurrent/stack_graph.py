@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -282,11 +283,18 @@ def _slots(step: CellStep, layer: CheckedLayer) -> tuple[int, ...]:
 
 def _bias(layer: CheckedLayer, node: LayerStep, biases: Sequence[Any], dtype: Any) -> Any:
     """The biases of all products that are gates, (1, 1, gates, h)."""
-    given = [x for x in (layer.recurrent_bias, *biases) if x is not None]
-    wide = promoted(*(x.dtype for x in given), dtype)
-    bias = jnp.zeros((node.gates, layer.h), wide)
+    given = [(x, node.slots) for x in biases]
     if layer.recurrent_bias is not None:
-        bias = bias.at[: layer.gates].add(layer.recurrent_bias.astype(wide).reshape(-1, layer.h))
-    for x in biases:
-        bias = bias.at[jnp.array(node.slots)].add(x.astype(wide).reshape(-1, layer.h))
-    return bias[None, None]
+        given.append((layer.recurrent_bias, tuple(range(layer.gates))))
+    wide = promoted(*(x.dtype for x, _ in given), dtype)
+    rows = (_in_slots(x.astype(wide).reshape(-1, layer.h), p, node.gates) for x, p in given)
+    return functools.reduce(jnp.add, rows)[None, None]
+
+
+def _in_slots(x: Any, slots: tuple[int, ...], count: int) -> Any:
+    """The rows of x at their slots among so many rows, the others 0."""
+    if slots == tuple(range(len(slots))):
+        return jnp.pad(x, ((0, count - len(slots)), (0, 0)))
+    # Not a scatter, which would be a kernel of its own.
+    rows = dict(zip(slots, x, strict=True))
+    return jnp.stack([rows.get(i, jnp.zeros_like(x[0])) for i in range(count)])
