@@ -7,7 +7,7 @@ namespace {
 struct WaveOptions {
   int units, parts, pointwise_warps;
   WaveMatrix own, below;
-  int layers = 2, groups = 1;  // parts of the batch
+  int layers = 2, groups = 1, scans = 1;  // parts of the batch, and of a launch
   bool barrier = false;
   unsigned most_delay = 0;
   int portions = 1;
@@ -40,7 +40,8 @@ struct WavePlan {
       .portions = kOptions.portions}};
   static constexpr int kLayers = kOptions.layers, kBlocks = kSizes.blocks;
   static constexpr int kSkipped = 1;
-  static constexpr int kScans = kOptions.groups, kGroups = kScans, kLaunches = 1;
+  static constexpr int kScans = kOptions.scans, kGroups = kOptions.groups;
+  static constexpr int kLaunches = kGroups / kScans;
   static constexpr bool kBarrier = kOptions.barrier, kPrefetch = false;
   static constexpr unsigned kMostDelay = kOptions.most_delay;
 };
@@ -62,21 +63,26 @@ int main() {
     Lstm({.steps = 3, .missing = 4});
   }
   {  // two tiles of rows, two parts of a batch, warps that are held up
-    constexpr auto Lstm =
-        TestWave<LstmStep, float16, 40, 32, WaveOptions{32, 1, 4, kFour, kFour, 2, 2, false, 5000}>;
+    constexpr auto Lstm = TestWave<LstmStep, float16, 40, 32,
+                                   WaveOptions{32, 1, 4, kFour, kFour, 2, 2, 2, false, 5000}>;
     Lstm({.steps = 4});
     Lstm({.steps = 2, .has_nan = true, .backwards = true, .transposed = true});
     Lstm({.steps = 3, .missing = 1});
   }
+  {  // parts of a batch one after another
+    constexpr auto Lstm =
+        TestWave<LstmStep, bfloat16, 32, 32, WaveOptions{16, 1, 2, kFour, kFour, 2, 4, 2}>;
+    Lstm({.steps = 2, .reverse = true});
+  }
   {  // matrices that take some of the states; twice as many rows of the batch; a barrier
     constexpr WaveMatrix kOwn{.states = 5}, kBelow{.states = 6};
     constexpr auto Adjoint =
-        TestWave<AdjointStep, bfloat16, 37, 64, WaveOptions{64, 1, 4, kOwn, kBelow, 2, 1, true}>;
+        TestWave<AdjointStep, bfloat16, 37, 64, WaveOptions{64, 1, 4, kOwn, kBelow, 2, 1, 1, true}>;
     Adjoint({.steps = 3, .lead = 1, .reverse = true, .transposed = true});
   }
   {  // an RNN, whose state comes in two portions
     constexpr auto Rnn = TestWave<RnnStep, bfloat16, 68, 32,
-                                  WaveOptions{64, 1, 1, kOne, kOne, 4, 1, false, 2000, 3}>;
+                                  WaveOptions{64, 1, 1, kOne, kOne, 4, 1, 1, false, 2000, 3}>;
     Rnn({.steps = 5, .has_nan = true});
     Rnn({.steps = 3, .missing = 3});
   }
