@@ -14,11 +14,11 @@
 //   bytes: 32 KB of the own state and as much of the layer below, half of what blocks of 16 units
 //     with all 64 entries receive. At 42 bytes a nanosecond, which the L2 cache sends where all
 //     multiprocessors read at once, 1.6 us; 0.87 where blocks only exchange these. In shared memory
-//     256 KB are read and written, 1.1 us: the states once by copies, once by the threads that look
-//     at them and once by each of two warpgroups, and the weights of the layer below
+//     416 KB, 1.7 us: these states four times, by copies, by the threads that look at them and by
+//     each of two warpgroups, the weights of the layer below once, and sums twice
 //   operations: 128 x 512 x 32, twice; from registers 0.70 us, from shared memory 0.87. The first
 //     is in the way between receiving a state and publishing the next one, with 0.6 us of the
-//     exchange's latency, 0.07 us for looking at 32 KB and about 0.4 for sums and cells
+//     exchange's latency, 0.13 us for looking at 32 KB and about 0.4 for sums and cells
 #pragma once
 
 #include "cuda/warpgroup.cuh"
