@@ -81,7 +81,7 @@ def choose_waves(
     if variant in _ONLY_FORWARD and params["transposed"]:
         compute = functools.partial(in_runs, {})
         return Fallback(f"{variant} is for forward passes", compute, "node by node")
-    if variant is None and _rows(x) > _MOST_ROWS:
+    if variant is None and _rows(x) > _MOST_ROWS and dtype_of(x).itemsize == 2:
         asked = f"variant={WAVE_VARIANTS[0]!r} asks for them"
         return Fallback(f"waves of more than {_MOST_ROWS} rows run where {asked}")
     waves, reason = _cut(params, x, device, variant)
@@ -103,10 +103,12 @@ def _cut(
 
     If a variant of waves is asked for, as few nodes as can be are in none.
     """
+    recurrent = recurrent_nodes(params["edges"])
+    if len(recurrent) == 1:
+        return [], "it has a single layer"
     reasons: list[str] = []
     best: list[tuple[float, list[Wave]]] = [(0.0, [])]  # of the first so many nodes
     alone = 0.0
-    recurrent = recurrent_nodes(params["edges"])
     for last in range(len(params["nodes"])):
         cost = _microseconds_alone(last, params, x, device)
         alone += cost
