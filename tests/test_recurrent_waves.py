@@ -18,6 +18,7 @@ from test_recurrent_plan import kernels
 from jaxsparse import H200, Device, _ffi, explain, recurrent
 from jaxsparse.primitive import UnavailableError
 from jaxsparse.recurrent.graph import recurrent_graph_p
+from jaxsparse.recurrent.graph.choice import STACK_VARIANTS, choose
 from jaxsparse.recurrent.graph.operands import split
 from jaxsparse.recurrent.graph.wave_form import form_of_run
 from jaxsparse.recurrent.graph.waves import choose_waves
@@ -253,7 +254,8 @@ def test_where_a_wave_ends():
     differ = first(stack(["RNN"], layers=3, differ=True, **sizes))
     assert differ.compute is None and "they differ in size" in differ.reason
     single = stack(["RNN"], layers=1, **sizes)
-    assert first(single).compute is None and first(single).reason == "it has a single layer"
+    (graph,) = graphs(loss_of(single), single.floating)
+    assert choose(*graph, H200).reason == "it has fewer than two layers"
     wide = first(stack(["RNN"], layers=3, dtype=jnp.float32, **sizes))
     assert wide.compute is None and "16-bit" in wide.reason
     many = {**sizes, "B": 20}
@@ -368,6 +370,21 @@ def test_stationary_weights_take_products_of_both_matrices():
     assert isinstance(plan, NoPlan) and "not all products have both matrices" in plan.reason
     few = make_wave_plan(wave(4, batch=40), H200, STATIONARY)
     assert isinstance(few, NoPlan) and "a batch of 40 is not one of parts of 32 rows" in few.reason
+
+
+@pytest.mark.parametrize("variant", STACK_VARIANTS)
+def test_a_derivative_of_one_layer_runs_alone(variant):
+    p = stack(["LSTM"], layers=3, T=8, B=32, h=5)
+
+    def of_lowest(xs):
+        _, ys = recurrent.stack_scan(p.layers, p.carries, xs, return_all=True, variant=variant)
+        return jnp.sum(ys[0].astype(jnp.float32))
+
+    forward, backward = explain(jax.grad(of_lowest), p.xs, device=H200)
+    as_asked = "a wavefront of 3 layers" if variant == "wavefront" else f"a wave by {variant}"
+    assert forward.choice.startswith(f"nodes 1 to 3 as {as_asked}")
+    assert backward.choice == "node by node, because it has fewer than two layers"
+    assert len(backward.scans) == 1
 
 
 def sources(function, *operands):
@@ -505,7 +522,7 @@ def test_large_waves_agree_and_repeat(variant, cell, layers, B, h, more):
     p = stack([cell], layers=layers, T=40, B=B, h=h, **more)
     first, again = agrees(p, variant), agrees(p, variant)
     for a, b in zip(leaves(first), leaves(again), strict=True):
-        np.testing.assert_array_equal(np.asarray(a).view(np.uint8), np.asarray(b).view(np.uint8))
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 @on_gpu
@@ -544,7 +561,7 @@ def test_barriers_and_delays_change_nothing(variant, cell, B, more, monkeypatch)
         results.append(leaves(jax.device_get(function(p.floating))))
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
-            np.testing.assert_array_equal(a.view(np.uint8), b.view(np.uint8))
+            assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 @on_gpu

@@ -38,10 +38,14 @@ struct ScanVariant {
   // Warps have all gates of their units, and keep all of the weights for these: one block makes a
   // scan, or a few do.
   bool resident = false;
-  // Waves by products of warpgroups: of these, too.
+  // Products of warpgroups. Chosen only by name, too: few shapes were measured.
   bool warpgroups = false;
   // Their weights are the operand that stays, and states pass by; or else the other way round.
   bool stationary = false;
+
+  // Products of warpgroups take all states of a layer through every block. Those of an adjoint, one
+  // for each gate, are so many that layers one by one are faster.
+  constexpr bool forward_only() const { return warpgroups; }
 };
 inline constexpr ScanVariant kScanVariants[] = {
     {"dense_tensor_cores", ScanWeights::kDense, true, false},

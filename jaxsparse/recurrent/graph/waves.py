@@ -25,12 +25,13 @@ from jaxsparse.recurrent.graph.operands import (
     OfNode,
     Operands,
     Results,
+    batch_of,
     dtype_of,
     recurrent_nodes,
     split,
     split_results,
 )
-from jaxsparse.recurrent.graph.plain import added_ahead
+from jaxsparse.recurrent.graph.plain import PLAIN, added_ahead
 from jaxsparse.recurrent.graph.runs import in_runs
 from jaxsparse.recurrent.graph.wave import recurrent_wave_p
 from jaxsparse.recurrent.graph.wave_form import form_of_run, run_of
@@ -38,14 +39,7 @@ from jaxsparse.recurrent.plan import NoPlan, Plan, ScanForm, WaveForm, make_plan
 from jaxsparse.recurrent.products import parts_of
 
 WAVE_VARIANTS = tuple(_ffi.WAVE_VARIANTS)
-# Every block of theirs receives all states of a part of the batch: those of an adjoint, one for
-# each gate, are so many that layers one by one are faster.
-_ONLY_FORWARD = (
-    "wave_wgmma",
-    "wave_wgmma_barrier",
-    "wave_stationary",
-    "wave_stationary_barrier",
-)
+_FORWARD_ONLY = frozenset(name for name, forward_only in _ffi.WAVE_VARIANTS.items() if forward_only)
 _PRODUCTS_A_MICROSECOND = 2e8  # of a product over all steps, 400 TFLOP/s
 _START = 5.0  # microseconds of a product over all steps, beside that
 _LEAST_GAIN = 0.05  # of the predicted time: predictions of less would be wrong too often
@@ -78,10 +72,10 @@ def choose_waves(
         return Fallback(f"variant {variant!r} is one of single layers")
     if not all(isinstance(size, int) for a in avals for size in a.shape):
         return Fallback("a size is open, and kernels are made for sizes")
-    if variant in _ONLY_FORWARD and params["transposed"]:
+    if variant in _FORWARD_ONLY and params["transposed"]:
         compute = functools.partial(in_runs, {})
-        return Fallback(f"{variant} is for forward passes", compute, "node by node")
-    if variant is None and _rows(x) > _MOST_ROWS and dtype_of(x).itemsize == 2:
+        return Fallback(f"{variant} is for forward passes", compute, PLAIN)
+    if variant is None and batch_of(x) > _MOST_ROWS and dtype_of(x).itemsize == 2:
         asked = f"variant={WAVE_VARIANTS[0]!r} asks for them"
         return Fallback(f"waves of more than {_MOST_ROWS} rows run where {asked}")
     waves, reason = _cut(params, x, device, variant)
@@ -104,8 +98,6 @@ def _cut(
     If a variant of waves is asked for, as few nodes as can be are in none.
     """
     recurrent = recurrent_nodes(params["edges"])
-    if len(recurrent) == 1:
-        return [], "it has a single layer"
     reasons: list[str] = []
     best: list[tuple[float, list[Wave]]] = [(0.0, [])]  # of the first so many nodes
     alone = 0.0
@@ -149,7 +141,6 @@ def plan_alone(
     x: Operands,
     device: Device,
     *,
-    matrices: int = 1,
     forced: bool = False,
 ) -> Plan | NoPlan:
     """The plan of a node with an edge to itself as a scan of its own.
@@ -159,7 +150,6 @@ def plan_alone(
         params: of the graph.
         x: its operands, or their types.
         device: the GPU.
-        matrices: how many such nodes are scanned side by side.
         forced: plans even what would be slower than the plain path.
     """
     (e,) = (e for e, edge in enumerate(params["edges"]) if edge.delay and edge.target == n)
@@ -182,8 +172,6 @@ def plan_alone(
         input_dtypes=(state,),
         layout_form=edge.forms[params["transposed"]] if edge.forms else None,
         not_laid_out=edge.not_laid_out,
-        directions=matrices,
-        loops=matrices if edge.kind == "csr" else 1,
     )
     if not all(isinstance(size, int) for size in (form.batch, form.length, form.hidden)):
         return NoPlan("a size is open, and kernels are made for sizes")
@@ -195,13 +183,9 @@ def _planned(form: ScanForm, device: Device, forced: bool) -> Plan | NoPlan:
     return make_plan(form, device, forced=forced)
 
 
-def _rows(x: Operands) -> int:
-    return next(int(node.state.shape[-3]) for node in x.nodes if node.state is not None)
-
-
 def _microseconds_ahead(first: int, last: int, params: dict[str, Any], x: Operands) -> float:
     """Predicted for what nodes take from those below ``first``, all steps at once."""
-    batch = _rows(x)
+    batch = batch_of(x)
     cost = 0.0
     for edge in params["edges"]:
         if not edge.delay and first <= edge.target <= last and edge.source < first:
