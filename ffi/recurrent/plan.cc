@@ -149,9 +149,15 @@ ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wan
                       std::to_string(kMaxLayersOfWave) + " of a launch";
     } else if (variant.warpgroups && form.means[0].product >= 0) {
       choice.reason = "products of warpgroups give no means of the states below, which norms take";
+    } else if (variant.stationary && form.own_products != form.below_products) {
+      choice.reason = "not all products have both matrices";
+    } else if (variant.stationary && form.batch % kStationaryRows != 0) {
+      choice.reason = "a batch of " + std::to_string(form.batch) + " is not one of parts of " +
+                      std::to_string(kStationaryRows) + " rows";
     } else {
-      choice.best = variant.warpgroups ? PlanWaveByWarpgroups(variant, form, gpu)
-                                       : PlanWaveLayers(variant, form, gpu);
+      choice.best = variant.stationary   ? PlanStationaryWave(variant, form, gpu)
+                    : variant.warpgroups ? PlanWaveByWarpgroups(variant, form, gpu)
+                                         : PlanWaveLayers(variant, form, gpu);
       if (!choice.best) {
         choice.reason = std::to_string(form.layers) + " layers of " + DoesNotFit(form, gpu);
       }
