@@ -139,7 +139,9 @@ ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wan
   if (!choice.reason.empty()) return choice;
   const bool narrow = form.state_dtype == form.weight_dtype && IsNarrow(form.state_dtype);
   for (const ScanVariant& variant : kWaveVariants) {
-    const bool by_default = !variant.barrier && !variant.warpgroups;
+    const bool of_many = form.batch > kMostRowsOfMma;
+    const bool by_default =
+        !variant.barrier && variant.warpgroups == of_many && variant.stationary == of_many;
     if (wanted.empty() ? !by_default : wanted != variant.name) continue;
     if (!narrow) {
       choice.reason = "needs 16-bit state and weights of one dtype, got " +
