@@ -74,19 +74,20 @@ PATTERNS = {
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("prompt", [0, 7])
-@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@combinations("pattern, prompt, implementation", PATTERNS, [0, 7], IMPLEMENTATIONS)
 def test_steps_give_the_rows_of_the_whole_pass(pattern, prompt, implementation):
-    layer, x = layer_on(pattern, implementation=implementation), inputs(2)
+    layer, x = layer_on(PATTERNS[pattern], implementation=implementation), inputs(2)
     assert_near(decoded(layer, x, prompt), layer(x))
     assert layer.cache_index[...] == LENGTH
 
 
-@pytest.mark.parametrize("prompt", [0, 100])
-@pytest.mark.parametrize("kind", ["mask", "topology", "heads", "sequences"])
-@pytest.mark.parametrize("key_heads", [HEADS, 2])
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@combinations(
+    "kind, prompt, key_heads, implementation",
+    ["mask", "topology", "heads", "sequences"],
+    [0, 100],
+    [HEADS, 2],
+    IMPLEMENTATIONS,
+)
 def test_a_window_of_a_long_cache(kind, prompt, key_heads, implementation):
     topology = Topology.from_mask(WINDOW, (LONG, LONG))
     bands = [masks.band(3 + i) & masks.causal() for i in range(HEADS)]
@@ -122,10 +123,17 @@ def test_a_window_of_a_long_cache(kind, prompt, key_heads, implementation):
     assert f"[2,{layer.longest_row},{gathered}," in text  # so many keys are read in plain JAX
 
 
-@pytest.mark.parametrize("leading", [(), (1,), (3,), (2, 3)], ids=str)
-@pytest.mark.parametrize("heads", ["one", "each", "both"])
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+LEADING = {"none": (), "1": (1,), "3": (3,), "2, 3": (2, 3)}
+
+
+@combinations(
+    "leading, heads, implementation",
+    LEADING,
+    ["one", "each", "both"],
+    IMPLEMENTATIONS,
+)
 def test_batches(leading, heads, implementation):
+    leading = LEADING[leading]
     ones = (1,) * len(leading)
     batch = {"one": (), "each": (*ones, HEADS), "both": (*leading, HEADS)}[heads]
     mask = np.tril(RANDOM.random((*batch, LENGTH, LENGTH)) < 0.4)
