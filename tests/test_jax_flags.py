@@ -67,7 +67,6 @@ RUN = {
 }
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_are_traced_and_lowered(name):
     p = PROGRAMS[name](jnp.bfloat16)

@@ -73,7 +73,6 @@ PATTERNS = {
 }
 
 
-@pytest.mark.smoke
 @combinations("pattern, prompt, implementation", PATTERNS, [0, 7], IMPLEMENTATIONS)
 def test_steps_give_the_rows_of_the_whole_pass(pattern, prompt, implementation):
     layer, x = layer_on(PATTERNS[pattern], implementation=implementation), inputs(2)
@@ -167,6 +166,7 @@ def test_a_cache_of_another_dtype():
     assert layer.cached_key[...].dtype == jnp.bfloat16
 
 
+@pytest.mark.smoke
 def test_steps_are_those_of_flax():
     dense = nnx.MultiHeadAttention(HEADS, FEATURES, decode=True, rngs=nnx.Rngs(0))
     layer = SparseMultiHeadAttention.from_dense(dense, masks.causal())
@@ -273,7 +273,7 @@ def test_masks_of_calls(kind, batch, implementation):
     layer, x = layer_on(None, implementation=implementation), inputs(2)
     layer.init_cache(x.shape)
     outputs, begin = [], 0
-    for end in (5, 6, 7, 15, 16, LENGTH - 1, LENGTH):
+    for end in (11, 12, 23, LENGTH):  # of two lengths, each of which is compiled
         rows = kind(mask[..., begin:end, :])
         outputs.append(layer(x[:, begin:end], decode=True, mask=rows))
         begin = end
