@@ -15,7 +15,7 @@ from checks import PLATFORM
 from covering import pairwise
 from graph_forms import with_graphs_as
 from recurrent_problems import compiled
-from stack_problems import NAMES, close, leaves, options_of, stack, total
+from stack_problems import close, leaves, options_of, stack, total
 
 import jaxsparse
 from jaxsparse import H200, recurrent
@@ -39,7 +39,7 @@ def few_steps_at_once(monkeypatch):
 @pytest.mark.usefixtures("few_steps_at_once")
 @pairwise(
     "cell, layers, skip, norm, dropout, lengths, resets, reverse, extra, T, B",
-    NAMES,
+    ["GRU", "SLSTM", "three_leaves"],
     [2, 3, 4],
     [None, 1, 2, "input"],
     [None, "layer"],

@@ -381,7 +381,7 @@ int main() {
                           .value_vector = 4,
                           .value_vectors = 2,
                           .whole_heads = false,
-                          .whole_values = false}>();
+                          .whole_values = false}>(true);
   Test<float, int32_t, 3, 5,
        AttentionCsrConfig{.lanes = 8,
                           .step = 2,
@@ -396,6 +396,6 @@ int main() {
                           .head_vector = 2,
                           .value_vector = 2,
                           .whole_values = false,
-                          .in_pairs = true}>();
+                          .in_pairs = true}>(true);
   std::puts("all results agree");
 }

@@ -63,7 +63,7 @@ class Test : AttentionResults<T, kConfig.head_size, kConfig.value_size, Attentio
     for (const uint32_t blocks : {1, 3, 11}) {
       Run(blocks);
       Results::Check();
-      Results::CheckRepeats([&] { Run(blocks); });
+      if (blocks == 3) Results::CheckRepeats([&] { Run(blocks); });
     }
   }
 

@@ -26,32 +26,38 @@ inline float CutOff(double x) {
                                                                      : nearest;
 }
 
+// Without sanitizers, with which tests on tensor cores would take a quarter longer: the loop stays
+// within its two arrays.
+[[gnu::noinline, gnu::no_sanitize("address", "undefined")]] inline double AddProducts(
+    double sum, const float (&row)[16], const float (&column)[16]) {
+  for (int k = 0; k < 16; ++k) sum += double(row[k]) * column[k];
+  return sum;
+}
+
 template <typename ToFloat>
 void EmulateMma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, ToFloat number) {
   const MmaOperands mine{{a[0], a[1], a[2], a[3]}, {b0, b1}, {d[0], d[1], d[2], d[3]}};
   const MmaResult result =
       emulated::Block::current->Collect<MmaOperands, MmaResult>(mine, [&](auto given, auto taken) {
-        double of_a[16][16], of_b[16][8];
+        float rows[16][16], columns[8][16];
         for (int lane = 0; lane < kWarp; ++lane) {
           for (int word = 0; word < 4; ++word) {
             for (int half = 0; half < 2; ++half) {
               const int row = lane / 4 + word % 2 * 8, k = lane % 4 * 2 + half + word / 2 * 8;
-              of_a[row][k] = number(static_cast<uint16_t>(given(lane).a[word] >> 16 * half));
+              rows[row][k] = number(static_cast<uint16_t>(given(lane).a[word] >> 16 * half));
             }
           }
           for (int word = 0; word < 2; ++word) {
             for (int half = 0; half < 2; ++half) {
-              of_b[lane % 4 * 2 + half + word * 8][lane / 4] =
+              columns[lane / 4][lane % 4 * 2 + half + word * 8] =
                   number(static_cast<uint16_t>(given(lane).b[word] >> 16 * half));
             }
           }
         }
         for (int lane = 0; lane < kWarp; ++lane) {
           for (int i = 0; i < 4; ++i) {
-            double sum = given(lane).d[i];
-            for (int k = 0; k < 16; ++k) {
-              sum += of_a[lane / 4 + i / 2 * 8][k] * of_b[k][lane % 4 * 2 + i % 2];
-            }
+            const double sum = AddProducts(given(lane).d[i], rows[lane / 4 + i / 2 * 8],
+                                           columns[lane % 4 * 2 + i % 2]);
             taken(lane).d[i] = CutOff(sum);
           }
         }
@@ -129,14 +135,6 @@ inline uint16_t NumberOf(uint64_t matrix, int line, int at) {
   uint32_t address = static_cast<uint32_t>(matrix) + line * width * 2 + place;
   address ^= (address >> 7 & (width / 8 - 1)) << 4;
   return SharedAt<uint16_t>(address);
-}
-
-// Without sanitizers, with which tests on tensor cores would take a quarter longer: the loop stays
-// within its two arrays.
-[[gnu::noinline, gnu::no_sanitize("address", "undefined")]] inline double AddProducts(
-    double sum, const float (&row)[16], const float (&column)[16]) {
-  for (int k = 0; k < 16; ++k) sum += double(row[k]) * column[k];
-  return sum;
 }
 
 // Done when the warpgroup waits, and not before; a warp does its own 16 rows.
