@@ -82,6 +82,8 @@ struct DenseBlock : DenseConfig {
   int product_threads = warps * kWarp;
   int pointwise_threads = pointwise_warps * kWarp;
   int threads = product_threads + pointwise_threads;
+  // How often the product warps meet by themselves, before the first step and in each.
+  int first_meetings = 0, meetings = 0;
 
   // A pointwise thread with several items takes neighbouring units of a batch entry together: its
   // loads and stores are wider then, so that fewer of them are in the way of the product's.

@@ -50,6 +50,18 @@ __device__ __forceinline__ void HandOver(int64_t step, bool timed_out, volatile 
   backoff->Adapt(watchdog->TakeHasWaited());
 }
 
+// The product warps meet. With barriers between blocks the pointwise warps come, too, as often as
+// the plan's sizes say, since tools that look for races don't know meetings of some of the warps.
+template <typename Plan>
+__device__ __forceinline__ void MeetOtherProductWarps() {
+  constexpr int kProductWarps = 3;  // a barrier beside those of steps
+  if constexpr (Plan::kBarrier) {
+    WaitAt<Plan::kSizes.threads>(kAllThreads);
+  } else {
+    WaitAt<Plan::kSizes.product_threads>(kProductWarps);
+  }
+}
+
 // Where the exchange buffer has the state before a step. A wave's has the last one, too.
 template <typename Plan>
 __device__ __forceinline__ typename Plan::State* SlotOf(const RecurrentScanProblem& p,
@@ -305,10 +317,12 @@ __device__ __forceinline__ void MakeSteps(const RecurrentScanProblem& p, const f
   constexpr auto kSizes = Plan::kSizes;
   PointwiseStep<Step, Plan, Added> pointwise(p, added);
   bool stopped = false;
+  if constexpr (Plan::kBarrier) {
+    for (int i = 0; i < kSizes.first_meetings; ++i) WaitAt<kSizes.threads>(kAllThreads);
+  }
   for (int64_t step = 0; step < p.steps; ++step) {
     if constexpr (Plan::kBarrier) {
-      WaitAt<kSizes.threads>(kAllThreads);
-      WaitAt<kSizes.threads>(kAllThreads);
+      for (int i = 0; i < 2 + kSizes.meetings; ++i) WaitAt<kSizes.threads>(kAllThreads);
     }
     WaitAt<kSizes.threads>(BarrierOf(step));
     stopped = stopped || __any_sync(kAllLanes, *stop != 0);

@@ -28,8 +28,6 @@
 
 namespace jaxsparse {
 
-constexpr int kProductThreadsMeet = 3;  // a barrier beside those of steps
-
 // A layer's state, or that of the layer below, on its way to shared memory.
 template <typename Plan, bool kBelow>
 class SharedStates {
@@ -163,14 +161,14 @@ class WaveStationary {
     LoadOwnWeights(p);
     if (has_below_) LoadBelowWeights(p);
     FenceShared();
-    Meet();
+    MeetOtherProductWarps<Plan>();
   }
 
   __device__ __forceinline__ void AskBelow(const State* slot) const { below_.Ask(slot); }
   __device__ __forceinline__ void MultiplyBelow(const State* slot, Watchdog* watchdog, Sums& sums) {
     below_.template Await<0>(slot, watchdog);
     FenceShared();
-    Meet();
+    MeetOtherProductWarps<Plan>();
     uint32_t first = below_weights_ + (tile_ * kSizes.parts + part_) * kBelowTiles * Tile::kBytes;
     KeepInRegister(first);  // and no registers for what follows from it
     const uint64_t weights = SharedMatrix<kTileWidth>(first), states = below_.Operand(part_);
@@ -187,7 +185,7 @@ class WaveStationary {
   // While the tensor cores are busy with the layer below. Products of the last step have left the
   // place of the own state: all warps met since for the layer below, or else they meet here.
   __device__ __forceinline__ void AskOwn(const State* slot) const {
-    if (!has_below_) Meet();
+    if (!has_below_) MeetOtherProductWarps<Plan>();
     own_.Ask(slot);
   }
   // Asks for the next state of the layer below, too, when all have come for the own one and none
@@ -205,9 +203,6 @@ class WaveStationary {
   }
 
  private:
-  __device__ __forceinline__ static void Meet() {
-    WaitAt<kSizes.product_threads>(kProductThreadsMeet);
-  }
   // From one portion of the own state on; products of the one before go on while the next one
   // comes.
   template <int kPortion>
@@ -216,7 +211,7 @@ class WaveStationary {
     own_.template Await<kPortion>(slot, watchdog);
     if constexpr (kPortion == 0) WaitForGroups<0>();  // none reads the layer below any more
     FenceShared();
-    Meet();
+    MeetOtherProductWarps<Plan>();
     constexpr bool kLast = kPortion + 1 == kSizes.portions;
     constexpr int kFirst = kPortion * kStepsOfPortion;
     constexpr int kEnd = kLast ? kOwnSteps : kFirst + kStepsOfPortion;

@@ -43,7 +43,10 @@ struct WaveStationarySizes : DenseBlock {
         below(config.wave.below, *this),
         skip(config.wave.skip),
         means(config.wave, *this),
-        portions(config.portions) {}
+        portions(config.portions) {
+    first_meetings = 1;       // when all weights are there
+    meetings = 1 + portions;  // when the state below is there, and each portion of the own one
+  }
 
   StationaryColumns own, below;
   WaveSkip skip;
