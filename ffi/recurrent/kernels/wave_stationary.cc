@@ -113,7 +113,8 @@ std::optional<ScanPlan> PlanStationaryWave(const ScanVariant& variant, const Wav
     const int64_t groups = form.batch / rows;
     for (int64_t at_a_time = 1; at_a_time <= groups; ++at_a_time) {
       const int64_t multiprocessors = gpu.multiprocessors / (form.layers * at_a_time);
-      if (groups % at_a_time != 0 || multiprocessors == 0) continue;
+      if (multiprocessors == 0) break;
+      if (groups % at_a_time != 0) continue;
       const int64_t first = RoundUp(CeilDivide(form.hidden, multiprocessors), 8);
       for (int64_t units = first; units * products <= kMostRows; units += 8) {
         if (units * products % 64 != 0) continue;  // whole tiles of rows

@@ -179,11 +179,11 @@ class WaveStationary {
                            Behind(weights, step / 4 * Tile::kBytes + step % 4 * 32),
                            below_.OfStep(states, step));
     }
-    WaitForProducts(sums.tiles);
+    CommitProducts();
   }
 
-  // Products of the last step have left the place of the own state: those of the layer below, that
-  // all warps met for since, or else they meet here.
+  // While the tensor cores are busy with the layer below. Products of the last step have left the
+  // place of the own state: all warps met since for the layer below, or else they meet here.
   __device__ __forceinline__ void AskOwn(const State* slot) const {
     if (!has_below_) MeetOtherProductWarps<Plan>();
     own_.Ask(slot);
@@ -209,6 +209,7 @@ class WaveStationary {
   __device__ __forceinline__ void MultiplyPortions(const State* slot, uint64_t states,
                                                    Watchdog* watchdog, Sums& sums) {
     own_.template Await<kPortion>(slot, watchdog);
+    if constexpr (kPortion == 0) WaitForGroups<0>();  // none reads the layer below any more
     FenceShared();
     MeetOtherProductWarps<Plan>();
     constexpr bool kLast = kPortion + 1 == kSizes.portions;
