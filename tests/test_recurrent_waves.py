@@ -25,6 +25,7 @@ from jaxsparse.recurrent.plan import NoPlan, Plan, WaveForm, make_wave_plan
 
 WAVE = "wave_mma"
 WGMMA = "wave_wgmma"  # for forward passes
+SCATTER = "wave_scatter"  # for adjoints
 leaves = jax.tree.leaves
 
 
@@ -73,13 +74,23 @@ FITTING_WGMMA = {
     "tangent of lstm 256": wave(5, 2, hidden=256, batch=64),
     "16 layers, 64 rows": wave(layers=16, hidden=64, batch=64),
 }
+FITTING_SCATTER = {
+    "adjoint of lstm 512": wave(1, 4, outputs=5),
+    "adjoint of lstm 512, 64 rows": wave(1, 4, batch=64, outputs=5),
+    "adjoint of lstm 1024, 64 rows": wave(1, 4, layers=2, hidden=1024, batch=64, outputs=5),
+    "adjoint of gru 512": wave(1, 4, own_states=(0, 1, 2), below_states=(0, 1, 3), outputs=6),
+    "adjoint of rnn 1152": wave(layers=7, hidden=1152, batch=4),
+    "odd": wave(1, 3, layers=3, hidden=331, batch=5),
+    "16 layers": wave(1, 4, layers=16, hidden=64, batch=4),
+}
+EVERY_FITTING = {WAVE: FITTING, WGMMA: FITTING_WGMMA, SCATTER: FITTING_SCATTER}
 
 
 @pytest.mark.parametrize(
-    "variant, name", [(WAVE, n) for n in FITTING] + [(WGMMA, n) for n in FITTING_WGMMA]
+    "variant, name", [(variant, name) for variant, forms in EVERY_FITTING.items() for name in forms]
 )
 def test_what_fits(variant, name):
-    form = (FITTING if variant == WAVE else FITTING_WGMMA)[name]
+    form = EVERY_FITTING[variant][name]
     plan = make_wave_plan(form, H200, variant)
     assert isinstance(plan, Plan), plan
     assert plan.variant == variant
@@ -96,14 +107,16 @@ def test_what_fits(variant, name):
             (form.below_products, form.below_states),
         )
     )
-    if variant == WGMMA:
+    if variant != WAVE:
         # Pointwise threads can give registers up, not take more than an equal share.
         given = int(re.search(r"\.pointwise_registers = (\d+)", plan.constants)[1])
         assert given <= 65536 // plan.threads // 8 * 8
-    registers = 65536 * 4 if variant == WAVE else 0
+    registers = 0 if variant == WGMMA else 65536 * 4
     assert plan.scans * plan.blocks * (registers + plan.shared_bytes) > plan.groups * weights * 2
-    # The states before all steps, and after the last one.
+    # The states before all steps, and after the last one; or sums of a few steps from each block.
     slots = (form.length + 1) * form.batch * form.states * form.hidden * 2
+    if variant == SCATTER:
+        slots = 6 * plan.blocks * form.batch * form.hidden * 2
     assert plan.workspace_bytes > form.layers * slots
     assert f"{form.layers} layers of " in str(plan)
 
@@ -345,6 +358,36 @@ def test_warpgroups_make_forward_passes(variant):
     assert held(choose_waves(*graph, H200)) == [(1, 4), (5, 8)]
 
 
+@pytest.mark.parametrize("rows", [4, 32])
+def test_sums_are_exchanged_by_adjoints(rows):
+    p = stack(["GRU"], layers=3, T=8, B=rows, h=64)
+    gradient = jax.grad(loss_of(p, variant=SCATTER), has_aux=True)
+    forward, backward = (choose_waves(*graph, H200) for graph in graphs(gradient, p.floating))
+    assert held(backward) == [(0, 2)] and SCATTER in backward.called
+    # As without a variant, up to what it is called.
+    (plain, _) = (
+        choose_waves(*g, H200) for g in graphs(jax.grad(loss_of(p), has_aux=True), p.floating)
+    )
+    assert held(forward) == held(plain) and forward.reason == plain.reason
+    assert SCATTER not in forward.called and forward.compute is not None
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"skip": 1}, "no skips or norms|sums of one product"),
+        ({"norm": "layer"}, "no skips or norms|sums of one product"),
+        ({"dtype": jnp.float32}, "16-bit"),
+    ],
+)
+def test_why_sums_are_not_exchanged(changes, reason):
+    p = stack(["RNN"], layers=3, T=8, B=4, h=64, **changes)
+    gradient = jax.grad(loss_of(p, variant=SCATTER), has_aux=True)
+    _, backward = graphs(gradient, p.floating)
+    with pytest.raises(UnavailableError, match=f"wave_scatter was asked for, but .*({reason})"):
+        choose_waves(*backward, H200)
+
+
 def sources(function, *operands):
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands)
     return [s for s in kernels(function, *shapes) if "RecurrentWave" in s[1] or "wave" in s[0]]
@@ -358,6 +401,8 @@ def sources(function, *operands):
         ("three_leaves", {}, {"reverse": True}, WAVE, 2),
         ("GRU", {"skip": 1}, {"reverse": True}, WGMMA, 1),
         ("three_leaves", {}, {}, f"{WGMMA}_barrier", 1),
+        ("GRU", {}, {"seq_lengths": jnp.array([1, 5, 6])}, SCATTER, 1),
+        ("LSTM", {}, {"reverse": True}, SCATTER, 1),
     ],
 )
 def test_kernels_compile(cell, sizes, options, variant, count, monkeypatch):
@@ -370,6 +415,8 @@ def test_kernels_compile(cell, sizes, options, variant, count, monkeypatch):
         monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", "1000")
     p = stack([cell], layers=2, T=6, B=3, h=40, **sizes)
     found = sources(jax.grad(loss_of(p, variant=variant, **options), has_aux=True), p.floating)
+    if variant == SCATTER:  # a forward pass by another variant comes before
+        found = [(file, source) for file, source in found if SCATTER in file]
     assert len(found) == count
     if "norm" in sizes:  # which is another kernel without a gradient
         found += sources(loss_of(p, variant=variant, **options), p.floating)

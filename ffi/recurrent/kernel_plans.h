@@ -31,6 +31,10 @@ std::optional<ScanPlan> PlanWaveLayers(const ScanVariant& variant, const WaveFor
 std::optional<ScanPlan> PlanWaveByWarpgroups(const ScanVariant& variant, const WaveForm& form,
                                              const Gpu& gpu);
 
+// kernels/wave_scatter.cc: the same, of blocks that send each other sums.
+std::optional<ScanPlan> PlanWaveOfSums(const ScanVariant& variant, const WaveForm& form,
+                                       const Gpu& gpu);
+
 // kernels/wave.cc: what the configuration of a layer's block has of the form, before its warps are
 // chosen.
 WaveConfig WaveConfigOf(const WaveForm& form, int64_t batch, int64_t units);

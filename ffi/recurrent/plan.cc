@@ -119,7 +119,7 @@ ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wan
   ScanChoice choice;
   const bool narrow = form.state_dtype == form.weight_dtype && IsNarrow(form.state_dtype);
   for (const ScanVariant& variant : kWaveVariants) {
-    const bool by_default = !variant.barrier && !variant.warpgroups;
+    const bool by_default = !variant.barrier && !variant.warpgroups && !variant.sums;
     if (wanted.empty() ? !by_default : wanted != variant.name) continue;
     if (!narrow) {
       choice.reason = "needs 16-bit state and weights of one dtype, got " +
@@ -129,9 +129,15 @@ ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wan
                       std::to_string(kMaxLayersOfWave) + " of a launch";
     } else if (variant.warpgroups && form.means[0].product >= 0) {
       choice.reason = "products of warpgroups add up no states, as norms need it";
+    } else if (variant.sums && form.products != 1) {
+      choice.reason =
+          "blocks send sums of one product, and a step has " + std::to_string(form.products);
+    } else if (variant.sums && (form.skip.product >= 0 || form.means[0].product >= 0)) {
+      choice.reason = "blocks send sums of matrices, and no skips or norms";
     } else {
-      choice.best = variant.warpgroups ? PlanWaveByWarpgroups(variant, form, gpu)
-                                       : PlanWaveLayers(variant, form, gpu);
+      choice.best = variant.sums         ? PlanWaveOfSums(variant, form, gpu)
+                    : variant.warpgroups ? PlanWaveByWarpgroups(variant, form, gpu)
+                                         : PlanWaveLayers(variant, form, gpu);
       if (!choice.best)
         choice.reason = std::to_string(form.layers) + " layers of " + DoesNotFit(form, gpu);
     }

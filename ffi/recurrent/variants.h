@@ -40,6 +40,8 @@ struct ScanVariant {
   bool resident = false;
   // Waves by products of warpgroups: of these, too.
   bool warpgroups = false;
+  // Waves whose blocks send each other sums instead of states.
+  bool sums = false;
 };
 inline constexpr ScanVariant kScanVariants[] = {
     {"dense_tensor_cores", ScanWeights::kDense, true, false},
@@ -61,6 +63,7 @@ inline constexpr ScanVariant kWaveVariants[] = {
     {"wave_mma_barrier", ScanWeights::kDense, true, true},
     {"wave_wgmma", ScanWeights::kDense, true, false, false, true},
     {"wave_wgmma_barrier", ScanWeights::kDense, true, true, false, true},
+    {"wave_scatter", ScanWeights::kDense, true, false, false, false, true},
 };
 
 }  // namespace jaxsparse

@@ -1,5 +1,7 @@
 // Waves by products of warpgroups.
 #include "device/recurrent_wave.h"
+// The steps come first.
+#include "recurrent/kernels/wave.cu"
 
 namespace jaxsparse {
 namespace {
@@ -47,7 +49,10 @@ struct WavePlan {
 };
 
 template <typename Step, typename S, int kHidden, int kBatch, WaveOptions kOptions>
-constexpr auto TestWave = Test<Step, WavePlan<Step, S, kHidden, kBatch, kOptions>>;
+constexpr auto TestWave = [](const Case& c) {
+  using Plan = WavePlan<Step, S, kHidden, kBatch, kOptions>;
+  Test<Step, Plan, RecurrentWaveScan<Step, Plan>>(c);
+};
 
 }  // namespace
 }  // namespace jaxsparse

@@ -41,6 +41,8 @@ WAVE_VARIANTS = tuple(_ffi.WAVE_VARIANTS)
 # They take the states of a layer through the registers of every block: those of an adjoint, one for
 # each gate, are so many that layers one by one are faster.
 _ONLY_FORWARD = ("wave_wgmma", "wave_wgmma_barrier")
+# They exchange products instead of states, of which only adjoints have more.
+_ONLY_BACKWARD = ("wave_scatter",)
 _PRODUCTS_A_MICROSECOND = 2e8  # of a product over all steps, 400 TFLOP/s
 _START = 5.0  # microseconds of a product over all steps, beside that
 _LEAST_GAIN = 0.05  # of the predicted time: predictions of less would be wrong too often
@@ -76,9 +78,15 @@ def choose_waves(
     if variant in _ONLY_FORWARD and params["transposed"]:
         compute = functools.partial(in_runs, {})
         return Fallback(f"{variant} is for forward passes", compute, "node by node")
+    # What is no adjoint runs as if none was asked for.
+    apart = variant in _ONLY_BACKWARD and not params["transposed"]
+    one_by_one = functools.partial(in_runs, {}) if apart else None
+    if apart:
+        variant = None
     if variant is None and _rows(x) > _MOST_ROWS:
         asked = f"variant={WAVE_VARIANTS[0]!r} asks for them"
-        return Fallback(f"waves of more than {_MOST_ROWS} rows run where {asked}")
+        reason = f"waves of more than {_MOST_ROWS} rows run where {asked}"
+        return Fallback(reason, one_by_one, "node by node" if apart else "")
     waves, reason = _cut(params, x, device, variant)
     if waves:
         runs = {wave.first: functools.partial(_run_wave, wave) for wave in waves}
@@ -88,7 +96,7 @@ def choose_waves(
         raise UnavailableError(
             f"recurrent.stack_scan: {variant} was asked for, but {reason}", reason
         )
-    return Fallback(reason)
+    return Fallback(reason, one_by_one, "node by node" if apart else "")
 
 
 def _cut(
@@ -246,6 +254,7 @@ def _run_wave(
         "edges": tuple(edge for _, edge in run.inside),
         "units": tuple(params["units"][wave.first : wave.last + 1]),
         "spans": tuple(spans),
+        "variant": wave.plan.variant,
     }
     flat = Operands(tuple(x.weights[e] for e, _ in run.inside), tuple(nodes)).flat
     results = split_results(bind_local(recurrent_wave_p, *flat, **of_wave), of_wave)
