@@ -450,8 +450,10 @@ def agrees(p, variant=WAVE, resets=None, **options):
     for a, b, c in zip(*every, strict=True):
         a, b, c = (np.asarray(x, np.float64) for x in (a, b, c))
         norm = np.linalg.norm(b) + 1e-3 * np.sqrt(b.size)
-        # No further from the truth than layer by layer, which rounds more often.
-        assert np.linalg.norm(a - b) <= 1.5 * np.linalg.norm(c - b) + 0.004 * norm
+        # No further from the truth than layer by layer, which rounds more often; but parts of sums
+        # are rounded, too.
+        times = 2.5 if variant == SCATTER else 1.5
+        assert np.linalg.norm(a - b) <= times * np.linalg.norm(c - b) + 0.004 * norm
     recurrent.check()
     return got, slopes
 
@@ -487,6 +489,24 @@ def test_waves_agree(
 
 
 @on_gpu
+@pairwise(
+    "cell, layers, B, h, T, dtype, reverse, lengths",
+    ["RNN", "GRU", "LSTM"],
+    [2, 5],
+    [1, 8, 19, 64],
+    [40, 75, 256],
+    [1, 2, 17],
+    ["bfloat16", "float16"],
+    [False, True],
+    [False, True],
+)
+def test_adjoints_that_exchange_sums_agree(cell, layers, B, h, T, dtype, reverse, lengths):
+    p = stack([cell], layers=layers, T=T, B=B, h=h, dtype=jnp.dtype(dtype))
+    seq_lengths = jnp.arange(B, dtype=jnp.int32) % (T + 1) if lengths else None
+    agrees(p, SCATTER, reverse=reverse, seq_lengths=seq_lengths)
+
+
+@on_gpu
 @pytest.mark.parametrize(
     "variant, cell, layers, B, h, more",
     [
@@ -498,6 +518,10 @@ def test_waves_agree(
         (WGMMA, "LSTM", 8, 64, 512, {}),  # two waves
         (WGMMA, "GRU", 4, 64, 512, {"skip": 2}),
         (WGMMA, "LSTM", 2, 256, 512, {}),  # states a few at a time, two tiles of rows
+        (SCATTER, "LSTM", 4, 16, 512, {}),
+        (SCATTER, "LSTM", 4, 64, 512, {}),
+        (SCATTER, "GRU", 4, 64, 512, {}),
+        (SCATTER, "LSTM", 4, 4, 1024, {}),  # two waves
     ],
 )
 def test_large_waves_agree_and_repeat(variant, cell, layers, B, h, more):
@@ -525,12 +549,20 @@ def test_norms_of_outputs_far_from_zero(norm):
 
 @on_gpu
 @pytest.mark.parametrize(
-    "variant, B, more", [(WAVE, 4, {}), (WAVE, 4, {"skip": 1, "norm": "layer"}), (WGMMA, 40, {})]
+    "variant, B, more",
+    [
+        (WAVE, 4, {}),
+        (WAVE, 4, {"skip": 1, "norm": "layer"}),
+        (WGMMA, 40, {}),
+        (SCATTER, 4, {}),
+        (SCATTER, 40, {}),
+    ],
 )
 def test_barriers_and_delays_change_nothing(variant, B, more, monkeypatch):
     p = stack(["GRU"], layers=3, T=20, B=B, h=128, **more)
     results = []
-    for suffix, delay in (("", 0), ("", 3_000), ("", 50_000), ("_barrier", 0)):
+    barrier = [("_barrier", 0)] if variant != SCATTER else []
+    for suffix, delay in [("", 0), ("", 3_000), ("", 50_000), *barrier]:
         monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", str(delay))
         gradient = jax.value_and_grad(loss_of(p, variant=variant + suffix), has_aux=True)
         function = jax.jit(lambda x, gradient=gradient: gradient(x))
