@@ -15,6 +15,9 @@ constexpr int kPollDelay = 1200;
 // What the L2 cache gives a multiprocessor, bytes in a microsecond; clock cycles of a product of
 // 16 x 16 x 8 on one of four tensor cores, and of what a warp does with the sums of a tile.
 constexpr double kMailBytes = 42e3, kProductClocks = 9.5, kStoreClocks = 50;
+// As compiled: of a tile's sums with their products, and of all that a pointwise warp does with
+// what it receives at a time.
+constexpr double kTileInstructions = 90, kPortionInstructions = 900;
 
 // What a block's warps are, and how many loads a pointwise thread waits for together.
 struct ScatterKind {
@@ -28,9 +31,9 @@ std::string ExpressionOf(const WaveScatterConfig& c) {
 // Registers of a thread: for what it receives, and for what a step reads a step ahead.
 int PointwiseRegisters(const WaveForm& form, const WaveScatterSizes& sizes) {
   const int64_t near = form.hidden % 2 == 0 ? 2 : 1;
-  const int64_t item = CeilDivide(form.inputs, near) + 2 + form.state_parts + form.outputs;
+  const int64_t item = CeilDivide(form.inputs, near) + 6 + form.state_parts + form.outputs;
   const int64_t at_once = std::max<int64_t>(sizes.mail_registers, 2 * sizes.rounds * item);
-  return static_cast<int>(RoundUp(56 + at_once + 2 * sizes.rounds * 2, 8));
+  return static_cast<int>(RoundUp(64 + at_once, 8));
 }
 
 // The own weights come first: what is read from shared memory for them is in the way.
@@ -62,8 +65,13 @@ double ScatterMicroseconds(const WaveScatterSizes& sizes) {
       static_cast<int>(CeilDivide(int64_t{sizes.rounds} * sizes.mail_loads, sizes.mail_ahead));
   const double own = SendMicroseconds(sizes, sizes.own),
                above = SendMicroseconds(sizes, sizes.below);
-  const double in_the_way = 0.95 + own + mail + 0.3 * (waits - 1) + 0.04 * sizes.rounds;
-  return std::max({in_the_way, own + above + 0.3, 2 * mail + 0.6 * waits});
+  const double in_the_way = 0.8 + own + mail + 0.3 * (waits - 1) + 0.2 * sizes.rounds;
+  // Instructions of a quarter of the multiprocessor.
+  const int64_t tiles = int64_t{sizes.own.loads + sizes.below.loads} * sizes.warps * sizes.pairs;
+  const double issued =
+      (kTileInstructions * Double(tiles) + kPortionInstructions * Double(sizes.portions)) / 4 /
+      kClocks;
+  return std::max({in_the_way, own + above + 0.3, 2 * mail + 0.6 * waits, issued});
 }
 
 std::optional<ScanPlan> PlanBlock(const ScanVariant& variant, const WaveForm& form, const Gpu& gpu,
