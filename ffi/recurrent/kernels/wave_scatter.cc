@@ -14,14 +14,14 @@ constexpr int64_t kMostRows = 64;  // of a part
 constexpr int kPollDelay = 1200;
 // What the L2 cache gives a multiprocessor, bytes in a microsecond; clock cycles of a product of
 // 16 x 16 x 8 on one of four tensor cores, and of what a warp does with the sums of a tile.
-constexpr double kMailBytes = 42e3, kProductClocks = 9.5, kStoreClocks = 50;
+constexpr double kMailboxBytes = 42e3, kProductClocks = 9.5, kStoreClocks = 50;
 // As compiled: of a tile's sums with their products, and of all that a pointwise warp does with
 // what it receives at a time.
 constexpr double kTileInstructions = 90, kPortionInstructions = 900;
 
 // What a block's warps are, and how many loads a pointwise thread waits for together.
 struct ScatterKind {
-  int warps, pointwise_warps, mail_ahead;
+  int warps, pointwise_warps, mailbox_ahead;
 };
 
 std::string ExpressionOf(const WaveScatterConfig& c) {
@@ -32,7 +32,7 @@ std::string ExpressionOf(const WaveScatterConfig& c) {
 int PointwiseRegisters(const WaveForm& form, const WaveScatterSizes& sizes) {
   const int64_t near = form.hidden % 2 == 0 ? 2 : 1;
   const int64_t item = CeilDivide(form.inputs, near) + 6 + form.state_parts + form.outputs;
-  const int64_t at_once = std::max<int64_t>(sizes.mail_registers, 2 * sizes.rounds * item);
+  const int64_t at_once = std::max<int64_t>(sizes.mailbox_registers, 2 * sizes.rounds * item);
   return static_cast<int>(RoundUp(64 + at_once, 8));
 }
 
@@ -59,19 +59,20 @@ double SendMicroseconds(const WaveScatterSizes& sizes, const ScatterColumns& mat
 
 // A model that was not fitted: the terms are those of wave_scatter.cuh.
 double ScatterMicroseconds(const WaveScatterSizes& sizes) {
-  const double mail = Double(int64_t{16} * sizes.unit_tiles * sizes.quarters * sizes.blocks * 8) /
-                      kMailBytes;  // from one layer
-  const int waits =
-      static_cast<int>(CeilDivide(int64_t{sizes.rounds} * sizes.mail_loads, sizes.mail_ahead));
+  const double received =
+      Double(int64_t{16} * sizes.unit_tiles * sizes.quarters * sizes.blocks * 8) /
+      kMailboxBytes;  // from one layer
+  const int waits = static_cast<int>(
+      CeilDivide(int64_t{sizes.rounds} * sizes.mailbox_loads, sizes.mailbox_ahead));
   const double own = SendMicroseconds(sizes, sizes.own),
                above = SendMicroseconds(sizes, sizes.below);
-  const double in_the_way = 0.8 + own + mail + 0.3 * (waits - 1) + 0.2 * sizes.rounds;
+  const double in_the_way = 0.8 + own + received + 0.3 * (waits - 1) + 0.2 * sizes.rounds;
   // Instructions of a quarter of the multiprocessor.
   const int64_t tiles = int64_t{sizes.own.loads + sizes.below.loads} * sizes.warps * sizes.pairs;
   const double issued =
       (kTileInstructions * Double(tiles) + kPortionInstructions * Double(sizes.portions)) / 4 /
       kClocks;
-  return std::max({in_the_way, own + above + 0.3, 2 * mail + 0.6 * waits, issued});
+  return std::max({in_the_way, own + above + 0.3, 2 * received + 0.6 * waits, issued});
 }
 
 std::optional<ScanPlan> PlanBlock(const ScanVariant& variant, const WaveForm& form, const Gpu& gpu,
@@ -80,7 +81,7 @@ std::optional<ScanPlan> PlanBlock(const ScanVariant& variant, const WaveForm& fo
   DenseConfig& block = config.wave.block;
   block.warps = kind.warps;
   block.pointwise_warps = kind.pointwise_warps;
-  block.loads_ahead = kind.mail_ahead;
+  block.loads_ahead = kind.mailbox_ahead;
   const int warps = block.warps + block.pointwise_warps, equal = EqualRegisters(warps, 1);
   if (warps > 32 || WaveScatterSizes(config).has_idle_warps ||
       !WaveScatterSizes(config).has_whole_tiles) {
@@ -134,10 +135,10 @@ std::optional<ScanPlan> PlanWaveOfSums(const ScanVariant& variant, const WaveFor
     for (int64_t units = first; units <= first + kMultiple; units += kMultiple) {
       for (const int warps : {1, 2, 4, 8, 12, 16}) {
         for (const int pointwise_warps : {4, 8, 16}) {
-          for (const int mail_ahead : {0, 16, 8, 4}) {
-            KeepFaster(
-                PlanBlock(variant, form, gpu, groups, units, {warps, pointwise_warps, mail_ahead}),
-                &best);
+          for (const int mailbox_ahead : {0, 16, 8, 4}) {
+            KeepFaster(PlanBlock(variant, form, gpu, groups, units,
+                                 {warps, pointwise_warps, mailbox_ahead}),
+                       &best);
           }
         }
       }

@@ -48,18 +48,19 @@
 
 namespace jaxsparse {
 
-// In the exchange buffer of a layer, for this block's part of the batch.
+// The exchange buffer of a layer for this block's part of the batch: a mailbox for each block
+// there.
 template <typename Plan>
-__device__ __forceinline__ Words4* MailOf(const RecurrentWaveLayer& p) {
+__device__ __forceinline__ Words4* MailboxOf(const RecurrentWaveLayer& p) {
   return static_cast<Words4*>(ExchangeOf<Plan>(p));
 }
 // What blocks of the layer itself, or of the one below, send for a step; and the bit that tells
 // laps of a slot apart. Memory that was cleared looks like that of a lap before the first one.
 template <typename Plan, bool kBelow>
-__device__ __forceinline__ Words4* MailSlot(const RecurrentWaveLayer& p, int64_t step) {
+__device__ __forceinline__ Words4* MailboxSlot(const RecurrentWaveLayer& p, int64_t step) {
   constexpr auto kSizes = Plan::kSizes;
   constexpr int kSlots = kBelow ? kSizes.kBelowSlots : kSizes.kOwnSlots;
-  return MailOf<Plan>(p) + (kBelow ? kSizes.below_at : 0) +
+  return MailboxOf<Plan>(p) + (kBelow ? kSizes.below_at : 0) +
          static_cast<int>(step & (kSlots - 1)) * kSizes.slot_words;
 }
 template <typename Plan, bool kBelow>
@@ -69,14 +70,14 @@ __device__ __forceinline__ uint32_t LapOf(int64_t step) {
 }
 // Of a tile of units, for a quarter of the batch: 8 times 16 bytes from each block.
 template <typename Plan>
-__device__ __forceinline__ int MailOffset(int tile, int quarter, int from) {
+__device__ __forceinline__ int MailboxOffset(int tile, int quarter, int from) {
   constexpr auto kSizes = Plan::kSizes;
   return ((tile * kSizes.quarters + quarter) * kSizes.blocks + from) * 8;
 }
 // For each block the last step for which it has received all parts.
 template <typename Plan>
 __device__ __forceinline__ uint32_t* ProgressOf(const RecurrentWaveLayer& p) {
-  return reinterpret_cast<uint32_t*>(MailOf<Plan>(p) + Plan::kSizes.progress_at);
+  return reinterpret_cast<uint32_t*>(MailboxOf<Plan>(p) + Plan::kSizes.progress_at);
 }
 
 // Two sums as they are sent: the lower one rounded to an even number, in whose place is a lap's
@@ -225,7 +226,7 @@ class ScatteredMatrix {
   __device__ __forceinline__ void StoreWords(Words4* slot, int j, int quarter,
                                              const uint32_t (&words)[4]) const {
     if (j >= kLoads || !Exists(j) || quarter >= kSizes.quarters) return;
-    Words4* to = slot + MailOffset<Plan>(Tile(j), quarter, BlockOfScan<Plan>()) + g_;
+    Words4* to = slot + MailboxOffset<Plan>(Tile(j), quarter, BlockOfScan<Plan>()) + g_;
     StoreRelaxed(reinterpret_cast<uint32_t*>(to), words);
   }
 

@@ -46,11 +46,12 @@ struct WaveScatterSizes : DenseBlock {
   int together = batch > 8 ? 2 : 1;  // tiles of the batch
   int pairs = Ceil(batch, 16);
   int quarters = Ceil(batch, 4);
-  int mail_loads = Ceil(blocks, 4);  // of a lane
+  int mailbox_loads = Ceil(blocks, 4);  // of a lane
   int portions = unit_tiles * quarters;
   int rounds = Ceil(portions, pointwise_warps);
-  int mail_ahead =
-      loads_ahead == 0 || loads_ahead > rounds* mail_loads ? rounds * mail_loads : loads_ahead;
+  int mailbox_ahead = loads_ahead == 0 || loads_ahead > rounds* mailbox_loads
+                          ? rounds * mailbox_loads
+                          : loads_ahead;
   // A warp without tiles of its own layer's sums has nothing that keeps it from falling behind.
   bool has_idle_warps = all_tiles < warps;
   bool has_whole_tiles = units % 16 == 0 && own.loads <= kWarp;
@@ -74,7 +75,7 @@ struct WaveScatterSizes : DenseBlock {
   // Registers of a product thread for all but weights, and of a pointwise one for what it receives.
   int most_steps = own.steps > below.steps ? own.steps : below.steps;
   int other_registers = 44 + 8 * together + 2 * together * most_steps;
-  int mail_registers = 4 * mail_ahead + 8 * rounds;
+  int mailbox_registers = 4 * mailbox_ahead + 8 * rounds;
 };
 
 }  // namespace jaxsparse

@@ -48,15 +48,16 @@ class ScatteredStep {
   // Adds what the blocks of a layer have sent for a step. False if the warp timed out.
   template <bool kBelow>
   __device__ __forceinline__ bool Receive(int64_t step, Sums& sums) {
-    constexpr int kLoads = kSizes.mail_loads, kAll = kRounds * kLoads, kAhead = kSizes.mail_ahead;
-    const Words4* slot = MailSlot<Plan, kBelow>(p_, step);
+    constexpr int kLoads = kSizes.mailbox_loads, kAll = kRounds * kLoads,
+                  kAhead = kSizes.mailbox_ahead;
+    const Words4* slot = MailboxSlot<Plan, kBelow>(p_, step);
     const uint32_t lap = LapOf<Plan, kBelow>(step);
 #pragma unroll
     for (int first = 0; first < kAll; first += kAhead) {
       Words4 x[kAhead];
       const auto from = [&](int i) {
         const Place place = At((first + i) / kLoads);
-        const Words4* of_first = slot + MailOffset<Plan>(place.tile, place.quarter, 0) +
+        const Words4* of_first = slot + MailboxOffset<Plan>(place.tile, place.quarter, 0) +
                                  (threadIdx.x % 4 * 8 + threadIdx.x % kWarp / 4);
         return of_first + (first + i) % kLoads * 32;
       };
