@@ -18,6 +18,7 @@ from benchmarks import comparison, environment, plots, report, selection
 from benchmarks.choices import Asked, UsageError
 from benchmarks.implementations import DTYPES, PASSES
 from benchmarks.masks import selection as masks
+from benchmarks.merging import merge
 from benchmarks.operations import MEASURED
 from benchmarks.panels import read_result
 from benchmarks.recurrent import selection as recurrent
@@ -86,6 +87,11 @@ def make_parser() -> Parser:
     table.add_argument("--markdown", action="store_true")
     _add_against(table)
     table.set_defaults(run=lambda arguments: _table(arguments, table))
+
+    merged = commands.add_parser("merge", help="put parts of a result into one file")
+    merged.add_argument("results", nargs="+", type=pathlib.Path, metavar="FILE.json")
+    merged.add_argument("--output", type=pathlib.Path, metavar="FILE", required=True)
+    merged.set_defaults(run=lambda arguments: _merge(arguments, merged))
 
     plot = commands.add_parser("plot", help="draw results")
     plot.add_argument("results", nargs="+", type=pathlib.Path, metavar="FILE.json")
@@ -267,6 +273,17 @@ def _table(arguments: argparse.Namespace, parser: Parser) -> int:
     if before is None:
         return 0
     return _compare(result, before, parser, markdown=arguments.markdown)
+
+
+def _merge(arguments: argparse.Namespace, parser: Parser) -> int:
+    try:
+        result = merge([read_result(path) for path in arguments.results])
+        _check_writable("--output", arguments.output)
+    except ValueError as error:
+        parser.error(str(error))
+    _write(result, arguments.output)
+    print(report.table(result))
+    return 0
 
 
 def _plot(arguments: argparse.Namespace, parser: Parser) -> int:

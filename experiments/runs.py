@@ -27,9 +27,7 @@ class Run:
         return self.folder / "result.json"
 
     def saved_result(self) -> dict[str, Any] | None:
-        """The result of an earlier run with the same options, if this one is resumed."""
-        if not self.checkpoints.resume:
-            return None
+        """The result that is there, if it is one of the same options."""
         try:
             saved = json.loads(self.result_file.read_text())
         except (OSError, ValueError):  # None yet, or not one: it can be made again.
@@ -44,6 +42,8 @@ class Run:
 def open_runs(runs: list[Run], output: Path, resume: bool) -> None:
     """Checks, before any work, that all runs may be resumed or started, as the options say.
 
+    Of a run that has a result a resumed study needs no checkpoint. So several programs may train
+    runs of one study at once, each some of them, and one that is resumed puts them together.
     Deletes what an earlier study left of runs that are to be started anew.
 
     Args:
@@ -54,9 +54,10 @@ def open_runs(runs: list[Run], output: Path, resume: bool) -> None:
     metrics = output / "metrics.json"
     begun = [run for run in runs if run.checkpoints.newest() is not None]
     if resume:
-        if not begun:
+        left = [run for run in runs if run.saved_result() is None]
+        if not begun and len(left) == len(runs):
             raise UserError(f"--resume: expected a checkpoint in {output}, got none")
-        for run in runs:
+        for run in left:
             run.checkpoints.check(resume=run in begun)
         return
     for run in runs:

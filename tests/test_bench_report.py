@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from bench_commands import refused
 
 from benchmarks import panels, plots, report
+from benchmarks.__main__ import main
 from benchmarks.implementations import PASSES
 
 
@@ -199,3 +203,32 @@ def test_files_that_are_no_results(text, tmp_path):
     path.write_text(text)
     with pytest.raises(ValueError, match=r"a\.json: "):
         panels.read_result(path)
+
+
+def test_parts_are_merged_if_they_were_measured_alike(tmp_path, capsys):
+    whole = rows({"jaxsparse": [10.0, 1.0], "torch": [20.0, 32.0]})
+    here = {"device": "NVIDIA H200", "torch": None, "commit": "abc", "date": "2026-11-26"}
+    files = [str(tmp_path / f"{i}.json") for i in range(3)]
+
+    def write(part, own, environment, skipped):
+        result = {"schema": 1, "environment": environment, "results": own, "skipped": skipped}
+        (tmp_path / f"{part}.json").write_text(json.dumps(result))
+
+    write(0, whole[:3], here, {"torch": "not asked for", "scipy": "runs on a CPU only"})
+    write(1, whole[3:], {**here, "torch": "2.11", "date": "2026-11-27"}, {"bcsr": "too slow"})
+    assert main(["merge", *files[:2], "--output", str(tmp_path / "all.json")]) == 0
+    assert "jaxsparse over torch" in capsys.readouterr().out
+    merged = panels.read_result(tmp_path / "all.json")
+    assert merged["results"] == whole
+    assert merged["environment"] == {**here, "torch": "2.11", "date": "2026-11-27"}
+    assert merged["skipped"] == {"scipy": "runs on a CPU only", "bcsr": "too slow"}
+
+    for own, environment, message in (
+        (whole[:1], here, "two figures of jaxsparse on crossover"),
+        (whole[3:], {**here, "commit": "abd"}, "results of one commit go together, got abc and"),
+        (whole[3:], {**here, "device": "cpu"}, "results of one device go together"),
+    ):
+        write(2, own, environment, {})
+        argv = ["merge", files[0], files[2], "--output", str(tmp_path / "none.json")]
+        assert message in refused(argv, capsys)
+    assert not (tmp_path / "none.json").exists()

@@ -58,17 +58,17 @@ def test_stacks_are_those_of_the_papers():
     # Appleyard et al. 2016, Table 1 and Figures 1 and 2.
     ladder = SUITES["stack_ladder"].problems
     assert {(p.cell, p.layers, p.hidden, p.batch) for p in ladder} == {("LSTM", 4, 512, 64)}
-    assert {p.length for p in ladder} == {100, 1000}
-    for suite in "stack_sizes", "stack_cells":
+    assert {p.length for p in ladder} == {100}
+    for suite, batches in (("stack_sizes", {64, 256}), ("stack_cells", {64})):
         problems = SUITES[suite].problems
-        assert {p.batch for p in problems} == {32, 64, 128, 256}
-        assert {p.hidden for p in problems} == {256, 512, 1024, 2048, 4096}
+        assert {p.batch for p in problems} == batches
+        assert {p.hidden for p in problems} == {256, 512, 1024, 2048}
     assert {p.cell for p in SUITES["stack_cells"].problems} == {"RNN", "GRU", "LSTM"}
     # Pöppel et al. 2024, FlashRNN.
-    assert {p.hidden // p.heads for p in SUITES["heads"].problems} == {16, 32, 64, 128, 256, 768}
+    assert {p.hidden // p.heads for p in SUITES["heads"].problems} == {16, 64, 256, 768}
     # Diamos et al. 2016, Figure 1 and section 4.
     depth = SUITES["stack_depth"].problems
-    assert {p.layers for p in depth} == {1, 8, 24, 48, 108}
+    assert {p.layers for p in depth} == {8, 48, 108}
     assert {(p.cell, p.hidden) for p in depth} == {("RNN", 1152)}
     # Amodei et al. 2016, Deep Speech 2.
     assert "GRU_7x2560_b16_t256_bfloat16" in {p.name for p in SUITES["stack_networks"].problems}

@@ -93,6 +93,23 @@ def test_finished_runs_are_kept_and_others_added(
     assert row["runs"][2]["seed"] == 6
 
 
+def test_programs_side_by_side_make_one_study(
+    data: Path, unbroken: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "output"  # Of another program, before it writes what it found.
+    shutil.copytree(
+        unbroken[0], output, ignore=shutil.ignore_patterns("checkpoints", "metrics.json")
+    )
+    argv = [*problems.TINY, "--data", str(data), "--output", str(output), "--models", "1"]
+    assert main([*argv, "--seeds", "6"]) == 0
+    with monkeypatch.context() as patch:
+        interrupt(patch, SpeechTrainer, 0)
+        assert main([*argv, "--seeds", "0", "5", "6", "--resume"]) == 0
+    (row,) = metrics_of(output)["models"]
+    assert row["runs"][:2] == metrics_of(unbroken[0])["models"][0]["runs"]
+    assert [run["seed"] for run in row["runs"]] == [0, 5, 6]
+
+
 def test_a_diverging_run_counts_as_all_wrong(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

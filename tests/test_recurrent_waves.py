@@ -254,9 +254,14 @@ def test_where_a_wave_ends():
     differ = first(stack(["RNN"], layers=3, differ=True, **sizes))
     assert differ.compute is None and "they differ in size" in differ.reason
     single = stack(["RNN"], layers=1, **sizes)
-    assert first(single).compute is None
+    assert first(single).compute is None and first(single).reason == "it has a single layer"
     wide = first(stack(["RNN"], layers=3, dtype=jnp.float32, **sizes))
     assert wide.compute is None and "16-bit" in wide.reason
+    many = {**sizes, "B": 20}
+    for dtype, why in ((jnp.bfloat16, "more than 16 rows"), (jnp.float32, "16-bit")):
+        choice = first(stack(["RNN"], layers=3, dtype=dtype, **many))
+        assert choice.compute is None and why in choice.reason
+    assert held(first(stack(["RNN"], layers=3, **many), variant=WAVE)) == [(1, 3)]
     sparse = first(stack(["RNN"], layers=3, weights="csr", **sizes))
     assert sparse.compute is None and "an edge is of kind csr" in sparse.reason
     # Each layer by a kernel of scans.

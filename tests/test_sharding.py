@@ -197,6 +197,40 @@ def test_shard_map_over_some_axes(axis, implementation):
     np.testing.assert_allclose(got[1], expected[1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("how", "check_vma"), [("closed_over", True), ("an_argument", False)])
+@pytest.mark.smoke
+def test_shard_map_takes_no_operand_without_elements(how, check_vma):
+    """XLA of jaxlib 0.11 crashes where it does, as of a matrix of no entries."""
+    matrix = CSR.fromdense(jnp.zeros((3, 5)))
+    assert matrix.values.size == 0
+    x = jnp.ones((8, 5, 2))
+
+    def value(matrix, x):
+        return jnp.sum(spmm(matrix, x), (1, 2)) + jnp.sum(x, (1, 2))
+
+    options = {"mesh": mesh_of(AxisType.Auto), "out_specs": P("data"), "check_vma": check_vma}
+    if how == "closed_over":
+        mapped = jax.shard_map(lambda x: value(matrix, x), in_specs=P("data"), **options)
+    else:
+        both = jax.shard_map(value, in_specs=(P(), P("data")), **options)
+        mapped = lambda x: both(matrix, x)  # noqa: E731
+    lowered = jax.jit(jax.value_and_grad(lambda x: jnp.sum(mapped(x) ** 2))).lower(x)
+    found = re.findall(r"sdy.manual_computation\(.*\((.*)\) \{", lowered.as_text())
+    assert found and not any("tensor<0x" in operands for operands in found)
+    loss, gradient = lowered.compile()(x)
+    assert loss == 800
+    np.testing.assert_array_equal(gradient, jnp.full_like(x, 20))
+
+
+def test_a_call_of_constants_alone():
+    matrix = CSR.fromdense(jnp.arange(6.0).reshape(2, 3))
+    with jax.set_mesh(mesh_of(AxisType.Auto)):
+        gradient = jax.jit(jax.grad(lambda x: jnp.sum(spmm(matrix, x))))(jnp.ones((3, 4)))
+    np.testing.assert_array_equal(
+        gradient, jnp.broadcast_to(matrix.todense().sum(0)[:, None], (3, 4))
+    )
+
+
 def test_attention_sharded_over_heads_and_batch():
     mesh = mesh_of(AxisType.Auto)
     rng = np.random.default_rng(1)

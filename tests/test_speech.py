@@ -109,7 +109,7 @@ def logits_of(model: Recogniser, frames: np.ndarray, lengths: Any) -> np.ndarray
 
 @pytest.mark.parametrize(
     ("cell", "norm", "stride", "lookahead"),
-    [("gru", "layer", 1, 4), ("lstm", "batch", 3, 1), ("rnn", "none", 2, 0)],
+    [("gru", "rms", 1, 4), ("lstm", "batch", 3, 1), ("rnn", "none", 2, 0)],
 )
 def test_outputs_wait_for_no_more_than_the_future_context(
     cell: str, norm: str, stride: int, lookahead: int

@@ -42,6 +42,7 @@ def plain_cell(*sizes: int, **options: Any) -> RecurrentCell:
 CELLS = {"gru": GRUCell, "lstm": LSTMCell, "rnn": plain_cell}
 NORMS = {
     "layer": nnx.LayerNorm,
+    "rms": nnx.RMSNorm,
     "batch": lambda *args, **options: nnx.BatchNorm(*args, momentum=0.9, **options),
     "none": lambda *args, **options: None,
 }

@@ -16,7 +16,9 @@ trained once for each of --seeds. The other options, and the data, are those of 
 Ctrl-C, SIGTERM and a closed terminal (unless under nohup) save the state after the step in flight,
 and a signal more than a second later quits at once. --resume goes on from there: finished runs are
 kept, the result is that of an unbroken study, to the last bit on a CPU, and --models and --seeds
-may name further ones. A run whose loss stops being finite counts as one with all wrong.
+may name further ones. On several GPUs start one program for each with some of the models, all with
+one --output; when they are done, --resume with all models makes the table. A run whose loss stops
+being finite counts as one with all wrong.
 """
 
 from __future__ import annotations
@@ -61,19 +63,21 @@ PRESETS: dict[str, dict[str, Any]] = {
         "steps": 400,
         "buckets": 1,
     },
-    # The models of the paper's table 1, of 256 units instead of its many more.
+    # The models of the paper's table 1, of 256 units instead of its many more. On a GPU layers with
+    # such norms, batch and dtype run at once, as waves.
     "paper": {
         "models": [Model(48, n) for n in range(9)] + [Model(8, 4), Model(24, 4)],
         "seeds": [0, 1, 2],
         "cell": "rnn",
         "direction": "forward",
         "lookahead": 25,
-        "norm": "batch",
+        "norm": "rms",
         "hidden": 256,
-        "batch": 32,
+        "batch": 16,
+        "dtype": "bfloat16",
         "steps": 1200,
         "buckets": 1,
-        "learning_rate": 2e-3,
+        "learning_rate": 4e-3,
         "checkpoint_every": 400,
     },
 }

@@ -97,7 +97,7 @@ def _in_program(
         falling = jnp.zeros(m, bool).at[rows[1:]].max(falls, mode="drop")[:, None]
         starts = jnp.where(falling, begins, begins + jnp.cumsum(counts, axis=1))
         starts = starts.at[:, -1:].set(jnp.where(falling, ~offsets[1:, None], starts[:, -1:]))
-        starts = jnp.zeros((down * tile, ends), jnp.int32).at[:m].set(starts)
+        starts = jnp.pad(starts, [(0, down * tile - m), (0, 0)])
         return starts.reshape(down, tile, ends).swapaxes(1, 2).reshape(-1)
 
     if len(sizes) == 1:

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Primitive
 
 # The primitive that each one of `make_primitive` lowers to.
@@ -17,12 +18,17 @@ def bind(primitive: Primitive, *operands: jax.Array, **params: Any) -> list[jax.
 
     Inside ``shard_map`` all operands must vary over the same mesh axes: without the cast, a
     gradient taken there misses the sum over the axes of the operand that varies less.
+
+    And those of no elements, as a matrix of no entries has them, are made anew in there: jaxlib
+    0.11 crashes where ``shard_map`` takes one that is used.
     """
     tracing = any(isinstance(x, jax.core.Tracer) for x in operands)
     if not tracing and not jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         eager: list[jax.Array] = _eager(primitive, tuple(sorted(params.items())))(*operands)
         return eager
     if tracing:
+        if jax.sharding.get_abstract_mesh().manual_axes:
+            operands = tuple(jnp.zeros_like(x) if x.size == 0 else x for x in operands)
         varying = [jax.typeof(x).manual_axis_type.varying for x in operands]
         union = frozenset().union(*varying)
         operands = tuple(

@@ -70,6 +70,14 @@ def gathered(x: jax.Array, axis: int) -> jax.Array:
     return resharded
 
 
+def _spec(x: Any) -> tuple[Any, ...]:
+    """By which mesh axes the dimensions of an operand or result are cut.
+
+    Where a call has constants alone, JAX hands over shardings of another class, uncut.
+    """
+    return tuple(x.sharding.spec) if isinstance(x.sharding, NamedSharding) else ()
+
+
 @functools.lru_cache(maxsize=1024)
 def partitioned(operation: Operation, call: Primitive, items: tuple[tuple[str, Any], ...]) -> Any:
     """The call as something that the partitioner can cut along batch and shardable dimensions."""
@@ -79,7 +87,7 @@ def partitioned(operation: Operation, call: Primitive, items: tuple[tuple[str, A
     def partition(mesh: Any, operands: Any, results: Any) -> Any:
         dims = core_dims(signature.results[0][1])
         first = results[0]
-        spec = tuple(first.sharding.spec)
+        spec = _spec(first)
         spec += (None,) * (len(first.shape) - len(spec))
         batch_rank = len(first.shape) - len(dims)
         axes = {
@@ -91,7 +99,7 @@ def partitioned(operation: Operation, call: Primitive, items: tuple[tuple[str, A
         # Along summed dimensions operands are cut as the first one that is, by free mesh axes.
         taken = {name for axis in spec for name in _axis_names(axis)}
         for (_, core), x in zip(signature.operands, operands, strict=True):
-            of_operand = (*x.sharding.spec, *(None,) * len(x.shape))[batch_rank : len(x.shape)]
+            of_operand = (*_spec(x), *(None,) * len(x.shape))[batch_rank : len(x.shape)]
             for dim, axis in zip(core_dims(core), of_operand, strict=True):
                 if dim in operation.summed and axis and not taken & {*_axis_names(axis)}:
                     axes.setdefault(dim, axis)

@@ -292,9 +292,12 @@ def _bias(layer: CheckedLayer, node: LayerStep, biases: Sequence[Any], dtype: An
 
 
 def _in_slots(x: Any, slots: tuple[int, ...], count: int) -> Any:
-    """The rows of x at their slots among so many rows, the others 0."""
+    """The rows of x at their slots among so many rows, the others 0.
+
+    Not by a scatter, which would be a kernel of its own. At a slice that is all of an array it
+    would have indices of no elements, too: jaxlib 0.11 crashes where `shard_map` takes these.
+    """
     if slots == tuple(range(len(slots))):
         return jnp.pad(x, ((0, count - len(slots)), (0, 0)))
-    # Not a scatter, which would be a kernel of its own.
     rows = dict(zip(slots, x, strict=True))
     return jnp.stack([rows.get(i, jnp.zeros_like(x[0])) for i in range(count)])

@@ -83,7 +83,7 @@ def choose_waves(
     one_by_one = functools.partial(in_runs, {}) if apart else None
     if apart:
         variant = None
-    if variant is None and _rows(x) > _MOST_ROWS:
+    if variant is None and _rows(x) > _MOST_ROWS and dtype_of(x).itemsize == 2:
         asked = f"variant={WAVE_VARIANTS[0]!r} asks for them"
         reason = f"waves of more than {_MOST_ROWS} rows run where {asked}"
         return Fallback(reason, one_by_one, "node by node" if apart else "")
@@ -106,10 +106,12 @@ def _cut(
 
     If a variant of waves is asked for, as few nodes as can be are in none.
     """
+    recurrent = recurrent_nodes(params["edges"])
+    if len(recurrent) == 1:
+        return [], "it has a single layer"
     reasons: list[str] = []
     best: list[tuple[float, list[Wave]]] = [(0.0, [])]  # of the first so many nodes
     alone = 0.0
-    recurrent = recurrent_nodes(params["edges"])
     for last in range(len(params["nodes"])):
         cost = _microseconds_alone(last, params, x, device)
         alone += cost
