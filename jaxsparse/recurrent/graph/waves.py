@@ -256,7 +256,7 @@ def _run_wave(
         "edges": tuple(edge for _, edge in run.inside),
         "units": tuple(params["units"][wave.first : wave.last + 1]),
         "spans": tuple(spans),
-        "variant": wave.plan.variant,
+        "variant": params["variant"] if params["variant"] == wave.plan.variant else None,
     }
     flat = Operands(tuple(x.weights[e] for e, _ in run.inside), tuple(nodes)).flat
     results = split_results(bind_local(recurrent_wave_p, *flat, **of_wave), of_wave)
