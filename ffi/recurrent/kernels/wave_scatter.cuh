@@ -31,7 +31,7 @@
 // a probe at 1.9 GHz. Half of both is in the way from one state to the next; the rest can hide.
 //
 //   layers, batch, shares | received | that takes | products | those take | by states
-//   4 x 512, 16            32 KB      0.8 us       512        0.6 us       64 KB in two parts
+//   4 x 512, 16 in 2       16 KB      0.4 us       512        0.6 us       64 KB
 //   4 x 512, 64 in 2       64 KB      1.5 us       2048       2.6 us       256 KB
 //   8 x 512, 64            128 KB     3.0 us       4096       5.1 us       512 KB
 //   2 x 1024, 4            16 KB      0.4 us       512        0.6 us       64 KB
