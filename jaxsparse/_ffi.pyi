@@ -125,4 +125,4 @@ NO_TILE_STARTS: int
 SCAN_DTYPES: dict[str, str]
 SCAN_MOST_ARRAYS: int
 WAVE_MOST_MEANS: int
-WAVE_VARIANTS: list[str]
+WAVE_VARIANTS: dict[str, bool]

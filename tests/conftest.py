@@ -22,6 +22,7 @@ flags = {
     "xla_gpu_autotune_level": "0",
     # Small programs in one piece: each piece goes through LLVM's setup and the linker anew.
     "xla_cpu_parallel_codegen_split_count": "1",
+    "xla_gpu_force_compilation_parallelism": "1",
 }
 if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
     # Nor is what LLVM makes faster worth its time; a GPU's programs stay those that users run.
@@ -29,6 +30,12 @@ if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in 
 if jaxlib.version.__version_info__ < (0, 11):
     # MLIR's passes take most of the time that is left. Newer versions have no other emitters.
     flags["xla_cpu_use_fusion_emitters"] = "false"
+
+# Of several GPUs that are named, each of pytest's workers takes one.
+gpus = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+if gpus and worker:
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpus[int(worker) % len(gpus)]
 
 # Before JAX starts a backend. A GPU stays the default platform where there is one.
 given = os.environ.get("XLA_FLAGS", "")
@@ -43,6 +50,23 @@ gc.set_threshold(100_000, 50, 100)
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
+
+from jaxsparse.recurrent.primitive import plain  # noqa: E402
+
+UNROLLED = plain._UNROLLED
+
+
+@pytest.fixture(scope="session", autouse=True)
+def steps_compiled_once():
+    """On a GPU plain scans take eight steps at a time, each of which takes its time to compile."""
+    if jax.default_backend() == "gpu":
+        plain._UNROLLED = 1
+
+
+@pytest.fixture
+def unrolled(monkeypatch):
+    """For programs with as many steps at a time as users have."""
+    monkeypatch.setattr(plain, "_UNROLLED", UNROLLED)
 
 
 @pytest.fixture(scope="module")

@@ -37,9 +37,14 @@ CELLS = {
 
 
 def compiled(function, **options):
-    """`jax.jit` for programs that run once: most of their time is LLVM's."""
-    level = {"xla_backend_optimization_level": 0}
-    return jax.jit(function, compiler_options=level, **options)
+    """`jax.jit` for programs that run once: most of their time is LLVM's, or that of Triton."""
+    soon = {"xla_backend_optimization_level": 0, "xla_gpu_enable_triton_gemm": False}
+    return jax.jit(function, compiler_options=soon, **options)
+
+
+def compiled_as_users_do(function):
+    """`jax.jit` that leaves products on a GPU to Triton; for tests with the fixture `unrolled`."""
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 class Problem(NamedTuple):

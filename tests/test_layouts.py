@@ -191,7 +191,7 @@ def test_padded_is_made_with_padding(name, under_jit, transpose):
     padded.verify()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)  # each compiles programs of its own
 @given(st.integers(1, 70), st.integers(1, 70), st.floats(0, 1), st.integers(0, 200), st.integers())
 def test_products_on_padded_patterns(m, k, density, room, seed):
     rng = np.random.default_rng(abs(seed))

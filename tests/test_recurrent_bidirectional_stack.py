@@ -132,6 +132,16 @@ TALLER = recurrent.Layer(recurrent.elman(), recurrent=jnp.ones((5, 5)), input=jn
             ValueError,
             "layer 0: skip=1 adds what has 6 features to an output of 8",
         ),
+        (
+            {"layers": [(dataclasses.replace(LAYER, cell=recurrent.GRU),) * 2]},
+            ValueError,
+            "layer 0: the cell GRU fails with 1 gates",
+        ),
+        (
+            {"layers": [(LAYER, dataclasses.replace(LAYER, parameters=jnp.ones(4)))]},
+            ValueError,
+            "layer 0: both directions must have one form",
+        ),
         ({"carries": [jnp.ones((3, 4))]}, ValueError, "the carry of layer 0 must be a pair"),
         ({"resets": jnp.ones((5, 3), bool)}, ValueError, "resets must be a pair"),
     ],

@@ -131,24 +131,25 @@ def programs(mesh, p, given, **options):
 LENGTHS = jnp.array([0, 7, 3, 9])  # of T = 7
 RESETS = jnp.asarray(np.random.default_rng(0).random((7, 4)) < 0.3)
 
-# Devices, the layers of each, what these are scanned with. T is no multiple of all chunks.
+# Devices, the layers of each, what these are scanned with. T is no multiple of all chunks. Tests
+# make them, not each worker that collects tests.
 CASES = {
-    "lengths": (
+    "lengths": lambda: (
         piped(2, ["LSTM", "GRU"], skip=2, norm="layer", dropout="steps"),
         {"seq_lengths": LENGTHS, "resets": RESETS},
         {"chunk": 3, "reverse": True},
     ),
-    "sparse": (
+    "sparse": lambda: (
         piped(4, ["RNN"], layers=1, skip=1, norm="rms", weights="csr"),
         {"seq_lengths": LENGTHS},
         {"chunk": 2, "recompute": True},
     ),
-    "heads": (
+    "heads": lambda: (
         piped(2, ["SLSTM", "three_leaves"], h=6, dropout="rows", weights="heads"),
         {"resets": RESETS},
         {"chunk": 7},
     ),
-    "bubbles": (piped(2, ["GRU"], layers=1, norm="rms"), {}, {"chunk": 1}),
+    "bubbles": lambda: (piped(2, ["GRU"], layers=1, norm="rms"), {}, {"chunk": 1}),
 }
 
 
@@ -162,7 +163,7 @@ AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 )
 def test_results_and_gradients_are_those_of_one_device(name, kind):
     """The batch is cut in two; the gradient is taken on each device, and outside of all."""
-    p, given, options = CASES[name]
+    p, given, options = CASES[name]()
     of_one = {key: x for key, x in options.items() if key != "chunk"}
 
     def value(floating):
@@ -242,7 +243,7 @@ def test_gradients_of_weights_are_summed_in_float32():
 
 def test_what_devices_tell_each_other():
     """Outputs in each round, to the next run; gradients once, after all rounds."""
-    p, given, options = CASES["lengths"]
+    p, given, options = CASES["lengths"]()
     mesh = mesh_of(2, 2)
     runs = put(mesh, p.runs, specs_of(p.runs))
     _, _, gradient = programs(mesh, p.runs, given, **options)

@@ -22,7 +22,9 @@ from jaxsparse.recurrent.plan import (
     NoPlan,
     Plan,
     ScanForm,
+    WaveForm,
     make_plan,
+    make_wave_plan,
 )
 
 
@@ -69,6 +71,14 @@ FITTING = {
 }
 
 
+def check_fits(plan, device):
+    """All blocks of a launch run at once."""
+    blocks = plan.layers * plan.scans * plan.blocks
+    assert 0 < blocks <= plan.resident * device.multiprocessors
+    assert plan.resident * plan.threads <= 2048 and plan.threads <= 1024
+    assert plan.resident * (plan.shared_bytes + 1024) <= device.shared_bytes + 1024
+
+
 @pytest.mark.parametrize("name", list(FITTING))
 def test_what_fits(name):
     problem = FITTING[name]
@@ -76,9 +86,7 @@ def test_what_fits(name):
     assert isinstance(plan, Plan), plan
     resident = plan.variant == "dense_resident"
     units = problem.hidden if resident else int(re.search(r"\.units = (\d+)", plan.constants)[1])
-    assert plan.scans * plan.blocks <= plan.resident * H200.multiprocessors
-    assert plan.resident * plan.threads <= 2048 and plan.threads <= 1024
-    assert plan.resident * (plan.shared_bytes + 1024) <= H200.shared_bytes + 1024
+    check_fits(plan, H200)
     assert plan.blocks * units >= problem.hidden
     item = 4 if problem.state_dtype == "float32" else 2
     slots = problem.length * problem.batch * problem.states * problem.hidden
@@ -89,6 +97,51 @@ def test_what_fits(name):
     assert on_chip > weights * (4 if problem.weight_dtype == "float32" else 2)
     assert (0.1 if resident else 0.5) < plan.microseconds < 6
     assert re.search(r"blocks? of \d+ threads, \d+ % of the weights in registers", str(plan))
+
+
+def test_plans_of_any_size_fit():
+    """On any GPU, or there is a reason: of scans, and of layers that are waves."""
+    rng = np.random.default_rng(0)
+
+    def some(*sizes):
+        return int(rng.choice(sizes))
+
+    made = 0
+    for trial in range(400):
+        huge = trial % 5 == 0
+        device = Device("any", 90, some(1, 16, 78, 132), some(49152, 101376, 232448))
+        products, states = some(1, 3, 4, 24), some(1, 1, 2, 4, 24)
+        form = dense(
+            products,
+            states,
+            hidden=some(4096, 2**24, 2**62) if huge else int(rng.integers(1, 600)),
+            batch=some(512, 2**62) if huge else int(rng.integers(1, 70)),
+            inputs=some(0, 10),
+            outputs=some(0, 5),
+            length=some(1, 2**40) if huge else 256,
+            dtype=("float32", "bfloat16")[some(0, 1)],
+            directions=some(1, 1, 2, 12, 128, 4096),
+            sparse=some(0, 1) == 1,
+        )
+        layers = {
+            "layers": some(1, 2, 4, 16),
+            "own_products": tuple(range(some(1, products))),
+            "own_states": tuple(range(some(1, states))),
+            "below_products": (products - 1,),
+            "below_states": (states - 1,),
+        }
+        fields = {f.name: getattr(form, f.name) for f in dataclasses.fields(form)}
+        wave = WaveForm(**fields | layers | {"directions": 1, "sparse": False})
+        plans = [make_plan(form, device, forced=True), make_plan(form, device, "dense_resident")]
+        plans += [make_wave_plan(wave, device, name) for name in _ffi.WAVE_VARIANTS]
+        for plan in plans:
+            if isinstance(plan, Plan):
+                check_fits(plan, device)
+                assert form.batch % plan.groups == 0 and plan.microseconds > 0
+                made += 1
+            else:
+                assert plan.reason
+    assert made > 200
 
 
 def test_larger_problems_take_longer():
@@ -110,6 +163,12 @@ def test_larger_problems_take_longer():
         (dense(weights="float64"), "the dtype of the weights is float64"),
         (dense(length=2), "it takes about 8 us for all steps, and 17 would be taken by dense"),
         (dense(arrays=99), "99 arrays of one kind are more than"),
+        (dense(25, hidden=64), "25 products of a step are more than 24"),
+        (dense(1, 25, hidden=64), "25 states of a step are more than 24"),
+        (dense(directions=4097, hidden=8), "4097 matrices are more than 4096"),
+        (dense(4, hidden=2**40), f"{2**40} units are more than {2**22}"),
+        (dense(batch=0), "there is nothing to scan"),
+        (dense(length=0), "there is nothing to scan"),
         (dense(sparse=True, hidden=8192), "recurrent.pack"),
         (dense(sparse=True, hidden=8192), "masked_tensor_cores: 1 x 1 x 8192 x 8192 weights"),
         (dense(input_dtypes=("float16",)), "inputs of ['float16'] beside a state of bfloat16"),
@@ -478,8 +537,7 @@ def test_blocks_that_keep_their_weights(gates, hidden, batch, adjoint, device):
     config = config_of(plan)
     assert config["batch"] * plan.groups == batch
     assert plan.groups <= plan.scans * plan.launches < plan.groups + plan.scans
-    assert plan.scans * plan.blocks <= plan.resident * device.multiprocessors
-    assert plan.resident * (plan.shared_bytes + 1024) <= device.shared_bytes + 1024
+    check_fits(plan, device)
     units = plan.threads // 32 * 8 * config["unit_groups"]
     assert units * (plan.blocks - 1) < hidden <= units * plan.blocks
     # A word of 2 bytes for each weight is in registers or in shared memory.
@@ -488,6 +546,16 @@ def test_blocks_that_keep_their_weights(gates, hidden, batch, adjoint, device):
     assert plan.shared_bytes >= 2 * rows * (columns - kept)
     assert plan.threads * plan.resident * (rows * kept // plan.threads // 2 + 40) <= 65536
     assert (plan.exchange_bytes > 0) == (plan.blocks > 1)
+
+
+def test_clusters_side_by_side():
+    """They don't find room on all multiprocessors."""
+    topology = Topology.from_mask(np.eye(4200, dtype=bool))
+    share = dataclasses.replace(H200, multiprocessors=16)
+    layout = lay_out(topology, 1, 4, jnp.dtype("f4"), share)
+    form = dense(hidden=4200, dtype="float32", sparse=True, layout_form=layout.forms[0])
+    plan = make_plan(dataclasses.replace(form, directions=12), H200, "sparse_pairs")
+    assert plan.cluster == 4 and plan.blocks == 12 and plan.scans == 10
 
 
 def test_layouts_are_made_once_for_a_pattern():

@@ -13,7 +13,7 @@ from checks import DTYPES, EPSILON
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.extend.core import jaxpr_as_fun
-from recurrent_problems import CELLS, compiled, pattern, problem
+from recurrent_problems import CELLS, compiled, compiled_as_users_do, pattern, problem
 
 from jaxsparse import CSR, Topology, recurrent
 from jaxsparse.recurrent import GRU, LSTM, elman
@@ -141,7 +141,7 @@ def _reference_three_leaves(weights, carry, xs, lengths, reverse):
 
 
 @pytest.mark.parametrize("density", [0.3, 0.0])
-def test_the_plain_path_of_a_gpu_computes_the_same(density, monkeypatch):
+def test_the_plain_path_of_a_gpu_computes_the_same(density, monkeypatch, unrolled):
     """It multiplies by the dense form, unless the matrix is too sparse for that to pay."""
     h, length, b = 37, 19, 3
     rng = np.random.default_rng(0)
@@ -280,11 +280,11 @@ def divides(x, r, h):
         ("divides", True, False),
     ],
 )
-def test_padding_reaches_nothing(name, sparse, recompute):
+def test_padding_reaches_nothing(name, sparse, recompute, unrolled):
     p = problem("LSTM" if name == "LSTM" else "RNN", sparse)
     p = p._replace(cell=divides if name == "divides" else p.cell)
 
-    @compiled
+    @compiled_as_users_do
     def value_and_gradient(*operands):
         def loss(*operands):
             carry, ys = p.scan(*operands, seq_lengths=LENGTHS, recompute=recompute)
@@ -303,10 +303,10 @@ def test_padding_reaches_nothing(name, sparse, recompute):
 
 
 @WEIGHTS
-def test_a_bad_row_stays_in_its_row(sparse):
+def test_a_bad_row_stays_in_its_row(sparse, unrolled):
     p = problem("GRU", sparse)
 
-    @compiled
+    @compiled_as_users_do
     def run(xs):
         scanned, pull = jax.vjp(lambda c, x: p.scan(p.weights, c, x), p.carry, xs)
         return scanned, pull(jax.tree.map(jnp.ones_like, scanned))

@@ -11,7 +11,7 @@ import pytest
 import reference
 from checks import EPSILON
 from covering import pairwise
-from recurrent_problems import compiled
+from recurrent_problems import compiled, compiled_as_users_do
 from stack_problems import stack
 
 import jaxsparse
@@ -124,25 +124,28 @@ def test_nothing_to_scan(T, B):
     jax.tree.map(np.testing.assert_array_equal, list(carries), p.carries)
     pulled = jax.grad(lambda x: total(recurrent.stack_scan(*p.of(x))))(p.floating)
     assert all(np.isfinite(x).all() for x in pulled)
+    swapped = [dataclasses.replace(x, cell=recurrent.GRU) for x in p.layers]
+    with pytest.raises(ValueError, match="layer 0: the cell GRU fails with 4 gates"):
+        recurrent.stack_scan(swapped, p.carries, p.xs)
 
 
 @pytest.mark.parametrize("norm, dtype", [(None, "float16"), ("layer", "bfloat16")])
-def test_16_bits(norm, dtype):
+def test_16_bits(norm, dtype, unrolled):
     """Within some units of the last place: sums between layers are rounded, the oracle's not."""
     p = stack(["LSTM", "GRU"], skip=1, norm=norm, T=7, dtype=dtype)
-    carries, ys = compiled(recurrent.stack_scan)(*p)
+    carries, ys = compiled_as_users_do(recurrent.stack_scan)(*p)
     assert ys.dtype == dtype and {x.dtype for x in leaves(carries)} == {jnp.dtype(dtype)}
     with jax.enable_x64(True):
         expected = reference.stack_scan(*p)
     assert_close((carries, ys), expected, 4 * EPSILON[dtype])
 
 
-def test_what_stands_in_the_padding_reaches_nothing():
+def test_what_stands_in_the_padding_reaches_nothing(unrolled):
     lengths = jnp.array([0, 5, 3])
     counts = jnp.arange(5)[:, None] < lengths
     p = stack(["three_leaves", "LSTM", "GRU"], layers=3, skip=1, dropout="steps")
 
-    @compiled
+    @compiled_as_users_do
     def value_and_gradient(operands):
         def loss(operands):
             results = recurrent.stack_scan(*operands, seq_lengths=lengths)
@@ -165,11 +168,11 @@ def test_what_stands_in_the_padding_reaches_nothing():
     jax.tree.map(np.testing.assert_array_equal, gradient.layers, clean[1].layers)
 
 
-def test_what_is_behind_a_reset_reaches_nothing():
+def test_what_is_behind_a_reset_reaches_nothing(unrolled):
     p = stack(["GRU", "LSTM"], skip=1)
     resets = jnp.zeros((5, 3), bool).at[2].set(True)
 
-    @compiled
+    @compiled_as_users_do
     def value_and_gradient(xs):
         def of(xs):
             ys = recurrent.stack_scan(p.layers, p.carries, xs, resets=resets)[1]
@@ -184,9 +187,13 @@ def test_what_is_behind_a_reset_reaches_nothing():
     assert not np.any(gradient[:2]) and np.isnan(bad[1, 1]).all()
 
 
-def test_a_bad_row_stays_in_its_row():
+def test_a_bad_row_stays_in_its_row(unrolled):
     p = stack(["GRU", "LSTM"], skip=1)
-    run = compiled(lambda xs: jax.vjp(lambda x: recurrent.stack_scan(p.layers, p.carries, x), xs))
+
+    @compiled_as_users_do
+    def run(xs):
+        return jax.vjp(lambda x: recurrent.stack_scan(p.layers, p.carries, x), xs)
+
     (_, ys), pull = run(p.xs)
     (_, bad), bad_pull = run(p.xs.at[2, 1, 0].set(jnp.nan))
     others = np.array([0, 2])

@@ -105,6 +105,45 @@ def test_second_derivatives(recompute):
             exact(got, expected)
 
 
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_second_derivatives_through_the_input_alone(norm):
+    """Of a linear cell, whose products of the state no derivative reads."""
+    with jax.enable_x64(True):
+        p = stack(["RNN"], layers=1, norm=norm, dtype=jnp.float64)
+        linear = dataclasses.replace(p.layers[0], cell=recurrent.elman("identity"))
+        p = p._replace(layers=[linear])
+
+        def second(function, **options):
+            def value(w, xs):
+                layer = dataclasses.replace(linear, input=w)
+                return jnp.sum(function([layer], p.carries, xs, **options)[1])
+
+            steepness = lambda *both: jnp.sum(jax.grad(value)(*both) ** 2)  # noqa: E731
+            of_many = jax.vmap(jax.grad(steepness, (0, 1)), (None, 0))
+            return compiled(of_many)(linear.input, jnp.stack([p.xs, jnp.sin(p.xs)]))
+
+        exact(second(recurrent.stack_scan, recompute=True), second(reference.stack_scan))
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_norms_without_an_epsilon_and_padding(norm, both_ways):
+    """What has no norm, the zeros of the padding, reaches no gradient."""
+    p = stack(["RNN"], layers=1, norm=norm)
+    p = p._replace(layers=[dataclasses.replace(x, norm_epsilon=0.0) for x in p.layers])
+
+    def gradient(xs, **options):
+        def value(layers):
+            if both_ways:
+                pairs = [(x, x) for x in layers], [(x, x) for x in p.carries]
+                return total(recurrent.bidirectional_stack_scan(*pairs, xs, **options))
+            return total(recurrent.stack_scan(layers, p.carries, xs, **options))
+
+        return compiled(jax.grad(value))(p.layers)
+
+    single(gradient(p.xs, seq_lengths=jnp.array([3, 3, 3])), gradient(p.xs[:3]))
+
+
 def test_derivatives_by_differences():
     """First ones: with these, the oracle's are right, and it has all others."""
     with jax.enable_x64(True):

@@ -18,6 +18,7 @@ from test_recurrent_plan import kernels
 from jaxsparse import H200, Device, _ffi, explain, recurrent
 from jaxsparse.primitive import UnavailableError
 from jaxsparse.recurrent.graph import recurrent_graph_p
+from jaxsparse.recurrent.graph.choice import STACK_VARIANTS, choose
 from jaxsparse.recurrent.graph.operands import split
 from jaxsparse.recurrent.graph.wave_form import form_of_run
 from jaxsparse.recurrent.graph.waves import choose_waves
@@ -254,7 +255,8 @@ def test_where_a_wave_ends():
     differ = first(stack(["RNN"], layers=3, differ=True, **sizes))
     assert differ.compute is None and "they differ in size" in differ.reason
     single = stack(["RNN"], layers=1, **sizes)
-    assert first(single).compute is None and first(single).reason == "it has a single layer"
+    (graph,) = graphs(loss_of(single), single.floating)
+    assert choose(*graph, H200).reason == "it has a single layer"
     wide = first(stack(["RNN"], layers=3, dtype=jnp.float32, **sizes))
     assert wide.compute is None and "16-bit" in wide.reason
     many = {**sizes, "B": 20}
@@ -391,6 +393,20 @@ def test_why_sums_are_not_exchanged(changes, reason):
     _, backward = graphs(gradient, p.floating)
     with pytest.raises(UnavailableError, match=f"wave_scatter was asked for, but .*({reason})"):
         choose_waves(*backward, H200)
+
+
+@pytest.mark.parametrize("variant", STACK_VARIANTS)
+def test_a_derivative_of_one_layer_runs_alone(variant):
+    p = stack(["GRU"], layers=3, T=8, B=3, h=5)
+
+    def of_lowest(xs):
+        _, ys = recurrent.stack_scan(p.layers, p.carries, xs, return_all=True, variant=variant)
+        return jnp.sum(ys[0].astype(jnp.float32))
+
+    forward, backward = explain(jax.grad(of_lowest), p.xs, device=H200)
+    assert forward.choice.startswith("nodes 1 to 3 as a wave")
+    assert backward.choice == "node by node, because it has a single layer"
+    assert len(backward.scans) == 1
 
 
 def sources(function, *operands):

@@ -56,9 +56,11 @@ def test_values_and_gradients_over_several_devices(name, kind):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), got, expected)
 
 
-@pytest.mark.parametrize("name", [n for n in PROGRAMS if len(PROGRAMS[n](jnp.float32).batched) > 1])
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_batch_that_explicit_axes_cut_in_one_operand_alone(name):
     p = PROGRAMS[name](jnp.float32)
+    if len(p.batched) == 1:
+        pytest.skip("it has one operand")
     mesh = jax.make_mesh((4,), ("data",), devices=DEVICES[:4])
     program, _ = lowered(mesh, p, (0,), entered=True)
     assert program.out_info[1][1].shape == p.batched[0].shape

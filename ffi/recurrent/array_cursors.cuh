@@ -12,6 +12,7 @@
 
 namespace jaxsparse {
 
+// What a step reads is brought to the L2 cache so many steps before.
 constexpr int kStepsToCache = 8;
 
 // The batch entry of a scan and the unit of a thread's first cell.

@@ -50,8 +50,8 @@ struct ScanArrays {
     return IsReversed<Plan>(p) ? p.steps - 1 - step : step;
   }
 
-  // Not a loop over the arrays: one over parts, as many as an array has, would be kept then, and
-  // wait for each load. `again`: what is the same in every step is there already.
+  // Not a loop over the arrays, in which the compiler would keep the one over an array's parts as a
+  // loop, and wait for each load. `again`: what is the same in every step is there already.
   template <int kInput = 0>
   __device__ __forceinline__ static void LoadInputs(const RecurrentScanProblem& p, int64_t t,
                                                     int64_t b, int64_t unit, uint32_t* inputs,

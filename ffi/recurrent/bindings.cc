@@ -186,10 +186,11 @@ nb::list ScanVariants() {
   return variants;
 }
 
-nb::list WaveVariants() {
-  nb::list names;
-  for (const ScanVariant& variant : kWaveVariants) names.append(variant.name);
-  return names;
+// {name: whether it is for forward passes only}
+nb::dict WaveVariants() {
+  nb::dict variants;
+  for (const ScanVariant& variant : kWaveVariants) variants[variant.name] = variant.forward_only();
+  return variants;
 }
 
 // {name: type in device code} of the dtypes of states and weights.
@@ -206,7 +207,10 @@ DType ScanDTypeOf(const std::string& name) {
   throw nb::value_error(("scans have no states or weights of " + name).c_str());
 }
 
-nb::dict Described(const ScanPlan& plan) {
+// By the names of recurrent/plan.py; None if there is no plan.
+nb::object Described(const std::optional<ScanPlan>& best) {
+  if (!best) return nb::none();
+  const ScanPlan& plan = *best;
   nb::dict result;
   result["variant"] = plan.variant->name;
   result["file"] = plan.file;
@@ -260,13 +264,10 @@ nb::tuple PlanDescribedScan(const std::string& variant, int64_t products, int64_
                 directions,
                 loops};
   if (layout_form) scan.layout_form = FormOf(*layout_form);
-  Gpu gpu;
-  gpu.multiprocessors = multiprocessors;
-  gpu.shared_bytes = shared_bytes;
+  const Gpu gpu{.multiprocessors = multiprocessors, .shared_bytes = shared_bytes};
   const ScanChoice choice = PlanScan(scan, gpu, variant);
-  nb::object plan = nb::none();
-  if (choice.best) plan = Described(*choice.best);
-  return nb::make_tuple(plan, choice.reason, choice.most_batch, choice.loop_microseconds);
+  return nb::make_tuple(Described(choice.best), choice.reason, choice.most_batch,
+                        choice.loop_microseconds);
 }
 
 using SkipOfWave = std::tuple<int, int>;        // (state of a lower layer, product)
@@ -320,13 +321,9 @@ nb::tuple PlanDescribedWave(const std::string& variant, int64_t layers, int64_t 
   wave.own_states = own_states;
   wave.below_products = below_products;
   wave.below_states = below_states;
-  Gpu gpu;
-  gpu.multiprocessors = multiprocessors;
-  gpu.shared_bytes = shared_bytes;
+  const Gpu gpu{.multiprocessors = multiprocessors, .shared_bytes = shared_bytes};
   const ScanChoice choice = PlanWave(wave, gpu, variant);
-  nb::object plan = nb::none();
-  if (choice.best) plan = Described(*choice.best);
-  return nb::make_tuple(plan, choice.reason);
+  return nb::make_tuple(Described(choice.best), choice.reason);
 }
 
 }  // namespace

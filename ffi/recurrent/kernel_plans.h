@@ -20,6 +20,8 @@ int64_t MostDenseBatch(bool tensor_cores);
 // The best of all ways to share the GPU among scans, or to let them follow each other.
 std::optional<ScanPlan> PlanDense(const ScanVariant& variant, const ScanForm& scan, const Gpu& gpu);
 
+// What the configuration of a block has of the form, before its warps are chosen.
+DenseConfig DenseConfigOf(const ScanForm& form, int64_t batch, int64_t units);
 std::string ExpressionOf(const DenseConfig& config);
 int DensePollDelay(const DenseConfig& config);
 
@@ -35,8 +37,7 @@ std::optional<ScanPlan> PlanWaveByWarpgroups(const ScanVariant& variant, const W
 std::optional<ScanPlan> PlanWaveOfSums(const ScanVariant& variant, const WaveForm& form,
                                        const Gpu& gpu);
 
-// kernels/wave.cc: what the configuration of a layer's block has of the form, before its warps are
-// chosen.
+// kernels/wave.cc: the same of a layer's block.
 WaveConfig WaveConfigOf(const WaveForm& form, int64_t batch, int64_t units);
 std::string ExpressionOf(const WaveConfig& config);
 
@@ -65,8 +66,8 @@ inline int64_t ExchangeBytes(int64_t length, int64_t step_bytes) {
   return RoundUp(length * step_bytes, 128);
 }
 
-// What a kernel's Plan has beside types. `config` is the expression that makes a `type`, DenseSizes
-// or SparseSizes.
+// What a kernel's Plan has beside types. `type` has the sizes of a block, as DenseSizes does;
+// `config` is the expression that it is made of.
 std::string PlanConstants(const char* type, const std::string& config, const ScanLaunches& launches,
                           bool barrier);
 

@@ -43,6 +43,24 @@ double LoopMicroseconds(const ScanForm& form) {
   return Double(form.loops) * (Double(form.length) * std::max(cached, from_memory) + before);
 }
 
+// Why no kernel takes a scan of such sizes; empty if some may. Within these bounds the sizes of all
+// plans are those of their integers.
+std::string ReasonAgainstSizes(const ScanForm& form) {
+  const auto more = [](int64_t count, const char* what, int64_t most) {
+    return std::to_string(count) + what + " are more than " + std::to_string(most);
+  };
+  if (form.batch == 0 || form.length == 0) return "there is nothing to scan";
+  if (form.products > kMaxScanArrays) {
+    return more(form.products, " products of a step", kMaxScanArrays);
+  }
+  if (form.state_parts > kMaxScanArrays) {
+    return more(form.state_parts, " states of a step", kMaxScanArrays);
+  }
+  if (form.directions > kMaxDirections) return more(form.directions, " matrices", kMaxDirections);
+  const int64_t most_units = kMaxMatrixRows / std::max(form.products, form.state_parts);
+  return form.hidden > most_units ? more(form.hidden, " units", most_units) : "";
+}
+
 // Why a variant can't run a scan on any GPU; empty if it can on some.
 std::string ReasonAgainst(const ScanVariant& variant, const ScanForm& form) {
   const std::string batch = "a batch of " + std::to_string(form.batch) + " is more than ";
@@ -117,6 +135,8 @@ void KeepFaster(std::optional<ScanPlan> plan, std::optional<ScanPlan>* best) {
 
 ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wanted) {
   ScanChoice choice;
+  choice.reason = ReasonAgainstSizes(form);
+  if (!choice.reason.empty()) return choice;
   const bool narrow = form.state_dtype == form.weight_dtype && IsNarrow(form.state_dtype);
   for (const ScanVariant& variant : kWaveVariants) {
     const bool by_default = !variant.barrier && !variant.warpgroups && !variant.sums;
@@ -128,7 +148,7 @@ ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wan
       choice.reason = std::to_string(form.layers) + " layers are more than the " +
                       std::to_string(kMaxLayersOfWave) + " of a launch";
     } else if (variant.warpgroups && form.means[0].product >= 0) {
-      choice.reason = "products of warpgroups add up no states, as norms need it";
+      choice.reason = "products of warpgroups give no means of the states below, which norms take";
     } else if (variant.sums && form.products != 1) {
       choice.reason =
           "blocks send sums of one product, and a step has " + std::to_string(form.products);
@@ -138,8 +158,9 @@ ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wan
       choice.best = variant.sums         ? PlanWaveOfSums(variant, form, gpu)
                     : variant.warpgroups ? PlanWaveByWarpgroups(variant, form, gpu)
                                          : PlanWaveLayers(variant, form, gpu);
-      if (!choice.best)
+      if (!choice.best) {
         choice.reason = std::to_string(form.layers) + " layers of " + DoesNotFit(form, gpu);
+      }
     }
   }
   return choice;
@@ -149,6 +170,8 @@ ScanChoice PlanScan(const ScanForm& form, const Gpu& gpu, const std::string& wan
   ScanChoice choice;
   choice.most_batch =
       MostDenseBatch(IsNarrow(form.state_dtype)) * MostBatchParts(IsNarrow(form.state_dtype));
+  choice.reason = ReasonAgainstSizes(form);
+  if (!choice.reason.empty()) return choice;
   choice.loop_microseconds = LoopMicroseconds(form);
   for (const ScanVariant& variant : kScanVariants) {
     const bool by_default =

@@ -1,7 +1,7 @@
 // What a recurrent scan runs as on a GPU: which weights lie where, and in which kernel. A plan
 // follows from the scan's form and a description of the GPU, and needs no GPU. A kernel is
 // specialised for its plan, because weights can only stay in registers if all sizes are known when
-// it is compiled; the sizes are those of kernels/dense.h and kernels/sparse.h.
+// it is compiled; the sizes are those of the headers in kernels/.
 #pragma once
 
 #include <cstdint>

@@ -18,10 +18,14 @@
 
 namespace jaxsparse {
 
-// Arrays of one kind that a launch takes.
+// Arrays of one kind that a launch takes, and products of a step.
 constexpr int kMaxScanArrays = 24;
 // Scans of one launch: directions of a layer, parts of a batch.
 constexpr int kMaxScansOfLaunch = 128;
+// Directions of a call: more than any layer has heads.
+constexpr int64_t kMaxDirections = 4096;
+// Rows or columns of a direction's matrix: products, or state parts, of all units.
+constexpr int64_t kMaxMatrixRows = 1 << 24;
 // Words that blocks poll or count at have a cache line each.
 constexpr int64_t kScanFlagBytes = 128;
 

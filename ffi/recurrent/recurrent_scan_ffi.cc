@@ -14,9 +14,6 @@
 namespace jaxsparse {
 namespace {
 
-// Weights of their own in one call: more than any layer has heads.
-constexpr size_t kMostDirections = 4096;
-
 struct RecurrentScanCall : ScanCall {
   ScanArrays arrays;
   Array weights, layout, row_offsets, column_indices;
@@ -32,13 +29,12 @@ struct RecurrentScanCall : ScanCall {
 // The weights of `products` times h rows and `s` times h columns.
 void ParseWeights(CallParser& call, int64_t products, Dimension& d, Dimension& s, Dimension& h,
                   RecurrentScanCall* c) {
-  constexpr int64_t kMostRows = 1 << 24;
   const ScanWeights weights = call.Choice("weights", kScanWeights);
   const bool transposed = call.Attribute<bool>("transposed");
   const int64_t layout_words = call.Integer("layout_words", 0, kMostIndex);
   const int64_t products_h = products * h.size, states_h = s.size * h.size;
-  if (products_h > kMostRows || states_h > kMostRows) {
-    call.Fail("products and states of all units must be at most " + std::to_string(kMostRows) +
+  if (products_h > kMaxMatrixRows || states_h > kMaxMatrixRows) {
+    call.Fail("products and states of all units must be at most " + std::to_string(kMaxMatrixRows) +
               ", got " + std::to_string(products_h) + " and " + std::to_string(states_h));
     return;
   }
@@ -100,9 +96,10 @@ void ParseScan(CallParser& call, RecurrentScanCall* c) {
   const auto input_dtypes = DTypeNames(call, "input_dtypes", inputs.size());
   const auto output_dtypes = DTypeNames(call, "output_dtypes", outputs.size());
   const auto reversed = call.Attribute<std::string_view>("reversed");  // such as "01"
-  if (reversed.size() > kMostDirections || reversed.find_first_not_of("01") != reversed.npos) {
+  if (reversed.size() > size_t{kMaxDirections} ||
+      reversed.find_first_not_of("01") != reversed.npos) {
     call.Fail("attribute reversed must have a 0 or 1 for each of at most " +
-              std::to_string(kMostDirections) + " directions, got '" + std::string(reversed) + "'");
+              std::to_string(kMaxDirections) + " directions, got '" + std::string(reversed) + "'");
   }
 
   Dimension d("directions"), t("steps"), b("batch"), s("states"), h("units");
@@ -121,9 +118,8 @@ void ParseScan(CallParser& call, RecurrentScanCall* c) {
     arrays.outputs.push_back({array, SizeOf(DTypeOf(type))});
   }
   if (!call.ok()) return;
-  c->batch = call.batch();
-  c->launches.directions = d.size, c->steps = t.size, c->rows = b.size;
-  c->hidden = h.size;
+  c->TakeSizes(call, t, b, h);
+  c->launches.directions = d.size;
   arrays.state_bytes = SizeOf(DTypeOf(dtype));
   for (const char direction : reversed) c->reversed.push_back(direction == '1');
 

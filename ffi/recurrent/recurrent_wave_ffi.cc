@@ -104,8 +104,7 @@ void ParseWave(CallParser& call, WaveCall* c) {
               std::to_string(h.size));
     return;
   }
-  c->batch = call.batch();
-  c->steps = t.size, c->rows = b.size, c->hidden = h.size;
+  c->TakeSizes(call, t, b, h);
   c->dtype = DTypeOf(dtype);
 
   const MatrixSizes own(own_products, own_states, h.size, transposed),
@@ -194,9 +193,7 @@ OperationEntry RecurrentWaveEntry() {
   for (const ScanVariant& variant : kWaveVariants) entry.cuda_variants.push_back(variant.name);
   // Layers that are in no wave run one by one, as scans.
   for (const ScanVariant& variant : kScanVariants) entry.cuda_variants.push_back(variant.name);
-  // All layers at once without a kernel of this target: in a loop of XLA, or by kernels of scans.
-  entry.cuda_variants.push_back("wavefront");
-  entry.cuda_variants.push_back("chunked");
+  entry.cuda_variants.push_back("wavefront");  // all layers in a loop of XLA
   return entry;
 }
 

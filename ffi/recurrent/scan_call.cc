@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <limits>
 
 namespace jaxsparse {
@@ -96,6 +97,15 @@ ElementType TypeNamed(CallParser& call, std::string_view name, const ElementType
   call.Fail("inputs and outputs must have the dtype of states or float32, got '" +
             std::string(name) + "'");
   return {ffi::F32};
+}
+
+void ScanCall::TakeSizes(CallParser& call, const Dimension& t, const Dimension& b,
+                         const Dimension& h) {
+  batch = call.batch();
+  steps = t.size, rows = b.size, hidden = h.size;
+  if (std::min({steps, rows, hidden}) > 0) return;
+  call.Fail("steps, batch and units must be at least 1, got " + std::to_string(steps) + ", " +
+            std::to_string(rows) + " and " + std::to_string(hidden));
 }
 
 void ScanCall::Fill(int64_t scan, RecurrentScanProblem* problem) const {

@@ -61,6 +61,9 @@ struct ScanCall {
   ScanLaunches launches;
   KernelLaunch launch;
 
+  // As results have them. None may be 0: a kernel asks for its first inputs before anything else.
+  void TakeSizes(CallParser& call, const Dimension& steps, const Dimension& batch,
+                 const Dimension& units);
   // Sizes and waits; `scan`: of those that share the workspace, the problem's first one.
   void Fill(int64_t scan, RecurrentScanProblem* problem) const;
 };

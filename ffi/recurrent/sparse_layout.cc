@@ -278,7 +278,7 @@ SparseLayoutPlan PlanSparseLayout(int products, int state_parts, int64_t hidden,
   shape.products = products;
   shape.state_parts = state_parts;
   shape.cluster = state > kMostStateBytes ? kCluster : 1;
-  const double share = shape.cluster > 1 ? 0.91 : density < kFewEntries ? 0.5 : 0.85;
+  const double share = shape.cluster > 1 ? kClusterShare : density < kFewEntries ? 0.5 : 0.85;
   const auto blocks =
       static_cast<int>(std::min(static_cast<int64_t>(multiprocessors * share), hidden));
   shape.blocks = std::max(blocks / shape.cluster, 1) * shape.cluster;

@@ -29,6 +29,10 @@ struct SparsePatternView {
 // Threads of a block, and those of them that may multiply: the others make the pointwise step.
 constexpr int kSparseBlockThreads = 1024, kMostSparseThreads = kSparseBlockThreads - 3 * kWarp;
 
+// Share of a GPU's multiprocessors on which clusters find room: these come in groups, and a cluster
+// lies within one.
+constexpr double kClusterShare = 0.91;
+
 // What is asked of a layout.
 struct SparseLayoutPlan {
   SparseShape shape;  // without units and lanes, with the most threads

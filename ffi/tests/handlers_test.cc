@@ -50,6 +50,7 @@ struct Sound {
   // Attributes out of range.
   std::vector<std::pair<std::string, int64_t>> out_of_range = {};
   bool for_cpu = true;  // else CPUs refuse the call itself, and whatever is changed in it
+  std::vector<TestCall> empty = {};  // as declared, but there is nothing to do
 
   bool MayHave(const TestArray& array, size_t dimension, int64_t size) const {
     if (array.name == std::string("tile_starts") && size == 1) return true;
@@ -174,6 +175,7 @@ void TestRefused(const Handler& handler, const Sound& sound) {
   OfArrays(sound, &TestCall::operands, check);
   OfArrays(sound, &TestCall::results, check);
   OfAttributes(sound, check);
+  for (const TestCall& call : sound.empty) check("without elements", "at least 1", call);
 }
 
 // ---- Calls that are changed at random ----
@@ -351,6 +353,7 @@ std::vector<Target> Targets() {
       for (const char* name : {"groups", "scans", "blocks"}) {
         sound.out_of_range.push_back({name, 3});
       }
+      sound.empty = {ScanCall(weights, transposed, transposed ? "float32" : "bfloat16", 0)};
       scan.calls.push_back(sound);
     }
   }
@@ -369,6 +372,7 @@ std::vector<Target> Targets() {
       sound.out_of_range.push_back({name, 5});
     }
     sound.out_of_range.push_back({"cluster", 2});
+    sound.empty = {WaveCall(transposed, 0)};
     wave.calls.push_back(sound);
   }
   return {spmm, sddmm, softmax, attention, paged, tangent, cotangent, check, scan, wave};

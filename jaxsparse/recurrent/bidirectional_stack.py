@@ -20,7 +20,8 @@ from jaxsparse.recurrent.arguments import (
 from jaxsparse.recurrent.input_weights import input_products
 from jaxsparse.recurrent.layer_step import Norm
 from jaxsparse.recurrent.layers import CheckedLayer, Layer, between_layers, check_counts
-from jaxsparse.recurrent.scan import bidirectional_scan
+from jaxsparse.recurrent.run import Options
+from jaxsparse.recurrent.scan import scan_both_ways
 
 _MERGES = ("concat", "sum")
 _SHARED = ("skip", "norm", "norm_epsilon", "between")
@@ -95,14 +96,7 @@ def bidirectional_stack_scan(
         _check_pair(operation, "resets", resets)
         resets = tuple(as_resets(operation, "resets", x, xs.shape[:2]) for x in resets)
     _check_pairs(operation, layers, carries)
-    options = {
-        "seq_lengths": seq_lengths,
-        "resets": resets,
-        "precision": precision,
-        "recompute": recompute,
-        "implementation": implementation,
-        "variant": variant,
-    }
+    options = Options(seq_lengths, precision, recompute, implementation, variant)
     outputs, last = [xs], []
     for i, (pair, carry) in enumerate(zip(layers, carries, strict=True)):
         below = outputs[-1]
@@ -114,7 +108,8 @@ def bidirectional_stack_scan(
             CheckedLayer(operation, i, layer, c, xs.shape[:2], width, side=side)
             for layer, c, side in zip(pair, carry, ("forward ", "backward "), strict=True)
         ]
-        new, y = _layer(operation, i, pair, carry, sides, below, mask, merge, options)
+        name = f"{operation}: layer {i}"
+        new, y = _layer(name, pair, carry, sides, below, mask, resets, merge, options)
         skip = sides[0].skip
         if skip is not None:
             added = outputs[i + 1 - skip]
@@ -131,15 +126,15 @@ def bidirectional_stack_scan(
 
 
 def _layer(
-    operation: str,
-    i: int,
+    name: str,
     pair: tuple[Layer, Layer],
     carry: Any,
     sides: Sequence[CheckedLayer],
     below: Any,
     mask: Any,
+    resets: Any,
     merge: str,
-    options: dict[str, Any],
+    options: Options,
 ) -> tuple[Any, Any]:
     """The last carries of a pair of layers, and what both give, merged."""
     if sides[0].input is not None and mask is not None:
@@ -147,22 +142,17 @@ def _layer(
         below = jnp.where(mask[:, :, None], below, 0)
     if sides[0].form != sides[1].form:
         raise ValueError(
-            f"{operation}: layer {i}: both directions must have one form, got {sides[0].form} and "
-            f"{sides[1].form}"
+            f"{name}: both directions must have one form, got {sides[0].form} and {sides[1].form}"
         )
-    biases = tuple(side.recurrent_bias for side in sides)
-    forward, backward = pair
-    new, ys = bidirectional_scan(
-        forward.cell,
-        (forward.recurrent, backward.recurrent),
-        carry,
-        tuple(_pre_activations(side, below, options) for side in sides),
-        recurrent_bias=None if biases[0] is None else biases,
-        parameters=None
-        if forward.parameters is None
-        else (forward.parameters, backward.parameters),
-        **options,
-    )
+    both = {
+        "recurrent": tuple(layer.recurrent for layer in pair),
+        "carry": carry,
+        "xs": tuple(_pre_activations(side, below, mask, options) for side in sides),
+        "recurrent_bias": tuple(side.recurrent_bias for side in sides),
+        "parameters": tuple(layer.parameters for layer in pair),
+        "resets": (None, None) if resets is None else resets,
+    }
+    new, ys = scan_both_ways(name, pair[0].cell, both, options)
     merged = []
     for y, side in zip(ys, sides, strict=True):
         if y is None:
@@ -175,7 +165,7 @@ def _layer(
     return new, (jnp.concatenate(merged, -1) if merge == "concat" else merged[0] + merged[1])
 
 
-def _pre_activations(side: CheckedLayer, below: Any, options: dict[str, Any]) -> Any:
+def _pre_activations(side: CheckedLayer, below: Any, mask: Any, options: Options) -> Any:
     """What a direction's cell reads as x, of all steps."""
     dtype = below.dtype
     wide = accumulator_dtype(dtype)
@@ -185,23 +175,27 @@ def _pre_activations(side: CheckedLayer, below: Any, options: dict[str, Any]) ->
         x = input_products(
             side,
             side.input,
-            _normalised(below, side).astype(dtype),
+            _normalised(below, mask, side).astype(dtype),
             dtype,
-            precision=check_precision(side.name, options["precision"]),
-            implementation=options["implementation"],
+            precision=check_precision(side.name, options.precision),
+            implementation=options.implementation,
         )
     return x if side.bias is None else (x.astype(wide) + side.bias.astype(wide)).astype(dtype)
 
 
-def _normalised(x: Any, side: CheckedLayer) -> Any:
-    """What the norm of a layer makes of features, in float32."""
+def _normalised(x: Any, mask: Any, side: CheckedLayer) -> Any:
+    """What the norm of a layer makes of features, in float32; they are 0 where the mask is."""
     norm: Norm | None = side.norm
     if norm is None:
         return x
     x = x.astype(accumulator_dtype(x.dtype))
     if norm.kind == "layer":
         x = x - jnp.mean(x, -1, keepdims=True)
-    x = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + norm.epsilon)
+    square = jnp.mean(x * x, -1, keepdims=True)
+    if mask is not None:
+        # The root of the padding's zeros has no derivative, where nothing is added to them.
+        square = jnp.where(mask[:, :, None], square, 1)
+    x = x * jax.lax.rsqrt(square + norm.epsilon)
     x = x if side.norm_scale is None else x * side.norm_scale.astype(x.dtype)
     return x if side.norm_shift is None else x + side.norm_shift.astype(x.dtype)
 

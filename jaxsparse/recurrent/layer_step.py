@@ -143,13 +143,15 @@ class LayerStep(Step):
             return a if mask is None else jnp.where(mask, a, 0)
 
         gates = list(products[: self.gates])
+        means = [counted(products[i]) for i in self.means]
+        if mask is not None and means:
+            # The root of the padding's zeros has no derivative, where nothing is added to them.
+            means[-1] = jnp.where(mask, means[-1], 1)
         if self.scaled:
-            gates = self._centred(gates, [counted(products[i]) for i in self.means], sums)
+            gates = self._centred(gates, means, sums)
         elif self.norm is not None:
             given = [counted(a) for a in gates[cell.products :]]
-            gates[cell.products :] = self._normalised(
-                given, [counted(products[i]) for i in self.means], sums
-            )
+            gates[cell.products :] = self._normalised(given, means, sums)
         if bias is not None:
             gates = [a + b for a, b in zip(gates, bias, strict=True)]
         if x is None:

@@ -86,27 +86,15 @@ _MOST_DENSE_BYTES = 2**28
 
 def dense_form(weights: Sequence[Any], steps: int) -> Any | None:
     """A sparse (m, k) matrix as a dense (k, m) one, if products by that are faster on a GPU."""
-    m, k, nse = _sizes(weights)
-    too_large = m * k * weights[0].dtype.itemsize > _MOST_DENSE_BYTES
+    values, row_offsets, columns, _, t_row_offsets = weights[:5]
+    m, k, nse = row_offsets.shape[0] - 1, t_row_offsets.shape[0] - 1, values.shape[0]
+    too_large = m * k * values.dtype.itemsize > _MOST_DENSE_BYTES
     if steps < _FEWEST_STEPS or nse < _LEAST_DENSITY * m * k or too_large:
         return None
-    return written_out(weights)
-
-
-def written_out(weights: Sequence[Any]) -> Any:
-    """A sparse (m, k) matrix as a dense (k, m) one."""
-    m, k, nse = _sizes(weights)
-    values, row_offsets, columns = weights[:3]
     rows = row_indices(row_offsets, nse)  # padding's is m, which is dropped
     places = columns.astype(jnp.int32), rows
     dense = jnp.zeros((k, m), accumulator_dtype(values.dtype))  # columns may repeat
     return dense.at[places].add(values.astype(dense.dtype), mode="drop").astype(values.dtype)
-
-
-def _sizes(weights: Sequence[Any]) -> tuple[int, int, int]:
-    """Rows, columns and entries of a sparse matrix."""
-    values, row_offsets, _, _, t_row_offsets = weights[:5]
-    return row_offsets.shape[0] - 1, t_row_offsets.shape[0] - 1, values.shape[0]
 
 
 def products_of_steps(

@@ -176,22 +176,14 @@ def _weights(
 
 
 def layouts_of(
-    matrices: list[CSR],
-    gates: int,
-    batch: int,
-    dtype: Any,
-    variant: str | None,
-    *,
-    anew: bool = False,
+    matrices: list[CSR], gates: int, batch: int, dtype: Any, variant: str | None
 ) -> list[ScanLayout | str]:
     """Where matrices lie on chip, side by side if they fit so; or why that is not known.
 
-    Layouts that patterns have are used where they suit, unless they are to be made ``anew``.
+    Layouts that patterns have are used where they suit.
     """
     topologies, weight_dtype = [m.topology for m in matrices], matrices[0].dtype
-    given: list[ScanLayout | None] = [
-        None if anew else t.layouts.get(ScanLayouts.name) for t in topologies
-    ]
+    given: list[ScanLayout | None] = [t.layouts.get(ScanLayouts.name) for t in topologies]
     device = traced_for()
     if device is None:
         found = [

@@ -164,6 +164,15 @@ def bidirectional_scan(
             raise ValueError(
                 f"{operation}: {name} must be a pair (forward, backward), got {type(pair).__name__}"
             )
+    return scan_both_ways(
+        operation, cell, pairs, Options(seq_lengths, precision, recompute, implementation, variant)
+    )
+
+
+def scan_both_ways(
+    operation: str, cell: Cell, pairs: dict[str, Any], options: Options
+) -> tuple[tuple[Any, Any], tuple[jax.Array, jax.Array]]:
+    """`bidirectional_scan` for the operation that errors name, its pairs by the names of these."""
     directions = [
         Direction(operation, f"{side} ", cell, *parts)
         for side, *parts in zip(("forward", "backward"), *pairs.values(), strict=True)
@@ -173,11 +182,6 @@ def bidirectional_scan(
         raise ValueError(
             f"{operation}: both directions must have one form, got {first} and {second}"
         )
-    results = run(
-        operation,
-        directions,
-        (False, True),
-        Options(seq_lengths, precision, recompute, implementation, variant),
-    )
+    results = run(operation, directions, (False, True), options)
     carries, ys = zip(*results, strict=True)
     return carries, ys

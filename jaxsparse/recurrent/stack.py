@@ -16,7 +16,7 @@ from jaxsparse.recurrent.arguments import (
     steps_and_resets,
 )
 from jaxsparse.recurrent.layers import CheckedLayer, Layer, between_layers, check_counts
-from jaxsparse.recurrent.stack_graph import StackGraph
+from jaxsparse.recurrent.stack_graph import StackGraph, cell_step
 
 
 def stack_scan(
@@ -60,9 +60,7 @@ def stack_scan(
         precision, recompute, implementation: as those of ``scan``.
         return_all: returns the outputs of every layer.
         variant: what to force on a GPU: the name of a kernel variant, of single layers or of
-            waves, in which several layers run at once; "chunked", layers side by side by kernels of
-            single layers, each a chunk of time behind the one below; or "wavefront", layers in one
-            loop of XLA.
+            waves, in which several layers run at once; or "wavefront", layers in one loop of XLA.
 
     Returns:
         The last carries, in a list or a tuple as the first ones are, and the outputs
@@ -142,6 +140,8 @@ def run_layers(
             below = between_layers(operation, lowest, between, below, mask, xs.dtype)
         checked = checked_layers(operation, layers, carries, run, below, outputs)
         if length == 0 or b == 0:
+            for layer in checked.values():
+                cell_step(layer, xs.dtype, biased=False, masked=False)
             own = {i: layer.carry for i, layer in checked.items()}
             made = {i: jnp.zeros((length, b, x.h), xs.dtype) for i, x in checked.items()}
         else:

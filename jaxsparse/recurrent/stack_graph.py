@@ -13,14 +13,13 @@ import jax.numpy as jnp
 from jaxsparse.csr import CSR
 from jaxsparse.precision import accumulator_dtype, promoted
 from jaxsparse.recurrent.cell_checks import checked_step
-from jaxsparse.recurrent.graph import CHUNKED, Edge, OfNode, Operands, Results, graph_bind
+from jaxsparse.recurrent.graph import Edge, OfNode, Operands, Results, graph_bind
 from jaxsparse.recurrent.input_weights import edge_operands, input_biases, scaled, sums_of_weights
 from jaxsparse.recurrent.layer_step import InputStep, LayerStep, gives_state, joined_gates, slots_of
 from jaxsparse.recurrent.layers import CheckedLayer
 from jaxsparse.recurrent.layout import ScanLayout
 from jaxsparse.recurrent.primitive.operands import FULL
 from jaxsparse.recurrent.run import layouts_of, wide_leaves
-from jaxsparse.recurrent.stacking import padded_values
 from jaxsparse.recurrent.step import CellStep, Step
 
 
@@ -61,7 +60,6 @@ class StackGraph:
         self.layers, self.xs, self.returned = layers, xs, returned
         self.mask, self.resets, self.reverse = mask, resets, reverse
         self.laid_out, self.variant = laid_out, variant
-        self.sparse = self._sparse_weights()
         self.nodes: list[Step] = []
         self.units: list[int] = []
         self.of_nodes: list[OfNode] = []
@@ -141,18 +139,8 @@ class StackGraph:
         """Adds a layer's node, and the edges that lead to it."""
         h, dtype = layer.h, self.xs.dtype
         biases = [] if layer.input is None else input_biases(layer)
-        step = checked_step(
-            layer.name,
-            layer.cell,
-            (layer.input_gates, layer.gates),
-            layer.tree,
-            layer.parameter_tree if layer.parameters else None,
-            layer.recurrent_bias is not None or bool(biases),
-            self.mask is not None,
-            wide_leaves(layer.carry, dtype),
-        )
-        if not step.has_y:
-            raise ValueError(f"{layer.name}: the cell {step.cell_name} must return a y, got None")
+        biased = layer.recurrent_bias is not None or bool(biases)
+        step = cell_step(layer, dtype, biased=biased, masked=self.mask is not None)
         resetting = self.resets is not None
         changes = resetting or layer.mask is not None or layer.skip is not None
         other = changes or not gives_state(_bare(step))  # the output is not the state
@@ -190,42 +178,18 @@ class StackGraph:
         if layer.skip is not None:
             source, output = self.outputs[i - layer.skip]
             self._edge(Edge(source, place, (output,), (node.gates,), 0, "identity"))
-        matrix, made = self.sparse.get(i, (layer.recurrent, None))
+        matrix = layer.recurrent
         kind, weights = edge_operands(matrix)
         edge = Edge(place, place, (0,), tuple(range(layer.gates)), 1, kind)
-        if made is not None:
+        if isinstance(matrix, CSR) and self.laid_out:
+            batch = self.xs.shape[1]
+            (made,) = layouts_of([matrix], layer.gates, batch, dtype, self.variant)
             if isinstance(made, ScanLayout):
                 edge = dataclasses.replace(edge, forms=made.forms)
                 weights = (*weights, made.words, made.transposed_words)
             else:
                 edge = dataclasses.replace(edge, not_laid_out=made)
         self._edge(edge, weights)
-
-    def _sparse_weights(self) -> dict[int, tuple[CSR, ScanLayout | str | None]]:
-        """Sparse recurrent matrices by layer, and where they lie on chip, or why that is not known.
-
-        Those that are scanned side by side have room for as many entries, and layouts of one form.
-        """
-        groups: dict[Any, list[int]] = {}
-        for i, layer in self.layers.items():
-            if isinstance(layer.recurrent, CSR):
-                shared = None if self.variant == CHUNKED else i
-                groups.setdefault((shared, layer.h, layer.gates), []).append(i)
-        found: dict[int, tuple[CSR, ScanLayout | str | None]] = {}
-        for (_, _, gates), group in groups.items():
-            matrices = [self.layers[i].recurrent for i in group]
-            several = len(group) > 1
-            made: list[Any] = [None] * len(group)
-            if self.laid_out:
-                _, batch, _ = self.xs.shape
-                dtype, variant = self.xs.dtype, self.variant
-                made = [*layouts_of(matrices, gates, batch, dtype, variant, anew=several)]
-            if several:
-                nse = max(m.topology.nse for m in matrices)
-                pairs = zip(padded_values(matrices), matrices, strict=True)
-                matrices = [CSR(values, m.topology.padded(nse)) for values, m in pairs]
-            found |= dict(zip(group, zip(matrices, made, strict=True), strict=True))
-        return found
 
     def _inputs(
         self, layer: CheckedLayer, node: LayerStep, biases: Sequence[Any]
@@ -259,6 +223,23 @@ class StackGraph:
             mask = layer.mask.astype(wide)[:, :, None]
             inputs.append((mask, FULL if mask.shape[0] == length else "bh"))
         return inputs
+
+
+def cell_step(layer: CheckedLayer, dtype: Any, *, biased: bool, masked: bool) -> CellStep:
+    """The step of a layer's cell; ValueError unless it is pointwise and returns a y."""
+    step = checked_step(
+        layer.name,
+        layer.cell,
+        (layer.input_gates, layer.gates),
+        layer.tree,
+        layer.parameter_tree if layer.parameters else None,
+        biased,
+        masked,
+        wide_leaves(layer.carry, dtype),
+    )
+    if not step.has_y:
+        raise ValueError(f"{layer.name}: the cell {step.cell_name} must return a y, got None")
+    return step
 
 
 def _now_and_next(resets: Any, reverse: bool) -> Any:

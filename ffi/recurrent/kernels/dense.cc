@@ -26,7 +26,7 @@ constexpr ManyScansKind kManyScansKinds[] = {{4, 4, 0}, {4, 8, 0}, {8, 4, 0}, {8
 // What has been measured of them.
 constexpr int64_t kLeastManyBatch = 8;  // entries of a scan
 constexpr int64_t kLeastManyScans = 4, kMostManyScans = 8;
-// Parts of a batch otherwise: only some of them side by side.
+// Of other blocks: parts of a batch, only some of which are side by side.
 constexpr int64_t kMostPartsOfFew = 4;
 
 // One of the scans that share a GPU, or of those that follow each other.
@@ -209,13 +209,7 @@ std::optional<ScanPlan> PlanDenseShare(const ScanVariant& variant, const ScanFor
       continue;  // a tensor core would multiply by rows of zeros
     }
     if (Double(rows) * Double(scan.state_parts) * Double(part) > kMostBlockWeights) continue;
-    DenseConfig config;
-    config.products = static_cast<int>(scan.products);
-    config.state_parts = static_cast<int>(scan.state_parts);
-    config.state_bytes = static_cast<int>(SizeOf(scan.state_dtype));
-    config.hidden = static_cast<int>(scan.hidden);
-    config.batch = static_cast<int>(share.batch);
-    config.units = static_cast<int>(units);
+    DenseConfig config = DenseConfigOf(scan, share.batch, units);
     config.tensor_cores = variant.tensor_cores;
     config.batch_tile = std::min(4, config.batch);
     config.resident = share.resident;
@@ -241,6 +235,17 @@ std::optional<ScanPlan> PlanDenseShare(const ScanVariant& variant, const ScanFor
 }
 
 }  // namespace
+
+DenseConfig DenseConfigOf(const ScanForm& form, int64_t batch, int64_t units) {
+  DenseConfig config;
+  config.products = static_cast<int>(form.products);
+  config.state_parts = static_cast<int>(form.state_parts);
+  config.state_bytes = static_cast<int>(SizeOf(form.state_dtype));
+  config.hidden = static_cast<int>(form.hidden);
+  config.batch = static_cast<int>(batch);
+  config.units = static_cast<int>(units);
+  return config;
+}
 
 std::string ExpressionOf(const DenseConfig& c) {
   return ConfigExpression(

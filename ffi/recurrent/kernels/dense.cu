@@ -1,8 +1,6 @@
 // Recurrent scans with dense weights in one launch (problem.h). Product warps wait for their
 // columns of the last state, multiply, and leave partial sums in shared memory, from which
 // pointwise warps go on (dense_steps.cuh).
-#include "persistent/backoff.cuh"
-#include "persistent/grid_barrier.cuh"
 #include "recurrent/kernels/dense_fma.cuh"
 #include "recurrent/kernels/dense_mma.cuh"
 #include "recurrent/kernels/dense_steps.cuh"
@@ -28,23 +26,10 @@ __device__ __forceinline__ void MakeProducts(const RecurrentScanProblem& p, Word
   __syncwarp();
   backoff.Start();
   for (int64_t step = 0; step < p.steps; ++step) {
-    if constexpr (Plan::kBarrier) {
-      WaitAt<kSizes.threads>(kAllThreads);
-      if (threadIdx.x == 0) {
-        MeetOtherBlocks<Plan::kBlocks>(ArrivalsOf<Plan>(p), step, &watchdog);
-      }
-      WaitAt<kSizes.threads>(kAllThreads);
-    } else {
-      backoff.Wait();
-    }
-    Delay<Plan::kMostDelay>(step);
+    BeginStep<Plan>(p, step, backoff, &watchdog);
     const bool timed_out =
         product.Multiply(SlotOf<Plan>(p, step), partials + (step & 1) * kSizes.partials, &watchdog);
-    if (timed_out) *stop = 1;
-    __syncwarp();
-    HandOver<Plan>(step, timed_out);
-    backoff.Start();
-    backoff.Adapt(watchdog.TakeHasWaited());
+    HandOver<Plan>(step, timed_out, stop, &backoff, &watchdog);
   }
 }
 

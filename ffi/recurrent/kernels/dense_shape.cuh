@@ -58,34 +58,37 @@ struct DenseRow {
   static constexpr auto kSizes = Plan::kSizes;
   using Weight = typename Plan::Weight;
 
-  const Weight* values;  // null: no such row
-  int64_t column_stride;
+  const char* values;     // null: no such row
+  uint32_t column_bytes;  // apart; few enough, as kMaxMatrixRows says
 
   // `row`: gate * units + unit of the block.
   template <typename Problem>
   __device__ __forceinline__ DenseRow(const Problem& p, int row)
-      : column_stride(Matrix::Of(p).column_stride) {
+      : column_bytes(static_cast<uint32_t>(Matrix::Of(p).column_stride * sizeof(Weight))) {
     const int unit = BlockOfScan<Plan>() * kSizes.units + row % kSizes.units;
     const bool exists = row < kSizes.rows && unit < kSizes.hidden;
-    values = exists ? static_cast<const Weight*>(Matrix::Of(p).values) +
-                          (Matrix::PlaceOf(row / kSizes.units) * kSizes.hidden + unit) *
-                              Matrix::Of(p).row_stride
-                    : nullptr;
+    const int64_t at = (Matrix::PlaceOf(row / kSizes.units) * kSizes.hidden + unit) *
+                       Matrix::Of(p).row_stride * int64_t{sizeof(Weight)};
+    values = exists ? static_cast<const char*>(Matrix::Of(p).values) + at : nullptr;
   }
 
   // kCount neighbours; `column`, with padding, is a multiple of 4. Conditions and divisions that
-  // the sizes rule out would take the compiler seconds, there are so many of these loads.
+  // the sizes rule out, and products of 64 bits for addresses, would take the compiler seconds:
+  // there are so many of these loads.
   template <int kCount>
   __device__ __forceinline__ void Load(int column, Weight (&to)[kCount]) const {
     constexpr bool kPadded = kSizes.part != kSizes.hidden;
     const int part = kPadded ? column / kSizes.part : 0;
     const int k = column - part * kSizes.part;
     const bool exists = values != nullptr && column < Matrix::kColumns;
-    const Weight* from = values + (part * kSizes.hidden + k) * column_stride;
+    const int first = part * kSizes.hidden + k;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       to[i] = Weight{};
-      if (exists && (!kPadded || k + i < kSizes.hidden)) to[i] = from[i * column_stride];
+      if (exists && (!kPadded || k + i < kSizes.hidden)) {
+        const uint64_t at = uint64_t{column_bytes} * static_cast<uint32_t>(first + i);
+        to[i] = *reinterpret_cast<const Weight*>(values + at);
+      }
     }
   }
 };

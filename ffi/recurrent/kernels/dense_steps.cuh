@@ -3,8 +3,10 @@
 // joins the two; product warps only arrive at it and go on to wait for the next state.
 #pragma once
 
+#include "persistent/backoff.cuh"
 #include "persistent/delay.cuh"
 #include "persistent/exchange.cuh"
+#include "persistent/grid_barrier.cuh"
 #include "recurrent/arrays.cuh"
 #include "recurrent/kernels/dense_shape.cuh"
 
@@ -14,18 +16,38 @@ namespace jaxsparse {
 // state knows that every block had received all of the state before it.
 __device__ __forceinline__ int BarrierOf(int64_t step) { return 1 + static_cast<int>(step & 1); }
 
-// What a product warp does when its part of a step's products is there, or missing. A warp that
-// timed out waits for the pointwise warps: no data from other blocks keep it from running ahead of
-// them. With barriers between blocks all product warps wait, since tools that look for races don't
-// know arrivals.
+// What a product warp does before it asks for the state of a step.
 template <typename Plan>
-__device__ __forceinline__ void HandOver(int64_t step, bool timed_out) {
+__device__ __forceinline__ void BeginStep(const RecurrentScanProblem& p, int64_t step,
+                                          const Backoff& backoff, Watchdog* watchdog) {
   constexpr int kThreads = Plan::kSizes.threads;
+  if constexpr (Plan::kBarrier) {
+    WaitAt<kThreads>(kAllThreads);
+    if (threadIdx.x == 0) MeetOtherBlocks<Plan::kBlocks>(ArrivalsOf<Plan>(p), step, watchdog);
+    WaitAt<kThreads>(kAllThreads);
+  } else {
+    backoff.Wait();
+  }
+  Delay<Plan::kMostDelay>(step);
+}
+
+// What it does when its part of the step's products is there, or missing. A warp that timed out
+// waits for the pointwise warps: no data from other blocks keep it from running ahead of them. With
+// barriers between blocks all product warps wait, since tools that look for races don't know
+// arrivals.
+template <typename Plan>
+__device__ __forceinline__ void HandOver(int64_t step, bool timed_out, volatile uint32_t* stop,
+                                         Backoff* backoff, Watchdog* watchdog) {
+  constexpr int kThreads = Plan::kSizes.threads;
+  if (timed_out) *stop = 1;
+  __syncwarp();
   if (Plan::kBarrier || timed_out) {
     WaitAt<kThreads>(BarrierOf(step));
   } else {
     ArriveAt<kThreads>(BarrierOf(step));
   }
+  backoff->Start();
+  backoff->Adapt(watchdog->TakeHasWaited());
 }
 
 // Where the exchange buffer has the state before a step. A wave's has the last one, too.

@@ -11,6 +11,7 @@
 namespace jaxsparse {
 namespace {
 
+// What is tried (ResidentConfig). Of plans that are predicted alike the first one is taken.
 constexpr int kUnitGroups[] = {2, 1, 4};
 constexpr int kStepsAhead[] = {4, 2, 1};
 constexpr int kBlocks[] = {1, 4, 16};

@@ -1,5 +1,5 @@
-// How a recurrent scan that one block makes is divided among its warps and lanes, for the plan and
-// for the kernel (resident.cu).
+// How a recurrent scan that one block makes, or a few, is divided among warps and lanes: for the
+// plan and for the kernel (resident.cu).
 #pragma once
 
 #include "types.h"
@@ -64,8 +64,7 @@ struct ResidentSizes : ResidentConfig {
   // A slot of the exchange buffer is the same without gaps, of the real batch entries.
   int exchange_slot = blocks > 1 ? columns / 8 * batch : 0;  // of 16 bytes
 
-  // Of a thread.
-  int weight_registers = register_part * 2 * row_tiles * 4;
+  // Of a thread, for all but weights and cells.
   int other_registers = 40 + 4 * tiles * chains + 4 * batch_tiles * (chunks < 4 ? chunks : 4) +
                         (register_part < chunks ? 8 * row_tiles : 0) + (blocks > 1 ? 32 : 0);
 

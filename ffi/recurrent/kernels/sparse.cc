@@ -34,8 +34,10 @@ std::optional<ScanPlan> PlanPairs(const ScanVariant& variant, const ScanForm& sc
                                   bool by_name) {
   const SparseForm& form = *scan.layout_form;
   const SparseShape& shape = form.shape;
-  const int64_t fitting = std::min<int64_t>(gpu.multiprocessors / shape.blocks, kMaxScansOfLaunch);
-  const int64_t scans = std::clamp<int64_t>(fitting, 1, scan.directions);
+  const double share = shape.cluster > 1 ? kClusterShare : 1.0;
+  const auto fitting = static_cast<int64_t>(gpu.multiprocessors * share) / shape.blocks;
+  const int64_t scans =
+      std::clamp<int64_t>(fitting, 1, std::min<int64_t>(scan.directions, kMaxScansOfLaunch));
   SparseConfig config;
   config.form = form;
   config.state_bytes = static_cast<int>(SizeOf(scan.state_dtype));

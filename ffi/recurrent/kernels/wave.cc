@@ -160,14 +160,9 @@ WaveConfig WaveConfigOf(const WaveForm& form, int64_t batch, int64_t units) {
   config.skip = form.skip;
   std::copy(std::begin(form.means), std::end(form.means), config.means);
   config.scales = form.scales;
-  DenseConfig& block = config.block;
-  block.products = MatrixProducts(config.own, config.below);
-  block.state_parts = static_cast<int>(form.state_parts);
-  block.state_bytes = static_cast<int>(SizeOf(form.state_dtype));
-  block.hidden = static_cast<int>(form.hidden);
-  block.batch = static_cast<int>(batch);
-  block.units = static_cast<int>(units);
-  block.tensor_cores = true;
+  config.block = DenseConfigOf(form, batch, units);
+  config.block.products = MatrixProducts(config.own, config.below);
+  config.block.tensor_cores = true;
   return config;
 }
 

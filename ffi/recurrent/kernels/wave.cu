@@ -11,8 +11,6 @@
 //   products: 4 L S P h^2 B flops on all tensor cores. What is in the way between receiving a state
 //     and publishing the next one is the own half of it.
 // So a wave of L layers takes T + L - 1 steps of little more time than one layer's, instead of L T.
-#include "persistent/backoff.cuh"
-#include "persistent/grid_barrier.cuh"
 #include "recurrent/kernels/dense_steps.cuh"
 #include "recurrent/kernels/wave_mma.cuh"
 #include "recurrent/kernels/wave_wgmma.cuh"
@@ -67,16 +65,7 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
         ScaleByNorm<Plan>(to_sums, p.norm_epsilon, sums);
       }
     }
-    if constexpr (Plan::kBarrier) {
-      WaitAt<kSizes.threads>(kAllThreads);
-      if (threadIdx.x == 0) {
-        MeetOtherBlocks<Plan::kBlocks>(ArrivalsOf<Plan>(p), step, &watchdog);
-      }
-      WaitAt<kSizes.threads>(kAllThreads);
-    } else {
-      backoff.Wait();
-    }
-    Delay<Plan::kMostDelay>(step);
+    BeginStep<Plan>(p, step, backoff, &watchdog);
     const auto* own = SlotOf<Plan>(p, step);
     product.AskOwn(own);
     const bool asks = has_below && step + 1 < p.steps;
@@ -86,11 +75,7 @@ __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4
     if constexpr (kSizes.means.count > 0 && !kSizes.means.scales) {
       if (!timed_out) product.WriteSums(to_sums);
     }
-    if (timed_out) *stop = 1;
-    __syncwarp();
-    HandOver<Plan>(step, timed_out);
-    backoff.Start();
-    backoff.Adapt(watchdog.TakeHasWaited());
+    HandOver<Plan>(step, timed_out, stop, &backoff, &watchdog);
   }
 }
 

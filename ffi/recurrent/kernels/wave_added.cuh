@@ -2,10 +2,10 @@
 // one of them, unit by unit, which is a skip, and means over the units of the layer below, for
 // norms.
 //
-// Product warps add up h B numbers for each mean, in float32, 16 bytes of a lane at a time: those
-// that they multiply, or else such that they receive as they do these. Each warp leaves its sums in
-// shared memory. A block reads its own units of a skip's state, which were
-// published some steps ago: it asks for them a step ahead.
+// Product warps add up h B numbers for each mean in float32. Most often these are states that they
+// multiply anyway; others they receive in the same way. Each warp leaves its sums in shared memory,
+// where pointwise threads add them up. Of a skip's state, which was published some steps ago, these
+// read their own units: they ask for them a step ahead.
 #pragma once
 
 #include "persistent/exchange.cuh"

@@ -2,6 +2,8 @@
 #include "device/recurrent_scan_operands.h"
 // The steps come first.
 #include "recurrent/kernels/dense.cu"
+// The kernel comes first.
+#include "device/recurrent_scan_matrices.h"
 
 namespace jaxsparse {
 
@@ -17,7 +19,7 @@ struct DenseOptions {
   int loads_ahead = 0;
 };
 
-// What recurrent/plan.cc and jaxsparse/recurrent/engine.py print.
+// What recurrent/kernels/dense.cc and jaxsparse/recurrent/engine.py print.
 // `kBatch`: of a part.
 template <typename Step, typename S, typename W, int kHidden, int kBatch, DenseOptions kOptions>
 struct DensePlan {
@@ -39,40 +41,16 @@ struct DensePlan {
   static constexpr int kScans = kOptions.scans, kBlocks = kSizes.blocks;
   static constexpr int kLayers = 1;
   static constexpr int kGroups = kOptions.groups;
-  static constexpr int kLaunches = (kOptions.directions * kGroups + kScans - 1) / kScans;
+  static constexpr int kDirections = kOptions.directions;
+  static constexpr int kLaunches = (kDirections * kGroups + kScans - 1) / kScans;
   static constexpr bool kBarrier = kOptions.barrier, kPrefetch = kOptions.prefetch;
   static constexpr unsigned kMostDelay = kOptions.most_delay;
-};
-
-struct Case {
-  int64_t steps = 5;
-  int64_t lead = 0;
-  bool has_nan = false, backwards = false, transposed = false;
-  int missing = -1;  // a block
+  static constexpr int64_t kStepBytes = kSizes.slot * int64_t{sizeof(S)};
 };
 
 template <typename Step, typename S, typename W, int kHidden, int kBatch, DenseOptions kOptions>
 void Test(const Case& c) {
-  using Plan = DensePlan<Step, S, W, kHidden, kBatch, kOptions>;
-  constexpr int64_t kRows = Step::kProducts * kHidden, kColumns = Step::kStates * kHidden;
-  const DenseMatrices<W> matrices(kOptions.directions, kRows, kColumns, c.transposed, c.lead);
-  const ScanSize size{
-      c.steps,  kOptions.groups * kBatch, kOptions.directions, Plan::kGroups, Plan::kScans, c.lead,
-      c.has_nan};
-  ScanTest<Step, S, kHidden> test(size, matrices.Rows(),
-                                  c.steps * Plan::kSizes.slot * int64_t{sizeof(S)});
-  for (int64_t launch = 0; launch < test.Launches(); ++launch) {
-    RecurrentScanProblem p = test.Problem(launch);
-    matrices.Give(&p);
-    if (c.missing >= 0) p.wait_limits.limit_ns = 1000;
-    emulated::Launch({.blocks = static_cast<int>(test.ScansOf(launch)) * Plan::kBlocks,
-                      .threads = Plan::kSizes.threads,
-                      .missing = c.missing,
-                      .backwards = c.backwards},
-                     {reinterpret_cast<char*>(shared), sizeof(shared)}, Plan::kSizes.shared_bytes,
-                     [&] { RecurrentScan<Step, Plan>(p); });
-  }
-  c.missing >= 0 ? test.CheckTimedOut(c.missing / Plan::kBlocks) : test.Check();
+  TestPlan<Step, DensePlan<Step, S, W, kHidden, kBatch, kOptions>>(c, shared);
 }
 
 }  // namespace

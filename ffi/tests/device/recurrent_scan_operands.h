@@ -375,40 +375,4 @@ std::vector<T> SmallWeights(int64_t size, int64_t columns) {
   return weights;
 }
 
-// Dense matrices of all directions, by rows or by columns, that begin `lead` elements behind an
-// aligned place.
-template <typename W>
-class DenseMatrices {
- public:
-  DenseMatrices(int64_t directions, int64_t rows, int64_t columns, bool transposed, int64_t lead)
-      : size_(rows * columns),
-        columns_(columns),
-        row_stride_(transposed ? 1 : columns),
-        column_stride_(transposed ? rows : 1),
-        lead_(lead),
-        weights_(SmallWeights<W>(lead + directions * rows * columns, columns)) {}
-
-  // Row by row. A kernel rounds them to the states' type, if that has 16 bits.
-  std::vector<double> Rows() const {
-    std::vector<double> rows;
-    for (int64_t i = 0; i < std::ssize(weights_) - lead_; ++i) {
-      const int64_t row = i % size_ / columns_;
-      const int64_t at = i / size_ * size_ + row * row_stride_ + i % columns_ * column_stride_;
-      rows.push_back(ToAccumulator(weights_[lead_ + at]));
-    }
-    return rows;
-  }
-
-  void Give(RecurrentScanProblem* p) const {
-    p->weights = weights_.data() + lead_;
-    p->weights_size = size_;
-    p->weight_row_stride = row_stride_;
-    p->weight_column_stride = column_stride_;
-  }
-
- private:
-  const int64_t size_, columns_, row_stride_, column_stride_, lead_;
-  const std::vector<W> weights_;
-};
-
 }  // namespace jaxsparse

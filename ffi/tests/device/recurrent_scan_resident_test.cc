@@ -1,7 +1,9 @@
-// Recurrent scans that one block makes, on an emulated GPU.
+// Recurrent scans that one block makes, or a few, on an emulated GPU.
 #include "device/recurrent_scan_operands.h"
 // The steps come first.
 #include "recurrent/kernels/resident.cu"
+// The kernel comes first.
+#include "device/recurrent_scan_matrices.h"
 
 namespace jaxsparse {
 
@@ -16,7 +18,7 @@ struct ResidentOptions {
   int blocks = 1, register_chunks = ResidentConfig::kAllChunks;
 };
 
-// What recurrent/plan.cc and jaxsparse/recurrent/engine.py print. `kBatch`: of a part.
+// What recurrent/kernels/resident.cc and jaxsparse/recurrent/engine.py print. `kBatch`: of a part.
 template <typename Step, typename S, int kHidden, int kBatch, ResidentOptions kOptions>
 struct ResidentPlan {
   using State = S;
@@ -35,39 +37,16 @@ struct ResidentPlan {
   static constexpr int kScans = kOptions.scans, kBlocks = kSizes.blocks;
   static constexpr int kLayers = 1;
   static constexpr int kGroups = kOptions.groups;
-  static constexpr int kLaunches = (kOptions.directions * kGroups + kScans - 1) / kScans;
+  static constexpr int kDirections = kOptions.directions;
+  static constexpr int kLaunches = (kDirections * kGroups + kScans - 1) / kScans;
   static constexpr bool kBarrier = false, kPrefetch = kSizes.blocks == 3;
   static constexpr unsigned kMostDelay = kOptions.most_delay;
-};
-
-struct Case {
-  int64_t steps = 5;
-  int64_t lead = 0;
-  bool has_nan = false, backwards = false, transposed = false;
-  int missing = -1;  // a block
+  static constexpr int64_t kStepBytes = kSizes.exchange_slot * int64_t{16};
 };
 
 template <typename Step, typename S, int kHidden, int kBatch, ResidentOptions kOptions>
 void Test(const Case& c) {
-  using Plan = ResidentPlan<Step, S, kHidden, kBatch, kOptions>;
-  constexpr int64_t kRows = Step::kProducts * kHidden, kColumns = Step::kStates * kHidden;
-  const DenseMatrices<S> matrices(kOptions.directions, kRows, kColumns, c.transposed, c.lead);
-  const ScanSize size{
-      c.steps,  kOptions.groups * kBatch, kOptions.directions, Plan::kGroups, Plan::kScans, c.lead,
-      c.has_nan};
-  ScanTest<Step, S, kHidden> test(size, matrices.Rows(), c.steps * Plan::kSizes.exchange_slot * 16);
-  for (int64_t launch = 0; launch < test.Launches(); ++launch) {
-    RecurrentScanProblem p = test.Problem(launch);
-    matrices.Give(&p);
-    if (c.missing >= 0) p.wait_limits.limit_ns = 1000;
-    emulated::Launch({.blocks = static_cast<int>(test.ScansOf(launch)) * Plan::kBlocks,
-                      .threads = Plan::kSizes.threads,
-                      .missing = c.missing,
-                      .backwards = c.backwards},
-                     {reinterpret_cast<char*>(shared), sizeof(shared)}, Plan::kSizes.shared_bytes,
-                     [&] { RecurrentScan<Step, Plan>(p); });
-  }
-  c.missing >= 0 ? test.CheckTimedOut(c.missing / Plan::kBlocks) : test.Check();
+  TestPlan<Step, ResidentPlan<Step, S, kHidden, kBatch, kOptions>>(c, shared);
 }
 
 }  // namespace

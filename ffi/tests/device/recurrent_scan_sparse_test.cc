@@ -21,7 +21,7 @@ struct SparseOptions {
   unsigned most_delay = 0;
 };
 
-// What recurrent/plan.cc and jaxsparse/recurrent/engine.py print.
+// What recurrent/kernels/sparse.cc and jaxsparse/recurrent/engine.py print.
 template <typename Step, typename S, typename W, SparseShape kShape, SparseOptions kOptions>
 struct SparsePlan {
   using State = S;

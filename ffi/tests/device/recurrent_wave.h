@@ -22,6 +22,53 @@ struct GruOfWaveStep {
   }
 };
 
+// Of a plan.
+struct WaveOptions {
+  int units, warps, pointwise_warps;
+  WaveMatrix own, below;
+  int layers = 2, groups = 1;  // parts of the batch
+  bool barrier = false, prefetch = false;
+  unsigned most_delay = 0;
+  int loads_ahead = 0;
+  WaveSkip skip = {};
+  int skipped = 1;  // layers
+  WaveMean means[kMaxWaveMeans] = {};
+  bool scales = false;
+};
+
+// `batch`: of a part.
+template <typename Step, typename S>
+constexpr WaveConfig ConfigOf(int hidden, int batch, const WaveOptions& options, bool warpgroups) {
+  return {.block = DenseConfig{.products = MatrixProducts(options.own, options.below),
+                               .state_parts = Step::kStates,
+                               .state_bytes = sizeof(S),
+                               .hidden = hidden,
+                               .batch = batch,
+                               .units = options.units,
+                               .warps = options.warps,
+                               .pointwise_warps = options.pointwise_warps,
+                               .tensor_cores = true,
+                               .warpgroups = warpgroups,
+                               .loads_ahead = options.loads_ahead},
+          .own = options.own,
+          .below = options.below,
+          .skip = options.skip,
+          .means = {options.means[0], options.means[1]},
+          .scales = options.scales};
+}
+
+// What the host prints, beside kSizes of the kernel.
+template <typename Step, typename S, WaveOptions kOptions>
+struct WavePlan {
+  using State = S;
+  using Weight = S;
+  using Arrays = ArraysOf<Step>;
+  static constexpr int kLayers = kOptions.layers, kSkipped = kOptions.skipped;
+  static constexpr int kScans = kOptions.groups, kGroups = kScans, kLaunches = 1;
+  static constexpr bool kBarrier = kOptions.barrier, kPrefetch = kOptions.prefetch;
+  static constexpr unsigned kMostDelay = kOptions.most_delay;
+};
+
 struct Case {
   int64_t steps = 5;
   int64_t lead = 0;

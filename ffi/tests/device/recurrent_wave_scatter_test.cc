@@ -22,44 +22,18 @@ struct LstmAdjointStep {
   }
 };
 
-struct WaveOptions {
-  int units, warps, pointwise_warps;
-  WaveMatrix own, below;
-  int layers = 2, groups = 1;  // parts of the batch
-  unsigned most_delay = 0;
-  int loads_ahead = 0;
-};
-
 // What recurrent/kernels/wave_scatter.cc and jaxsparse/recurrent/engine.py print.
-// `kBatch`: of a part.
 template <typename Step, typename S, int kHidden, int kBatch, WaveOptions kOptions>
-struct WavePlan {
-  using State = S;
-  using Weight = S;
-  using Arrays = ArraysOf<Step>;
-  static constexpr WaveScatterSizes kSizes{WaveScatterConfig{
-      .wave = WaveConfig{.block = DenseConfig{.products = 1,
-                                              .state_parts = Step::kStates,
-                                              .state_bytes = sizeof(S),
-                                              .hidden = kHidden,
-                                              .batch = kBatch,
-                                              .units = kOptions.units,
-                                              .warps = kOptions.warps,
-                                              .pointwise_warps = kOptions.pointwise_warps,
-                                              .tensor_cores = true,
-                                              .loads_ahead = kOptions.loads_ahead},
-                         .own = kOptions.own,
-                         .below = kOptions.below}}};
-  static constexpr int kLayers = kOptions.layers, kBlocks = kSizes.blocks;
-  static constexpr int kSkipped = 1, kBitsOfPart = std::is_same_v<S, float16> ? 11 : 8;
-  static constexpr int kScans = kOptions.groups, kGroups = kScans, kLaunches = 1;
-  static constexpr bool kBarrier = false, kPrefetch = false;
-  static constexpr unsigned kMostDelay = kOptions.most_delay;
+struct ScatterPlan : WavePlan<Step, S, kOptions> {
+  static constexpr WaveScatterSizes kSizes{
+      WaveScatterConfig{.wave = ConfigOf<Step, S>(kHidden, kBatch, kOptions, false)}};
+  static constexpr int kBlocks = kSizes.blocks;
+  static constexpr int kBitsOfPart = std::is_same_v<S, float16> ? 11 : 8;
 };
 
 template <typename Step, typename S, int kHidden, int kBatch, WaveOptions kOptions>
 constexpr auto TestWave = [](const Case& c) {
-  using Plan = WavePlan<Step, S, kHidden, kBatch, kOptions>;
+  using Plan = ScatterPlan<Step, S, kHidden, kBatch, kOptions>;
   Test<Step, Plan, RecurrentWaveScan<Step, Plan>>(c);
 };
 
@@ -71,7 +45,7 @@ int main() {
   {  // three layers of few units, not all of the last block's; laps of all slots; held up
     constexpr WaveMatrix kAll{.states = 15, .register_chunks = 1};
     constexpr auto Lstm = TestWave<LstmAdjointStep, bfloat16, 70, 5,
-                                   WaveOptions{16, 2, 1, kAll, kAll, 3, 1, 5000, 1}>;
+                                   WaveOptions{16, 2, 1, kAll, kAll, 3, 1, false, false, 5000, 1}>;
     Lstm({.steps = 10, .has_nan = true});
     Lstm({.steps = 3, .lead = 1, .reverse = true, .backwards = true});
     Lstm({.steps = 1, .transposed = true});
@@ -90,15 +64,15 @@ int main() {
   }
   {  // two parts of a batch, layers of one block
     constexpr WaveMatrix kAll{.states = 7, .register_chunks = 1};
-    constexpr auto Adjoint =
-        TestWave<AdjointStep, float16, 24, 16, WaveOptions{32, 2, 4, kAll, kAll, 2, 2, 3000}>;
+    constexpr auto Adjoint = TestWave<AdjointStep, float16, 24, 16,
+                                      WaveOptions{32, 2, 4, kAll, kAll, 2, 2, false, false, 3000}>;
     Adjoint({.steps = 9});
     Adjoint({.steps = 3, .has_nan = true, .backwards = true});
   }
   {  // a step with one state, many blocks
     constexpr WaveMatrix kOne{.register_chunks = 2};
-    constexpr auto Rnn =
-        TestWave<RnnStep, float16, 96, 1, WaveOptions{16, 4, 1, kOne, kOne, 2, 1, 2000, 2}>;
+    constexpr auto Rnn = TestWave<RnnStep, float16, 96, 1,
+                                  WaveOptions{16, 4, 1, kOne, kOne, 2, 1, false, false, 2000, 2}>;
     Rnn({.steps = 9, .has_nan = true});
     Rnn({.steps = 4, .missing = 11});
   }

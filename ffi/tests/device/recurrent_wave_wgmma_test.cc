@@ -6,51 +6,18 @@
 namespace jaxsparse {
 namespace {
 
-struct WaveOptions {
-  int units, parts, pointwise_warps;
-  WaveMatrix own, below;
-  int layers = 2, groups = 1;  // parts of the batch
-  bool barrier = false;
-  unsigned most_delay = 0;
-  bool asks_ahead = true;
-  int loads_ahead = 0;
-  WaveSkip skip = {};
-};
-
 // What recurrent/kernels/wave_wgmma.cc and jaxsparse/recurrent/engine.py print.
-// `kBatch`: of a part.
-template <typename Step, typename S, int kHidden, int kBatch, WaveOptions kOptions>
-struct WavePlan {
-  using State = S;
-  using Weight = S;
-  using Arrays = ArraysOf<Step>;
+template <typename Step, typename S, int kHidden, int kBatch, WaveOptions kOptions, bool kAsksAhead>
+struct WgmmaPlan : WavePlan<Step, S, kOptions> {
   static constexpr WaveWgmmaSizes kSizes{WaveWgmmaConfig{
-      .wave =
-          WaveConfig{.block = DenseConfig{.products = MatrixProducts(kOptions.own, kOptions.below),
-                                          .state_parts = Step::kStates,
-                                          .state_bytes = sizeof(S),
-                                          .hidden = kHidden,
-                                          .batch = kBatch,
-                                          .units = kOptions.units,
-                                          .warps = 4 * kOptions.parts * ((kBatch + 63) / 64),
-                                          .pointwise_warps = kOptions.pointwise_warps,
-                                          .tensor_cores = true,
-                                          .warpgroups = true,
-                                          .loads_ahead = kOptions.loads_ahead},
-                     .own = kOptions.own,
-                     .below = kOptions.below,
-                     .skip = kOptions.skip},
-      .asks_ahead = kOptions.asks_ahead}};
-  static constexpr int kLayers = kOptions.layers, kBlocks = kSizes.blocks;
-  static constexpr int kSkipped = 1;
-  static constexpr int kScans = kOptions.groups, kGroups = kScans, kLaunches = 1;
-  static constexpr bool kBarrier = kOptions.barrier, kPrefetch = false;
-  static constexpr unsigned kMostDelay = kOptions.most_delay;
+      .wave = ConfigOf<Step, S>(kHidden, kBatch, kOptions, true), .asks_ahead = kAsksAhead}};
+  static constexpr int kBlocks = kSizes.blocks;
 };
 
-template <typename Step, typename S, int kHidden, int kBatch, WaveOptions kOptions>
+template <typename Step, typename S, int kHidden, int kBatch, WaveOptions kOptions,
+          bool kAsksAhead = true>
 constexpr auto TestWave = [](const Case& c) {
-  using Plan = WavePlan<Step, S, kHidden, kBatch, kOptions>;
+  using Plan = WgmmaPlan<Step, S, kHidden, kBatch, kOptions, kAsksAhead>;
   Test<Step, Plan, RecurrentWaveScan<Step, Plan>>(c);
 };
 
@@ -61,30 +28,47 @@ int main() {
   using namespace jaxsparse;
   constexpr WaveMatrix kOne{}, kFour{.products = 15};
   {  // three layers of few units, not all of a tensor core's rows; two parts of the columns
-    constexpr auto Lstm =
-        TestWave<LstmStep, bfloat16, 70, 20, WaveOptions{16, 2, 2, kFour, kFour, 3}>;
+    constexpr WaveOptions kOptions{
+        .units = 16, .warps = 8, .pointwise_warps = 2, .own = kFour, .below = kFour, .layers = 3};
+    constexpr auto Lstm = TestWave<LstmStep, bfloat16, 70, 20, kOptions>;
     Lstm({.steps = 3, .lead = 1, .reverse = true, .has_nan = true, .backwards = true});
     Lstm({.steps = 2, .transposed = true});
     Lstm({.steps = 3, .missing = 4});
   }
   {  // products of one matrix only, two parts of a batch, warps that are held up
-    constexpr WaveMatrix kOwn{.products = 7}, kBelow{.products = 11};
-    constexpr auto Gru = TestWave<GruOfWaveStep, float16, 40, 33,
-                                  WaveOptions{16, 1, 2, kOwn, kBelow, 2, 2, false, 5000}>;
+    constexpr WaveOptions kOptions{.units = 16,
+                                   .warps = 4,
+                                   .pointwise_warps = 2,
+                                   .own = {.products = 7},
+                                   .below = {.products = 11},
+                                   .groups = 2,
+                                   .most_delay = 5000};
+    constexpr auto Gru = TestWave<GruOfWaveStep, float16, 40, 33, kOptions>;
     Gru({.steps = 4});
     Gru({.steps = 2, .has_nan = true, .backwards = true});
   }
   {  // an adjoint, whose matrices take some of the states, two of three chunks ahead; two tiles of
      // rows; a barrier
-    constexpr WaveMatrix kOwn{.states = 5}, kBelow{.states = 6};
-    constexpr auto Adjoint = TestWave<AdjointStep, bfloat16, 37, 70,
-                                      WaveOptions{24, 1, 4, kOwn, kBelow, 2, 1, true, 0, false, 2}>;
+    constexpr WaveOptions kOptions{.units = 24,
+                                   .warps = 8,
+                                   .pointwise_warps = 4,
+                                   .own = {.states = 5},
+                                   .below = {.states = 6},
+                                   .barrier = true,
+                                   .loads_ahead = 2};
+    constexpr auto Adjoint = TestWave<AdjointStep, bfloat16, 37, 70, kOptions, false>;
     Adjoint({.steps = 3, .lead = 1, .reverse = true, .transposed = true});
     Adjoint({.steps = 2, .backwards = true, .missing = 1});
   }
   {  // an RNN
-    constexpr auto Rnn =
-        TestWave<RnnStep, bfloat16, 68, 9, WaveOptions{40, 2, 1, kOne, kOne, 4, 1, false, 2000}>;
+    constexpr WaveOptions kOptions{.units = 40,
+                                   .warps = 8,
+                                   .pointwise_warps = 1,
+                                   .own = kOne,
+                                   .below = kOne,
+                                   .layers = 4,
+                                   .most_delay = 2000};
+    constexpr auto Rnn = TestWave<RnnStep, bfloat16, 68, 9, kOptions>;
     Rnn({.steps = 5, .has_nan = true});
     Rnn({.steps = 3, .missing = 3});
   }

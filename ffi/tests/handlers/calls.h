@@ -262,8 +262,9 @@ inline void AddLaunch(const ScanLaunches& launches, int64_t blocks, int64_t clus
 }
 
 // Of a cell of 4 products, one carry, an input of its own at each step and one that repeats.
-inline TestCall ScanCall(const std::string& weights, bool transposed, const std::string& dtype) {
-  constexpr int64_t kDirections = 2, kSteps = 9, kBatch = 8, kUnits = 16, kGates = 4, kWords = 40;
+inline TestCall ScanCall(const std::string& weights, bool transposed, const std::string& dtype,
+                         int64_t steps = 9) {
+  constexpr int64_t kDirections = 2, kBatch = 8, kUnits = 16, kGates = 4, kWords = 40;
   const int64_t products = transposed ? 1 : kGates, states = transposed ? kGates : 1;
   const int64_t width = dtype == "float32" ? 4 : 2;
   const ScanLaunches launches{
@@ -286,12 +287,12 @@ inline TestCall ScanCall(const std::string& weights, bool transposed, const std:
   }
   Add(&call.operands, {{"state", dtype, Batched(d, {kBatch, states, kUnits})},
                        {"carry", "float32", Batched(d, {kBatch, kUnits})},
-                       {"input", dtype, Batched(d, {kSteps, kBatch, 3, kUnits})},
+                       {"input", dtype, Batched(d, {steps, kBatch, 3, kUnits})},
                        {"input", "float32", Batched(d, {1, 1, 5, kUnits})}});
-  call.results = {{"states", dtype, Batched(d, {kSteps, kBatch, states, kUnits})},
+  call.results = {{"states", dtype, Batched(d, {steps, kBatch, states, kUnits})},
                   {"last carry", "float32", Batched(d, {kBatch, kUnits})},
-                  {"output", dtype, Batched(d, {kSteps, kBatch, 2, kUnits})},
-                  {"output", "float32", Batched(d, {kSteps, kBatch, 1, kUnits})},
+                  {"output", dtype, Batched(d, {steps, kBatch, 2, kUnits})},
+                  {"output", "float32", Batched(d, {steps, kBatch, 1, kUnits})},
                   {"workspace", "uint8", {launches.WorkspaceBytes()}}};
   call.attributes = {{"weights", weights},
                      {"weight_dtype", dtype},
@@ -310,8 +311,8 @@ inline TestCall ScanCall(const std::string& weights, bool transposed, const std:
 
 // Of three layers of a GRU, or of their adjoints, each with an input of every step and one that the
 // upper layers have once.
-inline TestCall WaveCall(bool transposed) {
-  constexpr int64_t kLayers = 3, kSteps = 9, kBatch = 8, kUnits = 16, kGates = 3;
+inline TestCall WaveCall(bool transposed, int64_t steps = 9) {
+  constexpr int64_t kLayers = 3, kBatch = 8, kUnits = 16, kGates = 3;
   const std::string dtype = transposed ? "float16" : "bfloat16";
   const int64_t states = transposed ? kGates + 1 : 1;
   const ScanLaunches launches{.groups = 2, .scans = 2, .layers = kLayers, .exchange_bytes = 4096};
@@ -325,12 +326,12 @@ inline TestCall WaveCall(bool transposed) {
     Add(&call.operands, {{"state", dtype, {kBatch, states, kUnits}},
                          {"carry", "float32", {kBatch, kUnits}},
                          {"input", "float32", {1, 1, 5, kUnits}}});
-    const std::vector<int64_t> every = {kSteps, kBatch, 3, kUnits}, once = {1, 1, 3, 1};
+    const std::vector<int64_t> every = {steps, kBatch, 3, kUnits}, once = {1, 1, 3, 1};
     call.operands.push_back({"input", dtype, has_ahead ? every : once});
     inputs += has_ahead ? "5h 3tbh" : " 5h 3";
-    Add(&call.results, {{"states", dtype, {kSteps, kBatch, states, kUnits}},
+    Add(&call.results, {{"states", dtype, {steps, kBatch, states, kUnits}},
                         {"last carry", "float32", {kBatch, kUnits}},
-                        {"output", "float32", {kSteps, kBatch, 2, kUnits}}});
+                        {"output", "float32", {steps, kBatch, 2, kUnits}}});
   }
   call.results.push_back({"workspace", "uint8", {launches.WorkspaceBytes()}});
   const int64_t products = transposed ? 1 : kGates;

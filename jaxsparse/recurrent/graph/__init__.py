@@ -17,14 +17,12 @@ from jax.interpreters.batching import primitive_batchers
 
 from jaxsparse.recurrent.graph.batching import batching_rule
 from jaxsparse.recurrent.graph.binding import graph_bind
-from jaxsparse.recurrent.graph.choice import CHUNKED
 from jaxsparse.recurrent.graph.declaration import recurrent_graph_p
 from jaxsparse.recurrent.graph.derivatives import jvp, transpose
 from jaxsparse.recurrent.graph.edges import Edge, edge_products
 from jaxsparse.recurrent.graph.operands import OfNode, Operands, Results
 
 __all__ = [
-    "CHUNKED",
     "Edge",
     "OfNode",
     "Operands",

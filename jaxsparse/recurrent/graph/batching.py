@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxsparse.primitive import batch, bind
 from jaxsparse.recurrent.graph.declaration import recurrent_graph_p
-from jaxsparse.recurrent.graph.operands import OfNode, Operands, has_states, split
+from jaxsparse.recurrent.graph.operands import OfNode, Operands, has_states, split, with_batch
 from jaxsparse.recurrent.primitive.batching import Rows, mapped_spans
 
 
@@ -17,13 +17,8 @@ def batching_rule(operands: Any, dims: Any, **params: Any) -> Any:
     if any(axis is not None for axis in itertools.chain(*axes.weights)):
         return batch(recurrent_graph_p, operands, dims, **params)
     values = split(operands, params)
-    # A state's axis may be None as of one that is not mapped; whether there is one, its value says.
-    state, state_axis = next(
-        (x.state, a.state)
-        for x, a in zip(values.nodes, axes.nodes, strict=True)
-        if x.state is not None
-    )
-    rows = Rows.of(operands, dims, state, state_axis)
+    one, axis = (with_batch(values.nodes, x.nodes) for x in (values, axes))
+    rows = Rows.of(operands, dims, one, axis)
     nodes = []
     for x, a, spans in zip(values.nodes, axes.nodes, params["spans"], strict=True):
         nodes.append(

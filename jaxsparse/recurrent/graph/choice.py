@@ -1,4 +1,4 @@
-"""What a graph is computed as on a GPU: waves, chunks, wavefronts, or node by node."""
+"""What a graph is computed as on a GPU: waves, wavefronts, or node by node."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from jax.core import ShapedArray
 
 from jaxsparse.device import AnyDevice, Device
 from jaxsparse.primitive import Fallback, UnavailableError
-from jaxsparse.recurrent.graph.chunked import Chunks, run_chunked, steps_of_chunk
-from jaxsparse.recurrent.graph.operands import Operands, split
+from jaxsparse.recurrent.graph.operands import recurrent_nodes, split
+from jaxsparse.recurrent.graph.plain import PLAIN
 from jaxsparse.recurrent.graph.runs import in_runs
-from jaxsparse.recurrent.graph.staggered_form import Staggered, staggered
 from jaxsparse.recurrent.graph.wavefront import run_wavefront
+from jaxsparse.recurrent.graph.wavefront_form import WavefrontForm, wavefront_forms
 from jaxsparse.recurrent.graph.waves import WAVE_VARIANTS, choose_waves, plan_alone
-from jaxsparse.recurrent.plan import VARIANTS, NoPlan
+from jaxsparse.recurrent.plan import NoPlan
 
-WAVEFRONT, CHUNKED = "wavefront", "chunked"
-STACK_VARIANTS = (*WAVE_VARIANTS, CHUNKED, WAVEFRONT)  # of several layers at once
+WAVEFRONT = "wavefront"
+STACK_VARIANTS = (*WAVE_VARIANTS, WAVEFRONT)  # of several layers at once
 BY_NAME = "it is asked for by its name"
 
 
@@ -30,13 +30,15 @@ def choose(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevi
         UnavailableError: if what was asked for by its name is not to be had.
     """
     variant = params["variant"]
+    if variant in (None, *STACK_VARIANTS) and len(recurrent_nodes(params["edges"])) < 2:
+        # A derivative may reach one layer of many, for which several at once were asked.
+        return Fallback("it has a single layer", functools.partial(in_runs, {}), PLAIN)
     if variant == WAVEFRONT:
-        found, reason = staggered(params, split(avals, params), ("dense",))
+        found, reason = wavefront_forms(params, split(avals, params))
         if not found:
-            raise _unavailable(variant, reason)
+            message = f"recurrent.stack_scan: {variant} was asked for, but {reason}"
+            raise UnavailableError(message, reason)
         return _as_wavefronts(found, BY_NAME)
-    if variant == CHUNKED:
-        return _in_chunks(params, split(avals, params), device)
     return choose_waves(params, avals, device)
 
 
@@ -50,7 +52,7 @@ def without_waves(
     if params["variant"] is not None or params["implementation"] == "cuda":
         return fallback  # which asks for kernels of single layers
     x = split(avals, params)
-    found, reason = staggered(params, x, ("dense",))
+    found, reason = wavefront_forms(params, x)
     if not found:
         no_wavefront = f", and as no wavefront, because {reason}" if reason else ""
         return fallback._replace(reason=fallback.reason + no_wavefront)
@@ -70,34 +72,9 @@ def without_waves(
     return made._replace(warning=missed, subject=params["nodes"][form.first].cell_name)
 
 
-def _as_wavefronts(found: Sequence[Staggered], reason: str) -> Fallback:
+def _as_wavefronts(found: Sequence[WavefrontForm], reason: str) -> Fallback:
     runs = {w.first: functools.partial(run_wavefront, w) for w in found}
     called = " and ".join(
         f"nodes {w.first} to {w.last} as a wavefront of {w.layers} layers" for w in found
     )
     return Fallback(reason, functools.partial(in_runs, runs), called)
-
-
-def _in_chunks(params: dict[str, Any], x: Operands, device: AnyDevice) -> Fallback:
-    assert isinstance(device, Device)  # on what is none, no kernel of scans runs
-    found, reason = staggered(params, x, ("dense", "csr"))
-    runs, called = {}, []
-    for form in found:
-        plan = plan_alone(form.first, params, x, device, matrices=form.layers, forced=True)
-        if isinstance(plan, NoPlan):
-            reason = plan.reason
-            continue
-        steps = steps_of_chunk(params["length"], form.layers, plan.microseconds)
-        chunks = Chunks(steps, VARIANTS[plan.variant].weights == "masked")
-        runs[form.first] = functools.partial(run_chunked, form, chunks)
-        called.append(
-            f"nodes {form.first} to {form.last} side by side, each a chunk of {steps} steps behind"
-        )
-    if not runs:
-        raise _unavailable(CHUNKED, reason)
-    return Fallback(BY_NAME, functools.partial(in_runs, runs), " and ".join(called))
-
-
-def _unavailable(variant: str, reason: str) -> UnavailableError:
-    reason = reason or "it has a single layer"
-    return UnavailableError(f"recurrent.stack_scan: {variant} was asked for, but {reason}", reason)

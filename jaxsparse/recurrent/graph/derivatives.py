@@ -29,6 +29,7 @@ from jaxsparse.recurrent.graph.operands import (
     recurrent_nodes,
     split,
     split_results,
+    with_batch,
 )
 from jaxsparse.recurrent.primitive.derivatives import (
     instantiated,
@@ -147,12 +148,6 @@ def _changed_nodes(
         own = own or not (state is None or is_zero(state))
         if own or any(edge.source in changed for edge in edges if edge.target == n):
             changed[n] = Tangent(step, active, shifted)
-    recurrent = recurrent_nodes(edges)
-    if changed and not recurrent & changed.keys():
-        # A graph has the dtype of a state: it takes a node with one, whose tangent is 0.
-        feeding = (edge.source for edge in edges if edge.target in changed)
-        n = next(n for n in feeding if n in recurrent)
-        changed = dict(sorted({n: Tangent(nodes[n], (), False), **changed}.items()))
     return changed
 
 
@@ -295,7 +290,7 @@ def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
 def _adjoints(x: Operands, given: Sequence[Results], params: dict[str, Any]) -> dict[int, Adjoint]:
     """The nodes that cotangents reach, the last first, and their steps' adjoints."""
     nodes, edges = params["nodes"], params["edges"]
-    dtype = next(_aval(node.state).dtype for node in x.nodes if node.state is not None)
+    dtype = _aval(with_batch(x.nodes, x.nodes)).dtype
     adjoints: dict[int, Adjoint] = {}
     for n in reversed(range(len(nodes))):
         (states, carries, outputs), inputs = given[n], x.nodes[n].inputs

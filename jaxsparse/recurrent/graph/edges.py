@@ -83,6 +83,15 @@ class Edge:
         )
 
 
+def edges_into(nodes: range, edges: Sequence[Edge]) -> dict[int, list[tuple[int, Edge]]]:
+    """The edges that lead to each of some nodes, and their places."""
+    into: dict[int, list[tuple[int, Edge]]] = {n: [] for n in nodes}
+    for e, edge in enumerate(edges):
+        if edge.target in into:
+            into[edge.target].append((e, edge))
+    return into
+
+
 def edge_products(
     edge: Edge,
     weights: Sequence[Any],

@@ -14,7 +14,7 @@ from jaxsparse.device import AnyDevice, Device, by_device
 from jaxsparse.primitive import CALLS, OPERATIONS, TypedCall, choose, core_dims, equations
 from jaxsparse.recurrent import engine
 from jaxsparse.recurrent.explained import planned
-from jaxsparse.recurrent.graph.operands import dtype_of, recurrent_nodes, split
+from jaxsparse.recurrent.graph.operands import batch_of, dtype_of, recurrent_nodes, split
 from jaxsparse.recurrent.plan import NoPlan, Plan, ScanForm
 from jaxsparse.recurrent.primitive import operand_names, recurrent_scan_p
 
@@ -42,12 +42,13 @@ def explained_graph(call: TypedCall, here: str, device: Device, choice: str) -> 
     """What a graph runs as on a GPU, as it is given, beside what is said of this machine."""
     params, x = call.params, split(call.operands, call.params)
     layers = sorted(recurrent_nodes(params["edges"]))
-    sizes = sorted({params["units"][n] for n in layers}, reverse=True)
-    state = x.nodes[layers[0]].state
-    several = f"{len(layers)} layers, nodes {layers[0]} to {layers[-1]}, of"
+    sizes = sorted({params["units"][n] for n in layers or range(len(x.nodes))}, reverse=True)
+    which = "a layer of" if layers else "an input of"  # in some derivatives there is no layer
+    if len(layers) > 1:
+        which = f"{len(layers)} layers, nodes {layers[0]} to {layers[-1]}, of"
     problem = (
-        f"{several if len(layers) > 1 else 'a layer of'} {' or '.join(map(str, sizes))} units, "
-        f"{dtype_of(x).name} state, batch {state.shape[-3]}, {params['length']} steps"
+        f"{which} {' or '.join(map(str, sizes))} units, "
+        f"{dtype_of(x).name} state, batch {batch_of(x)}, {params['length']} steps"
         f"{', transposed' if params['transposed'] else ''}"
     )
     return ExplainedGraph(problem, here, device.name, choice, _scans(call, device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -145,9 +146,26 @@ def _of_edge(dim: str, edge: int) -> str:
     return f"{name}{edge}{plus}{one}"
 
 
+def with_batch(nodes: Sequence[OfNode], counterparts: Sequence[OfNode]) -> Any:
+    """The counterpart of an array (..., b, parts, h) of a graph's dtype and whole batch.
+
+    That is the first state; or the first input, where no node has an edge to itself: in derivatives
+    of the stack's input alone.
+    """
+    pairs = list(zip(nodes, counterparts, strict=True))
+    states = (other.state for node, other in pairs if node.state is not None)
+    inputs = (x for _, other in pairs for x in other.inputs)
+    return next(itertools.chain(states, inputs))
+
+
 def dtype_of(operands: Operands) -> Any:
-    """The dtype of states and outputs: that of the first node's with an edge of delay 1."""
-    return next(node.state.dtype for node in operands.nodes if node.state is not None)
+    """The dtype of states and outputs."""
+    return with_batch(operands.nodes, operands.nodes).dtype
+
+
+def batch_of(operands: Operands) -> Any:
+    """The size of the batch, of one batch entry."""
+    return with_batch(operands.nodes, operands.nodes).shape[-3]
 
 
 def result_dtypes(avals: Any, params: dict[str, Any]) -> list[Any]:

@@ -15,6 +15,7 @@ from jaxsparse.recurrent.graph.operands import (
     OfNode,
     Operands,
     Results,
+    batch_of,
     dtype_of,
     given_states,
     has_states,
@@ -71,8 +72,7 @@ def node_alone(n: int, x: Operands, states: Sequence[Any], params: dict[str, Any
     if own:
         ((edge, weights),) = own
         return _scanned(step, edge, weights, node, added, means, params["spans"][n], params)
-    batch = next(node.state.shape[0] for node in x.nodes if node.state is not None)
-    return _pointwise(step, node, [added, means], (params["length"], batch, units), dtype)
+    return _pointwise(step, node, [added, means], (params["length"], batch_of(x), units), dtype)
 
 
 def added_ahead(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jaxsparse import _ffi
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.recurrent.graph.alike import Alike, Ends, alike, squared_states
-from jaxsparse.recurrent.graph.edges import MEANS, Edge
+from jaxsparse.recurrent.graph.edges import MEANS, Edge, edges_into
 from jaxsparse.recurrent.graph.operands import Operands, dtype_of
 from jaxsparse.recurrent.plan import WaveForm
 
@@ -35,7 +35,7 @@ class Run(NamedTuple):
 
 def run_of(first: int, last: int, params: dict[str, Any]) -> Run | str:
     """Nodes ``first`` to ``last`` as a wave would have them, or why they can't be one."""
-    nodes, edges = params["nodes"], params["edges"]
+    nodes = params["nodes"]
     found = alike(tuple(nodes[first : last + 1]))
     if found is None:
         return "their steps differ"
@@ -43,8 +43,7 @@ def run_of(first: int, last: int, params: dict[str, Any]) -> Run | str:
         return "they differ in size"
     inside: list[tuple[int, Edge]] = []
     outside: list[tuple[tuple[int, Edge], ...]] = []
-    for n in range(first, last + 1):
-        into = [(e, edge) for e, edge in enumerate(edges) if edge.target == n]
+    for n, into in edges_into(range(first, last + 1), params["edges"]).items():
         ends = [found.placed[n - first].ends[edge.delay] for _, edge in into]
         from_below = []
         for (e, edge), of_target in zip(into, ends, strict=True):

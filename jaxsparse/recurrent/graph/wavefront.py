@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.recurrent.graph.alone import alone
 from jaxsparse.recurrent.graph.operands import Operands, Results, dtype_of
-from jaxsparse.recurrent.graph.staggered import (
+from jaxsparse.recurrent.graph.wavefront_form import WavefrontForm
+from jaxsparse.recurrent.graph.wavefront_operands import (
     Times,
     below_of,
     entering_of,
@@ -27,14 +28,13 @@ from jaxsparse.recurrent.graph.staggered import (
     pointwise,
     weights_of,
 )
-from jaxsparse.recurrent.graph.staggered_form import Staggered
 from jaxsparse.recurrent.products import parts_of, product
 
 _UNROLLED = 8  # steps of the loop: a GPU waits for its control, too
 
 
 def run_wavefront(
-    form: Staggered, x: Operands, states: Sequence[Any], params: dict[str, Any]
+    form: WavefrontForm, x: Operands, states: Sequence[Any], params: dict[str, Any]
 ) -> list[Results]:
     """The results of a wavefront's nodes, of the states of those before them."""
     count, length, dtype = form.layers, params["length"], dtype_of(x)
@@ -67,9 +67,8 @@ def run_wavefront(
             local=True,
         )
         products = {p: z[..., i * h : (i + 1) * h] for i, p in enumerate(form.fed)}
-        for kind in ("identity", "mean"):
-            for p, value in pointwise(form, kind, apart, accumulator).items():
-                products[p] = products[p] + value if p in products else value
+        for p, value in pointwise(form, apart, accumulator).items():
+            products[p] = products[p] + value if p in products else value
         zero = jnp.zeros(shape, accumulator)
         arrays = [x.of_layers(stream, count) for x, stream in zip(inputs, streams, strict=True)]
         made = step(
@@ -116,13 +115,13 @@ def run_wavefront(
     return [of_layer(layer) for layer in range(count)]
 
 
-def _joined_weights(form: Staggered, x: Operands, params: dict[str, Any]) -> Any:
+def _joined_weights(form: WavefrontForm, x: Operands, params: dict[str, Any]) -> Any:
     """The matrices from below on top of layers' own: (L, k + h, m), or transposed.
 
     Both lead to all products that one of them leads to, with blocks of zeros.
     """
     rows, columns = (2, 1) if params["transposed"] else (1, 2)  # of states, of products
-    (own,), below = weights_of(form, x, params)
+    own, below = weights_of(form, x, params)
 
     def spread(w: Any, products: tuple[int, ...]) -> Any:
         if products == form.fed:

@@ -25,6 +25,7 @@ from jaxsparse.recurrent.graph.operands import (
     OfNode,
     Operands,
     Results,
+    batch_of,
     dtype_of,
     recurrent_nodes,
     split,
@@ -38,11 +39,9 @@ from jaxsparse.recurrent.plan import NoPlan, Plan, ScanForm, WaveForm, make_plan
 from jaxsparse.recurrent.products import parts_of
 
 WAVE_VARIANTS = tuple(_ffi.WAVE_VARIANTS)
-# They take the states of a layer through the registers of every block: those of an adjoint, one for
-# each gate, are so many that layers one by one are faster.
-_ONLY_FORWARD = ("wave_wgmma", "wave_wgmma_barrier")
+_FORWARD_ONLY = frozenset(name for name, forward_only in _ffi.WAVE_VARIANTS.items() if forward_only)
 # They exchange products instead of states, of which only adjoints have more.
-_ONLY_BACKWARD = ("wave_scatter",)
+_BACKWARD_ONLY = frozenset({"wave_scatter"})
 _PRODUCTS_A_MICROSECOND = 2e8  # of a product over all steps, 400 TFLOP/s
 _START = 5.0  # microseconds of a product over all steps, beside that
 _LEAST_GAIN = 0.05  # of the predicted time: predictions of less would be wrong too often
@@ -75,15 +74,15 @@ def choose_waves(
         return Fallback(f"variant {variant!r} is one of single layers")
     if not all(isinstance(size, int) for a in avals for size in a.shape):
         return Fallback("a size is open, and kernels are made for sizes")
-    if variant in _ONLY_FORWARD and params["transposed"]:
+    if variant in _FORWARD_ONLY and params["transposed"]:
         compute = functools.partial(in_runs, {})
         return Fallback(f"{variant} is for forward passes", compute, "node by node")
     # What is no adjoint runs as if none was asked for.
-    apart = variant in _ONLY_BACKWARD and not params["transposed"]
+    apart = variant in _BACKWARD_ONLY and not params["transposed"]
     one_by_one = functools.partial(in_runs, {}) if apart else None
     if apart:
         variant = None
-    if variant is None and _rows(x) > _MOST_ROWS and dtype_of(x).itemsize == 2:
+    if variant is None and batch_of(x) > _MOST_ROWS and dtype_of(x).itemsize == 2:
         asked = f"variant={WAVE_VARIANTS[0]!r} asks for them"
         reason = f"waves of more than {_MOST_ROWS} rows run where {asked}"
         return Fallback(reason, one_by_one, "node by node" if apart else "")
@@ -107,8 +106,6 @@ def _cut(
     If a variant of waves is asked for, as few nodes as can be are in none.
     """
     recurrent = recurrent_nodes(params["edges"])
-    if len(recurrent) == 1:
-        return [], "it has a single layer"
     reasons: list[str] = []
     best: list[tuple[float, list[Wave]]] = [(0.0, [])]  # of the first so many nodes
     alone = 0.0
@@ -152,7 +149,6 @@ def plan_alone(
     x: Operands,
     device: Device,
     *,
-    matrices: int = 1,
     forced: bool = False,
 ) -> Plan | NoPlan:
     """The plan of a node with an edge to itself as a scan of its own.
@@ -162,7 +158,6 @@ def plan_alone(
         params: of the graph.
         x: its operands, or their types.
         device: the GPU.
-        matrices: how many such nodes are scanned side by side.
         forced: plans even what would be slower than the plain path.
     """
     (e,) = (e for e, edge in enumerate(params["edges"]) if edge.delay and edge.target == n)
@@ -185,8 +180,6 @@ def plan_alone(
         input_dtypes=(state,),
         layout_form=edge.forms[params["transposed"]] if edge.forms else None,
         not_laid_out=edge.not_laid_out,
-        directions=matrices,
-        loops=matrices if edge.kind == "csr" else 1,
     )
     if not all(isinstance(size, int) for size in (form.batch, form.length, form.hidden)):
         return NoPlan("a size is open, and kernels are made for sizes")
@@ -198,13 +191,9 @@ def _planned(form: ScanForm, device: Device, forced: bool) -> Plan | NoPlan:
     return make_plan(form, device, forced=forced)
 
 
-def _rows(x: Operands) -> int:
-    return next(int(node.state.shape[-3]) for node in x.nodes if node.state is not None)
-
-
 def _microseconds_ahead(first: int, last: int, params: dict[str, Any], x: Operands) -> float:
     """Predicted for what nodes take from those below ``first``, all steps at once."""
-    batch = _rows(x)
+    batch = batch_of(x)
     cost = 0.0
     for edge in params["edges"]:
         if not edge.delay and first <= edge.target <= last and edge.source < first:

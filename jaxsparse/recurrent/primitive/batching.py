@@ -51,12 +51,12 @@ class Rows(NamedTuple):
     mapped: int  # that of the axis
 
     @classmethod
-    def of(cls, operands: Any, dims: Any, state: Any, state_axis: int | None) -> Rows:
-        """Of operands, one of which is a state (..., b, S, h)."""
+    def of(cls, operands: Any, dims: Any, one: Any, mapped: int | None) -> Rows:
+        """Of operands, ``one`` of which is (..., b, parts, h) but for its mapped axis."""
         pairs = zip(operands, dims, strict=True)
         size = next(x.shape[axis] for x, axis in pairs if axis is not None)
-        shape = state.shape
-        own = shape if state_axis is None else shape[:state_axis] + shape[state_axis + 1 :]
+        shape = one.shape
+        own = shape if mapped is None else shape[:mapped] + shape[mapped + 1 :]
         return cls(own[-3], size)
 
     def folded(self, x: Any, axis: int | None, place: int, repeats: bool = False) -> Any:

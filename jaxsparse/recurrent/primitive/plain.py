@@ -104,7 +104,7 @@ def _plain_direction(
     first: Any = (state.reshape(b, -1), list(carries))
     # XLA's CPU compiler unrolls a loop of two steps itself, and its gradient over several
     # directions can come out wrong (jaxlib 0.10.2 and 0.11.2, not as tests compile).
-    unroll = _UNROLLED if on_gpu else 2 if length == 2 else 1
+    unroll = max(_UNROLLED if on_gpu else 1, 2 if length == 2 else 1)
     (_, last), (states, outputs) = jax.lax.scan(
         body, first, jnp.arange(length), reverse=reverse, unroll=unroll
     )

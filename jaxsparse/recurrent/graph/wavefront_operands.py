@@ -1,7 +1,4 @@
-"""Layers side by side, each behind the one below it: when each runs, and what it takes.
-
-A layer is a step of the loop behind the layer below; a step is one of time, or a chunk of such.
-"""
+"""The operands of a wavefront: what its layers take at each step of their loop."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ from jaxsparse.precision import accumulator_dtype
 from jaxsparse.recurrent.graph.edges import Edge
 from jaxsparse.recurrent.graph.operands import Operands, dtype_of
 from jaxsparse.recurrent.graph.plain import added_ahead
-from jaxsparse.recurrent.graph.staggered_form import Staggered
+from jaxsparse.recurrent.graph.wavefront_form import WavefrontForm
 from jaxsparse.recurrent.products import parts_of
 
 
 class Times(NamedTuple):
-    """When layers run: part p of layer l at step p + offset of the loop.
+    """When layers run: step t of layer l at step t + offset of the loop.
 
     Where time runs backwards the loop does, too.
     """
@@ -27,43 +24,29 @@ class Times(NamedTuple):
     layers: int
     length: int  # steps of time
     reverse: bool
-    chunk: int | None = None  # steps of time that are a part; None: each is one, by itself
-
-    @property
-    def parts(self) -> int:
-        """How many a layer has; the one that is computed last is padded."""
-        return -(-self.length // (self.chunk or 1))
 
     @property
     def steps(self) -> int:
         """Of the loop."""
-        return self.parts + self.layers - 1
+        return self.length + self.layers - 1
 
     def offset(self, layer: int) -> int:
         return self.layers - 1 - layer if self.reverse else layer
 
     def runs(self, now: Any) -> Any:
-        """Which layers have a part at a step of the loop: (layers,)."""
+        """Which layers run at a step of the loop: (layers,)."""
         offsets = jnp.array([self.offset(layer) for layer in range(self.layers)])
-        return (now >= offsets) & (now < offsets + self.parts)
+        return (now >= offsets) & (now < offsets + self.length)
 
     def skewed(self, x: Any, layer: int) -> Any:
         """An array (t, ...) of a layer by the loop's steps, zeros where it has none."""
-        if self.chunk is not None:
-            room = self.parts * self.chunk - self.length
-            x = _padded(x, *((room, 0) if self.reverse else (0, room)))
-            x = x.reshape(self.parts, self.chunk, *x.shape[1:])
         first = self.offset(layer)
         return _padded(x, first, self.layers - 1 - first)
 
     def straight(self, x: Any, layer: int) -> Any:
         """A layer's own steps of time, (t, ...), of an array (steps, layers, ...)."""
         first = self.offset(layer)
-        x = x[first : first + self.parts, layer]
-        if self.chunk is None:
-            return x
-        x = x.reshape(-1, *x.shape[2:])
-        return x[-self.length :] if self.reverse else x[: self.length]
+        return x[first : first + self.length, layer]
 
 
 def _padded(x: Any, before: int, after: int) -> Any:
@@ -75,7 +58,7 @@ class Input(NamedTuple):
 
     first: int  # layer that has one
     fixed: Any  # (layers, b, parts, h), b or h being 1 where it repeats; None if steps differ
-    stream: Any  # (steps, layers, [chunk,] b, parts, h), or None
+    stream: Any  # (steps, layers, b, parts, h), or None
 
     def of_layers(self, at: Any, count: int) -> Any:
         """Of all layers (L, ...), at a step of the loop that has ``at`` of the stream."""
@@ -107,7 +90,7 @@ class Given(NamedTuple):
 
 
 def given(
-    form: Staggered, x: Operands, states: Sequence[Any], params: dict[str, Any], times: Times
+    form: WavefrontForm, x: Operands, states: Sequence[Any], params: dict[str, Any], times: Times
 ) -> Given:
     """The inputs of all layers, of the states of the nodes before them."""
     run = range(form.first, form.last + 1)
@@ -145,9 +128,9 @@ def given(
 
 
 def entering_of(
-    form: Staggered, states: Sequence[Any], params: dict[str, Any], times: Times
+    form: WavefrontForm, states: Sequence[Any], params: dict[str, Any], times: Times
 ) -> Any:
-    """What the first layer takes from outside, (steps, [chunk,] b, k), or None."""
+    """What the first layer takes from outside, (steps, b, k), or None."""
     if form.entering is None:
         return None
     edge = params["edges"][form.entering]
@@ -155,8 +138,8 @@ def entering_of(
     return x.reshape(*x.shape[:-2], -1)
 
 
-def below_of(form: Staggered, before: Any, entering: Any) -> Any:
-    """What each layer multiplies of the one below: (L, ..., b, k) of states (L, ..., b, S, h).
+def below_of(form: WavefrontForm, before: Any, entering: Any) -> Any:
+    """What each layer multiplies of the one below: (L, b, k) of states (L, b, S, h).
 
     Args:
         form: of the layers, of which one has an edge to the next.
@@ -170,49 +153,43 @@ def below_of(form: Staggered, before: Any, entering: Any) -> Any:
     return jnp.concatenate([lowest[None], below[:-1]])
 
 
-def pointwise(form: Staggered, kind: str, history: Sequence[Any], dtype: Any) -> dict[int, Any]:
-    """What layers take of those below without weights: (L, ..., b, h) for each product.
+def pointwise(form: WavefrontForm, history: Sequence[Any], dtype: Any) -> dict[int, Any]:
+    """What layers take of those below without weights: (L, b, h) for each product.
 
     Args:
         form: of the layers.
-        kind: of edges, "identity" or "mean".
-        history: all states (L, ..., b, S, h) of the loop's steps before, the last one first.
+        history: all states (L, b, S, h) of the loop's steps before, the last one first.
         dtype: of the results.
     """
     products: dict[int, Any] = {}
     for term, targets in form.terms.items():
-        if term.kind != kind:
-            continue
         source = history[term.lag - 1]
         count = source.shape[0]
         for state, p in zip(*term.ends, strict=True):
-            value = source[..., state, :].astype(dtype)
-            if kind == "mean":
+            value = source[:, :, state].astype(dtype)
+            if term.kind == "mean":
                 value = jnp.broadcast_to(jnp.mean(value, -1, keepdims=True), value.shape)
             value = _padded(value[: count - term.lag], term.lag, 0)
             if targets != tuple(range(term.lag, count)):
                 has = jnp.array([layer in targets for layer in range(count)])
-                value = jnp.where(has.reshape(-1, *[1] * (value.ndim - 1)), value, 0)
+                value = jnp.where(has[:, None, None], value, 0)
             products[p] = products[p] + value if p in products else value
     return products
 
 
-def weights_of(form: Staggered, x: Operands, params: dict[str, Any]) -> tuple[list[Any], Any]:
-    """The weights of all layers: the operands of their own, and of the matrices from below.
+def weights_of(form: WavefrontForm, x: Operands, params: dict[str, Any]) -> tuple[Any, Any]:
+    """The matrices of all layers: their own, and those from below.
 
     Each has the layers in front: (L, k, m), transposed as those of edges are. The second is None
     where no layer has an edge to the next; a layer without one has zeros.
     """
     run = range(form.first, form.last + 1)
-    found: dict[tuple[int, int], Sequence[Any]] = {}
+    found: dict[tuple[int, int], Any] = {}
     for e, (edge, w) in enumerate(zip(params["edges"], x.weights, strict=True)):
-        if edge.delay or (
-            edge.kind == "dense" and (edge.source >= form.first or e == form.entering)
-        ):
-            found[edge.target, edge.delay] = w
-    own = [jnp.stack(arrays) for arrays in zip(*(found[n, 1] for n in run), strict=True)]
+        if edge.kind == "dense" and (edge.source >= form.first or e == form.entering):
+            found[edge.target, edge.delay] = w[0]
+    own = jnp.stack([found[n, 1] for n in run])
     if form.below is None:
         return own, None
-    shape = next(found[n, 0][0].shape for n in run if (n, 0) in found)
-    none = [jnp.zeros(shape, own[0].dtype)]
-    return own, jnp.stack([found.get((n, 0), none)[0] for n in run])
+    none = jnp.zeros_like(next(found[n, 0] for n in run if (n, 0) in found))
+    return own, jnp.stack([found.get((n, 0), none) for n in run])

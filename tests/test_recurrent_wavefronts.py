@@ -1,4 +1,4 @@
-"""Layers of stacks side by side, as wavefronts and in chunks: which ones, and their results."""
+"""Layers of stacks in one loop, as wavefronts: which ones, and their results."""
 
 from __future__ import annotations
 
@@ -15,19 +15,14 @@ from checks import PLATFORM
 from covering import pairwise
 from graph_forms import with_graphs_as
 from recurrent_problems import compiled
-from stack_problems import NAMES, Stack, stack
+from stack_problems import NAMES, stack
 from test_recurrent_stack import assert_close, lengths_of, resets_of, total
 
 import jaxsparse
-from jaxsparse import CSR, H200, recurrent
+from jaxsparse import H200, recurrent
 from jaxsparse.primitive import Fallback, UnavailableError
-from jaxsparse.recurrent.graph import chunked, wavefront
+from jaxsparse.recurrent.graph import wavefront
 from jaxsparse.recurrent.graph.choice import choose, without_waves
-from jaxsparse.recurrent.graph.chunked import Chunks, run_chunked, steps_of_chunk
-from jaxsparse.recurrent.graph.operands import split
-from jaxsparse.recurrent.graph.runs import in_runs
-from jaxsparse.recurrent.graph.staggered_form import staggered
-from jaxsparse.recurrent.plan import Plan
 
 A100 = dataclasses.replace(H200, name="A100", compute_capability=80)
 leaves = jax.tree.leaves
@@ -40,30 +35,12 @@ def of_xla(params, avals, device):
 
 @pytest.fixture
 def few_steps_at_once(monkeypatch):
-    for module in (wavefront, chunked):
-        monkeypatch.setattr(module, "_UNROLLED", 1)  # which compiles faster
-
-
-def in_form(run, kinds=("dense",)):
-    """Computes runs of layers of one form by a function, of every graph."""
-
-    def choose(params, avals, device):
-        found, reason = staggered(params, split(avals, params), kinds)
-        runs = {form.first: functools.partial(run, form) for form in found}
-        held = " and ".join(f"{form.layers} layers" for form in found)
-        return Fallback(reason, functools.partial(in_runs, runs), held)
-
-    return choose
-
-
-def in_chunks(form, *call, written_out=False):
-    return run_chunked(form, Chunks(2, written_out), *call)
+    monkeypatch.setattr(wavefront, "_UNROLLED", 1)  # which compiles faster
 
 
 @pytest.mark.usefixtures("few_steps_at_once")
 @pairwise(
-    "run, cell, layers, skip, norm, dropout, lengths, resets, reverse, extra, T, B",
-    [wavefront.run_wavefront, in_chunks],
+    "cell, layers, skip, norm, dropout, lengths, resets, reverse, extra, T, B",
     NAMES,
     [2, 3, 4],
     [None, 1, 2, "input"],
@@ -77,7 +54,7 @@ def in_chunks(form, *call, written_out=False):
     [1, 3],
 )
 def test_values_and_gradients(
-    run, cell, layers, skip, norm, dropout, lengths, resets, reverse, extra, T, B
+    cell, layers, skip, norm, dropout, lengths, resets, reverse, extra, T, B
 ):
     with jax.enable_x64(True):
         p = stack(
@@ -106,15 +83,15 @@ def test_values_and_gradients(
         gradient = jax.value_and_grad(
             functools.partial(loss, function=recurrent.stack_scan), has_aux=True
         )
-        got, chosen = with_graphs_as(in_form(run), gradient, p.floating)
+        got, chosen = with_graphs_as(of_xla, gradient, p.floating)
         own = functools.partial(loss, function=reference.stack_scan)
         expected = compiled(jax.value_and_grad(own, has_aux=True))(p.floating)
         assert_close(got, leaves(expected), 1e-9)
         # A layer whose output is normalised hands on its square; the first one may end no skip.
         whole = layers - (norm is not None) - (skip == 2)
         for choice in chosen:
-            held = choice.called == f"{whole} layers"
-            assert held or (whole <= 1 and choice.reason == "their steps differ"), choice
+            held = choice.called.endswith(f"as a wavefront of {whole} layers")
+            assert held or (whole <= 1 and "because their steps differ" in choice.reason), choice
 
 
 @pytest.mark.usefixtures("few_steps_at_once")
@@ -169,43 +146,6 @@ def test_derivatives_of_second_order_and_mapped_weights():
     assert_close(got, [compiled(jax.vmap(of))(several)], 1e-4)
 
 
-def sparse(layers, **sizes):
-    """A stack with sparse recurrent weights, of as many entries as it happens, and dense inputs."""
-    p = stack(["GRU"], layers=layers, weights="csr", **sizes)
-    dense = [dataclasses.replace(x, input=x.input.todense().T) for x in p.layers]
-    return p._replace(layers=dense)
-
-
-@pytest.mark.usefixtures("few_steps_at_once")
-@pytest.mark.parametrize("written_out", [False, True])
-def test_sparse_weights_in_chunks(written_out):
-    p = sparse(3, T=5)
-    assert len({x.recurrent.topology.nse for x in p.layers}) > 1
-
-    def loss(floating, **options):
-        results = recurrent.stack_scan(*p.of(floating), **options)
-        return total(results), results
-
-    gradient = jax.value_and_grad(functools.partial(loss, variant="chunked"), has_aux=True)
-    run = functools.partial(in_chunks, written_out=written_out)
-    got, chosen = with_graphs_as(in_form(run, ("dense", "csr")), gradient, p.floating)
-    assert [choice.called for choice in chosen] == ["3 layers"] * 2
-    expected = compiled(jax.value_and_grad(loss, has_aux=True))(p.floating)
-    assert_close(got, leaves(expected), 1e-5)
-
-
-@pytest.mark.parametrize(
-    "layers, length, step", [(4, 1000, 1.8), (2, 17, 3.0), (8, 256, 0.9), (4, 1, 2)]
-)
-def test_chunks_take_least_time(layers, length, step):
-    def cost(steps):
-        return (-(-length // steps) + layers - 1) * (steps * step + 25)
-
-    chosen = steps_of_chunk(length, layers, step)
-    of_few = range(-(-length // 64), length + 1)
-    assert chosen in of_few and cost(chosen) <= min(map(cost, of_few)) * 1.001
-
-
 def choices(p, choose, device=H200, **options):
     """What a stack is computed as, its forward pass."""
     chosen = with_graphs_as(
@@ -253,20 +193,9 @@ def test_explained():
     asked = explained(small, H200, implementation="xla")
     assert asked.choice == f"{held}implementation='xla' asks for it" and not asked.scans
     assert explained(small, A100).choice.startswith(f"{held}A100 has compute capability 8.0")
-    chunks = explained(small, H200, variant="chunked")
-    assert re.match(r"nodes 1 to 3 side by side, each a chunk of \d+ steps behind", chunks.choice)
-    ((form, plan),) = chunks.scans
-    assert form.directions == 3 and isinstance(plan, Plan) and plan.launches == 1
-    rng = np.random.default_rng(0)
-    few = [CSR.fromdense(jnp.float32(rng.random((512, 512)) < 0.03)) for _ in range(2)]
-    pairs = [recurrent.Layer(recurrent.elman("relu"), x, jnp.eye(512)) for x in few]
-    pairs = Stack(pairs, [jnp.zeros((1, 512))] * 2, jnp.zeros((64, 1, 512)))
-    ((form, plan),) = explained(pairs, H200, variant="chunked").scans
-    assert (form.directions, plan.variant, plan.launches) == (2, "sparse_pairs", 1)
     # So many rows are no kernel's.
     many = stack(["LSTM"], layers=3, T=4, h=64, B=2000)
     assert re.match(f"{held}.*a batch of 2000 is more than", explained(many, H200).choice)
-    assert explained(many, H200, variant="chunked").choice.startswith("refused, because ")
     odd = explained(stack(["RNN"], layers=3, differ=True), H200, implementation="xla")
     assert odd.choice == (
         "node by node, because implementation='xla' asks for it, and as no wavefront, because they "
@@ -275,15 +204,9 @@ def test_explained():
 
 
 @pytest.mark.skipif(PLATFORM != "cuda", reason="needs a GPU")
-@pytest.mark.parametrize("variant", ["wavefront", "chunked"])
-@pytest.mark.parametrize(
-    "weights, dtype", [("dense", "float32"), ("dense", "bfloat16"), ("csr", "float32")]
-)
-def test_on_a_gpu(variant, weights, dtype):
-    sizes = {"T": 40, "B": 16, "h": 128}
-    p = sparse(4, **sizes) if weights == "csr" else stack(["GRU"], layers=4, dtype=dtype, **sizes)
-    if (variant, weights) == ("wavefront", "csr"):
-        pytest.skip("wavefronts are of dense weights")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_on_a_gpu(dtype):
+    p = stack(["GRU"], layers=4, dtype=dtype, T=40, B=16, h=128)
 
     def gradient(**options):
         def loss(floating):
@@ -292,7 +215,7 @@ def test_on_a_gpu(variant, weights, dtype):
 
         return leaves(jax.jit(jax.value_and_grad(loss, has_aux=True))(p.floating))
 
-    got, again = gradient(variant=variant), gradient(variant=variant)
+    got, again = gradient(variant="wavefront"), gradient(variant="wavefront")
     for a, b, c in zip(got, gradient(), again, strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(c))
         a, b = np.float64(a), np.float64(b)

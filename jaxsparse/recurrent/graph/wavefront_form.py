@@ -1,15 +1,13 @@
-"""The form that nodes of a graph have where they run side by side, each behind the one below it."""
+"""The form that nodes of a graph have as a wavefront: layers in one loop of XLA."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from jaxsparse.recurrent.graph.alike import Alike, alike_as_they_are
-from jaxsparse.recurrent.graph.edges import Edge
+from jaxsparse.recurrent.graph.edges import Edge, edges_into
 from jaxsparse.recurrent.graph.operands import Operands
 
-Kinds = Collection[str]
 Ends = tuple[tuple[int, ...], tuple[int, ...]]  # states of an edge's source, products of its target
 
 
@@ -21,7 +19,7 @@ class Term(NamedTuple):
     ends: Ends
 
 
-class Staggered(NamedTuple):
+class WavefrontForm(NamedTuple):
     """Nodes ``first`` to ``last``, both among them, of one form."""
 
     first: int
@@ -48,22 +46,21 @@ class Staggered(NamedTuple):
         return max((1, *(term.lag for term in self.terms)))
 
 
-def staggered(params: dict[str, Any], x: Operands, kinds: Kinds) -> tuple[list[Staggered], str]:
+def wavefront_forms(params: dict[str, Any], x: Operands) -> tuple[list[WavefrontForm], str]:
     """The runs of nodes of one form, each as long as can be, or why several layers have none.
 
     Args:
         params: of the graph.
         x: its operands, or their types.
-        kinds: of edges from nodes to themselves.
     """
-    found: list[Staggered] = []
+    found: list[WavefrontForm] = []
     reasons: list[str] = []
     loops = {edge.target for edge in params["edges"] if edge.delay}
     first, count = 0, len(params["nodes"])
     while first < count:
         longest, last = None, first + 1
         while last < count and {first, last} <= loops:
-            made = _of_run(first, last, params, x, kinds)
+            made = _of_run(first, last, params, x)
             if isinstance(made, str):
                 reasons.append(made)
                 break
@@ -74,9 +71,7 @@ def staggered(params: dict[str, Any], x: Operands, kinds: Kinds) -> tuple[list[S
     return found, "" if found else next(iter(reasons), "")
 
 
-def _of_run(
-    first: int, last: int, params: dict[str, Any], x: Operands, kinds: Kinds
-) -> Staggered | str:
+def _of_run(first: int, last: int, params: dict[str, Any], x: Operands) -> WavefrontForm | str:
     """Nodes ``first`` to ``last``, or why they differ in form."""
     nodes, edges, units = params["nodes"], params["edges"], params["units"]
     run = range(first, last + 1)
@@ -87,7 +82,7 @@ def _of_run(
     found = alike_as_they_are(tuple(nodes[n] for n in run))
     if found is None:
         return "their steps differ"
-    into = {n: [e for e, edge in enumerate(edges) if edge.target == n] for n in run}
+    into = {n: [e for e, _ in own] for n, own in edges_into(run, edges).items()}
     loops = {n: [e for e in own if edges[e].delay] for n, own in into.items()}
     if any(len(own) != 1 for own in loops.values()):
         return "a node has no edge to itself"
@@ -95,7 +90,7 @@ def _of_run(
     inside = [e for es in into.values() for e in es if first <= edges[e].source < edges[e].target]
     below = [e for e in inside if edges[e].kind not in ("identity", "mean")]
     for e in (*own, *below):
-        if edges[e].kind not in (kinds if edges[e].delay else ("dense",)):
+        if edges[e].kind != "dense":
             return f"an edge is of kind {edges[e].kind}"
     if any(edges[e].target - edges[e].source > 1 for e in below):
         return "a node multiplies what one further below has"
@@ -103,10 +98,6 @@ def _of_run(
         return "their edges differ"
     if len({x.weights[e][0].dtype for e in (*own, *below)}) > 1:
         return "their weights differ in dtype"
-    if len({(edges[e].kind, edges[e].forms) for e in own}) > 1:
-        return "their weights differ in form"
-    if len({tuple(w.shape for w in x.weights[e]) for e in own}) > 1:
-        return "their weights differ in stored entries"
     for group in zip(*(_dtypes(x.nodes[n].inputs, found, n - first) for n in run), strict=True):
         if len({*group} - {None}) > 1:
             return "their inputs differ in dtype"
@@ -119,7 +110,7 @@ def _of_run(
     ends = _ends(edges[below[0]]) if below else None
     outside = (e for e in into[first] if not edges[e].delay)
     entering = (e for e in outside if below and _enters(e, below[0], params, x))
-    return Staggered(
+    return WavefrontForm(
         first,
         last,
         found,
