@@ -28,11 +28,27 @@ class Run:
 
     def saved_result(self) -> dict[str, Any] | None:
         """The result that is there, if it is one of the same options."""
+        saved = self._saved()
+        return saved["result"] if saved and saved["options"] == self.options else None
+
+    def is_finished(self, newest: dict[str, Any] | None) -> bool:
+        """Whether a result is there, of any options, and training did not begin anew after it.
+
+        Args:
+            newest: of the newest checkpoint, whose options are among those of its result.
+        """
+        saved = self._saved()
+        if saved is None:
+            return False
+        return newest is None or newest["options"].items() <= saved["options"].items()
+
+    def _saved(self) -> dict[str, Any] | None:
+        """What is in the file of the result."""
         try:
-            saved = json.loads(self.result_file.read_text())
+            saved: dict[str, Any] = json.loads(self.result_file.read_text())
         except (OSError, ValueError):  # None yet, or not one: it can be made again.
             return None
-        return saved["result"] if saved["options"] == self.options else None
+        return saved
 
     def save_result(self, result: dict[str, Any]) -> None:
         """Writes the result, which a resumed study takes from there."""
@@ -43,16 +59,17 @@ def open_runs(runs: list[Run], output: Path, resume: bool) -> None:
     """Checks, before any work, that all runs may be resumed or started, as the options say.
 
     Of a run that has a result a resumed study needs no checkpoint. So several programs may train
-    runs of one study at once, each some of them, and one that is resumed puts them together.
-    Deletes what an earlier study left of runs that are to be started anew.
+    runs of one study at once, each some of them, and one that is resumed puts them together. What
+    each may do follows from the files of its own runs: metrics.json is of whichever ended last.
+    Deletes what an earlier study left of runs that are to be started anew, if it finished all.
 
     Args:
-        runs: all of the study.
-        output: its folder, in which metrics.json is once it is done.
+        runs: all of the program.
+        output: the study's folder, in which metrics.json is once a program is done.
         resume: whether it goes on.
     """
-    metrics = output / "metrics.json"
-    begun = [run for run in runs if run.checkpoints.newest() is not None]
+    newest = [run.checkpoints.newest() for run in runs]
+    begun = [run for run, x in zip(runs, newest, strict=True) if x is not None]
     if resume:
         left = [run for run in runs if run.saved_result() is None]
         if not begun and len(left) == len(runs):
@@ -60,15 +77,16 @@ def open_runs(runs: list[Run], output: Path, resume: bool) -> None:
         for run in left:
             run.checkpoints.check(resume=run in begun)
         return
-    for run in runs:
+    finished = [run for run, x in zip(runs, newest, strict=True) if run.is_finished(x)]
+    left = [run for run in runs if run not in finished]
+    for run in left:
         run.checkpoints.check(resume=False)
-    if begun and not metrics.exists():
+    if left and (found := [run.name for run in runs if run in finished or run in begun]):
         raise UserError(
-            f"--output: expected no unfinished comparison, got one after "
-            f"{', '.join(run.name for run in begun)} in {output}; --resume continues "
-            f"it, or delete that folder"
+            f"--output: expected no unfinished comparison, got one after {', '.join(found)} in "
+            f"{output}; --resume continues it, or delete that folder"
         )
-    metrics.unlink(missing_ok=True)
+    (output / "metrics.json").unlink(missing_ok=True)
     # All at once: what an older comparison left is not to look done when this one is stopped.
     for run in runs:
         run.result_file.unlink(missing_ok=True)

@@ -56,6 +56,13 @@ from jaxsparse.recurrent.primitive import plain  # noqa: E402
 UNROLLED = plain._UNROLLED
 
 
+def pytest_runtest_setup(item):
+    """Skips what needs more devices than there are, as one of pytest's workers on a GPU has."""
+    for mark in item.iter_markers("several_devices"):
+        if jax.device_count() < mark.args[0]:
+            pytest.skip(f"needs {mark.args[0]} devices, here {jax.device_count()}")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def steps_compiled_once():
     """On a GPU plain scans take eight steps at a time, each of which takes its time to compile."""

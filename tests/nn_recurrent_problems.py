@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import recurrent_problems
 
 nnx = pytest.importorskip("flax.nnx")
 
@@ -60,14 +61,9 @@ def close(got, expected, rtol=2e-6, atol=2e-6):
 
 
 def compiled(function):
-    """`jax.jit` of a layer and an array, for programs that run once."""
-    program = jax.jit(
-        lambda graphdef, state, x: function(nnx.merge(graphdef, state), x),
-        static_argnums=0,
-        compiler_options={
-            "xla_backend_optimization_level": 0,
-            "xla_gpu_enable_triton_gemm": False,
-        },
+    """`recurrent_problems.compiled` for a function of a layer and an array."""
+    program = recurrent_problems.compiled(
+        lambda graphdef, state, x: function(nnx.merge(graphdef, state), x), static_argnums=0
     )
     return lambda layer, x: program(*nnx.split(layer), x)
 

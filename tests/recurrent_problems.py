@@ -42,8 +42,8 @@ def compiled(function, **options):
     return jax.jit(function, compiler_options=soon, **options)
 
 
-def compiled_as_users_do(function):
-    """`jax.jit` that leaves products on a GPU to Triton; for tests with the fixture `unrolled`."""
+def compiled_with_triton(function):
+    """`compiled`, but with Triton's products; for tests with the fixture `unrolled`."""
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 

@@ -1,7 +1,8 @@
-"""Random recurrent stacks for tests."""
+"""Random recurrent stacks for tests, and how their results are compared."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,11 @@ from recurrent_problems import CELLS, carry_like, pattern
 from jaxsparse import CSR, recurrent
 
 NAMES = list(CELLS)
+LENGTHS = jnp.array([0, 5, 3])  # of T = 5
+RESETS = jnp.asarray(np.random.default_rng(0).random((5, 3)) < 0.3)
+EVERY = {"reverse": True, "seq_lengths": LENGTHS, "resets": RESETS}
+
+leaves = jax.tree.leaves
 
 
 def smoothed(x, counts):
@@ -129,3 +135,53 @@ def stack(
         carries.append(jax.tree.map(lambda x: jnp.asarray(x, dtype), carry))
         below = width
     return Stack(built, carries, draw(T, B, features))
+
+
+def options_of(lengths, resets, reverse, layers, T, B):
+    """The options of a scan, by their kinds.
+
+    Args:
+        lengths: of rows: None, "ragged" ones with 0 among them, or "beyond" the end.
+        resets: whether there are some.
+        reverse: as that of a scan.
+        layers: how many; of two the outputs of both are results.
+        T: steps.
+        B: rows.
+    """
+    ragged = np.random.default_rng(B).permuted(np.arange(B) % (T + 1))
+    of_rows = {None: None, "ragged": ragged, "beyond": np.full(B, T + 3)}[lengths]
+    return {
+        "seq_lengths": None if of_rows is None else jnp.asarray(of_rows, jnp.int32),
+        "resets": jnp.asarray(np.random.default_rng(T).random((T, B)) < 0.4) if resets else None,
+        "reverse": reverse,
+        "return_all": layers == 2,
+    }
+
+
+def total(results):
+    """A number that depends on every result, and not linearly."""
+    return sum(jnp.sum(jnp.sin(x.astype(jnp.result_type(float)))) for x in leaves(results))
+
+
+def like(tree, seed=0):
+    """Random numbers in the form of a tree."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), x.dtype), tree)
+
+
+def close(got, expected, rtol, atol):
+    for a, b in zip(leaves(got), leaves(expected), strict=True):
+        np.testing.assert_allclose(np.float64(a), np.float64(b), rtol=rtol, atol=atol)
+
+
+exact = functools.partial(close, rtol=1e-10, atol=1e-11)
+single = functools.partial(close, rtol=2e-5, atol=2e-5)
+
+
+def run(p, function=recurrent.stack_scan, **options):
+    """A scan of a stack as a function of what it is differentiable in."""
+    return lambda floating: function(*p.of(floating), **options)
+
+
+def loss(p, function=recurrent.stack_scan, **options):
+    return lambda floating: total(run(p, function, **options)(floating))

@@ -320,12 +320,11 @@ def _gradient_with_all(*operands):
     return jax.grad(lambda *xs: jnp.sum(_attend_with_all(*xs, seeds) ** 2), range(8))(*floating)
 
 
+@pytest.mark.several_devices(4)
 @pytest.mark.parametrize("of", [_attend_with_all, _gradient_with_all])
 @pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
 def test_sharded_as_on_one_device(kind, of):
     """Over sequences and groups of heads, by automatic and explicit axes."""
-    if jax.device_count() < 4:
-        pytest.skip("needs four devices")
     mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(kind,) * 2)
     spec = jax.sharding.PartitionSpec
     qkv = operands(2, 20, 30, 4, 2, 8, 8, "float32")
@@ -344,9 +343,8 @@ def test_sharded_as_on_one_device(kind, of):
     )
 
 
+@pytest.mark.several_devices(4)
 def test_inside_of_shard_map_as_on_one_device():
-    if jax.device_count() < 4:
-        pytest.skip("needs four devices")
     auto = (jax.sharding.AxisType.Auto,) * 2
     mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=auto)
     q, k, v = operands(2, 20, 30, 4, 2, 8, 8, "float32")

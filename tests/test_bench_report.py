@@ -10,6 +10,7 @@ from bench_commands import refused
 from benchmarks import panels, plots, report
 from benchmarks.__main__ import main
 from benchmarks.implementations import PASSES
+from benchmarks.merging import merge
 
 
 def rows(us):
@@ -232,3 +233,33 @@ def test_parts_are_merged_if_they_were_measured_alike(tmp_path, capsys):
         argv = ["merge", files[0], files[2], "--output", str(tmp_path / "none.json")]
         assert message in refused(argv, capsys)
     assert not (tmp_path / "none.json").exists()
+
+
+def test_reasons_stay_where_merged_parts_leave_gaps():
+    ours, theirs = rows({"jaxsparse": [10.0, 1.0]}), rows({"torch": [20.0, 32.0]})
+    on = lambda made, s: [row for row in made if row["problem"] == s]  # noqa: E731
+
+    def skipped(*parts):
+        parts = [{"schema": 1, "results": own, "skipped": why} for own, why in parts]
+        return merge(parts)["skipped"]
+
+    missing = {"torch": "is not installed"}
+    # By problems: on the first there is still no figure of it. In either order.
+    by_problems = (on(ours, "s0.5"), missing), (on(ours + theirs, "s0.9"), {})
+    assert skipped(*by_problems) == skipped(*by_problems[::-1]) == missing
+    # By implementations.
+    assert skipped((ours, missing), (theirs, {})) == {}
+    # Another operation is another table.
+    other = [{**row, "operation": "sddmm"} for row in ours + theirs]
+    assert skipped((ours, missing), (other, {})) == missing
+    # Each part has a reason of its own, and one says the same as another.
+    reasons = [{"torch": why} for why in ("is not installed", "runs on a GPU only")]
+    halves = [on(ours, s) for s in ("s0.5", "s0.9")]
+    both = {"torch": "is not installed; runs on a GPU only"}
+    assert skipped(*zip(halves, reasons, strict=True), ([], reasons[0])) == both
+    # A problem that was left out, and then measured, with one of two implementations and with both.
+    failed = {"s0.9": "MemoryError: "}
+    first = on(ours + theirs, "s0.5"), failed
+    assert skipped(first, (on(ours, "s0.9"), {})) == failed
+    assert skipped(first, (on(ours + theirs, "s0.9"), {})) == {}
+    assert skipped(([], failed), (on(ours, "s0.9"), {})) == {}

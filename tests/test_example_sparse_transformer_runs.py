@@ -375,7 +375,7 @@ def make_trainer(attention: Callable[..., jax.Array], devices: list[jax.Device])
     return ImageTrainer(model, optax.adamw(1e-2), 8, devices)
 
 
-@pytest.mark.skipif(jax.local_device_count() < 8, reason="needs 8 devices (tests/conftest.py)")
+@pytest.mark.several_devices(8)
 @pytest.mark.parametrize("attention", ["sparse", "dense"])
 def test_training_on_eight_devices(attention: str) -> None:
     topology = Topology.from_mask(masks.band(16) & masks.causal(), (48, 48))
@@ -401,7 +401,7 @@ def test_training_on_eight_devices(attention: str) -> None:
     assert temporary[1] < temporary[0] / 4
 
 
-@pytest.mark.skipif(jax.local_device_count() < 8, reason="needs 8 devices (tests/conftest.py)")
+@pytest.mark.several_devices(8)
 def test_as_many_devices_as_divide_the_batch() -> None:
     assert jax.local_device_count() == 8
     counts = {(8, None): 8, (12, None): 6, (4, None): 4, (7, 4): 1, (8, 3): 2, (64, 8): 8}

@@ -158,10 +158,13 @@ def test_finished_models_are_kept_and_others_added(
     assert main([*argv, *MODELS, "--sample-length=5"]) == 0
     assert [len(x["sample"]) for x in metrics_of(output)["models"]] == [6, 6]
     assert [x["curve"] for x in metrics_of(output)["models"]] == [x["curve"] for x in before]
-    # The program was stopped between two models.
-    (output / "metrics.json").unlink()
+    # A program was stopped between two models, and before it wrote the result of a trained one.
+    shutil.rmtree(output / "16_0.25")
     assert main([*argv[:-1], *MODELS]) == 2
-    assert "got one after 8, 16:0.25 in" in capsys.readouterr().err
+    assert "got one after 8 in" in capsys.readouterr().err
+    (output / "8" / "result.json").unlink()
+    assert main([*argv[:-1], *MODELS]) == 2
+    assert "got one after 8 in" in capsys.readouterr().err
 
 
 def test_resume_expects_the_same_text(

@@ -110,13 +110,52 @@ def test_programs_side_by_side_make_one_study(
     assert [run["seed"] for run in row["runs"]] == [0, 5, 6]
 
 
+def test_programs_side_by_side_begin_and_go_on_by_their_own_runs(
+    data: Path,
+    unbroken: tuple[Path, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = tmp_path / "output"
+    shutil.copytree(unbroken[0], output)  # A finished study is done anew.
+    one, other = (
+        [*problems.TINY, "--data", str(data), "--output", str(output), "--models", *models]
+        for models in (("1", "--seeds", "0", "5"), ("2:2", "--seeds", "0"))
+    )
+    with monkeypatch.context() as patch:
+        interrupt(patch, SpeechTrainer, 2)
+        assert_stops(main, one, output, f"step 3 of {STEPS}", capsys, of=" of 1 of seed 0")
+    replaced = output / "2_2" / "seed_0" / "result.json"
+    old = replaced.stat().st_mtime_ns
+    assert main(other) == 0
+    assert replaced.stat().st_mtime_ns > old
+    # The other program is done. This one is in a run, and then between two.
+    assert (output / "metrics.json").exists()
+    assert main(one) == 2
+    assert "expected no unfinished run, got one after step 3" in capsys.readouterr().err
+    assert main([*one, "--resume"]) == 0
+    shutil.rmtree(output / "1" / "seed_5")
+    files = sorted((output / "1" / "seed_0").rglob("*"))
+    assert main(one) == 2
+    message = f"expected no unfinished comparison, got one after 1 of seed 0 in {output}"
+    assert message in capsys.readouterr().err
+    assert sorted((output / "1" / "seed_0").rglob("*")) == files
+    # Whose checkpoints were deleted, too.
+    shutil.rmtree(output / "1" / "seed_0" / "checkpoints")
+    assert main(one) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_diverging_run_counts_as_all_wrong(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = [*problems.TINY, "--models", "1", "--learning-rate=1e38", "--norm=none"]
+    argv += ["--checkpoint-every=1"]  # Of a run without any the second start would not look.
     assert main([*argv, "--data", str(data), "--output", str(tmp_path)]) == 0
     (row,) = metrics_of(tmp_path)["models"]
     assert row["runs"][0]["diverged"] and row["cer"] == row["wer"] == 1
+    assert main([*argv, "--data", str(data), "--output", str(tmp_path)]) == 0  # It is finished.
     out = capsys.readouterr().out
     assert "1*" in out and "* the loss stopped being finite with some seed" in out
 

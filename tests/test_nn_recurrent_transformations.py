@@ -195,7 +195,7 @@ def sparse_rnn(features, units, *, rngs):
     return RNN(GRUCell(features, units, recurrent_sparsity=0.6, rngs=rngs))
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs several devices")
+@pytest.mark.several_devices(2)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
 @pytest.mark.parametrize(
     "sparse", [{}, {"recurrent_sparsity": 0.5, "input_sparsity": 0.4}], ids=len

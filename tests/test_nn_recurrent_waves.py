@@ -247,7 +247,7 @@ def test_an_ensemble_is_one_scan_of_each_member():
         close(y[i], alone(x[i], seq_lengths=LENGTHS), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs several devices")
+@pytest.mark.several_devices(2)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
 def test_a_sharded_batch_stays_sharded(kind):
     stack, x, lengths = sparse_stack(nnx.Rngs(0)), inputs(8, T, H), jnp.arange(8)

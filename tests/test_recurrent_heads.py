@@ -180,10 +180,9 @@ def test_nothing_to_scan(T, B):
     jax.tree.map(np.testing.assert_array_equal, carry, p.carry)
 
 
+@pytest.mark.several_devices(8)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_a_sharded_batch_stays_sharded(kind):
-    if jax.device_count() < 8:
-        pytest.skip("needs 8 devices (tests/conftest.py)")
     p = heads_problem("LSTM", B=8)
     lengths = jnp.arange(8) % 6
 

@@ -13,7 +13,7 @@ from checks import DTYPES, EPSILON
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.extend.core import jaxpr_as_fun
-from recurrent_problems import CELLS, compiled, compiled_as_users_do, pattern, problem
+from recurrent_problems import CELLS, compiled, compiled_with_triton, pattern, problem
 
 from jaxsparse import CSR, Topology, recurrent
 from jaxsparse.recurrent import GRU, LSTM, elman
@@ -284,7 +284,7 @@ def test_padding_reaches_nothing(name, sparse, recompute, unrolled):
     p = problem("LSTM" if name == "LSTM" else "RNN", sparse)
     p = p._replace(cell=divides if name == "divides" else p.cell)
 
-    @compiled_as_users_do
+    @compiled_with_triton
     def value_and_gradient(*operands):
         def loss(*operands):
             carry, ys = p.scan(*operands, seq_lengths=LENGTHS, recompute=recompute)
@@ -306,7 +306,7 @@ def test_padding_reaches_nothing(name, sparse, recompute, unrolled):
 def test_a_bad_row_stays_in_its_row(sparse, unrolled):
     p = problem("GRU", sparse)
 
-    @compiled_as_users_do
+    @compiled_with_triton
     def run(xs):
         scanned, pull = jax.vjp(lambda c, x: p.scan(p.weights, c, x), p.carry, xs)
         return scanned, pull(jax.tree.map(jnp.ones_like, scanned))

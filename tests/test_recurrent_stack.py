@@ -11,36 +11,12 @@ import pytest
 import reference
 from checks import EPSILON
 from covering import pairwise
-from recurrent_problems import compiled, compiled_as_users_do
-from stack_problems import stack
+from recurrent_problems import compiled, compiled_with_triton
+from stack_problems import close, leaves, options_of, stack, total
 
 import jaxsparse
 from jaxsparse import recurrent
 from jaxsparse.recurrent.plan import NoPlan
-
-leaves = jax.tree.leaves
-
-
-def total(results):
-    """A number that depends on every result, and not linearly."""
-    return sum(jnp.sum(jnp.sin(x.astype(jnp.result_type(float)))) for x in leaves(results))
-
-
-def assert_close(got, expected, limit):
-    for a, b in zip(leaves(got), leaves(expected), strict=True):
-        np.testing.assert_allclose(np.float64(a), np.float64(b), rtol=limit, atol=limit)
-
-
-def lengths_of(kind, B, T):
-    """Lengths of rows: none, ragged ones with 0 among them, or beyond the end."""
-    rng = np.random.default_rng(B)
-    if kind == "ragged":
-        return jnp.asarray(rng.permuted(np.arange(B) % (T + 1)), jnp.int32)
-    return None if kind is None else jnp.full(B, T + 3, jnp.int32)
-
-
-def resets_of(wanted, B, T):
-    return jnp.asarray(np.random.default_rng(T).random((T, B)) < 0.4) if wanted else None
 
 
 @pairwise(
@@ -96,12 +72,7 @@ def test_values_and_gradients(
             padding=np.nan,
             dtype=jnp.float64,
         )
-        options = {
-            "seq_lengths": lengths_of(lengths, B, T),
-            "resets": resets_of(resets, B, T),
-            "reverse": reverse,
-            "return_all": layers == 2,
-        }
+        options = options_of(lengths, resets, reverse, layers, T, B)
 
         def value_and_gradient(function, **more):
             def loss(floating):
@@ -112,7 +83,7 @@ def test_values_and_gradients(
 
         got = value_and_gradient(recurrent.stack_scan, recompute=recompute)
         expected = value_and_gradient(reference.stack_scan)
-        assert_close(got, expected, 1e-9)
+        close(got, expected, 1e-9, 1e-9)
 
 
 @pytest.mark.parametrize("T, B", [(0, 3), (4, 0), (0, 0)])
@@ -133,11 +104,11 @@ def test_nothing_to_scan(T, B):
 def test_16_bits(norm, dtype, unrolled):
     """Within some units of the last place: sums between layers are rounded, the oracle's not."""
     p = stack(["LSTM", "GRU"], skip=1, norm=norm, T=7, dtype=dtype)
-    carries, ys = compiled_as_users_do(recurrent.stack_scan)(*p)
+    carries, ys = compiled_with_triton(recurrent.stack_scan)(*p)
     assert ys.dtype == dtype and {x.dtype for x in leaves(carries)} == {jnp.dtype(dtype)}
     with jax.enable_x64(True):
         expected = reference.stack_scan(*p)
-    assert_close((carries, ys), expected, 4 * EPSILON[dtype])
+    close((carries, ys), expected, 4 * EPSILON[dtype], 4 * EPSILON[dtype])
 
 
 def test_what_stands_in_the_padding_reaches_nothing(unrolled):
@@ -145,7 +116,7 @@ def test_what_stands_in_the_padding_reaches_nothing(unrolled):
     counts = jnp.arange(5)[:, None] < lengths
     p = stack(["three_leaves", "LSTM", "GRU"], layers=3, skip=1, dropout="steps")
 
-    @compiled_as_users_do
+    @compiled_with_triton
     def value_and_gradient(operands):
         def loss(operands):
             results = recurrent.stack_scan(*operands, seq_lengths=lengths)
@@ -172,7 +143,7 @@ def test_what_is_behind_a_reset_reaches_nothing(unrolled):
     p = stack(["GRU", "LSTM"], skip=1)
     resets = jnp.zeros((5, 3), bool).at[2].set(True)
 
-    @compiled_as_users_do
+    @compiled_with_triton
     def value_and_gradient(xs):
         def of(xs):
             ys = recurrent.stack_scan(p.layers, p.carries, xs, resets=resets)[1]
@@ -190,7 +161,7 @@ def test_what_is_behind_a_reset_reaches_nothing(unrolled):
 def test_a_bad_row_stays_in_its_row(unrolled):
     p = stack(["GRU", "LSTM"], skip=1)
 
-    @compiled_as_users_do
+    @compiled_with_triton
     def run(xs):
         return jax.vjp(lambda x: recurrent.stack_scan(p.layers, p.carries, x), xs)
 
@@ -229,7 +200,7 @@ def test_parameters_of_each_unit():
             compiled(jax.value_and_grad(lambda x, f=f: total(f(*x))))(operands)
             for f in (recurrent.stack_scan, reference.stack_scan)
         )
-        assert_close(got, expected, 1e-10)
+        close(got, expected, 1e-10, 1e-10)
 
 
 def test_explained():

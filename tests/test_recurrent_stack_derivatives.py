@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,46 +11,24 @@ import pytest
 import reference
 from jax.test_util import check_grads
 from recurrent_problems import CELLS, compiled
-from stack_problems import NAMES, Stack, stack
+from stack_problems import (
+    EVERY,
+    LENGTHS,
+    NAMES,
+    Stack,
+    close,
+    exact,
+    leaves,
+    like,
+    loss,
+    run,
+    single,
+    stack,
+    total,
+)
 
 from jaxsparse import recurrent
 from jaxsparse.recurrent import layer_step, stack_graph
-
-LENGTHS = jnp.array([0, 5, 3])  # of T = 5
-RESETS = jnp.asarray(np.random.default_rng(0).random((5, 3)) < 0.3)
-EVERY = {"reverse": True, "seq_lengths": LENGTHS, "resets": RESETS}
-
-leaves = jax.tree.leaves
-
-
-def total(results):
-    """A number that depends on every result, and not linearly."""
-    return sum(jnp.sum(jnp.sin(x)) for x in leaves(results))
-
-
-def like(tree, seed=0):
-    """Random numbers in the form of a tree."""
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), x.dtype), tree)
-
-
-def close(got, expected, rtol, atol):
-    for a, b in zip(leaves(got), leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
-
-
-exact = functools.partial(close, rtol=1e-10, atol=1e-11)
-single = functools.partial(close, rtol=2e-5, atol=2e-5)
-
-
-def run(p, function=recurrent.stack_scan, **options):
-    """A scan of a stack as a function of what it is differentiable in."""
-    return lambda floating: function(*p.of(floating), **options)
-
-
-def loss(p, function=recurrent.stack_scan, **options):
-    return lambda floating: total(run(p, function, **options)(floating))
-
 
 # ---- Derivatives ----
 

@@ -12,8 +12,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from recurrent_problems import compiled
-from stack_problems import Stack, stack
-from test_recurrent_stack_derivatives import EVERY, leaves, loss, run, single, total
+from stack_problems import EVERY, Stack, leaves, loss, run, single, stack, total
 
 from jaxsparse import EXPORT_DISABLED_CHECKS, recurrent
 from jaxsparse.recurrent.engine import printed_step

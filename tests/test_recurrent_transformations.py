@@ -606,9 +606,8 @@ def test_a_tangent_of_weights_passes_by_an_infinite_derivative_of_inputs():
     assert np.isfinite(tangent).all() and np.abs(tangent).max() > 0
 
 
+@pytest.mark.several_devices(8)
 def test_vmap_keeps_a_sharded_batch_sharded():
-    if jax.device_count() < 8:
-        pytest.skip("needs 8 devices (tests/conftest.py)")
     mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec(None, None, "d")
     xs = jax.device_put(jnp.ones((3, 5, 8, 4)), jax.sharding.NamedSharding(mesh, spec))

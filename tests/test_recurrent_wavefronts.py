@@ -15,8 +15,7 @@ from checks import PLATFORM
 from covering import pairwise
 from graph_forms import with_graphs_as
 from recurrent_problems import compiled
-from stack_problems import NAMES, stack
-from test_recurrent_stack import assert_close, lengths_of, resets_of, total
+from stack_problems import NAMES, close, leaves, options_of, stack, total
 
 import jaxsparse
 from jaxsparse import H200, recurrent
@@ -25,7 +24,6 @@ from jaxsparse.recurrent.graph import wavefront
 from jaxsparse.recurrent.graph.choice import choose, without_waves
 
 A100 = dataclasses.replace(H200, name="A100", compute_capability=80)
-leaves = jax.tree.leaves
 
 
 def of_xla(params, avals, device):
@@ -69,12 +67,7 @@ def test_values_and_gradients(
             h=6,
             dtype=jnp.float64,
         )
-        options = {
-            "seq_lengths": lengths_of(lengths, B, T),
-            "resets": resets_of(resets, B, T),
-            "reverse": reverse,
-            "return_all": layers == 2,
-        }
+        options = options_of(lengths, resets, reverse, layers, T, B)
 
         def loss(floating, function):
             results = function(*p.of(floating), **options)
@@ -86,7 +79,7 @@ def test_values_and_gradients(
         got, chosen = with_graphs_as(of_xla, gradient, p.floating)
         own = functools.partial(loss, function=reference.stack_scan)
         expected = compiled(jax.value_and_grad(own, has_aux=True))(p.floating)
-        assert_close(got, leaves(expected), 1e-9)
+        close(got, leaves(expected), 1e-9, 1e-9)
         # A layer whose output is normalised hands on its square; the first one may end no skip.
         whole = layers - (norm is not None) - (skip == 2)
         for choice in chosen:
@@ -140,10 +133,10 @@ def test_derivatives_of_second_order_and_mapped_weights():
 
     got, chosen = with_graphs_as(of_xla, second, p.floating)
     assert sum("wavefront" in choice.called for choice in chosen) >= 2
-    assert_close(got, leaves(compiled(second)(p.floating)), 1e-4)
+    close(got, leaves(compiled(second)(p.floating)), 1e-4, 1e-4)
     several = [jnp.stack([x, x / 2]) for x in p.floating]
     got, _ = with_graphs_as(of_xla, jax.vmap(of), several)
-    assert_close(got, [compiled(jax.vmap(of))(several)], 1e-4)
+    close(got, [compiled(jax.vmap(of))(several)], 1e-4, 1e-4)
 
 
 def choices(p, choose, device=H200, **options):

@@ -256,7 +256,7 @@ def test_where_a_wave_ends():
     assert differ.compute is None and "they differ in size" in differ.reason
     single = stack(["RNN"], layers=1, **sizes)
     (graph,) = graphs(loss_of(single), single.floating)
-    assert choose(*graph, H200).reason == "it has a single layer"
+    assert choose(*graph, H200).reason == "it has fewer than two layers"
     wide = first(stack(["RNN"], layers=3, dtype=jnp.float32, **sizes))
     assert wide.compute is None and "16-bit" in wide.reason
     many = {**sizes, "B": 20}
@@ -404,8 +404,9 @@ def test_a_derivative_of_one_layer_runs_alone(variant):
         return jnp.sum(ys[0].astype(jnp.float32))
 
     forward, backward = explain(jax.grad(of_lowest), p.xs, device=H200)
-    assert forward.choice.startswith("nodes 1 to 3 as a wave")
-    assert backward.choice == "node by node, because it has a single layer"
+    as_asked = "a wavefront of 3 layers" if variant == "wavefront" else f"a wave by {variant}"
+    assert forward.choice.startswith(f"nodes 1 to 3 as {as_asked}")
+    assert backward.choice == "node by node, because it has fewer than two layers"
     assert len(backward.scans) == 1
 
 

@@ -38,13 +38,13 @@ struct ScanVariant {
   // Warps have all gates of their units, and keep all of the weights for these: one block makes a
   // scan, or a few do.
   bool resident = false;
-  // Products are those of warpgroups. Not measured enough to be chosen: only by name, too.
+  // Products of warpgroups. Chosen only by name, too: few shapes were measured.
   bool warpgroups = false;
   // Waves whose blocks send each other sums instead of states.
   bool sums = false;
 
-  // These take all states of a layer through every block: those of an adjoint, one for each gate,
-  // are so many that layers one by one are faster.
+  // Products of warpgroups take all states of a layer through every block. Those of an adjoint, one
+  // for each gate, are so many that layers one by one are faster.
   constexpr bool forward_only() const { return warpgroups; }
 };
 inline constexpr ScanVariant kScanVariants[] = {

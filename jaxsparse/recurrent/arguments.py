@@ -123,6 +123,18 @@ def counted_steps(operation: str, seq_lengths: Any, length: int, b: int) -> Any:
     return jnp.arange(length, dtype=jnp.int32)[:, None] < lengths[None]
 
 
+def without_padding(x: Any, mask: Any) -> Any:
+    """What a layer takes, (T, B, features), with zeros at the steps that do not count.
+
+    Weights' gradients are sums over all steps, in which 0 times NaN would be NaN.
+    """
+    if mask is None:
+        return x
+    # The GPU compiler of jaxlib 0.11.2 fuses the choice into a product and then refuses its own
+    # program: a pass that moves reshapes in fusions forgets that of the mask.
+    return jax.lax.optimization_barrier(jnp.where(mask[:, :, None], x, 0))
+
+
 def steps_and_resets(
     operation: str, seq_lengths: Any, resets: Any, length: int, b: int
 ) -> tuple[Any, Any]:

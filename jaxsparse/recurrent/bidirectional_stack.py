@@ -16,6 +16,7 @@ from jaxsparse.recurrent.arguments import (
     as_resets,
     check_precision,
     counted_steps,
+    without_padding,
 )
 from jaxsparse.recurrent.input_weights import input_products
 from jaxsparse.recurrent.layer_step import Norm
@@ -137,9 +138,8 @@ def _layer(
     options: Options,
 ) -> tuple[Any, Any]:
     """The last carries of a pair of layers, and what both give, merged."""
-    if sides[0].input is not None and mask is not None:
-        # Weights' gradients are sums over all steps, in which 0 times NaN would be NaN.
-        below = jnp.where(mask[:, :, None], below, 0)
+    if sides[0].input is not None:
+        below = without_padding(below, mask)
     if sides[0].form != sides[1].form:
         raise ValueError(
             f"{name}: both directions must have one form, got {sides[0].form} and {sides[1].form}"

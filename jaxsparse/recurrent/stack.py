@@ -61,6 +61,7 @@ def stack_scan(
         return_all: returns the outputs of every layer.
         variant: what to force on a GPU: the name of a kernel variant, of single layers or of
             waves, in which several layers run at once; or "wavefront", layers in one loop of XLA.
+            A single layer runs alone where several at once are asked for.
 
     Returns:
         The last carries, in a list or a tuple as the first ones are, and the outputs
@@ -140,7 +141,7 @@ def run_layers(
             below = between_layers(operation, lowest, between, below, mask, xs.dtype)
         checked = checked_layers(operation, layers, carries, run, below, outputs)
         if length == 0 or b == 0:
-            for layer in checked.values():
+            for layer in checked.values():  # elsewhere the graph checks cells as it makes steps
                 cell_step(layer, xs.dtype, biased=False, masked=False)
             own = {i: layer.carry for i, layer in checked.items()}
             made = {i: jnp.zeros((length, b, x.h), xs.dtype) for i, x in checked.items()}

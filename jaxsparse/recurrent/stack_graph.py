@@ -7,11 +7,11 @@ import functools
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jaxsparse.csr import CSR
 from jaxsparse.precision import accumulator_dtype, promoted
+from jaxsparse.recurrent.arguments import without_padding
 from jaxsparse.recurrent.cell_checks import checked_step
 from jaxsparse.recurrent.graph import Edge, OfNode, Operands, Results, graph_bind
 from jaxsparse.recurrent.input_weights import edge_operands, input_biases, scaled, sums_of_weights
@@ -52,11 +52,8 @@ class StackGraph:
         variant: str | None,
     ):
         lowest = min(layers)
-        if mask is not None and layers[lowest].input is not None:
-            # Weights' gradients are sums over all steps, in which 0 times NaN would be NaN. The
-            # GPU compiler of jaxlib 0.11.2 fuses the choice into a product and then refuses its
-            # own program: a pass that moves reshapes in fusions forgets that of the mask.
-            xs = jax.lax.optimization_barrier(jnp.where(mask[:, :, None], xs, 0))
+        if layers[lowest].input is not None:
+            xs = without_padding(xs, mask)
         self.layers, self.xs, self.returned = layers, xs, returned
         self.mask, self.resets, self.reverse = mask, resets, reverse
         self.laid_out, self.variant = laid_out, variant

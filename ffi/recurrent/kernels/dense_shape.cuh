@@ -59,7 +59,7 @@ struct DenseRow {
   using Weight = typename Plan::Weight;
 
   const char* values;     // null: no such row
-  uint32_t column_bytes;  // apart; few enough, as kMaxMatrixRows says
+  uint32_t column_bytes;  // apart; the handlers bound the rows of a matrix
 
   // `row`: gate * units + unit of the block.
   template <typename Problem>

@@ -4,8 +4,8 @@
 //
 // Product warps add up h B numbers for each mean in float32. Most often these are states that they
 // multiply anyway; others they receive in the same way. Each warp leaves its sums in shared memory,
-// where pointwise threads add them up. Of a skip's state, which was published some steps ago, these
-// read their own units: they ask for them a step ahead.
+// where pointwise threads add them up. Of a skip's state, which was published some steps ago,
+// pointwise threads read their own units, for which they ask a step ahead.
 #pragma once
 
 #include "persistent/exchange.cuh"

@@ -32,7 +32,7 @@ def choose(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevi
     variant = params["variant"]
     if variant in (None, *STACK_VARIANTS) and len(recurrent_nodes(params["edges"])) < 2:
         # A derivative may reach one layer of many, for which several at once were asked.
-        return Fallback("it has a single layer", functools.partial(in_runs, {}), PLAIN)
+        return Fallback("it has fewer than two layers", functools.partial(in_runs, {}), PLAIN)
     if variant == WAVEFRONT:
         found, reason = wavefront_forms(params, split(avals, params))
         if not found:

@@ -31,7 +31,7 @@ from jaxsparse.recurrent.graph.operands import (
     split,
     split_results,
 )
-from jaxsparse.recurrent.graph.plain import added_ahead
+from jaxsparse.recurrent.graph.plain import PLAIN, added_ahead
 from jaxsparse.recurrent.graph.runs import in_runs
 from jaxsparse.recurrent.graph.wave import recurrent_wave_p
 from jaxsparse.recurrent.graph.wave_form import form_of_run, run_of
@@ -76,7 +76,7 @@ def choose_waves(
         return Fallback("a size is open, and kernels are made for sizes")
     if variant in _FORWARD_ONLY and params["transposed"]:
         compute = functools.partial(in_runs, {})
-        return Fallback(f"{variant} is for forward passes", compute, "node by node")
+        return Fallback(f"{variant} is for forward passes", compute, PLAIN)
     # What is no adjoint runs as if none was asked for.
     apart = variant in _BACKWARD_ONLY and not params["transposed"]
     one_by_one = functools.partial(in_runs, {}) if apart else None
@@ -85,7 +85,7 @@ def choose_waves(
     if variant is None and batch_of(x) > _MOST_ROWS and dtype_of(x).itemsize == 2:
         asked = f"variant={WAVE_VARIANTS[0]!r} asks for them"
         reason = f"waves of more than {_MOST_ROWS} rows run where {asked}"
-        return Fallback(reason, one_by_one, "node by node" if apart else "")
+        return Fallback(reason, one_by_one, PLAIN if apart else "")
     waves, reason = _cut(params, x, device, variant)
     if waves:
         runs = {wave.first: functools.partial(_run_wave, wave) for wave in waves}
@@ -95,7 +95,7 @@ def choose_waves(
         raise UnavailableError(
             f"recurrent.stack_scan: {variant} was asked for, but {reason}", reason
         )
-    return Fallback(reason, one_by_one, "node by node" if apart else "")
+    return Fallback(reason, one_by_one, PLAIN if apart else "")
 
 
 def _cut(
