@@ -19,7 +19,7 @@ __device__ __forceinline__ void SendSums(const RecurrentWaveLayer& p,
   Watchdog watchdog(p.wait_limits);
   __syncwarp();
   for (int64_t step = 0; step <= p.steps; ++step) {
-    WaitAt<kSizes.threads>(BarrierBefore(step));
+    WaitAt<kSizes.meeting_threads>(BarrierBefore(step));
     // Nothing is sent that doesn't stem from all of the last state: slots are used again only as
     // long as that holds. The other blocks time out by themselves.
     bool sends = __all_sync(kAllLanes, *stop == 0);
@@ -59,7 +59,7 @@ __device__ __forceinline__ void MakeScatteredSteps(const RecurrentWaveLayer& p, 
   Backoff backoff(p.poll_delays);
   const bool has_below = p.below_exchange != nullptr;
   __syncwarp();
-  ArriveAt<kSizes.threads>(BarrierBefore(0));
+  ArriveAt<kSizes.meeting_threads>(BarrierBefore(0));
   backoff.Start();
   bool stopped = false;
   for (int64_t step = 0; step < p.steps; ++step) {
@@ -77,9 +77,9 @@ __device__ __forceinline__ void MakeScatteredSteps(const RecurrentWaveLayer& p, 
     pointwise.Run(step, sums, stopped, StatesBefore<Plan>(shared, step + 1), [&] {
       __syncwarp();
       if (stopped) {
-        WaitAt<kSizes.threads>(BarrierBefore(step + 1));
+        WaitAt<kSizes.meeting_threads>(BarrierBefore(step + 1));
       } else {
-        ArriveAt<kSizes.threads>(BarrierBefore(step + 1));
+        ArriveAt<kSizes.meeting_threads>(BarrierBefore(step + 1));
       }
       backoff.Start();
     });
@@ -108,7 +108,9 @@ __global__ void __launch_bounds__(Plan::kSizes.threads, Plan::kSizes.resident)
     SendSums<Plan>(p, above, shared, stop);
   } else {
     if constexpr (kSizes.product_registers > 0) GiveUpRegisters<kSizes.pointwise_registers>();
-    MakeScatteredSteps<Step, Plan>(p, shared, stop);
+    if (threadIdx.x < kSizes.meeting_threads) {
+      MakeScatteredSteps<Step, Plan>(p, shared, stop);
+    }
   }
 }
 

@@ -49,6 +49,9 @@ struct WaveScatterSizes : DenseBlock {
   int mailbox_loads = Ceil(blocks, 4);  // of a lane
   int portions = unit_tiles * quarters;
   int rounds = Ceil(portions, pointwise_warps);
+  // A pointwise warp without a portion has no data to wait for, and would run ahead: it leaves.
+  int meeting_threads =
+      product_threads + (portions < pointwise_warps ? portions : pointwise_warps) * kWarp;
   int mailbox_ahead = loads_ahead == 0 || loads_ahead > rounds* mailbox_loads
                           ? rounds * mailbox_loads
                           : loads_ahead;

@@ -76,5 +76,11 @@ int main() {
     Rnn({.steps = 9, .has_nan = true});
     Rnn({.steps = 4, .missing = 11});
   }
+  {  // fewer parts of the batch and tiles of units than pointwise warps
+    constexpr WaveMatrix kOne{.register_chunks = 1};
+    constexpr auto Rnn = TestWave<RnnStep, bfloat16, 40, 3, WaveOptions{16, 2, 4, kOne, kOne, 3}>;
+    Rnn({.steps = 9});
+    Rnn({.steps = 4, .missing = 4});
+  }
   std::puts("all results agree");
 }
