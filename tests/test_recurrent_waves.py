@@ -404,7 +404,8 @@ def test_a_derivative_of_one_layer_runs_alone(variant):
         return jnp.sum(ys[0].astype(jnp.float32))
 
     forward, backward = explain(jax.grad(of_lowest), p.xs, device=H200)
-    as_asked = "a wavefront of 3 layers" if variant == "wavefront" else f"a wave by {variant}"
+    called = {"wavefront": "a wavefront of 3 layers", SCATTER: f"a wave by {WAVE}"}
+    as_asked = called.get(variant, f"a wave by {variant}")
     assert forward.choice.startswith(f"nodes 1 to 3 as {as_asked}")
     assert backward.choice == "node by node, because it has fewer than two layers"
     assert len(backward.scans) == 1
