@@ -154,8 +154,14 @@ ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wan
           "blocks send sums of one product, and a step has " + std::to_string(form.products);
     } else if (variant.sums && (form.skip.product >= 0 || form.means[0].product >= 0)) {
       choice.reason = "blocks send sums of matrices, and no skips or norms";
+    } else if (variant.stationary && form.own_products != form.below_products) {
+      choice.reason = "not all products have both matrices";
+    } else if (variant.stationary && form.batch % kStationaryRows != 0) {
+      choice.reason = "a batch of " + std::to_string(form.batch) + " is not one of parts of " +
+                      std::to_string(kStationaryRows) + " rows";
     } else {
       choice.best = variant.sums         ? PlanWaveOfSums(variant, form, gpu)
+                    : variant.stationary ? PlanStationaryWave(variant, form, gpu)
                     : variant.warpgroups ? PlanWaveByWarpgroups(variant, form, gpu)
                                          : PlanWaveLayers(variant, form, gpu);
       if (!choice.best) {

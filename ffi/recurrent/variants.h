@@ -40,6 +40,8 @@ struct ScanVariant {
   bool resident = false;
   // Products of warpgroups. Chosen only by name, too: few shapes were measured.
   bool warpgroups = false;
+  // Their weights are the operand that stays, and states pass by; or else the other way round.
+  bool stationary = false;
   // Waves whose blocks send each other sums instead of states.
   bool sums = false;
 
@@ -67,7 +69,9 @@ inline constexpr ScanVariant kWaveVariants[] = {
     {"wave_mma_barrier", ScanWeights::kDense, true, true},
     {"wave_wgmma", ScanWeights::kDense, true, false, false, true},
     {"wave_wgmma_barrier", ScanWeights::kDense, true, true, false, true},
-    {"wave_scatter", ScanWeights::kDense, true, false, false, false, true},
+    {"wave_stationary", ScanWeights::kDense, true, false, false, true, true},
+    {"wave_stationary_barrier", ScanWeights::kDense, true, true, false, true, true},
+    {"wave_scatter", ScanWeights::kDense, true, false, false, false, false, true},
 };
 
 }  // namespace jaxsparse

@@ -19,6 +19,8 @@ struct DenseConfig {
   int pointwise_warps = 1;      // that sum the warps' parts and make the pointwise step
   bool tensor_cores = false;    // mma.sync (16 bits only), or FMA
   bool warpgroups = false;      // tensor cores of whole warpgroups, wgmma, instead of mma.sync
+  int column_parts = 0;         // that the columns are split into, or 0: one for each warp, or as
+                                // many as warpgroups leave of the batch
   int register_chunks = 0;      // chunks of columns of a warp whose weights stay in registers; the
                                 // others' are read from shared memory in every step
   int loads_ahead = 0;          // tensor cores: loads of a warp that are on their way at once, or 0
@@ -66,7 +68,7 @@ struct DenseBlock : DenseConfig {
   // units, so that threads with several units each read different banks, too.
   int gate_slots = products == 3 ? 4 : products;
   int row_parts = Ceil(batch, 64);  // warpgroups: 64 batch entries each
-  int parts = warpgroups ? warps / (4 * row_parts) : warps;
+  int parts = column_parts > 0 ? column_parts : warpgroups ? warps / (4 * row_parts) : warps;
   bool rotated = gate_slots == 4 && !warpgroups;
   int row_slots = (rotated      ? Ceil(units, 8) * 32
                    : warpgroups ? Ceil(units * gate_slots, 32) * 32

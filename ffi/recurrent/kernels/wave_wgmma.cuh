@@ -16,7 +16,6 @@
 #pragma once
 
 #include "cuda/warpgroup.cuh"
-#include "cuda/warpgroup_instructions.cuh"
 #include "persistent/exchange.cuh"
 #include "recurrent/kernels/wave_matrix.cuh"
 #include "recurrent/kernels/wave_wgmma.h"
