@@ -139,7 +139,7 @@ def test_what_fits(variant, name):
 
 def test_states_that_registers_do_not_hold_come_a_few_at_a_time():
     def constants(rows):
-        return make_wave_plan(wave(1, 4, layers=2, batch=rows), H200).constants
+        return make_wave_plan(wave(1, 4, layers=2, batch=rows), H200, WAVE).constants
 
     assert ".loads_ahead = 0" in constants(16) and ".loads_ahead = 4" in constants(64)
 
@@ -396,6 +396,30 @@ def test_sums_are_exchanged_by_adjoints(rows):
 
 
 @pytest.mark.parametrize(
+    "cell, rows, more, variant",
+    [
+        ("LSTM", 4, {}, WAVE),
+        ("LSTM", 16, {}, SCATTER),
+        ("LSTM", 16, {"skip": 1}, WAVE),
+        ("LSTM", 64, {}, SCATTER),
+        ("LSTM", 64, {"norm": "layer"}, None),
+        ("LSTM", 128, {}, None),
+        ("GRU", 16, {}, WAVE),
+        ("GRU", 64, {}, SCATTER),
+        ("RNN", 64, {}, None),
+    ],
+)
+def test_adjoints_by_default(cell, rows, more, variant):
+    p = stack([cell], layers=4, T=64, B=rows, h=512, **more)
+    (_, graph) = graphs(jax.grad(loss_of(p), has_aux=True), p.floating)
+    choice = choose_waves(*graph, H200)
+    if variant is None:
+        assert choice.compute is None and choice.reason
+    else:
+        assert held(choice) == [(0, 3)] and f"a wave by {variant}, " in choice.called
+
+
+@pytest.mark.parametrize(
     "changes, reason",
     [
         ({"skip": 1}, "no skips or norms|sums of one product"),
@@ -421,7 +445,7 @@ def test_stationary_weights_take_products_of_both_matrices():
 
 @pytest.mark.parametrize("variant", STACK_VARIANTS)
 def test_a_derivative_of_one_layer_runs_alone(variant):
-    p = stack(["LSTM"], layers=3, T=8, B=32, h=5)
+    p = stack(["LSTM"], layers=3, T=8, B=16 if variant == SCATTER else 32, h=5)
 
     def of_lowest(xs):
         _, ys = recurrent.stack_scan(p.layers, p.carries, xs, return_all=True, variant=variant)

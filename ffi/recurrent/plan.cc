@@ -94,6 +94,15 @@ std::string ReasonAgainst(const ScanVariant& variant, const ScanForm& form) {
   return "";
 }
 
+// Where waves may exchange sums though nobody asked for them: adjoints whose states are so many
+// that sums are fewer, of batches that were measured. Those of few rows may be faster by states.
+constexpr int64_t kFewRowsOfWave = 16, kMostRowsOfSums = 64, kLeastStatesOfSums = 3;
+
+bool TakesSums(const WaveForm& form) {
+  return form.products == 1 && form.state_parts >= kLeastStatesOfSums && form.skip.product < 0 &&
+         form.means[0].product < 0 && form.batch <= kMostRowsOfSums;
+}
+
 std::string DoesNotFit(const ScanForm& scan, const Gpu& gpu) {
   const std::string hidden = std::to_string(scan.hidden);
   return std::to_string(scan.products) + " x " + std::to_string(scan.state_parts) + " x " + hidden +
@@ -138,8 +147,11 @@ ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wan
   choice.reason = ReasonAgainstSizes(form);
   if (!choice.reason.empty()) return choice;
   const bool narrow = form.state_dtype == form.weight_dtype && IsNarrow(form.state_dtype);
+  const bool takes_sums = TakesSums(form), few_rows = form.batch <= kFewRowsOfWave;
   for (const ScanVariant& variant : kWaveVariants) {
-    const bool by_default = !variant.barrier && !variant.warpgroups && !variant.sums;
+    const bool by_default =
+        variant.sums ? takes_sums
+                     : !variant.barrier && !variant.warpgroups && (few_rows || !takes_sums);
     if (wanted.empty() ? !by_default : wanted != variant.name) continue;
     if (!narrow) {
       choice.reason = "needs 16-bit state and weights of one dtype, got " +
@@ -160,10 +172,11 @@ ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wan
       choice.reason = "a batch of " + std::to_string(form.batch) + " is not one of parts of " +
                       std::to_string(kStationaryRows) + " rows";
     } else {
-      choice.best = variant.sums         ? PlanWaveOfSums(variant, form, gpu)
-                    : variant.stationary ? PlanStationaryWave(variant, form, gpu)
-                    : variant.warpgroups ? PlanWaveByWarpgroups(variant, form, gpu)
-                                         : PlanWaveLayers(variant, form, gpu);
+      KeepFaster(variant.sums         ? PlanWaveOfSums(variant, form, gpu)
+                 : variant.stationary ? PlanStationaryWave(variant, form, gpu)
+                 : variant.warpgroups ? PlanWaveByWarpgroups(variant, form, gpu)
+                                      : PlanWaveLayers(variant, form, gpu),
+                 &choice.best);
       if (!choice.best) {
         choice.reason = std::to_string(form.layers) + " layers of " + DoesNotFit(form, gpu);
       }
