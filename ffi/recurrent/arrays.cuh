@@ -121,9 +121,8 @@ struct ScanArrays {
 #pragma unroll
         for (int i = 0; i < kNear; ++i) values[i] = output[i][slot];
         if (Arrays::kOutputIsFloat[out]) {
-          auto* to = static_cast<float*>(p.outputs[out]) + at + part * p.hidden;
-#pragma unroll
-          for (int i = 0; i < kNear; ++i) to[i] = values[i];
+          Store(values, IsAligned(p.outputs[out]),
+                static_cast<float*>(p.outputs[out]) + at + part * p.hidden);
         } else {
           Store(values, IsAligned(p.outputs[out]),
                 static_cast<State*>(p.outputs[out]) + at + part * p.hidden);
@@ -240,14 +239,16 @@ struct ScanArrays {
     }
   }
 
-  __device__ __forceinline__ static void Store(const float (&values)[kNear], bool aligned,
-                                               State* to) {
+  template <typename T>
+  __device__ __forceinline__ static void Store(const float (&values)[kNear], bool aligned, T* to) {
     if constexpr (kNear > 1) {
       if (aligned) {
-        uint32_t words[kNear / 2];
+        constexpr int kOfWord = 4 / sizeof(T);
+        uint32_t words[kNear / kOfWord];
 #pragma unroll
-        for (int i = 0; i < kNear / 2; ++i) {
-          words[i] = PairOf(State(), values[2 * i], values[2 * i + 1]);
+        for (int i = 0; i < kNear / kOfWord; ++i) {
+          if constexpr (kOfWord == 1) words[i] = __float_as_uint(values[i]);
+          else words[i] = PairOf(T(), values[2 * i], values[2 * i + 1]);
         }
         StoreWords(words, to);
         return;
@@ -264,6 +265,10 @@ struct ScanArrays {
   }
   __device__ __forceinline__ static void StoreWords(const uint32_t (&x)[4], void* to) {
     *static_cast<Words4*>(to) = {x[0], x[1], x[2], x[3]};
+  }
+  __device__ __forceinline__ static void StoreWords(const uint32_t (&x)[8], void* to) {
+    static_cast<Words4*>(to)[0] = {x[0], x[1], x[2], x[3]};
+    static_cast<Words4*>(to)[1] = {x[4], x[5], x[6], x[7]};
   }
 
   __device__ __forceinline__ static float FromWords(float, const uint32_t* words, int i) {

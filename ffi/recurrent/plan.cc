@@ -96,7 +96,7 @@ std::string ReasonAgainst(const ScanVariant& variant, const ScanForm& form) {
 
 // Where waves may exchange sums though nobody asked for them: adjoints whose states are so many
 // that sums are fewer, of batches that were measured. Those of few rows may be faster by states.
-constexpr int64_t kFewRowsOfWave = 16, kMostRowsOfSums = 64, kLeastStatesOfSums = 3;
+constexpr int64_t kMostRowsOfSums = 64, kLeastStatesOfSums = 3;
 
 bool TakesSums(const WaveForm& form) {
   return form.products == 1 && form.state_parts >= kLeastStatesOfSums && form.skip.product < 0 &&
@@ -147,11 +147,13 @@ ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wan
   choice.reason = ReasonAgainstSizes(form);
   if (!choice.reason.empty()) return choice;
   const bool narrow = form.state_dtype == form.weight_dtype && IsNarrow(form.state_dtype);
-  const bool takes_sums = TakesSums(form), few_rows = form.batch <= kFewRowsOfWave;
+  const bool takes_sums = TakesSums(form);
   for (const ScanVariant& variant : kWaveVariants) {
-    const bool by_default =
-        variant.sums ? takes_sums
-                     : !variant.barrier && !variant.warpgroups && (few_rows || !takes_sums);
+    const bool of_many = form.batch > kMostRowsOfMma;
+    const bool by_default = variant.sums ? takes_sums
+                                         : !variant.barrier && !(of_many && takes_sums) &&
+                                               variant.warpgroups == of_many &&
+                                               variant.stationary == of_many;
     if (wanted.empty() ? !by_default : wanted != variant.name) continue;
     if (!narrow) {
       choice.reason = "needs 16-bit state and weights of one dtype, got " +

@@ -38,7 +38,7 @@ struct ScanVariant {
   // Warps have all gates of their units, and keep all of the weights for these: one block makes a
   // scan, or a few do.
   bool resident = false;
-  // Products of warpgroups. Chosen only by name, too: few shapes were measured.
+  // Products of warpgroups.
   bool warpgroups = false;
   // Their weights are the operand that stays, and states pass by; or else the other way round.
   bool stationary = false;

@@ -28,6 +28,8 @@ struct DenseConfig {
   int product_registers = 0;    // of a product thread, or 0 for an equal share; if not 0, both
                                 // numbers of warps have to be multiples of 4
   int pointwise_registers = 0;  // the same of a pointwise thread
+  int groups_beside = 1;  // groups of states_per_load units that a pointwise warp takes side by
+                          // side, so that it writes results in longer pieces
   int row_groups = 4;  // FMA: groups of lanes that share a warp's columns, each with its own rows
   int batch_tile = 1;  // FMA: batch entries that are summed at a time
   int resident = 1;    // blocks that share a multiprocessor
@@ -85,6 +87,12 @@ struct DenseBlock : DenseConfig {
   // loads and stores are wider then, so that fewer of them are in the way of the product's.
   int near = Near();
   int items = Ceil(Ceil(units * batch_slots, near), pointwise_threads) * near;  // of a thread
+  // Batch entries in a row for which neighbouring lanes take one group of units.
+  int entries_beside =
+      groups_beside == 1 ? batch_slots : kWarp * near / (states_per_load * groups_beside);
+  bool has_whole_groups =
+      groups_beside == 1 || (units % (states_per_load * groups_beside) == 0 && entries_beside > 0 &&
+                             batch_slots % entries_beside == 0);
 
   // A warp's columns come in chunks, each of one load of a lane.
   int group_lanes = kWarp / row_groups;

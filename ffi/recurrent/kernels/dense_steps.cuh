@@ -212,17 +212,22 @@ class PointwiseStep {
     for (int i = 0; i < 4; ++i) v[i] = wanted ? old[(i + kBy) % 4] : old[i];
   }
 
-  // In the order of the exchange buffer, so that a warp publishes whole cache lines.
+  // In the order of the exchange buffer, so that a warp publishes whole cache lines, or several
+  // pieces of 64 bytes or more, from groups of units side by side.
   __device__ __forceinline__ Group At(int n) const {
     constexpr int kTogether = kSizes.units % kSizes.states_per_load == 0 ? kSizes.states_per_load
                               : kPairs                                   ? 2
                                                                          : 1;
     constexpr int kBatch = kSizes.batch_slots, kAllItems = kSizes.units * kBatch;
+    constexpr int kRun = kSizes.entries_beside, kBeside = kSizes.groups_beside;
+    static_assert(kSizes.has_whole_groups);
     const int index = (n * kSizes.pointwise_threads + thread_) * kNear;
-    const int unit = index / (kTogether * kBatch) * kTogether + index % kTogether;
+    const int run = index / (kTogether * kRun), runs = run / kBeside;
+    const int of_units = runs / (kBatch / kRun) * kBeside + run % kBeside;
+    const int unit = of_units * kTogether + index % kTogether;
     Group group;
     group.unit = BlockOfScan<Plan>() * kSizes.units + unit;
-    group.b = index / kTogether % kBatch;
+    group.b = runs % (kBatch / kRun) * kRun + index / kTogether % kRun;
     const bool exists = index < kAllItems && group.b < kSizes.batch;
     group.real = exists && group.unit < kSizes.hidden;
     group.published =

@@ -13,6 +13,7 @@ struct StationaryOptions {
   bool barrier = false;
   unsigned most_delay = 0;
   int portions = 1;
+  int groups_beside = 1;
   WaveSkip skip = {};
 };
 
@@ -35,7 +36,8 @@ struct StationaryPlan {
                                           .warps = kProducts * kOptions.units / 16 * kOptions.parts,
                                           .pointwise_warps = kOptions.pointwise_warps,
                                           .tensor_cores = true,
-                                          .column_parts = kOptions.parts},
+                                          .column_parts = kOptions.parts,
+                                          .groups_beside = kOptions.groups_beside},
                      .own = kOptions.own,
                      .below = kOptions.below,
                      .skip = kOptions.skip},
@@ -67,16 +69,18 @@ int main() {
     Lstm({.steps = 2, .transposed = true});
     Lstm({.steps = 3, .missing = 4});
   }
-  {  // two tiles of rows, two parts of a batch, warps that are held up
-    constexpr auto Lstm = TestWave<LstmStep, float16, 40, 32,
-                                   StationaryOptions{32, 1, 4, kFour, kFour, 2, 2, 2, false, 5000}>;
+  {  // two tiles of rows, two parts of a batch, warps that are held up and take units side by side
+    constexpr auto Lstm =
+        TestWave<LstmStep, float16, 40, 32,
+                 StationaryOptions{32, 1, 4, kFour, kFour, 2, 2, 2, false, 5000, 1, 4}>;
     Lstm({.steps = 4});
     Lstm({.steps = 2, .has_nan = true, .backwards = true, .transposed = true});
     Lstm({.steps = 3, .missing = 1});
   }
-  {  // parts of a batch one after another
+  {  // parts of a batch one after another; fewer of a thread's units lie together
     constexpr auto Lstm =
-        TestWave<LstmStep, bfloat16, 32, 32, StationaryOptions{16, 1, 2, kFour, kFour, 2, 4, 2}>;
+        TestWave<LstmStep, bfloat16, 32, 32,
+                 StationaryOptions{16, 1, 4, kFour, kFour, 2, 4, 2, false, 0, 1, 2}>;
     Lstm({.steps = 2, .reverse = true});
   }
   {  // matrices that take some of the states; twice as many rows of the batch; a barrier

@@ -45,10 +45,9 @@ _BACKWARD_ONLY = frozenset({"wave_scatter"})
 _PRODUCTS_A_MICROSECOND = 2e8  # of a product over all steps, 400 TFLOP/s
 _START = 5.0  # microseconds of a product over all steps, beside that
 _LEAST_GAIN = 0.05  # of the predicted time: predictions of less would be wrong too often
-_MOST_ROWS = 16  # of a batch for which the prediction was fitted, but for adjoints by sums
-_MANY_ROWS = (
-    f"waves of more than {_MOST_ROWS} rows run where variant={WAVE_VARIANTS[0]!r} asks for them"
-)
+_MOST_ROWS = _ffi.WAVE_MMA_MOST_ROWS  # of a batch whose backward passes are waves by states
+_BY_NAME = f"where variant={WAVE_VARIANTS[0]!r} asks for them"
+_MANY_ROWS = f"waves of more than {_MOST_ROWS} rows run backward {_BY_NAME}"
 
 
 class Wave(NamedTuple):
@@ -85,8 +84,6 @@ def choose_waves(
     one_by_one = functools.partial(in_runs, {}) if apart else None
     if apart:
         variant = None
-    if variant is None and _has_many_rows(x) and not params["transposed"]:
-        return Fallback(_MANY_ROWS, one_by_one, PLAIN if apart else "")
     waves, reason = _cut(params, x, device, variant)
     if waves:
         runs = {wave.first: functools.partial(_run_wave, wave) for wave in waves}
@@ -99,15 +96,16 @@ def choose_waves(
     return Fallback(reason, one_by_one, PLAIN if apart else "")
 
 
-def _has_many_rows(x: Operands) -> bool:
-    return batch_of(x) > _MOST_ROWS and dtype_of(x).itemsize == 2
-
-
-def _plan_of(form: WaveForm, x: Operands, device: Device, variant: str | None) -> Plan | NoPlan:
-    """The plan of a wave; by default none whose prediction was not fitted to so many rows."""
+def _plan_of(
+    form: WaveForm, params: dict[str, Any], device: Device, variant: str | None
+) -> Plan | NoPlan:
+    """The plan of a wave; by default only one of those that were measured."""
     plan = make_wave_plan(form, device, variant)
-    by_states = isinstance(plan, Plan) and plan.variant == WAVE_VARIANTS[0]
-    return NoPlan(_MANY_ROWS) if variant is None and by_states and _has_many_rows(x) else plan
+    many = form.batch > _MOST_ROWS and jnp.dtype(form.state_dtype).itemsize == 2
+    by_sums = isinstance(plan, Plan) and plan.variant in _BACKWARD_ONLY
+    if variant is None and params["transposed"] and many and not by_sums:
+        return NoPlan(_MANY_ROWS)
+    return plan
 
 
 def _cut(
@@ -130,7 +128,9 @@ def _cut(
             if not {first, last} <= recurrent:
                 break
             form = form_of_run(first, last, params, x)
-            plan = NoPlan(form) if isinstance(form, str) else _plan_of(form, x, device, variant)
+            plan = (
+                NoPlan(form) if isinstance(form, str) else _plan_of(form, params, device, variant)
+            )
             if isinstance(form, str) or isinstance(plan, NoPlan):
                 reasons.append(plan.reason if isinstance(plan, NoPlan) else "")
                 break  # a longer run holds this one, and needs more room
