@@ -33,6 +33,7 @@ PROGRAMS = {
     "spmm_tiled": "-O0",
     "recurrent_scan_dense": "-O1",
     "recurrent_wave": "-O1",
+    "recurrent_wave_scatter": "-O1",
     "recurrent_wave_wgmma": "-O1",
     "recurrent_wave_stationary": "-O1",
     "recurrent_scan_resident": "-O1",

@@ -33,6 +33,10 @@ std::optional<ScanPlan> PlanWaveLayers(const ScanVariant& variant, const WaveFor
 std::optional<ScanPlan> PlanWaveByWarpgroups(const ScanVariant& variant, const WaveForm& form,
                                              const Gpu& gpu);
 
+// kernels/wave_scatter.cc: the same, of blocks that send each other sums.
+std::optional<ScanPlan> PlanWaveOfSums(const ScanVariant& variant, const WaveForm& form,
+                                       const Gpu& gpu);
+
 // Registers of a thread that makes the pointwise step beside warpgroups, for so many items, each
 // with what a step reads a step ahead.
 int RegistersBesideWarpgroups(const WaveForm& form, const DenseBlock& block);

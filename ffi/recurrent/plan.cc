@@ -94,6 +94,15 @@ std::string ReasonAgainst(const ScanVariant& variant, const ScanForm& form) {
   return "";
 }
 
+// Where waves may exchange sums though nobody asked for them: adjoints whose states are so many
+// that sums are fewer, of batches that were measured. Those of few rows may be faster by states.
+constexpr int64_t kMostRowsOfSums = 64, kLeastStatesOfSums = 3;
+
+bool TakesSums(const WaveForm& form) {
+  return form.products == 1 && form.state_parts >= kLeastStatesOfSums && form.skip.product < 0 &&
+         form.means[0].product < 0 && form.batch <= kMostRowsOfSums;
+}
+
 std::string DoesNotFit(const ScanForm& scan, const Gpu& gpu) {
   const std::string hidden = std::to_string(scan.hidden);
   return std::to_string(scan.products) + " x " + std::to_string(scan.state_parts) + " x " + hidden +
@@ -138,10 +147,13 @@ ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wan
   choice.reason = ReasonAgainstSizes(form);
   if (!choice.reason.empty()) return choice;
   const bool narrow = form.state_dtype == form.weight_dtype && IsNarrow(form.state_dtype);
+  const bool takes_sums = TakesSums(form);
   for (const ScanVariant& variant : kWaveVariants) {
     const bool of_many = form.batch > kMostRowsOfMma;
-    const bool by_default =
-        !variant.barrier && variant.warpgroups == of_many && variant.stationary == of_many;
+    const bool by_default = variant.sums ? takes_sums
+                                         : !variant.barrier && !(of_many && takes_sums) &&
+                                               variant.warpgroups == of_many &&
+                                               variant.stationary == of_many;
     if (wanted.empty() ? !by_default : wanted != variant.name) continue;
     if (!narrow) {
       choice.reason = "needs 16-bit state and weights of one dtype, got " +
@@ -151,15 +163,22 @@ ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wan
                       std::to_string(kMaxLayersOfWave) + " of a launch";
     } else if (variant.warpgroups && form.means[0].product >= 0) {
       choice.reason = "products of warpgroups give no means of the states below, which norms take";
+    } else if (variant.sums && form.products != 1) {
+      choice.reason =
+          "blocks send sums of one product, and a step has " + std::to_string(form.products);
+    } else if (variant.sums && (form.skip.product >= 0 || form.means[0].product >= 0)) {
+      choice.reason = "blocks send sums of matrices, and no skips or norms";
     } else if (variant.stationary && form.own_products != form.below_products) {
       choice.reason = "not all products have both matrices";
     } else if (variant.stationary && form.batch % kStationaryRows != 0) {
       choice.reason = "a batch of " + std::to_string(form.batch) + " is not one of parts of " +
                       std::to_string(kStationaryRows) + " rows";
     } else {
-      choice.best = variant.stationary   ? PlanStationaryWave(variant, form, gpu)
-                    : variant.warpgroups ? PlanWaveByWarpgroups(variant, form, gpu)
-                                         : PlanWaveLayers(variant, form, gpu);
+      KeepFaster(variant.sums         ? PlanWaveOfSums(variant, form, gpu)
+                 : variant.stationary ? PlanStationaryWave(variant, form, gpu)
+                 : variant.warpgroups ? PlanWaveByWarpgroups(variant, form, gpu)
+                                      : PlanWaveLayers(variant, form, gpu),
+                 &choice.best);
       if (!choice.best) {
         choice.reason = std::to_string(form.layers) + " layers of " + DoesNotFit(form, gpu);
       }

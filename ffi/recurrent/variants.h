@@ -42,6 +42,8 @@ struct ScanVariant {
   bool warpgroups = false;
   // Their weights are the operand that stays, and states pass by; or else the other way round.
   bool stationary = false;
+  // Waves whose blocks send each other sums instead of states.
+  bool sums = false;
 
   // Products of warpgroups take all states of a layer through every block. Those of an adjoint, one
   // for each gate, are so many that layers one by one are faster.
@@ -69,6 +71,7 @@ inline constexpr ScanVariant kWaveVariants[] = {
     {"wave_wgmma_barrier", ScanWeights::kDense, true, true, false, true},
     {"wave_stationary", ScanWeights::kDense, true, false, false, true, true},
     {"wave_stationary_barrier", ScanWeights::kDense, true, true, false, true, true},
+    {"wave_scatter", ScanWeights::kDense, true, false, false, false, false, true},
 };
 
 }  // namespace jaxsparse

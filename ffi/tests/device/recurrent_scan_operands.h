@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <type_traits>
 #include <vector>
 
 #include "cuda/pointwise.cuh"
@@ -133,6 +134,10 @@ class ScanTest {
     };
   }
 
+  // Each product by a matrix is added up of parts, each of the states of so many units, that are
+  // rounded to numbers of so many bits: those of even units to a bit less.
+  void RoundsParts(int units, int bits) { units_of_part_ = units, bits_of_part_ = bits; }
+
   // To one of the products of a step, another scan's state after that step is added: of the unit
   // itself, or the mean over units of it or of its square.
   enum class Kind { kState, kMean, kMeanOfSquares };
@@ -250,36 +255,65 @@ class ScanTest {
     }
   };
 
-  static double Product(const double* row, const State* states) {
+  // `slack`: is added to by as much as the kernel may have rounded otherwise, because its parts are
+  // sums in float32 that lie next to the middle between two numbers.
+  double Product(const double* row, const State* states, int64_t unit, double* slack) const {
+    const int64_t together = units_of_part_ > 0 ? units_of_part_ : kHidden;
     double sum = 0;
-    for (int64_t k = 0; k < kColumns; ++k) {
-      if (row[k] != 0) sum += row[k] * double(ToAccumulator(states[k]));
+    for (int64_t first = 0; first < kHidden; first += together) {
+      double part = 0, terms = 0;
+      for (int64_t k = 0; k < kColumns; ++k) {
+        const bool is_of_part = k % kHidden >= first && k % kHidden < first + together;
+        if (!is_of_part || row[k] == 0) continue;
+        const double term = row[k] * double(ToAccumulator(states[k]));
+        part += term, terms += std::fabs(term);
+      }
+      sum +=
+          units_of_part_ > 0 ? Rounded(part, terms, bits_of_part_ - (unit % 2 == 0), slack) : part;
     }
     return sum;
+  }
+
+  // `terms`: the sum of their magnitudes.
+  static double Rounded(double x, double terms, int bits, double* slack) {
+    if (!std::isfinite(x) || x == 0) return x;
+    // Of float16, small numbers have fewer bits, and their last one is dropped.
+    constexpr bool kIsHalf = std::is_same_v<State, float16>;
+    const int exponent = std::ilogb(x) + 1 - bits;
+    const bool is_small = kIsHalf && exponent < -24;
+    const double spacing = is_small ? 0x1p-23 : std::ldexp(1.0, exponent);
+    const double rounded = std::nearbyint(x / spacing) * spacing;
+    const bool is_close = std::fabs(std::fabs(x - rounded) - spacing / 2) < terms * 0x1p-21;
+    if (is_small || is_close) *slack += spacing;
+    return rounded;
   }
 
   void CheckUnit(int64_t direction, int64_t b, int64_t unit) const {
     const int64_t at = size_.lead + (direction * size_.batch + b) * kHidden + unit;
     float carry[kMostCarries];
     for (int i = 0; i < Step::kCarries; ++i) carry[i] = initial_carry_[i][at];
-    for (int64_t step = 0; step < size_.steps; ++step) CheckCell(direction, step, b, unit, carry);
+    double slack = 0;  // what a carry has kept of it, too
+    for (int64_t step = 0; step < size_.steps; ++step) {
+      CheckCell(direction, step, b, unit, carry, &slack);
+    }
     for (int i = 0; i < Step::kCarries; ++i) {
-      Compare<State>("last carry", b, unit, final_carry_[i][at], carry[i]);
+      Compare<State>("last carry", b, unit, final_carry_[i][at], carry[i], slack);
     }
   }
 
-  void CheckCell(int64_t direction, int64_t step, int64_t b, int64_t unit, float* carry) const {
+  void CheckCell(int64_t direction, int64_t step, int64_t b, int64_t unit, float* carry,
+                 double* slack) const {
     const int64_t row = RowOf(direction, step, b);
     const State* before = StateBefore(direction, step, b);
     const double* matrix = weights_.data() + direction * Step::kProducts * kHidden * kColumns;
     float products[Step::kProducts], inputs[Step::kInputs], states[Step::kStates],
         outputs[Step::kOutputs];
     for (int g = 0; g < Step::kProducts; ++g) {
-      double sum = Product(matrix + (g * kHidden + unit) * kColumns, before);
+      double sum = Product(matrix + (g * kHidden + unit) * kColumns, before, unit, slack);
       if (below_ != nullptr) {
         const State* states = below_->StateBefore(direction, step + 1, b);
-        sum += Product(below_weights_.data() + (g * kHidden + unit) * kColumns, states) *
-               (scale_ ? scale_(states) : 1);
+        const double* row = below_weights_.data() + (g * kHidden + unit) * kColumns;
+        sum += Product(row, states, unit, slack) * (scale_ ? scale_(states) : 1);
       }
       for (const Taken& taken : taken_) {
         if (taken.product != g) continue;
@@ -294,22 +328,22 @@ class ScanTest {
     Step::Apply(products, carry, inputs, states, outputs);
     for (int s = 0; s < Step::kStates; ++s) {
       const State got = states_[size_.lead + row * kColumns + s * kHidden + unit];
-      Compare<State>("state", step, unit, ToAccumulator(got), states[s]);
+      Compare<State>("state", step, unit, ToAccumulator(got), states[s], *slack);
     }
     for (int i = 0; i < kNarrow; ++i) {
       const State got = output_[size_.lead + (row * kNarrow + i) * kHidden + unit];
-      Compare<State>("output", step, unit, ToAccumulator(got), outputs[i]);
+      Compare<State>("output", step, unit, ToAccumulator(got), outputs[i], *slack);
     }
     const float got = float_output_[size_.lead + row * kHidden + unit];
-    Compare<float>("float output", step, unit, got, outputs[kNarrow]);
+    Compare<float>("float output", step, unit, got, outputs[kNarrow], *slack);
   }
 
   template <typename T>
-  static void Compare(const char* what, int64_t row, int64_t column, double got, double wanted) {
+  static void Compare(const char* what, int64_t row, int64_t column, double got, double wanted,
+                      double slack) {
     const double rounding = sizeof(T) == 4 ? 0x1p-18 : 0x1p-7;
-    const bool close = std::isnan(wanted)
-                           ? std::isnan(got)
-                           : std::fabs(got - wanted) <= rounding * (1 + std::fabs(wanted));
+    const double allowed = rounding * (1 + std::fabs(wanted)) + 2 * slack;
+    const bool close = std::isnan(wanted) ? std::isnan(got) : std::fabs(got - wanted) <= allowed;
     if (!close) Fail(what, row, column, got, wanted);
   }
 
@@ -319,7 +353,8 @@ class ScanTest {
   std::vector<double> below_weights_;
   std::vector<Taken> taken_;
   std::function<double(const State*)> scale_;
-  const int64_t exchange_bytes_;  // of a scan
+  int units_of_part_ = 0, bits_of_part_ = 0;  // 0: products are not rounded
+  const int64_t exchange_bytes_;              // of a scan
   std::vector<uint32_t> exchange_;
   std::vector<State> input_;
   std::vector<float> bias_;

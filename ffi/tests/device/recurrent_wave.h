@@ -2,8 +2,7 @@
 #pragma once
 
 #include "device/recurrent_scan_operands.h"
-// The steps come first.
-#include "recurrent/kernels/wave.cu"
+#include "recurrent/kernels/wave.h"
 
 namespace jaxsparse {
 
@@ -74,7 +73,8 @@ struct Case {
   int64_t steps = 5;
   int64_t lead = 0;
   bool reverse = false, has_nan = false, backwards = false, transposed = false;
-  int missing = -1;  // a block
+  int missing = -1;       // a block
+  bool all_wait = false;  // for it: the layers below, too
 };
 
 // A layer's weights as they are stored, and with the products and states that it lacks.
@@ -104,7 +104,18 @@ struct Weights {
   }
 };
 
-template <typename Step, typename Plan>
+// Of a layer and part of its batch.
+template <typename Plan>
+constexpr int64_t ExchangeBytes(int64_t steps) {
+  constexpr auto kSizes = Plan::kSizes;
+  if constexpr (requires { kSizes.exchange_bytes; }) {
+    return kSizes.exchange_bytes;
+  } else {
+    return (steps + 1) * kSizes.slot * int64_t{sizeof(typename Plan::State)};
+  }
+}
+
+template <typename Step, typename Plan, auto kKernel>
 void Test(const Case& c) {
   using S = typename Plan::State;
   constexpr int kHidden = Plan::kSizes.hidden;
@@ -125,8 +136,10 @@ void Test(const Case& c) {
                         .lead = c.lead,
                         .has_nan = c.has_nan && layer == 0,
                         .reverse = c.reverse};
-    tests.emplace_back(size, own[layer].matrix,
-                       (c.steps + 1) * Plan::kSizes.slot * int64_t{sizeof(S)});
+    tests.emplace_back(size, own[layer].matrix, ExchangeBytes<Plan>(c.steps));
+    if constexpr (requires { Plan::kBitsOfPart; }) {
+      tests[layer].RoundsParts(Plan::kSizes.units, Plan::kBitsOfPart);
+    }
     if (layer > 0) {
       tests[layer].LieAbove(tests[layer - 1], below[layer].matrix);
       for (int k = 0; k < kMeans.count; ++k) {
@@ -164,12 +177,12 @@ void Test(const Case& c) {
                       .missing = c.missing,
                       .backwards = c.backwards},
                      {reinterpret_cast<char*>(shared), sizeof(shared)}, Plan::kSizes.shared_bytes,
-                     [&] { RecurrentWaveScan<Step, Plan>(wave); });
+                     [&] { kKernel(wave); });
   }
   const int lacking = c.missing / Plan::kBlocks;  // a scan
   for (int layer = 0; layer < Plan::kLayers; ++layer) {
     // The layers above wait in vain, too.
-    const bool waits = c.missing >= 0 && layer >= lacking / Plan::kScans;
+    const bool waits = c.missing >= 0 && (layer >= lacking / Plan::kScans || c.all_wait);
     waits ? tests[layer].CheckTimedOut(lacking % Plan::kScans) : tests[layer].Check();
   }
 }

@@ -1,5 +1,7 @@
 // Waves by products of warpgroups whose weights are the stationary operand.
 #include "device/recurrent_wave.h"
+// The steps come first.
+#include "recurrent/kernels/wave.cu"
 
 namespace jaxsparse {
 namespace {
@@ -49,7 +51,10 @@ struct StationaryPlan {
 };
 
 template <typename Step, typename S, int kHidden, int kBatch, StationaryOptions kOptions>
-constexpr auto TestWave = Test<Step, StationaryPlan<Step, S, kHidden, kBatch, kOptions>>;
+constexpr auto TestWave = [](const Case& c) {
+  using Plan = StationaryPlan<Step, S, kHidden, kBatch, kOptions>;
+  Test<Step, Plan, RecurrentWaveScan<Step, Plan>>(c);
+};
 
 }  // namespace
 }  // namespace jaxsparse

@@ -1,5 +1,7 @@
 // Waves by products of warps.
 #include "device/recurrent_wave.h"
+// The steps come first.
+#include "recurrent/kernels/wave.cu"
 
 namespace jaxsparse {
 namespace {
@@ -49,7 +51,10 @@ struct MmaPlan : WavePlan<Step, S, kOptions> {
 };
 
 template <typename Step, typename S, int kHidden, int kBatch, WaveOptions kOptions>
-constexpr auto TestWave = Test<Step, MmaPlan<Step, S, kHidden, kBatch, kOptions>>;
+constexpr auto TestWave = [](const Case& c) {
+  using Plan = MmaPlan<Step, S, kHidden, kBatch, kOptions>;
+  Test<Step, Plan, RecurrentWaveScan<Step, Plan>>(c);
+};
 
 }  // namespace
 }  // namespace jaxsparse

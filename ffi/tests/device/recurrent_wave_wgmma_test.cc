@@ -1,5 +1,7 @@
 // Waves by products of warpgroups.
 #include "device/recurrent_wave.h"
+// The steps come first.
+#include "recurrent/kernels/wave.cu"
 
 namespace jaxsparse {
 namespace {
@@ -14,7 +16,10 @@ struct WgmmaPlan : WavePlan<Step, S, kOptions> {
 
 template <typename Step, typename S, int kHidden, int kBatch, WaveOptions kOptions,
           bool kAsksAhead = true>
-constexpr auto TestWave = Test<Step, WgmmaPlan<Step, S, kHidden, kBatch, kOptions, kAsksAhead>>;
+constexpr auto TestWave = [](const Case& c) {
+  using Plan = WgmmaPlan<Step, S, kHidden, kBatch, kOptions, kAsksAhead>;
+  Test<Step, Plan, RecurrentWaveScan<Step, Plan>>(c);
+};
 
 }  // namespace
 }  // namespace jaxsparse

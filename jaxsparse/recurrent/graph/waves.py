@@ -40,10 +40,14 @@ from jaxsparse.recurrent.products import parts_of
 
 WAVE_VARIANTS = tuple(_ffi.WAVE_VARIANTS)
 _FORWARD_ONLY = frozenset(name for name, forward_only in _ffi.WAVE_VARIANTS.items() if forward_only)
+# They exchange products instead of states, of which only adjoints have more.
+_BACKWARD_ONLY = frozenset({"wave_scatter"})
 _PRODUCTS_A_MICROSECOND = 2e8  # of a product over all steps, 400 TFLOP/s
 _START = 5.0  # microseconds of a product over all steps, beside that
 _LEAST_GAIN = 0.05  # of the predicted time: predictions of less would be wrong too often
-_MOST_ROWS = _ffi.WAVE_MMA_MOST_ROWS  # of a batch whose backward passes are waves by default
+_MOST_ROWS = _ffi.WAVE_MMA_MOST_ROWS  # of a batch whose backward passes are waves by states
+_BY_NAME = f"where variant={WAVE_VARIANTS[0]!r} asks for them"
+_MANY_ROWS = f"waves of more than {_MOST_ROWS} rows run backward {_BY_NAME}"
 
 
 class Wave(NamedTuple):
@@ -75,10 +79,11 @@ def choose_waves(
     if variant in _FORWARD_ONLY and params["transposed"]:
         compute = functools.partial(in_runs, {})
         return Fallback(f"{variant} is for forward passes", compute, PLAIN)
-    of_many = batch_of(x) > _MOST_ROWS and dtype_of(x).itemsize == 2
-    if variant is None and of_many and params["transposed"]:
-        asked = f"variant={WAVE_VARIANTS[0]!r} asks for them"
-        return Fallback(f"waves of more than {_MOST_ROWS} rows run backward where {asked}")
+    # What is no adjoint runs as if none was asked for.
+    apart = variant in _BACKWARD_ONLY and not params["transposed"]
+    one_by_one = functools.partial(in_runs, {}) if apart else None
+    if apart:
+        variant = None
     waves, reason = _cut(params, x, device, variant)
     if waves:
         runs = {wave.first: functools.partial(_run_wave, wave) for wave in waves}
@@ -88,7 +93,19 @@ def choose_waves(
         raise UnavailableError(
             f"recurrent.stack_scan: {variant} was asked for, but {reason}", reason
         )
-    return Fallback(reason)
+    return Fallback(reason, one_by_one, PLAIN if apart else "")
+
+
+def _plan_of(
+    form: WaveForm, params: dict[str, Any], device: Device, variant: str | None
+) -> Plan | NoPlan:
+    """The plan of a wave; by default only one of those that were measured."""
+    plan = make_wave_plan(form, device, variant)
+    many = form.batch > _MOST_ROWS and jnp.dtype(form.state_dtype).itemsize == 2
+    by_sums = isinstance(plan, Plan) and plan.variant in _BACKWARD_ONLY
+    if variant is None and params["transposed"] and many and not by_sums:
+        return NoPlan(_MANY_ROWS)
+    return plan
 
 
 def _cut(
@@ -111,7 +128,9 @@ def _cut(
             if not {first, last} <= recurrent:
                 break
             form = form_of_run(first, last, params, x)
-            plan = NoPlan(form) if isinstance(form, str) else make_wave_plan(form, device, variant)
+            plan = (
+                NoPlan(form) if isinstance(form, str) else _plan_of(form, params, device, variant)
+            )
             if isinstance(form, str) or isinstance(plan, NoPlan):
                 reasons.append(plan.reason if isinstance(plan, NoPlan) else "")
                 break  # a longer run holds this one, and needs more room
@@ -238,6 +257,7 @@ def _run_wave(
         "edges": tuple(edge for _, edge in run.inside),
         "units": tuple(params["units"][wave.first : wave.last + 1]),
         "spans": tuple(spans),
+        "variant": params["variant"] if params["variant"] == wave.plan.variant else None,
     }
     flat = Operands(tuple(x.weights[e] for e, _ in run.inside), tuple(nodes)).flat
     results = split_results(bind_local(recurrent_wave_p, *flat, **of_wave), of_wave)

@@ -1,0 +1,285 @@
+// Sums that the blocks of a wave send each other instead of states. A block owns some units of a
+// layer. It multiplies their states, as soon as it has them, by its columns of the layer's matrix
+// and of the matrix of the layer above: these are parts of the products of all units there. It
+// sends each block its parts, and adds up those that it receives: a reduction that is scattered,
+// where other waves gather states. The arithmetic and the weights on chip are the same. What is
+// exchanged is one number for each product instead of one for each state: a quarter for the adjoint
+// of an LSTM, which has four states and one product.
+//
+// Weights are the operand A of mma.sync, 16 units of the receiving layer by 16 own states, and
+// the batch is the N = 8 of B, two tiles at a time if there are as many. The order of rows, columns
+// and batch entries within a tile is free. It is chosen so that a lane's sums of two tiles are 2
+// neighbouring units for 4 batch entries, 16 bytes that it stores at once; a warp stores whole
+// cache lines. Four lanes of a receiving warp load such 16 bytes from every fourth block each,
+// lines again, add them up in the order of the blocks and then exchange sums, after which each has
+// two units of one entry.
+//
+// Parts are rounded to the states' type, and the lower one of each two of them to a bit less: that
+// bit tells whether a word is of this lap of the slot or of the last one, so that slots are used
+// again without being cleared. Rounding P parts of about the same size, each by a relative error e,
+// costs a sum as much as rounding the states that it is made of by e does, since errors of P parts
+// and of h states average alike. With half of the parts rounded twice as coarsely the error of a
+// product becomes 1.9 times that of other waves, by root mean square: sqrt(1 + (1 + 4) / 2).
+// Float32 parts would not add to it, but take twice the bytes.
+//
+// Slots: a block that has all parts of its own layer's step t knows that every block has received
+// those of step t - 2, so two are enough. The layer below may be ahead. Its blocks read how far the
+// receiving ones have come, which these say in a word each, before they use a slot again.
+//
+// Floors of a step of the adjoint of an LSTM, of one multiprocessor: bytes received, as many are
+// sent, 42 bytes a ns; and products of 16 x 16 x 8, 9.5 clock cycles each on four tensor cores, in
+// a probe at 1.9 GHz. Half of both is in the way from one state to the next; the rest can hide.
+//
+//   layers, batch, shares | received | that takes | products | those take | by states
+//   4 x 512, 16 in 2       16 KB      0.4 us       512        0.6 us       64 KB
+//   4 x 512, 64 in 2       64 KB      1.5 us       2048       2.6 us       256 KB
+//   8 x 512, 64            128 KB     3.0 us       4096       5.1 us       512 KB
+//   2 x 1024, 4            16 KB      0.4 us       512        0.6 us       64 KB
+//   2 x 1024, 64           256 KB     6.1 us       4096       5.1 us       1 MB
+//
+// All blocks together send 1.8 MB in the first case, and 7 MB in the second one. To these come 0.7
+// us for a trip through the L2 cache and 0.2 us for the pointwise step. Measured on an H200, the
+// first case takes about 2.2 us a step and the second one 8.4, which is neither floor: a few warps
+// issue some 900 instructions for the 16 units of 4 batch entries that a pointwise warp receives at
+// a time, and 90 for a tile of 16 units by 16 rows, at about half an instruction a clock cycle.
+#pragma once
+
+#include "persistent/delay.cuh"
+#include "persistent/watchdog.cuh"
+#include "recurrent/kernels/wave_matrix.cuh"
+#include "recurrent/kernels/wave_scatter.h"
+
+namespace jaxsparse {
+
+// The exchange buffer of a layer for this block's part of the batch: a mailbox for each block
+// there.
+template <typename Plan>
+__device__ __forceinline__ Words4* MailboxOf(const RecurrentWaveLayer& p) {
+  return static_cast<Words4*>(ExchangeOf<Plan>(p));
+}
+// What blocks of the layer itself, or of the one below, send for a step; and the bit that tells
+// laps of a slot apart. Memory that was cleared looks like that of a lap before the first one.
+template <typename Plan, bool kBelow>
+__device__ __forceinline__ Words4* MailboxSlot(const RecurrentWaveLayer& p, int64_t step) {
+  constexpr auto kSizes = Plan::kSizes;
+  constexpr int kSlots = kBelow ? kSizes.kBelowSlots : kSizes.kOwnSlots;
+  return MailboxOf<Plan>(p) + (kBelow ? kSizes.below_at : 0) +
+         static_cast<int>(step & (kSlots - 1)) * kSizes.slot_words;
+}
+template <typename Plan, bool kBelow>
+__device__ __forceinline__ uint32_t LapOf(int64_t step) {
+  constexpr int kSlots = kBelow ? Plan::kSizes.kBelowSlots : Plan::kSizes.kOwnSlots;
+  return static_cast<uint32_t>(step / kSlots) & 1;
+}
+// Of a tile of units, for a quarter of the batch: 8 times 16 bytes from each block.
+template <typename Plan>
+__device__ __forceinline__ int MailboxOffset(int tile, int quarter, int from) {
+  constexpr auto kSizes = Plan::kSizes;
+  return ((tile * kSizes.quarters + quarter) * kSizes.blocks + from) * 8;
+}
+// For each block the last step for which it has received all parts.
+template <typename Plan>
+__device__ __forceinline__ uint32_t* ProgressOf(const RecurrentWaveLayer& p) {
+  return reinterpret_cast<uint32_t*>(MailboxOf<Plan>(p) + Plan::kSizes.progress_at);
+}
+
+// Two sums as they are sent: the lower one rounded to an even number, in whose place is a lap's
+// bit.
+__device__ __forceinline__ constexpr int DroppedBits(bfloat16) { return 17; }
+__device__ __forceinline__ constexpr int DroppedBits(float16) { return 14; }
+template <typename State>
+__device__ __forceinline__ uint32_t SumsOfLap(float low, float high, uint32_t lap) {
+  constexpr uint32_t kDropped = (1u << DroppedBits(State())) - 1;
+  const uint32_t bits = __float_as_uint(low);
+  const uint32_t rounded = (bits + kDropped / 2 + (bits >> DroppedBits(State()) & 1)) & ~kDropped;
+  // Rounding would carry the bits of a NaN into its sign.
+  const float even = low == low ? __uint_as_float(rounded) : low;
+  return (PairOf(State(), even, high) & ~1u) | lap;
+}
+template <typename State>
+__device__ __forceinline__ float LowSum(uint32_t word) {
+  return ToAccumulator(State{static_cast<uint16_t>(word & 0xfffeu)});
+}
+template <typename State>
+__device__ __forceinline__ float HighSum(uint32_t word) {
+  return ToAccumulator(State{static_cast<uint16_t>(word >> 16)});
+}
+
+// The states of a block's units after a step, in shared memory: [state][tile of units][pair of
+// tiles of the batch][place in it][16 units]. The places are in the order in which lanes take them.
+template <typename Plan>
+__device__ __forceinline__ int StateOffset(int state_tile, int b) {
+  const int in_tile = Plan::kSizes.together == 1 ? b : b % 4 / 2 * 8 + b % 16 / 4 * 2 + b % 2;
+  return ((state_tile * Plan::kSizes.pairs + b / 16) * 16 + in_tile) * 16;
+}
+template <typename Plan>
+__device__ __forceinline__ typename Plan::State* StatesBefore(Words4* shared, int64_t step) {
+  constexpr auto kSizes = Plan::kSizes;
+  auto* states = reinterpret_cast<typename Plan::State*>(shared + kSizes.states_at / 16);
+  return states + static_cast<int>(step & (kSizes.kStateBuffers - 1)) * kSizes.state_size;
+}
+
+// A product warp's tiles of a matrix from the block's own states: to the layer itself, or to the
+// one for which this layer is below.
+template <typename Plan, bool kBelow>
+class ScatteredMatrix {
+  using State = typename Plan::State;
+  static constexpr auto kSizes = Plan::kSizes;
+  static constexpr auto kMatrix = kBelow ? kSizes.below : kSizes.own;
+  static constexpr int kLoads = kMatrix.loads, kSteps = kMatrix.steps,
+                       kRegisterTiles = kMatrix.register_chunks;
+  static constexpr int kTogether = 2;             // tiles whose sums are independent
+  static constexpr int kTiles = kSizes.together;  // of the batch
+
+ public:
+  __device__ __forceinline__ ScatteredMatrix(const DenseWeights& weights, Words4* shared)
+      : g_(threadIdx.x % kWarp / 4), q_(threadIdx.x % 4), shared_(shared + threadIdx.x) {
+#pragma unroll
+    for (int j = 0; j < kRegisterTiles; ++j) {
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) weights_[j][k] = Fragment(weights, j, k);
+    }
+#pragma unroll 1  // which the compiler takes less time for
+    for (int j = kRegisterTiles; j < kLoads; ++j) {
+#pragma unroll 1
+      for (int k = 0; k < kSteps; ++k) SharedWeights(j, k) = Fragment(weights, j, k);
+    }
+  }
+
+  // Sends the parts of a step's products.
+  __device__ __forceinline__ void Send(const State* states, Words4* slot, uint32_t lap) const {
+#pragma unroll 1
+    for (int pair = 0; pair < kSizes.pairs; ++pair) {
+      uint32_t x[kSteps][kTiles][2];
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+          const int at = ((StateTile(k) * kSizes.pairs + pair) * 16 + n * 8 + g_) * 16 + q_ * 4;
+          const auto words = *reinterpret_cast<const Words2*>(states + at);
+          x[k][n][0] = words.x, x[k][n][1] = words.y;
+        }
+      }
+#pragma unroll
+      for (int first = 0; first < kLoads; first += kTogether) {
+        float sums[kTogether][kTiles][4] = {};
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i) {
+            const int j = first + i;
+            if (j >= kLoads) continue;
+            const Words4 a =
+                j < kRegisterTiles ? weights_[j < kRegisterTiles ? j : 0][k] : SharedWeights(j, k);
+#pragma unroll
+            for (int n = 0; n < kTiles; ++n) {
+              MultiplyAdd(State(), sums[i][n], {a.x, a.y, a.z, a.w}, x[k][n][0], x[k][n][1]);
+            }
+          }
+        }
+        Store(sums, slot, first, pair, lap);
+      }
+    }
+  }
+
+  // Of the lane's number among the warp's tiles: how far the block has come that receives it. A
+  // lane without one sees what is far enough for any step.
+  __device__ __forceinline__ int32_t ProgressOfReceiver(const uint32_t* progress) const {
+    const int j = threadIdx.x % kWarp;
+    if (j >= kLoads || !Exists(j)) return 0x7fffffff;
+    return static_cast<int32_t>(LoadRelaxed(progress + Tile(j) / kSizes.unit_tiles));
+  }
+
+ private:
+  // Of the tiles of units from the warp's number `first` on.
+  __device__ __forceinline__ void Store(const float (&sums)[kTogether][kTiles][4], Words4* slot,
+                                        int first, int pair, uint32_t lap) const {
+    uint32_t words[kTogether][kTiles][2];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          words[i][n][e] = SumsOfLap<State>(sums[i][n][e], sums[i][n][e + 2], lap);
+        }
+      }
+    }
+    if constexpr (kTiles == 2) {
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const auto& of_tile = words[i];
+        StoreWords(slot, first + i, pair * 4 + q_,
+                   {of_tile[0][0], of_tile[0][1], of_tile[1][0], of_tile[1][1]});
+      }
+    } else {
+      // Of two neighbouring lanes each takes one tile of units, and all four batch entries.
+      const bool is_second = q_ % 2 != 0;
+      uint32_t own[2], others[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        own[e] = is_second ? words[1][0][e] : words[0][0][e];
+        others[e] = __shfl_xor_sync(kAllLanes, is_second ? words[0][0][e] : words[1][0][e], 1);
+      }
+      StoreWords(slot, first + is_second, q_ / 2,
+                 {is_second ? others[0] : own[0], is_second ? others[1] : own[1],
+                  is_second ? own[0] : others[0], is_second ? own[1] : others[1]});
+    }
+  }
+  __device__ __forceinline__ void StoreWords(Words4* slot, int j, int quarter,
+                                             const uint32_t (&words)[4]) const {
+    if (j >= kLoads || !Exists(j) || quarter >= kSizes.quarters) return;
+    Words4* to = slot + MailboxOffset<Plan>(Tile(j), quarter, BlockOfScan<Plan>()) + g_;
+    StoreRelaxed(reinterpret_cast<uint32_t*>(to), words);
+  }
+
+  // A block begins with its own tiles, so that not all send to one block at once.
+  __device__ __forceinline__ int Tile(int j) const {
+    const int tile = static_cast<int>(BlockOfScan<Plan>()) * kSizes.unit_tiles + Number(j);
+    return tile < kSizes.all_tiles ? tile : tile - kSizes.all_tiles;
+  }
+  __device__ __forceinline__ static bool Exists(int j) {
+    return (j + 1) * kSizes.warps <= kSizes.all_tiles || Number(j) < kSizes.all_tiles;
+  }
+  __device__ __forceinline__ static int Number(int j) {
+    return j * kSizes.warps + static_cast<int>(threadIdx.x / kWarp);
+  }
+  __device__ __forceinline__ static int StateTile(int k) {
+    return NthOf(kMatrix.states, k / kSizes.unit_tiles) * kSizes.unit_tiles + k % kSizes.unit_tiles;
+  }
+
+  // Two neighbouring units of the receiving layer by 4 own ones.
+  __device__ __forceinline__ Words4 Fragment(const DenseWeights& weights, int j, int k) const {
+    const auto* values = static_cast<const State*>(weights.values);
+    const int row = Tile(j) * 16 + 2 * g_, place = k / kSizes.unit_tiles;
+    const int unit =
+        static_cast<int>(BlockOfScan<Plan>()) * kSizes.units + k % kSizes.unit_tiles * 16 + 4 * q_;
+    State x[2][4] = {};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (values == nullptr || !Exists(j) || row + r >= kSizes.hidden ||
+            unit + i >= kSizes.hidden) {
+          continue;
+        }
+        x[r][i] = values[(row + r) * weights.row_stride +
+                         (int64_t{place} * kSizes.hidden + unit + i) * weights.column_stride];
+      }
+    }
+    return {Pair(x[0][0], x[0][1]), Pair(x[1][0], x[1][1]), Pair(x[0][2], x[0][3]),
+            Pair(x[1][2], x[1][3])};
+  }
+  __device__ __forceinline__ static uint32_t Pair(State low, State high) {
+    return static_cast<uint32_t>(low.bits) | static_cast<uint32_t>(high.bits) << 16;
+  }
+  __device__ __forceinline__ Words4& SharedWeights(int j, int k) const {
+    return shared_[((j - kRegisterTiles) * kSteps + k) * kSizes.product_threads];
+  }
+
+  const int g_, q_;
+  Words4* const shared_;
+  Words4 weights_[kRegisterTiles > 0 ? kRegisterTiles : 1][kSteps];
+};
+
+}  // namespace jaxsparse
