@@ -34,7 +34,7 @@ struct ResidentSizes : ResidentConfig {
   int threads = warps * kWarp;
 
   // A warp has its units with all gates of each. They come in groups of 8 rows, all gates of 8
-  // units and then all of the next 8; a tensor core's tile is two such groups. So lane g * 4 + q
+  // units and then all of 8 others; a tensor core's tile is two such groups. So lane g * 4 + q
   // has all products of units g, for columns 2 q and 2 q + 1 of the tensor core's 8.
   int row_tiles = Ceil(unit_groups * products, 2);
   int batch_tiles = Ceil(batch, 8);
@@ -68,14 +68,21 @@ struct ResidentSizes : ResidentConfig {
   int other_registers = 40 + 4 * tiles * chains + 4 * batch_tiles * (chunks < 4 ? chunks : 4) +
                         (register_part < chunks ? 8 * row_tiles : 0) + (blocks > 1 ? 32 : 0);
 
-  // Where a lane's cells lie, from its first one on.
+  // Unit g of group u of a warp is the warp's unit g * unit_groups + u. So the cells that a lane
+  // has in all groups, of one batch entry, are neighbouring units, which it reads and writes
+  // together.
+  int near = !spread && hidden % unit_groups == 0 ? unit_groups : 1;
+
+  // Where a lane's cells lie, from its first one on: neighbouring units one after the other.
+  JAXSPARSE_INLINE constexpr int ColumnFromFirst(int cell) const {
+    return spread ? 0 : cell / unit_groups;
+  }
   JAXSPARSE_INLINE constexpr int EntryFromFirst(int cell) const {
-    return spread ? 0 : cell % (2 * batch_tiles) / 2 * 8 + cell % 2;
+    return ColumnFromFirst(cell) / 2 * 8 + ColumnFromFirst(cell) % 2;
   }
-  JAXSPARSE_INLINE constexpr int GroupFromFirst(int cell) const {
-    return spread ? cell * spread_groups : cell / (2 * batch_tiles);
+  JAXSPARSE_INLINE constexpr int UnitFromFirst(int cell) const {
+    return spread ? cell * spread_groups : cell % unit_groups;
   }
-  JAXSPARSE_INLINE constexpr int UnitFromFirst(int cell) const { return 8 * GroupFromFirst(cell); }
 
  private:
   JAXSPARSE_INLINE static constexpr int Ceil(int a, int b) { return (a + b - 1) / b; }

@@ -46,6 +46,7 @@ struct Case {
   int64_t lead = 0;
   bool has_nan = false, backwards = false, transposed = false;
   int missing = -1;  // a block
+  int64_t unit_stride = 1;
 };
 
 // Plan: as the kernel wants it, with kDirections of the call and kStepBytes of an exchange buffer.
@@ -61,7 +62,8 @@ void TestPlan(const Case& c, Words4 (&shared)[kWords]) {
                       .parts = Plan::kGroups,
                       .scans = Plan::kScans,
                       .lead = c.lead,
-                      .has_nan = c.has_nan};
+                      .has_nan = c.has_nan,
+                      .unit_stride = c.unit_stride};
   ScanTest<Step, typename Plan::State, kHidden> test(size, matrices.Rows(),
                                                      c.steps * Plan::kStepBytes);
   for (int64_t launch = 0; launch < test.Launches(); ++launch) {

@@ -66,6 +66,17 @@ int main() {
     constexpr auto Pairs = Test<GruStep, bfloat16, 21, 6, ResidentOptions{.unit_groups = 2}>;
     Pairs({.steps = 6, .lead = 1, .has_nan = true});
   }
+  {  // neighbouring units that a lane reads and writes together, or apart
+    constexpr ResidentOptions kTwo{.directions = 2, .scans = 2, .unit_groups = 2};
+    constexpr auto Gru = Test<GruStep, bfloat16, 22, 6, kTwo>;
+    Gru({.steps = 6, .has_nan = true});
+    Gru({.lead = 1, .has_nan = true, .transposed = true});
+    Gru({.unit_stride = 0});
+    Gru({.unit_stride = 3});
+    constexpr auto Four = Test<AdjointStep, float16, 44, 9, ResidentOptions{.unit_groups = 4}>;
+    Four({.steps = 3, .has_nan = true});
+    Four({.steps = 2, .lead = 4, .unit_stride = 0});
+  }
   {  // few batch entries, of which lanes share out the units
     constexpr ResidentOptions kThree{
         .directions = 2, .scans = 2, .most_delay = 500, .unit_groups = 2};
