@@ -124,5 +124,6 @@ def cache_limit() -> int: ...
 NO_TILE_STARTS: int
 SCAN_DTYPES: dict[str, str]
 SCAN_MOST_ARRAYS: int
+WAVE_MMA_MOST_ROWS: int
 WAVE_MOST_MEANS: int
 WAVE_VARIANTS: dict[str, bool]

@@ -300,10 +300,11 @@ def scans(rng, dtype, suffix):
 
 def waves(rng, dtype, suffix):
     """Three layers at once with their gradients, of odd size; products of one matrix only."""
-    h, steps, batch = 37, 5, 3
+    h, steps = 37, 5
     results = []
     cells = (recurrent.LSTM, 4), (recurrent.GRU, 3)
-    for name, (cell, gates) in itertools.product(("wave_mma", "wave_wgmma"), cells):
+    forms = [(name, *cell, 3) for name in ("wave_mma", "wave_wgmma") for cell in cells]
+    for name, cell, gates, batch in [*forms, ("wave_stationary", recurrent.LSTM, 4, 32)]:
         weights = jnp.asarray(rng.standard_normal((3, 2, h, gates * h)) / 8, dtype)
         carry = jnp.zeros((batch, h))
         carries = [(carry, carry) if gates == 4 else carry] * 3

@@ -34,6 +34,7 @@ PROGRAMS = {
     "recurrent_scan_dense": "-O1",
     "recurrent_wave": "-O1",
     "recurrent_wave_wgmma": "-O1",
+    "recurrent_wave_stationary": "-O1",
     "recurrent_scan_resident": "-O1",
     "recurrent_scan_sparse": "-O0",
     "generic": "-O0",

@@ -25,7 +25,8 @@ from jaxsparse.recurrent.graph.waves import choose_waves
 from jaxsparse.recurrent.plan import NoPlan, Plan, WaveForm, make_wave_plan
 
 WAVE = "wave_mma"
-WGMMA = "wave_wgmma"  # for forward passes
+WGMMA = "wave_wgmma"  # for forward passes, as the next one
+STATIONARY = "wave_stationary"
 leaves = jax.tree.leaves
 
 
@@ -74,17 +75,26 @@ FITTING_WGMMA = {
     "tangent of lstm 256": wave(5, 2, hidden=256, batch=64),
     "16 layers, 64 rows": wave(layers=16, hidden=64, batch=64),
 }
+FITTING_STATIONARY = {
+    "lstm 512, 64 rows": wave(4, batch=64),
+    "lstm 512, 128 rows": wave(4, layers=2, batch=128, outputs=6),
+    "lstm 512, 256 rows, a part after another": wave(4, batch=256),
+    "rnn 331, 64 rows": wave(layers=3, hidden=331, batch=64),
+    "lstm 256, 64 rows": wave(4, layers=8, hidden=256, batch=64),
+}
+FITTING_BY_VARIANT = {WAVE: FITTING, WGMMA: FITTING_WGMMA, STATIONARY: FITTING_STATIONARY}
 
 
 @pytest.mark.parametrize(
-    "variant, name", [(WAVE, n) for n in FITTING] + [(WGMMA, n) for n in FITTING_WGMMA]
+    "variant, name", [(v, name) for v, forms in FITTING_BY_VARIANT.items() for name in forms]
 )
 def test_what_fits(variant, name):
-    form = (FITTING if variant == WAVE else FITTING_WGMMA)[name]
+    form = FITTING_BY_VARIANT[variant][name]
     plan = make_wave_plan(form, H200, variant)
     assert isinstance(plan, Plan), plan
     assert plan.variant == variant
-    assert plan.layers == form.layers and plan.scans == plan.groups and plan.launches == 1
+    assert plan.layers == form.layers and plan.scans * plan.launches == plan.groups
+    assert plan.launches == 1 or variant == STATIONARY
     assert plan.layers * plan.scans * plan.blocks <= H200.multiprocessors
     assert plan.threads <= 1024 and plan.shared_bytes <= H200.shared_bytes
     units = int(re.search(r"\.units = (\d+)", plan.constants)[1])
@@ -97,21 +107,22 @@ def test_what_fits(variant, name):
             (form.below_products, form.below_states),
         )
     )
-    if variant == WGMMA:
+    if variant != WAVE:
         # Pointwise threads can give registers up, not take more than an equal share.
         given = int(re.search(r"\.pointwise_registers = (\d+)", plan.constants)[1])
         assert given <= 65536 // plan.threads // 8 * 8
-    registers = 65536 * 4 if variant == WAVE else 0
-    assert plan.scans * plan.blocks * (registers + plan.shared_bytes) > plan.groups * weights * 2
-    # The states before all steps, and after the last one.
-    slots = (form.length + 1) * form.batch * form.states * form.hidden * 2
+    registers = 65536 * 4 if variant != WGMMA else 0
+    assert plan.blocks * (registers + plan.shared_bytes) > weights * 2
+    # The states before all steps, and after the last one, of the parts of the batch in a launch.
+    rows = form.batch // plan.launches
+    slots = (form.length + 1) * rows * form.states * form.hidden * 2
     assert plan.workspace_bytes > form.layers * slots
     assert f"{form.layers} layers of " in str(plan)
 
 
 def test_states_that_registers_do_not_hold_come_a_few_at_a_time():
     def constants(rows):
-        return make_wave_plan(wave(1, 4, layers=2, batch=rows), H200).constants
+        return make_wave_plan(wave(1, 4, layers=2, batch=rows), H200, WAVE).constants
 
     assert ".loads_ahead = 0" in constants(16) and ".loads_ahead = 4" in constants(64)
 
@@ -129,7 +140,7 @@ def test_more_steps_and_rows_take_longer():
     "form, reason",
     [
         (wave(4, layers=4, hidden=1024), "4 layers of 4 x 1 x 1024 x 1024 weights in bfloat16 and"),
-        (wave(4, batch=132), "don't fit the registers and shared memory"),
+        (wave(4, batch=132), "a batch of 132 is not one of parts of 32 rows"),
         (wave(layers=17), "17 layers are more than the 16 of a launch"),
         (wave(weight_dtype="float32"), "needs 16-bit state and weights of one dtype"),
         (wave(state_dtype="float64"), "the dtype of the state is float64"),
@@ -145,11 +156,13 @@ def test_why_not(form, reason):
 
 
 def test_what_is_only_chosen_on_demand():
-    assert make_wave_plan(wave(4, batch=32), H200).variant == WAVE
+    assert make_wave_plan(wave(4, batch=16), H200).variant == WAVE
+    assert make_wave_plan(wave(4, batch=32), H200).variant == STATIONARY
     assert "kBarrier = false" in make_wave_plan(wave(), H200).constants
-    for variant in (WAVE, WGMMA):
-        assert "kBarrier = false" in make_wave_plan(wave(), H200, variant).constants
-        assert "kBarrier = true" in make_wave_plan(wave(), H200, f"{variant}_barrier").constants
+    for variant in (WAVE, WGMMA, STATIONARY):
+        form = wave(batch=64)
+        assert "kBarrier = false" in make_wave_plan(form, H200, variant).constants
+        assert "kBarrier = true" in make_wave_plan(form, H200, f"{variant}_barrier").constants
 
 
 def stack(cells, dtype=jnp.bfloat16, **sizes):
@@ -247,7 +260,7 @@ def test_where_a_wave_ends():
     wide = first(stack(["RNN"], layers=3, dtype=jnp.float32, **sizes))
     assert wide.compute is None and "16-bit" in wide.reason
     many = {**sizes, "B": 20}
-    for dtype, why in ((jnp.bfloat16, "more than 16 rows"), (jnp.float32, "16-bit")):
+    for dtype, why in ((jnp.bfloat16, "parts of 32 rows"), (jnp.float32, "16-bit")):
         choice = first(stack(["RNN"], layers=3, dtype=dtype, **many))
         assert choice.compute is None and why in choice.reason
     assert held(first(stack(["RNN"], layers=3, **many), variant=WAVE)) == [(1, 3)]
@@ -339,9 +352,9 @@ def test_without_a_gradient_products_are_scaled(cell, norm, options):
     assert_close(got, jax.jit(loss_of(p, implementation="xla", **options))(p.floating))
 
 
-@pytest.mark.parametrize("variant", [WGMMA, f"{WGMMA}_barrier"])
+@pytest.mark.parametrize("variant", [WGMMA, f"{WGMMA}_barrier", STATIONARY])
 def test_warpgroups_make_forward_passes(variant):
-    p = stack(["LSTM"], layers=3, T=8, B=4, h=64)
+    p = stack(["LSTM"], layers=3, T=8, B=32, h=64)
     gradient = jax.grad(loss_of(p, variant=variant), has_aux=True)
     forward, backward = (choose_waves(*graph, H200) for graph in graphs(gradient, p.floating))
     assert held(forward) == [(1, 3)] and variant in forward.called
@@ -352,9 +365,26 @@ def test_warpgroups_make_forward_passes(variant):
     assert held(choose_waves(*graph, H200)) == [(1, 4), (5, 8)]
 
 
+def test_forward_passes_of_many_rows_are_waves_by_default():
+    p = stack(["LSTM"], layers=3, T=256, B=64, h=256)
+    gradient = jax.grad(loss_of(p), has_aux=True)
+    forward, backward = (choose_waves(*graph, H200) for graph in graphs(gradient, p.floating))
+    assert held(forward) == [(1, 3)] and STATIONARY in forward.called
+    assert backward.compute is None and "waves of more than 16 rows run backward" in backward.reason
+    gru = stack(["GRU"], layers=3, T=256, B=64, h=256)
+    (graph, *_) = graphs(loss_of(gru), gru.floating)
+    assert "not all products have both matrices" in choose_waves(*graph, H200).reason
+
+
+def test_stationary_weights_take_products_of_both_matrices():
+    form = wave(4, batch=64, own_products=(0, 1, 2), below_products=(0, 1, 3))
+    plan = make_wave_plan(form, H200, STATIONARY)
+    assert isinstance(plan, NoPlan) and "not all products have both matrices" in plan.reason
+
+
 @pytest.mark.parametrize("variant", STACK_VARIANTS)
 def test_a_derivative_of_one_layer_runs_alone(variant):
-    p = stack(["GRU"], layers=3, T=8, B=3, h=5)
+    p = stack(["LSTM"], layers=3, T=8, B=32, h=5)
 
     def of_lowest(xs):
         _, ys = recurrent.stack_scan(p.layers, p.carries, xs, return_all=True, variant=variant)
@@ -380,6 +410,7 @@ def sources(function, *operands):
         ("three_leaves", {}, {"reverse": True}, WAVE, 2),
         ("GRU", {"skip": 1}, {"reverse": True}, WGMMA, 1),
         ("three_leaves", {}, {}, f"{WGMMA}_barrier", 1),
+        ("LSTM", {"skip": 1, "B": 32}, {}, STATIONARY, 1),
     ],
 )
 def test_kernels_compile(cell, sizes, options, variant, count, monkeypatch):
@@ -390,7 +421,7 @@ def test_kernels_compile(cell, sizes, options, variant, count, monkeypatch):
         pytest.skip(f"needs NVRTC: {error}")
     if cell == "three_leaves":
         monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", "1000")
-    p = stack([cell], layers=2, T=6, B=3, h=40, **sizes)
+    p = stack([cell], **{"layers": 2, "T": 6, "B": 3, "h": 40, **sizes})
     found = sources(jax.grad(loss_of(p, variant=variant, **options), has_aux=True), p.floating)
     assert len(found) == count
     if "norm" in sizes:  # which is another kernel without a gradient
@@ -462,6 +493,25 @@ def test_waves_agree(
 
 
 @on_gpu
+@pairwise(
+    "cell, layers, B, h, T, dtype, reverse, lengths, skip",
+    ["RNN", "LSTM"],
+    [2, 3, 5],
+    [32, 64, 96],
+    [40, 72, 256],
+    [1, 2, 17],
+    ["bfloat16", "float16"],
+    [False, True],
+    [False, True],
+    [None, 1, "input"],
+)
+def test_waves_of_stationary_weights_agree(cell, layers, B, h, T, dtype, reverse, lengths, skip):
+    p = stack([cell], layers=layers, T=T, B=B, h=h, dtype=jnp.dtype(dtype), skip=skip)
+    seq_lengths = jnp.arange(B, dtype=jnp.int32) % (T + 1) if lengths else None
+    agrees(p, STATIONARY, reverse=reverse, seq_lengths=seq_lengths)
+
+
+@on_gpu
 @pytest.mark.parametrize(
     "variant, cell, layers, B, h, more",
     [
@@ -473,13 +523,16 @@ def test_waves_agree(
         (WGMMA, "LSTM", 8, 64, 512, {}),  # two waves
         (WGMMA, "GRU", 4, 64, 512, {"skip": 2}),
         (WGMMA, "LSTM", 2, 256, 512, {}),  # states a few at a time, two tiles of rows
+        (STATIONARY, "LSTM", 4, 64, 512, {"skip": 1}),
+        (STATIONARY, "LSTM", 8, 64, 512, {}),  # two waves
+        (STATIONARY, "LSTM", 4, 256, 512, {}),  # parts of the batch one after another
     ],
 )
 def test_large_waves_agree_and_repeat(variant, cell, layers, B, h, more):
     p = stack([cell], layers=layers, T=40, B=B, h=h, **more)
     first, again = agrees(p, variant), agrees(p, variant)
     for a, b in zip(leaves(first), leaves(again), strict=True):
-        np.testing.assert_array_equal(np.asarray(a).view(np.uint8), np.asarray(b).view(np.uint8))
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 @on_gpu
@@ -500,10 +553,16 @@ def test_norms_of_outputs_far_from_zero(norm):
 
 @on_gpu
 @pytest.mark.parametrize(
-    "variant, B, more", [(WAVE, 4, {}), (WAVE, 4, {"skip": 1, "norm": "layer"}), (WGMMA, 40, {})]
+    "variant, cell, B, more",
+    [
+        (WAVE, "GRU", 4, {}),
+        (WAVE, "GRU", 4, {"skip": 1, "norm": "layer"}),
+        (WGMMA, "GRU", 40, {}),
+        (STATIONARY, "LSTM", 64, {}),
+    ],
 )
-def test_barriers_and_delays_change_nothing(variant, B, more, monkeypatch):
-    p = stack(["GRU"], layers=3, T=20, B=B, h=128, **more)
+def test_barriers_and_delays_change_nothing(variant, cell, B, more, monkeypatch):
+    p = stack([cell], layers=3, T=20, B=B, h=128, **more)
     results = []
     for suffix, delay in (("", 0), ("", 3_000), ("", 50_000), ("_barrier", 0)):
         monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", str(delay))
@@ -512,25 +571,26 @@ def test_barriers_and_delays_change_nothing(variant, B, more, monkeypatch):
         results.append(leaves(jax.device_get(function(p.floating))))
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
-            np.testing.assert_array_equal(a.view(np.uint8), b.view(np.uint8))
+            assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 @on_gpu
-@pytest.mark.parametrize("variant", [WAVE, WGMMA])
-def test_nan_stays_in_its_row_and_behind_a_reset(variant):
-    p = stack(["LSTM"], layers=3, T=8, B=4, h=64)
+@pytest.mark.parametrize("variant, B", [(WAVE, 4), (WGMMA, 4), (STATIONARY, 32)])
+def test_nan_stays_in_its_row_and_behind_a_reset(variant, B):
+    p = stack(["LSTM"], layers=3, T=8, B=B, h=64)
     p = p._replace(xs=p.xs.at[2, 1].set(jnp.nan).at[2, 3].set(jnp.nan))
-    resets = jnp.zeros((8, 4), bool).at[5, 3].set(True)
+    resets = jnp.zeros((8, B), bool).at[5, 3].set(True)
     _, ys = jax.jit(lambda p: recurrent.stack_scan(*p, variant=variant, resets=resets))(p)
     bad = np.isnan(np.asarray(ys, np.float32))
     assert bad[2:, 1].all() and bad[2:5, 3].all()
-    assert not bad[:2].any() and not bad[:, [0, 2]].any() and not bad[5:, 3].any()
+    others = [b for b in range(B) if b not in (1, 3)]
+    assert not bad[:2].any() and not bad[:, others].any() and not bad[5:, 3].any()
 
 
 @on_gpu
-@pytest.mark.parametrize("variant", [WAVE, WGMMA])
-def test_times_out_on_blocks_that_do_not_come(variant, monkeypatch):
-    p = stack(["RNN"], layers=3, T=5, B=4, h=256)
+@pytest.mark.parametrize("variant, B", [(WAVE, 4), (WGMMA, 4), (STATIONARY, 32)])
+def test_times_out_on_blocks_that_do_not_come(variant, B, monkeypatch):
+    p = stack(["RNN"], layers=3, T=5, B=B, h=256)
     recurrent.check()
     monkeypatch.setenv("JAXSPARSE_SCAN_DELAY", str(10**8))  # 50 ms
     monkeypatch.setenv("JAXSPARSE_SCAN_WAIT_LIMIT", "0.001")

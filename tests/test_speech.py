@@ -18,7 +18,7 @@ from program_runs import assert_stops, interrupt, metrics_of, printed_by, saved_
 from speech_problems import STEPS, TINY, write_corpus
 
 from examples.speech.__main__ import main, parse_args
-from examples.speech.model import Recogniser, decode, future_ms
+from examples.speech.model import Lookahead, Recogniser, decode, future_ms
 from examples.speech.options import load_corpus
 from examples.speech.training import SpeechTrainer, ctc_loss, edits, error_rates
 
@@ -109,7 +109,7 @@ def logits_of(model: Recogniser, frames: np.ndarray, lengths: Any) -> np.ndarray
 
 @pytest.mark.parametrize(
     ("cell", "norm", "stride", "lookahead"),
-    [("gru", "rms", 1, 4), ("lstm", "batch", 3, 1), ("rnn", "none", 2, 0)],
+    [("gru", "rms", 1, 4), ("lstm", "batch", 3, 1), ("rnn_relu", "none", 2, 0)],
 )
 def test_outputs_wait_for_no_more_than_the_future_context(
     cell: str, norm: str, stride: int, lookahead: int
@@ -164,6 +164,31 @@ def test_layers_are_those_of_the_options() -> None:
     assert make_model(skip=0).stack.skip is None
     for layer in model.stack.layers:
         assert layer.cell.dense_h.values.shape == (4 * 8 * 8 // 4,)
+
+
+def test_deep_stacks_of_tanh_hand_on_what_changes() -> None:
+    # With a ReLU most of what the upper layers read is the same at all steps.
+    frames = np.random.default_rng(1).normal(size=(4, 60, 5)).astype(np.float32)
+
+    @nnx.jit
+    def outputs(model: Recogniser) -> jax.Array:
+        return model.stack(model.project(frames.reshape(4, 30, 10)))
+
+    shares = {}
+    for cell in ("rnn_tanh", "rnn_relu"):
+        y = outputs(make_model(cell=cell, layers=24, skip=4, hidden=32, norm="rms"))
+        shares[cell] = np.square(y.mean((0, 1))).sum() / np.square(y).mean((0, 1)).sum()
+    assert shares["rnn_tanh"] < 0.1 and shares["rnn_relu"] > 0.7, shares
+
+
+def test_the_lookahead_begins_as_the_identity() -> None:
+    x = np.random.default_rng(1).normal(size=(2, 6, 3)).astype(np.float32)
+    layer = Lookahead(3, 2, dtype=jnp.float32)
+    np.testing.assert_array_equal(layer(x), x)
+    layer.kernel.set_value(jnp.arange(9.0).reshape(3, 3))
+    padded = np.pad(x, ((0, 0), (0, 2), (0, 0)))
+    expected = sum(np.arange(3 * j, 3 * j + 3) * padded[:, j : j + 6] for j in range(3))
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture(scope="module")

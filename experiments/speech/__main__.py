@@ -57,7 +57,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "quick": {
         "models": [Model(4, 4), Model(12), Model(12, 1), Model(12, 4)],
         "seeds": [0],
-        "cell": "rnn",
+        "cell": "rnn_tanh",
         "direction": "forward",
         "hidden": 64,
         "steps": 400,
@@ -68,16 +68,16 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
         "models": [Model(48, n) for n in range(9)] + [Model(8, 4), Model(24, 4)],
         "seeds": [0, 1, 2],
-        "cell": "rnn",
+        "cell": "rnn_tanh",
         "direction": "forward",
         "lookahead": 25,
         "norm": "rms",
         "hidden": 256,
         "batch": 16,
         "dtype": "bfloat16",
-        "steps": 1200,
+        "steps": 1600,
         "buckets": 1,
-        "learning_rate": 4e-3,
+        "learning_rate": 2e-3,
         "checkpoint_every": 400,
     },
 }

@@ -7,10 +7,24 @@
 #pragma once
 
 #include "cuda/tensor_cores.cuh"
+#include "cuda/warpgroup_instructions.cuh"
 
 namespace jaxsparse {
 
 constexpr int kWarpgroup = 4 * kWarp;
+
+// d += a b, or without kAdd d = a b, of matrices in shared memory whose numbers are of the first
+// argument's type (MultiplySharedBfloats).
+template <bool kAdd, int kCount>
+__device__ __forceinline__ void MultiplyShared(bfloat16, float (&d)[kCount], uint64_t a,
+                                               uint64_t b) {
+  MultiplySharedBfloats<kAdd>(d, a, b);
+}
+template <bool kAdd, int kCount>
+__device__ __forceinline__ void MultiplyShared(float16, float (&d)[kCount], uint64_t a,
+                                               uint64_t b) {
+  MultiplySharedHalves<kAdd>(d, a, b);
+}
 
 // Which of its block's a thread's warp is, and its warpgroup, in a way that tells a compiler that
 // all lanes agree.

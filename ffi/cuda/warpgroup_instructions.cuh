@@ -17,6 +17,15 @@ __device__ __forceinline__ uint64_t SharedMatrixOfBlocks(uint32_t address, int b
          (static_cast<uint64_t>(block_bytes) >> 4 << 16);
 }
 
+// A SharedMatrix of lines in chunks of 8 numbers: those of eight lines lie side by side, behind
+// them those of the next eight lines, and all lines' next chunks so many bytes, a multiple of 128,
+// behind these. No chunks change places.
+__device__ __forceinline__ uint64_t SharedMatrixOfChunks(uint32_t address, int chunk_bytes) {
+  constexpr uint64_t kEightLines = 8 * 16;
+  return (kEightLines >> 4) << 32 | (static_cast<uint64_t>(chunk_bytes) >> 4) << 16 |
+         (address & 0x3ffff) >> 4;
+}
+
 // d += a b, as MultiplyAddBfloats with 64 columns, of 128 columns.
 template <bool kTransposed>
 __device__ __forceinline__ void MultiplyAddBfloats(float (&d)[64], const uint32_t (&a)[4],
@@ -63,6 +72,26 @@ __device__ __forceinline__ void MultiplyAddHalves(float (&d)[64], const uint32_t
 
 // The same of a matrix `a` of 64 x 16 numbers in shared memory, whose lines are rows, and of `b`
 // whose lines are columns. Without kAdd it is d = a b.
+template <bool kAdd>
+__device__ __forceinline__ void MultiplySharedBfloats(float (&d)[16], uint64_t a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, "
+      "%7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, %18, 1, 1, 0, 0;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15])
+      : "l"(a), "l"(b), "n"(kAdd));
+}
+template <bool kAdd>
+__device__ __forceinline__ void MultiplySharedHalves(float (&d)[16], uint64_t a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, "
+      "%7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, %18, 1, 1, 0, 0;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15])
+      : "l"(a), "l"(b), "n"(kAdd));
+}
 template <bool kAdd>
 __device__ __forceinline__ void MultiplySharedBfloats(float (&d)[32], uint64_t a, uint64_t b) {
   asm volatile(
@@ -155,6 +184,10 @@ __device__ __forceinline__ void KeepInRegisters(float (&d)[kCount]) {
 #else
 
 __device__ __forceinline__ uint64_t SharedMatrixOfBlocks(uint32_t, int) {
+  asm volatile("trap;");
+  return 0;
+}
+__device__ __forceinline__ uint64_t SharedMatrixOfChunks(uint32_t, int) {
   asm volatile("trap;");
   return 0;
 }

@@ -190,7 +190,14 @@ struct ScanArrays {
                                                      const void* array, T* to) {
     if constexpr (kNear > 1) {
       if (IsAligned(array)) {
-        StoreTogether(values, number, to);
+        constexpr int kOfWord = 4 / sizeof(T);
+        uint32_t words[kNear / kOfWord];
+#pragma unroll
+        for (int i = 0; i < kNear / kOfWord; ++i) {
+          if constexpr (kOfWord == 1) words[i] = __float_as_uint(values[i][number]);
+          else words[i] = PairOf(T(), values[2 * i][number], values[2 * i + 1][number]);
+        }
+        StoreWords(words, to);
         return;
       }
     }
@@ -279,24 +286,6 @@ struct ScanArrays {
     }
   }
 
-  template <int kCount>
-  __device__ __forceinline__ static void StoreTogether(const float (*values)[kCount], int number,
-                                                       float* to) {
-    uint32_t words[kNear];
-#pragma unroll
-    for (int i = 0; i < kNear; ++i) words[i] = __float_as_uint(values[i][number]);
-    StoreWords(words, to);
-  }
-  template <typename Half, int kCount>
-  __device__ __forceinline__ static void StoreTogether(const float (*values)[kCount], int number,
-                                                       Half* to) {
-    uint32_t words[kNear / 2];
-#pragma unroll
-    for (int i = 0; i < kNear / 2; ++i) {
-      words[i] = PairOf(Half(), values[2 * i][number], values[2 * i + 1][number]);
-    }
-    StoreWords(words, to);
-  }
   __device__ __forceinline__ static void StoreWords(const uint32_t (&x)[1], void* to) {
     *static_cast<uint32_t*>(to) = x[0];
   }
@@ -305,6 +294,10 @@ struct ScanArrays {
   }
   __device__ __forceinline__ static void StoreWords(const uint32_t (&x)[4], void* to) {
     *static_cast<Words4*>(to) = {x[0], x[1], x[2], x[3]};
+  }
+  __device__ __forceinline__ static void StoreWords(const uint32_t (&x)[8], void* to) {
+    static_cast<Words4*>(to)[0] = {x[0], x[1], x[2], x[3]};
+    static_cast<Words4*>(to)[1] = {x[4], x[5], x[6], x[7]};
   }
 
   __device__ __forceinline__ static float FromWords(float, const uint32_t* words, int i, bool) {

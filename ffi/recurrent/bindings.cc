@@ -356,6 +356,7 @@ void BindRecurrentScan(nb::module_& m) {
         nb::arg("weight_dtype"), nb::arg("multiprocessors"), nb::arg("shared_bytes"));
   m.attr("WAVE_VARIANTS") = WaveVariants();
   m.attr("WAVE_MOST_MEANS") = kMaxWaveMeans;
+  m.attr("WAVE_MMA_MOST_ROWS") = kMostRowsOfMma;
   m.attr("SCAN_DTYPES") = ScanDTypes();
   m.attr("SCAN_MOST_ARRAYS") = kMaxScanArrays;
 }

@@ -33,6 +33,16 @@ std::optional<ScanPlan> PlanWaveLayers(const ScanVariant& variant, const WaveFor
 std::optional<ScanPlan> PlanWaveByWarpgroups(const ScanVariant& variant, const WaveForm& form,
                                              const Gpu& gpu);
 
+// Registers of a thread that makes the pointwise step beside warpgroups, for so many items, each
+// with what a step reads a step ahead.
+int RegistersBesideWarpgroups(const WaveForm& form, const DenseBlock& block);
+
+// kernels/wave_stationary.cc: the same, of weights that are rows of wgmma, and parts of a batch of
+// so many entries, or twice as many.
+inline constexpr int64_t kStationaryRows = 32;
+std::optional<ScanPlan> PlanStationaryWave(const ScanVariant& variant, const WaveForm& form,
+                                           const Gpu& gpu);
+
 // kernels/wave.cc: the same of a layer's block.
 WaveConfig WaveConfigOf(const WaveForm& form, int64_t batch, int64_t units);
 std::string ExpressionOf(const WaveConfig& config);
@@ -86,14 +96,15 @@ ScanPlan PlanOfSizes(const ScanVariant& variant, const char* kernel, const Sizes
 // Predicted for all steps.
 double TotalMicroseconds(const ScanPlan& plan, const ScanForm& form);
 
-// The plan of a wave of so many groups of the batch, whose steps are predicted to take so long.
+// The plan of a wave of so many groups of the batch, some of them at a time, whose steps are
+// predicted to take so long in a launch.
 template <typename Sizes>
 ScanPlan PlanOfWave(const ScanVariant& variant, const WaveForm& form, const Sizes& sizes,
                     const DenseConfig& block, const char* type, const std::string& config,
-                    int64_t groups, double microseconds) {
+                    int64_t groups, int64_t at_a_time, double microseconds) {
   const ScanLaunches launches{
       .groups = groups,
-      .scans = groups,
+      .scans = at_a_time,
       .layers = form.layers,
       // The states before all steps, and that after the last one.
       .exchange_bytes = ExchangeBytes(form.length + 1, int64_t{sizes.slot} * sizes.state_bytes)};
@@ -101,8 +112,9 @@ ScanPlan PlanOfWave(const ScanVariant& variant, const WaveForm& form, const Size
   plan.poll_delay = DensePollDelay(block);
   plan.poll_delay_increase = 8;
   plan.poll_delay_decrease = 2;
-  plan.microseconds = microseconds;
-  plan.total_microseconds = TotalMicroseconds(plan, form) + Double(form.layers - 1) * microseconds;
+  plan.microseconds = microseconds * Double(launches.Count());
+  plan.total_microseconds =
+      TotalMicroseconds(plan, form) + Double(form.layers - 1) * plan.microseconds;
   return plan;
 }
 

@@ -139,7 +139,9 @@ ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wan
   if (!choice.reason.empty()) return choice;
   const bool narrow = form.state_dtype == form.weight_dtype && IsNarrow(form.state_dtype);
   for (const ScanVariant& variant : kWaveVariants) {
-    const bool by_default = !variant.barrier && !variant.warpgroups;
+    const bool of_many = form.batch > kMostRowsOfMma;
+    const bool by_default =
+        !variant.barrier && variant.warpgroups == of_many && variant.stationary == of_many;
     if (wanted.empty() ? !by_default : wanted != variant.name) continue;
     if (!narrow) {
       choice.reason = "needs 16-bit state and weights of one dtype, got " +
@@ -149,9 +151,15 @@ ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wan
                       std::to_string(kMaxLayersOfWave) + " of a launch";
     } else if (variant.warpgroups && form.means[0].product >= 0) {
       choice.reason = "products of warpgroups give no means of the states below, which norms take";
+    } else if (variant.stationary && form.own_products != form.below_products) {
+      choice.reason = "not all products have both matrices";
+    } else if (variant.stationary && form.batch % kStationaryRows != 0) {
+      choice.reason = "a batch of " + std::to_string(form.batch) + " is not one of parts of " +
+                      std::to_string(kStationaryRows) + " rows";
     } else {
-      choice.best = variant.warpgroups ? PlanWaveByWarpgroups(variant, form, gpu)
-                                       : PlanWaveLayers(variant, form, gpu);
+      choice.best = variant.stationary   ? PlanStationaryWave(variant, form, gpu)
+                    : variant.warpgroups ? PlanWaveByWarpgroups(variant, form, gpu)
+                                         : PlanWaveLayers(variant, form, gpu);
       if (!choice.best) {
         choice.reason = std::to_string(form.layers) + " layers of " + DoesNotFit(form, gpu);
       }

@@ -46,6 +46,10 @@ struct WaveForm : ScanForm {
   bool scales = false;  // the products of the layer below, by a norm
 };
 
+// Of a batch, for which the times of waves by mma.sync are predicted well; those of more rows run
+// by name, and by default as waves of stationary weights.
+constexpr int64_t kMostRowsOfMma = 16;
+
 // A kernel for a scan, and its launch.
 struct ScanPlan {
   const ScanVariant* variant = nullptr;
@@ -76,7 +80,8 @@ struct ScanChoice {
 // empty, of all without a barrier.
 ScanChoice PlanScan(const ScanForm& form, const Gpu& gpu, const std::string& wanted);
 
-// The same of layers in one launch: by the variant that is wanted, or by the one without a barrier.
+// The same of layers in one launch: by the variant that is wanted, or by the one without a barrier
+// for so many rows.
 ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wanted);
 
 }  // namespace jaxsparse

@@ -1,7 +1,8 @@
-// FFI target of a wave: layers of a stack in one persistent launch (kernels/wave.cu). As with
-// recurrent_scan, what to launch was planned when the program was lowered, and the last result is
-// its workspace: an exchange buffer for each layer and part of its batch, and flags. Operands and
-// results come layer by layer, the lowest layer first; that one has no weights from below.
+// FFI target of a wave: layers of a stack in one persistent launch (kernels/wave.cu), or in
+// several, each for some of the parts that the batch is cut into. As with recurrent_scan, what to
+// launch was planned when the program was lowered, and the last result is its workspace: an
+// exchange buffer for each layer and part of the batch in a launch, and flags. Operands and results
+// come layer by layer, the lowest layer first; that one has no weights from below.
 #include <charconv>
 #include <string>
 #include <string_view>
@@ -44,7 +45,7 @@ void ParseLaunches(CallParser& call, int64_t layers, WaveCall* c) {
   c->launch = ParseLaunch(call, &c->launches);
   c->launches.layers = layers;
   const int64_t scans = layers * c->launches.scans;
-  if (c->rows % c->launches.groups != 0 || c->launches.scans != c->launches.groups ||
+  if (c->rows % c->launches.groups != 0 || c->launches.groups % c->launches.scans != 0 ||
       c->launch.shape.blocks % scans != 0 || c->launch.shape.cluster != 1) {
     call.Fail("attributes groups, scans, blocks and cluster must suit a batch of " +
               std::to_string(c->rows) + " and " + std::to_string(layers) + " layers, got " +
@@ -145,8 +146,8 @@ void ParseWave(CallParser& call, WaveCall* c) {
   c->workspace = call.ResultWorkspace(c->launches.WorkspaceBytes()).data;
 }
 
-// One layer of the launch for one batch entry of the call.
-RecurrentWaveLayer ProblemOf(const WaveCall& c, int64_t entry, size_t l) {
+// One layer of a launch for one batch entry of the call.
+RecurrentWaveLayer ProblemOf(const WaveCall& c, int64_t entry, int64_t launch, size_t l) {
   const Layer& layer = c.layers[l];
   const int64_t first_scan = static_cast<int64_t>(l) * c.launches.scans;
   const auto weights = [&](const Array& array) {
@@ -155,6 +156,7 @@ RecurrentWaveLayer ProblemOf(const WaveCall& c, int64_t entry, size_t l) {
   RecurrentWaveLayer p;
   c.Fill(first_scan, &p);
   layer.Fill(c.batch, entry, &p);
+  p.first_scan = static_cast<uint32_t>(launch * c.launches.scans);
   p.reverse = c.reverse;
   p.weights = weights(layer.weights);
   p.weight_row_stride = c.own_form.row_stride;
@@ -181,8 +183,12 @@ struct RecurrentWaveOperation {
 
   static std::string Launch(const Call& call, int64_t entry, const CudaLaunch& launch) {
     RecurrentWave<kMaxLayersOfWave> wave;  // a kernel takes as many as it was planned for
-    for (size_t l = 0; l < call.layers.size(); ++l) wave.layer[l] = ProblemOf(call, entry, l);
-    return LaunchCleared(call, launch, &wave);
+    std::string reason;
+    for (int64_t i = 0; i < call.launches.Count() && reason.empty(); ++i) {
+      for (size_t l = 0; l < call.layers.size(); ++l) wave.layer[l] = ProblemOf(call, entry, i, l);
+      reason = LaunchCleared(call, launch, &wave);
+    }
+    return reason;
   }
 };
 

@@ -38,8 +38,10 @@ struct ScanVariant {
   // Warps have all gates of their units, and keep all of the weights for these: one block makes a
   // scan, or a few do.
   bool resident = false;
-  // Products of warpgroups. Chosen only by name, too: few shapes were measured.
+  // Products of warpgroups.
   bool warpgroups = false;
+  // Their weights are the operand that stays, and states pass by; or else the other way round.
+  bool stationary = false;
 
   // Products of warpgroups take all states of a layer through every block. Those of an adjoint, one
   // for each gate, are so many that layers one by one are faster.
@@ -65,6 +67,8 @@ inline constexpr ScanVariant kWaveVariants[] = {
     {"wave_mma_barrier", ScanWeights::kDense, true, true},
     {"wave_wgmma", ScanWeights::kDense, true, false, false, true},
     {"wave_wgmma_barrier", ScanWeights::kDense, true, true, false, true},
+    {"wave_stationary", ScanWeights::kDense, true, false, false, true, true},
+    {"wave_stationary_barrier", ScanWeights::kDense, true, true, false, true, true},
 };
 
 }  // namespace jaxsparse

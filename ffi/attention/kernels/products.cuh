@@ -6,20 +6,9 @@
 #pragma once
 
 #include "cuda/warpgroup.cuh"
-#include "cuda/warpgroup_instructions.cuh"
 
 namespace jaxsparse {
 
-template <bool kAdd, int kCount>
-__device__ __forceinline__ void MultiplyShared(bfloat16, float (&d)[kCount], uint64_t a,
-                                               uint64_t b) {
-  MultiplySharedBfloats<kAdd>(d, a, b);
-}
-template <bool kAdd, int kCount>
-__device__ __forceinline__ void MultiplyShared(float16, float (&d)[kCount], uint64_t a,
-                                               uint64_t b) {
-  MultiplySharedHalves<kAdd>(d, a, b);
-}
 template <int kCount>
 __device__ __forceinline__ void MultiplyAddTransposed(bfloat16, float (&d)[kCount],
                                                       const uint32_t (&a)[4], uint64_t b) {

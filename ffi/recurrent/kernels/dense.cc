@@ -254,10 +254,12 @@ std::string ExpressionOf(const DenseConfig& c) {
        Field("state_bytes", c.state_bytes), Field("hidden", c.hidden), Field("batch", c.batch),
        Field("units", c.units), Field("warps", c.warps),
        Field("pointwise_warps", c.pointwise_warps), Field("tensor_cores", c.tensor_cores),
-       Field("warpgroups", c.warpgroups), Field("register_chunks", c.register_chunks),
-       Field("loads_ahead", c.loads_ahead), Field("product_registers", c.product_registers),
-       Field("pointwise_registers", c.pointwise_registers), Field("row_groups", c.row_groups),
-       Field("batch_tile", c.batch_tile), Field("resident", c.resident)});
+       Field("warpgroups", c.warpgroups), Field("column_parts", c.column_parts),
+       Field("register_chunks", c.register_chunks), Field("loads_ahead", c.loads_ahead),
+       Field("product_registers", c.product_registers),
+       Field("pointwise_registers", c.pointwise_registers), Field("groups_beside", c.groups_beside),
+       Field("row_groups", c.row_groups), Field("batch_tile", c.batch_tile),
+       Field("resident", c.resident)});
 }
 
 int DensePollDelay(const DenseConfig& config) {

@@ -19,6 +19,8 @@ struct DenseConfig {
   int pointwise_warps = 1;      // that sum the warps' parts and make the pointwise step
   bool tensor_cores = false;    // mma.sync (16 bits only), or FMA
   bool warpgroups = false;      // tensor cores of whole warpgroups, wgmma, instead of mma.sync
+  int column_parts = 0;         // that the columns are split into, or 0: one for each warp, or as
+                                // many as warpgroups leave of the batch
   int register_chunks = 0;      // chunks of columns of a warp whose weights stay in registers; the
                                 // others' are read from shared memory in every step
   int loads_ahead = 0;          // tensor cores: loads of a warp that are on their way at once, or 0
@@ -26,6 +28,8 @@ struct DenseConfig {
   int product_registers = 0;    // of a product thread, or 0 for an equal share; if not 0, both
                                 // numbers of warps have to be multiples of 4
   int pointwise_registers = 0;  // the same of a pointwise thread
+  int groups_beside = 1;  // groups of states_per_load units that a pointwise warp takes side by
+                          // side, so that it writes results in longer pieces
   int row_groups = 4;  // FMA: groups of lanes that share a warp's columns, each with its own rows
   int batch_tile = 1;  // FMA: batch entries that are summed at a time
   int resident = 1;    // blocks that share a multiprocessor
@@ -66,7 +70,7 @@ struct DenseBlock : DenseConfig {
   // units, so that threads with several units each read different banks, too.
   int gate_slots = products == 3 ? 4 : products;
   int row_parts = Ceil(batch, 64);  // warpgroups: 64 batch entries each
-  int parts = warpgroups ? warps / (4 * row_parts) : warps;
+  int parts = column_parts > 0 ? column_parts : warpgroups ? warps / (4 * row_parts) : warps;
   bool rotated = gate_slots == 4 && !warpgroups;
   int row_slots = (rotated      ? Ceil(units, 8) * 32
                    : warpgroups ? Ceil(units * gate_slots, 32) * 32
@@ -78,11 +82,19 @@ struct DenseBlock : DenseConfig {
   int product_threads = warps * kWarp;
   int pointwise_threads = pointwise_warps * kWarp;
   int threads = product_threads + pointwise_threads;
+  // How often the product warps meet by themselves, before the first step and in each.
+  int first_meetings = 0, meetings = 0;
 
   // A pointwise thread with several items takes neighbouring units of a batch entry together: its
   // loads and stores are wider then, so that fewer of them are in the way of the product's.
   int near = Near();
   int items = Ceil(Ceil(units * batch_slots, near), pointwise_threads) * near;  // of a thread
+  // Batch entries in a row for which neighbouring lanes take one group of units.
+  int entries_beside =
+      groups_beside == 1 ? batch_slots : kWarp * near / (states_per_load * groups_beside);
+  bool has_whole_groups =
+      groups_beside == 1 || (units % (states_per_load * groups_beside) == 0 && entries_beside > 0 &&
+                             batch_slots % entries_beside == 0);
 
   // A warp's columns come in chunks, each of one load of a lane.
   int group_lanes = kWarp / row_groups;

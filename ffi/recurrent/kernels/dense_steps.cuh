@@ -50,6 +50,18 @@ __device__ __forceinline__ void HandOver(int64_t step, bool timed_out, volatile 
   backoff->Adapt(watchdog->TakeHasWaited());
 }
 
+// The product warps meet. With barriers between blocks the pointwise warps come, too, as often as
+// the plan's sizes say, since tools that look for races don't know meetings of some of the warps.
+template <typename Plan>
+__device__ __forceinline__ void MeetOtherProductWarps() {
+  constexpr int kProductWarps = 3;  // a barrier beside those of steps
+  if constexpr (Plan::kBarrier) {
+    WaitAt<Plan::kSizes.threads>(kAllThreads);
+  } else {
+    WaitAt<Plan::kSizes.product_threads>(kProductWarps);
+  }
+}
+
 // Where the exchange buffer has the state before a step. A wave's has the last one, too.
 template <typename Plan>
 __device__ __forceinline__ typename Plan::State* SlotOf(const RecurrentScanProblem& p,
@@ -212,17 +224,22 @@ class PointwiseStep {
     for (int i = 0; i < 4; ++i) v[i] = wanted ? old[(i + kBy) % 4] : old[i];
   }
 
-  // In the order of the exchange buffer, so that a warp publishes whole cache lines.
+  // In the order of the exchange buffer, so that a warp publishes whole cache lines, or several
+  // pieces of 64 bytes or more, from groups of units side by side.
   __device__ __forceinline__ Group At(int n) const {
     constexpr int kTogether = kSizes.units % kSizes.states_per_load == 0 ? kSizes.states_per_load
                               : kPairs                                   ? 2
                                                                          : 1;
     constexpr int kBatch = kSizes.batch_slots, kAllItems = kSizes.units * kBatch;
+    constexpr int kRun = kSizes.entries_beside, kBeside = kSizes.groups_beside;
+    static_assert(kSizes.has_whole_groups);
     const int index = (n * kSizes.pointwise_threads + thread_) * kNear;
-    const int unit = index / (kTogether * kBatch) * kTogether + index % kTogether;
+    const int run = index / (kTogether * kRun), runs = run / kBeside;
+    const int of_units = runs / (kBatch / kRun) * kBeside + run % kBeside;
+    const int unit = of_units * kTogether + index % kTogether;
     Group group;
     group.unit = BlockOfScan<Plan>() * kSizes.units + unit;
-    group.b = index / kTogether % kBatch;
+    group.b = runs % (kBatch / kRun) * kRun + index / kTogether % kRun;
     const bool exists = index < kAllItems && group.b < kSizes.batch;
     group.real = exists && group.unit < kSizes.hidden;
     group.published =
@@ -300,10 +317,12 @@ __device__ __forceinline__ void MakeSteps(const RecurrentScanProblem& p, const f
   constexpr auto kSizes = Plan::kSizes;
   PointwiseStep<Step, Plan, Added> pointwise(p, added);
   bool stopped = false;
+  if constexpr (Plan::kBarrier) {
+    for (int i = 0; i < kSizes.first_meetings; ++i) WaitAt<kSizes.threads>(kAllThreads);
+  }
   for (int64_t step = 0; step < p.steps; ++step) {
     if constexpr (Plan::kBarrier) {
-      WaitAt<kSizes.threads>(kAllThreads);
-      WaitAt<kSizes.threads>(kAllThreads);
+      for (int i = 0; i < 2 + kSizes.meetings; ++i) WaitAt<kSizes.threads>(kAllThreads);
     }
     WaitAt<kSizes.threads>(BarrierOf(step));
     stopped = stopped || __any_sync(kAllLanes, *stop != 0);

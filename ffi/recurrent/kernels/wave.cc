@@ -119,7 +119,7 @@ std::optional<ScanPlan> PlanWaveBlock(const ScanVariant& variant, const WaveForm
     return std::nullopt;
   }
   ScanPlan plan = PlanOfWave(variant, form, sizes, block, "WaveSizes", ExpressionOf(config),
-                             share.groups, WaveMicroseconds(sizes, registers));
+                             share.groups, share.groups, WaveMicroseconds(sizes, registers));
   const int64_t kept = sizes.own.register_chunks * sizes.own.chunk_registers +
                        sizes.below.register_chunks * sizes.below.chunk_registers;
   const int64_t all =

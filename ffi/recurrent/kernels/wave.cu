@@ -13,6 +13,7 @@
 // So a wave of L layers takes T + L - 1 steps of little more time than one layer's, instead of L T.
 #include "recurrent/kernels/dense_steps.cuh"
 #include "recurrent/kernels/wave_mma.cuh"
+#include "recurrent/kernels/wave_stationary.cuh"
 #include "recurrent/kernels/wave_wgmma.cuh"
 
 namespace jaxsparse {
@@ -23,21 +24,30 @@ __device__ __forceinline__ const typename Plan::State* SlotBelow(const Recurrent
   return SlotAfter<Plan>(p.below_exchange, p, step);
 }
 
-template <typename Plan, bool kWarpgroups>
-struct ProductsOfWave {
+// What product warps do, by the sizes of a plan.
+template <typename Plan, typename Sizes>
+struct ProductsOfWave;
+template <typename Plan>
+struct ProductsOfWave<Plan, WaveSizes> {
   using type = WaveMma<Plan>;
 };
 template <typename Plan>
-struct ProductsOfWave<Plan, true> {
+struct ProductsOfWave<Plan, WaveWgmmaSizes> {
   using type = WaveWgmma<Plan>;
 };
+template <typename Plan>
+struct ProductsOfWave<Plan, WaveStationarySizes> {
+  using type = WaveStationary<Plan>;
+};
+template <typename Plan, typename Sizes>
+__device__ ProductsOfWave<Plan, Sizes> ProductsBySizes(const Sizes&);
 
 template <typename Plan>
 __device__ __forceinline__ void MakeProducts(const RecurrentWaveLayer& p, Words4* shared,
                                              float* partials, float* sums_of_below,
                                              volatile uint32_t* stop) {
   constexpr auto kSizes = Plan::kSizes;
-  using Products = typename ProductsOfWave<Plan, kSizes.warpgroups>::type;
+  using Products = typename decltype(ProductsBySizes<Plan>(Plan::kSizes))::type;
   Products product(p, shared);
   Watchdog watchdog(p.wait_limits);
   Backoff backoff(p.poll_delays);

@@ -24,14 +24,6 @@ struct WgmmaKind {
   int loads_ahead;
 };
 
-// Registers of a thread with so many items, each with what a step reads a step ahead.
-int PointwiseRegisters(const WaveForm& form, const DenseBlock& block) {
-  const int64_t inputs = block.near > 1 ? (form.inputs + 1) / 2 : form.inputs;
-  const int64_t item = inputs + 2 + 2 * form.state_parts + form.outputs;
-  const int64_t registers = 40 + form.products + block.items * item;
-  return static_cast<int>(std::max<int64_t>(56, RoundUp(registers, 8)));
-}
-
 // Of one matrix: each product takes as long as 16 columns for 32 at least.
 double Products(const WaveWgmmaSizes& sizes, const WgmmaColumns& matrix) {
   const int64_t of_tile = int64_t{2} * matrix.loads * sizes.parts * sizes.row_parts;
@@ -65,7 +57,7 @@ std::optional<ScanPlan> PlanBlock(const ScanVariant& variant, const WaveForm& fo
   if (warps > 32) return std::nullopt;
   const int equal = EqualRegisters(warps, 1), all = equal * warps;
   // Pointwise warps can only give some up.
-  const int few = PointwiseRegisters(form, DenseBlock(block));
+  const int few = RegistersBesideWarpgroups(form, DenseBlock(block));
   block.pointwise_registers = std::min({few, equal, kMostThreadRegisters});
   block.product_registers =
       std::min((all - block.pointwise_warps * block.pointwise_registers) / block.warps / 8 * 8,
@@ -80,10 +72,17 @@ std::optional<ScanPlan> PlanBlock(const ScanVariant& variant, const WaveForm& fo
       WgmmaMicroseconds(sizes, form.layers * groups, block.product_registers) +
       0.05 * (few - block.pointwise_registers);
   return PlanOfWave(variant, form, sizes, block, "WaveWgmmaSizes", ExpressionOf(config), groups,
-                    microseconds);
+                    groups, microseconds);
 }
 
 }  // namespace
+
+int RegistersBesideWarpgroups(const WaveForm& form, const DenseBlock& block) {
+  const int64_t inputs = block.near > 1 ? (form.inputs + 1) / 2 : form.inputs;
+  const int64_t item = inputs + 2 + 2 * form.state_parts + form.outputs;
+  const int64_t registers = 40 + form.products + block.items * item;
+  return static_cast<int>(std::max<int64_t>(56, RoundUp(registers, 8)));
+}
 
 std::optional<ScanPlan> PlanWaveByWarpgroups(const ScanVariant& variant, const WaveForm& form,
                                              const Gpu& gpu) {

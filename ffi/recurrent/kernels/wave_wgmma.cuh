@@ -16,7 +16,6 @@
 #pragma once
 
 #include "cuda/warpgroup.cuh"
-#include "cuda/warpgroup_instructions.cuh"
 #include "persistent/exchange.cuh"
 #include "recurrent/kernels/wave_matrix.cuh"
 #include "recurrent/kernels/wave_wgmma.h"
@@ -312,7 +311,7 @@ class WaveWgmma {
   __device__ __forceinline__ WaveWgmma(const RecurrentWaveLayer& p, Words4* shared)
       : own_(p, shared + kSizes.tiles_at / 16), below_(p, shared + kSizes.below_tiles_at / 16) {
     FenceShared();
-    WaitAt<kSizes.product_threads>(kProductThreads);
+    MeetOtherProductWarps<Plan>();
   }
 
   __device__ __forceinline__ void AskBelow(const State* slot) {
@@ -337,8 +336,6 @@ class WaveWgmma {
   }
 
  private:
-  static constexpr int kProductThreads = 3;  // a barrier beside those of steps
-
   WgmmaChunks<Plan, false> own_;
   WgmmaChunks<Plan, true> below_;
 };

@@ -43,7 +43,9 @@ struct WaveWgmmaSizes : DenseBlock {
         below(config.wave.below, *this),
         skip(config.wave.skip),
         means(config.wave, *this),
-        asks_ahead(config.asks_ahead) {}
+        asks_ahead(config.asks_ahead) {
+    first_meetings = 1;  // when all weights are there
+  }
 
   WgmmaColumns own, below;
   WaveSkip skip;

@@ -7,7 +7,7 @@
 
 namespace jaxsparse {
 
-alignas(1024) inline __shared__ Words4 shared[4096];
+alignas(1024) inline __shared__ Words4 shared[5120];
 
 // Two products of the proposal, of a layer's own state and of the layer below.
 struct GruOfWaveStep {
@@ -110,6 +110,7 @@ void Test(const Case& c) {
   constexpr int kHidden = Plan::kSizes.hidden;
   constexpr WaveSkip kSkip = Plan::kSizes.skip;
   constexpr WaveMeans kMeans = Plan::kSizes.means;
+  constexpr float kEpsilon = 0.01f;
   using Kind = typename ScanTest<Step, S, kHidden>::Kind;
   RecurrentWave<Plan::kLayers> wave;
   std::deque<Weights<S>> own, below;
@@ -126,15 +127,8 @@ void Test(const Case& c) {
                         .reverse = c.reverse};
     tests.emplace_back(size, own[layer].matrix,
                        (c.steps + 1) * Plan::kSizes.slot * int64_t{sizeof(S)});
-    RecurrentWaveLayer& p = wave.layer[layer];
-    static_cast<RecurrentScanProblem&>(p) = tests[layer].Problem(0);
-    p.weights = own[layer].operand.values;
-    p.weight_row_stride = own[layer].operand.row_stride;
-    p.weight_column_stride = own[layer].operand.column_stride;
     if (layer > 0) {
       tests[layer].LieAbove(tests[layer - 1], below[layer].matrix);
-      p.below_weights = below[layer].operand;
-      p.below_exchange = wave.layer[layer - 1].exchange;
       for (int k = 0; k < kMeans.count; ++k) {
         const WaveMean mean = kMeans.mean_of[k];
         tests[layer].Takes(tests[layer - 1], mean.product, mean.state,
@@ -142,22 +136,36 @@ void Test(const Case& c) {
       }
     }
     if (kMeans.scales) {
-      p.norm_epsilon = 0.01f;
-      tests[layer].Scales(kMeans.mean_of[0].state, kMeans.count == 2, p.norm_epsilon);
+      tests[layer].Scales(kMeans.mean_of[0].state, kMeans.count == 2, kEpsilon);
     }
     if (kSkip.product >= 0 && layer >= Plan::kSkipped) {
-      const int source = layer - Plan::kSkipped;
-      tests[layer].Takes(tests[source], kSkip.product, kSkip.state, Kind::kState);
-      p.skip_exchange = wave.layer[source].exchange;
+      tests[layer].Takes(tests[layer - Plan::kSkipped], kSkip.product, kSkip.state, Kind::kState);
     }
-    if (c.missing >= 0) p.wait_limits.limit_ns = 1000;
   }
-  emulated::Launch({.blocks = Plan::kLayers * Plan::kScans * Plan::kBlocks,
-                    .threads = Plan::kSizes.threads,
-                    .missing = c.missing,
-                    .backwards = c.backwards},
-                   {reinterpret_cast<char*>(shared), sizeof(shared)}, Plan::kSizes.shared_bytes,
-                   [&] { RecurrentWaveScan<Step, Plan>(wave); });
+  for (int64_t launch = 0; launch < Plan::kLaunches; ++launch) {
+    for (int layer = 0; layer < Plan::kLayers; ++layer) {
+      RecurrentWaveLayer& p = wave.layer[layer];
+      static_cast<RecurrentScanProblem&>(p) = tests[layer].Problem(launch);
+      p.weights = own[layer].operand.values;
+      p.weight_row_stride = own[layer].operand.row_stride;
+      p.weight_column_stride = own[layer].operand.column_stride;
+      if (layer > 0) {
+        p.below_weights = below[layer].operand;
+        p.below_exchange = wave.layer[layer - 1].exchange;
+      }
+      if (kMeans.scales) p.norm_epsilon = kEpsilon;
+      if (kSkip.product >= 0 && layer >= Plan::kSkipped) {
+        p.skip_exchange = wave.layer[layer - Plan::kSkipped].exchange;
+      }
+      if (c.missing >= 0) p.wait_limits.limit_ns = 1000;
+    }
+    emulated::Launch({.blocks = Plan::kLayers * Plan::kScans * Plan::kBlocks,
+                      .threads = Plan::kSizes.threads,
+                      .missing = c.missing,
+                      .backwards = c.backwards},
+                     {reinterpret_cast<char*>(shared), sizeof(shared)}, Plan::kSizes.shared_bytes,
+                     [&] { RecurrentWaveScan<Step, Plan>(wave); });
+  }
   const int lacking = c.missing / Plan::kBlocks;  // a scan
   for (int layer = 0; layer < Plan::kLayers; ++layer) {
     // The layers above wait in vain, too.

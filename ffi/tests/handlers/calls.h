@@ -309,13 +309,13 @@ inline TestCall ScanCall(const std::string& weights, bool transposed, const std:
   return call;
 }
 
-// Of three layers of a GRU, or of their adjoints, each with an input of every step and one that the
-// upper layers have once.
+// Of three layers of a GRU, or of their adjoints, in two launches, each with an input of every step
+// and one that the upper layers have once.
 inline TestCall WaveCall(bool transposed, int64_t steps = 9) {
   constexpr int64_t kLayers = 3, kBatch = 8, kUnits = 16, kGates = 3;
   const std::string dtype = transposed ? "float16" : "bfloat16";
   const int64_t states = transposed ? kGates + 1 : 1;
-  const ScanLaunches launches{.groups = 2, .scans = 2, .layers = kLayers, .exchange_bytes = 4096};
+  const ScanLaunches launches{.groups = 4, .scans = 2, .layers = kLayers, .exchange_bytes = 4096};
   TestCall call;
   std::string inputs;
   for (int64_t layer = 0; layer < kLayers; ++layer) {

@@ -43,7 +43,7 @@ _FORWARD_ONLY = frozenset(name for name, forward_only in _ffi.WAVE_VARIANTS.item
 _PRODUCTS_A_MICROSECOND = 2e8  # of a product over all steps, 400 TFLOP/s
 _START = 5.0  # microseconds of a product over all steps, beside that
 _LEAST_GAIN = 0.05  # of the predicted time: predictions of less would be wrong too often
-_MOST_ROWS = 16  # of a batch for which the prediction was fitted
+_MOST_ROWS = _ffi.WAVE_MMA_MOST_ROWS  # of a batch whose backward passes are waves by default
 
 
 class Wave(NamedTuple):
@@ -75,9 +75,10 @@ def choose_waves(
     if variant in _FORWARD_ONLY and params["transposed"]:
         compute = functools.partial(in_runs, {})
         return Fallback(f"{variant} is for forward passes", compute, PLAIN)
-    if variant is None and batch_of(x) > _MOST_ROWS and dtype_of(x).itemsize == 2:
+    of_many = batch_of(x) > _MOST_ROWS and dtype_of(x).itemsize == 2
+    if variant is None and of_many and params["transposed"]:
         asked = f"variant={WAVE_VARIANTS[0]!r} asks for them"
-        return Fallback(f"waves of more than {_MOST_ROWS} rows run where {asked}")
+        return Fallback(f"waves of more than {_MOST_ROWS} rows run backward where {asked}")
     waves, reason = _cut(params, x, device, variant)
     if waves:
         runs = {wave.first: functools.partial(_run_wave, wave) for wave in waves}

@@ -115,10 +115,16 @@ inline uint64_t Behind(uint64_t matrix, int bytes) {
 }
 // The bytes between blocks of longer lines stand above the width, in chunks (SharedMatrixOfBlocks).
 constexpr int kBlockChunksAt = 48;
+// What stands for the width where all lines' chunks lie so many bytes apart (SharedMatrixOfChunks).
+constexpr int kWidthOfChunks = 8;
 // Line `line` of a SharedMatrix, and there number `at`. Chunks change places by their addresses.
 inline uint16_t NumberOf(uint64_t matrix, int line, int at) {
   const auto width = static_cast<uint32_t>(matrix >> 32 & 0xffff);
   const auto block_bytes = static_cast<uint32_t>(matrix >> kBlockChunksAt) * 16;
+  if (width == kWidthOfChunks) {
+    return SharedAt<uint16_t>(static_cast<uint32_t>(matrix) + at / 8 * block_bytes + line * 16 +
+                              at % 8 * 2);
+  }
   const uint32_t place = block_bytes == 0 ? at * 2 : at / width * block_bytes + at % width * 2;
   uint32_t address = static_cast<uint32_t>(matrix) + line * width * 2 + place;
   address ^= (address >> 7 & (width / 8 - 1)) << 4;

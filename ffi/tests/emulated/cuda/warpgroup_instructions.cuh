@@ -10,6 +10,14 @@ inline uint64_t SharedMatrixOfBlocks(uint32_t address, int block_bytes) {
   return SharedMatrix<64>(address) | static_cast<uint64_t>(block_bytes / 16) << kBlockChunksAt;
 }
 
+inline uint64_t SharedMatrixOfChunks(uint32_t address, int chunk_bytes) {
+  if (chunk_bytes % 128 != 0 || address % 16 != 0) {
+    emulated::Block::Fail("misaligned chunks of a matrix");
+  }
+  return SharedMatrix<kWidthOfChunks>(address) | static_cast<uint64_t>(chunk_bytes / 16)
+                                                     << kBlockChunksAt;
+}
+
 // Done when the warpgroup waits, and not before; a warp does its own 16 rows.
 template <bool kAdd, int kCount, typename ToFloat>
 void EmulateSharedMma(float (&d)[kCount], uint64_t a, uint64_t b, ToFloat number) {
