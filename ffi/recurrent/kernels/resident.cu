@@ -3,7 +3,7 @@
 // which lies in shared memory, so that products need no sums over warps and the cell follows in the
 // registers that hold them. A layer that one block has room for takes one barrier a step and no
 // word with other blocks; larger ones are shared by a few blocks, which exchange states
-// (resident_exchange.cuh).
+// (resident_exchange.cuh, resident_cluster.cuh).
 //
 // Of a step of a head of 64 units, 4 gates and 2 rows, on one multiprocessor:
 //
@@ -14,11 +14,13 @@
 // barrier, some 350 cycles, which take longer than both. So a step has no branch and few
 // instructions: where arrays lie is kept in registers (array_cursors.cuh), inputs are asked for
 // steps ahead and come to registers of their own, for which the loop is written out, and few rows
-// lie in columns of the tensor core so that every lane has a cell, without a shuffle.
+// lie in columns of the tensor core so that every lane has a cell, without a shuffle. Of more rows
+// a lane has cells of neighbouring units, which it reads and writes together.
 #include "cuda/instructions.cuh"
 #include "persistent/delay.cuh"
 #include "recurrent/array_cursors.cuh"
 #include "recurrent/kernels/resident.h"
+#include "recurrent/kernels/resident_cluster.cuh"
 #include "recurrent/kernels/resident_exchange.cuh"
 
 namespace jaxsparse {
@@ -75,6 +77,7 @@ class ResidentScan {
 #pragma unroll
     for (int k = 0; k + 1 < kAhead; ++k) LoadInputs(k + 1 < steps_, input_[k]);
     FillSlots();
+    exchange_.Begin();
     read_at_ = AddressOfShared(slots + q_ * kSizes.group_distance +
                                (kSizes.spread ? g_ / 2 % kSizes.entry_slots : g_));
     written_at_ = AddressOfShared(StateAt(first_.entry, first_.unit));
@@ -95,6 +98,7 @@ class ResidentScan {
     for (int c = 0; c < kCells; ++c) {
       if (IsReal(c)) Arrays::StoreCarry(p_, EntryOf(c), UnitOf(c), carry_[c]);
     }
+    exchange_.Finish();
   }
 
  private:

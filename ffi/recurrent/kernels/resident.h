@@ -18,6 +18,7 @@ struct ResidentConfig {
   int register_chunks = kAllChunks;  // chunks of columns whose weights stay in registers; the
                                      // others' are read from shared memory in every step
   int resident = 1;                  // blocks that share a multiprocessor
+  bool clustered = false;            // whether a scan's blocks are a cluster
 
   static constexpr int kAllChunks = 1 << 20;
 };
@@ -59,14 +60,17 @@ struct ResidentSizes : ResidentConfig {
   int register_part = register_chunks < chunks ? register_chunks : chunks;
   int shared_weights = (chunks - register_part) * 2 * row_tiles * threads;  // of 16 bytes
   int stop_at = weights_at + shared_weights;                                // of 16 bytes
-  int shared_bytes = (stop_at + (blocks > 1 ? 1 : 0)) * 16;
+  int came_at = stop_at + 1;                                                // of 16 bytes
+  int shared_bytes = (stop_at + (clustered ? 2 : blocks > 1 ? 1 : 0)) * 16;
 
-  // A slot of the exchange buffer is the same without gaps, of the real batch entries.
-  int exchange_slot = blocks > 1 ? columns / 8 * batch : 0;  // of 16 bytes
+  // A slot of the exchange buffer is the same without gaps, of the real batch entries. Clusters
+  // have none.
+  int exchange_slot = blocks > 1 && !clustered ? columns / 8 * batch : 0;  // of 16 bytes
 
-  // Of a thread, for all but weights and cells.
-  int other_registers = 40 + 4 * tiles * chains + 4 * batch_tiles * (chunks < 4 ? chunks : 4) +
-                        (register_part < chunks ? 8 * row_tiles : 0) + (blocks > 1 ? 32 : 0);
+  // Of a thread: of what it multiplies, beside weights that stay; and for all else but cells.
+  int operand_registers =
+      4 * batch_tiles * (chunks < 4 ? chunks : 4) + (register_part < chunks ? 8 * row_tiles : 0);
+  int other_registers = 40 + 4 * tiles * chains + (blocks > 1 ? 32 : 0);
 
   // Unit g of group u of a warp is the warp's unit g * unit_groups + u. So the cells that a lane
   // has in all groups, of one batch entry, are neighbouring units, which it reads and writes
