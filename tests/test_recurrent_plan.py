@@ -545,7 +545,8 @@ def test_blocks_that_keep_their_weights(gates, hidden, batch, adjoint, device):
     rows = 16 * -(-config["unit_groups"] * products // 2) * plan.threads // 32
     assert plan.shared_bytes >= 2 * rows * (columns - kept)
     assert plan.threads * plan.resident * (rows * kept // plan.threads // 2 + 40) <= 65536
-    assert (plan.exchange_bytes > 0) == (plan.blocks > 1)
+    assert plan.cluster in (1, plan.blocks) and plan.cluster <= 8
+    assert (plan.exchange_bytes > 0) == (plan.blocks > plan.cluster)
 
 
 def test_clusters_side_by_side():

@@ -4,7 +4,9 @@
 // from its first one in all threads, so that an array takes one address.
 //
 // Plan, besides what arrays.cuh says:
-//   kSizes.cells                  of a thread
+//   kSizes.cells, kSizes.near   of a thread; how many of them, one after the other, are
+//   neighbouring
+//                               units of a batch entry, which are read and written together
 //   kSizes.EntryFromFirst(cell), kSizes.UnitFromFirst(cell)   those distances
 #pragma once
 
@@ -15,9 +17,9 @@ namespace jaxsparse {
 // What a step reads is brought to the L2 cache so many steps before.
 constexpr int kStepsToCache = 8;
 
-// The batch entry of a scan and the unit of a thread's first cell.
+// The batch entry of a scan and the unit of a thread's first cell, and its warp's first unit.
 struct CellPlace {
-  int entry, unit;
+  int entry, unit, warp_unit;
 };
 
 // What a step reads.
@@ -26,10 +28,13 @@ class InputCursor {
   using State = typename Plan::State;
   using Arrays = typename Plan::Arrays;
   static constexpr int kArrays = Arrays::kInputs > 0 ? Arrays::kInputs : 1;
-  static constexpr int kCells = Plan::kSizes.cells;
-  static constexpr int kSlots = ScanArrays<Step, Plan>::kInputSlots;
+  static constexpr int kCells = Plan::kSizes.cells, kNear = Plan::kSizes.near;
+  using NearArrays = ScanArrays<Step, Plan, kNear>;
 
  public:
+  // What a step reads for the cells of a thread, as it lies in memory.
+  using Words = uint32_t[kCells / kNear][NearArrays::kInputWords];
+
   __device__ __forceinline__ InputCursor(const RecurrentScanProblem& p, CellPlace first) : p_(p) {
     const int64_t t = ScanArrays<Step, Plan>::TimeOf(p, 0);
 #pragma unroll
@@ -41,9 +46,13 @@ class InputCursor {
       at_[i] = static_cast<const char*>(in.data) + at * SizeOf(i);
       step_bytes_[i] = (IsReversed<Plan>(p) ? -in.step_stride : in.step_stride) * SizeOf(i);
       KeepInRegister(step_bytes_[i]);
-      // Lane g of the 8 with neighbouring units brings their values of part g.
-      const int g = first.unit % 8, part = g < Arrays::kInputParts[i] ? g : 0;
-      cached_at_[i] = at_[i] + (part * in.part_stride - g * in.unit_stride) * SizeOf(i);
+      // Each of the 8 lanes with the same batch entries brings another part, of all of the warp's
+      // units: these have a line of the cache to themselves, or share it.
+      const int g = static_cast<int>(threadIdx.x) % kWarp / 4;
+      const int part = g < Arrays::kInputParts[i] ? g : 0;
+      cached_at_[i] =
+          at_[i] +
+          (part * in.part_stride - (first.unit - first.warp_unit) * in.unit_stride) * SizeOf(i);
       const int64_t steps = kStepsToCache < p.steps ? kStepsToCache : p.steps - 1;
       cached_at_[i] += steps * step_bytes_[i];
     }
@@ -58,38 +67,60 @@ class InputCursor {
       const ScanInput& in = p_.inputs[i];
 #pragma unroll
       for (int c = 0; c < kCells; ++c) {
-        if (is_real(c)) PrefetchToL2(cached_at_[i] + FromFirst(in, c) * SizeOf(i));
+        if (Plan::kSizes.UnitFromFirst(c) == 0 && is_real(c)) {
+          PrefetchToL2(cached_at_[i] + FromFirst(in, c) * SizeOf(i));
+        }
       }
       if (goes_on) cached_at_[i] += step_bytes_[i];
     }
   }
 
-  // As ScanArrays::LoadInputs, of the cells for which is_real(cell); then goes on by a step if
-  // there is one.
-  template <typename IsReal>
-  __device__ __forceinline__ void Load(bool goes_on, IsReal is_real,
-                                       uint32_t (&to)[kCells][kSlots]) {
-    int slot = 0;
+  // What a step reads for the cells for which is_real(cell), or is_real of the first of neighbours;
+  // then goes on by a step if there is one. Not a loop over the arrays, as in
+  // ScanArrays::LoadInputs.
+  template <int kInput = 0, typename IsReal>
+  __device__ __forceinline__ void Load(bool goes_on, IsReal is_real, Words& to) {
+    if constexpr (kInput < Arrays::kInputs) {
+      const ScanInput& in = p_.inputs[kInput];
+      const auto load_all = [&](auto load) {
 #pragma unroll
-    for (int i = 0; i < Arrays::kInputs; ++i) {
-      const ScanInput& in = p_.inputs[i];
-#pragma unroll
-      for (int c = 0; c < kCells; ++c) {
-#pragma unroll
-        for (int part = 0; part < Arrays::kInputParts[i]; ++part) {
-          const char* at = at_[i] + (FromFirst(in, c) + part * in.part_stride) * SizeOf(i);
-          if (is_real(c)) {
-            to[c][slot + part] = SizeOf(i) == 4 ? *reinterpret_cast<const uint32_t*>(at)
-                                                : *reinterpret_cast<const uint16_t*>(at);
-          }
+        for (int c = 0; c < kCells; c += kNear) {
+          if (!is_real(c)) continue;
+          load(at_[kInput] + FromFirst(in, c) * SizeOf(kInput),
+               to[c / kNear] + NearArrays::WordsBefore(kInput));
         }
+      };
+      // One branch for all cells.
+      if (NearArrays::LiesTogether(in)) {
+        load_all([&](const char* from, uint32_t* words) {
+          NearArrays::template LoadTogether<kInput>(in, from, words);
+        });
+      } else if (Repeats(kInput)) {
+        load_all([&](const char* from, uint32_t* words) {
+          NearArrays::template LoadRepeated<kInput>(in, from, words);
+        });
+      } else {
+        load_all([&](const char* from, uint32_t* words) {
+          NearArrays::template LoadApart<kInput>(in, from, words);
+        });
       }
-      slot += Arrays::kInputParts[i];
-      if (goes_on) at_[i] += step_bytes_[i];
+      if (goes_on) at_[kInput] += step_bytes_[kInput];
+      Load<kInput + 1>(goes_on, is_real, to);
     }
   }
 
+  // As ScanArrays::ConvertInputs, of what was loaded for a cell and its neighbours.
+  __device__ __forceinline__ void Convert(const uint32_t* words, int i, float* to) const {
+    NearArrays::ConvertInputs(words, i, to, [&](int input) { return Repeats(input); });
+  }
+
  private:
+  // Whether neighbours have one value, which then lies alone in their words: a step would wait for
+  // it to make pairs.
+  __device__ __forceinline__ bool Repeats(int input) const {
+    return kNear > 1 && p_.inputs[input].unit_stride == 0;
+  }
+
   static constexpr int64_t SizeOf(int array) {
     return Arrays::kInputIsFloat[array] ? sizeof(float) : sizeof(State);
   }
@@ -111,12 +142,13 @@ class ResultCursor {
   using State = typename Plan::State;
   using Arrays = typename Plan::Arrays;
   static constexpr int kArrays = Arrays::kOutputs > 0 ? Arrays::kOutputs : 1;
-  static constexpr int kSlots = ScanArrays<Step, Plan>::kOutputSlots;
+  static constexpr int kNear = Plan::kSizes.near;
+  using NearArrays = ScanArrays<Step, Plan, kNear>;
   static constexpr int64_t kHidden = Plan::kSizes.hidden;
 
  public:
   __device__ __forceinline__ ResultCursor(const RecurrentScanProblem& p, CellPlace first)
-      : step_rows_(IsReversed<Plan>(p) ? -p.batch : p.batch) {
+      : p_(p), step_rows_(IsReversed<Plan>(p) ? -p.batch : p.batch) {
     const int64_t step = DirectionOf<Plan>(p) * p.steps + ScanArrays<Step, Plan>::TimeOf(p, 0);
     const int64_t row = step * p.batch + EntryOfBatch<Plan>(p, first.entry);
     states_ = static_cast<State*>(p.states) + row * kStatesOfRow + first.unit;
@@ -127,13 +159,14 @@ class ResultCursor {
     }
   }
 
-  // Of one cell.
-  __device__ __forceinline__ void Store(int c, const float (&state)[Step::kStates],
-                                        const float (&output)[kSlots]) const {
+  // Of a cell and its neighbours.
+  __device__ __forceinline__ void Store(int c, const float (*state)[Step::kStates],
+                                        const float (*output)[NearArrays::kOutputSlots]) const {
     const int64_t entry = Plan::kSizes.EntryFromFirst(c), unit = Plan::kSizes.UnitFromFirst(c);
 #pragma unroll
     for (int s = 0; s < Step::kStates; ++s) {
-      FromAccumulator(state[s], states_ + entry * kStatesOfRow + s * kHidden + unit);
+      NearArrays::StoreValues(state, s, p_.states,
+                              states_ + entry * kStatesOfRow + s * kHidden + unit);
     }
     int slot = 0;
 #pragma unroll
@@ -143,9 +176,9 @@ class ResultCursor {
         const int64_t from_first = (entry * Arrays::kOutputParts[i] + part) * kHidden + unit;
         char* at = outputs_[i] + from_first * SizeOf(i);
         if (Arrays::kOutputIsFloat[i]) {
-          *reinterpret_cast<float*>(at) = output[slot];
+          NearArrays::StoreValues(output, slot, p_.outputs[i], reinterpret_cast<float*>(at));
         } else {
-          FromAccumulator(output[slot], reinterpret_cast<State*>(at));
+          NearArrays::StoreValues(output, slot, p_.outputs[i], reinterpret_cast<State*>(at));
         }
       }
     }
@@ -166,6 +199,7 @@ class ResultCursor {
     return Arrays::kOutputIsFloat[array] ? sizeof(float) : sizeof(State);
   }
 
+  const RecurrentScanProblem& p_;
   const int64_t step_rows_;
   State* states_;
   char* outputs_[kArrays];

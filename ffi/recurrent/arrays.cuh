@@ -66,14 +66,73 @@ struct ScanArrays {
 
   // Of the neighbour with number `i`.
   __device__ __forceinline__ static void ConvertInputs(const uint32_t* inputs, int i, float* to) {
+    ConvertInputs(inputs, i, to, [](int) { return false; });
+  }
+  // `repeats(input)`: whether LoadRepeated has brought it.
+  template <typename Repeats>
+  __device__ __forceinline__ static void ConvertInputs(const uint32_t* inputs, int i, float* to,
+                                                       Repeats repeats) {
     int slot = 0, word = 0;
 #pragma unroll
     for (int in = 0; in < Arrays::kInputs; ++in) {
 #pragma unroll
       for (int part = 0; part < Arrays::kInputParts[in]; ++part, ++slot) {
         to[slot] = Arrays::kInputIsFloat[in] ? __uint_as_float(inputs[word + i])
-                                             : FromWords(State(), inputs + word, i);
+                                             : FromWords(State(), inputs + word, i, repeats(in));
         word += WordsOf(Arrays::kInputIsFloat[in]);
+      }
+    }
+  }
+
+  // Ways to load kNear neighbours of all parts of an input, as they lie in memory: a conversion
+  // would wait for the load. First, where they lie side by side at a place for wide loads.
+  __device__ __forceinline__ static bool LiesTogether(const ScanInput& in) {
+    return kNear > 1 && in.unit_stride == 1 && IsAligned(in.data);
+  }
+  template <int kInput>
+  __device__ __forceinline__ static void LoadTogether(const ScanInput& in, const char* from,
+                                                      uint32_t* to) {
+#pragma unroll
+    for (int part = 0; part < Arrays::kInputParts[kInput]; ++part) {
+      LoadWords<kWords<kInput>>(from + part * in.part_stride * kSize<kInput>,
+                                to + part * kWords<kInput>);
+    }
+  }
+  // One value, alone in each word.
+  template <int kInput>
+  __device__ __forceinline__ static void LoadRepeated(const ScanInput& in, const char* from,
+                                                      uint32_t* to) {
+#pragma unroll
+    for (int part = 0; part < Arrays::kInputParts[kInput]; ++part) {
+#pragma unroll
+      for (int i = 0; i < kWords<kInput>; ++i) {
+        to[part * kWords<kInput> + i] =
+            LoadValue<kInput>(from + part * in.part_stride * kSize<kInput>);
+      }
+    }
+  }
+  // Any others.
+  template <int kInput>
+  __device__ __forceinline__ static void LoadApart(const ScanInput& in, const char* from,
+                                                   uint32_t* to) {
+    constexpr int kParts = Arrays::kInputParts[kInput];
+    uint32_t values[kParts][kNear];
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (int i = 0; i < kNear; ++i) {
+        values[part][i] =
+            LoadValue<kInput>(from + (part * in.part_stride + i * in.unit_stride) * kSize<kInput>);
+      }
+    }
+    // All loads are on their way: the first pair waits for them together.
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (int i = 0; i < kWords<kInput>; ++i) {
+        to[part * kWords<kInput> + i] = kWords<kInput> == kNear
+                                            ? values[part][i]
+                                            : values[part][2 * i] | values[part][2 * i + 1] << 16;
       }
     }
   }
@@ -106,10 +165,7 @@ struct ScanArrays {
     auto* states = static_cast<State*>(p.states) + row * Step::kStates * p.hidden + unit;
 #pragma unroll
     for (int s = 0; s < Step::kStates; ++s) {
-      float values[kNear];
-#pragma unroll
-      for (int i = 0; i < kNear; ++i) values[i] = state[i][s];
-      Store(values, IsAligned(p.states), states + s * p.hidden);
+      StoreValues(state, s, p.states, states + s * p.hidden);
     }
     int slot = 0;
 #pragma unroll
@@ -117,18 +173,36 @@ struct ScanArrays {
       const int64_t at = row * Arrays::kOutputParts[out] * p.hidden + unit;
 #pragma unroll
       for (int part = 0; part < Arrays::kOutputParts[out]; ++part, ++slot) {
-        float values[kNear];
-#pragma unroll
-        for (int i = 0; i < kNear; ++i) values[i] = output[i][slot];
         if (Arrays::kOutputIsFloat[out]) {
-          Store(values, IsAligned(p.outputs[out]),
-                static_cast<float*>(p.outputs[out]) + at + part * p.hidden);
+          StoreValues(output, slot, p.outputs[out],
+                      static_cast<float*>(p.outputs[out]) + at + part * p.hidden);
         } else {
-          Store(values, IsAligned(p.outputs[out]),
-                static_cast<State*>(p.outputs[out]) + at + part * p.hidden);
+          StoreValues(output, slot, p.outputs[out],
+                      static_cast<State*>(p.outputs[out]) + at + part * p.hidden);
         }
       }
     }
+  }
+
+  // Value `number` of each of kNear neighbours, to a place of an array.
+  template <typename T, int kCount>
+  __device__ __forceinline__ static void StoreValues(const float (*values)[kCount], int number,
+                                                     const void* array, T* to) {
+    if constexpr (kNear > 1) {
+      if (IsAligned(array)) {
+        constexpr int kOfWord = 4 / sizeof(T);
+        uint32_t words[kNear / kOfWord];
+#pragma unroll
+        for (int i = 0; i < kNear / kOfWord; ++i) {
+          if constexpr (kOfWord == 1) words[i] = __float_as_uint(values[i][number]);
+          else words[i] = PairOf(T(), values[2 * i][number], values[2 * i + 1][number]);
+        }
+        StoreWords(words, to);
+        return;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kNear; ++i) FromAccumulator(values[i][number], to + i);
   }
 
   // Before the first step.
@@ -173,48 +247,21 @@ struct ScanArrays {
     return static_cast<const char*>(in.data) + at * kSize<kInput>;
   }
 
-  // As they lie in memory: a conversion would wait for the load.
   template <int kInput>
   __device__ __forceinline__ static void LoadInput(const RecurrentScanProblem& p, int64_t t,
                                                    int64_t b, int64_t unit, uint32_t* to) {
     const ScanInput& in = p.inputs[kInput];
     const char* from = AddressOf<kInput>(p, t, b, unit);
-    if (kNear > 1 && in.unit_stride == 1 && IsAligned(in.data)) {
-#pragma unroll
-      for (int part = 0; part < Arrays::kInputParts[kInput]; ++part) {
-        LoadWords<kWords<kInput>>(from + part * in.part_stride * kSize<kInput>,
-                                  to + part * kWords<kInput>);
-      }
+    if (LiesTogether(in)) {
+      LoadTogether<kInput>(in, from, to);
     } else {
       LoadApart<kInput>(in, from, to);
     }
   }
-
-  // All parts of an input whose values don't lie side by side.
   template <int kInput>
-  __device__ __forceinline__ static void LoadApart(const ScanInput& in, const char* from,
-                                                   uint32_t* to) {
-    constexpr int kParts = Arrays::kInputParts[kInput];
-    uint32_t values[kParts][kNear];
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-      for (int i = 0; i < kNear; ++i) {
-        const char* at = from + (part * in.part_stride + i * in.unit_stride) * kSize<kInput>;
-        values[part][i] = kSize<kInput> == 4 ? *reinterpret_cast<const uint32_t*>(at)
-                                             : *reinterpret_cast<const uint16_t*>(at);
-      }
-    }
-    // All loads are on their way: the first pair waits for them together.
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-      for (int i = 0; i < kWords<kInput>; ++i) {
-        to[part * kWords<kInput> + i] = kWords<kInput> == kNear
-                                            ? values[part][i]
-                                            : values[part][2 * i] | values[part][2 * i + 1] << 16;
-      }
-    }
+  __device__ __forceinline__ static uint32_t LoadValue(const char* from) {
+    return kSize<kInput> == 4 ? *reinterpret_cast<const uint32_t*>(from)
+                              : *reinterpret_cast<const uint16_t*>(from);
   }
 
   // Of an array's beginning: then so are all places of kNear units, whose number divides that of
@@ -239,24 +286,6 @@ struct ScanArrays {
     }
   }
 
-  template <typename T>
-  __device__ __forceinline__ static void Store(const float (&values)[kNear], bool aligned, T* to) {
-    if constexpr (kNear > 1) {
-      if (aligned) {
-        constexpr int kOfWord = 4 / sizeof(T);
-        uint32_t words[kNear / kOfWord];
-#pragma unroll
-        for (int i = 0; i < kNear / kOfWord; ++i) {
-          if constexpr (kOfWord == 1) words[i] = __float_as_uint(values[i]);
-          else words[i] = PairOf(T(), values[2 * i], values[2 * i + 1]);
-        }
-        StoreWords(words, to);
-        return;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kNear; ++i) FromAccumulator(values[i], to + i);
-  }
   __device__ __forceinline__ static void StoreWords(const uint32_t (&x)[1], void* to) {
     *static_cast<uint32_t*>(to) = x[0];
   }
@@ -271,12 +300,14 @@ struct ScanArrays {
     static_cast<Words4*>(to)[1] = {x[4], x[5], x[6], x[7]};
   }
 
-  __device__ __forceinline__ static float FromWords(float, const uint32_t* words, int i) {
+  __device__ __forceinline__ static float FromWords(float, const uint32_t* words, int i, bool) {
     return __uint_as_float(words[i]);
   }
   template <typename Half>
-  __device__ __forceinline__ static float FromWords(Half, const uint32_t* words, int i) {
-    return ToAccumulator(Half{static_cast<uint16_t>(words[i / 2] >> i % 2 * 16)});
+  __device__ __forceinline__ static float FromWords(Half, const uint32_t* words, int i,
+                                                    bool repeats) {
+    const int half = repeats ? 0 : i % 2;
+    return ToAccumulator(Half{static_cast<uint16_t>(words[i / 2] >> half * 16)});
   }
 };
 

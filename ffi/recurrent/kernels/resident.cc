@@ -17,6 +17,8 @@ constexpr int kStepsAhead[] = {4, 2, 1};
 constexpr int kBlocks[] = {1, 4, 16};
 // Batch entries of a block: more would spill registers.
 constexpr int64_t kMostRows = 32;
+// Blocks of a cluster on any GPU that has them, and the compute capability from which on it does.
+constexpr int kMostCluster = 8, kClustersSince = 90;
 // Inputs asked for in the step that needs them have to come while it multiplies.
 constexpr int kLeastRowsOfOneStep = 8;
 constexpr int64_t kMostWarps = 32;
@@ -32,7 +34,7 @@ std::string ExpressionOf(const ResidentConfig& c) {
        Field("state_bytes", c.state_bytes), Field("hidden", c.hidden), Field("batch", c.batch),
        Field("unit_groups", c.unit_groups), Field("steps_ahead", c.steps_ahead),
        Field("blocks", c.blocks), Field("register_chunks", c.register_chunks),
-       Field("resident", c.resident)});
+       Field("resident", c.resident), Field("clustered", c.clustered)});
 }
 
 // One of the ways to make the scans, and what is predicted for it.
@@ -60,10 +62,19 @@ double StepMicroseconds(const ScanForm& scan, const ResidentSizes& sizes) {
   return exchange + cycles / kClocks;
 }
 
-// What a lane keeps of its cells.
-int64_t CellRegisters(const ScanForm& scan, const ResidentSizes& sizes) {
-  const int64_t kept = sizes.blocks > 1 ? 1 : scan.outputs + scan.state_parts;
-  return sizes.cells * (sizes.steps_ahead * scan.inputs + kept + 2);
+// What a lane takes beside weights that stay. Two neighbours' inputs of 16 bits lie in a register,
+// and where no step asks for the next one's, they come when the operands of products are gone. An
+// adjoint, which has several states, has some of 32 bits, and more to compute.
+int64_t OtherRegisters(const ScanForm& scan, const ResidentSizes& sizes) {
+  const bool pairs = sizes.near > 1 && scan.state_parts == 1;
+  const int64_t inputs = pairs ? CeilDivide(scan.inputs, 2) : scan.inputs;
+  const int64_t kept = sizes.clustered    ? scan.state_parts + 1
+                       : sizes.blocks > 1 ? 1
+                                          : scan.outputs + scan.state_parts;
+  const int64_t cells = sizes.cells * (sizes.steps_ahead * inputs + kept + 2);
+  const int64_t operands = sizes.operand_registers;
+  const bool in_turn = pairs && sizes.clustered && sizes.steps_ahead == 1;
+  return sizes.other_registers + (in_turn ? std::max(operands, cells) : operands + cells);
 }
 
 // Keeps in registers as many chunks as they hold; false if that is too much for a block.
@@ -73,7 +84,7 @@ bool DistributeWeights(const ScanForm& scan, const Gpu& gpu, ResidentConfig* con
   const int64_t registers =
       std::min<int64_t>(65536 / (all.threads * all.resident) / 8 * 8, kMostThreadRegisters);
   config->register_chunks = 0;
-  const int64_t others = ResidentSizes(*config).other_registers + CellRegisters(scan, all);
+  const int64_t others = OtherRegisters(scan, ResidentSizes(*config));
   if (others > registers) return false;
   const int64_t of_chunk = int64_t{8} * all.row_tiles;
   config->register_chunks =
@@ -108,7 +119,9 @@ ScanPlan PlanOf(const ScanVariant& variant, const ScanForm& scan, const Candidat
   const ResidentSizes sizes(candidate.config);
   ScanPlan plan = PlanOfSizes(variant, "resident.cu", sizes, "ResidentSizes",
                               ExpressionOf(candidate.config), candidate.launches);
-  if (sizes.blocks > 1) {
+  if (sizes.clustered) {
+    plan.cluster = sizes.blocks;
+  } else if (sizes.blocks > 1) {
     plan.poll_delay = 700;
     plan.poll_delay_increase = 8;
     plan.poll_delay_decrease = 2;
@@ -149,6 +162,8 @@ std::optional<ScanPlan> PlanResident(const ScanVariant& variant, const ScanForm&
             config.steps_ahead = steps_ahead;
             config.blocks = blocks;
             config.resident = resident;
+            config.clustered =
+                blocks > 1 && blocks <= kMostCluster && gpu.compute_capability >= kClustersSince;
             KeepFasterCandidate(scan, gpu, by_name, config, &best);
           }
         }

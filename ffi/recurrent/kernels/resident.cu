@@ -3,7 +3,7 @@
 // which lies in shared memory, so that products need no sums over warps and the cell follows in the
 // registers that hold them. A layer that one block has room for takes one barrier a step and no
 // word with other blocks; larger ones are shared by a few blocks, which exchange states
-// (resident_exchange.cuh).
+// (resident_exchange.cuh, resident_cluster.cuh).
 //
 // Of a step of a head of 64 units, 4 gates and 2 rows, on one multiprocessor:
 //
@@ -14,11 +14,13 @@
 // barrier, some 350 cycles, which take longer than both. So a step has no branch and few
 // instructions: where arrays lie is kept in registers (array_cursors.cuh), inputs are asked for
 // steps ahead and come to registers of their own, for which the loop is written out, and few rows
-// lie in columns of the tensor core so that every lane has a cell, without a shuffle.
+// lie in columns of the tensor core so that every lane has a cell, without a shuffle. Of more rows
+// a lane has cells of neighbouring units, which it reads and writes together.
 #include "cuda/instructions.cuh"
 #include "persistent/delay.cuh"
 #include "recurrent/array_cursors.cuh"
 #include "recurrent/kernels/resident.h"
+#include "recurrent/kernels/resident_cluster.cuh"
 #include "recurrent/kernels/resident_exchange.cuh"
 
 namespace jaxsparse {
@@ -27,9 +29,10 @@ namespace jaxsparse {
 template <typename Step, typename Plan>
 class ResidentScan {
   using State = typename Plan::State;
-  using Arrays = ScanArrays<Step, Plan>;
   static constexpr ResidentSizes kSizes = Plan::kSizes;
-  static constexpr int kCells = kSizes.cells, kAhead = kSizes.steps_ahead;
+  static constexpr int kCells = kSizes.cells, kNear = kSizes.near, kAhead = kSizes.steps_ahead;
+  using Arrays = ScanArrays<Step, Plan, kNear>;
+  using Inputs = InputCursor<Step, Plan>;
   static constexpr bool kAllReal = kSizes.hidden == kSizes.part &&
                                    kSizes.batch == kSizes.entry_slots &&
                                    kSizes.unit_groups % kSizes.spread_groups == 0;
@@ -47,8 +50,8 @@ class ResidentScan {
         first_unit_(BlockOfScan<Plan>() * kSizes.block_units +
                     static_cast<int>(threadIdx.x) / kWarp * kSizes.warp_units),
         first_group_(kSizes.spread ? q_ / kSizes.entry_slots : 0),
-        first_({kSizes.spread ? q_ % kSizes.entry_slots : 2 * q_,
-                first_unit_ + first_group_ * 8 + g_}),
+        first_({kSizes.spread ? q_ % kSizes.entry_slots : 2 * q_, UnitOfGroup(first_group_),
+                first_unit_}),
         inputs_(p, first_),
         results_(p, first_),
         exchange_(p, slots) {
@@ -74,6 +77,7 @@ class ResidentScan {
 #pragma unroll
     for (int k = 0; k + 1 < kAhead; ++k) LoadInputs(k + 1 < steps_, input_[k]);
     FillSlots();
+    exchange_.Begin();
     read_at_ = AddressOfShared(slots + q_ * kSizes.group_distance +
                                (kSizes.spread ? g_ / 2 % kSizes.entry_slots : g_));
     written_at_ = AddressOfShared(StateAt(first_.entry, first_.unit));
@@ -94,10 +98,11 @@ class ResidentScan {
     for (int c = 0; c < kCells; ++c) {
       if (IsReal(c)) Arrays::StoreCarry(p_, EntryOf(c), UnitOf(c), carry_[c]);
     }
+    exchange_.Finish();
   }
 
  private:
-  static constexpr int kSlotBytes = kSizes.slot * 16;
+  static constexpr int kSlotBytes = kSizes.slot * 16, kStateBytes = kSizes.state_bytes;
 
   // `k`: the step's place among kUnrolled ones, known at compile time.
   __device__ __forceinline__ void MakeStep(int step, int k) {
@@ -116,11 +121,12 @@ class ResidentScan {
 #pragma unroll
     for (int c = 0; c < kCells; ++c) {
       float own[Arrays::kInputSlots], products[kSizes.products];
-      Arrays::ConvertInputs(input_[k % kAhead][c], 0, own);
+      inputs_.Convert(input_[k % kAhead][c / kNear], c % kNear, own);
       TakeProducts(sums, c, products);
       Step::Apply(products, carry_[c], own, state_[c], output_[c]);
       if (kExchanges && stopped) SpoilCell(c);
-      Publish(written_at_ + (k + 1) % 2 * kSlotBytes, c);
+      // With its neighbours before it.
+      if ((c + 1) % kNear == 0) Publish(written_at_ + (k + 1) % 2 * kSlotBytes, c + 1 - kNear);
     }
     if constexpr (kExchanges) {
       // Nothing is sent that doesn't stem from all of the last state. The other blocks time out by
@@ -150,12 +156,16 @@ class ResidentScan {
   __device__ __forceinline__ int UnitOf(int c) const {
     return first_.unit + kSizes.UnitFromFirst(c);
   }
+  // Neighbours are real together.
   __device__ __forceinline__ bool IsReal(int c) const {
-    return kAllReal || (first_group_ + kSizes.GroupFromFirst(c) < kSizes.unit_groups &&
+    return kAllReal || (first_group_ + kSizes.UnitFromFirst(c) < kSizes.unit_groups &&
                         UnitOf(c) < kSizes.hidden && EntryOf(c) < kSizes.batch);
   }
-  __device__ __forceinline__ void LoadInputs(bool goes_on,
-                                             uint32_t (&to)[kCells][Arrays::kInputSlots]) {
+  // Of this lane, among a group of 8 that the warp has.
+  __device__ __forceinline__ int UnitOfGroup(int group) const {
+    return first_unit_ + g_ * kSizes.unit_groups + group;
+  }
+  __device__ __forceinline__ void LoadInputs(bool goes_on, typename Inputs::Words& to) {
     inputs_.Load(goes_on, [&](int c) { return IsReal(c); }, to);
   }
 
@@ -177,7 +187,7 @@ class ResidentScan {
   __device__ __forceinline__ uint32_t WeightsAt(int rows, int column) const {
     using Weight = typename Plan::Weight;
     const int group = rows / kSizes.products, gate = rows % kSizes.products;
-    const int unit = first_unit_ + group * 8 + g_;
+    const int unit = UnitOfGroup(group);
     const auto* weights = static_cast<const Weight*>(p_.weights) +
                           DirectionOf<Plan>(p_) * p_.weights_size +
                           (gate * kSizes.hidden + unit) * p_.weight_row_stride;
@@ -272,27 +282,37 @@ class ResidentScan {
           products[gate] = s == 0 || first_group_ == s ? sum : products[gate];
         }
       } else {
-        const int rows = kSizes.GroupFromFirst(c) * kSizes.products + gate;
-        products[gate] = sums[rows / 2][c / 2 % kSizes.batch_tiles][rows % 2 * 2 + c % 2];
+        const int rows = kSizes.UnitFromFirst(c) * kSizes.products + gate;
+        const int column = kSizes.ColumnFromFirst(c);
+        products[gate] = sums[rows / 2][column / 2][rows % 2 * 2 + column % 2];
       }
     }
   }
 
-  // `to`: where the slot has the first cell's state.
+  // A cell and its neighbours. `to`: where the slot has the first cell's state. The units of a lane
+  // share 16 bytes of it, as 8 is a multiple of unit_groups.
   __device__ __forceinline__ void Publish(uint32_t to, int c) const {
     if (!IsReal(c)) return;
-    const int words = kSizes.GroupFromFirst(c) * kSizes.group_distance + kSizes.EntryFromFirst(c);
+    const int bytes = kSizes.EntryFromFirst(c) * 16 + kSizes.UnitFromFirst(c) * kStateBytes;
 #pragma unroll
     for (int s = 0; s < Step::kStates; ++s) {
-      FromAccumulator(state_[c][s],
-                      &SharedAt<State>(to + words * 16 + s * kPartStates * sizeof(State)));
+      const uint32_t at = to + bytes + s * kPartStates * kStateBytes;
+      if constexpr (kNear == 1) {
+        FromAccumulator(state_[c][s], &SharedAt<State>(at));
+      } else {
+#pragma unroll
+        for (int i = 0; i < kNear; i += 2) {
+          SharedAt<uint32_t>(at + i * kStateBytes) =
+              PairOf(State(), state_[c + i][s], state_[c + i + 1][s]);
+        }
+      }
     }
   }
 
   __device__ __forceinline__ void StoreAndAdvance() {
 #pragma unroll
-    for (int c = 0; c < kCells; ++c) {
-      if (IsReal(c)) results_.Store(c, state_[c], output_[c]);
+    for (int c = 0; c < kCells; c += kNear) {
+      if (IsReal(c)) results_.Store(c, state_ + c, output_ + c);
     }
     results_.Advance();
   }
@@ -303,13 +323,13 @@ class ResidentScan {
   const int g_, q_;
   const int first_unit_, first_group_;  // of the warp, of the lane
   const CellPlace first_;               // cell
-  InputCursor<Step, Plan> inputs_;
+  Inputs inputs_;
   ResultCursor<Step, Plan> results_;
   ResidentExchange<Plan> exchange_;
   uint32_t read_at_, written_at_;  // in shared memory, of the first slot and cell
   Words4 weights_[kSizes.register_part > 0 ? kSizes.register_part : 1][2][kSizes.row_tiles];
   float carry_[kCells][Arrays::kCarrySlots] = {};
-  uint32_t input_[kAhead][kCells][Arrays::kInputSlots] = {};
+  typename Inputs::Words input_[kAhead] = {};
   float state_[kCells][Step::kStates], output_[kCells][Arrays::kOutputSlots];
 };
 

@@ -18,6 +18,7 @@ struct ResidentConfig {
   int register_chunks = kAllChunks;  // chunks of columns whose weights stay in registers; the
                                      // others' are read from shared memory in every step
   int resident = 1;                  // blocks that share a multiprocessor
+  bool clustered = false;            // whether a scan's blocks are a cluster
 
   static constexpr int kAllChunks = 1 << 20;
 };
@@ -34,7 +35,7 @@ struct ResidentSizes : ResidentConfig {
   int threads = warps * kWarp;
 
   // A warp has its units with all gates of each. They come in groups of 8 rows, all gates of 8
-  // units and then all of the next 8; a tensor core's tile is two such groups. So lane g * 4 + q
+  // units and then all of 8 others; a tensor core's tile is two such groups. So lane g * 4 + q
   // has all products of units g, for columns 2 q and 2 q + 1 of the tensor core's 8.
   int row_tiles = Ceil(unit_groups * products, 2);
   int batch_tiles = Ceil(batch, 8);
@@ -59,23 +60,33 @@ struct ResidentSizes : ResidentConfig {
   int register_part = register_chunks < chunks ? register_chunks : chunks;
   int shared_weights = (chunks - register_part) * 2 * row_tiles * threads;  // of 16 bytes
   int stop_at = weights_at + shared_weights;                                // of 16 bytes
-  int shared_bytes = (stop_at + (blocks > 1 ? 1 : 0)) * 16;
+  int came_at = stop_at + 1;                                                // of 16 bytes
+  int shared_bytes = (stop_at + (clustered ? 2 : blocks > 1 ? 1 : 0)) * 16;
 
-  // A slot of the exchange buffer is the same without gaps, of the real batch entries.
-  int exchange_slot = blocks > 1 ? columns / 8 * batch : 0;  // of 16 bytes
+  // A slot of the exchange buffer is the same without gaps, of the real batch entries. Clusters
+  // have none.
+  int exchange_slot = blocks > 1 && !clustered ? columns / 8 * batch : 0;  // of 16 bytes
 
-  // Of a thread, for all but weights and cells.
-  int other_registers = 40 + 4 * tiles * chains + 4 * batch_tiles * (chunks < 4 ? chunks : 4) +
-                        (register_part < chunks ? 8 * row_tiles : 0) + (blocks > 1 ? 32 : 0);
+  // Of a thread: of what it multiplies, beside weights that stay; and for all else but cells.
+  int operand_registers =
+      4 * batch_tiles * (chunks < 4 ? chunks : 4) + (register_part < chunks ? 8 * row_tiles : 0);
+  int other_registers = 40 + 4 * tiles * chains + (blocks > 1 ? 32 : 0);
 
-  // Where a lane's cells lie, from its first one on.
+  // Unit g of group u of a warp is the warp's unit g * unit_groups + u. So the cells that a lane
+  // has in all groups, of one batch entry, are neighbouring units, which it reads and writes
+  // together.
+  int near = !spread && hidden % unit_groups == 0 ? unit_groups : 1;
+
+  // Where a lane's cells lie, from its first one on: neighbouring units one after the other.
+  JAXSPARSE_INLINE constexpr int ColumnFromFirst(int cell) const {
+    return spread ? 0 : cell / unit_groups;
+  }
   JAXSPARSE_INLINE constexpr int EntryFromFirst(int cell) const {
-    return spread ? 0 : cell % (2 * batch_tiles) / 2 * 8 + cell % 2;
+    return ColumnFromFirst(cell) / 2 * 8 + ColumnFromFirst(cell) % 2;
   }
-  JAXSPARSE_INLINE constexpr int GroupFromFirst(int cell) const {
-    return spread ? cell * spread_groups : cell / (2 * batch_tiles);
+  JAXSPARSE_INLINE constexpr int UnitFromFirst(int cell) const {
+    return spread ? cell * spread_groups : cell % unit_groups;
   }
-  JAXSPARSE_INLINE constexpr int UnitFromFirst(int cell) const { return 8 * GroupFromFirst(cell); }
 
  private:
   JAXSPARSE_INLINE static constexpr int Ceil(int a, int b) { return (a + b - 1) / b; }

@@ -46,9 +46,11 @@ struct Case {
   int64_t lead = 0;
   bool has_nan = false, backwards = false, transposed = false;
   int missing = -1;  // a block
+  int64_t unit_stride = 1;
 };
 
-// Plan: as the kernel wants it, with kDirections of the call and kStepBytes of an exchange buffer.
+// Plan: as the kernel wants it, with kDirections of the call, kStepBytes of an exchange buffer and
+// kCluster blocks of a cluster.
 // `shared`: the memory of a block.
 template <typename Step, typename Plan, size_t kWords>
 void TestPlan(const Case& c, Words4 (&shared)[kWords]) {
@@ -61,7 +63,8 @@ void TestPlan(const Case& c, Words4 (&shared)[kWords]) {
                       .parts = Plan::kGroups,
                       .scans = Plan::kScans,
                       .lead = c.lead,
-                      .has_nan = c.has_nan};
+                      .has_nan = c.has_nan,
+                      .unit_stride = c.unit_stride};
   ScanTest<Step, typename Plan::State, kHidden> test(size, matrices.Rows(),
                                                      c.steps * Plan::kStepBytes);
   for (int64_t launch = 0; launch < test.Launches(); ++launch) {
@@ -70,6 +73,7 @@ void TestPlan(const Case& c, Words4 (&shared)[kWords]) {
     if (c.missing >= 0) p.wait_limits.limit_ns = 1000;
     emulated::Launch({.blocks = static_cast<int>(test.ScansOf(launch)) * Plan::kBlocks,
                       .threads = Plan::kSizes.threads,
+                      .cluster = Plan::kCluster,
                       .missing = c.missing,
                       .backwards = c.backwards},
                      {reinterpret_cast<char*>(shared), sizeof(shared)}, Plan::kSizes.shared_bytes,

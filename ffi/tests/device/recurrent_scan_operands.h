@@ -81,11 +81,12 @@ struct ArraysOf {
 struct ScanSize {
   int64_t steps, batch;
   int64_t directions = 1;
-  int64_t parts = 1;     // of the batch
-  int64_t scans = 1;     // of a launch
-  int64_t lead = 0;      // elements that arrays begin behind an aligned place
-  bool has_nan = false;  // in the input of one batch entry, with the bits of an unwritten word
-  bool reverse = false;  // the first direction
+  int64_t parts = 1;        // of the batch
+  int64_t scans = 1;        // of a launch
+  int64_t lead = 0;         // elements that arrays begin behind an aligned place
+  bool has_nan = false;     // in the input of one batch entry, with the bits of an unwritten word
+  bool reverse = false;     // the first direction
+  int64_t unit_stride = 1;  // of the inputs in the state's dtype
 };
 
 template <typename Step, typename State, int64_t kHidden>
@@ -97,7 +98,7 @@ class ScanTest {
         weights_(std::move(weights)),
         exchange_bytes_(exchange_bytes),
         exchange_(static_cast<size_t>(exchange_bytes / 4 * size.scans + kPadding), ~0u),
-        input_(Normal<State>(size.lead + Cells() * (Step::kInputs - 1))),
+        input_(Normal<State>(size.lead + Rows() * size.steps * InputColumns())),
         bias_(Normal<float>(size.lead + size.directions * kHidden)),
         initial_state_(Normal<State>(size.lead + Rows() * Step::kStates * kHidden)),
         states_(static_cast<size_t>(size.lead + Cells() * Step::kStates)),
@@ -167,11 +168,11 @@ class ScanTest {
     }
     p.reverse = (p.reversed_scans[0] & 1) != 0;
     p.inputs[0] = {input_.data() + size_.lead,
-                   Cells() / size_.directions * (Step::kInputs - 1),
-                   size_.batch * (Step::kInputs - 1) * kHidden,
-                   (Step::kInputs - 1) * kHidden,
-                   kHidden,
-                   1};
+                   size_.steps * size_.batch * InputColumns(),
+                   size_.batch * InputColumns(),
+                   InputColumns(),
+                   InputUnits(),
+                   size_.unit_stride};
     p.inputs[1] = {bias_.data() + size_.lead, kHidden, 0, 0, kHidden, 1};
     p.initial_state = initial_state_.data() + size_.lead;
     p.states = states_.data() + size_.lead;
@@ -223,6 +224,9 @@ class ScanTest {
 
   int64_t Rows() const { return size_.directions * size_.batch; }
   int64_t Cells() const { return size_.steps * Rows() * kHidden; }
+  // Elements of a part of the inputs, and of all parts.
+  int64_t InputUnits() const { return size_.unit_stride == 0 ? 1 : size_.unit_stride * kHidden; }
+  int64_t InputColumns() const { return (Step::kInputs - 1) * InputUnits(); }
   bool IsReversed(int64_t direction) const { return (direction % 2 == 1) != size_.reverse; }
   // Of arrays (directions, steps, batch, ...).
   int64_t RowOf(int64_t direction, int64_t step, int64_t b) const {
@@ -230,7 +234,7 @@ class ScanTest {
     return (direction * size_.steps + t) * size_.batch + b;
   }
   int64_t InputAt(int64_t row, int64_t part, int64_t unit) const {
-    return size_.lead + (row * (Step::kInputs - 1) + part) * kHidden + unit;
+    return size_.lead + row * InputColumns() + part * InputUnits() + unit * size_.unit_stride;
   }
   // What precedes a step: (state parts, units) of a batch entry.
   const State* StateBefore(int64_t direction, int64_t step, int64_t b) const {
