@@ -188,7 +188,7 @@ def test_batches_and_larger_layers(variant, dtype, B):
 
 
 @pytest.mark.parametrize("weights", ["dense", "masked"])
-@pytest.mark.parametrize("B, dtype", [(48, "float32"), (96, "bfloat16")])
+@pytest.mark.parametrize("B, dtype", [(48, "float32"), (288, "bfloat16")])
 def test_parts_of_a_batch_follow_each_other(B, dtype, weights):
     """More parts than run side by side: launches take turns in one workspace."""
     variant = f"{weights}_{'fma' if dtype == 'float32' else 'tensor_cores'}"

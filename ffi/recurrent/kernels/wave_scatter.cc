@@ -91,15 +91,19 @@ std::optional<ScanPlan> PlanBlock(const ScanVariant& variant, const WaveForm& fo
       !WaveScatterSizes(config).has_whole_tiles) {
     return std::nullopt;
   }
-  // Pointwise warps can only give some up.
   const int few = PointwiseRegisters(form, WaveScatterSizes(config));
-  block.pointwise_registers = std::min({few, equal, kMostThreadRegisters});
-  block.product_registers = std::min(
-      (equal * warps - block.pointwise_warps * block.pointwise_registers) / block.warps / 8 * 8,
-      kMostThreadRegisters);
-  KeepInRegisters(block.product_registers, &config);
+  int of_pointwise = std::min(equal, kMostThreadRegisters), of_products = of_pointwise;
+  if (block.warps % 4 == 0) {  // Pointwise warps can only give some up.
+    of_pointwise = std::min(few, of_pointwise);
+    of_products =
+        std::min((equal * warps - block.pointwise_warps * of_pointwise) / block.warps / 8 * 8,
+                 kMostThreadRegisters);
+    block.pointwise_registers = of_pointwise;
+    block.product_registers = of_products;
+  }
+  KeepInRegisters(of_products, &config);
   const WaveScatterSizes sizes(config);
-  if (block.product_registers < sizes.other_registers ||
+  if (of_products < sizes.other_registers ||
       sizes.blocks > gpu.multiprocessors / (form.layers * groups) ||
       sizes.shared_bytes > gpu.shared_bytes) {
     return std::nullopt;
@@ -113,8 +117,7 @@ std::optional<ScanPlan> PlanBlock(const ScanVariant& variant, const WaveForm& fo
   plan.poll_delay = kPollDelay;
   plan.poll_delay_increase = 8;
   plan.poll_delay_decrease = 2;
-  plan.microseconds =
-      ScatterMicroseconds(sizes) + 0.05 * std::max(0, few - block.pointwise_registers);
+  plan.microseconds = ScatterMicroseconds(sizes) + 0.05 * std::max(0, few - of_pointwise);
   plan.total_microseconds =
       TotalMicroseconds(plan, form) + Double(form.layers - 1) * plan.microseconds;
   const auto registers = [](const ScatterColumns& m) { return m.register_chunks * m.steps; };

@@ -20,7 +20,7 @@ from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import OPERATIONS, Fallback, UnavailableError, bind_local
 from jaxsparse.recurrent.graph.alike import Given, StateOf
 from jaxsparse.recurrent.graph.alone import alone
-from jaxsparse.recurrent.graph.edges import Edge, means_of
+from jaxsparse.recurrent.graph.edges import MEANS, Edge, means_of
 from jaxsparse.recurrent.graph.operands import (
     OfNode,
     Operands,
@@ -86,7 +86,7 @@ def choose_waves(
         variant = None
     waves, reason = _cut(params, x, device, variant)
     if waves:
-        runs = {wave.first: functools.partial(_run_wave, wave) for wave in waves}
+        runs = {wave.first: functools.partial(run_wave, wave) for wave in waves}
         compute = functools.partial(in_runs, runs)
         return Fallback(reason, compute, " and ".join(map(str, waves)))
     if variant is not None:
@@ -216,7 +216,7 @@ def _microseconds_ahead(first: int, last: int, params: dict[str, Any], x: Operan
     return cost
 
 
-def _run_wave(
+def run_wave(
     wave: Wave, x: Operands, states: Sequence[Any], params: dict[str, Any]
 ) -> list[Results]:
     """The results of a wave's nodes, of the states of those before it."""
@@ -224,9 +224,12 @@ def _run_wave(
     run = run_of(wave.first, wave.last, params)
     assert not isinstance(run, str)
     common = run.found.step
-    added = [(run.ahead(means=False), dtype), (run.ahead(means=True), accumulator_dtype(dtype))]
+    added = [
+        (means, run.ahead(means=means), accumulator_dtype(dtype) if means else dtype)
+        for means in (False, True)
+    ]
     every = tuple(range(common.states))
-    step = alone(common, every, run.fed, *(products for products, _ in added))
+    step = alone(common, every, run.fed, *(products for _, products, _ in added))
     nodes, spans = [], []
     for i, (placed, below) in enumerate(zip(run.found.placed, run.outside, strict=True)):
         n = wave.first + i
@@ -238,8 +241,8 @@ def _run_wave(
         ):
             inputs.append(_zeros(size, name) if given is None else _parts(own[given.place], given))
             of_inputs.append("" if given is None else params["spans"][n][given.place])
-        for products, of_type in added:
-            into = [(e, x.weights[w]) for w, e in below if {*e.products} <= {*products}]
+        for means, products, of_type in added:
+            into = [(e, x.weights[w]) for w, e in below if (e.kind in MEANS) == means]
             if into:
                 terms, sources = _of_normalised(into, states)
                 more = added_ahead(terms, sources, params["units"][n], of_type, params, products)
