@@ -79,7 +79,7 @@ def test_converted_layers_compute_the_same(name, lengths):
     layers = nnx.List([theirs, ours, back])
     expected, *results = compiled(lambda *args: list(run(*args)))(layers, inputs(B, T, IN))
     for got in results:
-        close(got, expected)
+        close(got, expected, atol=5e-6)  # exponentials of kernels on a GPU round more
 
 
 def test_gradients_of_converted_layers_are_the_same():
