@@ -181,6 +181,16 @@ def test_why_not(form, reason):
     assert "old has compute capability 8.0" in make_wave_plan(form, old).reason
 
 
+def test_gpus_after_hopper_have_no_products_of_warpgroups():
+    form = wave(4, batch=64)
+    newer = dataclasses.replace(H200, name="newer", compute_capability=100)
+    for variant in (None, WGMMA, STATIONARY):
+        plan = make_wave_plan(form, newer, variant)
+        assert isinstance(plan, NoPlan) and "compute capability 9.0 alone" in plan.reason
+        assert isinstance(make_wave_plan(form, H200, variant), Plan)
+    assert make_wave_plan(wave(4, batch=16), newer).variant == WAVE
+
+
 def test_what_is_only_chosen_on_demand():
     assert make_wave_plan(wave(4, batch=16), H200).variant == WAVE
     assert make_wave_plan(wave(4, batch=32), H200).variant == STATIONARY
