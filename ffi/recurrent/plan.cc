@@ -166,11 +166,11 @@ ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wan
                       std::to_string(kMaxLayersOfWave) + " of a launch";
     } else if (variant.warpgroups && form.means[0].product >= 0) {
       choice.reason = "products of warpgroups give no means of the states below, which norms take";
+    } else if (variant.sums && (form.skip.product >= 0 || form.means[0].product >= 0)) {
+      choice.reason = "blocks send sums of matrices, and no skips or norms";
     } else if (variant.sums && form.products != 1) {
       choice.reason =
           "blocks send sums of one product, and a step has " + std::to_string(form.products);
-    } else if (variant.sums && (form.skip.product >= 0 || form.means[0].product >= 0)) {
-      choice.reason = "blocks send sums of matrices, and no skips or norms";
     } else if (variant.stationary && form.own_products != form.below_products) {
       choice.reason = "not all products have both matrices";
     } else if (variant.stationary && form.batch % kStationaryRows != 0) {
