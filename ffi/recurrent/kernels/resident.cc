@@ -18,6 +18,8 @@ constexpr int kBlocks[] = {1, 4, 16};
 // Batch entries of a block: more would spill registers.
 constexpr int64_t kMostRows = 32;
 constexpr int kMostCluster = 8;  // blocks of a cluster on any GPU that scans run on
+// A cluster lies in one group of multiprocessors. A GPU has so many at most, of even sizes.
+constexpr int64_t kMultiprocessorGroups = 8;
 // Inputs asked for in the step that needs them have to come while it multiplies.
 constexpr int kLeastRowsOfOneStep = 8;
 constexpr int64_t kMostWarps = 32;
@@ -92,6 +94,14 @@ bool DistributeWeights(const ScanForm& scan, const Gpu& gpu, ResidentConfig* con
   return ResidentSizes(*config).shared_bytes <= shared;
 }
 
+// Scans that surely run side by side: each group of multiprocessors may have some left over that
+// are too few for a cluster.
+int64_t ScansAtOnce(const Gpu& gpu, const ResidentSizes& sizes) {
+  const int64_t left_over =
+      sizes.clustered ? std::max(0, sizes.blocks - 2 * sizes.resident) * kMultiprocessorGroups : 0;
+  return (int64_t{gpu.multiprocessors} * sizes.resident - left_over) / sizes.blocks;
+}
+
 void KeepFasterCandidate(const ScanForm& scan, const Gpu& gpu, bool by_name, ResidentConfig config,
                          std::optional<Candidate>* best) {
   if (!DistributeWeights(scan, gpu, &config)) return;
@@ -106,10 +116,8 @@ void KeepFasterCandidate(const ScanForm& scan, const Gpu& gpu, bool by_name, Res
       .groups = scan.batch / config.batch,
       .exchange_bytes = ExchangeBytes(scan.length, int64_t{sizes.exchange_slot} * 16)};
   ScanLaunches& launches = candidate.launches;
-  launches.scans =
-      std::min<int64_t>({launches.All(), kMaxScansOfLaunch,
-                         int64_t{gpu.multiprocessors} * sizes.resident / sizes.blocks});
-  if (launches.scans == 0) return;
+  launches.scans = std::min<int64_t>({launches.All(), kMaxScansOfLaunch, ScansAtOnce(gpu, sizes)});
+  if (launches.scans <= 0) return;
   candidate.microseconds = StepMicroseconds(scan, sizes) * Double(launches.Count());
   if (!*best || candidate.microseconds < (*best)->microseconds) *best = candidate;
 }
@@ -161,8 +169,11 @@ std::optional<ScanPlan> PlanResident(const ScanVariant& variant, const ScanForm&
             config.steps_ahead = steps_ahead;
             config.blocks = blocks;
             config.resident = resident;
-            config.clustered = blocks > 1 && blocks <= kMostCluster;
             KeepFasterCandidate(scan, gpu, by_name, config, &best);
+            config.clustered = true;
+            if (blocks > 1 && blocks <= kMostCluster) {
+              KeepFasterCandidate(scan, gpu, by_name, config, &best);
+            }
           }
         }
       }
