@@ -115,6 +115,7 @@ def plan_wave(
     length: int,
     state_dtype: str,
     weight_dtype: str,
+    compute_capability: int,
     multiprocessors: int,
     shared_bytes: int,
 ) -> tuple[dict[str, Any] | None, str]: ...

@@ -266,7 +266,7 @@ def softmaxes(rng, dtype, topology):
 
 
 def scans(rng, dtype, suffix):
-    """A dense and a sparse LSTM with their gradients, of odd size, and one of heads."""
+    """A dense and a sparse LSTM with gradients, of odd size, one of heads, and one of a cluster."""
     h, steps, batch = 37, 5, 3
     heads = 6
     blocks = jnp.asarray(rng.standard_normal((heads, h, 4 * h)) / 4, dtype)
@@ -287,6 +287,11 @@ def scans(rng, dtype, suffix):
     ]
     if units == "tensor_cores":
         forms.append(("dense_resident", blocks, lambda w: w, wide))
+        h = 150
+        shared = jnp.asarray(rng.standard_normal((h, 4 * h)) / 8, dtype)
+        carry = (jnp.zeros((batch, h)), jnp.zeros((batch, h)))
+        xs = jnp.asarray(rng.standard_normal((steps, batch, 4 * h)), dtype)
+        forms.append(("dense_resident", shared, lambda w: w, (carry, xs)))
     for variant, weights, matrix, (carry, xs) in forms:
 
         def scan(weights, xs, carry=carry, matrix=matrix, variant=variant):
@@ -304,7 +309,10 @@ def waves(rng, dtype, suffix):
     results = []
     cells = (recurrent.LSTM, 4), (recurrent.GRU, 3)
     forms = [(name, *cell, 3) for name in ("wave_mma", "wave_wgmma") for cell in cells]
-    for name, cell, gates, batch in [*forms, ("wave_stationary", recurrent.LSTM, 4, 32)]:
+    forms.append(("wave_stationary", recurrent.LSTM, 4, 32))
+    if not suffix:  # blocks that send sums have no barriers
+        forms += [("wave_scatter", *cell, 3) for cell in cells]
+    for name, cell, gates, batch in forms:
         weights = jnp.asarray(rng.standard_normal((3, 2, h, gates * h)) / 8, dtype)
         carry = jnp.zeros((batch, h))
         carries = [(carry, carry) if gates == 4 else carry] * 3

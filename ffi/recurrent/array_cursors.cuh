@@ -4,9 +4,9 @@
 // from its first one in all threads, so that an array takes one address.
 //
 // Plan, besides what arrays.cuh says:
-//   kSizes.cells, kSizes.near   of a thread; how many of them, one after the other, are
-//   neighbouring
-//                               units of a batch entry, which are read and written together
+//   kSizes.cells   of a thread
+//   kSizes.near    of them, one after the other, are neighbouring units of a batch entry, which are
+//                  read and written together
 //   kSizes.EntryFromFirst(cell), kSizes.UnitFromFirst(cell)   those distances
 #pragma once
 

@@ -281,7 +281,7 @@ nb::tuple PlanDescribedWave(const std::string& variant, int64_t layers, int64_t 
                             const std::vector<MeanOfWave>& means, bool scales, int64_t inputs,
                             int64_t outputs, int64_t hidden, int64_t batch, int64_t length,
                             const std::string& state_dtype, const std::string& weight_dtype,
-                            int multiprocessors, int64_t shared_bytes) {
+                            int compute_capability, int multiprocessors, int64_t shared_bytes) {
   const auto is_set = [](int bits, int64_t of) { return bits > 0 && bits < int64_t{1} << of; };
   if (std::min({layers, products, states, hidden}) < 1 ||
       std::min({inputs, outputs, batch, length}) < 0 ||
@@ -321,7 +321,7 @@ nb::tuple PlanDescribedWave(const std::string& variant, int64_t layers, int64_t 
   wave.own_states = own_states;
   wave.below_products = below_products;
   wave.below_states = below_states;
-  const Gpu gpu{.multiprocessors = multiprocessors, .shared_bytes = shared_bytes};
+  const Gpu gpu{compute_capability, multiprocessors, shared_bytes};
   const ScanChoice choice = PlanWave(wave, gpu, variant);
   return nb::make_tuple(Described(choice.best), choice.reason);
 }
@@ -353,7 +353,8 @@ void BindRecurrentScan(nb::module_& m) {
         nb::arg("below_products"), nb::arg("below_states"), nb::arg("skip").none(),
         nb::arg("means"), nb::arg("scales"), nb::arg("inputs"), nb::arg("outputs"),
         nb::arg("hidden"), nb::arg("batch"), nb::arg("length"), nb::arg("state_dtype"),
-        nb::arg("weight_dtype"), nb::arg("multiprocessors"), nb::arg("shared_bytes"));
+        nb::arg("weight_dtype"), nb::arg("compute_capability"), nb::arg("multiprocessors"),
+        nb::arg("shared_bytes"));
   m.attr("WAVE_VARIANTS") = WaveVariants();
   m.attr("WAVE_MOST_MEANS") = kMaxWaveMeans;
   m.attr("WAVE_MMA_MOST_ROWS") = kMostRowsOfMma;

@@ -16,6 +16,7 @@ constexpr int64_t kStaysInCache = 4 << 20;  // bytes of an exchange buffer, besi
 constexpr double kCacheMegabytes = 50;
 constexpr double kStart = 15.0;       // microseconds in which a launch clears its buffers and loads
                                       // weights
+constexpr int kWarpgroups = 90;       // the compute capability of the GPUs that have wgmma
 constexpr double kWriteOut = 1.2e-6;  // microseconds for each byte of a sparse matrix in dense form
 
 std::string NameOf(DType dtype) {
@@ -158,16 +159,18 @@ ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wan
     if (!narrow) {
       choice.reason = "needs 16-bit state and weights of one dtype, got " +
                       NameOf(form.state_dtype) + " and " + NameOf(form.weight_dtype);
+    } else if (variant.warpgroups && gpu.compute_capability != kWarpgroups) {
+      choice.reason = "products of warpgroups run on GPUs of compute capability 9.0 alone";
     } else if (form.layers > kMaxLayersOfWave) {
       choice.reason = std::to_string(form.layers) + " layers are more than the " +
                       std::to_string(kMaxLayersOfWave) + " of a launch";
     } else if (variant.warpgroups && form.means[0].product >= 0) {
       choice.reason = "products of warpgroups give no means of the states below, which norms take";
+    } else if (variant.sums && (form.skip.product >= 0 || form.means[0].product >= 0)) {
+      choice.reason = "blocks send sums of matrices, and no skips or norms";
     } else if (variant.sums && form.products != 1) {
       choice.reason =
           "blocks send sums of one product, and a step has " + std::to_string(form.products);
-    } else if (variant.sums && (form.skip.product >= 0 || form.means[0].product >= 0)) {
-      choice.reason = "blocks send sums of matrices, and no skips or norms";
     } else if (variant.stationary && form.own_products != form.below_products) {
       choice.reason = "not all products have both matrices";
     } else if (variant.stationary && form.batch % kStationaryRows != 0) {

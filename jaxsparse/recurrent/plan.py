@@ -249,6 +249,7 @@ def _made_wave_plan(form: WaveForm, device: Device, variant: str | None) -> Plan
         length=form.length,
         state_dtype=form.state_dtype,
         weight_dtype=form.weight_dtype,
+        compute_capability=device.compute_capability,
         multiprocessors=device.multiprocessors,
         shared_bytes=device.shared_bytes,
     )

@@ -17,8 +17,7 @@ constexpr int kStepsAhead[] = {4, 2, 1};
 constexpr int kBlocks[] = {1, 4, 16};
 // Batch entries of a block: more would spill registers.
 constexpr int64_t kMostRows = 32;
-// Blocks of a cluster on any GPU that has them, and the compute capability from which on it does.
-constexpr int kMostCluster = 8, kClustersSince = 90;
+constexpr int kMostCluster = 8;  // blocks of a cluster on any GPU that scans run on
 // Inputs asked for in the step that needs them have to come while it multiplies.
 constexpr int kLeastRowsOfOneStep = 8;
 constexpr int64_t kMostWarps = 32;
@@ -162,8 +161,7 @@ std::optional<ScanPlan> PlanResident(const ScanVariant& variant, const ScanForm&
             config.steps_ahead = steps_ahead;
             config.blocks = blocks;
             config.resident = resident;
-            config.clustered =
-                blocks > 1 && blocks <= kMostCluster && gpu.compute_capability >= kClustersSince;
+            config.clustered = blocks > 1 && blocks <= kMostCluster;
             KeepFasterCandidate(scan, gpu, by_name, config, &best);
           }
         }

@@ -46,8 +46,10 @@ _PRODUCTS_A_MICROSECOND = 2e8  # of a product over all steps, 400 TFLOP/s
 _START = 5.0  # microseconds of a product over all steps, beside that
 _LEAST_GAIN = 0.05  # of the predicted time: predictions of less would be wrong too often
 _MOST_ROWS = _ffi.WAVE_MMA_MOST_ROWS  # of a batch whose backward passes are waves by states
-_BY_NAME = f"where variant={WAVE_VARIANTS[0]!r} asks for them"
-_MANY_ROWS = f"waves of more than {_MOST_ROWS} rows run backward {_BY_NAME}"
+_MANY_ROWS = (
+    f"beyond {_MOST_ROWS} rows only adjoints that exchange sums are waves by default; "
+    f"variant={WAVE_VARIANTS[0]!r} asks for others"
+)
 
 
 class Wave(NamedTuple):
