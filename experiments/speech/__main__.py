@@ -75,9 +75,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "hidden": 256,
         "batch": 16,
         "dtype": "bfloat16",
-        "steps": 1600,
+        "steps": 1200,
         "buckets": 1,
-        "learning_rate": 2e-3,
+        "learning_rate": 1e-3,
         "checkpoint_every": 400,
     },
 }

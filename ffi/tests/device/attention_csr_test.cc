@@ -349,7 +349,9 @@ void Test(bool is_long = false) {
   check({3, 2500}, {.mask = MaskKind::kAll}, false);
   for (const Disorder disorder : {Disorder::kNan, Disorder::kInfinite, Disorder::kWrongIndices}) {
     check({130, 65, 1, 2}, {.mask = MaskKind::kScattered, .disorder = disorder});
-    check({4, 1100}, {.mask = MaskKind::kAll, .disorder = disorder});
+    // Wrong offsets may make each row as long as all are together.
+    const int64_t queries = disorder == Disorder::kWrongIndices ? 1 : 4;
+    check({queries, 1100}, {.mask = MaskKind::kAll, .disorder = disorder});
   }
 }
 
