@@ -75,7 +75,7 @@ class ResidentExchange<Plan, true> {
     while (!TryWaitOfCluster(&came_[slot], static_cast<uint32_t>((step - 1) / 2 % 2))) {
       if (!watchdog_.TimesOut()) continue;
       *stop_ = 1;
-      break;
+      return;  // and expects nothing more: the barrier's phase is not over
     }
     Expect(step + 2);
   }
