@@ -80,8 +80,8 @@ struct ScanChoice {
 // empty, of all without a barrier.
 ScanChoice PlanScan(const ScanForm& form, const Gpu& gpu, const std::string& wanted);
 
-// The same of layers in one launch: by the variant that is wanted, or by the one without a barrier
-// for so many rows.
+// The same of layers in one launch: by the variant that is wanted, or by those without a barrier
+// that were measured for so many rows.
 ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wanted);
 
 }  // namespace jaxsparse

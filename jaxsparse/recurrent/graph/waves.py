@@ -40,7 +40,8 @@ from jaxsparse.recurrent.products import parts_of
 
 WAVE_VARIANTS = tuple(_ffi.WAVE_VARIANTS)
 _FORWARD_ONLY = frozenset(name for name, forward_only in _ffi.WAVE_VARIANTS.items() if forward_only)
-# They exchange products instead of states, of which only adjoints have more.
+# Their blocks exchange a number for each product instead of one for each state: only adjoints, of
+# cells with gates, have more states than products.
 _BACKWARD_ONLY = frozenset({"wave_scatter"})
 _PRODUCTS_A_MICROSECOND = 2e8  # of a product over all steps, 400 TFLOP/s
 _START = 5.0  # microseconds of a product over all steps, beside that
