@@ -517,6 +517,21 @@ def test_kernels_of_a_large_batch_compile():
     assert ".loads_ahead = 4" in adjoint and ".pointwise_registers = 0" not in adjoint
 
 
+def test_kernels_of_a_cluster_compile():
+    try:
+        _ffi.nvrtc_version()
+    except RuntimeError as error:
+        pytest.skip(f"needs NVRTC: {error}")
+
+    def scan(w, h, xs):
+        return recurrent.scan(recurrent.GRU, w, h, xs, variant="dense_resident")[1]
+
+    h, b, dtype = 256, 1024, jnp.bfloat16
+    shapes = shape(h, 3 * h, dtype=dtype), shape(b, h, dtype=dtype), shape(9, b, 3 * h, dtype=dtype)
+    (source,) = compiles(scan, *shapes)
+    assert ".clustered = true" in source and ".unit_groups = 2" in source
+
+
 # Small layers and large batches, whose blocks keep all weights of their units.
 RESIDENT = [(3, 128, 1024), (3, 256, 1024), (3, 256, 300), (4, 64, 2), (4, 192, 512), (1, 40, 33)]
 
