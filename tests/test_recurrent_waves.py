@@ -236,7 +236,7 @@ def loss_of(p, **options):
 
 def held(choice):
     """The nodes of each wave, as it is said."""
-    return [tuple(map(int, x)) for x in re.findall(r"nodes (\d+) to (\d+)", choice.called)]
+    return [tuple(map(int, x)) for x in re.findall(r"(?:nodes|,) (\d+) to (\d+)", choice.called)]
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
-import itertools
 from typing import Any, ClassVar
 
 import jax
@@ -32,8 +32,8 @@ class ExplainedGraph:
 
     def __str__(self) -> str:
         lines = [self.problem, *by_device(self.here, self.device, self.choice)]
-        for scan, same in itertools.groupby(f"{form}: {plan}" for form, plan in self.scans):
-            count = len(list(same))
+        scans = collections.Counter(f"{form}: {plan}" for form, plan in self.scans)
+        for scan, count in scans.items():
             lines.append(f"  {f'{count} layers' if count > 1 else 'a layer'} of {scan}")
         return "\n  ".join(lines)
 

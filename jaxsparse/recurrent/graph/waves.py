@@ -61,9 +61,6 @@ class Wave(NamedTuple):
     form: WaveForm
     plan: Plan
 
-    def __str__(self) -> str:
-        return f"nodes {self.first} to {self.last} as a wave by {self.plan}"
-
 
 def choose_waves(
     params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
@@ -91,12 +88,23 @@ def choose_waves(
     if waves:
         runs = {wave.first: functools.partial(run_wave, wave) for wave in waves}
         compute = functools.partial(in_runs, runs)
-        return Fallback(reason, compute, " and ".join(map(str, waves)))
+        return Fallback(reason, compute, _called(waves))
     if variant is not None:
         raise UnavailableError(
             f"recurrent.stack_scan: {variant} was asked for, but {reason}", reason
         )
     return Fallback(reason, one_by_one, PLAIN if apart else "")
+
+
+def _called(waves: Sequence[Wave]) -> str:
+    """What waves are called; those of equal plans together, of which a deep stack has many."""
+    by_plan: dict[str, list[str]] = {}
+    for wave in waves:
+        by_plan.setdefault(str(wave.plan), []).append(f"{wave.first} to {wave.last}")
+    return " and ".join(
+        f"nodes {', '.join(nodes)}{', each' if len(nodes) > 1 else ''} as a wave by {plan}"
+        for plan, nodes in by_plan.items()
+    )
 
 
 def _plan_of(
