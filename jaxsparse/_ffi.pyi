@@ -127,4 +127,4 @@ SCAN_DTYPES: dict[str, str]
 SCAN_MOST_ARRAYS: int
 WAVE_MMA_MOST_ROWS: int
 WAVE_MOST_MEANS: int
-WAVE_VARIANTS: dict[str, bool]
+WAVE_VARIANTS: dict[str, str]

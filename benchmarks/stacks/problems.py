@@ -356,7 +356,9 @@ SUITES: dict[str, Suite] = {
     "stack_devices": Suite(
         (
             *(Problem("stack_devices", "LSTM", 4, 512, b, 1000) for b in (16, 32)),
-            Problem("stack_devices", "RNN", 108, 1152, batch=64, length=1000, parts=2, **_DEEP),
+            # A skip ends each half: what follows a norm behind layers without one is ten times as
+            # sensitive to rounding.
+            Problem("stack_devices", "RNN", 108, 1152, 64, 1000, parts=2, **_DEEP | {"skip": 3}),
         ),
         "one GPU and two: LSTM 4x512 with twice the batch, RNN 108x1152 with half of the layers",
         devices=True,

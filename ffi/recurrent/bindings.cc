@@ -186,10 +186,10 @@ nb::list ScanVariants() {
   return variants;
 }
 
-// {name: whether it is for forward passes only}
+// {name: which passes it is for}
 nb::dict WaveVariants() {
   nb::dict variants;
-  for (const ScanVariant& variant : kWaveVariants) variants[variant.name] = variant.forward_only();
+  for (const ScanVariant& variant : kWaveVariants) variants[variant.name] = variant.passes();
   return variants;
 }
 

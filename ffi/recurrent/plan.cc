@@ -172,10 +172,10 @@ ScanChoice PlanWave(const WaveForm& form, const Gpu& gpu, const std::string& wan
       choice.reason =
           "blocks send sums of one product, and a step has " + std::to_string(form.products);
     } else if (variant.stationary && form.own_products != form.below_products) {
-      choice.reason = "not all products have both matrices";
+      choice.reason = "some gates take only one of the two matrices, as those of a GRU do";
     } else if (variant.stationary && form.batch % kStationaryRows != 0) {
-      choice.reason = "a batch of " + std::to_string(form.batch) + " is not one of parts of " +
-                      std::to_string(kStationaryRows) + " rows";
+      choice.reason = "a batch of " + std::to_string(form.batch) + " is no multiple of " +
+                      std::to_string(kStationaryRows);
     } else {
       KeepFaster(variant.sums         ? PlanWaveOfSums(variant, form, gpu)
                  : variant.stationary ? PlanStationaryWave(variant, form, gpu)

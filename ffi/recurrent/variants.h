@@ -45,9 +45,11 @@ struct ScanVariant {
   // Waves whose blocks send each other sums instead of states.
   bool sums = false;
 
-  // Products of warpgroups take all states of a layer through every block. Those of an adjoint, one
-  // for each gate, are so many that layers one by one are faster.
-  constexpr bool forward_only() const { return warpgroups; }
+  // Which passes it is for. Products of warpgroups take all states of a layer through every block.
+  // Those of an adjoint, one for each gate, are so many that layers one by one are faster, or sums.
+  constexpr const char* passes() const {
+    return warpgroups ? "forward" : sums ? "backward" : "both";
+  }
 };
 inline constexpr ScanVariant kScanVariants[] = {
     {"dense_tensor_cores", ScanWeights::kDense, true, false},

@@ -88,8 +88,9 @@ std::optional<ScanPlan> PlanBlock(const ScanVariant& variant, const WaveForm& fo
       std::min((all - block.pointwise_warps * block.pointwise_registers) / block.warps / 8 * 8,
                kMostThreadRegisters);
   const WaveStationarySizes sizes(config);
-  if (!sizes.has_whole_tiles || !sizes.has_whole_portions || sizes.exchange_batch != sizes.batch ||
-      block.product_registers < needed || block.pointwise_registers < kLeastRegisters ||
+  if (!sizes.has_whole_tiles || !sizes.has_whole_portions || !sizes.has_few_words ||
+      sizes.exchange_batch != sizes.batch || block.product_registers < needed ||
+      block.pointwise_registers < kLeastRegisters ||
       sizes.blocks > gpu.multiprocessors / (form.layers * at_a_time) ||
       sizes.shared_bytes > gpu.shared_bytes) {
     return std::nullopt;

@@ -89,7 +89,6 @@ class SharedStates {
  private:
   static constexpr int kChunkBytes = kSizes.batch * 16;  // of 8 columns
   static constexpr int kStepBytes = 2 * kChunkBytes;
-  static_assert(kLoads <= 32);
 
   // A bit for each of the thread's places of 16 bytes in a portion that is not written yet. Some
   // are looked at at once, as many as there are registers for.
@@ -143,7 +142,7 @@ class WaveStationary {
   static constexpr int kStepsOfPortion =
       kSizes.own.loads / kSizes.portions * kSizes.product_threads / (2 * kSizes.batch);
   using Tile = SwizzledTile<kTileRows, kTileWidth>;
-  static_assert(kSizes.has_whole_tiles && kSizes.has_whole_portions);
+  static_assert(kSizes.has_whole_tiles && kSizes.has_whole_portions && kSizes.has_few_words);
 
  public:
   // Of a warpgroup: a tile of rows by the batch.

@@ -62,6 +62,8 @@ struct WaveStationarySizes : DenseBlock {
   bool has_whole_portions =
       portions == 1 || (parts == 1 && own.loads % portions == 0 &&
                         own.loads / portions * product_threads % (2 * batch) == 0);
+  // A thread has a bit for each of its words of a portion.
+  bool has_few_words = own.loads <= 32 * portions && below.loads <= 32;
   int below_weights_at = Ceil(weights_at, 1024) * 1024;
   int own_states_at = below_weights_at + below.weight_bytes;
   int below_states_at = own_states_at + own.state_bytes;

@@ -39,10 +39,10 @@ from jaxsparse.recurrent.plan import NoPlan, Plan, ScanForm, WaveForm, make_plan
 from jaxsparse.recurrent.products import parts_of
 
 WAVE_VARIANTS = tuple(_ffi.WAVE_VARIANTS)
-_FORWARD_ONLY = frozenset(name for name, forward_only in _ffi.WAVE_VARIANTS.items() if forward_only)
-# Their blocks exchange a number for each product instead of one for each state: only adjoints, of
-# cells with gates, have more states than products.
-_BACKWARD_ONLY = frozenset({"wave_scatter"})
+_FORWARD_ONLY, _BACKWARD_ONLY = (
+    frozenset(name for name, passes in _ffi.WAVE_VARIANTS.items() if passes == only)
+    for only in ("forward", "backward")
+)
 _PRODUCTS_A_MICROSECOND = 2e8  # of a product over all steps, 400 TFLOP/s
 _START = 5.0  # microseconds of a product over all steps, beside that
 _LEAST_GAIN = 0.05  # of the predicted time: predictions of less would be wrong too often
