@@ -228,6 +228,17 @@ def test_explained():
     assert [form.hidden for form, _ in backward.scans] == [8192, 512]
 
 
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_scans_write_no_squares_for_norms(norm):
+    """Layer by layer, a norm's squares are made where they are added up."""
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.bfloat16)  # noqa: E731
+    weights = {"recurrent": shape(512, 512), "input": shape(512, 512)}
+    layers = [recurrent.Layer(recurrent.elman(), **weights, norm=norm) for _ in range(3)]
+    operands = layers, [shape(64, 512)] * 3, shape(100, 64, 512)
+    (explained,) = jaxsparse.explain(recurrent.stack_scan, *operands, device=jaxsparse.H200)
+    assert [form.outputs for form, _ in explained.scans] == [0, 0, 0]
+
+
 # ---- Errors ----
 
 

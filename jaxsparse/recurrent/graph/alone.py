@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
+from jaxsparse.precision import accumulator_dtype
 from jaxsparse.recurrent.products import parts_of
 from jaxsparse.recurrent.step import Arrays, OfAnother, Results, Step
 
@@ -19,7 +20,8 @@ class Alone(OfAnother):
 
     Its states are those that the edge reads, its products those that the edge leads to. One more
     input has what is to be added to the products ``ahead``, another one what is the same for all
-    units, to ``added_means``; one more output has the other states.
+    units, to ``added_means``; one more output has the other states, but those of them that are
+    squares of states: `in_order` makes these.
     """
 
     step: Step
@@ -27,6 +29,7 @@ class Alone(OfAnother):
     fed: tuple[int, ...]  # products
     ahead: tuple[int, ...]  # products
     added_means: tuple[int, ...]  # products
+    squares: tuple[tuple[int, int], ...] = ()  # states, each with the one that it is the square of
 
     products = property(lambda self: len(self.fed))
     states = property(lambda self: len(self.read))
@@ -38,8 +41,9 @@ class Alone(OfAnother):
 
     @functools.cached_property
     def others(self) -> tuple[int, ...]:
-        """The states that the edge does not read."""
-        return tuple(i for i in range(self.step.states) if i not in self.read)
+        """The states that the edge does not read, and that are no squares of others."""
+        left_out = {*self.read, *dict(self.squares)}
+        return tuple(i for i in range(self.step.states) if i not in left_out)
 
     @functools.cached_property
     def inputs(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -74,14 +78,27 @@ def alone(
     fed: tuple[int, ...],
     ahead: tuple[int, ...],
     means: tuple[int, ...],
+    squares: Mapping[int, int] | None = None,
 ) -> Step:
-    """The step as `Alone` makes it, or itself if that changes nothing."""
+    """The step as `Alone` makes it, or itself if that changes nothing.
+
+    ``squares``: states that are squares, with what they are the squares of, of those not in
+    ``read``.
+    """
     whole = read == tuple(range(step.states)) and fed == tuple(range(step.products))
-    return step if whole and not (ahead or means) else Alone(step, read, fed, ahead, means)
+    if whole and not (ahead or means):
+        return step
+    not_read = tuple((i, of) for i, of in (squares or {}).items() if i not in read)
+    return Alone(step, read, fed, ahead, means, not_read)
 
 
-def in_order(step: Alone, read: Any, others: Any) -> Any:
-    """All states of a step, (..., S, h), of those that its edge reads and the others."""
-    places = (*step.read, *step.others)
-    order = [places.index(i) for i in range(len(places))]
-    return parts_of(jnp.concatenate([read, others], -2), order)
+def in_order(step: Alone, read: Any, others: Sequence[Any]) -> Any:
+    """All states of a step, (..., S, h), of those that its edge reads and the others, if any."""
+    together = jnp.concatenate([read, *others], -2) if others else read
+    places, squares = (*step.read, *step.others), dict(step.squares)
+    every = []
+    for i in range(step.step.states):
+        state = parts_of(together, [places.index(squares.get(i, i))])
+        wide = state.astype(accumulator_dtype(state.dtype))
+        every.append((wide * wide).astype(state.dtype) if i in squares else state)
+    return jnp.concatenate(every, -2)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import bind_local
+from jaxsparse.recurrent.graph.alike import squared_states
 from jaxsparse.recurrent.graph.alone import Alone, alone, in_order
 from jaxsparse.recurrent.graph.edges import MEANS, Edge, added_up, edge_products
 from jaxsparse.recurrent.graph.operands import (
@@ -117,7 +118,9 @@ def _scanned(
     params: dict[str, Any],
 ) -> Results:
     """A node with an edge to itself: a scan, or one for each head side by side."""
-    one = alone(step, edge.states, edge.products, added.products, means.products)
+    read, fed = edge.states, edge.products
+    # What XLA computes where it adds it up is not written in every step.
+    one = alone(step, read, fed, added.products, means.products, squared_states(step))
     more = [x for x in (added, means) if x.products]
     spans = (*spans, *(x.span for x in more))
     heads = weights[0].shape[0] if edge.kind == "heads" else 1
@@ -144,9 +147,10 @@ def _scanned(
     )
     states, *rest = map(joined_heads, (states, *rest))
     carries, outputs = rest[: step.carries], rest[step.carries :]
-    if isinstance(one, Alone) and one.others:
-        *outputs, others = outputs
-        states = in_order(one, states, others)
+    if isinstance(one, Alone) and (one.others or one.squares):
+        count = len(step.outputs)
+        states = in_order(one, states, outputs[count:])
+        outputs = outputs[:count]
     return Results(states, carries, outputs)
 
 
