@@ -78,6 +78,7 @@ def alone(
     fed: tuple[int, ...],
     ahead: tuple[int, ...],
     means: tuple[int, ...],
+    *,
     squares: Mapping[int, int] | None = None,
 ) -> Step:
     """The step as `Alone` makes it, or itself if that changes nothing.

@@ -120,7 +120,8 @@ def _scanned(
     """A node with an edge to itself: a scan, or one for each head side by side."""
     read, fed = edge.states, edge.products
     # What XLA computes where it adds it up is not written in every step.
-    one = alone(step, read, fed, added.products, means.products, squared_states(step))
+    squares = squared_states(step)
+    one = alone(step, read, fed, added.products, means.products, squares=squares)
     more = [x for x in (added, means) if x.products]
     spans = (*spans, *(x.span for x in more))
     heads = weights[0].shape[0] if edge.kind == "heads" else 1
