@@ -7,6 +7,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
+from jaxsparse.precision import accumulator_dtype
 from jaxsparse.recurrent.engine import printed_step
 from jaxsparse.recurrent.layer_step import LayerStep, Norm
 from jaxsparse.recurrent.step import Keeping, Step
@@ -156,6 +159,18 @@ def _with_one_layer(steps: Sequence[Step]) -> list[Step]:
 
     wide = [_with(step, changed) for step in steps]
     return [_saving(step, wide, steps) for step in wide]
+
+
+def own_states(states: Any, places: Sequence[StateOf]) -> Any:
+    """Those of a node, (..., S, h), of an array that has them, or what they are squares of."""
+    if tuple(places) == tuple(map(StateOf, range(states.shape[-2]))):
+        return states
+    own = []
+    for place, squared in places:
+        one = states[..., place : place + 1, :]
+        wide = one.astype(accumulator_dtype(one.dtype))
+        own.append((wide * wide).astype(one.dtype) if squared else one)
+    return jnp.concatenate(own, -2)
 
 
 def squared_states(step: Step) -> dict[int, int]:

@@ -9,8 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxsparse.precision import accumulator_dtype
-from jaxsparse.recurrent.products import parts_of
+from jaxsparse.recurrent.graph.alike import StateOf, own_states
 from jaxsparse.recurrent.step import Arrays, OfAnother, Results, Step
 
 
@@ -97,9 +96,7 @@ def in_order(step: Alone, read: Any, others: Sequence[Any]) -> Any:
     """All states of a step, (..., S, h), of those that its edge reads and the others, if any."""
     together = jnp.concatenate([read, *others], -2) if others else read
     places, squares = (*step.read, *step.others), dict(step.squares)
-    every = []
-    for i in range(step.step.states):
-        state = parts_of(together, [places.index(squares.get(i, i))])
-        wide = state.astype(accumulator_dtype(state.dtype))
-        every.append((wide * wide).astype(state.dtype) if i in squares else state)
-    return jnp.concatenate(every, -2)
+    return own_states(
+        together,
+        [StateOf(places.index(squares.get(i, i)), i in squares) for i in range(step.step.states)],
+    )

@@ -18,7 +18,7 @@ from jaxsparse import _ffi
 from jaxsparse.device import AnyDevice, Device
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import OPERATIONS, Fallback, UnavailableError, bind_local
-from jaxsparse.recurrent.graph.alike import Given, StateOf
+from jaxsparse.recurrent.graph.alike import Given, StateOf, own_states
 from jaxsparse.recurrent.graph.alone import alone
 from jaxsparse.recurrent.graph.edges import MEANS, Edge, means_of
 from jaxsparse.recurrent.graph.operands import (
@@ -277,7 +277,7 @@ def run_wave(
     results = split_results(bind_local(recurrent_wave_p, *flat, **of_wave), of_wave)
     return [
         r._replace(
-            states=_own_states(r.states, placed.states),
+            states=own_states(r.states, placed.states),
             outputs=[_parts(r.outputs[given.place], given) for given in placed.outputs],
         )
         for r, placed in zip(results, run.found.placed, strict=True)
@@ -329,15 +329,3 @@ def _in_places(state: Any, places: Sequence[StateOf], count: int) -> Any:
     return jnp.concatenate(
         [state[:, own[i] : own[i] + 1] if i in own else zero for i in range(count)], 1
     )
-
-
-def _own_states(states: Any, places: Sequence[StateOf]) -> Any:
-    """Those of a node, of all that the common step has."""
-    if places == tuple(map(StateOf, range(states.shape[2]))):
-        return states
-    own = []
-    for place, squared in places:
-        one = states[:, :, place : place + 1]
-        wide = one.astype(accumulator_dtype(one.dtype))
-        own.append((wide * wide).astype(one.dtype) if squared else one)
-    return jnp.concatenate(own, 2)
