@@ -100,6 +100,9 @@ ScanPlan PlanOfSizes(const ScanVariant& variant, const char* kernel, const Sizes
 // Predicted for all steps.
 double TotalMicroseconds(const ScanPlan& plan, const ScanForm& form);
 
+// Sets how a wave's blocks poll, and its times, if a step of a launch is predicted to take so long.
+void PredictWave(const WaveForm& form, int poll_delay, double microseconds, ScanPlan* plan);
+
 // The plan of a wave of so many groups of the batch, some of them at a time, whose steps are
 // predicted to take so long in a launch.
 template <typename Sizes>
@@ -113,12 +116,7 @@ ScanPlan PlanOfWave(const ScanVariant& variant, const WaveForm& form, const Size
       // The states before all steps, and that after the last one.
       .exchange_bytes = ExchangeBytes(form.length + 1, int64_t{sizes.slot} * sizes.state_bytes)};
   ScanPlan plan = PlanOfSizes(variant, "wave.cu", sizes, type, config, launches);
-  plan.poll_delay = DensePollDelay(block);
-  plan.poll_delay_increase = 8;
-  plan.poll_delay_decrease = 2;
-  plan.microseconds = microseconds * Double(launches.Count());
-  plan.total_microseconds =
-      TotalMicroseconds(plan, form) + Double(form.layers - 1) * plan.microseconds;
+  PredictWave(form, DensePollDelay(block), microseconds, &plan);
   return plan;
 }
 

@@ -137,6 +137,15 @@ double TotalMicroseconds(const ScanPlan& plan, const ScanForm& form) {
   return Double(form.length) * plan.microseconds + before;
 }
 
+void PredictWave(const WaveForm& form, int poll_delay, double microseconds, ScanPlan* plan) {
+  plan->poll_delay = poll_delay;
+  plan->poll_delay_increase = 8;
+  plan->poll_delay_decrease = 2;
+  plan->microseconds = microseconds * Double(plan->launches.Count());
+  plan->total_microseconds =
+      TotalMicroseconds(*plan, form) + Double(form.layers - 1) * plan->microseconds;
+}
+
 void KeepFaster(std::optional<ScanPlan> plan, std::optional<ScanPlan>* best) {
   if (plan && (!*best || plan->total_microseconds < (*best)->total_microseconds)) {
     *best = std::move(plan);

@@ -114,12 +114,8 @@ std::optional<ScanPlan> PlanBlock(const ScanVariant& variant, const WaveForm& fo
                               .exchange_bytes = RoundUp(sizes.exchange_bytes, 128)};
   ScanPlan plan = PlanOfSizes(variant, "wave_scatter.cu", sizes, "WaveScatterSizes",
                               ExpressionOf(config), launches);
-  plan.poll_delay = kPollDelay;
-  plan.poll_delay_increase = 8;
-  plan.poll_delay_decrease = 2;
-  plan.microseconds = ScatterMicroseconds(sizes) + 0.05 * std::max(0, few - of_pointwise);
-  plan.total_microseconds =
-      TotalMicroseconds(plan, form) + Double(form.layers - 1) * plan.microseconds;
+  PredictWave(form, kPollDelay, ScatterMicroseconds(sizes) + 0.05 * std::max(0, few - of_pointwise),
+              &plan);
   const auto registers = [](const ScatterColumns& m) { return m.register_chunks * m.steps; };
   const auto all = [](const ScatterColumns& m) { return m.loads * m.steps; };
   plan.in_registers = Double(registers(sizes.own) + registers(sizes.below)) /
