@@ -197,6 +197,10 @@ class LayerStep(Step):
         bare = dataclasses.replace(self.step, biased=False, masked=False)
         return dataclasses.replace(self, scaled=True, slots=slots_of(bare, joined_gates(bare)))
 
+    def after_norm(self) -> LayerStep:
+        """The step that takes products of what is normalised already."""
+        return dataclasses.replace(self.in_place(), norm=None, scaled=False)
+
     def reads_state(self, inputs: Sequence[Any]) -> Any:
         if not self.step.masked:
             return True

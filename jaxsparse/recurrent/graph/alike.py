@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.recurrent.engine import printed_step
+from jaxsparse.recurrent.graph.edges import MEANS, Edge
 from jaxsparse.recurrent.layer_step import LayerStep, Norm
 from jaxsparse.recurrent.step import Keeping, Step
 from jaxsparse.recurrent.step_derivatives import Adjoint, Saving, Tangent
@@ -159,6 +160,53 @@ def _with_one_layer(steps: Sequence[Step]) -> list[Step]:
 
     wide = [_with(step, changed) for step in steps]
     return [_saving(step, wide, steps) for step in wide]
+
+
+class NormAhead(NamedTuple):
+    """A layer's step whose norm is taken ahead, and what it takes of the layer's own operands."""
+
+    step: LayerStep
+    norm: Norm
+    inputs: tuple[Given, ...]
+    products: tuple[int, ...]  # its places of the layer's own ones, but means
+
+    def edge(self, edge: Edge) -> Edge | None:
+        """One that leads to the layer as it leads to this step, or None of a mean."""
+        if edge.kind in MEANS:
+            return None
+        reads_norm = not edge.delay and edge.kind != "identity"
+        products = tuple(self.products[p] for p in edge.products)
+        return dataclasses.replace(edge, products=products, norm=self.norm if reads_norm else None)
+
+
+@functools.lru_cache(maxsize=1024)
+def norm_ahead(step: Step) -> NormAhead | None:
+    """The step with its norm ahead: of all steps at once.
+
+    None of a step without a norm, and of one that keeps products for a gradient.
+    """
+    if not isinstance(step, LayerStep) or step.norm is None:
+        return None
+    after = step.after_norm()
+    parts = _parts_of_inputs(step, after)
+    own = range(len(step.inputs) - len(after.inputs), len(step.inputs))  # behind the mean's factor
+    return NormAhead(
+        after,
+        step.norm,
+        tuple(Given(i, parts["input", i]) for i in own),
+        tuple(product.place for product in _ends(step, after, 0).products),
+    )
+
+
+def parts_as(x: Any, given: Given) -> Any:
+    """An array with the parts of the one that it stands for."""
+    if given.parts == _whole(x.shape[2]):
+        return x
+    parts = []
+    for own in given.parts:
+        wide = [x[:, :, p : p + 1].astype(accumulator_dtype(x.dtype)) for p in own]
+        parts.append(sum(wide[1:], wide[0]).astype(x.dtype) if own else jnp.zeros_like(x[:, :, :1]))
+    return jnp.concatenate(parts, 2)
 
 
 def own_states(states: Any, places: Sequence[StateOf]) -> Any:

@@ -151,6 +151,26 @@ def means_of(x: Any, norm: Norm) -> list[Any]:
     return [jnp.mean(a, -1, keepdims=True) for a in (wide, wide * wide)][-norm.statistics :]
 
 
+def of_normalised(
+    into: Sequence[tuple[Edge, Any]], states: Sequence[Any]
+) -> tuple[list[tuple[Edge, Any]], list[Any]]:
+    """Edges, those with a norm as edges from what it makes of their sources, and all sources."""
+    terms, sources = [], list(states)
+    for edge, w in into:
+        if edge.norm is None:
+            terms.append((edge, w))
+            continue
+        x = parts_of(states[edge.source], edge.states)
+        wide = x.astype(accumulator_dtype(x.dtype))
+        if edge.norm.kind == "layer":
+            wide = wide - jnp.mean(wide, -1, keepdims=True)
+        factor = edge.norm.factor(*means_of(wide, edge.norm))
+        plain = dataclasses.replace(edge, source=len(sources), states=(0,), norm=None)
+        sources.append((wide * factor).astype(x.dtype))
+        terms.append((plain, w))
+    return terms, sources
+
+
 def _of_heads(
     weights: Any, x: Any, products: int, dtype: Any, transposed: bool, precision: Any
 ) -> Any:

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import bind_local
-from jaxsparse.recurrent.graph.alike import squared_states
+from jaxsparse.recurrent.graph.alike import norm_ahead, parts_as, squared_states
 from jaxsparse.recurrent.graph.alone import Alone, alone, in_order
-from jaxsparse.recurrent.graph.edges import MEANS, Edge, added_up, edge_products
+from jaxsparse.recurrent.graph.edges import MEANS, Edge, added_up, edge_products, of_normalised
 from jaxsparse.recurrent.graph.operands import (
     OfNode,
     Operands,
@@ -55,10 +55,18 @@ class Added(NamedTuple):
 
 def node_alone(n: int, x: Operands, states: Sequence[Any], params: dict[str, Any]) -> Results:
     """The results of a node, of the states of those before it."""
-    step, node, dtype = params["nodes"][n], x.nodes[n], dtype_of(x)
+    step, node, spans, dtype = params["nodes"][n], x.nodes[n], params["spans"][n], dtype_of(x)
     incoming = [
         (edge, w) for edge, w in zip(params["edges"], x.weights, strict=True) if edge.target == n
     ]
+    ahead = norm_ahead(step)
+    if ahead is not None:
+        # So a scan reads one array in each step, and neither means nor what they are multiplied by.
+        step = ahead.step
+        node = node._replace(inputs=tuple(parts_as(node.inputs[i.place], i) for i in ahead.inputs))
+        spans = tuple(spans[i.place] for i in ahead.inputs)
+        moved = [(ahead.edge(edge), w) for edge, w in incoming]
+        incoming, states = of_normalised([(e, w) for e, w in moved if e is not None], states)
     between = [(edge, w) for edge, w in incoming if not edge.delay]
     units = params["units"][n]
     added = added_ahead(
@@ -72,7 +80,7 @@ def node_alone(n: int, x: Operands, states: Sequence[Any], params: dict[str, Any
     own = [(edge, w) for edge, w in incoming if edge.delay]
     if own:
         ((edge, weights),) = own
-        return _scanned(step, edge, weights, node, added, means, params["spans"][n], params)
+        return _scanned(step, edge, weights, node, added, means, spans, params)
     return _pointwise(step, node, [added, means], (params["length"], batch_of(x), units), dtype)
 
 

@@ -6,7 +6,6 @@ from nodes below it is computed for all steps ahead.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,9 +17,9 @@ from jaxsparse import _ffi
 from jaxsparse.device import AnyDevice, Device
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import OPERATIONS, Fallback, UnavailableError, bind_local
-from jaxsparse.recurrent.graph.alike import Given, StateOf, own_states
+from jaxsparse.recurrent.graph.alike import StateOf, norm_ahead, own_states, parts_as
 from jaxsparse.recurrent.graph.alone import alone
-from jaxsparse.recurrent.graph.edges import MEANS, Edge, means_of
+from jaxsparse.recurrent.graph.edges import MEANS, of_normalised
 from jaxsparse.recurrent.graph.operands import (
     OfNode,
     Operands,
@@ -36,7 +35,6 @@ from jaxsparse.recurrent.graph.runs import in_runs
 from jaxsparse.recurrent.graph.wave import recurrent_wave_p
 from jaxsparse.recurrent.graph.wave_form import form_of_run, run_of
 from jaxsparse.recurrent.plan import NoPlan, Plan, ScanForm, WaveForm, make_plan, make_wave_plan
-from jaxsparse.recurrent.products import parts_of
 
 WAVE_VARIANTS = tuple(_ffi.WAVE_VARIANTS)
 _FORWARD_ONLY, _BACKWARD_ONLY = (
@@ -185,6 +183,9 @@ def plan_alone(
     """
     (e,) = (e for e, edge in enumerate(params["edges"]) if edge.delay and edge.target == n)
     edge, step = params["edges"][e], params["nodes"][n]
+    ahead = norm_ahead(step)
+    if ahead is not None:
+        step = ahead.step
     if edge.kind not in ("dense", "csr"):
         return NoPlan(f"its edge is of kind {edge.kind}")
     state = dtype_of(x).name
@@ -250,12 +251,14 @@ def run_wave(
         for given, size, name in zip(
             placed.inputs, common.inputs, wave.form.input_dtypes, strict=False
         ):
-            inputs.append(_zeros(size, name) if given is None else _parts(own[given.place], given))
+            inputs.append(
+                _zeros(size, name) if given is None else parts_as(own[given.place], given)
+            )
             of_inputs.append("" if given is None else params["spans"][n][given.place])
         for means, products, of_type in added:
             into = [(e, x.weights[w]) for w, e in below if (e.kind in MEANS) == means]
             if into:
-                terms, sources = _of_normalised(into, states)
+                terms, sources = of_normalised(into, states)
                 more = added_ahead(terms, sources, params["units"][n], of_type, params, products)
                 inputs.append(more.values)
                 of_inputs.append(more.span)
@@ -278,7 +281,7 @@ def run_wave(
     return [
         r._replace(
             states=own_states(r.states, placed.states),
-            outputs=[_parts(r.outputs[given.place], given) for given in placed.outputs],
+            outputs=[parts_as(r.outputs[given.place], given) for given in placed.outputs],
         )
         for r, placed in zip(results, run.found.placed, strict=True)
     ]
@@ -287,37 +290,6 @@ def run_wave(
 def _zeros(parts: int, dtype: Any) -> Any:
     """An input that is 0 everywhere."""
     return jnp.zeros((1, 1, parts, 1), dtype)
-
-
-def _of_normalised(
-    into: Sequence[tuple[Edge, Any]], states: Sequence[Any]
-) -> tuple[list[tuple[Edge, Any]], list[Any]]:
-    """Edges, those with a norm as edges from what it makes of their sources, and all sources."""
-    terms, sources = [], list(states)
-    for edge, w in into:
-        if edge.norm is None:
-            terms.append((edge, w))
-            continue
-        x = parts_of(states[edge.source], edge.states)
-        wide = x.astype(accumulator_dtype(x.dtype))
-        if edge.norm.kind == "layer":
-            wide = wide - jnp.mean(wide, -1, keepdims=True)
-        factor = edge.norm.factor(*means_of(wide, edge.norm))
-        plain = dataclasses.replace(edge, source=len(sources), states=(0,), norm=None)
-        sources.append((wide * factor).astype(x.dtype))
-        terms.append((plain, w))
-    return terms, sources
-
-
-def _parts(x: Any, given: Given) -> Any:
-    """An array with the parts of the one that it stands for."""
-    if given.parts == tuple((i,) for i in range(x.shape[2])):
-        return x
-    parts = []
-    for own in given.parts:
-        wide = [x[:, :, p : p + 1].astype(accumulator_dtype(x.dtype)) for p in own]
-        parts.append(sum(wide[1:], wide[0]).astype(x.dtype) if own else jnp.zeros_like(x[:, :, :1]))
-    return jnp.concatenate(parts, 2)
 
 
 def _in_places(state: Any, places: Sequence[StateOf], count: int) -> Any:
