@@ -114,9 +114,8 @@ def pipelined_stack_scan(
     steps = _steps_of_a_chunk(operation, chunk, length, n)
     if length == 0 or b == 0:
         return _map(lambda x: x[None], carries), xs  # which is as wide as the outputs
-    if mask is None and (n > 1 or length % steps):
-        # Nothing counts in a round that is not a device's, nor in steps that fill up a chunk.
-        mask = jnp.ones((length, b), bool)
+    if mask is None and length % steps:
+        mask = jnp.ones((length, b), bool)  # steps that fill up a chunk do not count
     rounds = _Rounds(axis_name, n, length, steps, bool(reverse))
     factors = [None if x.mask is None or x.mask.shape[0] == 1 else x.mask for x in layers]
     kinds = _map(lambda x: x.dtype, layers)
@@ -129,22 +128,21 @@ def pipelined_stack_scan(
         rounds.of_lowest(xs),
         tuple(rounds.of_each(x) for x in (mask, resets, factors)),
     )
-    is_lowest = jax.lax.axis_index(axis_name) == 0
+    place = jax.lax.axis_index(axis_name)
     upward = [(i, i + 1) for i in range(n - 1)]
 
-    def one_round(state: Any, at: Any) -> Any:
-        carries, below = state
-        x, (mask, resets, factors) = at
+    def one_chunk(carries: Any, x: jax.Array, given: Any) -> Any:
+        mask, resets, factors = given
         narrow = jax.tree.map(lambda x, kind: x.astype(kind), weights, kinds)
         own = [
             layer if m is None else dataclasses.replace(layer, mask=m)
             for layer, m in zip(narrow, factors, strict=True)
         ]
-        carries, y = run_layers(
+        return run_layers(
             operation,
             own,
             carries,
-            jnp.where(is_lowest, x, below),
+            x,
             mask,
             resets,
             reverse=reverse,
@@ -154,12 +152,25 @@ def pipelined_stack_scan(
             implementation=implementation,
             variant=variant,
         )
+
+    def one_round(state: Any, at: Any) -> Any:
+        carries, below = state
+        x, is_own, given = at
+        x = jnp.where(place == 0, x, below)
+        # A round that is not the device's computes nothing: so its steps need no mask, which all
+        # steps of all scans would read, and have no derivatives.
+        carries, y = (
+            jax.lax.cond(is_own, one_chunk, lambda carries, x, _: (carries, x), carries, x, given)
+            if n > 1
+            else one_chunk(carries, x, given)
+        )
         return (carries, jax.lax.ppermute(y, axis_name, upward)), y
 
-    nothing = jnp.zeros_like(xs[0])
-    (carries, _), ys = jax.lax.scan(one_round, (carries, nothing), (xs, given))
+    (carries, _), ys = jax.lax.scan(
+        one_round, (carries, jnp.zeros_like(xs[0])), (xs, rounds.own, given)
+    )
     ys = rounds.joined(ys[n - 1 :])
-    is_highest = jax.lax.axis_index(axis_name) == n - 1
+    is_highest = place == n - 1
     return _map(lambda x: x[None], carries), jax.lax.psum(jnp.where(is_highest, ys, 0), axis_name)
 
 
@@ -172,11 +183,21 @@ class _Rounds(NamedTuple):
     steps: int
     reverse: bool
 
+    @property
+    def chunks(self) -> int:
+        """How many there are."""
+        return -(-self.length // self.steps)
+
+    @property
+    def own(self) -> jax.Array:
+        """Whether each round is this device's, (rounds,)."""
+        q = jnp.arange(self.chunks + self.n - 1) - jax.lax.axis_index(self.axis_name)
+        return (q >= 0) & (q < self.chunks)
+
     def _chunks(self, x: jax.Array) -> jax.Array:
         """An array (T, ...) as (chunks, steps, ...), in the order in which they run."""
-        chunks = -(-self.length // self.steps)
-        x = _padded(x, 0, chunks * self.steps - self.length)
-        x = x.reshape(chunks, self.steps, *x.shape[1:])
+        x = _padded(x, 0, self.chunks * self.steps - self.length)
+        x = x.reshape(self.chunks, self.steps, *x.shape[1:])
         return x[::-1] if self.reverse else x
 
     def joined(self, x: jax.Array) -> jax.Array:
