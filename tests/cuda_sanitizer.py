@@ -266,7 +266,7 @@ def softmaxes(rng, dtype, topology):
 
 
 def scans(rng, dtype, suffix):
-    """A dense and a sparse LSTM with gradients, of odd size, one of heads, and one of a cluster."""
+    """A dense and a sparse LSTM with gradients, of odd size, of heads, and by few blocks."""
     h, steps, batch = 37, 5, 3
     heads = 6
     blocks = jnp.asarray(rng.standard_normal((heads, h, 4 * h)) / 4, dtype)

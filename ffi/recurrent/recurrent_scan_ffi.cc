@@ -86,8 +86,8 @@ void ParseLaunches(CallParser& call, RecurrentScanCall* c) {
               std::to_string(launches.scans) + ", " + std::to_string(shape.blocks) + " and " +
               std::to_string(shape.cluster));
   }
-  // The blocks of a cluster run at once in any launch.
-  c->launch.shape.cooperative = shape.blocks > launches.scans * shape.cluster;
+  // Blocks that each make a whole scan wait for no other.
+  c->launch.shape.cooperative = shape.blocks > launches.scans;
 }
 
 void ParseScan(CallParser& call, RecurrentScanCall* c) {

@@ -17,9 +17,6 @@ constexpr int kStepsAhead[] = {4, 2, 1};
 constexpr int kBlocks[] = {1, 4, 16};
 // Batch entries of a block: more would spill registers.
 constexpr int64_t kMostRows = 32;
-constexpr int kMostCluster = 8;  // blocks of a cluster on any GPU that scans run on
-// A cluster lies in one group of multiprocessors. A GPU has so many at most, of even sizes.
-constexpr int64_t kMultiprocessorGroups = 8;
 // Inputs asked for in the step that needs them have to come while it multiplies.
 constexpr int kLeastRowsOfOneStep = 8;
 constexpr int64_t kMostWarps = 32;
@@ -35,7 +32,7 @@ std::string ExpressionOf(const ResidentConfig& c) {
        Field("state_bytes", c.state_bytes), Field("hidden", c.hidden), Field("batch", c.batch),
        Field("unit_groups", c.unit_groups), Field("steps_ahead", c.steps_ahead),
        Field("blocks", c.blocks), Field("register_chunks", c.register_chunks),
-       Field("resident", c.resident), Field("clustered", c.clustered)});
+       Field("resident", c.resident)});
 }
 
 // One of the ways to make the scans, and what is predicted for it.
@@ -69,12 +66,10 @@ double StepMicroseconds(const ScanForm& scan, const ResidentSizes& sizes) {
 int64_t OtherRegisters(const ScanForm& scan, const ResidentSizes& sizes) {
   const bool pairs = sizes.near > 1 && scan.state_parts == 1;
   const int64_t inputs = pairs ? CeilDivide(scan.inputs, 2) : scan.inputs;
-  const int64_t kept = sizes.clustered    ? scan.state_parts + 1
-                       : sizes.blocks > 1 ? 1
-                                          : scan.outputs + scan.state_parts;
+  const int64_t kept = scan.state_parts + (sizes.blocks > 1 ? 1 : scan.outputs);
   const int64_t cells = sizes.cells * (sizes.steps_ahead * inputs + kept + 2);
   const int64_t operands = sizes.operand_registers;
-  const bool in_turn = pairs && sizes.clustered && sizes.steps_ahead == 1;
+  const bool in_turn = pairs && sizes.blocks > 1 && sizes.steps_ahead == 1;
   return sizes.other_registers + (in_turn ? std::max(operands, cells) : operands + cells);
 }
 
@@ -94,14 +89,6 @@ bool DistributeWeights(const ScanForm& scan, const Gpu& gpu, ResidentConfig* con
   return ResidentSizes(*config).shared_bytes <= shared;
 }
 
-// Scans that surely run side by side: each group of multiprocessors may have some left over that
-// are too few for a cluster.
-int64_t ScansAtOnce(const Gpu& gpu, const ResidentSizes& sizes) {
-  const int64_t left_over =
-      sizes.clustered ? std::max(0, sizes.blocks - 2 * sizes.resident) * kMultiprocessorGroups : 0;
-  return (int64_t{gpu.multiprocessors} * sizes.resident - left_over) / sizes.blocks;
-}
-
 void KeepFasterCandidate(const ScanForm& scan, const Gpu& gpu, bool by_name, ResidentConfig config,
                          std::optional<Candidate>* best) {
   if (!DistributeWeights(scan, gpu, &config)) return;
@@ -116,8 +103,10 @@ void KeepFasterCandidate(const ScanForm& scan, const Gpu& gpu, bool by_name, Res
       .groups = scan.batch / config.batch,
       .exchange_bytes = ExchangeBytes(scan.length, int64_t{sizes.exchange_slot} * 16)};
   ScanLaunches& launches = candidate.launches;
-  launches.scans = std::min<int64_t>({launches.All(), kMaxScansOfLaunch, ScansAtOnce(gpu, sizes)});
-  if (launches.scans <= 0) return;
+  launches.scans =
+      std::min<int64_t>({launches.All(), kMaxScansOfLaunch,
+                         int64_t{gpu.multiprocessors} * sizes.resident / sizes.blocks});
+  if (launches.scans == 0) return;
   candidate.microseconds = StepMicroseconds(scan, sizes) * Double(launches.Count());
   if (!*best || candidate.microseconds < (*best)->microseconds) *best = candidate;
 }
@@ -126,9 +115,7 @@ ScanPlan PlanOf(const ScanVariant& variant, const ScanForm& scan, const Candidat
   const ResidentSizes sizes(candidate.config);
   ScanPlan plan = PlanOfSizes(variant, "resident.cu", sizes, "ResidentSizes",
                               ExpressionOf(candidate.config), candidate.launches);
-  if (sizes.clustered) {
-    plan.cluster = sizes.blocks;
-  } else if (sizes.blocks > 1) {
+  if (sizes.blocks > 1) {
     plan.poll_delay = 700;
     plan.poll_delay_increase = 8;
     plan.poll_delay_decrease = 2;
@@ -170,10 +157,6 @@ std::optional<ScanPlan> PlanResident(const ScanVariant& variant, const ScanForm&
             config.blocks = blocks;
             config.resident = resident;
             KeepFasterCandidate(scan, gpu, by_name, config, &best);
-            config.clustered = true;
-            if (blocks > 1 && blocks <= kMostCluster) {
-              KeepFasterCandidate(scan, gpu, by_name, config, &best);
-            }
           }
         }
       }

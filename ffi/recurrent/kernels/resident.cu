@@ -3,7 +3,7 @@
 // which lies in shared memory, so that products need no sums over warps and the cell follows in the
 // registers that hold them. A layer that one block has room for takes one barrier a step and no
 // word with other blocks; larger ones are shared by a few blocks, which exchange states
-// (resident_exchange.cuh, resident_cluster.cuh).
+// (resident_exchange.cuh).
 //
 // Of a step of a head of 64 units, 4 gates and 2 rows, on one multiprocessor:
 //
@@ -20,7 +20,6 @@
 #include "persistent/delay.cuh"
 #include "recurrent/array_cursors.cuh"
 #include "recurrent/kernels/resident.h"
-#include "recurrent/kernels/resident_cluster.cuh"
 #include "recurrent/kernels/resident_exchange.cuh"
 
 namespace jaxsparse {
@@ -77,7 +76,6 @@ class ResidentScan {
 #pragma unroll
     for (int k = 0; k + 1 < kAhead; ++k) LoadInputs(k + 1 < steps_, input_[k]);
     FillSlots();
-    exchange_.Begin();
     read_at_ = AddressOfShared(slots + q_ * kSizes.group_distance +
                                (kSizes.spread ? g_ / 2 % kSizes.entry_slots : g_));
     written_at_ = AddressOfShared(StateAt(first_.entry, first_.unit));
@@ -98,7 +96,6 @@ class ResidentScan {
     for (int c = 0; c < kCells; ++c) {
       if (IsReal(c)) Arrays::StoreCarry(p_, EntryOf(c), UnitOf(c), carry_[c]);
     }
-    exchange_.Finish();
   }
 
  private:

@@ -18,7 +18,6 @@ struct ResidentConfig {
   int register_chunks = kAllChunks;  // chunks of columns whose weights stay in registers; the
                                      // others' are read from shared memory in every step
   int resident = 1;                  // blocks that share a multiprocessor
-  bool clustered = false;            // whether a scan's blocks are a cluster
 
   static constexpr int kAllChunks = 1 << 20;
 };
@@ -60,12 +59,10 @@ struct ResidentSizes : ResidentConfig {
   int register_part = register_chunks < chunks ? register_chunks : chunks;
   int shared_weights = (chunks - register_part) * 2 * row_tiles * threads;  // of 16 bytes
   int stop_at = weights_at + shared_weights;                                // of 16 bytes
-  int came_at = stop_at + 1;                                                // of 16 bytes
-  int shared_bytes = (stop_at + (clustered ? 2 : blocks > 1 ? 1 : 0)) * 16;
+  int shared_bytes = (stop_at + (blocks > 1 ? 1 : 0)) * 16;
 
-  // A slot of the exchange buffer is the same without gaps, of the real batch entries. Clusters
-  // have none.
-  int exchange_slot = blocks > 1 && !clustered ? columns / 8 * batch : 0;  // of 16 bytes
+  // A slot of the exchange buffer is the same without gaps, of the real batch entries.
+  int exchange_slot = blocks > 1 ? columns / 8 * batch : 0;  // of 16 bytes
 
   // Of a thread: of what it multiplies, beside weights that stay; and for all else but cells.
   int operand_registers =

@@ -1,6 +1,5 @@
 // How blocks that share a scan (resident.cu) come to have all of its state: each sends what its
-// warps have made to the exchange buffer, and receives the rest into its own shared memory. Blocks
-// of a cluster need no such buffer (resident_cluster.cuh).
+// warps have made to the exchange buffer, and receives the rest into its own shared memory.
 #pragma once
 
 #include "persistent/backoff.cuh"
@@ -11,7 +10,7 @@
 
 namespace jaxsparse {
 
-template <typename Plan, bool kClustered = Plan::kSizes.clustered>
+template <typename Plan>
 class ResidentExchange {
   static constexpr ResidentSizes kSizes = Plan::kSizes;
   static constexpr bool kNeeded = kSizes.blocks > 1;
@@ -30,9 +29,6 @@ class ResidentExchange {
       if (threadIdx.x == 0) *stop_ = 0;
     }
   }
-
-  __device__ __forceinline__ void Begin() const {}
-  __device__ __forceinline__ void Finish() const {}
 
   // Whether a part of the last state never came, for all lanes of a warp. Behind the barrier at
   // which a step begins.

@@ -39,7 +39,6 @@ struct DensePlan {
                                                  .loads_ahead = kOptions.loads_ahead,
                                                  .batch_tile = std::min(kBatch, 4)}};
   static constexpr int kScans = kOptions.scans, kBlocks = kSizes.blocks;
-  static constexpr int kCluster = 1;
   static constexpr int kLayers = 1;
   static constexpr int kGroups = kOptions.groups;
   static constexpr int kDirections = kOptions.directions;

@@ -49,8 +49,7 @@ struct Case {
   int64_t unit_stride = 1;
 };
 
-// Plan: as the kernel wants it, with kDirections of the call, kStepBytes of an exchange buffer and
-// kCluster blocks of a cluster.
+// Plan: as the kernel wants it, with kDirections of the call and kStepBytes of an exchange buffer.
 // `shared`: the memory of a block.
 template <typename Step, typename Plan, size_t kWords>
 void TestPlan(const Case& c, Words4 (&shared)[kWords]) {
@@ -73,7 +72,6 @@ void TestPlan(const Case& c, Words4 (&shared)[kWords]) {
     if (c.missing >= 0) p.wait_limits.limit_ns = 1000;
     emulated::Launch({.blocks = static_cast<int>(test.ScansOf(launch)) * Plan::kBlocks,
                       .threads = Plan::kSizes.threads,
-                      .cluster = Plan::kCluster,
                       .missing = c.missing,
                       .backwards = c.backwards},
                      {reinterpret_cast<char*>(shared), sizeof(shared)}, Plan::kSizes.shared_bytes,

@@ -16,7 +16,6 @@ struct ResidentOptions {
   unsigned most_delay = 0;
   int unit_groups = 1, steps_ahead = 4;
   int blocks = 1, register_chunks = ResidentConfig::kAllChunks;
-  bool clustered = false;
 };
 
 // What recurrent/kernels/resident.cc and jaxsparse/recurrent/engine.py print. `kBatch`: of a part.
@@ -25,18 +24,17 @@ struct ResidentPlan {
   using State = S;
   using Weight = S;
   using Arrays = ArraysOf<Step>;
-  static constexpr ResidentSizes kSizes{ResidentConfig{.products = Step::kProducts,
-                                                       .state_parts = Step::kStates,
-                                                       .state_bytes = sizeof(S),
-                                                       .hidden = kHidden,
-                                                       .batch = kBatch,
-                                                       .unit_groups = kOptions.unit_groups,
-                                                       .steps_ahead = kOptions.steps_ahead,
-                                                       .blocks = kOptions.blocks,
-                                                       .register_chunks = kOptions.register_chunks,
-                                                       .clustered = kOptions.clustered}};
+  static constexpr ResidentSizes kSizes{
+      ResidentConfig{.products = Step::kProducts,
+                     .state_parts = Step::kStates,
+                     .state_bytes = sizeof(S),
+                     .hidden = kHidden,
+                     .batch = kBatch,
+                     .unit_groups = kOptions.unit_groups,
+                     .steps_ahead = kOptions.steps_ahead,
+                     .blocks = kOptions.blocks,
+                     .register_chunks = kOptions.register_chunks}};
   static constexpr int kScans = kOptions.scans, kBlocks = kSizes.blocks;
-  static constexpr int kCluster = kOptions.clustered ? kBlocks : 1;
   static constexpr int kLayers = 1;
   static constexpr int kGroups = kOptions.groups;
   static constexpr int kDirections = kOptions.directions;
@@ -115,24 +113,13 @@ int main() {
     Adjoint({.has_nan = true, .backwards = true});
     Adjoint({.missing = 4});
   }
-  {  // the same of blocks that are a cluster
-    constexpr ResidentOptions kShared{.directions = 2,
-                                      .groups = 2,
-                                      .scans = 3,
-                                      .most_delay = 500,
-                                      .steps_ahead = 2,
-                                      .blocks = 2,
-                                      .register_chunks = 1,
-                                      .clustered = true};
-    constexpr auto Gru = Test<GruStep, bfloat16, 37, 9, kShared>;
-    Gru({.steps = 4, .lead = 1, .has_nan = true, .transposed = true});
+  {  // the same with neighbouring units, and inputs that come in the step that needs them
     constexpr ResidentOptions kThree{.groups = 2,
                                      .scans = 2,
                                      .most_delay = 900,
                                      .unit_groups = 2,
                                      .steps_ahead = 1,
-                                     .blocks = 3,
-                                     .clustered = true};
+                                     .blocks = 3};
     constexpr auto Adjoint = Test<AdjointStep, float16, 40, 9, kThree>;
     Adjoint({.steps = 7, .has_nan = true, .backwards = true});
     Adjoint({.steps = 1});
