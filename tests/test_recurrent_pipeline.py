@@ -254,6 +254,35 @@ def test_what_devices_tell_each_other():
     assert "all-gather" not in text and "all-to-all" not in text
 
 
+def test_gradients_keep_no_weights_of_each_round():
+    p, given, options = CASES["lengths"]()
+    _, _, gradient = programs(mesh_of(2), p.runs, given, **options)
+    program = str(jax.make_jaxpr(gradient)(p.runs, given))
+    rounds = -(-p.runs.xs.shape[0] // options["chunk"]) + 1
+    assert f"length={rounds}" in program
+    for layer in p.runs.layers:
+        for _, *shape in (layer.input.shape, layer.recurrent.shape):
+            assert ",".join(map(str, shape)) + "]" in program
+            assert ",".join(map(str, (rounds, *shape))) + "]" not in program
+
+
+def test_carries_are_rounded_once():
+    p = piped(2, ["GRU"], layers=1, T=7, B=2)
+    runs = p.runs._replace(carries=jax.tree.map(lambda x: x.astype(jnp.bfloat16), p.runs.carries))
+    whole = p.whole._replace(
+        carries=jax.tree.map(lambda x: x.astype(jnp.bfloat16), p.whole.carries)
+    )
+    run, _, _ = programs(mesh_of(2), runs, {}, chunk=1)
+    carries, ys = jax.jit(run)(runs, {})
+    expected = jax.jit(recurrent.stack_scan)(*whole)
+    close(ys, expected[1])
+    close(
+        [x.astype(jnp.float32) for x in leaves(carries)],
+        [x.astype(jnp.float32) for x in leaves(p.in_runs(expected[0]))],
+        rtol=2**-8,
+    )
+
+
 def test_operands_of_devices_have_elements():
     """XLA of jaxlib 0.11 crashes where `shard_map` takes a constant of none."""
     p = piped(2, ["RNN"], layers=1)

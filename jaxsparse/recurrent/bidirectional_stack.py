@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jaxsparse import backend
@@ -188,14 +187,8 @@ def _normalised(x: Any, mask: Any, side: CheckedLayer) -> Any:
     norm: Norm | None = side.norm
     if norm is None:
         return x
-    x = x.astype(accumulator_dtype(x.dtype))
-    if norm.kind == "layer":
-        x = x - jnp.mean(x, -1, keepdims=True)
-    square = jnp.mean(x * x, -1, keepdims=True)
-    if mask is not None:
-        # The root of the padding's zeros has no derivative, where nothing is added to them.
-        square = jnp.where(mask[:, :, None], square, 1)
-    x = x * jax.lax.rsqrt(square + norm.epsilon)
+    wide = x.astype(accumulator_dtype(x.dtype))
+    x = norm.of(wide, None if mask is None else mask[:, :, None])
     x = x if side.norm_scale is None else x * side.norm_scale.astype(x.dtype)
     return x if side.norm_shift is None else x + side.norm_shift.astype(x.dtype)
 

@@ -42,6 +42,16 @@ class Norm(NamedTuple):
         """How many means it takes: of the features, if it is "layer", and of their squares."""
         return 2 if self.kind == "layer" else 1
 
+    def of(self, x: Any, mask: Any = None) -> Any:
+        """Features normalised, along the last axis; not where ``mask``, which fits x, is false."""
+        if self.kind == "layer":
+            x = x - jnp.mean(x, -1, keepdims=True)
+        square = jnp.mean(x * x, -1, keepdims=True)
+        if mask is not None:
+            # The root of the padding's zeros has no derivative, where nothing is added to them.
+            square = jnp.where(mask, square, 1)
+        return x * jax.lax.rsqrt(square + self.epsilon)
+
     def factor(self, *means: Any) -> Any:
         """What it multiplies by, for these means."""
         square = means[-1]

@@ -19,6 +19,7 @@ from jaxsparse.recurrent.arguments import (
     check_precision,
     steps_and_resets,
 )
+from jaxsparse.recurrent.graph import recurrent_graph_p
 from jaxsparse.recurrent.layers import Layer
 from jaxsparse.recurrent.stack import check_layers, checked_layers, run_layers
 
@@ -118,13 +119,13 @@ def pipelined_stack_scan(
         mask = jnp.ones((length, b), bool)  # steps that fill up a chunk do not count
     rounds = _Rounds(axis_name, n, length, steps, bool(reverse))
     factors = [None if x.mask is None or x.mask.shape[0] == 1 else x.mask for x in layers]
-    kinds = _map(lambda x: x.dtype, layers)
+    kinds, of_carries = (_map(lambda x: x.dtype, tree) for tree in (layers, carries))
     # Where operands vary over fewer axes of the mesh than others, JAX would sum their gradients in
     # each round anew. And it would sum them in 16 bits, if that is the weights' dtype.
     weights, carries, xs, given = _varying_alike(
         axis_name,
         _map(_wide, layers),
-        carries,
+        _map(_wide, carries),  # rounded once, not in each round
         rounds.of_lowest(xs),
         tuple(rounds.of_each(x) for x in (mask, resets, factors)),
     )
@@ -166,12 +167,20 @@ def pipelined_stack_scan(
         )
         return (carries, jax.lax.ppermute(y, axis_name, upward)), y
 
+    # A gradient would keep the weights of each round, as operands of the condition, narrow and
+    # scaled: it makes them again, and keeps what scans give.
+    of_scans = jax.checkpoint(
+        one_round,
+        prevent_cse=False,
+        policy=lambda primitive, *_, **__: primitive is recurrent_graph_p,
+    )
     (carries, _), ys = jax.lax.scan(
-        one_round, (carries, jnp.zeros_like(xs[0])), (xs, rounds.own, given)
+        of_scans, (carries, jnp.zeros_like(xs[0])), (xs, rounds.own, given)
     )
     ys = rounds.joined(ys[n - 1 :])
     is_highest = place == n - 1
-    return _map(lambda x: x[None], carries), jax.lax.psum(jnp.where(is_highest, ys, 0), axis_name)
+    carries = jax.tree.map(lambda x, kind: x.astype(kind)[None], carries, of_carries)
+    return carries, jax.lax.psum(jnp.where(is_highest, ys, 0), axis_name)
 
 
 class _Rounds(NamedTuple):

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.recurrent.engine import printed_step
-from jaxsparse.recurrent.graph.edges import MEANS, Edge
 from jaxsparse.recurrent.layer_step import LayerStep, Norm
 from jaxsparse.recurrent.step import Keeping, Step
 from jaxsparse.recurrent.step_derivatives import Adjoint, Saving, Tangent
@@ -124,7 +123,7 @@ def _placed(steps: Sequence[Step], wide: Sequence[Step]) -> Alike | None:
         return None
     placed = []
     for before, after, own in zip(map(_bare, steps), map(_bare, wide), kept, strict=True):
-        parts = _parts_of_inputs(before, after)
+        parts = parts_of_inputs(before, after)
         places = {name: i for i, name in enumerate(_names_of_inputs(before))}
         inputs = tuple(
             Given(places[name], parts[name]) if name in places else None
@@ -135,7 +134,9 @@ def _placed(steps: Sequence[Step], wide: Sequence[Step]) -> Alike | None:
             return None
         parts = _parts_of_outputs(before, after)
         outputs = tuple(Given(of_every.index(name), parts[name]) for name in own)
-        placed.append(Placed(inputs, outputs, (_ends(before, after, 0), _ends(before, after, 1))))
+        placed.append(
+            Placed(inputs, outputs, (ends_of(before, after, 0), ends_of(before, after, 1)))
+        )
     layer = _layer(whole[0])
     return Alike(whole[0], tuple(placed), layer.norm if layer and layer.scaled else None)
 
@@ -160,42 +161,6 @@ def _with_one_layer(steps: Sequence[Step]) -> list[Step]:
 
     wide = [_with(step, changed) for step in steps]
     return [_saving(step, wide, steps) for step in wide]
-
-
-class NormAhead(NamedTuple):
-    """A layer's step whose norm is taken ahead, and what it takes of the layer's own operands."""
-
-    step: LayerStep
-    norm: Norm
-    inputs: tuple[Given, ...]
-    products: tuple[int, ...]  # its places of the layer's own ones, but means
-
-    def edge(self, edge: Edge) -> Edge | None:
-        """One that leads to the layer as it leads to this step, or None of a mean."""
-        if edge.kind in MEANS:
-            return None
-        reads_norm = not edge.delay and edge.kind != "identity"
-        products = tuple(self.products[p] for p in edge.products)
-        return dataclasses.replace(edge, products=products, norm=self.norm if reads_norm else None)
-
-
-@functools.lru_cache(maxsize=1024)
-def norm_ahead(step: Step) -> NormAhead | None:
-    """The step with its norm ahead: of all steps at once.
-
-    None of a step without a norm, and of one that keeps products for a gradient.
-    """
-    if not isinstance(step, LayerStep) or step.norm is None:
-        return None
-    after = step.after_norm()
-    parts = _parts_of_inputs(step, after)
-    own = range(len(step.inputs) - len(after.inputs), len(step.inputs))  # behind the mean's factor
-    return NormAhead(
-        after,
-        step.norm,
-        tuple(Given(i, parts["input", i]) for i in own),
-        tuple(product.place for product in _ends(step, after, 0).products),
-    )
 
 
 def parts_as(x: Any, given: Given) -> Any:
@@ -267,23 +232,23 @@ def _saving(step: Step, wide: Sequence[Step], steps: Sequence[Step]) -> Step:
     carries: set[int] = set()
     for before, after in zip(map(_bare, steps), map(_bare, wide), strict=True):
         if isinstance(before, Saving):
-            of_products = _ends(before, after, 1).products
+            of_products = ends_of(before, after, 1).products
             products |= {of_products[p].place for p in before.saved.products}
             carries |= {*before.saved.carries}
     saved = step.saved._replace(products=tuple(sorted(products)), carries=tuple(sorted(carries)))
     return dataclasses.replace(step, saved=saved)
 
 
-def _ends(before: Any, after: Any, delay: int) -> Ends:
+def ends_of(before: Any, after: Any, delay: int) -> Ends:
     """Where what `_with` made of a step has its products and states, for edges of a delay."""
     if before == after:
         products, states = (tuple(map(StateOf, range(n))) for n in (before.products, before.states))
         return Ends(products, states)
     if isinstance(before, Adjoint):
-        products, states = _ends(before.step, after.step, delay)
+        products, states = ends_of(before.step, after.step, delay)
         return Ends(states, products)
     if not isinstance(before, LayerStep):
-        return _ends(before.step, after.step, delay)
+        return ends_of(before.step, after.step, delay)
     gates = dict(enumerate(range(before.step.products)))
     gates |= dict(zip(before.slots, after.slots, strict=True))
     skips = [after.gates] * before.skipping
@@ -330,21 +295,21 @@ def _names_of_outputs(step: Any) -> list[Name]:
     return [("output", i) for i in range(len(step.outputs))]
 
 
-def _parts_of_inputs(before: Any, after: Any) -> dict[Name, Parts]:
+def parts_of_inputs(before: Any, after: Any) -> dict[Name, Parts]:
     """Of each input of a step, the own parts in the order of what `_with` made of it."""
     names = _names_of_inputs(before)
     parts = {name: _whole(size) for name, size in zip(names, before.inputs, strict=True)}
     if before == after:
         return parts
     if isinstance(before, Keeping | Saving):
-        return _parts_of_inputs(before.step, after.step)
-    products, _ = _ends(before, after, 1)
+        return parts_of_inputs(before.step, after.step)
+    products, _ = ends_of(before, after, 1)
     if isinstance(before, LayerStep):
         if before.bias is not None:
             parts["input", before.bias] = _in_order(products[: before.gates], range(after.gates))
         return parts
     if isinstance(before, Adjoint):
-        inner = _parts_of_inputs(before.step, after.step)
+        inner = parts_of_inputs(before.step, after.step)
         parts |= {name: inner[name] for name in parts if name in inner}
         return parts | {"states": _in_order(products, range(after.products))}
     for name, own, wanted in zip(_SAVED, before.saved, after.saved, strict=False):
@@ -360,7 +325,7 @@ def _parts_of_outputs(before: Any, after: Any) -> dict[Name, Parts]:
     names = _names_of_outputs(before)
     parts = {name: _whole(size) for name, size in zip(names, before.outputs, strict=True)}
     if isinstance(before, Saving):
-        products, _ = _ends(before, after, 1)
+        products, _ = ends_of(before, after, 1)
         kept = (products[p].place for p in before.saved.products)
         parts["saved products"] = tuple((after.saved.products.index(p),) for p in kept)
     return parts

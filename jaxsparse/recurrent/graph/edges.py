@@ -52,7 +52,9 @@ class Edge:
     kind: str = "dense"
     forms: tuple[SparseForm, ...] = ()  # of a sparse matrix that is laid out for kernels of scans
     not_laid_out: str = ""  # why it is not, if that is known
-    norm: Norm | None = None  # of kind scaled
+    # Of kind scaled: what the product is divided by. Of other kinds: what the source is
+    # normalised by before it is multiplied (`norm_ahead.of_normalised`).
+    norm: Norm | None = None
 
     @property
     def operands(self) -> tuple[tuple[str, str], ...]:
@@ -125,7 +127,8 @@ def edge_products(
         wide = x.astype(accumulator_dtype(x.dtype))
         total = jnp.sum(wide if edge.kind == "mean" else wide * wide, -1, keepdims=True)
         return jnp.broadcast_to((total / count).astype(dtype), (*x.shape[:-1], units))
-    if edge.norm is not None:
+    if edge.kind == "scaled":
+        assert edge.norm is not None
         wide, of_norm = accumulator_dtype(dtype), {"transposed": transposed, "precision": precision}
         plain = dataclasses.replace(edge, kind="dense", norm=None)
         z = edge_products(
@@ -149,26 +152,6 @@ def means_of(x: Any, norm: Norm) -> list[Any]:
     """The means that a norm takes of features (t, b, 1, h): (t, b, 1, 1) each."""
     wide = x.astype(accumulator_dtype(x.dtype))
     return [jnp.mean(a, -1, keepdims=True) for a in (wide, wide * wide)][-norm.statistics :]
-
-
-def of_normalised(
-    into: Sequence[tuple[Edge, Any]], states: Sequence[Any]
-) -> tuple[list[tuple[Edge, Any]], list[Any]]:
-    """Edges, those with a norm as edges from what it makes of their sources, and all sources."""
-    terms, sources = [], list(states)
-    for edge, w in into:
-        if edge.norm is None:
-            terms.append((edge, w))
-            continue
-        x = parts_of(states[edge.source], edge.states)
-        wide = x.astype(accumulator_dtype(x.dtype))
-        if edge.norm.kind == "layer":
-            wide = wide - jnp.mean(wide, -1, keepdims=True)
-        factor = edge.norm.factor(*means_of(wide, edge.norm))
-        plain = dataclasses.replace(edge, source=len(sources), states=(0,), norm=None)
-        sources.append((wide * factor).astype(x.dtype))
-        terms.append((plain, w))
-    return terms, sources
 
 
 def _of_heads(

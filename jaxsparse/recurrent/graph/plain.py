@@ -9,9 +9,10 @@ import jax.numpy as jnp
 
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import bind_local
-from jaxsparse.recurrent.graph.alike import norm_ahead, parts_as, squared_states
+from jaxsparse.recurrent.graph.alike import parts_as, squared_states
 from jaxsparse.recurrent.graph.alone import Alone, alone, in_order
-from jaxsparse.recurrent.graph.edges import MEANS, Edge, added_up, edge_products, of_normalised
+from jaxsparse.recurrent.graph.edges import MEANS, Edge, added_up, edge_products
+from jaxsparse.recurrent.graph.norm_ahead import norm_ahead, of_normalised
 from jaxsparse.recurrent.graph.operands import (
     OfNode,
     Operands,
@@ -61,12 +62,13 @@ def node_alone(n: int, x: Operands, states: Sequence[Any], params: dict[str, Any
     ]
     ahead = norm_ahead(step)
     if ahead is not None:
-        # So a scan reads one array in each step, and neither means nor what they are multiplied by.
+        # Where no gradient keeps products a scan so reads one array in each step, and neither means
+        # nor what they are multiplied by.
         step = ahead.step
         node = node._replace(inputs=tuple(parts_as(node.inputs[i.place], i) for i in ahead.inputs))
         spans = tuple(spans[i.place] for i in ahead.inputs)
-        moved = [(ahead.edge(edge), w) for edge, w in incoming]
-        incoming, states = of_normalised([(e, w) for e, w in moved if e is not None], states)
+        led = [(ahead.edge(edge), w) for edge, w in incoming]
+        incoming, states = of_normalised([(e, w) for e, w in led if e is not None], states)
     between = [(edge, w) for edge, w in incoming if not edge.delay]
     units = params["units"][n]
     added = added_ahead(

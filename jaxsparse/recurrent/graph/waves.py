@@ -17,9 +17,10 @@ from jaxsparse import _ffi
 from jaxsparse.device import AnyDevice, Device
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.primitive import OPERATIONS, Fallback, UnavailableError, bind_local
-from jaxsparse.recurrent.graph.alike import StateOf, norm_ahead, own_states, parts_as
+from jaxsparse.recurrent.graph.alike import StateOf, own_states, parts_as
 from jaxsparse.recurrent.graph.alone import alone
-from jaxsparse.recurrent.graph.edges import MEANS, of_normalised
+from jaxsparse.recurrent.graph.edges import MEANS
+from jaxsparse.recurrent.graph.norm_ahead import norm_ahead, of_normalised
 from jaxsparse.recurrent.graph.operands import (
     OfNode,
     Operands,
@@ -216,7 +217,10 @@ def _planned(form: ScanForm, device: Device, forced: bool) -> Plan | NoPlan:
 
 
 def _microseconds_ahead(first: int, last: int, params: dict[str, Any], x: Operands) -> float:
-    """Predicted for what nodes take from those below ``first``, all steps at once."""
+    """Predicted for what nodes take from those below ``first``, all steps at once.
+
+    Edges of means stand for norms that are taken ahead, too.
+    """
     batch = batch_of(x)
     cost = 0.0
     for edge in params["edges"]:
