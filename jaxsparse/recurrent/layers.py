@@ -69,8 +69,9 @@ class Layer:
             theirs.
         norm_scale: ``(k,)``, by which what is normalised is multiplied, or None.
         norm_shift: ``(k,)``, what is added to that, or None.
-        norm_epsilon: is added to the mean square. That of "layer" is the mean of the squares less
-            the square of the mean: where features hardly differ, it should be larger.
+        norm_epsilon: is added to the mean square. Where a gradient keeps products, and in waves,
+            that of "layer" is the mean of the squares less the square of the mean: where features
+            hardly differ, it should be larger.
         between: a function ``(o, counts)`` of the whole output ``(T, B, k)`` of the layer below and
             of the steps that count, booleans ``(T, B)`` or None: what the layer takes in the place
             of o, ``(T, B, k')``. It may mix steps and rows, as a convolution or a batch norm does;
