@@ -240,7 +240,13 @@ def _saving(step: Step, wide: Sequence[Step], steps: Sequence[Step]) -> Step:
 
 
 def ends_of(before: Any, after: Any, delay: int) -> Ends:
-    """Where what `_with` made of a step has its products and states, for edges of a delay."""
+    """Where a step has the products and states of the one that it was made of.
+
+    Args:
+        before: the one, a part of a graph.
+        after: what `_with` or `norm_ahead` made of it.
+        delay: of the edges that lead there.
+    """
     if before == after:
         products, states = (tuple(map(StateOf, range(n))) for n in (before.products, before.states))
         return Ends(products, states)
@@ -296,7 +302,7 @@ def _names_of_outputs(step: Any) -> list[Name]:
 
 
 def parts_of_inputs(before: Any, after: Any) -> dict[Name, Parts]:
-    """Of each input of a step, the own parts in the order of what `_with` made of it."""
+    """Of each input of a step, the own parts in the order of what was made of it."""
     names = _names_of_inputs(before)
     parts = {name: _whole(size) for name, size in zip(names, before.inputs, strict=True)}
     if before == after:

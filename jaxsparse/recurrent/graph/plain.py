@@ -62,8 +62,8 @@ def node_alone(n: int, x: Operands, states: Sequence[Any], params: dict[str, Any
     ]
     ahead = norm_ahead(step)
     if ahead is not None:
-        # Where no gradient keeps products a scan so reads one array in each step, and neither means
-        # nor what they are multiplied by.
+        # The scan then reads one sum in each step, in place of products, means and what the means
+        # are multiplied by.
         step = ahead.step
         node = node._replace(inputs=tuple(parts_as(node.inputs[i.place], i) for i in ahead.inputs))
         spans = tuple(spans[i.place] for i in ahead.inputs)
