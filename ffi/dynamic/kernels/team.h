@@ -1,0 +1,71 @@
+// How a team of blocks, each on a multiprocessor of its own, divides one copy of the weights. Block
+// j owns `units` units: all rows of the matrix that lead to these, so that what belongs to a unit
+// stays with its block. The host plans with what is here, and the kernels take their sizes from it.
+#pragma once
+
+#include "types.h"
+
+namespace jaxsparse {
+
+// What a kernel is compiled for, beside the types of the state and the weights.
+struct TeamConfig {
+  int row_parts = 1;     // of the matrix: products of a cell, or slots of its children
+  int column_parts = 1;  // of the matrix, the other way round
+  int state_bytes = 2;   // of an element
+  int hidden = 8;        // h
+  int units = 8;         // of a block, a multiple of 8
+  int warps = 8;            // that make products; the columns are split over them
+  int pointwise_warps = 4;  // that sum their parts and make the pointwise step
+  int stages = 4;           // of the ring between them
+  int register_chunks = 0;  // chunks of columns of a warp whose weights stay in registers; the
+                            // others' are read from shared memory for every tile
+  bool asks_ahead = false;  // warps ask for a tile's states before they have those of the last one
+  int product_registers = 0;    // of a product thread, or 0 for an equal share; if not 0, both
+                                // numbers of warps have to be multiples of 4
+  int pointwise_registers = 0;  // the same of a pointwise thread
+};
+
+struct TeamSizes : TeamConfig {
+  JAXSPARSE_INLINE explicit constexpr TeamSizes(const TeamConfig& config) : TeamConfig(config) {}
+
+  int blocks = Ceil(hidden, units);  // of a team
+  int rows = row_parts * units;      // of the matrix, of a block
+  int part = hidden;                 // columns of the matrix that belong together
+  int columns = column_parts * part;
+
+  // A load of a lane is 16 bytes of a row of states. Tensor cores take chunks of 32 columns, two k16
+  // steps, and rows in tiles of 16.
+  int chunk = 32;
+  int chunks = Ceil(columns, chunk);
+  int loads = Ceil(chunks, warps);  // chunks of a warp
+  int row_tiles = Ceil(rows, 16);
+  int chains = row_tiles >= 4 ? 1 : 2;  // independent sums, which hide the latency of an mma
+
+  int product_threads = warps * kWarp;
+  int pointwise_threads = pointwise_warps * kWarp;
+  int threads = product_threads + pointwise_threads;
+  int items = Ceil(units * 8, pointwise_threads);  // units and rows of a tile, of a thread
+
+  // Shared memory: the ring's parts of products, of each warp (row of the matrix, row of the tile);
+  // two barriers for each stage; a flag; weights.
+  int warp_part = row_tiles * 16 * 8;
+  int partials = warps * warp_part;
+  int barriers_at = stages * partials * 4;
+  int flag_at = barriers_at + stages * 16;
+  int weights_at = Ceil(flag_at + 4, 16) * 16;
+  int chunk_registers = row_tiles * 8;  // of a lane, for the weights of a chunk
+  int chunk_bytes = chunk_registers * 4 * product_threads;
+  int shared_bytes = weights_at + (loads - register_chunks) * chunk_bytes;
+
+  // Registers of a product thread for all but the weights that it keeps.
+  int other_registers = 40 + (asks_ahead ? 8 : 4) * loads + 4 * row_tiles * chains +
+                        (register_chunks < loads ? chunk_registers : 0);
+
+  // The same for all threads: each quarter of a multiprocessor has 512 for every lane of its warps.
+  int thread_registers = 512 / ((warps + pointwise_warps + 3) / 4) / 8 * 8;
+
+ private:
+  JAXSPARSE_INLINE static constexpr int Ceil(int a, int b) { return (a + b - 1) / b; }
+};
+
+}  // namespace jaxsparse

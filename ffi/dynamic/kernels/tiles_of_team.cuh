@@ -1,0 +1,87 @@
+// The tiles of a team, in their order: those of its groups, one group after another. All warps of
+// its blocks walk through them alike. A script is data, which may be damaged: whatever it says, a
+// warp reads rows before its tile and of the tile's own group alone, so that teams never wait for
+// each other, and the first tile that is not done can always be made.
+#pragma once
+
+#include "cuda/device.cuh"
+#include "dynamic/kernels/script.h"
+#include "dynamic/problem.h"
+
+namespace jaxsparse {
+
+// A tile of a group that begins at tile `first`. Behind the last one there is none.
+struct TeamTile {
+  int number, first;
+  bool exists;
+};
+
+// A source in memory: a leaf, a row that was computed in the launch, or none.
+struct SourceRow {
+  int64_t row;
+  bool is_leaf, exists;
+};
+
+template <typename Plan>
+class TilesOfTeam {
+  static constexpr ScriptShape kShape{Plan::kSlots, kTileRows};
+
+ public:
+  __device__ __forceinline__ explicit TilesOfTeam(const GraphScanProblem& p)
+      : group_(static_cast<int>(blockIdx.x / Plan::kBlocks)) {
+    Enter(p);
+  }
+
+  __device__ __forceinline__ TeamTile Next(const GraphScanProblem& p) {
+    while (tile_ >= end_ && group_ < p.groups) {
+      group_ += Plan::kScans;
+      Enter(p);
+    }
+    return {tile_++, first_, group_ < p.groups};
+  }
+
+  __device__ __forceinline__ static const int32_t* RecordOf(const GraphScanProblem& p,
+                                                            const TeamTile& tile) {
+    return p.script + ScriptShape::RecordsAt(p.groups) + tile.number * kShape.record_words();
+  }
+  // What the record says of a row's source, or -1 where there is no tile.
+  __device__ __forceinline__ static int LoadSource(const GraphScanProblem& p, const TeamTile& tile,
+                                                   int row, int slot) {
+    return tile.exists ? RecordOf(p, tile)[kShape.SourceAt(row, slot)] : -1;
+  }
+  __device__ __forceinline__ static int LoadRowOfXs(const GraphScanProblem& p,
+                                                    const TeamTile& tile, int row) {
+    return tile.exists ? RecordOf(p, tile)[kShape.RowOfXsAt(row)] : -1;
+  }
+
+  __device__ __forceinline__ static SourceRow Checked(const GraphScanProblem& p,
+                                                      const TeamTile& tile, int source) {
+    const int64_t computed = int64_t{source} - p.leaves;
+    const bool is_leaf = source >= 0 && computed < 0;
+    const bool is_before = computed >= int64_t{tile.first} * kTileRows &&
+                           computed < int64_t{tile.number} * kTileRows;
+    return {is_leaf ? source : computed, is_leaf, is_leaf || is_before};
+  }
+
+  // How many tiles any team makes.
+  __device__ __forceinline__ static int Used(const GraphScanProblem& p) {
+    return GroupTile(p, p.groups);
+  }
+
+ private:
+  __device__ __forceinline__ static int GroupTile(const GraphScanProblem& p, int group) {
+    const int tile = p.script[ScriptShape::GroupTilesAt() + group];
+    return tile < 0 ? 0 : tile < p.tiles ? tile : p.tiles;
+  }
+  __device__ __forceinline__ void Enter(const GraphScanProblem& p) {
+    tile_ = first_ = end_ = 0;
+    if (group_ >= p.groups) return;
+    tile_ = first_ = GroupTile(p, group_);
+    end_ = GroupTile(p, group_ + 1);
+  }
+
+  int group_;
+  int tile_ = 0, first_ = 0, end_ = 0;
+};
+
+}  // namespace jaxsparse

@@ -1,0 +1,256 @@
+// Scripts, steps and operands of graph scans on an emulated GPU, and a loop on the host that their
+// results are compared with.
+#pragma once
+
+#define EMULATED_CONCURRENT_BLOCKS
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "cuda/pointwise.cuh"
+#include "device/operands.h"
+#include "dynamic/kernels/script.h"
+#include "dynamic/problem.h"
+#include "emulated/concurrent_blocks.h"
+
+namespace jaxsparse {
+
+namespace ops = pointwise;
+
+// A step as jaxsparse/codegen/printer.py prints it: of a Tree-LSTM's row with two children, whose
+// carries come slot by slot. It takes inputs of the row, inputs by the script, and a bias. It saves
+// a product in the state's dtype and both carries in float32.
+struct TreeStep {
+  static constexpr int kProducts = 5, kStates = 1, kCarries = 2, kNewCarries = 1, kInputs = 4,
+                       kOutputs = 3;
+  static void Apply(const float* product, float* carry, const float* input, float* state,
+                    float* output) {
+    const float out = ops::Logistic(product[1] + input[1]);
+    output[0] = product[2];
+    output[1] = carry[0];
+    output[2] = carry[1];
+    const float c = ops::Logistic(product[0] + input[0] + input[2]) * ops::Tanh(product[2]) +
+                    ops::Logistic(product[3] + input[3]) * carry[0] +
+                    ops::Logistic(product[4] + 1) * carry[1];
+    carry[0] = c;
+    state[0] = out * ops::Tanh(c);
+  }
+};
+// What the inputs and outputs of a TreeStep are.
+struct TreeArrays {
+  static constexpr int kInputs = 3, kOutputs = 2;
+  static constexpr int kInputParts[] = {2, 1, 1}, kOutputParts[] = {1, 2};
+  static constexpr RowsOf kInputRows[] = {RowsOf::kTiles, RowsOf::kScript, RowsOf::kNothing};
+  static constexpr bool kInputIsFloat[] = {false, false, true};
+  static constexpr bool kOutputIsFloat[] = {false, true};
+};
+
+// A chain's step, without carries and inputs, whose padding would not be zero.
+struct ChainStep {
+  static constexpr int kProducts = 1, kStates = 1, kCarries = 0, kNewCarries = 0, kInputs = 0,
+                       kOutputs = 0;
+  static void Apply(const float* product, float*, const float*, float* state, float*) {
+    state[0] = ops::Tanh(product[0] + 0.5f);
+  }
+};
+struct NoArrays {
+  static constexpr int kInputs = 0, kOutputs = 0;
+  static constexpr int kInputParts[] = {0}, kOutputParts[] = {0};
+  static constexpr RowsOf kInputRows[] = {RowsOf::kTiles};
+  static constexpr bool kInputIsFloat[] = {false}, kOutputIsFloat[] = {false};
+};
+
+// Random rows whose sources are any rows before their tile, leaves more often than not.
+struct RandomScript {
+  int leaves = 5, tiles = 6, unused = 2, groups = 2, rows_of_xs = 7;
+  bool is_damaged = false;
+
+  std::vector<int32_t> Words(int slots) const {
+    const ScriptShape shape{slots, kTileRows};
+    const int64_t words = shape.record_words(), at = ScriptShape::RecordsAt(groups);
+    std::vector<int32_t> script(static_cast<size_t>(at + (tiles + unused) * words), -1);
+    for (int g = 0; g <= groups; ++g) script[ScriptShape::GroupTilesAt() + g] = FirstTile(g);
+    const auto below = [](int most) { return static_cast<int>(generator() % most); };
+    std::vector<bool> is_row(static_cast<size_t>(tiles * kTileRows));
+    for (int g = 0; g < groups; ++g) {
+      for (int tile = FirstTile(g); tile < FirstTile(g + 1); ++tile) {
+        int32_t* record = script.data() + at + tile * words;
+        const int rows = 1 + below(kTileRows);
+        for (int row = 0; row < rows; ++row) {
+          for (int k = 0; k < slots; ++k) {
+            const int before = (tile - FirstTile(g)) * kTileRows;
+            const int computed = before > 0 ? FirstTile(g) * kTileRows + below(before) : 0;
+            const bool takes_computed = before > 0 && below(3) > 0 && is_row[computed];
+            const bool is_none = k > 0 && below(4) == 0;
+            record[shape.SourceAt(row, k)] = is_none          ? -1
+                                             : takes_computed ? leaves + computed
+                                                              : below(leaves);
+          }
+          record[shape.RowOfXsAt(row)] = below(3) == 0 ? -1 : below(rows_of_xs);
+          is_row[tile * kTileRows + row] = true;
+        }
+        record[0] = 0;
+      }
+    }
+    if (is_damaged) Spoil(script);
+    return script;
+  }
+
+  int AllTiles() const { return tiles + unused; }
+
+ private:
+  int32_t FirstTile(int group) const { return group * tiles / groups; }
+};
+
+// Plan: as the kernel wants it, with Arrays as above.
+template <typename Step, typename Plan>
+class GraphTest {
+  using State = typename Plan::State;
+  static constexpr int kHidden = Plan::kSizes.hidden, kSlots = Plan::kSlots;
+  static constexpr ScriptShape kShape{kSlots, kTileRows};
+  static constexpr bool kHasArrays = Step::kInputs > 0;
+
+ public:
+  explicit GraphTest(const RandomScript& script, bool has_nan = false)
+      : script_(script),
+        words_(script.Words(kSlots)),
+        weights_(Normal<State>(int64_t{Step::kProducts} * kSlots * kHidden * kHidden)),
+        leaf_states_(Normal<State>(int64_t{script.leaves} * kHidden)),
+        leaf_carries_(Normal<float>(int64_t{script.leaves} * kHidden)),
+        input_(Normal<State>(Rows() * 2 * kHidden)),
+        xs_(Normal<State>(int64_t{script.rows_of_xs} * kHidden)),
+        bias_(Normal<float>(kHidden)),
+        states_(static_cast<size_t>(Rows() * kHidden)),
+        carries_(static_cast<size_t>(Rows() * kHidden), 7.f),
+        output_(static_cast<size_t>(Rows() * kHidden)),
+        float_output_(static_cast<size_t>(Rows() * 2 * kHidden), 7.f),
+        arrivals_(static_cast<size_t>(Plan::kScans * kTeamFlagBytes / 4), ~0u) {
+    for (State& w : weights_) {
+      w = FromFloat<State>(ToAccumulator(w) / std::sqrt(float(kSlots * kHidden)));
+    }
+    std::memset(states_.data(), 0xff, states_.size() * sizeof(State));
+    // With the bits of what is not written yet.
+    if (has_nan) std::memset(&leaf_states_[1], 0xff, sizeof(State) * 3);
+  }
+
+  GraphScanProblem Problem() {
+    GraphScanProblem p;
+    p.script = words_.data();
+    p.leaves = script_.leaves;
+    p.tiles = script_.AllTiles();
+    p.groups = script_.groups;
+    p.weights = {weights_.data(), 1, Step::kProducts * kHidden};
+    p.leaf_states = leaf_states_.data();
+    p.leaf_carries[0] = leaf_carries_.data();
+    p.inputs[0] = {input_.data(), Rows(), 2 * kHidden, kHidden, 1};
+    p.inputs[1] = {xs_.data(), script_.rows_of_xs, kHidden, kHidden, 1};
+    p.inputs[2] = {bias_.data(), 1, 0, kHidden, 1};
+    p.states = states_.data();
+    p.carries[0] = carries_.data();
+    p.outputs[0] = output_.data();
+    p.outputs[1] = float_output_.data();
+    p.poll_delays = {200, 50, 10};
+    p.wait_limits = {int64_t{1} << 40, &error_, &report_};
+    p.arrivals = arrivals_.data();
+    return p;
+  }
+
+  // Row by row, from the states that the kernel has found: each follows from those before.
+  void Check() const {
+    if (error_ != ~0u || report_ != 0) Fail("a watchdog", 0, 0, error_, ~0u);
+    for (int64_t row = 0; row < Rows(); ++row) CheckRow(row);
+  }
+
+  // Nothing was out of bounds, and no block has waited for what never comes.
+  void CheckDamaged() const {
+    if (error_ != ~0u || report_ != 0) Fail("a damaged script", 0, 0, error_, ~0u);
+  }
+
+  // A block of the first team never ran: both words say so, and what the others make is NaN.
+  void CheckTimedOut() const {
+    if (error_ != 0 || report_ != 1) Fail("a missing block", error_, report_, 0, 1);
+    int64_t nans = 0;
+    for (const State& state : states_) nans += std::isnan(ToAccumulator(state));
+    if (nans == 0) Fail("after a missing block", nans, 0, 0, 0);
+  }
+
+ private:
+  int64_t Rows() const { return int64_t{script_.AllTiles()} * kTileRows; }
+
+  const int32_t* RecordOf(int64_t row) const {
+    return words_.data() + ScriptShape::RecordsAt(script_.groups) +
+           row / kTileRows * kShape.record_words();
+  }
+
+  void CheckRow(int64_t row) const {
+    const int32_t* record = RecordOf(row);
+    const int lane = static_cast<int>(row % kTileRows);
+    bool is_real = false;
+    const State* sources[kSlots];
+    const float* carries[kSlots];
+    for (int k = 0; k < kSlots; ++k) {
+      const int source = record[kShape.SourceAt(lane, k)];
+      const int64_t computed = source - script_.leaves;
+      is_real |= source >= 0;
+      sources[k] = source < 0       ? nullptr
+                   : computed < 0   ? leaf_states_.data() + int64_t{source} * kHidden
+                                    : states_.data() + computed * kHidden;
+      carries[k] = source < 0     ? nullptr
+                   : computed < 0 ? leaf_carries_.data() + int64_t{source} * kHidden
+                                  : carries_.data() + computed * kHidden;
+    }
+    const int row_of_xs = record[kShape.RowOfXsAt(lane)];
+    for (int64_t unit = 0; unit < kHidden; ++unit) {
+      float products[Step::kProducts], carry[kSlots], inputs[4], state[1] = {}, outputs[3] = {};
+      for (int g = 0; g < Step::kProducts; ++g) {
+        double sum = 0;
+        for (int k = 0; k < kSlots; ++k) {
+          for (int64_t c = 0; sources[k] != nullptr && c < kHidden; ++c) {
+            const int64_t at = (k * kHidden + c) * Step::kProducts * kHidden + g * kHidden + unit;
+            sum += double(ToAccumulator(weights_[at])) * ToAccumulator(sources[k][c]);
+          }
+        }
+        products[g] = static_cast<float>(sum);
+      }
+      for (int k = 0; k < kSlots; ++k) carry[k] = carries[k] != nullptr ? carries[k][unit] : 0;
+      inputs[0] = ToAccumulator(input_[row * 2 * kHidden + unit]);
+      inputs[1] = ToAccumulator(input_[(row * 2 + 1) * kHidden + unit]);
+      inputs[2] = row_of_xs < 0 ? 0 : ToAccumulator(xs_[row_of_xs * kHidden + unit]);
+      inputs[3] = bias_[unit];
+      Step::Apply(products, carry, inputs, state, outputs);
+      if (!is_real) carry[0] = state[0] = outputs[0] = outputs[1] = outputs[2] = 0;
+      const int64_t at = row * kHidden + unit;
+      Compare("state", row, unit, states_[at], state[0]);
+      if (!kHasArrays) continue;
+      Compare("carry", row, unit, carries_[at], carry[0]);
+      Compare("output", row, unit, output_[at], outputs[0]);
+      Compare("float output", row, unit, float_output_[2 * row * kHidden + unit], outputs[1]);
+      Compare("float output", row, unit, float_output_[(2 * row + 1) * kHidden + unit], outputs[2]);
+    }
+  }
+
+  template <typename T>
+  static void Compare(const char* what, int64_t row, int64_t unit, T value, double wanted) {
+    const double got = ToAccumulator(value);
+    const double allowed = (sizeof(T) == 4 ? 0x1p-17 : 0x1p-7) * (1 + std::fabs(wanted));
+    const bool close = std::isnan(wanted) ? std::isnan(got) : std::fabs(got - wanted) <= allowed;
+    if (!close) Fail(what, row, unit, got, wanted);
+  }
+
+  const RandomScript script_;
+  const std::vector<int32_t> words_;
+  std::vector<State> weights_, leaf_states_;
+  std::vector<float> leaf_carries_;
+  std::vector<State> input_, xs_;
+  std::vector<float> bias_;
+  std::vector<State> states_;
+  std::vector<float> carries_;
+  std::vector<State> output_;
+  std::vector<float> float_output_;
+  uint32_t error_ = ~0u, report_ = 0;
+  std::vector<uint32_t> arrivals_;
+};
+
+}  // namespace jaxsparse
