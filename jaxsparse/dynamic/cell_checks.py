@@ -22,20 +22,20 @@ _POINTWISE = (
 
 @functools.lru_cache(maxsize=1024)
 def checked_step(
-    kinds: tuple[KindOfCell, ...], slots: int, tree: Any, wide: tuple[bool, ...]
+    kinds: tuple[KindOfCell, ...], children: int, tree: Any, wide: tuple[bool, ...]
 ) -> CellStep:
     """The step of cells that can run in a kernel, or TypeError or ValueError.
 
     Args:
         kinds: the cells.
-        slots: how many children a row has at most.
+        children: how many of these a row has at most.
         tree: the structure of the carry.
         wide: which leaves of it are wider than states.
     """
     read: set[int] = set()
     for kind in dict.fromkeys(kinds):
         read.update(_read_by(kind, tree))
-    return CellStep(kinds, (slots, 1), tree, tuple(sorted(read)), wide)
+    return CellStep(kinds, children, tree, tuple(sorted(read)), wide)
 
 
 def _read_by(kind: KindOfCell, tree: Any) -> set[int]:
@@ -44,8 +44,7 @@ def _read_by(kind: KindOfCell, tree: Any) -> set[int]:
     try:
         _check_scalars(name, kind, tree)
         leaves = tree.num_leaves
-        slots = (kind.cell.children, 1)
-        step = CellStep((kind,), slots, tree, tuple(range(leaves)), (False,) * leaves)
+        step = CellStep((kind,), kind.cell.children, tree, tuple(range(leaves)), (False,) * leaves)
         check_pointwise(step.jaxpr, "dynamic.scan")
         check_mixes_nothing(name, kind.cell, functools.partial(_arguments, kind, tree))
     except (TypeError, ValueError) as error:

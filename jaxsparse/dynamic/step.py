@@ -35,7 +35,7 @@ class CellStep(Step):
     """
 
     kinds: tuple[KindOfCell, ...]
-    slots: tuple[int, int]
+    children: int  # of a row, at most
     tree: Any  # of the carry
     read: tuple[int, ...]  # which of its leaves a parent reads
     wide: tuple[bool, ...]  # which of them are wider than states
@@ -62,6 +62,10 @@ class CellStep(Step):
     @property
     def carries(self) -> int:  # type: ignore[override]
         return len(self.read)
+
+    @property
+    def carry_rows(self) -> tuple[int, int]:  # type: ignore[override]
+        return self.children, 1
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -91,7 +95,7 @@ class CellStep(Step):
         x = list(next(values)) if self.gates else []
         of_kind = next(values)[0] if len(self.kinds) > 1 else None
         biases = [next(values) if kind.biased else None for kind in self.kinds]
-        children = grouped(carries, (self.carries,) * self.slots[0])
+        children = grouped(carries, (self.carries,) * self.children)
 
         def of(kind: KindOfCell, bias: Any) -> list[Any]:
             r = list(products[: kind.products])

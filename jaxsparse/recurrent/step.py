@@ -65,15 +65,15 @@ class Step:
     means: tuple[int, ...] = ()  # products that are equal for all units, and not to be rounded
     # Of how many rows it takes the carries, and for how many it makes some; row by row. In a scan
     # over time it is the one before, and the next one.
-    slots: tuple[int, int] = (1, 1)
+    carry_rows: tuple[int, int] = (1, 1)
 
     @property
     def carries_taken(self) -> int:
-        return self.carries * self.slots[0]
+        return self.carries * self.carry_rows[0]
 
     @property
     def carries_made(self) -> int:
-        return self.carries * self.slots[1]
+        return self.carries * self.carry_rows[1]
 
     def __call__(self, products: Arrays, carries: Arrays, inputs: Sequence[Arrays]) -> Results:
         """Applies the step to arrays of one shape."""
@@ -216,7 +216,7 @@ class OfAnother(Step):
     wide_carries = property(lambda self: self.step.wide_carries)
     wide_outputs = property(lambda self: self.step.wide_outputs)
     means = property(lambda self: self.step.means)
-    slots = property(lambda self: self.step.slots)
+    carry_rows = property(lambda self: self.step.carry_rows)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -191,7 +191,7 @@ class Adjoint(OfAnother):
     products = property(lambda self: self.step.states)
     states = property(lambda self: self.step.products)
     wide_outputs = property(lambda self: self.wide)
-    slots = property(lambda self: self.step.slots[::-1])
+    carry_rows = property(lambda self: self.step.carry_rows[::-1])
     means = ()
 
     @functools.cached_property

@@ -113,7 +113,7 @@ def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
             (
                 *(x.inputs[i] for i in adjoint.fixed),
                 *([ct.states] if adjoint.states_used else []),
-                *(ct.carries[i] for i in carries),
+                *(jnp.expand_dims(ct.carries[i], -2) for i in carries),
                 *(ct.outputs[i] for i in used),
             ),
         ),

@@ -32,7 +32,7 @@ def plain_scan(*operands: Any, on_gpu: bool = False, **params: Any) -> list[Any]
     step, it has all tiles.
     """
     words, form = operands[1], params["form"]
-    tiles = form.tiles if on_gpu else jnp.max(Script(words, form).used_tiles)
+    tiles = form.tiles if on_gpu else jnp.max(Script(words, form).used_tiles).astype(int)
     compute = functools.partial(_scan, tiles=tiles, on_gpu=on_gpu, **params)
     return over_batch(compute, words.ndim - 1, *operands)
 
