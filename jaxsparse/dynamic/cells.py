@@ -13,6 +13,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from jaxsparse.recurrent import cells as recurrent_cells
 from jaxsparse.recurrent.arguments import check_cell
 
@@ -37,6 +40,14 @@ class Cell:
         return self.function(x, r, children)
 
 
+def check_children(operation: str, children: Any) -> None:
+    """TypeError or ValueError unless a cell can have so many children."""
+    if isinstance(children, bool) or not isinstance(children, int):
+        raise TypeError(f"{operation}: children must be an integer, got {children!r}")
+    if children < 1:
+        raise ValueError(f"{operation}: children must be at least 1, got {children}")
+
+
 def cell(*, children: int) -> Callable[[Function], Cell]:
     """Makes a cell of a pointwise function ``(x, r, children) -> carry``.
 
@@ -57,10 +68,7 @@ def cell(*, children: int) -> Callable[[Function], Cell]:
     >>> average((), (jnp.zeros(3),), (jnp.ones(3), jnp.zeros(3)))
     Array([0.5, 0.5, 0.5], dtype=float32)
     """
-    if isinstance(children, bool) or not isinstance(children, int):
-        raise TypeError(f"dynamic.cell: children must be an integer, got {children!r}")
-    if children < 1:
-        raise ValueError(f"dynamic.cell: children must be at least 1, got {children}")
+    check_children("dynamic.cell", children)
 
     def decorate(function: Function) -> Cell:
         check_cell("dynamic.cell", function)
@@ -105,3 +113,48 @@ class _Chained:
         (child,) = children
         carry, _ = self.cell(x, r, child)
         return carry
+
+
+def tree_lstm(children: int) -> Cell:
+    r"""Long short-term memory of trees, with a forget gate for each child; the carry is (c, h).
+
+    .. math::
+        c = \sigma(i) \tanh(u) + \sum_k \sigma(f_k)\, c_k, \quad h = \sigma(o) \tanh(c)
+
+    of the gates i, o, u, f_1, ..., f_K, the products of the weights; x, where rows have inputs, has
+    the gates i, o, u, f, of which all children share the last one.
+
+    Args:
+        children: K.
+
+    Source: Tai et al. 2015, "Improved Semantic Representations From Tree-Structured Long
+    Short-Term Memory Networks": the N-ary Tree-LSTM, and by weights of another form the child-sum
+    one (`jaxsparse.nn.ChildSumTreeLSTM`).
+
+    >>> import jax.numpy as jnp
+    >>> one, zero = jnp.ones(1), jnp.zeros(1)
+    >>> c, h = tree_lstm(2)((), (zero,) * 5, ((one, one), (one, one)))
+    >>> c
+    Array([1.], dtype=float32)
+    """
+    check_children("dynamic.tree_lstm", children)
+    return Cell(_TreeLSTM(children), children)
+
+
+@dataclasses.dataclass(frozen=True)
+class _TreeLSTM:
+    children: int
+
+    @property
+    def __name__(self) -> str:
+        return f"tree_lstm({self.children})"
+
+    def __call__(self, x: Any, r: Any, children: Any) -> Any:
+        i, o, u, *forget = r
+        if x:
+            x_i, x_o, x_u, x_f = x
+            i, o, u, forget = i + x_i, o + x_o, u + x_u, [f + x_f for f in forget]
+        c = jax.nn.sigmoid(i) * jnp.tanh(u)
+        for f, (of_child, _) in zip(forget, children, strict=True):
+            c = c + jax.nn.sigmoid(f) * of_child
+        return c, jax.nn.sigmoid(o) * jnp.tanh(c)
