@@ -14,6 +14,8 @@ SECTION = 32  # words; sections and records are multiples of it, a warp's load
 # What the header says from its second word on: how much is used, and then the form's sizes.
 USED = ("leaves", "tiles", "graphs", "inputs")
 SIZES = (*USED, "width", "slots", "groups", "kinds", "words")
+# What a channel can have a number each of (ffi/dynamic/graphs.h).
+PLACES = ("leaf", "row", "input", "graph")
 # Sizes below these are rounded up to them: small batches would have a form each.
 LEAST = {"leaves": 8, "inputs": 8, "tiles": 1, "graphs": 1}
 
@@ -88,8 +90,8 @@ class Form:
 
     def room(self, place: str) -> int:
         """How many numbers a channel of a place has."""
-        sizes = {"leaf": self.leaves, "row": self.rows, "input": self.inputs, "graph": self.graphs}
-        return sizes[place]
+        sizes = (self.leaves, self.rows, self.inputs, self.graphs)
+        return sizes[PLACES.index(place)]
 
     @property
     def record_words(self) -> int:
