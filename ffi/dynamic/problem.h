@@ -15,29 +15,22 @@
 
 namespace jaxsparse {
 
-constexpr int kTileRows = 8;          // rows of a tile: columns of a tensor core
-constexpr int kMaxGraphSlots = 4;     // children of a row
-constexpr int kMaxGraphArrays = 24;   // arrays of one kind that a launch takes, products of a step
+constexpr int kTileRows = 8;             // rows of a tile: columns of a tensor core
+constexpr int kMaxGraphArrays = 24;      // arrays of one kind that a launch takes
 constexpr int64_t kTeamFlagBytes = 128;  // words that blocks poll or count at lie so far apart
 
-// Which row of an input a computed row reads.
-enum class RowsOf {
-  kTiles,    // its own
-  kScript,   // that which the script says; zeros where it says none
-  kNothing,  // all read the same
-};
-
-// Values of the state's dtype or of float32 of rows, parts and units. Distances in elements.
+// Values of the state's dtype or of float32 for every computed row and unit, of several parts; the
+// distance in elements between neighbours is 0 where it repeats.
 struct GraphInput {
   const void* data = nullptr;
-  int64_t rows = 0;
   int64_t row_stride = 0;
   int64_t part_stride = 0;
   int64_t unit_stride = 0;
 };
 
 struct GraphScanProblem {
-  const int32_t* script = nullptr;
+  const int32_t* group_tiles = nullptr;  // of the script, with groups + 1 numbers
+  const int32_t* records = nullptr;      // of the script, one for each tile
   int32_t leaves = 0;
   int32_t tiles = 0;
   int32_t groups = 0;

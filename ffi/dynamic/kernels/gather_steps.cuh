@@ -20,9 +20,9 @@ class GatherSteps {
   static constexpr auto kSizes = Plan::kSizes;
   static constexpr int kSlots = Plan::kSlots, kItems = kSizes.items;
   static constexpr bool kPairs = sizeof(State) == 2;  // two units make a word
-  static constexpr int kCarries = Step::kNewCarries;  // of a row
-  static constexpr int kCarrySlots = Step::kCarries > 0 ? Step::kCarries : 1;
-  static_assert(Step::kCarries == kSlots * kCarries && Step::kStates == 1);
+  static constexpr int kCarries = Step::kCarriesMade;  // of a row
+  static constexpr int kCarrySlots = Step::kCarriesTaken > 0 ? Step::kCarriesTaken : 1;
+  static_assert(Step::kCarriesTaken == kSlots * kCarries && Step::kStates == 1);
 
  public:
   __device__ __forceinline__ GatherSteps(const GraphScanProblem& p, Words4* shared,
@@ -51,7 +51,6 @@ class GatherSteps {
   struct OfTile {
     TeamTile tile;
     int source[kItems][kSlots];
-    int row_of_xs[kItems];
   };
 
   struct Item {
@@ -81,7 +80,6 @@ class GatherSteps {
       for (int k = 0; k < kSlots; ++k) {
         next_.source[n][k] = Tiles::LoadSource(p, next_.tile, item.row, k);
       }
-      next_.row_of_xs[n] = Tiles::LoadRowOfXs(p, next_.tile, item.row);
     }
   }
 
@@ -95,8 +93,7 @@ class GatherSteps {
     for (int n = 0; n < kItems; ++n) {
       const Item item = At(n);
       if (!item.exists) continue;
-      Arrays::LoadInputs(p, RowOf(now_, item), now_.row_of_xs[n], FirstUnit() + item.unit,
-                         input_[n], again);
+      Arrays::LoadInputs(p, RowOf(now_, item), FirstUnit() + item.unit, input_[n], again);
     }
   }
 

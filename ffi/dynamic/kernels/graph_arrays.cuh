@@ -4,7 +4,6 @@
 //   struct Arrays {
 //     static constexpr int kInputs = ..., kOutputs = ...;  // arrays
 //     static constexpr int kInputParts[] = {...}, kOutputParts[] = {...};
-//     static constexpr RowsOf kInputRows[] = {...};
 //     // float32, or else the state's dtype
 //     static constexpr bool kInputIsFloat[] = {...}, kOutputIsFloat[] = {...};
 //   };
@@ -29,24 +28,17 @@ struct GraphArrays {
   // wait for each load. `again`: what all rows read is there already.
   template <int kInput = 0, int kSlot = 0>
   __device__ __forceinline__ static void LoadInputs(const GraphScanProblem& p, int64_t row,
-                                                    int row_of_xs, int64_t unit, uint32_t* to,
-                                                    bool again) {
+                                                    int64_t unit, uint32_t* to, bool again) {
     if constexpr (kInput < Arrays::kInputs) {
-      constexpr RowsOf kRows = Arrays::kInputRows[kInput];
-      if (kRows != RowsOf::kNothing || !again) {
-        const GraphInput& in = p.inputs[kInput];
-        const int64_t from = kRows == RowsOf::kScript ? row_of_xs : row;
-        const bool exists = kRows != RowsOf::kScript || (from >= 0 && from < in.rows);
-        const int64_t at = (kRows == RowsOf::kNothing ? 0 : from * in.row_stride) +
-                           unit * in.unit_stride;
+      const GraphInput& in = p.inputs[kInput];
+      if (!again || in.row_stride != 0) {
+        const int64_t at = row * in.row_stride + unit * in.unit_stride;
 #pragma unroll
         for (int part = 0; part < Arrays::kInputParts[kInput]; ++part) {
-          to[kSlot + part] =
-              exists ? LoadValue<Arrays::kInputIsFloat[kInput]>(in, at + part * in.part_stride) : 0;
+          to[kSlot + part] = LoadValue<Arrays::kInputIsFloat[kInput]>(in, at + part * in.part_stride);
         }
       }
-      LoadInputs<kInput + 1, kSlot + Arrays::kInputParts[kInput]>(p, row, row_of_xs, unit, to,
-                                                                  again);
+      LoadInputs<kInput + 1, kSlot + Arrays::kInputParts[kInput]>(p, row, unit, to, again);
     }
   }
 

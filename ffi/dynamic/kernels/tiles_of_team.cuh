@@ -5,8 +5,8 @@
 #pragma once
 
 #include "cuda/device.cuh"
-#include "dynamic/kernels/script.h"
 #include "dynamic/problem.h"
+#include "dynamic/script.h"
 
 namespace jaxsparse {
 
@@ -24,7 +24,7 @@ struct SourceRow {
 
 template <typename Plan>
 class TilesOfTeam {
-  static constexpr ScriptShape kShape{Plan::kSlots, kTileRows};
+  static constexpr ScriptForm kForm{.width = kTileRows, .slots = Plan::kSlots};
 
  public:
   __device__ __forceinline__ explicit TilesOfTeam(const GraphScanProblem& p)
@@ -40,18 +40,12 @@ class TilesOfTeam {
     return {tile_++, first_, group_ < p.groups};
   }
 
-  __device__ __forceinline__ static const int32_t* RecordOf(const GraphScanProblem& p,
-                                                            const TeamTile& tile) {
-    return p.script + ScriptShape::RecordsAt(p.groups) + tile.number * kShape.record_words();
-  }
   // What the record says of a row's source, or -1 where there is no tile.
   __device__ __forceinline__ static int LoadSource(const GraphScanProblem& p, const TeamTile& tile,
                                                    int row, int slot) {
-    return tile.exists ? RecordOf(p, tile)[kShape.SourceAt(row, slot)] : -1;
-  }
-  __device__ __forceinline__ static int LoadRowOfXs(const GraphScanProblem& p,
-                                                    const TeamTile& tile, int row) {
-    return tile.exists ? RecordOf(p, tile)[kShape.RowOfXsAt(row)] : -1;
+    if (!tile.exists) return -1;
+    const int32_t* record = p.records + tile.number * kForm.RecordWords();
+    return record[kRecordSources + row * Plan::kSlots + slot];
   }
 
   __device__ __forceinline__ static SourceRow Checked(const GraphScanProblem& p,
@@ -70,7 +64,7 @@ class TilesOfTeam {
 
  private:
   __device__ __forceinline__ static int GroupTile(const GraphScanProblem& p, int group) {
-    const int tile = p.script[ScriptShape::GroupTilesAt() + group];
+    const int tile = p.group_tiles[group];
     return tile < 0 ? 0 : tile < p.tiles ? tile : p.tiles;
   }
   __device__ __forceinline__ void Enter(const GraphScanProblem& p) {

@@ -11,8 +11,8 @@
 
 #include "cuda/pointwise.cuh"
 #include "device/operands.h"
-#include "dynamic/kernels/script.h"
 #include "dynamic/problem.h"
+#include "dynamic/script.h"
 #include "emulated/concurrent_blocks.h"
 
 namespace jaxsparse {
@@ -20,10 +20,10 @@ namespace jaxsparse {
 namespace ops = pointwise;
 
 // A step as jaxsparse/codegen/printer.py prints it: of a Tree-LSTM's row with two children, whose
-// carries come slot by slot. It takes inputs of the row, inputs by the script, and a bias. It saves
-// a product in the state's dtype and both carries in float32.
+// carries come slot by slot. It takes inputs of each row, one number for a row, and a bias. It saves a
+// product in the state's dtype and both carries in float32.
 struct TreeStep {
-  static constexpr int kProducts = 5, kStates = 1, kCarries = 2, kNewCarries = 1, kInputs = 4,
+  static constexpr int kProducts = 5, kStates = 1, kCarriesTaken = 2, kCarriesMade = 1, kInputs = 4,
                        kOutputs = 3;
   static void Apply(const float* product, float* carry, const float* input, float* state,
                     float* output) {
@@ -42,14 +42,13 @@ struct TreeStep {
 struct TreeArrays {
   static constexpr int kInputs = 3, kOutputs = 2;
   static constexpr int kInputParts[] = {2, 1, 1}, kOutputParts[] = {1, 2};
-  static constexpr RowsOf kInputRows[] = {RowsOf::kTiles, RowsOf::kScript, RowsOf::kNothing};
   static constexpr bool kInputIsFloat[] = {false, false, true};
   static constexpr bool kOutputIsFloat[] = {false, true};
 };
 
 // A chain's step, without carries and inputs, whose padding would not be zero.
 struct ChainStep {
-  static constexpr int kProducts = 1, kStates = 1, kCarries = 0, kNewCarries = 0, kInputs = 0,
+  static constexpr int kProducts = 1, kStates = 1, kCarriesTaken = 0, kCarriesMade = 0, kInputs = 0,
                        kOutputs = 0;
   static void Apply(const float* product, float*, const float*, float* state, float*) {
     state[0] = ops::Tanh(product[0] + 0.5f);
@@ -58,20 +57,19 @@ struct ChainStep {
 struct NoArrays {
   static constexpr int kInputs = 0, kOutputs = 0;
   static constexpr int kInputParts[] = {0}, kOutputParts[] = {0};
-  static constexpr RowsOf kInputRows[] = {RowsOf::kTiles};
   static constexpr bool kInputIsFloat[] = {false}, kOutputIsFloat[] = {false};
 };
 
 // Random rows whose sources are any rows before their tile, leaves more often than not.
 struct RandomScript {
-  int leaves = 5, tiles = 6, unused = 2, groups = 2, rows_of_xs = 7;
+  int leaves = 5, tiles = 6, unused = 2, groups = 2;
   bool is_damaged = false;
 
   std::vector<int32_t> Words(int slots) const {
-    const ScriptShape shape{slots, kTileRows};
-    const int64_t words = shape.record_words(), at = ScriptShape::RecordsAt(groups);
-    std::vector<int32_t> script(static_cast<size_t>(at + (tiles + unused) * words), -1);
-    for (int g = 0; g <= groups; ++g) script[ScriptShape::GroupTilesAt() + g] = FirstTile(g);
+    const ScriptForm form = FormOf(slots);
+    const int64_t words = form.RecordWords(), at = form.RecordsAt();
+    std::vector<int32_t> script(static_cast<size_t>(form.RootsAt()), -1);
+    for (int g = 0; g <= groups; ++g) script[form.GroupTilesAt() + g] = FirstTile(g);
     const auto below = [](int most) { return static_cast<int>(generator() % most); };
     std::vector<bool> is_row(static_cast<size_t>(tiles * kTileRows));
     for (int g = 0; g < groups; ++g) {
@@ -84,14 +82,13 @@ struct RandomScript {
             const int computed = before > 0 ? FirstTile(g) * kTileRows + below(before) : 0;
             const bool takes_computed = before > 0 && below(3) > 0 && is_row[computed];
             const bool is_none = k > 0 && below(4) == 0;
-            record[shape.SourceAt(row, k)] = is_none          ? -1
-                                             : takes_computed ? leaves + computed
-                                                              : below(leaves);
+            record[kRecordSources + row * slots + k] = is_none          ? -1
+                                                       : takes_computed ? leaves + computed
+                                                                        : below(leaves);
           }
-          record[shape.RowOfXsAt(row)] = below(3) == 0 ? -1 : below(rows_of_xs);
           is_row[tile * kTileRows + row] = true;
         }
-        record[0] = 0;
+        record[kRecordKind] = 0;
       }
     }
     if (is_damaged) Spoil(script);
@@ -99,6 +96,14 @@ struct RandomScript {
   }
 
   int AllTiles() const { return tiles + unused; }
+  ScriptForm FormOf(int slots) const {
+    return {.leaves = leaves,
+            .tiles = AllTiles(),
+            .width = kTileRows,
+            .slots = slots,
+            .groups = groups,
+            .kinds = 1};
+  }
 
  private:
   int32_t FirstTile(int group) const { return group * tiles / groups; }
@@ -109,7 +114,6 @@ template <typename Step, typename Plan>
 class GraphTest {
   using State = typename Plan::State;
   static constexpr int kHidden = Plan::kSizes.hidden, kSlots = Plan::kSlots;
-  static constexpr ScriptShape kShape{kSlots, kTileRows};
   static constexpr bool kHasArrays = Step::kInputs > 0;
 
  public:
@@ -120,7 +124,7 @@ class GraphTest {
         leaf_states_(Normal<State>(int64_t{script.leaves} * kHidden)),
         leaf_carries_(Normal<float>(int64_t{script.leaves} * kHidden)),
         input_(Normal<State>(Rows() * 2 * kHidden)),
-        xs_(Normal<State>(int64_t{script.rows_of_xs} * kHidden)),
+        number_(Normal<State>(Rows())),
         bias_(Normal<float>(kHidden)),
         states_(static_cast<size_t>(Rows() * kHidden)),
         carries_(static_cast<size_t>(Rows() * kHidden), 7.f),
@@ -137,16 +141,18 @@ class GraphTest {
 
   GraphScanProblem Problem() {
     GraphScanProblem p;
-    p.script = words_.data();
+    const ScriptForm form = script_.FormOf(kSlots);
+    p.group_tiles = words_.data() + form.GroupTilesAt();
+    p.records = words_.data() + form.RecordsAt();
     p.leaves = script_.leaves;
     p.tiles = script_.AllTiles();
     p.groups = script_.groups;
     p.weights = {weights_.data(), 1, Step::kProducts * kHidden};
     p.leaf_states = leaf_states_.data();
     p.leaf_carries[0] = leaf_carries_.data();
-    p.inputs[0] = {input_.data(), Rows(), 2 * kHidden, kHidden, 1};
-    p.inputs[1] = {xs_.data(), script_.rows_of_xs, kHidden, kHidden, 1};
-    p.inputs[2] = {bias_.data(), 1, 0, kHidden, 1};
+    p.inputs[0] = {input_.data(), 2 * kHidden, kHidden, 1};
+    p.inputs[1] = {number_.data(), 1, 1, 0};
+    p.inputs[2] = {bias_.data(), 0, kHidden, 1};
     p.states = states_.data();
     p.carries[0] = carries_.data();
     p.outputs[0] = output_.data();
@@ -180,8 +186,8 @@ class GraphTest {
   int64_t Rows() const { return int64_t{script_.AllTiles()} * kTileRows; }
 
   const int32_t* RecordOf(int64_t row) const {
-    return words_.data() + ScriptShape::RecordsAt(script_.groups) +
-           row / kTileRows * kShape.record_words();
+    const ScriptForm form = script_.FormOf(kSlots);
+    return words_.data() + form.RecordsAt() + row / kTileRows * form.RecordWords();
   }
 
   void CheckRow(int64_t row) const {
@@ -191,7 +197,7 @@ class GraphTest {
     const State* sources[kSlots];
     const float* carries[kSlots];
     for (int k = 0; k < kSlots; ++k) {
-      const int source = record[kShape.SourceAt(lane, k)];
+      const int source = record[kRecordSources + lane * kSlots + k];
       const int64_t computed = source - script_.leaves;
       is_real |= source >= 0;
       sources[k] = source < 0       ? nullptr
@@ -201,7 +207,6 @@ class GraphTest {
                    : computed < 0 ? leaf_carries_.data() + int64_t{source} * kHidden
                                   : carries_.data() + computed * kHidden;
     }
-    const int row_of_xs = record[kShape.RowOfXsAt(lane)];
     for (int64_t unit = 0; unit < kHidden; ++unit) {
       float products[Step::kProducts], carry[kSlots], inputs[4], state[1] = {}, outputs[3] = {};
       for (int g = 0; g < Step::kProducts; ++g) {
@@ -217,7 +222,7 @@ class GraphTest {
       for (int k = 0; k < kSlots; ++k) carry[k] = carries[k] != nullptr ? carries[k][unit] : 0;
       inputs[0] = ToAccumulator(input_[row * 2 * kHidden + unit]);
       inputs[1] = ToAccumulator(input_[(row * 2 + 1) * kHidden + unit]);
-      inputs[2] = row_of_xs < 0 ? 0 : ToAccumulator(xs_[row_of_xs * kHidden + unit]);
+      inputs[2] = ToAccumulator(number_[row]);
       inputs[3] = bias_[unit];
       Step::Apply(products, carry, inputs, state, outputs);
       if (!is_real) carry[0] = state[0] = outputs[0] = outputs[1] = outputs[2] = 0;
@@ -243,7 +248,7 @@ class GraphTest {
   const std::vector<int32_t> words_;
   std::vector<State> weights_, leaf_states_;
   std::vector<float> leaf_carries_;
-  std::vector<State> input_, xs_;
+  std::vector<State> input_, number_;
   std::vector<float> bias_;
   std::vector<State> states_;
   std::vector<float> carries_;

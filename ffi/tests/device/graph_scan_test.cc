@@ -71,7 +71,7 @@ int main() {
         Test<TreeStep, TreeArrays, bfloat16, 24, 2, TeamOptions{8, 2, 2, 3, 1, 2, true}>;
     Tree({.script = {.tiles = 9, .groups = 3}});
     Tree({.script = {.tiles = 9, .unused = 0, .groups = 3}, .has_nan = true, .backwards = true});
-    Tree({.script = {.leaves = 1, .tiles = 1, .groups = 1, .rows_of_xs = 1}});
+    Tree({.script = {.leaves = 1, .tiles = 1, .groups = 1}});
     Tree({.script = {.tiles = 0, .groups = 1}});
     Tree({.script = {.tiles = 9, .groups = 3, .is_damaged = true}});
     Tree({.script = {.tiles = 9, .groups = 3}, .missing = 1});
