@@ -12,6 +12,12 @@ from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn
 
 from jaxsparse.device import AnyDevice, Device, by_device, explained_devices, tracing_for
+from jaxsparse.dynamic.explained import (
+    ExplainedGraphScan,
+    explained_graph_scan,
+    planned_graph_scan,
+)
+from jaxsparse.dynamic.primitive import dynamic_scan_p
 from jaxsparse.ops.arguments import PATTERN, matrix_shape, operands_of_pattern
 from jaxsparse.ops.attention import OF_MASKS
 from jaxsparse.primitive import (
@@ -110,7 +116,7 @@ class ExplainedCall:
         return text
 
 
-Explained = ExplainedCall | ExplainedScan | ExplainedGraph
+Explained = ExplainedCall | ExplainedScan | ExplainedGraph | ExplainedGraphScan
 
 
 class Explanation(tuple[Explained, ...]):
@@ -186,6 +192,8 @@ def explain(
 def _explained(eqn: JaxprEqn, runs_here: str, device: Device) -> Explained:
     if eqn.primitive is recurrent_scan_p:
         return explained_scan(_typed(eqn), runs_here, device)
+    if eqn.primitive is dynamic_scan_p:
+        return explained_graph_scan(_typed(eqn), runs_here, device)
     if eqn.primitive is recurrent_graph_p:
         typed = _typed(eqn)
         return explained_graph(typed, runs_here, device, _choice(typed, device).otherwise)
@@ -229,6 +237,8 @@ def _runs_as(eqn: JaxprEqn, device: AnyDevice) -> str:
     """As what an operation runs on a device, without times."""
     if eqn.primitive is recurrent_scan_p:
         return str(planned(_typed(eqn), device))
+    if eqn.primitive is dynamic_scan_p:
+        return str(planned_graph_scan(_typed(eqn), device))
     choice = _choice(_typed(eqn), device)
     forced = ", asked for by its name" if eqn.params["variant"] else ""
     return f"{choice.variants[0][0]}{forced}" if choice.variants else choice.otherwise

@@ -17,7 +17,6 @@ namespace jaxsparse {
 
 constexpr int kTileRows = 8;             // rows of a tile: columns of a tensor core
 constexpr int kMaxGraphArrays = 24;      // arrays of one kind that a launch takes
-constexpr int64_t kTeamFlagBytes = 128;  // words that blocks poll or count at lie so far apart
 
 // Values of the state's dtype or of float32 for every computed row and unit, of several parts; the
 // distance in elements between neighbours is 0 where it repeats.
@@ -36,8 +35,8 @@ struct GraphScanProblem {
   int32_t groups = 0;
 
   DenseWeights weights;  // rows (g, unit), columns (k, c)
-  const void* leaf_states = nullptr;                  // state dtype (leaves, h)
-  const float* leaf_carries[kMaxGraphArrays] = {};    // (leaves, h) each
+  const void* leaf_states = nullptr;                // state dtype (leaves, h)
+  const float* leaf_carries[kMaxGraphArrays] = {};  // (leaves, h) each
   GraphInput inputs[kMaxGraphArrays];
 
   void* states = nullptr;                 // state dtype (tiles * kTileRows, h); every byte 0xff
@@ -47,7 +46,7 @@ struct GraphScanProblem {
 
   PollDelays poll_delays;
   WaitLimits wait_limits;
-  uint32_t* arrivals = nullptr;  // of each team at its barrier, kTeamFlagBytes apart; every byte 0xff
+  uint32_t* arrivals = nullptr;  // of each team at its barrier, kScanFlagBytes apart; every byte 0xff
 };
 
 }  // namespace jaxsparse

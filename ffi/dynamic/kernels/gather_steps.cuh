@@ -20,9 +20,9 @@ class GatherSteps {
   static constexpr auto kSizes = Plan::kSizes;
   static constexpr int kSlots = Plan::kSlots, kItems = kSizes.items;
   static constexpr bool kPairs = sizeof(State) == 2;  // two units make a word
-  static constexpr int kCarries = Step::kCarriesMade;  // of a row
-  static constexpr int kCarrySlots = Step::kCarriesTaken > 0 ? Step::kCarriesTaken : 1;
-  static_assert(Step::kCarriesTaken == kSlots * kCarries && Step::kStates == 1);
+  static constexpr int kCarries = Step::kCarries / kSlots;  // of a row
+  static constexpr int kCarrySlots = Step::kCarries > 0 ? Step::kCarries : 1;
+  static_assert(Step::kCarries == kSlots * kCarries && Step::kStates == 1);
 
  public:
   __device__ __forceinline__ GatherSteps(const GraphScanProblem& p, Words4* shared,

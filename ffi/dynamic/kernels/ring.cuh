@@ -79,7 +79,7 @@ template <typename Plan>
 __device__ __forceinline__ void MeetTeam(const GraphScanProblem& p, int64_t number,
                                          Watchdog* watchdog) {
   if constexpr (Plan::kBarrier) {
-    constexpr int kWords = kTeamFlagBytes / sizeof(uint32_t);
+    constexpr int kWords = kScanFlagBytes / sizeof(uint32_t);
     WaitAt<Plan::kSizes.threads>(kAllThreads);
     if (watchdog != nullptr && threadIdx.x == 0) {
       MeetOtherBlocks<Plan::kBlocks>(p.arrivals + blockIdx.x / Plan::kBlocks * kWords, number,

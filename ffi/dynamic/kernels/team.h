@@ -58,8 +58,7 @@ struct TeamSizes : TeamConfig {
   int shared_bytes = weights_at + (loads - register_chunks) * chunk_bytes;
 
   // Registers of a product thread for all but the weights that it keeps.
-  int other_registers = 40 + (asks_ahead ? 8 : 4) * loads + 4 * row_tiles * chains +
-                        (register_chunks < loads ? chunk_registers : 0);
+  int other_registers = 64 + (asks_ahead ? 8 : 4) * loads + 4 * row_tiles * chains;
 
   // The same for all threads: each quarter of a multiprocessor has 512 for every lane of its warps.
   int thread_registers = 512 / ((warps + pointwise_warps + 3) / 4) / 8 * 8;

@@ -23,7 +23,7 @@ namespace ops = pointwise;
 // carries come slot by slot. It takes inputs of each row, one number for a row, and a bias. It saves a
 // product in the state's dtype and both carries in float32.
 struct TreeStep {
-  static constexpr int kProducts = 5, kStates = 1, kCarriesTaken = 2, kCarriesMade = 1, kInputs = 4,
+  static constexpr int kProducts = 5, kStates = 1, kCarries = 2, kInputs = 4,
                        kOutputs = 3;
   static void Apply(const float* product, float* carry, const float* input, float* state,
                     float* output) {
@@ -48,7 +48,7 @@ struct TreeArrays {
 
 // A chain's step, without carries and inputs, whose padding would not be zero.
 struct ChainStep {
-  static constexpr int kProducts = 1, kStates = 1, kCarriesTaken = 0, kCarriesMade = 0, kInputs = 0,
+  static constexpr int kProducts = 1, kStates = 1, kCarries = 0, kInputs = 0,
                        kOutputs = 0;
   static void Apply(const float* product, float*, const float*, float* state, float*) {
     state[0] = ops::Tanh(product[0] + 0.5f);
@@ -130,7 +130,7 @@ class GraphTest {
         carries_(static_cast<size_t>(Rows() * kHidden), 7.f),
         output_(static_cast<size_t>(Rows() * kHidden)),
         float_output_(static_cast<size_t>(Rows() * 2 * kHidden), 7.f),
-        arrivals_(static_cast<size_t>(Plan::kScans * kTeamFlagBytes / 4), ~0u) {
+        arrivals_(static_cast<size_t>(Plan::kScans * kScanFlagBytes / 4), ~0u) {
     for (State& w : weights_) {
       w = FromFloat<State>(ToAccumulator(w) / std::sqrt(float(kSlots * kHidden)));
     }
