@@ -3,9 +3,9 @@
 #pragma once
 
 #include "dynamic/kernels/ring.cuh"
+#include "dynamic/kernels/team_exchange.cuh"
 #include "dynamic/kernels/team_mma.cuh"
 #include "dynamic/kernels/tiles_of_team.cuh"
-#include "persistent/backoff.cuh"
 #include "persistent/delay.cuh"
 
 namespace jaxsparse {
@@ -91,13 +91,8 @@ class GatherProducts {
     return now_.tile.exists;
   }
 
-  // Where the states of a load lie, and whether they may not be there yet.
-  struct Place {
-    const Words4* from;
-    bool exists, is_polled;
-  };
-  __device__ __forceinline__ Place PlaceOf(const GraphScanProblem& p, const Sources& of,
-                                           int j) const {
+  __device__ __forceinline__ StatePlace PlaceOf(const GraphScanProblem& p, const Sources& of,
+                                                int j) const {
     const int column = product_.Column(j), slot = column / kSizes.part;
     int source = of.source[0];
 #pragma unroll
@@ -110,37 +105,21 @@ class GatherProducts {
             exists, exists && !row.is_leaf};
   }
 
-  __device__ __forceinline__ void Ask(const GraphScanProblem& p, const Sources& of,
-                                      States& x) const {
-#pragma unroll
-    for (int j = 0; j < kLoads; ++j) {
-      const Place place = PlaceOf(p, of, j);
-      x[j] = {0, 0, 0, 0};
-      LoadRelaxedIf(place.exists, place.from, &x[j]);
-    }
-  }
-
-  // The second look at what was asked for comes as late as the backoff says, others at once.
-  __device__ __forceinline__ void Await(const GraphScanProblem& p, const Sources& of, States& x) {
-    Place places[kLoads];
+  __device__ __forceinline__ void PlacesOf(const GraphScanProblem& p, const Sources& of,
+                                           StatePlace (&places)[kLoads]) const {
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) places[j] = PlaceOf(p, of, j);
-    watchdog_.Begin();
-    for (int looks = 0;; ++looks) {
-      bool missing = false;
-#pragma unroll
-      for (int j = 0; j < kLoads; ++j) missing |= places[j].is_polled && !IsWritten(x[j]);
-      if (!__any_sync(kAllLanes, missing)) {
-        if (looks > 0) backoff_.Adapt(looks > 1);
-        return;
-      }
-      if (looks == 0) backoff_.Wait();
-      if (looks > 0 && __any_sync(kAllLanes, watchdog_.TimesOut())) return;
-#pragma unroll
-      for (int j = 0; j < kLoads; ++j) {
-        LoadRelaxedIf(places[j].is_polled && !IsWritten(x[j]), places[j].from, &x[j]);
-      }
-    }
+  }
+  __device__ __forceinline__ void Ask(const GraphScanProblem& p, const Sources& of,
+                                      States& x) const {
+    StatePlace places[kLoads];
+    PlacesOf(p, of, places);
+    AskForStates(places, x);
+  }
+  __device__ __forceinline__ void Await(const GraphScanProblem& p, const Sources& of, States& x) {
+    StatePlace places[kLoads];
+    PlacesOf(p, of, places);
+    AwaitStates(places, x, &backoff_, &watchdog_);
   }
 
   const Product product_;

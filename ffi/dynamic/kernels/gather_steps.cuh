@@ -5,10 +5,10 @@
 
 #include "dynamic/kernels/graph_arrays.cuh"
 #include "dynamic/kernels/ring.cuh"
+#include "dynamic/kernels/team_items.cuh"
 #include "dynamic/kernels/team_mma.cuh"
 #include "dynamic/kernels/tiles_of_team.cuh"
 #include "persistent/delay.cuh"
-#include "persistent/exchange.cuh"
 
 namespace jaxsparse {
 
@@ -18,8 +18,8 @@ class GatherSteps {
   using Arrays = GraphArrays<Step, Plan>;
   using Tiles = TilesOfTeam<Plan>;
   static constexpr auto kSizes = Plan::kSizes;
+  using Items = TeamItems<Plan, kSizes.pointwise_threads>;
   static constexpr int kSlots = Plan::kSlots, kItems = kSizes.items;
-  static constexpr bool kPairs = sizeof(State) == 2;  // two units make a word
   static constexpr int kCarries = Step::kCarries / kSlots;  // of a row
   static constexpr int kCarrySlots = Step::kCarries > 0 ? Step::kCarries : 1;
   static_assert(Step::kCarries == kSlots * kCarries && Step::kStates == 1);
@@ -27,7 +27,7 @@ class GatherSteps {
  public:
   __device__ __forceinline__ GatherSteps(const GraphScanProblem& p, Words4* shared,
                                          const volatile uint32_t* stop)
-      : thread_(threadIdx.x - kSizes.product_threads), ring_(shared), tiles_(p), stop_(stop) {}
+      : items_(threadIdx.x - kSizes.product_threads), ring_(shared), tiles_(p), stop_(stop) {}
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
     ClearUnused(p);
@@ -53,29 +53,13 @@ class GatherSteps {
     int source[kItems][kSlots];
   };
 
-  struct Item {
-    int unit;  // of the block
-    int row;   // of the tile
-    bool exists;
-  };
-  // Units side by side in a row, so that a warp publishes whole sectors.
-  __device__ __forceinline__ Item At(int n) const {
-    const int index = n * kSizes.pointwise_threads + thread_;
-    const bool is_one = index < kSizes.units * kTileRows;
-    return {index % kSizes.units, is_one ? index / kSizes.units : 0,
-            is_one && FirstUnit() + index % kSizes.units < kSizes.hidden};
-  }
-  __device__ __forceinline__ static int FirstUnit() {
-    return BlockOfScan<Plan>() * kSizes.units;
-  }
-
   // Goes on by a tile: its record was asked for when the one before it became the next.
   __device__ __forceinline__ void Take(const GraphScanProblem& p) {
     now_ = next_;
     next_.tile = tiles_.Next(p);
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
-      const Item item = At(n);
+      const TeamItem item = items_.At(n);
 #pragma unroll
       for (int k = 0; k < kSlots; ++k) {
         next_.source[n][k] = Tiles::LoadSource(p, next_.tile, item.row, k);
@@ -83,7 +67,7 @@ class GatherSteps {
     }
   }
 
-  __device__ __forceinline__ static int64_t RowOf(const OfTile& of, const Item& item) {
+  __device__ __forceinline__ static int64_t RowOf(const OfTile& of, const TeamItem& item) {
     return int64_t{of.tile.number} * kTileRows + item.row;
   }
 
@@ -91,9 +75,9 @@ class GatherSteps {
     if (!now_.tile.exists) return;
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
-      const Item item = At(n);
+      const TeamItem item = items_.At(n);
       if (!item.exists) continue;
-      Arrays::LoadInputs(p, RowOf(now_, item), FirstUnit() + item.unit, input_[n], again);
+      Arrays::LoadInputs(p, RowOf(now_, item), Items::FirstUnit() + item.unit, input_[n], again);
     }
   }
 
@@ -101,14 +85,14 @@ class GatherSteps {
   __device__ __forceinline__ void LoadCarries(const GraphScanProblem& p, const OfTile& of) {
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
-      const Item item = At(n);
+      const TeamItem item = items_.At(n);
       is_real_[n] = false;
 #pragma unroll
       for (int k = 0; k < kSlots; ++k) {
         const SourceRow source = Tiles::Checked(p, of.tile, of.source[n][k]);
         const bool exists = item.exists && source.exists;
         is_real_[n] |= exists;
-        const int64_t at = source.row * kSizes.hidden + FirstUnit() + item.unit;
+        const int64_t at = source.row * kSizes.hidden + Items::FirstUnit() + item.unit;
 #pragma unroll
         for (int c = 0; c < kCarries; ++c) {
           const float* from = source.is_leaf ? p.leaf_carries[c] : p.carries[c];
@@ -121,30 +105,31 @@ class GatherSteps {
   __device__ __forceinline__ void MakeSteps(const GraphScanProblem& p, const OfTile& now) {
     float products[kItems][Step::kProducts];
 #pragma unroll
-    for (int n = 0; n < kItems; ++n) SumProducts(At(n), products[n]);
+    for (int n = 0; n < kItems; ++n) SumProducts(items_.At(n), products[n]);
     ring_.Empty();
     float outputs[kItems][Arrays::kOutputSlots] = {};
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
-      const Item item = At(n);
+      const TeamItem item = items_.At(n);
       float input[Arrays::kInputSlots], state[1];
       Arrays::ConvertInputs(input_[n], input);
       Step::Apply(products[n], carry_[n], input, state, outputs[n]);
       if (!is_real_[n] || stopped_) Spoil(stopped_, state, carry_[n], outputs[n]);
-      Publish(p, RowOf(now, item), item, state[0]);
+      const int64_t at = RowOf(now, item) * kSizes.hidden + Items::FirstUnit() + item.unit;
+      items_.Publish(item, state[0], static_cast<State*>(p.states) + at);
     }
     // What no block waits for comes after what all wait for.
     LoadInputs(p, true);
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
-      const Item item = At(n);
+      const TeamItem item = items_.At(n);
       if (!item.exists) continue;
-      const int64_t row = RowOf(now, item), unit = FirstUnit() + item.unit;
+      const int64_t row = RowOf(now, item), unit = Items::FirstUnit() + item.unit;
 #pragma unroll
       for (int c = 0; c < kCarries; ++c) p.carries[c][row * kSizes.hidden + unit] = carry_[n][c];
       Arrays::StoreOutputs(p, row, unit, outputs[n]);
     }
-    MeetPointwiseWarps<Plan>();
+    MeetOwnKind<Plan, kSizes.pointwise_threads>();
   }
 
   // Padding is zero, whatever the step makes of it; after a wait that lasted too long all is NaN.
@@ -159,7 +144,7 @@ class GatherSteps {
   }
 
   // Adds the parts of all warps, in their order.
-  __device__ __forceinline__ void SumProducts(const Item& item,
+  __device__ __forceinline__ void SumProducts(const TeamItem& item,
                                               float (&products)[Step::kProducts]) const {
 #pragma unroll
     for (int g = 0; g < Step::kProducts; ++g) {
@@ -173,32 +158,19 @@ class GatherSteps {
     }
   }
 
-  __device__ __forceinline__ void Publish(const GraphScanProblem& p, int64_t row, const Item& item,
-                                          float state) const {
-    State* to = static_cast<State*>(p.states) + row * kSizes.hidden + FirstUnit() + item.unit;
-    auto* words = reinterpret_cast<uint32_t*>(to);
-    if constexpr (kPairs) {
-      const float next = __shfl_xor_sync(kAllLanes, state, 1);
-      if (item.exists && thread_ % 2 == 0) StoreRelaxed(words, ToWord<State>(state, next));
-    } else {
-      if (item.exists) StoreRelaxed(words, ToWord(state));
+  // Tiles that no team makes.
+  __device__ __forceinline__ void ClearUnused(const GraphScanProblem& p) const {
+    const UnusedRows unused = items_.Unused(p, Tiles::Used(p));
+    unused.Clear(p.states, int64_t{kSizes.hidden} * sizeof(State));
+    for (int c = 0; c < kCarries; ++c) {
+      unused.Clear(p.carries[c], int64_t{kSizes.hidden} * sizeof(float));
+    }
+    for (int o = 0; o < Plan::Arrays::kOutputs; ++o) {
+      unused.Clear(p.outputs[o], Arrays::OutputRowBytes(o));
     }
   }
 
-  // Tiles that no team makes.
-  __device__ __forceinline__ void ClearUnused(const GraphScanProblem& p) const {
-    const int64_t first = int64_t{Tiles::Used(p)} * kTileRows, last = int64_t{p.tiles} * kTileRows;
-    const int64_t thread = int64_t{blockIdx.x} * kSizes.pointwise_threads + thread_;
-    constexpr int64_t kThreads = int64_t{Plan::kScans} * Plan::kBlocks * kSizes.pointwise_threads;
-    const auto clear = [&](void* array, int64_t row_bytes) {
-      ClearRows(array, row_bytes, first, last, thread, kThreads);
-    };
-    clear(p.states, int64_t{kSizes.hidden} * sizeof(State));
-    for (int c = 0; c < kCarries; ++c) clear(p.carries[c], int64_t{kSizes.hidden} * sizeof(float));
-    for (int o = 0; o < Plan::Arrays::kOutputs; ++o) clear(p.outputs[o], Arrays::OutputRowBytes(o));
-  }
-
-  const int thread_;
+  const Items items_;
   Ring<Plan> ring_;
   Tiles tiles_;
   const volatile uint32_t* const stop_;

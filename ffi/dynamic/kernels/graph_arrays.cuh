@@ -97,12 +97,4 @@ struct GraphArrays {
   }
 };
 
-// Zeros in rows of an array, by some of a launch's threads.
-__device__ __forceinline__ void ClearRows(void* array, int64_t row_bytes, int64_t first,
-                                          int64_t last, int64_t thread, int64_t threads) {
-  auto* words = static_cast<uint32_t*>(array);
-  const int64_t end = last * row_bytes / 4;
-  for (int64_t i = first * row_bytes / 4 + thread; i < end; i += threads) words[i] = 0;
-}
-
 }  // namespace jaxsparse

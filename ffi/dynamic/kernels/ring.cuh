@@ -1,5 +1,5 @@
-// How a block's product warps hand their parts of the products of tiles to its pointwise warps. In
-// a recurrent scan two buffers do, since a state that came proves that all blocks are done with the
+// How a block's product warps hand their parts of the products of tiles to its pointwise warps, or
+// where rows emit both of them what they have to the warps that sum. In a recurrent scan two buffers do, since a state that came proves that all blocks are done with the
 // one before. Neighbouring tiles of a graph may have nothing to do with each other, so nothing is
 // proved: a ring of stages says when each is full and when it is empty again.
 //
@@ -17,6 +17,9 @@ template <typename Plan>
 class Ring {
   static constexpr auto kSizes = Plan::kSizes;
   using State = PipelineState<kSizes.stages>;
+  static constexpr bool kSums = kSizes.sum_warps > 0;
+  static constexpr uint32_t kProducers = kSizes.warps + (kSums ? kSizes.pointwise_warps : 0);
+  static constexpr uint32_t kConsumers = kSums ? kSizes.sum_warps : kSizes.pointwise_warps;
 
  public:
   __device__ __forceinline__ explicit Ring(Words4* shared)
@@ -25,7 +28,7 @@ class Ring {
   // By one thread, before all of the block meet.
   __device__ __forceinline__ void Init() const {
     for (uint32_t stage = 0; stage < kSizes.stages; ++stage) {
-      StageAt({stage, 0}).Init(kSizes.warps, kSizes.pointwise_warps);
+      StageAt({stage, 0}).Init(kProducers, kConsumers);
     }
     FenceShared();
   }
@@ -35,7 +38,7 @@ class Ring {
     return reinterpret_cast<float*>(shared_) + at_.stage * kSizes.partials;
   }
 
-  // Whole product warps.
+  // Whole warps of producers.
   __device__ __forceinline__ void WaitUntilEmpty() const {
     if constexpr (!Plan::kBarrier) StageAt(at_).WaitUntilEmpty();
   }
@@ -49,7 +52,7 @@ class Ring {
     at_.Advance();
   }
 
-  // Whole pointwise warps.
+  // Whole warps of consumers.
   __device__ __forceinline__ void WaitUntilFull() const {
     if constexpr (Plan::kBarrier) {
       WaitAt<kSizes.threads>(kAllThreads);
@@ -63,6 +66,14 @@ class Ring {
     at_.Advance();
   }
 
+  // Producers wait until consumers have read the tile that came so many before this one. The stage
+  // is not used again before this one is.
+  __device__ __forceinline__ void WaitUntilRead(int64_t number, int before) const {
+    if (Plan::kBarrier || before > kSizes.stages) return;  // then its stage has been emptied since
+    const State at = State::Of(static_cast<uint32_t>(number - before));
+    WaitForPhase(StageAt(at).empty, at.phase);
+  }
+
  private:
   __device__ __forceinline__ PipelineStage StageAt(State at) const {
     auto* barriers = reinterpret_cast<uint64_t*>(shared_ + kSizes.barriers_at) + 2 * at.stage;
@@ -73,8 +84,8 @@ class Ring {
   State at_;
 };
 
-// Before the tile with that number among its own, a team meets: product warps, and pointwise warps
-// without a watchdog.
+// A team meets for the tile with that number among its own: product warps, and others without a
+// watchdog.
 template <typename Plan>
 __device__ __forceinline__ void MeetTeam(const GraphScanProblem& p, int64_t number,
                                          Watchdog* watchdog) {
@@ -89,11 +100,18 @@ __device__ __forceinline__ void MeetTeam(const GraphScanProblem& p, int64_t numb
   }
 }
 
-// Pointwise warps meet by themselves: what some have written of a tile others may read for the next.
+// All of a block meet, where tools look for races.
 template <typename Plan>
-__device__ __forceinline__ void MeetPointwiseWarps() {
-  constexpr int kPointwiseWarps = 1;  // a named barrier
-  if constexpr (!Plan::kBarrier) WaitAt<Plan::kSizes.pointwise_threads>(kPointwiseWarps);
+__device__ __forceinline__ void MeetBlock() {
+  if constexpr (Plan::kBarrier) WaitAt<Plan::kSizes.threads>(kAllThreads);
+}
+
+// Warps of one kind meet by themselves, kThreads threads: what some have written of a tile others
+// may read for the next.
+template <typename Plan, int kThreads>
+__device__ __forceinline__ void MeetOwnKind() {
+  constexpr int kOwnKind = 1;  // a named barrier: of the kinds of warps only one meets
+  if constexpr (!Plan::kBarrier) WaitAt<kThreads>(kOwnKind);
 }
 
 }  // namespace jaxsparse

@@ -15,14 +15,16 @@ struct TeamConfig {
   int hidden = 8;        // h
   int units = 8;         // of a block, a multiple of 8
   int warps = 8;            // that make products; the columns are split over them
-  int pointwise_warps = 4;  // that sum their parts and make the pointwise step
-  int stages = 4;           // of the ring between them
+  int pointwise_warps = 4;  // that make the pointwise step
+  int sum_warps = 0;        // that sum the parts of products, if pointwise warps don't: where rows emit
+  int passed = 0;           // values of a unit that pointwise warps pass to these: carries for sources
+  int stages = 4;           // of the ring between warps
   int register_chunks = 0;  // chunks of columns of a warp whose weights stay in registers; the
                             // others' are read from shared memory for every tile
   bool asks_ahead = false;  // warps ask for a tile's states before they have those of the last one
   int product_registers = 0;    // of a product thread, or 0 for an equal share; if not 0, both
                                 // numbers of warps have to be multiples of 4
-  int pointwise_registers = 0;  // the same of a pointwise thread
+  int pointwise_registers = 0;  // the same of the others
 };
 
 struct TeamSizes : TeamConfig {
@@ -43,13 +45,16 @@ struct TeamSizes : TeamConfig {
 
   int product_threads = warps * kWarp;
   int pointwise_threads = pointwise_warps * kWarp;
-  int threads = product_threads + pointwise_threads;
+  int sum_threads = sum_warps * kWarp;
+  int threads = product_threads + pointwise_threads + sum_threads;
   int items = Ceil(units * 8, pointwise_threads);  // units and rows of a tile, of a thread
+  int sum_items = sum_warps > 0 ? Ceil(units * 8, sum_threads) : 0;
 
-  // Shared memory: the ring's parts of products, of each warp (row of the matrix, row of the tile);
-  // two barriers for each stage; a flag; weights.
+  // Shared memory: the ring's parts of products, of each warp (row of the matrix, row of the tile),
+  // and what is passed beside them; two barriers for each stage; a flag; weights.
   int warp_part = row_tiles * 16 * 8;
-  int partials = warps * warp_part;
+  int passed_at = warps * warp_part;
+  int partials = passed_at + passed * units * 8;
   int barriers_at = stages * partials * 4;
   int flag_at = barriers_at + stages * 16;
   int weights_at = Ceil(flag_at + 4, 16) * 16;
@@ -61,7 +66,8 @@ struct TeamSizes : TeamConfig {
   int other_registers = 64 + (asks_ahead ? 8 : 4) * loads + 4 * row_tiles * chains;
 
   // The same for all threads: each quarter of a multiprocessor has 512 for every lane of its warps.
-  int thread_registers = 512 / ((warps + pointwise_warps + 3) / 4) / 8 * 8;
+  int all_warps = warps + pointwise_warps + sum_warps;
+  int thread_registers = 512 / ((all_warps + 3) / 4) / 8 * 8;
 
  private:
   JAXSPARSE_INLINE static constexpr int Ceil(int a, int b) { return (a + b - 1) / b; }

@@ -46,6 +46,23 @@ struct TreeArrays {
   static constexpr bool kOutputIsFloat[] = {false, true};
 };
 
+// The same the other way round: of what has come to a row, and to its carry, it makes the states that
+// go to its sources by the weights, and what goes to their carries.
+struct TreeAdjointStep {
+  static constexpr int kProducts = 1, kStates = 5, kCarries = 1, kInputs = 4, kOutputs = 3;
+  static void Apply(const float* product, float* carry, const float* input, float* state,
+                    float* output) {
+    const float sum = carry[0] + ops::Tanh(product[0] + input[3]);
+    for (int g = 0; g < 4; ++g) state[g] = ops::Tanh(sum * (g - 1.5f) + input[g % 3]);
+    state[4] = product[0] * 0.5f;
+    output[0] = product[0];
+    output[1] = sum;
+    output[2] = carry[0];
+    carry[0] = sum * ops::Logistic(input[0]);
+    carry[1] = 0.5f * sum + 0.25f;
+  }
+};
+
 // A chain's step, without carries and inputs, whose padding would not be zero.
 struct ChainStep {
   static constexpr int kProducts = 1, kStates = 1, kCarries = 0, kInputs = 0,
@@ -91,6 +108,7 @@ struct RandomScript {
         record[kRecordKind] = 0;
       }
     }
+    SetWaits(slots, script.data() + at);
     if (is_damaged) Spoil(script);
     return script;
   }
@@ -106,28 +124,38 @@ struct RandomScript {
   }
 
  private:
+  // The nearest later tile that has a row of a tile as a source.
+  void SetWaits(int slots, int32_t* records) const {
+    const int64_t words = FormOf(slots).RecordWords();
+    for (int tile = tiles - 1; tile >= 0; --tile) {
+      for (int i = 0; i < kTileRows * slots; ++i) {
+        const int computed = records[tile * words + kRecordSources + i] - leaves;
+        if (computed >= 0) records[computed / kTileRows * words + kRecordWait] = tile;
+      }
+    }
+  }
   int32_t FirstTile(int group) const { return group * tiles / groups; }
 };
 
-// Plan: as the kernel wants it, with Arrays as above.
+// What a test has of a script, whose form of arrays is TreeArrays or NoArrays. Plan: as the kernel
+// wants it.
 template <typename Step, typename Plan>
-class GraphTest {
+class GraphOperands {
+ public:
   using State = typename Plan::State;
   static constexpr int kHidden = Plan::kSizes.hidden, kSlots = Plan::kSlots;
   static constexpr bool kHasArrays = Step::kInputs > 0;
+  static constexpr int kMostInputs = 4, kMostOutputs = 3;
 
- public:
-  explicit GraphTest(const RandomScript& script, bool has_nan = false)
+  // `gates`: of the weights.
+  GraphOperands(const RandomScript& script, int gates)
       : script_(script),
         words_(script.Words(kSlots)),
-        weights_(Normal<State>(int64_t{Step::kProducts} * kSlots * kHidden * kHidden)),
-        leaf_states_(Normal<State>(int64_t{script.leaves} * kHidden)),
-        leaf_carries_(Normal<float>(int64_t{script.leaves} * kHidden)),
+        weights_(Normal<State>(int64_t{gates} * kSlots * kHidden * kHidden)),
         input_(Normal<State>(Rows() * 2 * kHidden)),
         number_(Normal<State>(Rows())),
         bias_(Normal<float>(kHidden)),
-        states_(static_cast<size_t>(Rows() * kHidden)),
-        carries_(static_cast<size_t>(Rows() * kHidden), 7.f),
+        states_(static_cast<size_t>(Rows() * Step::kStates * kHidden)),
         output_(static_cast<size_t>(Rows() * kHidden)),
         float_output_(static_cast<size_t>(Rows() * 2 * kHidden), 7.f),
         arrivals_(static_cast<size_t>(Plan::kScans * kScanFlagBytes / 4), ~0u) {
@@ -135,10 +163,9 @@ class GraphTest {
       w = FromFloat<State>(ToAccumulator(w) / std::sqrt(float(kSlots * kHidden)));
     }
     std::memset(states_.data(), 0xff, states_.size() * sizeof(State));
-    // With the bits of what is not written yet.
-    if (has_nan) std::memset(&leaf_states_[1], 0xff, sizeof(State) * 3);
   }
 
+  // Without leaves, carries and the distances of weights.
   GraphScanProblem Problem() {
     GraphScanProblem p;
     const ScriptForm form = script_.FormOf(kSlots);
@@ -147,14 +174,11 @@ class GraphTest {
     p.leaves = script_.leaves;
     p.tiles = script_.AllTiles();
     p.groups = script_.groups;
-    p.weights = {weights_.data(), 1, Step::kProducts * kHidden};
-    p.leaf_states = leaf_states_.data();
-    p.leaf_carries[0] = leaf_carries_.data();
+    p.weights.values = weights_.data();
     p.inputs[0] = {input_.data(), 2 * kHidden, kHidden, 1};
     p.inputs[1] = {number_.data(), 1, 1, 0};
     p.inputs[2] = {bias_.data(), 0, kHidden, 1};
     p.states = states_.data();
-    p.carries[0] = carries_.data();
     p.outputs[0] = output_.data();
     p.outputs[1] = float_output_.data();
     p.poll_delays = {200, 50, 10};
@@ -163,18 +187,11 @@ class GraphTest {
     return p;
   }
 
-  // Row by row, from the states that the kernel has found: each follows from those before.
-  void Check() const {
-    if (error_ != ~0u || report_ != 0) Fail("a watchdog", 0, 0, error_, ~0u);
-    for (int64_t row = 0; row < Rows(); ++row) CheckRow(row);
-  }
-
   // Nothing was out of bounds, and no block has waited for what never comes.
-  void CheckDamaged() const {
-    if (error_ != ~0u || report_ != 0) Fail("a damaged script", 0, 0, error_, ~0u);
+  void CheckWaits() const {
+    if (error_ != ~0u || report_ != 0) Fail("a watchdog", 0, 0, error_, ~0u);
   }
-
-  // A block of the first team never ran: both words say so, and what the others make is NaN.
+  // A block never ran: both words say so, and what depends on it is NaN.
   void CheckTimedOut() const {
     if (error_ != 0 || report_ != 1) Fail("a missing block", error_, report_, 0, 1);
     int64_t nans = 0;
@@ -182,76 +199,54 @@ class GraphTest {
     if (nans == 0) Fail("after a missing block", nans, 0, 0, 0);
   }
 
- private:
+ protected:
   int64_t Rows() const { return int64_t{script_.AllTiles()} * kTileRows; }
 
-  const int32_t* RecordOf(int64_t row) const {
+  // A row's source, or a number below 0.
+  int64_t SourceOf(int64_t row, int slot) const {
     const ScriptForm form = script_.FormOf(kSlots);
-    return words_.data() + form.RecordsAt() + row / kTileRows * form.RecordWords();
+    const int64_t record = form.RecordsAt() + row / kTileRows * form.RecordWords();
+    return words_[record + kRecordSources + row % kTileRows * kSlots + slot];
   }
-
-  void CheckRow(int64_t row) const {
-    const int32_t* record = RecordOf(row);
-    const int lane = static_cast<int>(row % kTileRows);
+  bool IsReal(int64_t row) const {
     bool is_real = false;
-    const State* sources[kSlots];
-    const float* carries[kSlots];
-    for (int k = 0; k < kSlots; ++k) {
-      const int source = record[kRecordSources + lane * kSlots + k];
-      const int64_t computed = source - script_.leaves;
-      is_real |= source >= 0;
-      sources[k] = source < 0       ? nullptr
-                   : computed < 0   ? leaf_states_.data() + int64_t{source} * kHidden
-                                    : states_.data() + computed * kHidden;
-      carries[k] = source < 0     ? nullptr
-                   : computed < 0 ? leaf_carries_.data() + int64_t{source} * kHidden
-                                  : carries_.data() + computed * kHidden;
-    }
-    for (int64_t unit = 0; unit < kHidden; ++unit) {
-      float products[Step::kProducts], carry[kSlots], inputs[4], state[1] = {}, outputs[3] = {};
-      for (int g = 0; g < Step::kProducts; ++g) {
-        double sum = 0;
-        for (int k = 0; k < kSlots; ++k) {
-          for (int64_t c = 0; sources[k] != nullptr && c < kHidden; ++c) {
-            const int64_t at = (k * kHidden + c) * Step::kProducts * kHidden + g * kHidden + unit;
-            sum += double(ToAccumulator(weights_[at])) * ToAccumulator(sources[k][c]);
-          }
-        }
-        products[g] = static_cast<float>(sum);
-      }
-      for (int k = 0; k < kSlots; ++k) carry[k] = carries[k] != nullptr ? carries[k][unit] : 0;
-      inputs[0] = ToAccumulator(input_[row * 2 * kHidden + unit]);
-      inputs[1] = ToAccumulator(input_[(row * 2 + 1) * kHidden + unit]);
-      inputs[2] = ToAccumulator(number_[row]);
-      inputs[3] = bias_[unit];
-      Step::Apply(products, carry, inputs, state, outputs);
-      if (!is_real) carry[0] = state[0] = outputs[0] = outputs[1] = outputs[2] = 0;
-      const int64_t at = row * kHidden + unit;
-      Compare("state", row, unit, states_[at], state[0]);
-      if (!kHasArrays) continue;
-      Compare("carry", row, unit, carries_[at], carry[0]);
-      Compare("output", row, unit, output_[at], outputs[0]);
-      Compare("float output", row, unit, float_output_[2 * row * kHidden + unit], outputs[1]);
-      Compare("float output", row, unit, float_output_[(2 * row + 1) * kHidden + unit], outputs[2]);
+    for (int k = 0; k < kSlots; ++k) is_real |= SourceOf(row, k) >= 0;
+    return is_real;
+  }
+  void InputsOf(int64_t row, int64_t unit, float (&inputs)[kMostInputs]) const {
+    inputs[0] = ToAccumulator(input_[row * 2 * kHidden + unit]);
+    inputs[1] = ToAccumulator(input_[(row * 2 + 1) * kHidden + unit]);
+    inputs[2] = ToAccumulator(number_[row]);
+    inputs[3] = bias_[unit];
+  }
+  void CompareOutputs(int64_t row, int64_t unit, const float (&outputs)[kMostOutputs]) const {
+    if (!kHasArrays) return;
+    Compare("output", row, unit, output_[row * kHidden + unit], outputs[0]);
+    for (int i = 0; i < 2; ++i) {
+      const float got = float_output_[(2 * row + i) * kHidden + unit];
+      Compare("float output", row, unit, got, outputs[1 + i]);
     }
   }
-
   template <typename T>
   static void Compare(const char* what, int64_t row, int64_t unit, T value, double wanted) {
     const double got = ToAccumulator(value);
-    const double allowed = (sizeof(T) == 4 ? 0x1p-17 : 0x1p-7) * (1 + std::fabs(wanted));
+    const double allowed = (sizeof(T) == 4 ? 0x1p-16 : 0x1p-7) * (1 + std::fabs(wanted));
     const bool close = std::isnan(wanted) ? std::isnan(got) : std::fabs(got - wanted) <= allowed;
     if (!close) Fail(what, row, unit, got, wanted);
   }
 
   const RandomScript script_;
   const std::vector<int32_t> words_;
-  std::vector<State> weights_, leaf_states_;
-  std::vector<float> leaf_carries_;
+  std::vector<State> weights_;
+
+ private:
   std::vector<State> input_, number_;
   std::vector<float> bias_;
+
+ protected:
   std::vector<State> states_;
-  std::vector<float> carries_;
+
+ private:
   std::vector<State> output_;
   std::vector<float> float_output_;
   uint32_t error_ = ~0u, report_ = 0;
