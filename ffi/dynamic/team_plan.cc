@@ -19,6 +19,7 @@ constexpr double kExchange = 0.55;            // of what a block waits for, in m
 constexpr double kExchangeOfKilobyte = 0.015;
 constexpr double kClocksOfMma = 2.4;          // on a multiprocessor, of 16 x 8 x 16
 constexpr double kStep = 0.2, kStepOfItem = 0.1;  // sums and the pointwise step of a tile
+constexpr double kSums = 0.2;                     // what rows emit, added to their sources
 constexpr double kBesides = 0.05;                 // what a tile takes that waits for nothing
 constexpr double kCacheBytesOfMicrosecond = 5.5e6;
 // Tiles of a team that wait for the one before them, as levels of trees do; others are beside them.
@@ -35,15 +36,15 @@ int64_t RoundUp(int64_t a, int64_t multiple) { return CeilDivide(a, multiple) * 
 // the weights that lie in the others'.
 void DistributeRegisters(const GraphScanForm& form, TeamConfig* config) {
   const TeamSizes sizes(*config);
-  const int warps = config->warps, pointwise = config->pointwise_warps;
+  const int warps = config->warps, others = config->pointwise_warps + config->sum_warps;
   const int equal = sizes.thread_registers;
   const auto needed = static_cast<int>(RoundUp(
       std::max<int64_t>(kLeastPointwiseRegisters, 64 + sizes.items * (form.arrays + form.products)),
       8));
   int product = std::min(equal, kMostThreadRegisters);
-  if (needed < equal && warps % 4 == 0 && pointwise % 4 == 0) {
-    const int all = equal * (warps + pointwise);
-    product = std::min((all - pointwise * needed) / warps / 8 * 8, kMostThreadRegisters);
+  if (needed < equal && warps % 4 == 0 && others % 4 == 0) {
+    const int all = equal * (warps + others);
+    product = std::min((all - others * needed) / warps / 8 * 8, kMostThreadRegisters);
     config->product_registers = product;
     config->pointwise_registers = needed;
   }
@@ -62,7 +63,7 @@ std::string ExpressionOf(const TeamConfig& c) {
       {Field("row_parts", c.row_parts), Field("column_parts", c.column_parts),
        Field("state_bytes", c.state_bytes), Field("hidden", c.hidden), Field("units", c.units),
        Field("warps", c.warps), Field("pointwise_warps", c.pointwise_warps),
-       Field("stages", c.stages), Field("register_chunks", c.register_chunks),
+       Field("sum_warps", c.sum_warps), Field("passed", c.passed), Field("stages", c.stages), Field("register_chunks", c.register_chunks),
        Field("asks_ahead", c.asks_ahead), Field("product_registers", c.product_registers),
        Field("pointwise_registers", c.pointwise_registers)});
 }
@@ -86,8 +87,9 @@ void Predict(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* plan) 
   const double of_shared = Double(sizes.shared_bytes - sizes.weights_at) / 128 / kClocks;
   const double product = of_mma + of_shared;
   const double step = kStep + kStepOfItem * (sizes.items - 1);
-  plan->tile_microseconds = kExchange + kExchangeOfKilobyte * received + product + step;
-  plan->beside_microseconds = std::max(product, step) + kBesides;
+  const double sums = form.emits ? kSums + kStepOfItem * (sizes.sum_items - 1) : 0.0;
+  plan->tile_microseconds = kExchange + kExchangeOfKilobyte * received + product + step + sums;
+  plan->beside_microseconds = std::max({product, step, sums}) + kBesides;
   const double share = Double(CeilDivide(form.tiles, plan->teams));
   // A group has a tile for each level at least.
   const double tiles = form.groups == 0 ? std::max(share, kLevels) : share;
@@ -104,13 +106,18 @@ void Predict(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* plan) 
 std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& form,
                                const Gpu& gpu, int64_t units, int warps) {
   TeamConfig config;
-  config.row_parts = static_cast<int>(form.products);
-  config.column_parts = static_cast<int>(form.slots);
+  config.row_parts = static_cast<int>(form.emits ? form.slots : form.products);
+  config.column_parts = static_cast<int>(form.emits ? form.products : form.slots);
   config.state_bytes = static_cast<int>(SizeOf(form.dtype));
   config.hidden = static_cast<int>(form.hidden);
   config.units = static_cast<int>(units);
   config.warps = warps;
-  config.asks_ahead = true;
+  if (form.emits) {
+    config.sum_warps = 4;
+    config.passed = static_cast<int>(form.slots * form.carries);
+  } else {
+    config.asks_ahead = true;
+  }
   DistributeRegisters(form, &config);
   const TeamSizes sizes(config);
   const int64_t room = gpu.multiprocessors / sizes.blocks;
@@ -136,6 +143,10 @@ std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& 
 std::string ReasonAgainst(const TeamVariant& variant, const GraphScanForm& form) {
   if (variant.tensor_cores && SizeOf(form.dtype) != 2) {
     return "needs 16-bit states and weights of one dtype";
+  }
+  if (form.emits && form.slots * kTileRows > kWarp) {
+    return std::to_string(form.slots) + " children of a row are more than " +
+           std::to_string(kWarp / kTileRows) + " in a gradient";
   }
   if (form.hidden % 8 != 0) return std::to_string(form.hidden) + " units are no multiple of 8";
   return "";

@@ -17,7 +17,10 @@ from jaxsparse.recurrent.engine import most_delay, wait_limit
 from jaxsparse.recurrent.step import Step
 
 _FILE = "dynamic/kernels/graph_scan.cu"
-EXPRESSION = "jaxsparse::GraphGather<PrintedStep, PrintedPlan>"
+EXPRESSIONS = {
+    False: "jaxsparse::GraphGather<PrintedStep, PrintedPlan>",
+    True: "jaxsparse::GraphEmit<PrintedStep, PrintedPlan>",  # of a scan that emits
+}
 _UNMEASURED = "it is taken by implementation='cuda' only, until it has been measured"
 
 
@@ -33,6 +36,7 @@ def form_of(params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequenc
         emits=emits,
         products=step.states if emits else step.products,
         slots=form.slots,
+        carries=step.carries,
         arrays=carries + sum(step.inputs) + sum(step.outputs),
         most_arrays=max(step.carries, len(step.inputs), len(step.outputs), step.products),
         hidden=hidden,
@@ -118,7 +122,8 @@ def ffi_call(
         {
             "name": f"dynamic_scan_{plan.variant}.cu",
             "source": text,
-            "expression": EXPRESSION,
+            "expression": EXPRESSIONS[form.emits],
+            "emits": form.emits,
             "products": form.products,
             "slots": form.slots,
             "leaves": of_script.leaves,
@@ -142,6 +147,11 @@ def ffi_call(
             "poll_delay_decrease": plan.poll_delay_decrease,
             "wait_limit_ns": int(wait_limit() * 1e9),
         },
-        workspace=_ffi.team_workspace_bytes(plan.teams),
+        workspace=_ffi.team_workspace_bytes(
+            teams=plan.teams,
+            sums=1 + step.carries if form.emits else 0,
+            rows=of_script.computed,
+            hidden=form.hidden,
+        ),
         plan=plan,
     )

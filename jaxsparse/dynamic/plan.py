@@ -23,6 +23,7 @@ class ScanForm:
     emits: bool
     products: int  # of a cell; where the scan emits, states
     slots: int
+    carries: int  # of a row
     arrays: int  # what the step reads and writes for a unit beside products
     most_arrays: int  # of one kind that a launch has to take
     hidden: int
@@ -102,8 +103,6 @@ def _refusal(form: ScanForm, device: Device) -> str:
     """Why no kernel takes operands of a form, whatever its sizes; empty if some may."""
     if lacks := device.lacks_for(COMPUTE_CAPABILITY):
         return lacks
-    if form.emits:
-        return "there is no kernel yet that emits to children"
     if form.kinds > 1:
         return f"there is no kernel yet for rows of {form.kinds} kinds"
     if form.width != _ffi.TEAM_TILE_ROWS:
@@ -130,8 +129,10 @@ def _refusal(form: ScanForm, device: Device) -> str:
 def _made_plan(form: ScanForm, device: Device, variant: str | None) -> Plan | NoPlan:
     made, reason = _ffi.plan_teams(
         variant or "",
+        emits=form.emits,
         products=form.products,
         slots=form.slots,
+        carries=form.carries,
         arrays=form.arrays,
         hidden=form.hidden,
         tiles=form.tiles,

@@ -7,6 +7,7 @@
 #include "dynamic/kernels/team_items.cuh"
 #include "dynamic/kernels/team_mma.cuh"
 #include "dynamic/kernels/tiles_of_team.cuh"
+#include "persistent/delay.cuh"
 
 namespace jaxsparse {
 
@@ -34,6 +35,7 @@ class EmitSums {
       const TeamTile next = tiles_.Next(p);
       const int next_source = Load(p, next);
       MeetTeam<Plan>(p, number, nullptr);
+      Delay<Plan::kMostDelay>(number);
       const uint32_t alike = SameSource(source);
       ring_.WaitUntilFull();
 #pragma unroll

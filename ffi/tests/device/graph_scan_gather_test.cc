@@ -111,7 +111,7 @@ int main() {
     Tree({.script = {.tiles = 8}});
     constexpr auto Chain =
         Test<ChainStep, NoArrays, bfloat16, 64, 1,
-             TeamOptions{16, 2, 1, 4, 1, 2, true, false, 3000}>;
+             TeamOptions{16, 2, 1, 1, 1, 2, true, false, 3000}>;
     Chain({.script = {.tiles = 12}, .has_nan = true});
     Chain({.script = {.tiles = 12}, .backwards = true});
   }
