@@ -86,12 +86,18 @@ def scan(
     Virtual Persistent Processor Specialization", whose scripts these are; as a primitive with its
     own derivatives, `recurrent.scan` over graphs.
 
-    >>> import numpy as np
+    The sums of trees, each row adding up its children:
+
     >>> from jaxsparse import dynamic
     >>> @dynamic.cell(children=2)
     ... def add(x, r, children):
     ...     return r[0]
-    >>> graphs = dynamic.Graphs.from_brackets("((1 2) 3)")
+    >>> trees = dynamic.Graphs.from_brackets("(0 (0 a) (0 (0 b) (0 c))) (0 (0 b) (0 b))")
+    >>> script = dynamic.pack(trees, [0, 1], dynamic.Layout())
+    >>> numbers = jnp.array([[1.0], [2.0], [3.0]])[script.leaf("word")]
+    >>> sums = scan(add, jnp.ones((2, 1)), numbers, script)
+    >>> script.roots(numbers, sums)[:2, 0]
+    Array([6., 4.], dtype=float32)
     """
     backend.check_implementation(OPERATION, implementation)
     precision = check_precision(OPERATION, precision)
