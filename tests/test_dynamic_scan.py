@@ -227,8 +227,16 @@ def unprintable(x, r, children):
 TREE = dynamic.tree_lstm(2)
 ERRORS = {
     "no cell": (TypeError, "made by dynamic.cell", (recurrent.LSTM, W, (H, H), SCRIPT)),
-    "children": (ValueError, "takes 1 children.*have 2", (dynamic.chain(recurrent.GRU), W, H, SCRIPT)),
-    "no script": (TypeError, "must be a dynamic.Script, got ndarray", (TREE, W, (H, H), np.ones(3))),
+    "children": (
+        ValueError,
+        "takes 1 children.*have 2",
+        (dynamic.chain(recurrent.GRU), W, H, SCRIPT),
+    ),
+    "no script": (
+        TypeError,
+        "must be a dynamic.Script, got ndarray",
+        (TREE, W, (H, H), np.ones(3)),
+    ),
     "batch": (
         ValueError,
         r"got a batch \(2,\): use jax.vmap",
@@ -244,13 +252,25 @@ ERRORS = {
     "rows of weights": (ValueError, r"weights must be \(K h, P h\)", (TREE, W[:3], (H, H), SCRIPT)),
     "columns of weights": (ValueError, "weights must be", (TREE, W[:, :4], (H, H), SCRIPT)),
     "dtype": (TypeError, "weights", (TREE, W.astype(int), (H, H), SCRIPT)),
-    "leaves": (ValueError, r"shape \(B, h\) = \(2, 3\)", (TREE, W, (H[:1], H), SCRIPT)),
+    "leaves": (ValueError, r"shape \(leaves, h\) = \(2, 3\)", (TREE, W, (H[:1], H), SCRIPT)),
     "xs without inputs": (ValueError, "no row of the script has", (TREE, W, (H, H), SCRIPT, W)),
     "xs": (ValueError, r"xs must be \(inputs, gates", (TREE, W, (H, H), WITH_X, jnp.ones((2, 12)))),
-    "carry": (TypeError, "must return a carry like", (dynamic.cell(children=2)(mean), W, H, SCRIPT)),
+    "carry": (
+        TypeError,
+        "must return a carry like",
+        (dynamic.cell(children=2)(mean), W, H, SCRIPT),
+    ),
     "products": (ValueError, "fails with no x .*, 2 products", (TREE, W[:, :6], (H, H), SCRIPT)),
-    "mean": (ValueError, "'reduce_sum'|pointwise", (dynamic.cell(children=2)(mean), W, (H, H), SCRIPT)),
-    "printing": (ValueError, "uses 'igamma'", (dynamic.cell(children=2)(unprintable), W, (H, H), SCRIPT)),
+    "mean": (
+        ValueError,
+        "'reduce_sum'|pointwise",
+        (dynamic.cell(children=2)(mean), W, (H, H), SCRIPT),
+    ),
+    "printing": (
+        ValueError,
+        "uses 'igamma'",
+        (dynamic.cell(children=2)(unprintable), W, (H, H), SCRIPT),
+    ),
 }
 
 
@@ -273,7 +293,7 @@ def test_other_errors():
         with pytest.raises(ValueError, match=re.escape(message)):
             dynamic.scan(*operands, **options)
     for children, error in ((0, ValueError), (1.0, TypeError), (True, TypeError)):
-        with pytest.raises(error, match="dynamic.cell: children must be"):
+        with pytest.raises(error, match=r"dynamic\.cell: children must be"):
             dynamic.cell(children=children)
-    with pytest.raises(TypeError, match="dynamic.chain: cell must be a function"):
+    with pytest.raises(TypeError, match=r"dynamic\.chain: cell must be a function"):
         dynamic.chain(3)

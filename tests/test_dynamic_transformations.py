@@ -68,7 +68,8 @@ def test_vmap_over_each_operand():
     def mapped(case):
         axes = tuple(0 if name in case else None for name in names)
         given = [
-            s if name in case else x for name, s, x in zip(names, stacked, operands[0], strict=False)
+            s if name in case else x
+            for name, s, x in zip(names, stacked, operands[0], strict=False)
         ]
         script = dynamic.stack(scripts) if "script" in case else scripts[0]
         run = functools.partial(value_and_gradient, p)
@@ -77,9 +78,7 @@ def test_vmap_over_each_operand():
     got = compiled(lambda: [mapped(case) for case in cases])()
     for case, results in zip(cases, got, strict=True):
         for i in range(2):
-            own = tuple(
-                operands[i if name in case else 0][k] for k, name in enumerate(names[:4])
-            )
+            own = tuple(operands[i if name in case else 0][k] for k, name in enumerate(names[:4]))
             expected = one(own, scripts[i if "script" in case else 0])
             close(jax.tree.map(lambda x, i=i: x[i], results), expected)
 
@@ -97,9 +96,7 @@ def test_data_parallel_gradients(kind):
     weights, _, _, bias = operands[0]
     stacked = [jax.tree.map(lambda *x: jnp.stack(x), *(o[i] for o in operands)) for i in (1, 2)]
     carry, xs, every_script = map(put, (*stacked, dynamic.stack(scripts)))
-    expected = [
-        one((weights, o[1], o[2], bias), s) for o, s in zip(operands, scripts, strict=True)
-    ]
+    expected = [one((weights, o[1], o[2], bias), s) for o, s in zip(operands, scripts, strict=True)]
 
     def local(weights, bias, carry, xs, script):
         (carry, xs, script) = jax.tree.map(lambda x: x[0], (carry, xs, script))

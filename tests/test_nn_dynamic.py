@@ -138,7 +138,7 @@ def test_dtypes_and_carries():
     script = graphs_and_script()
     leaf_inputs = draw(script.form.leaves, 3)
     half = TreeLSTM(3, 4, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
-    carry, states = half(script, leaf_inputs, return_carry=True)
+    carry, _ = half(script, leaf_inputs, return_carry=True)
     assert [x.dtype for x in carry] == [jnp.float32, jnp.bfloat16]
     # Carries that are given, and none: zeros.
     full = with_bias(TreeLSTM(None, 4, rngs=nnx.Rngs(0)))

@@ -106,7 +106,9 @@ def scan(
     wide = wide_leaves(given.carry, given.dtype)
     step = checked_step(given.of_cells, form.slots, given.tree, wide)
     if form.computed == 0:
-        return jax.tree.unflatten(given.tree, [jnp.zeros((0, given.h), x.dtype) for x in given.carry])
+        return jax.tree.unflatten(
+            given.tree, [jnp.zeros((0, given.h), x.dtype) for x in given.carry]
+        )
     accumulator = accumulator_dtype(given.dtype)
     inputs, spans = _inputs(given, script)
     results = scan_bind(

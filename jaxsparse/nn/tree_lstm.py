@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-from flax import nnx
 
 from jaxsparse import dynamic
 from jaxsparse.csr import CSR

@@ -16,9 +16,7 @@ from jaxsparse.primitive import Fallback, Operation, UnavailableError, make_prim
 _NO_KERNEL = "there is no kernel for it yet"
 
 
-def _ffi_call(
-    params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice
-) -> Fallback:
+def _ffi_call(params: dict[str, Any], avals: Sequence[ShapedArray], device: AnyDevice) -> Fallback:
     """What is computed on a GPU.
 
     Raises:
