@@ -193,7 +193,8 @@ def carry_leaves(
     for i, x in enumerate(arrays):
         if x.shape != shape:
             raise ValueError(
-                f"{operation}: the leaves of {name} must have shape {sizes} = {shape}, got {x.shape}"
+                f"{operation}: the leaves of {name} must have shape {sizes} = {shape}, "
+                f"got {x.shape}"
             )
         check_floating(operation, **{f"carry {i}": x})
     return arrays, tree
