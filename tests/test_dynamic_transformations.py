@@ -14,6 +14,9 @@ from jax.sharding import PartitionSpec as P
 from recurrent_problems import compiled
 
 from jaxsparse import EXPORT_DISABLED_CHECKS, H200, dynamic, explain
+from jaxsparse.dynamic.primitive import dynamic_scan_p
+from jaxsparse.dynamic.primitive.plain import plain_scan
+from jaxsparse.primitive import equations
 
 leaves = jax.tree.leaves
 
@@ -155,6 +158,31 @@ def test_recomputation_keeps_no_products():
         return [x.shape for x in leaves(pullback)]
 
     assert (rows, 3, h) in kept() and (rows, 3, h) not in kept(recompute=True)
+
+
+def test_loops_on_a_gpu():
+    """They have all tiles, and weights of a kind without a switch; they lower for a GPU, too."""
+    p = problem("two_directions", dtype=jnp.float32)
+    script = shorter(p.script, 1)
+    run = functools.partial(value_and_gradient, p)
+    operands = finite(p.operands)
+    jaxpr = jax.make_jaxpr(run)(operands, script)
+    scans = [eqn for eqn in equations(jaxpr.jaxpr) if eqn.primitive is dynamic_scan_p]
+    assert [eqn.params["emits"] for eqn in scans] == [False, True]
+    kinds = jnp.repeat(jnp.asarray(script.kinds, jnp.float32), script.form.width)
+    rng = np.random.default_rng(0)
+    for eqn in scans:
+        avals = [v.aval for v in eqn.invars]
+        values = [jnp.asarray(rng.standard_normal(a.shape), a.dtype) for a in avals]
+        values[1] = jnp.asarray(script.words)
+        values = [kinds.reshape(x.shape) if x.shape[1:] == (1, 1) else x for x in values]
+        here, there = (
+            compiled(functools.partial(plain_scan, on_gpu=on_gpu, **eqn.params))(*values)
+            for on_gpu in (False, True)
+        )
+        close(here, there)
+    lowered = jax.jit(run).trace(operands, script).lower(lowering_platforms=("cuda",))
+    assert "stablehlo.dot_general" in lowered.as_text()
 
 
 def test_explain():

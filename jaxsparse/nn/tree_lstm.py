@@ -36,6 +36,7 @@ class TreeLSTM(GraphScan):
     Source: Tai et al. 2015, "Improved Semantic Representations From Tree-Structured Long
     Short-Term Memory Networks", where all forget gates have one bias.
 
+    >>> from flax import nnx
     >>> trees = dynamic.Graphs.from_brackets("(3 (2 It) (4 (2 's) (4 great)))")
     >>> script = dynamic.pack(trees, [0], dynamic.Layout())
     >>> layer = TreeLSTM(3, 4, rngs=nnx.Rngs(0))
@@ -86,6 +87,7 @@ class ChildSumTreeLSTM(TreeLSTM):
     Source: Tai et al. 2015, "Improved Semantic Representations From Tree-Structured Long
     Short-Term Memory Networks".
 
+    >>> from flax import nnx
     >>> layer = ChildSumTreeLSTM(3, 4, children=5, rngs=nnx.Rngs(0))
     >>> layer.dense_h.kernel.shape
     (4, 16)
