@@ -43,7 +43,7 @@ class Graphs:
 
     >>> graphs = Graphs.from_brackets("(3 (2 It) (4 (2 's) (4 great)))")
     >>> graphs
-    Graphs(1 graph, 5 rows, 3 leaves, depth 2, slots=2, label of rows, word of leaves)
+    Graphs(1 graph, 5 rows, 3 leaves, depth 2, slots=2, word of leaves, label of rows)
     >>> graphs.children.tolist()
     [[-1, -1], [-1, -1], [-1, -1], [1, 2], [0, 3]]
     >>> graphs.channel("word").tolist(), graphs.vocabulary
