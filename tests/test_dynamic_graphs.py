@@ -263,7 +263,7 @@ REFUSED = {
     ),
     "offsets": ({"offsets": [0, 2]}, "offsets must rise from 0 to the number of rows, 3"),
     "falling": ({"offsets": [0, 4, 3]}, "offsets must rise from 0"),
-    "kind": ({"kinds": [0, -1, 0]}, "graph 0, row 1: the kind must be >= 0, got -1"),
+    "kind": ({"kinds": [0, -1, 0]}, r"graph 0, row 1: the kind must be in \[0, 256\), got -1"),
     "root": ({"roots": [3]}, "graph 0: root 3 is out of range, the graph has 3 rows"),
     "roots": ({"roots": [1, 1]}, r"roots must have shape \(1\), got \(2,\)"),
     "input": (

@@ -120,8 +120,8 @@ class Graphs:
 
         Raises:
             TypeError, ValueError: for arrays of other sizes or dtypes, and naming graph and row
-                for a child that is out of range, a cycle, a kind below 0, a root that is no row,
-                and a leaf that has inputs.
+                for a child that is out of range, a cycle, a kind outside of [0, 256), a root that is
+                no row, and a leaf that has inputs.
 
         >>> Graphs.from_arrays([0, 3], [[-1, -1], [0, 0], [1, 0]]).levels.tolist()
         [0, 1, 2]
