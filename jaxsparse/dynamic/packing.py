@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import math
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ def pack(graphs: Graphs, ids: Any, layout: Layout, *, form: Form | None = None) 
     try:
         room, words = _ffi.pack_graphs(
             graphs.packable,
-            batches.reshape(-1, batches.shape[-1]),
+            batches.reshape(math.prod(batches.shape[:-1]), batches.shape[-1]),
             width=layout.width,
             slots=layout.slots,
             groups=layout.groups,

@@ -33,7 +33,10 @@ def plain_scan(*operands: Any, on_gpu: bool = False, **params: Any) -> list[Any]
     step, it has all tiles.
     """
     words, form = operands[1], params["form"]
-    tiles = form.tiles if on_gpu else jnp.max(Script(words, form).used_tiles).astype(int)
+    tiles = form.tiles
+    if not on_gpu:
+        used = jnp.max(Script(words, form).used_tiles, initial=0)
+        tiles = jnp.minimum(used, form.tiles).astype(int)  # a damaged script may say more
     compute = functools.partial(_scan, tiles=tiles, on_gpu=on_gpu, **params)
     return over_batch(compute, words.ndim - 1, *operands)
 
