@@ -318,6 +318,26 @@ def test_the_machine_refuses_damaged_scripts(place, value, message):
         )
 
 
+@settings(max_examples=60, deadline=None)
+@given(graph_sets(), st.data())
+def test_the_machine_runs_what_is_verified(problem, data):
+    """Any word of a script may be another one: what verify lets pass, both directions can run."""
+    graphs, layout, _ = problem
+    script = pack(graphs, np.arange(len(graphs)), layout)
+    form, words = script.form, script.words.copy()
+    place = data.draw(st.integers(0, form.roots_offset - 1))
+    words[place] = data.draw(st.integers(-2, form.rows + 1))
+    spoilt = Script(words, form)
+    try:
+        spoilt.verify()
+    except ValueError:
+        return
+    ones = np.ones(form.rows)
+    reference.run(spoilt, lambda kind, children, x: [children[0][0]], [ones[: form.leaves]])
+    slots = range(form.slots)
+    reference.run_backwards(spoilt, lambda kind, sums, x: [sums for _ in slots], [ones])
+
+
 # ---- What programs read ----
 
 

@@ -69,7 +69,7 @@ def pack(graphs: Graphs, ids: Any, layout: Layout, *, form: Form | None = None) 
     except ValueError as error:
         raise ValueError(f"dynamic.pack: {error}") from None
     form = _form(layout, kinds, graphs.channels, *room) if form is None else form
-    return Script(words.reshape(*batches.shape[:-1], form.words), form)
+    return Script(words.reshape(*batches.shape[:-1], words.shape[-1]), form)
 
 
 def pack_numpy(graphs: Graphs, ids: Any, layout: Layout, *, form: Form | None = None) -> Script:
