@@ -128,7 +128,9 @@ class Problem(NamedTuple):
             carry = cell(
                 () if x is None else tuple(x.reshape(-1, h)),
                 tuple(r.reshape(-1, h)),
-                tuple(jax.tree.unflatten(tree, [c[k] for c in children]) for k in range(cell.children)),
+                tuple(
+                    jax.tree.unflatten(tree, [c[k] for c in children]) for k in range(cell.children)
+                ),
             )
             return jax.tree.leaves(carry)
 
@@ -198,7 +200,11 @@ def problem(name, *, leaves=4, tiles=4, width=3, h=3, dtype=jnp.float64, seed=0)
     ]
     bias = [draw(p * h) / 2 for p in counts]
     carry = jax.tree.map(lambda _: np.append(draw(leaves, h), np.full((1, h), np.nan), 0), form)
-    xs = np.append(draw(inputs - 1, gates * h), np.full((1, gates * h), np.nan), 0) if gates else None
+    xs = (
+        np.append(draw(inputs - 1, gates * h), np.full((1, gates * h), np.nan), 0)
+        if gates
+        else None
+    )
     weights, bias = (tuple(x) if several else x[0] for x in (weights, bias))
     return Problem(cells, script, *cast((weights, carry)), cast(xs), cast(bias))
 

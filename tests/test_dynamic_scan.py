@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dynamic_problems import CELLS, finite, problem, script_of
+from jax.test_util import check_grads
 from recurrent_problems import compiled
 
 from jaxsparse import CSR, dynamic, recurrent
@@ -32,8 +33,8 @@ def like(tree, seed=0):
     return jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), x.dtype), tree)
 
 
-def derivatives(function, operands, direction, weigh):
-    """Value, gradient, and derivatives of second order in each order of modes."""
+def derivatives(function, second_order, operands, direction, weigh):
+    """Value, gradient and tangent, and derivatives of second order in each order of modes."""
 
     def loss(operands):
         return dot(jax.tree.map(jnp.sin, function(*operands)), weigh)
@@ -42,14 +43,22 @@ def derivatives(function, operands, direction, weigh):
         return jax.jvp(lambda x: function(*x), (operands,), (direction,))[1]
 
     gradient = jax.grad(loss)
-    return {
+    first = {
         "value": function(*operands),
         "gradient": gradient(operands),
         "tangent": along(operands),
+    }
+    if not second_order:
+        return first
+    return first | {
         "forward over reverse": jax.jvp(gradient, (operands,), (direction,))[1],
         "reverse over reverse": jax.grad(lambda x: dot(gradient(x), direction))(operands),
         "reverse over forward": jax.grad(lambda x: dot(along(x), weigh))(operands),
     }
+
+
+RECOMPUTED = {"tree_lstm_with_x", "two_cells"}
+OF_SECOND_ORDER = {*RECOMPUTED, "every_child"}
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -59,12 +68,24 @@ def test_every_derivative(name):
         p = problem(name)
         operands = finite(p.operands)
         arguments = (operands, like(operands), like(jax.eval_shape(p.scan, *operands), 1))
-        recompute = name in ("tree_lstm_with_x", "two_cells")
-        scan = functools.partial(p.scan, recompute=recompute)
-        expected = compiled(functools.partial(derivatives, p.loop))(*arguments)
-        got = compiled(functools.partial(derivatives, scan))(*arguments)
+        scan = functools.partial(p.scan, recompute=name in RECOMPUTED)
+        expected, got = (
+            compiled(functools.partial(derivatives, f, name in OF_SECOND_ORDER))(*arguments)
+            for f in (p.loop, scan)
+        )
         close(got, expected)
         assert all(float(jnp.abs(x).max()) > 1e-3 for x in leaves(got))
+
+
+def test_third_derivatives():
+    """A gradient's derivative along a direction, which has one more, by finite differences."""
+    with jax.enable_x64(True):
+        p = problem("tree_lstm_with_x", tiles=2, width=2, h=2)
+        operands = finite(p.operands)
+        direction = like(operands, 2)
+        gradient = jax.grad(lambda x: sum(jnp.sum(jnp.sin(y)) for y in leaves(p.scan(*x))))
+        along = jax.jit(lambda x: jax.jvp(gradient, (x,), (direction,))[1])
+        check_grads(along, (operands,), order=1, modes=["rev"])
 
 
 def test_padding_reaches_nothing():
@@ -227,8 +248,16 @@ def unprintable(x, r, children):
 TREE = dynamic.tree_lstm(2)
 ERRORS = {
     "no cell": (TypeError, "made by dynamic.cell", (recurrent.LSTM, W, (H, H), SCRIPT)),
-    "children": (ValueError, "takes 1 children.*have 2", (dynamic.chain(recurrent.GRU), W, H, SCRIPT)),
-    "no script": (TypeError, "must be a dynamic.Script, got ndarray", (TREE, W, (H, H), np.ones(3))),
+    "children": (
+        ValueError,
+        "takes 1 children.*have 2",
+        (dynamic.chain(recurrent.GRU), W, H, SCRIPT),
+    ),
+    "no script": (
+        TypeError,
+        "must be a dynamic.Script, got ndarray",
+        (TREE, W, (H, H), np.ones(3)),
+    ),
     "batch": (
         ValueError,
         r"got a batch \(2,\): use jax.vmap",
@@ -244,13 +273,25 @@ ERRORS = {
     "rows of weights": (ValueError, r"weights must be \(K h, P h\)", (TREE, W[:3], (H, H), SCRIPT)),
     "columns of weights": (ValueError, "weights must be", (TREE, W[:, :4], (H, H), SCRIPT)),
     "dtype": (TypeError, "weights", (TREE, W.astype(int), (H, H), SCRIPT)),
-    "leaves": (ValueError, r"shape \(B, h\) = \(2, 3\)", (TREE, W, (H[:1], H), SCRIPT)),
+    "leaves": (ValueError, r"shape \(leaves, h\) = \(2, 3\)", (TREE, W, (H[:1], H), SCRIPT)),
     "xs without inputs": (ValueError, "no row of the script has", (TREE, W, (H, H), SCRIPT, W)),
     "xs": (ValueError, r"xs must be \(inputs, gates", (TREE, W, (H, H), WITH_X, jnp.ones((2, 12)))),
-    "carry": (TypeError, "must return a carry like", (dynamic.cell(children=2)(mean), W, H, SCRIPT)),
+    "carry": (
+        TypeError,
+        "must return a carry like",
+        (dynamic.cell(children=2)(mean), W, H, SCRIPT),
+    ),
     "products": (ValueError, "fails with no x .*, 2 products", (TREE, W[:, :6], (H, H), SCRIPT)),
-    "mean": (ValueError, "'reduce_sum'|pointwise", (dynamic.cell(children=2)(mean), W, (H, H), SCRIPT)),
-    "printing": (ValueError, "uses 'igamma'", (dynamic.cell(children=2)(unprintable), W, (H, H), SCRIPT)),
+    "mean": (
+        ValueError,
+        "'reduce_sum'|pointwise",
+        (dynamic.cell(children=2)(mean), W, (H, H), SCRIPT),
+    ),
+    "printing": (
+        ValueError,
+        "uses 'igamma'",
+        (dynamic.cell(children=2)(unprintable), W, (H, H), SCRIPT),
+    ),
 }
 
 
@@ -273,7 +314,7 @@ def test_other_errors():
         with pytest.raises(ValueError, match=re.escape(message)):
             dynamic.scan(*operands, **options)
     for children, error in ((0, ValueError), (1.0, TypeError), (True, TypeError)):
-        with pytest.raises(error, match="dynamic.cell: children must be"):
+        with pytest.raises(error, match=r"dynamic\.cell: children must be"):
             dynamic.cell(children=children)
-    with pytest.raises(TypeError, match="dynamic.chain: cell must be a function"):
+    with pytest.raises(TypeError, match=r"dynamic\.chain: cell must be a function"):
         dynamic.chain(3)

@@ -6,6 +6,8 @@
 namespace jaxsparse {
 namespace {
 
+// The packer keeps a list for each level and kind.
+constexpr int32_t kMostKinds = 256;
 constexpr int32_t kUnknown = -1, kOnPath = -2;
 
 std::string At(int64_t graph, int64_t row) {
@@ -67,8 +69,9 @@ std::string Fault(const GraphArrays& graphs, int64_t graph, int64_t row) {
     }
     is_leaf = is_leaf && child < 0;
   }
-  if (graphs.kinds[at] < 0) {
-    return At(graph, row) + "the kind must be >= 0, got " + std::to_string(graphs.kinds[at]);
+  if (graphs.kinds[at] < 0 || graphs.kinds[at] >= kMostKinds) {
+    return At(graph, row) + "the kind must be in [0, " + std::to_string(kMostKinds) + "), got " +
+           std::to_string(graphs.kinds[at]);
   }
   if (is_leaf && graphs.has_input[at]) {
     return At(graph, row) + "a row without children is a leaf, and has no inputs";

@@ -45,8 +45,8 @@ struct GraphLevels {
 };
 
 // Checks the arrays, all of which have the sizes that they should, in linear time; or none and an
-// error that names graph and row: of a child or root out of range, a cycle, a kind below 0, or a
-// leaf that has inputs.
+// error that names graph and row: of a child or root out of range, a cycle, a kind that there can't
+// be, or a leaf that has inputs.
 std::optional<GraphLevels> FindLevels(const GraphArrays& graphs, int64_t rows, std::string* error);
 
 }  // namespace jaxsparse

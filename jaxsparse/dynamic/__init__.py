@@ -6,6 +6,7 @@ from jaxsparse.dynamic.graph_builder import GraphBuilder
 from jaxsparse.dynamic.graphs import Graphs
 from jaxsparse.dynamic.layout import Layout
 from jaxsparse.dynamic.packing import pack
+from jaxsparse.dynamic.prefetch import Prefetch, prefetch
 from jaxsparse.dynamic.scan import scan
 from jaxsparse.dynamic.script import Script, stack
 
@@ -16,10 +17,12 @@ __all__ = [
     "GraphBuilder",
     "Graphs",
     "Layout",
+    "Prefetch",
     "Script",
     "cell",
     "chain",
     "pack",
+    "prefetch",
     "scan",
     "stack",
     "tree_lstm",

@@ -53,7 +53,9 @@ def checked_arguments(
     """The operands, or TypeError or ValueError."""
     form = check_script(script).form
     cells, every_weights, biases = _of_kinds(cell, weights, bias, form.kinds)
-    leaves, tree = carry_leaves(OPERATION, "carry", carry, _carry_shape(carry, form.leaves))
+    leaves, tree = carry_leaves(
+        OPERATION, "carry", carry, _carry_shape(carry, form.leaves), "(leaves, h)"
+    )
     h = leaves[0].shape[1]
     if h == 0:
         raise ValueError(f"{OPERATION}: the leaves of carry must have units, got {leaves[0].shape}")
@@ -107,7 +109,7 @@ def check_script(script: Any) -> Script:
 def _carry_shape(carry: Any, leaves: int) -> tuple[int, int]:
     """The shape that all leaves of the carry must have: that of its state, the last one."""
     arrays = jax.tree.leaves(carry)
-    shape = getattr(arrays[-1], "shape", ()) if arrays else ()
+    shape: tuple[int, ...] = getattr(arrays[-1], "shape", ()) if arrays else ()
     return leaves, shape[-1] if len(shape) == 2 else 0
 
 

@@ -85,6 +85,11 @@ def chains(lengths: np.ndarray, reverse: bool) -> np.ndarray:
     return backward if reverse else row - 1
 
 
+def widened(children: np.ndarray, slots: int) -> np.ndarray:
+    """Children with slots behind theirs, which are empty."""
+    return np.pad(children, ((0, 0), (0, slots - children.shape[1])), constant_values=-1)
+
+
 def of_edges(
     name: str, offsets: np.ndarray, child: np.ndarray, parent: np.ndarray, slots: int | None
 ) -> np.ndarray:

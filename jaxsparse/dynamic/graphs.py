@@ -43,7 +43,7 @@ class Graphs:
 
     >>> graphs = Graphs.from_brackets("(3 (2 It) (4 (2 's) (4 great)))")
     >>> graphs
-    Graphs(1 graph, 5 rows, 3 leaves, depth 2, slots=2, label of rows, word of leaves)
+    Graphs(1 graph, 5 rows, 3 leaves, depth 2, slots=2, word of leaves, label of rows)
     >>> graphs.children.tolist()
     [[-1, -1], [-1, -1], [-1, -1], [1, 2], [0, 3]]
     >>> graphs.channel("word").tolist(), graphs.vocabulary
@@ -120,8 +120,8 @@ class Graphs:
 
         Raises:
             TypeError, ValueError: for arrays of other sizes or dtypes, and naming graph and row
-                for a child that is out of range, a cycle, a kind below 0, a root that is no row,
-                and a leaf that has inputs.
+                for a child that is out of range, a cycle, a kind outside of [0, 256), a root that
+                is no row, and a leaf that has inputs.
 
         >>> Graphs.from_arrays([0, 3], [[-1, -1], [0, 0], [1, 0]]).levels.tolist()
         [0, 1, 2]
@@ -323,22 +323,16 @@ class Graphs:
                     raise ValueError(f"{name}: parts 0 and {i} differ in their {what}")
         slots = max(part.slots for part in parts)
         begins = np.cumsum([0, *(part.offsets[-1] for part in parts)])
-        offsets = [p.offsets[1:] + b for p, b in zip(parts, begins, strict=False)]
-        padded = [
-            np.pad(p.children, ((0, 0), (0, slots - p.slots)), constant_values=-1) for p in parts
-        ]
-
-        def joined(arrays: Iterable[np.ndarray]) -> np.ndarray:
-            return np.concatenate(list(arrays))
-
-        return cls(
-            joined([np.zeros(1, np.int64), *offsets]),
-            joined(padded),
-            joined(p.kinds for p in parts),
-            joined(p.roots for p in parts),
-            joined(p.has_input for p in parts),
-            {c: joined(p.channel(c.name) for p in parts) for c in parts[0].channels},
-            parts[0].vocabulary,
+        offsets = [part.offsets[1:] + b for part, b in zip(parts, begins, strict=False)]
+        return parts[0]._with(
+            offsets=np.concatenate([np.zeros(1, np.int64), *offsets]),
+            children=np.concatenate([graph_arrays.widened(p.children, slots) for p in parts]),
+            kinds=np.concatenate([p.kinds for p in parts]),
+            roots=np.concatenate([p.roots for p in parts]),
+            has_input=np.concatenate([p.has_input for p in parts]),
+            channels={
+                c: np.concatenate([p.channel(c.name) for p in parts]) for c in parts[0].channels
+            },
         )
 
     # ---- What they are ----

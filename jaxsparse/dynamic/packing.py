@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import math
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ def pack(graphs: Graphs, ids: Any, layout: Layout, *, form: Form | None = None) 
     try:
         room, words = _ffi.pack_graphs(
             graphs.packable,
-            batches.reshape(-1, batches.shape[-1]),
+            batches.reshape(math.prod(batches.shape[:-1]), batches.shape[-1]),
             width=layout.width,
             slots=layout.slots,
             groups=layout.groups,
@@ -68,7 +69,7 @@ def pack(graphs: Graphs, ids: Any, layout: Layout, *, form: Form | None = None) 
     except ValueError as error:
         raise ValueError(f"dynamic.pack: {error}") from None
     form = _form(layout, kinds, graphs.channels, *room) if form is None else form
-    return Script(words.reshape(*batches.shape[:-1], form.words), form)
+    return Script(words.reshape(*batches.shape[:-1], words.shape[-1]), form)
 
 
 def pack_numpy(graphs: Graphs, ids: Any, layout: Layout, *, form: Form | None = None) -> Script:

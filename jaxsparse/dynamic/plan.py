@@ -35,14 +35,6 @@ class ScanForm:
     weight_dtype: str
     input_dtypes: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        form = "to the children" if self.emits else "from the children"
-        return (
-            f"{self.weight_dtype} weights ({self.slots} x {self.hidden}, {self.products} x "
-            f"{self.hidden}), {self.state_dtype} state, {form}, {self.tiles} tiles of "
-            f"{self.width} rows in {self.groups} groups"
-        )
-
 
 @dataclasses.dataclass(frozen=True)
 class Plan:

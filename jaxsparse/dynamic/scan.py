@@ -33,8 +33,8 @@ def scan(
 ) -> Any:
     r"""Runs a cell over the rows of graphs, children before their parents.
 
-    .. math:: c_v = \operatorname{cell}\Big(x_v,\; \sum_k h_{v,k} W_k + b,\;
-        (c_{v,1}, \ldots, c_{v,K})\Big)
+    .. math:: c_v = \operatorname{cell}\bigl(x_v,\; \sum_k h_{v,k} W_k + b,\;
+        (c_{v,1}, \ldots, c_{v,K})\bigr)
 
     where :math:`c_{v,k}` is the carry of the k-th child of row v, zeros if there is none, and
     :math:`h_{v,k}`, the state that the product takes, its last leaf. A graph is any without cycles:
@@ -86,12 +86,18 @@ def scan(
     Virtual Persistent Processor Specialization", whose scripts these are; as a primitive with its
     own derivatives, `recurrent.scan` over graphs.
 
-    >>> import numpy as np
+    The sums of trees, each row adding up its children:
+
     >>> from jaxsparse import dynamic
     >>> @dynamic.cell(children=2)
     ... def add(x, r, children):
     ...     return r[0]
-    >>> graphs = dynamic.Graphs.from_brackets("((1 2) 3)")
+    >>> trees = dynamic.Graphs.from_brackets("(0 (0 a) (0 (0 b) (0 c))) (0 (0 b) (0 b))")
+    >>> script = dynamic.pack(trees, [0, 1], dynamic.Layout())
+    >>> numbers = jnp.array([[1.0], [2.0], [3.0]])[script.leaf("word")]
+    >>> sums = scan(add, jnp.ones((2, 1)), numbers, script)
+    >>> script.roots(numbers, sums)[:2, 0]
+    Array([6., 4.], dtype=float32)
     """
     backend.check_implementation(OPERATION, implementation)
     precision = check_precision(OPERATION, precision)
@@ -100,7 +106,9 @@ def scan(
     wide = wide_leaves(given.carry, given.dtype)
     step = checked_step(given.of_cells, form.slots, given.tree, wide)
     if form.computed == 0:
-        return jax.tree.unflatten(given.tree, [jnp.zeros((0, given.h), x.dtype) for x in given.carry])
+        return jax.tree.unflatten(
+            given.tree, [jnp.zeros((0, given.h), x.dtype) for x in given.carry]
+        )
     accumulator = accumulator_dtype(given.dtype)
     inputs, spans = _inputs(given, script)
     results = scan_bind(

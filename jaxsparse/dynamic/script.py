@@ -168,6 +168,7 @@ class Script:
                     f"Script.in_input_order: h must have {self.form.computed} rows, "
                     f"got shape {h.shape}"
                 )
+            h = jnp.asarray(h)
             rows = jnp.zeros((self.form.inputs, *h.shape[1:]), h.dtype)
             return rows.at[place].set(h, mode="drop")
 

@@ -50,9 +50,7 @@ def checked_step(
         has_y = _check_scalars(name, cell, gates, tree, parameters)
         step = CellStep(cell, *gates, tree, parameters, biased, masked, has_y, wide_carries)
         check_pointwise(step.jaxpr, operation)
-        check_mixes_nothing(
-            name, cell, functools.partial(_arguments, gates, tree, parameters)
-        )
+        check_mixes_nothing(name, cell, functools.partial(_arguments, gates, tree, parameters))
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"{error}. {_POINTWISE}") from error.__cause__

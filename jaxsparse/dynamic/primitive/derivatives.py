@@ -98,12 +98,14 @@ def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
     ct = split_results(cotangents, params)
     linear = tuple(i for i, a in enumerate(x.inputs) if undefined(a))
     used = tuple(i for i, c in enumerate(ct.outputs) if not is_zero(c))
-    # Where the scan gathers, the carries of all rows are results; where it emits, those that reached
-    # given rows are, and their cotangents are the first carries of the transpose.
+    # Where the scan gathers, the carries of all rows are results. Where it emits, those that
+    # reached given rows are: their cotangents are the first carries of the transpose.
     carries = () if emits else tuple(i for i, c in enumerate(ct.carries) if not is_zero(c))
     wide = wide_inputs(x.inputs, linear, params["spans"], jnp.dtype(params["dtype"]))
     adjoint = Adjoint(step, linear, not is_zero(ct.states), used, wide, carries)
-    state, first = (instantiated(ct.reached), map(instantiated, ct.carries)) if emits else (None, ())
+    state, first = (
+        (instantiated(ct.reached), map(instantiated, ct.carries)) if emits else (None, ())
+    )
     made = scan_bind(
         Operands(
             x.weights,
@@ -128,9 +130,10 @@ def transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
         },
     )
     given = dict(zip(linear, made.outputs, strict=True))
-    inputs = [summed_to_operand(given[i], a) if i in given else None for i, a in enumerate(x.inputs)]
+    inputs = [
+        summed_to_operand(given[i], a) if i in given else None for i, a in enumerate(x.inputs)
+    ]
     if emits:
         return [None, None, *inputs]
     of_first = zip((made.reached, *made.carries), (x.state, *x.carries), strict=True)
     return [None, None, *(summed_to_operand(c, a) for c, a in of_first), *inputs]
-

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 from jaxsparse.batching import over_batch
 from jaxsparse.dynamic.form import Form
 from jaxsparse.dynamic.primitive.operands import Operands, Results, joined_results, split
+from jaxsparse.dynamic.primitive.row_products import child_rows
 from jaxsparse.dynamic.script import Script
 from jaxsparse.precision import accumulator_dtype
 from jaxsparse.recurrent import products
-from jaxsparse.recurrent.step import Step, grouped
+from jaxsparse.recurrent.step import Step
 
 _UNROLLED = 8  # tiles of a loop on a GPU, where it waits for the start of kernels
 
@@ -31,7 +32,10 @@ def plain_scan(*operands: Any, on_gpu: bool = False, **params: Any) -> list[Any]
     step, it has all tiles.
     """
     words, form = operands[1], params["form"]
-    tiles = form.tiles if on_gpu else jnp.max(Script(words, form).used_tiles).astype(int)
+    tiles = form.tiles
+    if not on_gpu:
+        used = jnp.max(Script(words, form).used_tiles, initial=0)
+        tiles = jnp.minimum(used, form.tiles).astype(int)  # a damaged script may say more
     compute = functools.partial(_scan, tiles=tiles, on_gpu=on_gpu, **params)
     return over_batch(compute, words.ndim - 1, *operands)
 
@@ -73,7 +77,6 @@ class _Loop(NamedTuple):
         **_: Any,
     ) -> _Loop:
         script = Script(x.words, form)
-        sources = script.sources.reshape(form.computed, form.slots)
         narrow, wide = jnp.dtype(dtype), accumulator_dtype(jnp.dtype(dtype))
         parts = zip(x.inputs, step.inputs, spans, strict=True)
         return cls(
@@ -82,8 +85,8 @@ class _Loop(NamedTuple):
             h=x.weights.shape[1] // form.slots,
             dtypes=[narrow, *(wide if w else narrow for w in step.wide_outputs)],
             wide=wide,
-            sources=jnp.where(sources < 0, form.rows, sources),
-            is_row=(sources >= 0).any(-1, keepdims=True),
+            sources=child_rows(script),
+            is_row=(script.sources >= 0).any(-1).reshape(form.computed, 1),
             kinds=script.kinds,
             inputs=[(a.reshape(a.shape[0], -1), count, span) for a, count, span in parts],
             weights=x.weights,
@@ -120,8 +123,9 @@ class _Loop(NamedTuple):
         return jax.lax.switch(self.kinds[t], [lambda w=w: by((w,)) for w in self.weights])
 
     def apply(self, t: Any, arrays: Sequence[Any], carries: Sequence[Any]) -> Any:
-        """The step of a tile: states and outputs, (n, parts h) each, and carries (n, h); 0 where
-        there is no row.
+        """The step of a tile: states and outputs (n, parts h), and carries (n, h).
+
+        All are 0 where there is no row.
         """
         is_row = self.rows_of(self.is_row, t)
         states, new, outputs = self.step(arrays, carries, [self._input(*x, t) for x in self.inputs])
@@ -166,15 +170,17 @@ def _gather(x: Operands, loop: _Loop) -> Results:
     first = len(rows)
 
     def body(t: Any, buffers: Buffers) -> Buffers:
-        sources = loop.rows_of(loop.sources, t)
-        state, *carries = (a.at[sources].get(mode="promise_in_bounds") for a in buffers[:first])
+        rows, results = buffers[:first], buffers[first:]
+        sources, at = loop.rows_of(loop.sources, t), t * form.width
+        state, *carries = (a.at[sources].get(mode="promise_in_bounds") for a in rows)
         z = loop.products(state.reshape(form.width, -1), t, transposed=False)
         products = [z[:, p * h : (p + 1) * h] for p in range(loop.step.products)]
         of_children = [c[:, k] for k in range(form.slots) for c in carries]
         (state, *outputs), new = loop.apply(t, products, of_children)
+        made = zip(rows, (state, *new), strict=True)
         return [
-            *(_put(a, y, form.leaves + t * form.width) for a, y in zip(buffers, (state, *new))),
-            *(_put(a, y, t * form.width) for a, y in zip(buffers[first:], outputs, strict=True)),
+            *(_put(a, y, form.leaves + at) for a, y in made),
+            *(_put(a, y, at) for a, y in zip(results, outputs, strict=True)),
         ]
 
     _, *outputs = loop.results()
@@ -194,24 +200,24 @@ def _emit(x: Operands, loop: _Loop) -> Results:
     sums = [jnp.zeros((form.rows, h), loop.wide) for _ in range(count)]
 
     def body(i: Any, buffers: Buffers) -> Buffers:
+        sums, results = buffers[:count], buffers[count:]
         t = loop.tiles - 1 - i
-        sources, at = loop.rows_of(loop.sources, t), form.leaves + t * form.width
-        emitted = (
-            jax.lax.dynamic_slice(a, (at, 0), (form.width, h), allow_negative_indices=False)
-            for a in buffers[:count]
+        sources, at = loop.rows_of(loop.sources, t), t * form.width
+        own, *carries = (
+            jax.lax.dynamic_slice_in_dim(
+                a, form.leaves + at, form.width, allow_negative_indices=False
+            )
+            for a in sums
         )
-        own, *carries = emitted
         (states, *outputs), new = loop.apply(t, [own], carries)
         back = loop.products(states, t, transposed=True).reshape(form.width, form.slots, h)
-        by_leaf = [new[i :: loop.step.carries] for i in range(loop.step.carries)]
+        by_leaf = (new[i :: loop.step.carries] for i in range(loop.step.carries))
         given = (back, *(jnp.stack(slots, 1) for slots in by_leaf))
+        made = zip(results, (states, *outputs), strict=True)
         return [
             # What goes to no child is behind all rows, and dropped.
-            *(a.at[sources].add(y, mode="drop") for a, y in zip(buffers, given)),
-            *(
-                _put(a, y, t * form.width)
-                for a, y in zip(buffers[count:], (states, *outputs), strict=True)
-            ),
+            *(a.at[sources].add(y, mode="drop") for a, y in zip(sums, given, strict=True)),
+            *(_put(a, y, at) for a, y in made),
         ]
 
     done = loop.run(body, [*sums, *loop.results()])

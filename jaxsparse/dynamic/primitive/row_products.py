@@ -17,6 +17,13 @@ from jaxsparse.precision import accumulator_dtype
 from jaxsparse.recurrent.products import product
 
 
+def child_rows(script: Script) -> Any:
+    """The rows of children (rows, K), behind all rows where there is none."""
+    form = script.form
+    sources = script.sources.reshape(form.computed, form.slots)
+    return jnp.where(sources < 0, form.rows, sources)
+
+
 def products_of_rows(
     weights: Any, words: Any, states: Any, state: Any, params: dict[str, Any]
 ) -> tuple[Any, Any]:
@@ -48,10 +55,9 @@ def _gathered(
     weights: Any, words: Any, states: Any, state: Any, *, form: Form, precision: Any, dtype: str
 ) -> Any:
     script, h = Script(words, form), states.shape[-1]
-    sources = script.sources.reshape(form.computed, form.slots)
     # The row behind all is that of a child that is not there.
     rows = jnp.pad(jnp.concatenate([state[:, 0], states[:, 0]]), [(0, 1), (0, 0)])
-    children = rows.at[jnp.where(sources < 0, form.rows, sources)].get(mode="promise_in_bounds")
+    children = rows.at[child_rows(script)].get(mode="promise_in_bounds")
     x = children.reshape(form.computed, -1)
     return _by_kind(weights, x, script, False, precision, dtype).reshape(form.computed, -1, h)
 
@@ -60,12 +66,11 @@ def _emitted(
     weights: Any, words: Any, states: Any, *, form: Form, precision: Any, dtype: str
 ) -> Any:
     script, h = Script(words, form), states.shape[-1]
-    sources = script.sources.reshape(form.computed, form.slots)
     x = states.reshape(form.computed, -1)
     wide = accumulator_dtype(jnp.dtype(dtype))
     z = _by_kind(weights, x, script, True, precision, dtype).astype(wide)
-    sums = jnp.zeros((form.rows, h), wide).at[jnp.where(sources < 0, form.rows, sources)]
-    return sums.add(z.reshape(form.computed, form.slots, h), mode="drop")
+    sums = jnp.zeros((form.rows, h), wide)
+    return sums.at[child_rows(script)].add(z.reshape(form.computed, form.slots, h), mode="drop")
 
 
 def _by_kind(
