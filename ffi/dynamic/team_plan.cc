@@ -104,7 +104,7 @@ void Predict(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* plan) 
 
 // The plan of teams whose blocks have so many units and warps, if they fit.
 std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& form,
-                               const Gpu& gpu, int64_t units, int warps) {
+                               const Gpu& gpu, int64_t units, int warps, int stages) {
   TeamConfig config;
   config.row_parts = static_cast<int>(form.emits ? form.slots : form.products);
   config.column_parts = static_cast<int>(form.emits ? form.products : form.slots);
@@ -112,6 +112,7 @@ std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& 
   config.hidden = static_cast<int>(form.hidden);
   config.units = static_cast<int>(units);
   config.warps = warps;
+  config.stages = stages;
   if (form.emits) {
     config.sum_warps = 4;
     config.passed = static_cast<int>(form.slots * form.carries);
@@ -140,6 +141,19 @@ std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& 
   return plan;
 }
 
+// Warps that make products, and stages of the ring that they fill. Where several are predicted to
+// take as long, the first one is taken.
+struct RingKind {
+  int warps, stages;
+};
+constexpr RingKind kRings[] = {{8, 4}, {4, 4}, {2, 4}, {1, 4}, {8, 2}, {4, 2}, {2, 2}};
+
+void KeepFaster(std::optional<TeamPlan> plan, std::optional<TeamPlan>* best) {
+  if (plan && (!*best || plan->total_microseconds < (*best)->total_microseconds)) {
+    *best = std::move(plan);
+  }
+}
+
 std::string ReasonAgainst(const TeamVariant& variant, const GraphScanForm& form) {
   if (variant.tensor_cores && SizeOf(form.dtype) != 2) {
     return "needs 16-bit states and weights of one dtype";
@@ -155,7 +169,6 @@ std::string ReasonAgainst(const TeamVariant& variant, const GraphScanForm& form)
 }  // namespace
 
 TeamChoice PlanTeams(const GraphScanForm& form, const Gpu& gpu, const std::string& wanted) {
-  constexpr int kWarps[] = {1, 2, 4, 8};  // that make products
   TeamChoice choice;
   for (const TeamVariant& variant : kTeamVariants) {
     if (wanted.empty() ? variant.barrier : wanted != variant.name) continue;
@@ -169,12 +182,8 @@ TeamChoice PlanTeams(const GraphScanForm& form, const Gpu& gpu, const std::strin
             Double(kMostBlockWeights)) {
           break;
         }
-        for (const int warps : kWarps) {
-          std::optional<TeamPlan> plan = PlanOf(variant, form, gpu, units, warps);
-          if (!plan) continue;
-          if (!choice.best || plan->total_microseconds < choice.best->total_microseconds) {
-            choice.best = std::move(plan);
-          }
+        for (const auto& [warps, stages] : kRings) {
+          KeepFaster(PlanOf(variant, form, gpu, units, warps, stages), &choice.best);
         }
       }
       if (!choice.best) {
