@@ -39,8 +39,7 @@ struct DynamicScanCall {
 };
 
 void ParseSizes(CallParser& call, int64_t products, const Dimension& h, DynamicScanCall* c) {
-  if (h.size < 1 || products * h.size > kMaxMatrixRows ||
-      c->form.slots * h.size > kMaxMatrixRows) {
+  if (h.size < 1 || products * h.size > kMaxMatrixRows || c->form.slots * h.size > kMaxMatrixRows) {
     call.Fail("products and slots of all units must be 1 to " + std::to_string(kMaxMatrixRows) +
               ", got " + std::to_string(products) + " and " + std::to_string(c->form.slots) +
               " times " + std::to_string(h.size));

@@ -21,8 +21,8 @@
 
 namespace jaxsparse {
 
-constexpr int kTileRows = 8;             // rows of a tile: columns of a tensor core
-constexpr int kMaxGraphArrays = 24;      // arrays of one kind that a launch takes
+constexpr int kTileRows = 8;         // rows of a tile: columns of a tensor core
+constexpr int kMaxGraphArrays = 24;  // arrays of one kind that a launch takes
 
 // Values of the state's dtype or of float32 for every computed row and unit, of several parts; the
 // distance in elements between neighbours is 0 where it repeats.
@@ -53,11 +53,12 @@ struct GraphScanProblem {
   // `carries` of its carries; zeros before the launch.
   float* sums = nullptr;
   float* leaf_sums = nullptr;
-  void* outputs[kMaxGraphArrays] = {};    // state dtype or float32 (tiles * kTileRows, parts, h)
+  void* outputs[kMaxGraphArrays] = {};  // state dtype or float32 (tiles * kTileRows, parts, h)
 
   PollDelays poll_delays;
   WaitLimits wait_limits;
-  uint32_t* arrivals = nullptr;  // of each team at its barrier, kScanFlagBytes apart; every byte 0xff
+  uint32_t* arrivals =
+      nullptr;  // of each team at its barrier, kScanFlagBytes apart; every byte 0xff
 };
 
 }  // namespace jaxsparse

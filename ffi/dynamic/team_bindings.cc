@@ -38,8 +38,9 @@ nb::object Described(const TeamChoice& choice) {
 
 // (the best plan or None, why there is none).
 nb::tuple PlanDescribedTeams(const std::string& variant, bool emits, int64_t products,
-                             int64_t slots, int64_t carries, int64_t arrays, int64_t hidden, int64_t tiles, int64_t groups,
-                             const std::string& dtype, int multiprocessors, int64_t shared_bytes) {
+                             int64_t slots, int64_t carries, int64_t arrays, int64_t hidden,
+                             int64_t tiles, int64_t groups, const std::string& dtype,
+                             int multiprocessors, int64_t shared_bytes) {
   constexpr int64_t kMost = int64_t{1} << 20;
   if (std::min({products, slots, hidden}) < 1 || std::min({carries, arrays, tiles, groups}) < 0 ||
       std::max({products, slots, hidden, carries, arrays, groups}) > kMost) {
@@ -66,10 +67,11 @@ int64_t WorkspaceBytes(int64_t teams, int64_t sums, int64_t rows, int64_t hidden
 
 void BindTeams(nb::module_& m) {
   m.def("plan_teams", PlanDescribedTeams, nb::arg("variant"), nb::kw_only(), nb::arg("emits"),
-        nb::arg("products"), nb::arg("slots"), nb::arg("carries"), nb::arg("arrays"), nb::arg("hidden"), nb::arg("tiles"),
-        nb::arg("groups"), nb::arg("dtype"), nb::arg("multiprocessors"), nb::arg("shared_bytes"));
-  m.def("team_workspace_bytes", WorkspaceBytes, nb::kw_only(), nb::arg("teams"),
-        nb::arg("sums"), nb::arg("rows"), nb::arg("hidden"));
+        nb::arg("products"), nb::arg("slots"), nb::arg("carries"), nb::arg("arrays"),
+        nb::arg("hidden"), nb::arg("tiles"), nb::arg("groups"), nb::arg("dtype"),
+        nb::arg("multiprocessors"), nb::arg("shared_bytes"));
+  m.def("team_workspace_bytes", WorkspaceBytes, nb::kw_only(), nb::arg("teams"), nb::arg("sums"),
+        nb::arg("rows"), nb::arg("hidden"));
   m.attr("TEAM_MOST_ARRAYS") = kMaxGraphArrays;
   m.attr("TEAM_TILE_ROWS") = kTileRows;
 }

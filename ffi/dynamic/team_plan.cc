@@ -14,10 +14,10 @@ namespace {
 // Of the model below. Exchanges were measured on an H100 for scans whose blocks poll each other's
 // data, products by mma.sync beside them; the others are estimates.
 constexpr double kClocks = kClocksOfMicrosecond;
-constexpr double kStart = 7.0;                // microseconds in which a launch loads weights
-constexpr double kExchange = 0.55;            // of what a block waits for, in microseconds
+constexpr double kStart = 7.0;      // microseconds in which a launch loads weights
+constexpr double kExchange = 0.55;  // of what a block waits for, in microseconds
 constexpr double kExchangeOfKilobyte = 0.015;
-constexpr double kClocksOfMma = 2.4;          // on a multiprocessor, of 16 x 8 x 16
+constexpr double kClocksOfMma = 2.4;              // on a multiprocessor, of 16 x 8 x 16
 constexpr double kStep = 0.2, kStepOfItem = 0.1;  // sums and the pointwise step of a tile
 constexpr double kSums = 0.2;                     // what rows emit, added to their sources
 constexpr double kBesides = 0.05;                 // what a tile takes that waits for nothing
@@ -63,8 +63,9 @@ std::string ExpressionOf(const TeamConfig& c) {
       {Field("row_parts", c.row_parts), Field("column_parts", c.column_parts),
        Field("state_bytes", c.state_bytes), Field("hidden", c.hidden), Field("units", c.units),
        Field("warps", c.warps), Field("pointwise_warps", c.pointwise_warps),
-       Field("sum_warps", c.sum_warps), Field("passed", c.passed), Field("stages", c.stages), Field("register_chunks", c.register_chunks),
-       Field("asks_ahead", c.asks_ahead), Field("product_registers", c.product_registers),
+       Field("sum_warps", c.sum_warps), Field("passed", c.passed), Field("stages", c.stages),
+       Field("register_chunks", c.register_chunks), Field("asks_ahead", c.asks_ahead),
+       Field("product_registers", c.product_registers),
        Field("pointwise_registers", c.pointwise_registers)});
 }
 
@@ -82,8 +83,8 @@ std::string ConstantsOf(const TeamConfig& config, const GraphScanForm& form, int
 void Predict(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* plan) {
   // KB that each block receives for a tile.
   const double received = Double(int64_t{sizes.columns} * kTileRows * sizes.state_bytes) / 1e3;
-  const double of_mma = Double(int64_t{2} * sizes.loads * sizes.row_tiles * sizes.warps) *
-                        kClocksOfMma / kClocks;
+  const double of_mma =
+      Double(int64_t{2} * sizes.loads * sizes.row_tiles * sizes.warps) * kClocksOfMma / kClocks;
   const double of_shared = Double(sizes.shared_bytes - sizes.weights_at) / 128 / kClocks;
   const double product = of_mma + of_shared;
   const double step = kStep + kStepOfItem * (sizes.items - 1);
@@ -96,10 +97,9 @@ void Predict(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* plan) 
   const double in_turn = std::min(tiles, kLevels);
   const double by_cache =
       Double(form.tiles) * sizes.blocks * received * 1e3 / kCacheBytesOfMicrosecond;
-  plan->total_microseconds =
-      kStart + std::max(in_turn * plan->tile_microseconds +
-                            (tiles - in_turn) * plan->beside_microseconds,
-                        by_cache);
+  plan->total_microseconds = kStart + std::max(in_turn * plan->tile_microseconds +
+                                                   (tiles - in_turn) * plan->beside_microseconds,
+                                               by_cache);
 }
 
 // The plan of teams whose blocks have so many units and warps, if they fit.

@@ -19,7 +19,7 @@ struct GraphScanForm {
   int64_t arrays = 0;    // what the pointwise step reads and writes for a unit beside products
   int64_t hidden = 1;
   int64_t tiles = 1;
-  int64_t groups = 1;  // of the script; 0: as many as teams do best
+  int64_t groups = 1;             // of the script; 0: as many as teams do best
   DType dtype = DType::kFloat32;  // of states and weights
 };
 
@@ -45,10 +45,10 @@ struct TeamPlan {
   int poll_delay = 0;           // clock cycles from a product to the second look at the next states
   int poll_delay_increase = 0;  // after a look in vain
   int poll_delay_decrease = 0;  // after one in time
-  double tile_microseconds = 0;   // predicted, of a tile that waits for the one before it
+  double tile_microseconds = 0;    // predicted, of a tile that waits for the one before it
   double beside_microseconds = 0;  // of one that does not
-  double total_microseconds = 0;  // of all tiles, and what comes before them
-  double in_registers = 0;        // share of the weights; the rest lies in shared memory
+  double total_microseconds = 0;   // of all tiles, and what comes before them
+  double in_registers = 0;         // share of the weights; the rest lies in shared memory
 };
 
 struct TeamChoice {

@@ -98,7 +98,6 @@ def source(step: Step, form: ScanForm, plan: Plan, delay: int) -> str:
 
     ``delay`` is `most_delay`.
     """
-
     return (
         f'#include "{plan.file}"\n#include "cuda/pointwise.cuh"\n\n'
         f"{printed_step(step)}\n"

@@ -1,6 +1,6 @@
-// What pointwise warps do in a pass from rows to their sources: as soon as all that its parents emit
-// has come to a tile, they make its rows' steps, publish the states, and pass the carries for the
-// sources to the warps that sum (emit_sums.cuh).
+// What pointwise warps do in a pass from rows to their sources: as soon as all that its parents
+// emit has come to a tile, they make its rows' steps, publish the states, and pass the carries for
+// the sources to the warps that sum (emit_sums.cuh).
 #pragma once
 
 #include "dynamic/kernels/graph_arrays.cuh"
@@ -88,7 +88,8 @@ class EmitSteps {
     float sum[kItems][1], carry[kItems][kCarrySlots] = {};
     float outputs[kItems][Arrays::kOutputSlots] = {};
 #pragma unroll
-    for (int n = 0; n < kItems; ++n) LoadSums(p, RowOf(now, items_.At(n)), items_.At(n), sum[n], carry[n]);
+    for (int n = 0; n < kItems; ++n)
+      LoadSums(p, RowOf(now, items_.At(n)), items_.At(n), sum[n], carry[n]);
 #pragma unroll
     for (int n = 0; n < kItems; ++n) {
       const TeamItem item = items_.At(n);
@@ -139,8 +140,8 @@ class EmitSteps {
 
   __device__ __forceinline__ void Publish(const GraphScanProblem& p, int64_t row,
                                           const TeamItem& item, const float* states) const {
-    State* to = static_cast<State*>(p.states) + row * kSizes.columns + Items::FirstUnit() +
-                item.unit;
+    State* to =
+        static_cast<State*>(p.states) + row * kSizes.columns + Items::FirstUnit() + item.unit;
 #pragma unroll
     for (int s = 0; s < Step::kStates; ++s) items_.Publish(item, states[s], to + s * kSizes.hidden);
   }

@@ -148,8 +148,7 @@ class GatherSteps {
                                               float (&products)[Step::kProducts]) const {
 #pragma unroll
     for (int g = 0; g < Step::kProducts; ++g) {
-      const float* part =
-          ring_.partials() + PlaceOfProduct(g * kSizes.units + item.unit, item.row);
+      const float* part = ring_.partials() + PlaceOfProduct(g * kSizes.units + item.unit, item.row);
       products[g] = 0;
 #pragma unroll
       for (int warp = 0; warp < kSizes.warps; ++warp) {

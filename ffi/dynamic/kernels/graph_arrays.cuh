@@ -35,7 +35,8 @@ struct GraphArrays {
         const int64_t at = row * in.row_stride + unit * in.unit_stride;
 #pragma unroll
         for (int part = 0; part < Arrays::kInputParts[kInput]; ++part) {
-          to[kSlot + part] = LoadValue<Arrays::kInputIsFloat[kInput]>(in, at + part * in.part_stride);
+          to[kSlot + part] =
+              LoadValue<Arrays::kInputIsFloat[kInput]>(in, at + part * in.part_stride);
         }
       }
       LoadInputs<kInput + 1, kSlot + Arrays::kInputParts[kInput]>(p, row, unit, to, again);

@@ -9,16 +9,16 @@ namespace jaxsparse {
 
 // What a kernel is compiled for, beside the types of the state and the weights.
 struct TeamConfig {
-  int row_parts = 1;     // of the matrix: products of a cell, or slots of its children
-  int column_parts = 1;  // of the matrix, the other way round
-  int state_bytes = 2;   // of an element
-  int hidden = 8;        // h
-  int units = 8;         // of a block, a multiple of 8
+  int row_parts = 1;        // of the matrix: products of a cell, or slots of its children
+  int column_parts = 1;     // of the matrix, the other way round
+  int state_bytes = 2;      // of an element
+  int hidden = 8;           // h
+  int units = 8;            // of a block, a multiple of 8
   int warps = 8;            // that make products; the columns are split over them
   int pointwise_warps = 4;  // that make the pointwise step
-  int sum_warps = 0;        // that sum the parts of products, if pointwise warps don't: where rows emit
-  int passed = 0;           // values of a unit that pointwise warps pass to these: carries for sources
-  int stages = 4;           // of the ring between warps
+  int sum_warps = 0;  // that sum the parts of products, if pointwise warps don't: where rows emit
+  int passed = 0;     // values of a unit that pointwise warps pass to these: carries for sources
+  int stages = 4;     // of the ring between warps
   int register_chunks = 0;  // chunks of columns of a warp whose weights stay in registers; the
                             // others' are read from shared memory for every tile
   bool asks_ahead = false;  // warps ask for a tile's states before they have those of the last one
@@ -35,8 +35,8 @@ struct TeamSizes : TeamConfig {
   int part = hidden;                 // columns of the matrix that belong together
   int columns = column_parts * part;
 
-  // A load of a lane is 16 bytes of a row of states. Tensor cores take chunks of 32 columns, two k16
-  // steps, and rows in tiles of 16.
+  // A load of a lane is 16 bytes of a row of states. Tensor cores take chunks of 32 columns, two
+  // k16 steps, and rows in tiles of 16.
   int chunk = 32;
   int chunks = Ceil(columns, chunk);
   int loads = Ceil(chunks, warps);  // chunks of a warp

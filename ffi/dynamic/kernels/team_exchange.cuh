@@ -26,9 +26,8 @@ __device__ __forceinline__ void AskForStates(const StatePlace (&places)[kLoads],
 // Until all that was asked for is there, or the watchdog times out. The second look comes as late
 // as the backoff says, others at once.
 template <int kLoads>
-__device__ __forceinline__ void AwaitStates(const StatePlace (&places)[kLoads],
-                                            Words4 (&x)[kLoads], Backoff* backoff,
-                                            Watchdog* watchdog) {
+__device__ __forceinline__ void AwaitStates(const StatePlace (&places)[kLoads], Words4 (&x)[kLoads],
+                                            Backoff* backoff, Watchdog* watchdog) {
   watchdog->Begin();
   for (int looks = 0;; ++looks) {
     bool missing = false;

@@ -34,16 +34,13 @@ class TeamItems {
  public:
   __device__ __forceinline__ explicit TeamItems(int thread) : thread_(thread) {}
 
-  __device__ __forceinline__ static int FirstUnit() {
-    return BlockOfScan<Plan>() * kSizes.units;
-  }
+  __device__ __forceinline__ static int FirstUnit() { return BlockOfScan<Plan>() * kSizes.units; }
 
   // Units side by side in a row, so that a warp publishes whole sectors.
   __device__ __forceinline__ TeamItem At(int n) const {
     const int index = n * kThreads + thread_, unit = index % kSizes.units;
     const bool is_one = index < kSizes.units * kTileRows;
-    return {unit, is_one ? index / kSizes.units : 0,
-            is_one && FirstUnit() + unit < kSizes.hidden};
+    return {unit, is_one ? index / kSizes.units : 0, is_one && FirstUnit() + unit < kSizes.hidden};
   }
 
   // Publishes an item's value; whole warps call it.

@@ -11,8 +11,8 @@
 
 namespace jaxsparse {
 
-// Where a warp's part of the products has a row of the matrix and a row of the tile. A tensor core's
-// tiles are written without conflicts of banks, and units beside each other read without.
+// Where a warp's part of the products has a row of the matrix and a row of the tile. A tensor
+// core's tiles are written without conflicts of banks, and units beside each other read without.
 __device__ __forceinline__ int PlaceOfProduct(int row, int tile_row) {
   return row * kTileRows + (tile_row ^ row / 4 % 4 * 2);
 }

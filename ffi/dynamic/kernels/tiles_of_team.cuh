@@ -1,7 +1,7 @@
 // The tiles of a team: those of its groups, one group after another, each in rising or in falling
-// order. All warps of its blocks walk through them alike. A script is data, which may be damaged: whatever it says, a
-// warp reads rows before its tile and of the tile's own group alone, so that teams never wait for
-// each other, and the first tile that is not done can always be made.
+// order. All warps of its blocks walk through them alike. A script is data, which may be damaged:
+// whatever it says, a warp reads rows before its tile and of the tile's own group alone, so that
+// teams never wait for each other, and the first tile that is not done can always be made.
 #pragma once
 
 #include "cuda/device.cuh"
@@ -57,8 +57,8 @@ class TilesOfTeam {
                                                       const TeamTile& tile, int source) {
     const int64_t computed = int64_t{source} - p.leaves;
     const bool is_leaf = source >= 0 && computed < 0;
-    const bool is_before = computed >= int64_t{tile.first} * kTileRows &&
-                           computed < int64_t{tile.number} * kTileRows;
+    const bool is_before =
+        computed >= int64_t{tile.first} * kTileRows && computed < int64_t{tile.number} * kTileRows;
     return {is_leaf ? source : computed, is_leaf, is_leaf || is_before};
   }
 

@@ -11,8 +11,8 @@ namespace {
 template <typename Step, typename Plan>
 class EmitTest : public GraphOperands<Step, Plan> {
   using Base = GraphOperands<Step, Plan>;
-  using typename Base::State;
   using Base::kHidden, Base::kSlots, Base::script_;
+  using typename Base::State;
 
  public:
   explicit EmitTest(const RandomScript& script)

@@ -11,8 +11,8 @@ namespace {
 template <typename Step, typename Plan>
 class GatherTest : public GraphOperands<Step, Plan> {
   using Base = GraphOperands<Step, Plan>;
-  using typename Base::State;
   using Base::kHidden, Base::kSlots, Base::kHasArrays, Base::script_;
+  using typename Base::State;
 
  public:
   explicit GatherTest(const RandomScript& script, bool has_nan)
@@ -109,9 +109,8 @@ int main() {
     constexpr auto Tree =
         Test<TreeStep, TreeArrays, bfloat16, 32, 2, TeamOptions{16, 2, 4, 2, 0, 2, false, true}>;
     Tree({.script = {.tiles = 8}});
-    constexpr auto Chain =
-        Test<ChainStep, NoArrays, bfloat16, 64, 1,
-             TeamOptions{16, 2, 1, 1, 1, 2, true, false, 3000}>;
+    constexpr auto Chain = Test<ChainStep, NoArrays, bfloat16, 64, 1,
+                                TeamOptions{16, 2, 1, 1, 1, 2, true, false, 3000}>;
     Chain({.script = {.tiles = 12}, .has_nan = true});
     Chain({.script = {.tiles = 12}, .backwards = true});
   }

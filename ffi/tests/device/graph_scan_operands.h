@@ -20,11 +20,10 @@ namespace jaxsparse {
 namespace ops = pointwise;
 
 // A step as jaxsparse/codegen/printer.py prints it: of a Tree-LSTM's row with two children, whose
-// carries come slot by slot. It takes inputs of each row, one number for a row, and a bias. It saves a
-// product in the state's dtype and both carries in float32.
+// carries come slot by slot. It takes inputs of each row, one number for a row, and a bias. It
+// saves a product in the state's dtype and both carries in float32.
 struct TreeStep {
-  static constexpr int kProducts = 5, kStates = 1, kCarries = 2, kInputs = 4,
-                       kOutputs = 3;
+  static constexpr int kProducts = 5, kStates = 1, kCarries = 2, kInputs = 4, kOutputs = 3;
   static void Apply(const float* product, float* carry, const float* input, float* state,
                     float* output) {
     const float out = ops::Logistic(product[1] + input[1]);
@@ -46,8 +45,8 @@ struct TreeArrays {
   static constexpr bool kOutputIsFloat[] = {false, true};
 };
 
-// The same the other way round: of what has come to a row, and to its carry, it makes the states that
-// go to its sources by the weights, and what goes to their carries.
+// The same the other way round: of what has come to a row, and to its carry, it makes the states
+// that go to its sources by the weights, and what goes to their carries.
 struct TreeAdjointStep {
   static constexpr int kProducts = 1, kStates = 5, kCarries = 1, kInputs = 4, kOutputs = 3;
   static void Apply(const float* product, float* carry, const float* input, float* state,
@@ -65,8 +64,7 @@ struct TreeAdjointStep {
 
 // A chain's step, without carries and inputs, whose padding would not be zero.
 struct ChainStep {
-  static constexpr int kProducts = 1, kStates = 1, kCarries = 0, kInputs = 0,
-                       kOutputs = 0;
+  static constexpr int kProducts = 1, kStates = 1, kCarries = 0, kInputs = 0, kOutputs = 0;
   static void Apply(const float* product, float*, const float*, float* state, float*) {
     state[0] = ops::Tanh(product[0] + 0.5f);
   }

@@ -23,19 +23,18 @@ struct TeamPlan {
   using Weight = S;
   using Arrays = OfArrays;
   static constexpr bool kEmits = kOptions.sum_warps > 0;
-  static constexpr TeamSizes kSizes{
-      TeamConfig{.row_parts = kEmits ? kSlotCount : Step::kProducts,
-                 .column_parts = kEmits ? Step::kStates : kSlotCount,
-                 .state_bytes = sizeof(S),
-                 .hidden = kHidden,
-                 .units = kOptions.units,
-                 .warps = kOptions.warps,
-                 .pointwise_warps = kOptions.pointwise_warps,
-                 .sum_warps = kOptions.sum_warps,
-                 .passed = kEmits ? kSlotCount * Step::kCarries : 0,
-                 .stages = kOptions.stages,
-                 .register_chunks = kOptions.register_chunks,
-                 .asks_ahead = kOptions.asks_ahead}};
+  static constexpr TeamSizes kSizes{TeamConfig{.row_parts = kEmits ? kSlotCount : Step::kProducts,
+                                               .column_parts = kEmits ? Step::kStates : kSlotCount,
+                                               .state_bytes = sizeof(S),
+                                               .hidden = kHidden,
+                                               .units = kOptions.units,
+                                               .warps = kOptions.warps,
+                                               .pointwise_warps = kOptions.pointwise_warps,
+                                               .sum_warps = kOptions.sum_warps,
+                                               .passed = kEmits ? kSlotCount * Step::kCarries : 0,
+                                               .stages = kOptions.stages,
+                                               .register_chunks = kOptions.register_chunks,
+                                               .asks_ahead = kOptions.asks_ahead}};
   static constexpr int kSlots = kSlotCount;
   static constexpr int kScans = kOptions.teams, kBlocks = kSizes.blocks, kLayers = 1;
   static constexpr bool kBarrier = kOptions.barrier;
