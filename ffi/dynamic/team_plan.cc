@@ -18,6 +18,7 @@ constexpr double kStart = 7.0;      // microseconds in which a launch loads weig
 constexpr double kExchange = 0.55;  // of what a block waits for, in microseconds
 constexpr double kExchangeOfKilobyte = 0.015;
 constexpr double kClocksOfMma = 2.4;              // on a multiprocessor, of 16 x 8 x 16
+constexpr double kOverheadOfFma = 1.3;            // what sums over lanes and loads of states add
 constexpr double kStep = 0.2, kStepOfItem = 0.1;  // sums and the pointwise step of a tile
 constexpr double kSums = 0.2;                     // what rows emit, added to their sources
 constexpr double kBesides = 0.05;                 // what a tile takes that waits for nothing
@@ -49,12 +50,12 @@ void DistributeRegisters(const GraphScanForm& form, TeamConfig* config) {
     config->pointwise_registers = needed;
   }
   const int for_weights = product - sizes.other_registers;
-  const bool all_fit = for_weights >= sizes.loads * sizes.chunk_registers;
+  const bool all_fit = for_weights >= sizes.weight_chunks * sizes.chunk_registers;
   // Those of a chunk that come from shared memory pass through some.
   const int passing = std::min(sizes.chunk_registers, kPassingRegisters);
   config->register_chunks =
-      all_fit ? sizes.loads
-              : std::clamp((for_weights - passing) / sizes.chunk_registers, 0, sizes.loads);
+      all_fit ? sizes.weight_chunks
+              : std::clamp((for_weights - passing) / sizes.chunk_registers, 0, sizes.weight_chunks);
 }
 
 std::string ExpressionOf(const TeamConfig& c) {
@@ -80,13 +81,22 @@ std::string ConstantsOf(const TeamConfig& config, const GraphScanForm& form, int
   return text;
 }
 
+// Of a tile, in a block.
+double ProductMicroseconds(const TeamSizes& sizes) {
+  const double of_shared = Double(sizes.states_at - sizes.weights_at) / 128;
+  if (sizes.tensor_cores) {
+    const int64_t count = int64_t{2} * sizes.loads * sizes.row_tiles * sizes.warps;
+    return (Double(count) * kClocksOfMma + of_shared) / kClocks;
+  }
+  const int64_t rows = int64_t{sizes.row_groups} * sizes.lane_rows;
+  const double multiplied = Double(rows * sizes.columns * kTileRows) / 128;
+  return (multiplied * kOverheadOfFma + of_shared * kTileRows / sizes.batch_tile) / kClocks;
+}
+
 void Predict(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* plan) {
   // KB that each block receives for a tile.
   const double received = Double(int64_t{sizes.columns} * kTileRows * sizes.state_bytes) / 1e3;
-  const double of_mma =
-      Double(int64_t{2} * sizes.loads * sizes.row_tiles * sizes.warps) * kClocksOfMma / kClocks;
-  const double of_shared = Double(sizes.shared_bytes - sizes.weights_at) / 128 / kClocks;
-  const double product = of_mma + of_shared;
+  const double product = ProductMicroseconds(sizes);
   const double step = kStep + kStepOfItem * (sizes.items - 1);
   const double sums = form.emits ? kSums + kStepOfItem * (sizes.sum_items - 1) : 0.0;
   plan->tile_microseconds = kExchange + kExchangeOfKilobyte * received + product + step + sums;
@@ -136,7 +146,7 @@ std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& 
   plan.poll_delay = 400;
   plan.poll_delay_increase = 8;
   plan.poll_delay_decrease = 8;
-  plan.in_registers = static_cast<double>(sizes.register_chunks) / sizes.loads;
+  plan.in_registers = static_cast<double>(sizes.register_chunks) / sizes.weight_chunks;
   Predict(form, sizes, &plan);
   return plan;
 }
@@ -155,9 +165,9 @@ void KeepFaster(std::optional<TeamPlan> plan, std::optional<TeamPlan>* best) {
 }
 
 std::string ReasonAgainst(const TeamVariant& variant, const GraphScanForm& form) {
-  if (variant.tensor_cores && SizeOf(form.dtype) != 2) {
-    return "needs 16-bit states and weights of one dtype";
-  }
+  const bool is_narrow = SizeOf(form.dtype) == 2;
+  if (variant.tensor_cores && !is_narrow) return "needs 16-bit states and weights";
+  if (!variant.tensor_cores && is_narrow) return "16-bit products run on tensor cores";
   if (form.emits && form.slots * kTileRows > kWarp) {
     return std::to_string(form.slots) + " children of a row are more than " +
            std::to_string(kWarp / kTileRows) + " in a gradient";

@@ -33,6 +33,8 @@ struct TeamVariant {
 inline constexpr TeamVariant kTeamVariants[] = {
     {"team_tensor_cores", true, false},
     {"team_tensor_cores_barrier", true, true},
+    {"team_fma", false, false},
+    {"team_fma_barrier", false, true},
 };
 
 struct TeamPlan {

@@ -8,8 +8,21 @@
 #include "dynamic/kernels/gather_product.cuh"
 #include "dynamic/kernels/gather_steps.cuh"
 #include "dynamic/kernels/team.h"
+#include "dynamic/kernels/team_fma.cuh"
 
 namespace jaxsparse {
+
+// How product warps multiply by a block's part of a matrix.
+template <bool kTensorCores, typename Plan, typename Matrix>
+struct TeamProductOf {
+  using type = TeamFma<Plan, Matrix>;
+};
+template <typename Plan, typename Matrix>
+struct TeamProductOf<true, Plan, Matrix> {
+  using type = TeamMma<Plan, Matrix>;
+};
+template <typename Plan, typename Matrix>
+using TeamProduct = typename TeamProductOf<Plan::kSizes.tensor_cores, Plan, Matrix>::type;
 
 // By the first thread of a block, before the others go on: what warps tell each other.
 template <typename Plan>
@@ -34,7 +47,7 @@ __global__ void __launch_bounds__(Plan::kSizes.threads, 1)
   volatile uint32_t* stop = BeginBlock<Plan>(shared);
   if (threadIdx.x < kSizes.product_threads) {
     if constexpr (kSizes.product_registers > 0) TakeRegisters<kSizes.product_registers>();
-    using Product = TeamMma<Plan, GatherMatrix<Plan>>;
+    using Product = TeamProduct<Plan, GatherMatrix<Plan>>;
     GatherProducts<Plan, Product>(p, shared, stop).Run(p);
   } else {
     if constexpr (kSizes.product_registers > 0) GiveUpRegisters<kSizes.pointwise_registers>();
@@ -53,7 +66,7 @@ __global__ void __launch_bounds__(Plan::kSizes.threads, 1)
   volatile uint32_t* stop = BeginBlock<Plan>(shared);
   if (threadIdx.x < kSizes.product_threads) {
     if constexpr (kSizes.product_registers > 0) TakeRegisters<kSizes.product_registers>();
-    using Product = TeamMma<Plan, EmitMatrix<Plan>>;
+    using Product = TeamProduct<Plan, EmitMatrix<Plan>>;
     EmitProducts<Plan, Product>(p, shared, stop).Run(p);
   } else {
     if constexpr (kSizes.product_registers > 0) GiveUpRegisters<kSizes.pointwise_registers>();

@@ -35,13 +35,25 @@ struct TeamSizes : TeamConfig {
   int part = hidden;                 // columns of the matrix that belong together
   int columns = column_parts * part;
 
-  // A load of a lane is 16 bytes of a row of states. Tensor cores take chunks of 32 columns, two
-  // k16 steps, and rows in tiles of 16.
-  int chunk = 32;
-  int chunks = Ceil(columns, chunk);
-  int loads = Ceil(chunks, warps);  // chunks of a warp
+  // A load of a lane is 16 bytes of a row of states; four lanes share a row.
+  bool tensor_cores = state_bytes == 2;  // or FMA
+  int states_per_load = 16 / state_bytes;
+  int load_columns = 4 * states_per_load;
+  int chunks = Ceil(columns, load_columns);
+  int loads = Ceil(chunks, warps);  // of a lane
+
+  // Tensor cores take rows in tiles of 16, and what a load brings as two k16 steps.
   int row_tiles = Ceil(rows, 16);
   int chains = row_tiles >= 4 ? 1 : 2;  // independent sums, which hide the latency of an mma
+
+  // FMA: groups of lanes that share a warp's columns, each with its own rows; rows of a tile that
+  // are multiplied together. A warp's states lie in shared memory, 16 bytes for each row of the
+  // tile and group of columns.
+  int row_groups = 4, batch_tile = 2;
+  int group_lanes = kWarp / row_groups;
+  int lane_rows = Ceil(rows, row_groups);
+  int group_distance = 8 | 1;
+  int warp_states = tensor_cores ? 0 : loads * 4 * group_distance;
 
   int product_threads = warps * kWarp;
   int pointwise_threads = pointwise_warps * kWarp;
@@ -51,19 +63,24 @@ struct TeamSizes : TeamConfig {
   int sum_items = sum_warps > 0 ? Ceil(units * 8, sum_threads) : 0;
 
   // Shared memory: the ring's parts of products, of each warp (row of the matrix, row of the tile),
-  // and what is passed beside them; two barriers for each stage; a flag; weights.
+  // and what is passed beside them; two barriers for each stage; a flag; weights; states
+  // of warps.
   int warp_part = row_tiles * 16 * 8;
   int passed_at = warps * warp_part;
   int partials = passed_at + passed * units * 8;
   int barriers_at = stages * partials * 4;
   int flag_at = barriers_at + stages * 16;
   int weights_at = Ceil(flag_at + 4, 16) * 16;
-  int chunk_registers = row_tiles * 8;  // of a lane, for the weights of a chunk
+  // Of a lane, for the weights of a chunk: a load's columns, or a group of lanes' for FMA.
+  int weight_chunks = tensor_cores ? loads : Ceil(loads * 4, group_lanes);
+  int chunk_registers = tensor_cores ? row_tiles * 8 : lane_rows * 4;
   int chunk_bytes = chunk_registers * 4 * product_threads;
-  int shared_bytes = weights_at + (loads - register_chunks) * chunk_bytes;
+  int states_at = weights_at + (weight_chunks - register_chunks) * chunk_bytes;
+  int shared_bytes = states_at + warps * warp_states * 16;
 
   // Registers of a product thread for all but the weights that it keeps.
-  int other_registers = 64 + (asks_ahead ? 8 : 4) * loads + 4 * row_tiles * chains;
+  int other_registers = 48 + (asks_ahead ? 16 + 8 * loads : 4 * loads) +
+                        (tensor_cores ? 4 * row_tiles * chains : (lane_rows + 4) * batch_tile);
 
   // The same for all threads: each quarter of a multiprocessor has 512 for every lane of its warps.
   int all_warps = warps + pointwise_warps + sum_warps;

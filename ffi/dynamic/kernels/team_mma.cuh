@@ -55,10 +55,11 @@ class TeamMma {
   // The row of the tile whose states the lane loads, and the first of their columns.
   __device__ __forceinline__ int TileRow() const { return lane_ / 4; }
   __device__ __forceinline__ int Column(int j) const {
-    return (j * kSizes.warps + warp_) * kSizes.chunk + lane_ % 4 * 8;
+    return (j * kSizes.warps + warp_) * kSizes.load_columns + lane_ % 4 * 8;
   }
   __device__ __forceinline__ bool HasColumn(int j) const {
-    return (j + 1) * kSizes.warps * kSizes.chunk <= kSizes.columns || Column(j) < kSizes.columns;
+    return (j + 1) * kSizes.warps * kSizes.load_columns <= kSizes.columns ||
+           Column(j) < kSizes.columns;
   }
 
   // Leaves this warp's part of the products.

@@ -146,5 +146,10 @@ int main() {
     generator.seed(3);
     if (Late(c) != sums) Fail("sums of other runs", 0, 0, 1, 0);
   }
+  {  // float32, some weights in shared memory
+    constexpr auto Tree = Test<TreeAdjointStep, TreeArrays, float, 40, 2,
+                               TeamOptions{8, 4, 2, 3, 1, 2, false, false, 0, 2}>;
+    Tree({.script = {.tiles = 7}});
+  }
   std::puts("all results agree");
 }

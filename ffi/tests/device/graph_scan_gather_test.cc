@@ -114,5 +114,10 @@ int main() {
     Chain({.script = {.tiles = 12}, .has_nan = true});
     Chain({.script = {.tiles = 12}, .backwards = true});
   }
+  {  // float32, some weights in shared memory
+    constexpr auto Tree =
+        Test<TreeStep, TreeArrays, float, 40, 2, TeamOptions{16, 2, 2, 3, 1, 2, true}>;
+    Tree({.script = {.tiles = 7}});
+  }
   std::puts("all results agree");
 }
