@@ -216,7 +216,7 @@ class GraphScan(nnx.Module):
                 ``leaf_inputs`` and ``initial_carry``, and as `dynamic.scan`.
         """
         operation = type(self).__name__
-        script = check_script(script)
+        script = check_script(operation, script)
         self._check_layers(operation)
         if initial_carry is not None and leaf_inputs is not None:
             raise ValueError(f"{operation}: got both leaf_inputs and initial_carry")
