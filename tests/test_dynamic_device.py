@@ -59,17 +59,11 @@ class Case:
 
 
 FORM = ScanForm(
-    emits=False,
     products=5,
     slots=2,
-    carries=1,
-    arrays=10,
-    most_arrays=5,
     hidden=256,
     tiles=200,
     groups=8,
-    width=8,
-    kinds=1,
     state_dtype="bfloat16",
     weight_dtype="bfloat16",
 )
@@ -131,6 +125,18 @@ def test_plans_fit(emits, dtype):
             assert config["warps"] % 4 == others % 4 == 0
             assert 32 * (config["warps"] * product + others * few) <= 65536
     assert planned > 50
+
+
+def test_layouts_have_a_group_for_each_team():
+    weights = jax.ShapeDtypeStruct((512, 1280), jnp.bfloat16)
+    layout = dynamic.Layout.teams(weights, 1200, device=H200)
+    assert layout == dynamic.Layout(width=8, groups=8, slots=2)
+    half = dataclasses.replace(H200, name="half", multiprocessors=66)
+    assert dynamic.Layout.teams(weights, 1200, device=half).groups == 4
+    with pytest.raises(ValueError, match=r"no kernel takes these weights: .* don't fit"):
+        dynamic.Layout.teams(jax.ShapeDtypeStruct((8192, 20480), "bfloat16"), 9, device=H200)
+    with pytest.raises(ValueError, match=r"must be \(K h, P h\) with K = 3, got \(512, 1280\)"):
+        dynamic.Layout.teams(weights, 9, 3)
 
 
 def test_what_no_kernel_takes():

@@ -13,6 +13,7 @@ from jaxsparse import _ffi
 from jaxsparse.device import Device
 from jaxsparse.recurrent.plan import COMPUTE_CAPABILITY
 
+TILE_ROWS: int = _ffi.TEAM_TILE_ROWS  # the rows of a tile that kernels take
 PLAIN = "a loop of XLA over tiles"  # what a scan is without a kernel
 
 
@@ -20,19 +21,19 @@ PLAIN = "a loop of XLA over tiles"  # what a scan is without a kernel
 class ScanForm:
     """The form of a scan over graphs, on one device."""
 
-    emits: bool
     products: int  # of a cell; where the scan emits, states
     slots: int
-    carries: int  # of a row
-    arrays: int  # what the step reads and writes for a unit beside products
-    most_arrays: int  # of one kind that a launch has to take
     hidden: int
     tiles: int
-    groups: int
-    width: int
-    kinds: int
+    groups: int  # of the script; 0: as many as teams are best
     state_dtype: str
     weight_dtype: str
+    emits: bool = False
+    carries: int = 1  # of a row
+    arrays: int = 16  # what the step reads and writes for a unit beside products
+    most_arrays: int = 0  # of one kind that a launch has to take
+    width: int = TILE_ROWS
+    kinds: int = 1
     input_dtypes: tuple[str, ...] = ()
 
 
@@ -97,10 +98,8 @@ def _refusal(form: ScanForm, device: Device) -> str:
         return lacks
     if form.kinds > 1:
         return f"there is no kernel yet for rows of {form.kinds} kinds"
-    if form.width != _ffi.TEAM_TILE_ROWS:
-        return (
-            f"kernels take tiles of {_ffi.TEAM_TILE_ROWS} rows, and the script's have {form.width}"
-        )
+    if form.width != TILE_ROWS:
+        return f"kernels take tiles of {TILE_ROWS} rows, and the script's have {form.width}"
     if form.state_dtype != form.weight_dtype or form.state_dtype not in _ffi.SCAN_DTYPES:
         return (
             "the kernels take states and weights of one dtype of "
