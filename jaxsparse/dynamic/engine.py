@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from jaxsparse.device import AnyDevice, Device
 from jaxsparse.dynamic.plan import NoPlan, Plan, ScanForm, make_plan
 from jaxsparse.primitive import Fallback, FfiCall, UnavailableError
 from jaxsparse.recurrent import printer
-from jaxsparse.recurrent.engine import most_delay, wait_limit
+from jaxsparse.recurrent.engine import most_delay, printed_step, wait_limit
 from jaxsparse.recurrent.step import Step
 
 _FILE = "dynamic/kernels/graph_scan.cu"
@@ -47,25 +46,6 @@ def form_of(params: dict[str, Any], avals: Sequence[ShapedArray], names: Sequenc
         state_dtype=params["dtype"],
         weight_dtype=weights.dtype.name,
         input_dtypes=tuple(by_name[f"input {i}"].dtype.name for i in range(len(step.inputs))),
-    )
-
-
-@functools.lru_cache(maxsize=1024)
-def printed_step(step: Step) -> str:
-    """A step as device code; the same for two that are one program.
-
-    Raises:
-        ValueError: if it can't be printed.
-    """
-    return printer.print_step(
-        step.jaxpr,
-        name="PrintedStep",
-        products=step.products,
-        states=step.states,
-        carries=step.carries_taken,
-        inputs=sum(step.inputs),
-        outputs=sum(step.outputs),
-        carries_made=step.carries_made,
     )
 
 

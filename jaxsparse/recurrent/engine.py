@@ -87,9 +87,10 @@ def printed_step(step: Step) -> str:
         name="PrintedStep",
         products=step.products,
         states=step.states,
-        carries=step.carries,
+        carries=step.carries_taken,
         inputs=sum(step.inputs),
         outputs=sum(step.outputs),
+        carries_made=step.carries_made,
     )
 
 
