@@ -19,6 +19,7 @@ class EmitSums {
   static constexpr int kSlots = Plan::kSlots, kItems = kSizes.sum_items;
   static constexpr int kSources = kTileRows * kSlots;  // of a tile, one for each lane
   static constexpr int kCarries = kSizes.passed / kSlots;
+  static constexpr int kCarrySlots = kCarries > 0 ? kCarries : 1;
   static_assert(kSources <= kWarp);
 
  public:
@@ -37,9 +38,20 @@ class EmitSums {
       MeetTeam<Plan>(p, number, nullptr);
       Delay<Plan::kMostDelay>(number);
       const uint32_t alike = SameSource(source);
+      Addend addends[kItems][kSlots];
+#pragma unroll
+      for (int n = 0; n < kItems; ++n) {
+#pragma unroll
+        for (int k = 0; k < kSlots; ++k) {
+          addends[n][k] = Find(p, tile, items_.At(n), k, source, alike);
+        }
+      }
       ring_.WaitUntilFull();
 #pragma unroll
-      for (int n = 0; n < kItems; ++n) Add(p, tile, items_.At(n), source, alike);
+      for (int n = 0; n < kItems; ++n) {
+#pragma unroll
+        for (int k = 0; k < kSlots; ++k) Add(p, items_.At(n).unit, &addends[n][k]);
+      }
       // What some warps have added others may add to for the next tile.
       MeetOwnKind<Plan, kSizes.sum_threads>();
       ring_.Empty();
@@ -65,25 +77,50 @@ class EmitSums {
     return alike;
   }
 
-  __device__ __forceinline__ void Add(const GraphScanProblem& p, const TeamTile& tile,
-                                      const TeamItem& item, int source, uint32_t alike) const {
+  // Of a unit of a source: where its sums lie, what they were, and which lanes' rows and slots emit
+  // to it; none where another thread adds these.
+  struct Addend {
+    int64_t at;
+    bool is_leaf;
+    uint32_t lanes;
+    float sum, carries[kCarrySlots];
+  };
+
+  // The sums are asked for before the products are there. Those of leaves are added to in memory:
+  // leaves may be sources of rows of several groups.
+  __device__ __forceinline__ Addend Find(const GraphScanProblem& p, const TeamTile& tile,
+                                         const TeamItem& item, int k, int source,
+                                         uint32_t alike) const {
+    const int lane = item.row * kSlots + k;
+    const SourceRow to = Tiles::Checked(p, tile, __shfl_sync(kAllLanes, source, lane));
+    const uint32_t lanes = __shfl_sync(kAllLanes, alike, lane);
+    const bool is_first = (lanes & ((1u << lane) - 1)) == 0;
+    Addend addend = {};
+    addend.at = to.row * kSizes.hidden + Items::FirstUnit() + item.unit;
+    addend.is_leaf = to.is_leaf;
+    addend.lanes = item.exists && to.exists && is_first ? lanes : 0;
+    if (addend.lanes == 0 || to.is_leaf) return addend;
+    addend.sum = p.sums[addend.at];
 #pragma unroll
-    for (int k = 0; k < kSlots; ++k) {
-      const int lane = item.row * kSlots + k;
-      const SourceRow to = Tiles::Checked(p, tile, __shfl_sync(kAllLanes, source, lane));
-      const uint32_t lanes = __shfl_sync(kAllLanes, alike, lane);
-      const bool is_first = (lanes & ((1u << lane) - 1)) == 0;
-      if (!item.exists || !to.exists || !is_first) continue;
-      const int64_t at = to.row * kSizes.hidden + Items::FirstUnit() + item.unit;
-      float sum = 0, carries[kCarries > 0 ? kCarries : 1] = {};
-      for (uint32_t left = lanes; left != 0; left &= left - 1) {
-        AddOfLane(item.unit, __ffs(static_cast<int>(left)) - 1, &sum, carries);
-      }
-      AddTo((to.is_leaf ? p.leaf_sums : p.sums) + at, to.is_leaf, sum);
+    for (int c = 0; c < kCarries; ++c) addend.carries[c] = p.carries[c][addend.at];
+    return addend;
+  }
+
+  __device__ __forceinline__ void Add(const GraphScanProblem& p, int unit, Addend* addend) const {
+    if (addend->lanes == 0) return;
+    float sum = 0, carries[kCarrySlots] = {};
+    for (uint32_t left = addend->lanes; left != 0; left &= left - 1) {
+      AddOfLane(unit, __ffs(static_cast<int>(left)) - 1, &sum, carries);
+    }
+    const int64_t at = addend->at;
+    if (addend->is_leaf) {
+      atomicAdd(p.leaf_sums + at, sum);
 #pragma unroll
-      for (int c = 0; c < kCarries; ++c) {
-        AddTo((to.is_leaf ? p.leaf_carries[c] : p.carries[c]) + at, to.is_leaf, carries[c]);
-      }
+      for (int c = 0; c < kCarries; ++c) atomicAdd(p.leaf_carries[c] + at, carries[c]);
+    } else {
+      p.sums[at] = addend->sum + sum;
+#pragma unroll
+      for (int c = 0; c < kCarries; ++c) p.carries[c][at] = addend->carries[c] + carries[c];
     }
   }
 
@@ -100,12 +137,6 @@ class EmitSums {
     for (int c = 0; c < kCarries; ++c) {
       carries[c] += passed[PlaceOfProduct((k * kCarries + c) * kSizes.units + unit, row)];
     }
-  }
-
-  // Leaves may be sources of rows of several groups.
-  __device__ __forceinline__ static void AddTo(float* to, bool is_leaf, float x) {
-    if (is_leaf) atomicAdd(to, x);
-    else *to += x;
   }
 
   const int lane_;
