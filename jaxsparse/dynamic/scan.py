@@ -68,7 +68,9 @@ def scan(
             "tensorfloat32" allow tensor cores with shorter factors.
         recompute: saves memory in a gradient: products are not kept but computed again, those of
             all rows in one product.
-        implementation: None (the platform's own), "cpu", "cuda" or "xla".
+        implementation: None or "xla", a loop of XLA over tiles; or "cuda", one launch on a GPU of
+            compute capability 9.0, of a script whose tiles have 8 rows of one kind, as
+            `Layout.teams` cuts them. Where its kernels don't take a scan, that is an error.
         variant: the name of a kernel variant to force.
 
     Returns:
