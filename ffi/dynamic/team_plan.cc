@@ -21,7 +21,8 @@ constexpr double kClocksOfMma = 2.4;              // on a multiprocessor, of 16 
 constexpr double kOverheadOfFma = 1.3;            // what sums over lanes and loads of states add
 constexpr double kStep = 0.2, kStepOfItem = 0.1;  // sums and the pointwise step of a tile
 constexpr double kSums = 0.2;                     // what rows emit, added to their sources
-constexpr double kBesides = 0.05;                 // what a tile takes that waits for nothing
+constexpr double kLatency = 0.4;   // of a load from the L2 cache, and those behind it
+constexpr double kBesides = 0.05;  // what a tile takes that waits for nothing
 constexpr double kCacheBytesOfMicrosecond = 5.5e6;
 // Tiles of a team that wait for the one before them, as levels of trees do; others are beside them.
 constexpr double kLevels = 20;
@@ -100,7 +101,9 @@ void Predict(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* plan) 
   const double step = kStep + kStepOfItem * (sizes.items - 1);
   const double sums = form.emits ? kSums + kStepOfItem * (sizes.sum_items - 1) : 0.0;
   plan->tile_microseconds = kExchange + kExchangeOfKilobyte * received + product + step + sums;
-  plan->beside_microseconds = std::max({product, step, sums}) + kBesides;
+  // Or else it begins to ask when the products before it are done.
+  const double asks = sizes.asks_ahead ? 0.0 : kLatency;
+  plan->beside_microseconds = std::max({asks + product, step, sums}) + kBesides;
   const double share = Double(CeilDivide(form.tiles, plan->teams));
   // A group has a tile for each level at least.
   const double tiles = form.groups == 0 ? std::max(share, kLevels) : share;
@@ -112,28 +115,37 @@ void Predict(const GraphScanForm& form, const TeamSizes& sizes, TeamPlan* plan) 
                                                by_cache);
 }
 
-// The plan of teams whose blocks have so many units and warps, if they fit.
+// Warps that make products, stages of the ring that they fill, and whether they ask for states
+// ahead. Where several are predicted to take as long, the first one is taken.
+struct RingKind {
+  int warps, stages;
+  bool asks_ahead;
+};
+constexpr RingKind kRings[] = {{8, 4, true},  {4, 4, true},  {2, 4, true}, {1, 4, true},
+                               {8, 2, true},  {4, 2, true},  {2, 2, true}, {8, 4, false},
+                               {4, 4, false}, {8, 2, false}, {4, 2, false}};
+
+// The plan of teams whose blocks have so many units and such a ring, if they fit.
 std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& form,
-                               const Gpu& gpu, int64_t units, int warps, int stages) {
+                               const Gpu& gpu, int64_t units, const RingKind& ring) {
   TeamConfig config;
   config.row_parts = static_cast<int>(form.emits ? form.slots : form.products);
   config.column_parts = static_cast<int>(form.emits ? form.products : form.slots);
   config.state_bytes = static_cast<int>(SizeOf(form.dtype));
   config.hidden = static_cast<int>(form.hidden);
   config.units = static_cast<int>(units);
-  config.warps = warps;
-  config.stages = stages;
+  config.warps = ring.warps;
+  config.stages = ring.stages;
+  config.asks_ahead = ring.asks_ahead;
   if (form.emits) {
     config.sum_warps = 4;
     config.passed = static_cast<int>(form.slots * form.carries);
-  } else {
-    config.asks_ahead = true;
   }
   DistributeRegisters(form, &config);
   const TeamSizes sizes(config);
   const int64_t room = gpu.multiprocessors / sizes.blocks;
   const int64_t teams = form.groups == 0 ? room : std::min(form.groups, room);
-  if (teams == 0 || sizes.shared_bytes > gpu.shared_bytes || sizes.chunks < warps) {
+  if (teams == 0 || sizes.shared_bytes > gpu.shared_bytes || sizes.chunks < ring.warps) {
     return std::nullopt;
   }
   TeamPlan plan;
@@ -150,13 +162,6 @@ std::optional<TeamPlan> PlanOf(const TeamVariant& variant, const GraphScanForm& 
   Predict(form, sizes, &plan);
   return plan;
 }
-
-// Warps that make products, and stages of the ring that they fill. Where several are predicted to
-// take as long, the first one is taken.
-struct RingKind {
-  int warps, stages;
-};
-constexpr RingKind kRings[] = {{8, 4}, {4, 4}, {2, 4}, {1, 4}, {8, 2}, {4, 2}, {2, 2}};
 
 void KeepFaster(std::optional<TeamPlan> plan, std::optional<TeamPlan>* best) {
   if (plan && (!*best || plan->total_microseconds < (*best)->total_microseconds)) {
@@ -192,8 +197,8 @@ TeamChoice PlanTeams(const GraphScanForm& form, const Gpu& gpu, const std::strin
             Double(kMostBlockWeights)) {
           break;
         }
-        for (const auto& [warps, stages] : kRings) {
-          KeepFaster(PlanOf(variant, form, gpu, units, warps, stages), &choice.best);
+        for (const RingKind& ring : kRings) {
+          KeepFaster(PlanOf(variant, form, gpu, units, ring), &choice.best);
         }
       }
       if (!choice.best) {

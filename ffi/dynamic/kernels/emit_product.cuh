@@ -36,26 +36,45 @@ class EmitProducts {
         stop_(stop) {}
 
   __device__ __forceinline__ void Run(const GraphScanProblem& p) {
+    now_ = tiles_.Next(p);
+    if (!now_.exists) return;
     backoff_.Start();
-    int64_t number = 0;
-    for (TeamTile tile = tiles_.Next(p); tile.exists; tile = tiles_.Next(p)) {
-      MeetTeam<Plan>(p, number, &watchdog_);
-      Delay<Plan::kMostDelay>(number++);
-      StatePlace places[kLoads];
-      PlacesOf(p, tile, places);
-      States x;
-      AskForStates(places, x);
-      AwaitStates(places, x, &backoff_, &watchdog_);
-      ring_.WaitUntilEmpty();
-      product_.Multiply(x, ring_.partials());
-      if (watchdog_.timed_out()) *stop_ = 1;
-      ring_.Fill();
-      MeetBlock<Plan>();
-      backoff_.Start();
+    States even, odd;
+    Ask(p, now_, even);
+    for (;;) {
+      if (!Turn(p, even, odd)) return;
+      if (!Turn(p, odd, even)) return;
     }
   }
 
  private:
+  // Makes the products of a tile whose states were asked for. Whether there is another one.
+  __device__ __forceinline__ bool Turn(const GraphScanProblem& p, States& x, States& ahead) {
+    MeetTeam<Plan>(p, number_, &watchdog_);
+    Delay<Plan::kMostDelay>(number_++);
+    const TeamTile now = now_;
+    now_ = tiles_.Next(p);
+    if (kSizes.asks_ahead && now_.exists) Ask(p, now_, ahead);
+    StatePlace places[kLoads];
+    PlacesOf(p, now, places);
+    AwaitStates(places, x, &backoff_, &watchdog_);
+    ring_.WaitUntilEmpty();
+    product_.Multiply(x, ring_.partials());
+    if (watchdog_.timed_out()) *stop_ = 1;
+    ring_.Fill();
+    MeetBlock<Plan>();
+    backoff_.Start();
+    if (!kSizes.asks_ahead && now_.exists) Ask(p, now_, ahead);
+    return now_.exists;
+  }
+
+  __device__ __forceinline__ void Ask(const GraphScanProblem& p, const TeamTile& tile,
+                                      States& x) const {
+    StatePlace places[kLoads];
+    PlacesOf(p, tile, places);
+    AskForStates(places, x);
+  }
+
   // Rows of padding have states, too: zeros.
   __device__ __forceinline__ void PlacesOf(const GraphScanProblem& p, const TeamTile& tile,
                                            StatePlace (&places)[kLoads]) const {
@@ -74,6 +93,8 @@ class EmitProducts {
   Watchdog watchdog_;
   Backoff backoff_;
   volatile uint32_t* const stop_;
+  TeamTile now_ = {};
+  int64_t number_ = 0;  // of tiles that the team has begun
 };
 
 }  // namespace jaxsparse

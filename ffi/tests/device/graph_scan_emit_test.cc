@@ -131,7 +131,7 @@ int main() {
                                TeamOptions{16, 2, 4, 2, 1, 2, false, true, 0, 1}>;
     Tree({.script = {.tiles = 8}});
     constexpr auto Chain = Test<ChainStep, NoArrays, bfloat16, 64, 1,
-                                TeamOptions{16, 2, 1, 4, 1, 2, false, false, 3000, 4}>;
+                                TeamOptions{16, 2, 1, 4, 1, 2, true, false, 3000, 4}>;
     Chain({.script = {.tiles = 12}});
     Chain({.script = {.tiles = 12}, .backwards = true});
   }
